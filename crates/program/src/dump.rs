@@ -1,0 +1,51 @@
+//! Programs as text: one line an instance. Debugging is reading this list.
+
+use crate::{Phase, Program, Storage, ValueId, WriteMode};
+use std::fmt;
+
+impl fmt::Display for Program {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for id in self.ids() {
+            match &self.value(id).storage {
+                Storage::Transient => {}
+                Storage::State { kind, name } => writeln!(f, "{id:?}: {} = {} {name}", self.ty(id), kind.name())?,
+                Storage::Constant { name, .. } => writeln!(f, "{id:?}: {} = constant {name}", self.ty(id))?,
+                Storage::Input { name } => writeln!(f, "{id:?}: {} = input {name}", self.ty(id))?,
+                Storage::Output { name } => writeln!(f, "{id:?}: {} = output {name}", self.ty(id))?,
+            }
+        }
+        let mut phase = None;
+        for instance in &self.instances {
+            if phase != Some(instance.phase) {
+                phase = Some(instance.phase);
+                writeln!(f, "{}:", if instance.phase == Phase::Micro { "micro-step" } else { "update" })?;
+            }
+            let outputs = instance.outputs.iter().map(|o| {
+                let mark = match o.mode {
+                    WriteMode::Assign => "",
+                    WriteMode::Add => "+",
+                    WriteMode::AddAfterFirst => "*",
+                };
+                format!("{mark}{}", self.typed(o.value))
+            });
+            let inputs = instance.inputs.iter().map(|v| format!("{v:?}"));
+            write!(f, "  {} = ", outputs.collect::<Vec<_>>().join(", "))?;
+            write!(f, "{:?}({})", instance.code.op(), inputs.collect::<Vec<_>>().join(", "))?;
+            if !instance.workspace.is_empty() {
+                let spaces: Vec<String> = instance.workspace.iter().map(|&w| self.ty(w).to_string()).collect();
+                write!(f, " using {}", spaces.join(", "))?;
+            }
+            writeln!(f, "  # {} {}", instance.origin, instance.origin.role.name())?;
+        }
+        Ok(())
+    }
+}
+
+impl Program {
+    fn typed(&self, id: ValueId) -> String {
+        match self.value(id).storage {
+            Storage::Transient => format!("{id:?}: {}", self.ty(id)),
+            _ => format!("{id:?}"),
+        }
+    }
+}

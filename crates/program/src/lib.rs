@@ -1,0 +1,33 @@
+//! The step program: a flat list of op instances over values, and the passes that turn one program into another.
+//!
+//! A training step has static shapes, so it is described once and run many times:
+//! model code traces ops ([`Tracer`]) → [`Program`] → passes ([`precision`], [`backward`], [`recompute`]) → [`Plan`] → an executor.
+//!
+//! Invariants:
+//! - This crate names no op and no device. Passes that insert ops are handed them ([`PassOps`]).
+//! - List order is execution order within a lane; across lanes only [`order`] says what happens before what.
+//! - Every byte that an executor uses has a place in the [`Plan`] before the first instance runs.
+
+pub mod backward;
+mod dispatch;
+mod dump;
+mod memory;
+mod op;
+pub mod order;
+mod plan;
+pub mod precision;
+mod program;
+pub mod recompute;
+mod trace;
+
+pub use backward::{Backward, Root};
+pub use dispatch::KernelTable;
+pub use memory::{MemoryRow, MemoryTable, Purpose};
+pub use op::{Cost, Differentiable, Op, OpError, Operand, PassOps, Rebuild, Signature, Source};
+pub use plan::{Location, Plan, Region};
+pub use precision::Precision;
+pub use program::{
+    Code, Instance, Lane, Origin, Output, Parameter, Phase, Program, Role, StateKind, Storage, Value, ValueId, WriteMode,
+};
+pub use recompute::Recompute;
+pub use trace::{TraceError, Tracer};

@@ -1,0 +1,114 @@
+//! The memory table: what every byte of a plan is for.
+
+use crate::plan::Buffer;
+use crate::{Program, Region, StateKind, Storage};
+use std::collections::BTreeMap;
+
+/// What a plan's memory is for. The rows add up to the plan, to the byte; for scratch they are what is live at the moment of its peak.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct MemoryTable {
+    /// The rows, none of them empty.
+    pub rows: Vec<MemoryRow>,
+    /// Where the peak of scratch is: block, site and role.
+    pub peak_at: String,
+}
+
+/// One purpose and its bytes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MemoryRow {
+    /// What for.
+    pub what: Purpose,
+    /// How much.
+    pub bytes: usize,
+}
+
+/// A purpose of memory, in the order in which tables show them.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Purpose {
+    /// State of one kind.
+    State(StateKind),
+    /// Tables fixed at tracing.
+    Constants,
+    /// Token ids, control scalars, metrics.
+    HostExchange,
+    /// Activations kept from forward to backward, by block (nothing: outside the blocks).
+    Saved(Option<u32>),
+    /// Activations and gradients on their way from one op to the next.
+    Passing,
+    /// Workspace of the op that runs at the peak, named by its site.
+    Workspace(String),
+    /// Alignment, and gaps that no buffer fits.
+    Gaps,
+}
+
+impl MemoryTable {
+    /// Bytes of all rows.
+    pub fn total_bytes(&self) -> usize {
+        self.rows.iter().map(|r| r.bytes).sum()
+    }
+
+    pub(crate) fn of(program: &Program, buffers: &[Buffer], region_bytes: [usize; 3]) -> Self {
+        let mut rows: BTreeMap<Purpose, usize> = BTreeMap::new();
+        let mut peak_at = String::new();
+        for id in program.ids() {
+            let purpose = match program.value(id).storage {
+                Storage::State { kind, .. } => Purpose::State(kind),
+                Storage::Constant { .. } => Purpose::Constants,
+                Storage::Input { .. } | Storage::Output { .. } => Purpose::HostExchange,
+                Storage::Transient => continue,
+            };
+            *rows.entry(purpose).or_default() += program.ty(id).bytes();
+        }
+        if let Some(peak) = peak(program.instances.len(), buffers) {
+            let at = &program.instances[peak];
+            peak_at = format!("{at_origin} ({role})", at_origin = at.origin, role = at.origin.role.name());
+            for b in buffers.iter().filter(|b| live(b).contains(&peak)) {
+                let maker = &program.instances[b.first];
+                let used_later = b.users.iter().any(|&u| !program.instances[u].origin.role.is_forward());
+                let purpose = if maker.workspace.contains(&b.values[0]) {
+                    Purpose::Workspace(format!("{} {}", maker.origin, maker.code.op().name()))
+                } else if maker.origin.role.is_forward() && used_later {
+                    Purpose::Saved(maker.origin.block)
+                } else {
+                    Purpose::Passing
+                };
+                *rows.entry(purpose).or_default() += b.bytes;
+            }
+        }
+        let named: usize = rows.values().sum();
+        let gaps = region_bytes.iter().sum::<usize>() - named;
+        rows.insert(Purpose::Gaps, gaps);
+        let rows = rows.into_iter().filter(|(_, bytes)| *bytes > 0).map(|(what, bytes)| MemoryRow { what, bytes }).collect();
+        MemoryTable { rows, peak_at }
+    }
+
+    /// Bytes of the rows that `include` accepts.
+    pub fn sum(&self, include: impl Fn(&Purpose) -> bool) -> usize {
+        self.rows.iter().filter(|r| include(&r.what)).map(|r| r.bytes).sum()
+    }
+}
+
+impl Region {
+    /// All regions in order.
+    pub const ALL: [Region; 3] = [Region::State, Region::Io, Region::Scratch];
+}
+
+/// The instances from a buffer's first to its last use, in list order.
+fn live(b: &Buffer) -> std::ops::RangeInclusive<usize> {
+    b.first..=b.users.iter().copied().max().unwrap_or(b.first)
+}
+
+/// The instance at which most scratch bytes are live.
+fn peak(instances: usize, buffers: &[Buffer]) -> Option<usize> {
+    let mut change = vec![0i64; instances + 1];
+    for b in buffers {
+        change[*live(b).start()] += b.bytes as i64;
+        change[*live(b).end() + 1] -= b.bytes as i64;
+    }
+    let mut now = 0;
+    let totals = change.iter().take(instances).map(|c| {
+        now += c;
+        now
+    });
+    totals.enumerate().max_by_key(|&(i, total)| (total, std::cmp::Reverse(i))).map(|(i, _)| i)
+}

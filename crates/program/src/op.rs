@@ -1,0 +1,133 @@
+//! What an op is: shape inference, cost, and, for what models are made of, its backward.
+
+use crate::Backward;
+use std::any::Any;
+use std::fmt::Debug;
+use std::sync::Arc;
+use thiserror::Error;
+use xtrain_tensor::{DType, TensorType};
+
+/// An operation on tensors. An implementor is one instance's attributes (eps, head counts): a plain value.
+///
+/// Kernels are not part of this trait; an executor finds them by the implementor's type in a [`crate::KernelTable`].
+pub trait Op: Any + Debug + Send + Sync {
+    /// The op's name in dumps, traces and errors, e.g. `rms_norm`.
+    fn name(&self) -> &'static str;
+
+    /// The types of the outputs and of the workspace for inputs of these types, or what is wrong with them.
+    fn infer(&self, inputs: &[TensorType]) -> Result<Signature, OpError>;
+
+    /// How the precision pass may treat an input.
+    fn operand(&self, _input: usize) -> Operand {
+        Operand::Compute
+    }
+
+    /// Pairs (output, input) where the output is computed in the input's memory. Executors hand the kernel the output already
+    /// holding the input's values: shared memory where the input dies here, else a copy.
+    fn in_place(&self) -> &[(usize, usize)] {
+        &[]
+    }
+
+    /// Whether the kernel can add to an output instead of overwriting it. Gradients of parameters need it.
+    fn accumulates(&self, _output: usize) -> bool {
+        false
+    }
+
+    /// The arithmetic of one run: floating-point operations (a multiply-add counts two). Bytes follow from the operands.
+    fn cost(&self, _inputs: &[TensorType], _outputs: &[TensorType]) -> Cost {
+        Cost::default()
+    }
+
+    /// Whether running it again is nearly free (norms, activations): what the recompute policy `norms` leaves unsaved.
+    fn is_cheap(&self) -> bool {
+        false
+    }
+
+    /// How to make the outputs that were not kept, given which were. The default runs the same op on the same inputs.
+    fn rebuild(&self, _kept: &[bool]) -> Option<Rebuild> {
+        None
+    }
+}
+
+/// An op that models are traced from: it brings its own backward.
+pub trait Differentiable: Op {
+    /// Emits the ops that form the gradients of the inputs from those of the outputs, and hands them to
+    /// [`Backward::set_grad`].
+    fn backward(&self, cx: &mut Backward<'_>) -> Result<(), OpError>;
+}
+
+/// What an op needs and makes besides its inputs.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Signature {
+    /// The outputs, those saved for the backward among them.
+    pub outputs: Vec<TensorType>,
+    /// Memory needed only while the op runs.
+    pub workspace: Vec<TensorType>,
+}
+
+impl Signature {
+    /// A signature without workspace.
+    pub fn outputs(outputs: impl Into<Vec<TensorType>>) -> Self {
+        Signature { outputs: outputs.into(), workspace: Vec::new() }
+    }
+}
+
+/// How the precision pass may treat an input.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Operand {
+    /// An activation, or a parameter read in the compute type.
+    Compute,
+    /// Kept as it is: norm weights, tables, control scalars.
+    Full,
+}
+
+/// The arithmetic of one run of an op.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Cost {
+    /// Floating-point operations; a multiply-add counts two.
+    pub flops: u64,
+}
+
+/// A cheaper way to make the outputs of an instance that were not kept.
+pub struct Rebuild {
+    /// The op that makes them.
+    pub op: Arc<dyn Op>,
+    /// Its inputs, as inputs and kept outputs of the original.
+    pub inputs: Vec<Source>,
+    /// For each output of `op`, which output of the original it is equal to (to the bit).
+    pub outputs: Vec<usize>,
+}
+
+/// An operand of the original instance.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Source {
+    /// Its n-th input.
+    Input(usize),
+    /// Its n-th output.
+    Output(usize),
+}
+
+/// The few ops that passes insert. Handed in, because this crate names none.
+pub trait PassOps {
+    /// `a + b`, in place of `a`.
+    fn add(&self) -> Arc<dyn Op>;
+    /// One input converted to `dtype`.
+    fn cast(&self, dtype: DType) -> Arc<dyn Op>;
+}
+
+/// Operands that an op cannot take: what was wrong and with which shapes.
+#[derive(Clone, Debug, Error, PartialEq, Eq)]
+#[error("{0}")]
+pub struct OpError(pub String);
+
+impl OpError {
+    /// An error if `condition` does not hold.
+    pub fn ensure(condition: bool, message: impl FnOnce() -> String) -> Result<(), OpError> {
+        if condition { Ok(()) } else { Err(OpError(message())) }
+    }
+
+    /// An error unless there are exactly `n` inputs.
+    pub fn arity(op: &str, inputs: &[TensorType], n: usize) -> Result<(), OpError> {
+        OpError::ensure(inputs.len() == n, || format!("{op} takes {n} inputs, not {}", inputs.len()))
+    }
+}

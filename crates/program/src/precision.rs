@@ -1,0 +1,116 @@
+//! The precision pass for whole-program element types: which type parameters are kept in, and which type is computed in.
+//!
+//! A model is traced in f32. The pass rewrites the types: activations follow the compute type through each op's `infer`; operands that
+//! an op declares [`Operand::Full`] stay as they are. Where the compute type differs from the master's, every parameter
+//! that a compute operand reads gets a representation in it ([`crate::StateKind::Compute`]), which the optimizer writes with the master.
+//! With `fp32` the program is the traced one, unchanged.
+
+use crate::trace::instantiate;
+use crate::{Code, Operand, PassOps, Phase, Program, Role, StateKind, Storage, TraceError, Tracer, ValueId};
+use std::sync::Arc;
+use xtrain_tensor::DType;
+
+/// The element types of a run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Precision {
+    /// Of masters, gradients of parameters, and moments.
+    pub master: DType,
+    /// Of activations, their gradients, and the parameters that GEMMs read.
+    pub compute: DType,
+}
+
+impl Precision {
+    /// Everything in f32: the program as it was traced.
+    pub const FP32: Precision = Precision { master: DType::F32, compute: DType::F32 };
+    /// f32 masters, bf16 activations and GEMM operands.
+    pub const BF16: Precision = Precision { master: DType::F32, compute: DType::BF16 };
+    /// Everything in f64, for checks.
+    pub const FP64: Precision = Precision { master: DType::F64, compute: DType::F64 };
+}
+
+/// Rewrites a traced forward program to `precision`. Value ids keep their meaning.
+pub fn apply(program: Program, precision: Precision) -> Result<Program, TraceError> {
+    if precision == Precision::FP32 {
+        return Ok(program);
+    }
+    let mut out = Program { values: program.values, instances: Vec::new(), parameters: program.parameters };
+    for p in &out.parameters {
+        retype(&mut out.values[p.master.0 as usize].ty.dtype, precision.master);
+    }
+    for v in &mut out.values {
+        if matches!(v.storage, Storage::State { kind: StateKind::Cache, .. }) {
+            retype(&mut v.ty.dtype, precision.compute);
+        }
+    }
+    for instance in program.instances {
+        let op = instance.code.op();
+        let mut inputs = instance.inputs.clone();
+        for (k, v) in inputs.iter_mut().enumerate() {
+            if op.operand(k) == Operand::Compute {
+                *v = in_compute_type(&mut out, *v, precision);
+            }
+        }
+        let kept: Vec<Option<ValueId>> = instance.outputs.iter().map(|o| Some(o.value)).collect();
+        let types: Vec<_> = inputs.iter().map(|&v| out.ty(v)).collect();
+        if let Ok(signature) = op.infer(&types) {
+            for (o, ty) in instance.outputs.iter().zip(&signature.outputs) {
+                out.values[o.value.0 as usize].ty = *ty;
+            }
+        }
+        let mut new = instantiate(&mut out, instance.code, &inputs, &kept, instance.origin, instance.phase)?;
+        for (n, o) in new.outputs.iter_mut().zip(&instance.outputs) {
+            n.mode = o.mode;
+        }
+        out.instances.push(new);
+    }
+    Ok(out)
+}
+
+/// The program that makes every compute copy from its master: run once after masters were initialised or loaded.
+pub fn refresh_program(program: &Program, ops: &dyn PassOps) -> Result<Program, TraceError> {
+    let mut tracer = Tracer::new(Program::default(), Phase::Micro, Role::Precision);
+    let mut pairs = Vec::new();
+    for p in &program.parameters {
+        if let Some(compute) = p.compute {
+            let master = tracer.state(StateKind::Master, &p.name, program.ty(p.master));
+            pairs.push((master, tracer.state(StateKind::Compute, &p.name, program.ty(compute)), p.name.clone()));
+        }
+    }
+    let mut out = tracer.finish();
+    for (master, compute, name) in pairs {
+        let code = Code::Plain(ops.cast(out.ty(compute).dtype));
+        let origin = crate::Origin { block: None, site: name, role: Role::Precision, slot: 0 };
+        let instance = instantiate(&mut out, code, &[master], &[Some(compute)], origin, Phase::Micro)?;
+        out.instances.push(instance);
+    }
+    Ok(out)
+}
+
+fn retype(dtype: &mut DType, to: DType) {
+    if *dtype == DType::F32 {
+        *dtype = to;
+    }
+}
+
+/// The value to read where `v` is a compute operand: a parameter's representation in the compute type, else `v` itself,
+/// an f32 input of the program retyped.
+fn in_compute_type(program: &mut Program, v: ValueId, precision: Precision) -> ValueId {
+    let Some(p) = program.parameters.iter().position(|p| p.master == v) else {
+        if matches!(program.value(v).storage, Storage::Input { .. }) {
+            retype(&mut program.values[v.0 as usize].ty.dtype, precision.compute);
+        }
+        return v;
+    };
+    if precision.compute == precision.master {
+        return v;
+    }
+    if let Some(compute) = program.parameters[p].compute {
+        return compute;
+    }
+    let name: Arc<str> = program.parameters[p].name.clone();
+    let ty = program.ty(v).with_dtype(precision.compute);
+    let compute = program.state(StateKind::Compute, &name, ty);
+    program.values[compute.0 as usize].represents = Some(v);
+    program.parameters[p].compute = Some(compute);
+    compute
+}

@@ -1,0 +1,357 @@
+//! Programs: values, op instances, and what passes need to know of each.
+
+use crate::{Differentiable, Op};
+use std::fmt;
+use std::sync::Arc;
+use xtrain_tensor::{HostTensor, TensorType};
+
+/// A step, or part of one, as a flat list of op instances over values.
+#[derive(Clone, Default)]
+pub struct Program {
+    /// All values; [`ValueId`] is the index.
+    pub values: Vec<Value>,
+    /// The instances in execution order.
+    pub instances: Vec<Instance>,
+    /// The parameters in the order in which the model declared them.
+    pub parameters: Vec<Parameter>,
+}
+
+/// The index of a value in [`Program::values`].
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct ValueId(pub u32);
+
+impl fmt::Debug for ValueId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "%{}", self.0)
+    }
+}
+
+/// A tensor of the program.
+#[derive(Clone)]
+pub struct Value {
+    /// Shape and element type.
+    pub ty: TensorType,
+    /// Where it lives and for how long.
+    pub storage: Storage,
+    /// The value that this one represents in another format: a bf16 or FP8 copy of an fp32 master, say.
+    pub represents: Option<ValueId>,
+    /// A boundary of recomputation: always kept from forward to backward, even when its block is recomputed.
+    pub boundary: bool,
+}
+
+/// Where a value lives and for how long.
+#[derive(Clone)]
+pub enum Storage {
+    /// Across steps and programs, found by kind and name.
+    State {
+        /// What it is for.
+        kind: StateKind,
+        /// Unique within its kind: the parameter's name for masters, gradients, moments and compute copies.
+        name: Arc<str>,
+    },
+    /// Fixed at tracing, e.g. a table of rotation angles. Shared by programs where name and type agree.
+    Constant {
+        /// Unique among the constants of a model.
+        name: Arc<str>,
+        /// The contents.
+        data: Arc<HostTensor>,
+    },
+    /// Written by the host before each run.
+    Input {
+        /// By which the host finds it.
+        name: Arc<str>,
+    },
+    /// Read by the host after a run.
+    Output {
+        /// By which the host finds it.
+        name: Arc<str>,
+    },
+    /// Within one phase of one run, in the planned arena.
+    Transient,
+}
+
+/// What a state value is for; the rows of the memory table.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum StateKind {
+    /// A parameter's master copy.
+    Master,
+    /// A parameter's copy in the type that GEMMs read.
+    Compute,
+    /// A parameter's gradient, accumulated over micro-steps.
+    Gradient,
+    /// AdamW's first moment.
+    Moment1,
+    /// AdamW's second moment.
+    Moment2,
+    /// Counters of the optimizer: applied updates.
+    Counter,
+    /// Keys and values of generated tokens.
+    Cache,
+}
+
+impl StateKind {
+    /// The kind's name in dumps, checkpoints and tables.
+    pub const fn name(self) -> &'static str {
+        match self {
+            StateKind::Master => "master",
+            StateKind::Compute => "compute",
+            StateKind::Gradient => "gradient",
+            StateKind::Moment1 => "moment1",
+            StateKind::Moment2 => "moment2",
+            StateKind::Counter => "counter",
+            StateKind::Cache => "cache",
+        }
+    }
+}
+
+/// A parameter and the state values that belong to it.
+#[derive(Clone)]
+pub struct Parameter {
+    /// Its name, e.g. `blocks.3.attn.qkv_proj.weight`.
+    pub name: Arc<str>,
+    /// The master copy.
+    pub master: ValueId,
+    /// The copy that GEMMs read, where the precision differs from the master's.
+    pub compute: Option<ValueId>,
+    /// Its gradient, once the backward pass ran.
+    pub gradient: Option<ValueId>,
+}
+
+/// One application of an op.
+#[derive(Clone)]
+pub struct Instance {
+    /// The op with its attributes.
+    pub code: Code,
+    /// What it reads.
+    pub inputs: Vec<ValueId>,
+    /// What it writes, in the order of the op's signature.
+    pub outputs: Vec<Output>,
+    /// Memory that it needs only while it runs.
+    pub workspace: Vec<ValueId>,
+    /// Where it comes from.
+    pub origin: Origin,
+    /// Where it runs.
+    pub lane: Lane,
+    /// When it runs.
+    pub phase: Phase,
+}
+
+/// The op of an instance. What a model traced can be differentiated; what passes emit need not be.
+#[derive(Clone)]
+pub enum Code {
+    /// Traced by a model.
+    Forward(Arc<dyn Differentiable>),
+    /// Emitted by a pass or by the optimizer.
+    Plain(Arc<dyn Op>),
+}
+
+impl Code {
+    /// The op.
+    pub fn op(&self) -> &dyn Op {
+        match self {
+            Code::Forward(op) => op.as_ref(),
+            Code::Plain(op) => op.as_ref(),
+        }
+    }
+}
+
+/// A value written by an instance.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Output {
+    /// The value.
+    pub value: ValueId,
+    /// Overwritten or added to.
+    pub mode: WriteMode,
+}
+
+/// Whether an instance overwrites a value or adds to it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum WriteMode {
+    /// Overwrites.
+    Assign,
+    /// Adds to what is there.
+    Add,
+    /// Overwrites in the first micro-step of an optimizer step and adds in the following ones.
+    AddAfterFirst,
+}
+
+impl WriteMode {
+    /// Whether the kernel adds, given whether this is the first micro-step.
+    pub fn accumulates(self, first_micro_step: bool) -> bool {
+        match self {
+            WriteMode::Assign => false,
+            WriteMode::Add => true,
+            WriteMode::AddAfterFirst => !first_micro_step,
+        }
+    }
+}
+
+/// Where an instance comes from: what names in dumps, traces and recipes are made of.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Origin {
+    /// The transformer block, if it is in one.
+    pub block: Option<u32>,
+    /// The place within the block or model, e.g. `attn.qkv_proj`.
+    pub site: Arc<str>,
+    /// What part of the step it is.
+    pub role: Role,
+    /// The pipeline slot (micro-batch in flight) it works on; 0 without pipeline parallelism.
+    pub slot: u16,
+}
+
+impl fmt::Display for Origin {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if let Some(block) = self.block {
+            write!(f, "blocks.{block}.")?;
+        }
+        write!(f, "{}", self.site)
+    }
+}
+
+/// The part of a step that an instance belongs to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Role {
+    /// Forward; for a linear, its fprop GEMM.
+    Forward,
+    /// Gradients with respect to activations.
+    Dgrad,
+    /// Gradients with respect to parameters only.
+    Wgrad,
+    /// A forward op run again in the backward.
+    Recompute,
+    /// A change of representation inserted by the precision pass.
+    Precision,
+    /// Gradient norm, clip, AdamW.
+    Update,
+}
+
+impl Role {
+    /// The role's name in dumps and traces.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Role::Forward => "fprop",
+            Role::Dgrad => "dgrad",
+            Role::Wgrad => "wgrad",
+            Role::Recompute => "recompute",
+            Role::Precision => "precision",
+            Role::Update => "update",
+        }
+    }
+
+    /// Whether it runs before the loss is known.
+    pub const fn is_forward(self) -> bool {
+        matches!(self, Role::Forward)
+    }
+}
+
+/// Where an instance runs. Instances of one lane run in list order; lanes meet only at data dependencies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Lane {
+    /// Kernels.
+    Compute,
+    /// Collectives.
+    Communication,
+    /// Copies to and from the host.
+    Copy,
+}
+
+impl Lane {
+    /// The number of lanes.
+    pub const COUNT: usize = 3;
+}
+
+/// When an instance runs within an optimizer step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Phase {
+    /// Forward and backward of one micro-batch; also all there is in evaluation and generation.
+    Micro,
+    /// Once after the last micro-step.
+    Update,
+}
+
+impl Program {
+    /// The value of `id`.
+    pub fn value(&self, id: ValueId) -> &Value {
+        &self.values[id.0 as usize]
+    }
+
+    /// The type of `id`.
+    pub fn ty(&self, id: ValueId) -> TensorType {
+        self.value(id).ty
+    }
+
+    /// All value ids.
+    pub fn ids(&self) -> impl Iterator<Item = ValueId> + use<> {
+        (0..self.values.len() as u32).map(ValueId)
+    }
+
+    /// Adds a value.
+    pub fn add_value(&mut self, ty: TensorType, storage: Storage) -> ValueId {
+        self.values.push(Value { ty, storage, represents: None, boundary: false });
+        ValueId(self.values.len() as u32 - 1)
+    }
+
+    /// The state value of this kind and name, added if it is not there.
+    pub fn state(&mut self, kind: StateKind, name: &Arc<str>, ty: TensorType) -> ValueId {
+        self.find_state(kind, name).unwrap_or_else(|| {
+            self.add_value(ty, Storage::State { kind, name: name.clone() })
+        })
+    }
+
+    /// The state value of this kind and name.
+    pub fn find_state(&self, kind: StateKind, name: &str) -> Option<ValueId> {
+        self.ids().find(|&id| matches!(&self.value(id).storage, Storage::State { kind: k, name: n } if *k == kind && **n == *name))
+    }
+
+    /// The input of this name.
+    pub fn input(&self, name: &str) -> Option<ValueId> {
+        self.ids().find(|&id| matches!(&self.value(id).storage, Storage::Input { name: n } if **n == *name))
+    }
+
+    /// The output of this name.
+    pub fn output(&self, name: &str) -> Option<ValueId> {
+        self.ids().find(|&id| matches!(&self.value(id).storage, Storage::Output { name: n } if **n == *name))
+    }
+
+    /// The values that represent `id` in another format.
+    pub fn representations(&self, id: ValueId) -> impl Iterator<Item = ValueId> {
+        self.ids().filter(move |&v| self.value(v).represents == Some(id))
+    }
+
+    /// The parameter that `id` is the master or a representation of: its index.
+    pub fn parameter_of(&self, id: ValueId) -> Option<usize> {
+        self.parameters.iter().position(|p| p.master == id || p.compute == Some(id))
+    }
+
+    /// The number of elements of all parameters.
+    pub fn parameter_count(&self) -> usize {
+        self.parameters.iter().map(|p| self.ty(p.master).numel()).sum()
+    }
+
+    /// The types of an instance's inputs.
+    pub fn input_types(&self, instance: &Instance) -> Vec<TensorType> {
+        instance.inputs.iter().map(|&v| self.ty(v)).collect()
+    }
+
+    /// The types of an instance's outputs.
+    pub fn output_types(&self, instance: &Instance) -> Vec<TensorType> {
+        instance.outputs.iter().map(|o| self.ty(o.value)).collect()
+    }
+
+    /// Floating-point operations of the instances that `include` accepts.
+    pub fn flops(&self, include: impl Fn(&Instance) -> bool) -> u64 {
+        let cost = |i: &Instance| i.code.op().cost(&self.input_types(i), &self.output_types(i)).flops;
+        self.instances.iter().filter(|i| include(i)).map(cost).sum()
+    }
+}
+
+impl Instance {
+    /// The kinds of state that it changes: its effects.
+    pub fn effects(&self, program: &Program) -> Vec<StateKind> {
+        let kind = |o: &Output| match program.value(o.value).storage {
+            Storage::State { kind, .. } => Some(kind),
+            _ => None,
+        };
+        self.outputs.iter().filter_map(kind).collect()
+    }
+}

@@ -1,0 +1,112 @@
+//! The recompute pass: values of the forward that the backward needs are made again there instead of being kept.
+//!
+//! Trades arithmetic for memory (Chen et al., arXiv 1604.06174). Every op is deterministic and its randomness counter-based,
+//! so the gradients are equal to the bit with it and without.
+
+use crate::trace::instantiate;
+use crate::{Code, Instance, OpError, Origin, Phase, Program, Role, Source, Storage, TraceError, ValueId};
+use std::collections::HashMap;
+
+/// What is made again in the backward.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Recompute {
+    /// Nothing: all saved.
+    #[default]
+    None,
+    /// The outputs of cheap ops: norms and activations.
+    Norms,
+    /// All of every block but its boundary.
+    Block,
+}
+
+/// Applies the policy to a program that has its backward.
+pub fn apply(program: Program, policy: Recompute) -> Result<Program, TraceError> {
+    if policy == Recompute::None {
+        return Ok(program);
+    }
+    let mut pass = Pass { producers: producers(&program), forward: program.instances.clone(), again: HashMap::new(), out: program, policy };
+    let instances = std::mem::take(&mut pass.out.instances);
+    for mut instance in instances {
+        if !instance.origin.role.is_forward() && instance.phase == Phase::Micro {
+            for k in 0..instance.inputs.len() {
+                instance.inputs[k] = pass.available(instance.inputs[k])?;
+            }
+        }
+        pass.out.instances.push(instance);
+    }
+    Ok(pass.out)
+}
+
+/// For each value written by a forward instance, that instance and which output it is.
+fn producers(program: &Program) -> HashMap<ValueId, (usize, usize)> {
+    let mut map = HashMap::new();
+    for (i, instance) in program.instances.iter().enumerate().filter(|(_, i)| i.origin.role.is_forward()) {
+        for (k, o) in instance.outputs.iter().enumerate() {
+            map.insert(o.value, (i, k));
+        }
+    }
+    map
+}
+
+struct Pass {
+    out: Program,
+    forward: Vec<Instance>,
+    producers: HashMap<ValueId, (usize, usize)>,
+    again: HashMap<ValueId, ValueId>,
+    policy: Recompute,
+}
+
+impl Pass {
+    fn keeps(&self, v: ValueId) -> bool {
+        let value = self.out.value(v);
+        let Some(&(i, _)) = self.producers.get(&v) else { return true };
+        let instance = &self.forward[i];
+        let cannot = value.boundary || !matches!(value.storage, Storage::Transient) || matches!(instance.code, Code::Plain(_));
+        cannot
+            || match self.policy {
+                Recompute::None => true,
+                Recompute::Norms => !instance.code.op().is_cheap(),
+                Recompute::Block => instance.origin.block.is_none(),
+            }
+    }
+
+    /// `v` itself where it is kept, else the value that holds the same bits in the backward, emitting what makes it.
+    fn available(&mut self, v: ValueId) -> Result<ValueId, TraceError> {
+        if self.keeps(v) {
+            return Ok(v);
+        }
+        if let Some(&again) = self.again.get(&v) {
+            return Ok(again);
+        }
+        let (i, _) = self.producers[&v];
+        let original = self.forward[i].clone();
+        let kept: Vec<bool> = original.outputs.iter().map(|o| self.keeps(o.value)).collect();
+        let (code, sources, made) = match original.code.op().rebuild(&kept) {
+            Some(r) => (Code::Plain(r.op), r.inputs, r.outputs),
+            None => (
+                original.code.clone(),
+                (0..original.inputs.len()).map(Source::Input).collect(),
+                (0..original.outputs.len()).collect(),
+            ),
+        };
+        let mut inputs = Vec::with_capacity(sources.len());
+        for source in sources {
+            inputs.push(match source {
+                Source::Input(n) => self.available(original.inputs[n])?,
+                Source::Output(n) => original.outputs[n].value,
+            });
+        }
+        let origin = Origin { role: Role::Recompute, ..original.origin.clone() };
+        let instance = instantiate(&mut self.out, code, &inputs, &[], origin, original.phase)?;
+        for (o, &n) in instance.outputs.iter().zip(&made) {
+            self.again.insert(original.outputs[n].value, o.value);
+        }
+        self.out.instances.push(instance);
+        self.again.get(&v).copied().ok_or_else(|| TraceError {
+            site: original.origin.to_string(),
+            op: original.code.op().name(),
+            operands: String::new(),
+            error: OpError("rebuilding it does not make an output that the backward needs".into()),
+        })
+    }
+}

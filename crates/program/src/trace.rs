@@ -1,0 +1,174 @@
+//! Tracing: model code calls ops, and the calls become a program.
+
+use crate::{
+    Code, Differentiable, Instance, Lane, Op, OpError, Origin, Output, Parameter, Phase, Program, Role, StateKind, Storage, ValueId,
+    WriteMode,
+};
+use std::sync::Arc;
+use thiserror::Error;
+use xtrain_tensor::{HostTensor, TensorType};
+
+/// An op that was given operands it cannot take: where, which op, and why.
+#[derive(Clone, Debug, Error, PartialEq, Eq)]
+#[error("{site}: {op} cannot take {operands}: {error}")]
+pub struct TraceError {
+    /// Block and site.
+    pub site: String,
+    /// The op's name.
+    pub op: &'static str,
+    /// The operands' types.
+    pub operands: String,
+    /// What is wrong with them.
+    pub error: OpError,
+}
+
+/// Builds a program, one op instance after the other.
+pub struct Tracer {
+    program: Program,
+    origin: Origin,
+    phase: Phase,
+}
+
+impl Default for Tracer {
+    fn default() -> Self {
+        Tracer::new(Program::default(), Phase::Micro, Role::Forward)
+    }
+}
+
+impl Tracer {
+    /// A tracer that appends to `program` instances of this phase and role.
+    pub fn new(program: Program, phase: Phase, role: Role) -> Self {
+        Tracer { program, origin: Origin { block: None, site: "".into(), role, slot: 0 }, phase }
+    }
+
+    /// The traced program.
+    pub fn finish(self) -> Program {
+        self.program
+    }
+
+    /// The program so far.
+    pub fn program(&self) -> &Program {
+        &self.program
+    }
+
+    /// The type of a value.
+    pub fn ty(&self, id: ValueId) -> TensorType {
+        self.program.ty(id)
+    }
+
+    /// Places what follows in transformer block `block`.
+    pub fn enter_block(&mut self, block: Option<u32>) {
+        self.origin.block = block;
+    }
+
+    /// Names the place of what follows, e.g. `attn.qkv_proj`.
+    pub fn at(&mut self, site: &str) -> &mut Self {
+        self.origin.site = site.into();
+        self
+    }
+
+    /// The parameter called `name`; a second call with the same name is the same parameter (tied weights).
+    pub fn parameter(&mut self, name: &str, ty: TensorType) -> ValueId {
+        if let Some(p) = self.program.parameters.iter().find(|p| *p.name == *name) {
+            return p.master;
+        }
+        let name: Arc<str> = name.into();
+        let master = self.program.state(StateKind::Master, &name, ty);
+        self.program.parameters.push(Parameter { name, master, compute: None, gradient: None });
+        master
+    }
+
+    /// The state value of this kind and name.
+    pub fn state(&mut self, kind: StateKind, name: &str, ty: TensorType) -> ValueId {
+        self.program.state(kind, &name.into(), ty)
+    }
+
+    /// The input called `name`, which the host writes before each run; a second call is the same input.
+    pub fn input(&mut self, name: &str, ty: TensorType) -> ValueId {
+        self.program
+            .input(name)
+            .unwrap_or_else(|| self.program.add_value(ty, Storage::Input { name: name.into() }))
+    }
+
+    /// The constant called `name`; `data` is only made the first time.
+    pub fn constant(&mut self, name: &str, data: impl FnOnce() -> HostTensor) -> ValueId {
+        let found = self.program.ids().find(|&id| {
+            matches!(&self.program.value(id).storage, Storage::Constant { name: n, .. } if **n == *name)
+        });
+        found.unwrap_or_else(|| {
+            let data = Arc::new(data());
+            self.program.add_value(data.ty(), Storage::Constant { name: name.into(), data })
+        })
+    }
+
+    /// Marks a value as a boundary of recomputation: kept even when its block is recomputed.
+    pub fn boundary(&mut self, id: ValueId) {
+        self.program.values[id.0 as usize].boundary = true;
+    }
+
+    /// Makes a transient value an output that the host reads under `name`, accumulated over the micro-steps where the op that
+    /// makes it can.
+    pub fn output(&mut self, name: &str, id: ValueId) {
+        self.program.values[id.0 as usize].storage = Storage::Output { name: name.into() };
+        for instance in &mut self.program.instances {
+            let op = instance.code.op();
+            for (k, out) in instance.outputs.iter_mut().enumerate().filter(|(_, out)| out.value == id) {
+                out.mode = if op.accumulates(k) { WriteMode::AddAfterFirst } else { WriteMode::Assign };
+            }
+        }
+    }
+
+    /// Applies an op of the model.
+    pub fn apply(&mut self, op: impl Differentiable, inputs: &[ValueId]) -> Result<Vec<ValueId>, TraceError> {
+        self.push(Code::Forward(Arc::new(op)), inputs, &[])
+    }
+
+    /// Applies an op that has no backward: of the optimizer, of a pass, of generation.
+    pub fn emit(&mut self, op: impl Op, inputs: &[ValueId]) -> Result<Vec<ValueId>, TraceError> {
+        self.push(Code::Plain(Arc::new(op)), inputs, &[])
+    }
+
+    /// Like [`Tracer::emit`], writing to existing values; the types must agree.
+    pub fn emit_into(&mut self, op: impl Op, inputs: &[ValueId], targets: &[Option<ValueId>]) -> Result<Vec<ValueId>, TraceError> {
+        self.push(Code::Plain(Arc::new(op)), inputs, targets)
+    }
+
+    fn push(&mut self, code: Code, inputs: &[ValueId], targets: &[Option<ValueId>]) -> Result<Vec<ValueId>, TraceError> {
+        let instance = instantiate(&mut self.program, code, inputs, targets, self.origin.clone(), self.phase)?;
+        let outputs = instance.outputs.iter().map(|o| o.value).collect();
+        self.program.instances.push(instance);
+        Ok(outputs)
+    }
+}
+
+/// An instance with fresh output and workspace values, except where `targets` names the value to write.
+pub(crate) fn instantiate(
+    program: &mut Program,
+    code: Code,
+    inputs: &[ValueId],
+    targets: &[Option<ValueId>],
+    origin: Origin,
+    phase: Phase,
+) -> Result<Instance, TraceError> {
+    let types: Vec<TensorType> = inputs.iter().map(|&v| program.ty(v)).collect();
+    let fail = |error| TraceError {
+        site: origin.to_string(),
+        op: code.op().name(),
+        operands: types.iter().map(TensorType::to_string).collect::<Vec<_>>().join(", "),
+        error,
+    };
+    let signature = code.op().infer(&types).map_err(fail)?;
+    let mut outputs = Vec::with_capacity(signature.outputs.len());
+    for (k, &ty) in signature.outputs.iter().enumerate() {
+        let value = match targets.get(k).copied().flatten() {
+            Some(target) if program.ty(target) == ty => target,
+            Some(target) => {
+                return Err(fail(OpError(format!("output {k} is {ty}, but it is to be written to {}", program.ty(target)))));
+            }
+            None => program.add_value(ty, Storage::Transient),
+        };
+        outputs.push(Output { value, mode: WriteMode::Assign });
+    }
+    let workspace = signature.workspace.iter().map(|&ty| program.add_value(ty, Storage::Transient)).collect();
+    Ok(Instance { code, inputs: inputs.to_vec(), outputs, workspace, origin, lane: Lane::Compute, phase })
+}

@@ -1,0 +1,276 @@
+//! The CPU interpreter: walks the list and calls each op's CPU kernel on the planned memory.
+
+use crate::memory::{Memory, SCRATCH, Span};
+use crate::{Engine, EngineError, Profile, ProgramId, StateEntry};
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Instant;
+use xtrain_program::{Instance, KernelTable, Phase, Plan, Program, Region, StateKind, Storage, Value, WriteMode};
+use xtrain_tensor::{CpuKernel, TensorType, View, ViewMut};
+
+/// What the interpreter checks while it runs.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Checks {
+    /// After every op, that its outputs are finite; the first bad one is named.
+    pub numerics: bool,
+    /// Before every op, fill the outputs that it must overwrite with NaNs, so that an unwritten element shows.
+    pub poison: bool,
+}
+
+/// An engine on the CPU.
+pub struct CpuEngine {
+    kernels: Arc<KernelTable<dyn CpuKernel>>,
+    memory: Memory,
+    state: Vec<(StateKey, TensorType, Span)>,
+    by_key: HashMap<StateKey, usize>,
+    programs: Vec<Loaded>,
+    checks: Checks,
+    profile: Option<Profile>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+enum StateKey {
+    State(StateKind, Arc<str>),
+    Constant(Arc<str>),
+}
+
+struct Loaded {
+    program: Program,
+    /// By value id.
+    spans: Vec<Option<Span>>,
+}
+
+impl CpuEngine {
+    /// An engine with these kernels.
+    pub fn new(kernels: Arc<KernelTable<dyn CpuKernel>>) -> Self {
+        CpuEngine {
+            kernels,
+            memory: Memory::new(),
+            state: Vec::new(),
+            by_key: HashMap::new(),
+            programs: Vec::new(),
+            checks: Checks::default(),
+            profile: None,
+        }
+    }
+
+    /// Sets what is checked from now on.
+    pub fn set_checks(&mut self, checks: Checks) {
+        self.checks = checks;
+    }
+
+    /// Starts a fresh profile of the runs that follow.
+    pub fn start_profile(&mut self) {
+        self.profile = Some(Profile::default());
+    }
+
+    /// The profile since [`CpuEngine::start_profile`].
+    pub fn profile(&self) -> Option<&Profile> {
+        self.profile.as_ref()
+    }
+
+    /// Gives memory to the state and constants that `program` uses and the engine does not hold yet.
+    fn adopt_state(&mut self, program: &Program) -> Result<(), EngineError> {
+        let mut fresh = Vec::new();
+        let mut bytes = 0;
+        for value in &program.values {
+            let Some(key) = state_key(value) else { continue };
+            match self.by_key.get(&key) {
+                Some(&at) if self.state[at].1 == value.ty => {}
+                Some(&at) => {
+                    let (what, name) = key.describe();
+                    return Err(EngineError::Conflict { what, name, held: self.state[at].1, asked: value.ty });
+                }
+                None => {
+                    self.by_key.insert(key.clone(), self.state.len() + fresh.len());
+                    fresh.push((key, value, bytes));
+                    bytes += value.ty.bytes().next_multiple_of(xtrain_tensor::host::ALIGN_BYTES);
+                }
+            }
+        }
+        if fresh.is_empty() {
+            return Ok(());
+        }
+        let chunk = self.memory.add(bytes);
+        for (key, value, offset) in fresh {
+            let span = Span { chunk, offset, bytes: value.ty.bytes() };
+            if let Storage::Constant { data, .. } = &value.storage {
+                self.memory.get_mut(span).copy_from_slice(data.bytes());
+            }
+            self.state.push((key, value.ty, span));
+        }
+        Ok(())
+    }
+
+    fn state_span(&self, kind: StateKind, name: &str) -> Result<(TensorType, Span), EngineError> {
+        let key = StateKey::State(kind, name.into());
+        match self.by_key.get(&key) {
+            Some(&at) => Ok((self.state[at].1, self.state[at].2)),
+            None => Err(EngineError::Unknown { what: kind.name(), name: name.into() }),
+        }
+    }
+
+    fn run_instance(&mut self, id: ProgramId, index: usize, first: bool) -> Result<(), EngineError> {
+        let Loaded { program, spans } = &self.programs[id.0];
+        let instance = &program.instances[index];
+        let op = instance.code.op();
+        let span = |v: xtrain_program::ValueId| spans[v.0 as usize].expect("every operand is planned");
+        let kernel = self.kernels.find(op).ok_or_else(|| no_kernel(instance))?;
+        let started = self.profile.is_some().then(Instant::now);
+
+        let writes: Vec<Span> = instance.outputs.iter().map(|o| span(o.value)).collect();
+        let mut over = vec![false; instance.inputs.len()];
+        for &(o, n) in op.in_place() {
+            over[n] = true;
+            let source = span(instance.inputs[n]);
+            if source != writes[o] {
+                self.memory.copy(source, writes[o]);
+            }
+        }
+        if self.checks.poison {
+            for (k, o) in instance.outputs.iter().enumerate() {
+                let holds_input = op.in_place().iter().any(|&(p, _)| p == k);
+                if !o.mode.accumulates(first) && !holds_input && program.ty(o.value).dtype.is_float() {
+                    self.memory.get_mut(writes[k]).fill(0xFF);
+                }
+            }
+        }
+        let none = Span { chunk: SCRATCH, offset: 0, bytes: 0 };
+        let reads: Vec<Span> = instance.inputs.iter().zip(&over).map(|(&v, &over)| if over { none } else { span(v) }).collect();
+        let (read, written) = self.memory.lend(&reads, &writes);
+        let inputs: Vec<View<'_>> = (instance.inputs.iter().zip(&over).zip(read))
+            .map(|((&v, &over), bytes)| match over {
+                true => View::in_output(program.ty(v)),
+                false => View::new(program.ty(v), bytes),
+            })
+            .collect();
+        let mut outputs: Vec<ViewMut<'_>> = (instance.outputs.iter().zip(written))
+            .map(|(o, bytes)| ViewMut::new(program.ty(o.value), bytes, o.mode.accumulates(first)))
+            .collect();
+        kernel.run(&inputs, &mut outputs);
+
+        if let (Some(profile), Some(started)) = (&mut self.profile, started) {
+            profile.add(op.name(), instance.origin.role.name(), started.elapsed());
+        }
+        if self.checks.numerics {
+            check_finite(program, instance, |k| self.memory.get(writes[k]))?;
+        }
+        Ok(())
+    }
+}
+
+impl Engine for CpuEngine {
+    fn load(&mut self, program: Program) -> Result<ProgramId, EngineError> {
+        for instance in &program.instances {
+            self.kernels.find(instance.code.op()).ok_or_else(|| no_kernel(instance))?;
+        }
+        let plan = Plan::of(&program);
+        self.adopt_state(&program)?;
+        self.memory.grow_scratch(plan.region_bytes[Region::Scratch as usize]);
+        let io = self.memory.add(plan.region_bytes[Region::Io as usize]);
+        let place = |id: xtrain_program::ValueId| {
+            let location = plan.locations[id.0 as usize]?;
+            Some(match location.region {
+                Region::State => self.state[self.by_key[&state_key(program.value(id))?]].2,
+                Region::Io => Span { chunk: io, offset: location.offset, bytes: location.bytes },
+                Region::Scratch => Span { chunk: SCRATCH, offset: location.offset, bytes: location.bytes },
+            })
+        };
+        let spans = program.ids().map(place).collect();
+        self.programs.push(Loaded { program, spans });
+        Ok(ProgramId(self.programs.len() - 1))
+    }
+
+    fn write_input(&mut self, program: ProgramId, name: &str, bytes: &[u8]) -> Result<(), EngineError> {
+        let Loaded { program, spans } = &self.programs[program.0];
+        let unknown = || EngineError::Unknown { what: "input", name: name.into() };
+        let id = program.input(name).ok_or_else(unknown)?;
+        let span = spans[id.0 as usize].ok_or_else(unknown)?;
+        write(&mut self.memory, name, program.ty(id), span, bytes)
+    }
+
+    fn run(&mut self, program: ProgramId, phase: Phase, first: bool) -> Result<(), EngineError> {
+        for index in 0..self.programs[program.0].program.instances.len() {
+            if self.programs[program.0].program.instances[index].phase == phase {
+                self.run_instance(program, index, first)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn read_output(&mut self, program: ProgramId, name: &str) -> Result<Vec<u8>, EngineError> {
+        let Loaded { program, spans } = &self.programs[program.0];
+        let span = program.output(name).and_then(|id| spans[id.0 as usize]);
+        let span = span.ok_or_else(|| EngineError::Unknown { what: "output", name: name.into() })?;
+        Ok(self.memory.get(span).to_vec())
+    }
+
+    fn state_entries(&self) -> Vec<StateEntry> {
+        let entry = |(key, ty, _): &(StateKey, TensorType, Span)| match key {
+            StateKey::State(kind, name) => Some(StateEntry { kind: *kind, name: name.to_string(), ty: *ty }),
+            StateKey::Constant(_) => None,
+        };
+        self.state.iter().filter_map(entry).collect()
+    }
+
+    fn read_state(&mut self, kind: StateKind, name: &str) -> Result<Vec<u8>, EngineError> {
+        let (_, span) = self.state_span(kind, name)?;
+        Ok(self.memory.get(span).to_vec())
+    }
+
+    fn write_state(&mut self, kind: StateKind, name: &str, bytes: &[u8]) -> Result<(), EngineError> {
+        let (ty, span) = self.state_span(kind, name)?;
+        write(&mut self.memory, name, ty, span, bytes)
+    }
+
+    fn memory_bytes(&self) -> usize {
+        self.memory.total_bytes()
+    }
+}
+
+impl StateKey {
+    fn describe(&self) -> (&'static str, String) {
+        match self {
+            StateKey::State(kind, name) => (kind.name(), name.to_string()),
+            StateKey::Constant(name) => ("constant", name.to_string()),
+        }
+    }
+}
+
+fn state_key(value: &Value) -> Option<StateKey> {
+    match &value.storage {
+        Storage::State { kind, name } => Some(StateKey::State(*kind, name.clone())),
+        Storage::Constant { name, .. } => Some(StateKey::Constant(name.clone())),
+        _ => None,
+    }
+}
+
+fn write(memory: &mut Memory, name: &str, ty: TensorType, span: Span, bytes: &[u8]) -> Result<(), EngineError> {
+    if bytes.len() != span.bytes {
+        return Err(EngineError::Length { name: name.into(), ty, expected: span.bytes, found: bytes.len() });
+    }
+    memory.get_mut(span).copy_from_slice(bytes);
+    Ok(())
+}
+
+fn no_kernel(instance: &Instance) -> EngineError {
+    EngineError::NoKernel { op: instance.code.op().name(), site: instance.origin.to_string(), device: "the CPU" }
+}
+
+fn check_finite<'a>(program: &Program, instance: &Instance, bytes: impl Fn(usize) -> &'a [u8]) -> Result<(), EngineError> {
+    for (output, o) in instance.outputs.iter().enumerate() {
+        let ty = program.ty(o.value);
+        // A partly accumulated value is checked where it is complete.
+        let checked = ty.dtype.is_float() && o.mode != WriteMode::Add;
+        if checked && xtrain_tensor::host::decode(ty, bytes(output)).iter().any(|x| !x.is_finite()) {
+            return Err(EngineError::NonFinite {
+                op: instance.code.op().name(),
+                site: instance.origin.to_string(),
+                role: instance.origin.role.name(),
+                output,
+                ty,
+            });
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,129 @@
+//! Host memory of an engine: chunks of bytes, and how an instance's operands are lent out of them at once.
+
+use xtrain_tensor::AlignedBytes;
+
+/// A span of a chunk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Span {
+    pub(crate) chunk: usize,
+    pub(crate) offset: usize,
+    pub(crate) bytes: usize,
+}
+
+/// The chunks; the first is scratch, which grows to what the largest program needs.
+pub(crate) struct Memory {
+    chunks: Vec<AlignedBytes>,
+}
+
+/// The chunk that scratch is in.
+pub(crate) const SCRATCH: usize = 0;
+
+impl Memory {
+    pub(crate) fn new() -> Self {
+        Memory { chunks: vec![AlignedBytes::zeroed(0)] }
+    }
+
+    /// A new chunk of zeros; returns its index.
+    pub(crate) fn add(&mut self, bytes: usize) -> usize {
+        self.chunks.push(AlignedBytes::zeroed(bytes));
+        self.chunks.len() - 1
+    }
+
+    pub(crate) fn grow_scratch(&mut self, bytes: usize) {
+        if self.chunks[SCRATCH].as_slice().len() < bytes {
+            // The old one goes first, so that both never exist together.
+            self.chunks[SCRATCH] = AlignedBytes::zeroed(0);
+            self.chunks[SCRATCH] = AlignedBytes::zeroed(bytes);
+        }
+    }
+
+    pub(crate) fn total_bytes(&self) -> usize {
+        self.chunks.iter().map(|c| c.as_slice().len()).sum()
+    }
+
+    pub(crate) fn get(&self, span: Span) -> &[u8] {
+        &self.chunks[span.chunk].as_slice()[span.offset..][..span.bytes]
+    }
+
+    pub(crate) fn get_mut(&mut self, span: Span) -> &mut [u8] {
+        &mut self.chunks[span.chunk].as_mut_slice()[span.offset..][..span.bytes]
+    }
+
+    /// Copies `from` to `to`, which have the same length and do not overlap.
+    pub(crate) fn copy(&mut self, from: Span, to: Span) {
+        let (mut source, mut target) = self.lend(&[from], &[to]);
+        if let (Some(source), Some(target)) = (source.pop(), target.pop()) {
+            target.copy_from_slice(source);
+        }
+    }
+
+    /// Lends the spans of `reads` to be read and those of `writes` to be written, all at once.
+    ///
+    /// # Panics
+    /// If a written span overlaps another one: the planner never places operands of one instance so.
+    pub(crate) fn lend(&mut self, reads: &[Span], writes: &[Span]) -> (Vec<&[u8]>, Vec<&mut [u8]>) {
+        // Every distinct span once, in memory order, so that each chunk can be cut front to back.
+        let mut spans: Vec<(Span, bool)> =
+            reads.iter().map(|&s| (s, false)).chain(writes.iter().map(|&s| (s, true))).filter(|(s, _)| s.bytes > 0).collect();
+        spans.sort_unstable();
+        spans.dedup();
+        let mut shared: Vec<(Span, &[u8])> = Vec::new();
+        let mut owned: Vec<(Span, Option<&mut [u8]>)> = Vec::new();
+        let mut at = 0;
+        for (index, chunk) in self.chunks.iter_mut().enumerate() {
+            let mut rest = chunk.as_mut_slice();
+            let mut base = 0;
+            while let Some(&(span, write)) = spans.get(at).filter(|(s, _)| s.chunk == index) {
+                assert!(span.offset >= base, "operands overlap: {span:?}");
+                let (_, tail) = rest.split_at_mut(span.offset - base);
+                let (piece, tail) = tail.split_at_mut(span.bytes);
+                rest = tail;
+                base = span.offset + span.bytes;
+                at += 1;
+                match write {
+                    true => owned.push((span, Some(piece))),
+                    false => shared.push((span, piece)),
+                }
+            }
+        }
+        let read = |s: &Span| match s.bytes {
+            0 => &[][..],
+            _ => shared.iter().find(|(t, _)| t == s).map_or(&[][..], |(_, bytes)| bytes),
+        };
+        let read = reads.iter().map(read).collect();
+        let mut take = |s: &Span| match s.bytes {
+            0 => &mut [][..],
+            _ => owned.iter_mut().find(|(t, _)| t == s).and_then(|(_, b)| b.take()).expect("each span is written once"),
+        };
+        let written = writes.iter().map(&mut take).collect();
+        (read, written)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn span(chunk: usize, offset: usize, bytes: usize) -> Span {
+        Span { chunk, offset, bytes }
+    }
+
+    #[test]
+    fn operands_of_several_chunks_are_lent_together() {
+        let mut m = Memory::new();
+        m.grow_scratch(256);
+        let c = m.add(128);
+        m.get_mut(span(c, 64, 2)).copy_from_slice(&[7, 8]);
+        let (r, w) = m.lend(&[span(c, 64, 2), span(0, 128, 4), span(c, 64, 2)], &[span(0, 0, 64), span(0, 64, 3)]);
+        assert_eq!((r[0], r[2], r[1].len()), (&[7u8, 8][..], &[7u8, 8][..], 4));
+        assert_eq!((w[0].len(), w[1].len()), (64, 3));
+    }
+
+    #[test]
+    #[should_panic(expected = "overlap")]
+    fn a_written_operand_cannot_overlap_a_read_one() {
+        let mut m = Memory::new();
+        m.grow_scratch(256);
+        m.lend(&[span(0, 0, 64)], &[span(0, 32, 64)]);
+    }
+}

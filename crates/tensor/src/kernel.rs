@@ -1,0 +1,308 @@
+//! The trait behind which CPU kernels stand, and the views of memory that they are given.
+//!
+//! A kernel computes in f32, or in f64 when its inputs are f64 (gradient checks). A bf16 operand is widened on reading and rounded
+//! once on writing, which is exactly how the GPU's kernels treat it; so bf16 training on the CPU is the GPU's arithmetic up to the
+//! order of sums.
+
+use crate::formats::{narrow_bf16, widen_bf16};
+use crate::{DType, TensorType};
+use half::bf16;
+use std::borrow::Cow;
+use std::ops::{Deref, DerefMut};
+
+/// How an op is computed on the CPU: the specification that every other kernel is compared with.
+pub trait CpuKernel: Send + Sync {
+    /// Computes all outputs from the inputs. Shapes and types are what the op's `infer` accepted and returned.
+    fn run(&self, inputs: &[View<'_>], outputs: &mut [ViewMut<'_>]);
+}
+
+/// A tensor to be read.
+#[derive(Clone, Copy)]
+pub struct View<'a> {
+    /// Its type.
+    pub ty: TensorType,
+    bytes: &'a [u8],
+}
+
+impl<'a> View<'a> {
+    /// A view of `bytes` as a tensor of `ty`.
+    ///
+    /// # Panics
+    /// If the length differs from the type's.
+    pub fn new(ty: TensorType, bytes: &'a [u8]) -> Self {
+        assert_eq!(bytes.len(), ty.bytes(), "{ty} has {} bytes", ty.bytes());
+        View { ty, bytes }
+    }
+
+    /// The place of an input that an output was computed over: its type without its values, which are in the output.
+    pub fn in_output(ty: TensorType) -> Self {
+        View { ty, bytes: &[] }
+    }
+
+    /// The raw bytes.
+    pub fn bytes(&self) -> &'a [u8] {
+        self.bytes
+    }
+
+    /// The elements in the kernel's compute type: borrowed where they are stored in it, widened where they are bf16.
+    pub fn reals<T: Real>(&self) -> Cow<'a, [T]> {
+        T::load(self.ty.dtype, self.bytes)
+    }
+
+    /// The elements of an I32 tensor.
+    pub fn ints(&self) -> &'a [i32] {
+        assert_eq!(self.ty.dtype, DType::I32, "expected i32, found {}", self.ty);
+        bytemuck::cast_slice(self.bytes)
+    }
+
+    /// The one element of a tensor that has one.
+    pub fn scalar<T: Real>(&self) -> T {
+        self.reals::<T>()[0]
+    }
+}
+
+/// A tensor to be written.
+pub struct ViewMut<'a> {
+    /// Its type.
+    pub ty: TensorType,
+    /// Whether the kernel adds to what is there instead of overwriting it. Only ops that say that an output accumulates see it set.
+    pub accumulate: bool,
+    bytes: &'a mut [u8],
+}
+
+impl<'a> ViewMut<'a> {
+    /// A view of `bytes` as a tensor of `ty`.
+    ///
+    /// # Panics
+    /// If the length differs from the type's.
+    pub fn new(ty: TensorType, bytes: &'a mut [u8], accumulate: bool) -> Self {
+        assert_eq!(bytes.len(), ty.bytes(), "{ty} has {} bytes", ty.bytes());
+        ViewMut { ty, accumulate, bytes }
+    }
+
+    /// The raw bytes.
+    pub fn bytes(&mut self) -> &mut [u8] {
+        self.bytes
+    }
+
+    /// The elements in the kernel's compute type. They hold what is in memory (which in-place and accumulating kernels read);
+    /// a bf16 tensor is written back, rounded once, when the guard is dropped.
+    pub fn reals<T: Real>(&mut self) -> RealsMut<'_, T> {
+        T::open(self.ty.dtype, self.bytes)
+    }
+
+    /// The elements of a U32 tensor.
+    pub fn counters(&mut self) -> &mut [u32] {
+        assert_eq!(self.ty.dtype, DType::U32, "expected u32, found {}", self.ty);
+        bytemuck::cast_slice_mut(self.bytes)
+    }
+}
+
+/// Elements being written; see [`ViewMut::reals`].
+pub enum RealsMut<'a, T: Real> {
+    /// Stored in the compute type itself.
+    Direct(&'a mut [T]),
+    /// Widened from bf16; rounded back when dropped.
+    Widened {
+        /// What the kernel works on.
+        work: Vec<T>,
+        /// Where it is rounded to.
+        target: &'a mut [bf16],
+    },
+}
+
+impl<T: Real> Deref for RealsMut<'_, T> {
+    type Target = [T];
+    fn deref(&self) -> &[T] {
+        match self {
+            RealsMut::Direct(s) => s,
+            RealsMut::Widened { work, .. } => work,
+        }
+    }
+}
+
+impl<T: Real> DerefMut for RealsMut<'_, T> {
+    fn deref_mut(&mut self) -> &mut [T] {
+        match self {
+            RealsMut::Direct(s) => s,
+            RealsMut::Widened { work, .. } => work,
+        }
+    }
+}
+
+impl<T: Real> Drop for RealsMut<'_, T> {
+    fn drop(&mut self) {
+        if let RealsMut::Widened { work, target } = self {
+            T::store_bf16(work, target);
+        }
+    }
+}
+
+/// The types that CPU kernels compute in: f32 and f64.
+pub trait Real:
+    bytemuck::Pod
+    + Send
+    + Sync
+    + PartialOrd
+    + std::fmt::Debug
+    + std::iter::Sum
+    + std::ops::Add<Output = Self>
+    + std::ops::Sub<Output = Self>
+    + std::ops::Mul<Output = Self>
+    + std::ops::Div<Output = Self>
+    + std::ops::Neg<Output = Self>
+    + std::ops::AddAssign
+    + std::ops::SubAssign
+    + std::ops::MulAssign
+    + std::ops::DivAssign
+{
+    /// The element type that stores it exactly.
+    const DTYPE: DType;
+    /// Zero.
+    const ZERO: Self;
+    /// One.
+    const ONE: Self;
+    /// The least value of all.
+    const NEG_INFINITY: Self;
+    /// From f64, rounded.
+    fn of(x: f64) -> Self;
+    /// To f64, exactly.
+    fn f64(self) -> f64;
+    /// Square root.
+    fn sqrt(self) -> Self;
+    /// e to the power of self.
+    fn exp(self) -> Self;
+    /// Natural logarithm.
+    fn ln(self) -> Self;
+    /// Magnitude.
+    fn abs(self) -> Self;
+    /// The larger of two; NaN loses.
+    fn max(self, other: Self) -> Self;
+    /// The smaller of two; NaN loses.
+    fn min(self, other: Self) -> Self;
+    /// Neither NaN nor infinite.
+    fn is_finite(self) -> bool;
+
+    #[doc(hidden)]
+    fn load(dtype: DType, bytes: &[u8]) -> Cow<'_, [Self]>;
+    #[doc(hidden)]
+    fn open(dtype: DType, bytes: &mut [u8]) -> RealsMut<'_, Self>;
+    #[doc(hidden)]
+    fn store_bf16(work: &[Self], target: &mut [bf16]);
+}
+
+macro_rules! real_methods {
+    ($t:ident, $dtype:expr) => {
+        const DTYPE: DType = $dtype;
+        const ZERO: Self = 0.0;
+        const ONE: Self = 1.0;
+        const NEG_INFINITY: Self = $t::NEG_INFINITY;
+        #[inline(always)]
+        fn of(x: f64) -> Self {
+            x as $t
+        }
+        #[inline(always)]
+        fn f64(self) -> f64 {
+            f64::from(self)
+        }
+        #[inline(always)]
+        fn sqrt(self) -> Self {
+            $t::sqrt(self)
+        }
+        #[inline(always)]
+        fn exp(self) -> Self {
+            $t::exp(self)
+        }
+        #[inline(always)]
+        fn ln(self) -> Self {
+            $t::ln(self)
+        }
+        #[inline(always)]
+        fn abs(self) -> Self {
+            $t::abs(self)
+        }
+        #[inline(always)]
+        fn max(self, other: Self) -> Self {
+            $t::max(self, other)
+        }
+        #[inline(always)]
+        fn min(self, other: Self) -> Self {
+            $t::min(self, other)
+        }
+        #[inline(always)]
+        fn is_finite(self) -> bool {
+            $t::is_finite(self)
+        }
+    };
+}
+
+impl Real for f32 {
+    real_methods!(f32, DType::F32);
+
+    fn load(dtype: DType, bytes: &[u8]) -> Cow<'_, [f32]> {
+        match dtype {
+            DType::F32 => Cow::Borrowed(bytemuck::cast_slice(bytes)),
+            DType::BF16 => Cow::Owned(widened(bytemuck::cast_slice(bytes))),
+            other => panic!("a kernel that computes in f32 was given {other}"),
+        }
+    }
+
+    fn open(dtype: DType, bytes: &mut [u8]) -> RealsMut<'_, f32> {
+        match dtype {
+            DType::F32 => RealsMut::Direct(bytemuck::cast_slice_mut(bytes)),
+            DType::BF16 => {
+                let target: &mut [bf16] = bytemuck::cast_slice_mut(bytes);
+                RealsMut::Widened { work: widened(target), target }
+            }
+            other => panic!("a kernel that computes in f32 was given {other} to write"),
+        }
+    }
+
+    fn store_bf16(work: &[f32], target: &mut [bf16]) {
+        narrow_bf16(work, target);
+    }
+}
+
+impl Real for f64 {
+    real_methods!(f64, DType::F64);
+
+    fn load(dtype: DType, bytes: &[u8]) -> Cow<'_, [f64]> {
+        match dtype {
+            DType::F64 => Cow::Borrowed(bytemuck::cast_slice(bytes)),
+            // Control scalars and tables stay f32 in an f64 program; widening is exact.
+            DType::F32 => Cow::Owned(bytemuck::cast_slice::<u8, f32>(bytes).iter().map(|&x| x.into()).collect()),
+            other => panic!("a kernel that computes in f64 was given {other}"),
+        }
+    }
+
+    fn open(dtype: DType, bytes: &mut [u8]) -> RealsMut<'_, f64> {
+        match dtype {
+            DType::F64 => RealsMut::Direct(bytemuck::cast_slice_mut(bytes)),
+            other => panic!("a kernel that computes in f64 was given {other} to write"),
+        }
+    }
+
+    fn store_bf16(_: &[f64], _: &mut [bf16]) {
+        unreachable!("f64 programs hold no bf16 value")
+    }
+}
+
+fn widened(src: &[bf16]) -> Vec<f32> {
+    let mut out = vec![0.0; src.len()];
+    widen_bf16(src, &mut out);
+    out
+}
+
+/// Runs `$body` with `$T` naming the compute type of `$dtype`: f64 for F64, else f32.
+#[macro_export]
+macro_rules! with_real {
+    ($dtype:expr, $T:ident => $body:expr) => {
+        if $dtype == $crate::DType::F64 {
+            type $T = f64;
+            $body
+        } else {
+            type $T = f32;
+            $body
+        }
+    };
+}

@@ -1,0 +1,18 @@
+//! Data types, shapes, host tensors, number formats, the Philox generator, and the trait behind which CPU kernels stand.
+//!
+//! Invariants: nothing here allocates on or talks to a device; a cast is the same function everywhere in xtrain
+//! (`formats` is the specification that GPU casts are compared with).
+//! Deliberately absent: arithmetic on tensors. That lives in ops.
+
+mod dtype;
+pub mod formats;
+pub mod host;
+pub mod kernel;
+pub mod philox;
+mod shape;
+
+pub use dtype::DType;
+pub use host::{AlignedBytes, HostTensor};
+pub use kernel::{CpuKernel, Real, View, ViewMut};
+pub use philox::Philox;
+pub use shape::{Shape, TensorType};

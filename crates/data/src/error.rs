@@ -1,0 +1,121 @@
+//! The errors of this crate.
+//!
+//! Every message is one line that says what was wrong, where (file, line, byte offset, shard, source) and what
+//! to do about it. Nothing here is a panic: bad input is expected input.
+
+use std::io;
+use std::path::{Path, PathBuf};
+
+/// The result type of this crate.
+pub type Result<T> = std::result::Result<T, DataError>;
+
+/// What can go wrong with tokenizers, input files, shards and the loader.
+#[derive(Debug, thiserror::Error)]
+pub enum DataError {
+    /// The operating system refused something.
+    #[error("{}: cannot {action}: {source}{}", path.display(), hint(source))]
+    Io {
+        /// The file or folder.
+        path: PathBuf,
+        /// What was being done, as a verb: "open", "write the shard".
+        action: &'static str,
+        /// The system's error.
+        #[source]
+        source: io::Error,
+    },
+    /// An input file holds something that cannot be read as documents.
+    #[error("{}, {place}: {what}; {fix}", path.display())]
+    Input {
+        /// The input file.
+        path: PathBuf,
+        /// Line, row or byte offset.
+        place: String,
+        /// What was wrong.
+        what: String,
+        /// What to do.
+        fix: String,
+    },
+    /// A tokenizer cannot be loaded, trained or applied.
+    #[error("tokenizer {place}: {what}; {fix}")]
+    Tokenizer {
+        /// The tokenizer's file or kind.
+        place: String,
+        /// What was wrong.
+        what: String,
+        /// What to do.
+        fix: String,
+    },
+    /// A shard or dataset is damaged, or is not what it says.
+    #[error("{}: {what}; {fix}", path.display())]
+    Corrupt {
+        /// The shard, index or folder.
+        path: PathBuf,
+        /// What was wrong, with the byte offset where it is known.
+        what: String,
+        /// What to do.
+        fix: String,
+    },
+    /// Options, or options and data together, make no sense.
+    #[error("{what}; {fix}")]
+    Invalid {
+        /// What was wrong.
+        what: String,
+        /// What to do.
+        fix: String,
+    },
+    /// The caller asked to stop; finished shards are kept.
+    #[error("stopped before the end; run the same command again to continue after the last complete shard")]
+    Interrupted,
+    /// A fault of this program, not of its input.
+    #[error("internal error: {0}; please report it")]
+    Internal(String),
+}
+
+impl DataError {
+    /// True when the user can mend it (files, options, disk); false for a fault of this program.
+    pub fn is_users(&self) -> bool {
+        !matches!(self, DataError::Internal(_))
+    }
+
+    pub(crate) fn io(path: &Path, action: &'static str) -> impl FnOnce(io::Error) -> DataError {
+        let path = path.to_path_buf();
+        move |source| DataError::Io { path, action, source }
+    }
+
+    pub(crate) fn input(
+        path: &Path,
+        place: impl Into<String>,
+        what: impl Into<String>,
+        fix: impl Into<String>,
+    ) -> DataError {
+        DataError::Input { path: path.to_path_buf(), place: place.into(), what: what.into(), fix: fix.into() }
+    }
+
+    pub(crate) fn tokenizer(
+        place: impl Into<String>,
+        what: impl Into<String>,
+        fix: impl Into<String>,
+    ) -> DataError {
+        DataError::Tokenizer { place: place.into(), what: what.into(), fix: fix.into() }
+    }
+
+    pub(crate) fn corrupt(path: &Path, what: impl Into<String>, fix: impl Into<String>) -> DataError {
+        DataError::Corrupt { path: path.to_path_buf(), what: what.into(), fix: fix.into() }
+    }
+
+    pub(crate) fn invalid(what: impl Into<String>, fix: impl Into<String>) -> DataError {
+        DataError::Invalid { what: what.into(), fix: fix.into() }
+    }
+}
+
+/// What to do about the system errors that users meet.
+fn hint(error: &io::Error) -> &'static str {
+    match error.kind() {
+        io::ErrorKind::NotFound => "; check the path",
+        io::ErrorKind::PermissionDenied => "; check the permissions",
+        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
+            "; free some space and run the same command again"
+        }
+        _ => "",
+    }
+}

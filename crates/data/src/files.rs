@@ -1,0 +1,72 @@
+//! Whole-file writes that are complete or absent, and reads whose errors name the file.
+
+use std::fs::{self, File};
+use std::io::Write;
+use std::path::{Path, PathBuf};
+
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+use crate::error::{DataError, Result};
+
+/// Writes `bytes` beside `path`, syncs them to the disk and renames: a reader sees the old file or the new one.
+pub(crate) fn write_atomically(path: &Path, bytes: &[u8]) -> Result<()> {
+    let aside = aside(path);
+    let written = File::create(&aside).and_then(|mut file| {
+        file.write_all(bytes)?;
+        file.sync_all()
+    });
+    if let Err(source) = written {
+        // The half-written file is of no use to anyone; the error that matters is the first one.
+        let _ = fs::remove_file(&aside);
+        return Err(DataError::io(path, "write")(source));
+    }
+    publish(&aside, path)
+}
+
+/// Renames a finished `aside` file to `path` and syncs the folder, so that the name survives a power cut.
+pub(crate) fn publish(aside: &Path, path: &Path) -> Result<()> {
+    fs::rename(aside, path).map_err(DataError::io(path, "rename into place"))?;
+    let folder = path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    // Not every file system lets a folder be opened and synced; the rename itself has already succeeded.
+    if let Ok(folder) = File::open(folder) {
+        let _ = folder.sync_all();
+    }
+    Ok(())
+}
+
+/// The name under which `path` is written before it is complete.
+pub(crate) fn aside(path: &Path) -> PathBuf {
+    let mut name = path.file_name().unwrap_or_default().to_os_string();
+    name.push(".tmp");
+    path.with_file_name(name)
+}
+
+/// Reads a whole file.
+pub(crate) fn read(path: &Path) -> Result<Vec<u8>> {
+    fs::read(path).map_err(DataError::io(path, "read"))
+}
+
+/// Creates a folder and its parents.
+pub(crate) fn create_folder(path: &Path) -> Result<()> {
+    fs::create_dir_all(path).map_err(DataError::io(path, "create the folder"))
+}
+
+/// Reads a JSON file; `fix` says what to do when it does not parse.
+pub(crate) fn read_json<T: DeserializeOwned>(path: &Path, fix: &str) -> Result<T> {
+    let bytes = read(path)?;
+    serde_json::from_slice(&bytes).map_err(|e| DataError::corrupt(path, format!("not as expected: {e}"), fix))
+}
+
+/// Writes a value as indented JSON, atomically.
+pub(crate) fn write_json<T: Serialize>(path: &Path, value: &T) -> Result<()> {
+    let mut bytes = serde_json::to_vec_pretty(value)
+        .map_err(|e| DataError::Internal(format!("{} does not serialise: {e}", path.display())))?;
+    bytes.push(b'\n');
+    write_atomically(path, &bytes)
+}
+
+/// Lower-case hexadecimal.
+pub(crate) fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|b| format!("{b:02x}")).collect()
+}

@@ -1,0 +1,79 @@
+//! Writing `tokenizer.json` for the vocabularies made here: byte-level BPE, plain bytes, characters.
+//!
+//! All three are ordinary files of the format, so whatever serves the model elsewhere tokenizes as training did.
+//! Merges are written as strings ("a b"), which every version of every reader accepts.
+
+use std::collections::BTreeSet;
+
+use serde_json::{Map, Value, json};
+
+use super::bpe::byte_char;
+use super::words::QWEN;
+
+/// The end-of-document token of every vocabulary made here; always the last id.
+pub(super) const END_OF_TEXT: &str = "<|endoftext|>";
+
+/// The file for byte-level BPE. Ids: bytes 0 to 255, then one per merge, then the end-of-document token.
+pub(super) fn byte_level_bpe(merges: &[(u32, u32)]) -> Value {
+    let mut tokens: Vec<String> = (0..=255).map(|b| byte_char(b).to_string()).collect();
+    let mut lines = Vec::with_capacity(merges.len());
+    for &(left, right) in merges {
+        let (left, right) = (&tokens[left as usize], &tokens[right as usize]);
+        lines.push(format!("{left} {right}"));
+        tokens.push(format!("{left}{right}"));
+    }
+    let split = json!({
+        "type": "Split", "pattern": {"Regex": QWEN}, "behavior": "Isolated", "invert": false,
+    });
+    let words = json!({"type": "Sequence", "pretokenizers": [split, byte_level_step()]});
+    file(tokens, lines, words, byte_level_step())
+}
+
+/// The file for plain bytes: id b is byte b, 256 ends a document.
+pub(super) fn bytes() -> Value {
+    let tokens = (0..=255).map(|b| byte_char(b).to_string()).collect();
+    file(tokens, Vec::new(), byte_level_step(), byte_level_step())
+}
+
+/// The file for characters, in the order of their code points.
+pub(super) fn chars(alphabet: &BTreeSet<char>) -> Value {
+    let tokens = alphabet.iter().map(char::to_string).collect();
+    file(tokens, Vec::new(), Value::Null, json!({"type": "Fuse"}))
+}
+
+/// What `transformers` reads beside `tokenizer.json` to load it as a fast tokenizer.
+pub(super) fn config(end_of_document: &str) -> Value {
+    json!({
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "eos_token": end_of_document,
+        "clean_up_tokenization_spaces": false,
+    })
+}
+
+fn byte_level_step() -> Value {
+    json!({"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": false, "use_regex": false})
+}
+
+fn file(tokens: Vec<String>, merges: Vec<String>, pre_tokenizer: Value, decoder: Value) -> Value {
+    let end = tokens.len();
+    let vocab: Map<String, Value> =
+        tokens.into_iter().enumerate().map(|(id, token)| (token, json!(id))).collect();
+    json!({
+        "version": "1.0",
+        "truncation": null,
+        "padding": null,
+        "added_tokens": [{
+            "id": end, "content": END_OF_TEXT, "single_word": false, "lstrip": false, "rstrip": false,
+            "normalized": false, "special": true,
+        }],
+        "normalizer": null,
+        "pre_tokenizer": pre_tokenizer,
+        "post_processor": null,
+        "decoder": decoder,
+        "model": {
+            "type": "BPE", "dropout": null, "unk_token": null, "continuing_subword_prefix": null,
+            "end_of_word_suffix": null, "fuse_unk": false, "byte_fallback": false, "ignore_merges": false,
+            "vocab": vocab, "merges": merges,
+        },
+    })
+}

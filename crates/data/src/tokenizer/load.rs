@@ -1,0 +1,169 @@
+//! Loading `tokenizer.json` and finding, in the files around it, which tokens begin and end a text.
+//!
+//! What ends a document while packing and what stops generation differ: a chat model stops at the end of a turn
+//! but documents still end with the token that pre-training used. So the end-of-document token is a well-known
+//! one where the vocabulary has it, else the tokenizer's own end token.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::Path;
+use std::sync::OnceLock;
+
+use serde_json::Value;
+use tokenizers::AddedToken;
+
+use super::{Tokenizer, build, canonical_hash, choose_engine};
+use crate::error::{DataError, Result};
+use crate::files;
+
+/// Files that travel with a tokenizer and are kept as they are.
+const SIDE_FILES: [&str; 8] = [
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "chat_template.jinja",
+    "chat_template.json",
+    "vocab.json",
+    "merges.txt",
+    "tokenizer.model",
+];
+
+/// Names that mean the end of a document in whatever vocabulary has them as special tokens.
+const DOCUMENT_ENDS: [&str; 3] = [build::END_OF_TEXT, "<|end_of_text|>", "<｜end▁of▁sentence｜>"];
+/// Names tried last, for a lone `tokenizer.json`.
+const TEXT_ENDS: [&str; 4] = ["</s>", "<eos>", "<|im_end|>", "<|eot_id|>"];
+
+/// Token ids that a model's own files name.
+#[derive(Debug, Default)]
+pub(super) struct Named {
+    ends: Vec<u32>,
+    begin: Option<u32>,
+}
+
+pub(super) fn load(path: &Path) -> Result<Tokenizer> {
+    let is_folder = fs::metadata(path).map_err(DataError::io(path, "open the tokenizer"))?.is_dir();
+    if !is_folder {
+        return from_parts(&path.display().to_string(), files::read(path)?, BTreeMap::new(), Named::default());
+    }
+    let file = path.join("tokenizer.json");
+    if !file.exists() {
+        return Err(DataError::tokenizer(
+            path.display().to_string(),
+            "the folder has no tokenizer.json",
+            "save it with transformers (AutoTokenizer.from_pretrained(..).save_pretrained(..)), which writes one",
+        ));
+    }
+    let mut side_files = BTreeMap::new();
+    for name in SIDE_FILES {
+        let side = path.join(name);
+        if side.exists() {
+            side_files.insert(name.to_owned(), files::read(&side)?);
+        }
+    }
+    let mut named = Named::default();
+    for name in ["generation_config.json", "config.json"] {
+        let side = path.join(name);
+        if side.exists() {
+            let config: Value = files::read_json(&side, "restore the file, or remove it")?;
+            named.add(&config);
+        }
+    }
+    from_parts(&file.display().to_string(), files::read(&file)?, side_files, named)
+}
+
+/// Builds a tokenizer from the bytes of its files; `place` is for messages.
+pub(super) fn from_parts(
+    place: &str,
+    json: Vec<u8>,
+    mut side_files: BTreeMap<String, Vec<u8>>,
+    named: Named,
+) -> Result<Tokenizer> {
+    let broken = |what: String| {
+        DataError::tokenizer(place, what, "name a tokenizer.json as Hugging Face tokenizers writes it")
+    };
+    let parsed: Value = serde_json::from_slice(&json).map_err(|e| broken(format!("is not JSON: {e}")))?;
+    let mut whole = tokenizers::Tokenizer::from_bytes(&json)
+        .map_err(|e| broken(format!("is not a tokenizer this version reads: {e}")))?;
+    // Documents are neither cut nor filled up here, whatever the file's last user did.
+    whole.with_padding(None);
+    whole.with_truncation(None).map_err(|e| broken(e.to_string()))?;
+    let vocab_size = whole.get_vocab(true).values().max().map_or(0, |&id| id as usize + 1);
+    if vocab_size == 0 {
+        return Err(broken("has no tokens".to_owned()));
+    }
+    let added: Vec<(u32, AddedToken)> = whole.get_added_tokens_decoder().into_iter().collect();
+    let is_special = |id: u32| added.iter().any(|(at, token)| *at == id && token.special);
+
+    let mut configs = Vec::new();
+    for name in ["tokenizer_config.json", "special_tokens_map.json"] {
+        if let Some(bytes) = side_files.get(name) {
+            let config: Value =
+                serde_json::from_slice(bytes).map_err(|e| broken(format!("{name} is not JSON: {e}")))?;
+            configs.push(config);
+        }
+    }
+    let by_key = |key: &str| configs.iter().find_map(|config| whole.token_to_id(token_name(config.get(key)?)?));
+    let own_end = by_key("eos_token");
+    let known = |names: &[&str]| {
+        names.iter().filter_map(|name| whole.token_to_id(name)).find(|&id| is_special(id))
+    };
+    let (listed, strange): (Vec<u32>, Vec<u32>) =
+        named.ends.iter().partition(|&&id| whole.id_to_token(id).is_some());
+    if !strange.is_empty() {
+        tracing::warn!("{place} has no token for the end ids {strange:?} of the model's config; they are ignored");
+    }
+    let end_of_document = known(&DOCUMENT_ENDS)
+        .or(own_end)
+        .or(listed.first().copied())
+        .or_else(|| known(&TEXT_ENDS))
+        .ok_or_else(|| {
+            DataError::tokenizer(
+                place,
+                "no token ends a document: no tokenizer_config.json, generation_config.json or config.json names one",
+                "load the whole folder, or add \"eos_token\" to its tokenizer_config.json",
+            )
+        })?;
+    let mut stop_tokens: Vec<u32> = listed.into_iter().chain(own_end).chain([end_of_document]).collect();
+    stop_tokens.sort_unstable();
+    stop_tokens.dedup();
+    let begin = by_key("bos_token").or(named.begin.filter(|&id| whole.id_to_token(id).is_some()));
+
+    if !side_files.contains_key("tokenizer_config.json") {
+        let name = whole.id_to_token(end_of_document).unwrap_or_default();
+        let config = serde_json::to_vec_pretty(&build::config(&name))
+            .map_err(|e| DataError::Internal(e.to_string()))?;
+        side_files.insert("tokenizer_config.json".to_owned(), config);
+    }
+    let (engine, cut) = choose_engine(&parsed, &added);
+    Ok(Tokenizer {
+        hash: canonical_hash(&parsed),
+        json,
+        side_files,
+        whole,
+        literal: OnceLock::new(),
+        engine,
+        cut,
+        vocab_size,
+        end_of_document,
+        stop_tokens,
+        begin,
+    })
+}
+
+impl Named {
+    /// Adds `eos_token_id` (a number or a list) and `bos_token_id` of a model's config.
+    fn add(&mut self, config: &Value) {
+        let id = |value: &Value| value.as_u64().and_then(|id| u32::try_from(id).ok());
+        match config.get("eos_token_id") {
+            Some(Value::Array(ids)) => self.ends.extend(ids.iter().filter_map(id)),
+            Some(value) => self.ends.extend(id(value)),
+            None => {}
+        }
+        self.begin = self.begin.or_else(|| config.get("bos_token_id").and_then(id));
+    }
+}
+
+/// The name in `"eos_token": "x"` or `"eos_token": {"content": "x"}`.
+fn token_name(value: &Value) -> Option<&str> {
+    value.as_str().or_else(|| value.get("content")?.as_str())
+}

@@ -1,0 +1,418 @@
+//! Text to tokens and back.
+//!
+//! A [`Tokenizer`] is always backed by a `tokenizer.json`, loaded or made here, so that whatever serves the model
+//! elsewhere tokenizes exactly as training did. The file is kept verbatim and written back verbatim. Three of its
+//! forms (byte-level BPE with a known word pattern, bytes, characters) are encoded by fast paths of this crate;
+//! all others, and everything that concerns prompts and decoding, by the tokenizers crate.
+//!
+//! Documents are encoded as plain text: the name of a special token inside a document is not that token. Prompts
+//! are encoded as the file says, special tokens and beginning-of-sequence included.
+
+mod bpe;
+mod build;
+mod cut;
+mod decode;
+mod load;
+mod train;
+mod words;
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::path::Path;
+use std::sync::OnceLock;
+
+use rayon::prelude::*;
+use serde_json::Value;
+use sha2::{Digest, Sha256};
+use tokenizers::{AddedToken, NormalizedString, Normalizer};
+
+pub use cut::CutRule;
+pub use decode::StreamDecoder;
+
+use crate::error::{DataError, Result};
+use crate::files;
+use bpe::ByteBpe;
+use train::WordCounts;
+
+/// A tokenizer: encode documents and prompts, decode, save.
+#[derive(Debug)]
+pub struct Tokenizer {
+    json: Vec<u8>,
+    side_files: BTreeMap<String, Vec<u8>>,
+    whole: tokenizers::Tokenizer,
+    /// The same with special tokens read as text; made when a document first needs it.
+    literal: OnceLock<tokenizers::Tokenizer>,
+    engine: Engine,
+    cut: CutRule,
+    hash: [u8; 32],
+    vocab_size: usize,
+    end_of_document: u32,
+    stop_tokens: Vec<u32>,
+    begin: Option<u32>,
+}
+
+/// What encodes a document.
+#[derive(Debug)]
+enum Engine {
+    Chars(HashMap<char, u32>),
+    ByteBpe { bpe: ByteBpe, nfc: bool, added: Vec<String> },
+    General,
+}
+
+/// The longest text that is encoded in one go by the tokenizers crate, which needs about 100 times its size.
+const MAX_GENERAL_BYTES: usize = 32 << 20;
+
+impl Tokenizer {
+    /// Loads a `tokenizer.json`, or a folder that holds one beside the usual Hugging Face files
+    /// (`tokenizer_config.json`, `special_tokens_map.json`, `generation_config.json`, `config.json`), which say
+    /// which tokens begin and end a text.
+    ///
+    /// # Errors
+    /// A missing or unreadable file, a file that is no tokenizer, and one without an end-of-document token.
+    pub fn load(path: impl AsRef<Path>) -> Result<Tokenizer> {
+        load::load(path.as_ref())
+    }
+
+    /// Plain bytes: 256 tokens and the end-of-document token, so a vocabulary of 257.
+    pub fn bytes() -> Tokenizer {
+        Tokenizer::made_here(&build::bytes()).expect("the bytes tokenizer is a constant")
+    }
+
+    /// One token for every distinct character of `texts`, in the order of code points, and the end-of-document
+    /// token. Encoding a character that is not among them is an error.
+    ///
+    /// # Errors
+    /// Texts without any character; and the first error of `texts` itself.
+    pub fn chars(texts: impl IntoIterator<Item = Result<String>>) -> Result<Tokenizer> {
+        let mut alphabet = BTreeSet::new();
+        for text in texts {
+            alphabet.extend(text?.chars());
+        }
+        if alphabet.is_empty() {
+            return Err(no_text("chars"));
+        }
+        Tokenizer::made_here(&build::chars(&alphabet))
+    }
+
+    /// Trains byte-level BPE on `texts`: 256 bytes, merges, and the end-of-document token as the last id, together
+    /// at most `vocab_size`. Fewer where the text runs out of repeated pairs. The same texts give the same file to
+    /// the byte, on any number of threads.
+    ///
+    /// # Errors
+    /// `vocab_size` under 257; texts without any character; and the first error of `texts` itself.
+    pub fn train_bpe(
+        texts: impl IntoIterator<Item = Result<String>>,
+        vocab_size: usize,
+    ) -> Result<Tokenizer> {
+        let Some(max_merges) = vocab_size.checked_sub(257) else {
+            return Err(DataError::invalid(
+                format!("a byte-level vocabulary of {vocab_size} tokens is too small"),
+                "ask for at least 257 (256 bytes and the end-of-document token)",
+            ));
+        };
+        let mut counts = WordCounts::default();
+        let mut waiting = Vec::new();
+        let mut waiting_bytes = 0;
+        let mut seen_text = false;
+        for text in texts {
+            let text = text?;
+            seen_text |= !text.is_empty();
+            waiting_bytes += text.len();
+            waiting.push(text);
+            if waiting_bytes >= FEED_BYTES {
+                counts.feed(&waiting);
+                waiting.clear();
+                waiting_bytes = 0;
+            }
+        }
+        counts.feed(&waiting);
+        if !seen_text {
+            return Err(no_text("bpe"));
+        }
+        let merges = counts.learn_merges(max_merges);
+        if merges.len() < max_merges {
+            tracing::warn!(
+                "the text has too few repeated pairs for {vocab_size} tokens; the vocabulary has {}",
+                257 + merges.len()
+            );
+        }
+        Tokenizer::made_here(&build::byte_level_bpe(&merges))
+    }
+
+    /// The tokens of a document (or a piece of one, cut by [`Tokenizer::cut_rule`]), without any special token.
+    ///
+    /// # Errors
+    /// A character outside a character vocabulary, named; a text too long for this kind of tokenizer.
+    pub fn encode(&self, text: &str) -> Result<Vec<u32>> {
+        let mut ids = Vec::with_capacity(text.len() / 3);
+        match &self.engine {
+            Engine::Chars(vocab) => {
+                for (at, c) in text.char_indices() {
+                    ids.push(*vocab.get(&c).ok_or_else(|| unknown_character(c, at))?);
+                }
+            }
+            Engine::ByteBpe { bpe, nfc, added } => {
+                if added.iter().any(|token| text.contains(token.as_str())) {
+                    return self.encode_general(text);
+                }
+                // No character below U+0300 changes under NFC.
+                if *nfc && text.chars().any(|c| c >= '\u{300}') {
+                    bpe.encode(&self.normalise(text)?, &mut ids);
+                } else {
+                    bpe.encode(text, &mut ids);
+                }
+            }
+            Engine::General => return self.encode_general(text),
+        }
+        Ok(ids)
+    }
+
+    /// [`Tokenizer::encode`] of many texts in parallel, in their order.
+    ///
+    /// # Errors
+    /// Those of [`Tokenizer::encode`], each in its text's place.
+    pub fn encode_all<T: AsRef<str> + Sync>(&self, texts: &[T]) -> Vec<Result<Vec<u32>>> {
+        texts.par_iter().map(|text| self.encode(text.as_ref())).collect()
+    }
+
+    /// The tokens of a prompt: special tokens written in the text are recognised, and what the file adds around a
+    /// text at its beginning (such as a beginning-of-sequence token) is added. What it adds at the end is not: the
+    /// prompt goes on.
+    ///
+    /// # Errors
+    /// A character outside a character vocabulary; whatever the tokenizer itself refuses.
+    pub fn encode_prompt(&self, text: &str) -> Result<Vec<u32>> {
+        if let Engine::Chars(vocab) = &self.engine {
+            let end = self.whole.id_to_token(self.end_of_document).unwrap_or_default();
+            let mut at = 0;
+            for part in text.split(end.as_str()) {
+                if let Some((i, c)) = part.char_indices().find(|(_, c)| !vocab.contains_key(c)) {
+                    return Err(unknown_character(c, at + i));
+                }
+                at += part.len() + end.len();
+            }
+        }
+        let encoding = self.whole.encode_fast(text, true).map_err(|e| self.refused(&e))?;
+        let mut ids = encoding.get_ids().to_vec();
+        // The mask marks what the file added around the text, never what the text itself spells out.
+        let kept = match encoding.get_special_tokens_mask().iter().rposition(|&added| added == 0) {
+            Some(last) => last + 1,
+            None => ids.iter().rposition(|id| !self.stop_tokens.contains(id)).map_or(0, |last| last + 1),
+        };
+        ids.truncate(kept);
+        Ok(ids)
+    }
+
+    /// The text of `ids`. Bytes that are no UTF-8 become U+FFFD; ids without a token (a model's vocabulary may be
+    /// padded beyond its tokenizer's) give nothing.
+    ///
+    /// # Errors
+    /// Whatever the file's decoder refuses.
+    pub fn decode(&self, ids: &[u32], special: SpecialTokens) -> Result<String> {
+        self.whole.decode(ids, special == SpecialTokens::Hide).map_err(|e| self.refused(&e))
+    }
+
+    /// A decoder that takes one token at a time and gives text as soon as it is complete.
+    pub fn stream_decoder(&self, special: SpecialTokens) -> StreamDecoder<'_> {
+        StreamDecoder::new(self, special)
+    }
+
+    /// Writes `tokenizer.json` and the files around it into `folder`, ready for `AutoTokenizer`.
+    ///
+    /// # Errors
+    /// The folder or a file cannot be written.
+    pub fn save(&self, folder: &Path) -> Result<()> {
+        files::create_folder(folder)?;
+        for (name, bytes) in &self.side_files {
+            files::write_atomically(&folder.join(name), bytes)?;
+        }
+        files::write_atomically(&folder.join("tokenizer.json"), &self.json)
+    }
+
+    /// One more than the largest token id, added tokens included.
+    pub fn vocab_size(&self) -> usize {
+        self.vocab_size
+    }
+
+    /// The token that the packer puts after each document.
+    pub fn end_of_document(&self) -> u32 {
+        self.end_of_document
+    }
+
+    /// The tokens at which generation stops; the end-of-document token is among them. Ascending.
+    pub fn stop_tokens(&self) -> &[u32] {
+        &self.stop_tokens
+    }
+
+    /// The beginning-of-sequence token, where the files name one.
+    pub fn begin_of_sequence(&self) -> Option<u32> {
+        self.begin
+    }
+
+    /// The id of a token by its exact name.
+    pub fn token_id(&self, name: &str) -> Option<u32> {
+        self.whole.token_to_id(name)
+    }
+
+    /// SHA-256 of `tokenizer.json` in canonical form (keys sorted, no white space): reformatting a file keeps it,
+    /// any change of meaning changes it.
+    pub fn hash(&self) -> [u8; 32] {
+        self.hash
+    }
+
+    /// Where a long document may be cut so that its pieces give the same tokens as the whole.
+    pub fn cut_rule(&self) -> CutRule {
+        self.cut
+    }
+
+    /// The same tokenizer with another end-of-document token.
+    ///
+    /// # Errors
+    /// No token has that name.
+    pub fn with_end_of_document(mut self, name: &str) -> Result<Tokenizer> {
+        let id = self.token_id(name).ok_or_else(|| {
+            DataError::tokenizer(
+                "option",
+                format!("no token is called {name:?}"),
+                "name a token of this vocabulary to end documents",
+            )
+        })?;
+        self.end_of_document = id;
+        if let Err(at) = self.stop_tokens.binary_search(&id) {
+            self.stop_tokens.insert(at, id);
+        }
+        Ok(self)
+    }
+
+    fn made_here(json: &Value) -> Result<Tokenizer> {
+        let bytes = serde_json::to_vec_pretty(json).map_err(|e| DataError::Internal(e.to_string()))?;
+        let config = serde_json::to_vec_pretty(&build::config(build::END_OF_TEXT))
+            .map_err(|e| DataError::Internal(e.to_string()))?;
+        let side_files = BTreeMap::from([("tokenizer_config.json".to_owned(), config)]);
+        load::from_parts("made here", bytes, side_files, load::Named::default())
+    }
+
+    /// Documents as the tokenizers crate sees them: special tokens are text.
+    fn encode_general(&self, text: &str) -> Result<Vec<u32>> {
+        if text.len() > MAX_GENERAL_BYTES {
+            return Err(DataError::tokenizer(
+                "of this kind",
+                format!("cannot encode {} MiB of text as one document", text.len() >> 20),
+                "split the document (a separator, or one document a line)",
+            ));
+        }
+        let literal = self.literal.get_or_init(|| {
+            let mut copy = self.whole.clone();
+            copy.set_encode_special_tokens(true);
+            copy
+        });
+        let encoding = literal.encode_fast(text, false).map_err(|e| self.refused(&e))?;
+        Ok(encoding.get_ids().to_vec())
+    }
+
+    fn normalise(&self, text: &str) -> Result<String> {
+        let mut normalised = NormalizedString::from(text);
+        if let Some(normalizer) = self.whole.get_normalizer() {
+            normalizer.normalize(&mut normalised).map_err(|e| self.refused(&e))?;
+        }
+        Ok(normalised.get().to_owned())
+    }
+
+    fn refused(&self, error: &tokenizers::Error) -> DataError {
+        DataError::tokenizer("tokenizer.json", format!("failed: {error}"), "check the file that it came from")
+    }
+}
+
+/// Whether decoding shows special tokens such as `<|endoftext|>`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum SpecialTokens {
+    /// Leave them out.
+    Hide,
+    /// Write their names.
+    Show,
+}
+
+/// Training counts words in batches of about this size.
+const FEED_BYTES: usize = 8 << 20;
+
+/// Chooses how documents are encoded, from what the file asks for.
+fn choose_engine(json: &Value, added: &[(u32, AddedToken)]) -> (Engine, CutRule) {
+    let general = (Engine::General, CutRule::Never);
+    let nfc = match json.get("normalizer") {
+        None | Some(Value::Null) => false,
+        Some(normalizer) if normalizer.get("type").is_some_and(|t| t == "NFC") => true,
+        Some(_) => return general,
+    };
+    let in_text: Vec<&AddedToken> =
+        added.iter().map(|(_, token)| token).filter(|token| !token.special).collect();
+    if !nfc && in_text.is_empty() {
+        if let Some(vocab) = char_vocab(json) {
+            return (Engine::Chars(vocab), CutRule::Anywhere);
+        }
+    }
+    let Some(bpe) = ByteBpe::recognise(json) else { return general };
+    let cut = if bpe.is_bytes_only() && in_text.is_empty() && !nfc {
+        CutRule::Anywhere
+    } else if bpe.is_bytes_only() || in_text.iter().any(|token| reaches_past_itself(token)) {
+        CutRule::Never
+    } else {
+        CutRule::BetweenWords
+    };
+    let added = in_text.into_iter().map(|token| token.content.clone()).collect();
+    (Engine::ByteBpe { bpe, nfc, added }, cut)
+}
+
+/// True for a token that a cut between words could break or change.
+fn reaches_past_itself(token: &AddedToken) -> bool {
+    token.lstrip || token.rstrip || token.single_word || token.content.contains(char::is_whitespace)
+}
+
+/// The vocabulary of a file whose every token is one character, with no merges and nothing around them.
+fn char_vocab(json: &Value) -> Option<HashMap<char, u32>> {
+    let model = json.get("model")?;
+    let absent = |parent: &Value, key: &str| parent.get(key).is_none_or(Value::is_null);
+    let plain = model.get("type")? == "BPE"
+        && model.get("merges")?.as_array()?.is_empty()
+        && model.get("byte_fallback").is_none_or(|fallback| fallback == false)
+        && ["unk_token", "continuing_subword_prefix", "end_of_word_suffix", "dropout"]
+            .iter()
+            .all(|key| absent(model, key))
+        && absent(json, "pre_tokenizer");
+    if !plain {
+        return None;
+    }
+    let entries = model.get("vocab")?.as_object()?.iter();
+    entries
+        .map(|(token, id)| {
+            let mut chars = token.chars();
+            let only = chars.next().filter(|_| chars.next().is_none())?;
+            Some((only, u32::try_from(id.as_u64()?).ok()?))
+        })
+        .collect()
+}
+
+/// SHA-256 over the value with its keys sorted.
+fn canonical_hash(value: &Value) -> [u8; 32] {
+    fn sorted(value: &Value) -> Value {
+        match value {
+            Value::Object(entries) => {
+                let in_order: BTreeMap<&String, &Value> = entries.iter().collect();
+                Value::Object(in_order.into_iter().map(|(key, value)| (key.clone(), sorted(value))).collect())
+            }
+            Value::Array(items) => Value::Array(items.iter().map(sorted).collect()),
+            other => other.clone(),
+        }
+    }
+    Sha256::digest(sorted(value).to_string()).into()
+}
+
+fn no_text(kind: &str) -> DataError {
+    DataError::tokenizer(kind, "there is no text to make a vocabulary from", "name input that is not empty")
+}
+
+fn unknown_character(c: char, at: usize) -> DataError {
+    DataError::tokenizer(
+        "chars",
+        format!("the character {c:?} (U+{:04X}) at byte {at} of the text is not in the vocabulary", c as u32),
+        "make the vocabulary from text that has it, or use bytes or BPE",
+    )
+}

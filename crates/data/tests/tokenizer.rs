@@ -1,0 +1,315 @@
+//! Tokenizers: the fast paths give what the tokenizers crate gives, cuts change nothing, files come back whole.
+
+use std::path::Path;
+
+use proptest::prelude::*;
+use serde_json::{Value, json};
+use xtrain_data::{CutRule, DataError, SpecialTokens, Tokenizer};
+
+const TEXT: &str = "The quick brown fox doesn't jump over the lazy dog; it's 12345 times he'll say: \"No!\"\n\n  \
+     fn main() { println!(\"{}\", 42); }\n\n\n\tTabs\tand   spaces. Ünïcödé, Straße, 東京タワー, привет мир, \u{1F600}\u{1F601}.\r\n\
+     the the the quick quick brown over over the lazy lazy dog dog 12 12 123 123 1234\n";
+
+const LLAMA3: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
+
+fn trained() -> Tokenizer {
+    Tokenizer::train_bpe([Ok(TEXT.repeat(3))], 420).unwrap()
+}
+
+fn saved_json(tokenizer: &Tokenizer) -> Value {
+    let folder = tempfile::tempdir().unwrap();
+    tokenizer.save(folder.path()).unwrap();
+    serde_json::from_slice(&std::fs::read(folder.path().join("tokenizer.json")).unwrap()).unwrap()
+}
+
+fn load_json(json: &Value) -> Tokenizer {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("tokenizer.json");
+    std::fs::write(&file, json.to_string()).unwrap();
+    Tokenizer::load(&file).unwrap()
+}
+
+/// The same vocabulary under each form that has a fast path.
+fn variants() -> Vec<(Tokenizer, tokenizers::Tokenizer)> {
+    let qwen = saved_json(&trained());
+    let mut gpt2 = qwen.clone();
+    gpt2["pre_tokenizer"] =
+        json!({"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": true});
+    let mut llama3 = qwen.clone();
+    llama3["pre_tokenizer"]["pretokenizers"][0]["pattern"]["Regex"] = json!(LLAMA3);
+    llama3["model"]["ignore_merges"] = json!(true);
+    let mut added = qwen.clone();
+    added["normalizer"] = json!({"type": "NFC"});
+    added["added_tokens"].as_array_mut().unwrap().push(json!({
+        "id": 500, "content": "<think>", "single_word": false, "lstrip": false, "rstrip": false,
+        "normalized": false, "special": false,
+    }));
+    [qwen, gpt2, llama3, added, saved_json(&Tokenizer::bytes())]
+        .iter()
+        .map(|json| {
+            let mut reference = tokenizers::Tokenizer::from_bytes(json.to_string()).unwrap();
+            reference.set_encode_special_tokens(true);
+            (load_json(json), reference)
+        })
+        .collect()
+}
+
+/// Text that meets every branch of the word patterns.
+fn tricky_text() -> impl Strategy<Value = String> {
+    let part = prop_oneof![
+        4 => "[a-zA-Z]{1,6}",
+        2 => "[ \t\n\r]{1,4}",
+        3 => Just(" ".to_owned()),
+        2 => Just("\n".to_owned()),
+        2 => "[0-9½²]{1,5}",
+        2 => "'(s|S|ſ|t|re|RE|ve|m|lL|d|x|)",
+        2 => "[!-/:-@\\[-`]{1,4}",
+        2 => "\\PC{1,4}",
+        1 => any::<char>().prop_map(|c| c.to_string()),
+        1 => Just("e\u{301}\u{85}\u{3000}".to_owned()),
+        1 => Just("<think>".to_owned()),
+        1 => Just("<|endoftext|>".to_owned()),
+        1 => "a{60,90}",
+    ];
+    prop::collection::vec(part, 0..40).prop_map(|parts| parts.concat())
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(400))]
+
+    #[test]
+    fn the_fast_path_gives_the_ids_of_the_tokenizers_crate(text in tricky_text()) {
+        thread_local!(static VARIANTS: Vec<(Tokenizer, tokenizers::Tokenizer)> = variants());
+        VARIANTS.with(|variants| {
+            for (ours, reference) in variants {
+                let expected = reference.encode_fast(text.as_str(), false).unwrap().get_ids().to_vec();
+                prop_assert_eq!(ours.encode(&text).unwrap(), expected);
+            }
+            Ok(())
+        })?;
+    }
+
+    #[test]
+    fn pieces_cut_by_the_rule_encode_like_the_whole(text in tricky_text(), limit in 1_usize..60) {
+        thread_local!(static VARIANTS: Vec<(Tokenizer, tokenizers::Tokenizer)> = variants());
+        VARIANTS.with(|variants| {
+            for (tokenizer, _) in variants {
+                let rule = tokenizer.cut_rule();
+                let mut pieces = Vec::new();
+                let mut rest = text.as_str();
+                while let Some(at) = rule.last_cut(rest, limit).or_else(|| rule.first_cut(rest, limit)) {
+                    let (piece, after) = rest.split_at(at);
+                    prop_assert!(!piece.is_empty() && !after.is_empty());
+                    pieces.extend(tokenizer.encode(piece).unwrap());
+                    rest = after;
+                }
+                pieces.extend(tokenizer.encode(rest).unwrap());
+                prop_assert_eq!(pieces, tokenizer.encode(&text).unwrap());
+            }
+            Ok(())
+        })?;
+    }
+
+    #[test]
+    fn decoding_gives_the_text_back_whole_or_streamed(text in tricky_text()) {
+        thread_local!(static TOKENIZERS: [Tokenizer; 2] = [trained(), Tokenizer::bytes()]);
+        TOKENIZERS.with(|tokenizers| {
+            for tokenizer in tokenizers {
+                let ids = tokenizer.encode(&text).unwrap();
+                prop_assert_eq!(&tokenizer.decode(&ids, SpecialTokens::Show).unwrap(), &text);
+                let mut stream = tokenizer.stream_decoder(SpecialTokens::Show);
+                let mut streamed = String::new();
+                for id in ids {
+                    streamed.push_str(&stream.push(id).unwrap());
+                }
+                streamed.push_str(&stream.finish().unwrap());
+                prop_assert_eq!(&streamed, &text);
+            }
+            Ok(())
+        })?;
+    }
+
+    #[test]
+    fn streaming_any_ids_never_fails(ids in prop::collection::vec(0_u32..600, 0..60)) {
+        thread_local!(static TOKENIZER: Tokenizer = trained());
+        TOKENIZER.with(|tokenizer| {
+            let mut stream = tokenizer.stream_decoder(SpecialTokens::Hide);
+            for id in ids {
+                stream.push(id).unwrap();
+            }
+            stream.finish().unwrap();
+        });
+    }
+
+    #[test]
+    fn a_damaged_tokenizer_file_is_an_error_or_still_a_tokenizer(at in 0_usize..20_000, byte in any::<u8>()) {
+        thread_local!(static FILE: Vec<u8> = saved_json(&trained()).to_string().into_bytes());
+        let mut bytes = FILE.with(Clone::clone);
+        let at = at % bytes.len();
+        bytes[at] = byte;
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("tokenizer.json");
+        for content in [&bytes[..], &bytes[..at]] {
+            std::fs::write(&file, content).unwrap();
+            if let Ok(tokenizer) = Tokenizer::load(&file) {
+                let _ = tokenizer.encode(TEXT);
+            }
+        }
+    }
+}
+
+#[test]
+fn known_forms_may_be_cut_and_unknown_ones_may_not() {
+    let rules: Vec<CutRule> = variants().iter().map(|(tokenizer, _)| tokenizer.cut_rule()).collect();
+    let words = CutRule::BetweenWords;
+    assert_eq!(rules, [words, words, words, words, CutRule::Anywhere]);
+    let mut other = saved_json(&trained());
+    other["pre_tokenizer"]["pretokenizers"][0]["pattern"]["Regex"] = json!(r"\w+|\W+");
+    let other = load_json(&other);
+    assert_eq!(other.cut_rule(), CutRule::Never);
+    assert_eq!(other.decode(&other.encode(TEXT).unwrap(), SpecialTokens::Show).unwrap(), TEXT);
+}
+
+#[test]
+fn training_twice_writes_the_same_files_to_the_byte() {
+    let folders = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
+    for folder in &folders {
+        trained().save(folder.path()).unwrap();
+    }
+    for name in ["tokenizer.json", "tokenizer_config.json"] {
+        let [one, two] = folders.each_ref().map(|folder| std::fs::read(folder.path().join(name)).unwrap());
+        assert_eq!(one, two, "{name}");
+    }
+}
+
+#[test]
+fn a_trained_vocabulary_has_the_size_asked_for_and_ends_with_the_end_of_document() {
+    let tokenizer = Tokenizer::train_bpe([Ok(TEXT.repeat(3))], 300).unwrap();
+    assert_eq!(tokenizer.vocab_size(), 300);
+    assert_eq!(tokenizer.end_of_document(), 299);
+    assert_eq!(tokenizer.stop_tokens(), [299]);
+    assert_eq!(tokenizer.token_id("<|endoftext|>"), Some(299));
+}
+
+#[test]
+fn a_special_token_in_a_document_is_text_and_in_a_prompt_is_itself() {
+    let tokenizer = trained();
+    let end = tokenizer.end_of_document();
+    assert!(!tokenizer.encode("a<|endoftext|>b").unwrap().contains(&end));
+    assert!(tokenizer.encode_prompt("a<|endoftext|>b").unwrap().contains(&end));
+    assert_eq!(tokenizer.encode_prompt("a<|endoftext|>").unwrap().last(), Some(&end));
+}
+
+#[test]
+fn a_prompt_keeps_what_the_file_adds_before_it_and_not_what_it_adds_after() {
+    let mut json = saved_json(&trained());
+    let end = json["added_tokens"][0]["id"].clone();
+    let special = json!({"SpecialToken": {"id": "<|endoftext|>", "type_id": 0}});
+    json["post_processor"] = json!({
+        "type": "TemplateProcessing",
+        "single": [special, {"Sequence": {"id": "A", "type_id": 0}}, special],
+        "pair": [{"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 1}}],
+        "special_tokens": {"<|endoftext|>": {"id": "<|endoftext|>", "ids": [end], "tokens": ["<|endoftext|>"]}},
+    });
+    let tokenizer = load_json(&json);
+    let plain = tokenizer.encode("fox").unwrap();
+    let mut expected = vec![tokenizer.end_of_document()];
+    expected.extend(&plain);
+    assert_eq!(tokenizer.encode_prompt("fox").unwrap(), expected);
+}
+
+#[test]
+fn characters_map_one_to_one_and_an_unknown_one_is_named() {
+    let tokenizer = Tokenizer::chars([Ok("héllo\n".to_owned()), Ok("wörld".to_owned())]).unwrap();
+    assert_eq!(tokenizer.vocab_size(), "\nhélowörd".chars().count() + 1);
+    let ids = tokenizer.encode("wörld\n").unwrap();
+    assert_eq!(ids.len(), 6);
+    assert_eq!(tokenizer.decode(&ids, SpecialTokens::Show).unwrap(), "wörld\n");
+    let reloaded = load_json(&saved_json(&tokenizer));
+    assert_eq!(reloaded.encode("wörld\n").unwrap(), ids);
+    assert_eq!(reloaded.encode_prompt("wörld\n<|endoftext|>").unwrap()[..6], ids);
+    for encode in [Tokenizer::encode, Tokenizer::encode_prompt] {
+        let message = encode(&reloaded, "hello zoo").unwrap_err().to_string();
+        assert!(message.contains("'e'") && message.contains("byte 1"), "{message}");
+    }
+}
+
+#[test]
+fn the_hash_ignores_formatting_and_notices_any_change_of_meaning() {
+    let tokenizer = trained();
+    let json = saved_json(&tokenizer);
+    assert_eq!(load_json(&json).hash(), tokenizer.hash());
+    let mut changed = json.clone();
+    changed["added_tokens"][0]["lstrip"] = json!(true);
+    assert_ne!(load_json(&changed).hash(), tokenizer.hash());
+}
+
+#[test]
+fn saving_a_loaded_folder_keeps_its_files_to_the_byte() {
+    let source = tempfile::tempdir().unwrap();
+    trained().save(source.path()).unwrap();
+    std::fs::write(source.path().join("chat_template.jinja"), "{{ messages }}").unwrap();
+    std::fs::write(source.path().join("special_tokens_map.json"), r#"{"eos_token":  "<|endoftext|>"}"#).unwrap();
+    let copy = tempfile::tempdir().unwrap();
+    Tokenizer::load(source.path()).unwrap().save(copy.path()).unwrap();
+    for name in ["tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "special_tokens_map.json"] {
+        let [one, two] = [&source, &copy].map(|folder| std::fs::read(folder.path().join(name)).unwrap());
+        assert_eq!(one, two, "{name}");
+    }
+}
+
+fn folder_with(files: &[(&str, Value)]) -> tempfile::TempDir {
+    let folder = tempfile::tempdir().unwrap();
+    let mut json = saved_json(&trained());
+    let first = json["added_tokens"][0]["id"].as_u64().unwrap();
+    for (offset, name) in ["<|im_end|>", "<s>"].into_iter().enumerate() {
+        json["added_tokens"].as_array_mut().unwrap().push(json!({
+            "id": first + 1 + offset as u64, "content": name, "single_word": false, "lstrip": false,
+            "rstrip": false, "normalized": false, "special": true,
+        }));
+    }
+    std::fs::write(folder.path().join("tokenizer.json"), json.to_string()).unwrap();
+    for (name, value) in files {
+        std::fs::write(folder.path().join(name), value.to_string()).unwrap();
+    }
+    folder
+}
+
+#[test]
+fn end_and_begin_tokens_come_from_the_files_around_the_tokenizer() {
+    let end = trained().end_of_document();
+    let folder = folder_with(&[
+        ("tokenizer_config.json", json!({"eos_token": {"content": "<|im_end|>"}, "bos_token": "<s>"})),
+        ("generation_config.json", json!({"eos_token_id": [end + 1, end]})),
+    ]);
+    let tokenizer = Tokenizer::load(folder.path()).unwrap();
+    assert_eq!(tokenizer.end_of_document(), end);
+    assert_eq!(tokenizer.stop_tokens(), [end, end + 1]);
+    assert_eq!(tokenizer.begin_of_sequence(), Some(end + 2));
+    let other = tokenizer.with_end_of_document("<|im_end|>").unwrap();
+    assert_eq!(other.end_of_document(), end + 1);
+    assert!(other.with_end_of_document("<nothing>").is_err());
+}
+
+#[test]
+fn folders_and_files_that_are_no_tokenizer_say_so() {
+    let empty = tempfile::tempdir().unwrap();
+    let error = |path: &Path| Tokenizer::load(path).unwrap_err();
+    assert!(error(empty.path()).to_string().contains("no tokenizer.json"));
+    assert!(matches!(error(&empty.path().join("absent")), DataError::Io { .. }));
+    let file = empty.path().join("tokenizer.json");
+    for content in ["", "{", "[]", "{}", r#"{"model": 3}"#] {
+        std::fs::write(&file, content).unwrap();
+        assert!(matches!(error(&file), DataError::Tokenizer { .. }), "{content:?}");
+    }
+    let broken_config = folder_with(&[("config.json", json!(null))]);
+    std::fs::write(broken_config.path().join("config.json"), "{").unwrap();
+    assert!(error(broken_config.path()).to_string().contains("config.json"));
+}
+
+#[test]
+fn vocabularies_of_nothing_are_refused() {
+    assert!(Tokenizer::train_bpe([Ok(String::new())], 300).is_err());
+    assert!(Tokenizer::train_bpe([Ok("text".to_owned())], 256).is_err());
+    assert!(Tokenizer::chars([]).is_err());
+}

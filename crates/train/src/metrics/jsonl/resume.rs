@@ -1,0 +1,93 @@
+//! Taking the lines of lost steps out of `metrics.jsonl` when a run resumes.
+
+use std::ffi::OsString;
+use std::fs::{self, File};
+use std::io::{self, BufReader, BufWriter, Write};
+use std::path::{Path, PathBuf};
+
+use super::reader::Lines;
+use super::wire;
+use crate::metrics::MetricsError;
+
+/// What became of the lines of a resumed run's metrics.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Recovery {
+    /// Lines that stayed: those up to the checkpoint's step, and any line that stands before one of them.
+    pub kept: u64,
+    /// Lines of steps after the checkpoint: those steps are made again.
+    pub lost_steps: u64,
+    /// Lines after the last one kept that could not be understood, a torn last line among them, and lines far too
+    /// long to be ours: dropped.
+    pub unreadable: u64,
+}
+
+/// Rewrites the file at `path` without what lies after `step`; leaves it untouched if there is nothing to drop.
+pub(super) fn drop_lost_steps(path: &Path, step: u64) -> Result<Recovery, MetricsError> {
+    let scan = match File::open(path).and_then(|file| scan(file, step)) {
+        Ok(scan) => scan,
+        Err(missing) if missing.kind() == io::ErrorKind::NotFound => return Ok(Recovery::default()),
+        Err(source) => return Err(MetricsError::io("read metrics", path)(source)),
+    };
+    if scan.recovery.lost_steps + scan.recovery.unreadable > 0 || !scan.ended {
+        let aside = aside(path);
+        rewrite(path, &aside, step, scan.last_kept).map_err(|source| {
+            // Best effort: the error to report is the one that stopped the rewrite.
+            let _ = fs::remove_file(&aside);
+            MetricsError::io("rewrite metrics", &aside)(source)
+        })?;
+    }
+    Ok(scan.recovery)
+}
+
+struct Scan {
+    recovery: Recovery,
+    /// Number of the last line of a step that stays; 0 if there is none.
+    last_kept: u64,
+    /// The last line has its line end.
+    ended: bool,
+}
+
+fn scan(file: File, step: u64) -> io::Result<Scan> {
+    let mut scan = Scan { recovery: Recovery::default(), last_kept: 0, ended: true };
+    let recovery = &mut scan.recovery;
+    let mut not_understood = 0;
+    let mut lines = Lines::new(BufReader::new(file));
+    while let Some(line) = lines.next_line()? {
+        scan.ended = line.ended;
+        match line.content.map(wire::step_of) {
+            Some(Some(line_step)) if line_step <= step => {
+                recovery.kept += 1 + std::mem::take(&mut not_understood);
+                scan.last_kept = line.number;
+            }
+            Some(Some(_)) => recovery.lost_steps += 1,
+            Some(None) => not_understood += 1,
+            // A line too long to be held is none of ours.
+            None => recovery.unreadable += 1,
+        }
+    }
+    recovery.unreadable += not_understood;
+    Ok(scan)
+}
+
+fn rewrite(path: &Path, aside: &Path, step: u64, last_kept: u64) -> io::Result<()> {
+    let mut out = BufWriter::new(File::create(aside)?);
+    let mut lines = Lines::new(BufReader::new(File::open(path)?));
+    while let Some(line) = lines.next_line()?.filter(|line| line.number <= last_kept) {
+        let Some(content) = line.content else { continue };
+        if wire::step_of(content).is_none_or(|line_step| line_step <= step) {
+            out.write_all(content)?;
+            out.write_all(b"\n")?;
+        }
+    }
+    out.into_inner().map_err(io::IntoInnerError::into_error)?.sync_all()?;
+    fs::rename(aside, path)?;
+    // The rename is durable once its folder is; a bare file name lies in the current one.
+    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    File::open(folder)?.sync_all()
+}
+
+fn aside(path: &Path) -> PathBuf {
+    let mut name = OsString::from(path);
+    name.push(".tmp");
+    PathBuf::from(name)
+}

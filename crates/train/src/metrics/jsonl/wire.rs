@@ -1,0 +1,197 @@
+//! An event to a line of JSON and back.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+use crate::metrics::event::{
+    Checkpoint, EvalMetrics, Event, Record, Resumed, Sample, SkippedStep, StepMetrics,
+};
+
+/// The line for `record`, without a line end.
+pub fn encode(record: &Record) -> String {
+    let mut line = Line { time: Some(Num((record.time * 1e3).round() / 1e3)), ..Line::default() };
+    line.step = record.event.step();
+    match &record.event {
+        Event::Step(m) => {
+            line.kind = "step".into();
+            line.loss = Some(Num(m.loss));
+            line.grad_norm = Some(Num(m.grad_norm));
+            line.lr = Some(Num(m.lr));
+            line.memory_bytes = Some(m.memory_bytes);
+            line.memory_total_bytes = m.memory_total_bytes;
+            line.tokens_per_second = Some(Num(m.tokens_per_second));
+            line.tflops = Some(Num(m.tflops));
+            line.mfu = m.mfu.map(Num);
+            line.tokens = Some(m.tokens);
+            line.epoch = Some(Num(m.epoch));
+            line.step_ms = Some(Num(m.step_ms));
+            line.skipped = Some(m.skipped);
+            line.seconds_left = m.seconds_left.map(Num);
+        }
+        Event::Eval(m) => {
+            line.kind = "eval".into();
+            line.loss = Some(Num(m.loss));
+            line.perplexity = Some(Num(m.perplexity()));
+            line.bits_per_byte = m.bits_per_byte.map(Num);
+        }
+        Event::Checkpoint(c) => {
+            line.kind = "checkpoint".into();
+            line.path = Some(c.path.to_string_lossy().into_owned());
+        }
+        Event::Skipped(s) => {
+            line.kind = "skipped".into();
+            line.loss = Some(Num(s.loss));
+            line.grad_norm = Some(Num(s.grad_norm));
+            line.skipped = Some(s.skipped);
+        }
+        Event::Resumed(_) => line.kind = "resumed".into(),
+        Event::Sample(s) => {
+            line.kind = "sample".into();
+            line.prompt = Some(s.prompt.clone());
+            line.text = Some(s.text.clone());
+        }
+    }
+    line.name_nonfinite();
+    serde_json::to_string(&line).expect("numbers, strings and string keys are always JSON")
+}
+
+/// The record on a line, or what is wrong with the line.
+pub fn decode(line: &[u8]) -> Result<Record, String> {
+    let mut line: Line = serde_json::from_slice(line).map_err(|error| error.to_string())?;
+    let step = line.step;
+    let event = match line.kind.as_str() {
+        "step" => Event::Step(StepMetrics {
+            step,
+            loss: line.number("loss", line.loss)?,
+            grad_norm: line.number("grad_norm", line.grad_norm)?,
+            lr: line.number("lr", line.lr)?,
+            memory_bytes: required("memory_bytes", line.memory_bytes)?,
+            memory_total_bytes: line.memory_total_bytes,
+            tokens_per_second: line.number("tokens_per_second", line.tokens_per_second)?,
+            tflops: line.number("tflops", line.tflops)?,
+            mfu: line.optional_number("mfu", line.mfu)?,
+            tokens: required("tokens", line.tokens)?,
+            epoch: line.number("epoch", line.epoch)?,
+            step_ms: line.number("step_ms", line.step_ms)?,
+            skipped: required("skipped", line.skipped)?,
+            seconds_left: line.optional_number("seconds_left", line.seconds_left)?,
+        }),
+        "eval" => Event::Eval(EvalMetrics {
+            step,
+            loss: line.number("loss", line.loss)?,
+            bits_per_byte: line.optional_number("bits_per_byte", line.bits_per_byte)?,
+        }),
+        "checkpoint" => {
+            Event::Checkpoint(Checkpoint { step, path: required("path", line.path.take())?.into() })
+        }
+        "skipped" => Event::Skipped(SkippedStep {
+            step,
+            loss: line.number("loss", line.loss)?,
+            grad_norm: line.number("grad_norm", line.grad_norm)?,
+            skipped: required("skipped", line.skipped)?,
+        }),
+        "resumed" => Event::Resumed(Resumed { step }),
+        "sample" => Event::Sample(Sample {
+            step,
+            prompt: required("prompt", line.prompt.take())?,
+            text: required("text", line.text.take())?,
+        }),
+        other => return Err(format!("unknown kind {other:?}")),
+    };
+    Ok(Record { time: line.number("time", line.time)?, event })
+}
+
+/// The step of a line of any kind, also of kinds that a later version may add.
+pub(super) fn step_of(line: &[u8]) -> Option<u64> {
+    #[derive(Deserialize)]
+    struct StepOnly {
+        step: u64,
+    }
+    serde_json::from_slice::<StepOnly>(line).ok().map(|line| line.step)
+}
+
+macro_rules! line {
+    ($($field:ident: $ty:ty),* $(,)?) => {
+        /// All fields of all kinds, in the order in which they are written.
+        #[derive(Default, Serialize, Deserialize)]
+        struct Line {
+            kind: String,
+            step: u64,
+            $(
+                #[serde(default, skip_serializing_if = "Option::is_none")]
+                $field: Option<$ty>,
+            )*
+        }
+    };
+}
+
+line! {
+    time: Num, loss: Num, perplexity: Num, bits_per_byte: Num, grad_norm: Num, lr: Num,
+    memory_bytes: u64, memory_total_bytes: u64, tokens_per_second: Num, tflops: Num, mfu: Num,
+    tokens: u64, epoch: Num, step_ms: Num, skipped: u64, seconds_left: Num,
+    path: String, prompt: String, text: String,
+    nonfinite: BTreeMap<String, String>,
+}
+
+impl Line {
+    fn name_nonfinite(&mut self) {
+        let numbers = [
+            ("time", self.time),
+            ("loss", self.loss),
+            ("perplexity", self.perplexity),
+            ("bits_per_byte", self.bits_per_byte),
+            ("grad_norm", self.grad_norm),
+            ("lr", self.lr),
+            ("tokens_per_second", self.tokens_per_second),
+            ("tflops", self.tflops),
+            ("mfu", self.mfu),
+            ("epoch", self.epoch),
+            ("step_ms", self.step_ms),
+            ("seconds_left", self.seconds_left),
+        ];
+        let named = numbers.into_iter().filter_map(|(name, number)| {
+            let value = number.filter(|number| !number.0.is_finite())?.0;
+            Some((name.to_owned(), value.to_string()))
+        });
+        self.nonfinite = Some(named.collect::<BTreeMap<_, _>>()).filter(|names| !names.is_empty());
+    }
+
+    fn optional_number(&self, name: &str, number: Option<Num>) -> Result<Option<f64>, String> {
+        let named = self.nonfinite.as_ref().and_then(|names| names.get(name));
+        match (number, named.map(String::as_str)) {
+            (Some(number), _) => Ok(Some(number.0)),
+            (None, None) => Ok(None),
+            (None, Some("NaN")) => Ok(Some(f64::NAN)),
+            (None, Some("inf")) => Ok(Some(f64::INFINITY)),
+            (None, Some("-inf")) => Ok(Some(f64::NEG_INFINITY)),
+            (None, Some(other)) => {
+                Err(format!("`nonfinite` says {other:?} of `{name}`: expected NaN, inf or -inf"))
+            }
+        }
+    }
+
+    fn number(&self, name: &str, number: Option<Num>) -> Result<f64, String> {
+        required(name, self.optional_number(name, number)?)
+    }
+}
+
+fn required<T>(name: &str, value: Option<T>) -> Result<T, String> {
+    value.ok_or_else(|| format!("no `{name}`"))
+}
+
+/// A number that is written as `null` when it is not finite.
+#[derive(Clone, Copy)]
+struct Num(f64);
+
+impl Serialize for Num {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        if self.0.is_finite() { serializer.serialize_f64(self.0) } else { serializer.serialize_unit() }
+    }
+}
+
+impl<'de> Deserialize<'de> for Num {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        f64::deserialize(deserializer).map(Num)
+    }
+}

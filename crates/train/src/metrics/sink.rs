@@ -1,0 +1,96 @@
+//! Where a run's events go.
+
+use std::path::Path;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use super::event::{Event, Record, Resumed};
+use super::{MetricsError, jsonl, tensorboard};
+
+/// Which files a run writes its metrics to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Outputs {
+    /// `metrics.jsonl`.
+    pub jsonl: bool,
+    /// TensorBoard events.
+    pub tensorboard: bool,
+}
+
+/// Whether the run folder's metrics begin or go on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Start {
+    /// A new run: it is an error if `metrics.jsonl` holds anything.
+    Fresh,
+    /// A run that goes on from its checkpoint of this step, or from its start with 0. What the files say of later steps is
+    /// void.
+    Resumed {
+        /// Attempted steps that the checkpoint holds.
+        step: u64,
+    },
+}
+
+/// The open metrics files of a run.
+#[derive(Debug)]
+pub struct MetricsSink {
+    jsonl: Option<jsonl::Writer>,
+    tensorboard: Option<tensorboard::Writer>,
+    recovery: jsonl::Recovery,
+}
+
+impl MetricsSink {
+    /// Opens the files of `outputs` in `folder`, which must exist. A resumed run records that it was resumed.
+    pub fn open(folder: &Path, outputs: Outputs, start: Start) -> Result<Self, MetricsError> {
+        let path = folder.join(jsonl::FILE_NAME);
+        let mut sink = Self { jsonl: None, tensorboard: None, recovery: jsonl::Recovery::default() };
+        let resumed_after = match start {
+            Start::Fresh => None,
+            Start::Resumed { step } => Some(step),
+        };
+        if outputs.jsonl {
+            sink.jsonl = Some(match resumed_after {
+                None => jsonl::Writer::create(&path)?,
+                Some(step) => {
+                    let (writer, recovery) = jsonl::Writer::resume(&path, step)?;
+                    sink.recovery = recovery;
+                    writer
+                }
+            });
+        }
+        if outputs.tensorboard {
+            sink.tensorboard = Some(tensorboard::Writer::create(folder, now(), resumed_after)?);
+        }
+        if let Some(step) = resumed_after {
+            sink.record(Resumed { step })?;
+        }
+        Ok(sink)
+    }
+
+    /// What the resume dropped from `metrics.jsonl`; all zeros for a fresh run.
+    pub fn recovery(&self) -> jsonl::Recovery {
+        self.recovery
+    }
+
+    /// Writes `event`, as of now, to every file. It is in the files when this returns.
+    pub fn record(&mut self, event: impl Into<Event>) -> Result<(), MetricsError> {
+        self.record_at(now(), event)
+    }
+
+    /// Writes `event` as of `time`, in seconds since 1970.
+    ///
+    /// A file that cannot be written keeps no other from its record; the first error is returned.
+    pub fn record_at(&mut self, time: f64, event: impl Into<Event>) -> Result<(), MetricsError> {
+        let record = Record { time, event: event.into() };
+        let lines = self.jsonl.as_mut().map_or(Ok(()), |writer| writer.write(&record));
+        let events = self.tensorboard.as_mut().map_or(Ok(()), |writer| writer.write(&record));
+        lines.and(events)
+    }
+
+    /// Waits until the lines recorded so far are on the disk. A checkpoint that is complete then never outlives them.
+    pub fn sync(&self) -> Result<(), MetricsError> {
+        self.jsonl.as_ref().map_or(Ok(()), jsonl::Writer::sync)
+    }
+}
+
+/// Seconds since 1970; 0 on a machine whose clock is before that.
+fn now() -> f64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0.0, |elapsed| elapsed.as_secs_f64())
+}

@@ -1,0 +1,160 @@
+//! The few protobuf messages that a TensorBoard event needs, encoded by hand.
+//!
+//! ```text
+//! Event       { double wall_time = 1; int64 step = 2; oneof { string file_version = 3; Summary summary = 5; SessionLog session_log = 7 } }
+//! SessionLog  { SessionStatus status = 1 }                                    START = 1
+//! Summary     { repeated Value value = 1 }
+//! Value       { string tag = 1; float simple_value = 2; TensorProto tensor = 8; SummaryMetadata metadata = 9 }
+//! SummaryMetadata { PluginData plugin_data = 1 }      PluginData { string plugin_name = 1 }
+//! TensorProto { DataType dtype = 1; TensorShapeProto tensor_shape = 2; repeated bytes string_val = 8 }     DT_STRING = 7
+//! ```
+
+const EVENT_WALL_TIME: u32 = 1;
+const EVENT_STEP: u32 = 2;
+const EVENT_FILE_VERSION: u32 = 3;
+const EVENT_SUMMARY: u32 = 5;
+const EVENT_SESSION_LOG: u32 = 7;
+const SUMMARY_VALUE: u32 = 1;
+const VALUE_TAG: u32 = 1;
+const VALUE_SIMPLE: u32 = 2;
+const VALUE_TENSOR: u32 = 8;
+const VALUE_METADATA: u32 = 9;
+
+/// The first event of every file.
+pub fn file_version(wall_time: f64) -> Vec<u8> {
+    let mut event = event(wall_time, 0);
+    event.bytes(EVENT_FILE_VERSION, b"brain.Event:2");
+    event.0
+}
+
+/// The event that voids what earlier files say of `step` and of all later steps.
+pub fn session_start(wall_time: f64, step: u64) -> Vec<u8> {
+    let mut status = Message::default();
+    status.varint(1, 1);
+    let mut event = event(wall_time, step);
+    event.bytes(EVENT_SESSION_LOG, &status.0);
+    event.0
+}
+
+/// An event with one scalar for each tag.
+pub fn scalars(wall_time: f64, step: u64, values: &[(&str, f64)]) -> Vec<u8> {
+    let mut summary = Message::default();
+    for &(tag, scalar) in values {
+        let mut value = Message::default();
+        value.bytes(VALUE_TAG, tag.as_bytes());
+        value.float(VALUE_SIMPLE, scalar as f32);
+        summary.bytes(SUMMARY_VALUE, &value.0);
+    }
+    summary_event(wall_time, step, &summary)
+}
+
+/// An event with a text, shown as Markdown.
+pub fn text(wall_time: f64, step: u64, tag: &str, markdown: &str) -> Vec<u8> {
+    let mut plugin = Message::default();
+    plugin.bytes(1, b"text");
+    let mut metadata = Message::default();
+    metadata.bytes(1, &plugin.0);
+    let mut tensor = Message::default();
+    tensor.varint(1, 7);
+    // A shape without dimensions: one string.
+    tensor.bytes(2, &[]);
+    tensor.bytes(8, markdown.as_bytes());
+    let mut value = Message::default();
+    value.bytes(VALUE_TAG, tag.as_bytes());
+    value.bytes(VALUE_TENSOR, &tensor.0);
+    value.bytes(VALUE_METADATA, &metadata.0);
+    let mut summary = Message::default();
+    summary.bytes(SUMMARY_VALUE, &value.0);
+    summary_event(wall_time, step, &summary)
+}
+
+/// The step of an encoded event, whatever else it holds; `None` if the bytes are no message.
+pub fn step_of(event: &[u8]) -> Option<u64> {
+    let mut rest = event;
+    let mut step = 0;
+    while !rest.is_empty() {
+        let key = take_varint(&mut rest)?;
+        let skipped = match key & 7 {
+            0 => {
+                let value = take_varint(&mut rest)?;
+                if key >> 3 == u64::from(EVENT_STEP) {
+                    step = value;
+                }
+                0
+            }
+            1 => 8,
+            2 => usize::try_from(take_varint(&mut rest)?).ok()?,
+            5 => 4,
+            _ => return None,
+        };
+        rest = rest.get(skipped..)?;
+    }
+    Some(step)
+}
+
+fn take_varint(bytes: &mut &[u8]) -> Option<u64> {
+    let mut value = 0;
+    for shift in (0..64).step_by(7) {
+        let (&byte, rest) = bytes.split_first()?;
+        *bytes = rest;
+        value |= u64::from(byte & 0x7F) << shift;
+        if byte < 0x80 {
+            return Some(value);
+        }
+    }
+    None
+}
+
+fn summary_event(wall_time: f64, step: u64, summary: &Message) -> Vec<u8> {
+    let mut event = event(wall_time, step);
+    event.bytes(EVENT_SUMMARY, &summary.0);
+    event.0
+}
+
+fn event(wall_time: f64, step: u64) -> Message {
+    let mut event = Message::default();
+    event.double(EVENT_WALL_TIME, wall_time);
+    if step > 0 {
+        event.varint(EVENT_STEP, step);
+    }
+    event
+}
+
+/// A message as its encoded fields.
+#[derive(Default)]
+struct Message(Vec<u8>);
+
+impl Message {
+    fn varint(&mut self, field: u32, value: u64) {
+        self.key(field, 0);
+        self.raw_varint(value);
+    }
+
+    fn double(&mut self, field: u32, value: f64) {
+        self.key(field, 1);
+        self.0.extend_from_slice(&value.to_le_bytes());
+    }
+
+    fn bytes(&mut self, field: u32, value: &[u8]) {
+        self.key(field, 2);
+        self.raw_varint(value.len() as u64);
+        self.0.extend_from_slice(value);
+    }
+
+    fn float(&mut self, field: u32, value: f32) {
+        self.key(field, 5);
+        self.0.extend_from_slice(&value.to_le_bytes());
+    }
+
+    fn key(&mut self, field: u32, wire_type: u32) {
+        self.raw_varint(u64::from(field << 3 | wire_type));
+    }
+
+    fn raw_varint(&mut self, mut value: u64) {
+        while value >= 0x80 {
+            self.0.push(value as u8 | 0x80);
+            value >>= 7;
+        }
+        self.0.push(value as u8);
+    }
+}

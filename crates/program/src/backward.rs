@@ -6,7 +6,8 @@
 
 use crate::trace::instantiate;
 use crate::{
-    Code, Differentiable, Instance, Op, OpError, PassOps, Phase, Program, Role, StateKind, Storage, TraceError, ValueId, WriteMode,
+    Code, Differentiable, Instance, Op, OpError, PassOps, Phase, Program, Role, StateKind, Storage,
+    TraceError, ValueId, WriteMode,
 };
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -60,12 +61,17 @@ pub fn backward(
         let instance = &cx.program.instances[index];
         let Code::Forward(op) = &instance.code else { continue };
         let reached = |o: &crate::Output| cx.grads.contains_key(&o.value) || cx.roots.contains(&o.value);
-        if !instance.outputs.iter().any(reached) || !instance.inputs.iter().any(|v| cx.requires[v.0 as usize]) {
+        if !instance.outputs.iter().any(reached) || !instance.inputs.iter().any(|v| cx.requires[v.0 as usize])
+        {
             continue;
         }
         let (op, origin): (Arc<dyn Differentiable>, _) = (op.clone(), instance.origin.clone());
         cx.current = index;
-        op.backward(&mut cx).map_err(|error| BackwardError::Op { site: origin.to_string(), op: op.name(), error })?;
+        op.backward(&mut cx).map_err(|error| BackwardError::Op {
+            site: origin.to_string(),
+            op: op.name(),
+            error,
+        })?;
     }
     cx.settle_parameter_gradients()?;
     let wanted = wrt.iter().map(|v| cx.grads.get(v).copied()).collect();
@@ -153,7 +159,8 @@ impl Backward<'_> {
         let old = self.instance().clone();
         let targets: Vec<_> = old.outputs.iter().map(|o| Some(o.value)).collect();
         let code = Code::Plain(Arc::new(op));
-        let mut new = instantiate(&mut self.program, code, inputs, &targets, old.origin, old.phase).map_err(|e| e.error)?;
+        let mut new = instantiate(&mut self.program, code, inputs, &targets, old.origin, old.phase)
+            .map_err(|e| e.error)?;
         for (n, o) in new.outputs.iter_mut().zip(&old.outputs) {
             n.mode = o.mode;
         }
@@ -170,7 +177,9 @@ impl Backward<'_> {
         }
         let input = self.input(n);
         let expected = self.ty(input).with_dtype(self.grad_dtype(n));
-        OpError::ensure(self.ty(grad) == expected, || format!("gradient of input {n} is {}, expected {expected}", self.ty(grad)))?;
+        OpError::ensure(self.ty(grad) == expected, || {
+            format!("gradient of input {n} is {}, expected {expected}", self.ty(grad))
+        })?;
         if let Some(p) = self.program.parameter_of(input) {
             return self.bind_parameter_gradient(p, grad);
         }
@@ -188,8 +197,8 @@ impl Backward<'_> {
 
     fn emit_code(&mut self, role: Role, code: Code, inputs: &[ValueId]) -> Result<Vec<ValueId>, OpError> {
         let origin = crate::Origin { role, ..self.instance().origin.clone() };
-        let instance =
-            instantiate(&mut self.program, code, inputs, &[], origin, Phase::Micro).map_err(|e: TraceError| e.error)?;
+        let instance = instantiate(&mut self.program, code, inputs, &[], origin, Phase::Micro)
+            .map_err(|e: TraceError| e.error)?;
         let outputs = instance.outputs.iter().map(|o| o.value).collect();
         self.program.instances.push(instance);
         self.requires.resize(self.program.values.len(), false);
@@ -207,10 +216,14 @@ impl Backward<'_> {
             Some((i, k))
         });
         let Some((instance, k)) = writer else {
-            return Err(OpError(format!("the gradient of parameter `{name}` is not made by an op of its own")));
+            return Err(OpError(format!(
+                "the gradient of parameter `{name}` is not made by an op of its own"
+            )));
         };
         let op = instance.code.op();
-        OpError::ensure(op.accumulates(k), || format!("output {k} of {} cannot accumulate, as parameter gradients must", op.name()))?;
+        OpError::ensure(op.accumulates(k), || {
+            format!("output {k} of {} cannot accumulate, as parameter gradients must", op.name())
+        })?;
         instance.outputs[k].value = target;
         Ok(())
     }

@@ -8,7 +8,9 @@ impl fmt::Display for Program {
         for id in self.ids() {
             match &self.value(id).storage {
                 Storage::Transient => {}
-                Storage::State { kind, name } => writeln!(f, "{id:?}: {} = {} {name}", self.ty(id), kind.name())?,
+                Storage::State { kind, name } => {
+                    writeln!(f, "{id:?}: {} = {} {name}", self.ty(id), kind.name())?
+                }
                 Storage::Constant { name, .. } => writeln!(f, "{id:?}: {} = constant {name}", self.ty(id))?,
                 Storage::Input { name } => writeln!(f, "{id:?}: {} = input {name}", self.ty(id))?,
                 Storage::Output { name } => writeln!(f, "{id:?}: {} = output {name}", self.ty(id))?,
@@ -32,7 +34,8 @@ impl fmt::Display for Program {
             write!(f, "  {} = ", outputs.collect::<Vec<_>>().join(", "))?;
             write!(f, "{:?}({})", instance.code.op(), inputs.collect::<Vec<_>>().join(", "))?;
             if !instance.workspace.is_empty() {
-                let spaces: Vec<String> = instance.workspace.iter().map(|&w| self.ty(w).to_string()).collect();
+                let spaces: Vec<String> =
+                    instance.workspace.iter().map(|&w| self.ty(w).to_string()).collect();
                 write!(f, " using {}", spaces.join(", "))?;
             }
             writeln!(f, "  # {} {}", instance.origin, instance.origin.role.name())?;

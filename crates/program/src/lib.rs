@@ -27,7 +27,8 @@ pub use op::{Cost, Differentiable, Op, OpError, Operand, PassOps, Rebuild, Signa
 pub use plan::{Location, Plan, Region};
 pub use precision::Precision;
 pub use program::{
-    Code, Instance, Lane, Origin, Output, Parameter, Phase, Program, Role, StateKind, Storage, Value, ValueId, WriteMode,
+    Code, Instance, Lane, Origin, Output, Parameter, Phase, Program, Role, StateKind, Storage, Value,
+    ValueId, WriteMode,
 };
 pub use recompute::Recompute;
 pub use trace::{TraceError, Tracer};

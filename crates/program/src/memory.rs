@@ -78,7 +78,11 @@ impl MemoryTable {
         let named: usize = rows.values().sum();
         let gaps = region_bytes.iter().sum::<usize>() - named;
         rows.insert(Purpose::Gaps, gaps);
-        let rows = rows.into_iter().filter(|(_, bytes)| *bytes > 0).map(|(what, bytes)| MemoryRow { what, bytes }).collect();
+        let rows = rows
+            .into_iter()
+            .filter(|(_, bytes)| *bytes > 0)
+            .map(|(what, bytes)| MemoryRow { what, bytes })
+            .collect();
         MemoryTable { rows, peak_at }
     }
 

@@ -18,7 +18,12 @@ impl Order {
     /// read or wrote what it writes.
     pub fn of(program: &Program) -> Self {
         let n = program.instances.len();
-        let mut order = Order { clocks: vec![[0; Lane::COUNT]; n], positions: vec![0; n], lanes: vec![0; n], waits: vec![Vec::new(); n] };
+        let mut order = Order {
+            clocks: vec![[0; Lane::COUNT]; n],
+            positions: vec![0; n],
+            lanes: vec![0; n],
+            waits: vec![Vec::new(); n],
+        };
         let mut count = [0u32; Lane::COUNT];
         let mut latest: [Option<usize>; Lane::COUNT] = [None; Lane::COUNT];
         let mut writer: Vec<Option<usize>> = vec![None; program.values.len()];
@@ -28,7 +33,8 @@ impl Order {
             order.lanes[i] = lane;
             order.positions[i] = count[lane];
             let index = |v: &ValueId| v.0 as usize;
-            let mut dependencies: Vec<usize> = instance.inputs.iter().filter_map(|v| writer[index(v)]).collect();
+            let mut dependencies: Vec<usize> =
+                instance.inputs.iter().filter_map(|v| writer[index(v)]).collect();
             for o in &instance.outputs {
                 dependencies.extend(writer[index(&o.value)]);
                 dependencies.extend(readers[index(&o.value)].iter().copied());

@@ -83,7 +83,8 @@ impl Plan {
         region_bytes[Region::Scratch as usize] = scratch;
         for b in &buffers {
             for v in &b.values {
-                let location = Location { region: Region::Scratch, offset: b.offset, bytes: program.ty(*v).bytes() };
+                let location =
+                    Location { region: Region::Scratch, offset: b.offset, bytes: program.ty(*v).bytes() };
                 locations[v.0 as usize] = Some(location);
             }
         }
@@ -125,31 +126,50 @@ fn buffers(program: &Program, order: &Order) -> Vec<Buffer> {
     let mut buffers: Vec<Buffer> = Vec::new();
     for (i, instance) in program.instances.iter().enumerate() {
         for v in instance.inputs.iter().filter(|&&v| transient(v)) {
-            assert!(owner[v.0 as usize].is_some(), "{} at {} reads {v:?} before it is written", instance.code.op().name(), instance.origin);
+            assert!(
+                owner[v.0 as usize].is_some(),
+                "{} at {} reads {v:?} before it is written",
+                instance.code.op().name(),
+                instance.origin
+            );
         }
         let written = instance.outputs.iter().map(|o| o.value).chain(instance.workspace.iter().copied());
         for (k, v) in written.enumerate().filter(|&(_, v)| transient(v)) {
             if owner[v.0 as usize].is_some() {
                 continue;
             }
-            let source = instance.code.op().in_place().iter().find(|(o, _)| *o == k).map(|&(_, n)| instance.inputs[n]);
+            let source =
+                instance.code.op().in_place().iter().find(|(o, _)| *o == k).map(|&(_, n)| instance.inputs[n]);
             let joined = source.and_then(|source| {
                 let b = owner[source.0 as usize]?;
                 let buffer = &buffers[b];
-                let dies = buffer.values.iter().all(|w| users[w.0 as usize].iter().all(|&u| u == i || order.before(u, i)));
+                let dies = buffer
+                    .values
+                    .iter()
+                    .all(|w| users[w.0 as usize].iter().all(|&u| u == i || order.before(u, i)));
                 let once = instance.inputs.iter().filter(|&&w| w == source).count() == 1;
                 let fits = program.ty(source).bytes() == program.ty(v).bytes();
                 (dies && once && fits).then_some(b)
             });
             let b = joined.unwrap_or_else(|| {
                 let bytes = round_up(program.ty(v).bytes());
-                buffers.push(Buffer { bytes, values: Vec::new(), first: i, users: Vec::new(), offset: 0, done: [0; Lane::COUNT] });
+                buffers.push(Buffer {
+                    bytes,
+                    values: Vec::new(),
+                    first: i,
+                    users: Vec::new(),
+                    offset: 0,
+                    done: [0; Lane::COUNT],
+                });
                 buffers.len() - 1
             });
             owner[v.0 as usize] = Some(b);
             buffers[b].values.push(v);
             for &u in &users[v.0 as usize] {
-                assert!(program.instances[u].phase == instance.phase, "{v:?} lives across phases; it must be state");
+                assert!(
+                    program.instances[u].phase == instance.phase,
+                    "{v:?} lives across phases; it must be state"
+                );
                 buffers[b].users.push(u);
                 let done = &mut buffers[b].done[order.lane(u)];
                 *done = (*done).max(order.position(u) + 1);
@@ -164,7 +184,8 @@ fn assign(buffers: &mut [Buffer], order: &Order) -> usize {
     let mut by_size: Vec<usize> = (0..buffers.len()).collect();
     by_size.sort_by_key(|&b| (std::cmp::Reverse(buffers[b].bytes), buffers[b].first));
     let clocks: Vec<_> = buffers.iter().map(|b| order.clock(b.first)).collect();
-    let precedes = |a: &Buffer, clock: &[u32; Lane::COUNT]| a.done.iter().zip(clock).all(|(done, seen)| done <= seen);
+    let precedes =
+        |a: &Buffer, clock: &[u32; Lane::COUNT]| a.done.iter().zip(clock).all(|(done, seen)| done <= seen);
     // Placed buffers in the order of their offsets.
     let mut placed: Vec<usize> = Vec::new();
     let mut total = 0;
@@ -175,7 +196,10 @@ fn assign(buffers: &mut [Buffer], order: &Order) -> usize {
             if that.offset >= offset + this.bytes {
                 break;
             }
-            if that.offset + that.bytes > offset && !precedes(that, &clocks[b]) && !precedes(this, &clocks[other]) {
+            if that.offset + that.bytes > offset
+                && !precedes(that, &clocks[b])
+                && !precedes(this, &clocks[other])
+            {
                 offset = that.offset + that.bytes;
             }
         }

@@ -73,7 +73,11 @@ pub fn refresh_program(program: &Program, ops: &dyn PassOps) -> Result<Program, 
     for p in &program.parameters {
         if let Some(compute) = p.compute {
             let master = tracer.state(StateKind::Master, &p.name, program.ty(p.master));
-            pairs.push((master, tracer.state(StateKind::Compute, &p.name, program.ty(compute)), p.name.clone()));
+            pairs.push((
+                master,
+                tracer.state(StateKind::Compute, &p.name, program.ty(compute)),
+                p.name.clone(),
+            ));
         }
     }
     let mut out = tracer.finish();

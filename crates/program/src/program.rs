@@ -293,9 +293,8 @@ impl Program {
 
     /// The state value of this kind and name, added if it is not there.
     pub fn state(&mut self, kind: StateKind, name: &Arc<str>, ty: TensorType) -> ValueId {
-        self.find_state(kind, name).unwrap_or_else(|| {
-            self.add_value(ty, Storage::State { kind, name: name.clone() })
-        })
+        self.find_state(kind, name)
+            .unwrap_or_else(|| self.add_value(ty, Storage::State { kind, name: name.clone() }))
     }
 
     /// The state value of this kind and name.

@@ -24,7 +24,13 @@ pub fn apply(program: Program, policy: Recompute) -> Result<Program, TraceError>
     if policy == Recompute::None {
         return Ok(program);
     }
-    let mut pass = Pass { producers: producers(&program), forward: program.instances.clone(), again: HashMap::new(), out: program, policy };
+    let mut pass = Pass {
+        producers: producers(&program),
+        forward: program.instances.clone(),
+        again: HashMap::new(),
+        out: program,
+        policy,
+    };
     let instances = std::mem::take(&mut pass.out.instances);
     for mut instance in instances {
         if !instance.origin.role.is_forward() && instance.phase == Phase::Micro {
@@ -61,7 +67,9 @@ impl Pass {
         let value = self.out.value(v);
         let Some(&(i, _)) = self.producers.get(&v) else { return true };
         let instance = &self.forward[i];
-        let cannot = value.boundary || !matches!(value.storage, Storage::Transient) || matches!(instance.code, Code::Plain(_));
+        let cannot = value.boundary
+            || !matches!(value.storage, Storage::Transient)
+            || matches!(instance.code, Code::Plain(_));
         cannot
             || match self.policy {
                 Recompute::None => true,

@@ -1,8 +1,8 @@
 //! Tracing: model code calls ops, and the calls become a program.
 
 use crate::{
-    Code, Differentiable, Instance, Lane, Op, OpError, Origin, Output, Parameter, Phase, Program, Role, StateKind, Storage, ValueId,
-    WriteMode,
+    Code, Differentiable, Instance, Lane, Op, OpError, Origin, Output, Parameter, Phase, Program, Role,
+    StateKind, Storage, ValueId, WriteMode,
 };
 use std::sync::Arc;
 use thiserror::Error;
@@ -129,12 +129,28 @@ impl Tracer {
     }
 
     /// Like [`Tracer::emit`], writing to existing values; the types must agree.
-    pub fn emit_into(&mut self, op: impl Op, inputs: &[ValueId], targets: &[Option<ValueId>]) -> Result<Vec<ValueId>, TraceError> {
+    pub fn emit_into(
+        &mut self,
+        op: impl Op,
+        inputs: &[ValueId],
+        targets: &[Option<ValueId>],
+    ) -> Result<Vec<ValueId>, TraceError> {
         self.push(Code::Plain(Arc::new(op)), inputs, targets)
     }
 
-    fn push(&mut self, code: Code, inputs: &[ValueId], targets: &[Option<ValueId>]) -> Result<Vec<ValueId>, TraceError> {
-        let instance = instantiate(&mut self.program, code, inputs, targets, self.origin.clone(), self.phase)?;
+    /// Applies an op that is already shared.
+    pub fn apply_code(&mut self, code: Code, inputs: &[ValueId]) -> Result<Vec<ValueId>, TraceError> {
+        self.push(code, inputs, &[])
+    }
+
+    fn push(
+        &mut self,
+        code: Code,
+        inputs: &[ValueId],
+        targets: &[Option<ValueId>],
+    ) -> Result<Vec<ValueId>, TraceError> {
+        let instance =
+            instantiate(&mut self.program, code, inputs, targets, self.origin.clone(), self.phase)?;
         let outputs = instance.outputs.iter().map(|o| o.value).collect();
         self.program.instances.push(instance);
         Ok(outputs)
@@ -163,7 +179,10 @@ pub(crate) fn instantiate(
         let value = match targets.get(k).copied().flatten() {
             Some(target) if program.ty(target) == ty => target,
             Some(target) => {
-                return Err(fail(OpError(format!("output {k} is {ty}, but it is to be written to {}", program.ty(target)))));
+                return Err(fail(OpError(format!(
+                    "output {k} is {ty}, but it is to be written to {}",
+                    program.ty(target)
+                ))));
             }
             None => program.add_value(ty, Storage::Transient),
         };

@@ -5,7 +5,9 @@ use crate::{Engine, EngineError, Profile, ProgramId, StateEntry};
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Instant;
-use xtrain_program::{Instance, KernelTable, Phase, Plan, Program, Region, StateKind, Storage, Value, WriteMode};
+use xtrain_program::{
+    Instance, KernelTable, Phase, Plan, Program, Region, StateKind, Storage, Value, WriteMode,
+};
 use xtrain_tensor::{CpuKernel, TensorType, View, ViewMut};
 
 /// What the interpreter checks while it runs.
@@ -79,7 +81,12 @@ impl CpuEngine {
                 Some(&at) if self.state[at].1 == value.ty => {}
                 Some(&at) => {
                     let (what, name) = key.describe();
-                    return Err(EngineError::Conflict { what, name, held: self.state[at].1, asked: value.ty });
+                    return Err(EngineError::Conflict {
+                        what,
+                        name,
+                        held: self.state[at].1,
+                        asked: value.ty,
+                    });
                 }
                 None => {
                     self.by_key.insert(key.clone(), self.state.len() + fresh.len());
@@ -114,11 +121,14 @@ impl CpuEngine {
         let Loaded { program, spans } = &self.programs[id.0];
         let instance = &program.instances[index];
         let op = instance.code.op();
-        let span = |v: xtrain_program::ValueId| spans[v.0 as usize].expect("every operand is planned");
+        let span = |v: ValueId| spans[v.0 as usize].expect("every operand is planned");
         let kernel = self.kernels.find(op).ok_or_else(|| no_kernel(instance))?;
         let started = self.profile.is_some().then(Instant::now);
 
-        let writes: Vec<Span> = instance.outputs.iter().map(|o| span(o.value)).collect();
+        let written: Vec<(ValueId, WriteMode)> = (instance.outputs.iter().map(|o| (o.value, o.mode)))
+            .chain(instance.workspace.iter().map(|&w| (w, WriteMode::Assign)))
+            .collect();
+        let writes: Vec<Span> = written.iter().map(|&(v, _)| span(v)).collect();
         let mut over = vec![false; instance.inputs.len()];
         for &(o, n) in op.in_place() {
             over[n] = true;
@@ -128,24 +138,25 @@ impl CpuEngine {
             }
         }
         if self.checks.poison {
-            for (k, o) in instance.outputs.iter().enumerate() {
+            for (k, &(v, mode)) in written.iter().enumerate() {
                 let holds_input = op.in_place().iter().any(|&(p, _)| p == k);
-                if !o.mode.accumulates(first) && !holds_input && program.ty(o.value).dtype.is_float() {
+                if !mode.accumulates(first) && !holds_input && program.ty(v).dtype.is_float() {
                     self.memory.get_mut(writes[k]).fill(0xFF);
                 }
             }
         }
         let none = Span { chunk: SCRATCH, offset: 0, bytes: 0 };
-        let reads: Vec<Span> = instance.inputs.iter().zip(&over).map(|(&v, &over)| if over { none } else { span(v) }).collect();
-        let (read, written) = self.memory.lend(&reads, &writes);
+        let reads: Vec<Span> =
+            instance.inputs.iter().zip(&over).map(|(&v, &over)| if over { none } else { span(v) }).collect();
+        let (read, lent) = self.memory.lend(&reads, &writes);
         let inputs: Vec<View<'_>> = (instance.inputs.iter().zip(&over).zip(read))
             .map(|((&v, &over), bytes)| match over {
                 true => View::in_output(program.ty(v)),
                 false => View::new(program.ty(v), bytes),
             })
             .collect();
-        let mut outputs: Vec<ViewMut<'_>> = (instance.outputs.iter().zip(written))
-            .map(|(o, bytes)| ViewMut::new(program.ty(o.value), bytes, o.mode.accumulates(first)))
+        let mut outputs: Vec<ViewMut<'_>> = (written.iter().zip(lent))
+            .map(|(&(v, mode), bytes)| ViewMut::new(program.ty(v), bytes, mode.accumulates(first)))
             .collect();
         kernel.run(&inputs, &mut outputs);
 
@@ -168,7 +179,7 @@ impl Engine for CpuEngine {
         self.adopt_state(&program)?;
         self.memory.grow_scratch(plan.region_bytes[Region::Scratch as usize]);
         let io = self.memory.add(plan.region_bytes[Region::Io as usize]);
-        let place = |id: xtrain_program::ValueId| {
+        let place = |id: ValueId| {
             let location = plan.locations[id.0 as usize]?;
             Some(match location.region {
                 Region::State => self.state[self.by_key[&state_key(program.value(id))?]].2,
@@ -245,7 +256,13 @@ fn state_key(value: &Value) -> Option<StateKey> {
     }
 }
 
-fn write(memory: &mut Memory, name: &str, ty: TensorType, span: Span, bytes: &[u8]) -> Result<(), EngineError> {
+fn write(
+    memory: &mut Memory,
+    name: &str,
+    ty: TensorType,
+    span: Span,
+    bytes: &[u8],
+) -> Result<(), EngineError> {
     if bytes.len() != span.bytes {
         return Err(EngineError::Length { name: name.into(), ty, expected: span.bytes, found: bytes.len() });
     }
@@ -254,10 +271,18 @@ fn write(memory: &mut Memory, name: &str, ty: TensorType, span: Span, bytes: &[u
 }
 
 fn no_kernel(instance: &Instance) -> EngineError {
-    EngineError::NoKernel { op: instance.code.op().name(), site: instance.origin.to_string(), device: "the CPU" }
+    EngineError::NoKernel {
+        op: instance.code.op().name(),
+        site: instance.origin.to_string(),
+        device: "the CPU",
+    }
 }
 
-fn check_finite<'a>(program: &Program, instance: &Instance, bytes: impl Fn(usize) -> &'a [u8]) -> Result<(), EngineError> {
+fn check_finite<'a>(
+    program: &Program,
+    instance: &Instance,
+    bytes: impl Fn(usize) -> &'a [u8],
+) -> Result<(), EngineError> {
     for (output, o) in instance.outputs.iter().enumerate() {
         let ty = program.ty(o.value);
         // A partly accumulated value is checked where it is complete.

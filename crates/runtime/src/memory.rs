@@ -63,8 +63,12 @@ impl Memory {
     /// If a written span overlaps another one: the planner never places operands of one instance so.
     pub(crate) fn lend(&mut self, reads: &[Span], writes: &[Span]) -> (Vec<&[u8]>, Vec<&mut [u8]>) {
         // Every distinct span once, in memory order, so that each chunk can be cut front to back.
-        let mut spans: Vec<(Span, bool)> =
-            reads.iter().map(|&s| (s, false)).chain(writes.iter().map(|&s| (s, true))).filter(|(s, _)| s.bytes > 0).collect();
+        let mut spans: Vec<(Span, bool)> = reads
+            .iter()
+            .map(|&s| (s, false))
+            .chain(writes.iter().map(|&s| (s, true)))
+            .filter(|(s, _)| s.bytes > 0)
+            .collect();
         spans.sort_unstable();
         spans.dedup();
         let mut shared: Vec<(Span, &[u8])> = Vec::new();
@@ -93,7 +97,11 @@ impl Memory {
         let read = reads.iter().map(read).collect();
         let mut take = |s: &Span| match s.bytes {
             0 => &mut [][..],
-            _ => owned.iter_mut().find(|(t, _)| t == s).and_then(|(_, b)| b.take()).expect("each span is written once"),
+            _ => owned
+                .iter_mut()
+                .find(|(t, _)| t == s)
+                .and_then(|(_, b)| b.take())
+                .expect("each span is written once"),
         };
         let written = writes.iter().map(&mut take).collect();
         (read, written)
@@ -114,7 +122,8 @@ mod tests {
         m.grow_scratch(256);
         let c = m.add(128);
         m.get_mut(span(c, 64, 2)).copy_from_slice(&[7, 8]);
-        let (r, w) = m.lend(&[span(c, 64, 2), span(0, 128, 4), span(c, 64, 2)], &[span(0, 0, 64), span(0, 64, 3)]);
+        let (r, w) =
+            m.lend(&[span(c, 64, 2), span(0, 128, 4), span(c, 64, 2)], &[span(0, 0, 64), span(0, 64, 3)]);
         assert_eq!((r[0], r[2], r[1].len()), (&[7u8, 8][..], &[7u8, 8][..], 4));
         assert_eq!((w[0].len(), w[1].len()), (64, 3));
     }

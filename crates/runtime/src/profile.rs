@@ -31,8 +31,11 @@ impl Profile {
 
     /// The rows, the longest first.
     pub fn rows(&self) -> Vec<ProfileRow> {
-        let mut rows: Vec<ProfileRow> =
-            self.rows.iter().map(|(&(op, role), &(time, runs))| ProfileRow { op, role, time, runs }).collect();
+        let mut rows: Vec<ProfileRow> = self
+            .rows
+            .iter()
+            .map(|(&(op, role), &(time, runs))| ProfileRow { op, role, time, runs })
+            .collect();
         rows.sort_by_key(|r| std::cmp::Reverse(r.time));
         rows
     }

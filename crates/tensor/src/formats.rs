@@ -91,7 +91,10 @@ pub fn to_e5m6(x: f32) -> u16 {
 
 /// The value of E5M6's twelve bits.
 pub fn from_e5m6(bits: u16) -> f32 {
-    half::f16::from_bits(((bits & 0xFFF) << 4) | if bits & 0x7C0 == 0x7C0 && bits & 0x3F != 0 { 0xF } else { 0 }).to_f32()
+    half::f16::from_bits(
+        ((bits & 0xFFF) << 4) | if bits & 0x7C0 == 0x7C0 && bits & 0x3F != 0 { 0xF } else { 0 },
+    )
+    .to_f32()
 }
 
 /// Packs E5M6: element 2i in byte 3i and the low half of byte 3i+1, element 2i+1 in the high half and byte 3i+2.
@@ -140,9 +143,10 @@ mod tests {
     }
 
     fn any_magnitude() -> impl Strategy<Value = f32> {
-        prop_oneof![any::<f32>().prop_filter("number", |x| !x.is_nan()), (-25f32..18.0, any::<bool>()).prop_map(|(e, s)| {
-            if s { -e.exp2() } else { e.exp2() }
-        })]
+        prop_oneof![
+            any::<f32>().prop_filter("number", |x| !x.is_nan()),
+            (-25f32..18.0, any::<bool>()).prop_map(|(e, s)| { if s { -e.exp2() } else { e.exp2() } })
+        ]
     }
 
     proptest! {

@@ -12,7 +12,8 @@ use std::ops::{Deref, DerefMut};
 
 /// How an op is computed on the CPU: the specification that every other kernel is compared with.
 pub trait CpuKernel: Send + Sync {
-    /// Computes all outputs from the inputs. Shapes and types are what the op's `infer` accepted and returned.
+    /// Computes all outputs from the inputs. Shapes and types are what the op's `infer` accepted and returned; after the outputs come
+    /// the tensors of the workspace, with whatever was left in them.
     fn run(&self, inputs: &[View<'_>], outputs: &mut [ViewMut<'_>]);
 }
 
@@ -52,6 +53,12 @@ impl<'a> View<'a> {
     /// The elements of an I32 tensor.
     pub fn ints(&self) -> &'a [i32] {
         assert_eq!(self.ty.dtype, DType::I32, "expected i32, found {}", self.ty);
+        bytemuck::cast_slice(self.bytes)
+    }
+
+    /// The elements of a U32 tensor.
+    pub fn counters(&self) -> &'a [u32] {
+        assert_eq!(self.ty.dtype, DType::U32, "expected u32, found {}", self.ty);
         bytemuck::cast_slice(self.bytes)
     }
 
@@ -270,7 +277,9 @@ impl Real for f64 {
         match dtype {
             DType::F64 => Cow::Borrowed(bytemuck::cast_slice(bytes)),
             // Control scalars and tables stay f32 in an f64 program; widening is exact.
-            DType::F32 => Cow::Owned(bytemuck::cast_slice::<u8, f32>(bytes).iter().map(|&x| x.into()).collect()),
+            DType::F32 => {
+                Cow::Owned(bytemuck::cast_slice::<u8, f32>(bytes).iter().map(|&x| x.into()).collect())
+            }
             other => panic!("a kernel that computes in f64 was given {other}"),
         }
     }

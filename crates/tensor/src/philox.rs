@@ -105,7 +105,10 @@ mod tests {
         let mean = x.iter().map(|&v| f64::from(v)).sum::<f64>() / n;
         let var = x.iter().map(|&v| f64::from(v) * f64::from(v)).sum::<f64>() / n - mean * mean;
         let kurt = x.iter().map(|&v| (f64::from(v) - mean).powi(4)).sum::<f64>() / n / (var * var);
-        assert!(mean.abs() < 0.02 && (var - 4.0).abs() < 0.05 && (kurt - 3.0).abs() < 0.1, "{mean} {var} {kurt}");
+        assert!(
+            mean.abs() < 0.02 && (var - 4.0).abs() < 0.05 && (kurt - 3.0).abs() < 0.1,
+            "{mean} {var} {kurt}"
+        );
     }
 
     #[test]

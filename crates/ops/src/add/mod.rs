@@ -1,0 +1,39 @@
+//! The sum of two tensors of one type, in place of the first: how gradients of a value used twice come together.
+
+mod cpu;
+
+use crate::registry::{Registered, Sample, SampleInput};
+use xtrain_program::{Op, OpError, Signature};
+use xtrain_tensor::TensorType;
+
+/// `a + b`, both of the same type.
+#[derive(Clone, Copy, Debug)]
+pub struct Add;
+
+impl Op for Add {
+    fn name(&self) -> &'static str {
+        "add"
+    }
+
+    fn infer(&self, inputs: &[TensorType]) -> Result<Signature, OpError> {
+        OpError::arity("add", inputs, 2)?;
+        OpError::ensure(inputs[0] == inputs[1] && inputs[0].dtype.is_float(), || {
+            "both operands must be floats of one type".into()
+        })?;
+        Ok(Signature::outputs([inputs[0]]))
+    }
+
+    fn in_place(&self) -> &[(usize, usize)] {
+        &[(0, 0)]
+    }
+
+    fn is_cheap(&self) -> bool {
+        true
+    }
+}
+
+impl Registered for Add {
+    fn samples() -> Vec<Sample> {
+        vec![Sample::plain(Add, [SampleInput::activation([5, 7]), SampleInput::activation([5, 7])])]
+    }
+}

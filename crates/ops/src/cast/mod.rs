@@ -1,0 +1,45 @@
+//! A change of element type between floats.
+
+mod cpu;
+
+use crate::registry::{Registered, Sample, SampleInput};
+use xtrain_program::{Op, OpError, Operand, Signature};
+use xtrain_tensor::{DType, TensorType};
+
+/// The input in the type `to`: rounded to nearest even where `to` is narrower.
+#[derive(Clone, Copy, Debug)]
+pub struct Cast {
+    /// F64, F32 or BF16.
+    pub to: DType,
+}
+
+impl Op for Cast {
+    fn name(&self) -> &'static str {
+        "cast"
+    }
+
+    fn infer(&self, inputs: &[TensorType]) -> Result<Signature, OpError> {
+        OpError::arity("cast", inputs, 1)?;
+        let plain = |d| matches!(d, DType::F64 | DType::F32 | DType::BF16);
+        OpError::ensure(plain(inputs[0].dtype) && plain(self.to), || {
+            format!(
+                "casts are between f64, f32 and bf16, not from {} to {}; narrower formats need a scale: quantize",
+                inputs[0].dtype, self.to
+            )
+        })?;
+        Ok(Signature::outputs([inputs[0].with_dtype(self.to)]))
+    }
+
+    fn operand(&self, _: usize) -> Operand {
+        Operand::Full
+    }
+}
+
+impl Registered for Cast {
+    fn samples() -> Vec<Sample> {
+        vec![
+            Sample::plain(Cast { to: DType::BF16 }, [SampleInput::activation([5, 7])]),
+            Sample::plain(Cast { to: DType::F32 }, [SampleInput::activation([3, 11])]),
+        ]
+    }
+}

@@ -1,0 +1,305 @@
+//! What the registry checks of every op, from its samples, with fresh random inputs and poisoned outputs.
+
+use crate::PassSet;
+use crate::registry::{Fill, Sample, SampleOp, cpu_kernels, samples};
+use std::collections::HashMap;
+use std::sync::Arc;
+use xtrain_program::{Code, Phase, Program, Root, StateKind, Storage, Tracer, ValueId, backward};
+use xtrain_runtime::{Checks, CpuEngine, Engine, ProgramId};
+use xtrain_tensor::{DType, HostTensor, Philox, TensorType};
+
+fn seed() -> u64 {
+    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).expect("a clock after 1970");
+    now.as_nanos() as u64
+}
+
+fn fill(input: &crate::SampleInput, dtype: DType, seed: u64, site: u32) -> HostTensor {
+    let ty = if input.ty.dtype.is_float() { input.ty.with_dtype(dtype) } else { input.ty };
+    let rng = Philox::new(seed, 0, site);
+    let values: Vec<f64> = match &input.fill {
+        Fill::Normal(mean, std) => {
+            let mut x = vec![0.0; ty.numel()];
+            rng.fill_normal(*std, &mut x);
+            x.into_iter().map(|x| f64::from(x + mean)).collect()
+        }
+        Fill::Ids(below) => (0..ty.numel() as u64).map(|i| f64::from(rng.word(i) % *below as u32)).collect(),
+        Fill::Values(values) => values.clone(),
+    };
+    HostTensor::from_f64(ty, &values)
+}
+
+/// A sample as a program, ready to run.
+struct Case {
+    engine: CpuEngine,
+    id: ProgramId,
+    inputs: Vec<HostTensor>,
+    outputs: Vec<TensorType>,
+}
+
+fn describe(sample: &Sample) -> String {
+    let op = match &sample.op {
+        SampleOp::Forward(op) => format!("{op:?}"),
+        SampleOp::Plain(op) => format!("{op:?}"),
+    };
+    format!("{op} on {:?}", sample.inputs.iter().map(|i| i.ty).collect::<Vec<_>>())
+}
+
+fn engine() -> CpuEngine {
+    let mut engine = CpuEngine::new(Arc::new(cpu_kernels()));
+    engine.set_checks(Checks { poison: true, numerics: false });
+    engine
+}
+
+/// Traces the sample's op over inputs named in0, in1, ... (parameters where `as_parameters` and the sample says so).
+fn trace(
+    sample: &Sample,
+    inputs: &[HostTensor],
+    as_parameters: bool,
+) -> (Program, Vec<ValueId>, Vec<ValueId>) {
+    let mut tracer = Tracer::default();
+    let ids: Vec<ValueId> = (sample.inputs.iter().zip(inputs).enumerate())
+        .map(|(n, (s, t))| match as_parameters && s.parameter {
+            true => tracer.parameter(&format!("in{n}"), t.ty()),
+            false => tracer.input(&format!("in{n}"), t.ty()),
+        })
+        .collect();
+    let outputs = match &sample.op {
+        SampleOp::Forward(op) => tracer.apply_code(Code::Forward(op.clone()), &ids),
+        SampleOp::Plain(op) => tracer.apply_code(Code::Plain(op.clone()), &ids),
+    }
+    .unwrap_or_else(|e| panic!("{}: {e}", describe(sample)));
+    (tracer.finish(), ids, outputs)
+}
+
+fn name_output(program: &mut Program, id: ValueId, name: String) {
+    program.values[id.0 as usize].storage = Storage::Output { name: name.into() };
+}
+
+/// The op alone, its outputs named out0, out1, ...
+fn forward_case(sample: &Sample, dtype: DType, seed: u64) -> Case {
+    let inputs: Vec<_> =
+        sample.inputs.iter().enumerate().map(|(n, i)| fill(i, dtype, seed, n as u32)).collect();
+    let (mut program, _, outputs) = trace(sample, &inputs, false);
+    let types = outputs.iter().map(|&o| program.ty(o)).collect();
+    for (k, &o) in outputs.iter().enumerate() {
+        name_output(&mut program, o, format!("out{k}"));
+    }
+    let mut engine = engine();
+    let id = engine.load(program).expect("every op has a CPU kernel");
+    Case { engine, id, inputs, outputs: types }
+}
+
+impl Case {
+    fn run(&mut self, inputs: &[HostTensor]) -> Vec<Vec<u8>> {
+        for (n, t) in inputs.iter().enumerate() {
+            self.engine.write_input(self.id, &format!("in{n}"), t.bytes()).expect("input");
+        }
+        self.engine.run(self.id, Phase::Micro, true).expect("run");
+        (0..self.outputs.len())
+            .map(|k| self.engine.read_output(self.id, &format!("out{k}")).expect("output"))
+            .collect()
+    }
+
+    fn run_f64(&mut self, inputs: &[HostTensor]) -> Vec<Vec<f64>> {
+        let raw = self.run(inputs);
+        raw.iter().zip(&self.outputs).map(|(bytes, ty)| decode(*ty, bytes)).collect()
+    }
+}
+
+fn decode(ty: TensorType, bytes: &[u8]) -> Vec<f64> {
+    let mut t = HostTensor::zeros(ty);
+    t.bytes_mut().copy_from_slice(bytes);
+    t.to_f64()
+}
+
+fn relative(a: &[f64], b: &[f64]) -> f64 {
+    let norm = |x: &mut dyn Iterator<Item = f64>| x.map(|v| v * v).sum::<f64>().sqrt();
+    let difference = norm(&mut a.iter().zip(b).map(|(x, y)| x - y));
+    difference / norm(&mut b.iter().copied()).max(1e-30)
+}
+
+#[test]
+fn gradients_agree_with_central_differences_in_f64() {
+    for sample in samples() {
+        let SampleOp::Forward(_) = &sample.op else { continue };
+        let seed = seed();
+        let mut case = forward_case(&sample, DType::F64, seed);
+        let inputs = case.inputs.clone();
+        let base = case.run_f64(&inputs);
+        assert!(
+            base.iter().flatten().all(|x| x.is_finite()),
+            "{}: an output was not written",
+            describe(&sample)
+        );
+
+        // Random weights for the outputs turn them into one number to differentiate.
+        let weights: Vec<HostTensor> = (0..sample.roots)
+            .map(|k| {
+                let mut w = vec![0.0; case.outputs[k].numel()];
+                Philox::new(seed, 1, k as u32).fill_normal(1.0, &mut w);
+                let w: Vec<f64> = w.into_iter().map(|x| if sample.loss { 1.0 } else { x.into() }).collect();
+                HostTensor::from_f64(case.outputs[k], &w)
+            })
+            .collect();
+        let score = |outputs: &[Vec<f64>]| -> f64 {
+            weights
+                .iter()
+                .zip(outputs)
+                .map(|(w, o)| w.to_f64().iter().zip(o).map(|(w, o)| w * o).sum::<f64>())
+                .sum()
+        };
+        let analytic = gradients(&sample, &inputs, &weights, false);
+        for (n, input) in inputs.iter().enumerate().filter(|(_, i)| i.ty().dtype == DType::F64) {
+            let Some(analytic) = &analytic[n] else { continue };
+            let values = input.to_f64();
+            let numeric: Vec<f64> = (0..values.len())
+                .map(|j| {
+                    let mut probe = |step: f64| {
+                        let mut moved = values.clone();
+                        moved[j] += step;
+                        let mut all = inputs.clone();
+                        all[n] = HostTensor::from_f64(input.ty(), &moved);
+                        score(&case.run_f64(&all))
+                    };
+                    // Fourth-order central difference: the error is h^4, far under the bar.
+                    let h = 1e-3;
+                    (8.0 * (probe(h) - probe(-h)) - (probe(2.0 * h) - probe(-2.0 * h))) / (12.0 * h)
+                })
+                .collect();
+            let error = relative(analytic, &numeric);
+            assert!(error < 1e-6, "{}: gradient of input {n} is off by {error:e}", describe(&sample));
+        }
+    }
+}
+
+/// The gradients of the float inputs, by the op's backward; with `as_parameters`, over two micro-steps, which doubles those of the parameters.
+fn gradients(
+    sample: &Sample,
+    inputs: &[HostTensor],
+    weights: &[HostTensor],
+    as_parameters: bool,
+) -> Vec<Option<Vec<f64>>> {
+    let (mut program, ids, outputs) = trace(sample, inputs, as_parameters);
+    let mut seeds = Vec::new();
+    let mut roots = Vec::new();
+    for (k, w) in weights.iter().enumerate() {
+        let name = format!("dout{k}");
+        let grad =
+            (!sample.loss).then(|| program.add_value(w.ty(), Storage::Input { name: name.as_str().into() }));
+        roots.push(Root { value: outputs[k], grad });
+        seeds.extend(grad.map(|grad| (name, grad, w.clone())));
+    }
+    let wrt: Vec<ValueId> =
+        (0..ids.len()).filter(|&n| inputs[n].ty().dtype.is_float()).map(|n| ids[n]).collect();
+    let plain: Vec<ValueId> = wrt.iter().copied().filter(|v| program.parameter_of(*v).is_none()).collect();
+    let (mut program, grads) = backward::backward(program, &roots, &plain, &PassSet)
+        .unwrap_or_else(|e| panic!("{}: {e}", describe(sample)));
+    let mut named = HashMap::new();
+    for &g in grads.iter().flatten() {
+        if matches!(program.value(g).storage, Storage::Transient) {
+            name_output(&mut program, g, format!("grad{}", g.0));
+            named.insert(g, program.ty(g));
+        }
+    }
+    let parameters: Vec<(usize, String)> = ids
+        .iter()
+        .enumerate()
+        .filter_map(|(n, &v)| program.parameter_of(v).map(|p| (n, program.parameters[p].name.to_string())))
+        .collect();
+    let mut engine = engine();
+    let id = engine.load(program).expect("every op has a CPU kernel");
+    for (n, t) in inputs.iter().enumerate() {
+        match parameters.iter().find(|(m, _)| *m == n) {
+            Some((_, name)) => engine.write_state(StateKind::Master, name, t.bytes()).expect("parameter"),
+            None => engine.write_input(id, &format!("in{n}"), t.bytes()).expect("input"),
+        }
+    }
+    for (name, _, t) in &seeds {
+        engine.write_input(id, name, t.bytes()).expect("seed");
+    }
+    engine.run(id, Phase::Micro, true).expect("first micro-step");
+    if as_parameters {
+        engine.run(id, Phase::Micro, false).expect("next micro-step");
+    }
+    (0..ids.len())
+        .map(|n| {
+            if let Some((_, name)) = parameters.iter().find(|(m, _)| *m == n) {
+                let bytes = engine.read_state(StateKind::Gradient, name).expect("gradient");
+                return Some(decode(inputs[n].ty(), &bytes));
+            }
+            let grad = grads[plain.iter().position(|v| *v == ids[n])?]?;
+            match named.get(&grad) {
+                Some(&ty) => {
+                    Some(decode(ty, &engine.read_output(id, &format!("grad{}", grad.0)).expect("gradient")))
+                }
+                // The gradient of a sum's operand is the seed itself.
+                None => seeds.iter().find(|(_, seed, _)| *seed == grad).map(|(_, _, t)| t.to_f64()),
+            }
+        })
+        .collect()
+}
+
+#[test]
+fn gradients_of_parameters_accumulate_over_micro_steps() {
+    for sample in samples() {
+        let (SampleOp::Forward(_), true) = (&sample.op, sample.inputs.iter().any(|i| i.parameter)) else {
+            continue;
+        };
+        let seed = seed();
+        let case = forward_case(&sample, DType::F64, seed);
+        let weights: Vec<HostTensor> = case.outputs[..sample.roots]
+            .iter()
+            .map(|&ty| HostTensor::from_f64(ty, &vec![1.0; ty.numel()]))
+            .collect();
+        let once = gradients(&sample, &case.inputs, &weights, false);
+        let twice = gradients(&sample, &case.inputs, &weights, true);
+        for (n, input) in sample.inputs.iter().enumerate().filter(|(_, i)| i.parameter) {
+            let (Some(once), Some(twice)) = (&once[n], &twice[n]) else {
+                panic!("{input:?} has no gradient")
+            };
+            let doubled: Vec<f64> = once.iter().map(|x| 2.0 * x).collect();
+            assert!(relative(twice, &doubled) < 1e-12, "{}: parameter {n}", describe(&sample));
+        }
+    }
+}
+
+#[test]
+fn bf16_is_as_near_to_f32_as_its_rounding_allows() {
+    for sample in samples() {
+        let seed = seed();
+        let mut narrow = forward_case(&sample, DType::BF16, seed);
+        let inputs = narrow.inputs.clone();
+        let found = narrow.run_f64(&inputs);
+        let mut wide = forward_case(&sample, DType::F32, seed);
+        let same: Vec<HostTensor> = inputs
+            .iter()
+            .zip(&wide.inputs)
+            .map(|(narrow, wide)| HostTensor::from_f64(wide.ty(), &narrow.to_f64()))
+            .collect();
+        let expected = wide.run_f64(&same);
+        for (k, (found, expected)) in found.iter().zip(&expected).enumerate() {
+            let rms = (expected.iter().map(|x| x * x).sum::<f64>() / expected.len() as f64).sqrt();
+            for (a, b) in found.iter().zip(expected) {
+                assert!(
+                    (a - b).abs() <= 1.6e-2 * (b.abs() + 2.0 * rms),
+                    "{}: output {k}: {a} instead of {b}",
+                    describe(&sample)
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn results_do_not_depend_on_the_number_of_threads() {
+    for sample in samples() {
+        let seed = seed();
+        let mut case = forward_case(&sample, DType::F32, seed);
+        let inputs = case.inputs.clone();
+        let mut on = |threads: usize| {
+            let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().expect("threads");
+            pool.install(|| case.run(&inputs))
+        };
+        assert!(on(1) == on(3), "{}", describe(&sample));
+    }
+}

@@ -1,0 +1,80 @@
+//! Rows of a table looked up by token id, and the table's gradient.
+
+mod cpu;
+
+use crate::registry::{Registered, Sample, SampleInput};
+use crate::{int_vector, matrix};
+use xtrain_program::{Backward, Differentiable, Op, OpError, Operand, Role, Signature};
+use xtrain_tensor::{DType, TensorType};
+
+/// `(ids_t, table_vd) -> x_td`: row `ids[t]` of the table for every token. Ids must lie in 0..v; the loader checks them.
+#[derive(Clone, Copy, Debug)]
+pub struct Embedding;
+
+impl Op for Embedding {
+    fn name(&self) -> &'static str {
+        "embedding"
+    }
+
+    fn infer(&self, inputs: &[TensorType]) -> Result<Signature, OpError> {
+        OpError::arity("embedding", inputs, 2)?;
+        let (_, width) = matrix("the table", inputs[1])?;
+        let tokens = inputs[0].numel();
+        int_vector("token ids", inputs[0], tokens)?;
+        Ok(Signature::outputs([TensorType::new(inputs[1].dtype, [tokens, width])]))
+    }
+
+    fn operand(&self, input: usize) -> Operand {
+        if input == 0 { Operand::Full } else { Operand::Compute }
+    }
+}
+
+impl Differentiable for Embedding {
+    fn backward(&self, cx: &mut Backward<'_>) -> Result<(), OpError> {
+        let Some(dy) = cx.grad(0) else { return Ok(()) };
+        let grad = EmbeddingGrad { vocab_size: cx.ty(cx.input(1)).shape[0], out: cx.grad_dtype(1) };
+        let dtable = cx.emit(Role::Wgrad, grad, &[cx.input(0), dy])?[0];
+        cx.set_grad(1, dtable)
+    }
+}
+
+/// `(ids_t, dx_td) -> dtable_vd`: every row's gradients summed, in the order of the tokens. The output accumulates.
+#[derive(Clone, Copy, Debug)]
+pub struct EmbeddingGrad {
+    /// v.
+    pub vocab_size: usize,
+    /// The element type of the gradient.
+    pub out: DType,
+}
+
+impl Op for EmbeddingGrad {
+    fn name(&self) -> &'static str {
+        "embedding_grad"
+    }
+
+    fn infer(&self, inputs: &[TensorType]) -> Result<Signature, OpError> {
+        OpError::arity("embedding_grad", inputs, 2)?;
+        let (tokens, width) = matrix("the output gradient", inputs[1])?;
+        int_vector("token ids", inputs[0], tokens)?;
+        Ok(Signature::outputs([TensorType::new(self.out, [self.vocab_size, width])]))
+    }
+
+    fn accumulates(&self, _: usize) -> bool {
+        true
+    }
+}
+
+impl Registered for Embedding {
+    fn samples() -> Vec<Sample> {
+        vec![Sample::forward(Embedding, [SampleInput::ids(23, 11), SampleInput::parameter([11, 7])])]
+    }
+}
+
+impl Registered for EmbeddingGrad {
+    fn samples() -> Vec<Sample> {
+        vec![Sample::plain(
+            EmbeddingGrad { vocab_size: 11, out: DType::F32 },
+            [SampleInput::ids(23, 11), SampleInput::activation([23, 7])],
+        )]
+    }
+}

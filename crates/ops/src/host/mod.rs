@@ -1,0 +1,7 @@
+//! What CPU kernels share: matrix products, loops over rows on all cores, and vectorised elementary functions.
+//!
+//! Invariant: results do not depend on the number of threads. Work is cut by shape alone, and partial sums are added in a fixed order.
+
+pub(crate) mod gemm;
+pub(crate) mod math;
+pub(crate) mod rows;

@@ -1,0 +1,176 @@
+//! A linear layer and its three GEMMs: fprop, dgrad and wgrad.
+//!
+//! Weights are stored as Hugging Face stores them, `w_oi`; so y = x w^T, dx = dy w, dw = dy^T x.
+
+mod cpu;
+
+use crate::registry::{Registered, Sample, SampleInput};
+use crate::{float_shaped, matrix};
+use xtrain_program::{Backward, Cost, Differentiable, Op, OpError, Role, Signature};
+use xtrain_tensor::{DType, TensorType};
+
+/// `(x_ti, w_oi[, bias_o]) -> y_to`: y = x w^T + bias, summed in f32 (f64) and rounded once.
+#[derive(Clone, Copy, Debug)]
+pub struct Linear;
+
+impl Op for Linear {
+    fn name(&self) -> &'static str {
+        "linear"
+    }
+
+    fn infer(&self, inputs: &[TensorType]) -> Result<Signature, OpError> {
+        OpError::ensure(matches!(inputs.len(), 2 | 3), || {
+            format!("linear takes 2 or 3 inputs, not {}", inputs.len())
+        })?;
+        let ((tokens, width), (out, w_in)) = (matrix("x", inputs[0])?, matrix("the weight", inputs[1])?);
+        OpError::ensure(width == w_in, || {
+            format!("x has {width} columns, but the weight {} takes {w_in}", inputs[1])
+        })?;
+        OpError::ensure(inputs.iter().all(|t| t.dtype == inputs[0].dtype), || {
+            "all operands must have one element type".into()
+        })?;
+        if let Some(bias) = inputs.get(2) {
+            float_shaped("the bias", *bias, &[out])?;
+        }
+        Ok(Signature::outputs([TensorType::new(inputs[0].dtype, [tokens, out])]))
+    }
+
+    fn cost(&self, inputs: &[TensorType], outputs: &[TensorType]) -> Cost {
+        gemm_cost(outputs[0].numel(), inputs[0].shape[1])
+    }
+}
+
+impl Differentiable for Linear {
+    fn backward(&self, cx: &mut Backward<'_>) -> Result<(), OpError> {
+        let Some(dy) = cx.grad(0) else { return Ok(()) };
+        let (x, w) = (cx.input(0), cx.input(1));
+        if cx.wants(0) {
+            let dx = cx.emit(Role::Dgrad, LinearDgrad, &[dy, w])?[0];
+            cx.set_grad(0, dx)?;
+        }
+        if cx.wants(1) {
+            let dw = cx.emit(Role::Wgrad, LinearWgrad { out: cx.grad_dtype(1) }, &[dy, x])?[0];
+            cx.set_grad(1, dw)?;
+        }
+        if cx.input_count() == 3 && cx.wants(2) {
+            let dbias = cx.emit(Role::Wgrad, BiasGrad { out: cx.grad_dtype(2) }, &[dy])?[0];
+            cx.set_grad(2, dbias)?;
+        }
+        Ok(())
+    }
+}
+
+/// `(dy_to, w_oi) -> dx_ti`: dx = dy w.
+#[derive(Clone, Copy, Debug)]
+pub struct LinearDgrad;
+
+impl Op for LinearDgrad {
+    fn name(&self) -> &'static str {
+        "linear_dgrad"
+    }
+
+    fn infer(&self, inputs: &[TensorType]) -> Result<Signature, OpError> {
+        OpError::arity("linear_dgrad", inputs, 2)?;
+        let ((tokens, out), (w_out, width)) = (matrix("dy", inputs[0])?, matrix("the weight", inputs[1])?);
+        OpError::ensure(out == w_out, || {
+            format!("dy has {out} columns, but the weight {} makes {w_out}", inputs[1])
+        })?;
+        Ok(Signature::outputs([TensorType::new(inputs[0].dtype, [tokens, width])]))
+    }
+
+    fn cost(&self, inputs: &[TensorType], outputs: &[TensorType]) -> Cost {
+        gemm_cost(outputs[0].numel(), inputs[0].shape[1])
+    }
+}
+
+/// `(dy_to, x_ti) -> dw_oi`: dw = dy^T x. The output accumulates.
+#[derive(Clone, Copy, Debug)]
+pub struct LinearWgrad {
+    /// The element type of the gradient.
+    pub out: DType,
+}
+
+impl Op for LinearWgrad {
+    fn name(&self) -> &'static str {
+        "linear_wgrad"
+    }
+
+    fn infer(&self, inputs: &[TensorType]) -> Result<Signature, OpError> {
+        OpError::arity("linear_wgrad", inputs, 2)?;
+        let ((tokens, out), (x_tokens, width)) = (matrix("dy", inputs[0])?, matrix("x", inputs[1])?);
+        OpError::ensure(tokens == x_tokens, || format!("dy has {tokens} rows, x has {x_tokens}"))?;
+        Ok(Signature::outputs([TensorType::new(self.out, [out, width])]))
+    }
+
+    fn accumulates(&self, _: usize) -> bool {
+        true
+    }
+
+    fn cost(&self, inputs: &[TensorType], outputs: &[TensorType]) -> Cost {
+        gemm_cost(outputs[0].numel(), inputs[0].shape[0])
+    }
+}
+
+/// `dy_to -> dbias_o`: the sum over tokens. The output accumulates.
+#[derive(Clone, Copy, Debug)]
+pub struct BiasGrad {
+    /// The element type of the gradient.
+    pub out: DType,
+}
+
+impl Op for BiasGrad {
+    fn name(&self) -> &'static str {
+        "bias_grad"
+    }
+
+    fn infer(&self, inputs: &[TensorType]) -> Result<Signature, OpError> {
+        OpError::arity("bias_grad", inputs, 1)?;
+        let (_, out) = matrix("dy", inputs[0])?;
+        Ok(Signature::outputs([TensorType::new(self.out, [out])]))
+    }
+
+    fn accumulates(&self, _: usize) -> bool {
+        true
+    }
+}
+
+fn gemm_cost(outputs: usize, summed: usize) -> Cost {
+    Cost { flops: 2 * outputs as u64 * summed as u64 }
+}
+
+impl Registered for Linear {
+    fn samples() -> Vec<Sample> {
+        vec![
+            Sample::forward(Linear, [SampleInput::activation([13, 7]), SampleInput::parameter([5, 7])]),
+            Sample::forward(
+                Linear,
+                [
+                    SampleInput::activation([3, 17]),
+                    SampleInput::parameter([9, 17]),
+                    SampleInput::parameter([9]),
+                ],
+            ),
+        ]
+    }
+}
+
+impl Registered for LinearDgrad {
+    fn samples() -> Vec<Sample> {
+        vec![Sample::plain(LinearDgrad, [SampleInput::activation([13, 5]), SampleInput::activation([5, 7])])]
+    }
+}
+
+impl Registered for LinearWgrad {
+    fn samples() -> Vec<Sample> {
+        vec![Sample::plain(
+            LinearWgrad { out: DType::F32 },
+            [SampleInput::activation([13, 5]), SampleInput::activation([13, 7])],
+        )]
+    }
+}
+
+impl Registered for BiasGrad {
+    fn samples() -> Vec<Sample> {
+        vec![Sample::plain(BiasGrad { out: DType::F32 }, [SampleInput::activation([131, 5])])]
+    }
+}

@@ -1,0 +1,148 @@
+//! The list of all ops: their kernels, the ops that passes insert, and the samples that checks and benchmarks draw from.
+
+use std::sync::Arc;
+use xtrain_program::{Differentiable, KernelTable, Op, PassOps};
+use xtrain_tensor::{CpuKernel, DType, TensorType};
+
+/// The CPU kernels by op.
+pub type CpuKernels = KernelTable<dyn CpuKernel>;
+
+/// An op with inputs to try it on.
+pub struct Sample {
+    /// The op.
+    pub op: SampleOp,
+    /// Its inputs.
+    pub inputs: Vec<SampleInput>,
+    /// How many of the first outputs are differentiated; those after them are only saved for the backward.
+    pub roots: usize,
+    /// Whether the first output is a loss, whose gradient is one.
+    pub loss: bool,
+}
+
+/// The op of a sample.
+#[derive(Clone)]
+pub enum SampleOp {
+    /// One that models are traced from: its gradients are checked.
+    Forward(Arc<dyn Differentiable>),
+    /// One that passes or the optimizer emit.
+    Plain(Arc<dyn Op>),
+}
+
+/// An input of a sample.
+#[derive(Clone, Debug)]
+pub struct SampleInput {
+    /// Its type; floats are given as F32 and retyped by the check.
+    pub ty: TensorType,
+    /// Its contents.
+    pub fill: Fill,
+    /// Whether models give it as a parameter, so that its gradient accumulates.
+    pub parameter: bool,
+}
+
+/// How a sample's input is filled.
+#[derive(Clone, Debug)]
+pub enum Fill {
+    /// Normal numbers of this mean and standard deviation.
+    Normal(f32, f32),
+    /// Integers from 0 to below this.
+    Ids(i32),
+    /// These values, rounded into the input's type.
+    Values(Vec<f64>),
+}
+
+impl Sample {
+    /// A sample of an op that models are traced from.
+    pub fn forward(op: impl Differentiable, inputs: impl Into<Vec<SampleInput>>) -> Self {
+        Sample { op: SampleOp::Forward(Arc::new(op)), inputs: inputs.into(), roots: 1, loss: false }
+    }
+
+    /// A sample of an op without a backward.
+    pub fn plain(op: impl Op, inputs: impl Into<Vec<SampleInput>>) -> Self {
+        Sample { op: SampleOp::Plain(Arc::new(op)), inputs: inputs.into(), roots: 0, loss: false }
+    }
+
+    /// The same with the first `n` outputs differentiated.
+    pub fn roots(self, n: usize) -> Self {
+        Sample { roots: n, ..self }
+    }
+
+    /// The same with the first output taken as a loss.
+    pub fn loss(self) -> Self {
+        Sample { loss: true, ..self }
+    }
+}
+
+impl SampleInput {
+    /// An activation of standard normal numbers.
+    pub fn activation<const N: usize>(shape: [usize; N]) -> Self {
+        SampleInput { ty: TensorType::new(DType::F32, shape), fill: Fill::Normal(0.0, 1.0), parameter: false }
+    }
+
+    /// A parameter of standard normal numbers.
+    pub fn parameter<const N: usize>(shape: [usize; N]) -> Self {
+        SampleInput { parameter: true, ..SampleInput::activation(shape) }
+    }
+
+    /// Integers below `below`.
+    pub fn ids(len: usize, below: i32) -> Self {
+        SampleInput { ty: TensorType::new(DType::I32, [len]), fill: Fill::Ids(below), parameter: false }
+    }
+
+    /// The same filled otherwise.
+    pub fn fill(self, fill: Fill) -> Self {
+        SampleInput { fill, ..self }
+    }
+}
+
+/// What the registry wants of an op.
+pub(crate) trait Registered: Op + CpuKernel + Sized {
+    /// Uses of the op at small odd sizes.
+    fn samples() -> Vec<Sample>;
+}
+
+/// Declares the list of ops.
+macro_rules! ops {
+    ($($op:path),* $(,)?) => {
+        /// The CPU kernels of all ops.
+        pub fn cpu_kernels() -> CpuKernels {
+            let mut table = CpuKernels::default();
+            $(table.register::<$op>(|op| op);)*
+            table
+        }
+
+        /// Samples of all ops.
+        pub fn samples() -> Vec<Sample> {
+            let mut all = Vec::new();
+            $(all.extend(<$op as Registered>::samples());)*
+            all
+        }
+    };
+}
+
+ops![
+    crate::add::Add,
+    crate::cast::Cast,
+    crate::embedding::Embedding,
+    crate::embedding::EmbeddingGrad,
+    crate::linear::Linear,
+    crate::linear::LinearDgrad,
+    crate::linear::LinearWgrad,
+    crate::linear::BiasGrad,
+    crate::rms_norm::RmsNorm,
+    crate::rms_norm::AddRmsNorm,
+    crate::rms_norm::RmsNormGrad,
+];
+
+/// The ops that passes insert.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct PassSet;
+
+impl PassOps for PassSet {
+    fn add(&self) -> Arc<dyn Op> {
+        Arc::new(crate::add::Add)
+    }
+
+    fn cast(&self, dtype: DType) -> Arc<dyn Op> {
+        Arc::new(crate::cast::Cast { to: dtype })
+    }
+}

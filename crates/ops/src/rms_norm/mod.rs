@@ -1,0 +1,190 @@
+//! Root-mean-square normalisation (Zhang & Sennrich, arXiv 1910.07467), alone and fused with the residual addition before it.
+//!
+//! y = x * rstd * w with rstd = 1 / sqrt(mean(x^2) + eps), computed in f32 (f64) inside whatever the element type; rstd is saved.
+
+mod cpu;
+
+use crate::registry::{Registered, Sample, SampleInput};
+use crate::{float_shaped, matrix};
+use std::sync::Arc;
+use xtrain_program::{
+    Backward, Differentiable, Op, OpError, Operand, Rebuild, Role, Signature, Source, ValueId,
+};
+use xtrain_tensor::{DType, TensorType};
+
+/// `(x_td, w_d) -> (y_td, rstd_t)`.
+#[derive(Clone, Copy, Debug)]
+pub struct RmsNorm {
+    /// Added to the mean square.
+    pub eps: f32,
+}
+
+impl Op for RmsNorm {
+    fn name(&self) -> &'static str {
+        "rms_norm"
+    }
+
+    fn infer(&self, inputs: &[TensorType]) -> Result<Signature, OpError> {
+        OpError::arity("rms_norm", inputs, 2)?;
+        let (rows, cols) = matrix("x", inputs[0])?;
+        float_shaped("the norm's weight", inputs[1], &[cols])?;
+        Ok(Signature::outputs([inputs[0], rstd(inputs[0], rows)]))
+    }
+
+    fn operand(&self, input: usize) -> Operand {
+        if input == 1 { Operand::Full } else { Operand::Compute }
+    }
+
+    fn is_cheap(&self) -> bool {
+        true
+    }
+}
+
+impl Differentiable for RmsNorm {
+    fn backward(&self, cx: &mut Backward<'_>) -> Result<(), OpError> {
+        let Some(dy) = cx.grad(0) else { return Ok(()) };
+        let (x, rstd, w) = (cx.input(0), cx.output(1), cx.input(1));
+        let [dx, dw] = grad(cx, &[dy, x, rstd, w], 1)?;
+        cx.set_grad(0, dx)?;
+        cx.set_grad(1, dw)
+    }
+}
+
+/// `(x_td, delta_td, w_d) -> (sum_td, y_td, rstd_t)`: sum = x + delta, and y the norm of the sum as it is stored (rounded).
+#[derive(Clone, Copy, Debug)]
+pub struct AddRmsNorm {
+    /// Added to the mean square.
+    pub eps: f32,
+}
+
+impl Op for AddRmsNorm {
+    fn name(&self) -> &'static str {
+        "add_rms_norm"
+    }
+
+    fn infer(&self, inputs: &[TensorType]) -> Result<Signature, OpError> {
+        OpError::arity("add_rms_norm", inputs, 3)?;
+        let (rows, cols) = matrix("x", inputs[0])?;
+        OpError::ensure(inputs[0] == inputs[1], || "x and what is added to it must have one type".into())?;
+        float_shaped("the norm's weight", inputs[2], &[cols])?;
+        Ok(Signature::outputs([inputs[0], inputs[0], rstd(inputs[0], rows)]))
+    }
+
+    fn operand(&self, input: usize) -> Operand {
+        if input == 2 { Operand::Full } else { Operand::Compute }
+    }
+
+    fn is_cheap(&self) -> bool {
+        true
+    }
+
+    /// With the sum kept, only the norm is run again.
+    fn rebuild(&self, kept: &[bool]) -> Option<Rebuild> {
+        kept[0].then(|| Rebuild {
+            op: Arc::new(RmsNorm { eps: self.eps }),
+            inputs: vec![Source::Output(0), Source::Input(2)],
+            outputs: vec![1, 2],
+        })
+    }
+}
+
+impl Differentiable for AddRmsNorm {
+    fn backward(&self, cx: &mut Backward<'_>) -> Result<(), OpError> {
+        let dx = match (cx.grad(0), cx.grad(1)) {
+            (dsum, Some(dy)) => {
+                let (sum, rstd, w) = (cx.output(0), cx.output(2), cx.input(2));
+                let mut inputs = vec![dy, sum, rstd, w];
+                inputs.extend(dsum);
+                let [dx, dw] = grad(cx, &inputs, 2)?;
+                cx.set_grad(2, dw)?;
+                dx
+            }
+            (Some(dsum), None) => dsum,
+            (None, None) => return Ok(()),
+        };
+        cx.set_grad(0, dx)?;
+        cx.set_grad(1, dx)
+    }
+}
+
+/// `(dy_td, x_td, rstd_t, w_d[, dresidual_td]) -> (dx_td, dw_d)`: with n = x * rstd, dx = rstd * (dy w - n mean(dy w n)) + dresidual
+/// and dw = sum over tokens of dy n. dw accumulates.
+#[derive(Clone, Copy, Debug)]
+pub struct RmsNormGrad {
+    /// The element type of dw.
+    pub out: DType,
+}
+
+impl Op for RmsNormGrad {
+    fn name(&self) -> &'static str {
+        "rms_norm_grad"
+    }
+
+    fn infer(&self, inputs: &[TensorType]) -> Result<Signature, OpError> {
+        OpError::ensure(matches!(inputs.len(), 4 | 5), || {
+            format!("rms_norm_grad takes 4 or 5 inputs, not {}", inputs.len())
+        })?;
+        let (rows, cols) = matrix("dy", inputs[0])?;
+        OpError::ensure(inputs[1] == inputs[0] && inputs.get(4).is_none_or(|r| *r == inputs[0]), || {
+            "dy, x and the residual's gradient must have one type".into()
+        })?;
+        float_shaped("rstd", inputs[2], &[rows])?;
+        float_shaped("the norm's weight", inputs[3], &[cols])?;
+        Ok(Signature::outputs([inputs[0], TensorType::new(self.out, [cols])]))
+    }
+
+    fn accumulates(&self, output: usize) -> bool {
+        output == 1
+    }
+}
+
+/// The type of 1/rms, one a row.
+fn rstd(x: TensorType, rows: usize) -> TensorType {
+    TensorType::new(x.dtype.compute(), [rows])
+}
+
+/// Emits the backward; `weight` is the input of the norm's weight.
+fn grad(cx: &mut Backward<'_>, inputs: &[ValueId], weight: usize) -> Result<[ValueId; 2], OpError> {
+    let made = cx.emit(Role::Dgrad, RmsNormGrad { out: cx.grad_dtype(weight) }, inputs)?;
+    Ok([made[0], made[1]])
+}
+
+impl Registered for RmsNorm {
+    fn samples() -> Vec<Sample> {
+        vec![Sample::forward(
+            RmsNorm { eps: 1e-5 },
+            [SampleInput::activation([13, 7]), SampleInput::parameter([7])],
+        )]
+    }
+}
+
+impl Registered for AddRmsNorm {
+    fn samples() -> Vec<Sample> {
+        vec![
+            Sample::forward(
+                AddRmsNorm { eps: 1e-5 },
+                [
+                    SampleInput::activation([5, 33]),
+                    SampleInput::activation([5, 33]),
+                    SampleInput::parameter([33]),
+                ],
+            )
+            .roots(2),
+        ]
+    }
+}
+
+impl Registered for RmsNormGrad {
+    fn samples() -> Vec<Sample> {
+        vec![Sample::plain(
+            RmsNormGrad { out: DType::F32 },
+            [
+                SampleInput::activation([13, 7]),
+                SampleInput::activation([13, 7]),
+                SampleInput::activation([13]),
+                SampleInput::activation([7]),
+                SampleInput::activation([13, 7]),
+            ],
+        )]
+    }
+}

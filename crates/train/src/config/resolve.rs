@@ -1,0 +1,191 @@
+//! Every default filled in: from the file itself, and from what folder, tokenizer and data say.
+
+use serde_json::Value as Json;
+
+use super::error::Report;
+use super::print::toml_value;
+use super::section::{Architecture, Device, ExportDtype, Recipe, TokenizerChoice};
+use super::{Config, ConfigErrors, Parsed, rules};
+
+/// What the run file cannot know. The default knows nothing, which is enough for a configuration that was
+/// resolved before.
+#[derive(Clone, Debug, Default)]
+pub struct Facts {
+    /// The architecture in `model.init_from`'s config.json.
+    pub init: Option<Architecture>,
+    /// Number of tokens in the tokenizer's vocabulary.
+    pub tokenizer_vocab_size: Option<usize>,
+    /// Tokens of one pass over the training data, after `held_out` is taken off.
+    pub epoch_tokens: Option<u64>,
+    /// Whether the run computes on a GPU.
+    pub gpu: bool,
+}
+
+/// A configuration with every default filled in.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Resolved {
+    /// The values. Its print is what the run folder keeps; parsed and resolved again it comes out equal.
+    pub config: Config,
+    /// The model that `[model]` describes.
+    pub architecture: Architecture,
+    /// Length of the run in optimizer steps; `None` only where it is measured in epochs and
+    /// [`Facts::epoch_tokens`] is not known.
+    pub steps: Option<u64>,
+}
+
+/// The architecture keys that must agree with `init_from`'s folder. The others extend its context.
+const FIXED_BY_FOLDER: [&str; 12] = [
+    "family",
+    "dim",
+    "layers",
+    "heads",
+    "kv_heads",
+    "head_dim",
+    "ffn_dim",
+    "vocab_size",
+    "norm_eps",
+    "tie_embeddings",
+    "qkv_bias",
+    "qk_norm",
+];
+
+impl Parsed {
+    /// Fills in every default. Pure: reads nothing, and changes nothing that was given.
+    ///
+    /// # Errors
+    /// What only `facts` can show: architecture keys that differ from the folder's, a vocabulary smaller than
+    /// the tokenizer's or not known at all, sequences longer than the folder's model allows, a warmup longer
+    /// than a run measured in epochs.
+    pub fn resolve(&self, facts: &Facts) -> Result<Resolved, ConfigErrors> {
+        let mut report = Report::new(self.file.clone(), self.origins.clone(), Vec::new());
+        let mut config = self.config.clone();
+        fill_data(&mut config);
+        let architecture = architecture(&config, facts, &mut report);
+        if let Some(architecture) = &architecture {
+            config.model.fill_from(architecture);
+            rules::positions(&config, &mut report);
+        }
+        let steps = config.train.total_steps(config.data.seq_len, facts.epoch_tokens);
+        if let Some(steps) = steps {
+            rules::schedule_fits(&config, steps, &mut report);
+        }
+        config.schedule.fill(steps);
+        self.fill_run(&mut config, facts);
+        report.finish()?;
+        let architecture = architecture.expect("an unknown architecture has been reported");
+        Ok(Resolved { config, architecture, steps })
+    }
+
+    fn fill_run(&self, config: &mut Config, facts: &Facts) {
+        if config.precision.recipe == Recipe::Auto {
+            let gpu = facts.gpu && config.train.device != Device::Cpu;
+            config.precision.recipe = if gpu { Recipe::Bf16 } else { Recipe::Fp32 };
+        }
+        config.train.micro_batch_size = Some(config.train.micro_batch_size());
+        config.train.out.get_or_insert_with(|| {
+            let name = self.file.file_stem().map_or("run".into(), |stem| stem.to_string_lossy());
+            format!("runs/{name}")
+        });
+        let eval_every = config.eval.every(config.data.has_validation_data());
+        config.eval.every = Some(eval_every);
+        config.eval.tokens = Some(config.eval.tokens(config.step_tokens()));
+        config.checkpoint.keep_best.get_or_insert(eval_every != 0);
+        config.checkpoint.export_dtype.get_or_insert(match config.precision.recipe {
+            Recipe::Fp32 => ExportDtype::Fp32,
+            _ => ExportDtype::Bf16,
+        });
+    }
+}
+
+impl Config {
+    /// The tokenizer given, else `init_from`'s, else one that is learned here.
+    pub fn tokenizer(&self) -> TokenizerChoice {
+        match (&self.data.tokenizer, &self.model.init_from) {
+            (Some(given), _) => given.clone(),
+            (None, Some(folder)) => TokenizerChoice::Path(folder.clone()),
+            (None, None) => TokenizerChoice::Bpe,
+        }
+    }
+}
+
+fn fill_data(config: &mut Config) {
+    let tokenizer = config.tokenizer();
+    if tokenizer == TokenizerChoice::Bpe {
+        config.data.bpe_vocab_size = Some(config.data.bpe_vocab_size());
+    }
+    config.data.tokenizer = Some(tokenizer);
+    if config.data.valid.is_none() {
+        config.data.held_out = Some(config.data.held_out());
+    }
+}
+
+fn architecture(config: &Config, facts: &Facts, report: &mut Report) -> Option<Architecture> {
+    let known_vocab_size = facts.tokenizer_vocab_size.or(config.data.bpe_vocab_size);
+    let architecture = match (&config.model.init_from, &facts.init) {
+        (Some(folder), Some(init)) => from_folder(config, folder, init, report),
+        (Some(folder), None) if !complete(config) => {
+            let message = format!(
+                "the architecture in {folder:?} has not been read, and the file does not give all of it"
+            );
+            report.about(&["model.init_from"], message);
+            return None;
+        }
+        _ => match config.model.describe(known_vocab_size, config.data.seq_len) {
+            Some(architecture) => architecture,
+            None => {
+                let message = "`vocab_size` is missing, and no tokenizer was read that could tell it; \
+                    for example `vocab_size = 32000`";
+                report.about(&["model.vocab_size"], message.to_owned());
+                return None;
+            }
+        },
+    };
+    if let Some(tokens) = facts.tokenizer_vocab_size
+        && architecture.vocab_size < tokens
+    {
+        let rows = architecture.vocab_size;
+        let message = match (&config.model.init_from, config.model.vocab_size) {
+            (Some(folder), _) => format!(
+                "the tokenizer has {tokens} tokens, but the model in {folder:?} only {rows}; leave `data.tokenizer` \
+                 out to use the folder's own"
+            ),
+            _ => format!(
+                "`vocab_size` = {rows} is less than the tokenizer's {tokens} tokens; leave it out to use \
+                 the tokenizer's"
+            ),
+        };
+        report.about(&["model.vocab_size", "data.tokenizer", "model.init_from"], message);
+    }
+    Some(architecture)
+}
+
+/// Whether the file gives every number that a folder would.
+fn complete(config: &Config) -> bool {
+    let json = serde_json::json!(config.model);
+    let taken = FIXED_BY_FOLDER.into_iter().chain(["max_position_embeddings", "rope_theta"]);
+    taken.map(|key| &json[key]).all(|value| !value.is_null())
+}
+
+/// The folder's architecture with the file's context extension.
+fn from_folder(config: &Config, folder: &str, init: &Architecture, report: &mut Report) -> Architecture {
+    let mut model = config.model.clone();
+    model.fill_from(init);
+    let (given, found) = (serde_json::json!(config.model), serde_json::json!(model));
+    for key in FIXED_BY_FOLDER {
+        if !given[key].is_null() && given[key] != found[key] {
+            let values: [&Json; 2] = [&given[key], &found[key]];
+            let [given, found] = values.map(toml_value);
+            report.about(
+                &[&format!("model.{key}"), "model.init_from"],
+                format!("`{key}` is {given}, but {found} in {folder:?}; leave it out to use the folder's"),
+            );
+        }
+    }
+    let mut architecture = init.clone();
+    let given = &config.model;
+    architecture.max_position_embeddings =
+        given.max_position_embeddings.unwrap_or(init.max_position_embeddings);
+    architecture.rope_theta = given.rope_theta.unwrap_or(init.rope_theta);
+    architecture.rope_scaling = given.rope_scaling.clone().or(init.rope_scaling.clone());
+    architecture
+}

@@ -1,0 +1,30 @@
+//! `[optimizer]`: AdamW and gradient clipping.
+
+section! {
+    /// The keys of `[optimizer]`. What the section is for stands at
+    /// [`Config::optimizer`](crate::config::Config).
+    pub struct OptimizerConfig {
+        /// Peak learning rate.
+        #[schemars(extend("exclusiveMinimum" = 0.0))]
+        #[schemars(extend("x-aliases" = ["learning_rate", "max_lr", "peak_lr"]))]
+        pub lr: f64 = 3e-4,
+        /// Decay rates of the first and second moment.
+        #[schemars(extend("items" = { "type": "number", "minimum": 0.0, "exclusiveMaximum": 1.0 }))]
+        #[schemars(extend("x-aliases" = ["beta1", "beta2", "adam_beta1", "adam_beta2"]))]
+        pub betas: [f64; 2] = [0.9, 0.95],
+        /// Added to the root of the second moment.
+        #[schemars(extend("exclusiveMinimum" = 0.0))]
+        #[schemars(extend("x-aliases" = ["epsilon", "adam_eps", "adam_epsilon"]))]
+        pub eps: f64 = 1e-8,
+        /// Weight decay of the matrices; norms, biases and embeddings have none.
+        #[schemars(extend("minimum" = 0.0))]
+        #[schemars(extend("x-aliases" = ["wd"]))]
+        pub weight_decay: f64 = 0.1,
+        /// Largest global L2 norm of the gradient; a larger one is scaled down to it. 0 turns clipping off.
+        #[schemars(extend("minimum" = 0.0))]
+        #[schemars(extend("x-aliases" = [
+            "max_norm", "max_grad_norm", "clip_grad", "clip_grad_norm", "gradient_clipping"
+        ]))]
+        pub grad_clip: f64 = 1.0,
+    }
+}

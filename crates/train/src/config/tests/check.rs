@@ -1,0 +1,316 @@
+//! Names, types and ranges, each message in full.
+
+use super::{errors, errors_with, parse};
+
+/// One message for `lines` under `section`.
+fn message(section: &str, lines: &str) -> String {
+    let errors = errors_with(section, lines);
+    assert_eq!(errors.len(), 1, "{errors:?}");
+    errors[0].clone()
+}
+
+#[test]
+fn everything_wrong_is_reported_at_once_with_its_line() {
+    let text = "\
+lr = 3
+[modle]
+dim = 64
+[data]
+train = []
+[optimizer]
+betas = [0.9, 1.0]
+lr = 0
+[train]
+steps = 1e3
+";
+    assert_eq!(
+        errors(text),
+        "runs/x.toml:1: `lr` stands outside any section; write it below [optimizer]\n\
+         runs/x.toml:2: unknown section [modle]; did you mean [model]?\n\
+         runs/x.toml:5: [data] `train` must be a list that is not empty, each entry a path, or a table of `path`, \
+         `weight`, `text_field` and `separator`, not a list of 0; for example `train = \"data/corpus.txt\"`\n\
+         runs/x.toml:7: [optimizer] `betas[1]` must be a number of at least 0 and less than 1, not 1.0\n\
+         runs/x.toml:8: [optimizer] `lr` must be a number greater than 0, not 0; for example `lr = 0.0003`\n\
+         runs/x.toml:10: [train] `steps` must be a whole number of at least 1, not 1000.0; write 1000, without point and exponent"
+    );
+}
+
+#[test]
+fn names_of_other_programs_are_recognised() {
+    for (section, name, ours) in [
+        ("model", "n_embd", "dim"),
+        ("model", "num_key_value_heads", "kv_heads"),
+        ("model", "intermediate_size", "ffn_dim"),
+        ("data", "block_size", "seq_len"),
+        ("optimizer", "learning_rate", "lr"),
+        ("train", "max_iters", "steps"),
+        ("train", "local_batch_size", "micro_batch_size"),
+        ("checkpoint", "interval", "every"),
+        ("schedule", "warmup_iters", "warmup_steps"),
+    ] {
+        assert_eq!(
+            message(section, &format!("{name} = 3")),
+            format!("unknown key `{name}`; did you mean `{ours}`?")
+        );
+    }
+}
+
+#[test]
+fn misspelt_keys_get_the_nearest_one() {
+    assert_eq!(message("model", "layer = 2"), "unknown key `layer`; did you mean `layers`?");
+    assert_eq!(message("model", "kvheads = 2"), "unknown key `kvheads`; did you mean `kv_heads`?");
+    assert_eq!(message("train", "batch-size = 2"), "unknown key `batch-size`; did you mean `batch_size`?");
+    assert_eq!(
+        message("optimizer", "wieght_decay = 2"),
+        "unknown key `wieght_decay`; did you mean `weight_decay`?"
+    );
+}
+
+#[test]
+fn keys_of_another_section_are_sent_there() {
+    assert_eq!(message("train", "lr = 1e-3"), "unknown key `lr`; it belongs in [optimizer]");
+    assert_eq!(
+        message("train", "every = 5"),
+        "unknown key `every`; it belongs in [checkpoint], [log] or [eval]"
+    );
+    assert_eq!(
+        message("train", "learning_rate = 1"),
+        "unknown key `learning_rate`; did you mean `lr` in [optimizer]?"
+    );
+    assert_eq!(
+        message("optimizer", "warmup_step = 5"),
+        "unknown key `warmup_step`; did you mean `warmup_steps` in [schedule]?"
+    );
+}
+
+#[test]
+fn keys_that_resemble_nothing_get_the_list() {
+    assert_eq!(
+        message("log", "zzzzzz = 1"),
+        "unknown key `zzzzzz`; the keys of [log] are `every`, `tensorboard` and `jsonl`"
+    );
+}
+
+#[test]
+fn unknown_sections_get_the_nearest_one_or_the_list() {
+    assert_eq!(message("training", ""), "unknown section [training]; did you mean [train]?");
+    assert_eq!(message("lr_scheduler", ""), "unknown section [lr_scheduler]; did you mean [schedule]?");
+    assert_eq!(
+        message("parallel", "tp = 2"),
+        "unknown section [parallel]; the sections are [model], [data], [precision], [optimizer], [schedule], [train], \
+         [checkpoint], [log] and [eval]"
+    );
+}
+
+#[test]
+fn a_section_must_be_a_section() {
+    let text = "[data]\ntrain = \"a\"\n[train]\nsteps = 3\n";
+    for wrong in ["model = 3\n", "model = [1]\n"] {
+        let expected = "runs/x.toml:1: `model` is a section; write it as [model], its keys below";
+        assert_eq!(errors(&format!("{wrong}{text}")), expected);
+    }
+    let repeated = format!("{text}[[model]]\ndim = 3\n[[model]]\ndim = 4\n");
+    assert_eq!(errors(&repeated), "runs/x.toml:5: `model` is a section; write it as [model], its keys below");
+}
+
+#[test]
+fn wrong_types_say_what_is_expected_and_what_is_there() {
+    let cases = [
+        (
+            "model",
+            "kv_heads = \"two\"",
+            "`kv_heads` must be a whole number from 1 to 65536, not the string \"two\"; for example `kv_heads = 2`",
+        ),
+        ("model", "tie_embeddings = 1", "`tie_embeddings` must be true or false, not 1"),
+        (
+            "data",
+            "separator = 7",
+            "`separator` must be a string that is not empty, not 7; put it in quotes; for example `separator = \"<|endoftext|>\"`",
+        ),
+        (
+            "data",
+            "cache_dir = 2026-01-01",
+            "`cache_dir` must be a path, not the date 2026-01-01; put it in quotes; for example `cache_dir = \"runs/.cache\"`",
+        ),
+        (
+            "data",
+            "seq_len = 256.0",
+            "`seq_len` must be a whole number from 1 to 16777216, not 256.0; write 256, without point and exponent",
+        ),
+        (
+            "optimizer",
+            "betas = 0.9",
+            "`betas` must be a list of 2, each a number of at least 0 and less than 1, not 0.9; for example `betas = [0.9, 0.95]`",
+        ),
+        (
+            "optimizer",
+            "betas = [0.9]",
+            "`betas` must be a list of 2, each a number of at least 0 and less than 1, not a list of 1; for example `betas = [0.9, 0.95]`",
+        ),
+        (
+            "optimizer",
+            "eps = {}",
+            "`eps` must be a number greater than 0, not a table; for example `eps = 1e-8`",
+        ),
+        (
+            "eval",
+            "prompts = [\"a\", 2]",
+            "`prompts[1]` must be a string, not 2; put it in quotes; for example `prompts = [\"Once upon a time\"]`",
+        ),
+    ];
+    for (section, line, expected) in cases {
+        assert_eq!(message(section, line), expected);
+    }
+}
+
+#[test]
+fn values_out_of_range_name_the_range() {
+    let cases = [
+        (
+            "model",
+            "dropout = 1.5",
+            "`dropout` must be a number from 0 to 0.99, not 1.5; for example `dropout = 0.0`",
+        ),
+        ("model", "norm_eps = nan", "`norm_eps` must be a number greater than 0, not NaN"),
+        ("optimizer", "lr = inf", "`lr` must be a number greater than 0, not inf; for example `lr = 0.0003`"),
+        (
+            "optimizer",
+            "grad_clip = -1",
+            "`grad_clip` must be a number of at least 0, not -1; for example `grad_clip = 1.0`",
+        ),
+        (
+            "train",
+            "batch_size = 0",
+            "`batch_size` must be a whole number from 1 to 16777216, not 0; for example `batch_size = 8`",
+        ),
+        ("train", "seed = -1", "`seed` must be a whole number of at least 0, not -1; for example `seed = 0`"),
+        (
+            "train",
+            "seed = 9223372036854775808",
+            "`seed` must be a whole number of at least 0, not 9223372036854775808; for example `seed = 0`",
+        ),
+        ("log", "every = 0", "`every` must be a whole number of at least 1, not 0; for example `every = 10`"),
+    ];
+    for (section, line, expected) in cases {
+        assert_eq!(message(section, line), expected);
+    }
+}
+
+#[test]
+fn choices_get_the_nearest_one() {
+    assert_eq!(
+        message("schedule", "kind = \"cosin\""),
+        "`kind` must be \"constant\", \"linear\", \"cosine\" or \"wsd\", not the string \"cosin\"; did you mean \"cosine\"?"
+    );
+    assert_eq!(
+        message("precision", "recipe = \"fp16\""),
+        "`recipe` must be \"auto\", \"fp32\" or \"bf16\", not the string \"fp16\""
+    );
+    assert_eq!(
+        message("train", "recompute = false"),
+        "`recompute` must be \"none\", \"norms\" or \"block\", not false; put it in quotes; for example `recompute = \"none\"`"
+    );
+}
+
+#[test]
+fn times_need_units() {
+    let form = "a time is written as numbers with units, largest first, such as \"2h30m\", \"170m\" or \"45s\" (d, h, m, s)";
+    for wrong in ["", "90", "h", "30m2h", "1h1h", "2.5h", "2h 30m", "-1h", "2H"] {
+        assert_eq!(
+            message("train", &format!("max_time = {wrong:?}")),
+            format!("`max_time` is the string {wrong:?}; {form}")
+        );
+    }
+    for wrong in ["0s", "9999999d", "99999999999999999999s"] {
+        assert_eq!(
+            message("train", &format!("max_time = {wrong:?}")),
+            format!("`max_time` is the string {wrong:?}; a time limit lies between 1s and 3650d")
+        );
+    }
+    assert_eq!(
+        message("train", "max_time = 90"),
+        "`max_time` must be a time such as \"2h30m\", not 90; put it in quotes; for example `max_time = \"2h30m\"`"
+    );
+}
+
+#[test]
+fn tokenizer_words_are_not_taken_for_folders() {
+    assert_eq!(
+        message("data", "tokenizer = \"byte\""),
+        "`tokenizer` is the string \"byte\"; did you mean \"bytes\"? A folder of that name is written \"./byte\""
+    );
+    let text = super::MINIMAL.replace("[data]\n", "[data]\ntokenizer = \"./byte\"\n");
+    assert!(parse(&text, &[]).is_ok());
+}
+
+#[test]
+fn tables_inside_a_section_are_checked_too() {
+    let cases = [
+        (
+            "data",
+            "valid = [\"a\", { pth = \"b\" }]",
+            vec![
+                "unknown key `pth` in `valid[1]`; did you mean `path`?",
+                "`valid[1]` needs `path`; for example `path = \"data/corpus.txt\"`",
+            ],
+        ),
+        (
+            "data",
+            "valid = [{ path = \"b\", weight = -1 }]",
+            vec!["`valid[0].weight` must be a number greater than 0, not -1"],
+        ),
+        (
+            "data",
+            "valid = [{ path = \"b\", zz = 1 }]",
+            vec![
+                "unknown key `zz` in `valid[0]`; its keys are `path`, `weight`, `text_field` and `separator`",
+            ],
+        ),
+        ("data", "valid = [\"\"]", vec!["`valid[0]` must be a path, not the string \"\""]),
+        (
+            "model",
+            "rope_scaling = { type = \"llama4\", factor = 2 }",
+            vec![
+                "`rope_scaling.type` must be \"linear\" or \"llama3\", not the string \"llama4\"; did you mean \"llama3\"?",
+            ],
+        ),
+        (
+            "model",
+            "rope_scaling = { factor = 2 }",
+            vec![
+                "`rope_scaling` needs `type`, which is \"linear\" or \"llama3\"; for example `rope_scaling = { type = \"llama3\", factor = 8.0, original_max_position_embeddings = 8192 }`",
+            ],
+        ),
+        (
+            "model",
+            "rope_scaling = { type = \"llama3\", factor = 0.5 }",
+            vec![
+                "`rope_scaling.factor` must be a number of at least 1, not 0.5",
+                "`rope_scaling` needs `original_max_position_embeddings`; for example `original_max_position_embeddings = 8192`",
+            ],
+        ),
+        (
+            "model",
+            "rope_scaling = 2",
+            vec![
+                "`rope_scaling` must be a table whose `type` is \"linear\" or \"llama3\", not 2; for example `rope_scaling = { type = \"llama3\", factor = 8.0, original_max_position_embeddings = 8192 }`",
+            ],
+        ),
+    ];
+    for (section, line, expected) in cases {
+        assert_eq!(errors_with(section, line), expected, "{line}");
+    }
+}
+
+#[test]
+fn long_and_strange_values_keep_the_message_on_one_line() {
+    let long = "x".repeat(5000);
+    assert_eq!(
+        message("data", &format!("seq_len = \"{long}\"")),
+        format!(
+            "`seq_len` must be a whole number from 1 to 16777216, not the string \"{}...\"; for example `seq_len = 1024`",
+            "x".repeat(60)
+        )
+    );
+    assert_eq!(message("log", "\"a\\nb\\u001b[2J\" = 1").lines().count(), 1);
+}

@@ -1,0 +1,211 @@
+//! Rules between keys, each message in full.
+
+use super::{MINIMAL, errors, errors_with, minimal, parse};
+
+fn message(section: &str, lines: &str) -> String {
+    let errors = errors_with(section, lines);
+    assert_eq!(errors.len(), 1, "{errors:?}");
+    errors[0].clone()
+}
+
+/// The message for overrides of the minimal configuration.
+fn message_of(sets: &[&str]) -> String {
+    let errors = parse(MINIMAL, sets).expect_err("the settings contradict each other");
+    assert_eq!(errors.errors().len(), 1, "{errors}");
+    errors.errors()[0].message.clone()
+}
+
+#[test]
+fn an_empty_file_says_what_every_run_needs() {
+    assert_eq!(
+        errors(""),
+        "runs/x.toml: [model] `dim` is missing; for example `dim = 512`, or name a Hugging Face folder with `init_from`\n\
+         runs/x.toml: [model] `layers` is missing; for example `layers = 8`\n\
+         runs/x.toml: [model] `heads` is missing; for example `heads = 8`\n\
+         runs/x.toml: [data] `train` is missing; for example `train = \"data/corpus.txt\"`\n\
+         runs/x.toml: [train] the length of the run is missing: give `steps`, `tokens` or `epochs`; for example `steps = 1000`"
+    );
+}
+
+#[test]
+fn a_missing_key_is_reported_at_its_section() {
+    assert_eq!(
+        errors(&MINIMAL.replace("layers = 2\n", "")),
+        "runs/x.toml:1: [model] `layers` is missing; for example `layers = 8`"
+    );
+}
+
+#[test]
+fn a_misspelt_or_broken_key_is_not_also_missing() {
+    for wrong in ["n_layer = 2", "layers = \"2\"", "layes = 2"] {
+        let errors = parse(&MINIMAL.replace("layers = 2", wrong), &[]).unwrap_err();
+        assert_eq!(errors.errors().len(), 1, "{errors}");
+    }
+}
+
+#[test]
+fn heads_and_widths_must_fit() {
+    assert_eq!(
+        message("model", "kv_heads = 3"),
+        "`kv_heads` = 3 does not divide `heads` = 4; try `kv_heads = 2` or `kv_heads = 4`"
+    );
+    assert_eq!(
+        message("model", "kv_heads = 8"),
+        "`kv_heads` = 8 does not divide `heads` = 4; try `kv_heads = 4`"
+    );
+    assert_eq!(
+        message_of(&["model.heads=5"]),
+        "`heads` = 5 does not divide `dim` = 64; change one of them, or give `head_dim`"
+    );
+    assert_eq!(
+        message("model", "head_dim = 17"),
+        "`head_dim` = 17 must be even, because RoPE turns pairs of features"
+    );
+    assert_eq!(
+        message_of(&["model.dim=36", "model.heads=4"]),
+        "`head_dim` = 9, which is `dim / heads`, must be even, because RoPE turns pairs of features"
+    );
+    minimal(&["model.heads=5", "model.head_dim=16"]);
+}
+
+#[test]
+fn a_block_that_no_family_has_cannot_be_exported() {
+    assert_eq!(
+        message("model", "qk_norm = false"),
+        "`qkv_bias` = false with `qk_norm` = false is no \"qwen3\" model, so other programs could not load its export; leave both \
+         keys out, or set `checkpoint.export_hf = false`"
+    );
+    minimal(&["model.qk_norm=false", "checkpoint.export_hf=false"]);
+    minimal(&["model.family=qwen2", "model.qkv_bias=true", "model.qk_norm=false"]);
+}
+
+#[test]
+fn sequences_fit_into_the_positions() {
+    assert_eq!(
+        message("model", "max_position_embeddings = 512"),
+        "`max_position_embeddings` is 512, less than `data.seq_len` = 1024; raise it (with `rope_scaling`, if the model was \
+         trained on less), or shorten `data.seq_len`"
+    );
+    assert_eq!(
+        message(
+            "model",
+            "rope_scaling = { type = \"llama3\", factor = 8, low_freq_factor = 4, original_max_position_embeddings = 8192 }"
+        ),
+        "`rope_scaling.high_freq_factor` = 4 must be greater than `low_freq_factor` = 4"
+    );
+}
+
+#[test]
+fn validation_data_come_from_one_place() {
+    assert_eq!(
+        message("data", "valid = \"v.txt\"\nheld_out = 0.1"),
+        "`held_out` and `valid` are both given, but validation data come from one of them; leave one out"
+    );
+    assert_eq!(
+        message_of(&["data.held_out=0", "eval.every=10"]),
+        "`every` = 10 needs validation data, but `data.held_out` is 0; give `data.valid`, or set `every = 0`"
+    );
+    assert_eq!(
+        message_of(&["eval.every=0", "checkpoint.keep_best=true"]),
+        "`keep_best` needs evaluations during the run; set `eval.every`, or `keep_best = false`"
+    );
+    minimal(&["data.held_out=0"]);
+}
+
+#[test]
+fn weights_are_given_to_all_sources_or_to_none() {
+    assert_eq!(
+        message("data", "valid = [{ path = \"a\", weight = 2 }, \"b\"]"),
+        "`valid` gives some sources a `weight` but not \"b\"; give one to all or to none"
+    );
+}
+
+#[test]
+fn the_vocabulary_keys_fit_the_tokenizer() {
+    assert_eq!(
+        message("data", "tokenizer = \"chars\"\nbpe_vocab_size = 512"),
+        "`bpe_vocab_size` = 512 needs `tokenizer = \"bpe\"`; leave it out"
+    );
+    assert_eq!(
+        message_of(&["model.init_from=models/q", "data.tokenizer=bytes"]),
+        "`tokenizer` = \"bytes\" makes a vocabulary that the weights of `model.init_from` do not know; leave it out to use the \
+         folder's own"
+    );
+}
+
+#[test]
+fn one_key_says_how_long_to_train() {
+    assert_eq!(
+        message("train", "tokens = 1000"),
+        "`tokens` and `steps` are both given, but one of them says how long to train; leave one out"
+    );
+    assert_eq!(
+        message("train", "epochs = 2"),
+        "`epochs` and `steps` are both given, but one of them says how long to train; leave one out"
+    );
+}
+
+#[test]
+fn micro_batches_divide_the_batch() {
+    assert_eq!(
+        message("train", "batch_size = 12\nmicro_batch_size = 5"),
+        "`micro_batch_size` = 5 does not divide `batch_size` = 12; try `micro_batch_size = 4` or `micro_batch_size = 6`"
+    );
+}
+
+#[test]
+fn the_schedule_fits_into_the_run() {
+    assert_eq!(
+        message("schedule", "warmup_steps = 2000"),
+        "`warmup_steps` is 2000, but the run has only 1000 steps; give fewer, or train longer"
+    );
+    assert_eq!(
+        message("schedule", "kind = \"wsd\"\nwarmup_steps = 900\ndecay_steps = 200"),
+        "900 steps of warmup and 200 of decay do not fit into a run of 1000 steps; shorten one of them"
+    );
+    let tokens = MINIMAL.replace("steps = 1000", "tokens = 81920");
+    assert_eq!(
+        parse(&tokens, &["schedule.warmup_steps=11"]).unwrap_err().to_string(),
+        "--set schedule.warmup_steps=11: [schedule] `warmup_steps` is 11, but the run has only 10 steps; give fewer, or train longer"
+    );
+}
+
+#[test]
+fn the_learning_rate_falls() {
+    assert_eq!(
+        message("schedule", "min_lr = 0.01"),
+        "`min_lr` = 0.01 is greater than `optimizer.lr` = 0.0003; lower one or raise the other"
+    );
+    assert_eq!(
+        message("schedule", "min_lr = 1e-5\nmin_lr_ratio = 0.5"),
+        "`min_lr` and `min_lr_ratio` are both given, but both give the final learning rate; leave one out"
+    );
+}
+
+#[test]
+fn keys_of_another_schedule_are_refused() {
+    assert_eq!(
+        message("schedule", "decay_fraction = 0.2"),
+        "`decay_fraction` has no meaning for `kind = \"cosine\"`; leave it out, or choose \"wsd\""
+    );
+    assert_eq!(
+        message("schedule", "kind = \"constant\"\nmin_lr = 0"),
+        "`min_lr` has no meaning for `kind = \"constant\"`; leave it out, or choose \"linear\", \"cosine\" or \"wsd\""
+    );
+    assert_eq!(
+        message("schedule", "kind = \"wsd\"\ndecay_steps = 10\ndecay_fraction = 0.2"),
+        "`decay_fraction` and `decay_steps` are both given, but both give the length of the final decay; leave one out"
+    );
+}
+
+#[test]
+fn kept_checkpoints_are_ones_that_are_saved() {
+    assert_eq!(
+        message("checkpoint", "every = 100\nkeep_every = 250"),
+        "`keep_every` = 250 is no multiple of `every` = 100, so no such step is saved; make it one"
+    );
+    assert_eq!(
+        message("checkpoint", "every = 0\nkeep_every = 250"),
+        "`keep_every` = 250 is no multiple of `every` = 0, so no such step is saved; make it one"
+    );
+}

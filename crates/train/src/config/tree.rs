@@ -1,0 +1,191 @@
+//! The run file as a tree of values that remember where they were written, with `--set` laid over it.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use toml::de::{DeTable, DeValue};
+
+use super::error::{ConfigError, ConfigErrors, Origin, Origins, one_line};
+
+/// At most this many errors of TOML syntax are reported; the later ones tend to follow from the first.
+const MAX_SYNTAX_ERRORS: usize = 5;
+
+/// At most this many names in the key of a `--set`: no section is nested deeper.
+const DEEPEST: usize = 8;
+
+/// A value and where it was written.
+#[derive(Clone, Debug)]
+pub(super) struct Node {
+    pub(super) value: Value,
+    pub(super) origin: Origin,
+}
+
+/// What TOML can hold. Integers are wider than any key allows, so that a range check sees them as they are.
+#[derive(Clone, Debug)]
+pub(super) enum Value {
+    Bool(bool),
+    Integer(i128),
+    Float(f64),
+    Text(String),
+    Datetime(String),
+    List(Vec<Node>),
+    Table(Vec<(String, Node)>),
+}
+
+/// The root table of a run file.
+#[derive(Clone, Debug)]
+pub(super) struct Tree {
+    pub(super) root: Vec<(String, Node)>,
+}
+
+impl Tree {
+    /// Parses a run file. A table's origin is the line of its key.
+    pub(super) fn from_toml(file: &Arc<Path>, bytes: &[u8]) -> Result<Tree, ConfigErrors> {
+        let lines = Lines::new(file, bytes);
+        let text = std::str::from_utf8(bytes).map_err(|error| {
+            let message = format!("is not UTF-8 text (byte {}); save the file as UTF-8", error.valid_up_to());
+            ConfigErrors::one(lines.origin(error.valid_up_to()), message)
+        })?;
+        let (root, errors) = DeTable::parse_recoverable(text);
+        let errors = errors.iter().map(|error| ConfigError {
+            origin: lines.origin(error.span().map_or(0, |span| span.start)),
+            section: None,
+            message: syntax_message(error),
+        });
+        let mut errors: Vec<ConfigError> = errors.collect();
+        errors.dedup_by(|later, first| later.origin == first.origin);
+        errors.truncate(MAX_SYNTAX_ERRORS);
+        ConfigErrors::if_any(errors)?;
+        Ok(Tree { root: table(root.get_ref(), &|offset| lines.origin(offset)) })
+    }
+
+    /// Lays one `--set` argument, `section.key=value`, over the tree.
+    pub(super) fn set(&mut self, argument: &str) -> Result<(), ConfigError> {
+        let origin = Origin::Set { argument: one_line(argument).into() };
+        let error = |message: &str| ConfigError {
+            origin: origin.clone(),
+            section: None,
+            message: message.to_owned(),
+        };
+        const FORM: &str = "expected section.key=value, for example --set optimizer.lr=0.001";
+
+        let (key, text) = argument.split_once('=').ok_or_else(|| error(FORM))?;
+        let path: Vec<&str> = key.split('.').map(str::trim).collect();
+        let [parents @ .., last] = path.as_slice() else { return Err(error(FORM)) };
+        if parents.is_empty() || path.len() > DEEPEST || path.iter().any(|name| name.is_empty()) {
+            return Err(error(FORM));
+        }
+        let node = Node {
+            value: set_value(text.trim(), &origin).map_err(|message| error(&message))?,
+            origin: origin.clone(),
+        };
+
+        let mut entries = &mut self.root;
+        for name in parents {
+            let at = position_or_insert(entries, name, || Node {
+                value: Value::Table(Vec::new()),
+                origin: origin.clone(),
+            });
+            let Value::Table(inner) = &mut entries[at].1.value else {
+                return Err(error(&format!(
+                    "`{}` is not a table, so nothing can be set inside it",
+                    one_line(name)
+                )));
+            };
+            entries = inner;
+        }
+        let at = position_or_insert(entries, last, || node.clone());
+        entries[at].1 = node;
+        Ok(())
+    }
+
+    /// Where each section and each key directly inside it was written.
+    pub(super) fn origins(&self) -> Origins {
+        let mut origins = Origins::new();
+        for (section, node) in &self.root {
+            origins.insert(section.clone(), node.origin.clone());
+            if let Value::Table(keys) = &node.value {
+                origins
+                    .extend(keys.iter().map(|(key, node)| (format!("{section}.{key}"), node.origin.clone())));
+            }
+        }
+        origins
+    }
+}
+
+/// The value of a `--set` argument: TOML where it is TOML, else the words as they stand.
+fn set_value(text: &str, origin: &Origin) -> Result<Value, String> {
+    match DeValue::parse(text) {
+        Ok(parsed) => Ok(value(parsed.get_ref(), &|_| origin.clone())),
+        Err(error) if text.starts_with(['"', '\'', '[', '{']) => {
+            Err(format!("the value is no TOML: {}", one_line(error.message())))
+        }
+        Err(_) => Ok(Value::Text(text.to_owned())),
+    }
+}
+
+fn position_or_insert(entries: &mut Vec<(String, Node)>, name: &str, node: impl FnOnce() -> Node) -> usize {
+    entries.iter().position(|(key, _)| key == name).unwrap_or_else(|| {
+        entries.push((name.to_owned(), node()));
+        entries.len() - 1
+    })
+}
+
+fn syntax_message(error: &toml::de::Error) -> String {
+    // What else the parser would have taken ("expected nothing") helps nobody where a text lacks quotes.
+    match error.message().split(", expected").next() {
+        Some("string values must be quoted") => {
+            "text stands in quotes in TOML, as in `kind = \"cosine\"`".to_owned()
+        }
+        Some(message) if error.message().ends_with("expected nothing") => {
+            format!("is not valid TOML: {}", one_line(message))
+        }
+        _ => format!("is not valid TOML: {}", one_line(error.message())),
+    }
+}
+
+fn table(entries: &DeTable<'_>, origin: &dyn Fn(usize) -> Origin) -> Vec<(String, Node)> {
+    let entry = |key: &toml::Spanned<_>, node: &toml::Spanned<DeValue<'_>>| Node {
+        origin: origin(key.span().start),
+        value: value(node.get_ref(), origin),
+    };
+    entries.iter().map(|(key, node)| (key.get_ref().to_string(), entry(key, node))).collect()
+}
+
+fn value(parsed: &DeValue<'_>, origin: &dyn Fn(usize) -> Origin) -> Value {
+    match parsed {
+        DeValue::String(text) => Value::Text(text.to_string()),
+        DeValue::Boolean(flag) => Value::Bool(*flag),
+        DeValue::Datetime(time) => Value::Datetime(time.to_string()),
+        DeValue::Float(float) => Value::Float(float.as_str().parse().unwrap_or(f64::NAN)),
+        DeValue::Integer(integer) => {
+            let overflow = if integer.as_str().starts_with('-') { i128::MIN } else { i128::MAX };
+            Value::Integer(i128::from_str_radix(integer.as_str(), integer.radix()).unwrap_or(overflow))
+        }
+        DeValue::Array(items) => Value::List(
+            items
+                .iter()
+                .map(|item| Node { origin: origin(item.span().start), value: value(item.get_ref(), origin) })
+                .collect(),
+        ),
+        DeValue::Table(entries) => Value::Table(table(entries, origin)),
+    }
+}
+
+/// Byte offsets to lines.
+struct Lines<'a> {
+    file: &'a Arc<Path>,
+    starts: Vec<usize>,
+}
+
+impl<'a> Lines<'a> {
+    fn new(file: &'a Arc<Path>, text: &[u8]) -> Self {
+        let later = text.iter().enumerate().filter(|(_, byte)| **byte == b'\n').map(|(at, _)| at + 1);
+        Lines { file, starts: std::iter::once(0).chain(later).collect() }
+    }
+
+    fn origin(&self, offset: usize) -> Origin {
+        let line = self.starts.partition_point(|start| *start <= offset);
+        Origin::Line { file: self.file.clone(), line }
+    }
+}

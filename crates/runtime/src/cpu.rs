@@ -6,7 +6,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Instant;
 use xtrain_program::{
-    Instance, KernelTable, Phase, Plan, Program, Region, StateKind, Storage, Value, WriteMode,
+    Instance, KernelTable, Phase, Plan, Program, Region, StateKind, Storage, Value, ValueId, WriteMode,
 };
 use xtrain_tensor::{CpuKernel, TensorType, View, ViewMut};
 

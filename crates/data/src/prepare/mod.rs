@@ -165,10 +165,10 @@ fn prepare_locked(
             let begun = Unfinished::begin(made_from);
             // The record comes first: whatever is in the folder after it is known to be this run's.
             begun.save(folder)?;
-            tokenizer.save(folder)?;
             begun
         }
     };
+    tokenizer.save(folder)?;
     let mut run = Run::start(unfinished, tokenizer, options, folder, inputs)?;
     std::thread::scope(|scope| {
         let feed = Feed::start(scope, inputs, &options.input, tokenizer.cut_rule(), run.unfinished.position);
@@ -194,6 +194,7 @@ struct Run<'r> {
     inside_document: bool,
     begun: Instant,
     last_told: Option<Instant>,
+    /// What an earlier run had read; known when a continued run has come to where that one ended.
     bytes_before: Option<u64>,
 }
 
@@ -217,6 +218,7 @@ impl<'r> Run<'r> {
         }
         Ok(Run {
             inside_document: unfinished.inside_document,
+            bytes_before: unfinished.shards.is_empty().then_some(0),
             unfinished,
             inputs,
             tokenizer,
@@ -225,7 +227,6 @@ impl<'r> Run<'r> {
             writer: None,
             begun: Instant::now(),
             last_told: None,
-            bytes_before: None,
         })
     }
 
@@ -294,8 +295,7 @@ impl<'r> Run<'r> {
         bytes_done: u64,
         on_progress: &mut dyn FnMut(&Progress) -> ControlFlow<()>,
     ) -> Result<()> {
-        let bytes_before =
-            *self.bytes_before.get_or_insert(if self.unfinished.shards.is_empty() { 0 } else { bytes_done });
+        let bytes_before = *self.bytes_before.get_or_insert(bytes_done);
         if self.last_told.is_some_and(|last| last.elapsed() < PROGRESS_INTERVAL) {
             return Ok(());
         }

@@ -13,13 +13,13 @@ pub struct Batch {
     pub batch_size: usize,
     /// S.
     pub seq_len: usize,
-    /// [B*S] inputs.
+    /// `[B*S]` inputs.
     pub tokens: Vec<i32>,
-    /// [B*S] the token after each input, or [`IGNORED_TARGET`].
+    /// `[B*S]` the token after each input, or [`IGNORED_TARGET`].
     pub targets: Vec<i32>,
-    /// [B*S] for RoPE: counts from 0 in each sequence and, with a document mask, in each document.
+    /// `[B*S]` for RoPE: counts from 0 in each sequence and, with a document mask, in each document.
     pub positions: Vec<i32>,
-    /// [B*S] where, within its sequence, the document of each token begins; 0 without a document mask. Attention
+    /// `[B*S]` where, within its sequence, the document of each token begins; 0 without a document mask. Attention
     /// at t may look at `doc_start[t]..=t`. The first document of a sequence begins at 0, as no earlier part of it
     /// can be seen.
     pub doc_start: Vec<i32>,

@@ -96,11 +96,11 @@ pub fn prepare(
     prepare_locked(inputs, tokenizer, options, folder, on_progress)
 }
 
-/// [`prepare`] in a folder under `cache` that is found again for equal input, tokenizer and options. Processes that
+/// [`prepare()`] in a folder under `cache` that is found again for equal input, tokenizer and options. Processes that
 /// ask for the same at once wait for the first.
 ///
 /// # Errors
-/// Those of [`prepare`].
+/// Those of [`prepare()`].
 pub fn prepare_cached(
     inputs: &[InputFile],
     tokenizer: &Tokenizer,

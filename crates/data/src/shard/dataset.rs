@@ -185,7 +185,7 @@ impl Dataset {
         self.index.end_of_document
     }
 
-    /// What the dataset was made from, as a hash; see [`crate::prepare`].
+    /// What the dataset was made from, as a hash; see [`mod@crate::prepare`].
     pub(crate) fn made_from(&self) -> &str {
         &self.index.made_from
     }

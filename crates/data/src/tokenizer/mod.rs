@@ -216,16 +216,19 @@ impl Tokenizer {
         StreamDecoder::new(self, special)
     }
 
-    /// Writes `tokenizer.json` and the files around it into `folder`, ready for `AutoTokenizer`.
+    /// `tokenizer.json` and the files around it, by name: what `AutoTokenizer` loads.
+    pub fn files(&self) -> impl Iterator<Item = (&str, &[u8])> {
+        let side = self.side_files.iter().map(|(name, bytes)| (name.as_ref(), bytes.as_ref()));
+        side.chain([("tokenizer.json", self.json.as_ref())])
+    }
+
+    /// Writes [`Tokenizer::files`] into `folder`.
     ///
     /// # Errors
     /// The folder or a file cannot be written.
     pub fn save(&self, folder: &Path) -> Result<()> {
         files::create_folder(folder)?;
-        for (name, bytes) in &self.side_files {
-            files::write_atomically(&folder.join(name), bytes)?;
-        }
-        files::write_atomically(&folder.join("tokenizer.json"), &self.json)
+        self.files().try_for_each(|(name, bytes)| files::write_atomically(&folder.join(name), bytes))
     }
 
     /// One more than the largest token id, added tokens included.
@@ -257,6 +260,11 @@ impl Tokenizer {
     /// any change of meaning changes it.
     pub fn hash(&self) -> [u8; 32] {
         self.hash
+    }
+
+    /// [`Tokenizer::hash`] in hexadecimal, as [`crate::Dataset::tokenizer_hash`] says it.
+    pub fn hash_hex(&self) -> String {
+        files::hex(&self.hash)
     }
 
     /// Where a long document may be cut so that its pieces give the same tokens as the whole.

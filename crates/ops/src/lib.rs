@@ -16,6 +16,9 @@ pub mod embedding;
 pub mod linear;
 pub mod registry;
 pub mod rms_norm;
+#[cfg(test)]
+mod run_op;
+pub mod swiglu;
 
 pub use registry::{CpuKernels, Fill, PassSet, Sample, SampleInput};
 

@@ -12,6 +12,7 @@ pub mod add;
 pub mod cast;
 #[cfg(test)]
 mod check;
+pub mod dropout;
 pub mod embedding;
 pub mod linear;
 pub mod registry;

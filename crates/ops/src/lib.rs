@@ -15,6 +15,7 @@ mod check;
 pub mod dropout;
 pub mod embedding;
 pub mod linear;
+pub mod linear_cross_entropy;
 pub mod registry;
 pub mod rms_norm;
 #[cfg(test)]

@@ -135,6 +135,8 @@ ops![
     crate::linear::LinearDgrad,
     crate::linear::LinearWgrad,
     crate::linear::BiasGrad,
+    crate::linear_cross_entropy::LinearCrossEntropy,
+    crate::linear_cross_entropy::LinearCrossEntropyGrad,
     crate::rms_norm::RmsNorm,
     crate::rms_norm::AddRmsNorm,
     crate::rms_norm::RmsNormGrad,

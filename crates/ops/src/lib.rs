@@ -12,10 +12,15 @@ pub mod add;
 pub mod cast;
 #[cfg(test)]
 mod check;
+pub mod dropout;
 pub mod embedding;
 pub mod linear;
+pub mod linear_cross_entropy;
 pub mod registry;
 pub mod rms_norm;
+#[cfg(test)]
+mod run_op;
+pub mod swiglu;
 
 pub use registry::{CpuKernels, Fill, PassSet, Sample, SampleInput};
 

@@ -88,6 +88,12 @@ impl SampleInput {
         SampleInput { ty: TensorType::new(DType::I32, [len]), fill: Fill::Ids(below), parameter: false }
     }
 
+    /// Control words.
+    pub fn counters<const N: usize>(words: [u32; N]) -> Self {
+        let fill = Fill::Values(words.into_iter().map(f64::from).collect());
+        SampleInput { ty: TensorType::new(DType::U32, [N]), fill, parameter: false }
+    }
+
     /// The same filled otherwise.
     pub fn fill(self, fill: Fill) -> Self {
         SampleInput { fill, ..self }
@@ -122,15 +128,20 @@ macro_rules! ops {
 ops![
     crate::add::Add,
     crate::cast::Cast,
+    crate::dropout::Dropout,
     crate::embedding::Embedding,
     crate::embedding::EmbeddingGrad,
     crate::linear::Linear,
     crate::linear::LinearDgrad,
     crate::linear::LinearWgrad,
     crate::linear::BiasGrad,
+    crate::linear_cross_entropy::LinearCrossEntropy,
+    crate::linear_cross_entropy::LinearCrossEntropyGrad,
     crate::rms_norm::RmsNorm,
     crate::rms_norm::AddRmsNorm,
     crate::rms_norm::RmsNormGrad,
+    crate::swiglu::Swiglu,
+    crate::swiglu::SwigluGrad,
 ];
 
 /// The ops that passes insert.

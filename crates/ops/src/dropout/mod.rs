@@ -15,7 +15,7 @@ use xtrain_tensor::{DType, TensorType};
 /// `(x_td, rng_4) -> y_td`, in place: element (t, j) is x / (1 - p) where
 /// `Philox::new(seed, step, site).uniform((first_token + t) * d + j) >= p`, else 0.
 ///
-/// rng is u32[4] = seed (low word, high word), step, and first_token: the index within the optimizer step's global batch of the
+/// rng is `u32[4]` = seed (low word, high word), step, and first_token: the index within the optimizer step's global batch of the
 /// micro-batch's first token. Applied to a gradient, it is its own backward.
 #[derive(Clone, Copy, Debug)]
 pub struct Dropout {

@@ -8,7 +8,8 @@ use xtrain_program::{Code, Phase, Program, Root, StateKind, Storage, Tracer, Val
 use xtrain_runtime::{Checks, CpuEngine, Engine, ProgramId};
 use xtrain_tensor::{DType, HostTensor, Philox, TensorType};
 
-fn seed() -> u64 {
+/// A seed that differs from run to run.
+pub(crate) fn seed() -> u64 {
     let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).expect("a clock after 1970");
     now.as_nanos() as u64
 }

@@ -121,6 +121,8 @@ macro_rules! ops {
 
 ops![
     crate::add::Add,
+    crate::attention::Attention,
+    crate::attention::AttentionGrad,
     crate::cast::Cast,
     crate::embedding::Embedding,
     crate::embedding::EmbeddingGrad,
@@ -128,6 +130,8 @@ ops![
     crate::linear::LinearDgrad,
     crate::linear::LinearWgrad,
     crate::linear::BiasGrad,
+    crate::qk_norm_rope::QkNormRope,
+    crate::qk_norm_rope::QkNormRopeGrad,
     crate::rms_norm::RmsNorm,
     crate::rms_norm::AddRmsNorm,
     crate::rms_norm::RmsNormGrad,

@@ -127,6 +127,8 @@ macro_rules! ops {
 
 ops![
     crate::add::Add,
+    crate::attention::Attention,
+    crate::attention::AttentionGrad,
     crate::cast::Cast,
     crate::dropout::Dropout,
     crate::embedding::Embedding,
@@ -137,6 +139,8 @@ ops![
     crate::linear::BiasGrad,
     crate::linear_cross_entropy::LinearCrossEntropy,
     crate::linear_cross_entropy::LinearCrossEntropyGrad,
+    crate::qk_norm_rope::QkNormRope,
+    crate::qk_norm_rope::QkNormRopeGrad,
     crate::rms_norm::RmsNorm,
     crate::rms_norm::AddRmsNorm,
     crate::rms_norm::RmsNormGrad,

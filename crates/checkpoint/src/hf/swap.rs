@@ -2,7 +2,8 @@
 //!
 //! Steps: the new folder is complete and synced as `<name>.tmp-<pid>`; the old one is renamed to `<name>.old-<pid>`;
 //! the new one is renamed to `<name>`; the old one is removed. Killed between the two renames, the old folder is
-//! whole under `.old-<pid>`, and the next export to that name brings it back before anything else.
+//! whole under `.old-<pid>`, and the next export to that name brings it back before anything else. Killed after
+//! them, the next export removes it.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -14,20 +15,19 @@ use crate::files::sync_folder;
 
 /// Brings back what an interrupted swap left, and removes the leftovers of dead processes.
 pub(super) fn recover(target: &Path) -> Result<()> {
-    let olds = olds(target);
-    if !target.exists()
-        && let Some(old) = olds.first()
-    {
-        tracing::warn!(
-            "{}: bringing back {}, left by an interrupted export",
-            target.display(),
-            old.display()
-        );
-        fs::rename(old, target).map_err(CheckpointError::io(target, "bring back"))?;
-        sync_folder(aside::parent(target))?;
+    for old in olds(target) {
+        if target.exists() {
+            // The swap had done everything but this.
+            aside::remove_atomically(&old)?;
+        } else {
+            tracing::warn!("{}: bringing back {}, left by a killed export", target.display(), old.display());
+            fs::rename(&old, target).map_err(CheckpointError::io(target, "bring back"))?;
+            sync_folder(aside::parent(target))?;
+        }
     }
-    let name = target.file_name().and_then(|name| name.to_str()).unwrap_or_default();
-    aside::sweep(aside::parent(target), |other| other == name)
+    let Some(name) = target.file_name().and_then(|name| name.to_str()) else { return Ok(()) };
+    let old = format!("{name}.old-");
+    aside::sweep(aside::parent(target), |other| other == name || other.starts_with(&old))
 }
 
 /// The folder that an interrupted swap left under another name, where nothing is at `target`.

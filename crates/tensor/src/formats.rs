@@ -32,13 +32,14 @@ pub fn round_bf16(x: f32) -> f32 {
 }
 
 /// bfloat16's bits of `x`. NaNs become quiet and keep their sign and leading payload.
-#[inline]
+#[inline(always)]
 pub fn to_bf16(x: f32) -> u16 {
     let bits = x.to_bits();
     // The carry of the rounding addition may run into the exponent: that is the right result, up to infinity.
-    let rounded = bits.wrapping_add(0x7FFF + ((bits >> 16) & 1)) >> 16;
-    let quiet = (bits >> 16) | 0x40;
-    (if bits & 0x7FFF_FFFF > 0x7F80_0000 { quiet } else { rounded }) as u16
+    let rounded = bits.wrapping_add(0x7FFF + ((bits >> 16) & 1));
+    let wide = if bits & 0x7FFF_FFFF > 0x7F80_0000 { bits | 0x40_0000 } else { rounded };
+    // Shifted as a signed number, the upper half is packed by one instruction of every vector unit.
+    (wide as i32 >> 16) as u16
 }
 
 /// Widens a slice of bfloat16.
@@ -122,8 +123,9 @@ pub fn widen(dtype: DType, src: &[u8], dst: &mut [f32]) {
     }
 }
 
-/// Elements that are cast before they are packed: casts are vectorised, packing is not.
+/// Elements of E5M6 that are cast at once, which is vectorised, before they are packed eight by eight.
 const PACKED_AT_ONCE: usize = 64;
+const PACKED_BYTES: usize = DType::E5M6.bytes(PACKED_AT_ONCE);
 
 /// Packs E5M6: element 2i in byte 3i and the low half of byte 3i+1, element 2i+1 in the high half and byte 3i+2.
 ///
@@ -132,14 +134,17 @@ const PACKED_AT_ONCE: usize = 64;
 #[inline(always)]
 pub fn pack_e5m6(src: &[f32], dst: &mut [u8]) {
     assert_eq!(dst.len(), DType::E5M6.bytes(src.len()), "packed length");
-    let pieces = src.chunks(PACKED_AT_ONCE).zip(dst.chunks_mut(DType::E5M6.bytes(PACKED_AT_ONCE)));
-    for (src, dst) in pieces {
+    for (src, dst) in src.chunks(PACKED_AT_ONCE).zip(dst.chunks_mut(PACKED_BYTES)) {
         let mut words = [0; PACKED_AT_ONCE];
         words.iter_mut().zip(src).for_each(|(w, &s)| *w = to_e5m6(s));
-        for (pair, out) in words.chunks_exact(2).zip(dst.chunks_mut(3)) {
-            let packed = [pair[0] as u8, (pair[0] >> 8 | (pair[1] & 0xF) << 4) as u8, (pair[1] >> 4) as u8];
-            out.copy_from_slice(&packed[..out.len()]);
+        let mut packed = [0; PACKED_BYTES];
+        for (out, w) in packed.chunks_exact_mut(12).zip(words.chunks_exact(8)) {
+            let w = |i: usize| u32::from(w[i]);
+            out[..4].copy_from_slice(&(w(0) | w(1) << 12 | w(2) << 24).to_le_bytes());
+            out[4..8].copy_from_slice(&(w(2) >> 8 | w(3) << 4 | w(4) << 16 | w(5) << 28).to_le_bytes());
+            out[8..].copy_from_slice(&(w(5) >> 4 | w(6) << 8 | w(7) << 20).to_le_bytes());
         }
+        dst.copy_from_slice(&packed[..dst.len()]);
     }
 }
 
@@ -150,13 +155,17 @@ pub fn pack_e5m6(src: &[f32], dst: &mut [u8]) {
 #[inline(always)]
 pub fn unpack_e5m6(src: &[u8], dst: &mut [f32]) {
     assert_eq!(src.len(), DType::E5M6.bytes(dst.len()), "packed length");
-    let pieces = src.chunks(DType::E5M6.bytes(PACKED_AT_ONCE)).zip(dst.chunks_mut(PACKED_AT_ONCE));
-    for (src, dst) in pieces {
+    for (src, dst) in src.chunks(PACKED_BYTES).zip(dst.chunks_mut(PACKED_AT_ONCE)) {
+        let mut packed = [0; PACKED_BYTES];
+        packed[..src.len()].copy_from_slice(src);
         let mut words = [0; PACKED_AT_ONCE];
-        for (bytes, pair) in src.chunks(3).zip(words.chunks_exact_mut(2)) {
-            let byte = |i: usize| u16::from(bytes.get(i).copied().unwrap_or(0));
-            pair[0] = byte(0) | (byte(1) & 0xF) << 8;
-            pair[1] = byte(1) >> 4 | byte(2) << 4;
+        for (bytes, w) in packed.chunks_exact(12).zip(words.chunks_exact_mut(8)) {
+            let b = |i: usize| {
+                u32::from_le_bytes([bytes[4 * i], bytes[4 * i + 1], bytes[4 * i + 2], bytes[4 * i + 3]])
+            };
+            let (a, b, c) = (b(0), b(1), b(2));
+            let parts = [a, a >> 12, a >> 24 | b << 8, b >> 4, b >> 16, b >> 28 | c << 4, c >> 8, c >> 20];
+            w.iter_mut().zip(parts).for_each(|(w, part)| *w = part as u16 & 0xFFF);
         }
         dst.iter_mut().zip(words).for_each(|(d, w)| *d = from_e5m6(w));
     }

@@ -4,17 +4,48 @@ use crate::PassSet;
 use crate::registry::{Fill, Sample, SampleOp, cpu_kernels, samples};
 use std::collections::HashMap;
 use std::sync::Arc;
-use xtrain_program::{Code, Phase, Program, Root, StateKind, Storage, Tracer, ValueId, backward};
+use xtrain_program::{Code, Op, Phase, Program, Root, StateKind, Storage, Tracer, ValueId, backward};
 use xtrain_runtime::{Checks, CpuEngine, Engine, ProgramId};
-use xtrain_tensor::{DType, HostTensor, Philox, TensorType};
+use xtrain_tensor::{CpuKernel, DType, HostTensor, Philox, TensorType, View, ViewMut};
 
-fn seed() -> u64 {
+/// A seed that no test had before.
+pub(crate) fn seed() -> u64 {
     let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).expect("a clock after 1970");
     now.as_nanos() as u64
 }
 
+/// The outputs of `op` run by itself, without a program around it. Outputs that are not in place of an input start as NaNs.
+pub(crate) fn run_alone(op: &(impl Op + CpuKernel), inputs: &[HostTensor]) -> Vec<HostTensor> {
+    let types: Vec<TensorType> = inputs.iter().map(HostTensor::ty).collect();
+    let signature = op.infer(&types).unwrap_or_else(|e| panic!("{op:?} on {types:?}: {e}"));
+    let mut made: Vec<HostTensor> =
+        signature.outputs.iter().chain(&signature.workspace).map(|&ty| HostTensor::zeros(ty)).collect();
+    for (k, t) in made.iter_mut().enumerate() {
+        match op.in_place().iter().find(|(output, _)| *output == k) {
+            Some(&(_, input)) => t.bytes_mut().copy_from_slice(inputs[input].bytes()),
+            None => t.bytes_mut().fill(0xFF),
+        }
+    }
+    let views: Vec<View<'_>> = (inputs.iter().enumerate())
+        .map(|(n, t)| match op.in_place().iter().any(|(_, input)| *input == n) {
+            true => View::in_output(t.ty()),
+            false => View::new(t.ty(), t.bytes()),
+        })
+        .collect();
+    let mut written: Vec<ViewMut<'_>> =
+        made.iter_mut().map(|t| ViewMut::new(t.ty(), t.bytes_mut(), false)).collect();
+    op.run(&views, &mut written);
+    made.truncate(signature.outputs.len());
+    made
+}
+
+/// What `f` returns on a pool of this many threads.
+pub(crate) fn on_threads<R: Send>(threads: usize, f: impl FnOnce() -> R + Send) -> R {
+    rayon::ThreadPoolBuilder::new().num_threads(threads).build().expect("threads").install(f)
+}
+
 fn fill(input: &crate::SampleInput, dtype: DType, seed: u64, site: u32) -> HostTensor {
-    let ty = if input.ty.dtype.is_float() { input.ty.with_dtype(dtype) } else { input.ty };
+    let ty = if input.ty.dtype == DType::F32 { input.ty.with_dtype(dtype) } else { input.ty };
     let rng = Philox::new(seed, 0, site);
     let values: Vec<f64> = match &input.fill {
         Fill::Normal(mean, std) => {
@@ -296,10 +327,7 @@ fn results_do_not_depend_on_the_number_of_threads() {
         let seed = seed();
         let mut case = forward_case(&sample, DType::F32, seed);
         let inputs = case.inputs.clone();
-        let mut on = |threads: usize| {
-            let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().expect("threads");
-            pool.install(|| case.run(&inputs))
-        };
+        let mut on = |threads: usize| on_threads(threads, || case.run(&inputs));
         assert!(on(1) == on(3), "{}", describe(&sample));
     }
 }

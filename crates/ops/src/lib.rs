@@ -8,11 +8,14 @@
 
 mod host;
 
+pub mod adamw;
 pub mod add;
 pub mod cast;
 #[cfg(test)]
 mod check;
+pub mod clip;
 pub mod embedding;
+pub mod grad_norm;
 pub mod linear;
 pub mod registry;
 pub mod rms_norm;

@@ -31,7 +31,7 @@ pub enum SampleOp {
 /// An input of a sample.
 #[derive(Clone, Debug)]
 pub struct SampleInput {
-    /// Its type; floats are given as F32 and retyped by the check.
+    /// Its type; plain floats are given as F32 and retyped by the check.
     pub ty: TensorType,
     /// Its contents.
     pub fill: Fill,
@@ -88,6 +88,12 @@ impl SampleInput {
         SampleInput { ty: TensorType::new(DType::I32, [len]), fill: Fill::Ids(below), parameter: false }
     }
 
+    /// U32 values: counters and flags.
+    pub fn counters<const N: usize>(shape: [usize; N], values: impl Into<Vec<f64>>) -> Self {
+        let ty = TensorType::new(DType::U32, shape);
+        SampleInput { ty, fill: Fill::Values(values.into()), parameter: false }
+    }
+
     /// The same filled otherwise.
     pub fn fill(self, fill: Fill) -> Self {
         SampleInput { fill, ..self }
@@ -120,10 +126,13 @@ macro_rules! ops {
 }
 
 ops![
+    crate::adamw::AdamW,
     crate::add::Add,
     crate::cast::Cast,
+    crate::clip::Clip,
     crate::embedding::Embedding,
     crate::embedding::EmbeddingGrad,
+    crate::grad_norm::GradNorm,
     crate::linear::Linear,
     crate::linear::LinearDgrad,
     crate::linear::LinearWgrad,

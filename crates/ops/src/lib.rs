@@ -17,6 +17,7 @@ pub mod clip;
 pub mod embedding;
 pub mod grad_norm;
 pub mod linear;
+pub mod quantize;
 pub mod registry;
 pub mod rms_norm;
 

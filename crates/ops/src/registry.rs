@@ -94,6 +94,11 @@ impl SampleInput {
         SampleInput { ty, fill: Fill::Values(values.into()), parameter: false }
     }
 
+    /// The same in a format that the check keeps: one that needs scales.
+    pub fn in_format(self, dtype: DType) -> Self {
+        SampleInput { ty: self.ty.with_dtype(dtype), ..self }
+    }
+
     /// The same filled otherwise.
     pub fn fill(self, fill: Fill) -> Self {
         SampleInput { fill, ..self }
@@ -137,6 +142,8 @@ ops![
     crate::linear::LinearDgrad,
     crate::linear::LinearWgrad,
     crate::linear::BiasGrad,
+    crate::quantize::Dequantize,
+    crate::quantize::Quantize,
     crate::rms_norm::RmsNorm,
     crate::rms_norm::AddRmsNorm,
     crate::rms_norm::RmsNormGrad,

@@ -4,39 +4,14 @@ use crate::PassSet;
 use crate::registry::{Fill, Sample, SampleOp, cpu_kernels, samples};
 use std::collections::HashMap;
 use std::sync::Arc;
-use xtrain_program::{Code, Op, Phase, Program, Root, StateKind, Storage, Tracer, ValueId, backward};
+use xtrain_program::{Code, Phase, Program, Root, StateKind, Storage, Tracer, ValueId, backward};
 use xtrain_runtime::{Checks, CpuEngine, Engine, ProgramId};
-use xtrain_tensor::{CpuKernel, DType, HostTensor, Philox, TensorType, View, ViewMut};
+use xtrain_tensor::{DType, HostTensor, Philox, TensorType};
 
-/// A seed that no test had before.
+/// A seed that differs from run to run.
 pub(crate) fn seed() -> u64 {
     let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).expect("a clock after 1970");
     now.as_nanos() as u64
-}
-
-/// The outputs of `op` run by itself, without a program around it. Outputs that are not in place of an input start as NaNs.
-pub(crate) fn run_alone(op: &(impl Op + CpuKernel), inputs: &[HostTensor]) -> Vec<HostTensor> {
-    let types: Vec<TensorType> = inputs.iter().map(HostTensor::ty).collect();
-    let signature = op.infer(&types).unwrap_or_else(|e| panic!("{op:?} on {types:?}: {e}"));
-    let mut made: Vec<HostTensor> =
-        signature.outputs.iter().chain(&signature.workspace).map(|&ty| HostTensor::zeros(ty)).collect();
-    for (k, t) in made.iter_mut().enumerate() {
-        match op.in_place().iter().find(|(output, _)| *output == k) {
-            Some(&(_, input)) => t.bytes_mut().copy_from_slice(inputs[input].bytes()),
-            None => t.bytes_mut().fill(0xFF),
-        }
-    }
-    let views: Vec<View<'_>> = (inputs.iter().enumerate())
-        .map(|(n, t)| match op.in_place().iter().any(|(_, input)| *input == n) {
-            true => View::in_output(t.ty()),
-            false => View::new(t.ty(), t.bytes()),
-        })
-        .collect();
-    let mut written: Vec<ViewMut<'_>> =
-        made.iter_mut().map(|t| ViewMut::new(t.ty(), t.bytes_mut(), false)).collect();
-    op.run(&views, &mut written);
-    made.truncate(signature.outputs.len());
-    made
 }
 
 /// What `f` returns on a pool of this many threads.

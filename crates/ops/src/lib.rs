@@ -10,16 +10,23 @@ mod host;
 
 pub mod adamw;
 pub mod add;
+pub mod attention;
 pub mod cast;
 #[cfg(test)]
 mod check;
 pub mod clip;
+pub mod dropout;
 pub mod embedding;
 pub mod grad_norm;
 pub mod linear;
+pub mod linear_cross_entropy;
+pub mod qk_norm_rope;
 pub mod quantize;
 pub mod registry;
 pub mod rms_norm;
+#[cfg(test)]
+mod run_op;
+pub mod swiglu;
 
 pub use registry::{CpuKernels, Fill, PassSet, Sample, SampleInput};
 
@@ -46,4 +53,22 @@ fn int_vector(what: &str, ty: TensorType, len: usize) -> Result<(), OpError> {
     OpError::ensure(ty == TensorType::new(DType::I32, [len]), || {
         format!("{what} must be i32[{len}], not {ty}")
     })
+}
+
+/// An error unless `ty` is a float matrix whose columns are query heads, then key heads, then value heads; returns its rows.
+fn fused_heads(
+    what: &str,
+    ty: TensorType,
+    heads: usize,
+    kv_heads: usize,
+    head_dim: usize,
+) -> Result<usize, OpError> {
+    let (rows, cols) = matrix(what, ty)?;
+    OpError::ensure(ty.dtype.is_float() && cols == (heads + 2 * kv_heads) * head_dim, || {
+        format!(
+            "{what} must be floats of ({heads} query + 2 * {kv_heads} key/value heads) * {head_dim} = {} columns, not {ty}",
+            (heads + 2 * kv_heads) * head_dim
+        )
+    })?;
+    Ok(rows)
 }

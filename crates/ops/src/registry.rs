@@ -88,10 +88,16 @@ impl SampleInput {
         SampleInput { ty: TensorType::new(DType::I32, [len]), fill: Fill::Ids(below), parameter: false }
     }
 
-    /// U32 values: counters and flags.
-    pub fn counters<const N: usize>(shape: [usize; N], values: impl Into<Vec<f64>>) -> Self {
-        let ty = TensorType::new(DType::U32, shape);
-        SampleInput { ty, fill: Fill::Values(values.into()), parameter: false }
+    /// Control words.
+    pub fn counters<const N: usize>(words: [u32; N]) -> Self {
+        let fill = Fill::Values(words.into_iter().map(f64::from).collect());
+        SampleInput { ty: TensorType::new(DType::U32, [N]), fill, parameter: false }
+    }
+
+    /// A control word of rank 0: a flag.
+    pub fn flag(word: u32) -> Self {
+        let fill = Fill::Values(vec![word.into()]);
+        SampleInput { ty: TensorType::new(DType::U32, []), fill, parameter: false }
     }
 
     /// The same in a format that the check keeps: one that needs scales.
@@ -133,8 +139,11 @@ macro_rules! ops {
 ops![
     crate::adamw::AdamW,
     crate::add::Add,
+    crate::attention::Attention,
+    crate::attention::AttentionGrad,
     crate::cast::Cast,
     crate::clip::Clip,
+    crate::dropout::Dropout,
     crate::embedding::Embedding,
     crate::embedding::EmbeddingGrad,
     crate::grad_norm::GradNorm,
@@ -142,11 +151,17 @@ ops![
     crate::linear::LinearDgrad,
     crate::linear::LinearWgrad,
     crate::linear::BiasGrad,
+    crate::linear_cross_entropy::LinearCrossEntropy,
+    crate::linear_cross_entropy::LinearCrossEntropyGrad,
+    crate::qk_norm_rope::QkNormRope,
+    crate::qk_norm_rope::QkNormRopeGrad,
     crate::quantize::Dequantize,
     crate::quantize::Quantize,
     crate::rms_norm::RmsNorm,
     crate::rms_norm::AddRmsNorm,
     crate::rms_norm::RmsNormGrad,
+    crate::swiglu::Swiglu,
+    crate::swiglu::SwigluGrad,
 ];
 
 /// The ops that passes insert.

@@ -21,7 +21,7 @@ struct Block<'a> {
     v: ViewMut<'a>,
     compute: Option<ViewMut<'a>>,
     grad: View<'a>,
-    weight_decay: f32,
+    weight_decay: f64,
 }
 
 /// The numbers of one update.
@@ -87,7 +87,7 @@ fn cut<'a>(
     [master, m, v]: [&'a mut ViewMut<'_>; 3],
     compute: Option<&'a mut ViewMut<'_>>,
     grad: View<'a>,
-    weight_decay: f32,
+    weight_decay: f64,
     elements: usize,
 ) -> impl Iterator<Item = Block<'a>> {
     let mut compute = compute.map(|c| c.chunks(elements));
@@ -111,7 +111,7 @@ impl Update {
             lr: T::of(self.lr),
             coefficient: T::of(self.coefficient),
             eps: T::of(self.eps),
-            decay: T::of(block.weight_decay.into()),
+            decay: T::of(block.weight_decay),
         };
         let grad = block.grad.reals::<T>();
         let (mut master, mut m, mut v) =

@@ -46,7 +46,7 @@ pub struct AdamW {
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct AdamWParameter {
     /// The decoupled decay, multiplied by the learning rate: 0 for norms, biases and embeddings.
-    pub weight_decay: f32,
+    pub weight_decay: f64,
     /// The element type of the copy that GEMMs read, where it differs from the master's.
     pub compute: Option<DType>,
 }
@@ -135,12 +135,12 @@ impl AdamWParameter {
 
 impl Registered for AdamW {
     fn samples() -> Vec<Sample> {
-        let sample = |applied: f64, skip: f64| {
+        let sample = |applied, skip| {
             let mut inputs = vec![
                 SampleInput::activation([]).fill(Fill::Values(vec![0.02])),
                 SampleInput::activation([]).fill(Fill::Values(vec![0.75])),
-                SampleInput::counters([1], [applied]),
-                SampleInput::counters([], [skip]),
+                SampleInput::counters([applied]),
+                SampleInput::flag(skip),
             ];
             inputs.extend(operands([5, 7]));
             inputs.extend(operands([13]));
@@ -150,7 +150,7 @@ impl Registered for AdamW {
             ];
             Sample::plain(AdamW::new(parameters, 0.9, 0.95, 1e-8), inputs)
         };
-        vec![sample(1.0, 0.0), sample(30.0, 0.0), sample(30.0, 1.0)]
+        vec![sample(1, 0), sample(30, 0), sample(30, 1)]
     }
 }
 

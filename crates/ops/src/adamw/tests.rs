@@ -1,8 +1,9 @@
 //! AdamW against a plain f64 loop, and its promises: decay groups, skipped steps, moments in bf16, copies for GEMMs.
 
 use super::{AdamW, AdamWParameter, cpu::BLOCK};
-use crate::check::{on_threads, run_alone, seed};
+use crate::check::{on_threads, seed};
 use crate::clip::Clip;
+use crate::run_op::{normal, run};
 use xtrain_program::Op;
 use xtrain_tensor::{DType, HostTensor, Philox, TensorType};
 
@@ -39,15 +40,14 @@ struct State {
     compute: Option<HostTensor>,
 }
 
-fn normal(dtype: DType, numel: usize, site: u32) -> HostTensor {
-    let mut x = vec![0.0; numel];
-    Philox::new(seed(), 0, site).fill_normal(1.0, &mut x);
-    HostTensor::from_f64(TensorType::new(dtype, [numel]), &x.into_iter().map(f64::from).collect::<Vec<_>>())
+/// Fresh standard normal numbers.
+fn random(dtype: DType, numel: usize) -> HostTensor {
+    normal(dtype, [numel], 1.0, seed())
 }
 
-fn fresh(kind: Kind, numel: usize, site: u32) -> State {
+fn fresh(kind: Kind, numel: usize) -> State {
     let zeros = || HostTensor::zeros(TensorType::new(kind.moments, [numel]));
-    State { kind, master: normal(kind.master, numel, site), m: zeros(), v: zeros(), compute: None }
+    State { kind, master: random(kind.master, numel), m: zeros(), v: zeros(), compute: None }
 }
 
 fn scalar(dtype: DType, x: f64) -> HostTensor {
@@ -69,7 +69,7 @@ fn step(states: &mut [State], grads: &[HostTensor], lr: f64, coefficient: f64, t
     for (s, grad) in states.iter().zip(grads) {
         inputs.extend([&s.master, &s.m, &s.v, grad].map(HostTensor::clone));
     }
-    let mut made = run_alone(&op(states), &inputs).into_iter();
+    let mut made = run(&op(states), &inputs.iter().collect::<Vec<_>>()).into_iter();
     for s in states {
         let mut next = || made.next().expect("an output");
         (s.master, s.m, s.v) = (next(), next(), next());
@@ -109,21 +109,18 @@ fn error_after_steps(kind: Kind) -> (f64, f64) {
             let mut kind = kind;
             kind.parameter.weight_decay = if n % 2 == 0 { 0.5 } else { 0.0 };
             kind.parameter.compute = (n % 3 == 0).then_some(kind.master);
-            fresh(kind, sizes[n % 4], n as u32)
+            fresh(kind, sizes[n % 4])
         })
         .collect();
     let mut naive: Vec<Naive> = states.iter().map(Naive::of).collect();
     for t in 1..=5 {
         // Powers of two and f32 values, so that both are given the same numbers.
         let (lr, coefficient) = (f64::from(0.01f32 * t as f32), 0.5f64.powi(t as i32 % 3));
-        let grads: Vec<HostTensor> = states
-            .iter()
-            .enumerate()
-            .map(|(n, s)| normal(kind.grad, s.master.ty().numel(), n as u32))
-            .collect();
+        let grads: Vec<HostTensor> =
+            states.iter().map(|s| random(kind.grad, s.master.ty().numel())).collect();
         step(&mut states, &grads, lr, coefficient, t, false);
         for ((naive, s), grad) in naive.iter_mut().zip(&states).zip(&grads) {
-            naive.step(&grad.to_f64(), lr, coefficient, s.kind.parameter.weight_decay.into(), t);
+            naive.step(&grad.to_f64(), lr, coefficient, s.kind.parameter.weight_decay, t);
         }
     }
     let mut worst = (0.0f64, 0.0f64);
@@ -145,7 +142,6 @@ fn several_steps_agree_with_the_paper_in_f64() {
     assert!(master < 1e-6 && moments < 1e-6, "f32: {master:e}, {moments:e}");
     let f64s = Kind { master: DType::F64, moments: DType::F64, grad: DType::F64, ..F32 };
     let (master, moments) = error_after_steps(f64s);
-    // Weight decay is an f32 and exact here (0.5); all else is f64.
     assert!(master < 1e-14 && moments < 1e-14, "f64: {master:e}, {moments:e}");
 }
 
@@ -160,10 +156,10 @@ fn moments_and_gradients_in_bf16_cost_their_rounding_and_no_more() {
 
 #[test]
 fn the_first_step_moves_by_the_learning_rate_against_the_sign() {
-    let mut states = vec![fresh(F32, 1001, 0)];
+    let mut states = vec![fresh(F32, 1001)];
     states[0].kind.parameter.weight_decay = 0.0;
     let before = states[0].master.to_f64();
-    let grad = normal(DType::F32, 1001, 1);
+    let grad = random(DType::F32, 1001);
     step(&mut states, std::slice::from_ref(&grad), 0.25, 1.0, 1, false);
     for ((a, b), g) in states[0].master.to_f64().iter().zip(&before).zip(grad.to_f64()) {
         // mhat / sqrt(vhat) is the sign, up to eps / |g|.
@@ -174,7 +170,7 @@ fn the_first_step_moves_by_the_learning_rate_against_the_sign() {
 
 #[test]
 fn decay_alone_shrinks_masters_by_lr_times_decay() {
-    let mut states = vec![fresh(F32, 7, 0), fresh(F32, 7, 1)];
+    let mut states = vec![fresh(F32, 7), fresh(F32, 7)];
     states[1].kind.parameter.weight_decay = 0.0;
     let before: Vec<_> = states.iter().map(|s| s.master.to_f64()).collect();
     let zeros = || HostTensor::zeros(TensorType::new(DType::F32, [7]));
@@ -187,14 +183,14 @@ fn decay_alone_shrinks_masters_by_lr_times_decay() {
 #[test]
 fn a_skipped_step_changes_no_bit_and_still_writes_the_copies() {
     for kind in [F32, Kind { moments: DType::BF16, ..F32 }, Kind { master: DType::BF16, ..F32 }] {
-        let mut states = vec![fresh(with_copy(kind, DType::BF16), BLOCK + 5, 0)];
+        let mut states = vec![fresh(with_copy(kind, DType::BF16), BLOCK + 5)];
         // Bits that arithmetic would not keep: signalling NaNs and subnormals among them.
-        let random = |t: &mut HostTensor, site| {
+        let scramble = |t: &mut HostTensor, site| {
             let rng = Philox::new(seed(), 3, site);
             t.bytes_mut().iter_mut().enumerate().for_each(|(i, b)| *b = rng.word(i as u64) as u8);
         };
-        random(&mut states[0].m, 0);
-        random(&mut states[0].v, 1);
+        scramble(&mut states[0].m, 0);
+        scramble(&mut states[0].v, 1);
         let all = |s: &State| [&s.master, &s.m, &s.v].map(|t| t.bytes().to_vec());
         let before = all(&states[0]);
         let nan = HostTensor::from_f64(TensorType::new(DType::F32, [BLOCK + 5]), &vec![f64::NAN; BLOCK + 5]);
@@ -212,8 +208,8 @@ fn rounded(t: &HostTensor, dtype: DType) -> HostTensor {
 #[test]
 fn the_copy_is_the_new_master_rounded() {
     for dtype in [DType::BF16, DType::F32] {
-        let mut states = vec![fresh(with_copy(F32, dtype), 2 * BLOCK + 1, 0), fresh(F32, 3, 1)];
-        let grads = [normal(DType::F32, 2 * BLOCK + 1, 2), normal(DType::F32, 3, 3)];
+        let mut states = vec![fresh(with_copy(F32, dtype), 2 * BLOCK + 1), fresh(F32, 3)];
+        let grads = [random(DType::F32, 2 * BLOCK + 1), random(DType::F32, 3)];
         step(&mut states, &grads, 0.1, 1.0, 1, false);
         let copy = states[0].compute.as_ref().expect("a copy");
         assert!(copy.bytes() == rounded(&states[0].master, dtype).bytes());
@@ -222,8 +218,8 @@ fn the_copy_is_the_new_master_rounded() {
 
 #[test]
 fn after_a_skipped_step_training_goes_on_as_if_it_had_not_been() {
-    let grads: Vec<HostTensor> = (0..4).map(|n| normal(DType::F32, 33, n)).collect();
-    let start = fresh(F32, 33, 9);
+    let grads: Vec<HostTensor> = (0..4).map(|_| random(DType::F32, 33)).collect();
+    let start = fresh(F32, 33);
     let run = |losses: &[f64]| {
         let mut states = vec![State {
             compute: None,
@@ -235,13 +231,12 @@ fn after_a_skipped_step_training_goes_on_as_if_it_had_not_been() {
         let mut applied = HostTensor::zeros(TensorType::new(DType::U32, [1]));
         let mut good = grads.iter();
         for &loss in losses {
-            let made = run_alone(
+            let made = run(
                 &Clip { max_norm: 1.0 },
-                &[scalar(DType::F32, 3.0), scalar(DType::F32, loss), applied.clone()],
+                &[&scalar(DType::F32, 3.0), &scalar(DType::F32, loss), &applied],
             );
             let skip = made[2].to_f64()[0] != 0.0;
-            let grad =
-                if skip { normal(DType::F32, 33, 77) } else { good.next().expect("a gradient").clone() };
+            let grad = if skip { random(DType::F32, 33) } else { good.next().expect("a gradient").clone() };
             applied = made[0].clone();
             step(&mut states, &[grad], 0.1, made[1].to_f64()[0], applied.to_f64()[0] as u32, skip);
         }
@@ -254,8 +249,8 @@ fn after_a_skipped_step_training_goes_on_as_if_it_had_not_been() {
 
 #[test]
 fn results_have_the_same_bits_on_any_number_of_threads() {
-    let grad = normal(DType::F32, 5 * BLOCK + 7, 0);
-    let start = fresh(F32, 5 * BLOCK + 7, 1);
+    let grad = random(DType::F32, 5 * BLOCK + 7);
+    let start = fresh(F32, 5 * BLOCK + 7);
     let on = |threads| {
         on_threads(threads, || {
             let mut states = vec![State {

@@ -18,7 +18,7 @@ use xtrain_tensor::{DType, TensorType};
 #[derive(Clone, Copy, Debug)]
 pub struct Clip {
     /// The largest norm that is left as it is; 0 clips nothing.
-    pub max_norm: f32,
+    pub max_norm: f64,
 }
 
 impl Op for Clip {
@@ -57,7 +57,7 @@ impl Registered for Clip {
                 [
                     SampleInput::activation([]).fill(Fill::Values(vec![norm])),
                     SampleInput::activation([]),
-                    SampleInput::counters([1], [41.0]),
+                    SampleInput::counters([41]),
                 ],
             )
         };

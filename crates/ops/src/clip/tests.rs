@@ -1,18 +1,18 @@
 //! What a step is scaled by, and which steps count.
 
 use super::Clip;
-use crate::check::run_alone;
+use crate::run_op::run;
 use xtrain_program::Op;
 use xtrain_tensor::{DType, HostTensor, TensorType};
 
 /// (applied, coefficient, skip) after clipping at `max_norm`.
-fn clip(max_norm: f32, norm: f64, loss: f64, applied: f64) -> (f64, f64, f64) {
+fn clip(max_norm: f64, norm: f64, loss: f64, applied: f64) -> (f64, f64, f64) {
     let tensor = |dtype, shape: &[usize], x| {
         HostTensor::from_f64(TensorType { dtype, shape: xtrain_tensor::Shape::new(shape) }, &[x])
     };
     let inputs =
         [tensor(DType::F32, &[], norm), tensor(DType::F32, &[], loss), tensor(DType::U32, &[1], applied)];
-    let made: Vec<f64> = run_alone(&Clip { max_norm }, &inputs).iter().map(|t| t.to_f64()[0]).collect();
+    let made: Vec<f64> = run(&Clip { max_norm }, &inputs.each_ref()).iter().map(|t| t.to_f64()[0]).collect();
     (made[0], made[1], made[2])
 }
 
@@ -44,7 +44,7 @@ fn a_step_whose_norm_or_loss_is_not_finite_does_not_count() {
 #[test]
 fn a_bound_that_is_not_a_number_is_refused() {
     let scalar = TensorType::new(DType::F32, []);
-    for max_norm in [f32::NAN, f32::INFINITY, -1.0] {
+    for max_norm in [f64::NAN, f64::INFINITY, -1.0] {
         assert!(Clip { max_norm }.infer(&[scalar, scalar, TensorType::new(DType::U32, [1])]).is_err());
     }
 }

@@ -1,18 +1,13 @@
 //! The norm against a plain sum, over several blocks, and what it makes of numbers that are not finite.
 
 use super::{GradNorm, cpu::BLOCK};
-use crate::check::{on_threads, run_alone, seed};
+use crate::check::{on_threads, seed};
+use crate::run_op::{normal, run};
 use xtrain_program::Op;
-use xtrain_tensor::{DType, HostTensor, Philox, TensorType};
-
-fn random(dtype: DType, numel: usize, seed: u64, site: u32) -> HostTensor {
-    let mut x = vec![0.0; numel];
-    Philox::new(seed, 0, site).fill_normal(1.0, &mut x);
-    HostTensor::from_f64(TensorType::new(dtype, [numel]), &x.into_iter().map(f64::from).collect::<Vec<_>>())
-}
+use xtrain_tensor::{DType, HostTensor, TensorType};
 
 fn norm(grads: &[HostTensor]) -> f64 {
-    run_alone(&GradNorm, grads)[0].to_f64()[0]
+    run(&GradNorm, &grads.iter().collect::<Vec<_>>())[0].to_f64()[0]
 }
 
 #[test]
@@ -23,9 +18,9 @@ fn it_is_the_root_of_the_sum_of_squares_over_tensors_of_many_sizes() {
         let seed = seed();
         let sizes = [1, 7, BLOCK - 1, BLOCK, BLOCK + 1, 2 * BLOCK + 17];
         let grads: Vec<HostTensor> =
-            sizes.iter().enumerate().map(|(n, &size)| random(dtype, size, seed, n as u32)).collect();
+            sizes.iter().zip(seed..).map(|(&size, seed)| normal(dtype, [size], 1.0, seed)).collect();
         let expected = grads.iter().flat_map(HostTensor::to_f64).map(|x| x * x).sum::<f64>().sqrt();
-        let made = run_alone(&GradNorm, &grads).remove(0);
+        let made = run(&GradNorm, &grads.iter().collect::<Vec<_>>()).remove(0);
         assert_eq!(made.ty(), TensorType::new(out, []));
         let error = (made.to_f64()[0] / expected - 1.0).abs();
         assert!(error < bar, "{dtype}: {error:e}");
@@ -34,7 +29,7 @@ fn it_is_the_root_of_the_sum_of_squares_over_tensors_of_many_sizes() {
 
 #[test]
 fn it_has_the_same_bits_on_any_number_of_threads() {
-    let grads: Vec<HostTensor> = (0..5).map(|n| random(DType::F64, 3 * BLOCK + 5, seed(), n)).collect();
+    let grads: Vec<HostTensor> = (0..5).map(|_| normal(DType::F64, [3 * BLOCK + 5], 1.0, seed())).collect();
     let on = |threads| on_threads(threads, || norm(&grads).to_bits());
     assert!((2..5).all(|threads| on(threads) == on(1)));
 }
@@ -49,10 +44,13 @@ fn large_elements_do_not_overflow_inside() {
 fn one_element_that_is_not_finite_shows() {
     for bad in [f64::NAN, f64::INFINITY, f64::NEG_INFINITY] {
         for dtype in [DType::F32, DType::BF16] {
-            let mut values = random(DType::F32, BLOCK + 3, seed(), 0).to_f64();
+            let mut values = normal(DType::F32, [BLOCK + 3], 1.0, seed()).to_f64();
             values[BLOCK + 1] = bad;
             let ty = TensorType::new(dtype, [values.len()]);
-            assert!(!norm(&[random(dtype, 5, 1, 1), HostTensor::from_f64(ty, &values)]).is_finite(), "{bad}");
+            assert!(
+                !norm(&[normal(dtype, [5], 1.0, 1), HostTensor::from_f64(ty, &values)]).is_finite(),
+                "{bad}"
+            );
         }
     }
 }

@@ -29,6 +29,16 @@ impl<'a, T: Real> Mat<'a, T> {
         Mat { data, rows, cols, row_stride, col_stride: 1 }
     }
 
+    /// How many rows it has.
+    pub(crate) fn rows(&self) -> usize {
+        self.rows
+    }
+
+    /// How many columns it has.
+    pub(crate) fn cols(&self) -> usize {
+        self.cols
+    }
+
     /// The transpose.
     pub(crate) fn t(self) -> Self {
         Mat {

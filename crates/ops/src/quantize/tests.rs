@@ -2,7 +2,8 @@
 //! finite.
 
 use super::{Dequantize, Granularity, Quantize};
-use crate::check::{on_threads, run_alone, seed};
+use crate::check::{on_threads, seed};
+use crate::run_op::run;
 use xtrain_program::Op;
 use xtrain_tensor::formats::{
     from_e4m3, from_e5m2, from_e5m6, max_finite, to_e4m3, to_e5m2, to_e5m6, unpack_e5m6,
@@ -38,13 +39,12 @@ struct Made {
 }
 
 fn quantize(op: Quantize, x: &HostTensor) -> Made {
-    let [q, inv_scale, amax] =
-        run_alone(&op, std::slice::from_ref(x)).try_into().unwrap_or_else(|_| panic!("three"));
+    let [q, inv_scale, amax] = run(&op, &[x]).try_into().unwrap_or_else(|_| panic!("three"));
     Made { q, inv_scale, amax }
 }
 
 fn dequantize(made: &Made) -> HostTensor {
-    run_alone(&Dequantize { out: DType::F32 }, &[made.q.clone(), made.inv_scale.clone()]).remove(0)
+    run(&Dequantize { out: DType::F32 }, &[&made.q, &made.inv_scale]).remove(0)
 }
 
 fn floats(t: &HostTensor) -> Vec<f32> {
@@ -273,7 +273,7 @@ fn bf16_is_quantized_as_the_numbers_that_it_holds() {
         let wide = tensor(DType::F32, shape, &floats(&narrow));
         let (a, b) = (quantize(op, &narrow), quantize(op, &wide));
         assert!(a.q.bytes() == b.q.bytes() && a.inv_scale.bytes() == b.inv_scale.bytes(), "{op:?}");
-        let back = run_alone(&Dequantize { out: DType::BF16 }, &[a.q.clone(), a.inv_scale.clone()]).remove(0);
+        let back = run(&Dequantize { out: DType::BF16 }, &[&a.q, &a.inv_scale]).remove(0);
         let once: Vec<f32> = floats(&dequantize(&b));
         assert!(back.bytes() == tensor(DType::BF16, shape, &once).bytes(), "{op:?}");
     }

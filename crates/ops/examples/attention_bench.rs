@@ -1,0 +1,67 @@
+//! Times attention's CPU kernels, forward and backward: the best of several runs, in ms and GFLOP/s of the causal half.
+//!
+//!     cargo run --release -p xtrain-ops --example attention_bench
+
+use std::time::{Duration, Instant};
+use xtrain_ops::attention::{Attention, AttentionGrad};
+use xtrain_program::Op;
+use xtrain_tensor::{CpuKernel, DType, HostTensor, Philox, TensorType, View, ViewMut};
+
+fn main() {
+    println!("{:>28} {:>5} {:>10} {:>10} {:>10} {:>10}", "", "", "fwd ms", "GFLOP/s", "bwd ms", "GFLOP/s");
+    for (batch, op) in [
+        (12, Attention { seq_len: 64, heads: 4, kv_heads: 4, head_dim: 32 }),
+        (4, Attention { seq_len: 1024, heads: 8, kv_heads: 2, head_dim: 64 }),
+    ] {
+        for dtype in [DType::F32, DType::BF16] {
+            let tokens = batch * op.seq_len;
+            let qkv = random(dtype, [tokens, (op.heads + 2 * op.kv_heads) * op.head_dim], 0);
+            let d_o = random(dtype, [tokens, op.heads * op.head_dim], 1);
+            let mut forward = outputs(&op, &[&qkv]);
+            let (fwd, fwd_flops) = best(&op, &[&qkv], &mut forward);
+            let grad = AttentionGrad(op);
+            let inputs = [&d_o, &qkv, &forward[0], &forward[1]];
+            let (bwd, bwd_flops) = best(&grad, &inputs, &mut outputs(&grad, &inputs));
+            let shape =
+                format!("B={batch} S={} H={} KV={} E={}", op.seq_len, op.heads, op.kv_heads, op.head_dim);
+            let rate = |flops: u64, time: Duration| flops as f64 / time.as_secs_f64() * 1e-9;
+            println!(
+                "{shape:>28} {:>5} {:>10.3} {:>10.1} {:>10.3} {:>10.1}",
+                dtype.name(),
+                fwd.as_secs_f64() * 1e3,
+                rate(fwd_flops, fwd),
+                bwd.as_secs_f64() * 1e3,
+                rate(bwd_flops, bwd)
+            );
+        }
+    }
+}
+
+fn random(dtype: DType, shape: [usize; 2], site: u32) -> HostTensor {
+    let ty = TensorType::new(dtype, shape);
+    let mut x = vec![0.0; ty.numel()];
+    Philox::new(0, 0, site).fill_normal(1.0, &mut x);
+    HostTensor::from_f64(ty, &x.into_iter().map(f64::from).collect::<Vec<_>>())
+}
+
+fn outputs(op: &impl Op, inputs: &[&HostTensor]) -> Vec<HostTensor> {
+    let types: Vec<_> = inputs.iter().map(|t| t.ty()).collect();
+    op.infer(&types).expect("valid operands").outputs.into_iter().map(HostTensor::zeros).collect()
+}
+
+/// The shortest of as many runs as fit in two seconds, and the flops of one.
+fn best(op: &(impl Op + CpuKernel), inputs: &[&HostTensor], outputs: &mut [HostTensor]) -> (Duration, u64) {
+    let types = |tensors: &[&HostTensor]| tensors.iter().map(|t| t.ty()).collect::<Vec<_>>();
+    let flops = op.cost(&types(inputs), &[]).flops;
+    let views: Vec<View<'_>> = inputs.iter().map(|t| View::new(t.ty(), t.bytes())).collect();
+    let started = Instant::now();
+    let mut best = Duration::MAX;
+    while started.elapsed() < Duration::from_secs(2) {
+        let mut views_mut: Vec<ViewMut<'_>> =
+            outputs.iter_mut().map(|t| ViewMut::new(t.ty(), t.bytes_mut(), false)).collect();
+        let run = Instant::now();
+        op.run(&views, &mut views_mut);
+        best = best.min(run.elapsed());
+    }
+    (best, flops)
+}

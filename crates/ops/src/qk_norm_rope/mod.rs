@@ -1,0 +1,204 @@
+//! Rotary position embedding (Su et al., arXiv 2104.09864) of queries and keys, after an RMS norm of every head where the model
+//! has one (Qwen3).
+//!
+//! Columns of `qkv`: h query heads, then k key heads, then k value heads, e columns each. A head is rotated in pairs (j, j + e/2), as
+//! Hugging Face's `rotate_half` pairs them: with the cosine c_j and sine s_j of the token's position,
+//! `y_j = x_j c_j - x_{j+e/2} s_j` and `y_{j+e/2} = x_{j+e/2} c_j + x_j s_j`. With the norm, x is first replaced by
+//! x * rstd * w, rstd = 1 / sqrt(mean(x^2) + eps) over the head. All in f32 (f64) inside, rounded once.
+//!
+//! Without the norm the op and its backward are rotations in place. With it the backward needs the input, so the forward is not.
+
+mod cpu;
+mod table;
+#[cfg(test)]
+mod tests;
+
+pub use table::{RopeScaling, rotation_table};
+
+use crate::registry::{Fill, Registered, Sample, SampleInput};
+use crate::{float_shaped, fused_heads, int_vector, matrix};
+use xtrain_program::{Backward, Differentiable, Op, OpError, Operand, Role, Signature};
+use xtrain_tensor::{DType, TensorType};
+
+/// `(qkv_tc, positions_t, table_pe[, q_w_e, k_w_e]) -> (qkv'_tc[, rstd_tn])` with c = (h + 2k) e columns and n = h + k heads.
+///
+/// Row p of the table holds e/2 cosines, then e/2 sines ([`rotation_table`]); positions must lie in 0..p. The value columns
+/// pass unchanged. The weights are there if and only if `norm` is.
+#[derive(Clone, Copy, Debug)]
+pub struct QkNormRope {
+    /// h.
+    pub heads: usize,
+    /// k.
+    pub kv_heads: usize,
+    /// e; even.
+    pub head_dim: usize,
+    /// The norm's eps; none for models that only rotate.
+    pub norm: Option<f32>,
+}
+
+impl Op for QkNormRope {
+    fn name(&self) -> &'static str {
+        "qk_norm_rope"
+    }
+
+    fn infer(&self, inputs: &[TensorType]) -> Result<Signature, OpError> {
+        OpError::arity("qk_norm_rope", inputs, if self.norm.is_some() { 5 } else { 3 })?;
+        let tokens = fused_heads("qkv", inputs[0], self.heads, self.kv_heads, self.head_dim)?;
+        rotation_operands(inputs[1], inputs[2], tokens, self.head_dim)?;
+        if self.norm.is_none() {
+            return Ok(Signature::outputs([inputs[0]]));
+        }
+        float_shaped("the queries' norm weight", inputs[3], &[self.head_dim])?;
+        float_shaped("the keys' norm weight", inputs[4], &[self.head_dim])?;
+        let rstd = TensorType::new(inputs[0].dtype.compute(), [tokens, self.heads + self.kv_heads]);
+        Ok(Signature::outputs([inputs[0], rstd]))
+    }
+
+    fn operand(&self, input: usize) -> Operand {
+        if input == 0 { Operand::Compute } else { Operand::Full }
+    }
+
+    fn in_place(&self) -> &[(usize, usize)] {
+        if self.norm.is_some() { &[] } else { &[(0, 0)] }
+    }
+
+    /// With the norm, leaving the output unsaved frees it, as the input is saved anyway. Without, either of the two would be saved.
+    fn is_cheap(&self) -> bool {
+        self.norm.is_some()
+    }
+}
+
+impl Differentiable for QkNormRope {
+    fn backward(&self, cx: &mut Backward<'_>) -> Result<(), OpError> {
+        let Some(dy) = cx.grad(0) else { return Ok(()) };
+        let QkNormRope { heads, kv_heads, head_dim, .. } = *self;
+        let weights = self.norm.map(|_| [cx.grad_dtype(3), cx.grad_dtype(4)]);
+        let mut inputs = vec![dy, cx.input(1), cx.input(2)];
+        if weights.is_some() {
+            inputs.extend([cx.input(0), cx.output(1), cx.input(3), cx.input(4)]);
+        }
+        let made =
+            cx.emit(Role::Dgrad, QkNormRopeGrad { heads, kv_heads, head_dim, weights }, &inputs)?;
+        cx.set_grad(0, made[0])?;
+        if weights.is_some() {
+            cx.set_grad(3, made[1])?;
+            cx.set_grad(4, made[2])?;
+        }
+        Ok(())
+    }
+}
+
+/// `(dqkv'_tc, positions_t, table_pe[, qkv_tc, rstd_tn, q_w_e, k_w_e]) -> (dqkv_tc[, dq_w_e, dk_w_e])`, dqkv in place of dqkv'.
+///
+/// The gradients are rotated back. With the norm, for each head with n = x * rstd and dy rotated back,
+/// dx = rstd * (dy w - n mean(dy w n)), and dw = the sum of dy n over tokens and heads, which accumulates.
+#[derive(Clone, Copy, Debug)]
+pub struct QkNormRopeGrad {
+    /// h.
+    pub heads: usize,
+    /// k.
+    pub kv_heads: usize,
+    /// e; even.
+    pub head_dim: usize,
+    /// The element types of dq_w and dk_w; none without the norm.
+    pub weights: Option<[DType; 2]>,
+}
+
+impl Op for QkNormRopeGrad {
+    fn name(&self) -> &'static str {
+        "qk_norm_rope_grad"
+    }
+
+    fn infer(&self, inputs: &[TensorType]) -> Result<Signature, OpError> {
+        OpError::arity("qk_norm_rope_grad", inputs, if self.weights.is_some() { 7 } else { 3 })?;
+        let tokens = fused_heads("the output gradient", inputs[0], self.heads, self.kv_heads, self.head_dim)?;
+        rotation_operands(inputs[1], inputs[2], tokens, self.head_dim)?;
+        let Some([dq_w, dk_w]) = self.weights else { return Ok(Signature::outputs([inputs[0]])) };
+        OpError::ensure(inputs[3] == inputs[0], || {
+            format!("qkv is {}, but the output gradient is {}", inputs[3], inputs[0])
+        })?;
+        float_shaped("rstd", inputs[4], &[tokens, self.heads + self.kv_heads])?;
+        float_shaped("the queries' norm weight", inputs[5], &[self.head_dim])?;
+        float_shaped("the keys' norm weight", inputs[6], &[self.head_dim])?;
+        let weight = |dtype| TensorType::new(dtype, [self.head_dim]);
+        Ok(Signature::outputs([inputs[0], weight(dq_w), weight(dk_w)]))
+    }
+
+    fn operand(&self, input: usize) -> Operand {
+        if matches!(input, 0 | 3) { Operand::Compute } else { Operand::Full }
+    }
+
+    fn in_place(&self) -> &[(usize, usize)] {
+        &[(0, 0)]
+    }
+
+    fn accumulates(&self, output: usize) -> bool {
+        output > 0
+    }
+
+    fn is_cheap(&self) -> bool {
+        true
+    }
+}
+
+/// An error unless positions and table fit the tokens and the heads' width.
+fn rotation_operands(
+    positions: TensorType,
+    table: TensorType,
+    tokens: usize,
+    head_dim: usize,
+) -> Result<(), OpError> {
+    OpError::ensure(head_dim % 2 == 0, || {
+        format!("heads are rotated in pairs of columns, so their width must be even, not {head_dim}")
+    })?;
+    int_vector("positions", positions, tokens)?;
+    let (_, width) = matrix("the rotation table", table)?;
+    OpError::ensure(table.dtype.is_float() && width == head_dim, || {
+        format!("the rotation table must be floats of {head_dim} columns (half cosines, half sines), not {table}")
+    })
+}
+
+impl Registered for QkNormRope {
+    fn samples() -> Vec<Sample> {
+        let rotation = QkNormRope { heads: 3, kv_heads: 1, head_dim: 6, norm: None };
+        let normed = QkNormRope { heads: 2, kv_heads: 2, head_dim: 10, norm: Some(1e-6) };
+        let weight = || SampleInput::parameter([10]).fill(Fill::Normal(1.0, 0.3));
+        vec![
+            Sample::forward(
+                rotation,
+                [SampleInput::activation([7, 30]), SampleInput::ids(7, 9), SampleInput::activation([9, 6])],
+            ),
+            Sample::forward(
+                normed,
+                [
+                    SampleInput::activation([5, 60]),
+                    SampleInput::ids(5, 4),
+                    SampleInput::activation([4, 10]),
+                    weight(),
+                    weight(),
+                ],
+            ),
+        ]
+    }
+}
+
+impl Registered for QkNormRopeGrad {
+    fn samples() -> Vec<Sample> {
+        let of = |weights| QkNormRopeGrad { heads: 4, kv_heads: 2, head_dim: 34, weights };
+        let rotation = [
+            SampleInput::activation([131, 272]),
+            SampleInput::ids(131, 9),
+            SampleInput::activation([9, 34]),
+        ];
+        let norm = [
+            SampleInput::activation([131, 272]),
+            SampleInput::activation([131, 6]),
+            SampleInput::activation([34]),
+            SampleInput::activation([34]),
+        ];
+        vec![
+            Sample::plain(of(None), rotation.clone()),
+            Sample::plain(of(Some([DType::F32; 2])), rotation.into_iter().chain(norm).collect::<Vec<_>>()),
+        ]
+    }
+}

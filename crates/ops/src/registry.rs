@@ -31,7 +31,7 @@ pub enum SampleOp {
 /// An input of a sample.
 #[derive(Clone, Debug)]
 pub struct SampleInput {
-    /// Its type; floats are given as F32 and retyped by the check.
+    /// Its type; plain floats are given as F32 and retyped by the check.
     pub ty: TensorType,
     /// Its contents.
     pub fill: Fill,
@@ -94,6 +94,17 @@ impl SampleInput {
         SampleInput { ty: TensorType::new(DType::U32, [N]), fill, parameter: false }
     }
 
+    /// A control word of rank 0: a flag.
+    pub fn flag(word: u32) -> Self {
+        let fill = Fill::Values(vec![word.into()]);
+        SampleInput { ty: TensorType::new(DType::U32, []), fill, parameter: false }
+    }
+
+    /// The same in a format that the check keeps: one that needs scales.
+    pub fn in_format(self, dtype: DType) -> Self {
+        SampleInput { ty: self.ty.with_dtype(dtype), ..self }
+    }
+
     /// The same filled otherwise.
     pub fn fill(self, fill: Fill) -> Self {
         SampleInput { fill, ..self }
@@ -126,13 +137,16 @@ macro_rules! ops {
 }
 
 ops![
+    crate::adamw::AdamW,
     crate::add::Add,
     crate::attention::Attention,
     crate::attention::AttentionGrad,
     crate::cast::Cast,
+    crate::clip::Clip,
     crate::dropout::Dropout,
     crate::embedding::Embedding,
     crate::embedding::EmbeddingGrad,
+    crate::grad_norm::GradNorm,
     crate::linear::Linear,
     crate::linear::LinearDgrad,
     crate::linear::LinearWgrad,
@@ -141,6 +155,8 @@ ops![
     crate::linear_cross_entropy::LinearCrossEntropyGrad,
     crate::qk_norm_rope::QkNormRope,
     crate::qk_norm_rope::QkNormRopeGrad,
+    crate::quantize::Dequantize,
+    crate::quantize::Quantize,
     crate::rms_norm::RmsNorm,
     crate::rms_norm::AddRmsNorm,
     crate::rms_norm::RmsNormGrad,

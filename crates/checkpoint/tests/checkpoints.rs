@@ -103,7 +103,8 @@ proptest! {
         let store = CheckpointStore::open(dir.path()).unwrap();
         save(&store, 4);
         save(&store, 5);
-        let path = dir.path().join("step-5").join(["manifest.json", "state-00001.safetensors", "trainer.json"][file]);
+        let file = ["manifest.json", "state-00001.safetensors", "trainer.json"][file];
+        let path = dir.path().join("step-5").join(file);
         let mut bytes = fs::read(&path)?;
         let at = at.index(bytes.len());
         if cut {
@@ -121,7 +122,8 @@ proptest! {
             }
             // Anything else is either harmless (white space) or named, with what to use instead.
             Ok(checkpoint) => {
-                for error in [load(&checkpoint, &specs()).err(), checkpoint.document("trainer").err()].into_iter().flatten() {
+                let errors = [load(&checkpoint, &specs()).err(), checkpoint.document("trainer").err()];
+                for error in errors.into_iter().flatten() {
                     let text = error.to_string();
                     prop_assert!(text.contains("step-4 instead"), "{}", text);
                     prop_assert!(text.contains("state-00001.safetensors") || text.contains("trainer.json"));
@@ -139,7 +141,7 @@ fn a_flipped_bit_in_a_tensor_is_named_with_its_file_and_the_checkpoint_to_use() 
     save(&store, 7);
     let path = dir.path().join("step-7/state-00001.safetensors");
     let mut bytes = fs::read(&path).unwrap();
-    // "packed" has the narrowest elements and was named first among them... the last byte belongs to "bytes".
+    // The widest elements come first, so the last byte belongs to the last of the one-byte tensors.
     *bytes.last_mut().unwrap() ^= 1;
     fs::write(&path, bytes).unwrap();
     let error = load(&store.latest().unwrap().unwrap(), &specs()).unwrap_err().to_string();

@@ -97,7 +97,8 @@ fn check_tensors(source: &HfFolder, names: &NameMap, aliases: &Aliases<'_>) -> R
                 None => format!("'{name}'"),
             })
             .collect();
-        let (n, all) = (missing.len(), known.len() - names.tied.len());
+        let all: usize = names.entries.iter().map(|entry| entry.parts.len()).sum();
+        let n = missing.len();
         let what = format!("{n} of the model's {all} tensors are missing: {}", listed(&named));
         let fix = "check that config.json is this folder's own, and that the download is complete";
         return Err(CheckpointError::tensors(folder, what, fix));

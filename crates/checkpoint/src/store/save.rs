@@ -143,7 +143,8 @@ mod tests {
             }).collect();
             let bytes = |i: usize| vec![i as u8 + 1; specs[i].bytes().unwrap()];
             let dir = tempfile::tempdir()?;
-            let path = save(&dir.path().join("step-9"), max_shard_bytes, 9, &specs, &mut |i| Ok(bytes(i)), &[]).unwrap();
+            let target = dir.path().join("step-9");
+            let path = save(&target, max_shard_bytes, 9, &specs, &mut |i| Ok(bytes(i)), &[]).unwrap();
             let checkpoint = Checkpoint::open(&path, 9).unwrap();
             let mut loaded = vec![None; specs.len()];
             checkpoint.load(&specs, &mut |i, found| {

@@ -229,7 +229,7 @@ impl Block<'_> {
             Context::Cache { capacity } => capacity,
         };
         let name = format!("rotations.{positions}");
-        t.constant(&name, || rotation_table(positions, m.head_dim, m.rope_theta, &m.rope_scaling))
+        t.constant(&name, || rotation_table(positions, m.head_dim, m.rope_theta, m.rope_scaling))
     }
 }
 

@@ -11,6 +11,7 @@ mod host;
 pub mod adamw;
 pub mod add;
 pub mod attention;
+pub mod cached_attention;
 pub mod cast;
 #[cfg(test)]
 mod check;

@@ -93,7 +93,28 @@ impl Checkpoint {
         expected: &[TensorSpec],
         sink: &mut dyn FnMut(usize, &[u8]) -> std::result::Result<(), BoxError>,
     ) -> Result<()> {
-        check_specs(self, expected)?;
+        check_specs(self, expected, Others::AreErrors)?;
+        self.read(expected, sink)
+    }
+
+    /// [`Checkpoint::load`] of some of the tensors: what `wanted` does not name is left unread.
+    ///
+    /// # Errors
+    /// Those of [`Checkpoint::load`], except that other tensors are none.
+    pub fn load_some(
+        &self,
+        wanted: &[TensorSpec],
+        sink: &mut dyn FnMut(usize, &[u8]) -> std::result::Result<(), BoxError>,
+    ) -> Result<()> {
+        check_specs(self, wanted, Others::AreLeft)?;
+        self.read(wanted, sink)
+    }
+
+    fn read(
+        &self,
+        expected: &[TensorSpec],
+        sink: &mut dyn FnMut(usize, &[u8]) -> std::result::Result<(), BoxError>,
+    ) -> Result<()> {
         let index: HashMap<&str, usize> =
             expected.iter().enumerate().map(|(i, spec)| (spec.name.as_str(), i)).collect();
         for (shard, entry) in self.manifest.shards.iter().enumerate() {
@@ -108,6 +129,7 @@ impl Checkpoint {
             members.sort_by_key(|(spec, _)| file.tensor(&spec.name).map(|tensor| tensor.range.start));
             for (spec, place) in members {
                 let name = &spec.name;
+                let Some(&i) = index.get(name.as_str()) else { continue };
                 let tensor =
                     file.tensor(name).filter(|tensor| (tensor.dtype, tensor.shape.clone()) == stored(spec));
                 let Some(tensor) = tensor else {
@@ -121,11 +143,6 @@ impl Checkpoint {
                 if hash.digest() != place.xxh3 {
                     return Err(bad(format!("tensor '{name}' does not match its checksum")));
                 }
-                let Some(&i) = index.get(name.as_str()) else {
-                    return Err(CheckpointError::Internal(format!(
-                        "tensor '{name}' was checked and is gone"
-                    )));
-                };
                 sink(i, file.bytes(tensor)?).map_err(CheckpointError::Caller)?;
             }
         }
@@ -143,8 +160,15 @@ impl Checkpoint {
     }
 }
 
+/// What tensors of a checkpoint are that the caller did not name.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Others {
+    AreErrors,
+    AreLeft,
+}
+
 /// Names every difference between the tensors of a checkpoint and those that the run expects.
-pub(super) fn check_specs(checkpoint: &Checkpoint, expected: &[TensorSpec]) -> Result<()> {
+pub(super) fn check_specs(checkpoint: &Checkpoint, expected: &[TensorSpec], others: Others) -> Result<()> {
     let saved: HashMap<&str, &TensorSpec> =
         checkpoint.tensors().iter().map(|spec| (spec.name.as_str(), spec)).collect();
     let mut wanted = HashMap::new();
@@ -160,7 +184,8 @@ pub(super) fn check_specs(checkpoint: &Checkpoint, expected: &[TensorSpec]) -> R
             Some(_) => {}
         }
     }
-    let unexpected = checkpoint.tensors().iter().filter(|spec| !wanted.contains_key(spec.name.as_str()));
+    let is_other = |spec: &&TensorSpec| others == Others::AreErrors && !wanted.contains_key(spec.name.as_str());
+    let unexpected = checkpoint.tensors().iter().filter(is_other);
     let unexpected: Vec<String> = unexpected.map(|spec| format!("'{}'", spec.name)).collect();
     let kinds = [("missing", missing), ("not in this run", unexpected), ("different", differing)];
     let found: Vec<String> = kinds

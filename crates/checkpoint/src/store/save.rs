@@ -31,7 +31,7 @@ pub(super) fn save(
     if target.exists() {
         match Checkpoint::open(target, step) {
             Ok(there) => {
-                load::check_specs(&there, tensors)?;
+                load::check_specs(&there, tensors, load::Others::AreErrors)?;
                 return Ok(target.to_path_buf());
             }
             Err(error) => {

@@ -26,7 +26,7 @@ pub fn plan(parsed: &Parsed) -> Result<Planned, RunError> {
 }
 
 /// The model folder that training starts from, if any.
-pub(super) fn init(config: &Config) -> Result<Option<HfConfig>, RunError> {
+pub(crate) fn init(config: &Config) -> Result<Option<HfConfig>, RunError> {
     config.model.init_from.as_deref().map(|folder| read_hf_config(Path::new(folder))).transpose()
 }
 
@@ -37,7 +37,7 @@ pub(crate) fn read_hf_config(folder: &Path) -> Result<HfConfig, RunError> {
     HfConfig::parse(&text).map_err(|error| RunError::Model { place: folder.display().to_string(), error })
 }
 
-pub(super) fn planned(resolved: Resolved) -> Result<Planned, RunError> {
+pub(crate) fn planned(resolved: Resolved) -> Result<Planned, RunError> {
     let c = &resolved.config;
     let model = model_of(&resolved.architecture);
     model.validate().map_err(|error| RunError::Model { place: "[model]".into(), error })?;

@@ -140,7 +140,8 @@ fn twenty_adamw_steps_agree_with_pytorch() {
             let result = learner.update(lr.into()).expect("an update");
             let (loss, norm) = (f64::from(losses[step]), f64::from(norms[step]));
             assert!((result.loss / loss - 1.0).abs() < 1e-4, "{name}, step {step}: loss {} instead of {loss}", result.loss);
-            assert!((result.grad_norm / norm - 1.0).abs() < 1e-4, "{name}, step {step}: norm {} instead of {norm}", result.grad_norm);
+            // A gradient's norm amplifies rounding more than the loss does: torch's own is off by up to 1e-4 here (manifest.json).
+            assert!((result.grad_norm / norm - 1.0).abs() < 1e-3, "{name}, step {step}: norm {} instead of {norm}", result.grad_norm);
         }
         for p in g.hf.model.parameters() {
             let error = relative(&learner.weights().read_master(&p.name).expect("a master"), &g.parameter("final.", &p));

@@ -1,5 +1,5 @@
 //! What the tests of whole models share.
-#![allow(dead_code, reason = "each test binary uses a part")]
+#![allow(dead_code, unreachable_pub, reason = "each test binary uses a part")]
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;

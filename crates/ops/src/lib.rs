@@ -10,6 +10,7 @@ mod host;
 
 pub mod add;
 pub mod attention;
+pub mod cached_attention;
 pub mod cast;
 #[cfg(test)]
 mod check;

@@ -123,6 +123,7 @@ ops![
     crate::add::Add,
     crate::attention::Attention,
     crate::attention::AttentionGrad,
+    crate::cached_attention::CachedAttention,
     crate::cast::Cast,
     crate::embedding::Embedding,
     crate::embedding::EmbeddingGrad,

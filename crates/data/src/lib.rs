@@ -1,8 +1,33 @@
 //! Tokenizers, token shards and the deterministic, resumable loader.
+//!
+//! Text goes through three stages, each of which stands alone:
+//! - [`input`] streams documents out of `.txt`, `.jsonl` and `.parquet` files;
+//! - [`mod@prepare`] turns them, with a [`Tokenizer`], into a [`Dataset`] of memory-mapped [`shard`]s;
+//! - [`loader`] packs, shuffles and mixes token streams into [`Batch`]es.
+//!
+//! Invariants: the same input gives the same shards to the byte, on any number of threads and across kills; the
+//! same seed gives the same samples, on any number of ranks and across resumes; memory does not grow with the
+//! data; broken data is an error that says where, never a panic. `docs/data-format.md` specifies what is on the
+//! disk and the order of samples.
+//!
+//! Deliberately absent: models and devices (a batch is plain vectors), downloads, chat templates.
 
 mod error;
 mod files;
+pub mod input;
+pub mod loader;
+pub mod prepare;
+pub mod shard;
+mod stream;
 pub mod tokenizer;
 
 pub use error::{DataError, Result};
+pub use input::{InputFile, InputOptions, list_inputs};
+pub use loader::{
+    Batch, DocumentMask, HeldOut, HeldOutAmount, IGNORED_TARGET, Loader, LoaderOptions, LoaderState,
+    Prefetcher, RankSlice, Source, Validation, unigram_entropy_nats,
+};
+pub use prepare::{PrepareOptions, Progress, prepare, prepare_cached, sample_texts};
+pub use shard::{Dataset, Shard, ShardWriter};
+pub use stream::{MemoryTokens, TokenStream};
 pub use tokenizer::{CutRule, SpecialTokens, StreamDecoder, Tokenizer};

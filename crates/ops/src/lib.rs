@@ -8,19 +8,26 @@
 
 mod host;
 
+pub mod adamw;
 pub mod add;
 pub mod attention;
 pub mod cached_attention;
 pub mod cast;
 #[cfg(test)]
 mod check;
+pub mod clip;
+pub mod dropout;
 pub mod embedding;
+pub mod grad_norm;
 pub mod linear;
+pub mod linear_cross_entropy;
 pub mod qk_norm_rope;
+pub mod quantize;
 pub mod registry;
 pub mod rms_norm;
 #[cfg(test)]
 mod run_op;
+pub mod swiglu;
 
 pub use registry::{CpuKernels, Fill, PassSet, Sample, SampleInput};
 

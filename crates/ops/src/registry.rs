@@ -31,7 +31,7 @@ pub enum SampleOp {
 /// An input of a sample.
 #[derive(Clone, Debug)]
 pub struct SampleInput {
-    /// Its type; floats are given as F32 and retyped by the check.
+    /// Its type; plain floats are given as F32 and retyped by the check.
     pub ty: TensorType,
     /// Its contents.
     pub fill: Fill,
@@ -88,6 +88,23 @@ impl SampleInput {
         SampleInput { ty: TensorType::new(DType::I32, [len]), fill: Fill::Ids(below), parameter: false }
     }
 
+    /// Control words.
+    pub fn counters<const N: usize>(words: [u32; N]) -> Self {
+        let fill = Fill::Values(words.into_iter().map(f64::from).collect());
+        SampleInput { ty: TensorType::new(DType::U32, [N]), fill, parameter: false }
+    }
+
+    /// A control word of rank 0: a flag.
+    pub fn flag(word: u32) -> Self {
+        let fill = Fill::Values(vec![word.into()]);
+        SampleInput { ty: TensorType::new(DType::U32, []), fill, parameter: false }
+    }
+
+    /// The same in a format that the check keeps: one that needs scales.
+    pub fn in_format(self, dtype: DType) -> Self {
+        SampleInput { ty: self.ty.with_dtype(dtype), ..self }
+    }
+
     /// The same filled otherwise.
     pub fn fill(self, fill: Fill) -> Self {
         SampleInput { fill, ..self }
@@ -107,6 +124,7 @@ macro_rules! ops {
         pub fn cpu_kernels() -> CpuKernels {
             let mut table = CpuKernels::default();
             $(table.register::<$op>(|op| op);)*
+            table.register::<crate::cached_attention::CachedAttention>(|op| op);
             table
         }
 
@@ -120,22 +138,32 @@ macro_rules! ops {
 }
 
 ops![
+    crate::adamw::AdamW,
     crate::add::Add,
     crate::attention::Attention,
     crate::attention::AttentionGrad,
     crate::cached_attention::CachedAttention,
     crate::cast::Cast,
+    crate::clip::Clip,
+    crate::dropout::Dropout,
     crate::embedding::Embedding,
     crate::embedding::EmbeddingGrad,
+    crate::grad_norm::GradNorm,
     crate::linear::Linear,
     crate::linear::LinearDgrad,
     crate::linear::LinearWgrad,
     crate::linear::BiasGrad,
+    crate::linear_cross_entropy::LinearCrossEntropy,
+    crate::linear_cross_entropy::LinearCrossEntropyGrad,
     crate::qk_norm_rope::QkNormRope,
     crate::qk_norm_rope::QkNormRopeGrad,
+    crate::quantize::Dequantize,
+    crate::quantize::Quantize,
     crate::rms_norm::RmsNorm,
     crate::rms_norm::AddRmsNorm,
     crate::rms_norm::RmsNormGrad,
+    crate::swiglu::Swiglu,
+    crate::swiglu::SwigluGrad,
 ];
 
 /// The ops that passes insert.

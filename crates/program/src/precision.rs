@@ -6,7 +6,7 @@
 //! With `fp32` the program is the traced one, unchanged.
 
 use crate::trace::instantiate;
-use crate::{Code, Operand, PassOps, Phase, Program, Role, StateKind, Storage, TraceError, Tracer, ValueId};
+use crate::{Code, Operand, PassOps, Phase, Program, Role, StateKind, Storage, TraceError, ValueId};
 use std::sync::Arc;
 use xtrain_tensor::DType;
 
@@ -66,26 +66,20 @@ pub fn apply(program: Program, precision: Precision) -> Result<Program, TraceErr
     Ok(out)
 }
 
-/// The program that makes every compute copy from its master: run once after masters were initialised or loaded.
+/// The program that holds the parameters of `program` and makes every compute copy from its master: run once after masters were
+/// initialised or loaded. Without compute copies it has no instances.
 pub fn refresh_program(program: &Program, ops: &dyn PassOps) -> Result<Program, TraceError> {
-    let mut tracer = Tracer::new(Program::default(), Phase::Micro, Role::Precision);
-    let mut pairs = Vec::new();
+    let mut out = Program::default();
     for p in &program.parameters {
-        if let Some(compute) = p.compute {
-            let master = tracer.state(StateKind::Master, &p.name, program.ty(p.master));
-            pairs.push((
-                master,
-                tracer.state(StateKind::Compute, &p.name, program.ty(compute)),
-                p.name.clone(),
-            ));
+        let master = out.state(StateKind::Master, &p.name, program.ty(p.master));
+        let compute = p.compute.map(|c| out.state(StateKind::Compute, &p.name, program.ty(c)));
+        if let Some(compute) = compute {
+            let code = Code::Plain(ops.cast(out.ty(compute).dtype));
+            let origin = crate::Origin { block: None, site: p.name.clone(), role: Role::Precision, slot: 0 };
+            let instance = instantiate(&mut out, code, &[master], &[Some(compute)], origin, Phase::Micro)?;
+            out.instances.push(instance);
         }
-    }
-    let mut out = tracer.finish();
-    for (master, compute, name) in pairs {
-        let code = Code::Plain(ops.cast(out.ty(compute).dtype));
-        let origin = crate::Origin { block: None, site: name, role: Role::Precision, slot: 0 };
-        let instance = instantiate(&mut out, code, &[master], &[Some(compute)], origin, Phase::Micro)?;
-        out.instances.push(instance);
+        out.parameters.push(crate::Parameter { name: p.name.clone(), master, compute, gradient: None });
     }
     Ok(out)
 }

@@ -5,8 +5,12 @@
 //! Infinities of bf16 stay infinities: bf16 has f32's range and is not saturated.
 
 use crate::DType;
-use float8::{F8E4M3, F8E5M2};
+use crate::minifloat::Minifloat;
 use half::bf16;
+
+const E4M3: Minifloat = Minifloat { exponent: 4, mantissa: 3, max: 448.0, infinities: false };
+const E5M2: Minifloat = Minifloat { exponent: 5, mantissa: 2, max: 57344.0, infinities: true };
+const E5M6: Minifloat = Minifloat { exponent: 5, mantissa: 6, max: 65024.0, infinities: true };
 
 /// The largest finite value of a format that has fewer than 16 bits.
 ///
@@ -14,9 +18,9 @@ use half::bf16;
 /// For any other type: only scaled formats have a use for it.
 pub const fn max_finite(dtype: DType) -> f32 {
     match dtype {
-        DType::E4M3 => 448.0,
-        DType::E5M2 => 57344.0,
-        DType::E5M6 => 65024.0,
+        DType::E4M3 => E4M3.max,
+        DType::E5M2 => E5M2.max,
+        DType::E5M6 => E5M6.max,
         _ => panic!("only the scaled formats have a maximum that matters"),
     }
 }
@@ -28,13 +32,14 @@ pub fn round_bf16(x: f32) -> f32 {
 }
 
 /// bfloat16's bits of `x`. NaNs become quiet and keep their sign and leading payload.
-#[inline]
+#[inline(always)]
 pub fn to_bf16(x: f32) -> u16 {
     let bits = x.to_bits();
     // The carry of the rounding addition may run into the exponent: that is the right result, up to infinity.
-    let rounded = bits.wrapping_add(0x7FFF + ((bits >> 16) & 1)) >> 16;
-    let quiet = (bits >> 16) | 0x40;
-    (if bits & 0x7FFF_FFFF > 0x7F80_0000 { quiet } else { rounded }) as u16
+    let rounded = bits.wrapping_add(0x7FFF + ((bits >> 16) & 1));
+    let wide = if bits & 0x7FFF_FFFF > 0x7F80_0000 { bits | 0x40_0000 } else { rounded };
+    // Shifted as a signed number, the upper half is packed by one instruction of every vector unit.
+    (wide as i32 >> 16) as u16
 }
 
 /// Widens a slice of bfloat16.
@@ -52,62 +57,94 @@ pub fn narrow_bf16(src: &[f32], dst: &mut [bf16]) {
 }
 
 /// E4M3's byte of `x`.
-#[inline]
+#[inline(always)]
 pub fn to_e4m3(x: f32) -> u8 {
-    F8E4M3::from_f32(x.clamp(-448.0, 448.0)).to_bits()
+    E4M3.encode(x) as u8
 }
 
 /// The value of an E4M3 byte.
-#[inline]
+#[inline(always)]
 pub fn from_e4m3(bits: u8) -> f32 {
-    F8E4M3::from_bits(bits).to_f32()
+    E4M3.decode(bits.into())
 }
 
 /// E5M2's byte of `x`.
-#[inline]
+#[inline(always)]
 pub fn to_e5m2(x: f32) -> u8 {
-    F8E5M2::from_f32(x.clamp(-57344.0, 57344.0)).to_bits()
+    E5M2.encode(x) as u8
 }
 
 /// The value of an E5M2 byte.
-#[inline]
+#[inline(always)]
 pub fn from_e5m2(bits: u8) -> f32 {
-    F8E5M2::from_bits(bits).to_f32()
+    E5M2.decode(bits.into())
 }
 
 /// E5M6's twelve bits of `x`: sign, 5 exponent bits of bias 15, 6 mantissa bits. It is IEEE binary16 with four mantissa bits fewer.
+#[inline(always)]
 pub fn to_e5m6(x: f32) -> u16 {
-    let sign = ((x.to_bits() >> 31) as u16) << 11;
-    if x.is_nan() {
-        return sign | 0x7FF;
-    }
-    let magnitude = f64::from(x.abs().min(65024.0));
-    // One unit in the last place: 2^(e - 6) for a normal number of exponent e, 2^-20 for subnormals.
-    let exponent = if magnitude > 0.0 { (magnitude.log2().floor() as i32).max(-14) } else { -14 };
-    let units = (magnitude * 2f64.powi(6 - exponent)).round_ties_even() as u16;
-    // A normal number has 64..128 units; 128 carries into the next exponent by itself.
-    sign | (((exponent + 14) as u16) << 6).wrapping_add(units)
+    E5M6.encode(x) as u16
 }
 
-/// The value of E5M6's twelve bits.
+/// The value of E5M6's twelve bits; the four above them are ignored.
+#[inline(always)]
 pub fn from_e5m6(bits: u16) -> f32 {
-    half::f16::from_bits(
-        ((bits & 0xFFF) << 4) | if bits & 0x7C0 == 0x7C0 && bits & 0x3F != 0 { 0xF } else { 0 },
-    )
-    .to_f32()
+    E5M6.decode(bits.into())
 }
+
+/// Rounds a slice into one of the scaled formats, packed where the format is. Called from code that is compiled for
+/// wide vectors, it is so too.
+///
+/// # Panics
+/// For another type, or if `dst` is not `dtype.bytes(src.len())` long.
+#[inline(always)]
+pub fn narrow(dtype: DType, src: &[f32], dst: &mut [u8]) {
+    assert_eq!(dst.len(), dtype.bytes(src.len()), "bytes of {} elements of {dtype}", src.len());
+    match dtype {
+        DType::E4M3 => dst.iter_mut().zip(src).for_each(|(d, &s)| *d = to_e4m3(s)),
+        DType::E5M2 => dst.iter_mut().zip(src).for_each(|(d, &s)| *d = to_e5m2(s)),
+        DType::E5M6 => pack_e5m6(src, dst),
+        other => panic!("{other} is no scaled format"),
+    }
+}
+
+/// The values of a slice of one of the scaled formats: the other way of [`narrow`].
+///
+/// # Panics
+/// For another type, or if `src` is not `dtype.bytes(dst.len())` long.
+#[inline(always)]
+pub fn widen(dtype: DType, src: &[u8], dst: &mut [f32]) {
+    assert_eq!(src.len(), dtype.bytes(dst.len()), "bytes of {} elements of {dtype}", dst.len());
+    match dtype {
+        DType::E4M3 => dst.iter_mut().zip(src).for_each(|(d, &s)| *d = from_e4m3(s)),
+        DType::E5M2 => dst.iter_mut().zip(src).for_each(|(d, &s)| *d = from_e5m2(s)),
+        DType::E5M6 => unpack_e5m6(src, dst),
+        other => panic!("{other} is no scaled format"),
+    }
+}
+
+/// Elements of E5M6 that are cast at once, which is vectorised, before they are packed eight by eight.
+const PACKED_AT_ONCE: usize = 64;
+const PACKED_BYTES: usize = DType::E5M6.bytes(PACKED_AT_ONCE);
 
 /// Packs E5M6: element 2i in byte 3i and the low half of byte 3i+1, element 2i+1 in the high half and byte 3i+2.
 ///
 /// # Panics
 /// If `dst` is not `DType::E5M6.bytes(src.len())` long.
+#[inline(always)]
 pub fn pack_e5m6(src: &[f32], dst: &mut [u8]) {
     assert_eq!(dst.len(), DType::E5M6.bytes(src.len()), "packed length");
-    for (pair, out) in src.chunks(2).zip(dst.chunks_mut(3)) {
-        let a = to_e5m6(pair[0]);
-        let b = pair.get(1).map_or(0, |&x| to_e5m6(x));
-        let packed = [a as u8, (a >> 8) as u8 | ((b & 0xF) << 4) as u8, (b >> 4) as u8];
-        out.copy_from_slice(&packed[..out.len()]);
+    for (src, dst) in src.chunks(PACKED_AT_ONCE).zip(dst.chunks_mut(PACKED_BYTES)) {
+        let mut words = [0; PACKED_AT_ONCE];
+        words.iter_mut().zip(src).for_each(|(w, &s)| *w = to_e5m6(s));
+        let mut packed = [0; PACKED_BYTES];
+        for (out, w) in packed.chunks_exact_mut(12).zip(words.chunks_exact(8)) {
+            let w = |i: usize| u32::from(w[i]);
+            out[..4].copy_from_slice(&(w(0) | w(1) << 12 | w(2) << 24).to_le_bytes());
+            out[4..8].copy_from_slice(&(w(2) >> 8 | w(3) << 4 | w(4) << 16 | w(5) << 28).to_le_bytes());
+            out[8..].copy_from_slice(&(w(5) >> 4 | w(6) << 8 | w(7) << 20).to_le_bytes());
+        }
+        dst.copy_from_slice(&packed[..dst.len()]);
     }
 }
 
@@ -115,20 +152,29 @@ pub fn pack_e5m6(src: &[f32], dst: &mut [u8]) {
 ///
 /// # Panics
 /// If `src` is not `DType::E5M6.bytes(dst.len())` long.
+#[inline(always)]
 pub fn unpack_e5m6(src: &[u8], dst: &mut [f32]) {
     assert_eq!(src.len(), DType::E5M6.bytes(dst.len()), "packed length");
-    for (bytes, pair) in src.chunks(3).zip(dst.chunks_mut(2)) {
-        let word = |i: usize| u16::from(bytes.get(i).copied().unwrap_or(0));
-        pair[0] = from_e5m6(word(0) | (word(1) & 0xF) << 8);
-        if let Some(second) = pair.get_mut(1) {
-            *second = from_e5m6(word(1) >> 4 | word(2) << 4);
+    for (src, dst) in src.chunks(PACKED_BYTES).zip(dst.chunks_mut(PACKED_AT_ONCE)) {
+        let mut packed = [0; PACKED_BYTES];
+        packed[..src.len()].copy_from_slice(src);
+        let mut words = [0; PACKED_AT_ONCE];
+        for (bytes, w) in packed.chunks_exact(12).zip(words.chunks_exact_mut(8)) {
+            let b = |i: usize| {
+                u32::from_le_bytes([bytes[4 * i], bytes[4 * i + 1], bytes[4 * i + 2], bytes[4 * i + 3]])
+            };
+            let (a, b, c) = (b(0), b(1), b(2));
+            let parts = [a, a >> 12, a >> 24 | b << 8, b >> 4, b >> 16, b >> 28 | c << 4, c >> 8, c >> 20];
+            w.iter_mut().zip(parts).for_each(|(w, part)| *w = part as u16 & 0xFFF);
         }
+        dst.iter_mut().zip(words).for_each(|(d, w)| *d = from_e5m6(w));
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use float8::{F8E4M3, F8E5M2};
     use proptest::prelude::*;
 
     /// The nearest representable value by search over all patterns, ties to the even pattern, saturating.
@@ -140,6 +186,73 @@ mod tests {
             .min_by(|(p, v), (q, w)| (v - x).abs().total_cmp(&(w - x).abs()).then((p & 1).cmp(&(q & 1))))
             .map(|(_, v)| v as f32)
             .expect("patterns")
+    }
+
+    /// E5M6 by arithmetic in f64 instead of on bits.
+    fn to_e5m6_in_f64(x: f32) -> u16 {
+        let sign = ((x.to_bits() >> 31) as u16) << 11;
+        let magnitude = f64::from(x.abs().min(65024.0));
+        // One unit in the last place: 2^(e - 6) for a normal number of exponent e, 2^-20 for subnormals.
+        let exponent = if magnitude > 0.0 { (magnitude.log2().floor() as i32).max(-14) } else { -14 };
+        let units = (magnitude * 2f64.powi(6 - exponent)).round_ties_even() as u16;
+        // A normal number has 64..128 units; 128 carries into the next exponent by itself.
+        sign | (((exponent + 14) as u16) << 6).wrapping_add(units)
+    }
+
+    /// No format keeps more than 6 bits of mantissa, so the low 12 of f32's bits only tell a tie from what is above it: a few of their
+    /// patterns stand for all.
+    #[test]
+    fn casts_agree_with_other_definitions_on_every_class_of_numbers() {
+        for high in 0..1u32 << 20 {
+            for low in [0, 1, 0x800, 0xFFF] {
+                let x = f32::from_bits(high << 12 | low);
+                if !x.is_nan() {
+                    assert_eq!(
+                        to_e4m3(x),
+                        F8E4M3::from_f32(x.clamp(-448.0, 448.0)).to_bits(),
+                        "e4m3 of {x:e}"
+                    );
+                    assert_eq!(
+                        to_e5m2(x),
+                        F8E5M2::from_f32(x.clamp(-57344.0, 57344.0)).to_bits(),
+                        "e5m2 of {x:e}"
+                    );
+                    assert_eq!(to_e5m6(x), to_e5m6_in_f64(x), "e5m6 of {x:e}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn every_pattern_has_the_value_of_other_definitions() {
+        let same = |a: f32, b: f32| a.to_bits() == b.to_bits() || (a.is_nan() && b.is_nan());
+        for p in 0..=255u8 {
+            assert!(same(from_e4m3(p), F8E4M3::from_bits(p).to_f32()), "e4m3 {p:x}");
+            assert!(same(from_e5m2(p), F8E5M2::from_bits(p).to_f32()), "e5m2 {p:x}");
+        }
+        for p in 0..4096u16 {
+            assert!(same(from_e5m6(p), half::f16::from_bits(p << 4).to_f32()), "e5m6 {p:x}");
+        }
+    }
+
+    #[test]
+    fn slices_are_cast_as_their_elements_are() {
+        for n in [0usize, 1, 2, 63, 64, 65, 129, 200] {
+            let mut x = vec![0.0f32; n];
+            crate::Philox::new(n as u64, 0, 0).fill_normal(100.0, &mut x);
+            for dtype in [DType::E4M3, DType::E5M2, DType::E5M6] {
+                let mut bytes = vec![0xAA; dtype.bytes(n)];
+                narrow(dtype, &x, &mut bytes);
+                let mut back = vec![0.0; n];
+                widen(dtype, &bytes, &mut back);
+                let one = |x: f32| match dtype {
+                    DType::E4M3 => from_e4m3(to_e4m3(x)),
+                    DType::E5M2 => from_e5m2(to_e5m2(x)),
+                    _ => from_e5m6(to_e5m6(x)),
+                };
+                assert_eq!(back, x.iter().map(|&x| one(x)).collect::<Vec<_>>(), "{dtype} of {n}");
+            }
+        }
     }
 
     fn any_magnitude() -> impl Strategy<Value = f32> {

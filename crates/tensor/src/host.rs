@@ -1,5 +1,6 @@
 //! Tensors in host memory.
 
+use crate::formats::to_bf16;
 use crate::{DType, TensorType};
 use bytemuck::{Pod, Zeroable};
 use half::bf16;
@@ -60,14 +61,14 @@ impl HostTensor {
         match ty.dtype {
             DType::F64 => out.copy_from_slice(bytemuck::cast_slice(values)),
             DType::F32 => cast_into(out, values, |v| v as f32),
-            DType::BF16 => cast_into(out, values, bf16::from_f64),
+            DType::BF16 => cast_into(out, values, |v| to_bf16(round_to_odd(v))),
             DType::I32 => cast_into(out, values, |v| v as i32),
             DType::U32 => cast_into(out, values, |v| v as u32),
             DType::U8 => cast_into(out, values, |v| v as u8),
-            DType::E4M3 => cast_into(out, values, |v| crate::formats::to_e4m3(v as f32)),
-            DType::E5M2 => cast_into(out, values, |v| crate::formats::to_e5m2(v as f32)),
+            DType::E4M3 => cast_into(out, values, |v| crate::formats::to_e4m3(round_to_odd(v))),
+            DType::E5M2 => cast_into(out, values, |v| crate::formats::to_e5m2(round_to_odd(v))),
             DType::E5M6 => {
-                let values: Vec<f32> = values.iter().map(|&v| v as f32).collect();
+                let values: Vec<f32> = values.iter().map(|&v| round_to_odd(v)).collect();
                 crate::formats::pack_e5m6(&values, out);
             }
         }
@@ -121,8 +122,46 @@ pub fn decode(ty: TensorType, bytes: &[u8]) -> Vec<f64> {
     }
 }
 
+/// f32 with the last bit set where `v` lies between two of its values: a second rounding, to a format narrower by two bits or more,
+/// then ends where one rounding of `v` would have.
+fn round_to_odd(v: f64) -> f32 {
+    let near = v as f32;
+    let bits = near.to_bits();
+    if v.is_nan() || f64::from(near) == v || bits % 2 == 1 {
+        return near;
+    }
+    f32::from_bits(if f64::from(near).abs() > v.abs() { bits - 1 } else { bits + 1 })
+}
+
 fn cast_into<E: Pod>(out: &mut [u8], values: &[f64], f: impl Fn(f64) -> E) {
     for (o, &v) in bytemuck::cast_slice_mut::<u8, E>(out).iter_mut().zip(values) {
         *o = f(v);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        /// f64 reaches nearer to the middle between two neighbours than f32 can.
+        #[test]
+        fn numbers_next_to_a_tie_are_rounded_once(mantissa in 0u32..64, exponent in -8i32..8, off in -52i32..-9) {
+            let unit = 2f64.powi(exponent - 7);
+            let even = f64::from(128 + 2 * mantissa) * unit;
+            let tie = even + 0.5 * unit;
+            let distance = 2f64.powi(exponent + off);
+            let values = [tie - distance, tie, tie + distance, -tie - distance];
+            let made = HostTensor::from_f64(TensorType::new(DType::BF16, [4]), &values).to_f64();
+            prop_assert_eq!(made, [even, even, even + unit, -even - unit]);
+        }
+
+        #[test]
+        fn f32_becomes_bf16_as_everywhere(bits in any::<u32>().prop_filter("number", |&b| !f32::from_bits(b).is_nan())) {
+            let x = f32::from_bits(bits);
+            let made = HostTensor::from_f64(TensorType::new(DType::BF16, [1]), &[x.into()]);
+            prop_assert_eq!(made.bytes(), to_bf16(x).to_le_bytes());
+        }
     }
 }

@@ -8,7 +8,7 @@ use crate::formats::{narrow_bf16, widen_bf16};
 use crate::{DType, TensorType};
 use half::bf16;
 use std::borrow::Cow;
-use std::ops::{Deref, DerefMut};
+use std::ops::{Deref, DerefMut, Range};
 
 /// How an op is computed on the CPU: the specification that every other kernel is compared with.
 pub trait CpuKernel: Send + Sync {
@@ -43,6 +43,23 @@ impl<'a> View<'a> {
     /// The raw bytes.
     pub fn bytes(&self) -> &'a [u8] {
         self.bytes
+    }
+
+    /// The elements `range`, in the order in which they are stored, as a vector: a part of a tensor that a task reads.
+    ///
+    /// # Panics
+    /// If the range ends after the tensor, or starts within a byte of a packed format.
+    pub fn slice(&self, range: Range<usize>) -> View<'a> {
+        let (dtype, numel) = (self.ty.dtype, self.ty.numel());
+        assert!(range.end <= numel, "elements {range:?} of {}", self.ty);
+        assert_eq!(
+            range.start * dtype.bits() % 8,
+            0,
+            "{dtype} is cut within a byte at element {}",
+            range.start
+        );
+        let bytes = &self.bytes[dtype.bytes(range.start)..dtype.bytes(range.end)];
+        View::new(TensorType::new(dtype, [range.len()]), bytes)
     }
 
     /// The elements in the kernel's compute type: borrowed where they are stored in it, widened where they are bf16.
@@ -90,6 +107,20 @@ impl<'a> ViewMut<'a> {
     /// The raw bytes.
     pub fn bytes(&mut self) -> &mut [u8] {
         self.bytes
+    }
+
+    /// The tensor in pieces of `elements` in the order in which they are stored (the last may be shorter), each as a vector: parts that
+    /// tasks write in parallel.
+    ///
+    /// # Panics
+    /// If `elements` is zero, or ends within a byte of a packed format.
+    pub fn chunks(&mut self, elements: usize) -> impl Iterator<Item = ViewMut<'_>> {
+        let (dtype, numel, accumulate) = (self.ty.dtype, self.ty.numel(), self.accumulate);
+        assert_eq!(elements * dtype.bits() % 8, 0, "{dtype} is cut within a byte every {elements} elements");
+        self.bytes.chunks_mut(dtype.bytes(elements)).enumerate().map(move |(n, bytes)| {
+            let ty = TensorType::new(dtype, [elements.min(numel - n * elements)]);
+            ViewMut::new(ty, bytes, accumulate)
+        })
     }
 
     /// The elements in the kernel's compute type. They hold what is in memory (which in-place and accumulating kernels read);
@@ -314,4 +345,36 @@ macro_rules! with_real {
             $body
         }
     };
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::HostTensor;
+
+    #[test]
+    fn pieces_read_and_written_make_up_the_tensor() {
+        for dtype in [DType::F32, DType::BF16, DType::E4M3, DType::E5M6] {
+            let ty = TensorType::new(dtype, [3, 7]);
+            let t = HostTensor::from_f64(ty, &(0..21).map(|i| f64::from(i) - 10.0).collect::<Vec<_>>());
+            let mut copy = HostTensor::zeros(ty);
+            let view = View::new(ty, t.bytes());
+            let mut target = ViewMut::new(ty, copy.bytes_mut(), false);
+            let mut at = 0;
+            for mut piece in target.chunks(8) {
+                let source = view.slice(at..at + piece.ty.numel());
+                assert_eq!(source.ty, piece.ty);
+                piece.bytes().copy_from_slice(source.bytes());
+                at += piece.ty.numel();
+            }
+            assert_eq!((at, copy.bytes()), (21, t.bytes()), "{dtype}");
+        }
+    }
+
+    #[test]
+    #[should_panic(expected = "within a byte")]
+    fn a_packed_format_is_not_cut_within_a_byte() {
+        let ty = TensorType::new(DType::E5M6, [10]);
+        View::new(ty, &[0; 15]).slice(3..5);
+    }
 }

@@ -8,6 +8,7 @@ mod dtype;
 pub mod formats;
 pub mod host;
 pub mod kernel;
+mod minifloat;
 pub mod philox;
 mod shape;
 

@@ -4,8 +4,8 @@
 //! cache, merge it where it is new. A file that asks for anything more (dropout, unknown tokens, another regular
 //! expression) is not recognised here and stays with that crate.
 
-use std::collections::{BinaryHeap, HashMap};
 use std::cmp::Reverse;
+use std::collections::{BinaryHeap, HashMap};
 use std::hash::{BuildHasherDefault, Hasher};
 use std::sync::Mutex;
 
@@ -122,7 +122,11 @@ impl ByteBpe {
 
     fn merge(&self, word: &[u8]) -> Vec<u32> {
         let ids: Vec<u32> = word.iter().map(|&b| self.byte_ids[b as usize]).collect();
-        if ids.len() <= SCANNED_SYMBOLS { merge_by_scan(ids, &self.merges) } else { merge_by_heap(ids, &self.merges) }
+        if ids.len() <= SCANNED_SYMBOLS {
+            merge_by_scan(ids, &self.merges)
+        } else {
+            merge_by_heap(ids, &self.merges)
+        }
     }
 }
 

@@ -43,7 +43,12 @@ pub(super) struct Named {
 pub(super) fn load(path: &Path) -> Result<Tokenizer> {
     let is_folder = fs::metadata(path).map_err(DataError::io(path, "open the tokenizer"))?.is_dir();
     if !is_folder {
-        return from_parts(&path.display().to_string(), files::read(path)?, BTreeMap::new(), Named::default());
+        return from_parts(
+            &path.display().to_string(),
+            files::read(path)?,
+            BTreeMap::new(),
+            Named::default(),
+        );
     }
     let file = path.join("tokenizer.json");
     if !file.exists() {
@@ -102,15 +107,17 @@ pub(super) fn from_parts(
             configs.push(config);
         }
     }
-    let by_key = |key: &str| configs.iter().find_map(|config| whole.token_to_id(token_name(config.get(key)?)?));
+    let by_key =
+        |key: &str| configs.iter().find_map(|config| whole.token_to_id(token_name(config.get(key)?)?));
     let own_end = by_key("eos_token");
-    let known = |names: &[&str]| {
-        names.iter().filter_map(|name| whole.token_to_id(name)).find(|&id| is_special(id))
-    };
+    let known =
+        |names: &[&str]| names.iter().filter_map(|name| whole.token_to_id(name)).find(|&id| is_special(id));
     let (listed, strange): (Vec<u32>, Vec<u32>) =
         named.ends.iter().partition(|&&id| whole.id_to_token(id).is_some());
     if !strange.is_empty() {
-        tracing::warn!("{place} has no token for the end ids {strange:?} of the model's config; they are ignored");
+        tracing::warn!(
+            "{place} has no token for the end ids {strange:?} of the model's config; they are ignored"
+        );
     }
     let end_of_document = known(&DOCUMENT_ENDS)
         .or(own_end)

@@ -54,7 +54,7 @@ pub struct Tokenizer {
 #[derive(Debug)]
 enum Engine {
     Chars(HashMap<char, u32>),
-    ByteBpe { bpe: ByteBpe, nfc: bool, added: Vec<String> },
+    ByteBpe { bpe: Box<ByteBpe>, nfc: bool, added: Vec<String> },
     General,
 }
 
@@ -147,7 +147,7 @@ impl Tokenizer {
         match &self.engine {
             Engine::Chars(vocab) => {
                 for (at, c) in text.char_indices() {
-                    ids.push(*vocab.get(&c).ok_or_else(|| unknown_character(c, at))?);
+                    ids.push(*vocab.get(&c).ok_or_else(|| unknown_character(text, at))?);
                 }
             }
             Engine::ByteBpe { bpe, nfc, added } => {
@@ -185,8 +185,8 @@ impl Tokenizer {
             let end = self.whole.id_to_token(self.end_of_document).unwrap_or_default();
             let mut at = 0;
             for part in text.split(end.as_str()) {
-                if let Some((i, c)) = part.char_indices().find(|(_, c)| !vocab.contains_key(c)) {
-                    return Err(unknown_character(c, at + i));
+                if let Some((i, _)) = part.char_indices().find(|(_, c)| !vocab.contains_key(c)) {
+                    return Err(unknown_character(text, at + i));
                 }
                 at += part.len() + end.len();
             }
@@ -216,16 +216,19 @@ impl Tokenizer {
         StreamDecoder::new(self, special)
     }
 
-    /// Writes `tokenizer.json` and the files around it into `folder`, ready for `AutoTokenizer`.
+    /// `tokenizer.json` and the files around it, by name: what `AutoTokenizer` loads.
+    pub fn files(&self) -> impl Iterator<Item = (&str, &[u8])> {
+        let side = self.side_files.iter().map(|(name, bytes)| (name.as_ref(), bytes.as_ref()));
+        side.chain([("tokenizer.json", self.json.as_ref())])
+    }
+
+    /// Writes [`Tokenizer::files`] into `folder`.
     ///
     /// # Errors
     /// The folder or a file cannot be written.
     pub fn save(&self, folder: &Path) -> Result<()> {
         files::create_folder(folder)?;
-        for (name, bytes) in &self.side_files {
-            files::write_atomically(&folder.join(name), bytes)?;
-        }
-        files::write_atomically(&folder.join("tokenizer.json"), &self.json)
+        self.files().try_for_each(|(name, bytes)| files::write_atomically(&folder.join(name), bytes))
     }
 
     /// One more than the largest token id, added tokens included.
@@ -259,6 +262,11 @@ impl Tokenizer {
         self.hash
     }
 
+    /// [`Tokenizer::hash`] in hexadecimal, as [`crate::Dataset::tokenizer_hash`] says it.
+    pub fn hash_hex(&self) -> String {
+        files::hex(&self.hash)
+    }
+
     /// Where a long document may be cut so that its pieces give the same tokens as the whole.
     pub fn cut_rule(&self) -> CutRule {
         self.cut
@@ -268,14 +276,15 @@ impl Tokenizer {
     ///
     /// # Errors
     /// No token has that name.
-    pub fn with_end_of_document(mut self, name: &str) -> Result<Tokenizer> {
-        let id = self.token_id(name).ok_or_else(|| {
-            DataError::tokenizer(
-                "option",
-                format!("no token is called {name:?}"),
-                "name a token of this vocabulary to end documents",
-            )
-        })?;
+    pub fn with_end_of_document(self, name: &str) -> Result<Tokenizer> {
+        let id = self.token_id(name).ok_or_else(|| no_such_end(&format!("{name:?}")))?;
+        self.with_end_of_document_id(id)
+    }
+
+    pub(crate) fn with_end_of_document_id(mut self, id: u32) -> Result<Tokenizer> {
+        if self.whole.id_to_token(id).is_none() {
+            return Err(no_such_end(&id.to_string()));
+        }
         self.end_of_document = id;
         if let Err(at) = self.stop_tokens.binary_search(&id) {
             self.stop_tokens.insert(at, id);
@@ -344,10 +353,11 @@ fn choose_engine(json: &Value, added: &[(u32, AddedToken)]) -> (Engine, CutRule)
     };
     let in_text: Vec<&AddedToken> =
         added.iter().map(|(_, token)| token).filter(|token| !token.special).collect();
-    if !nfc && in_text.is_empty() {
-        if let Some(vocab) = char_vocab(json) {
-            return (Engine::Chars(vocab), CutRule::Anywhere);
-        }
+    if !nfc
+        && in_text.is_empty()
+        && let Some(vocab) = char_vocab(json)
+    {
+        return (Engine::Chars(vocab), CutRule::Anywhere);
     }
     let Some(bpe) = ByteBpe::recognise(json) else { return general };
     let cut = if bpe.is_bytes_only() && in_text.is_empty() && !nfc {
@@ -358,7 +368,7 @@ fn choose_engine(json: &Value, added: &[(u32, AddedToken)]) -> (Engine, CutRule)
         CutRule::BetweenWords
     };
     let added = in_text.into_iter().map(|token| token.content.clone()).collect();
-    (Engine::ByteBpe { bpe, nfc, added }, cut)
+    (Engine::ByteBpe { bpe: Box::new(bpe), nfc, added }, cut)
 }
 
 /// True for a token that a cut between words could break or change.
@@ -405,14 +415,25 @@ fn canonical_hash(value: &Value) -> [u8; 32] {
     Sha256::digest(sorted(value).to_string()).into()
 }
 
+fn no_such_end(token: &str) -> DataError {
+    DataError::tokenizer(
+        "option",
+        format!("there is no token {token} to end documents"),
+        "name a token of this vocabulary",
+    )
+}
+
 fn no_text(kind: &str) -> DataError {
     DataError::tokenizer(kind, "there is no text to make a vocabulary from", "name input that is not empty")
 }
 
-fn unknown_character(c: char, at: usize) -> DataError {
+/// Names the character at byte `at` of `text`, with what stands before it, so that it can be searched for.
+fn unknown_character(text: &str, at: usize) -> DataError {
+    let c = text[at..].chars().next().unwrap_or_default();
+    let before: String = text[text.floor_char_boundary(at.saturating_sub(24))..at].to_owned();
     DataError::tokenizer(
         "chars",
-        format!("the character {c:?} (U+{:04X}) at byte {at} of the text is not in the vocabulary", c as u32),
+        format!("the character {c:?} (U+{:04X}) after {before:?} is not in the vocabulary", c as u32),
         "make the vocabulary from text that has it, or use bytes or BPE",
     )
 }

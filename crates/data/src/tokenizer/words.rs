@@ -85,10 +85,10 @@ fn class_table() -> Vec<Class> {
 
 fn gpt2_word(text: &str) -> usize {
     let first = first_char(text);
-    if first == '\'' {
-        if let Some(len) = contraction(&text[1..], |c| c) {
-            return 1 + len;
-        }
+    if first == '\''
+        && let Some(len) = contraction(&text[1..], |c| c)
+    {
+        return 1 + len;
     }
     let after_space = usize::from(first == ' ');
     match text[after_space..].chars().next().map(class) {
@@ -99,10 +99,10 @@ fn gpt2_word(text: &str) -> usize {
 
 fn modern_word(text: &str, max_digits: usize) -> usize {
     let first = first_char(text);
-    if first == '\'' {
-        if let Some(len) = contraction(&text[1..], fold) {
-            return 1 + len;
-        }
+    if first == '\''
+        && let Some(len) = contraction(&text[1..], fold)
+    {
+        return 1 + len;
     }
     let first_class = class(first);
     match first_class {

@@ -23,12 +23,12 @@ pub(crate) fn exp_f32(x: f32) -> f32 {
     const LN2_HI: f32 = 0.693_359_4;
     const LN2_LO: f32 = -2.121_944_4e-4;
     let clamped = x.clamp(-87.336_54, 88.722_84);
-    // Adding and subtracting 1.5 * 2^23 rounds to the nearest integer, which the sum also holds in its low bits. (A cast would do,
-    // but it saturates, for which vector units have no instruction.)
+    // Adding 1.5 * 2^23 rounds to the nearest integer, which the low bits then hold: read there, because a checked conversion to an
+    // integer does not vectorise.
     const ROUND: f32 = 12_582_912.0;
     let rounded = clamped.mul_add(std::f32::consts::LOG2_E, ROUND);
     let n = rounded - ROUND;
-    let k = (rounded.to_bits() as i32).wrapping_sub(ROUND.to_bits() as i32);
+    let n_int = (rounded.to_bits() as i32).wrapping_sub(ROUND.to_bits() as i32);
     let r = n.mul_add(-LN2_LO, n.mul_add(-LN2_HI, clamped));
     let p = 1.984_127e-4f32;
     let p = p.mul_add(r, 1.388_888_9e-3);
@@ -37,9 +37,9 @@ pub(crate) fn exp_f32(x: f32) -> f32 {
     let p = p.mul_add(r, 1.666_666_7e-1);
     let p = p.mul_add(r, 0.5);
     let e = (p * r).mul_add(r, r) + 1.0;
-    // 2^k in two factors, so that k = 128 does not overflow before the product.
-    let half = k >> 1;
-    let rest = k - half;
+    // 2^n in two factors, so that n = 128 does not overflow before the product.
+    let half = n_int >> 1;
+    let rest = n_int - half;
     let scale = |k: i32| f32::from_bits(((k + 127) as u32) << 23);
     let y = e * scale(half) * scale(rest);
     let y = if x < -87.336_54 { 0.0 } else { y };

@@ -76,16 +76,21 @@ impl Parsed {
         Ok(Resolved { config, architecture, steps })
     }
 
+    /// The run folder: as given, else `runs/` and the run file's name.
+    pub fn out(&self) -> String {
+        self.config.train.out.clone().unwrap_or_else(|| {
+            let name = self.file.file_stem().map_or("run".into(), |stem| stem.to_string_lossy());
+            format!("runs/{name}")
+        })
+    }
+
     fn fill_run(&self, config: &mut Config, facts: &Facts) {
         if config.precision.recipe == Recipe::Auto {
             let gpu = facts.gpu && config.train.device != Device::Cpu;
             config.precision.recipe = if gpu { Recipe::Bf16 } else { Recipe::Fp32 };
         }
         config.train.micro_batch_size = Some(config.train.micro_batch_size());
-        config.train.out.get_or_insert_with(|| {
-            let name = self.file.file_stem().map_or("run".into(), |stem| stem.to_string_lossy());
-            format!("runs/{name}")
-        });
+        config.train.out = Some(self.out());
         let eval_every = config.eval.every(config.data.has_validation_data());
         config.eval.every = Some(eval_every);
         config.eval.tokens = Some(config.eval.tokens(config.step_tokens()));

@@ -1,0 +1,274 @@
+//! Files and folders that are written aside, as `<name>.tmp-<pid>`, and renamed when they are complete.
+//!
+//! Whoever writes aside holds a lock on it (`flock`), which the system frees when the process ends, however it ends.
+//! A leftover is therefore one whose lock can be had. That stays true where process ids are reused, or mean
+//! nothing because the folder is shared between containers or hosts.
+//! Invariant: what is named `*.tmp-<pid>` is never worth keeping.
+
+use std::fs::{self, File, TryLockError};
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Mutex;
+
+use crate::error::{CheckpointError, Result};
+use crate::files::sync_folder;
+
+/// What this process is writing now: how its own leftovers are told where the file system has no locks.
+static LIVE: Mutex<Vec<PathBuf>> = Mutex::new(Vec::new());
+
+/// A file or folder under its temporary name; removed when dropped unpublished.
+#[derive(Debug)]
+pub(crate) struct Aside {
+    path: PathBuf,
+    kind: Kind,
+    /// Holds the lock for as long as this value lives.
+    handle: File,
+    published: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    File,
+    Folder,
+}
+
+impl Aside {
+    /// Creates the empty folder `<target>.tmp-<pid>`.
+    pub(crate) fn folder(target: &Path) -> Result<Self> {
+        Self::create(target, Kind::Folder)
+    }
+
+    /// Creates the empty file `<target>.tmp-<pid>`.
+    pub(crate) fn file(target: &Path) -> Result<Self> {
+        Self::create(target, Kind::File)
+    }
+
+    pub(crate) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// The open file (or folder) itself.
+    pub(crate) fn handle(&self) -> &File {
+        &self.handle
+    }
+
+    /// Syncs, renames to `target` and syncs the parent folder. Everything inside must have been synced before.
+    pub(crate) fn publish(mut self, target: &Path) -> Result<()> {
+        match self.kind {
+            Kind::File => {
+                self.handle.sync_all().map_err(CheckpointError::io(&self.path, "sync to the disk"))?;
+            }
+            Kind::Folder => sync_folder(&self.path)?,
+        }
+        fs::rename(&self.path, target).map_err(CheckpointError::io(target, "rename into place"))?;
+        self.published = true;
+        sync_folder(parent(target))
+    }
+
+    fn create(target: &Path, kind: Kind) -> Result<Self> {
+        let path = aside_path(target);
+        // Another process that sweeps may remove what we have just created, before we hold its lock: start again.
+        for _ in 0..100 {
+            let created = match kind {
+                Kind::Folder => fs::create_dir(&path),
+                Kind::File => File::create_new(&path).map(drop),
+            };
+            match created {
+                Ok(()) => {}
+                Err(e) if e.kind() == io::ErrorKind::AlreadyExists => match claim(&path) {
+                    // An earlier process had our id.
+                    Claim::Ours(_) => {
+                        remove(&path)?;
+                        continue;
+                    }
+                    Claim::Busy => {
+                        let holder = "another process that is writing it".to_string();
+                        return Err(CheckpointError::Locked { path: target.to_path_buf(), holder });
+                    }
+                    Claim::Gone => continue,
+                },
+                Err(e) => return Err(CheckpointError::io(&path, "create")(e)),
+            }
+            let opened = match kind {
+                Kind::Folder => File::open(&path),
+                Kind::File => File::options().write(true).open(&path),
+            };
+            let handle = match opened {
+                Ok(handle) => handle,
+                Err(e) if e.kind() == io::ErrorKind::NotFound => continue,
+                Err(e) => return Err(CheckpointError::io(&path, "open")(e)),
+            };
+            match handle.try_lock() {
+                Err(TryLockError::WouldBlock) => continue,
+                // Without locks on this file system a leftover is told by its process id instead.
+                Ok(()) | Err(TryLockError::Error(_)) => {}
+            }
+            if path.exists() {
+                live().push(path.clone());
+                return Ok(Self { path, kind, handle, published: false });
+            }
+        }
+        Err(CheckpointError::folder(&path, "keeps being removed by someone else", "stop that process"))
+    }
+}
+
+impl Drop for Aside {
+    fn drop(&mut self) {
+        if !self.published
+            && let Err(error) = remove(&self.path)
+        {
+            tracing::warn!("{error}");
+        }
+        live().retain(|path| *path != self.path);
+    }
+}
+
+/// Removes what dead processes left in `folder` under temporary names of targets that `wanted` accepts.
+pub(crate) fn sweep(folder: &Path, wanted: impl Fn(&str) -> bool) -> Result<()> {
+    for entry in fs::read_dir(folder).map_err(CheckpointError::io(folder, "list"))? {
+        let entry = entry.map_err(CheckpointError::io(folder, "list"))?;
+        let name = entry.file_name();
+        let Some((target, _)) = name.to_str().and_then(split_aside) else { continue };
+        if !wanted(target) {
+            continue;
+        }
+        if let Claim::Ours(_lock) = claim(&entry.path()) {
+            tracing::debug!("removing {}, left by a process that has ended", entry.path().display());
+            // A reader may sweep a folder that it must not write to: what cannot be removed stays.
+            if let Err(error) = remove(&entry.path()) {
+                tracing::warn!("{error}");
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Renames `path` to its temporary name and removes it: it is there whole, or gone.
+pub(crate) fn remove_atomically(path: &Path) -> Result<()> {
+    let doomed = aside_path(path);
+    remove(&doomed)?;
+    fs::rename(path, &doomed).map_err(CheckpointError::io(path, "rename for removal"))?;
+    sync_folder(parent(path))?;
+    remove(&doomed)
+}
+
+/// Removes a file or folder; being gone already is fine.
+pub(crate) fn remove(path: &Path) -> Result<()> {
+    let kind = match fs::symlink_metadata(path) {
+        Ok(kind) => kind,
+        Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(()),
+        Err(e) => return Err(CheckpointError::io(path, "remove")(e)),
+    };
+    let removed = if kind.is_dir() { fs::remove_dir_all(path) } else { fs::remove_file(path) };
+    match removed {
+        Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(()),
+        other => other.map_err(CheckpointError::io(path, "remove")),
+    }
+}
+
+/// The folder that holds `path`.
+pub(crate) fn parent(path: &Path) -> &Path {
+    path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."))
+}
+
+/// `path` with `.tmp-<pid>` behind its name.
+pub(crate) fn aside_path(path: &Path) -> PathBuf {
+    with_suffix(path, "tmp")
+}
+
+/// `path` with `.<suffix>-<pid>` behind its name.
+pub(crate) fn with_suffix(path: &Path, suffix: &str) -> PathBuf {
+    let mut name = path.file_name().unwrap_or_default().to_os_string();
+    name.push(format!(".{suffix}-{}", std::process::id()));
+    path.with_file_name(name)
+}
+
+/// `("step-5", 123)` of `step-5.tmp-123`.
+fn split_aside(name: &str) -> Option<(&str, u32)> {
+    let (target, pid) = name.rsplit_once(".tmp-")?;
+    Some((target, pid.parse().ok()?))
+}
+
+enum Claim {
+    /// Held for its lock.
+    Ours(Option<File>),
+    Busy,
+    Gone,
+}
+
+/// Tries to become the owner of a temporary name that someone else made.
+fn claim(path: &Path) -> Claim {
+    let handle = match File::open(path) {
+        Ok(handle) => handle,
+        Err(e) if e.kind() == io::ErrorKind::NotFound => return Claim::Gone,
+        Err(_) => return Claim::Busy,
+    };
+    match handle.try_lock() {
+        Ok(()) => Claim::Ours(Some(handle)),
+        Err(TryLockError::WouldBlock) => Claim::Busy,
+        Err(TryLockError::Error(_)) if is_dead(path) => Claim::Ours(None),
+        Err(TryLockError::Error(_)) => Claim::Busy,
+    }
+}
+
+/// Whether the process whose id stands in the name has ended, for file systems without locks. Unknown is no.
+fn is_dead(path: &Path) -> bool {
+    let name = path.file_name().and_then(|name| name.to_str());
+    let Some((_, pid)) = name.and_then(split_aside) else { return false };
+    if pid == std::process::id() {
+        return !live().iter().any(|living| living == path);
+    }
+    let processes = Path::new("/proc");
+    processes.join("self").exists() && !processes.join(pid.to_string()).exists()
+}
+
+fn live() -> std::sync::MutexGuard<'static, Vec<PathBuf>> {
+    LIVE.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_dropped_aside_leaves_nothing_and_a_published_one_leaves_the_target() {
+        let dir = tempfile::tempdir().unwrap();
+        let target = dir.path().join("step-1");
+        drop(Aside::folder(&target).unwrap());
+        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0);
+        Aside::folder(&target).unwrap().publish(&target).unwrap();
+        assert!(target.is_dir());
+        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1);
+    }
+
+    #[test]
+    fn sweeping_spares_what_is_being_written_and_removes_what_is_not() {
+        let dir = tempfile::tempdir().unwrap();
+        let alive = Aside::folder(&dir.path().join("a")).unwrap();
+        let dead = dir.path().join("a.tmp-1");
+        fs::create_dir(&dead).unwrap();
+        fs::write(dead.join("x"), b"x").unwrap();
+        let other = dir.path().join("b.tmp-1");
+        fs::write(&other, b"x").unwrap();
+        sweep(dir.path(), |name| name == "a").unwrap();
+        assert!(alive.path().exists() && !dead.exists() && other.exists());
+    }
+
+    #[test]
+    fn two_writers_of_one_target_do_not_share_a_temporary() {
+        let dir = tempfile::tempdir().unwrap();
+        let target = dir.path().join("a");
+        let _first = Aside::folder(&target).unwrap();
+        assert!(matches!(Aside::folder(&target), Err(CheckpointError::Locked { .. })));
+    }
+
+    #[test]
+    fn a_leftover_of_an_earlier_process_with_our_id_is_replaced() {
+        let dir = tempfile::tempdir().unwrap();
+        let target = dir.path().join("a");
+        fs::create_dir(aside_path(&target)).unwrap();
+        fs::write(aside_path(&target).join("old"), b"x").unwrap();
+        let aside = Aside::folder(&target).unwrap();
+        assert_eq!(fs::read_dir(aside.path()).unwrap().count(), 0);
+    }
+}

@@ -1,0 +1,180 @@
+//! The errors of this crate.
+//!
+//! Every message is one line that says what was wrong, where (file, tensor, offset) and what to do about it.
+
+use std::io;
+use std::path::{Path, PathBuf};
+
+/// Any error of a caller's sink or source.
+pub type BoxError = Box<dyn std::error::Error + Send + Sync>;
+
+/// The result type of this crate.
+pub(crate) type Result<T> = std::result::Result<T, CheckpointError>;
+
+/// What can go wrong with safetensors files, Hugging Face folders and checkpoints.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum CheckpointError {
+    /// The operating system refused something.
+    #[error("{}: cannot {action}: {source}{}", path.display(), hint(source))]
+    Io {
+        /// The file or folder.
+        path: PathBuf,
+        /// What was being done, as a verb: "open", "write".
+        action: &'static str,
+        /// The system's error.
+        #[source]
+        source: io::Error,
+    },
+    /// A file is damaged, or is not what its name says.
+    #[error("{}, {place}: {what}; {fix}", path.display())]
+    Damaged {
+        /// The file.
+        path: PathBuf,
+        /// Header, tensor, document or byte offset.
+        place: String,
+        /// What was wrong.
+        what: String,
+        /// What to do.
+        fix: String,
+    },
+    /// A file became shorter while it was being read.
+    #[error(
+        "{}: shrank from {opened_bytes} to {now_bytes} bytes while it was being read; \
+         let whoever writes it finish, then run the same command again", path.display()
+    )]
+    Shrunk {
+        /// The file.
+        path: PathBuf,
+        /// Its length when it was opened.
+        opened_bytes: u64,
+        /// Its length now.
+        now_bytes: u64,
+    },
+    /// A valid file holds a tensor in a format that this version does not read.
+    #[error("{}, tensor '{tensor}': {what}; {fix}", path.display())]
+    Unsupported {
+        /// The file.
+        path: PathBuf,
+        /// The tensor.
+        tensor: String,
+        /// What is not supported.
+        what: String,
+        /// What to do.
+        fix: String,
+    },
+    /// A folder is absent, already there, or not what was expected.
+    #[error("{}: {what}; {fix}", path.display())]
+    Folder {
+        /// The folder.
+        path: PathBuf,
+        /// What was wrong.
+        what: String,
+        /// What to do.
+        fix: String,
+    },
+    /// The tensors of a folder are not the ones that the model has: missing, unknown or of other shapes.
+    #[error("{}: {what}; {fix}", path.display())]
+    Tensors {
+        /// The folder.
+        path: PathBuf,
+        /// Which tensors, and how they differ.
+        what: String,
+        /// What to do.
+        fix: String,
+    },
+    /// Someone else is writing here.
+    #[error("{}: in use by {holder}; wait until it ends, or choose another folder", path.display())]
+    Locked {
+        /// The folder or file.
+        path: PathBuf,
+        /// Who holds it, as far as that is known.
+        holder: String,
+    },
+    /// The caller's sink or source failed; the error is passed on as it is.
+    #[error(transparent)]
+    Caller(BoxError),
+    /// A fault of this program, not of its input.
+    #[error("internal error: {0}; please report it")]
+    Internal(String),
+}
+
+impl CheckpointError {
+    /// True when the user can mend it (files, folders, disk); false for a fault of this program.
+    ///
+    /// A [`CheckpointError::Caller`] counts as the user's unless it wraps an error of this crate that does not:
+    /// whoever made the inner error knows better and can downcast it.
+    pub fn is_users(&self) -> bool {
+        match self {
+            CheckpointError::Internal(_) => false,
+            CheckpointError::Caller(inner) => {
+                inner.downcast_ref::<CheckpointError>().is_none_or(CheckpointError::is_users)
+            }
+            _ => true,
+        }
+    }
+
+    pub(crate) fn io(path: &Path, action: &'static str) -> impl FnOnce(io::Error) -> CheckpointError {
+        let path = path.to_path_buf();
+        move |source| CheckpointError::Io { path, action, source }
+    }
+
+    pub(crate) fn damaged(
+        path: &Path,
+        place: impl Into<String>,
+        what: impl Into<String>,
+        fix: impl Into<String>,
+    ) -> CheckpointError {
+        CheckpointError::Damaged {
+            path: path.to_path_buf(),
+            place: place.into(),
+            what: what.into(),
+            fix: fix.into(),
+        }
+    }
+
+    pub(crate) fn unsupported(
+        path: &Path,
+        tensor: &str,
+        what: impl Into<String>,
+        fix: impl Into<String>,
+    ) -> CheckpointError {
+        CheckpointError::Unsupported {
+            path: path.to_path_buf(),
+            tensor: tensor.to_string(),
+            what: what.into(),
+            fix: fix.into(),
+        }
+    }
+
+    pub(crate) fn folder(path: &Path, what: impl Into<String>, fix: impl Into<String>) -> CheckpointError {
+        CheckpointError::Folder { path: path.to_path_buf(), what: what.into(), fix: fix.into() }
+    }
+
+    pub(crate) fn tensors(path: &Path, what: impl Into<String>, fix: impl Into<String>) -> CheckpointError {
+        CheckpointError::Tensors { path: path.to_path_buf(), what: what.into(), fix: fix.into() }
+    }
+}
+
+/// The first few of `items`, comma-separated, and how many more there are.
+pub(crate) fn listed<T: std::fmt::Display>(items: &[T]) -> String {
+    const SHOWN: usize = 5;
+    let mut text = items.iter().take(SHOWN).map(|item| item.to_string()).collect::<Vec<_>>().join(", ");
+    if items.len() > SHOWN {
+        text.push_str(&format!(" and {} more", items.len() - SHOWN));
+    }
+    text
+}
+
+/// What to do about the system errors that users meet.
+fn hint(error: &io::Error) -> &'static str {
+    match error.kind() {
+        io::ErrorKind::NotFound => "; check the path",
+        io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem => "; check the permissions",
+        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
+            "; free some space and run the same command again"
+        }
+        io::ErrorKind::FileTooLarge => "; raise the limit on file sizes (ulimit -f), or choose another disk",
+        _ => "; check the disk",
+    }
+}

@@ -1,0 +1,186 @@
+//! Ours into a folder that transformers, vLLM and llama.cpp load: written aside, then put in place whole.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use half::bf16;
+use rayon::prelude::*;
+use serde_json::json;
+use xtrain_tensor::formats::narrow_bf16;
+
+use super::{INDEX_FILE, NameMap, SINGLE_FILE, swap};
+use crate::aside::{self, Aside};
+use crate::error::{BoxError, CheckpointError, Result};
+use crate::files::{is_plain_name, sync_folder, write_new};
+use crate::tensor_file::{StoredDtype, StoredTensor, TensorFileWriter};
+
+/// The element type of exported weights.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ExportDtype {
+    /// As they are.
+    F32,
+    /// Rounded to nearest even.
+    Bf16,
+}
+
+/// How a folder is exported.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ExportOptions {
+    /// The element type of every tensor.
+    pub dtype: ExportDtype,
+    /// A shard takes tensors up to this size; a larger tensor gets a shard of its own.
+    pub max_shard_bytes: u64,
+    /// Whether a model that is there already may be replaced.
+    pub overwrite: bool,
+}
+
+impl Default for ExportOptions {
+    fn default() -> Self {
+        Self { dtype: ExportDtype::Bf16, max_shard_bytes: 5_000_000_000, overwrite: false }
+    }
+}
+
+/// Writes a Hugging Face folder: calls `source` once for every entry of `names`, in order, for its values
+/// (row-major), and adds `files` (name and content: `config.json`, the tokenizer) beside the weights.
+///
+/// The folder is complete or absent. One that is replaced is whole, under its name or under `<name>.old-<pid>`,
+/// until the new one is in place.
+///
+/// # Errors
+/// A target that exists (without `overwrite`) or is more than a model; a disk that refuses; what `source` returns;
+/// [`CheckpointError::Internal`] for values of another number, or files whose names are not plain.
+pub fn export(
+    folder: &Path,
+    names: &NameMap,
+    source: &mut dyn FnMut(&str) -> std::result::Result<Vec<f32>, BoxError>,
+    files: &[(String, Vec<u8>)],
+    options: &ExportOptions,
+) -> Result<()> {
+    names.check()?;
+    let taken = |name: &str| name.starts_with("model") && name.contains(".safetensors");
+    if let Some((name, _)) = files.iter().find(|(name, _)| !is_plain_name(name) || taken(name)) {
+        return Err(CheckpointError::Internal(format!("'{name}' is no name for a file beside the weights")));
+    }
+    let target = resolve(folder)?;
+    swap::recover(&target)?;
+    swap::check_target(&target, options.overwrite)?;
+    let aside = Aside::folder(&target)?;
+    write_weights(aside.path(), names, source, options)?;
+    for (name, bytes) in files {
+        write_new(&aside.path().join(name), bytes)?;
+    }
+    swap::publish(aside, &target)
+}
+
+/// One tensor of theirs on its way out.
+struct Outgoing {
+    stored: StoredTensor,
+    entry: usize,
+    numel: usize,
+}
+
+fn write_weights(
+    folder: &Path,
+    names: &NameMap,
+    source: &mut dyn FnMut(&str) -> std::result::Result<Vec<f32>, BoxError>,
+    options: &ExportOptions,
+) -> Result<()> {
+    let (dtype, size) = match options.dtype {
+        ExportDtype::F32 => (StoredDtype::F32, 4),
+        ExportDtype::Bf16 => (StoredDtype::BF16, 2),
+    };
+    let mut outgoing = Vec::new();
+    for (index, entry) in names.entries.iter().enumerate() {
+        for part in &entry.parts {
+            let shape = entry.part_shape(part);
+            let numel = shape.iter().product();
+            let stored = StoredTensor { name: part.theirs.clone(), dtype, shape };
+            outgoing.push(Outgoing { stored, entry: index, numel });
+        }
+    }
+    let shards = cut(&outgoing, size, options.max_shard_bytes);
+    let shard_name = |shard: usize| match shards.len() {
+        0 | 1 => SINGLE_FILE.to_string(),
+        n => format!("model-{:05}-of-{n:05}.safetensors", shard + 1),
+    };
+    // The values of one entry, of which parts may fall into two shards.
+    let mut current: Option<usize> = None;
+    let mut values = Vec::new();
+    let mut at = 0;
+    for (index, shard) in shards.iter().enumerate() {
+        let stored: Vec<StoredTensor> = shard.iter().map(|out| out.stored.clone()).collect();
+        let path = folder.join(shard_name(index));
+        let mut writer = TensorFileWriter::create_in_place(&path, &stored, &[("format", "pt")])?;
+        for out in *shard {
+            if current != Some(out.entry) {
+                let entry = &names.entries[out.entry];
+                values = source(&entry.ours).map_err(CheckpointError::Caller)?;
+                if values.len() != entry.numel() {
+                    let (ours, shape, found) = (&entry.ours, &entry.shape, values.len());
+                    let what = format!("'{ours}' is {shape:?}, and {found} values were handed over");
+                    return Err(CheckpointError::Internal(what));
+                }
+                (current, at) = (Some(out.entry), 0);
+            }
+            let part = &values[at..at + out.numel];
+            at += out.numel;
+            match options.dtype {
+                ExportDtype::F32 => writer.write(bytemuck::cast_slice(part))?,
+                ExportDtype::Bf16 => writer.write(bytemuck::cast_slice(&rounded(part)))?,
+            }
+        }
+        writer.finish()?;
+    }
+    if shards.len() > 1 {
+        let total: usize = outgoing.iter().map(|out| out.numel * size).sum();
+        let weight_map: BTreeMap<&str, String> = shards
+            .iter()
+            .enumerate()
+            .flat_map(|(i, shard)| shard.iter().map(move |out| (i, out)))
+            .map(|(i, out)| (out.stored.name.as_str(), shard_name(i)))
+            .collect();
+        let index = json!({ "metadata": { "total_size": total }, "weight_map": weight_map });
+        write_new(&folder.join(INDEX_FILE), format!("{index:#}\n").as_bytes())?;
+    }
+    Ok(())
+}
+
+/// Cuts the tensors into runs of at most `max_bytes`, or of one tensor; there is always one run.
+fn cut(outgoing: &[Outgoing], size: usize, max_bytes: u64) -> Vec<&[Outgoing]> {
+    let mut shards = Vec::new();
+    let (mut start, mut bytes) = (0, 0u64);
+    for (i, out) in outgoing.iter().enumerate() {
+        let more = (out.numel * size) as u64;
+        if i > start && bytes.saturating_add(more) > max_bytes {
+            shards.push(&outgoing[start..i]);
+            (start, bytes) = (i, 0);
+        }
+        bytes += more;
+    }
+    shards.push(&outgoing[start..]);
+    shards
+}
+
+fn rounded(values: &[f32]) -> Vec<bf16> {
+    const TASK_ELEMENTS: usize = 1 << 16;
+    let mut out = vec![bf16::ZERO; values.len()];
+    let tasks = out.par_chunks_mut(TASK_ELEMENTS).zip(values.par_chunks(TASK_ELEMENTS));
+    tasks.for_each(|(dst, src)| narrow_bf16(src, dst));
+    out
+}
+
+/// The folder to export to with links followed, so that the rename replaces what is meant; its parent exists.
+fn resolve(folder: &Path) -> Result<PathBuf> {
+    if folder.exists() {
+        return fs::canonicalize(folder).map_err(CheckpointError::io(folder, "find"));
+    }
+    let Some(name) = folder.file_name() else {
+        return Err(CheckpointError::folder(folder, "has no name", "name a folder to export to"));
+    };
+    let parent = aside::parent(folder);
+    fs::create_dir_all(parent).map_err(CheckpointError::io(parent, "create the folder"))?;
+    sync_folder(parent)?;
+    let parent = fs::canonicalize(parent).map_err(CheckpointError::io(parent, "find"))?;
+    Ok(parent.join(name))
+}

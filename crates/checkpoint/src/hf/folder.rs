@@ -1,0 +1,231 @@
+//! Finding and opening the safetensors files of a Hugging Face folder.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::fmt;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use serde::de::{Error as _, MapAccess, Visitor};
+use serde::{Deserialize, Deserializer};
+
+use super::swap::interrupted;
+use super::{INDEX_FILE, SINGLE_FILE};
+use crate::error::{CheckpointError, Result, listed};
+use crate::files::{self, LFS_FIX, is_lfs_pointer, is_plain_name};
+use crate::tensor_file::{TensorFile, TensorInfo};
+
+/// All tensors of a folder, each in exactly one of its files.
+#[derive(Debug)]
+pub(super) struct HfFolder {
+    path: PathBuf,
+    files: Vec<TensorFile>,
+    /// Which file holds a tensor.
+    by_name: BTreeMap<String, usize>,
+}
+
+impl HfFolder {
+    /// Opens the single file, or every shard that the index names.
+    pub(super) fn open(path: &Path) -> Result<Self> {
+        if !path.exists() {
+            let fix = match interrupted(path) {
+                Some(old) => format!(
+                    "an export that replaced it was interrupted: rename {} back to get what was there",
+                    old.display()
+                ),
+                None => "check the path, or download the model there first".to_string(),
+            };
+            return Err(CheckpointError::folder(path, "does not exist", fix));
+        }
+        if !path.is_dir() {
+            let fix = "name the folder that holds config.json and model.safetensors";
+            return Err(CheckpointError::folder(path, "is not a folder", fix));
+        }
+        let single = path.join(SINGLE_FILE);
+        let index = path.join(INDEX_FILE);
+        if single.exists() {
+            if index.exists() {
+                tracing::warn!(
+                    "{}: {SINGLE_FILE} is read, and {INDEX_FILE} beside it is not",
+                    path.display()
+                );
+            }
+            Self::gather(path, vec![TensorFile::open(&single)?])
+        } else if index.exists() {
+            Self::open_sharded(path, &index)
+        } else {
+            Err(no_weights(path))
+        }
+    }
+
+    /// The folder itself.
+    pub(super) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// The tensor of that name, and the file that holds it.
+    pub(super) fn get(&self, name: &str) -> Option<(&TensorFile, &TensorInfo)> {
+        let file = &self.files[*self.by_name.get(name)?];
+        Some((file, file.tensor(name)?))
+    }
+
+    /// All names, sorted.
+    pub(super) fn names(&self) -> impl Iterator<Item = &str> {
+        self.by_name.keys().map(String::as_str)
+    }
+
+    fn open_sharded(folder: &Path, index_path: &Path) -> Result<Self> {
+        let index = Index::read(index_path)?;
+        let shards: BTreeSet<&str> = index.weight_map.0.values().map(String::as_str).collect();
+        let at_index =
+            |what: String, fix: &str| CheckpointError::damaged(index_path, "weight_map", what, fix);
+        let mut missing = Vec::new();
+        for shard in &shards {
+            if !is_plain_name(shard) {
+                let fix = "shards lie in the same folder: get the index from its source again";
+                return Err(at_index(format!("names the file '{shard}', which is not a plain name"), fix));
+            }
+            if !folder.join(shard).exists() {
+                missing.push(*shard);
+            }
+        }
+        if !missing.is_empty() {
+            let (n, all) = (missing.len(), shards.len());
+            let what = format!("{n} of {all} shards are missing: {}", listed(&missing));
+            return Err(CheckpointError::folder(folder, what, "download the missing files"));
+        }
+        let files: Result<Vec<_>> =
+            shards.iter().map(|shard| TensorFile::open(&folder.join(shard))).collect();
+        let opened = Self::gather(folder, files?)?;
+        for (tensor, shard) in &index.weight_map.0 {
+            let found = opened.get(tensor).and_then(|(file, _)| file.path().file_name());
+            if found != Some(std::ffi::OsStr::new(shard)) {
+                let what = format!("says that '{tensor}' is in {shard}, and it is not");
+                return Err(at_index(
+                    what,
+                    "index and shards are of different versions: download them all again",
+                ));
+            }
+        }
+        Ok(opened)
+    }
+
+    fn gather(path: &Path, files: Vec<TensorFile>) -> Result<Self> {
+        let mut by_name = BTreeMap::new();
+        for (index, file) in files.iter().enumerate() {
+            for tensor in &file.header().tensors {
+                if let Some(other) = by_name.insert(tensor.name.clone(), index) {
+                    return Err(CheckpointError::damaged(
+                        file.path(),
+                        format!("tensor '{}'", tensor.name),
+                        format!("is also in {}", files[other].path().display()),
+                        "shards of different versions are mixed: download them all again",
+                    ));
+                }
+            }
+        }
+        Ok(Self { path: path.to_path_buf(), files, by_name })
+    }
+}
+
+/// `model.safetensors.index.json`, of which only the map from tensors to files matters.
+#[derive(Deserialize)]
+struct Index {
+    weight_map: WeightMap,
+}
+
+/// From tensor names to file names; a repeated name is an error.
+struct WeightMap(HashMap<String, String>);
+
+impl Index {
+    fn read(path: &Path) -> Result<Self> {
+        Self::parse(path, &files::read(path)?)
+    }
+
+    fn parse(path: &Path, bytes: &[u8]) -> Result<Self> {
+        if is_lfs_pointer(bytes) {
+            return Err(CheckpointError::damaged(path, "byte 0", "is a git-lfs pointer", LFS_FIX));
+        }
+        serde_json::from_slice(bytes).map_err(|e| {
+            let fix = "the index is damaged: download it again";
+            CheckpointError::damaged(path, "index", format!("is not as expected: {e}"), fix)
+        })
+    }
+}
+
+impl<'de> Deserialize<'de> for WeightMap {
+    fn deserialize<D: Deserializer<'de>>(parser: D) -> std::result::Result<Self, D::Error> {
+        parser.deserialize_map(WeightMapVisitor)
+    }
+}
+
+struct WeightMapVisitor;
+
+impl<'de> Visitor<'de> for WeightMapVisitor {
+    type Value = WeightMap;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("an object from tensor names to file names")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> std::result::Result<WeightMap, A::Error> {
+        let mut files = HashMap::new();
+        while let Some((tensor, file)) = map.next_entry::<String, String>()? {
+            if files.contains_key(&tensor) {
+                return Err(A::Error::custom(format!("tensor '{tensor}' stands twice")));
+            }
+            files.insert(tensor, file);
+        }
+        Ok(WeightMap(files))
+    }
+}
+
+/// Why a folder has no weights for us, by what it has instead.
+fn no_weights(path: &Path) -> CheckpointError {
+    let names: Vec<String> = match fs::read_dir(path) {
+        Ok(entries) => entries.flatten().filter_map(|e| e.file_name().into_string().ok()).collect(),
+        Err(e) => return CheckpointError::io(path, "list")(e),
+    };
+    let first = |fits: &dyn Fn(&str) -> bool| names.iter().filter(|name| fits(name)).min();
+    let what = format!("has neither {SINGLE_FILE} nor {INDEX_FILE}");
+    let pickled = |name: &str| name.starts_with("pytorch_model") && name.contains(".bin");
+    if let Some(name) = first(&pickled) {
+        let fix = "convert to safetensors first (transformers: save_pretrained), since pickles can run code";
+        return CheckpointError::folder(path, format!("{what}, only {name}"), fix);
+    }
+    if let Some(name) = first(&|name| name.ends_with(".gguf")) {
+        let fix = "get the safetensors version of this model";
+        return CheckpointError::folder(path, format!("{what}, only {name}"), fix);
+    }
+    if let Some(name) = first(&|name| name.ends_with(".safetensors")) {
+        let fix = "download the folder whole (an index is missing, or the file has another name)";
+        return CheckpointError::folder(path, format!("{what}, only {name}"), fix);
+    }
+    CheckpointError::folder(path, what, "name a folder with a model in safetensors files")
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        #[test]
+        fn no_bytes_make_the_index_parser_panic(bytes: Vec<u8>, at: prop::sample::Index, flip: u8) {
+            let path = Path::new("x");
+            let _ = Index::parse(path, &bytes);
+            let mut text = br#"{"metadata":{"total_size":4},"weight_map":{"a":"f.safetensors","b":"g"}}"#.to_vec();
+            prop_assert!(Index::parse(path, &text).is_ok());
+            let at = at.index(text.len());
+            prop_assert!(Index::parse(path, &text[..at]).is_err());
+            text[at] ^= flip;
+            let _ = Index::parse(path, &text);
+        }
+    }
+
+    #[test]
+    fn a_tensor_that_stands_twice_in_the_index_is_an_error() {
+        let text = br#"{"weight_map":{"a":"f.safetensors","a":"g.safetensors"}}"#;
+        assert!(Index::parse(Path::new("x"), text).is_err());
+    }
+}

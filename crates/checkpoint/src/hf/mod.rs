@@ -1,0 +1,116 @@
+//! Hugging Face folders: `model.safetensors`, or shards with an index, read and written by a name map.
+//!
+//! A name map is data: which of their tensors, stacked along dimension 0, make one of ours.
+//! Deliberately absent: `config.json` and the tokenizer. They belong to the model and data crates, and pass through
+//! [`export`] as finished bytes.
+
+mod export;
+mod folder;
+mod import;
+mod nearest;
+mod swap;
+
+pub use export::{ExportDtype, ExportOptions, export};
+pub use import::import;
+
+use std::collections::HashSet;
+
+use crate::error::{CheckpointError, Result};
+
+/// The single file of a small model.
+pub(crate) const SINGLE_FILE: &str = "model.safetensors";
+
+/// The index of a sharded model.
+pub(crate) const INDEX_FILE: &str = "model.safetensors.index.json";
+
+/// How our tensors are called in a Hugging Face folder.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct NameMap {
+    /// Every tensor of ours, once.
+    pub entries: Vec<NameEntry>,
+    /// Names of theirs that share the values of another one.
+    pub tied: Vec<TiedName>,
+    /// Names of theirs that end so hold nothing that is learnt, and may be left over ("rotary_emb.inv_freq").
+    pub ignorable_suffixes: Vec<String>,
+}
+
+/// One tensor of ours: their parts stacked along dimension 0.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NameEntry {
+    /// Our name.
+    pub ours: String,
+    /// Our shape. The rows of the parts add up to its first dimension; a scalar has one part.
+    pub shape: Vec<usize>,
+    /// Their tensors, top to bottom.
+    pub parts: Vec<NamePart>,
+}
+
+/// One tensor of theirs, of shape `[rows, ..]` with the other dimensions of ours.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NamePart {
+    /// Their name.
+    pub theirs: String,
+    /// Its first dimension; 1 for a scalar.
+    pub rows: usize,
+}
+
+/// A name of theirs whose values are another's (`lm_head.weight`, of a tied head).
+///
+/// It may be absent, or present and equal to `same_as` to the bit. Where only it is present, it is read in place of
+/// `same_as`. It is never exported.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TiedName {
+    /// The name that may be absent.
+    pub theirs: String,
+    /// Their name (one of the parts) for the tensor that it repeats.
+    pub same_as: String,
+}
+
+impl NameMap {
+    /// Checks that the map makes sense in itself; anything else is our own bug.
+    pub(crate) fn check(&self) -> Result<()> {
+        let mut names = HashSet::new();
+        let mut theirs = HashSet::new();
+        for entry in &self.entries {
+            let NameEntry { ours, shape, parts } = entry;
+            let rows: usize = parts.iter().map(|part| part.rows).sum();
+            if parts.is_empty() || rows != shape.first().copied().unwrap_or(1) {
+                return Err(internal(format!("'{ours}' {shape:?} has parts of {rows} rows in all")));
+            }
+            if shape.is_empty() && parts.len() != 1 {
+                return Err(internal(format!("the scalar '{ours}' has {} parts", parts.len())));
+            }
+            if !names.insert(ours) {
+                return Err(internal(format!("our name '{ours}' stands twice")));
+            }
+            if let Some(part) = parts.iter().find(|part| !theirs.insert(&part.theirs)) {
+                return Err(internal(format!("their name '{}' stands twice", part.theirs)));
+            }
+        }
+        for TiedName { theirs: name, same_as } in &self.tied {
+            if theirs.contains(name) || !theirs.contains(same_as) {
+                return Err(internal(format!("'{name}' cannot be tied to '{same_as}'")));
+            }
+        }
+        Ok(())
+    }
+}
+
+impl NameEntry {
+    /// The shape that one of the parts has in their files.
+    pub(crate) fn part_shape(&self, part: &NamePart) -> Vec<usize> {
+        let mut shape = self.shape.clone();
+        if let Some(rows) = shape.first_mut() {
+            *rows = part.rows;
+        }
+        shape
+    }
+
+    pub(crate) fn numel(&self) -> usize {
+        self.shape.iter().product()
+    }
+}
+
+fn internal(what: String) -> CheckpointError {
+    CheckpointError::Internal(format!("name map: {what}"))
+}

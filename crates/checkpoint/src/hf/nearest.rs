@@ -1,0 +1,40 @@
+//! The names that someone may have meant.
+
+/// The candidate with the fewest edits to `name`, where that is under half of its length.
+pub(super) fn nearest<'a>(name: &str, candidates: impl Iterator<Item = &'a str>) -> Option<&'a str> {
+    /// Enough for any model, and bounded for a folder that is no model at all.
+    const LOOKED_AT: usize = 20_000;
+    candidates
+        .take(LOOKED_AT)
+        .map(|candidate| (edits(name, candidate), candidate))
+        .min()
+        .filter(|(edits, _)| edits * 2 < name.len())
+        .map(|(_, candidate)| candidate)
+}
+
+/// Levenshtein distance in bytes.
+fn edits(a: &str, b: &str) -> usize {
+    let mut row: Vec<usize> = (0..=b.len()).collect();
+    for (i, x) in a.bytes().enumerate() {
+        let mut diagonal = std::mem::replace(&mut row[0], i + 1);
+        for (j, y) in b.bytes().enumerate() {
+            let replaced = diagonal + usize::from(x != y);
+            diagonal = row[j + 1];
+            row[j + 1] = replaced.min(row[j] + 1).min(diagonal + 1);
+        }
+    }
+    row[b.len()]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_same_tensor_under_another_prefix_is_nearest() {
+        let names = ["layers.1.mlp.up_proj.weight", "layers.0.mlp.up_proj.weight", "norm.weight"];
+        let found = nearest("model.layers.0.mlp.up_proj.weight", names.into_iter());
+        assert_eq!(found, Some(names[1]));
+        assert_eq!(nearest("lm_head.weight", ["something.entirely.other"].into_iter()), None);
+    }
+}

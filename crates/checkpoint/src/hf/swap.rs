@@ -1,0 +1,99 @@
+//! Putting a finished folder in place of another one, so that a kill at any moment loses neither.
+//!
+//! Steps: the new folder is complete and synced as `<name>.tmp-<pid>`; the old one is renamed to `<name>.old-<pid>`;
+//! the new one is renamed to `<name>`; the old one is removed. Killed between the two renames, the old folder is
+//! whole under `.old-<pid>`, and the next export to that name brings it back before anything else. Killed after
+//! them, the next export removes it.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use super::{INDEX_FILE, SINGLE_FILE};
+use crate::aside::{self, Aside};
+use crate::error::{CheckpointError, Result};
+use crate::files::sync_folder;
+
+/// Brings back what an interrupted swap left, and removes the leftovers of dead processes.
+pub(super) fn recover(target: &Path) -> Result<()> {
+    for old in olds(target) {
+        if target.exists() {
+            // The swap had done everything but this.
+            aside::remove_atomically(&old)?;
+        } else {
+            tracing::warn!("{}: bringing back {}, left by a killed export", target.display(), old.display());
+            fs::rename(&old, target).map_err(CheckpointError::io(target, "bring back"))?;
+            sync_folder(aside::parent(target))?;
+        }
+    }
+    let Some(name) = target.file_name().and_then(|name| name.to_str()) else { return Ok(()) };
+    let old = format!("{name}.old-");
+    aside::sweep(aside::parent(target), |other| other == name || other.starts_with(&old))
+}
+
+/// The folder that an interrupted swap left under another name, where nothing is at `target`.
+pub(super) fn interrupted(target: &Path) -> Option<PathBuf> {
+    if target.exists() { None } else { olds(target).into_iter().next() }
+}
+
+/// Refuses a target that must not be replaced.
+pub(super) fn check_target(target: &Path, overwrite: bool) -> Result<()> {
+    if !target.exists() {
+        return Ok(());
+    }
+    if !target.is_dir() {
+        return Err(CheckpointError::folder(target, "is a file", "name a folder to export to"));
+    }
+    let entries: Vec<_> = fs::read_dir(target)
+        .and_then(|entries| entries.collect())
+        .map_err(CheckpointError::io(target, "list"))?;
+    if entries.is_empty() {
+        return Ok(());
+    }
+    if !overwrite {
+        let fix = "choose another folder, or ask for it to be overwritten";
+        return Err(CheckpointError::folder(target, "exists already and is not empty", fix));
+    }
+    let is_model = target.join(SINGLE_FILE).exists() || target.join(INDEX_FILE).exists();
+    let folder = entries.iter().find(|entry| entry.path().is_dir());
+    if !is_model || folder.is_some() {
+        let what = match folder {
+            Some(folder) => format!("holds the folder {:?}, so it is more than a model", folder.file_name()),
+            None => "holds no model, so it will not be overwritten".to_string(),
+        };
+        return Err(CheckpointError::folder(target, what, "choose another folder"));
+    }
+    Ok(())
+}
+
+/// Puts the finished folder at `target`, replacing what [`check_target`] allowed to be replaced.
+pub(super) fn publish(finished: Aside, target: &Path) -> Result<()> {
+    let empty = || fs::read_dir(target).is_ok_and(|mut entries| entries.next().is_none());
+    if !target.exists() || empty() {
+        return finished.publish(target);
+    }
+    let old = aside::with_suffix(target, "old");
+    aside::remove(&old)?;
+    fs::rename(target, &old).map_err(CheckpointError::io(target, "set aside"))?;
+    if let Err(error) = finished.publish(target) {
+        // The error that matters is the first one; the old folder is whole under either name.
+        let _ = fs::rename(&old, target);
+        return Err(error);
+    }
+    // From here on it is rubbish, and under a name that says so: it must never be brought back half removed.
+    aside::remove_atomically(&old)
+}
+
+/// `<name>.old-<pid>` beside `target`, sorted.
+fn olds(target: &Path) -> Vec<PathBuf> {
+    let Some(name) = target.file_name().and_then(|name| name.to_str()) else { return Vec::new() };
+    let prefix = format!("{name}.old-");
+    let is_old = |path: &PathBuf| {
+        let name = path.file_name().and_then(|name| name.to_str());
+        let pid = name.and_then(|name| name.strip_prefix(&prefix));
+        pid.is_some_and(|pid| pid.parse::<u32>().is_ok())
+    };
+    let Ok(entries) = fs::read_dir(aside::parent(target)) else { return Vec::new() };
+    let mut olds: Vec<PathBuf> = entries.flatten().map(|entry| entry.path()).filter(is_old).collect();
+    olds.sort();
+    olds
+}

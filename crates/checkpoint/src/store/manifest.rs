@@ -1,0 +1,264 @@
+//! `manifest.json`: what a checkpoint consists of, with sizes and checksums. Written last.
+
+use std::collections::HashSet;
+use std::path::Path;
+
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+use xtrain_tensor::DType;
+use xxhash_rust::xxh3::xxh3_64;
+
+use super::TensorSpec;
+use crate::error::{CheckpointError, Result};
+use crate::files::is_plain_name;
+use crate::tensor_file::StoredDtype;
+
+/// The manifest's file name.
+pub(super) const MANIFEST_FILE: &str = "manifest.json";
+
+const FORMAT: &str = "xtrain-checkpoint";
+const VERSION: u32 = 1;
+const FIX: &str = "the checkpoint is damaged: use another one";
+
+/// A checkpoint's table of contents.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Manifest {
+    pub(super) step: u64,
+    pub(super) shards: Vec<FileEntry>,
+    pub(super) specs: Vec<TensorSpec>,
+    /// Beside each of `specs`: where it is.
+    pub(super) places: Vec<Place>,
+    pub(super) documents: Vec<DocumentEntry>,
+}
+
+/// A file and its length.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct FileEntry {
+    pub(super) file: String,
+    pub(super) bytes: u64,
+}
+
+/// Where a tensor is, and what its bytes hash to.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Place {
+    pub(super) shard: usize,
+    pub(super) xxh3: u64,
+}
+
+/// A document's name, length and hash; its file is `<name>.json`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct DocumentEntry {
+    pub(super) name: String,
+    pub(super) bytes: u64,
+    #[serde(with = "hex")]
+    pub(super) xxh3: u64,
+}
+
+/// The file as it is: the content, and the hash of the content's compact JSON.
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Sealed {
+    content: Value,
+    #[serde(with = "hex")]
+    xxh3: u64,
+}
+
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Content {
+    format: String,
+    version: u32,
+    step: u64,
+    shards: Vec<FileEntry>,
+    tensors: Vec<TensorEntry>,
+    documents: Vec<DocumentEntry>,
+}
+
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct TensorEntry {
+    name: String,
+    dtype: String,
+    shape: Vec<usize>,
+    shard: usize,
+    #[serde(with = "hex")]
+    xxh3: u64,
+}
+
+impl Manifest {
+    /// The bytes of `manifest.json`.
+    pub(super) fn to_bytes(&self) -> Result<Vec<u8>> {
+        let tensors = self.specs.iter().zip(&self.places).map(|(spec, place)| TensorEntry {
+            name: spec.name.clone(),
+            dtype: spec.dtype.name().to_string(),
+            shape: spec.shape.clone(),
+            shard: place.shard,
+            xxh3: place.xxh3,
+        });
+        let content = Content {
+            format: FORMAT.to_string(),
+            version: VERSION,
+            step: self.step,
+            shards: self.shards.clone(),
+            tensors: tensors.collect(),
+            documents: self.documents.clone(),
+        };
+        let sealed = serde_json::to_value(content).map(|content| {
+            let xxh3 = hash(&content);
+            Sealed { content, xxh3 }
+        });
+        let bytes = sealed.and_then(|sealed| serde_json::to_vec_pretty(&sealed));
+        let mut bytes =
+            bytes.map_err(|e| CheckpointError::Internal(format!("a manifest does not serialise: {e}")))?;
+        bytes.push(b'\n');
+        Ok(bytes)
+    }
+
+    /// Parses and checks bytes that may be anything; `path` is only named in errors.
+    pub(super) fn parse(path: &Path, bytes: &[u8]) -> Result<Self> {
+        let bad = |what: String| CheckpointError::damaged(path, "manifest", what, FIX);
+        let sealed: Sealed =
+            serde_json::from_slice(bytes).map_err(|e| bad(format!("is not as expected: {e}")))?;
+        if hash(&sealed.content) != sealed.xxh3 {
+            return Err(bad("does not match its checksum".to_string()));
+        }
+        // Looked at first: another version may have other fields.
+        let version = &sealed.content["version"];
+        if sealed.content["format"] != FORMAT || *version != VERSION {
+            return Err(CheckpointError::damaged(
+                path,
+                "manifest",
+                format!("is version {version}, and this program reads version {VERSION} of {FORMAT}"),
+                "use the version of this program that wrote it",
+            ));
+        }
+        let content: Content =
+            serde_json::from_value(sealed.content).map_err(|e| bad(format!("is not as expected: {e}")))?;
+        let Content { step, shards, tensors, documents, .. } = content;
+        for (index, shard) in shards.iter().enumerate() {
+            if shard.file != shard_file(index) {
+                return Err(bad(format!("names '{}' as shard {}", shard.file, index + 1)));
+            }
+        }
+        let mut names = HashSet::new();
+        let (mut specs, mut places) = (Vec::new(), Vec::new());
+        for entry in &tensors {
+            let name = entry.name.clone();
+            let dtype = dtype_named(&entry.dtype)
+                .ok_or_else(|| bad(format!("tensor '{name}' has the unknown type '{}'", entry.dtype)))?;
+            let spec = TensorSpec { name, dtype, shape: entry.shape.clone() };
+            if !names.insert(entry.name.as_str()) || entry.shard >= shards.len() || spec.bytes().is_none() {
+                return Err(bad(format!("the entry of tensor '{}' makes no sense", spec.name)));
+            }
+            specs.push(spec);
+            places.push(Place { shard: entry.shard, xxh3: entry.xxh3 });
+        }
+        if let Some(document) = documents.iter().find(|document| !is_document_name(&document.name)) {
+            return Err(bad(format!("names a document '{}'", document.name)));
+        }
+        Ok(Self { step, shards, specs, places, documents })
+    }
+}
+
+/// The file of shard `index`, counted from 0.
+pub(super) fn shard_file(index: usize) -> String {
+    format!("state-{:05}.safetensors", index + 1)
+}
+
+/// The file of a document.
+pub(super) fn document_file(name: &str) -> String {
+    format!("{name}.json")
+}
+
+/// Whether a document may be called so.
+pub(super) fn is_document_name(name: &str) -> bool {
+    is_plain_name(name) && document_file(name) != MANIFEST_FILE
+}
+
+/// How a tensor lies in its safetensors file: packed formats as bytes, everything else as what it is.
+pub(super) fn stored(spec: &TensorSpec) -> (StoredDtype, Vec<usize>) {
+    let dtype = match spec.dtype {
+        DType::F64 => StoredDtype::F64,
+        DType::F32 => StoredDtype::F32,
+        DType::BF16 => StoredDtype::BF16,
+        DType::E4M3 => StoredDtype::F8_E4M3,
+        DType::E5M2 => StoredDtype::F8_E5M2,
+        DType::E5M6 => return (StoredDtype::U8, vec![spec.bytes().unwrap_or(0)]),
+        DType::U8 => StoredDtype::U8,
+        DType::I32 => StoredDtype::I32,
+        DType::U32 => StoredDtype::U32,
+    };
+    (dtype, spec.shape.clone())
+}
+
+fn dtype_named(name: &str) -> Option<DType> {
+    use DType::*;
+    [F64, F32, BF16, E4M3, E5M2, E5M6, U8, I32, U32].into_iter().find(|dtype| dtype.name() == name)
+}
+
+fn hash(content: &Value) -> u64 {
+    xxh3_64(content.to_string().as_bytes())
+}
+
+/// Hashes as sixteen hexadecimal digits: JSON numbers lose bits in many readers.
+mod hex {
+    use serde::{Deserialize, Deserializer, Serializer, de::Error};
+
+    pub(super) fn serialize<S: Serializer>(hash: &u64, out: S) -> Result<S::Ok, S::Error> {
+        out.collect_str(&format_args!("{hash:016x}"))
+    }
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(parser: D) -> Result<u64, D::Error> {
+        let text = String::deserialize(parser)?;
+        let hash = u64::from_str_radix(&text, 16).map_err(D::Error::custom)?;
+        if text == format!("{hash:016x}") { Ok(hash) } else { Err(D::Error::custom("not sixteen digits")) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn manifest(step: u64, xxh3: u64) -> Manifest {
+        Manifest {
+            step,
+            shards: vec![FileEntry { file: shard_file(0), bytes: 12 }],
+            specs: vec![TensorSpec { name: "a.\"b\"".to_string(), dtype: DType::E5M6, shape: vec![3, 5] }],
+            places: vec![Place { shard: 0, xxh3 }],
+            documents: vec![DocumentEntry { name: "trainer".to_string(), bytes: 3, xxh3: step }],
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn a_manifest_reads_back_equal(step: u64, xxh3: u64) {
+            let manifest = manifest(step, xxh3);
+            prop_assert_eq!(Manifest::parse(Path::new("x"), &manifest.to_bytes()?).unwrap(), manifest);
+        }
+
+        #[test]
+        fn a_changed_manifest_reads_back_equal_or_not_at_all(
+            step: u64, at: prop::sample::Index, flip in 1u8.., cut: prop::sample::Index
+        ) {
+            let manifest = manifest(step, step);
+            let mut bytes = manifest.to_bytes()?;
+            // The last byte is a line end, which may go.
+            let cut = cut.index(bytes.len() - 1);
+            prop_assert!(Manifest::parse(Path::new("x"), &bytes[..cut]).is_err());
+            let at = at.index(bytes.len());
+            bytes[at] ^= flip;
+            if let Ok(changed) = Manifest::parse(Path::new("x"), &bytes) {
+                prop_assert_eq!(changed, manifest);
+            }
+        }
+
+        #[test]
+        fn no_bytes_make_the_parser_panic(bytes: Vec<u8>) {
+            prop_assert!(Manifest::parse(Path::new("x"), &bytes).is_err());
+        }
+    }
+}

@@ -1,0 +1,174 @@
+//! Checkpoints: a folder of `step-<N>/` folders, each complete or absent.
+//!
+//! A step is written as `step-<N>.tmp-<pid>/` (tensors, documents, and the manifest last), synced and renamed. What
+//! counts is the content: a step whose manifest is missing, or names files that are not there in full, is ignored.
+
+mod load;
+mod lock;
+mod manifest;
+mod save;
+
+pub use load::Checkpoint;
+pub use lock::RunLock;
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use serde_json::Value;
+use xtrain_tensor::DType;
+
+use crate::aside;
+use crate::error::{BoxError, CheckpointError, Result, listed};
+
+/// A shard takes tensors up to this size.
+const MAX_SHARD_BYTES: usize = 4 << 30;
+
+/// Name, element type and shape of a tensor of the training state.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TensorSpec {
+    /// Its name, unique in the checkpoint.
+    pub name: String,
+    /// The type of its elements.
+    pub dtype: DType,
+    /// Its shape; empty for a scalar.
+    pub shape: Vec<usize>,
+}
+
+impl TensorSpec {
+    /// Bytes that the tensor takes; `None` where that overflows.
+    pub(crate) fn bytes(&self) -> Option<usize> {
+        let numel = self.shape.iter().try_fold(1usize, |n, &dim| n.checked_mul(dim))?;
+        numel.checked_mul(self.dtype.bits())?;
+        Some(self.dtype.bytes(numel))
+    }
+}
+
+impl std::fmt::Display for TensorSpec {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{} {:?}", self.dtype, self.shape)
+    }
+}
+
+/// The folder that holds a run's checkpoints.
+#[derive(Debug)]
+pub struct CheckpointStore {
+    folder: PathBuf,
+}
+
+impl CheckpointStore {
+    /// Opens a folder, which is created where it is not there. What processes that have ended left half-written is
+    /// removed; what another one is writing now is not touched.
+    ///
+    /// # Errors
+    /// [`CheckpointError::Io`] when the folder cannot be created or listed.
+    pub fn open(folder: &Path) -> Result<Self> {
+        fs::create_dir_all(folder).map_err(CheckpointError::io(folder, "create the folder"))?;
+        aside::sweep(folder, |target| step_of(target).is_some())?;
+        Ok(Self { folder: folder.to_path_buf() })
+    }
+
+    /// Writes the checkpoint of `step` and returns its folder. A step that is complete already is left as it is.
+    ///
+    /// `read(i)` returns the bytes (little-endian, row-major; packed formats as they are packed) of `tensors[i]`; it
+    /// is called once for each, not in order, and one tensor is in memory at a time. `documents` are named JSON
+    /// values; what JSON cannot hold (NaN, infinities) must not be in them.
+    ///
+    /// # Errors
+    /// [`CheckpointError::Io`] when the disk refuses (nothing is left behind), [`CheckpointError::Tensors`] when the
+    /// step is complete with other tensors, [`CheckpointError::Locked`] when it is being written by someone else,
+    /// what `read` returns, and [`CheckpointError::Internal`] for repeated names or bytes of another number.
+    pub fn save(
+        &self,
+        step: u64,
+        tensors: &[TensorSpec],
+        read: &mut dyn FnMut(usize) -> std::result::Result<Vec<u8>, BoxError>,
+        documents: &[(String, Value)],
+    ) -> Result<PathBuf> {
+        save::save(&self.step_folder(step), MAX_SHARD_BYTES, step, tensors, read, documents)
+    }
+
+    /// The newest complete checkpoint. Newer ones that are not complete are passed over with a warning in the log.
+    ///
+    /// # Errors
+    /// [`CheckpointError::Io`] when the folder cannot be listed.
+    pub fn latest(&self) -> Result<Option<Checkpoint>> {
+        newest_complete(&self.folder, None)
+    }
+
+    /// The steps of all complete checkpoints, ascending.
+    ///
+    /// # Errors
+    /// [`CheckpointError::Io`] when the folder cannot be listed.
+    pub fn steps(&self) -> Result<Vec<u64>> {
+        let mut steps = candidates(&self.folder)?;
+        steps.retain(|&step| Checkpoint::open(&self.step_folder(step), step).is_ok());
+        Ok(steps)
+    }
+
+    /// The checkpoint of that step.
+    ///
+    /// # Errors
+    /// [`CheckpointError::Folder`] when there is none, naming those that there are; [`CheckpointError::Damaged`]
+    /// when it is not complete.
+    pub fn at(&self, step: u64) -> Result<Checkpoint> {
+        let path = self.step_folder(step);
+        if !path.exists() {
+            let steps = self.steps()?;
+            let newest_first: Vec<u64> = steps.iter().rev().copied().collect();
+            let fix = match steps.is_empty() {
+                true => "and there is no complete checkpoint in that folder".to_string(),
+                false => format!("complete checkpoints: {}", listed(&newest_first)),
+            };
+            return Err(CheckpointError::folder(&path, "does not exist", fix));
+        }
+        Checkpoint::open(&path, step)
+    }
+
+    /// Removes old checkpoints: all complete ones but the newest `keep_last`, the multiples of `keep_every` (0: none)
+    /// and the `protected` steps. Each is there whole or gone at every moment.
+    ///
+    /// # Errors
+    /// [`CheckpointError::Io`] when the folder cannot be listed or a checkpoint not be removed.
+    pub fn retain(&self, keep_last: usize, keep_every: u64, protected: &[u64]) -> Result<()> {
+        let steps = self.steps()?;
+        for &step in &steps[..steps.len().saturating_sub(keep_last)] {
+            let milestone = keep_every > 0 && step.is_multiple_of(keep_every);
+            if !milestone && !protected.contains(&step) {
+                aside::remove_atomically(&self.step_folder(step))?;
+            }
+        }
+        Ok(())
+    }
+
+    fn step_folder(&self, step: u64) -> PathBuf {
+        self.folder.join(format!("step-{step}"))
+    }
+}
+
+/// The newest complete checkpoint of a folder, below `before` where that is given.
+fn newest_complete(folder: &Path, before: Option<u64>) -> Result<Option<Checkpoint>> {
+    for step in candidates(folder)?.into_iter().rev().filter(|&step| before.is_none_or(|b| step < b)) {
+        match Checkpoint::open(&folder.join(format!("step-{step}")), step) {
+            Ok(checkpoint) => return Ok(Some(checkpoint)),
+            Err(error) => tracing::warn!("passing over an incomplete checkpoint: {error}"),
+        }
+    }
+    Ok(None)
+}
+
+/// The steps that have a folder, complete or not, ascending.
+fn candidates(folder: &Path) -> Result<Vec<u64>> {
+    let mut steps = Vec::new();
+    for entry in fs::read_dir(folder).map_err(CheckpointError::io(folder, "list"))? {
+        let entry = entry.map_err(CheckpointError::io(folder, "list"))?;
+        steps.extend(entry.file_name().to_str().and_then(step_of));
+    }
+    steps.sort_unstable();
+    Ok(steps)
+}
+
+/// `N` of `step-N`, in its one spelling.
+fn step_of(name: &str) -> Option<u64> {
+    let step: u64 = name.strip_prefix("step-")?.parse().ok()?;
+    (name == format!("step-{step}")).then_some(step)
+}

@@ -1,0 +1,168 @@
+//! Writing one checkpoint: aside, tensor by tensor, hashed on the way; the manifest last.
+
+use std::collections::HashSet;
+use std::path::{Path, PathBuf};
+
+use serde_json::Value;
+use xxhash_rust::xxh3::xxh3_64;
+
+use super::load::Checkpoint;
+use super::manifest::{
+    DocumentEntry, FileEntry, MANIFEST_FILE, Manifest, Place, document_file, is_document_name, shard_file,
+    stored,
+};
+use super::{TensorSpec, load};
+use crate::aside::{self, Aside};
+use crate::error::{BoxError, CheckpointError, Result};
+use crate::files::write_new;
+use crate::tensor_file::{StoredTensor, TensorFileWriter};
+
+/// Writes the checkpoint of `step` to the folder `target`, in shards of tensors up to `max_shard_bytes` (a larger
+/// tensor gets a shard of its own); see [`super::CheckpointStore::save`].
+pub(super) fn save(
+    target: &Path,
+    max_shard_bytes: usize,
+    step: u64,
+    tensors: &[TensorSpec],
+    read: &mut dyn FnMut(usize) -> std::result::Result<Vec<u8>, BoxError>,
+    documents: &[(String, Value)],
+) -> Result<PathBuf> {
+    let sizes = check_names(tensors, documents)?;
+    if target.exists() {
+        match Checkpoint::open(target, step) {
+            Ok(there) => {
+                load::check_specs(&there, tensors, load::Others::AreErrors)?;
+                return Ok(target.to_path_buf());
+            }
+            Err(error) => {
+                tracing::warn!("writing step {step} again: {error}");
+                aside::remove_atomically(target)?;
+            }
+        }
+    }
+    let aside = Aside::folder(target)?;
+    let manifest = write_content(aside.path(), step, tensors, &sizes, read, documents, max_shard_bytes)?;
+    write_new(&aside.path().join(MANIFEST_FILE), &manifest.to_bytes()?)?;
+    aside.publish(target)?;
+    Ok(target.to_path_buf())
+}
+
+fn write_content(
+    folder: &Path,
+    step: u64,
+    tensors: &[TensorSpec],
+    sizes: &[usize],
+    read: &mut dyn FnMut(usize) -> std::result::Result<Vec<u8>, BoxError>,
+    documents: &[(String, Value)],
+    max_shard_bytes: usize,
+) -> Result<Manifest> {
+    // Wide elements first: every tensor then starts at a multiple of its element size, also when it is mapped.
+    let mut order: Vec<usize> = (0..tensors.len()).collect();
+    order.sort_by_key(|&i| std::cmp::Reverse(stored(&tensors[i]).0.bitsize()));
+    let mut shards = Vec::new();
+    let mut places = vec![Place { shard: 0, xxh3: 0 }; tensors.len()];
+    for (shard, members) in cut(&order, sizes, max_shard_bytes).into_iter().enumerate() {
+        let layout: Vec<StoredTensor> = members
+            .iter()
+            .map(|&i| {
+                let (dtype, shape) = stored(&tensors[i]);
+                StoredTensor { name: tensors[i].name.clone(), dtype, shape }
+            })
+            .collect();
+        let file = shard_file(shard);
+        let mut writer = TensorFileWriter::create_in_place(&folder.join(&file), &layout, &[])?;
+        for &i in members {
+            let bytes = read(i).map_err(CheckpointError::Caller)?;
+            writer.write(&bytes)?;
+            places[i] = Place { shard, xxh3: xxh3_64(&bytes) };
+        }
+        shards.push(FileEntry { file, bytes: writer.finish()? });
+    }
+    let mut entries = Vec::new();
+    for (name, value) in documents {
+        let bytes = format!("{value:#}\n").into_bytes();
+        write_new(&folder.join(document_file(name)), &bytes)?;
+        let (len, xxh3) = (bytes.len() as u64, xxh3_64(&bytes));
+        entries.push(DocumentEntry { name: name.clone(), bytes: len, xxh3 });
+    }
+    Ok(Manifest { step, shards, specs: tensors.to_vec(), places, documents: entries })
+}
+
+/// The tensors' sizes; names that are repeated or impossible are our own bug.
+fn check_names(tensors: &[TensorSpec], documents: &[(String, Value)]) -> Result<Vec<usize>> {
+    let mut names = HashSet::new();
+    if let Some((name, _)) = documents.iter().find(|(name, _)| !is_document_name(name) || !names.insert(name))
+    {
+        return Err(CheckpointError::Internal(format!("a document cannot be called '{name}'")));
+    }
+    let mut names = HashSet::new();
+    let sizes = tensors.iter().map(|spec| {
+        let name = &spec.name;
+        if !names.insert(name) {
+            return Err(CheckpointError::Internal(format!("two tensors are called '{name}'")));
+        }
+        spec.bytes().ok_or_else(|| CheckpointError::Internal(format!("the size of '{name}' overflows")))
+    });
+    sizes.collect()
+}
+
+/// Cuts the order into runs of at most `max_bytes`, or of one tensor.
+fn cut<'a>(order: &'a [usize], sizes: &[usize], max_bytes: usize) -> Vec<&'a [usize]> {
+    let mut runs = Vec::new();
+    let (mut start, mut bytes) = (0, 0usize);
+    for (i, &tensor) in order.iter().enumerate() {
+        if i > start && bytes.saturating_add(sizes[tensor]) > max_bytes {
+            runs.push(&order[start..i]);
+            (start, bytes) = (i, 0);
+        }
+        bytes = bytes.saturating_add(sizes[tensor]);
+    }
+    if start < order.len() {
+        runs.push(&order[start..]);
+    }
+    runs
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+    use xtrain_tensor::DType;
+
+    use super::*;
+
+    proptest! {
+        #[test]
+        fn what_is_saved_in_any_number_of_shards_loads_to_the_bit(
+            sizes in prop::collection::vec((0usize..40, 0usize..4), 0..12), max_shard_bytes in 0usize..200
+        ) {
+            let dtypes = [DType::U8, DType::BF16, DType::F32, DType::F64];
+            let specs: Vec<TensorSpec> = sizes.iter().enumerate().map(|(i, &(rows, dtype))| TensorSpec {
+                name: format!("t{i}"),
+                dtype: dtypes[dtype],
+                shape: vec![rows, 3],
+            }).collect();
+            let bytes = |i: usize| vec![i as u8 + 1; specs[i].bytes().unwrap()];
+            let dir = tempfile::tempdir()?;
+            let target = dir.path().join("step-9");
+            let path = save(&target, max_shard_bytes, 9, &specs, &mut |i| Ok(bytes(i)), &[]).unwrap();
+            let checkpoint = Checkpoint::open(&path, 9).unwrap();
+            let mut loaded = vec![None; specs.len()];
+            checkpoint.load(&specs, &mut |i, found| {
+                assert_eq!(found.as_ptr() as usize % specs[i].dtype.bits().div_ceil(8), 0);
+                assert!(loaded[i].replace(found.to_vec()).is_none());
+                Ok(())
+            }).unwrap();
+            for (i, found) in loaded.into_iter().enumerate() {
+                prop_assert_eq!(found, Some(bytes(i)));
+            }
+            for entry in &checkpoint.manifest.shards {
+                let members = checkpoint.manifest.places.iter().enumerate();
+                let sizes: Vec<usize> = members
+                    .filter(|(_, place)| shard_file(place.shard) == entry.file)
+                    .map(|(i, _)| specs[i].bytes().unwrap())
+                    .collect();
+                prop_assert!(sizes.len() == 1 || sizes.iter().sum::<usize>() <= max_shard_bytes);
+            }
+        }
+    }
+}

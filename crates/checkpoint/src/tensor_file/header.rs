@@ -1,0 +1,262 @@
+//! The header of a safetensors file, parsed from bytes that may be anything.
+//!
+//! The `safetensors` crate supplies the element types. Its own parser is not used here because it lets a repeated
+//! name replace the first one silently, and its errors do not say which tensor is at fault.
+
+use std::collections::HashSet;
+use std::fmt;
+use std::ops::Range;
+use std::path::Path;
+
+use serde::de::value::StrDeserializer;
+use serde::de::{DeserializeSeed, Error as _, IntoDeserializer, MapAccess, Visitor};
+use serde::{Deserialize, Deserializer};
+
+use super::StoredDtype;
+use crate::error::{CheckpointError, Result};
+use crate::files::{LFS_FIX, is_lfs_pointer};
+
+/// Bytes before the JSON: its length as a little-endian u64.
+pub(crate) const LENGTH_BYTES: usize = 8;
+
+/// The longest header that is read or written; the limit of the reference implementation.
+pub(crate) const MAX_HEADER_BYTES: usize = 100_000_000;
+
+const FIX: &str = "the file is damaged or incomplete: download or copy it again";
+
+/// One tensor of a file.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TensorInfo {
+    /// Its name, unique in the file.
+    pub name: String,
+    /// The type of its elements.
+    pub dtype: StoredDtype,
+    /// Its shape; empty for a scalar.
+    pub shape: Vec<usize>,
+    /// Its bytes, as offsets from the start of the file.
+    pub range: Range<usize>,
+}
+
+/// A validated header: the tensors cover the file to its last byte, without gaps or overlaps.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Header {
+    /// The tensors, in the order of their bytes.
+    pub tensors: Vec<TensorInfo>,
+    /// The free text pairs under `__metadata__`, in the file's order.
+    pub metadata: Vec<(String, String)>,
+}
+
+impl Header {
+    /// Parses the header of a file of `file_bytes` bytes, of which `start` holds at least the header; `path` is
+    /// only named in errors.
+    ///
+    /// # Errors
+    /// [`CheckpointError::Damaged`] names the tensor and the offset for anything but a valid header.
+    pub fn parse(path: &Path, start: &[u8], file_bytes: usize) -> Result<Self> {
+        let length = Self::json_bytes(path, start, file_bytes)?;
+        let data_start = LENGTH_BYTES + length;
+        let Some(json) = start.get(LENGTH_BYTES..data_start) else {
+            return Err(CheckpointError::Internal(format!("{}: header not passed whole", path.display())));
+        };
+        let header = |what: String| CheckpointError::damaged(path, "header", what, FIX);
+        if json.first() != Some(&b'{') {
+            return Err(header("does not start with '{', so this is not a safetensors file".to_string()));
+        }
+        let raw = RawHeader::parse(json).map_err(header)?;
+        let tensors = place(path, raw.tensors, data_start, file_bytes)?;
+        Ok(Self { tensors, metadata: raw.metadata })
+    }
+
+    /// The length of the JSON of a file that starts with `start` (eight bytes suffice), once it is plausible.
+    pub(crate) fn json_bytes(path: &Path, start: &[u8], file_bytes: usize) -> Result<usize> {
+        let header = |what: String| CheckpointError::damaged(path, "header", what, FIX);
+        if is_lfs_pointer(start) {
+            return Err(CheckpointError::damaged(
+                path,
+                "byte 0",
+                "is a git-lfs pointer, not the weights themselves",
+                LFS_FIX,
+            ));
+        }
+        let Some(length) = start.first_chunk::<LENGTH_BYTES>() else {
+            return Err(header(format!("the file has {file_bytes} bytes, and a header takes at least 8")));
+        };
+        let length = u64::from_le_bytes(*length);
+        let room = file_bytes.saturating_sub(LENGTH_BYTES) as u64;
+        if length > MAX_HEADER_BYTES as u64 {
+            let limit = MAX_HEADER_BYTES;
+            return Err(header(format!("says that it takes {length} bytes, more than the limit of {limit}")));
+        }
+        if length > room {
+            return Err(header(format!(
+                "says that it takes {length} bytes, and the file ends {room} bytes behind its start"
+            )));
+        }
+        Ok(length as usize)
+    }
+}
+
+/// Bytes that `shape` takes in elements of `dtype`; `None` where that overflows or ends inside a byte.
+pub(crate) fn stored_bytes(dtype: StoredDtype, shape: &[usize]) -> Option<usize> {
+    let numel = shape.iter().try_fold(1usize, |n, &dim| n.checked_mul(dim))?;
+    let bits = numel.checked_mul(dtype.bitsize())?;
+    (bits % 8 == 0).then_some(bits / 8)
+}
+
+/// Checks every tensor's range against its shape, its neighbours and the file.
+fn place(
+    path: &Path,
+    raw: Vec<(String, RawTensor)>,
+    data_start: usize,
+    file_bytes: usize,
+) -> Result<Vec<TensorInfo>> {
+    let data_bytes = file_bytes - data_start;
+    let mut seen = HashSet::with_capacity(raw.len());
+    let mut tensors = Vec::with_capacity(raw.len());
+    for (name, raw) in &raw {
+        let at = |what: String| CheckpointError::damaged(path, format!("tensor '{name}'"), what, FIX);
+        if !seen.insert(name.as_str()) {
+            return Err(at("stands twice in the header".to_string()));
+        }
+        let text: StrDeserializer<'_, serde::de::value::Error> = raw.dtype.as_str().into_deserializer();
+        let dtype = StoredDtype::deserialize(text)
+            .map_err(|_| at(format!("has the unknown element type '{}'", raw.dtype)))?;
+        let [begin, end] = raw.data_offsets;
+        if begin > end || end > data_bytes {
+            return Err(at(format!("takes bytes {begin} to {end} of {data_bytes}")));
+        }
+        let shape = &raw.shape;
+        match stored_bytes(dtype, shape) {
+            Some(bytes) if bytes == end - begin => {}
+            Some(bytes) => {
+                let found = end - begin;
+                return Err(at(format!("{dtype} {shape:?} takes {bytes} bytes, but has {found}")));
+            }
+            None => {
+                return Err(at(format!("{dtype} {shape:?} is no whole number of bytes that fits memory")));
+            }
+        }
+        let range = data_start + begin..data_start + end;
+        tensors.push(TensorInfo { name: name.clone(), dtype, shape: shape.clone(), range });
+    }
+    tensors.sort_by_key(|tensor| (tensor.range.start, tensor.range.end));
+    let mut next = data_start;
+    for tensor in &tensors {
+        let start = tensor.range.start;
+        if start != next {
+            let what = if start < next { "overlaps the tensor before it" } else { "leaves a gap before it" };
+            return Err(CheckpointError::damaged(
+                path,
+                format!("tensor '{}'", tensor.name),
+                format!("starts at byte {start} and {what}, which ends at byte {next}"),
+                FIX,
+            ));
+        }
+        next = tensor.range.end;
+    }
+    if next != file_bytes {
+        return Err(CheckpointError::damaged(
+            path,
+            format!("byte {next}"),
+            format!("the last tensor ends here, and the file has {} bytes more", file_bytes - next),
+            FIX,
+        ));
+    }
+    Ok(tensors)
+}
+
+/// The header as it stands in the JSON, with repeated names kept.
+#[derive(Default)]
+struct RawHeader {
+    tensors: Vec<(String, RawTensor)>,
+    metadata: Vec<(String, String)>,
+    /// Where the parser is, for its errors.
+    at: String,
+}
+
+#[derive(Deserialize)]
+struct RawTensor {
+    dtype: String,
+    shape: Vec<usize>,
+    data_offsets: [usize; 2],
+}
+
+impl RawHeader {
+    fn parse(json: &[u8]) -> std::result::Result<Self, String> {
+        let mut raw = RawHeader::default();
+        let mut parser = serde_json::Deserializer::from_slice(json);
+        let parsed = Entries(&mut raw).deserialize(&mut parser).and_then(|()| parser.end());
+        match parsed {
+            Ok(()) => Ok(raw),
+            Err(e) if raw.at.is_empty() => Err(format!("is not valid JSON: {e}")),
+            Err(e) => Err(format!("is not valid at '{}': {e}", raw.at)),
+        }
+    }
+}
+
+struct Entries<'a>(&'a mut RawHeader);
+
+impl<'de> DeserializeSeed<'de> for Entries<'_> {
+    type Value = ();
+
+    fn deserialize<D: Deserializer<'de>>(self, parser: D) -> std::result::Result<(), D::Error> {
+        parser.deserialize_map(self)
+    }
+}
+
+impl<'de> Visitor<'de> for Entries<'_> {
+    type Value = ();
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("an object from tensor names to dtype, shape and data_offsets")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> std::result::Result<(), A::Error> {
+        let raw = self.0;
+        let mut metadata_seen = false;
+        while let Some(name) = map.next_key::<String>()? {
+            raw.at.clone_from(&name);
+            if name == "__metadata__" {
+                if std::mem::replace(&mut metadata_seen, true) {
+                    return Err(A::Error::custom("stands twice"));
+                }
+                raw.metadata = map.next_value_seed(TextPairs)?;
+            } else {
+                raw.tensors.push((name, map.next_value::<RawTensor>()?));
+            }
+        }
+        raw.at.clear();
+        Ok(())
+    }
+}
+
+/// `__metadata__`: text to text, or null as some writers put it.
+struct TextPairs;
+
+impl<'de> DeserializeSeed<'de> for TextPairs {
+    type Value = Vec<(String, String)>;
+
+    fn deserialize<D: Deserializer<'de>>(self, parser: D) -> std::result::Result<Self::Value, D::Error> {
+        parser.deserialize_any(self)
+    }
+}
+
+impl<'de> Visitor<'de> for TextPairs {
+    type Value = Vec<(String, String)>;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("an object from text to text")
+    }
+
+    fn visit_unit<E>(self) -> std::result::Result<Self::Value, E> {
+        Ok(Vec::new())
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> std::result::Result<Self::Value, A::Error> {
+        let mut pairs = Vec::new();
+        while let Some(pair) = map.next_entry::<String, String>()? {
+            pairs.push(pair);
+        }
+        Ok(pairs)
+    }
+}

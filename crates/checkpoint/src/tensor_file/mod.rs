@@ -1,0 +1,17 @@
+//! Safetensors files: a validated, memory-mapped reader and a writer that streams one tensor at a time.
+//!
+//! A file is eight bytes of header length (little-endian), a JSON header that maps each name to element type, shape
+//! and byte range, and then the tensors' bytes, back to back.
+//! Deliberately absent: reading tensors as anything but raw bytes or `f32`.
+
+mod convert;
+mod header;
+mod read;
+mod write;
+
+pub use header::{Header, TensorInfo};
+pub use read::TensorFile;
+pub use write::{StoredTensor, TensorFileWriter};
+
+/// Element types that safetensors files can hold, from the `safetensors` crate.
+pub use safetensors::Dtype as StoredDtype;

@@ -1,0 +1,151 @@
+//! The writer: the header first, from shapes alone, then one tensor at a time.
+
+use std::collections::{HashMap, HashSet};
+use std::fs::File;
+use std::io::{BufWriter, Write};
+use std::path::{Path, PathBuf};
+
+use safetensors::tensor::{Metadata, TensorInfo as Entry};
+
+use super::StoredDtype;
+use super::header::{LENGTH_BYTES, MAX_HEADER_BYTES, stored_bytes};
+use crate::aside::Aside;
+use crate::error::{CheckpointError, Result};
+
+/// A tensor that is going to be written.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct StoredTensor {
+    /// Its name, unique in the file.
+    pub name: String,
+    /// The type of its elements.
+    pub dtype: StoredDtype,
+    /// Its shape; empty for a scalar.
+    pub shape: Vec<usize>,
+}
+
+/// A safetensors file under way. Dropped before [`TensorFileWriter::finish`], it leaves nothing behind.
+#[derive(Debug)]
+pub struct TensorFileWriter {
+    /// The file's final name, which errors speak of.
+    path: PathBuf,
+    out: BufWriter<File>,
+    /// `None` in a folder that is itself written aside.
+    aside: Option<Aside>,
+    /// Names and bytes of the tensors, in file order.
+    expected: Vec<(String, usize)>,
+    next: usize,
+}
+
+impl TensorFileWriter {
+    /// Starts a file beside `path`, of which `tensors` will be written in that order. `metadata` is free text.
+    ///
+    /// # Errors
+    /// [`CheckpointError::Io`] when the disk refuses; [`CheckpointError::Internal`] for repeated names or sizes that
+    /// overflow.
+    pub fn create(path: &Path, tensors: &[StoredTensor], metadata: &[(&str, &str)]) -> Result<Self> {
+        let header = Layout::new(path, tensors, metadata)?;
+        let aside = Aside::file(path)?;
+        let file = aside.handle().try_clone().map_err(CheckpointError::io(path, "create"))?;
+        Self::start(path, file, Some(aside), header)
+    }
+
+    /// As [`TensorFileWriter::create`], but under the final name at once: for folders that are written aside.
+    pub(crate) fn create_in_place(
+        path: &Path,
+        tensors: &[StoredTensor],
+        metadata: &[(&str, &str)],
+    ) -> Result<Self> {
+        let header = Layout::new(path, tensors, metadata)?;
+        let file = File::create_new(path).map_err(CheckpointError::io(path, "create"))?;
+        Self::start(path, file, None, header)
+    }
+
+    fn start(path: &Path, file: File, aside: Option<Aside>, layout: Layout) -> Result<Self> {
+        let mut out = BufWriter::with_capacity(1 << 20, file);
+        out.write_all(&(layout.json.len() as u64).to_le_bytes())
+            .and_then(|()| out.write_all(&layout.json))
+            .map_err(CheckpointError::io(path, "write"))?;
+        Ok(Self { path: path.to_path_buf(), out, aside, expected: layout.sizes, next: 0 })
+    }
+
+    /// Appends the bytes (little-endian, row-major) of the next tensor.
+    ///
+    /// # Errors
+    /// [`CheckpointError::Io`] when the disk refuses (full, for one); [`CheckpointError::Internal`] when the bytes
+    /// are not as many as dtype and shape ask for.
+    pub fn write(&mut self, bytes: &[u8]) -> Result<()> {
+        let Some((name, size)) = self.expected.get(self.next) else {
+            let (path, count) = (self.path.display(), self.expected.len());
+            return Err(CheckpointError::Internal(format!("{path}: more than {count} tensors were written")));
+        };
+        if bytes.len() != *size {
+            let (path, found) = (self.path.display(), bytes.len());
+            return Err(CheckpointError::Internal(format!(
+                "{path}: tensor '{name}' takes {size} bytes, and {found} were handed over"
+            )));
+        }
+        self.out.write_all(bytes).map_err(CheckpointError::io(&self.path, "write"))?;
+        self.next += 1;
+        Ok(())
+    }
+
+    /// Syncs the file to the disk, gives it its final name and returns its length in bytes.
+    ///
+    /// # Errors
+    /// [`CheckpointError::Io`] when the disk refuses; [`CheckpointError::Internal`] when tensors are missing.
+    pub fn finish(self) -> Result<u64> {
+        let Self { path, out, aside, expected, next } = self;
+        if next != expected.len() {
+            let (path, count) = (path.display(), expected.len());
+            return Err(CheckpointError::Internal(format!("{path}: {next} of {count} tensors were written")));
+        }
+        let file = out.into_inner().map_err(|e| CheckpointError::io(&path, "write")(e.into_error()))?;
+        file.sync_all().map_err(CheckpointError::io(&path, "sync to the disk"))?;
+        let bytes = file.metadata().map_err(CheckpointError::io(&path, "read back the size of"))?.len();
+        if let Some(aside) = aside {
+            aside.publish(&path)?;
+        }
+        Ok(bytes)
+    }
+}
+
+/// The header's JSON, padded so that the data starts at a multiple of eight bytes, and the tensors' sizes.
+struct Layout {
+    json: Vec<u8>,
+    sizes: Vec<(String, usize)>,
+}
+
+impl Layout {
+    fn new(path: &Path, tensors: &[StoredTensor], metadata: &[(&str, &str)]) -> Result<Self> {
+        let ours = |what: String| CheckpointError::Internal(format!("{}: {what}", path.display()));
+        let mut names = HashSet::new();
+        let mut sizes = Vec::with_capacity(tensors.len());
+        let mut entries = Vec::with_capacity(tensors.len());
+        let mut end = 0usize;
+        for tensor in tensors {
+            let StoredTensor { name, dtype, shape } = tensor;
+            if name == "__metadata__" || !names.insert(name.as_str()) {
+                return Err(ours(format!("the name '{name}' is taken")));
+            }
+            let bytes = stored_bytes(*dtype, shape).filter(|bytes| end.checked_add(*bytes).is_some());
+            let bytes = bytes.ok_or_else(|| ours(format!("the size of '{name}' {shape:?} overflows")))?;
+            entries.push((
+                name.clone(),
+                Entry { dtype: *dtype, shape: shape.clone(), data_offsets: (end, end + bytes) },
+            ));
+            sizes.push((name.clone(), bytes));
+            end += bytes;
+        }
+        let metadata: HashMap<String, String> =
+            metadata.iter().map(|(key, value)| (key.to_string(), value.to_string())).collect();
+        let header = Metadata::new((!metadata.is_empty()).then_some(metadata), entries)
+            .map_err(|e| ours(format!("the header is not valid: {e}")))?;
+        let mut json =
+            serde_json::to_vec(&header).map_err(|e| ours(format!("the header does not serialise: {e}")))?;
+        json.resize(json.len().next_multiple_of(LENGTH_BYTES), b' ');
+        if json.len() > MAX_HEADER_BYTES {
+            return Err(ours(format!("the header takes {} bytes", json.len())));
+        }
+        Ok(Self { json, sizes })
+    }
+}

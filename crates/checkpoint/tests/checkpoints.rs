@@ -1,0 +1,259 @@
+//! Checkpoints: to the bit, complete or absent, and honest about damage.
+
+use std::fs;
+use std::path::Path;
+
+use proptest::prelude::*;
+use serde_json::{Value, json};
+use xtrain_checkpoint::{Checkpoint, CheckpointError, CheckpointStore, RunLock, TensorSpec};
+use xtrain_tensor::DType;
+
+fn spec(name: &str, dtype: DType, shape: &[usize]) -> TensorSpec {
+    TensorSpec { name: name.to_string(), dtype, shape: shape.to_vec() }
+}
+
+/// Every element type, odd shapes, a scalar and empty tensors.
+fn specs() -> Vec<TensorSpec> {
+    vec![
+        spec("packed", DType::E5M6, &[3, 7]),
+        spec("master", DType::F32, &[7, 5]),
+        spec("moment", DType::BF16, &[3]),
+        spec("step", DType::U32, &[]),
+        spec("empty", DType::F32, &[0, 4]),
+        spec("check", DType::F64, &[2]),
+        spec("weight", DType::E4M3, &[1, 1, 3]),
+        spec("gradient", DType::E5M2, &[5]),
+        spec("bytes", DType::U8, &[3]),
+        spec("labels", DType::I32, &[2, 2]),
+    ]
+}
+
+fn content(spec: &TensorSpec, seed: u64) -> Vec<u8> {
+    let len = spec.dtype.bytes(spec.shape.iter().product());
+    (0..len as u64).map(|i| ((seed + 1).wrapping_mul(0x9E37_79B9_7F4A_7C15 ^ (i << 7)) >> 33) as u8).collect()
+}
+
+fn save(store: &CheckpointStore, step: u64) {
+    let specs = specs();
+    let documents = [("trainer".to_string(), json!({ "step": step, "best": 0.1 + step as f64 }))];
+    store.save(step, &specs, &mut |i| Ok(content(&specs[i], step)), &documents).unwrap();
+}
+
+fn load(checkpoint: &Checkpoint, expected: &[TensorSpec]) -> Result<(), CheckpointError> {
+    let mut seen = vec![false; expected.len()];
+    checkpoint.load(expected, &mut |i, bytes| {
+        assert!(!std::mem::replace(&mut seen[i], true));
+        assert_eq!(bytes, content(&expected[i], checkpoint.step()), "{}", expected[i].name);
+        Ok(())
+    })?;
+    assert!(seen.iter().all(|seen| *seen));
+    Ok(())
+}
+
+fn names_in(folder: &Path) -> Vec<String> {
+    let entries = fs::read_dir(folder).unwrap().flatten();
+    let mut names: Vec<String> = entries.map(|entry| entry.file_name().into_string().unwrap()).collect();
+    names.sort();
+    names
+}
+
+#[test]
+fn what_is_saved_is_loaded_to_the_bit_in_any_order() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = CheckpointStore::open(&dir.path().join("a/checkpoints")).unwrap();
+    assert!(store.latest().unwrap().is_none());
+    for step in [0, 9, 10] {
+        save(&store, step);
+    }
+    assert_eq!(store.steps().unwrap(), [0, 9, 10]);
+    let latest = store.latest().unwrap().unwrap();
+    assert_eq!((latest.step(), latest.tensors()), (10, &specs()[..]));
+    load(&latest, &specs()).unwrap();
+    let mut reversed = specs();
+    reversed.reverse();
+    load(&store.at(9).unwrap(), &reversed).unwrap();
+    assert_eq!(latest.document("trainer").unwrap(), json!({ "step": 10, "best": 10.1 }));
+    assert_eq!(names_in(latest.path()), ["manifest.json", "state-00001.safetensors", "trainer.json"]);
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(32))]
+    #[test]
+    fn numbers_in_documents_come_back_to_the_bit(
+        floats in prop::collection::vec(any::<u64>().prop_map(f64::from_bits), 20), int: u64
+    ) {
+        let floats: Vec<f64> = floats.into_iter().filter(|x| x.is_finite()).collect();
+        let dir = tempfile::tempdir()?;
+        let store = CheckpointStore::open(dir.path()).unwrap();
+        let document = json!({ "floats": floats, "int": int });
+        store.save(1, &[], &mut |_| unreachable!(), &[("d".to_string(), document.clone())]).unwrap();
+        let found = store.at(1).unwrap().document("d").unwrap();
+        let bits = |value: &Value| -> Vec<u64> {
+            value["floats"].as_array().unwrap().iter().map(|x| x.as_f64().unwrap().to_bits()).collect()
+        };
+        prop_assert_eq!(bits(&found), bits(&document));
+        prop_assert_eq!(&found["int"], int);
+    }
+
+    #[test]
+    fn a_changed_or_cut_file_is_never_loaded_as_something_else(
+        file in 0usize..3, at: prop::sample::Index, flip in 1u8.., cut: bool
+    ) {
+        let dir = tempfile::tempdir()?;
+        let store = CheckpointStore::open(dir.path()).unwrap();
+        save(&store, 4);
+        save(&store, 5);
+        let file = ["manifest.json", "state-00001.safetensors", "trainer.json"][file];
+        let path = dir.path().join("step-5").join(file);
+        let mut bytes = fs::read(&path)?;
+        let at = at.index(bytes.len());
+        if cut {
+            bytes.truncate(at);
+        } else {
+            bytes[at] ^= flip;
+        }
+        fs::write(&path, bytes)?;
+        match store.at(5) {
+            // Cut files, and most changes of the manifest, are seen at once; the older one is then the latest.
+            Err(error) => {
+                prop_assert!(error.is_users());
+                prop_assert_eq!(store.latest().unwrap().unwrap().step(), 4);
+                prop_assert_eq!(store.steps().unwrap(), [4]);
+            }
+            // Anything else is either harmless (white space) or named, with what to use instead.
+            Ok(checkpoint) => {
+                let errors = [load(&checkpoint, &specs()).err(), checkpoint.document("trainer").err()];
+                for error in errors.into_iter().flatten() {
+                    let text = error.to_string();
+                    prop_assert!(text.contains("step-4 instead"), "{}", text);
+                    prop_assert!(text.contains("state-00001.safetensors") || text.contains("trainer.json"));
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn a_flipped_bit_in_a_tensor_is_named_with_its_file_and_the_checkpoint_to_use() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = CheckpointStore::open(dir.path()).unwrap();
+    save(&store, 3);
+    save(&store, 7);
+    let path = dir.path().join("step-7/state-00001.safetensors");
+    let mut bytes = fs::read(&path).unwrap();
+    // The widest elements come first, so the last byte belongs to the last of the one-byte tensors.
+    *bytes.last_mut().unwrap() ^= 1;
+    fs::write(&path, bytes).unwrap();
+    let error = load(&store.latest().unwrap().unwrap(), &specs()).unwrap_err().to_string();
+    assert!(error.contains("tensor 'bytes' does not match its checksum"), "{error}");
+    assert!(error.contains("step-7/state-00001.safetensors") && error.contains("step-3 instead"), "{error}");
+}
+
+#[test]
+fn tensors_that_differ_from_the_expected_are_all_named() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = CheckpointStore::open(dir.path()).unwrap();
+    save(&store, 1);
+    let mut other = specs();
+    other[0].name = "new".to_string();
+    other[1].shape = vec![5, 7];
+    other[2].dtype = DType::F32;
+    let checkpoint = store.at(1).unwrap();
+    let error =
+        checkpoint.load(&other, &mut |_, _| panic!("nothing may be handed over")).unwrap_err().to_string();
+    assert!(error.contains("missing ('new')") && error.contains("not in this run ('packed')"), "{error}");
+    assert!(error.contains("'master' is f32 [7, 5], not f32 [5, 7]"), "{error}");
+    assert!(error.contains("'moment' is bf16 [3], not f32 [3]"), "{error}");
+    assert!(matches!(store.save(1, &other, &mut |_| panic!(), &[]), Err(CheckpointError::Tensors { .. })));
+}
+
+#[test]
+fn a_step_that_is_complete_is_left_as_it_is_and_one_that_is_not_is_written_again() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = CheckpointStore::open(dir.path()).unwrap();
+    save(&store, 2);
+    let again = store.save(2, &specs(), &mut |_| panic!("must not be read"), &[]).unwrap();
+    assert_eq!(again, dir.path().join("step-2"));
+    fs::remove_file(again.join("manifest.json")).unwrap();
+    assert!(store.latest().unwrap().is_none());
+    save(&store, 2);
+    load(&store.latest().unwrap().unwrap(), &specs()).unwrap();
+    assert_eq!(names_in(dir.path()), ["step-2"]);
+}
+
+#[test]
+fn a_failed_save_leaves_nothing_and_says_whose_fault_it_was() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = CheckpointStore::open(dir.path()).unwrap();
+    let specs = specs();
+    let failed = store.save(1, &specs, &mut |_| Err("the card is gone".into()), &[]).unwrap_err();
+    assert_eq!(failed.to_string(), "the card is gone");
+    let short = store.save(1, &specs, &mut |_| Ok(vec![0; 1]), &[]).unwrap_err();
+    let twice = [specs[0].clone(), specs[0].clone()];
+    let twice = store.save(1, &twice, &mut |_| Ok(Vec::new()), &[]).unwrap_err();
+    let named =
+        store.save(1, &[], &mut |_| Ok(Vec::new()), &[("manifest".to_string(), json!({}))]).unwrap_err();
+    for bug in [short, twice, named] {
+        assert!(!bug.is_users(), "{bug}");
+    }
+    assert_eq!(names_in(dir.path()).len(), 0);
+}
+
+#[test]
+fn opening_removes_what_dead_processes_left_and_nothing_else() {
+    let dir = tempfile::tempdir().unwrap();
+    for name in ["step-5.tmp-1", "notes.tmp-1", "step-x.tmp-1", "step-6"] {
+        fs::create_dir(dir.path().join(name)).unwrap();
+    }
+    let store = CheckpointStore::open(dir.path()).unwrap();
+    assert_eq!(names_in(dir.path()), ["notes.tmp-1", "step-6", "step-x.tmp-1"]);
+    assert!(store.latest().unwrap().is_none());
+    let specs = specs();
+    let path = dir.path().to_path_buf();
+    let read = &mut |i: usize| {
+        CheckpointStore::open(&path).unwrap();
+        Ok(content(&specs[i], 8))
+    };
+    store.save(8, &specs, read, &[]).expect("others may open the store while it is written to");
+    load(&store.at(8).unwrap(), &specs).unwrap();
+}
+
+#[test]
+fn retention_keeps_the_last_the_milestones_and_the_protected() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = CheckpointStore::open(dir.path()).unwrap();
+    for step in [10, 20, 25, 30, 35, 40] {
+        save(&store, step);
+    }
+    store.retain(2, 20, &[25]).unwrap();
+    assert_eq!(store.steps().unwrap(), [20, 25, 35, 40]);
+    assert_eq!(names_in(dir.path()).len(), 4);
+    store.retain(1, 0, &[]).unwrap();
+    assert_eq!(store.steps().unwrap(), [40]);
+    store.retain(5, 0, &[]).unwrap();
+    assert_eq!(store.steps().unwrap(), [40]);
+    let error = store.at(20).unwrap_err().to_string();
+    assert!(error.contains("step-20: does not exist; complete checkpoints: 40"), "{error}");
+}
+
+#[test]
+fn a_renamed_checkpoint_is_not_taken_for_another_step() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = CheckpointStore::open(dir.path()).unwrap();
+    save(&store, 1);
+    fs::rename(dir.path().join("step-1"), dir.path().join("step-100")).unwrap();
+    assert!(store.latest().unwrap().is_none());
+    assert!(store.at(100).unwrap_err().to_string().contains("is of step 1"));
+}
+
+#[test]
+fn a_run_folder_has_one_writer() {
+    let dir = tempfile::tempdir().unwrap();
+    let run = dir.path().join("run");
+    let lock = RunLock::acquire(&run).unwrap();
+    let error = RunLock::acquire(&run).unwrap_err().to_string();
+    assert!(error.contains(&run.display().to_string()), "{error}");
+    assert!(error.contains(&format!("process {}", std::process::id())), "{error}");
+    drop(lock);
+    RunLock::acquire(&run).expect("the lock ends with its holder");
+}

@@ -1,0 +1,344 @@
+//! Folders in and out by a name map, and what is said when they do not fit.
+
+use std::collections::HashMap;
+use std::fs;
+use std::path::Path;
+
+use proptest::prelude::*;
+use xtrain_checkpoint::CheckpointError;
+use xtrain_checkpoint::hf::{
+    ExportDtype, ExportOptions, NameEntry, NameMap, NamePart, TiedName, export, import,
+};
+use xtrain_checkpoint::tensor_file::{StoredDtype, StoredTensor, TensorFileWriter};
+
+type Tensors = HashMap<String, Vec<f32>>;
+
+fn entry(ours: &str, shape: &[usize], parts: &[(&str, usize)]) -> NameEntry {
+    let parts =
+        parts.iter().map(|(theirs, rows)| NamePart { theirs: theirs.to_string(), rows: *rows }).collect();
+    NameEntry { ours: ours.to_string(), shape: shape.to_vec(), parts }
+}
+
+/// A small model with a fused QKV, a scalar, an empty tensor and a tied head.
+fn names() -> NameMap {
+    NameMap {
+        entries: vec![
+            entry("embed", &[5, 3], &[("model.embed_tokens.weight", 5)]),
+            entry("qkv", &[7, 3], &[("model.q.weight", 4), ("model.k.weight", 2), ("model.v.weight", 1)]),
+            entry("norm", &[3], &[("model.norm.weight", 3)]),
+            entry("scale", &[], &[("model.scale", 1)]),
+            entry("none", &[0, 3], &[("model.none", 0)]),
+        ],
+        tied: vec![TiedName {
+            theirs: "lm_head.weight".to_string(),
+            same_as: "model.embed_tokens.weight".to_string(),
+        }],
+        ignorable_suffixes: vec!["rotary_emb.inv_freq".to_string()],
+    }
+}
+
+fn values(seed: u32) -> Tensors {
+    let numel = |entry: &NameEntry| entry.shape.iter().product::<usize>();
+    let one = |entry: &NameEntry| {
+        let mut state = seed ^ numel(entry) as u32;
+        let mut next = || {
+            state = state.wrapping_mul(747_796_405).wrapping_add(2_891_336_453);
+            f32::from_bits(state ^ (state >> 15))
+        };
+        (entry.ours.clone(), (0..numel(entry)).map(|_| next()).collect())
+    };
+    names().entries.iter().map(one).collect()
+}
+
+fn options(dtype: ExportDtype, max_shard_bytes: u64) -> ExportOptions {
+    ExportOptions { dtype, max_shard_bytes, overwrite: false }
+}
+
+fn out(folder: &Path, tensors: &Tensors, options: &ExportOptions) -> Result<(), CheckpointError> {
+    let config = ("config.json".to_string(), b"{}".to_vec());
+    export(folder, &names(), &mut |name| Ok(tensors[name].clone()), &[config], options)
+}
+
+fn back(folder: &Path, names: &NameMap) -> Result<Tensors, CheckpointError> {
+    let mut tensors = HashMap::new();
+    import(folder, names, &mut |name, values| {
+        assert!(tensors.insert(name.to_string(), values.to_vec()).is_none());
+        Ok(())
+    })?;
+    Ok(tensors)
+}
+
+fn bits(tensors: &Tensors) -> HashMap<&str, Vec<u32>> {
+    tensors
+        .iter()
+        .map(|(name, values)| (name.as_str(), values.iter().map(|x| x.to_bits()).collect()))
+        .collect()
+}
+
+/// Writes one safetensors file of f32 tensors whose values are all `value`.
+fn write_file(path: &Path, tensors: &[(&str, &[usize])], dtype: StoredDtype, value: u8) {
+    let layout: Vec<StoredTensor> = tensors
+        .iter()
+        .map(|(name, shape)| StoredTensor { name: name.to_string(), dtype, shape: shape.to_vec() })
+        .collect();
+    let mut writer = TensorFileWriter::create(path, &layout, &[]).unwrap();
+    for tensor in &layout {
+        let bytes = tensor.shape.iter().product::<usize>() * dtype.bitsize() / 8;
+        writer.write(&vec![value; bytes]).unwrap();
+    }
+    writer.finish().unwrap();
+}
+
+const WHOLE: [(&str, &[usize]); 7] = [
+    ("model.embed_tokens.weight", &[5, 3]),
+    ("model.q.weight", &[4, 3]),
+    ("model.k.weight", &[2, 3]),
+    ("model.v.weight", &[1, 3]),
+    ("model.norm.weight", &[3]),
+    ("model.scale", &[]),
+    ("model.none", &[0, 3]),
+];
+
+/// The message of importing a folder with a single file of `tensors`.
+fn import_error(tensors: &[(&str, &[usize])], dtype: StoredDtype) -> String {
+    let dir = tempfile::tempdir().unwrap();
+    write_file(&dir.path().join("model.safetensors"), tensors, dtype, 0);
+    let mut calls = 0;
+    let error = import(dir.path(), &names(), &mut |_, _| {
+        calls += 1;
+        Ok(())
+    })
+    .unwrap_err();
+    assert_eq!(calls, 0, "nothing is handed over before everything has been checked");
+    assert!(error.is_users());
+    error.to_string()
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(48))]
+    #[test]
+    fn f32_comes_back_to_the_bit_from_any_number_of_shards(seed: u32, max_shard_bytes in 0u64..300) {
+        let dir = tempfile::tempdir()?;
+        let folder = dir.path().join("a/b/model");
+        let tensors = values(seed);
+        out(&folder, &tensors, &options(ExportDtype::F32, max_shard_bytes)).unwrap();
+        let found = back(&folder, &names()).unwrap();
+        prop_assert_eq!(bits(&found), bits(&tensors));
+        prop_assert_eq!(fs::read(folder.join("config.json"))?, b"{}");
+        let shards = fs::read_dir(&folder)?.flatten().filter(|e| e.path().extension().unwrap() == "safetensors");
+        let index = folder.join("model.safetensors.index.json");
+        prop_assert_eq!(shards.count() > 1, index.exists());
+        prop_assert_eq!(!index.exists(), folder.join("model.safetensors").exists());
+        if index.exists() {
+            let index: serde_json::Value = serde_json::from_slice(&fs::read(index)?)?;
+            prop_assert_eq!(&index["metadata"]["total_size"], (5 * 3 + 7 * 3 + 3 + 1) * 4);
+            prop_assert_eq!(index["weight_map"].as_object().unwrap().len(), 7);
+        }
+        prop_assert_eq!(fs::read_dir(dir.path().join("a/b"))?.count(), 1, "nothing is left beside the folder");
+    }
+
+    #[test]
+    fn bf16_comes_back_rounded_to_nearest_even(seed: u32) {
+        let dir = tempfile::tempdir()?;
+        let folder = dir.path().join("model");
+        let tensors = values(seed);
+        out(&folder, &tensors, &options(ExportDtype::Bf16, 40)).unwrap();
+        for (name, values) in back(&folder, &names()).unwrap() {
+            for (found, value) in values.iter().zip(&tensors[&name]) {
+                let expected = half::bf16::from_f32(*value).to_f32();
+                prop_assert!(found.to_bits() == expected.to_bits() || (found.is_nan() && expected.is_nan()));
+            }
+        }
+    }
+}
+
+#[test]
+fn tensors_that_do_not_fit_are_named_before_anything_is_read() {
+    let without_q: Vec<_> = WHOLE.iter().copied().filter(|(name, _)| *name != "model.q.weight").collect();
+    let error = import_error(&without_q, StoredDtype::F32);
+    assert!(error.contains("1 of the model's 7 tensors are missing: 'model.q.weight'"), "{error}");
+
+    let mut renamed = WHOLE;
+    renamed[1].0 = "q.weight";
+    let error = import_error(&renamed, StoredDtype::F32);
+    assert!(error.contains("'model.q.weight' (nearest: 'q.weight')"), "{error}");
+
+    let mut misshapen = WHOLE;
+    misshapen[2].1 = &[3, 2];
+    let error = import_error(&misshapen, StoredDtype::F32);
+    assert!(error.contains("'model.k.weight' is [3, 2] and should be [2, 3]"), "{error}");
+
+    let with_bias: Vec<_> = WHOLE.iter().copied().chain([("model.q.bias", &[4usize][..])]).collect();
+    let error = import_error(&with_bias, StoredDtype::F32);
+    assert!(error.contains("1 tensors have no place in the model: 'model.q.bias'"), "{error}");
+
+    let error = import_error(&WHOLE, StoredDtype::F8_E4M3);
+    assert!(error.contains("has F8_E4M3 elements") && error.contains("convert it to bf16"), "{error}");
+}
+
+#[test]
+fn ignorable_tensors_may_be_left_over() {
+    let dir = tempfile::tempdir().unwrap();
+    let more = ("model.layers.0.rotary_emb.inv_freq", &[2usize][..]);
+    let tensors: Vec<_> = WHOLE.iter().copied().chain([more]).collect();
+    write_file(&dir.path().join("model.safetensors"), &tensors, StoredDtype::F16, 0);
+    assert_eq!(back(dir.path(), &names()).unwrap().len(), 5);
+}
+
+#[test]
+fn a_tied_head_is_absent_equal_or_alone_and_else_an_error() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("model.safetensors");
+    let head = ("lm_head.weight", &[5usize, 3][..]);
+    let both: Vec<_> = WHOLE.iter().copied().chain([head]).collect();
+    write_file(&file, &both, StoredDtype::BF16, 7);
+    assert!(back(dir.path(), &names()).is_ok(), "equal");
+
+    let mut bytes = fs::read(&file).unwrap();
+    *bytes.last_mut().unwrap() ^= 1;
+    fs::write(&file, bytes).unwrap();
+    let error = back(dir.path(), &names()).unwrap_err().to_string();
+    assert!(error.contains("'lm_head.weight' differs from 'model.embed_tokens.weight'"), "{error}");
+
+    let alone: Vec<_> = both[1..].to_vec();
+    write_file(&file, &alone, StoredDtype::BF16, 7);
+    assert_eq!(back(dir.path(), &names()).unwrap()["embed"].len(), 15, "only the head is there");
+}
+
+/// A folder of two shards, and the message of importing it after `damage`.
+fn sharded_error(damage: impl FnOnce(&Path)) -> String {
+    let dir = tempfile::tempdir().unwrap();
+    write_file(&dir.path().join("one.safetensors"), &WHOLE[..3], StoredDtype::F32, 0);
+    write_file(&dir.path().join("two.safetensors"), &WHOLE[3..], StoredDtype::F32, 0);
+    write_index(dir.path(), |_| {});
+    assert!(back(dir.path(), &names()).is_ok());
+    damage(dir.path());
+    let error = back(dir.path(), &names()).unwrap_err();
+    assert!(error.is_users());
+    error.to_string()
+}
+
+fn write_index(folder: &Path, change: impl FnOnce(&mut serde_json::Value)) {
+    let file = |i| if i < 3 { "one.safetensors" } else { "two.safetensors" };
+    let map: serde_json::Map<_, _> =
+        WHOLE.iter().enumerate().map(|(i, (name, _))| (name.to_string(), file(i).into())).collect();
+    let mut index = serde_json::json!({ "metadata": {}, "weight_map": map });
+    change(&mut index["weight_map"]);
+    fs::write(folder.join("model.safetensors.index.json"), index.to_string()).unwrap();
+}
+
+#[test]
+fn an_index_that_does_not_fit_its_shards_is_an_error() {
+    let error = sharded_error(|folder| fs::remove_file(folder.join("two.safetensors")).unwrap());
+    assert!(error.contains("1 of 2 shards are missing: two.safetensors"), "{error}");
+
+    for path in ["../two.safetensors", "/etc/passwd", "a/two.safetensors", "..", ""] {
+        let error = sharded_error(|folder| write_index(folder, |map| map["model.v.weight"] = path.into()));
+        assert!(error.contains("which is not a plain name"), "{error}");
+    }
+    let error = sharded_error(|folder| write_index(folder, |map| map["model.x"] = "one.safetensors".into()));
+    assert!(error.contains("says that 'model.x' is in one.safetensors, and it is not"), "{error}");
+
+    let error = sharded_error(|folder| {
+        write_file(&folder.join("two.safetensors"), &WHOLE[2..], StoredDtype::F32, 0);
+    });
+    assert!(error.contains("tensor 'model.k.weight': is also in"), "{error}");
+
+    let error = sharded_error(|folder| fs::write(folder.join("model.safetensors.index.json"), "{").unwrap());
+    assert!(error.contains("is not as expected"), "{error}");
+}
+
+#[test]
+fn folders_without_safetensors_say_what_they_have() {
+    let dir = tempfile::tempdir().unwrap();
+    let error = |path: &Path| back(path, &names()).unwrap_err().to_string();
+    assert!(error(&dir.path().join("no")).contains("does not exist; check the path"));
+    assert!(error(dir.path()).contains("has neither model.safetensors nor"));
+    fs::write(dir.path().join("other.safetensors"), "").unwrap();
+    assert!(error(dir.path()).contains("only other.safetensors"));
+    fs::write(dir.path().join("pytorch_model.bin"), "").unwrap();
+    assert!(error(dir.path()).contains("convert to safetensors first"));
+    assert!(error(&dir.path().join("pytorch_model.bin")).contains("is not a folder"));
+}
+
+#[test]
+fn a_target_that_is_there_is_replaced_only_on_request_and_only_if_it_is_a_model() {
+    let dir = tempfile::tempdir().unwrap();
+    let folder = dir.path().join("model");
+    let (old, new) = (values(1), values(2));
+    let keep = options(ExportDtype::F32, 1000);
+    let replace = ExportOptions { overwrite: true, ..keep.clone() };
+    fs::create_dir(&folder).unwrap();
+    out(&folder, &old, &keep).expect("an empty folder may be filled");
+    assert!(out(&folder, &new, &keep).unwrap_err().to_string().contains("exists already"));
+    assert_eq!(bits(&back(&folder, &names()).unwrap()), bits(&old));
+    out(&folder, &new, &replace).unwrap();
+    assert_eq!(bits(&back(&folder, &names()).unwrap()), bits(&new));
+    assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1, "nothing is left beside the folder");
+
+    fs::create_dir(folder.join(".git")).unwrap();
+    assert!(out(&folder, &old, &replace).unwrap_err().to_string().contains("it is more than a model"));
+    let home = dir.path().join("home");
+    fs::create_dir(&home).unwrap();
+    fs::write(home.join("thesis.tex"), "x").unwrap();
+    assert!(out(&home, &old, &replace).unwrap_err().to_string().contains("holds no model"));
+    assert!(out(&home.join("thesis.tex"), &old, &replace).unwrap_err().to_string().contains("is a file"));
+    assert_eq!(bits(&back(&folder, &names()).unwrap()), bits(&new));
+}
+
+#[test]
+fn a_source_that_fails_damages_nothing() {
+    let dir = tempfile::tempdir().unwrap();
+    let folder = dir.path().join("model");
+    let old = values(3);
+    out(&folder, &old, &options(ExportDtype::F32, 60)).unwrap();
+    let replace = ExportOptions { overwrite: true, ..options(ExportDtype::F32, 60) };
+    let mut source = |name: &str| match name {
+        "norm" => Err("the card is gone".into()),
+        name => Ok(old[name].clone()),
+    };
+    let error = export(&folder, &names(), &mut source, &[], &replace).unwrap_err();
+    assert!(matches!(&error, CheckpointError::Caller(_)) && error.to_string() == "the card is gone");
+    let short = export(&folder, &names(), &mut |_| Ok(vec![0.0]), &[], &replace).unwrap_err();
+    assert!(!short.is_users());
+    assert_eq!(bits(&back(&folder, &names()).unwrap()), bits(&old));
+    assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1);
+}
+
+#[test]
+fn a_swap_that_was_killed_between_its_renames_loses_nothing() {
+    let dir = tempfile::tempdir().unwrap();
+    let folder = dir.path().join("model");
+    let old = values(4);
+    out(&folder, &old, &options(ExportDtype::F32, 1000)).unwrap();
+    // The state between the two renames: the old folder set aside, the new one not yet in place.
+    fs::rename(&folder, dir.path().join("model.old-77")).unwrap();
+    fs::create_dir(dir.path().join("model.tmp-77")).unwrap();
+    let error = back(&folder, &names()).unwrap_err().to_string();
+    assert!(error.contains("interrupted: rename") && error.contains("model.old-77"), "{error}");
+    let error = out(&folder, &values(5), &options(ExportDtype::F32, 1000)).unwrap_err().to_string();
+    assert!(error.contains("exists already"), "{error}");
+    assert_eq!(bits(&back(&folder, &names()).unwrap()), bits(&old));
+    assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1);
+}
+
+#[test]
+fn a_map_or_file_name_that_makes_no_sense_is_our_own_bug() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut rows = names();
+    rows.entries[1].parts[0].rows = 3;
+    let mut twice = names();
+    twice.entries.push(twice.entries[0].clone());
+    let mut tied = names();
+    tied.tied[0].same_as = "nothing".to_string();
+    for wrong in [rows, twice, tied] {
+        assert!(!back(dir.path(), &wrong).unwrap_err().is_users());
+    }
+    let tensors = values(6);
+    for name in ["../x", "model.safetensors", ""] {
+        let files = [(name.to_string(), Vec::new())];
+        let mut source = |name: &str| Ok(tensors[name].clone());
+        let result = export(&dir.path().join("m"), &names(), &mut source, &files, &ExportOptions::default());
+        assert!(!result.unwrap_err().is_users());
+    }
+}

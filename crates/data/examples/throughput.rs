@@ -1,0 +1,41 @@
+//! Measures preparation: `throughput OUT KIND INPUT...`, KIND being `bytes`, a vocabulary size to train, or a
+//! tokenizer to load. Prints MB/s (10^6 bytes of input) and peak memory (Linux).
+
+use std::ops::ControlFlow;
+use std::path::Path;
+use std::time::Instant;
+
+use xtrain_data::{InputOptions, PrepareOptions, TokenStream, Tokenizer, list_inputs, prepare, sample_texts};
+
+fn main() -> Result<(), Box<dyn std::error::Error>> {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let [out, kind, inputs @ ..] = arguments.as_slice() else {
+        return Err("usage: throughput OUT KIND INPUT...".into());
+    };
+    let inputs = list_inputs(inputs)?;
+    let begun = Instant::now();
+    let tokenizer = match kind.parse::<usize>() {
+        Ok(vocab_size) => {
+            let options = InputOptions::default();
+            let sample = sample_texts(&inputs, &options, 128 << 20);
+            Tokenizer::train_bpe(sample, vocab_size)?
+        }
+        Err(_) if kind == "bytes" => Tokenizer::bytes(),
+        Err(_) => Tokenizer::load(kind)?,
+    };
+    println!("tokenizer: {} tokens after {:.1} s", tokenizer.vocab_size(), begun.elapsed().as_secs_f64());
+    let mut speed = 0.0;
+    let options = PrepareOptions::default();
+    let dataset = prepare(&inputs, &tokenizer, &options, Path::new(out), &mut |progress| {
+        speed = progress.mb_per_s();
+        ControlFlow::Continue(())
+    })?;
+    println!("tokenize: {speed:.1} MB/s, {} tokens", dataset.token_count());
+    let begun = Instant::now();
+    dataset.verify()?;
+    println!("verify: {:.2} s", begun.elapsed().as_secs_f64());
+    if let Ok(status) = std::fs::read_to_string("/proc/self/status") {
+        status.lines().filter(|line| line.starts_with("VmHWM")).for_each(|line| println!("{line}"));
+    }
+    Ok(())
+}

@@ -1,0 +1,209 @@
+//! JSON lines: one object a line, one of its fields the document.
+
+use std::collections::VecDeque;
+use std::fmt;
+
+use serde::de::{DeserializeSeed, Deserializer, IgnoredAny, MapAccess, SeqAccess, Visitor};
+
+use super::stream::InputStream;
+use super::{Piece, push_document, uncuttable};
+use crate::error::{DataError, Result};
+use crate::tokenizer::CutRule;
+
+/// A longer line is refused: a line has to be in memory whole.
+const MAX_LINE_BYTES: usize = 256 << 20;
+
+/// Reads the documents of a `.jsonl` file. Blank lines are passed over.
+pub(super) struct JsonLines {
+    stream: InputStream,
+    field: String,
+    rule: CutRule,
+    line: Vec<u8>,
+    line_number: u64,
+    ready: VecDeque<Piece>,
+}
+
+impl JsonLines {
+    pub(super) fn new(stream: InputStream, field: String, rule: CutRule) -> Self {
+        JsonLines { stream, field, rule, line: Vec::new(), line_number: 0, ready: VecDeque::new() }
+    }
+
+    /// Reads the next line with something on it; false at the end of the file.
+    fn read_line(&mut self) -> Result<bool> {
+        loop {
+            self.line.clear();
+            if self.stream.read_line(MAX_LINE_BYTES + 1, &mut self.line)? == 0 {
+                return Ok(false);
+            }
+            self.line_number += 1;
+            if self.line.len() > MAX_LINE_BYTES {
+                return Err(self.error(
+                    format!("the line is longer than {} MiB", MAX_LINE_BYTES >> 20),
+                    "split its document, or check that the file is JSON lines",
+                ));
+            }
+            if self.line_number == 1 && self.line.starts_with("\u{FEFF}".as_bytes()) {
+                self.line.drain(.."\u{FEFF}".len());
+            }
+            if !self.line.trim_ascii().is_empty() {
+                return Ok(true);
+            }
+        }
+    }
+
+    fn parse_line(&mut self) -> Result<()> {
+        let mut json = serde_json::Deserializer::from_slice(&self.line);
+        let parsed = PickField(&self.field).deserialize(&mut json).and_then(|text| json.end().map(|()| text));
+        let text = match parsed {
+            Ok(Picked::Text(text)) => text,
+            Ok(Picked::Other(kind)) => {
+                let what = format!("field {:?} is {kind}, not a string", self.field);
+                return Err(self.error(what, "name the field that holds the text"));
+            }
+            Ok(Picked::Missing(keys)) => {
+                let what = format!("there is no field {:?}; the line has {}", self.field, keys.join(", "));
+                return Err(self.error(what, "name the field that holds the text"));
+            }
+            Err(error) => {
+                let reason = error.to_string();
+                let reason = reason.rsplit_once(" at line ").map_or(reason.as_str(), |(reason, _)| reason);
+                let what = format!("broken JSON at column {}: {reason}", error.column());
+                return Err(self.error(what, "mend or remove the line (one JSON object a line, UTF-8)"));
+            }
+        };
+        push_document(&mut self.ready, text, self.rule)
+            .ok_or_else(|| uncuttable(self.stream.path(), format!("line {}", self.line_number)))
+    }
+
+    fn error(&self, what: impl Into<String>, fix: &str) -> DataError {
+        DataError::input(self.stream.path(), format!("line {}", self.line_number), what, fix)
+    }
+}
+
+impl Iterator for JsonLines {
+    type Item = Result<Piece>;
+
+    fn next(&mut self) -> Option<Result<Piece>> {
+        if self.ready.is_empty() {
+            match self.read_line() {
+                Ok(true) => {}
+                Ok(false) => return None,
+                Err(error) => return Some(Err(error)),
+            }
+            if let Err(error) = self.parse_line() {
+                return Some(Err(error));
+            }
+        }
+        self.ready.pop_front().map(Ok)
+    }
+}
+
+/// What the wanted field of an object turned out to be.
+enum Picked {
+    Text(String),
+    /// Its JSON type, with article.
+    Other(&'static str),
+    /// The first keys that are there instead.
+    Missing(Vec<String>),
+}
+
+/// Parses an object and keeps one field of it.
+struct PickField<'f>(&'f str);
+
+impl<'de> DeserializeSeed<'de> for PickField<'_> {
+    type Value = Picked;
+
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> std::result::Result<Picked, D::Error> {
+        deserializer.deserialize_map(self)
+    }
+}
+
+impl<'de> Visitor<'de> for PickField<'_> {
+    type Value = Picked;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("an object")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> std::result::Result<Picked, A::Error> {
+        const SHOWN_KEYS: usize = 8;
+        let mut picked = Picked::Missing(Vec::new());
+        while let Some(key) = map.next_key::<String>()? {
+            if key == self.0 {
+                picked = map.next_value_seed(TextOrKind)?;
+                continue;
+            }
+            map.next_value::<IgnoredAny>()?;
+            if let Picked::Missing(keys) = &mut picked {
+                match keys.len() {
+                    len if len < SHOWN_KEYS => keys.push(format!("{key:?}")),
+                    SHOWN_KEYS => keys.push("...".to_owned()),
+                    _ => {}
+                }
+            }
+        }
+        if let Picked::Missing(keys) = &mut picked
+            && keys.is_empty()
+        {
+            keys.push("no fields".to_owned());
+        }
+        Ok(picked)
+    }
+}
+
+/// Parses any value and keeps it if it is a string.
+struct TextOrKind;
+
+impl<'de> DeserializeSeed<'de> for TextOrKind {
+    type Value = Picked;
+
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> std::result::Result<Picked, D::Error> {
+        deserializer.deserialize_any(self)
+    }
+}
+
+impl<'de> Visitor<'de> for TextOrKind {
+    type Value = Picked;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a string")
+    }
+
+    fn visit_str<E>(self, text: &str) -> std::result::Result<Picked, E> {
+        Ok(Picked::Text(text.to_owned()))
+    }
+
+    fn visit_string<E>(self, text: String) -> std::result::Result<Picked, E> {
+        Ok(Picked::Text(text))
+    }
+
+    fn visit_unit<E>(self) -> std::result::Result<Picked, E> {
+        Ok(Picked::Other("null"))
+    }
+
+    fn visit_bool<E>(self, _: bool) -> std::result::Result<Picked, E> {
+        Ok(Picked::Other("a boolean"))
+    }
+
+    fn visit_i64<E>(self, _: i64) -> std::result::Result<Picked, E> {
+        Ok(Picked::Other("a number"))
+    }
+
+    fn visit_u64<E>(self, _: u64) -> std::result::Result<Picked, E> {
+        Ok(Picked::Other("a number"))
+    }
+
+    fn visit_f64<E>(self, _: f64) -> std::result::Result<Picked, E> {
+        Ok(Picked::Other("a number"))
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> std::result::Result<Picked, A::Error> {
+        while seq.next_element::<IgnoredAny>()?.is_some() {}
+        Ok(Picked::Other("an array"))
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> std::result::Result<Picked, A::Error> {
+        while map.next_entry::<IgnoredAny, IgnoredAny>()?.is_some() {}
+        Ok(Picked::Other("an object"))
+    }
+}

@@ -1,0 +1,195 @@
+//! Parquet: one column of strings, a small batch of rows at a time.
+
+use std::collections::VecDeque;
+use std::fs::File;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use parquet::column::reader::{ColumnReader, ColumnReaderImpl};
+use parquet::data_type::{ByteArray, ByteArrayType};
+use parquet::errors::ParquetError;
+use parquet::file::reader::{FileReader, SerializedFileReader};
+
+use super::files::InputFile;
+use super::{Piece, push_document, uncuttable};
+use crate::error::{DataError, Result};
+use crate::tokenizer::CutRule;
+
+/// Rows decoded at a time; what bounds the memory is the page, which parquet decodes whole.
+const ROWS: usize = 64;
+
+/// Reads one column of a parquet file as documents.
+pub(super) struct ParquetColumn {
+    file: SerializedFileReader<File>,
+    path: PathBuf,
+    file_bytes: u64,
+    column: usize,
+    column_name: String,
+    is_optional: bool,
+    rule: CutRule,
+    next_group: usize,
+    reader: Option<ColumnReaderImpl<ByteArrayType>>,
+    rows_done: u64,
+    rows_total: u64,
+    bytes_read: Arc<AtomicU64>,
+    ready: VecDeque<Piece>,
+}
+
+impl ParquetColumn {
+    pub(super) fn open(
+        input: &InputFile,
+        column: &str,
+        rule: CutRule,
+        bytes_read: Arc<AtomicU64>,
+    ) -> Result<Self> {
+        let path = &input.path;
+        let opened = File::open(path).map_err(DataError::io(path, "open the input"))?;
+        let file = guarded(|| SerializedFileReader::new(opened)).map_err(|e| damaged(path, "footer", &e))?;
+        let metadata = file.metadata().file_metadata();
+        let columns = metadata.schema_descr().columns();
+        let Some(index) = columns.iter().position(|c| c.path().string() == column) else {
+            let names: Vec<String> =
+                columns.iter().take(8).map(|c| format!("{:?}", c.path().string())).collect();
+            return Err(DataError::input(
+                path,
+                "schema",
+                format!("there is no column {column:?}; the file has {}", names.join(", ")),
+                "name the column that holds the text",
+            ));
+        };
+        let chosen = &columns[index];
+        if chosen.physical_type() != parquet::basic::Type::BYTE_ARRAY || chosen.max_rep_level() > 0 {
+            return Err(DataError::input(
+                path,
+                "schema",
+                format!("column {column:?} is not a column of strings"),
+                "name the column that holds the text",
+            ));
+        }
+        Ok(ParquetColumn {
+            column: index,
+            column_name: column.to_owned(),
+            is_optional: chosen.max_def_level() > 0,
+            rows_total: u64::try_from(metadata.num_rows()).unwrap_or(0),
+            file,
+            path: path.clone(),
+            file_bytes: input.bytes,
+            rule,
+            next_group: 0,
+            reader: None,
+            rows_done: 0,
+            bytes_read,
+            ready: VecDeque::new(),
+        })
+    }
+
+    /// Queues the documents of the next rows; false at the end of the file.
+    fn read_rows(&mut self) -> Result<bool> {
+        loop {
+            if self.reader.is_none() && !self.open_group()? {
+                return Ok(false);
+            }
+            let Some(reader) = &mut self.reader else { continue };
+            let (mut levels, mut values) = (Vec::new(), Vec::new());
+            let wants_levels = self.is_optional;
+            let read =
+                guarded(|| reader.read_records(ROWS, wants_levels.then_some(&mut levels), None, &mut values));
+            let rows = match read {
+                Ok((rows, _, _)) => rows,
+                Err(error) => return Err(damaged(&self.path, &self.place(0), &error)),
+            };
+            if rows == 0 {
+                self.reader = None;
+                continue;
+            }
+            if values.len() != rows {
+                let row = levels.iter().position(|&level| level == 0).unwrap_or(0);
+                return Err(DataError::input(
+                    &self.path,
+                    self.place(row),
+                    format!("column {:?} has no value (null)", self.column_name),
+                    "drop such rows, or name another column",
+                ));
+            }
+            for (row, value) in values.iter().enumerate() {
+                self.push_row(row, value)?;
+            }
+            self.rows_done += rows as u64;
+            let share = self.rows_done as f64 / self.rows_total.max(1) as f64;
+            self.bytes_read.store((self.file_bytes as f64 * share.min(1.0)) as u64, Ordering::Relaxed);
+            return Ok(true);
+        }
+    }
+
+    fn push_row(&mut self, row: usize, value: &ByteArray) -> Result<()> {
+        let text = std::str::from_utf8(value.data()).map_err(|e| {
+            DataError::input(
+                &self.path,
+                self.place(row),
+                format!("byte {} of column {:?} is not valid UTF-8", e.valid_up_to(), self.column_name),
+                "write the column as strings, or name another one",
+            )
+        })?;
+        push_document(&mut self.ready, text.to_owned(), self.rule)
+            .ok_or_else(|| uncuttable(&self.path, self.place(row)))
+    }
+
+    /// Opens the column in the next row group; false when there is none.
+    fn open_group(&mut self) -> Result<bool> {
+        if self.next_group >= self.file.num_row_groups() {
+            return Ok(false);
+        }
+        let (group, column) = (self.next_group, self.column);
+        self.next_group += 1;
+        let opened = guarded(|| self.file.get_row_group(group)?.get_column_reader(column));
+        match opened {
+            Ok(ColumnReader::ByteArrayColumnReader(reader)) => self.reader = Some(reader),
+            Ok(_) => {
+                let what = "its type differs from the schema's".to_owned();
+                return Err(damaged(&self.path, &format!("row group {group}"), &what));
+            }
+            Err(error) => return Err(damaged(&self.path, &format!("row group {group}"), &error)),
+        }
+        Ok(true)
+    }
+
+    /// The row, counted from 1 over the whole file.
+    fn place(&self, row_of_batch: usize) -> String {
+        format!("row {}", self.rows_done + row_of_batch as u64 + 1)
+    }
+}
+
+impl Iterator for ParquetColumn {
+    type Item = Result<Piece>;
+
+    fn next(&mut self) -> Option<Result<Piece>> {
+        if self.ready.is_empty() {
+            match self.read_rows() {
+                Ok(true) => {}
+                Ok(false) => return None,
+                Err(error) => return Some(Err(error)),
+            }
+        }
+        self.ready.pop_front().map(Ok)
+    }
+}
+
+/// Runs a step of the parquet crate; a damaged file can make it panic, and a panic is an error here.
+fn guarded<T>(step: impl FnOnce() -> std::result::Result<T, ParquetError>) -> std::result::Result<T, String> {
+    match catch_unwind(AssertUnwindSafe(step)) {
+        Ok(Ok(value)) => Ok(value),
+        Ok(Err(error)) => Err(error.to_string()),
+        Err(_) => Err("the decoder gave up".to_owned()),
+    }
+}
+
+fn damaged(path: &Path, place: &str, what: &String) -> DataError {
+    DataError::input(
+        path,
+        place,
+        format!("the parquet data is damaged ({what})"),
+        "fetch or write the file again",
+    )
+}

@@ -1,0 +1,127 @@
+//! Plain text: one document a file, or documents between separators.
+
+use super::stream::InputStream;
+use super::{NextPiece, Piece, next_piece, uncuttable};
+use crate::error::{DataError, Result};
+use crate::tokenizer::CutRule;
+
+/// Reads pieces of documents from UTF-8 text. A byte-order mark at the start is dropped.
+pub(super) struct TextReader {
+    stream: InputStream,
+    separator: Option<String>,
+    rule: CutRule,
+    /// Bytes that may be the start of a character.
+    undecoded: Vec<u8>,
+    /// Text not given out yet begins at `start`.
+    text: String,
+    start: usize,
+    at_end: bool,
+    /// True after a separator: another document follows even if it is empty.
+    inside_document: bool,
+}
+
+impl TextReader {
+    pub(super) fn new(stream: InputStream, separator: Option<String>, rule: CutRule) -> Result<Self> {
+        if separator.as_deref() == Some("") {
+            return Err(DataError::invalid(
+                "the document separator is empty",
+                "leave it out for one document a file, or give the text between documents",
+            ));
+        }
+        Ok(TextReader {
+            stream,
+            separator,
+            rule,
+            undecoded: Vec::new(),
+            text: String::new(),
+            start: 0,
+            at_end: false,
+            inside_document: false,
+        })
+    }
+
+    fn next_piece(&mut self) -> Result<Option<Piece>> {
+        loop {
+            let waiting = &self.text[self.start..];
+            let separator_at = self.separator.as_deref().and_then(|separator| waiting.find(separator));
+            let (document, is_complete) = match separator_at {
+                Some(at) => (&waiting[..at], true),
+                None if self.at_end => (waiting, true),
+                // The last bytes may be the start of a separator.
+                None => {
+                    let kept_back = self.separator.as_ref().map_or(0, |separator| separator.len() - 1);
+                    let end = waiting.floor_char_boundary(waiting.len().saturating_sub(kept_back));
+                    (&waiting[..end], false)
+                }
+            };
+            if self.at_end && separator_at.is_none() && document.is_empty() && !self.inside_document {
+                return Ok(None);
+            }
+            let place = || format!("byte {}", self.stream.offset() - waiting.len() as u64);
+            let decision = next_piece(document, is_complete, self.rule)
+                .ok_or_else(|| uncuttable(self.stream.path(), place()))?;
+            let (len, ends_document) = match decision {
+                NextPiece::Cut(at) => (at, false),
+                NextPiece::Rest => (document.len(), true),
+                NextPiece::More => {
+                    self.fill()?;
+                    continue;
+                }
+            };
+            let text = document[..len].to_owned();
+            self.start += len;
+            self.inside_document = !ends_document;
+            if ends_document && separator_at.is_some() {
+                self.start += self.separator.as_ref().map_or(0, String::len);
+            }
+            return Ok(Some(Piece { text, ends_document }));
+        }
+    }
+
+    /// Reads about one piece more.
+    fn fill(&mut self) -> Result<()> {
+        self.text.drain(..self.start);
+        self.start = 0;
+        let is_first = self.stream.offset() == 0;
+        let wanted = self.text.len() + super::PIECE_BYTES;
+        while self.text.len() < wanted && !self.at_end {
+            self.at_end = !self.stream.read_some(&mut self.undecoded)?;
+            self.decode()?;
+        }
+        if is_first && self.text.starts_with('\u{FEFF}') {
+            self.start = '\u{FEFF}'.len_utf8();
+        }
+        Ok(())
+    }
+
+    /// Moves whole characters from `undecoded` to `text`.
+    fn decode(&mut self) -> Result<()> {
+        let (valid, problem) = match std::str::from_utf8(&self.undecoded) {
+            Ok(text) => (text.len(), None),
+            Err(error) => (error.valid_up_to(), Some(error)),
+        };
+        if let Some(error) = problem.filter(|error| error.error_len().is_some() || self.at_end) {
+            let at = self.stream.offset() - (self.undecoded.len() - error.valid_up_to()) as u64;
+            let byte = self.undecoded[error.valid_up_to()];
+            return Err(DataError::input(
+                self.stream.path(),
+                format!("byte {at}"),
+                format!("0x{byte:02X} is not valid UTF-8 here"),
+                "convert the file to UTF-8 (iconv -t UTF-8) or leave it out",
+            ));
+        }
+        let text = std::str::from_utf8(&self.undecoded[..valid])
+            .map_err(|e| DataError::Internal(format!("checked text is not UTF-8: {e}")))?;
+        self.text.push_str(text);
+        self.undecoded.drain(..valid);
+        Ok(())
+    }
+}
+
+impl Iterator for TextReader {
+    type Item = Result<Piece>;
+
+    fn next(&mut self) -> Option<Result<Piece>> {
+        self.next_piece().transpose()
+    }
+}

@@ -1,0 +1,163 @@
+//! Which source each sample comes from.
+//!
+//! Weights become whole numbers of samples per cycle, and one cycle is laid out so that after any number of
+//! samples each source is less than one sample away from its share: the n-th sample of a source may come no
+//! earlier and no later than its share allows, and among those that may come now the most urgent comes (earliest
+//! deadline first, which finds such an order whenever there is one, and there always is: Baruah et al. 1996,
+//! proportionate progress). So any sample's source, and its number among that source's samples, is one look-up.
+
+use crate::error::{DataError, Result};
+
+/// Weights that are multiples of 1/n for some n up to this are kept exactly.
+const MAX_EXACT_CYCLE: u64 = 10_000;
+/// Other weights are rounded to multiples of one in this many.
+const ROUNDED_CYCLE: u64 = 1_000_000;
+
+/// The order in which sources take turns.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Mixture {
+    /// Samples of each source in a cycle.
+    shares: Vec<u64>,
+    /// For each sample of a cycle: its source, and how many of that source came before it in the cycle.
+    cycle: Vec<(u32, u32)>,
+}
+
+impl Mixture {
+    /// A mixture by weights of any positive scale.
+    ///
+    /// # Errors
+    /// No weights; a weight that is not a positive number; one too small beside the others to be met.
+    pub fn new(weights: &[f64]) -> Result<Mixture> {
+        let shares = shares(weights)?;
+        let total: u64 = shares.iter().sum();
+        let mut taken = vec![0; shares.len()];
+        let mut cycle = Vec::with_capacity(total as usize);
+        for slot in 0..total {
+            let next = (0..shares.len())
+                .filter(|&s| taken[s] < shares[s] && taken[s] * total / shares[s] <= slot)
+                .min_by_key(|&s| ((taken[s] + 1) * total).div_ceil(shares[s]))
+                .ok_or_else(|| DataError::Internal("a slot of the mixture stays empty".to_owned()))?;
+            cycle.push((next as u32, taken[next] as u32));
+            taken[next] += 1;
+        }
+        Ok(Mixture { shares, cycle })
+    }
+
+    /// The source of sample `index`, and how many samples of that source come before it.
+    pub fn at(&self, index: u64) -> (usize, u64) {
+        let length = self.cycle.len() as u64;
+        let (source, before) = self.cycle[(index % length) as usize];
+        (source as usize, index / length * self.shares[source as usize] + u64::from(before))
+    }
+
+    /// How many of the first `samples` samples come from each source.
+    pub fn counts(&self, samples: u64) -> Vec<u64> {
+        let length = self.cycle.len() as u64;
+        let mut counts: Vec<u64> = self.shares.iter().map(|share| samples / length * share).collect();
+        for &(source, _) in &self.cycle[..(samples % length) as usize] {
+            counts[source as usize] += 1;
+        }
+        counts
+    }
+
+    /// The share of each source, which is its weight as it is used.
+    pub fn shares(&self) -> Vec<f64> {
+        self.shares.iter().map(|&share| share as f64 / self.cycle.len() as f64).collect()
+    }
+}
+
+/// Whole numbers in the proportion of the weights.
+fn shares(weights: &[f64]) -> Result<Vec<u64>> {
+    if weights.is_empty() {
+        return Err(DataError::invalid("there is no data source", "name at least one"));
+    }
+    if let Some((source, weight)) = weights.iter().enumerate().find(|(_, w)| !(w.is_finite() && **w > 0.0)) {
+        return Err(DataError::invalid(
+            format!("the weight {weight} of data source {} is not a positive number", source + 1),
+            "give a positive weight, or leave the source out",
+        ));
+    }
+    let total: f64 = weights.iter().sum();
+    let exact = |cycle: u64| -> Option<Vec<u64>> {
+        let scaled = weights.iter().map(|weight| weight / total * cycle as f64);
+        let shares: Option<Vec<u64>> = scaled
+            .map(|share| {
+                (share.round() >= 1.0 && (share - share.round()).abs() < 1e-9).then(|| share.round() as u64)
+            })
+            .collect();
+        shares.filter(|shares| shares.iter().sum::<u64>() == cycle)
+    };
+    if let Some(shares) = (1..=MAX_EXACT_CYCLE).find_map(exact) {
+        return Ok(shares);
+    }
+    // Rounded down, then the largest remainders get what is left over.
+    let scaled: Vec<f64> = weights.iter().map(|weight| weight / total * ROUNDED_CYCLE as f64).collect();
+    let mut shares: Vec<u64> = scaled.iter().map(|share| share.floor() as u64).collect();
+    let mut by_remainder: Vec<usize> = (0..shares.len()).collect();
+    by_remainder.sort_by(|&a, &b| scaled[b].fract().total_cmp(&scaled[a].fract()).then(a.cmp(&b)));
+    let left_over = ROUNDED_CYCLE.saturating_sub(shares.iter().sum()) as usize;
+    for &source in by_remainder.iter().cycle().take(left_over) {
+        shares[source] += 1;
+    }
+    if let Some(source) = shares.iter().position(|&share| share == 0) {
+        return Err(DataError::invalid(
+            format!("the weight of data source {} is under a millionth of the whole", source + 1),
+            "give it more weight, or leave it out",
+        ));
+    }
+    Ok(shares)
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(60))]
+
+        #[test]
+        fn any_prefix_is_within_one_sample_of_the_weights(
+            weights in prop::collection::vec(1_u32..60, 1..7),
+        ) {
+            let weights: Vec<f64> = weights.into_iter().map(f64::from).collect();
+            let total: f64 = weights.iter().sum();
+            let mixture = Mixture::new(&weights).unwrap();
+            let mut counts = vec![0_u64; weights.len()];
+            for index in 0..2000 {
+                prop_assert_eq!(&mixture.counts(index), &counts);
+                let (source, before) = mixture.at(index);
+                prop_assert_eq!(before, counts[source]);
+                counts[source] += 1;
+                for (count, weight) in counts.iter().zip(&weights) {
+                    let share = weight / total * (index + 1) as f64;
+                    prop_assert!((*count as f64 - share).abs() < 1.0 + 1e-9, "{count} for {share}");
+                }
+            }
+        }
+
+        #[test]
+        fn weights_of_no_common_measure_are_met_to_a_millionth(
+            weights in prop::collection::vec(0.001_f64..1.0, 2..5),
+        ) {
+            let total: f64 = weights.iter().sum();
+            for (share, weight) in Mixture::new(&weights).unwrap().shares().into_iter().zip(&weights) {
+                prop_assert!((share - weight / total).abs() <= 1e-6);
+            }
+        }
+    }
+
+    #[test]
+    fn decimal_weights_are_exact() {
+        assert_eq!(Mixture::new(&[0.7, 0.2, 0.1]).unwrap().counts(10), [7, 2, 1]);
+        assert_eq!(Mixture::new(&[0.1, 0.1, 0.1]).unwrap().counts(3), [1, 1, 1]);
+    }
+
+    #[test]
+    fn weights_that_cannot_be_met_are_refused() {
+        for weights in [&[][..], &[1.0, 0.0], &[-1.0], &[f64::NAN], &[f64::INFINITY], &[1.0, 1e-9]] {
+            assert!(Mixture::new(weights).is_err(), "{weights:?}");
+        }
+    }
+}

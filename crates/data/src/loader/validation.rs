@@ -1,0 +1,124 @@
+//! Held-out tokens in their order.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use super::batch::{Batch, DocumentMask, IGNORED_TARGET};
+use super::entropy::of_counts;
+use super::split::{LastWindow, Windows};
+use crate::error::{DataError, Result};
+use crate::stream::TokenStream;
+
+/// Sequences for evaluation: every token but the first of each part is a target exactly once.
+#[derive(Debug, Clone)]
+pub struct Validation {
+    parts: Vec<(Arc<dyn TokenStream>, Windows)>,
+    seq_len: usize,
+    mask: DocumentMask,
+    /// How many windows are used; fewer than there are means evenly spaced ones.
+    used: u64,
+}
+
+impl Validation {
+    /// All tokens of `streams`, one after the other.
+    ///
+    /// # Errors
+    /// A sequence length of 0; streams without a single target.
+    pub fn of(streams: Vec<Arc<dyn TokenStream>>, seq_len: usize, mask: DocumentMask) -> Result<Validation> {
+        if seq_len == 0 {
+            return Err(DataError::invalid("the sequence length is 0", "give at least 1"));
+        }
+        let whole = |stream: Arc<dyn TokenStream>| {
+            let all = std::iter::once(0..stream.token_count()).collect();
+            (stream, all)
+        };
+        let validation = Validation::of_parts(streams.into_iter().map(whole).collect(), seq_len, mask);
+        if validation.used == 0 {
+            return Err(DataError::invalid(
+                "the validation data has fewer than two tokens",
+                "name more text",
+            ));
+        }
+        Ok(validation)
+    }
+
+    pub(super) fn of_parts(
+        parts: Vec<(Arc<dyn TokenStream>, Vec<Range<u64>>)>,
+        seq_len: usize,
+        mask: DocumentMask,
+    ) -> Validation {
+        let windows = |ranges| Windows::new(ranges, seq_len, LastWindow::Short);
+        let parts: Vec<_> = parts.into_iter().map(|(stream, ranges)| (stream, windows(ranges))).collect();
+        let used = parts.iter().map(|(_, windows)| windows.count()).sum();
+        Validation { parts, seq_len, mask, used }
+    }
+
+    /// At most `max_windows` of the sequences, evenly spaced; the same ones each time.
+    #[must_use]
+    pub fn at_most(mut self, max_windows: u64) -> Validation {
+        self.used = self.used.min(max_windows.max(1));
+        self
+    }
+
+    /// How many sequences there are.
+    pub fn window_count(&self) -> u64 {
+        self.used
+    }
+
+    /// Sequences `first .. first + count` as one batch. Behind the last sequence, rows without any target make it
+    /// up to `count`, so that every batch has one shape.
+    ///
+    /// # Errors
+    /// A shard that shrank or holds tokens outside its vocabulary.
+    pub fn batch(&self, first: u64, count: usize) -> Result<Batch> {
+        let mut batch = Batch::with_capacity(count, self.seq_len);
+        for number in first..first + count as u64 {
+            if number < self.used {
+                let (stream, start, targets) = self.at(number)?;
+                batch.push(stream.as_ref(), start, targets, self.mask)?;
+            } else {
+                batch.push_padding();
+            }
+        }
+        Ok(batch)
+    }
+
+    /// All sequences in order, in batches of `batch_size`.
+    pub fn batches(&self, batch_size: usize) -> impl Iterator<Item = Result<Batch>> + '_ {
+        let batch_size = batch_size.max(1);
+        (0..self.used.div_ceil(batch_size as u64)).map(move |b| self.batch(b * batch_size as u64, batch_size))
+    }
+
+    /// Entropy, in nats a token, of the targets taken one by one: what a model that knows only how often each
+    /// token occurs would reach here.
+    ///
+    /// # Errors
+    /// Those of [`Validation::batch`].
+    pub fn unigram_entropy_nats(&self) -> Result<f64> {
+        let mut counts = Vec::new();
+        for batch in self.batches(16) {
+            for target in batch?.targets.into_iter().filter(|&target| target != IGNORED_TARGET) {
+                // Targets are checked against the vocabulary when they are read, so they are not negative.
+                let token = target as usize;
+                if token >= counts.len() {
+                    counts.resize(token + 1, 0);
+                }
+                counts[token] += 1_u64;
+            }
+        }
+        Ok(of_counts(&counts))
+    }
+
+    fn at(&self, number: u64) -> Result<(&Arc<dyn TokenStream>, u64, usize)> {
+        let total: u64 = self.parts.iter().map(|(_, windows)| windows.count()).sum();
+        let mut window = (u128::from(number) * u128::from(total) / u128::from(self.used)) as u64;
+        for (stream, windows) in &self.parts {
+            if window < windows.count() {
+                let (start, targets) = windows.at(window);
+                return Ok((stream, start, targets));
+            }
+            window -= windows.count();
+        }
+        Err(DataError::Internal(format!("validation window {number} of {} wanted", self.used)))
+    }
+}

@@ -1,0 +1,111 @@
+//! The thread that reads input files ahead of the tokenizer, in batches of bounded size.
+
+use std::fs;
+use std::thread::Scope;
+
+use crossbeam_channel::{Receiver, Sender, bounded};
+
+use super::resume::Position;
+use crate::error::{DataError, Result};
+use crate::input::{InputFile, InputOptions, PIECE_BYTES, Piece, read_documents};
+use crate::tokenizer::CutRule;
+
+/// Consecutive pieces of the input, each with the place behind it.
+pub(super) struct Batch {
+    pub(super) pieces: Vec<(Piece, Position)>,
+    /// Bytes of all input files read when the batch was complete.
+    pub(super) bytes_done: u64,
+}
+
+/// Batches in the order of the input; after an error there is none.
+pub(super) struct Feed {
+    batches: Receiver<Result<Batch>>,
+}
+
+impl Feed {
+    /// Starts reading at `from`. Dropping the feed stops the thread.
+    pub(super) fn start<'scope>(
+        scope: &'scope Scope<'scope, '_>,
+        inputs: &'scope [InputFile],
+        options: &'scope InputOptions,
+        rule: CutRule,
+        from: Position,
+    ) -> Feed {
+        let (sender, batches) = bounded(2);
+        scope.spawn(move || {
+            if let Err(error) = read_all(inputs, options, rule, from, &sender) {
+                // A receiver that is gone has an error of its own to report.
+                let _ = sender.send(Err(error));
+            }
+        });
+        Feed { batches }
+    }
+
+    pub(super) fn batches(&self) -> &Receiver<Result<Batch>> {
+        &self.batches
+    }
+}
+
+fn read_all(
+    inputs: &[InputFile],
+    options: &InputOptions,
+    rule: CutRule,
+    from: Position,
+    sender: &Sender<Result<Batch>>,
+) -> Result<()> {
+    // Enough pieces for every thread, whatever the machine; batches do not show in the result.
+    let batch_bytes = (2 * PIECE_BYTES * rayon::current_num_threads()).clamp(8 << 20, 128 << 20);
+    let mut bytes_before: u64 = inputs[..from.file.min(inputs.len())].iter().map(|input| input.bytes).sum();
+    let mut pieces = Vec::new();
+    let mut bytes = 0;
+    for (file, input) in inputs.iter().enumerate().skip(from.file) {
+        let mut position = Position { file, pieces: 0 };
+        let mut documents = read_documents(input, options, rule)?;
+        while let Some(piece) = documents.next() {
+            let piece = match piece {
+                Ok(piece) => piece,
+                Err(error) => {
+                    // What is good before the error is used first, so that its shards are kept.
+                    let _ =
+                        sender.send(Ok(Batch { pieces, bytes_done: bytes_before + documents.bytes_read() }));
+                    return Err(error);
+                }
+            };
+            position.pieces += 1;
+            if file == from.file && position.pieces <= from.pieces {
+                continue;
+            }
+            bytes += piece.text.len() + PIECE_OVERHEAD_BYTES;
+            pieces.push((piece, position));
+            if bytes >= batch_bytes {
+                bytes = 0;
+                let bytes_done = bytes_before + documents.bytes_read().min(input.bytes);
+                if sender.send(Ok(Batch { pieces: std::mem::take(&mut pieces), bytes_done })).is_err() {
+                    return Ok(());
+                }
+            }
+        }
+        refuse_changed(input)?;
+        bytes_before += input.bytes;
+    }
+    // Nobody listening means that the run has stopped already.
+    let _ = sender.send(Ok(Batch { pieces, bytes_done: bytes_before }));
+    Ok(())
+}
+
+/// What a piece costs beside its text; it bounds batches of very short documents.
+const PIECE_OVERHEAD_BYTES: usize = 64;
+
+/// A file that changed while it was read gives a mixture of old and new.
+fn refuse_changed(input: &InputFile) -> Result<()> {
+    let now = fs::metadata(&input.path).map_err(DataError::io(&input.path, "read the input"))?;
+    if now.len() == input.bytes {
+        return Ok(());
+    }
+    Err(DataError::input(
+        &input.path,
+        format!("byte {}", input.bytes.min(now.len())),
+        format!("the file changed from {} to {} bytes while it was read", input.bytes, now.len()),
+        "wait until it is complete and begin again in a new folder",
+    ))
+}

@@ -1,0 +1,78 @@
+//! What an interrupted run left: finished shards and the place in the input behind them.
+
+use std::fs;
+use std::path::Path;
+
+use serde::{Deserialize, Serialize};
+use serde_json::json;
+use sha2::{Digest, Sha256};
+
+use super::PrepareOptions;
+use crate::error::{DataError, Result};
+use crate::files;
+use crate::input::InputFile;
+use crate::shard::{SHARD_VERSION, ShardEntry};
+use crate::tokenizer::Tokenizer;
+
+const FILE: &str = "unfinished.json";
+
+/// A place in the input: so many pieces of a file are done, and every file before it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Position {
+    pub(super) file: usize,
+    pub(super) pieces: u64,
+}
+
+/// The record of an unfinished run, replaced each time a shard is complete.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Unfinished {
+    pub(super) made_from: String,
+    pub(super) position: Position,
+    pub(super) inside_document: bool,
+    pub(super) shards: Vec<ShardEntry>,
+}
+
+impl Unfinished {
+    pub(super) fn begin(made_from: String) -> Unfinished {
+        let position = Position { file: 0, pieces: 0 };
+        Unfinished { made_from, position, inside_document: false, shards: Vec::new() }
+    }
+
+    pub(super) fn load(folder: &Path) -> Result<Option<Unfinished>> {
+        let path = folder.join(FILE);
+        path.exists().then(|| files::read_json(&path, "delete the folder and begin again")).transpose()
+    }
+
+    pub(super) fn save(&self, folder: &Path) -> Result<()> {
+        files::write_json(&folder.join(FILE), self)
+    }
+
+    pub(super) fn remove(folder: &Path) -> Result<()> {
+        let path = folder.join(FILE);
+        fs::remove_file(&path).map_err(DataError::io(&path, "remove"))
+    }
+}
+
+/// A hash of everything that decides what a run writes, and of the sizes and times of its input files.
+pub(super) fn made_from(
+    inputs: &[InputFile],
+    tokenizer: &Tokenizer,
+    options: &PrepareOptions,
+) -> Result<String> {
+    let mut listed = Vec::with_capacity(inputs.len());
+    for input in inputs {
+        let path = fs::canonicalize(&input.path).map_err(DataError::io(&input.path, "open the input"))?;
+        listed.push(json!([path.as_os_str().as_encoded_bytes(), input.bytes, input.modified_ns]));
+    }
+    let everything = json!({
+        "version": SHARD_VERSION,
+        "tokenizer": files::hex(&tokenizer.hash()),
+        "end_of_document": tokenizer.end_of_document(),
+        "field": options.input.field,
+        "separator": options.input.separator,
+        "shard_tokens": options.shard_tokens,
+        "inputs": listed,
+    });
+    Ok(files::hex(&Sha256::digest(everything.to_string())))
+}

@@ -1,0 +1,250 @@
+//! A dataset folder: shards, their index, and the tokenizer that made them.
+
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+
+use super::header::SHARD_VERSION;
+use super::reader::Shard;
+use crate::error::{DataError, Result};
+use crate::files;
+use crate::stream::{TokenStream, past_the_end};
+use crate::tokenizer::Tokenizer;
+
+/// The index; it is written last, so a folder that has it is complete.
+pub(crate) const INDEX_FILE: &str = "dataset.json";
+const FIX: &str = "tokenize again, or restore the folder";
+
+/// What `dataset.json` says.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct DatasetIndex {
+    /// Of the shard format.
+    pub(crate) version: u32,
+    /// SHA-256 of the canonical `tokenizer.json`, in hexadecimal.
+    pub(crate) tokenizer: String,
+    pub(crate) vocab_size: u32,
+    pub(crate) end_of_document: u32,
+    pub(crate) tokens: u64,
+    pub(crate) documents: u64,
+    pub(crate) text_bytes: u64,
+    /// Of tokenizer, input files (names, sizes, times) and options: tells whether a run would make the same.
+    pub(crate) made_from: String,
+    pub(crate) shards: Vec<ShardEntry>,
+}
+
+/// One shard in the index.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct ShardEntry {
+    pub(crate) file: String,
+    pub(crate) tokens: u64,
+    pub(crate) documents: u64,
+    pub(crate) text_bytes: u64,
+    /// Of the shard's header, in hexadecimal; it stands for the whole content.
+    pub(crate) checksum: String,
+}
+
+impl ShardEntry {
+    /// The entry of an open shard.
+    pub(crate) fn of(file: String, shard: &Shard) -> ShardEntry {
+        let header = shard.header();
+        ShardEntry {
+            file,
+            tokens: header.token_count,
+            documents: header.document_count,
+            text_bytes: header.text_bytes,
+            checksum: format!("{:016x}", header.checksum()),
+        }
+    }
+}
+
+/// An open dataset: its shards as one sequence of tokens.
+#[derive(Debug)]
+pub struct Dataset {
+    folder: PathBuf,
+    name: String,
+    index: DatasetIndex,
+    shards: Vec<Shard>,
+    /// Position of each shard's first token in the sequence.
+    starts: Vec<u64>,
+    fingerprint: u64,
+}
+
+impl Dataset {
+    /// Opens a folder and checks index, headers and sizes; the content is checked by [`Dataset::verify`].
+    ///
+    /// # Errors
+    /// No dataset there, an unfinished one, a shard that is missing, damaged or not the one in the index.
+    pub fn open(folder: impl AsRef<Path>) -> Result<Dataset> {
+        let folder = folder.as_ref();
+        let index_path = folder.join(INDEX_FILE);
+        if !index_path.exists() {
+            return Err(DataError::corrupt(
+                folder,
+                format!("there is no {INDEX_FILE} in it, so it is no dataset or not a finished one"),
+                "name the folder that `tokenize` wrote, or run the same `tokenize` again to finish it",
+            ));
+        }
+        let index: DatasetIndex = files::read_json(&index_path, FIX)?;
+        let corrupt = |what: String| DataError::corrupt(&index_path, what, FIX);
+        if index.version != SHARD_VERSION {
+            let version = index.version;
+            return Err(corrupt(format!(
+                "its version is {version}, this program reads version {SHARD_VERSION}"
+            )));
+        }
+        let mut shards = Vec::with_capacity(index.shards.len());
+        let mut starts = Vec::with_capacity(index.shards.len());
+        let (mut tokens, mut documents) = (0_u64, 0_u64);
+        let mut checksums = Vec::new();
+        for entry in &index.shards {
+            // An index names files in its own folder and nothing else.
+            if Path::new(&entry.file).components().count() != 1 || entry.file.starts_with("..") {
+                return Err(corrupt(format!("it names a shard {:?} outside its folder", entry.file)));
+            }
+            let path = folder.join(&entry.file);
+            let shard = Shard::open(&path)?;
+            let header = shard.header();
+            let same = ShardEntry::of(entry.file.clone(), &shard) == *entry
+                && files::hex(&header.tokenizer_hash) == index.tokenizer
+                && header.vocab_size == index.vocab_size
+                && header.end_of_document == index.end_of_document;
+            if !same {
+                return Err(DataError::corrupt(&path, format!("it is not the shard in {INDEX_FILE}"), FIX));
+            }
+            checksums.extend(header.checksum().to_le_bytes());
+            starts.push(tokens);
+            tokens += header.token_count;
+            documents += header.document_count;
+            shards.push(shard);
+        }
+        if (tokens, documents) != (index.tokens, index.documents) || tokens == 0 {
+            return Err(corrupt(format!(
+                "it counts {} tokens in {} documents, its shards {tokens} in {documents}",
+                index.tokens, index.documents
+            )));
+        }
+        Ok(Dataset {
+            folder: folder.to_path_buf(),
+            name: folder.display().to_string(),
+            index,
+            shards,
+            starts,
+            fingerprint: xxhash_rust::xxh3::xxh3_64(&checksums),
+        })
+    }
+
+    /// Reads every shard whole and compares every checksum.
+    ///
+    /// # Errors
+    /// The first damaged shard and byte range.
+    pub fn verify(&self) -> Result<()> {
+        self.shards.iter().try_for_each(Shard::verify)
+    }
+
+    /// Loads the tokenizer that the folder carries.
+    ///
+    /// # Errors
+    /// It cannot be loaded, or is not the one that made the shards.
+    pub fn tokenizer(&self) -> Result<Tokenizer> {
+        let tokenizer = Tokenizer::load(&self.folder)?;
+        if files::hex(&tokenizer.hash()) != self.index.tokenizer {
+            return Err(DataError::corrupt(
+                &self.folder,
+                "its tokenizer.json is not the one that made its shards",
+                FIX,
+            ));
+        }
+        tokenizer.with_end_of_document_id(self.index.end_of_document)
+    }
+
+    /// The folder.
+    pub fn folder(&self) -> &Path {
+        &self.folder
+    }
+
+    /// SHA-256 of the tokenizer that made the shards, in hexadecimal.
+    pub fn tokenizer_hash(&self) -> &str {
+        &self.index.tokenizer
+    }
+
+    /// How many documents there are.
+    pub fn document_count(&self) -> u64 {
+        self.index.documents
+    }
+
+    /// Bytes of the text behind the tokens; what bits per byte are counted by.
+    pub fn text_bytes(&self) -> u64 {
+        self.index.text_bytes
+    }
+
+    /// The token that ends each document.
+    pub fn end_of_document(&self) -> u32 {
+        self.index.end_of_document
+    }
+
+    /// What the dataset was made from, as a hash; see [`mod@crate::prepare`].
+    pub(crate) fn made_from(&self) -> &str {
+        &self.index.made_from
+    }
+
+    /// The shard that holds position `at`, by its number.
+    fn shard_at(&self, at: u64) -> usize {
+        self.starts.partition_point(|&start| start <= at).saturating_sub(1)
+    }
+}
+
+impl TokenStream for Dataset {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn token_count(&self) -> u64 {
+        self.index.tokens
+    }
+
+    fn vocab_size(&self) -> usize {
+        self.index.vocab_size as usize
+    }
+
+    fn fingerprint(&self) -> u64 {
+        self.fingerprint
+    }
+
+    fn read(&self, start: u64, out: &mut [i32]) -> Result<()> {
+        if start.checked_add(out.len() as u64).is_none_or(|end| end > self.index.tokens) {
+            return Err(past_the_end(self, start, out.len()));
+        }
+        let (mut at, mut out) = (start, out);
+        while !out.is_empty() {
+            let number = self.shard_at(at);
+            let shard = &self.shards[number];
+            let inside = at - self.starts[number];
+            let here = (shard.header().token_count - inside).min(out.len() as u64);
+            let (now, later) = out.split_at_mut(here as usize);
+            shard.read(inside, now)?;
+            at += here;
+            out = later;
+        }
+        Ok(())
+    }
+
+    fn document_ends(&self, range: Range<u64>, out: &mut Vec<u64>) -> Result<()> {
+        if range.is_empty() {
+            return Ok(());
+        }
+        // A document that ends with a shard ends at the next one's first position: look one position back.
+        let first = self.shard_at(range.start.saturating_sub(1));
+        for (shard, &base) in self.shards[first..].iter().zip(&self.starts[first..]) {
+            if base >= range.end {
+                break;
+            }
+            let before = out.len();
+            shard.document_ends(range.start.saturating_sub(base)..range.end - base, out)?;
+            out[before..].iter_mut().for_each(|end| *end += base);
+        }
+        Ok(())
+    }
+}

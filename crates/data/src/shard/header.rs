@@ -1,0 +1,163 @@
+//! The 256 bytes at the start of a shard, and where everything behind them lies.
+
+use std::ops::Range;
+
+use xxhash_rust::xxh3::xxh3_64;
+
+const MAGIC: &[u8; 8] = b"XTRSHARD";
+/// The version of the format that this crate writes and reads.
+pub const SHARD_VERSION: u32 = 1;
+/// Bytes of a header; the tokens begin behind it.
+pub(super) const HEADER_BYTES: usize = 256;
+/// One checksum covers this many bytes.
+pub(super) const CHUNK_BYTES: u64 = 4 << 20;
+
+/// How a token is stored.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum TokenWidth {
+    /// Two bytes: vocabularies of at most 65,536.
+    U16,
+    /// Four bytes.
+    U32,
+}
+
+impl TokenWidth {
+    /// The narrowest that holds every token of a vocabulary.
+    pub fn for_vocab(vocab_size: usize) -> TokenWidth {
+        if vocab_size <= 1 << 16 { TokenWidth::U16 } else { TokenWidth::U32 }
+    }
+
+    /// Bytes a token.
+    pub fn bytes(self) -> usize {
+        match self {
+            TokenWidth::U16 => 2,
+            TokenWidth::U32 => 4,
+        }
+    }
+}
+
+/// What a shard says about itself.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ShardHeader {
+    /// How a token is stored.
+    pub width: TokenWidth,
+    /// [`Tokenizer::hash`](crate::Tokenizer::hash) of the tokenizer that made the tokens.
+    pub tokenizer_hash: [u8; 32],
+    /// Every token is below this.
+    pub vocab_size: u32,
+    /// The token that ends each document.
+    pub end_of_document: u32,
+    /// The largest token in the shard.
+    pub largest_token: u32,
+    /// Tokens in the shard, end-of-document tokens included.
+    pub token_count: u64,
+    /// Documents that end in the shard.
+    pub document_count: u64,
+    /// Bytes of the text behind the tokens.
+    pub text_bytes: u64,
+    /// Checksum of the table of checksums, so that the header stands for the whole content.
+    pub(super) table_checksum: u64,
+}
+
+impl ShardHeader {
+    /// The header as it lies in the file, with its own checksum at the end.
+    pub(super) fn to_bytes(&self) -> [u8; HEADER_BYTES] {
+        let mut bytes = [0; HEADER_BYTES];
+        let mut at = 0;
+        let mut put = |field: &[u8]| {
+            bytes[at..at + field.len()].copy_from_slice(field);
+            at += field.len();
+        };
+        put(MAGIC);
+        put(&SHARD_VERSION.to_le_bytes());
+        put(&(self.width.bytes() as u32).to_le_bytes());
+        put(&self.tokenizer_hash);
+        for field in [self.vocab_size, self.end_of_document, self.largest_token, 0] {
+            put(&field.to_le_bytes());
+        }
+        let [tokens, documents, text] = [self.token_count, self.document_count, self.text_bytes];
+        for field in [tokens, documents, text, CHUNK_BYTES, self.table_checksum] {
+            put(&field.to_le_bytes());
+        }
+        let sum = xxh3_64(&bytes[..HEADER_BYTES - 8]);
+        bytes[HEADER_BYTES - 8..].copy_from_slice(&sum.to_le_bytes());
+        bytes
+    }
+
+    /// Reads a header; the error says what is wrong with it.
+    pub(super) fn from_bytes(bytes: &[u8; HEADER_BYTES]) -> Result<ShardHeader, String> {
+        let u32_at = |at: usize| u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]);
+        let u64_at = |at: usize| u64::from(u32_at(at)) | u64::from(u32_at(at + 4)) << 32;
+        if &bytes[..8] != MAGIC {
+            return Err("it does not begin like a token shard".to_owned());
+        }
+        if u32_at(8) != SHARD_VERSION {
+            return Err(format!("its version is {}, this program reads version {SHARD_VERSION}", u32_at(8)));
+        }
+        if xxh3_64(&bytes[..HEADER_BYTES - 8]) != u64_at(HEADER_BYTES - 8) {
+            return Err("the checksum of its header (bytes 0 to 255) is wrong".to_owned());
+        }
+        let width = match u32_at(12) {
+            2 => TokenWidth::U16,
+            4 => TokenWidth::U32,
+            other => return Err(format!("it has tokens of {other} bytes")),
+        };
+        if u64_at(88) != CHUNK_BYTES {
+            return Err(format!("it has checksums over {} bytes", u64_at(88)));
+        }
+        let mut tokenizer_hash = [0; 32];
+        tokenizer_hash.copy_from_slice(&bytes[16..48]);
+        let header = ShardHeader {
+            width,
+            tokenizer_hash,
+            vocab_size: u32_at(48),
+            end_of_document: u32_at(52),
+            largest_token: u32_at(56),
+            token_count: u64_at(64),
+            document_count: u64_at(72),
+            text_bytes: u64_at(80),
+            table_checksum: u64_at(96),
+        };
+        if header.token_count > 0 && header.largest_token >= header.vocab_size {
+            return Err(format!(
+                "its largest token {} is outside its vocabulary of {}",
+                header.largest_token, header.vocab_size
+            ));
+        }
+        Ok(header)
+    }
+
+    /// The header's own checksum, which stands for the whole content.
+    pub(super) fn checksum(&self) -> u64 {
+        xxh3_64(&self.to_bytes()[..HEADER_BYTES - 8])
+    }
+
+    /// Where things lie, or `None` where the counts cannot be those of a file.
+    pub(super) fn layout(&self) -> Option<Layout> {
+        let start = HEADER_BYTES as u64;
+        let tokens_end = self.token_count.checked_mul(self.width.bytes() as u64)?.checked_add(start)?;
+        let ends_start = tokens_end.checked_next_multiple_of(8)?;
+        let ends_end = self.document_count.checked_mul(8)?.checked_add(ends_start)?;
+        let chunk_count = (ends_end - start).div_ceil(CHUNK_BYTES);
+        let file_bytes = ends_end.checked_add(chunk_count * 8)?;
+        Some(Layout {
+            tokens: start..tokens_end,
+            ends: ends_start..ends_end,
+            data: start..ends_end,
+            table: ends_end..file_bytes,
+        })
+    }
+}
+
+/// Byte ranges of a shard file.
+#[derive(Debug, Clone)]
+pub(super) struct Layout {
+    /// The tokens.
+    pub(super) tokens: Range<u64>,
+    /// The positions behind each document's last token, counted from the shard's first token.
+    pub(super) ends: Range<u64>,
+    /// Tokens, padding and ends: what the checksums cover.
+    pub(super) data: Range<u64>,
+    /// The checksums; their end is the file's.
+    pub(super) table: Range<u64>,
+}

@@ -1,0 +1,187 @@
+//! Writing a shard: tokens stream to a file aside, the header follows last, then it is synced and renamed.
+
+use std::fs::{self, File};
+use std::io::{BufWriter, Seek, SeekFrom, Write};
+use std::path::{Path, PathBuf};
+
+use xxhash_rust::xxh3::{Xxh3, xxh3_64};
+
+use super::header::{CHUNK_BYTES, HEADER_BYTES, ShardHeader, TokenWidth};
+use crate::error::{DataError, Result};
+use crate::files;
+use crate::stream::outside_vocabulary;
+use crate::tokenizer::Tokenizer;
+
+/// Writes one shard. Dropped before [`ShardWriter::finish`] it leaves nothing behind.
+#[derive(Debug)]
+pub struct ShardWriter {
+    path: PathBuf,
+    aside: PathBuf,
+    file: BufWriter<File>,
+    header: ShardHeader,
+    /// 8 bytes a document of this shard.
+    ends: Vec<u64>,
+    sums: ChunkSums,
+    is_finished: bool,
+}
+
+impl ShardWriter {
+    /// Starts a shard that will appear at `path`.
+    ///
+    /// # Errors
+    /// The file cannot be created.
+    pub fn create(path: &Path, tokenizer: &Tokenizer) -> Result<ShardWriter> {
+        let aside = files::aside(path);
+        let file = File::create(&aside).map_err(DataError::io(&aside, "create the shard"))?;
+        let header = ShardHeader {
+            width: TokenWidth::for_vocab(tokenizer.vocab_size()),
+            tokenizer_hash: tokenizer.hash(),
+            vocab_size: tokenizer.vocab_size() as u32,
+            end_of_document: tokenizer.end_of_document(),
+            largest_token: 0,
+            token_count: 0,
+            document_count: 0,
+            text_bytes: 0,
+            table_checksum: 0,
+        };
+        let mut writer = ShardWriter {
+            path: path.to_path_buf(),
+            aside,
+            file: BufWriter::with_capacity(1 << 20, file),
+            header,
+            ends: Vec::new(),
+            sums: ChunkSums::default(),
+            is_finished: false,
+        };
+        writer.write_raw(&[0; HEADER_BYTES])?;
+        Ok(writer)
+    }
+
+    /// Appends tokens of the current document, which came from `text_bytes` bytes of text.
+    ///
+    /// # Errors
+    /// A token outside the vocabulary; a full disk.
+    pub fn push(&mut self, tokens: &[u32], text_bytes: u64) -> Result<()> {
+        let Some(&largest) = tokens.iter().max() else { return Ok(()) };
+        if largest >= self.header.vocab_size {
+            let at = self.header.token_count;
+            let name = self.path.display().to_string();
+            return Err(outside_vocabulary(&name, largest, at, self.header.vocab_size as usize));
+        }
+        let bytes: Vec<u8> = match self.header.width {
+            TokenWidth::U16 => tokens.iter().flat_map(|&token| (token as u16).to_le_bytes()).collect(),
+            TokenWidth::U32 => tokens.iter().flat_map(|token| token.to_le_bytes()).collect(),
+        };
+        self.write_data(&bytes)?;
+        self.header.largest_token = self.header.largest_token.max(largest);
+        self.header.token_count += tokens.len() as u64;
+        self.header.text_bytes += text_bytes;
+        Ok(())
+    }
+
+    /// Ends the current document: writes the end-of-document token and remembers the place.
+    ///
+    /// # Errors
+    /// A full disk.
+    pub fn end_document(&mut self) -> Result<()> {
+        self.push(&[self.header.end_of_document], 0)?;
+        self.header.document_count += 1;
+        self.ends.push(self.header.token_count);
+        Ok(())
+    }
+
+    /// Tokens so far.
+    pub fn token_count(&self) -> u64 {
+        self.header.token_count
+    }
+
+    /// Documents ended so far.
+    pub fn document_count(&self) -> u64 {
+        self.header.document_count
+    }
+
+    /// Completes the file: it is on the disk under its name when this returns.
+    ///
+    /// # Errors
+    /// A full disk; nothing is left under the name then.
+    pub fn finish(mut self) -> Result<ShardHeader> {
+        let tokens_bytes = self.header.token_count as usize * self.header.width.bytes();
+        self.write_data(&[0; 8][..tokens_bytes.next_multiple_of(8) - tokens_bytes])?;
+        let ends: Vec<u8> = std::mem::take(&mut self.ends).into_iter().flat_map(u64::to_le_bytes).collect();
+        self.write_data(&ends)?;
+        let table: Vec<u8> =
+            std::mem::take(&mut self.sums).finish().into_iter().flat_map(u64::to_le_bytes).collect();
+        self.header.table_checksum = xxh3_64(&table);
+        self.write_raw(&table)?;
+        let header = self.header.to_bytes();
+        self.file
+            .seek(SeekFrom::Start(0))
+            .and_then(|_| self.file.write_all(&header))
+            .and_then(|()| self.file.flush())
+            .and_then(|()| self.file.get_ref().sync_all())
+            .map_err(DataError::io(&self.path, "write the shard"))?;
+        files::publish(&self.aside, &self.path)?;
+        self.is_finished = true;
+        Ok(self.header.clone())
+    }
+
+    fn write_data(&mut self, bytes: &[u8]) -> Result<()> {
+        self.sums.update(bytes);
+        self.write_raw(bytes)
+    }
+
+    fn write_raw(&mut self, bytes: &[u8]) -> Result<()> {
+        self.file.write_all(bytes).map_err(DataError::io(&self.path, "write the shard"))
+    }
+}
+
+impl Drop for ShardWriter {
+    fn drop(&mut self) {
+        if !self.is_finished {
+            // Only tidiness: the next run overwrites what is left.
+            let _ = fs::remove_file(&self.aside);
+        }
+    }
+}
+
+/// xxh3 of every [`CHUNK_BYTES`] of a stream.
+#[derive(Default)]
+struct ChunkSums {
+    current: Xxh3,
+    filled: u64,
+    done: Vec<u64>,
+}
+
+impl ChunkSums {
+    fn update(&mut self, mut bytes: &[u8]) {
+        while !bytes.is_empty() {
+            let room = (CHUNK_BYTES - self.filled) as usize;
+            let (now, later) = bytes.split_at(room.min(bytes.len()));
+            self.current.update(now);
+            self.filled += now.len() as u64;
+            bytes = later;
+            if self.filled == CHUNK_BYTES {
+                self.close();
+            }
+        }
+    }
+
+    fn close(&mut self) {
+        self.done.push(self.current.digest());
+        self.current.reset();
+        self.filled = 0;
+    }
+
+    fn finish(mut self) -> Vec<u64> {
+        if self.filled > 0 {
+            self.close();
+        }
+        self.done
+    }
+}
+
+impl std::fmt::Debug for ChunkSums {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("ChunkSums").field("filled", &self.filled).field("done", &self.done.len()).finish()
+    }
+}

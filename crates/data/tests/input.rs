@@ -1,0 +1,315 @@
+//! Readers of input files: documents come back as they were written, broken files say where they broke.
+
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use parquet::data_type::{ByteArray, ByteArrayType};
+use parquet::file::properties::WriterProperties;
+use parquet::file::writer::SerializedFileWriter;
+use parquet::schema::parser::parse_message_type;
+use proptest::prelude::*;
+use xtrain_data::input::{Piece, read_documents};
+use xtrain_data::{CutRule, DataError, InputOptions, list_inputs};
+
+const RULES: [CutRule; 3] = [CutRule::Anywhere, CutRule::BetweenWords, CutRule::Never];
+
+fn gzip(bytes: &[u8]) -> Vec<u8> {
+    let mut encoder = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
+    encoder.write_all(bytes).unwrap();
+    encoder.finish().unwrap()
+}
+
+fn zstd_frame(bytes: &[u8]) -> Vec<u8> {
+    zstd::encode_all(bytes, 1).unwrap()
+}
+
+/// Every way to store a text file: (extension, bytes).
+fn stored(extension: &str, bytes: &[u8]) -> [(String, Vec<u8>); 3] {
+    [
+        (extension.to_owned(), bytes.to_vec()),
+        (format!("{extension}.gz"), gzip(bytes)),
+        (format!("{extension}.zst"), zstd_frame(bytes)),
+    ]
+}
+
+fn parquet_file(rows: &[Option<&str>]) -> Vec<u8> {
+    let schema = parse_message_type(
+        "message schema { required int64 id; optional binary text (UTF8); optional binary raw; }",
+    );
+    let properties = WriterProperties::builder()
+        .set_compression(parquet::basic::Compression::ZSTD(Default::default()))
+        .build();
+    let mut writer =
+        SerializedFileWriter::new(Vec::new(), Arc::new(schema.unwrap()), Arc::new(properties)).unwrap();
+    for group in rows.chunks(100) {
+        let mut row_group = writer.next_row_group().unwrap();
+        let ids: Vec<i64> = (0..group.len() as i64).collect();
+        let mut column = row_group.next_column().unwrap().unwrap();
+        column.typed::<parquet::data_type::Int64Type>().write_batch(&ids, None, None).unwrap();
+        column.close().unwrap();
+        let levels: Vec<i16> = group.iter().map(|row| i16::from(row.is_some())).collect();
+        let values: Vec<ByteArray> = group.iter().flatten().map(|&text| ByteArray::from(text)).collect();
+        for values in [values, vec![ByteArray::from(vec![0xFF]); levels.iter().sum::<i16>() as usize]] {
+            let mut column = row_group.next_column().unwrap().unwrap();
+            column.typed::<ByteArrayType>().write_batch(&values, Some(&levels), None).unwrap();
+            column.close().unwrap();
+        }
+        row_group.close().unwrap();
+    }
+    writer.into_inner().unwrap()
+}
+
+fn pieces(path: &Path, options: &InputOptions, rule: CutRule) -> Result<Vec<Piece>, DataError> {
+    let inputs = list_inputs(&[path])?;
+    read_documents(&inputs[0], options, rule)?.collect()
+}
+
+fn documents(pieces: &[Piece]) -> Vec<String> {
+    let mut documents = vec![String::new()];
+    for piece in pieces {
+        documents.last_mut().unwrap().push_str(&piece.text);
+        if piece.ends_document {
+            documents.push(String::new());
+        }
+    }
+    assert_eq!(documents.pop().as_deref(), Some(""), "the last piece ends a document");
+    documents
+}
+
+/// Writes a file and reads its documents back.
+fn read_back(extension: &str, bytes: &[u8], options: &InputOptions) -> Result<Vec<String>, DataError> {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join(format!("input.{extension}"));
+    std::fs::write(&path, bytes).unwrap();
+    let read = RULES.map(|rule| pieces(&path, options, rule).map(|pieces| documents(&pieces)));
+    let [one, two, three] = read;
+    match (one, two, three) {
+        (Ok(one), Ok(two), Ok(three)) => {
+            assert_eq!(one, two);
+            assert_eq!(one, three);
+            Ok(one)
+        }
+        (one, _, _) => one,
+    }
+}
+
+fn message(extension: &str, bytes: &[u8], options: &InputOptions) -> String {
+    let message = read_back(extension, bytes, options).unwrap_err().to_string();
+    assert!(message.contains(&format!("input.{extension}")), "names the file: {message}");
+    assert!(!message.contains('\n'), "is one line: {message}");
+    message
+}
+
+fn separated(separator: &str) -> InputOptions {
+    InputOptions { separator: Some(separator.to_owned()), ..InputOptions::default() }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(64))]
+
+    #[test]
+    fn a_text_file_is_one_document(text in "\\PC{0,200}") {
+        for (extension, bytes) in stored("txt", text.as_bytes()) {
+            let expected: Vec<String> = (!text.is_empty()).then(|| text.clone()).into_iter().collect();
+            prop_assert_eq!(read_back(&extension, &bytes, &InputOptions::default()).unwrap(), expected);
+        }
+    }
+
+    #[test]
+    fn separators_split_a_text_file_like_split_does(text in "[ab#\n]{0,60}", separator in "(#|##|\n\n|#a#)") {
+        let mut expected: Vec<String> = text.split(&separator).map(str::to_owned).collect();
+        // What follows the last separator is a document only if there is something.
+        if expected.last().is_some_and(String::is_empty) {
+            expected.pop();
+        }
+        prop_assert_eq!(read_back("txt", text.as_bytes(), &separated(&separator)).unwrap(), expected);
+    }
+
+    #[test]
+    fn json_lines_give_their_field(
+        texts in prop::collection::vec(any::<String>(), 0..20), field in "[a-z]{1,8}", blank in "( |\t|\r){0,2}",
+    ) {
+        let mut file = String::new();
+        for (number, text) in texts.iter().enumerate() {
+            let other = serde_json::json!({"zz_a": [number, {"deep": null}], &field: text, "zz_b": "x\u{0}"});
+            file.push_str(&format!("{other}\n{blank}\n"));
+        }
+        let options = InputOptions { field, ..InputOptions::default() };
+        for (extension, bytes) in stored("jsonl", file.as_bytes()) {
+            prop_assert_eq!(&read_back(&extension, &bytes, &options).unwrap(), &texts);
+        }
+    }
+
+    #[test]
+    fn parquet_rows_give_their_column(texts in prop::collection::vec(any::<String>(), 0..250)) {
+        let rows: Vec<Option<&str>> = texts.iter().map(|text| Some(text.as_str())).collect();
+        prop_assert_eq!(read_back("parquet", &parquet_file(&rows), &InputOptions::default()).unwrap(), texts);
+    }
+
+    #[test]
+    fn a_truncated_compressed_file_is_an_error_wherever_it_ends(text in "\\PC{1,400}", cut: prop::sample::Index) {
+        for (extension, bytes) in stored("txt", text.as_bytes()).into_iter().skip(1) {
+            let bytes = &bytes[..cut.index(bytes.len())];
+            prop_assert!(message(&extension, bytes, &InputOptions::default()).contains("ends early"));
+        }
+    }
+
+    #[test]
+    fn a_truncated_parquet_file_is_an_error_wherever_it_ends(cut: prop::sample::Index) {
+        let file = parquet_file(&[Some("one"), Some("two")]);
+        let cut = cut.index(file.len());
+        prop_assert!(read_back("parquet", &file[..cut], &InputOptions::default()).is_err());
+    }
+
+    #[test]
+    fn text_cut_inside_a_character_is_an_error_at_that_byte(text in "[é東😀]{1,20}", cut: prop::sample::Index) {
+        let cut = cut.index(text.len());
+        prop_assume!(!text.is_char_boundary(cut));
+        let at = text.floor_char_boundary(cut);
+        let message = message("txt", &text.as_bytes()[..cut], &InputOptions::default());
+        prop_assert!(message.contains(&format!("byte {at}:")), "{}", message);
+    }
+
+    #[test]
+    fn a_broken_json_line_is_named(good in 0_usize..5, text in "[a-z\"\\\\]{0,10}", cut: prop::sample::Index) {
+        let line = serde_json::json!({ "text": text }).to_string();
+        let broken = &line[..cut.index(line.len() - 1) + 1];
+        let file = format!("{}{broken}", format!("{line}\n").repeat(good));
+        let message = message("jsonl", file.as_bytes(), &InputOptions::default());
+        prop_assert!(message.contains(&format!("line {}:", good + 1)), "{}", message);
+    }
+
+    #[test]
+    fn any_bytes_under_any_name_are_documents_or_an_error(
+        bytes in prop::collection::vec(any::<u8>(), 0..300), valid_start in 0_usize..300,
+        extension in prop::sample::select(vec![
+            "txt", "txt.gz", "txt.zst", "jsonl", "jsonl.gz", "jsonl.zst", "parquet",
+        ]),
+    ) {
+        let good = match extension {
+            "parquet" => parquet_file(&[Some("text")]),
+            name if name.ends_with("gz") => gzip(b"{\"text\": \"a\"}\n"),
+            name if name.ends_with("zst") => zstd_frame(b"{\"text\": \"a\"}\n"),
+            _ => b"{\"text\": \"a\"}\n".to_vec(),
+        };
+        let file = [&good[..valid_start.min(good.len())], &bytes].concat();
+        let _ = read_back(extension, &file, &InputOptions::default());
+    }
+
+    #[test]
+    fn a_flipped_byte_in_parquet_is_documents_or_an_error(at: prop::sample::Index, flip in 1_u8..) {
+        let mut file = parquet_file(&[Some("one"), Some("two"), None]);
+        let at = at.index(file.len());
+        file[at] ^= flip;
+        let _ = read_back("parquet", &file, &InputOptions::default());
+    }
+}
+
+#[test]
+fn a_long_document_comes_in_pieces_and_whole() {
+    let text: String = (0..400_000).map(|i| format!("word{} ", i % 977)).collect();
+    assert!(text.len() > 2 << 20);
+    let folder = tempfile::tempdir().unwrap();
+    let line = serde_json::json!({ "text": text }).to_string();
+    for (name, bytes) in [("long.txt", text.as_bytes()), ("long.jsonl", line.as_bytes())] {
+        let path = folder.path().join(name);
+        std::fs::write(&path, bytes).unwrap();
+        let cut = pieces(&path, &InputOptions::default(), CutRule::Anywhere).unwrap();
+        assert!(cut.len() > 2 && cut.iter().all(|piece| piece.text.len() <= 1 << 20));
+        assert_eq!(documents(&cut).concat(), text);
+        assert_eq!(pieces(&path, &InputOptions::default(), CutRule::Never).unwrap().len(), 1);
+    }
+}
+
+#[test]
+fn separators_across_reads_are_found_and_pieces_do_not_depend_on_them() {
+    let separator = "<|endoftext|>\n";
+    let parts: Vec<String> = (0..7).map(|i| "lorem ipsum ".repeat(20_000 * i + i)).collect();
+    let file = parts.join(separator);
+    let read = read_back("txt", file.as_bytes(), &separated(separator)).unwrap();
+    assert_eq!(read, parts);
+}
+
+#[test]
+fn text_without_a_safe_cut_is_refused_before_it_fills_the_memory() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("one-word.txt");
+    std::fs::write(&path, "a".repeat(40 << 20)).unwrap();
+    let message = pieces(&path, &InputOptions::default(), CutRule::BetweenWords).unwrap_err().to_string();
+    assert!(message.contains("32 MiB"), "{message}");
+    assert!(pieces(&path, &InputOptions::default(), CutRule::Anywhere).is_ok());
+}
+
+#[test]
+fn a_byte_order_mark_is_no_text() {
+    let options = InputOptions::default();
+    assert_eq!(read_back("txt", "\u{FEFF}hello".as_bytes(), &options).unwrap(), ["hello"]);
+    assert_eq!(read_back("jsonl", "\u{FEFF}{\"text\": \"a\"}".as_bytes(), &options).unwrap(), ["a"]);
+}
+
+#[test]
+fn errors_say_what_is_wrong_and_where() {
+    let options = InputOptions::default();
+    for (extension, bytes, expected) in [
+        ("txt", &b"fine\xFFnot"[..], "byte 4: 0xFF"),
+        (
+            "jsonl",
+            b"{\"text\": \"a\"}\n{\"body\": 1}\n",
+            "line 2: there is no field \"text\"; the line has \"body\"",
+        ),
+        ("jsonl", b"{}\n", "the line has no fields"),
+        ("jsonl", b"{\"text\": [1, {}]}", "line 1: field \"text\" is an array"),
+        ("jsonl", b"{\"text\": null}", "field \"text\" is null"),
+        ("jsonl", b"[\"text\"]", "line 1: broken JSON"),
+        ("jsonl", b"{\"text\": \"\xFF\"}", "line 1: broken JSON"),
+        ("jsonl", b"{\"text\": \"a\"} {\"text\": \"b\"}", "trailing characters"),
+        ("txt.gz", b"", "the file is empty"),
+        ("parquet", b"", "footer: the parquet data is damaged"),
+    ] {
+        let message = message(extension, bytes, &options);
+        assert!(message.contains(expected), "{expected}: {message}");
+    }
+    let nulls: Vec<Option<&str>> = (0..150).map(|row| (row != 130).then_some("x")).collect();
+    let message = |field: &str| {
+        let options = InputOptions { field: field.to_owned(), ..InputOptions::default() };
+        message("parquet", &parquet_file(&nulls), &options)
+    };
+    assert!(message("text").contains("row 131: column \"text\" has no value"), "{}", message("text"));
+    assert!(
+        message("raw").contains("row 1: byte 0 of column \"raw\" is not valid UTF-8"),
+        "{}",
+        message("raw")
+    );
+    assert!(message("id").contains("not a column of strings"));
+    assert!(message("body").contains("there is no column \"body\"; the file has \"id\", \"text\", \"raw\""));
+    assert!(read_back("txt", b"a", &separated("")).is_err());
+}
+
+#[test]
+fn names_folders_and_patterns_list_files_in_a_fixed_order() {
+    let folder = tempfile::tempdir().unwrap();
+    let root = folder.path();
+    for name in ["b.txt", "a.jsonl.gz", "notes.pdf", ".hidden.txt", "sub/c.parquet", "sub/deep/d.txt.zst"] {
+        std::fs::create_dir_all(root.join(name).parent().unwrap()).unwrap();
+        std::fs::write(root.join(name), "x").unwrap();
+    }
+    let list = |names: &[PathBuf]| -> Vec<String> {
+        let found = list_inputs(names).unwrap();
+        found.iter().map(|f| f.path.strip_prefix(root).unwrap().to_str().unwrap().to_owned()).collect()
+    };
+    let everything = ["a.jsonl.gz", "b.txt", "sub/c.parquet", "sub/deep/d.txt.zst"];
+    assert_eq!(list(&[root.to_path_buf()]), everything);
+    assert_eq!(list(&[root.join("**/*.t?t*")]), ["b.txt", "sub/deep/d.txt.zst"]);
+    assert_eq!(list(&[root.join("sub/*.parquet"), root.join("b.txt")]), ["sub/c.parquet", "b.txt"]);
+    for (names, expected) in [
+        (vec![root.join("notes.pdf")], "cannot be read"),
+        (vec![root.join("*.csv")], "matches no input file"),
+        (vec![root.join("absent.txt")], "check the path"),
+        (vec![root.join("b.txt"), root.join("*.txt")], "named twice"),
+        (vec![], "no input is named"),
+    ] {
+        let message = list_inputs(&names).unwrap_err().to_string();
+        assert!(message.contains(expected), "{message}");
+    }
+}

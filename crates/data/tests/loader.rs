@@ -1,0 +1,342 @@
+//! The loader: each window once an epoch, the same whoever asks, and exactly resumable.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use proptest::prelude::*;
+use xtrain_data::loader::SampleLocation;
+use xtrain_data::{
+    DocumentMask, HeldOut, HeldOutAmount, IGNORED_TARGET, Loader, LoaderOptions, LoaderState, MemoryTokens,
+    Prefetcher, RankSlice, Source, TokenStream, Validation, unigram_entropy_nats,
+};
+
+const END: u32 = 0;
+const VOCAB: usize = 1 << 20;
+
+/// Documents of the given lengths whose tokens are all different (but the end), counted from `first`.
+fn stream(name: &str, first: u32, lengths: &[usize]) -> Arc<dyn TokenStream> {
+    let mut next = first;
+    let documents: Vec<Vec<u32>> = lengths
+        .iter()
+        .map(|&length| {
+            let document = (next..next + length as u32).collect();
+            next += length as u32;
+            document
+        })
+        .collect();
+    Arc::new(MemoryTokens::from_documents(name, documents, END, VOCAB).unwrap())
+}
+
+fn options(seq_len: usize, seed: u64) -> LoaderOptions {
+    LoaderOptions { seq_len, seed, document_mask: DocumentMask::Off, held_out: None }
+}
+
+fn one_source(stream: Arc<dyn TokenStream>, options: LoaderOptions) -> Loader {
+    Loader::new(vec![Source { stream, weight: 1.0 }], options).unwrap()
+}
+
+fn tokens_of(stream: &dyn TokenStream) -> Vec<i32> {
+    let mut tokens = vec![0; stream.token_count() as usize];
+    stream.read(0, &mut tokens).unwrap();
+    tokens
+}
+
+fn lengths() -> impl Strategy<Value = Vec<usize>> {
+    prop::collection::vec(1_usize..40, 8..30)
+}
+
+fn mask() -> impl Strategy<Value = DocumentMask> {
+    prop::sample::select(vec![DocumentMask::Off, DocumentMask::On])
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(64))]
+
+    #[test]
+    fn an_epoch_is_each_window_once_and_the_next_is_in_another_order(
+        lengths in lengths(), seq_len in 1_usize..12, seed: u64,
+    ) {
+        let loader = one_source(stream("a", 1, &lengths), options(seq_len, seed));
+        let windows = loader.windows()[0];
+        let epoch = |epoch: u64| -> Vec<u64> {
+            (epoch * windows..(epoch + 1) * windows)
+                .map(|sample| {
+                    let location = loader.locate(sample);
+                    assert_eq!(location.epoch, epoch);
+                    assert_eq!(location.position, location.window * seq_len as u64);
+                    location.window
+                })
+                .collect()
+        };
+        let orders = [epoch(0), epoch(1), epoch(7)];
+        for order in &orders {
+            let all: BTreeSet<u64> = order.iter().copied().collect();
+            prop_assert_eq!(all, (0..windows).collect::<BTreeSet<_>>());
+        }
+        if windows > 20 {
+            prop_assert_ne!(&orders[0], &orders[1]);
+            prop_assert_ne!(&orders[1], &orders[2]);
+        }
+    }
+
+    #[test]
+    fn a_batch_is_what_a_plain_implementation_makes(
+        lengths in lengths(), seq_len in 1_usize..20, seed: u64, mask in mask(), first in 0_u64..1000,
+    ) {
+        let source = stream("a", 1, &lengths);
+        let tokens = tokens_of(source.as_ref());
+        let loader = one_source(source, LoaderOptions { document_mask: mask, ..options(seq_len, seed) });
+        let batch = loader.batch(first, 3).unwrap();
+        prop_assert_eq!((batch.batch_size, batch.seq_len, batch.valid_targets), (3, seq_len, 3 * seq_len));
+        for row in 0..3 {
+            let start = loader.locate(first + row as u64).position as usize;
+            let window = &tokens[start..=start + seq_len];
+            let mut begin = 0;
+            for t in 0..seq_len {
+                // A document begins behind an end token, and nowhere else.
+                if mask == DocumentMask::On && t > 0 && window[t - 1] == END as i32 {
+                    begin = t;
+                }
+                let at = row * seq_len + t;
+                prop_assert_eq!(batch.tokens[at], window[t]);
+                prop_assert_eq!(batch.targets[at], window[t + 1]);
+                prop_assert_eq!(batch.doc_start[at], begin as i32);
+                prop_assert_eq!(batch.positions[at], (t - begin) as i32);
+            }
+        }
+    }
+
+    #[test]
+    fn how_samples_are_grouped_and_shared_out_changes_nothing(
+        lengths in lengths(), seed: u64, world_size in 1_usize..4, micro_batch in 1_usize..4, micro_steps in 1_usize..3,
+    ) {
+        let loader = Arc::new(one_source(stream("a", 1, &lengths), options(5, seed)));
+        let global_batch = world_size * micro_batch * micro_steps;
+        let first = 3 * global_batch as u64;
+        let whole = loader.batch(first, 2 * global_batch).unwrap();
+        let mut joined = Vec::new();
+        let mut ranks: Vec<(RankSlice, Prefetcher)> = (0..world_size)
+            .map(|rank| {
+                let slice = RankSlice::of_rank(rank, world_size, global_batch, micro_batch).unwrap();
+                (slice, Prefetcher::start(Arc::clone(&loader), slice, first, 2).unwrap())
+            })
+            .collect();
+        for _step in 0..2 {
+            for (slice, prefetcher) in &mut ranks {
+                for _ in 0..slice.micro_steps() {
+                    joined.extend(prefetcher.next_batch().unwrap().tokens);
+                }
+            }
+        }
+        prop_assert_eq!(joined, whole.tokens);
+    }
+
+    #[test]
+    fn a_mixture_gives_each_source_its_share_and_each_window_in_turn(
+        weights in prop::collection::vec(1_u32..9, 2..4), seed: u64, samples in 1_u64..600,
+    ) {
+        let total = f64::from(weights.iter().sum::<u32>());
+        let sources = weights.iter().enumerate().map(|(number, &weight)| Source {
+            stream: stream("s", 1000 * number as u32 + 1, &[50 + 30 * number]),
+            weight: f64::from(weight) / total,
+        });
+        let loader = Loader::new(sources.collect(), options(4, seed)).unwrap();
+        let mut seen: BTreeMap<(usize, u64), Vec<u64>> = BTreeMap::new();
+        let mut counts = vec![0_u64; weights.len()];
+        for sample in 0..samples {
+            let SampleLocation { source, epoch, window, .. } = loader.locate(sample);
+            seen.entry((source, epoch)).or_default().push(window);
+            counts[source] += 1;
+            let token = loader.batch(sample, 1).unwrap().tokens[0];
+            // A window may begin with an end token; any other tells its source.
+            prop_assert!(token == END as i32 || token as usize / 1000 == source);
+        }
+        for (source, &count) in counts.iter().enumerate() {
+            let share = f64::from(weights[source]) / total * samples as f64;
+            prop_assert!((count as f64 - share).abs() < 1.0 + 1e-9);
+            prop_assert_eq!(loader.state(samples).sources[source].samples, count);
+            prop_assert_eq!(loader.epochs(samples)[source], count as f64 / loader.windows()[source] as f64);
+        }
+        for ((source, epoch), windows) in seen {
+            let different: BTreeSet<u64> = windows.iter().copied().collect();
+            prop_assert_eq!(different.len(), windows.len());
+            if epoch < counts[source] / loader.windows()[source] {
+                prop_assert_eq!(different.len() as u64, loader.windows()[source]);
+            }
+        }
+    }
+
+    #[test]
+    fn what_is_held_out_is_never_trained_on(
+        lengths in lengths(), seq_len in 1_usize..8, seed: u64, fraction in 0.1_f64..0.5, blocks in 1_u32..4,
+    ) {
+        let source = stream("a", 1, &lengths);
+        let held_out = HeldOut { amount: HeldOutAmount::Fraction(fraction), blocks };
+        let loader = one_source(
+            Arc::clone(&source), LoaderOptions { held_out: Some(held_out), ..options(seq_len, seed) },
+        );
+        let real = |tokens: &[i32]| -> BTreeSet<i32> {
+            tokens.iter().copied().filter(|&token| token > END as i32).collect()
+        };
+        let batch = loader.batch(0, loader.windows()[0] as usize).unwrap();
+        let trained: BTreeSet<i32> = real(&batch.tokens).union(&real(&batch.targets)).copied().collect();
+        let mut validated = BTreeSet::new();
+        let mut targets = 0;
+        for batch in loader.validation().unwrap().batches(3) {
+            let batch = batch.unwrap();
+            validated.extend(real(&batch.tokens));
+            validated.extend(real(&batch.targets));
+            targets += batch.valid_targets;
+        }
+        prop_assert!(trained.is_disjoint(&validated));
+        let held = (source.token_count() as f64 * fraction).round() as usize;
+        prop_assert_eq!(targets, held - blocks as usize);
+        prop_assert_eq!(loader.training_tokens() as usize + held, source.token_count() as usize);
+    }
+
+    #[test]
+    fn validation_sees_every_target_once_in_order_and_one_shape(
+        lengths in lengths(), seq_len in 1_usize..12, batch_size in 1_usize..5, mask in mask(),
+    ) {
+        let source = stream("a", 1, &lengths);
+        let tokens = tokens_of(source.as_ref());
+        let validation = Validation::of(vec![source], seq_len, mask).unwrap();
+        let mut targets = Vec::new();
+        for batch in validation.batches(batch_size) {
+            let batch = batch.unwrap();
+            prop_assert_eq!(batch.batch_size, batch_size);
+            for column in [&batch.tokens, &batch.targets, &batch.positions, &batch.doc_start] {
+                prop_assert_eq!(column.len(), batch_size * seq_len);
+            }
+            let valid: Vec<i32> = batch.targets.iter().copied().filter(|&t| t != IGNORED_TARGET).collect();
+            prop_assert_eq!(valid.len(), batch.valid_targets);
+            targets.extend(valid);
+        }
+        prop_assert_eq!(&targets, &tokens[1..]);
+        let entropy = validation.unigram_entropy_nats().unwrap();
+        prop_assert!((entropy - unigram_entropy_nats(&targets)).abs() < 1e-12);
+        let some = validation.clone().at_most(3);
+        prop_assert_eq!(some.window_count(), validation.window_count().min(3));
+        prop_assert_eq!(some.batch(0, 1).unwrap(), validation.batch(0, 1).unwrap());
+    }
+}
+
+#[test]
+fn a_run_resumed_from_its_state_goes_on_exactly() {
+    let make = || {
+        let sources = vec![
+            Source { stream: stream("a", 1, &[400]), weight: 0.3 },
+            Source { stream: stream("b", 1000, &[90, 80]), weight: 0.123456789 },
+        ];
+        Loader::new(sources, options(6, 17)).unwrap()
+    };
+    let before = make();
+    for samples in [0, 1, 37, 1000] {
+        let json = serde_json::to_string(&before.state(samples)).unwrap();
+        let state: LoaderState = serde_json::from_str(&json).unwrap();
+        let after = make();
+        let next = after.resume(&state).unwrap();
+        assert_eq!(next, samples);
+        assert_eq!(after.batch(next, 9).unwrap(), before.batch(samples, 9).unwrap());
+    }
+}
+
+#[test]
+fn resuming_with_anything_else_says_what_differs() {
+    let base = || vec![Source { stream: stream("first", 1, &[400]), weight: 1.0 }];
+    let state = Loader::new(base(), options(6, 17)).unwrap().state(40);
+    let held_out = Some(HeldOut { amount: HeldOutAmount::Tokens(100), blocks: 1 });
+    let two = vec![base().remove(0), Source { stream: stream("b", 500, &[100]), weight: 1.0 }];
+    let changed = vec![Source { stream: stream("other", 2, &[400]), weight: 1.0 }];
+    let moved_end = vec![Source { stream: stream("other", 1, &[399]), weight: 1.0 }];
+    for (sources, options, expected) in [
+        (base(), options(6, 18), "the seed was 17, now it is 18"),
+        (base(), options(7, 17), "the sequence length was 6, now it is 7"),
+        (two, options(6, 17), "it had 1 sources, now 2"),
+        (changed, options(6, 17), "the tokens of other are not those of first"),
+        (moved_end, options(6, 17), "the tokens of other are not those of first"),
+        (
+            vec![Source { weight: 2.0, ..base().remove(0) }],
+            options(6, 17),
+            "the weight of first was 1, now 2",
+        ),
+        (base(), LoaderOptions { held_out, ..options(6, 17) }, "other tokens are held out"),
+    ] {
+        let message = Loader::new(sources, options).unwrap().resume(&state).unwrap_err().to_string();
+        assert!(message.contains(expected), "{expected}: {message}");
+    }
+}
+
+#[test]
+fn data_and_options_that_do_not_fit_are_refused() {
+    let source = |length| vec![Source { stream: stream("a", 1, &[length]), weight: 1.0 }];
+    let message = Loader::new(source(5), options(6, 0)).unwrap_err().to_string();
+    assert!(message.contains("6 training tokens, too few for one sequence of 6"), "{message}");
+    assert!(Loader::new(source(6), options(6, 0)).is_ok());
+    assert!(Loader::new(source(5), options(0, 0)).is_err());
+    assert!(Loader::new(Vec::new(), options(6, 0)).is_err());
+    for amount in [
+        HeldOutAmount::Fraction(0.0),
+        HeldOutAmount::Fraction(1.0),
+        HeldOutAmount::Fraction(f64::NAN),
+        HeldOutAmount::Tokens(0),
+        HeldOutAmount::Tokens(101),
+    ] {
+        let options = LoaderOptions { held_out: Some(HeldOut { amount, blocks: 1 }), ..options(6, 0) };
+        assert!(Loader::new(source(100), options).is_err(), "{amount:?}");
+    }
+    assert!(Validation::of(vec![stream("a", 1, &[0])], 4, DocumentMask::Off).is_err());
+    for (rank, world_size, global, micro) in
+        [(0, 1, 7, 2), (2, 2, 4, 1), (0, 0, 4, 1), (0, 1, 4, 0), (0, 1, 0, 1)]
+    {
+        assert!(RankSlice::of_rank(rank, world_size, global, micro).is_err());
+    }
+}
+
+#[test]
+fn seeds_give_different_orders() {
+    let order = |seed| -> Vec<u64> {
+        let loader = one_source(stream("a", 1, &[500]), options(4, seed));
+        (0..50).map(|sample| loader.locate(sample).window).collect()
+    };
+    assert_eq!(order(1), order(1));
+    assert_ne!(order(1), order(2));
+}
+
+/// A stream whose file breaks at some position.
+#[derive(Debug)]
+struct Breaking(Arc<dyn TokenStream>);
+
+impl TokenStream for Breaking {
+    fn name(&self) -> &str {
+        "breaking"
+    }
+    fn token_count(&self) -> u64 {
+        self.0.token_count()
+    }
+    fn vocab_size(&self) -> usize {
+        self.0.vocab_size()
+    }
+    fn fingerprint(&self) -> u64 {
+        self.0.fingerprint()
+    }
+    fn read(&self, start: u64, out: &mut [i32]) -> xtrain_data::Result<()> {
+        if start > 100 {
+            return Err(xtrain_data::DataError::Internal("broken here".to_owned()));
+        }
+        self.0.read(start, out)
+    }
+    fn document_ends(&self, range: std::ops::Range<u64>, out: &mut Vec<u64>) -> xtrain_data::Result<()> {
+        self.0.document_ends(range, out)
+    }
+}
+
+#[test]
+fn an_error_while_reading_ahead_reaches_the_caller_and_ends_the_batches() {
+    let loader = Arc::new(one_source(Arc::new(Breaking(stream("a", 1, &[400]))), options(4, 3)));
+    let slice = RankSlice::of_rank(0, 1, 2, 2).unwrap();
+    let mut prefetcher = Prefetcher::start(loader, slice, 0, 3).unwrap();
+    let error = (0..100).find_map(|_| prefetcher.next_batch().err()).expect("an epoch meets the break");
+    assert!(error.to_string().contains("broken here"), "{error}");
+    assert!(prefetcher.next_batch().is_err());
+}

@@ -1,0 +1,346 @@
+//! From files to datasets: the same bytes however it is done, and nothing lost when it is interrupted.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::ops::ControlFlow;
+use std::path::Path;
+
+use proptest::prelude::*;
+use xtrain_data::input::read_documents;
+use xtrain_data::{
+    DataError, Dataset, InputOptions, MemoryTokens, PrepareOptions, Progress, TokenStream, Tokenizer,
+    list_inputs, prepare, prepare_cached, sample_texts,
+};
+
+fn go_on(_: &Progress) -> ControlFlow<()> {
+    ControlFlow::Continue(())
+}
+
+fn small_shards(shard_tokens: u64) -> PrepareOptions {
+    PrepareOptions {
+        shard_tokens,
+        input: InputOptions { separator: Some("#".to_owned()), field: "text".to_owned() },
+    }
+}
+
+fn run(
+    input: &Path,
+    tokenizer: &Tokenizer,
+    options: &PrepareOptions,
+    out: &Path,
+) -> Result<Dataset, DataError> {
+    prepare(&list_inputs(&[input])?, tokenizer, options, out, &mut go_on)
+}
+
+/// Every file of a folder but the lock.
+fn contents(folder: &Path) -> BTreeMap<String, Vec<u8>> {
+    let entries = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap());
+    entries
+        .map(|entry| (entry.file_name().into_string().unwrap(), fs::read(entry.path()).unwrap()))
+        .filter(|(name, _)| name != ".lock")
+        .collect()
+}
+
+fn all_tokens(stream: &dyn TokenStream) -> (Vec<i32>, Vec<u64>) {
+    let mut tokens = vec![0; stream.token_count() as usize];
+    stream.read(0, &mut tokens).unwrap();
+    let mut ends = Vec::new();
+    stream.document_ends(0..stream.token_count() + 1, &mut ends).unwrap();
+    (tokens, ends)
+}
+
+fn write_files(folder: &Path, texts: &[String]) {
+    for (number, text) in texts.iter().enumerate() {
+        fs::write(folder.join(format!("{number:03}.txt")), text).unwrap();
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(32))]
+
+    #[test]
+    fn a_dataset_holds_the_documents_of_its_files(
+        texts in prop::collection::vec("[a-c #]{0,60}", 1..6), shard_tokens in 1_u64..50,
+    ) {
+        let (input, out) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        write_files(input.path(), &texts);
+        let tokenizer = Tokenizer::bytes();
+        let documents: Vec<Vec<u32>> = texts
+            .iter()
+            .flat_map(|text| text.split('#'))
+            .filter(|document| !document.is_empty())
+            .map(|document| tokenizer.encode(document).unwrap())
+            .collect();
+        let made = run(input.path(), &tokenizer, &small_shards(shard_tokens), out.path());
+        if documents.is_empty() {
+            prop_assert!(made.unwrap_err().to_string().contains("no text"));
+            return Ok(());
+        }
+        let dataset = made.unwrap();
+        dataset.verify().unwrap();
+        let end = tokenizer.end_of_document();
+        let expected = MemoryTokens::from_documents("memory", &documents, end, 257).unwrap();
+        prop_assert_eq!(all_tokens(&dataset), all_tokens(&expected));
+        prop_assert_eq!(dataset.document_count(), documents.len() as u64);
+        prop_assert_eq!(dataset.text_bytes(), dataset.token_count() - dataset.document_count());
+        prop_assert_eq!(dataset.tokenizer().unwrap().hash(), tokenizer.hash());
+        // Any range across shards gives the same ends as the plain list.
+        for start in 0..expected.token_count() {
+            let (mut ours, mut theirs) = (Vec::new(), Vec::new());
+            dataset.document_ends(start..start + 9, &mut ours).unwrap();
+            expected.document_ends(start..start + 9, &mut theirs).unwrap();
+            prop_assert_eq!(ours, theirs);
+        }
+    }
+
+    #[test]
+    fn a_flipped_bit_anywhere_in_a_dataset_is_found(
+        number: prop::sample::Index, at: prop::sample::Index, bit in 0..8,
+    ) {
+        let (input, out) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        write_files(input.path(), &["some text#more text".repeat(4)]);
+        let before = run(input.path(), &Tokenizer::bytes(), &small_shards(40), out.path()).unwrap();
+        let before = (all_tokens(&before), before.tokenizer_hash().to_owned(), before.text_bytes());
+        let files: Vec<_> = contents(out.path()).into_iter().collect();
+        let (name, mut bytes) = files[number.index(files.len())].clone();
+        let at = at.index(bytes.len());
+        bytes[at] ^= 1_u8 << bit;
+        fs::write(out.path().join(&name), &bytes).unwrap();
+        let after = Dataset::open(out.path()).and_then(|dataset| {
+            dataset.verify()?;
+            // A damaged tokenizer is either no tokenizer or another one; its side file is free text.
+            if name == "tokenizer.json" {
+                dataset.tokenizer()?;
+            }
+            Ok((all_tokens(&dataset), dataset.tokenizer_hash().to_owned(), dataset.text_bytes()))
+        });
+        // A flip in white space, or in what only tells how the dataset was made, changes nothing that is read.
+        prop_assert!(after.is_err() || after.unwrap() == before, "{name} byte {at}");
+    }
+}
+
+fn long_input(folder: &Path) {
+    let text: String = (0..60_000).map(|i| format!("word{} and{}\n", i % 977, i % 13)).collect();
+    write_files(folder, &[text.clone(), "short".to_owned(), text.replace('a', "b#"), String::new()]);
+}
+
+fn bpe() -> Tokenizer {
+    let text: String = (0..2000).map(|i| format!("word{} and{}\n", i % 977, i % 13)).collect();
+    Tokenizer::train_bpe([Ok(text)], 400).unwrap()
+}
+
+#[test]
+fn the_number_of_threads_changes_no_byte() {
+    let input = tempfile::tempdir().unwrap();
+    long_input(input.path());
+    let tokenizer = bpe();
+    let made = [1, 3].map(|threads| {
+        let out = tempfile::tempdir().unwrap();
+        let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
+        pool.install(|| run(input.path(), &tokenizer, &small_shards(100_000), out.path())).unwrap();
+        contents(out.path())
+    });
+    assert!(made[0].keys().filter(|name| name.ends_with(".tokens")).count() > 2);
+    assert_eq!(made[0], made[1]);
+}
+
+#[test]
+fn a_run_interrupted_anywhere_continues_to_the_same_bytes() {
+    let input = tempfile::tempdir().unwrap();
+    long_input(input.path());
+    let tokenizer = bpe();
+    let options = small_shards(60_000);
+    let inputs = list_inputs(&[input.path()]).unwrap();
+    let whole = tempfile::tempdir().unwrap();
+    run(input.path(), &tokenizer, &options, whole.path()).unwrap();
+    let expected = contents(whole.path());
+    let shards = expected.keys().filter(|name| name.ends_with(".tokens")).count();
+
+    // The state that a kill leaves after each shard is the record of that moment and any half-written rest.
+    let out = tempfile::tempdir().unwrap();
+    let stopped = prepare(&inputs, &tokenizer, &options, out.path(), &mut |_| ControlFlow::Break(()));
+    assert!(matches!(stopped, Err(DataError::Interrupted)));
+    assert!(Dataset::open(out.path()).is_err());
+    let record: serde_json::Value =
+        serde_json::from_slice(&fs::read(out.path().join("unfinished.json")).unwrap()).unwrap();
+    let recorded = record["shards"].as_array().unwrap().len();
+    assert!(recorded > 0 && recorded <= shards);
+    fs::write(out.path().join("shard-00099.tokens.tmp"), "half a shard").unwrap();
+    let first = fs::metadata(out.path().join("shard-00000.tokens")).unwrap().modified().unwrap();
+    run(input.path(), &tokenizer, &options, out.path()).unwrap();
+    let again = fs::metadata(out.path().join("shard-00000.tokens")).unwrap().modified().unwrap();
+    assert_eq!(first, again, "a finished shard is not written again");
+    fs::remove_file(out.path().join("shard-00099.tokens.tmp")).unwrap();
+    assert_eq!(contents(out.path()), expected);
+}
+
+#[test]
+fn a_run_cut_back_to_any_shard_continues_to_the_same_bytes() {
+    let input = tempfile::tempdir().unwrap();
+    write_files(input.path(), &["ab#c".repeat(25), String::new(), "#d#".repeat(25), "efgh".repeat(30)]);
+    let tokenizer = Tokenizer::bytes();
+    let options = small_shards(16);
+    let whole = tempfile::tempdir().unwrap();
+    run(input.path(), &tokenizer, &options, whole.path()).unwrap();
+    let expected = contents(whole.path());
+    // Runs over a growing part of the pieces leave each record that there can be.
+    let out = tempfile::tempdir().unwrap();
+    let inputs = list_inputs(&[input.path()]).unwrap();
+    let _ = prepare(&inputs, &tokenizer, &options, out.path(), &mut |_| ControlFlow::Break(()));
+    let record = fs::read(out.path().join("unfinished.json")).unwrap();
+    let record: serde_json::Value = serde_json::from_slice(&record).unwrap();
+    let mut positions = Vec::new();
+    let (mut tokens, mut inside) = (0, false);
+    for (file, input) in inputs.iter().enumerate() {
+        let rule = tokenizer.cut_rule();
+        for (piece, read) in read_documents(input, &options.input, rule).unwrap().enumerate() {
+            let read = read.unwrap();
+            let is_empty = read.text.is_empty() && !inside;
+            inside = !read.ends_document;
+            if is_empty {
+                continue;
+            }
+            tokens += read.text.len() as u64 + u64::from(read.ends_document);
+            if tokens >= options.shard_tokens {
+                positions.push((file, piece + 1, inside));
+                tokens = 0;
+            }
+        }
+    }
+    assert!(positions.len() > 5);
+    for (count, (file, pieces, inside)) in positions.into_iter().enumerate() {
+        let out = tempfile::tempdir().unwrap();
+        let mut record = record.clone();
+        let kept = record["shards"].as_array().unwrap()[..=count].to_vec();
+        for shard in &kept {
+            let name = shard["file"].as_str().unwrap();
+            fs::write(out.path().join(name), &expected[name]).unwrap();
+        }
+        record["shards"] = kept.into();
+        record["position"] = serde_json::json!({"file": file, "pieces": pieces});
+        record["inside_document"] = inside.into();
+        fs::write(out.path().join("unfinished.json"), record.to_string()).unwrap();
+        run(input.path(), &tokenizer, &options, out.path()).unwrap();
+        assert_eq!(contents(out.path()), expected, "after shard {count}");
+    }
+}
+
+#[test]
+fn a_finished_dataset_is_found_again_and_never_overwritten() {
+    let (input, out) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    write_files(input.path(), &["hello".to_owned()]);
+    let options = PrepareOptions::default();
+    let tokenizer = Tokenizer::bytes();
+    run(input.path(), &tokenizer, &options, out.path()).unwrap();
+    let before = contents(out.path());
+    run(input.path(), &tokenizer, &options, out.path()).unwrap();
+    assert_eq!(contents(out.path()), before);
+    let other = run(input.path(), &tokenizer, &small_shards(7), out.path()).unwrap_err().to_string();
+    assert!(other.contains("already holds a dataset"), "{other}");
+    write_files(input.path(), &["hello, changed".to_owned()]);
+    assert!(run(input.path(), &tokenizer, &options, out.path()).is_err());
+    assert_eq!(contents(out.path()), before);
+}
+
+#[test]
+fn an_unfinished_run_over_other_input_is_not_continued() {
+    let (input, out) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    write_files(input.path(), &["hello".to_owned()]);
+    let inputs = list_inputs(&[input.path()]).unwrap();
+    let options = PrepareOptions::default();
+    let _ = prepare(&inputs, &Tokenizer::bytes(), &options, out.path(), &mut |_| ControlFlow::Break(()));
+    write_files(input.path(), &["hello, changed".to_owned()]);
+    let message = run(input.path(), &Tokenizer::bytes(), &options, out.path()).unwrap_err().to_string();
+    assert!(message.contains("unfinished dataset of other input"), "{message}");
+}
+
+#[test]
+fn a_folder_with_other_things_in_it_is_left_alone() {
+    let (input, out) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    write_files(input.path(), &["hello".to_owned()]);
+    fs::write(out.path().join("thesis.doc"), "important").unwrap();
+    let options = PrepareOptions::default();
+    let message = run(input.path(), &Tokenizer::bytes(), &options, out.path()).unwrap_err().to_string();
+    assert!(message.contains("thesis.doc"), "{message}");
+    assert_eq!(contents(out.path()).len(), 1);
+}
+
+#[test]
+fn two_writers_do_not_share_a_folder() {
+    let (input, out) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    write_files(input.path(), &["hello".to_owned()]);
+    let lock = fs::File::create(out.path().join(".lock")).unwrap();
+    lock.lock().unwrap();
+    let options = PrepareOptions::default();
+    let message = run(input.path(), &Tokenizer::bytes(), &options, out.path()).unwrap_err().to_string();
+    assert!(message.contains("another process"), "{message}");
+}
+
+#[test]
+fn the_cache_gives_one_dataset_to_all_who_ask_at_once() {
+    let (input, cache) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    long_input(input.path());
+    let inputs = list_inputs(&[input.path()]).unwrap();
+    let tokenizer = Tokenizer::bytes();
+    let get = || {
+        let options = PrepareOptions::default();
+        prepare_cached(&inputs, &tokenizer, &options, cache.path(), &mut go_on).unwrap().fingerprint()
+    };
+    let fingerprints: Vec<u64> = std::thread::scope(|scope| {
+        let threads: Vec<_> = (0..3).map(|_| scope.spawn(get)).collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    });
+    assert!(fingerprints.iter().all(|&fingerprint| fingerprint == fingerprints[0]));
+    assert_eq!(fs::read_dir(cache.path()).unwrap().count(), 1);
+}
+
+#[test]
+fn progress_reaches_the_whole_and_counts_what_is_written() {
+    let (input, out) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    long_input(input.path());
+    let inputs = list_inputs(&[input.path()]).unwrap();
+    let mut told: Vec<Progress> = Vec::new();
+    let dataset = prepare(&inputs, &bpe(), &small_shards(60_000), out.path(), &mut |progress| {
+        told.push(*progress);
+        ControlFlow::Continue(())
+    });
+    let (dataset, last) = (dataset.unwrap(), told.last().unwrap());
+    assert!(told.is_sorted_by_key(|progress| (progress.bytes_done, progress.tokens)));
+    assert_eq!(last.bytes_done, last.bytes_total);
+    assert_eq!((last.tokens, last.documents), (dataset.token_count(), dataset.document_count()));
+    assert!(last.mb_per_s() > 0.0);
+}
+
+#[test]
+fn errors_in_the_text_name_the_file_and_keep_finished_shards() {
+    let (input, out) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let options = small_shards(10);
+    write_files(input.path(), &["abcabcabcabcabc".to_owned(), "abcxabc".to_owned()]);
+    let tokenizer = Tokenizer::chars([Ok("abc".to_owned())]).unwrap();
+    let message = run(input.path(), &tokenizer, &options, out.path()).unwrap_err().to_string();
+    assert!(message.contains("001.txt") && message.contains("'x' (U+0078) after \"abc\""), "{message}");
+    assert!(out.path().join("shard-00000.tokens").exists());
+
+    let out = tempfile::tempdir().unwrap();
+    fs::write(input.path().join("001.txt"), b"ab\xFF").unwrap();
+    let message = run(input.path(), &tokenizer, &options, out.path()).unwrap_err().to_string();
+    assert!(message.contains("001.txt, byte 2"), "{message}");
+    assert!(out.path().join("shard-00000.tokens").exists());
+}
+
+#[test]
+fn a_sample_is_even_bounded_and_the_same_each_time() {
+    let input = tempfile::tempdir().unwrap();
+    let texts: Vec<String> = (0..50).map(|file| format!("{file:02}").repeat(500)).collect();
+    write_files(input.path(), &texts);
+    let inputs = list_inputs(&[input.path()]).unwrap();
+    let options = InputOptions::default();
+    let sample =
+        |bytes| -> Vec<String> { sample_texts(&inputs, &options, bytes).map(Result::unwrap).collect() };
+    assert_eq!(sample(1 << 20), texts);
+    let tenth = sample(5_000);
+    assert_eq!(tenth.len(), 5);
+    assert_eq!(tenth, sample(5_000));
+    let files: Vec<u32> = tenth.iter().map(|text| text[..2].parse().unwrap()).collect();
+    assert!(files.windows(2).all(|pair| pair[1] - pair[0] == 10), "{files:?}");
+}

@@ -1,0 +1,181 @@
+//! Shards and datasets on the disk: what is written is read, and what is damaged is found.
+
+use std::fs;
+use std::path::Path;
+use std::sync::LazyLock;
+
+use proptest::prelude::*;
+use xtrain_data::{Dataset, MemoryTokens, Shard, ShardWriter, TokenStream, Tokenizer};
+
+static BYTES: LazyLock<Tokenizer> = LazyLock::new(Tokenizer::bytes);
+
+fn write(path: &Path, documents: &[Vec<u32>]) {
+    let mut writer = ShardWriter::create(path, &BYTES).unwrap();
+    for document in documents {
+        // Pieces of any size make the same file.
+        let (one, two) = document.split_at(document.len() / 3);
+        writer.push(one, one.len() as u64).unwrap();
+        writer.push(two, two.len() as u64).unwrap();
+        writer.end_document().unwrap();
+    }
+    writer.finish().unwrap();
+}
+
+fn documents() -> impl Strategy<Value = Vec<Vec<u32>>> {
+    prop::collection::vec(prop::collection::vec(0_u32..256, 0..30), 1..20)
+}
+
+fn in_memory(documents: &[Vec<u32>]) -> MemoryTokens {
+    MemoryTokens::from_documents("memory", documents, BYTES.end_of_document(), BYTES.vocab_size()).unwrap()
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(48))]
+
+    #[test]
+    fn a_shard_gives_back_what_was_written(
+        documents in documents(), start: prop::sample::Index, len: prop::sample::Index,
+    ) {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("a.tokens");
+        write(&path, &documents);
+        let shard = Shard::open(&path).unwrap();
+        shard.verify().unwrap();
+        let expected = in_memory(&documents);
+        let count = shard.header().token_count;
+        prop_assert_eq!(count, expected.token_count());
+        prop_assert_eq!(shard.header().document_count, documents.len() as u64);
+        prop_assert_eq!(shard.header().text_bytes, count - documents.len() as u64);
+        let start = start.index(count as usize) as u64;
+        let len = len.index((count - start) as usize + 1);
+        let (mut ours, mut reference) = (vec![0; len], vec![0; len]);
+        shard.read(start, &mut ours).unwrap();
+        expected.read(start, &mut reference).unwrap();
+        prop_assert_eq!(ours, reference);
+        let (mut ours, mut reference) = (Vec::new(), Vec::new());
+        shard.document_ends(start..start + len as u64, &mut ours).unwrap();
+        expected.document_ends(start..start + len as u64, &mut reference).unwrap();
+        prop_assert_eq!(ours, reference);
+        prop_assert!(shard.read(count, &mut [0]).is_err());
+    }
+
+    #[test]
+    fn any_flipped_bit_is_found(documents in documents(), at: prop::sample::Index, bit in 0..8) {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("a.tokens");
+        write(&path, &documents);
+        let mut bytes = fs::read(&path).unwrap();
+        let at = at.index(bytes.len());
+        bytes[at] ^= 1_u8 << bit;
+        fs::write(&path, &bytes).unwrap();
+        let message = Shard::open(&path).and_then(|shard| {
+            // Reading before verifying must stand it too.
+            let _ = shard.read(0, &mut vec![0; shard.header().token_count as usize]);
+            let _ = shard.document_ends(0..shard.header().token_count, &mut Vec::new());
+            shard.verify()
+        }).unwrap_err().to_string();
+        prop_assert!(message.contains("a.tokens") && !message.contains("internal"), "{}", message);
+    }
+
+    #[test]
+    fn a_file_of_any_other_length_is_refused(documents in documents(), cut: prop::sample::Index, more in 1_usize..9) {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("a.tokens");
+        write(&path, &documents);
+        let bytes = fs::read(&path).unwrap();
+        fs::write(&path, &bytes[..cut.index(bytes.len())]).unwrap();
+        prop_assert!(Shard::open(&path).is_err());
+        fs::write(&path, [&bytes[..], &vec![0; more]].concat()).unwrap();
+        prop_assert!(Shard::open(&path).is_err());
+    }
+
+    #[test]
+    fn any_bytes_are_no_shard(bytes in prop::collection::vec(any::<u8>(), 0..600), keep in 0_usize..256) {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("a.tokens");
+        write(&path, &[vec![1, 2, 3]]);
+        let good = fs::read(&path).unwrap();
+        fs::write(&path, [&good[..keep], &bytes].concat()).unwrap();
+        prop_assert!(Shard::open(&path).is_err());
+    }
+}
+
+#[test]
+fn a_flipped_bit_in_a_large_shard_is_located_to_its_chunk() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("a.tokens");
+    write(&path, &[(0..6 << 20).map(|i| i % 256).collect()]);
+    let mut bytes = fs::read(&path).unwrap();
+    bytes[256 + (5 << 20)] ^= 1;
+    fs::write(&path, bytes).unwrap();
+    let message = Shard::open(&path).unwrap().verify().unwrap_err().to_string();
+    let chunk = format!("bytes {} to {}", 256 + (4 << 20), 256 + (8 << 20) - 1);
+    assert!(message.contains(&chunk), "{message}");
+}
+
+#[test]
+fn a_shard_that_shrinks_while_it_is_open_is_an_error() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("a.tokens");
+    write(&path, &[vec![7; 100_000]]);
+    let shard = Shard::open(&path).unwrap();
+    fs::File::options().write(true).open(&path).unwrap().set_len(1000).unwrap();
+    let message = shard.read(50_000, &mut [0; 10]).unwrap_err().to_string();
+    assert!(message.contains("shrank"), "{message}");
+    assert!(shard.document_ends(0..10, &mut Vec::new()).is_err());
+    assert!(shard.verify().is_err());
+}
+
+#[test]
+fn tokens_outside_the_vocabulary_are_refused_on_the_way_in_and_out() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("a.tokens");
+    let mut writer = ShardWriter::create(&path, &BYTES).unwrap();
+    let message = writer.push(&[1, 257], 2).unwrap_err().to_string();
+    assert!(message.contains("token 257"), "{message}");
+    drop(writer);
+    assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0, "an unfinished shard leaves nothing");
+
+    write(&path, &[vec![1, 2, 3]]);
+    let mut bytes = fs::read(&path).unwrap();
+    bytes[256 + 2..256 + 4].copy_from_slice(&300_u16.to_le_bytes());
+    fs::write(&path, bytes).unwrap();
+    let message = Shard::open(&path).unwrap().read(0, &mut [0; 4]).unwrap_err().to_string();
+    assert!(message.contains("token 300 at position 1"), "{message}");
+    assert!(MemoryTokens::from_documents("memory", [[9]], 3, 5).is_err());
+}
+
+#[test]
+fn the_width_follows_the_vocabulary() {
+    use xtrain_data::shard::TokenWidth;
+    assert_eq!(TokenWidth::for_vocab(1 << 16), TokenWidth::U16);
+    assert_eq!(TokenWidth::for_vocab((1 << 16) + 1), TokenWidth::U32);
+}
+
+#[test]
+fn a_vocabulary_beyond_16_bits_is_stored_in_32() {
+    let characters: String = ('\u{10000}'..).take(70_000).collect();
+    let tokenizer = Tokenizer::chars([Ok(characters.clone())]).unwrap();
+    let ids = tokenizer.encode(&characters).unwrap();
+    assert!(ids.iter().any(|&id| id > 1 << 16));
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("a.tokens");
+    let mut writer = ShardWriter::create(&path, &tokenizer).unwrap();
+    writer.push(&ids, 0).unwrap();
+    writer.finish().unwrap();
+    let shard = Shard::open(&path).unwrap();
+    let mut back = vec![0; ids.len()];
+    shard.read(0, &mut back).unwrap();
+    assert!(back.iter().zip(&ids).all(|(&a, &b)| a as u32 == b));
+}
+
+#[test]
+fn a_folder_that_is_no_dataset_says_so() {
+    let folder = tempfile::tempdir().unwrap();
+    let open = || Dataset::open(folder.path()).unwrap_err().to_string();
+    assert!(open().contains("no dataset.json"));
+    for content in ["", "{}", "[1]", "{\"version\": 1}"] {
+        fs::write(folder.path().join("dataset.json"), content).unwrap();
+        assert!(open().contains("dataset.json"));
+    }
+}

@@ -1,0 +1,130 @@
+//! The sizes and options of a model.
+
+use serde::{Deserialize, Serialize};
+use thiserror::Error;
+use xtrain_ops::qk_norm_rope::RopeScaling;
+
+/// Everything that determines a model but its weights.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ModelConfig {
+    /// Under which name the model goes elsewhere.
+    pub family: Family,
+    /// Width of the residual stream.
+    pub dim: usize,
+    /// Transformer blocks.
+    pub layers: usize,
+    /// Query heads.
+    pub heads: usize,
+    /// Key and value heads; divides `heads` (grouped-query attention).
+    pub kv_heads: usize,
+    /// Width of a head; even. Need not be `dim / heads`.
+    pub head_dim: usize,
+    /// Width of the feed-forward's gate and up projections.
+    pub ffn_dim: usize,
+    /// Rows of the embedding.
+    pub vocab_size: usize,
+    /// The longest sequence that the model is meant for, in tokens.
+    pub max_position_embeddings: usize,
+    /// Base of the rotation frequencies.
+    pub rope_theta: f64,
+    /// How the frequencies are stretched for longer contexts.
+    pub rope_scaling: RopeScaling,
+    /// Added to the mean square in every norm.
+    pub norm_eps: f64,
+    /// Whether the head reads the embedding's weights.
+    pub tie_embeddings: bool,
+    /// Whether the q, k and v projections have biases (Qwen2).
+    pub qkv_bias: bool,
+    /// Whether q and k are normed per head (Qwen3).
+    pub qk_norm: bool,
+}
+
+/// The families that share this decoder.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Family {
+    /// Llama 2 and 3 (arXiv 2307.09288, 2407.21783).
+    Llama,
+    /// Qwen2 and 2.5 (arXiv 2407.10671): biases on q, k and v.
+    Qwen2,
+    /// Qwen3 (arXiv 2505.09388): norms on q and k.
+    Qwen3,
+}
+
+/// What is wrong with a model's description, and what to do.
+#[derive(Clone, Debug, Error, PartialEq, Eq)]
+pub enum ModelError {
+    /// Sizes that contradict each other.
+    #[error("{0}")]
+    Sizes(String),
+    /// A Hugging Face config.json that cannot be taken as it is.
+    #[error("config.json: {0}")]
+    HuggingFace(String),
+}
+
+impl Family {
+    /// The name in config files and Hugging Face's `model_type`.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Family::Llama => "llama",
+            Family::Qwen2 => "qwen2",
+            Family::Qwen3 => "qwen3",
+        }
+    }
+}
+
+impl ModelConfig {
+    /// Checks that the sizes fit each other.
+    pub fn validate(&self) -> Result<(), ModelError> {
+        let fail = |message: String| Err(ModelError::Sizes(message));
+        let sizes = [
+            ("dim", self.dim),
+            ("heads", self.heads),
+            ("kv_heads", self.kv_heads),
+            ("head_dim", self.head_dim),
+            ("ffn_dim", self.ffn_dim),
+            ("vocab_size", self.vocab_size),
+            ("max_position_embeddings", self.max_position_embeddings),
+        ];
+        if let Some((name, _)) = sizes.iter().find(|(_, n)| *n == 0) {
+            return fail(format!("{name} is 0; it must be at least 1"));
+        }
+        if let Some((name, size)) = sizes.iter().chain(&[("layers", self.layers)]).find(|(_, n)| *n > i32::MAX as usize) {
+            return fail(format!("{name} = {size} is more than a model can have; check for a slip"));
+        }
+        if !self.heads.is_multiple_of(self.kv_heads) {
+            return fail(format!("heads ({}) must be a multiple of kv_heads ({})", self.heads, self.kv_heads));
+        }
+        if !self.head_dim.is_multiple_of(2) {
+            return fail(format!("head_dim is {}; rotary embeddings rotate pairs, so it must be even", self.head_dim));
+        }
+        if self.rope_theta.is_nan() || self.rope_theta <= 0.0 || self.norm_eps.is_nan() || self.norm_eps < 0.0 {
+            return fail(format!("rope_theta ({}) and norm_eps ({}) must be positive", self.rope_theta, self.norm_eps));
+        }
+        Ok(())
+    }
+
+    /// Columns of the fused q, k, v projection.
+    pub fn qkv_dim(&self) -> usize {
+        (self.heads + 2 * self.kv_heads) * self.head_dim
+    }
+
+    /// Columns of the attention's output before its projection.
+    pub fn attention_dim(&self) -> usize {
+        self.heads * self.head_dim
+    }
+
+    /// Trained numbers in all, tied weights counted once.
+    pub fn parameter_count(&self) -> usize {
+        self.parameters().iter().map(|p| p.shape.iter().product::<usize>()).sum()
+    }
+
+    /// Floating-point operations of training on one token, as PaLM counts them (arXiv 2204.02311, appendix B):
+    /// 6 per parameter but the input embedding's, and 12 * layers * attention width * sequence length for attention's scores,
+    /// without subtracting what the causal mask leaves out. MFU is this times tokens per second over the card's dense peak.
+    pub fn flops_per_token(&self, seq_len: usize) -> f64 {
+        let embedding = if self.tie_embeddings { 0 } else { self.vocab_size * self.dim };
+        let weights = (self.parameter_count() - embedding) as f64;
+        6.0 * weights + 12.0 * (self.layers * self.attention_dim() * seq_len) as f64
+    }
+}

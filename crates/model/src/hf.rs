@@ -1,0 +1,336 @@
+//! Hugging Face's config.json: read in the old form and in transformers v5's, written so that both old and new readers agree.
+//!
+//! What we do not understand but cannot change the result is kept and written back; what would change it (another activation,
+//! sliding windows, other rope types) is refused by name.
+
+use crate::{Family, ModelConfig, ModelError};
+use serde_json::{Map, Value, json};
+use xtrain_ops::qk_norm_rope::RopeScaling;
+
+/// A parsed config.json.
+#[derive(Clone, Debug, PartialEq)]
+pub struct HfConfig {
+    /// The model that it describes.
+    pub model: ModelConfig,
+    /// The first token of every text, if any.
+    pub bos_token_id: Option<u32>,
+    /// The tokens that end a text.
+    pub eos_token_ids: Vec<u32>,
+    /// The file as it was, for what else is in it.
+    pub source: Map<String, Value>,
+}
+
+/// Names that need not be imported: tables that the model computes.
+pub const IGNORABLE_SUFFIXES: [&str; 1] = ["rotary_emb.inv_freq"];
+
+impl HfConfig {
+    /// Parses the text of a config.json.
+    pub fn parse(text: &str) -> Result<Self, ModelError> {
+        let value: Value = serde_json::from_str(text).map_err(|e| fail(format!("it is not JSON: {e}")))?;
+        let Value::Object(source) = value else { return Err(fail("it is not a JSON object")) };
+        let file = Reader { json: &source };
+        let family = file.family()?;
+        file.refuse_what_differs(family)?;
+        let dim = file.size("hidden_size")?.ok_or_else(|| missing("hidden_size"))?;
+        let heads = file.size("num_attention_heads")?.ok_or_else(|| missing("num_attention_heads"))?;
+        if heads == 0 {
+            return Err(fail("num_attention_heads is 0"));
+        }
+        // transformers' defaults where a file leaves a key out (configuration_llama.py, configuration_qwen2.py, configuration_qwen3.py, v5).
+        let (default_kv_heads, default_head_dim) = match family {
+            Family::Llama => (heads, dim / heads),
+            Family::Qwen2 => (32, dim / heads),
+            Family::Qwen3 => (32, 128),
+        };
+        let (rope_theta, rope_scaling) = file.rope()?;
+        let model = ModelConfig {
+            family,
+            dim,
+            layers: file.size("num_hidden_layers")?.ok_or_else(|| missing("num_hidden_layers"))?,
+            heads,
+            kv_heads: file.size("num_key_value_heads")?.unwrap_or(default_kv_heads),
+            head_dim: file.size("head_dim")?.unwrap_or(default_head_dim),
+            ffn_dim: file.size("intermediate_size")?.ok_or_else(|| missing("intermediate_size"))?,
+            vocab_size: file.size("vocab_size")?.ok_or_else(|| missing("vocab_size"))?,
+            max_position_embeddings: file.size("max_position_embeddings")?.unwrap_or(match family {
+                Family::Llama => 2048,
+                _ => 32768,
+            }),
+            rope_theta,
+            rope_scaling,
+            norm_eps: file.number("rms_norm_eps")?.unwrap_or(1e-6),
+            tie_embeddings: file.flag("tie_word_embeddings")?.unwrap_or(false),
+            qkv_bias: family == Family::Qwen2,
+            qk_norm: family == Family::Qwen3,
+        };
+        model.validate().map_err(|e| fail(e.to_string()))?;
+        let bos_token_id = file.token_ids("bos_token_id")?.first().copied();
+        let eos_token_ids = file.token_ids("eos_token_id")?;
+        Ok(HfConfig { model, bos_token_id, eos_token_ids, source })
+    }
+
+    /// The text of a config.json that old and new readers understand alike. `dtype` is the element type of the weights beside it
+    /// (`float32` or `bfloat16`). Keys of [`HfConfig::source`] that say nothing of the above are kept.
+    pub fn to_json(&self, dtype: &str) -> String {
+        let m = &self.model;
+        let mut out = self.source.clone();
+        // Said again below, in one way.
+        for key in ["rope_scaling", "rope_parameters", "torch_dtype", "transformers_version"] {
+            out.remove(key);
+        }
+        let written = json!({
+            "architectures": [m.family.architecture()],
+            "model_type": m.family.name(),
+            "hidden_size": m.dim,
+            "num_hidden_layers": m.layers,
+            "num_attention_heads": m.heads,
+            "num_key_value_heads": m.kv_heads,
+            "head_dim": m.head_dim,
+            "intermediate_size": m.ffn_dim,
+            "vocab_size": m.vocab_size,
+            "max_position_embeddings": m.max_position_embeddings,
+            "rms_norm_eps": m.norm_eps,
+            "rope_theta": m.rope_theta,
+            "rope_parameters": self.rope_parameters(),
+            "tie_word_embeddings": m.tie_embeddings,
+            "hidden_act": "silu",
+            "bos_token_id": self.bos_token_id,
+            "eos_token_id": self.eos(),
+            "dtype": dtype,
+            "torch_dtype": dtype,
+            "use_cache": true,
+        });
+        if let Value::Object(written) = written {
+            out.extend(written);
+        }
+        if m.rope_scaling != RopeScaling::None {
+            // Readers older than v5 know only this place.
+            let mut old = self.rope_parameters();
+            if let Value::Object(old) = &mut old {
+                old.remove("rope_theta");
+            }
+            out.insert("rope_scaling".into(), old);
+        }
+        match m.family {
+            Family::Llama => {
+                out.insert("attention_bias".into(), json!(false));
+                out.insert("mlp_bias".into(), json!(false));
+            }
+            Family::Qwen2 => {
+                out.insert("use_sliding_window".into(), json!(false));
+            }
+            Family::Qwen3 => {
+                out.insert("attention_bias".into(), json!(false));
+                out.insert("use_sliding_window".into(), json!(false));
+            }
+        }
+        let mut text = serde_json::to_string_pretty(&Value::Object(out)).expect("a JSON value can be written");
+        text.push('\n');
+        text
+    }
+
+    /// The text of a generation_config.json: how to start and when to stop.
+    pub fn generation_json(&self) -> String {
+        let json = json!({ "bos_token_id": self.bos_token_id, "eos_token_id": self.eos(), "do_sample": false });
+        format!("{json:#}\n")
+    }
+
+    fn eos(&self) -> Value {
+        match self.eos_token_ids.as_slice() {
+            [] => Value::Null,
+            [one] => json!(one),
+            many => json!(many),
+        }
+    }
+
+    fn rope_parameters(&self) -> Value {
+        let theta = self.model.rope_theta;
+        match self.model.rope_scaling {
+            RopeScaling::None => json!({ "rope_type": "default", "rope_theta": theta }),
+            RopeScaling::Linear { factor } => json!({ "rope_type": "linear", "rope_theta": theta, "factor": factor }),
+            RopeScaling::Llama3 { factor, low_freq_factor, high_freq_factor, original_max_position_embeddings } => json!({
+                "rope_type": "llama3",
+                "rope_theta": theta,
+                "factor": factor,
+                "low_freq_factor": low_freq_factor,
+                "high_freq_factor": high_freq_factor,
+                "original_max_position_embeddings": original_max_position_embeddings,
+            }),
+        }
+    }
+}
+
+impl Family {
+    /// The class that transformers runs it with.
+    const fn architecture(self) -> &'static str {
+        match self {
+            Family::Llama => "LlamaForCausalLM",
+            Family::Qwen2 => "Qwen2ForCausalLM",
+            Family::Qwen3 => "Qwen3ForCausalLM",
+        }
+    }
+}
+
+fn fail(message: impl Into<String>) -> ModelError {
+    ModelError::HuggingFace(message.into())
+}
+
+fn missing(key: &str) -> ModelError {
+    fail(format!("`{key}` is missing; the file must come from a Llama, Qwen2 or Qwen3 model"))
+}
+
+struct Reader<'a> {
+    json: &'a Map<String, Value>,
+}
+
+impl Reader<'_> {
+    /// The key's value; nothing where it is absent or null.
+    fn get(&self, key: &str) -> Option<&Value> {
+        self.json.get(key).filter(|v| !v.is_null())
+    }
+
+    fn family(&self) -> Result<Family, ModelError> {
+        let name = self.get("model_type").and_then(Value::as_str).ok_or_else(|| missing("model_type"))?;
+        [Family::Llama, Family::Qwen2, Family::Qwen3].into_iter().find(|f| f.name() == name).ok_or_else(|| {
+            fail(format!("model_type `{name}` is not supported; xtrain loads llama (2, 3), qwen2 (2.5) and qwen3 (dense)"))
+        })
+    }
+
+    fn size(&self, key: &str) -> Result<Option<usize>, ModelError> {
+        let wrong = |v: &Value| fail(format!("`{key}` is {v}; it must be a whole number"));
+        self.get(key).map(|v| v.as_u64().and_then(|n| usize::try_from(n).ok()).ok_or_else(|| wrong(v))).transpose()
+    }
+
+    fn number(&self, key: &str) -> Result<Option<f64>, ModelError> {
+        self.get(key).map(|v| v.as_f64().ok_or_else(|| fail(format!("`{key}` is {v}; it must be a number")))).transpose()
+    }
+
+    fn flag(&self, key: &str) -> Result<Option<bool>, ModelError> {
+        self.get(key).map(|v| v.as_bool().ok_or_else(|| fail(format!("`{key}` is {v}; it must be true or false")))).transpose()
+    }
+
+    fn token_ids(&self, key: &str) -> Result<Vec<u32>, ModelError> {
+        let id = |v: &Value| v.as_u64().and_then(|n| u32::try_from(n).ok());
+        match self.get(key) {
+            None => Some(Vec::new()),
+            Some(Value::Array(all)) => all.iter().map(id).collect::<Option<_>>(),
+            Some(one) => id(one).map(|id| vec![id]),
+        }
+        .ok_or_else(|| fail(format!("`{key}` must be a token id or a list of them")))
+    }
+
+    fn refuse_what_differs(&self, family: Family) -> Result<(), ModelError> {
+        let refuse = |key: &str, why: &str| Err(fail(format!("`{key}` = {}: {why}", self.json[key])));
+        if let Some(act) = self.get("hidden_act").and_then(Value::as_str).filter(|a| !matches!(*a, "silu" | "swish")) {
+            return Err(fail(format!("`hidden_act` = \"{act}\": only \"silu\" (SwiGLU) is supported")));
+        }
+        if self.flag("attention_bias")? == Some(true) {
+            return refuse("attention_bias", "biases on all attention projections are not supported");
+        }
+        if self.flag("mlp_bias")? == Some(true) {
+            return refuse("mlp_bias", "biases in the feed-forward are not supported");
+        }
+        if family != Family::Llama && self.flag("use_sliding_window")? == Some(true) {
+            return refuse("use_sliding_window", "sliding-window attention is not supported");
+        }
+        let sliding = |v: &Value| v.as_array().is_some_and(|l| l.iter().any(|t| t.as_str() != Some("full_attention")));
+        if self.get("layer_types").is_some_and(sliding) {
+            return refuse("layer_types", "only \"full_attention\" layers are supported");
+        }
+        if self.get("quantization_config").is_some() {
+            return Err(fail("the weights are quantized (`quantization_config`); load the original bf16 or fp32 folder"));
+        }
+        if self.number("partial_rotary_factor")?.is_some_and(|f| f != 1.0) {
+            return refuse("partial_rotary_factor", "only full rotary embeddings are supported");
+        }
+        Ok(())
+    }
+
+    /// Theta and scaling, from `rope_parameters` (transformers v5) or from `rope_theta` and `rope_scaling`.
+    fn rope(&self) -> Result<(f64, RopeScaling), ModelError> {
+        let table = ["rope_parameters", "rope_scaling"].into_iter().find_map(|key| Some((key, self.get(key)?)));
+        let top_theta = self.number("rope_theta")?;
+        let Some((key, value)) = table else { return Ok((top_theta.unwrap_or(10_000.0), RopeScaling::None)) };
+        let Value::Object(json) = value else { return Err(fail(format!("`{key}` must be an object"))) };
+        let table = Reader { json };
+        let inner_theta = table.number("rope_theta")?;
+        if let (Some(a), Some(b)) = (top_theta, inner_theta)
+            && a != b
+        {
+            return Err(fail(format!("`rope_theta` is {a}, but `{key}.rope_theta` is {b}; make them equal")));
+        }
+        let theta = inner_theta.or(top_theta).unwrap_or(10_000.0);
+        let kind = table.get("rope_type").or_else(|| table.get("type")).and_then(Value::as_str).unwrap_or("default");
+        let need = |name: &str| table.number(name)?.ok_or_else(|| fail(format!("`{key}.{name}` is missing, which rope type {kind} needs")));
+        let scaling = match kind {
+            "default" => RopeScaling::None,
+            "linear" => RopeScaling::Linear { factor: need("factor")? },
+            "llama3" => RopeScaling::Llama3 {
+                factor: need("factor")?,
+                low_freq_factor: need("low_freq_factor")?,
+                high_freq_factor: need("high_freq_factor")?,
+                original_max_position_embeddings: need("original_max_position_embeddings")? as usize,
+            },
+            other => return Err(fail(format!("`{key}`: rope type \"{other}\" is not supported; default, linear and llama3 are"))),
+        };
+        Ok((theta, scaling))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn llama(extra: &str) -> String {
+        format!(
+            r#"{{"model_type": "llama", "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
+            "intermediate_size": 128, "vocab_size": 100{extra}}}"#
+        )
+    }
+
+    #[test]
+    fn both_forms_of_rope_say_the_same() {
+        let scaling = r#""factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192"#;
+        let old = llama(&format!(r#", "rope_theta": 500000.0, "rope_scaling": {{"rope_type": "llama3", {scaling}}}"#));
+        let new = llama(&format!(r#", "rope_parameters": {{"rope_type": "llama3", "rope_theta": 500000.0, {scaling}}}"#));
+        let (old, new) = (HfConfig::parse(&old).expect("old form"), HfConfig::parse(&new).expect("new form"));
+        assert_eq!(old.model, new.model);
+        assert_eq!(old.model.rope_theta, 500_000.0);
+        assert!(matches!(old.model.rope_scaling, RopeScaling::Llama3 { .. }));
+    }
+
+    #[test]
+    fn what_is_written_reads_back_equal_and_keeps_what_it_does_not_know() {
+        let text = llama(r#", "rms_norm_eps": 1e-05, "head_dim": 24, "eos_token_id": [7, 9], "my_key": {"a": [1, 2]}"#);
+        let first = HfConfig::parse(&text).expect("parses");
+        let written = first.to_json("bfloat16");
+        let second = HfConfig::parse(&written).expect("parses again");
+        assert_eq!(first.model, second.model);
+        assert_eq!(second.eos_token_ids, [7, 9]);
+        assert_eq!(second.source["my_key"], json!({"a": [1, 2]}));
+        assert_eq!(second.source["rms_norm_eps"], json!(1e-5));
+        assert_eq!(second.source["rope_theta"], second.source["rope_parameters"]["rope_theta"]);
+    }
+
+    #[test]
+    fn what_would_change_the_result_is_refused_by_name() {
+        for (extra, named) in [
+            (r#", "hidden_act": "gelu""#, "hidden_act"),
+            (r#", "attention_bias": true"#, "attention_bias"),
+            (r#", "rope_scaling": {"type": "yarn", "factor": 4.0}"#, "yarn"),
+            (r#", "rope_scaling": {"type": "linear"}"#, "factor"),
+            (r#", "rope_theta": 1.0, "rope_parameters": {"rope_theta": 2.0}"#, "rope_theta"),
+            (r#", "layer_types": ["full_attention", "sliding_attention"]"#, "layer_types"),
+            (r#", "num_key_value_heads": 3"#, "multiple of kv_heads"),
+            (r#", "head_dim": 7"#, "even"),
+            (r#", "num_key_value_heads": "4""#, "whole number"),
+            (r#", "quantization_config": {}"#, "quantized"),
+        ] {
+            let error = HfConfig::parse(&llama(extra)).expect_err(extra).to_string();
+            assert!(error.contains(named), "{error}");
+        }
+        let error = HfConfig::parse(r#"{"model_type": "gpt2"}"#).expect_err("gpt2").to_string();
+        assert!(error.contains("gpt2") && error.contains("qwen3"), "{error}");
+        assert!(HfConfig::parse("[1").is_err());
+    }
+}

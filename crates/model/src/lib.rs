@@ -1,0 +1,15 @@
+//! Decoder-only language models: their sizes, their parameters, how they are traced, and how they are called elsewhere.
+//!
+//! Invariants: model code names neither a device nor a precision nor a parallelism; those are passes over the program that
+//! [`decoder`] traces. A family differs from another only by data ([`ModelConfig`]) and by names ([`hf`]).
+
+mod config;
+pub mod decoder;
+pub mod hf;
+mod parameters;
+mod recipe;
+
+pub use config::{Family, ModelConfig, ModelError};
+pub use parameters::{Init, ParameterSpec, Part};
+pub use recipe::Recipe;
+pub use xtrain_ops::qk_norm_rope::RopeScaling;

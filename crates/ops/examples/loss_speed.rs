@@ -1,0 +1,63 @@
+//! Times the loss with its gradients, and its three matrix products alone: `cargo run --release -p xtrain-ops --example loss_speed`
+//! with, if wanted, tokens, width, vocabulary and tokens a chunk after `--`.
+
+use std::time::Instant;
+use xtrain_ops::linear::{Linear, LinearDgrad, LinearWgrad};
+use xtrain_ops::linear_cross_entropy::{LinearCrossEntropy, LinearCrossEntropyGrad};
+use xtrain_ops::registry::cpu_kernels;
+use xtrain_program::Op;
+use xtrain_tensor::{DType, HostTensor, Philox, TensorType, View, ViewMut};
+
+const ROUNDS: usize = 5;
+
+fn main() {
+    let given: Vec<usize> =
+        std::env::args().skip(1).map(|a| a.parse().expect("arguments are numbers")).collect();
+    let of = |n: usize, default| given.get(n).copied().unwrap_or(default);
+    let (t, d, v, chunk_tokens) = (of(0, 512), of(1, 768), of(2, 50304), of(3, 256));
+    println!("{t} tokens in chunks of {chunk_tokens}, width {d}, vocabulary {v}; best of {ROUNDS}");
+
+    for dtype in [DType::F32, DType::BF16] {
+        let (x, w) = (normal(dtype, [t, d], 1.0, 1), normal(dtype, [v, d], 0.05, 2));
+        let targets: Vec<f64> =
+            (0..t as u64).map(|i| f64::from(Philox::new(3, 0, 0).word(i) % v as u32)).collect();
+        let targets = HostTensor::from_f64(TensorType::new(DType::I32, [t]), &targets);
+        let inverse = HostTensor::from_f64(TensorType::new(DType::F32, []), &[1.0 / t as f64]);
+        let inputs = [&x, &w, &targets, &inverse];
+        let loss = LinearCrossEntropy { chunk_tokens, z_loss: 1e-4 };
+        println!("{dtype}");
+        time("loss", &loss, &inputs);
+        time("loss and gradients", &LinearCrossEntropyGrad { loss, dx: true, dw: Some(DType::F32) }, &inputs);
+        let (x, dy) = (normal(dtype, [chunk_tokens, d], 1.0, 1), normal(dtype, [chunk_tokens, v], 1.0, 4));
+        time("x w^T of a chunk", &Linear, &[&x, &w]);
+        time("dlogits w of a chunk", &LinearDgrad, &[&dy, &w]);
+        time("dlogits^T x of a chunk", &LinearWgrad { out: DType::F32 }, &[&dy, &x]);
+    }
+}
+
+fn normal(dtype: DType, shape: [usize; 2], std: f32, seed: u64) -> HostTensor {
+    let ty = TensorType::new(dtype, shape);
+    let mut x = vec![0.0; ty.numel()];
+    Philox::new(seed, 0, 0).fill_normal(std, &mut x);
+    HostTensor::from_f64(ty, &x.into_iter().map(f64::from).collect::<Vec<_>>())
+}
+
+fn time(what: &str, op: &dyn Op, inputs: &[&HostTensor]) {
+    let types: Vec<TensorType> = inputs.iter().map(|t| t.ty()).collect();
+    let signature = op.infer(&types).expect("the operands fit");
+    let kernels = cpu_kernels();
+    let kernel = kernels.find(op).expect("every op has a CPU kernel");
+    let mut written: Vec<HostTensor> =
+        signature.outputs.iter().chain(&signature.workspace).map(|&ty| HostTensor::zeros(ty)).collect();
+    let mut best = f64::INFINITY;
+    for _ in 0..ROUNDS {
+        let views: Vec<View<'_>> = inputs.iter().map(|t| View::new(t.ty(), t.bytes())).collect();
+        let mut outputs: Vec<ViewMut<'_>> =
+            written.iter_mut().map(|t| ViewMut::new(t.ty(), t.bytes_mut(), false)).collect();
+        let start = Instant::now();
+        kernel.run(&views, &mut outputs);
+        best = best.min(start.elapsed().as_secs_f64());
+    }
+    let gflops = op.cost(&types, &signature.outputs).flops as f64 / best / 1e9;
+    println!("  {what:24} {:9.1} ms  {gflops:7.1} GFLOP/s", best * 1e3);
+}

@@ -1,0 +1,171 @@
+//! CPU kernel of [`AdamW`]: all parameters cut into blocks of fixed size, the blocks of all of them in parallel, so that a few huge and many
+//! tiny tensors keep every core busy. Elements do not depend on each other, so cutting changes no bit.
+//!
+//! Bytes moved per element with f32 operands and a bf16 copy: 16 read, 14 written. Limited by memory.
+
+use super::{AdamW, CONTROLS, OPERANDS};
+use crate::host::math::vectorized;
+use rayon::prelude::*;
+use xtrain_tensor::{CpuKernel, Real, View, ViewMut, with_real};
+
+/// Elements of a task.
+pub(super) const BLOCK: usize = 64 * 1024;
+
+/// Elements that a task works on at once: what bf16 operands are widened into stays in a core's first-level cache.
+const PIECE: usize = 2 * 1024;
+
+/// A block of one parameter.
+struct Block<'a> {
+    master: ViewMut<'a>,
+    m: ViewMut<'a>,
+    v: ViewMut<'a>,
+    compute: Option<ViewMut<'a>>,
+    grad: View<'a>,
+    weight_decay: f64,
+}
+
+/// The numbers of one update.
+struct Update {
+    lr: f64,
+    coefficient: f64,
+    beta1: f64,
+    beta2: f64,
+    eps: f64,
+    /// 1 / (1 - beta1^t).
+    correction1: f64,
+    /// 1 / (1 - beta2^t).
+    correction2: f64,
+}
+
+impl CpuKernel for AdamW {
+    fn run(&self, inputs: &[View<'_>], outputs: &mut [ViewMut<'_>]) {
+        let number = |input: &View<'_>| with_real!(input.ty.dtype, T => input.scalar::<T>().f64());
+        let t = f64::from(inputs[2].counters()[0]);
+        let skip = inputs[3].counters()[0] != 0;
+        let update = Update {
+            lr: number(&inputs[0]),
+            coefficient: number(&inputs[1]),
+            beta1: self.beta1,
+            beta2: self.beta2,
+            eps: self.eps,
+            correction1: 1.0 / (1.0 - self.beta1.powf(t)),
+            correction2: 1.0 / (1.0 - self.beta2.powf(t)),
+        };
+        let blocks = self.blocks(inputs, outputs);
+        blocks.into_par_iter().for_each(|mut block| {
+            block.pieces().for_each(|mut piece| {
+                with_real!(piece.master.ty.dtype, T => {
+                    if !skip {
+                        update.apply::<T>(&mut piece);
+                    }
+                    piece.write_compute::<T>();
+                });
+            });
+        });
+    }
+}
+
+impl AdamW {
+    /// All parameters in blocks.
+    fn blocks<'a>(&self, inputs: &[View<'a>], outputs: &'a mut [ViewMut<'_>]) -> Vec<Block<'a>> {
+        let mut outputs = outputs.iter_mut();
+        let mut next = || outputs.next().expect("an output of each kind for every parameter");
+        let mut blocks = Vec::new();
+        for (p, parameter) in self.parameters.iter().enumerate() {
+            let grad = inputs[CONTROLS + OPERANDS * p + 3];
+            let weight_decay = parameter.weight_decay;
+            let states = [next(), next(), next()];
+            let compute = parameter.compute.map(|_| next());
+            blocks.extend(cut(states, compute, grad, weight_decay, BLOCK));
+        }
+        blocks
+    }
+}
+
+/// Pieces of `elements` of one parameter.
+fn cut<'a>(
+    [master, m, v]: [&'a mut ViewMut<'_>; 3],
+    compute: Option<&'a mut ViewMut<'_>>,
+    grad: View<'a>,
+    weight_decay: f64,
+    elements: usize,
+) -> impl Iterator<Item = Block<'a>> {
+    let mut compute = compute.map(|c| c.chunks(elements));
+    let states = master.chunks(elements).zip(m.chunks(elements)).zip(v.chunks(elements));
+    states.enumerate().map(move |(n, ((master, m), v))| {
+        let grad = grad.slice(n * elements..n * elements + master.ty.numel());
+        let compute = compute.as_mut().and_then(Iterator::next);
+        Block { master, m, v, compute, grad, weight_decay }
+    })
+}
+
+impl Update {
+    fn apply<T: Real>(&self, block: &mut Block<'_>) {
+        let numbers = Numbers {
+            beta1: T::of(self.beta1),
+            rest1: T::of(1.0 - self.beta1),
+            correction1: T::of(self.correction1),
+            beta2: T::of(self.beta2),
+            rest2: T::of(1.0 - self.beta2),
+            correction2: T::of(self.correction2),
+            lr: T::of(self.lr),
+            coefficient: T::of(self.coefficient),
+            eps: T::of(self.eps),
+            decay: T::of(block.weight_decay),
+        };
+        let grad = block.grad.reals::<T>();
+        let (mut master, mut m, mut v) =
+            (block.master.reals::<T>(), block.m.reals::<T>(), block.v.reals::<T>());
+        vectorized(
+            #[inline(always)]
+            || numbers.apply(&mut master, &mut m, &mut v, &grad),
+        );
+    }
+}
+
+/// The numbers of one update of one parameter, in the type that it is computed in.
+#[derive(Clone, Copy)]
+struct Numbers<T> {
+    beta1: T,
+    rest1: T,
+    correction1: T,
+    beta2: T,
+    rest2: T,
+    correction2: T,
+    lr: T,
+    coefficient: T,
+    eps: T,
+    decay: T,
+}
+
+impl<T: Real> Numbers<T> {
+    /// A function of slices, which the compiler then knows to be apart: else it would not vectorise.
+    #[inline(always)]
+    fn apply(self, master: &mut [T], m: &mut [T], v: &mut [T], grad: &[T]) {
+        let n = grad.len();
+        let (master, m, v) = (&mut master[..n], &mut m[..n], &mut v[..n]);
+        for i in 0..n {
+            let g = grad[i] * self.coefficient;
+            m[i] = self.beta1 * m[i] + self.rest1 * g;
+            v[i] = self.beta2 * v[i] + self.rest2 * (g * g);
+            let step = m[i] * self.correction1 / ((v[i] * self.correction2).sqrt() + self.eps);
+            master[i] -= self.lr * (step + self.decay * master[i]);
+        }
+    }
+}
+
+impl Block<'_> {
+    fn pieces(&mut self) -> impl Iterator<Item = Block<'_>> {
+        let states = [&mut self.master, &mut self.m, &mut self.v];
+        cut(states, self.compute.as_mut(), self.grad, self.weight_decay, PIECE)
+    }
+
+    /// Makes the compute copy from the master as it is stored.
+    fn write_compute<T: Real>(&mut self) {
+        let Block { master, compute: Some(compute), .. } = self else { return };
+        // Seen through a reading view: skipped updates must not so much as requieten a NaN.
+        let ty = master.ty;
+        let master = View::new(ty, master.bytes());
+        compute.reals::<T>().copy_from_slice(&master.reals::<T>());
+    }
+}

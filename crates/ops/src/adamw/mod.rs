@@ -1,0 +1,162 @@
+//! AdamW (Loshchilov & Hutter, "Decoupled Weight Decay Regularization", arXiv 1711.05101, algorithm 2) over all parameters in one op.
+//!
+//! For every element, with g = coefficient * grad:
+//!
+//! ```text
+//! m' = beta1 m + (1 - beta1) g                    mhat = m' / (1 - beta1^t)
+//! v' = beta2 v + (1 - beta2) g^2                  vhat = v' / (1 - beta2^t)
+//! master' = master - lr (mhat / (sqrt(vhat) + eps) + weight_decay * master)
+//! ```
+//!
+//! in f32 (f64 where the masters are), the two bias corrections in f64 from t, the number of updates applied. Moments may be stored in bf16:
+//! they are widened on reading and rounded on writing; the update takes m' and v' before they are rounded. The copy of the new master
+//! that GEMMs read is written in the same pass.
+//!
+//! Deliberately absent: a pass that clears gradients. The first micro-step of the next step overwrites them.
+
+mod cpu;
+#[cfg(test)]
+mod tests;
+
+use crate::float_shaped;
+use crate::registry::{Fill, Registered, Sample, SampleInput};
+use xtrain_program::{Op, OpError, Operand, Signature};
+use xtrain_tensor::{DType, TensorType};
+
+/// Inputs before those of the parameters: lr, coefficient, applied, skip.
+const CONTROLS: usize = 4;
+/// Inputs of a parameter: master, m, v, grad. The first three are also outputs, in place.
+const OPERANDS: usize = 4;
+
+/// `(lr [], coefficient [], applied u32[1], skip u32[], then for each parameter master, m, v, grad) -> (for each parameter master', m', v'
+/// in place[, compute])`.
+///
+/// `applied` is t and already counts this update, so it is at least 1 unless `skip` is set. The gradient is multiplied by `coefficient` (clipping). With `skip` other than 0 no bit of
+/// masters and moments changes, and the compute copies are made from the masters as they are.
+#[derive(Clone, Debug)]
+pub struct AdamW {
+    parameters: Vec<AdamWParameter>,
+    beta1: f64,
+    beta2: f64,
+    eps: f64,
+    in_place: Vec<(usize, usize)>,
+}
+
+/// How one parameter is updated.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct AdamWParameter {
+    /// The decoupled decay, multiplied by the learning rate: 0 for norms, biases and embeddings.
+    pub weight_decay: f64,
+    /// The element type of the copy that GEMMs read, where it differs from the master's.
+    pub compute: Option<DType>,
+}
+
+impl AdamW {
+    /// An update of these parameters, with the decay rates of the moments and what is added to the root of the second.
+    pub fn new(parameters: Vec<AdamWParameter>, beta1: f64, beta2: f64, eps: f64) -> Self {
+        let mut in_place = Vec::with_capacity(3 * parameters.len());
+        let mut output = 0;
+        for (p, parameter) in parameters.iter().enumerate() {
+            let input = CONTROLS + OPERANDS * p;
+            in_place.extend((0..3).map(|k| (output + k, input + k)));
+            output += 3 + usize::from(parameter.compute.is_some());
+        }
+        AdamW { parameters, beta1, beta2, eps, in_place }
+    }
+
+    /// The parameters in the order of the operands.
+    pub fn parameters(&self) -> &[AdamWParameter] {
+        &self.parameters
+    }
+}
+
+impl Op for AdamW {
+    fn name(&self) -> &'static str {
+        "adamw"
+    }
+
+    fn infer(&self, inputs: &[TensorType]) -> Result<Signature, OpError> {
+        let expected = CONTROLS + OPERANDS * self.parameters.len();
+        OpError::ensure(inputs.len() == expected, || {
+            format!(
+                "adamw of {} parameters takes {expected} inputs (lr, coefficient, applied, skip, then master, m, v and grad of each), not {}",
+                self.parameters.len(),
+                inputs.len()
+            )
+        })?;
+        float_shaped("the learning rate", inputs[0], &[])?;
+        float_shaped("the clipping coefficient", inputs[1], &[])?;
+        OpError::ensure(inputs[2] == TensorType::new(DType::U32, [1]), || {
+            format!("the count of applied updates must be u32[1], not {}", inputs[2])
+        })?;
+        OpError::ensure(inputs[3] == TensorType::new(DType::U32, []), || {
+            format!("the flag that skips the update must be u32[], not {}", inputs[3])
+        })?;
+        let mut outputs = Vec::new();
+        for (p, parameter) in self.parameters.iter().enumerate() {
+            let operands = &inputs[CONTROLS + OPERANDS * p..][..OPERANDS];
+            let copy = parameter.infer(operands).map_err(|e| OpError(format!("parameter {p}: {e}")))?;
+            outputs.extend_from_slice(&operands[..3]);
+            outputs.extend(copy);
+        }
+        Ok(Signature::outputs(outputs))
+    }
+
+    fn operand(&self, _: usize) -> Operand {
+        Operand::Full
+    }
+
+    fn in_place(&self) -> &[(usize, usize)] {
+        &self.in_place
+    }
+}
+
+impl AdamWParameter {
+    /// The type of the compute copy, or what is wrong with `[master, m, v, grad]`.
+    fn infer(&self, operands: &[TensorType]) -> Result<Option<TensorType>, OpError> {
+        let master = operands[0];
+        let allowed: &[DType] = match master.dtype.compute() {
+            DType::F64 => &[DType::F64],
+            _ => &[DType::F32, DType::BF16],
+        };
+        let names = || allowed.iter().map(|d| d.name()).collect::<Vec<_>>().join(" or ");
+        for (what, ty) in ["the master", "m", "v", "the gradient"].into_iter().zip(operands) {
+            OpError::ensure(ty.shape == master.shape && allowed.contains(&ty.dtype), || {
+                format!("{what} is {ty}; with a master of {master} it must be {} of its shape", names())
+            })?;
+        }
+        let copy = self.compute.map(|dtype| master.with_dtype(dtype));
+        OpError::ensure(copy.is_none_or(|c| allowed.contains(&c.dtype)), || {
+            format!("the copy of a master of {master} must be {}, not {:?}", names(), self.compute)
+        })?;
+        Ok(copy)
+    }
+}
+
+impl Registered for AdamW {
+    fn samples() -> Vec<Sample> {
+        let sample = |applied, skip| {
+            let mut inputs = vec![
+                SampleInput::activation([]).fill(Fill::Values(vec![0.02])),
+                SampleInput::activation([]).fill(Fill::Values(vec![0.75])),
+                SampleInput::counters([applied]),
+                SampleInput::flag(skip),
+            ];
+            inputs.extend(operands([5, 7]));
+            inputs.extend(operands([13]));
+            let parameters = vec![
+                AdamWParameter { weight_decay: 0.1, compute: Some(DType::BF16) },
+                AdamWParameter { weight_decay: 0.0, compute: None },
+            ];
+            Sample::plain(AdamW::new(parameters, 0.9, 0.95, 1e-8), inputs)
+        };
+        vec![sample(1, 0), sample(30, 0), sample(30, 1)]
+    }
+}
+
+/// Master, m, v and grad of a sample.
+fn operands<const N: usize>(shape: [usize; N]) -> [SampleInput; OPERANDS] {
+    let normal = || SampleInput::activation(shape);
+    let squares = (0..shape.iter().product()).map(|i: usize| 0.1 + 0.01 * i as f64).collect();
+    [normal(), normal(), normal().fill(Fill::Values(squares)), normal()]
+}

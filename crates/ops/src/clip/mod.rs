@@ -1,0 +1,66 @@
+//! Gradient clipping by the global norm, and the decision whether a step counts: both on the device, so that the host reads nothing.
+
+mod cpu;
+#[cfg(test)]
+mod tests;
+
+use crate::float_shaped;
+use crate::registry::{Fill, Registered, Sample, SampleInput};
+use xtrain_program::{Op, OpError, Operand, Signature};
+use xtrain_tensor::{DType, TensorType};
+
+/// `(norm [], loss [], applied u32[1]) -> (applied' u32[1], coefficient [], skip u32[])`.
+///
+/// With finite norm and loss: applied' = applied + 1, coefficient = min(1, max_norm / (norm + 1e-6)), skip = 0. Else the step must change
+/// nothing: applied' = applied, coefficient = 0, skip = 1. `applied` counts the updates so far (AdamW's t) and is updated in place. The
+/// coefficient has the compute type of the norm. Source: Pascanu et al., "On the difficulty of training recurrent neural networks"
+/// (arXiv 1211.5063), section 3.2, with the 1e-6 that PyTorch adds.
+#[derive(Clone, Copy, Debug)]
+pub struct Clip {
+    /// The largest norm that is left as it is; 0 clips nothing.
+    pub max_norm: f64,
+}
+
+impl Op for Clip {
+    fn name(&self) -> &'static str {
+        "clip"
+    }
+
+    fn infer(&self, inputs: &[TensorType]) -> Result<Signature, OpError> {
+        OpError::arity("clip", inputs, 3)?;
+        OpError::ensure(self.max_norm >= 0.0 && self.max_norm.is_finite(), || {
+            format!("the largest gradient norm must be finite and at least 0, not {}", self.max_norm)
+        })?;
+        float_shaped("the norm", inputs[0], &[])?;
+        float_shaped("the loss", inputs[1], &[])?;
+        OpError::ensure(inputs[2] == TensorType::new(DType::U32, [1]), || {
+            format!("the count of applied updates must be u32[1], not {}", inputs[2])
+        })?;
+        let coefficient = TensorType::new(inputs[0].dtype.compute(), []);
+        Ok(Signature::outputs([inputs[2], coefficient, TensorType::new(DType::U32, [])]))
+    }
+
+    fn operand(&self, _: usize) -> Operand {
+        Operand::Full
+    }
+
+    fn in_place(&self) -> &[(usize, usize)] {
+        &[(0, 2)]
+    }
+}
+
+impl Registered for Clip {
+    fn samples() -> Vec<Sample> {
+        let sample = |max_norm, norm| {
+            Sample::plain(
+                Clip { max_norm },
+                [
+                    SampleInput::activation([]).fill(Fill::Values(vec![norm])),
+                    SampleInput::activation([]),
+                    SampleInput::counters([41]),
+                ],
+            )
+        };
+        vec![sample(1.0, 0.25), sample(1.5, 4.0), sample(0.0, 9.0)]
+    }
+}

@@ -1,0 +1,78 @@
+//! Inverted dropout (Srivastava et al., JMLR 15, 2014), its mask drawn from a counter.
+//!
+//! Whether an element is kept is a pure function of (seed, step, site, token, column): no mask is saved, the backward draws it again,
+//! and it depends neither on how the global batch is cut into micro-batches nor on threads or ranks.
+
+mod cpu;
+#[cfg(test)]
+mod tests;
+
+use crate::matrix;
+use crate::registry::{Registered, Sample, SampleInput};
+use xtrain_program::{Backward, Differentiable, Op, OpError, Operand, Role, Signature};
+use xtrain_tensor::{DType, TensorType};
+
+/// `(x_td, rng_4) -> y_td`, in place: element (t, j) is x / (1 - p) where
+/// `Philox::new(seed, step, site).uniform((first_token + t) * d + j) >= p`, else 0.
+///
+/// rng is `u32[4]` = seed (low word, high word), step, and first_token: the index within the optimizer step's global batch of the
+/// micro-batch's first token. Applied to a gradient, it is its own backward.
+#[derive(Clone, Copy, Debug)]
+pub struct Dropout {
+    /// The share of elements set to zero, at least 0 and below 1. 0 is the identity.
+    pub p: f32,
+    /// The place in the model: sites draw independent masks.
+    pub site: u32,
+}
+
+impl Op for Dropout {
+    fn name(&self) -> &'static str {
+        "dropout"
+    }
+
+    fn infer(&self, inputs: &[TensorType]) -> Result<Signature, OpError> {
+        OpError::ensure((0.0..1.0).contains(&self.p), || {
+            format!("dropout's p must be at least 0 and below 1, not {}", self.p)
+        })?;
+        OpError::arity("dropout", inputs, 2)?;
+        matrix("x", inputs[0])?;
+        OpError::ensure(inputs[0].dtype.is_float(), || format!("x must be floats, not {}", inputs[0]))?;
+        OpError::ensure(inputs[1] == TensorType::new(DType::U32, [4]), || {
+            format!("rng must be u32[4] (seed low, seed high, step, first token), not {}", inputs[1])
+        })?;
+        Ok(Signature::outputs([inputs[0]]))
+    }
+
+    fn operand(&self, input: usize) -> Operand {
+        if input == 1 { Operand::Full } else { Operand::Compute }
+    }
+
+    fn in_place(&self) -> &[(usize, usize)] {
+        &[(0, 0)]
+    }
+
+    fn is_cheap(&self) -> bool {
+        true
+    }
+}
+
+impl Differentiable for Dropout {
+    fn backward(&self, cx: &mut Backward<'_>) -> Result<(), OpError> {
+        let Some(dy) = cx.grad(0) else { return Ok(()) };
+        let dx = cx.emit(Role::Dgrad, *self, &[dy, cx.input(1)])?[0];
+        cx.set_grad(0, dx)
+    }
+}
+
+impl Registered for Dropout {
+    fn samples() -> Vec<Sample> {
+        let sample = |p, site, shape: [usize; 2], rng| {
+            Sample::forward(Dropout { p, site }, [SampleInput::activation(shape), SampleInput::counters(rng)])
+        };
+        vec![
+            sample(0.5, 3, [13, 7], [1, 2, 3, 4]),
+            sample(0.1, 0, [5, 33], [u32::MAX, 0, 100_000, u32::MAX]),
+            sample(0.0, 1, [3, 5], [0; 4]),
+        ]
+    }
+}

@@ -1,0 +1,54 @@
+//! The global L2 norm of the gradients: what clipping, the step line and the check for non-finite steps start from.
+
+mod cpu;
+#[cfg(test)]
+mod tests;
+
+use crate::registry::{Registered, Sample, SampleInput};
+use xtrain_program::{Op, OpError, Operand, Signature};
+use xtrain_tensor::{DType, TensorType};
+
+/// `(g_0, g_1, ...) -> norm []`: the root of the sum of the squares of all elements of all gradients, of any shapes.
+///
+/// Squares are summed in f64, so none of f32's overflows and the order matters little; it is fixed all the same. The norm is f32, or f64
+/// where the gradients are. One element that is not finite makes it infinite or NaN; so does a norm beyond f32.
+#[derive(Clone, Copy, Debug)]
+pub struct GradNorm;
+
+impl Op for GradNorm {
+    fn name(&self) -> &'static str {
+        "grad_norm"
+    }
+
+    fn infer(&self, inputs: &[TensorType]) -> Result<Signature, OpError> {
+        OpError::ensure(!inputs.is_empty(), || "grad_norm takes at least one gradient".into())?;
+        let dtype = inputs[0].dtype.compute();
+        for (n, ty) in inputs.iter().enumerate() {
+            let summed = matches!(ty.dtype, DType::F64 | DType::F32 | DType::BF16);
+            OpError::ensure(summed && ty.dtype.compute() == dtype, || {
+                format!("gradient {n} is {ty}; all must be f64, or all f32 or bf16")
+            })?;
+        }
+        Ok(Signature::outputs([TensorType::new(dtype, [])]))
+    }
+
+    fn operand(&self, _: usize) -> Operand {
+        Operand::Full
+    }
+}
+
+impl Registered for GradNorm {
+    fn samples() -> Vec<Sample> {
+        vec![
+            Sample::plain(GradNorm, [SampleInput::activation([5, 7])]),
+            Sample::plain(
+                GradNorm,
+                [
+                    SampleInput::activation([1]),
+                    SampleInput::activation([33, 3]),
+                    SampleInput::activation([2, 3, 5]),
+                ],
+            ),
+        ]
+    }
+}

@@ -1,0 +1,193 @@
+//! The final linear and cross-entropy, in chunks of tokens: the logits of all tokens never exist together.
+//!
+//! Gradients are formed during the forward ([`LinearCrossEntropyGrad`] takes the op's place), while a chunk's logits are there,
+//! so that these are computed once. That needs the objective's gradient to be one: it must be the loss itself.
+//! In bf16 the logits are rounded to bf16, and cross-entropy is computed from these in f32.
+
+mod cpu;
+#[cfg(test)]
+mod tests;
+
+use crate::registry::{Fill, Registered, Sample, SampleInput};
+use crate::{float_shaped, int_vector, matrix};
+use std::ops::Range;
+use xtrain_program::{Backward, Cost, Differentiable, Op, OpError, Operand, Signature};
+use xtrain_tensor::{DType, TensorType};
+
+/// The target of a token that has none.
+pub const IGNORED: i32 = -100;
+
+/// `(x_td, w_vd, targets_t, inv_targets) -> (objective, cross_entropy)`: with logits = x w^T and lse = ln(sum_v e^logit), over the
+/// tokens whose target is not [`IGNORED`],
+/// `cross_entropy = inv_targets * sum(lse - logit[target])` and `objective = cross_entropy + inv_targets * z_loss * sum(lse^2)`.
+///
+/// targets are i32; others than -100 must lie in 0..v, which the loader checks. inv_targets is a float scalar: one over the number
+/// of targets of the whole global batch, so that the outputs, which accumulate over micro-steps, end as means over it.
+/// Outputs are scalars of x's compute type; both are 0 where all targets are ignored.
+/// The z-loss is PaLM's (arXiv 2204.02311, section 5).
+#[derive(Clone, Copy, Debug)]
+pub struct LinearCrossEntropy {
+    /// The most tokens whose logits exist at a time, at least 1. Tokens are cut into chunks of
+    /// as equal lengths as can be.
+    pub chunk_tokens: usize,
+    /// Weight of lse^2; 0 leaves it out.
+    pub z_loss: f32,
+}
+
+/// The forward and the wanted gradients in one: `(x_td, w_vd, targets_t, inv_targets) -> (objective, cross_entropy[, dx_td][, dw_vd])`.
+///
+/// With p the softmax of a token's logits, dlogits = inv_targets * (p - onehot(target) + 2 z_loss lse p), and 0 where the target is
+/// ignored; rounded to bf16 in bf16. dx = dlogits w, assigned; dw = dlogits^T x, summed over chunks in f32, which accumulates.
+#[derive(Clone, Copy, Debug)]
+pub struct LinearCrossEntropyGrad {
+    /// The loss.
+    pub loss: LinearCrossEntropy,
+    /// Whether dx is wanted.
+    pub dx: bool,
+    /// The element type of dw, if it is wanted.
+    pub dw: Option<DType>,
+}
+
+impl LinearCrossEntropy {
+    /// t and v.
+    fn extents(&self, inputs: &[TensorType]) -> Result<(usize, usize), OpError> {
+        let ((tokens, width), (vocab, w_width)) = (matrix("x", inputs[0])?, matrix("the weight", inputs[1])?);
+        OpError::ensure(tokens > 0 && width > 0 && vocab > 0, || {
+            format!("x {} and the weight {} must not be empty", inputs[0], inputs[1])
+        })?;
+        OpError::ensure(width == w_width, || {
+            format!("x has {width} columns, but the weight {} takes {w_width}", inputs[1])
+        })?;
+        OpError::ensure(inputs[0].dtype.is_float() && inputs[0].dtype == inputs[1].dtype, || {
+            format!("x {} and the weight {} must have one float type", inputs[0], inputs[1])
+        })?;
+        int_vector("targets", inputs[2], tokens)?;
+        float_shaped("inv_targets", inputs[3], &[])?;
+        Ok((tokens, vocab))
+    }
+
+    /// The chunks that the tokens are cut into: as few as can be, their lengths differing by one at most.
+    fn chunks(&self, tokens: usize) -> impl Iterator<Item = Range<usize>> {
+        let n = tokens.div_ceil(self.chunk_tokens);
+        (0..n).map(move |i| i * tokens / n..(i + 1) * tokens / n)
+    }
+}
+
+impl Op for LinearCrossEntropy {
+    fn name(&self) -> &'static str {
+        "linear_cross_entropy"
+    }
+
+    fn infer(&self, inputs: &[TensorType]) -> Result<Signature, OpError> {
+        OpError::arity(self.name(), inputs, 4)?;
+        OpError::ensure(self.chunk_tokens > 0, || "chunk_tokens must be at least 1".into())?;
+        OpError::ensure(self.z_loss >= 0.0 && self.z_loss.is_finite(), || {
+            format!("z_loss must be a finite number of at least 0, not {}", self.z_loss)
+        })?;
+        let (tokens, vocab) = self.extents(inputs)?;
+        let compute = inputs[0].dtype.compute();
+        let scalar = TensorType::new(compute, []);
+        let longest = self.chunks(tokens).map(|chunk| chunk.len()).max().unwrap_or(0);
+        let logits = TensorType::new(inputs[0].dtype, [longest, vocab]);
+        // By token: its terms of the two outputs.
+        let terms = TensorType::new(compute, [tokens, 2]);
+        Ok(Signature { outputs: vec![scalar, scalar], workspace: vec![logits, terms] })
+    }
+
+    fn operand(&self, input: usize) -> Operand {
+        if input < 2 { Operand::Compute } else { Operand::Full }
+    }
+
+    fn accumulates(&self, _: usize) -> bool {
+        true
+    }
+
+    fn cost(&self, inputs: &[TensorType], _: &[TensorType]) -> Cost {
+        gemm_cost(inputs, 1)
+    }
+}
+
+impl Differentiable for LinearCrossEntropy {
+    fn backward(&self, cx: &mut Backward<'_>) -> Result<(), OpError> {
+        let upstream = cx.grad(0).is_some() || cx.grad(1).is_some();
+        OpError::ensure(cx.is_root(0) && !cx.is_root(1) && !upstream, || {
+            "it forms its gradients during the forward, so its objective (output 0) must itself be the loss that is \
+             differentiated, and nothing that is may be computed from its outputs"
+                .into()
+        })?;
+        let dw = cx.wants(1).then(|| cx.grad_dtype(1));
+        let grad = LinearCrossEntropyGrad { loss: *self, dx: cx.wants(0), dw };
+        let inputs: Vec<_> = (0..4).map(|n| cx.input(n)).collect();
+        let made = cx.replace_forward(grad, &inputs)?;
+        let wanted = [0, 1].into_iter().filter(|&n| cx.wants(n)).collect::<Vec<_>>();
+        wanted.into_iter().zip(made).try_for_each(|(n, gradient)| cx.set_grad(n, gradient))
+    }
+}
+
+impl Op for LinearCrossEntropyGrad {
+    fn name(&self) -> &'static str {
+        "linear_cross_entropy_grad"
+    }
+
+    fn infer(&self, inputs: &[TensorType]) -> Result<Signature, OpError> {
+        let mut signature = self.loss.infer(inputs)?;
+        signature.outputs.extend(self.dx.then_some(inputs[0]));
+        signature.outputs.extend(self.dw.map(|dtype| inputs[1].with_dtype(dtype)));
+        Ok(signature)
+    }
+
+    fn operand(&self, input: usize) -> Operand {
+        self.loss.operand(input)
+    }
+
+    fn accumulates(&self, output: usize) -> bool {
+        !(self.dx && output == 2)
+    }
+
+    fn cost(&self, inputs: &[TensorType], _: &[TensorType]) -> Cost {
+        gemm_cost(inputs, 1 + u64::from(self.dx) + u64::from(self.dw.is_some()))
+    }
+}
+
+/// `gemms` products of x's and w's size.
+fn gemm_cost(inputs: &[TensorType], gemms: u64) -> Cost {
+    Cost { flops: 2 * gemms * inputs[0].numel() as u64 * inputs[1].shape[0] as u64 }
+}
+
+/// Inputs with these targets.
+fn sample_inputs(width: usize, vocab: usize, targets: &[i32]) -> [SampleInput; 4] {
+    let count = targets.iter().filter(|&&t| t != IGNORED).count();
+    let targets_t = SampleInput::ids(targets.len(), vocab as i32)
+        .fill(Fill::Values(targets.iter().map(|&t| t.into()).collect()));
+    [
+        SampleInput::activation([targets.len(), width]),
+        SampleInput::parameter([vocab, width]).fill(Fill::Normal(0.0, 0.5)),
+        targets_t,
+        SampleInput::activation([]).fill(Fill::Values(vec![1.0 / count.max(1) as f64])),
+    ]
+}
+
+impl Registered for LinearCrossEntropy {
+    fn samples() -> Vec<Sample> {
+        let sample = |chunk_tokens, z_loss, inputs: [SampleInput; 4]| {
+            Sample::forward(LinearCrossEntropy { chunk_tokens, z_loss }, inputs).loss()
+        };
+        vec![
+            sample(100, 0.0, sample_inputs(5, 11, &[0, 10, 3, 3, 7])),
+            sample(4, 0.1, sample_inputs(9, 17, &[16, IGNORED, 0, 5, 5, IGNORED, IGNORED, 2, 8, 1, 11])),
+            sample(1, 1e-4, sample_inputs(3, 5, &[4, 0, IGNORED])),
+            sample(2, 0.1, sample_inputs(3, 5, &[IGNORED; 3])),
+        ]
+    }
+}
+
+impl Registered for LinearCrossEntropyGrad {
+    fn samples() -> Vec<Sample> {
+        let loss = LinearCrossEntropy { chunk_tokens: 4, z_loss: 1e-2 };
+        let sample = |dx, dw| {
+            let inputs = sample_inputs(9, 17, &[16, IGNORED, 0, 5, 5, IGNORED, 2, 8, 1]);
+            Sample::plain(LinearCrossEntropyGrad { loss, dx, dw }, inputs)
+        };
+        vec![sample(true, Some(DType::F32)), sample(true, None), sample(false, Some(DType::F32))]
+    }
+}

@@ -1,0 +1,95 @@
+//! SwiGLU (Shazeer, arXiv 2002.05202): the gated activation of the feed-forward layer, over gate and up in one tensor.
+//!
+//! A row of the input holds f gate values, then f up values, as one GEMM with the two weights stacked writes them.
+
+mod cpu;
+#[cfg(test)]
+mod tests;
+
+use crate::matrix;
+use crate::registry::{Registered, Sample, SampleInput};
+use xtrain_program::{Backward, Differentiable, Op, OpError, Role, Signature};
+use xtrain_tensor::TensorType;
+
+/// `gate_up_t2f -> y_tf`: y = silu(gate) * up, with silu(g) = g / (1 + e^-g).
+#[derive(Clone, Copy, Debug)]
+pub struct Swiglu;
+
+impl Op for Swiglu {
+    fn name(&self) -> &'static str {
+        "swiglu"
+    }
+
+    fn infer(&self, inputs: &[TensorType]) -> Result<Signature, OpError> {
+        OpError::arity("swiglu", inputs, 1)?;
+        let (tokens, width) = halves(inputs[0])?;
+        Ok(Signature::outputs([TensorType::new(inputs[0].dtype, [tokens, width])]))
+    }
+
+    fn is_cheap(&self) -> bool {
+        true
+    }
+}
+
+impl Differentiable for Swiglu {
+    fn backward(&self, cx: &mut Backward<'_>) -> Result<(), OpError> {
+        let Some(dy) = cx.grad(0) else { return Ok(()) };
+        let dgate_up = cx.emit(Role::Dgrad, SwigluGrad, &[dy, cx.input(0)])?[0];
+        cx.set_grad(0, dgate_up)
+    }
+}
+
+/// `(dy_tf, gate_up_t2f) -> dgate_up_t2f`, in place of gate_up: with s = 1 / (1 + e^-gate),
+/// dgate = dy up s (1 + gate (1 - s)) and dup = dy gate s.
+#[derive(Clone, Copy, Debug)]
+pub struct SwigluGrad;
+
+impl Op for SwigluGrad {
+    fn name(&self) -> &'static str {
+        "swiglu_grad"
+    }
+
+    fn infer(&self, inputs: &[TensorType]) -> Result<Signature, OpError> {
+        OpError::arity("swiglu_grad", inputs, 2)?;
+        let (tokens, width) = halves(inputs[1])?;
+        let expected = TensorType::new(inputs[1].dtype, [tokens, width]);
+        OpError::ensure(inputs[0] == expected, || format!("dy must be {expected}, not {}", inputs[0]))?;
+        Ok(Signature::outputs([inputs[1]]))
+    }
+
+    /// Gate and up die here in a training step: their gradients take their place.
+    fn in_place(&self) -> &[(usize, usize)] {
+        &[(0, 1)]
+    }
+
+    fn is_cheap(&self) -> bool {
+        true
+    }
+}
+
+/// t and f of a tensor of gate and up.
+fn halves(gate_up: TensorType) -> Result<(usize, usize), OpError> {
+    let (tokens, cols) = matrix("gate_up", gate_up)?;
+    OpError::ensure(gate_up.dtype.is_float() && cols > 0 && cols % 2 == 0, || {
+        format!("gate_up must be a float matrix of gate and up columns, as many of each, not {gate_up}")
+    })?;
+    Ok((tokens, cols / 2))
+}
+
+impl Registered for Swiglu {
+    fn samples() -> Vec<Sample> {
+        [[13, 14], [5, 66], [1, 2]]
+            .into_iter()
+            .map(|shape| Sample::forward(Swiglu, [SampleInput::activation(shape)]))
+            .collect()
+    }
+}
+
+impl Registered for SwigluGrad {
+    fn samples() -> Vec<Sample> {
+        vec![Sample::plain(
+            SwigluGrad,
+            [SampleInput::activation([13, 17]), SampleInput::activation([13, 34])],
+        )]
+    }
+}

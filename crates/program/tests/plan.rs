@@ -1,0 +1,169 @@
+//! The planner, on random programs over several lanes: no two values that may be alive together share a byte.
+
+use proptest::prelude::*;
+use xtrain_program::order::Order;
+use xtrain_program::{Instance, Lane, Op, OpError, Phase, Plan, Program, Region, Role, Signature, Storage, Tracer, ValueId};
+use xtrain_tensor::{DType, TensorType};
+
+/// An op of any arity whose first output may be computed over its first input.
+#[derive(Clone, Debug)]
+struct Any {
+    outputs: Vec<usize>,
+    workspace: usize,
+    in_place: bool,
+}
+
+impl Op for Any {
+    fn name(&self) -> &'static str {
+        "any"
+    }
+
+    fn infer(&self, _: &[TensorType]) -> Result<Signature, OpError> {
+        let bytes = |n: &usize| TensorType::new(DType::U8, [*n]);
+        Ok(Signature { outputs: self.outputs.iter().map(bytes).collect(), workspace: vec![bytes(&self.workspace)] })
+    }
+
+    fn in_place(&self) -> &[(usize, usize)] {
+        if self.in_place { &[(0, 0)] } else { &[] }
+    }
+}
+
+/// One instance of a random program: which earlier values it reads (as fractions), what it writes, where it runs.
+#[derive(Clone, Debug)]
+struct Line {
+    reads: Vec<prop::sample::Index>,
+    op: Any,
+    lane: usize,
+}
+
+fn line() -> impl Strategy<Value = Line> {
+    let sizes = prop::collection::vec(1usize..2000, 1..3);
+    (prop::collection::vec(any::<prop::sample::Index>(), 0..3), sizes, 0usize..500, any::<bool>(), 0usize..3).prop_map(
+        |(reads, mut outputs, workspace, in_place, lane)| {
+            outputs.dedup();
+            Line { reads, op: Any { outputs, workspace: workspace + 1, in_place }, lane }
+        },
+    )
+}
+
+fn build(lines: &[Line]) -> Program {
+    let mut t = Tracer::new(Program::default(), Phase::Micro, Role::Forward);
+    let mut made: Vec<ValueId> = Vec::new();
+    for l in lines {
+        let reads: Vec<ValueId> = if made.is_empty() { vec![] } else { l.reads.iter().map(|i| *i.get(&made)).collect() };
+        let mut op = l.op.clone();
+        op.in_place &= !reads.is_empty();
+        made.extend(t.emit(op, &reads).expect("takes anything"));
+    }
+    let mut program = t.finish();
+    for (instance, l) in program.instances.iter_mut().zip(lines) {
+        instance.lane = [Lane::Compute, Lane::Communication, Lane::Copy][l.lane];
+    }
+    program
+}
+
+fn operands(i: &Instance) -> Vec<ValueId> {
+    let outputs = i.outputs.iter().map(|o| o.value);
+    i.inputs.iter().copied().chain(outputs).chain(i.workspace.iter().copied()).collect()
+}
+
+/// Happens-before by its definition: the transitive closure of lane order and conflicting accesses.
+fn closure(program: &Program) -> Vec<Vec<bool>> {
+    let n = program.instances.len();
+    let mut before = vec![vec![false; n]; n];
+    for b in 0..n {
+        for a in 0..b {
+            let (x, y) = (&program.instances[a], &program.instances[b]);
+            let writes = |i: &Instance, v: ValueId| i.outputs.iter().any(|o| o.value == v);
+            let conflict = operands(x).iter().any(|&v| operands(y).contains(&v) && (writes(x, v) || writes(y, v)));
+            before[a][b] = x.lane == y.lane || conflict;
+        }
+    }
+    for k in 0..n {
+        for a in 0..k {
+            if before[a][k] {
+                for b in k + 1..n {
+                    before[a][b] |= before[k][b];
+                }
+            }
+        }
+    }
+    before
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(200))]
+
+    #[test]
+    fn values_that_may_be_alive_together_never_share_a_byte(lines in prop::collection::vec(line(), 1..40)) {
+        let program = build(&lines);
+        let before = closure(&program);
+        let plan = Plan::of(&program);
+        let users: Vec<Vec<usize>> = program.ids().map(|v| {
+            (0..program.instances.len()).filter(|&i| operands(&program.instances[i]).contains(&v)).collect()
+        }).collect();
+        let ends = |a: usize, b: usize| users[a].iter().all(|&u| before[u][users[b][0]]);
+        for a in 0..users.len() {
+            for b in 0..a {
+                if users[a].is_empty() || users[b].is_empty() || ends(a, b) || ends(b, a) {
+                    continue;
+                }
+                let (x, y) = (plan.location(ValueId(a as u32)), plan.location(ValueId(b as u32)));
+                let apart = x.offset + x.bytes <= y.offset || y.offset + y.bytes <= x.offset;
+                // In place: b's last use is the instance that makes a over it.
+                let made = users[a][0];
+                let over = program.instances[made].code.op().in_place().contains(&(0, 0))
+                    && program.instances[made].outputs[0].value.0 as usize == a
+                    && x == y
+                    && users[b].iter().all(|&u| u == made || before[u][made]);
+                prop_assert!(apart || over || chained(&program, a, b), "%{a} and %{b} at {x:?} and {y:?}");
+            }
+        }
+        prop_assert_eq!(plan.memory.total_bytes(), plan.total_bytes());
+    }
+
+    #[test]
+    fn the_order_is_the_closure_of_lanes_and_conflicts(lines in prop::collection::vec(line(), 1..40)) {
+        let program = build(&lines);
+        let (order, before) = (Order::of(&program), closure(&program));
+        for b in 0..program.instances.len() {
+            for a in 0..b {
+                prop_assert_eq!(order.before(a, b), before[a][b], "{} before {}", a, b);
+            }
+        }
+    }
+}
+
+/// Whether %a was made over %b through values between them.
+fn chained(program: &Program, a: usize, b: usize) -> bool {
+    let maker = program.instances.iter().find(|i| i.outputs.iter().any(|o| o.value.0 as usize == a));
+    let Some(maker) = maker.filter(|m| !m.code.op().in_place().is_empty() && m.outputs[0].value.0 as usize == a) else { return false };
+    let source = maker.inputs[0].0 as usize;
+    source == b || chained(program, source, b)
+}
+
+#[test]
+fn a_chain_needs_two_buffers_and_an_in_place_chain_one() {
+    for (in_place, buffers) in [(false, 2), (true, 1)] {
+        let mut t = Tracer::default();
+        let op = Any { outputs: vec![1024], workspace: 0, in_place: false };
+        let mut v = t.emit(op.clone(), &[]).expect("takes anything")[0];
+        for _ in 0..10 {
+            v = t.emit(Any { in_place, ..op.clone() }, &[v]).expect("takes anything")[0];
+        }
+        let plan = Plan::of(&t.finish());
+        assert_eq!(plan.region_bytes[Region::Scratch as usize], buffers * 1024);
+    }
+}
+
+#[test]
+#[should_panic(expected = "before it is written")]
+fn reading_what_was_never_written_is_a_bug() {
+    let mut t = Tracer::default();
+    let v = t.emit(Any { outputs: vec![8], workspace: 0, in_place: false }, &[]).expect("takes anything")[0];
+    let mut program = t.finish();
+    let ghost = program.add_value(TensorType::new(DType::U8, [8]), Storage::Transient);
+    program.instances[0].inputs = vec![ghost];
+    assert!(ghost > v);
+    Plan::of(&program);
+}

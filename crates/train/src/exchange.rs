@@ -1,0 +1,84 @@
+//! Models in and out: Hugging Face folders to and from masters.
+
+use crate::config::{Config, ExportDtype};
+use crate::run::RunError;
+use crate::weights::Weights;
+use std::path::Path;
+use xtrain_checkpoint::BoxError;
+use xtrain_checkpoint::hf::{self, ExportOptions, NameEntry, NameMap, NamePart, TiedName};
+use xtrain_data::Tokenizer;
+use xtrain_model::ModelConfig;
+use xtrain_model::hf::{HfConfig, IGNORABLE_SUFFIXES};
+
+/// What a Hugging Face folder says of a model beside its weights.
+pub struct Identity {
+    config: HfConfig,
+}
+
+impl Identity {
+    /// The description of `model`, on top of that of the folder it came from, if any.
+    pub fn new(source: Option<HfConfig>, model: &ModelConfig, tokenizer: &Tokenizer) -> Self {
+        let bos_token_id = tokenizer.begin_of_sequence();
+        let eos_token_ids = tokenizer.stop_tokens().to_vec();
+        let source = source.map(|hf| hf.source).unwrap_or_default();
+        Identity { config: HfConfig { model: model.clone(), bos_token_id, eos_token_ids, source } }
+    }
+
+    /// config.json and generation_config.json beside weights of this type.
+    fn files(&self, dtype: hf::ExportDtype) -> Vec<(String, Vec<u8>)> {
+        let dtype = match dtype {
+            hf::ExportDtype::F32 => "float32",
+            hf::ExportDtype::Bf16 => "bfloat16",
+        };
+        vec![
+            ("config.json".into(), self.config.to_json(dtype).into_bytes()),
+            ("generation_config.json".into(), self.config.generation_json().into_bytes()),
+        ]
+    }
+}
+
+/// Reads the weights of the Hugging Face folder `folder`.
+pub fn import(weights: &mut Weights, folder: &Path) -> Result<(), RunError> {
+    let names = name_map(weights.model());
+    hf::import(folder, &names, &mut |name, values| weights.write_master(name, values).map_err(BoxError::from))?;
+    Ok(weights.refresh()?)
+}
+
+/// Writes the masters as the Hugging Face folder `folder`, with the tokenizer.
+pub fn export(
+    weights: &mut Weights,
+    identity: &Identity,
+    tokenizer: &Tokenizer,
+    folder: &Path,
+    options: &ExportOptions,
+) -> Result<(), RunError> {
+    let names = name_map(weights.model());
+    let mut files = identity.files(options.dtype);
+    files.extend(tokenizer.files().map(|(name, bytes)| (name.to_owned(), bytes.to_vec())));
+    let mut source = |name: &str| weights.read_master(name).map_err(BoxError::from);
+    Ok(hf::export(folder, &names, &mut source, &files, options)?)
+}
+
+/// The options of the export at the end of a run.
+pub fn export_options(config: &Config) -> ExportOptions {
+    let dtype = match config.checkpoint.export_dtype {
+        Some(ExportDtype::Bf16) => hf::ExportDtype::Bf16,
+        Some(ExportDtype::Fp32) | None => hf::ExportDtype::F32,
+    };
+    ExportOptions { dtype, overwrite: true, ..ExportOptions::default() }
+}
+
+/// What the parameters of `model` are called in a Hugging Face folder.
+pub fn name_map(model: &ModelConfig) -> NameMap {
+    let entry = |p: xtrain_model::ParameterSpec| NameEntry {
+        ours: p.name,
+        shape: p.shape,
+        parts: p.parts.into_iter().map(|part| NamePart { theirs: part.name, rows: part.rows }).collect(),
+    };
+    let tied = TiedName { theirs: "lm_head.weight".into(), same_as: "model.embed_tokens.weight".into() };
+    NameMap {
+        entries: model.parameters().into_iter().map(entry).collect(),
+        tied: if model.tie_embeddings { vec![tied] } else { Vec::new() },
+        ignorable_suffixes: IGNORABLE_SUFFIXES.map(String::from).to_vec(),
+    }
+}

@@ -1,0 +1,17 @@
+//! The trainer: run configuration, step programs, the training loop, metrics, evaluation and generation.
+//!
+//! Invariants: policy lives here and arithmetic in ops; nothing here knows which device an [`Engine`](xtrain_runtime::Engine) is.
+//! Deliberately absent: flags and terminals, which are the binary's.
+
+pub mod config;
+pub mod evaluate;
+pub mod exchange;
+pub mod generate;
+pub mod learner;
+pub mod metrics;
+pub mod opened;
+pub mod programs;
+pub mod report;
+pub mod run;
+pub mod schedule;
+pub mod weights;

@@ -1,0 +1,146 @@
+//! The programs of a run: the training step, evaluation, prefill and decode, each a model traced and put through passes.
+
+use thiserror::Error;
+use xtrain_model::decoder::{Batch, Context, Loss, io, trace_logits, trace_loss};
+use xtrain_model::{ModelConfig, Recipe};
+use xtrain_ops::adamw::{AdamW, AdamWParameter};
+use xtrain_ops::clip::Clip;
+use xtrain_ops::grad_norm::GradNorm;
+use xtrain_ops::{PassSet, registry};
+use xtrain_program::backward::{BackwardError, backward};
+use xtrain_program::{Phase, Program, Recompute, Role, Root, StateKind, TraceError, Tracer, precision, recompute};
+use xtrain_tensor::{DType, TensorType};
+
+/// Names of the inputs and outputs that the update adds to [`xtrain_model::decoder::io`].
+pub mod update_io {
+    /// f32[]: the learning rate.
+    pub const LR: &str = "lr";
+    /// f32[]: the global L2 norm of the gradients before clipping.
+    pub const GRAD_NORM: &str = "grad_norm";
+    /// u32[]: 1 where the step was not finite and the update therefore did nothing.
+    pub const SKIPPED: &str = "skipped";
+    /// The counter of applied updates.
+    pub const APPLIED: &str = "applied";
+}
+
+/// What makes a training program.
+#[derive(Clone, Debug, PartialEq)]
+pub struct TrainingSpec {
+    /// The model.
+    pub model: ModelConfig,
+    /// In which types it computes.
+    pub recipe: Recipe,
+    /// The micro-batch.
+    pub batch: Batch,
+    /// Whether attention stays within documents.
+    pub document_mask: bool,
+    /// Chunking, z-loss and dropout.
+    pub loss: Loss,
+    /// What the backward makes again instead of keeping it.
+    pub recompute: Recompute,
+    /// AdamW's constants.
+    pub optimizer: OptimizerSpec,
+}
+
+/// AdamW's constants (Loshchilov & Hutter, arXiv 1711.05101).
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct OptimizerSpec {
+    /// Decay rates of the two moments.
+    pub betas: [f64; 2],
+    /// Added to the root of the second moment.
+    pub eps: f64,
+    /// Decay of matrices.
+    pub weight_decay: f64,
+    /// The gradient norm above which gradients are scaled down; 0 leaves them.
+    pub max_norm: f64,
+}
+
+/// Why a program could not be made: sizes that the configuration should have refused, or a bug of ours.
+#[derive(Clone, Debug, Error)]
+pub enum ProgramError {
+    /// An op refused its operands.
+    #[error(transparent)]
+    Trace(#[from] TraceError),
+    /// The backward could not be formed.
+    #[error(transparent)]
+    Backward(#[from] BackwardError),
+}
+
+/// The training step: forward and backward of a micro-batch, then the update.
+pub fn training(spec: &TrainingSpec) -> Result<Program, ProgramError> {
+    let mut tracer = Tracer::default();
+    let context = Context::Sequence { document_mask: spec.document_mask };
+    let objective = trace_loss(&mut tracer, &spec.model, spec.batch, context, spec.loss)?;
+    let program = precision::apply(tracer.finish(), spec.recipe.precision())?;
+    let (program, _) = backward(program, &[Root { value: objective, grad: None }], &[], &PassSet)?;
+    let program = recompute::apply(program, spec.recompute)?;
+    Ok(with_update(program, spec)?)
+}
+
+/// The loss of a batch, without gradients.
+pub fn evaluation(model: &ModelConfig, recipe: Recipe, batch: Batch, document_mask: bool, chunk_tokens: usize) -> Result<Program, ProgramError> {
+    let mut tracer = Tracer::default();
+    let loss = Loss { chunk_tokens, z_loss: 0.0, dropout: 0.0 };
+    trace_loss(&mut tracer, model, batch, Context::Sequence { document_mask }, loss)?;
+    Ok(precision::apply(tracer.finish(), recipe.precision())?)
+}
+
+/// The logits of some tokens of a batch.
+pub fn logits(model: &ModelConfig, recipe: Recipe, batch: Batch, context: Context, rows: usize) -> Result<Program, ProgramError> {
+    let mut tracer = Tracer::default();
+    trace_logits(&mut tracer, model, batch, context, rows)?;
+    Ok(precision::apply(tracer.finish(), recipe.precision())?)
+}
+
+/// The program that holds the model's parameters and remakes compute copies after masters were written.
+pub fn weights(model: &ModelConfig, recipe: Recipe) -> Result<Program, ProgramError> {
+    let batch = Batch { sequences: 1, seq_len: 1 };
+    let whole = logits(model, recipe, batch, Context::Sequence { document_mask: false }, 1)?;
+    Ok(precision::refresh_program(&whole, &PassSet)?)
+}
+
+/// The CPU kernels that run them.
+pub fn cpu_kernels() -> registry::CpuKernels {
+    registry::cpu_kernels()
+}
+
+/// Appends gradient norm, clip and AdamW.
+fn with_update(program: Program, spec: &TrainingSpec) -> Result<Program, TraceError> {
+    let specs = spec.model.parameters();
+    let parameters = program.parameters.clone();
+    let objective = program.output(io::OBJECTIVE);
+    let mut t = Tracer::new(program, Phase::Update, Role::Update);
+    let lr = t.input(update_io::LR, TensorType::new(DType::F32, []));
+    let gradients: Vec<_> = parameters.iter().filter_map(|p| p.gradient).collect();
+    let norm = t.at("grad_norm").emit(GradNorm, &gradients)?[0];
+    let applied = t.state(StateKind::Counter, update_io::APPLIED, TensorType::new(DType::U32, [1]));
+    let clip = Clip { max_norm: spec.optimizer.max_norm };
+    let mut inputs = vec![norm];
+    inputs.extend(objective);
+    inputs.push(applied);
+    let decided = t.at("clip").emit_into(clip, &inputs, &[Some(applied)])?;
+    let (coefficient, skip) = (decided[1], decided[2]);
+
+    let mut inputs = vec![lr, coefficient, applied, skip];
+    let mut targets = Vec::new();
+    let mut options = Vec::new();
+    for p in &parameters {
+        let ty = t.ty(p.master);
+        let m = t.state(StateKind::Moment1, &p.name, ty);
+        let v = t.state(StateKind::Moment2, &p.name, ty);
+        inputs.extend([p.master, m, v]);
+        inputs.extend(p.gradient);
+        targets.extend([Some(p.master), Some(m), Some(v)]);
+        targets.extend(p.compute.map(Some));
+        let decays = specs.iter().any(|s| s.name == *p.name && s.decay);
+        options.push(AdamWParameter {
+            weight_decay: if decays { spec.optimizer.weight_decay } else { 0.0 },
+            compute: p.compute.map(|c| t.ty(c).dtype),
+        });
+    }
+    let [beta1, beta2] = spec.optimizer.betas;
+    t.at("adamw").emit_into(AdamW::new(options, beta1, beta2, spec.optimizer.eps), &inputs, &targets)?;
+    t.output(update_io::GRAD_NORM, norm);
+    t.output(update_io::SKIPPED, skip);
+    Ok(t.finish())
+}

@@ -1,0 +1,34 @@
+//! Why a report could not be made.
+
+use std::io;
+use std::path::PathBuf;
+
+/// A run that could not be read, or a page that could not be written.
+#[derive(Debug, thiserror::Error)]
+pub enum ReportError {
+    /// The folder has no metrics.
+    #[error("{}: no metrics.jsonl in this folder: name a run folder, whose run had `jsonl = true` in [log]", folder.display())]
+    NotARun {
+        /// The folder.
+        folder: PathBuf,
+    },
+    /// A file of the run cannot be read.
+    #[error("{}: cannot read: {source}", path.display())]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// The system's reason.
+        source: io::Error,
+    },
+    /// The metrics cannot be read.
+    #[error(transparent)]
+    Metrics(#[from] crate::metrics::MetricsError),
+    /// The page or the summary cannot be written.
+    #[error("{}: cannot write: {source}", path.display())]
+    Write {
+        /// The file.
+        path: PathBuf,
+        /// The system's reason.
+        source: io::Error,
+    },
+}

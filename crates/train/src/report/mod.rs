@@ -1,0 +1,96 @@
+//! A run as one HTML page: its figures, curves, samples and configuration.
+//!
+//! ```text
+//! run folder -> RunData (what is in the files) -> History (one line of time) -> charts, figures -> page
+//! ```
+//!
+//! The page needs nothing but itself: styles, curves (SVG) and a small script for reading values under the pointer are
+//! inside; without the script nothing else is missing. It follows the reader's light or dark setting, fits a phone,
+//! and prints. Several runs share one page: their curves lie over each other, and the keys in which their
+//! configurations differ are listed.
+//!
+//! Invariants: whatever the files hold is escaped, so no run can put markup or script into the page; the page's size
+//! does not grow with the number of steps, and thinning a curve keeps its extremes; numbers that are not finite break a
+//! curve and are counted, never drawn.
+
+mod axis;
+mod chart;
+mod compare;
+mod curves;
+mod error;
+mod figures;
+mod history;
+mod html;
+mod page;
+mod range;
+mod run;
+mod summary;
+mod thin;
+
+use std::ffi::OsString;
+use std::fs::{self, File};
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+
+pub use error::ReportError;
+pub use run::RunData;
+pub use summary::RunSummary;
+
+/// The report's name inside a run folder.
+pub const REPORT_FILE: &str = "report.html";
+/// The resolved configuration's name inside a run folder.
+pub const CONFIG_FILE: &str = "config.toml";
+/// The name of the file for [`RunSummary`] inside a run folder.
+pub const SUMMARY_FILE: &str = "summary.json";
+/// The name of the text that is shown where the metrics have no sample.
+pub const SAMPLE_FILE: &str = "sample.txt";
+
+/// The page of one run.
+pub fn render(run: &RunData) -> String {
+    page::render(std::slice::from_ref(run))
+}
+
+/// One page for several runs, their curves in one chart each.
+pub fn render_all(runs: &[RunData]) -> String {
+    page::render(runs)
+}
+
+/// Writes the report of the run in `run_folder` to `report.html` there, and returns its path.
+pub fn write(run_folder: &Path) -> Result<PathBuf, ReportError> {
+    let path = run_folder.join(REPORT_FILE);
+    write_whole(&path, &render(&RunData::load(run_folder)?))?;
+    Ok(path)
+}
+
+/// Writes one report for the runs in `run_folders` to `path`.
+///
+/// A run is called by its folder's name, or by the whole path as given where another folder has the same name.
+pub fn write_comparison(run_folders: &[impl AsRef<Path>], path: &Path) -> Result<(), ReportError> {
+    let loaded: Result<Vec<_>, _> = run_folders.iter().map(|folder| RunData::load(folder.as_ref())).collect();
+    let mut runs = loaded?;
+    let names: Vec<String> = runs.iter().map(|run| run.name.clone()).collect();
+    for (run, folder) in runs.iter_mut().zip(run_folders) {
+        if names.iter().filter(|name| **name == run.name).count() > 1 {
+            run.name = folder.as_ref().display().to_string();
+        }
+    }
+    write_whole(path, &render_all(&runs))
+}
+
+/// The file is whole or as before: written aside, then renamed.
+fn write_whole(path: &Path, text: &str) -> Result<(), ReportError> {
+    let mut aside = OsString::from(path);
+    aside.push(".tmp");
+    let write = || -> io::Result<()> {
+        File::create(&aside)?.write_all(text.as_bytes())?;
+        fs::rename(&aside, path)
+    };
+    write().map_err(|source| {
+        // Best effort: the error to report is the write's.
+        let _ = fs::remove_file(&aside);
+        ReportError::Write { path: path.to_owned(), source }
+    })
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,232 @@
+use proptest::prelude::*;
+
+use super::markup::{self, Document};
+use super::*;
+
+fn document(runs: &[RunData]) -> Document {
+    let page = render_all(runs);
+    markup::read(&page).unwrap_or_else(|problem| panic!("{problem}\n{page}"))
+}
+
+/// Values of the attribute `key` on tags named `tag`.
+fn attributes<'a>(document: &'a Document, tag: &'a str, key: &'a str) -> Vec<&'a str> {
+    let tags = document.tags.iter().filter(|(name, _)| name == tag);
+    tags.flat_map(|(_, attributes)| attributes)
+        .filter(|(name, _)| name == key)
+        .map(|(_, value)| value.as_str())
+        .collect()
+}
+
+#[test]
+fn a_run_has_its_figures_curves_and_configuration() {
+    let page = document(&[run("first", 200)]);
+    for expected in [
+        "first",
+        "Validation loss2.1254the lowest of the run",
+        "Perplexity8.381.500 bits per byte",
+        "Training loss2.0004mean of the last 5 reports",
+        "Tokens200k",
+        "Training time4.0s20ms a step",
+        "Tokens per second50.0k",
+        "Memory256 MiB",
+        "Steps200",
+        "steps = 200",
+    ] {
+        assert!(page.text.contains(expected), "{expected} in {}", page.text);
+    }
+    let curves = attributes(&page, "path", "data-name");
+    assert_eq!(curves[..3], ["training", "smoothed over 5 reports", "validation"]);
+    let spoken = attributes(&page, "svg", "aria-label");
+    assert!(
+        spoken.iter().any(|label| label.starts_with("Loss, cross-entropy, nats per token. smoothed")),
+        "{spoken:?}"
+    );
+    for chart in ["Loss", "Learning rate", "Gradient norm", "Throughput"] {
+        assert!(spoken.iter().any(|label| label.starts_with(chart)), "{chart}");
+    }
+}
+
+#[test]
+fn the_summary_completes_the_figures() {
+    let summary = RunSummary {
+        parameters: Some(1_352_704),
+        total_steps: Some(500),
+        train_seconds: Some(161.0),
+        unigram_entropy: Some(3.3),
+        outcome: Some("stopped at the time limit".into()),
+        ..RunSummary::default()
+    };
+    let page = document(&[RunData { summary, ..run("r", 200) }]);
+    for expected in [
+        "1.35M256 MiB of memory",
+        "200of 500",
+        "2m41s",
+        "1.17 nats under the unigram entropy",
+        "stopped at the time limit",
+    ] {
+        assert!(page.text.contains(expected), "{expected} in {}", page.text);
+    }
+}
+
+#[test]
+fn the_page_loads_nothing() {
+    let html = render_all(&[run("a", 50), run("b", 50)]);
+    for outside in ["http:", "https:", "src=", "@import", "url(", "<link"] {
+        assert!(!html.contains(outside), "{outside}");
+    }
+}
+
+#[test]
+fn a_run_without_steps_says_so() {
+    let page = document(&[RunData { name: "empty".into(), ..RunData::default() }]);
+    assert!(page.text.contains("No steps have been reported yet."));
+    assert!(document(&[]).text.contains("No runs were named."));
+}
+
+#[test]
+fn a_run_of_one_step_is_a_page() {
+    assert!(document(&[run("one", 1)]).text.contains("Steps1"));
+}
+
+#[test]
+fn a_run_that_was_never_finite_is_a_page() {
+    let mut run = run("nan", 60);
+    for record in &mut run.records {
+        if let Event::Step(metrics) = &mut record.event {
+            (metrics.loss, metrics.grad_norm) = (f64::NAN, f64::INFINITY);
+        }
+    }
+    let page = document(&[run]);
+    assert!(page.text.contains("60 values are not finite and leave gaps."), "{}", page.text);
+}
+
+#[test]
+fn what_a_run_says_is_text_and_never_markup() {
+    let evil = "</pre></script><script>alert('&amp;')</script>\u{0}\u{1b}[2J\"";
+    let mut run = run(evil, 20);
+    run.config = Some(evil.into());
+    run.sample = Some(evil.into());
+    run.problems = vec![evil.into()];
+    run.summary = RunSummary {
+        model: Some(evil.into()),
+        precision: Some(evil.into()),
+        device: Some(evil.into()),
+        outcome: Some(evil.into()),
+        ..RunSummary::default()
+    };
+    run.records.push(record(Checkpoint { step: 20, path: evil.into() }));
+    run.records.push(record(Sample { step: 20, prompt: evil.into(), text: evil.into() }));
+    let harmless = document(&[super::run("plain", 20)]);
+    let scripts = |page: &Document| page.tags.iter().filter(|(name, _)| name == "script").count();
+    for runs in [vec![run.clone()], vec![run.clone(), run]] {
+        let page = document(&runs);
+        assert_eq!(scripts(&page), scripts(&harmless));
+        assert!(page.text.contains("</pre></script><script>alert('&amp;')</script>\u{FFFD}\u{FFFD}[2J\""));
+    }
+}
+
+#[test]
+fn skipped_steps_and_resumes_are_marked_and_listed() {
+    let mut run = run("r", 100);
+    run.records.push(record(SkippedStep { step: 101, loss: f64::NAN, grad_norm: 1.0, skipped: 1 }));
+    run.records.push(record(Resumed { step: 101 }));
+    run.records.push(record(StepMetrics { step: 102, loss: 2.0, ..StepMetrics::default() }));
+    let page = document(&[run]);
+    assert!(page.text.contains("101  loss NaN  grad_norm 1.00: not finite"), "{}", page.text);
+    assert!(page.text.contains("resumed after step 101"));
+    let classes = attributes(&page, "path", "class");
+    assert!(classes.contains(&"skip") && classes.contains(&"resume"));
+}
+
+#[test]
+fn steps_that_were_lost_do_not_count() {
+    let mut run = run("r", 100);
+    run.records.push(record(Resumed { step: 40 }));
+    let page = document(&[run]);
+    assert!(page.text.contains("Steps40resumed once"), "{}", page.text);
+    assert!(page.text.contains("Tokens40.0k"), "{}", page.text);
+}
+
+#[test]
+fn a_report_of_two_runs_shows_where_they_differ() {
+    let (first, second) = (run("first", 200), run("second", 300));
+    let page = document(&[first, second]);
+    assert!(page.text.contains("train.steps200300"), "{}", page.text);
+    assert!(!page.text.contains("train.seed"));
+    let curves = attributes(&page, "path", "data-name");
+    assert_eq!(curves[..4], ["first", "second", "first, validation", "second, validation"]);
+    assert!(attributes(&page, "figure", "data-xname").iter().all(|&name| name == "step"));
+}
+
+#[test]
+fn runs_with_other_batch_sizes_are_compared_by_tokens() {
+    let mut larger = run("larger", 200);
+    for record in &mut larger.records {
+        if let Event::Step(metrics) = &mut record.event {
+            metrics.tokens *= 4;
+        }
+    }
+    let page = document(&[run("small", 200), larger]);
+    assert!(attributes(&page, "figure", "data-xname").iter().all(|&name| name == "tokens"));
+    assert!(attributes(&page, "figure", "data-x1").iter().all(|&last| last == "800000"));
+}
+
+#[test]
+fn a_long_run_makes_no_larger_page() {
+    let html = render(&run("long", 100_000));
+    assert!(html.len() < 800_000, "{} bytes", html.len());
+    markup::read(&html).unwrap();
+}
+
+fn number() -> impl Strategy<Value = f64> {
+    prop_oneof![any::<f64>(), Just(f64::NAN), Just(0.0), Just(-1.0), Just(f64::MAX), 0.0f64..10.0]
+}
+
+fn event() -> impl Strategy<Value = Event> {
+    let step = prop_oneof![0u64..100, any::<u64>()];
+    (step, number(), number(), number(), any::<u64>(), ".{0,20}", 0u8..6).prop_map(
+        |(step, a, b, c, n, text, kind)| match kind {
+            0 => StepMetrics {
+                step,
+                loss: a,
+                grad_norm: b,
+                lr: c,
+                tokens: n,
+                memory_bytes: n,
+                epoch: a,
+                step_ms: b,
+                tokens_per_second: c,
+                tflops: a,
+                mfu: Some(b),
+                ..StepMetrics::default()
+            }
+            .into(),
+            1 => EvalMetrics { step, loss: a, bits_per_byte: Some(b) }.into(),
+            2 => SkippedStep { step, loss: a, grad_norm: b, skipped: n }.into(),
+            3 => Resumed { step }.into(),
+            4 => Sample { step, prompt: text.clone(), text }.into(),
+            _ => Checkpoint { step, path: text.into() }.into(),
+        },
+    )
+}
+
+proptest! {
+    #[test]
+    fn any_records_make_a_sound_page(
+        events in prop::collection::vec((number(), event()), 0..120),
+        name in ".{0,12}",
+        config in prop::option::of(".{0,60}"),
+        entropy in prop::option::of(number()),
+    ) {
+        let records = events.into_iter().map(|(time, event)| Record { time, event }).collect();
+        let summary = RunSummary { unigram_entropy: entropy, train_seconds: entropy, ..RunSummary::default() };
+        let run = RunData { name, records, config: config.clone(), sample: config, summary, ..RunData::default() };
+        for runs in [&[run.clone()][..], &[run.clone(), run.clone()]] {
+            let page = render_all(runs);
+            let read = markup::read(&page).map_err(TestCaseError::fail)?;
+            for path in attributes(&read, "path", "d") {
+                prop_assert!(!path.contains("NaN") && !path.contains("inf"), "{}", path);
+            }
+        }
+    }
+}

@@ -1,0 +1,159 @@
+//! The data of a run: its tokenizer, its training samples, and what it validates on.
+
+use super::{Notice, RunError};
+use crate::config::{Config, Source, Sources, TokenizerChoice};
+use std::ops::ControlFlow;
+use std::path::Path;
+use std::sync::Arc;
+use xtrain_data::{
+    Dataset, DocumentMask, HeldOut, HeldOutAmount, InputFile, InputOptions, Loader, LoaderOptions, PrepareOptions, TokenStream,
+    Tokenizer, Validation, list_inputs, prepare_cached, sample_texts,
+};
+
+/// How much text a vocabulary is learned from at most: more does not change it much, and memory grows with it.
+const BPE_SAMPLE_BYTES: u64 = 128 << 20;
+
+/// In how many places of a source the held-out part lies.
+const HELD_OUT_BLOCKS: u32 = 16;
+
+/// What a run reads.
+pub struct Corpus {
+    /// How text becomes tokens.
+    pub tokenizer: Tokenizer,
+    /// The training samples.
+    pub loader: Loader,
+    /// What is validated on, all of it.
+    pub validation: Option<Validation>,
+    /// Bytes of text a token, over the training data, where it is known.
+    pub bytes_per_token: Option<f64>,
+}
+
+impl Corpus {
+    /// Opens everything that `[data]` names, tokenizing text that is not in the cache yet. `saved` is the tokenizer of the run folder,
+    /// where a run goes on.
+    pub fn open(config: &Config, saved: Option<&Path>, notice: &mut dyn FnMut(Notice) -> ControlFlow<()>) -> Result<Self, RunError> {
+        let data = &config.data;
+        let train = open_inputs(config, &data.train)?;
+        let tokenizer = match saved {
+            Some(folder) => Tokenizer::load(folder)?,
+            None => tokenizer(config, &train, notice)?,
+        };
+        let mut cache = Cache { config, tokenizer: &tokenizer, notice, text_bytes: 0, tokens: 0 };
+        let streams = cache.streams(train)?;
+        let bytes_per_token = (cache.tokens > 0).then(|| cache.text_bytes as f64 / cache.tokens as f64);
+        let mask = if data.document_mask { DocumentMask::On } else { DocumentMask::Off };
+        let explicit = match &data.valid {
+            Some(valid) => {
+                let inputs = open_inputs(config, valid)?;
+                let streams = cache.streams(inputs)?.into_iter().map(|s| s.stream).collect();
+                Some(Validation::of(streams, data.seq_len, mask)?)
+            }
+            None => None,
+        };
+        let held_out = (data.held_out() > 0.0)
+            .then(|| HeldOut { amount: HeldOutAmount::Fraction(data.held_out()), blocks: HELD_OUT_BLOCKS });
+        let options = LoaderOptions { seq_len: data.seq_len, seed: config.train.seed, document_mask: mask, held_out };
+        let loader = Loader::new(streams, options)?;
+        let validation = explicit.or_else(|| loader.validation());
+        Ok(Corpus { tokenizer, loader, validation, bytes_per_token })
+    }
+}
+
+/// A source as it lies on the disk.
+enum Opened {
+    Shards(Dataset),
+    Text(Vec<InputFile>, InputOptions),
+}
+
+fn open_inputs<'c>(config: &'c Config, sources: &'c Sources) -> Result<Vec<(&'c Source, Opened)>, RunError> {
+    sources.0.iter().map(|source| {
+        let path = Path::new(&source.path);
+        let opened = match path.join("dataset.json").is_file() {
+            true => Opened::Shards(Dataset::open(path)?),
+            false => Opened::Text(list_inputs(&[path])?, input_options(config, source)),
+        };
+        Ok((source, opened))
+    }).collect()
+}
+
+fn input_options(config: &Config, source: &Source) -> InputOptions {
+    InputOptions {
+        field: config.data.text_field(source).to_owned(),
+        separator: config.data.separator(source).map(str::to_owned),
+    }
+}
+
+/// The tokenizer that the configuration asks for; one that is to be made from the text is that of token shards where there are any.
+fn tokenizer(
+    config: &Config,
+    train: &[(&Source, Opened)],
+    notice: &mut dyn FnMut(Notice) -> ControlFlow<()>,
+) -> Result<Tokenizer, RunError> {
+    let choice = config.tokenizer();
+    let shards = train.iter().find_map(|(_, opened)| match opened {
+        Opened::Shards(dataset) => Some(dataset),
+        Opened::Text(..) => None,
+    });
+    if let (Some(dataset), TokenizerChoice::Bpe | TokenizerChoice::Chars) = (shards, &choice) {
+        return Ok(dataset.tokenizer()?);
+    }
+    let texts = || train.iter().filter_map(|(_, opened)| match opened {
+        Opened::Text(files, options) => Some((files, options)),
+        Opened::Shards(_) => None,
+    });
+    Ok(match choice {
+        TokenizerChoice::Path(path) => Tokenizer::load(path)?,
+        TokenizerChoice::Bytes => Tokenizer::bytes(),
+        TokenizerChoice::Chars => {
+            Tokenizer::chars(texts().flat_map(|(files, options)| xtrain_data::prepare::read_texts(files, options)))?
+        }
+        TokenizerChoice::Bpe => {
+            let size = config.data.bpe_vocab_size();
+            // Progress that is only shown cannot stop the run here; a stop is seen when tokens are made.
+            let _ = notice(Notice::LearningVocabulary { size });
+            let texts = texts().flat_map(|(files, options)| sample_texts(files, options, BPE_SAMPLE_BYTES));
+            Tokenizer::train_bpe(texts, size)?
+        }
+    })
+}
+
+struct Cache<'a> {
+    config: &'a Config,
+    tokenizer: &'a Tokenizer,
+    notice: &'a mut dyn FnMut(Notice) -> ControlFlow<()>,
+    text_bytes: u64,
+    tokens: u64,
+}
+
+impl Cache<'_> {
+    fn streams(&mut self, sources: Vec<(&Source, Opened)>) -> Result<Vec<xtrain_data::Source>, RunError> {
+        let mut out = Vec::new();
+        for (source, opened) in sources {
+            let dataset = match opened {
+                Opened::Shards(dataset) => dataset,
+                Opened::Text(files, input) => {
+                    let options = PrepareOptions { input, ..PrepareOptions::default() };
+                    let cache = Path::new(&self.config.data.cache_dir);
+                    let path = &source.path;
+                    let notice = &mut *self.notice;
+                    prepare_cached(&files, self.tokenizer, &options, cache, &mut |progress| {
+                        notice(Notice::Tokenizing { path: path.clone(), progress: *progress })
+                    })?
+                }
+            };
+            if dataset.tokenizer_hash() != self.tokenizer.hash_hex() {
+                return Err(RunError::Refused(format!(
+                    "the shards in {} were made with another tokenizer than this run's; set data.tokenizer = \"{}\", or tokenize the text again",
+                    source.path, source.path
+                )));
+            }
+            self.text_bytes += dataset.text_bytes();
+            self.tokens += dataset.token_count();
+            let stream: Arc<dyn TokenStream> = Arc::new(dataset);
+            // Without weights, sources are mixed by size.
+            let weight = source.weight.unwrap_or(stream.token_count() as f64);
+            out.push(xtrain_data::Source { stream, weight });
+        }
+        Ok(out)
+    }
+}

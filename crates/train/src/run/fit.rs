@@ -1,0 +1,67 @@
+//! Whether a plan fits into memory, and what would.
+
+use super::RunError;
+use crate::metrics::format;
+use crate::programs::{self, TrainingSpec};
+use xtrain_program::{Plan, Recompute};
+
+/// An error if the step of `spec` needs more than `available` bytes; it says how much, and which smaller choice would fit.
+pub(super) fn check(spec: &TrainingSpec, batch_size: usize, available: u64) -> Result<(), RunError> {
+    let needed = bytes(spec)?;
+    if needed <= available {
+        return Ok(());
+    }
+    let shown = |b: u64| format::gib(b);
+    let advice = alternative(spec, batch_size, available)?.unwrap_or_else(|| {
+        "no micro-batch fits, not even with recompute = \"block\": choose a smaller model or a shorter sequence".into()
+    });
+    Err(RunError::Refused(format!(
+        "the run needs {} of memory, but {} are available; {advice}. `xtrain plan` shows what it is for",
+        shown(needed),
+        shown(available)
+    )))
+}
+
+fn bytes(spec: &TrainingSpec) -> Result<u64, RunError> {
+    let program = programs::training(spec).map_err(crate::weights::LearnError::from)?;
+    Ok(Plan::of(&program).total_bytes() as u64)
+}
+
+/// The change that costs the least speed and fits.
+fn alternative(spec: &TrainingSpec, batch_size: usize, available: u64) -> Result<Option<String>, RunError> {
+    let mut sequences = spec.batch.sequences;
+    while sequences > 1 {
+        sequences = (1..sequences).rev().find(|n| batch_size.is_multiple_of(*n) && *n <= sequences / 2).unwrap_or(1);
+        let mut smaller = spec.clone();
+        smaller.batch.sequences = sequences;
+        if bytes(&smaller)? <= available {
+            return Ok(Some(format!("train.micro_batch_size = {sequences} would fit")));
+        }
+    }
+    for (recompute, name) in [(Recompute::Norms, "norms"), (Recompute::Block, "block")] {
+        let mut smaller = spec.clone();
+        smaller.batch.sequences = 1;
+        smaller.recompute = recompute;
+        if bytes(&smaller)? <= available {
+            return Ok(Some(format!("train.micro_batch_size = 1 with train.recompute = \"{name}\" would fit")));
+        }
+    }
+    Ok(None)
+}
+
+/// Bytes of memory that a new program can use on this machine, where the system says so.
+pub(super) fn available_bytes() -> Option<u64> {
+    memory_line("MemAvailable:")
+}
+
+/// Bytes of memory that this machine has, where the system says so.
+pub(super) fn total_bytes() -> Option<u64> {
+    memory_line("MemTotal:")
+}
+
+fn memory_line(key: &str) -> Option<u64> {
+    let text = std::fs::read_to_string("/proc/meminfo").ok()?;
+    let line = text.lines().find(|l| l.starts_with(key))?;
+    let kib: u64 = line.split_whitespace().nth(1)?.parse().ok()?;
+    Some(kib * 1024)
+}

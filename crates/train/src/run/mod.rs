@@ -1,0 +1,41 @@
+//! A training run from its file to its folder.
+//!
+//! ```text
+//! <out>/config.toml      the resolved configuration         <out>/checkpoints/step-N/   state, complete or absent
+//! <out>/tokenizer/       the tokenizer                      <out>/hf/                   the last state as a Hugging Face folder
+//! <out>/metrics.jsonl    every reported step and event      <out>/sample.txt            what the model wrote at the end
+//! <out>/events.out.*     the same for TensorBoard           <out>/report.html           curves and figures on one page
+//! ```
+
+mod corpus;
+mod error;
+mod fit;
+mod folder;
+mod saved;
+pub(crate) mod setup;
+mod trainer;
+
+pub use corpus::Corpus;
+pub use error::RunError;
+pub use folder::RunFolder;
+pub use setup::{Planned, plan};
+pub use trainer::{Observer, Outcome, Start, train};
+
+use xtrain_data::Progress;
+
+/// Something that a run does before its first step.
+#[derive(Clone, Debug)]
+pub enum Notice {
+    /// A vocabulary is learned from the training text.
+    LearningVocabulary {
+        /// Tokens that it will have at most.
+        size: usize,
+    },
+    /// A text is turned into tokens.
+    Tokenizing {
+        /// The source.
+        path: String,
+        /// How far it is.
+        progress: Progress,
+    },
+}

@@ -1,0 +1,113 @@
+//! What a checkpoint holds of a run, and how it goes back.
+
+use super::{RunError, RunFolder};
+use crate::config::{self, Config};
+use crate::learner::Learner;
+use serde::{Deserialize, Serialize};
+use std::path::PathBuf;
+use xtrain_checkpoint::{BoxError, Checkpoint, CheckpointStore, RunLock, TensorSpec};
+use xtrain_data::{Loader, LoaderState};
+use xtrain_runtime::StateEntry;
+
+/// How far a run is.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Position {
+    /// Attempted steps.
+    pub step: u64,
+    /// Those of them whose update was skipped.
+    pub skipped: u64,
+    /// Wall time in training steps.
+    pub train_seconds: f64,
+    /// The step of the best evaluation, and its loss.
+    pub best: Option<(u64, f64)>,
+}
+
+/// The checkpoints of a run folder, which is locked as long as this lives.
+pub(super) struct Saved {
+    store: CheckpointStore,
+    _lock: RunLock,
+    last: Option<u64>,
+}
+
+const POSITION: &str = "position";
+const LOADER: &str = "loader";
+const CONFIG: &str = "config";
+
+impl Saved {
+    /// Opens the checkpoints of `folder`, making it if need be; another process that writes there is an error.
+    pub(super) fn open(folder: &RunFolder) -> Result<Self, RunError> {
+        std::fs::create_dir_all(folder.path()).map_err(RunError::io(folder.path(), "create"))?;
+        let lock = RunLock::acquire(folder.path())?;
+        Ok(Saved { store: CheckpointStore::open(&folder.checkpoints())?, _lock: lock, last: None })
+    }
+
+    /// Puts the latest complete checkpoint back, if there is one.
+    pub(super) fn restore(&mut self, learner: &mut Learner, loader: &Loader, config: &Config) -> Result<Option<Position>, RunError> {
+        let Some(checkpoint) = self.store.latest()? else { return Ok(None) };
+        let text = document::<String>(&checkpoint, CONFIG)?;
+        if let Ok(before) = Config::parse::<&str>(&checkpoint.path().join("config.toml"), text.as_bytes(), &[]) {
+            for change in config::diff(&before.config, config) {
+                tracing::info!("changed since the checkpoint: {change}");
+            }
+        }
+        let position: Position = document(&checkpoint, POSITION)?;
+        let state: LoaderState = document(&checkpoint, LOADER)?;
+        let samples = loader.resume(&state)?;
+        let expected = position.step * config.train.batch_size as u64;
+        if samples != expected {
+            return Err(RunError::Refused(format!(
+                "the checkpoint is at sample {samples} of its data, but {} steps of train.batch_size = {} are {expected}; resume with the batch \
+                 size that the run began with",
+                position.step, config.train.batch_size
+            )));
+        }
+        let entries = learner.saved_state();
+        checkpoint.load(&specs(&entries), &mut |at, bytes| {
+            let entry = &entries[at];
+            learner.write_state(entry.kind, &entry.name, bytes).map_err(BoxError::from)
+        })?;
+        learner.weights().refresh()?;
+        self.last = Some(checkpoint.step());
+        Ok(Some(position))
+    }
+
+    /// Saves the state, and drops what the configuration does not keep. Returns the checkpoint's folder; nothing if this step is saved already.
+    pub(super) fn save(&mut self, learner: &mut Learner, loader: &Loader, config: &Config, at: &Position) -> Result<Option<PathBuf>, RunError> {
+        if self.last == Some(at.step) {
+            return Ok(None);
+        }
+        let entries = learner.saved_state();
+        let documents = [
+            (POSITION.to_owned(), serde_json::json!(at)),
+            (LOADER.to_owned(), serde_json::json!(loader.state(at.step * config.train.batch_size as u64))),
+            (CONFIG.to_owned(), serde_json::json!(config.to_toml())),
+        ];
+        let mut read = |n: usize| learner.read_state(entries[n].kind, &entries[n].name).map_err(BoxError::from);
+        let path = self.store.save(at.step, &specs(&entries), &mut read, &documents)?;
+        self.last = Some(at.step);
+        let best = at.best.filter(|_| config.checkpoint.keep_best == Some(true)).map(|(step, _)| step);
+        let protected: Vec<u64> = best.into_iter().chain([at.step]).collect();
+        self.store.retain(config.checkpoint.keep_last, config.checkpoint.keep_every, &protected)?;
+        Ok(Some(path))
+    }
+}
+
+/// Tensors are named by kind and name: `moment1/blocks.0.attn_norm.weight`.
+fn specs(entries: &[StateEntry]) -> Vec<TensorSpec> {
+    let spec = |e: &StateEntry| TensorSpec {
+        name: format!("{}/{}", e.kind.name(), e.name),
+        dtype: e.ty.dtype,
+        shape: e.ty.shape.to_vec(),
+    };
+    entries.iter().map(spec).collect()
+}
+
+fn document<T: serde::de::DeserializeOwned>(checkpoint: &Checkpoint, name: &str) -> Result<T, RunError> {
+    serde_json::from_value(checkpoint.document(name)?).map_err(|error| {
+        RunError::Refused(format!(
+            "{}: {name}.json cannot be understood ({error}); it was written by another version, or damaged: delete this checkpoint to use the one before",
+            checkpoint.path().display()
+        ))
+    })
+}

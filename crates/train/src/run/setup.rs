@@ -1,0 +1,133 @@
+//! From a parsed run file to what will be trained, and how.
+
+use super::RunError;
+use crate::config::{Architecture, Config, Facts, Family, Parsed, Recipe, Recompute, Resolved, RopeScaling};
+use crate::programs::{OptimizerSpec, TrainingSpec};
+use std::path::Path;
+use xtrain_model::decoder::{Batch, Loss};
+use xtrain_model::hf::HfConfig;
+use xtrain_model::{self as model, ModelConfig};
+use xtrain_program as program;
+
+/// What a run file comes to before its data is opened.
+pub struct Planned {
+    /// The configuration, every default filled in.
+    pub resolved: Resolved,
+    /// What a step is made of.
+    pub spec: TrainingSpec,
+}
+
+/// Resolves a run file without opening its data: what `xtrain plan` shows. A vocabulary that only the data could tell is taken at the
+/// size that it is allowed.
+pub fn plan(parsed: &Parsed) -> Result<Planned, RunError> {
+    let init = init(&parsed.config)?;
+    let facts = Facts { init: init.as_ref().map(|hf| architecture(&hf.model)), ..Facts::default() };
+    planned(parsed.resolve(&facts)?)
+}
+
+/// The model folder that training starts from, if any.
+pub(crate) fn init(config: &Config) -> Result<Option<HfConfig>, RunError> {
+    config.model.init_from.as_deref().map(|folder| read_hf_config(Path::new(folder))).transpose()
+}
+
+/// Reads the config.json of a Hugging Face folder.
+pub(crate) fn read_hf_config(folder: &Path) -> Result<HfConfig, RunError> {
+    let path = folder.join("config.json");
+    let text = std::fs::read_to_string(&path).map_err(RunError::io(&path, "read"))?;
+    HfConfig::parse(&text).map_err(|error| RunError::Model { place: folder.display().to_string(), error })
+}
+
+pub(crate) fn planned(resolved: Resolved) -> Result<Planned, RunError> {
+    let c = &resolved.config;
+    let model = model_of(&resolved.architecture);
+    model.validate().map_err(|error| RunError::Model { place: "[model]".into(), error })?;
+    let spec = TrainingSpec {
+        recipe: recipe(c.precision.recipe),
+        batch: Batch { sequences: c.train.micro_batch_size(), seq_len: c.data.seq_len },
+        document_mask: c.data.document_mask,
+        loss: Loss { chunk_tokens: c.train.loss_chunk, z_loss: c.model.z_loss as f32, dropout: c.model.dropout as f32 },
+        recompute: match c.train.recompute {
+            Recompute::None => program::Recompute::None,
+            Recompute::Norms => program::Recompute::Norms,
+            Recompute::Block => program::Recompute::Block,
+        },
+        optimizer: OptimizerSpec {
+            betas: c.optimizer.betas,
+            eps: c.optimizer.eps,
+            weight_decay: c.optimizer.weight_decay,
+            max_norm: c.optimizer.grad_clip,
+        },
+        model,
+    };
+    Ok(Planned { resolved, spec })
+}
+
+pub(super) fn recipe(chosen: Recipe) -> model::Recipe {
+    match chosen {
+        Recipe::Bf16 => model::Recipe::Bf16,
+        // A resolved configuration has no `auto` left; on the CPU it means fp32.
+        Recipe::Fp32 | Recipe::Auto => model::Recipe::Fp32,
+    }
+}
+
+/// The model that a resolved `[model]` describes.
+pub(crate) fn model_of(a: &Architecture) -> ModelConfig {
+    ModelConfig {
+        family: match a.family {
+            Family::Llama => model::Family::Llama,
+            Family::Qwen2 => model::Family::Qwen2,
+            Family::Qwen3 => model::Family::Qwen3,
+        },
+        dim: a.dim,
+        layers: a.layers,
+        heads: a.heads,
+        kv_heads: a.kv_heads,
+        head_dim: a.head_dim,
+        ffn_dim: a.ffn_dim,
+        vocab_size: a.vocab_size,
+        max_position_embeddings: a.max_position_embeddings,
+        rope_theta: a.rope_theta,
+        rope_scaling: match a.rope_scaling {
+            None => model::RopeScaling::None,
+            Some(RopeScaling::Linear { factor }) => model::RopeScaling::Linear { factor },
+            Some(RopeScaling::Llama3 { factor, low_freq_factor, high_freq_factor, original_max_position_embeddings }) => {
+                model::RopeScaling::Llama3 { factor, low_freq_factor, high_freq_factor, original_max_position_embeddings }
+            }
+        },
+        norm_eps: a.norm_eps,
+        tie_embeddings: a.tie_embeddings,
+        qkv_bias: a.qkv_bias,
+        qk_norm: a.qk_norm,
+    }
+}
+
+/// A model's sizes in the words of `[model]`.
+pub(super) fn architecture(m: &ModelConfig) -> Architecture {
+    Architecture {
+        family: match m.family {
+            model::Family::Llama => Family::Llama,
+            model::Family::Qwen2 => Family::Qwen2,
+            model::Family::Qwen3 => Family::Qwen3,
+        },
+        dim: m.dim,
+        layers: m.layers,
+        heads: m.heads,
+        kv_heads: m.kv_heads,
+        head_dim: m.head_dim,
+        ffn_dim: m.ffn_dim,
+        vocab_size: m.vocab_size,
+        max_position_embeddings: m.max_position_embeddings,
+        rope_theta: m.rope_theta,
+        rope_scaling: match m.rope_scaling {
+            model::RopeScaling::None => None,
+            model::RopeScaling::Linear { factor } => Some(RopeScaling::Linear { factor }),
+            model::RopeScaling::Llama3 { factor, low_freq_factor, high_freq_factor, original_max_position_embeddings } => {
+                Some(RopeScaling::Llama3 { factor, low_freq_factor, high_freq_factor, original_max_position_embeddings })
+            }
+        },
+        norm_eps: m.norm_eps,
+        tie_embeddings: m.tie_embeddings,
+        qkv_bias: m.qkv_bias,
+        qk_norm: m.qk_norm,
+    }
+}

@@ -1,0 +1,100 @@
+//! The learning rate of every step.
+
+use crate::config::{Config, DecayShape, ScheduleKind};
+
+/// A learning-rate schedule: linear warmup, then one of the kinds of the run file.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Schedule {
+    kind: ScheduleKind,
+    peak: f64,
+    last: f64,
+    steps: u64,
+    warmup: u64,
+    decay: u64,
+    shape: DecayShape,
+}
+
+impl Schedule {
+    /// The schedule of a resolved configuration whose run has `steps` steps.
+    pub fn of(config: &Config, steps: u64) -> Self {
+        let (s, peak) = (&config.schedule, config.optimizer.lr);
+        Schedule {
+            kind: s.kind,
+            peak,
+            last: s.final_lr(peak),
+            steps,
+            warmup: s.warmup_steps(steps),
+            decay: s.decay_steps(steps),
+            shape: s.decay_shape(),
+        }
+    }
+
+    /// The learning rate of attempted step `step`, counted from 0. The first step of the warmup uses `peak / warmup`, never 0; the last
+    /// step of the run uses the final rate.
+    pub fn lr(&self, step: u64) -> f64 {
+        if step < self.warmup {
+            return self.peak * (step + 1) as f64 / self.warmup as f64;
+        }
+        let fall = |from: u64, shape: fn(f64) -> f64| {
+            let length = self.steps.saturating_sub(1).saturating_sub(from).max(1);
+            let x = (step.saturating_sub(from) as f64 / length as f64).min(1.0);
+            self.last + (self.peak - self.last) * shape(x)
+        };
+        let cosine = |x: f64| 0.5 * (1.0 + (std::f64::consts::PI * x).cos());
+        match self.kind {
+            ScheduleKind::Constant => self.peak,
+            ScheduleKind::Linear => fall(self.warmup, |x| 1.0 - x),
+            ScheduleKind::Cosine => fall(self.warmup, cosine),
+            ScheduleKind::Wsd => {
+                let from = self.steps.saturating_sub(self.decay);
+                match self.shape {
+                    _ if step < from => self.peak,
+                    DecayShape::Linear => fall(from, |x| 1.0 - x),
+                    DecayShape::Sqrt => fall(from, |x| 1.0 - x.sqrt()),
+                    DecayShape::Cosine => fall(from, cosine),
+                }
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn schedule(kind: ScheduleKind) -> Schedule {
+        Schedule { kind, peak: 1.0, last: 0.1, steps: 100, warmup: 10, decay: 20, shape: DecayShape::Linear }
+    }
+
+    #[test]
+    fn warmup_never_starts_at_zero_and_ends_at_the_peak() {
+        for kind in [ScheduleKind::Constant, ScheduleKind::Linear, ScheduleKind::Cosine, ScheduleKind::Wsd] {
+            let s = schedule(kind);
+            assert_eq!((s.lr(0), s.lr(9), s.lr(10)), (0.1, 1.0, 1.0));
+        }
+    }
+
+    #[test]
+    fn the_last_step_uses_the_final_rate() {
+        for kind in [ScheduleKind::Linear, ScheduleKind::Cosine, ScheduleKind::Wsd] {
+            assert!((schedule(kind).lr(99) - 0.1).abs() < 1e-12, "{kind:?}");
+            assert!((schedule(kind).lr(1000) - 0.1).abs() < 1e-12, "{kind:?}");
+        }
+        assert_eq!(schedule(ScheduleKind::Constant).lr(99), 1.0);
+    }
+
+    #[test]
+    fn each_kind_has_its_shape() {
+        // Half of the way from step 10 to step 99.
+        assert!((schedule(ScheduleKind::Linear).lr(54) - (1.0 - 0.9 * 44.0 / 89.0)).abs() < 1e-12);
+        assert!((schedule(ScheduleKind::Cosine).lr(55) - 0.55).abs() < 0.02);
+        assert_eq!(schedule(ScheduleKind::Wsd).lr(79), 1.0);
+        assert!((schedule(ScheduleKind::Wsd).lr(90) - (1.0 - 0.9 * 10.0 / 19.0)).abs() < 1e-12);
+    }
+
+    #[test]
+    fn a_run_of_one_step_has_a_rate() {
+        let s = Schedule { steps: 1, warmup: 0, decay: 1, ..schedule(ScheduleKind::Cosine) };
+        assert_eq!(s.lr(0), 1.0);
+    }
+}

@@ -1,0 +1,96 @@
+//! A model's weights on an engine: what training, evaluation and generation share.
+
+use crate::programs::{self, ProgramError};
+use thiserror::Error;
+use xtrain_model::{Init, ModelConfig, Recipe};
+use xtrain_program::{Phase, Program, StateKind};
+use xtrain_runtime::{Engine, EngineError, ProgramId};
+use xtrain_tensor::Philox;
+
+/// What can fail while a model is trained or run.
+#[derive(Clone, Debug, Error)]
+pub enum LearnError {
+    /// A program could not be made.
+    #[error(transparent)]
+    Program(#[from] ProgramError),
+    /// The engine refused something.
+    #[error(transparent)]
+    Engine(#[from] EngineError),
+    /// A model that makes no sense.
+    #[error("the model's logits contain {0}: its weights are broken, or it diverged in training")]
+    Logits(f32),
+}
+
+/// A model on an engine. Its masters are zero until they are initialised or written.
+pub struct Weights {
+    engine: Box<dyn Engine>,
+    model: ModelConfig,
+    recipe: Recipe,
+    refresh: ProgramId,
+}
+
+/// The Philox stream of initialisation; steps use their own numbers.
+const INIT_STREAM: u32 = u32::MAX;
+
+impl Weights {
+    /// Gives `model` its place on `engine`, to be computed with under `recipe`.
+    pub fn new(mut engine: Box<dyn Engine>, model: ModelConfig, recipe: Recipe) -> Result<Self, LearnError> {
+        let refresh = engine.load(programs::weights(&model, recipe)?)?;
+        Ok(Weights { engine, model, recipe, refresh })
+    }
+
+    /// The model.
+    pub fn model(&self) -> &ModelConfig {
+        &self.model
+    }
+
+    /// In which types it computes.
+    pub fn recipe(&self) -> Recipe {
+        self.recipe
+    }
+
+    /// The engine that it is on.
+    pub fn engine(&mut self) -> &mut dyn Engine {
+        self.engine.as_mut()
+    }
+
+    /// Bytes that the engine holds.
+    pub fn memory_bytes(&self) -> usize {
+        self.engine.memory_bytes()
+    }
+
+    /// Loads a program over these weights.
+    pub fn load(&mut self, program: Program) -> Result<ProgramId, LearnError> {
+        Ok(self.engine.load(program)?)
+    }
+
+    /// Sets the masters to a fresh start: normal numbers of standard deviation `std` (residual projections less, see
+    /// [`ModelConfig::parameters`]), ones for norms, zeros for biases. A parameter's numbers depend only on `seed` and its place.
+    pub fn initialize(&mut self, seed: u64, std: f64) -> Result<(), LearnError> {
+        for (site, p) in self.model.parameters().iter().enumerate() {
+            let mut values = vec![0.0f32; p.shape.iter().product()];
+            match p.init {
+                Init::Zeros => {}
+                Init::Ones => values.fill(1.0),
+                Init::Normal(scale) => Philox::new(seed, INIT_STREAM, site as u32).fill_normal(std as f32 * scale, &mut values),
+            }
+            self.write_master(&p.name, &values)?;
+        }
+        self.refresh()
+    }
+
+    /// A parameter's master copy.
+    pub fn read_master(&mut self, name: &str) -> Result<Vec<f32>, LearnError> {
+        Ok(bytemuck::pod_collect_to_vec(&self.engine.read_state(StateKind::Master, name)?))
+    }
+
+    /// Overwrites a parameter's master copy; call [`Weights::refresh`] after the last one.
+    pub fn write_master(&mut self, name: &str, values: &[f32]) -> Result<(), LearnError> {
+        Ok(self.engine.write_state(StateKind::Master, name, bytemuck::cast_slice(values))?)
+    }
+
+    /// Remakes the copies that GEMMs read from the masters.
+    pub fn refresh(&mut self) -> Result<(), LearnError> {
+        Ok(self.engine.run(self.refresh, Phase::Micro, true)?)
+    }
+}

@@ -1,0 +1,98 @@
+//! What the tests of whole models share.
+#![allow(dead_code, unreachable_pub, reason = "each test binary uses a part")]
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use xtrain_data::Batch as TokenBatch;
+use xtrain_model::decoder::{Batch, Loss};
+use xtrain_model::{Family, ModelConfig, Recipe, RopeScaling};
+use xtrain_program::Recompute;
+use xtrain_runtime::{Checks, CpuEngine, Engine};
+use xtrain_tensor::Philox;
+use xtrain_train::programs::{OptimizerSpec, TrainingSpec, cpu_kernels};
+
+/// A CPU engine that poisons every output before it is written.
+pub fn engine() -> Box<dyn Engine> {
+    let mut engine = CpuEngine::new(Arc::new(cpu_kernels()));
+    engine.set_checks(Checks { poison: true, numerics: false });
+    Box::new(engine)
+}
+
+/// A small Qwen3-like model with every size its own.
+pub fn small_model() -> ModelConfig {
+    ModelConfig {
+        family: Family::Qwen3,
+        dim: 20,
+        layers: 3,
+        heads: 4,
+        kv_heads: 2,
+        head_dim: 6,
+        ffn_dim: 28,
+        vocab_size: 37,
+        max_position_embeddings: 64,
+        rope_theta: 1e4,
+        rope_scaling: RopeScaling::None,
+        norm_eps: 1e-6,
+        tie_embeddings: false,
+        qkv_bias: false,
+        qk_norm: true,
+    }
+}
+
+pub fn spec(model: ModelConfig, batch: Batch) -> TrainingSpec {
+    TrainingSpec {
+        model,
+        recipe: Recipe::Fp32,
+        batch,
+        document_mask: false,
+        loss: Loss { chunk_tokens: 16, z_loss: 0.0, dropout: 0.0 },
+        recompute: Recompute::None,
+        optimizer: OptimizerSpec { betas: [0.9, 0.95], eps: 1e-8, weight_decay: 0.1, max_norm: 1.0 },
+    }
+}
+
+/// Random tokens and targets; every seventh target is ignored.
+pub fn random_batch(batch: Batch, vocab_size: usize, seed: u64) -> TokenBatch {
+    let n = batch.sequences * batch.seq_len;
+    let rng = Philox::new(seed, 0, 0);
+    let token = |i: usize| (rng.word(i as u64) % vocab_size as u32) as i32;
+    let targets: Vec<i32> = (0..n).map(|i| if i % 7 == 3 { -100 } else { token(n + i) }).collect();
+    TokenBatch {
+        batch_size: batch.sequences,
+        seq_len: batch.seq_len,
+        tokens: (0..n).map(token).collect(),
+        valid_targets: targets.iter().filter(|&&t| t >= 0).count(),
+        targets,
+        positions: (0..n).map(|i| (i % batch.seq_len) as i32).collect(),
+        doc_start: vec![0; n],
+    }
+}
+
+/// Sequences `first..first + count` of a batch, as a batch.
+pub fn slice(batch: &TokenBatch, first: usize, count: usize) -> TokenBatch {
+    let range = first * batch.seq_len..(first + count) * batch.seq_len;
+    let targets = batch.targets[range.clone()].to_vec();
+    TokenBatch {
+        batch_size: count,
+        seq_len: batch.seq_len,
+        tokens: batch.tokens[range.clone()].to_vec(),
+        valid_targets: targets.iter().filter(|&&t| t >= 0).count(),
+        targets,
+        positions: batch.positions[range.clone()].to_vec(),
+        doc_start: batch.doc_start[range].to_vec(),
+    }
+}
+
+/// ||a - b|| / ||b||.
+pub fn relative(a: &[f32], b: &[f32]) -> f64 {
+    assert_eq!(a.len(), b.len());
+    let square = |x: f64| x * x;
+    let difference: f64 = a.iter().zip(b).map(|(&x, &y)| square(f64::from(x) - f64::from(y))).sum();
+    let norm: f64 = b.iter().map(|&y| square(f64::from(y))).sum();
+    (difference / norm.max(1e-60)).sqrt()
+}
+
+/// The folder of golden files made with PyTorch and transformers.
+pub fn golden(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden").join(name)
+}

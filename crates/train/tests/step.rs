@@ -1,0 +1,130 @@
+//! What must hold of a training step whatever the model: recompute, accumulation, batching and precision.
+
+mod common;
+
+use common::{engine, random_batch, relative, slice, small_model, spec};
+use xtrain_data::Batch as TokenBatch;
+use xtrain_model::{ModelConfig, Recipe};
+use xtrain_model::decoder::Batch;
+use xtrain_program::{Plan, Recompute, StateKind};
+use xtrain_train::learner::{Learner, StepResult};
+use xtrain_train::programs::{self, TrainingSpec};
+
+const BATCH: Batch = Batch { sequences: 4, seq_len: 13 };
+
+/// A learner with sharp random weights.
+fn learner(spec: TrainingSpec) -> Learner {
+    let mut learner = Learner::new(engine(), spec, 11).expect("a learner");
+    learner.weights().initialize(5, 0.2).expect("initialises");
+    learner
+}
+
+fn gradients(learner: &mut Learner, model: &ModelConfig) -> Vec<(String, Vec<f32>)> {
+    let read = |p: xtrain_model::ParameterSpec| {
+        let bytes = learner.read_state(StateKind::Gradient, &p.name).expect("a gradient");
+        (p.name, bytemuck::pod_collect_to_vec(&bytes))
+    };
+    model.parameters().into_iter().map(read).collect()
+}
+
+/// Gradients of a batch cut into micro-batches of `spec.batch`, and the step's result.
+fn step(spec: &TrainingSpec, batch: &TokenBatch) -> (Vec<(String, Vec<f32>)>, StepResult, Vec<Vec<f32>>) {
+    let mut l = learner(spec.clone());
+    for first in (0..batch.batch_size).step_by(spec.batch.sequences) {
+        let micro = slice(batch, first, spec.batch.sequences);
+        l.micro_step(&micro, 3, first * batch.seq_len, batch.valid_targets).expect("a micro-step");
+    }
+    let gradients = gradients(&mut l, &spec.model);
+    let result = l.update(1e-2).expect("an update");
+    let masters = spec.model.parameters().iter().map(|p| l.weights().read_master(&p.name).expect("a master")).collect();
+    (gradients, result, masters)
+}
+
+fn variants() -> Vec<TrainingSpec> {
+    let base = spec(small_model(), BATCH);
+    let mut tied = base.clone();
+    tied.model.tie_embeddings = true;
+    tied.model.qkv_bias = true;
+    tied.model.qk_norm = false;
+    let mut dropout = base.clone();
+    dropout.loss.dropout = 0.2;
+    let mut bf16 = base.clone();
+    bf16.recipe = Recipe::Bf16;
+    let mut z = base.clone();
+    z.loss.z_loss = 1e-2;
+    vec![base, tied, dropout, bf16, z]
+}
+
+#[test]
+fn recompute_changes_no_bit_and_saves_memory() {
+    for base in variants() {
+        let batch = random_batch(BATCH, base.model.vocab_size, 1);
+        let expected = step(&base, &batch);
+        let scratch = |s: &TrainingSpec| Plan::of(&programs::training(s).expect("a program")).region_bytes[2];
+        let mut last = scratch(&base);
+        for recompute in [Recompute::Norms, Recompute::Block] {
+            let spec = TrainingSpec { recompute, ..base.clone() };
+            assert!(step(&spec, &batch) == expected, "{recompute:?} of {base:?}");
+            assert!(scratch(&spec) <= last, "{recompute:?} needs more memory");
+            last = scratch(&spec);
+        }
+        assert!(last < scratch(&base), "recomputing blocks saves nothing");
+    }
+}
+
+#[test]
+fn accumulation_gives_the_gradients_of_the_whole_batch() {
+    for base in variants() {
+        let batch = random_batch(BATCH, base.model.vocab_size, 2);
+        let whole = step(&base, &batch);
+        let bar = if base.recipe == Recipe::Bf16 { 2e-2 } else { 1e-6 };
+        for sequences in [1, 2] {
+            let spec = TrainingSpec { batch: Batch { sequences, ..BATCH }, ..base.clone() };
+            let parts = step(&spec, &batch);
+            assert!((parts.1.loss - whole.1.loss).abs() < 1e-6 * whole.1.loss, "{} and {}", parts.1.loss, whole.1.loss);
+            for ((name, a), (_, b)) in parts.0.iter().zip(&whole.0) {
+                let error = relative(a, b);
+                assert!(error < bar, "{name} differs by {error:e} in {sequences} at a time of {base:?}");
+            }
+        }
+    }
+}
+
+#[test]
+fn bf16_stays_near_fp32() {
+    let base = spec(small_model(), BATCH);
+    let batch = random_batch(BATCH, base.model.vocab_size, 3);
+    let wide = step(&base, &batch);
+    let narrow = step(&TrainingSpec { recipe: Recipe::Bf16, ..base }, &batch);
+    assert!((narrow.1.loss / wide.1.loss - 1.0).abs() < 3e-3, "{} and {}", narrow.1.loss, wide.1.loss);
+    let worst = narrow.0.iter().zip(&wide.0).map(|((_, a), (_, b))| relative(a, b)).fold(0.0, f64::max);
+    assert!(worst < 5e-2, "the worst gradient differs by {worst:e}");
+    assert!(worst > 1e-4, "bf16 does not round");
+}
+
+#[test]
+fn with_fp32_nothing_of_bf16_is_in_the_program() {
+    let program = programs::training(&spec(small_model(), BATCH)).expect("a program");
+    let text = program.to_string();
+    assert!(!text.contains("bf16") && !text.contains("compute") && !text.contains("Cast"), "{text}");
+}
+
+#[test]
+fn a_step_that_is_not_finite_changes_nothing_and_is_not_counted() {
+    let s = spec(small_model(), BATCH);
+    let mut l = learner(s.clone());
+    let batch = random_batch(BATCH, s.model.vocab_size, 4);
+    let mut poisoned = l.weights().read_master("norm.weight").expect("a master");
+    let good = poisoned.clone();
+    poisoned[0] = f32::NAN;
+    l.weights().write_master("norm.weight", &poisoned).expect("writes");
+    let before: Vec<_> = l.saved_state().iter().map(|e| l.read_state(e.kind, &e.name).expect("state")).collect();
+    l.micro_step(&batch, 0, 0, batch.valid_targets).expect("a micro-step");
+    assert!(l.update(1e-2).expect("an update").skipped);
+    let after: Vec<_> = l.saved_state().iter().map(|e| l.read_state(e.kind, &e.name).expect("state")).collect();
+    assert!(before == after, "a skipped step changed the state");
+    l.weights().write_master("norm.weight", &good).expect("writes");
+    l.micro_step(&batch, 1, 0, batch.valid_targets).expect("a micro-step");
+    assert!(!l.update(1e-2).expect("an update").skipped);
+    assert_eq!(l.read_state(StateKind::Counter, "applied").expect("the counter"), 1u32.to_le_bytes());
+}

@@ -1,0 +1,228 @@
+//! The verbs and their flags.
+
+use clap::{Args, Parser, Subcommand, ValueEnum};
+use std::path::PathBuf;
+
+/// Train language models: pre-train, continue and fine-tune from one run file.
+#[derive(Debug, Parser)]
+#[command(name = "xtrain", version, propagate_version = true, max_term_width = 100)]
+#[command(after_help = "Examples:
+  xtrain train examples/quickstart.toml
+  xtrain train run.toml --set optimizer.lr=1e-3 --set train.steps=2000
+  xtrain plan run.toml
+  xtrain generate runs/quickstart --prompt 'pub fn ' --max-tokens 100")]
+pub(crate) struct Cli {
+    #[command(subcommand)]
+    pub(crate) command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    /// Train a model as a run file says
+    Train(TrainArgs),
+    /// Show parameters, FLOPs and memory of a run without running it
+    Plan(PlanArgs),
+    /// Turn text into token shards
+    Tokenize(TokenizeArgs),
+    /// Continue a text with a model
+    Generate(GenerateArgs),
+    /// Measure the loss of a model on a text
+    Eval(EvalArgs),
+    /// Write a model as a Hugging Face folder
+    Export(ExportArgs),
+    /// Write the report of a run, or of several on one page
+    Report(ReportArgs),
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct RunFile {
+    /// The run file (TOML); docs/configuration.md lists its keys
+    pub(crate) file: PathBuf,
+    /// Override a key of the run file, e.g. --set optimizer.lr=1e-3; may be repeated
+    #[arg(long = "set", value_name = "SECTION.KEY=VALUE")]
+    pub(crate) set: Vec<String>,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  xtrain train examples/quickstart.toml
+  xtrain train run.toml --resume --max-time 3h50m")]
+pub(crate) struct TrainArgs {
+    #[command(flatten)]
+    pub(crate) run: RunFile,
+    /// Go on from the latest complete checkpoint of the run folder, or begin if there is none
+    #[arg(long)]
+    pub(crate) resume: bool,
+    /// Save and end after this wall-clock time (e.g. 45m, 3h50m); the same as --set train.max_time=...
+    #[arg(long, value_name = "TIME")]
+    pub(crate) max_time: Option<String>,
+    /// The run folder; the same as --set train.out=...
+    #[arg(long, value_name = "FOLDER")]
+    pub(crate) out: Option<String>,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  xtrain plan examples/llama3_8b.toml
+  xtrain plan run.toml --set train.recompute=block --dump")]
+pub(crate) struct PlanArgs {
+    #[command(flatten)]
+    pub(crate) run: RunFile,
+    /// Print the step program, one line an instance
+    #[arg(long)]
+    pub(crate) dump: bool,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  xtrain tokenize books/*.txt --tokenizer models/Qwen3-0.6B --out shards/books
+  xtrain tokenize crawl.jsonl.zst --field content --bpe 32768 --out shards/crawl
+A run file then names the folder: [data] train = \"shards/books\". Run the same command again to continue after a stop.")]
+pub(crate) struct TokenizeArgs {
+    /// Text files (.txt, .jsonl, .parquet; also .gz and .zst) or folders of them
+    #[arg(required = true)]
+    pub(crate) inputs: Vec<PathBuf>,
+    /// The folder for the shards
+    #[arg(long, short, value_name = "FOLDER")]
+    pub(crate) out: PathBuf,
+    #[command(flatten)]
+    pub(crate) tokenizer: TokenizerArgs,
+    /// The field of .jsonl lines and the column of .parquet files that holds the text
+    #[arg(long, default_value = "text")]
+    pub(crate) field: String,
+    /// Split .txt files into documents at this string; without it each file is one document
+    #[arg(long)]
+    pub(crate) separator: Option<String>,
+    /// Tokens of a shard, in millions
+    #[arg(long, value_name = "MILLIONS", default_value_t = 64, value_parser = clap::value_parser!(u64).range(1..=100_000))]
+    pub(crate) shard_tokens: u64,
+    /// Read the finished shards once more and compare their checksums
+    #[arg(long)]
+    pub(crate) verify: bool,
+}
+
+#[derive(Debug, Args)]
+#[group(required = true, multiple = false)]
+pub(crate) struct TokenizerArgs {
+    /// A tokenizer.json, or a folder that holds one
+    #[arg(long, value_name = "PATH")]
+    pub(crate) tokenizer: Option<PathBuf>,
+    /// Learn a byte-level BPE vocabulary of this size from the text
+    #[arg(long, value_name = "SIZE")]
+    pub(crate) bpe: Option<usize>,
+    /// Plain bytes
+    #[arg(long)]
+    pub(crate) bytes: bool,
+    /// The characters that occur in the text
+    #[arg(long)]
+    pub(crate) chars: bool,
+}
+
+/// A model: a run folder or a Hugging Face folder.
+#[derive(Debug, Args)]
+pub(crate) struct ModelArgs {
+    /// A run folder or a Hugging Face folder
+    pub(crate) model: PathBuf,
+    /// Use the checkpoint of this step instead of the latest (run folders)
+    #[arg(long, value_name = "STEP")]
+    pub(crate) step: Option<u64>,
+    /// Compute in this precision instead of the run's own, or fp32 for a Hugging Face folder
+    #[arg(long, value_enum)]
+    pub(crate) precision: Option<Precision>,
+    /// CPU threads; 0 takes all
+    #[arg(long, default_value_t = 0)]
+    pub(crate) threads: usize,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+pub(crate) enum Precision {
+    Fp32,
+    Bf16,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  xtrain generate runs/quickstart --prompt 'pub fn ' --max-tokens 100
+  xtrain generate models/Qwen3-0.6B --prompt 'The capital of France is' --temperature 0")]
+pub(crate) struct GenerateArgs {
+    #[command(flatten)]
+    pub(crate) model: ModelArgs,
+    /// The text to continue; - reads it from standard input
+    #[arg(long, short)]
+    pub(crate) prompt: String,
+    /// Tokens to make at most
+    #[arg(long, short = 'n', default_value_t = 128)]
+    pub(crate) max_tokens: usize,
+    /// 0 always takes the likeliest token; 1 samples from the model's own distribution
+    #[arg(long, short, default_value_t = 0.8)]
+    pub(crate) temperature: f64,
+    /// Sample from the k likeliest tokens only; 0 for all
+    #[arg(long, default_value_t = 0)]
+    pub(crate) top_k: usize,
+    /// Sample from the likeliest tokens that have this probability together
+    #[arg(long, default_value_t = 1.0)]
+    pub(crate) top_p: f64,
+    /// Makes the sampling repeatable
+    #[arg(long, default_value_t = 0)]
+    pub(crate) seed: u64,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  xtrain eval runs/quickstart --data held_out.txt
+  xtrain eval models/Qwen3-0.6B --data wiki.jsonl --seq-len 2048")]
+pub(crate) struct EvalArgs {
+    #[command(flatten)]
+    pub(crate) model: ModelArgs,
+    /// Text (.txt, .jsonl, .parquet, .gz, .zst) or a folder of token shards
+    #[arg(long, required = true)]
+    pub(crate) data: Vec<PathBuf>,
+    /// Tokens of context; by default 1024, or what the model allows if that is less
+    #[arg(long)]
+    pub(crate) seq_len: Option<usize>,
+    /// Sequences evaluated at once
+    #[arg(long, default_value_t = 8, value_parser = clap::value_parser!(u16).range(1..))]
+    pub(crate) batch_size: u16,
+    /// The field of .jsonl lines and the column of .parquet files that holds the text
+    #[arg(long, default_value = "text")]
+    pub(crate) field: String,
+    /// Split .txt files into documents at this string
+    #[arg(long)]
+    pub(crate) separator: Option<String>,
+    /// Print one JSON object instead of text
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  xtrain export runs/quickstart --out models/quickstart --dtype bf16")]
+pub(crate) struct ExportArgs {
+    #[command(flatten)]
+    pub(crate) model: ModelArgs,
+    /// The folder to write
+    #[arg(long, short, value_name = "FOLDER")]
+    pub(crate) out: PathBuf,
+    /// The element type of the weights
+    #[arg(long, value_enum, default_value_t = Precision::Bf16)]
+    pub(crate) dtype: Precision,
+    /// Bytes of a file at most, in millions
+    #[arg(long, value_name = "MB", default_value_t = 5000, value_parser = clap::value_parser!(u64).range(1..))]
+    pub(crate) max_shard_mb: u64,
+    /// Replace the folder if it is there
+    #[arg(long)]
+    pub(crate) overwrite: bool,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  xtrain report runs/quickstart
+  xtrain report runs/a runs/b --out comparison.html")]
+pub(crate) struct ReportArgs {
+    /// Run folders
+    #[arg(required = true)]
+    pub(crate) runs: Vec<PathBuf>,
+    /// The page to write; by default report.html in the run's folder
+    #[arg(long, short, value_name = "FILE")]
+    pub(crate) out: Option<PathBuf>,
+}

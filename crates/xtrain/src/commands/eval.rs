@@ -1,0 +1,84 @@
+//! `xtrain eval`.
+
+use super::open_model;
+use crate::cli::EvalArgs;
+use crate::failure::Failure;
+use std::path::Path;
+use std::sync::Arc;
+use xtrain_data::input::read_documents;
+use xtrain_data::{Dataset, DocumentMask, InputOptions, MemoryTokens, TokenStream, Tokenizer, Validation, list_inputs};
+use xtrain_model::decoder::Batch;
+use xtrain_train::evaluate::Evaluator;
+use xtrain_train::metrics::format;
+
+/// Tokens whose logits exist at one time.
+const LOSS_CHUNK: usize = 1024;
+
+/// Context where none is asked for, in tokens.
+const SEQ_LEN: usize = 1024;
+
+pub(crate) fn run(args: &EvalArgs) -> Result<(), Failure> {
+    let mut opened = open_model(&args.model)?;
+    let limit = opened.weights.model().max_position_embeddings;
+    let seq_len = args.seq_len.unwrap_or(SEQ_LEN.min(limit));
+    let mut streams = Vec::new();
+    let mut text_bytes = 0;
+    for path in &args.data {
+        let (stream, bytes) = stream(path, args, &opened.tokenizer)?;
+        text_bytes += bytes;
+        streams.push(stream);
+    }
+    let vocab_size = opened.weights.model().vocab_size;
+    if let Some(wide) = streams.iter().find(|s| s.vocab_size() > vocab_size) {
+        return Err(Failure::user(format!(
+            "{} has a vocabulary of {}, the model's has {vocab_size}: it was made with another tokenizer",
+            wide.name(),
+            wide.vocab_size()
+        )));
+    }
+    let validation = Validation::of(streams, seq_len, DocumentMask::Off)?;
+    let shape = Batch { sequences: usize::from(args.batch_size), seq_len };
+    let evaluator = Evaluator::new(&mut opened.weights, shape, false, LOSS_CHUNK)?;
+    let (loss, tokens) = evaluator.mean_loss(&mut opened.weights, &validation)?;
+    let bits_per_byte = loss * tokens as f64 / std::f64::consts::LN_2 / text_bytes.max(1) as f64;
+    if args.json {
+        let json = serde_json::json!({
+            "loss": loss, "perplexity": loss.exp(), "bits_per_byte": bits_per_byte,
+            "tokens": tokens, "text_bytes": text_bytes, "seq_len": seq_len, "step": opened.step,
+        });
+        println!("{json}");
+        return Ok(());
+    }
+    println!("loss           {loss:.4} nats a token");
+    println!("perplexity     {:.3}", loss.exp());
+    println!("bits per byte  {bits_per_byte:.4}");
+    println!("tokens         {} in sequences of {seq_len}", format::grouped(tokens as u64));
+    Ok(())
+}
+
+/// The tokens at `path`, and the bytes of text that they are.
+fn stream(path: &Path, args: &EvalArgs, tokenizer: &Tokenizer) -> Result<(Arc<dyn TokenStream>, u64), Failure> {
+    if path.join("dataset.json").is_file() {
+        let dataset = Dataset::open(path)?;
+        let bytes = dataset.text_bytes();
+        return Ok((Arc::new(dataset), bytes));
+    }
+    let options = InputOptions { field: args.field.clone(), separator: args.separator.clone() };
+    let mut documents: Vec<Vec<u32>> = Vec::new();
+    let (mut bytes, mut open) = (0, false);
+    for file in list_inputs(&[path])? {
+        for piece in read_documents(&file, &options, tokenizer.cut_rule())? {
+            let piece = piece?;
+            bytes += piece.text.len() as u64;
+            let tokens = tokenizer.encode(&piece.text)?;
+            match documents.last_mut().filter(|_| open) {
+                Some(document) => document.extend(tokens),
+                None => documents.push(tokens),
+            }
+            open = !piece.ends_document;
+        }
+    }
+    let name = path.display().to_string();
+    let tokens = MemoryTokens::from_documents(name, documents, tokenizer.end_of_document(), tokenizer.vocab_size())?;
+    Ok((Arc::new(tokens), bytes))
+}

@@ -1,0 +1,19 @@
+//! `xtrain export`.
+
+use super::open_model;
+use crate::cli::{ExportArgs, Precision};
+use crate::failure::Failure;
+use xtrain_checkpoint::hf::{ExportDtype, ExportOptions};
+use xtrain_train::exchange::export;
+
+pub(crate) fn run(args: &ExportArgs) -> Result<(), Failure> {
+    let mut opened = open_model(&args.model)?;
+    let dtype = match args.dtype {
+        Precision::Fp32 => ExportDtype::F32,
+        Precision::Bf16 => ExportDtype::Bf16,
+    };
+    let options = ExportOptions { dtype, max_shard_bytes: args.max_shard_mb * 1_000_000, overwrite: args.overwrite };
+    export(&mut opened.weights, &opened.identity, &opened.tokenizer, &args.out, &options)?;
+    println!("Hugging Face folder: {}", args.out.display());
+    Ok(())
+}

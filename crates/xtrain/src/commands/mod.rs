@@ -1,0 +1,25 @@
+//! One file a verb.
+
+pub(crate) mod eval;
+pub(crate) mod export;
+pub(crate) mod generate;
+pub(crate) mod plan;
+pub(crate) mod report;
+pub(crate) mod tokenize;
+pub(crate) mod train;
+
+use crate::cli::{ModelArgs, Precision};
+use crate::failure::Failure;
+use crate::terminal;
+use xtrain_model::Recipe;
+use xtrain_train::opened::{OpenedModel, Which, open};
+
+/// Opens the model that a command names.
+fn open_model(args: &ModelArgs) -> Result<OpenedModel, Failure> {
+    terminal::use_threads(args.threads);
+    let recipe = args.precision.map(|p| match p {
+        Precision::Fp32 => Recipe::Fp32,
+        Precision::Bf16 => Recipe::Bf16,
+    });
+    Ok(open(&args.model, args.step.map_or(Which::Latest, Which::Step), recipe)?)
+}

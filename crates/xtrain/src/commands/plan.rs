@@ -1,0 +1,22 @@
+//! `xtrain plan`.
+
+use crate::cli::PlanArgs;
+use crate::failure::Failure;
+use crate::plan_table;
+use xtrain_program::Plan;
+use xtrain_train::config::Config;
+use xtrain_train::programs;
+use xtrain_train::run::plan;
+use xtrain_train::weights::LearnError;
+
+pub(crate) fn run(args: &PlanArgs) -> Result<(), Failure> {
+    let parsed = Config::load(&args.run.file, &args.run.set)?;
+    let planned = plan(&parsed)?;
+    let program = programs::training(&planned.spec).map_err(LearnError::from)?;
+    if args.dump {
+        print!("{program}");
+        return Ok(());
+    }
+    print!("{}", plan_table::text(&planned, &program, &Plan::of(&program)));
+    Ok(())
+}

@@ -1,0 +1,32 @@
+//! `xtrain train`.
+
+use crate::cli::TrainArgs;
+use crate::failure::Failure;
+use crate::terminal::{self, TrainingView};
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use xtrain_train::config::Config;
+use xtrain_train::run::{Outcome, Start, train};
+
+pub(crate) fn run(args: &TrainArgs) -> Result<(), Failure> {
+    let mut sets = args.run.set.clone();
+    sets.extend(args.max_time.iter().map(|t| format!("train.max_time=\"{t}\"")));
+    sets.extend(args.out.iter().map(|o| format!("train.out=\"{o}\"")));
+    let parsed = Config::load(&args.run.file, &sets)?;
+    terminal::use_threads(parsed.config.train.threads);
+    let stop = Arc::new(AtomicBool::new(false));
+    for signal in [signal_hook::consts::SIGTERM, signal_hook::consts::SIGINT] {
+        // The first signal saves and ends; a second one of the same kind ends at once.
+        let registered = signal_hook::flag::register_conditional_shutdown(signal, 130, stop.clone())
+            .and_then(|_| signal_hook::flag::register(signal, stop.clone()));
+        registered.map_err(|e| Failure::user(format!("cannot watch for signals: {e}")))?;
+    }
+    let start = if args.resume { Start::Resume } else { Start::New };
+    let mut view = TrainingView::new(stop.clone());
+    match train(&parsed, start, &stop, &mut view)? {
+        Outcome::Finished => {}
+        Outcome::Stopped => println!("stopped; the state is saved, go on with --resume"),
+        Outcome::TimeLimit => println!("time is up; the state is saved, go on with --resume"),
+    }
+    Ok(())
+}

@@ -1,0 +1,31 @@
+//! The `xtrain` command line. It parses, calls, and says how it went: exit code 0, 2 for what the user can mend, 1 for our own failures.
+
+mod cli;
+mod commands;
+mod failure;
+mod plan_table;
+mod terminal;
+
+use clap::Parser;
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    let cli = cli::Cli::parse();
+    terminal::log();
+    let done = match cli.command {
+        cli::Command::Train(args) => commands::train::run(&args),
+        cli::Command::Plan(args) => commands::plan::run(&args),
+        cli::Command::Tokenize(args) => commands::tokenize::run(&args),
+        cli::Command::Generate(args) => commands::generate::run(&args),
+        cli::Command::Eval(args) => commands::eval::run(&args),
+        cli::Command::Export(args) => commands::export::run(&args),
+        cli::Command::Report(args) => commands::report::run(&args),
+    };
+    match done {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(failure) => {
+            eprintln!("error: {failure}");
+            failure.exit_code()
+        }
+    }
+}

@@ -1,0 +1,94 @@
+//! The tables of `xtrain plan`.
+
+use xtrain_program::{MemoryTable, Plan, Program, Purpose, Role, StateKind};
+use xtrain_train::metrics::format;
+use xtrain_train::run::Planned;
+
+/// Parameters, arithmetic and memory of a planned run, as text.
+pub(crate) fn text(planned: &Planned, program: &Program, plan: &Plan) -> String {
+    let (spec, config) = (&planned.spec, &planned.resolved.config);
+    let (m, tokens) = (&spec.model, (spec.batch.sequences * spec.batch.seq_len) as f64);
+    let embedding = m.vocab_size * m.dim;
+    let counted = |roles: &[Role]| program.flops(|i| roles.contains(&i.origin.role)) as f64 / tokens;
+    let done = counted(&[Role::Forward, Role::Dgrad, Role::Wgrad, Role::Recompute]);
+    let repeated = counted(&[Role::Recompute]);
+    let mut out = String::new();
+    let mut line = |name: &str, value: String| out.push_str(&format!("{name:<28}{value}\n"));
+    line("model", format!(
+        "{}, {} layers, dim {}, {}/{} heads of {}, ffn {}, vocabulary {}",
+        m.family.name(), m.layers, m.dim, m.heads, m.kv_heads, m.head_dim, m.ffn_dim, m.vocab_size
+    ));
+    line("parameters", format!("{} ({} of them in the embedding)", format::grouped(m.parameter_count() as u64), format::grouped(embedding as u64)));
+    line("precision", spec.recipe.name().into());
+    line("batch", format!(
+        "{} sequences of {} tokens a step, {} at a time",
+        config.train.batch_size, spec.batch.seq_len, spec.batch.sequences
+    ));
+    line("FLOPs a token", format!(
+        "{} (PaLM's count, without the causal half); {} done{}",
+        scientific(m.flops_per_token(spec.batch.seq_len)),
+        scientific(done),
+        if repeated > 0.0 { format!(", {} of them recomputed", scientific(repeated)) } else { String::new() }
+    ));
+    if let Some(steps) = planned.resolved.steps {
+        let all = steps as f64 * config.step_tokens() as f64;
+        line("run", format!(
+            "{} steps, {} tokens, {} FLOPs",
+            format::grouped(steps), format::count(all), scientific(all * m.flops_per_token(spec.batch.seq_len))
+        ));
+    }
+    out.push('\n');
+    out.push_str(&memory(&plan.memory));
+    out
+}
+
+fn memory(table: &MemoryTable) -> String {
+    let total = table.total_bytes();
+    let mut rows: Vec<(String, usize)> = Vec::new();
+    let saved = |p: &Purpose| matches!(p, Purpose::Saved(Some(_)));
+    let blocks: Vec<usize> = table.rows.iter().filter(|r| saved(&r.what)).map(|r| r.bytes).collect();
+    for row in &table.rows {
+        let name = match &row.what {
+            Purpose::State(StateKind::Master) => "masters".into(),
+            Purpose::State(StateKind::Compute) => "compute weights".into(),
+            Purpose::State(StateKind::Gradient) => "gradients".into(),
+            Purpose::State(StateKind::Moment1) => "first moments".into(),
+            Purpose::State(StateKind::Moment2) => "second moments".into(),
+            Purpose::State(StateKind::Counter) => "counters".into(),
+            Purpose::State(StateKind::Cache) => "key/value cache".into(),
+            Purpose::Constants => "rotation tables".into(),
+            Purpose::HostExchange => "tokens and metrics".into(),
+            Purpose::Saved(None) => "saved outside the blocks".into(),
+            // Equal blocks are one row.
+            Purpose::Saved(Some(first)) if blocks.iter().all(|b| *b == blocks[0]) => {
+                if rows.iter().any(|(name, _)| name.starts_with("saved by blocks")) {
+                    continue;
+                }
+                let last = *first as usize + blocks.len() - 1;
+                rows.push((format!("saved by blocks {first}-{last}, {} each", format::gib(blocks[0] as u64)), blocks.iter().sum()));
+                continue;
+            }
+            Purpose::Saved(Some(block)) => format!("saved by block {block}"),
+            Purpose::Passing => "activations in passing".into(),
+            Purpose::Workspace(site) if site.contains("lm_head") => "logits of a chunk".into(),
+            Purpose::Workspace(site) => format!("workspace of {site}"),
+            Purpose::Gaps => "alignment and gaps".into(),
+        };
+        rows.push((name, row.bytes));
+    }
+    let mut out = format!("{:<44}{:>18}{:>12}{:>8}\n", "memory", "bytes", "GiB", "%");
+    let mut line = |name: &str, bytes: usize| {
+        let share = 100.0 * bytes as f64 / total.max(1) as f64;
+        let gib = bytes as f64 / (1u64 << 30) as f64;
+        out.push_str(&format!("{name:<44}{:>18}{gib:>12.3}{share:>8.1}\n", format::grouped(bytes as u64)));
+    };
+    rows.iter().for_each(|(name, bytes)| line(name, *bytes));
+    line("total", total);
+    out.push_str(&format!("activations peak at {}\n", table.peak_at));
+    out
+}
+
+/// 1.23e9 as people write it in papers.
+fn scientific(x: f64) -> String {
+    format!("{x:.2e}")
+}

@@ -1,0 +1,133 @@
+//! What a person sees: a progress bar on a terminal, plain lines in a log.
+
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use std::io::IsTerminal;
+use std::ops::ControlFlow;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use tracing_subscriber::EnvFilter;
+use xtrain_data::Progress;
+use xtrain_train::config::Config;
+use xtrain_train::metrics::{self, Event};
+use xtrain_train::run::{Notice, Observer};
+
+/// Sends warnings and what `RUST_LOG` asks for to standard error.
+pub(crate) fn log() {
+    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("warn,xtrain_train=info"));
+    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).without_time().with_target(false).init();
+}
+
+/// Sets how many threads compute; 0 takes all.
+pub(crate) fn use_threads(threads: usize) {
+    // A second call cannot change the pool; each command calls this once, before anything computes.
+    let _ = rayon::ThreadPoolBuilder::new().num_threads(threads).build_global();
+}
+
+/// Shows a training run.
+pub(crate) struct TrainingView {
+    bar: Option<ProgressBar>,
+    tokenizing: TokenizeBar,
+    stop: Arc<AtomicBool>,
+}
+
+impl TrainingView {
+    pub(crate) fn new(stop: Arc<AtomicBool>) -> Self {
+        TrainingView { bar: None, tokenizing: TokenizeBar::default(), stop }
+    }
+
+    /// Prints a line above the bar.
+    fn say(&self, line: impl AsRef<str>) {
+        match &self.bar {
+            Some(bar) if !bar.is_hidden() => bar.suspend(|| println!("{}", line.as_ref())),
+            _ => println!("{}", line.as_ref()),
+        }
+    }
+}
+
+impl Observer for TrainingView {
+    fn notice(&mut self, notice: Notice) -> ControlFlow<()> {
+        match notice {
+            Notice::LearningVocabulary { size } => self.say(format!("learning a vocabulary of {size} tokens from the text")),
+            Notice::Tokenizing { path, progress } => self.tokenizing.show(&path, &progress),
+        }
+        match self.stop.load(Ordering::Relaxed) {
+            true => ControlFlow::Break(()),
+            false => ControlFlow::Continue(()),
+        }
+    }
+
+    fn started(&mut self, config: &Config, model: &str, first_step: u64, steps: u64) {
+        self.tokenizing.finish();
+        let threads = rayon::current_num_threads();
+        println!("{}", config.to_toml());
+        self.say(format!("{model}; CPU, {threads} threads; steps {first_step} to {steps}"));
+        let bar = ProgressBar::with_draw_target(Some(steps), ProgressDrawTarget::stderr());
+        bar.set_style(style("{wide_bar} {pos}/{len} steps, {elapsed} elapsed, {eta} left"));
+        bar.set_position(first_step);
+        bar.reset_eta();
+        self.bar = Some(bar);
+    }
+
+    fn stepped(&mut self, done: u64, _: u64) {
+        if let Some(bar) = &self.bar {
+            bar.set_position(done);
+        }
+    }
+
+    fn event(&mut self, event: &Event, steps: u64) {
+        self.say(metrics::line(event, Some(steps)));
+    }
+
+    fn wrote(&mut self, what: &str, path: &Path) {
+        if let Some(bar) = self.bar.take() {
+            bar.finish_and_clear();
+        }
+        println!("{what}: {}", path.display());
+    }
+}
+
+/// Shows how far text is turned into tokens.
+#[derive(Default)]
+pub(crate) struct TokenizeBar {
+    bar: Option<ProgressBar>,
+    last: Option<(String, Progress)>,
+}
+
+impl TokenizeBar {
+    pub(crate) fn show(&mut self, path: &str, progress: &Progress) {
+        let bar = self.bar.get_or_insert_with(|| {
+            let bar = ProgressBar::with_draw_target(Some(progress.bytes_total), ProgressDrawTarget::stderr());
+            bar.set_style(style("tokenizing {msg} {wide_bar} {percent}%, {eta} left"));
+            bar
+        });
+        bar.set_length(progress.bytes_total);
+        bar.set_position(progress.bytes_done);
+        bar.set_message(format!("{path} ({:.0} MB/s)", progress.mb_per_s()));
+        self.last = Some((path.to_owned(), *progress));
+    }
+
+    /// Clears the bar and says what was done.
+    pub(crate) fn finish(&mut self) {
+        if let Some(bar) = self.bar.take() {
+            bar.finish_and_clear();
+        }
+        if let Some((path, p)) = self.last.take() {
+            let (tokens, documents) = (metrics::format::grouped(p.tokens), metrics::format::grouped(p.documents));
+            println!(
+                "{path}: {tokens} tokens in {documents} documents, {} at {:.1} MB/s",
+                metrics::format::bytes(p.bytes_done),
+                p.mb_per_s()
+            );
+        }
+    }
+}
+
+/// Whether standard output is a person's terminal.
+pub(crate) fn is_terminal() -> bool {
+    std::io::stdout().is_terminal()
+}
+
+fn style(template: &str) -> ProgressStyle {
+    ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar()).progress_chars("━╸ ")
+}

@@ -1,0 +1,67 @@
+//! The house: crates depend downward only, and `unsafe` stays where ARCHITECTURE.md allows it.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// The floors of ARCHITECTURE.md: a crate may depend on crates of lower floors only.
+const FLOORS: [(&str, u32); 9] = [
+    ("tensor", 1),
+    ("program", 2),
+    ("ops", 3),
+    ("runtime", 3),
+    ("model", 4),
+    ("data", 4),
+    ("checkpoint", 4),
+    ("train", 6),
+    ("xtrain", 7),
+];
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
+}
+
+fn floor(name: &str) -> u32 {
+    let found = FLOORS.iter().find(|(n, _)| *n == name);
+    found.unwrap_or_else(|| panic!("crate `{name}` has no floor: add it here and to ARCHITECTURE.md")).1
+}
+
+/// The crates of ours in the section `[dependencies]` of a manifest.
+fn dependencies(manifest: &str) -> Vec<String> {
+    let section = manifest.split("\n[").find(|s| s.starts_with("dependencies]")).unwrap_or("");
+    section.lines().filter_map(|l| l.strip_prefix("xtrain-")).filter_map(|l| l.split(['.', ' ', '=']).next()).map(String::from).collect()
+}
+
+#[test]
+fn crates_depend_downward_only() {
+    let mut seen = 0;
+    for entry in fs::read_dir(root().join("crates")).expect("crates/") {
+        let folder = entry.expect("an entry").path();
+        let name = folder.file_name().expect("a name").to_string_lossy().into_owned();
+        let manifest = fs::read_to_string(folder.join("Cargo.toml")).expect("a manifest");
+        for dependency in dependencies(&manifest) {
+            assert!(floor(&dependency) < floor(&name), "{name} (floor {}) depends on {dependency} (floor {})", floor(&name), floor(&dependency));
+            seen += 1;
+        }
+    }
+    assert!(seen > 10, "only {seen} dependencies were found: is the manifest still read right?");
+}
+
+#[test]
+fn unsafe_code_is_only_where_it_must_be() {
+    // The call into the GEMM library, and maps of files that others may change.
+    let allowed = ["crates/ops/src/host/gemm.rs", "crates/data/src/map.rs", "crates/checkpoint/src/map.rs"];
+    let mut stack = vec![root().join("crates")];
+    while let Some(folder) = stack.pop() {
+        for entry in fs::read_dir(&folder).expect("a folder") {
+            let path = entry.expect("an entry").path();
+            if path.is_dir() {
+                stack.push(path);
+            } else if path.extension().is_some_and(|e| e == "rs") {
+                let text = fs::read_to_string(&path).expect("a source file");
+                let uses = text.lines().any(|l| !l.trim_start().starts_with("//") && l.contains(concat!("unsafe", " {")));
+                let shown = path.to_string_lossy();
+                assert!(!uses || allowed.iter().any(|a| shown.ends_with(a)), "{shown} has unsafe code");
+            }
+        }
+    }
+}

@@ -1,13 +1,24 @@
-//! Times attention's CPU kernels, forward and backward: the best of several runs, in ms and GFLOP/s of the causal half.
+//! Times attention's CPU kernels: the best of several runs, in ms and GFLOP/s. Training forward and backward, of the causal half of
+//! the scores; then a prefill chunk and a decode step at the end of a cache, of all of it.
 //!
 //!     cargo run --release -p xtrain-ops --example attention_bench
 
 use std::time::{Duration, Instant};
 use xtrain_ops::attention::{Attention, AttentionGrad};
+use xtrain_ops::cached_attention::CachedAttention;
 use xtrain_program::Op;
 use xtrain_tensor::{CpuKernel, DType, HostTensor, Philox, TensorType, View, ViewMut};
 
 fn main() {
+    training();
+    generation();
+}
+
+fn rate(flops: u64, time: Duration) -> f64 {
+    flops as f64 / time.as_secs_f64() * 1e-9
+}
+
+fn training() {
     println!("{:>28} {:>5} {:>10} {:>10} {:>10} {:>10}", "", "", "fwd ms", "GFLOP/s", "bwd ms", "GFLOP/s");
     for (batch, op) in [
         (12, Attention { seq_len: 64, heads: 4, kv_heads: 4, head_dim: 32 }),
@@ -24,7 +35,6 @@ fn main() {
             let (bwd, bwd_flops) = best(&grad, &inputs, &mut outputs(&grad, &inputs));
             let shape =
                 format!("B={batch} S={} H={} KV={} E={}", op.seq_len, op.heads, op.kv_heads, op.head_dim);
-            let rate = |flops: u64, time: Duration| flops as f64 / time.as_secs_f64() * 1e-9;
             println!(
                 "{shape:>28} {:>5} {:>10.3} {:>10.1} {:>10.3} {:>10.1}",
                 dtype.name(),
@@ -32,6 +42,30 @@ fn main() {
                 rate(fwd_flops, fwd),
                 bwd.as_secs_f64() * 1e3,
                 rate(bwd_flops, bwd)
+            );
+        }
+    }
+}
+
+fn generation() {
+    let op = CachedAttention { heads: 8, kv_heads: 2, head_dim: 64 };
+    let (capacity, cache_width) = (1024, op.kv_heads * op.head_dim);
+    println!("{:>28} {:>5} {:>10} {:>10}", "", "", "ms", "GFLOP/s");
+    for (sequences, new) in [(1, 256), (1, 1), (16, 1)] {
+        for dtype in [DType::F32, DType::BF16] {
+            let qkv = random(dtype, [sequences * new, (op.heads + 2 * op.kv_heads) * op.head_dim], 0);
+            let positions: Vec<f64> =
+                (0..sequences * new).map(|t| (capacity - new + t % new) as f64).collect();
+            let positions = HostTensor::from_f64(TensorType::new(DType::I32, [positions.len()]), &positions);
+            let cache = HostTensor::zeros(TensorType::new(dtype, [sequences, capacity, cache_width]));
+            let inputs = [&qkv, &positions, &cache, &cache];
+            let (time, flops) = best(&op, &inputs, &mut outputs(&op, &inputs));
+            let shape = format!("B={sequences} N={new} of {capacity} H=8 KV=2 E=64");
+            println!(
+                "{shape:>28} {:>5} {:>10.3} {:>10.1}",
+                dtype.name(),
+                time.as_secs_f64() * 1e3,
+                rate(flops, time)
             );
         }
     }

@@ -142,6 +142,7 @@ ops![
     crate::add::Add,
     crate::attention::Attention,
     crate::attention::AttentionGrad,
+    crate::cached_attention::CachedAttention,
     crate::cast::Cast,
     crate::clip::Clip,
     crate::dropout::Dropout,

@@ -8,10 +8,10 @@ use crate::host::math::{exp, max, vectorized};
 use std::ops::Range;
 use xtrain_tensor::{DType, Real, formats};
 
-/// The most queries of a block.
-pub(crate) const MAX_ROWS: usize = 64;
+/// Queries of a block: enough for the products to run fast, few enough to waste little above the diagonal.
+pub(crate) const ROWS: usize = 32;
 
-/// One head's operands for a block of m queries that sees n keys.
+/// One head's operands for a block of m <= [`ROWS`] queries that sees n keys.
 pub(crate) struct Block<'a, T> {
     /// `[m, e]`.
     pub(crate) queries: Mat<'a, T>,
@@ -54,17 +54,18 @@ impl<T: Real> Block<'_, T> {
         let scores = &mut scores[..m * n];
         let product = MatMut::new(scores, m, n);
         gemm_single(scale(e), self.queries, self.keys_t, product, false);
-        let mut sums = [T::ZERO; MAX_ROWS];
         for (i, row) in scores.chunks_exact_mut(n).enumerate() {
             let Range { start, end } = seen(i);
             row[..start].fill(T::NEG_INFINITY);
             row[end..].fill(T::NEG_INFINITY);
-            let (largest, total) = match self.rounding {
-                Rounding::None => exponentials(row, #[inline(always)] |p| p),
-                Rounding::Bf16 => exponentials(row, round_bf16),
-            };
-            sums[i] = total;
-            lse[i] = largest + total.ln();
+        }
+        let (mut largest, mut sums) = ([T::ZERO; ROWS], [T::ZERO; ROWS]);
+        match self.rounding {
+            Rounding::None => exponentials(scores, n, &mut largest, &mut sums, exact),
+            Rounding::Bf16 => exponentials(scores, n, &mut largest, &mut sums, round_bf16),
+        }
+        for i in 0..m {
+            lse[i] = largest[i] + sums[i].ln();
         }
         gemm_single(
             T::ONE,
@@ -73,10 +74,15 @@ impl<T: Real> Block<'_, T> {
             MatMut::strided(out, m, e, out_stride),
             false,
         );
-        for (row, total) in out.chunks_mut(out_stride).zip(&sums[..m]) {
-            let inverse = T::ONE / *total;
-            row[..e].iter_mut().for_each(|x| *x *= inverse);
-        }
+        vectorized(
+            #[inline(always)]
+            || {
+                for (row, sum) in out.chunks_mut(out_stride).zip(&sums[..m]) {
+                    let inverse = T::ONE / *sum;
+                    row[..e].iter_mut().for_each(|x| *x *= inverse);
+                }
+            },
+        );
     }
 }
 
@@ -85,47 +91,72 @@ pub(crate) fn scale<T: Real>(head_dim: usize) -> T {
     T::of(1.0 / (head_dim as f64).sqrt())
 }
 
-/// Rounds to bf16 and back.
+/// What [`Rounding::None`] does.
+#[inline(always)]
+pub(crate) fn exact<T>(x: T) -> T {
+    x
+}
+
+/// What [`Rounding::Bf16`] does.
 #[inline(always)]
 pub(crate) fn round_bf16<T: Real>(x: T) -> T {
     T::of(f64::from(formats::round_bf16(x.f64() as f32)))
 }
 
-/// Replaces every x of a row by round(exp(x - largest)); returns the largest and the sum before rounding.
-fn exponentials<T: Real>(row: &mut [T], round: impl Fn(T) -> T) -> (T, T) {
+/// Replaces every x of each row of n by round(exp(x - largest)); gives each row's largest and sum before rounding.
+fn exponentials<T: Real>(
+    scores: &mut [T],
+    n: usize,
+    largest: &mut [T],
+    sums: &mut [T],
+    round: impl Fn(T) -> T,
+) {
     vectorized(
         #[inline(always)]
         || {
-            let largest = max(row);
-            // As in `host::math::sum`: interleaved partial sums, in a fixed order.
-            let mut lanes = [T::ZERO; 16];
-            let mut chunks = row.chunks_exact_mut(16);
-            for chunk in &mut chunks {
-                for (lane, x) in lanes.iter_mut().zip(chunk) {
-                    let p = exp(*x - largest);
+            for ((row, largest), sum) in scores.chunks_exact_mut(n).zip(largest).zip(sums) {
+                *largest = max(row);
+                // As in `host::math::sum`: interleaved partial sums, in a fixed order.
+                let mut lanes = [T::ZERO; 16];
+                let mut chunks = row.chunks_exact_mut(16);
+                for chunk in &mut chunks {
+                    for (lane, x) in lanes.iter_mut().zip(chunk) {
+                        let p = exp(*x - *largest);
+                        *lane += p;
+                        *x = round(p);
+                    }
+                }
+                for (lane, x) in lanes.iter_mut().zip(chunks.into_remainder()) {
+                    let p = exp(*x - *largest);
                     *lane += p;
                     *x = round(p);
                 }
+                *sum = lanes.iter().copied().sum();
             }
-            for (lane, x) in lanes.iter_mut().zip(chunks.into_remainder()) {
-                let p = exp(*x - largest);
-                *lane += p;
-                *x = round(p);
-            }
-            (largest, lanes.iter().copied().sum())
         },
-    )
+    );
 }
 
 /// The transpose of `rows` rows of `cols` elements, `stride` apart in `from`.
 pub(crate) fn transpose<T: Real>(from: &[T], stride: usize, rows: usize, cols: usize, to: &mut [T]) {
-    // Sixteen rows at a time: a cache line of each output row.
-    for first in (0..rows).step_by(16) {
-        let some = 16.min(rows - first);
-        for col in 0..cols {
-            for (i, x) in to[col * rows + first..][..some].iter_mut().enumerate() {
-                *x = from[(first + i) * stride + col];
+    const TILE: usize = 16;
+    vectorized(
+        #[inline(always)]
+        || {
+            for row in (0..rows).step_by(TILE) {
+                for col in (0..cols).step_by(TILE) {
+                    let (some_rows, some_cols) = (TILE.min(rows - row), TILE.min(cols - col));
+                    let mut tile = [[T::ZERO; TILE]; TILE];
+                    for (i, line) in tile.iter_mut().enumerate().take(some_rows) {
+                        line[..some_cols].copy_from_slice(&from[(row + i) * stride + col..][..some_cols]);
+                    }
+                    for j in 0..some_cols {
+                        for (i, x) in to[(col + j) * rows + row..][..some_rows].iter_mut().enumerate() {
+                            *x = tile[i][j];
+                        }
+                    }
+                }
             }
-        }
-    }
+        },
+    );
 }

@@ -1,7 +1,7 @@
 //! CPU kernel of [`Attention`]: one task a block of queries, which are whole rows of the output.
 
 use super::Attention;
-use super::block::{Block, MAX_ROWS, Rounding, transpose};
+use super::block::{Block, ROWS, Rounding, transpose};
 use crate::host::gemm::Mat;
 use rayon::prelude::*;
 use xtrain_tensor::{CpuKernel, Real, View, ViewMut, with_real};
@@ -28,27 +28,26 @@ fn attend<T: Real>(
 ) {
     let Attention { seq_len: s, heads, kv_heads, head_dim: e } = *op;
     let (width, out_width, group) = ((heads + 2 * kv_heads) * e, heads * e, heads / kv_heads);
-    let rows = block_rows(s);
     // Every key head of every sequence, transposed once: [B, k, e, s].
     let mut keys_t = vec![T::ZERO; qkv.len() / width * kv_heads * e];
     keys_t.par_chunks_mut(e * s).enumerate().for_each(|(i, to)| {
         let (sequence, kv_head) = (i / kv_heads, i % kv_heads);
         transpose(&qkv[sequence * s * width + (heads + kv_head) * e..], width, s, e, to);
     });
-    let blocks_a_sequence = s.div_ceil(rows);
+    let blocks_a_sequence = s.div_ceil(ROWS);
     // The log-sum-exps of a block: one slice a head.
     let mut block_lse: Vec<Vec<&mut [T]>> = Vec::new();
     block_lse.resize_with(blocks_a_sequence * (lse.len() / (heads * s)), Vec::new);
     for (i, row) in lse.chunks_mut(s).enumerate() {
         let first = i / heads * blocks_a_sequence;
-        row.chunks_mut(rows).zip(&mut block_lse[first..]).for_each(|(part, block)| block.push(part));
+        row.chunks_mut(ROWS).zip(&mut block_lse[first..]).for_each(|(part, block)| block.push(part));
     }
     let blocks: Vec<_> =
-        o.chunks_mut(s * out_width).flat_map(|o| o.chunks_mut(rows * out_width)).zip(block_lse).collect();
+        o.chunks_mut(s * out_width).flat_map(|o| o.chunks_mut(ROWS * out_width)).zip(block_lse).collect();
     blocks.into_par_iter().enumerate().for_each_init(
-        || vec![T::ZERO; rows * s],
+        || vec![T::ZERO; ROWS * s],
         |scores, (block, (o, lse))| {
-            let (sequence, first) = (block / blocks_a_sequence, block % blocks_a_sequence * rows);
+            let (sequence, first) = (block / blocks_a_sequence, block % blocks_a_sequence * ROWS);
             let m = o.len() / out_width;
             let start = documents.first_of_block(sequence, first, m);
             let n = first + m - start;
@@ -67,17 +66,11 @@ fn attend<T: Real>(
                     ),
                     rounding,
                 };
-                let seen =
-                    |i: usize| documents.first_of(sequence, first + i) - start..first + i + 1 - start;
+                let seen = |i: usize| documents.first_of(sequence, first + i) - start..first + i + 1 - start;
                 block.attend(seen, scores, &mut o[head * e..], out_width, lse);
             }
         },
     );
-}
-
-/// How many queries make a block: large enough for the products, small enough to waste little above the diagonal.
-pub(super) fn block_rows(seq_len: usize) -> usize {
-    (seq_len / 8).next_multiple_of(16).clamp(16, MAX_ROWS)
 }
 
 /// Where documents start.

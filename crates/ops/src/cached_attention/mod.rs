@@ -1,43 +1,91 @@
-//! placeholder until the branch with it is merged
-use xtrain_program::{Op, OpError, Operand, Signature};
-use xtrain_tensor::{CpuKernel, TensorType, View, ViewMut};
+//! Attention of new tokens over a cache of keys and values: prefill (a chunk of a prompt) and decode (one token) alike.
+//!
+//! The new tokens' keys and values are written to the cache at the tokens' positions, then the query at position p attends to
+//! rows 0 to p. Rows that no token of the sequence has written are never read for a position below them, so a
+//! cache needs no clearing, and a chunk may be padded: padding tokens carry positions beyond the valid ones, and what
+//! they write is written again by the token that comes to that position.
+//!
+//! Same columns, scale and rounding as [`attention`](crate::attention).
+
+mod cpu;
+#[cfg(test)]
+mod tests;
+
+use crate::registry::{Fill, Registered, Sample, SampleInput};
+use crate::{fused_heads, int_vector};
+use xtrain_program::{Cost, Op, OpError, Operand, Signature};
+use xtrain_tensor::TensorType;
+
+/// `(qkv_tc, positions_t, k_cache, v_cache) -> (o_tn, k_cache', v_cache')` with c = (h + 2k) e and n = h e columns, the caches
+/// `[B, capacity, k e]` and updated in place, and as many new tokens t / B of each of the B sequences.
+///
+/// Positions must lie in 0..capacity; of two tokens of a sequence at one position the later one is kept.
 #[derive(Clone, Copy, Debug)]
-pub struct CachedAttention { pub heads: usize, pub kv_heads: usize, pub head_dim: usize }
-impl Op for CachedAttention {
-    fn name(&self) -> &'static str { "cached_attention" }
-    fn infer(&self, i: &[TensorType]) -> Result<Signature, OpError> {
-        Ok(Signature::outputs([TensorType::new(i[0].dtype, [i[0].shape[0], self.heads * self.head_dim]), i[2], i[3]]))
-    }
-    fn operand(&self, n: usize) -> Operand { if n == 1 { Operand::Full } else { Operand::Compute } }
-    fn in_place(&self) -> &[(usize, usize)] { &[(1, 2), (2, 3)] }
+pub struct CachedAttention {
+    /// h, a multiple of k.
+    pub heads: usize,
+    /// k.
+    pub kv_heads: usize,
+    /// e.
+    pub head_dim: usize,
 }
-impl CpuKernel for CachedAttention {
-    fn run(&self, inputs: &[View<'_>], outputs: &mut [ViewMut<'_>]) {
-        let (h, kv, e) = (self.heads, self.kv_heads, self.head_dim);
-        let qkv = inputs[0].reals::<f32>();
-        let pos = inputs[1].ints();
-        let [o, k, v] = outputs else { unreachable!() };
-        let b = k.ty.shape[0];
-        let c = k.ty.shape[1];
-        let n = pos.len() / b;
-        let (mut k, mut v, mut o) = (k.reals::<f32>(), v.reals::<f32>(), o.reals::<f32>());
-        let row = (h + 2 * kv) * e;
-        for t in 0..pos.len() {
-            let at = (t / n * c + pos[t] as usize) * kv * e;
-            k[at..at + kv * e].copy_from_slice(&qkv[t * row + h * e..][..kv * e]);
-            v[at..at + kv * e].copy_from_slice(&qkv[t * row + (h + kv) * e..][..kv * e]);
-        }
-        for t in 0..pos.len() {
-            for head in 0..h {
-                let g = head / (h / kv);
-                let q = &qkv[t * row + head * e..][..e];
-                let at = |p: usize| (t / n * c + p) * kv * e + g * e;
-                let s: Vec<f32> = (0..=pos[t] as usize).map(|p| q.iter().zip(&k[at(p)..]).map(|(a, b)| a * b).sum::<f32>() / (e as f32).sqrt()).collect();
-                let m = s.iter().copied().fold(f32::MIN, f32::max);
-                let w: Vec<f32> = s.iter().map(|x| (x - m).exp()).collect();
-                let z: f32 = w.iter().sum();
-                for j in 0..e { o[t * h * e + head * e + j] = w.iter().enumerate().map(|(p, w)| w * v[at(p) + j]).sum::<f32>() / z; }
-            }
-        }
+
+impl Op for CachedAttention {
+    fn name(&self) -> &'static str {
+        "cached_attention"
+    }
+
+    fn infer(&self, inputs: &[TensorType]) -> Result<Signature, OpError> {
+        OpError::arity("cached_attention", inputs, 4)?;
+        let [qkv, positions, k_cache, v_cache] = [inputs[0], inputs[1], inputs[2], inputs[3]];
+        let tokens = fused_heads("qkv", qkv, self.heads, self.kv_heads, self.head_dim)?;
+        OpError::ensure(self.kv_heads > 0 && self.heads.is_multiple_of(self.kv_heads), || {
+            format!("{} query heads do not divide among {} key/value heads", self.heads, self.kv_heads)
+        })?;
+        int_vector("positions", positions, tokens)?;
+        let width = self.kv_heads * self.head_dim;
+        OpError::ensure(
+            matches!(*k_cache.shape, [_, _, w] if w == width) && k_cache.dtype == qkv.dtype,
+            || format!("the key cache must be {}[sequences, capacity, {width}], not {k_cache}", qkv.dtype),
+        )?;
+        OpError::ensure(v_cache == k_cache, || {
+            format!("the value cache must be {k_cache} as the key cache is, not {v_cache}")
+        })?;
+        let sequences = k_cache.shape[0];
+        OpError::ensure(sequences > 0 && tokens.is_multiple_of(sequences), || {
+            format!("{tokens} tokens are not as many for each of the cache's {sequences} sequences")
+        })?;
+        let output = TensorType::new(qkv.dtype, [tokens, self.heads * self.head_dim]);
+        Ok(Signature::outputs([output, k_cache, v_cache]))
+    }
+
+    fn operand(&self, input: usize) -> Operand {
+        if input == 1 { Operand::Full } else { Operand::Compute }
+    }
+
+    fn in_place(&self) -> &[(usize, usize)] {
+        &[(1, 2), (2, 3)]
+    }
+
+    /// Of a full cache; how much of it is in use is known only when the op runs.
+    fn cost(&self, inputs: &[TensorType], _: &[TensorType]) -> Cost {
+        let products = 2 * inputs[0].shape[0] * self.heads * self.head_dim * inputs[2].shape[1];
+        Cost { flops: 2 * products as u64 }
+    }
+}
+
+impl Registered for CachedAttention {
+    fn samples() -> Vec<Sample> {
+        let op = CachedAttention { heads: 4, kv_heads: 2, head_dim: 3 };
+        let positions = vec![3.0, 4.0, 5.0, 0.0, 1.0, 6.0];
+        vec![Sample::plain(
+            op,
+            [
+                SampleInput::activation([6, 24]),
+                SampleInput::ids(6, 7).fill(Fill::Values(positions)),
+                SampleInput::activation([2, 7, 6]),
+                SampleInput::activation([2, 7, 6]),
+            ],
+        )]
     }
 }

@@ -77,8 +77,7 @@ impl Differentiable for QkNormRope {
         if weights.is_some() {
             inputs.extend([cx.input(0), cx.output(1), cx.input(3), cx.input(4)]);
         }
-        let made =
-            cx.emit(Role::Dgrad, QkNormRopeGrad { heads, kv_heads, head_dim, weights }, &inputs)?;
+        let made = cx.emit(Role::Dgrad, QkNormRopeGrad { heads, kv_heads, head_dim, weights }, &inputs)?;
         cx.set_grad(0, made[0])?;
         if weights.is_some() {
             cx.set_grad(3, made[1])?;
@@ -148,13 +147,15 @@ fn rotation_operands(
     tokens: usize,
     head_dim: usize,
 ) -> Result<(), OpError> {
-    OpError::ensure(head_dim % 2 == 0, || {
+    OpError::ensure(head_dim.is_multiple_of(2), || {
         format!("heads are rotated in pairs of columns, so their width must be even, not {head_dim}")
     })?;
     int_vector("positions", positions, tokens)?;
     let (_, width) = matrix("the rotation table", table)?;
     OpError::ensure(table.dtype.is_float() && width == head_dim, || {
-        format!("the rotation table must be floats of {head_dim} columns (half cosines, half sines), not {table}")
+        format!(
+            "the rotation table must be floats of {head_dim} columns (half cosines, half sines), not {table}"
+        )
     })
 }
 
@@ -185,11 +186,8 @@ impl Registered for QkNormRope {
 impl Registered for QkNormRopeGrad {
     fn samples() -> Vec<Sample> {
         let of = |weights| QkNormRopeGrad { heads: 4, kv_heads: 2, head_dim: 34, weights };
-        let rotation = [
-            SampleInput::activation([131, 272]),
-            SampleInput::ids(131, 9),
-            SampleInput::activation([9, 34]),
-        ];
+        let rotation =
+            [SampleInput::activation([131, 272]), SampleInput::ids(131, 9), SampleInput::activation([9, 34])];
         let norm = [
             SampleInput::activation([131, 272]),
             SampleInput::activation([131, 6]),

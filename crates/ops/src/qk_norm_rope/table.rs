@@ -37,7 +37,10 @@ pub enum RopeScaling {
 /// # Panics
 /// If `head_dim` is odd.
 pub fn rotation_table(positions: usize, head_dim: usize, theta: f64, scaling: RopeScaling) -> HostTensor {
-    assert!(head_dim.is_multiple_of(2), "heads are rotated in pairs of columns, so {head_dim} columns are too many");
+    assert!(
+        head_dim.is_multiple_of(2),
+        "a head is rotated in pairs of columns, so head_dim must be even, not {head_dim}"
+    );
     let frequencies = frequencies(head_dim, theta, scaling);
     let mut table = HostTensor::zeros(TensorType::new(DType::F32, [positions, head_dim]));
     let rows = bytemuck::cast_slice_mut::<u8, f32>(table.bytes_mut()).par_chunks_exact_mut(head_dim.max(1));
@@ -82,8 +85,7 @@ fn scaled(frequency: f32, scaling: RopeScaling) -> f32 {
                 return frequency;
             }
             let turns = (1.0 / wavelength) * context as f32;
-            let smooth =
-                (turns - low_freq_factor as f32) / (high_freq_factor - low_freq_factor) as f32;
+            let smooth = (turns - low_freq_factor as f32) / (high_freq_factor - low_freq_factor) as f32;
             (1.0 - smooth) * frequency / factor as f32 + smooth * frequency
         }
     }

@@ -89,17 +89,29 @@ impl ModelConfig {
         if let Some((name, _)) = sizes.iter().find(|(_, n)| *n == 0) {
             return fail(format!("{name} is 0; it must be at least 1"));
         }
-        if let Some((name, size)) = sizes.iter().chain(&[("layers", self.layers)]).find(|(_, n)| *n > i32::MAX as usize) {
+        if let Some((name, size)) =
+            sizes.iter().chain(&[("layers", self.layers)]).find(|(_, n)| *n > i32::MAX as usize)
+        {
             return fail(format!("{name} = {size} is more than a model can have; check for a slip"));
         }
         if !self.heads.is_multiple_of(self.kv_heads) {
-            return fail(format!("heads ({}) must be a multiple of kv_heads ({})", self.heads, self.kv_heads));
+            return fail(format!(
+                "heads ({}) must be a multiple of kv_heads ({})",
+                self.heads, self.kv_heads
+            ));
         }
         if !self.head_dim.is_multiple_of(2) {
-            return fail(format!("head_dim is {}; rotary embeddings rotate pairs, so it must be even", self.head_dim));
+            return fail(format!(
+                "head_dim is {}; rotary embeddings rotate pairs, so it must be even",
+                self.head_dim
+            ));
         }
-        if self.rope_theta.is_nan() || self.rope_theta <= 0.0 || self.norm_eps.is_nan() || self.norm_eps < 0.0 {
-            return fail(format!("rope_theta ({}) and norm_eps ({}) must be positive", self.rope_theta, self.norm_eps));
+        if self.rope_theta.is_nan() || self.rope_theta <= 0.0 || self.norm_eps.is_nan() || self.norm_eps < 0.0
+        {
+            return fail(format!(
+                "rope_theta ({}) and norm_eps ({}) must be positive",
+                self.rope_theta, self.norm_eps
+            ));
         }
         Ok(())
     }

@@ -55,19 +55,19 @@ pub struct Loss {
 
 /// Names of the inputs and outputs of the programs traced here.
 pub mod io {
-    /// i32[t]: token ids.
+    /// `i32[t]`: token ids.
     pub const TOKENS: &str = "tokens";
-    /// i32[t]: the position of each token in its sequence or document.
+    /// `i32[t]`: the position of each token in its sequence or document.
     pub const POSITIONS: &str = "positions";
-    /// i32[t]: where in its sequence each token's document starts.
+    /// `i32[t]`: where in its sequence each token's document starts.
     pub const DOC_START: &str = "doc_start";
-    /// i32[t]: the token to predict at each place; -100 where none is.
+    /// `i32[t]`: the token to predict at each place; -100 where none is.
     pub const TARGETS: &str = "targets";
-    /// f32[]: one over the number of targets in the whole global batch.
+    /// `f32[]`: one over the number of targets in the whole global batch.
     pub const INV_TARGETS: &str = "inv_targets";
-    /// u32[4]: seed (low, high), step, index of the first token within the global batch.
+    /// `u32[4]`: seed (low, high), step, index of the first token within the global batch.
     pub const RNG: &str = "rng";
-    /// i32[n]: the tokens whose logits are wanted.
+    /// `i32[n]`: the tokens whose logits are wanted.
     pub const ROWS: &str = "rows";
     /// What is minimised: the cross-entropy and the z-loss.
     pub const OBJECTIVE: &str = "objective";
@@ -78,7 +78,13 @@ pub mod io {
 }
 
 /// Traces the model up to its loss; returns the objective, the value to differentiate. The outputs are [`io::OBJECTIVE`] and [`io::LOSS`].
-pub fn trace_loss(t: &mut Tracer, model: &ModelConfig, batch: Batch, context: Context, loss: Loss) -> Result<ValueId, TraceError> {
+pub fn trace_loss(
+    t: &mut Tracer,
+    model: &ModelConfig,
+    batch: Batch,
+    context: Context,
+    loss: Loss,
+) -> Result<ValueId, TraceError> {
     let hidden_td = trace_hidden(t, model, batch, context, loss.dropout)?;
     let tokens = batch.sequences * batch.seq_len;
     let head_vd = head(t, model);
@@ -92,7 +98,13 @@ pub fn trace_loss(t: &mut Tracer, model: &ModelConfig, batch: Batch, context: Co
 }
 
 /// Traces the model up to the logits of the tokens named by the input [`io::ROWS`] (`rows` of them); the output is [`io::LOGITS`].
-pub fn trace_logits(t: &mut Tracer, model: &ModelConfig, batch: Batch, context: Context, rows: usize) -> Result<ValueId, TraceError> {
+pub fn trace_logits(
+    t: &mut Tracer,
+    model: &ModelConfig,
+    batch: Batch,
+    context: Context,
+    rows: usize,
+) -> Result<ValueId, TraceError> {
     let hidden_td = trace_hidden(t, model, batch, context, 0.0)?;
     let wanted = t.input(io::ROWS, TensorType::new(DType::I32, [rows]));
     let wanted_d = t.at("lm_head.rows").apply(Embedding, &[wanted, hidden_td])?[0];
@@ -109,7 +121,13 @@ fn head(t: &mut Tracer, model: &ModelConfig) -> ValueId {
 }
 
 /// Traces the model up to the final norm's output.
-fn trace_hidden(t: &mut Tracer, model: &ModelConfig, batch: Batch, context: Context, dropout: f32) -> Result<ValueId, TraceError> {
+fn trace_hidden(
+    t: &mut Tracer,
+    model: &ModelConfig,
+    batch: Batch,
+    context: Context,
+    dropout: f32,
+) -> Result<ValueId, TraceError> {
     let tokens = batch.sequences * batch.seq_len;
     let mut block = Block { model, batch, context, dropout, layer: 0 };
     t.enter_block(None);
@@ -146,7 +164,13 @@ struct Block<'a> {
 
 impl Block<'_> {
     /// The residual stream after an addition, and its norm with the weight `name`.weight.
-    fn norm(&self, t: &mut Tracer, stream: ValueId, addition: Option<ValueId>, name: &str) -> Result<(ValueId, ValueId), TraceError> {
+    fn norm(
+        &self,
+        t: &mut Tracer,
+        stream: ValueId,
+        addition: Option<ValueId>,
+        name: &str,
+    ) -> Result<(ValueId, ValueId), TraceError> {
         let weight = t.parameter(&format!("{name}.weight"), TensorType::new(DType::F32, [self.model.dim]));
         let eps = self.model.norm_eps as f32;
         t.at(site(name));
@@ -159,7 +183,14 @@ impl Block<'_> {
         })
     }
 
-    fn linear(&self, t: &mut Tracer, x: ValueId, rest: &str, out: usize, bias: bool) -> Result<ValueId, TraceError> {
+    fn linear(
+        &self,
+        t: &mut Tracer,
+        x: ValueId,
+        rest: &str,
+        out: usize,
+        bias: bool,
+    ) -> Result<ValueId, TraceError> {
         let width = t.ty(x).shape[1];
         let name = names::block(self.layer, rest);
         let weight = t.parameter(&format!("{name}.weight"), TensorType::new(DType::F32, [out, width]));

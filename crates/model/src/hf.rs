@@ -124,14 +124,16 @@ impl HfConfig {
                 out.insert("use_sliding_window".into(), json!(false));
             }
         }
-        let mut text = serde_json::to_string_pretty(&Value::Object(out)).expect("a JSON value can be written");
+        let mut text =
+            serde_json::to_string_pretty(&Value::Object(out)).expect("a JSON value can be written");
         text.push('\n');
         text
     }
 
     /// The text of a generation_config.json: how to start and when to stop.
     pub fn generation_json(&self) -> String {
-        let json = json!({ "bos_token_id": self.bos_token_id, "eos_token_id": self.eos(), "do_sample": false });
+        let json =
+            json!({ "bos_token_id": self.bos_token_id, "eos_token_id": self.eos(), "do_sample": false });
         format!("{json:#}\n")
     }
 
@@ -147,8 +149,15 @@ impl HfConfig {
         let theta = self.model.rope_theta;
         match self.model.rope_scaling {
             RopeScaling::None => json!({ "rope_type": "default", "rope_theta": theta }),
-            RopeScaling::Linear { factor } => json!({ "rope_type": "linear", "rope_theta": theta, "factor": factor }),
-            RopeScaling::Llama3 { factor, low_freq_factor, high_freq_factor, original_max_position_embeddings } => json!({
+            RopeScaling::Linear { factor } => {
+                json!({ "rope_type": "linear", "rope_theta": theta, "factor": factor })
+            }
+            RopeScaling::Llama3 {
+                factor,
+                low_freq_factor,
+                high_freq_factor,
+                original_max_position_embeddings,
+            } => json!({
                 "rope_type": "llama3",
                 "rope_theta": theta,
                 "factor": factor,
@@ -198,15 +207,21 @@ impl Reader<'_> {
 
     fn size(&self, key: &str) -> Result<Option<usize>, ModelError> {
         let wrong = |v: &Value| fail(format!("`{key}` is {v}; it must be a whole number"));
-        self.get(key).map(|v| v.as_u64().and_then(|n| usize::try_from(n).ok()).ok_or_else(|| wrong(v))).transpose()
+        self.get(key)
+            .map(|v| v.as_u64().and_then(|n| usize::try_from(n).ok()).ok_or_else(|| wrong(v)))
+            .transpose()
     }
 
     fn number(&self, key: &str) -> Result<Option<f64>, ModelError> {
-        self.get(key).map(|v| v.as_f64().ok_or_else(|| fail(format!("`{key}` is {v}; it must be a number")))).transpose()
+        self.get(key)
+            .map(|v| v.as_f64().ok_or_else(|| fail(format!("`{key}` is {v}; it must be a number"))))
+            .transpose()
     }
 
     fn flag(&self, key: &str) -> Result<Option<bool>, ModelError> {
-        self.get(key).map(|v| v.as_bool().ok_or_else(|| fail(format!("`{key}` is {v}; it must be true or false")))).transpose()
+        self.get(key)
+            .map(|v| v.as_bool().ok_or_else(|| fail(format!("`{key}` is {v}; it must be true or false"))))
+            .transpose()
     }
 
     fn token_ids(&self, key: &str) -> Result<Vec<u32>, ModelError> {
@@ -221,7 +236,9 @@ impl Reader<'_> {
 
     fn refuse_what_differs(&self, family: Family) -> Result<(), ModelError> {
         let refuse = |key: &str, why: &str| Err(fail(format!("`{key}` = {}: {why}", self.json[key])));
-        if let Some(act) = self.get("hidden_act").and_then(Value::as_str).filter(|a| !matches!(*a, "silu" | "swish")) {
+        if let Some(act) =
+            self.get("hidden_act").and_then(Value::as_str).filter(|a| !matches!(*a, "silu" | "swish"))
+        {
             return Err(fail(format!("`hidden_act` = \"{act}\": only \"silu\" (SwiGLU) is supported")));
         }
         if self.flag("attention_bias")? == Some(true) {
@@ -233,12 +250,15 @@ impl Reader<'_> {
         if family != Family::Llama && self.flag("use_sliding_window")? == Some(true) {
             return refuse("use_sliding_window", "sliding-window attention is not supported");
         }
-        let sliding = |v: &Value| v.as_array().is_some_and(|l| l.iter().any(|t| t.as_str() != Some("full_attention")));
+        let sliding =
+            |v: &Value| v.as_array().is_some_and(|l| l.iter().any(|t| t.as_str() != Some("full_attention")));
         if self.get("layer_types").is_some_and(sliding) {
             return refuse("layer_types", "only \"full_attention\" layers are supported");
         }
         if self.get("quantization_config").is_some() {
-            return Err(fail("the weights are quantized (`quantization_config`); load the original bf16 or fp32 folder"));
+            return Err(fail(
+                "the weights are quantized (`quantization_config`); load the original bf16 or fp32 folder",
+            ));
         }
         if self.number("partial_rotary_factor")?.is_some_and(|f| f != 1.0) {
             return refuse("partial_rotary_factor", "only full rotary embeddings are supported");
@@ -248,7 +268,8 @@ impl Reader<'_> {
 
     /// Theta and scaling, from `rope_parameters` (transformers v5) or from `rope_theta` and `rope_scaling`.
     fn rope(&self) -> Result<(f64, RopeScaling), ModelError> {
-        let table = ["rope_parameters", "rope_scaling"].into_iter().find_map(|key| Some((key, self.get(key)?)));
+        let table =
+            ["rope_parameters", "rope_scaling"].into_iter().find_map(|key| Some((key, self.get(key)?)));
         let top_theta = self.number("rope_theta")?;
         let Some((key, value)) = table else { return Ok((top_theta.unwrap_or(10_000.0), RopeScaling::None)) };
         let Value::Object(json) = value else { return Err(fail(format!("`{key}` must be an object"))) };
@@ -260,8 +281,13 @@ impl Reader<'_> {
             return Err(fail(format!("`rope_theta` is {a}, but `{key}.rope_theta` is {b}; make them equal")));
         }
         let theta = inner_theta.or(top_theta).unwrap_or(10_000.0);
-        let kind = table.get("rope_type").or_else(|| table.get("type")).and_then(Value::as_str).unwrap_or("default");
-        let need = |name: &str| table.number(name)?.ok_or_else(|| fail(format!("`{key}.{name}` is missing, which rope type {kind} needs")));
+        let kind =
+            table.get("rope_type").or_else(|| table.get("type")).and_then(Value::as_str).unwrap_or("default");
+        let need = |name: &str| {
+            table
+                .number(name)?
+                .ok_or_else(|| fail(format!("`{key}.{name}` is missing, which rope type {kind} needs")))
+        };
         let scaling = match kind {
             "default" => RopeScaling::None,
             "linear" => RopeScaling::Linear { factor: need("factor")? },
@@ -271,7 +297,11 @@ impl Reader<'_> {
                 high_freq_factor: need("high_freq_factor")?,
                 original_max_position_embeddings: need("original_max_position_embeddings")? as usize,
             },
-            other => return Err(fail(format!("`{key}`: rope type \"{other}\" is not supported; default, linear and llama3 are"))),
+            other => {
+                return Err(fail(format!(
+                    "`{key}`: rope type \"{other}\" is not supported; default, linear and llama3 are"
+                )));
+            }
         };
         Ok((theta, scaling))
     }
@@ -291,8 +321,12 @@ mod tests {
     #[test]
     fn both_forms_of_rope_say_the_same() {
         let scaling = r#""factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192"#;
-        let old = llama(&format!(r#", "rope_theta": 500000.0, "rope_scaling": {{"rope_type": "llama3", {scaling}}}"#));
-        let new = llama(&format!(r#", "rope_parameters": {{"rope_type": "llama3", "rope_theta": 500000.0, {scaling}}}"#));
+        let old = llama(&format!(
+            r#", "rope_theta": 500000.0, "rope_scaling": {{"rope_type": "llama3", {scaling}}}"#
+        ));
+        let new = llama(&format!(
+            r#", "rope_parameters": {{"rope_type": "llama3", "rope_theta": 500000.0, {scaling}}}"#
+        ));
         let (old, new) = (HfConfig::parse(&old).expect("old form"), HfConfig::parse(&new).expect("new form"));
         assert_eq!(old.model, new.model);
         assert_eq!(old.model.rope_theta, 500_000.0);
@@ -301,7 +335,9 @@ mod tests {
 
     #[test]
     fn what_is_written_reads_back_equal_and_keeps_what_it_does_not_know() {
-        let text = llama(r#", "rms_norm_eps": 1e-05, "head_dim": 24, "eos_token_id": [7, 9], "my_key": {"a": [1, 2]}"#);
+        let text = llama(
+            r#", "rms_norm_eps": 1e-05, "head_dim": 24, "eos_token_id": [7, 9], "my_key": {"a": [1, 2]}"#,
+        );
         let first = HfConfig::parse(&text).expect("parses");
         let written = first.to_json("bfloat16");
         let second = HfConfig::parse(&written).expect("parses again");

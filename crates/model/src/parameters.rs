@@ -88,7 +88,13 @@ impl ModelConfig {
                 vec![part("q", q), part("k", kv), part("v", kv)]
             };
             all.push(norm(ours("attn_norm.weight"), d, theirs("input_layernorm.weight")));
-            all.push(matrix(ours("attn.qkv_proj.weight"), self.qkv_dim(), d, Init::Normal(1.0), qkv("weight")));
+            all.push(matrix(
+                ours("attn.qkv_proj.weight"),
+                self.qkv_dim(),
+                d,
+                Init::Normal(1.0),
+                qkv("weight"),
+            ));
             if self.qkv_bias {
                 all.push(ParameterSpec {
                     name: ours("attn.qkv_proj.bias"),
@@ -105,8 +111,15 @@ impl ModelConfig {
             let o_proj = whole(theirs("self_attn.o_proj.weight"), d);
             all.push(matrix(ours("attn.o_proj.weight"), d, q, residual, o_proj));
             all.push(norm(ours("mlp_norm.weight"), d, theirs("post_attention_layernorm.weight")));
-            let gate_up = ["gate", "up"].map(|n| Part { name: theirs(&format!("mlp.{n}_proj.weight")), rows: self.ffn_dim });
-            all.push(matrix(ours("mlp.gate_up_proj.weight"), 2 * self.ffn_dim, d, Init::Normal(1.0), gate_up.to_vec()));
+            let gate_up = ["gate", "up"]
+                .map(|n| Part { name: theirs(&format!("mlp.{n}_proj.weight")), rows: self.ffn_dim });
+            all.push(matrix(
+                ours("mlp.gate_up_proj.weight"),
+                2 * self.ffn_dim,
+                d,
+                Init::Normal(1.0),
+                gate_up.to_vec(),
+            ));
             let down = whole(theirs("mlp.down_proj.weight"), d);
             all.push(matrix(ours("mlp.down_proj.weight"), d, self.ffn_dim, residual, down));
         }

@@ -2,7 +2,9 @@
 
 use proptest::prelude::*;
 use xtrain_program::order::Order;
-use xtrain_program::{Instance, Lane, Op, OpError, Phase, Plan, Program, Region, Role, Signature, Storage, Tracer, ValueId};
+use xtrain_program::{
+    Instance, Lane, Op, OpError, Phase, Plan, Program, Region, Role, Signature, Storage, Tracer, ValueId,
+};
 use xtrain_tensor::{DType, TensorType};
 
 /// An op of any arity whose first output may be computed over its first input.
@@ -20,7 +22,10 @@ impl Op for Any {
 
     fn infer(&self, _: &[TensorType]) -> Result<Signature, OpError> {
         let bytes = |n: &usize| TensorType::new(DType::U8, [*n]);
-        Ok(Signature { outputs: self.outputs.iter().map(bytes).collect(), workspace: vec![bytes(&self.workspace)] })
+        Ok(Signature {
+            outputs: self.outputs.iter().map(bytes).collect(),
+            workspace: vec![bytes(&self.workspace)],
+        })
     }
 
     fn in_place(&self) -> &[(usize, usize)] {
@@ -38,19 +43,19 @@ struct Line {
 
 fn line() -> impl Strategy<Value = Line> {
     let sizes = prop::collection::vec(1usize..2000, 1..3);
-    (prop::collection::vec(any::<prop::sample::Index>(), 0..3), sizes, 0usize..500, any::<bool>(), 0usize..3).prop_map(
-        |(reads, mut outputs, workspace, in_place, lane)| {
+    (prop::collection::vec(any::<prop::sample::Index>(), 0..3), sizes, 0usize..500, any::<bool>(), 0usize..3)
+        .prop_map(|(reads, mut outputs, workspace, in_place, lane)| {
             outputs.dedup();
             Line { reads, op: Any { outputs, workspace: workspace + 1, in_place }, lane }
-        },
-    )
+        })
 }
 
 fn build(lines: &[Line]) -> Program {
     let mut t = Tracer::new(Program::default(), Phase::Micro, Role::Forward);
     let mut made: Vec<ValueId> = Vec::new();
     for l in lines {
-        let reads: Vec<ValueId> = if made.is_empty() { vec![] } else { l.reads.iter().map(|i| *i.get(&made)).collect() };
+        let reads: Vec<ValueId> =
+            if made.is_empty() { vec![] } else { l.reads.iter().map(|i| *i.get(&made)).collect() };
         let mut op = l.op.clone();
         op.in_place &= !reads.is_empty();
         made.extend(t.emit(op, &reads).expect("takes anything"));
@@ -75,7 +80,8 @@ fn closure(program: &Program) -> Vec<Vec<bool>> {
         for a in 0..b {
             let (x, y) = (&program.instances[a], &program.instances[b]);
             let writes = |i: &Instance, v: ValueId| i.outputs.iter().any(|o| o.value == v);
-            let conflict = operands(x).iter().any(|&v| operands(y).contains(&v) && (writes(x, v) || writes(y, v)));
+            let conflict =
+                operands(x).iter().any(|&v| operands(y).contains(&v) && (writes(x, v) || writes(y, v)));
             before[a][b] = x.lane == y.lane || conflict;
         }
     }
@@ -137,7 +143,11 @@ proptest! {
 /// Whether %a was made over %b through values between them.
 fn chained(program: &Program, a: usize, b: usize) -> bool {
     let maker = program.instances.iter().find(|i| i.outputs.iter().any(|o| o.value.0 as usize == a));
-    let Some(maker) = maker.filter(|m| !m.code.op().in_place().is_empty() && m.outputs[0].value.0 as usize == a) else { return false };
+    let Some(maker) =
+        maker.filter(|m| !m.code.op().in_place().is_empty() && m.outputs[0].value.0 as usize == a)
+    else {
+        return false;
+    };
     let source = maker.inputs[0].0 as usize;
     source == b || chained(program, source, b)
 }

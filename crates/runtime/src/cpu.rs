@@ -84,8 +84,8 @@ impl CpuEngine {
                     return Err(EngineError::Conflict {
                         what,
                         name,
-                        held: self.state[at].1,
-                        asked: value.ty,
+                        held: self.state[at].1.into(),
+                        asked: value.ty.into(),
                     });
                 }
                 None => {
@@ -264,7 +264,12 @@ fn write(
     bytes: &[u8],
 ) -> Result<(), EngineError> {
     if bytes.len() != span.bytes {
-        return Err(EngineError::Length { name: name.into(), ty, expected: span.bytes, found: bytes.len() });
+        return Err(EngineError::Length {
+            name: name.into(),
+            ty: ty.into(),
+            expected: span.bytes,
+            found: bytes.len(),
+        });
     }
     memory.get_mut(span).copy_from_slice(bytes);
     Ok(())
@@ -293,7 +298,7 @@ fn check_finite<'a>(
                 site: instance.origin.to_string(),
                 role: instance.origin.role.name(),
                 output,
-                ty,
+                ty: ty.into(),
             });
         }
     }

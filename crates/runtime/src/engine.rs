@@ -75,7 +75,7 @@ pub enum EngineError {
         /// The name.
         name: String,
         /// Its type.
-        ty: TensorType,
+        ty: Box<TensorType>,
         /// Its length.
         expected: usize,
         /// The given length.
@@ -89,9 +89,9 @@ pub enum EngineError {
         /// The name.
         name: String,
         /// The type that it has.
-        held: TensorType,
+        held: Box<TensorType>,
         /// The type asked for.
-        asked: TensorType,
+        asked: Box<TensorType>,
     },
     /// A value that is not finite, found where the run checks every op.
     #[error("{op} at {site} ({role}) made a non-finite value in its output {output} ({ty})")]
@@ -105,6 +105,6 @@ pub enum EngineError {
         /// Which output.
         output: usize,
         /// The output's type.
-        ty: TensorType,
+        ty: Box<TensorType>,
     },
 }

@@ -18,8 +18,14 @@ pub struct Evaluator {
 
 impl Evaluator {
     /// Loads the program; `chunk_tokens` is how many tokens' logits exist at one time.
-    pub fn new(weights: &mut Weights, batch: Batch, document_mask: bool, chunk_tokens: usize) -> Result<Self, LearnError> {
-        let program = programs::evaluation(weights.model(), weights.recipe(), batch, document_mask, chunk_tokens)?;
+    pub fn new(
+        weights: &mut Weights,
+        batch: Batch,
+        document_mask: bool,
+        chunk_tokens: usize,
+    ) -> Result<Self, LearnError> {
+        let program =
+            programs::evaluation(weights.model(), weights.recipe(), batch, document_mask, chunk_tokens)?;
         Ok(Evaluator { id: weights.load(program)?, batch, document_mask })
     }
 
@@ -32,7 +38,11 @@ impl Evaluator {
     }
 
     /// The mean cross-entropy of all targets of `validation`, in nats, and how many they are.
-    pub fn mean_loss(&self, weights: &mut Weights, validation: &Validation) -> Result<(f64, usize), RunError> {
+    pub fn mean_loss(
+        &self,
+        weights: &mut Weights,
+        validation: &Validation,
+    ) -> Result<(f64, usize), RunError> {
         let (mut sum, mut targets) = (0.0, 0);
         for batch in validation.batches(self.batch.sequences) {
             let batch = batch?;

@@ -40,7 +40,9 @@ impl Identity {
 /// Reads the weights of the Hugging Face folder `folder`.
 pub fn import(weights: &mut Weights, folder: &Path) -> Result<(), RunError> {
     let names = name_map(weights.model());
-    hf::import(folder, &names, &mut |name, values| weights.write_master(name, values).map_err(BoxError::from))?;
+    hf::import(folder, &names, &mut |name, values| {
+        weights.write_master(name, values).map_err(BoxError::from)
+    })?;
     Ok(weights.refresh()?)
 }
 

@@ -65,11 +65,17 @@ impl Generator {
     /// # Panics
     /// If `tokens` is empty or does not fit; see [`Generator::room`].
     pub fn append(&mut self, weights: &mut Weights, tokens: &[u32]) -> Result<Vec<f32>, LearnError> {
-        assert!(!tokens.is_empty() && tokens.len() <= self.room(), "{} tokens into room for {}", tokens.len(), self.room());
+        assert!(
+            !tokens.is_empty() && tokens.len() <= self.room(),
+            "{} tokens into room for {}",
+            tokens.len(),
+            self.room()
+        );
         let engine = weights.engine();
         let mut logits = Vec::new();
         for chunk in tokens.chunks(PREFILL_TOKENS) {
-            let (id, width) = if chunk.len() == 1 { (self.decode, 1) } else { (self.prefill, PREFILL_TOKENS) };
+            let (id, width) =
+                if chunk.len() == 1 { (self.decode, 1) } else { (self.prefill, PREFILL_TOKENS) };
             let mut ids = vec![0i32; width];
             ids.iter_mut().zip(chunk).for_each(|(i, &t)| *i = t as i32);
             let positions: Vec<i32> = (0..width).map(|i| (self.length + i) as i32).collect();
@@ -127,7 +133,8 @@ impl Generator {
 impl Sampling {
     /// The token chosen from `logits` (the first `vocab` of them) as the `index`-th draw.
     pub fn choose(&self, logits: &[f32], index: u64) -> u32 {
-        let best = || (0..logits.len()).rev().max_by(|&a, &b| logits[a].total_cmp(&logits[b])).unwrap_or(0) as u32;
+        let best =
+            || (0..logits.len()).rev().max_by(|&a, &b| logits[a].total_cmp(&logits[b])).unwrap_or(0) as u32;
         if self.temperature <= 0.0 {
             return best();
         }
@@ -146,7 +153,8 @@ impl Sampling {
             reached >= self.top_p
         });
         weights.truncate(kept.map_or(weights.len(), |k| k + 1));
-        let mut draw = f64::from(Philox::new(self.seed, SAMPLE_STREAM, 0).uniform(index)) * weights.iter().sum::<f64>();
+        let mut draw =
+            f64::from(Philox::new(self.seed, SAMPLE_STREAM, 0).uniform(index)) * weights.iter().sum::<f64>();
         for (w, &token) in weights.iter().zip(&order) {
             draw -= w;
             if draw < 0.0 {
@@ -188,7 +196,10 @@ mod tests {
     fn top_k_and_top_p_cut_the_tail() {
         let logits = [0.0f32, (2.0f32).ln(), (5.0f32).ln()];
         assert_eq!(shares(Sampling { top_k: 2, ..PLAIN }, &logits)[0], 0.0);
-        assert_eq!(shares(Sampling { top_p: 0.6, ..PLAIN }, &logits), [0.0, 0.0, shares(Sampling { top_k: 1, ..PLAIN }, &logits)[2]]);
+        assert_eq!(
+            shares(Sampling { top_p: 0.6, ..PLAIN }, &logits),
+            [0.0, 0.0, shares(Sampling { top_k: 1, ..PLAIN }, &logits)[2]]
+        );
         assert_eq!(shares(Sampling { top_p: 0.7, ..PLAIN }, &logits)[0], 0.0);
     }
 

@@ -71,7 +71,13 @@ impl Learner {
 
     /// Adds the gradients of one micro-batch. `valid_targets` counts those of the whole global batch, `first_token` is the place of
     /// this micro-batch's first token in it; `step` is the attempted step.
-    pub fn micro_step(&mut self, batch: &TokenBatch, step: u64, first_token: usize, valid_targets: usize) -> Result<(), LearnError> {
+    pub fn micro_step(
+        &mut self,
+        batch: &TokenBatch,
+        step: u64,
+        first_token: usize,
+        valid_targets: usize,
+    ) -> Result<(), LearnError> {
         let engine = self.weights.engine();
         feed(engine, self.train, batch, self.spec.document_mask, valid_targets)?;
         if self.spec.loss.dropout > 0.0 {

@@ -67,7 +67,8 @@ fn open_run(run: &RunFolder, which: Which, recipe: Option<Recipe>) -> Result<Ope
     };
     let mut weights = weights(planned.spec.model.clone(), recipe.unwrap_or(planned.spec.recipe))?;
     let prefix = format!("{}/", StateKind::Master.name());
-    let masters: Vec<_> = checkpoint.tensors().iter().filter(|t| t.name.starts_with(&prefix)).cloned().collect();
+    let masters: Vec<_> =
+        checkpoint.tensors().iter().filter(|t| t.name.starts_with(&prefix)).cloned().collect();
     checkpoint.load_some(&masters, &mut |at, bytes| {
         let name = &masters[at].name[prefix.len()..];
         weights.engine().write_state(StateKind::Master, name, bytes).map_err(BoxError::from)

@@ -8,16 +8,18 @@ use xtrain_ops::clip::Clip;
 use xtrain_ops::grad_norm::GradNorm;
 use xtrain_ops::{PassSet, registry};
 use xtrain_program::backward::{BackwardError, backward};
-use xtrain_program::{Phase, Program, Recompute, Role, Root, StateKind, TraceError, Tracer, precision, recompute};
+use xtrain_program::{
+    Phase, Program, Recompute, Role, Root, StateKind, TraceError, Tracer, precision, recompute,
+};
 use xtrain_tensor::{DType, TensorType};
 
 /// Names of the inputs and outputs that the update adds to [`xtrain_model::decoder::io`].
 pub mod update_io {
-    /// f32[]: the learning rate.
+    /// `f32[]`: the learning rate.
     pub const LR: &str = "lr";
-    /// f32[]: the global L2 norm of the gradients before clipping.
+    /// `f32[]`: the global L2 norm of the gradients before clipping.
     pub const GRAD_NORM: &str = "grad_norm";
-    /// u32[]: 1 where the step was not finite and the update therefore did nothing.
+    /// `u32[]`: 1 where the step was not finite and the update therefore did nothing.
     pub const SKIPPED: &str = "skipped";
     /// The counter of applied updates.
     pub const APPLIED: &str = "applied";
@@ -78,7 +80,13 @@ pub fn training(spec: &TrainingSpec) -> Result<Program, ProgramError> {
 }
 
 /// The loss of a batch, without gradients.
-pub fn evaluation(model: &ModelConfig, recipe: Recipe, batch: Batch, document_mask: bool, chunk_tokens: usize) -> Result<Program, ProgramError> {
+pub fn evaluation(
+    model: &ModelConfig,
+    recipe: Recipe,
+    batch: Batch,
+    document_mask: bool,
+    chunk_tokens: usize,
+) -> Result<Program, ProgramError> {
     let mut tracer = Tracer::default();
     let loss = Loss { chunk_tokens, z_loss: 0.0, dropout: 0.0 };
     trace_loss(&mut tracer, model, batch, Context::Sequence { document_mask }, loss)?;
@@ -86,7 +94,13 @@ pub fn evaluation(model: &ModelConfig, recipe: Recipe, batch: Batch, document_ma
 }
 
 /// The logits of some tokens of a batch.
-pub fn logits(model: &ModelConfig, recipe: Recipe, batch: Batch, context: Context, rows: usize) -> Result<Program, ProgramError> {
+pub fn logits(
+    model: &ModelConfig,
+    recipe: Recipe,
+    batch: Batch,
+    context: Context,
+    rows: usize,
+) -> Result<Program, ProgramError> {
     let mut tracer = Tracer::default();
     trace_logits(&mut tracer, model, batch, context, rows)?;
     Ok(precision::apply(tracer.finish(), recipe.precision())?)

@@ -72,7 +72,9 @@ impl Weights {
             match p.init {
                 Init::Zeros => {}
                 Init::Ones => values.fill(1.0),
-                Init::Normal(scale) => Philox::new(seed, INIT_STREAM, site as u32).fill_normal(std as f32 * scale, &mut values),
+                Init::Normal(scale) => {
+                    Philox::new(seed, INIT_STREAM, site as u32).fill_normal(std as f32 * scale, &mut values)
+                }
             }
             self.write_master(&p.name, &values)?;
         }

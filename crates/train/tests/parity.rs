@@ -33,7 +33,8 @@ impl Golden {
     fn load(name: &'static str) -> Self {
         let folder = golden(name);
         let text = fs::read_to_string(folder.join("config.json")).expect("config.json");
-        let manifest: Value = serde_json::from_slice(&fs::read(folder.join("manifest.json")).expect("manifest")).expect("JSON");
+        let manifest: Value =
+            serde_json::from_slice(&fs::read(folder.join("manifest.json")).expect("manifest")).expect("JSON");
         let size = |key: &str| manifest["sizes"][key].as_u64().expect("a size") as usize;
         Golden {
             name,
@@ -92,7 +93,8 @@ fn logits_agree_with_pytorch() {
         let tokens = g.ints("input_ids");
         let rows: Vec<i32> = (0..tokens.len() as i32).collect();
         let context = Context::Sequence { document_mask: false };
-        let program = programs::logits(&g.hf.model, Recipe::Fp32, g.batch, context, rows.len()).expect("a program");
+        let program =
+            programs::logits(&g.hf.model, Recipe::Fp32, g.batch, context, rows.len()).expect("a program");
         let id = weights.load(program).expect("loads");
         let batch = g.batch_of(&tokens, &tokens);
         let engine = weights.engine();
@@ -100,7 +102,8 @@ fn logits_agree_with_pytorch() {
         engine.write_input(id, io::POSITIONS, bytemuck::cast_slice(&batch.positions)).expect("positions");
         engine.write_input(id, io::ROWS, bytemuck::cast_slice(&rows)).expect("rows");
         engine.run(id, Phase::Micro, true).expect("runs");
-        let logits: Vec<f32> = bytemuck::pod_collect_to_vec(&engine.read_output(id, io::LOGITS).expect("logits"));
+        let logits: Vec<f32> =
+            bytemuck::pod_collect_to_vec(&engine.read_output(id, io::LOGITS).expect("logits"));
         let error = relative(&logits, &g.floats("logits"));
         assert!(error < 1e-5, "{name}: logits differ by {error:e}");
     }
@@ -114,8 +117,9 @@ fn loss_and_every_gradient_agree_with_pytorch() {
         let batch = g.batch_of(&g.ints("input_ids"), &g.ints("labels"));
         learner.micro_step(&batch, 0, 0, batch.valid_targets).expect("a step");
         for p in g.hf.model.parameters() {
-            let found: Vec<f32> =
-                bytemuck::pod_collect_to_vec(&learner.read_state(StateKind::Gradient, &p.name).expect("a gradient"));
+            let found: Vec<f32> = bytemuck::pod_collect_to_vec(
+                &learner.read_state(StateKind::Gradient, &p.name).expect("a gradient"),
+            );
             let error = relative(&found, &g.parameter("grad.", &p));
             assert!(error < 1e-4, "{name}: gradient of {} differs by {error:e}", p.name);
         }
@@ -139,12 +143,23 @@ fn twenty_adamw_steps_agree_with_pytorch() {
             learner.micro_step(&batch, step as u64, 0, batch.valid_targets).expect("a step");
             let result = learner.update(lr.into()).expect("an update");
             let (loss, norm) = (f64::from(losses[step]), f64::from(norms[step]));
-            assert!((result.loss / loss - 1.0).abs() < 1e-4, "{name}, step {step}: loss {} instead of {loss}", result.loss);
+            assert!(
+                (result.loss / loss - 1.0).abs() < 1e-4,
+                "{name}, step {step}: loss {} instead of {loss}",
+                result.loss
+            );
             // A gradient's norm amplifies rounding more than the loss does: torch's own is off by up to 1e-4 here (manifest.json).
-            assert!((result.grad_norm / norm - 1.0).abs() < 1e-3, "{name}, step {step}: norm {} instead of {norm}", result.grad_norm);
+            assert!(
+                (result.grad_norm / norm - 1.0).abs() < 1e-3,
+                "{name}, step {step}: norm {} instead of {norm}",
+                result.grad_norm
+            );
         }
         for p in g.hf.model.parameters() {
-            let error = relative(&learner.weights().read_master(&p.name).expect("a master"), &g.parameter("final.", &p));
+            let error = relative(
+                &learner.weights().read_master(&p.name).expect("a master"),
+                &g.parameter("final.", &p),
+            );
             assert!(error < 1e-4, "{name}: {} differs by {error:e} after 20 steps", p.name);
         }
     }
@@ -161,7 +176,9 @@ fn greedy_generation_agrees_with_transformers() {
         let greedy = Sampling { temperature: 0.0, top_k: 0, top_p: 1.0, seed: 0 };
         let mut generator = Generator::new(&mut weights, prompt.len() + expected.len()).expect("a generator");
         let made = generator
-            .generate(&mut weights, &prompt, expected.len(), greedy, &g.hf.eos_token_ids, &mut |_| ControlFlow::Continue(()))
+            .generate(&mut weights, &prompt, expected.len(), greedy, &g.hf.eos_token_ids, &mut |_| {
+                ControlFlow::Continue(())
+            })
             .expect("generates");
         assert_eq!(made, expected, "{name}");
     }

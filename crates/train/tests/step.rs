@@ -4,8 +4,8 @@ mod common;
 
 use common::{engine, random_batch, relative, slice, small_model, spec};
 use xtrain_data::Batch as TokenBatch;
-use xtrain_model::{ModelConfig, Recipe};
 use xtrain_model::decoder::Batch;
+use xtrain_model::{ModelConfig, Recipe};
 use xtrain_program::{Plan, Recompute, StateKind};
 use xtrain_train::learner::{Learner, StepResult};
 use xtrain_train::programs::{self, TrainingSpec};
@@ -36,7 +36,8 @@ fn step(spec: &TrainingSpec, batch: &TokenBatch) -> (Vec<(String, Vec<f32>)>, St
     }
     let gradients = gradients(&mut l, &spec.model);
     let result = l.update(1e-2).expect("an update");
-    let masters = spec.model.parameters().iter().map(|p| l.weights().read_master(&p.name).expect("a master")).collect();
+    let masters =
+        spec.model.parameters().iter().map(|p| l.weights().read_master(&p.name).expect("a master")).collect();
     (gradients, result, masters)
 }
 
@@ -81,7 +82,12 @@ fn accumulation_gives_the_gradients_of_the_whole_batch() {
         for sequences in [1, 2] {
             let spec = TrainingSpec { batch: Batch { sequences, ..BATCH }, ..base.clone() };
             let parts = step(&spec, &batch);
-            assert!((parts.1.loss - whole.1.loss).abs() < 1e-6 * whole.1.loss, "{} and {}", parts.1.loss, whole.1.loss);
+            assert!(
+                (parts.1.loss - whole.1.loss).abs() < 1e-6 * whole.1.loss,
+                "{} and {}",
+                parts.1.loss,
+                whole.1.loss
+            );
             for ((name, a), (_, b)) in parts.0.iter().zip(&whole.0) {
                 let error = relative(a, b);
                 assert!(error < bar, "{name} differs by {error:e} in {sequences} at a time of {base:?}");
@@ -118,10 +124,12 @@ fn a_step_that_is_not_finite_changes_nothing_and_is_not_counted() {
     let good = poisoned.clone();
     poisoned[0] = f32::NAN;
     l.weights().write_master("norm.weight", &poisoned).expect("writes");
-    let before: Vec<_> = l.saved_state().iter().map(|e| l.read_state(e.kind, &e.name).expect("state")).collect();
+    let before: Vec<_> =
+        l.saved_state().iter().map(|e| l.read_state(e.kind, &e.name).expect("state")).collect();
     l.micro_step(&batch, 0, 0, batch.valid_targets).expect("a micro-step");
     assert!(l.update(1e-2).expect("an update").skipped);
-    let after: Vec<_> = l.saved_state().iter().map(|e| l.read_state(e.kind, &e.name).expect("state")).collect();
+    let after: Vec<_> =
+        l.saved_state().iter().map(|e| l.read_state(e.kind, &e.name).expect("state")).collect();
     assert!(before == after, "a skipped step changed the state");
     l.weights().write_master("norm.weight", &good).expect("writes");
     l.micro_step(&batch, 1, 0, batch.valid_targets).expect("a micro-step");

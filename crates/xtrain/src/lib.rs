@@ -18,6 +18,6 @@ pub mod prelude {
 }
 
 pub use {
-    xtrain_checkpoint as checkpoint, xtrain_data as data, xtrain_model as model, xtrain_ops as ops, xtrain_program as program,
-    xtrain_runtime as runtime, xtrain_tensor as tensor, xtrain_train as train,
+    xtrain_checkpoint as checkpoint, xtrain_data as data, xtrain_model as model, xtrain_ops as ops,
+    xtrain_program as program, xtrain_runtime as runtime, xtrain_tensor as tensor, xtrain_train as train,
 };

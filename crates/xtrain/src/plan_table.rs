@@ -14,28 +14,60 @@ pub(crate) fn text(planned: &Planned, program: &Program, plan: &Plan) -> String 
     let repeated = counted(&[Role::Recompute]);
     let mut out = String::new();
     let mut line = |name: &str, value: String| out.push_str(&format!("{name:<28}{value}\n"));
-    line("model", format!(
-        "{}, {} layers, dim {}, {}/{} heads of {}, ffn {}, vocabulary {}",
-        m.family.name(), m.layers, m.dim, m.heads, m.kv_heads, m.head_dim, m.ffn_dim, m.vocab_size
-    ));
-    line("parameters", format!("{} ({} of them in the embedding)", format::grouped(m.parameter_count() as u64), format::grouped(embedding as u64)));
+    line(
+        "model",
+        format!(
+            "{}, {} layers, dim {}, {}/{} heads of {}, ffn {}, vocabulary {}",
+            m.family.name(),
+            m.layers,
+            m.dim,
+            m.heads,
+            m.kv_heads,
+            m.head_dim,
+            m.ffn_dim,
+            m.vocab_size
+        ),
+    );
+    line(
+        "parameters",
+        format!(
+            "{} ({} of them in the embedding)",
+            format::grouped(m.parameter_count() as u64),
+            format::grouped(embedding as u64)
+        ),
+    );
     line("precision", spec.recipe.name().into());
-    line("batch", format!(
-        "{} sequences of {} tokens a step, {} at a time",
-        config.train.batch_size, spec.batch.seq_len, spec.batch.sequences
-    ));
-    line("FLOPs a token", format!(
-        "{} (PaLM's count, without the causal half); {} done{}",
-        scientific(m.flops_per_token(spec.batch.seq_len)),
-        scientific(done),
-        if repeated > 0.0 { format!(", {} of them recomputed", scientific(repeated)) } else { String::new() }
-    ));
+    line(
+        "batch",
+        format!(
+            "{} sequences of {} tokens a step, {} at a time",
+            config.train.batch_size, spec.batch.seq_len, spec.batch.sequences
+        ),
+    );
+    line(
+        "FLOPs a token",
+        format!(
+            "{} (PaLM's count, without the causal half); {} done{}",
+            scientific(m.flops_per_token(spec.batch.seq_len)),
+            scientific(done),
+            if repeated > 0.0 {
+                format!(", {} of them recomputed", scientific(repeated))
+            } else {
+                String::new()
+            }
+        ),
+    );
     if let Some(steps) = planned.resolved.steps {
         let all = steps as f64 * config.step_tokens() as f64;
-        line("run", format!(
-            "{} steps, {} tokens, {} FLOPs",
-            format::grouped(steps), format::count(all), scientific(all * m.flops_per_token(spec.batch.seq_len))
-        ));
+        line(
+            "run",
+            format!(
+                "{} steps, {} tokens, {} FLOPs",
+                format::grouped(steps),
+                format::count(all),
+                scientific(all * m.flops_per_token(spec.batch.seq_len))
+            ),
+        );
     }
     out.push('\n');
     out.push_str(&memory(&plan.memory));
@@ -65,7 +97,10 @@ fn memory(table: &MemoryTable) -> String {
                     continue;
                 }
                 let last = *first as usize + blocks.len() - 1;
-                rows.push((format!("saved by blocks {first}-{last}, {} each", format::gib(blocks[0] as u64)), blocks.iter().sum()));
+                rows.push((
+                    format!("saved by blocks {first}-{last}, {} each", format::gib(blocks[0] as u64)),
+                    blocks.iter().sum(),
+                ));
                 continue;
             }
             Purpose::Saved(Some(block)) => format!("saved by block {block}"),

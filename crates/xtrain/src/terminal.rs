@@ -1,7 +1,6 @@
 //! What a person sees: a progress bar on a terminal, plain lines in a log.
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
-use std::io::IsTerminal;
 use std::ops::ControlFlow;
 use std::path::Path;
 use std::sync::Arc;
@@ -14,8 +13,14 @@ use xtrain_train::run::{Notice, Observer};
 
 /// Sends warnings and what `RUST_LOG` asks for to standard error.
 pub(crate) fn log() {
-    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("warn,xtrain_train=info"));
-    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).without_time().with_target(false).init();
+    let filter =
+        EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("warn,xtrain_train=info"));
+    tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(std::io::stderr)
+        .without_time()
+        .with_target(false)
+        .init();
 }
 
 /// Sets how many threads compute; 0 takes all.
@@ -48,7 +53,9 @@ impl TrainingView {
 impl Observer for TrainingView {
     fn notice(&mut self, notice: Notice) -> ControlFlow<()> {
         match notice {
-            Notice::LearningVocabulary { size } => self.say(format!("learning a vocabulary of {size} tokens from the text")),
+            Notice::LearningVocabulary { size } => {
+                self.say(format!("learning a vocabulary of {size} tokens from the text"))
+            }
             Notice::Tokenizing { path, progress } => self.tokenizing.show(&path, &progress),
         }
         match self.stop.load(Ordering::Relaxed) {
@@ -113,7 +120,8 @@ impl TokenizeBar {
             bar.finish_and_clear();
         }
         if let Some((path, p)) = self.last.take() {
-            let (tokens, documents) = (metrics::format::grouped(p.tokens), metrics::format::grouped(p.documents));
+            let (tokens, documents) =
+                (metrics::format::grouped(p.tokens), metrics::format::grouped(p.documents));
             println!(
                 "{path}: {tokens} tokens in {documents} documents, {} at {:.1} MB/s",
                 metrics::format::bytes(p.bytes_done),
@@ -123,11 +131,8 @@ impl TokenizeBar {
     }
 }
 
-/// Whether standard output is a person's terminal.
-pub(crate) fn is_terminal() -> bool {
-    std::io::stdout().is_terminal()
-}
-
 fn style(template: &str) -> ProgressStyle {
-    ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar()).progress_chars("━╸ ")
+    ProgressStyle::with_template(template)
+        .unwrap_or_else(|_| ProgressStyle::default_bar())
+        .progress_chars("━╸ ")
 }

@@ -28,7 +28,12 @@ fn floor(name: &str) -> u32 {
 /// The crates of ours in the section `[dependencies]` of a manifest.
 fn dependencies(manifest: &str) -> Vec<String> {
     let section = manifest.split("\n[").find(|s| s.starts_with("dependencies]")).unwrap_or("");
-    section.lines().filter_map(|l| l.strip_prefix("xtrain-")).filter_map(|l| l.split(['.', ' ', '=']).next()).map(String::from).collect()
+    section
+        .lines()
+        .filter_map(|l| l.strip_prefix("xtrain-"))
+        .filter_map(|l| l.split(['.', ' ', '=']).next())
+        .map(String::from)
+        .collect()
 }
 
 #[test]
@@ -39,7 +44,12 @@ fn crates_depend_downward_only() {
         let name = folder.file_name().expect("a name").to_string_lossy().into_owned();
         let manifest = fs::read_to_string(folder.join("Cargo.toml")).expect("a manifest");
         for dependency in dependencies(&manifest) {
-            assert!(floor(&dependency) < floor(&name), "{name} (floor {}) depends on {dependency} (floor {})", floor(&name), floor(&dependency));
+            assert!(
+                floor(&dependency) < floor(&name),
+                "{name} (floor {}) depends on {dependency} (floor {})",
+                floor(&name),
+                floor(&dependency)
+            );
             seen += 1;
         }
     }
@@ -58,7 +68,9 @@ fn unsafe_code_is_only_where_it_must_be() {
                 stack.push(path);
             } else if path.extension().is_some_and(|e| e == "rs") {
                 let text = fs::read_to_string(&path).expect("a source file");
-                let uses = text.lines().any(|l| !l.trim_start().starts_with("//") && l.contains(concat!("unsafe", " {")));
+                let uses = text
+                    .lines()
+                    .any(|l| !l.trim_start().starts_with("//") && l.contains(concat!("unsafe", " {")));
                 let shown = path.to_string_lossy();
                 assert!(!uses || allowed.iter().any(|a| shown.ends_with(a)), "{shown} has unsafe code");
             }

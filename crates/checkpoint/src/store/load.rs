@@ -184,7 +184,8 @@ pub(super) fn check_specs(checkpoint: &Checkpoint, expected: &[TensorSpec], othe
             Some(_) => {}
         }
     }
-    let is_other = |spec: &&TensorSpec| others == Others::AreErrors && !wanted.contains_key(spec.name.as_str());
+    let is_other =
+        |spec: &&TensorSpec| others == Others::AreErrors && !wanted.contains_key(spec.name.as_str());
     let unexpected = checkpoint.tensors().iter().filter(is_other);
     let unexpected: Vec<String> = unexpected.map(|spec| format!("'{}'", spec.name)).collect();
     let kinds = [("missing", missing), ("not in this run", unexpected), ("different", differing)];

@@ -6,8 +6,8 @@ use std::ops::ControlFlow;
 use std::path::Path;
 use std::sync::Arc;
 use xtrain_data::{
-    Dataset, DocumentMask, HeldOut, HeldOutAmount, InputFile, InputOptions, Loader, LoaderOptions, PrepareOptions, TokenStream,
-    Tokenizer, Validation, list_inputs, prepare_cached, sample_texts,
+    Dataset, DocumentMask, HeldOut, HeldOutAmount, InputFile, InputOptions, Loader, LoaderOptions,
+    PrepareOptions, TokenStream, Tokenizer, Validation, list_inputs, prepare_cached, sample_texts,
 };
 
 /// How much text a vocabulary is learned from at most: more does not change it much, and memory grows with it.
@@ -31,7 +31,11 @@ pub struct Corpus {
 impl Corpus {
     /// Opens everything that `[data]` names, tokenizing text that is not in the cache yet. `saved` is the tokenizer of the run folder,
     /// where a run goes on.
-    pub fn open(config: &Config, saved: Option<&Path>, notice: &mut dyn FnMut(Notice) -> ControlFlow<()>) -> Result<Self, RunError> {
+    pub fn open(
+        config: &Config,
+        saved: Option<&Path>,
+        notice: &mut dyn FnMut(Notice) -> ControlFlow<()>,
+    ) -> Result<Self, RunError> {
         let data = &config.data;
         let train = open_inputs(config, &data.train)?;
         let tokenizer = match saved {
@@ -52,7 +56,8 @@ impl Corpus {
         };
         let held_out = (data.held_out() > 0.0)
             .then(|| HeldOut { amount: HeldOutAmount::Fraction(data.held_out()), blocks: HELD_OUT_BLOCKS });
-        let options = LoaderOptions { seq_len: data.seq_len, seed: config.train.seed, document_mask: mask, held_out };
+        let options =
+            LoaderOptions { seq_len: data.seq_len, seed: config.train.seed, document_mask: mask, held_out };
         let loader = Loader::new(streams, options)?;
         let validation = explicit.or_else(|| loader.validation());
         Ok(Corpus { tokenizer, loader, validation, bytes_per_token })
@@ -66,14 +71,18 @@ enum Opened {
 }
 
 fn open_inputs<'c>(config: &'c Config, sources: &'c Sources) -> Result<Vec<(&'c Source, Opened)>, RunError> {
-    sources.0.iter().map(|source| {
-        let path = Path::new(&source.path);
-        let opened = match path.join("dataset.json").is_file() {
-            true => Opened::Shards(Dataset::open(path)?),
-            false => Opened::Text(list_inputs(&[path])?, input_options(config, source)),
-        };
-        Ok((source, opened))
-    }).collect()
+    sources
+        .0
+        .iter()
+        .map(|source| {
+            let path = Path::new(&source.path);
+            let opened = match path.join("dataset.json").is_file() {
+                true => Opened::Shards(Dataset::open(path)?),
+                false => Opened::Text(list_inputs(&[path])?, input_options(config, source)),
+            };
+            Ok((source, opened))
+        })
+        .collect()
 }
 
 fn input_options(config: &Config, source: &Source) -> InputOptions {
@@ -97,16 +106,18 @@ fn tokenizer(
     if let (Some(dataset), TokenizerChoice::Bpe | TokenizerChoice::Chars) = (shards, &choice) {
         return Ok(dataset.tokenizer()?);
     }
-    let texts = || train.iter().filter_map(|(_, opened)| match opened {
-        Opened::Text(files, options) => Some((files, options)),
-        Opened::Shards(_) => None,
-    });
+    let texts = || {
+        train.iter().filter_map(|(_, opened)| match opened {
+            Opened::Text(files, options) => Some((files, options)),
+            Opened::Shards(_) => None,
+        })
+    };
     Ok(match choice {
         TokenizerChoice::Path(path) => Tokenizer::load(path)?,
         TokenizerChoice::Bytes => Tokenizer::bytes(),
-        TokenizerChoice::Chars => {
-            Tokenizer::chars(texts().flat_map(|(files, options)| xtrain_data::prepare::read_texts(files, options)))?
-        }
+        TokenizerChoice::Chars => Tokenizer::chars(
+            texts().flat_map(|(files, options)| xtrain_data::prepare::read_texts(files, options)),
+        )?,
         TokenizerChoice::Bpe => {
             let size = config.data.bpe_vocab_size();
             // Progress that is only shown cannot stop the run here; a stop is seen when tokens are made.

@@ -31,7 +31,8 @@ fn bytes(spec: &TrainingSpec) -> Result<u64, RunError> {
 fn alternative(spec: &TrainingSpec, batch_size: usize, available: u64) -> Result<Option<String>, RunError> {
     let mut sequences = spec.batch.sequences;
     while sequences > 1 {
-        sequences = (1..sequences).rev().find(|n| batch_size.is_multiple_of(*n) && *n <= sequences / 2).unwrap_or(1);
+        sequences =
+            (1..sequences).rev().find(|n| batch_size.is_multiple_of(*n) && *n <= sequences / 2).unwrap_or(1);
         let mut smaller = spec.clone();
         smaller.batch.sequences = sequences;
         if bytes(&smaller)? <= available {
@@ -43,7 +44,9 @@ fn alternative(spec: &TrainingSpec, batch_size: usize, available: u64) -> Result
         smaller.batch.sequences = 1;
         smaller.recompute = recompute;
         if bytes(&smaller)? <= available {
-            return Ok(Some(format!("train.micro_batch_size = 1 with train.recompute = \"{name}\" would fit")));
+            return Ok(Some(format!(
+                "train.micro_batch_size = 1 with train.recompute = \"{name}\" would fit"
+            )));
         }
     }
     Ok(None)

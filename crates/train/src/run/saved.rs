@@ -43,10 +43,17 @@ impl Saved {
     }
 
     /// Puts the latest complete checkpoint back, if there is one.
-    pub(super) fn restore(&mut self, learner: &mut Learner, loader: &Loader, config: &Config) -> Result<Option<Position>, RunError> {
+    pub(super) fn restore(
+        &mut self,
+        learner: &mut Learner,
+        loader: &Loader,
+        config: &Config,
+    ) -> Result<Option<Position>, RunError> {
         let Some(checkpoint) = self.store.latest()? else { return Ok(None) };
         let text = document::<String>(&checkpoint, CONFIG)?;
-        if let Ok(before) = Config::parse::<&str>(&checkpoint.path().join("config.toml"), text.as_bytes(), &[]) {
+        if let Ok(before) =
+            Config::parse::<&str>(&checkpoint.path().join("config.toml"), text.as_bytes(), &[])
+        {
             for change in config::diff(&before.config, config) {
                 tracing::info!("changed since the checkpoint: {change}");
             }
@@ -73,7 +80,13 @@ impl Saved {
     }
 
     /// Saves the state, and drops what the configuration does not keep. Returns the checkpoint's folder; nothing if this step is saved already.
-    pub(super) fn save(&mut self, learner: &mut Learner, loader: &Loader, config: &Config, at: &Position) -> Result<Option<PathBuf>, RunError> {
+    pub(super) fn save(
+        &mut self,
+        learner: &mut Learner,
+        loader: &Loader,
+        config: &Config,
+        at: &Position,
+    ) -> Result<Option<PathBuf>, RunError> {
         if self.last == Some(at.step) {
             return Ok(None);
         }
@@ -83,7 +96,8 @@ impl Saved {
             (LOADER.to_owned(), serde_json::json!(loader.state(at.step * config.train.batch_size as u64))),
             (CONFIG.to_owned(), serde_json::json!(config.to_toml())),
         ];
-        let mut read = |n: usize| learner.read_state(entries[n].kind, &entries[n].name).map_err(BoxError::from);
+        let mut read =
+            |n: usize| learner.read_state(entries[n].kind, &entries[n].name).map_err(BoxError::from);
         let path = self.store.save(at.step, &specs(&entries), &mut read, &documents)?;
         self.last = Some(at.step);
         let best = at.best.filter(|_| config.checkpoint.keep_best == Some(true)).map(|(step, _)| step);

@@ -45,7 +45,11 @@ pub(crate) fn planned(resolved: Resolved) -> Result<Planned, RunError> {
         recipe: recipe(c.precision.recipe),
         batch: Batch { sequences: c.train.micro_batch_size(), seq_len: c.data.seq_len },
         document_mask: c.data.document_mask,
-        loss: Loss { chunk_tokens: c.train.loss_chunk, z_loss: c.model.z_loss as f32, dropout: c.model.dropout as f32 },
+        loss: Loss {
+            chunk_tokens: c.train.loss_chunk,
+            z_loss: c.model.z_loss as f32,
+            dropout: c.model.dropout as f32,
+        },
         recompute: match c.train.recompute {
             Recompute::None => program::Recompute::None,
             Recompute::Norms => program::Recompute::Norms,
@@ -90,9 +94,17 @@ pub(crate) fn model_of(a: &Architecture) -> ModelConfig {
         rope_scaling: match a.rope_scaling {
             None => model::RopeScaling::None,
             Some(RopeScaling::Linear { factor }) => model::RopeScaling::Linear { factor },
-            Some(RopeScaling::Llama3 { factor, low_freq_factor, high_freq_factor, original_max_position_embeddings }) => {
-                model::RopeScaling::Llama3 { factor, low_freq_factor, high_freq_factor, original_max_position_embeddings }
-            }
+            Some(RopeScaling::Llama3 {
+                factor,
+                low_freq_factor,
+                high_freq_factor,
+                original_max_position_embeddings,
+            }) => model::RopeScaling::Llama3 {
+                factor,
+                low_freq_factor,
+                high_freq_factor,
+                original_max_position_embeddings,
+            },
         },
         norm_eps: a.norm_eps,
         tie_embeddings: a.tie_embeddings,
@@ -121,9 +133,17 @@ pub(super) fn architecture(m: &ModelConfig) -> Architecture {
         rope_scaling: match m.rope_scaling {
             model::RopeScaling::None => None,
             model::RopeScaling::Linear { factor } => Some(RopeScaling::Linear { factor }),
-            model::RopeScaling::Llama3 { factor, low_freq_factor, high_freq_factor, original_max_position_embeddings } => {
-                Some(RopeScaling::Llama3 { factor, low_freq_factor, high_freq_factor, original_max_position_embeddings })
-            }
+            model::RopeScaling::Llama3 {
+                factor,
+                low_freq_factor,
+                high_freq_factor,
+                original_max_position_embeddings,
+            } => Some(RopeScaling::Llama3 {
+                factor,
+                low_freq_factor,
+                high_freq_factor,
+                original_max_position_embeddings,
+            }),
         },
         norm_eps: m.norm_eps,
         tie_embeddings: m.tie_embeddings,

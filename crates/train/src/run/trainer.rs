@@ -8,7 +8,10 @@ use crate::evaluate::Evaluator;
 use crate::exchange;
 use crate::generate::{Generator, Sampling};
 use crate::learner::{Learner, StepResult};
-use crate::metrics::{Checkpoint, EvalMetrics, Event, MetricsSink, Outputs, Resumed, Sample, SkippedStep, Start as MetricsStart, StepMetrics};
+use crate::metrics::{
+    Checkpoint, EvalMetrics, Event, MetricsSink, Outputs, Resumed, Sample, SkippedStep,
+    Start as MetricsStart, StepMetrics,
+};
 use crate::programs::{self, TrainingSpec};
 use crate::report::{self, RunSummary};
 use crate::schedule::Schedule;
@@ -55,7 +58,12 @@ pub trait Observer {
 }
 
 /// Runs the run file `parsed` to its end, to its time limit, or until `stop` is set.
-pub fn train(parsed: &Parsed, start: Start, stop: &AtomicBool, observer: &mut dyn Observer) -> Result<Outcome, RunError> {
+pub fn train(
+    parsed: &Parsed,
+    start: Start,
+    stop: &AtomicBool,
+    observer: &mut dyn Observer,
+) -> Result<Outcome, RunError> {
     let begun = Instant::now();
     let mut run = Run::open(parsed, start, observer)?;
     let outcome = run.steps(stop, begun, observer)?;
@@ -125,7 +133,8 @@ impl Run {
         let hf = exchange::Identity::new(hf, &learner.spec().model, &corpus.tokenizer);
         let evaluator = match &corpus.validation {
             Some(_) => {
-                let (batch, mask, chunk) = (learner.spec().batch, config.data.document_mask, config.train.loss_chunk);
+                let (batch, mask, chunk) =
+                    (learner.spec().batch, config.data.document_mask, config.train.loss_chunk);
                 Some(Evaluator::new(learner.weights(), batch, mask, chunk)?)
             }
             None => None,
@@ -134,11 +143,29 @@ impl Run {
         if going_on {
             observer.event(&Event::Resumed(Resumed { step: at.step }), steps);
         }
-        Ok(Run { config, steps, folder, corpus, learner, schedule, saved, sink, at, hf, memory_total: fit::total_bytes(), evaluator })
+        Ok(Run {
+            config,
+            steps,
+            folder,
+            corpus,
+            learner,
+            schedule,
+            saved,
+            sink,
+            at,
+            hf,
+            memory_total: fit::total_bytes(),
+            evaluator,
+        })
     }
 
     /// Steps until the end, the time limit or a stop. The state is saved when it returns.
-    fn steps(&mut self, stop: &AtomicBool, begun: Instant, observer: &mut dyn Observer) -> Result<Outcome, RunError> {
+    fn steps(
+        &mut self,
+        stop: &AtomicBool,
+        begun: Instant,
+        observer: &mut dyn Observer,
+    ) -> Result<Outcome, RunError> {
         let limit = self.config.train.max_time.map(|t| t.duration());
         let (every, eval_every) = (self.config.checkpoint.every, self.config.eval.every.unwrap_or(0));
         let mut window = Window::open();
@@ -160,7 +187,10 @@ impl Run {
             } else {
                 nonfinite_in_a_row = 0;
             }
-            if self.at.step.is_multiple_of(self.config.log.every) || self.at.step == self.steps || self.at.step == 1 {
+            if self.at.step.is_multiple_of(self.config.log.every)
+                || self.at.step == self.steps
+                || self.at.step == 1
+            {
                 let metrics = self.metrics(result, lr, &window);
                 self.record(metrics, observer)?;
                 window = Window::open();
@@ -199,7 +229,9 @@ impl Run {
     }
 
     fn evaluate(&mut self, observer: &mut dyn Observer) -> Result<(), RunError> {
-        let (Some(validation), Some(evaluator)) = (self.corpus.validation.clone(), self.evaluator) else { return Ok(()) };
+        let (Some(validation), Some(evaluator)) = (self.corpus.validation.clone(), self.evaluator) else {
+            return Ok(());
+        };
         let tokens = self.config.eval.tokens.unwrap_or(0);
         let windows = if tokens == 0 { u64::MAX } else { tokens.div_ceil(self.config.data.seq_len as u64) };
         let (loss, _) = evaluator.mean_loss(self.learner.weights(), &validation.at_most(windows))?;
@@ -217,7 +249,10 @@ impl Run {
 
     fn save(&mut self, observer: &mut dyn Observer) -> Result<(), RunError> {
         self.sink.sync()?;
-        let Some(path) = self.saved.save(&mut self.learner, &self.corpus.loader, &self.config, &self.at)? else { return Ok(()) };
+        let Some(path) = self.saved.save(&mut self.learner, &self.corpus.loader, &self.config, &self.at)?
+        else {
+            return Ok(());
+        };
         self.record(Checkpoint { step: self.at.step, path }, observer)
     }
 
@@ -250,9 +285,21 @@ impl Run {
                 continue;
             }
             let mut generator = Generator::new(self.learner.weights(), tokens.len() + eval.max_tokens)?;
-            let sampling = Sampling { temperature: eval.temperature, top_k: 0, top_p: 1.0, seed: self.config.train.seed + number as u64 };
+            let sampling = Sampling {
+                temperature: eval.temperature,
+                top_k: 0,
+                top_p: 1.0,
+                seed: self.config.train.seed + number as u64,
+            };
             let stop = self.corpus.tokenizer.stop_tokens().to_vec();
-            let made = generator.generate(self.learner.weights(), &tokens, eval.max_tokens, sampling, &stop, &mut |_| ControlFlow::Continue(()))?;
+            let made = generator.generate(
+                self.learner.weights(),
+                &tokens,
+                eval.max_tokens,
+                sampling,
+                &stop,
+                &mut |_| ControlFlow::Continue(()),
+            )?;
             let written = self.corpus.tokenizer.decode(&made, SpecialTokens::Hide)?;
             text.push_str(&format!("{prompt}{written}\n\n"));
             self.record(Sample { step: self.at.step, prompt: prompt.clone(), text: written }, observer)?;
@@ -313,7 +360,12 @@ impl Run {
     }
 
     fn skipped(&self, result: StepResult) -> SkippedStep {
-        SkippedStep { step: self.at.step, loss: result.loss, grad_norm: result.grad_norm, skipped: self.at.skipped }
+        SkippedStep {
+            step: self.at.step,
+            loss: result.loss,
+            grad_norm: result.grad_norm,
+            skipped: self.at.skipped,
+        }
     }
 
     fn stop_if_diverged(&self, in_a_row: u64) -> Result<(), RunError> {

@@ -6,7 +6,9 @@ use crate::failure::Failure;
 use std::path::Path;
 use std::sync::Arc;
 use xtrain_data::input::read_documents;
-use xtrain_data::{Dataset, DocumentMask, InputOptions, MemoryTokens, TokenStream, Tokenizer, Validation, list_inputs};
+use xtrain_data::{
+    Dataset, DocumentMask, InputOptions, MemoryTokens, TokenStream, Tokenizer, Validation, list_inputs,
+};
 use xtrain_model::decoder::Batch;
 use xtrain_train::evaluate::Evaluator;
 use xtrain_train::metrics::format;
@@ -57,7 +59,11 @@ pub(crate) fn run(args: &EvalArgs) -> Result<(), Failure> {
 }
 
 /// The tokens at `path`, and the bytes of text that they are.
-fn stream(path: &Path, args: &EvalArgs, tokenizer: &Tokenizer) -> Result<(Arc<dyn TokenStream>, u64), Failure> {
+fn stream(
+    path: &Path,
+    args: &EvalArgs,
+    tokenizer: &Tokenizer,
+) -> Result<(Arc<dyn TokenStream>, u64), Failure> {
     if path.join("dataset.json").is_file() {
         let dataset = Dataset::open(path)?;
         let bytes = dataset.text_bytes();
@@ -79,6 +85,7 @@ fn stream(path: &Path, args: &EvalArgs, tokenizer: &Tokenizer) -> Result<(Arc<dy
         }
     }
     let name = path.display().to_string();
-    let tokens = MemoryTokens::from_documents(name, documents, tokenizer.end_of_document(), tokenizer.vocab_size())?;
+    let tokens =
+        MemoryTokens::from_documents(name, documents, tokenizer.end_of_document(), tokenizer.vocab_size())?;
     Ok((Arc::new(tokens), bytes))
 }

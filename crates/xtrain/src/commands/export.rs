@@ -12,7 +12,8 @@ pub(crate) fn run(args: &ExportArgs) -> Result<(), Failure> {
         Precision::Fp32 => ExportDtype::F32,
         Precision::Bf16 => ExportDtype::Bf16,
     };
-    let options = ExportOptions { dtype, max_shard_bytes: args.max_shard_mb * 1_000_000, overwrite: args.overwrite };
+    let options =
+        ExportOptions { dtype, max_shard_bytes: args.max_shard_mb * 1_000_000, overwrite: args.overwrite };
     export(&mut opened.weights, &opened.identity, &opened.tokenizer, &args.out, &options)?;
     println!("Hugging Face folder: {}", args.out.display());
     Ok(())

@@ -19,17 +19,24 @@ pub(crate) fn run(args: &GenerateArgs) -> Result<(), Failure> {
     let prompt = prompt(&args.prompt)?;
     let tokens = opened.tokenizer.encode_prompt(&prompt)?;
     if tokens.is_empty() {
-        return Err(Failure::user("the prompt is empty, and this tokenizer has no token that begins a text; give --prompt some text"));
+        return Err(Failure::user(
+            "the prompt is empty, and this tokenizer has no token that begins a text; give --prompt some text",
+        ));
     }
     let vocab_size = opened.weights.model().vocab_size;
     if let Some(bad) = tokens.iter().find(|&&t| t as usize >= vocab_size) {
-        return Err(Failure::user(format!("the prompt has token {bad}, but the model's vocabulary has {vocab_size}: the tokenizer is another model's")));
+        return Err(Failure::user(format!(
+            "the prompt has token {bad}, but the model's vocabulary has {vocab_size}: the tokenizer is another model's"
+        )));
     }
     let limit = opened.weights.model().max_position_embeddings;
     if tokens.len() + args.max_tokens > limit {
-        eprintln!("note: prompt and --max-tokens together exceed the {limit} tokens of context that the model is meant for");
+        eprintln!(
+            "note: prompt and --max-tokens together exceed the {limit} tokens of context that the model is meant for"
+        );
     }
-    let sampling = Sampling { temperature: args.temperature, top_k: args.top_k, top_p: args.top_p, seed: args.seed };
+    let sampling =
+        Sampling { temperature: args.temperature, top_k: args.top_k, top_p: args.top_p, seed: args.seed };
     let stop = opened.tokenizer.stop_tokens().to_vec();
     let mut generator = Generator::new(&mut opened.weights, tokens.len() + args.max_tokens)?;
     let mut decoder = opened.tokenizer.stream_decoder(SpecialTokens::Hide);
@@ -60,6 +67,8 @@ fn prompt(given: &str) -> Result<String, Failure> {
         return Ok(given.to_owned());
     }
     let mut text = String::new();
-    std::io::stdin().read_to_string(&mut text).map_err(|e| Failure::user(format!("cannot read the prompt from standard input: {e}")))?;
+    std::io::stdin()
+        .read_to_string(&mut text)
+        .map_err(|e| Failure::user(format!("cannot read the prompt from standard input: {e}")))?;
     Ok(text)
 }

@@ -2,7 +2,7 @@
 //!
 //! Columns of `qkv`: h query heads, then k key heads, then k value heads, e columns each; query heads g h/k to (g+1) h/k - 1 read
 //! key/value head g. Rows: B sequences of s tokens. For every query, o = softmax(q K^T / sqrt(e)) V over the keys it may see:
-//! those of its own document up to itself. The softmax is computed in f32 (f64), row by row of a block of queries ([`block`]).
+//! those of its own document up to itself. The softmax is computed in f32 (f64), row by row of a block of queries (module `block`).
 //! With bf16 operands probabilities, and the scores' gradients in the backward, are rounded to bf16 before they are multiplied,
 //! as on tensor cores.
 //!

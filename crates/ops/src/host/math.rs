@@ -73,6 +73,22 @@ pub(crate) fn sum<T: Real>(n: usize, f: impl Fn(usize) -> T) -> T {
     lanes.iter().copied().sum()
 }
 
+/// The sum of `a[i] * b[i]`, in 16 interleaved partial sums.
+#[inline(always)]
+pub(crate) fn dot<T: Real>(a: &[T], b: &[T]) -> T {
+    let mut lanes = [T::ZERO; 16];
+    let (mut a, mut b) = (a.chunks_exact(16), b.chunks_exact(16));
+    for (a, b) in (&mut a).zip(&mut b) {
+        for l in 0..16 {
+            lanes[l] += a[l] * b[l];
+        }
+    }
+    for (l, (a, b)) in a.remainder().iter().zip(b.remainder()).enumerate() {
+        lanes[l] += *a * *b;
+    }
+    lanes.iter().copied().sum()
+}
+
 /// The largest of `x`; negative infinity if it is empty. NaNs lose, as in [`Real::max`].
 #[inline(always)]
 pub(crate) fn max<T: Real>(x: &[T]) -> T {
@@ -118,6 +134,7 @@ mod tests {
         for n in [0usize, 1, 15, 16, 17, 100] {
             let x: Vec<f64> = (0..n).map(|i| (i as f64 * 7.3).sin()).collect();
             assert!((sum(n, |i| x[i]) - x.iter().sum::<f64>()).abs() < 1e-12);
+            assert!((dot(&x, &x) - x.iter().map(|v| v * v).sum::<f64>()).abs() < 1e-12);
             assert_eq!(max(&x), x.iter().copied().fold(f64::NEG_INFINITY, f64::max));
         }
     }

@@ -1,7 +1,7 @@
 //! CPU kernels of the norms.
 
 use super::{AddRmsNorm, RmsNorm, RmsNormGrad};
-use crate::host::math::{sum, vectorized};
+use crate::host::math::{dot, vectorized};
 use crate::host::rows::{for_row_blocks, for_row_blocks2, store, sum_over_rows};
 use xtrain_tensor::{CpuKernel, Real, View, ViewMut, with_real};
 
@@ -20,8 +20,9 @@ impl CpuKernel for AddRmsNorm {
         with_real!(inputs[0].ty.dtype, T => {
             let (x, delta, w) = (inputs[0].reals::<T>(), inputs[1].reals::<T>(), inputs[2].reals::<T>());
             for_row_blocks(&mut total.reals::<T>(), 1, |first, rows| {
-                for (i, s) in rows.iter_mut().enumerate() {
-                    *s = x[first + i] + delta[first + i];
+                let range = first..first + rows.len();
+                for ((s, x), delta) in rows.iter_mut().zip(&x[range.clone()]).zip(&delta[range]) {
+                    *s = *x + *delta;
                 }
             });
             // Opened again, the sum reads as it is stored.
@@ -38,10 +39,10 @@ fn norm<T: Real>(x_td: &[T], w_d: &[T], eps: f32, y_td: &mut [T], rstd_t: &mut [
             || {
                 for (row, (y, rstd)) in y.chunks_exact_mut(d).zip(rstd).enumerate() {
                     let x = &x_td[(first + row) * d..][..d];
-                    let mean_square = sum(d, |i| x[i] * x[i]) / T::of(d as f64);
+                    let mean_square = dot(x, x) / T::of(d as f64);
                     *rstd = T::ONE / (mean_square + T::of(f64::from(eps))).sqrt();
-                    for i in 0..d {
-                        y[i] = x[i] * *rstd * w_d[i];
+                    for ((y, x), w) in y.iter_mut().zip(x).zip(w_d) {
+                        *y = *x * *rstd * *w;
                     }
                 }
             },
@@ -64,10 +65,15 @@ impl CpuKernel for RmsNormGrad {
                 }
             });
             let sum = sum_over_rows(t, d, |row, partial: &mut [T]| {
-                let (dy, x) = (&dy[row * d..][..d], &x[row * d..][..d]);
-                for i in 0..d {
-                    partial[i] += dy[i] * (x[i] * rstd[row]);
-                }
+                let (dy, x, rstd) = (&dy[row * d..][..d], &x[row * d..][..d], rstd[row]);
+                vectorized(
+                    #[inline(always)]
+                    || {
+                        for ((partial, dy), x) in partial.iter_mut().zip(dy).zip(x) {
+                            *partial += *dy * (*x * rstd);
+                        }
+                    },
+                );
             });
             let accumulate = dw.accumulate;
             store(&mut dw.reals::<T>(), &sum, accumulate);
@@ -80,13 +86,17 @@ fn grad_row<T: Real>(dy: &[T], x: &[T], rstd: T, w: &[T], residual: Option<&[T]>
     vectorized(
         #[inline(always)]
         || {
-            let along = sum(d, |i| dy[i] * w[i] * (x[i] * rstd)) / T::of(d as f64);
-            for i in 0..d {
-                dx[i] = rstd * (dy[i] * w[i] - x[i] * rstd * along);
+            // dx holds dy w first, so that the mean is a product of two rows.
+            for ((dx, dy), w) in dx.iter_mut().zip(dy).zip(w) {
+                *dx = *dy * *w;
+            }
+            let along = dot(dx, x) * rstd / T::of(d as f64);
+            for (dx, x) in dx.iter_mut().zip(x) {
+                *dx = rstd * (*dx - *x * rstd * along);
             }
             if let Some(residual) = residual {
-                for i in 0..d {
-                    dx[i] += residual[i];
+                for (dx, r) in dx.iter_mut().zip(residual) {
+                    *dx += *r;
                 }
             }
         },

@@ -1,6 +1,6 @@
 //! The tables of `xtrain plan`.
 
-use xtrain_program::{MemoryTable, Plan, Program, Purpose, Role, StateKind};
+use xtrain_program::{MemoryRow, MemoryTable, Plan, Program, Purpose, Role, StateKind};
 use xtrain_train::metrics::format;
 use xtrain_train::run::Planned;
 
@@ -77,39 +77,16 @@ pub(crate) fn text(planned: &Planned, program: &Program, plan: &Plan) -> String 
 fn memory(table: &MemoryTable) -> String {
     let total = table.total_bytes();
     let mut rows: Vec<(String, usize)> = Vec::new();
-    let saved = |p: &Purpose| matches!(p, Purpose::Saved(Some(_)));
-    let blocks: Vec<usize> = table.rows.iter().filter(|r| saved(&r.what)).map(|r| r.bytes).collect();
-    for row in &table.rows {
-        let name = match &row.what {
-            Purpose::State(StateKind::Master) => "masters".into(),
-            Purpose::State(StateKind::Compute) => "compute weights".into(),
-            Purpose::State(StateKind::Gradient) => "gradients".into(),
-            Purpose::State(StateKind::Moment1) => "first moments".into(),
-            Purpose::State(StateKind::Moment2) => "second moments".into(),
-            Purpose::State(StateKind::Counter) => "counters".into(),
-            Purpose::State(StateKind::Cache) => "key/value cache".into(),
-            Purpose::Constants => "rotation tables".into(),
-            Purpose::HostExchange => "tokens and metrics".into(),
-            Purpose::Saved(None) => "saved outside the blocks".into(),
-            // Equal blocks are one row.
-            Purpose::Saved(Some(first)) if blocks.iter().all(|b| *b == blocks[0]) => {
-                if rows.iter().any(|(name, _)| name.starts_with("saved by blocks")) {
-                    continue;
-                }
-                let last = *first as usize + blocks.len() - 1;
-                rows.push((
-                    format!("saved by blocks {first}-{last}, {} each", format::gib(blocks[0] as u64)),
-                    blocks.iter().sum(),
-                ));
-                continue;
-            }
-            Purpose::Saved(Some(block)) => format!("saved by block {block}"),
-            Purpose::Passing => "activations in passing".into(),
-            Purpose::Workspace(site) if site.contains("lm_head") => "logits of a chunk".into(),
-            Purpose::Workspace(site) => format!("workspace of {site}"),
-            Purpose::Gaps => "alignment and gaps".into(),
-        };
-        rows.push((name, row.bytes));
+    let mut at = 0;
+    while let Some(row) = table.rows.get(at) {
+        // Equal blocks that follow each other are one row.
+        let alike = table.rows[at..]
+            .iter()
+            .take_while(|r| is_block(r) && is_block(row) && r.bytes == row.bytes)
+            .count()
+            .max(1);
+        rows.push((name(&row.what, alike, row.bytes), row.bytes * alike));
+        at += alike;
     }
     let mut out = format!("{:<44}{:>18}{:>12}{:>8}\n", "memory", "bytes", "GiB", "%");
     let mut line = |name: &str, bytes: usize| {
@@ -121,6 +98,38 @@ fn memory(table: &MemoryTable) -> String {
     line("total", total);
     out.push_str(&format!("activations peak at {}\n", table.peak_at));
     out
+}
+
+fn is_block(row: &MemoryRow) -> bool {
+    matches!(row.what, Purpose::Saved(Some(_)))
+}
+
+/// The name of a row, or of `alike` rows of blocks, each of `bytes`.
+fn name(what: &Purpose, alike: usize, bytes: usize) -> String {
+    match what {
+        Purpose::State(StateKind::Master) => "masters".into(),
+        Purpose::State(StateKind::Compute) => "compute weights".into(),
+        Purpose::State(StateKind::Gradient) => "gradients".into(),
+        Purpose::State(StateKind::Moment1) => "first moments".into(),
+        Purpose::State(StateKind::Moment2) => "second moments".into(),
+        Purpose::State(StateKind::Counter) => "counters".into(),
+        Purpose::State(StateKind::Cache) => "key/value cache".into(),
+        Purpose::Constants => "rotation tables".into(),
+        Purpose::HostExchange => "tokens and metrics".into(),
+        Purpose::Saved(None) => "saved outside the blocks".into(),
+        Purpose::Saved(Some(block)) if alike == 1 => format!("saved by block {block}"),
+        Purpose::Saved(Some(first)) => {
+            format!(
+                "saved by blocks {first}-{}, {} each",
+                *first as usize + alike - 1,
+                format::bytes(bytes as u64)
+            )
+        }
+        Purpose::Passing => "activations in passing".into(),
+        Purpose::Workspace(site) if site.contains("lm_head") => "logits of a chunk".into(),
+        Purpose::Workspace(site) => format!("workspace of {site}"),
+        Purpose::Gaps => "alignment and gaps".into(),
+    }
 }
 
 /// 1.23e9 as people write it in papers.

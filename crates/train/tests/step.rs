@@ -4,11 +4,12 @@ mod common;
 
 use common::{engine, random_batch, relative, slice, small_model, spec};
 use xtrain_data::Batch as TokenBatch;
-use xtrain_model::decoder::Batch;
+use xtrain_model::decoder::{Batch, Context, io};
 use xtrain_model::{ModelConfig, Recipe};
-use xtrain_program::{Plan, Recompute, StateKind};
+use xtrain_program::{Phase, Plan, Recompute, StateKind};
 use xtrain_train::learner::{Learner, StepResult};
 use xtrain_train::programs::{self, TrainingSpec};
+use xtrain_train::weights::Weights;
 
 const BATCH: Batch = Batch { sequences: 4, seq_len: 13 };
 
@@ -135,4 +136,60 @@ fn a_step_that_is_not_finite_changes_nothing_and_is_not_counted() {
     l.micro_step(&batch, 1, 0, batch.valid_targets).expect("a micro-step");
     assert!(!l.update(1e-2).expect("an update").skipped);
     assert_eq!(l.read_state(StateKind::Counter, "applied").expect("the counter"), 1u32.to_le_bytes());
+}
+
+/// The logits of every token of a batch.
+fn logits(batch: &TokenBatch, document_mask: bool) -> Vec<f32> {
+    let model = small_model();
+    let mut weights = Weights::new(engine(), model.clone(), Recipe::Fp32).expect("weights");
+    weights.initialize(5, 0.2).expect("initialises");
+    let shape = Batch { sequences: batch.batch_size, seq_len: batch.seq_len };
+    let rows: Vec<i32> = (0..batch.tokens.len() as i32).collect();
+    let context = Context::Sequence { document_mask };
+    let program = programs::logits(&model, Recipe::Fp32, shape, context, rows.len()).expect("a program");
+    let id = weights.load(program).expect("loads");
+    let engine = weights.engine();
+    let mut inputs = vec![(io::TOKENS, &batch.tokens), (io::POSITIONS, &batch.positions), (io::ROWS, &rows)];
+    inputs.extend(document_mask.then_some((io::DOC_START, &batch.doc_start)));
+    for (name, values) in inputs {
+        engine.write_input(id, name, bytemuck::cast_slice(values)).expect("an input");
+    }
+    engine.run(id, Phase::Micro, true).expect("runs");
+    bytemuck::pod_collect_to_vec(&engine.read_output(id, io::LOGITS).expect("logits"))
+}
+
+#[test]
+fn a_batch_gives_the_logits_of_its_sequences_one_by_one() {
+    let batch = random_batch(BATCH, small_model().vocab_size, 6);
+    let looped: Vec<f32> = (0..BATCH.sequences).flat_map(|s| logits(&slice(&batch, s, 1), false)).collect();
+    assert!(logits(&batch, false) == looped);
+}
+
+#[test]
+fn documents_packed_under_a_mask_are_as_if_alone() {
+    let shape = Batch { sequences: 1, seq_len: 13 };
+    let mut packed = random_batch(shape, small_model().vocab_size, 7);
+    let documents = [0..4, 4..5, 5..13];
+    for d in &documents {
+        for t in d.clone() {
+            packed.positions[t] = (t - d.start) as i32;
+            packed.doc_start[t] = d.start as i32;
+        }
+    }
+    let alone: Vec<f32> = documents
+        .iter()
+        .flat_map(|d| {
+            let one = TokenBatch {
+                batch_size: 1,
+                seq_len: d.len(),
+                tokens: packed.tokens[d.clone()].to_vec(),
+                positions: (0..d.len() as i32).collect(),
+                ..TokenBatch::default()
+            };
+            logits(&one, false)
+        })
+        .collect();
+    let error = relative(&logits(&packed, true), &alone);
+    assert!(error < 1e-6, "{error:e}");
+    assert!(relative(&logits(&packed, false), &alone) > 1e-2, "the mask hides nothing");
 }

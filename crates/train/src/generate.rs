@@ -24,6 +24,15 @@ pub struct Sampling {
     pub seed: u64,
 }
 
+/// A token that was made, and what it was chosen from.
+#[derive(Clone, Copy, Debug)]
+pub struct MadeToken<'a> {
+    /// Its id.
+    pub token: u32,
+    /// The logits after everything before it, one a row of the vocabulary.
+    pub logits: &'a [f32],
+}
+
 /// A model loaded for generation: one sequence at a time.
 pub struct Generator {
     prefill: ProgramId,
@@ -106,7 +115,7 @@ impl Generator {
         max_tokens: usize,
         sampling: Sampling,
         stop: &[u32],
-        on_token: &mut dyn FnMut(u32) -> ControlFlow<()>,
+        on_token: &mut dyn FnMut(MadeToken<'_>) -> ControlFlow<()>,
     ) -> Result<Vec<u32>, LearnError> {
         let mut made = Vec::new();
         if max_tokens == 0 {
@@ -122,7 +131,8 @@ impl Generator {
                 return Ok(made);
             }
             made.push(token);
-            if on_token(token).is_break() || made.len() == max_tokens || self.room() == 0 {
+            let asked_to_end = on_token(MadeToken { token, logits: &logits }).is_break();
+            if asked_to_end || made.len() == max_tokens || self.room() == 0 {
                 return Ok(made);
             }
             logits = self.append(weights, &[token])?;

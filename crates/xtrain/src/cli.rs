@@ -143,13 +143,13 @@ pub(crate) enum Precision {
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   xtrain generate runs/quickstart --prompt 'pub fn ' --max-tokens 100
-  xtrain generate models/Qwen3-0.6B --prompt 'The capital of France is' --temperature 0")]
+  xtrain generate models/Qwen3-0.6B --prompt 'The capital of France is' --temperature 0
+  xtrain generate models/Qwen3-0.6B --tokens 785,6722,315 --temperature 0 --json --logprobs 5")]
 pub(crate) struct GenerateArgs {
     #[command(flatten)]
     pub(crate) model: ModelArgs,
-    /// The text to continue; - reads it from standard input
-    #[arg(long, short)]
-    pub(crate) prompt: String,
+    #[command(flatten)]
+    pub(crate) prompt: PromptArgs,
     /// Tokens to make at most
     #[arg(long, short = 'n', default_value_t = 128)]
     pub(crate) max_tokens: usize,
@@ -165,6 +165,24 @@ pub(crate) struct GenerateArgs {
     /// Makes the sampling repeatable
     #[arg(long, default_value_t = 0)]
     pub(crate) seed: u64,
+    /// Print one JSON object at the end instead of the text: prompt_tokens, tokens, text, finish_reason
+    /// (stop or length) and steps (token, logit, logprob and margin over the best other token)
+    #[arg(long)]
+    pub(crate) json: bool,
+    /// Also give each step's N likeliest tokens, as its top
+    #[arg(long, value_name = "N", default_value_t = 0, requires = "json")]
+    pub(crate) logprobs: usize,
+}
+
+#[derive(Debug, Args)]
+#[group(required = true, multiple = false)]
+pub(crate) struct PromptArgs {
+    /// The text to continue; - reads it from standard input
+    #[arg(long, short)]
+    pub(crate) prompt: Option<String>,
+    /// The token ids to continue, as they are: nothing is added at the beginning
+    #[arg(long, value_name = "ID,ID,...", value_delimiter = ',')]
+    pub(crate) tokens: Option<Vec<u32>>,
 }
 
 #[derive(Debug, Args)]

@@ -54,5 +54,5 @@ from! {
     CheckpointError => CheckpointError::is_users;
     ConfigErrors => |_| true;
     ReportError => |_| true;
-    LearnError => |_| false;
+    LearnError => LearnError::is_users;
 }

@@ -1,12 +1,13 @@
-//! `xtrain generate`: the text alone goes to standard output, as it is made.
+//! `xtrain generate`: the text alone goes to standard output, as it is made; with `--json` one object at the end.
 
 use super::open_model;
-use crate::cli::GenerateArgs;
+use super::transcript::Transcript;
+use crate::cli::{GenerateArgs, PromptArgs};
 use crate::failure::Failure;
 use std::io::{Read, Write};
 use std::ops::ControlFlow;
-use xtrain_data::SpecialTokens;
-use xtrain_train::generate::{Generator, Sampling};
+use xtrain_data::{SpecialTokens, Tokenizer};
+use xtrain_train::generate::{Generator, MadeToken, Sampling};
 
 pub(crate) fn run(args: &GenerateArgs) -> Result<(), Failure> {
     if !(args.temperature.is_finite() && args.temperature >= 0.0) {
@@ -16,17 +17,16 @@ pub(crate) fn run(args: &GenerateArgs) -> Result<(), Failure> {
         return Err(Failure::user(format!("--top-p is {}; it must be above 0 and at most 1", args.top_p)));
     }
     let mut opened = open_model(&args.model)?;
-    let prompt = prompt(&args.prompt)?;
-    let tokens = opened.tokenizer.encode_prompt(&prompt)?;
-    if tokens.is_empty() {
-        return Err(Failure::user(
-            "the prompt is empty, and this tokenizer has no token that begins a text; give --prompt some text",
-        ));
-    }
+    let tokens = prompt_tokens(&args.prompt, &opened.tokenizer)?;
     let vocab_size = opened.weights.model().vocab_size;
     if let Some(bad) = tokens.iter().find(|&&t| t as usize >= vocab_size) {
+        let cause = if args.prompt.tokens.is_some() {
+            format!("--tokens takes ids from 0 to {}", vocab_size - 1)
+        } else {
+            "the tokenizer is another model's".to_owned()
+        };
         return Err(Failure::user(format!(
-            "the prompt has token {bad}, but the model's vocabulary has {vocab_size}: the tokenizer is another model's"
+            "the prompt has token {bad}, but the model's vocabulary has {vocab_size}: {cause}"
         )));
     }
     let limit = opened.weights.model().max_position_embeddings;
@@ -40,12 +40,17 @@ pub(crate) fn run(args: &GenerateArgs) -> Result<(), Failure> {
     let stop = opened.tokenizer.stop_tokens().to_vec();
     let mut generator = Generator::new(&mut opened.weights, tokens.len() + args.max_tokens)?;
     let mut decoder = opened.tokenizer.stream_decoder(SpecialTokens::Hide);
-    let mut out = std::io::stdout().lock();
+    let mut transcript = Transcript::new(args.logprobs);
+    let mut text = String::new();
     let mut failed = None;
-    generator.generate(&mut opened.weights, &tokens, args.max_tokens, sampling, &stop, &mut |token| {
-        let shown = decoder.push(token).map_err(Failure::from).and_then(|text| {
-            let written = out.write_all(text.as_bytes()).and_then(|()| out.flush());
-            written.map_err(|e| Failure::user(format!("cannot write to standard output: {e}")))
+    let mut each = |made: MadeToken<'_>| {
+        let shown = decoder.push(made.token).map_err(Failure::from).and_then(|piece| {
+            if args.json {
+                transcript.push(made);
+                text.push_str(&piece);
+                return Ok(());
+            }
+            write(&piece)
         });
         match shown {
             Ok(()) => ControlFlow::Continue(()),
@@ -54,15 +59,42 @@ pub(crate) fn run(args: &GenerateArgs) -> Result<(), Failure> {
                 ControlFlow::Break(())
             }
         }
-    })?;
+    };
+    let made =
+        generator.generate(&mut opened.weights, &tokens, args.max_tokens, sampling, &stop, &mut each)?;
     if let Some(failure) = failed {
         return Err(failure);
     }
     let rest = decoder.finish()?;
-    writeln!(out, "{rest}").map_err(|e| Failure::user(format!("cannot write to standard output: {e}")))
+    if args.json {
+        text.push_str(&rest);
+        return write(&format!("{}\n", transcript.finish(&tokens, &made, &text, args.max_tokens)));
+    }
+    write(&format!("{rest}\n"))
 }
 
-fn prompt(given: &str) -> Result<String, Failure> {
+fn write(text: &str) -> Result<(), Failure> {
+    let mut out = std::io::stdout().lock();
+    let written = out.write_all(text.as_bytes()).and_then(|()| out.flush());
+    written.map_err(|e| Failure::user(format!("cannot write to standard output: {e}")))
+}
+
+/// The tokens to continue, at least one.
+fn prompt_tokens(args: &PromptArgs, tokenizer: &Tokenizer) -> Result<Vec<u32>, Failure> {
+    if let Some(tokens) = &args.tokens {
+        return Ok(tokens.clone());
+    }
+    let given = args.prompt.as_deref().unwrap_or_default();
+    let tokens = tokenizer.encode_prompt(&text(given)?)?;
+    if tokens.is_empty() {
+        return Err(Failure::user(
+            "the prompt is empty, and this tokenizer has no token that begins a text; give --prompt some text",
+        ));
+    }
+    Ok(tokens)
+}
+
+fn text(given: &str) -> Result<String, Failure> {
     if given != "-" {
         return Ok(given.to_owned());
     }

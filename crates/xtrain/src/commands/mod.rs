@@ -7,6 +7,7 @@ pub(crate) mod plan;
 pub(crate) mod report;
 pub(crate) mod tokenize;
 pub(crate) mod train;
+mod transcript;
 
 use crate::cli::{ModelArgs, Precision};
 use crate::failure::Failure;

@@ -57,9 +57,14 @@ pub enum ModelError {
     /// Sizes that contradict each other.
     #[error("{0}")]
     Sizes(String),
-    /// A Hugging Face config.json that cannot be taken as it is.
-    #[error("config.json: {0}")]
-    HuggingFace(String),
+    /// A file of a Hugging Face folder that cannot be taken as it is.
+    #[error("{file}: {message}")]
+    HuggingFace {
+        /// `config.json` or `generation_config.json`.
+        file: &'static str,
+        /// What is wrong with it.
+        message: String,
+    },
 }
 
 impl Family {

@@ -18,6 +18,8 @@ pub struct HfConfig {
     pub eos_token_ids: Vec<u32>,
     /// The file as it was, for what else is in it.
     pub source: Map<String, Value>,
+    /// The generation_config.json beside it as it was; empty where there is none.
+    pub generation: Map<String, Value>,
 }
 
 /// Names that need not be imported: tables that the model computes.
@@ -66,18 +68,23 @@ impl HfConfig {
         model.validate().map_err(|e| fail(e.to_string()))?;
         let bos_token_id = file.token_ids("bos_token_id")?.first().copied();
         let eos_token_ids = file.token_ids("eos_token_id")?;
-        Ok(HfConfig { model, bos_token_id, eos_token_ids, source })
+        Ok(HfConfig { model, bos_token_id, eos_token_ids, source, generation: Map::new() })
+    }
+
+    /// Takes the text of the generation_config.json beside the config.json, so that [`HfConfig::generation_json`] keeps what it says.
+    pub fn parse_generation(&mut self, text: &str) -> Result<(), ModelError> {
+        let wrong = |what: String| ModelError::HuggingFace { file: "generation_config.json", message: what };
+        let value: Value = serde_json::from_str(text).map_err(|e| wrong(format!("it is not JSON: {e}")))?;
+        let Value::Object(generation) = value else { return Err(wrong("it is not a JSON object".into())) };
+        self.generation = generation;
+        Ok(())
     }
 
     /// The text of a config.json that old and new readers understand alike. `dtype` is the element type of the weights beside it
-    /// (`float32` or `bfloat16`). Keys of [`HfConfig::source`] that say nothing of the above are kept.
+    /// (`float32` or `bfloat16`). Every key of [`HfConfig::source`] is there again; those that say what we know are set anew.
     pub fn to_json(&self, dtype: &str) -> String {
         let m = &self.model;
         let mut out = self.source.clone();
-        // Said again below, in one way.
-        for key in ["rope_scaling", "rope_parameters", "torch_dtype", "transformers_version"] {
-            out.remove(key);
-        }
         let written = json!({
             "architectures": [m.family.architecture()],
             "model_type": m.family.name(),
@@ -95,34 +102,48 @@ impl HfConfig {
             "tie_word_embeddings": m.tie_embeddings,
             "hidden_act": "silu",
             "bos_token_id": self.bos_token_id,
-            "eos_token_id": self.eos(),
+            "eos_token_id": self.eos_of_config(),
             "dtype": dtype,
             "torch_dtype": dtype,
-            "use_cache": true,
         });
         if let Value::Object(written) = written {
             out.extend(written);
         }
-        if m.rope_scaling != RopeScaling::None {
-            // Readers older than v5 know only this place.
-            let mut old = self.rope_parameters();
-            if let Value::Object(old) = &mut old {
-                old.remove("rope_theta");
+        // Readers older than v5 know only this place.
+        let scaling = match self.rope_parameters() {
+            Value::Object(mut table) if m.rope_scaling != RopeScaling::None => {
+                table.remove("rope_theta");
+                Value::Object(table)
             }
-            out.insert("rope_scaling".into(), old);
-        }
+            _ => Value::Null,
+        };
+        out.insert("rope_scaling".into(), scaling);
+        let mut set = |key: &str, value: Value| out.insert(key.into(), value);
         match m.family {
             Family::Llama => {
-                out.insert("attention_bias".into(), json!(false));
-                out.insert("mlp_bias".into(), json!(false));
+                set("attention_bias", json!(false));
+                set("mlp_bias", json!(false));
             }
             Family::Qwen2 => {
-                out.insert("use_sliding_window".into(), json!(false));
+                set("use_sliding_window", json!(false));
             }
             Family::Qwen3 => {
-                out.insert("attention_bias".into(), json!(false));
-                out.insert("use_sliding_window".into(), json!(false));
+                set("attention_bias", json!(false));
+                set("use_sliding_window", json!(false));
             }
+        }
+        let mut default = |key: &str, value: Value| {
+            if out.get(key).is_none_or(Value::is_null) {
+                out.insert(key.into(), value);
+            }
+        };
+        default("use_cache", json!(true));
+        // Engines that insist on the window's keys, though it is off (candle); Qwen2's slides over the window even so.
+        if m.family != Family::Llama {
+            default("max_window_layers", json!(m.layers));
+        }
+        if m.family == Family::Qwen2 {
+            default("sliding_window", json!(m.max_position_embeddings));
         }
         let mut text =
             serde_json::to_string_pretty(&Value::Object(out)).expect("a JSON value can be written");
@@ -130,11 +151,15 @@ impl HfConfig {
         text
     }
 
-    /// The text of a generation_config.json: how to start and when to stop.
+    /// The text of a generation_config.json: how to start and when to stop, and what [`HfConfig::generation`] says beside.
     pub fn generation_json(&self) -> String {
-        let json =
-            json!({ "bos_token_id": self.bos_token_id, "eos_token_id": self.eos(), "do_sample": false });
-        format!("{json:#}\n")
+        let mut out = self.generation.clone();
+        if out.is_empty() {
+            out.insert("do_sample".into(), json!(false));
+        }
+        out.insert("bos_token_id".into(), json!(self.bos_token_id));
+        out.insert("eos_token_id".into(), self.eos());
+        format!("{:#}\n", Value::Object(out))
     }
 
     fn eos(&self) -> Value {
@@ -145,7 +170,32 @@ impl HfConfig {
         }
     }
 
+    /// The end tokens that config.json names. Models often name one there and all in generation_config.json: that stays so, as long as
+    /// the one is still an end.
+    fn eos_of_config(&self) -> Value {
+        let named = Reader { json: &self.source }.token_ids("eos_token_id").unwrap_or_default();
+        if !named.is_empty() && named.iter().all(|id| self.eos_token_ids.contains(id)) {
+            return self.source["eos_token_id"].clone();
+        }
+        self.eos()
+    }
+
+    /// Theta and scaling in one table, with what else the source's said.
     fn rope_parameters(&self) -> Value {
+        let source = Reader { json: &self.source };
+        let mut table = match source.rope_table() {
+            Some((_, Value::Object(table))) => table.clone(),
+            _ => Map::new(),
+        };
+        // The old name of `rope_type`.
+        table.remove("type");
+        if let Value::Object(known) = self.known_rope_parameters() {
+            table.extend(known);
+        }
+        Value::Object(table)
+    }
+
+    fn known_rope_parameters(&self) -> Value {
         let theta = self.model.rope_theta;
         match self.model.rope_scaling {
             RopeScaling::None => json!({ "rope_type": "default", "rope_theta": theta }),
@@ -181,7 +231,7 @@ impl Family {
 }
 
 fn fail(message: impl Into<String>) -> ModelError {
-    ModelError::HuggingFace(message.into())
+    ModelError::HuggingFace { file: "config.json", message: message.into() }
 }
 
 fn missing(key: &str) -> ModelError {
@@ -266,14 +316,29 @@ impl Reader<'_> {
         Ok(())
     }
 
+    /// The table of rope settings and the key that it stands under.
+    fn rope_table(&self) -> Option<(&'static str, &Value)> {
+        ["rope_parameters", "rope_scaling"].into_iter().find_map(|key| Some((key, self.get(key)?)))
+    }
+
     /// Theta and scaling, from `rope_parameters` (transformers v5) or from `rope_theta` and `rope_scaling`.
     fn rope(&self) -> Result<(f64, RopeScaling), ModelError> {
-        let table =
-            ["rope_parameters", "rope_scaling"].into_iter().find_map(|key| Some((key, self.get(key)?)));
+        let table = self.rope_table();
         let top_theta = self.number("rope_theta")?;
         let Some((key, value)) = table else { return Ok((top_theta.unwrap_or(10_000.0), RopeScaling::None)) };
         let Value::Object(json) = value else { return Err(fail(format!("`{key}` must be an object"))) };
         let table = Reader { json };
+        if let Some((layers, _)) = json.iter().find(|(_, v)| v.is_object()) {
+            return Err(fail(format!(
+                "`{key}.{layers}` is a table: frequencies that differ by layer are not supported"
+            )));
+        }
+        if table.number("partial_rotary_factor")?.is_some_and(|f| f != 1.0) {
+            return Err(fail(format!(
+                "`{key}.partial_rotary_factor` = {}: only full rotary embeddings are supported",
+                json["partial_rotary_factor"]
+            )));
+        }
         let inner_theta = table.number("rope_theta")?;
         if let (Some(a), Some(b)) = (top_theta, inner_theta)
             && a != b
@@ -349,12 +414,66 @@ mod tests {
     }
 
     #[test]
+    fn every_key_that_was_there_is_there_again() {
+        let text = llama(
+            r#", "use_cache": false, "transformers_version": "4.46.0", "pad_token_id": 3, "bos_token_id": 1, "eos_token_id": 2,
+            "rope_scaling": {"type": "linear", "rope_type": "linear", "factor": 2.0, "note": "kept"}, "torch_dtype": "float16""#,
+        );
+        let mut hf = HfConfig::parse(&text).expect("parses");
+        hf.parse_generation(r#"{"temperature": 0.6, "do_sample": true, "eos_token_id": [2, 7]}"#)
+            .expect("parses");
+        // Tokenizers know of more ends than config.json names.
+        hf.eos_token_ids = vec![2, 7];
+        let written: Map<String, Value> = serde_json::from_str(&hf.to_json("float32")).expect("JSON");
+        for (key, value) in &hf.source {
+            match key.as_str() {
+                "torch_dtype" => assert_eq!(written[key], "float32"),
+                "rope_scaling" => {
+                    assert_eq!(written[key], json!({"rope_type": "linear", "factor": 2.0, "note": "kept"}))
+                }
+                _ => assert_eq!(&written[key], value, "{key}"),
+            }
+        }
+        let generation: Value = serde_json::from_str(&hf.generation_json()).expect("JSON");
+        assert_eq!(
+            generation,
+            json!({"temperature": 0.6, "do_sample": true, "eos_token_id": [2, 7], "bos_token_id": 1})
+        );
+        let error = hf.parse_generation("[]").expect_err("no object").to_string();
+        assert!(error.contains("generation_config.json"), "{error}");
+    }
+
+    #[test]
+    fn an_end_token_that_is_none_any_more_is_not_written_back() {
+        let mut hf = HfConfig::parse(&llama(r#", "eos_token_id": [2, 9]"#)).expect("parses");
+        hf.eos_token_ids = vec![9];
+        assert_eq!(HfConfig::parse(&hf.to_json("float32")).expect("parses").eos_token_ids, [9]);
+    }
+
+    #[test]
+    fn the_window_that_is_off_is_named_where_engines_insist_on_it() {
+        let text = llama("")
+            .replace("llama", "qwen2")
+            .replace("}", r#", "num_key_value_heads": 2, "sliding_window": null}"#);
+        let written = HfConfig::parse(&text).expect("parses").to_json("float32");
+        let written: Value = serde_json::from_str(&written).expect("JSON");
+        assert_eq!(written["sliding_window"], 32768);
+        assert_eq!(written["max_window_layers"], 2);
+        assert_eq!(written["use_sliding_window"], false);
+    }
+
+    #[test]
     fn what_would_change_the_result_is_refused_by_name() {
         for (extra, named) in [
             (r#", "hidden_act": "gelu""#, "hidden_act"),
             (r#", "attention_bias": true"#, "attention_bias"),
             (r#", "rope_scaling": {"type": "yarn", "factor": 4.0}"#, "yarn"),
             (r#", "rope_scaling": {"type": "linear"}"#, "factor"),
+            (
+                r#", "rope_parameters": {"rope_theta": 1e4, "partial_rotary_factor": 0.5}"#,
+                "partial_rotary_factor",
+            ),
+            (r#", "rope_parameters": {"full_attention": {"rope_theta": 1e4}}"#, "full_attention"),
             (r#", "rope_theta": 1.0, "rope_parameters": {"rope_theta": 2.0}"#, "rope_theta"),
             (r#", "layer_types": ["full_attention", "sliding_attention"]"#, "layer_types"),
             (r#", "num_key_value_heads": 3"#, "multiple of kv_heads"),

@@ -79,6 +79,15 @@ impl Family {
 }
 
 impl ModelConfig {
+    /// The largest of every other size: what `i32` indices in kernels and files can name.
+    const MAX_SIZE: usize = i32::MAX as usize;
+
+    /// The most blocks; the deepest models that were ever trained have a thousand, and plans of more would take minutes.
+    pub const MAX_LAYERS: usize = 1024;
+
+    /// The most parameters: a hundred thousand times today's models, and few enough that no count of bytes overflows.
+    const MAX_PARAMETERS: u128 = 1 << 57;
+
     /// Checks that the sizes fit each other.
     pub fn validate(&self) -> Result<(), ModelError> {
         let fail = |message: String| Err(ModelError::Sizes(message));
@@ -94,10 +103,17 @@ impl ModelConfig {
         if let Some((name, _)) = sizes.iter().find(|(_, n)| *n == 0) {
             return fail(format!("{name} is 0; it must be at least 1"));
         }
-        if let Some((name, size)) =
-            sizes.iter().chain(&[("layers", self.layers)]).find(|(_, n)| *n > i32::MAX as usize)
-        {
-            return fail(format!("{name} = {size} is more than a model can have; check for a slip"));
+        let layers = [("layers", self.layers, Self::MAX_LAYERS)];
+        let bounded = sizes.map(|(name, size)| (name, size, Self::MAX_SIZE));
+        if let Some((name, size, most)) = layers.iter().chain(&bounded).find(|(_, n, most)| n > most) {
+            return fail(format!("{name} = {size} is more than a model can have ({most}); check for a slip"));
+        }
+        let parameters = self.parameter_estimate();
+        if parameters > Self::MAX_PARAMETERS {
+            return fail(format!(
+                "the sizes make a model of {:.1e} parameters; check them for a slip",
+                parameters as f64
+            ));
         }
         if !self.heads.is_multiple_of(self.kv_heads) {
             return fail(format!(
@@ -119,6 +135,14 @@ impl ModelConfig {
             ));
         }
         Ok(())
+    }
+
+    /// The parameters of the matrices, in numbers that no sizes overflow.
+    fn parameter_estimate(&self) -> u128 {
+        let wide = |n: usize| n as u128;
+        let attention = (2 * wide(self.heads) + 2 * wide(self.kv_heads)) * wide(self.head_dim);
+        let block = (attention + 3 * wide(self.ffn_dim)) * wide(self.dim);
+        wide(self.layers) * block + 2 * wide(self.vocab_size) * wide(self.dim)
     }
 
     /// Columns of the fused q, k, v projection.

@@ -260,7 +260,9 @@ impl Block<'_> {
             Context::Cache { capacity } => capacity,
         };
         let name = format!("rotations.{positions}");
-        t.constant(&name, || rotation_table(positions, m.head_dim, m.rope_theta, m.rope_scaling))
+        let (head_dim, theta, scaling) = (m.head_dim, m.rope_theta, m.rope_scaling);
+        let ty = TensorType::new(DType::F32, [positions, head_dim]);
+        t.constant(&name, ty, move || rotation_table(positions, head_dim, theta, scaling))
     }
 }
 

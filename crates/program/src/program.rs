@@ -53,8 +53,8 @@ pub enum Storage {
     Constant {
         /// Unique among the constants of a model.
         name: Arc<str>,
-        /// The contents.
-        data: Arc<HostTensor>,
+        /// Makes the contents: an engine calls it once, a plan never.
+        make: Arc<dyn Fn() -> HostTensor + Send + Sync>,
     },
     /// Written by the host before each run.
     Input {

@@ -90,14 +90,19 @@ impl Tracer {
             .unwrap_or_else(|| self.program.add_value(ty, Storage::Input { name: name.into() }))
     }
 
-    /// The constant called `name`; `data` is only made the first time.
-    pub fn constant(&mut self, name: &str, data: impl FnOnce() -> HostTensor) -> ValueId {
+    /// The constant called `name`, of type `ty`; a second call is the same constant. `make` runs where an engine loads the program, so
+    /// that a plan costs no table.
+    pub fn constant(
+        &mut self,
+        name: &str,
+        ty: TensorType,
+        make: impl Fn() -> HostTensor + Send + Sync + 'static,
+    ) -> ValueId {
         let found = self.program.ids().find(|&id| {
             matches!(&self.program.value(id).storage, Storage::Constant { name: n, .. } if **n == *name)
         });
         found.unwrap_or_else(|| {
-            let data = Arc::new(data());
-            self.program.add_value(data.ty(), Storage::Constant { name: name.into(), data })
+            self.program.add_value(ty, Storage::Constant { name: name.into(), make: Arc::new(make) })
         })
     }
 

@@ -1,5 +1,6 @@
 //! The CPU interpreter: walks the list and calls each op's CPU kernel on the planned memory.
 
+use crate::available::available_bytes;
 use crate::memory::{Memory, SCRATCH, Span};
 use crate::{Engine, EngineError, Profile, ProgramId, StateEntry};
 use std::collections::HashMap;
@@ -26,6 +27,8 @@ pub struct CpuEngine {
     state: Vec<(StateKey, TensorType, Span)>,
     by_key: HashMap<StateKey, usize>,
     programs: Vec<Loaded>,
+    /// Bytes that this engine may hold, where the system told when it was made.
+    limit_bytes: Option<u64>,
     checks: Checks,
     profile: Option<Profile>,
 }
@@ -51,6 +54,7 @@ impl CpuEngine {
             state: Vec::new(),
             by_key: HashMap::new(),
             programs: Vec::new(),
+            limit_bytes: available_bytes(),
             checks: Checks::default(),
             profile: None,
         }
@@ -71,8 +75,9 @@ impl CpuEngine {
         self.profile.as_ref()
     }
 
-    /// Gives memory to the state and constants that `program` uses and the engine does not hold yet.
-    fn adopt_state(&mut self, program: &Program) -> Result<(), EngineError> {
+    /// Gives memory to the state and constants that `program` uses and the engine does not hold yet, to its `io`, and to `scratch`.
+    /// Returns the chunk of `io`.
+    fn make_room(&mut self, program: &Program, io: usize, scratch: usize) -> Result<usize, EngineError> {
         let mut fresh = Vec::new();
         let mut bytes = 0;
         for value in &program.values {
@@ -89,24 +94,33 @@ impl CpuEngine {
                     });
                 }
                 None => {
-                    self.by_key.insert(key.clone(), self.state.len() + fresh.len());
                     fresh.push((key, value, bytes));
                     bytes += value.ty.bytes().next_multiple_of(xtrain_tensor::host::ALIGN_BYTES);
                 }
             }
         }
-        if fresh.is_empty() {
-            return Ok(());
+        let grown = scratch.saturating_sub(self.memory.scratch_bytes());
+        let needed_bytes =
+            [bytes, io, grown].into_iter().fold(self.memory.total_bytes(), usize::saturating_add);
+        let refused = EngineError::Memory { needed_bytes, available_bytes: self.limit_bytes };
+        if self.limit_bytes.is_some_and(|limit| needed_bytes as u64 > limit) {
+            return Err(refused);
         }
-        let chunk = self.memory.add(bytes);
+        let room = self.memory.grow_scratch(scratch).and_then(|()| self.memory.add(io));
+        let io = room.ok_or_else(|| refused.clone())?;
+        if fresh.is_empty() {
+            return Ok(io);
+        }
+        let chunk = self.memory.add(bytes).ok_or(refused)?;
         for (key, value, offset) in fresh {
             let span = Span { chunk, offset, bytes: value.ty.bytes() };
-            if let Storage::Constant { data, .. } = &value.storage {
-                self.memory.get_mut(span).copy_from_slice(data.bytes());
+            if let Storage::Constant { make, .. } = &value.storage {
+                self.memory.get_mut(span).copy_from_slice(make().bytes());
             }
+            self.by_key.insert(key.clone(), self.state.len());
             self.state.push((key, value.ty, span));
         }
-        Ok(())
+        Ok(io)
     }
 
     fn state_span(&self, kind: StateKind, name: &str) -> Result<(TensorType, Span), EngineError> {
@@ -176,9 +190,8 @@ impl Engine for CpuEngine {
             self.kernels.find(instance.code.op()).ok_or_else(|| no_kernel(instance))?;
         }
         let plan = Plan::of(&program);
-        self.adopt_state(&program)?;
-        self.memory.grow_scratch(plan.region_bytes[Region::Scratch as usize]);
-        let io = self.memory.add(plan.region_bytes[Region::Io as usize]);
+        let region = |r: Region| plan.region_bytes[r as usize];
+        let io = self.make_room(&program, region(Region::Io), region(Region::Scratch))?;
         let place = |id: ValueId| {
             let location = plan.locations[id.0 as usize]?;
             Some(match location.region {

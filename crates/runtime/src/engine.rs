@@ -93,6 +93,18 @@ pub enum EngineError {
         /// The type asked for.
         asked: Box<TensorType>,
     },
+    /// More memory than there is.
+    #[error(
+        "the model and what it is to compute need {:.2} GiB of memory, but {}; take a smaller batch, shorter sequences or a smaller model",
+        gib(*needed_bytes as u64),
+        available_bytes.map_or("the system refuses it".to_owned(), |b| format!("{:.2} GiB are available", gib(b)))
+    )]
+    Memory {
+        /// What the engine would then hold.
+        needed_bytes: usize,
+        /// What it may hold, where the system tells.
+        available_bytes: Option<u64>,
+    },
     /// A value that is not finite, found where the run checks every op.
     #[error("{op} at {site} ({role}) made a non-finite value in its output {output} ({ty})")]
     NonFinite {
@@ -107,4 +119,8 @@ pub enum EngineError {
         /// The output's type.
         ty: Box<TensorType>,
     },
+}
+
+fn gib(bytes: u64) -> f64 {
+    bytes as f64 / (1u64 << 30) as f64
 }

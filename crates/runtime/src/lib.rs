@@ -3,11 +3,13 @@
 //! [`Engine`] is what a trainer sees of one: memory that programs share by name, inputs to write, phases to run, outputs to read.
 //! [`CpuEngine`] interprets the list with the CPU kernels.
 
+mod available;
 mod cpu;
 mod engine;
 mod memory;
 mod profile;
 
+pub use available::{available_bytes, total_bytes};
 pub use cpu::{Checks, CpuEngine};
 pub use engine::{Engine, EngineError, ProgramId, StateEntry};
 pub use profile::{Profile, ProfileRow};

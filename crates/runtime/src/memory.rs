@@ -23,18 +23,28 @@ impl Memory {
         Memory { chunks: vec![AlignedBytes::zeroed(0)] }
     }
 
-    /// A new chunk of zeros; returns its index.
-    pub(crate) fn add(&mut self, bytes: usize) -> usize {
-        self.chunks.push(AlignedBytes::zeroed(bytes));
-        self.chunks.len() - 1
+    /// A new chunk of zeros; returns its index, or nothing where the system refuses the bytes.
+    pub(crate) fn add(&mut self, bytes: usize) -> Option<usize> {
+        self.chunks.push(AlignedBytes::try_zeroed(bytes)?);
+        Some(self.chunks.len() - 1)
     }
 
-    pub(crate) fn grow_scratch(&mut self, bytes: usize) {
-        if self.chunks[SCRATCH].as_slice().len() < bytes {
-            // The old one goes first, so that both never exist together.
-            self.chunks[SCRATCH] = AlignedBytes::zeroed(0);
-            self.chunks[SCRATCH] = AlignedBytes::zeroed(bytes);
+    /// Makes scratch at least this large; nothing where the system refuses the bytes.
+    pub(crate) fn grow_scratch(&mut self, bytes: usize) -> Option<()> {
+        let held = self.scratch_bytes();
+        if held >= bytes {
+            return Some(());
         }
+        // The old one goes first, so that both never exist together.
+        self.chunks[SCRATCH] = AlignedBytes::zeroed(0);
+        let grown = AlignedBytes::try_zeroed(bytes);
+        let done = grown.is_some();
+        self.chunks[SCRATCH] = grown.unwrap_or_else(|| AlignedBytes::zeroed(held));
+        done.then_some(())
+    }
+
+    pub(crate) fn scratch_bytes(&self) -> usize {
+        self.chunks[SCRATCH].as_slice().len()
     }
 
     pub(crate) fn total_bytes(&self) -> usize {
@@ -119,8 +129,8 @@ mod tests {
     #[test]
     fn operands_of_several_chunks_are_lent_together() {
         let mut m = Memory::new();
-        m.grow_scratch(256);
-        let c = m.add(128);
+        m.grow_scratch(256).expect("room");
+        let c = m.add(128).expect("room");
         m.get_mut(span(c, 64, 2)).copy_from_slice(&[7, 8]);
         let (r, w) =
             m.lend(&[span(c, 64, 2), span(0, 128, 4), span(c, 64, 2)], &[span(0, 0, 64), span(0, 64, 3)]);
@@ -132,7 +142,7 @@ mod tests {
     #[should_panic(expected = "overlap")]
     fn a_written_operand_cannot_overlap_a_read_one() {
         let mut m = Memory::new();
-        m.grow_scratch(256);
+        m.grow_scratch(256).expect("room");
         m.lend(&[span(0, 0, 64)], &[span(0, 32, 64)]);
     }
 }

@@ -26,6 +26,12 @@ impl AlignedBytes {
         AlignedBytes { lines: bytemuck::zeroed_vec(len.div_ceil(ALIGN_BYTES)), len }
     }
 
+    /// `len` zero bytes, or nothing where the system has no room for them.
+    pub fn try_zeroed(len: usize) -> Option<Self> {
+        let lines = bytemuck::try_zeroed_vec(len.div_ceil(ALIGN_BYTES)).ok()?;
+        Some(AlignedBytes { lines, len })
+    }
+
     /// The bytes.
     pub fn as_slice(&self) -> &[u8] {
         &bytemuck::cast_slice(&self.lines)[..self.len]

@@ -20,8 +20,10 @@ impl Identity {
     pub fn new(source: Option<HfConfig>, model: &ModelConfig, tokenizer: &Tokenizer) -> Self {
         let bos_token_id = tokenizer.begin_of_sequence();
         let eos_token_ids = tokenizer.stop_tokens().to_vec();
-        let source = source.map(|hf| hf.source).unwrap_or_default();
-        Identity { config: HfConfig { model: model.clone(), bos_token_id, eos_token_ids, source } }
+        let (source, generation) = source.map(|hf| (hf.source, hf.generation)).unwrap_or_default();
+        Identity {
+            config: HfConfig { model: model.clone(), bos_token_id, eos_token_ids, source, generation },
+        }
     }
 
     /// config.json and generation_config.json beside weights of this type.

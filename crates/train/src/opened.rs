@@ -3,7 +3,7 @@
 use crate::config::Config;
 use crate::exchange::{self, Identity};
 use crate::programs;
-use crate::run::{RunError, RunFolder, setup};
+use crate::run::{RunError, RunFolder, saved, setup};
 use crate::weights::Weights;
 use std::path::Path;
 use std::sync::Arc;
@@ -66,12 +66,20 @@ fn open_run(run: &RunFolder, which: Which, recipe: Option<Recipe>) -> Result<Ope
         })?,
     };
     let mut weights = weights(planned.spec.model.clone(), recipe.unwrap_or(planned.spec.recipe))?;
-    let prefix = format!("{}/", StateKind::Master.name());
-    let masters: Vec<_> =
-        checkpoint.tensors().iter().filter(|t| t.name.starts_with(&prefix)).cloned().collect();
-    checkpoint.load_some(&masters, &mut |at, bytes| {
-        let name = &masters[at].name[prefix.len()..];
-        weights.engine().write_state(StateKind::Master, name, bytes).map_err(BoxError::from)
+    let masters = weights.masters();
+    let specs = saved::specs(&masters);
+    let is_master = |name: &str| name.starts_with(&format!("{}/", StateKind::Master.name()));
+    let unknown = |name: &str| is_master(name) && !specs.iter().any(|spec| spec.name == name);
+    if let Some(other) = checkpoint.tensors().iter().find(|tensor| unknown(&tensor.name)) {
+        return Err(RunError::Refused(format!(
+            "{} holds {}, which the model of {} does not have: the two are of different runs; restore the folder's own config.toml",
+            checkpoint.path().display(),
+            other.name,
+            run.config().display()
+        )));
+    }
+    checkpoint.load_some(&specs, &mut |at, bytes| {
+        weights.engine().write_state(StateKind::Master, &masters[at].name, bytes).map_err(BoxError::from)
     })?;
     weights.refresh()?;
     let tokenizer = Tokenizer::load(run.tokenizer())?;

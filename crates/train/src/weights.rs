@@ -4,7 +4,7 @@ use crate::programs::{self, ProgramError};
 use thiserror::Error;
 use xtrain_model::{Init, ModelConfig, Recipe};
 use xtrain_program::{Phase, Program, StateKind};
-use xtrain_runtime::{Engine, EngineError, ProgramId};
+use xtrain_runtime::{Engine, EngineError, ProgramId, StateEntry};
 use xtrain_tensor::Philox;
 
 /// What can fail while a model is trained or run.
@@ -17,8 +17,21 @@ pub enum LearnError {
     #[error(transparent)]
     Engine(#[from] EngineError),
     /// A model that makes no sense.
-    #[error("the model's logits contain {0}: its weights are broken, or it diverged in training")]
+    #[error(
+        "the model's logits contain {0}: its weights are broken, or it diverged in training; use another checkpoint or folder"
+    )]
     Logits(f32),
+}
+
+impl LearnError {
+    /// Whether the user can mend it: too little memory, and numbers that are not finite, come from what was asked for.
+    pub fn is_users(&self) -> bool {
+        match self {
+            LearnError::Logits(_) => true,
+            LearnError::Engine(e) => matches!(e, EngineError::Memory { .. } | EngineError::NonFinite { .. }),
+            LearnError::Program(_) => false,
+        }
+    }
 }
 
 /// A model on an engine. Its masters are zero until they are initialised or written.
@@ -79,6 +92,13 @@ impl Weights {
             self.write_master(&p.name, &values)?;
         }
         self.refresh()
+    }
+
+    /// The masters, in the order of the model's parameters.
+    pub fn masters(&mut self) -> Vec<StateEntry> {
+        let mut entries = self.engine.state_entries();
+        entries.retain(|entry| entry.kind == StateKind::Master);
+        entries
     }
 
     /// A parameter's master copy.

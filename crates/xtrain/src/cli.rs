@@ -1,6 +1,8 @@
 //! The verbs and their flags.
 
+use clap::builder::TypedValueParser;
 use clap::{Args, Parser, Subcommand, ValueEnum};
+use std::ops::RangeInclusive;
 use std::path::PathBuf;
 
 /// Train language models: pre-train, continue and fine-tune from one run file.
@@ -130,7 +132,7 @@ pub(crate) struct ModelArgs {
     #[arg(long, value_enum)]
     pub(crate) precision: Option<Precision>,
     /// CPU threads; 0 takes all
-    #[arg(long, default_value_t = 0)]
+    #[arg(long, default_value_t = 0, value_parser = bounded(0..=1024))]
     pub(crate) threads: usize,
 }
 
@@ -151,7 +153,7 @@ pub(crate) struct GenerateArgs {
     #[command(flatten)]
     pub(crate) prompt: PromptArgs,
     /// Tokens to make at most
-    #[arg(long, short = 'n', default_value_t = 128)]
+    #[arg(long, short = 'n', default_value_t = 128, value_parser = bounded(0..=1 << 30))]
     pub(crate) max_tokens: usize,
     /// 0 always takes the likeliest token; 1 samples from the model's own distribution
     #[arg(long, short, default_value_t = 0.8)]
@@ -196,7 +198,7 @@ pub(crate) struct EvalArgs {
     #[arg(long, required = true)]
     pub(crate) data: Vec<PathBuf>,
     /// Tokens of context; by default 1024, or what the model allows if that is less
-    #[arg(long)]
+    #[arg(long, value_parser = bounded(1..=1 << 24))]
     pub(crate) seq_len: Option<usize>,
     /// Sequences evaluated at once
     #[arg(long, default_value_t = 8, value_parser = clap::value_parser!(u16).range(1..))]
@@ -243,4 +245,9 @@ pub(crate) struct ReportArgs {
     /// The page to write; by default report.html in the run's folder
     #[arg(long, short, value_name = "FILE")]
     pub(crate) out: Option<PathBuf>,
+}
+
+/// A whole number within `range`.
+fn bounded(range: RangeInclusive<u64>) -> impl TypedValueParser<Value = usize> {
+    clap::value_parser!(u64).range(range).try_map(usize::try_from)
 }

@@ -1,6 +1,8 @@
 //! What a person sees: a progress bar on a terminal, plain lines in a log.
 
+use crate::failure::Failure;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use std::io::{ErrorKind, Write};
 use std::ops::ControlFlow;
 use std::path::Path;
 use std::sync::Arc;
@@ -23,10 +25,29 @@ pub(crate) fn log() {
         .init();
 }
 
-/// Sets how many threads compute; 0 takes all.
-pub(crate) fn use_threads(threads: usize) {
-    // A second call cannot change the pool; each command calls this once, before anything computes.
-    let _ = rayon::ThreadPoolBuilder::new().num_threads(threads).build_global();
+/// Sets how many threads compute; 0 takes all. Each command calls it once, before anything computes.
+pub(crate) fn use_threads(threads: usize) -> Result<(), Failure> {
+    let built = rayon::ThreadPoolBuilder::new().num_threads(threads).build_global();
+    built.map_err(|e| {
+        Failure::user(format!(
+            "cannot start the threads that compute ({e}); ask for fewer with --threads or train.threads"
+        ))
+    })
+}
+
+/// Prints to standard output. A reader that went away, as after `| head`, is no error but nothing more need be made for it.
+pub(crate) fn print(text: &str) -> Result<ControlFlow<()>, Failure> {
+    let mut out = std::io::stdout().lock();
+    match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
+        Ok(()) => Ok(ControlFlow::Continue(())),
+        Err(e) if e.kind() == ErrorKind::BrokenPipe => Ok(ControlFlow::Break(())),
+        Err(e) => Err(Failure::user(format!("cannot write to standard output: {e}"))),
+    }
+}
+
+/// Prints a line of a run's log. What is in the way of it must not end a run: the metrics files have it too.
+fn log_line(line: &str) {
+    let _ = writeln!(std::io::stdout(), "{line}");
 }
 
 /// Shows a training run.
@@ -44,8 +65,8 @@ impl TrainingView {
     /// Prints a line above the bar.
     fn say(&self, line: impl AsRef<str>) {
         match &self.bar {
-            Some(bar) if !bar.is_hidden() => bar.suspend(|| println!("{}", line.as_ref())),
-            _ => println!("{}", line.as_ref()),
+            Some(bar) if !bar.is_hidden() => bar.suspend(|| log_line(line.as_ref())),
+            _ => log_line(line.as_ref()),
         }
     }
 }
@@ -67,7 +88,7 @@ impl Observer for TrainingView {
     fn started(&mut self, config: &Config, model: &str, first_step: u64, steps: u64) {
         self.tokenizing.finish();
         let threads = rayon::current_num_threads();
-        println!("{}", config.to_toml());
+        log_line(&config.to_toml());
         self.say(format!("{model}; CPU, {threads} threads; steps {first_step} to {steps}"));
         let bar = ProgressBar::with_draw_target(Some(steps), ProgressDrawTarget::stderr());
         bar.set_style(style("{wide_bar} {pos}/{len} steps, {elapsed} elapsed, {eta} left"));
@@ -90,7 +111,7 @@ impl Observer for TrainingView {
         if let Some(bar) = self.bar.take() {
             bar.finish_and_clear();
         }
-        println!("{what}: {}", path.display());
+        log_line(&format!("{what}: {}", path.display()));
     }
 }
 
@@ -122,11 +143,11 @@ impl TokenizeBar {
         if let Some((path, p)) = self.last.take() {
             let (tokens, documents) =
                 (metrics::format::grouped(p.tokens), metrics::format::grouped(p.documents));
-            println!(
+            log_line(&format!(
                 "{path}: {tokens} tokens in {documents} documents, {} at {:.1} MB/s",
                 metrics::format::bytes(p.bytes_done),
                 p.mb_per_s()
-            );
+            ));
         }
     }
 }

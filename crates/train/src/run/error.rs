@@ -62,7 +62,8 @@ impl RunError {
     pub fn is_users(&self) -> bool {
         match self {
             RunError::Data(e) => e.is_users(),
-            RunError::Learn(_) => false,
+            RunError::Learn(e) => e.is_users(),
+            RunError::Checkpoint(e) => e.is_users(),
             _ => true,
         }
     }

@@ -51,20 +51,3 @@ fn alternative(spec: &TrainingSpec, batch_size: usize, available: u64) -> Result
     }
     Ok(None)
 }
-
-/// Bytes of memory that a new program can use on this machine, where the system says so.
-pub(super) fn available_bytes() -> Option<u64> {
-    memory_line("MemAvailable:")
-}
-
-/// Bytes of memory that this machine has, where the system says so.
-pub(super) fn total_bytes() -> Option<u64> {
-    memory_line("MemTotal:")
-}
-
-fn memory_line(key: &str) -> Option<u64> {
-    let text = std::fs::read_to_string("/proc/meminfo").ok()?;
-    let line = text.lines().find(|l| l.starts_with(key))?;
-    let kib: u64 = line.split_whitespace().nth(1)?.parse().ok()?;
-    Some(kib * 1024)
-}

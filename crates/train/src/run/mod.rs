@@ -11,7 +11,7 @@ mod corpus;
 mod error;
 mod fit;
 mod folder;
-mod saved;
+pub(crate) mod saved;
 pub(crate) mod setup;
 mod trainer;
 

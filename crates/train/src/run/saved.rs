@@ -108,7 +108,7 @@ impl Saved {
 }
 
 /// Tensors are named by kind and name: `moment1/blocks.0.attn_norm.weight`.
-fn specs(entries: &[StateEntry]) -> Vec<TensorSpec> {
+pub(crate) fn specs(entries: &[StateEntry]) -> Vec<TensorSpec> {
     let spec = |e: &StateEntry| TensorSpec {
         name: format!("{}/{}", e.kind.name(), e.name),
         dtype: e.ty.dtype,

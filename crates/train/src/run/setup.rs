@@ -1,9 +1,12 @@
 //! From a parsed run file to what will be trained, and how.
 
 use super::RunError;
-use crate::config::{Architecture, Config, Facts, Family, Parsed, Recipe, Recompute, Resolved, RopeScaling};
+use crate::config::{
+    Architecture, Config, Facts, Family, Parsed, Recipe, Recompute, Resolved, RopeScaling, TokenizerChoice,
+};
 use crate::programs::{OptimizerSpec, TrainingSpec};
 use std::path::Path;
+use xtrain_data::Tokenizer;
 use xtrain_model::decoder::{Batch, Loss};
 use xtrain_model::hf::HfConfig;
 use xtrain_model::{self as model, ModelConfig};
@@ -17,11 +20,23 @@ pub struct Planned {
     pub spec: TrainingSpec,
 }
 
-/// Resolves a run file without opening its data: what `xtrain plan` shows. A vocabulary that only the data could tell is taken at the
+/// Resolves a run file without opening its data: what `xtrain plan` shows. A vocabulary that is learned from the data is taken at the
 /// size that it is allowed.
 pub fn plan(parsed: &Parsed) -> Result<Planned, RunError> {
     let init = init(&parsed.config)?;
-    let facts = Facts { init: init.as_ref().map(|hf| architecture(&hf.model)), ..Facts::default() };
+    let tokenizer = match (parsed.config.tokenizer(), &parsed.config.model) {
+        (TokenizerChoice::Bytes, _) => Some(Tokenizer::bytes()),
+        // Only where nothing else tells the size: a plan needs no file that it can do without.
+        (TokenizerChoice::Path(path), m) if m.vocab_size.is_none() && m.init_from.is_none() => {
+            Some(Tokenizer::load(path)?)
+        }
+        _ => None,
+    };
+    let facts = Facts {
+        init: init.as_ref().map(|hf| architecture(&hf.model)),
+        tokenizer_vocab_size: tokenizer.map(|t| t.vocab_size()),
+        ..Facts::default()
+    };
     planned(parsed.resolve(&facts)?)
 }
 
@@ -63,7 +78,25 @@ pub(crate) fn planned(resolved: Resolved) -> Result<Planned, RunError> {
         },
         model,
     };
+    check_sizes(&spec)?;
     Ok(Planned { resolved, spec })
+}
+
+/// Refuses batches whose bytes could not even be counted.
+fn check_sizes(spec: &TrainingSpec) -> Result<(), RunError> {
+    let (m, wide) = (&spec.model, |n: usize| n as u128);
+    let tokens = wide(spec.batch.sequences) * wide(spec.batch.seq_len);
+    let widths = [m.dim, m.qkv_dim(), 2 * m.ffn_dim, m.vocab_size, m.head_dim];
+    let widest = widths.into_iter().max().map_or(0, wide);
+    // More than all activations and their gradients: a block has fewer than 32 values, of 4 bytes an element at most.
+    if tokens * widest * 128 * wide(m.layers + 2) < 1 << 62 {
+        return Ok(());
+    }
+    Err(RunError::Refused(format!(
+        "a micro-batch of {} sequences of {} tokens is more than any machine holds with this model; check data.seq_len and \
+         train.micro_batch_size for a slip",
+        spec.batch.sequences, spec.batch.seq_len
+    )))
 }
 
 pub(super) fn recipe(chosen: Recipe) -> model::Recipe {

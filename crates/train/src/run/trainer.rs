@@ -20,7 +20,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
-use xtrain_data::{SpecialTokens, Validation};
+use xtrain_data::{DataError, SpecialTokens, Validation};
 use xtrain_runtime::{Checks, CpuEngine};
 
 /// Whether a run begins or goes on.
@@ -65,7 +65,15 @@ pub fn train(
     observer: &mut dyn Observer,
 ) -> Result<Outcome, RunError> {
     let begun = Instant::now();
-    let mut run = Run::open(parsed, start, observer)?;
+    let limit = parsed.config.train.max_time.map(|t| t.duration());
+    let time_is_up = || limit.is_some_and(|limit| begun.elapsed() >= limit);
+    let opened = Run::open(parsed, start, observer, &time_is_up);
+    let mut run = match opened {
+        // What is tokenized until now is kept, like the checkpoint of a run that has begun.
+        Err(RunError::Data(DataError::Interrupted)) if time_is_up() => return Ok(Outcome::TimeLimit),
+        Err(RunError::Data(DataError::Interrupted)) => return Ok(Outcome::Stopped),
+        opened => opened?,
+    };
     let outcome = run.steps(stop, begun, observer)?;
     run.finish(outcome, observer)?;
     Ok(outcome)
@@ -87,7 +95,12 @@ struct Run {
 }
 
 impl Run {
-    fn open(parsed: &Parsed, start: Start, observer: &mut dyn Observer) -> Result<Self, RunError> {
+    fn open(
+        parsed: &Parsed,
+        start: Start,
+        observer: &mut dyn Observer,
+        time_is_up: &dyn Fn() -> bool,
+    ) -> Result<Self, RunError> {
         let hf = setup::init(&parsed.config)?;
         let folder = RunFolder::at(parsed.out());
         let going_on = start == Start::Resume && folder.is_begun();
@@ -99,7 +112,10 @@ impl Run {
         }
         let tokenizer = folder.tokenizer();
         let kept = going_on.then_some(tokenizer.as_path()).filter(|t| t.is_dir());
-        let corpus = Corpus::open(&parsed.config, kept, &mut |n| observer.notice(n))?;
+        let corpus = Corpus::open(&parsed.config, kept, &mut |notice| match time_is_up() {
+            true => ControlFlow::Break(()),
+            false => observer.notice(notice),
+        })?;
         let facts = Facts {
             init: hf.as_ref().map(|hf| setup::architecture(&hf.model)),
             tokenizer_vocab_size: Some(corpus.tokenizer.vocab_size()),
@@ -109,10 +125,16 @@ impl Run {
         let planned = setup::planned(parsed.resolve(&facts)?)?;
         let Resolved { config, steps, .. } = planned.resolved;
         let steps = steps.ok_or_else(|| RunError::Refused("the length of the run is not known".into()))?;
-        if let Some(available) = fit::available_bytes() {
+        if let Some(available) = xtrain_runtime::available_bytes() {
             fit::check(&planned.spec, config.train.batch_size, available)?;
         }
         let mut saved = Saved::open(&folder)?;
+        if folder.is_begun() != going_on {
+            return Err(RunError::Refused(format!(
+                "another process began a run in {} meanwhile; start this one again, with --resume to go on with that run",
+                folder.path().display()
+            )));
+        }
         let mut learner = learner(&config, planned.spec)?;
         let checkpoint = if going_on { saved.restore(&mut learner, &corpus.loader, &config)? } else { None };
         let at = match checkpoint {
@@ -154,7 +176,7 @@ impl Run {
             sink,
             at,
             hf,
-            memory_total: fit::total_bytes(),
+            memory_total: xtrain_runtime::total_bytes(),
             evaluator,
         })
     }
@@ -169,6 +191,8 @@ impl Run {
         let limit = self.config.train.max_time.map(|t| t.duration());
         let (every, eval_every) = (self.config.checkpoint.every, self.config.eval.every.unwrap_or(0));
         let mut window = Window::open();
+        // What a step took at most, with its evaluation and its checkpoint.
+        let mut longest = Duration::ZERO;
         let mut nonfinite_in_a_row = 0;
         while self.at.step < self.steps {
             let step_begun = Instant::now();
@@ -200,11 +224,13 @@ impl Run {
             if evaluate {
                 self.evaluate(observer)?;
             }
-            let time_is_up = limit.is_some_and(|limit| begun.elapsed() + window.longest_step() >= limit);
+            longest = longest.max(step_begun.elapsed());
+            let time_is_up = limit.is_some_and(|limit| begun.elapsed() + longest >= limit);
             let stopped = stop.load(Ordering::Relaxed);
             if due(self.at.step, every) || last || stopped || time_is_up {
                 self.save(observer)?;
             }
+            longest = longest.max(step_begun.elapsed());
             match (last, stopped, time_is_up) {
                 (true, ..) => {}
                 (_, true, _) => return Ok(Outcome::Stopped),
@@ -259,12 +285,12 @@ impl Run {
     /// Samples, export, summary and report.
     fn finish(&mut self, outcome: Outcome, observer: &mut dyn Observer) -> Result<(), RunError> {
         if outcome == Outcome::Finished {
-            self.sample(observer)?;
             if self.config.checkpoint.export_hf {
                 let (path, options) = (self.folder.hf(), exchange::export_options(&self.config));
                 exchange::export(self.learner.weights(), &self.hf, &self.corpus.tokenizer, &path, &options)?;
                 observer.wrote("Hugging Face folder", &path);
             }
+            self.sample(observer)?;
         }
         self.summary(outcome)?.write(self.folder.path())?;
         if self.config.log.jsonl {
@@ -275,16 +301,18 @@ impl Run {
 
     fn sample(&mut self, observer: &mut dyn Observer) -> Result<(), RunError> {
         let eval = self.config.eval.clone();
-        if eval.prompts.is_empty() {
-            return Ok(());
-        }
+        let tokenizer = &self.corpus.tokenizer;
+        let encoded = eval.prompts.iter().map(|prompt| tokenizer.encode_prompt(prompt));
+        let encoded: Vec<Vec<u32>> = encoded.collect::<Result<_, _>>()?;
+        let Some(longest) = encoded.iter().map(Vec::len).max() else { return Ok(()) };
+        // One cache serves all prompts.
+        let mut generator = Generator::new(self.learner.weights(), longest + eval.max_tokens)?;
         let mut text = String::new();
-        for (number, prompt) in eval.prompts.iter().enumerate() {
-            let tokens = self.corpus.tokenizer.encode_prompt(prompt)?;
+        for (number, (prompt, tokens)) in eval.prompts.iter().zip(encoded).enumerate() {
             if tokens.is_empty() {
                 continue;
             }
-            let mut generator = Generator::new(self.learner.weights(), tokens.len() + eval.max_tokens)?;
+            generator.reset();
             let sampling = Sampling {
                 temperature: eval.temperature,
                 top_k: 0,
@@ -391,10 +419,6 @@ struct Window {
 impl Window {
     fn open() -> Self {
         Window { steps: 0, busy: Duration::ZERO }
-    }
-
-    fn longest_step(&self) -> Duration {
-        if self.steps == 0 { Duration::ZERO } else { self.busy / self.steps as u32 }
     }
 }
 

@@ -3,6 +3,7 @@
 use super::open_model;
 use crate::cli::EvalArgs;
 use crate::failure::Failure;
+use crate::terminal;
 use std::path::Path;
 use std::sync::Arc;
 use xtrain_data::input::read_documents;
@@ -22,7 +23,10 @@ const SEQ_LEN: usize = 1024;
 pub(crate) fn run(args: &EvalArgs) -> Result<(), Failure> {
     let mut opened = open_model(&args.model)?;
     let limit = opened.weights.model().max_position_embeddings;
-    let seq_len = args.seq_len.unwrap_or(SEQ_LEN.min(limit));
+    let asked = args.seq_len.unwrap_or(SEQ_LEN.min(limit));
+    if asked > limit {
+        eprintln!("note: --seq-len exceeds the {limit} tokens of context that the model is meant for");
+    }
     let mut streams = Vec::new();
     let mut text_bytes = 0;
     for path in &args.data {
@@ -38,8 +42,12 @@ pub(crate) fn run(args: &EvalArgs) -> Result<(), Failure> {
             wide.vocab_size()
         )));
     }
+    // Longer sequences and larger batches than the data fills would only take memory.
+    let longest = streams.iter().map(|s| s.token_count().saturating_sub(1)).max().unwrap_or(0);
+    let seq_len = usize::try_from(longest).map_or(asked, |longest| asked.min(longest.max(1)));
     let validation = Validation::of(streams, seq_len, DocumentMask::Off)?;
-    let shape = Batch { sequences: usize::from(args.batch_size), seq_len };
+    let sequences = validation.window_count().min(args.batch_size.into()) as usize;
+    let shape = Batch { sequences, seq_len };
     let evaluator = Evaluator::new(&mut opened.weights, shape, false, LOSS_CHUNK)?;
     let (loss, tokens) = evaluator.mean_loss(&mut opened.weights, &validation)?;
     let bits_per_byte = loss * tokens as f64 / std::f64::consts::LN_2 / text_bytes.max(1) as f64;
@@ -48,14 +56,15 @@ pub(crate) fn run(args: &EvalArgs) -> Result<(), Failure> {
             "loss": loss, "perplexity": loss.exp(), "bits_per_byte": bits_per_byte,
             "tokens": tokens, "text_bytes": text_bytes, "seq_len": seq_len, "step": opened.step,
         });
-        println!("{json}");
-        return Ok(());
+        return terminal::print(&format!("{json}\n")).map(|_| ());
     }
-    println!("loss           {loss:.4} nats a token");
-    println!("perplexity     {:.3}", loss.exp());
-    println!("bits per byte  {bits_per_byte:.4}");
-    println!("tokens         {} in sequences of {seq_len}", format::grouped(tokens as u64));
-    Ok(())
+    let text = format!(
+        "loss           {loss:.4} nats a token\nperplexity     {:.3}\nbits per byte  {bits_per_byte:.4}\n\
+         tokens         {} in sequences of {seq_len}\n",
+        loss.exp(),
+        format::grouped(tokens as u64)
+    );
+    terminal::print(&text).map(|_| ())
 }
 
 /// The tokens at `path`, and the bytes of text that they are.
@@ -66,6 +75,12 @@ fn stream(
 ) -> Result<(Arc<dyn TokenStream>, u64), Failure> {
     if path.join("dataset.json").is_file() {
         let dataset = Dataset::open(path)?;
+        if dataset.tokenizer_hash() != tokenizer.hash_hex() {
+            return Err(Failure::user(format!(
+                "the shards in {} were made with another tokenizer than the model's; name the text, or tokenize it again",
+                path.display()
+            )));
+        }
         let bytes = dataset.text_bytes();
         return Ok((Arc::new(dataset), bytes));
     }

@@ -3,6 +3,7 @@
 use super::open_model;
 use crate::cli::{ExportArgs, Precision};
 use crate::failure::Failure;
+use crate::terminal;
 use xtrain_checkpoint::hf::{ExportDtype, ExportOptions};
 use xtrain_train::exchange::export;
 
@@ -15,6 +16,5 @@ pub(crate) fn run(args: &ExportArgs) -> Result<(), Failure> {
     let options =
         ExportOptions { dtype, max_shard_bytes: args.max_shard_mb * 1_000_000, overwrite: args.overwrite };
     export(&mut opened.weights, &opened.identity, &opened.tokenizer, &args.out, &options)?;
-    println!("Hugging Face folder: {}", args.out.display());
-    Ok(())
+    terminal::print(&format!("Hugging Face folder: {}\n", args.out.display())).map(|_| ())
 }

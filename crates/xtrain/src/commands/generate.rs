@@ -4,7 +4,8 @@ use super::open_model;
 use super::transcript::Transcript;
 use crate::cli::{GenerateArgs, PromptArgs};
 use crate::failure::Failure;
-use std::io::{Read, Write};
+use crate::terminal;
+use std::io::Read;
 use std::ops::ControlFlow;
 use xtrain_data::{SpecialTokens, Tokenizer};
 use xtrain_train::generate::{Generator, MadeToken, Sampling};
@@ -30,6 +31,12 @@ pub(crate) fn run(args: &GenerateArgs) -> Result<(), Failure> {
         )));
     }
     let limit = opened.weights.model().max_position_embeddings;
+    if tokens.len() > limit {
+        return Err(Failure::user(format!(
+            "the prompt has {} tokens, but the model is meant for {limit}; give a shorter one",
+            tokens.len()
+        )));
+    }
     if tokens.len() + args.max_tokens > limit {
         eprintln!(
             "note: prompt and --max-tokens together exceed the {limit} tokens of context that the model is meant for"
@@ -48,12 +55,12 @@ pub(crate) fn run(args: &GenerateArgs) -> Result<(), Failure> {
             if args.json {
                 transcript.push(made);
                 text.push_str(&piece);
-                return Ok(());
+                return Ok(ControlFlow::Continue(()));
             }
-            write(&piece)
+            terminal::print(&piece)
         });
         match shown {
-            Ok(()) => ControlFlow::Continue(()),
+            Ok(go_on) => go_on,
             Err(failure) => {
                 failed = Some(failure);
                 ControlFlow::Break(())
@@ -68,15 +75,11 @@ pub(crate) fn run(args: &GenerateArgs) -> Result<(), Failure> {
     let rest = decoder.finish()?;
     if args.json {
         text.push_str(&rest);
-        return write(&format!("{}\n", transcript.finish(&tokens, &made, &text, args.max_tokens)));
+        text = transcript.finish(&tokens, &made, &text, args.max_tokens).to_string();
+    } else {
+        text = rest;
     }
-    write(&format!("{rest}\n"))
-}
-
-fn write(text: &str) -> Result<(), Failure> {
-    let mut out = std::io::stdout().lock();
-    let written = out.write_all(text.as_bytes()).and_then(|()| out.flush());
-    written.map_err(|e| Failure::user(format!("cannot write to standard output: {e}")))
+    terminal::print(&format!("{text}\n")).map(|_| ())
 }
 
 /// The tokens to continue, at least one.

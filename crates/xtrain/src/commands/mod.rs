@@ -17,7 +17,7 @@ use xtrain_train::opened::{OpenedModel, Which, open};
 
 /// Opens the model that a command names.
 fn open_model(args: &ModelArgs) -> Result<OpenedModel, Failure> {
-    terminal::use_threads(args.threads);
+    terminal::use_threads(args.threads)?;
     let recipe = args.precision.map(|p| match p {
         Precision::Fp32 => Recipe::Fp32,
         Precision::Bf16 => Recipe::Bf16,

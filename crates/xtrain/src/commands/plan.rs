@@ -2,7 +2,7 @@
 
 use crate::cli::PlanArgs;
 use crate::failure::Failure;
-use crate::plan_table;
+use crate::{plan_table, terminal};
 use xtrain_program::Plan;
 use xtrain_train::config::Config;
 use xtrain_train::programs;
@@ -14,9 +14,7 @@ pub(crate) fn run(args: &PlanArgs) -> Result<(), Failure> {
     let planned = plan(&parsed)?;
     let program = programs::training(&planned.spec).map_err(LearnError::from)?;
     if args.dump {
-        print!("{program}");
-        return Ok(());
+        return terminal::print(&program.to_string()).map(|_| ());
     }
-    print!("{}", plan_table::text(&planned, &program, &Plan::of(&program)));
-    Ok(())
+    terminal::print(&plan_table::text(&planned, &program, &Plan::of(&program))).map(|_| ())
 }

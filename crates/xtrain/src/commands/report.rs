@@ -2,6 +2,7 @@
 
 use crate::cli::ReportArgs;
 use crate::failure::Failure;
+use crate::terminal;
 use std::path::PathBuf;
 use xtrain_train::report;
 
@@ -14,6 +15,5 @@ pub(crate) fn run(args: &ReportArgs) -> Result<(), Failure> {
             path
         }
     };
-    println!("report: {}", path.display());
-    Ok(())
+    terminal::print(&format!("report: {}\n", path.display())).map(|_| ())
 }

@@ -2,7 +2,7 @@
 
 use crate::cli::TokenizeArgs;
 use crate::failure::Failure;
-use crate::terminal::TokenizeBar;
+use crate::terminal::{self, TokenizeBar};
 use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -30,7 +30,7 @@ pub(crate) fn run(args: &TokenizeArgs) -> Result<(), Failure> {
     bar.finish();
     if args.verify {
         dataset.verify()?;
-        println!("{shown}: all checksums agree");
+        return terminal::print(&format!("{shown}: all checksums agree\n")).map(|_| ());
     }
     Ok(())
 }

@@ -13,7 +13,7 @@ pub(crate) fn run(args: &TrainArgs) -> Result<(), Failure> {
     sets.extend(args.max_time.iter().map(|t| format!("train.max_time=\"{t}\"")));
     sets.extend(args.out.iter().map(|o| format!("train.out=\"{o}\"")));
     let parsed = Config::load(&args.run.file, &sets)?;
-    terminal::use_threads(parsed.config.train.threads);
+    terminal::use_threads(parsed.config.train.threads)?;
     let stop = Arc::new(AtomicBool::new(false));
     for signal in [signal_hook::consts::SIGTERM, signal_hook::consts::SIGINT] {
         // The first signal saves and ends; a second one of the same kind ends at once.
@@ -23,10 +23,10 @@ pub(crate) fn run(args: &TrainArgs) -> Result<(), Failure> {
     }
     let start = if args.resume { Start::Resume } else { Start::New };
     let mut view = TrainingView::new(stop.clone());
-    match train(&parsed, start, &stop, &mut view)? {
-        Outcome::Finished => {}
-        Outcome::Stopped => println!("stopped; the state is saved, go on with --resume"),
-        Outcome::TimeLimit => println!("time is up; the state is saved, go on with --resume"),
-    }
-    Ok(())
+    let said = match train(&parsed, start, &stop, &mut view)? {
+        Outcome::Finished => return Ok(()),
+        Outcome::Stopped => "stopped; the state is saved, go on with --resume\n",
+        Outcome::TimeLimit => "time is up; the state is saved, go on with --resume\n",
+    };
+    terminal::print(said).map(|_| ())
 }

@@ -38,7 +38,7 @@ section! {
         ]))]
         pub dim: Option<usize> = None,
         /// Number of transformer blocks.
-        #[schemars(range(min = 1, max = 65_536))]
+        #[schemars(range(min = 1, max = 1024))]
         #[schemars(extend("x-unit" = "blocks"))]
         #[schemars(extend("x-default" = "required without `init_from`"))]
         #[schemars(extend("x-example" = 8))]

@@ -58,7 +58,7 @@ section! {
         #[schemars(extend("x-aliases" = ["backend", "accelerator"]))]
         pub device: Device = Device::Auto,
         /// CPU threads. 0 takes all.
-        #[schemars(range(min = 0, max = 65_536))]
+        #[schemars(range(min = 0, max = 1024))]
         #[schemars(extend("x-unit" = "threads"))]
         #[schemars(extend("x-aliases" = ["num_threads", "num_workers", "n_threads"]))]
         pub threads: usize = 0,

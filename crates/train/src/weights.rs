@@ -94,7 +94,7 @@ impl Weights {
         self.refresh()
     }
 
-    /// The masters, in the order of the model's parameters.
+    /// The masters that the engine holds: one for each parameter.
     pub fn masters(&mut self) -> Vec<StateEntry> {
         let mut entries = self.engine.state_entries();
         entries.retain(|entry| entry.kind == StateKind::Master);

@@ -15,13 +15,14 @@ use crate::metrics::{
 use crate::programs::{self, TrainingSpec};
 use crate::report::{self, RunSummary};
 use crate::schedule::Schedule;
+use crate::weights::LearnError;
 use std::ops::ControlFlow;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 use xtrain_data::{DataError, SpecialTokens, Validation};
-use xtrain_runtime::{Checks, CpuEngine};
+use xtrain_runtime::{Checks, CpuEngine, EngineError};
 
 /// Whether a run begins or goes on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -227,7 +228,9 @@ impl Run {
             longest = longest.max(step_begun.elapsed());
             let time_is_up = limit.is_some_and(|limit| begun.elapsed() + longest >= limit);
             let stopped = stop.load(Ordering::Relaxed);
-            if due(self.at.step, every) || last || stopped || time_is_up {
+            // Skipped steps change nothing that is worth a checkpoint, and must not push out the good ones.
+            let worth_saving = due(self.at.step, every) && nonfinite_in_a_row == 0;
+            if worth_saving || last || stopped || time_is_up {
                 self.save(observer)?;
             }
             longest = longest.max(step_begun.elapsed());
@@ -249,9 +252,22 @@ impl Run {
         for at in (0..batch_size).step_by(micro) {
             let batch = self.corpus.loader.batch(first + at as u64, micro)?;
             let first_token = at * self.config.data.seq_len;
-            self.learner.micro_step(&batch, self.at.step, first_token, targets)?;
+            let done = self.learner.micro_step(&batch, self.at.step, first_token, targets);
+            done.map_err(|e| self.during_step(e))?;
         }
-        Ok(self.learner.update(lr)?)
+        self.learner.update(lr).map_err(|e| self.during_step(e))
+    }
+
+    /// What stopped the step that is being made.
+    fn during_step(&self, error: LearnError) -> RunError {
+        match error {
+            LearnError::Engine(EngineError::NonFinite { .. }) => RunError::Diverged(format!(
+                "step {}: {error}; look at the numbers that it reads: a lower optimizer.lr, or other data or weights to start from, \
+                 keep them small",
+                self.at.step + 1
+            )),
+            other => other.into(),
+        }
     }
 
     fn evaluate(&mut self, observer: &mut dyn Observer) -> Result<(), RunError> {
@@ -402,8 +418,8 @@ impl Run {
             return Ok(());
         }
         Err(RunError::Diverged(format!(
-            "step {}: the loss or the gradient norm was not finite in {in_a_row} steps in a row; the last good state is the latest checkpoint in {}. \
-             Lower optimizer.lr, or find the operation with train.check_numerics = true",
+            "step {}: the loss or the gradient norm was not finite in {in_a_row} steps in a row; lower optimizer.lr and go on with --resume from \
+             the latest checkpoint in {} (delete it to go on from the one before), or find the operation with train.check_numerics = true",
             self.at.step,
             self.folder.checkpoints().display()
         )))

@@ -118,7 +118,7 @@ impl Run {
             false => observer.notice(notice),
         })?;
         let facts = Facts {
-            init: hf.as_ref().map(|hf| setup::architecture(&hf.model)),
+            init: hf.as_ref().map(|hf| hf.model.clone()),
             tokenizer_vocab_size: Some(corpus.tokenizer.vocab_size()),
             epoch_tokens: Some(corpus.loader.training_tokens()),
             gpu: false,

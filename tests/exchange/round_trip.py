@@ -1,0 +1,2 @@
+def check(xtrain, work):
+    return []

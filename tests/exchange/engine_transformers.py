@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM
 def answer(run):
     dtype = torch.float32 if run["dtype"] == "float32" else "auto"
     model = AutoModelForCausalLM.from_pretrained(
-        run["folder"], torch_dtype=dtype, attn_implementation="eager"
+        run["folder"], dtype=dtype, attn_implementation="eager"
     )
     cache, rows = None, []
     given = run["prompt"]

@@ -20,7 +20,7 @@ cargo build --quiet --locked --manifest-path $here/candle/Cargo.toml --target-di
 
 # Made anew where the list of packages has changed, or the making was cut off.
 venv=$target/exchange-venv
-if ! cmp --silent $here/requirements.txt "$venv/installed.txt"; then
+if ! cmp -s $here/requirements.txt "$venv/installed.txt"; then
   rm -rf "$venv"
   python3 -m venv "$venv"
   "$venv/bin/python" -m pip install --quiet --disable-pip-version-check --requirement $here/requirements.txt

@@ -5,7 +5,7 @@ use crate::cli::{ExportArgs, Precision};
 use crate::failure::Failure;
 use crate::terminal;
 use xtrain_checkpoint::hf::{ExportDtype, ExportOptions};
-use xtrain_train::exchange::export;
+use xtrain_train::exchange::{export, warn_of_what_stays};
 
 pub(crate) fn run(args: &ExportArgs) -> Result<(), Failure> {
     let mut opened = open_model(&args.model)?;
@@ -15,6 +15,9 @@ pub(crate) fn run(args: &ExportArgs) -> Result<(), Failure> {
     };
     let options =
         ExportOptions { dtype, max_shard_bytes: args.max_shard_mb * 1_000_000, overwrite: args.overwrite };
+    if opened.step.is_none() {
+        warn_of_what_stays(&args.model.model, &opened.tokenizer);
+    }
     export(&mut opened.weights, &opened.identity, &opened.tokenizer, &args.out, &options)?;
     terminal::print(&format!("Hugging Face folder: {}\n", args.out.display())).map(|_| ())
 }

@@ -214,6 +214,6 @@ impl Architecture {
     pub fn flops_per_token(&self, seq_len: usize) -> f64 {
         let embedding = if self.tie_embeddings { 0 } else { self.vocab_size * self.dim };
         let weights = (self.parameter_count() - embedding) as f64;
-        6.0 * weights + 12.0 * (self.layers * self.attention_dim() * seq_len) as f64
+        6.0 * weights + 12.0 * (self.layers * self.attention_dim()) as f64 * seq_len as f64
     }
 }

@@ -82,10 +82,10 @@ pub enum Operand {
 }
 
 /// The arithmetic of one run of an op.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Cost {
-    /// Floating-point operations; a multiply-add counts two.
-    pub flops: u64,
+    /// Floating-point operations; a multiply-add counts two. A float, because a step of a large model has more than 64 bits count.
+    pub flops: f64,
 }
 
 /// A cheaper way to make the outputs of an instance that were not kept.

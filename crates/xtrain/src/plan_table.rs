@@ -9,7 +9,7 @@ pub(crate) fn text(planned: &Planned, program: &Program, plan: &Plan) -> String 
     let (spec, config) = (&planned.spec, &planned.resolved.config);
     let (m, tokens) = (&spec.model, (spec.batch.sequences * spec.batch.seq_len) as f64);
     let embedding = m.vocab_size * m.dim;
-    let counted = |roles: &[Role]| program.flops(|i| roles.contains(&i.origin.role)) as f64 / tokens;
+    let counted = |roles: &[Role]| program.flops(|i| roles.contains(&i.origin.role)) / tokens;
     let done = counted(&[Role::Forward, Role::Dgrad, Role::Wgrad, Role::Recompute]);
     let repeated = counted(&[Role::Recompute]);
     let mut out = String::new();

@@ -135,7 +135,7 @@ impl Op for BiasGrad {
 }
 
 fn gemm_cost(outputs: usize, summed: usize) -> Cost {
-    Cost { flops: 2 * outputs as u64 * summed as u64 }
+    Cost { flops: 2.0 * outputs as f64 * summed as f64 }
 }
 
 impl Registered for Linear {

@@ -1,0 +1,42 @@
+//! What the programs of a run hold, checked without running them.
+
+mod common;
+
+use common::{small_model, spec};
+use xtrain_model::Architecture;
+use xtrain_model::decoder::Batch;
+use xtrain_program::Role;
+use xtrain_train::programs;
+
+/// Llama 3 8B.
+fn llama() -> Architecture {
+    Architecture {
+        dim: 4096,
+        layers: 32,
+        heads: 32,
+        kv_heads: 8,
+        head_dim: 128,
+        ffn_dim: 14336,
+        vocab_size: 128_256,
+        max_position_embeddings: 1 << 30,
+        qk_norm: false,
+        ..small_model()
+    }
+}
+
+#[test]
+fn the_arithmetic_of_a_step_is_that_of_its_products_at_any_length() {
+    for seq_len in [64, 8192, 1 << 24, 1 << 30] {
+        let model = llama();
+        let batch = Batch { sequences: 2, seq_len };
+        let program = programs::training(&spec(model.clone(), batch)).expect("a program");
+        let done = program.flops(|i| i.origin.role != Role::Update);
+        let tokens = (batch.sequences * seq_len) as f64;
+        let matrices: usize =
+            model.parameters().iter().filter(|p| p.decay).map(|p| p.shape.iter().product::<usize>()).sum();
+        // Three products with every matrix; two products of the causal half of the scores in the forward and five in the backward.
+        let scores = 7.0 * (model.layers * model.attention_dim()) as f64 * seq_len as f64;
+        let expected = tokens * (6.0 * matrices as f64 + scores);
+        assert!((done / expected - 1.0).abs() < 1e-12, "{done:e} instead of {expected:e} at {seq_len}");
+    }
+}

@@ -152,7 +152,7 @@ pub(crate) struct GenerateArgs {
     pub(crate) model: ModelArgs,
     #[command(flatten)]
     pub(crate) prompt: PromptArgs,
-    /// Tokens to make at most
+    /// Tokens to make at most; whenever they fill the model's context, the older half of it is forgotten
     #[arg(long, short = 'n', default_value_t = 128, value_parser = bounded(0..=1 << 30))]
     pub(crate) max_tokens: usize,
     /// 0 always takes the likeliest token; 1 samples from the model's own distribution

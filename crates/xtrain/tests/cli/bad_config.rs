@@ -106,7 +106,7 @@ fn a_run_that_exceeds_memory_is_told_what_would_fit() {
         &["parameters", "slip"],
     );
     // Evaluation and generation have the same guard.
-    place.train("out", "--set train.steps=3");
+    place.train("out", "--set train.steps=3 --set model.max_position_embeddings=1073741824");
     place.run("generate out --prompt the -n 1000000000").refuses(&["GiB of memory", "available", "shorter sequences"]);
     assert!(place.run("eval out --data a.txt --seq-len 16777216 --batch-size 65535").succeeds().stdout.contains("loss"));
 }

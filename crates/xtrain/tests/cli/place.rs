@@ -1,5 +1,6 @@
 //! A folder for one test, with texts and a run file in it, and the binary run there.
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::io::Read;
 use std::path::{Path, PathBuf};
@@ -88,6 +89,24 @@ impl Place {
             entries.map(|e| e.expect("an entry").file_name().to_string_lossy().into_owned()).collect();
         names.sort();
         names
+    }
+
+    /// Every file of a folder and what it holds, to see that nothing changed.
+    pub(crate) fn contents(&self, folder: &str) -> BTreeMap<PathBuf, Vec<u8>> {
+        let mut found = BTreeMap::new();
+        let mut folders = vec![self.path(folder)];
+        while let Some(folder) = folders.pop() {
+            for entry in fs::read_dir(&folder).unwrap_or_else(|e| panic!("{}: {e}", folder.display())) {
+                let path = entry.expect("an entry").path();
+                if path.is_dir() {
+                    folders.push(path);
+                } else {
+                    let bytes = fs::read(&path).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
+                    found.insert(path, bytes);
+                }
+            }
+        }
+        found
     }
 
     /// `xtrain` with these arguments, separated by spaces.

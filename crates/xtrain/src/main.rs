@@ -6,11 +6,10 @@ mod failure;
 mod plan_table;
 mod terminal;
 
-use clap::Parser;
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
-    let cli = cli::Cli::parse();
+    let cli = cli::Cli::read();
     terminal::log();
     let done = match cli.command {
         cli::Command::Train(args) => commands::train::run(&args),

@@ -28,10 +28,22 @@ fn unknown_and_wrong_keys_are_all_named_with_file_line_and_remedy() {
 fn sizes_that_contradict_each_other_are_refused() {
     let place = Place::new();
     refused(&place, "--set model.heads=3", &["`heads` = 3"]);
-    refused(&place, "--set model.heads=3 --set model.kv_heads=3", &["`heads` = 3 does not divide `dim` = 16"]);
+    refused(
+        &place,
+        "--set model.heads=3 --set model.kv_heads=3",
+        &["`heads` = 3 does not divide `dim` = 16"],
+    );
     refused(&place, "--set model.head_dim=5", &["`head_dim` = 5", "even"]);
-    refused(&place, "--set train.micro_batch_size=3", &["`micro_batch_size` = 3 does not divide `batch_size` = 4"]);
-    refused(&place, "--set model.max_position_embeddings=8", &["`max_position_embeddings` is 8", "`data.seq_len` = 16"]);
+    refused(
+        &place,
+        "--set train.micro_batch_size=3",
+        &["`micro_batch_size` = 3 does not divide `batch_size` = 4"],
+    );
+    refused(
+        &place,
+        "--set model.max_position_embeddings=8",
+        &["`max_position_embeddings` is 8", "`data.seq_len` = 16"],
+    );
     refused(&place, "--set model.vocab_size=100", &["`vocab_size` = 100", "257 tokens"]);
     refused(&place, "--set model.layers=5000", &["`layers`", "from 1 to 1024"]);
     refused(&place, "--set schedule.warmup_steps=41", &["warmup", "40 steps"]);
@@ -99,7 +111,11 @@ fn a_run_that_exceeds_memory_is_told_what_would_fit() {
         "--set model.dim=16384 --set model.layers=100 --set model.heads=128",
         &["needs", "GiB of memory", "available", "no micro-batch fits", "smaller model", "xtrain plan"],
     );
-    refused(&place, "--set train.batch_size=16777216 --set data.seq_len=512", &["needs", "train.micro_batch_size = "]);
+    refused(
+        &place,
+        "--set train.batch_size=16777216 --set data.seq_len=512",
+        &["needs", "train.micro_batch_size = "],
+    );
     refused(
         &place,
         "--set model.dim=1048576 --set model.heads=65536 --set model.head_dim=65536 --set model.layers=1024 --set model.ffn_dim=16777216",
@@ -107,8 +123,18 @@ fn a_run_that_exceeds_memory_is_told_what_would_fit() {
     );
     // Evaluation and generation have the same guard.
     place.train("out", "--set train.steps=3 --set model.max_position_embeddings=1073741824");
-    place.run("generate out --prompt the -n 1000000000").refuses(&["GiB of memory", "available", "shorter sequences"]);
-    assert!(place.run("eval out --data a.txt --seq-len 16777216 --batch-size 65535").succeeds().stdout.contains("loss"));
+    place.run("generate out --prompt the -n 1000000000").refuses(&[
+        "GiB of memory",
+        "available",
+        "shorter sequences",
+    ]);
+    assert!(
+        place
+            .run("eval out --data a.txt --seq-len 16777216 --batch-size 65535")
+            .succeeds()
+            .stdout
+            .contains("loss")
+    );
 }
 
 #[test]

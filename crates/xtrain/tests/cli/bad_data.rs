@@ -44,8 +44,13 @@ fn missing_empty_and_unreadable_texts_are_refused_by_every_verb() {
         let _ = std::fs::remove_dir_all(place.path("tokens"));
     }
     place.write("short.txt", b"abc");
-    refused(&place, "short.txt", &["short.txt", "too few", "shorter sequence"]);
-    place.run("train run.toml --out out --set data.text_field=body --set data.train=lines.jsonl").refuses(&["body", "\"text\""]);
+    refused(&place, "short.txt", &["short.txt", "4 tokens", "too few", "more text"]);
+    place
+        .run("train run.toml --out out --set data.train=short.txt --set data.held_out=0 --set eval.every=0")
+        .refuses(&["short.txt", "too few", "shorter sequence"]);
+    place
+        .run("train run.toml --out out --set data.text_field=body --set data.train=lines.jsonl")
+        .refuses(&["body", "\"text\""]);
 }
 
 #[test]
@@ -67,7 +72,9 @@ fn truncated_and_flipped_shards_are_refused() {
     let mut flipped = whole.clone();
     flipped[whole.len() / 2] ^= 1;
     place.write("shards/shard-00000.tokens", &flipped);
-    place.run("tokenize a.txt --bytes --out shards --verify").refuses(&["shard-00000.tokens", "checksum of bytes"]);
+    place
+        .run("tokenize a.txt --bytes --out shards --verify")
+        .refuses(&["shard-00000.tokens", "checksum of bytes"]);
     std::fs::remove_file(place.path("shards/shard-00000.tokens")).expect("removes");
     refused(&place, "shards", &["shard-00000.tokens", "No such file"]);
 }
@@ -102,7 +109,9 @@ fn files_and_folders_in_each_others_place_are_refused() {
     place.run("train run.toml --out file/inside").refuses(&["file/inside"]);
     place.run("train run.toml --out out --set data.cache_dir=file").refuses(&["file"]);
     place.run("tokenize a.txt --bytes --out file").refuses(&["file"]);
-    place.run("tokenize a.txt --tokenizer folder.txt --out tokens").refuses(&["folder.txt", "tokenizer.json"]);
+    place
+        .run("tokenize a.txt --tokenizer folder.txt --out tokens")
+        .refuses(&["folder.txt", "tokenizer.json"]);
     place.run("train run.toml --out out --set data.tokenizer=missing").refuses(&["missing", "tokenizer"]);
     place.run("train run.toml --out out --set data.tokenizer=a.txt").refuses(&["a.txt", "not JSON"]);
     place.run("generate file --prompt the").refuses(&["file", "neither a run folder"]);

@@ -9,6 +9,9 @@ fn trained() -> Place {
     place
 }
 
+/// Training that begins with that export.
+const CONTINUED: &str = "train continued.toml --out again --set model.init_from=out/hf";
+
 const STATE: &str = "out/checkpoints/step-6/state-00001.safetensors";
 
 #[test]
@@ -19,7 +22,11 @@ fn damaged_checkpoints_are_passed_over_or_named() {
     let mut flipped = whole.clone();
     flipped[whole.len() / 2] ^= 0x10;
     place.write(STATE, &flipped);
-    place.run("train run.toml --out out --resume").refuses(&["step-6", "checksum", "use out/checkpoints/step-3 instead"]);
+    place.run("train run.toml --out out --resume").refuses(&[
+        "step-6",
+        "checksum",
+        "use out/checkpoints/step-3 instead",
+    ]);
     // A truncated one is not complete: the one before is used.
     place.write(STATE, &whole[..whole.len() - 1]);
     let ran = place.run("generate out --prompt the -n 2 --temperature 0").succeeds();
@@ -76,7 +83,7 @@ fn damaged_hugging_face_folders_are_refused() {
         ("\"hidden_size\": 16", "\"hidden_size\": 32", &["model.embed_tokens.weight"]),
         ("\"hidden_size\": 16", "\"hidden_size\": -16", &["hidden_size", "whole number"]),
         ("\"hidden_size\": 16", "\"hidden_size\": 1e300", &["hidden_size", "whole number"]),
-        ("\"hidden_size\": 16", "\"hidden_size\": 2147483647", &["embed_tokens"]),
+        ("\"hidden_size\": 16", "\"hidden_size\": 2147483647", &["GiB of memory", "smaller model"]),
         ("\"num_hidden_layers\": 2", "\"num_hidden_layers\": 3", &["model.layers.2"]),
         ("\"num_hidden_layers\": 2", "\"num_hidden_layers\": 1", &["model.layers.1"]),
         ("\"num_hidden_layers\": 2", "\"num_hidden_layers\": 2000000000", &["layers = 2000000000", "slip"]),
@@ -88,13 +95,14 @@ fn damaged_hugging_face_folders_are_refused() {
         assert!(config.contains(from), "{from}");
         place.write("out/hf/config.json", config.replacen(from, to, 1).as_bytes());
         place.run(generate).refuses(words);
-        place.run("train run.toml --out again --set model.init_from=out/hf --set model.dim=16").refuses_in_lines();
+        place.run(CONTINUED).refuses_in_lines();
         assert!(!place.exists("again"), "{to}");
     }
     place.write("out/hf/config.json", config.as_bytes());
 
     let weights = place.read("out/hf/model.safetensors");
-    for damaged in [&weights[..weights.len() / 2], &weights[..4], b"", b"\xff\xff\xff\xff\xff\xff\xff\xff{}"] {
+    for damaged in [&weights[..weights.len() / 2], &weights[..4], b"", b"\xff\xff\xff\xff\xff\xff\xff\xff{}"]
+    {
         place.write("out/hf/model.safetensors", damaged);
         place.run(generate).refuses(&["model.safetensors"]);
     }
@@ -109,19 +117,26 @@ fn damaged_hugging_face_folders_are_refused() {
     place.run(generate).refuses(&["out/hf", "no tokenizer.json"]);
     place.write("out/hf/tokenizer.json", &tokenizer);
     place.run(generate).succeeds();
+    place.run(CONTINUED).succeeds();
 }
 
 #[test]
 fn a_tokenizer_larger_than_the_models_vocabulary_is_refused() {
     let place = trained();
     place.run("tokenize a.txt --bpe 400 --out bpe").succeeds();
-    let continued = "train run.toml --out again --set model.init_from=out/hf";
-    let own = "--set model.dim=16 --set model.heads=2 --set data.tokenizer=bpe";
-    place.run(&format!("{continued} {own} --set data.train=bpe")).refuses(&["tokens", "257", "data.tokenizer"]);
+    place
+        .run(&format!("{CONTINUED} --set data.tokenizer=bpe"))
+        .refuses(&["`tokenizer` = \"bpe\"", "leave it out"]);
+    place.run(&format!("{CONTINUED} --set data.train=bpe")).refuses(&[
+        "bpe",
+        "another tokenizer",
+        "--tokenizer out/hf",
+    ]);
     // A folder whose own tokenizer has tokens that its model does not.
     place.write("out/hf/tokenizer.json", &place.read("bpe/tokenizer.json"));
     place.run("generate out/hf --prompt the_river_ran").refuses(&["vocabulary", "257"]);
     place.run("eval out/hf --data a.txt").refuses(&["vocabulary", "257"]);
+    place.run(CONTINUED).refuses(&["tokenizer in \"out/hf\"", "257", "belong together", "tokenizer.json"]);
     assert!(!place.exists("again"));
 }
 
@@ -132,7 +147,11 @@ fn prompts_that_cannot_be_continued_are_refused() {
     empty.args(["--prompt", ""]);
     crate::place::finish(empty, "an empty prompt").refuses(&["the prompt is empty"]);
     let long = "the_river_".repeat(20);
-    place.run(&format!("generate out --prompt {long}")).refuses(&["the prompt has 200 tokens", "16", "shorter"]);
+    place.run(&format!("generate out --prompt {long}")).refuses(&[
+        "the prompt has 200 tokens",
+        "16",
+        "shorter",
+    ]);
     place.run("generate out --tokens 256,300").refuses(&["token 300", "257"]);
     let mut binary = place.command("generate out --prompt -");
     place.write("latin1.txt", b"caf\xe9");

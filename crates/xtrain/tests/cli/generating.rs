@@ -68,7 +68,8 @@ fn a_full_context_forgets_its_older_half_and_goes_on_as_from_a_fresh_prompt() {
     while first + CONTEXT < all.len() {
         let kept = first..first + CONTEXT / 2;
         let count = CONTEXT / 2 + 1;
-        let fresh = json(&place, &format!("--tokens {} -n {count} --temperature 0", joined(&all[kept.clone()])));
+        let fresh =
+            json(&place, &format!("--tokens {} -n {count} --temperature 0", joined(&all[kept.clone()])));
         let at = kept.end - prompt.len();
         assert_eq!(steps(&fresh), &steps(&answer)[at..at + count], "tokens from {}", kept.end);
         first += CONTEXT / 2 + 1;
@@ -81,10 +82,15 @@ fn a_context_that_will_be_full_is_said_once_beforehand() {
     let place = trained();
     let ran = place.run("generate out --prompt the -n 60").succeeds();
     assert_eq!(ran.stderr.lines().count(), 1, "{}", ran.stderr);
-    assert!(ran.stderr.contains("context of 16 tokens") && ran.stderr.contains("older half"), "{}", ran.stderr);
+    assert!(
+        ran.stderr.contains("context of 16 tokens") && ran.stderr.contains("older half"),
+        "{}",
+        ran.stderr
+    );
     assert!(place.run("generate --help").succeeds().stdout.contains("older half of it is forgotten"));
     // Samples at the end of a run keep to it as well, whatever the length of the prompt.
-    let prompts = r#"--set eval.prompts=["the","the_river_ran_under_a_stone_bridge"] --set eval.max_tokens=50"#;
+    let prompts =
+        r#"--set eval.prompts=["the","the_river_ran_under_a_stone_bridge"] --set eval.max_tokens=50"#;
     place.train("sampled", &format!("--set train.steps=2 {prompts}"));
     let sample = String::from_utf8(place.read("sampled/sample.txt")).expect("text");
     assert!(sample.contains("the_river_ran_under_a_stone_bridge"), "{sample}");

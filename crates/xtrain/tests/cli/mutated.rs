@@ -32,7 +32,13 @@ fn survives(place: &Place, dice: &mut Dice, file: &str, command: &str, rounds: u
         place.write(file, &mutated);
         let ran = place.run(command);
         let shown = || String::from_utf8_lossy(&mutated[..mutated.len().min(3000)]).into_owned();
-        assert!(matches!(ran.code(), Some(0 | 2)), "{file}, `{command}`: {:?}\n{}\n{}", ran.code(), ran.stderr, shown());
+        assert!(
+            matches!(ran.code(), Some(0 | 2)),
+            "{file}, `{command}`: {:?}\n{}\n{}",
+            ran.code(),
+            ran.stderr,
+            shown()
+        );
         ran.is_readable();
         accepted += usize::from(ran.code() == Some(0));
     }
@@ -58,18 +64,30 @@ fn mutated_run_files_and_run_folders_are_answered() {
     survives(&place, &mut dice, "out/summary.json", "report out", ROUNDS);
     for file in ["manifest.json", "position.json", "loader.json", "config.json", "state-00001.safetensors"] {
         let path = format!("out/checkpoints/step-3/{file}");
-        survives(&place, &mut dice, &path, "train run.toml --out out --resume --set train.steps=3", ROUNDS / 3);
+        survives(
+            &place,
+            &mut dice,
+            &path,
+            "train run.toml --out out --resume --set train.steps=3",
+            ROUNDS / 3,
+        );
     }
 }
 
 #[test]
 fn mutated_hugging_face_folders_are_answered() {
     let (place, mut dice) = (place(), Dice::new("Hugging Face folders"));
-    for file in ["config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "model.safetensors"] {
+    for file in [
+        "config.json",
+        "generation_config.json",
+        "tokenizer.json",
+        "tokenizer_config.json",
+        "model.safetensors",
+    ] {
         let path = format!("out/hf/{file}");
         survives(&place, &mut dice, &path, "generate out/hf --prompt the -n 2", ROUNDS);
     }
-    let train = "train run.toml --out fresh --resume --set train.steps=1 --set model.init_from=out/hf --set model.dim=16";
+    let train = "train continued.toml --out fresh --resume --set train.steps=2 --set model.init_from=out/hf";
     survives(&place, &mut dice, "out/hf/config.json", train, ROUNDS / 2);
 }
 
@@ -80,7 +98,10 @@ fn mutated_datasets_and_texts_are_answered() {
     for file in ["dataset.json", "tokenizer.json", "shard-00000.tokens"] {
         survives(&place, &mut dice, &format!("shards/{file}"), "eval out --data shards --seq-len 16", ROUNDS);
     }
-    place.write("lines.jsonl", b"{\"text\": \"the river\"}\n{\"text\": \"ran \\u00e9 under\", \"n\": [1, {\"a\": null}]}\n");
+    place.write(
+        "lines.jsonl",
+        b"{\"text\": \"the river\"}\n{\"text\": \"ran \\u00e9 under\", \"n\": [1, {\"a\": null}]}\n",
+    );
     survives(&place, &mut dice, "lines.jsonl", "eval out --data lines.jsonl --seq-len 16", ROUNDS);
     survives(&place, &mut dice, "b.txt", "eval out --data b.txt --seq-len 16", ROUNDS / 3);
 }

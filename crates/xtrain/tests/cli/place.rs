@@ -55,12 +55,14 @@ pub(crate) struct Place {
 }
 
 impl Place {
-    /// A folder with two texts and [`RUN`] as run.toml.
+    /// A folder with two texts, and [`RUN`] as run.toml.
     pub(crate) fn new() -> Self {
         let place = Place { folder: tempfile::tempdir().expect("a folder") };
         place.write("a.txt", text(1, 400).as_bytes());
         place.write("b.txt", text(2, 150).as_bytes());
         place.write("run.toml", RUN.as_bytes());
+        // The same for a run that begins with a model folder, whose tokenizer it then takes.
+        place.write("continued.toml", RUN.replace("tokenizer = \"bytes\"\n", "").as_bytes());
         place
     }
 
@@ -209,7 +211,8 @@ impl Ran {
     pub(crate) fn refuses_in_lines(&self) -> Vec<String> {
         assert_eq!(self.code(), Some(2), "`{}`: {}\n{}", self.what, self.status, self.stderr);
         self.is_readable();
-        let is_log = |line: &&str| line.trim_start().starts_with("WARN ") || line.trim_start().starts_with("INFO ");
+        let is_log =
+            |line: &&str| line.trim_start().starts_with("WARN ") || line.trim_start().starts_with("INFO ");
         let lines: Vec<String> = self.stderr.lines().filter(|line| !is_log(line)).map(String::from).collect();
         assert!(lines.first().is_some_and(|l| l.starts_with("error: ")), "`{}`: {}", self.what, self.stderr);
         lines
@@ -217,7 +220,9 @@ impl Ran {
 
     /// No panic, no backtrace, nothing of Rust's debug output, no control characters.
     pub(crate) fn is_readable(&self) {
-        for strange in ["panicked", "RUST_BACKTRACE", "Os {", "Some(", "Err(", "memory allocation of", "\u{1b}"] {
+        for strange in
+            ["panicked", "RUST_BACKTRACE", "Os {", "Some(", "Err(", "memory allocation of", "\u{1b}"]
+        {
             assert!(!self.stderr.contains(strange), "`{}`: {:?}: {}", self.what, strange, self.stderr);
         }
         assert!(self.stderr.len() < 4000, "`{}`: {}", self.what, self.stderr);
@@ -227,8 +232,8 @@ impl Ran {
 /// English-looking text of so many lines, always the same for a seed.
 fn text(seed: u64, lines: usize) -> String {
     const WORDS: [&str; 16] = [
-        "the", "river", "ran", "under", "a", "stone", "bridge", "and", "nobody", "saw", "it", "turn", "to", "the",
-        "sea", "again",
+        "the", "river", "ran", "under", "a", "stone", "bridge", "and", "nobody", "saw", "it", "turn", "to",
+        "the", "sea", "again",
     ];
     let mut state = seed;
     let mut line = || {

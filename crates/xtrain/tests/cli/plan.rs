@@ -14,7 +14,8 @@ fn plan(place: &Place, arguments: &str) -> String {
 
 /// The number that stands in the row of the memory table that begins so.
 fn row(text: &str, name: &str) -> u64 {
-    let line = text.lines().find(|line| line.starts_with(name)).unwrap_or_else(|| panic!("no row {name}:\n{text}"));
+    let line =
+        text.lines().find(|line| line.starts_with(name)).unwrap_or_else(|| panic!("no row {name}:\n{text}"));
     // A row's name may hold numbers; its bytes stand in a column of their own.
     bytes_of(line).unwrap_or_else(|| panic!("no bytes in {line:?}"))
 }
@@ -36,7 +37,13 @@ fn the_parameters_of_llama_3_are_the_known_ones_and_the_table_adds_up() {
     let place = Place::new();
     for (file, parameters) in [("llama3_8b.toml", 8_030_261_248u64), ("llama3_70b.toml", 70_553_706_496)] {
         let text = plan(&place, &examples(file));
-        let shown: String = parameters.to_string().as_bytes().rchunks(3).rev().map(|c| String::from_utf8_lossy(c) + ",").collect();
+        let shown: String = parameters
+            .to_string()
+            .as_bytes()
+            .rchunks(3)
+            .rev()
+            .map(|c| String::from_utf8_lossy(c) + ",")
+            .collect();
         assert!(text.contains(&format!("{} (", shown.trim_end_matches(','))), "{text}");
         let rows = rows(&text);
         assert!(rows.len() >= 8, "{text}");
@@ -57,12 +64,18 @@ fn a_plan_opens_no_data_and_works_for_every_kind_of_tokenizer_whose_size_is_know
     std::fs::remove_file(place.path("a.txt")).expect("removes");
     assert!(plan(&place, "run.toml").contains("vocabulary 257"));
     assert!(plan(&place, "run.toml --set data.tokenizer=bpe").contains("vocabulary 4096"));
-    assert!(plan(&place, "run.toml --set data.tokenizer=chars --set model.vocab_size=65").contains("vocabulary 65"));
+    assert!(
+        plan(&place, "run.toml --set data.tokenizer=chars --set model.vocab_size=65")
+            .contains("vocabulary 65")
+    );
     let unknown = place.run("plan run.toml --set data.tokenizer=chars");
     unknown.refuses(&["`vocab_size` is missing", "vocab_size = 32000"]);
     let missing = place.run("plan run.toml --set data.tokenizer=some/folder");
     missing.refuses(&["some/folder"]);
-    assert!(plan(&place, "run.toml --set data.tokenizer=some/folder --set model.vocab_size=900").contains("vocabulary 900"));
+    assert!(
+        plan(&place, "run.toml --set data.tokenizer=some/folder --set model.vocab_size=900")
+            .contains("vocabulary 900")
+    );
 }
 
 #[test]
@@ -71,7 +84,11 @@ fn a_plan_of_far_too_much_is_told_and_not_allocated() {
     let text = plan(&place, "run.toml --set data.seq_len=16777216 --set model.dim=1024");
     assert!(row(&text, "rotation tables") == 16_777_216 * 512 * 4, "{text}");
     let absurd = "--set data.seq_len=16777216 --set train.batch_size=16777216 --set model.dim=65536";
-    place.run(&format!("plan run.toml {absurd}")).refuses(&["data.seq_len", "train.micro_batch_size", "slip"]);
+    place.run(&format!("plan run.toml {absurd}")).refuses(&[
+        "data.seq_len",
+        "train.micro_batch_size",
+        "slip",
+    ]);
 }
 
 #[test]
@@ -97,7 +114,8 @@ fn held(place: &Place, out: &str) -> u64 {
 #[test]
 fn a_run_holds_what_its_plan_says_to_the_byte() {
     let place = Place::new();
-    let quick = "--set train.steps=1 --set checkpoint.export_hf=false --set data.held_out=0 --set eval.every=0";
+    let quick =
+        "--set train.steps=2 --set checkpoint.export_hf=false --set data.held_out=0 --set eval.every=0";
     for (n, change) in [
         "",
         "--set precision.recipe=bf16 --set train.micro_batch_size=2",
@@ -116,8 +134,8 @@ fn a_run_holds_what_its_plan_says_to_the_byte() {
 #[test]
 fn evaluation_adds_its_inputs_and_outputs_and_nothing_else() {
     let place = Place::new();
-    let text = plan(&place, "run.toml --set train.steps=1");
-    place.train("out", "--set train.steps=1");
+    let text = plan(&place, "run.toml --set train.steps=2");
+    place.train("out", "--set train.steps=2");
     // Tokens, targets and positions of 4 sequences of 16, and three scalars, each at a multiple of 64 bytes.
     let evaluation = 3 * 4 * 16 * 4 + 3 * 64;
     assert_eq!(held(&place, "out"), row(&text, "total") + evaluation, "{text}");

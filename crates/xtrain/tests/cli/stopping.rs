@@ -33,7 +33,11 @@ fn sigterm_saves_and_ends_well_and_the_same_command_goes_on() {
         signal(&child, if round == 1 { "INT" } else { "TERM" });
         assert_eq!(wait(&mut child, "a stopped run").code(), Some(0));
         let last = steps(&place).len() as u64;
-        assert!(place.exists(&format!("out/checkpoints/step-{last}")), "{last}: {:?}", place.names("out/checkpoints"));
+        assert!(
+            place.exists(&format!("out/checkpoints/step-{last}")),
+            "{last}: {:?}",
+            place.names("out/checkpoints")
+        );
         assert!(place.exists("out/report.html"));
     }
     // No step is missing and none is there twice.
@@ -47,7 +51,11 @@ fn max_time_saves_and_ends_well_and_the_same_command_goes_on() {
     let mut reached = 0;
     for _ in 0..2 {
         let ran = place.run(&format!("{ENDLESS} --max-time 1s")).succeeds();
-        assert!(ran.stdout.ends_with("time is up; the state is saved, go on with --resume\n"), "{}", ran.stdout);
+        assert!(
+            ran.stdout.ends_with("time is up; the state is saved, go on with --resume\n"),
+            "{}",
+            ran.stdout
+        );
         let now = steps(&place).len();
         assert!(now > reached, "{now} steps after {reached}");
         assert!(place.exists(&format!("out/checkpoints/step-{now}")));
@@ -82,7 +90,8 @@ fn a_reader_that_goes_away_ends_neither_a_run_nor_a_command_badly() {
     let place = Place::new();
     place.train("out", "--set train.steps=3");
     for command in ["plan run.toml --dump", "plan run.toml", "generate out --prompt the -n 3"] {
-        let mut child = place.command(command).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("starts");
+        let mut child =
+            place.command(command).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("starts");
         drop(child.stdout.take());
         let output = child.wait_with_output().expect("ends");
         assert_eq!(output.status.code(), Some(0), "{command}: {}", String::from_utf8_lossy(&output.stderr));

@@ -10,7 +10,8 @@ use std::process::{Command, Stdio};
 /// limit's signal becomes an error.
 fn on_a_small_disk(place: &Place, blocks: usize, arguments: &str) -> Ran {
     let mut shell = Command::new("sh");
-    let script = format!("trap '' XFSZ; ulimit -f {blocks}; exec {} {arguments}", env!("CARGO_BIN_EXE_xtrain"));
+    let script =
+        format!("trap '' XFSZ; ulimit -f {blocks}; exec {} {arguments}", env!("CARGO_BIN_EXE_xtrain"));
     shell.args(["-c", &script]);
     finish(place.settle(shell), arguments)
 }
@@ -103,7 +104,11 @@ fn files_that_may_not_be_read_are_named() {
     }
     bound.run("eval out --data a.txt").refuses(&["out/config.toml", "Permission denied"]);
     bound.run("generate out/hf --prompt the").refuses(&["out/hf/model.safetensors", "Permission denied"]);
-    bound.run("tokenize b.txt --bytes --out shards").refuses(&["b.txt", "Permission denied", "check the permissions"]);
+    bound.run("tokenize b.txt --bytes --out shards").refuses(&[
+        "b.txt",
+        "Permission denied",
+        "check the permissions",
+    ]);
     bound.run("plan run.toml").refuses(&["run.toml", "Permission denied"]);
 }
 

@@ -348,6 +348,11 @@ impl<'r> Run<'r> {
             shards,
         };
         if index.tokens == 0 {
+            // Nothing of this run stays in the way of the next one; the record goes last, as it says whose the rest is.
+            for (name, _) in self.tokenizer.files() {
+                let path = self.folder.join(name);
+                fs::remove_file(&path).map_err(DataError::io(&path, "remove"))?;
+            }
             Unfinished::remove(&self.folder)?;
             return Err(DataError::invalid(
                 format!("the {} input files hold no text", self.inputs.len()),
@@ -375,7 +380,7 @@ fn shard_name(number: usize) -> String {
 fn refuse_foreign_files(folder: &Path) -> Result<()> {
     for entry in fs::read_dir(folder).map_err(DataError::io(folder, "list the folder"))? {
         let name = entry.map_err(DataError::io(folder, "list the folder"))?.file_name();
-        if name != LOCK_FILE {
+        if name != LOCK_FILE && !Unfinished::is_beginning(&name) {
             return Err(DataError::invalid(
                 format!("{} is not empty (it holds {})", folder.display(), name.to_string_lossy()),
                 "name a new or an empty folder",

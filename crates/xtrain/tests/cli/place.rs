@@ -76,6 +76,11 @@ impl Place {
         fs::write(path, bytes).expect("a file");
     }
 
+    /// An empty file for what a process says.
+    pub(crate) fn sink(&self, name: &str) -> fs::File {
+        fs::File::create(self.path(name)).expect("a file")
+    }
+
     pub(crate) fn read(&self, name: &str) -> Vec<u8> {
         fs::read(self.path(name)).unwrap_or_else(|e| panic!("{name}: {e}"))
     }

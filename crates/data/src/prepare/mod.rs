@@ -355,7 +355,10 @@ impl<'r> Run<'r> {
             }
             Unfinished::remove(&self.folder)?;
             return Err(DataError::invalid(
-                format!("the {} input files hold no text", self.inputs.len()),
+                match self.inputs {
+                    [input] => format!("{} holds no text", input.path.display()),
+                    inputs => format!("the {} input files hold no text", inputs.len()),
+                },
                 "name input that is not empty",
             ));
         }

@@ -59,8 +59,13 @@ fn what_is_no_run_file_is_refused() {
     place.write("binary.toml", &[0xFF, 0xFE, 0, 1, 2]);
     place.write("broken.toml", b"[model\ndim = ");
     place.write("empty.toml", b"");
-    place.run("train missing.toml").refuses(&["missing.toml", "cannot be read", "No such file"]);
-    place.run("train .").refuses(&["cannot be read", "directory"]);
+    place.run("train missing.toml").refuses(&[
+        "missing.toml",
+        "cannot be read",
+        "No such file",
+        "check the path",
+    ]);
+    place.run("train .").refuses(&["cannot be read", "name a file"]);
     place.run("train binary.toml").refuses(&["binary.toml", "UTF-8"]);
     place.run("train broken.toml").refuses(&["broken.toml:1"]);
     for line in place.run("train empty.toml").refuses_in_lines() {

@@ -6,6 +6,7 @@ mod failure;
 mod plan_table;
 mod terminal;
 
+use std::io::Write;
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
@@ -23,7 +24,8 @@ fn main() -> ExitCode {
     match done {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => {
-            eprintln!("error: {failure}");
+            // Where nobody can read it, the exit code still says it.
+            let _ = writeln!(std::io::stderr(), "error: {failure}");
             failure.exit_code()
         }
     }

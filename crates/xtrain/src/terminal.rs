@@ -23,6 +23,8 @@ pub(crate) fn log() {
         .with_ansi(std::io::stderr().is_terminal())
         .without_time()
         .with_target(false)
+        // Its complaint about a standard error that cannot be written would go there too, as a panic.
+        .log_internal_errors(false)
         .init();
 }
 

@@ -2,6 +2,7 @@
 
 use crate::place::{Place, finish, wait, wait_until};
 use serde_json::Value;
+use std::fs::File;
 use std::process::{Child, Command, Stdio};
 
 /// Far more steps than any test waits for.
@@ -113,4 +114,38 @@ fn a_full_device_behind_standard_output_is_an_error_of_what_prints_and_not_of_a_
     };
     to_full("plan run.toml").refuses(&["standard output"]);
     to_full("train run.toml --out out").succeeds();
+}
+
+#[test]
+fn a_full_device_behind_standard_error_changes_no_exit_code() {
+    let place = Place::new();
+    place.train("out", "--set train.steps=3");
+    for (command, code) in [
+        ("generate out --prompt the -n 40", 0),
+        ("train run.toml --out new --set train.steps=3", 0),
+        ("train run.toml --out out --resume", 0),
+        ("train run.toml --out out", 2),
+        ("train missing.toml", 2),
+        ("generate out --prompt the --temperature NaN", 2),
+        ("generate out --promt the", 2),
+    ] {
+        let full = File::options().write(true).open("/dev/full").expect("a full device");
+        let status = place.command(command).stdout(Stdio::null()).stderr(full).status();
+        assert_eq!(status.expect("starts").code(), Some(code), "{command}");
+    }
+}
+
+#[test]
+fn a_run_that_is_stopped_while_it_makes_tokens_ends_well_and_goes_on() {
+    let place = Place::new();
+    let big = place.read("a.txt").repeat(1000);
+    place.write("big.txt", &big);
+    let command = "train run.toml --out out --resume --set data.train=big.txt --set train.steps=3";
+    let mut child = place.command(command).stdout(Stdio::null()).spawn().expect("starts");
+    wait_until("tokens are made", || place.exists("cache"));
+    signal(&child, "TERM");
+    assert_eq!(wait(&mut child, "a run stopped while it makes tokens").code(), Some(0));
+    assert!(!place.exists("out/hf"), "it went on");
+    place.run(command).succeeds();
+    assert!(place.exists("out/hf"));
 }

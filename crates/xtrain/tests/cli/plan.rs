@@ -3,6 +3,7 @@
 use crate::place::Place;
 use serde_json::Value;
 use std::path::Path;
+use std::time::Instant;
 
 fn examples(file: &str) -> String {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../examples").join(file).display().to_string()
@@ -142,13 +143,14 @@ fn evaluation_adds_its_inputs_and_outputs_and_nothing_else() {
 }
 
 #[test]
-fn a_plan_of_8b_takes_less_than_a_second_in_release() {
+fn a_plan_of_8b_takes_less_than_a_second() {
     let place = Place::new();
-    let begun = std::time::Instant::now();
-    plan(&place, &examples("llama3_8b.toml"));
-    let took = begun.elapsed();
-    println!("{took:?}");
-    // The development profile is several times slower, and the machine may be busy.
-    let most = if cfg!(debug_assertions) { 20.0 } else { 1.0 };
-    assert!(took.as_secs_f64() < most, "{took:?}");
+    // The machine may be busy: the best of some tries counts.
+    let took = (0..5).map(|_| {
+        let begun = Instant::now();
+        plan(&place, &examples("llama3_8b.toml"));
+        begun.elapsed()
+    });
+    let best = took.min().expect("tries");
+    assert!(best.as_secs_f64() < 1.0, "{best:?}");
 }

@@ -1,9 +1,12 @@
 //! Putting a finished folder in place of another one, so that a kill at any moment loses neither.
 //!
-//! Steps: the new folder is complete and synced as `<name>.tmp-<pid>`; the old one is renamed to `<name>.old-<pid>`;
-//! the new one is renamed to `<name>`; the old one is removed. Killed between the two renames, the old folder is
-//! whole under `.old-<pid>`, and the next export to that name brings it back before anything else. Killed after
-//! them, the next export removes it.
+//! The new folder is complete and synced as `<name>.tmp-<pid>`, exchanges its name with the old one in one step, and
+//! the old one is removed.
+//!
+//! Some file systems cannot exchange names. There the old folder is renamed to `<name>.old-<pid>`, the new one to
+//! `<name>`, and the old one is removed. Killed between the two renames, the old folder is whole under `.old-<pid>`,
+//! and the next export to that name brings it back before anything else. Killed after them, the next export removes
+//! it.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -66,11 +69,17 @@ pub(super) fn check_target(target: &Path, overwrite: bool) -> Result<()> {
 }
 
 /// Puts the finished folder at `target`, replacing what [`check_target`] allowed to be replaced.
-pub(super) fn publish(finished: Aside, target: &Path) -> Result<()> {
-    let empty = || fs::read_dir(target).is_ok_and(|mut entries| entries.next().is_none());
-    if !target.exists() || empty() {
+pub(super) fn publish(mut finished: Aside, target: &Path) -> Result<()> {
+    if !target.exists() {
         return finished.publish(target);
     }
+    if finished.exchange(target)? {
+        return Ok(());
+    }
+    publish_by_two_renames(finished, target)
+}
+
+fn publish_by_two_renames(finished: Aside, target: &Path) -> Result<()> {
     let old = aside::with_suffix(target, "old");
     aside::remove(&old)?;
     fs::rename(target, &old).map_err(CheckpointError::io(target, "set aside"))?;

@@ -265,6 +265,36 @@ mod tests {
     }
 
     #[test]
+    fn an_exchange_puts_the_new_one_in_place_and_removes_the_old_one() {
+        let dir = tempfile::tempdir().unwrap();
+        let target = dir.path().join("step-1");
+        fs::create_dir(&target).unwrap();
+        fs::write(target.join("old"), b"x").unwrap();
+        let mut aside = Aside::folder(&target).unwrap();
+        fs::write(aside.path().join("new"), b"x").unwrap();
+        if !aside.exchange(&target).unwrap() {
+            assert!(target.join("old").exists(), "without that step nothing is done");
+            return;
+        }
+        assert!(target.join("new").exists() && aside.path().join("old").exists());
+        drop(aside);
+        assert!(target.join("new").exists());
+        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1);
+    }
+
+    #[test]
+    fn removing_a_target_spares_its_successor_that_is_being_written() {
+        let dir = tempfile::tempdir().unwrap();
+        let target = dir.path().join("step-1");
+        fs::create_dir(&target).unwrap();
+        let aside = Aside::folder(&target).unwrap();
+        remove_atomically(&target).unwrap();
+        assert!(!target.exists());
+        aside.publish(&target).unwrap();
+        assert!(target.is_dir());
+    }
+
+    #[test]
     fn sweeping_spares_what_is_being_written_and_removes_what_is_not() {
         let dir = tempfile::tempdir().unwrap();
         let alive = Aside::folder(&dir.path().join("a")).unwrap();

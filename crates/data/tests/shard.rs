@@ -1,9 +1,9 @@
 //! Shards and datasets on the disk: what is written is read, and what is damaged is found.
 
 use std::fs;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::path::Path;
 use std::sync::LazyLock;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use proptest::prelude::*;
 use xtrain_data::{Dataset, MemoryTokens, Shard, ShardWriter, TokenStream, Tokenizer};

@@ -106,3 +106,54 @@ fn olds(target: &Path) -> Vec<PathBuf> {
     olds.sort();
     olds
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A folder of one file that holds `text`, finished but still aside.
+    fn finished(target: &Path, text: &str) -> Aside {
+        let aside = Aside::folder(target).unwrap();
+        fs::write(aside.path().join(SINGLE_FILE), text).unwrap();
+        aside
+    }
+
+    fn text_in(target: &Path) -> String {
+        fs::read_to_string(target.join(SINGLE_FILE)).unwrap()
+    }
+
+    #[test]
+    fn both_ways_of_replacing_put_the_new_folder_in_place_and_leave_nothing_else() {
+        for replace in [publish, publish_by_two_renames] {
+            let dir = tempfile::tempdir().unwrap();
+            let target = dir.path().join("model");
+            publish(finished(&target, "old"), &target).unwrap();
+            replace(finished(&target, "new"), &target).unwrap();
+            assert_eq!(text_in(&target), "new");
+            assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1);
+        }
+    }
+
+    #[test]
+    fn what_a_kill_leaves_after_any_step_is_recovered() {
+        // The files beside each other at that moment, with what is in them, and what there is in the end.
+        let moments: [(&[(&str, &str)], &str); 5] = [
+            (&[("model", "old"), ("model.tmp-1", "new")], "old"),
+            (&[("model", "new"), ("model.tmp-1", "old")], "new"),
+            (&[("model.old-1", "old"), ("model.tmp-1", "new")], "old"),
+            (&[("model", "new"), ("model.old-1", "old")], "new"),
+            (&[("model", "new"), ("model.old-1.tmp-1.old", "old")], "new"),
+        ];
+        for (files, expected) in moments {
+            let dir = tempfile::tempdir().unwrap();
+            for (name, text) in files {
+                fs::create_dir(dir.path().join(name)).unwrap();
+                fs::write(dir.path().join(name).join(SINGLE_FILE), text).unwrap();
+            }
+            let target = dir.path().join("model");
+            recover(&target).unwrap();
+            assert_eq!(text_in(&target), expected, "{files:?}");
+            assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1, "{files:?}");
+        }
+    }
+}

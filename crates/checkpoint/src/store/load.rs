@@ -93,7 +93,8 @@ impl Checkpoint {
         };
         let read = || {
             let Some(entry) = self.manifest.documents.iter().find(|entry| entry.name == name) else {
-                let names: Vec<&str> = self.manifest.documents.iter().map(|entry| entry.name.as_str()).collect();
+                let names: Vec<&str> =
+                    self.manifest.documents.iter().map(|entry| entry.name.as_str()).collect();
                 return Err(bad(format!("is not in this checkpoint, which has: {}", listed(&names))));
             };
             serde_json::from_slice(&self.document_bytes(entry)?).map_err(|e| bad(format!("is not JSON: {e}")))
@@ -165,7 +166,8 @@ impl Checkpoint {
                 continue;
             }
             let found = file.tensor(&spec.name);
-            let Some(tensor) = found.filter(|found| (found.dtype, found.shape.clone()) == stored(spec)) else {
+            let Some(tensor) = found.filter(|found| (found.dtype, found.shape.clone()) == stored(spec))
+            else {
                 let (place, what) = (format!("tensor '{}'", spec.name), "is not there as the manifest says");
                 return Err(CheckpointError::damaged(file.path(), place, format!("{spec} {what}"), FIX));
             };
@@ -202,9 +204,11 @@ impl Checkpoint {
                 "use {} instead, which has been verified (a resumed run does, once this one is removed)",
                 older.path.display()
             ),
-            Ok(None) => "no older checkpoint is whole: restore this one from a copy, or start again from the \
+            Ok(None) => {
+                "no older checkpoint is whole: restore this one from a copy, or start again from the \
                          beginning"
-                .to_string(),
+                    .to_string()
+            }
             // The damage matters more than why the others could not be looked at.
             Err(_) => fix,
         };

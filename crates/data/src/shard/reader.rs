@@ -107,7 +107,8 @@ impl Shard {
         // are of one length, and the last few ends are read together.
         let guess = u128::from(range.start) * u128::from(count) / u128::from(self.header.token_count.max(1));
         let margin = 2 * READ_ENDS as u64;
-        let mut looks = [(guess as u64).saturating_sub(margin), (guess as u64).saturating_add(margin)].into_iter();
+        let mut looks =
+            [(guess as u64).saturating_sub(margin), (guess as u64).saturating_add(margin)].into_iter();
         let (mut low, mut high) = (0, count);
         while high - low > READ_ENDS as u64 {
             let look = looks.next().filter(|look| (low..high).contains(look));
@@ -173,7 +174,8 @@ impl Shard {
     fn read_at(&self, start: u64, out: &mut [u8]) -> Result<()> {
         self.file.read_exact_at(out, start).map_err(|error| match error.kind() {
             io::ErrorKind::UnexpectedEof => {
-                let (before, now) = (self.layout.table.end, self.file.metadata().map_or(0, |file| file.len()));
+                let (before, now) =
+                    (self.layout.table.end, self.file.metadata().map_or(0, |file| file.len()));
                 self.corrupt(format!("it shrank from {before} to {now} bytes while it was in use"))
             }
             _ => DataError::io(&self.path, "read the shard")(error),

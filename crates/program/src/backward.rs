@@ -36,6 +36,14 @@ pub enum BackwardError {
         /// What is wrong.
         error: OpError,
     },
+    /// An op without a backward between what is differentiated and what a gradient is wanted of.
+    #[error("{op} at {site} has no backward, and a gradient would have to pass it; trace an op that has one")]
+    NoBackward {
+        /// Block and site.
+        site: String,
+        /// The op's name.
+        op: &'static str,
+    },
     /// A parameter that nothing differentiated depends on.
     #[error("parameter `{0}` has no influence on the loss, so it has no gradient")]
     Unreached(Arc<str>),
@@ -59,19 +67,18 @@ pub fn backward(
     }
     for index in (0..cx.program.instances.len()).rev() {
         let instance = &cx.program.instances[index];
-        let Code::Forward(op) = &instance.code else { continue };
         let reached = |o: &crate::Output| cx.grads.contains_key(&o.value) || cx.roots.contains(&o.value);
         if !instance.outputs.iter().any(reached) || !instance.inputs.iter().any(|v| cx.requires[v.0 as usize])
         {
             continue;
         }
-        let (op, origin): (Arc<dyn Differentiable>, _) = (op.clone(), instance.origin.clone());
+        let site = instance.origin.to_string();
+        let op: Arc<dyn Differentiable> = match &instance.code {
+            Code::Forward(op) => op.clone(),
+            Code::Plain(op) => return Err(BackwardError::NoBackward { site, op: op.name() }),
+        };
         cx.current = index;
-        op.backward(&mut cx).map_err(|error| BackwardError::Op {
-            site: origin.to_string(),
-            op: op.name(),
-            error,
-        })?;
+        op.backward(&mut cx).map_err(|error| BackwardError::Op { site, op: op.name(), error })?;
     }
     cx.settle_parameter_gradients()?;
     let wanted = wrt.iter().map(|v| cx.grads.get(v).copied()).collect();

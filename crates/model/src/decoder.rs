@@ -12,7 +12,7 @@ use xtrain_ops::dropout::Dropout;
 use xtrain_ops::embedding::Embedding;
 use xtrain_ops::linear::Linear;
 use xtrain_ops::linear_cross_entropy::LinearCrossEntropy;
-use xtrain_ops::qk_norm_rope::{QkNormRope, rotation_table};
+use xtrain_ops::qk_norm_rope::{QkNormRope, RopeScaling, rotation_table};
 use xtrain_ops::rms_norm::{AddRmsNorm, RmsNorm};
 use xtrain_ops::swiglu::Swiglu;
 use xtrain_program::{StateKind, TraceError, Tracer, ValueId};
@@ -259,10 +259,25 @@ impl Block<'_> {
             Context::Sequence { .. } => self.batch.seq_len,
             Context::Cache { capacity } => capacity,
         };
-        let name = format!("rotations.{positions}");
         let (head_dim, theta, scaling) = (m.head_dim, m.rope_theta, m.rope_scaling);
+        // Engines share constants by name: it says all that the table depends on.
+        let name = format!("rotations.{positions}x{head_dim}.theta_{theta}{}", suffix(scaling));
         let ty = TensorType::new(DType::F32, [positions, head_dim]);
         t.constant(&name, ty, move || rotation_table(positions, head_dim, theta, scaling))
+    }
+}
+
+/// What a scaling adds to the name of the rotation table.
+fn suffix(scaling: RopeScaling) -> String {
+    match scaling {
+        RopeScaling::None => String::new(),
+        RopeScaling::Linear { factor } => format!(".linear_{factor}"),
+        RopeScaling::Llama3 {
+            factor,
+            low_freq_factor: low,
+            high_freq_factor: high,
+            original_max_position_embeddings: context,
+        } => format!(".llama3_{factor}_{low}_{high}_{context}"),
     }
 }
 

@@ -292,9 +292,31 @@ impl Program {
     }
 
     /// The state value of this kind and name, added if it is not there.
+    ///
+    /// # Panics
+    /// If it is there with another type: two values that differ need two names.
     pub fn state(&mut self, kind: StateKind, name: &Arc<str>, ty: TensorType) -> ValueId {
-        self.find_state(kind, name)
-            .unwrap_or_else(|| self.add_value(ty, Storage::State { kind, name: name.clone() }))
+        let found = self.find_state(kind, name);
+        let storage = || Storage::State { kind, name: name.clone() };
+        self.found_or_added(found, ty, kind.name(), name, storage)
+    }
+
+    /// `found`, which must have this type, or a new value.
+    pub(crate) fn found_or_added(
+        &mut self,
+        found: Option<ValueId>,
+        ty: TensorType,
+        what: &str,
+        name: &str,
+        storage: impl FnOnce() -> Storage,
+    ) -> ValueId {
+        let Some(id) = found else { return self.add_value(ty, storage()) };
+        let held = self.ty(id);
+        assert!(
+            held == ty,
+            "the {what} `{name}` is {held} already, so it cannot be {ty}; it needs a name of its own"
+        );
+        id
     }
 
     /// The state value of this kind and name.

@@ -68,30 +68,40 @@ impl Tracer {
     }
 
     /// The parameter called `name`; a second call with the same name is the same parameter (tied weights).
+    ///
+    /// # Panics
+    /// If it has another type.
     pub fn parameter(&mut self, name: &str, ty: TensorType) -> ValueId {
-        if let Some(p) = self.program.parameters.iter().find(|p| *p.name == *name) {
-            return p.master;
-        }
         let name: Arc<str> = name.into();
         let master = self.program.state(StateKind::Master, &name, ty);
-        self.program.parameters.push(Parameter { name, master, compute: None, gradient: None });
+        if !self.program.parameters.iter().any(|p| p.master == master) {
+            self.program.parameters.push(Parameter { name, master, compute: None, gradient: None });
+        }
         master
     }
 
     /// The state value of this kind and name.
+    ///
+    /// # Panics
+    /// If it has another type.
     pub fn state(&mut self, kind: StateKind, name: &str, ty: TensorType) -> ValueId {
         self.program.state(kind, &name.into(), ty)
     }
 
     /// The input called `name`, which the host writes before each run; a second call is the same input.
+    ///
+    /// # Panics
+    /// If it has another type.
     pub fn input(&mut self, name: &str, ty: TensorType) -> ValueId {
-        self.program
-            .input(name)
-            .unwrap_or_else(|| self.program.add_value(ty, Storage::Input { name: name.into() }))
+        let found = self.program.input(name);
+        self.program.found_or_added(found, ty, "input", name, || Storage::Input { name: name.into() })
     }
 
-    /// The constant called `name`, of type `ty`; a second call is the same constant. `make` runs where an engine loads the program, so
-    /// that a plan costs no table.
+    /// The constant called `name`, of type `ty`; a second call is the same constant, so the name says all that its contents depend on.
+    /// `make` runs where an engine loads the program, so that a plan costs no table.
+    ///
+    /// # Panics
+    /// If it has another type.
     pub fn constant(
         &mut self,
         name: &str,
@@ -101,9 +111,8 @@ impl Tracer {
         let found = self.program.ids().find(|&id| {
             matches!(&self.program.value(id).storage, Storage::Constant { name: n, .. } if **n == *name)
         });
-        found.unwrap_or_else(|| {
-            self.program.add_value(ty, Storage::Constant { name: name.into(), make: Arc::new(make) })
-        })
+        let storage = || Storage::Constant { name: name.into(), make: Arc::new(make) };
+        self.program.found_or_added(found, ty, "constant", name, storage)
     }
 
     /// Marks a value as a boundary of recomputation: kept even when its block is recomputed.

@@ -3,9 +3,9 @@
 mod common;
 
 use common::{small_model, spec};
-use xtrain_model::Architecture;
 use xtrain_model::decoder::Batch;
-use xtrain_program::Role;
+use xtrain_model::{Architecture, RopeScaling};
+use xtrain_program::{Role, Storage};
 use xtrain_train::programs;
 
 /// Llama 3 8B.
@@ -39,4 +39,46 @@ fn the_arithmetic_of_a_step_is_that_of_its_products_at_any_length() {
         let expected = tokens * (6.0 * matrices as f64 + scores);
         assert!((done / expected - 1.0).abs() < 1e-12, "{done:e} instead of {expected:e} at {seq_len}");
     }
+}
+
+/// The names of a program's constants.
+fn constants(model: &Architecture, seq_len: usize) -> Vec<String> {
+    let program =
+        programs::training(&spec(model.clone(), Batch { sequences: 1, seq_len })).expect("a program");
+    let named = |v: &xtrain_program::Value| match &v.storage {
+        Storage::Constant { name, .. } => Some(name.to_string()),
+        _ => None,
+    };
+    program.values.iter().filter_map(named).collect()
+}
+
+#[test]
+fn rotation_tables_that_differ_have_names_that_differ() {
+    let base = small_model();
+    let llama3 = |factor, low, high, context| RopeScaling::Llama3 {
+        factor,
+        low_freq_factor: low,
+        high_freq_factor: high,
+        original_max_position_embeddings: context,
+    };
+    let scaled = |rope_scaling| Architecture { rope_scaling, ..base.clone() };
+    let models = [
+        base.clone(),
+        Architecture { rope_theta: 1e5, ..base.clone() },
+        Architecture { head_dim: 8, ..base.clone() },
+        scaled(RopeScaling::Linear { factor: 2.0 }),
+        scaled(RopeScaling::Linear { factor: 4.0 }),
+        scaled(llama3(8.0, 1.0, 4.0, 8192)),
+        scaled(llama3(4.0, 1.0, 4.0, 8192)),
+        scaled(llama3(8.0, 0.5, 4.0, 8192)),
+        scaled(llama3(8.0, 1.0, 2.0, 8192)),
+        scaled(llama3(8.0, 1.0, 4.0, 4096)),
+    ];
+    let mut names: Vec<String> = models.iter().flat_map(|m| constants(m, 16)).collect();
+    names.extend(constants(&base, 17));
+    assert_eq!(names.len(), models.len() + 1, "{names:?}");
+    names.sort();
+    names.dedup();
+    assert_eq!(names.len(), models.len() + 1, "{names:?}");
+    assert_eq!(constants(&base, 16), constants(&base, 16));
 }

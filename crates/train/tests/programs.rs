@@ -3,10 +3,11 @@
 mod common;
 
 use common::{small_model, spec};
+use std::collections::HashMap;
 use xtrain_model::decoder::Batch;
-use xtrain_model::{Architecture, RopeScaling};
-use xtrain_program::{Role, Storage};
-use xtrain_train::programs;
+use xtrain_model::{Architecture, Recipe, RopeScaling};
+use xtrain_program::{Recompute, Role, Storage};
+use xtrain_train::programs::{self, TrainingSpec};
 
 /// Llama 3 8B.
 fn llama() -> Architecture {
@@ -81,4 +82,20 @@ fn rotation_tables_that_differ_have_names_that_differ() {
     names.dedup();
     assert_eq!(names.len(), models.len() + 1, "{names:?}");
     assert_eq!(constants(&base, 16), constants(&base, 16));
+}
+
+#[test]
+fn a_linears_input_dies_before_the_gradient_of_its_size_is_born() {
+    let batch = Batch { sequences: 1, seq_len: 8192 };
+    for recompute in [Recompute::None, Recompute::Block] {
+        let spec = TrainingSpec { recompute, recipe: Recipe::Bf16, ..spec(llama(), batch) };
+        let program = programs::training(&spec).expect("a program");
+        let at = |op: &str| {
+            let found = program.instances.iter().enumerate().filter(|(_, i)| i.code.op().name() == op);
+            found.map(|(n, i)| (i.origin.to_string(), n)).collect::<HashMap<_, _>>()
+        };
+        let (wgrad, dgrad) = (at("linear_wgrad"), at("linear_dgrad"));
+        assert_eq!((wgrad.len(), dgrad.len()), (4 * 32, 4 * 32));
+        assert!(wgrad.iter().all(|(site, n)| *n < dgrad[site]), "{recompute:?}");
+    }
 }

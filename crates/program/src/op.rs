@@ -38,8 +38,9 @@ pub trait Op: Any + Debug + Send + Sync {
         Cost::default()
     }
 
-    /// Whether running it again is nearly free (norms, activations): what the recompute policy `norms` leaves unsaved.
-    fn is_cheap(&self) -> bool {
+    /// Whether making this output again is nearly free (norms, activations), given the outputs that are not: what the recompute
+    /// policy `norms` leaves unsaved. Asked of ops that models apply; what passes emit is never made again.
+    fn is_cheap(&self, _output: usize) -> bool {
         false
     }
 

@@ -13,7 +13,7 @@ pub enum Recompute {
     /// Nothing: all saved.
     #[default]
     None,
-    /// The outputs of cheap ops: norms and activations.
+    /// The outputs that are cheap to make: norms and activations.
     Norms,
     /// All of every block but its boundary.
     Block,
@@ -65,7 +65,7 @@ struct Pass {
 impl Pass {
     fn keeps(&self, v: ValueId) -> bool {
         let value = self.out.value(v);
-        let Some(&(i, _)) = self.producers.get(&v) else { return true };
+        let Some(&(i, k)) = self.producers.get(&v) else { return true };
         let instance = &self.forward[i];
         let cannot = value.boundary
             || !matches!(value.storage, Storage::Transient)
@@ -73,7 +73,7 @@ impl Pass {
         cannot
             || match self.policy {
                 Recompute::None => true,
-                Recompute::Norms => !instance.code.op().is_cheap(),
+                Recompute::Norms => !instance.code.op().is_cheap(k),
                 Recompute::Block => instance.origin.block.is_none(),
             }
     }

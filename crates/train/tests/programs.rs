@@ -99,3 +99,20 @@ fn a_linears_input_dies_before_the_gradient_of_its_size_is_born() {
         assert!(wgrad.iter().all(|(site, n)| *n < dgrad[site]), "{recompute:?}");
     }
 }
+
+#[test]
+fn norms_are_made_again_from_sums_that_are_kept() {
+    let mut spec = TrainingSpec {
+        recompute: Recompute::Norms,
+        ..spec(small_model(), Batch { sequences: 2, seq_len: 8 })
+    };
+    spec.loss.dropout = 0.1;
+    let program = programs::training(&spec).expect("a program");
+    let again = program.instances.iter().filter(|i| i.origin.role == Role::Recompute);
+    let mut count: HashMap<&str, usize> = HashMap::new();
+    again.for_each(|i| *count.entry(i.code.op().name()).or_default() += 1);
+    // Of each of the 3 blocks: both norms, the feed-forward's activation, the rotation with its norm. The last norm is read by the
+    // loss alone, which runs forward.
+    let expected = HashMap::from([("rms_norm", 6), ("swiglu", 3), ("qk_norm_rope", 3)]);
+    assert_eq!(count, expected);
+}

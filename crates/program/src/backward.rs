@@ -6,7 +6,7 @@
 
 use crate::trace::instantiate;
 use crate::{
-    Code, Differentiable, Instance, Op, OpError, PassOps, Phase, Program, Role, StateKind, Storage,
+    Code, Differentiable, Instance, Op, OpError, Origin, PassOps, Program, Role, Stage, StateKind, Storage,
     TraceError, ValueId, WriteMode,
 };
 use std::collections::HashMap;
@@ -166,8 +166,8 @@ impl Backward<'_> {
         let old = self.instance().clone();
         let targets: Vec<_> = old.outputs.iter().map(|o| Some(o.value)).collect();
         let code = Code::Plain(Arc::new(op));
-        let mut new = instantiate(&mut self.program, code, inputs, &targets, old.origin, old.phase)
-            .map_err(|e| e.error)?;
+        let origin = Origin { role: Role::ForwardGrad, ..old.origin };
+        let mut new = instantiate(&mut self.program, code, inputs, &targets, origin).map_err(|e| e.error)?;
         for (n, o) in new.outputs.iter_mut().zip(&old.outputs) {
             n.mode = o.mode;
         }
@@ -203,9 +203,9 @@ impl Backward<'_> {
     }
 
     fn emit_code(&mut self, role: Role, code: Code, inputs: &[ValueId]) -> Result<Vec<ValueId>, OpError> {
-        let origin = crate::Origin { role, ..self.instance().origin.clone() };
-        let instance = instantiate(&mut self.program, code, inputs, &[], origin, Phase::Micro)
-            .map_err(|e: TraceError| e.error)?;
+        let origin = Origin { role, stage: Stage::Backward, ..self.instance().origin.clone() };
+        let instance =
+            instantiate(&mut self.program, code, inputs, &[], origin).map_err(|e: TraceError| e.error)?;
         let outputs = instance.outputs.iter().map(|o| o.value).collect();
         self.program.instances.push(instance);
         self.requires.resize(self.program.values.len(), false);

@@ -27,7 +27,7 @@ pub use op::{Cost, Differentiable, Op, OpError, Operand, PassOps, Rebuild, Signa
 pub use plan::{Location, Plan, Region};
 pub use precision::Precision;
 pub use program::{
-    Code, Instance, Lane, Origin, Output, Parameter, Phase, Program, Role, StateKind, Storage, Value,
+    Code, Instance, Lane, Origin, Output, Parameter, Phase, Program, Role, Stage, StateKind, Storage, Value,
     ValueId, WriteMode,
 };
 pub use recompute::Recompute;

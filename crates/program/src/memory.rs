@@ -1,7 +1,7 @@
 //! The memory table: what every byte of a plan is for.
 
 use crate::plan::Buffer;
-use crate::{Program, Region, StateKind, Storage};
+use crate::{Program, Region, Stage, StateKind, Storage};
 use std::collections::BTreeMap;
 
 /// What a plan's memory is for. The rows add up to the plan, to the byte; for scratch they are what is live at the moment of its peak.
@@ -64,10 +64,11 @@ impl MemoryTable {
             peak_at = format!("{at_origin} ({role})", at_origin = at.origin, role = at.origin.role.name());
             for b in buffers.iter().filter(|b| live(b).contains(&peak)) {
                 let maker = &program.instances[b.first];
-                let used_later = b.users.iter().any(|&u| !program.instances[u].origin.role.is_forward());
+                let stage = |i: usize| program.instances[i].origin.stage;
+                let used_later = b.users.iter().any(|&u| stage(u) == Stage::Backward);
                 let purpose = if maker.workspace.contains(&b.values[0]) {
                     Purpose::Workspace(format!("{} {}", maker.origin, maker.code.op().name()))
-                } else if maker.origin.role.is_forward() && used_later {
+                } else if stage(b.first) == Stage::Forward && used_later {
                     Purpose::Saved(maker.origin.block)
                 } else {
                     Purpose::Passing

@@ -39,7 +39,7 @@ pub trait Op: Any + Debug + Send + Sync {
     }
 
     /// Whether making this output again is nearly free (norms, activations), given the outputs that are not: what the recompute
-    /// policy `norms` leaves unsaved. Asked of ops that models apply; what passes emit is never made again.
+    /// policy `norms` leaves unsaved. Asked of what runs forward.
     fn is_cheap(&self, _output: usize) -> bool {
         false
     }

@@ -6,7 +6,7 @@
 //! With `fp32` the program is the traced one, unchanged.
 
 use crate::trace::instantiate;
-use crate::{Code, Operand, PassOps, Phase, Program, Role, StateKind, Storage, TraceError, ValueId};
+use crate::{Code, Operand, Origin, PassOps, Program, Role, Stage, StateKind, Storage, TraceError, ValueId};
 use std::sync::Arc;
 use xtrain_tensor::DType;
 
@@ -57,7 +57,7 @@ pub fn apply(program: Program, precision: Precision) -> Result<Program, TraceErr
                 out.values[o.value.0 as usize].ty = *ty;
             }
         }
-        let mut new = instantiate(&mut out, instance.code, &inputs, &kept, instance.origin, instance.phase)?;
+        let mut new = instantiate(&mut out, instance.code, &inputs, &kept, instance.origin)?;
         for (n, o) in new.outputs.iter_mut().zip(&instance.outputs) {
             n.mode = o.mode;
         }
@@ -75,8 +75,9 @@ pub fn refresh_program(program: &Program, ops: &dyn PassOps) -> Result<Program, 
         let compute = p.compute.map(|c| out.state(StateKind::Compute, &p.name, program.ty(c)));
         if let Some(compute) = compute {
             let code = Code::Plain(ops.cast(out.ty(compute).dtype));
-            let origin = crate::Origin { block: None, site: p.name.clone(), role: Role::Precision, slot: 0 };
-            let instance = instantiate(&mut out, code, &[master], &[Some(compute)], origin, Phase::Micro)?;
+            let (role, stage) = (Role::Precision, Stage::Forward);
+            let origin = Origin { block: None, site: p.name.clone(), role, stage, slot: 0 };
+            let instance = instantiate(&mut out, code, &[master], &[Some(compute)], origin)?;
             out.instances.push(instance);
         }
         out.parameters.push(crate::Parameter { name: p.name.clone(), master, compute, gradient: None });

@@ -132,7 +132,7 @@ pub struct Instance {
     pub origin: Origin,
     /// Where it runs.
     pub lane: Lane,
-    /// When it runs.
+    /// When it runs: the phase of its origin's stage.
     pub phase: Phase,
 }
 
@@ -186,15 +186,17 @@ impl WriteMode {
     }
 }
 
-/// Where an instance comes from: what names in dumps, traces and recipes are made of.
+/// Where an instance comes from: what names in dumps, traces and recipes are made of, and what passes go by.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Origin {
     /// The transformer block, if it is in one.
     pub block: Option<u32>,
     /// The place within the block or model, e.g. `attn.qkv_proj`.
     pub site: Arc<str>,
-    /// What part of the step it is.
+    /// What it does there: for names. Passes ask for the stage.
     pub role: Role,
+    /// When in the step it runs.
+    pub stage: Stage,
     /// The pipeline slot (micro-batch in flight) it works on; 0 without pipeline parallelism.
     pub slot: u16,
 }
@@ -208,11 +210,34 @@ impl fmt::Display for Origin {
     }
 }
 
-/// The part of a step that an instance belongs to.
+/// When in a step an instance runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Stage {
+    /// Before the gradients of activations are known. What it writes may be kept for the backward, or made again there.
+    Forward,
+    /// From the loss back.
+    Backward,
+    /// Once after the last micro-step.
+    Update,
+}
+
+impl Stage {
+    /// The phase that it is a part of.
+    pub const fn phase(self) -> Phase {
+        match self {
+            Stage::Forward | Stage::Backward => Phase::Micro,
+            Stage::Update => Phase::Update,
+        }
+    }
+}
+
+/// What an instance does at its site, whenever it runs: a change of representation may be part of any stage.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Role {
     /// Forward; for a linear, its fprop GEMM.
     Forward,
+    /// Forward and the gradients of its inputs in one: a loss.
+    ForwardGrad,
     /// Gradients with respect to activations.
     Dgrad,
     /// Gradients with respect to parameters only.
@@ -230,17 +255,13 @@ impl Role {
     pub const fn name(self) -> &'static str {
         match self {
             Role::Forward => "fprop",
+            Role::ForwardGrad => "fprop+grad",
             Role::Dgrad => "dgrad",
             Role::Wgrad => "wgrad",
             Role::Recompute => "recompute",
             Role::Precision => "precision",
             Role::Update => "update",
         }
-    }
-
-    /// Whether it runs before the loss is known.
-    pub const fn is_forward(self) -> bool {
-        matches!(self, Role::Forward)
     }
 }
 
@@ -367,12 +388,9 @@ impl Program {
 }
 
 impl Instance {
-    /// The kinds of state that it changes: its effects.
-    pub fn effects(&self, program: &Program) -> Vec<StateKind> {
-        let kind = |o: &Output| match program.value(o.value).storage {
-            Storage::State { kind, .. } => Some(kind),
-            _ => None,
-        };
-        self.outputs.iter().filter_map(kind).collect()
+    /// The state values that it writes: its effects.
+    pub fn effects(&self, program: &Program) -> impl Iterator<Item = ValueId> {
+        let state = |id: &ValueId| matches!(program.value(*id).storage, Storage::State { .. });
+        self.outputs.iter().map(|o| o.value).filter(state)
     }
 }

@@ -1,7 +1,7 @@
 //! Tracing: model code calls ops, and the calls become a program.
 
 use crate::{
-    Code, Differentiable, Instance, Lane, Op, OpError, Origin, Output, Parameter, Phase, Program, Role,
+    Code, Differentiable, Instance, Lane, Op, OpError, Origin, Output, Parameter, Program, Role, Stage,
     StateKind, Storage, ValueId, WriteMode,
 };
 use std::sync::Arc;
@@ -26,19 +26,18 @@ pub struct TraceError {
 pub struct Tracer {
     program: Program,
     origin: Origin,
-    phase: Phase,
 }
 
 impl Default for Tracer {
     fn default() -> Self {
-        Tracer::new(Program::default(), Phase::Micro, Role::Forward)
+        Tracer::new(Program::default(), Stage::Forward, Role::Forward)
     }
 }
 
 impl Tracer {
-    /// A tracer that appends to `program` instances of this phase and role.
-    pub fn new(program: Program, phase: Phase, role: Role) -> Self {
-        Tracer { program, origin: Origin { block: None, site: "".into(), role, slot: 0 }, phase }
+    /// A tracer that appends to `program` instances of this stage and role.
+    pub fn new(program: Program, stage: Stage, role: Role) -> Self {
+        Tracer { program, origin: Origin { block: None, site: "".into(), role, stage, slot: 0 } }
     }
 
     /// The traced program.
@@ -163,8 +162,7 @@ impl Tracer {
         inputs: &[ValueId],
         targets: &[Option<ValueId>],
     ) -> Result<Vec<ValueId>, TraceError> {
-        let instance =
-            instantiate(&mut self.program, code, inputs, targets, self.origin.clone(), self.phase)?;
+        let instance = instantiate(&mut self.program, code, inputs, targets, self.origin.clone())?;
         let outputs = instance.outputs.iter().map(|o| o.value).collect();
         self.program.instances.push(instance);
         Ok(outputs)
@@ -178,7 +176,6 @@ pub(crate) fn instantiate(
     inputs: &[ValueId],
     targets: &[Option<ValueId>],
     origin: Origin,
-    phase: Phase,
 ) -> Result<Instance, TraceError> {
     let types: Vec<TensorType> = inputs.iter().map(|&v| program.ty(v)).collect();
     let fail = |error| TraceError {
@@ -203,5 +200,6 @@ pub(crate) fn instantiate(
         outputs.push(Output { value, mode: WriteMode::Assign });
     }
     let workspace = signature.workspace.iter().map(|&ty| program.add_value(ty, Storage::Transient)).collect();
+    let phase = origin.stage.phase();
     Ok(Instance { code, inputs: inputs.to_vec(), outputs, workspace, origin, lane: Lane::Compute, phase })
 }

@@ -3,7 +3,7 @@
 use proptest::prelude::*;
 use xtrain_program::order::Order;
 use xtrain_program::{
-    Instance, Lane, Op, OpError, Phase, Plan, Program, Region, Role, Signature, Storage, Tracer, ValueId,
+    Instance, Lane, Op, OpError, Plan, Program, Region, Signature, Storage, Tracer, ValueId,
 };
 use xtrain_tensor::{DType, TensorType};
 
@@ -51,7 +51,7 @@ fn line() -> impl Strategy<Value = Line> {
 }
 
 fn build(lines: &[Line]) -> Program {
-    let mut t = Tracer::new(Program::default(), Phase::Micro, Role::Forward);
+    let mut t = Tracer::default();
     let mut made: Vec<ValueId> = Vec::new();
     for l in lines {
         let reads: Vec<ValueId> =

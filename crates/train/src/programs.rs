@@ -9,7 +9,7 @@ use xtrain_ops::grad_norm::GradNorm;
 use xtrain_ops::{PassSet, registry};
 use xtrain_program::backward::{BackwardError, backward};
 use xtrain_program::{
-    Phase, Program, Recompute, Role, Root, StateKind, TraceError, Tracer, precision, recompute,
+    Program, Recompute, Role, Root, Stage, StateKind, TraceError, Tracer, precision, recompute,
 };
 use xtrain_tensor::{DType, TensorType};
 
@@ -123,7 +123,7 @@ fn with_update(program: Program, spec: &TrainingSpec) -> Result<Program, TraceEr
     let specs = spec.model.parameters();
     let parameters = program.parameters.clone();
     let objective = program.output(io::OBJECTIVE);
-    let mut t = Tracer::new(program, Phase::Update, Role::Update);
+    let mut t = Tracer::new(program, Stage::Update, Role::Update);
     let lr = t.input(update_io::LR, TensorType::new(DType::F32, []));
     let gradients: Vec<_> = parameters.iter().filter_map(|p| p.gradient).collect();
     let norm = t.at("grad_norm").emit(GradNorm, &gradients)?[0];

@@ -6,7 +6,7 @@ use common::{small_model, spec};
 use std::collections::HashMap;
 use xtrain_model::decoder::Batch;
 use xtrain_model::{Architecture, Recipe, RopeScaling};
-use xtrain_program::{Recompute, Role, Storage};
+use xtrain_program::{Recompute, Role, Stage, Storage};
 use xtrain_train::programs::{self, TrainingSpec};
 
 /// Llama 3 8B.
@@ -31,7 +31,7 @@ fn the_arithmetic_of_a_step_is_that_of_its_products_at_any_length() {
         let model = llama();
         let batch = Batch { sequences: 2, seq_len };
         let program = programs::training(&spec(model.clone(), batch)).expect("a program");
-        let done = program.flops(|i| i.origin.role != Role::Update);
+        let done = program.flops(|i| i.origin.stage != Stage::Update);
         let tokens = (batch.sequences * seq_len) as f64;
         let matrices: usize =
             model.parameters().iter().filter(|p| p.decay).map(|p| p.shape.iter().product::<usize>()).sum();

@@ -1,6 +1,6 @@
 //! The tables of `xtrain plan`.
 
-use xtrain_program::{MemoryRow, MemoryTable, Plan, Program, Purpose, Role, StateKind};
+use xtrain_program::{MemoryRow, MemoryTable, Plan, Program, Purpose, Role, Stage, StateKind};
 use xtrain_train::metrics::format;
 use xtrain_train::run::Planned;
 
@@ -9,9 +9,8 @@ pub(crate) fn text(planned: &Planned, program: &Program, plan: &Plan) -> String 
     let (spec, config) = (&planned.spec, &planned.resolved.config);
     let (m, tokens) = (&spec.model, (spec.batch.sequences * spec.batch.seq_len) as f64);
     let embedding = m.vocab_size * m.dim;
-    let counted = |roles: &[Role]| program.flops(|i| roles.contains(&i.origin.role)) / tokens;
-    let done = counted(&[Role::Forward, Role::Dgrad, Role::Wgrad, Role::Recompute]);
-    let repeated = counted(&[Role::Recompute]);
+    let done = program.flops(|i| i.origin.stage != Stage::Update) / tokens;
+    let repeated = program.flops(|i| i.origin.role == Role::Recompute) / tokens;
     let mut out = String::new();
     let mut line = |name: &str, value: String| out.push_str(&format!("{name:<28}{value}\n"));
     line(

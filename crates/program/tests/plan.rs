@@ -140,6 +140,42 @@ proptest! {
     }
 }
 
+/// Happens-before if instances wait for those before them in their lane and for `waits` alone.
+fn by_waits(program: &Program, waits: &[Vec<usize>]) -> Vec<Vec<bool>> {
+    let n = program.instances.len();
+    let mut before = vec![vec![false; n]; n];
+    for b in 0..n {
+        let same_lane = (0..b).filter(|&a| program.instances[a].lane == program.instances[b].lane);
+        for a in same_lane.chain(waits[b].iter().copied()) {
+            before[a][b] = true;
+            (0..a).for_each(|earlier| before[earlier][b] |= before[earlier][a]);
+        }
+    }
+    before
+}
+
+proptest! {
+    #[test]
+    fn waits_are_the_whole_order_between_lanes_and_none_is_idle(lines in prop::collection::vec(line(), 1..40)) {
+        let program = build(&lines);
+        let order = Order::of(&program);
+        let waits: Vec<Vec<usize>> = (0..program.instances.len()).map(|i| order.waits(i).to_vec()).collect();
+        let before = closure(&program);
+        prop_assert_eq!(&by_waits(&program, &waits), &before);
+        for (i, waited) in waits.iter().enumerate() {
+            let mut lanes: Vec<Lane> = waited.iter().map(|&w| program.instances[w].lane).collect();
+            prop_assert!(!lanes.contains(&program.instances[i].lane));
+            lanes.dedup();
+            prop_assert_eq!(lanes.len(), waited.len(), "{} waits twice for a lane", i);
+            for w in 0..waited.len() {
+                let mut without = waits.clone();
+                without[i].remove(w);
+                prop_assert!(by_waits(&program, &without) != before, "{i} need not wait for {}", waited[w]);
+            }
+        }
+    }
+}
+
 /// Whether %a was made over %b through values between them.
 fn chained(program: &Program, a: usize, b: usize) -> bool {
     let maker = program.instances.iter().find(|i| i.outputs.iter().any(|o| o.value.0 as usize == a));

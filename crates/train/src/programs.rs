@@ -1,5 +1,6 @@
 //! The programs of a run: the training step, evaluation, prefill and decode, each a model traced and put through passes.
 
+use std::collections::HashMap;
 use thiserror::Error;
 use xtrain_model::decoder::{Batch, Context, Loss, io, trace_logits, trace_loss};
 use xtrain_model::{Architecture, Recipe};
@@ -120,7 +121,8 @@ pub fn cpu_kernels() -> registry::CpuKernels {
 
 /// Appends gradient norm, clip and AdamW.
 fn with_update(program: Program, spec: &TrainingSpec) -> Result<Program, TraceError> {
-    let specs = spec.model.parameters();
+    let decays: HashMap<String, bool> =
+        spec.model.parameters().into_iter().map(|p| (p.name, p.decay)).collect();
     let parameters = program.parameters.clone();
     let objective = program.output(io::OBJECTIVE);
     let mut t = Tracer::new(program, Stage::Update, Role::Update);
@@ -146,9 +148,9 @@ fn with_update(program: Program, spec: &TrainingSpec) -> Result<Program, TraceEr
         inputs.extend(p.gradient);
         targets.extend([Some(p.master), Some(m), Some(v)]);
         targets.extend(p.compute.map(Some));
-        let decays = specs.iter().any(|s| s.name == *p.name && s.decay);
+        // Every traced parameter is in the list: tracing declares from it.
         options.push(AdamWParameter {
-            weight_decay: if decays { spec.optimizer.weight_decay } else { 0.0 },
+            weight_decay: if decays[&*p.name] { spec.optimizer.weight_decay } else { 0.0 },
             compute: p.compute.map(|c| t.ty(c).dtype),
         });
     }

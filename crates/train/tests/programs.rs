@@ -3,9 +3,11 @@
 mod common;
 
 use common::{small_model, spec};
+use std::any::Any;
 use std::collections::HashMap;
 use xtrain_model::decoder::Batch;
-use xtrain_model::{Architecture, Recipe, RopeScaling};
+use xtrain_model::{Architecture, Family, Recipe, RopeScaling};
+use xtrain_ops::adamw::AdamW;
 use xtrain_program::{Recompute, Role, Stage, Storage};
 use xtrain_train::programs::{self, TrainingSpec};
 
@@ -115,4 +117,32 @@ fn norms_are_made_again_from_sums_that_are_kept() {
     // loss alone, which runs forward.
     let expected = HashMap::from([("rms_norm", 6), ("swiglu", 3), ("qk_norm_rope", 3)]);
     assert_eq!(count, expected);
+}
+
+#[test]
+fn what_is_traced_is_what_the_model_lists_and_decays_as_it_says() {
+    for family in [Family::Llama, Family::Qwen2, Family::Qwen3] {
+        for (tie_embeddings, qkv_bias, qk_norm) in
+            (0..8).map(|bits| (bits & 1 != 0, bits & 2 != 0, bits & 4 != 0))
+        {
+            let model = Architecture { family, tie_embeddings, qkv_bias, qk_norm, ..small_model() };
+            let mut spec = spec(model.clone(), Batch { sequences: 1, seq_len: 4 });
+            spec.optimizer.weight_decay = 0.25;
+            let program = programs::training(&spec).expect("a program");
+            let traced: Vec<(String, Vec<usize>)> = (program.parameters.iter())
+                .map(|p| (p.name.to_string(), program.ty(p.master).shape.to_vec()))
+                .collect();
+            let listed: Vec<(String, Vec<usize>)> =
+                model.parameters().into_iter().map(|p| (p.name, p.shape)).collect();
+            assert_eq!(traced, listed, "{model:?}");
+            // Options are in the order of the parameters.
+            let update = program.instances.iter().find(|i| i.code.op().name() == "adamw").expect("an update");
+            let adamw: &dyn Any = update.code.op();
+            let adamw = adamw.downcast_ref::<AdamW>().expect("it is AdamW");
+            let decay: Vec<f64> = adamw.parameters().iter().map(|p| p.weight_decay).collect();
+            let expected: Vec<f64> =
+                model.parameters().iter().map(|p| if p.decay { 0.25 } else { 0.0 }).collect();
+            assert_eq!(decay, expected, "{model:?}");
+        }
+    }
 }

@@ -58,7 +58,9 @@ pub fn backward(
     ops: &dyn PassOps,
 ) -> Result<(Program, Vec<Option<ValueId>>), BackwardError> {
     let requires = influenced(&program, wrt);
-    let mut cx = Backward { program, roots: Vec::new(), grads: HashMap::new(), requires, ops, current: 0 };
+    let parameters = program.parameters_by_value();
+    let mut cx =
+        Backward { program, parameters, roots: Vec::new(), grads: HashMap::new(), requires, ops, current: 0 };
     for root in roots {
         match root.grad {
             Some(grad) => drop(cx.grads.insert(root.value, grad)),
@@ -104,6 +106,8 @@ fn influenced(program: &Program, wrt: &[ValueId]) -> Vec<bool> {
 /// What an op's backward sees of the instance being reversed, and how it emits ops.
 pub struct Backward<'a> {
     program: Program,
+    /// The parameter that a value is the master or the compute copy of.
+    parameters: HashMap<ValueId, usize>,
     roots: Vec<ValueId>,
     grads: HashMap<ValueId, ValueId>,
     requires: Vec<bool>,
@@ -149,8 +153,8 @@ impl Backward<'_> {
 
     /// The element type that the gradient of the n-th input must have: the master's for a parameter, else its own.
     pub fn grad_dtype(&self, n: usize) -> DType {
-        match self.program.parameter_of(self.input(n)) {
-            Some(p) => self.program.ty(self.program.parameters[p].master).dtype,
+        match self.parameters.get(&self.input(n)) {
+            Some(&p) => self.program.ty(self.program.parameters[p].master).dtype,
             None => self.ty(self.input(n)).dtype,
         }
     }
@@ -187,7 +191,7 @@ impl Backward<'_> {
         OpError::ensure(self.ty(grad) == expected, || {
             format!("gradient of input {n} is {}, expected {expected}", self.ty(grad))
         })?;
-        if let Some(p) = self.program.parameter_of(input) {
+        if let Some(&p) = self.parameters.get(&input) {
             return self.bind_parameter_gradient(p, grad);
         }
         let sum = match self.grads.get(&input) {
@@ -215,7 +219,8 @@ impl Backward<'_> {
     /// Makes whatever writes `grad` write the parameter's gradient instead.
     fn bind_parameter_gradient(&mut self, parameter: usize, grad: ValueId) -> Result<(), OpError> {
         let (name, ty) = (self.program.parameters[parameter].name.clone(), self.ty(grad));
-        let target = self.program.state(StateKind::Gradient, &name, ty);
+        let known = self.program.parameters[parameter].gradient;
+        let target = known.unwrap_or_else(|| self.program.add_state(StateKind::Gradient, &name, ty));
         self.requires.resize(self.program.values.len(), false);
         self.program.parameters[parameter].gradient = Some(target);
         let writer = self.program.instances.iter_mut().rev().find_map(|i| {

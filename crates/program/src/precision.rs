@@ -33,6 +33,7 @@ pub fn apply(program: Program, precision: Precision) -> Result<Program, TraceErr
     if precision == Precision::FP32 {
         return Ok(program);
     }
+    let parameters = program.parameters_by_value();
     let mut out = Program { values: program.values, instances: Vec::new(), parameters: program.parameters };
     for p in &out.parameters {
         retype(&mut out.values[p.master.0 as usize].ty.dtype, precision.master);
@@ -47,7 +48,7 @@ pub fn apply(program: Program, precision: Precision) -> Result<Program, TraceErr
         let mut inputs = instance.inputs.clone();
         for (k, v) in inputs.iter_mut().enumerate() {
             if op.operand(k) == Operand::Compute {
-                *v = in_compute_type(&mut out, *v, precision);
+                *v = in_compute_type(&mut out, *v, parameters.get(v).copied(), precision);
             }
         }
         let kept: Vec<Option<ValueId>> = instance.outputs.iter().map(|o| Some(o.value)).collect();
@@ -71,8 +72,8 @@ pub fn apply(program: Program, precision: Precision) -> Result<Program, TraceErr
 pub fn refresh_program(program: &Program, ops: &dyn PassOps) -> Result<Program, TraceError> {
     let mut out = Program::default();
     for p in &program.parameters {
-        let master = out.state(StateKind::Master, &p.name, program.ty(p.master));
-        let compute = p.compute.map(|c| out.state(StateKind::Compute, &p.name, program.ty(c)));
+        let master = out.add_state(StateKind::Master, &p.name, program.ty(p.master));
+        let compute = p.compute.map(|c| out.add_state(StateKind::Compute, &p.name, program.ty(c)));
         if let Some(compute) = compute {
             let code = Code::Plain(ops.cast(out.ty(compute).dtype));
             let (role, stage) = (Role::Precision, Stage::Forward);
@@ -91,10 +92,15 @@ fn retype(dtype: &mut DType, to: DType) {
     }
 }
 
-/// The value to read where `v` is a compute operand: a parameter's representation in the compute type, else `v` itself,
-/// an f32 input of the program retyped.
-fn in_compute_type(program: &mut Program, v: ValueId, precision: Precision) -> ValueId {
-    let Some(p) = program.parameters.iter().position(|p| p.master == v) else {
+/// The value to read where `v` is a compute operand: of a parameter (its index) the representation in the compute type, else `v`
+/// itself, an f32 input of the program retyped.
+fn in_compute_type(
+    program: &mut Program,
+    v: ValueId,
+    parameter: Option<usize>,
+    precision: Precision,
+) -> ValueId {
+    let Some(p) = parameter else {
         if matches!(program.value(v).storage, Storage::Input { .. }) {
             retype(&mut program.values[v.0 as usize].ty.dtype, precision.compute);
         }
@@ -108,7 +114,7 @@ fn in_compute_type(program: &mut Program, v: ValueId, precision: Precision) -> V
     }
     let name: Arc<str> = program.parameters[p].name.clone();
     let ty = program.ty(v).with_dtype(precision.compute);
-    let compute = program.state(StateKind::Compute, &name, ty);
+    let compute = program.add_state(StateKind::Compute, &name, ty);
     program.values[compute.0 as usize].represents = Some(v);
     program.parameters[p].compute = Some(compute);
     compute

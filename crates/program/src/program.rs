@@ -1,6 +1,7 @@
 //! Programs: values, op instances, and what passes need to know of each.
 
 use crate::{Differentiable, Op};
+use std::collections::HashMap;
 use std::fmt;
 use std::sync::Arc;
 use xtrain_tensor::{HostTensor, TensorType};
@@ -312,37 +313,9 @@ impl Program {
         ValueId(self.values.len() as u32 - 1)
     }
 
-    /// The state value of this kind and name, added if it is not there.
-    ///
-    /// # Panics
-    /// If it is there with another type: two values that differ need two names.
-    pub fn state(&mut self, kind: StateKind, name: &Arc<str>, ty: TensorType) -> ValueId {
-        let found = self.find_state(kind, name);
-        let storage = || Storage::State { kind, name: name.clone() };
-        self.found_or_added(found, ty, kind.name(), name, storage)
-    }
-
-    /// `found`, which must have this type, or a new value.
-    pub(crate) fn found_or_added(
-        &mut self,
-        found: Option<ValueId>,
-        ty: TensorType,
-        what: &str,
-        name: &str,
-        storage: impl FnOnce() -> Storage,
-    ) -> ValueId {
-        let Some(id) = found else { return self.add_value(ty, storage()) };
-        let held = self.ty(id);
-        assert!(
-            held == ty,
-            "the {what} `{name}` is {held} already, so it cannot be {ty}; it needs a name of its own"
-        );
-        id
-    }
-
-    /// The state value of this kind and name.
-    pub fn find_state(&self, kind: StateKind, name: &str) -> Option<ValueId> {
-        self.ids().find(|&id| matches!(&self.value(id).storage, Storage::State { kind: k, name: n } if *k == kind && **n == *name))
+    /// Adds a state value; its kind and name must be new.
+    pub(crate) fn add_state(&mut self, kind: StateKind, name: &Arc<str>, ty: TensorType) -> ValueId {
+        self.add_value(ty, Storage::State { kind, name: name.clone() })
     }
 
     /// The input of this name.
@@ -363,6 +336,13 @@ impl Program {
     /// The parameter that `id` is the master or a representation of: its index.
     pub fn parameter_of(&self, id: ValueId) -> Option<usize> {
         self.parameters.iter().position(|p| p.master == id || p.compute == Some(id))
+    }
+
+    /// The parameter that each master and each compute copy belongs to: its index.
+    pub(crate) fn parameters_by_value(&self) -> HashMap<ValueId, usize> {
+        let values = |p: &Parameter| [Some(p.master), p.compute];
+        let indexed = self.parameters.iter().enumerate();
+        indexed.flat_map(|(n, p)| values(p).into_iter().flatten().map(move |v| (v, n))).collect()
     }
 
     /// The number of elements of all parameters.

@@ -4,6 +4,8 @@ use crate::{
     Code, Differentiable, Instance, Lane, Op, OpError, Origin, Output, Parameter, Program, Role, Stage,
     StateKind, Storage, ValueId, WriteMode,
 };
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::sync::Arc;
 use thiserror::Error;
 use xtrain_tensor::{HostTensor, TensorType};
@@ -26,6 +28,25 @@ pub struct TraceError {
 pub struct Tracer {
     program: Program,
     origin: Origin,
+    names: HashMap<(Space, Arc<str>), ValueId>,
+}
+
+/// What a name is unique in.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+enum Space {
+    State(StateKind),
+    Constant,
+    Input,
+}
+
+impl Space {
+    const fn name(self) -> &'static str {
+        match self {
+            Space::State(kind) => kind.name(),
+            Space::Constant => "constant",
+            Space::Input => "input",
+        }
+    }
 }
 
 impl Default for Tracer {
@@ -37,7 +58,14 @@ impl Default for Tracer {
 impl Tracer {
     /// A tracer that appends to `program` instances of this stage and role.
     pub fn new(program: Program, stage: Stage, role: Role) -> Self {
-        Tracer { program, origin: Origin { block: None, site: "".into(), role, stage, slot: 0 } }
+        let name = |id: ValueId| match &program.value(id).storage {
+            Storage::State { kind, name } => Some(((Space::State(*kind), name.clone()), id)),
+            Storage::Constant { name, .. } => Some(((Space::Constant, name.clone()), id)),
+            Storage::Input { name } => Some(((Space::Input, name.clone()), id)),
+            Storage::Output { .. } | Storage::Transient => None,
+        };
+        let names = program.ids().filter_map(name).collect();
+        Tracer { program, origin: Origin { block: None, site: "".into(), role, stage, slot: 0 }, names }
     }
 
     /// The traced program.
@@ -71,9 +99,10 @@ impl Tracer {
     /// # Panics
     /// If it has another type.
     pub fn parameter(&mut self, name: &str, ty: TensorType) -> ValueId {
-        let name: Arc<str> = name.into();
-        let master = self.program.state(StateKind::Master, &name, ty);
-        if !self.program.parameters.iter().any(|p| p.master == master) {
+        let known = self.program.values.len();
+        let master = self.state(StateKind::Master, name, ty);
+        if master.0 as usize >= known {
+            let name = name.into();
             self.program.parameters.push(Parameter { name, master, compute: None, gradient: None });
         }
         master
@@ -84,7 +113,7 @@ impl Tracer {
     /// # Panics
     /// If it has another type.
     pub fn state(&mut self, kind: StateKind, name: &str, ty: TensorType) -> ValueId {
-        self.program.state(kind, &name.into(), ty)
+        self.named(Space::State(kind), name, ty, |name| Storage::State { kind, name })
     }
 
     /// The input called `name`, which the host writes before each run; a second call is the same input.
@@ -92,8 +121,7 @@ impl Tracer {
     /// # Panics
     /// If it has another type.
     pub fn input(&mut self, name: &str, ty: TensorType) -> ValueId {
-        let found = self.program.input(name);
-        self.program.found_or_added(found, ty, "input", name, || Storage::Input { name: name.into() })
+        self.named(Space::Input, name, ty, |name| Storage::Input { name })
     }
 
     /// The constant called `name`, of type `ty`; a second call is the same constant, so the name says all that its contents depend on.
@@ -107,11 +135,29 @@ impl Tracer {
         ty: TensorType,
         make: impl Fn() -> HostTensor + Send + Sync + 'static,
     ) -> ValueId {
-        let found = self.program.ids().find(|&id| {
-            matches!(&self.program.value(id).storage, Storage::Constant { name: n, .. } if **n == *name)
-        });
-        let storage = || Storage::Constant { name: name.into(), make: Arc::new(make) };
-        self.program.found_or_added(found, ty, "constant", name, storage)
+        self.named(Space::Constant, name, ty, |name| Storage::Constant { name, make: Arc::new(make) })
+    }
+
+    /// The value of this name, added if it is not there.
+    fn named(
+        &mut self,
+        space: Space,
+        name: &str,
+        ty: TensorType,
+        storage: impl FnOnce(Arc<str>) -> Storage,
+    ) -> ValueId {
+        let name: Arc<str> = name.into();
+        let id = match self.names.entry((space, name.clone())) {
+            Entry::Occupied(found) => *found.get(),
+            Entry::Vacant(place) => *place.insert(self.program.add_value(ty, storage(name.clone()))),
+        };
+        let held = self.program.ty(id);
+        assert!(
+            held == ty,
+            "the {} `{name}` is {held} already, so it cannot be {ty}; it needs a name of its own",
+            space.name()
+        );
+        id
     }
 
     /// Marks a value as a boundary of recomputation: kept even when its block is recomputed.

@@ -42,15 +42,13 @@ pub enum Context {
     },
 }
 
-/// Options of the training loss.
+/// How the loss is computed.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Loss {
     /// Tokens whose logits exist at one time.
     pub chunk_tokens: usize,
     /// Weight of the squared log-sum-exp (PaLM, arXiv 2204.02311, section 5).
     pub z_loss: f32,
-    /// Share of activations dropped after the embedding and after each half-block.
-    pub dropout: f32,
 }
 
 /// Names of the inputs and outputs of the programs traced here.
@@ -78,15 +76,17 @@ pub mod io {
 }
 
 /// Traces the model up to its loss; returns the objective, the value to differentiate. The outputs are [`io::OBJECTIVE`] and [`io::LOSS`].
+/// `dropout` is the share of activations dropped after the embedding and after each half-block.
 pub fn trace_loss(
     t: &mut Tracer,
     model: &Architecture,
     batch: Batch,
     context: Context,
     loss: Loss,
+    dropout: f32,
 ) -> Result<ValueId, TraceError> {
     let parameters = Parameters::of(model);
-    let hidden_td = trace_hidden(t, model, &parameters, batch, context, loss.dropout)?;
+    let hidden_td = trace_hidden(t, model, &parameters, batch, context, dropout)?;
     let tokens = batch.sequences * batch.seq_len;
     let head_vd = head(t, model, &parameters);
     let targets = t.input(io::TARGETS, TensorType::new(DType::I32, [tokens]));

@@ -1,7 +1,7 @@
 //! The memory table: what every byte of a plan is for.
 
 use crate::plan::Buffer;
-use crate::{Program, Region, Stage, StateKind, Storage};
+use crate::{Program, Stage, StateKind, Storage};
 use std::collections::BTreeMap;
 
 /// What a plan's memory is for. The rows add up to the plan, to the byte; for scratch they are what is live at the moment of its peak.
@@ -86,16 +86,6 @@ impl MemoryTable {
             .collect();
         MemoryTable { rows, peak_at }
     }
-
-    /// Bytes of the rows that `include` accepts.
-    pub fn sum(&self, include: impl Fn(&Purpose) -> bool) -> usize {
-        self.rows.iter().filter(|r| include(&r.what)).map(|r| r.bytes).sum()
-    }
-}
-
-impl Region {
-    /// All regions in order.
-    pub const ALL: [Region; 3] = [Region::State, Region::Io, Region::Scratch];
 }
 
 /// The instances from a buffer's first to its last use, in list order.

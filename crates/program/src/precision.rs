@@ -75,6 +75,7 @@ pub fn refresh_program(program: &Program, ops: &dyn PassOps) -> Result<Program, 
         let master = out.add_state(StateKind::Master, &p.name, program.ty(p.master));
         let compute = p.compute.map(|c| out.add_state(StateKind::Compute, &p.name, program.ty(c)));
         if let Some(compute) = compute {
+            out.values[compute.0 as usize].represents = Some(master);
             let code = Code::Plain(ops.cast(out.ty(compute).dtype));
             let (role, stage) = (Role::Precision, Stage::Forward);
             let origin = Origin { block: None, site: p.name.clone(), role, stage, slot: 0 };

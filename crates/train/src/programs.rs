@@ -37,8 +37,10 @@ pub struct TrainingSpec {
     pub batch: Batch,
     /// Whether attention stays within documents.
     pub document_mask: bool,
-    /// Chunking, z-loss and dropout.
+    /// Chunking and z-loss.
     pub loss: Loss,
+    /// Share of activations dropped after the embedding and after each half-block; 0 drops none.
+    pub dropout: f32,
     /// What the backward makes again instead of keeping it.
     pub recompute: Recompute,
     /// AdamW's constants.
@@ -73,7 +75,7 @@ pub enum ProgramError {
 pub fn training(spec: &TrainingSpec) -> Result<Program, ProgramError> {
     let mut tracer = Tracer::default();
     let context = Context::Sequence { document_mask: spec.document_mask };
-    let objective = trace_loss(&mut tracer, &spec.model, spec.batch, context, spec.loss)?;
+    let objective = trace_loss(&mut tracer, &spec.model, spec.batch, context, spec.loss, spec.dropout)?;
     let program = precision::apply(tracer.finish(), spec.recipe.precision())?;
     let (program, _) = backward(program, &[Root { value: objective, grad: None }], &[], &PassSet)?;
     let program = recompute::apply(program, spec.recompute)?;
@@ -89,8 +91,8 @@ pub fn evaluation(
     chunk_tokens: usize,
 ) -> Result<Program, ProgramError> {
     let mut tracer = Tracer::default();
-    let loss = Loss { chunk_tokens, z_loss: 0.0, dropout: 0.0 };
-    trace_loss(&mut tracer, model, batch, Context::Sequence { document_mask }, loss)?;
+    let loss = Loss { chunk_tokens, z_loss: 0.0 };
+    trace_loss(&mut tracer, model, batch, Context::Sequence { document_mask }, loss, 0.0)?;
     Ok(precision::apply(tracer.finish(), recipe.precision())?)
 }
 

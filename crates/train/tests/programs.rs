@@ -108,7 +108,7 @@ fn norms_are_made_again_from_sums_that_are_kept() {
         recompute: Recompute::Norms,
         ..spec(small_model(), Batch { sequences: 2, seq_len: 8 })
     };
-    spec.loss.dropout = 0.1;
+    spec.dropout = 0.1;
     let program = programs::training(&spec).expect("a program");
     let again = program.instances.iter().filter(|i| i.origin.role == Role::Recompute);
     let mut count: HashMap<&str, usize> = HashMap::new();
@@ -145,4 +145,26 @@ fn what_is_traced_is_what_the_model_lists_and_decays_as_it_says() {
             assert_eq!(decay, expected, "{model:?}");
         }
     }
+}
+
+#[test]
+fn compute_copies_represent_their_masters_and_the_update_writes_both() {
+    let spec =
+        TrainingSpec { recipe: Recipe::Bf16, ..spec(small_model(), Batch { sequences: 1, seq_len: 4 }) };
+    let refresh = programs::weights(&spec.model, spec.recipe).expect("a program");
+    let training = programs::training(&spec).expect("a program");
+    for program in [&refresh, &training] {
+        let mut copies = 0;
+        for p in &program.parameters {
+            let represented: Vec<_> = program.representations(p.master).collect();
+            assert_eq!(represented, p.compute.into_iter().collect::<Vec<_>>(), "{}", p.name);
+            copies += represented.len();
+        }
+        // All but the norms.
+        assert_eq!(copies, 2 + 4 * 3);
+    }
+    let update = training.instances.iter().find(|i| i.code.op().name() == "adamw").expect("an update");
+    let written = |id: xtrain_program::ValueId| update.effects(&training).any(|effect| effect == id);
+    assert!(training.parameters.iter().all(|p| written(p.master) && p.compute.is_none_or(written)));
+    assert!(training.parameters.iter().all(|p| !p.gradient.is_some_and(written)));
 }

@@ -49,7 +49,7 @@ fn variants() -> Vec<TrainingSpec> {
     tied.model.qkv_bias = true;
     tied.model.qk_norm = false;
     let mut dropout = base.clone();
-    dropout.loss.dropout = 0.2;
+    dropout.dropout = 0.2;
     let mut bf16 = base.clone();
     bf16.recipe = Recipe::Bf16;
     let mut z = base.clone();

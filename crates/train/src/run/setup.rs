@@ -90,11 +90,8 @@ pub(crate) fn planned(resolved: Resolved) -> Result<Planned, RunError> {
         recipe: recipe(c.precision.recipe),
         batch: Batch { sequences: c.train.micro_batch_size(), seq_len: c.data.seq_len },
         document_mask: c.data.document_mask,
-        loss: Loss {
-            chunk_tokens: c.train.loss_chunk,
-            z_loss: c.model.z_loss as f32,
-            dropout: c.model.dropout as f32,
-        },
+        loss: Loss { chunk_tokens: c.train.loss_chunk, z_loss: c.model.z_loss as f32 },
+        dropout: c.model.dropout as f32,
         recompute: match c.train.recompute {
             Recompute::None => program::Recompute::None,
             Recompute::Norms => program::Recompute::Norms,

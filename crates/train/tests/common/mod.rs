@@ -45,7 +45,8 @@ pub fn spec(model: Architecture, batch: Batch) -> TrainingSpec {
         recipe: Recipe::Fp32,
         batch,
         document_mask: false,
-        loss: Loss { chunk_tokens: 16, z_loss: 0.0, dropout: 0.0 },
+        loss: Loss { chunk_tokens: 16, z_loss: 0.0 },
+        dropout: 0.0,
         recompute: Recompute::None,
         optimizer: OptimizerSpec { betas: [0.9, 0.95], eps: 1e-8, weight_decay: 0.1, max_norm: 1.0 },
     }

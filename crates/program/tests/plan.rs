@@ -3,7 +3,8 @@
 use proptest::prelude::*;
 use xtrain_program::order::Order;
 use xtrain_program::{
-    Instance, Lane, Op, OpError, Plan, Program, Region, Signature, Storage, Tracer, ValueId,
+    Instance, Lane, MemoryRow, Op, OpError, Plan, Program, Purpose, Region, Signature, Storage, Tracer,
+    ValueId,
 };
 use xtrain_tensor::{DType, TensorType};
 
@@ -212,4 +213,26 @@ fn reading_what_was_never_written_is_a_bug() {
     program.instances[0].inputs = vec![ghost];
     assert!(ghost > v);
     Plan::of(&program);
+}
+
+#[test]
+fn workspace_is_told_at_the_peak_and_away_from_it() {
+    let mut t = Tracer::default();
+    let op = |outputs: usize, workspace| Any { outputs: vec![outputs], workspace, in_place: false };
+    t.enter_block(Some(0));
+    let small = t.at("core").emit(op(64, 100), &[]).expect("takes anything")[0];
+    t.enter_block(Some(1));
+    let small = t.at("core").emit(op(64, 200), &[small]).expect("takes anything")[0];
+    t.enter_block(None);
+    t.at("head").emit(op(64, 5000), &[small]).expect("takes anything");
+    let memory = Plan::of(&t.finish()).memory;
+    let bytes = |rows: &[MemoryRow], site: &str| {
+        let named = Purpose::Workspace(site.into());
+        rows.iter().find(|row| row.what == named).map(|row| row.bytes)
+    };
+    assert_eq!(memory.peak_at, "head (fprop)");
+    assert_eq!(bytes(&memory.rows, "head any"), Some(5056));
+    // The larger of the two blocks'.
+    assert_eq!(bytes(&memory.elsewhere, "core any"), Some(256));
+    assert_eq!(memory.elsewhere.len(), 1);
 }

@@ -93,6 +93,12 @@ pub fn relative(a: &[f32], b: &[f32]) -> f64 {
     (difference / norm.max(1e-60)).sqrt()
 }
 
+/// The root of the mean of the squares.
+pub fn typical(errors: impl Iterator<Item = f64>) -> f64 {
+    let (sum, count) = errors.fold((0.0, 0.0), |(sum, count), e| (sum + e * e, count + 1.0));
+    (sum / count).sqrt()
+}
+
 /// The folder of golden files made with PyTorch and transformers.
 pub fn golden(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden").join(name)

@@ -60,6 +60,23 @@ fn the_parameters_of_llama_3_are_the_known_ones_and_the_table_adds_up() {
 }
 
 #[test]
+fn logits_and_workspace_are_told_wherever_the_peak_is() {
+    let place = Place::new();
+    // A chunk of 1024 tokens in bf16, and two f32 terms for each of the 8192 tokens of a sequence.
+    let logits = 1024 * 128_256 * 2 + 8192 * 2 * 4;
+    let mut away = Vec::new();
+    for recompute in ["none", "norms", "block"] {
+        let text = plan(&place, &format!("{} --set train.recompute={recompute}", examples("llama3_8b.toml")));
+        assert_eq!(row(&text, "logits of a chunk"), logits, "{text}");
+        assert_eq!(row(&text, "workspace of other ops"), 0, "{text}");
+        let table = rows(&text).iter().any(|(name, _)| name == "logits of a chunk");
+        assert_ne!(table, text.contains("not at the peak"), "{text}");
+        away.push(!table);
+    }
+    assert_eq!(away, [false, false, true]);
+}
+
+#[test]
 fn a_plan_opens_no_data_and_works_for_every_kind_of_tokenizer_whose_size_is_known() {
     let place = Place::new();
     std::fs::remove_file(place.path("a.txt")).expect("removes");

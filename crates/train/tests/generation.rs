@@ -4,14 +4,14 @@ mod common;
 
 use common::{engine, small_model};
 use std::ops::ControlFlow;
-use xtrain_model::{ModelConfig, Recipe};
+use xtrain_model::{Architecture, Recipe};
 use xtrain_train::generate::{Generator, Sampling};
 use xtrain_train::weights::Weights;
 
 const CONTEXT: usize = 10;
 
 fn weights(recipe: Recipe, context: usize) -> Weights {
-    let model = ModelConfig { max_position_embeddings: context, ..small_model() };
+    let model = Architecture { max_position_embeddings: context, ..small_model() };
     let mut weights = Weights::new(engine(), model, recipe).expect("weights");
     weights.initialize(3, 0.3).expect("initialises");
     weights

@@ -4,8 +4,9 @@ use serde_json::Value as Json;
 
 use super::error::Report;
 use super::print::toml_value;
-use super::section::{Architecture, Device, ExportDtype, Recipe, TokenizerChoice};
+use super::section::{Device, ExportDtype, Recipe, TokenizerChoice};
 use super::{Config, ConfigErrors, Parsed, rules};
+use xtrain_model::Architecture;
 
 /// What the run file cannot know. The default knows nothing, which is enough for a configuration that was
 /// resolved before.
@@ -195,6 +196,6 @@ fn from_folder(config: &Config, folder: &str, init: &Architecture, report: &mut 
     architecture.max_position_embeddings =
         given.max_position_embeddings.unwrap_or(init.max_position_embeddings);
     architecture.rope_theta = given.rope_theta.unwrap_or(init.rope_theta);
-    architecture.rope_scaling = given.rope_scaling.clone().or(init.rope_scaling.clone());
+    architecture.rope_scaling = given.rope_scaling.map_or(init.rope_scaling, Into::into);
     architecture
 }

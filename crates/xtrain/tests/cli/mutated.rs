@@ -144,7 +144,8 @@ fn mutated_hugging_face_folders_are_answered() {
 fn mutated_datasets_and_texts_are_answered() {
     let (place, mut dice) = (place(), Dice::new("datasets"));
     place.run("tokenize b.txt --bytes --out shards").succeeds();
-    for file in ["dataset.json", "tokenizer.json", "shard-00000.tokens"] {
+    survives(&place, &mut dice, "shards/tokenizer.json", "plan run.toml --set data.tokenizer=shards", ROUNDS);
+    for file in ["dataset.json", "shard-00000.tokens"] {
         survives(&place, &mut dice, &format!("shards/{file}"), "eval out --data shards --seq-len 16", ROUNDS);
     }
     place.write(

@@ -3,7 +3,7 @@
 //! What we do not understand but cannot change the result is kept and written back; what would change it (another activation,
 //! sliding windows, other rope types) is refused by name.
 
-use crate::{Family, ModelConfig, ModelError};
+use crate::{Architecture, Family, ModelError};
 use serde_json::{Map, Value, json};
 use xtrain_ops::qk_norm_rope::RopeScaling;
 
@@ -11,7 +11,7 @@ use xtrain_ops::qk_norm_rope::RopeScaling;
 #[derive(Clone, Debug, PartialEq)]
 pub struct HfConfig {
     /// The model that it describes.
-    pub model: ModelConfig,
+    pub model: Architecture,
     /// The first token of every text, if any.
     pub bos_token_id: Option<u32>,
     /// The tokens that end a text.
@@ -45,7 +45,7 @@ impl HfConfig {
             Family::Qwen3 => (32, 128),
         };
         let (rope_theta, rope_scaling) = file.rope()?;
-        let model = ModelConfig {
+        let model = Architecture {
             family,
             dim,
             layers: file.size("num_hidden_layers")?.ok_or_else(|| missing("num_hidden_layers"))?,

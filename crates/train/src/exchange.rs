@@ -8,7 +8,7 @@ use std::path::Path;
 use xtrain_checkpoint::BoxError;
 use xtrain_checkpoint::hf::{self, ExportOptions, NameEntry, NameMap, NamePart, TiedName};
 use xtrain_data::Tokenizer;
-use xtrain_model::ModelConfig;
+use xtrain_model::Architecture;
 use xtrain_model::hf::{HfConfig, IGNORABLE_SUFFIXES};
 
 /// What a Hugging Face folder says of a model beside its weights.
@@ -18,7 +18,7 @@ pub struct Identity {
 
 impl Identity {
     /// The description of `model`, on top of that of the folder it came from, if any.
-    pub fn new(source: Option<HfConfig>, model: &ModelConfig, tokenizer: &Tokenizer) -> Self {
+    pub fn new(source: Option<HfConfig>, model: &Architecture, tokenizer: &Tokenizer) -> Self {
         let bos_token_id = tokenizer.begin_of_sequence();
         let eos_token_ids = tokenizer.stop_tokens().to_vec();
         let (source, generation) = source.map(|hf| (hf.source, hf.generation)).unwrap_or_default();
@@ -100,7 +100,7 @@ pub fn export_options(config: &Config) -> ExportOptions {
 }
 
 /// What the parameters of `model` are called in a Hugging Face folder.
-pub fn name_map(model: &ModelConfig) -> NameMap {
+pub fn name_map(model: &Architecture) -> NameMap {
     let entry = |p: xtrain_model::ParameterSpec| NameEntry {
         ours: p.name,
         shape: p.shape,

@@ -88,7 +88,7 @@ fn open_run(run: &RunFolder, which: Which, recipe: Option<Recipe>) -> Result<Ope
     Ok(OpenedModel { weights, tokenizer, identity, step: Some(checkpoint.step()) })
 }
 
-fn weights(model: xtrain_model::ModelConfig, recipe: Recipe) -> Result<Weights, RunError> {
+fn weights(model: xtrain_model::Architecture, recipe: Recipe) -> Result<Weights, RunError> {
     let engine = CpuEngine::new(Arc::new(programs::cpu_kernels()));
     Ok(Weights::new(Box::new(engine), model, recipe)?)
 }

@@ -1,15 +1,13 @@
 //! From a parsed run file to what will be trained, and how.
 
 use super::{RunError, RunFolder};
-use crate::config::{
-    Architecture, Config, Facts, Family, Parsed, Recipe, Recompute, Resolved, RopeScaling, TokenizerChoice,
-};
+use crate::config::{Config, Facts, Parsed, Recipe, Recompute, Resolved, TokenizerChoice};
 use crate::programs::{OptimizerSpec, TrainingSpec};
 use std::path::Path;
 use xtrain_data::Tokenizer;
+use xtrain_model as model;
 use xtrain_model::decoder::{Batch, Loss};
 use xtrain_model::hf::HfConfig;
-use xtrain_model::{self as model, ModelConfig};
 use xtrain_program as program;
 
 /// What a Hugging Face folder says of its model.
@@ -38,7 +36,7 @@ pub fn plan(parsed: &Parsed) -> Result<Planned, RunError> {
         _ => None,
     };
     let facts = Facts {
-        init: init.as_ref().map(|hf| architecture(&hf.model)),
+        init: init.as_ref().map(|hf| hf.model.clone()),
         tokenizer_vocab_size: tokenizer.map(|t| t.vocab_size()),
         ..Facts::default()
     };
@@ -86,7 +84,7 @@ pub(crate) fn read_hf_config(folder: &Path) -> Result<HfConfig, RunError> {
 
 pub(crate) fn planned(resolved: Resolved) -> Result<Planned, RunError> {
     let c = &resolved.config;
-    let model = model_of(&resolved.architecture);
+    let model = resolved.architecture.clone();
     model.validate().map_err(|error| RunError::Model { place: "[model]".into(), error })?;
     let spec = TrainingSpec {
         recipe: recipe(c.precision.recipe),
@@ -136,84 +134,6 @@ pub(super) fn recipe(chosen: Recipe) -> model::Recipe {
         Recipe::Bf16 => model::Recipe::Bf16,
         // A resolved configuration has no `auto` left; on the CPU it means fp32.
         Recipe::Fp32 | Recipe::Auto => model::Recipe::Fp32,
-    }
-}
-
-/// The model that a resolved `[model]` describes.
-pub(crate) fn model_of(a: &Architecture) -> ModelConfig {
-    ModelConfig {
-        family: match a.family {
-            Family::Llama => model::Family::Llama,
-            Family::Qwen2 => model::Family::Qwen2,
-            Family::Qwen3 => model::Family::Qwen3,
-        },
-        dim: a.dim,
-        layers: a.layers,
-        heads: a.heads,
-        kv_heads: a.kv_heads,
-        head_dim: a.head_dim,
-        ffn_dim: a.ffn_dim,
-        vocab_size: a.vocab_size,
-        max_position_embeddings: a.max_position_embeddings,
-        rope_theta: a.rope_theta,
-        rope_scaling: match a.rope_scaling {
-            None => model::RopeScaling::None,
-            Some(RopeScaling::Linear { factor }) => model::RopeScaling::Linear { factor },
-            Some(RopeScaling::Llama3 {
-                factor,
-                low_freq_factor,
-                high_freq_factor,
-                original_max_position_embeddings,
-            }) => model::RopeScaling::Llama3 {
-                factor,
-                low_freq_factor,
-                high_freq_factor,
-                original_max_position_embeddings,
-            },
-        },
-        norm_eps: a.norm_eps,
-        tie_embeddings: a.tie_embeddings,
-        qkv_bias: a.qkv_bias,
-        qk_norm: a.qk_norm,
-    }
-}
-
-/// A model's sizes in the words of `[model]`.
-pub(super) fn architecture(m: &ModelConfig) -> Architecture {
-    Architecture {
-        family: match m.family {
-            model::Family::Llama => Family::Llama,
-            model::Family::Qwen2 => Family::Qwen2,
-            model::Family::Qwen3 => Family::Qwen3,
-        },
-        dim: m.dim,
-        layers: m.layers,
-        heads: m.heads,
-        kv_heads: m.kv_heads,
-        head_dim: m.head_dim,
-        ffn_dim: m.ffn_dim,
-        vocab_size: m.vocab_size,
-        max_position_embeddings: m.max_position_embeddings,
-        rope_theta: m.rope_theta,
-        rope_scaling: match m.rope_scaling {
-            model::RopeScaling::None => None,
-            model::RopeScaling::Linear { factor } => Some(RopeScaling::Linear { factor }),
-            model::RopeScaling::Llama3 {
-                factor,
-                low_freq_factor,
-                high_freq_factor,
-                original_max_position_embeddings,
-            } => Some(RopeScaling::Llama3 {
-                factor,
-                low_freq_factor,
-                high_freq_factor,
-                original_max_position_embeddings,
-            }),
-        },
-        norm_eps: m.norm_eps,
-        tie_embeddings: m.tie_embeddings,
-        qkv_bias: m.qkv_bias,
-        qk_norm: m.qk_norm,
     }
 }
 

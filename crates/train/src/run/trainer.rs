@@ -121,7 +121,7 @@ impl Run {
             false => observer.notice(notice),
         })?;
         let facts = Facts {
-            init: hf.as_ref().map(|hf| setup::architecture(&hf.model)),
+            init: hf.as_ref().map(|hf| hf.model.clone()),
             tokenizer_vocab_size: Some(corpus.tokenizer.vocab_size()),
             epoch_tokens: Some(corpus.loader.training_tokens()),
             gpu: false,
@@ -132,6 +132,11 @@ impl Run {
         if let Some(available) = xtrain_runtime::available_bytes() {
             fit::check(&planned.spec, config.train.batch_size, available)?;
         }
+        let mut learner = learner(&config, planned.spec)?;
+        if !going_on {
+            // Before the folder is made: what refuses here leaves none.
+            begin(&mut learner, &config)?;
+        }
         let mut saved = Saved::open(&folder)?;
         if folder.is_begun() != going_on {
             return Err(RunError::Refused(format!(
@@ -139,16 +144,13 @@ impl Run {
                 folder.path().display()
             )));
         }
-        let mut learner = learner(&config, planned.spec)?;
-        let checkpoint = if going_on { saved.restore(&mut learner, &corpus.loader, &config)? } else { None };
-        let at = match checkpoint {
-            Some(position) => position,
-            None => {
-                begin(&mut learner, &config)?;
-                Position::default()
+        let mut at = Position::default();
+        if going_on {
+            match saved.restore(&mut learner, &corpus.loader, &config)? {
+                Some(position) => at = position,
+                None => begin(&mut learner, &config)?,
             }
-        };
-        if !going_on {
+        } else {
             corpus.tokenizer.save(&folder.tokenizer())?;
             setup::keep_init(&parsed.config, &folder)?;
             if let Some(from) = &parsed.config.model.init_from {

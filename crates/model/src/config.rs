@@ -1,12 +1,13 @@
 //! The sizes and options of a model.
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 use xtrain_ops::qk_norm_rope::RopeScaling;
 
 /// Everything that determines a model but its weights.
 #[derive(Clone, Debug, PartialEq)]
-pub struct ModelConfig {
+pub struct Architecture {
     /// Under which name the model goes elsewhere.
     pub family: Family,
     /// Width of the residual stream.
@@ -40,7 +41,7 @@ pub struct ModelConfig {
 }
 
 /// The families that share this decoder.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Family {
     /// Llama 2 and 3 (arXiv 2307.09288, 2407.21783).
@@ -76,9 +77,19 @@ impl Family {
             Family::Qwen3 => "qwen3",
         }
     }
+
+    /// Whether the family's query, key and value projections have biases.
+    pub const fn qkv_bias(self) -> bool {
+        matches!(self, Family::Qwen2)
+    }
+
+    /// Whether the family norms each query and key head.
+    pub const fn qk_norm(self) -> bool {
+        matches!(self, Family::Qwen3)
+    }
 }
 
-impl ModelConfig {
+impl Architecture {
     /// The largest of every other size: what `i32` indices in kernels and files can name.
     const MAX_SIZE: usize = i32::MAX as usize;
 

@@ -4,7 +4,7 @@
 //! The residual addition at the end of a half-block is fused with the norm that follows it, so a block's first instance finishes the
 //! block before; its sum is the boundary that recomputation keeps.
 
-use crate::ModelConfig;
+use crate::Architecture;
 use crate::parameters::names;
 use xtrain_ops::attention::Attention;
 use xtrain_ops::cached_attention::CachedAttention;
@@ -80,7 +80,7 @@ pub mod io {
 /// Traces the model up to its loss; returns the objective, the value to differentiate. The outputs are [`io::OBJECTIVE`] and [`io::LOSS`].
 pub fn trace_loss(
     t: &mut Tracer,
-    model: &ModelConfig,
+    model: &Architecture,
     batch: Batch,
     context: Context,
     loss: Loss,
@@ -100,7 +100,7 @@ pub fn trace_loss(
 /// Traces the model up to the logits of the tokens named by the input [`io::ROWS`] (`rows` of them); the output is [`io::LOGITS`].
 pub fn trace_logits(
     t: &mut Tracer,
-    model: &ModelConfig,
+    model: &Architecture,
     batch: Batch,
     context: Context,
     rows: usize,
@@ -115,7 +115,7 @@ pub fn trace_logits(
 }
 
 /// The weight that turns the last hidden state into logits.
-fn head(t: &mut Tracer, model: &ModelConfig) -> ValueId {
+fn head(t: &mut Tracer, model: &Architecture) -> ValueId {
     let name = if model.tie_embeddings { names::EMBED } else { names::HEAD };
     t.parameter(name, TensorType::new(DType::F32, [model.vocab_size, model.dim]))
 }
@@ -123,7 +123,7 @@ fn head(t: &mut Tracer, model: &ModelConfig) -> ValueId {
 /// Traces the model up to the final norm's output.
 fn trace_hidden(
     t: &mut Tracer,
-    model: &ModelConfig,
+    model: &Architecture,
     batch: Batch,
     context: Context,
     dropout: f32,
@@ -155,7 +155,7 @@ fn trace_hidden(
 
 /// The parts of a block, for one layer at a time.
 struct Block<'a> {
-    model: &'a ModelConfig,
+    model: &'a Architecture,
     batch: Batch,
     context: Context,
     dropout: f32,

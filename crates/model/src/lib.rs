@@ -1,7 +1,7 @@
 //! Decoder-only language models: their sizes, their parameters, how they are traced, and how they are called elsewhere.
 //!
 //! Invariants: model code names neither a device nor a precision nor a parallelism; those are passes over the program that
-//! [`decoder`] traces. A family differs from another only by data ([`ModelConfig`]) and by names ([`hf`]).
+//! [`decoder`] traces. A family differs from another only by data ([`Architecture`]) and by names ([`hf`]).
 
 mod config;
 pub mod decoder;
@@ -9,7 +9,7 @@ pub mod hf;
 mod parameters;
 mod recipe;
 
-pub use config::{Family, ModelConfig, ModelError};
+pub use config::{Architecture, Family, ModelError};
 pub use parameters::{Init, ParameterSpec, Part};
 pub use recipe::Recipe;
 pub use xtrain_ops::qk_norm_rope::RopeScaling;

@@ -1,6 +1,6 @@
 //! The parameters of a model: names, shapes, how they start, whether they decay, and what they are called elsewhere.
 
-use crate::ModelConfig;
+use crate::Architecture;
 
 /// A parameter.
 #[derive(Clone, Debug, PartialEq)]
@@ -48,7 +48,7 @@ pub(crate) mod names {
     }
 }
 
-impl ModelConfig {
+impl Architecture {
     /// All parameters, in the order in which the model uses them.
     pub fn parameters(&self) -> Vec<ParameterSpec> {
         let d = self.dim;

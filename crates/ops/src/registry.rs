@@ -124,7 +124,6 @@ macro_rules! ops {
         pub fn cpu_kernels() -> CpuKernels {
             let mut table = CpuKernels::default();
             $(table.register::<$op>(|op| op);)*
-            table.register::<crate::cached_attention::CachedAttention>(|op| op);
             table
         }
 

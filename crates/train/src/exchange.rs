@@ -2,12 +2,13 @@
 
 use crate::config::{Config, ExportDtype};
 use crate::run::RunError;
+use crate::run::setup::{CONFIG_FILE, GENERATION_FILE};
 use crate::weights::Weights;
 use std::path::Path;
 use xtrain_checkpoint::BoxError;
 use xtrain_checkpoint::hf::{self, ExportOptions, NameEntry, NameMap, NamePart, TiedName};
 use xtrain_data::Tokenizer;
-use xtrain_model::ModelConfig;
+use xtrain_model::Architecture;
 use xtrain_model::hf::{HfConfig, IGNORABLE_SUFFIXES};
 
 /// What a Hugging Face folder says of a model beside its weights.
@@ -17,7 +18,7 @@ pub struct Identity {
 
 impl Identity {
     /// The description of `model`, on top of that of the folder it came from, if any.
-    pub fn new(source: Option<HfConfig>, model: &ModelConfig, tokenizer: &Tokenizer) -> Self {
+    pub fn new(source: Option<HfConfig>, model: &Architecture, tokenizer: &Tokenizer) -> Self {
         let bos_token_id = tokenizer.begin_of_sequence();
         let eos_token_ids = tokenizer.stop_tokens().to_vec();
         let (source, generation) = source.map(|hf| (hf.source, hf.generation)).unwrap_or_default();
@@ -33,8 +34,8 @@ impl Identity {
             hf::ExportDtype::Bf16 => "bfloat16",
         };
         vec![
-            ("config.json".into(), self.config.to_json(dtype).into_bytes()),
-            ("generation_config.json".into(), self.config.generation_json().into_bytes()),
+            (CONFIG_FILE.into(), self.config.to_json(dtype).into_bytes()),
+            (GENERATION_FILE.into(), self.config.generation_json().into_bytes()),
         ]
     }
 }
@@ -63,6 +64,32 @@ pub fn export(
     Ok(hf::export(folder, &names, &mut source, &files, options)?)
 }
 
+/// Names in the log what the Hugging Face folder `folder` holds and an export does not: model cards, licences, weights in other formats.
+pub fn warn_of_what_stays(folder: &Path, tokenizer: &Tokenizer) {
+    let is_carried = |name: &str| {
+        let beside =
+            tokenizer.files().any(|(file, _)| file == name) || [CONFIG_FILE, GENERATION_FILE].contains(&name);
+        beside
+            || name.starts_with('.')
+            || name.ends_with(".safetensors")
+            || name.ends_with(".safetensors.index.json")
+    };
+    let Ok(entries) = std::fs::read_dir(folder) else { return };
+    let mut names: Vec<String> = entries
+        .flatten()
+        .filter_map(|entry| entry.file_name().into_string().ok())
+        .filter(|name| !is_carried(name))
+        .collect();
+    names.sort();
+    if !names.is_empty() {
+        let place = folder.display();
+        tracing::warn!(
+            "{place}: an export holds the model, its configuration and its tokenizer, but not {}; copy what is still needed",
+            names.join(", ")
+        );
+    }
+}
+
 /// The options of the export at the end of a run.
 pub fn export_options(config: &Config) -> ExportOptions {
     let dtype = match config.checkpoint.export_dtype {
@@ -73,7 +100,7 @@ pub fn export_options(config: &Config) -> ExportOptions {
 }
 
 /// What the parameters of `model` are called in a Hugging Face folder.
-pub fn name_map(model: &ModelConfig) -> NameMap {
+pub fn name_map(model: &Architecture) -> NameMap {
     let entry = |p: xtrain_model::ParameterSpec| NameEntry {
         ours: p.name,
         shape: p.shape,

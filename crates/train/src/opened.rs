@@ -83,13 +83,12 @@ fn open_run(run: &RunFolder, which: Which, recipe: Option<Recipe>) -> Result<Ope
     })?;
     weights.refresh()?;
     let tokenizer = Tokenizer::load(run.tokenizer())?;
-    // The folder that the run began from may be gone; only what else its config.json said is lost then.
-    let source = setup::init(&parsed.config).ok().flatten();
+    let source = setup::kept_init(&parsed.config, run)?;
     let identity = Identity::new(source, weights.model(), &tokenizer);
     Ok(OpenedModel { weights, tokenizer, identity, step: Some(checkpoint.step()) })
 }
 
-fn weights(model: xtrain_model::ModelConfig, recipe: Recipe) -> Result<Weights, RunError> {
+fn weights(model: xtrain_model::Architecture, recipe: Recipe) -> Result<Weights, RunError> {
     let engine = CpuEngine::new(Arc::new(programs::cpu_kernels()));
     Ok(Weights::new(Box::new(engine), model, recipe)?)
 }

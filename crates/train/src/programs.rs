@@ -2,7 +2,7 @@
 
 use thiserror::Error;
 use xtrain_model::decoder::{Batch, Context, Loss, io, trace_logits, trace_loss};
-use xtrain_model::{ModelConfig, Recipe};
+use xtrain_model::{Architecture, Recipe};
 use xtrain_ops::adamw::{AdamW, AdamWParameter};
 use xtrain_ops::clip::Clip;
 use xtrain_ops::grad_norm::GradNorm;
@@ -29,7 +29,7 @@ pub mod update_io {
 #[derive(Clone, Debug, PartialEq)]
 pub struct TrainingSpec {
     /// The model.
-    pub model: ModelConfig,
+    pub model: Architecture,
     /// In which types it computes.
     pub recipe: Recipe,
     /// The micro-batch.
@@ -81,7 +81,7 @@ pub fn training(spec: &TrainingSpec) -> Result<Program, ProgramError> {
 
 /// The loss of a batch, without gradients.
 pub fn evaluation(
-    model: &ModelConfig,
+    model: &Architecture,
     recipe: Recipe,
     batch: Batch,
     document_mask: bool,
@@ -95,7 +95,7 @@ pub fn evaluation(
 
 /// The logits of some tokens of a batch.
 pub fn logits(
-    model: &ModelConfig,
+    model: &Architecture,
     recipe: Recipe,
     batch: Batch,
     context: Context,
@@ -107,7 +107,7 @@ pub fn logits(
 }
 
 /// The program that holds the model's parameters and remakes compute copies after masters were written.
-pub fn weights(model: &ModelConfig, recipe: Recipe) -> Result<Program, ProgramError> {
+pub fn weights(model: &Architecture, recipe: Recipe) -> Result<Program, ProgramError> {
     let batch = Batch { sequences: 1, seq_len: 1 };
     let whole = logits(model, recipe, batch, Context::Sequence { document_mask: false }, 1)?;
     Ok(precision::refresh_program(&whole, &PassSet)?)

@@ -2,7 +2,7 @@
 
 use crate::programs::{self, ProgramError};
 use thiserror::Error;
-use xtrain_model::{Init, ModelConfig, Recipe};
+use xtrain_model::{Architecture, Init, Recipe};
 use xtrain_program::{Phase, Program, StateKind};
 use xtrain_runtime::{Engine, EngineError, ProgramId, StateEntry};
 use xtrain_tensor::Philox;
@@ -37,7 +37,7 @@ impl LearnError {
 /// A model on an engine. Its masters are zero until they are initialised or written.
 pub struct Weights {
     engine: Box<dyn Engine>,
-    model: ModelConfig,
+    model: Architecture,
     recipe: Recipe,
     refresh: ProgramId,
 }
@@ -47,13 +47,13 @@ const INIT_STREAM: u32 = u32::MAX;
 
 impl Weights {
     /// Gives `model` its place on `engine`, to be computed with under `recipe`.
-    pub fn new(mut engine: Box<dyn Engine>, model: ModelConfig, recipe: Recipe) -> Result<Self, LearnError> {
+    pub fn new(mut engine: Box<dyn Engine>, model: Architecture, recipe: Recipe) -> Result<Self, LearnError> {
         let refresh = engine.load(programs::weights(&model, recipe)?)?;
         Ok(Weights { engine, model, recipe, refresh })
     }
 
     /// The model.
-    pub fn model(&self) -> &ModelConfig {
+    pub fn model(&self) -> &Architecture {
         &self.model
     }
 
@@ -78,7 +78,7 @@ impl Weights {
     }
 
     /// Sets the masters to a fresh start: normal numbers of standard deviation `std` (residual projections less, see
-    /// [`ModelConfig::parameters`]), ones for norms, zeros for biases. A parameter's numbers depend only on `seed` and its place.
+    /// [`Architecture::parameters`]), ones for norms, zeros for biases. A parameter's numbers depend only on `seed` and its place.
     pub fn initialize(&mut self, seed: u64, std: f64) -> Result<(), LearnError> {
         for (site, p) in self.model.parameters().iter().enumerate() {
             let mut values = vec![0.0f32; p.shape.iter().product()];

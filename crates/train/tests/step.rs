@@ -5,7 +5,7 @@ mod common;
 use common::{engine, random_batch, relative, slice, small_model, spec};
 use xtrain_data::Batch as TokenBatch;
 use xtrain_model::decoder::{Batch, Context, io};
-use xtrain_model::{ModelConfig, Recipe};
+use xtrain_model::{Architecture, Recipe};
 use xtrain_program::{Phase, Plan, Recompute, StateKind};
 use xtrain_train::learner::{Learner, StepResult};
 use xtrain_train::programs::{self, TrainingSpec};
@@ -20,7 +20,7 @@ fn learner(spec: TrainingSpec) -> Learner {
     learner
 }
 
-fn gradients(learner: &mut Learner, model: &ModelConfig) -> Vec<(String, Vec<f32>)> {
+fn gradients(learner: &mut Learner, model: &Architecture) -> Vec<(String, Vec<f32>)> {
     let read = |p: xtrain_model::ParameterSpec| {
         let bytes = learner.read_state(StateKind::Gradient, &p.name).expect("a gradient");
         (p.name, bytemuck::pod_collect_to_vec(&bytes))

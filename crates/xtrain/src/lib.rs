@@ -5,7 +5,7 @@
 /// What a program that trains or runs models needs.
 pub mod prelude {
     pub use xtrain_data::{Dataset, Loader, Tokenizer, Validation};
-    pub use xtrain_model::{Family, ModelConfig, Recipe};
+    pub use xtrain_model::{Architecture, Family, Recipe};
     pub use xtrain_program::{Plan, Program, Recompute, Tracer};
     pub use xtrain_runtime::{CpuEngine, Engine};
     pub use xtrain_tensor::{DType, HostTensor, Shape, TensorType};

@@ -4,8 +4,9 @@ use serde_json::Value as Json;
 
 use super::error::Report;
 use super::print::toml_value;
-use super::section::{Architecture, Device, ExportDtype, Recipe, TokenizerChoice};
+use super::section::{Device, ExportDtype, Recipe, TokenizerChoice};
 use super::{Config, ConfigErrors, Parsed, rules};
+use xtrain_model::Architecture;
 
 /// What the run file cannot know. The default knows nothing, which is enough for a configuration that was
 /// resolved before.
@@ -149,12 +150,16 @@ fn architecture(config: &Config, facts: &Facts, report: &mut Report) -> Option<A
         && architecture.vocab_size < tokens
     {
         let rows = architecture.vocab_size;
-        let message = match (&config.model.init_from, config.model.vocab_size) {
-            (Some(folder), _) => format!(
+        let message = match &config.model.init_from {
+            Some(folder) if config.data.tokenizer == Some(TokenizerChoice::Path(folder.clone())) => format!(
+                "the tokenizer in {folder:?} has {tokens} tokens, but the model there only {rows}; the two do not \
+                 belong together: restore the folder's tokenizer.json"
+            ),
+            Some(folder) => format!(
                 "the tokenizer has {tokens} tokens, but the model in {folder:?} only {rows}; leave `data.tokenizer` \
                  out to use the folder's own"
             ),
-            _ => format!(
+            None => format!(
                 "`vocab_size` = {rows} is less than the tokenizer's {tokens} tokens; leave it out to use \
                  the tokenizer's"
             ),
@@ -191,6 +196,6 @@ fn from_folder(config: &Config, folder: &str, init: &Architecture, report: &mut 
     architecture.max_position_embeddings =
         given.max_position_embeddings.unwrap_or(init.max_position_embeddings);
     architecture.rope_theta = given.rope_theta.unwrap_or(init.rope_theta);
-    architecture.rope_scaling = given.rope_scaling.clone().or(init.rope_scaling.clone());
+    architecture.rope_scaling = given.rope_scaling.map_or(init.rope_scaling, Into::into);
     architecture
 }

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use xtrain_data::Batch as TokenBatch;
 use xtrain_model::decoder::{Batch, Loss};
-use xtrain_model::{Family, ModelConfig, Recipe, RopeScaling};
+use xtrain_model::{Architecture, Family, Recipe, RopeScaling};
 use xtrain_program::Recompute;
 use xtrain_runtime::{Checks, CpuEngine, Engine};
 use xtrain_tensor::Philox;
@@ -19,8 +19,8 @@ pub fn engine() -> Box<dyn Engine> {
 }
 
 /// A small Qwen3-like model with every size its own.
-pub fn small_model() -> ModelConfig {
-    ModelConfig {
+pub fn small_model() -> Architecture {
+    Architecture {
         family: Family::Qwen3,
         dim: 20,
         layers: 3,
@@ -39,7 +39,7 @@ pub fn small_model() -> ModelConfig {
     }
 }
 
-pub fn spec(model: ModelConfig, batch: Batch) -> TrainingSpec {
+pub fn spec(model: Architecture, batch: Batch) -> TrainingSpec {
     TrainingSpec {
         model,
         recipe: Recipe::Fp32,

@@ -50,7 +50,7 @@ pub use checkpoint::{CheckpointConfig, ExportDtype};
 pub use data::{DataConfig, Source, Sources, TokenizerChoice};
 pub use eval::EvalConfig;
 pub use log::LogConfig;
-pub use model::{Architecture, Family, ModelConfig, RopeScaling};
+pub use model::{ModelConfig, RopeScaling};
 pub use optimizer::OptimizerConfig;
 pub use precision::{PrecisionConfig, Recipe};
 pub use schedule::{DecayShape, ScheduleConfig, ScheduleKind};

@@ -5,6 +5,7 @@
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
+use xtrain_model::{Architecture, Family};
 
 /// The base of the paper that introduced RoPE (arXiv 2104.09864).
 const ROPE_THETA: f64 = 10_000.0;
@@ -125,32 +126,8 @@ section! {
     }
 }
 
-/// A model family: the block it is made of and the names its export uses.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "lowercase")]
-pub enum Family {
-    /// Llama 2, Llama 3 and what follows their layout.
-    Llama,
-    /// Qwen2 and Qwen2.5: biases on query, key and value.
-    Qwen2,
-    /// Qwen3: an RMSNorm on every query and key head.
-    Qwen3,
-}
-
-impl Family {
-    /// Whether the family's query, key and value projections have biases.
-    pub fn qkv_bias(self) -> bool {
-        self == Family::Qwen2
-    }
-
-    /// Whether the family normalises each query and key head.
-    pub fn qk_norm(self) -> bool {
-        self == Family::Qwen3
-    }
-}
-
 /// How rotary frequencies are stretched for long contexts.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(tag = "type", rename_all = "lowercase", deny_unknown_fields)]
 pub enum RopeScaling {
     /// Every frequency divided by `factor` (position interpolation).
@@ -191,39 +168,39 @@ fn llama3_high_freq_factor() -> f64 {
     4.0
 }
 
-/// A model with every number known: what `[model]` means once defaults, folder and tokenizer are in.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Architecture {
-    /// Model family.
-    pub family: Family,
-    /// Width of the residual stream.
-    pub dim: usize,
-    /// Number of blocks.
-    pub layers: usize,
-    /// Number of query heads.
-    pub heads: usize,
-    /// Number of key and value heads; divides `heads`.
-    pub kv_heads: usize,
-    /// Width of one head; even.
-    pub head_dim: usize,
-    /// Width inside the feed-forward.
-    pub ffn_dim: usize,
-    /// Rows of the embedding and the head.
-    pub vocab_size: usize,
-    /// Longest sequence that the model claims to serve, in tokens.
-    pub max_position_embeddings: usize,
-    /// Base of the rotary frequencies.
-    pub rope_theta: f64,
-    /// Stretching of the rotary frequencies.
-    pub rope_scaling: Option<RopeScaling>,
-    /// Added to the mean square inside every RMSNorm.
-    pub norm_eps: f64,
-    /// Whether head and embedding share their weights.
-    pub tie_embeddings: bool,
-    /// Whether query, key and value projections have biases.
-    pub qkv_bias: bool,
-    /// Whether each query and key head is normalised.
-    pub qk_norm: bool,
+impl From<RopeScaling> for xtrain_model::RopeScaling {
+    fn from(scaling: RopeScaling) -> Self {
+        match scaling {
+            RopeScaling::Linear { factor } => Self::Linear { factor },
+            RopeScaling::Llama3 {
+                factor,
+                low_freq_factor,
+                high_freq_factor,
+                original_max_position_embeddings,
+            } => Self::Llama3 { factor, low_freq_factor, high_freq_factor, original_max_position_embeddings },
+        }
+    }
+}
+
+impl RopeScaling {
+    /// The key's value for what a model does; none where it does not stretch.
+    fn of(scaling: xtrain_model::RopeScaling) -> Option<Self> {
+        match scaling {
+            xtrain_model::RopeScaling::None => None,
+            xtrain_model::RopeScaling::Linear { factor } => Some(Self::Linear { factor }),
+            xtrain_model::RopeScaling::Llama3 {
+                factor,
+                low_freq_factor,
+                high_freq_factor,
+                original_max_position_embeddings,
+            } => Some(Self::Llama3 {
+                factor,
+                low_freq_factor,
+                high_freq_factor,
+                original_max_position_embeddings,
+            }),
+        }
+    }
 }
 
 impl ModelConfig {
@@ -261,7 +238,7 @@ impl ModelConfig {
             vocab_size: self.vocab_size.or(vocab_size)?,
             max_position_embeddings: self.max_position_embeddings.unwrap_or(seq_len),
             rope_theta: self.rope_theta.unwrap_or(ROPE_THETA),
-            rope_scaling: self.rope_scaling.clone(),
+            rope_scaling: self.rope_scaling.map_or(xtrain_model::RopeScaling::None, Into::into),
             norm_eps: self.norm_eps.unwrap_or(NORM_EPS),
             tie_embeddings: self.tie_embeddings.unwrap_or(false),
             qkv_bias: self.qkv_bias.unwrap_or(family.qkv_bias()),
@@ -283,7 +260,7 @@ impl ModelConfig {
         self.vocab_size = Some(vocab_size);
         self.max_position_embeddings = Some(architecture.max_position_embeddings);
         self.rope_theta = Some(architecture.rope_theta);
-        self.rope_scaling = architecture.rope_scaling.clone();
+        self.rope_scaling = RopeScaling::of(architecture.rope_scaling);
         self.norm_eps = Some(architecture.norm_eps);
         self.tie_embeddings = Some(architecture.tie_embeddings);
         self.qkv_bias = Some(architecture.qkv_bias);

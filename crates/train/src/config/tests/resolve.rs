@@ -2,6 +2,7 @@
 
 use super::super::*;
 use super::{MINIMAL, minimal, parse};
+use xtrain_model::{Architecture, Family, RopeScaling};
 
 /// What a folder with a Qwen3-0.6B in it says.
 fn folder() -> Architecture {
@@ -16,7 +17,7 @@ fn folder() -> Architecture {
         vocab_size: 151_936,
         max_position_embeddings: 40_960,
         rope_theta: 1e6,
-        rope_scaling: None,
+        rope_scaling: RopeScaling::None,
         norm_eps: 1e-6,
         tie_embeddings: true,
         qkv_bias: false,
@@ -53,7 +54,7 @@ fn the_defaults_of_a_described_model_follow_its_sizes() {
         vocab_size: 3000,
         max_position_embeddings: 1024,
         rope_theta: 10_000.0,
-        rope_scaling: None,
+        rope_scaling: RopeScaling::None,
         norm_eps: 1e-6,
         tie_embeddings: false,
         qkv_bias: false,
@@ -102,7 +103,7 @@ fn the_file_may_extend_the_folders_context() {
     ])
     .unwrap();
     assert_eq!(longer.architecture.max_position_embeddings, 131_072);
-    assert_eq!(longer.architecture.rope_scaling, Some(RopeScaling::Linear { factor: 4.0 }));
+    assert_eq!(longer.architecture.rope_scaling, RopeScaling::Linear { factor: 4.0 });
     assert_eq!(
         continued(&["data.seq_len=65536"]).unwrap_err().to_string(),
         "--set data.seq_len=65536: [model] `max_position_embeddings` is 40960, less than `data.seq_len` = 65536; raise it (with \

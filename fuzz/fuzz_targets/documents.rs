@@ -1,0 +1,22 @@
+//! Text input; the first byte says as what the rest is read.
+#![no_main]
+
+use xtrain_data::input::read_documents;
+use xtrain_data::{CutRule, InputOptions, list_inputs};
+use xtrain_fuzz::with_file;
+
+const NAMES: [&str; 8] =
+    ["a.txt", "a.jsonl", "a.parquet", "a.txt.gz", "a.jsonl.gz", "a.txt.zst", "a.jsonl.zst", "a.parquet"];
+
+libfuzzer_sys::fuzz_target!(|bytes: &[u8]| {
+    let Some((first, rest)) = bytes.split_first() else { return };
+    with_file(NAMES[usize::from(*first) % NAMES.len()], rest, |path| {
+        let files = list_inputs(&[path]).expect("a file that exists, of a known kind");
+        let options = InputOptions { separator: Some("<|end|>".into()), ..InputOptions::default() };
+        let Ok(documents) = read_documents(&files[0], &options, CutRule::Anywhere) else { return };
+        // A few bytes may be a bomb: no more is taken than shows that reading streams.
+        for piece in documents.take(1000) {
+            let _ = piece;
+        }
+    });
+});

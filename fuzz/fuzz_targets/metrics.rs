@@ -1,0 +1,12 @@
+//! metrics.jsonl: records that are read are written as lines that are read the same.
+#![no_main]
+
+use std::path::Path;
+use xtrain_train::metrics::jsonl::{Reader, decode, encode};
+
+libfuzzer_sys::fuzz_target!(|bytes: &[u8]| {
+    for record in Reader::new(bytes, Path::new("metrics.jsonl")).flatten().flatten() {
+        let line = encode(&record);
+        assert_eq!(encode(&decode(line.trim_end().as_bytes()).expect("a written line is valid")), line);
+    }
+});

@@ -1,0 +1,12 @@
+//! config.json of a Hugging Face folder: a model that is accepted is written so that it is read as the same one.
+#![no_main]
+
+use xtrain_model::hf::HfConfig;
+
+libfuzzer_sys::fuzz_target!(|text: &str| {
+    let Ok(mut config) = HfConfig::parse(text) else { return };
+    let again = HfConfig::parse(&config.to_json("float32")).expect("a written config.json is valid");
+    assert_eq!(again.model, config.model);
+    // The same bytes as generation_config.json: any answer but a panic.
+    let _ = config.parse_generation(text);
+});

@@ -1,0 +1,18 @@
+//! A safetensors file: every tensor of an accepted header can be asked for.
+#![no_main]
+
+use xtrain_checkpoint::tensor_file::{Header, TensorFile};
+use xtrain_fuzz::with_file;
+
+libfuzzer_sys::fuzz_target!(|bytes: &[u8]| {
+    with_file("model.safetensors", bytes, |path| {
+        let parsed = Header::parse(path, bytes, bytes.len());
+        let opened = TensorFile::open(path);
+        assert_eq!(parsed.is_ok(), opened.is_ok());
+        let Ok(file) = opened else { return };
+        for tensor in &file.header().tensors {
+            let mut values = vec![0.0; tensor.shape.iter().product()];
+            let _ = file.read_f32(tensor, &mut values);
+        }
+    });
+});

@@ -1,0 +1,16 @@
+//! A token shard: whatever is accepted can be read to its end.
+#![no_main]
+
+use xtrain_data::Shard;
+use xtrain_fuzz::with_file;
+
+libfuzzer_sys::fuzz_target!(|bytes: &[u8]| {
+    with_file("shard-00000.bin", bytes, |path| {
+        let Ok(shard) = Shard::open(path) else { return };
+        let tokens = shard.header().token_count;
+        let mut out = vec![0; tokens.min(1 << 16) as usize];
+        let _ = shard.read(0, &mut out);
+        let _ = shard.document_ends(0..tokens, &mut Vec::new());
+        let _ = shard.verify();
+    });
+});

@@ -1,0 +1,59 @@
+#!/usr/bin/env bash
+# Fills fuzz/corpus with small valid files for each target, from the repository and a tiny run.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+
+seed() { # target, then files
+    local target=$1 file
+    shift
+    mkdir -p "fuzz/corpus/$target"
+    for file in "$@"; do cp "$file" "fuzz/corpus/$target/$(sha256sum "$file" | cut -c1-16)"; done
+}
+
+# Documents carry a first byte that says what they are: see the target's NAMES.
+document() { # number, file
+    mkdir -p fuzz/corpus/documents
+    { printf "\\x$(printf %02x "$1")"; cat "$2"; } >"fuzz/corpus/documents/$1"
+}
+
+printf 'one<|end|>two \xc3\xa9\n' >"$work/a.txt"
+printf '{"text": "one"}\n{"text": "two \\u00e9", "id": 2}\n' >"$work/a.jsonl"
+gzip -k "$work/a.txt" "$work/a.jsonl"
+document 0 "$work/a.txt"
+document 1 "$work/a.jsonl"
+document 3 "$work/a.txt.gz"
+document 4 "$work/a.jsonl.gz"
+
+xtrain() { cargo run --quiet --release -- "$@"; }
+cat >"$work/run.toml" <<'TOML'
+[model]
+dim = 8
+layers = 1
+heads = 2
+[data]
+train = "examples/data/snapshot.txt.gz"
+separator = "<|endoftext|>"
+tokenizer = "bytes"
+seq_len = 16
+[train]
+steps = 4
+batch_size = 2
+[eval]
+every = 2
+tokens = 64
+TOML
+xtrain train "$work/run.toml" --out "$work/run" >"$work/log" 2>&1 || { cat "$work/log"; exit 1; }
+xtrain tokenize "$work/a.txt" --tokenizer bytes --out "$work/tokens" >"$work/log" 2>&1 || { cat "$work/log"; exit 1; }
+
+seed run_file examples/*.toml "$work"/run/config.toml
+seed model_config tests/golden/*/config.json "$work"/run/hf/*config.json
+seed safetensors "$work"/run/hf/model.safetensors
+seed tokenizer "$work"/run/tokenizer/tokenizer.json
+seed manifest "$work"/run/checkpoints/step-4/manifest.json
+seed metrics "$work"/run/metrics.jsonl
+seed token_shard "$work"/tokens/*.bin
+seed dataset "$work"/tokens/dataset.json
+printf '{"metadata": {"total_size": 8}, "weight_map": {"a": "model-00001-of-00002.safetensors", "b": "model-00002-of-00002.safetensors"}}' >"$work/index"
+seed weight_index "$work/index"

@@ -37,7 +37,6 @@ const CONFIG: &str = "config";
 impl Saved {
     /// Opens the checkpoints of `folder`, making it if need be; another process that writes there is an error.
     pub(super) fn open(folder: &RunFolder) -> Result<Self, RunError> {
-        std::fs::create_dir_all(folder.path()).map_err(RunError::io(folder.path(), "create"))?;
         let lock = RunLock::acquire(folder.path())?;
         Ok(Saved { store: CheckpointStore::open(&folder.checkpoints())?, _lock: lock, last: None })
     }
@@ -76,6 +75,8 @@ impl Saved {
         })?;
         learner.weights().refresh()?;
         self.last = Some(checkpoint.step());
+        // A run that was killed behind its last save had no time for this.
+        self.retain(config, &position)?;
         Ok(Some(position))
     }
 
@@ -100,10 +101,15 @@ impl Saved {
             |n: usize| learner.read_state(entries[n].kind, &entries[n].name).map_err(BoxError::from);
         let path = self.store.save(at.step, &specs(&entries), &mut read, &documents)?;
         self.last = Some(at.step);
+        self.retain(config, at)?;
+        Ok(Some(path))
+    }
+
+    /// Drops the checkpoints that the configuration does not keep.
+    fn retain(&self, config: &Config, at: &Position) -> Result<(), RunError> {
         let best = at.best.filter(|_| config.checkpoint.keep_best == Some(true)).map(|(step, _)| step);
         let protected: Vec<u64> = best.into_iter().chain([at.step]).collect();
-        self.store.retain(config.checkpoint.keep_last, config.checkpoint.keep_every, &protected)?;
-        Ok(Some(path))
+        Ok(self.store.retain(config.checkpoint.keep_last, config.checkpoint.keep_every, &protected)?)
     }
 }
 

@@ -112,7 +112,12 @@ impl DataError {
 fn hint(error: &io::Error) -> &'static str {
     match error.kind() {
         io::ErrorKind::NotFound => "; check the path",
-        io::ErrorKind::PermissionDenied => "; check the permissions",
+        io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem => "; check the permissions",
+        io::ErrorKind::FileTooLarge => "; raise the limit on file sizes (ulimit -f), or choose another disk",
+        io::ErrorKind::NotADirectory | io::ErrorKind::AlreadyExists => {
+            "; a file is where a folder is needed: choose another name"
+        }
+        io::ErrorKind::IsADirectory => "; it is a folder: name a file",
         io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
             "; free some space and run the same command again"
         }

@@ -2,7 +2,7 @@
 //!
 //! Text goes through three stages, each of which stands alone:
 //! - [`input`] streams documents out of `.txt`, `.jsonl` and `.parquet` files;
-//! - [`mod@prepare`] turns them, with a [`Tokenizer`], into a [`Dataset`] of memory-mapped [`shard`]s;
+//! - [`mod@prepare`] turns them, with a [`Tokenizer`], into a [`Dataset`] of [`shard`]s;
 //! - [`loader`] packs, shuffles and mixes token streams into [`Batch`]es.
 //!
 //! Invariants: the same input gives the same shards to the byte, on any number of threads and across kills; the

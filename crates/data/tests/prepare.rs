@@ -255,6 +255,27 @@ fn an_unfinished_run_over_other_input_is_not_continued() {
 }
 
 #[test]
+fn a_run_killed_at_its_very_beginning_begins_again() {
+    let (input, out) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    write_files(input.path(), &["some text".into()]);
+    std::fs::write(out.path().join("unfinished.json.tmp"), b"{\"made").unwrap();
+    run(input.path(), &Tokenizer::bytes(), &PrepareOptions::default(), out.path()).unwrap();
+    assert!(!contents(out.path()).contains_key("unfinished.json.tmp"));
+}
+
+#[test]
+fn a_run_over_no_text_leaves_nothing_in_the_way_of_the_next() {
+    let (input, out) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    write_files(input.path(), &[String::new()]);
+    for _ in 0..2 {
+        let error = run(input.path(), &Tokenizer::bytes(), &PrepareOptions::default(), out.path());
+        assert!(error.unwrap_err().to_string().contains("no text"));
+    }
+    write_files(input.path(), &["some text".into()]);
+    run(input.path(), &Tokenizer::bytes(), &PrepareOptions::default(), out.path()).unwrap();
+}
+
+#[test]
 fn a_folder_with_other_things_in_it_is_left_alone() {
     let (input, out) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     write_files(input.path(), &["hello".to_owned()]);

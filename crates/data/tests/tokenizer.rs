@@ -294,6 +294,26 @@ fn end_and_begin_tokens_come_from_the_files_around_the_tokenizer() {
 }
 
 #[test]
+fn a_saved_tokenizer_still_knows_the_tokens_that_the_models_files_named() {
+    let end = trained().end_of_document();
+    let folder = folder_with(&[
+        ("tokenizer_config.json", json!({})),
+        ("generation_config.json", json!({"eos_token_id": [end + 1, end + 2], "temperature": 0.6})),
+        ("config.json", json!({"eos_token_id": end + 1, "bos_token_id": end + 2})),
+    ]);
+    let first = Tokenizer::load(folder.path()).unwrap();
+    let saved = tempfile::tempdir().unwrap();
+    first.save(saved.path()).unwrap();
+    let second = Tokenizer::load(saved.path()).unwrap();
+    assert_eq!(second.stop_tokens(), [end, end + 1, end + 2]);
+    assert_eq!(second.stop_tokens(), first.stop_tokens());
+    assert_eq!(second.begin_of_sequence(), Some(end + 2));
+    let lone = tempfile::tempdir().unwrap();
+    trained().save(lone.path()).unwrap();
+    assert!(!lone.path().join("generation_config.json").exists(), "nothing was named");
+}
+
+#[test]
 fn folders_and_files_that_are_no_tokenizer_say_so() {
     let empty = tempfile::tempdir().unwrap();
     let error = |path: &Path| Tokenizer::load(path).unwrap_err();

@@ -101,7 +101,7 @@ impl HfConfig {
             "rope_parameters": self.rope_parameters(),
             "tie_word_embeddings": m.tie_embeddings,
             "hidden_act": "silu",
-            "bos_token_id": self.bos_token_id,
+            "bos_token_id": self.bos_beside(&self.source),
             "eos_token_id": self.eos_of_config(),
             "dtype": dtype,
             "torch_dtype": dtype,
@@ -113,6 +113,11 @@ impl HfConfig {
         let scaling = match self.rope_parameters() {
             Value::Object(mut table) if m.rope_scaling != RopeScaling::None => {
                 table.remove("rope_theta");
+                // Its name before `rope_type`: kept for the readers that it was written for.
+                let old_name = self.source.get("rope_scaling").is_some_and(|old| old.get("type").is_some());
+                if old_name {
+                    table.insert("type".into(), table["rope_type"].clone());
+                }
                 Value::Object(table)
             }
             _ => Value::Null,
@@ -157,17 +162,14 @@ impl HfConfig {
         if out.is_empty() {
             out.insert("do_sample".into(), json!(false));
         }
-        out.insert("bos_token_id".into(), json!(self.bos_token_id));
-        out.insert("eos_token_id".into(), self.eos());
+        out.insert("bos_token_id".into(), self.bos_beside(&self.generation));
+        out.insert("eos_token_id".into(), self.eos_of_generation());
         format!("{:#}\n", Value::Object(out))
     }
 
-    fn eos(&self) -> Value {
-        match self.eos_token_ids.as_slice() {
-            [] => Value::Null,
-            [one] => json!(one),
-            many => json!(many),
-        }
+    /// The first token as `file` names it, else as the tokenizer does: some models' files disagree, and each has its readers.
+    fn bos_beside(&self, file: &Map<String, Value>) -> Value {
+        file.get("bos_token_id").filter(|v| !v.is_null()).cloned().unwrap_or_else(|| json!(self.bos_token_id))
     }
 
     /// The end tokens that config.json names. Models often name one there and all in generation_config.json: that stays so, as long as
@@ -177,7 +179,15 @@ impl HfConfig {
         if !named.is_empty() && named.iter().all(|id| self.eos_token_ids.contains(id)) {
             return self.source["eos_token_id"].clone();
         }
-        self.eos()
+        token_ids(&self.eos_token_ids)
+    }
+
+    /// All end tokens: those that generation_config.json named first, in its order (engines pad with the first), then the others.
+    fn eos_of_generation(&self) -> Value {
+        let named = Reader { json: &self.generation }.token_ids("eos_token_id").unwrap_or_default();
+        let mut ids: Vec<u32> = named.into_iter().filter(|id| self.eos_token_ids.contains(id)).collect();
+        ids.extend(self.eos_token_ids.iter().filter(|id| !ids.contains(id)).copied().collect::<Vec<_>>());
+        token_ids(&ids)
     }
 
     /// Theta and scaling in one table, with what else the source's said.
@@ -227,6 +237,15 @@ impl Family {
             Family::Qwen2 => "Qwen2ForCausalLM",
             Family::Qwen3 => "Qwen3ForCausalLM",
         }
+    }
+}
+
+/// As these files write token ids: a number for one.
+fn token_ids(ids: &[u32]) -> Value {
+    match ids {
+        [] => Value::Null,
+        [one] => json!(one),
+        many => json!(many),
     }
 }
 
@@ -420,24 +439,22 @@ mod tests {
             "rope_scaling": {"type": "linear", "rope_type": "linear", "factor": 2.0, "note": "kept"}, "torch_dtype": "float16""#,
         );
         let mut hf = HfConfig::parse(&text).expect("parses");
-        hf.parse_generation(r#"{"temperature": 0.6, "do_sample": true, "eos_token_id": [2, 7]}"#)
+        hf.parse_generation(r#"{"temperature": 0.6, "do_sample": true, "eos_token_id": [7, 2]}"#)
             .expect("parses");
-        // Tokenizers know of more ends than config.json names.
-        hf.eos_token_ids = vec![2, 7];
+        // Tokenizers know of more ends than config.json names, and may begin otherwise.
+        hf.bos_token_id = Some(6);
+        hf.eos_token_ids = vec![2, 5, 7];
         let written: Map<String, Value> = serde_json::from_str(&hf.to_json("float32")).expect("JSON");
         for (key, value) in &hf.source {
             match key.as_str() {
                 "torch_dtype" => assert_eq!(written[key], "float32"),
-                "rope_scaling" => {
-                    assert_eq!(written[key], json!({"rope_type": "linear", "factor": 2.0, "note": "kept"}))
-                }
                 _ => assert_eq!(&written[key], value, "{key}"),
             }
         }
         let generation: Value = serde_json::from_str(&hf.generation_json()).expect("JSON");
         assert_eq!(
             generation,
-            json!({"temperature": 0.6, "do_sample": true, "eos_token_id": [2, 7], "bos_token_id": 1})
+            json!({"temperature": 0.6, "do_sample": true, "eos_token_id": [7, 2, 5], "bos_token_id": 6})
         );
         let error = hf.parse_generation("[]").expect_err("no object").to_string();
         assert!(error.contains("generation_config.json"), "{error}");

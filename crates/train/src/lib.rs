@@ -3,6 +3,7 @@
 //! Invariants: policy lives here and arithmetic in ops; nothing here knows which device an [`Engine`](xtrain_runtime::Engine) is.
 //! Deliberately absent: flags and terminals, which are the binary's.
 
+mod advice;
 pub mod config;
 pub mod evaluate;
 pub mod exchange;

@@ -83,8 +83,7 @@ fn open_run(run: &RunFolder, which: Which, recipe: Option<Recipe>) -> Result<Ope
     })?;
     weights.refresh()?;
     let tokenizer = Tokenizer::load(run.tokenizer())?;
-    // The folder that the run began from may be gone; only what else its config.json said is lost then.
-    let source = setup::init(&parsed.config).ok().flatten();
+    let source = setup::kept_init(&parsed.config, run)?;
     let identity = Identity::new(source, weights.model(), &tokenizer);
     Ok(OpenedModel { weights, tokenizer, identity, step: Some(checkpoint.step()) })
 }

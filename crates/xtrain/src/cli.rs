@@ -1,7 +1,7 @@
 //! The verbs and their flags.
 
 use clap::builder::TypedValueParser;
-use clap::{Args, Parser, Subcommand, ValueEnum};
+use clap::{Arg, ArgAction, Args, CommandFactory, FromArgMatches, Parser, Subcommand, ValueEnum};
 use std::ops::RangeInclusive;
 use std::path::PathBuf;
 
@@ -16,6 +16,19 @@ use std::path::PathBuf;
 pub(crate) struct Cli {
     #[command(subcommand)]
     pub(crate) command: Command,
+}
+
+impl Cli {
+    /// The command line of this process; ends it where that is for help or cannot be understood.
+    pub(crate) fn read() -> Self {
+        // A negative number is a value that an option may refuse with its range, never an unknown option.
+        let allow = |arg: Arg| match arg.get_action() {
+            ArgAction::Set | ArgAction::Append => arg.allow_negative_numbers(true),
+            _ => arg,
+        };
+        let command = Cli::command().mut_subcommands(|verb| verb.mut_args(allow));
+        Cli::from_arg_matches(&command.get_matches()).unwrap_or_else(|error| error.exit())
+    }
 }
 
 #[derive(Debug, Subcommand)]
@@ -152,7 +165,7 @@ pub(crate) struct GenerateArgs {
     pub(crate) model: ModelArgs,
     #[command(flatten)]
     pub(crate) prompt: PromptArgs,
-    /// Tokens to make at most
+    /// Tokens to make at most; whenever they fill the model's context, the older half of it is forgotten
     #[arg(long, short = 'n', default_value_t = 128, value_parser = bounded(0..=1 << 30))]
     pub(crate) max_tokens: usize,
     /// 0 always takes the likeliest token; 1 samples from the model's own distribution

@@ -15,14 +15,16 @@ use xtrain_train::run::{Notice, Observer};
 
 /// Sends warnings and what `RUST_LOG` asks for to standard error.
 pub(crate) fn log() {
-    let filter =
-        EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("warn,xtrain_train=info"));
+    let filter = EnvFilter::try_from_default_env()
+        .unwrap_or_else(|_| EnvFilter::new("warn,xtrain::commands=info,xtrain_train=info"));
     tracing_subscriber::fmt()
         .with_env_filter(filter)
         .with_writer(std::io::stderr)
         .with_ansi(std::io::stderr().is_terminal())
         .without_time()
         .with_target(false)
+        // Its complaint about a standard error that cannot be written would go there too, as a panic.
+        .log_internal_errors(false)
         .init();
 }
 

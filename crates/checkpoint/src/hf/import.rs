@@ -5,7 +5,7 @@ use std::path::Path;
 
 use super::folder::HfFolder;
 use super::nearest::nearest;
-use super::{NameMap, TiedName};
+use super::{NameMap, TiedName, first_non_finite};
 use crate::error::{BoxError, CheckpointError, Result, listed};
 use crate::tensor_file::{TensorFile, TensorInfo};
 
@@ -14,7 +14,8 @@ use crate::tensor_file::{TensorFile, TensorInfo};
 ///
 /// # Errors
 /// Before the first call: a folder without safetensors, damaged files, tensors that are missing, of other shapes,
-/// unknown, quantised, or not equal though tied. During the calls: a file that shrinks, and what `sink` returns.
+/// unknown, quantised, or not equal though tied. During the calls: a value that is not finite, or too large for `f32`
+/// ([`CheckpointError::Unsupported`] names tensor and element), a file that shrinks, and what `sink` returns.
 pub fn import(
     folder: &Path,
     names: &NameMap,
@@ -37,6 +38,11 @@ pub fn import(
             };
             let (now, later) = rest.split_at_mut(tensor.shape.iter().product());
             file.read_f32(tensor, now)?;
+            if let Some(at) = first_non_finite(now) {
+                let what = format!("element {at} of {:?} is {}", tensor.shape, now[at]);
+                let fix = "a model with such weights computes nothing: get the file again from its source";
+                return Err(CheckpointError::unsupported(file.path(), &tensor.name, what, fix));
+            }
             rest = later;
         }
         sink(&entry.ours, &values).map_err(CheckpointError::Caller)?;

@@ -1,6 +1,7 @@
 //! Hugging Face folders: `model.safetensors`, or shards with an index, read and written by a name map.
 //!
 //! A name map is data: which of their tensors, stacked along dimension 0, make one of ours.
+//! Invariant: weights are finite, on the way in and out. An infinity or a NaN is an error that names it.
 //! Deliberately absent: `config.json` and the tokenizer. They belong to the model and data crates, and pass through
 //! [`export`] as finished bytes.
 
@@ -14,6 +15,8 @@ pub use export::{ExportDtype, ExportOptions, export};
 pub use import::import;
 
 use std::collections::HashSet;
+
+use rayon::prelude::*;
 
 use crate::error::{CheckpointError, Result};
 
@@ -109,6 +112,11 @@ impl NameEntry {
     pub(crate) fn numel(&self) -> usize {
         self.shape.iter().product()
     }
+}
+
+/// The position of the first value that is infinite or NaN.
+fn first_non_finite(values: &[f32]) -> Option<usize> {
+    values.par_iter().position_first(|value| !value.is_finite())
 }
 
 fn internal(what: String) -> CheckpointError {

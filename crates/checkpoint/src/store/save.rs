@@ -29,20 +29,25 @@ pub(super) fn save(
 ) -> Result<PathBuf> {
     let sizes = check_names(tensors, documents)?;
     if target.exists() {
-        match Checkpoint::open(target, step) {
-            Ok(there) => {
-                load::check_specs(&there, tensors, load::Others::AreErrors)?;
-                return Ok(target.to_path_buf());
-            }
-            Err(error) => {
-                tracing::warn!("writing step {step} again: {error}");
-                aside::remove_atomically(target)?;
-            }
+        let there = Checkpoint::open(target, step);
+        if let Ok(there) = &there {
+            load::check_specs(there, tensors, load::Others::AreErrors)?;
+        }
+        match there.and_then(|there| there.verify()) {
+            Ok(()) => return Ok(target.to_path_buf()),
+            Err(error) => tracing::warn!("writing step {step} again: {error}"),
         }
     }
-    let aside = Aside::folder(target)?;
+    let mut aside = Aside::folder(target)?;
     let manifest = write_content(aside.path(), step, tensors, &sizes, read, documents, max_shard_bytes)?;
     write_new(&aside.path().join(MANIFEST_FILE), &manifest.to_bytes()?)?;
+    if target.exists() {
+        if aside.exchange(target)? {
+            return Ok(target.to_path_buf());
+        }
+        // What is lost if this process is killed now could not be loaded.
+        aside::remove_atomically(target)?;
+    }
     aside.publish(target)?;
     Ok(target.to_path_buf())
 }
@@ -56,7 +61,7 @@ fn write_content(
     documents: &[(String, Value)],
     max_shard_bytes: usize,
 ) -> Result<Manifest> {
-    // Wide elements first: every tensor then starts at a multiple of its element size, also when it is mapped.
+    // Wide elements first: every tensor then starts at a multiple of its element size, also for readers that map the file.
     let mut order: Vec<usize> = (0..tensors.len()).collect();
     order.sort_by_key(|&i| std::cmp::Reverse(stored(&tensors[i]).0.bitsize()));
     let mut shards = Vec::new();

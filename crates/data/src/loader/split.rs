@@ -50,8 +50,9 @@ pub(super) fn split(
     let held = (tokens as f64 * fraction).round() as u64;
     let blocks = u64::from(held_out.blocks);
     if blocks == 0 || held < 2 * blocks || held >= tokens {
-        return refuse(format!(
-            "{held} of the {tokens} tokens of {name} cannot be held out in {blocks} blocks"
+        return Err(DataError::invalid(
+            format!("{name} has {tokens} tokens, too few to hold out {held} of them in {blocks} blocks"),
+            "use more text, hold out another part of it, or nothing",
         ));
     }
     let (mut train, mut valid) = (Ranges::new(), Ranges::new());

@@ -32,12 +32,11 @@ impl Validation {
             let all = std::iter::once(0..stream.token_count()).collect();
             (stream, all)
         };
+        let names: Vec<String> = streams.iter().map(|stream| stream.name().to_owned()).collect();
         let validation = Validation::of_parts(streams.into_iter().map(whole).collect(), seq_len, mask);
         if validation.used == 0 {
-            return Err(DataError::invalid(
-                "the validation data has fewer than two tokens",
-                "name more text",
-            ));
+            let what = format!("{}: fewer than two tokens, too few to validate on", names.join(", "));
+            return Err(DataError::invalid(what, "name more text"));
         }
         Ok(validation)
     }

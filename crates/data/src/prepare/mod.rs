@@ -108,7 +108,12 @@ pub fn prepare_cached(
     cache: &Path,
     on_progress: &mut dyn FnMut(&Progress) -> ControlFlow<()>,
 ) -> Result<Dataset> {
-    let folder = cache.join(&resume::made_from(inputs, tokenizer, options)?[..16]);
+    let made_from = resume::made_from(inputs, tokenizer, options)?;
+    let folder = cache.join(&made_from[..16]);
+    // What is finished is only read, so that a cache may be someone else's.
+    if let Some(dataset) = finished(&folder, &made_from)? {
+        return Ok(dataset);
+    }
     files::create_folder(&folder)?;
     let lock = open_lock(&folder)?;
     lock.lock().map_err(DataError::io(&folder, "lock the folder"))?;
@@ -139,15 +144,8 @@ fn prepare_locked(
         return Err(DataError::invalid("shards of 0 tokens are asked for", "give at least 1"));
     }
     let made_from = resume::made_from(inputs, tokenizer, options)?;
-    if folder.join(INDEX_FILE).exists() {
-        let dataset = Dataset::open(folder)?;
-        if dataset.made_from() == made_from {
-            return Ok(dataset);
-        }
-        return Err(DataError::invalid(
-            format!("{} already holds a dataset of other input, tokenizer or options", folder.display()),
-            "choose another folder, or delete it",
-        ));
+    if let Some(dataset) = finished(folder, &made_from)? {
+        return Ok(dataset);
     }
     let unfinished = match Unfinished::load(folder)? {
         Some(unfinished) if unfinished.made_from == made_from => unfinished,
@@ -175,6 +173,21 @@ fn prepare_locked(
         feed.batches().iter().try_for_each(|batch| run.take(batch?, on_progress))
     })?;
     run.finish(on_progress)
+}
+
+/// The dataset in `folder`, if there is one; an error if it is another one than is to be made.
+fn finished(folder: &Path, made_from: &str) -> Result<Option<Dataset>> {
+    if !folder.join(INDEX_FILE).exists() {
+        return Ok(None);
+    }
+    let dataset = Dataset::open(folder)?;
+    if dataset.made_from() == made_from {
+        return Ok(Some(dataset));
+    }
+    Err(DataError::invalid(
+        format!("{} already holds a dataset of other input, tokenizer or options", folder.display()),
+        "choose another folder, or delete it",
+    ))
 }
 
 /// Documents of a few tokens each fill a shard's table of ends before its tokens; this closes it then.
@@ -335,9 +348,17 @@ impl<'r> Run<'r> {
             shards,
         };
         if index.tokens == 0 {
+            // Nothing of this run stays in the way of the next one; the record goes last, as it says whose the rest is.
+            for (name, _) in self.tokenizer.files() {
+                let path = self.folder.join(name);
+                fs::remove_file(&path).map_err(DataError::io(&path, "remove"))?;
+            }
             Unfinished::remove(&self.folder)?;
             return Err(DataError::invalid(
-                format!("the {} input files hold no text", self.inputs.len()),
+                match self.inputs {
+                    [input] => format!("{} holds no text", input.path.display()),
+                    inputs => format!("the {} input files hold no text", inputs.len()),
+                },
                 "name input that is not empty",
             ));
         }
@@ -362,7 +383,7 @@ fn shard_name(number: usize) -> String {
 fn refuse_foreign_files(folder: &Path) -> Result<()> {
     for entry in fs::read_dir(folder).map_err(DataError::io(folder, "list the folder"))? {
         let name = entry.map_err(DataError::io(folder, "list the folder"))?.file_name();
-        if name != LOCK_FILE {
+        if name != LOCK_FILE && !Unfinished::is_beginning(&name) {
             return Err(DataError::invalid(
                 format!("{} is not empty (it holds {})", folder.display(), name.to_string_lossy()),
                 "name a new or an empty folder",

@@ -1,5 +1,6 @@
 //! What an interrupted run left: finished shards and the place in the input behind them.
 
+use std::ffi::OsStr;
 use std::fs;
 use std::path::Path;
 
@@ -46,6 +47,11 @@ impl Unfinished {
 
     pub(super) fn save(&self, folder: &Path) -> Result<()> {
         files::write_json(&folder.join(FILE), self)
+    }
+
+    /// Whether a file of this name is what a run killed at its very beginning leaves: a record that was never complete.
+    pub(super) fn is_beginning(name: &OsStr) -> bool {
+        files::aside(Path::new(FILE)).file_name() == Some(name)
     }
 
     pub(super) fn remove(folder: &Path) -> Result<()> {

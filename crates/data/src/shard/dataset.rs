@@ -136,6 +136,13 @@ impl Dataset {
         })
     }
 
+    /// The same dataset, called `name` in messages: one in a cache by the text that it was made from.
+    #[must_use]
+    pub fn with_name(mut self, name: impl Into<String>) -> Dataset {
+        self.name = name.into();
+        self
+    }
+
     /// Reads every shard whole and compares every checksum.
     ///
     /// # Errors

@@ -48,6 +48,7 @@ pub struct Tokenizer {
     end_of_document: u32,
     stop_tokens: Vec<u32>,
     begin: Option<u32>,
+    named: load::Named,
 }
 
 /// What encodes a document.
@@ -222,13 +223,18 @@ impl Tokenizer {
         side.chain([("tokenizer.json", self.json.as_ref())])
     }
 
-    /// Writes [`Tokenizer::files`] into `folder`.
+    /// Writes [`Tokenizer::files`] into `folder`, and a `generation_config.json` with the tokens that the model's own files named where
+    /// there were any: what is loaded from `folder` begins and ends texts as this one does.
     ///
     /// # Errors
     /// The folder or a file cannot be written.
     pub fn save(&self, folder: &Path) -> Result<()> {
         files::create_folder(folder)?;
-        self.files().try_for_each(|(name, bytes)| files::write_atomically(&folder.join(name), bytes))
+        self.files().try_for_each(|(name, bytes)| files::write_atomically(&folder.join(name), bytes))?;
+        match self.named.file() {
+            Some((name, text)) => files::write_atomically(&folder.join(name), text.as_bytes()),
+            None => Ok(()),
+        }
     }
 
     /// One more than the largest token id, added tokens included.

@@ -150,12 +150,16 @@ fn architecture(config: &Config, facts: &Facts, report: &mut Report) -> Option<A
         && architecture.vocab_size < tokens
     {
         let rows = architecture.vocab_size;
-        let message = match (&config.model.init_from, config.model.vocab_size) {
-            (Some(folder), _) => format!(
+        let message = match &config.model.init_from {
+            Some(folder) if config.data.tokenizer == Some(TokenizerChoice::Path(folder.clone())) => format!(
+                "the tokenizer in {folder:?} has {tokens} tokens, but the model there only {rows}; the two do not \
+                 belong together: restore the folder's tokenizer.json"
+            ),
+            Some(folder) => format!(
                 "the tokenizer has {tokens} tokens, but the model in {folder:?} only {rows}; leave `data.tokenizer` \
                  out to use the folder's own"
             ),
-            _ => format!(
+            None => format!(
                 "`vocab_size` = {rows} is less than the tokenizer's {tokens} tokens; leave it out to use \
                  the tokenizer's"
             ),

@@ -147,15 +147,23 @@ impl Cache<'_> {
                     let cache = Path::new(&self.config.data.cache_dir);
                     let path = &source.path;
                     let notice = &mut *self.notice;
-                    prepare_cached(&files, self.tokenizer, &options, cache, &mut |progress| {
-                        notice(Notice::Tokenizing { path: path.clone(), progress: *progress })
-                    })?
+                    let prepared =
+                        prepare_cached(&files, self.tokenizer, &options, cache, &mut |progress| {
+                            notice(Notice::Tokenizing { path: path.clone(), progress: *progress })
+                        })?;
+                    // Messages name the text, not a folder of the cache.
+                    prepared.with_name(path)
                 }
             };
             if dataset.tokenizer_hash() != self.tokenizer.hash_hex() {
+                let path = &source.path;
+                let remedy = match &self.config.model.init_from {
+                    // The weights of the folder know its own tokens only.
+                    Some(folder) => format!("tokenize the text again with --tokenizer {folder}"),
+                    None => format!("set data.tokenizer = \"{path}\", or tokenize the text again"),
+                };
                 return Err(RunError::Refused(format!(
-                    "the shards in {} were made with another tokenizer than this run's; set data.tokenizer = \"{}\", or tokenize the text again",
-                    source.path, source.path
+                    "the shards in {path} were made with another tokenizer than this run's; {remedy}"
                 )));
             }
             self.text_bytes += dataset.text_bytes();

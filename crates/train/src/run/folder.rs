@@ -32,6 +32,11 @@ impl RunFolder {
         self.path.join("tokenizer")
     }
 
+    /// What the Hugging Face folder that the run began from said of its model, where it began from one.
+    pub fn source(&self) -> PathBuf {
+        self.path.join("source")
+    }
+
     /// Where checkpoints are.
     pub fn checkpoints(&self) -> PathBuf {
         self.path.join("checkpoints")

@@ -5,6 +5,7 @@
 //! <out>/tokenizer/       the tokenizer                      <out>/hf/                   the last state as a Hugging Face folder
 //! <out>/metrics.jsonl    every reported step and event      <out>/sample.txt            what the model wrote at the end
 //! <out>/events.out.*     the same for TensorBoard           <out>/report.html           curves and figures on one page
+//! <out>/source/          what init_from said of its model
 //! ```
 
 mod corpus;

@@ -1,6 +1,6 @@
 //! From a parsed run file to what will be trained, and how.
 
-use super::RunError;
+use super::{RunError, RunFolder};
 use crate::config::{Config, Facts, Parsed, Recipe, Recompute, Resolved, TokenizerChoice};
 use crate::programs::{OptimizerSpec, TrainingSpec};
 use std::path::Path;
@@ -9,6 +9,11 @@ use xtrain_model as model;
 use xtrain_model::decoder::{Batch, Loss};
 use xtrain_model::hf::HfConfig;
 use xtrain_program as program;
+
+/// What a Hugging Face folder says of its model.
+pub(crate) const CONFIG_FILE: &str = "config.json";
+/// How text is made with it; not every folder has one.
+pub(crate) const GENERATION_FILE: &str = "generation_config.json";
 
 /// What a run file comes to before its data is opened.
 pub struct Planned {
@@ -43,11 +48,38 @@ pub(crate) fn init(config: &Config) -> Result<Option<HfConfig>, RunError> {
     config.model.init_from.as_deref().map(|folder| read_hf_config(Path::new(folder))).transpose()
 }
 
-/// Reads the config.json of a Hugging Face folder.
+/// The same for a run that has begun: what it kept. The folder may be gone or changed since.
+pub(crate) fn kept_init(config: &Config, run: &RunFolder) -> Result<Option<HfConfig>, RunError> {
+    match &config.model.init_from {
+        Some(_) if run.source().is_dir() => read_hf_config(&run.source()).map(Some),
+        _ => init(config),
+    }
+}
+
+/// Keeps in the run folder what the model folder that training starts from says of its model.
+pub(super) fn keep_init(config: &Config, run: &RunFolder) -> Result<(), RunError> {
+    let Some(folder) = &config.model.init_from else { return Ok(()) };
+    std::fs::create_dir_all(run.source()).map_err(RunError::io(&run.source(), "create"))?;
+    for name in [CONFIG_FILE, GENERATION_FILE] {
+        let path = Path::new(folder).join(name);
+        if path.exists() {
+            let text = std::fs::read_to_string(&path).map_err(RunError::io(&path, "read"))?;
+            run.write(&format!("source/{name}"), &text)?;
+        }
+    }
+    Ok(())
+}
+
+/// Reads the config.json of a Hugging Face folder, and the generation_config.json beside it.
 pub(crate) fn read_hf_config(folder: &Path) -> Result<HfConfig, RunError> {
-    let path = folder.join("config.json");
-    let text = std::fs::read_to_string(&path).map_err(RunError::io(&path, "read"))?;
-    HfConfig::parse(&text).map_err(|error| RunError::Model { place: folder.display().to_string(), error })
+    let read = |path: &Path| std::fs::read_to_string(path).map_err(RunError::io(path, "read"));
+    let refused = |error| RunError::Model { place: folder.display().to_string(), error };
+    let mut hf = HfConfig::parse(&read(&folder.join(CONFIG_FILE))?).map_err(refused)?;
+    let generation = folder.join(GENERATION_FILE);
+    if generation.exists() {
+        hf.parse_generation(&read(&generation)?).map_err(refused)?;
+    }
+    Ok(hf)
 }
 
 pub(crate) fn planned(resolved: Resolved) -> Result<Planned, RunError> {
@@ -102,5 +134,37 @@ pub(super) fn recipe(chosen: Recipe) -> model::Recipe {
         Recipe::Bf16 => model::Recipe::Bf16,
         // A resolved configuration has no `auto` left; on the CPU it means fp32.
         Recipe::Fp32 | Recipe::Auto => model::Recipe::Fp32,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs;
+
+    const CONFIG: &str = r#"{"model_type": "qwen2", "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2,
+        "num_key_value_heads": 2, "intermediate_size": 8, "vocab_size": 9, "unheard_of": 1.50}"#;
+
+    #[test]
+    fn a_run_keeps_what_the_folder_that_it_began_from_said() {
+        let place = tempfile::tempdir().expect("a folder");
+        let (folder, run) = (place.path().join("model"), RunFolder::at(place.path().join("run")));
+        fs::create_dir_all(&folder).expect("a folder");
+        fs::write(folder.join(CONFIG_FILE), CONFIG).expect("written");
+        fs::write(folder.join(GENERATION_FILE), r#"{"temperature": 0.6}"#).expect("written");
+        let text = format!(
+            "[model]\ninit_from = {:?}\n[data]\ntrain = \"a.txt\"\n[train]\nsteps = 1\n",
+            folder.display().to_string()
+        );
+        let config =
+            Config::parse::<&str>(Path::new("run.toml"), text.as_bytes(), &[]).expect("a run file").config;
+        let before = init(&config).expect("read").expect("there is one");
+        assert_eq!(before.generation["temperature"], 0.6);
+        keep_init(&config, &run).expect("kept");
+        assert_eq!(fs::read_to_string(run.source().join(CONFIG_FILE)).expect("there"), CONFIG);
+        fs::remove_dir_all(&folder).expect("removed");
+        assert_eq!(kept_init(&config, &run).expect("read"), Some(before));
+        fs::remove_dir_all(run.source()).expect("removed");
+        assert!(kept_init(&config, &run).is_err(), "what is lost is not passed over");
     }
 }

@@ -102,9 +102,12 @@ impl Run {
         observer: &mut dyn Observer,
         time_is_up: &dyn Fn() -> bool,
     ) -> Result<Self, RunError> {
-        let hf = setup::init(&parsed.config)?;
         let folder = RunFolder::at(parsed.out());
         let going_on = start == Start::Resume && folder.is_begun();
+        let hf = match going_on {
+            true => setup::kept_init(&parsed.config, &folder)?,
+            false => setup::init(&parsed.config)?,
+        };
         if start == Start::New && folder.is_begun() {
             return Err(RunError::Refused(format!(
                 "{} already holds a run; go on with --resume, choose another folder with --set train.out=..., or delete it",
@@ -129,6 +132,11 @@ impl Run {
         if let Some(available) = xtrain_runtime::available_bytes() {
             fit::check(&planned.spec, config.train.batch_size, available)?;
         }
+        let mut learner = learner(&config, planned.spec)?;
+        if !going_on {
+            // Before the folder is made: what refuses here leaves none.
+            begin(&mut learner, &config)?;
+        }
         let mut saved = Saved::open(&folder)?;
         if folder.is_begun() != going_on {
             return Err(RunError::Refused(format!(
@@ -136,17 +144,18 @@ impl Run {
                 folder.path().display()
             )));
         }
-        let mut learner = learner(&config, planned.spec)?;
-        let checkpoint = if going_on { saved.restore(&mut learner, &corpus.loader, &config)? } else { None };
-        let at = match checkpoint {
-            Some(position) => position,
-            None => {
-                begin(&mut learner, &config)?;
-                Position::default()
+        let mut at = Position::default();
+        if going_on {
+            match saved.restore(&mut learner, &corpus.loader, &config)? {
+                Some(position) => at = position,
+                None => begin(&mut learner, &config)?,
             }
-        };
-        if !going_on {
+        } else {
             corpus.tokenizer.save(&folder.tokenizer())?;
+            setup::keep_init(&parsed.config, &folder)?;
+            if let Some(from) = &parsed.config.model.init_from {
+                exchange::warn_of_what_stays(Path::new(from), &corpus.tokenizer);
+            }
         }
         folder.write("config.toml", &config.to_toml())?;
         let outputs = Outputs { jsonl: config.log.jsonl, tensorboard: config.log.tensorboard };

@@ -25,7 +25,7 @@ pub(crate) fn run(args: &EvalArgs) -> Result<(), Failure> {
     let limit = opened.weights.model().max_position_embeddings;
     let asked = args.seq_len.unwrap_or(SEQ_LEN.min(limit));
     if asked > limit {
-        eprintln!("note: --seq-len exceeds the {limit} tokens of context that the model is meant for");
+        tracing::warn!("--seq-len exceeds the {limit} tokens of context that the model is meant for");
     }
     let mut streams = Vec::new();
     let mut text_bytes = 0;

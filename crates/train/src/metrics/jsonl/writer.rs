@@ -79,6 +79,6 @@ mod tests {
         let error =
             writer.write(&Record { time: 0.0, event: Resumed { step: 1 }.into() }).unwrap_err().to_string();
         assert!(error.starts_with("/dev/full: cannot write metrics: "), "{error}");
-        assert!(error.ends_with("; free some space, then resume the run"), "{error}");
+        assert!(error.ends_with("; free some space and run the command again"), "{error}");
     }
 }

@@ -222,11 +222,15 @@ fn toolkit_folders() -> Vec<PathBuf> {
 fn site_packages() -> Vec<PathBuf> {
     let set = |name: &str| env::var_os(name).map(PathBuf::from);
     let home = set("HOME").map(|home| home.join(".local"));
-    let on_path = env::var_os("PATH").into_iter().flat_map(|path| {
-        let folders: Vec<PathBuf> = env::split_paths(&path).collect();
-        folders.into_iter().filter_map(|bin| fs::canonicalize(bin.join("python3")).ok())
+    // A virtual environment's python3 is a link to the system's: both have their packages.
+    let pythons = env::var_os("PATH").into_iter().flat_map(|path| {
+        env::split_paths(&path)
+            .map(|bin| bin.join("python3"))
+            .filter(|python| python.exists())
+            .collect::<Vec<_>>()
     });
-    let prefixes = on_path.filter_map(|python| Some(python.parent()?.parent()?.to_owned()));
+    let prefixes = pythons.flat_map(|python| [Some(python.clone()), fs::canonicalize(python).ok()]).flatten();
+    let prefixes = prefixes.filter_map(|python| Some(python.parent()?.parent()?.to_owned()));
     let roots = [set("VIRTUAL_ENV"), set("CONDA_PREFIX")].into_iter().flatten().chain(prefixes);
     let roots: Vec<PathBuf> = roots.chain(home).chain(["/usr/local".into(), "/usr".into()]).collect();
     let mut seen = BTreeSet::new();

@@ -2,8 +2,8 @@
 
 use libtest_mimic::{Arguments, Failed, Trial};
 use xtrain_cuda::{
-    Arch, Compiler, Context, CudaError, Device, DeviceMemory, DevicePtr, Event, Graph, KernelCache, Launch, Module,
-    PinnedMemory, Stream,
+    Arch, Compiler, Context, CudaError, Device, DeviceMemory, DevicePtr, Event, Graph, KernelCache, Launch,
+    Module, PinnedMemory, Stream,
 };
 
 const KERNELS: &str = r#"
@@ -166,7 +166,9 @@ fn events_order_streams_and_take_the_time(card: &Card) -> Result<(), Failed> {
 
 fn too_little_memory_is_told_in_bytes(card: &Card) -> Result<(), Failed> {
     let (_, total) = card.context.memory()?;
-    let Err(error) = DeviceMemory::new(&card.context, total + (1 << 30)) else { return Err("it was given".into()) };
+    let Err(error) = DeviceMemory::new(&card.context, total + (1 << 30)) else {
+        return Err("it was given".into());
+    };
     assert!(error.is_out_of_memory(), "{error}");
     Ok(())
 }

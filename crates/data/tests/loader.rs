@@ -222,6 +222,32 @@ proptest! {
 }
 
 #[test]
+fn validation_counts_the_bytes_of_its_own_text() {
+    // 99 targets at 3 bytes a token, and 299 at 7: no single ratio fits both.
+    let source = |name, first, length: u32, bytes| -> Arc<dyn TokenStream> {
+        let documents = [(first..first + length - 1).collect::<Vec<u32>>()];
+        let tokens = MemoryTokens::from_documents(name, documents, END, VOCAB).unwrap();
+        Arc::new(tokens.with_text_bytes(bytes))
+    };
+    let sources = || vec![source("a", 1, 100, 99 * 3), source("b", 1000, 300, 299 * 7)];
+    let whole = Validation::of(sources(), 13, DocumentMask::Off).unwrap();
+    assert_eq!(whole.text_bytes().unwrap(), Some(f64::from(99 * 3 + 299 * 7)));
+
+    let held_out = Some(HeldOut { amount: HeldOutAmount::Fraction(0.2), blocks: 1 });
+    let mixed = sources().into_iter().map(|stream| Source { stream, weight: 1.0 }).collect();
+    let loader = Loader::new(mixed, LoaderOptions { held_out, ..options(13, 0) }).unwrap();
+    let blocks = loader.validation().unwrap();
+    // Blocks of 20 and 60 tokens: their first ones are no targets.
+    assert!((blocks.text_bytes().unwrap().unwrap() - f64::from(19 * 3 + 59 * 7)).abs() < 1e-9);
+    // Windows of 13 targets: the first of two is of `a`, the other of `b`.
+    let some = blocks.at_most(2);
+    assert!((some.text_bytes().unwrap().unwrap() - f64::from(13 * 3 + 13 * 7)).abs() < 1e-9);
+
+    let unknown = Validation::of(vec![stream("c", 1, &[9])], 4, DocumentMask::Off).unwrap();
+    assert_eq!(unknown.text_bytes().unwrap(), None);
+}
+
+#[test]
 fn a_run_resumed_from_its_state_goes_on_exactly() {
     let make = || {
         let sources = vec![
@@ -313,6 +339,9 @@ impl TokenStream for Breaking {
     }
     fn token_count(&self) -> u64 {
         self.0.token_count()
+    }
+    fn text_bytes(&self) -> Option<u64> {
+        self.0.text_bytes()
     }
     fn vocab_size(&self) -> usize {
         self.0.vocab_size()

@@ -182,11 +182,6 @@ impl Dataset {
         self.index.documents
     }
 
-    /// Bytes of the text behind the tokens; what bits per byte are counted by.
-    pub fn text_bytes(&self) -> u64 {
-        self.index.text_bytes
-    }
-
     /// The token that ends each document.
     pub fn end_of_document(&self) -> u32 {
         self.index.end_of_document
@@ -210,6 +205,10 @@ impl TokenStream for Dataset {
 
     fn token_count(&self) -> u64 {
         self.index.tokens
+    }
+
+    fn text_bytes(&self) -> Option<u64> {
+        Some(self.index.text_bytes)
     }
 
     fn vocab_size(&self) -> usize {

@@ -24,8 +24,6 @@ pub struct Corpus {
     pub loader: Loader,
     /// What is validated on, all of it.
     pub validation: Option<Validation>,
-    /// Bytes of text a token, over the training data, where it is known.
-    pub bytes_per_token: Option<f64>,
 }
 
 impl Corpus {
@@ -42,9 +40,8 @@ impl Corpus {
             Some(folder) => Tokenizer::load(folder)?,
             None => tokenizer(config, &train, notice)?,
         };
-        let mut cache = Cache { config, tokenizer: &tokenizer, notice, text_bytes: 0, tokens: 0 };
+        let mut cache = Cache { config, tokenizer: &tokenizer, notice };
         let streams = cache.streams(train)?;
-        let bytes_per_token = (cache.tokens > 0).then(|| cache.text_bytes as f64 / cache.tokens as f64);
         let mask = if data.document_mask { DocumentMask::On } else { DocumentMask::Off };
         let explicit = match &data.valid {
             Some(valid) => {
@@ -60,7 +57,7 @@ impl Corpus {
             LoaderOptions { seq_len: data.seq_len, seed: config.train.seed, document_mask: mask, held_out };
         let loader = Loader::new(streams, options)?;
         let validation = explicit.or_else(|| loader.validation());
-        Ok(Corpus { tokenizer, loader, validation, bytes_per_token })
+        Ok(Corpus { tokenizer, loader, validation })
     }
 }
 
@@ -132,8 +129,6 @@ struct Cache<'a> {
     config: &'a Config,
     tokenizer: &'a Tokenizer,
     notice: &'a mut dyn FnMut(Notice) -> ControlFlow<()>,
-    text_bytes: u64,
-    tokens: u64,
 }
 
 impl Cache<'_> {
@@ -166,8 +161,6 @@ impl Cache<'_> {
                     "the shards in {path} were made with another tokenizer than this run's; {remedy}"
                 )));
             }
-            self.text_bytes += dataset.text_bytes();
-            self.tokens += dataset.token_count();
             let stream: Arc<dyn TokenStream> = Arc::new(dataset);
             // Without weights, sources are mixed by size.
             let weight = source.weight.unwrap_or(stream.token_count() as f64);

@@ -285,8 +285,10 @@ impl Run {
         };
         let tokens = self.config.eval.tokens.unwrap_or(0);
         let windows = if tokens == 0 { u64::MAX } else { tokens.div_ceil(self.config.data.seq_len as u64) };
-        let (loss, _) = evaluator.mean_loss(self.learner.weights(), &validation.at_most(windows))?;
-        let bits_per_byte = self.corpus.bytes_per_token.map(|bytes| loss / std::f64::consts::LN_2 / bytes);
+        let validation = validation.at_most(windows);
+        let (loss, targets) = evaluator.mean_loss(self.learner.weights(), &validation)?;
+        let bits = loss * targets as f64 / std::f64::consts::LN_2;
+        let bits_per_byte = validation.text_bytes()?.map(|bytes| bits / bytes);
         self.record(EvalMetrics { step: self.at.step, loss, bits_per_byte }, observer)?;
         let is_best = loss.is_finite() && self.at.best.is_none_or(|(_, best)| loss < best);
         if is_best {

@@ -16,3 +16,4 @@ mod plan;
 mod resume;
 mod stopping;
 mod storage;
+mod texts;

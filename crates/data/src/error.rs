@@ -99,6 +99,16 @@ impl DataError {
         DataError::Tokenizer { place: place.into(), what: what.into(), fix: fix.into() }
     }
 
+    /// A tokenizer's complaint about a text, with the file that the text is from; any other error as it is.
+    pub(crate) fn in_file(self, path: &Path) -> DataError {
+        match self {
+            DataError::Tokenizer { place, what, fix } => {
+                DataError::input(path, format!("tokenizer {place}"), what, fix)
+            }
+            other => other,
+        }
+    }
+
     pub(crate) fn corrupt(path: &Path, what: impl Into<String>, fix: impl Into<String>) -> DataError {
         DataError::Corrupt { path: path.to_path_buf(), what: what.into(), fix: fix.into() }
     }

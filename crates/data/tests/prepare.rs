@@ -8,8 +8,9 @@ use std::path::Path;
 use proptest::prelude::*;
 use xtrain_data::input::read_documents;
 use xtrain_data::{
-    DataError, Dataset, InputOptions, MemoryTokens, PrepareOptions, Progress, TokenStream, Tokenizer,
-    list_inputs, prepare, prepare_cached, sample_texts,
+    BeginOfDocument, DataError, Dataset, DocumentMask, InputOptions, MemoryTokens, PrepareOptions, Progress,
+    TokenStream, Tokenizer, Validation, list_inputs, prepare, prepare_cached, sample_texts,
+    tokenize_in_memory,
 };
 
 fn go_on(_: &Progress) -> ControlFlow<()> {
@@ -84,6 +85,11 @@ proptest! {
         prop_assert_eq!(dataset.document_count(), documents.len() as u64);
         prop_assert_eq!(dataset.text_bytes(), Some(dataset.token_count() - dataset.document_count()));
         prop_assert_eq!(dataset.tokenizer().unwrap().hash(), tokenizer.hash());
+        let inputs = list_inputs(&[input.path()]).unwrap();
+        let options = small_shards(1).input;
+        let in_memory = tokenize_in_memory("memory", &inputs, &tokenizer, &options).unwrap();
+        prop_assert_eq!(all_tokens(&in_memory), all_tokens(&dataset));
+        prop_assert_eq!(in_memory.text_bytes(), dataset.text_bytes());
         // Any range across shards gives the same ends as the plain list.
         for start in 0..expected.token_count() {
             let (mut ours, mut theirs) = (Vec::new(), Vec::new());
@@ -127,6 +133,58 @@ fn long_input(folder: &Path) {
 fn bpe() -> Tokenizer {
     let text: String = (0..2000).map(|i| format!("word{} and{}\n", i % 977, i % 13)).collect();
     Tokenizer::train_bpe([Ok(text)], 400).unwrap()
+}
+
+/// Bytes, with a token that begins texts: id 257.
+fn with_begin() -> Tokenizer {
+    let folder = tempfile::tempdir().unwrap();
+    Tokenizer::bytes().save(folder.path()).unwrap();
+    let path = folder.path().join("tokenizer.json");
+    let mut json: serde_json::Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
+    let mut begin = json["added_tokens"][0].clone();
+    begin["id"] = 257.into();
+    begin["content"] = "<s>".into();
+    json["added_tokens"].as_array_mut().unwrap().push(begin);
+    json["post_processor"] = serde_json::json!({
+        "type": "TemplateProcessing",
+        "single": [{"SpecialToken": {"id": "<s>", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}],
+        "pair": [{"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 1}}],
+        "special_tokens": {"<s>": {"id": "<s>", "ids": [257], "tokens": ["<s>"]}},
+    });
+    fs::write(&path, json.to_string()).unwrap();
+    Tokenizer::load(folder.path()).unwrap()
+}
+
+#[test]
+fn each_document_begins_as_a_prompt_does() {
+    let (input, cache) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    write_files(input.path(), &["ab##c".to_owned(), "d".to_owned()]);
+    let inputs = list_inputs(&[input.path()]).unwrap();
+    let options = small_shards(3);
+    let get = |tokenizer: &Tokenizer| {
+        prepare_cached(&inputs, tokenizer, &options, cache.path(), &mut go_on).unwrap()
+    };
+    let dataset = get(&with_begin());
+    dataset.verify().unwrap();
+    let (begin, end) = (257, 256);
+    let expected = vec![begin, 97, 98, end, begin, 99, end, begin, 100, end];
+    assert_eq!(all_tokens(&dataset), (expected, vec![4, 7, 10]));
+    assert_eq!((dataset.begin_of_document(), dataset.text_bytes()), (&[257][..], Some(4)));
+    assert_eq!(dataset.tokenizer().unwrap().document_begin(), [257]);
+    // A document's first token belongs to it where documents do not see each other.
+    let validation = Validation::of(vec![std::sync::Arc::new(dataset)], 9, DocumentMask::On).unwrap();
+    assert_eq!(validation.batch(0, 1).unwrap().doc_start, [0, 0, 0, 0, 4, 4, 4, 7, 7]);
+
+    let without = get(&with_begin().with_begin_of_document(BeginOfDocument::Never).unwrap());
+    assert_eq!(all_tokens(&without), (vec![97, 98, end, 99, end, 100, end], vec![3, 5, 7]));
+    assert_eq!(without.begin_of_document(), [0; 0]);
+    assert_eq!(without.tokenizer().unwrap().document_begin(), [0; 0]);
+    // An index that says otherwise than the tokens is found.
+    let index = without.folder().join("dataset.json");
+    let text = fs::read_to_string(&index).unwrap();
+    fs::write(&index, text.replace("\"begin_of_document\": []", "\"begin_of_document\": [257]")).unwrap();
+    let message = Dataset::open(without.folder()).unwrap().verify().unwrap_err().to_string();
+    assert!(message.contains("documents begin with [257]"), "{message}");
 }
 
 #[test]

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use proptest::prelude::*;
 use serde_json::{Value, json};
-use xtrain_data::{CutRule, DataError, SpecialTokens, Tokenizer};
+use xtrain_data::{BeginOfDocument, CutRule, DataError, SpecialTokens, Tokenizer};
 
 const TEXT: &str = "The quick brown fox doesn't jump over the lazy dog; it's 12345 times he'll say: \"No!\"\n\n  \
      fn main() { println!(\"{}\", 42); }\n\n\n\tTabs\tand   spaces. Ünïcödé, Straße, 東京タワー, привет мир, \u{1F600}\u{1F601}.\r\n\
@@ -216,6 +216,45 @@ fn a_prompt_keeps_what_the_file_adds_before_it_and_not_what_it_adds_after() {
     let mut expected = vec![tokenizer.end_of_document()];
     expected.extend(&plain);
     assert_eq!(tokenizer.encode_prompt("fox").unwrap(), expected);
+}
+
+#[test]
+fn documents_and_prompts_begin_alike() {
+    let end = trained().end_of_document();
+    // A template that puts two tokens before a text, and a begin token that only a side file names.
+    let with_template = || {
+        let mut json = saved_json(&trained());
+        json["post_processor"] = json!({
+            "type": "TemplateProcessing",
+            "single": [{"SpecialToken": {"id": "begin", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}],
+            "pair": [{"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 1}}],
+            "special_tokens": {"begin": {"id": "begin", "ids": [end, 7], "tokens": ["<|endoftext|>", "("]}},
+        });
+        load_json(&json)
+    };
+    let folder = folder_with(&[("tokenizer_config.json", json!({"bos_token": "<s>"}))]);
+    let named = || Tokenizer::load(folder.path()).unwrap();
+    let (auto, always, never) = (BeginOfDocument::Auto, BeginOfDocument::Always, BeginOfDocument::Never);
+    for (tokenizer, choice, begin) in [
+        (with_template(), auto, vec![end, 7]),
+        (with_template(), always, vec![end, 7]),
+        (with_template(), never, vec![]),
+        (named(), auto, vec![]),
+        (named(), always, vec![end + 2]),
+        (named(), never, vec![]),
+    ] {
+        let tokenizer = tokenizer.with_begin_of_document(choice).unwrap();
+        assert_eq!(tokenizer.document_begin(), begin, "{choice:?}");
+        let text = [begin, tokenizer.encode("fox").unwrap()].concat();
+        assert_eq!(tokenizer.encode_prompt("fox").unwrap(), text, "{choice:?}");
+    }
+    assert_eq!(with_template().document_begin(), [end, 7], "what is loaded does as its file says");
+    let message = trained().with_begin_of_document(always).unwrap_err().to_string();
+    assert!(message.contains("begin_of_document = true") && message.contains("bos_token"), "{message}");
+    for (choice, written) in [(auto, json!("auto")), (always, json!(true)), (never, json!(false))] {
+        assert_eq!(json!(choice), written);
+        assert_eq!(serde_json::from_value::<BeginOfDocument>(written).unwrap(), choice);
+    }
 }
 
 #[test]

@@ -4,6 +4,7 @@ use clap::builder::TypedValueParser;
 use clap::{Arg, ArgAction, Args, CommandFactory, FromArgMatches, Parser, Subcommand, ValueEnum};
 use std::ops::RangeInclusive;
 use std::path::PathBuf;
+use xtrain_data::BeginOfDocument;
 
 /// Train language models: pre-train, continue and fine-tune from one run file.
 #[derive(Debug, Parser)]
@@ -108,6 +109,10 @@ pub(crate) struct TokenizeArgs {
     /// Split .txt files into documents at this string; without it each file is one document
     #[arg(long)]
     pub(crate) separator: Option<String>,
+    /// Put the tokenizer's begin token before each document: auto (as the template of its file does), true or
+    /// false
+    #[arg(long, value_name = "CHOICE", default_value = "auto")]
+    pub(crate) begin_of_document: BeginOfDocument,
     /// Tokens of a shard, in millions
     #[arg(long, value_name = "MILLIONS", default_value_t = 64, value_parser = clap::value_parser!(u64).range(1..=100_000))]
     pub(crate) shard_tokens: u64,

@@ -6,6 +6,7 @@
 //! is complete.
 
 mod feed;
+mod memory;
 mod resume;
 mod sample;
 
@@ -16,6 +17,7 @@ use std::time::{Duration, Instant};
 
 use rayon::prelude::*;
 
+pub use memory::tokenize_in_memory;
 pub use sample::{read_texts, sample_texts};
 
 use crate::error::{DataError, Result};
@@ -252,26 +254,16 @@ impl<'r> Run<'r> {
         let encoded: Vec<Result<Vec<u32>>> =
             batch.pieces.par_iter().map(|(piece, _)| self.tokenizer.encode(&piece.text)).collect();
         for ((piece, position), tokens) in batch.pieces.iter().zip(encoded) {
-            let tokens = tokens.map_err(|error| self.in_file(position.file, error))?;
+            let tokens = tokens.map_err(|error| error.in_file(&self.inputs[position.file].path))?;
             self.write(&piece.text, &tokens, piece.ends_document, *position)?;
         }
         self.tell(batch.bytes_done, on_progress)
     }
 
-    /// A tokenizer's complaint about a text, with the file that the text is from.
-    fn in_file(&self, file: usize, error: DataError) -> DataError {
-        match error {
-            DataError::Tokenizer { place, what, fix } => {
-                DataError::input(&self.inputs[file].path, format!("tokenizer {place}"), what, fix)
-            }
-            other => other,
-        }
-    }
-
     fn write(&mut self, text: &str, tokens: &[u32], ends_document: bool, position: Position) -> Result<()> {
-        let is_empty_document = text.is_empty() && !self.inside_document;
+        let begins_document = !self.inside_document;
         self.inside_document = !ends_document;
-        if is_empty_document {
+        if begins_document && text.is_empty() {
             return Ok(());
         }
         let writer = match &mut self.writer {
@@ -281,6 +273,9 @@ impl<'r> Run<'r> {
                 self.writer.insert(ShardWriter::create(&path, self.tokenizer)?)
             }
         };
+        if begins_document {
+            writer.push(self.tokenizer.document_begin(), 0)?;
+        }
         writer.push(tokens, text.len() as u64)?;
         if ends_document {
             writer.end_document()?;
@@ -341,6 +336,7 @@ impl<'r> Run<'r> {
             tokenizer: files::hex(&self.tokenizer.hash()),
             vocab_size: self.tokenizer.vocab_size() as u32,
             end_of_document: self.tokenizer.end_of_document(),
+            begin_of_document: self.tokenizer.document_begin().to_vec(),
             tokens: shards.iter().map(|shard| shard.tokens).sum(),
             documents: shards.iter().map(|shard| shard.documents).sum(),
             text_bytes: shards.iter().map(|shard| shard.text_bytes).sum(),

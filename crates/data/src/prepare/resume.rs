@@ -75,6 +75,7 @@ pub(super) fn made_from(
         "version": SHARD_VERSION,
         "tokenizer": files::hex(&tokenizer.hash()),
         "end_of_document": tokenizer.end_of_document(),
+        "begin_of_document": tokenizer.document_begin(),
         "field": options.input.field,
         "separator": options.input.separator,
         "shard_tokens": options.shard_tokens,

@@ -6,8 +6,9 @@
 //! all others, and everything that concerns prompts and decoding, by the tokenizers crate.
 //!
 //! Documents are encoded as plain text: the name of a special token inside a document is not that token. Prompts
-//! are encoded as the file says, special tokens and beginning-of-sequence included.
+//! are encoded as the file says, special tokens included. Both begin with the same tokens.
 
+mod begin;
 mod bpe;
 mod build;
 mod cut;
@@ -25,6 +26,7 @@ use serde_json::Value;
 use sha2::{Digest, Sha256};
 use tokenizers::{AddedToken, NormalizedString, Normalizer};
 
+pub use begin::BeginOfDocument;
 pub use cut::CutRule;
 pub use decode::StreamDecoder;
 
@@ -48,6 +50,8 @@ pub struct Tokenizer {
     end_of_document: u32,
     stop_tokens: Vec<u32>,
     begin: Option<u32>,
+    template_begin: Vec<u32>,
+    document_begin: Vec<u32>,
     named: load::Named,
 }
 
@@ -175,9 +179,8 @@ impl Tokenizer {
         texts.par_iter().map(|text| self.encode(text.as_ref())).collect()
     }
 
-    /// The tokens of a prompt: special tokens written in the text are recognised, and what the file adds around a
-    /// text at its beginning (such as a beginning-of-sequence token) is added. What it adds at the end is not: the
-    /// prompt goes on.
+    /// The tokens of a prompt: those that begin a document, then those of the text, in which special tokens are
+    /// recognised. What the file adds at the end of a text is not added: the prompt goes on.
     ///
     /// # Errors
     /// A character outside a character vocabulary; whatever the tokenizer itself refuses.
@@ -192,15 +195,8 @@ impl Tokenizer {
                 at += part.len() + end.len();
             }
         }
-        let encoding = self.whole.encode_fast(text, true).map_err(|e| self.refused(&e))?;
-        let mut ids = encoding.get_ids().to_vec();
-        // The mask marks what the file added around the text, never what the text itself spells out.
-        let kept = match encoding.get_special_tokens_mask().iter().rposition(|&added| added == 0) {
-            Some(last) => last + 1,
-            None => ids.iter().rposition(|id| !self.stop_tokens.contains(id)).map_or(0, |last| last + 1),
-        };
-        ids.truncate(kept);
-        Ok(ids)
+        let encoding = self.whole.encode_fast(text, false).map_err(|e| self.refused(&e))?;
+        Ok([&self.document_begin, encoding.get_ids()].concat())
     }
 
     /// The text of `ids`. Bytes that are no UTF-8 become U+FFFD; ids without a token (a model's vocabulary may be

@@ -40,6 +40,7 @@ impl Corpus {
             Some(folder) => Tokenizer::load(folder)?,
             None => tokenizer(config, &train, notice)?,
         };
+        let tokenizer = tokenizer.with_begin_of_document(data.begin_of_document)?;
         let mut cache = Cache { config, tokenizer: &tokenizer, notice };
         let streams = cache.streams(train)?;
         let mask = if data.document_mask { DocumentMask::On } else { DocumentMask::Off };
@@ -161,6 +162,9 @@ impl Cache<'_> {
                     "the shards in {path} were made with another tokenizer than this run's; {remedy}"
                 )));
             }
+            if dataset.begin_of_document() != self.tokenizer.document_begin() {
+                return Err(other_beginning(&source.path, &dataset, self.tokenizer));
+            }
             let stream: Arc<dyn TokenStream> = Arc::new(dataset);
             // Without weights, sources are mixed by size.
             let weight = source.weight.unwrap_or(stream.token_count() as f64);
@@ -168,4 +172,18 @@ impl Cache<'_> {
         }
         Ok(out)
     }
+}
+
+/// The error for shards whose documents begin otherwise than the run's.
+fn other_beginning(path: &str, dataset: &Dataset, tokenizer: &Tokenizer) -> RunError {
+    let shown = |tokens: &[u32]| match tokens {
+        [] => "with no token of their own".to_owned(),
+        tokens => format!("with token {}", tokens.iter().map(u32::to_string).collect::<Vec<_>>().join(", ")),
+    };
+    RunError::Refused(format!(
+        "the documents of the shards in {path} begin {}, those of this run {}; set data.begin_of_document = {}, or tokenize the text again",
+        shown(dataset.begin_of_document()),
+        shown(tokenizer.document_begin()),
+        !dataset.begin_of_document().is_empty()
+    ))
 }

@@ -6,9 +6,8 @@ use crate::failure::Failure;
 use crate::terminal;
 use std::path::Path;
 use std::sync::Arc;
-use xtrain_data::input::read_documents;
 use xtrain_data::{
-    Dataset, DocumentMask, InputOptions, MemoryTokens, TokenStream, Tokenizer, Validation, list_inputs,
+    Dataset, DocumentMask, InputOptions, TokenStream, Tokenizer, Validation, list_inputs, tokenize_in_memory,
 };
 use xtrain_model::decoder::Batch;
 use xtrain_train::evaluate::Evaluator;
@@ -76,25 +75,17 @@ fn stream(path: &Path, args: &EvalArgs, tokenizer: &Tokenizer) -> Result<Arc<dyn
                 path.display()
             )));
         }
+        if dataset.begin_of_document() != tokenizer.document_begin() {
+            return Err(Failure::user(format!(
+                "the documents in {} begin with tokens {:?}, those of the model with {:?}; name the text, or tokenize it again",
+                path.display(),
+                dataset.begin_of_document(),
+                tokenizer.document_begin()
+            )));
+        }
         return Ok(Arc::new(dataset));
     }
     let options = InputOptions { field: args.field.clone(), separator: args.separator.clone() };
-    let mut documents: Vec<Vec<u32>> = Vec::new();
-    let (mut bytes, mut open) = (0, false);
-    for file in list_inputs(&[path])? {
-        for piece in read_documents(&file, &options, tokenizer.cut_rule())? {
-            let piece = piece?;
-            bytes += piece.text.len() as u64;
-            let tokens = tokenizer.encode(&piece.text)?;
-            match documents.last_mut().filter(|_| open) {
-                Some(document) => document.extend(tokens),
-                None => documents.push(tokens),
-            }
-            open = !piece.ends_document;
-        }
-    }
     let name = path.display().to_string();
-    let tokens =
-        MemoryTokens::from_documents(name, documents, tokenizer.end_of_document(), tokenizer.vocab_size())?;
-    Ok(Arc::new(tokens.with_text_bytes(bytes)))
+    Ok(Arc::new(tokenize_in_memory(name, &list_inputs(&[path])?, tokenizer, &options)?))
 }

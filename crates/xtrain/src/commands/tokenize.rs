@@ -14,7 +14,7 @@ const BPE_SAMPLE_BYTES: u64 = 128 << 20;
 pub(crate) fn run(args: &TokenizeArgs) -> Result<(), Failure> {
     let inputs = list_inputs(&args.inputs)?;
     let input = InputOptions { field: args.field.clone(), separator: args.separator.clone() };
-    let tokenizer = tokenizer(args, &inputs, &input)?;
+    let tokenizer = tokenizer(args, &inputs, &input)?.with_begin_of_document(args.begin_of_document)?;
     let options = PrepareOptions { input, shard_tokens: args.shard_tokens * 1_000_000 };
     let stop = Arc::new(AtomicBool::new(false));
     for signal in [signal_hook::consts::SIGTERM, signal_hook::consts::SIGINT] {

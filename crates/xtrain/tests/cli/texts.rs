@@ -30,3 +30,52 @@ fn bits_per_byte_are_of_the_bytes_that_are_validated_on() {
     let (seen, expected) = (number(&trained, "bits_per_byte"), number(&evaluated, "bits_per_byte"));
     assert!((seen / expected - 1.0).abs() < 1e-5, "{seen} is not {expected}");
 }
+
+/// A byte tokenizer whose template begins a text with token 257.
+fn with_begin(place: &Place, folder: &str) {
+    place.run(&format!("tokenize a.txt --bytes --out {folder}")).succeeds();
+    for name in place.names(folder).iter().filter(|name| !name.starts_with("tokenizer")) {
+        std::fs::remove_file(place.path(&format!("{folder}/{name}"))).expect("removes");
+    }
+    let path = format!("{folder}/tokenizer.json");
+    let mut json: Value = serde_json::from_slice(&place.read(&path)).expect("JSON");
+    let mut begin = json["added_tokens"][0].clone();
+    (begin["id"], begin["content"]) = (257.into(), "<s>".into());
+    json["added_tokens"].as_array_mut().expect("a list").push(begin);
+    json["post_processor"] = serde_json::json!({
+        "type": "TemplateProcessing",
+        "single": [{"SpecialToken": {"id": "<s>", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}],
+        "pair": [{"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 1}}],
+        "special_tokens": {"<s>": {"id": "<s>", "ids": [257], "tokens": ["<s>"]}},
+    });
+    place.write(&path, json.to_string().as_bytes());
+}
+
+#[test]
+fn training_evaluation_and_prompts_begin_documents_alike() {
+    let place = Place::new();
+    with_begin(&place, "tok");
+    let tokens = |arguments: &str| {
+        let json = place.run(&format!("{arguments} --json")).succeeds().stdout;
+        serde_json::from_str::<Value>(&json).expect("JSON")
+    };
+    let bytes = place.read("b.txt").len() as u64;
+    for (choice, begin) in [("auto", 1), ("true", 1), ("false", 0)] {
+        let set = format!("--set data.tokenizer=tok --set data.begin_of_document={choice} --set train.steps=2");
+        place.train(choice, &set);
+        // The whole text is one document: its begin and end token beside its bytes, all but the first targets.
+        let evaluated = tokens(&format!("eval {choice} --data b.txt"));
+        assert_eq!(evaluated["tokens"], bytes + 1 + begin - 1, "{choice}");
+        let made = tokens(&format!("generate {choice} --prompt th -n 1"));
+        let prompt = made["prompt_tokens"].as_array().expect("a list");
+        assert_eq!(prompt.len() as u64, 2 + begin, "{choice}: {prompt:?}");
+    }
+    place.run("tokenize a.txt --tokenizer tok --begin-of-document false --out plain").succeeds();
+    let shards = "train run.toml --out out --set data.train=plain --set data.tokenizer=tok";
+    place.run(shards).refuses(&["plain", "with token 257", "data.begin_of_document = false"]);
+    place.run(&format!("{shards} --set data.begin_of_document=false --set train.steps=2")).succeeds();
+    place.run("eval auto --data plain").refuses(&["plain", "257"]);
+    place
+        .run("train run.toml --out none --set data.begin_of_document=true")
+        .refuses(&["begin_of_document", "bos_token"]);
+}

@@ -1,0 +1,42 @@
+//! Texts small enough to be held in memory, for evaluation.
+
+use crate::error::Result;
+use crate::input::{InputFile, InputOptions, read_documents};
+use crate::stream::MemoryTokens;
+use crate::tokenizer::Tokenizer;
+
+/// The tokens that a dataset of `inputs` would hold, in memory; `name` is for messages.
+///
+/// # Errors
+/// Broken input, by file and place; a text that the tokenizer refuses.
+pub fn tokenize_in_memory(
+    name: impl Into<String>,
+    inputs: &[InputFile],
+    tokenizer: &Tokenizer,
+    options: &InputOptions,
+) -> Result<MemoryTokens> {
+    let mut documents: Vec<Vec<u32>> = Vec::new();
+    let mut text_bytes = 0;
+    for input in inputs {
+        let mut inside_document = false;
+        for piece in read_documents(input, options, tokenizer.cut_rule())? {
+            let piece = piece?;
+            let begins_document = !inside_document;
+            inside_document = !piece.ends_document;
+            if begins_document && piece.text.is_empty() {
+                continue;
+            }
+            if begins_document {
+                documents.push(tokenizer.document_begin().to_vec());
+            }
+            let tokens = tokenizer.encode(&piece.text).map_err(|error| error.in_file(&input.path))?;
+            text_bytes += piece.text.len() as u64;
+            // A piece that begins no document goes on with the last one.
+            if let Some(document) = documents.last_mut() {
+                document.extend(tokens);
+            }
+        }
+    }
+    let (end, vocab_size) = (tokenizer.end_of_document(), tokenizer.vocab_size());
+    Ok(MemoryTokens::from_documents(name, documents, end, vocab_size)?.with_text_bytes(text_bytes))
+}

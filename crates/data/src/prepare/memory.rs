@@ -18,18 +18,16 @@ pub fn tokenize_in_memory(
     let mut documents: Vec<Vec<u32>> = Vec::new();
     let mut text_bytes = 0;
     for input in inputs {
-        let mut inside_document = false;
         for piece in read_documents(input, options, tokenizer.cut_rule())? {
             let piece = piece?;
-            let begins_document = !inside_document;
-            inside_document = !piece.ends_document;
-            if begins_document && piece.text.is_empty() {
-                continue;
-            }
-            if begins_document {
+            if piece.begins_document {
+                if piece.text.is_empty() {
+                    continue;
+                }
                 documents.push(tokenizer.document_begin().to_vec());
             }
-            let tokens = tokenizer.encode(&piece.text).map_err(|error| error.in_file(&input.path))?;
+            let tokens = tokenizer.encode_piece(&piece.text, piece.begins_document);
+            let tokens = tokens.map_err(|error| error.in_file(&input.path))?;
             text_bytes += piece.text.len() as u64;
             // A piece that begins no document goes on with the last one.
             if let Some(document) = documents.last_mut() {

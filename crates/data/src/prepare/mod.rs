@@ -22,7 +22,7 @@ pub use sample::{read_texts, sample_texts};
 
 use crate::error::{DataError, Result};
 use crate::files;
-use crate::input::{InputFile, InputOptions};
+use crate::input::{InputFile, InputOptions, Piece};
 use crate::shard::{Dataset, DatasetIndex, INDEX_FILE, SHARD_VERSION, Shard, ShardEntry, ShardWriter};
 use crate::stream::TokenStream;
 use crate::tokenizer::Tokenizer;
@@ -205,8 +205,6 @@ struct Run<'r> {
     options: &'r PrepareOptions,
     folder: PathBuf,
     writer: Option<ShardWriter>,
-    /// True between the pieces of one document.
-    inside_document: bool,
     begun: Instant,
     last_told: Option<Instant>,
     /// What an earlier run had read; known when a continued run has come to where that one ended.
@@ -232,7 +230,6 @@ impl<'r> Run<'r> {
             }
         }
         Ok(Run {
-            inside_document: unfinished.inside_document,
             bytes_before: unfinished.shards.is_empty().then_some(0),
             unfinished,
             inputs,
@@ -251,19 +248,19 @@ impl<'r> Run<'r> {
         batch: Batch,
         on_progress: &mut dyn FnMut(&Progress) -> ControlFlow<()>,
     ) -> Result<()> {
+        let encode = |piece: &Piece| self.tokenizer.encode_piece(&piece.text, piece.begins_document);
         let encoded: Vec<Result<Vec<u32>>> =
-            batch.pieces.par_iter().map(|(piece, _)| self.tokenizer.encode(&piece.text)).collect();
+            batch.pieces.par_iter().map(|(piece, _)| encode(piece)).collect();
         for ((piece, position), tokens) in batch.pieces.iter().zip(encoded) {
             let tokens = tokens.map_err(|error| error.in_file(&self.inputs[position.file].path))?;
-            self.write(&piece.text, &tokens, piece.ends_document, *position)?;
+            self.write(piece, &tokens, *position)?;
         }
         self.tell(batch.bytes_done, on_progress)
     }
 
-    fn write(&mut self, text: &str, tokens: &[u32], ends_document: bool, position: Position) -> Result<()> {
-        let begins_document = !self.inside_document;
-        self.inside_document = !ends_document;
-        if begins_document && text.is_empty() {
+    fn write(&mut self, piece: &Piece, tokens: &[u32], position: Position) -> Result<()> {
+        // Only a whole document can be empty.
+        if piece.text.is_empty() && piece.begins_document {
             return Ok(());
         }
         let writer = match &mut self.writer {
@@ -273,11 +270,11 @@ impl<'r> Run<'r> {
                 self.writer.insert(ShardWriter::create(&path, self.tokenizer)?)
             }
         };
-        if begins_document {
+        if piece.begins_document {
             writer.push(self.tokenizer.document_begin(), 0)?;
         }
-        writer.push(tokens, text.len() as u64)?;
-        if ends_document {
+        writer.push(tokens, piece.text.len() as u64)?;
+        if piece.ends_document {
             writer.end_document()?;
         }
         if writer.token_count() >= self.options.shard_tokens || writer.document_count() >= SHARD_DOCUMENTS {
@@ -294,7 +291,6 @@ impl<'r> Run<'r> {
         let shard = Shard::open(&self.folder.join(&name))?;
         self.unfinished.shards.push(ShardEntry::of(name, &shard));
         self.unfinished.position = position;
-        self.unfinished.inside_document = self.inside_document;
         self.unfinished.save(&self.folder)
     }
 

@@ -30,14 +30,13 @@ pub(super) struct Position {
 pub(super) struct Unfinished {
     pub(super) made_from: String,
     pub(super) position: Position,
-    pub(super) inside_document: bool,
     pub(super) shards: Vec<ShardEntry>,
 }
 
 impl Unfinished {
     pub(super) fn begin(made_from: String) -> Unfinished {
         let position = Position { file: 0, pieces: 0 };
-        Unfinished { made_from, position, inside_document: false, shards: Vec::new() }
+        Unfinished { made_from, position, shards: Vec::new() }
     }
 
     pub(super) fn load(folder: &Path) -> Result<Option<Unfinished>> {

@@ -12,7 +12,8 @@ use std::sync::OnceLock;
 use serde_json::{Map, Value, json};
 use tokenizers::AddedToken;
 
-use super::{Tokenizer, begin, build, canonical_hash, choose_engine};
+use super::budget::Budget;
+use super::{GENERAL_BYTES_IN_FLIGHT, Tokenizer, begin, build, canonical_hash, choose_engine};
 use crate::error::{DataError, Result};
 use crate::files;
 
@@ -156,6 +157,7 @@ pub(super) fn from_parts(
         whole,
         literal: OnceLock::new(),
         engine,
+        budget: Budget::new(GENERAL_BYTES_IN_FLIGHT),
         cut,
         vocab_size,
         end_of_document,

@@ -6,12 +6,12 @@
 //! sample, and the sample is capped.
 
 use std::cmp::Reverse;
-use std::collections::{BTreeMap, BinaryHeap, HashMap, HashSet};
+use std::collections::{BTreeMap, BinaryHeap, HashSet};
 use std::hash::BuildHasherDefault;
 
 use rayon::prelude::*;
 
-use super::bpe::WordHasher;
+use super::merge::{FastMap, WordHasher};
 use super::words::WordPattern;
 
 /// A pair seen only once is no pattern.
@@ -19,7 +19,6 @@ const MIN_COUNT: i64 = 2;
 /// Longer words (encoded files, mostly) teach nothing and are left out.
 const MAX_WORD_BYTES: usize = 1024;
 
-type FastMap<K, V> = HashMap<K, V, BuildHasherDefault<WordHasher>>;
 type Pair = (u32, u32);
 
 /// How often each word occurs in the text fed so far.
@@ -73,14 +72,11 @@ impl WordCounts {
 
 fn count_words(text: &str) -> FastMap<&[u8], u64> {
     let mut counts = FastMap::default();
-    let mut rest = text;
-    while !rest.is_empty() {
-        let (word, after) = rest.split_at(WordPattern::Qwen.word_len(rest));
+    WordPattern::Qwen.each(text, &mut |word| {
         if word.len() <= MAX_WORD_BYTES {
             *counts.entry(word.as_bytes()).or_default() += 1;
         }
-        rest = after;
-    }
+    });
     counts
 }
 

@@ -61,7 +61,8 @@ fn training_evaluation_and_prompts_begin_documents_alike() {
     };
     let bytes = place.read("b.txt").len() as u64;
     for (choice, begin) in [("auto", 1), ("true", 1), ("false", 0)] {
-        let set = format!("--set data.tokenizer=tok --set data.begin_of_document={choice} --set train.steps=2");
+        let set =
+            format!("--set data.tokenizer=tok --set data.begin_of_document={choice} --set train.steps=2");
         place.train(choice, &set);
         // The whole text is one document: its begin and end token beside its bytes, all but the first targets.
         let evaluated = tokens(&format!("eval {choice} --data b.txt"));

@@ -24,8 +24,8 @@ pub mod tokenizer;
 pub use error::{DataError, Result};
 pub use input::{InputFile, InputOptions, list_inputs};
 pub use loader::{
-    Batch, DocumentMask, HeldOut, HeldOutAmount, IGNORED_TARGET, Loader, LoaderOptions, LoaderState,
-    Prefetcher, RankSlice, Source, Validation, unigram_entropy_nats,
+    Batch, DocumentMask, IGNORED_TARGET, Loader, LoaderOptions, LoaderState, Prefetcher, RankSlice, Source,
+    Validation, unigram_entropy_nats,
 };
 pub use prepare::{PrepareOptions, Progress, prepare, prepare_cached, sample_texts, tokenize_in_memory};
 pub use shard::{Dataset, Shard, ShardWriter};

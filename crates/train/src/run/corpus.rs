@@ -6,15 +6,12 @@ use std::ops::ControlFlow;
 use std::path::Path;
 use std::sync::Arc;
 use xtrain_data::{
-    Dataset, DocumentMask, HeldOut, HeldOutAmount, InputFile, InputOptions, Loader, LoaderOptions,
-    PrepareOptions, TokenStream, Tokenizer, Validation, list_inputs, prepare_cached, sample_texts,
+    Dataset, DocumentMask, InputFile, InputOptions, Loader, LoaderOptions, PrepareOptions, TokenStream,
+    Tokenizer, Validation, list_inputs, prepare_cached, sample_texts,
 };
 
 /// How much text a vocabulary is learned from at most: more does not change it much, and memory grows with it.
 const BPE_SAMPLE_BYTES: u64 = 128 << 20;
-
-/// In how many places of a source the held-out part lies.
-const HELD_OUT_BLOCKS: u32 = 16;
 
 /// What a run reads.
 pub struct Corpus {
@@ -52,8 +49,7 @@ impl Corpus {
             }
             None => None,
         };
-        let held_out = (data.held_out() > 0.0)
-            .then(|| HeldOut { amount: HeldOutAmount::Fraction(data.held_out()), blocks: HELD_OUT_BLOCKS });
+        let held_out = Some(data.held_out()).filter(|&fraction| fraction > 0.0);
         let options =
             LoaderOptions { seq_len: data.seq_len, seed: config.train.seed, document_mask: mask, held_out };
         let loader = Loader::new(streams, options)?;

@@ -123,7 +123,7 @@ impl Run {
         let facts = Facts {
             init: hf.as_ref().map(|hf| hf.model.clone()),
             tokenizer_vocab_size: Some(corpus.tokenizer.vocab_size()),
-            epoch_tokens: Some(corpus.loader.training_tokens()),
+            epoch_tokens: Some(corpus.loader.epoch_tokens()),
             gpu: false,
         };
         let planned = setup::planned(parsed.resolve(&facts)?)?;

@@ -80,3 +80,26 @@ fn training_evaluation_and_prompts_begin_documents_alike() {
         .run("train run.toml --out none --set data.begin_of_document=true")
         .refuses(&["begin_of_document", "bos_token"]);
 }
+
+#[test]
+fn an_epoch_is_every_sequence_once() {
+    let place = Place::new();
+    // Not quite seven sequences beside what is held out: those there are count, not the tokens behind them.
+    place.write("short.txt", &place.read("a.txt")[..512 * 7]);
+    let run = "train run.toml --set data.train=short.txt --set data.seq_len=512 --set train.batch_size=1";
+    let epoch = |out: &str, more: &str| {
+        place.run(&format!("{run} --out {out} {more}")).succeeds();
+        last(&place, out, "step")
+    };
+    place.write("run.toml", RUN.replace("steps = 40", "epochs = 2.0").as_bytes());
+    let end = epoch("two", "");
+    assert_eq!((end["step"].as_u64(), end["epoch"].as_f64()), (Some(12), Some(2.0)));
+    // Fifteen times the sequence length is enough to train on, and little more than one is.
+    epoch("fifteen", "--set data.seq_len=240");
+    epoch("one", "--set data.seq_len=3300");
+    place.run(&format!("{run} --out none --set data.seq_len=3500")).refuses(&[
+        "short.txt",
+        "3406 training tokens in one piece",
+        "sequence of 3500",
+    ]);
+}

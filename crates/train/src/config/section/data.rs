@@ -28,8 +28,8 @@ section! {
         #[schemars(extend("x-example" = "data/valid.txt"))]
         #[schemars(extend("x-aliases" = ["val", "validation", "valid_data", "val_path", "test"]))]
         pub valid: Option<Sources> = None,
-        /// Fraction of the training data that is kept out of training, to validate on. 0 trains on
-        /// everything. Not with `valid`.
+        /// Fraction of each source of `train` that is kept out of training, to validate on: the ends of 16
+        /// equal parts of it, of fewer where it is short. 0 trains on everything. Not with `valid`.
         #[schemars(range(max = 0.9), extend("minimum" = 0.0))]
         #[schemars(extend("x-default" = format!("{HELD_OUT} without `valid`")))]
         #[schemars(extend("x-aliases" = ["val_fraction", "valid_fraction", "test_size", "val_split"]))]

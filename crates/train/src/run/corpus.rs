@@ -2,8 +2,9 @@
 
 use super::{Notice, RunError};
 use crate::config::{Config, Source, Sources, TokenizerChoice};
+use std::collections::HashSet;
 use std::ops::ControlFlow;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use xtrain_data::{
     Dataset, DocumentMask, InputFile, InputOptions, Loader, LoaderOptions, PrepareOptions, TokenStream,
@@ -33,6 +34,8 @@ impl Corpus {
     ) -> Result<Self, RunError> {
         let data = &config.data;
         let train = open_inputs(config, &data.train)?;
+        let valid = data.valid.as_ref().map(|valid| open_inputs(config, valid)).transpose()?;
+        refuse_shared_paths(&train, valid.as_deref().unwrap_or_default())?;
         let tokenizer = match saved {
             Some(folder) => Tokenizer::load(folder)?,
             None => tokenizer(config, &train, notice)?,
@@ -41,11 +44,11 @@ impl Corpus {
         let mut cache = Cache { config, tokenizer: &tokenizer, notice };
         let streams = cache.streams(train)?;
         let mask = if data.document_mask { DocumentMask::On } else { DocumentMask::Off };
-        let explicit = match &data.valid {
+        let explicit = match valid {
             Some(valid) => {
-                let inputs = open_inputs(config, valid)?;
-                let streams = cache.streams(inputs)?.into_iter().map(|s| s.stream).collect();
-                Some(Validation::of(streams, data.seq_len, mask)?)
+                let valid: Vec<_> = cache.streams(valid)?.into_iter().map(|s| s.stream).collect();
+                refuse_shared_tokens(&streams, &valid)?;
+                Some(Validation::of(valid, data.seq_len, mask)?)
             }
             None => None,
         };
@@ -77,6 +80,46 @@ fn open_inputs<'c>(config: &'c Config, sources: &'c Sources) -> Result<Vec<(&'c 
             Ok((source, opened))
         })
         .collect()
+}
+
+/// Refuses files and datasets that are both trained and validated on: the loss there would be of text that is learned by heart.
+fn refuse_shared_paths(train: &[(&Source, Opened)], valid: &[(&Source, Opened)]) -> Result<(), RunError> {
+    let paths = |opened: &Opened| -> Vec<PathBuf> {
+        let paths = match opened {
+            Opened::Shards(dataset) => vec![dataset.folder()],
+            Opened::Text(files, _) => files.iter().map(|file| file.path.as_path()).collect(),
+        };
+        // What cannot be looked up fails where it is read.
+        paths.into_iter().filter_map(|path| path.canonicalize().ok()).collect()
+    };
+    let trained: HashSet<PathBuf> = train.iter().flat_map(|(_, opened)| paths(opened)).collect();
+    for (source, opened) in valid {
+        if let Some(shared) = paths(opened).into_iter().find(|path| trained.contains(path)) {
+            let name = shared.file_name().unwrap_or_default().to_string_lossy().into_owned();
+            return Err(trained_on(&format!("{name} of data.valid = {:?}", source.path), "is"));
+        }
+    }
+    Ok(())
+}
+
+/// The same by tokens, for texts that were copied and texts that were tokenized before.
+fn refuse_shared_tokens(
+    train: &[xtrain_data::Source],
+    valid: &[Arc<dyn TokenStream>],
+) -> Result<(), RunError> {
+    let is_trained = |stream: &Arc<dyn TokenStream>| {
+        train.iter().any(|source| source.stream.fingerprint() == stream.fingerprint())
+    };
+    match valid.iter().find(|stream| is_trained(stream)) {
+        Some(stream) => Err(trained_on(&format!("data.valid = {:?}", stream.name()), "holds what is")),
+        None => Ok(()),
+    }
+}
+
+fn trained_on(what: &str, is: &str) -> RunError {
+    RunError::Refused(format!(
+        "{what} {is} in data.train too; validate on other text, or leave data.valid out and a part of data.train is held out"
+    ))
 }
 
 fn input_options(config: &Config, source: &Source) -> InputOptions {

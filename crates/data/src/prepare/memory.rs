@@ -1,5 +1,6 @@
 //! Texts small enough to be held in memory, for evaluation.
 
+use super::separator::UnusedSeparator;
 use crate::error::Result;
 use crate::input::{InputFile, InputOptions, read_documents};
 use crate::stream::MemoryTokens;
@@ -17,9 +18,11 @@ pub fn tokenize_in_memory(
 ) -> Result<MemoryTokens> {
     let mut documents: Vec<Vec<u32>> = Vec::new();
     let mut text_bytes = 0;
+    let mut separator = UnusedSeparator::new(tokenizer, options);
     for input in inputs {
         for piece in read_documents(input, options, tokenizer.cut_rule())? {
             let piece = piece?;
+            separator.look_at(input, &piece.text);
             if piece.begins_document {
                 if piece.text.is_empty() {
                     continue;

@@ -9,6 +9,7 @@ mod feed;
 mod memory;
 mod resume;
 mod sample;
+mod separator;
 
 use std::fs::{self, File, TryLockError};
 use std::ops::ControlFlow;
@@ -28,6 +29,7 @@ use crate::stream::TokenStream;
 use crate::tokenizer::Tokenizer;
 use feed::{Batch, Feed};
 use resume::{Position, Unfinished};
+use separator::UnusedSeparator;
 
 /// What shapes a dataset beside its input and tokenizer.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -205,6 +207,7 @@ struct Run<'r> {
     options: &'r PrepareOptions,
     folder: PathBuf,
     writer: Option<ShardWriter>,
+    separator: UnusedSeparator,
     begun: Instant,
     last_told: Option<Instant>,
     /// What an earlier run had read; known when a continued run has come to where that one ended.
@@ -237,6 +240,7 @@ impl<'r> Run<'r> {
             options,
             folder: folder.to_path_buf(),
             writer: None,
+            separator: UnusedSeparator::new(tokenizer, &options.input),
             begun: Instant::now(),
             last_told: None,
         })
@@ -252,6 +256,7 @@ impl<'r> Run<'r> {
         let encoded: Vec<Result<Vec<u32>>> =
             batch.pieces.par_iter().map(|(piece, _)| encode(piece)).collect();
         for ((piece, position), tokens) in batch.pieces.iter().zip(encoded) {
+            self.separator.look_at(&self.inputs[position.file], &piece.text);
             let tokens = tokens.map_err(|error| error.in_file(&self.inputs[position.file].path))?;
             self.write(piece, &tokens, *position)?;
         }

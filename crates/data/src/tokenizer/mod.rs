@@ -203,7 +203,7 @@ impl Tokenizer {
     /// A character outside a character vocabulary; whatever the tokenizer itself refuses.
     pub fn encode_prompt(&self, text: &str) -> Result<Vec<u32>> {
         if let Engine::Chars(vocab) = &self.engine {
-            let end = self.whole.id_to_token(self.end_of_document).unwrap_or_default();
+            let end = self.end_of_document_name().unwrap_or_default();
             let mut at = 0;
             for part in text.split(end.as_str()) {
                 if let Some((i, _)) = part.char_indices().find(|(_, c)| !vocab.contains_key(c)) {
@@ -258,6 +258,11 @@ impl Tokenizer {
     /// The token that the packer puts after each document.
     pub fn end_of_document(&self) -> u32 {
         self.end_of_document
+    }
+
+    /// The name of that token.
+    pub fn end_of_document_name(&self) -> Option<String> {
+        self.whole.id_to_token(self.end_of_document)
     }
 
     /// The tokens at which generation stops; the end-of-document token is among them. Ascending.

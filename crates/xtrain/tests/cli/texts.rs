@@ -132,3 +132,22 @@ fn text_that_is_trained_on_is_not_validated_on() {
     place
         .train("out", "--set data.train=['a.txt','data/one.txt'] --set data.valid=b.txt --set train.steps=1");
 }
+
+#[test]
+fn a_separator_that_is_not_configured_is_noticed_once() {
+    let place = Place::new();
+    place.train("model", "--set train.steps=1");
+    let text = "some words here<|endoftext|>and others there. ".repeat(40);
+    place.write("joined/a.txt", text.as_bytes());
+    place.write("joined/b.txt", text.as_bytes());
+    place.write("lines.jsonl", serde_json::json!({ "text": text }).to_string().as_bytes());
+    let warnings = |command: &str| {
+        let said = place.run(command).succeeds().stderr;
+        said.lines().filter(|line| line.contains("<|endoftext|>") && line.contains("data.separator")).count()
+    };
+    assert_eq!(warnings("train run.toml --out out --set data.train=joined --set train.steps=1"), 1);
+    assert_eq!(warnings("tokenize joined --bytes --out plain"), 1);
+    assert_eq!(warnings("eval model --data joined"), 1);
+    assert_eq!(warnings("tokenize joined --bytes --separator <|endoftext|> --out split"), 0);
+    assert_eq!(warnings("tokenize lines.jsonl --bytes --out lines"), 0, "a document of JSON ends by itself");
+}

@@ -320,14 +320,25 @@ fn a_run_killed_at_its_very_beginning_begins_again() {
 
 #[test]
 fn a_run_over_no_text_leaves_nothing_in_the_way_of_the_next() {
-    let (input, out) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
-    write_files(input.path(), &[String::new()]);
-    for _ in 0..2 {
-        let error = run(input.path(), &Tokenizer::bytes(), &PrepareOptions::default(), out.path());
-        assert!(error.unwrap_err().to_string().contains("no text"));
+    // A tokenizer whose model's files named tokens is saved with one file more.
+    let folder = tempfile::tempdir().unwrap();
+    Tokenizer::bytes().save(folder.path()).unwrap();
+    fs::write(folder.path().join("generation_config.json"), r#"{"eos_token_id": 256}"#).unwrap();
+    let tokenizer = Tokenizer::load(folder.path()).unwrap();
+    let options = PrepareOptions::default();
+    let input = tempfile::tempdir().unwrap();
+    let out = input.path().join("out");
+    for empty in ["", "\u{FEFF}"] {
+        write_files(input.path(), &[empty.to_owned()]);
+        for _ in 0..2 {
+            let message =
+                run(&input.path().join("000.txt"), &tokenizer, &options, &out).unwrap_err().to_string();
+            assert!(message.contains("000.txt holds no text"), "{message}");
+            assert_eq!(out.exists(), !empty.is_empty(), "files without a byte need no folder");
+        }
     }
     write_files(input.path(), &["some text".into()]);
-    run(input.path(), &Tokenizer::bytes(), &PrepareOptions::default(), out.path()).unwrap();
+    run(&input.path().join("000.txt"), &tokenizer, &options, &out).unwrap();
 }
 
 #[test]

@@ -23,7 +23,7 @@ pub use sample::{read_texts, sample_texts};
 
 use crate::error::{DataError, Result};
 use crate::files;
-use crate::input::{InputFile, InputOptions, Piece};
+use crate::input::{Compression, Format, InputFile, InputOptions, Piece};
 use crate::shard::{Dataset, DatasetIndex, INDEX_FILE, SHARD_VERSION, Shard, ShardEntry, ShardWriter};
 use crate::stream::TokenStream;
 use crate::tokenizer::Tokenizer;
@@ -85,6 +85,7 @@ pub fn prepare(
     folder: &Path,
     on_progress: &mut dyn FnMut(&Progress) -> ControlFlow<()>,
 ) -> Result<Dataset> {
+    refuse_empty(inputs)?;
     files::create_folder(folder)?;
     let lock = open_lock(folder)?;
     match lock.try_lock() {
@@ -118,6 +119,7 @@ pub fn prepare_cached(
     if let Some(dataset) = finished(&folder, &made_from)? {
         return Ok(dataset);
     }
+    refuse_empty(inputs)?;
     files::create_folder(&folder)?;
     let lock = open_lock(&folder)?;
     lock.lock().map_err(DataError::io(&folder, "lock the folder"))?;
@@ -346,18 +348,12 @@ impl<'r> Run<'r> {
         };
         if index.tokens == 0 {
             // Nothing of this run stays in the way of the next one; the record goes last, as it says whose the rest is.
-            for (name, _) in self.tokenizer.files() {
+            for (name, _) in self.tokenizer.saved_files() {
                 let path = self.folder.join(name);
                 fs::remove_file(&path).map_err(DataError::io(&path, "remove"))?;
             }
             Unfinished::remove(&self.folder)?;
-            return Err(DataError::invalid(
-                match self.inputs {
-                    [input] => format!("{} holds no text", input.path.display()),
-                    inputs => format!("the {} input files hold no text", inputs.len()),
-                },
-                "name input that is not empty",
-            ));
+            return Err(no_text(self.inputs));
         }
         files::write_json(&self.folder.join(INDEX_FILE), &index)?;
         Unfinished::remove(&self.folder)?;
@@ -374,6 +370,23 @@ impl<'r> Run<'r> {
 
 fn shard_name(number: usize) -> String {
     format!("shard-{number:05}.tokens")
+}
+
+/// Files that are all empty need no folder to be found so.
+fn refuse_empty(inputs: &[InputFile]) -> Result<()> {
+    // An empty file of any other kind is a damaged one, which reading it says better.
+    let is_empty = |input: &InputFile| {
+        input.bytes == 0 && input.format != Format::Parquet && input.compression == Compression::None
+    };
+    if inputs.iter().all(is_empty) { Err(no_text(inputs)) } else { Ok(()) }
+}
+
+fn no_text(inputs: &[InputFile]) -> DataError {
+    let what = match inputs {
+        [input] => format!("{} holds no text", input.path.display()),
+        inputs => format!("the {} input files hold no text", inputs.len()),
+    };
+    DataError::invalid(what, "name input that is not empty")
 }
 
 /// A new dataset goes into an empty folder: nothing of the user's is mixed with it or overwritten.

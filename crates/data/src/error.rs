@@ -63,8 +63,8 @@ pub enum DataError {
         /// What to do.
         fix: String,
     },
-    /// The caller asked to stop; finished shards are kept.
-    #[error("stopped before the end; run the same command again to continue after the last complete shard")]
+    /// The caller asked to stop; finished shards and vocabularies are kept.
+    #[error("stopped before the end; run the same command again to go on from what is complete")]
     Interrupted,
     /// A fault of this program, not of its input.
     #[error("internal error: {0}; please report it")]

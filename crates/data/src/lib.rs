@@ -27,7 +27,10 @@ pub use loader::{
     Batch, DocumentMask, IGNORED_TARGET, Loader, LoaderOptions, LoaderState, Prefetcher, RankSlice, Source,
     Validation, unigram_entropy_nats,
 };
-pub use prepare::{PrepareOptions, Progress, prepare, prepare_cached, sample_texts, tokenize_in_memory};
+pub use prepare::{
+    Learning, PrepareOptions, Progress, Texts, Vocabulary, learn_cached, learn_for_dataset, prepare,
+    prepare_cached, tokenize_in_memory,
+};
 pub use shard::{Dataset, Shard, ShardWriter};
 pub use stream::{MemoryTokens, TokenStream};
 pub use tokenizer::{BeginOfDocument, CutRule, SpecialTokens, StreamDecoder, Tokenizer};

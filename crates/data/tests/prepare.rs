@@ -8,9 +8,9 @@ use std::path::Path;
 use proptest::prelude::*;
 use xtrain_data::input::read_documents;
 use xtrain_data::{
-    BeginOfDocument, DataError, Dataset, DocumentMask, InputOptions, MemoryTokens, PrepareOptions, Progress,
-    TokenStream, Tokenizer, Validation, list_inputs, prepare, prepare_cached, sample_texts,
-    tokenize_in_memory,
+    BeginOfDocument, DataError, Dataset, DocumentMask, InputOptions, Learning, MemoryTokens, PrepareOptions,
+    Progress, Texts, TokenStream, Tokenizer, Validation, Vocabulary, learn_cached, learn_for_dataset,
+    list_inputs, prepare, prepare_cached, tokenize_in_memory,
 };
 
 fn go_on(_: &Progress) -> ControlFlow<()> {
@@ -132,7 +132,7 @@ fn long_input(folder: &Path) {
 
 fn bpe() -> Tokenizer {
     let text: String = (0..2000).map(|i| format!("word{} and{}\n", i % 977, i % 13)).collect();
-    Tokenizer::train_bpe([Ok(text)], 400).unwrap()
+    Tokenizer::train_bpe([Ok(text)], 400, &mut |_, _| ControlFlow::Continue(())).unwrap()
 }
 
 /// Bytes, with a token that begins texts: id 257.
@@ -416,18 +416,80 @@ fn errors_in_the_text_name_the_file_and_keep_finished_shards() {
 }
 
 #[test]
-fn a_sample_is_even_bounded_and_the_same_each_time() {
-    let input = tempfile::tempdir().unwrap();
-    let texts: Vec<String> = (0..50).map(|file| format!("{file:02}").repeat(500)).collect();
-    write_files(input.path(), &texts);
+fn a_vocabulary_is_learned_once_and_can_be_stopped() {
+    let (input, cache) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    long_input(input.path());
+    let texts = || {
+        let inputs = list_inputs(&[input.path()]).unwrap();
+        [Texts { inputs, options: small_shards(1).input }]
+    };
+    let vocabulary = Vocabulary::Bpe { size: 262 };
+    let mut told = Vec::new();
+    let mut learn = |vocabulary, stop: &dyn Fn(Learning) -> bool| {
+        told.clear();
+        let learned = learn_cached(&texts(), vocabulary, cache.path(), &mut |learning| {
+            told.push(learning);
+            if stop(learning) { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+        });
+        (learned.map(|tokenizer| tokenizer.hash()), told.clone())
+    };
+    let stops: [&dyn Fn(Learning) -> bool; 2] =
+        [&|_| true, &|learning| matches!(learning, Learning::Merging { done: 3, total: 5 })];
+    for stop in stops {
+        let (learned, told) = learn(vocabulary, stop);
+        assert!(matches!(learned, Err(DataError::Interrupted)), "{told:?}");
+        assert_eq!(fs::read_dir(cache.path()).unwrap().count(), 0, "nothing is kept of it");
+    }
+    let (first, told) = learn(vocabulary, &|_| false);
+    assert!(matches!(told[0], Learning::Reading { bytes_done, bytes_total } if bytes_done <= bytes_total));
+    assert_eq!(told.last(), Some(&Learning::Merging { done: 4, total: 5 }));
+    // Found again, without reading anything.
+    let (again, told) = learn(vocabulary, &|_| true);
+    assert_eq!((again.unwrap(), told.len()), (first.unwrap(), 0));
+    assert!(
+        !learn(Vocabulary::Bpe { size: 263 }, &|_| false).1.is_empty(),
+        "another size is another vocabulary"
+    );
+    assert!(!learn(Vocabulary::Chars, &|_| false).1.is_empty());
+    assert_eq!(fs::read_dir(cache.path()).unwrap().count(), 3);
+    // One that is damaged is learned again.
+    for entry in fs::read_dir(cache.path()).unwrap() {
+        fs::write(entry.unwrap().path().join("tokenizer.json"), "{").unwrap();
+    }
+    let (mended, told) = learn(vocabulary, &|_| false);
+    assert!(mended.is_ok() && !told.is_empty());
+    fs::write(input.path().join("more.txt"), "more").unwrap();
+    assert!(!learn(vocabulary, &|_| false).1.is_empty(), "other text is another vocabulary");
+}
+
+#[test]
+fn a_vocabulary_learned_for_a_dataset_stays_with_it() {
+    let (input, parent) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    write_files(input.path(), &["some text and more text".repeat(20)]);
     let inputs = list_inputs(&[input.path()]).unwrap();
-    let options = InputOptions::default();
-    let sample =
-        |bytes| -> Vec<String> { sample_texts(&inputs, &options, bytes).map(Result::unwrap).collect() };
-    assert_eq!(sample(1 << 20), texts);
-    let tenth = sample(5_000);
-    assert_eq!(tenth.len(), 5);
-    assert_eq!(tenth, sample(5_000));
-    let files: Vec<u32> = tenth.iter().map(|text| text[..2].parse().unwrap()).collect();
-    assert!(files.windows(2).all(|pair| pair[1] - pair[0] == 10), "{files:?}");
+    let options = PrepareOptions::default();
+    let out = parent.path().join("out");
+    let texts = [Texts { inputs: inputs.clone(), options: options.input.clone() }];
+    let learn = |size, stop| {
+        let decide = if stop { ControlFlow::Break(()) } else { ControlFlow::Continue(()) };
+        learn_for_dataset(&texts, Vocabulary::Bpe { size }, &out, &mut |_| decide)
+    };
+    assert!(learn(260, true).is_err());
+    assert!(!out.exists());
+    // Changing one's mind before any shard is there is no reason to begin elsewhere.
+    learn(260, false).unwrap();
+    let tokenizer = learn(262, false).unwrap();
+    assert_eq!(learn(262, true).unwrap().hash(), tokenizer.hash(), "it is kept");
+    prepare(&inputs, &tokenizer, &options, &out, &mut go_on).unwrap();
+    let finished = contents(&out);
+    assert_eq!(learn(262, true).unwrap().hash(), tokenizer.hash());
+    let message = learn(261, false).unwrap_err().to_string();
+    assert!(message.contains("already holds a dataset of other"), "{message}");
+    assert_eq!(contents(&out), finished);
+    fs::create_dir(parent.path().join("mine")).unwrap();
+    fs::write(parent.path().join("mine/thesis.doc"), "important").unwrap();
+    let mine = parent.path().join("mine");
+    let message = learn_for_dataset(&texts, Vocabulary::Chars, &mine, &mut |_| ControlFlow::Continue(()));
+    assert!(message.unwrap_err().to_string().contains("thesis.doc"));
+    assert_eq!(contents(&mine).len(), 1);
 }

@@ -6,10 +6,11 @@
 //! is complete.
 
 mod feed;
+mod learn;
 mod memory;
 mod resume;
-mod sample;
 mod separator;
+mod texts;
 
 use std::fs::{self, File, TryLockError};
 use std::ops::ControlFlow;
@@ -18,8 +19,9 @@ use std::time::{Duration, Instant};
 
 use rayon::prelude::*;
 
+pub use learn::{Learning, Vocabulary, learn_cached, learn_for_dataset};
 pub use memory::tokenize_in_memory;
-pub use sample::{read_texts, sample_texts};
+pub use texts::Texts;
 
 use crate::error::{DataError, Result};
 use crate::files;
@@ -155,17 +157,10 @@ fn prepare_locked(
     }
     let unfinished = match Unfinished::load(folder)? {
         Some(unfinished) if unfinished.made_from == made_from => unfinished,
-        Some(_) => {
-            return Err(DataError::invalid(
-                format!(
-                    "{} holds an unfinished dataset of other input, tokenizer or options",
-                    folder.display()
-                ),
-                "choose another folder, or delete it to begin again",
-            ));
-        }
+        Some(_) => return Err(other_unfinished(folder)),
         None => {
             refuse_foreign_files(folder)?;
+            learn::forget_other(folder, tokenizer)?;
             let begun = Unfinished::begin(made_from);
             // The record comes first: whatever is in the folder after it is known to be this run's.
             begun.save(folder)?;
@@ -190,10 +185,7 @@ fn finished(folder: &Path, made_from: &str) -> Result<Option<Dataset>> {
     if dataset.made_from() == made_from {
         return Ok(Some(dataset));
     }
-    Err(DataError::invalid(
-        format!("{} already holds a dataset of other input, tokenizer or options", folder.display()),
-        "choose another folder, or delete it",
-    ))
+    Err(other_dataset(folder))
 }
 
 /// Documents of a few tokens each fill a shard's table of ends before its tokens; this closes it then.
@@ -348,9 +340,8 @@ impl<'r> Run<'r> {
         };
         if index.tokens == 0 {
             // Nothing of this run stays in the way of the next one; the record goes last, as it says whose the rest is.
-            for (name, _) in self.tokenizer.saved_files() {
-                let path = self.folder.join(name);
-                fs::remove_file(&path).map_err(DataError::io(&path, "remove"))?;
+            for name in self.tokenizer.saved_files().map(|(name, _)| name).chain([learn::LEARNED_FILE]) {
+                files::remove(&self.folder.join(name))?;
             }
             Unfinished::remove(&self.folder)?;
             return Err(no_text(self.inputs));
@@ -389,11 +380,14 @@ fn no_text(inputs: &[InputFile]) -> DataError {
     DataError::invalid(what, "name input that is not empty")
 }
 
-/// A new dataset goes into an empty folder: nothing of the user's is mixed with it or overwritten.
+/// A new dataset goes into an empty folder: nothing of the user's is mixed with it or overwritten. A vocabulary that was
+/// learned for it may be there.
 fn refuse_foreign_files(folder: &Path) -> Result<()> {
+    let has_learned = folder.join(learn::LEARNED_FILE).exists();
     for entry in fs::read_dir(folder).map_err(DataError::io(folder, "list the folder"))? {
         let name = entry.map_err(DataError::io(folder, "list the folder"))?.file_name();
-        if name != LOCK_FILE && !Unfinished::is_beginning(&name) {
+        let is_learned = name.to_str().is_some_and(learn::is_of_learned);
+        if name != LOCK_FILE && !Unfinished::is_beginning(&name) && !(is_learned && has_learned) {
             return Err(DataError::invalid(
                 format!("{} is not empty (it holds {})", folder.display(), name.to_string_lossy()),
                 "name a new or an empty folder",
@@ -401,4 +395,29 @@ fn refuse_foreign_files(folder: &Path) -> Result<()> {
         }
     }
     Ok(())
+}
+
+/// Refuses a folder with a dataset, finished or not, when another one is to be made.
+fn refuse_other_dataset(folder: &Path) -> Result<()> {
+    if folder.join(INDEX_FILE).exists() {
+        return Err(other_dataset(folder));
+    }
+    if Unfinished::load(folder)?.is_some() {
+        return Err(other_unfinished(folder));
+    }
+    Ok(())
+}
+
+fn other_dataset(folder: &Path) -> DataError {
+    DataError::invalid(
+        format!("{} already holds a dataset of other input, tokenizer or options", folder.display()),
+        "choose another folder, or delete it",
+    )
+}
+
+fn other_unfinished(folder: &Path) -> DataError {
+    DataError::invalid(
+        format!("{} holds an unfinished dataset of other input, tokenizer or options", folder.display()),
+        "choose another folder, or delete it to begin again",
+    )
 }

@@ -5,7 +5,7 @@ use std::fs;
 use std::path::Path;
 
 use serde::{Deserialize, Serialize};
-use serde_json::json;
+use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 
 use super::PrepareOptions;
@@ -65,11 +65,6 @@ pub(super) fn made_from(
     tokenizer: &Tokenizer,
     options: &PrepareOptions,
 ) -> Result<String> {
-    let mut listed = Vec::with_capacity(inputs.len());
-    for input in inputs {
-        let path = fs::canonicalize(&input.path).map_err(DataError::io(&input.path, "open the input"))?;
-        listed.push(json!([path.as_os_str().as_encoded_bytes(), input.bytes, input.modified_ns]));
-    }
     let everything = json!({
         "version": SHARD_VERSION,
         "tokenizer": files::hex(&tokenizer.hash()),
@@ -78,7 +73,17 @@ pub(super) fn made_from(
         "field": options.input.field,
         "separator": options.input.separator,
         "shard_tokens": options.shard_tokens,
-        "inputs": listed,
+        "inputs": listed(inputs)?,
     });
     Ok(files::hex(&Sha256::digest(everything.to_string())))
+}
+
+/// Names, sizes and times of input files: what tells whether they changed.
+pub(super) fn listed(inputs: &[InputFile]) -> Result<Value> {
+    let mut listed = Vec::with_capacity(inputs.len());
+    for input in inputs {
+        let path = fs::canonicalize(&input.path).map_err(DataError::io(&input.path, "open the input"))?;
+        listed.push(json!([path.as_os_str().as_encoded_bytes(), input.bytes, input.modified_ns]));
+    }
+    Ok(listed.into())
 }

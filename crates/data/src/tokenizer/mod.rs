@@ -22,6 +22,7 @@ mod words;
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::ops::ControlFlow;
 use std::path::Path;
 use std::sync::OnceLock;
 
@@ -110,13 +111,16 @@ impl Tokenizer {
 
     /// Trains byte-level BPE on `texts`: 256 bytes, merges, and the end-of-document token as the last id, together
     /// at most `vocab_size`. Fewer where the text runs out of repeated pairs. The same texts give the same file to
-    /// the byte, on any number of threads.
+    /// the byte, on any number of threads. `on_merge` hears, before each merge, how many are found and how many are
+    /// looked for; [`ControlFlow::Break`] ends it.
     ///
     /// # Errors
-    /// `vocab_size` under 257; texts without any character; and the first error of `texts` itself.
+    /// `vocab_size` under 257; texts without any character; the first error of `texts` itself;
+    /// [`DataError::Interrupted`].
     pub fn train_bpe(
         texts: impl IntoIterator<Item = Result<String>>,
         vocab_size: usize,
+        on_merge: &mut dyn FnMut(usize, usize) -> ControlFlow<()>,
     ) -> Result<Tokenizer> {
         let Some(max_merges) = vocab_size.checked_sub(257) else {
             return Err(DataError::invalid(
@@ -143,7 +147,7 @@ impl Tokenizer {
         if !seen_text {
             return Err(no_text("bpe"));
         }
-        let merges = counts.learn_merges(max_merges);
+        let merges = counts.learn_merges(max_merges, on_merge)?;
         if merges.len() < max_merges {
             tracing::warn!(
                 "the text has too few repeated pairs for {vocab_size} tokens; the vocabulary has {}",

@@ -8,11 +8,13 @@
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap, HashSet};
 use std::hash::BuildHasherDefault;
+use std::ops::ControlFlow;
 
 use rayon::prelude::*;
 
 use super::merge::{FastMap, WordHasher};
 use super::words::WordPattern;
+use crate::error::{DataError, Result};
 
 /// A pair seen only once is no pattern.
 const MIN_COUNT: i64 = 2;
@@ -41,8 +43,13 @@ impl WordCounts {
         }
     }
 
-    /// Learns at most `max_merges` merges; the i-th makes token 256 + i, ids below 256 are the bytes.
-    pub(super) fn learn_merges(self, max_merges: usize) -> Vec<Pair> {
+    /// Learns at most `max_merges` merges; the i-th makes token 256 + i, ids below 256 are the bytes. `on_merge` is asked
+    /// before each whether to go on.
+    pub(super) fn learn_merges(
+        self,
+        max_merges: usize,
+        on_merge: &mut dyn FnMut(usize, usize) -> ControlFlow<()>,
+    ) -> Result<Vec<Pair>> {
         // Sorted, so that nothing depends on the order of a hash map.
         let sorted: BTreeMap<_, _> = self.counts.into_iter().collect();
         let mut words: Vec<Word> = sorted
@@ -57,6 +64,9 @@ impl WordCounts {
         let mut known: HashSet<Vec<u8>> = tokens.iter().cloned().collect();
         let mut merges = Vec::new();
         while merges.len() < max_merges {
+            if on_merge(merges.len(), max_merges).is_break() {
+                return Err(DataError::Interrupted);
+            }
             let Some(pair) = pairs.pop_most_frequent() else { break };
             let bytes = [tokens[pair.0 as usize].as_slice(), &tokens[pair.1 as usize]].concat();
             if !known.insert(bytes.clone()) {
@@ -66,7 +76,7 @@ impl WordCounts {
             tokens.push(bytes);
             merges.push(pair);
         }
-        merges
+        Ok(merges)
     }
 }
 
@@ -211,12 +221,16 @@ mod tests {
         merges
     }
 
+    fn learn(counts: WordCounts, merges: usize) -> Vec<Pair> {
+        counts.learn_merges(merges, &mut |_, _| ControlFlow::Continue(())).unwrap()
+    }
+
     proptest! {
         #[test]
         fn incremental_counts_learn_what_recounting_learns(text in "[ab c\n1]{0,400}", merges in 0_usize..60) {
             let mut counts = WordCounts::default();
             counts.feed(std::slice::from_ref(&text));
-            prop_assert_eq!(counts.learn_merges(merges), naive_merges(&text, merges));
+            prop_assert_eq!(learn(counts, merges), naive_merges(&text, merges));
         }
 
         #[test]
@@ -227,7 +241,7 @@ mod tests {
             for part in &parts {
                 one_by_one.feed(std::slice::from_ref(part));
             }
-            prop_assert_eq!(together.learn_merges(50), one_by_one.learn_merges(50));
+            prop_assert_eq!(learn(together, 50), learn(one_by_one, 50));
         }
     }
 }

@@ -7,12 +7,9 @@ use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use xtrain_data::{
-    Dataset, DocumentMask, InputFile, InputOptions, Loader, LoaderOptions, PrepareOptions, TokenStream,
-    Tokenizer, Validation, list_inputs, prepare_cached, sample_texts,
+    Dataset, DocumentMask, InputOptions, Loader, LoaderOptions, PrepareOptions, Texts, TokenStream,
+    Tokenizer, Validation, Vocabulary, learn_cached, list_inputs, prepare_cached,
 };
-
-/// How much text a vocabulary is learned from at most: more does not change it much, and memory grows with it.
-const BPE_SAMPLE_BYTES: u64 = 128 << 20;
 
 /// What a run reads.
 pub struct Corpus {
@@ -64,7 +61,7 @@ impl Corpus {
 /// A source as it lies on the disk.
 enum Opened {
     Shards(Dataset),
-    Text(Vec<InputFile>, InputOptions),
+    Text(Texts),
 }
 
 fn open_inputs<'c>(config: &'c Config, sources: &'c Sources) -> Result<Vec<(&'c Source, Opened)>, RunError> {
@@ -75,7 +72,10 @@ fn open_inputs<'c>(config: &'c Config, sources: &'c Sources) -> Result<Vec<(&'c 
             let path = Path::new(&source.path);
             let opened = match path.join("dataset.json").is_file() {
                 true => Opened::Shards(Dataset::open(path)?),
-                false => Opened::Text(list_inputs(&[path])?, input_options(config, source)),
+                false => Opened::Text(Texts {
+                    inputs: list_inputs(&[path])?,
+                    options: input_options(config, source),
+                }),
             };
             Ok((source, opened))
         })
@@ -87,7 +87,7 @@ fn refuse_shared_paths(train: &[(&Source, Opened)], valid: &[(&Source, Opened)])
     let paths = |opened: &Opened| -> Vec<PathBuf> {
         let paths = match opened {
             Opened::Shards(dataset) => vec![dataset.folder()],
-            Opened::Text(files, _) => files.iter().map(|file| file.path.as_path()).collect(),
+            Opened::Text(texts) => texts.inputs.iter().map(|file| file.path.as_path()).collect(),
         };
         // What cannot be looked up fails where it is read.
         paths.into_iter().filter_map(|path| path.canonicalize().ok()).collect()
@@ -138,31 +138,28 @@ fn tokenizer(
     let choice = config.tokenizer();
     let shards = train.iter().find_map(|(_, opened)| match opened {
         Opened::Shards(dataset) => Some(dataset),
-        Opened::Text(..) => None,
+        Opened::Text(_) => None,
     });
     if let (Some(dataset), TokenizerChoice::Bpe | TokenizerChoice::Chars) = (shards, &choice) {
         return Ok(dataset.tokenizer()?);
     }
-    let texts = || {
-        train.iter().filter_map(|(_, opened)| match opened {
-            Opened::Text(files, options) => Some((files, options)),
+    let vocabulary = match choice {
+        TokenizerChoice::Path(path) => return Ok(Tokenizer::load(path)?),
+        TokenizerChoice::Bytes => return Ok(Tokenizer::bytes()),
+        TokenizerChoice::Chars => Vocabulary::Chars,
+        TokenizerChoice::Bpe => Vocabulary::Bpe { size: config.data.bpe_vocab_size() },
+    };
+    let texts: Vec<Texts> = train
+        .iter()
+        .filter_map(|(_, opened)| match opened {
+            Opened::Text(texts) => Some(texts.clone()),
             Opened::Shards(_) => None,
         })
-    };
-    Ok(match choice {
-        TokenizerChoice::Path(path) => Tokenizer::load(path)?,
-        TokenizerChoice::Bytes => Tokenizer::bytes(),
-        TokenizerChoice::Chars => Tokenizer::chars(
-            texts().flat_map(|(files, options)| xtrain_data::prepare::read_texts(files, options)),
-        )?,
-        TokenizerChoice::Bpe => {
-            let size = config.data.bpe_vocab_size();
-            // Progress that is only shown cannot stop the run here; a stop is seen when tokens are made.
-            let _ = notice(Notice::LearningVocabulary { size });
-            let texts = texts().flat_map(|(files, options)| sample_texts(files, options, BPE_SAMPLE_BYTES));
-            Tokenizer::train_bpe(texts, size)?
-        }
-    })
+        .collect();
+    let cache = Path::new(&config.data.cache_dir);
+    Ok(learn_cached(&texts, vocabulary, cache, &mut |progress| {
+        notice(Notice::Learning { vocabulary, progress })
+    })?)
 }
 
 struct Cache<'a> {
@@ -177,13 +174,13 @@ impl Cache<'_> {
         for (source, opened) in sources {
             let dataset = match opened {
                 Opened::Shards(dataset) => dataset,
-                Opened::Text(files, input) => {
-                    let options = PrepareOptions { input, ..PrepareOptions::default() };
+                Opened::Text(Texts { inputs, options }) => {
+                    let options = PrepareOptions { input: options, ..PrepareOptions::default() };
                     let cache = Path::new(&self.config.data.cache_dir);
                     let path = &source.path;
                     let notice = &mut *self.notice;
                     let prepared =
-                        prepare_cached(&files, self.tokenizer, &options, cache, &mut |progress| {
+                        prepare_cached(&inputs, self.tokenizer, &options, cache, &mut |progress| {
                             notice(Notice::Tokenizing { path: path.clone(), progress: *progress })
                         })?;
                     // Messages name the text, not a folder of the cache.

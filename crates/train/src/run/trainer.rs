@@ -42,6 +42,8 @@ pub enum Outcome {
     Stopped,
     /// Its time was up; the state is saved.
     TimeLimit,
+    /// It was asked to stop, or its time was up, before its first step; what was made of the data until then is kept.
+    StoppedEarly,
 }
 
 /// Who watches a run: the terminal.
@@ -70,9 +72,7 @@ pub fn train(
     let time_is_up = || limit.is_some_and(|limit| begun.elapsed() >= limit);
     let opened = Run::open(parsed, start, observer, &time_is_up);
     let mut run = match opened {
-        // What is tokenized until now is kept, like the checkpoint of a run that has begun.
-        Err(RunError::Data(DataError::Interrupted)) if time_is_up() => return Ok(Outcome::TimeLimit),
-        Err(RunError::Data(DataError::Interrupted)) => return Ok(Outcome::Stopped),
+        Err(RunError::Data(DataError::Interrupted)) => return Ok(Outcome::StoppedEarly),
         opened => opened?,
     };
     let outcome = run.steps(stop, begun, observer)?;
@@ -377,6 +377,7 @@ impl Run {
                     Outcome::Finished => "finished",
                     Outcome::Stopped => "stopped on request",
                     Outcome::TimeLimit => "stopped at the time limit",
+                    Outcome::StoppedEarly => "stopped before its first step",
                 }
                 .into(),
             ),

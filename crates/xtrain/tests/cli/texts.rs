@@ -1,7 +1,8 @@
 //! What becomes of the texts that a run names: which are trained on, which are validated on, and how they are counted.
 
-use crate::place::{Place, RUN};
+use crate::place::{Place, RUN, wait, wait_until};
 use serde_json::Value;
+use std::process::Command;
 
 /// The last line of a kind in a run's metrics.
 fn last(place: &Place, run: &str, kind: &str) -> Value {
@@ -130,13 +131,13 @@ fn text_that_is_trained_on_is_not_validated_on() {
         assert!(!place.exists("out"), "{sets}");
     }
     place
-        .train("out", "--set data.train=['a.txt','data/one.txt'] --set data.valid=b.txt --set train.steps=1");
+        .train("out", "--set data.train=['a.txt','data/one.txt'] --set data.valid=b.txt --set train.steps=2");
 }
 
 #[test]
 fn a_separator_that_is_not_configured_is_noticed_once() {
     let place = Place::new();
-    place.train("model", "--set train.steps=1");
+    place.train("model", "--set train.steps=2");
     let text = "some words here<|endoftext|>and others there. ".repeat(40);
     place.write("joined/a.txt", text.as_bytes());
     place.write("joined/b.txt", text.as_bytes());
@@ -145,9 +146,32 @@ fn a_separator_that_is_not_configured_is_noticed_once() {
         let said = place.run(command).succeeds().stderr;
         said.lines().filter(|line| line.contains("<|endoftext|>") && line.contains("data.separator")).count()
     };
-    assert_eq!(warnings("train run.toml --out out --set data.train=joined --set train.steps=1"), 1);
+    assert_eq!(warnings("train run.toml --out out --set data.train=joined --set train.steps=2"), 1);
     assert_eq!(warnings("tokenize joined --bytes --out plain"), 1);
     assert_eq!(warnings("eval model --data joined"), 1);
     assert_eq!(warnings("tokenize joined --bytes --separator <|endoftext|> --out split"), 0);
     assert_eq!(warnings("tokenize lines.jsonl --bytes --out lines"), 0, "a document of JSON ends by itself");
+}
+
+#[test]
+fn a_run_that_is_stopped_while_it_learns_a_vocabulary_ends_well_and_says_what_is_kept() {
+    let place = Place::new();
+    place.write("big.txt", &place.read("a.txt").repeat(1500));
+    let command = "train run.toml --out out --set data.train=big.txt --set data.tokenizer=bpe \
+                   --set data.bpe_vocab_size=300 --set train.steps=2";
+    let said = |name: &str| String::from_utf8(place.read(name)).expect("UTF-8");
+    let mut child = place.command(command).stdout(place.sink("said")).spawn().expect("starts");
+    wait_until("it learns", || said("said").contains("learning a vocabulary of 300 tokens"));
+    let stop = Command::new("sh").args(["-c", &format!("kill -TERM {}", child.id())]).status();
+    assert!(stop.expect("a shell").success());
+    assert_eq!(wait(&mut child, "a run stopped while it learns").code(), Some(0));
+    let end = said("said").lines().last().expect("a line").to_owned();
+    assert!(end.starts_with("stopped before the first step") && !end.contains("the state is saved"), "{end}");
+    assert!(!place.exists("out"));
+
+    assert!(place.run(command).succeeds().stdout.contains("learning"));
+    let again = command.replace("--out out", "--out again");
+    assert!(!place.run(&again).succeeds().stdout.contains("learning"), "the vocabulary is kept");
+    assert!(place.run("tokenize a.txt --bpe 300 --out shards").succeeds().stdout.contains("learning"));
+    assert!(!place.run("tokenize a.txt --bpe 300 --out shards").succeeds().stdout.contains("learning"));
 }

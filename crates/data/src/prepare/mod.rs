@@ -44,7 +44,7 @@ pub struct PrepareOptions {
 
 impl Default for PrepareOptions {
     fn default() -> Self {
-        PrepareOptions { input: InputOptions::default(), shard_tokens: 64 << 20 }
+        PrepareOptions { input: InputOptions::default(), shard_tokens: 64_000_000 }
     }
 }
 

@@ -28,7 +28,7 @@ pub(crate) fn run(args: &TokenizeArgs) -> Result<(), Failure> {
         go_on()
     })?;
     let tokenizer = tokenizer.with_begin_of_document(args.begin_of_document)?;
-    let options = PrepareOptions { input: texts.options, shard_tokens: args.shard_tokens * 1_000_000 };
+    let options = PrepareOptions { input: texts.options, shard_tokens: args.shard_tokens.0 };
     let shown = args.out.display().to_string();
     let dataset = prepare(&texts.inputs, &tokenizer, &options, &args.out, &mut |progress| {
         bar.tokenizing(&shown, progress);

@@ -104,16 +104,16 @@ impl Run {
     ) -> Result<Self, RunError> {
         let folder = RunFolder::at(parsed.out());
         let going_on = start == Start::Resume && folder.is_begun();
+        if !going_on {
+            check_free(&folder)?;
+        }
+        if parsed.config.checkpoint.export_hf {
+            check_export(&folder, parsed.config.model.init_from.as_deref())?;
+        }
         let hf = match going_on {
             true => setup::kept_init(&parsed.config, &folder)?,
             false => setup::init(&parsed.config)?,
         };
-        if start == Start::New && folder.is_begun() {
-            return Err(RunError::Refused(format!(
-                "{} already holds a run; go on with --resume, choose another folder with --set train.out=..., or delete it",
-                folder.path().display()
-            )));
-        }
         let tokenizer = folder.tokenizer();
         let kept = going_on.then_some(tokenizer.as_path()).filter(|t| t.is_dir());
         let corpus = Corpus::open(&parsed.config, kept, &mut |notice| match time_is_up() {
@@ -151,6 +151,8 @@ impl Run {
                 None => begin(&mut learner, &config)?,
             }
         } else {
+            // Again, now that nobody else can write here.
+            check_free(&folder)?;
             corpus.tokenizer.save(&folder.tokenizer())?;
             setup::keep_init(&parsed.config, &folder)?;
             if let Some(from) = &parsed.config.model.init_from {
@@ -312,6 +314,7 @@ impl Run {
         if outcome == Outcome::Finished {
             if self.config.checkpoint.export_hf {
                 let (path, options) = (self.folder.hf(), exchange::export_options(&self.config));
+                self.folder.claim_hf()?;
                 exchange::export(self.learner.weights(), &self.hf, &self.corpus.tokenizer, &path, &options)?;
                 observer.wrote("Hugging Face folder", &path);
             }
@@ -459,6 +462,38 @@ fn learner(config: &Config, spec: TrainingSpec) -> Result<Learner, RunError> {
         Device::Auto | Device::Cpu => {}
     }
     Ok(Learner::new(Box::new(engine), spec, config.train.seed)?)
+}
+
+/// A new run takes only a folder in which nothing is: what it writes would replace what has the same name.
+fn check_free(folder: &RunFolder) -> Result<(), RunError> {
+    let place = folder.path().display();
+    if folder.is_begun() {
+        return Err(RunError::Refused(format!(
+            "{place} already holds a run; go on with --resume, choose another folder with --set train.out=..., or delete it"
+        )));
+    }
+    match folder.foreign()? {
+        None => Ok(()),
+        Some(name) => Err(RunError::Refused(format!(
+            "{place} is not empty (it holds {name}), and a run would mix with what is there; choose a new or an empty folder with \
+             --set train.out=..."
+        ))),
+    }
+}
+
+/// The export at the end replaces `hf/`, which must be the run's own, and not what it began from.
+fn check_export(folder: &RunFolder, init_from: Option<&str>) -> Result<(), RunError> {
+    folder.check_hf()?;
+    let whole = |path: &Path| path.canonicalize().ok();
+    let Some(from) = init_from.and_then(|from| whole(Path::new(from))) else { return Ok(()) };
+    if whole(&folder.hf()).as_ref() != Some(&from) {
+        return Ok(());
+    }
+    Err(RunError::Refused(format!(
+        "{} is what model.init_from begins with, and the export of this run would replace it; choose another folder with \
+         --set train.out=..., or set checkpoint.export_hf = false",
+        folder.hf().display()
+    )))
 }
 
 /// Fresh weights, or those of the folder that training starts from.

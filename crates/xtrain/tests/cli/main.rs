@@ -14,5 +14,6 @@ mod mutated;
 mod place;
 mod plan;
 mod resume;
+mod run_folder;
 mod stopping;
 mod storage;

@@ -1,17 +1,16 @@
 //! A model opened to be used: from a run folder or from a Hugging Face folder.
 
-use crate::config::Config;
+use crate::config::{Config, Device};
+use crate::engine::engine;
 use crate::exchange::{self, Identity};
-use crate::programs;
 use crate::run::{RunError, RunFolder, saved, setup};
 use crate::weights::Weights;
 use std::path::Path;
-use std::sync::Arc;
 use xtrain_checkpoint::{BoxError, CheckpointStore};
 use xtrain_data::Tokenizer;
 use xtrain_model::Recipe;
 use xtrain_program::StateKind;
-use xtrain_runtime::CpuEngine;
+use xtrain_runtime::Checks;
 
 /// A model with its tokenizer, ready to evaluate, generate or export.
 pub struct OpenedModel {
@@ -89,6 +88,5 @@ fn open_run(run: &RunFolder, which: Which, recipe: Option<Recipe>) -> Result<Ope
 }
 
 fn weights(model: xtrain_model::Architecture, recipe: Recipe) -> Result<Weights, RunError> {
-    let engine = CpuEngine::new(Arc::new(programs::cpu_kernels()));
-    Ok(Weights::new(Box::new(engine), model, recipe)?)
+    Ok(Weights::new(engine(Device::Auto, Checks::default()), model, recipe)?)
 }

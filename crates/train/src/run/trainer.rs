@@ -2,32 +2,25 @@
 
 use super::corpus::Corpus;
 use super::saved::{Position, Saved};
-use super::{Notice, RunError, RunFolder, fit, setup};
-use crate::config::{Config, Device, Facts, Parsed, Resolved};
+use super::{Notice, RunError, RunFolder};
+use crate::config::{Config, Parsed};
 use crate::evaluate::Evaluator;
 use crate::exchange;
-use crate::generate::{Generator, Sampling};
 use crate::learner::{Learner, StepResult};
-use crate::metrics::{
-    Checkpoint, EvalMetrics, Event, MetricsSink, Outputs, Resumed, Sample, SkippedStep,
-    Start as MetricsStart, StepMetrics,
-};
-use crate::programs::{self, TrainingSpec};
-use crate::report::{self, RunSummary};
+use crate::metrics::{Checkpoint, EvalMetrics, Event, MetricsSink, SkippedStep, StepMetrics};
 use crate::schedule::Schedule;
 use crate::weights::LearnError;
 use std::ops::ControlFlow;
 use std::path::Path;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
-use xtrain_data::{DataError, SpecialTokens, Validation};
-use xtrain_runtime::{Checks, CpuEngine, EngineError};
+use xtrain_data::DataError;
+use xtrain_runtime::EngineError;
 
 /// Whether a run begins or goes on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Start {
-    /// In a folder where no run has begun.
+    /// In a folder that is empty or not there.
     New,
     /// From the latest complete checkpoint, else from the start.
     Resume,
@@ -80,119 +73,23 @@ pub fn train(
     Ok(outcome)
 }
 
-struct Run {
-    config: Config,
-    steps: u64,
-    folder: RunFolder,
-    corpus: Corpus,
-    learner: Learner,
-    schedule: Schedule,
-    saved: Saved,
-    sink: MetricsSink,
-    at: Position,
-    hf: exchange::Identity,
-    memory_total: Option<u64>,
-    evaluator: Option<Evaluator>,
+/// A run that is open: `open` makes it, `finish` ends it.
+pub(super) struct Run {
+    pub(super) config: Config,
+    pub(super) steps: u64,
+    pub(super) folder: RunFolder,
+    pub(super) corpus: Corpus,
+    pub(super) learner: Learner,
+    pub(super) schedule: Schedule,
+    pub(super) saved: Saved,
+    pub(super) sink: MetricsSink,
+    pub(super) at: Position,
+    pub(super) hf: exchange::Identity,
+    pub(super) memory_total: Option<u64>,
+    pub(super) evaluator: Option<Evaluator>,
 }
 
 impl Run {
-    fn open(
-        parsed: &Parsed,
-        start: Start,
-        observer: &mut dyn Observer,
-        time_is_up: &dyn Fn() -> bool,
-    ) -> Result<Self, RunError> {
-        let folder = RunFolder::at(parsed.out());
-        let going_on = start == Start::Resume && folder.is_begun();
-        if !going_on {
-            check_free(&folder)?;
-        }
-        if parsed.config.checkpoint.export_hf {
-            check_export(&folder, parsed.config.model.init_from.as_deref())?;
-        }
-        let hf = match going_on {
-            true => setup::kept_init(&parsed.config, &folder)?,
-            false => setup::init(&parsed.config)?,
-        };
-        let tokenizer = folder.tokenizer();
-        let kept = going_on.then_some(tokenizer.as_path()).filter(|t| t.is_dir());
-        let corpus = Corpus::open(&parsed.config, kept, &mut |notice| match time_is_up() {
-            true => ControlFlow::Break(()),
-            false => observer.notice(notice),
-        })?;
-        let facts = Facts {
-            init: hf.as_ref().map(|hf| hf.model.clone()),
-            tokenizer_vocab_size: Some(corpus.tokenizer.vocab_size()),
-            epoch_tokens: Some(corpus.loader.training_tokens()),
-            gpu: false,
-        };
-        let planned = setup::planned(parsed.resolve(&facts)?)?;
-        let Resolved { config, steps, .. } = planned.resolved;
-        let steps = steps.ok_or_else(|| RunError::Refused("the length of the run is not known".into()))?;
-        if let Some(available) = xtrain_runtime::available_bytes() {
-            fit::check(&planned.spec, config.train.batch_size, available)?;
-        }
-        let mut learner = learner(&config, planned.spec)?;
-        if !going_on {
-            // Before the folder is made: what refuses here leaves none.
-            begin(&mut learner, &config)?;
-        }
-        let mut saved = Saved::open(&folder)?;
-        if folder.is_begun() != going_on {
-            return Err(RunError::Refused(format!(
-                "another process began a run in {} meanwhile; start this one again, with --resume to go on with that run",
-                folder.path().display()
-            )));
-        }
-        let mut at = Position::default();
-        if going_on {
-            match saved.restore(&mut learner, &corpus.loader, &config)? {
-                Some(position) => at = position,
-                None => begin(&mut learner, &config)?,
-            }
-        } else {
-            // Again, now that nobody else can write here.
-            check_free(&folder)?;
-            corpus.tokenizer.save(&folder.tokenizer())?;
-            setup::keep_init(&parsed.config, &folder)?;
-            if let Some(from) = &parsed.config.model.init_from {
-                exchange::warn_of_what_stays(Path::new(from), &corpus.tokenizer);
-            }
-        }
-        folder.write("config.toml", &config.to_toml())?;
-        let outputs = Outputs { jsonl: config.log.jsonl, tensorboard: config.log.tensorboard };
-        let metrics = if going_on { MetricsStart::Resumed { step: at.step } } else { MetricsStart::Fresh };
-        let sink = MetricsSink::open(folder.path(), outputs, metrics)?;
-        let schedule = Schedule::of(&config, steps);
-        let hf = exchange::Identity::new(hf, &learner.spec().model, &corpus.tokenizer);
-        let evaluator = match &corpus.validation {
-            Some(_) => {
-                let (batch, mask, chunk) =
-                    (learner.spec().batch, config.data.document_mask, config.train.loss_chunk);
-                Some(Evaluator::new(learner.weights(), batch, mask, chunk)?)
-            }
-            None => None,
-        };
-        observer.started(&config, &describe(learner.spec()), at.step, steps);
-        if going_on {
-            observer.event(&Event::Resumed(Resumed { step: at.step }), steps);
-        }
-        Ok(Run {
-            config,
-            steps,
-            folder,
-            corpus,
-            learner,
-            schedule,
-            saved,
-            sink,
-            at,
-            hf,
-            memory_total: xtrain_runtime::total_bytes(),
-            evaluator,
-        })
-    }
-
     /// Steps until the end, the time limit or a stop. The state is saved when it returns.
     fn steps(
         &mut self,
@@ -309,82 +206,12 @@ impl Run {
         self.record(Checkpoint { step: self.at.step, path }, observer)
     }
 
-    /// Samples, export, summary and report.
-    fn finish(&mut self, outcome: Outcome, observer: &mut dyn Observer) -> Result<(), RunError> {
-        if outcome == Outcome::Finished {
-            if self.config.checkpoint.export_hf {
-                let (path, options) = (self.folder.hf(), exchange::export_options(&self.config));
-                self.folder.claim_hf()?;
-                exchange::export(self.learner.weights(), &self.hf, &self.corpus.tokenizer, &path, &options)?;
-                observer.wrote("Hugging Face folder", &path);
-            }
-            self.sample(observer)?;
-        }
-        self.summary(outcome)?.write(self.folder.path())?;
-        if self.config.log.jsonl {
-            observer.wrote("report", &report::write(self.folder.path())?);
-        }
-        Ok(())
-    }
-
-    fn sample(&mut self, observer: &mut dyn Observer) -> Result<(), RunError> {
-        let eval = self.config.eval.clone();
-        let tokenizer = &self.corpus.tokenizer;
-        let encoded = eval.prompts.iter().map(|prompt| tokenizer.encode_prompt(prompt));
-        let encoded: Vec<Vec<u32>> = encoded.collect::<Result<_, _>>()?;
-        let Some(longest) = encoded.iter().map(Vec::len).max() else { return Ok(()) };
-        // One cache serves all prompts.
-        let mut generator = Generator::new(self.learner.weights(), longest + eval.max_tokens)?;
-        let mut text = String::new();
-        for (number, (prompt, tokens)) in eval.prompts.iter().zip(encoded).enumerate() {
-            if tokens.is_empty() {
-                continue;
-            }
-            generator.reset();
-            let sampling = Sampling {
-                temperature: eval.temperature,
-                top_k: 0,
-                top_p: 1.0,
-                seed: self.config.train.seed + number as u64,
-            };
-            let stop = self.corpus.tokenizer.stop_tokens().to_vec();
-            let made = generator.generate(
-                self.learner.weights(),
-                &tokens,
-                eval.max_tokens,
-                sampling,
-                &stop,
-                &mut |_| ControlFlow::Continue(()),
-            )?;
-            let written = self.corpus.tokenizer.decode(&made, SpecialTokens::Hide)?;
-            text.push_str(&format!("{prompt}{written}\n\n"));
-            self.record(Sample { step: self.at.step, prompt: prompt.clone(), text: written }, observer)?;
-        }
-        self.folder.write("sample.txt", &text)
-    }
-
-    fn summary(&self, outcome: Outcome) -> Result<RunSummary, RunError> {
-        let entropy = self.corpus.validation.as_ref().map(Validation::unigram_entropy_nats).transpose()?;
-        Ok(RunSummary {
-            model: Some(describe(self.learner.spec())),
-            parameters: Some(self.learner.spec().model.parameter_count() as u64),
-            precision: Some(self.learner.spec().recipe.name().into()),
-            device: Some(format!("CPU, {} threads", rayon::current_num_threads())),
-            total_steps: Some(self.steps),
-            train_seconds: Some(self.at.train_seconds),
-            unigram_entropy: entropy,
-            outcome: Some(
-                match outcome {
-                    Outcome::Finished => "finished",
-                    Outcome::Stopped => "stopped on request",
-                    Outcome::TimeLimit => "stopped at the time limit",
-                }
-                .into(),
-            ),
-        })
-    }
-
-    fn record(&mut self, event: impl Into<Event>, observer: &mut dyn Observer) -> Result<(), RunError> {
+    /// Shows an event and writes it to the metrics files.
+    pub(super) fn record(
+        &mut self,
+        event: impl Into<Event>,
+        observer: &mut dyn Observer,
+    ) -> Result<(), RunError> {
         let event = event.into();
         observer.event(&event, self.steps);
         Ok(self.sink.record(event)?)
@@ -452,59 +279,4 @@ impl Window {
 
 fn due(step: u64, every: u64) -> bool {
     every > 0 && step.is_multiple_of(every)
-}
-
-/// An engine and a learner on it, all state zero.
-fn learner(config: &Config, spec: TrainingSpec) -> Result<Learner, RunError> {
-    let mut engine = CpuEngine::new(Arc::new(programs::cpu_kernels()));
-    engine.set_checks(Checks { numerics: config.train.check_numerics, poison: false });
-    match config.train.device {
-        Device::Auto | Device::Cpu => {}
-    }
-    Ok(Learner::new(Box::new(engine), spec, config.train.seed)?)
-}
-
-/// A new run takes only a folder in which nothing is: what it writes would replace what has the same name.
-fn check_free(folder: &RunFolder) -> Result<(), RunError> {
-    let place = folder.path().display();
-    if folder.is_begun() {
-        return Err(RunError::Refused(format!(
-            "{place} already holds a run; go on with --resume, choose another folder with --set train.out=..., or delete it"
-        )));
-    }
-    match folder.foreign()? {
-        None => Ok(()),
-        Some(name) => Err(RunError::Refused(format!(
-            "{place} is not empty (it holds {name}), and a run would mix with what is there; choose a new or an empty folder with \
-             --set train.out=..."
-        ))),
-    }
-}
-
-/// The export at the end replaces `hf/`, which must be the run's own, and not what it began from.
-fn check_export(folder: &RunFolder, init_from: Option<&str>) -> Result<(), RunError> {
-    folder.check_hf()?;
-    let whole = |path: &Path| path.canonicalize().ok();
-    let Some(from) = init_from.and_then(|from| whole(Path::new(from))) else { return Ok(()) };
-    if whole(&folder.hf()).as_ref() != Some(&from) {
-        return Ok(());
-    }
-    Err(RunError::Refused(format!(
-        "{} is what model.init_from begins with, and the export of this run would replace it; choose another folder with \
-         --set train.out=..., or set checkpoint.export_hf = false",
-        folder.hf().display()
-    )))
-}
-
-/// Fresh weights, or those of the folder that training starts from.
-fn begin(learner: &mut Learner, config: &Config) -> Result<(), RunError> {
-    match &config.model.init_from {
-        Some(folder) => exchange::import(learner.weights(), Path::new(folder)),
-        None => Ok(learner.weights().initialize(config.train.seed, config.model.init_std)?),
-    }
-}
-
-fn describe(spec: &TrainingSpec) -> String {
-    let m = &spec.model;
-    format!("{}, {} layers, dim {}, {} heads", m.family.name(), m.layers, m.dim, m.heads)
 }

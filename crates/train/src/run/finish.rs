@@ -11,17 +11,29 @@ use std::ops::ControlFlow;
 use xtrain_data::{SpecialTokens, Validation};
 
 impl Run {
-    /// Samples, export, summary and report.
+    /// Export and samples where all steps are done; summary and report always, whatever becomes of the others.
     pub(super) fn finish(&mut self, outcome: Outcome, observer: &mut dyn Observer) -> Result<(), RunError> {
-        if outcome == Outcome::Finished {
-            if self.config.checkpoint.export_hf {
-                let (path, options) = (self.folder.hf(), exchange::export_options(&self.config));
-                self.folder.claim_hf()?;
-                exchange::export(self.learner.weights(), &self.hf, &self.corpus.tokenizer, &path, &options)?;
-                observer.wrote("Hugging Face folder", &path);
-            }
-            self.sample(observer)?;
+        let made = match outcome {
+            // Both are tried; the first error is told.
+            Outcome::Finished => self.export(observer).and(self.sample(observer)),
+            Outcome::Stopped | Outcome::TimeLimit => Ok(()),
+        };
+        let told = self.tell(outcome, observer);
+        made.and(told)
+    }
+
+    fn export(&mut self, observer: &mut dyn Observer) -> Result<(), RunError> {
+        if !self.config.checkpoint.export_hf {
+            return Ok(());
         }
+        let (path, options) = (self.folder.hf(), exchange::export_options(&self.config));
+        self.folder.claim_hf()?;
+        exchange::export(self.learner.weights(), &self.hf, &self.corpus.tokenizer, &path, &options)?;
+        observer.wrote("Hugging Face folder", &path);
+        Ok(())
+    }
+
+    fn tell(&mut self, outcome: Outcome, observer: &mut dyn Observer) -> Result<(), RunError> {
         self.summary(outcome)?.write(self.folder.path())?;
         if self.config.log.jsonl {
             observer.wrote("report", &report::write(self.folder.path())?);
@@ -31,14 +43,11 @@ impl Run {
 
     fn sample(&mut self, observer: &mut dyn Observer) -> Result<(), RunError> {
         let eval = self.config.eval.clone();
-        let tokenizer = &self.corpus.tokenizer;
-        let encoded = eval.prompts.iter().map(|prompt| tokenizer.encode_prompt(prompt));
-        let encoded: Vec<Vec<u32>> = encoded.collect::<Result<_, _>>()?;
-        let Some(longest) = encoded.iter().map(Vec::len).max() else { return Ok(()) };
+        let Some(longest) = self.prompts.iter().map(Vec::len).max() else { return Ok(()) };
         // One cache serves all prompts.
         let mut generator = Generator::new(self.learner.weights(), longest + eval.max_tokens)?;
         let mut text = String::new();
-        for (number, (prompt, tokens)) in eval.prompts.iter().zip(encoded).enumerate() {
+        for (number, (prompt, tokens)) in eval.prompts.iter().zip(self.prompts.clone()).enumerate() {
             if tokens.is_empty() {
                 continue;
             }

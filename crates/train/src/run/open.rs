@@ -14,6 +14,7 @@ use crate::programs::TrainingSpec;
 use crate::schedule::Schedule;
 use std::ops::ControlFlow;
 use std::path::Path;
+use xtrain_data::{DataError, Tokenizer};
 use xtrain_runtime::Checks;
 
 impl Run {
@@ -42,6 +43,7 @@ impl Run {
             true => ControlFlow::Break(()),
             false => observer.notice(notice),
         })?;
+        let prompts = prompts(&parsed.config, &corpus.tokenizer)?;
         let facts = Facts {
             init: hf.as_ref().map(|hf| hf.model.clone()),
             tokenizer_vocab_size: Some(corpus.tokenizer.vocab_size()),
@@ -113,6 +115,7 @@ impl Run {
             hf,
             memory_total: xtrain_runtime::total_bytes(),
             evaluator,
+            prompts,
         })
     }
 }
@@ -155,6 +158,17 @@ fn begin(learner: &mut Learner, config: &Config) -> Result<(), RunError> {
         Some(folder) => exchange::import(learner.weights(), Path::new(folder)),
         None => Ok(learner.weights().initialize(config.train.seed, config.model.init_std)?),
     }
+}
+
+/// The tokens of the prompts that are continued at the end: one that cannot be encoded is better refused now.
+fn prompts(config: &Config, tokenizer: &Tokenizer) -> Result<Vec<Vec<u32>>, RunError> {
+    let encoded = |(number, prompt): (usize, &String)| {
+        tokenizer.encode_prompt(prompt).map_err(|error| match error {
+            DataError::Internal(_) => error.into(),
+            _ => RunError::Refused(format!("[eval] `prompts[{number}]` cannot be continued: {error}")),
+        })
+    };
+    config.eval.prompts.iter().enumerate().map(encoded).collect()
 }
 
 /// The model in a few words.

@@ -87,6 +87,8 @@ pub(super) struct Run {
     pub(super) hf: exchange::Identity,
     pub(super) memory_total: Option<u64>,
     pub(super) evaluator: Option<Evaluator>,
+    /// The tokens of `eval.prompts`.
+    pub(super) prompts: Vec<Vec<u32>>,
 }
 
 impl Run {

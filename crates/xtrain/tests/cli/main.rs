@@ -8,6 +8,7 @@ mod bad_data;
 mod bad_model;
 mod dice;
 mod diverging;
+mod ending;
 mod generating;
 mod help;
 mod mutated;

@@ -9,7 +9,7 @@ use crate::engine::engine;
 use crate::evaluate::Evaluator;
 use crate::exchange;
 use crate::learner::Learner;
-use crate::metrics::{Event, MetricsSink, Outputs, Resumed, Start as MetricsStart};
+use crate::metrics::{Event, Lost, MetricsSink, Outputs, Resumed, Start as MetricsStart};
 use crate::programs::TrainingSpec;
 use crate::schedule::Schedule;
 use std::ops::ControlFlow;
@@ -86,7 +86,14 @@ impl Run {
         }
         folder.write("config.toml", &config.to_toml())?;
         let outputs = Outputs { jsonl: config.log.jsonl, tensorboard: config.log.tensorboard };
-        let metrics = if going_on { MetricsStart::Resumed { step: at.step } } else { MetricsStart::Fresh };
+        let metrics = match going_on {
+            true => MetricsStart::Resumed(Lost {
+                after: at.step,
+                evaluation: at.evaluation.is_some(),
+                samples: false,
+            }),
+            false => MetricsStart::Fresh,
+        };
         let sink = MetricsSink::open(folder.path(), outputs, metrics)?;
         let schedule = Schedule::of(&config, steps);
         let hf = exchange::Identity::new(hf, &learner.spec().model, &corpus.tokenizer);

@@ -2,6 +2,7 @@
 
 use super::{RunError, RunFolder};
 use crate::config::{self, Config};
+use crate::evaluate::Tally;
 use crate::learner::Learner;
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
@@ -21,6 +22,9 @@ pub(super) struct Position {
     pub train_seconds: f64,
     /// The step of the best evaluation, and its loss.
     pub best: Option<(u64, f64)>,
+    /// The evaluation after this step, where the run was stopped in it.
+    #[serde(default)]
+    pub evaluation: Option<Tally>,
 }
 
 /// The checkpoints of a run folder, which is locked as long as this lives.
@@ -77,6 +81,11 @@ impl Saved {
         learner.weights().refresh()?;
         self.last = Some(checkpoint.step());
         Ok(Some(position))
+    }
+
+    /// Forgets that this step is saved: what is known of it has changed.
+    pub(super) fn outdate(&mut self) {
+        self.last = None;
     }
 
     /// Saves the state, and drops what the configuration does not keep. Returns the checkpoint's folder; nothing if this step is saved already.

@@ -4,7 +4,7 @@ use super::corpus::Corpus;
 use super::saved::{Position, Saved};
 use super::{Notice, RunError, RunFolder};
 use crate::config::{Config, Parsed};
-use crate::evaluate::Evaluator;
+use crate::evaluate::{Evaluator, Tally};
 use crate::exchange;
 use crate::learner::{Learner, StepResult};
 use crate::metrics::{Checkpoint, EvalMetrics, Event, MetricsSink, SkippedStep, StepMetrics};
@@ -68,7 +68,9 @@ pub fn train(
         Err(RunError::Data(DataError::Interrupted)) => return Ok(Outcome::Stopped),
         opened => opened?,
     };
-    let outcome = run.steps(stop, begun, observer)?;
+    let mut watch =
+        Watch { stop, begun, limit, step: Duration::ZERO, batch: Duration::ZERO, save: Duration::ZERO };
+    let outcome = run.steps(&mut watch, observer)?;
     run.finish(outcome, observer)?;
     Ok(outcome)
 }
@@ -93,26 +95,28 @@ pub(super) struct Run {
 
 impl Run {
     /// Steps until the end, the time limit or a stop. The state is saved when it returns.
-    fn steps(
-        &mut self,
-        stop: &AtomicBool,
-        begun: Instant,
-        observer: &mut dyn Observer,
-    ) -> Result<Outcome, RunError> {
-        let limit = self.config.train.max_time.map(|t| t.duration());
+    fn steps(&mut self, watch: &mut Watch<'_>, observer: &mut dyn Observer) -> Result<Outcome, RunError> {
         let (every, eval_every) = (self.config.checkpoint.every, self.config.eval.every.unwrap_or(0));
+        if self.at.evaluation.is_some() {
+            if let Some(outcome) = self.evaluate(watch, observer)? {
+                return Ok(outcome);
+            }
+            // The checkpoint of this step still says that the evaluation is due.
+            self.saved.outdate();
+            self.save(watch, observer)?;
+        }
         let mut window = Window::open();
-        // What a step took at most, with its evaluation and its checkpoint.
-        let mut longest = Duration::ZERO;
         let mut nonfinite_in_a_row = 0;
         while self.at.step < self.steps {
             let step_begun = Instant::now();
             let lr = self.schedule.lr(self.at.step);
             let result = self.step(lr)?;
             self.at.step += 1;
-            self.at.train_seconds += step_begun.elapsed().as_secs_f64();
+            let took = step_begun.elapsed();
+            self.at.train_seconds += took.as_secs_f64();
+            watch.step = watch.step.max(took);
             window.steps += 1;
-            window.busy += step_begun.elapsed();
+            window.busy += took;
             observer.stepped(self.at.step, self.steps);
             if result.skipped {
                 self.at.skipped += 1;
@@ -133,22 +137,19 @@ impl Run {
             let last = self.at.step == self.steps;
             let evaluate = if last { self.config.eval.at_end } else { due(self.at.step, eval_every) };
             if evaluate {
-                self.evaluate(observer)?;
+                self.at.evaluation = Some(Tally::default());
+                if let Some(outcome) = self.evaluate(watch, observer)? {
+                    return Ok(outcome);
+                }
             }
-            longest = longest.max(step_begun.elapsed());
-            let time_is_up = limit.is_some_and(|limit| begun.elapsed() + longest >= limit);
-            let stopped = stop.load(Ordering::Relaxed);
+            let ended = watch.ended(watch.step + watch.save).filter(|_| !last);
             // Skipped steps change nothing that is worth a checkpoint, and must not push out the good ones.
             let worth_saving = due(self.at.step, every) && nonfinite_in_a_row == 0;
-            if worth_saving || last || stopped || time_is_up {
-                self.save(observer)?;
+            if worth_saving || last || ended.is_some() {
+                self.save(watch, observer)?;
             }
-            longest = longest.max(step_begun.elapsed());
-            match (last, stopped, time_is_up) {
-                (true, ..) => {}
-                (_, true, _) => return Ok(Outcome::Stopped),
-                (_, _, true) => return Ok(Outcome::TimeLimit),
-                _ => {}
+            if let Some(outcome) = ended {
+                return Ok(outcome);
             }
         }
         Ok(Outcome::Finished)
@@ -180,32 +181,59 @@ impl Run {
         }
     }
 
-    fn evaluate(&mut self, observer: &mut dyn Observer) -> Result<(), RunError> {
-        let (Some(validation), Some(evaluator)) = (self.corpus.validation.clone(), self.evaluator) else {
-            return Ok(());
+    /// Makes the evaluation that is due, or what is left of it. Where it is asked to stop meanwhile, it saves how far it is and says how
+    /// the run ends.
+    fn evaluate(
+        &mut self,
+        watch: &mut Watch<'_>,
+        observer: &mut dyn Observer,
+    ) -> Result<Option<Outcome>, RunError> {
+        let due = self.at.evaluation.take();
+        let (Some(mut tally), Some(validation), Some(evaluator)) =
+            (due, self.corpus.validation.clone(), self.evaluator)
+        else {
+            return Ok(None);
         };
         let tokens = self.config.eval.tokens.unwrap_or(0);
-        let windows = if tokens == 0 { u64::MAX } else { tokens.div_ceil(self.config.data.seq_len as u64) };
-        let (loss, _) = evaluator.mean_loss(self.learner.weights(), &validation.at_most(windows))?;
+        let sequences = if tokens == 0 { u64::MAX } else { tokens.div_ceil(self.config.data.seq_len as u64) };
+        let (mut ended, mut batch_begun) = (None, None);
+        let mut go_on = || {
+            if let Some(begun) = batch_begun.replace(Instant::now()) {
+                watch.batch = watch.batch.max(begun.elapsed());
+            }
+            ended = watch.ended(watch.batch + watch.save);
+            if ended.is_some() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+        };
+        let validation = validation.at_most(sequences);
+        let _ = evaluator.add(self.learner.weights(), &validation, &mut tally, &mut go_on)?;
+        if ended.is_some() {
+            // JSON has no infinities: such a sum is made again.
+            self.at.evaluation = Some(if tally.loss_sum.is_finite() { tally } else { Tally::default() });
+            self.save(watch, observer)?;
+            return Ok(ended);
+        }
+        let loss = tally.mean();
         let bits_per_byte = self.corpus.bytes_per_token.map(|bytes| loss / std::f64::consts::LN_2 / bytes);
         self.record(EvalMetrics { step: self.at.step, loss, bits_per_byte }, observer)?;
         let is_best = loss.is_finite() && self.at.best.is_none_or(|(_, best)| loss < best);
         if is_best {
             self.at.best = Some((self.at.step, loss));
             if self.config.checkpoint.keep_best == Some(true) {
-                self.save(observer)?;
+                self.save(watch, observer)?;
             }
         }
-        Ok(())
+        Ok(None)
     }
 
-    fn save(&mut self, observer: &mut dyn Observer) -> Result<(), RunError> {
+    fn save(&mut self, watch: &mut Watch<'_>, observer: &mut dyn Observer) -> Result<(), RunError> {
+        let begun = Instant::now();
         self.sink.sync()?;
-        let Some(path) = self.saved.save(&mut self.learner, &self.corpus.loader, &self.config, &self.at)?
-        else {
-            return Ok(());
-        };
-        self.record(Checkpoint { step: self.at.step, path }, observer)
+        let saved = self.saved.save(&mut self.learner, &self.corpus.loader, &self.config, &self.at)?;
+        watch.save = watch.save.max(begun.elapsed());
+        match saved {
+            Some(path) => self.record(Checkpoint { step: self.at.step, path }, observer),
+            None => Ok(()),
+        }
     }
 
     /// Shows an event and writes it to the metrics files.
@@ -264,6 +292,28 @@ impl Run {
             self.at.step,
             self.folder.checkpoints().display()
         )))
+    }
+}
+
+/// What may end a run before its last step: its signal and its clock. It ends early enough to save within its time.
+struct Watch<'a> {
+    stop: &'a AtomicBool,
+    begun: Instant,
+    limit: Option<Duration>,
+    /// What a step, a batch of an evaluation and a save took at most.
+    step: Duration,
+    batch: Duration,
+    save: Duration,
+}
+
+impl Watch<'_> {
+    /// How the run ends now; nothing where it may go on with what takes `next`.
+    fn ended(&self, next: Duration) -> Option<Outcome> {
+        if self.stop.load(Ordering::Relaxed) {
+            return Some(Outcome::Stopped);
+        }
+        let is_over = self.limit.is_some_and(|limit| self.begun.elapsed() + next >= limit);
+        is_over.then_some(Outcome::TimeLimit)
     }
 }
 

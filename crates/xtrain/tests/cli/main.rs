@@ -9,6 +9,7 @@ mod bad_model;
 mod dice;
 mod diverging;
 mod ending;
+mod evaluating;
 mod generating;
 mod help;
 mod mutated;

@@ -1,0 +1,62 @@
+//! Evaluations, in a run and by `xtrain eval`.
+
+use crate::place::{Place, wait, wait_until};
+use crate::resume::assert_same_end;
+use std::process::{Command, Stdio};
+
+/// Seven quick steps and two evaluations that take far longer.
+const LONG_EVALUATIONS: &str = "train run.toml --resume --set train.steps=7 --set data.valid=long.txt --set eval.every=5 --set eval.tokens=0 \
+                                --set checkpoint.every=5 --set checkpoint.keep_best=false";
+
+/// A place whose long.txt is some 20,000 sequences to validate on; without a held-out part of the training text.
+fn with_much_to_evaluate() -> Place {
+    let place = Place::new();
+    let run = String::from_utf8(place.read("run.toml")).expect("text");
+    place.write("run.toml", run.replace("held_out = 0.05\n", "").as_bytes());
+    place.write("long.txt", &place.read("b.txt").repeat(48));
+    place
+}
+
+fn metrics(place: &Place, out: &str) -> String {
+    std::fs::read_to_string(place.path(&format!("{out}/metrics.jsonl"))).unwrap_or_default()
+}
+
+fn count(text: &str, kind: &str) -> usize {
+    text.matches(&format!("\"kind\":\"{kind}\"")).count()
+}
+
+#[test]
+fn a_stop_in_an_evaluation_saves_at_once_and_the_next_process_makes_the_rest_of_it() {
+    let place = with_much_to_evaluate();
+    place.run(&format!("{LONG_EVALUATIONS} --out peace")).succeeds();
+    let stopped = format!("{LONG_EVALUATIONS} --out stopped");
+    let mut child = place.command(&stopped).stdout(Stdio::null()).spawn().expect("starts");
+    wait_until("the fifth step", || count(&metrics(&place, "stopped"), "step") == 5);
+    let sent = Command::new("sh").args(["-c", &format!("kill -TERM {}", child.id())]).status();
+    assert!(sent.expect("a shell").success());
+    assert_eq!(wait(&mut child, "a run stopped in its evaluation").code(), Some(0));
+    assert_eq!(count(&metrics(&place, "stopped"), "eval"), 0, "it waited for the evaluation");
+    assert!(place.exists("stopped/checkpoints/step-5"));
+    place.run(&stopped).succeeds();
+    assert_eq!(count(&metrics(&place, "stopped"), "eval"), 2);
+    assert_same_end(&place, "peace", "stopped");
+}
+
+#[test]
+fn an_evaluation_that_takes_longer_than_the_time_limit_comes_to_its_end() {
+    let place = with_much_to_evaluate();
+    place.run(&format!("{LONG_EVALUATIONS} --out peace")).succeeds();
+    let mut rounds = 0;
+    while !place
+        .run(&format!("{LONG_EVALUATIONS} --out cut --max-time 1s"))
+        .succeeds()
+        .stdout
+        .contains("report: ")
+        || !place.exists("cut/hf")
+    {
+        rounds += 1;
+        assert!(rounds < 60, "it does not come to an end");
+    }
+    assert!(rounds > 0, "no evaluation was cut");
+    assert_same_end(&place, "peace", "cut");
+}

@@ -90,7 +90,7 @@ impl Run {
             true => MetricsStart::Resumed(Lost {
                 after: at.step,
                 evaluation: at.evaluation.is_some(),
-                samples: false,
+                samples: at.step == steps,
             }),
             false => MetricsStart::Fresh,
         };

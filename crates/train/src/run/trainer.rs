@@ -209,6 +209,7 @@ impl Run {
         if ended.is_some() {
             // JSON has no infinities: such a sum is made again.
             self.at.evaluation = Some(if tally.loss_sum.is_finite() { tally } else { Tally::default() });
+            self.saved.outdate();
             self.save(watch, observer)?;
             return Ok(ended);
         }

@@ -8,7 +8,7 @@ use crate::generate::{Generator, Sampling};
 use crate::metrics::Sample;
 use crate::report::{self, RunSummary};
 use std::ops::ControlFlow;
-use xtrain_data::{SpecialTokens, Validation};
+use xtrain_data::SpecialTokens;
 
 impl Run {
     /// Export and samples where all steps are done; summary and report always, whatever becomes of the others.
@@ -34,7 +34,7 @@ impl Run {
     }
 
     fn tell(&mut self, outcome: Outcome, observer: &mut dyn Observer) -> Result<(), RunError> {
-        self.summary(outcome)?.write(self.folder.path())?;
+        self.summary(outcome).write(self.folder.path())?;
         if self.config.log.jsonl {
             observer.wrote("report", &report::write(self.folder.path())?);
         }
@@ -74,16 +74,15 @@ impl Run {
         self.folder.write("sample.txt", &text)
     }
 
-    fn summary(&self, outcome: Outcome) -> Result<RunSummary, RunError> {
-        let entropy = self.corpus.validation.as_ref().map(Validation::unigram_entropy_nats).transpose()?;
-        Ok(RunSummary {
+    fn summary(&self, outcome: Outcome) -> RunSummary {
+        RunSummary {
             model: Some(describe(self.learner.spec())),
             parameters: Some(self.learner.spec().model.parameter_count() as u64),
             precision: Some(self.learner.spec().recipe.name().into()),
             device: Some(format!("CPU, {} threads", rayon::current_num_threads())),
             total_steps: Some(self.steps),
             train_seconds: Some(self.at.train_seconds),
-            unigram_entropy: entropy,
+            unigram_entropy: self.at.unigram_entropy,
             outcome: Some(
                 match outcome {
                     Outcome::Finished => "finished",
@@ -92,6 +91,6 @@ impl Run {
                 }
                 .into(),
             ),
-        })
+        }
     }
 }

@@ -122,6 +122,7 @@ impl Run {
             hf,
             memory_total: xtrain_runtime::total_bytes(),
             evaluator,
+            entropy_is_known: false,
             prompts,
         })
     }

@@ -25,6 +25,9 @@ pub(super) struct Position {
     /// The evaluation after this step, where the run was stopped in it.
     #[serde(default)]
     pub evaluation: Option<Tally>,
+    /// The entropy of the evaluated targets taken one by one, in nats, where there was an evaluation.
+    #[serde(default)]
+    pub unigram_entropy: Option<f64>,
 }
 
 /// The checkpoints of a run folder, which is locked as long as this lives.

@@ -89,6 +89,8 @@ pub(super) struct Run {
     pub(super) hf: exchange::Identity,
     pub(super) memory_total: Option<u64>,
     pub(super) evaluator: Option<Evaluator>,
+    /// Whether this process has seen what is evaluated, whose entropy the position holds.
+    pub(super) entropy_is_known: bool,
     /// The tokens of `eval.prompts`.
     pub(super) prompts: Vec<Vec<u32>>,
 }
@@ -212,6 +214,11 @@ impl Run {
             self.saved.outdate();
             self.save(watch, observer)?;
             return Ok(ended);
+        }
+        if !self.entropy_is_known {
+            // Once a process: the run file may name other data by now.
+            self.at.unigram_entropy = Some(validation.unigram_entropy_nats()?);
+            self.entropy_is_known = true;
         }
         let loss = tally.mean();
         let bits_per_byte = self.corpus.bytes_per_token.map(|bytes| loss / std::f64::consts::LN_2 / bytes);

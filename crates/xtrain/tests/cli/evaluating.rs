@@ -2,6 +2,7 @@
 
 use crate::place::{Place, wait, wait_until};
 use crate::resume::assert_same_end;
+use serde_json::Value;
 use std::process::{Command, Stdio};
 
 /// Seven quick steps and two evaluations that take far longer.
@@ -59,4 +60,29 @@ fn an_evaluation_that_takes_longer_than_the_time_limit_comes_to_its_end() {
     }
     assert!(rounds > 0, "no evaluation was cut");
     assert_same_end(&place, "peace", "cut");
+}
+
+#[test]
+fn the_entropy_that_a_loss_is_compared_with_is_that_of_the_evaluated_tokens() {
+    let place = Place::new();
+    let entropy = |out: &str| {
+        let summary: Value =
+            serde_json::from_slice(&place.read(&format!("{out}/summary.json"))).expect("JSON");
+        summary["unigram_entropy"].as_f64()
+    };
+    let train = |out: &str, more: &str| {
+        place.train(out, &format!("--set train.steps=7 --set data.seq_len=8 --set log.every=7 {more}"));
+    };
+    // Eight tokens cannot have more than this.
+    train("few", "--set eval.tokens=8");
+    let few = entropy("few").expect("an entropy");
+    assert!(few <= 8f64.ln() + 1e-9, "{few}");
+    train("all", "--set eval.tokens=0");
+    let all = entropy("all").expect("an entropy");
+    assert!(all > 8f64.ln() + 0.2, "{all}");
+    // A process without an evaluation knows it from the checkpoint.
+    train("all", "--resume --set eval.tokens=8");
+    assert_eq!(entropy("all"), Some(all));
+    train("none", "--set eval.every=0 --set eval.at_end=false");
+    assert_eq!(entropy("none"), None);
 }

@@ -22,6 +22,10 @@ pub struct OpenedModel {
     pub identity: Identity,
     /// The step of the checkpoint, where it came from a run.
     pub step: Option<u64>,
+    /// Whether it was trained with attention inside documents: false for a Hugging Face folder, which does not say.
+    pub document_mask: bool,
+    /// The length of the sequences that it was trained on, where it came from a run.
+    pub seq_len: Option<usize>,
 }
 
 /// Which checkpoint of a run is meant.
@@ -51,7 +55,7 @@ pub fn open(folder: &Path, which: Which, recipe: Option<Recipe>) -> Result<Opene
     let mut weights = weights(hf.model.clone(), recipe.unwrap_or(Recipe::Fp32))?;
     exchange::import(&mut weights, folder)?;
     let identity = Identity::new(Some(hf), weights.model(), &tokenizer);
-    Ok(OpenedModel { weights, tokenizer, identity, step: None })
+    Ok(OpenedModel { weights, tokenizer, identity, step: None, document_mask: false, seq_len: None })
 }
 
 fn open_run(run: &RunFolder, which: Which, recipe: Option<Recipe>) -> Result<OpenedModel, RunError> {
@@ -84,7 +88,14 @@ fn open_run(run: &RunFolder, which: Which, recipe: Option<Recipe>) -> Result<Ope
     let tokenizer = Tokenizer::load(run.tokenizer())?;
     let source = setup::kept_init(&parsed.config, run)?;
     let identity = Identity::new(source, weights.model(), &tokenizer);
-    Ok(OpenedModel { weights, tokenizer, identity, step: Some(checkpoint.step()) })
+    Ok(OpenedModel {
+        weights,
+        tokenizer,
+        identity,
+        step: Some(checkpoint.step()),
+        document_mask: planned.spec.document_mask,
+        seq_len: Some(planned.spec.batch.seq_len),
+    })
 }
 
 fn weights(model: xtrain_model::Architecture, recipe: Recipe) -> Result<Weights, RunError> {

@@ -210,9 +210,13 @@ pub(crate) struct EvalArgs {
     /// Text (.txt, .jsonl, .parquet, .gz, .zst) or a folder of token shards
     #[arg(long, required = true)]
     pub(crate) data: Vec<PathBuf>,
-    /// Tokens of context; by default 1024, or what the model allows if that is less
+    /// Tokens of context; by default those of the run, and for a Hugging Face folder by default 1024, or what the model
+    /// allows if that is less
     #[arg(long, value_parser = bounded(1..=1 << 24))]
     pub(crate) seq_len: Option<usize>,
+    /// Keep attention inside documents; by default as the run did, and false for a Hugging Face folder
+    #[arg(long, value_name = "true|false")]
+    pub(crate) document_mask: Option<bool>,
     /// Sequences evaluated at once
     #[arg(long, default_value_t = 8, value_parser = clap::value_parser!(u16).range(1..))]
     pub(crate) batch_size: u16,

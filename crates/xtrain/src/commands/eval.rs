@@ -23,7 +23,8 @@ const SEQ_LEN: usize = 1024;
 pub(crate) fn run(args: &EvalArgs) -> Result<(), Failure> {
     let mut opened = open_model(&args.model)?;
     let limit = opened.weights.model().max_position_embeddings;
-    let asked = args.seq_len.unwrap_or(SEQ_LEN.min(limit));
+    let asked = args.seq_len.or(opened.seq_len).unwrap_or(SEQ_LEN.min(limit));
+    let document_mask = args.document_mask.unwrap_or(opened.document_mask);
     if asked > limit {
         tracing::warn!("--seq-len exceeds the {limit} tokens of context that the model is meant for");
     }
@@ -45,16 +46,18 @@ pub(crate) fn run(args: &EvalArgs) -> Result<(), Failure> {
     // Longer sequences and larger batches than the data fills would only take memory.
     let longest = streams.iter().map(|s| s.token_count().saturating_sub(1)).max().unwrap_or(0);
     let seq_len = usize::try_from(longest).map_or(asked, |longest| asked.min(longest.max(1)));
-    let validation = Validation::of(streams, seq_len, DocumentMask::Off)?;
+    let mask = if document_mask { DocumentMask::On } else { DocumentMask::Off };
+    let validation = Validation::of(streams, seq_len, mask)?;
     let sequences = validation.window_count().min(args.batch_size.into()) as usize;
     let shape = Batch { sequences, seq_len };
-    let evaluator = Evaluator::new(&mut opened.weights, shape, false, LOSS_CHUNK)?;
+    let evaluator = Evaluator::new(&mut opened.weights, shape, document_mask, LOSS_CHUNK)?;
     let (loss, tokens) = evaluator.mean_loss(&mut opened.weights, &validation)?;
     let bits_per_byte = loss * tokens as f64 / std::f64::consts::LN_2 / text_bytes.max(1) as f64;
     if args.json {
         let json = serde_json::json!({
             "loss": loss, "perplexity": loss.exp(), "bits_per_byte": bits_per_byte,
-            "tokens": tokens, "text_bytes": text_bytes, "seq_len": seq_len, "step": opened.step,
+            "tokens": tokens, "text_bytes": text_bytes, "seq_len": seq_len, "document_mask": document_mask,
+            "step": opened.step,
         });
         return terminal::print(&format!("{json}\n")).map(|_| ());
     }

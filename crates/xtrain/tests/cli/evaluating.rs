@@ -86,3 +86,31 @@ fn the_entropy_that_a_loss_is_compared_with_is_that_of_the_evaluated_tokens() {
     train("none", "--set eval.every=0 --set eval.at_end=false");
     assert_eq!(entropy("none"), None);
 }
+
+#[test]
+fn a_run_is_evaluated_as_it_evaluated_itself() {
+    let place = Place::new();
+    let run = String::from_utf8(place.read("run.toml")).expect("text");
+    place.write("run.toml", run.replace("held_out = 0.05\n", "valid = \"b.txt\"\n").as_bytes());
+    place.train(
+        "out",
+        "--set data.document_mask=true --set data.separator=a --set model.max_position_embeddings=64 --set eval.tokens=0",
+    );
+    let last = metrics(&place, "out")
+        .lines()
+        .filter(|line| line.contains("\"kind\":\"eval\""))
+        .last()
+        .map(String::from);
+    let last: Value = serde_json::from_str(&last.expect("an evaluation")).expect("JSON");
+    let eval = |more: &str| -> Value {
+        let ran = place.run(&format!("eval out --data b.txt --separator a --json {more}")).succeeds();
+        serde_json::from_str(&ran.stdout).expect("JSON")
+    };
+    let loss = |json: &Value| json["loss"].as_f64().expect("a loss");
+    let same = eval("");
+    assert_eq!((&same["seq_len"], &same["document_mask"]), (&16.into(), &true.into()));
+    assert!((loss(&same) - loss(&last)).abs() < 1e-5, "{same} {last}");
+    for other in ["--document-mask false", "--seq-len 32"] {
+        assert!((loss(&eval(other)) - loss(&last)).abs() > 1e-3, "{other}");
+    }
+}

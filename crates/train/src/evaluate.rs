@@ -1,5 +1,9 @@
 //! The loss of held-out text.
 
+mod text;
+
+pub use text::{TextLoss, TextOptions, text};
+
 use crate::programs;
 use crate::run::RunError;
 use crate::weights::{LearnError, Weights};

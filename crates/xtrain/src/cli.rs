@@ -226,6 +226,9 @@ pub(crate) struct EvalArgs {
     /// Split .txt files into documents at this string
     #[arg(long)]
     pub(crate) separator: Option<String>,
+    /// Keep the tokens of the text in this folder for the next time; by default they are temporary
+    #[arg(long, value_name = "FOLDER")]
+    pub(crate) cache_dir: Option<PathBuf>,
     /// Print one JSON object instead of text
     #[arg(long)]
     pub(crate) json: bool,

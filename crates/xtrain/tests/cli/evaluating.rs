@@ -1,6 +1,6 @@
 //! Evaluations, in a run and by `xtrain eval`.
 
-use crate::place::{Place, wait, wait_until};
+use crate::place::{Place, finish, wait, wait_until};
 use crate::resume::assert_same_end;
 use serde_json::Value;
 use std::process::{Command, Stdio};
@@ -113,4 +113,29 @@ fn a_run_is_evaluated_as_it_evaluated_itself() {
     for other in ["--document-mask false", "--seq-len 32"] {
         assert!((loss(&eval(other)) - loss(&last)).abs() > 1e-3, "{other}");
     }
+}
+
+#[test]
+fn texts_are_evaluated_from_the_disk_and_leave_nothing_unless_they_are_kept() {
+    let place = Place::new();
+    place.train("out", "--set train.steps=2");
+    std::fs::create_dir(place.path("tmp")).expect("a folder");
+    place.write("mixed/a.txt", &place.read("a.txt"));
+    place.write("mixed/b.txt", &place.read("b.txt"));
+    let eval = |more: &str| {
+        let mut command = place.command(&format!("eval out --data mixed {more}"));
+        command.env("TMPDIR", place.path("tmp"));
+        finish(command, more).succeeds().stdout
+    };
+    let found = eval("");
+    assert_eq!(place.names("tmp"), [""; 0], "what was temporary is there still");
+    assert_eq!(eval("--cache-dir kept"), found);
+    let kept = place.contents("kept");
+    assert!(kept.keys().any(|path| path.ends_with("dataset.json")), "{:?}", kept.keys());
+    assert_eq!(eval("--cache-dir kept"), found);
+    assert_eq!(place.contents("kept"), kept);
+    // What cannot be encoded is named with its file.
+    place.train("chars", "--set train.steps=2 --set data.tokenizer=chars");
+    place.write("mixed/c.txt", "the river ran 日".as_bytes());
+    place.run("eval chars --data mixed").refuses(&["mixed/c.txt", "'日'"]);
 }

@@ -329,9 +329,9 @@ fn a_swap_that_was_killed_between_its_renames_loses_nothing() {
 /// Whether the file system has the one step; elsewhere a replaced folder is absent for a moment.
 fn can_exchange_names(folder: &Path) -> bool {
     let [one, two] = ["one", "two"].map(|name| folder.join(name));
-    [&one, &two].map(|path| fs::create_dir(path).unwrap());
+    [&one, &two].into_iter().for_each(|path| fs::create_dir(path).unwrap());
     let exchanged = renameat_with(CWD, &one, CWD, &two, RenameFlags::EXCHANGE).is_ok();
-    [&one, &two].map(|path| fs::remove_dir(path).unwrap());
+    [&one, &two].into_iter().for_each(|path| fs::remove_dir(path).unwrap());
     exchanged
 }
 

@@ -6,6 +6,7 @@ use crate::exchange::{self, Identity};
 use crate::run::{RunError, RunFolder, saved, setup};
 use crate::weights::Weights;
 use std::path::Path;
+use xtrain_checkpoint::hf::{self, ExportDtype};
 use xtrain_checkpoint::{BoxError, CheckpointStore};
 use xtrain_data::Tokenizer;
 use xtrain_model::Recipe;
@@ -24,6 +25,9 @@ pub struct OpenedModel {
     pub step: Option<u64>,
     /// Whether it was trained with attention inside documents: false for a Hugging Face folder, which does not say.
     pub document_mask: bool,
+    /// The element type of an export that nobody asked to be another: the run's `checkpoint.export_dtype`, or what loses nothing of the
+    /// Hugging Face folder.
+    pub export_dtype: ExportDtype,
     /// The length of the sequences that it was trained on, where it came from a run.
     pub seq_len: Option<usize>,
 }
@@ -50,12 +54,21 @@ pub fn open(folder: &Path, which: Which, recipe: Option<Recipe>) -> Result<Opene
             folder.display()
         )));
     }
-    let hf = setup::read_hf_config(folder)?;
+    let source = setup::read_hf_config(folder)?;
     let tokenizer = Tokenizer::load(folder)?;
-    let mut weights = weights(hf.model.clone(), recipe.unwrap_or(Recipe::Fp32))?;
+    let mut weights = weights(source.model.clone(), recipe.unwrap_or(Recipe::Fp32))?;
     exchange::import(&mut weights, folder)?;
-    let identity = Identity::new(Some(hf), weights.model(), &tokenizer);
-    Ok(OpenedModel { weights, tokenizer, identity, step: None, document_mask: false, seq_len: None })
+    let identity = Identity::new(Some(source), weights.model(), &tokenizer);
+    let export_dtype = hf::lossless_dtype(folder, &exchange::name_map(weights.model()))?;
+    Ok(OpenedModel {
+        weights,
+        tokenizer,
+        identity,
+        step: None,
+        document_mask: false,
+        seq_len: None,
+        export_dtype,
+    })
 }
 
 fn open_run(run: &RunFolder, which: Which, recipe: Option<Recipe>) -> Result<OpenedModel, RunError> {
@@ -95,6 +108,7 @@ fn open_run(run: &RunFolder, which: Which, recipe: Option<Recipe>) -> Result<Ope
         step: Some(checkpoint.step()),
         document_mask: planned.spec.document_mask,
         seq_len: Some(planned.spec.batch.seq_len),
+        export_dtype: exchange::export_options(&planned.resolved.config).dtype,
     })
 }
 

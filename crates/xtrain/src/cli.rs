@@ -243,9 +243,9 @@ pub(crate) struct ExportArgs {
     /// The folder to write
     #[arg(long, short, value_name = "FOLDER")]
     pub(crate) out: PathBuf,
-    /// The element type of the weights
-    #[arg(long, value_enum, default_value_t = Precision::Bf16)]
-    pub(crate) dtype: Precision,
+    /// The element type of the weights; by default as the run's own export, or what loses nothing of a Hugging Face folder
+    #[arg(long, value_enum)]
+    pub(crate) dtype: Option<Precision>,
     /// Bytes of a file at most, in millions
     #[arg(long, value_name = "MB", default_value_t = 5000, value_parser = clap::value_parser!(u64).range(1..))]
     pub(crate) max_shard_mb: u64,

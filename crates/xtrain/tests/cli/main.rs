@@ -10,6 +10,7 @@ mod dice;
 mod diverging;
 mod ending;
 mod evaluating;
+mod exporting;
 mod generating;
 mod help;
 mod mutated;

@@ -1,0 +1,311 @@
+//! Matrix products of tensors as they are stored.
+//!
+//! f32 and f64 go to the GEMM library whole. bf16 goes to it in blocks that a core's cache holds: a task widens its blocks of both
+//! factors, sums in f32, and rounds its block of the result once. Blocks along the summed dimension have a fixed length, so how the
+//! other two are cut changes no bit. One row times a matrix of weights is a [`gemv`]: that row is summed in another order than among
+//! others.
+
+use super::gemm::{Mat, MatMut, gemm, gemm_single};
+use super::gemv::gemv;
+use super::rows::for_row_blocks;
+use rayon::prelude::*;
+use std::ops::Range;
+use xtrain_tensor::formats::from_bf16;
+use xtrain_tensor::kernel::bf16;
+use xtrain_tensor::{DType, Pooled, Real, Stored, TensorType, View, ViewMut, vectorized, with_real, with_stored};
+
+/// A matrix to be multiplied.
+#[derive(Clone, Copy)]
+pub(crate) struct Factor<'a> {
+    view: View<'a>,
+    /// As stored.
+    rows: usize,
+    cols: usize,
+    transposed: bool,
+}
+
+/// What a product is put onto.
+#[derive(Clone, Copy)]
+pub(crate) enum Onto<'a> {
+    /// Nothing: it is assigned.
+    Nothing,
+    /// What the result holds.
+    Held,
+    /// The same row for all rows.
+    Bias(View<'a>),
+}
+
+impl<'a> Factor<'a> {
+    /// `view` as `rows` rows of `cols` elements.
+    pub(crate) fn new(view: View<'a>, rows: usize, cols: usize) -> Self {
+        assert_eq!(view.ty.numel(), rows * cols, "{} as {rows}x{cols}", view.ty);
+        Factor { view, rows, cols, transposed: false }
+    }
+
+    /// The transpose.
+    pub(crate) fn t(self) -> Self {
+        Factor { transposed: !self.transposed, ..self }
+    }
+
+    /// Rows and columns.
+    fn extents(&self) -> (usize, usize) {
+        if self.transposed { (self.cols, self.rows) } else { (self.rows, self.cols) }
+    }
+
+    /// The whole matrix over its elements in the compute type.
+    fn mat<'m, T: Real>(&self, reals: &'m [T]) -> Mat<'m, T> {
+        let stored = Mat::new(reals, self.rows, self.cols);
+        if self.transposed { stored.t() } else { stored }
+    }
+}
+
+/// c = a b, onto what `onto` says.
+pub(crate) fn product(a: Factor<'_>, b: Factor<'_>, c: &mut ViewMut<'_>, onto: Onto<'_>) {
+    let ((m, k), (b_rows, n)) = (a.extents(), b.extents());
+    assert!(k == b_rows && c.ty.numel() == m * n, "{m}x{k} times {b_rows}x{n} into {}", c.ty);
+    if m == 1 && k > 0 && b.transposed && !matches!(onto, Onto::Held) {
+        return with_stored!(b.view.ty.dtype, S => one_row::<S>(a, b, c, onto));
+    }
+    match a.view.ty.dtype {
+        DType::BF16 => in_blocks(a, b, c, onto),
+        dtype => with_real!(dtype, T => whole::<T>(a, b, c, onto)),
+    }
+}
+
+fn one_row<S: Stored>(x: Factor<'_>, w: Factor<'_>, y: &mut ViewMut<'_>, onto: Onto<'_>) {
+    let bias = bias::<S::Real>(onto);
+    let weights = w.view.stored::<S>().expect("the type it was chosen by");
+    gemv(&x.view.reals::<S::Real>(), weights, bias.as_deref(), &mut y.fresh::<S::Real>());
+}
+
+fn bias<T: Real>(onto: Onto<'_>) -> Option<Pooled<T>> {
+    let Onto::Bias(view) = onto else { return None };
+    let mut bias = Pooled::take(view.ty.numel());
+    view.widen_into(&mut bias);
+    Some(bias)
+}
+
+fn whole<T: Real>(a: Factor<'_>, b: Factor<'_>, c: &mut ViewMut<'_>, onto: Onto<'_>) {
+    let ((m, _), (_, n)) = (a.extents(), b.extents());
+    let (a_reals, b_reals) = (a.view.reals::<T>(), b.view.reals::<T>());
+    if let Some(bias) = bias::<T>(onto) {
+        for_row_blocks(m, [&mut *c], |_, [mut c]| {
+            c.fresh::<T>().chunks_exact_mut(n).for_each(|row| row.copy_from_slice(&bias));
+        });
+    }
+    let accumulate = !matches!(onto, Onto::Nothing);
+    let mut c = if accumulate { c.reals::<T>() } else { c.fresh::<T>() };
+    gemm(T::ONE, a.mat(&a_reals), b.mat(&b_reals), MatMut::new(&mut c, m, n), accumulate);
+}
+
+/// Rows and columns of a block of the result.
+const EDGE: usize = 128;
+
+/// Blocks below which they are made smaller, so that there are enough for all cores.
+const FEW_BLOCKS: usize = 16;
+
+/// How many products a block sums at a time; at most what the library sums before it adds to the result.
+const DEPTH: usize = 256;
+
+/// Multiplications below which all is done on the calling thread.
+const SERIAL_BELOW: usize = 512 * 1024;
+
+fn in_blocks(a: Factor<'_>, b: Factor<'_>, c: &mut ViewMut<'_>, onto: Onto<'_>) {
+    let ((m, k), (_, n)) = (a.extents(), b.extents());
+    let few = m.div_ceil(EDGE) * n.div_ceil(EDGE) < FEW_BLOCKS;
+    let edge = if few { EDGE / 2 } else { EDGE };
+    let (bias, held, dtype) = (bias::<f32>(onto), matches!(onto, Onto::Held), c.ty.dtype);
+    let run = |block: Block<'_>| {
+        let Block { rows, cols, target } = block;
+        let mut sums = Pooled::take(rows.len() * cols.len());
+        match &bias {
+            Some(bias) => {
+                sums.chunks_exact_mut(cols.len()).for_each(|row| row.copy_from_slice(&bias[cols.clone()]));
+            }
+            None => sums.fill(0.0),
+        }
+        for depth in cuts(k, DEPTH) {
+            let (a, b) = (a.widened(rows.clone(), depth.clone()), b.widened(depth, cols.clone()));
+            let sums = MatMut::new(&mut sums, rows.len(), cols.len());
+            gemm_single(1.0, a.mat(), b.mat(), sums, true);
+        }
+        for (sums, bytes) in sums.chunks_exact(cols.len()).zip(target) {
+            ViewMut::new(TensorType::new(dtype, [cols.len()]), bytes, held).store(sums);
+        }
+    };
+    let blocks = cut(c, m, n, edge);
+    match m * n * k < SERIAL_BELOW {
+        true => blocks.into_iter().for_each(run),
+        false => blocks.into_par_iter().for_each(run),
+    }
+}
+
+/// A block of the result.
+struct Block<'a> {
+    rows: Range<usize>,
+    cols: Range<usize>,
+    /// Its bytes, by row.
+    target: Vec<&'a mut [u8]>,
+}
+
+fn cut<'a>(c: &'a mut ViewMut<'_>, m: usize, n: usize, edge: usize) -> Vec<Block<'a>> {
+    let dtype = c.ty.dtype;
+    let mut blocks: Vec<Block<'a>> = Vec::new();
+    for rows in cuts(m, edge) {
+        for cols in cuts(n, edge) {
+            blocks.push(Block { rows: rows.clone(), cols, target: Vec::with_capacity(rows.len()) });
+        }
+    }
+    let across = n.div_ceil(edge);
+    let mut lines = c.bytes().chunks_exact_mut(dtype.bytes(n).max(1));
+    for blocks in blocks.chunks_mut(across.max(1)) {
+        for mut line in lines.by_ref().take(blocks[0].rows.len()) {
+            for block in &mut *blocks {
+                let (part, rest) = line.split_at_mut(dtype.bytes(block.cols.len()));
+                block.target.push(part);
+                line = rest;
+            }
+        }
+    }
+    blocks
+}
+
+/// 0..n in as few ranges of at most `longest` as can be, their lengths differing by one at most.
+fn cuts(n: usize, longest: usize) -> impl Iterator<Item = Range<usize>> {
+    let count = n.div_ceil(longest);
+    (0..count).map(move |i| i * n / count..(i + 1) * n / count)
+}
+
+/// A block of a factor, widened.
+struct Widened {
+    reals: Pooled<f32>,
+    rows: usize,
+    cols: usize,
+    transposed: bool,
+}
+
+impl Factor<'_> {
+    /// These rows and columns of a bf16 matrix.
+    fn widened(&self, rows: Range<usize>, cols: Range<usize>) -> Widened {
+        let (rows, cols) = if self.transposed { (cols, rows) } else { (rows, cols) };
+        let stored = self.view.stored::<bf16>().expect("the type it was chosen by");
+        let mut reals = Pooled::take(rows.len() * cols.len());
+        vectorized(
+            #[inline(always)]
+            || {
+                for (row, to) in rows.clone().zip(reals.chunks_exact_mut(cols.len())) {
+                    let from = &stored[row * self.cols..][cols.clone()];
+                    to.iter_mut().zip(from).for_each(|(to, from)| *to = from_bf16(*from));
+                }
+            },
+        );
+        Widened { reals, rows: rows.len(), cols: cols.len(), transposed: self.transposed }
+    }
+}
+
+impl Widened {
+    fn mat(&self) -> Mat<'_, f32> {
+        let stored = Mat::new(&self.reals, self.rows, self.cols);
+        if self.transposed { stored.t() } else { stored }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::check::{on_threads, seed};
+    use crate::run_op::normal;
+    use xtrain_tensor::HostTensor;
+
+    /// a b onto `held` or a bias, where factors are stored as they are or transposed.
+    fn made(
+        [a, b]: [&HostTensor; 2],
+        [a_t, b_t]: [bool; 2],
+        onto: Option<&HostTensor>,
+        mut c: HostTensor,
+        held: bool,
+    ) -> HostTensor {
+        fn factor(x: &HostTensor, transposed: bool) -> Factor<'_> {
+            let (rows, cols) = x.ty().shape.rows_cols();
+            let stored = Factor::new(View::new(x.ty(), x.bytes()), rows, cols);
+            if transposed { stored.t() } else { stored }
+        }
+        let bias = onto.map(|bias| Onto::Bias(View::new(bias.ty(), bias.bytes())));
+        let onto = bias.unwrap_or(if held { Onto::Held } else { Onto::Nothing });
+        let ty = c.ty();
+        product(factor(a, a_t), factor(b, b_t), &mut ViewMut::new(ty, c.bytes_mut(), held), onto);
+        c
+    }
+
+    fn transposed(x: &HostTensor) -> HostTensor {
+        let ((rows, cols), values) = (x.ty().shape.rows_cols(), x.to_f64());
+        let values: Vec<f64> = (0..rows * cols).map(|i| values[i % rows * cols + i / rows]).collect();
+        HostTensor::from_f64(TensorType::new(x.ty().dtype, [cols, rows]), &values)
+    }
+
+    fn in_f64(a: &HostTensor, b: &HostTensor) -> Vec<f64> {
+        let ((m, k), (_, n)) = (a.ty().shape.rows_cols(), b.ty().shape.rows_cols());
+        let (a, b) = (a.to_f64(), b.to_f64());
+        let at = |i: usize| (0..k).map(|l| a[i / n * k + l] * b[l * n + i % n]).sum();
+        (0..m * n).map(at).collect()
+    }
+
+    /// Sizes with one block, with several of both kinds, with several along the sum, and with one row.
+    const SIZES: [(usize, usize, usize); 6] =
+        [(7, 5, 3), (130, 70, 200), (1, 300, 130), (65, 513, 33), (600, 20, 601), (129, 256, 1)];
+
+    #[test]
+    fn bf16_is_summed_in_f32_and_rounded_once() {
+        for (m, k, n) in SIZES {
+            let (a, b) =
+                (normal(DType::BF16, [m, k], 1.0, seed()), normal(DType::BF16, [k, n], 1.0, seed()));
+            let exact = in_f64(&a, &b);
+            let empty = |dtype| {
+                let mut c = HostTensor::zeros(TensorType::new(dtype, [m, n]));
+                c.bytes_mut().fill(0xFF);
+                c
+            };
+            let (a_stored, b_stored) = (transposed(&a), transposed(&b));
+            for [a_t, b_t] in [[false, false], [true, false], [false, true]] {
+                let factors = [if a_t { &a_stored } else { &a }, if b_t { &b_stored } else { &b }];
+                let wide = made(factors, [a_t, b_t], None, empty(DType::F32), false);
+                let bar = 1e-6 * (k as f64).sqrt() + 1e-7;
+                for (found, exact) in wide.to_f64().iter().zip(&exact) {
+                    assert!((found - exact).abs() < bar * (1.0 + exact.abs()), "{m}x{k}x{n}: {found}, {exact}");
+                }
+                let narrow = made(factors, [a_t, b_t], None, empty(DType::BF16), false);
+                let rounded = HostTensor::from_f64(narrow.ty(), &wide.to_f64());
+                assert!(narrow.bytes() == rounded.bytes(), "{m}x{k}x{n}");
+                let added = made(factors, [a_t, b_t], None, wide.clone(), true);
+                let doubled: Vec<f64> = wide.to_f64().iter().map(|x| 2.0 * x).collect();
+                if m > 1 {
+                    assert!(added.to_f64() == doubled, "{m}x{k}x{n}");
+                }
+            }
+            let bias = normal(DType::BF16, [n], 1.0, seed());
+            let found = made([&a, &b_stored], [false, true], Some(&bias), empty(DType::F32), false).to_f64();
+            let bias = bias.to_f64();
+            for (i, (found, exact)) in found.iter().zip(&exact).enumerate() {
+                assert!((found - exact - bias[i % n]).abs() < 1e-4, "{m}x{k}x{n}");
+            }
+        }
+    }
+
+    #[test]
+    fn neither_threads_nor_other_rows_change_a_bit_of_a_bf16_product() {
+        let (m, k, n) = (300, 700, 160);
+        let (a, b) = (normal(DType::BF16, [m, k], 1.0, seed()), normal(DType::BF16, [n, k], 1.0, seed()));
+        let of = |a: &HostTensor| {
+            let rows = a.ty().shape[0];
+            let c = HostTensor::zeros(TensorType::new(DType::F32, [rows, n]));
+            made([a, &b], [false, true], None, c, false).to_f64()
+        };
+        let whole = on_threads(1, || of(&a));
+        assert!(on_threads(3, || of(&a)) == whole);
+        for rows in [10..33, 100..105, 171..300] {
+            let part = &a.to_f64()[rows.start * k..rows.end * k];
+            let part = HostTensor::from_f64(TensorType::new(DType::BF16, [rows.len(), k]), part);
+            assert!(of(&part) == whole[rows.start * n..rows.end * n], "rows {rows:?}");
+        }
+    }
+}

@@ -5,12 +5,16 @@
 //! order of sums. Kernels widen a task's part of an operand at a time, which stays in a core's cache, and in memory that is lent
 //! again and again ([`Pooled`]).
 
-use crate::formats::{from_bf16, narrow_bf16, widen_bf16};
+use crate::formats::{from_bf16, narrow_bf16, to_bf16, widen_bf16};
 use crate::pool::Pool;
 use crate::{DType, Pooled, TensorType};
 pub use half::bf16;
+use rayon::prelude::*;
 use std::cell::RefCell;
 use std::ops::{Deref, DerefMut, Range};
+
+/// Elements that one task widens or rounds.
+const BLOCK: usize = 32 * 1024;
 
 /// How an op is computed on the CPU: the specification that every other kernel is compared with.
 pub trait CpuKernel: Send + Sync {
@@ -271,7 +275,8 @@ impl<T: Real> Drop for RealsMut<'_, T> {
     }
 }
 
-/// How the elements that a loop reads are stored: in the compute type itself, or in bf16, which the loop widens in its registers.
+/// How the elements that a loop reads or writes are stored: in the compute type itself, or in bf16, which the loop widens and rounds in
+/// its registers.
 pub trait Stored: bytemuck::Pod + Send + Sync {
     /// The compute type.
     type Real: Real;
@@ -279,6 +284,8 @@ pub trait Stored: bytemuck::Pod + Send + Sync {
     const DTYPE: DType;
     /// The element's value.
     fn real(self) -> Self::Real;
+    /// The element of this value, rounded to nearest even.
+    fn of_real(x: Self::Real) -> Self;
 }
 
 impl Stored for f32 {
@@ -287,6 +294,10 @@ impl Stored for f32 {
     #[inline(always)]
     fn real(self) -> f32 {
         self
+    }
+    #[inline(always)]
+    fn of_real(x: f32) -> f32 {
+        x
     }
 }
 
@@ -297,6 +308,10 @@ impl Stored for f64 {
     fn real(self) -> f64 {
         self
     }
+    #[inline(always)]
+    fn of_real(x: f64) -> f64 {
+        x
+    }
 }
 
 impl Stored for bf16 {
@@ -305,6 +320,10 @@ impl Stored for bf16 {
     #[inline(always)]
     fn real(self) -> f32 {
         from_bf16(self)
+    }
+    #[inline(always)]
+    fn of_real(x: f32) -> bf16 {
+        bf16::from_bits(to_bf16(x))
     }
 }
 
@@ -417,7 +436,7 @@ impl Real for f32 {
     fn load(dtype: DType, bytes: &[u8], to: &mut [f32]) {
         match dtype {
             DType::F32 => to.copy_from_slice(bytemuck::cast_slice(bytes)),
-            DType::BF16 => widen_bf16(bytemuck::cast_slice(bytes), to),
+            DType::BF16 => Self::widen(bytemuck::cast_slice(bytes), to),
             other => panic!("a kernel that computes in f32 was given {other}"),
         }
     }
@@ -431,11 +450,23 @@ impl Real for f32 {
     }
 
     fn widen(from: &[bf16], to: &mut [f32]) {
-        widen_bf16(from, to);
+        match from.len() <= BLOCK {
+            true => widen_bf16(from, to),
+            false => {
+                let blocks = to.par_chunks_mut(BLOCK).zip(from.par_chunks(BLOCK));
+                blocks.for_each(|(to, from)| widen_bf16(from, to));
+            }
+        }
     }
 
     fn narrow(from: &[f32], to: &mut [bf16]) {
-        narrow_bf16(from, to);
+        match from.len() <= BLOCK {
+            true => narrow_bf16(from, to),
+            false => {
+                let blocks = to.par_chunks_mut(BLOCK).zip(from.par_chunks(BLOCK));
+                blocks.for_each(|(to, from)| narrow_bf16(from, to));
+            }
+        }
     }
 }
 

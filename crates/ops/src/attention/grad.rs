@@ -10,10 +10,10 @@ use super::cpu::Documents;
 use super::{Attention, AttentionGrad};
 use crate::host::gemm::{Mat, MatMut, gemm_single};
 use crate::host::math::{Rounding, dot, exact, exp, round_bf16, vectorized};
-use crate::host::rows::add_into;
+use crate::host::rows::{add_into, store_rows};
 use rayon::prelude::*;
 use std::ops::Range;
-use xtrain_tensor::{CpuKernel, Pooled, Real, TensorType, View, ViewMut, with_real};
+use xtrain_tensor::{CpuKernel, Pooled, Real, Stored, View, ViewMut, with_stored};
 
 /// Keys of a tile; a multiple of [`ROWS`], so that the blocks of queries that see a tile start where it starts.
 const TILE: usize = 512;
@@ -23,29 +23,27 @@ const AT_ONCE: usize = 4 << 20;
 
 impl CpuKernel for AttentionGrad {
     fn run(&self, inputs: &[View<'_>], outputs: &mut [ViewMut<'_>]) {
-        with_real!(inputs[1].ty.dtype, T => {
-            let pass = Pass {
+        with_stored!(inputs[1].ty.dtype, S => {
+            let pass = Pass::<S> {
                 op: self.0,
                 d_o: inputs[0],
                 qkv: inputs[1],
                 o: inputs[2],
-                lse: &inputs[3].reals::<T>(),
+                lse: &inputs[3].reals(),
                 documents: Documents { starts: inputs.get(4).map(View::ints), seq_len: self.0.seq_len },
-                rounding: Rounding::of(inputs[1].ty.dtype),
             };
             pass.run(&mut outputs[0]);
         });
     }
 }
 
-struct Pass<'a, T> {
+struct Pass<'a, S: Stored> {
     op: Attention,
     d_o: View<'a>,
     qkv: View<'a>,
     o: View<'a>,
-    lse: &'a [T],
+    lse: &'a [S::Real],
     documents: Documents<'a>,
-    rounding: Rounding,
 }
 
 /// A query head of a sequence, and where its gradient goes: the bytes of e columns of each token.
@@ -62,7 +60,7 @@ struct KeyHead<'a> {
     values: Vec<&'a mut [u8]>,
 }
 
-impl<T: Real> Pass<'_, T> {
+impl<S: Stored> Pass<'_, S> {
     fn run(&self, dqkv: &mut ViewMut<'_>) {
         let Attention { seq_len: s, heads, kv_heads, head_dim: e } = self.op;
         let (tokens, _) = dqkv.ty.shape.rows_cols();
@@ -119,28 +117,21 @@ impl<T: Real> Pass<'_, T> {
     }
 
     /// Adds what the query heads of a group gave, in order, and writes it.
-    fn key_head(&self, head: KeyHead<'_>, sums: &mut [T]) {
-        let (first, others) = sums.split_at_mut(2 * self.op.seq_len * self.op.head_dim);
+    fn key_head(&self, head: KeyHead<'_>, sums: &mut [S::Real]) {
+        let Attention { seq_len: s, head_dim: e, .. } = self.op;
+        let (first, others) = sums.split_at_mut(2 * s * e);
         others.chunks_exact(first.len()).for_each(|other| add_into(first, other));
-        let (dk, dv) = first.split_at(first.len() / 2);
-        self.write(head.keys, dk);
-        self.write(head.values, dv);
-    }
-
-    /// Writes the rows of a head.
-    fn write(&self, target: Vec<&mut [u8]>, rows: &[T]) {
-        let ty = TensorType::new(self.qkv.ty.dtype, [self.op.head_dim]);
-        for (bytes, row) in target.into_iter().zip(rows.chunks_exact(self.op.head_dim)) {
-            ViewMut::new(ty, bytes, false).write(row);
-        }
+        let (dk, dv) = first.split_at(s * e);
+        store_rows::<S>(dk, e, head.keys, false);
+        store_rows::<S>(dv, e, head.values, false);
     }
 
     /// Writes a query head's gradient, and to `sums` what it gives to its keys' and its values'.
-    fn query_head(&self, task: QueryHead<'_>, sums: &mut [T]) {
+    fn query_head(&self, task: QueryHead<'_>, sums: &mut [S::Real]) {
         let Attention { seq_len: s, heads, kv_heads, head_dim: e } = self.op;
         let QueryHead { sequence, head, target } = task;
         let (kv_head, rows) = (head * kv_heads / heads, sequence * s..(sequence + 1) * s);
-        let columns = |x, head: usize| Columns::<T>::of(x, rows.clone(), head * e..(head + 1) * e);
+        let columns = |x, head: usize| Columns::<S::Real>::of(x, rows.clone(), head * e..(head + 1) * e);
         let data = Operands {
             sequence,
             queries: columns(self.qkv, head),
@@ -148,7 +139,7 @@ impl<T: Real> Pass<'_, T> {
             d_o: columns(self.d_o, head),
             lse: &self.lse[(sequence * heads + head) * s..][..s],
         };
-        sums.fill(T::ZERO);
+        sums.fill(S::Real::ZERO);
         let (dk, dv) = sums.split_at_mut(s * e);
         let tile = ROWS * TILE.min(s);
         let mut work = Work {
@@ -174,14 +165,14 @@ impl<T: Real> Pass<'_, T> {
                 }
             }
         }
-        self.write(target, &work.dq);
+        store_rows::<S>(&work.dq, e, target, false);
     }
 
     /// What a block of queries and the keys of a tile that it sees add to `dq`, `dk` and `dv`.
     fn block(
         &self,
-        work: &mut Work<'_, T>,
-        data: &Operands<'_, T>,
+        work: &mut Work<'_, S::Real>,
+        data: &Operands<'_, S::Real>,
         queries: Range<usize>,
         keys: Range<usize>,
     ) {
@@ -193,9 +184,9 @@ impl<T: Real> Pass<'_, T> {
         let keys_t = Mat::strided(&work.keys_t[keys.start..], e, n, s);
         let values_t = Mat::strided(&work.values_t[keys.start..], e, n, s);
         gemm_single(scale(e), q, keys_t, MatMut::new(p, m, n), false);
-        gemm_single(T::ONE, d_o, values_t, MatMut::new(ds, m, n), false);
+        gemm_single(S::Real::ONE, d_o, values_t, MatMut::new(ds, m, n), false);
         let (lse, delta) = (&data.lse[first..], &work.delta[first..]);
-        match self.rounding {
+        match Rounding::of(S::DTYPE) {
             Rounding::None => scores_grad(p, ds, n, lse, delta, exact),
             Rounding::Bf16 => scores_grad(p, ds, n, lse, delta, round_bf16),
         }
@@ -203,8 +194,8 @@ impl<T: Real> Pass<'_, T> {
             let start = self.documents.first_of(data.sequence, t).clamp(keys.start, keys.end) - keys.start;
             let end = (t + 1).min(keys.end) - keys.start;
             for row in [p, ds] {
-                row[..start].fill(T::ZERO);
-                row[end..].fill(T::ZERO);
+                row[..start].fill(S::Real::ZERO);
+                row[end..].fill(S::Real::ZERO);
             }
         }
         let (p, ds) = (Mat::new(p, m, n), Mat::new(ds, m, n));
@@ -213,7 +204,7 @@ impl<T: Real> Pass<'_, T> {
         let dv = MatMut::new(&mut work.dv[keys.start * e..], n, e);
         gemm_single(scale(e), ds, k, dq, true);
         gemm_single(scale(e), ds.t(), q, dk, true);
-        gemm_single(T::ONE, p.t(), d_o, dv, true);
+        gemm_single(S::Real::ONE, p.t(), d_o, dv, true);
     }
 }
 

@@ -5,9 +5,10 @@ use crate::attention::block::{Block, ROWS, scale};
 use crate::attention::columns::Columns;
 use crate::host::gemv::{AT_A_TIME, dots};
 use crate::host::math::{Rounding, dot, exponentials, max, vectorized};
+use crate::host::rows::store_rows;
 use rayon::prelude::*;
 use std::ops::Range;
-use xtrain_tensor::{CpuKernel, Pooled, Real, Stored, TensorType, View, ViewMut, with_stored};
+use xtrain_tensor::{CpuKernel, Pooled, Real, Stored, View, ViewMut, with_stored};
 
 /// The longest run of queries for which reading the cache as it is stored beats products of blocks.
 const FEW: usize = 4;
@@ -108,10 +109,7 @@ impl Attend<'_> {
                 false => self.block::<S>(&queries, run, &cache, n, out),
             }
         }
-        let ty = TensorType::new(S::DTYPE, [e]);
-        for (bytes, out) in target.into_iter().zip(out.chunks_exact(e)) {
-            ViewMut::new(ty, bytes, false).write(out);
-        }
+        store_rows::<S>(&out, e, target, false);
     }
 
     /// A run of queries, the last of which sees n keys, as a block.

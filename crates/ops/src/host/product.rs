@@ -1,18 +1,20 @@
 //! Matrix products of tensors as they are stored.
 //!
-//! f32 and f64 go to the GEMM library whole. bf16 goes to it in blocks that a core's cache holds: a task widens its blocks of both
-//! factors, sums in f32, and rounds its block of the result once. Blocks along the summed dimension have a fixed length, so how the
-//! other two are cut changes no bit. One row times a matrix of weights is a [`gemv`]: that row is summed in another order than among
-//! others.
+//! f32 and f64 go to the GEMM library whole. bf16 is widened whole where it is small; where not, it goes there in blocks: a task widens
+//! its blocks of both factors, sums in f32, and rounds its block of the result once, so that bf16 costs no memory but that of a few
+//! blocks a thread.
+//!
+//! In either way an output is summed over [`DEPTH`] products at a time, so it depends neither on how the rest is cut nor on the rows
+//! beside it. Only one row times a matrix of weights, a [`gemv`], is summed in another order.
 
 use super::gemm::{Mat, MatMut, gemm, gemm_single};
 use super::gemv::gemv;
-use super::rows::for_row_blocks;
+use super::rows::{for_row_blocks, store_rows};
 use rayon::prelude::*;
 use std::ops::Range;
 use xtrain_tensor::formats::from_bf16;
 use xtrain_tensor::kernel::bf16;
-use xtrain_tensor::{DType, Pooled, Real, Stored, TensorType, View, ViewMut, vectorized, with_real, with_stored};
+use xtrain_tensor::{DType, Pooled, Real, Stored, View, ViewMut, vectorized, with_real, with_stored};
 
 /// A matrix to be multiplied.
 #[derive(Clone, Copy)]
@@ -67,7 +69,7 @@ pub(crate) fn product(a: Factor<'_>, b: Factor<'_>, c: &mut ViewMut<'_>, onto: O
         return with_stored!(b.view.ty.dtype, S => one_row::<S>(a, b, c, onto));
     }
     match a.view.ty.dtype {
-        DType::BF16 => in_blocks(a, b, c, onto),
+        DType::BF16 if (m * k).max(k * n).max(m * n) > WHOLE => in_blocks(a, b, c, onto),
         dtype => with_real!(dtype, T => whole::<T>(a, b, c, onto)),
     }
 }
@@ -86,58 +88,63 @@ fn bias<T: Real>(onto: Onto<'_>) -> Option<Pooled<T>> {
 }
 
 fn whole<T: Real>(a: Factor<'_>, b: Factor<'_>, c: &mut ViewMut<'_>, onto: Onto<'_>) {
-    let ((m, _), (_, n)) = (a.extents(), b.extents());
+    let ((m, k), (_, n)) = (a.extents(), b.extents());
     let (a_reals, b_reals) = (a.view.reals::<T>(), b.view.reals::<T>());
     if let Some(bias) = bias::<T>(onto) {
         for_row_blocks(m, [&mut *c], |_, [mut c]| {
             c.fresh::<T>().chunks_exact_mut(n).for_each(|row| row.copy_from_slice(&bias));
         });
     }
-    let accumulate = !matches!(onto, Onto::Nothing);
+    let mut accumulate = !matches!(onto, Onto::Nothing);
     let mut c = if accumulate { c.reals::<T>() } else { c.fresh::<T>() };
-    gemm(T::ONE, a.mat(&a_reals), b.mat(&b_reals), MatMut::new(&mut c, m, n), accumulate);
+    if k == 0 && !accumulate {
+        c.fill(T::ZERO);
+    }
+    let (a, b) = (a.mat(&a_reals), b.mat(&b_reals));
+    for depth in cuts(k, DEPTH, 1) {
+        let (a, b) = (a.cols_in(depth.clone()), b.t().cols_in(depth).t());
+        gemm(T::ONE, a, b, MatMut::new(&mut c, m, n), accumulate);
+        accumulate = true;
+    }
 }
 
-/// Rows and columns of a block of the result.
-const EDGE: usize = 128;
+/// How many products are summed before they are added to the result: no more than the library would sum, whatever the machine.
+const DEPTH: usize = 512;
 
-/// Blocks below which they are made smaller, so that there are enough for all cores.
-const FEW_BLOCKS: usize = 16;
+/// Elements of bf16 up to which a factor or the result is widened whole.
+const WHOLE: usize = 1 << 20;
 
-/// How many products a block sums at a time; at most what the library sums before it adds to the result.
-const DEPTH: usize = 256;
-
-/// Multiplications below which all is done on the calling thread.
-const SERIAL_BELOW: usize = 512 * 1024;
+/// The most rows and columns of a block of the result. The library works on pieces of [`ROW_UNIT`] rows and [`COL_UNIT`] columns.
+const ROWS: usize = 768;
+const COLS: usize = 256;
+const ROW_UNIT: usize = 6;
+const COL_UNIT: usize = 16;
 
 fn in_blocks(a: Factor<'_>, b: Factor<'_>, c: &mut ViewMut<'_>, onto: Onto<'_>) {
     let ((m, k), (_, n)) = (a.extents(), b.extents());
-    let few = m.div_ceil(EDGE) * n.div_ceil(EDGE) < FEW_BLOCKS;
-    let edge = if few { EDGE / 2 } else { EDGE };
     let (bias, held, dtype) = (bias::<f32>(onto), matches!(onto, Onto::Held), c.ty.dtype);
     let run = |block: Block<'_>| {
         let Block { rows, cols, target } = block;
         let mut sums = Pooled::take(rows.len() * cols.len());
-        match &bias {
-            Some(bias) => {
-                sums.chunks_exact_mut(cols.len()).for_each(|row| row.copy_from_slice(&bias[cols.clone()]));
-            }
-            None => sums.fill(0.0),
+        if let Some(bias) = &bias {
+            sums.chunks_exact_mut(cols.len()).for_each(|row| row.copy_from_slice(&bias[cols.clone()]));
+        } else if k == 0 {
+            sums.fill(0.0);
         }
-        for depth in cuts(k, DEPTH) {
+        let mut accumulate = bias.is_some();
+        for depth in cuts(k, DEPTH, 1) {
             let (a, b) = (a.widened(rows.clone(), depth.clone()), b.widened(depth, cols.clone()));
             let sums = MatMut::new(&mut sums, rows.len(), cols.len());
-            gemm_single(1.0, a.mat(), b.mat(), sums, true);
+            gemm_single(1.0, a.mat(), b.mat(), sums, accumulate);
+            accumulate = true;
         }
-        for (sums, bytes) in sums.chunks_exact(cols.len()).zip(target) {
-            ViewMut::new(TensorType::new(dtype, [cols.len()]), bytes, held).store(sums);
+        match dtype {
+            DType::BF16 => store_rows::<bf16>(&sums, cols.len(), target, held),
+            _ => store_rows::<f32>(&sums, cols.len(), target, held),
         }
     };
-    let blocks = cut(c, m, n, edge);
-    match m * n * k < SERIAL_BELOW {
-        true => blocks.into_iter().for_each(run),
-        false => blocks.into_par_iter().for_each(run),
-    }
+    let blocks = cut(c, cuts(m, ROWS, ROW_UNIT).collect(), cuts(n, COLS, COL_UNIT).collect());
+    blocks.into_par_iter().for_each(run);
 }
 
 /// A block of the result.
@@ -148,19 +155,21 @@ struct Block<'a> {
     target: Vec<&'a mut [u8]>,
 }
 
-fn cut<'a>(c: &'a mut ViewMut<'_>, m: usize, n: usize, edge: usize) -> Vec<Block<'a>> {
+fn cut<'a>(c: &'a mut ViewMut<'_>, rows: Vec<Range<usize>>, cols: Vec<Range<usize>>) -> Vec<Block<'a>> {
     let dtype = c.ty.dtype;
-    let mut blocks: Vec<Block<'a>> = Vec::new();
-    for rows in cuts(m, edge) {
-        for cols in cuts(n, edge) {
-            blocks.push(Block { rows: rows.clone(), cols, target: Vec::with_capacity(rows.len()) });
-        }
-    }
-    let across = n.div_ceil(edge);
-    let mut lines = c.bytes().chunks_exact_mut(dtype.bytes(n).max(1));
-    for blocks in blocks.chunks_mut(across.max(1)) {
-        for mut line in lines.by_ref().take(blocks[0].rows.len()) {
-            for block in &mut *blocks {
+    let width = cols.last().map_or(0, |cols| cols.end);
+    let mut lines = c.bytes().chunks_exact_mut(dtype.bytes(width).max(1));
+    let mut blocks: Vec<Block<'a>> = Vec::with_capacity(rows.len() * cols.len());
+    for rows in rows {
+        let first = blocks.len();
+        let of = |cols: &Range<usize>| Block {
+            rows: rows.clone(),
+            cols: cols.clone(),
+            target: Vec::with_capacity(rows.len()),
+        };
+        blocks.extend(cols.iter().map(of));
+        for mut line in lines.by_ref().take(rows.len()) {
+            for block in &mut blocks[first..] {
                 let (part, rest) = line.split_at_mut(dtype.bytes(block.cols.len()));
                 block.target.push(part);
                 line = rest;
@@ -170,10 +179,12 @@ fn cut<'a>(c: &'a mut ViewMut<'_>, m: usize, n: usize, edge: usize) -> Vec<Block
     blocks
 }
 
-/// 0..n in as few ranges of at most `longest` as can be, their lengths differing by one at most.
-fn cuts(n: usize, longest: usize) -> impl Iterator<Item = Range<usize>> {
-    let count = n.div_ceil(longest);
-    (0..count).map(move |i| i * n / count..(i + 1) * n / count)
+/// 0..n in as few ranges of at most `longest` as can be, of about the same length; they start at multiples of `unit`, which divides
+/// `longest`.
+fn cuts(n: usize, longest: usize, unit: usize) -> impl Iterator<Item = Range<usize>> {
+    let (units, count) = (n.div_ceil(unit), n.div_ceil(longest));
+    let at = move |i: usize| (i * units / count * unit).min(n);
+    (0..count).map(move |i| at(i)..at(i + 1))
 }
 
 /// A block of a factor, widened.
@@ -215,7 +226,7 @@ mod tests {
     use super::*;
     use crate::check::{on_threads, seed};
     use crate::run_op::normal;
-    use xtrain_tensor::HostTensor;
+    use xtrain_tensor::{HostTensor, TensorType};
 
     /// a b onto `held` or a bias, where factors are stored as they are or transposed.
     fn made(
@@ -250,9 +261,9 @@ mod tests {
         (0..m * n).map(at).collect()
     }
 
-    /// Sizes with one block, with several of both kinds, with several along the sum, and with one row.
+    /// Sizes with one row, small ones, and those with several blocks of each kind.
     const SIZES: [(usize, usize, usize); 6] =
-        [(7, 5, 3), (130, 70, 200), (1, 300, 130), (65, 513, 33), (600, 20, 601), (129, 256, 1)];
+        [(7, 5, 3), (1, 300, 130), (65, 513, 33), (129, 256, 1), (1601, 17, 670), (13, 1100, 1000)];
 
     #[test]
     fn bf16_is_summed_in_f32_and_rounded_once() {
@@ -293,7 +304,8 @@ mod tests {
 
     #[test]
     fn neither_threads_nor_other_rows_change_a_bit_of_a_bf16_product() {
-        let (m, k, n) = (300, 700, 160);
+        // As a whole it is cut into blocks; its parts are widened whole.
+        let (m, k, n) = (1600, 700, 70);
         let (a, b) = (normal(DType::BF16, [m, k], 1.0, seed()), normal(DType::BF16, [n, k], 1.0, seed()));
         let of = |a: &HostTensor| {
             let rows = a.ty().shape[0];
@@ -302,7 +314,7 @@ mod tests {
         };
         let whole = on_threads(1, || of(&a));
         assert!(on_threads(3, || of(&a)) == whole);
-        for rows in [10..33, 100..105, 171..300] {
+        for rows in [10..33, 100..105, 171..1300] {
             let part = &a.to_f64()[rows.start * k..rows.end * k];
             let part = HostTensor::from_f64(TensorType::new(DType::BF16, [rows.len(), k]), part);
             assert!(of(&part) == whole[rows.start * n..rows.end * n], "rows {rows:?}");

@@ -5,7 +5,7 @@
 
 use rayon::prelude::*;
 use std::ops::Range;
-use xtrain_tensor::{Pooled, Real, ViewMut};
+use xtrain_tensor::{Pooled, Real, Stored, ViewMut, vectorized};
 
 /// Elements below which a loop stays on one thread.
 pub(crate) const SERIAL_BELOW: usize = 16 * 1024;
@@ -70,6 +70,28 @@ fn cut<'a, const N: usize>(
 fn next_of_each<I: Iterator, const N: usize>(iterators: &mut [I; N]) -> Option<[I::Item; N]> {
     let items: Vec<I::Item> = iterators.iter_mut().map_while(Iterator::next).collect();
     items.try_into().ok()
+}
+
+/// Writes rows of `width` elements where they are stored, rounded, or adds them to what is `held` there.
+pub(crate) fn store_rows<'a, S: Stored>(
+    rows: &[S::Real],
+    width: usize,
+    targets: impl IntoIterator<Item = &'a mut [u8]>,
+    held: bool,
+) {
+    let mut targets = targets.into_iter();
+    vectorized(
+        #[inline(always)]
+        || {
+            for (row, target) in rows.chunks_exact(width).zip(&mut targets) {
+                let target: &mut [S] = bytemuck::cast_slice_mut(target);
+                match held {
+                    true => target.iter_mut().zip(row).for_each(|(t, x)| *t = S::of_real(t.real() + *x)),
+                    false => target.iter_mut().zip(row).for_each(|(t, x)| *t = S::of_real(*x)),
+                }
+            }
+        },
+    );
 }
 
 /// `to += from`.

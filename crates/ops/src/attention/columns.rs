@@ -49,7 +49,12 @@ impl<'a, T: Real> Columns<'a, T> {
     /// These rows of these columns.
     pub(crate) fn part(&self, rows: Range<usize>, cols: Range<usize>) -> Mat<'_, T> {
         assert!(rows.end <= self.rows && cols.end <= self.cols, "{rows:?} x {cols:?}");
-        Mat::strided(&self.reals[rows.start * self.stride + cols.start..], rows.len(), cols.len(), self.stride)
+        Mat::strided(
+            &self.reals[rows.start * self.stride + cols.start..],
+            rows.len(),
+            cols.len(),
+            self.stride,
+        )
     }
 }
 

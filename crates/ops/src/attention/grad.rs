@@ -87,11 +87,8 @@ impl<S: Stored> Pass<'_, S> {
     ) -> (Vec<QueryHead<'a>>, Vec<KeyHead<'a>>) {
         let Attention { seq_len: s, heads, kv_heads, head_dim: e } = self.op;
         let group = heads / kv_heads;
-        let query_head = |i: usize| QueryHead {
-            sequence: i / heads,
-            head: i % heads,
-            target: Vec::with_capacity(s),
-        };
+        let query_head =
+            |i: usize| QueryHead { sequence: i / heads, head: i % heads, target: Vec::with_capacity(s) };
         let mut query_heads: Vec<_> = (groups.start * group..groups.end * group).map(query_head).collect();
         let mut key_heads: Vec<KeyHead<'a>> = Vec::new();
         key_heads.resize_with(groups.len(), KeyHead::default);
@@ -122,8 +119,8 @@ impl<S: Stored> Pass<'_, S> {
         let (first, others) = sums.split_at_mut(2 * s * e);
         others.chunks_exact(first.len()).for_each(|other| add_into(first, other));
         let (dk, dv) = first.split_at(s * e);
-        store_rows::<S>(dk, e, head.keys, false);
-        store_rows::<S>(dv, e, head.values, false);
+        store_rows::<S>(dk, e, head.keys);
+        store_rows::<S>(dv, e, head.values);
     }
 
     /// Writes a query head's gradient, and to `sums` what it gives to its keys' and its values'.
@@ -165,7 +162,7 @@ impl<S: Stored> Pass<'_, S> {
                 }
             }
         }
-        store_rows::<S>(&work.dq, e, target, false);
+        store_rows::<S>(&work.dq, e, target);
     }
 
     /// What a block of queries and the keys of a tile that it sees add to `dq`, `dk` and `dv`.

@@ -109,7 +109,7 @@ impl Attend<'_> {
                 false => self.block::<S>(&queries, run, &cache, n, out),
             }
         }
-        store_rows::<S>(&out, e, target, false);
+        store_rows::<S>(&out, e, target);
     }
 
     /// A run of queries, the last of which sees n keys, as a block.

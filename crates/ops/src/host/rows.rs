@@ -72,12 +72,11 @@ fn next_of_each<I: Iterator, const N: usize>(iterators: &mut [I; N]) -> Option<[
     items.try_into().ok()
 }
 
-/// Writes rows of `width` elements where they are stored, rounded, or adds them to what is `held` there.
+/// Writes rows of `width` elements where they are stored, rounded.
 pub(crate) fn store_rows<'a, S: Stored>(
     rows: &[S::Real],
     width: usize,
     targets: impl IntoIterator<Item = &'a mut [u8]>,
-    held: bool,
 ) {
     let mut targets = targets.into_iter();
     vectorized(
@@ -85,10 +84,7 @@ pub(crate) fn store_rows<'a, S: Stored>(
         || {
             for (row, target) in rows.chunks_exact(width).zip(&mut targets) {
                 let target: &mut [S] = bytemuck::cast_slice_mut(target);
-                match held {
-                    true => target.iter_mut().zip(row).for_each(|(t, x)| *t = S::of_real(t.real() + *x)),
-                    false => target.iter_mut().zip(row).for_each(|(t, x)| *t = S::of_real(*x)),
-                }
+                target.iter_mut().zip(row).for_each(|(t, x)| *t = S::of_real(*x));
             }
         },
     );

@@ -84,7 +84,9 @@ impl<T: Real> Weights<'_, T> {
         vectorized(
             #[inline(always)]
             || {
-                for (head, ((x, y), rstd)) in x.chunks_exact(e).zip(y.chunks_exact_mut(e)).zip(rstd).enumerate() {
+                for (head, ((x, y), rstd)) in
+                    x.chunks_exact(e).zip(y.chunks_exact_mut(e)).zip(rstd).enumerate()
+                {
                     let w = if head < self.heads { self.queries } else { self.keys };
                     *rstd = norm_row(x, w, eps, y);
                 }
@@ -99,7 +101,9 @@ impl<T: Real> Weights<'_, T> {
         vectorized(
             #[inline(always)]
             || {
-                for (head, ((x, dy), rstd)) in x.chunks_exact(e).zip(dy.chunks_exact_mut(e)).zip(rstd).enumerate() {
+                for (head, ((x, dy), rstd)) in
+                    x.chunks_exact(e).zip(dy.chunks_exact_mut(e)).zip(rstd).enumerate()
+                {
                     match head < self.heads {
                         true => norm_grad_row(x, *rstd, self.queries, dy, dq_w),
                         false => norm_grad_row(x, *rstd, self.keys, dy, dk_w),

@@ -1,14 +1,18 @@
-//! Files and folders that are written aside, as `<name>.tmp-<pid>`, and renamed when they are complete.
+//! Files and folders that are written aside, as `<name>.tmp-<pid>`, and renamed when they are complete. What is removed
+//! is renamed first, to `<name>.tmp-<pid>.old`.
 //!
 //! Whoever writes aside holds a lock on it (`flock`), which the system frees when the process ends, however it ends.
 //! A leftover is therefore one whose lock can be had. That stays true where process ids are reused, or mean
 //! nothing because the folder is shared between containers or hosts.
-//! Invariant: what is named `*.tmp-<pid>` is never worth keeping.
+//! Invariant: what is named `*.tmp-<pid>` or `*.tmp-<pid>.old` is never worth keeping.
 
 use std::fs::{self, File, TryLockError};
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
+
+use rustix::fs::{CWD, RenameFlags, renameat_with};
+use rustix::io::Errno;
 
 use crate::error::{CheckpointError, Result};
 use crate::files::sync_folder;
@@ -16,14 +20,15 @@ use crate::files::sync_folder;
 /// What this process is writing now: how its own leftovers are told where the file system has no locks.
 static LIVE: Mutex<Vec<PathBuf>> = Mutex::new(Vec::new());
 
-/// A file or folder under its temporary name; removed when dropped unpublished.
+/// A file or folder under its temporary name, which is removed on drop.
 #[derive(Debug)]
 pub(crate) struct Aside {
     path: PathBuf,
     kind: Kind,
     /// Holds the lock for as long as this value lives.
     handle: File,
-    published: bool,
+    /// Whether drop leaves what has the temporary name.
+    stays: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -54,15 +59,35 @@ impl Aside {
 
     /// Syncs, renames to `target` and syncs the parent folder. Everything inside must have been synced before.
     pub(crate) fn publish(mut self, target: &Path) -> Result<()> {
-        match self.kind {
-            Kind::File => {
-                self.handle.sync_all().map_err(CheckpointError::io(&self.path, "sync to the disk"))?;
-            }
-            Kind::Folder => sync_folder(&self.path)?,
-        }
+        self.sync()?;
         fs::rename(&self.path, target).map_err(CheckpointError::io(target, "rename into place"))?;
-        self.published = true;
+        self.stays = true;
         sync_folder(parent(target))
+    }
+
+    /// Puts this in the place of what is at `target`, in one step: a whole one is there at every moment. What was
+    /// there is removed when this value is dropped. False, and nothing is done, where the file system has no such step.
+    pub(crate) fn exchange(&mut self, target: &Path) -> Result<bool> {
+        self.sync()?;
+        match renameat_with(CWD, &self.path, CWD, target, RenameFlags::EXCHANGE) {
+            Ok(()) => {}
+            // The last one is what some sandboxes say of a call that they do not know.
+            Err(Errno::INVAL | Errno::NOSYS | Errno::NOTSUP | Errno::PERM) => return Ok(false),
+            Err(e) => return Err(CheckpointError::io(target, "exchange")(e.into())),
+        }
+        // What was there stays until this is on the disk: a power cut could bring back its name, but not its content.
+        self.stays = true;
+        sync_folder(parent(target))?;
+        self.stays = false;
+        Ok(true)
+    }
+
+    /// Syncs the file, or the names in the folder.
+    fn sync(&self) -> Result<()> {
+        match self.kind {
+            Kind::File => self.handle.sync_all().map_err(CheckpointError::io(&self.path, "sync to the disk")),
+            Kind::Folder => sync_folder(&self.path),
+        }
     }
 
     fn create(target: &Path, kind: Kind) -> Result<Self> {
@@ -105,7 +130,7 @@ impl Aside {
             }
             if path.exists() {
                 live().push(path.clone());
-                return Ok(Self { path, kind, handle, published: false });
+                return Ok(Self { path, kind, handle, stays: false });
             }
         }
         Err(CheckpointError::folder(&path, "keeps being removed by someone else", "stop that process"))
@@ -114,7 +139,7 @@ impl Aside {
 
 impl Drop for Aside {
     fn drop(&mut self) {
-        if !self.published
+        if !self.stays
             && let Err(error) = remove(&self.path)
         {
             tracing::warn!("{error}");
@@ -143,9 +168,12 @@ pub(crate) fn sweep(folder: &Path, wanted: impl Fn(&str) -> bool) -> Result<()> 
     Ok(())
 }
 
-/// Renames `path` to its temporary name and removes it: it is there whole, or gone.
+/// Renames `path` to a temporary name and removes it: it is there whole, or gone.
 pub(crate) fn remove_atomically(path: &Path) -> Result<()> {
-    let doomed = aside_path(path);
+    // Not the name that a successor of `path` may be written under right now.
+    let mut doomed = aside_path(path).into_os_string();
+    doomed.push(".old");
+    let doomed = PathBuf::from(doomed);
     remove(&doomed)?;
     fs::rename(path, &doomed).map_err(CheckpointError::io(path, "rename for removal"))?;
     sync_folder(parent(path))?;
@@ -183,9 +211,9 @@ pub(crate) fn with_suffix(path: &Path, suffix: &str) -> PathBuf {
     path.with_file_name(name)
 }
 
-/// `("step-5", 123)` of `step-5.tmp-123`.
+/// `("step-5", 123)` of `step-5.tmp-123` and of `step-5.tmp-123.old`.
 fn split_aside(name: &str) -> Option<(&str, u32)> {
-    let (target, pid) = name.rsplit_once(".tmp-")?;
+    let (target, pid) = name.strip_suffix(".old").unwrap_or(name).rsplit_once(".tmp-")?;
     Some((target, pid.parse().ok()?))
 }
 
@@ -239,6 +267,36 @@ mod tests {
         Aside::folder(&target).unwrap().publish(&target).unwrap();
         assert!(target.is_dir());
         assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1);
+    }
+
+    #[test]
+    fn an_exchange_puts_the_new_one_in_place_and_removes_the_old_one() {
+        let dir = tempfile::tempdir().unwrap();
+        let target = dir.path().join("step-1");
+        fs::create_dir(&target).unwrap();
+        fs::write(target.join("old"), b"x").unwrap();
+        let mut aside = Aside::folder(&target).unwrap();
+        fs::write(aside.path().join("new"), b"x").unwrap();
+        if !aside.exchange(&target).unwrap() {
+            assert!(target.join("old").exists(), "without that step nothing is done");
+            return;
+        }
+        assert!(target.join("new").exists() && aside.path().join("old").exists());
+        drop(aside);
+        assert!(target.join("new").exists());
+        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1);
+    }
+
+    #[test]
+    fn removing_a_target_spares_its_successor_that_is_being_written() {
+        let dir = tempfile::tempdir().unwrap();
+        let target = dir.path().join("step-1");
+        fs::create_dir(&target).unwrap();
+        let aside = Aside::folder(&target).unwrap();
+        remove_atomically(&target).unwrap();
+        assert!(!target.exists());
+        aside.publish(&target).unwrap();
+        assert!(target.is_dir());
     }
 
     #[test]

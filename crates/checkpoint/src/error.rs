@@ -51,14 +51,14 @@ pub enum CheckpointError {
         /// Its length now.
         now_bytes: u64,
     },
-    /// A valid file holds a tensor in a format that this version does not read.
+    /// A tensor is of a type that this version does not read, or has values that are not finite in the type asked for.
     #[error("{}, tensor '{tensor}': {what}; {fix}", path.display())]
     Unsupported {
         /// The file.
         path: PathBuf,
         /// The tensor.
         tensor: String,
-        /// What is not supported.
+        /// What is wrong with it.
         what: String,
         /// What to do.
         fix: String,
@@ -111,6 +111,19 @@ impl CheckpointError {
                 inner.downcast_ref::<CheckpointError>().is_none_or(CheckpointError::is_users)
             }
             _ => true,
+        }
+    }
+
+    /// What is wrong, with the file's name alone and without advice: for lists.
+    pub(crate) fn brief(&self) -> String {
+        let name = |path: &Path| path.file_name().unwrap_or_default().display().to_string();
+        match self {
+            CheckpointError::Io { path, action, source } => {
+                format!("{}: cannot {action}: {source}", name(path))
+            }
+            CheckpointError::Damaged { path, place, what, .. } => format!("{}, {place}: {what}", name(path)),
+            CheckpointError::Folder { path, what, .. } => format!("{}: {what}", name(path)),
+            other => other.to_string(),
         }
     }
 
@@ -175,6 +188,9 @@ fn hint(error: &io::Error) -> &'static str {
             "; free some space and run the same command again"
         }
         io::ErrorKind::FileTooLarge => "; raise the limit on file sizes (ulimit -f), or choose another disk",
+        io::ErrorKind::NotADirectory | io::ErrorKind::AlreadyExists => {
+            "; a file is where a folder is needed: choose another name"
+        }
         _ => "; check the disk",
     }
 }

@@ -1,10 +1,19 @@
-//! Small files: whole reads and writes whose errors name the file, and the sync of folders.
+//! Files and folders with errors that name them: whole writes, reads at a position, and the sync of folders.
+//!
+//! Files are read into memory of our own and never mapped: touching a mapped page of a file that has been cut kills
+//! the process, and what was verified in a map need not be what is read from it a moment later.
 
 use std::fs::{self, File};
 use std::io::{self, Write};
-use std::path::Path;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+
+use rayon::prelude::*;
 
 use crate::error::{CheckpointError, Result};
+
+/// Bytes of one read. A multiple of every element size.
+pub(crate) const PIECE_BYTES: usize = 4 << 20;
 
 /// Writes a file that does not exist yet and syncs it to the disk.
 pub(crate) fn write_new(path: &Path, bytes: &[u8]) -> Result<()> {
@@ -13,13 +22,82 @@ pub(crate) fn write_new(path: &Path, bytes: &[u8]) -> Result<()> {
     file.sync_all().map_err(CheckpointError::io(path, "sync to the disk"))
 }
 
+/// A regular file that is open for reading, and its length at that time.
+#[derive(Debug)]
+pub(crate) struct OpenFile {
+    path: PathBuf,
+    file: File,
+    bytes: u64,
+}
+
+impl OpenFile {
+    /// Opens a regular file.
+    pub(crate) fn open(path: &Path) -> Result<Self> {
+        check_regular(path)?;
+        let file = File::open(path).map_err(CheckpointError::io(path, "open"))?;
+        let bytes = file.metadata().map_err(CheckpointError::io(path, "open"))?.len();
+        Ok(Self { path: path.to_path_buf(), file, bytes })
+    }
+
+    pub(crate) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Length in bytes when the file was opened.
+    pub(crate) fn len(&self) -> usize {
+        self.bytes as usize
+    }
+
+    /// Fills `out` with the bytes from `start` on.
+    ///
+    /// # Errors
+    /// [`CheckpointError::Shrunk`] when the file has been cut since it was opened.
+    pub(crate) fn read_at(&self, start: usize, out: &mut [u8]) -> Result<()> {
+        self.file.read_exact_at(out, start as u64).map_err(|error| match error.kind() {
+            io::ErrorKind::UnexpectedEof => CheckpointError::Shrunk {
+                path: self.path.clone(),
+                opened_bytes: self.bytes,
+                now_bytes: self.file.metadata().map_or(0, |now| now.len()),
+            },
+            _ => CheckpointError::io(&self.path, "read")(error),
+        })
+    }
+
+    /// As [`OpenFile::read_at`], in pieces on all cores.
+    pub(crate) fn read_large_at(&self, start: usize, out: &mut [u8]) -> Result<()> {
+        let pieces = out.par_chunks_mut(PIECE_BYTES).enumerate();
+        pieces.try_for_each(|(i, piece)| self.read_at(start + i * PIECE_BYTES, piece))
+    }
+}
+
 /// Reads a whole regular file.
 pub(crate) fn read(path: &Path) -> Result<Vec<u8>> {
-    let kind = fs::metadata(path).map_err(CheckpointError::io(path, "open"))?;
-    if !kind.is_file() {
-        return Err(CheckpointError::folder(path, "is not a file", "name a regular file"));
-    }
+    check_regular(path)?;
     fs::read(path).map_err(CheckpointError::io(path, "read"))
+}
+
+/// Asked before opening: opening a named pipe would wait for a writer.
+fn check_regular(path: &Path) -> Result<()> {
+    let kind = fs::metadata(path).map_err(CheckpointError::io(path, "open"))?;
+    if kind.is_file() {
+        return Ok(());
+    }
+    Err(CheckpointError::folder(path, "is not a file", "name a regular file"))
+}
+
+/// Creates a folder and its parents, each of which survives a power cut.
+pub(crate) fn create_folders(path: &Path) -> Result<()> {
+    if path.is_dir() || path.as_os_str().is_empty() {
+        return Ok(());
+    }
+    let parent = path.parent().unwrap_or(Path::new(""));
+    create_folders(parent)?;
+    match fs::create_dir(path) {
+        // Someone else may have been faster.
+        Err(_) if path.is_dir() => Ok(()),
+        Err(e) => Err(CheckpointError::io(path, "create the folder")(e)),
+        Ok(()) => sync_folder(parent),
+    }
 }
 
 /// Syncs a folder, so that the names in it survive a power cut.

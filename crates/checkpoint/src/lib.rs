@@ -13,7 +13,6 @@ mod aside;
 mod error;
 mod files;
 pub mod hf;
-mod map;
 mod store;
 pub mod tensor_file;
 

@@ -33,10 +33,13 @@ fn content(spec: &TensorSpec, seed: u64) -> Vec<u8> {
     (0..len as u64).map(|i| ((seed + 1).wrapping_mul(0x9E37_79B9_7F4A_7C15 ^ (i << 7)) >> 33) as u8).collect()
 }
 
+fn documents(step: u64) -> [(String, serde_json::Value); 1] {
+    [("trainer".to_string(), json!({ "step": step, "best": 0.1 + step as f64 }))]
+}
+
 fn save(store: &CheckpointStore, step: u64) {
     let specs = specs();
-    let documents = [("trainer".to_string(), json!({ "step": step, "best": 0.1 + step as f64 }))];
-    store.save(step, &specs, &mut |i| Ok(content(&specs[i], step)), &documents).unwrap();
+    store.save(step, &specs, &mut |i| Ok(content(&specs[i], step)), &documents(step)).unwrap();
 }
 
 fn load(checkpoint: &Checkpoint, expected: &[TensorSpec]) -> Result<(), CheckpointError> {
@@ -48,6 +51,13 @@ fn load(checkpoint: &Checkpoint, expected: &[TensorSpec]) -> Result<(), Checkpoi
     })?;
     assert!(seen.iter().all(|seen| *seen));
     Ok(())
+}
+
+/// Flips a bit of the last byte of a file, which leaves its length: bit rot.
+fn rot(path: &Path) {
+    let mut bytes = fs::read(path).unwrap();
+    *bytes.last_mut().unwrap() ^= 1;
+    fs::write(path, bytes).unwrap();
 }
 
 fn names_in(folder: &Path) -> Vec<String> {
@@ -123,6 +133,7 @@ proptest! {
             // Anything else is either harmless (white space) or named, with what to use instead.
             Ok(checkpoint) => {
                 let errors = [load(&checkpoint, &specs()).err(), checkpoint.document("trainer").err()];
+                prop_assert_eq!(checkpoint.verify().is_ok(), errors.iter().all(Option::is_none));
                 for error in errors.into_iter().flatten() {
                     let text = error.to_string();
                     prop_assert!(text.contains("step-4 instead"), "{}", text);
@@ -139,14 +150,70 @@ fn a_flipped_bit_in_a_tensor_is_named_with_its_file_and_the_checkpoint_to_use() 
     let store = CheckpointStore::open(dir.path()).unwrap();
     save(&store, 3);
     save(&store, 7);
-    let path = dir.path().join("step-7/state-00001.safetensors");
-    let mut bytes = fs::read(&path).unwrap();
     // The widest elements come first, so the last byte belongs to the last of the one-byte tensors.
-    *bytes.last_mut().unwrap() ^= 1;
-    fs::write(&path, bytes).unwrap();
+    rot(&dir.path().join("step-7/state-00001.safetensors"));
     let error = load(&store.latest().unwrap().unwrap(), &specs()).unwrap_err().to_string();
-    assert!(error.contains("tensor 'bytes' does not match its checksum"), "{error}");
+    assert!(error.contains("tensor 'bytes': does not match its checksum"), "{error}");
     assert!(error.contains("step-7/state-00001.safetensors") && error.contains("step-3 instead"), "{error}");
+}
+
+#[test]
+fn the_checkpoint_that_an_error_names_to_go_back_to_has_been_verified() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = CheckpointStore::open(dir.path()).unwrap();
+    for step in 1..=4 {
+        save(&store, step);
+    }
+    rot(&dir.path().join("step-4/state-00001.safetensors"));
+    rot(&dir.path().join("step-3/state-00001.safetensors"));
+    rot(&dir.path().join("step-2/trainer.json"));
+    let latest = store.latest().unwrap().unwrap();
+    let error = load(&latest, &specs()).unwrap_err().to_string();
+    assert!(latest.step() == 4 && error.contains("step-1 instead, which has been verified"), "{error}");
+    assert_eq!(store.before(4).unwrap().unwrap().step(), 1);
+    rot(&dir.path().join("step-1/state-00001.safetensors"));
+    assert!(store.before(4).unwrap().is_none());
+    let error = load(&latest, &specs()).unwrap_err().to_string();
+    assert!(error.contains("no older checkpoint is whole: restore this one"), "{error}");
+}
+
+#[test]
+fn verification_names_the_first_damage_and_gives_no_advice_that_was_not_checked() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = CheckpointStore::open(dir.path()).unwrap();
+    save(&store, 1);
+    save(&store, 2);
+    let checkpoint = store.at(2).unwrap();
+    checkpoint.verify().unwrap();
+    rot(&dir.path().join("step-2/state-00001.safetensors"));
+    let error = checkpoint.verify().unwrap_err().to_string();
+    assert!(
+        error.contains("state-00001.safetensors, tensor 'bytes': does not match its checksum"),
+        "{error}"
+    );
+    assert!(!error.contains("step-1"), "{error}");
+    rot(&dir.path().join("step-1/trainer.json"));
+    let error = store.at(1).unwrap().verify().unwrap_err().to_string();
+    assert!(error.contains("trainer.json, document: does not match its checksum"), "{error}");
+}
+
+#[test]
+fn a_file_that_is_cut_while_its_tensors_are_handed_over_gives_true_bytes_or_an_error() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = CheckpointStore::open(dir.path()).unwrap();
+    let specs: Vec<TensorSpec> = (0..3).map(|i| spec(&format!("t{i}"), DType::F32, &[300_000 + i])).collect();
+    store.save(1, &specs, &mut |i| Ok(content(&specs[i], 1)), &[]).unwrap();
+    let path = dir.path().join("step-1/state-00001.safetensors");
+    let mut seen = 0;
+    let result = store.at(1).unwrap().load(&specs, &mut |i, bytes| {
+        // Whoever copies over a checkpoint cuts it first. What was handed over must stay what it was.
+        fs::File::options().write(true).open(&path)?.set_len(100)?;
+        assert!(bytes == content(&specs[i], 1), "{}", specs[i].name);
+        seen += 1;
+        Ok(())
+    });
+    assert!(matches!(result, Err(CheckpointError::Shrunk { now_bytes: 100, .. })), "{result:?}");
+    assert_eq!(seen, 1);
 }
 
 #[test]
@@ -168,17 +235,75 @@ fn tensors_that_differ_from_the_expected_are_all_named() {
 }
 
 #[test]
-fn a_step_that_is_complete_is_left_as_it_is_and_one_that_is_not_is_written_again() {
+fn a_step_that_is_intact_is_left_as_it_is_and_one_that_is_not_is_written_again() {
     let dir = tempfile::tempdir().unwrap();
     let store = CheckpointStore::open(dir.path()).unwrap();
     save(&store, 2);
-    let again = store.save(2, &specs(), &mut |_| panic!("must not be read"), &[]).unwrap();
+    let again = store.save(2, &specs(), &mut |_| panic!("must not be read"), &documents(2)).unwrap();
     assert_eq!(again, dir.path().join("step-2"));
-    fs::remove_file(again.join("manifest.json")).unwrap();
-    assert!(store.latest().unwrap().is_none());
+    let state = again.join("state-00001.safetensors");
+    let damages: [&dyn Fn(); 5] = [
+        &|| fs::remove_file(again.join("manifest.json")).unwrap(),
+        &|| fs::remove_file(&state).unwrap(),
+        &|| fs::write(&state, "").unwrap(),
+        &|| rot(&state),
+        &|| rot(&again.join("trainer.json")),
+    ];
+    for damage in damages {
+        damage();
+        save(&store, 2);
+        load(&store.latest().unwrap().unwrap(), &specs()).unwrap();
+        store.at(2).unwrap().verify().unwrap();
+        assert_eq!(names_in(dir.path()), ["step-2"]);
+    }
+}
+
+#[test]
+fn a_step_whose_documents_have_changed_is_replaced_and_nothing_else_is_left() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = CheckpointStore::open(dir.path()).unwrap();
+    save(&store, 1);
+    let specs = specs();
+    let documents = [("trainer".to_string(), json!({ "step": 1, "best": 7.5 }))];
+    store.save(1, &specs, &mut |i| Ok(content(&specs[i], 1)), &documents).unwrap();
+    let found = store.latest().unwrap().unwrap();
+    assert_eq!(found.document("trainer").unwrap()["best"], 7.5);
+    found.verify().unwrap();
+    assert_eq!(names_in(dir.path()), ["step-1"]);
+}
+
+#[test]
+fn a_damaged_step_stays_until_a_whole_one_takes_its_place() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = CheckpointStore::open(dir.path()).unwrap();
     save(&store, 2);
-    load(&store.latest().unwrap().unwrap(), &specs()).unwrap();
+    rot(&dir.path().join("step-2/trainer.json"));
+    let failed = store.save(2, &specs(), &mut |_| Err("the card is gone".into()), &[]);
+    assert_eq!(failed.unwrap_err().to_string(), "the card is gone");
+    // Its tensors are still good, and someone may want them.
+    load(&store.at(2).unwrap(), &specs()).unwrap();
     assert_eq!(names_in(dir.path()), ["step-2"]);
+}
+
+#[test]
+fn damaged_steps_are_never_taken_for_none() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = CheckpointStore::open(dir.path()).unwrap();
+    assert!(store.latest().unwrap().is_none(), "none where there is no step at all");
+    for step in [1, 2, 3] {
+        save(&store, step);
+    }
+    fs::remove_file(dir.path().join("step-3/manifest.json")).unwrap();
+    fs::write(dir.path().join("step-2/state-00001.safetensors"), "").unwrap();
+    assert_eq!(store.latest().unwrap().unwrap().step(), 1, "an older complete one is used");
+    fs::write(dir.path().join("step-1/manifest.json"), "{}").unwrap();
+    let error = store.latest().unwrap_err();
+    let text = error.to_string();
+    assert!(error.is_users() && text.starts_with(&format!("{}: ", dir.path().display())), "{text}");
+    assert!(text.contains("step-3 (manifest.json: cannot open: No such file"), "{text}");
+    assert!(text.contains("step-2 (state-00001.safetensors, length: has 0 bytes"), "{text}");
+    assert!(text.contains("step-1 (manifest.json, manifest: is not as expected"), "{text}");
+    assert!(text.contains("remove them to start again from the beginning"), "{text}");
 }
 
 #[test]
@@ -202,12 +327,11 @@ fn a_failed_save_leaves_nothing_and_says_whose_fault_it_was() {
 #[test]
 fn opening_removes_what_dead_processes_left_and_nothing_else() {
     let dir = tempfile::tempdir().unwrap();
-    for name in ["step-5.tmp-1", "notes.tmp-1", "step-x.tmp-1", "step-6"] {
+    for name in ["step-5.tmp-1", "step-7.tmp-1.old", "notes.tmp-1", "step-x.tmp-1", "step-6"] {
         fs::create_dir(dir.path().join(name)).unwrap();
     }
     let store = CheckpointStore::open(dir.path()).unwrap();
     assert_eq!(names_in(dir.path()), ["notes.tmp-1", "step-6", "step-x.tmp-1"]);
-    assert!(store.latest().unwrap().is_none());
     let specs = specs();
     let path = dir.path().to_path_buf();
     let read = &mut |i: usize| {
@@ -232,6 +356,8 @@ fn retention_keeps_the_last_the_milestones_and_the_protected() {
     assert_eq!(store.steps().unwrap(), [40]);
     store.retain(5, 0, &[]).unwrap();
     assert_eq!(store.steps().unwrap(), [40]);
+    store.retain(0, 0, &[]).unwrap();
+    assert_eq!(store.steps().unwrap(), [40], "the latest is never removed");
     let error = store.at(20).unwrap_err().to_string();
     assert!(error.contains("step-20: does not exist; complete checkpoints: 40"), "{error}");
 }
@@ -242,7 +368,7 @@ fn a_renamed_checkpoint_is_not_taken_for_another_step() {
     let store = CheckpointStore::open(dir.path()).unwrap();
     save(&store, 1);
     fs::rename(dir.path().join("step-1"), dir.path().join("step-100")).unwrap();
-    assert!(store.latest().unwrap().is_none());
+    assert!(store.latest().unwrap_err().to_string().contains("is of step 1"));
     assert!(store.at(100).unwrap_err().to_string().contains("is of step 1"));
 }
 

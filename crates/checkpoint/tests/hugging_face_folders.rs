@@ -3,11 +3,14 @@
 use std::collections::HashMap;
 use std::fs;
 use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use proptest::prelude::*;
+use rustix::fs::{CWD, RenameFlags, renameat_with};
+use serde_json::json;
 use xtrain_checkpoint::CheckpointError;
 use xtrain_checkpoint::hf::{
-    ExportDtype, ExportOptions, NameEntry, NameMap, NamePart, TiedName, export, import,
+    ExportDtype, ExportOptions, NameEntry, NameMap, NamePart, TiedName, export, import, lossless_dtype,
 };
 use xtrain_checkpoint::tensor_file::{StoredDtype, StoredTensor, TensorFileWriter};
 
@@ -43,7 +46,9 @@ fn values(seed: u32) -> Tensors {
         let mut state = seed ^ numel(entry) as u32;
         let mut next = || {
             state = state.wrapping_mul(747_796_405).wrapping_add(2_891_336_453);
-            f32::from_bits(state ^ (state >> 15))
+            let bits = state ^ (state >> 15);
+            // Neither infinite nor NaN, nor so large that bf16 cannot hold it.
+            f32::from_bits(if bits >> 23 & 0xFF >= 0xFE { bits ^ 1 << 30 } else { bits })
         };
         (entry.ours.clone(), (0..numel(entry)).map(|_| next()).collect())
     };
@@ -320,6 +325,121 @@ fn a_swap_that_was_killed_between_its_renames_loses_nothing() {
     assert!(error.contains("exists already"), "{error}");
     assert_eq!(bits(&back(&folder, &names()).unwrap()), bits(&old));
     assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1);
+}
+
+#[test]
+fn bf16_is_lossless_where_every_weight_is_bf16_and_nothing_else_is() {
+    let dir = tempfile::tempdir().unwrap();
+    let of = |dtype: StoredDtype, rest: StoredDtype| {
+        let sharded = dir.path().join(format!("{dtype:?}-{rest:?}"));
+        fs::create_dir(&sharded).unwrap();
+        let tensors: [(&str, &[usize]); 2] = [("a", &[3]), ("b", &[2])];
+        let map =
+            json!({ "a": "1.safetensors", "b": "2.safetensors", "rotary_emb.inv_freq": "3.safetensors" });
+        fs::write(sharded.join("model.safetensors.index.json"), json!({ "weight_map": map }).to_string())
+            .unwrap();
+        write_file(&sharded.join("1.safetensors"), &tensors[..1], dtype, 0);
+        write_file(&sharded.join("2.safetensors"), &tensors[1..], rest, 0);
+        // Holds nothing that is learnt, and is of no account.
+        write_file(&sharded.join("3.safetensors"), &[("rotary_emb.inv_freq", &[2])], StoredDtype::F32, 0);
+        lossless_dtype(&sharded, &names()).unwrap()
+    };
+    let (bf16, f16, f32) = (StoredDtype::BF16, StoredDtype::F16, StoredDtype::F32);
+    assert_eq!(of(bf16, bf16), ExportDtype::Bf16);
+    for (dtype, rest) in [(f32, f32), (f16, f16), (bf16, f32), (bf16, f16)] {
+        assert_eq!(of(dtype, rest), ExportDtype::F32, "{dtype:?} {rest:?}");
+    }
+}
+
+/// Whether the file system has the one step; elsewhere a replaced folder is absent for a moment.
+fn can_exchange_names(folder: &Path) -> bool {
+    let [one, two] = ["one", "two"].map(|name| folder.join(name));
+    [&one, &two].iter().for_each(|path| fs::create_dir(path).unwrap());
+    let exchanged = renameat_with(CWD, &one, CWD, &two, RenameFlags::EXCHANGE).is_ok();
+    [&one, &two].iter().for_each(|path| fs::remove_dir(path).unwrap());
+    exchanged
+}
+
+#[test]
+fn readers_find_a_whole_folder_at_every_moment_of_a_replacement() {
+    let dir = tempfile::tempdir().unwrap();
+    let folder = dir.path().join("model");
+    let replace = ExportOptions { overwrite: true, ..options(ExportDtype::F32, 1000) };
+    let tensors = values(8);
+    out(&folder, &tensors, &replace).unwrap();
+    let is_done = AtomicBool::new(false);
+    let absences = std::thread::scope(|scope| {
+        let watcher = scope.spawn(|| {
+            let mut absences = 0;
+            while !is_done.load(Ordering::Relaxed) {
+                absences += usize::from(!folder.join("config.json").exists());
+            }
+            absences
+        });
+        for _ in 0..60 {
+            out(&folder, &tensors, &replace).unwrap();
+        }
+        is_done.store(true, Ordering::Relaxed);
+        watcher.join().unwrap()
+    });
+    assert!(absences == 0 || !can_exchange_names(dir.path()), "it was not there {absences} times");
+    assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1);
+}
+
+#[test]
+fn weights_that_are_not_finite_are_neither_exported_nor_imported() {
+    let dir = tempfile::tempdir().unwrap();
+    let folder = dir.path().join("model");
+    for (bad, shown) in [(f32::NAN, "NaN"), (f32::INFINITY, "inf"), (f32::NEG_INFINITY, "-inf")] {
+        let mut tensors = values(7);
+        // Our row 4, column 1 is row 0 of their second part.
+        tensors.get_mut("qkv").unwrap()[4 * 3 + 1] = bad;
+        for dtype in [ExportDtype::F32, ExportDtype::Bf16] {
+            let error = out(&folder, &tensors, &options(dtype, 1000)).unwrap_err();
+            let (text, expected) =
+                (error.to_string(), format!("tensor 'model.k.weight': element 1 of [2, 3] is {shown};"));
+            assert!(error.is_users() && text.contains(&expected), "{text}");
+            assert!(text.starts_with(&format!("{}, ", folder.display())), "{text}");
+            assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0, "nothing is left of it");
+        }
+    }
+    let error = {
+        // Every byte 0xFF is a NaN.
+        write_file(&dir.path().join("model.safetensors"), &WHOLE, StoredDtype::F16, 0xFF);
+        back(dir.path(), &names()).unwrap_err()
+    };
+    let text = error.to_string();
+    assert!(
+        error.is_users() && text.contains("'model.embed_tokens.weight': element 0 of [5, 3] is NaN;"),
+        "{text}"
+    );
+}
+
+#[test]
+fn finite_weights_that_the_other_type_cannot_hold_are_named() {
+    let dir = tempfile::tempdir().unwrap();
+    let folder = dir.path().join("model");
+    let mut tensors = values(7);
+    // The largest f32 is beyond the middle between the largest bf16 and the next one that there would be.
+    tensors.get_mut("norm").unwrap()[2] = f32::MIN;
+    let error = out(&folder, &tensors, &options(ExportDtype::Bf16, 1000)).unwrap_err();
+    let text = error.to_string();
+    let expected = "tensor 'model.norm.weight': element 2 of [3] is -3.4028235e38, which is infinite in bf16";
+    assert!(error.is_users() && text.contains(expected) && text.contains("export as fp32"), "{text}");
+    assert!(!folder.exists());
+    out(&folder, &tensors, &options(ExportDtype::F32, 1000)).unwrap();
+    assert_eq!(bits(&back(&folder, &names()).unwrap()), bits(&tensors));
+    tensors.get_mut("norm").unwrap()[2] = half::bf16::MAX.to_f32();
+    let replace = ExportOptions { overwrite: true, ..options(ExportDtype::Bf16, 1000) };
+    out(&folder, &tensors, &replace).expect("the largest bf16 is one");
+
+    // Bytes 0x7E make doubles of about 1e301.
+    write_file(&dir.path().join("model.safetensors"), &WHOLE, StoredDtype::F64, 0x7E);
+    let text = back(dir.path(), &names()).unwrap_err().to_string();
+    assert!(
+        text.contains("'model.embed_tokens.weight': element 0 is ") && text.contains("too large for f32"),
+        "{text}"
+    );
 }
 
 #[test]

@@ -5,6 +5,7 @@
 
 use std::fs;
 use std::io::{BufRead, BufReader};
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
@@ -52,6 +53,7 @@ fn child() {
     let (Ok(job), Ok(folder)) = (std::env::var(JOB), std::env::var(FOLDER)) else { return };
     match job.as_str() {
         "save" => save_for_ever(Path::new(&folder)),
+        "mend" => mend_for_ever(Path::new(&folder)),
         "export" => export_for_ever(Path::new(&folder)),
         "full" => fill_the_disk(Path::new(&folder)),
         other => panic!("no job '{other}'"),
@@ -60,14 +62,30 @@ fn child() {
 
 fn save_for_ever(folder: &Path) {
     let store = CheckpointStore::open(folder).unwrap();
-    let specs = specs();
     let mut step = store.latest().unwrap().map_or(0, |checkpoint| checkpoint.step() + 1);
     println!("started");
     loop {
-        let documents = [("trainer".to_string(), json!({ "step": step }))];
-        store.save(step, &specs, &mut |i| Ok(content(&specs[i], step)), &documents).unwrap();
+        save_step(&store, step);
         store.retain(2, 0, &[]).unwrap();
         step += 1;
+    }
+}
+
+fn save_step(store: &CheckpointStore, step: u64) {
+    let specs = specs();
+    let documents = [("trainer".to_string(), json!({ "step": step }))];
+    store.save(step, &specs, &mut |i| Ok(content(&specs[i], step)), &documents).unwrap();
+}
+
+/// Step 2 rots and is saved again, over and over.
+fn mend_for_ever(folder: &Path) {
+    let store = CheckpointStore::open(folder).unwrap();
+    let path = folder.join("step-2/state-00001.safetensors");
+    println!("started");
+    loop {
+        save_step(&store, 2);
+        let file = fs::File::options().write(true).open(&path).unwrap();
+        file.write_all_at(b"rot", file.metadata().unwrap().len() - 9).unwrap();
     }
 }
 
@@ -166,6 +184,30 @@ fn a_killed_run_leaves_a_complete_checkpoint_whose_step_never_goes_back() {
     }
     assert!(newest > Some(0), "{kills} kills, and no second checkpoint");
     assert!(leftovers > 0, "{kills} kills, and none while writing");
+}
+
+#[test]
+fn a_step_that_is_being_mended_when_the_run_is_killed_is_damaged_or_whole_and_never_gone() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = CheckpointStore::open(dir.path()).unwrap();
+    save_step(&store, 1);
+    save_step(&store, 2);
+    let (mut whole, mut leftovers) = (0, 0);
+    for moment in moments(Duration::from_millis(60)).take(25) {
+        kill_soon("mend", dir.path(), moment);
+        leftovers += usize::from(fs::read_dir(dir.path()).unwrap().count() > 2);
+        let latest = CheckpointStore::open(dir.path()).unwrap().latest().unwrap().unwrap();
+        assert_eq!(latest.step(), 2, "step 2 is there with all its files");
+        if latest.verify().is_ok() {
+            assert_loads(&latest);
+            whole += 1;
+        }
+        let older = store.before(2).unwrap().expect("step 1 is not touched");
+        assert!(older.step() == 1 && fs::read_dir(dir.path()).unwrap().count() == 2);
+    }
+    assert!(whole < 25 && leftovers > 0, "{whole} whole, {leftovers} leftovers: no kill hit a save");
+    save_step(&store, 2);
+    assert_loads(&store.at(2).unwrap());
 }
 
 #[test]

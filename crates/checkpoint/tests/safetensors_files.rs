@@ -8,7 +8,9 @@ use proptest::prelude::*;
 use safetensors::SafeTensors;
 use safetensors::tensor::TensorView;
 use xtrain_checkpoint::CheckpointError;
-use xtrain_checkpoint::tensor_file::{Header, StoredDtype, StoredTensor, TensorFile, TensorFileWriter};
+use xtrain_checkpoint::tensor_file::{
+    Header, StoredDtype, StoredTensor, TensorFile, TensorFileWriter, TensorInfo,
+};
 
 const DTYPES: [StoredDtype; 7] = [
     StoredDtype::F64,
@@ -43,11 +45,17 @@ fn write(path: &Path, tensors: &[(StoredTensor, Vec<u8>)]) {
     assert_eq!(writer.finish().unwrap(), fs::metadata(path).unwrap().len());
 }
 
+fn bytes_of(file: &TensorFile, tensor: &TensorInfo) -> Vec<u8> {
+    let mut bytes = vec![0; tensor.range.len()];
+    file.read_bytes(tensor, &mut bytes).unwrap();
+    bytes
+}
+
 /// Opens a file and touches everything in it.
 fn read_all(path: &Path) -> Result<(), CheckpointError> {
     let file = TensorFile::open(path)?;
     for tensor in &file.header().tensors {
-        file.bytes(tensor)?;
+        file.read_bytes(tensor, &mut vec![0; tensor.range.len()])?;
         let _ = file.read_f32(tensor, &mut vec![0.0; tensor.shape.iter().product()]);
     }
     Ok(())
@@ -71,7 +79,7 @@ proptest! {
             prop_assert_eq!((view.dtype(), view.shape(), view.data()), (tensor.dtype, &tensor.shape[..], &bytes[..]));
             let found = ours.tensor(&tensor.name).unwrap();
             prop_assert_eq!((found.dtype, &found.shape), (tensor.dtype, &tensor.shape));
-            prop_assert_eq!(ours.bytes(found).unwrap(), &bytes[..]);
+            prop_assert_eq!(&bytes_of(&ours, found), bytes);
         }
     }
 
@@ -87,7 +95,7 @@ proptest! {
         for (tensor, bytes) in &tensors {
             let found = ours.tensor(&tensor.name).unwrap();
             prop_assert_eq!((found.dtype, &found.shape), (tensor.dtype, &tensor.shape));
-            prop_assert_eq!(ours.bytes(found).unwrap(), &bytes[..]);
+            prop_assert_eq!(&bytes_of(&ours, found), bytes);
         }
     }
 
@@ -205,13 +213,16 @@ fn files_that_are_something_else_are_told_so() {
 fn a_file_that_shrinks_while_it_is_open_is_an_error() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("x.safetensors");
-    let tensor = StoredTensor { name: "a".to_string(), dtype: StoredDtype::F32, shape: vec![100_000] };
-    write(&path, &[(tensor, vec![1; 400_000])]);
+    let tensor =
+        |name: &str| StoredTensor { name: name.to_string(), dtype: StoredDtype::BF16, shape: vec![2000] };
+    write(&path, &[(tensor("a"), vec![1; 4000]), (tensor("b"), vec![2; 4000])]);
     let file = TensorFile::open(&path).unwrap();
     fs::File::options().write(true).open(&path).unwrap().set_len(5_000).unwrap();
-    let info = &file.header().tensors[0];
-    assert!(matches!(file.bytes(info), Err(CheckpointError::Shrunk { now_bytes: 5_000, .. })));
-    let read = file.read_f32(info, &mut vec![0.0; 100_000]);
+    let (first, second) = (&file.header().tensors[0], &file.header().tensors[1]);
+    assert_eq!(bytes_of(&file, first), [1; 4000], "what is still there can be read");
+    let read = file.read_bytes(second, &mut [0; 4000]);
+    assert!(matches!(read, Err(CheckpointError::Shrunk { now_bytes: 5_000, .. })));
+    let read = file.read_f32(second, &mut [0.0; 2000]);
     assert!(matches!(read, Err(CheckpointError::Shrunk { .. })));
 }
 
@@ -220,7 +231,7 @@ fn every_half_and_bf16_pattern_widens_exactly_and_f64_rounds() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("x.safetensors");
     let patterns: Vec<u8> = (0..=u16::MAX).flat_map(u16::to_le_bytes).collect();
-    let doubles = [0.1f64, -1e-320, 1e300, f64::NEG_INFINITY, 16777217.0, 5e-324];
+    let doubles = [0.1f64, -1e-320, 3.4e38, f64::NEG_INFINITY, 16777217.0, 5e-324];
     let named = |name: &str, dtype, n| StoredTensor { name: name.to_string(), dtype, shape: vec![n] };
     write(
         &path,
@@ -246,6 +257,44 @@ fn every_half_and_bf16_pattern_widens_exactly_and_f64_rounds() {
     }
     assert_eq!(read("f64").unwrap(), doubles.map(|x| x as f32));
     assert!(read("fp8").unwrap_err().to_string().contains("'fp8': has F8_E4M3 elements"));
+}
+
+#[test]
+fn a_tensor_of_several_pieces_is_put_together_and_the_first_f64_that_f32_cannot_hold_is_named() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("x.safetensors");
+    let n = 2_000_003;
+    let value = |i: usize| (i as f64 * 0.731).sin();
+    let mut doubles: Vec<f64> = (0..n).map(value).collect();
+    let halves: Vec<u8> = doubles.iter().flat_map(|x| half::bf16::from_f64(*x).to_le_bytes()).collect();
+    let singles: Vec<u8> = doubles.iter().flat_map(|x| (*x as f32).to_le_bytes()).collect();
+    let tensor = |name: &str, dtype| StoredTensor { name: name.to_string(), dtype, shape: vec![n] };
+    let write_with = |doubles: &[f64]| {
+        let wide = doubles.iter().flat_map(|x| x.to_le_bytes()).collect();
+        write(
+            &path,
+            &[
+                (tensor("f64", StoredDtype::F64), wide),
+                (tensor("f32", StoredDtype::F32), singles.clone()),
+                (tensor("bf16", StoredDtype::BF16), halves.clone()),
+            ],
+        );
+        TensorFile::open(&path).unwrap()
+    };
+    let read = |file: &TensorFile, name: &str| {
+        let mut out = vec![0.0f32; n];
+        file.read_f32(file.tensor(name).unwrap(), &mut out).map(|()| out)
+    };
+    let file = write_with(&doubles);
+    assert!(read(&file, "f64").unwrap().iter().enumerate().all(|(i, x)| *x == value(i) as f32));
+    assert!(read(&file, "f32").unwrap().iter().enumerate().all(|(i, x)| *x == value(i) as f32));
+    let rounded = |i| half::bf16::from_f64(value(i)).to_f32();
+    assert!(read(&file, "bf16").unwrap().iter().enumerate().all(|(i, x)| *x == rounded(i)));
+    assert_eq!(bytes_of(&file, file.tensor("bf16").unwrap()), halves);
+    (doubles[1_900_000], doubles[1_200_001]) = (1e300, -3.5e38);
+    let error = read(&write_with(&doubles), "f64").unwrap_err();
+    let text = error.to_string();
+    assert!(error.is_users() && text.contains("'f64': element 1200001 is -3.5e38"), "{text}");
 }
 
 #[test]

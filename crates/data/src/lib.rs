@@ -2,7 +2,7 @@
 //!
 //! Text goes through three stages, each of which stands alone:
 //! - [`input`] streams documents out of `.txt`, `.jsonl` and `.parquet` files;
-//! - [`mod@prepare`] turns them, with a [`Tokenizer`], into a [`Dataset`] of memory-mapped [`shard`]s;
+//! - [`mod@prepare`] turns them, with a [`Tokenizer`], into a [`Dataset`] of [`shard`]s;
 //! - [`loader`] packs, shuffles and mixes token streams into [`Batch`]es.
 //!
 //! Invariants: the same input gives the same shards to the byte, on any number of threads and across kills; the
@@ -24,10 +24,13 @@ pub mod tokenizer;
 pub use error::{DataError, Result};
 pub use input::{InputFile, InputOptions, list_inputs};
 pub use loader::{
-    Batch, DocumentMask, HeldOut, HeldOutAmount, IGNORED_TARGET, Loader, LoaderOptions, LoaderState,
-    Prefetcher, RankSlice, Source, Validation, unigram_entropy_nats,
+    Batch, DocumentMask, IGNORED_TARGET, Loader, LoaderOptions, LoaderState, Prefetcher, RankSlice, Source,
+    Validation, unigram_entropy_nats,
 };
-pub use prepare::{PrepareOptions, Progress, prepare, prepare_cached, sample_texts};
+pub use prepare::{
+    Learning, PrepareOptions, Progress, Texts, Vocabulary, learn, learn_cached, learn_for_dataset, prepare,
+    prepare_cached, tokenize_in_memory,
+};
 pub use shard::{Dataset, Shard, ShardWriter};
 pub use stream::{MemoryTokens, TokenStream};
-pub use tokenizer::{CutRule, SpecialTokens, StreamDecoder, Tokenizer};
+pub use tokenizer::{BeginOfDocument, CutRule, SpecialTokens, StreamDecoder, Tokenizer};

@@ -3,6 +3,7 @@
 use std::fs;
 use std::path::Path;
 use std::sync::LazyLock;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use proptest::prelude::*;
 use xtrain_data::{Dataset, MemoryTokens, Shard, ShardWriter, TokenStream, Tokenizer};
@@ -124,6 +125,57 @@ fn a_shard_that_shrinks_while_it_is_open_is_an_error() {
     assert!(message.contains("shrank"), "{message}");
     assert!(shard.document_ends(0..10, &mut Vec::new()).is_err());
     assert!(shard.verify().is_err());
+}
+
+#[test]
+fn a_shard_that_is_cut_during_reads_never_ends_the_process() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("a.tokens");
+    write(&path, &[vec![7; 1 << 20]]);
+    let shard = Shard::open(&path).unwrap();
+    let file = fs::File::options().write(true).open(&path).unwrap();
+    let len = file.metadata().unwrap().len();
+    let is_done = AtomicBool::new(false);
+    let (mut whole, mut cut) = (0, 0);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !is_done.load(Ordering::Relaxed) {
+                file.set_len(1000).unwrap();
+                file.set_len(len).unwrap();
+            }
+        });
+        let mut tokens = vec![0; 1 << 20];
+        for _ in 0..300 {
+            match shard.read(0, &mut tokens) {
+                Ok(()) => whole += 1,
+                Err(error) => cut += usize::from(error.to_string().contains("shrank")),
+            }
+        }
+        is_done.store(true, Ordering::Relaxed);
+    });
+    assert_eq!(whole + cut, 300, "a read is whole, or says that the file shrank");
+}
+
+#[test]
+fn document_ends_are_found_among_many_of_uneven_lengths() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("a.tokens");
+    // Empty ones first, then long ones: the place of a document says little about its number.
+    let length = |i: usize| if i < 9000 { i % 2 } else { 20 + i % 70 };
+    let documents: Vec<Vec<u32>> = (0..12_000).map(|i| vec![7; length(i)]).collect();
+    write(&path, &documents);
+    let (shard, expected) = (Shard::open(&path).unwrap(), in_memory(&documents));
+    let count = expected.token_count();
+    let starts = (0..count).step_by(499).chain([0, 1, count - 1, count, count + 1, u64::MAX]);
+    for start in starts {
+        for len in [0, 1, 50, 5000, count] {
+            let range = start..start.saturating_add(len);
+            let (mut ours, mut reference) = (vec![1], vec![1]);
+            shard.document_ends(range.clone(), &mut ours).unwrap();
+            expected.document_ends(range.clone(), &mut reference).unwrap();
+            assert_eq!(ours, reference, "{range:?}");
+        }
+    }
 }
 
 #[test]

@@ -2,6 +2,7 @@
 
 use crate::config::{Config, ExportDtype};
 use crate::run::RunError;
+use crate::run::setup::{CONFIG_FILE, GENERATION_FILE};
 use crate::weights::Weights;
 use std::path::Path;
 use xtrain_checkpoint::BoxError;
@@ -33,8 +34,8 @@ impl Identity {
             hf::ExportDtype::Bf16 => "bfloat16",
         };
         vec![
-            ("config.json".into(), self.config.to_json(dtype).into_bytes()),
-            ("generation_config.json".into(), self.config.generation_json().into_bytes()),
+            (CONFIG_FILE.into(), self.config.to_json(dtype).into_bytes()),
+            (GENERATION_FILE.into(), self.config.generation_json().into_bytes()),
         ]
     }
 }
@@ -61,6 +62,32 @@ pub fn export(
     files.extend(tokenizer.files().map(|(name, bytes)| (name.to_owned(), bytes.to_vec())));
     let mut source = |name: &str| weights.read_master(name).map_err(BoxError::from);
     Ok(hf::export(folder, &names, &mut source, &files, options)?)
+}
+
+/// Names in the log what the Hugging Face folder `folder` holds and an export does not: model cards, licences, weights in other formats.
+pub fn warn_of_what_stays(folder: &Path, tokenizer: &Tokenizer) {
+    let is_carried = |name: &str| {
+        let beside =
+            tokenizer.files().any(|(file, _)| file == name) || [CONFIG_FILE, GENERATION_FILE].contains(&name);
+        beside
+            || name.starts_with('.')
+            || name.ends_with(".safetensors")
+            || name.ends_with(".safetensors.index.json")
+    };
+    let Ok(entries) = std::fs::read_dir(folder) else { return };
+    let mut names: Vec<String> = entries
+        .flatten()
+        .filter_map(|entry| entry.file_name().into_string().ok())
+        .filter(|name| !is_carried(name))
+        .collect();
+    names.sort();
+    if !names.is_empty() {
+        let place = folder.display();
+        tracing::warn!(
+            "{place}: an export holds the model, its configuration and its tokenizer, but not {}; copy what is still needed",
+            names.join(", ")
+        );
+    }
 }
 
 /// The options of the export at the end of a run.

@@ -1,4 +1,7 @@
 //! Generation: prefill in chunks, then one token at a time over a key/value cache.
+//!
+//! Invariant: no token is ever at a position past the model's context, which it has not learned to read. Where the context is full, the
+//! older half is forgotten and the newer half read again from position 0, so that what follows is what a fresh prompt of it would give.
 
 use crate::programs;
 use crate::weights::{LearnError, Weights};
@@ -40,13 +43,14 @@ pub struct Generator {
     capacity: usize,
     vocab_size: usize,
     logits: DType,
-    /// Tokens in the cache.
-    length: usize,
+    /// The tokens in the cache, each at its index as position.
+    held: Vec<u32>,
 }
 
 impl Generator {
-    /// Loads prefill and decode over `weights`; `capacity` bounds prompt and generated tokens together.
-    pub fn new(weights: &mut Weights, capacity: usize) -> Result<Self, LearnError> {
+    /// Loads prefill and decode over `weights`, for `tokens` of prompt and continuation together or the model's context, whichever is less.
+    pub fn new(weights: &mut Weights, tokens: usize) -> Result<Self, LearnError> {
+        let capacity = tokens.clamp(1, weights.model().max_position_embeddings.max(1));
         // Padding of the last prefill chunk is written behind the prompt.
         let context = Context::Cache { capacity: capacity + PREFILL_TOKENS };
         let mut load = |seq_len| {
@@ -56,30 +60,38 @@ impl Generator {
         };
         let (prefill, decode) = (load(PREFILL_TOKENS)?, load(1)?);
         let logits = weights.recipe().precision().compute;
-        Ok(Generator { prefill, decode, capacity, vocab_size: weights.model().vocab_size, logits, length: 0 })
+        let vocab_size = weights.model().vocab_size;
+        Ok(Generator { prefill, decode, capacity, vocab_size, logits, held: Vec::new() })
     }
 
-    /// How many more tokens fit.
-    pub fn room(&self) -> usize {
-        self.capacity - self.length
+    /// The tokens that the next one is made from, oldest first.
+    pub fn held(&self) -> &[u32] {
+        &self.held
     }
 
     /// Forgets all tokens.
     pub fn reset(&mut self) {
-        self.length = 0;
+        self.held.clear();
     }
 
-    /// Appends `tokens` and returns the logits after the last of them.
+    /// Appends `tokens` and returns the logits after the last of them, one a row of the vocabulary. Where they do not fit, only the newest
+    /// half of the capacity is kept of all tokens, and read again from position 0.
     ///
     /// # Panics
-    /// If `tokens` is empty or does not fit; see [`Generator::room`].
+    /// If `tokens` is empty.
     pub fn append(&mut self, weights: &mut Weights, tokens: &[u32]) -> Result<Vec<f32>, LearnError> {
-        assert!(
-            !tokens.is_empty() && tokens.len() <= self.room(),
-            "{} tokens into room for {}",
-            tokens.len(),
-            self.room()
-        );
+        assert!(!tokens.is_empty(), "there are no logits before the first token");
+        if self.held.len() + tokens.len() <= self.capacity {
+            return self.read(weights, tokens);
+        }
+        let mut kept = std::mem::take(&mut self.held);
+        kept.extend(tokens);
+        kept.drain(..kept.len() - self.capacity.div_ceil(2));
+        self.read(weights, &kept)
+    }
+
+    /// Reads tokens that fit.
+    fn read(&mut self, weights: &mut Weights, tokens: &[u32]) -> Result<Vec<f32>, LearnError> {
         let engine = weights.engine();
         let mut logits = Vec::new();
         for chunk in tokens.chunks(PREFILL_TOKENS) {
@@ -87,12 +99,13 @@ impl Generator {
                 if chunk.len() == 1 { (self.decode, 1) } else { (self.prefill, PREFILL_TOKENS) };
             let mut ids = vec![0i32; width];
             ids.iter_mut().zip(chunk).for_each(|(i, &t)| *i = t as i32);
-            let positions: Vec<i32> = (0..width).map(|i| (self.length + i) as i32).collect();
+            let first = self.held.len();
+            let positions: Vec<i32> = (first..first + width).map(|p| p as i32).collect();
             engine.write_input(id, io::TOKENS, bytemuck::cast_slice(&ids))?;
             engine.write_input(id, io::POSITIONS, bytemuck::cast_slice(&positions))?;
             engine.write_input(id, io::ROWS, bytemuck::bytes_of(&(chunk.len() as i32 - 1)))?;
             engine.run(id, Phase::Micro, true)?;
-            self.length += chunk.len();
+            self.held.extend(chunk);
             logits = engine.read_output(id, io::LOGITS)?;
         }
         let ty = xtrain_tensor::TensorType::new(self.logits, [self.vocab_size]);
@@ -132,7 +145,7 @@ impl Generator {
             }
             made.push(token);
             let asked_to_end = on_token(MadeToken { token, logits: &logits }).is_break();
-            if asked_to_end || made.len() == max_tokens || self.room() == 0 {
+            if asked_to_end || made.len() == max_tokens {
                 return Ok(made);
             }
             logits = self.append(weights, &[token])?;

@@ -3,7 +3,9 @@
 //! Invariants: policy lives here and arithmetic in ops; nothing here knows which device an [`Engine`](xtrain_runtime::Engine) is.
 //! Deliberately absent: flags and terminals, which are the binary's.
 
+mod advice;
 pub mod config;
+pub mod engine;
 pub mod evaluate;
 pub mod exchange;
 pub mod generate;

@@ -1,9 +1,12 @@
 //! The verbs and their flags.
 
 use clap::builder::TypedValueParser;
-use clap::{Args, Parser, Subcommand, ValueEnum};
+use clap::{Arg, ArgAction, Args, CommandFactory, FromArgMatches, Parser, Subcommand, ValueEnum};
+use std::fmt;
 use std::ops::RangeInclusive;
 use std::path::PathBuf;
+use std::str::FromStr;
+use xtrain_data::{BeginOfDocument, PrepareOptions};
 
 /// Train language models: pre-train, continue and fine-tune from one run file.
 #[derive(Debug, Parser)]
@@ -16,6 +19,19 @@ use std::path::PathBuf;
 pub(crate) struct Cli {
     #[command(subcommand)]
     pub(crate) command: Command,
+}
+
+impl Cli {
+    /// The command line of this process; ends it where that is for help or cannot be understood.
+    pub(crate) fn read() -> Self {
+        // A negative number is a value that an option may refuse with its range, never an unknown option.
+        let allow = |arg: Arg| match arg.get_action() {
+            ArgAction::Set | ArgAction::Append => arg.allow_negative_numbers(true),
+            _ => arg,
+        };
+        let command = Cli::command().mut_subcommands(|verb| verb.mut_args(allow));
+        Cli::from_arg_matches(&command.get_matches()).unwrap_or_else(|error| error.exit())
+    }
 }
 
 #[derive(Debug, Subcommand)]
@@ -95,9 +111,13 @@ pub(crate) struct TokenizeArgs {
     /// Split .txt files into documents at this string; without it each file is one document
     #[arg(long)]
     pub(crate) separator: Option<String>,
-    /// Tokens of a shard, in millions
-    #[arg(long, value_name = "MILLIONS", default_value_t = 64, value_parser = clap::value_parser!(u64).range(1..=100_000))]
-    pub(crate) shard_tokens: u64,
+    /// Put the tokenizer's begin token before each document: auto (as the template of its file does), true or
+    /// false
+    #[arg(long, value_name = "CHOICE", default_value = "auto")]
+    pub(crate) begin_of_document: BeginOfDocument,
+    /// Tokens of a shard: a number, or one of thousands (K), millions (M) or billions (G)
+    #[arg(long, value_name = "TOKENS", default_value_t = Count(PrepareOptions::default().shard_tokens))]
+    pub(crate) shard_tokens: Count,
     /// Read the finished shards once more and compare their checksums
     #[arg(long)]
     pub(crate) verify: bool,
@@ -152,7 +172,7 @@ pub(crate) struct GenerateArgs {
     pub(crate) model: ModelArgs,
     #[command(flatten)]
     pub(crate) prompt: PromptArgs,
-    /// Tokens to make at most
+    /// Tokens to make at most; whenever they fill the model's context, the older half of it is forgotten
     #[arg(long, short = 'n', default_value_t = 128, value_parser = bounded(0..=1 << 30))]
     pub(crate) max_tokens: usize,
     /// 0 always takes the likeliest token; 1 samples from the model's own distribution
@@ -197,9 +217,13 @@ pub(crate) struct EvalArgs {
     /// Text (.txt, .jsonl, .parquet, .gz, .zst) or a folder of token shards
     #[arg(long, required = true)]
     pub(crate) data: Vec<PathBuf>,
-    /// Tokens of context; by default 1024, or what the model allows if that is less
+    /// Tokens of context; by default those of the run, and for a Hugging Face folder by default 1024, or what the model
+    /// allows if that is less
     #[arg(long, value_parser = bounded(1..=1 << 24))]
     pub(crate) seq_len: Option<usize>,
+    /// Keep attention inside documents; by default as the run did, and false for a Hugging Face folder
+    #[arg(long, value_name = "true|false")]
+    pub(crate) document_mask: Option<bool>,
     /// Sequences evaluated at once
     #[arg(long, default_value_t = 8, value_parser = clap::value_parser!(u16).range(1..))]
     pub(crate) batch_size: u16,
@@ -209,6 +233,9 @@ pub(crate) struct EvalArgs {
     /// Split .txt files into documents at this string
     #[arg(long)]
     pub(crate) separator: Option<String>,
+    /// Keep the tokens of the text in this folder for the next time; by default they are temporary
+    #[arg(long, value_name = "FOLDER")]
+    pub(crate) cache_dir: Option<PathBuf>,
     /// Print one JSON object instead of text
     #[arg(long)]
     pub(crate) json: bool,
@@ -223,9 +250,9 @@ pub(crate) struct ExportArgs {
     /// The folder to write
     #[arg(long, short, value_name = "FOLDER")]
     pub(crate) out: PathBuf,
-    /// The element type of the weights
-    #[arg(long, value_enum, default_value_t = Precision::Bf16)]
-    pub(crate) dtype: Precision,
+    /// The element type of the weights; by default as the run's own export, or what loses nothing of a Hugging Face folder
+    #[arg(long, value_enum)]
+    pub(crate) dtype: Option<Precision>,
     /// Bytes of a file at most, in millions
     #[arg(long, value_name = "MB", default_value_t = 5000, value_parser = clap::value_parser!(u64).range(1..))]
     pub(crate) max_shard_mb: u64,
@@ -247,7 +274,55 @@ pub(crate) struct ReportArgs {
     pub(crate) out: Option<PathBuf>,
 }
 
+/// A positive number of things, written as digits with or without K, M or G behind them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Count(pub(crate) u64);
+
+/// The suffixes, largest first.
+const UNITS: [(&str, u64); 3] = [("G", 1_000_000_000), ("M", 1_000_000), ("K", 1_000)];
+
+impl FromStr for Count {
+    type Err = &'static str;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let suffixed = UNITS.into_iter().find_map(|(name, unit)| Some((text.strip_suffix(name)?, unit)));
+        let (digits, unit) = suffixed.unwrap_or((text, 1));
+        let count = digits.parse::<u64>().ok().and_then(|number| number.checked_mul(unit));
+        count.filter(|&count| count > 0).map(Count).ok_or("write a number from 1 on, such as 64M or 500000")
+    }
+}
+
+impl fmt::Display for Count {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match UNITS.into_iter().find(|(_, unit)| self.0.is_multiple_of(*unit)) {
+            Some((name, unit)) => write!(f, "{}{name}", self.0 / unit),
+            None => write!(f, "{}", self.0),
+        }
+    }
+}
+
 /// A whole number within `range`.
 fn bounded(range: RangeInclusive<u64>) -> impl TypedValueParser<Value = usize> {
     clap::value_parser!(u64).range(range).try_map(usize::try_from)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn counts_are_read_with_and_without_a_suffix_and_shown_with_one() {
+        for (text, count, shown) in [
+            ("64", 64, "64"),
+            ("64M", 64_000_000, "64M"),
+            ("1500K", 1_500_000, "1500K"),
+            ("2000M", 2_000_000_000, "2G"),
+        ] {
+            assert_eq!(text.parse(), Ok(Count(count)));
+            assert_eq!(Count(count).to_string(), shown);
+        }
+        for wrong in ["", "0", "0M", "M", "1.5M", "-1", "64m", "64 M", "99999999999999G"] {
+            assert!(wrong.parse::<Count>().is_err(), "{wrong:?}");
+        }
+    }
 }

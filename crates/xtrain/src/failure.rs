@@ -1,7 +1,9 @@
 //! Why a command failed, and the exit code that says whose turn it is.
 
 use std::fmt;
+use std::panic::{self, AssertUnwindSafe};
 use std::process::ExitCode;
+use std::sync::{Arc, Mutex, PoisonError};
 use xtrain_checkpoint::CheckpointError;
 use xtrain_data::DataError;
 use xtrain_train::config::ConfigErrors;
@@ -22,9 +24,37 @@ impl Failure {
         Failure { message: message.into(), is_users: true }
     }
 
+    /// A fault of this program.
+    fn ours(message: impl Into<String>) -> Self {
+        Failure { message: message.into(), is_users: false }
+    }
+
     pub(crate) fn exit_code(&self) -> ExitCode {
         ExitCode::from(if self.is_users { 2 } else { 1 })
     }
+}
+
+/// Does `work`. A panic in it, which is always our fault, is an error as any other, with its place.
+pub(crate) fn without_panic(work: impl FnOnce() -> Result<(), Failure>) -> Result<(), Failure> {
+    let place = Arc::new(Mutex::new(None));
+    let (seen, usual) = (place.clone(), panic::take_hook());
+    panic::set_hook(Box::new(move |info| {
+        if std::env::var_os("RUST_BACKTRACE").is_some() {
+            usual(info);
+        }
+        // The first one is the cause of those that follow it.
+        let mut seen = seen.lock().unwrap_or_else(PoisonError::into_inner);
+        seen.get_or_insert_with(|| {
+            let place = info.location().map(|at| format!(" at {at}")).unwrap_or_default();
+            format!("internal error{place}: {}", info.payload_as_str().unwrap_or("a panic"))
+        });
+    }));
+    let done = panic::catch_unwind(AssertUnwindSafe(work));
+    drop(panic::take_hook());
+    done.unwrap_or_else(|_| {
+        let message = place.lock().unwrap_or_else(PoisonError::into_inner).take();
+        Err(Failure::ours(message.unwrap_or_else(|| "internal error".into())))
+    })
 }
 
 impl fmt::Display for Failure {
@@ -55,4 +85,18 @@ from! {
     ConfigErrors => |_| true;
     ReportError => |_| true;
     LearnError => LearnError::is_users;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_panic_is_an_error_of_ours_that_says_where() {
+        let failure = without_panic(|| panic!("weight {} of {}", 3, 2)).expect_err("it panicked");
+        let said = failure.to_string();
+        assert!(said.contains("failure.rs") && said.contains(": weight 3 of 2\n"), "{said}");
+        assert!(said.contains("Please report it"), "{said}");
+        assert_eq!(format!("{:?}", failure.exit_code()), format!("{:?}", ExitCode::from(1)));
+    }
 }

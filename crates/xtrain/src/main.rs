@@ -6,13 +6,14 @@ mod failure;
 mod plan_table;
 mod terminal;
 
-use clap::Parser;
+use failure::without_panic;
+use std::io::Write;
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
-    let cli = cli::Cli::parse();
+    let cli = cli::Cli::read();
     terminal::log();
-    let done = match cli.command {
+    let done = without_panic(|| match cli.command {
         cli::Command::Train(args) => commands::train::run(&args),
         cli::Command::Plan(args) => commands::plan::run(&args),
         cli::Command::Tokenize(args) => commands::tokenize::run(&args),
@@ -20,11 +21,12 @@ fn main() -> ExitCode {
         cli::Command::Eval(args) => commands::eval::run(&args),
         cli::Command::Export(args) => commands::export::run(&args),
         cli::Command::Report(args) => commands::report::run(&args),
-    };
+    });
     match done {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => {
-            eprintln!("error: {failure}");
+            // Where nobody can read it, the exit code still says it.
+            let _ = writeln!(std::io::stderr(), "error: {failure}");
             failure.exit_code()
         }
     }

@@ -9,10 +9,10 @@ use rayon::prelude::*;
 use serde_json::json;
 use xtrain_tensor::formats::narrow_bf16;
 
-use super::{INDEX_FILE, NameMap, SINGLE_FILE, swap};
+use super::{INDEX_FILE, NameMap, SINGLE_FILE, position_first, swap};
 use crate::aside::{self, Aside};
 use crate::error::{BoxError, CheckpointError, Result};
-use crate::files::{is_plain_name, sync_folder, write_new};
+use crate::files::{create_folders, is_plain_name, write_new};
 use crate::tensor_file::{StoredDtype, StoredTensor, TensorFileWriter};
 
 /// The element type of exported weights.
@@ -44,12 +44,13 @@ impl Default for ExportOptions {
 /// Writes a Hugging Face folder: calls `source` once for every entry of `names`, in order, for its values
 /// (row-major), and adds `files` (name and content: `config.json`, the tokenizer) beside the weights.
 ///
-/// The folder is complete or absent. One that is replaced is whole, under its name or under `<name>.old-<pid>`,
-/// until the new one is in place.
+/// The folder is complete or absent. One that is replaced is whole until the new one is in place, which is one step
+/// where the file system has it; elsewhere it is for a moment whole under `<name>.old-<pid>`.
 ///
 /// # Errors
-/// A target that exists (without `overwrite`) or is more than a model; a disk that refuses; what `source` returns;
-/// [`CheckpointError::Internal`] for values of another number, or files whose names are not plain.
+/// A target that exists (without `overwrite`) or is more than a model; a value that is not finite, or not after it has
+/// been rounded ([`CheckpointError::Unsupported`] names tensor and element); a disk that refuses; what `source`
+/// returns; [`CheckpointError::Internal`] for values of another number, or files whose names are not plain.
 pub fn export(
     folder: &Path,
     names: &NameMap,
@@ -66,7 +67,7 @@ pub fn export(
     swap::recover(&target)?;
     swap::check_target(&target, options.overwrite)?;
     let aside = Aside::folder(&target)?;
-    write_weights(aside.path(), names, source, options)?;
+    write_weights(aside.path(), &target, names, source, options)?;
     for (name, bytes) in files {
         write_new(&aside.path().join(name), bytes)?;
     }
@@ -80,8 +81,10 @@ struct Outgoing {
     numel: usize,
 }
 
+/// Writes the weights into `folder`; errors about values name `target`, where it is going to be.
 fn write_weights(
     folder: &Path,
+    target: &Path,
     names: &NameMap,
     source: &mut dyn FnMut(&str) -> std::result::Result<Vec<f32>, BoxError>,
     options: &ExportOptions,
@@ -125,9 +128,24 @@ fn write_weights(
             }
             let part = &values[at..at + out.numel];
             at += out.numel;
+            let refused = |at: usize, is: String, fix: &str| {
+                let what = format!("element {at} of {:?} {is}", out.stored.shape);
+                CheckpointError::unsupported(target, &out.stored.name, what, fix)
+            };
+            if let Some(at) = position_first(part, |x| !x.is_finite()) {
+                let fix = "a model with such weights computes nothing: export an earlier checkpoint";
+                return Err(refused(at, format!("is {}", part[at]), fix));
+            }
             match options.dtype {
                 ExportDtype::F32 => writer.write(bytemuck::cast_slice(part))?,
-                ExportDtype::Bf16 => writer.write(bytemuck::cast_slice(&rounded(part)))?,
+                ExportDtype::Bf16 => {
+                    let rounded = rounded(part);
+                    if let Some(at) = position_first(&rounded, |x| !x.is_finite()) {
+                        let is = format!("is {:e}, which is infinite in bf16", part[at]);
+                        return Err(refused(at, is, "export as fp32"));
+                    }
+                    writer.write(bytemuck::cast_slice(&rounded))?;
+                }
             }
         }
         writer.finish()?;
@@ -179,8 +197,7 @@ fn resolve(folder: &Path) -> Result<PathBuf> {
         return Err(CheckpointError::folder(folder, "has no name", "name a folder to export to"));
     };
     let parent = aside::parent(folder);
-    fs::create_dir_all(parent).map_err(CheckpointError::io(parent, "create the folder"))?;
-    sync_folder(parent)?;
+    create_folders(parent)?;
     let parent = fs::canonicalize(parent).map_err(CheckpointError::io(parent, "find"))?;
     Ok(parent.join(name))
 }

@@ -1,6 +1,7 @@
 //! Hugging Face folders: `model.safetensors`, or shards with an index, read and written by a name map.
 //!
 //! A name map is data: which of their tensors, stacked along dimension 0, make one of ours.
+//! Invariant: weights are finite, on the way in and out. An infinity or a NaN is an error that names it.
 //! Deliberately absent: `config.json` and the tokenizer. They belong to the model and data crates, and pass through
 //! [`export`] as finished bytes.
 
@@ -11,9 +12,11 @@ mod nearest;
 mod swap;
 
 pub use export::{ExportDtype, ExportOptions, export};
-pub use import::import;
+pub use import::{import, lossless_dtype};
 
 use std::collections::HashSet;
+
+use rayon::prelude::*;
 
 use crate::error::{CheckpointError, Result};
 
@@ -109,6 +112,13 @@ impl NameEntry {
     pub(crate) fn numel(&self) -> usize {
         self.shape.iter().product()
     }
+}
+
+/// The position of the first value of which `is` holds, searched on all cores.
+fn position_first<T: Sync>(values: &[T], is: impl Fn(&T) -> bool + Sync) -> Option<usize> {
+    const TASK_ELEMENTS: usize = 1 << 16;
+    let tasks = values.par_chunks(TASK_ELEMENTS).enumerate();
+    tasks.find_map_first(|(i, values)| Some(i * TASK_ELEMENTS + values.iter().position(&is)?))
 }
 
 fn internal(what: String) -> CheckpointError {

@@ -1,9 +1,12 @@
 //! Putting a finished folder in place of another one, so that a kill at any moment loses neither.
 //!
-//! Steps: the new folder is complete and synced as `<name>.tmp-<pid>`; the old one is renamed to `<name>.old-<pid>`;
-//! the new one is renamed to `<name>`; the old one is removed. Killed between the two renames, the old folder is
-//! whole under `.old-<pid>`, and the next export to that name brings it back before anything else. Killed after
-//! them, the next export removes it.
+//! The new folder is complete and synced as `<name>.tmp-<pid>`, exchanges its name with the old one in one step, and
+//! the old one is removed.
+//!
+//! Some file systems cannot exchange names. There the old folder is renamed to `<name>.old-<pid>`, the new one to
+//! `<name>`, and the old one is removed. Killed between the two renames, the old folder is whole under `.old-<pid>`,
+//! and the next export to that name brings it back before anything else. Killed after them, the next export removes
+//! it.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -66,11 +69,17 @@ pub(super) fn check_target(target: &Path, overwrite: bool) -> Result<()> {
 }
 
 /// Puts the finished folder at `target`, replacing what [`check_target`] allowed to be replaced.
-pub(super) fn publish(finished: Aside, target: &Path) -> Result<()> {
-    let empty = || fs::read_dir(target).is_ok_and(|mut entries| entries.next().is_none());
-    if !target.exists() || empty() {
+pub(super) fn publish(mut finished: Aside, target: &Path) -> Result<()> {
+    if !target.exists() {
         return finished.publish(target);
     }
+    if finished.exchange(target)? {
+        return Ok(());
+    }
+    publish_by_two_renames(finished, target)
+}
+
+fn publish_by_two_renames(finished: Aside, target: &Path) -> Result<()> {
     let old = aside::with_suffix(target, "old");
     aside::remove(&old)?;
     fs::rename(target, &old).map_err(CheckpointError::io(target, "set aside"))?;
@@ -96,4 +105,55 @@ fn olds(target: &Path) -> Vec<PathBuf> {
     let mut olds: Vec<PathBuf> = entries.flatten().map(|entry| entry.path()).filter(is_old).collect();
     olds.sort();
     olds
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A folder of one file that holds `text`, finished but still aside.
+    fn finished(target: &Path, text: &str) -> Aside {
+        let aside = Aside::folder(target).unwrap();
+        fs::write(aside.path().join(SINGLE_FILE), text).unwrap();
+        aside
+    }
+
+    fn text_in(target: &Path) -> String {
+        fs::read_to_string(target.join(SINGLE_FILE)).unwrap()
+    }
+
+    #[test]
+    fn both_ways_of_replacing_put_the_new_folder_in_place_and_leave_nothing_else() {
+        for replace in [publish, publish_by_two_renames] {
+            let dir = tempfile::tempdir().unwrap();
+            let target = dir.path().join("model");
+            publish(finished(&target, "old"), &target).unwrap();
+            replace(finished(&target, "new"), &target).unwrap();
+            assert_eq!(text_in(&target), "new");
+            assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1);
+        }
+    }
+
+    #[test]
+    fn what_a_kill_leaves_after_any_step_is_recovered() {
+        // The files beside each other at that moment, with what is in them, and what there is in the end.
+        let moments: [(&[(&str, &str)], &str); 5] = [
+            (&[("model", "old"), ("model.tmp-1", "new")], "old"),
+            (&[("model", "new"), ("model.tmp-1", "old")], "new"),
+            (&[("model.old-1", "old"), ("model.tmp-1", "new")], "old"),
+            (&[("model", "new"), ("model.old-1", "old")], "new"),
+            (&[("model", "new"), ("model.old-1.tmp-1.old", "old")], "new"),
+        ];
+        for (files, expected) in moments {
+            let dir = tempfile::tempdir().unwrap();
+            for (name, text) in files {
+                fs::create_dir(dir.path().join(name)).unwrap();
+                fs::write(dir.path().join(name).join(SINGLE_FILE), text).unwrap();
+            }
+            let target = dir.path().join("model");
+            recover(&target).unwrap();
+            assert_eq!(text_in(&target), expected, "{files:?}");
+            assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1, "{files:?}");
+        }
+    }
 }

@@ -1,4 +1,7 @@
 //! Reading one checkpoint: every byte that is handed over has matched its checksum.
+//!
+//! A tensor is read into memory of our own, hashed there and handed over from there: what was verified is what is
+//! used, whatever happens to the file meanwhile.
 
 use std::collections::HashMap;
 use std::fs;
@@ -7,12 +10,12 @@ use std::path::{Path, PathBuf};
 use serde_json::Value;
 use xxhash_rust::xxh3::{Xxh3, xxh3_64};
 
-use super::manifest::{MANIFEST_FILE, Manifest, document_file, stored};
-use super::{TensorSpec, newest_complete};
+use super::manifest::{DocumentEntry, FIX, MANIFEST_FILE, Manifest, document_file, stored};
+use super::{TensorSpec, newest_intact};
 use crate::aside::parent;
 use crate::error::{BoxError, CheckpointError, Result, listed};
 use crate::files;
-use crate::tensor_file::TensorFile;
+use crate::tensor_file::{TensorFile, TensorInfo};
 
 /// A complete checkpoint: its manifest is valid, and its files are there in full.
 #[derive(Debug)]
@@ -60,34 +63,54 @@ impl Checkpoint {
         &self.manifest.specs
     }
 
+    /// Reads every file whole and compares every checksum; takes a few MiB of memory.
+    ///
+    /// # Errors
+    /// [`CheckpointError::Damaged`] names the first document or tensor that differs, and its file.
+    pub fn verify(&self) -> Result<()> {
+        for entry in &self.manifest.documents {
+            self.document_bytes(entry)?;
+        }
+        for shard in 0..self.manifest.shards.len() {
+            let (file, members) = self.open_shard(shard)?;
+            for (at, tensor) in members {
+                let mut hash = Xxh3::new();
+                file.pieces(&tensor, |piece| hash.update(piece))?;
+                self.check_hash(&file, at, hash.digest())?;
+            }
+        }
+        Ok(())
+    }
+
     /// The document of that name, after its checksum has matched.
     ///
     /// # Errors
-    /// [`CheckpointError::Damaged`] when there is none of that name, or it has been changed.
+    /// [`CheckpointError::Damaged`] when there is none of that name, or it has been changed; it says which checkpoint
+    /// to use instead.
     pub fn document(&self, name: &str) -> Result<Value> {
-        let path = self.path.join(document_file(name));
         let bad = |what: String| {
-            CheckpointError::damaged(&path, format!("document '{name}'"), what, self.use_instead())
+            CheckpointError::damaged(&self.path.join(document_file(name)), "document", what, FIX)
         };
-        let Some(entry) = self.manifest.documents.iter().find(|entry| entry.name == name) else {
-            let names: Vec<&str> = self.manifest.documents.iter().map(|entry| entry.name.as_str()).collect();
-            return Err(bad(format!("is not in this checkpoint, which has: {}", listed(&names))));
+        let read = || {
+            let Some(entry) = self.manifest.documents.iter().find(|entry| entry.name == name) else {
+                let names: Vec<&str> =
+                    self.manifest.documents.iter().map(|entry| entry.name.as_str()).collect();
+                return Err(bad(format!("is not in this checkpoint, which has: {}", listed(&names))));
+            };
+            serde_json::from_slice(&self.document_bytes(entry)?).map_err(|e| bad(format!("is not JSON: {e}")))
         };
-        let bytes = files::read(&path)?;
-        if xxh3_64(&bytes) != entry.xxh3 {
-            return Err(bad("does not match its checksum".to_string()));
-        }
-        serde_json::from_slice(&bytes).map_err(|e| bad(format!("is not JSON: {e}")))
+        read().map_err(|error| self.advise(error))
     }
 
     /// Calls `sink(i, bytes)` once for each of `expected`, in the order of the files, with bytes that have matched
     /// their checksum and lie at a multiple of the element size. `expected` must be exactly what was saved, in any
-    /// order.
+    /// order. One tensor is in memory at a time.
     ///
     /// # Errors
     /// Before the first call: [`CheckpointError::Tensors`] names what is missing, unexpected, or of another type or
     /// shape. During the calls: [`CheckpointError::Damaged`] names the tensor, the file and the checkpoint to use
-    /// instead (what was handed over until then is good, but not all of it), and what `sink` returns.
+    /// instead, which has been verified (what was handed over until then is good, but not all of it), and what `sink`
+    /// returns.
     pub fn load(
         &self,
         expected: &[TensorSpec],
@@ -117,46 +140,79 @@ impl Checkpoint {
     ) -> Result<()> {
         let index: HashMap<&str, usize> =
             expected.iter().enumerate().map(|(i, spec)| (spec.name.as_str(), i)).collect();
-        for (shard, entry) in self.manifest.shards.iter().enumerate() {
-            let path = self.path.join(&entry.file);
-            let bad = |what: String| CheckpointError::damaged(&path, "content", what, self.use_instead());
-            let file = TensorFile::open(&path).map_err(|error| match error {
-                CheckpointError::Damaged { place, what, .. } => bad(format!("{place}: {what}")),
-                other => other,
-            })?;
-            let members = self.manifest.specs.iter().zip(&self.manifest.places);
-            let mut members: Vec<_> = members.filter(|(_, place)| place.shard == shard).collect();
-            members.sort_by_key(|(spec, _)| file.tensor(&spec.name).map(|tensor| tensor.range.start));
-            for (spec, place) in members {
-                let name = &spec.name;
-                let Some(&i) = index.get(name.as_str()) else { continue };
-                let tensor =
-                    file.tensor(name).filter(|tensor| (tensor.dtype, tensor.shape.clone()) == stored(spec));
-                let Some(tensor) = tensor else {
-                    return Err(bad(format!("tensor '{name}' {spec} is not in it as the manifest says")));
-                };
-                let mut hash = Xxh3::new();
-                file.chunks(tensor.range.clone(), |bytes| {
-                    hash.update(bytes);
-                    Ok(())
-                })?;
-                if hash.digest() != place.xxh3 {
-                    return Err(bad(format!("tensor '{name}' does not match its checksum")));
-                }
-                sink(i, file.bytes(tensor)?).map_err(CheckpointError::Caller)?;
+        let largest = expected.iter().filter_map(TensorSpec::bytes).max().unwrap_or(0);
+        // Words, so that every tensor lies at a multiple of its element size.
+        let mut words = vec![0u64; largest.div_ceil(8)];
+        let buffer: &mut [u8] = bytemuck::cast_slice_mut(&mut words);
+        for shard in 0..self.manifest.shards.len() {
+            let (file, members) = self.open_shard(shard).map_err(|error| self.advise(error))?;
+            for (at, tensor) in members {
+                let Some(&i) = index.get(tensor.name.as_str()) else { continue };
+                let bytes = &mut buffer[..tensor.range.len()];
+                file.read_bytes(&tensor, bytes)?;
+                self.check_hash(&file, at, xxh3_64(bytes)).map_err(|error| self.advise(error))?;
+                sink(i, bytes).map_err(CheckpointError::Caller)?;
             }
         }
         Ok(())
     }
 
-    /// What to do when this checkpoint cannot be used.
-    fn use_instead(&self) -> String {
-        match newest_complete(parent(&self.path), Some(self.step())) {
-            Ok(Some(older)) => {
-                format!("use {} instead, the newest complete one before it", older.path.display())
+    /// Opens a shard: its file, and its tensors in the order of their bytes, with their places in the manifest.
+    fn open_shard(&self, shard: usize) -> Result<(TensorFile, Vec<(usize, TensorInfo)>)> {
+        let file = TensorFile::open(&self.path.join(&self.manifest.shards[shard].file))?;
+        let mut members = Vec::new();
+        for (at, spec) in self.manifest.specs.iter().enumerate() {
+            if self.manifest.places[at].shard != shard {
+                continue;
             }
-            _ => "there is no older complete checkpoint: start again from the beginning".to_string(),
+            let found = file.tensor(&spec.name);
+            let Some(tensor) = found.filter(|found| (found.dtype, found.shape.clone()) == stored(spec))
+            else {
+                let (place, what) = (format!("tensor '{}'", spec.name), "is not there as the manifest says");
+                return Err(CheckpointError::damaged(file.path(), place, format!("{spec} {what}"), FIX));
+            };
+            members.push((at, tensor.clone()));
         }
+        members.sort_by_key(|(_, tensor)| tensor.range.start);
+        Ok((file, members))
+    }
+
+    /// Compares the hash of the bytes of tensor `at` with the manifest's.
+    fn check_hash(&self, file: &TensorFile, at: usize, found: u64) -> Result<()> {
+        if found == self.manifest.places[at].xxh3 {
+            return Ok(());
+        }
+        let place = format!("tensor '{}'", self.manifest.specs[at].name);
+        Err(CheckpointError::damaged(file.path(), place, "does not match its checksum", FIX))
+    }
+
+    /// The bytes of a document, which match its checksum.
+    fn document_bytes(&self, entry: &DocumentEntry) -> Result<Vec<u8>> {
+        let path = self.path.join(document_file(&entry.name));
+        let bytes = files::read(&path)?;
+        if xxh3_64(&bytes) == entry.xxh3 {
+            return Ok(bytes);
+        }
+        Err(CheckpointError::damaged(&path, "document", "does not match its checksum", FIX))
+    }
+
+    /// Says of damage what to do about it. An older checkpoint that is named has been verified.
+    fn advise(&self, error: CheckpointError) -> CheckpointError {
+        let CheckpointError::Damaged { path, place, what, fix } = error else { return error };
+        let fix = match newest_intact(parent(&self.path), self.step()) {
+            Ok(Some(older)) => format!(
+                "use {} instead, which has been verified (a resumed run does, once this one is removed)",
+                older.path.display()
+            ),
+            Ok(None) => {
+                "no older checkpoint is whole: restore this one from a copy, or start again from the \
+                         beginning"
+                    .to_string()
+            }
+            // The damage matters more than why the others could not be looked at.
+            Err(_) => fix,
+        };
+        CheckpointError::Damaged { path, place, what, fix }
     }
 }
 

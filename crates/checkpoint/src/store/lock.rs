@@ -1,10 +1,11 @@
 //! One writer a run folder.
 
-use std::fs::{self, File, TryLockError};
+use std::fs::{File, TryLockError};
 use std::io::{Read, Write};
 use std::path::Path;
 
 use crate::error::{CheckpointError, Result};
+use crate::files::create_folders;
 
 /// The right to write to a run folder, held until this value or the process ends, however it ends.
 #[derive(Debug)]
@@ -21,7 +22,7 @@ impl RunLock {
     /// [`CheckpointError::Locked`] when another process (or another lock of this one) holds it;
     /// [`CheckpointError::Io`] when the file cannot be created.
     pub fn acquire(folder: &Path) -> Result<RunLock> {
-        fs::create_dir_all(folder).map_err(CheckpointError::io(folder, "create the folder"))?;
+        create_folders(folder)?;
         let path = folder.join(".lock");
         let mut options = File::options();
         let opened = options.read(true).write(true).create(true).truncate(false).open(&path);

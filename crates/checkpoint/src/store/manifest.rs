@@ -18,7 +18,8 @@ pub(super) const MANIFEST_FILE: &str = "manifest.json";
 
 const FORMAT: &str = "xtrain-checkpoint";
 const VERSION: u32 = 1;
-const FIX: &str = "the checkpoint is damaged: use another one";
+/// What to do about a checkpoint that is damaged, as far as that is known without looking at others.
+pub(super) const FIX: &str = "the checkpoint is damaged: use another one";
 
 /// A checkpoint's table of contents.
 #[derive(Clone, Debug, PartialEq)]

@@ -1,7 +1,8 @@
 //! Checkpoints: a folder of `step-<N>/` folders, each complete or absent.
 //!
 //! A step is written as `step-<N>.tmp-<pid>/` (tensors, documents, and the manifest last), synced and renamed. What
-//! counts is the content: a step whose manifest is missing, or names files that are not there in full, is ignored.
+//! counts is the content: a step whose manifest is missing, or names files that are not there in full, is passed over,
+//! but never taken for none.
 
 mod load;
 mod lock;
@@ -19,6 +20,7 @@ use xtrain_tensor::DType;
 
 use crate::aside;
 use crate::error::{BoxError, CheckpointError, Result, listed};
+use crate::files;
 
 /// A shard takes tensors up to this size.
 const MAX_SHARD_BYTES: usize = 4 << 30;
@@ -62,12 +64,14 @@ impl CheckpointStore {
     /// # Errors
     /// [`CheckpointError::Io`] when the folder cannot be created or listed.
     pub fn open(folder: &Path) -> Result<Self> {
-        fs::create_dir_all(folder).map_err(CheckpointError::io(folder, "create the folder"))?;
+        files::create_folders(folder)?;
         aside::sweep(folder, |target| step_of(target).is_some())?;
         Ok(Self { folder: folder.to_path_buf() })
     }
 
-    /// Writes the checkpoint of `step` and returns its folder. A step that is complete already is left as it is.
+    /// Writes the checkpoint of `step` and returns its folder. A step that is there already, matches all its
+    /// checksums and has the same documents is left as it is; any other is replaced. One that is intact is replaced in
+    /// one step, or stays where the file system has no such step.
     ///
     /// `read(i)` returns the bytes (little-endian, row-major; packed formats as they are packed) of `tensors[i]`; it
     /// is called once for each, not in order, and one tensor is in memory at a time. `documents` are named JSON
@@ -87,12 +91,41 @@ impl CheckpointStore {
         save::save(&self.step_folder(step), MAX_SHARD_BYTES, step, tensors, read, documents)
     }
 
-    /// The newest complete checkpoint. Newer ones that are not complete are passed over with a warning in the log.
+    /// The newest complete checkpoint; `None` where there is no step at all. Newer ones that are not complete are
+    /// passed over with a warning in the log.
+    ///
+    /// # Errors
+    /// [`CheckpointError::Folder`] when there are steps and none of them is complete, with what is wrong with each;
+    /// [`CheckpointError::Io`] when the folder cannot be listed.
+    pub fn latest(&self) -> Result<Option<Checkpoint>> {
+        let mut faults = Vec::new();
+        for step in candidates(&self.folder)?.into_iter().rev() {
+            let path = self.step_folder(step);
+            match Checkpoint::open(&path, step) {
+                Ok(checkpoint) => return Ok(Some(checkpoint)),
+                // Removed meanwhile, by the run that writes here.
+                Err(_) if !path.exists() => {}
+                Err(error) => {
+                    tracing::warn!("passing over an incomplete checkpoint: {error}");
+                    faults.push(format!("step-{step} ({})", error.brief()));
+                }
+            }
+        }
+        if faults.is_empty() {
+            return Ok(None);
+        }
+        let what = format!("holds no complete checkpoint: {}", listed(&faults));
+        let fix = "restore one of them from a copy, or remove them to start again from the beginning";
+        Err(CheckpointError::folder(&self.folder, what, fix))
+    }
+
+    /// The newest checkpoint before `step` of which every byte matches its checksum: what to go back to when that of
+    /// `step` is damaged. Reads it whole; newer ones that are not intact are passed over with a warning in the log.
     ///
     /// # Errors
     /// [`CheckpointError::Io`] when the folder cannot be listed.
-    pub fn latest(&self) -> Result<Option<Checkpoint>> {
-        newest_complete(&self.folder, None)
+    pub fn before(&self, step: u64) -> Result<Option<Checkpoint>> {
+        newest_intact(&self.folder, step)
     }
 
     /// The steps of all complete checkpoints, ascending.
@@ -124,14 +157,14 @@ impl CheckpointStore {
         Checkpoint::open(&path, step)
     }
 
-    /// Removes old checkpoints: all complete ones but the newest `keep_last`, the multiples of `keep_every` (0: none)
-    /// and the `protected` steps. Each is there whole or gone at every moment.
+    /// Removes old checkpoints: all complete ones but the newest `keep_last` (at least one is kept), the multiples of
+    /// `keep_every` (0: none) and the `protected` steps. Each is there whole or gone at every moment.
     ///
     /// # Errors
     /// [`CheckpointError::Io`] when the folder cannot be listed or a checkpoint not be removed.
     pub fn retain(&self, keep_last: usize, keep_every: u64, protected: &[u64]) -> Result<()> {
         let steps = self.steps()?;
-        for &step in &steps[..steps.len().saturating_sub(keep_last)] {
+        for &step in &steps[..steps.len().saturating_sub(keep_last.max(1))] {
             let milestone = keep_every > 0 && step.is_multiple_of(keep_every);
             if !milestone && !protected.contains(&step) {
                 aside::remove_atomically(&self.step_folder(step))?;
@@ -145,12 +178,14 @@ impl CheckpointStore {
     }
 }
 
-/// The newest complete checkpoint of a folder, below `before` where that is given.
-fn newest_complete(folder: &Path, before: Option<u64>) -> Result<Option<Checkpoint>> {
-    for step in candidates(folder)?.into_iter().rev().filter(|&step| before.is_none_or(|b| step < b)) {
-        match Checkpoint::open(&folder.join(format!("step-{step}")), step) {
+/// The newest checkpoint of a folder before that of `step` that matches all its checksums.
+fn newest_intact(folder: &Path, before: u64) -> Result<Option<Checkpoint>> {
+    for step in candidates(folder)?.into_iter().rev().filter(|&step| step < before) {
+        let path = folder.join(format!("step-{step}"));
+        tracing::info!("verifying {}", path.display());
+        match Checkpoint::open(&path, step).and_then(|checkpoint| checkpoint.verify().map(|()| checkpoint)) {
             Ok(checkpoint) => return Ok(Some(checkpoint)),
-            Err(error) => tracing::warn!("passing over an incomplete checkpoint: {error}"),
+            Err(error) => tracing::warn!("passing over a damaged checkpoint: {error}"),
         }
     }
     Ok(None)

@@ -1,4 +1,4 @@
-//! Safetensors files: a validated, memory-mapped reader and a writer that streams one tensor at a time.
+//! Safetensors files: a validated reader and a writer that streams one tensor at a time.
 //!
 //! A file is eight bytes of header length (little-endian), a JSON header that maps each name to element type, shape
 //! and byte range, and then the tensors' bytes, back to back.

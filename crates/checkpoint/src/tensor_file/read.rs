@@ -1,44 +1,45 @@
-//! The reader: one memory-mapped safetensors file whose header has been validated whole.
+//! The reader: one safetensors file whose header has been validated whole, read at positions into given memory.
 
 use std::collections::HashMap;
-use std::ops::Range;
 use std::path::Path;
 
+use rayon::prelude::*;
+
+use super::StoredDtype;
 use super::convert::widen;
 use super::header::{Header, LENGTH_BYTES, TensorInfo};
 use crate::error::{CheckpointError, Result};
-use crate::map::MappedFile;
-
-/// Bytes that are read between two looks at the file's length. A multiple of every element size.
-const CHUNK_BYTES: usize = 16 << 20;
+use crate::files::{OpenFile, PIECE_BYTES};
 
 /// An open safetensors file.
 #[derive(Debug)]
 pub struct TensorFile {
-    map: MappedFile,
+    file: OpenFile,
     header: Header,
     by_name: HashMap<String, usize>,
 }
 
 impl TensorFile {
-    /// Maps the file and validates its header.
+    /// Opens the file and validates its header.
     ///
     /// # Errors
     /// [`CheckpointError::Io`] when it cannot be opened; [`CheckpointError::Damaged`] for anything but a complete
     /// safetensors file.
     pub fn open(path: &Path) -> Result<Self> {
-        let map = MappedFile::open(path)?;
+        let file = OpenFile::open(path)?;
         // Long enough to tell a git-lfs pointer from a strange header length.
-        let start = map.bytes(0..map.len().min(64))?;
-        let json_bytes = Header::json_bytes(path, start, map.len())?;
-        let header = Header::parse(path, map.bytes(0..LENGTH_BYTES + json_bytes)?, map.len())?;
+        let mut start = vec![0; file.len().min(64)];
+        file.read_at(0, &mut start)?;
+        start.resize(LENGTH_BYTES + Header::json_bytes(path, &start, file.len())?, 0);
+        file.read_at(0, &mut start)?;
+        let header = Header::parse(path, &start, file.len())?;
         let by_name = header.tensors.iter().enumerate().map(|(i, t)| (t.name.clone(), i)).collect();
-        Ok(Self { map, header, by_name })
+        Ok(Self { file, header, by_name })
     }
 
     /// The file's path.
     pub fn path(&self) -> &Path {
-        self.map.path()
+        self.file.path()
     }
 
     /// The validated header.
@@ -51,25 +52,23 @@ impl TensorFile {
         self.by_name.get(name).map(|&index| &self.header.tensors[index])
     }
 
-    /// A tensor's bytes, straight from the file: little-endian, row-major.
+    /// Fills `out` with a tensor's bytes as they are in the file: little-endian, row-major.
     ///
     /// # Errors
-    /// [`CheckpointError::Shrunk`] when the file has been cut since it was opened.
-    pub fn bytes(&self, tensor: &TensorInfo) -> Result<&[u8]> {
-        self.map.bytes(tensor.range.clone())
+    /// [`CheckpointError::Shrunk`] when the file has been cut since it was opened; [`CheckpointError::Internal`]
+    /// when `out` has another number of bytes.
+    pub fn read_bytes(&self, tensor: &TensorInfo, out: &mut [u8]) -> Result<()> {
+        check_room(tensor, "bytes", tensor.range.len(), out.len())?;
+        self.file.read_large_at(tensor.range.start, out)
     }
 
-    /// Hands out a range of the file in order, in pieces of some MiB, and looks at the file's length before each.
-    pub(crate) fn chunks(
-        &self,
-        range: Range<usize>,
-        mut each: impl FnMut(&[u8]) -> Result<()>,
-    ) -> Result<()> {
-        let mut at = range.start;
-        while at < range.end {
-            let end = range.end.min(at + CHUNK_BYTES);
-            each(self.map.bytes(at..end)?)?;
-            at = end;
+    /// Hands out a tensor's bytes in order, in pieces of some MiB.
+    pub(crate) fn pieces(&self, tensor: &TensorInfo, mut each: impl FnMut(&[u8])) -> Result<()> {
+        let mut buffer = vec![0; tensor.range.len().min(PIECE_BYTES)];
+        for start in tensor.range.clone().step_by(PIECE_BYTES) {
+            let piece = &mut buffer[..PIECE_BYTES.min(tensor.range.end - start)];
+            self.file.read_at(start, piece)?;
+            each(piece);
         }
         Ok(())
     }
@@ -77,16 +76,11 @@ impl TensorFile {
     /// Converts a tensor of F64, F32, F16 or BF16 elements to `f32`, rounding F64 to nearest even.
     ///
     /// # Errors
-    /// [`CheckpointError::Unsupported`] for other element types; [`CheckpointError::Shrunk`] when the file has been
-    /// cut; [`CheckpointError::Internal`] when `out` has another number of elements.
+    /// [`CheckpointError::Unsupported`] for other element types and for finite F64 elements beyond the range of
+    /// `f32`; [`CheckpointError::Shrunk`] when the file has been cut; [`CheckpointError::Internal`] when `out` has
+    /// another number of elements.
     pub fn read_f32(&self, tensor: &TensorInfo, out: &mut [f32]) -> Result<()> {
-        let numel: usize = tensor.shape.iter().product();
-        if numel != out.len() {
-            let (name, room) = (&tensor.name, out.len());
-            return Err(CheckpointError::Internal(format!(
-                "room for {room} of {numel} elements of '{name}'"
-            )));
-        }
+        check_room(tensor, "elements", tensor.shape.iter().product(), out.len())?;
         self.read_f32_part(tensor, 0, out)
     }
 
@@ -95,13 +89,25 @@ impl TensorFile {
         self.check_readable(tensor)?;
         let size = tensor.dtype.bitsize() / 8;
         let begin = tensor.range.start + start * size;
-        let mut rest = out;
-        self.chunks(begin..begin + rest.len() * size, |bytes| {
-            let (now, later) = std::mem::take(&mut rest).split_at_mut(bytes.len() / size);
-            rest = later;
-            widen(tensor.dtype, bytes, now);
-            Ok(())
-        })
+        if tensor.dtype == StoredDtype::F32 {
+            return self.file.read_large_at(begin, bytemuck::cast_slice_mut(out));
+        }
+        let piece_len = PIECE_BYTES / size;
+        let convert = |buffer: &mut Vec<u8>, (i, out): (usize, &mut [f32])| {
+            let first = i * piece_len;
+            buffer.resize(out.len() * size, 0);
+            self.file.read_at(begin + first * size, buffer)?;
+            let Some((at, value)) = widen(tensor.dtype, buffer, out) else { return Ok(()) };
+            Err(CheckpointError::unsupported(
+                self.path(),
+                &tensor.name,
+                format!("element {} is {value:e}, which is too large for f32", start + first + at),
+                "use a version of this model in F32 or BF16, or correct the value",
+            ))
+        };
+        let pieces = out.par_chunks_mut(piece_len).enumerate().map_init(Vec::new, convert);
+        // Of several errors the first in the file, whatever the number of threads.
+        pieces.find_map_first(Result::err).map_or(Ok(()), Err)
     }
 
     /// Refuses the element types that [`TensorFile::read_f32`] does not convert.
@@ -125,4 +131,12 @@ impl TensorFile {
             )),
         }
     }
+}
+
+fn check_room(tensor: &TensorInfo, unit: &str, expected: usize, room: usize) -> Result<()> {
+    if room == expected {
+        return Ok(());
+    }
+    let name = &tensor.name;
+    Err(CheckpointError::Internal(format!("room for {room} of {expected} {unit} of '{name}'")))
 }

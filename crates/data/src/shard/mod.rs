@@ -1,4 +1,4 @@
-//! Token shards on the disk: a memory-mapped file of tokens, and the folder that holds a dataset of them.
+//! Token shards on the disk: a file of tokens, read at positions, and the folder that holds a dataset of them.
 //!
 //! docs/data-format.md specifies both. A file is complete or absent, says which tokenizer made it, and carries
 //! checksums with which any flipped bit is found and located.

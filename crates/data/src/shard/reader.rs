@@ -1,22 +1,25 @@
-//! Reading a shard through a memory map.
+//! Reading a shard at positions, into given memory.
 //!
 //! Opening checks the header, the size and the table of checksums, which together are some kilobytes; the content
-//! is checked by [`Shard::verify`]. Before every read the file's size is asked again: a file that was truncated
-//! meanwhile is an error, where touching its map would be the end of the process. A file cut in the instant
-//! between the question and the read is beyond this; `verify` reads without the map and has no such instant.
+//! is checked by [`Shard::verify`]. Nothing is kept in memory and nothing is mapped: a file that is cut while it is
+//! in use is an error, where touching its map would be the end of the process.
 
 use std::fs::File;
-use std::io::{Read, Seek, SeekFrom};
+use std::io;
 use std::ops::Range;
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
-use memmap2::Mmap;
 use xxhash_rust::xxh3::xxh3_64;
 
 use super::header::{CHUNK_BYTES, HEADER_BYTES, Layout, ShardHeader, TokenWidth};
 use crate::error::{DataError, Result};
 use crate::stream::outside_vocabulary;
 
+/// Tokens of one read of the file.
+const READ_TOKENS: usize = 1 << 16;
+/// Document ends of one read of the file.
+const READ_ENDS: usize = 512;
 const FIX: &str = "tokenize again, or restore the file";
 
 /// An open shard.
@@ -24,7 +27,6 @@ const FIX: &str = "tokenize again, or restore the file";
 pub struct Shard {
     path: PathBuf,
     file: File,
-    map: Mmap,
     header: ShardHeader,
     layout: Layout,
 }
@@ -36,7 +38,7 @@ impl Shard {
     /// No such file; no shard; another version; a damaged header; a size that is not the header's.
     pub fn open(path: &Path) -> Result<Shard> {
         let corrupt = |what: String| DataError::corrupt(path, what, FIX);
-        let mut file = File::open(path).map_err(DataError::io(path, "open the shard"))?;
+        let file = File::open(path).map_err(DataError::io(path, "open the shard"))?;
         let file_bytes = file.metadata().map_err(DataError::io(path, "open the shard"))?.len();
         let mut bytes = [0; HEADER_BYTES];
         if file_bytes < HEADER_BYTES as u64 {
@@ -44,19 +46,15 @@ impl Shard {
                 "it has {file_bytes} bytes, fewer than the header of a token shard"
             )));
         }
-        file.read_exact(&mut bytes).map_err(DataError::io(path, "read the shard"))?;
+        file.read_exact_at(&mut bytes, 0).map_err(DataError::io(path, "read the shard"))?;
         let header = ShardHeader::from_bytes(&bytes).map_err(corrupt)?;
         let layout = header.layout().ok_or_else(|| corrupt("its counts are impossible".to_owned()))?;
         if file_bytes != layout.table.end {
             let expected = layout.table.end;
             return Err(corrupt(format!("it has {file_bytes} bytes where its header says {expected}")));
         }
-        // SAFETY: the map is read only, and every access first checks that the file still has its full length; a
-        // file that changes in place can give other tokens, which are checked against the vocabulary, but nothing
-        // here relies on the bytes staying the same.
-        let map = unsafe { Mmap::map(&file) }.map_err(DataError::io(path, "map the shard"))?;
-        let shard = Shard { path: path.to_path_buf(), file, map, header, layout };
-        if xxh3_64(shard.bytes(shard.layout.table.clone())?) != shard.header.table_checksum {
+        let shard = Shard { path: path.to_path_buf(), file, header, layout };
+        if xxh3_64(&shard.table()?) != shard.header.table_checksum {
             return Err(shard.corrupt("its table of checksums is damaged".to_owned()));
         }
         Ok(shard)
@@ -81,29 +79,19 @@ impl Shard {
                 "{len} tokens wanted at {start} of {name}, which has {count}"
             )));
         };
-        let base = self.layout.tokens.start;
-        let bytes = self.bytes(base + start * width..base + end * width)?;
-        let mut largest = 0;
-        match self.header.width {
-            TokenWidth::U16 => {
-                for (out, bytes) in out.iter_mut().zip(bytes.chunks_exact(2)) {
-                    let token = u32::from(u16::from_le_bytes([bytes[0], bytes[1]]));
-                    largest = largest.max(token);
-                    *out = token as i32;
-                }
+        let mut bytes = vec![0; out.len().min(READ_TOKENS) * width as usize];
+        for (first, out) in (start..end).step_by(READ_TOKENS).zip(out.chunks_mut(READ_TOKENS)) {
+            let bytes = &mut bytes[..out.len() * width as usize];
+            self.read_at(self.layout.tokens.start + first * width, bytes)?;
+            let largest = match self.header.width {
+                TokenWidth::U16 => unpack(bytes, out, |b: [u8; 2]| u16::from_le_bytes(b).into()),
+                TokenWidth::U32 => unpack(bytes, out, u32::from_le_bytes),
+            };
+            if largest >= self.header.vocab_size || i32::try_from(largest).is_err() {
+                let at = first + out.iter().position(|&token| token as u32 == largest).unwrap_or(0) as u64;
+                let name = self.path.display().to_string();
+                return Err(outside_vocabulary(&name, largest, at, self.header.vocab_size as usize));
             }
-            TokenWidth::U32 => {
-                for (out, bytes) in out.iter_mut().zip(bytes.chunks_exact(4)) {
-                    let token = u32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]);
-                    largest = largest.max(token);
-                    *out = token as i32;
-                }
-            }
-        }
-        if largest >= self.header.vocab_size || i32::try_from(largest).is_err() {
-            let at = start + out.iter().position(|&token| token as u32 == largest).unwrap_or(0) as u64;
-            let name = self.path.display().to_string();
-            return Err(outside_vocabulary(&name, largest, at, self.header.vocab_size as usize));
         }
         Ok(())
     }
@@ -114,19 +102,33 @@ impl Shard {
     /// # Errors
     /// A file that shrank; ends that are out of order.
     pub fn document_ends(&self, range: Range<u64>, out: &mut Vec<u64>) -> Result<()> {
-        let table = self.bytes(self.layout.ends.clone())?;
-        let end_of = |document: usize| {
-            let mut bytes = [0; 8];
-            bytes.copy_from_slice(&table[document * 8..document * 8 + 8]);
-            u64::from_le_bytes(bytes)
-        };
-        let (mut low, mut high) = (0, table.len() / 8);
-        while low < high {
-            let middle = low + (high - low) / 2;
-            if end_of(middle) < range.start { low = middle + 1 } else { high = middle }
+        let count = self.header.document_count;
+        // Each look is a read of the file: the first two are on either side of where the range begins if documents
+        // are of one length, and the last few ends are read together.
+        let guess = u128::from(range.start) * u128::from(count) / u128::from(self.header.token_count.max(1));
+        let margin = 2 * READ_ENDS as u64;
+        let mut looks =
+            [(guess as u64).saturating_sub(margin), (guess as u64).saturating_add(margin)].into_iter();
+        let (mut low, mut high) = (0, count);
+        while high - low > READ_ENDS as u64 {
+            let look = looks.next().filter(|look| (low..high).contains(look));
+            let look = look.unwrap_or(low + (high - low) / 2);
+            let mut end = [0];
+            self.read_ends(look, &mut end)?;
+            if end[0] < range.start { low = look + 1 } else { high = look }
         }
         let before = out.len();
-        out.extend((low..table.len() / 8).map(end_of).take_while(|&end| end < range.end));
+        let mut ends = [0; READ_ENDS];
+        while low < count {
+            let ends = &mut ends[..READ_ENDS.min((count - low) as usize)];
+            self.read_ends(low, ends)?;
+            low += ends.len() as u64;
+            let from = if out.len() > before { 0 } else { ends.partition_point(|&end| end < range.start) };
+            out.extend(ends[from..].iter().take_while(|&&end| end < range.end));
+            if ends.iter().any(|&end| end >= range.end) {
+                break;
+            }
+        }
         let is_ascending = out[before..].is_sorted_by(|a, b| a < b);
         if !is_ascending || out.get(before).is_some_and(|&end| end < range.start) {
             let (start, end) = (self.layout.ends.start, self.layout.ends.end);
@@ -140,16 +142,12 @@ impl Shard {
     /// # Errors
     /// The first chunk that differs, by its byte range.
     pub fn verify(&self) -> Result<()> {
-        let table = self.bytes(self.layout.table.clone())?.to_vec();
-        let mut file = File::open(&self.path).map_err(DataError::io(&self.path, "open the shard"))?;
-        file.seek(SeekFrom::Start(self.layout.data.start))
-            .map_err(DataError::io(&self.path, "read the shard"))?;
         let mut chunk = vec![0; CHUNK_BYTES as usize];
-        for (number, expected) in table.chunks_exact(8).enumerate() {
+        for (number, expected) in self.table()?.chunks_exact(8).enumerate() {
             let start = self.layout.data.start + number as u64 * CHUNK_BYTES;
             let end = (start + CHUNK_BYTES).min(self.layout.data.end);
             let chunk = &mut chunk[..(end - start) as usize];
-            file.read_exact(chunk).map_err(DataError::io(&self.path, "read the shard"))?;
+            self.read_at(start, chunk)?;
             if xxh3_64(chunk).to_le_bytes() != expected {
                 return Err(self.corrupt(format!("the checksum of bytes {start} to {} is wrong", end - 1)));
             }
@@ -157,17 +155,45 @@ impl Shard {
         Ok(())
     }
 
-    /// A part of the map, after making sure that the file is still all there.
-    fn bytes(&self, range: Range<u64>) -> Result<&[u8]> {
-        let now = self.file.metadata().map_err(DataError::io(&self.path, "read the shard"))?.len();
-        if now < self.layout.table.end {
-            let before = self.layout.table.end;
-            return Err(self.corrupt(format!("it shrank from {before} to {now} bytes while it was in use")));
-        }
-        Ok(&self.map[range.start as usize..range.end as usize])
+    /// The checksums of the chunks, as they are in the file.
+    fn table(&self) -> Result<Vec<u8>> {
+        let table = &self.layout.table;
+        let mut bytes = vec![0; (table.end - table.start) as usize];
+        self.read_at(table.start, &mut bytes)?;
+        Ok(bytes)
+    }
+
+    /// Fills `out` with the ends from that of document `first` on.
+    fn read_ends(&self, first: u64, out: &mut [u64]) -> Result<()> {
+        self.read_at(self.layout.ends.start + first * 8, bytemuck::cast_slice_mut(out))?;
+        out.iter_mut().for_each(|end| *end = u64::from_le(*end));
+        Ok(())
+    }
+
+    /// Fills `out` with the bytes of the file from `start` on.
+    fn read_at(&self, start: u64, out: &mut [u8]) -> Result<()> {
+        self.file.read_exact_at(out, start).map_err(|error| match error.kind() {
+            io::ErrorKind::UnexpectedEof => {
+                let (before, now) =
+                    (self.layout.table.end, self.file.metadata().map_or(0, |file| file.len()));
+                self.corrupt(format!("it shrank from {before} to {now} bytes while it was in use"))
+            }
+            _ => DataError::io(&self.path, "read the shard")(error),
+        })
     }
 
     fn corrupt(&self, what: String) -> DataError {
         DataError::corrupt(&self.path, what, FIX)
     }
+}
+
+/// Converts stored tokens and returns the largest.
+fn unpack<const N: usize>(bytes: &[u8], out: &mut [i32], token: impl Fn([u8; N]) -> u32) -> u32 {
+    let mut largest = 0;
+    for (out, bytes) in out.iter_mut().zip(bytes.as_chunks().0) {
+        let token = token(*bytes);
+        largest = largest.max(token);
+        *out = token as i32;
+    }
+    largest
 }

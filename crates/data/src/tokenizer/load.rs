@@ -9,10 +9,11 @@ use std::fs;
 use std::path::Path;
 use std::sync::OnceLock;
 
-use serde_json::Value;
+use serde_json::{Map, Value, json};
 use tokenizers::AddedToken;
 
-use super::{Tokenizer, build, canonical_hash, choose_engine};
+use super::budget::Budget;
+use super::{GENERAL_BYTES_IN_FLIGHT, Tokenizer, begin, build, canonical_hash, choose_engine};
 use crate::error::{DataError, Result};
 use crate::files;
 
@@ -32,6 +33,9 @@ const SIDE_FILES: [&str; 8] = [
 const DOCUMENT_ENDS: [&str; 3] = [build::END_OF_TEXT, "<|end_of_text|>", "<｜end▁of▁sentence｜>"];
 /// Names tried last, for a lone `tokenizer.json`.
 const TEXT_ENDS: [&str; 4] = ["</s>", "<eos>", "<|im_end|>", "<|eot_id|>"];
+
+/// Where a tokenizer that is saved without its model says which tokens the model's own files named.
+const NAMED_FILE: &str = "generation_config.json";
 
 /// Token ids that a model's own files name.
 #[derive(Debug, Default)]
@@ -66,7 +70,7 @@ pub(super) fn load(path: &Path) -> Result<Tokenizer> {
         }
     }
     let mut named = Named::default();
-    for name in ["generation_config.json", "config.json"] {
+    for name in [NAMED_FILE, "config.json"] {
         let side = path.join(name);
         if side.exists() {
             let config: Value = files::read_json(&side, "restore the file, or remove it")?;
@@ -130,10 +134,14 @@ pub(super) fn from_parts(
                 "load the whole folder, or add \"eos_token\" to its tokenizer_config.json",
             )
         })?;
-    let mut stop_tokens: Vec<u32> = listed.into_iter().chain(own_end).chain([end_of_document]).collect();
+    let named = Named { ends: listed, begin: named.begin.filter(|&id| whole.id_to_token(id).is_some()) };
+    let mut stop_tokens: Vec<u32> =
+        named.ends.iter().copied().chain(own_end).chain([end_of_document]).collect();
     stop_tokens.sort_unstable();
     stop_tokens.dedup();
-    let begin = by_key("bos_token").or(named.begin.filter(|&id| whole.id_to_token(id).is_some()));
+    let begin = by_key("bos_token").or(named.begin);
+    let template_begin = begin::of_template(&whole, &stop_tokens)
+        .map_err(|e| broken(format!("cannot encode a letter: {e}")))?;
 
     if !side_files.contains_key("tokenizer_config.json") {
         let name = whole.id_to_token(end_of_document).unwrap_or_default();
@@ -149,22 +157,43 @@ pub(super) fn from_parts(
         whole,
         literal: OnceLock::new(),
         engine,
+        budget: Budget::new(GENERAL_BYTES_IN_FLIGHT),
         cut,
         vocab_size,
         end_of_document,
         stop_tokens,
         begin,
+        document_begin: template_begin.clone(),
+        template_begin,
+        named,
     })
 }
 
 impl Named {
+    /// The file that says the same to [`load`], if there is anything to say.
+    pub(super) fn file(&self) -> Option<(&'static str, String)> {
+        let mut ids = Map::new();
+        if let Some(begin) = self.begin {
+            ids.insert("bos_token_id".to_owned(), json!(begin));
+        }
+        if !self.ends.is_empty() {
+            ids.insert("eos_token_id".to_owned(), json!(self.ends));
+        }
+        (!ids.is_empty()).then(|| (NAMED_FILE, format!("{:#}\n", Value::Object(ids))))
+    }
+
     /// Adds `eos_token_id` (a number or a list) and `bos_token_id` of a model's config.
     fn add(&mut self, config: &Value) {
         let id = |value: &Value| value.as_u64().and_then(|id| u32::try_from(id).ok());
-        match config.get("eos_token_id") {
-            Some(Value::Array(ids)) => self.ends.extend(ids.iter().filter_map(id)),
-            Some(value) => self.ends.extend(id(value)),
-            None => {}
+        let ends = match config.get("eos_token_id") {
+            Some(Value::Array(ids)) => ids.as_slice(),
+            Some(value) => std::slice::from_ref(value),
+            None => &[],
+        };
+        for end in ends.iter().filter_map(id) {
+            if !self.ends.contains(&end) {
+                self.ends.push(end);
+            }
         }
         self.begin = self.begin.or_else(|| config.get("bos_token_id").and_then(id));
     }

@@ -103,7 +103,8 @@ impl Config {
     /// missing keys and keys that contradict each other.
     pub fn load<S: AsRef<str>>(path: &Path, sets: &[S]) -> Result<Parsed, ConfigErrors> {
         let bytes = std::fs::read(path).map_err(|error| {
-            ConfigErrors::one(Origin::File { file: path.into() }, format!("cannot be read: {error}"))
+            let message = format!("cannot be read: {error}{}", crate::advice::advice(&error));
+            ConfigErrors::one(Origin::File { file: path.into() }, message)
         })?;
         Self::parse(path, &bytes, sets)
     }

@@ -1,5 +1,6 @@
 //! Why metrics could not be written or read: the file, the reason, and what to do.
 
+use crate::advice::advice;
 use std::io;
 use std::path::{Path, PathBuf};
 
@@ -27,16 +28,5 @@ pub enum MetricsError {
 impl MetricsError {
     pub(super) fn io<'a>(action: &'static str, path: &'a Path) -> impl FnOnce(io::Error) -> Self + 'a {
         move |source| Self::Io { action, path: path.to_owned(), source }
-    }
-}
-
-/// What to do about the errors that a user can mend.
-fn advice(source: &io::Error) -> &'static str {
-    match source.kind() {
-        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => "; free some space, then resume the run",
-        io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem => {
-            "; choose a run folder that you may write to"
-        }
-        _ => "",
     }
 }

@@ -1,5 +1,6 @@
 //! Why a report could not be made.
 
+use crate::advice::advice;
 use std::io;
 use std::path::PathBuf;
 
@@ -13,7 +14,7 @@ pub enum ReportError {
         folder: PathBuf,
     },
     /// A file of the run cannot be read.
-    #[error("{}: cannot read: {source}", path.display())]
+    #[error("{}: cannot read: {source}{}", path.display(), advice(source))]
     Read {
         /// The file.
         path: PathBuf,
@@ -24,7 +25,7 @@ pub enum ReportError {
     #[error(transparent)]
     Metrics(#[from] crate::metrics::MetricsError),
     /// The page or the summary cannot be written.
-    #[error("{}: cannot write: {source}", path.display())]
+    #[error("{}: cannot write: {source}{}", path.display(), advice(source))]
     Write {
         /// The file.
         path: PathBuf,

@@ -1,5 +1,6 @@
 //! What can end a run, and whose fault it is.
 
+use crate::advice::advice;
 use crate::config::ConfigErrors;
 use crate::metrics::MetricsError;
 use crate::report::ReportError;
@@ -40,7 +41,7 @@ pub enum RunError {
     #[error(transparent)]
     Learn(#[from] LearnError),
     /// A file of the run folder.
-    #[error("cannot {action} {}: {source}", path.display())]
+    #[error("{}: cannot {action}: {source}{}", path.display(), advice(source))]
     Io {
         /// The file.
         path: PathBuf,

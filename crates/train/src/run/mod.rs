@@ -5,12 +5,15 @@
 //! <out>/tokenizer/       the tokenizer                      <out>/hf/                   the last state as a Hugging Face folder
 //! <out>/metrics.jsonl    every reported step and event      <out>/sample.txt            what the model wrote at the end
 //! <out>/events.out.*     the same for TensorBoard           <out>/report.html           curves and figures on one page
+//! <out>/source/          what init_from said of its model
 //! ```
 
 mod corpus;
 mod error;
+mod finish;
 mod fit;
 mod folder;
+mod open;
 pub(crate) mod saved;
 pub(crate) mod setup;
 mod trainer;
@@ -21,15 +24,17 @@ pub use folder::RunFolder;
 pub use setup::{Planned, plan};
 pub use trainer::{Observer, Outcome, Start, train};
 
-use xtrain_data::Progress;
+use xtrain_data::{Learning, Progress, Vocabulary};
 
 /// Something that a run does before its first step.
 #[derive(Clone, Debug)]
 pub enum Notice {
-    /// A vocabulary is learned from the training text.
-    LearningVocabulary {
-        /// Tokens that it will have at most.
-        size: usize,
+    /// A vocabulary is made of the training text.
+    Learning {
+        /// Which.
+        vocabulary: Vocabulary,
+        /// How far it is.
+        progress: Learning,
     },
     /// A text is turned into tokens.
     Tokenizing {

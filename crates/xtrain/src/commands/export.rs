@@ -4,17 +4,30 @@ use super::open_model;
 use crate::cli::{ExportArgs, Precision};
 use crate::failure::Failure;
 use crate::terminal;
+use std::path::Path;
 use xtrain_checkpoint::hf::{ExportDtype, ExportOptions};
-use xtrain_train::exchange::export;
+use xtrain_train::exchange::{export, warn_of_what_stays};
 
 pub(crate) fn run(args: &ExportArgs) -> Result<(), Failure> {
+    // Said before the weights are read, which may take minutes; the export itself checks again what may be replaced.
+    let holds_something = |folder: &Path| folder.read_dir().is_ok_and(|mut entries| entries.next().is_some());
+    if !args.overwrite && holds_something(&args.out) {
+        return Err(Failure::user(format!(
+            "{} exists already and is not empty; choose another folder, or replace it with --overwrite",
+            args.out.display()
+        )));
+    }
     let mut opened = open_model(&args.model)?;
     let dtype = match args.dtype {
-        Precision::Fp32 => ExportDtype::F32,
-        Precision::Bf16 => ExportDtype::Bf16,
+        Some(Precision::Fp32) => ExportDtype::F32,
+        Some(Precision::Bf16) => ExportDtype::Bf16,
+        None => opened.export_dtype,
     };
     let options =
         ExportOptions { dtype, max_shard_bytes: args.max_shard_mb * 1_000_000, overwrite: args.overwrite };
+    if opened.step.is_none() {
+        warn_of_what_stays(&args.model.model, &opened.tokenizer);
+    }
     export(&mut opened.weights, &opened.identity, &opened.tokenizer, &args.out, &options)?;
     terminal::print(&format!("Hugging Face folder: {}\n", args.out.display())).map(|_| ())
 }

@@ -38,8 +38,8 @@ pub(crate) fn run(args: &GenerateArgs) -> Result<(), Failure> {
         )));
     }
     if tokens.len() + args.max_tokens > limit {
-        eprintln!(
-            "note: prompt and --max-tokens together exceed the {limit} tokens of context that the model is meant for"
+        tracing::info!(
+            "prompt and --max-tokens exceed the model's context of {limit} tokens: whenever it is full, the older half is forgotten"
         );
     }
     let sampling =

@@ -1,0 +1,159 @@
+//! Texts, shards and tokenizers that are missing, empty, damaged or another's.
+
+use crate::place::Place;
+
+fn refused(place: &Place, data: &str, words: &[&str]) {
+    place.run(&format!("train run.toml --out out --set data.train={data}")).refuses(words);
+    assert!(!place.exists("out"), "{data} left a run folder");
+}
+
+/// Shards of a.txt in bytes, at `shards`.
+fn tokenized() -> Place {
+    let place = Place::new();
+    place.run("tokenize a.txt --bytes --out shards").succeeds();
+    place
+}
+
+#[test]
+fn missing_empty_and_unreadable_texts_are_refused_by_every_verb() {
+    let place = Place::new();
+    place.train("model", "--set train.steps=2");
+    place.write("empty.txt", b"");
+    place.write("latin1.txt", b"caf\xe9 und so weiter\n");
+    place.write("folder/notes.md", b"no text of a known kind");
+    place.write("lines.jsonl", b"{\"text\": \"one\"}\n{\"text\": 2}\n");
+    place.write("torn.jsonl", b"{\"text\": \"one\"}\n{\"text\": \"tw");
+    place.write("no.jsonl.gz", b"not gzip at all");
+    place.write("no.txt.zst", b"not zstd at all");
+    place.write("no.parquet", b"PAR1 but no more");
+    for (name, words) in [
+        ("missing.txt", &["missing.txt", "No such file", "check the path"][..]),
+        ("empty.txt", &["empty.txt", "text"]),
+        ("latin1.txt", &["latin1.txt", "byte 3", "UTF-8"]),
+        ("folder", &["folder"]),
+        ("lines.jsonl", &["lines.jsonl, line 2", "text"]),
+        ("torn.jsonl", &["torn.jsonl, line 2"]),
+        ("no.jsonl.gz", &["no.jsonl.gz"]),
+        ("no.txt.zst", &["no.txt.zst"]),
+        ("no.parquet", &["no.parquet"]),
+    ] {
+        refused(&place, name, words);
+        place.run(&format!("eval model --data {name}")).refuses(words);
+        place.run(&format!("tokenize {name} --bytes --out tokens")).refuses(words);
+        assert!(!place.exists("tokens/dataset.json"), "{name}");
+        let _ = std::fs::remove_dir_all(place.path("tokens"));
+    }
+    place.write("short.txt", b"abc");
+    refused(&place, "short.txt", &["short.txt", "4 tokens", "too few", "more text"]);
+    place
+        .run("train run.toml --out out --set data.train=short.txt --set data.held_out=0 --set eval.every=0")
+        .refuses(&["short.txt", "too few", "shorter sequence"]);
+    place
+        .run("train run.toml --out out --set data.text_field=body --set data.train=lines.jsonl")
+        .refuses(&["body", "\"text\""]);
+}
+
+#[test]
+fn truncated_and_flipped_shards_are_refused() {
+    let place = tokenized();
+    let whole = place.read("shards/shard-00000.tokens");
+    place.write("shards/shard-00000.tokens", &whole[..whole.len() - 5]);
+    refused(&place, "shards", &["shard-00000.tokens", "bytes", "tokenize again"]);
+    place.write("shards/shard-00000.tokens", &whole[..10]);
+    refused(&place, "shards", &["shard-00000.tokens", "header"]);
+    // A flipped bit of the header, and of the table of checksums at the end.
+    for at in [9, 40, whole.len() - 3] {
+        let mut flipped = whole.clone();
+        flipped[at] ^= 4;
+        place.write("shards/shard-00000.tokens", &flipped);
+        refused(&place, "shards", &["shard-00000.tokens"]);
+    }
+    // A flipped bit of the content is found where everything is read.
+    let mut flipped = whole.clone();
+    flipped[whole.len() / 2] ^= 1;
+    place.write("shards/shard-00000.tokens", &flipped);
+    place
+        .run("tokenize a.txt --bytes --out shards --verify")
+        .refuses(&["shard-00000.tokens", "checksum of bytes"]);
+    std::fs::remove_file(place.path("shards/shard-00000.tokens")).expect("removes");
+    refused(&place, "shards", &["shard-00000.tokens", "No such file"]);
+}
+
+#[test]
+fn tokens_of_another_vocabulary_are_refused() {
+    let place = tokenized();
+    place.run("tokenize a.txt --chars --out chars").succeeds();
+    place.run("tokenize a.txt --bpe 400 --out bpe").succeeds();
+    refused(&place, "bpe", &["bpe", "another tokenizer", "data.tokenizer"]);
+    refused(&place, "['a.txt','chars']", &["chars", "another tokenizer"]);
+    // A token that no vocabulary of the header has: overwritten in place, where only reading can tell.
+    let mut bytes = place.read("shards/shard-00000.tokens");
+    let content = bytes.len() / 4..bytes.len() / 2;
+    bytes[content.start / 2 * 2..content.end / 2 * 2].fill(0x7F);
+    place.write("shards/shard-00000.tokens", &bytes);
+    let ran = place.run("train run.toml --out out --set data.train=shards");
+    ran.refuses(&["shards", "token 32639", "vocabulary", "257"]);
+    place.train("model", "--set train.steps=2");
+    place.run("eval model --data shards").refuses(&["token 32639"]);
+    place.run("eval model --data bpe").refuses(&["bpe", "another tokenizer"]);
+    place.run("eval model --data chars").refuses(&["chars", "another tokenizer"]);
+}
+
+#[test]
+fn files_and_folders_in_each_others_place_are_refused() {
+    let place = tokenized();
+    std::fs::create_dir_all(place.path("folder.txt")).expect("a folder");
+    refused(&place, "folder.txt", &["folder.txt"]);
+    place.write("file", b"x");
+    for command in [
+        "train run.toml --out file",
+        "train run.toml --out file/inside",
+        "train run.toml --out out --set data.cache_dir=file",
+        "tokenize a.txt --bytes --out file",
+    ] {
+        place.run(command).refuses(&["file", "choose another name"]);
+    }
+    assert_eq!(place.read("file"), b"x");
+    place
+        .run("tokenize a.txt --tokenizer folder.txt --out tokens")
+        .refuses(&["folder.txt", "tokenizer.json"]);
+    place.run("train run.toml --out out --set data.tokenizer=missing").refuses(&["missing", "tokenizer"]);
+    place.run("train run.toml --out out --set data.tokenizer=a.txt").refuses(&["a.txt", "not JSON"]);
+    place.run("generate file --prompt the").refuses(&["file", "neither a run folder"]);
+    place.run("eval file --data a.txt").refuses(&["file", "neither a run folder"]);
+    place.run("export folder.txt --out hf").refuses(&["folder.txt", "neither a run folder"]);
+    place.run("report folder.txt").refuses(&["folder.txt"]);
+    place.run("report file").refuses(&["file"]);
+    // A folder that is a dataset already is not mixed with another one.
+    place.run("tokenize b.txt --bytes --out shards").refuses(&["shards", "already holds a dataset"]);
+    place.write("used/notes.txt", b"mine");
+    place.run("tokenize b.txt --bytes --out used").refuses(&["used", "not empty"]);
+    assert_eq!(place.read("used/notes.txt"), b"mine");
+}
+
+#[test]
+fn tokenizing_goes_on_after_a_stop_and_gives_the_same_shards() {
+    let place = tokenized();
+    let big: Vec<u8> = place.read("a.txt").repeat(400);
+    place.write("big.txt", &big);
+    place.run("tokenize big.txt --chars --shard-tokens 1M --out whole").succeeds();
+    let mut stops = 0;
+    for patience in 0.. {
+        let mut child = place.command("tokenize big.txt --chars --shard-tokens 1M --out parts");
+        let mut child = child.stderr(std::process::Stdio::null()).spawn().expect("starts");
+        std::thread::sleep(std::time::Duration::from_millis(40 * (patience + 1)));
+        if let Some(status) = child.try_wait().expect("waits") {
+            assert!(status.success());
+            break;
+        }
+        child.kill().expect("a kill");
+        child.wait().expect("ends");
+        stops += 1;
+    }
+    println!("{stops} kills");
+    let shards: Vec<String> = place.names("whole").into_iter().filter(|n| n.ends_with(".tokens")).collect();
+    assert!(shards.len() > 1, "{shards:?}");
+    for shard in shards {
+        assert!(place.read(&format!("whole/{shard}")) == place.read(&format!("parts/{shard}")), "{shard}");
+    }
+}

@@ -1,0 +1,201 @@
+//! `xtrain plan`: the counts of known models, a table that adds up, and the memory that a run then holds.
+
+use crate::place::Place;
+use serde_json::Value;
+use std::path::Path;
+use std::time::Instant;
+
+fn examples(file: &str) -> String {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../examples").join(file).display().to_string()
+}
+
+fn plan(place: &Place, arguments: &str) -> String {
+    place.run(&format!("plan {arguments}")).succeeds().stdout
+}
+
+/// The number that stands in the row of the memory table that begins so.
+fn row(text: &str, name: &str) -> u64 {
+    let line =
+        text.lines().find(|line| line.starts_with(name)).unwrap_or_else(|| panic!("no row {name}:\n{text}"));
+    // A row's name may hold numbers; its bytes stand in a column of their own.
+    bytes_of(line).unwrap_or_else(|| panic!("no bytes in {line:?}"))
+}
+
+/// The second column of a row of the memory table.
+fn bytes_of(line: &str) -> Option<u64> {
+    line.get(44..62)?.trim().replace(',', "").parse().ok()
+}
+
+/// The rows of the memory table, without its total.
+fn rows(text: &str) -> Vec<(String, u64)> {
+    let table = text.lines().skip_while(|line| !line.starts_with("memory ")).skip(1);
+    let rows = table.take_while(|line| !line.starts_with("total"));
+    rows.map(|line| (line[..44].trim().to_owned(), bytes_of(line).expect("a number"))).collect()
+}
+
+#[test]
+fn the_parameters_of_llama_3_are_the_known_ones_and_the_table_adds_up() {
+    let place = Place::new();
+    for (file, parameters) in [("llama3_8b.toml", 8_030_261_248u64), ("llama3_70b.toml", 70_553_706_496)] {
+        let text = plan(&place, &examples(file));
+        let shown: String = parameters
+            .to_string()
+            .as_bytes()
+            .rchunks(3)
+            .rev()
+            .map(|c| String::from_utf8_lossy(c) + ",")
+            .collect();
+        assert!(text.contains(&format!("{} (", shown.trim_end_matches(','))), "{text}");
+        let rows = rows(&text);
+        assert!(rows.len() >= 8, "{text}");
+        assert_eq!(rows.iter().map(|(_, bytes)| bytes).sum::<u64>(), row(&text, "total"), "{text}");
+        // State that the recipe fixes: fp32 masters, gradients and moments, bf16 copies of the matrices.
+        for name in ["masters", "gradients", "first moments", "second moments"] {
+            assert_eq!(row(&text, name), 4 * parameters, "{name}\n{text}");
+        }
+        let compute = row(&text, "compute weights");
+        assert!(compute <= 2 * parameters && compute > 2 * parameters - parameters / 100, "{text}");
+        assert!(!place.exists("runs"), "a plan wrote something");
+    }
+}
+
+#[test]
+fn logits_and_workspace_are_told_wherever_the_peak_is() {
+    let place = Place::new();
+    // A chunk of 1024 tokens in bf16, and two f32 terms for each of the 8192 tokens of a sequence.
+    let logits = 1024 * 128_256 * 2 + 8192 * 2 * 4;
+    let mut away = Vec::new();
+    for recompute in ["none", "norms", "block"] {
+        let text = plan(&place, &format!("{} --set train.recompute={recompute}", examples("llama3_8b.toml")));
+        assert_eq!(row(&text, "logits of a chunk"), logits, "{text}");
+        assert_eq!(row(&text, "workspace of other ops"), 0, "{text}");
+        let table = rows(&text).iter().any(|(name, _)| name == "logits of a chunk");
+        assert_ne!(table, text.contains("not at the peak"), "{text}");
+        away.push(!table);
+    }
+    assert_eq!(away, [false, false, true]);
+}
+
+#[test]
+fn a_plan_opens_no_data_and_works_for_every_kind_of_tokenizer_whose_size_is_known() {
+    let place = Place::new();
+    std::fs::remove_file(place.path("a.txt")).expect("removes");
+    assert!(plan(&place, "run.toml").contains("vocabulary 257"));
+    assert!(plan(&place, "run.toml --set data.tokenizer=bpe").contains("vocabulary 4096"));
+    assert!(
+        plan(&place, "run.toml --set data.tokenizer=chars --set model.vocab_size=65")
+            .contains("vocabulary 65")
+    );
+    let bounded = plan(&place, "run.toml --set data.tokenizer=chars");
+    assert!(bounded.contains("at most 1,112,065: a.txt is not there to count its characters"), "{bounded}");
+    let missing = place.run("plan run.toml --set data.tokenizer=some/folder");
+    missing.refuses(&["some/folder"]);
+    assert!(
+        plan(&place, "run.toml --set data.tokenizer=some/folder --set model.vocab_size=900")
+            .contains("vocabulary 900")
+    );
+}
+
+#[test]
+fn a_plan_of_far_too_much_is_told_and_not_allocated() {
+    let place = Place::new();
+    let text = plan(&place, "run.toml --set data.seq_len=16777216 --set model.dim=1024");
+    assert!(row(&text, "rotation tables") == 16_777_216 * 512 * 4, "{text}");
+    let absurd = "--set data.seq_len=16777216 --set train.batch_size=16777216 --set model.dim=65536";
+    place.run(&format!("plan run.toml {absurd}")).refuses(&[
+        "data.seq_len",
+        "train.micro_batch_size",
+        "slip",
+    ]);
+}
+
+#[test]
+fn the_dump_names_every_instance() {
+    let place = Place::new();
+    let dump = plan(&place, "run.toml --dump");
+    for site in ["blocks.1.attn.qkv_proj", "lm_head", "adamw", "grad_norm"] {
+        assert!(dump.contains(site), "{site}");
+    }
+    let instances = |dump: &str, role: &str| dump.lines().filter(|line| line.contains(role)).count();
+    assert!(instances(&dump, "dgrad") > 10);
+    assert_eq!(instances(&dump, "recompute"), 0);
+    assert!(instances(&plan(&place, "run.toml --dump --set train.recompute=block"), "recompute") > 10);
+}
+
+/// What evaluation adds: tokens, targets and positions of 4 sequences of 16, and three scalars, each at a multiple of 64 bytes.
+const EVALUATION: u64 = 3 * 4 * 16 * 4 + 3 * 64;
+
+/// Bytes that a run reported to hold.
+fn held(place: &Place, out: &str) -> u64 {
+    let text = String::from_utf8(place.read(&format!("{out}/metrics.jsonl"))).expect("text");
+    let first: Value = serde_json::from_str(text.lines().next().expect("a line")).expect("JSON");
+    first["memory_bytes"].as_u64().expect("memory_bytes")
+}
+
+#[test]
+fn a_run_holds_what_its_plan_says_to_the_byte() {
+    let place = Place::new();
+    let quick =
+        "--set train.steps=2 --set checkpoint.export_hf=false --set data.held_out=0 --set eval.every=0";
+    for (n, change) in [
+        "",
+        "--set precision.recipe=bf16 --set train.micro_batch_size=2",
+        "--set data.document_mask=true --set model.dropout=0.1 --set train.recompute=block",
+        "--set model.tie_embeddings=true --set model.family=qwen2",
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let text = plan(&place, &format!("run.toml {quick} {change}"));
+        place.train(&format!("out{n}"), &format!("{quick} {change}"));
+        assert_eq!(held(&place, &format!("out{n}")), row(&text, "total"), "{change}\n{text}");
+    }
+}
+
+#[test]
+fn evaluation_adds_its_inputs_and_outputs_and_nothing_else() {
+    let place = Place::new();
+    let text = plan(&place, "run.toml --set train.steps=2");
+    place.train("out", "--set train.steps=2");
+    assert_eq!(held(&place, "out"), row(&text, "total") + EVALUATION, "{text}");
+}
+
+#[test]
+fn a_plan_of_8b_takes_less_than_a_second() {
+    let place = Place::new();
+    // The machine may be busy: the best of some tries counts.
+    let took = (0..5).map(|_| {
+        let begun = Instant::now();
+        plan(&place, &examples("llama3_8b.toml"));
+        begun.elapsed()
+    });
+    let best = took.min().expect("tries");
+    assert!(best.as_secs_f64() < 1.0, "{best:?}");
+}
+
+#[test]
+fn a_plan_takes_the_vocabulary_that_the_run_then_has() {
+    let place = Place::new();
+    let quick = "--set train.steps=2 --set data.train=shards";
+    place.run("tokenize a.txt --bpe 300 --out shards").succeeds();
+    let index: Value = serde_json::from_slice(&place.read("shards/dataset.json")).expect("JSON");
+    // continued.toml names no tokenizer.
+    let text = plan(&place, &format!("continued.toml {quick}"));
+    assert!(text.contains(&format!("vocabulary {}\n", index["vocab_size"])), "{text}");
+    assert!(!text.contains("at most"), "{text}");
+    place.run(&format!("train continued.toml --out out {quick}")).succeeds();
+    assert_eq!(held(&place, "out"), row(&text, "total") + EVALUATION, "{text}");
+    // What the run then says is the tokenizer that it has, in the file as in the folder.
+    let config = String::from_utf8(place.read("out/config.toml")).expect("text");
+    assert!(config.contains("tokenizer = \"shards\"") && !config.contains("bpe_vocab_size"), "{config}");
+    assert_eq!(place.read("out/tokenizer/tokenizer.json"), place.read("shards/tokenizer.json"));
+    place.run("train out/config.toml --out again").succeeds();
+    // A size that is asked for is not passed over.
+    let sized = place.run(&format!("plan continued.toml {quick} --set data.bpe_vocab_size=5000"));
+    sized.refuses(&["`bpe_vocab_size` = 5000", "shards"]);
+    // Characters are counted, in files and in shards.
+    let chars = "--set data.tokenizer=chars --set train.steps=2";
+    let counted = plan(&place, &format!("run.toml {chars}"));
+    place.train("chars", chars);
+    assert_eq!(held(&place, "chars"), row(&counted, "total") + EVALUATION, "{counted}");
+}

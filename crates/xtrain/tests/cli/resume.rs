@@ -1,0 +1,150 @@
+//! A run that is killed again and again ends as if nothing had happened.
+
+use crate::dice::Dice;
+use crate::place::{Place, assert_same_file, wait};
+use serde_json::{Value, json};
+use std::process::Stdio;
+use std::time::{Duration, Instant};
+
+/// What a step or an evaluation recorded that does not depend on the clock.
+fn recorded(place: &Place, out: &str) -> Vec<Value> {
+    let text = String::from_utf8(place.read(&format!("{out}/metrics.jsonl"))).expect("text");
+    let lines = text.lines().map(|line| serde_json::from_str::<Value>(line).expect("a line of JSON"));
+    let lasting =
+        lines.filter(|line| ["step", "eval", "skipped"].contains(&line["kind"].as_str().unwrap_or("")));
+    let keys = ["kind", "step", "loss", "grad_norm", "lr", "tokens", "epoch", "skipped", "bits_per_byte"];
+    lasting.map(|line| json!(keys.map(|key| line[key].clone()))).collect()
+}
+
+/// Asserts that two runs left the same state, the same checkpoints, the same model and the same metrics.
+pub(crate) fn assert_same_end(place: &Place, one: &str, other: &str) {
+    let checkpoints = place.names(&format!("{one}/checkpoints"));
+    assert_eq!(checkpoints, place.names(&format!("{other}/checkpoints")));
+    let mut compared = 0;
+    for step in &checkpoints {
+        for file in place.names(&format!("{one}/checkpoints/{step}")) {
+            let [a, b] = [one, other].map(|out| place.path(&format!("{out}/checkpoints/{step}/{file}")));
+            if file.ends_with(".safetensors") {
+                assert_same_file(&a, &b);
+                compared += 1;
+            }
+        }
+        let [a, b] = [one, other].map(|out| place.path(&format!("{out}/checkpoints/{step}/loader.json")));
+        assert_same_file(&a, &b);
+    }
+    assert!(compared >= 2, "{compared} files were compared");
+    let [a, b] = [one, other].map(|out| place.path(&format!("{out}/hf/model.safetensors")));
+    assert_same_file(&a, &b);
+    assert_eq!(recorded(place, one), recorded(place, other));
+    let [a, b] = [one, other].map(|out| place.path(&format!("{out}/sample.txt")));
+    assert_eq!(a.exists(), b.exists());
+}
+
+/// Trains run.toml with `sets` once in peace and once killed at random moments, and compares.
+fn survives_kills(test: &str, sets: &str) {
+    let mut dice = Dice::new(test);
+    let place = Place::new();
+    let begun = Instant::now();
+    place.train("peace", sets);
+    let whole = begun.elapsed();
+    // A cache of its own, so that kills fall into the making of tokens too.
+    let arguments = format!("train run.toml --out killed --resume {sets} --set data.cache_dir=cache2");
+    let mut kills = 0;
+    loop {
+        // The number of threads must not matter either.
+        let mut command = place.command(&format!("{arguments} --set train.threads={}", 1 + dice.below(2)));
+        let mut child = command.stdout(Stdio::null()).stderr(place.sink("stderr")).spawn().expect("starts");
+        // Short lives, so that they are many; longer ones as they fail to bring the run to its end.
+        let patience = whole.as_millis() as usize * (10 + kills) / 80;
+        std::thread::sleep(Duration::from_millis(dice.below(patience + 1) as u64));
+        if let Some(status) = child.try_wait().expect("waits") {
+            let said = String::from_utf8(place.read("stderr")).expect("text");
+            assert!(status.success(), "after {kills} kills: {status}: {said}");
+            break;
+        }
+        child.kill().expect("a kill");
+        wait(&mut child, "a killed run");
+        kills += 1;
+    }
+    println!("{test}: {kills} kills, {whole:?} in peace");
+    assert!(kills > 3, "only {kills} kills came before the end");
+    assert_same_end(&place, "peace", "killed");
+}
+
+#[test]
+fn killed_runs_end_like_one_in_peace() {
+    survives_kills(
+        "fp32",
+        "--set data.tokenizer=bpe --set data.bpe_vocab_size=300 --set checkpoint.every=1 --set eval.prompts=['the','a_river']",
+    );
+}
+
+#[test]
+fn killed_runs_in_bf16_with_accumulation_and_dropout_end_like_one_in_peace() {
+    survives_kills(
+        "bf16",
+        "--set precision.recipe=bf16 --set train.micro_batch_size=2 --set model.dropout=0.1 --set train.recompute=block",
+    );
+}
+
+#[test]
+fn killed_runs_over_a_mixture_in_its_third_epoch_end_like_one_in_peace() {
+    // b.txt has about 300 sequences: 120 steps of 4, three quarters of them from it, use it up more than once.
+    survives_kills(
+        "mixture",
+        "--set data.train=[{path='a.txt',weight=1.0},{path='b.txt',weight=3.0,separator='bridge'}] \
+         --set data.document_mask=true --set train.batch_size=16 --set train.micro_batch_size=8 --set checkpoint.every=5",
+    );
+}
+
+#[test]
+fn resume_with_nothing_there_begins_and_a_finished_run_stays_as_it_is() {
+    let place = Place::new();
+    place.train("peace", "");
+    place.train("begun", "--resume");
+    assert_same_end(&place, "peace", "begun");
+    place.train("begun", "--resume");
+    assert_same_end(&place, "peace", "begun");
+}
+
+#[test]
+fn a_run_folder_that_exists_is_refused_without_resume() {
+    let place = Place::new();
+    place.train("out", "--set train.steps=4");
+    let before = place.contents("out");
+    let line = place.run("train run.toml --out out").refuses(&[
+        "out",
+        "already holds a run",
+        "--resume",
+        "train.out",
+    ]);
+    assert_eq!(line.lines().count(), 1);
+    assert_eq!(place.contents("out"), before);
+    // More steps of the same run are a change that goes on.
+    place.train(
+        "out",
+        "--resume --set train.steps=6 --set schedule.kind=constant --set schedule.warmup_steps=1",
+    );
+    assert!(place.exists("out/checkpoints/step-6"));
+}
+
+#[test]
+fn resume_with_other_data_batches_or_seed_is_refused() {
+    let place = Place::new();
+    place.train("out", "--set train.steps=6");
+    let kept = place.names("out/checkpoints");
+    for (change, said) in [
+        ("--set train.batch_size=8", "batch"),
+        ("--set data.seq_len=8", "sequence length"),
+        ("--set train.seed=7", "seed"),
+        ("--set data.train=b.txt", "b.txt"),
+        ("--set data.held_out=0.2", "held out"),
+        ("--set model.layers=3", "missing"),
+        ("--set model.dim=32", "different"),
+    ] {
+        place.run(&format!("train run.toml --out out --resume {change}")).refuses(&[said]);
+        assert_eq!(place.names("out/checkpoints"), kept, "{change}");
+    }
+    // After all these the run still goes on.
+    place.train("out", "--resume --set train.steps=7 --set schedule.warmup_steps=1");
+}

@@ -1,0 +1,45 @@
+"""transformers as the engine, in any Python that has it with torch; engine_mlx.py describes the protocol.
+
+    python engine_transformers.py REQUEST.json RESPONSE.json
+"""
+
+import json
+import sys
+from pathlib import Path
+
+import torch
+import transformers
+from transformers import AutoModelForCausalLM
+
+
+@torch.no_grad()
+def answer(run):
+    dtype = torch.float32 if run["dtype"] == "float32" else "auto"
+    model = AutoModelForCausalLM.from_pretrained(
+        run["folder"], dtype=dtype, attn_implementation="eager"
+    )
+    cache, rows = None, []
+    given = run["prompt"]
+    for token in run["forced"]:
+        out = model(torch.tensor([given]), past_key_values=cache, use_cache=True)
+        cache = out.past_key_values
+        rows.append(out.logits[0, -1].float().tolist())
+        given = [token]
+    return {"logits": rows}
+
+
+def main():
+    torch.set_num_threads(2)
+    transformers.utils.logging.set_verbosity_error()
+    request = json.loads(Path(sys.argv[1]).read_text())
+    runs = []
+    for run in request["runs"]:
+        try:
+            runs.append(answer(run))
+        except Exception as error:  # What the engine refuses is a result.
+            runs.append({"error": f"{type(error).__name__}: {error}"})
+    engine = f"transformers {transformers.__version__}"
+    Path(sys.argv[2]).write_text(json.dumps({"engine": engine, "runs": runs}))
+
+
+main()

@@ -175,3 +175,28 @@ fn a_run_that_is_stopped_while_it_learns_a_vocabulary_ends_well_and_says_what_is
     assert!(place.run("tokenize a.txt --bpe 300 --out shards").succeeds().stdout.contains("learning"));
     assert!(!place.run("tokenize a.txt --bpe 300 --out shards").succeeds().stdout.contains("learning"));
 }
+
+#[test]
+fn a_list_of_small_files_trains_as_their_folder_does() {
+    let place = Place::new();
+    // Each shorter than a sequence.
+    let text = place.read("a.txt");
+    let names: Vec<String> = (0..9).map(|number| format!("small/{number}.txt")).collect();
+    for (number, name) in names.iter().enumerate() {
+        place.write(name, &text[number * 100..(number + 1) * 100]);
+    }
+    let train = |out: &str, data: &str| {
+        let sets = format!("--set data.train={data} --set data.seq_len=128 --set train.steps=4");
+        place.run(&format!("train run.toml --out {out} {sets}"))
+    };
+    let said = train("list", &format!("['{}']", names.join("','"))).succeeds().stdout;
+    assert!(said.contains("small/0.txt and 8 more: 909 tokens in 9 documents"), "{said}");
+    train("folder", "small").succeeds();
+    let [folder, list] = ["folder", "list"].map(|out| place.read(&format!("{out}/hf/model.safetensors")));
+    assert!(folder == list, "the two runs differ");
+    // A weight is of one file.
+    let weighted =
+        names.iter().map(|name| format!("{{path='{name}',weight=1}}")).collect::<Vec<_>>().join(",");
+    train("weighted", &format!("[{weighted}]")).refuses(&["small/0.txt", "too few"]);
+    train("twice", "['a.txt','a.txt']").refuses(&["a.txt", "named twice", "weight"]);
+}

@@ -16,6 +16,7 @@ section! {
     pub struct DataConfig {
         /// What to train on: a file or folder of text (.txt, .jsonl, .parquet) or of token shards; or a list
         /// of such paths, mixed by size; or a list of tables `{ path, weight, text_field, separator }`.
+        /// Neighbouring texts without a weight are one text, like the files of a folder.
         #[schemars(length(min = 1))]
         #[schemars(extend("x-default" = "required", "x-example" = "data/corpus.txt"))]
         #[schemars(extend("x-aliases" = [

@@ -7,9 +7,10 @@ use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use xtrain_data::{
-    InputOptions, Learning, PrepareOptions, Texts, Tokenizer, Vocabulary, learn_for_dataset, list_inputs,
-    prepare,
+    InputOptions, Learning, PrepareOptions, Texts, TokenStream, Tokenizer, Vocabulary, learn_for_dataset,
+    list_inputs, prepare,
 };
+use xtrain_train::metrics;
 
 pub(crate) fn run(args: &TokenizeArgs) -> Result<(), Failure> {
     let stop = Arc::new(AtomicBool::new(false));
@@ -34,7 +35,13 @@ pub(crate) fn run(args: &TokenizeArgs) -> Result<(), Failure> {
         bar.tokenizing(&shown, progress);
         go_on()
     })?;
-    bar.finish();
+    if !bar.finish() {
+        let totals = terminal::totals(dataset.token_count(), dataset.document_count());
+        let text = metrics::format::bytes(dataset.text_bytes().unwrap_or_default());
+        if terminal::print(&format!("{shown}: already complete: {totals}, {text} of text\n"))?.is_break() {
+            return Ok(());
+        }
+    }
     if args.verify {
         dataset.verify()?;
         return terminal::print(&format!("{shown}: all checksums agree\n")).map(|_| ());

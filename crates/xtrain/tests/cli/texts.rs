@@ -200,3 +200,22 @@ fn a_list_of_small_files_trains_as_their_folder_does() {
     train("weighted", &format!("[{weighted}]")).refuses(&["small/0.txt", "too few"]);
     train("twice", "['a.txt','a.txt']").refuses(&["a.txt", "named twice", "weight"]);
 }
+
+#[test]
+fn every_text_that_is_tokenized_is_reported_and_one_that_was_says_so() {
+    let place = Place::new();
+    place.write("valid.txt", b"text to validate on, in one document");
+    place.write("run.toml", RUN.replace("held_out = 0.05", "valid = 'valid.txt'").as_bytes());
+    let data = "[{path='a.txt',weight=1},{path='b.txt',weight=2}]";
+    let said = place.train("out", &format!("--set data.train={data} --set train.steps=2")).stdout;
+    for name in ["a.txt", "b.txt", "valid.txt"] {
+        let line = said.lines().find(|line| line.starts_with(&format!("{name}: ")));
+        assert!(line.is_some_and(|line| line.contains(" tokens in 1 document, ")), "{name}: {said}");
+    }
+    let command = "tokenize a.txt b.txt --bytes --out shards";
+    let first = place.run(command).succeeds().stdout;
+    let totals =
+        first.strip_prefix("shards: ").and_then(|said| said.split_once(" documents")).expect("totals").0;
+    let again = place.run(command).succeeds().stdout;
+    assert!(again.starts_with(&format!("shards: already complete: {totals} documents")), "{again}");
+}

@@ -493,3 +493,45 @@ fn a_vocabulary_learned_for_a_dataset_stays_with_it() {
     assert!(message.unwrap_err().to_string().contains("thesis.doc"));
     assert_eq!(contents(&mine).len(), 1);
 }
+
+#[test]
+fn an_entry_of_the_cache_says_what_it_is_and_goes_when_its_text_has_changed() {
+    let (input, cache) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    write_files(input.path(), &["some text".to_owned(), "other text".to_owned()]);
+    let options = PrepareOptions::default();
+    let make = |name: &str, tokenizer: &Tokenizer| {
+        let inputs = list_inputs(&[input.path().join(name)]).unwrap();
+        prepare_cached(&inputs, tokenizer, &options, cache.path(), &mut go_on).unwrap()
+    };
+    let learn = |name: &str| {
+        let inputs = list_inputs(&[input.path().join(name)]).unwrap();
+        let texts = [Texts { inputs, options: options.input.clone() }];
+        learn_cached(&texts, Vocabulary::Chars, cache.path(), &mut |_| ControlFlow::Continue(())).unwrap()
+    };
+    let entries = || fs::read_dir(cache.path()).unwrap().count();
+    let (bytes, chars) = (Tokenizer::bytes(), learn("000.txt"));
+    let old = make("000.txt", &bytes);
+    make("000.txt", &chars);
+    make("001.txt", &bytes);
+    let source = fs::read_to_string(old.folder().join("source.json")).unwrap();
+    for word in ["000.txt", "\"tokens, with the tokenizer ", &bytes.hash_hex()] {
+        assert!(source.contains(word), "{source}");
+    }
+    assert_eq!(entries(), 4, "equal text with another tokenizer is another entry");
+
+    fs::write(input.path().join("000.txt"), "some text, changed").unwrap();
+    let new = make("000.txt", &bytes);
+    assert_eq!(entries(), 2, "all that was made of the text before is gone");
+    assert!(!old.folder().exists() && new.folder().exists());
+    assert_eq!(all_tokens(&old).1, [10], "who has it open still reads it");
+    make("001.txt", &bytes);
+    learn("000.txt");
+    assert_eq!(entries(), 3);
+    // One that is just being made is left alone.
+    let lock = fs::File::open(new.folder().join(".lock")).unwrap();
+    lock.lock().unwrap();
+    fs::write(input.path().join("000.txt"), "some text, changed again").unwrap();
+    make("000.txt", &bytes);
+    assert_eq!(entries(), 3);
+    assert!(new.folder().exists());
+}

@@ -74,7 +74,8 @@ section! {
         #[schemars(length(min = 1))]
         #[schemars(extend("x-aliases" = ["text_column", "text_key", "content_field"]))]
         pub text_field: String = "text".to_owned(),
-        /// Folder that keeps the tokens of texts named here, so that the next run starts at once.
+        /// Folder that keeps the tokens of texts named here, and vocabularies learned from them, so that the
+        /// next run starts at once. It may be deleted at any time.
         #[schemars(extend("format" = "path"))]
         #[schemars(extend("x-aliases" = ["cache", "dataset_cache", "preprocessing_cache"]))]
         pub cache_dir: String = "runs/.cache".to_owned(),

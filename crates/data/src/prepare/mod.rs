@@ -21,7 +21,7 @@ use std::time::{Duration, Instant};
 use rayon::prelude::*;
 
 pub use cache::{learn_cached, prepare_cached};
-pub use learn::{Learning, Vocabulary, learn_for_dataset};
+pub use learn::{Learning, Vocabulary, learn, learn_for_dataset};
 pub use memory::tokenize_in_memory;
 pub use texts::Texts;
 

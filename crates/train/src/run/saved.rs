@@ -2,6 +2,7 @@
 
 use super::{RunError, RunFolder};
 use crate::config::{self, Config};
+use crate::evaluate::Tally;
 use crate::learner::Learner;
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
@@ -21,6 +22,12 @@ pub(super) struct Position {
     pub train_seconds: f64,
     /// The step of the best evaluation, and its loss.
     pub best: Option<(u64, f64)>,
+    /// The evaluation after this step, where the run was stopped in it.
+    #[serde(default)]
+    pub evaluation: Option<Tally>,
+    /// The entropy of the evaluated targets taken one by one, in nats, where there was an evaluation.
+    #[serde(default)]
+    pub unigram_entropy: Option<f64>,
 }
 
 /// The checkpoints of a run folder, which is locked as long as this lives.
@@ -37,7 +44,6 @@ const CONFIG: &str = "config";
 impl Saved {
     /// Opens the checkpoints of `folder`, making it if need be; another process that writes there is an error.
     pub(super) fn open(folder: &RunFolder) -> Result<Self, RunError> {
-        std::fs::create_dir_all(folder.path()).map_err(RunError::io(folder.path(), "create"))?;
         let lock = RunLock::acquire(folder.path())?;
         Ok(Saved { store: CheckpointStore::open(&folder.checkpoints())?, _lock: lock, last: None })
     }
@@ -76,7 +82,14 @@ impl Saved {
         })?;
         learner.weights().refresh()?;
         self.last = Some(checkpoint.step());
+        // A run that was killed behind its last save had no time for this.
+        self.retain(config, &position)?;
         Ok(Some(position))
+    }
+
+    /// Forgets that this step is saved: what is known of it has changed.
+    pub(super) fn outdate(&mut self) {
+        self.last = None;
     }
 
     /// Saves the state, and drops what the configuration does not keep. Returns the checkpoint's folder; nothing if this step is saved already.
@@ -100,10 +113,15 @@ impl Saved {
             |n: usize| learner.read_state(entries[n].kind, &entries[n].name).map_err(BoxError::from);
         let path = self.store.save(at.step, &specs(&entries), &mut read, &documents)?;
         self.last = Some(at.step);
+        self.retain(config, at)?;
+        Ok(Some(path))
+    }
+
+    /// Drops the checkpoints that the configuration does not keep.
+    fn retain(&self, config: &Config, at: &Position) -> Result<(), RunError> {
         let best = at.best.filter(|_| config.checkpoint.keep_best == Some(true)).map(|(step, _)| step);
         let protected: Vec<u64> = best.into_iter().chain([at.step]).collect();
-        self.store.retain(config.checkpoint.keep_last, config.checkpoint.keep_every, &protected)?;
-        Ok(Some(path))
+        Ok(self.store.retain(config.checkpoint.keep_last, config.checkpoint.keep_every, &protected)?)
     }
 }
 

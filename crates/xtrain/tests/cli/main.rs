@@ -3,17 +3,23 @@
 //! Every test has a folder of its own and models of a few thousand parameters. What is random (moments of kills, mutated bytes)
 //! comes from one seed, which is printed: `XTRAIN_TEST_SEED=<number>` tries others.
 
+#![cfg(unix)]
+
 mod bad_config;
 mod bad_data;
 mod bad_model;
 mod dice;
 mod diverging;
+mod ending;
+mod evaluating;
+mod exporting;
 mod generating;
 mod help;
 mod mutated;
 mod place;
 mod plan;
 mod resume;
+mod run_folder;
 mod stopping;
 mod storage;
 mod texts;

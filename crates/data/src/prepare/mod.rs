@@ -8,7 +8,6 @@
 mod cache;
 mod feed;
 mod learn;
-mod memory;
 mod resume;
 mod separator;
 mod texts;
@@ -22,7 +21,6 @@ use rayon::prelude::*;
 
 pub use cache::{learn_cached, prepare_cached};
 pub use learn::{Learning, Vocabulary, learn, learn_for_dataset};
-pub use memory::tokenize_in_memory;
 pub use texts::Texts;
 
 use crate::error::{DataError, Result};

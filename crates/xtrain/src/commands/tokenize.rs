@@ -13,6 +13,7 @@ use xtrain_data::{
 use xtrain_train::metrics;
 
 pub(crate) fn run(args: &TokenizeArgs) -> Result<(), Failure> {
+    terminal::use_threads(args.threads)?;
     let stop = Arc::new(AtomicBool::new(false));
     for signal in [signal_hook::consts::SIGTERM, signal_hook::consts::SIGINT] {
         let registered = signal_hook::flag::register(signal, stop.clone());
@@ -21,7 +22,7 @@ pub(crate) fn run(args: &TokenizeArgs) -> Result<(), Failure> {
     let go_on =
         || if stop.load(Ordering::Relaxed) { ControlFlow::Break(()) } else { ControlFlow::Continue(()) };
     let inputs = list_inputs(&args.inputs)?;
-    let options = InputOptions { field: args.field.clone(), separator: args.separator.clone() };
+    let options = InputOptions { field: args.text_field.clone(), separator: args.separator.clone() };
     let texts = Texts { inputs, options };
     let mut bar = TextBar::default();
     let tokenizer = tokenizer(args, &texts, &mut |vocabulary, progress| {
@@ -55,7 +56,7 @@ fn tokenizer(
     on_progress: &mut dyn FnMut(Vocabulary, Learning) -> ControlFlow<()>,
 ) -> Result<Tokenizer, Failure> {
     let t = &args.tokenizer;
-    let vocabulary = match (&t.tokenizer, t.bpe, t.chars) {
+    let vocabulary = match (&t.tokenizer, t.bpe_vocab_size, t.chars) {
         (Some(path), ..) => return Ok(Tokenizer::load(path)?),
         (_, Some(size), _) => Vocabulary::Bpe { size },
         (_, _, true) => Vocabulary::Chars,

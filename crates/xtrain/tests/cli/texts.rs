@@ -172,8 +172,12 @@ fn a_run_that_is_stopped_while_it_learns_a_vocabulary_ends_well_and_says_what_is
     assert!(place.run(command).succeeds().stdout.contains("learning"));
     let again = command.replace("--out out", "--out again");
     assert!(!place.run(&again).succeeds().stdout.contains("learning"), "the vocabulary is kept");
-    assert!(place.run("tokenize a.txt --bpe 300 --out shards").succeeds().stdout.contains("learning"));
-    assert!(!place.run("tokenize a.txt --bpe 300 --out shards").succeeds().stdout.contains("learning"));
+    assert!(
+        place.run("tokenize a.txt --bpe-vocab-size 300 --out shards").succeeds().stdout.contains("learning")
+    );
+    assert!(
+        !place.run("tokenize a.txt --bpe-vocab-size 300 --out shards").succeeds().stdout.contains("learning")
+    );
 }
 
 #[test]
@@ -218,4 +222,18 @@ fn every_text_that_is_tokenized_is_reported_and_one_that_was_says_so() {
         first.strip_prefix("shards: ").and_then(|said| said.split_once(" documents")).expect("totals").0;
     let again = place.run(command).succeeds().stdout;
     assert!(again.starts_with(&format!("shards: already complete: {totals} documents")), "{again}");
+}
+
+#[test]
+fn flags_are_named_as_the_keys_of_a_run_file() {
+    let place = Place::new();
+    place.write("lines.jsonl", b"{\"body\": \"a line of text and another line of text\"}\n");
+    let flags = "--text-field body --bpe-vocab-size 260 --threads 1 --begin-of-document false --separator x";
+    place.run(&format!("tokenize lines.jsonl {flags} --out shards")).succeeds();
+    place
+        .run("tokenize lines.jsonl --text-field body --bpe-vocab-size 5 --out none")
+        .refuses(&["at least 257"]);
+    assert!(!place.exists("none"));
+    place.train("model", "--set train.steps=2");
+    place.run("eval model --data lines.jsonl --text-field body").succeeds();
 }

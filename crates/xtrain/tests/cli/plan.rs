@@ -177,7 +177,7 @@ fn a_plan_of_8b_takes_less_than_a_second() {
 fn a_plan_takes_the_vocabulary_that_the_run_then_has() {
     let place = Place::new();
     let quick = "--set train.steps=2 --set data.train=shards";
-    place.run("tokenize a.txt --bpe 300 --out shards").succeeds();
+    place.run("tokenize a.txt --bpe-vocab-size 300 --out shards").succeeds();
     let index: Value = serde_json::from_slice(&place.read("shards/dataset.json")).expect("JSON");
     // continued.toml names no tokenizer.
     let text = plan(&place, &format!("continued.toml {quick}"));

@@ -188,6 +188,10 @@ fn hint(error: &io::Error) -> &'static str {
             "; free some space and run the same command again"
         }
         io::ErrorKind::FileTooLarge => "; raise the limit on file sizes (ulimit -f), or choose another disk",
+        io::ErrorKind::NotADirectory | io::ErrorKind::AlreadyExists => {
+            "; a file is where a folder is needed: choose another name"
+        }
+        io::ErrorKind::IsADirectory => "; it is a folder: name a file",
         _ => "; check the disk",
     }
 }

@@ -262,7 +262,7 @@ pub(crate) struct ReportArgs {
     /// Run folders
     #[arg(required = true)]
     pub(crate) runs: Vec<PathBuf>,
-    /// The page to write; by default report.html in the run's folder
+    /// The page to write; by default report.html in the run's folder, but several runs need it
     #[arg(long, short, value_name = "FILE")]
     pub(crate) out: Option<PathBuf>,
 }

@@ -20,7 +20,7 @@ pub(super) struct Position {
     pub skipped: u64,
     /// Wall time in training steps.
     pub train_seconds: f64,
-    /// The step of the best evaluation, and its loss.
+    /// The step of the best evaluation whose state was kept, and its loss.
     pub best: Option<(u64, f64)>,
     /// The evaluation after this step, where the run was stopped in it.
     #[serde(default)]
@@ -112,7 +112,7 @@ impl Saved {
             |n: usize| learner.read_state(entries[n].kind, &entries[n].name).map_err(BoxError::from);
         let path = self.store.save(at.step, &specs(&entries), &mut read, &documents)?;
         self.last = Some(at.step);
-        let best = at.best.filter(|_| config.checkpoint.keep_best == Some(true)).map(|(step, _)| step);
+        let best = at.best.map(|(step, _)| step);
         let protected: Vec<u64> = best.into_iter().chain([at.step]).collect();
         self.store.retain(config.checkpoint.keep_last, config.checkpoint.keep_every, &protected)?;
         Ok(Some(path))

@@ -141,6 +141,9 @@ pub(crate) struct ModelArgs {
     /// Use the checkpoint of this step instead of the latest (run folders)
     #[arg(long, value_name = "STEP")]
     pub(crate) step: Option<u64>,
+    /// Use the checkpoint with the lowest validation loss instead of the latest (run folders)
+    #[arg(long, conflicts_with = "step")]
+    pub(crate) best: bool,
     /// Compute in this precision instead of the run's own, or fp32 for a Hugging Face folder
     #[arg(long, value_enum)]
     pub(crate) precision: Option<Precision>,

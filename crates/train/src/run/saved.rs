@@ -119,6 +119,11 @@ impl Saved {
     }
 }
 
+/// The step of the best checkpoint and its loss, as that checkpoint of its run knows it.
+pub(crate) fn best(checkpoint: &Checkpoint) -> Result<Option<(u64, f64)>, RunError> {
+    Ok(document::<Position>(checkpoint, POSITION)?.best)
+}
+
 /// Tensors are named by kind and name: `moment1/blocks.0.attn_norm.weight`.
 pub(crate) fn specs(entries: &[StateEntry]) -> Vec<TensorSpec> {
     let spec = |e: &StateEntry| TensorSpec {

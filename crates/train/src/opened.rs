@@ -46,6 +46,9 @@ pub enum Which {
 /// Opens `folder`: a run folder (one with config.toml) or a Hugging Face folder (one with config.json). `recipe` replaces the run's, or fp32 for
 /// a Hugging Face folder.
 pub fn open(folder: &Path, which: Which, recipe: Option<Recipe>) -> Result<OpenedModel, RunError> {
+    if !folder.exists() {
+        return Err(setup::no_such_folder(folder));
+    }
     let run = RunFolder::at(folder);
     if run.is_begun() {
         return open_run(&run, which, recipe);

@@ -151,6 +151,9 @@ pub(crate) struct ModelArgs {
     /// Use the checkpoint of this step instead of the latest (run folders)
     #[arg(long, value_name = "STEP")]
     pub(crate) step: Option<u64>,
+    /// Use the checkpoint with the lowest validation loss instead of the latest (run folders)
+    #[arg(long, conflicts_with = "step")]
+    pub(crate) best: bool,
     /// Compute in this precision instead of the run's own, or fp32 for a Hugging Face folder
     #[arg(long, value_enum)]
     pub(crate) precision: Option<Precision>,
@@ -272,7 +275,7 @@ pub(crate) struct ReportArgs {
     /// Run folders
     #[arg(required = true)]
     pub(crate) runs: Vec<PathBuf>,
-    /// The page to write; by default report.html in the run's folder
+    /// The page to write; by default report.html in the run's folder, but several runs need it
     #[arg(long, short, value_name = "FILE")]
     pub(crate) out: Option<PathBuf>,
 }

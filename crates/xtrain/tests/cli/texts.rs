@@ -7,8 +7,8 @@ use std::process::Command;
 /// The last line of a kind in a run's metrics.
 fn last(place: &Place, run: &str, kind: &str) -> Value {
     let text = String::from_utf8(place.read(&format!("{run}/metrics.jsonl"))).expect("UTF-8");
-    let lines = text.lines().map(|line| serde_json::from_str::<Value>(line).expect("JSON"));
-    lines.filter(|line| line["kind"] == kind).last().expect("a line of that kind")
+    let mut lines = text.lines().map(|line| serde_json::from_str::<Value>(line).expect("JSON"));
+    lines.rfind(|line| line["kind"] == kind).expect("a line of that kind")
 }
 
 #[test]

@@ -72,10 +72,9 @@ enum Engine {
     General,
 }
 
-/// The longest text that is encoded in one go by the tokenizers crate, which needs about 100 times its size.
-pub(crate) const MAX_GENERAL_BYTES: usize = 8 << 20;
-/// As much text of all threads together is with the tokenizers crate at a time; a longer one goes alone.
-const GENERAL_BYTES_IN_FLIGHT: usize = 4 << 20;
+/// So much text is with the tokenizers crate at a time, of one thread or of all together: it needs up to 300 times the
+/// size of a text.
+pub(crate) const MAX_GENERAL_BYTES: usize = 3 << 20;
 
 impl Tokenizer {
     /// Loads a `tokenizer.json`, or a folder that holds one beside the usual Hugging Face files

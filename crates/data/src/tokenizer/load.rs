@@ -45,7 +45,7 @@ pub(super) struct Named {
 }
 
 /// Every file that a tokenizer may be saved as.
-pub(crate) fn saved_names() -> impl Iterator<Item = &'static str> {
+pub(super) fn saved_names() -> impl Iterator<Item = &'static str> {
     SIDE_FILES.into_iter().chain(["tokenizer.json", NAMED_FILE])
 }
 

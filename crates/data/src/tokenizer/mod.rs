@@ -20,7 +20,6 @@ mod spaces;
 mod train;
 mod words;
 
-use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::ops::ControlFlow;
 use std::path::Path;
@@ -247,13 +246,16 @@ impl Tokenizer {
     /// The folder or a file cannot be written.
     pub fn save(&self, folder: &Path) -> Result<()> {
         files::create_folder(folder)?;
-        self.saved_files().try_for_each(|(name, bytes)| files::write_atomically(&folder.join(name), &bytes))
+        self.files().try_for_each(|(name, bytes)| files::write_atomically(&folder.join(name), bytes))?;
+        match self.named.file() {
+            Some((name, text)) => files::write_atomically(&folder.join(name), text.as_bytes()),
+            None => Ok(()),
+        }
     }
 
-    /// What [`Tokenizer::save`] writes, by name.
-    pub(crate) fn saved_files(&self) -> impl Iterator<Item = (&str, Cow<'_, [u8]>)> {
-        let named = self.named.file().map(|(name, text)| (name, Cow::from(text.into_bytes())));
-        self.files().map(|(name, bytes)| (name, Cow::from(bytes))).chain(named)
+    /// The names of all files that [`Tokenizer::save`] may write.
+    pub(crate) fn saved_names() -> impl Iterator<Item = &'static str> {
+        load::saved_names()
     }
 
     /// One more than the largest token id, added tokens included.

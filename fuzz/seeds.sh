@@ -34,7 +34,7 @@ layers = 1
 heads = 2
 [data]
 train = "examples/data/snapshot.txt.gz"
-separator = "<|endoftext|>"
+separator = "\f\n"
 tokenizer = "bytes"
 seq_len = 16
 [train]

@@ -296,14 +296,24 @@ fn a_finished_dataset_is_found_again_and_never_overwritten() {
 }
 
 #[test]
-fn an_unfinished_run_over_other_input_is_not_continued() {
+fn an_unfinished_run_over_other_input_is_not_continued_and_in_the_way_only_if_it_has_a_shard() {
     let (input, out) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     write_files(input.path(), &["hello".to_owned()]);
     let inputs = list_inputs(&[input.path()]).unwrap();
-    let options = PrepareOptions::default();
-    let _ = prepare(&inputs, &Tokenizer::bytes(), &options, out.path(), &mut |_| ControlFlow::Break(()));
+    let stop = |options: &PrepareOptions, tokenizer: &Tokenizer| {
+        let _ = prepare(&inputs, tokenizer, options, out.path(), &mut |_| ControlFlow::Break(()));
+        assert!(out.path().join("unfinished.json").exists());
+    };
+    // No shard is complete; the tokenizer has one file more than the next one.
+    let folder = tempfile::tempdir().unwrap();
+    Tokenizer::bytes().save(folder.path()).unwrap();
+    fs::write(folder.path().join("generation_config.json"), r#"{"eos_token_id": 256}"#).unwrap();
+    stop(&PrepareOptions::default(), &Tokenizer::load(folder.path()).unwrap());
+    stop(&small_shards(2), &Tokenizer::bytes());
+    assert!(!out.path().join("generation_config.json").exists(), "nothing is left of the other tokenizer");
     write_files(input.path(), &["hello, changed".to_owned()]);
-    let message = run(input.path(), &Tokenizer::bytes(), &options, out.path()).unwrap_err().to_string();
+    let message =
+        run(input.path(), &Tokenizer::bytes(), &small_shards(2), out.path()).unwrap_err().to_string();
     assert!(message.contains("unfinished dataset of other input"), "{message}");
 }
 

@@ -10,7 +10,9 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 
 use super::learn::{Learning, Vocabulary, learn_in, learned_from};
-use super::{PrepareOptions, Progress, Texts, finished, open_lock, prepare_locked, refuse_empty, resume};
+use super::{
+    PrepareOptions, Progress, Texts, finished, lock_in_turn, open_lock, prepare_locked, refuse_empty, resume,
+};
 use crate::error::{DataError, Result};
 use crate::files;
 use crate::input::InputFile;
@@ -37,8 +39,7 @@ pub fn prepare_cached(
     }
     refuse_empty(inputs)?;
     files::create_folder(&folder)?;
-    let lock = open_lock(&folder)?;
-    lock.lock().map_err(DataError::io(&folder, "lock the folder"))?;
+    let _lock = lock_in_turn(&folder)?;
     let made = format!("tokens, with the tokenizer {}", tokenizer.hash_hex());
     let source = Source::new(made, inputs)?;
     source.save(&folder)?;
@@ -59,7 +60,7 @@ pub fn learn_cached(
 ) -> Result<Tokenizer> {
     let learned_from = learned_from(texts, vocabulary)?;
     let folder = entry(cache, &learned_from);
-    let tokenizer = learn_in(&folder, learned_from, texts, vocabulary, on_progress)?;
+    let tokenizer = learn_in(&folder, lock_in_turn, learned_from, texts, vocabulary, on_progress)?;
     if !folder.join(SOURCE_FILE).exists() {
         let made = match vocabulary {
             Vocabulary::Bpe { size } => format!("a vocabulary of at most {size} tokens"),

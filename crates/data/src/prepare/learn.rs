@@ -4,7 +4,7 @@
 //! tokenizer by its hash, so that a folder in which a process was killed is never taken for more than it is.
 
 use std::cell::RefCell;
-use std::fs;
+use std::fs::{self, File};
 use std::ops::ControlFlow;
 use std::path::Path;
 
@@ -13,9 +13,10 @@ use serde_json::json;
 use sha2::{Digest, Sha256};
 
 use super::texts::{Reader, Texts, sample};
-use super::{open_lock, refuse_foreign_files, refuse_other_dataset, resume};
-use crate::error::{DataError, Result};
+use super::{discard_unfinished, lock_at_once, other_dataset, refuse_foreign_files, resume};
+use crate::error::Result;
 use crate::files;
+use crate::shard::INDEX_FILE;
 use crate::tokenizer::{CutRule, Tokenizer};
 
 /// How much text a BPE vocabulary is learned from at most: more does not change it much, and memory grows with it.
@@ -59,18 +60,19 @@ pub enum Learning {
 /// making, of which nothing is kept.
 ///
 /// # Errors
-/// Broken input, by file and place; no text at all; [`DataError::Interrupted`]; a folder that holds another dataset, or anything else.
+/// Broken input, by file and place; no text at all; [`crate::DataError::Interrupted`]; a folder that holds another dataset, or anything else.
 pub fn learn_for_dataset(
     texts: &[Texts],
     vocabulary: Vocabulary,
     folder: &Path,
     on_progress: &mut dyn FnMut(Learning) -> ControlFlow<()>,
 ) -> Result<Tokenizer> {
-    learn_in(folder, learned_from(texts, vocabulary)?, texts, vocabulary, on_progress)
+    learn_in(folder, lock_at_once, learned_from(texts, vocabulary)?, texts, vocabulary, on_progress)
 }
 
 pub(super) fn learn_in(
     folder: &Path,
+    lock: fn(&Path) -> Result<File>,
     learned_from: String,
     texts: &[Texts],
     vocabulary: Vocabulary,
@@ -79,14 +81,18 @@ pub(super) fn learn_in(
     if let Some(tokenizer) = kept(folder, &learned_from) {
         return Ok(tokenizer);
     }
+    // What refuses does so before anything is learned.
+    if folder.join(INDEX_FILE).exists() {
+        return Err(other_dataset(folder));
+    }
     if folder.exists() {
-        refuse_other_dataset(folder)?;
+        let _lock = lock(folder)?;
+        discard_unfinished(folder)?;
         refuse_foreign_files(folder)?;
     }
     let tokenizer = learn(texts, vocabulary, on_progress)?;
     files::create_folder(folder)?;
-    let lock = open_lock(folder)?;
-    lock.lock().map_err(DataError::io(folder, "lock the folder"))?;
+    let _lock = lock(folder)?;
     let learned = Learned { learned_from, tokenizer: tokenizer.hash_hex() };
     files::write_json(&folder.join(LEARNED_FILE), &learned)?;
     tokenizer.save(folder)?;
@@ -96,7 +102,7 @@ pub(super) fn learn_in(
 /// A tokenizer made of `texts`, kept nowhere.
 ///
 /// # Errors
-/// Texts that cannot be read or hold nothing; [`DataError::Interrupted`] where `on_progress` breaks off.
+/// Texts that cannot be read or hold nothing; [`crate::DataError::Interrupted`] where `on_progress` breaks off.
 pub fn learn(
     texts: &[Texts],
     vocabulary: Vocabulary,

@@ -89,17 +89,7 @@ pub fn prepare(
 ) -> Result<Dataset> {
     refuse_empty(inputs)?;
     files::create_folder(folder)?;
-    let lock = open_lock(folder)?;
-    match lock.try_lock() {
-        Ok(()) => {}
-        Err(TryLockError::WouldBlock) => {
-            return Err(DataError::invalid(
-                format!("another process is writing to {}", folder.display()),
-                "wait for it, or choose another folder",
-            ));
-        }
-        Err(TryLockError::Error(error)) => return Err(DataError::io(folder, "lock the folder")(error)),
-    }
+    let _lock = lock_at_once(folder)?;
     prepare_locked(inputs, tokenizer, options, folder, on_progress)
 }
 
@@ -114,6 +104,26 @@ fn open_lock(folder: &Path) -> Result<File> {
         .write(true)
         .open(&path)
         .map_err(DataError::io(&path, "create the lock"))
+}
+
+/// Locks a folder that only one process is to write to.
+fn lock_at_once(folder: &Path) -> Result<File> {
+    let lock = open_lock(folder)?;
+    match lock.try_lock() {
+        Ok(()) => Ok(lock),
+        Err(TryLockError::WouldBlock) => Err(DataError::invalid(
+            format!("another process is writing to {}", folder.display()),
+            "wait for it, or choose another folder",
+        )),
+        Err(TryLockError::Error(error)) => Err(DataError::io(folder, "lock the folder")(error)),
+    }
+}
+
+/// Locks a folder that several processes may want alike: the others wait for the first.
+fn lock_in_turn(folder: &Path) -> Result<File> {
+    let lock = open_lock(folder)?;
+    lock.lock().map_err(DataError::io(folder, "lock the folder"))?;
+    Ok(lock)
 }
 
 fn prepare_locked(
@@ -132,8 +142,8 @@ fn prepare_locked(
     }
     let unfinished = match Unfinished::load(folder)? {
         Some(unfinished) if unfinished.made_from == made_from => unfinished,
-        Some(_) => return Err(other_unfinished(folder)),
-        None => {
+        _ => {
+            discard_unfinished(folder)?;
             refuse_foreign_files(folder)?;
             learn::forget_other(folder, tokenizer)?;
             let begun = Unfinished::begin(made_from);
@@ -315,10 +325,8 @@ impl<'r> Run<'r> {
         };
         if index.tokens == 0 {
             // Nothing of this run stays in the way of the next one; the record goes last, as it says whose the rest is.
-            for name in self.tokenizer.saved_files().map(|(name, _)| name).chain([learn::LEARNED_FILE]) {
-                files::remove(&self.folder.join(name))?;
-            }
-            Unfinished::remove(&self.folder)?;
+            discard_unfinished(&self.folder)?;
+            files::remove(&self.folder.join(learn::LEARNED_FILE))?;
             return Err(no_text(self.inputs));
         }
         files::write_json(&self.folder.join(INDEX_FILE), &index)?;
@@ -374,27 +382,30 @@ fn refuse_foreign_files(folder: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Refuses a folder with a dataset, finished or not, when another one is to be made.
-fn refuse_other_dataset(folder: &Path) -> Result<()> {
-    if folder.join(INDEX_FILE).exists() {
-        return Err(other_dataset(folder));
+/// Removes what a run left that had no shard complete: it is in the way of another one, and nobody misses it. The record
+/// goes last, as it says whose the rest is.
+///
+/// # Errors
+/// There are complete shards.
+fn discard_unfinished(folder: &Path) -> Result<()> {
+    match Unfinished::load(folder)? {
+        None => Ok(()),
+        Some(unfinished) if unfinished.shards.is_empty() => {
+            let half_written = files::aside(&folder.join(shard_name(0)));
+            let tokenizer = Tokenizer::saved_names().map(|name| folder.join(name));
+            tokenizer.chain([half_written]).try_for_each(|path| files::remove(&path))?;
+            Unfinished::remove(folder)
+        }
+        Some(_) => Err(DataError::invalid(
+            format!("{} holds an unfinished dataset of other input, tokenizer or options", folder.display()),
+            "choose another folder, or delete it to begin again",
+        )),
     }
-    if Unfinished::load(folder)?.is_some() {
-        return Err(other_unfinished(folder));
-    }
-    Ok(())
 }
 
 fn other_dataset(folder: &Path) -> DataError {
     DataError::invalid(
         format!("{} already holds a dataset of other input, tokenizer or options", folder.display()),
         "choose another folder, or delete it",
-    )
-}
-
-fn other_unfinished(folder: &Path) -> DataError {
-    DataError::invalid(
-        format!("{} holds an unfinished dataset of other input, tokenizer or options", folder.display()),
-        "choose another folder, or delete it to begin again",
     )
 }

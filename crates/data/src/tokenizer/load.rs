@@ -13,7 +13,7 @@ use serde_json::{Map, Value, json};
 use tokenizers::AddedToken;
 
 use super::budget::Budget;
-use super::{GENERAL_BYTES_IN_FLIGHT, Tokenizer, begin, build, canonical_hash, choose_engine};
+use super::{MAX_GENERAL_BYTES, Tokenizer, begin, build, canonical_hash, choose_engine};
 use crate::error::{DataError, Result};
 use crate::files;
 
@@ -42,6 +42,11 @@ const NAMED_FILE: &str = "generation_config.json";
 pub(super) struct Named {
     ends: Vec<u32>,
     begin: Option<u32>,
+}
+
+/// Every file that a tokenizer may be saved as.
+pub(super) fn saved_names() -> impl Iterator<Item = &'static str> {
+    SIDE_FILES.into_iter().chain(["tokenizer.json", NAMED_FILE])
 }
 
 pub(super) fn load(path: &Path) -> Result<Tokenizer> {
@@ -157,7 +162,7 @@ pub(super) fn from_parts(
         whole,
         literal: OnceLock::new(),
         engine,
-        budget: Budget::new(GENERAL_BYTES_IN_FLIGHT),
+        budget: Budget::new(MAX_GENERAL_BYTES),
         cut,
         vocab_size,
         end_of_document,

@@ -20,7 +20,6 @@ mod spaces;
 mod train;
 mod words;
 
-use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::ops::ControlFlow;
 use std::path::Path;
@@ -72,10 +71,9 @@ enum Engine {
     General,
 }
 
-/// The longest text that is encoded in one go by the tokenizers crate, which needs about 100 times its size.
-pub(crate) const MAX_GENERAL_BYTES: usize = 8 << 20;
-/// As much text of all threads together is with the tokenizers crate at a time; a longer one goes alone.
-const GENERAL_BYTES_IN_FLIGHT: usize = 4 << 20;
+/// So much text is with the tokenizers crate at a time, of one thread or of all together: it needs up to 300 times the
+/// size of a text.
+pub(crate) const MAX_GENERAL_BYTES: usize = 3 << 20;
 
 impl Tokenizer {
     /// Loads a `tokenizer.json`, or a folder that holds one beside the usual Hugging Face files
@@ -248,13 +246,16 @@ impl Tokenizer {
     /// The folder or a file cannot be written.
     pub fn save(&self, folder: &Path) -> Result<()> {
         files::create_folder(folder)?;
-        self.saved_files().try_for_each(|(name, bytes)| files::write_atomically(&folder.join(name), &bytes))
+        self.files().try_for_each(|(name, bytes)| files::write_atomically(&folder.join(name), bytes))?;
+        match self.named.file() {
+            Some((name, text)) => files::write_atomically(&folder.join(name), text.as_bytes()),
+            None => Ok(()),
+        }
     }
 
-    /// What [`Tokenizer::save`] writes, by name.
-    pub(crate) fn saved_files(&self) -> impl Iterator<Item = (&str, Cow<'_, [u8]>)> {
-        let named = self.named.file().map(|(name, text)| (name, Cow::from(text.into_bytes())));
-        self.files().map(|(name, bytes)| (name, Cow::from(bytes))).chain(named)
+    /// The names of all files that [`Tokenizer::save`] may write.
+    pub(crate) fn saved_names() -> impl Iterator<Item = &'static str> {
+        load::saved_names()
     }
 
     /// One more than the largest token id, added tokens included.

@@ -1,11 +1,12 @@
 //! What the registry checks of every op, from its samples, with fresh random inputs and poisoned outputs.
 
 use crate::PassSet;
-use crate::registry::{Fill, Sample, SampleOp, cpu_kernels, samples};
+use crate::linear::Linear;
+use crate::registry::{Fill, Sample, SampleOp, cpu_kernels, large_samples, samples};
 use std::collections::HashMap;
 use std::sync::Arc;
 use xtrain_program::{Code, Phase, Program, Root, StateKind, Storage, Tracer, ValueId, backward};
-use xtrain_runtime::{Checks, CpuEngine, Engine, ProgramId};
+use xtrain_runtime::{Checks, CpuEngine, Engine, EngineError, ProgramId};
 use xtrain_tensor::{DType, HostTensor, Philox, TensorType};
 
 /// A seed that differs from run to run.
@@ -298,11 +299,40 @@ fn bf16_is_as_near_to_f32_as_its_rounding_allows() {
 
 #[test]
 fn results_do_not_depend_on_the_number_of_threads() {
-    for sample in samples() {
-        let seed = seed();
-        let mut case = forward_case(&sample, DType::F32, seed);
+    for (sample, dtype) in
+        large_samples().iter().flat_map(|sample| [(sample, DType::F32), (sample, DType::BF16)])
+    {
+        let mut case = forward_case(sample, dtype, seed());
         let inputs = case.inputs.clone();
         let mut on = |threads: usize| on_threads(threads, || case.run(&inputs));
-        assert!(on(1) == on(3), "{}", describe(&sample));
+        let alone = on(1);
+        assert!((2..6).all(|threads| on(threads) == alone), "{} in {dtype}", describe(sample));
     }
+}
+
+#[test]
+fn a_gradient_that_overflows_where_it_is_added_is_named() {
+    let ty = TensorType::new(DType::F32, [1, 1]);
+    let mut tracer = Tracer::default();
+    let w = tracer.parameter("w", ty);
+    let uses = ["first", "second"].map(|name| {
+        let x = tracer.input(name, ty);
+        tracer.apply(Linear, &[x, w]).expect("valid operands")[0]
+    });
+    let mut program = tracer.finish();
+    let seed = program.add_value(ty, Storage::Input { name: "seed".into() });
+    let roots = uses.map(|value| Root { value, grad: Some(seed) });
+    let (program, _) = backward::backward(program, &roots, &[], &PassSet).expect("a backward");
+    let mut engine = engine();
+    engine.set_checks(Checks { poison: false, numerics: true });
+    let id = engine.load(program).expect("loads");
+    let mut run = |first: f32| {
+        for (name, x) in [("first", first), ("second", 1.0), ("seed", 1e30)] {
+            engine.write_input(id, name, &x.to_le_bytes()).expect("an input");
+        }
+        engine.run(id, Phase::Micro, true)
+    };
+    run(1.0).expect("all is finite");
+    // The gradient of the second use is assigned, that of the first is added to it.
+    assert!(matches!(run(1e30), Err(EngineError::NonFinite { op: "linear_wgrad", .. })));
 }

@@ -115,6 +115,9 @@ impl SampleInput {
 pub(crate) trait Registered: Op + CpuKernel + Sized {
     /// Uses of the op at small odd sizes.
     fn samples() -> Vec<Sample>;
+
+    /// A use that is large enough for several threads.
+    fn large() -> Sample;
 }
 
 /// Declares the list of ops.
@@ -125,6 +128,11 @@ macro_rules! ops {
             let mut table = CpuKernels::default();
             $(table.register::<$op>(|op| op);)*
             table
+        }
+
+        /// A large sample of each op.
+        pub fn large_samples() -> Vec<Sample> {
+            vec![$(<$op as Registered>::large()),*]
         }
 
         /// Samples of all ops.

@@ -9,7 +9,7 @@ use std::time::Instant;
 use xtrain_program::{
     Instance, KernelTable, Phase, Plan, Program, Region, StateKind, Storage, Value, ValueId, WriteMode,
 };
-use xtrain_tensor::{CpuKernel, TensorType, View, ViewMut};
+use xtrain_tensor::{CpuKernel, TensorType, View, ViewMut, pooled_bytes};
 
 /// What the interpreter checks while it runs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -27,6 +27,8 @@ pub struct CpuEngine {
     state: Vec<(StateKey, TensorType, Span)>,
     by_key: HashMap<StateKey, usize>,
     programs: Vec<Loaded>,
+    /// By op, the most bytes that its kernel works in besides its operands, in any program.
+    work_bytes: HashMap<&'static str, usize>,
     /// Bytes that this engine may hold, where the system told when it was made.
     limit_bytes: Option<u64>,
     checks: Checks,
@@ -54,6 +56,7 @@ impl CpuEngine {
             state: Vec::new(),
             by_key: HashMap::new(),
             programs: Vec::new(),
+            work_bytes: HashMap::new(),
             limit_bytes: available_bytes(),
             checks: Checks::default(),
             profile: None,
@@ -100,8 +103,9 @@ impl CpuEngine {
             }
         }
         let grown = scratch.saturating_sub(self.memory.scratch_bytes());
+        let work = self.work_bytes.values().copied().fold(0, usize::saturating_add);
         let needed_bytes =
-            [bytes, io, grown].into_iter().fold(self.memory.total_bytes(), usize::saturating_add);
+            [bytes, io, grown, work].into_iter().fold(self.memory.total_bytes(), usize::saturating_add);
         let refused = EngineError::Memory { needed_bytes, available_bytes: self.limit_bytes };
         if self.limit_bytes.is_some_and(|limit| needed_bytes as u64 > limit) {
             return Err(refused);
@@ -187,7 +191,12 @@ impl CpuEngine {
 impl Engine for CpuEngine {
     fn load(&mut self, program: Program) -> Result<ProgramId, EngineError> {
         for instance in &program.instances {
-            self.kernels.find(instance.code.op()).ok_or_else(|| no_kernel(instance))?;
+            let op = instance.code.op();
+            let kernel = self.kernels.find(op).ok_or_else(|| no_kernel(instance))?;
+            let inputs: Vec<TensorType> = instance.inputs.iter().map(|&v| program.ty(v)).collect();
+            let work = kernel.work_bytes(&inputs, rayon::current_num_threads());
+            let most = self.work_bytes.entry(op.name()).or_default();
+            *most = work.max(*most);
         }
         let plan = Plan::of(&program);
         let region = |r: Region| plan.region_bytes[r as usize];
@@ -248,7 +257,7 @@ impl Engine for CpuEngine {
     }
 
     fn memory_bytes(&self) -> usize {
-        self.memory.total_bytes()
+        self.memory.total_bytes() + pooled_bytes()
     }
 }
 

@@ -21,6 +21,12 @@ pub trait CpuKernel: Send + Sync {
     /// Computes all outputs from the inputs. Shapes and types are what the op's `infer` accepted and returned; after the outputs come
     /// the tensors of the workspace, with whatever was left in them.
     fn run(&self, inputs: &[View<'_>], outputs: &mut [ViewMut<'_>]);
+
+    /// Bytes that a run on this many threads works in besides its operands and their workspace, at most, as far as they grow with the
+    /// inputs. What is left out is bounded: a few blocks of some MiB a thread.
+    fn work_bytes(&self, _inputs: &[TensorType], _threads: usize) -> usize {
+        0
+    }
 }
 
 /// A tensor to be read.
@@ -58,6 +64,12 @@ impl<'a> View<'a> {
     pub fn slice(&self, range: Range<usize>) -> View<'a> {
         let (ty, bytes) = part(self.ty, range);
         View::new(ty, &self.bytes[bytes])
+    }
+
+    /// The tensor in pieces of `elements` in the order in which they are stored (the last may be shorter), each as a vector.
+    pub fn chunks(&self, elements: usize) -> impl Iterator<Item = View<'a>> + use<'a> {
+        let (view, numel) = (*self, self.ty.numel());
+        (0..numel).step_by(elements).map(move |at| view.slice(at..numel.min(at + elements)))
     }
 
     /// Rows of the tensor seen as `[rows, cols]`, as a vector.

@@ -1,30 +1,27 @@
 //! Memory that kernels work in besides their operands: buffers that a thread keeps when they are given back, so that a step asks the
 //! system for nothing and touches no fresh pages.
 //!
-//! Capacities are powers of two. For each of them a thread keeps as many buffers as it held at once, until it ends.
+//! Capacities are powers of two. For each of them a thread keeps no more buffers than it lent at once, until it ends.
 
 use crate::Real;
+use std::mem::{size_of, take};
 use std::ops::{Deref, DerefMut};
+use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// A buffer of at least this many elements is kept; smaller ones are made so large.
+/// The least capacity.
 const SMALLEST: usize = 256;
 
-/// The free buffers of a thread, by the binary logarithm of their capacity.
-#[doc(hidden)]
-pub struct Pool<T>([Vec<Vec<T>>; usize::BITS as usize]);
+/// Bytes of all buffers, lent or kept.
+static HELD_BYTES: AtomicUsize = AtomicUsize::new(0);
 
-impl<T> Pool<T> {
-    /// A pool without buffers.
-    #[allow(clippy::new_without_default, reason = "it is made in constants only")]
-    pub const fn new() -> Self {
-        Pool([const { Vec::new() }; usize::BITS as usize])
-    }
+/// Bytes of the buffers that kernels of this process work in or worked in, which its threads keep.
+pub fn pooled_bytes() -> usize {
+    HELD_BYTES.load(Ordering::Relaxed)
 }
 
 /// Elements to work in, given back to the thread's pool when dropped.
 pub struct Pooled<T: Real> {
-    /// Its length is the capacity.
-    buffer: Vec<T>,
+    buffer: Buffer<T>,
     len: usize,
 }
 
@@ -32,9 +29,8 @@ impl<T: Real> Pooled<T> {
     /// `len` elements that hold what was left in them; NaNs in debug builds, so that an element that is not written shows.
     pub fn take(len: usize) -> Self {
         let capacity = len.next_power_of_two().max(SMALLEST);
-        let kept = T::pool(|pool| pool.0[class(capacity)].pop()).flatten();
-        let buffer = kept.unwrap_or_else(|| bytemuck::zeroed_vec(capacity));
-        let mut pooled = Pooled { buffer, len };
+        let kept = T::pool(|pool| pool.of(capacity).lend()).flatten();
+        let mut pooled = Pooled { buffer: kept.unwrap_or_else(|| Buffer::new(capacity)), len };
         if cfg!(debug_assertions) {
             pooled.fill(T::of(f64::NAN));
         }
@@ -49,28 +45,80 @@ impl<T: Real> Pooled<T> {
     }
 }
 
-fn class(capacity: usize) -> usize {
-    capacity.trailing_zeros() as usize
-}
-
 impl<T: Real> Drop for Pooled<T> {
     fn drop(&mut self) {
-        let buffer = std::mem::take(&mut self.buffer);
+        let buffer = Buffer(take(&mut self.buffer.0));
         // A thread that is ending has no pool any more.
-        T::pool(|pool| pool.0[class(buffer.len())].push(buffer));
+        T::pool(|pool| pool.of(buffer.0.len()).take_back(buffer));
+    }
+}
+
+/// As many elements as its capacity.
+struct Buffer<T>(Vec<T>);
+
+impl<T: Real> Buffer<T> {
+    fn new(capacity: usize) -> Self {
+        HELD_BYTES.fetch_add(capacity * size_of::<T>(), Ordering::Relaxed);
+        Buffer(bytemuck::zeroed_vec(capacity))
+    }
+}
+
+impl<T> Drop for Buffer<T> {
+    fn drop(&mut self) {
+        HELD_BYTES.fetch_sub(self.0.len() * size_of::<T>(), Ordering::Relaxed);
+    }
+}
+
+/// The buffers of a thread, by the binary logarithm of their capacity.
+#[doc(hidden)]
+pub struct Pool<T>([Shelf<T>; usize::BITS as usize]);
+
+impl<T> Pool<T> {
+    #[allow(clippy::new_without_default, reason = "it is made in constants only")]
+    pub(crate) const fn new() -> Self {
+        Pool([const { Shelf { kept: Vec::new(), lent: 0, most_lent: 0 } }; usize::BITS as usize])
+    }
+
+    fn of(&mut self, capacity: usize) -> &mut Shelf<T> {
+        &mut self.0[capacity.trailing_zeros() as usize]
+    }
+}
+
+/// The buffers of one capacity.
+struct Shelf<T> {
+    kept: Vec<Buffer<T>>,
+    /// How many are away.
+    lent: usize,
+    most_lent: usize,
+}
+
+impl<T> Shelf<T> {
+    /// Counts one more as lent, and gives it if there is one.
+    fn lend(&mut self) -> Option<Buffer<T>> {
+        self.lent += 1;
+        self.most_lent = self.most_lent.max(self.lent);
+        self.kept.pop()
+    }
+
+    fn take_back(&mut self, buffer: Buffer<T>) {
+        // Another thread may have lent it.
+        self.lent = self.lent.saturating_sub(1);
+        if self.kept.len() < self.most_lent {
+            self.kept.push(buffer);
+        }
     }
 }
 
 impl<T: Real> Deref for Pooled<T> {
     type Target = [T];
     fn deref(&self) -> &[T] {
-        &self.buffer[..self.len]
+        &self.buffer.0[..self.len]
     }
 }
 
 impl<T: Real> DerefMut for Pooled<T> {
     fn deref_mut(&mut self) -> &mut [T] {
-        &mut self.buffer[..self.len]
+        &mut self.buffer.0[..self.len]
     }
 }
 
@@ -94,8 +142,12 @@ mod tests {
     }
 
     #[test]
-    fn buffers_end_with_the_thread() {
-        let kept = std::thread::spawn(|| Pooled::<f64>::zeros(70)).join().expect("a thread");
-        assert_eq!((&*kept, kept.len()), (&[0.0; 70][..], 70));
+    fn a_thread_keeps_no_buffer_that_another_lent() {
+        let from_elsewhere = || std::thread::spawn(|| Pooled::<f64>::zeros(7000)).join().expect("a thread");
+        for _ in 0..3 {
+            assert!(from_elsewhere().iter().all(|x| *x == 0.0));
+        }
+        let kept = f64::pool(|pool| pool.of(8192).kept.len());
+        assert_eq!(kept, Some(0));
     }
 }

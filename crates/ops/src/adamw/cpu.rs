@@ -92,8 +92,7 @@ fn cut<'a>(
 ) -> impl Iterator<Item = Block<'a>> {
     let mut compute = compute.map(|c| c.chunks(elements));
     let states = master.chunks(elements).zip(m.chunks(elements)).zip(v.chunks(elements));
-    states.enumerate().map(move |(n, ((master, m), v))| {
-        let grad = grad.slice(n * elements..n * elements + master.ty.numel());
+    states.zip(grad.chunks(elements)).map(move |(((master, m), v), grad)| {
         let compute = compute.as_mut().and_then(Iterator::next);
         Block { master, m, v, compute, grad, weight_decay }
     })

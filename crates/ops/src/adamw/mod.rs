@@ -20,7 +20,7 @@ mod tests;
 
 use crate::float_shaped;
 use crate::registry::{Fill, Registered, Sample, SampleInput};
-use xtrain_program::{Op, OpError, Operand, Signature};
+use xtrain_program::{Op, OpError, Signature};
 use xtrain_tensor::{DType, TensorType};
 
 /// Inputs before those of the parameters: lr, coefficient, applied, skip.
@@ -102,10 +102,6 @@ impl Op for AdamW {
         Ok(Signature::outputs(outputs))
     }
 
-    fn operand(&self, _: usize) -> Operand {
-        Operand::Full
-    }
-
     fn in_place(&self) -> &[(usize, usize)] {
         &self.in_place
     }
@@ -135,23 +131,29 @@ impl AdamWParameter {
 
 impl Registered for AdamW {
     fn samples() -> Vec<Sample> {
-        let sample = |applied, skip| {
-            let mut inputs = vec![
-                SampleInput::activation([]).fill(Fill::Values(vec![0.02])),
-                SampleInput::activation([]).fill(Fill::Values(vec![0.75])),
-                SampleInput::counters([applied]),
-                SampleInput::flag(skip),
-            ];
-            inputs.extend(operands([5, 7]));
-            inputs.extend(operands([13]));
-            let parameters = vec![
-                AdamWParameter { weight_decay: 0.1, compute: Some(DType::BF16) },
-                AdamWParameter { weight_decay: 0.0, compute: None },
-            ];
-            Sample::plain(AdamW::new(parameters, 0.9, 0.95, 1e-8), inputs)
-        };
-        vec![sample(1, 0), sample(30, 0), sample(30, 1)]
+        vec![sample([5, 7], 1, 0), sample([5, 7], 30, 0), sample([5, 7], 30, 1)]
     }
+
+    fn large() -> Sample {
+        sample([300, 500], 30, 0)
+    }
+}
+
+/// An update of a matrix with decay and a bf16 copy, and of a vector without.
+fn sample(matrix: [usize; 2], applied: u32, skip: u32) -> Sample {
+    let mut inputs = vec![
+        SampleInput::activation([]).fill(Fill::Values(vec![0.02])),
+        SampleInput::activation([]).fill(Fill::Values(vec![0.75])),
+        SampleInput::counters([applied]),
+        SampleInput::flag(skip),
+    ];
+    inputs.extend(operands(matrix));
+    inputs.extend(operands([13]));
+    let parameters = vec![
+        AdamWParameter { weight_decay: 0.1, compute: Some(DType::BF16) },
+        AdamWParameter { weight_decay: 0.0, compute: None },
+    ];
+    Sample::plain(AdamW::new(parameters, 0.9, 0.95, 1e-8), inputs)
 }
 
 /// Master, m, v and grad of a sample.

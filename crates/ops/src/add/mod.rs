@@ -32,4 +32,8 @@ impl Registered for Add {
     fn samples() -> Vec<Sample> {
         vec![Sample::plain(Add, [SampleInput::activation([5, 7]), SampleInput::activation([5, 7])])]
     }
+
+    fn large() -> Sample {
+        Sample::plain(Add, [SampleInput::activation([300, 160]), SampleInput::activation([300, 160])])
+    }
 }

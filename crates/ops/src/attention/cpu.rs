@@ -6,7 +6,7 @@ use super::columns::{Columns, transpose, widen};
 use crate::host::gemm::Mat;
 use crate::host::math::Rounding;
 use rayon::prelude::*;
-use xtrain_tensor::{CpuKernel, Pooled, Real, View, ViewMut, with_real};
+use xtrain_tensor::{CpuKernel, Pooled, Real, TensorType, View, ViewMut, with_real};
 
 impl CpuKernel for Attention {
     fn run(&self, inputs: &[View<'_>], outputs: &mut [ViewMut<'_>]) {
@@ -16,6 +16,14 @@ impl CpuKernel for Attention {
             let keys_values = KeysValues::<T>::of(self, inputs[0]);
             attend(self, inputs[0], &keys_values, documents, o, &mut lse.fresh::<T>());
         });
+    }
+
+    fn work_bytes(&self, inputs: &[TensorType], threads: usize) -> usize {
+        let Attention { seq_len: s, heads, kv_heads, head_dim: e } = *self;
+        let ((tokens, _), dtype) = (inputs[0].shape.rows_cols(), inputs[0].dtype);
+        let widened = usize::from(dtype != dtype.compute());
+        let task = ROWS * (s + widened * 2 * heads * e);
+        dtype.compute().bytes((1 + widened) * tokens * kv_heads * e + threads * task)
     }
 }
 

@@ -13,7 +13,7 @@ use crate::host::math::{Rounding, dot, exact, exp, round_bf16, vectorized};
 use crate::host::rows::{add_into, store_rows};
 use rayon::prelude::*;
 use std::ops::Range;
-use xtrain_tensor::{CpuKernel, Pooled, Real, Stored, View, ViewMut, with_stored};
+use xtrain_tensor::{CpuKernel, Pooled, Real, Stored, TensorType, View, ViewMut, with_stored};
 
 /// Keys of a tile; a multiple of [`ROWS`], so that the blocks of queries that see a tile start where it starts.
 const TILE: usize = 512;
@@ -35,6 +35,22 @@ impl CpuKernel for AttentionGrad {
             pass.run(&mut outputs[0]);
         });
     }
+
+    fn work_bytes(&self, inputs: &[TensorType], threads: usize) -> usize {
+        let Attention { seq_len: s, heads, kv_heads, head_dim: e } = self.0;
+        let ((tokens, _), dtype) = (inputs[1].shape.rows_cols(), inputs[1].dtype);
+        let groups = groups_at_once(&self.0, threads).min(tokens / s * kv_heads);
+        let widened = if dtype == dtype.compute() { 0 } else { 4 * s * e };
+        let task = 3 * s * e + s + 2 * ROWS * TILE.min(s) + widened;
+        let slices = groups * (heads / kv_heads + 2) * s * size_of::<&[u8]>();
+        slices + dtype.compute().bytes(groups * (heads / kv_heads) * 2 * s * e + threads * task)
+    }
+}
+
+/// How many groups are made at a time. It changes no bit: each query head's sums start from zero.
+fn groups_at_once(op: &Attention, threads: usize) -> usize {
+    let heads = (AT_ONCE / (2 * op.seq_len * op.head_dim)).max(threads);
+    heads.div_ceil(op.heads / op.kv_heads)
 }
 
 struct Pass<'a, S: Stored> {
@@ -65,8 +81,7 @@ impl<S: Stored> Pass<'_, S> {
         let Attention { seq_len: s, heads, kv_heads, head_dim: e } = self.op;
         let (tokens, _) = dqkv.ty.shape.rows_cols();
         let (groups, group) = (tokens / s * kv_heads, heads / kv_heads);
-        // How many are made at a time changes no bit: each query head's sums start from zero.
-        let at_once = (AT_ONCE / (2 * s * e)).max(rayon::current_num_threads()).div_ceil(group);
+        let at_once = groups_at_once(&self.op, rayon::current_num_threads());
         let mut sums = Pooled::take(at_once.min(groups) * group * 2 * s * e);
         for first in (0..groups).step_by(at_once) {
             let some = first..groups.min(first + at_once);

@@ -130,10 +130,6 @@ impl Op for AttentionGrad {
         Ok(Signature::outputs([inputs[1]]))
     }
 
-    fn operand(&self, input: usize) -> Operand {
-        if input < 3 { Operand::Compute } else { Operand::Full }
-    }
-
     /// Five products of the lower half of the s x s scores: the scores once more, and those of dp, dv, dq and dk.
     fn cost(&self, inputs: &[TensorType], _: &[TensorType]) -> Cost {
         self.0.products(5.0, inputs[0].shape[0])
@@ -155,6 +151,11 @@ impl Registered for Attention {
             Sample::forward(of(1, 3, 3, 5), [SampleInput::activation([2, 45])]),
         ]
     }
+
+    fn large() -> Sample {
+        let op = Attention { seq_len: 150, heads: 4, kv_heads: 2, head_dim: 20 };
+        Sample::forward(op, [SampleInput::activation([300, 160])])
+    }
 }
 
 impl Registered for AttentionGrad {
@@ -170,5 +171,18 @@ impl Registered for AttentionGrad {
             Sample::plain(op, inputs.clone()),
             Sample::plain(op, inputs.into_iter().chain([sample_documents()]).collect::<Vec<_>>()),
         ]
+    }
+
+    fn large() -> Sample {
+        let op = AttentionGrad(Attention { seq_len: 150, heads: 4, kv_heads: 2, head_dim: 20 });
+        Sample::plain(
+            op,
+            [
+                SampleInput::activation([300, 80]),
+                SampleInput::activation([300, 160]),
+                SampleInput::activation([300, 80]),
+                SampleInput::activation([2, 4, 150]).fill(Fill::Normal(3.0, 0.3)),
+            ],
+        )
     }
 }

@@ -8,7 +8,7 @@ use crate::host::math::{Rounding, dot, exponentials, max, vectorized};
 use crate::host::rows::store_rows;
 use rayon::prelude::*;
 use std::ops::Range;
-use xtrain_tensor::{CpuKernel, Pooled, Real, Stored, View, ViewMut, with_stored};
+use xtrain_tensor::{CpuKernel, Pooled, Real, Stored, TensorType, View, ViewMut, with_stored};
 
 /// The longest run of queries for which reading the cache as it is stored beats products of blocks.
 const FEW: usize = 4;
@@ -33,6 +33,12 @@ impl CpuKernel for CachedAttention {
         let (queries, keys, values) = (inputs[0], k_cache.view(), v_cache.view());
         let attend = Attend { op: self, positions, new, capacity, queries, keys, values };
         with_stored!(o.ty.dtype, S => attend.run::<S>(o));
+    }
+
+    fn work_bytes(&self, inputs: &[TensorType], threads: usize) -> usize {
+        let (tokens, capacity, dtype) = (inputs[1].numel(), inputs[2].shape[1], inputs[2].dtype);
+        let new = tokens / inputs[2].shape[0];
+        dtype.compute().bytes(threads * (2 * new * self.head_dim + capacity * (2 * self.head_dim + ROWS)))
     }
 }
 

@@ -88,4 +88,17 @@ impl Registered for CachedAttention {
             ],
         )]
     }
+
+    fn large() -> Sample {
+        let positions = (0..40).map(|t| f64::from(t % 20 + 5 * i32::from(t % 20 >= 18))).collect();
+        Sample::plain(
+            CachedAttention { heads: 8, kv_heads: 2, head_dim: 20 },
+            [
+                SampleInput::activation([40, 240]),
+                SampleInput::ids(40, 30).fill(Fill::Values(positions)),
+                SampleInput::activation([2, 30, 40]),
+                SampleInput::activation([2, 30, 40]),
+            ],
+        )
+    }
 }

@@ -42,4 +42,8 @@ impl Registered for Cast {
             Sample::plain(Cast { to: DType::F32 }, [SampleInput::activation([3, 11])]),
         ]
     }
+
+    fn large() -> Sample {
+        Sample::plain(Cast { to: DType::BF16 }, [SampleInput::activation([300, 160])])
+    }
 }

@@ -6,7 +6,7 @@ mod tests;
 
 use crate::float_shaped;
 use crate::registry::{Fill, Registered, Sample, SampleInput};
-use xtrain_program::{Op, OpError, Operand, Signature};
+use xtrain_program::{Op, OpError, Signature};
 use xtrain_tensor::{DType, TensorType};
 
 /// `(norm [], loss [], applied u32[1]) -> (applied' u32[1], coefficient [], skip u32[])`.
@@ -40,10 +40,6 @@ impl Op for Clip {
         Ok(Signature::outputs([inputs[2], coefficient, TensorType::new(DType::U32, [])]))
     }
 
-    fn operand(&self, _: usize) -> Operand {
-        Operand::Full
-    }
-
     fn in_place(&self) -> &[(usize, usize)] {
         &[(0, 2)]
     }
@@ -62,5 +58,9 @@ impl Registered for Clip {
             )
         };
         vec![sample(1.0, 0.25), sample(1.5, 4.0), sample(0.0, 9.0)]
+    }
+
+    fn large() -> Sample {
+        Clip::samples().swap_remove(0)
     }
 }

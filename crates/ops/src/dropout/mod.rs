@@ -75,4 +75,11 @@ impl Registered for Dropout {
             sample(0.0, 1, [3, 5], [0; 4]),
         ]
     }
+
+    fn large() -> Sample {
+        Sample::forward(
+            Dropout { p: 0.3, site: 2 },
+            [SampleInput::activation([300, 160]), SampleInput::counters([1, 2, 3, 4])],
+        )
+    }
 }

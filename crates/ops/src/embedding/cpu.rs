@@ -4,7 +4,7 @@ use super::{Embedding, EmbeddingGrad};
 use crate::host::rows::{add_into, for_row_blocks};
 use rayon::prelude::*;
 use std::ops::Range;
-use xtrain_tensor::{CpuKernel, View, ViewMut, with_real};
+use xtrain_tensor::{CpuKernel, TensorType, View, ViewMut, with_real};
 
 impl CpuKernel for Embedding {
     fn run(&self, inputs: &[View<'_>], outputs: &mut [ViewMut<'_>]) {
@@ -41,6 +41,10 @@ impl CpuKernel for EmbeddingGrad {
                 }
             });
         });
+    }
+
+    fn work_bytes(&self, inputs: &[TensorType], _: usize) -> usize {
+        size_of::<u32>() * (inputs[0].numel() + 2 * (self.vocab_size + 1))
     }
 }
 

@@ -68,6 +68,10 @@ impl Registered for Embedding {
     fn samples() -> Vec<Sample> {
         vec![Sample::forward(Embedding, [SampleInput::ids(23, 11), SampleInput::parameter([11, 7])])]
     }
+
+    fn large() -> Sample {
+        Sample::forward(Embedding, [SampleInput::ids(1000, 301), SampleInput::parameter([301, 160])])
+    }
 }
 
 impl Registered for EmbeddingGrad {
@@ -76,5 +80,12 @@ impl Registered for EmbeddingGrad {
             EmbeddingGrad { vocab_size: 11, out: DType::F32 },
             [SampleInput::ids(23, 11), SampleInput::activation([23, 7])],
         )]
+    }
+
+    fn large() -> Sample {
+        Sample::plain(
+            EmbeddingGrad { vocab_size: 301, out: DType::F32 },
+            [SampleInput::ids(1000, 301), SampleInput::activation([1000, 160])],
+        )
     }
 }

@@ -13,20 +13,14 @@ const PIECE: usize = 4 * 1024;
 
 impl CpuKernel for GradNorm {
     fn run(&self, inputs: &[View<'_>], outputs: &mut [ViewMut<'_>]) {
-        let blocks: Vec<View<'_>> = inputs.iter().flat_map(|grad| cut(grad, BLOCK)).collect();
+        let blocks: Vec<View<'_>> = inputs.iter().flat_map(|grad| grad.chunks(BLOCK)).collect();
         let sums: Vec<f64> = blocks
             .par_iter()
-            .map(|block| with_real!(block.ty.dtype, T => cut(block, PIECE).map(|x| sum_of_squares(&x.reals::<T>())).sum()))
+            .map(|block| with_real!(block.ty.dtype, T => block.chunks(PIECE).map(|x| sum_of_squares(&x.reals::<T>())).sum()))
             .collect();
         let norm = sums.iter().sum::<f64>().sqrt();
         with_real!(outputs[0].ty.dtype, T => outputs[0].reals::<T>()[0] = T::of(norm));
     }
-}
-
-/// Pieces of `elements`.
-fn cut<'a>(x: &View<'a>, elements: usize) -> impl Iterator<Item = View<'a>> + use<'a> {
-    let (x, numel) = (*x, x.ty.numel());
-    (0..numel).step_by(elements).map(move |at| x.slice(at..numel.min(at + elements)))
 }
 
 /// In 32 interleaved partial sums, so that it vectorises and its order is fixed.

@@ -5,7 +5,7 @@ mod cpu;
 mod tests;
 
 use crate::registry::{Registered, Sample, SampleInput};
-use xtrain_program::{Op, OpError, Operand, Signature};
+use xtrain_program::{Op, OpError, Signature};
 use xtrain_tensor::{DType, TensorType};
 
 /// `(g_0, g_1, ...) -> norm []`: the root of the sum of the squares of all elements of all gradients, of any shapes.
@@ -31,10 +31,6 @@ impl Op for GradNorm {
         }
         Ok(Signature::outputs([TensorType::new(dtype, [])]))
     }
-
-    fn operand(&self, _: usize) -> Operand {
-        Operand::Full
-    }
 }
 
 impl Registered for GradNorm {
@@ -50,5 +46,9 @@ impl Registered for GradNorm {
                 ],
             ),
         ]
+    }
+
+    fn large() -> Sample {
+        Sample::plain(GradNorm, [SampleInput::activation([300, 500]), SampleInput::activation([700, 300])])
     }
 }

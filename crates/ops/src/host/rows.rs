@@ -5,7 +5,7 @@
 
 use rayon::prelude::*;
 use std::ops::Range;
-use xtrain_tensor::{Pooled, Real, Stored, ViewMut, vectorized};
+use xtrain_tensor::{DType, Pooled, Real, Stored, ViewMut, vectorized};
 
 /// Elements below which a loop stays on one thread.
 pub(crate) const SERIAL_BELOW: usize = 16 * 1024;
@@ -50,6 +50,11 @@ pub(crate) fn sum_over_rows<T: Real, const N: usize>(
     tasks.into_par_iter().for_each(|((rows, outputs), partial)| f(rows, outputs, partial));
     partials.chunks_exact(width).for_each(|partial| add_into(&mut total, partial));
     total
+}
+
+/// Bytes of the partial sums of [`sum_over_rows`].
+pub(crate) fn sum_bytes(rows: usize, width: usize, dtype: DType) -> usize {
+    dtype.compute().bytes(rows.div_ceil(SUMMED_ROWS) * width)
 }
 
 /// Blocks of rows with their parts of the outputs.

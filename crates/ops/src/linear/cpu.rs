@@ -2,8 +2,8 @@
 
 use super::{BiasGrad, Linear, LinearDgrad, LinearWgrad};
 use crate::host::product::{Factor, Onto, product};
-use crate::host::rows::{add_into, sum_over_rows};
-use xtrain_tensor::{CpuKernel, View, ViewMut, with_real};
+use crate::host::rows::{add_into, sum_bytes, sum_over_rows};
+use xtrain_tensor::{CpuKernel, TensorType, View, ViewMut, with_real};
 
 impl CpuKernel for Linear {
     fn run(&self, inputs: &[View<'_>], outputs: &mut [ViewMut<'_>]) {
@@ -40,5 +40,10 @@ impl CpuKernel for BiasGrad {
             });
             outputs[0].store::<T>(&sum);
         });
+    }
+
+    fn work_bytes(&self, inputs: &[TensorType], _: usize) -> usize {
+        let (t, o) = inputs[0].shape.rows_cols();
+        sum_bytes(t, o, inputs[0].dtype)
     }
 }

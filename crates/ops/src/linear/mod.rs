@@ -153,11 +153,26 @@ impl Registered for Linear {
             ),
         ]
     }
+
+    fn large() -> Sample {
+        Sample::forward(
+            Linear,
+            [
+                SampleInput::activation([300, 160]),
+                SampleInput::parameter([170, 160]),
+                SampleInput::parameter([170]),
+            ],
+        )
+    }
 }
 
 impl Registered for LinearDgrad {
     fn samples() -> Vec<Sample> {
         vec![Sample::plain(LinearDgrad, [SampleInput::activation([13, 5]), SampleInput::activation([5, 7])])]
+    }
+
+    fn large() -> Sample {
+        Sample::plain(LinearDgrad, [SampleInput::activation([300, 170]), SampleInput::activation([170, 160])])
     }
 }
 
@@ -168,10 +183,21 @@ impl Registered for LinearWgrad {
             [SampleInput::activation([13, 5]), SampleInput::activation([13, 7])],
         )]
     }
+
+    fn large() -> Sample {
+        Sample::plain(
+            LinearWgrad { out: DType::F32 },
+            [SampleInput::activation([600, 170]), SampleInput::activation([600, 160])],
+        )
+    }
 }
 
 impl Registered for BiasGrad {
     fn samples() -> Vec<Sample> {
         vec![Sample::plain(BiasGrad { out: DType::F32 }, [SampleInput::activation([131, 5])])]
+    }
+
+    fn large() -> Sample {
+        Sample::plain(BiasGrad { out: DType::F32 }, [SampleInput::activation([300, 160])])
     }
 }

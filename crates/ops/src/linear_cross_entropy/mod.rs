@@ -136,10 +136,6 @@ impl Op for LinearCrossEntropyGrad {
         Ok(signature)
     }
 
-    fn operand(&self, input: usize) -> Operand {
-        self.loss.operand(input)
-    }
-
     fn accumulates(&self, output: usize) -> bool {
         !(self.dx && output == 2)
     }
@@ -167,6 +163,11 @@ fn sample_inputs(width: usize, vocab: usize, targets: &[i32]) -> [SampleInput; 4
     ]
 }
 
+fn large_inputs() -> [SampleInput; 4] {
+    let targets: Vec<i32> = (0..150).map(|t| if t % 7 == 3 { IGNORED } else { t * 4 }).collect();
+    sample_inputs(96, 600, &targets)
+}
+
 impl Registered for LinearCrossEntropy {
     fn samples() -> Vec<Sample> {
         let sample = |chunk_tokens, z_loss, inputs: [SampleInput; 4]| {
@@ -179,6 +180,10 @@ impl Registered for LinearCrossEntropy {
             sample(2, 0.1, sample_inputs(3, 5, &[IGNORED; 3])),
         ]
     }
+
+    fn large() -> Sample {
+        Sample::forward(LinearCrossEntropy { chunk_tokens: 64, z_loss: 1e-2 }, large_inputs()).loss()
+    }
 }
 
 impl Registered for LinearCrossEntropyGrad {
@@ -189,5 +194,10 @@ impl Registered for LinearCrossEntropyGrad {
             Sample::plain(LinearCrossEntropyGrad { loss, dx, dw }, inputs)
         };
         vec![sample(true, Some(DType::F32)), sample(true, None), sample(false, Some(DType::F32))]
+    }
+
+    fn large() -> Sample {
+        let loss = LinearCrossEntropy { chunk_tokens: 64, z_loss: 1e-2 };
+        Sample::plain(LinearCrossEntropyGrad { loss, dx: true, dw: Some(DType::F32) }, large_inputs())
     }
 }

@@ -3,8 +3,8 @@
 use super::{QkNormRope, QkNormRopeGrad};
 use crate::host::math::vectorized;
 use crate::host::norm::{norm_grad_row, norm_row};
-use crate::host::rows::{for_row_blocks, sum_over_rows};
-use xtrain_tensor::{CpuKernel, Real, View, ViewMut, with_real};
+use crate::host::rows::{for_row_blocks, sum_bytes, sum_over_rows};
+use xtrain_tensor::{CpuKernel, Real, TensorType, View, ViewMut, with_real};
 
 impl CpuKernel for QkNormRope {
     fn run(&self, inputs: &[View<'_>], outputs: &mut [ViewMut<'_>]) {
@@ -66,6 +66,11 @@ impl CpuKernel for QkNormRopeGrad {
             });
             d_weights.iter_mut().zip(sums.chunks_exact(e)).for_each(|(dw, sum)| dw.store::<T>(sum));
         });
+    }
+
+    fn work_bytes(&self, inputs: &[TensorType], _: usize) -> usize {
+        let (t, _) = inputs[0].shape.rows_cols();
+        if self.weights.is_some() { sum_bytes(t, 2 * self.head_dim, inputs[0].dtype) } else { 0 }
     }
 }
 

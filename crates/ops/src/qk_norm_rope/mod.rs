@@ -123,10 +123,6 @@ impl Op for QkNormRopeGrad {
         Ok(Signature::outputs([inputs[0], weight(dq_w), weight(dk_w)]))
     }
 
-    fn operand(&self, input: usize) -> Operand {
-        if matches!(input, 0 | 3) { Operand::Compute } else { Operand::Full }
-    }
-
     fn in_place(&self) -> &[(usize, usize)] {
         &[(0, 0)]
     }
@@ -177,6 +173,19 @@ impl Registered for QkNormRope {
             ),
         ]
     }
+
+    fn large() -> Sample {
+        Sample::forward(
+            QkNormRope { heads: 4, kv_heads: 2, head_dim: 20, norm: Some(1e-6) },
+            [
+                SampleInput::activation([300, 160]),
+                SampleInput::ids(300, 9),
+                SampleInput::activation([9, 20]),
+                SampleInput::parameter([20]),
+                SampleInput::parameter([20]),
+            ],
+        )
+    }
 }
 
 impl Registered for QkNormRopeGrad {
@@ -194,5 +203,9 @@ impl Registered for QkNormRopeGrad {
             Sample::plain(of(None), rotation.clone()),
             Sample::plain(of(Some([DType::F32; 2])), rotation.into_iter().chain(norm).collect::<Vec<_>>()),
         ]
+    }
+
+    fn large() -> Sample {
+        QkNormRopeGrad::samples().swap_remove(1)
     }
 }

@@ -6,7 +6,7 @@ use crate::host::rows::rows_per_task;
 use crate::quantize::granularity::TILE;
 use rayon::prelude::*;
 use xtrain_tensor::formats::{max_finite, narrow, widen};
-use xtrain_tensor::{CpuKernel, Pooled, View, ViewMut};
+use xtrain_tensor::{CpuKernel, Pooled, TensorType, View, ViewMut};
 
 /// Rows that a task casts: an even number, so that two tasks share no byte of a packed format.
 fn even_rows_per_task(cols: usize) -> usize {
@@ -39,6 +39,13 @@ impl CpuKernel for Quantize {
                 },
             );
         });
+    }
+
+    /// The regions' maxima, those that they are put together from, and scales.
+    fn work_bytes(&self, inputs: &[TensorType], _: usize) -> usize {
+        let (rows, cols) = inputs[0].shape.rows_cols();
+        let (high, wide) = self.granularity.region(rows, cols);
+        2 * size_of::<f32>() * rows.div_ceil(high.min(TILE)) * cols.div_ceil(wide)
     }
 }
 

@@ -122,6 +122,13 @@ impl Registered for Quantize {
             sample(DType::E5M6, Granularity::Tile1x128, true, [3, 129]),
         ]
     }
+
+    fn large() -> Sample {
+        Sample::plain(
+            Quantize { format: DType::E4M3, granularity: Granularity::Tensor, pow2_scales: true },
+            [SampleInput::activation([300, 160])],
+        )
+    }
 }
 
 impl Registered for Dequantize {
@@ -135,5 +142,10 @@ impl Registered for Dequantize {
             sample(DType::E5M2, [5, 2], DType::BF16),
             sample(DType::E5M6, [5, 1], DType::F32),
         ]
+    }
+
+    fn large() -> Sample {
+        let q = SampleInput::activation([300, 160]).in_format(DType::E4M3);
+        Sample::plain(Dequantize { out: DType::BF16 }, [q, SampleInput::activation([3, 2])])
     }
 }

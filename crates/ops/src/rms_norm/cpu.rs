@@ -3,8 +3,8 @@
 use super::{AddRmsNorm, RmsNorm, RmsNormGrad};
 use crate::host::math::{Rounding, round_bf16, vectorized};
 use crate::host::norm::{norm_grad_row, norm_row};
-use crate::host::rows::{add_into, for_row_blocks, sum_over_rows};
-use xtrain_tensor::{CpuKernel, Real, View, ViewMut, with_real};
+use crate::host::rows::{add_into, for_row_blocks, sum_bytes, sum_over_rows};
+use xtrain_tensor::{CpuKernel, Real, TensorType, View, ViewMut, with_real};
 
 impl CpuKernel for RmsNorm {
     fn run(&self, inputs: &[View<'_>], outputs: &mut [ViewMut<'_>]) {
@@ -80,6 +80,11 @@ impl CpuKernel for RmsNormGrad {
             });
             dw.store::<T>(&sum);
         });
+    }
+
+    fn work_bytes(&self, inputs: &[TensorType], _: usize) -> usize {
+        let (t, d) = inputs[0].shape.rows_cols();
+        sum_bytes(t, d, inputs[0].dtype)
     }
 }
 

@@ -158,6 +158,13 @@ impl Registered for RmsNorm {
             [SampleInput::activation([13, 7]), SampleInput::parameter([7])],
         )]
     }
+
+    fn large() -> Sample {
+        Sample::forward(
+            RmsNorm { eps: 1e-5 },
+            [SampleInput::activation([300, 160]), SampleInput::parameter([160])],
+        )
+    }
 }
 
 impl Registered for AddRmsNorm {
@@ -174,6 +181,17 @@ impl Registered for AddRmsNorm {
             .roots(2),
         ]
     }
+
+    fn large() -> Sample {
+        Sample::forward(
+            AddRmsNorm { eps: 1e-5 },
+            [
+                SampleInput::activation([300, 160]),
+                SampleInput::activation([300, 160]),
+                SampleInput::parameter([160]),
+            ],
+        )
+    }
 }
 
 impl Registered for RmsNormGrad {
@@ -188,5 +206,18 @@ impl Registered for RmsNormGrad {
                 SampleInput::activation([13, 7]),
             ],
         )]
+    }
+
+    fn large() -> Sample {
+        Sample::plain(
+            RmsNormGrad { out: DType::F32 },
+            [
+                SampleInput::activation([300, 160]),
+                SampleInput::activation([300, 160]),
+                SampleInput::activation([300]),
+                SampleInput::activation([160]),
+                SampleInput::activation([300, 160]),
+            ],
+        )
     }
 }

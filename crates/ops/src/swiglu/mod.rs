@@ -79,6 +79,10 @@ impl Registered for Swiglu {
             .map(|shape| Sample::forward(Swiglu, [SampleInput::activation(shape)]))
             .collect()
     }
+
+    fn large() -> Sample {
+        Sample::forward(Swiglu, [SampleInput::activation([300, 320])])
+    }
 }
 
 impl Registered for SwigluGrad {
@@ -87,5 +91,9 @@ impl Registered for SwigluGrad {
             SwigluGrad,
             [SampleInput::activation([13, 17]), SampleInput::activation([13, 34])],
         )]
+    }
+
+    fn large() -> Sample {
+        Sample::plain(SwigluGrad, [SampleInput::activation([300, 160]), SampleInput::activation([300, 320])])
     }
 }

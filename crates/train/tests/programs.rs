@@ -177,17 +177,15 @@ fn computed(begun: Instant) -> u128 {
 }
 
 #[test]
-fn eight_times_the_layers_take_nowhere_near_64_times_as_long() {
+fn a_layer_takes_no_longer_to_trace_where_there_are_many() {
     let begun = Instant::now();
-    let took = |layers| {
+    let took = |layers: usize| {
         let spec = spec(Architecture { layers, ..small_model() }, Batch { sequences: 1, seq_len: 8 });
-        let runs = (0..5).map(|_| {
-            let before = computed(begun);
-            programs::training(&spec).expect("a program");
-            computed(begun) - before
-        });
-        runs.min().expect("runs")
+        let before = computed(begun);
+        // As many layers in all, enough of them for the system's clock.
+        (0..4096 / layers).for_each(|_| drop(programs::training(&spec).expect("a program")));
+        computed(begun) - before
     };
     let (few, many) = (took(64), took(512));
-    assert!(many < 24 * few, "{few} ns for 64 layers, {many} ns for 512");
+    assert!(many < 3 * few, "{few} ns where models have 64 layers, {many} ns where they have 512");
 }

@@ -13,6 +13,9 @@ pub trait TokenStream: Send + Sync + Debug {
     /// How many tokens there are, end-of-document tokens included.
     fn token_count(&self) -> u64;
 
+    /// Bytes of the text behind all tokens, where it is known; what bits per byte are counted by.
+    fn text_bytes(&self) -> Option<u64>;
+
     /// Every token is below this.
     fn vocab_size(&self) -> usize;
 
@@ -39,6 +42,7 @@ pub struct MemoryTokens {
     tokens: Vec<i32>,
     ends: Vec<u64>,
     vocab_size: usize,
+    text_bytes: Option<u64>,
     fingerprint: u64,
 }
 
@@ -58,6 +62,7 @@ impl MemoryTokens {
             tokens: Vec::new(),
             ends: Vec::new(),
             vocab_size,
+            text_bytes: None,
             fingerprint: 0,
         };
         for document in documents {
@@ -74,6 +79,12 @@ impl MemoryTokens {
             xxhash_rust::xxh3::xxh3_64_with_seed(bytemuck::cast_slice(&packed.ends), of_tokens);
         Ok(packed)
     }
+
+    /// The same tokens, made from this many bytes of text.
+    #[must_use]
+    pub fn with_text_bytes(self, text_bytes: u64) -> MemoryTokens {
+        MemoryTokens { text_bytes: Some(text_bytes), ..self }
+    }
 }
 
 impl TokenStream for MemoryTokens {
@@ -83,6 +94,10 @@ impl TokenStream for MemoryTokens {
 
     fn token_count(&self) -> u64 {
         self.tokens.len() as u64
+    }
+
+    fn text_bytes(&self) -> Option<u64> {
+        self.text_bytes
     }
 
     fn vocab_size(&self) -> usize {

@@ -2,8 +2,11 @@
 
 use clap::builder::TypedValueParser;
 use clap::{Arg, ArgAction, Args, CommandFactory, FromArgMatches, Parser, Subcommand, ValueEnum};
+use std::fmt;
 use std::ops::RangeInclusive;
 use std::path::PathBuf;
+use std::str::FromStr;
+use xtrain_data::{BeginOfDocument, PrepareOptions};
 
 /// Train language models: pre-train, continue and fine-tune from one run file.
 #[derive(Debug, Parser)]
@@ -108,9 +111,13 @@ pub(crate) struct TokenizeArgs {
     /// Split .txt files into documents at this string; without it each file is one document
     #[arg(long)]
     pub(crate) separator: Option<String>,
-    /// Tokens of a shard, in millions
-    #[arg(long, value_name = "MILLIONS", default_value_t = 64, value_parser = clap::value_parser!(u64).range(1..=100_000))]
-    pub(crate) shard_tokens: u64,
+    /// Put the tokenizer's begin token before each document: auto (as the template of its file does), true or
+    /// false
+    #[arg(long, value_name = "CHOICE", default_value = "auto")]
+    pub(crate) begin_of_document: BeginOfDocument,
+    /// Tokens of a shard: a number, or one of thousands (K), millions (M) or billions (G)
+    #[arg(long, value_name = "TOKENS", default_value_t = Count(PrepareOptions::default().shard_tokens))]
+    pub(crate) shard_tokens: Count,
     /// Read the finished shards once more and compare their checksums
     #[arg(long)]
     pub(crate) verify: bool,
@@ -260,7 +267,55 @@ pub(crate) struct ReportArgs {
     pub(crate) out: Option<PathBuf>,
 }
 
+/// A positive number of things, written as digits with or without K, M or G behind them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Count(pub(crate) u64);
+
+/// The suffixes, largest first.
+const UNITS: [(&str, u64); 3] = [("G", 1_000_000_000), ("M", 1_000_000), ("K", 1_000)];
+
+impl FromStr for Count {
+    type Err = &'static str;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let suffixed = UNITS.into_iter().find_map(|(name, unit)| Some((text.strip_suffix(name)?, unit)));
+        let (digits, unit) = suffixed.unwrap_or((text, 1));
+        let count = digits.parse::<u64>().ok().and_then(|number| number.checked_mul(unit));
+        count.filter(|&count| count > 0).map(Count).ok_or("write a number from 1 on, such as 64M or 500000")
+    }
+}
+
+impl fmt::Display for Count {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match UNITS.into_iter().find(|(_, unit)| self.0.is_multiple_of(*unit)) {
+            Some((name, unit)) => write!(f, "{}{name}", self.0 / unit),
+            None => write!(f, "{}", self.0),
+        }
+    }
+}
+
 /// A whole number within `range`.
 fn bounded(range: RangeInclusive<u64>) -> impl TypedValueParser<Value = usize> {
     clap::value_parser!(u64).range(range).try_map(usize::try_from)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn counts_are_read_with_and_without_a_suffix_and_shown_with_one() {
+        for (text, count, shown) in [
+            ("64", 64, "64"),
+            ("64M", 64_000_000, "64M"),
+            ("1500K", 1_500_000, "1500K"),
+            ("2000M", 2_000_000_000, "2G"),
+        ] {
+            assert_eq!(text.parse(), Ok(Count(count)));
+            assert_eq!(Count(count).to_string(), shown);
+        }
+        for wrong in ["", "0", "0M", "M", "1.5M", "-1", "64m", "64 M", "99999999999999G"] {
+            assert!(wrong.parse::<Count>().is_err(), "{wrong:?}");
+        }
+    }
 }

@@ -4,8 +4,9 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// The floors of ARCHITECTURE.md: a crate may depend on crates of lower floors only.
-const FLOORS: [(&str, u32); 9] = [
+const FLOORS: [(&str, u32); 10] = [
     ("tensor", 1),
+    ("cuda", 1),
     ("program", 2),
     ("ops", 3),
     ("runtime", 3),
@@ -58,8 +59,8 @@ fn crates_depend_downward_only() {
 
 #[test]
 fn unsafe_code_is_only_where_it_must_be() {
-    // The call into the GEMM library.
-    let allowed = ["crates/ops/src/host/gemm.rs"];
+    // The call into the GEMM library, and all that calls NVIDIA's.
+    let allowed = ["crates/ops/src/host/gemm.rs", "crates/cuda/"];
     let mut stack = vec![root().join("crates")];
     while let Some(folder) = stack.pop() {
         for entry in fs::read_dir(&folder).expect("a folder") {
@@ -72,7 +73,7 @@ fn unsafe_code_is_only_where_it_must_be() {
                     .lines()
                     .any(|l| !l.trim_start().starts_with("//") && l.contains(concat!("unsafe", " {")));
                 let shown = path.to_string_lossy();
-                assert!(!uses || allowed.iter().any(|a| shown.ends_with(a)), "{shown} has unsafe code");
+                assert!(!uses || allowed.iter().any(|a| shown.contains(a)), "{shown} has unsafe code");
             }
         }
     }

@@ -24,7 +24,6 @@ pub use entropy::unigram_entropy_nats;
 pub use mixture::Mixture;
 pub use permutation::Permutation;
 pub use prefetch::{Prefetcher, RankSlice};
-pub use split::{HeldOut, HeldOutAmount};
 pub use state::{LoaderState, SourceState};
 pub use validation::Validation;
 
@@ -50,8 +49,8 @@ pub struct LoaderOptions {
     pub seed: u64,
     /// Whether documents see each other.
     pub document_mask: DocumentMask,
-    /// What is kept for validation.
-    pub held_out: Option<HeldOut>,
+    /// The fraction of each source that is kept for validation.
+    pub held_out: Option<f64>,
 }
 
 /// The training samples of a run, by number.
@@ -94,21 +93,20 @@ impl Loader {
         }
         let weights: Vec<f64> = sources.iter().map(|source| source.weight).collect();
         let mixture = Mixture::new(&weights)?;
-        let all_tokens = sources.iter().map(|source| source.stream.token_count()).sum();
         let mut loaded = Vec::with_capacity(sources.len());
         for Source { stream, weight } in sources {
             let tokens = stream.token_count();
-            let (train, held_out) = match &options.held_out {
-                Some(held_out) => split::split(held_out, tokens, all_tokens, stream.name())?,
+            let (train, held_out) = match options.held_out {
+                Some(fraction) => split::split(fraction, tokens, options.seq_len, stream.name())?,
                 None => (std::iter::once(0..tokens).collect(), Vec::new()),
             };
             let windows = Windows::new(train, options.seq_len, LastWindow::Full);
             if windows.count() == 0 {
                 return Err(DataError::invalid(
                     format!(
-                        "{} has {} training tokens, too few for one sequence of {} and its targets",
+                        "{} has {} training tokens in one piece, too few for one sequence of {} and its targets",
                         stream.name(),
-                        windows.token_count(),
+                        windows.longest(),
                         options.seq_len
                     ),
                     "use more text, a shorter sequence, or hold out less",
@@ -158,9 +156,9 @@ impl Loader {
         Some(Validation::of_parts(parts, self.options.seq_len, self.options.document_mask))
     }
 
-    /// Tokens to train on, held-out ones not counted: an epoch, where there is one source.
-    pub fn training_tokens(&self) -> u64 {
-        self.sources.iter().map(|source| source.windows.token_count()).sum()
+    /// Targets in all windows of all sources: what a pass over the data trains on, where sources are mixed by size.
+    pub fn epoch_tokens(&self) -> u64 {
+        self.windows().into_iter().sum::<u64>() * self.options.seq_len as u64
     }
 
     /// Windows of each source: its samples in an epoch.

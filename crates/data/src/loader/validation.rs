@@ -73,8 +73,8 @@ impl Validation {
         let mut batch = Batch::with_capacity(count, self.seq_len);
         for number in first..first + count as u64 {
             if number < self.used {
-                let (stream, start, targets) = self.at(number)?;
-                batch.push(stream.as_ref(), start, targets, self.mask)?;
+                let (part, start, targets) = self.at(number)?;
+                batch.push(self.parts[part].0.as_ref(), start, targets, self.mask)?;
             } else {
                 batch.push_padding();
             }
@@ -108,13 +108,29 @@ impl Validation {
         Ok(of_counts(&counts))
     }
 
-    fn at(&self, number: u64) -> Result<(&Arc<dyn TokenStream>, u64, usize)> {
+    /// Bytes of text behind the targets, where every source knows its own. Of a whole source it is all of its text; a
+    /// part of one counts by its targets, as how many bytes a token has differs from source to source.
+    pub fn text_bytes(&self) -> Result<Option<f64>> {
+        let mut targets = vec![0_u64; self.parts.len()];
+        for number in 0..self.used {
+            let (part, _, here) = self.at(number)?;
+            targets[part] += here as u64;
+        }
+        let bytes = self.parts.iter().zip(targets).map(|((stream, _), targets)| {
+            let all = stream.token_count().saturating_sub(1).max(1);
+            Some(stream.text_bytes()? as f64 * targets as f64 / all as f64)
+        });
+        Ok(bytes.sum())
+    }
+
+    /// The part of sequence `number`, its first token's position there, and how many targets it has.
+    fn at(&self, number: u64) -> Result<(usize, u64, usize)> {
         let total: u64 = self.parts.iter().map(|(_, windows)| windows.count()).sum();
         let mut window = (u128::from(number) * u128::from(total) / u128::from(self.used)) as u64;
-        for (stream, windows) in &self.parts {
+        for (part, (_, windows)) in self.parts.iter().enumerate() {
             if window < windows.count() {
                 let (start, targets) = windows.at(window);
-                return Ok((stream, start, targets));
+                return Ok((part, start, targets));
             }
             window -= windows.count();
         }

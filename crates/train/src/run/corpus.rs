@@ -2,19 +2,14 @@
 
 use super::{Notice, RunError};
 use crate::config::{Config, Source, Sources, TokenizerChoice};
+use std::collections::HashSet;
 use std::ops::ControlFlow;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use xtrain_data::{
-    Dataset, DocumentMask, HeldOut, HeldOutAmount, InputFile, InputOptions, Loader, LoaderOptions,
-    PrepareOptions, TokenStream, Tokenizer, Validation, list_inputs, prepare_cached, sample_texts,
+    Dataset, DocumentMask, InputOptions, Loader, LoaderOptions, PrepareOptions, Texts, TokenStream,
+    Tokenizer, Validation, Vocabulary, learn_cached, list_inputs, prepare_cached,
 };
-
-/// How much text a vocabulary is learned from at most: more does not change it much, and memory grows with it.
-const BPE_SAMPLE_BYTES: u64 = 128 << 20;
-
-/// In how many places of a source the held-out part lies.
-const HELD_OUT_BLOCKS: u32 = 16;
 
 /// What a run reads.
 pub struct Corpus {
@@ -24,8 +19,6 @@ pub struct Corpus {
     pub loader: Loader,
     /// What is validated on, all of it.
     pub validation: Option<Validation>,
-    /// Bytes of text a token, over the training data, where it is known.
-    pub bytes_per_token: Option<f64>,
 }
 
 impl Corpus {
@@ -38,36 +31,37 @@ impl Corpus {
     ) -> Result<Self, RunError> {
         let data = &config.data;
         let train = open_inputs(config, &data.train)?;
+        let valid = data.valid.as_ref().map(|valid| open_inputs(config, valid)).transpose()?;
+        refuse_shared_paths(&train, valid.as_deref().unwrap_or_default())?;
         let tokenizer = match saved {
             Some(folder) => Tokenizer::load(folder)?,
             None => tokenizer(config, &train, notice)?,
         };
-        let mut cache = Cache { config, tokenizer: &tokenizer, notice, text_bytes: 0, tokens: 0 };
+        let tokenizer = tokenizer.with_begin_of_document(data.begin_of_document)?;
+        let mut cache = Cache { config, tokenizer: &tokenizer, notice };
         let streams = cache.streams(train)?;
-        let bytes_per_token = (cache.tokens > 0).then(|| cache.text_bytes as f64 / cache.tokens as f64);
         let mask = if data.document_mask { DocumentMask::On } else { DocumentMask::Off };
-        let explicit = match &data.valid {
+        let explicit = match valid {
             Some(valid) => {
-                let inputs = open_inputs(config, valid)?;
-                let streams = cache.streams(inputs)?.into_iter().map(|s| s.stream).collect();
-                Some(Validation::of(streams, data.seq_len, mask)?)
+                let valid: Vec<_> = cache.streams(valid)?.into_iter().map(|s| s.stream).collect();
+                refuse_shared_tokens(&streams, &valid)?;
+                Some(Validation::of(valid, data.seq_len, mask)?)
             }
             None => None,
         };
-        let held_out = (data.held_out() > 0.0)
-            .then(|| HeldOut { amount: HeldOutAmount::Fraction(data.held_out()), blocks: HELD_OUT_BLOCKS });
+        let held_out = Some(data.held_out()).filter(|&fraction| fraction > 0.0);
         let options =
             LoaderOptions { seq_len: data.seq_len, seed: config.train.seed, document_mask: mask, held_out };
         let loader = Loader::new(streams, options)?;
         let validation = explicit.or_else(|| loader.validation());
-        Ok(Corpus { tokenizer, loader, validation, bytes_per_token })
+        Ok(Corpus { tokenizer, loader, validation })
     }
 }
 
 /// A source as it lies on the disk.
 enum Opened {
     Shards(Dataset),
-    Text(Vec<InputFile>, InputOptions),
+    Text(Texts),
 }
 
 fn open_inputs<'c>(config: &'c Config, sources: &'c Sources) -> Result<Vec<(&'c Source, Opened)>, RunError> {
@@ -78,11 +72,54 @@ fn open_inputs<'c>(config: &'c Config, sources: &'c Sources) -> Result<Vec<(&'c 
             let path = Path::new(&source.path);
             let opened = match path.join("dataset.json").is_file() {
                 true => Opened::Shards(Dataset::open(path)?),
-                false => Opened::Text(list_inputs(&[path])?, input_options(config, source)),
+                false => Opened::Text(Texts {
+                    inputs: list_inputs(&[path])?,
+                    options: input_options(config, source),
+                }),
             };
             Ok((source, opened))
         })
         .collect()
+}
+
+/// Refuses files and datasets that are both trained and validated on: the loss there would be of text that is learned by heart.
+fn refuse_shared_paths(train: &[(&Source, Opened)], valid: &[(&Source, Opened)]) -> Result<(), RunError> {
+    let paths = |opened: &Opened| -> Vec<PathBuf> {
+        let paths = match opened {
+            Opened::Shards(dataset) => vec![dataset.folder()],
+            Opened::Text(texts) => texts.inputs.iter().map(|file| file.path.as_path()).collect(),
+        };
+        // What cannot be looked up fails where it is read.
+        paths.into_iter().filter_map(|path| path.canonicalize().ok()).collect()
+    };
+    let trained: HashSet<PathBuf> = train.iter().flat_map(|(_, opened)| paths(opened)).collect();
+    for (source, opened) in valid {
+        if let Some(shared) = paths(opened).into_iter().find(|path| trained.contains(path)) {
+            let name = shared.file_name().unwrap_or_default().to_string_lossy().into_owned();
+            return Err(trained_on(&format!("{name} of data.valid = {:?}", source.path), "is"));
+        }
+    }
+    Ok(())
+}
+
+/// The same by tokens, for texts that were copied and texts that were tokenized before.
+fn refuse_shared_tokens(
+    train: &[xtrain_data::Source],
+    valid: &[Arc<dyn TokenStream>],
+) -> Result<(), RunError> {
+    let is_trained = |stream: &Arc<dyn TokenStream>| {
+        train.iter().any(|source| source.stream.fingerprint() == stream.fingerprint())
+    };
+    match valid.iter().find(|stream| is_trained(stream)) {
+        Some(stream) => Err(trained_on(&format!("data.valid = {:?}", stream.name()), "holds what is")),
+        None => Ok(()),
+    }
+}
+
+fn trained_on(what: &str, is: &str) -> RunError {
+    RunError::Refused(format!(
+        "{what} {is} in data.train too; validate on other text, or leave data.valid out and a part of data.train is held out"
+    ))
 }
 
 fn input_options(config: &Config, source: &Source) -> InputOptions {
@@ -101,39 +138,34 @@ fn tokenizer(
     let choice = config.tokenizer();
     let shards = train.iter().find_map(|(_, opened)| match opened {
         Opened::Shards(dataset) => Some(dataset),
-        Opened::Text(..) => None,
+        Opened::Text(_) => None,
     });
     if let (Some(dataset), TokenizerChoice::Bpe | TokenizerChoice::Chars) = (shards, &choice) {
         return Ok(dataset.tokenizer()?);
     }
-    let texts = || {
-        train.iter().filter_map(|(_, opened)| match opened {
-            Opened::Text(files, options) => Some((files, options)),
+    let vocabulary = match choice {
+        TokenizerChoice::Path(path) => return Ok(Tokenizer::load(path)?),
+        TokenizerChoice::Bytes => return Ok(Tokenizer::bytes()),
+        TokenizerChoice::Chars => Vocabulary::Chars,
+        TokenizerChoice::Bpe => Vocabulary::Bpe { size: config.data.bpe_vocab_size() },
+    };
+    let texts: Vec<Texts> = train
+        .iter()
+        .filter_map(|(_, opened)| match opened {
+            Opened::Text(texts) => Some(texts.clone()),
             Opened::Shards(_) => None,
         })
-    };
-    Ok(match choice {
-        TokenizerChoice::Path(path) => Tokenizer::load(path)?,
-        TokenizerChoice::Bytes => Tokenizer::bytes(),
-        TokenizerChoice::Chars => Tokenizer::chars(
-            texts().flat_map(|(files, options)| xtrain_data::prepare::read_texts(files, options)),
-        )?,
-        TokenizerChoice::Bpe => {
-            let size = config.data.bpe_vocab_size();
-            // Progress that is only shown cannot stop the run here; a stop is seen when tokens are made.
-            let _ = notice(Notice::LearningVocabulary { size });
-            let texts = texts().flat_map(|(files, options)| sample_texts(files, options, BPE_SAMPLE_BYTES));
-            Tokenizer::train_bpe(texts, size)?
-        }
-    })
+        .collect();
+    let cache = Path::new(&config.data.cache_dir);
+    Ok(learn_cached(&texts, vocabulary, cache, &mut |progress| {
+        notice(Notice::Learning { vocabulary, progress })
+    })?)
 }
 
 struct Cache<'a> {
     config: &'a Config,
     tokenizer: &'a Tokenizer,
     notice: &'a mut dyn FnMut(Notice) -> ControlFlow<()>,
-    text_bytes: u64,
-    tokens: u64,
 }
 
 impl Cache<'_> {
@@ -142,13 +174,13 @@ impl Cache<'_> {
         for (source, opened) in sources {
             let dataset = match opened {
                 Opened::Shards(dataset) => dataset,
-                Opened::Text(files, input) => {
-                    let options = PrepareOptions { input, ..PrepareOptions::default() };
+                Opened::Text(Texts { inputs, options }) => {
+                    let options = PrepareOptions { input: options, ..PrepareOptions::default() };
                     let cache = Path::new(&self.config.data.cache_dir);
                     let path = &source.path;
                     let notice = &mut *self.notice;
                     let prepared =
-                        prepare_cached(&files, self.tokenizer, &options, cache, &mut |progress| {
+                        prepare_cached(&inputs, self.tokenizer, &options, cache, &mut |progress| {
                             notice(Notice::Tokenizing { path: path.clone(), progress: *progress })
                         })?;
                     // Messages name the text, not a folder of the cache.
@@ -166,8 +198,9 @@ impl Cache<'_> {
                     "the shards in {path} were made with another tokenizer than this run's; {remedy}"
                 )));
             }
-            self.text_bytes += dataset.text_bytes();
-            self.tokens += dataset.token_count();
+            if dataset.begin_of_document() != self.tokenizer.document_begin() {
+                return Err(other_beginning(&source.path, &dataset, self.tokenizer));
+            }
             let stream: Arc<dyn TokenStream> = Arc::new(dataset);
             // Without weights, sources are mixed by size.
             let weight = source.weight.unwrap_or(stream.token_count() as f64);
@@ -175,4 +208,18 @@ impl Cache<'_> {
         }
         Ok(out)
     }
+}
+
+/// The error for shards whose documents begin otherwise than the run's.
+fn other_beginning(path: &str, dataset: &Dataset, tokenizer: &Tokenizer) -> RunError {
+    let shown = |tokens: &[u32]| match tokens {
+        [] => "with no token of their own".to_owned(),
+        tokens => format!("with token {}", tokens.iter().map(u32::to_string).collect::<Vec<_>>().join(", ")),
+    };
+    RunError::Refused(format!(
+        "the documents of the shards in {path} begin {}, those of this run {}; set data.begin_of_document = {}, or tokenize the text again",
+        shown(dataset.begin_of_document()),
+        shown(tokenizer.document_begin()),
+        !dataset.begin_of_document().is_empty()
+    ))
 }

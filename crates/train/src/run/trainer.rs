@@ -42,6 +42,8 @@ pub enum Outcome {
     Stopped,
     /// Its time was up; the state is saved.
     TimeLimit,
+    /// It was asked to stop, or its time was up, before its first step; what was made of the data until then is kept.
+    StoppedEarly,
 }
 
 /// Who watches a run: the terminal.
@@ -70,9 +72,7 @@ pub fn train(
     let time_is_up = || limit.is_some_and(|limit| begun.elapsed() >= limit);
     let opened = Run::open(parsed, start, observer, &time_is_up);
     let mut run = match opened {
-        // What is tokenized until now is kept, like the checkpoint of a run that has begun.
-        Err(RunError::Data(DataError::Interrupted)) if time_is_up() => return Ok(Outcome::TimeLimit),
-        Err(RunError::Data(DataError::Interrupted)) => return Ok(Outcome::Stopped),
+        Err(RunError::Data(DataError::Interrupted)) => return Ok(Outcome::StoppedEarly),
         opened => opened?,
     };
     let outcome = run.steps(stop, begun, observer)?;
@@ -123,7 +123,7 @@ impl Run {
         let facts = Facts {
             init: hf.as_ref().map(|hf| hf.model.clone()),
             tokenizer_vocab_size: Some(corpus.tokenizer.vocab_size()),
-            epoch_tokens: Some(corpus.loader.training_tokens()),
+            epoch_tokens: Some(corpus.loader.epoch_tokens()),
             gpu: false,
         };
         let planned = setup::planned(parsed.resolve(&facts)?)?;
@@ -285,8 +285,10 @@ impl Run {
         };
         let tokens = self.config.eval.tokens.unwrap_or(0);
         let windows = if tokens == 0 { u64::MAX } else { tokens.div_ceil(self.config.data.seq_len as u64) };
-        let (loss, _) = evaluator.mean_loss(self.learner.weights(), &validation.at_most(windows))?;
-        let bits_per_byte = self.corpus.bytes_per_token.map(|bytes| loss / std::f64::consts::LN_2 / bytes);
+        let validation = validation.at_most(windows);
+        let (loss, targets) = evaluator.mean_loss(self.learner.weights(), &validation)?;
+        let bits = loss * targets as f64 / std::f64::consts::LN_2;
+        let bits_per_byte = validation.text_bytes()?.map(|bytes| bits / bytes);
         self.record(EvalMetrics { step: self.at.step, loss, bits_per_byte }, observer)?;
         let is_best = loss.is_finite() && self.at.best.is_none_or(|(_, best)| loss < best);
         if is_best {
@@ -375,6 +377,7 @@ impl Run {
                     Outcome::Finished => "finished",
                     Outcome::Stopped => "stopped on request",
                     Outcome::TimeLimit => "stopped at the time limit",
+                    Outcome::StoppedEarly => "stopped before its first step",
                 }
                 .into(),
             ),

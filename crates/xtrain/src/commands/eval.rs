@@ -6,9 +6,8 @@ use crate::failure::Failure;
 use crate::terminal;
 use std::path::Path;
 use std::sync::Arc;
-use xtrain_data::input::read_documents;
 use xtrain_data::{
-    Dataset, DocumentMask, InputOptions, MemoryTokens, TokenStream, Tokenizer, Validation, list_inputs,
+    Dataset, DocumentMask, InputOptions, TokenStream, Tokenizer, Validation, list_inputs, tokenize_in_memory,
 };
 use xtrain_model::decoder::Batch;
 use xtrain_train::evaluate::Evaluator;
@@ -28,11 +27,8 @@ pub(crate) fn run(args: &EvalArgs) -> Result<(), Failure> {
         tracing::warn!("--seq-len exceeds the {limit} tokens of context that the model is meant for");
     }
     let mut streams = Vec::new();
-    let mut text_bytes = 0;
     for path in &args.data {
-        let (stream, bytes) = stream(path, args, &opened.tokenizer)?;
-        text_bytes += bytes;
-        streams.push(stream);
+        streams.push(stream(path, args, &opened.tokenizer)?);
     }
     let vocab_size = opened.weights.model().vocab_size;
     if let Some(wide) = streams.iter().find(|s| s.vocab_size() > vocab_size) {
@@ -50,11 +46,13 @@ pub(crate) fn run(args: &EvalArgs) -> Result<(), Failure> {
     let shape = Batch { sequences, seq_len };
     let evaluator = Evaluator::new(&mut opened.weights, shape, false, LOSS_CHUNK)?;
     let (loss, tokens) = evaluator.mean_loss(&mut opened.weights, &validation)?;
-    let bits_per_byte = loss * tokens as f64 / std::f64::consts::LN_2 / text_bytes.max(1) as f64;
+    // Every stream is read whole and knows its text.
+    let text_bytes = validation.text_bytes()?.unwrap_or_default();
+    let bits_per_byte = loss * tokens as f64 / std::f64::consts::LN_2 / text_bytes.max(1.0);
     if args.json {
         let json = serde_json::json!({
             "loss": loss, "perplexity": loss.exp(), "bits_per_byte": bits_per_byte,
-            "tokens": tokens, "text_bytes": text_bytes, "seq_len": seq_len, "step": opened.step,
+            "tokens": tokens, "text_bytes": text_bytes.round() as u64, "seq_len": seq_len, "step": opened.step,
         });
         return terminal::print(&format!("{json}\n")).map(|_| ());
     }
@@ -67,12 +65,8 @@ pub(crate) fn run(args: &EvalArgs) -> Result<(), Failure> {
     terminal::print(&text).map(|_| ())
 }
 
-/// The tokens at `path`, and the bytes of text that they are.
-fn stream(
-    path: &Path,
-    args: &EvalArgs,
-    tokenizer: &Tokenizer,
-) -> Result<(Arc<dyn TokenStream>, u64), Failure> {
+/// The tokens at `path`.
+fn stream(path: &Path, args: &EvalArgs, tokenizer: &Tokenizer) -> Result<Arc<dyn TokenStream>, Failure> {
     if path.join("dataset.json").is_file() {
         let dataset = Dataset::open(path)?;
         if dataset.tokenizer_hash() != tokenizer.hash_hex() {
@@ -81,26 +75,17 @@ fn stream(
                 path.display()
             )));
         }
-        let bytes = dataset.text_bytes();
-        return Ok((Arc::new(dataset), bytes));
+        if dataset.begin_of_document() != tokenizer.document_begin() {
+            return Err(Failure::user(format!(
+                "the documents in {} begin with tokens {:?}, those of the model with {:?}; name the text, or tokenize it again",
+                path.display(),
+                dataset.begin_of_document(),
+                tokenizer.document_begin()
+            )));
+        }
+        return Ok(Arc::new(dataset));
     }
     let options = InputOptions { field: args.field.clone(), separator: args.separator.clone() };
-    let mut documents: Vec<Vec<u32>> = Vec::new();
-    let (mut bytes, mut open) = (0, false);
-    for file in list_inputs(&[path])? {
-        for piece in read_documents(&file, &options, tokenizer.cut_rule())? {
-            let piece = piece?;
-            bytes += piece.text.len() as u64;
-            let tokens = tokenizer.encode(&piece.text)?;
-            match documents.last_mut().filter(|_| open) {
-                Some(document) => document.extend(tokens),
-                None => documents.push(tokens),
-            }
-            open = !piece.ends_document;
-        }
-    }
     let name = path.display().to_string();
-    let tokens =
-        MemoryTokens::from_documents(name, documents, tokenizer.end_of_document(), tokenizer.vocab_size())?;
-    Ok((Arc::new(tokens), bytes))
+    Ok(Arc::new(tokenize_in_memory(name, &list_inputs(&[path])?, tokenizer, &options)?))
 }

@@ -18,3 +18,4 @@ mod plan;
 mod resume;
 mod stopping;
 mod storage;
+mod texts;

@@ -33,10 +33,13 @@ fn content(spec: &TensorSpec, seed: u64) -> Vec<u8> {
     (0..len as u64).map(|i| ((seed + 1).wrapping_mul(0x9E37_79B9_7F4A_7C15 ^ (i << 7)) >> 33) as u8).collect()
 }
 
+fn documents(step: u64) -> [(String, serde_json::Value); 1] {
+    [("trainer".to_string(), json!({ "step": step, "best": 0.1 + step as f64 }))]
+}
+
 fn save(store: &CheckpointStore, step: u64) {
     let specs = specs();
-    let documents = [("trainer".to_string(), json!({ "step": step, "best": 0.1 + step as f64 }))];
-    store.save(step, &specs, &mut |i| Ok(content(&specs[i], step)), &documents).unwrap();
+    store.save(step, &specs, &mut |i| Ok(content(&specs[i], step)), &documents(step)).unwrap();
 }
 
 fn load(checkpoint: &Checkpoint, expected: &[TensorSpec]) -> Result<(), CheckpointError> {
@@ -236,7 +239,7 @@ fn a_step_that_is_intact_is_left_as_it_is_and_one_that_is_not_is_written_again()
     let dir = tempfile::tempdir().unwrap();
     let store = CheckpointStore::open(dir.path()).unwrap();
     save(&store, 2);
-    let again = store.save(2, &specs(), &mut |_| panic!("must not be read"), &[]).unwrap();
+    let again = store.save(2, &specs(), &mut |_| panic!("must not be read"), &documents(2)).unwrap();
     assert_eq!(again, dir.path().join("step-2"));
     let state = again.join("state-00001.safetensors");
     let damages: [&dyn Fn(); 5] = [
@@ -253,6 +256,20 @@ fn a_step_that_is_intact_is_left_as_it_is_and_one_that_is_not_is_written_again()
         store.at(2).unwrap().verify().unwrap();
         assert_eq!(names_in(dir.path()), ["step-2"]);
     }
+}
+
+#[test]
+fn a_step_whose_documents_have_changed_is_replaced_and_nothing_else_is_left() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = CheckpointStore::open(dir.path()).unwrap();
+    save(&store, 1);
+    let specs = specs();
+    let documents = [("trainer".to_string(), json!({ "step": 1, "best": 7.5 }))];
+    store.save(1, &specs, &mut |i| Ok(content(&specs[i], 1)), &documents).unwrap();
+    let found = store.latest().unwrap().unwrap();
+    assert_eq!(found.document("trainer").unwrap()["best"], 7.5);
+    found.verify().unwrap();
+    assert_eq!(names_in(dir.path()), ["step-1"]);
 }
 
 #[test]

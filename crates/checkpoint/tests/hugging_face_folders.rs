@@ -7,9 +7,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use proptest::prelude::*;
 use rustix::fs::{CWD, RenameFlags, renameat_with};
+use serde_json::json;
 use xtrain_checkpoint::CheckpointError;
 use xtrain_checkpoint::hf::{
-    ExportDtype, ExportOptions, NameEntry, NameMap, NamePart, TiedName, export, import,
+    ExportDtype, ExportOptions, NameEntry, NameMap, NamePart, TiedName, export, import, lossless_dtype,
 };
 use xtrain_checkpoint::tensor_file::{StoredDtype, StoredTensor, TensorFileWriter};
 
@@ -324,6 +325,30 @@ fn a_swap_that_was_killed_between_its_renames_loses_nothing() {
     assert!(error.contains("exists already"), "{error}");
     assert_eq!(bits(&back(&folder, &names()).unwrap()), bits(&old));
     assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1);
+}
+
+#[test]
+fn bf16_is_lossless_where_every_weight_is_bf16_and_nothing_else_is() {
+    let dir = tempfile::tempdir().unwrap();
+    let of = |dtype: StoredDtype, rest: StoredDtype| {
+        let sharded = dir.path().join(format!("{dtype:?}-{rest:?}"));
+        fs::create_dir(&sharded).unwrap();
+        let tensors: [(&str, &[usize]); 2] = [("a", &[3]), ("b", &[2])];
+        let map =
+            json!({ "a": "1.safetensors", "b": "2.safetensors", "rotary_emb.inv_freq": "3.safetensors" });
+        fs::write(sharded.join("model.safetensors.index.json"), json!({ "weight_map": map }).to_string())
+            .unwrap();
+        write_file(&sharded.join("1.safetensors"), &tensors[..1], dtype, 0);
+        write_file(&sharded.join("2.safetensors"), &tensors[1..], rest, 0);
+        // Holds nothing that is learnt, and is of no account.
+        write_file(&sharded.join("3.safetensors"), &[("rotary_emb.inv_freq", &[2])], StoredDtype::F32, 0);
+        lossless_dtype(&sharded, &names()).unwrap()
+    };
+    let (bf16, f16, f32) = (StoredDtype::BF16, StoredDtype::F16, StoredDtype::F32);
+    assert_eq!(of(bf16, bf16), ExportDtype::Bf16);
+    for (dtype, rest) in [(f32, f32), (f16, f16), (bf16, f32), (bf16, f16)] {
+        assert_eq!(of(dtype, rest), ExportDtype::F32, "{dtype:?} {rest:?}");
+    }
 }
 
 /// Whether the file system has the one step; elsewhere a replaced folder is absent for a moment.

@@ -28,7 +28,7 @@ pub use loader::{
     Validation, unigram_entropy_nats,
 };
 pub use prepare::{
-    Learning, PrepareOptions, Progress, Texts, Vocabulary, learn_cached, learn_for_dataset, prepare,
+    Learning, PrepareOptions, Progress, Texts, Vocabulary, learn, learn_cached, learn_for_dataset, prepare,
     prepare_cached, tokenize_in_memory,
 };
 pub use shard::{Dataset, Shard, ShardWriter};

@@ -1,8 +1,14 @@
 //! The loss of held-out text.
 
+mod text;
+
+pub use text::{TextLoss, TextOptions, text};
+
 use crate::programs;
 use crate::run::RunError;
 use crate::weights::{LearnError, Weights};
+use serde::{Deserialize, Serialize};
+use std::ops::ControlFlow;
 use xtrain_data::{Batch as TokenBatch, Validation};
 use xtrain_model::decoder::{Batch, io};
 use xtrain_program::Phase;
@@ -43,13 +49,56 @@ impl Evaluator {
         weights: &mut Weights,
         validation: &Validation,
     ) -> Result<(f64, usize), RunError> {
-        let (mut sum, mut targets) = (0.0, 0);
-        for batch in validation.batches(self.batch.sequences) {
-            let batch = batch?;
-            sum += self.loss_sum(weights, &batch)?;
-            targets += batch.valid_targets;
+        let mut tally = Tally::default();
+        let whole = self.add(weights, validation, &mut tally, &mut || ControlFlow::Continue(()))?;
+        debug_assert!(whole.is_continue(), "nobody asked it to stop");
+        Ok((tally.mean(), tally.targets))
+    }
+
+    /// Adds to `tally` the sequences of `validation` that it does not hold yet. `go_on` is asked before each batch;
+    /// [`ControlFlow::Break`] leaves the rest for another time, when the sum comes out the same to the bit.
+    pub fn add(
+        &self,
+        weights: &mut Weights,
+        validation: &Validation,
+        tally: &mut Tally,
+        go_on: &mut dyn FnMut() -> ControlFlow<()>,
+    ) -> Result<ControlFlow<()>, RunError> {
+        let all = validation.window_count();
+        if tally.of != all {
+            *tally = Tally { of: all, ..Tally::default() };
         }
-        Ok((sum / targets.max(1) as f64, targets))
+        while tally.sequences < all {
+            if go_on().is_break() {
+                return Ok(ControlFlow::Break(()));
+            }
+            let batch = validation.batch(tally.sequences, self.batch.sequences)?;
+            tally.loss_sum += self.loss_sum(weights, &batch)?;
+            tally.targets += batch.valid_targets;
+            tally.sequences = all.min(tally.sequences + self.batch.sequences as u64);
+        }
+        Ok(ControlFlow::Continue(()))
+    }
+}
+
+/// How far an evaluation is: small enough to be saved in the middle of one.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Tally {
+    /// Sequences of the whole evaluation. A tally of another number of them is begun again.
+    pub of: u64,
+    /// Sequences that are in it.
+    pub sequences: u64,
+    /// Their targets.
+    pub targets: usize,
+    /// The sum of the targets' cross-entropies, in nats.
+    pub loss_sum: f64,
+}
+
+impl Tally {
+    /// The mean cross-entropy of the targets in it, in nats; 0 without any.
+    pub fn mean(&self) -> f64 {
+        self.loss_sum / self.targets.max(1) as f64
     }
 }
 

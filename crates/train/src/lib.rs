@@ -5,6 +5,7 @@
 
 mod advice;
 pub mod config;
+pub mod engine;
 pub mod evaluate;
 pub mod exchange;
 pub mod generate;

@@ -1,17 +1,17 @@
 //! A model opened to be used: from a run folder or from a Hugging Face folder.
 
-use crate::config::Config;
+use crate::config::{Config, Device};
+use crate::engine::engine;
 use crate::exchange::{self, Identity};
-use crate::programs;
 use crate::run::{RunError, RunFolder, saved, setup};
 use crate::weights::Weights;
 use std::path::Path;
-use std::sync::Arc;
+use xtrain_checkpoint::hf::{self, ExportDtype};
 use xtrain_checkpoint::{BoxError, CheckpointStore};
 use xtrain_data::Tokenizer;
 use xtrain_model::Recipe;
 use xtrain_program::StateKind;
-use xtrain_runtime::CpuEngine;
+use xtrain_runtime::Checks;
 
 /// A model with its tokenizer, ready to evaluate, generate or export.
 pub struct OpenedModel {
@@ -23,6 +23,13 @@ pub struct OpenedModel {
     pub identity: Identity,
     /// The step of the checkpoint, where it came from a run.
     pub step: Option<u64>,
+    /// Whether it was trained with attention inside documents: false for a Hugging Face folder, which does not say.
+    pub document_mask: bool,
+    /// The element type of an export that nobody asked to be another: the run's `checkpoint.export_dtype`, or what loses nothing of the
+    /// Hugging Face folder.
+    pub export_dtype: ExportDtype,
+    /// The length of the sequences that it was trained on, where it came from a run.
+    pub seq_len: Option<usize>,
 }
 
 /// Which checkpoint of a run is meant.
@@ -47,12 +54,21 @@ pub fn open(folder: &Path, which: Which, recipe: Option<Recipe>) -> Result<Opene
             folder.display()
         )));
     }
-    let hf = setup::read_hf_config(folder)?;
+    let source = setup::read_hf_config(folder)?;
     let tokenizer = Tokenizer::load(folder)?;
-    let mut weights = weights(hf.model.clone(), recipe.unwrap_or(Recipe::Fp32))?;
+    let mut weights = weights(source.model.clone(), recipe.unwrap_or(Recipe::Fp32))?;
     exchange::import(&mut weights, folder)?;
-    let identity = Identity::new(Some(hf), weights.model(), &tokenizer);
-    Ok(OpenedModel { weights, tokenizer, identity, step: None })
+    let identity = Identity::new(Some(source), weights.model(), &tokenizer);
+    let export_dtype = hf::lossless_dtype(folder, &exchange::name_map(weights.model()))?;
+    Ok(OpenedModel {
+        weights,
+        tokenizer,
+        identity,
+        step: None,
+        document_mask: false,
+        seq_len: None,
+        export_dtype,
+    })
 }
 
 fn open_run(run: &RunFolder, which: Which, recipe: Option<Recipe>) -> Result<OpenedModel, RunError> {
@@ -86,10 +102,17 @@ fn open_run(run: &RunFolder, which: Which, recipe: Option<Recipe>) -> Result<Ope
     let tokenizer = tokenizer.with_begin_of_document(parsed.config.data.begin_of_document)?;
     let source = setup::kept_init(&parsed.config, run)?;
     let identity = Identity::new(source, weights.model(), &tokenizer);
-    Ok(OpenedModel { weights, tokenizer, identity, step: Some(checkpoint.step()) })
+    Ok(OpenedModel {
+        weights,
+        tokenizer,
+        identity,
+        step: Some(checkpoint.step()),
+        document_mask: planned.spec.document_mask,
+        seq_len: Some(planned.spec.batch.seq_len),
+        export_dtype: exchange::export_options(&planned.resolved.config).dtype,
+    })
 }
 
 fn weights(model: xtrain_model::Architecture, recipe: Recipe) -> Result<Weights, RunError> {
-    let engine = CpuEngine::new(Arc::new(programs::cpu_kernels()));
-    Ok(Weights::new(Box::new(engine), model, recipe)?)
+    Ok(Weights::new(engine(Device::Auto, Checks::default()), model, recipe)?)
 }

@@ -35,23 +35,29 @@ impl Schedule {
         if step < self.warmup {
             return self.peak * (step + 1) as f64 / self.warmup as f64;
         }
-        let fall = |from: u64, shape: fn(f64) -> f64| {
-            let length = self.steps.saturating_sub(1).saturating_sub(from).max(1);
-            let x = (step.saturating_sub(from) as f64 / length as f64).min(1.0);
-            self.last + (self.peak - self.last) * shape(x)
+        let between = |x: f64, shape: fn(f64) -> f64| self.last + (self.peak - self.last) * shape(x.min(1.0));
+        // From the peak in the first step after the warmup to the last step; at once where that is one step.
+        let length = self.steps.saturating_sub(1).saturating_sub(self.warmup);
+        let fall = |shape| match length {
+            0 if self.warmup > 0 => between(1.0, shape),
+            _ => between((step - self.warmup) as f64 / length.max(1) as f64, shape),
         };
-        let cosine = |x: f64| 0.5 * (1.0 + (std::f64::consts::PI * x).cos());
+        let cosine: fn(f64) -> f64 = |x| 0.5 * (1.0 + (std::f64::consts::PI * x).cos());
         match self.kind {
             ScheduleKind::Constant => self.peak,
-            ScheduleKind::Linear => fall(self.warmup, |x| 1.0 - x),
-            ScheduleKind::Cosine => fall(self.warmup, cosine),
+            ScheduleKind::Linear => fall(|x| 1.0 - x),
+            ScheduleKind::Cosine => fall(cosine),
             ScheduleKind::Wsd => {
                 let from = self.steps.saturating_sub(self.decay);
+                if step < from {
+                    return self.peak;
+                }
+                // The stable steps have had the peak: each of the decay's steps is a step down.
+                let x = (step - from + 1) as f64 / self.decay.max(1) as f64;
                 match self.shape {
-                    _ if step < from => self.peak,
-                    DecayShape::Linear => fall(from, |x| 1.0 - x),
-                    DecayShape::Sqrt => fall(from, |x| 1.0 - x.sqrt()),
-                    DecayShape::Cosine => fall(from, cosine),
+                    DecayShape::Linear => between(x, |x| 1.0 - x),
+                    DecayShape::Sqrt => between(x, |x| 1.0 - x.sqrt()),
+                    DecayShape::Cosine => between(x, cosine),
                 }
             }
         }
@@ -89,7 +95,27 @@ mod tests {
         assert!((schedule(ScheduleKind::Linear).lr(54) - (1.0 - 0.9 * 44.0 / 89.0)).abs() < 1e-12);
         assert!((schedule(ScheduleKind::Cosine).lr(55) - 0.55).abs() < 0.02);
         assert_eq!(schedule(ScheduleKind::Wsd).lr(79), 1.0);
-        assert!((schedule(ScheduleKind::Wsd).lr(90) - (1.0 - 0.9 * 10.0 / 19.0)).abs() < 1e-12);
+        // The decay of 20 steps goes down in 20 equal steps.
+        assert!((schedule(ScheduleKind::Wsd).lr(80) - (1.0 - 0.9 / 20.0)).abs() < 1e-12);
+        assert!((schedule(ScheduleKind::Wsd).lr(89) - 0.55).abs() < 1e-12);
+    }
+
+    #[test]
+    fn a_decay_of_one_step_decays() {
+        for shape in [DecayShape::Linear, DecayShape::Sqrt, DecayShape::Cosine] {
+            let s = Schedule { decay: 1, shape, ..schedule(ScheduleKind::Wsd) };
+            assert_eq!(s.lr(98), 1.0);
+            assert!((s.lr(99) - 0.1).abs() < 1e-12, "{shape:?}");
+        }
+    }
+
+    #[test]
+    fn after_a_warmup_of_all_steps_but_one_the_last_step_uses_the_final_rate() {
+        for kind in [ScheduleKind::Linear, ScheduleKind::Cosine, ScheduleKind::Wsd] {
+            let s = Schedule { warmup: 99, decay: 1, ..schedule(kind) };
+            assert_eq!(s.lr(98), 1.0, "{kind:?}");
+            assert!((s.lr(99) - 0.1).abs() < 1e-12, "{kind:?}");
+        }
     }
 
     #[test]

@@ -217,9 +217,13 @@ pub(crate) struct EvalArgs {
     /// Text (.txt, .jsonl, .parquet, .gz, .zst) or a folder of token shards
     #[arg(long, required = true)]
     pub(crate) data: Vec<PathBuf>,
-    /// Tokens of context; by default 1024, or what the model allows if that is less
+    /// Tokens of context; by default those of the run, and for a Hugging Face folder by default 1024, or what the model
+    /// allows if that is less
     #[arg(long, value_parser = bounded(1..=1 << 24))]
     pub(crate) seq_len: Option<usize>,
+    /// Keep attention inside documents; by default as the run did, and false for a Hugging Face folder
+    #[arg(long, value_name = "true|false")]
+    pub(crate) document_mask: Option<bool>,
     /// Sequences evaluated at once
     #[arg(long, default_value_t = 8, value_parser = clap::value_parser!(u16).range(1..))]
     pub(crate) batch_size: u16,
@@ -229,6 +233,9 @@ pub(crate) struct EvalArgs {
     /// Split .txt files into documents at this string
     #[arg(long)]
     pub(crate) separator: Option<String>,
+    /// Keep the tokens of the text in this folder for the next time; by default they are temporary
+    #[arg(long, value_name = "FOLDER")]
+    pub(crate) cache_dir: Option<PathBuf>,
     /// Print one JSON object instead of text
     #[arg(long)]
     pub(crate) json: bool,
@@ -243,9 +250,9 @@ pub(crate) struct ExportArgs {
     /// The folder to write
     #[arg(long, short, value_name = "FOLDER")]
     pub(crate) out: PathBuf,
-    /// The element type of the weights
-    #[arg(long, value_enum, default_value_t = Precision::Bf16)]
-    pub(crate) dtype: Precision,
+    /// The element type of the weights; by default as the run's own export, or what loses nothing of a Hugging Face folder
+    #[arg(long, value_enum)]
+    pub(crate) dtype: Option<Precision>,
     /// Bytes of a file at most, in millions
     #[arg(long, value_name = "MB", default_value_t = 5000, value_parser = clap::value_parser!(u64).range(1..))]
     pub(crate) max_shard_mb: u64,

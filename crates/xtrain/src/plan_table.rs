@@ -35,6 +35,9 @@ pub(crate) fn text(planned: &Planned, program: &Program, plan: &Plan) -> String 
             format::grouped(embedding as u64)
         ),
     );
+    if let Some(why) = &planned.vocabulary_bound {
+        line("vocabulary", format!("at most {}: {why}", format::grouped(m.vocab_size as u64)));
+    }
     line("precision", spec.recipe.name().into());
     line(
         "batch",

@@ -5,9 +5,9 @@ use std::path::Path;
 
 use super::folder::HfFolder;
 use super::nearest::nearest;
-use super::{NameMap, TiedName, position_first};
+use super::{ExportDtype, NameMap, TiedName, position_first};
 use crate::error::{BoxError, CheckpointError, Result, listed};
-use crate::tensor_file::{TensorFile, TensorInfo};
+use crate::tensor_file::{StoredDtype, TensorFile, TensorInfo};
 
 /// Reads a Hugging Face folder: calls `sink` once for every entry of `names`, in order, with our name and its
 /// values as `f32`, row-major. At most one tensor of ours is in memory at a time.
@@ -48,6 +48,21 @@ pub fn import(
         sink(&entry.ours, &values).map_err(CheckpointError::Caller)?;
     }
     Ok(())
+}
+
+/// The smallest element type that holds every weight in `folder` as it is: bf16 where all of them are bf16, else fp32.
+///
+/// # Errors
+/// A folder without safetensors; damaged files.
+pub fn lossless_dtype(folder: &Path, names: &NameMap) -> Result<ExportDtype> {
+    let source = HfFolder::open(folder)?;
+    let is_weight =
+        |name: &&str| !names.ignorable_suffixes.iter().any(|suffix| name.ends_with(suffix.as_str()));
+    let mut weights = source.names().filter(is_weight).filter_map(|name| source.get(name));
+    Ok(match weights.all(|(_, tensor)| tensor.dtype == StoredDtype::BF16) {
+        true => ExportDtype::Bf16,
+        false => ExportDtype::F32,
+    })
 }
 
 /// Finds a tensor under its name, or under one that is tied to it.

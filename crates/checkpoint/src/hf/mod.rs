@@ -12,7 +12,7 @@ mod nearest;
 mod swap;
 
 pub use export::{ExportDtype, ExportOptions, export};
-pub use import::import;
+pub use import::{import, lossless_dtype};
 
 use std::collections::HashSet;
 

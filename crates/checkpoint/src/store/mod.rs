@@ -69,8 +69,9 @@ impl CheckpointStore {
         Ok(Self { folder: folder.to_path_buf() })
     }
 
-    /// Writes the checkpoint of `step` and returns its folder. A step that is there already and matches all its
-    /// checksums is left as it is; one that does not is replaced.
+    /// Writes the checkpoint of `step` and returns its folder. A step that is there already, matches all its
+    /// checksums and has the same documents is left as it is; any other is replaced. One that is intact is replaced in
+    /// one step, or stays where the file system has no such step.
     ///
     /// `read(i)` returns the bytes (little-endian, row-major; packed formats as they are packed) of `tensors[i]`; it
     /// is called once for each, not in order, and one tensor is in memory at a time. `documents` are named JSON

@@ -28,13 +28,20 @@ pub(super) fn save(
     documents: &[(String, Value)],
 ) -> Result<PathBuf> {
     let sizes = check_names(tensors, documents)?;
+    let mut intact = false;
     if target.exists() {
         let there = Checkpoint::open(target, step);
         if let Ok(there) = &there {
             load::check_specs(there, tensors, load::Others::AreErrors)?;
         }
-        match there.and_then(|there| there.verify()) {
-            Ok(()) => return Ok(target.to_path_buf()),
+        match there.and_then(|there| there.verify().map(|()| there)) {
+            Ok(there) => {
+                let entries = documents.iter().map(|(name, value)| document_entry(name, value).0);
+                if entries.eq(there.manifest.documents.iter().cloned()) {
+                    return Ok(target.to_path_buf());
+                }
+                intact = true;
+            }
             Err(error) => tracing::warn!("writing step {step} again: {error}"),
         }
     }
@@ -43,6 +50,13 @@ pub(super) fn save(
     write_new(&aside.path().join(MANIFEST_FILE), &manifest.to_bytes()?)?;
     if target.exists() {
         if aside.exchange(target)? {
+            return Ok(target.to_path_buf());
+        }
+        if intact {
+            tracing::warn!(
+                "{}: keeps its older documents: this file system cannot exchange folders",
+                target.display()
+            );
             return Ok(target.to_path_buf());
         }
         // What is lost if this process is killed now could not be loaded.
@@ -85,12 +99,17 @@ fn write_content(
     }
     let mut entries = Vec::new();
     for (name, value) in documents {
-        let bytes = format!("{value:#}\n").into_bytes();
+        let (entry, bytes) = document_entry(name, value);
         write_new(&folder.join(document_file(name)), &bytes)?;
-        let (len, xxh3) = (bytes.len() as u64, xxh3_64(&bytes));
-        entries.push(DocumentEntry { name: name.clone(), bytes: len, xxh3 });
+        entries.push(entry);
     }
     Ok(Manifest { step, shards, specs: tensors.to_vec(), places, documents: entries })
+}
+
+/// A document's file, and what the manifest says of it.
+fn document_entry(name: &str, value: &Value) -> (DocumentEntry, Vec<u8>) {
+    let bytes = format!("{value:#}\n").into_bytes();
+    (DocumentEntry { name: name.to_owned(), bytes: bytes.len() as u64, xxh3: xxh3_64(&bytes) }, bytes)
 }
 
 /// The tensors' sizes; names that are repeated or impossible are our own bug.

@@ -107,7 +107,11 @@ fn learn_in(
     Ok(tokenizer)
 }
 
-fn learn(
+/// A tokenizer made of `texts`, kept nowhere.
+///
+/// # Errors
+/// Texts that cannot be read or hold nothing; [`DataError::Interrupted`] where `on_progress` breaks off.
+pub fn learn(
     texts: &[Texts],
     vocabulary: Vocabulary,
     on_progress: &mut dyn FnMut(Learning) -> ControlFlow<()>,

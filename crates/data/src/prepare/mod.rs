@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 
 use rayon::prelude::*;
 
-pub use learn::{Learning, Vocabulary, learn_cached, learn_for_dataset};
+pub use learn::{Learning, Vocabulary, learn, learn_cached, learn_for_dataset};
 pub use memory::tokenize_in_memory;
 pub use texts::Texts;
 

@@ -16,6 +16,8 @@ pub struct Facts {
     pub init: Option<Architecture>,
     /// Number of tokens in the tokenizer's vocabulary.
     pub tokenizer_vocab_size: Option<usize>,
+    /// The first folder of token shards among the training data: its tokenizer stands for one that would be made from text.
+    pub shards: Option<String>,
     /// Tokens of one pass over the training data, after `held_out` is taken off.
     pub epoch_tokens: Option<u64>,
     /// Whether the run computes on a GPU.
@@ -60,7 +62,7 @@ impl Parsed {
     pub fn resolve(&self, facts: &Facts) -> Result<Resolved, ConfigErrors> {
         let mut report = Report::new(self.file.clone(), self.origins.clone(), Vec::new());
         let mut config = self.config.clone();
-        fill_data(&mut config);
+        fill_data(&mut config, facts, &mut report);
         let architecture = architecture(&config, facts, &mut report);
         if let Some(architecture) = &architecture {
             config.model.fill_from(architecture);
@@ -114,12 +116,30 @@ impl Config {
     }
 }
 
-fn fill_data(config: &mut Config) {
+fn fill_data(config: &mut Config, facts: &Facts, report: &mut Report) {
     let tokenizer = config.tokenizer();
-    if tokenizer == TokenizerChoice::Bpe {
-        config.data.bpe_vocab_size = Some(config.data.bpe_vocab_size());
+    let makes_one = matches!(tokenizer, TokenizerChoice::Bpe | TokenizerChoice::Chars);
+    match &facts.shards {
+        Some(shards) if makes_one => {
+            if let Some(size) = config.data.bpe_vocab_size {
+                report.about(
+                    &["data.bpe_vocab_size", "data.train"],
+                    format!(
+                        "`bpe_vocab_size` = {size} learns a vocabulary, but the token shards in {shards:?} bring their \
+                         own; leave it out"
+                    ),
+                );
+            }
+            // The word for one that is made was a default, not a choice.
+            config.data.tokenizer.get_or_insert(TokenizerChoice::Path(shards.clone()));
+        }
+        _ => {
+            if tokenizer == TokenizerChoice::Bpe {
+                config.data.bpe_vocab_size = Some(config.data.bpe_vocab_size());
+            }
+            config.data.tokenizer = Some(tokenizer);
+        }
     }
-    config.data.tokenizer = Some(tokenizer);
     if config.data.valid.is_none() {
         config.data.held_out = Some(config.data.held_out());
     }

@@ -2,6 +2,11 @@
 
 use std::path::PathBuf;
 
+/// What an evaluation is called in the files.
+pub(super) const EVAL: &str = "eval";
+/// What a sample is called in the files.
+pub(super) const SAMPLE: &str = "sample";
+
 /// The figures of one reported optimizer step.
 ///
 /// Figures that may be NaN or infinite (loss, grad_norm) are kept as they are in every form.

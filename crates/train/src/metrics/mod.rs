@@ -25,7 +25,7 @@ pub mod tensorboard;
 pub use error::MetricsError;
 pub use event::{Checkpoint, EvalMetrics, Event, Record, Resumed, Sample, SkippedStep, StepMetrics};
 pub use line::line;
-pub use sink::{MetricsSink, Outputs, Start};
+pub use sink::{Lost, MetricsSink, Outputs, Start};
 
 #[cfg(test)]
 mod tests;

@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use super::event::{Event, Record, Resumed};
+use super::event::{EVAL, Event, Record, Resumed, SAMPLE};
 use super::{MetricsError, jsonl, tensorboard};
 
 /// Which files a run writes its metrics to.
@@ -20,12 +20,36 @@ pub struct Outputs {
 pub enum Start {
     /// A new run: it is an error if `metrics.jsonl` holds anything.
     Fresh,
-    /// A run that goes on from its checkpoint of this step, or from its start with 0. What the files say of later steps is
-    /// void.
-    Resumed {
-        /// Attempted steps that the checkpoint holds.
-        step: u64,
-    },
+    /// A run that goes on from a checkpoint, or from its start. What it makes again is taken out of the files.
+    Resumed(Lost),
+}
+
+/// What a resumed run makes again, so that its files say it once.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Lost {
+    /// Attempted steps that the checkpoint holds; 0 at the start. Everything of later steps is made again.
+    pub after: u64,
+    /// So is the evaluation of that step itself: the run was stopped in it.
+    pub evaluation: bool,
+    /// So are the samples of that step itself: it is the last one.
+    pub samples: bool,
+}
+
+impl Lost {
+    /// What is lost of a run that goes on with the step after `step`.
+    pub fn after(step: u64) -> Self {
+        Lost { after: step, evaluation: false, samples: false }
+    }
+
+    /// Whether a record of this step and kind is lost.
+    pub(super) fn holds(&self, step: u64, kind: &str) -> bool {
+        let again = match kind {
+            EVAL => self.evaluation,
+            SAMPLE => self.samples,
+            _ => false,
+        };
+        step > self.after || (step == self.after && again)
+    }
 }
 
 /// The open metrics files of a run.
@@ -41,25 +65,25 @@ impl MetricsSink {
     pub fn open(folder: &Path, outputs: Outputs, start: Start) -> Result<Self, MetricsError> {
         let path = folder.join(jsonl::FILE_NAME);
         let mut sink = Self { jsonl: None, tensorboard: None, recovery: jsonl::Recovery::default() };
-        let resumed_after = match start {
+        let lost = match start {
             Start::Fresh => None,
-            Start::Resumed { step } => Some(step),
+            Start::Resumed(lost) => Some(lost),
         };
         if outputs.jsonl {
-            sink.jsonl = Some(match resumed_after {
+            sink.jsonl = Some(match lost {
                 None => jsonl::Writer::create(&path)?,
-                Some(step) => {
-                    let (writer, recovery) = jsonl::Writer::resume(&path, step)?;
+                Some(lost) => {
+                    let (writer, recovery) = jsonl::Writer::resume(&path, lost)?;
                     sink.recovery = recovery;
                     writer
                 }
             });
         }
         if outputs.tensorboard {
-            sink.tensorboard = Some(tensorboard::Writer::create(folder, now(), resumed_after)?);
+            sink.tensorboard = Some(tensorboard::Writer::create(folder, now(), lost)?);
         }
-        if let Some(step) = resumed_after {
-            sink.record(Resumed { step })?;
+        if let Some(lost) = lost {
+            sink.record(Resumed { step: lost.after })?;
         }
         Ok(sink)
     }

@@ -28,7 +28,7 @@ pub struct RunSummary {
     /// Wall time spent in training steps, in seconds, over all parts of a resumed run.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub train_seconds: Option<f64>,
-    /// Entropy of the validation tokens' frequencies, in nats: the loss of a model that ignores context.
+    /// Entropy of the frequencies of the tokens that evaluations predict, in nats: the loss of a model that ignores context.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub unigram_entropy: Option<f64>,
     /// How the run ended, such as `finished` or `stopped at the time limit`.

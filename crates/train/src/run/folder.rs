@@ -2,8 +2,13 @@
 
 use super::RunError;
 use std::fs;
-use std::io::Write;
+use std::io::{ErrorKind, Write};
 use std::path::{Path, PathBuf};
+
+/// What a run locks: made before anything else of it.
+const LOCK: &str = ".lock";
+/// Where a run says that `hf/` is its own.
+const EXPORTED: &str = ".exported";
 
 /// A run folder's path, and the places in it.
 #[derive(Clone, Debug)]
@@ -47,9 +52,50 @@ impl RunFolder {
         self.path.join("hf")
     }
 
-    /// Whether a run has begun here.
+    /// Whether a run has begun here: a configuration, and what only a run makes. A `config.toml` alone is anyone's.
     pub fn is_begun(&self) -> bool {
-        self.config().is_file()
+        self.config().is_file() && (self.lock().exists() || self.checkpoints().is_dir())
+    }
+
+    /// What would be mixed with a new run here: the first name, in the order of names, that is not of a run that was stopped while it
+    /// began. Nothing in a folder that is empty or not there.
+    pub(super) fn foreign(&self) -> Result<Option<String>, RunError> {
+        let ours = self.lock().exists();
+        let mut names = Vec::new();
+        for name in names_in(&self.path)? {
+            let of_a_beginning = match name.as_str() {
+                LOCK | "tokenizer" | "source" => true,
+                "checkpoints" => names_in(&self.checkpoints())?.is_empty(),
+                name => name.starts_with("config.toml.tmp-"),
+            };
+            if !(ours && of_a_beginning) {
+                names.push(name);
+            }
+        }
+        Ok(names.into_iter().min())
+    }
+
+    /// Refuses an `hf/` that this run did not write: its export would replace it.
+    pub(super) fn check_hf(&self) -> Result<(), RunError> {
+        let hf = self.hf();
+        if self.path.join(EXPORTED).is_file() || names_in(&hf)?.is_empty() {
+            return Ok(());
+        }
+        Err(RunError::Refused(format!(
+            "{} is not from this run, so its export will not replace it; move it away and go on with --resume, or set \
+             checkpoint.export_hf = false",
+            hf.display()
+        )))
+    }
+
+    /// Says that `hf/` is this run's, before it is first written.
+    pub(super) fn claim_hf(&self) -> Result<(), RunError> {
+        self.check_hf()?;
+        self.write(EXPORTED, "hf/ is this run's export, and is replaced when the run ends again.\n")
+    }
+
+    fn lock(&self) -> PathBuf {
+        self.path.join(LOCK)
     }
 
     /// Writes a small file of the folder: aside, then renamed over.
@@ -65,5 +111,81 @@ impl RunFolder {
             let _ = fs::remove_file(&aside);
             RunError::Io { path, action: "write", source }
         })
+    }
+}
+
+/// The names in a folder; none where there is no such folder.
+fn names_in(folder: &Path) -> Result<Vec<String>, RunError> {
+    let entries = match fs::read_dir(folder) {
+        Err(e) if e.kind() == ErrorKind::NotFound => return Ok(Vec::new()),
+        entries => entries.map_err(RunError::io(folder, "list"))?,
+    };
+    let name = |entry: fs::DirEntry| entry.file_name().to_string_lossy().into_owned();
+    let names: Result<Vec<String>, _> = entries.map(|entry| entry.map(name)).collect();
+    names.map_err(RunError::io(folder, "list"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A folder that holds these files, `/` at the end making an empty folder.
+    fn holding(names: &[&str]) -> (tempfile::TempDir, RunFolder) {
+        let dir = tempfile::tempdir().expect("a folder");
+        for name in names {
+            let path = dir.path().join(name);
+            match name.ends_with('/') {
+                true => fs::create_dir_all(path).expect("a folder"),
+                false => {
+                    fs::create_dir_all(path.parent().expect("a parent")).expect("a folder");
+                    fs::write(path, "x").expect("a file");
+                }
+            }
+        }
+        let run = RunFolder::at(dir.path());
+        (dir, run)
+    }
+
+    #[test]
+    fn only_an_empty_folder_or_an_aborted_beginning_is_free_for_a_run() {
+        let free: [&[&str]; 3] = [
+            &[],
+            &[".lock"],
+            &[".lock", "checkpoints/", "tokenizer/tokenizer.json", "source/config.json", "config.toml.tmp-7"],
+        ];
+        for names in free {
+            assert_eq!(holding(names).1.foreign().expect("readable"), None, "{names:?}");
+        }
+        let taken: [(&[&str], &str); 6] = [
+            (&["notes.txt"], "notes.txt"),
+            (&["tokenizer/tokenizer.json"], "tokenizer"),
+            (&["checkpoints/"], "checkpoints"),
+            (&[".lock", "checkpoints/step-3/manifest.json"], "checkpoints"),
+            (&[".lock", "hf/model.safetensors", "sample.txt"], "hf"),
+            (&[".lock", "config.toml"], "config.toml"),
+        ];
+        for (names, said) in taken {
+            assert_eq!(holding(names).1.foreign().expect("readable").as_deref(), Some(said), "{names:?}");
+        }
+        assert_eq!(RunFolder::at("/no/such/folder").foreign().expect("free"), None);
+    }
+
+    #[test]
+    fn a_configuration_alone_is_no_run() {
+        assert!(!holding(&["config.toml"]).1.is_begun());
+        assert!(holding(&["config.toml", ".lock"]).1.is_begun());
+        assert!(holding(&["config.toml", "checkpoints/"]).1.is_begun(), "a copy may lack hidden files");
+    }
+
+    #[test]
+    fn an_export_is_claimed_before_anything_is_there_and_never_over_what_is() {
+        let (_dir, run) = holding(&[]);
+        run.claim_hf().expect("nothing is there");
+        fs::create_dir(run.hf()).expect("a folder");
+        fs::write(run.hf().join("model.safetensors"), "ours").expect("a file");
+        run.claim_hf().expect("it is this run's");
+        let (_dir, run) = holding(&["hf/model.safetensors"]);
+        assert!(run.claim_hf().is_err());
+        assert!(holding(&["hf/"]).1.claim_hf().is_ok());
     }
 }

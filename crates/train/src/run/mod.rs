@@ -10,8 +10,10 @@
 
 mod corpus;
 mod error;
+mod finish;
 mod fit;
 mod folder;
+mod open;
 pub(crate) mod saved;
 pub(crate) mod setup;
 mod trainer;

@@ -2,6 +2,7 @@
 
 use super::{RunError, RunFolder};
 use crate::config::{self, Config};
+use crate::evaluate::Tally;
 use crate::learner::Learner;
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
@@ -21,6 +22,12 @@ pub(super) struct Position {
     pub train_seconds: f64,
     /// The step of the best evaluation, and its loss.
     pub best: Option<(u64, f64)>,
+    /// The evaluation after this step, where the run was stopped in it.
+    #[serde(default)]
+    pub evaluation: Option<Tally>,
+    /// The entropy of the evaluated targets taken one by one, in nats, where there was an evaluation.
+    #[serde(default)]
+    pub unigram_entropy: Option<f64>,
 }
 
 /// The checkpoints of a run folder, which is locked as long as this lives.
@@ -78,6 +85,11 @@ impl Saved {
         // A run that was killed behind its last save had no time for this.
         self.retain(config, &position)?;
         Ok(Some(position))
+    }
+
+    /// Forgets that this step is saved: what is known of it has changed.
+    pub(super) fn outdate(&mut self) {
+        self.last = None;
     }
 
     /// Saves the state, and drops what the configuration does not keep. Returns the checkpoint's folder; nothing if this step is saved already.

@@ -1,10 +1,12 @@
 //! From a parsed run file to what will be trained, and how.
 
 use super::{RunError, RunFolder};
-use crate::config::{Config, Facts, Parsed, Recipe, Recompute, Resolved, TokenizerChoice};
+use crate::config::{Config, Facts, Parsed, Recipe, Recompute, Resolved, Source, TokenizerChoice};
 use crate::programs::{OptimizerSpec, TrainingSpec};
+use std::io::ErrorKind;
+use std::ops::ControlFlow;
 use std::path::Path;
-use xtrain_data::Tokenizer;
+use xtrain_data::{DataError, Dataset, InputOptions, Texts, TokenStream, Tokenizer, learn, list_inputs};
 use xtrain_model as model;
 use xtrain_model::decoder::{Batch, Loss};
 use xtrain_model::hf::HfConfig;
@@ -21,27 +23,84 @@ pub struct Planned {
     pub resolved: Resolved,
     /// What a step is made of.
     pub spec: TrainingSpec,
+    /// Why the vocabulary may turn out smaller than planned, where it may.
+    pub vocabulary_bound: Option<String>,
 }
 
-/// Resolves a run file without opening its data: what `xtrain plan` shows. A vocabulary that is learned from the data is taken at the
-/// size that it is allowed.
+/// Resolves a run file without turning its text into tokens: what `xtrain plan` shows. Of the data it opens only what tells the size of
+/// the vocabulary: the index of token shards, or the text whose characters are counted. One that is not known is taken at its bound.
 pub fn plan(parsed: &Parsed) -> Result<Planned, RunError> {
-    let init = init(&parsed.config)?;
-    let tokenizer = match (parsed.config.tokenizer(), &parsed.config.model) {
-        (TokenizerChoice::Bytes, _) => Some(Tokenizer::bytes()),
-        // Only where nothing else tells the size: a plan needs no file that it can do without.
-        (TokenizerChoice::Path(path), m) if m.vocab_size.is_none() && m.init_from.is_none() => {
-            Some(Tokenizer::load(path)?)
+    let config = &parsed.config;
+    let init = init(config)?;
+    let shards = shards(config)?;
+    let vocabulary = match (&config.model, &shards, config.tokenizer()) {
+        // A plan needs no file that it can do without.
+        (m, ..) if m.vocab_size.is_some() || m.init_from.is_some() => Vocabulary::default(),
+        (_, _, TokenizerChoice::Bytes) => Vocabulary::of(&Tokenizer::bytes()),
+        (_, _, TokenizerChoice::Path(path)) => Vocabulary::of(&Tokenizer::load(path)?),
+        (_, Some(dataset), _) => Vocabulary { size: Some(dataset.vocab_size()), bound: None },
+        (_, None, TokenizerChoice::Chars) => characters(config)?,
+        (_, None, TokenizerChoice::Bpe) => {
+            Vocabulary { size: None, bound: Some("a short text yields fewer".into()) }
         }
-        _ => None,
     };
     let facts = Facts {
         init: init.as_ref().map(|hf| hf.model.clone()),
-        tokenizer_vocab_size: tokenizer.map(|t| t.vocab_size()),
+        tokenizer_vocab_size: vocabulary.size,
+        shards: shards.map(|dataset| dataset.folder().display().to_string()),
         ..Facts::default()
     };
-    planned(parsed.resolve(&facts)?)
+    let planned = planned(parsed.resolve(&facts)?)?;
+    Ok(Planned { vocabulary_bound: vocabulary.bound, ..planned })
 }
+
+/// What a plan knows of the vocabulary.
+#[derive(Default)]
+struct Vocabulary {
+    size: Option<usize>,
+    /// Why it may turn out smaller.
+    bound: Option<String>,
+}
+
+impl Vocabulary {
+    fn of(tokenizer: &Tokenizer) -> Self {
+        Vocabulary { size: Some(tokenizer.vocab_size()), bound: None }
+    }
+}
+
+/// The first training source that is token shards.
+pub(super) fn shards(config: &Config) -> Result<Option<Dataset>, RunError> {
+    let is_dataset = |source: &&Source| Path::new(&source.path).join(DATASET_FILE).is_file();
+    let first = config.data.train.0.iter().find(is_dataset);
+    Ok(first.map(|source| Dataset::open(&source.path)).transpose()?)
+}
+
+/// The characters of the training text, or all that there are where the text is not there.
+fn characters(config: &Config) -> Result<Vocabulary, RunError> {
+    let mut texts = Vec::new();
+    for source in &config.data.train.0 {
+        let field = config.data.text_field(source).to_owned();
+        let separator = config.data.separator(source).map(str::to_owned);
+        match list_inputs(&[&source.path]) {
+            Ok(inputs) => texts.push(Texts { inputs, options: InputOptions { field, separator } }),
+            Err(DataError::Io { source: error, .. }) if error.kind() == ErrorKind::NotFound => {
+                let why =
+                    format!("{} is not there to count its characters; these are all of Unicode", source.path);
+                // One more token ends a document.
+                return Ok(Vocabulary { size: Some(UNICODE_CHARACTERS + 1), bound: Some(why) });
+            }
+            Err(other) => return Err(other.into()),
+        }
+    }
+    let tokenizer = learn(&texts, xtrain_data::Vocabulary::Chars, &mut |_| ControlFlow::Continue(()))?;
+    Ok(Vocabulary::of(&tokenizer))
+}
+
+/// Code points that are characters: all but the surrogates.
+const UNICODE_CHARACTERS: usize = 0x11_0000 - 0x800;
+
+/// What a folder of token shards holds.
+const DATASET_FILE: &str = "dataset.json";
 
 /// The model folder that training starts from, if any.
 pub(crate) fn init(config: &Config) -> Result<Option<HfConfig>, RunError> {
@@ -106,7 +165,7 @@ pub(crate) fn planned(resolved: Resolved) -> Result<Planned, RunError> {
         model,
     };
     check_sizes(&spec)?;
-    Ok(Planned { resolved, spec })
+    Ok(Planned { resolved, spec, vocabulary_bound: None })
 }
 
 /// Refuses batches whose bytes could not even be counted.

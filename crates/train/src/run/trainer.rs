@@ -2,32 +2,25 @@
 
 use super::corpus::Corpus;
 use super::saved::{Position, Saved};
-use super::{Notice, RunError, RunFolder, fit, setup};
-use crate::config::{Config, Device, Facts, Parsed, Resolved};
-use crate::evaluate::Evaluator;
+use super::{Notice, RunError, RunFolder};
+use crate::config::{Config, Parsed};
+use crate::evaluate::{Evaluator, Tally};
 use crate::exchange;
-use crate::generate::{Generator, Sampling};
 use crate::learner::{Learner, StepResult};
-use crate::metrics::{
-    Checkpoint, EvalMetrics, Event, MetricsSink, Outputs, Resumed, Sample, SkippedStep,
-    Start as MetricsStart, StepMetrics,
-};
-use crate::programs::{self, TrainingSpec};
-use crate::report::{self, RunSummary};
+use crate::metrics::{Checkpoint, EvalMetrics, Event, MetricsSink, SkippedStep, StepMetrics};
 use crate::schedule::Schedule;
 use crate::weights::LearnError;
 use std::ops::ControlFlow;
 use std::path::Path;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
-use xtrain_data::{DataError, SpecialTokens, Validation};
-use xtrain_runtime::{Checks, CpuEngine, EngineError};
+use xtrain_data::DataError;
+use xtrain_runtime::EngineError;
 
 /// Whether a run begins or goes on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Start {
-    /// In a folder where no run has begun.
+    /// In a folder that is empty or not there.
     New,
     /// From the latest complete checkpoint, else from the start.
     Resume,
@@ -75,143 +68,57 @@ pub fn train(
         Err(RunError::Data(DataError::Interrupted)) => return Ok(Outcome::StoppedEarly),
         opened => opened?,
     };
-    let outcome = run.steps(stop, begun, observer)?;
+    let mut watch =
+        Watch { stop, begun, limit, step: Duration::ZERO, batch: Duration::ZERO, save: Duration::ZERO };
+    let outcome = run.steps(&mut watch, observer)?;
     run.finish(outcome, observer)?;
     Ok(outcome)
 }
 
-struct Run {
-    config: Config,
-    steps: u64,
-    folder: RunFolder,
-    corpus: Corpus,
-    learner: Learner,
-    schedule: Schedule,
-    saved: Saved,
-    sink: MetricsSink,
-    at: Position,
-    hf: exchange::Identity,
-    memory_total: Option<u64>,
-    evaluator: Option<Evaluator>,
+/// A run that is open: `open` makes it, `finish` ends it.
+pub(super) struct Run {
+    pub(super) config: Config,
+    pub(super) steps: u64,
+    pub(super) folder: RunFolder,
+    pub(super) corpus: Corpus,
+    pub(super) learner: Learner,
+    pub(super) schedule: Schedule,
+    pub(super) saved: Saved,
+    pub(super) sink: MetricsSink,
+    pub(super) at: Position,
+    pub(super) hf: exchange::Identity,
+    pub(super) memory_total: Option<u64>,
+    pub(super) evaluator: Option<Evaluator>,
+    /// Whether this process has seen what is evaluated, whose entropy the position holds.
+    pub(super) entropy_is_known: bool,
+    /// The tokens of `eval.prompts`.
+    pub(super) prompts: Vec<Vec<u32>>,
 }
 
 impl Run {
-    fn open(
-        parsed: &Parsed,
-        start: Start,
-        observer: &mut dyn Observer,
-        time_is_up: &dyn Fn() -> bool,
-    ) -> Result<Self, RunError> {
-        let folder = RunFolder::at(parsed.out());
-        let going_on = start == Start::Resume && folder.is_begun();
-        let hf = match going_on {
-            true => setup::kept_init(&parsed.config, &folder)?,
-            false => setup::init(&parsed.config)?,
-        };
-        if start == Start::New && folder.is_begun() {
-            return Err(RunError::Refused(format!(
-                "{} already holds a run; go on with --resume, choose another folder with --set train.out=..., or delete it",
-                folder.path().display()
-            )));
-        }
-        let tokenizer = folder.tokenizer();
-        let kept = going_on.then_some(tokenizer.as_path()).filter(|t| t.is_dir());
-        let corpus = Corpus::open(&parsed.config, kept, &mut |notice| match time_is_up() {
-            true => ControlFlow::Break(()),
-            false => observer.notice(notice),
-        })?;
-        let facts = Facts {
-            init: hf.as_ref().map(|hf| hf.model.clone()),
-            tokenizer_vocab_size: Some(corpus.tokenizer.vocab_size()),
-            epoch_tokens: Some(corpus.loader.epoch_tokens()),
-            gpu: false,
-        };
-        let planned = setup::planned(parsed.resolve(&facts)?)?;
-        let Resolved { config, steps, .. } = planned.resolved;
-        let steps = steps.ok_or_else(|| RunError::Refused("the length of the run is not known".into()))?;
-        if let Some(available) = xtrain_runtime::available_bytes() {
-            fit::check(&planned.spec, config.train.batch_size, available)?;
-        }
-        let mut learner = learner(&config, planned.spec)?;
-        if !going_on {
-            // Before the folder is made: what refuses here leaves none.
-            begin(&mut learner, &config)?;
-        }
-        let mut saved = Saved::open(&folder)?;
-        if folder.is_begun() != going_on {
-            return Err(RunError::Refused(format!(
-                "another process began a run in {} meanwhile; start this one again, with --resume to go on with that run",
-                folder.path().display()
-            )));
-        }
-        let mut at = Position::default();
-        if going_on {
-            match saved.restore(&mut learner, &corpus.loader, &config)? {
-                Some(position) => at = position,
-                None => begin(&mut learner, &config)?,
-            }
-        } else {
-            corpus.tokenizer.save(&folder.tokenizer())?;
-            setup::keep_init(&parsed.config, &folder)?;
-            if let Some(from) = &parsed.config.model.init_from {
-                exchange::warn_of_what_stays(Path::new(from), &corpus.tokenizer);
-            }
-        }
-        folder.write("config.toml", &config.to_toml())?;
-        let outputs = Outputs { jsonl: config.log.jsonl, tensorboard: config.log.tensorboard };
-        let metrics = if going_on { MetricsStart::Resumed { step: at.step } } else { MetricsStart::Fresh };
-        let sink = MetricsSink::open(folder.path(), outputs, metrics)?;
-        let schedule = Schedule::of(&config, steps);
-        let hf = exchange::Identity::new(hf, &learner.spec().model, &corpus.tokenizer);
-        let evaluator = match &corpus.validation {
-            Some(_) => {
-                let (batch, mask, chunk) =
-                    (learner.spec().batch, config.data.document_mask, config.train.loss_chunk);
-                Some(Evaluator::new(learner.weights(), batch, mask, chunk)?)
-            }
-            None => None,
-        };
-        observer.started(&config, &describe(learner.spec()), at.step, steps);
-        if going_on {
-            observer.event(&Event::Resumed(Resumed { step: at.step }), steps);
-        }
-        Ok(Run {
-            config,
-            steps,
-            folder,
-            corpus,
-            learner,
-            schedule,
-            saved,
-            sink,
-            at,
-            hf,
-            memory_total: xtrain_runtime::total_bytes(),
-            evaluator,
-        })
-    }
-
     /// Steps until the end, the time limit or a stop. The state is saved when it returns.
-    fn steps(
-        &mut self,
-        stop: &AtomicBool,
-        begun: Instant,
-        observer: &mut dyn Observer,
-    ) -> Result<Outcome, RunError> {
-        let limit = self.config.train.max_time.map(|t| t.duration());
+    fn steps(&mut self, watch: &mut Watch<'_>, observer: &mut dyn Observer) -> Result<Outcome, RunError> {
         let (every, eval_every) = (self.config.checkpoint.every, self.config.eval.every.unwrap_or(0));
+        if self.at.evaluation.is_some() {
+            if let Some(outcome) = self.evaluate(watch, observer)? {
+                return Ok(outcome);
+            }
+            // The checkpoint of this step still says that the evaluation is due.
+            self.saved.outdate();
+            self.save(watch, observer)?;
+        }
         let mut window = Window::open();
-        // What a step took at most, with its evaluation and its checkpoint.
-        let mut longest = Duration::ZERO;
         let mut nonfinite_in_a_row = 0;
         while self.at.step < self.steps {
             let step_begun = Instant::now();
             let lr = self.schedule.lr(self.at.step);
             let result = self.step(lr)?;
             self.at.step += 1;
-            self.at.train_seconds += step_begun.elapsed().as_secs_f64();
+            let took = step_begun.elapsed();
+            self.at.train_seconds += took.as_secs_f64();
+            watch.step = watch.step.max(took);
             window.steps += 1;
-            window.busy += step_begun.elapsed();
+            window.busy += took;
             observer.stepped(self.at.step, self.steps);
             if result.skipped {
                 self.at.skipped += 1;
@@ -232,22 +139,19 @@ impl Run {
             let last = self.at.step == self.steps;
             let evaluate = if last { self.config.eval.at_end } else { due(self.at.step, eval_every) };
             if evaluate {
-                self.evaluate(observer)?;
+                self.at.evaluation = Some(Tally::default());
+                if let Some(outcome) = self.evaluate(watch, observer)? {
+                    return Ok(outcome);
+                }
             }
-            longest = longest.max(step_begun.elapsed());
-            let time_is_up = limit.is_some_and(|limit| begun.elapsed() + longest >= limit);
-            let stopped = stop.load(Ordering::Relaxed);
+            let ended = watch.ended(watch.step + watch.save).filter(|_| !last);
             // Skipped steps change nothing that is worth a checkpoint, and must not push out the good ones.
             let worth_saving = due(self.at.step, every) && nonfinite_in_a_row == 0;
-            if worth_saving || last || stopped || time_is_up {
-                self.save(observer)?;
+            if worth_saving || last || ended.is_some() {
+                self.save(watch, observer)?;
             }
-            longest = longest.max(step_begun.elapsed());
-            match (last, stopped, time_is_up) {
-                (true, ..) => {}
-                (_, true, _) => return Ok(Outcome::Stopped),
-                (_, _, true) => return Ok(Outcome::TimeLimit),
-                _ => {}
+            if let Some(outcome) = ended {
+                return Ok(outcome);
             }
         }
         Ok(Outcome::Finished)
@@ -279,112 +183,74 @@ impl Run {
         }
     }
 
-    fn evaluate(&mut self, observer: &mut dyn Observer) -> Result<(), RunError> {
-        let (Some(validation), Some(evaluator)) = (self.corpus.validation.clone(), self.evaluator) else {
-            return Ok(());
+    /// Makes the evaluation that is due, or what is left of it. Where it is asked to stop meanwhile, it saves how far it is and says how
+    /// the run ends.
+    fn evaluate(
+        &mut self,
+        watch: &mut Watch<'_>,
+        observer: &mut dyn Observer,
+    ) -> Result<Option<Outcome>, RunError> {
+        let due = self.at.evaluation.take();
+        let (Some(mut tally), Some(validation), Some(evaluator)) =
+            (due, self.corpus.validation.clone(), self.evaluator)
+        else {
+            return Ok(None);
         };
         let tokens = self.config.eval.tokens.unwrap_or(0);
-        let windows = if tokens == 0 { u64::MAX } else { tokens.div_ceil(self.config.data.seq_len as u64) };
-        let validation = validation.at_most(windows);
-        let (loss, targets) = evaluator.mean_loss(self.learner.weights(), &validation)?;
-        let bits = loss * targets as f64 / std::f64::consts::LN_2;
+        let sequences = if tokens == 0 { u64::MAX } else { tokens.div_ceil(self.config.data.seq_len as u64) };
+        let (mut ended, mut batch_begun) = (None, None);
+        let mut go_on = || {
+            if let Some(begun) = batch_begun.replace(Instant::now()) {
+                watch.batch = watch.batch.max(begun.elapsed());
+            }
+            ended = watch.ended(watch.batch + watch.save);
+            if ended.is_some() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+        };
+        let validation = validation.at_most(sequences);
+        let _ = evaluator.add(self.learner.weights(), &validation, &mut tally, &mut go_on)?;
+        if ended.is_some() {
+            // JSON has no infinities: such a sum is made again.
+            self.at.evaluation = Some(if tally.loss_sum.is_finite() { tally } else { Tally::default() });
+            self.saved.outdate();
+            self.save(watch, observer)?;
+            return Ok(ended);
+        }
+        if !self.entropy_is_known {
+            // Once a process: the run file may name other data by now.
+            self.at.unigram_entropy = Some(validation.unigram_entropy_nats()?);
+            self.entropy_is_known = true;
+        }
+        let loss = tally.mean();
+        let bits = loss * tally.targets as f64 / std::f64::consts::LN_2;
         let bits_per_byte = validation.text_bytes()?.map(|bytes| bits / bytes);
         self.record(EvalMetrics { step: self.at.step, loss, bits_per_byte }, observer)?;
         let is_best = loss.is_finite() && self.at.best.is_none_or(|(_, best)| loss < best);
         if is_best {
             self.at.best = Some((self.at.step, loss));
             if self.config.checkpoint.keep_best == Some(true) {
-                self.save(observer)?;
+                self.save(watch, observer)?;
             }
         }
-        Ok(())
+        Ok(None)
     }
 
-    fn save(&mut self, observer: &mut dyn Observer) -> Result<(), RunError> {
+    fn save(&mut self, watch: &mut Watch<'_>, observer: &mut dyn Observer) -> Result<(), RunError> {
+        let begun = Instant::now();
         self.sink.sync()?;
-        let Some(path) = self.saved.save(&mut self.learner, &self.corpus.loader, &self.config, &self.at)?
-        else {
-            return Ok(());
-        };
-        self.record(Checkpoint { step: self.at.step, path }, observer)
-    }
-
-    /// Samples, export, summary and report.
-    fn finish(&mut self, outcome: Outcome, observer: &mut dyn Observer) -> Result<(), RunError> {
-        if outcome == Outcome::Finished {
-            if self.config.checkpoint.export_hf {
-                let (path, options) = (self.folder.hf(), exchange::export_options(&self.config));
-                exchange::export(self.learner.weights(), &self.hf, &self.corpus.tokenizer, &path, &options)?;
-                observer.wrote("Hugging Face folder", &path);
-            }
-            self.sample(observer)?;
+        let saved = self.saved.save(&mut self.learner, &self.corpus.loader, &self.config, &self.at)?;
+        watch.save = watch.save.max(begun.elapsed());
+        match saved {
+            Some(path) => self.record(Checkpoint { step: self.at.step, path }, observer),
+            None => Ok(()),
         }
-        self.summary(outcome)?.write(self.folder.path())?;
-        if self.config.log.jsonl {
-            observer.wrote("report", &report::write(self.folder.path())?);
-        }
-        Ok(())
     }
 
-    fn sample(&mut self, observer: &mut dyn Observer) -> Result<(), RunError> {
-        let eval = self.config.eval.clone();
-        let tokenizer = &self.corpus.tokenizer;
-        let encoded = eval.prompts.iter().map(|prompt| tokenizer.encode_prompt(prompt));
-        let encoded: Vec<Vec<u32>> = encoded.collect::<Result<_, _>>()?;
-        let Some(longest) = encoded.iter().map(Vec::len).max() else { return Ok(()) };
-        // One cache serves all prompts.
-        let mut generator = Generator::new(self.learner.weights(), longest + eval.max_tokens)?;
-        let mut text = String::new();
-        for (number, (prompt, tokens)) in eval.prompts.iter().zip(encoded).enumerate() {
-            if tokens.is_empty() {
-                continue;
-            }
-            generator.reset();
-            let sampling = Sampling {
-                temperature: eval.temperature,
-                top_k: 0,
-                top_p: 1.0,
-                seed: self.config.train.seed + number as u64,
-            };
-            let stop = self.corpus.tokenizer.stop_tokens().to_vec();
-            let made = generator.generate(
-                self.learner.weights(),
-                &tokens,
-                eval.max_tokens,
-                sampling,
-                &stop,
-                &mut |_| ControlFlow::Continue(()),
-            )?;
-            let written = self.corpus.tokenizer.decode(&made, SpecialTokens::Hide)?;
-            text.push_str(&format!("{prompt}{written}\n\n"));
-            self.record(Sample { step: self.at.step, prompt: prompt.clone(), text: written }, observer)?;
-        }
-        self.folder.write("sample.txt", &text)
-    }
-
-    fn summary(&self, outcome: Outcome) -> Result<RunSummary, RunError> {
-        let entropy = self.corpus.validation.as_ref().map(Validation::unigram_entropy_nats).transpose()?;
-        Ok(RunSummary {
-            model: Some(describe(self.learner.spec())),
-            parameters: Some(self.learner.spec().model.parameter_count() as u64),
-            precision: Some(self.learner.spec().recipe.name().into()),
-            device: Some(format!("CPU, {} threads", rayon::current_num_threads())),
-            total_steps: Some(self.steps),
-            train_seconds: Some(self.at.train_seconds),
-            unigram_entropy: entropy,
-            outcome: Some(
-                match outcome {
-                    Outcome::Finished => "finished",
-                    Outcome::Stopped => "stopped on request",
-                    Outcome::TimeLimit => "stopped at the time limit",
-                    Outcome::StoppedEarly => "stopped before its first step",
-                }
-                .into(),
-            ),
-        })
-    }
-
-    fn record(&mut self, event: impl Into<Event>, observer: &mut dyn Observer) -> Result<(), RunError> {
+    /// Shows an event and writes it to the metrics files.
+    pub(super) fn record(
+        &mut self,
+        event: impl Into<Event>,
+        observer: &mut dyn Observer,
+    ) -> Result<(), RunError> {
         let event = event.into();
         observer.event(&event, self.steps);
         Ok(self.sink.record(event)?)
@@ -438,6 +304,28 @@ impl Run {
     }
 }
 
+/// What may end a run before its last step: its signal and its clock. It ends early enough to save within its time.
+struct Watch<'a> {
+    stop: &'a AtomicBool,
+    begun: Instant,
+    limit: Option<Duration>,
+    /// What a step, a batch of an evaluation and a save took at most.
+    step: Duration,
+    batch: Duration,
+    save: Duration,
+}
+
+impl Watch<'_> {
+    /// How the run ends now; nothing where it may go on with what takes `next`.
+    fn ended(&self, next: Duration) -> Option<Outcome> {
+        if self.stop.load(Ordering::Relaxed) {
+            return Some(Outcome::Stopped);
+        }
+        let is_over = self.limit.is_some_and(|limit| self.begun.elapsed() + next >= limit);
+        is_over.then_some(Outcome::TimeLimit)
+    }
+}
+
 /// The time of the steps since the last report.
 struct Window {
     steps: u64,
@@ -452,27 +340,4 @@ impl Window {
 
 fn due(step: u64, every: u64) -> bool {
     every > 0 && step.is_multiple_of(every)
-}
-
-/// An engine and a learner on it, all state zero.
-fn learner(config: &Config, spec: TrainingSpec) -> Result<Learner, RunError> {
-    let mut engine = CpuEngine::new(Arc::new(programs::cpu_kernels()));
-    engine.set_checks(Checks { numerics: config.train.check_numerics, poison: false });
-    match config.train.device {
-        Device::Auto | Device::Cpu => {}
-    }
-    Ok(Learner::new(Box::new(engine), spec, config.train.seed)?)
-}
-
-/// Fresh weights, or those of the folder that training starts from.
-fn begin(learner: &mut Learner, config: &Config) -> Result<(), RunError> {
-    match &config.model.init_from {
-        Some(folder) => exchange::import(learner.weights(), Path::new(folder)),
-        None => Ok(learner.weights().initialize(config.train.seed, config.model.init_std)?),
-    }
-}
-
-fn describe(spec: &TrainingSpec) -> String {
-    let m = &spec.model;
-    format!("{}, {} layers, dim {}, {} heads", m.family.name(), m.layers, m.dim, m.heads)
 }

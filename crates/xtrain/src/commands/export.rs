@@ -19,8 +19,9 @@ pub(crate) fn run(args: &ExportArgs) -> Result<(), Failure> {
     }
     let mut opened = open_model(&args.model)?;
     let dtype = match args.dtype {
-        Precision::Fp32 => ExportDtype::F32,
-        Precision::Bf16 => ExportDtype::Bf16,
+        Some(Precision::Fp32) => ExportDtype::F32,
+        Some(Precision::Bf16) => ExportDtype::Bf16,
+        None => opened.export_dtype,
     };
     let options =
         ExportOptions { dtype, max_shard_bytes: args.max_shard_mb * 1_000_000, overwrite: args.overwrite };

@@ -86,8 +86,8 @@ fn a_plan_opens_no_data_and_works_for_every_kind_of_tokenizer_whose_size_is_know
         plan(&place, "run.toml --set data.tokenizer=chars --set model.vocab_size=65")
             .contains("vocabulary 65")
     );
-    let unknown = place.run("plan run.toml --set data.tokenizer=chars");
-    unknown.refuses(&["`vocab_size` is missing", "vocab_size = 32000"]);
+    let bounded = plan(&place, "run.toml --set data.tokenizer=chars");
+    assert!(bounded.contains("at most 1,112,065: a.txt is not there to count its characters"), "{bounded}");
     let missing = place.run("plan run.toml --set data.tokenizer=some/folder");
     missing.refuses(&["some/folder"]);
     assert!(
@@ -122,6 +122,9 @@ fn the_dump_names_every_instance() {
     assert!(instances(&plan(&place, "run.toml --dump --set train.recompute=block"), "recompute") > 10);
 }
 
+/// What evaluation adds: tokens, targets and positions of 4 sequences of 16, and three scalars, each at a multiple of 64 bytes.
+const EVALUATION: u64 = 3 * 4 * 16 * 4 + 3 * 64;
+
 /// Bytes that a run reported to hold.
 fn held(place: &Place, out: &str) -> u64 {
     let text = String::from_utf8(place.read(&format!("{out}/metrics.jsonl"))).expect("text");
@@ -154,9 +157,7 @@ fn evaluation_adds_its_inputs_and_outputs_and_nothing_else() {
     let place = Place::new();
     let text = plan(&place, "run.toml --set train.steps=2");
     place.train("out", "--set train.steps=2");
-    // Tokens, targets and positions of 4 sequences of 16, and three scalars, each at a multiple of 64 bytes.
-    let evaluation = 3 * 4 * 16 * 4 + 3 * 64;
-    assert_eq!(held(&place, "out"), row(&text, "total") + evaluation, "{text}");
+    assert_eq!(held(&place, "out"), row(&text, "total") + EVALUATION, "{text}");
 }
 
 #[test]
@@ -170,4 +171,31 @@ fn a_plan_of_8b_takes_less_than_a_second() {
     });
     let best = took.min().expect("tries");
     assert!(best.as_secs_f64() < 1.0, "{best:?}");
+}
+
+#[test]
+fn a_plan_takes_the_vocabulary_that_the_run_then_has() {
+    let place = Place::new();
+    let quick = "--set train.steps=2 --set data.train=shards";
+    place.run("tokenize a.txt --bpe 300 --out shards").succeeds();
+    let index: Value = serde_json::from_slice(&place.read("shards/dataset.json")).expect("JSON");
+    // continued.toml names no tokenizer.
+    let text = plan(&place, &format!("continued.toml {quick}"));
+    assert!(text.contains(&format!("vocabulary {}\n", index["vocab_size"])), "{text}");
+    assert!(!text.contains("at most"), "{text}");
+    place.run(&format!("train continued.toml --out out {quick}")).succeeds();
+    assert_eq!(held(&place, "out"), row(&text, "total") + EVALUATION, "{text}");
+    // What the run then says is the tokenizer that it has, in the file as in the folder.
+    let config = String::from_utf8(place.read("out/config.toml")).expect("text");
+    assert!(config.contains("tokenizer = \"shards\"") && !config.contains("bpe_vocab_size"), "{config}");
+    assert_eq!(place.read("out/tokenizer/tokenizer.json"), place.read("shards/tokenizer.json"));
+    place.run("train out/config.toml --out again").succeeds();
+    // A size that is asked for is not passed over.
+    let sized = place.run(&format!("plan continued.toml {quick} --set data.bpe_vocab_size=5000"));
+    sized.refuses(&["`bpe_vocab_size` = 5000", "shards"]);
+    // Characters are counted, in files and in shards.
+    let chars = "--set data.tokenizer=chars --set train.steps=2";
+    let counted = plan(&place, &format!("run.toml {chars}"));
+    place.train("chars", chars);
+    assert_eq!(held(&place, "chars"), row(&counted, "total") + EVALUATION, "{counted}");
 }

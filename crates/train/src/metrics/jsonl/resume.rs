@@ -1,4 +1,4 @@
-//! Taking the lines of lost steps out of `metrics.jsonl` when a run resumes.
+//! Taking the lines of what is lost out of `metrics.jsonl` when a run resumes.
 
 use std::ffi::OsString;
 use std::fs::{self, File};
@@ -7,30 +7,30 @@ use std::path::{Path, PathBuf};
 
 use super::reader::Lines;
 use super::wire;
-use crate::metrics::MetricsError;
+use crate::metrics::{Lost, MetricsError};
 
 /// What became of the lines of a resumed run's metrics.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Recovery {
-    /// Lines that stayed: those up to the checkpoint's step, and any line that stands before one of them.
+    /// Lines that stayed: those up to the checkpoint, and any line that stands before one of them.
     pub kept: u64,
-    /// Lines of steps after the checkpoint: those steps are made again.
+    /// Lines of what comes after the checkpoint, and is made again.
     pub lost_steps: u64,
     /// Lines after the last one kept that could not be understood, a torn last line among them, and lines far too
     /// long to be ours: dropped.
     pub unreadable: u64,
 }
 
-/// Rewrites the file at `path` without what lies after `step`; leaves it untouched if there is nothing to drop.
-pub(super) fn drop_lost_steps(path: &Path, step: u64) -> Result<Recovery, MetricsError> {
-    let scan = match File::open(path).and_then(|file| scan(file, step)) {
+/// Rewrites the file at `path` without what is `lost`; leaves it untouched if there is nothing to drop.
+pub(super) fn drop_lost(path: &Path, lost: Lost) -> Result<Recovery, MetricsError> {
+    let scan = match File::open(path).and_then(|file| scan(file, lost)) {
         Ok(scan) => scan,
         Err(missing) if missing.kind() == io::ErrorKind::NotFound => return Ok(Recovery::default()),
         Err(source) => return Err(MetricsError::io("read metrics", path)(source)),
     };
     if scan.recovery.lost_steps + scan.recovery.unreadable > 0 || !scan.ended {
         let aside = aside(path);
-        rewrite(path, &aside, step, scan.last_kept).map_err(|source| {
+        rewrite(path, &aside, lost, scan.last_kept).map_err(|source| {
             // Best effort: the error to report is the one that stopped the rewrite.
             let _ = fs::remove_file(&aside);
             MetricsError::io("rewrite metrics", &aside)(source)
@@ -47,15 +47,15 @@ struct Scan {
     ended: bool,
 }
 
-fn scan(file: File, step: u64) -> io::Result<Scan> {
+fn scan(file: File, lost: Lost) -> io::Result<Scan> {
     let mut scan = Scan { recovery: Recovery::default(), last_kept: 0, ended: true };
     let recovery = &mut scan.recovery;
     let mut not_understood = 0;
     let mut lines = Lines::new(BufReader::new(file));
     while let Some(line) = lines.next_line()? {
         scan.ended = line.ended;
-        match line.content.map(wire::step_of) {
-            Some(Some(line_step)) if line_step <= step => {
+        match line.content.map(wire::place_of) {
+            Some(Some((step, kind))) if !lost.holds(step, &kind) => {
                 recovery.kept += 1 + std::mem::take(&mut not_understood);
                 scan.last_kept = line.number;
             }
@@ -69,12 +69,12 @@ fn scan(file: File, step: u64) -> io::Result<Scan> {
     Ok(scan)
 }
 
-fn rewrite(path: &Path, aside: &Path, step: u64, last_kept: u64) -> io::Result<()> {
+fn rewrite(path: &Path, aside: &Path, lost: Lost, last_kept: u64) -> io::Result<()> {
     let mut out = BufWriter::new(File::create(aside)?);
     let mut lines = Lines::new(BufReader::new(File::open(path)?));
     while let Some(line) = lines.next_line()?.filter(|line| line.number <= last_kept) {
         let Some(content) = line.content else { continue };
-        if wire::step_of(content).is_none_or(|line_step| line_step <= step) {
+        if wire::place_of(content).is_none_or(|(step, kind)| !lost.holds(step, &kind)) {
             out.write_all(content)?;
             out.write_all(b"\n")?;
         }

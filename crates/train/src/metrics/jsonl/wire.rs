@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use crate::metrics::event::{
-    Checkpoint, EvalMetrics, Event, Record, Resumed, Sample, SkippedStep, StepMetrics,
+    Checkpoint, EVAL, EvalMetrics, Event, Record, Resumed, SAMPLE, Sample, SkippedStep, StepMetrics,
 };
 
 /// The line for `record`, without a line end.
@@ -30,7 +30,7 @@ pub fn encode(record: &Record) -> String {
             line.seconds_left = m.seconds_left.map(Num);
         }
         Event::Eval(m) => {
-            line.kind = "eval".into();
+            line.kind = EVAL.into();
             line.loss = Some(Num(m.loss));
             line.perplexity = Some(Num(m.perplexity()));
             line.bits_per_byte = m.bits_per_byte.map(Num);
@@ -47,7 +47,7 @@ pub fn encode(record: &Record) -> String {
         }
         Event::Resumed(_) => line.kind = "resumed".into(),
         Event::Sample(s) => {
-            line.kind = "sample".into();
+            line.kind = SAMPLE.into();
             line.prompt = Some(s.prompt.clone());
             line.text = Some(s.text.clone());
         }
@@ -77,7 +77,7 @@ pub fn decode(line: &[u8]) -> Result<Record, String> {
             skipped: required("skipped", line.skipped)?,
             seconds_left: line.optional_number("seconds_left", line.seconds_left)?,
         }),
-        "eval" => Event::Eval(EvalMetrics {
+        EVAL => Event::Eval(EvalMetrics {
             step,
             loss: line.number("loss", line.loss)?,
             bits_per_byte: line.optional_number("bits_per_byte", line.bits_per_byte)?,
@@ -92,7 +92,7 @@ pub fn decode(line: &[u8]) -> Result<Record, String> {
             skipped: required("skipped", line.skipped)?,
         }),
         "resumed" => Event::Resumed(Resumed { step }),
-        "sample" => Event::Sample(Sample {
+        SAMPLE => Event::Sample(Sample {
             step,
             prompt: required("prompt", line.prompt.take())?,
             text: required("text", line.text.take())?,
@@ -102,13 +102,15 @@ pub fn decode(line: &[u8]) -> Result<Record, String> {
     Ok(Record { time: line.number("time", line.time)?, event })
 }
 
-/// The step of a line of any kind, also of kinds that a later version may add.
-pub(super) fn step_of(line: &[u8]) -> Option<u64> {
+/// The step and the kind of a line, also of kinds that a later version may add.
+pub(super) fn place_of(line: &[u8]) -> Option<(u64, String)> {
     #[derive(Deserialize)]
-    struct StepOnly {
+    struct Place {
         step: u64,
+        #[serde(default)]
+        kind: String,
     }
-    serde_json::from_slice::<StepOnly>(line).ok().map(|line| line.step)
+    serde_json::from_slice::<Place>(line).ok().map(|line| (line.step, line.kind))
 }
 
 macro_rules! line {

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use super::resume::{self, Recovery};
 use super::wire;
-use crate::metrics::{MetricsError, Record};
+use crate::metrics::{Lost, MetricsError, Record};
 
 /// An open metrics file. Each record is one write of a whole line, with nothing held back.
 #[derive(Debug)]
@@ -26,12 +26,12 @@ impl Writer {
         }
     }
 
-    /// Opens the file of a run that goes on from its checkpoint of step `step`, without the lines of later steps
-    /// and without a torn last line. It need not exist.
+    /// Opens the file of a run that goes on, without the lines of what is `lost` and without a torn last line. It need
+    /// not exist.
     ///
     /// The old file is replaced in one rename, after the new one is safely on disk: dying in between loses nothing.
-    pub fn resume(path: &Path, step: u64) -> Result<(Self, Recovery), MetricsError> {
-        let recovery = resume::drop_lost_steps(path, step)?;
+    pub fn resume(path: &Path, lost: Lost) -> Result<(Self, Recovery), MetricsError> {
+        let recovery = resume::drop_lost(path, lost)?;
         Ok((Self::append(path)?, recovery))
     }
 

@@ -70,26 +70,57 @@ pub fn text(wall_time: f64, step: u64, tag: &str, markdown: &str) -> Vec<u8> {
 
 /// The step of an encoded event, whatever else it holds; `None` if the bytes are no message.
 pub fn step_of(event: &[u8]) -> Option<u64> {
-    let mut rest = event;
     let mut step = 0;
+    let mut rest = event;
     while !rest.is_empty() {
-        let key = take_varint(&mut rest)?;
-        let skipped = match key & 7 {
-            0 => {
-                let value = take_varint(&mut rest)?;
-                if key >> 3 == u64::from(EVENT_STEP) {
-                    step = value;
-                }
-                0
-            }
-            1 => 8,
-            2 => usize::try_from(take_varint(&mut rest)?).ok()?,
-            5 => 4,
-            _ => return None,
-        };
-        rest = rest.get(skipped..)?;
+        if let (EVENT_STEP, Field::Varint(value)) = take_field(&mut rest)? {
+            step = value;
+        }
     }
     Some(step)
+}
+
+/// The tag of an encoded event's first value; `None` where there is none, or the bytes are no message.
+pub fn tag_of(event: &[u8]) -> Option<&str> {
+    let tag = [EVENT_SUMMARY, SUMMARY_VALUE, VALUE_TAG].into_iter().try_fold(event, bytes_in)?;
+    std::str::from_utf8(tag).ok()
+}
+
+/// A field's value, as far as these messages need it.
+enum Field<'a> {
+    Varint(u64),
+    Bytes(&'a [u8]),
+    Fixed,
+}
+
+/// The first field of a message that has this number and holds bytes.
+fn bytes_in(message: &[u8], number: u32) -> Option<&[u8]> {
+    let mut rest = message;
+    loop {
+        match take_field(&mut rest)? {
+            (found, Field::Bytes(bytes)) if found == number => return Some(bytes),
+            _ => {}
+        }
+    }
+}
+
+/// The next field of a message: its number and its value.
+fn take_field<'a>(rest: &mut &'a [u8]) -> Option<(u32, Field<'a>)> {
+    let key = take_varint(rest)?;
+    let number = u32::try_from(key >> 3).ok()?;
+    let fixed = |length: usize| (length, None);
+    let (length, field) = match key & 7 {
+        0 => (0, Some(Field::Varint(take_varint(rest)?))),
+        1 => fixed(8),
+        2 => {
+            let length = usize::try_from(take_varint(rest)?).ok()?;
+            (length, Some(Field::Bytes(rest.get(..length)?)))
+        }
+        5 => fixed(4),
+        _ => return None,
+    };
+    *rest = rest.get(length..)?;
+    Some((number, field.unwrap_or(Field::Fixed)))
 }
 
 fn take_varint(bytes: &mut &[u8]) -> Option<u64> {

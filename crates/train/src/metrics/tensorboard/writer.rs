@@ -5,7 +5,8 @@ use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
 use super::{frame::frame, proto, resume};
-use crate::metrics::{Event, MetricsError, Record};
+use crate::metrics::event::SAMPLE;
+use crate::metrics::{Event, Lost, MetricsError, Record};
 
 const PREFIX: &str = "events.out.tfevents.";
 const SUFFIX: &str = ".xtrain";
@@ -22,13 +23,13 @@ impl Writer {
     /// Makes a new event file in `folder`, at `time` (seconds since 1970).
     ///
     /// The name holds the time, or one second more than the newest file there, so that names sort in the order in which
-    /// the files were made. With `resumed_after`, later steps are cut off the files that are there and declared void in
-    /// the new one.
-    pub fn create(folder: &Path, time: f64, resumed_after: Option<u64>) -> Result<Self, MetricsError> {
+    /// the files were made. What is `lost` is cut off the files that are there, and its steps are declared void
+    /// in the new one.
+    pub fn create(folder: &Path, time: f64, lost: Option<Lost>) -> Result<Self, MetricsError> {
         let files = event_files(folder).map_err(MetricsError::io("read the run folder", folder))?;
-        if let Some(step) = resumed_after {
+        if let Some(lost) = lost {
             for (_, path) in &files {
-                resume::cut_after(path, step).map_err(MetricsError::io("cut TensorBoard events", path))?;
+                resume::cut(path, lost).map_err(MetricsError::io("cut TensorBoard events", path))?;
             }
         }
         let newest = files.iter().map(|&(stamp, _)| stamp).max();
@@ -38,8 +39,8 @@ impl Writer {
         let file = file.map_err(MetricsError::io("open TensorBoard events", &path))?;
         let mut writer = Self { file, path, len_bytes: 0 };
         writer.append(&proto::file_version(time))?;
-        if let Some(step) = resumed_after {
-            writer.append(&proto::session_start(time, step.saturating_add(1)))?;
+        if let Some(lost) = lost {
+            writer.append(&proto::session_start(time, lost.after.saturating_add(1)))?;
         }
         Ok(writer)
     }
@@ -52,7 +53,7 @@ impl Writer {
                 // Four spaces make a Markdown code block: the text is shown as it is.
                 let text = format!("{}{}", sample.prompt, sample.text);
                 let block: String = text.lines().map(|line| format!("    {line}\n")).collect();
-                self.append(&proto::text(time, step, "sample", &block))
+                self.append(&proto::text(time, step, SAMPLE, &block))
             }
             event => {
                 let scalars = scalars(event);

@@ -1,0 +1,187 @@
+//! Opening a run: its folder, data and model, at its beginning or at its latest checkpoint.
+
+use super::corpus::Corpus;
+use super::saved::{Position, Saved};
+use super::trainer::{Observer, Run, Start};
+use super::{RunError, RunFolder, fit, setup};
+use crate::config::{Config, Facts, Parsed, Resolved};
+use crate::engine::engine;
+use crate::evaluate::Evaluator;
+use crate::exchange;
+use crate::learner::Learner;
+use crate::metrics::{Event, Lost, MetricsSink, Outputs, Resumed, Start as MetricsStart};
+use crate::programs::TrainingSpec;
+use crate::schedule::Schedule;
+use std::ops::ControlFlow;
+use std::path::Path;
+use xtrain_data::{DataError, Tokenizer};
+use xtrain_runtime::Checks;
+
+impl Run {
+    /// Opens the run of `parsed`, or refuses before anything of it is made. `time_is_up` is asked while text is turned into tokens.
+    pub(super) fn open(
+        parsed: &Parsed,
+        start: Start,
+        observer: &mut dyn Observer,
+        time_is_up: &dyn Fn() -> bool,
+    ) -> Result<Self, RunError> {
+        let folder = RunFolder::at(parsed.out());
+        let going_on = start == Start::Resume && folder.is_begun();
+        if !going_on {
+            check_free(&folder)?;
+        }
+        if parsed.config.checkpoint.export_hf {
+            check_export(&folder, parsed.config.model.init_from.as_deref())?;
+        }
+        let hf = match going_on {
+            true => setup::kept_init(&parsed.config, &folder)?,
+            false => setup::init(&parsed.config)?,
+        };
+        let tokenizer = folder.tokenizer();
+        let kept = going_on.then_some(tokenizer.as_path()).filter(|t| t.is_dir());
+        let corpus = Corpus::open(&parsed.config, kept, &mut |notice| match time_is_up() {
+            true => ControlFlow::Break(()),
+            false => observer.notice(notice),
+        })?;
+        let prompts = prompts(&parsed.config, &corpus.tokenizer)?;
+        let facts = Facts {
+            init: hf.as_ref().map(|hf| hf.model.clone()),
+            tokenizer_vocab_size: Some(corpus.tokenizer.vocab_size()),
+            shards: setup::shards(&parsed.config)?.map(|dataset| dataset.folder().display().to_string()),
+            epoch_tokens: Some(corpus.loader.epoch_tokens()),
+            gpu: false,
+        };
+        let planned = setup::planned(parsed.resolve(&facts)?)?;
+        let Resolved { config, steps, .. } = planned.resolved;
+        let steps = steps.ok_or_else(|| RunError::Refused("the length of the run is not known".into()))?;
+        if let Some(available) = xtrain_runtime::available_bytes() {
+            fit::check(&planned.spec, config.train.batch_size, available)?;
+        }
+        let checks = Checks { numerics: config.train.check_numerics, poison: false };
+        let mut learner = Learner::new(engine(config.train.device, checks), planned.spec, config.train.seed)?;
+        if !going_on {
+            // Before the folder is made: what refuses here leaves none.
+            begin(&mut learner, &config)?;
+        }
+        let mut saved = Saved::open(&folder)?;
+        if folder.is_begun() != going_on {
+            return Err(RunError::Refused(format!(
+                "another process began a run in {} meanwhile; start this one again, with --resume to go on with that run",
+                folder.path().display()
+            )));
+        }
+        let mut at = Position::default();
+        if going_on {
+            match saved.restore(&mut learner, &corpus.loader, &config)? {
+                Some(position) => at = position,
+                None => begin(&mut learner, &config)?,
+            }
+        } else {
+            // Again, now that nobody else can write here.
+            check_free(&folder)?;
+            corpus.tokenizer.save(&folder.tokenizer())?;
+            setup::keep_init(&parsed.config, &folder)?;
+            if let Some(from) = &parsed.config.model.init_from {
+                exchange::warn_of_what_stays(Path::new(from), &corpus.tokenizer);
+            }
+        }
+        folder.write("config.toml", &config.to_toml())?;
+        let outputs = Outputs { jsonl: config.log.jsonl, tensorboard: config.log.tensorboard };
+        let metrics = match going_on {
+            true => MetricsStart::Resumed(Lost {
+                after: at.step,
+                evaluation: at.evaluation.is_some(),
+                samples: at.step == steps,
+            }),
+            false => MetricsStart::Fresh,
+        };
+        let sink = MetricsSink::open(folder.path(), outputs, metrics)?;
+        let schedule = Schedule::of(&config, steps);
+        let hf = exchange::Identity::new(hf, &learner.spec().model, &corpus.tokenizer);
+        let evaluator = match &corpus.validation {
+            Some(_) => {
+                let (batch, mask, chunk) =
+                    (learner.spec().batch, config.data.document_mask, config.train.loss_chunk);
+                Some(Evaluator::new(learner.weights(), batch, mask, chunk)?)
+            }
+            None => None,
+        };
+        observer.started(&config, &describe(learner.spec()), at.step, steps);
+        if going_on {
+            observer.event(&Event::Resumed(Resumed { step: at.step }), steps);
+        }
+        Ok(Run {
+            config,
+            steps,
+            folder,
+            corpus,
+            learner,
+            schedule,
+            saved,
+            sink,
+            at,
+            hf,
+            memory_total: xtrain_runtime::total_bytes(),
+            evaluator,
+            entropy_is_known: false,
+            prompts,
+        })
+    }
+}
+
+/// A new run takes only a folder in which nothing is: what it writes would replace what has the same name.
+fn check_free(folder: &RunFolder) -> Result<(), RunError> {
+    let place = folder.path().display();
+    if folder.is_begun() {
+        return Err(RunError::Refused(format!(
+            "{place} already holds a run; go on with --resume, choose another folder with --set train.out=..., or delete it"
+        )));
+    }
+    match folder.foreign()? {
+        None => Ok(()),
+        Some(name) => Err(RunError::Refused(format!(
+            "{place} is not empty (it holds {name}), and a run would mix with what is there; choose a new or an empty folder with \
+             --set train.out=..."
+        ))),
+    }
+}
+
+/// The export at the end replaces `hf/`, which must be the run's own, and not what it began from.
+fn check_export(folder: &RunFolder, init_from: Option<&str>) -> Result<(), RunError> {
+    folder.check_hf()?;
+    let whole = |path: &Path| path.canonicalize().ok();
+    let Some(from) = init_from.and_then(|from| whole(Path::new(from))) else { return Ok(()) };
+    if whole(&folder.hf()).as_ref() != Some(&from) {
+        return Ok(());
+    }
+    Err(RunError::Refused(format!(
+        "{} is what model.init_from begins with, and the export of this run would replace it; choose another folder with \
+         --set train.out=..., or set checkpoint.export_hf = false",
+        folder.hf().display()
+    )))
+}
+
+/// Fresh weights, or those of the folder that training starts from.
+fn begin(learner: &mut Learner, config: &Config) -> Result<(), RunError> {
+    match &config.model.init_from {
+        Some(folder) => exchange::import(learner.weights(), Path::new(folder)),
+        None => Ok(learner.weights().initialize(config.train.seed, config.model.init_std)?),
+    }
+}
+
+/// The tokens of the prompts that are continued at the end: one that cannot be encoded is better refused now.
+fn prompts(config: &Config, tokenizer: &Tokenizer) -> Result<Vec<Vec<u32>>, RunError> {
+    let encoded = |(number, prompt): (usize, &String)| {
+        tokenizer.encode_prompt(prompt).map_err(|error| match error {
+            DataError::Internal(_) => error.into(),
+            _ => RunError::Refused(format!("[eval] `prompts[{number}]` cannot be continued: {error}")),
+        })
+    };
+    config.eval.prompts.iter().enumerate().map(encoded).collect()
+}
+
+/// The model in a few words.
+pub(super) fn describe(spec: &TrainingSpec) -> String {
+    let m = &spec.model;
+    format!("{}, {} layers, dim {}, {} heads", m.family.name(), m.layers, m.dim, m.heads)
+}

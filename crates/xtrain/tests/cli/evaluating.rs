@@ -1,0 +1,141 @@
+//! Evaluations, in a run and by `xtrain eval`.
+
+use crate::place::{Place, finish, wait, wait_until};
+use crate::resume::assert_same_end;
+use serde_json::Value;
+use std::process::{Command, Stdio};
+
+/// Seven quick steps and two evaluations that take far longer.
+const LONG_EVALUATIONS: &str = "train run.toml --resume --set train.steps=7 --set data.valid=long.txt --set eval.every=5 --set eval.tokens=0 \
+                                --set checkpoint.every=5 --set checkpoint.keep_best=false";
+
+/// A place whose long.txt is some 20,000 sequences to validate on; without a held-out part of the training text.
+fn with_much_to_evaluate() -> Place {
+    let place = Place::new();
+    let run = String::from_utf8(place.read("run.toml")).expect("text");
+    place.write("run.toml", run.replace("held_out = 0.05\n", "").as_bytes());
+    place.write("long.txt", &place.read("b.txt").repeat(48));
+    place
+}
+
+fn metrics(place: &Place, out: &str) -> String {
+    std::fs::read_to_string(place.path(&format!("{out}/metrics.jsonl"))).unwrap_or_default()
+}
+
+fn count(text: &str, kind: &str) -> usize {
+    text.matches(&format!("\"kind\":\"{kind}\"")).count()
+}
+
+#[test]
+fn a_stop_in_an_evaluation_saves_at_once_and_the_next_process_makes_the_rest_of_it() {
+    let place = with_much_to_evaluate();
+    place.run(&format!("{LONG_EVALUATIONS} --out peace")).succeeds();
+    let stopped = format!("{LONG_EVALUATIONS} --out stopped");
+    let mut child = place.command(&stopped).stdout(Stdio::null()).spawn().expect("starts");
+    wait_until("the fifth step", || count(&metrics(&place, "stopped"), "step") == 5);
+    let sent = Command::new("sh").args(["-c", &format!("kill -TERM {}", child.id())]).status();
+    assert!(sent.expect("a shell").success());
+    assert_eq!(wait(&mut child, "a run stopped in its evaluation").code(), Some(0));
+    assert_eq!(count(&metrics(&place, "stopped"), "eval"), 0, "it waited for the evaluation");
+    assert!(place.exists("stopped/checkpoints/step-5"));
+    place.run(&stopped).succeeds();
+    assert_eq!(count(&metrics(&place, "stopped"), "eval"), 2);
+    assert_same_end(&place, "peace", "stopped");
+}
+
+#[test]
+fn an_evaluation_that_takes_longer_than_the_time_limit_comes_to_its_end() {
+    let place = with_much_to_evaluate();
+    place.run(&format!("{LONG_EVALUATIONS} --out peace")).succeeds();
+    let mut rounds = 0;
+    while !place
+        .run(&format!("{LONG_EVALUATIONS} --out cut --max-time 1s"))
+        .succeeds()
+        .stdout
+        .contains("report: ")
+        || !place.exists("cut/hf")
+    {
+        rounds += 1;
+        assert!(rounds < 60, "it does not come to an end");
+    }
+    assert!(rounds > 0, "no evaluation was cut");
+    assert_same_end(&place, "peace", "cut");
+}
+
+#[test]
+fn the_entropy_that_a_loss_is_compared_with_is_that_of_the_evaluated_tokens() {
+    let place = Place::new();
+    let entropy = |out: &str| {
+        let summary: Value =
+            serde_json::from_slice(&place.read(&format!("{out}/summary.json"))).expect("JSON");
+        summary["unigram_entropy"].as_f64()
+    };
+    let train = |out: &str, more: &str| {
+        place.train(out, &format!("--set train.steps=7 --set data.seq_len=8 --set log.every=7 {more}"));
+    };
+    // Eight tokens cannot have more than this.
+    train("few", "--set eval.tokens=8");
+    let few = entropy("few").expect("an entropy");
+    assert!(few <= 8f64.ln() + 1e-9, "{few}");
+    train("all", "--set eval.tokens=0");
+    let all = entropy("all").expect("an entropy");
+    assert!(all > 8f64.ln() + 0.2, "{all}");
+    // A process without an evaluation knows it from the checkpoint.
+    train("all", "--resume --set eval.tokens=8");
+    assert_eq!(entropy("all"), Some(all));
+    train("none", "--set eval.every=0 --set eval.at_end=false");
+    assert_eq!(entropy("none"), None);
+}
+
+#[test]
+fn a_run_is_evaluated_as_it_evaluated_itself() {
+    let place = Place::new();
+    let run = String::from_utf8(place.read("run.toml")).expect("text");
+    place.write("run.toml", run.replace("held_out = 0.05\n", "valid = \"b.txt\"\n").as_bytes());
+    place.train(
+        "out",
+        "--set data.document_mask=true --set data.separator=a --set model.max_position_embeddings=64 --set eval.tokens=0",
+    );
+    let last = metrics(&place, "out")
+        .lines()
+        .filter(|line| line.contains("\"kind\":\"eval\""))
+        .last()
+        .map(String::from);
+    let last: Value = serde_json::from_str(&last.expect("an evaluation")).expect("JSON");
+    let eval = |more: &str| -> Value {
+        let ran = place.run(&format!("eval out --data b.txt --separator a --json {more}")).succeeds();
+        serde_json::from_str(&ran.stdout).expect("JSON")
+    };
+    let loss = |json: &Value| json["loss"].as_f64().expect("a loss");
+    let same = eval("");
+    assert_eq!((&same["seq_len"], &same["document_mask"]), (&16.into(), &true.into()));
+    assert!((loss(&same) - loss(&last)).abs() < 1e-5, "{same} {last}");
+    for other in ["--document-mask false", "--seq-len 32"] {
+        assert!((loss(&eval(other)) - loss(&last)).abs() > 1e-3, "{other}");
+    }
+}
+
+#[test]
+fn texts_are_evaluated_from_the_disk_and_leave_nothing_unless_they_are_kept() {
+    let place = Place::new();
+    place.train("out", "--set train.steps=2");
+    std::fs::create_dir(place.path("tmp")).expect("a folder");
+    place.write("mixed/a.txt", &place.read("a.txt"));
+    place.write("mixed/b.txt", &place.read("b.txt"));
+    let eval = |more: &str| {
+        let mut command = place.command(&format!("eval out --data mixed {more}"));
+        command.env("TMPDIR", place.path("tmp"));
+        finish(command, more).succeeds().stdout
+    };
+    let found = eval("");
+    assert_eq!(place.names("tmp"), [""; 0], "what was temporary is there still");
+    assert_eq!(eval("--cache-dir kept"), found);
+    let kept = place.contents("kept");
+    assert!(kept.keys().any(|path| path.ends_with("dataset.json")), "{:?}", kept.keys());
+    assert_eq!(eval("--cache-dir kept"), found);
+    assert_eq!(place.contents("kept"), kept);
+    // What cannot be encoded is named with its file.
+    place.train("chars", "--set train.steps=2 --set data.tokenizer=chars");
+    place.write("mixed/c.txt", "the river ran 日".as_bytes());
+    place.run("eval chars --data mixed").refuses(&["mixed/c.txt", "'日'"]);
+}

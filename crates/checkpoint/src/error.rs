@@ -191,6 +191,7 @@ fn hint(error: &io::Error) -> &'static str {
         io::ErrorKind::NotADirectory | io::ErrorKind::AlreadyExists => {
             "; a file is where a folder is needed: choose another name"
         }
+        io::ErrorKind::IsADirectory => "; it is a folder: name a file",
         _ => "; check the disk",
     }
 }

@@ -13,8 +13,10 @@ mod aside;
 mod error;
 mod files;
 pub mod hf;
+mod replace;
 mod store;
 pub mod tensor_file;
 
 pub use error::{BoxError, CheckpointError};
+pub use replace::replace_file;
 pub use store::{Checkpoint, CheckpointStore, RunLock, TensorSpec};

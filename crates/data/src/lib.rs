@@ -24,13 +24,12 @@ pub mod tokenizer;
 pub use error::{DataError, Result};
 pub use input::{InputFile, InputOptions, list_inputs};
 pub use loader::{
-    Batch, DocumentMask, IGNORED_TARGET, Loader, LoaderOptions, LoaderState, Prefetcher, RankSlice, Source,
-    Validation, unigram_entropy_nats,
+    Batch, DocumentMask, IGNORED_TARGET, Loader, LoaderOptions, LoaderState, Source, Validation,
 };
 pub use prepare::{
     Learning, PrepareOptions, Progress, Texts, Vocabulary, learn, learn_cached, learn_for_dataset, prepare,
-    prepare_cached, tokenize_in_memory,
+    prepare_cached,
 };
 pub use shard::{Dataset, Shard, ShardWriter};
-pub use stream::{MemoryTokens, TokenStream};
+pub use stream::TokenStream;
 pub use tokenizer::{BeginOfDocument, CutRule, SpecialTokens, StreamDecoder, Tokenizer};

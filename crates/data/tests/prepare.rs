@@ -1,16 +1,19 @@
 //! From files to datasets: the same bytes however it is done, and nothing lost when it is interrupted.
 
+mod common;
+
 use std::collections::BTreeMap;
 use std::fs;
 use std::ops::ControlFlow;
 use std::path::Path;
 
+use common::MemoryTokens;
 use proptest::prelude::*;
 use xtrain_data::input::read_documents;
 use xtrain_data::{
-    BeginOfDocument, DataError, Dataset, DocumentMask, InputOptions, Learning, MemoryTokens, PrepareOptions,
-    Progress, Texts, TokenStream, Tokenizer, Validation, Vocabulary, learn_cached, learn_for_dataset,
-    list_inputs, prepare, prepare_cached, tokenize_in_memory,
+    BeginOfDocument, DataError, Dataset, DocumentMask, InputOptions, Learning, PrepareOptions, Progress,
+    Texts, TokenStream, Tokenizer, Validation, Vocabulary, learn_cached, learn_for_dataset, list_inputs,
+    prepare, prepare_cached,
 };
 
 fn go_on(_: &Progress) -> ControlFlow<()> {
@@ -80,16 +83,11 @@ proptest! {
         let dataset = made.unwrap();
         dataset.verify().unwrap();
         let end = tokenizer.end_of_document();
-        let expected = MemoryTokens::from_documents("memory", &documents, end, 257).unwrap();
+        let expected = MemoryTokens::from_documents("memory", &documents, end, 257);
         prop_assert_eq!(all_tokens(&dataset), all_tokens(&expected));
         prop_assert_eq!(dataset.document_count(), documents.len() as u64);
         prop_assert_eq!(dataset.text_bytes(), Some(dataset.token_count() - dataset.document_count()));
         prop_assert_eq!(dataset.tokenizer().unwrap().hash(), tokenizer.hash());
-        let inputs = list_inputs(&[input.path()]).unwrap();
-        let options = small_shards(1).input;
-        let in_memory = tokenize_in_memory("memory", &inputs, &tokenizer, &options).unwrap();
-        prop_assert_eq!(all_tokens(&in_memory), all_tokens(&dataset));
-        prop_assert_eq!(in_memory.text_bytes(), dataset.text_bytes());
         // Any range across shards gives the same ends as the plain list.
         for start in 0..expected.token_count() {
             let (mut ours, mut theirs) = (Vec::new(), Vec::new());
@@ -492,4 +490,46 @@ fn a_vocabulary_learned_for_a_dataset_stays_with_it() {
     let message = learn_for_dataset(&texts, Vocabulary::Chars, &mine, &mut |_| ControlFlow::Continue(()));
     assert!(message.unwrap_err().to_string().contains("thesis.doc"));
     assert_eq!(contents(&mine).len(), 1);
+}
+
+#[test]
+fn an_entry_of_the_cache_says_what_it_is_and_goes_when_its_text_has_changed() {
+    let (input, cache) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    write_files(input.path(), &["some text".to_owned(), "other text".to_owned()]);
+    let options = PrepareOptions::default();
+    let make = |name: &str, tokenizer: &Tokenizer| {
+        let inputs = list_inputs(&[input.path().join(name)]).unwrap();
+        prepare_cached(&inputs, tokenizer, &options, cache.path(), &mut go_on).unwrap()
+    };
+    let learn = |name: &str| {
+        let inputs = list_inputs(&[input.path().join(name)]).unwrap();
+        let texts = [Texts { inputs, options: options.input.clone() }];
+        learn_cached(&texts, Vocabulary::Chars, cache.path(), &mut |_| ControlFlow::Continue(())).unwrap()
+    };
+    let entries = || fs::read_dir(cache.path()).unwrap().count();
+    let (bytes, chars) = (Tokenizer::bytes(), learn("000.txt"));
+    let old = make("000.txt", &bytes);
+    make("000.txt", &chars);
+    make("001.txt", &bytes);
+    let source = fs::read_to_string(old.folder().join("source.json")).unwrap();
+    for word in ["000.txt", "\"tokens, with the tokenizer ", &bytes.hash_hex()] {
+        assert!(source.contains(word), "{source}");
+    }
+    assert_eq!(entries(), 4, "equal text with another tokenizer is another entry");
+
+    fs::write(input.path().join("000.txt"), "some text, changed").unwrap();
+    let new = make("000.txt", &bytes);
+    assert_eq!(entries(), 2, "all that was made of the text before is gone");
+    assert!(!old.folder().exists() && new.folder().exists());
+    assert_eq!(all_tokens(&old).1, [10], "who has it open still reads it");
+    make("001.txt", &bytes);
+    learn("000.txt");
+    assert_eq!(entries(), 3);
+    // One that is just being made is left alone.
+    let lock = fs::File::open(new.folder().join(".lock")).unwrap();
+    lock.lock().unwrap();
+    fs::write(input.path().join("000.txt"), "some text, changed again").unwrap();
+    make("000.txt", &bytes);
+    assert_eq!(entries(), 3);
+    assert!(new.folder().exists());
 }

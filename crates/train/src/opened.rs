@@ -37,6 +37,8 @@ pub struct OpenedModel {
 pub enum Which {
     /// The latest complete one.
     Latest,
+    /// That with the lowest validation loss.
+    Best,
     /// That of this step.
     Step(u64),
 }
@@ -44,6 +46,9 @@ pub enum Which {
 /// Opens `folder`: a run folder (one with config.toml) or a Hugging Face folder (one with config.json). `recipe` replaces the run's, or fp32 for
 /// a Hugging Face folder.
 pub fn open(folder: &Path, which: Which, recipe: Option<Recipe>) -> Result<OpenedModel, RunError> {
+    if !folder.exists() {
+        return Err(setup::no_such_folder(folder));
+    }
     let run = RunFolder::at(folder);
     if run.is_begun() {
         return open_run(&run, which, recipe);
@@ -51,6 +56,12 @@ pub fn open(folder: &Path, which: Which, recipe: Option<Recipe>) -> Result<Opene
     if !folder.join("config.json").is_file() {
         return Err(RunError::Refused(format!(
             "{} is neither a run folder (it has no config.toml) nor a Hugging Face folder (no config.json)",
+            folder.display()
+        )));
+    }
+    if which != Which::Latest {
+        return Err(RunError::Refused(format!(
+            "{} is a Hugging Face folder and has no checkpoints to choose from; leave out --step and --best, or name the run folder",
             folder.display()
         )));
     }
@@ -75,11 +86,22 @@ fn open_run(run: &RunFolder, which: Which, recipe: Option<Recipe>) -> Result<Ope
     let parsed = Config::load::<&str>(&run.config(), &[])?;
     let planned = setup::planned(parsed.resolve(&Default::default())?)?;
     let store = CheckpointStore::open(&run.checkpoints())?;
+    let place = run.path().display();
+    let latest = || {
+        store.latest()?.ok_or_else(|| RunError::Refused(format!("{place} has no complete checkpoint yet")))
+    };
     let checkpoint = match which {
         Which::Step(step) => store.at(step)?,
-        Which::Latest => store.latest()?.ok_or_else(|| {
-            RunError::Refused(format!("{} has no complete checkpoint yet", run.path().display()))
-        })?,
+        Which::Latest => latest()?,
+        Which::Best => match saved::best(&latest()?)? {
+            Some((step, _)) => store.at(step)?,
+            None => {
+                return Err(RunError::Refused(format!(
+                    "no checkpoint of {place} is known to be the best: its run kept none (checkpoint.keep_best), or evaluated none \
+                     yet; leave out --best, or name a --step"
+                )));
+            }
+        },
     };
     let mut weights = weights(planned.spec.model.clone(), recipe.unwrap_or(planned.spec.recipe))?;
     let masters = weights.masters();

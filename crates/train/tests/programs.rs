@@ -5,7 +5,6 @@ mod common;
 use common::{small_model, spec};
 use std::any::Any;
 use std::collections::HashMap;
-use std::time::Instant;
 use xtrain_model::decoder::Batch;
 use xtrain_model::{Architecture, Family, Recipe, RopeScaling};
 use xtrain_ops::adamw::AdamW;
@@ -168,24 +167,4 @@ fn compute_copies_represent_their_masters_and_the_update_writes_both() {
     let written = |id: xtrain_program::ValueId| update.effects(&training).any(|effect| effect == id);
     assert!(training.parameters.iter().all(|p| written(p.master) && p.compute.is_none_or(written)));
     assert!(training.parameters.iter().all(|p| !p.gradient.is_some_and(written)));
-}
-
-/// Nanoseconds that this thread has computed, where the system tells; elsewhere those since `begun`.
-fn computed(begun: Instant) -> u128 {
-    let told = std::fs::read_to_string("/proc/thread-self/schedstat").unwrap_or_default();
-    told.split_whitespace().next().and_then(|n| n.parse().ok()).unwrap_or(begun.elapsed().as_nanos())
-}
-
-#[test]
-fn a_layer_takes_no_longer_to_trace_where_there_are_many() {
-    let begun = Instant::now();
-    let took = |layers: usize| {
-        let spec = spec(Architecture { layers, ..small_model() }, Batch { sequences: 1, seq_len: 8 });
-        let before = computed(begun);
-        // As many layers in all, enough of them for the system's clock.
-        (0..4096 / layers).for_each(|_| drop(programs::training(&spec).expect("a program")));
-        computed(begun) - before
-    };
-    let (few, many) = (took(64), took(512));
-    assert!(many < 3 * few, "{few} ns where models have 64 layers, {many} ns where they have 512");
 }

@@ -94,7 +94,7 @@ pub(crate) struct PlanArgs {
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   xtrain tokenize books/*.txt --tokenizer models/Qwen3-0.6B --out shards/books
-  xtrain tokenize crawl.jsonl.zst --field content --bpe 32768 --out shards/crawl
+  xtrain tokenize crawl.jsonl.zst --text-field content --bpe-vocab-size 32768 --out shards/crawl
 A run file then names the folder: [data] train = \"shards/books\". Run the same command again to continue after a stop.")]
 pub(crate) struct TokenizeArgs {
     /// Text files (.txt, .jsonl, .parquet; also .gz and .zst) or folders of them
@@ -107,7 +107,7 @@ pub(crate) struct TokenizeArgs {
     pub(crate) tokenizer: TokenizerArgs,
     /// The field of .jsonl lines and the column of .parquet files that holds the text
     #[arg(long, default_value = "text")]
-    pub(crate) field: String,
+    pub(crate) text_field: String,
     /// Split .txt files into documents at this string; without it each file is one document
     #[arg(long)]
     pub(crate) separator: Option<String>,
@@ -121,6 +121,9 @@ pub(crate) struct TokenizeArgs {
     /// Read the finished shards once more and compare their checksums
     #[arg(long)]
     pub(crate) verify: bool,
+    /// CPU threads; 0 takes all
+    #[arg(long, default_value_t = 0, value_parser = bounded(0..=1024))]
+    pub(crate) threads: usize,
 }
 
 #[derive(Debug, Args)]
@@ -129,9 +132,9 @@ pub(crate) struct TokenizerArgs {
     /// A tokenizer.json, or a folder that holds one
     #[arg(long, value_name = "PATH")]
     pub(crate) tokenizer: Option<PathBuf>,
-    /// Learn a byte-level BPE vocabulary of this size from the text
-    #[arg(long, value_name = "SIZE")]
-    pub(crate) bpe: Option<usize>,
+    /// Learn a byte-level BPE vocabulary of at most this size from the text
+    #[arg(long, value_name = "TOKENS")]
+    pub(crate) bpe_vocab_size: Option<usize>,
     /// Plain bytes
     #[arg(long)]
     pub(crate) bytes: bool,
@@ -148,6 +151,9 @@ pub(crate) struct ModelArgs {
     /// Use the checkpoint of this step instead of the latest (run folders)
     #[arg(long, value_name = "STEP")]
     pub(crate) step: Option<u64>,
+    /// Use the checkpoint with the lowest validation loss instead of the latest (run folders)
+    #[arg(long, conflicts_with = "step")]
+    pub(crate) best: bool,
     /// Compute in this precision instead of the run's own, or fp32 for a Hugging Face folder
     #[arg(long, value_enum)]
     pub(crate) precision: Option<Precision>,
@@ -229,7 +235,7 @@ pub(crate) struct EvalArgs {
     pub(crate) batch_size: u16,
     /// The field of .jsonl lines and the column of .parquet files that holds the text
     #[arg(long, default_value = "text")]
-    pub(crate) field: String,
+    pub(crate) text_field: String,
     /// Split .txt files into documents at this string
     #[arg(long)]
     pub(crate) separator: Option<String>,
@@ -269,7 +275,7 @@ pub(crate) struct ReportArgs {
     /// Run folders
     #[arg(required = true)]
     pub(crate) runs: Vec<PathBuf>,
-    /// The page to write; by default report.html in the run's folder
+    /// The page to write; by default report.html in the run's folder, but several runs need it
     #[arg(long, short, value_name = "FILE")]
     pub(crate) out: Option<PathBuf>,
 }

@@ -164,26 +164,27 @@ impl TextBar {
         bar.set_position(done);
     }
 
-    /// Clears the bar and says what was made.
-    pub(crate) fn finish(&mut self) {
+    /// Clears the bar and says what was made; false if nothing was.
+    pub(crate) fn finish(&mut self) -> bool {
         if let Some(bar) = self.bar.take() {
             bar.finish_and_clear();
         }
         let path = std::mem::take(&mut self.doing);
-        if let Some(p) = self.tokens.take() {
-            let (tokens, documents) = (metrics::format::grouped(p.tokens), documents(p.documents));
-            log_line(&format!(
-                "{path}: {tokens} tokens in {documents}, {} at {:.1} MB/s",
-                metrics::format::bytes(p.bytes_done),
-                p.mb_per_s()
-            ));
-        }
+        let Some(p) = self.tokens.take() else { return false };
+        log_line(&format!(
+            "{path}: {}, {} at {:.1} MB/s",
+            totals(p.tokens, p.documents),
+            metrics::format::bytes(p.bytes_done),
+            p.mb_per_s()
+        ));
+        true
     }
 }
 
-/// A number of documents in words.
-pub(crate) fn documents(count: u64) -> String {
-    format!("{} document{}", metrics::format::grouped(count), if count == 1 { "" } else { "s" })
+/// How much is in a dataset, in words.
+pub(crate) fn totals(tokens: u64, documents: u64) -> String {
+    let (tokens, many) = (metrics::format::grouped(tokens), if documents == 1 { "" } else { "s" });
+    format!("{tokens} tokens in {} document{many}", metrics::format::grouped(documents))
 }
 
 fn style(template: &str) -> ProgressStyle {

@@ -8,10 +8,8 @@
 //! Deliberately absent: any memory of what was read before, and any shuffling buffer.
 
 mod batch;
-mod entropy;
 mod mixture;
 mod permutation;
-mod prefetch;
 mod split;
 mod state;
 mod validation;
@@ -20,10 +18,8 @@ use std::ops::Range;
 use std::sync::Arc;
 
 pub use batch::{Batch, DocumentMask, IGNORED_TARGET};
-pub use entropy::unigram_entropy_nats;
 pub use mixture::Mixture;
 pub use permutation::Permutation;
-pub use prefetch::{Prefetcher, RankSlice};
 pub use state::{LoaderState, SourceState};
 pub use validation::Validation;
 
@@ -170,15 +166,5 @@ impl Loader {
     pub fn epochs(&self, samples: u64) -> Vec<f64> {
         let counts = self.mixture.counts(samples);
         counts.iter().zip(self.windows()).map(|(&count, windows)| count as f64 / windows as f64).collect()
-    }
-
-    /// The largest vocabulary among the sources; the model's must not be smaller.
-    pub fn vocab_size(&self) -> usize {
-        self.sources.iter().map(|source| source.stream.vocab_size()).max().unwrap_or(0)
-    }
-
-    /// The options it was made with.
-    pub fn options(&self) -> &LoaderOptions {
-        &self.options
     }
 }

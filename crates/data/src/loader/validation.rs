@@ -4,7 +4,6 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use super::batch::{Batch, DocumentMask, IGNORED_TARGET};
-use super::entropy::of_counts;
 use super::split::{LastWindow, Windows};
 use crate::error::{DataError, Result};
 use crate::stream::TokenStream;
@@ -105,7 +104,7 @@ impl Validation {
                 counts[token] += 1_u64;
             }
         }
-        Ok(of_counts(&counts))
+        Ok(entropy_nats(&counts))
     }
 
     /// Bytes of text behind the targets, where every source knows its own. Of a whole source it is all of its text; a
@@ -135,5 +134,29 @@ impl Validation {
             window -= windows.count();
         }
         Err(DataError::Internal(format!("validation window {number} of {} wanted", self.used)))
+    }
+}
+
+/// Entropy in nats of a distribution given by counts.
+fn entropy_nats(counts: &[u64]) -> f64 {
+    let total = counts.iter().sum::<u64>() as f64;
+    let terms = counts.iter().filter(|&&count| count > 0).map(|&count| {
+        let share = count as f64 / total;
+        -share * share.ln()
+    });
+    terms.sum()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn entropy_of_known_distributions() {
+        assert_eq!(entropy_nats(&[]), 0.0);
+        assert_eq!(entropy_nats(&[0, 0, 3]), 0.0);
+        assert!((entropy_nats(&[1, 1, 1, 1]) - 4_f64.ln()).abs() < 1e-12);
+        let skewed = 0.75 * (4.0 / 3.0_f64).ln() + 0.25 * 4_f64.ln();
+        assert!((entropy_nats(&[1, 0, 3]) - skewed).abs() < 1e-12);
     }
 }

@@ -54,26 +54,12 @@ pub enum Learning {
     },
 }
 
-/// The vocabulary of `texts`, from a folder under `cache` where it was made before. `on_progress` is called a few times
-/// a second; [`ControlFlow::Break`] stops the making, of which nothing is kept.
+/// The vocabulary of `texts` in the folder of a dataset that is to be made with it: who runs the same command again goes
+/// on with the vocabulary that it had. `on_progress` is called a few times a second; [`ControlFlow::Break`] stops the
+/// making, of which nothing is kept.
 ///
 /// # Errors
-/// Broken input, by file and place; no text at all; a folder that cannot be written; [`DataError::Interrupted`].
-pub fn learn_cached(
-    texts: &[Texts],
-    vocabulary: Vocabulary,
-    cache: &Path,
-    on_progress: &mut dyn FnMut(Learning) -> ControlFlow<()>,
-) -> Result<Tokenizer> {
-    let learned_from = learned_from(texts, vocabulary)?;
-    learn_in(&cache.join(&learned_from[..16]), learned_from, texts, vocabulary, on_progress)
-}
-
-/// The same for the folder of a dataset that is to be made with it: who runs the same command again goes on with the
-/// vocabulary that it had.
-///
-/// # Errors
-/// Those of [`learn_cached`]; a folder that holds another dataset, or anything else.
+/// Broken input, by file and place; no text at all; [`DataError::Interrupted`]; a folder that holds another dataset, or anything else.
 pub fn learn_for_dataset(
     texts: &[Texts],
     vocabulary: Vocabulary,
@@ -83,7 +69,7 @@ pub fn learn_for_dataset(
     learn_in(folder, learned_from(texts, vocabulary)?, texts, vocabulary, on_progress)
 }
 
-fn learn_in(
+pub(super) fn learn_in(
     folder: &Path,
     learned_from: String,
     texts: &[Texts],
@@ -166,7 +152,7 @@ pub(super) fn is_of_learned(name: &str) -> bool {
 }
 
 /// A hash of everything that decides a vocabulary, and of the sizes and times of the input files.
-fn learned_from(texts: &[Texts], vocabulary: Vocabulary) -> Result<String> {
+pub(super) fn learned_from(texts: &[Texts], vocabulary: Vocabulary) -> Result<String> {
     let mut sources = Vec::with_capacity(texts.len());
     for Texts { inputs, options } in texts {
         sources.push(json!([resume::listed(inputs)?, options.field, options.separator]));

@@ -5,9 +5,9 @@
 //! complete shard and ends with the same bytes. The index is written last, so the folder is a dataset only when it
 //! is complete.
 
+mod cache;
 mod feed;
 mod learn;
-mod memory;
 mod resume;
 mod separator;
 mod texts;
@@ -19,8 +19,8 @@ use std::time::{Duration, Instant};
 
 use rayon::prelude::*;
 
-pub use learn::{Learning, Vocabulary, learn, learn_cached, learn_for_dataset};
-pub use memory::tokenize_in_memory;
+pub use cache::{learn_cached, prepare_cached};
+pub use learn::{Learning, Vocabulary, learn, learn_for_dataset};
 pub use texts::Texts;
 
 use crate::error::{DataError, Result};
@@ -101,31 +101,6 @@ pub fn prepare(
         Err(TryLockError::Error(error)) => return Err(DataError::io(folder, "lock the folder")(error)),
     }
     prepare_locked(inputs, tokenizer, options, folder, on_progress)
-}
-
-/// [`prepare()`] in a folder under `cache` that is found again for equal input, tokenizer and options. Processes that
-/// ask for the same at once wait for the first.
-///
-/// # Errors
-/// Those of [`prepare()`].
-pub fn prepare_cached(
-    inputs: &[InputFile],
-    tokenizer: &Tokenizer,
-    options: &PrepareOptions,
-    cache: &Path,
-    on_progress: &mut dyn FnMut(&Progress) -> ControlFlow<()>,
-) -> Result<Dataset> {
-    let made_from = resume::made_from(inputs, tokenizer, options)?;
-    let folder = cache.join(&made_from[..16]);
-    // What is finished is only read, so that a cache may be someone else's.
-    if let Some(dataset) = finished(&folder, &made_from)? {
-        return Ok(dataset);
-    }
-    refuse_empty(inputs)?;
-    files::create_folder(&folder)?;
-    let lock = open_lock(&folder)?;
-    lock.lock().map_err(DataError::io(&folder, "lock the folder"))?;
-    prepare_locked(inputs, tokenizer, options, &folder, on_progress)
 }
 
 const LOCK_FILE: &str = ".lock";
@@ -386,8 +361,10 @@ fn refuse_foreign_files(folder: &Path) -> Result<()> {
     let has_learned = folder.join(learn::LEARNED_FILE).exists();
     for entry in fs::read_dir(folder).map_err(DataError::io(folder, "list the folder"))? {
         let name = entry.map_err(DataError::io(folder, "list the folder"))?.file_name();
-        let is_learned = name.to_str().is_some_and(learn::is_of_learned);
-        if name != LOCK_FILE && !Unfinished::is_beginning(&name) && !(is_learned && has_learned) {
+        let is_ours = name.to_str().is_some_and(|name| {
+            has_learned && learn::is_of_learned(name) || cache::is_of_entry(folder, name)
+        });
+        if name != LOCK_FILE && !Unfinished::is_beginning(&name) && !is_ours {
             return Err(DataError::invalid(
                 format!("{} is not empty (it holds {})", folder.display(), name.to_string_lossy()),
                 "name a new or an empty folder",

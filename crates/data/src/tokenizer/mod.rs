@@ -282,11 +282,6 @@ impl Tokenizer {
         self.begin
     }
 
-    /// The id of a token by its exact name.
-    pub fn token_id(&self, name: &str) -> Option<u32> {
-        self.whole.token_to_id(name)
-    }
-
     /// SHA-256 of `tokenizer.json` in canonical form (keys sorted, no white space): reformatting a file keeps it,
     /// any change of meaning changes it.
     pub fn hash(&self) -> [u8; 32] {
@@ -304,17 +299,13 @@ impl Tokenizer {
     }
 
     /// The same tokenizer with another end-of-document token.
-    ///
-    /// # Errors
-    /// No token has that name.
-    pub fn with_end_of_document(self, name: &str) -> Result<Tokenizer> {
-        let id = self.token_id(name).ok_or_else(|| no_such_end(&format!("{name:?}")))?;
-        self.with_end_of_document_id(id)
-    }
-
     pub(crate) fn with_end_of_document_id(mut self, id: u32) -> Result<Tokenizer> {
         if self.whole.id_to_token(id).is_none() {
-            return Err(no_such_end(&id.to_string()));
+            return Err(DataError::tokenizer(
+                "option",
+                format!("there is no token {id} to end documents"),
+                "name a token of this vocabulary",
+            ));
         }
         self.end_of_document = id;
         if let Err(at) = self.stop_tokens.binary_search(&id) {
@@ -464,14 +455,6 @@ fn canonical_hash(value: &Value) -> [u8; 32] {
         }
     }
     Sha256::digest(sorted(value).to_string()).into()
-}
-
-fn no_such_end(token: &str) -> DataError {
-    DataError::tokenizer(
-        "option",
-        format!("there is no token {token} to end documents"),
-        "name a token of this vocabulary",
-    )
 }
 
 fn no_text(kind: &str) -> DataError {

@@ -1,6 +1,7 @@
 //! Matrix products on the CPU, through the `gemm` crate.
 
 use gemm::Parallelism;
+use std::ops::Range;
 use xtrain_tensor::Real;
 
 /// A matrix to be read: any strides over a slice.
@@ -37,6 +38,13 @@ impl<'a, T: Real> Mat<'a, T> {
     /// How many columns it has.
     pub(crate) fn cols(&self) -> usize {
         self.cols
+    }
+
+    /// Some of its columns.
+    pub(crate) fn cols_in(self, cols: Range<usize>) -> Self {
+        assert!(cols.end <= self.cols, "columns {cols:?} of {}", self.cols);
+        let data = if self.rows == 0 { self.data } else { &self.data[cols.start * self.col_stride..] };
+        Mat { data, cols: cols.len(), ..self }
     }
 
     /// The transpose.

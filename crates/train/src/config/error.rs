@@ -20,7 +20,7 @@ impl ConfigErrors {
         errors.sort_by_key(|error| match error.origin {
             Origin::Line { line, .. } => (0, line),
             Origin::File { .. } => (1, 0),
-            Origin::Set { .. } => (2, 0),
+            Origin::Argument { .. } => (2, 0),
         });
         if errors.is_empty() { Ok(()) } else { Err(ConfigErrors(errors)) }
     }
@@ -81,9 +81,9 @@ pub enum Origin {
         /// The run file.
         file: Arc<Path>,
     },
-    /// In a `--set` argument.
-    Set {
-        /// The argument, shortened to one line.
+    /// In an argument of the command.
+    Argument {
+        /// The argument with its option, shortened to one line: `--set x.y=1`.
         argument: Arc<str>,
     },
 }
@@ -93,7 +93,7 @@ impl fmt::Display for Origin {
         match self {
             Origin::Line { file, line } => write!(f, "{}:{line}", file.display()),
             Origin::File { file } => write!(f, "{}", file.display()),
-            Origin::Set { argument } => write!(f, "--set {argument}"),
+            Origin::Argument { argument } => f.write_str(argument),
         }
     }
 }

@@ -42,6 +42,7 @@ pub use reference::reference_markdown;
 pub use resolve::{Facts, Resolved};
 pub use section::*;
 pub use time_limit::{TimeLimit, TimeLimitError};
+pub use tree::Override;
 
 use error::Report;
 use tree::Tree;
@@ -94,19 +95,19 @@ pub struct Parsed {
 }
 
 impl Config {
-    /// Reads the run file at `path` and lays the `--set` arguments (`section.key=value`) over it, the last
-    /// one winning.
+    /// Reads the run file at `path` and lays `overrides` over it, the last one winning. A string is what `--set` takes,
+    /// `section.key=value`.
     ///
     /// # Errors
     /// Everything that is wrong with the file and the arguments, as far as it can be told at once: a file
     /// that cannot be read or is no TOML, unknown sections and keys, wrong types, values out of range,
     /// missing keys and keys that contradict each other.
-    pub fn load<S: AsRef<str>>(path: &Path, sets: &[S]) -> Result<Parsed, ConfigErrors> {
+    pub fn load<O: Clone + Into<Override>>(path: &Path, overrides: &[O]) -> Result<Parsed, ConfigErrors> {
         let bytes = std::fs::read(path).map_err(|error| {
             let message = format!("cannot be read: {error}{}", crate::advice::advice(&error));
             ConfigErrors::one(Origin::File { file: path.into() }, message)
         })?;
-        Self::parse(path, &bytes, sets)
+        Self::parse(path, &bytes, overrides)
     }
 
     /// As [`Config::load`], with the file's contents at hand; `path` names it in errors and gives the run
@@ -114,12 +115,16 @@ impl Config {
     ///
     /// # Errors
     /// As [`Config::load`].
-    pub fn parse<S: AsRef<str>>(path: &Path, bytes: &[u8], sets: &[S]) -> Result<Parsed, ConfigErrors> {
+    pub fn parse<O: Clone + Into<Override>>(
+        path: &Path,
+        bytes: &[u8],
+        overrides: &[O],
+    ) -> Result<Parsed, ConfigErrors> {
         let file: Arc<Path> = path.into();
         let mut tree = Tree::from_toml(&file, bytes)?;
         let mut errors = Vec::new();
-        for argument in sets {
-            errors.extend(tree.set(argument.as_ref()).err());
+        for value in overrides {
+            errors.extend(tree.lay(&value.clone().into()).err());
         }
         let mut report = Report::new(file.clone(), tree.origins(), errors);
         let config = check::config(&tree, &mut report);

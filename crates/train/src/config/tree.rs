@@ -13,6 +13,34 @@ const MAX_SYNTAX_ERRORS: usize = 5;
 /// At most this many names in the key of a `--set`: no section is nested deeper.
 const DEEPEST: usize = 8;
 
+/// A value laid over the run file.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Override {
+    /// As `--set` takes it: `section.key=value`, whose value is TOML where it is TOML, else the words as they stand.
+    Set(String),
+    /// A text for one key, whatever is in it.
+    Text {
+        /// What gave it, as messages name it: `--out`.
+        option: &'static str,
+        /// The key: `train.out`.
+        key: &'static str,
+        /// Its value.
+        text: String,
+    },
+}
+
+impl From<&str> for Override {
+    fn from(argument: &str) -> Self {
+        Override::Set(argument.to_owned())
+    }
+}
+
+impl From<String> for Override {
+    fn from(argument: String) -> Self {
+        Override::Set(argument)
+    }
+}
+
 /// A value and where it was written.
 #[derive(Clone, Debug)]
 pub(super) struct Node {
@@ -59,9 +87,22 @@ impl Tree {
         Ok(Tree { root: table(root.get_ref(), &|offset| lines.origin(offset)) })
     }
 
+    /// Lays one value over the tree.
+    pub(super) fn lay(&mut self, value: &Override) -> Result<(), ConfigError> {
+        match value {
+            Override::Set(argument) => self.set(argument),
+            Override::Text { option, key, text } => {
+                let argument = format!("{option} {}", one_line(text));
+                let origin = Origin::Argument { argument: argument.into() };
+                let path: Vec<&str> = key.split('.').collect();
+                self.put(&path, Node { value: Value::Text(text.clone()), origin })
+            }
+        }
+    }
+
     /// Lays one `--set` argument, `section.key=value`, over the tree.
-    pub(super) fn set(&mut self, argument: &str) -> Result<(), ConfigError> {
-        let origin = Origin::Set { argument: one_line(argument).into() };
+    fn set(&mut self, argument: &str) -> Result<(), ConfigError> {
+        let origin = Origin::Argument { argument: format!("--set {}", one_line(argument)).into() };
         let error = |message: &str| ConfigError {
             origin: origin.clone(),
             section: None,
@@ -71,15 +112,17 @@ impl Tree {
 
         let (key, text) = argument.split_once('=').ok_or_else(|| error(FORM))?;
         let path: Vec<&str> = key.split('.').map(str::trim).collect();
-        let [parents @ .., last] = path.as_slice() else { return Err(error(FORM)) };
-        if parents.is_empty() || path.len() > DEEPEST || path.iter().any(|name| name.is_empty()) {
+        if path.len() < 2 || path.len() > DEEPEST || path.iter().any(|name| name.is_empty()) {
             return Err(error(FORM));
         }
-        let node = Node {
-            value: set_value(text.trim(), &origin).map_err(|message| error(&message))?,
-            origin: origin.clone(),
-        };
+        let value = set_value(text.trim(), &origin).map_err(|message| error(&message))?;
+        self.put(&path, Node { value, origin })
+    }
 
+    /// Puts `node` at a path of at least two names, in the place of what is there.
+    fn put(&mut self, path: &[&str], node: Node) -> Result<(), ConfigError> {
+        let origin = &node.origin;
+        let Some((last, parents)) = path.split_last() else { return Ok(()) };
         let mut entries = &mut self.root;
         for name in parents {
             let at = position_or_insert(entries, name, || Node {
@@ -87,10 +130,8 @@ impl Tree {
                 origin: origin.clone(),
             });
             let Value::Table(inner) = &mut entries[at].1.value else {
-                return Err(error(&format!(
-                    "`{}` is not a table, so nothing can be set inside it",
-                    one_line(name)
-                )));
+                let message = format!("`{}` is not a table, so nothing can be set inside it", one_line(name));
+                return Err(ConfigError { origin: origin.clone(), section: None, message });
             };
             entries = inner;
         }

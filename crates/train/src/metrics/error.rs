@@ -13,6 +13,9 @@ pub enum MetricsError {
         /// The file that is there.
         path: PathBuf,
     },
+    /// A file cannot be put in the place of its older self.
+    #[error(transparent)]
+    Replace(#[from] xtrain_checkpoint::CheckpointError),
     /// The operating system refused.
     #[error("{}: cannot {action}: {source}{}", path.display(), advice(source))]
     Io {

@@ -25,11 +25,6 @@ pub enum ReportError {
     #[error(transparent)]
     Metrics(#[from] crate::metrics::MetricsError),
     /// The page or the summary cannot be written.
-    #[error("{}: cannot write: {source}{}", path.display(), advice(source))]
-    Write {
-        /// The file.
-        path: PathBuf,
-        /// The system's reason.
-        source: io::Error,
-    },
+    #[error(transparent)]
+    Write(#[from] xtrain_checkpoint::CheckpointError),
 }

@@ -27,10 +27,9 @@ mod run;
 mod summary;
 mod thin;
 
-use std::ffi::OsString;
-use std::fs::{self, File};
-use std::io::{self, Write};
+use std::io::Write;
 use std::path::{Path, PathBuf};
+use xtrain_checkpoint::replace_file;
 
 pub use error::ReportError;
 pub use run::RunData;
@@ -77,19 +76,9 @@ pub fn write_comparison(run_folders: &[impl AsRef<Path>], path: &Path) -> Result
     write_whole(path, &render_all(&runs))
 }
 
-/// The file is whole or as before: written aside, then renamed.
+/// The file is whole or as before.
 fn write_whole(path: &Path, text: &str) -> Result<(), ReportError> {
-    let mut aside = OsString::from(path);
-    aside.push(".tmp");
-    let write = || -> io::Result<()> {
-        File::create(&aside)?.write_all(text.as_bytes())?;
-        fs::rename(&aside, path)
-    };
-    write().map_err(|source| {
-        // Best effort: the error to report is the write's.
-        let _ = fs::remove_file(&aside);
-        ReportError::Write { path: path.to_owned(), source }
-    })
+    Ok(replace_file(path, |out| out.write_all(text.as_bytes()))?)
 }
 
 #[cfg(test)]

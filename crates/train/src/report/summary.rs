@@ -31,6 +31,12 @@ pub struct RunSummary {
     /// Entropy of the frequencies of the tokens that evaluations predict, in nats: the loss of a model that ignores context.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub unigram_entropy: Option<f64>,
+    /// The step of the checkpoint with the lowest validation loss.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub best_step: Option<u64>,
+    /// That loss, in nats a token.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub best_loss: Option<f64>,
     /// How the run ended, such as `finished` or `stopped at the time limit`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub outcome: Option<String>,

@@ -58,32 +58,53 @@ impl Corpus {
     }
 }
 
-/// A source as it lies on the disk.
+/// A stream of tokens to be: a source of the configuration, or several that are one text together.
+struct Input {
+    /// For messages.
+    name: String,
+    weight: Option<f64>,
+    opened: Opened,
+}
+
+/// How an input lies on the disk.
 enum Opened {
     Shards(Dataset),
     Text(Texts),
 }
 
-fn open_inputs<'c>(config: &'c Config, sources: &'c Sources) -> Result<Vec<(&'c Source, Opened)>, RunError> {
-    sources
-        .0
-        .iter()
-        .map(|source| {
-            let path = Path::new(&source.path);
-            let opened = match path.join("dataset.json").is_file() {
-                true => Opened::Shards(Dataset::open(path)?),
-                false => Opened::Text(Texts {
-                    inputs: list_inputs(&[path])?,
-                    options: input_options(config, source),
-                }),
+/// Opens what `sources` name. Neighbours that are text, have no weight and are read alike are one input, as the files of a folder are:
+/// each may be shorter than a sequence.
+fn open_inputs(config: &Config, sources: &Sources) -> Result<Vec<Input>, RunError> {
+    let options = |source: &Source| InputOptions {
+        field: config.data.text_field(source).to_owned(),
+        separator: config.data.separator(source).map(str::to_owned),
+    };
+    let are_shards = |source: &Source| Path::new(&source.path).join("dataset.json").is_file();
+    let are_one = |a: &Source, b: &Source| {
+        let is_mixed_by_size = |source: &Source| source.weight.is_none() && !are_shards(source);
+        is_mixed_by_size(a) && is_mixed_by_size(b) && options(a) == options(b)
+    };
+    let groups = sources.0.chunk_by(are_one);
+    groups
+        .map(|group| {
+            let first = &group[0];
+            let paths: Vec<&str> = group.iter().map(|source| source.path.as_str()).collect();
+            let name = match paths.as_slice() {
+                [only] => (*only).to_owned(),
+                [first, others @ ..] => format!("{first} and {} more", others.len()),
+                [] => String::new(),
             };
-            Ok((source, opened))
+            let opened = match are_shards(first) {
+                true => Opened::Shards(Dataset::open(&first.path)?),
+                false => Opened::Text(Texts { inputs: list_inputs(&paths)?, options: options(first) }),
+            };
+            Ok(Input { name, weight: first.weight, opened })
         })
         .collect()
 }
 
 /// Refuses files and datasets that are both trained and validated on: the loss there would be of text that is learned by heart.
-fn refuse_shared_paths(train: &[(&Source, Opened)], valid: &[(&Source, Opened)]) -> Result<(), RunError> {
+fn refuse_shared_paths(train: &[Input], valid: &[Input]) -> Result<(), RunError> {
     let paths = |opened: &Opened| -> Vec<PathBuf> {
         let paths = match opened {
             Opened::Shards(dataset) => vec![dataset.folder()],
@@ -92,11 +113,11 @@ fn refuse_shared_paths(train: &[(&Source, Opened)], valid: &[(&Source, Opened)])
         // What cannot be looked up fails where it is read.
         paths.into_iter().filter_map(|path| path.canonicalize().ok()).collect()
     };
-    let trained: HashSet<PathBuf> = train.iter().flat_map(|(_, opened)| paths(opened)).collect();
-    for (source, opened) in valid {
-        if let Some(shared) = paths(opened).into_iter().find(|path| trained.contains(path)) {
+    let trained: HashSet<PathBuf> = train.iter().flat_map(|input| paths(&input.opened)).collect();
+    for input in valid {
+        if let Some(shared) = paths(&input.opened).into_iter().find(|path| trained.contains(path)) {
             let name = shared.file_name().unwrap_or_default().to_string_lossy().into_owned();
-            return Err(trained_on(&format!("{name} of data.valid = {:?}", source.path), "is"));
+            return Err(trained_on(&format!("{name} of data.valid = {:?}", input.name), "is"));
         }
     }
     Ok(())
@@ -122,21 +143,14 @@ fn trained_on(what: &str, is: &str) -> RunError {
     ))
 }
 
-fn input_options(config: &Config, source: &Source) -> InputOptions {
-    InputOptions {
-        field: config.data.text_field(source).to_owned(),
-        separator: config.data.separator(source).map(str::to_owned),
-    }
-}
-
 /// The tokenizer that the configuration asks for; one that is to be made from the text is that of token shards where there are any.
 fn tokenizer(
     config: &Config,
-    train: &[(&Source, Opened)],
+    train: &[Input],
     notice: &mut dyn FnMut(Notice) -> ControlFlow<()>,
 ) -> Result<Tokenizer, RunError> {
     let choice = config.tokenizer();
-    let shards = train.iter().find_map(|(_, opened)| match opened {
+    let shards = train.iter().find_map(|input| match &input.opened {
         Opened::Shards(dataset) => Some(dataset),
         Opened::Text(_) => None,
     });
@@ -151,7 +165,7 @@ fn tokenizer(
     };
     let texts: Vec<Texts> = train
         .iter()
-        .filter_map(|(_, opened)| match opened {
+        .filter_map(|input| match &input.opened {
             Opened::Text(texts) => Some(texts.clone()),
             Opened::Shards(_) => None,
         })
@@ -169,41 +183,39 @@ struct Cache<'a> {
 }
 
 impl Cache<'_> {
-    fn streams(&mut self, sources: Vec<(&Source, Opened)>) -> Result<Vec<xtrain_data::Source>, RunError> {
+    fn streams(&mut self, inputs: Vec<Input>) -> Result<Vec<xtrain_data::Source>, RunError> {
         let mut out = Vec::new();
-        for (source, opened) in sources {
+        for Input { name, weight, opened } in inputs {
             let dataset = match opened {
                 Opened::Shards(dataset) => dataset,
                 Opened::Text(Texts { inputs, options }) => {
                     let options = PrepareOptions { input: options, ..PrepareOptions::default() };
                     let cache = Path::new(&self.config.data.cache_dir);
-                    let path = &source.path;
                     let notice = &mut *self.notice;
                     let prepared =
                         prepare_cached(&inputs, self.tokenizer, &options, cache, &mut |progress| {
-                            notice(Notice::Tokenizing { path: path.clone(), progress: *progress })
+                            notice(Notice::Tokenizing { path: name.clone(), progress: *progress })
                         })?;
                     // Messages name the text, not a folder of the cache.
-                    prepared.with_name(path)
+                    prepared.with_name(&name)
                 }
             };
             if dataset.tokenizer_hash() != self.tokenizer.hash_hex() {
-                let path = &source.path;
                 let remedy = match &self.config.model.init_from {
                     // The weights of the folder know its own tokens only.
                     Some(folder) => format!("tokenize the text again with --tokenizer {folder}"),
-                    None => format!("set data.tokenizer = \"{path}\", or tokenize the text again"),
+                    None => format!("set data.tokenizer = \"{name}\", or tokenize the text again"),
                 };
                 return Err(RunError::Refused(format!(
-                    "the shards in {path} were made with another tokenizer than this run's; {remedy}"
+                    "the shards in {name} were made with another tokenizer than this run's; {remedy}"
                 )));
             }
             if dataset.begin_of_document() != self.tokenizer.document_begin() {
-                return Err(other_beginning(&source.path, &dataset, self.tokenizer));
+                return Err(other_beginning(&name, &dataset, self.tokenizer));
             }
             let stream: Arc<dyn TokenStream> = Arc::new(dataset);
             // Without weights, sources are mixed by size.
-            let weight = source.weight.unwrap_or(stream.token_count() as f64);
+            let weight = weight.unwrap_or(stream.token_count() as f64);
             out.push(xtrain_data::Source { stream, weight });
         }
         Ok(out)

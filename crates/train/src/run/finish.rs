@@ -34,6 +34,10 @@ impl Run {
     }
 
     fn tell(&mut self, outcome: Outcome, observer: &mut dyn Observer) -> Result<(), RunError> {
+        if let Some((step, loss)) = self.at.best {
+            let path = self.folder.checkpoints().join(format!("step-{step}"));
+            observer.wrote(&format!("best checkpoint, validation loss {loss:.4}"), &path);
+        }
         self.summary(outcome).write(self.folder.path())?;
         if self.config.log.jsonl {
             observer.wrote("report", &report::write(self.folder.path())?);
@@ -83,6 +87,8 @@ impl Run {
             total_steps: Some(self.steps),
             train_seconds: Some(self.at.train_seconds),
             unigram_entropy: self.at.unigram_entropy,
+            best_step: self.at.best.map(|(step, _)| step),
+            best_loss: self.at.best.map(|(_, loss)| loss),
             outcome: Some(
                 match outcome {
                     Outcome::Finished => "finished",

@@ -4,6 +4,7 @@ use super::RunError;
 use std::fs;
 use std::io::{ErrorKind, Write};
 use std::path::{Path, PathBuf};
+use xtrain_checkpoint::replace_file;
 
 /// What a run locks: made before anything else of it.
 const LOCK: &str = ".lock";
@@ -98,19 +99,9 @@ impl RunFolder {
         self.path.join(LOCK)
     }
 
-    /// Writes a small file of the folder: aside, then renamed over.
+    /// Writes a small file of the folder: whole, or as it was.
     pub fn write(&self, name: &str, contents: &str) -> Result<(), RunError> {
-        let path = self.path.join(name);
-        let aside = self.path.join(format!("{name}.tmp-{}", std::process::id()));
-        let written = fs::File::create(&aside).and_then(|mut file| {
-            file.write_all(contents.as_bytes())?;
-            file.sync_all()
-        });
-        written.and_then(|()| fs::rename(&aside, &path)).map_err(|source| {
-            // The old file is whole; what is left of the new one is of no use.
-            let _ = fs::remove_file(&aside);
-            RunError::Io { path, action: "write", source }
-        })
+        Ok(replace_file(&self.path.join(name), |out| out.write_all(contents.as_bytes()))?)
     }
 }
 

@@ -20,7 +20,7 @@ pub(super) struct Position {
     pub skipped: u64,
     /// Wall time in training steps.
     pub train_seconds: f64,
-    /// The step of the best evaluation, and its loss.
+    /// The step of the best evaluation whose state was kept, and its loss.
     pub best: Option<(u64, f64)>,
     /// The evaluation after this step, where the run was stopped in it.
     #[serde(default)]
@@ -119,10 +119,15 @@ impl Saved {
 
     /// Drops the checkpoints that the configuration does not keep.
     fn retain(&self, config: &Config, at: &Position) -> Result<(), RunError> {
-        let best = at.best.filter(|_| config.checkpoint.keep_best == Some(true)).map(|(step, _)| step);
+        let best = at.best.map(|(step, _)| step);
         let protected: Vec<u64> = best.into_iter().chain([at.step]).collect();
         Ok(self.store.retain(config.checkpoint.keep_last, config.checkpoint.keep_every, &protected)?)
     }
+}
+
+/// The step of the best checkpoint and its loss, as that checkpoint of its run knows it.
+pub(crate) fn best(checkpoint: &Checkpoint) -> Result<Option<(u64, f64)>, RunError> {
+    Ok(document::<Position>(checkpoint, POSITION)?.best)
 }
 
 /// Tensors are named by kind and name: `moment1/blocks.0.attn_norm.weight`.

@@ -129,8 +129,32 @@ pub(super) fn keep_init(config: &Config, run: &RunFolder) -> Result<(), RunError
     Ok(())
 }
 
+/// What is said of a model folder that is not there.
+pub(crate) fn no_such_folder(folder: &Path) -> RunError {
+    let name = folder.to_string_lossy();
+    let download = match looks_like_a_hub_id(&name) {
+        true => format!(
+            "; if it is a model of the Hugging Face Hub, download it first: hf download {name} --local-dir {name}"
+        ),
+        false => String::new(),
+    };
+    RunError::Refused(format!("there is no folder {name}; check the path{download}"))
+}
+
+/// `owner/name`, as models are called on the Hub.
+fn looks_like_a_hub_id(name: &str) -> bool {
+    let is_part = |part: &str| {
+        part.starts_with(|c: char| c.is_ascii_alphanumeric())
+            && part.chars().all(|c| c.is_ascii_alphanumeric() || "-_.".contains(c))
+    };
+    name.split_once('/').is_some_and(|(owner, name)| is_part(owner) && is_part(name))
+}
+
 /// Reads the config.json of a Hugging Face folder, and the generation_config.json beside it.
 pub(crate) fn read_hf_config(folder: &Path) -> Result<HfConfig, RunError> {
+    if !folder.exists() {
+        return Err(no_such_folder(folder));
+    }
     let read = |path: &Path| std::fs::read_to_string(path).map_err(RunError::io(path, "read"));
     let refused = |error| RunError::Model { place: folder.display().to_string(), error };
     let mut hf = HfConfig::parse(&read(&folder.join(CONFIG_FILE))?).map_err(refused)?;
@@ -200,6 +224,16 @@ mod tests {
 
     const CONFIG: &str = r#"{"model_type": "qwen2", "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2,
         "num_key_value_heads": 2, "intermediate_size": 8, "vocab_size": 9, "unheard_of": 1.50}"#;
+
+    #[test]
+    fn a_model_of_the_hub_is_recognised_by_its_name() {
+        for id in ["Qwen/Qwen3-0.6B", "meta-llama/Llama-3.1-8B", "01-ai/Yi_6B"] {
+            assert!(looks_like_a_hub_id(id), "{id}");
+        }
+        for path in ["Qwen", "./Qwen/Qwen3", "/models/Qwen3", "a/b/c", "../a", "a/", "a/b c", "~/a", ""] {
+            assert!(!looks_like_a_hub_id(path), "{path}");
+        }
+    }
 
     #[test]
     fn a_run_keeps_what_the_folder_that_it_began_from_said() {

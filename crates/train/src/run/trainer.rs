@@ -224,14 +224,21 @@ impl Run {
         let bits = loss * tally.targets as f64 / std::f64::consts::LN_2;
         let bits_per_byte = validation.text_bytes()?.map(|bytes| bits / bytes);
         self.record(EvalMetrics { step: self.at.step, loss, bits_per_byte }, observer)?;
-        let is_best = loss.is_finite() && self.at.best.is_none_or(|(_, best)| loss < best);
-        if is_best {
+        if self.is_best(loss) {
             self.at.best = Some((self.at.step, loss));
-            if self.config.checkpoint.keep_best == Some(true) {
-                self.save(watch, observer)?;
-            }
+            self.save(watch, observer)?;
         }
         Ok(None)
+    }
+
+    /// Whether the state that was just evaluated is to be kept as the best: its loss is the lowest of those that were, and it is saved
+    /// anyway or its turn has come. Without turns a run that still learns fast would do little but save.
+    fn is_best(&self, loss: f64) -> bool {
+        let (step, every) = (self.at.step, self.config.checkpoint.every);
+        let (last, lowest) = self.at.best.unwrap_or((0, f64::INFINITY));
+        let is_saved_anyway = due(step, every) || step == self.steps;
+        let is_in_turn = every > 0 && step - last >= every;
+        self.config.checkpoint.keep_best == Some(true) && loss < lowest && (is_saved_anyway || is_in_turn)
     }
 
     fn save(&mut self, watch: &mut Watch<'_>, observer: &mut dyn Observer) -> Result<(), RunError> {

@@ -22,5 +22,10 @@ fn open_model(args: &ModelArgs) -> Result<OpenedModel, Failure> {
         Precision::Fp32 => Recipe::Fp32,
         Precision::Bf16 => Recipe::Bf16,
     });
-    Ok(open(&args.model, args.step.map_or(Which::Latest, Which::Step), recipe)?)
+    let which = match args.step {
+        Some(step) => Which::Step(step),
+        None if args.best => Which::Best,
+        None => Which::Latest,
+    };
+    Ok(open(&args.model, which, recipe)?)
 }

@@ -7,11 +7,13 @@ use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use xtrain_data::{
-    InputOptions, Learning, PrepareOptions, Texts, Tokenizer, Vocabulary, learn_for_dataset, list_inputs,
-    prepare,
+    InputOptions, Learning, PrepareOptions, Texts, TokenStream, Tokenizer, Vocabulary, learn_for_dataset,
+    list_inputs, prepare,
 };
+use xtrain_train::metrics;
 
 pub(crate) fn run(args: &TokenizeArgs) -> Result<(), Failure> {
+    terminal::use_threads(args.threads)?;
     let stop = Arc::new(AtomicBool::new(false));
     for signal in [signal_hook::consts::SIGTERM, signal_hook::consts::SIGINT] {
         let registered = signal_hook::flag::register(signal, stop.clone());
@@ -20,7 +22,7 @@ pub(crate) fn run(args: &TokenizeArgs) -> Result<(), Failure> {
     let go_on =
         || if stop.load(Ordering::Relaxed) { ControlFlow::Break(()) } else { ControlFlow::Continue(()) };
     let inputs = list_inputs(&args.inputs)?;
-    let options = InputOptions { field: args.field.clone(), separator: args.separator.clone() };
+    let options = InputOptions { field: args.text_field.clone(), separator: args.separator.clone() };
     let texts = Texts { inputs, options };
     let mut bar = TextBar::default();
     let tokenizer = tokenizer(args, &texts, &mut |vocabulary, progress| {
@@ -34,7 +36,13 @@ pub(crate) fn run(args: &TokenizeArgs) -> Result<(), Failure> {
         bar.tokenizing(&shown, progress);
         go_on()
     })?;
-    bar.finish();
+    if !bar.finish() {
+        let totals = terminal::totals(dataset.token_count(), dataset.document_count());
+        let text = metrics::format::bytes(dataset.text_bytes().unwrap_or_default());
+        if terminal::print(&format!("{shown}: already complete: {totals}, {text} of text\n"))?.is_break() {
+            return Ok(());
+        }
+    }
     if args.verify {
         dataset.verify()?;
         return terminal::print(&format!("{shown}: all checksums agree\n")).map(|_| ());
@@ -48,7 +56,7 @@ fn tokenizer(
     on_progress: &mut dyn FnMut(Vocabulary, Learning) -> ControlFlow<()>,
 ) -> Result<Tokenizer, Failure> {
     let t = &args.tokenizer;
-    let vocabulary = match (&t.tokenizer, t.bpe, t.chars) {
+    let vocabulary = match (&t.tokenizer, t.bpe_vocab_size, t.chars) {
         (Some(path), ..) => return Ok(Tokenizer::load(path)?),
         (_, Some(size), _) => Vocabulary::Bpe { size },
         (_, _, true) => Vocabulary::Chars,

@@ -5,14 +5,16 @@ use crate::failure::Failure;
 use crate::terminal::{self, TrainingView};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
-use xtrain_train::config::Config;
+use xtrain_train::config::{Config, Override};
 use xtrain_train::run::{Outcome, Start, train};
 
 pub(crate) fn run(args: &TrainArgs) -> Result<(), Failure> {
-    let mut sets = args.run.set.clone();
-    sets.extend(args.max_time.iter().map(|t| format!("train.max_time=\"{t}\"")));
-    sets.extend(args.out.iter().map(|o| format!("train.out=\"{o}\"")));
-    let parsed = Config::load(&args.run.file, &sets)?;
+    let mut overrides: Vec<Override> = args.run.set.iter().map(|set| Override::Set(set.clone())).collect();
+    let options = [("--max-time", "train.max_time", &args.max_time), ("--out", "train.out", &args.out)];
+    for (option, key, given) in options {
+        overrides.extend(given.iter().map(|text| Override::Text { option, key, text: text.clone() }));
+    }
+    let parsed = Config::load(&args.run.file, &overrides)?;
     terminal::use_threads(parsed.config.train.threads)?;
     let stop = Arc::new(AtomicBool::new(false));
     for signal in [signal_hook::consts::SIGTERM, signal_hook::consts::SIGINT] {

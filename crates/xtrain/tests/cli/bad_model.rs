@@ -135,7 +135,7 @@ fn damaged_hugging_face_folders_are_refused() {
 #[test]
 fn a_tokenizer_larger_than_the_models_vocabulary_is_refused() {
     let place = trained();
-    place.run("tokenize a.txt --bpe 400 --out bpe").succeeds();
+    place.run("tokenize a.txt --bpe-vocab-size 400 --out bpe").succeeds();
     place
         .run(&format!("{CONTINUED} --set data.tokenizer=bpe"))
         .refuses(&["`tokenizer` = \"bpe\"", "leave it out"]);

@@ -51,3 +51,15 @@ fn a_finished_run_that_is_resumed_says_nothing_twice() {
         .sum();
     assert_eq!(found, 2, "TensorBoard has each sample once");
 }
+
+#[test]
+fn a_report_of_several_runs_is_written_only_where_it_was_asked_for() {
+    let place = Place::new();
+    place.train("one", "--set train.steps=2");
+    place.train("two", "--set train.steps=2");
+    place.write("report.html", b"mine");
+    place.run("report one two").refuses(&["--out comparison.html"]);
+    assert_eq!(place.read("report.html"), b"mine");
+    place.run("report one two --out both.html").succeeds();
+    assert!(String::from_utf8(place.read("both.html")).expect("text").contains("<h1>one · two</h1>"));
+}

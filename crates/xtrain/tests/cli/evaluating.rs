@@ -1,7 +1,7 @@
 //! Evaluations, in a run and by `xtrain eval`.
 
 use crate::place::{Place, finish, wait, wait_until};
-use crate::resume::assert_same_end;
+use crate::resume::{assert_same_end, recorded};
 use serde_json::Value;
 use std::process::{Command, Stdio};
 
@@ -59,7 +59,9 @@ fn an_evaluation_that_takes_longer_than_the_time_limit_comes_to_its_end() {
         assert!(rounds < 60, "it does not come to an end");
     }
     assert!(rounds > 0, "no evaluation was cut");
-    assert_same_end(&place, "peace", "cut");
+    // Which checkpoints there are depends on where it was cut.
+    assert_eq!(recorded(&place, "peace"), recorded(&place, "cut"));
+    assert!(place.read("peace/hf/model.safetensors") == place.read("cut/hf/model.safetensors"));
 }
 
 #[test]
@@ -96,11 +98,8 @@ fn a_run_is_evaluated_as_it_evaluated_itself() {
         "out",
         "--set data.document_mask=true --set data.separator=a --set model.max_position_embeddings=64 --set eval.tokens=0",
     );
-    let last = metrics(&place, "out")
-        .lines()
-        .filter(|line| line.contains("\"kind\":\"eval\""))
-        .last()
-        .map(String::from);
+    let last =
+        metrics(&place, "out").lines().rfind(|line| line.contains("\"kind\":\"eval\"")).map(String::from);
     let last: Value = serde_json::from_str(&last.expect("an evaluation")).expect("JSON");
     let eval = |more: &str| -> Value {
         let ran = place.run(&format!("eval out --data b.txt --separator a --json {more}")).succeeds();
@@ -109,9 +108,10 @@ fn a_run_is_evaluated_as_it_evaluated_itself() {
     let loss = |json: &Value| json["loss"].as_f64().expect("a loss");
     let same = eval("");
     assert_eq!((&same["seq_len"], &same["document_mask"]), (&16.into(), &true.into()));
-    assert!((loss(&same) - loss(&last)).abs() < 1e-5, "{same} {last}");
-    for other in ["--document-mask false", "--seq-len 32"] {
-        assert!((loss(&eval(other)) - loss(&last)).abs() > 1e-3, "{other}");
+    // The sums of larger batches round otherwise.
+    assert!((loss(&same) - loss(&last)).abs() < 1e-6, "{same} {last}");
+    for other in ["--document-mask false", "--seq-len 8"] {
+        assert!((loss(&eval(other)) - loss(&last)).abs() > 1e-5, "{other}");
     }
 }
 

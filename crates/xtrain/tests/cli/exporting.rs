@@ -1,4 +1,4 @@
-//! `xtrain export`.
+//! Models on their way in and out.
 
 use crate::place::Place;
 
@@ -28,4 +28,22 @@ fn an_export_rounds_nothing_unasked() {
     // What is asked for is done.
     place.run("export exact --out asked --dtype bf16").succeeds();
     assert_eq!(kind(&place, "asked"), kind(&place, "rounded/hf"));
+}
+
+#[test]
+fn a_model_that_is_not_there_is_told_from_one_that_is_to_be_downloaded() {
+    let place = Place::new();
+    let download = "hf download Qwen/Qwen3-0.6B --local-dir Qwen/Qwen3-0.6B";
+    for command in [
+        "generate Qwen/Qwen3-0.6B --prompt the",
+        "eval Qwen/Qwen3-0.6B --data a.txt",
+        "export Qwen/Qwen3-0.6B --out hf",
+        "train continued.toml --set model.init_from=Qwen/Qwen3-0.6B",
+        "plan continued.toml --set model.init_from=Qwen/Qwen3-0.6B",
+    ] {
+        place.run(command).refuses(&["no folder Qwen/Qwen3-0.6B", download]);
+    }
+    let line =
+        place.run("generate ./missing --prompt the").refuses(&["no folder ./missing", "check the path"]);
+    assert!(!line.contains("download"), "{line}");
 }

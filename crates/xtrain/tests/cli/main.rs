@@ -8,6 +8,7 @@
 mod bad_config;
 mod bad_data;
 mod bad_model;
+mod best;
 mod dice;
 mod diverging;
 mod ending;

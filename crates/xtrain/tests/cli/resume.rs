@@ -7,7 +7,7 @@ use std::process::Stdio;
 use std::time::{Duration, Instant};
 
 /// What a step or an evaluation recorded that does not depend on the clock.
-fn recorded(place: &Place, out: &str) -> Vec<Value> {
+pub(crate) fn recorded(place: &Place, out: &str) -> Vec<Value> {
     let text = String::from_utf8(place.read(&format!("{out}/metrics.jsonl"))).expect("text");
     let lines = text.lines().map(|line| serde_json::from_str::<Value>(line).expect("a line of JSON"));
     let lasting =

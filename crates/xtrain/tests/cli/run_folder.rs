@@ -72,3 +72,22 @@ fn an_export_replaces_neither_the_model_that_the_run_began_from_nor_one_of_someo
     // Its own is replaced as before.
     place.run(go_on).succeeds();
 }
+
+#[test]
+fn a_run_folder_may_have_any_name_and_what_is_wrong_is_said_of_the_option_that_was_given() {
+    let place = Place::new();
+    for name in ["q\"x", "a='b'", "17", "[x]"] {
+        let out = format!("runs/{name}");
+        let mut command = place.command("train run.toml --set train.steps=2");
+        finish_at(command.args(["--out", &out]));
+        assert!(place.exists(&format!("{out}/hf/config.json")), "{out}");
+        let mut command = place.command("generate --prompt the -n 2");
+        finish_at(command.arg(&out));
+    }
+    place.run("train run.toml --max-time soon").refuses(&["--max-time soon: [train]", "2h30m"]);
+}
+
+fn finish_at(command: &mut std::process::Command) {
+    let ran = command.output().expect("starts");
+    assert!(ran.status.success(), "{}", String::from_utf8_lossy(&ran.stderr));
+}

@@ -7,8 +7,8 @@ use std::process::Command;
 /// The last line of a kind in a run's metrics.
 fn last(place: &Place, run: &str, kind: &str) -> Value {
     let text = String::from_utf8(place.read(&format!("{run}/metrics.jsonl"))).expect("UTF-8");
-    let lines = text.lines().map(|line| serde_json::from_str::<Value>(line).expect("JSON"));
-    lines.filter(|line| line["kind"] == kind).last().expect("a line of that kind")
+    let mut lines = text.lines().map(|line| serde_json::from_str::<Value>(line).expect("JSON"));
+    lines.rfind(|line| line["kind"] == kind).expect("a line of that kind")
 }
 
 #[test]
@@ -172,6 +172,68 @@ fn a_run_that_is_stopped_while_it_learns_a_vocabulary_ends_well_and_says_what_is
     assert!(place.run(command).succeeds().stdout.contains("learning"));
     let again = command.replace("--out out", "--out again");
     assert!(!place.run(&again).succeeds().stdout.contains("learning"), "the vocabulary is kept");
-    assert!(place.run("tokenize a.txt --bpe 300 --out shards").succeeds().stdout.contains("learning"));
-    assert!(!place.run("tokenize a.txt --bpe 300 --out shards").succeeds().stdout.contains("learning"));
+    assert!(
+        place.run("tokenize a.txt --bpe-vocab-size 300 --out shards").succeeds().stdout.contains("learning")
+    );
+    assert!(
+        !place.run("tokenize a.txt --bpe-vocab-size 300 --out shards").succeeds().stdout.contains("learning")
+    );
+}
+
+#[test]
+fn a_list_of_small_files_trains_as_their_folder_does() {
+    let place = Place::new();
+    // Each shorter than a sequence.
+    let text = place.read("a.txt");
+    let names: Vec<String> = (0..9).map(|number| format!("small/{number}.txt")).collect();
+    for (number, name) in names.iter().enumerate() {
+        place.write(name, &text[number * 100..(number + 1) * 100]);
+    }
+    let train = |out: &str, data: &str| {
+        let sets = format!("--set data.train={data} --set data.seq_len=128 --set train.steps=4");
+        place.run(&format!("train run.toml --out {out} {sets}"))
+    };
+    let said = train("list", &format!("['{}']", names.join("','"))).succeeds().stdout;
+    assert!(said.contains("small/0.txt and 8 more: 909 tokens in 9 documents"), "{said}");
+    train("folder", "small").succeeds();
+    let [folder, list] = ["folder", "list"].map(|out| place.read(&format!("{out}/hf/model.safetensors")));
+    assert!(folder == list, "the two runs differ");
+    // A weight is of one file.
+    let weighted =
+        names.iter().map(|name| format!("{{path='{name}',weight=1}}")).collect::<Vec<_>>().join(",");
+    train("weighted", &format!("[{weighted}]")).refuses(&["small/0.txt", "too few"]);
+    train("twice", "['a.txt','a.txt']").refuses(&["a.txt", "named twice", "weight"]);
+}
+
+#[test]
+fn every_text_that_is_tokenized_is_reported_and_one_that_was_says_so() {
+    let place = Place::new();
+    place.write("valid.txt", b"text to validate on, in one document");
+    place.write("run.toml", RUN.replace("held_out = 0.05", "valid = 'valid.txt'").as_bytes());
+    let data = "[{path='a.txt',weight=1},{path='b.txt',weight=2}]";
+    let said = place.train("out", &format!("--set data.train={data} --set train.steps=2")).stdout;
+    for name in ["a.txt", "b.txt", "valid.txt"] {
+        let line = said.lines().find(|line| line.starts_with(&format!("{name}: ")));
+        assert!(line.is_some_and(|line| line.contains(" tokens in 1 document, ")), "{name}: {said}");
+    }
+    let command = "tokenize a.txt b.txt --bytes --out shards";
+    let first = place.run(command).succeeds().stdout;
+    let totals =
+        first.strip_prefix("shards: ").and_then(|said| said.split_once(" documents")).expect("totals").0;
+    let again = place.run(command).succeeds().stdout;
+    assert!(again.starts_with(&format!("shards: already complete: {totals} documents")), "{again}");
+}
+
+#[test]
+fn flags_are_named_as_the_keys_of_a_run_file() {
+    let place = Place::new();
+    place.write("lines.jsonl", b"{\"body\": \"a line of text and another line of text\"}\n");
+    let flags = "--text-field body --bpe-vocab-size 260 --threads 1 --begin-of-document false --separator x";
+    place.run(&format!("tokenize lines.jsonl {flags} --out shards")).succeeds();
+    place
+        .run("tokenize lines.jsonl --text-field body --bpe-vocab-size 5 --out none")
+        .refuses(&["at least 257"]);
+    assert!(!place.exists("none"));
+    place.train("model", "--set train.steps=2");
+    place.run("eval model --data lines.jsonl --text-field body").succeeds();
 }

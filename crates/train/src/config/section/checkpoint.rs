@@ -7,7 +7,8 @@ section! {
     /// The keys of `[checkpoint]`. What the section is for stands at
     /// [`Config::checkpoint`](crate::config::Config).
     pub struct CheckpointConfig {
-        /// Saves every this many steps. 0 saves only at the end, on SIGTERM and at `train.max_time`.
+        /// Saves every this many steps. 0 saves only at the end, on SIGTERM and at `train.max_time`. `keep_best` adds at
+        /// most one save in as many steps.
         #[schemars(extend("x-unit" = "steps"))]
         #[schemars(extend("x-aliases" = [
             "interval", "save_steps", "save_interval", "save_every", "ckpt_interval"
@@ -22,7 +23,8 @@ section! {
         #[schemars(extend("x-unit" = "steps"))]
         #[schemars(extend("x-aliases" = ["keep_interval", "archive_every"]))]
         pub keep_every: u64 = 0,
-        /// Also keeps the checkpoint with the lowest validation loss, saved when an evaluation finds it.
+        /// Also keeps the checkpoint with the lowest validation loss; `--best` opens it. An evaluation that finds a lower
+        /// one saves it, if its step is saved anyway or the last one kept so is at least `every` steps back.
         #[schemars(extend("x-default" = "true if `eval.every` is not 0"))]
         #[schemars(extend("x-aliases" = ["save_best", "load_best_model_at_end", "always_save_checkpoint"]))]
         pub keep_best: Option<bool> = None,

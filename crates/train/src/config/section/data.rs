@@ -16,6 +16,7 @@ section! {
     pub struct DataConfig {
         /// What to train on: a file or folder of text (.txt, .jsonl, .parquet) or of token shards; or a list
         /// of such paths, mixed by size; or a list of tables `{ path, weight, text_field, separator }`.
+        /// Neighbouring texts without a weight are one text, like the files of a folder.
         #[schemars(length(min = 1))]
         #[schemars(extend("x-default" = "required", "x-example" = "data/corpus.txt"))]
         #[schemars(extend("x-aliases" = [
@@ -73,7 +74,8 @@ section! {
         #[schemars(length(min = 1))]
         #[schemars(extend("x-aliases" = ["text_column", "text_key", "content_field"]))]
         pub text_field: String = "text".to_owned(),
-        /// Folder that keeps the tokens of texts named here, so that the next run starts at once.
+        /// Folder that keeps the tokens of texts named here, and vocabularies learned from them, so that the
+        /// next run starts at once. It may be deleted at any time.
         #[schemars(extend("format" = "path"))]
         #[schemars(extend("x-aliases" = ["cache", "dataset_cache", "preprocessing_cache"]))]
         pub cache_dir: String = "runs/.cache".to_owned(),

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use super::super::{Config, Origin};
+use super::super::{Config, Origin, Override};
 use super::{MINIMAL, errors, minimal, parse};
 
 #[test]
@@ -143,9 +143,24 @@ fn origins_are_there_to_be_read() {
         matches!(origins[0], Origin::Line { line: 1, .. }),
         "what is missing in a section stands at its header"
     );
-    assert!(matches!(origins.last(), Some(Origin::Set { argument }) if &**argument == "x=1"));
+    assert!(matches!(origins.last(), Some(Origin::Argument { argument }) if &**argument == "--set x=1"));
     assert!(
         origins.iter().any(|origin| matches!(origin, Origin::File { .. })),
         "a missing section has no line"
     );
+}
+
+#[test]
+fn a_text_of_an_option_is_taken_as_it_is_and_named_by_its_option() {
+    let given = |text: &str| {
+        let out = Override::Text { option: "--out", key: "train.out", text: text.to_owned() };
+        Config::parse(Path::new("x.toml"), MINIMAL.as_bytes(), &[Override::from("train.out=first"), out])
+    };
+    for text in ["runs/q\"x", "a = 'b'", "17", "[x]", "true", "\\", " x "] {
+        assert_eq!(given(text).unwrap().config.train.out.as_deref(), Some(text));
+    }
+    let error = given("").unwrap_err().to_string();
+    assert!(error.starts_with("--out : [train] `out` must be "), "{error}");
+    let error = given("a\0b").unwrap_err().to_string();
+    assert!(error.starts_with("--out a\\0b: [train] `out`"), "{error}");
 }

@@ -1,9 +1,9 @@
 //! Taking the lines of what is lost out of `metrics.jsonl` when a run resumes.
 
-use std::ffi::OsString;
-use std::fs::{self, File};
-use std::io::{self, BufReader, BufWriter, Write};
-use std::path::{Path, PathBuf};
+use std::fs::File;
+use std::io::{self, BufReader, Write};
+use std::path::Path;
+use xtrain_checkpoint::replace_file;
 
 use super::reader::Lines;
 use super::wire;
@@ -29,12 +29,7 @@ pub(super) fn drop_lost(path: &Path, lost: Lost) -> Result<Recovery, MetricsErro
         Err(source) => return Err(MetricsError::io("read metrics", path)(source)),
     };
     if scan.recovery.lost_steps + scan.recovery.unreadable > 0 || !scan.ended {
-        let aside = aside(path);
-        rewrite(path, &aside, lost, scan.last_kept).map_err(|source| {
-            // Best effort: the error to report is the one that stopped the rewrite.
-            let _ = fs::remove_file(&aside);
-            MetricsError::io("rewrite metrics", &aside)(source)
-        })?;
+        replace_file(path, |out| copy_kept(path, lost, scan.last_kept, out))?;
     }
     Ok(scan.recovery)
 }
@@ -69,8 +64,7 @@ fn scan(file: File, lost: Lost) -> io::Result<Scan> {
     Ok(scan)
 }
 
-fn rewrite(path: &Path, aside: &Path, lost: Lost, last_kept: u64) -> io::Result<()> {
-    let mut out = BufWriter::new(File::create(aside)?);
+fn copy_kept(path: &Path, lost: Lost, last_kept: u64, out: &mut impl Write) -> io::Result<()> {
     let mut lines = Lines::new(BufReader::new(File::open(path)?));
     while let Some(line) = lines.next_line()?.filter(|line| line.number <= last_kept) {
         let Some(content) = line.content else { continue };
@@ -79,15 +73,5 @@ fn rewrite(path: &Path, aside: &Path, lost: Lost, last_kept: u64) -> io::Result<
             out.write_all(b"\n")?;
         }
     }
-    out.into_inner().map_err(io::IntoInnerError::into_error)?.sync_all()?;
-    fs::rename(aside, path)?;
-    // The rename is durable once its folder is; a bare file name lies in the current one.
-    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    File::open(folder)?.sync_all()
-}
-
-fn aside(path: &Path) -> PathBuf {
-    let mut name = OsString::from(path);
-    name.push(".tmp");
-    PathBuf::from(name)
+    Ok(())
 }

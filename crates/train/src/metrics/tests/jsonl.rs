@@ -151,10 +151,12 @@ fn a_failed_rewrite_leaves_the_old_file_whole() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join(FILE_NAME);
     fs::write(&path, file_of(1..=6)).unwrap();
-    // A folder in the place of the file that is written aside.
-    fs::create_dir(folder.path().join("metrics.jsonl.tmp")).unwrap();
+    // Someone holds the file that is written aside.
+    let aside = folder.path().join(format!("metrics.jsonl.tmp-{}", std::process::id()));
+    let held = fs::File::create(aside).unwrap();
+    held.lock().unwrap();
     let error = Writer::resume(&path, Lost::after(3)).unwrap_err().to_string();
-    assert!(error.contains("metrics.jsonl.tmp: cannot rewrite metrics"), "{error}");
+    assert!(error.contains("metrics.jsonl: in use by another process"), "{error}");
     assert_eq!(fs::read_to_string(&path).unwrap(), file_of(1..=6));
 }
 

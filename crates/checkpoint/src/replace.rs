@@ -1,0 +1,94 @@
+//! One file, replaced whole.
+
+use std::fs::File;
+use std::io::{self, BufWriter, Write};
+use std::path::Path;
+
+use crate::aside::{self, Aside};
+use crate::error::{CheckpointError, Result};
+
+/// Puts what `write` writes at `path`, in the place of what is there. Whoever reads `path` finds the old file or the
+/// new one, whole, and after this returns the new one, also when the power fails.
+///
+/// It is written as `<name>.tmp-<pid>` beside `path` (see `docs/checkpoint-format.md`), synced, renamed, and the folder
+/// synced. What processes that have ended left of it under such names is removed.
+///
+/// # Errors
+/// [`CheckpointError::Io`], which names `path`, when the disk or `write` refuses: the old file stays, and nothing is
+/// left beside it. [`CheckpointError::Locked`] when this process is writing `path` already.
+pub fn replace_file(path: &Path, write: impl FnOnce(&mut BufWriter<&File>) -> io::Result<()>) -> Result<()> {
+    let replaced = || -> Result<()> {
+        let aside = Aside::file(path)?;
+        let mut out = BufWriter::new(aside.handle());
+        write(&mut out).and_then(|()| out.flush()).map_err(CheckpointError::io(path, "write"))?;
+        drop(out);
+        aside.publish(path)
+    };
+    replaced().map_err(|error| match error {
+        // Of its steps the caller knows one.
+        CheckpointError::Io { source, .. } => CheckpointError::io(path, "write")(source),
+        other => other,
+    })?;
+    let name = path.file_name().and_then(|name| name.to_str());
+    if let Err(error) = aside::sweep(aside::parent(path), |target| Some(target) == name) {
+        tracing::debug!("leftovers of {} stay: {error}", path.display());
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+
+    #[test]
+    fn a_file_is_replaced_and_leftovers_of_it_are_removed() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("a.json");
+        for name in ["a.json.tmp-1", "b.json.tmp-1"] {
+            fs::write(dir.path().join(name), "half").unwrap();
+        }
+        for text in ["one", "two"] {
+            replace_file(&path, |out| out.write_all(text.as_bytes())).unwrap();
+            assert_eq!(fs::read_to_string(&path).unwrap(), text);
+        }
+        assert!(!dir.path().join("a.json.tmp-1").exists(), "of a process that has ended");
+        assert!(dir.path().join("b.json.tmp-1").exists(), "of another file");
+    }
+
+    #[test]
+    fn a_writer_that_fails_leaves_the_old_file_and_nothing_else() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("a.json");
+        fs::write(&path, "old").unwrap();
+        let full = |out: &mut BufWriter<&File>| {
+            out.write_all(b"ne")?;
+            Err(io::Error::from(io::ErrorKind::StorageFull))
+        };
+        let error = replace_file(&path, full).unwrap_err().to_string();
+        assert!(
+            error.contains("a.json: cannot write: ")
+                && error.ends_with("free some space and run the same command again"),
+            "{error}"
+        );
+        assert_eq!(fs::read_to_string(&path).unwrap(), "old");
+        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1);
+        // A folder is no file.
+        fs::create_dir(dir.path().join("b")).unwrap();
+        assert!(replace_file(&dir.path().join("b"), |out| out.write_all(b"x")).is_err());
+        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 2);
+    }
+
+    #[test]
+    fn a_file_that_is_being_written_is_not_written_again() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("a.json");
+        let inner = |_: &mut BufWriter<&File>| {
+            let error = replace_file(&path, |_| Ok(())).unwrap_err();
+            assert!(matches!(error, CheckpointError::Locked { .. }));
+            Ok(())
+        };
+        replace_file(&path, inner).unwrap();
+    }
+}

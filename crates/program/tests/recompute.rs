@@ -5,9 +5,10 @@ mod common;
 use common::{Cast, Fun, Inserted, vector};
 use xtrain_program::backward::backward;
 use xtrain_program::{
-    Plan, Program, Purpose, Recompute, Role, Root, Stage, StateKind, Tracer, ValueId, recompute,
+    Op, OpError, Plan, Program, Purpose, Recompute, Role, Root, Signature, Stage, StateKind, Tracer, ValueId,
+    recompute,
 };
-use xtrain_tensor::DType;
+use xtrain_tensor::{DType, TensorType};
 
 /// A block of two ops, the second of which reads a cast that a precision pass put between them, and its backward.
 fn with_a_cast() -> Program {
@@ -66,14 +67,28 @@ fn what_a_cast_of_the_forward_makes_for_the_backward_is_saved_by_its_block() {
     assert_eq!(bytes, 2 * 4096, "{:?}", plan.memory);
 }
 
+/// `x -> (y, cache)`: makes something, and writes a state value.
+#[derive(Clone, Copy, Debug)]
+struct Store;
+
+impl Op for Store {
+    fn name(&self) -> &'static str {
+        "store"
+    }
+
+    fn infer(&self, inputs: &[TensorType]) -> Result<Signature, OpError> {
+        Ok(Signature::outputs([inputs[0], inputs[0]]))
+    }
+}
+
 #[test]
 fn what_writes_state_runs_once() {
     let mut t = Tracer::default();
     let (x, w) = (t.input("x", vector(8)), t.parameter("w", vector(8)));
     let cache = t.state(StateKind::Cache, "keys", vector(8));
     t.enter_block(Some(0));
-    let stored = t.at("core").emit_into(Fun("store"), &[x], &[Some(cache)]).expect("traced")[0];
-    let loss = t.at("up").apply(Fun("up"), &[stored, w]).expect("traced")[0];
+    let made = t.at("core").emit_into(Store, &[x], &[None, Some(cache)]).expect("traced")[0];
+    let loss = t.at("up").apply(Fun("up"), &[made, w]).expect("traced")[0];
     let seed = t.input("seed", vector(8));
     let root = Root { value: loss, grad: Some(seed) };
     let (program, _) = backward(t.finish(), &[root], &[], &Inserted).expect("a backward");

@@ -83,6 +83,8 @@ impl Saved {
         })?;
         learner.weights().refresh()?;
         self.last = Some(checkpoint.step());
+        // A process that was killed right after a save has left what that save was to push out.
+        self.retain(config, &position)?;
         Ok(Some(position))
     }
 
@@ -112,10 +114,14 @@ impl Saved {
             |n: usize| learner.read_state(entries[n].kind, &entries[n].name).map_err(BoxError::from);
         let path = self.store.save(at.step, &specs(&entries), &mut read, &documents)?;
         self.last = Some(at.step);
-        let best = at.best.map(|(step, _)| step);
-        let protected: Vec<u64> = best.into_iter().chain([at.step]).collect();
-        self.store.retain(config.checkpoint.keep_last, config.checkpoint.keep_every, &protected)?;
+        self.retain(config, at)?;
         Ok(Some(path))
+    }
+
+    /// Drops the checkpoints that the configuration does not keep at this position.
+    fn retain(&self, config: &Config, at: &Position) -> Result<(), RunError> {
+        let protected: Vec<u64> = at.best.map(|(step, _)| step).into_iter().chain([at.step]).collect();
+        Ok(self.store.retain(config.checkpoint.keep_last, config.checkpoint.keep_every, &protected)?)
     }
 }
 

@@ -1,9 +1,11 @@
 //! The verbs and their flags.
 
-use clap::builder::TypedValueParser;
-use clap::{Arg, ArgAction, Args, CommandFactory, FromArgMatches, Parser, Subcommand, ValueEnum};
+use clap::builder::{PossibleValuesParser, TypedValueParser};
+use clap::{Arg, ArgAction, Args, CommandFactory, FromArgMatches, Parser, Subcommand};
 use std::ops::RangeInclusive;
 use std::path::PathBuf;
+use xtrain_checkpoint::hf::ExportDtype;
+use xtrain_model::Recipe;
 
 /// Train language models: pre-train, continue and fine-tune from one run file.
 #[derive(Debug, Parser)]
@@ -145,17 +147,11 @@ pub(crate) struct ModelArgs {
     #[arg(long, conflicts_with = "step")]
     pub(crate) best: bool,
     /// Compute in this precision instead of the run's own, or fp32 for a Hugging Face folder
-    #[arg(long, value_enum)]
-    pub(crate) precision: Option<Precision>,
+    #[arg(long, value_parser = named(&Recipe::ALL, Recipe::name))]
+    pub(crate) precision: Option<Recipe>,
     /// CPU threads; 0 takes all
     #[arg(long, default_value_t = 0, value_parser = bounded(0..=1024))]
     pub(crate) threads: usize,
-}
-
-#[derive(Clone, Copy, Debug, ValueEnum)]
-pub(crate) enum Precision {
-    Fp32,
-    Bf16,
 }
 
 #[derive(Debug, Args)]
@@ -247,8 +243,8 @@ pub(crate) struct ExportArgs {
     #[arg(long, short, value_name = "FOLDER")]
     pub(crate) out: PathBuf,
     /// The element type of the weights; by default as the run's own export, or what loses nothing of a Hugging Face folder
-    #[arg(long, value_enum)]
-    pub(crate) dtype: Option<Precision>,
+    #[arg(long, value_parser = named(&ExportDtype::ALL, ExportDtype::name))]
+    pub(crate) dtype: Option<ExportDtype>,
     /// Bytes of a file at most, in millions
     #[arg(long, value_name = "MB", default_value_t = 5000, value_parser = clap::value_parser!(u64).range(1..))]
     pub(crate) max_shard_mb: u64,
@@ -268,6 +264,15 @@ pub(crate) struct ReportArgs {
     /// The page to write; by default report.html in the run's folder, but several runs need it
     #[arg(long, short, value_name = "FILE")]
     pub(crate) out: Option<PathBuf>,
+}
+
+/// One of `all`, by its name in run files.
+fn named<T: Copy + Send + Sync>(
+    all: &'static [T],
+    name: fn(T) -> &'static str,
+) -> impl TypedValueParser<Value = T> {
+    let parser = PossibleValuesParser::new(all.iter().map(|&value| name(value)));
+    parser.try_map(move |text| all.iter().copied().find(|&value| name(value) == text).ok_or("no such name"))
 }
 
 /// A whole number within `range`.

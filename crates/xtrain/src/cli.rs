@@ -1,5 +1,6 @@
 //! The verbs and their flags.
 
+use crate::quantity;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Arg, ArgAction, Args, CommandFactory, FromArgMatches, Parser, Subcommand};
 use std::ops::RangeInclusive;
@@ -110,8 +111,8 @@ pub(crate) struct TokenizeArgs {
     /// Split .txt files into documents at this string; without it each file is one document
     #[arg(long)]
     pub(crate) separator: Option<String>,
-    /// Tokens of a shard, in millions
-    #[arg(long, value_name = "MILLIONS", default_value_t = 64, value_parser = clap::value_parser!(u64).range(1..=100_000))]
+    /// Tokens of a shard, e.g. 64M or 1B
+    #[arg(long, value_name = "COUNT", default_value = "64M", value_parser = quantity::count)]
     pub(crate) shard_tokens: u64,
     /// Read the finished shards once more and compare their checksums
     #[arg(long)]
@@ -245,9 +246,9 @@ pub(crate) struct ExportArgs {
     /// The element type of the weights; by default as the run's own export, or what loses nothing of a Hugging Face folder
     #[arg(long, value_parser = named(&ExportDtype::ALL, ExportDtype::name))]
     pub(crate) dtype: Option<ExportDtype>,
-    /// Bytes of a file at most, in millions
-    #[arg(long, value_name = "MB", default_value_t = 5000, value_parser = clap::value_parser!(u64).range(1..))]
-    pub(crate) max_shard_mb: u64,
+    /// Size of a file at most, e.g. 500MB or 4GiB
+    #[arg(long, value_name = "SIZE", default_value = "5GB", value_parser = quantity::bytes)]
+    pub(crate) max_shard_size: u64,
     /// Replace the folder if it is there
     #[arg(long)]
     pub(crate) overwrite: bool,

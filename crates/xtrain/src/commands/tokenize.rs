@@ -15,7 +15,7 @@ pub(crate) fn run(args: &TokenizeArgs) -> Result<(), Failure> {
     let inputs = list_inputs(&args.inputs)?;
     let input = InputOptions { field: args.field.clone(), separator: args.separator.clone() };
     let tokenizer = tokenizer(args, &inputs, &input)?;
-    let options = PrepareOptions { input, shard_tokens: args.shard_tokens * 1_000_000 };
+    let options = PrepareOptions { input, shard_tokens: args.shard_tokens };
     let stop = Arc::new(AtomicBool::new(false));
     for signal in [signal_hook::consts::SIGTERM, signal_hook::consts::SIGINT] {
         let registered = signal_hook::flag::register(signal, stop.clone());

@@ -136,10 +136,10 @@ fn tokenizing_goes_on_after_a_stop_and_gives_the_same_shards() {
     let place = tokenized();
     let big: Vec<u8> = place.read("a.txt").repeat(400);
     place.write("big.txt", &big);
-    place.run("tokenize big.txt --chars --shard-tokens 1 --out whole").succeeds();
+    place.run("tokenize big.txt --chars --shard-tokens 1M --out whole").succeeds();
     let mut stops = 0;
     for patience in 0.. {
-        let mut child = place.command("tokenize big.txt --chars --shard-tokens 1 --out parts");
+        let mut child = place.command("tokenize big.txt --chars --shard-tokens 1M --out parts");
         let mut child = child.stderr(std::process::Stdio::null()).spawn().expect("starts");
         std::thread::sleep(std::time::Duration::from_millis(40 * (patience + 1)));
         if let Some(status) = child.try_wait().expect("waits") {

@@ -20,7 +20,11 @@ MERGES = [("t", "h"), ("th", "e"), ("i", "n"), ("e", "r"), ("a", "n"), ("o", "u"
 PLAIN = ["<unk>", *"abcdefghijklmnopqrstuvwxyz .,-'!?:\n1234", *("".join(m) for m in MERGES)]
 TURN, BEGIN, END = "<|turn|>", "<s>", "</s>"
 # Prompts to choose from: a model of 49 tokens soon ends after most.
-PROMPTS = ["the house ", "an inn, where ", "run in thin sand", "3 things!", "hours and hours", "'over ", "where?", "i"]
+# Many, because a model may end some of them early.
+PROMPTS = [
+    *["the house ", "an inn, where ", "run in thin sand", "3 things!", "hours and hours", "'over ", "where?", "i"],
+    *["one two", "fn ", "in a house ", "so", "and the inn ", "two hours ", "sand", "thin things "],
+]
 TEMPLATE = "{% for m in messages %}<|turn|>{{ m['role'] }}: {{ m['content'] }}</s>{% endfor %}"
 
 # Nothing here reads these: what was there must be there again.

@@ -3,6 +3,7 @@
 
     python tests/golden/make_golden.py                  # all models, next to this file
     python tests/golden/make_golden.py --only qwen3 --out /tmp/golden
+    python tests/golden/make_golden.py --bf16           # bf16's errors anew, all else as it is
 
 Needs torch 2.11, transformers 5.17 and safetensors; takes seconds on a CPU. README.md in
 this folder lists every file and tensor that comes out.
@@ -27,7 +28,7 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 import transformers
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
 BATCH, SEQ, VOCAB = 2, 40, 49
@@ -161,6 +162,26 @@ def torch_step(model, batch):
     loss = loss_of(logits, batch[1])
     loss.backward()
     return logits.detach(), loss.item()
+
+
+def torch_bf16_errors(model, batches):
+    """How far PyTorch's bf16 is from its own fp32, relative: of the loss and of every gradient by name, the root of
+    the mean square over `batches` (one batch is one throw of the dice), all with the weights as they are. bf16 is
+    autocast, as it trains: fp32 weights and gradients, matrix products in bf16."""
+    losses, gradients = [], {n: [] for n, _ in model.named_parameters()}
+    for batch in batches:
+        _, loss = torch_step(model, batch)
+        wide = {n: p.grad.clone() for n, p in model.named_parameters()}
+        model.zero_grad(set_to_none=True)
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            logits = model(input_ids=batch[0], use_cache=False).logits
+        narrow = loss_of(logits.float(), batch[1])
+        narrow.backward()
+        losses.append((narrow.item() - loss) / loss)
+        for n, p in model.named_parameters():
+            gradients[n].append(relative(p.grad, wide[n]))
+    mean = lambda errors: math.sqrt(sum(e * e for e in errors) / len(errors))
+    return {"loss": mean(losses), "gradients": {n: mean(errors) for n, errors in gradients.items()}}
 
 
 def torch_train(model, batches, max_norm):
@@ -389,6 +410,7 @@ def make(name, seed, out):
     logits, loss = torch_step(model, batches[0])
     check_old_config(folder, model, batches[0][0], logits)
     gradients = {n: p.grad.clone() for n, p in model.named_parameters()}
+    bf16_errors = torch_bf16_errors(model, batches)
     start = {n: p.detach().double().requires_grad_() for n, p in model.named_parameters()}
     ref_logits, ref_loss, ref_gradients = reference_step(config, start, batches[0])
 
@@ -484,15 +506,33 @@ def make(name, seed, out):
             "smallest_margin": min(margins), "different_tokens": len(set(tokens)),
         },
         "torch_fp32_against_fp64": errors,
+        "torch_bf16_against_fp32": bf16_errors,
     }
-    (folder / "manifest.json").write_text(json.dumps(manifest, indent=2) + "\n")
+    write_manifest(folder, manifest)
     return manifest
+
+
+def write_manifest(folder, manifest):
+    (folder / "manifest.json").write_text(json.dumps(manifest, indent=2) + "\n")
+
+
+def renew_bf16(folder):
+    """Measures bf16's errors on the weights and the batches of a folder that is there, and writes nothing else: the
+    last bits of fp32 depend on the machine, those of bf16's errors do not matter."""
+    model = AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager", dtype=torch.float32).eval()
+    golden = load_file(folder / "golden.safetensors")
+    manifest = json.loads((folder / "manifest.json").read_text())
+    batches = zip(golden["train.input_ids"].long(), golden["train.labels"].long())
+    manifest["torch_bf16_against_fp32"] = torch_bf16_errors(model, batches)
+    write_manifest(folder, manifest)
+    return manifest["torch_bf16_against_fp32"]
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("--out", type=Path, default=Path(__file__).parent, help="folder to write into (default: %(default)s)")
     parser.add_argument("--only", choices=MODELS, action="append", help="only this model; may be repeated")
+    parser.add_argument("--bf16", action="store_true", help="only measure bf16's errors again, in the folders that are there")
     parser.add_argument("--seed", type=int, default=22, help="seed of weights, batches and prompts (default: %(default)s)")
     args = parser.parse_args()
 
@@ -501,6 +541,10 @@ def main():
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     for name in args.only or MODELS:
+        if args.bf16:
+            e = renew_bf16(args.out / name)
+            print(f"{name}: bf16 against fp32: loss {e['loss']:.1e}, worst gradient {max(e['gradients'].values()):.1e}")
+            continue
         m = make(name, args.seed, args.out)
         e = m["torch_fp32_against_fp64"]
         print(

@@ -20,14 +20,15 @@ use crate::files::sync_folder;
 /// What this process is writing now: how its own leftovers are told where the file system has no locks.
 static LIVE: Mutex<Vec<PathBuf>> = Mutex::new(Vec::new());
 
-/// A file or folder under its temporary name; what has that name is removed on drop, unless it was published.
+/// A file or folder under its temporary name, which is removed on drop.
 #[derive(Debug)]
 pub(crate) struct Aside {
     path: PathBuf,
     kind: Kind,
     /// Holds the lock for as long as this value lives.
     handle: File,
-    published: bool,
+    /// Whether drop leaves what has the temporary name.
+    stays: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -60,7 +61,7 @@ impl Aside {
     pub(crate) fn publish(mut self, target: &Path) -> Result<()> {
         self.sync()?;
         fs::rename(&self.path, target).map_err(CheckpointError::io(target, "rename into place"))?;
-        self.published = true;
+        self.stays = true;
         sync_folder(parent(target))
     }
 
@@ -70,11 +71,15 @@ impl Aside {
         self.sync()?;
         match renameat_with(CWD, &self.path, CWD, target, RenameFlags::EXCHANGE) {
             Ok(()) => {}
-            Err(Errno::INVAL | Errno::NOSYS | Errno::NOTSUP) => return Ok(false),
+            // The last one is what some sandboxes say of a call that they do not know.
+            Err(Errno::INVAL | Errno::NOSYS | Errno::NOTSUP | Errno::PERM) => return Ok(false),
             Err(e) => return Err(CheckpointError::io(target, "exchange")(e.into())),
         }
-        // Before anything is removed: else a power cut could bring back the names, but not the content.
-        sync_folder(parent(target)).map(|()| true)
+        // What was there stays until this is on the disk: a power cut could bring back its name, but not its content.
+        self.stays = true;
+        sync_folder(parent(target))?;
+        self.stays = false;
+        Ok(true)
     }
 
     /// Syncs the file, or the names in the folder.
@@ -125,7 +130,7 @@ impl Aside {
             }
             if path.exists() {
                 live().push(path.clone());
-                return Ok(Self { path, kind, handle, published: false });
+                return Ok(Self { path, kind, handle, stays: false });
             }
         }
         Err(CheckpointError::folder(&path, "keeps being removed by someone else", "stop that process"))
@@ -134,7 +139,7 @@ impl Aside {
 
 impl Drop for Aside {
     fn drop(&mut self) {
-        if !self.published
+        if !self.stays
             && let Err(error) = remove(&self.path)
         {
             tracing::warn!("{error}");

@@ -354,9 +354,9 @@ fn bf16_is_lossless_where_every_weight_is_bf16_and_nothing_else_is() {
 /// Whether the file system has the one step; elsewhere a replaced folder is absent for a moment.
 fn can_exchange_names(folder: &Path) -> bool {
     let [one, two] = ["one", "two"].map(|name| folder.join(name));
-    [&one, &two].into_iter().for_each(|path| fs::create_dir(path).unwrap());
+    [&one, &two].iter().for_each(|path| fs::create_dir(path).unwrap());
     let exchanged = renameat_with(CWD, &one, CWD, &two, RenameFlags::EXCHANGE).is_ok();
-    [&one, &two].into_iter().for_each(|path| fs::remove_dir(path).unwrap());
+    [&one, &two].iter().for_each(|path| fs::remove_dir(path).unwrap());
     exchanged
 }
 

@@ -5,7 +5,10 @@ use std::ops::ControlFlow;
 use std::path::Path;
 use std::time::Instant;
 
-use xtrain_data::{InputOptions, PrepareOptions, TokenStream, Tokenizer, list_inputs, prepare, sample_texts};
+use xtrain_data::{
+    InputOptions, PrepareOptions, Texts, TokenStream, Tokenizer, Vocabulary, learn_for_dataset, list_inputs,
+    prepare,
+};
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
@@ -15,10 +18,10 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let inputs = list_inputs(inputs)?;
     let begun = Instant::now();
     let tokenizer = match kind.parse::<usize>() {
-        Ok(vocab_size) => {
-            let options = InputOptions::default();
-            let sample = sample_texts(&inputs, &options, 128 << 20);
-            Tokenizer::train_bpe(sample, vocab_size)?
+        Ok(size) => {
+            let texts = [Texts { inputs: inputs.clone(), options: InputOptions::default() }];
+            let go_on = &mut |_| ControlFlow::Continue(());
+            learn_for_dataset(&texts, Vocabulary::Bpe { size }, Path::new(out), go_on)?
         }
         Err(_) if kind == "bytes" => Tokenizer::bytes(),
         Err(_) => Tokenizer::load(kind)?,

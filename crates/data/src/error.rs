@@ -63,8 +63,8 @@ pub enum DataError {
         /// What to do.
         fix: String,
     },
-    /// The caller asked to stop; finished shards are kept.
-    #[error("stopped before the end; run the same command again to continue after the last complete shard")]
+    /// The caller asked to stop; finished shards and vocabularies are kept.
+    #[error("stopped before the end; run the same command again to go on from what is complete")]
     Interrupted,
     /// A fault of this program, not of its input.
     #[error("internal error: {0}; please report it")]
@@ -97,6 +97,16 @@ impl DataError {
         fix: impl Into<String>,
     ) -> DataError {
         DataError::Tokenizer { place: place.into(), what: what.into(), fix: fix.into() }
+    }
+
+    /// A tokenizer's complaint about a text, with the file that the text is from; any other error as it is.
+    pub(crate) fn in_file(self, path: &Path) -> DataError {
+        match self {
+            DataError::Tokenizer { place, what, fix } => {
+                DataError::input(path, format!("tokenizer {place}"), what, fix)
+            }
+            other => other,
+        }
     }
 
     pub(crate) fn corrupt(path: &Path, what: impl Into<String>, fix: impl Into<String>) -> DataError {

@@ -1,7 +1,7 @@
 //! Whole-file writes that are complete or absent, and reads whose errors name the file.
 
 use std::fs::{self, File};
-use std::io::Write;
+use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
 use serde::Serialize;
@@ -40,6 +40,14 @@ pub(crate) fn aside(path: &Path) -> PathBuf {
     let mut name = path.file_name().unwrap_or_default().to_os_string();
     name.push(".tmp");
     path.with_file_name(name)
+}
+
+/// Removes a file; one that is not there is removed already.
+pub(crate) fn remove(path: &Path) -> Result<()> {
+    match fs::remove_file(path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(DataError::io(path, "remove")(error)),
+        _ => Ok(()),
+    }
 }
 
 /// Reads a whole file.

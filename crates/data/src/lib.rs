@@ -24,10 +24,12 @@ pub mod tokenizer;
 pub use error::{DataError, Result};
 pub use input::{InputFile, InputOptions, list_inputs};
 pub use loader::{
-    Batch, DocumentMask, HeldOut, HeldOutAmount, IGNORED_TARGET, Loader, LoaderOptions, LoaderState,
-    Prefetcher, RankSlice, Source, Validation, unigram_entropy_nats,
+    Batch, DocumentMask, IGNORED_TARGET, Loader, LoaderOptions, LoaderState, Source, Validation,
 };
-pub use prepare::{PrepareOptions, Progress, prepare, prepare_cached, sample_texts};
+pub use prepare::{
+    Learning, PrepareOptions, Progress, Texts, Vocabulary, learn, learn_cached, learn_for_dataset, prepare,
+    prepare_cached,
+};
 pub use shard::{Dataset, Shard, ShardWriter};
-pub use stream::{MemoryTokens, TokenStream};
-pub use tokenizer::{CutRule, SpecialTokens, StreamDecoder, Tokenizer};
+pub use stream::TokenStream;
+pub use tokenizer::{BeginOfDocument, CutRule, SpecialTokens, StreamDecoder, Tokenizer};

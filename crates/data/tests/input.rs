@@ -239,6 +239,11 @@ fn text_without_a_safe_cut_is_refused_before_it_fills_the_memory() {
     let message = pieces(&path, &InputOptions::default(), CutRule::BetweenWords).unwrap_err().to_string();
     assert!(message.contains("32 MiB"), "{message}");
     assert!(pieces(&path, &InputOptions::default(), CutRule::Anywhere).is_ok());
+    // A tokenizer that must see the whole text takes a hundred times its size.
+    std::fs::write(&path, "some words ".repeat(1 << 20)).unwrap();
+    let message = pieces(&path, &InputOptions::default(), CutRule::Never).unwrap_err().to_string();
+    assert!(message.contains("more than 8 MiB") && message.contains("in one go"), "{message}");
+    assert!(pieces(&path, &InputOptions::default(), CutRule::BeforeSpaces).is_ok());
 }
 
 #[test]

@@ -1,13 +1,15 @@
 //! The loader: each window once an epoch, the same whoever asks, and exactly resumable.
 
+mod common;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
+use common::MemoryTokens;
 use proptest::prelude::*;
 use xtrain_data::loader::SampleLocation;
 use xtrain_data::{
-    DocumentMask, HeldOut, HeldOutAmount, IGNORED_TARGET, Loader, LoaderOptions, LoaderState, MemoryTokens,
-    Prefetcher, RankSlice, Source, TokenStream, Validation, unigram_entropy_nats,
+    DocumentMask, IGNORED_TARGET, Loader, LoaderOptions, LoaderState, Source, TokenStream, Validation,
 };
 
 const END: u32 = 0;
@@ -24,7 +26,7 @@ fn stream(name: &str, first: u32, lengths: &[usize]) -> Arc<dyn TokenStream> {
             document
         })
         .collect();
-    Arc::new(MemoryTokens::from_documents(name, documents, END, VOCAB).unwrap())
+    Arc::new(MemoryTokens::from_documents(name, documents, END, VOCAB))
 }
 
 fn options(seq_len: usize, seed: u64) -> LoaderOptions {
@@ -110,25 +112,14 @@ proptest! {
     fn how_samples_are_grouped_and_shared_out_changes_nothing(
         lengths in lengths(), seed: u64, world_size in 1_usize..4, micro_batch in 1_usize..4, micro_steps in 1_usize..3,
     ) {
-        let loader = Arc::new(one_source(stream("a", 1, &lengths), options(5, seed)));
+        let loader = one_source(stream("a", 1, &lengths), options(5, seed));
         let global_batch = world_size * micro_batch * micro_steps;
         let first = 3 * global_batch as u64;
-        let whole = loader.batch(first, 2 * global_batch).unwrap();
-        let mut joined = Vec::new();
-        let mut ranks: Vec<(RankSlice, Prefetcher)> = (0..world_size)
-            .map(|rank| {
-                let slice = RankSlice::of_rank(rank, world_size, global_batch, micro_batch).unwrap();
-                (slice, Prefetcher::start(Arc::clone(&loader), slice, first, 2).unwrap())
-            })
-            .collect();
-        for _step in 0..2 {
-            for (slice, prefetcher) in &mut ranks {
-                for _ in 0..slice.micro_steps() {
-                    joined.extend(prefetcher.next_batch().unwrap().tokens);
-                }
-            }
-        }
-        prop_assert_eq!(joined, whole.tokens);
+        let whole = loader.batch(first, global_batch).unwrap();
+        // Ranks take equal parts of a step, in micro-batches from the front.
+        let micro_batches = (0..global_batch).step_by(micro_batch);
+        let parts = micro_batches.map(|at| loader.batch(first + at as u64, micro_batch).unwrap().tokens);
+        prop_assert_eq!(parts.collect::<Vec<_>>().concat(), whole.tokens);
     }
 
     #[test]
@@ -168,12 +159,11 @@ proptest! {
 
     #[test]
     fn what_is_held_out_is_never_trained_on(
-        lengths in lengths(), seq_len in 1_usize..8, seed: u64, fraction in 0.1_f64..0.5, blocks in 1_u32..4,
+        lengths in lengths(), seq_len in 1_usize..8, seed: u64, fraction in 0.1_f64..0.5,
     ) {
         let source = stream("a", 1, &lengths);
-        let held_out = HeldOut { amount: HeldOutAmount::Fraction(fraction), blocks };
         let loader = one_source(
-            Arc::clone(&source), LoaderOptions { held_out: Some(held_out), ..options(seq_len, seed) },
+            Arc::clone(&source), LoaderOptions { held_out: Some(fraction), ..options(seq_len, seed) },
         );
         let real = |tokens: &[i32]| -> BTreeSet<i32> {
             tokens.iter().copied().filter(|&token| token > END as i32).collect()
@@ -190,8 +180,10 @@ proptest! {
         }
         prop_assert!(trained.is_disjoint(&validated));
         let held = (source.token_count() as f64 * fraction).round() as usize;
-        prop_assert_eq!(targets, held - blocks as usize);
-        prop_assert_eq!(loader.training_tokens() as usize + held, source.token_count() as usize);
+        // The first token of a block is no target.
+        let blocks = (source.token_count() as usize / (32 * seq_len)).min(held / 2).clamp(1, 16);
+        prop_assert_eq!(targets, held - blocks);
+        prop_assert_eq!(loader.epoch_tokens(), loader.windows()[0] * seq_len as u64);
     }
 
     #[test]
@@ -213,12 +205,41 @@ proptest! {
             targets.extend(valid);
         }
         prop_assert_eq!(&targets, &tokens[1..]);
-        let entropy = validation.unigram_entropy_nats().unwrap();
-        prop_assert!((entropy - unigram_entropy_nats(&targets)).abs() < 1e-12);
+        // All tokens differ, but for those that end a document.
+        let ends = targets.iter().filter(|&&target| target == END as i32).count() as f64;
+        let count = targets.len() as f64;
+        let expected = ends / count * (count / ends).ln() + (count - ends) / count * count.ln();
+        prop_assert!((validation.unigram_entropy_nats().unwrap() - expected).abs() < 1e-9);
         let some = validation.clone().at_most(3);
         prop_assert_eq!(some.window_count(), validation.window_count().min(3));
         prop_assert_eq!(some.batch(0, 1).unwrap(), validation.batch(0, 1).unwrap());
     }
+}
+
+#[test]
+fn validation_counts_the_bytes_of_its_own_text() {
+    // 99 targets at 3 bytes a token, and 299 at 7: no single ratio fits both.
+    let source = |name, first, length: u32, bytes| -> Arc<dyn TokenStream> {
+        let documents = [(first..first + length - 1).collect::<Vec<u32>>()];
+        let tokens = MemoryTokens::from_documents(name, documents, END, VOCAB);
+        Arc::new(tokens.with_text_bytes(bytes))
+    };
+    let sources = || vec![source("a", 1, 100, 99 * 3), source("b", 1000, 300, 299 * 7)];
+    let whole = Validation::of(sources(), 13, DocumentMask::Off).unwrap();
+    assert_eq!(whole.text_bytes().unwrap(), Some(f64::from(99 * 3 + 299 * 7)));
+
+    let held_out = Some(0.2);
+    let mixed = sources().into_iter().map(|stream| Source { stream, weight: 1.0 }).collect();
+    let loader = Loader::new(mixed, LoaderOptions { held_out, ..options(13, 0) }).unwrap();
+    let blocks = loader.validation().unwrap();
+    // Blocks of 20 and 60 tokens: their first ones are no targets.
+    assert!((blocks.text_bytes().unwrap().unwrap() - f64::from(19 * 3 + 59 * 7)).abs() < 1e-9);
+    // Windows of 13 targets: the first of two is of `a`, the other of `b`.
+    let some = blocks.at_most(2);
+    assert!((some.text_bytes().unwrap().unwrap() - f64::from(13 * 3 + 13 * 7)).abs() < 1e-9);
+
+    let unknown = Validation::of(vec![stream("c", 1, &[9])], 4, DocumentMask::Off).unwrap();
+    assert_eq!(unknown.text_bytes().unwrap(), None);
 }
 
 #[test]
@@ -245,7 +266,7 @@ fn a_run_resumed_from_its_state_goes_on_exactly() {
 fn resuming_with_anything_else_says_what_differs() {
     let base = || vec![Source { stream: stream("first", 1, &[400]), weight: 1.0 }];
     let state = Loader::new(base(), options(6, 17)).unwrap().state(40);
-    let held_out = Some(HeldOut { amount: HeldOutAmount::Tokens(100), blocks: 1 });
+    let held_out = Some(0.25);
     let two = vec![base().remove(0), Source { stream: stream("b", 500, &[100]), weight: 1.0 }];
     let changed = vec![Source { stream: stream("other", 2, &[400]), weight: 1.0 }];
     let moved_end = vec![Source { stream: stream("other", 1, &[399]), weight: 1.0 }];
@@ -271,26 +292,18 @@ fn resuming_with_anything_else_says_what_differs() {
 fn data_and_options_that_do_not_fit_are_refused() {
     let source = |length| vec![Source { stream: stream("a", 1, &[length]), weight: 1.0 }];
     let message = Loader::new(source(5), options(6, 0)).unwrap_err().to_string();
-    assert!(message.contains("6 training tokens, too few for one sequence of 6"), "{message}");
+    assert!(message.contains("6 training tokens in one piece, too few for one sequence of 6"), "{message}");
     assert!(Loader::new(source(6), options(6, 0)).is_ok());
     assert!(Loader::new(source(5), options(0, 0)).is_err());
     assert!(Loader::new(Vec::new(), options(6, 0)).is_err());
-    for amount in [
-        HeldOutAmount::Fraction(0.0),
-        HeldOutAmount::Fraction(1.0),
-        HeldOutAmount::Fraction(f64::NAN),
-        HeldOutAmount::Tokens(0),
-        HeldOutAmount::Tokens(101),
-    ] {
-        let options = LoaderOptions { held_out: Some(HeldOut { amount, blocks: 1 }), ..options(6, 0) };
-        assert!(Loader::new(source(100), options).is_err(), "{amount:?}");
+    for fraction in [0.0, 1.0, -0.1, 1.5, f64::NAN, 0.01] {
+        let options = LoaderOptions { held_out: Some(fraction), ..options(6, 0) };
+        assert!(Loader::new(source(100), options).is_err(), "{fraction}");
     }
+    // A text a little longer than a sequence trains, whatever is held out of it.
+    let options = LoaderOptions { held_out: Some(0.05), ..options(6, 0) };
+    assert_eq!(Loader::new(source(6 * 15), options).unwrap().windows(), [14]);
     assert!(Validation::of(vec![stream("a", 1, &[0])], 4, DocumentMask::Off).is_err());
-    for (rank, world_size, global, micro) in
-        [(0, 1, 7, 2), (2, 2, 4, 1), (0, 0, 4, 1), (0, 1, 4, 0), (0, 1, 0, 1)]
-    {
-        assert!(RankSlice::of_rank(rank, world_size, global, micro).is_err());
-    }
 }
 
 #[test]
@@ -301,42 +314,4 @@ fn seeds_give_different_orders() {
     };
     assert_eq!(order(1), order(1));
     assert_ne!(order(1), order(2));
-}
-
-/// A stream whose file breaks at some position.
-#[derive(Debug)]
-struct Breaking(Arc<dyn TokenStream>);
-
-impl TokenStream for Breaking {
-    fn name(&self) -> &str {
-        "breaking"
-    }
-    fn token_count(&self) -> u64 {
-        self.0.token_count()
-    }
-    fn vocab_size(&self) -> usize {
-        self.0.vocab_size()
-    }
-    fn fingerprint(&self) -> u64 {
-        self.0.fingerprint()
-    }
-    fn read(&self, start: u64, out: &mut [i32]) -> xtrain_data::Result<()> {
-        if start > 100 {
-            return Err(xtrain_data::DataError::Internal("broken here".to_owned()));
-        }
-        self.0.read(start, out)
-    }
-    fn document_ends(&self, range: std::ops::Range<u64>, out: &mut Vec<u64>) -> xtrain_data::Result<()> {
-        self.0.document_ends(range, out)
-    }
-}
-
-#[test]
-fn an_error_while_reading_ahead_reaches_the_caller_and_ends_the_batches() {
-    let loader = Arc::new(one_source(Arc::new(Breaking(stream("a", 1, &[400]))), options(4, 3)));
-    let slice = RankSlice::of_rank(0, 1, 2, 2).unwrap();
-    let mut prefetcher = Prefetcher::start(loader, slice, 0, 3).unwrap();
-    let error = (0..100).find_map(|_| prefetcher.next_batch().err()).expect("an epoch meets the break");
-    assert!(error.to_string().contains("broken here"), "{error}");
-    assert!(prefetcher.next_batch().is_err());
 }

@@ -1,15 +1,19 @@
 //! From files to datasets: the same bytes however it is done, and nothing lost when it is interrupted.
 
+mod common;
+
 use std::collections::BTreeMap;
 use std::fs;
 use std::ops::ControlFlow;
 use std::path::Path;
 
+use common::MemoryTokens;
 use proptest::prelude::*;
 use xtrain_data::input::read_documents;
 use xtrain_data::{
-    DataError, Dataset, InputOptions, MemoryTokens, PrepareOptions, Progress, TokenStream, Tokenizer,
-    list_inputs, prepare, prepare_cached, sample_texts,
+    BeginOfDocument, DataError, Dataset, DocumentMask, InputOptions, Learning, PrepareOptions, Progress,
+    Texts, TokenStream, Tokenizer, Validation, Vocabulary, learn_cached, learn_for_dataset, list_inputs,
+    prepare, prepare_cached,
 };
 
 fn go_on(_: &Progress) -> ControlFlow<()> {
@@ -79,10 +83,10 @@ proptest! {
         let dataset = made.unwrap();
         dataset.verify().unwrap();
         let end = tokenizer.end_of_document();
-        let expected = MemoryTokens::from_documents("memory", &documents, end, 257).unwrap();
+        let expected = MemoryTokens::from_documents("memory", &documents, end, 257);
         prop_assert_eq!(all_tokens(&dataset), all_tokens(&expected));
         prop_assert_eq!(dataset.document_count(), documents.len() as u64);
-        prop_assert_eq!(dataset.text_bytes(), dataset.token_count() - dataset.document_count());
+        prop_assert_eq!(dataset.text_bytes(), Some(dataset.token_count() - dataset.document_count()));
         prop_assert_eq!(dataset.tokenizer().unwrap().hash(), tokenizer.hash());
         // Any range across shards gives the same ends as the plain list.
         for start in 0..expected.token_count() {
@@ -126,7 +130,59 @@ fn long_input(folder: &Path) {
 
 fn bpe() -> Tokenizer {
     let text: String = (0..2000).map(|i| format!("word{} and{}\n", i % 977, i % 13)).collect();
-    Tokenizer::train_bpe([Ok(text)], 400).unwrap()
+    Tokenizer::train_bpe([Ok(text)], 400, &mut |_, _| ControlFlow::Continue(())).unwrap()
+}
+
+/// Bytes, with a token that begins texts: id 257.
+fn with_begin() -> Tokenizer {
+    let folder = tempfile::tempdir().unwrap();
+    Tokenizer::bytes().save(folder.path()).unwrap();
+    let path = folder.path().join("tokenizer.json");
+    let mut json: serde_json::Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
+    let mut begin = json["added_tokens"][0].clone();
+    begin["id"] = 257.into();
+    begin["content"] = "<s>".into();
+    json["added_tokens"].as_array_mut().unwrap().push(begin);
+    json["post_processor"] = serde_json::json!({
+        "type": "TemplateProcessing",
+        "single": [{"SpecialToken": {"id": "<s>", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}],
+        "pair": [{"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 1}}],
+        "special_tokens": {"<s>": {"id": "<s>", "ids": [257], "tokens": ["<s>"]}},
+    });
+    fs::write(&path, json.to_string()).unwrap();
+    Tokenizer::load(folder.path()).unwrap()
+}
+
+#[test]
+fn each_document_begins_as_a_prompt_does() {
+    let (input, cache) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    write_files(input.path(), &["ab##c".to_owned(), "d".to_owned()]);
+    let inputs = list_inputs(&[input.path()]).unwrap();
+    let options = small_shards(3);
+    let get = |tokenizer: &Tokenizer| {
+        prepare_cached(&inputs, tokenizer, &options, cache.path(), &mut go_on).unwrap()
+    };
+    let dataset = get(&with_begin());
+    dataset.verify().unwrap();
+    let (begin, end) = (257, 256);
+    let expected = vec![begin, 97, 98, end, begin, 99, end, begin, 100, end];
+    assert_eq!(all_tokens(&dataset), (expected, vec![4, 7, 10]));
+    assert_eq!((dataset.begin_of_document(), dataset.text_bytes()), (&[257][..], Some(4)));
+    assert_eq!(dataset.tokenizer().unwrap().document_begin(), [257]);
+    // A document's first token belongs to it where documents do not see each other.
+    let validation = Validation::of(vec![std::sync::Arc::new(dataset)], 9, DocumentMask::On).unwrap();
+    assert_eq!(validation.batch(0, 1).unwrap().doc_start, [0, 0, 0, 0, 4, 4, 4, 7, 7]);
+
+    let without = get(&with_begin().with_begin_of_document(BeginOfDocument::Never).unwrap());
+    assert_eq!(all_tokens(&without), (vec![97, 98, end, 99, end, 100, end], vec![3, 5, 7]));
+    assert_eq!(without.begin_of_document(), [0; 0]);
+    assert_eq!(without.tokenizer().unwrap().document_begin(), [0; 0]);
+    // An index that says otherwise than the tokens is found.
+    let index = without.folder().join("dataset.json");
+    let text = fs::read_to_string(&index).unwrap();
+    fs::write(&index, text.replace("\"begin_of_document\": []", "\"begin_of_document\": [257]")).unwrap();
+    let message = Dataset::open(without.folder()).unwrap().verify().unwrap_err().to_string();
+    assert!(message.contains("documents begin with [257]"), "{message}");
 }
 
 #[test]
@@ -190,25 +246,23 @@ fn a_run_cut_back_to_any_shard_continues_to_the_same_bytes() {
     let record = fs::read(out.path().join("unfinished.json")).unwrap();
     let record: serde_json::Value = serde_json::from_slice(&record).unwrap();
     let mut positions = Vec::new();
-    let (mut tokens, mut inside) = (0, false);
+    let mut tokens = 0;
     for (file, input) in inputs.iter().enumerate() {
         let rule = tokenizer.cut_rule();
         for (piece, read) in read_documents(input, &options.input, rule).unwrap().enumerate() {
             let read = read.unwrap();
-            let is_empty = read.text.is_empty() && !inside;
-            inside = !read.ends_document;
-            if is_empty {
+            if read.text.is_empty() && read.begins_document {
                 continue;
             }
             tokens += read.text.len() as u64 + u64::from(read.ends_document);
             if tokens >= options.shard_tokens {
-                positions.push((file, piece + 1, inside));
+                positions.push((file, piece + 1));
                 tokens = 0;
             }
         }
     }
     assert!(positions.len() > 5);
-    for (count, (file, pieces, inside)) in positions.into_iter().enumerate() {
+    for (count, (file, pieces)) in positions.into_iter().enumerate() {
         let out = tempfile::tempdir().unwrap();
         let mut record = record.clone();
         let kept = record["shards"].as_array().unwrap()[..=count].to_vec();
@@ -218,7 +272,6 @@ fn a_run_cut_back_to_any_shard_continues_to_the_same_bytes() {
         }
         record["shards"] = kept.into();
         record["position"] = serde_json::json!({"file": file, "pieces": pieces});
-        record["inside_document"] = inside.into();
         fs::write(out.path().join("unfinished.json"), record.to_string()).unwrap();
         run(input.path(), &tokenizer, &options, out.path()).unwrap();
         assert_eq!(contents(out.path()), expected, "after shard {count}");
@@ -265,14 +318,25 @@ fn a_run_killed_at_its_very_beginning_begins_again() {
 
 #[test]
 fn a_run_over_no_text_leaves_nothing_in_the_way_of_the_next() {
-    let (input, out) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
-    write_files(input.path(), &[String::new()]);
-    for _ in 0..2 {
-        let error = run(input.path(), &Tokenizer::bytes(), &PrepareOptions::default(), out.path());
-        assert!(error.unwrap_err().to_string().contains("no text"));
+    // A tokenizer whose model's files named tokens is saved with one file more.
+    let folder = tempfile::tempdir().unwrap();
+    Tokenizer::bytes().save(folder.path()).unwrap();
+    fs::write(folder.path().join("generation_config.json"), r#"{"eos_token_id": 256}"#).unwrap();
+    let tokenizer = Tokenizer::load(folder.path()).unwrap();
+    let options = PrepareOptions::default();
+    let input = tempfile::tempdir().unwrap();
+    let out = input.path().join("out");
+    for empty in ["", "\u{FEFF}"] {
+        write_files(input.path(), &[empty.to_owned()]);
+        for _ in 0..2 {
+            let message =
+                run(&input.path().join("000.txt"), &tokenizer, &options, &out).unwrap_err().to_string();
+            assert!(message.contains("000.txt holds no text"), "{message}");
+            assert_eq!(out.exists(), !empty.is_empty(), "files without a byte need no folder");
+        }
     }
     write_files(input.path(), &["some text".into()]);
-    run(input.path(), &Tokenizer::bytes(), &PrepareOptions::default(), out.path()).unwrap();
+    run(&input.path().join("000.txt"), &tokenizer, &options, &out).unwrap();
 }
 
 #[test]
@@ -350,18 +414,122 @@ fn errors_in_the_text_name_the_file_and_keep_finished_shards() {
 }
 
 #[test]
-fn a_sample_is_even_bounded_and_the_same_each_time() {
-    let input = tempfile::tempdir().unwrap();
-    let texts: Vec<String> = (0..50).map(|file| format!("{file:02}").repeat(500)).collect();
-    write_files(input.path(), &texts);
+fn a_vocabulary_is_learned_once_and_can_be_stopped() {
+    let (input, cache) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    long_input(input.path());
+    let texts = || {
+        let inputs = list_inputs(&[input.path()]).unwrap();
+        [Texts { inputs, options: small_shards(1).input }]
+    };
+    let vocabulary = Vocabulary::Bpe { size: 262 };
+    let mut told = Vec::new();
+    let mut learn = |vocabulary, stop: &dyn Fn(Learning) -> bool| {
+        told.clear();
+        let learned = learn_cached(&texts(), vocabulary, cache.path(), &mut |learning| {
+            told.push(learning);
+            if stop(learning) { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+        });
+        (learned.map(|tokenizer| tokenizer.hash()), told.clone())
+    };
+    let stops: [&dyn Fn(Learning) -> bool; 2] =
+        [&|_| true, &|learning| matches!(learning, Learning::Merging { done: 3, total: 5 })];
+    for stop in stops {
+        let (learned, told) = learn(vocabulary, stop);
+        assert!(matches!(learned, Err(DataError::Interrupted)), "{told:?}");
+        assert_eq!(fs::read_dir(cache.path()).unwrap().count(), 0, "nothing is kept of it");
+    }
+    let (first, told) = learn(vocabulary, &|_| false);
+    assert!(matches!(told[0], Learning::Reading { bytes_done, bytes_total } if bytes_done <= bytes_total));
+    assert_eq!(told.last(), Some(&Learning::Merging { done: 4, total: 5 }));
+    // Found again, without reading anything.
+    let (again, told) = learn(vocabulary, &|_| true);
+    assert_eq!((again.unwrap(), told.len()), (first.unwrap(), 0));
+    assert!(
+        !learn(Vocabulary::Bpe { size: 263 }, &|_| false).1.is_empty(),
+        "another size is another vocabulary"
+    );
+    assert!(!learn(Vocabulary::Chars, &|_| false).1.is_empty());
+    assert_eq!(fs::read_dir(cache.path()).unwrap().count(), 3);
+    // One that is damaged is learned again.
+    for entry in fs::read_dir(cache.path()).unwrap() {
+        fs::write(entry.unwrap().path().join("tokenizer.json"), "{").unwrap();
+    }
+    let (mended, told) = learn(vocabulary, &|_| false);
+    assert!(mended.is_ok() && !told.is_empty());
+    fs::write(input.path().join("more.txt"), "more").unwrap();
+    assert!(!learn(vocabulary, &|_| false).1.is_empty(), "other text is another vocabulary");
+}
+
+#[test]
+fn a_vocabulary_learned_for_a_dataset_stays_with_it() {
+    let (input, parent) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    write_files(input.path(), &["some text and more text".repeat(20)]);
     let inputs = list_inputs(&[input.path()]).unwrap();
-    let options = InputOptions::default();
-    let sample =
-        |bytes| -> Vec<String> { sample_texts(&inputs, &options, bytes).map(Result::unwrap).collect() };
-    assert_eq!(sample(1 << 20), texts);
-    let tenth = sample(5_000);
-    assert_eq!(tenth.len(), 5);
-    assert_eq!(tenth, sample(5_000));
-    let files: Vec<u32> = tenth.iter().map(|text| text[..2].parse().unwrap()).collect();
-    assert!(files.windows(2).all(|pair| pair[1] - pair[0] == 10), "{files:?}");
+    let options = PrepareOptions::default();
+    let out = parent.path().join("out");
+    let texts = [Texts { inputs: inputs.clone(), options: options.input.clone() }];
+    let learn = |size, stop| {
+        let decide = if stop { ControlFlow::Break(()) } else { ControlFlow::Continue(()) };
+        learn_for_dataset(&texts, Vocabulary::Bpe { size }, &out, &mut |_| decide)
+    };
+    assert!(learn(260, true).is_err());
+    assert!(!out.exists());
+    // Changing one's mind before any shard is there is no reason to begin elsewhere.
+    learn(260, false).unwrap();
+    let tokenizer = learn(262, false).unwrap();
+    assert_eq!(learn(262, true).unwrap().hash(), tokenizer.hash(), "it is kept");
+    prepare(&inputs, &tokenizer, &options, &out, &mut go_on).unwrap();
+    let finished = contents(&out);
+    assert_eq!(learn(262, true).unwrap().hash(), tokenizer.hash());
+    let message = learn(261, false).unwrap_err().to_string();
+    assert!(message.contains("already holds a dataset of other"), "{message}");
+    assert_eq!(contents(&out), finished);
+    fs::create_dir(parent.path().join("mine")).unwrap();
+    fs::write(parent.path().join("mine/thesis.doc"), "important").unwrap();
+    let mine = parent.path().join("mine");
+    let message = learn_for_dataset(&texts, Vocabulary::Chars, &mine, &mut |_| ControlFlow::Continue(()));
+    assert!(message.unwrap_err().to_string().contains("thesis.doc"));
+    assert_eq!(contents(&mine).len(), 1);
+}
+
+#[test]
+fn an_entry_of_the_cache_says_what_it_is_and_goes_when_its_text_has_changed() {
+    let (input, cache) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    write_files(input.path(), &["some text".to_owned(), "other text".to_owned()]);
+    let options = PrepareOptions::default();
+    let make = |name: &str, tokenizer: &Tokenizer| {
+        let inputs = list_inputs(&[input.path().join(name)]).unwrap();
+        prepare_cached(&inputs, tokenizer, &options, cache.path(), &mut go_on).unwrap()
+    };
+    let learn = |name: &str| {
+        let inputs = list_inputs(&[input.path().join(name)]).unwrap();
+        let texts = [Texts { inputs, options: options.input.clone() }];
+        learn_cached(&texts, Vocabulary::Chars, cache.path(), &mut |_| ControlFlow::Continue(())).unwrap()
+    };
+    let entries = || fs::read_dir(cache.path()).unwrap().count();
+    let (bytes, chars) = (Tokenizer::bytes(), learn("000.txt"));
+    let old = make("000.txt", &bytes);
+    make("000.txt", &chars);
+    make("001.txt", &bytes);
+    let source = fs::read_to_string(old.folder().join("source.json")).unwrap();
+    for word in ["000.txt", "\"tokens, with the tokenizer ", &bytes.hash_hex()] {
+        assert!(source.contains(word), "{source}");
+    }
+    assert_eq!(entries(), 4, "equal text with another tokenizer is another entry");
+
+    fs::write(input.path().join("000.txt"), "some text, changed").unwrap();
+    let new = make("000.txt", &bytes);
+    assert_eq!(entries(), 2, "all that was made of the text before is gone");
+    assert!(!old.folder().exists() && new.folder().exists());
+    assert_eq!(all_tokens(&old).1, [10], "who has it open still reads it");
+    make("001.txt", &bytes);
+    learn("000.txt");
+    assert_eq!(entries(), 3);
+    // One that is just being made is left alone.
+    let lock = fs::File::open(new.folder().join(".lock")).unwrap();
+    lock.lock().unwrap();
+    fs::write(input.path().join("000.txt"), "some text, changed again").unwrap();
+    make("000.txt", &bytes);
+    assert_eq!(entries(), 3);
+    assert!(new.folder().exists());
 }

@@ -1,10 +1,11 @@
 //! Tokenizers: the fast paths give what the tokenizers crate gives, cuts change nothing, files come back whole.
 
+use std::ops::ControlFlow;
 use std::path::Path;
 
 use proptest::prelude::*;
 use serde_json::{Value, json};
-use xtrain_data::{CutRule, DataError, SpecialTokens, Tokenizer};
+use xtrain_data::{BeginOfDocument, CutRule, DataError, SpecialTokens, Tokenizer};
 
 const TEXT: &str = "The quick brown fox doesn't jump over the lazy dog; it's 12345 times he'll say: \"No!\"\n\n  \
      fn main() { println!(\"{}\", 42); }\n\n\n\tTabs\tand   spaces. Ünïcödé, Straße, 東京タワー, привет мир, \u{1F600}\u{1F601}.\r\n\
@@ -12,8 +13,15 @@ const TEXT: &str = "The quick brown fox doesn't jump over the lazy dog; it's 123
 
 const LLAMA3: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 
+fn train_bpe(
+    texts: impl IntoIterator<Item = Result<String, DataError>>,
+    size: usize,
+) -> Result<Tokenizer, DataError> {
+    Tokenizer::train_bpe(texts, size, &mut |_, _| ControlFlow::Continue(()))
+}
+
 fn trained() -> Tokenizer {
-    Tokenizer::train_bpe([Ok(TEXT.repeat(3))], 420).unwrap()
+    train_bpe([Ok(TEXT.repeat(3))], 420).unwrap()
 }
 
 fn saved_json(tokenizer: &Tokenizer) -> Value {
@@ -27,6 +35,94 @@ fn load_json(json: &Value) -> Tokenizer {
     let file = folder.path().join("tokenizer.json");
     std::fs::write(&file, json.to_string()).unwrap();
     Tokenizer::load(&file).unwrap()
+}
+
+/// A vocabulary in the form of Llama 2's: characters with marked spaces, merges over the whole text, bytes for the rest.
+fn spaced() -> Value {
+    let mut vocab: Vec<String> = ["<unk>", "<s>", "</s>"].map(str::to_owned).into();
+    vocab.extend((0..=255).map(|byte| format!("<0x{byte:02X}>")));
+    let marked = TEXT.replace(' ', "▁");
+    let characters: std::collections::BTreeSet<char> =
+        marked.chars().filter(|&c| c != '\n' && c != '東').collect();
+    vocab.extend(characters.iter().map(char::to_string));
+    // The most frequent pair again and again, within words that begin with their mark.
+    let with_mark =
+        |(number, word): (usize, &str)| if number == 0 { word.to_owned() } else { format!("▁{word}") };
+    let mut words: Vec<Vec<String>> = marked
+        .lines()
+        .flat_map(|line| line.split('▁').enumerate().map(with_mark))
+        .map(|word| word.chars().map(String::from).collect())
+        .collect();
+    let mut merges = Vec::new();
+    for _ in 0..150 {
+        let mut counts = std::collections::BTreeMap::new();
+        for pair in words.iter().flat_map(|word| word.windows(2)) {
+            *counts.entry((pair[0].clone(), pair[1].clone())).or_insert(0) += 1;
+        }
+        let known =
+            |pair: &(String, String)| pair.0.chars().chain(pair.1.chars()).all(|c| characters.contains(&c));
+        let best = counts
+            .into_iter()
+            .filter(|(pair, _)| known(pair))
+            .max_by_key(|(pair, count)| (*count, pair.clone()));
+        let Some(((left, right), _)) = best else { break };
+        for word in &mut words {
+            while let Some(at) = word.windows(2).position(|pair| pair[0] == left && pair[1] == right) {
+                word[at] = format!("{left}{right}");
+                word.remove(at + 1);
+            }
+        }
+        merges.push(json!([left, right]));
+        vocab.push(format!("{left}{right}"));
+    }
+    // Runs of spaces are tokens too.
+    merges.extend([json!(["▁", "▁"]), json!(["▁▁", "▁▁"])]);
+    vocab.extend(["▁▁".to_owned(), "▁▁▁▁".to_owned()]);
+    let ids: serde_json::Map<String, Value> =
+        vocab.into_iter().enumerate().map(|(id, token)| (token, json!(id))).collect();
+    let special = |id: u32, name: &str| {
+        json!({
+            "id": id, "content": name, "single_word": false, "lstrip": false, "rstrip": false,
+            "normalized": true, "special": true,
+        })
+    };
+    json!({
+        "version": "1.0", "truncation": null, "padding": null,
+        "added_tokens": [special(0, "<unk>"), special(1, "<s>"), special(2, "</s>")],
+        "normalizer": {"type": "Sequence", "normalizers": [
+            {"type": "Prepend", "prepend": "▁"},
+            {"type": "Replace", "pattern": {"String": " "}, "content": "▁"},
+        ]},
+        "pre_tokenizer": null,
+        "post_processor": {
+            "type": "TemplateProcessing",
+            "single": [{"SpecialToken": {"id": "<s>", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}],
+            "pair": [{"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 1}}],
+            "special_tokens": {"<s>": {"id": "<s>", "ids": [1], "tokens": ["<s>"]}},
+        },
+        "decoder": {"type": "Sequence", "decoders": [
+            {"type": "Replace", "pattern": {"String": "▁"}, "content": " "},
+            {"type": "ByteFallback"}, {"type": "Fuse"},
+            {"type": "Strip", "content": " ", "start": 1, "stop": 0},
+        ]},
+        "model": {
+            "type": "BPE", "dropout": null, "unk_token": "<unk>", "continuing_subword_prefix": null,
+            "end_of_word_suffix": null, "fuse_unk": true, "byte_fallback": true, "ignore_merges": false,
+            "vocab": ids, "merges": merges,
+        },
+    })
+}
+
+/// `json` with one more merge, and the tokens that it needs.
+fn with_merge(json: &Value, left: &str, right: &str) -> Value {
+    let mut json = json.clone();
+    let vocab = json["model"]["vocab"].as_object_mut().unwrap();
+    for token in [left.to_owned(), right.to_owned(), format!("{left}{right}")] {
+        let next = vocab.len();
+        vocab.entry(token).or_insert(json!(next));
+    }
+    json["model"]["merges"].as_array_mut().unwrap().push(json!([left, right]));
+    json
 }
 
 /// The same vocabulary under each form that has a fast path.
@@ -44,14 +140,56 @@ fn variants() -> Vec<(Tokenizer, tokenizers::Tokenizer)> {
         "id": 500, "content": "<think>", "single_word": false, "lstrip": false, "rstrip": false,
         "normalized": false, "special": false,
     }));
-    [qwen, gpt2, llama3, added, saved_json(&Tokenizer::bytes())]
-        .iter()
-        .map(|json| {
-            let mut reference = tokenizers::Tokenizer::from_bytes(json.to_string()).unwrap();
-            reference.set_encode_special_tokens(true);
-            (load_json(json), reference)
-        })
-        .collect()
+    let mut smollm = qwen.clone();
+    smollm["pre_tokenizer"] = json!({"type": "Sequence", "pretokenizers": [
+        {"type": "Digits", "individual_digits": true},
+        {"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": true},
+    ]});
+    let mut digits = smollm.clone();
+    digits["pre_tokenizer"]["pretokenizers"][0]["individual_digits"] = json!(false);
+    let llama2 = spaced();
+    let mut metaspace = llama2.clone();
+    metaspace["normalizer"] = Value::Null;
+    metaspace["pre_tokenizer"] =
+        json!({"type": "Metaspace", "replacement": "▁", "prepend_scheme": "first", "split": false});
+    let mut split = metaspace.clone();
+    split["pre_tokenizer"]["prepend_scheme"] = json!("always");
+    split["pre_tokenizer"]["split"] = json!(true);
+    let mut unmarked = llama2.clone();
+    unmarked["normalizer"]["normalizers"].as_array_mut().unwrap().remove(0);
+    let think = added["added_tokens"][1].clone();
+    let mut spaced_added = [llama2.clone(), metaspace.clone()];
+    for json in &mut spaced_added {
+        json["added_tokens"].as_array_mut().unwrap().push(think.clone());
+    }
+    let [llama2_added, metaspace_added] = spaced_added;
+    // Tokens that reach over a newline, and over a space from the letter before it.
+    let over_newlines = with_merge(&with_merge(&llama2, "\n", "\n"), "a", "\n");
+    let over_spaces = with_merge(&llama2, "e", "▁");
+    [
+        qwen,
+        gpt2,
+        llama3,
+        added,
+        smollm,
+        digits,
+        llama2,
+        metaspace,
+        split,
+        unmarked,
+        llama2_added,
+        metaspace_added,
+        over_newlines,
+        over_spaces,
+        saved_json(&Tokenizer::bytes()),
+    ]
+    .iter()
+    .map(|json| {
+        let mut reference = tokenizers::Tokenizer::from_bytes(json.to_string()).unwrap();
+        reference.set_encode_special_tokens(true);
+        (load_json(json), reference)
+    })
+    .collect()
 }
 
 /// Text that meets every branch of the word patterns.
@@ -97,13 +235,14 @@ proptest! {
                 let rule = tokenizer.cut_rule();
                 let mut pieces = Vec::new();
                 let mut rest = text.as_str();
+                let begins = |rest: &str| rest.len() == text.len();
                 while let Some(at) = rule.last_cut(rest, limit).or_else(|| rule.first_cut(rest, limit)) {
                     let (piece, after) = rest.split_at(at);
                     prop_assert!(!piece.is_empty() && !after.is_empty());
-                    pieces.extend(tokenizer.encode(piece).unwrap());
+                    pieces.extend(tokenizer.encode_piece(piece, begins(rest)).unwrap());
                     rest = after;
                 }
-                pieces.extend(tokenizer.encode(rest).unwrap());
+                pieces.extend(tokenizer.encode_piece(rest, begins(rest)).unwrap());
                 prop_assert_eq!(pieces, tokenizer.encode(&text).unwrap());
             }
             Ok(())
@@ -161,8 +300,9 @@ proptest! {
 #[test]
 fn known_forms_may_be_cut_and_unknown_ones_may_not() {
     let rules: Vec<CutRule> = variants().iter().map(|(tokenizer, _)| tokenizer.cut_rule()).collect();
-    let words = CutRule::BetweenWords;
-    assert_eq!(rules, [words, words, words, words, CutRule::Anywhere]);
+    let (words, spaces) = (CutRule::BetweenWords, CutRule::BeforeSpaces);
+    assert_eq!(rules[..10], [words; 10]);
+    assert_eq!(rules[10..], [spaces, spaces, spaces, CutRule::Never, CutRule::Anywhere]);
     let mut other = saved_json(&trained());
     other["pre_tokenizer"]["pretokenizers"][0]["pattern"]["Regex"] = json!(r"\w+|\W+");
     let other = load_json(&other);
@@ -184,11 +324,11 @@ fn training_twice_writes_the_same_files_to_the_byte() {
 
 #[test]
 fn a_trained_vocabulary_has_the_size_asked_for_and_ends_with_the_end_of_document() {
-    let tokenizer = Tokenizer::train_bpe([Ok(TEXT.repeat(3))], 300).unwrap();
+    let tokenizer = train_bpe([Ok(TEXT.repeat(3))], 300).unwrap();
     assert_eq!(tokenizer.vocab_size(), 300);
     assert_eq!(tokenizer.end_of_document(), 299);
     assert_eq!(tokenizer.stop_tokens(), [299]);
-    assert_eq!(tokenizer.token_id("<|endoftext|>"), Some(299));
+    assert_eq!(tokenizer.end_of_document_name().as_deref(), Some("<|endoftext|>"));
 }
 
 #[test]
@@ -216,6 +356,45 @@ fn a_prompt_keeps_what_the_file_adds_before_it_and_not_what_it_adds_after() {
     let mut expected = vec![tokenizer.end_of_document()];
     expected.extend(&plain);
     assert_eq!(tokenizer.encode_prompt("fox").unwrap(), expected);
+}
+
+#[test]
+fn documents_and_prompts_begin_alike() {
+    let end = trained().end_of_document();
+    // A template that puts two tokens before a text, and a begin token that only a side file names.
+    let with_template = || {
+        let mut json = saved_json(&trained());
+        json["post_processor"] = json!({
+            "type": "TemplateProcessing",
+            "single": [{"SpecialToken": {"id": "begin", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}],
+            "pair": [{"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 1}}],
+            "special_tokens": {"begin": {"id": "begin", "ids": [end, 7], "tokens": ["<|endoftext|>", "("]}},
+        });
+        load_json(&json)
+    };
+    let folder = folder_with(&[("tokenizer_config.json", json!({"bos_token": "<s>"}))]);
+    let named = || Tokenizer::load(folder.path()).unwrap();
+    let (auto, always, never) = (BeginOfDocument::Auto, BeginOfDocument::Always, BeginOfDocument::Never);
+    for (tokenizer, choice, begin) in [
+        (with_template(), auto, vec![end, 7]),
+        (with_template(), always, vec![end, 7]),
+        (with_template(), never, vec![]),
+        (named(), auto, vec![]),
+        (named(), always, vec![end + 2]),
+        (named(), never, vec![]),
+    ] {
+        let tokenizer = tokenizer.with_begin_of_document(choice).unwrap();
+        assert_eq!(tokenizer.document_begin(), begin, "{choice:?}");
+        let text = [begin, tokenizer.encode("fox").unwrap()].concat();
+        assert_eq!(tokenizer.encode_prompt("fox").unwrap(), text, "{choice:?}");
+    }
+    assert_eq!(with_template().document_begin(), [end, 7], "what is loaded does as its file says");
+    let message = trained().with_begin_of_document(always).unwrap_err().to_string();
+    assert!(message.contains("begin_of_document = true") && message.contains("bos_token"), "{message}");
+    for (choice, written) in [(auto, json!("auto")), (always, json!(true)), (never, json!(false))] {
+        assert_eq!(json!(choice), written);
+        assert_eq!(serde_json::from_value::<BeginOfDocument>(written).unwrap(), choice);
+    }
 }
 
 #[test]
@@ -288,9 +467,6 @@ fn end_and_begin_tokens_come_from_the_files_around_the_tokenizer() {
     assert_eq!(tokenizer.end_of_document(), end);
     assert_eq!(tokenizer.stop_tokens(), [end, end + 1]);
     assert_eq!(tokenizer.begin_of_sequence(), Some(end + 2));
-    let other = tokenizer.with_end_of_document("<|im_end|>").unwrap();
-    assert_eq!(other.end_of_document(), end + 1);
-    assert!(other.with_end_of_document("<nothing>").is_err());
 }
 
 #[test]
@@ -331,7 +507,7 @@ fn folders_and_files_that_are_no_tokenizer_say_so() {
 
 #[test]
 fn vocabularies_of_nothing_are_refused() {
-    assert!(Tokenizer::train_bpe([Ok(String::new())], 300).is_err());
-    assert!(Tokenizer::train_bpe([Ok("text".to_owned())], 256).is_err());
+    assert!(train_bpe([Ok(String::new())], 300).is_err());
+    assert!(train_bpe([Ok("text".to_owned())], 256).is_err());
     assert!(Tokenizer::chars([]).is_err());
 }

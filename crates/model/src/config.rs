@@ -26,11 +26,11 @@ pub struct Architecture {
     pub vocab_size: usize,
     /// The longest sequence that the model is meant for, in tokens.
     pub max_position_embeddings: usize,
-    /// Base of the rotation frequencies.
+    /// Base of the rotation frequencies; positive.
     pub rope_theta: f64,
     /// How the frequencies are stretched for longer contexts.
     pub rope_scaling: RopeScaling,
-    /// Added to the mean square in every norm.
+    /// Added to the mean square in every norm; positive.
     pub norm_eps: f64,
     /// Whether the head reads the embedding's weights.
     pub tie_embeddings: bool,
@@ -138,12 +138,49 @@ impl Architecture {
                 self.head_dim
             ));
         }
-        if self.rope_theta.is_nan() || self.rope_theta <= 0.0 || self.norm_eps.is_nan() || self.norm_eps < 0.0
-        {
+        // Kernels compute with them in f32, and angles must not overflow it either.
+        let positive = |x: f64| x as f32 > 0.0 && (x as f32).is_finite();
+        if !positive(self.rope_theta) || !positive(Self::MAX_SIZE as f64 / self.rope_theta) {
             return fail(format!(
-                "rope_theta ({}) and norm_eps ({}) must be positive",
-                self.rope_theta, self.norm_eps
+                "rope_theta is {}; it must be a positive number within f32",
+                self.rope_theta
             ));
+        }
+        if !positive(self.norm_eps) {
+            return fail(format!("norm_eps is {}; it must be a positive number within f32", self.norm_eps));
+        }
+        self.validate_scaling()
+    }
+
+    fn validate_scaling(&self) -> Result<(), ModelError> {
+        let fail = |message: String| Err(ModelError::Sizes(message));
+        let factor = match self.rope_scaling {
+            RopeScaling::None => return Ok(()),
+            RopeScaling::Linear { factor } | RopeScaling::Llama3 { factor, .. } => factor,
+        };
+        if !(1.0..=f64::from(f32::MAX)).contains(&factor) {
+            return fail(format!("rope_scaling.factor is {factor}; it must be at least 1 and within f32"));
+        }
+        if let RopeScaling::Llama3 {
+            low_freq_factor: low,
+            high_freq_factor: high,
+            original_max_position_embeddings: context,
+            ..
+        } = self.rope_scaling
+        {
+            let apart = (low as f32) > 0.0 && (high as f32) > low as f32 && (high as f32).is_finite();
+            if !apart {
+                return fail(format!(
+                    "rope_scaling.low_freq_factor is {low} and high_freq_factor {high}; both must be positive, and the \
+                     second the larger"
+                ));
+            }
+            if !(1..=Self::MAX_SIZE).contains(&context) {
+                return fail(format!(
+                    "rope_scaling.original_max_position_embeddings is {context}; it must be at least 1 and at most {}",
+                    Self::MAX_SIZE
+                ));
+            }
         }
         Ok(())
     }
@@ -177,6 +214,6 @@ impl Architecture {
     pub fn flops_per_token(&self, seq_len: usize) -> f64 {
         let embedding = if self.tie_embeddings { 0 } else { self.vocab_size * self.dim };
         let weights = (self.parameter_count() - embedding) as f64;
-        6.0 * weights + 12.0 * (self.layers * self.attention_dim() * seq_len) as f64
+        6.0 * weights + 12.0 * (self.layers * self.attention_dim()) as f64 * seq_len as f64
     }
 }

@@ -5,14 +5,14 @@
 //! block before; its sum is the boundary that recomputation keeps.
 
 use crate::Architecture;
-use crate::parameters::names;
+use crate::parameters::{Parameters, names};
 use xtrain_ops::attention::Attention;
 use xtrain_ops::cached_attention::CachedAttention;
 use xtrain_ops::dropout::Dropout;
 use xtrain_ops::embedding::Embedding;
 use xtrain_ops::linear::Linear;
 use xtrain_ops::linear_cross_entropy::LinearCrossEntropy;
-use xtrain_ops::qk_norm_rope::{QkNormRope, rotation_table};
+use xtrain_ops::qk_norm_rope::{QkNormRope, RopeScaling, rotation_table};
 use xtrain_ops::rms_norm::{AddRmsNorm, RmsNorm};
 use xtrain_ops::swiglu::Swiglu;
 use xtrain_program::{StateKind, TraceError, Tracer, ValueId};
@@ -42,15 +42,13 @@ pub enum Context {
     },
 }
 
-/// Options of the training loss.
+/// How the loss is computed.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Loss {
     /// Tokens whose logits exist at one time.
     pub chunk_tokens: usize,
     /// Weight of the squared log-sum-exp (PaLM, arXiv 2204.02311, section 5).
     pub z_loss: f32,
-    /// Share of activations dropped after the embedding and after each half-block.
-    pub dropout: f32,
 }
 
 /// Names of the inputs and outputs of the programs traced here.
@@ -78,16 +76,19 @@ pub mod io {
 }
 
 /// Traces the model up to its loss; returns the objective, the value to differentiate. The outputs are [`io::OBJECTIVE`] and [`io::LOSS`].
+/// `dropout` is the share of activations dropped after the embedding and after each half-block.
 pub fn trace_loss(
     t: &mut Tracer,
     model: &Architecture,
     batch: Batch,
     context: Context,
     loss: Loss,
+    dropout: f32,
 ) -> Result<ValueId, TraceError> {
-    let hidden_td = trace_hidden(t, model, batch, context, loss.dropout)?;
+    let parameters = Parameters::of(model);
+    let hidden_td = trace_hidden(t, model, &parameters, batch, context, dropout)?;
     let tokens = batch.sequences * batch.seq_len;
-    let head_vd = head(t, model);
+    let head_vd = head(t, model, &parameters);
     let targets = t.input(io::TARGETS, TensorType::new(DType::I32, [tokens]));
     let inv_targets = t.input(io::INV_TARGETS, TensorType::new(DType::F32, []));
     let op = LinearCrossEntropy { chunk_tokens: loss.chunk_tokens, z_loss: loss.z_loss };
@@ -105,34 +106,35 @@ pub fn trace_logits(
     context: Context,
     rows: usize,
 ) -> Result<ValueId, TraceError> {
-    let hidden_td = trace_hidden(t, model, batch, context, 0.0)?;
+    let parameters = Parameters::of(model);
+    let hidden_td = trace_hidden(t, model, &parameters, batch, context, 0.0)?;
     let wanted = t.input(io::ROWS, TensorType::new(DType::I32, [rows]));
     let wanted_d = t.at("lm_head.rows").apply(Embedding, &[wanted, hidden_td])?[0];
-    let head_vd = head(t, model);
+    let head_vd = head(t, model, &parameters);
     let logits = t.at("lm_head").apply(Linear, &[wanted_d, head_vd])?[0];
     t.output(io::LOGITS, logits);
     Ok(logits)
 }
 
 /// The weight that turns the last hidden state into logits.
-fn head(t: &mut Tracer, model: &Architecture) -> ValueId {
-    let name = if model.tie_embeddings { names::EMBED } else { names::HEAD };
-    t.parameter(name, TensorType::new(DType::F32, [model.vocab_size, model.dim]))
+fn head(t: &mut Tracer, model: &Architecture, parameters: &Parameters) -> ValueId {
+    parameters.declare(t, if model.tie_embeddings { names::EMBED } else { names::HEAD })
 }
 
 /// Traces the model up to the final norm's output.
 fn trace_hidden(
     t: &mut Tracer,
     model: &Architecture,
+    parameters: &Parameters,
     batch: Batch,
     context: Context,
     dropout: f32,
 ) -> Result<ValueId, TraceError> {
     let tokens = batch.sequences * batch.seq_len;
-    let mut block = Block { model, batch, context, dropout, layer: 0 };
+    let mut block = Block { model, parameters, batch, context, dropout, layer: 0 };
     t.enter_block(None);
     let ids = t.input(io::TOKENS, TensorType::new(DType::I32, [tokens]));
-    let table = t.parameter(names::EMBED, TensorType::new(DType::F32, [model.vocab_size, model.dim]));
+    let table = parameters.declare(t, names::EMBED);
     let embedded = t.at("embed").apply(Embedding, &[ids, table])?[0];
     let mut stream = block.dropped(t, embedded, 0)?;
     let mut addition = None;
@@ -156,6 +158,7 @@ fn trace_hidden(
 /// The parts of a block, for one layer at a time.
 struct Block<'a> {
     model: &'a Architecture,
+    parameters: &'a Parameters,
     batch: Batch,
     context: Context,
     dropout: f32,
@@ -171,7 +174,7 @@ impl Block<'_> {
         addition: Option<ValueId>,
         name: &str,
     ) -> Result<(ValueId, ValueId), TraceError> {
-        let weight = t.parameter(&format!("{name}.weight"), TensorType::new(DType::F32, [self.model.dim]));
+        let weight = self.parameters.declare(t, &format!("{name}.weight"));
         let eps = self.model.norm_eps as f32;
         t.at(site(name));
         Ok(match addition {
@@ -183,20 +186,11 @@ impl Block<'_> {
         })
     }
 
-    fn linear(
-        &self,
-        t: &mut Tracer,
-        x: ValueId,
-        rest: &str,
-        out: usize,
-        bias: bool,
-    ) -> Result<ValueId, TraceError> {
-        let width = t.ty(x).shape[1];
+    fn linear(&self, t: &mut Tracer, x: ValueId, rest: &str, bias: bool) -> Result<ValueId, TraceError> {
         let name = names::block(self.layer, rest);
-        let weight = t.parameter(&format!("{name}.weight"), TensorType::new(DType::F32, [out, width]));
-        let mut inputs = vec![x, weight];
+        let mut inputs = vec![x, self.parameters.declare(t, &format!("{name}.weight"))];
         if bias {
-            inputs.push(t.parameter(&format!("{name}.bias"), TensorType::new(DType::F32, [out])));
+            inputs.push(self.parameters.declare(t, &format!("{name}.bias")));
         }
         Ok(t.at(rest).apply(Linear, &inputs)?[0])
     }
@@ -205,14 +199,14 @@ impl Block<'_> {
         let m = self.model;
         let (heads, kv_heads, head_dim) = (m.heads, m.kv_heads, m.head_dim);
         let tokens = self.batch.sequences * self.batch.seq_len;
-        let qkv = self.linear(t, x, "attn.qkv_proj", m.qkv_dim(), m.qkv_bias)?;
+        let qkv = self.linear(t, x, "attn.qkv_proj", m.qkv_bias)?;
 
         let positions = t.input(io::POSITIONS, TensorType::new(DType::I32, [tokens]));
         let mut inputs = vec![qkv, positions, self.rotations(t)];
         if m.qk_norm {
             for n in ["attn.q_norm", "attn.k_norm"] {
                 let name = format!("{}.weight", names::block(self.layer, n));
-                inputs.push(t.parameter(&name, TensorType::new(DType::F32, [head_dim])));
+                inputs.push(self.parameters.declare(t, &name));
             }
         }
         let rotation = QkNormRope { heads, kv_heads, head_dim, norm: m.qk_norm.then_some(m.norm_eps as f32) };
@@ -235,13 +229,13 @@ impl Block<'_> {
                 t.emit_into(op, &[qkv, positions, keys, values], &[None, Some(keys), Some(values)])?[0]
             }
         };
-        self.linear(t, attended, "attn.o_proj", m.dim, false)
+        self.linear(t, attended, "attn.o_proj", false)
     }
 
     fn feed_forward(&self, t: &mut Tracer, x: ValueId) -> Result<ValueId, TraceError> {
-        let gate_up = self.linear(t, x, "mlp.gate_up_proj", 2 * self.model.ffn_dim, false)?;
+        let gate_up = self.linear(t, x, "mlp.gate_up_proj", false)?;
         let activated = t.at("mlp.swiglu").apply(Swiglu, &[gate_up])?[0];
-        self.linear(t, activated, "mlp.down_proj", self.model.dim, false)
+        self.linear(t, activated, "mlp.down_proj", false)
     }
 
     fn dropped(&self, t: &mut Tracer, x: ValueId, site: u32) -> Result<ValueId, TraceError> {
@@ -259,10 +253,25 @@ impl Block<'_> {
             Context::Sequence { .. } => self.batch.seq_len,
             Context::Cache { capacity } => capacity,
         };
-        let name = format!("rotations.{positions}");
         let (head_dim, theta, scaling) = (m.head_dim, m.rope_theta, m.rope_scaling);
+        // Engines share constants by name: it says all that the table depends on.
+        let name = format!("rotations.{positions}x{head_dim}.theta_{theta}{}", suffix(scaling));
         let ty = TensorType::new(DType::F32, [positions, head_dim]);
         t.constant(&name, ty, move || rotation_table(positions, head_dim, theta, scaling))
+    }
+}
+
+/// What a scaling adds to the name of the rotation table.
+fn suffix(scaling: RopeScaling) -> String {
+    match scaling {
+        RopeScaling::None => String::new(),
+        RopeScaling::Linear { factor } => format!(".linear_{factor}"),
+        RopeScaling::Llama3 {
+            factor,
+            low_freq_factor: low,
+            high_freq_factor: high,
+            original_max_position_embeddings: context,
+        } => format!(".llama3_{factor}_{low}_{high}_{context}"),
     }
 }
 

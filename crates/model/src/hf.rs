@@ -22,6 +22,9 @@ pub struct HfConfig {
     pub generation: Map<String, Value>,
 }
 
+/// The context of the first training, in tokens.
+const CONTEXT: &str = "original_max_position_embeddings";
+
 /// Names that need not be imported: tables that the model computes.
 pub const IGNORABLE_SUFFIXES: [&str; 1] = ["rotary_emb.inv_freq"];
 
@@ -30,7 +33,7 @@ impl HfConfig {
     pub fn parse(text: &str) -> Result<Self, ModelError> {
         let value: Value = serde_json::from_str(text).map_err(|e| fail(format!("it is not JSON: {e}")))?;
         let Value::Object(source) = value else { return Err(fail("it is not a JSON object")) };
-        let file = Reader { json: &source };
+        let file = Reader::of(&source);
         let family = file.family()?;
         file.refuse_what_differs(family)?;
         let dim = file.size("hidden_size")?.ok_or_else(|| missing("hidden_size"))?;
@@ -175,7 +178,7 @@ impl HfConfig {
     /// The end tokens that config.json names. Models often name one there and all in generation_config.json: that stays so, as long as
     /// the one is still an end.
     fn eos_of_config(&self) -> Value {
-        let named = Reader { json: &self.source }.token_ids("eos_token_id").unwrap_or_default();
+        let named = Reader::of(&self.source).token_ids("eos_token_id").unwrap_or_default();
         if !named.is_empty() && named.iter().all(|id| self.eos_token_ids.contains(id)) {
             return self.source["eos_token_id"].clone();
         }
@@ -184,7 +187,7 @@ impl HfConfig {
 
     /// All end tokens: those that generation_config.json named first, in its order (engines pad with the first), then the others.
     fn eos_of_generation(&self) -> Value {
-        let named = Reader { json: &self.generation }.token_ids("eos_token_id").unwrap_or_default();
+        let named = Reader::of(&self.generation).token_ids("eos_token_id").unwrap_or_default();
         let mut ids: Vec<u32> = named.into_iter().filter(|id| self.eos_token_ids.contains(id)).collect();
         ids.extend(self.eos_token_ids.iter().filter(|id| !ids.contains(id)).copied().collect::<Vec<_>>());
         token_ids(&ids)
@@ -192,11 +195,8 @@ impl HfConfig {
 
     /// Theta and scaling in one table, with what else the source's said.
     fn rope_parameters(&self) -> Value {
-        let source = Reader { json: &self.source };
-        let mut table = match source.rope_table() {
-            Some((_, Value::Object(table))) => table.clone(),
-            _ => Map::new(),
-        };
+        let source = Reader::of(&self.source);
+        let mut table = source.rope_tables().next().map_or_else(Map::new, |(_, table)| table.clone());
         // The old name of `rope_type`.
         table.remove("type");
         if let Value::Object(known) = self.known_rope_parameters() {
@@ -257,58 +257,75 @@ fn missing(key: &str) -> ModelError {
     fail(format!("`{key}` is missing; the file must come from a Llama, Qwen2 or Qwen3 model"))
 }
 
+/// The keys of the file, or of a table in it.
 struct Reader<'a> {
     json: &'a Map<String, Value>,
+    /// The key of the table, if it is one.
+    table: Option<&'static str>,
 }
 
-impl Reader<'_> {
+impl<'a> Reader<'a> {
+    fn of(file: &'a Map<String, Value>) -> Self {
+        Reader { json: file, table: None }
+    }
+
     /// The key's value; nothing where it is absent or null.
-    fn get(&self, key: &str) -> Option<&Value> {
+    fn get(&self, key: &str) -> Option<&'a Value> {
         self.json.get(key).filter(|v| !v.is_null())
     }
 
+    /// The key with the table that it is in.
+    fn path(&self, key: &str) -> String {
+        self.table.map_or_else(|| key.into(), |table| format!("{table}.{key}"))
+    }
+
+    /// The key's value as `take` reads it; an error where it reads nothing.
+    fn read<T>(
+        &self,
+        key: &str,
+        must: &str,
+        take: impl Fn(&'a Value) -> Option<T>,
+    ) -> Result<Option<T>, ModelError> {
+        let wrong = |v: &Value| fail(format!("`{}` is {v}; it must be {must}", self.path(key)));
+        self.get(key).map(|v| take(v).ok_or_else(|| wrong(v))).transpose()
+    }
+
+    fn size(&self, key: &str) -> Result<Option<usize>, ModelError> {
+        self.read(key, "a whole number", |v| v.as_u64().and_then(|n| usize::try_from(n).ok()))
+    }
+
+    fn number(&self, key: &str) -> Result<Option<f64>, ModelError> {
+        self.read(key, "a number", Value::as_f64)
+    }
+
+    fn flag(&self, key: &str) -> Result<Option<bool>, ModelError> {
+        self.read(key, "true or false", Value::as_bool)
+    }
+
+    fn text(&self, key: &str) -> Result<Option<&'a str>, ModelError> {
+        self.read(key, "a string", Value::as_str)
+    }
+
+    fn token_ids(&self, key: &str) -> Result<Vec<u32>, ModelError> {
+        let id = |v: &Value| v.as_u64().and_then(|n| u32::try_from(n).ok());
+        let ids = |v: &Value| match v {
+            Value::Array(all) => all.iter().map(id).collect::<Option<_>>(),
+            one => id(one).map(|id| vec![id]),
+        };
+        Ok(self.read(key, "a token id or a list of them", ids)?.unwrap_or_default())
+    }
+
     fn family(&self) -> Result<Family, ModelError> {
-        let name = self.get("model_type").and_then(Value::as_str).ok_or_else(|| missing("model_type"))?;
+        let name = self.text("model_type")?.ok_or_else(|| missing("model_type"))?;
         [Family::Llama, Family::Qwen2, Family::Qwen3].into_iter().find(|f| f.name() == name).ok_or_else(|| {
             fail(format!("model_type `{name}` is not supported; xtrain loads llama (2, 3), qwen2 (2.5) and qwen3 (dense)"))
         })
     }
 
-    fn size(&self, key: &str) -> Result<Option<usize>, ModelError> {
-        let wrong = |v: &Value| fail(format!("`{key}` is {v}; it must be a whole number"));
-        self.get(key)
-            .map(|v| v.as_u64().and_then(|n| usize::try_from(n).ok()).ok_or_else(|| wrong(v)))
-            .transpose()
-    }
-
-    fn number(&self, key: &str) -> Result<Option<f64>, ModelError> {
-        self.get(key)
-            .map(|v| v.as_f64().ok_or_else(|| fail(format!("`{key}` is {v}; it must be a number"))))
-            .transpose()
-    }
-
-    fn flag(&self, key: &str) -> Result<Option<bool>, ModelError> {
-        self.get(key)
-            .map(|v| v.as_bool().ok_or_else(|| fail(format!("`{key}` is {v}; it must be true or false"))))
-            .transpose()
-    }
-
-    fn token_ids(&self, key: &str) -> Result<Vec<u32>, ModelError> {
-        let id = |v: &Value| v.as_u64().and_then(|n| u32::try_from(n).ok());
-        match self.get(key) {
-            None => Some(Vec::new()),
-            Some(Value::Array(all)) => all.iter().map(id).collect::<Option<_>>(),
-            Some(one) => id(one).map(|id| vec![id]),
-        }
-        .ok_or_else(|| fail(format!("`{key}` must be a token id or a list of them")))
-    }
-
     fn refuse_what_differs(&self, family: Family) -> Result<(), ModelError> {
         let refuse = |key: &str, why: &str| Err(fail(format!("`{key}` = {}: {why}", self.json[key])));
-        if let Some(act) =
-            self.get("hidden_act").and_then(Value::as_str).filter(|a| !matches!(*a, "silu" | "swish"))
-        {
-            return Err(fail(format!("`hidden_act` = \"{act}\": only \"silu\" (SwiGLU) is supported")));
+        if self.text("hidden_act")?.is_some_and(|act| !matches!(act, "silu" | "swish")) {
+            return refuse("hidden_act", "only \"silu\" (SwiGLU) is supported");
         }
         if self.flag("attention_bias")? == Some(true) {
             return refuse("attention_bias", "biases on all attention projections are not supported");
@@ -319,9 +336,8 @@ impl Reader<'_> {
         if family != Family::Llama && self.flag("use_sliding_window")? == Some(true) {
             return refuse("use_sliding_window", "sliding-window attention is not supported");
         }
-        let sliding =
-            |v: &Value| v.as_array().is_some_and(|l| l.iter().any(|t| t.as_str() != Some("full_attention")));
-        if self.get("layer_types").is_some_and(sliding) {
+        let types = self.read("layer_types", "a list", Value::as_array)?;
+        if types.is_some_and(|types| types.iter().any(|t| t.as_str() != Some("full_attention"))) {
             return refuse("layer_types", "only \"full_attention\" layers are supported");
         }
         if self.get("quantization_config").is_some() {
@@ -329,65 +345,106 @@ impl Reader<'_> {
                 "the weights are quantized (`quantization_config`); load the original bf16 or fp32 folder",
             ));
         }
-        if self.number("partial_rotary_factor")?.is_some_and(|f| f != 1.0) {
-            return refuse("partial_rotary_factor", "only full rotary embeddings are supported");
+        self.refuse_partial_rotation()
+    }
+
+    fn refuse_partial_rotation(&self) -> Result<(), ModelError> {
+        let key = "partial_rotary_factor";
+        match self.number(key)? {
+            Some(factor) if factor != 1.0 => Err(fail(format!(
+                "`{}` = {factor}: only full rotary embeddings are supported",
+                self.path(key)
+            ))),
+            _ => Ok(()),
         }
-        Ok(())
     }
 
-    /// The table of rope settings and the key that it stands under.
-    fn rope_table(&self) -> Option<(&'static str, &Value)> {
-        ["rope_parameters", "rope_scaling"].into_iter().find_map(|key| Some((key, self.get(key)?)))
+    /// The tables of rope settings that are not empty: transformers v5's, and the one that it had before.
+    fn rope_tables(&self) -> impl Iterator<Item = (&'static str, &'a Map<String, Value>)> {
+        let table = |key| Some((key, self.get(key)?.as_object().filter(|table| !table.is_empty())?));
+        ["rope_parameters", "rope_scaling"].into_iter().filter_map(table)
     }
 
-    /// Theta and scaling, from `rope_parameters` (transformers v5) or from `rope_theta` and `rope_scaling`.
+    /// Theta and scaling, from the tables `rope_parameters` (transformers v5) and `rope_scaling`, and from `rope_theta`. What is said
+    /// twice must be said alike: readers differ in which they believe.
     fn rope(&self) -> Result<(f64, RopeScaling), ModelError> {
-        let table = self.rope_table();
-        let top_theta = self.number("rope_theta")?;
-        let Some((key, value)) = table else { return Ok((top_theta.unwrap_or(10_000.0), RopeScaling::None)) };
-        let Value::Object(json) = value else { return Err(fail(format!("`{key}` must be an object"))) };
-        let table = Reader { json };
-        if let Some((layers, _)) = json.iter().find(|(_, v)| v.is_object()) {
-            return Err(fail(format!(
-                "`{key}.{layers}` is a table: frequencies that differ by layer are not supported"
-            )));
+        for key in ["rope_parameters", "rope_scaling"] {
+            self.read(key, "an object", Value::as_object)?;
         }
-        if table.number("partial_rotary_factor")?.is_some_and(|f| f != 1.0) {
-            return Err(fail(format!(
-                "`{key}.partial_rotary_factor` = {}: only full rotary embeddings are supported",
-                json["partial_rotary_factor"]
-            )));
-        }
-        let inner_theta = table.number("rope_theta")?;
-        if let (Some(a), Some(b)) = (top_theta, inner_theta)
-            && a != b
-        {
-            return Err(fail(format!("`rope_theta` is {a}, but `{key}.rope_theta` is {b}; make them equal")));
-        }
-        let theta = inner_theta.or(top_theta).unwrap_or(10_000.0);
-        let kind =
-            table.get("rope_type").or_else(|| table.get("type")).and_then(Value::as_str).unwrap_or("default");
-        let need = |name: &str| {
-            table
-                .number(name)?
-                .ok_or_else(|| fail(format!("`{key}.{name}` is missing, which rope type {kind} needs")))
-        };
-        let scaling = match kind {
-            "default" => RopeScaling::None,
-            "linear" => RopeScaling::Linear { factor: need("factor")? },
-            "llama3" => RopeScaling::Llama3 {
-                factor: need("factor")?,
-                low_freq_factor: need("low_freq_factor")?,
-                high_freq_factor: need("high_freq_factor")?,
-                original_max_position_embeddings: need("original_max_position_embeddings")? as usize,
-            },
-            other => {
+        let mut theta = self.number("rope_theta")?.map(|theta| ("rope_theta".to_owned(), theta));
+        let mut scaling: Option<(&str, RopeScaling)> = None;
+        for (key, json) in self.rope_tables() {
+            let table = Reader { json, table: Some(key) };
+            let inner = table.number("rope_theta")?.map(|inner| (table.path("rope_theta"), inner));
+            if let (Some((a, x)), Some((b, y))) = (&theta, &inner)
+                && x != y
+            {
+                return Err(fail(format!("`{a}` is {x}, but `{b}` is {y}; make them equal")));
+            }
+            theta = theta.or(inner);
+            let found = table.rope_scaling(self.size(CONTEXT)?)?;
+            if let Some((first, other)) = scaling.replace((key, found))
+                && other != found
+            {
                 return Err(fail(format!(
-                    "`{key}`: rope type \"{other}\" is not supported; default, linear and llama3 are"
+                    "`{first}` and `{key}` scale the rotary embeddings differently; make them equal, or remove one"
                 )));
             }
+        }
+        Ok((theta.map_or(10_000.0, |(_, theta)| theta), scaling.map_or(RopeScaling::None, |(_, s)| s)))
+    }
+
+    /// The scaling that this table of rope settings asks for; `context` is what the file says outside the table of the original one.
+    fn rope_scaling(&self, context: Option<usize>) -> Result<RopeScaling, ModelError> {
+        if let Some((layers, _)) = self.json.iter().find(|(_, v)| v.is_object()) {
+            let path = self.path(layers);
+            return Err(fail(format!(
+                "`{path}` is a table: frequencies that differ by layer are not supported"
+            )));
+        }
+        self.refuse_partial_rotation()?;
+        let (new, old) = (self.text("rope_type")?, self.text("type")?);
+        if let (Some(new), Some(old)) = (new, old)
+            && new != old
+        {
+            let (a, b) = (self.path("rope_type"), self.path("type"));
+            return Err(fail(format!("`{a}` is \"{new}\", but `{b}` is \"{old}\"; make them equal")));
+        }
+        let absent = |key: &str, kind: &str| {
+            fail(format!("`{}` is missing, which rope type {kind} needs", self.path(key)))
         };
-        Ok((theta, scaling))
+        let need = |key: &str, kind: &str| -> Result<f64, ModelError> {
+            self.number(key)?.ok_or_else(|| absent(key, kind))
+        };
+        match new.or(old) {
+            None if self.get("factor").is_some() => Err(fail(format!(
+                "`{}` is given without a `rope_type`; say which: \"linear\" or \"llama3\"",
+                self.path("factor")
+            ))),
+            None | Some("default") => Ok(RopeScaling::None),
+            Some("linear") => Ok(RopeScaling::Linear { factor: need("factor", "linear")? }),
+            Some("llama3") => {
+                let inner = self.size(CONTEXT)?;
+                if let (Some(a), Some(b)) = (context, inner)
+                    && a != b
+                {
+                    let path = self.path(CONTEXT);
+                    return Err(fail(format!("`{CONTEXT}` is {a}, but `{path}` is {b}; make them equal")));
+                }
+                Ok(RopeScaling::Llama3 {
+                    factor: need("factor", "llama3")?,
+                    low_freq_factor: need("low_freq_factor", "llama3")?,
+                    high_freq_factor: need("high_freq_factor", "llama3")?,
+                    original_max_position_embeddings: inner
+                        .or(context)
+                        .ok_or_else(|| absent(CONTEXT, "llama3"))?,
+                })
+            }
+            Some(other) => Err(fail(format!(
+                "`{}`: rope type \"{other}\" is not supported; default, linear and llama3 are",
+                self.table.unwrap_or_default()
+            ))),
+        }
     }
 }
 
@@ -400,6 +457,11 @@ mod tests {
             r#"{{"model_type": "llama", "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
             "intermediate_size": 128, "vocab_size": 100{extra}}}"#
         )
+    }
+
+    /// Llama 3's scaling with this factor (and what follows it) and original context.
+    fn scaled(factor: &str, context: &str) -> String {
+        format!(r#", "rope_scaling": {{"rope_type": "llama3", "factor": {factor}, "{CONTEXT}": {context}}}"#)
     }
 
     #[test]
@@ -415,6 +477,12 @@ mod tests {
         assert_eq!(old.model, new.model);
         assert_eq!(old.model.rope_theta, 500_000.0);
         assert!(matches!(old.model.rope_scaling, RopeScaling::Llama3 { .. }));
+        let both = old.to_json("float32");
+        assert!(both.contains("rope_scaling") && both.contains("rope_parameters"));
+        assert_eq!(HfConfig::parse(&both).expect("both forms").model, old.model);
+        let empty = llama(r#", "rope_scaling": {}, "rope_parameters": {"rope_type": "linear", "factor": 2}"#);
+        let empty = HfConfig::parse(&empty).expect("an empty table says nothing");
+        assert_eq!(empty.model.rope_scaling, RopeScaling::Linear { factor: 2.0 });
     }
 
     #[test]
@@ -497,6 +565,37 @@ mod tests {
             (r#", "head_dim": 7"#, "even"),
             (r#", "num_key_value_heads": "4""#, "whole number"),
             (r#", "quantization_config": {}"#, "quantized"),
+            (r#", "hidden_act": 5"#, "hidden_act"),
+            (r#", "layer_types": "sliding_attention""#, "layer_types"),
+            (r#", "rope_scaling": {"rope_type": 5, "factor": 4.0}"#, "rope_scaling.rope_type"),
+            (r#", "rope_scaling": {"factor": 4.0}"#, "rope_scaling.factor"),
+            (
+                r#", "rope_scaling": {"rope_type": "default", "type": "linear", "factor": 4.0}"#,
+                "rope_scaling.type",
+            ),
+            (r#", "rope_scaling": [1]"#, "rope_scaling"),
+            (
+                r#", "rope_parameters": {"rope_type": "default"}, "rope_scaling": {"type": "yarn", "factor": 4.0}"#,
+                "yarn",
+            ),
+            (
+                r#", "rope_parameters": {"rope_type": "default"}, "rope_scaling": {"type": "linear", "factor": 4.0}"#,
+                "differently",
+            ),
+            (
+                r#", "rope_parameters": {"rope_theta": 2.0}, "rope_scaling": {"rope_theta": 3.0}"#,
+                "rope_theta",
+            ),
+            (r#", "rope_scaling": {"type": "linear", "factor": 0}"#, "factor"),
+            (r#", "rope_scaling": {"type": "linear", "factor": -2}"#, "factor"),
+            (r#", "rope_scaling": {"type": "linear", "factor": 1e39}"#, "factor"),
+            (&scaled("8.0, \"low_freq_factor\": 4.0, \"high_freq_factor\": 1.0", "8192"), "high_freq_factor"),
+            (&scaled("8.0, \"low_freq_factor\": 0.0, \"high_freq_factor\": 1.0", "8192"), "low_freq_factor"),
+            (&scaled("8.0, \"low_freq_factor\": 1.0, \"high_freq_factor\": 4.0", "-5.5"), CONTEXT),
+            (&scaled("8.0, \"low_freq_factor\": 1.0, \"high_freq_factor\": 4.0", "0"), CONTEXT),
+            (&scaled("0.5, \"low_freq_factor\": 1.0, \"high_freq_factor\": 4.0", "8192"), "factor"),
+            (r#", "rms_norm_eps": 0"#, "norm_eps"),
+            (r#", "rope_theta": 1e39"#, "rope_theta"),
         ] {
             let error = HfConfig::parse(&llama(extra)).expect_err(extra).to_string();
             assert!(error.contains(named), "{error}");

@@ -1,6 +1,11 @@
 //! The parameters of a model: names, shapes, how they start, whether they decay, and what they are called elsewhere.
+//!
+//! The list is the one place for all of it: tracing declares by name what it finds here ([`Parameters`]).
 
 use crate::Architecture;
+use std::collections::HashMap;
+use xtrain_program::{Tracer, ValueId};
+use xtrain_tensor::{DType, Shape, TensorType};
 
 /// A parameter.
 #[derive(Clone, Debug, PartialEq)]
@@ -45,6 +50,29 @@ pub(crate) mod names {
 
     pub(crate) fn block(layer: usize, rest: &str) -> String {
         format!("blocks.{layer}.{rest}")
+    }
+}
+
+/// The parameters of a model by name, to be declared while it is traced.
+pub(crate) struct Parameters {
+    shapes: HashMap<String, Vec<usize>>,
+}
+
+impl Parameters {
+    pub(crate) fn of(model: &Architecture) -> Self {
+        Parameters { shapes: model.parameters().into_iter().map(|p| (p.name, p.shape)).collect() }
+    }
+
+    /// The parameter called `name`, in f32.
+    ///
+    /// # Panics
+    /// If the model's list does not have it: a parameter that is not initialised, saved and exported would be a bug.
+    pub(crate) fn declare(&self, t: &mut Tracer, name: &str) -> ValueId {
+        let shape = self
+            .shapes
+            .get(name)
+            .unwrap_or_else(|| panic!("`{name}` is not in the model's list of parameters"));
+        t.parameter(name, TensorType::new(DType::F32, Shape::new(shape)))
     }
 }
 

@@ -14,8 +14,8 @@ fn main() {
     generation();
 }
 
-fn rate(flops: u64, time: Duration) -> f64 {
-    flops as f64 / time.as_secs_f64() * 1e-9
+fn rate(flops: f64, time: Duration) -> f64 {
+    flops / time.as_secs_f64() * 1e-9
 }
 
 fn training() {
@@ -84,7 +84,7 @@ fn outputs(op: &impl Op, inputs: &[&HostTensor]) -> Vec<HostTensor> {
 }
 
 /// The shortest of as many runs as fit in two seconds, and the flops of one.
-fn best(op: &(impl Op + CpuKernel), inputs: &[&HostTensor], outputs: &mut [HostTensor]) -> (Duration, u64) {
+fn best(op: &(impl Op + CpuKernel), inputs: &[&HostTensor], outputs: &mut [HostTensor]) -> (Duration, f64) {
     let types = |tensors: &[&HostTensor]| tensors.iter().map(|t| t.ty()).collect::<Vec<_>>();
     let flops = op.cost(&types(inputs), &[]).flops;
     let views: Vec<View<'_>> = inputs.iter().map(|t| View::new(t.ty(), t.bytes())).collect();

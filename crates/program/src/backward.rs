@@ -6,7 +6,7 @@
 
 use crate::trace::instantiate;
 use crate::{
-    Code, Differentiable, Instance, Op, OpError, PassOps, Phase, Program, Role, StateKind, Storage,
+    Code, Differentiable, Instance, Op, OpError, Origin, PassOps, Program, Role, Stage, StateKind, Storage,
     TraceError, ValueId, WriteMode,
 };
 use std::collections::HashMap;
@@ -36,6 +36,14 @@ pub enum BackwardError {
         /// What is wrong.
         error: OpError,
     },
+    /// An op without a backward between what is differentiated and what a gradient is wanted of.
+    #[error("{op} at {site} has no backward, and a gradient would have to pass it; trace an op that has one")]
+    NoBackward {
+        /// Block and site.
+        site: String,
+        /// The op's name.
+        op: &'static str,
+    },
     /// A parameter that nothing differentiated depends on.
     #[error("parameter `{0}` has no influence on the loss, so it has no gradient")]
     Unreached(Arc<str>),
@@ -50,7 +58,9 @@ pub fn backward(
     ops: &dyn PassOps,
 ) -> Result<(Program, Vec<Option<ValueId>>), BackwardError> {
     let requires = influenced(&program, wrt);
-    let mut cx = Backward { program, roots: Vec::new(), grads: HashMap::new(), requires, ops, current: 0 };
+    let parameters = program.parameters_by_value();
+    let mut cx =
+        Backward { program, parameters, roots: Vec::new(), grads: HashMap::new(), requires, ops, current: 0 };
     for root in roots {
         match root.grad {
             Some(grad) => drop(cx.grads.insert(root.value, grad)),
@@ -59,19 +69,18 @@ pub fn backward(
     }
     for index in (0..cx.program.instances.len()).rev() {
         let instance = &cx.program.instances[index];
-        let Code::Forward(op) = &instance.code else { continue };
         let reached = |o: &crate::Output| cx.grads.contains_key(&o.value) || cx.roots.contains(&o.value);
         if !instance.outputs.iter().any(reached) || !instance.inputs.iter().any(|v| cx.requires[v.0 as usize])
         {
             continue;
         }
-        let (op, origin): (Arc<dyn Differentiable>, _) = (op.clone(), instance.origin.clone());
+        let site = instance.origin.to_string();
+        let op: Arc<dyn Differentiable> = match &instance.code {
+            Code::Forward(op) => op.clone(),
+            Code::Plain(op) => return Err(BackwardError::NoBackward { site, op: op.name() }),
+        };
         cx.current = index;
-        op.backward(&mut cx).map_err(|error| BackwardError::Op {
-            site: origin.to_string(),
-            op: op.name(),
-            error,
-        })?;
+        op.backward(&mut cx).map_err(|error| BackwardError::Op { site, op: op.name(), error })?;
     }
     cx.settle_parameter_gradients()?;
     let wanted = wrt.iter().map(|v| cx.grads.get(v).copied()).collect();
@@ -97,6 +106,8 @@ fn influenced(program: &Program, wrt: &[ValueId]) -> Vec<bool> {
 /// What an op's backward sees of the instance being reversed, and how it emits ops.
 pub struct Backward<'a> {
     program: Program,
+    /// The parameter that a value is the master or the compute copy of.
+    parameters: HashMap<ValueId, usize>,
     roots: Vec<ValueId>,
     grads: HashMap<ValueId, ValueId>,
     requires: Vec<bool>,
@@ -142,8 +153,8 @@ impl Backward<'_> {
 
     /// The element type that the gradient of the n-th input must have: the master's for a parameter, else its own.
     pub fn grad_dtype(&self, n: usize) -> DType {
-        match self.program.parameter_of(self.input(n)) {
-            Some(p) => self.program.ty(self.program.parameters[p].master).dtype,
+        match self.parameters.get(&self.input(n)) {
+            Some(&p) => self.program.ty(self.program.parameters[p].master).dtype,
             None => self.ty(self.input(n)).dtype,
         }
     }
@@ -159,8 +170,8 @@ impl Backward<'_> {
         let old = self.instance().clone();
         let targets: Vec<_> = old.outputs.iter().map(|o| Some(o.value)).collect();
         let code = Code::Plain(Arc::new(op));
-        let mut new = instantiate(&mut self.program, code, inputs, &targets, old.origin, old.phase)
-            .map_err(|e| e.error)?;
+        let origin = Origin { role: Role::ForwardGrad, ..old.origin };
+        let mut new = instantiate(&mut self.program, code, inputs, &targets, origin).map_err(|e| e.error)?;
         for (n, o) in new.outputs.iter_mut().zip(&old.outputs) {
             n.mode = o.mode;
         }
@@ -180,7 +191,7 @@ impl Backward<'_> {
         OpError::ensure(self.ty(grad) == expected, || {
             format!("gradient of input {n} is {}, expected {expected}", self.ty(grad))
         })?;
-        if let Some(p) = self.program.parameter_of(input) {
+        if let Some(&p) = self.parameters.get(&input) {
             return self.bind_parameter_gradient(p, grad);
         }
         let sum = match self.grads.get(&input) {
@@ -196,9 +207,9 @@ impl Backward<'_> {
     }
 
     fn emit_code(&mut self, role: Role, code: Code, inputs: &[ValueId]) -> Result<Vec<ValueId>, OpError> {
-        let origin = crate::Origin { role, ..self.instance().origin.clone() };
-        let instance = instantiate(&mut self.program, code, inputs, &[], origin, Phase::Micro)
-            .map_err(|e: TraceError| e.error)?;
+        let origin = Origin { role, stage: Stage::Backward, ..self.instance().origin.clone() };
+        let instance =
+            instantiate(&mut self.program, code, inputs, &[], origin).map_err(|e: TraceError| e.error)?;
         let outputs = instance.outputs.iter().map(|o| o.value).collect();
         self.program.instances.push(instance);
         self.requires.resize(self.program.values.len(), false);
@@ -208,7 +219,8 @@ impl Backward<'_> {
     /// Makes whatever writes `grad` write the parameter's gradient instead.
     fn bind_parameter_gradient(&mut self, parameter: usize, grad: ValueId) -> Result<(), OpError> {
         let (name, ty) = (self.program.parameters[parameter].name.clone(), self.ty(grad));
-        let target = self.program.state(StateKind::Gradient, &name, ty);
+        let known = self.program.parameters[parameter].gradient;
+        let target = known.unwrap_or_else(|| self.program.add_state(StateKind::Gradient, &name, ty));
         self.requires.resize(self.program.values.len(), false);
         self.program.parameters[parameter].gradient = Some(target);
         let writer = self.program.instances.iter_mut().rev().find_map(|i| {

@@ -6,7 +6,8 @@
 //! Invariants:
 //! - This crate names no op and no device. Passes that insert ops are handed them ([`PassOps`]).
 //! - List order is execution order within a lane; across lanes only [`order`] says what happens before what.
-//! - Every byte that an executor uses has a place in the [`Plan`] before the first instance runs.
+//! - Every value, and the workspace that ops declare, has a place in the [`Plan`] before the first instance runs. What a kernel takes beside
+//!   that while it runs is not in the plan: CPU kernels widen bf16 operands, transpose keys and pack blocks for GEMMs in memory of their own.
 
 pub mod backward;
 mod dispatch;
@@ -27,7 +28,7 @@ pub use op::{Cost, Differentiable, Op, OpError, Operand, PassOps, Rebuild, Signa
 pub use plan::{Location, Plan, Region};
 pub use precision::Precision;
 pub use program::{
-    Code, Instance, Lane, Origin, Output, Parameter, Phase, Program, Role, StateKind, Storage, Value,
+    Code, Instance, Lane, Origin, Output, Parameter, Phase, Program, Role, Stage, StateKind, Storage, Value,
     ValueId, WriteMode,
 };
 pub use recompute::Recompute;

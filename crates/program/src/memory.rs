@@ -1,7 +1,7 @@
 //! The memory table: what every byte of a plan is for.
 
-use crate::plan::Buffer;
-use crate::{Program, Region, StateKind, Storage};
+use crate::plan::{Buffer, round_up};
+use crate::{Instance, Program, Stage, StateKind, Storage};
 use std::collections::BTreeMap;
 
 /// What a plan's memory is for. The rows add up to the plan, to the byte; for scratch they are what is live at the moment of its peak.
@@ -11,6 +11,9 @@ pub struct MemoryTable {
     pub rows: Vec<MemoryRow>,
     /// Where the peak of scratch is: block, site and role.
     pub peak_at: String,
+    /// Workspace that is not live at the peak, so that its bytes are among those of other rows: for each site, of all blocks, the
+    /// largest.
+    pub elsewhere: Vec<MemoryRow>,
 }
 
 /// One purpose and its bytes.
@@ -35,7 +38,7 @@ pub enum Purpose {
     Saved(Option<u32>),
     /// Activations and gradients on their way from one op to the next.
     Passing,
-    /// Workspace of the op that runs at the peak, named by its site.
+    /// Workspace of an op, named by its site.
     Workspace(String),
     /// Alignment, and gaps that no buffer fits.
     Gaps,
@@ -50,6 +53,7 @@ impl MemoryTable {
     pub(crate) fn of(program: &Program, buffers: &[Buffer], region_bytes: [usize; 3]) -> Self {
         let mut rows: BTreeMap<Purpose, usize> = BTreeMap::new();
         let mut peak_at = String::new();
+        let mut elsewhere = workspaces(program);
         for id in program.ids() {
             let purpose = match program.value(id).storage {
                 Storage::State { kind, .. } => Purpose::State(kind),
@@ -64,10 +68,12 @@ impl MemoryTable {
             peak_at = format!("{at_origin} ({role})", at_origin = at.origin, role = at.origin.role.name());
             for b in buffers.iter().filter(|b| live(b).contains(&peak)) {
                 let maker = &program.instances[b.first];
-                let used_later = b.users.iter().any(|&u| !program.instances[u].origin.role.is_forward());
+                let stage = |i: usize| program.instances[i].origin.stage;
+                let used_later = b.users.iter().any(|&u| stage(u) == Stage::Backward);
                 let purpose = if maker.workspace.contains(&b.values[0]) {
-                    Purpose::Workspace(format!("{} {}", maker.origin, maker.code.op().name()))
-                } else if maker.origin.role.is_forward() && used_later {
+                    elsewhere.remove(&site(maker));
+                    site(maker)
+                } else if stage(b.first) == Stage::Forward && used_later {
                     Purpose::Saved(maker.origin.block)
                 } else {
                     Purpose::Passing
@@ -83,18 +89,25 @@ impl MemoryTable {
             .filter(|(_, bytes)| *bytes > 0)
             .map(|(what, bytes)| MemoryRow { what, bytes })
             .collect();
-        MemoryTable { rows, peak_at }
-    }
-
-    /// Bytes of the rows that `include` accepts.
-    pub fn sum(&self, include: impl Fn(&Purpose) -> bool) -> usize {
-        self.rows.iter().filter(|r| include(&r.what)).map(|r| r.bytes).sum()
+        let elsewhere = elsewhere.into_iter().map(|(what, bytes)| MemoryRow { what, bytes }).collect();
+        MemoryTable { rows, peak_at, elsewhere }
     }
 }
 
-impl Region {
-    /// All regions in order.
-    pub const ALL: [Region; 3] = [Region::State, Region::Io, Region::Scratch];
+/// The purpose of an instance's workspace: equal for the same op at the same site of every block.
+fn site(instance: &Instance) -> Purpose {
+    Purpose::Workspace(format!("{} {}", instance.origin.site, instance.code.op().name()))
+}
+
+/// The workspace of every site, in bytes of its largest instance.
+fn workspaces(program: &Program) -> BTreeMap<Purpose, usize> {
+    let mut largest: BTreeMap<Purpose, usize> = BTreeMap::new();
+    for instance in program.instances.iter().filter(|i| !i.workspace.is_empty()) {
+        let bytes: usize = instance.workspace.iter().map(|&w| round_up(program.ty(w).bytes())).sum();
+        let held = largest.entry(site(instance)).or_default();
+        *held = bytes.max(*held);
+    }
+    largest
 }
 
 /// The instances from a buffer's first to its last use, in list order.

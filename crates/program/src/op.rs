@@ -38,8 +38,9 @@ pub trait Op: Any + Debug + Send + Sync {
         Cost::default()
     }
 
-    /// Whether running it again is nearly free (norms, activations): what the recompute policy `norms` leaves unsaved.
-    fn is_cheap(&self) -> bool {
+    /// Whether making this output again is nearly free (norms, activations), given the outputs that are not: what the recompute
+    /// policy `norms` leaves unsaved. Asked of what runs forward.
+    fn is_cheap(&self, _output: usize) -> bool {
         false
     }
 
@@ -82,10 +83,10 @@ pub enum Operand {
 }
 
 /// The arithmetic of one run of an op.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Cost {
-    /// Floating-point operations; a multiply-add counts two.
-    pub flops: u64,
+    /// Floating-point operations; a multiply-add counts two. A float, because a step of a large model has more than 64 bits count.
+    pub flops: f64,
 }
 
 /// A cheaper way to make the outputs of an instance that were not kept.

@@ -9,7 +9,7 @@ pub struct Order {
     /// The position of each instance within its lane.
     positions: Vec<u32>,
     lanes: Vec<usize>,
-    /// For each instance, the instances of other lanes that it must wait for.
+    /// For each instance, the instances of other lanes that it waits for.
     waits: Vec<Vec<usize>>,
 }
 
@@ -39,18 +39,9 @@ impl Order {
                 dependencies.extend(writer[index(&o.value)]);
                 dependencies.extend(readers[index(&o.value)].iter().copied());
             }
-            for d in dependencies.iter().copied().chain(latest[lane]) {
-                let through = order.clocks[d];
-                for (mine, theirs) in order.clocks[i].iter_mut().zip(through) {
-                    *mine = (*mine).max(theirs);
-                }
-                let seen = &mut order.clocks[i][order.lanes[d]];
-                *seen = (*seen).max(order.positions[d] + 1);
-            }
-            dependencies.retain(|&d| order.lanes[d] != lane);
-            dependencies.sort_unstable();
-            dependencies.dedup();
-            order.waits[i] = dependencies;
+            let (waits, clock) = order.waited_for(&dependencies, latest[lane]);
+            order.clocks[i] = clock;
+            order.waits[i] = waits;
             for v in &instance.inputs {
                 readers[index(v)].push(i);
             }
@@ -64,12 +55,40 @@ impl Order {
         order
     }
 
+    /// What an instance must wait for that comes after `latest` in its lane and depends on `dependencies`, and its clock then: of
+    /// each other lane the last dependency, unless what else is waited for has seen it.
+    fn waited_for(&self, dependencies: &[usize], latest: Option<usize>) -> (Vec<usize>, [u32; Lane::COUNT]) {
+        let mut clock = latest.map_or([0; Lane::COUNT], |d| self.after(d));
+        let mut last: [Option<usize>; Lane::COUNT] = [None; Lane::COUNT];
+        for &d in dependencies {
+            last[self.lanes[d]] = last[self.lanes[d]].max(Some(d));
+        }
+        let seen = |clock: &[u32; Lane::COUNT], d: usize| clock[self.lanes[d]] > self.positions[d];
+        let unseen: Vec<usize> = last.into_iter().flatten().filter(|&d| !seen(&clock, d)).collect();
+        let by_another = |&d: &usize| unseen.iter().any(|&other| other != d && seen(&self.clocks[other], d));
+        let waits: Vec<usize> = unseen.iter().copied().filter(|d| !by_another(d)).collect();
+        for &d in &waits {
+            for (mine, theirs) in clock.iter_mut().zip(self.after(d)) {
+                *mine = (*mine).max(theirs);
+            }
+        }
+        (waits, clock)
+    }
+
+    /// The clock when `d` has completed.
+    fn after(&self, d: usize) -> [u32; Lane::COUNT] {
+        let mut clock = self.clocks[d];
+        clock[self.lanes[d]] = self.positions[d] + 1;
+        clock
+    }
+
     /// Whether instance `a` has completed before instance `b` starts, however the lanes run.
     pub fn before(&self, a: usize, b: usize) -> bool {
         self.clocks[b][self.lanes[a]] > self.positions[a]
     }
 
-    /// The instances of other lanes that `i` must wait for: the events that an executor emits.
+    /// The instances of other lanes that `i` must wait for, at most one of each: the events that an executor emits. Together with the
+    /// order within lanes they are the whole relation, and none follows from the others.
     pub fn waits(&self, i: usize) -> &[usize] {
         &self.waits[i]
     }

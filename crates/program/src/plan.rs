@@ -12,7 +12,7 @@ use xtrain_tensor::host::ALIGN_BYTES;
 
 /// Where every value of a program lives.
 pub struct Plan {
-    /// By value id. Nothing for values that no instance uses.
+    /// By value id. Nothing for a transient value that no instance uses.
     pub locations: Vec<Option<Location>>,
     /// Bytes of each region, in the order of [`Region`].
     pub region_bytes: [usize; 3],
@@ -95,7 +95,7 @@ impl Plan {
     /// Where `value` lives.
     ///
     /// # Panics
-    /// If no instance uses it.
+    /// If it is transient and no instance uses it.
     pub fn location(&self, value: ValueId) -> Location {
         self.locations[value.0 as usize].unwrap_or_else(|| panic!("{value:?} is used by no instance"))
     }

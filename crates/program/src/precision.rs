@@ -6,7 +6,7 @@
 //! With `fp32` the program is the traced one, unchanged.
 
 use crate::trace::instantiate;
-use crate::{Code, Operand, PassOps, Phase, Program, Role, StateKind, Storage, TraceError, ValueId};
+use crate::{Code, Operand, Origin, PassOps, Program, Role, Stage, StateKind, Storage, TraceError, ValueId};
 use std::sync::Arc;
 use xtrain_tensor::DType;
 
@@ -33,6 +33,7 @@ pub fn apply(program: Program, precision: Precision) -> Result<Program, TraceErr
     if precision == Precision::FP32 {
         return Ok(program);
     }
+    let parameters = program.parameters_by_value();
     let mut out = Program { values: program.values, instances: Vec::new(), parameters: program.parameters };
     for p in &out.parameters {
         retype(&mut out.values[p.master.0 as usize].ty.dtype, precision.master);
@@ -47,7 +48,7 @@ pub fn apply(program: Program, precision: Precision) -> Result<Program, TraceErr
         let mut inputs = instance.inputs.clone();
         for (k, v) in inputs.iter_mut().enumerate() {
             if op.operand(k) == Operand::Compute {
-                *v = in_compute_type(&mut out, *v, precision);
+                *v = in_compute_type(&mut out, *v, parameters.get(v).copied(), precision);
             }
         }
         let kept: Vec<Option<ValueId>> = instance.outputs.iter().map(|o| Some(o.value)).collect();
@@ -57,7 +58,7 @@ pub fn apply(program: Program, precision: Precision) -> Result<Program, TraceErr
                 out.values[o.value.0 as usize].ty = *ty;
             }
         }
-        let mut new = instantiate(&mut out, instance.code, &inputs, &kept, instance.origin, instance.phase)?;
+        let mut new = instantiate(&mut out, instance.code, &inputs, &kept, instance.origin)?;
         for (n, o) in new.outputs.iter_mut().zip(&instance.outputs) {
             n.mode = o.mode;
         }
@@ -71,12 +72,14 @@ pub fn apply(program: Program, precision: Precision) -> Result<Program, TraceErr
 pub fn refresh_program(program: &Program, ops: &dyn PassOps) -> Result<Program, TraceError> {
     let mut out = Program::default();
     for p in &program.parameters {
-        let master = out.state(StateKind::Master, &p.name, program.ty(p.master));
-        let compute = p.compute.map(|c| out.state(StateKind::Compute, &p.name, program.ty(c)));
+        let master = out.add_state(StateKind::Master, &p.name, program.ty(p.master));
+        let compute = p.compute.map(|c| out.add_state(StateKind::Compute, &p.name, program.ty(c)));
         if let Some(compute) = compute {
+            out.values[compute.0 as usize].represents = Some(master);
             let code = Code::Plain(ops.cast(out.ty(compute).dtype));
-            let origin = crate::Origin { block: None, site: p.name.clone(), role: Role::Precision, slot: 0 };
-            let instance = instantiate(&mut out, code, &[master], &[Some(compute)], origin, Phase::Micro)?;
+            let (role, stage) = (Role::Precision, Stage::Forward);
+            let origin = Origin { block: None, site: p.name.clone(), role, stage, slot: 0 };
+            let instance = instantiate(&mut out, code, &[master], &[Some(compute)], origin)?;
             out.instances.push(instance);
         }
         out.parameters.push(crate::Parameter { name: p.name.clone(), master, compute, gradient: None });
@@ -90,10 +93,15 @@ fn retype(dtype: &mut DType, to: DType) {
     }
 }
 
-/// The value to read where `v` is a compute operand: a parameter's representation in the compute type, else `v` itself,
-/// an f32 input of the program retyped.
-fn in_compute_type(program: &mut Program, v: ValueId, precision: Precision) -> ValueId {
-    let Some(p) = program.parameters.iter().position(|p| p.master == v) else {
+/// The value to read where `v` is a compute operand: of a parameter (its index) the representation in the compute type, else `v`
+/// itself, an f32 input of the program retyped.
+fn in_compute_type(
+    program: &mut Program,
+    v: ValueId,
+    parameter: Option<usize>,
+    precision: Precision,
+) -> ValueId {
+    let Some(p) = parameter else {
         if matches!(program.value(v).storage, Storage::Input { .. }) {
             retype(&mut program.values[v.0 as usize].ty.dtype, precision.compute);
         }
@@ -107,7 +115,7 @@ fn in_compute_type(program: &mut Program, v: ValueId, precision: Precision) -> V
     }
     let name: Arc<str> = program.parameters[p].name.clone();
     let ty = program.ty(v).with_dtype(precision.compute);
-    let compute = program.state(StateKind::Compute, &name, ty);
+    let compute = program.add_state(StateKind::Compute, &name, ty);
     program.values[compute.0 as usize].represents = Some(v);
     program.parameters[p].compute = Some(compute);
     compute

@@ -1,6 +1,7 @@
 //! Programs: values, op instances, and what passes need to know of each.
 
 use crate::{Differentiable, Op};
+use std::collections::HashMap;
 use std::fmt;
 use std::sync::Arc;
 use xtrain_tensor::{HostTensor, TensorType};
@@ -132,7 +133,7 @@ pub struct Instance {
     pub origin: Origin,
     /// Where it runs.
     pub lane: Lane,
-    /// When it runs.
+    /// When it runs: the phase of its origin's stage.
     pub phase: Phase,
 }
 
@@ -186,15 +187,17 @@ impl WriteMode {
     }
 }
 
-/// Where an instance comes from: what names in dumps, traces and recipes are made of.
+/// Where an instance comes from: what names in dumps, traces and recipes are made of, and what passes go by.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Origin {
     /// The transformer block, if it is in one.
     pub block: Option<u32>,
     /// The place within the block or model, e.g. `attn.qkv_proj`.
     pub site: Arc<str>,
-    /// What part of the step it is.
+    /// What it does there: for names. Passes ask for the stage.
     pub role: Role,
+    /// When in the step it runs.
+    pub stage: Stage,
     /// The pipeline slot (micro-batch in flight) it works on; 0 without pipeline parallelism.
     pub slot: u16,
 }
@@ -208,11 +211,34 @@ impl fmt::Display for Origin {
     }
 }
 
-/// The part of a step that an instance belongs to.
+/// When in a step an instance runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Stage {
+    /// Before the gradients of activations are known. What it writes may be kept for the backward, or made again there.
+    Forward,
+    /// From the loss back.
+    Backward,
+    /// Once after the last micro-step.
+    Update,
+}
+
+impl Stage {
+    /// The phase that it is a part of.
+    pub const fn phase(self) -> Phase {
+        match self {
+            Stage::Forward | Stage::Backward => Phase::Micro,
+            Stage::Update => Phase::Update,
+        }
+    }
+}
+
+/// What an instance does at its site, whenever it runs: a change of representation may be part of any stage.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Role {
     /// Forward; for a linear, its fprop GEMM.
     Forward,
+    /// Forward and the gradients of its inputs in one: a loss.
+    ForwardGrad,
     /// Gradients with respect to activations.
     Dgrad,
     /// Gradients with respect to parameters only.
@@ -230,17 +256,13 @@ impl Role {
     pub const fn name(self) -> &'static str {
         match self {
             Role::Forward => "fprop",
+            Role::ForwardGrad => "fprop+grad",
             Role::Dgrad => "dgrad",
             Role::Wgrad => "wgrad",
             Role::Recompute => "recompute",
             Role::Precision => "precision",
             Role::Update => "update",
         }
-    }
-
-    /// Whether it runs before the loss is known.
-    pub const fn is_forward(self) -> bool {
-        matches!(self, Role::Forward)
     }
 }
 
@@ -291,15 +313,9 @@ impl Program {
         ValueId(self.values.len() as u32 - 1)
     }
 
-    /// The state value of this kind and name, added if it is not there.
-    pub fn state(&mut self, kind: StateKind, name: &Arc<str>, ty: TensorType) -> ValueId {
-        self.find_state(kind, name)
-            .unwrap_or_else(|| self.add_value(ty, Storage::State { kind, name: name.clone() }))
-    }
-
-    /// The state value of this kind and name.
-    pub fn find_state(&self, kind: StateKind, name: &str) -> Option<ValueId> {
-        self.ids().find(|&id| matches!(&self.value(id).storage, Storage::State { kind: k, name: n } if *k == kind && **n == *name))
+    /// Adds a state value; its kind and name must be new.
+    pub(crate) fn add_state(&mut self, kind: StateKind, name: &Arc<str>, ty: TensorType) -> ValueId {
+        self.add_value(ty, Storage::State { kind, name: name.clone() })
     }
 
     /// The input of this name.
@@ -322,6 +338,13 @@ impl Program {
         self.parameters.iter().position(|p| p.master == id || p.compute == Some(id))
     }
 
+    /// The parameter that each master and each compute copy belongs to: its index.
+    pub(crate) fn parameters_by_value(&self) -> HashMap<ValueId, usize> {
+        let values = |p: &Parameter| [Some(p.master), p.compute];
+        let indexed = self.parameters.iter().enumerate();
+        indexed.flat_map(|(n, p)| values(p).into_iter().flatten().map(move |v| (v, n))).collect()
+    }
+
     /// The number of elements of all parameters.
     pub fn parameter_count(&self) -> usize {
         self.parameters.iter().map(|p| self.ty(p.master).numel()).sum()
@@ -338,19 +361,16 @@ impl Program {
     }
 
     /// Floating-point operations of the instances that `include` accepts.
-    pub fn flops(&self, include: impl Fn(&Instance) -> bool) -> u64 {
+    pub fn flops(&self, include: impl Fn(&Instance) -> bool) -> f64 {
         let cost = |i: &Instance| i.code.op().cost(&self.input_types(i), &self.output_types(i)).flops;
         self.instances.iter().filter(|i| include(i)).map(cost).sum()
     }
 }
 
 impl Instance {
-    /// The kinds of state that it changes: its effects.
-    pub fn effects(&self, program: &Program) -> Vec<StateKind> {
-        let kind = |o: &Output| match program.value(o.value).storage {
-            Storage::State { kind, .. } => Some(kind),
-            _ => None,
-        };
-        self.outputs.iter().filter_map(kind).collect()
+    /// The state values that it writes: its effects.
+    pub fn effects(&self, program: &Program) -> impl Iterator<Item = ValueId> {
+        let state = |id: &ValueId| matches!(program.value(*id).storage, Storage::State { .. });
+        self.outputs.iter().map(|o| o.value).filter(state)
     }
 }

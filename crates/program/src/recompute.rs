@@ -4,7 +4,9 @@
 //! so the gradients are equal to the bit with it and without.
 
 use crate::trace::instantiate;
-use crate::{Code, Instance, OpError, Origin, Phase, Program, Role, Source, Storage, TraceError, ValueId};
+use crate::{
+    Code, Instance, OpError, Origin, Program, Role, Source, Stage, Storage, TraceError, ValueId, WriteMode,
+};
 use std::collections::HashMap;
 
 /// What is made again in the backward.
@@ -13,7 +15,7 @@ pub enum Recompute {
     /// Nothing: all saved.
     #[default]
     None,
-    /// The outputs of cheap ops: norms and activations.
+    /// The outputs that are cheap to make: norms and activations.
     Norms,
     /// All of every block but its boundary.
     Block,
@@ -33,7 +35,7 @@ pub fn apply(program: Program, policy: Recompute) -> Result<Program, TraceError>
     };
     let instances = std::mem::take(&mut pass.out.instances);
     for mut instance in instances {
-        if !instance.origin.role.is_forward() && instance.phase == Phase::Micro {
+        if instance.origin.stage == Stage::Backward {
             for k in 0..instance.inputs.len() {
                 instance.inputs[k] = pass.available(instance.inputs[k])?;
             }
@@ -46,7 +48,8 @@ pub fn apply(program: Program, policy: Recompute) -> Result<Program, TraceError>
 /// For each value written by a forward instance, that instance and which output it is.
 fn producers(program: &Program) -> HashMap<ValueId, (usize, usize)> {
     let mut map = HashMap::new();
-    for (i, instance) in program.instances.iter().enumerate().filter(|(_, i)| i.origin.role.is_forward()) {
+    let forward = |i: &Instance| i.origin.stage == Stage::Forward;
+    for (i, instance) in program.instances.iter().enumerate().filter(|(_, i)| forward(i)) {
         for (k, o) in instance.outputs.iter().enumerate() {
             map.insert(o.value, (i, k));
         }
@@ -65,15 +68,16 @@ struct Pass {
 impl Pass {
     fn keeps(&self, v: ValueId) -> bool {
         let value = self.out.value(v);
-        let Some(&(i, _)) = self.producers.get(&v) else { return true };
+        let Some(&(i, k)) = self.producers.get(&v) else { return true };
         let instance = &self.forward[i];
-        let cannot = value.boundary
-            || !matches!(value.storage, Storage::Transient)
-            || matches!(instance.code, Code::Plain(_));
-        cannot
+        // What changes state or adds to a value must run once.
+        let once = instance.effects(&self.out).next().is_some()
+            || instance.outputs.iter().any(|o| o.mode != WriteMode::Assign);
+        let fixed = value.boundary || !matches!(value.storage, Storage::Transient) || once;
+        fixed
             || match self.policy {
                 Recompute::None => true,
-                Recompute::Norms => !instance.code.op().is_cheap(),
+                Recompute::Norms => !instance.code.op().is_cheap(k),
                 Recompute::Block => instance.origin.block.is_none(),
             }
     }
@@ -104,8 +108,8 @@ impl Pass {
                 Source::Output(n) => original.outputs[n].value,
             });
         }
-        let origin = Origin { role: Role::Recompute, ..original.origin.clone() };
-        let instance = instantiate(&mut self.out, code, &inputs, &[], origin, original.phase)?;
+        let origin = Origin { role: Role::Recompute, stage: Stage::Backward, ..original.origin.clone() };
+        let instance = instantiate(&mut self.out, code, &inputs, &[], origin)?;
         for (o, &n) in instance.outputs.iter().zip(&made) {
             self.again.insert(original.outputs[n].value, o.value);
         }

@@ -1,9 +1,11 @@
 //! Tracing: model code calls ops, and the calls become a program.
 
 use crate::{
-    Code, Differentiable, Instance, Lane, Op, OpError, Origin, Output, Parameter, Phase, Program, Role,
+    Code, Differentiable, Instance, Lane, Op, OpError, Origin, Output, Parameter, Program, Role, Stage,
     StateKind, Storage, ValueId, WriteMode,
 };
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::sync::Arc;
 use thiserror::Error;
 use xtrain_tensor::{HostTensor, TensorType};
@@ -26,19 +28,44 @@ pub struct TraceError {
 pub struct Tracer {
     program: Program,
     origin: Origin,
-    phase: Phase,
+    names: HashMap<(Space, Arc<str>), ValueId>,
+}
+
+/// What a name is unique in.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+enum Space {
+    State(StateKind),
+    Constant,
+    Input,
+}
+
+impl Space {
+    const fn name(self) -> &'static str {
+        match self {
+            Space::State(kind) => kind.name(),
+            Space::Constant => "constant",
+            Space::Input => "input",
+        }
+    }
 }
 
 impl Default for Tracer {
     fn default() -> Self {
-        Tracer::new(Program::default(), Phase::Micro, Role::Forward)
+        Tracer::new(Program::default(), Stage::Forward, Role::Forward)
     }
 }
 
 impl Tracer {
-    /// A tracer that appends to `program` instances of this phase and role.
-    pub fn new(program: Program, phase: Phase, role: Role) -> Self {
-        Tracer { program, origin: Origin { block: None, site: "".into(), role, slot: 0 }, phase }
+    /// A tracer that appends to `program` instances of this stage and role.
+    pub fn new(program: Program, stage: Stage, role: Role) -> Self {
+        let name = |id: ValueId| match &program.value(id).storage {
+            Storage::State { kind, name } => Some(((Space::State(*kind), name.clone()), id)),
+            Storage::Constant { name, .. } => Some(((Space::Constant, name.clone()), id)),
+            Storage::Input { name } => Some(((Space::Input, name.clone()), id)),
+            Storage::Output { .. } | Storage::Transient => None,
+        };
+        let names = program.ids().filter_map(name).collect();
+        Tracer { program, origin: Origin { block: None, site: "".into(), role, stage, slot: 0 }, names }
     }
 
     /// The traced program.
@@ -68,42 +95,69 @@ impl Tracer {
     }
 
     /// The parameter called `name`; a second call with the same name is the same parameter (tied weights).
+    ///
+    /// # Panics
+    /// If it has another type.
     pub fn parameter(&mut self, name: &str, ty: TensorType) -> ValueId {
-        if let Some(p) = self.program.parameters.iter().find(|p| *p.name == *name) {
-            return p.master;
+        let known = self.program.values.len();
+        let master = self.state(StateKind::Master, name, ty);
+        if master.0 as usize >= known {
+            let name = name.into();
+            self.program.parameters.push(Parameter { name, master, compute: None, gradient: None });
         }
-        let name: Arc<str> = name.into();
-        let master = self.program.state(StateKind::Master, &name, ty);
-        self.program.parameters.push(Parameter { name, master, compute: None, gradient: None });
         master
     }
 
     /// The state value of this kind and name.
+    ///
+    /// # Panics
+    /// If it has another type.
     pub fn state(&mut self, kind: StateKind, name: &str, ty: TensorType) -> ValueId {
-        self.program.state(kind, &name.into(), ty)
+        self.named(Space::State(kind), name, ty, |name| Storage::State { kind, name })
     }
 
     /// The input called `name`, which the host writes before each run; a second call is the same input.
+    ///
+    /// # Panics
+    /// If it has another type.
     pub fn input(&mut self, name: &str, ty: TensorType) -> ValueId {
-        self.program
-            .input(name)
-            .unwrap_or_else(|| self.program.add_value(ty, Storage::Input { name: name.into() }))
+        self.named(Space::Input, name, ty, |name| Storage::Input { name })
     }
 
-    /// The constant called `name`, of type `ty`; a second call is the same constant. `make` runs where an engine loads the program, so
-    /// that a plan costs no table.
+    /// The constant called `name`, of type `ty`; a second call is the same constant, so the name says all that its contents depend on.
+    /// `make` runs where an engine loads the program, so that a plan costs no table.
+    ///
+    /// # Panics
+    /// If it has another type.
     pub fn constant(
         &mut self,
         name: &str,
         ty: TensorType,
         make: impl Fn() -> HostTensor + Send + Sync + 'static,
     ) -> ValueId {
-        let found = self.program.ids().find(|&id| {
-            matches!(&self.program.value(id).storage, Storage::Constant { name: n, .. } if **n == *name)
-        });
-        found.unwrap_or_else(|| {
-            self.program.add_value(ty, Storage::Constant { name: name.into(), make: Arc::new(make) })
-        })
+        self.named(Space::Constant, name, ty, |name| Storage::Constant { name, make: Arc::new(make) })
+    }
+
+    /// The value of this name, added if it is not there.
+    fn named(
+        &mut self,
+        space: Space,
+        name: &str,
+        ty: TensorType,
+        storage: impl FnOnce(Arc<str>) -> Storage,
+    ) -> ValueId {
+        let name: Arc<str> = name.into();
+        let id = match self.names.entry((space, name.clone())) {
+            Entry::Occupied(found) => *found.get(),
+            Entry::Vacant(place) => *place.insert(self.program.add_value(ty, storage(name.clone()))),
+        };
+        let held = self.program.ty(id);
+        assert!(
+            held == ty,
+            "the {} `{name}` is {held} already, so it cannot be {ty}; it needs a name of its own",
+            space.name()
+        );
+        id
     }
 
     /// Marks a value as a boundary of recomputation: kept even when its block is recomputed.
@@ -154,8 +208,7 @@ impl Tracer {
         inputs: &[ValueId],
         targets: &[Option<ValueId>],
     ) -> Result<Vec<ValueId>, TraceError> {
-        let instance =
-            instantiate(&mut self.program, code, inputs, targets, self.origin.clone(), self.phase)?;
+        let instance = instantiate(&mut self.program, code, inputs, targets, self.origin.clone())?;
         let outputs = instance.outputs.iter().map(|o| o.value).collect();
         self.program.instances.push(instance);
         Ok(outputs)
@@ -169,7 +222,6 @@ pub(crate) fn instantiate(
     inputs: &[ValueId],
     targets: &[Option<ValueId>],
     origin: Origin,
-    phase: Phase,
 ) -> Result<Instance, TraceError> {
     let types: Vec<TensorType> = inputs.iter().map(|&v| program.ty(v)).collect();
     let fail = |error| TraceError {
@@ -194,5 +246,6 @@ pub(crate) fn instantiate(
         outputs.push(Output { value, mode: WriteMode::Assign });
     }
     let workspace = signature.workspace.iter().map(|&ty| program.add_value(ty, Storage::Transient)).collect();
+    let phase = origin.stage.phase();
     Ok(Instance { code, inputs: inputs.to_vec(), outputs, workspace, origin, lane: Lane::Compute, phase })
 }

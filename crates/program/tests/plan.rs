@@ -3,7 +3,8 @@
 use proptest::prelude::*;
 use xtrain_program::order::Order;
 use xtrain_program::{
-    Instance, Lane, Op, OpError, Phase, Plan, Program, Region, Role, Signature, Storage, Tracer, ValueId,
+    Instance, Lane, MemoryRow, Op, OpError, Plan, Program, Purpose, Region, Signature, Storage, Tracer,
+    ValueId,
 };
 use xtrain_tensor::{DType, TensorType};
 
@@ -51,7 +52,7 @@ fn line() -> impl Strategy<Value = Line> {
 }
 
 fn build(lines: &[Line]) -> Program {
-    let mut t = Tracer::new(Program::default(), Phase::Micro, Role::Forward);
+    let mut t = Tracer::default();
     let mut made: Vec<ValueId> = Vec::new();
     for l in lines {
         let reads: Vec<ValueId> =
@@ -140,6 +141,42 @@ proptest! {
     }
 }
 
+/// Happens-before if instances wait for those before them in their lane and for `waits` alone.
+fn by_waits(program: &Program, waits: &[Vec<usize>]) -> Vec<Vec<bool>> {
+    let n = program.instances.len();
+    let mut before = vec![vec![false; n]; n];
+    for b in 0..n {
+        let same_lane = (0..b).filter(|&a| program.instances[a].lane == program.instances[b].lane);
+        for a in same_lane.chain(waits[b].iter().copied()) {
+            before[a][b] = true;
+            (0..a).for_each(|earlier| before[earlier][b] |= before[earlier][a]);
+        }
+    }
+    before
+}
+
+proptest! {
+    #[test]
+    fn waits_are_the_whole_order_between_lanes_and_none_is_idle(lines in prop::collection::vec(line(), 1..40)) {
+        let program = build(&lines);
+        let order = Order::of(&program);
+        let waits: Vec<Vec<usize>> = (0..program.instances.len()).map(|i| order.waits(i).to_vec()).collect();
+        let before = closure(&program);
+        prop_assert_eq!(&by_waits(&program, &waits), &before);
+        for (i, waited) in waits.iter().enumerate() {
+            let mut lanes: Vec<Lane> = waited.iter().map(|&w| program.instances[w].lane).collect();
+            prop_assert!(!lanes.contains(&program.instances[i].lane));
+            lanes.dedup();
+            prop_assert_eq!(lanes.len(), waited.len(), "{} waits twice for a lane", i);
+            for w in 0..waited.len() {
+                let mut without = waits.clone();
+                without[i].remove(w);
+                prop_assert!(by_waits(&program, &without) != before, "{i} need not wait for {}", waited[w]);
+            }
+        }
+    }
+}
+
 /// Whether %a was made over %b through values between them.
 fn chained(program: &Program, a: usize, b: usize) -> bool {
     let maker = program.instances.iter().find(|i| i.outputs.iter().any(|o| o.value.0 as usize == a));
@@ -176,4 +213,26 @@ fn reading_what_was_never_written_is_a_bug() {
     program.instances[0].inputs = vec![ghost];
     assert!(ghost > v);
     Plan::of(&program);
+}
+
+#[test]
+fn workspace_is_told_at_the_peak_and_away_from_it() {
+    let mut t = Tracer::default();
+    let op = |outputs: usize, workspace| Any { outputs: vec![outputs], workspace, in_place: false };
+    t.enter_block(Some(0));
+    let small = t.at("core").emit(op(64, 100), &[]).expect("takes anything")[0];
+    t.enter_block(Some(1));
+    let small = t.at("core").emit(op(64, 200), &[small]).expect("takes anything")[0];
+    t.enter_block(None);
+    t.at("head").emit(op(64, 5000), &[small]).expect("takes anything");
+    let memory = Plan::of(&t.finish()).memory;
+    let bytes = |rows: &[MemoryRow], site: &str| {
+        let named = Purpose::Workspace(site.into());
+        rows.iter().find(|row| row.what == named).map(|row| row.bytes)
+    };
+    assert_eq!(memory.peak_at, "head (fprop)");
+    assert_eq!(bytes(&memory.rows, "head any"), Some(5056));
+    // The larger of the two blocks'.
+    assert_eq!(bytes(&memory.elsewhere, "core any"), Some(256));
+    assert_eq!(memory.elsewhere.len(), 1);
 }

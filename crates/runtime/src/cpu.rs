@@ -303,9 +303,9 @@ fn check_finite<'a>(
 ) -> Result<(), EngineError> {
     for (output, o) in instance.outputs.iter().enumerate() {
         let ty = program.ty(o.value);
-        // A partly accumulated value is checked where it is complete.
-        let checked = ty.dtype.is_float() && o.mode != WriteMode::Add;
-        if checked && xtrain_tensor::host::decode(ty, bytes(output)).iter().any(|x| !x.is_finite()) {
+        if ty.dtype.is_float()
+            && xtrain_tensor::host::decode(ty, bytes(output)).iter().any(|x| !x.is_finite())
+        {
             return Err(EngineError::NonFinite {
                 op: instance.code.op().name(),
                 site: instance.origin.to_string(),

@@ -72,48 +72,37 @@ impl Memory {
     /// # Panics
     /// If a written span overlaps another one: the planner never places operands of one instance so.
     pub(crate) fn lend(&mut self, reads: &[Span], writes: &[Span]) -> (Vec<&[u8]>, Vec<&mut [u8]>) {
-        // Every distinct span once, in memory order, so that each chunk can be cut front to back.
-        let mut spans: Vec<(Span, bool)> = reads
-            .iter()
-            .map(|&s| (s, false))
-            .chain(writes.iter().map(|&s| (s, true)))
-            .filter(|(s, _)| s.bytes > 0)
-            .collect();
+        // In memory order, so that each chunk can be cut front to back; each with its place among the operands.
+        let operands = reads.iter().chain(writes).copied().enumerate();
+        let mut spans: Vec<(Span, usize)> =
+            operands.map(|(n, span)| (span, n)).filter(|(s, _)| s.bytes > 0).collect();
         spans.sort_unstable();
-        spans.dedup();
-        let mut shared: Vec<(Span, &[u8])> = Vec::new();
-        let mut owned: Vec<(Span, Option<&mut [u8]>)> = Vec::new();
-        let mut at = 0;
+        let mut read: Vec<&[u8]> = vec![&[]; reads.len()];
+        let mut written: Vec<&mut [u8]> = Vec::new();
+        written.resize_with(writes.len(), Default::default);
+        let mut rest = &spans[..];
         for (index, chunk) in self.chunks.iter_mut().enumerate() {
-            let mut rest = chunk.as_mut_slice();
+            let mut bytes = chunk.as_mut_slice();
             let mut base = 0;
-            while let Some(&(span, write)) = spans.get(at).filter(|(s, _)| s.chunk == index) {
+            while let Some(&(span, first)) = rest.first().filter(|(s, _)| s.chunk == index) {
+                // Operands that are the same span, one behind the other.
+                let (same, others) = rest.split_at(rest.partition_point(|(s, _)| *s == span));
+                rest = others;
                 assert!(span.offset >= base, "operands overlap: {span:?}");
-                let (_, tail) = rest.split_at_mut(span.offset - base);
+                let (_, tail) = bytes.split_at_mut(span.offset - base);
                 let (piece, tail) = tail.split_at_mut(span.bytes);
-                rest = tail;
+                bytes = tail;
                 base = span.offset + span.bytes;
-                at += 1;
-                match write {
-                    true => owned.push((span, Some(piece))),
-                    false => shared.push((span, piece)),
+                match first.checked_sub(reads.len()) {
+                    Some(n) if same.len() == 1 => written[n] = piece,
+                    None if same.iter().all(|(_, n)| *n < reads.len()) => {
+                        let piece: &[u8] = piece;
+                        same.iter().for_each(|&(_, n)| read[n] = piece);
+                    }
+                    _ => panic!("operands overlap: {span:?}"),
                 }
             }
         }
-        let read = |s: &Span| match s.bytes {
-            0 => &[][..],
-            _ => shared.iter().find(|(t, _)| t == s).map_or(&[][..], |(_, bytes)| bytes),
-        };
-        let read = reads.iter().map(read).collect();
-        let mut take = |s: &Span| match s.bytes {
-            0 => &mut [][..],
-            _ => owned
-                .iter_mut()
-                .find(|(t, _)| t == s)
-                .and_then(|(_, b)| b.take())
-                .expect("each span is written once"),
-        };
-        let written = writes.iter().map(&mut take).collect();
         (read, written)
     }
 }
@@ -136,6 +125,31 @@ mod tests {
             m.lend(&[span(c, 64, 2), span(0, 128, 4), span(c, 64, 2)], &[span(0, 0, 64), span(0, 64, 3)]);
         assert_eq!((r[0], r[2], r[1].len()), (&[7u8, 8][..], &[7u8, 8][..], 4));
         assert_eq!((w[0].len(), w[1].len()), (64, 3));
+    }
+
+    #[test]
+    fn each_operand_gets_its_own_span() {
+        let mut m = Memory::new();
+        let c = m.add(64 * 2000).expect("room");
+        for n in 0..2000 {
+            m.get_mut(span(c, 64 * n, 2)).copy_from_slice(&(n as u16).to_le_bytes());
+        }
+        let place = |n: usize| span(c, 64 * (n * 7919 % 2000), 2);
+        let (reads, writes): (Vec<Span>, Vec<Span>) =
+            (0..1000).map(|n| (place(2 * n), place(2 * n + 1))).unzip();
+        let (read, written) = m.lend(&reads, &writes);
+        let value = |bytes: &[u8]| usize::from(bytes[0]) + 256 * usize::from(bytes[1]);
+        for n in 0..1000 {
+            assert_eq!((value(read[n]), value(written[n])), (reads[n].offset / 64, writes[n].offset / 64));
+        }
+    }
+
+    #[test]
+    #[should_panic(expected = "overlap")]
+    fn a_span_is_not_read_and_written() {
+        let mut m = Memory::new();
+        m.grow_scratch(256).expect("room");
+        m.lend(&[span(0, 64, 4)], &[span(0, 64, 4)]);
     }
 
     #[test]

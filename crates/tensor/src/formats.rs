@@ -4,8 +4,8 @@
 //! Sources: "FP8 Formats for Deep Learning" (arXiv 2209.05433), table 1; E5M6: DeepSeek-V3 (arXiv 2412.19437), section 3.3.3.
 //! Infinities of bf16 stay infinities: bf16 has f32's range and is not saturated.
 
-use crate::DType;
 use crate::minifloat::Minifloat;
+use crate::{DType, vectorized};
 use half::bf16;
 
 const E4M3: Minifloat = Minifloat { exponent: 4, mantissa: 3, max: 448.0, infinities: false };
@@ -42,18 +42,26 @@ pub fn to_bf16(x: f32) -> u16 {
     (wide as i32 >> 16) as u16
 }
 
+/// The value of a bfloat16.
+#[inline(always)]
+pub fn from_bf16(x: bf16) -> f32 {
+    f32::from_bits(u32::from(x.to_bits()) << 16)
+}
+
 /// Widens a slice of bfloat16.
 pub fn widen_bf16(src: &[bf16], dst: &mut [f32]) {
-    for (d, s) in dst.iter_mut().zip(src) {
-        *d = f32::from_bits(u32::from(s.to_bits()) << 16);
-    }
+    vectorized(
+        #[inline(always)]
+        || dst.iter_mut().zip(src).for_each(|(d, s)| *d = from_bf16(*s)),
+    );
 }
 
 /// Rounds a slice to bfloat16.
 pub fn narrow_bf16(src: &[f32], dst: &mut [bf16]) {
-    for (d, s) in dst.iter_mut().zip(src) {
-        *d = bf16::from_bits(to_bf16(*s));
-    }
+    vectorized(
+        #[inline(always)]
+        || dst.iter_mut().zip(src).for_each(|(d, s)| *d = bf16::from_bits(to_bf16(*s))),
+    );
 }
 
 /// E4M3's byte of `x`.

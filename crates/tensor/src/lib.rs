@@ -10,10 +10,14 @@ pub mod host;
 pub mod kernel;
 mod minifloat;
 pub mod philox;
+mod pool;
 mod shape;
+mod simd;
 
 pub use dtype::DType;
 pub use host::{AlignedBytes, HostTensor};
-pub use kernel::{CpuKernel, Real, View, ViewMut};
+pub use kernel::{CpuKernel, Real, Reals, RealsMut, Stored, View, ViewMut};
 pub use philox::Philox;
+pub use pool::Pooled;
 pub use shape::{Shape, TensorType};
+pub use simd::vectorized;

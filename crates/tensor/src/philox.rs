@@ -4,6 +4,8 @@
 //! A number is a pure function of (seed, stream, index), so it depends neither on the order of evaluation nor on how work is cut
 //! over threads or ranks, and kernels on any device can make the same one.
 
+use rayon::prelude::*;
+
 const M0: u32 = 0xD251_1F53;
 const M1: u32 = 0xCD9E_8D57;
 const W0: u32 = 0x9E37_79B9;
@@ -60,18 +62,25 @@ impl Philox {
 
     /// Fills `out` with normal numbers of mean 0 and standard deviation `std` (Box and Muller's transform, in f64).
     pub fn fill_normal(&self, std: f32, out: &mut [f32]) {
-        for (index, chunk) in out.chunks_mut(4).enumerate() {
-            let w = self.block(index as u64);
-            let pair = |a: u32, b: u32| {
-                // (a + 1) / 2^32 lies in (0, 1]: its logarithm is finite.
-                let radius = (-2.0 * ((f64::from(a) + 1.0) / 4_294_967_296.0).ln()).sqrt() * f64::from(std);
-                let angle = std::f64::consts::TAU * f64::from(b) / 4_294_967_296.0;
-                [(radius * angle.cos()) as f32, (radius * angle.sin()) as f32]
-            };
-            let [p, q] = [pair(w[0], w[1]), pair(w[2], w[3])];
-            chunk.copy_from_slice(&[p[0], p[1], q[0], q[1]][..chunk.len()]);
-        }
+        out.par_chunks_mut(4 * TASK_BLOCKS).enumerate().for_each(|(task, out)| {
+            for (index, out) in out.chunks_mut(4).enumerate() {
+                let w = self.block((task * TASK_BLOCKS + index) as u64);
+                let [p, q] = [normal_pair(w[0], w[1], std), normal_pair(w[2], w[3], std)];
+                out.copy_from_slice(&[p[0], p[1], q[0], q[1]][..out.len()]);
+            }
+        });
     }
+}
+
+/// Blocks that one task of [`Philox::fill_normal`] draws.
+const TASK_BLOCKS: usize = 4096;
+
+/// Two normal numbers from two words.
+fn normal_pair(a: u32, b: u32, std: f32) -> [f32; 2] {
+    // (a + 1) / 2^32 lies in (0, 1]: its logarithm is finite.
+    let radius = (-2.0 * ((f64::from(a) + 1.0) / 4_294_967_296.0).ln()).sqrt() * f64::from(std);
+    let angle = std::f64::consts::TAU * f64::from(b) / 4_294_967_296.0;
+    [(radius * angle.cos()) as f32, (radius * angle.sin()) as f32]
 }
 
 /// A word's top 24 bits as a number in [0, 1).
@@ -110,6 +119,21 @@ mod tests {
             mean.abs() < 0.02 && (var - 4.0).abs() < 0.05 && (kurt - 3.0).abs() < 0.1,
             "{mean} {var} {kurt}"
         );
+    }
+
+    #[test]
+    fn normal_numbers_depend_on_their_index_alone() {
+        let rng = Philox::new(3, 1, 4);
+        let mut all = vec![0.0f32; 4 * TASK_BLOCKS + 4099];
+        rng.fill_normal(0.02, &mut all);
+        for index in [0, 1, 4 * TASK_BLOCKS - 1, 4 * TASK_BLOCKS, 4 * TASK_BLOCKS + 4098] {
+            let words = rng.block(index as u64 / 4);
+            let [a, b] = if index % 4 < 2 { [words[0], words[1]] } else { [words[2], words[3]] };
+            assert_eq!(all[index], normal_pair(a, b, 0.02)[index % 2], "element {index}");
+        }
+        let mut some = vec![0.0f32; 4 * TASK_BLOCKS + 2];
+        rng.fill_normal(0.02, &mut some);
+        assert_eq!(some, all[..some.len()]);
     }
 
     #[test]

@@ -80,7 +80,7 @@ impl Learner {
     ) -> Result<(), LearnError> {
         let engine = self.weights.engine();
         feed(engine, self.train, batch, self.spec.document_mask, valid_targets)?;
-        if self.spec.loss.dropout > 0.0 {
+        if self.spec.dropout > 0.0 {
             let rng = [self.seed as u32, (self.seed >> 32) as u32, step as u32, first_token as u32];
             engine.write_input(self.train, io::RNG, bytemuck::cast_slice(&rng))?;
         }

@@ -121,6 +121,7 @@ fn open_run(run: &RunFolder, which: Which, recipe: Option<Recipe>) -> Result<Ope
     })?;
     weights.refresh()?;
     let tokenizer = Tokenizer::load(run.tokenizer())?;
+    let tokenizer = tokenizer.with_begin_of_document(parsed.config.data.begin_of_document)?;
     let source = setup::kept_init(&parsed.config, run)?;
     let identity = Identity::new(source, weights.model(), &tokenizer);
     Ok(OpenedModel {

@@ -1,5 +1,6 @@
 //! The programs of a run: the training step, evaluation, prefill and decode, each a model traced and put through passes.
 
+use std::collections::HashMap;
 use thiserror::Error;
 use xtrain_model::decoder::{Batch, Context, Loss, io, trace_logits, trace_loss};
 use xtrain_model::{Architecture, Recipe};
@@ -9,7 +10,7 @@ use xtrain_ops::grad_norm::GradNorm;
 use xtrain_ops::{PassSet, registry};
 use xtrain_program::backward::{BackwardError, backward};
 use xtrain_program::{
-    Phase, Program, Recompute, Role, Root, StateKind, TraceError, Tracer, precision, recompute,
+    Program, Recompute, Role, Root, Stage, StateKind, TraceError, Tracer, precision, recompute,
 };
 use xtrain_tensor::{DType, TensorType};
 
@@ -36,8 +37,10 @@ pub struct TrainingSpec {
     pub batch: Batch,
     /// Whether attention stays within documents.
     pub document_mask: bool,
-    /// Chunking, z-loss and dropout.
+    /// Chunking and z-loss.
     pub loss: Loss,
+    /// Share of activations dropped after the embedding and after each half-block; 0 drops none.
+    pub dropout: f32,
     /// What the backward makes again instead of keeping it.
     pub recompute: Recompute,
     /// AdamW's constants.
@@ -72,7 +75,7 @@ pub enum ProgramError {
 pub fn training(spec: &TrainingSpec) -> Result<Program, ProgramError> {
     let mut tracer = Tracer::default();
     let context = Context::Sequence { document_mask: spec.document_mask };
-    let objective = trace_loss(&mut tracer, &spec.model, spec.batch, context, spec.loss)?;
+    let objective = trace_loss(&mut tracer, &spec.model, spec.batch, context, spec.loss, spec.dropout)?;
     let program = precision::apply(tracer.finish(), spec.recipe.precision())?;
     let (program, _) = backward(program, &[Root { value: objective, grad: None }], &[], &PassSet)?;
     let program = recompute::apply(program, spec.recompute)?;
@@ -88,8 +91,8 @@ pub fn evaluation(
     chunk_tokens: usize,
 ) -> Result<Program, ProgramError> {
     let mut tracer = Tracer::default();
-    let loss = Loss { chunk_tokens, z_loss: 0.0, dropout: 0.0 };
-    trace_loss(&mut tracer, model, batch, Context::Sequence { document_mask }, loss)?;
+    let loss = Loss { chunk_tokens, z_loss: 0.0 };
+    trace_loss(&mut tracer, model, batch, Context::Sequence { document_mask }, loss, 0.0)?;
     Ok(precision::apply(tracer.finish(), recipe.precision())?)
 }
 
@@ -120,10 +123,11 @@ pub fn cpu_kernels() -> registry::CpuKernels {
 
 /// Appends gradient norm, clip and AdamW.
 fn with_update(program: Program, spec: &TrainingSpec) -> Result<Program, TraceError> {
-    let specs = spec.model.parameters();
+    let decays: HashMap<String, bool> =
+        spec.model.parameters().into_iter().map(|p| (p.name, p.decay)).collect();
     let parameters = program.parameters.clone();
     let objective = program.output(io::OBJECTIVE);
-    let mut t = Tracer::new(program, Phase::Update, Role::Update);
+    let mut t = Tracer::new(program, Stage::Update, Role::Update);
     let lr = t.input(update_io::LR, TensorType::new(DType::F32, []));
     let gradients: Vec<_> = parameters.iter().filter_map(|p| p.gradient).collect();
     let norm = t.at("grad_norm").emit(GradNorm, &gradients)?[0];
@@ -146,9 +150,9 @@ fn with_update(program: Program, spec: &TrainingSpec) -> Result<Program, TraceEr
         inputs.extend(p.gradient);
         targets.extend([Some(p.master), Some(m), Some(v)]);
         targets.extend(p.compute.map(Some));
-        let decays = specs.iter().any(|s| s.name == *p.name && s.decay);
+        // Every traced parameter is in the list: tracing declares from it.
         options.push(AdamWParameter {
-            weight_decay: if decays { spec.optimizer.weight_decay } else { 0.0 },
+            weight_decay: if decays[&*p.name] { spec.optimizer.weight_decay } else { 0.0 },
             compute: p.compute.map(|c| t.ty(c).dtype),
         });
     }

@@ -3,7 +3,7 @@
 
 mod common;
 
-use common::{golden, relative};
+use common::{golden, relative, typical};
 use safetensors::SafeTensors;
 use serde_json::Value;
 use std::fs;
@@ -16,7 +16,7 @@ use xtrain_program::{Phase, StateKind};
 use xtrain_train::exchange::import;
 use xtrain_train::generate::{Generator, Sampling};
 use xtrain_train::learner::Learner;
-use xtrain_train::programs;
+use xtrain_train::programs::{self, TrainingSpec};
 use xtrain_train::weights::Weights;
 
 const MODELS: [&str; 4] = ["qwen3", "qwen2", "llama3", "llama2"];
@@ -75,12 +75,66 @@ impl Golden {
         p.parts.iter().flat_map(|part| self.floats(&format!("{prefix}{}", part.name))).collect()
     }
 
-    fn learner(&self) -> Learner {
-        let mut spec = common::spec(self.hf.model.clone(), self.batch);
+    fn learner(&self, recipe: Recipe) -> Learner {
+        let mut spec = TrainingSpec { recipe, ..common::spec(self.hf.model.clone(), self.batch) };
         spec.optimizer.max_norm = self.manifest["optimizer"]["max_norm"].as_f64().expect("max_norm");
         let mut learner = Learner::new(common::engine(), spec, 0).expect("a learner");
         import(learner.weights(), &golden(self.name)).expect("the folder imports");
         learner
+    }
+}
+
+impl Golden {
+    /// Batch `n` of those that are trained on.
+    fn training_batch(&self, n: usize) -> TokenBatch {
+        let tokens = self.batch.sequences * self.batch.seq_len;
+        let range = n * tokens..(n + 1) * tokens;
+        self.batch_of(&self.ints("train.input_ids")[range.clone()], &self.ints("train.labels")[range])
+    }
+
+    /// The loss and every gradient of each batch that is trained on, by Hugging Face's names, with the weights as they start.
+    fn gradients(&self, recipe: Recipe) -> Vec<(f64, Vec<(String, Vec<f32>)>)> {
+        let mut learner = self.learner(recipe);
+        let parameters = self.hf.model.parameters();
+        let step = |n| {
+            let batch = self.training_batch(n);
+            learner.micro_step(&batch, n as u64, 0, batch.valid_targets).expect("a step");
+            let mut gradients = Vec::new();
+            for p in &parameters {
+                let bytes = learner.read_state(StateKind::Gradient, &p.name).expect("a gradient");
+                let mut rest: Vec<f32> = bytemuck::pod_collect_to_vec(&bytes);
+                let width = rest.len() / p.shape[0];
+                for part in &p.parts {
+                    let further = rest.split_off(part.rows * width);
+                    gradients.push((part.name.clone(), std::mem::replace(&mut rest, further)));
+                }
+            }
+            (learner.update(0.0).expect("an update").loss, gradients)
+        };
+        (0..self.floats("train.lr").len()).map(step).collect()
+    }
+}
+
+/// Both take the weights of the golden files, on which attention is sharp, so both are off by more than a bf16 step of ordinary weights
+/// (tests/step.rs): what is compared is how far, over 20 batches.
+#[test]
+fn bf16_is_as_near_to_fp32_as_pytorchs_is() {
+    for name in MODELS {
+        let g = Golden::load(name);
+        let theirs = &g.manifest["torch_bf16_against_fp32"];
+        let (wide, narrow) = (g.gradients(Recipe::Fp32), g.gradients(Recipe::Bf16));
+        let pairs = || wide.iter().zip(&narrow);
+        let loss = typical(pairs().map(|(w, n)| n.0 / w.0 - 1.0));
+        let pytorchs = theirs["loss"].as_f64().expect("an error");
+        assert!(loss < 1.2 * pytorchs, "{name}: the loss is off by {loss:e}, PyTorch's by {pytorchs:e}");
+        let mut worst = (0.0f64, 0.0f64);
+        for (k, (part, _)) in wide[0].1.iter().enumerate() {
+            let error = typical(pairs().map(|(w, n)| relative(&n.1[k].1, &w.1[k].1)));
+            assert!(error > 1e-4, "{name}: {part} is not rounded");
+            let pytorchs = theirs["gradients"][part].as_f64().expect("an error");
+            worst = (worst.0.max(error), worst.1.max(pytorchs));
+        }
+        assert!(worst.0 < 1.2 * worst.1, "{name}: the worst gradients, ours and PyTorch's: {worst:?}");
     }
 }
 
@@ -113,7 +167,7 @@ fn logits_agree_with_pytorch() {
 fn loss_and_every_gradient_agree_with_pytorch() {
     for name in MODELS {
         let g = Golden::load(name);
-        let mut learner = g.learner();
+        let mut learner = g.learner(Recipe::Fp32);
         let batch = g.batch_of(&g.ints("input_ids"), &g.ints("labels"));
         learner.micro_step(&batch, 0, 0, batch.valid_targets).expect("a step");
         for p in g.hf.model.parameters() {
@@ -133,13 +187,10 @@ fn loss_and_every_gradient_agree_with_pytorch() {
 fn twenty_adamw_steps_agree_with_pytorch() {
     for name in MODELS {
         let g = Golden::load(name);
-        let mut learner = g.learner();
-        let (tokens, targets) = (g.ints("train.input_ids"), g.ints("train.labels"));
+        let mut learner = g.learner(Recipe::Fp32);
         let (lr, losses, norms) = (g.floats("train.lr"), g.floats("train.loss"), g.floats("train.grad_norm"));
-        let step_tokens = g.batch.sequences * g.batch.seq_len;
         for (step, &lr) in lr.iter().enumerate() {
-            let range = step * step_tokens..(step + 1) * step_tokens;
-            let batch = g.batch_of(&tokens[range.clone()], &targets[range]);
+            let batch = g.training_batch(step);
             learner.micro_step(&batch, step as u64, 0, batch.valid_targets).expect("a step");
             let result = learner.update(lr.into()).expect("an update");
             let (loss, norm) = (f64::from(losses[step]), f64::from(norms[step]));

@@ -1,11 +1,12 @@
 //! The verbs and their flags.
 
-use crate::quantity;
+use crate::quantity::{Count, Size};
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Arg, ArgAction, Args, CommandFactory, FromArgMatches, Parser, Subcommand};
 use std::ops::RangeInclusive;
 use std::path::PathBuf;
-use xtrain_checkpoint::hf::ExportDtype;
+use xtrain_checkpoint::hf::{ExportDtype, ExportOptions};
+use xtrain_data::{BeginOfDocument, PrepareOptions};
 use xtrain_model::Recipe;
 
 /// Train language models: pre-train, continue and fine-tune from one run file.
@@ -94,7 +95,7 @@ pub(crate) struct PlanArgs {
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   xtrain tokenize books/*.txt --tokenizer models/Qwen3-0.6B --out shards/books
-  xtrain tokenize crawl.jsonl.zst --field content --bpe 32768 --out shards/crawl
+  xtrain tokenize crawl.jsonl.zst --text-field content --bpe-vocab-size 32768 --out shards/crawl
 A run file then names the folder: [data] train = \"shards/books\". Run the same command again to continue after a stop.")]
 pub(crate) struct TokenizeArgs {
     /// Text files (.txt, .jsonl, .parquet; also .gz and .zst) or folders of them
@@ -107,16 +108,23 @@ pub(crate) struct TokenizeArgs {
     pub(crate) tokenizer: TokenizerArgs,
     /// The field of .jsonl lines and the column of .parquet files that holds the text
     #[arg(long, default_value = "text")]
-    pub(crate) field: String,
+    pub(crate) text_field: String,
     /// Split .txt files into documents at this string; without it each file is one document
     #[arg(long)]
     pub(crate) separator: Option<String>,
-    /// Tokens of a shard, e.g. 64M or 1B
-    #[arg(long, value_name = "COUNT", default_value = "64M", value_parser = quantity::count)]
-    pub(crate) shard_tokens: u64,
+    /// Put the tokenizer's begin token before each document: auto (as the template of its file does), true or
+    /// false
+    #[arg(long, value_name = "CHOICE", default_value = "auto")]
+    pub(crate) begin_of_document: BeginOfDocument,
+    /// Tokens of a shard: a number, or one of thousands (K), millions (M) or billions (G)
+    #[arg(long, value_name = "TOKENS", default_value_t = Count(PrepareOptions::default().shard_tokens))]
+    pub(crate) shard_tokens: Count,
     /// Read the finished shards once more and compare their checksums
     #[arg(long)]
     pub(crate) verify: bool,
+    /// CPU threads; 0 takes all
+    #[arg(long, default_value_t = 0, value_parser = bounded(0..=1024))]
+    pub(crate) threads: usize,
 }
 
 #[derive(Debug, Args)]
@@ -125,9 +133,9 @@ pub(crate) struct TokenizerArgs {
     /// A tokenizer.json, or a folder that holds one
     #[arg(long, value_name = "PATH")]
     pub(crate) tokenizer: Option<PathBuf>,
-    /// Learn a byte-level BPE vocabulary of this size from the text
-    #[arg(long, value_name = "SIZE")]
-    pub(crate) bpe: Option<usize>,
+    /// Learn a byte-level BPE vocabulary of at most this size from the text
+    #[arg(long, value_name = "TOKENS")]
+    pub(crate) bpe_vocab_size: Option<usize>,
     /// Plain bytes
     #[arg(long)]
     pub(crate) bytes: bool,
@@ -222,7 +230,7 @@ pub(crate) struct EvalArgs {
     pub(crate) batch_size: u16,
     /// The field of .jsonl lines and the column of .parquet files that holds the text
     #[arg(long, default_value = "text")]
-    pub(crate) field: String,
+    pub(crate) text_field: String,
     /// Split .txt files into documents at this string
     #[arg(long)]
     pub(crate) separator: Option<String>,
@@ -246,9 +254,9 @@ pub(crate) struct ExportArgs {
     /// The element type of the weights; by default as the run's own export, or what loses nothing of a Hugging Face folder
     #[arg(long, value_parser = named(&ExportDtype::ALL, ExportDtype::name))]
     pub(crate) dtype: Option<ExportDtype>,
-    /// Size of a file at most, e.g. 500MB or 4GiB
-    #[arg(long, value_name = "SIZE", default_value = "5GB", value_parser = quantity::bytes)]
-    pub(crate) max_shard_size: u64,
+    /// Bytes of a file at most: a number, or one with a unit (500MB, 4GiB)
+    #[arg(long, value_name = "SIZE", default_value_t = Size(ExportOptions::default().max_shard_bytes))]
+    pub(crate) max_shard_size: Size,
     /// Replace the folder if it is there
     #[arg(long)]
     pub(crate) overwrite: bool,

@@ -1,6 +1,6 @@
 //! The tables of `xtrain plan`.
 
-use xtrain_program::{MemoryRow, MemoryTable, Plan, Program, Purpose, Role, StateKind};
+use xtrain_program::{MemoryRow, MemoryTable, Plan, Program, Purpose, Role, Stage, StateKind};
 use xtrain_train::metrics::format;
 use xtrain_train::run::Planned;
 
@@ -9,9 +9,8 @@ pub(crate) fn text(planned: &Planned, program: &Program, plan: &Plan) -> String 
     let (spec, config) = (&planned.spec, &planned.resolved.config);
     let (m, tokens) = (&spec.model, (spec.batch.sequences * spec.batch.seq_len) as f64);
     let embedding = m.vocab_size * m.dim;
-    let counted = |roles: &[Role]| program.flops(|i| roles.contains(&i.origin.role)) as f64 / tokens;
-    let done = counted(&[Role::Forward, Role::Dgrad, Role::Wgrad, Role::Recompute]);
-    let repeated = counted(&[Role::Recompute]);
+    let done = program.flops(|i| i.origin.stage != Stage::Update) / tokens;
+    let repeated = program.flops(|i| i.origin.role == Role::Recompute) / tokens;
     let mut out = String::new();
     let mut line = |name: &str, value: String| out.push_str(&format!("{name:<28}{value}\n"));
     line(
@@ -100,7 +99,29 @@ fn memory(table: &MemoryTable) -> String {
     rows.iter().for_each(|(name, bytes)| line(name, *bytes));
     line("total", total);
     out.push_str(&format!("activations peak at {}\n", table.peak_at));
+    out.push_str(&elsewhere(table));
     out
+}
+
+/// The workspaces that the peak does not show, so that a reader sees them all the same.
+fn elsewhere(table: &MemoryTable) -> String {
+    let line = |name: &str, bytes: usize, note: &str| {
+        let gib = bytes as f64 / (1u64 << 30) as f64;
+        format!("{name:<44}{:>18}{gib:>12.3}{note}\n", format::grouped(bytes as u64))
+    };
+    let mut out = String::new();
+    for row in &table.elsewhere {
+        out.push_str(&line(&name(&row.what, 1, row.bytes), row.bytes, "  not at the peak"));
+    }
+    let other = |row: &MemoryRow| matches!(row.what, Purpose::Workspace(_)) && !is_logits(&row.what);
+    if !table.rows.iter().chain(&table.elsewhere).any(other) {
+        out.push_str(&line("workspace of other ops", 0, ""));
+    }
+    out
+}
+
+fn is_logits(what: &Purpose) -> bool {
+    matches!(what, Purpose::Workspace(site) if site.starts_with("lm_head "))
 }
 
 fn is_block(row: &MemoryRow) -> bool {
@@ -129,7 +150,7 @@ fn name(what: &Purpose, alike: usize, bytes: usize) -> String {
             )
         }
         Purpose::Passing => "activations in passing".into(),
-        Purpose::Workspace(site) if site.contains("lm_head") => "logits of a chunk".into(),
+        what if is_logits(what) => "logits of a chunk".into(),
         Purpose::Workspace(site) => format!("workspace of {site}"),
         Purpose::Gaps => "alignment and gaps".into(),
     }

@@ -1,45 +1,75 @@
-//! Numbers with units, as options take them: bytes as `5GB` or `4GiB`, counts as `64M`. A number alone is bytes, or ones.
+//! Numbers with units, as options take and show them: counts as `64M`, bytes as `5GB` or `4GiB`. Without a unit they are ones and bytes.
 
-/// Bytes: decimal units and, with an `i`, binary ones.
-pub(crate) fn bytes(text: &str) -> Result<u64, String> {
-    const UNITS: [(&str, u64); 10] = [
-        ("", 1),
-        ("b", 1),
-        ("kb", 1_000),
-        ("mb", 1_000_000),
-        ("gb", 1_000_000_000),
-        ("tb", 1_000_000_000_000),
-        ("kib", 1 << 10),
-        ("mib", 1 << 20),
-        ("gib", 1 << 30),
-        ("tib", 1 << 40),
-    ];
-    parse(text, &UNITS)
-        .ok_or_else(|| "a size is written as 500MB, 5GB or 4GiB, and is at least 1 byte".to_owned())
+use std::fmt;
+use std::str::FromStr;
+
+/// A positive number of things, written as digits with or without K, M or G behind them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Count(pub(crate) u64);
+
+/// A positive number of bytes, written as digits with or without a decimal or binary unit behind them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Size(pub(crate) u64);
+
+/// The units of counts, largest first.
+const THOUSANDS: [(&str, u64); 3] = [("G", 1_000_000_000), ("M", 1_000_000), ("K", 1_000)];
+
+/// The units of sizes, larger ones before those that they end with.
+const BYTES: [(&str, u64); 9] = [
+    ("TB", 1_000_000_000_000),
+    ("GB", 1_000_000_000),
+    ("MB", 1_000_000),
+    ("KB", 1_000),
+    ("TiB", 1 << 40),
+    ("GiB", 1 << 30),
+    ("MiB", 1 << 20),
+    ("KiB", 1 << 10),
+    ("B", 1),
+];
+
+impl FromStr for Count {
+    type Err = &'static str;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        parse(text, &THOUSANDS).map(Count).ok_or("write a number from 1 on, such as 64M or 500000")
+    }
 }
 
-/// A count: k, M, B and T are thousands, millions, billions and trillions.
-pub(crate) fn count(text: &str) -> Result<u64, String> {
-    const UNITS: [(&str, u64); 5] =
-        [("", 1), ("k", 1_000), ("m", 1_000_000), ("b", 1_000_000_000), ("t", 1_000_000_000_000)];
-    parse(text, &UNITS).ok_or_else(|| "a count is written as 500k, 64M or 1.5B, and is at least 1".to_owned())
+impl FromStr for Size {
+    type Err = &'static str;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        parse(text, &BYTES).map(Size).ok_or("write a number of bytes from 1 on, such as 500MB, 5GB or 4GiB")
+    }
 }
 
-/// `number unit`, the unit in any case; nothing for what is no such thing, less than 1, or too large to be counted.
+impl fmt::Display for Count {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&shown(self.0, &THOUSANDS))
+    }
+}
+
+impl fmt::Display for Size {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&shown(self.0, &BYTES))
+    }
+}
+
+/// Digits with or without a unit; nothing for anything else, for 0, and for more than can be counted.
 fn parse(text: &str, units: &[(&str, u64)]) -> Option<u64> {
-    let text = text.trim();
-    let digits = text.find(|c: char| !(c.is_ascii_digit() || c == '.')).unwrap_or(text.len());
-    let (number, unit) = (&text[..digits], text[digits..].trim_start().to_ascii_lowercase());
-    let (_, scale) = units.iter().find(|(name, _)| *name == unit)?;
-    let value = match number.parse::<u64>() {
-        Ok(whole) => whole.checked_mul(*scale)?,
-        Err(_) => {
-            let scaled = number.parse::<f64>().ok()? * *scale as f64;
-            // What f64 holds to the one.
-            (scaled.fract() == 0.0 && scaled < (1u64 << 53) as f64).then_some(scaled as u64)?
-        }
-    };
-    (value > 0).then_some(value)
+    let with_unit = units.iter().find_map(|(name, unit)| Some((text.strip_suffix(name)?, *unit)));
+    let (digits, unit) = with_unit.unwrap_or((text, 1));
+    let all_digits = digits.bytes().all(|byte| byte.is_ascii_digit());
+    let number = digits.parse::<u64>().ok().filter(|_| all_digits)?.checked_mul(unit)?;
+    (number > 0).then_some(number)
+}
+
+/// The number in the first unit that it is a whole number of.
+fn shown(number: u64, units: &[(&str, u64)]) -> String {
+    match units.iter().find(|(_, unit)| number.is_multiple_of(*unit)) {
+        Some((name, unit)) => format!("{}{name}", number / unit),
+        None => number.to_string(),
+    }
 }
 
 #[cfg(test)]
@@ -47,52 +77,36 @@ mod tests {
     use super::*;
 
     #[test]
-    fn units_are_what_they_say() {
-        for (text, expected) in [
-            ("5GB", 5_000_000_000),
-            ("500mb", 500_000_000),
-            ("4GiB", 4 << 30),
-            ("1.5 GB", 1_500_000_000),
-            ("0.5KiB", 512),
-            ("17", 17),
-            ("17B", 17),
-            (" 2 TB ", 2_000_000_000_000),
+    fn counts_are_read_with_and_without_a_suffix_and_shown_with_one() {
+        for (text, count, shown) in [
+            ("64", 64, "64"),
+            ("64M", 64_000_000, "64M"),
+            ("1500K", 1_500_000, "1500K"),
+            ("2000M", 2_000_000_000, "2G"),
         ] {
-            assert_eq!(bytes(text), Ok(expected), "{text}");
+            assert_eq!(text.parse(), Ok(Count(count)));
+            assert_eq!(Count(count).to_string(), shown);
         }
-        for (text, expected) in [
-            ("64M", 64_000_000),
-            ("1.5B", 1_500_000_000),
-            ("100", 100),
-            ("2k", 2_000),
-            ("1T", 1_000_000_000_000),
-        ] {
-            assert_eq!(count(text), Ok(expected), "{text}");
+        for wrong in ["", "0", "0M", "M", "1.5M", "-1", "+1", "64m", "64 M", "64MB", "99999999999999G"] {
+            assert!(wrong.parse::<Count>().is_err(), "{wrong:?}");
         }
     }
 
     #[test]
-    fn what_is_no_number_with_a_unit_is_told_how_one_is_written() {
-        for text in [
-            "",
-            "GB",
-            "0",
-            "0GB",
-            "-1GB",
-            "5XB",
-            "5 G B",
-            "1e9",
-            "1.2.3GB",
-            "99999999999999999999",
-            "20000000TB",
-            "0.1B",
-            "nan",
-            "5Gi",
+    fn sizes_are_read_in_decimal_and_binary_units_and_shown_in_one() {
+        for (text, bytes, shown) in [
+            ("17", 17, "17B"),
+            ("17B", 17, "17B"),
+            ("500MB", 500_000_000, "500MB"),
+            ("5GB", 5_000_000_000, "5GB"),
+            ("4GiB", 4 << 30, "4GiB"),
+            ("2048KiB", 2 << 20, "2MiB"),
         ] {
-            assert!(bytes(text).is_err_and(|e| e.contains("5GB")), "{text}");
+            assert_eq!(text.parse(), Ok(Size(bytes)));
+            assert_eq!(Size(bytes).to_string(), shown);
         }
-        for text in ["", "64MB", "M", "0", "64 millions"] {
-            assert!(count(text).is_err_and(|e| e.contains("64M")), "{text}");
+        for wrong in ["", "GB", "0GB", "-1GB", "5XB", "5 GB", "5G", "5gb", "1.5GB", "1e9", "99999999999GB"] {
+            assert!(wrong.parse::<Size>().is_err_and(|e| e.contains("5GB")), "{wrong:?}");
         }
     }
 }

@@ -8,7 +8,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use tracing_subscriber::EnvFilter;
-use xtrain_data::Progress;
+use xtrain_data::{Learning, Progress, Vocabulary};
 use xtrain_train::config::Config;
 use xtrain_train::metrics::{self, Event};
 use xtrain_train::run::{Notice, Observer};
@@ -56,13 +56,13 @@ fn log_line(line: &str) {
 /// Shows a training run.
 pub(crate) struct TrainingView {
     bar: Option<ProgressBar>,
-    tokenizing: TokenizeBar,
+    texts: TextBar,
     stop: Arc<AtomicBool>,
 }
 
 impl TrainingView {
     pub(crate) fn new(stop: Arc<AtomicBool>) -> Self {
-        TrainingView { bar: None, tokenizing: TokenizeBar::default(), stop }
+        TrainingView { bar: None, texts: TextBar::default(), stop }
     }
 
     /// Prints a line above the bar.
@@ -77,10 +77,8 @@ impl TrainingView {
 impl Observer for TrainingView {
     fn notice(&mut self, notice: Notice) -> ControlFlow<()> {
         match notice {
-            Notice::LearningVocabulary { size } => {
-                self.say(format!("learning a vocabulary of {size} tokens from the text"))
-            }
-            Notice::Tokenizing { path, progress } => self.tokenizing.show(&path, &progress),
+            Notice::Learning { vocabulary, progress } => self.texts.learning(vocabulary, progress),
+            Notice::Tokenizing { path, progress } => self.texts.tokenizing(&path, &progress),
         }
         match self.stop.load(Ordering::Relaxed) {
             true => ControlFlow::Break(()),
@@ -89,7 +87,7 @@ impl Observer for TrainingView {
     }
 
     fn started(&mut self, config: &Config, model: &str, first_step: u64, steps: u64) {
-        self.tokenizing.finish();
+        self.texts.finish();
         let threads = rayon::current_num_threads();
         log_line(&config.to_toml());
         self.say(format!("{model}; CPU, {threads} threads; steps {first_step} to {steps}"));
@@ -118,41 +116,75 @@ impl Observer for TrainingView {
     }
 }
 
-/// Shows how far text is turned into tokens.
+/// Shows what is made of texts: a vocabulary, tokens.
 #[derive(Default)]
-pub(crate) struct TokenizeBar {
+pub(crate) struct TextBar {
     bar: Option<ProgressBar>,
-    last: Option<(String, Progress)>,
+    /// What the bar is for: a step of learning, or the text that becomes tokens.
+    doing: String,
+    tokens: Option<Progress>,
 }
 
-impl TokenizeBar {
-    pub(crate) fn show(&mut self, path: &str, progress: &Progress) {
-        let bar = self.bar.get_or_insert_with(|| {
-            let bar = ProgressBar::with_draw_target(Some(progress.bytes_total), ProgressDrawTarget::stderr());
-            bar.set_style(style("tokenizing {msg} {wide_bar} {percent}%, {eta} left"));
-            bar
-        });
-        bar.set_length(progress.bytes_total);
-        bar.set_position(progress.bytes_done);
-        bar.set_message(format!("{path} ({:.0} MB/s)", progress.mb_per_s()));
-        self.last = Some((path.to_owned(), *progress));
+impl TextBar {
+    pub(crate) fn learning(&mut self, vocabulary: Vocabulary, progress: Learning) {
+        let (doing, done, total) = match progress {
+            Learning::Reading { bytes_done, bytes_total } => ("reading the text", bytes_done, bytes_total),
+            Learning::Merging { done, total } => ("learning merges", done as u64, total as u64),
+        };
+        if matches!(progress, Learning::Reading { .. }) && self.doing != doing {
+            log_line(&match vocabulary {
+                Vocabulary::Bpe { size } => format!("learning a vocabulary of {size} tokens from the text"),
+                Vocabulary::Chars => "making a vocabulary of the characters of the text".to_owned(),
+            });
+        }
+        self.show(doing, done, total);
     }
 
-    /// Clears the bar and says what was done.
-    pub(crate) fn finish(&mut self) {
+    pub(crate) fn tokenizing(&mut self, path: &str, progress: &Progress) {
+        self.show(path, progress.bytes_done, progress.bytes_total);
+        if let Some(bar) = &self.bar {
+            bar.set_message(format!("tokenizing {path} ({:.0} MB/s)", progress.mb_per_s()));
+        }
+        self.tokens = Some(*progress);
+    }
+
+    /// Sets the bar for `doing`; what was shown before is over where it was something else.
+    fn show(&mut self, doing: &str, done: u64, total: u64) {
+        if self.doing != doing {
+            self.finish();
+            self.doing = doing.to_owned();
+        }
+        let bar = self.bar.get_or_insert_with(|| {
+            let bar = ProgressBar::with_draw_target(Some(total), ProgressDrawTarget::stderr());
+            bar.set_style(style("{msg} {wide_bar} {percent}%, {eta} left"));
+            bar.set_message(doing.to_owned());
+            bar
+        });
+        bar.set_length(total);
+        bar.set_position(done);
+    }
+
+    /// Clears the bar and says what was made; false if nothing was.
+    pub(crate) fn finish(&mut self) -> bool {
         if let Some(bar) = self.bar.take() {
             bar.finish_and_clear();
         }
-        if let Some((path, p)) = self.last.take() {
-            let (tokens, documents) =
-                (metrics::format::grouped(p.tokens), metrics::format::grouped(p.documents));
-            log_line(&format!(
-                "{path}: {tokens} tokens in {documents} documents, {} at {:.1} MB/s",
-                metrics::format::bytes(p.bytes_done),
-                p.mb_per_s()
-            ));
-        }
+        let path = std::mem::take(&mut self.doing);
+        let Some(p) = self.tokens.take() else { return false };
+        log_line(&format!(
+            "{path}: {}, {} at {:.1} MB/s",
+            totals(p.tokens, p.documents),
+            metrics::format::bytes(p.bytes_done),
+            p.mb_per_s()
+        ));
+        true
     }
+}
+
+/// How much is in a dataset, in words.
+pub(crate) fn totals(tokens: u64, documents: u64) -> String {
+    let (tokens, many) = (metrics::format::grouped(tokens), if documents == 1 { "" } else { "s" });
+    format!("{tokens} tokens in {} document{many}", metrics::format::grouped(documents))
 }
 
 fn style(template: &str) -> ProgressStyle {

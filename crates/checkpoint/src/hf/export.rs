@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::json;
 use xtrain_tensor::formats::narrow_bf16;
 
-use super::{INDEX_FILE, NameMap, SINGLE_FILE, first_non_finite, swap};
+use super::{INDEX_FILE, NameMap, SINGLE_FILE, position_first, swap};
 use crate::aside::{self, Aside};
 use crate::error::{BoxError, CheckpointError, Result};
 use crate::files::{create_folders, is_plain_name, write_new};
@@ -148,7 +148,7 @@ fn write_weights(
                 let what = format!("element {at} of {:?} {is}", out.stored.shape);
                 CheckpointError::unsupported(target, &out.stored.name, what, fix)
             };
-            if let Some(at) = first_non_finite(part) {
+            if let Some(at) = position_first(part, |x| !x.is_finite()) {
                 let fix = "a model with such weights computes nothing: export an earlier checkpoint";
                 return Err(refused(at, format!("is {}", part[at]), fix));
             }
@@ -156,7 +156,7 @@ fn write_weights(
                 ExportDtype::Fp32 => writer.write(bytemuck::cast_slice(part))?,
                 ExportDtype::Bf16 => {
                     let rounded = rounded(part);
-                    if let Some(at) = rounded.par_iter().position_first(|x| !x.is_finite()) {
+                    if let Some(at) = position_first(&rounded, |x| !x.is_finite()) {
                         let is = format!("is {:e}, which is infinite in bf16", part[at]);
                         return Err(refused(at, is, "export as fp32"));
                     }

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use super::folder::HfFolder;
 use super::nearest::nearest;
-use super::{ExportDtype, NameMap, TiedName, first_non_finite};
+use super::{ExportDtype, NameMap, TiedName, position_first};
 use crate::error::{BoxError, CheckpointError, Result, listed};
 use crate::tensor_file::{StoredDtype, TensorFile, TensorInfo};
 
@@ -38,7 +38,7 @@ pub fn import(
             };
             let (now, later) = rest.split_at_mut(tensor.shape.iter().product());
             file.read_f32(tensor, now)?;
-            if let Some(at) = first_non_finite(now) {
+            if let Some(at) = position_first(now, |x| !x.is_finite()) {
                 let what = format!("element {at} of {:?} is {}", tensor.shape, now[at]);
                 let fix = "a model with such weights computes nothing: get the file again from its source";
                 return Err(CheckpointError::unsupported(file.path(), &tensor.name, what, fix));

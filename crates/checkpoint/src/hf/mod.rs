@@ -114,9 +114,11 @@ impl NameEntry {
     }
 }
 
-/// The position of the first value that is infinite or NaN.
-fn first_non_finite(values: &[f32]) -> Option<usize> {
-    values.par_iter().position_first(|value| !value.is_finite())
+/// The position of the first value of which `is` holds, searched on all cores.
+fn position_first<T: Sync>(values: &[T], is: impl Fn(&T) -> bool + Sync) -> Option<usize> {
+    const TASK_ELEMENTS: usize = 1 << 16;
+    let tasks = values.par_chunks(TASK_ELEMENTS).enumerate();
+    tasks.find_map_first(|(i, values)| Some(i * TASK_ELEMENTS + values.iter().position(&is)?))
 }
 
 fn internal(what: String) -> CheckpointError {

@@ -181,8 +181,9 @@ impl CheckpointStore {
 /// The newest checkpoint of a folder before that of `step` that matches all its checksums.
 fn newest_intact(folder: &Path, before: u64) -> Result<Option<Checkpoint>> {
     for step in candidates(folder)?.into_iter().rev().filter(|&step| step < before) {
-        let opened = Checkpoint::open(&folder.join(format!("step-{step}")), step);
-        match opened.and_then(|checkpoint| checkpoint.verify().map(|()| checkpoint)) {
+        let path = folder.join(format!("step-{step}"));
+        tracing::info!("verifying {}", path.display());
+        match Checkpoint::open(&path, step).and_then(|checkpoint| checkpoint.verify().map(|()| checkpoint)) {
             Ok(checkpoint) => return Ok(Some(checkpoint)),
             Err(error) => tracing::warn!("passing over a damaged checkpoint: {error}"),
         }

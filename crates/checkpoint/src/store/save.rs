@@ -75,7 +75,7 @@ fn write_content(
     documents: &[(String, Value)],
     max_shard_bytes: usize,
 ) -> Result<Manifest> {
-    // Wide elements first: every tensor then starts at a multiple of its element size, also for readers that map the file.
+    // Wide elements first: every tensor then starts at a multiple of its element size, for readers that map the file.
     let mut order: Vec<usize> = (0..tensors.len()).collect();
     order.sort_by_key(|&i| std::cmp::Reverse(stored(&tensors[i]).0.bitsize()));
     let mut shards = Vec::new();

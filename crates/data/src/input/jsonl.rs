@@ -72,7 +72,7 @@ impl JsonLines {
             }
         };
         push_document(&mut self.ready, text, self.rule)
-            .ok_or_else(|| uncuttable(self.stream.path(), format!("line {}", self.line_number)))
+            .ok_or_else(|| uncuttable(self.stream.path(), format!("line {}", self.line_number), self.rule))
     }
 
     fn error(&self, what: impl Into<String>, fix: &str) -> DataError {

@@ -20,7 +20,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 pub use files::{Compression, Format, InputFile, list_inputs};
 
 use crate::error::{DataError, Result};
-use crate::tokenizer::CutRule;
+use crate::tokenizer::{CutRule, MAX_GENERAL_BYTES};
 
 /// How documents lie in files.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -42,6 +42,8 @@ impl Default for InputOptions {
 pub struct Piece {
     /// The text, never empty unless it is a whole, empty document.
     pub text: String,
+    /// True for the first piece of a document.
+    pub begins_document: bool,
     /// True for the last piece of a document.
     pub ends_document: bool,
 }
@@ -106,6 +108,11 @@ pub(crate) const PIECE_BYTES: usize = 1 << 20;
 /// Text without a safe cut for longer than this is refused, because it would have to be held in memory whole.
 const MAX_UNCUT_BYTES: usize = 32 << 20;
 
+/// The longest piece that `rule` may lead to.
+fn max_piece_bytes(rule: CutRule) -> usize {
+    if rule == CutRule::Never { MAX_GENERAL_BYTES } else { MAX_UNCUT_BYTES }
+}
+
 /// What to do with the text of a document read so far.
 enum NextPiece {
     /// Take this many bytes as a piece; the document goes on.
@@ -123,24 +130,24 @@ fn next_piece(text: &str, is_complete: bool, rule: CutRule) -> Option<NextPiece>
     }
     let cut = rule.last_cut(text, PIECE_BYTES).or_else(|| rule.first_cut(text, PIECE_BYTES));
     match cut {
-        Some(at) if at <= MAX_UNCUT_BYTES => Some(NextPiece::Cut(at)),
-        _ if text.len() > MAX_UNCUT_BYTES => None,
+        Some(at) if at <= max_piece_bytes(rule) => Some(NextPiece::Cut(at)),
+        _ if text.len() > max_piece_bytes(rule) => None,
         _ if is_complete => Some(NextPiece::Rest),
         _ => Some(NextPiece::More),
     }
 }
 
 /// The error for text that offers no safe cut.
-fn uncuttable(path: &Path, place: String) -> DataError {
-    DataError::input(
-        path,
-        place,
-        format!(
-            "more than {} MiB of one document without a place where it can be cut safely",
-            MAX_UNCUT_BYTES >> 20
+fn uncuttable(path: &Path, place: String, rule: CutRule) -> DataError {
+    let longest = max_piece_bytes(rule) >> 20;
+    let what = match rule {
+        CutRule::Never => format!(
+            "one document has more than {longest} MiB, which a tokenizer of this kind would have to encode in one go"
         ),
-        "separate documents (a separator, or one document a line), or tokenize as bytes",
-    )
+        _ => format!("more than {longest} MiB of one document without a place where it can be cut safely"),
+    };
+    let fix = "separate documents (a separator, or one document a line), or tokenize as bytes";
+    DataError::input(path, place, what, fix)
 }
 
 /// Cuts a document that is in memory already; for readers whose documents come whole.
@@ -148,10 +155,15 @@ fn push_document(queue: &mut VecDeque<Piece>, text: String, rule: CutRule) -> Op
     let mut rest = text.as_str();
     while let NextPiece::Cut(at) = next_piece(rest, true, rule)? {
         let (piece, after) = rest.split_at(at);
-        queue.push_back(Piece { text: piece.to_owned(), ends_document: false });
+        queue.push_back(Piece {
+            text: piece.to_owned(),
+            begins_document: rest.len() == text.len(),
+            ends_document: false,
+        });
         rest = after;
     }
-    let last = if rest.len() == text.len() { text } else { rest.to_owned() };
-    queue.push_back(Piece { text: last, ends_document: true });
+    let begins_document = rest.len() == text.len();
+    let last = if begins_document { text } else { rest.to_owned() };
+    queue.push_back(Piece { text: last, begins_document, ends_document: true });
     Some(())
 }

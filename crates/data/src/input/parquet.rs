@@ -133,7 +133,7 @@ impl ParquetColumn {
             )
         })?;
         push_document(&mut self.ready, text.to_owned(), self.rule)
-            .ok_or_else(|| uncuttable(&self.path, self.place(row)))
+            .ok_or_else(|| uncuttable(&self.path, self.place(row), self.rule))
     }
 
     /// Opens the column in the next row group; false when there is none.

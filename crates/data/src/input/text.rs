@@ -59,7 +59,7 @@ impl TextReader {
             }
             let place = || format!("byte {}", self.stream.offset() - waiting.len() as u64);
             let decision = next_piece(document, is_complete, self.rule)
-                .ok_or_else(|| uncuttable(self.stream.path(), place()))?;
+                .ok_or_else(|| uncuttable(self.stream.path(), place(), self.rule))?;
             let (len, ends_document) = match decision {
                 NextPiece::Cut(at) => (at, false),
                 NextPiece::Rest => (document.len(), true),
@@ -70,11 +70,11 @@ impl TextReader {
             };
             let text = document[..len].to_owned();
             self.start += len;
-            self.inside_document = !ends_document;
+            let begins_document = !std::mem::replace(&mut self.inside_document, !ends_document);
             if ends_document && separator_at.is_some() {
                 self.start += self.separator.as_ref().map_or(0, String::len);
             }
-            return Ok(Some(Piece { text, ends_document }));
+            return Ok(Some(Piece { text, begins_document, ends_document }));
         }
     }
 

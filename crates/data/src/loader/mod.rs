@@ -8,10 +8,8 @@
 //! Deliberately absent: any memory of what was read before, and any shuffling buffer.
 
 mod batch;
-mod entropy;
 mod mixture;
 mod permutation;
-mod prefetch;
 mod split;
 mod state;
 mod validation;
@@ -20,11 +18,8 @@ use std::ops::Range;
 use std::sync::Arc;
 
 pub use batch::{Batch, DocumentMask, IGNORED_TARGET};
-pub use entropy::unigram_entropy_nats;
 pub use mixture::Mixture;
 pub use permutation::Permutation;
-pub use prefetch::{Prefetcher, RankSlice};
-pub use split::{HeldOut, HeldOutAmount};
 pub use state::{LoaderState, SourceState};
 pub use validation::Validation;
 
@@ -50,8 +45,8 @@ pub struct LoaderOptions {
     pub seed: u64,
     /// Whether documents see each other.
     pub document_mask: DocumentMask,
-    /// What is kept for validation.
-    pub held_out: Option<HeldOut>,
+    /// The fraction of each source that is kept for validation.
+    pub held_out: Option<f64>,
 }
 
 /// The training samples of a run, by number.
@@ -94,21 +89,20 @@ impl Loader {
         }
         let weights: Vec<f64> = sources.iter().map(|source| source.weight).collect();
         let mixture = Mixture::new(&weights)?;
-        let all_tokens = sources.iter().map(|source| source.stream.token_count()).sum();
         let mut loaded = Vec::with_capacity(sources.len());
         for Source { stream, weight } in sources {
             let tokens = stream.token_count();
-            let (train, held_out) = match &options.held_out {
-                Some(held_out) => split::split(held_out, tokens, all_tokens, stream.name())?,
+            let (train, held_out) = match options.held_out {
+                Some(fraction) => split::split(fraction, tokens, options.seq_len, stream.name())?,
                 None => (std::iter::once(0..tokens).collect(), Vec::new()),
             };
             let windows = Windows::new(train, options.seq_len, LastWindow::Full);
             if windows.count() == 0 {
                 return Err(DataError::invalid(
                     format!(
-                        "{} has {} training tokens, too few for one sequence of {} and its targets",
+                        "{} has {} training tokens in one piece, too few for one sequence of {} and its targets",
                         stream.name(),
-                        windows.token_count(),
+                        windows.longest(),
                         options.seq_len
                     ),
                     "use more text, a shorter sequence, or hold out less",
@@ -158,9 +152,9 @@ impl Loader {
         Some(Validation::of_parts(parts, self.options.seq_len, self.options.document_mask))
     }
 
-    /// Tokens to train on, held-out ones not counted: an epoch, where there is one source.
-    pub fn training_tokens(&self) -> u64 {
-        self.sources.iter().map(|source| source.windows.token_count()).sum()
+    /// Targets in all windows of all sources: what a pass over the data trains on, where sources are mixed by size.
+    pub fn epoch_tokens(&self) -> u64 {
+        self.windows().into_iter().sum::<u64>() * self.options.seq_len as u64
     }
 
     /// Windows of each source: its samples in an epoch.
@@ -172,15 +166,5 @@ impl Loader {
     pub fn epochs(&self, samples: u64) -> Vec<f64> {
         let counts = self.mixture.counts(samples);
         counts.iter().zip(self.windows()).map(|(&count, windows)| count as f64 / windows as f64).collect()
-    }
-
-    /// The largest vocabulary among the sources; the model's must not be smaller.
-    pub fn vocab_size(&self) -> usize {
-        self.sources.iter().map(|source| source.stream.vocab_size()).max().unwrap_or(0)
-    }
-
-    /// The options it was made with.
-    pub fn options(&self) -> &LoaderOptions {
-        &self.options
     }
 }

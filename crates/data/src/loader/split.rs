@@ -4,57 +4,35 @@ use std::ops::Range;
 
 use crate::error::{DataError, Result};
 
-/// How much is held out.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub enum HeldOutAmount {
-    /// This part of every source's tokens, between 0 and 1.
-    Fraction(f64),
-    /// About this many tokens of all sources together, from each in proportion to its size.
-    Tokens(u64),
-}
-
-/// What is held out for validation. It depends on nothing but the tokens of a source: not on the seed, the sequence
-/// length or the weights, so that it stays held out when those change.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct HeldOut {
-    /// How much.
-    pub amount: HeldOutAmount,
-    /// In how many blocks. One is the end of the source; n are the ends of n equal parts of it, which represents a
-    /// source better whose documents are sorted.
-    pub blocks: u32,
-}
-
 /// Ranges of token positions, ascending and disjoint.
 type Ranges = Vec<Range<u64>>;
 
-/// Splits a source of `tokens` tokens, of `all_tokens` in all sources, into training and validation.
+/// The most blocks that a held-out part lies in.
+const MAX_BLOCKS: u64 = 16;
+/// Each block cuts off the end of the sequences before it; so many whole ones are between two blocks.
+const SEQUENCES_A_BLOCK: u64 = 32;
+
+/// Splits a source of `tokens` tokens into training and validation. The held-out `fraction` lies at the ends of equal
+/// parts of the source, as its documents may be sorted. Seed and weights play no part, so that what is held out stays
+/// held out when those change.
 ///
 /// # Errors
 /// Nothing or everything would be held out.
-pub(super) fn split(
-    held_out: &HeldOut,
-    tokens: u64,
-    all_tokens: u64,
-    name: &str,
-) -> Result<(Ranges, Ranges)> {
-    let refuse = |what: String| {
-        Err(DataError::invalid(what, "hold out a fraction between 0 and 1, or fewer tokens than there are"))
-    };
-    let fraction = match held_out.amount {
-        HeldOutAmount::Fraction(fraction) => fraction,
-        HeldOutAmount::Tokens(tokens) => tokens as f64 / all_tokens.max(1) as f64,
-    };
+pub(super) fn split(fraction: f64, tokens: u64, seq_len: usize, name: &str) -> Result<(Ranges, Ranges)> {
     if !(fraction > 0.0 && fraction < 1.0) {
-        return refuse(format!("{:?} cannot be held out of {all_tokens} tokens", held_out.amount));
+        return Err(DataError::invalid(
+            format!("a fraction of {fraction} cannot be held out"),
+            "hold out a fraction between 0 and 1",
+        ));
     }
     let held = (tokens as f64 * fraction).round() as u64;
-    let blocks = u64::from(held_out.blocks);
-    if blocks == 0 || held < 2 * blocks || held >= tokens {
+    if held < 2 || held >= tokens {
         return Err(DataError::invalid(
-            format!("{name} has {tokens} tokens, too few to hold out {held} of them in {blocks} blocks"),
+            format!("{name} has {tokens} tokens, too few to hold out {fraction} of them"),
             "use more text, hold out another part of it, or nothing",
         ));
     }
+    let blocks = blocks(tokens, held, seq_len);
     let (mut train, mut valid) = (Ranges::new(), Ranges::new());
     // Products of counts and block numbers may exceed 64 bits.
     let part = |count: u64, block: u64| (u128::from(count) * u128::from(block) / u128::from(blocks)) as u64;
@@ -65,6 +43,12 @@ pub(super) fn split(
         valid.push(cut..end);
     }
     Ok((train, valid))
+}
+
+/// In how many blocks `held` of `tokens` tokens are held out: so many that little of the text around them is in no
+/// whole sequence, and each has a target.
+fn blocks(tokens: u64, held: u64, seq_len: usize) -> u64 {
+    MAX_BLOCKS.min(tokens / (SEQUENCES_A_BLOCK * seq_len as u64)).min(held / 2).max(1)
 }
 
 /// What happens to the tokens behind a range's last full window.
@@ -108,9 +92,9 @@ impl Windows {
         self.count
     }
 
-    /// How many tokens the ranges hold.
-    pub(super) fn token_count(&self) -> u64 {
-        self.ranges.iter().map(|range| range.end - range.start).sum()
+    /// How many tokens the longest range holds.
+    pub(super) fn longest(&self) -> u64 {
+        self.ranges.iter().map(|range| range.end - range.start).max().unwrap_or(0)
     }
 
     /// Where the window's first token is, and how many targets it has.
@@ -131,15 +115,25 @@ mod tests {
     proptest! {
         #[test]
         fn every_position_is_either_training_or_validation(
-            tokens in 200_u64..5000, fraction in 0.1_f64..0.9, blocks in 1_u32..8,
+            tokens in 200_u64..50_000, fraction in 0.1_f64..0.9, seq_len in 1_usize..400,
         ) {
-            let held_out = HeldOut { amount: HeldOutAmount::Fraction(fraction), blocks };
-            let (train, valid) = split(&held_out, tokens, tokens, "test").unwrap();
-            let mut all: Vec<u64> = train.into_iter().chain(valid.clone()).flatten().collect();
-            all.sort_unstable();
-            prop_assert_eq!(all, (0..tokens).collect::<Vec<_>>());
+            let (train, valid) = split(fraction, tokens, seq_len, "test").unwrap();
             let held: u64 = valid.iter().map(|range| range.end - range.start).sum();
             prop_assert_eq!(held, (tokens as f64 * fraction).round() as u64);
+            prop_assert_eq!(valid.len() as u64, blocks(tokens, held, seq_len));
+            let mut all: Vec<u64> = train.into_iter().chain(valid).flatten().collect();
+            all.sort_unstable();
+            prop_assert_eq!(all, (0..tokens).collect::<Vec<_>>());
+        }
+
+        #[test]
+        fn blocks_cost_little_of_the_text(tokens in 1_000_u64..1_000_000, seq_len in 16_usize..10_000) {
+            let (train, valid) = split(0.005, tokens, seq_len, "test").unwrap();
+            let windows = Windows::new(train, seq_len, LastWindow::Full);
+            let held: u64 = valid.iter().map(|range| range.end - range.start).sum();
+            let unused = tokens - held - windows.count() * seq_len as u64;
+            // What a text in one piece loses too, and of more pieces at most a sequence in 32.
+            prop_assert!(unused <= (seq_len as u64).max(tokens / 32 + 16), "{unused} of {tokens}");
         }
 
         #[test]

@@ -4,7 +4,6 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use super::batch::{Batch, DocumentMask, IGNORED_TARGET};
-use super::entropy::of_counts;
 use super::split::{LastWindow, Windows};
 use crate::error::{DataError, Result};
 use crate::stream::TokenStream;
@@ -73,8 +72,8 @@ impl Validation {
         let mut batch = Batch::with_capacity(count, self.seq_len);
         for number in first..first + count as u64 {
             if number < self.used {
-                let (stream, start, targets) = self.at(number)?;
-                batch.push(stream.as_ref(), start, targets, self.mask)?;
+                let (part, start, targets) = self.at(number)?;
+                batch.push(self.parts[part].0.as_ref(), start, targets, self.mask)?;
             } else {
                 batch.push_padding();
             }
@@ -105,19 +104,59 @@ impl Validation {
                 counts[token] += 1_u64;
             }
         }
-        Ok(of_counts(&counts))
+        Ok(entropy_nats(&counts))
     }
 
-    fn at(&self, number: u64) -> Result<(&Arc<dyn TokenStream>, u64, usize)> {
+    /// Bytes of text behind the targets, where every source knows its own. Of a whole source it is all of its text; a
+    /// part of one counts by its targets, as how many bytes a token has differs from source to source.
+    pub fn text_bytes(&self) -> Result<Option<f64>> {
+        let mut targets = vec![0_u64; self.parts.len()];
+        for number in 0..self.used {
+            let (part, _, here) = self.at(number)?;
+            targets[part] += here as u64;
+        }
+        let bytes = self.parts.iter().zip(targets).map(|((stream, _), targets)| {
+            let all = stream.token_count().saturating_sub(1).max(1);
+            Some(stream.text_bytes()? as f64 * targets as f64 / all as f64)
+        });
+        Ok(bytes.sum())
+    }
+
+    /// The part of sequence `number`, its first token's position there, and how many targets it has.
+    fn at(&self, number: u64) -> Result<(usize, u64, usize)> {
         let total: u64 = self.parts.iter().map(|(_, windows)| windows.count()).sum();
         let mut window = (u128::from(number) * u128::from(total) / u128::from(self.used)) as u64;
-        for (stream, windows) in &self.parts {
+        for (part, (_, windows)) in self.parts.iter().enumerate() {
             if window < windows.count() {
                 let (start, targets) = windows.at(window);
-                return Ok((stream, start, targets));
+                return Ok((part, start, targets));
             }
             window -= windows.count();
         }
         Err(DataError::Internal(format!("validation window {number} of {} wanted", self.used)))
+    }
+}
+
+/// Entropy in nats of a distribution given by counts.
+fn entropy_nats(counts: &[u64]) -> f64 {
+    let total = counts.iter().sum::<u64>() as f64;
+    let terms = counts.iter().filter(|&&count| count > 0).map(|&count| {
+        let share = count as f64 / total;
+        -share * share.ln()
+    });
+    terms.sum()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn entropy_of_known_distributions() {
+        assert_eq!(entropy_nats(&[]), 0.0);
+        assert_eq!(entropy_nats(&[0, 0, 3]), 0.0);
+        assert!((entropy_nats(&[1, 1, 1, 1]) - 4_f64.ln()).abs() < 1e-12);
+        let skewed = 0.75 * (4.0 / 3.0_f64).ln() + 0.25 * 4_f64.ln();
+        assert!((entropy_nats(&[1, 0, 3]) - skewed).abs() < 1e-12);
     }
 }

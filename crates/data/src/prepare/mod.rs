@@ -5,9 +5,12 @@
 //! complete shard and ends with the same bytes. The index is written last, so the folder is a dataset only when it
 //! is complete.
 
+mod cache;
 mod feed;
+mod learn;
 mod resume;
-mod sample;
+mod separator;
+mod texts;
 
 use std::fs::{self, File, TryLockError};
 use std::ops::ControlFlow;
@@ -16,16 +19,19 @@ use std::time::{Duration, Instant};
 
 use rayon::prelude::*;
 
-pub use sample::{read_texts, sample_texts};
+pub use cache::{learn_cached, prepare_cached};
+pub use learn::{Learning, Vocabulary, learn, learn_for_dataset};
+pub use texts::Texts;
 
 use crate::error::{DataError, Result};
 use crate::files;
-use crate::input::{InputFile, InputOptions};
+use crate::input::{Compression, Format, InputFile, InputOptions, Piece};
 use crate::shard::{Dataset, DatasetIndex, INDEX_FILE, SHARD_VERSION, Shard, ShardEntry, ShardWriter};
 use crate::stream::TokenStream;
 use crate::tokenizer::Tokenizer;
 use feed::{Batch, Feed};
 use resume::{Position, Unfinished};
+use separator::UnusedSeparator;
 
 /// What shapes a dataset beside its input and tokenizer.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -38,7 +44,7 @@ pub struct PrepareOptions {
 
 impl Default for PrepareOptions {
     fn default() -> Self {
-        PrepareOptions { input: InputOptions::default(), shard_tokens: 64 << 20 }
+        PrepareOptions { input: InputOptions::default(), shard_tokens: 64_000_000 }
     }
 }
 
@@ -81,6 +87,7 @@ pub fn prepare(
     folder: &Path,
     on_progress: &mut dyn FnMut(&Progress) -> ControlFlow<()>,
 ) -> Result<Dataset> {
+    refuse_empty(inputs)?;
     files::create_folder(folder)?;
     let lock = open_lock(folder)?;
     match lock.try_lock() {
@@ -94,30 +101,6 @@ pub fn prepare(
         Err(TryLockError::Error(error)) => return Err(DataError::io(folder, "lock the folder")(error)),
     }
     prepare_locked(inputs, tokenizer, options, folder, on_progress)
-}
-
-/// [`prepare()`] in a folder under `cache` that is found again for equal input, tokenizer and options. Processes that
-/// ask for the same at once wait for the first.
-///
-/// # Errors
-/// Those of [`prepare()`].
-pub fn prepare_cached(
-    inputs: &[InputFile],
-    tokenizer: &Tokenizer,
-    options: &PrepareOptions,
-    cache: &Path,
-    on_progress: &mut dyn FnMut(&Progress) -> ControlFlow<()>,
-) -> Result<Dataset> {
-    let made_from = resume::made_from(inputs, tokenizer, options)?;
-    let folder = cache.join(&made_from[..16]);
-    // What is finished is only read, so that a cache may be someone else's.
-    if let Some(dataset) = finished(&folder, &made_from)? {
-        return Ok(dataset);
-    }
-    files::create_folder(&folder)?;
-    let lock = open_lock(&folder)?;
-    lock.lock().map_err(DataError::io(&folder, "lock the folder"))?;
-    prepare_locked(inputs, tokenizer, options, &folder, on_progress)
 }
 
 const LOCK_FILE: &str = ".lock";
@@ -149,17 +132,10 @@ fn prepare_locked(
     }
     let unfinished = match Unfinished::load(folder)? {
         Some(unfinished) if unfinished.made_from == made_from => unfinished,
-        Some(_) => {
-            return Err(DataError::invalid(
-                format!(
-                    "{} holds an unfinished dataset of other input, tokenizer or options",
-                    folder.display()
-                ),
-                "choose another folder, or delete it to begin again",
-            ));
-        }
+        Some(_) => return Err(other_unfinished(folder)),
         None => {
             refuse_foreign_files(folder)?;
+            learn::forget_other(folder, tokenizer)?;
             let begun = Unfinished::begin(made_from);
             // The record comes first: whatever is in the folder after it is known to be this run's.
             begun.save(folder)?;
@@ -184,10 +160,7 @@ fn finished(folder: &Path, made_from: &str) -> Result<Option<Dataset>> {
     if dataset.made_from() == made_from {
         return Ok(Some(dataset));
     }
-    Err(DataError::invalid(
-        format!("{} already holds a dataset of other input, tokenizer or options", folder.display()),
-        "choose another folder, or delete it",
-    ))
+    Err(other_dataset(folder))
 }
 
 /// Documents of a few tokens each fill a shard's table of ends before its tokens; this closes it then.
@@ -203,8 +176,7 @@ struct Run<'r> {
     options: &'r PrepareOptions,
     folder: PathBuf,
     writer: Option<ShardWriter>,
-    /// True between the pieces of one document.
-    inside_document: bool,
+    separator: UnusedSeparator,
     begun: Instant,
     last_told: Option<Instant>,
     /// What an earlier run had read; known when a continued run has come to where that one ended.
@@ -230,7 +202,6 @@ impl<'r> Run<'r> {
             }
         }
         Ok(Run {
-            inside_document: unfinished.inside_document,
             bytes_before: unfinished.shards.is_empty().then_some(0),
             unfinished,
             inputs,
@@ -238,6 +209,7 @@ impl<'r> Run<'r> {
             options,
             folder: folder.to_path_buf(),
             writer: None,
+            separator: UnusedSeparator::new(tokenizer, &options.input),
             begun: Instant::now(),
             last_told: None,
         })
@@ -249,29 +221,20 @@ impl<'r> Run<'r> {
         batch: Batch,
         on_progress: &mut dyn FnMut(&Progress) -> ControlFlow<()>,
     ) -> Result<()> {
+        let encode = |piece: &Piece| self.tokenizer.encode_piece(&piece.text, piece.begins_document);
         let encoded: Vec<Result<Vec<u32>>> =
-            batch.pieces.par_iter().map(|(piece, _)| self.tokenizer.encode(&piece.text)).collect();
+            batch.pieces.par_iter().map(|(piece, _)| encode(piece)).collect();
         for ((piece, position), tokens) in batch.pieces.iter().zip(encoded) {
-            let tokens = tokens.map_err(|error| self.in_file(position.file, error))?;
-            self.write(&piece.text, &tokens, piece.ends_document, *position)?;
+            self.separator.look_at(&self.inputs[position.file], &piece.text);
+            let tokens = tokens.map_err(|error| error.in_file(&self.inputs[position.file].path))?;
+            self.write(piece, &tokens, *position)?;
         }
         self.tell(batch.bytes_done, on_progress)
     }
 
-    /// A tokenizer's complaint about a text, with the file that the text is from.
-    fn in_file(&self, file: usize, error: DataError) -> DataError {
-        match error {
-            DataError::Tokenizer { place, what, fix } => {
-                DataError::input(&self.inputs[file].path, format!("tokenizer {place}"), what, fix)
-            }
-            other => other,
-        }
-    }
-
-    fn write(&mut self, text: &str, tokens: &[u32], ends_document: bool, position: Position) -> Result<()> {
-        let is_empty_document = text.is_empty() && !self.inside_document;
-        self.inside_document = !ends_document;
-        if is_empty_document {
+    fn write(&mut self, piece: &Piece, tokens: &[u32], position: Position) -> Result<()> {
+        // Only a whole document can be empty.
+        if piece.text.is_empty() && piece.begins_document {
             return Ok(());
         }
         let writer = match &mut self.writer {
@@ -281,8 +244,11 @@ impl<'r> Run<'r> {
                 self.writer.insert(ShardWriter::create(&path, self.tokenizer)?)
             }
         };
-        writer.push(tokens, text.len() as u64)?;
-        if ends_document {
+        if piece.begins_document {
+            writer.push(self.tokenizer.document_begin(), 0)?;
+        }
+        writer.push(tokens, piece.text.len() as u64)?;
+        if piece.ends_document {
             writer.end_document()?;
         }
         if writer.token_count() >= self.options.shard_tokens || writer.document_count() >= SHARD_DOCUMENTS {
@@ -299,7 +265,6 @@ impl<'r> Run<'r> {
         let shard = Shard::open(&self.folder.join(&name))?;
         self.unfinished.shards.push(ShardEntry::of(name, &shard));
         self.unfinished.position = position;
-        self.unfinished.inside_document = self.inside_document;
         self.unfinished.save(&self.folder)
     }
 
@@ -341,6 +306,7 @@ impl<'r> Run<'r> {
             tokenizer: files::hex(&self.tokenizer.hash()),
             vocab_size: self.tokenizer.vocab_size() as u32,
             end_of_document: self.tokenizer.end_of_document(),
+            begin_of_document: self.tokenizer.document_begin().to_vec(),
             tokens: shards.iter().map(|shard| shard.tokens).sum(),
             documents: shards.iter().map(|shard| shard.documents).sum(),
             text_bytes: shards.iter().map(|shard| shard.text_bytes).sum(),
@@ -349,18 +315,11 @@ impl<'r> Run<'r> {
         };
         if index.tokens == 0 {
             // Nothing of this run stays in the way of the next one; the record goes last, as it says whose the rest is.
-            for (name, _) in self.tokenizer.files() {
-                let path = self.folder.join(name);
-                fs::remove_file(&path).map_err(DataError::io(&path, "remove"))?;
+            for name in self.tokenizer.saved_files().map(|(name, _)| name).chain([learn::LEARNED_FILE]) {
+                files::remove(&self.folder.join(name))?;
             }
             Unfinished::remove(&self.folder)?;
-            return Err(DataError::invalid(
-                match self.inputs {
-                    [input] => format!("{} holds no text", input.path.display()),
-                    inputs => format!("the {} input files hold no text", inputs.len()),
-                },
-                "name input that is not empty",
-            ));
+            return Err(no_text(self.inputs));
         }
         files::write_json(&self.folder.join(INDEX_FILE), &index)?;
         Unfinished::remove(&self.folder)?;
@@ -379,11 +338,33 @@ fn shard_name(number: usize) -> String {
     format!("shard-{number:05}.tokens")
 }
 
-/// A new dataset goes into an empty folder: nothing of the user's is mixed with it or overwritten.
+/// Files that are all empty need no folder to be found so.
+fn refuse_empty(inputs: &[InputFile]) -> Result<()> {
+    // An empty file of any other kind is a damaged one, which reading it says better.
+    let is_empty = |input: &InputFile| {
+        input.bytes == 0 && input.format != Format::Parquet && input.compression == Compression::None
+    };
+    if inputs.iter().all(is_empty) { Err(no_text(inputs)) } else { Ok(()) }
+}
+
+fn no_text(inputs: &[InputFile]) -> DataError {
+    let what = match inputs {
+        [input] => format!("{} holds no text", input.path.display()),
+        inputs => format!("the {} input files hold no text", inputs.len()),
+    };
+    DataError::invalid(what, "name input that is not empty")
+}
+
+/// A new dataset goes into an empty folder: nothing of the user's is mixed with it or overwritten. A vocabulary that was
+/// learned for it may be there.
 fn refuse_foreign_files(folder: &Path) -> Result<()> {
+    let has_learned = folder.join(learn::LEARNED_FILE).exists();
     for entry in fs::read_dir(folder).map_err(DataError::io(folder, "list the folder"))? {
         let name = entry.map_err(DataError::io(folder, "list the folder"))?.file_name();
-        if name != LOCK_FILE && !Unfinished::is_beginning(&name) {
+        let is_ours = name.to_str().is_some_and(|name| {
+            has_learned && learn::is_of_learned(name) || cache::is_of_entry(folder, name)
+        });
+        if name != LOCK_FILE && !Unfinished::is_beginning(&name) && !is_ours {
             return Err(DataError::invalid(
                 format!("{} is not empty (it holds {})", folder.display(), name.to_string_lossy()),
                 "name a new or an empty folder",
@@ -391,4 +372,29 @@ fn refuse_foreign_files(folder: &Path) -> Result<()> {
         }
     }
     Ok(())
+}
+
+/// Refuses a folder with a dataset, finished or not, when another one is to be made.
+fn refuse_other_dataset(folder: &Path) -> Result<()> {
+    if folder.join(INDEX_FILE).exists() {
+        return Err(other_dataset(folder));
+    }
+    if Unfinished::load(folder)?.is_some() {
+        return Err(other_unfinished(folder));
+    }
+    Ok(())
+}
+
+fn other_dataset(folder: &Path) -> DataError {
+    DataError::invalid(
+        format!("{} already holds a dataset of other input, tokenizer or options", folder.display()),
+        "choose another folder, or delete it",
+    )
+}
+
+fn other_unfinished(folder: &Path) -> DataError {
+    DataError::invalid(
+        format!("{} holds an unfinished dataset of other input, tokenizer or options", folder.display()),
+        "choose another folder, or delete it to begin again",
+    )
 }

@@ -5,7 +5,7 @@ use std::fs;
 use std::path::Path;
 
 use serde::{Deserialize, Serialize};
-use serde_json::json;
+use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 
 use super::PrepareOptions;
@@ -30,14 +30,13 @@ pub(super) struct Position {
 pub(super) struct Unfinished {
     pub(super) made_from: String,
     pub(super) position: Position,
-    pub(super) inside_document: bool,
     pub(super) shards: Vec<ShardEntry>,
 }
 
 impl Unfinished {
     pub(super) fn begin(made_from: String) -> Unfinished {
         let position = Position { file: 0, pieces: 0 };
-        Unfinished { made_from, position, inside_document: false, shards: Vec::new() }
+        Unfinished { made_from, position, shards: Vec::new() }
     }
 
     pub(super) fn load(folder: &Path) -> Result<Option<Unfinished>> {
@@ -66,19 +65,25 @@ pub(super) fn made_from(
     tokenizer: &Tokenizer,
     options: &PrepareOptions,
 ) -> Result<String> {
+    let everything = json!({
+        "version": SHARD_VERSION,
+        "tokenizer": files::hex(&tokenizer.hash()),
+        "end_of_document": tokenizer.end_of_document(),
+        "begin_of_document": tokenizer.document_begin(),
+        "field": options.input.field,
+        "separator": options.input.separator,
+        "shard_tokens": options.shard_tokens,
+        "inputs": listed(inputs)?,
+    });
+    Ok(files::hex(&Sha256::digest(everything.to_string())))
+}
+
+/// Names, sizes and times of input files: what tells whether they changed.
+pub(super) fn listed(inputs: &[InputFile]) -> Result<Value> {
     let mut listed = Vec::with_capacity(inputs.len());
     for input in inputs {
         let path = fs::canonicalize(&input.path).map_err(DataError::io(&input.path, "open the input"))?;
         listed.push(json!([path.as_os_str().as_encoded_bytes(), input.bytes, input.modified_ns]));
     }
-    let everything = json!({
-        "version": SHARD_VERSION,
-        "tokenizer": files::hex(&tokenizer.hash()),
-        "end_of_document": tokenizer.end_of_document(),
-        "field": options.input.field,
-        "separator": options.input.separator,
-        "shard_tokens": options.shard_tokens,
-        "inputs": listed,
-    });
-    Ok(files::hex(&Sha256::digest(everything.to_string())))
+    Ok(listed.into())
 }

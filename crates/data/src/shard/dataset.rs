@@ -26,6 +26,9 @@ pub(crate) struct DatasetIndex {
     pub(crate) tokenizer: String,
     pub(crate) vocab_size: u32,
     pub(crate) end_of_document: u32,
+    /// The tokens that begin each document; mostly none or one.
+    #[serde(default)]
+    pub(crate) begin_of_document: Vec<u32>,
     pub(crate) tokens: u64,
     pub(crate) documents: u64,
     pub(crate) text_bytes: u64,
@@ -143,12 +146,26 @@ impl Dataset {
         self
     }
 
-    /// Reads every shard whole and compares every checksum.
+    /// Reads every shard whole and compares every checksum, and the first document's beginning with the index.
     ///
     /// # Errors
-    /// The first damaged shard and byte range.
+    /// The first damaged shard and byte range; an index that says another beginning than the tokens.
     pub fn verify(&self) -> Result<()> {
-        self.shards.iter().try_for_each(Shard::verify)
+        self.shards.iter().try_for_each(Shard::verify)?;
+        let expected = self.begin_of_document();
+        let mut begin = vec![0; expected.len()];
+        let is_whole = expected.len() as u64 <= self.index.tokens;
+        if is_whole {
+            self.read(0, &mut begin)?;
+        }
+        if !is_whole || begin.iter().zip(expected).any(|(&token, &expected)| token as u32 != expected) {
+            return Err(DataError::corrupt(
+                &self.folder.join(INDEX_FILE),
+                format!("it says that documents begin with {expected:?}, but the first one does not"),
+                FIX,
+            ));
+        }
+        Ok(())
     }
 
     /// Loads the tokenizer that the folder carries.
@@ -164,7 +181,8 @@ impl Dataset {
                 FIX,
             ));
         }
-        tokenizer.with_end_of_document_id(self.index.end_of_document)
+        let tokenizer = tokenizer.with_end_of_document_id(self.index.end_of_document)?;
+        Ok(tokenizer.with_document_begin(self.index.begin_of_document.clone()))
     }
 
     /// The folder.
@@ -182,14 +200,14 @@ impl Dataset {
         self.index.documents
     }
 
-    /// Bytes of the text behind the tokens; what bits per byte are counted by.
-    pub fn text_bytes(&self) -> u64 {
-        self.index.text_bytes
-    }
-
     /// The token that ends each document.
     pub fn end_of_document(&self) -> u32 {
         self.index.end_of_document
+    }
+
+    /// The tokens that begin each document; mostly none or one.
+    pub fn begin_of_document(&self) -> &[u32] {
+        &self.index.begin_of_document
     }
 
     /// What the dataset was made from, as a hash; see [`mod@crate::prepare`].
@@ -210,6 +228,10 @@ impl TokenStream for Dataset {
 
     fn token_count(&self) -> u64 {
         self.index.tokens
+    }
+
+    fn text_bytes(&self) -> Option<u64> {
+        Some(self.index.text_bytes)
     }
 
     fn vocab_size(&self) -> usize {

@@ -2,8 +2,8 @@
 //!
 //! Between words means: after a newline that stands alone between two characters that are no white space, or
 //! before a single space between two letters. At those places every word pattern of this crate ends a word
-//! whatever follows, and the piece before ends as it would inside the whole. Tests compare both ways on random
-//! text.
+//! whatever follows, and the piece before ends as it would inside the whole. A vocabulary without words may be cut
+//! there if none of its tokens reaches over such a place. Tests compare both ways on random text.
 
 use super::words::{Class, class};
 
@@ -14,6 +14,8 @@ pub enum CutRule {
     Anywhere,
     /// Only where one word surely ends and the next begins.
     BetweenWords,
+    /// Only before a single space between two letters.
+    BeforeSpaces,
     /// Nowhere: each document is encoded in one go.
     Never,
 }
@@ -24,9 +26,9 @@ impl CutRule {
         let limit = text.floor_char_boundary(limit.min(text.len().checked_sub(1)?));
         match self {
             CutRule::Anywhere => (limit > 0).then_some(limit),
-            CutRule::BetweenWords => {
+            CutRule::BetweenWords | CutRule::BeforeSpaces => {
                 let mut end = limit;
-                while let Some(at) = text[..end].rfind([' ', '\n']) {
+                while let Some(at) = text[..end].rfind(self.marks()) {
                     // A newline is cut behind, a space before; a newline that ends at the limit still counts.
                     if let Some(cut) = cut_at(text, at) {
                         return Some(cut);
@@ -46,14 +48,19 @@ impl CutRule {
         }
         match self {
             CutRule::Anywhere => Some(text.ceil_char_boundary(from.max(1))).filter(|&at| at < text.len()),
-            CutRule::BetweenWords => {
+            CutRule::BetweenWords | CutRule::BeforeSpaces => {
                 // The newline just before `from` is cut at `from`.
                 let start = text.floor_char_boundary(from.saturating_sub(1));
-                let mut marks = text[start..].match_indices([' ', '\n']);
+                let mut marks = text[start..].match_indices(self.marks());
                 marks.find_map(|(at, _)| cut_at(text, start + at).filter(|&cut| cut >= from))
             }
             CutRule::Never => None,
         }
+    }
+
+    /// The characters at which there may be a cut.
+    fn marks(self) -> &'static [char] {
+        if self == CutRule::BeforeSpaces { &[' '] } else { &[' ', '\n'] }
     }
 }
 

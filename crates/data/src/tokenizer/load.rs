@@ -12,7 +12,8 @@ use std::sync::OnceLock;
 use serde_json::{Map, Value, json};
 use tokenizers::AddedToken;
 
-use super::{Tokenizer, build, canonical_hash, choose_engine};
+use super::budget::Budget;
+use super::{GENERAL_BYTES_IN_FLIGHT, Tokenizer, begin, build, canonical_hash, choose_engine};
 use crate::error::{DataError, Result};
 use crate::files;
 
@@ -139,6 +140,8 @@ pub(super) fn from_parts(
     stop_tokens.sort_unstable();
     stop_tokens.dedup();
     let begin = by_key("bos_token").or(named.begin);
+    let template_begin = begin::of_template(&whole, &stop_tokens)
+        .map_err(|e| broken(format!("cannot encode a letter: {e}")))?;
 
     if !side_files.contains_key("tokenizer_config.json") {
         let name = whole.id_to_token(end_of_document).unwrap_or_default();
@@ -154,11 +157,14 @@ pub(super) fn from_parts(
         whole,
         literal: OnceLock::new(),
         engine,
+        budget: Budget::new(GENERAL_BYTES_IN_FLIGHT),
         cut,
         vocab_size,
         end_of_document,
         stop_tokens,
         begin,
+        document_begin: template_begin.clone(),
+        template_begin,
         named,
     })
 }

@@ -1,36 +1,44 @@
 //! Text to tokens and back.
 //!
 //! A [`Tokenizer`] is always backed by a `tokenizer.json`, loaded or made here, so that whatever serves the model
-//! elsewhere tokenizes exactly as training did. The file is kept verbatim and written back verbatim. Three of its
-//! forms (byte-level BPE with a known word pattern, bytes, characters) are encoded by fast paths of this crate;
-//! all others, and everything that concerns prompts and decoding, by the tokenizers crate.
+//! elsewhere tokenizes exactly as training did. The file is kept verbatim and written back verbatim. Four of its
+//! forms (byte-level BPE with a known word pattern, BPE with marked spaces, bytes, characters) are encoded by fast
+//! paths of this crate; all others, and everything that concerns prompts and decoding, by the tokenizers crate.
 //!
 //! Documents are encoded as plain text: the name of a special token inside a document is not that token. Prompts
-//! are encoded as the file says, special tokens and beginning-of-sequence included.
+//! are encoded as the file says, special tokens included. Both begin with the same tokens.
 
+mod begin;
 mod bpe;
+mod budget;
 mod build;
 mod cut;
 mod decode;
 mod load;
+mod merge;
+mod spaces;
 mod train;
 mod words;
 
+use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::ops::ControlFlow;
 use std::path::Path;
 use std::sync::OnceLock;
 
-use rayon::prelude::*;
 use serde_json::Value;
 use sha2::{Digest, Sha256};
 use tokenizers::{AddedToken, NormalizedString, Normalizer};
 
+pub use begin::BeginOfDocument;
 pub use cut::CutRule;
 pub use decode::StreamDecoder;
 
 use crate::error::{DataError, Result};
 use crate::files;
 use bpe::ByteBpe;
+use budget::Budget;
+use spaces::{Prefix, SpaceBpe};
 use train::WordCounts;
 
 /// A tokenizer: encode documents and prompts, decode, save.
@@ -42,12 +50,16 @@ pub struct Tokenizer {
     /// The same with special tokens read as text; made when a document first needs it.
     literal: OnceLock<tokenizers::Tokenizer>,
     engine: Engine,
+    /// How much text the tokenizers crate works on at a time.
+    budget: Budget,
     cut: CutRule,
     hash: [u8; 32],
     vocab_size: usize,
     end_of_document: u32,
     stop_tokens: Vec<u32>,
     begin: Option<u32>,
+    template_begin: Vec<u32>,
+    document_begin: Vec<u32>,
     named: load::Named,
 }
 
@@ -56,11 +68,14 @@ pub struct Tokenizer {
 enum Engine {
     Chars(HashMap<char, u32>),
     ByteBpe { bpe: Box<ByteBpe>, nfc: bool, added: Vec<String> },
+    SpaceBpe { bpe: Box<SpaceBpe>, added: Vec<String> },
     General,
 }
 
 /// The longest text that is encoded in one go by the tokenizers crate, which needs about 100 times its size.
-const MAX_GENERAL_BYTES: usize = 32 << 20;
+pub(crate) const MAX_GENERAL_BYTES: usize = 8 << 20;
+/// As much text of all threads together is with the tokenizers crate at a time; a longer one goes alone.
+const GENERAL_BYTES_IN_FLIGHT: usize = 4 << 20;
 
 impl Tokenizer {
     /// Loads a `tokenizer.json`, or a folder that holds one beside the usual Hugging Face files
@@ -96,13 +111,16 @@ impl Tokenizer {
 
     /// Trains byte-level BPE on `texts`: 256 bytes, merges, and the end-of-document token as the last id, together
     /// at most `vocab_size`. Fewer where the text runs out of repeated pairs. The same texts give the same file to
-    /// the byte, on any number of threads.
+    /// the byte, on any number of threads. `on_merge` hears, before each merge, how many are found and how many are
+    /// looked for; [`ControlFlow::Break`] ends it.
     ///
     /// # Errors
-    /// `vocab_size` under 257; texts without any character; and the first error of `texts` itself.
+    /// `vocab_size` under 257; texts without any character; the first error of `texts` itself;
+    /// [`DataError::Interrupted`].
     pub fn train_bpe(
         texts: impl IntoIterator<Item = Result<String>>,
         vocab_size: usize,
+        on_merge: &mut dyn FnMut(usize, usize) -> ControlFlow<()>,
     ) -> Result<Tokenizer> {
         let Some(max_merges) = vocab_size.checked_sub(257) else {
             return Err(DataError::invalid(
@@ -129,7 +147,7 @@ impl Tokenizer {
         if !seen_text {
             return Err(no_text("bpe"));
         }
-        let merges = counts.learn_merges(max_merges);
+        let merges = counts.learn_merges(max_merges, on_merge)?;
         if merges.len() < max_merges {
             tracing::warn!(
                 "the text has too few repeated pairs for {vocab_size} tokens; the vocabulary has {}",
@@ -139,11 +157,21 @@ impl Tokenizer {
         Tokenizer::made_here(&build::byte_level_bpe(&merges))
     }
 
-    /// The tokens of a document (or a piece of one, cut by [`Tokenizer::cut_rule`]), without any special token.
+    /// The tokens of a document, without any special token.
     ///
     /// # Errors
     /// A character outside a character vocabulary, named; a text too long for this kind of tokenizer.
     pub fn encode(&self, text: &str) -> Result<Vec<u32>> {
+        self.encode_piece(text, true)
+    }
+
+    /// The tokens of a piece of a document, cut by [`Tokenizer::cut_rule`]: those of the document are those of its
+    /// pieces in their order. Some vocabularies put a space before a document, so it matters which piece is the first.
+    ///
+    /// # Errors
+    /// Those of [`Tokenizer::encode`].
+    pub fn encode_piece(&self, text: &str, begins_document: bool) -> Result<Vec<u32>> {
+        let contains = |added: &[String]| added.iter().any(|token| text.contains(token.as_str()));
         let mut ids = Vec::with_capacity(text.len() / 3);
         match &self.engine {
             Engine::Chars(vocab) => {
@@ -152,7 +180,7 @@ impl Tokenizer {
                 }
             }
             Engine::ByteBpe { bpe, nfc, added } => {
-                if added.iter().any(|token| text.contains(token.as_str())) {
+                if contains(added) {
                     return self.encode_general(text);
                 }
                 // No character below U+0300 changes under NFC.
@@ -162,28 +190,25 @@ impl Tokenizer {
                     bpe.encode(text, &mut ids);
                 }
             }
+            Engine::SpaceBpe { bpe, added } if contains(added) => {
+                // A later piece begins with the space that the file would put before it.
+                let puts_space = bpe.prefix() == Prefix::Mark && !begins_document;
+                return self.encode_general(text.strip_prefix(' ').filter(|_| puts_space).unwrap_or(text));
+            }
+            Engine::SpaceBpe { bpe, .. } => bpe.encode(text, begins_document, &mut ids),
             Engine::General => return self.encode_general(text),
         }
         Ok(ids)
     }
 
-    /// [`Tokenizer::encode`] of many texts in parallel, in their order.
-    ///
-    /// # Errors
-    /// Those of [`Tokenizer::encode`], each in its text's place.
-    pub fn encode_all<T: AsRef<str> + Sync>(&self, texts: &[T]) -> Vec<Result<Vec<u32>>> {
-        texts.par_iter().map(|text| self.encode(text.as_ref())).collect()
-    }
-
-    /// The tokens of a prompt: special tokens written in the text are recognised, and what the file adds around a
-    /// text at its beginning (such as a beginning-of-sequence token) is added. What it adds at the end is not: the
-    /// prompt goes on.
+    /// The tokens of a prompt: those that begin a document, then those of the text, in which special tokens are
+    /// recognised. What the file adds at the end of a text is not added: the prompt goes on.
     ///
     /// # Errors
     /// A character outside a character vocabulary; whatever the tokenizer itself refuses.
     pub fn encode_prompt(&self, text: &str) -> Result<Vec<u32>> {
         if let Engine::Chars(vocab) = &self.engine {
-            let end = self.whole.id_to_token(self.end_of_document).unwrap_or_default();
+            let end = self.end_of_document_name().unwrap_or_default();
             let mut at = 0;
             for part in text.split(end.as_str()) {
                 if let Some((i, _)) = part.char_indices().find(|(_, c)| !vocab.contains_key(c)) {
@@ -192,15 +217,8 @@ impl Tokenizer {
                 at += part.len() + end.len();
             }
         }
-        let encoding = self.whole.encode_fast(text, true).map_err(|e| self.refused(&e))?;
-        let mut ids = encoding.get_ids().to_vec();
-        // The mask marks what the file added around the text, never what the text itself spells out.
-        let kept = match encoding.get_special_tokens_mask().iter().rposition(|&added| added == 0) {
-            Some(last) => last + 1,
-            None => ids.iter().rposition(|id| !self.stop_tokens.contains(id)).map_or(0, |last| last + 1),
-        };
-        ids.truncate(kept);
-        Ok(ids)
+        let encoding = self.whole.encode_fast(text, false).map_err(|e| self.refused(&e))?;
+        Ok([&self.document_begin, encoding.get_ids()].concat())
     }
 
     /// The text of `ids`. Bytes that are no UTF-8 become U+FFFD; ids without a token (a model's vocabulary may be
@@ -230,11 +248,13 @@ impl Tokenizer {
     /// The folder or a file cannot be written.
     pub fn save(&self, folder: &Path) -> Result<()> {
         files::create_folder(folder)?;
-        self.files().try_for_each(|(name, bytes)| files::write_atomically(&folder.join(name), bytes))?;
-        match self.named.file() {
-            Some((name, text)) => files::write_atomically(&folder.join(name), text.as_bytes()),
-            None => Ok(()),
-        }
+        self.saved_files().try_for_each(|(name, bytes)| files::write_atomically(&folder.join(name), &bytes))
+    }
+
+    /// What [`Tokenizer::save`] writes, by name.
+    pub(crate) fn saved_files(&self) -> impl Iterator<Item = (&str, Cow<'_, [u8]>)> {
+        let named = self.named.file().map(|(name, text)| (name, Cow::from(text.into_bytes())));
+        self.files().map(|(name, bytes)| (name, Cow::from(bytes))).chain(named)
     }
 
     /// One more than the largest token id, added tokens included.
@@ -247,6 +267,11 @@ impl Tokenizer {
         self.end_of_document
     }
 
+    /// The name of that token.
+    pub fn end_of_document_name(&self) -> Option<String> {
+        self.whole.id_to_token(self.end_of_document)
+    }
+
     /// The tokens at which generation stops; the end-of-document token is among them. Ascending.
     pub fn stop_tokens(&self) -> &[u32] {
         &self.stop_tokens
@@ -255,11 +280,6 @@ impl Tokenizer {
     /// The beginning-of-sequence token, where the files name one.
     pub fn begin_of_sequence(&self) -> Option<u32> {
         self.begin
-    }
-
-    /// The id of a token by its exact name.
-    pub fn token_id(&self, name: &str) -> Option<u32> {
-        self.whole.token_to_id(name)
     }
 
     /// SHA-256 of `tokenizer.json` in canonical form (keys sorted, no white space): reformatting a file keeps it,
@@ -279,17 +299,13 @@ impl Tokenizer {
     }
 
     /// The same tokenizer with another end-of-document token.
-    ///
-    /// # Errors
-    /// No token has that name.
-    pub fn with_end_of_document(self, name: &str) -> Result<Tokenizer> {
-        let id = self.token_id(name).ok_or_else(|| no_such_end(&format!("{name:?}")))?;
-        self.with_end_of_document_id(id)
-    }
-
     pub(crate) fn with_end_of_document_id(mut self, id: u32) -> Result<Tokenizer> {
         if self.whole.id_to_token(id).is_none() {
-            return Err(no_such_end(&id.to_string()));
+            return Err(DataError::tokenizer(
+                "option",
+                format!("there is no token {id} to end documents"),
+                "name a token of this vocabulary",
+            ));
         }
         self.end_of_document = id;
         if let Err(at) = self.stop_tokens.binary_search(&id) {
@@ -320,6 +336,7 @@ impl Tokenizer {
             copy.set_encode_special_tokens(true);
             copy
         });
+        let _share = self.budget.take(text.len());
         let encoding = literal.encode_fast(text, false).map_err(|e| self.refused(&e))?;
         Ok(encoding.get_ids().to_vec())
     }
@@ -351,21 +368,23 @@ const FEED_BYTES: usize = 8 << 20;
 
 /// Chooses how documents are encoded, from what the file asks for.
 fn choose_engine(json: &Value, added: &[(u32, AddedToken)]) -> (Engine, CutRule) {
-    let general = (Engine::General, CutRule::Never);
-    let nfc = match json.get("normalizer") {
-        None | Some(Value::Null) => false,
-        Some(normalizer) if normalizer.get("type").is_some_and(|t| t == "NFC") => true,
-        Some(_) => return general,
-    };
     let in_text: Vec<&AddedToken> =
         added.iter().map(|(_, token)| token).filter(|token| !token.special).collect();
-    if !nfc
-        && in_text.is_empty()
-        && let Some(vocab) = char_vocab(json)
-    {
-        return (Engine::Chars(vocab), CutRule::Anywhere);
+    let normalizer = json.get("normalizer").filter(|normalizer| !normalizer.is_null());
+    let chars = char_vocab(json).filter(|_| normalizer.is_none() && in_text.is_empty());
+    chars
+        .map(|vocab| (Engine::Chars(vocab), CutRule::Anywhere))
+        .or_else(|| byte_bpe(json, normalizer, &in_text))
+        .or_else(|| space_bpe(json, &in_text))
+        .unwrap_or((Engine::General, CutRule::Never))
+}
+
+fn byte_bpe(json: &Value, normalizer: Option<&Value>, in_text: &[&AddedToken]) -> Option<(Engine, CutRule)> {
+    let nfc = normalizer.is_some();
+    if normalizer.is_some_and(|normalizer| normalizer.get("type").is_none_or(|t| t != "NFC")) {
+        return None;
     }
-    let Some(bpe) = ByteBpe::recognise(json) else { return general };
+    let bpe = ByteBpe::recognise(json)?;
     let cut = if bpe.is_bytes_only() && in_text.is_empty() && !nfc {
         CutRule::Anywhere
     } else if bpe.is_bytes_only() || in_text.iter().any(|token| reaches_past_itself(token)) {
@@ -373,8 +392,25 @@ fn choose_engine(json: &Value, added: &[(u32, AddedToken)]) -> (Engine, CutRule)
     } else {
         CutRule::BetweenWords
     };
-    let added = in_text.into_iter().map(|token| token.content.clone()).collect();
-    (Engine::ByteBpe { bpe: Box::new(bpe), nfc, added }, cut)
+    Some((Engine::ByteBpe { bpe: Box::new(bpe), nfc, added: names(in_text) }, cut))
+}
+
+fn space_bpe(json: &Value, in_text: &[&AddedToken]) -> Option<(Engine, CutRule)> {
+    // A token that is looked for after spaces are marked may be spelled otherwise in the text.
+    let bpe = SpaceBpe::recognise(json).filter(|_| !in_text.iter().any(|token| token.normalized))?;
+    let cut = if bpe.joins_before_spaces() || in_text.iter().any(|token| reaches_past_itself(token)) {
+        CutRule::Never
+    } else if bpe.joins_newlines() || !in_text.is_empty() {
+        // The general path, which texts with such tokens take, can only go on with a piece that begins with a space.
+        CutRule::BeforeSpaces
+    } else {
+        CutRule::BetweenWords
+    };
+    Some((Engine::SpaceBpe { bpe: Box::new(bpe), added: names(in_text) }, cut))
+}
+
+fn names(tokens: &[&AddedToken]) -> Vec<String> {
+    tokens.iter().map(|token| token.content.clone()).collect()
 }
 
 /// True for a token that a cut between words could break or change.
@@ -419,14 +455,6 @@ fn canonical_hash(value: &Value) -> [u8; 32] {
         }
     }
     Sha256::digest(sorted(value).to_string()).into()
-}
-
-fn no_such_end(token: &str) -> DataError {
-    DataError::tokenizer(
-        "option",
-        format!("there is no token {token} to end documents"),
-        "name a token of this vocabulary",
-    )
 }
 
 fn no_text(kind: &str) -> DataError {

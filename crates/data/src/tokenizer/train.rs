@@ -6,20 +6,21 @@
 //! sample, and the sample is capped.
 
 use std::cmp::Reverse;
-use std::collections::{BTreeMap, BinaryHeap, HashMap, HashSet};
+use std::collections::{BTreeMap, BinaryHeap, HashSet};
 use std::hash::BuildHasherDefault;
+use std::ops::ControlFlow;
 
 use rayon::prelude::*;
 
-use super::bpe::WordHasher;
+use super::merge::{FastMap, WordHasher};
 use super::words::WordPattern;
+use crate::error::{DataError, Result};
 
 /// A pair seen only once is no pattern.
 const MIN_COUNT: i64 = 2;
 /// Longer words (encoded files, mostly) teach nothing and are left out.
 const MAX_WORD_BYTES: usize = 1024;
 
-type FastMap<K, V> = HashMap<K, V, BuildHasherDefault<WordHasher>>;
 type Pair = (u32, u32);
 
 /// How often each word occurs in the text fed so far.
@@ -42,8 +43,13 @@ impl WordCounts {
         }
     }
 
-    /// Learns at most `max_merges` merges; the i-th makes token 256 + i, ids below 256 are the bytes.
-    pub(super) fn learn_merges(self, max_merges: usize) -> Vec<Pair> {
+    /// Learns at most `max_merges` merges; the i-th makes token 256 + i, ids below 256 are the bytes. `on_merge` is asked
+    /// before each whether to go on.
+    pub(super) fn learn_merges(
+        self,
+        max_merges: usize,
+        on_merge: &mut dyn FnMut(usize, usize) -> ControlFlow<()>,
+    ) -> Result<Vec<Pair>> {
         // Sorted, so that nothing depends on the order of a hash map.
         let sorted: BTreeMap<_, _> = self.counts.into_iter().collect();
         let mut words: Vec<Word> = sorted
@@ -58,6 +64,9 @@ impl WordCounts {
         let mut known: HashSet<Vec<u8>> = tokens.iter().cloned().collect();
         let mut merges = Vec::new();
         while merges.len() < max_merges {
+            if on_merge(merges.len(), max_merges).is_break() {
+                return Err(DataError::Interrupted);
+            }
             let Some(pair) = pairs.pop_most_frequent() else { break };
             let bytes = [tokens[pair.0 as usize].as_slice(), &tokens[pair.1 as usize]].concat();
             if !known.insert(bytes.clone()) {
@@ -67,20 +76,17 @@ impl WordCounts {
             tokens.push(bytes);
             merges.push(pair);
         }
-        merges
+        Ok(merges)
     }
 }
 
 fn count_words(text: &str) -> FastMap<&[u8], u64> {
     let mut counts = FastMap::default();
-    let mut rest = text;
-    while !rest.is_empty() {
-        let (word, after) = rest.split_at(WordPattern::Qwen.word_len(rest));
+    WordPattern::Qwen.each(text, &mut |word| {
         if word.len() <= MAX_WORD_BYTES {
             *counts.entry(word.as_bytes()).or_default() += 1;
         }
-        rest = after;
-    }
+    });
     counts
 }
 
@@ -215,12 +221,16 @@ mod tests {
         merges
     }
 
+    fn learn(counts: WordCounts, merges: usize) -> Vec<Pair> {
+        counts.learn_merges(merges, &mut |_, _| ControlFlow::Continue(())).unwrap()
+    }
+
     proptest! {
         #[test]
         fn incremental_counts_learn_what_recounting_learns(text in "[ab c\n1]{0,400}", merges in 0_usize..60) {
             let mut counts = WordCounts::default();
             counts.feed(std::slice::from_ref(&text));
-            prop_assert_eq!(counts.learn_merges(merges), naive_merges(&text, merges));
+            prop_assert_eq!(learn(counts, merges), naive_merges(&text, merges));
         }
 
         #[test]
@@ -231,7 +241,7 @@ mod tests {
             for part in &parts {
                 one_by_one.feed(std::slice::from_ref(part));
             }
-            prop_assert_eq!(together.learn_merges(50), one_by_one.learn_merges(50));
+            prop_assert_eq!(learn(together, 50), learn(one_by_one, 50));
         }
     }
 }

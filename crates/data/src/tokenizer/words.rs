@@ -16,7 +16,46 @@ const LLAMA3: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{
 /// The expression of GPT-2, for files that spell it out instead of asking the byte-level step for it.
 const GPT2: &str = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+";
 
-/// How text is cut into words before the merges.
+/// How text is cut into words before the merges: digits first, then each part between them by the pattern.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Words {
+    pub(super) pattern: WordPattern,
+    pub(super) digits: Digits,
+}
+
+/// What happens to digits before the pattern sees the text.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Digits {
+    /// Nothing: the pattern deals with them.
+    InWords,
+    /// Each is a part of its own (StarCoder, SmolLM).
+    Alone,
+    /// Neighbours are a part together.
+    Together,
+}
+
+impl Words {
+    /// Calls `each` with the words of `text` in order; together they are the text.
+    pub(super) fn each(self, text: &str, mut each: impl FnMut(&str)) {
+        if self.digits == Digits::InWords {
+            return self.pattern.each(text, &mut each);
+        }
+        let mut rest = text;
+        while let Some(first) = rest.chars().next() {
+            // The standard library's notion of digits, as in the tokenizers crate; the pattern's may be of another
+            // version of Unicode.
+            let len = match (first.is_numeric(), self.digits) {
+                (true, Digits::Alone) => first.len_utf8(),
+                (is_numeric, _) => rest.find(|c: char| c.is_numeric() != is_numeric).unwrap_or(rest.len()),
+            };
+            let (part, after) = rest.split_at(len);
+            self.pattern.each(part, &mut each);
+            rest = after;
+        }
+    }
+}
+
+/// The expression that finds words.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum WordPattern {
     /// GPT-2's expression.
@@ -38,8 +77,18 @@ impl WordPattern {
         }
     }
 
+    /// Calls `each` with the words of `text` in order.
+    pub(super) fn each<'t>(self, text: &'t str, each: &mut impl FnMut(&'t str)) {
+        let mut rest = text;
+        while !rest.is_empty() {
+            let (word, after) = rest.split_at(self.word_len(rest));
+            each(word);
+            rest = after;
+        }
+    }
+
     /// Byte length of the word at the start of `text`, which must not be empty.
-    pub(super) fn word_len(self, text: &str) -> usize {
+    fn word_len(self, text: &str) -> usize {
         match self {
             WordPattern::Gpt2 => gpt2_word(text),
             WordPattern::Qwen => modern_word(text, 1),

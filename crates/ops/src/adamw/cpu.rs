@@ -163,9 +163,9 @@ impl Block<'_> {
     /// Makes the compute copy from the master as it is stored.
     fn write_compute<T: Real>(&mut self) {
         let Block { master, compute: Some(compute), .. } = self else { return };
-        // Seen through a reading view: skipped updates must not so much as requieten a NaN.
+        // Seen through a reading view: skipped updates must not so much as quieten a NaN.
         let ty = master.ty;
         let master = View::new(ty, master.bytes());
-        compute.reals::<T>().copy_from_slice(&master.reals::<T>());
+        compute.write::<T>(&master.reals::<T>());
     }
 }

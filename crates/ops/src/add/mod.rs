@@ -26,10 +26,6 @@ impl Op for Add {
     fn in_place(&self) -> &[(usize, usize)] {
         &[(0, 0)]
     }
-
-    fn is_cheap(&self) -> bool {
-        true
-    }
 }
 
 impl Registered for Add {

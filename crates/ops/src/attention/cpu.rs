@@ -1,39 +1,34 @@
 //! CPU kernel of [`Attention`]: one task a block of queries, which are whole rows of the output.
 
 use super::Attention;
-use super::block::{Block, ROWS, Rounding, transpose};
+use super::block::{Block, ROWS};
+use super::columns::{Columns, transpose, widen};
 use crate::host::gemm::Mat;
+use crate::host::math::Rounding;
 use rayon::prelude::*;
-use xtrain_tensor::{CpuKernel, Real, View, ViewMut, with_real};
+use xtrain_tensor::{CpuKernel, Pooled, Real, View, ViewMut, with_real};
 
 impl CpuKernel for Attention {
     fn run(&self, inputs: &[View<'_>], outputs: &mut [ViewMut<'_>]) {
         let [o, lse] = outputs else { unreachable!("two outputs") };
         let documents = Documents { starts: inputs.get(1).map(View::ints), seq_len: self.seq_len };
-        let rounding = Rounding::of(inputs[0].ty.dtype);
         with_real!(inputs[0].ty.dtype, T => {
-            let qkv = inputs[0].reals::<T>();
-            attend::<T>(self, &qkv, documents, rounding, &mut o.reals::<T>(), &mut lse.reals::<T>());
+            let keys_values = KeysValues::<T>::of(self, inputs[0]);
+            attend(self, inputs[0], &keys_values, documents, o, &mut lse.fresh::<T>());
         });
     }
 }
 
 fn attend<T: Real>(
     op: &Attention,
-    qkv: &[T],
+    qkv: View<'_>,
+    keys_values: &KeysValues<'_, T>,
     documents: Documents<'_>,
-    rounding: Rounding,
-    o: &mut [T],
+    o: &mut ViewMut<'_>,
     lse: &mut [T],
 ) {
     let Attention { seq_len: s, heads, kv_heads, head_dim: e } = *op;
-    let (width, out_width, group) = ((heads + 2 * kv_heads) * e, heads * e, heads / kv_heads);
-    // Every key head of every sequence, transposed once: [B, k, e, s].
-    let mut keys_t = vec![T::ZERO; qkv.len() / width * kv_heads * e];
-    keys_t.par_chunks_mut(e * s).enumerate().for_each(|(i, to)| {
-        let (sequence, kv_head) = (i / kv_heads, i % kv_heads);
-        transpose(&qkv[sequence * s * width + (heads + kv_head) * e..], width, s, e, to);
-    });
+    let (out_width, group, rounding) = (heads * e, heads / kv_heads, Rounding::of(qkv.ty.dtype));
     let blocks_a_sequence = s.div_ceil(ROWS);
     // The log-sum-exps of a block: one slice a head.
     let mut block_lse: Vec<Vec<&mut [T]>> = Vec::new();
@@ -42,35 +37,83 @@ fn attend<T: Real>(
         let first = i / heads * blocks_a_sequence;
         row.chunks_mut(ROWS).zip(&mut block_lse[first..]).for_each(|(part, block)| block.push(part));
     }
-    let blocks: Vec<_> =
-        o.chunks_mut(s * out_width).flat_map(|o| o.chunks_mut(ROWS * out_width)).zip(block_lse).collect();
-    blocks.into_par_iter().enumerate().for_each_init(
-        || vec![T::ZERO; ROWS * s],
-        |scores, (block, (o, lse))| {
-            let (sequence, first) = (block / blocks_a_sequence, block % blocks_a_sequence * ROWS);
-            let m = o.len() / out_width;
-            let start = documents.first_of_block(sequence, first, m);
-            let n = first + m - start;
-            let qkv = &qkv[sequence * s * width..][..s * width];
-            for (head, lse) in lse.into_iter().enumerate() {
-                let kv_head = head / group;
-                let keys_t = &keys_t[(sequence * kv_heads + kv_head) * e * s..][..e * s];
-                let block = Block {
-                    queries: Mat::strided(&qkv[first * width + head * e..], m, e, width),
-                    keys_t: Mat::strided(&keys_t[start..], e, n, s),
-                    values: Mat::strided(
-                        &qkv[start * width + (heads + kv_heads + kv_head) * e..],
-                        n,
-                        e,
-                        width,
-                    ),
-                    rounding,
-                };
-                let seen = |i: usize| documents.first_of(sequence, first + i) - start..first + i + 1 - start;
-                block.attend(seen, scores, &mut o[head * e..], out_width, lse);
+    let sequences = o.chunks(s * out_width);
+    let blocks: Vec<_> = sequences.flat_map(|o| o.into_chunks(ROWS * out_width)).zip(block_lse).collect();
+    blocks.into_par_iter().enumerate().for_each(|(block, (mut o, lse))| {
+        let (sequence, first) = (block / blocks_a_sequence, block % blocks_a_sequence * ROWS);
+        let m = o.ty.numel() / out_width;
+        let start = documents.first_of_block(sequence, first, m);
+        let n = first + m - start;
+        let rows = sequence * s + first..sequence * s + first + m;
+        let queries = Columns::<T>::of(qkv, rows, 0..out_width);
+        let (mut scores, mut o) = (Pooled::take(ROWS * n), o.fresh::<T>());
+        for (head, lse) in lse.into_iter().enumerate() {
+            let block = Block {
+                queries: queries.part(0..m, head * e..(head + 1) * e),
+                keys_t: keys_values.keys_t(sequence, head / group, start, n),
+                values: keys_values.values(sequence, head / group, start, n),
+                rounding,
+            };
+            let seen = |i: usize| documents.first_of(sequence, first + i) - start..first + i + 1 - start;
+            block.attend(seen, &mut scores, &mut o[head * e..], out_width, lse);
+        }
+    });
+}
+
+/// The keys and values of all sequences as the products want them.
+struct KeysValues<'a, T: Real> {
+    op: &'a Attention,
+    /// Where values are read that are stored in the compute type.
+    stored: Option<&'a [T]>,
+    /// By sequence and key/value head: the keys transposed, `[e, s]`, then, unless they are stored, the values, `[s, e]`.
+    made: Pooled<T>,
+    /// Elements that a head takes there.
+    head: usize,
+}
+
+impl<'a, T: Real> KeysValues<'a, T> {
+    fn of(op: &'a Attention, qkv: View<'a>) -> Self {
+        let Attention { seq_len: s, heads, kv_heads, head_dim: e } = *op;
+        let (tokens, _) = qkv.ty.shape.rows_cols();
+        let stored = qkv.stored::<T>();
+        let head = if stored.is_some() { e * s } else { 2 * e * s };
+        let mut made = Pooled::take(tokens / s * kv_heads * head);
+        made.par_chunks_exact_mut(head).enumerate().for_each(|(i, made)| {
+            let (rows, kv_head) = (i / kv_heads * s..(i / kv_heads + 1) * s, i % kv_heads);
+            let columns = |head: usize| head * e..(head + 1) * e;
+            let (keys_t, values) = made.split_at_mut(e * s);
+            transpose(&Columns::of(qkv, rows.clone(), columns(heads + kv_head)), keys_t);
+            if !values.is_empty() {
+                widen(qkv, rows, columns(heads + kv_heads + kv_head), values);
             }
-        },
-    );
+        });
+        KeysValues { op, stored, made, head }
+    }
+
+    fn of_head(&self, sequence: usize, kv_head: usize) -> &[T] {
+        &self.made[(sequence * self.op.kv_heads + kv_head) * self.head..][..self.head]
+    }
+
+    /// The keys of `n` tokens from `start` on, transposed.
+    fn keys_t(&self, sequence: usize, kv_head: usize, start: usize, n: usize) -> Mat<'_, T> {
+        let Attention { seq_len: s, head_dim: e, .. } = *self.op;
+        Mat::strided(&self.of_head(sequence, kv_head)[..e * s][start..], e, n, s)
+    }
+
+    /// The values of `n` tokens from `start` on.
+    fn values(&self, sequence: usize, kv_head: usize, start: usize, n: usize) -> Mat<'_, T> {
+        let Attention { seq_len: s, heads, kv_heads, head_dim: e } = *self.op;
+        let Some(stored) = self.stored else {
+            return Mat::new(&self.of_head(sequence, kv_head)[e * s..][start * e..], n, e);
+        };
+        let width = (heads + 2 * kv_heads) * e;
+        Mat::strided(
+            &stored[(sequence * s + start) * width + (heads + kv_heads + kv_head) * e..],
+            n,
+            e,
+            width,
+        )
+    }
 }
 
 /// Where documents start.

@@ -1,240 +1,238 @@
-//! CPU kernel of [`AttentionGrad`]: one task a key/value head of a sequence, with the query heads of its group.
+//! CPU kernel of [`AttentionGrad`]: one task a query head of a sequence.
 //!
 //! A task walks over tiles of keys, and for each over the blocks of queries that see it, so that a tile's keys, values and their
-//! gradients stay in cache.
+//! gradients stay in cache. What the query heads of a group give to the keys and values that they share is added in the order of the
+//! heads, after all of them; so many groups are made at a time as keep all cores busy, or as their sums fit [`AT_ONCE`].
 
-use super::block::{ROWS, Rounding, exact, round_bf16, scale, transpose};
+use super::block::{ROWS, scale};
+use super::columns::{Columns, transpose};
 use super::cpu::Documents;
 use super::{Attention, AttentionGrad};
 use crate::host::gemm::{Mat, MatMut, gemm_single};
-use crate::host::math::{exp, sum, vectorized};
+use crate::host::math::{Rounding, dot, exact, exp, round_bf16, vectorized};
+use crate::host::rows::{add_into, store_rows};
 use rayon::prelude::*;
 use std::ops::Range;
-use xtrain_tensor::{CpuKernel, Real, View, ViewMut, with_real};
+use xtrain_tensor::{CpuKernel, Pooled, Real, Stored, View, ViewMut, with_stored};
 
 /// Keys of a tile; a multiple of [`ROWS`], so that the blocks of queries that see a tile start where it starts.
 const TILE: usize = 512;
 
+/// Elements of the query heads' sums that are held at a time, unless there are more cores than these keep busy.
+const AT_ONCE: usize = 4 << 20;
+
 impl CpuKernel for AttentionGrad {
     fn run(&self, inputs: &[View<'_>], outputs: &mut [ViewMut<'_>]) {
-        with_real!(inputs[1].ty.dtype, T => {
-            let (d_o, qkv) = (inputs[0].reals::<T>(), inputs[1].reals::<T>());
-            let (o, lse) = (inputs[2].reals::<T>(), inputs[3].reals::<T>());
-            let pass = Pass {
-                op: self,
-                d_o: &d_o,
-                qkv: &qkv,
-                o: &o,
-                lse: &lse,
+        with_stored!(inputs[1].ty.dtype, S => {
+            let pass = Pass::<S> {
+                op: self.0,
+                d_o: inputs[0],
+                qkv: inputs[1],
+                o: inputs[2],
+                lse: &inputs[3].reals(),
                 documents: Documents { starts: inputs.get(4).map(View::ints), seq_len: self.0.seq_len },
-                rounding: Rounding::of(inputs[1].ty.dtype),
             };
-            pass.run(&mut outputs[0].reals::<T>());
+            pass.run(&mut outputs[0]);
         });
     }
 }
 
-struct Pass<'a, T> {
-    op: &'a AttentionGrad,
-    d_o: &'a [T],
-    qkv: &'a [T],
-    o: &'a [T],
-    lse: &'a [T],
+struct Pass<'a, S: Stored> {
+    op: Attention,
+    d_o: View<'a>,
+    qkv: View<'a>,
+    o: View<'a>,
+    lse: &'a [S::Real],
     documents: Documents<'a>,
-    rounding: Rounding,
 }
 
-/// What one task writes: e columns of each token of its sequence, for each of its heads.
-struct Target<'a, T> {
+/// A query head of a sequence, and where its gradient goes: the bytes of e columns of each token.
+struct QueryHead<'a> {
     sequence: usize,
-    kv_head: usize,
-    /// By token, then by head of the group.
-    queries: Vec<&'a mut [T]>,
-    /// By token.
-    keys: Vec<&'a mut [T]>,
-    /// By token.
-    values: Vec<&'a mut [T]>,
+    head: usize,
+    target: Vec<&'a mut [u8]>,
 }
 
-/// Memory of one task, reused by the next.
-struct Scratch<T> {
-    keys_t: Vec<T>,
-    values_t: Vec<T>,
-    dq: Vec<T>,
-    dk: Vec<T>,
-    dv: Vec<T>,
-    delta: Vec<T>,
-    p: Vec<T>,
-    ds: Vec<T>,
+/// Where the gradients of a key/value head of a sequence go.
+#[derive(Default)]
+struct KeyHead<'a> {
+    keys: Vec<&'a mut [u8]>,
+    values: Vec<&'a mut [u8]>,
 }
 
-impl<T: Real> Scratch<T> {
-    fn new(s: usize, e: usize) -> Self {
-        let zeros = |n| vec![T::ZERO; n];
-        let tile = ROWS * TILE.min(s);
-        Scratch {
-            keys_t: zeros(e * s),
-            values_t: zeros(e * s),
-            dq: zeros(s * e),
-            dk: zeros(s * e),
-            dv: zeros(s * e),
-            delta: zeros(s),
-            p: zeros(tile),
-            ds: zeros(tile),
+impl<S: Stored> Pass<'_, S> {
+    fn run(&self, dqkv: &mut ViewMut<'_>) {
+        let Attention { seq_len: s, heads, kv_heads, head_dim: e } = self.op;
+        let (tokens, _) = dqkv.ty.shape.rows_cols();
+        let (groups, group) = (tokens / s * kv_heads, heads / kv_heads);
+        // How many are made at a time changes no bit: each query head's sums start from zero.
+        let at_once = (AT_ONCE / (2 * s * e)).max(rayon::current_num_threads()).div_ceil(group);
+        let mut sums = Pooled::take(at_once.min(groups) * group * 2 * s * e);
+        for first in (0..groups).step_by(at_once) {
+            let some = first..groups.min(first + at_once);
+            let sums = &mut sums[..some.len() * group * 2 * s * e];
+            let (query_heads, key_heads) = self.targets(some, dqkv);
+            let tasks = query_heads.into_par_iter().zip(sums.par_chunks_exact_mut(2 * s * e));
+            tasks.for_each(|(head, sums)| self.query_head(head, sums));
+            let tasks = key_heads.into_par_iter().zip(sums.par_chunks_exact_mut(group * 2 * s * e));
+            tasks.for_each(|(head, sums)| self.key_head(head, sums));
         }
     }
-}
 
-impl<T: Real> Pass<'_, T> {
-    fn run(&self, dqkv: &mut [T]) {
-        let (s, e) = (self.op.0.seq_len, self.op.0.head_dim);
-        dqkv.par_chunks_mut(s * self.width())
-            .enumerate()
-            .flat_map(|(sequence, rows)| self.targets(sequence, rows).into_par_iter())
-            .for_each_init(|| Scratch::new(s, e), |scratch, target| self.head(scratch, target));
-    }
-
-    fn width(&self) -> usize {
-        (self.op.0.heads + 2 * self.op.0.kv_heads) * self.op.0.head_dim
-    }
-
-    /// Cuts a sequence's rows into the columns of each key/value head's task.
-    fn targets<'a>(&self, sequence: usize, rows: &'a mut [T]) -> Vec<Target<'a, T>> {
-        let (heads, kv_heads) = (self.op.0.heads, self.op.0.kv_heads);
-        let mut targets: Vec<Target<'a, T>> = (0..kv_heads)
-            .map(|kv_head| Target {
-                sequence,
-                kv_head,
-                queries: Vec::with_capacity(self.op.0.seq_len * heads / kv_heads),
-                keys: Vec::with_capacity(self.op.0.seq_len),
-                values: Vec::with_capacity(self.op.0.seq_len),
-            })
-            .collect();
-        for row in rows.chunks_exact_mut(self.width()) {
-            for (head, columns) in row.chunks_exact_mut(self.op.0.head_dim).enumerate() {
-                if head < heads {
-                    targets[head * kv_heads / heads].queries.push(columns);
-                } else if head < heads + kv_heads {
-                    targets[head - heads].keys.push(columns);
-                } else {
-                    targets[head - heads - kv_heads].values.push(columns);
+    /// Cuts the columns of some groups, counted over the key/value heads of all sequences, out of the rows.
+    fn targets<'a>(
+        &self,
+        groups: Range<usize>,
+        dqkv: &'a mut ViewMut<'_>,
+    ) -> (Vec<QueryHead<'a>>, Vec<KeyHead<'a>>) {
+        let Attention { seq_len: s, heads, kv_heads, head_dim: e } = self.op;
+        let group = heads / kv_heads;
+        let query_head =
+            |i: usize| QueryHead { sequence: i / heads, head: i % heads, target: Vec::with_capacity(s) };
+        let mut query_heads: Vec<_> = (groups.start * group..groups.end * group).map(query_head).collect();
+        let mut key_heads: Vec<KeyHead<'a>> = Vec::new();
+        key_heads.resize_with(groups.len(), KeyHead::default);
+        let (head_bytes, sequences) =
+            (dqkv.ty.dtype.bytes(e), groups.start / kv_heads..groups.end.div_ceil(kv_heads));
+        let rows = dqkv.bytes().chunks_exact_mut((heads + 2 * kv_heads) * head_bytes).enumerate();
+        for (token, row) in rows.take(sequences.end * s).skip(sequences.start * s) {
+            for (column, bytes) in row.chunks_exact_mut(head_bytes).enumerate() {
+                let kv_head = if column < heads { column / group } else { (column - heads) % kv_heads };
+                let at = token / s * kv_heads + kv_head;
+                if !groups.contains(&at) {
+                    continue;
+                }
+                let at = at - groups.start;
+                match column {
+                    c if c < heads => query_heads[at * group + c % group].target.push(bytes),
+                    c if c < heads + kv_heads => key_heads[at].keys.push(bytes),
+                    _ => key_heads[at].values.push(bytes),
                 }
             }
         }
-        targets
+        (query_heads, key_heads)
     }
 
-    /// A key/value head of a sequence.
-    fn head(&self, scratch: &mut Scratch<T>, target: Target<'_, T>) {
-        let Target { sequence, kv_head, mut queries, keys, values } = target;
-        let Attention { seq_len: s, heads, kv_heads, head_dim: e } = self.op.0;
-        let of_head = |head: usize| &self.qkv[sequence * s * self.width() + head * e..];
-        transpose(of_head(heads + kv_head), self.width(), s, e, &mut scratch.keys_t);
-        transpose(of_head(heads + kv_heads + kv_head), self.width(), s, e, &mut scratch.values_t);
-        scratch.dk.fill(T::ZERO);
-        scratch.dv.fill(T::ZERO);
-        let group = heads / kv_heads;
-        for member in 0..group {
-            self.query_head(scratch, sequence, kv_head * group + member);
-            write(queries.iter_mut().skip(member).step_by(group), &scratch.dq, e);
-        }
-        write(keys, &scratch.dk, e);
-        write(values, &scratch.dv, e);
+    /// Adds what the query heads of a group gave, in order, and writes it.
+    fn key_head(&self, head: KeyHead<'_>, sums: &mut [S::Real]) {
+        let Attention { seq_len: s, head_dim: e, .. } = self.op;
+        let (first, others) = sums.split_at_mut(2 * s * e);
+        others.chunks_exact(first.len()).for_each(|other| add_into(first, other));
+        let (dk, dv) = first.split_at(s * e);
+        store_rows::<S>(dk, e, head.keys);
+        store_rows::<S>(dv, e, head.values);
     }
 
-    /// One query head: assigns `dq`, adds to `dk` and `dv`.
-    fn query_head(&self, scratch: &mut Scratch<T>, sequence: usize, head: usize) {
-        let Attention { seq_len: s, heads, kv_heads, head_dim: e } = self.op.0;
-        let (width, out_width) = (self.width(), heads * e);
-        let qkv = &self.qkv[sequence * s * width..][..s * width];
-        let (d_o, o) = (&self.d_o[sequence * s * out_width..], &self.o[sequence * s * out_width..]);
-        let data = QueryHead {
+    /// Writes a query head's gradient, and to `sums` what it gives to its keys' and its values'.
+    fn query_head(&self, task: QueryHead<'_>, sums: &mut [S::Real]) {
+        let Attention { seq_len: s, heads, kv_heads, head_dim: e } = self.op;
+        let QueryHead { sequence, head, target } = task;
+        let (kv_head, rows) = (head * kv_heads / heads, sequence * s..(sequence + 1) * s);
+        let columns = |x, head: usize| Columns::<S::Real>::of(x, rows.clone(), head * e..(head + 1) * e);
+        let data = Operands {
             sequence,
-            queries: &qkv[head * e..],
-            keys: &qkv[(heads + head * kv_heads / heads) * e..],
-            d_o: &d_o[head * e..],
+            queries: columns(self.qkv, head),
+            keys: columns(self.qkv, heads + kv_head),
+            d_o: columns(self.d_o, head),
             lse: &self.lse[(sequence * heads + head) * s..][..s],
         };
-        row_products(&d_o[head * e..], &o[head * e..], out_width, e, &mut scratch.delta);
-        scratch.dq.fill(T::ZERO);
+        sums.fill(S::Real::ZERO);
+        let (dk, dv) = sums.split_at_mut(s * e);
+        let tile = ROWS * TILE.min(s);
+        let mut work = Work {
+            keys_t: Pooled::take(e * s),
+            values_t: Pooled::take(e * s),
+            delta: Pooled::take(s),
+            p: Pooled::take(tile),
+            ds: Pooled::take(tile),
+            dq: Pooled::zeros(s * e),
+            dk,
+            dv,
+        };
+        transpose(&data.keys, &mut work.keys_t);
+        transpose(&columns(self.qkv, heads + kv_heads + kv_head), &mut work.values_t);
+        row_products(&data.d_o, &columns(self.o, head), e, &mut work.delta);
         for tile in (0..s).step_by(TILE) {
             for first in (tile..s).step_by(ROWS) {
                 let queries = first..(first + ROWS).min(s);
                 let start = self.documents.first_of_block(sequence, first, queries.len()).max(tile);
                 let end = queries.end.min(tile + TILE);
                 if start < end {
-                    self.block(scratch, &data, queries, start..end);
+                    self.block(&mut work, &data, queries, start..end);
                 }
             }
         }
+        store_rows::<S>(&work.dq, e, target);
     }
 
     /// What a block of queries and the keys of a tile that it sees add to `dq`, `dk` and `dv`.
     fn block(
         &self,
-        scratch: &mut Scratch<T>,
-        head: &QueryHead<'_, T>,
+        work: &mut Work<'_, S::Real>,
+        data: &Operands<'_, S::Real>,
         queries: Range<usize>,
         keys: Range<usize>,
     ) {
-        let Attention { seq_len: s, heads, head_dim: e, .. } = self.op.0;
-        let (width, out_width) = (self.width(), heads * e);
+        let Attention { seq_len: s, head_dim: e, .. } = self.op;
         let (m, n, first) = (queries.len(), keys.len(), queries.start);
-        let (p, ds) = (&mut scratch.p[..m * n], &mut scratch.ds[..m * n]);
-        let q = Mat::strided(&head.queries[first * width..], m, e, width);
-        let k = Mat::strided(&head.keys[keys.start * width..], n, e, width);
-        let d_o = Mat::strided(&head.d_o[first * out_width..], m, e, out_width);
-        let keys_t = Mat::strided(&scratch.keys_t[keys.start..], e, n, s);
-        let values_t = Mat::strided(&scratch.values_t[keys.start..], e, n, s);
+        let (p, ds) = (&mut work.p[..m * n], &mut work.ds[..m * n]);
+        let (q, d_o) = (data.queries.rows(queries.clone()), data.d_o.rows(queries.clone()));
+        let k = data.keys.rows(keys.clone());
+        let keys_t = Mat::strided(&work.keys_t[keys.start..], e, n, s);
+        let values_t = Mat::strided(&work.values_t[keys.start..], e, n, s);
         gemm_single(scale(e), q, keys_t, MatMut::new(p, m, n), false);
-        gemm_single(T::ONE, d_o, values_t, MatMut::new(ds, m, n), false);
-        let (lse, delta) = (&head.lse[first..], &scratch.delta[first..]);
-        match self.rounding {
+        gemm_single(S::Real::ONE, d_o, values_t, MatMut::new(ds, m, n), false);
+        let (lse, delta) = (&data.lse[first..], &work.delta[first..]);
+        match Rounding::of(S::DTYPE) {
             Rounding::None => scores_grad(p, ds, n, lse, delta, exact),
             Rounding::Bf16 => scores_grad(p, ds, n, lse, delta, round_bf16),
         }
         for (t, (p, ds)) in queries.zip(p.chunks_exact_mut(n).zip(ds.chunks_exact_mut(n))) {
-            let start = self.documents.first_of(head.sequence, t).clamp(keys.start, keys.end) - keys.start;
+            let start = self.documents.first_of(data.sequence, t).clamp(keys.start, keys.end) - keys.start;
             let end = (t + 1).min(keys.end) - keys.start;
             for row in [p, ds] {
-                row[..start].fill(T::ZERO);
-                row[end..].fill(T::ZERO);
+                row[..start].fill(S::Real::ZERO);
+                row[end..].fill(S::Real::ZERO);
             }
         }
         let (p, ds) = (Mat::new(p, m, n), Mat::new(ds, m, n));
-        let dq = MatMut::new(&mut scratch.dq[first * e..], m, e);
-        let dk = MatMut::new(&mut scratch.dk[keys.start * e..], n, e);
-        let dv = MatMut::new(&mut scratch.dv[keys.start * e..], n, e);
+        let dq = MatMut::new(&mut work.dq[first * e..], m, e);
+        let dk = MatMut::new(&mut work.dk[keys.start * e..], n, e);
+        let dv = MatMut::new(&mut work.dv[keys.start * e..], n, e);
         gemm_single(scale(e), ds, k, dq, true);
         gemm_single(scale(e), ds.t(), q, dk, true);
-        gemm_single(T::ONE, p.t(), d_o, dv, true);
+        gemm_single(S::Real::ONE, p.t(), d_o, dv, true);
     }
 }
 
-/// Copies rows of e elements.
-fn write<T: Real>(to: impl IntoIterator<Item = impl AsMut<[T]>>, from: &[T], e: usize) {
-    for (mut to, from) in to.into_iter().zip(from.chunks_exact(e)) {
-        to.as_mut().copy_from_slice(from);
-    }
-}
-
-/// A query head of a sequence: its operands from their first element on.
-struct QueryHead<'a, T> {
+/// What a query head reads: the tokens of its sequence.
+struct Operands<'a, T: Real> {
     sequence: usize,
-    queries: &'a [T],
-    keys: &'a [T],
-    d_o: &'a [T],
+    queries: Columns<'a, T>,
+    keys: Columns<'a, T>,
+    d_o: Columns<'a, T>,
     lse: &'a [T],
 }
 
-/// The products of the rows of `a` and `b`: e elements each, `stride` apart.
-fn row_products<T: Real>(a: &[T], b: &[T], stride: usize, e: usize, products: &mut [T]) {
+/// What a task works in.
+struct Work<'a, T: Real> {
+    keys_t: Pooled<T>,
+    values_t: Pooled<T>,
+    delta: Pooled<T>,
+    p: Pooled<T>,
+    ds: Pooled<T>,
+    dq: Pooled<T>,
+    dk: &'a mut [T],
+    dv: &'a mut [T],
+}
+
+/// The products of the rows of `a` and `b`, of e elements each.
+fn row_products<T: Real>(a: &Columns<'_, T>, b: &Columns<'_, T>, e: usize, products: &mut [T]) {
     vectorized(
         #[inline(always)]
         || {
             for (row, product) in products.iter_mut().enumerate() {
-                let (a, b) = (&a[row * stride..][..e], &b[row * stride..][..e]);
-                *product = sum(e, |i| a[i] * b[i]);
+                *product = dot(&a.reals()[row * a.stride()..][..e], &b.reals()[row * b.stride()..][..e]);
             }
         },
     );

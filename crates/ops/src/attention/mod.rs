@@ -10,6 +10,7 @@
 //! section 3.1 and appendix B.2), so nothing of size s x s is ever stored.
 
 pub(crate) mod block;
+pub(crate) mod columns;
 mod cpu;
 mod grad;
 #[cfg(test)]
@@ -59,7 +60,7 @@ impl Op for Attention {
 
     /// Two products of the lower half of the s x s scores.
     fn cost(&self, inputs: &[TensorType], _: &[TensorType]) -> Cost {
-        self.products(2, inputs[0].shape[0])
+        self.products(2.0, inputs[0].shape[0])
     }
 }
 
@@ -85,9 +86,9 @@ impl Attention {
     }
 
     /// The cost of `n` products of size s x s x e for each query head, of which only the causal half is counted.
-    fn products(&self, n: u64, tokens: usize) -> Cost {
-        let per_token = (self.heads * self.head_dim * self.seq_len) as u64;
-        Cost { flops: n * tokens as u64 * per_token }
+    fn products(&self, n: f64, tokens: usize) -> Cost {
+        let width = (self.heads * self.head_dim) as f64;
+        Cost { flops: n * tokens as f64 * width * self.seq_len as f64 }
     }
 }
 
@@ -135,7 +136,7 @@ impl Op for AttentionGrad {
 
     /// Five products of the lower half of the s x s scores: the scores once more, and those of dp, dv, dq and dk.
     fn cost(&self, inputs: &[TensorType], _: &[TensorType]) -> Cost {
-        self.0.products(5, inputs[0].shape[0])
+        self.0.products(5.0, inputs[0].shape[0])
     }
 }
 

@@ -221,9 +221,20 @@ fn the_cost_is_that_of_the_causal_half() {
     let op = Attention { seq_len: 1024, heads: 8, kv_heads: 2, head_dim: 64 };
     let qkv = TensorType::new(DType::F32, [4096, 12 * 64]);
     let o = TensorType::new(DType::F32, [4096, 8 * 64]);
-    let product = 2 * 4 * 8 * 64 * 1024 * 1024 / 2;
-    assert_eq!(op.cost(&[qkv], &[]).flops, 2 * product);
-    assert_eq!(AttentionGrad(op).cost(&[o, qkv], &[]).flops, 5 * product);
+    let product = f64::from(4 * 8 * 64) * 1024.0 * 1024.0;
+    assert_eq!(op.cost(&[qkv], &[]).flops, 2.0 * product);
+    assert_eq!(AttentionGrad(op).cost(&[o, qkv], &[]).flops, 5.0 * product);
+}
+
+#[test]
+fn the_cost_of_a_sequence_of_millions_does_not_wrap() {
+    let op = Attention { seq_len: 1 << 24, heads: 128, kv_heads: 8, head_dim: 128 };
+    let (o, qkv) = (
+        TensorType::new(DType::BF16, [1 << 24, 128 << 7]),
+        TensorType::new(DType::BF16, [1 << 24, 144 << 7]),
+    );
+    // 5 products of s x s x n, of a multiply and an add each, of which half are counted: more than 64 bits hold.
+    assert_eq!(AttentionGrad(op).cost(&[o, qkv], &[]).flops, 5.0 * 2.0f64.powi(24 + 24 + 14));
 }
 
 #[test]

@@ -1,12 +1,20 @@
 //! CPU kernel of [`CachedAttention`]: rows are written as they are stored, then one task a query head of a sequence.
 
 use super::CachedAttention;
-use crate::attention::block::{Block, ROWS, Rounding};
-use crate::host::gemm::Mat;
+use crate::attention::block::{Block, ROWS, scale};
+use crate::attention::columns::Columns;
+use crate::host::gemv::{AT_A_TIME, dots};
+use crate::host::math::{Rounding, dot, exponentials, max, vectorized};
+use crate::host::rows::store_rows;
 use rayon::prelude::*;
-use std::borrow::Cow;
 use std::ops::Range;
-use xtrain_tensor::{CpuKernel, Real, TensorType, View, ViewMut, with_real};
+use xtrain_tensor::{CpuKernel, Pooled, Real, Stored, View, ViewMut, with_stored};
+
+/// The longest run of queries for which reading the cache as it is stored beats products of blocks.
+const FEW: usize = 4;
+
+/// Products of queries and keys below which all is done on the calling thread.
+const SERIAL_BELOW: usize = 16 * 1024;
 
 impl CpuKernel for CachedAttention {
     fn run(&self, inputs: &[View<'_>], outputs: &mut [ViewMut<'_>]) {
@@ -22,13 +30,9 @@ impl CpuKernel for CachedAttention {
         let new = positions.len() / sequences;
         self.write(inputs[0], self.heads, positions, new, k_cache);
         self.write(inputs[0], self.heads + self.kv_heads, positions, new, v_cache);
-        let rounding = Rounding::of(inputs[0].ty.dtype);
-        with_real!(inputs[0].ty.dtype, T => {
-            let queries = inputs[0].reals::<T>();
-            let (keys, values) = (rows_in_use::<T>(k_cache, positions), rows_in_use::<T>(v_cache, positions));
-            let attend = Attend { op: self, positions, queries: &queries, keys: &keys, values: &values, rounding };
-            attend.run(new, &mut o.reals::<T>());
-        });
+        let (queries, keys, values) = (inputs[0], k_cache.view(), v_cache.view());
+        let attend = Attend { op: self, positions, new, capacity, queries, keys, values };
+        with_stored!(o.ty.dtype, S => attend.run::<S>(o));
     }
 }
 
@@ -53,74 +57,150 @@ impl CachedAttention {
     }
 }
 
-/// By sequence, its cache's rows up to the last position that is asked for.
-fn rows_in_use<'a, T: Real>(cache: &'a mut ViewMut<'_>, positions: &[i32]) -> Vec<Cow<'a, [T]>> {
-    let [sequences, capacity, width] = *cache.ty.shape else { unreachable!("infer checked the rank") };
-    let (dtype, row_bytes) = (cache.ty.dtype, cache.ty.dtype.bytes(width));
-    let bytes: &'a [u8] = cache.bytes();
-    let tokens = positions.len() / sequences;
-    let by_sequence = positions.par_chunks_exact(tokens).zip(bytes.par_chunks_exact(capacity * row_bytes));
-    by_sequence
-        .map(|(positions, bytes)| {
-            let rows = positions.iter().max().map_or(0, |&p| p as usize + 1);
-            View::new(TensorType::new(dtype, [rows, width]), &bytes[..rows * row_bytes]).reals()
-        })
-        .collect()
-}
-
-struct Attend<'a, T: Real> {
+struct Attend<'a> {
     op: &'a CachedAttention,
     positions: &'a [i32],
-    queries: &'a [T],
-    keys: &'a [Cow<'a, [T]>],
-    values: &'a [Cow<'a, [T]>],
-    rounding: Rounding,
+    /// New tokens of a sequence.
+    new: usize,
+    capacity: usize,
+    queries: View<'a>,
+    keys: View<'a>,
+    values: View<'a>,
 }
 
-impl<T: Real> Attend<'_, T> {
-    fn run(&self, new_tokens: usize, o: &mut [T]) {
+impl Attend<'_> {
+    fn run<S: Stored>(&self, o: &mut ViewMut<'_>) {
         let CachedAttention { heads, head_dim: e, .. } = *self.op;
         // What each task writes: e columns of every token of its sequence.
-        let mut targets: Vec<Vec<&mut [T]>> = Vec::new();
-        targets.resize_with(self.keys.len() * heads, || Vec::with_capacity(new_tokens));
-        for (i, columns) in o.chunks_exact_mut(e).enumerate() {
-            targets[i / heads / new_tokens * heads + i % heads].push(columns);
+        let mut targets: Vec<Vec<&mut [u8]>> = Vec::new();
+        targets.resize_with(self.positions.len() / self.new.max(1) * heads, || Vec::with_capacity(self.new));
+        let dtype = o.ty.dtype;
+        for (i, columns) in o.bytes().chunks_exact_mut(dtype.bytes(e)).enumerate() {
+            targets[i / heads / self.new * heads + i % heads].push(columns);
         }
-        targets.into_par_iter().enumerate().for_each(|(task, mut target)| {
-            self.head(task / heads, task % heads, &mut target);
-        });
+        let task = |(task, target): (usize, Vec<&mut [u8]>)| {
+            self.head::<S>(task / heads, task % heads, target);
+        };
+        let products: usize = self.positions.iter().map(|&p| heads * (p as usize + 1)).sum();
+        match products * e < SERIAL_BELOW {
+            true => targets.into_iter().enumerate().for_each(task),
+            false => targets.into_par_iter().enumerate().for_each(task),
+        }
     }
 
     /// A query head of a sequence.
-    fn head(&self, sequence: usize, head: usize, target: &mut [&mut [T]]) {
+    fn head<S: Stored>(&self, sequence: usize, head: usize, target: Vec<&mut [u8]>) {
         let CachedAttention { heads, kv_heads, head_dim: e } = *self.op;
-        let (width, cache_width) = ((heads + 2 * kv_heads) * e, kv_heads * e);
-        let first_token = sequence * target.len();
-        let positions = &self.positions[first_token..][..target.len()];
+        let tokens = sequence * self.new..(sequence + 1) * self.new;
+        let positions = &self.positions[tokens.clone()];
+        let queries = Columns::<S::Real>::of(self.queries, tokens, head * e..(head + 1) * e);
         let column = head * kv_heads / heads * e;
-        let (keys, values) = (&self.keys[sequence][column..], &self.values[sequence][column..]);
-        let mut scores = vec![T::ZERO; ROWS.min(positions.len()) * self.keys[sequence].len() / cache_width];
-        let (mut out, mut lse) = (vec![T::ZERO; ROWS * e], [T::ZERO; ROWS]);
+        let cache = Cache {
+            rows: sequence * self.capacity..(sequence + 1) * self.capacity,
+            columns: column..column + e,
+            width: kv_heads * e,
+        };
+        let mut out = Pooled::take(self.new * e);
         for run in runs(positions) {
-            let (m, first) = (run.len(), positions[run.start] as usize);
-            let n = first + m;
-            let block = Block {
-                queries: Mat::strided(
-                    &self.queries[(first_token + run.start) * width + head * e..],
-                    m,
-                    e,
-                    width,
-                ),
-                keys_t: Mat::strided(keys, n, e, cache_width).t(),
-                values: Mat::strided(values, n, e, cache_width),
-                rounding: self.rounding,
-            };
-            block.attend(|i| 0..first + i + 1, &mut scores, &mut out, e, &mut lse);
-            for (to, from) in target[run].iter_mut().zip(out.chunks_exact(e)) {
-                to.copy_from_slice(from);
+            let n = positions[run.end - 1] as usize + 1;
+            let out = &mut out[run.start * e..run.end * e];
+            match run.len() <= FEW {
+                true => self.few::<S>(&queries, run, &cache, n, out),
+                false => self.block::<S>(&queries, run, &cache, n, out),
             }
         }
+        store_rows::<S>(&out, e, target);
     }
+
+    /// A run of queries, the last of which sees n keys, as a block.
+    fn block<S: Stored>(
+        &self,
+        queries: &Columns<'_, S::Real>,
+        run: Range<usize>,
+        cache: &Cache,
+        n: usize,
+        out: &mut [S::Real],
+    ) {
+        let (m, e) = (run.len(), self.op.head_dim);
+        let rows = cache.rows.start..cache.rows.start + n;
+        let keys = Columns::of(self.keys, rows.clone(), cache.columns.clone());
+        let values = Columns::of(self.values, rows, cache.columns.clone());
+        let block = Block {
+            queries: queries.rows(run),
+            keys_t: keys.rows(0..n).t(),
+            values: values.rows(0..n),
+            rounding: Rounding::of(S::DTYPE),
+        };
+        let (mut scores, mut lse) = (Pooled::take(m * n), [S::Real::ZERO; ROWS]);
+        block.attend(|i| 0..n - m + i + 1, &mut scores, out, e, &mut lse);
+    }
+
+    /// The same for a few queries: the cache is read as it is stored.
+    fn few<S: Stored>(
+        &self,
+        queries: &Columns<'_, S::Real>,
+        run: Range<usize>,
+        cache: &Cache,
+        n: usize,
+        out: &mut [S::Real],
+    ) {
+        let (m, e) = (run.len(), self.op.head_dim);
+        let [keys, values] = [self.keys, self.values].map(|cached| {
+            let stored = cached.stored::<S>().expect("caches have the queries' type");
+            &stored[cache.rows.start * cache.width + cache.columns.start..]
+        });
+        let mut scores = Pooled::take(n);
+        for (i, (query, out)) in run.zip(out.chunks_exact_mut(e)).enumerate() {
+            let query = &queries.reals()[query * queries.stride()..][..e];
+            let scores = &mut scores[..n - m + i + 1];
+            vectorized(
+                #[inline(always)]
+                || attend(query, keys, values, cache.width, scores, out),
+            );
+        }
+    }
+}
+
+/// Where the keys and values of a task are.
+struct Cache {
+    /// Of the sequence.
+    rows: Range<usize>,
+    /// Of the head.
+    columns: Range<usize>,
+    /// Columns of a row.
+    width: usize,
+}
+
+/// out = softmax(query K^T / sqrt(e)) V over as many rows as there are scores; they start `width` elements apart.
+#[inline(always)]
+fn attend<S: Stored>(
+    query: &[S::Real],
+    keys: &[S],
+    values: &[S],
+    width: usize,
+    scores: &mut [S::Real],
+    out: &mut [S::Real],
+) {
+    let (e, scale) = (query.len(), scale::<S::Real>(query.len()));
+    let key = |row: usize| &keys[row * width..][..e];
+    let (quads, rest) = scores.as_chunks_mut::<AT_A_TIME>();
+    let first = quads.len() * AT_A_TIME;
+    for (n, scores) in quads.iter_mut().enumerate() {
+        *scores = dots(query, std::array::from_fn(|k| key(n * AT_A_TIME + k))).map(|x| x * scale);
+    }
+    for (n, score) in rest.iter_mut().enumerate() {
+        *score = dot(query, key(first + n)) * scale;
+    }
+    let largest = max(scores);
+    let sum = exponentials(scores, largest, Rounding::of(S::DTYPE));
+    out.fill(S::Real::ZERO);
+    for (p, row) in scores.iter().zip(values.chunks(width)) {
+        for (out, value) in out.iter_mut().zip(&row[..e]) {
+            *out += *p * value.real();
+        }
+    }
+    let inverse = S::Real::ONE / sum;
+    out.iter_mut().for_each(|x| *x *= inverse);
 }
 
 /// Cuts tokens into runs of consecutive positions, none longer than a block. The rows up to a run's last position are then

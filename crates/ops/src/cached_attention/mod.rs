@@ -69,8 +69,8 @@ impl Op for CachedAttention {
 
     /// Of a full cache; how much of it is in use is known only when the op runs.
     fn cost(&self, inputs: &[TensorType], _: &[TensorType]) -> Cost {
-        let products = 2 * inputs[0].shape[0] * self.heads * self.head_dim * inputs[2].shape[1];
-        Cost { flops: 2 * products as u64 }
+        let (tokens, width) = (inputs[0].shape[0] as f64, (self.heads * self.head_dim) as f64);
+        Cost { flops: 4.0 * tokens * width * inputs[2].shape[1] as f64 }
     }
 }
 

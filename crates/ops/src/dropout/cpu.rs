@@ -16,9 +16,11 @@ impl CpuKernel for Dropout {
         };
         let rng = Philox::new(u64::from(seed_high) << 32 | u64::from(seed_low), step, self.site);
         let start = u64::from(first_token) * d as u64;
-        with_real!(outputs[0].ty.dtype, T => {
-            for_row_blocks(&mut outputs[0].reals::<T>(), 1, |first, x| {
-                apply(rng, start + first as u64, self.p, x);
+        let [y] = outputs else { unreachable!("one output") };
+        let (dtype, numel) = (y.ty.dtype, y.ty.numel());
+        with_real!(dtype, T => {
+            for_row_blocks(numel, [y], |elements, [mut y]| {
+                apply(rng, start + elements.start as u64, self.p, &mut y.reals::<T>());
             });
         });
     }

@@ -3,6 +3,7 @@
 use super::{Embedding, EmbeddingGrad};
 use crate::host::rows::{add_into, for_row_blocks};
 use rayon::prelude::*;
+use std::ops::Range;
 use xtrain_tensor::{CpuKernel, View, ViewMut, with_real};
 
 impl CpuKernel for Embedding {
@@ -21,23 +22,54 @@ impl CpuKernel for Embedding {
 impl CpuKernel for EmbeddingGrad {
     fn run(&self, inputs: &[View<'_>], outputs: &mut [ViewMut<'_>]) {
         let (_, width) = inputs[1].ty.shape.rows_cols();
-        // The tokens of each row, in order: rows can then be summed independently of each other.
-        let mut by_row: Vec<Vec<usize>> = vec![Vec::new(); self.vocab_size];
-        for (token, &id) in inputs[0].ints().iter().enumerate() {
-            by_row[id as usize].push(token);
-        }
+        let by_row = ByRow::new(inputs[0].ints(), self.vocab_size);
+        let [dtable] = outputs else { unreachable!("one output") };
         with_real!(inputs[1].ty.dtype, T => {
-            let dx = inputs[1].reals::<T>();
-            let accumulate = outputs[0].accumulate;
-            let mut dtable = outputs[0].reals::<T>();
-            for_row_blocks(&mut dtable, width, |first, rows| {
-                if !accumulate {
-                    rows.fill(0.0);
+            for_row_blocks(self.vocab_size, [dtable], |rows, [mut block]| {
+                if by_row.tokens(rows.clone()).is_empty() && block.accumulate {
+                    return;
                 }
-                for (row, tokens) in rows.chunks_mut(width).zip(&by_row[first..]) {
-                    tokens.iter().for_each(|&t| add_into(row, &dx[t * width..][..width]));
+                let accumulate = block.accumulate;
+                let mut block = if accumulate { block.reals::<T>() } else { block.fresh::<T>() };
+                for (row, to) in rows.zip(block.chunks_exact_mut(width)) {
+                    if !accumulate {
+                        to.fill(0.0);
+                    }
+                    for &token in by_row.tokens(row..row + 1) {
+                        add_into(to, &inputs[1].rows(token as usize..token as usize + 1).reals::<T>());
+                    }
                 }
             });
         });
+    }
+}
+
+/// The tokens in the order of the rows that they read, those of one row in their own order: rows can then be summed independently of
+/// each other.
+struct ByRow {
+    tokens: Vec<u32>,
+    /// By row, where its tokens start; one more, where the last row's end.
+    starts: Vec<u32>,
+}
+
+impl ByRow {
+    /// Sorts by counting.
+    fn new(ids: &[i32], rows: usize) -> Self {
+        let mut starts = vec![0u32; rows + 1];
+        ids.iter().for_each(|&id| starts[id as usize + 1] += 1);
+        for row in 0..rows {
+            starts[row + 1] += starts[row];
+        }
+        let (mut next, mut tokens) = (starts.clone(), vec![0; ids.len()]);
+        for (token, &id) in ids.iter().enumerate() {
+            tokens[next[id as usize] as usize] = token as u32;
+            next[id as usize] += 1;
+        }
+        ByRow { tokens, starts }
+    }
+
+    /// The tokens of these rows.
+    fn tokens(&self, rows: Range<usize>) -> &[u32] {
+        &self.tokens[self.starts[rows.start] as usize..self.starts[rows.end] as usize]
     }
 }

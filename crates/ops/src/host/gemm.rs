@@ -2,6 +2,7 @@
 #![allow(unsafe_code, reason = "the crate takes pointers and strides")]
 
 use gemm::Parallelism;
+use std::ops::Range;
 use xtrain_tensor::Real;
 
 /// A matrix to be read: any strides over a slice.
@@ -38,6 +39,13 @@ impl<'a, T: Real> Mat<'a, T> {
     /// How many columns it has.
     pub(crate) fn cols(&self) -> usize {
         self.cols
+    }
+
+    /// Some of its columns.
+    pub(crate) fn cols_in(self, cols: Range<usize>) -> Self {
+        assert!(cols.end <= self.cols, "columns {cols:?} of {}", self.cols);
+        let data = if self.rows == 0 { self.data } else { &self.data[cols.start * self.col_stride..] };
+        Mat { data, cols: cols.len(), ..self }
     }
 
     /// The transpose.

@@ -1,18 +1,39 @@
 //! Vectorised elementary functions and reductions.
 //!
-//! For f32 the loops are compiled for the widest vector unit that the machine has (through `pulp`); for f64, which only checks use,
-//! they are the standard library's functions.
+//! For f32 the loops are compiled for the widest vector unit that the machine has; for f64, which only checks use, they are the
+//! standard library's functions.
 
-use pulp::Arch;
-use std::sync::LazyLock;
-use xtrain_tensor::{DType, Real};
+use xtrain_tensor::formats;
+use xtrain_tensor::{DType, Real, Stored};
 
-static ARCH: LazyLock<Arch> = LazyLock::new(Arch::new);
+pub(crate) use xtrain_tensor::vectorized;
 
-/// Runs `f` compiled for the machine's vector unit. `f` and what it calls must be `#[inline(always)]`.
+/// How numbers are rounded that are multiplied with stored ones before they are ever stored themselves.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Rounding {
+    /// Not at all.
+    None,
+    /// To bf16.
+    Bf16,
+}
+
+impl Rounding {
+    /// What operands of this type ask for.
+    pub(crate) fn of(dtype: DType) -> Self {
+        if dtype == DType::BF16 { Rounding::Bf16 } else { Rounding::None }
+    }
+}
+
+/// What [`Rounding::None`] does.
 #[inline(always)]
-pub(crate) fn vectorized<R>(f: impl FnOnce() -> R) -> R {
-    ARCH.dispatch(f)
+pub(crate) fn exact<T>(x: T) -> T {
+    x
+}
+
+/// What [`Rounding::Bf16`] does.
+#[inline(always)]
+pub(crate) fn round_bf16<T: Real>(x: T) -> T {
+    T::of(f64::from(formats::round_bf16(x.f64() as f32)))
 }
 
 /// e^x to within 2 units in the last place over f32's range; 0 below -87.33, where results would be subnormal.
@@ -57,34 +78,43 @@ pub(crate) fn exp<T: Real>(x: T) -> T {
     }
 }
 
-/// The sum of `f(i)` for i in 0..n, in 16 interleaved partial sums, so that it vectorises and its order is fixed.
+/// Replaces every x by e^(x - largest), rounded; returns the sum before rounding, of 16 interleaved partial sums.
 #[inline(always)]
-pub(crate) fn sum<T: Real>(n: usize, f: impl Fn(usize) -> T) -> T {
+pub(crate) fn exponentials<T: Real>(x: &mut [T], largest: T, rounding: Rounding) -> T {
+    match rounding {
+        Rounding::None => rounded_exponentials(x, largest, exact),
+        Rounding::Bf16 => rounded_exponentials(x, largest, round_bf16),
+    }
+}
+
+#[inline(always)]
+fn rounded_exponentials<T: Real>(x: &mut [T], largest: T, round: impl Fn(T) -> T) -> T {
     let mut lanes = [T::ZERO; 16];
-    let whole = n / 16 * 16;
-    for base in (0..whole).step_by(16) {
-        for (l, lane) in lanes.iter_mut().enumerate() {
-            *lane += f(base + l);
+    let mut add = |chunk: &mut [T]| {
+        for (lane, x) in lanes.iter_mut().zip(chunk) {
+            let e = exp(*x - largest);
+            *lane += e;
+            *x = round(e);
         }
-    }
-    for i in whole..n {
-        lanes[i - whole] += f(i);
-    }
+    };
+    let mut chunks = x.chunks_exact_mut(16);
+    chunks.by_ref().for_each(&mut add);
+    add(chunks.into_remainder());
     lanes.iter().copied().sum()
 }
 
 /// The sum of `a[i] * b[i]`, in 16 interleaved partial sums.
 #[inline(always)]
-pub(crate) fn dot<T: Real>(a: &[T], b: &[T]) -> T {
-    let mut lanes = [T::ZERO; 16];
-    let (mut a, mut b) = (a.chunks_exact(16), b.chunks_exact(16));
-    for (a, b) in (&mut a).zip(&mut b) {
+pub(crate) fn dot<S: Stored>(a: &[S::Real], b: &[S]) -> S::Real {
+    let mut lanes = [S::Real::ZERO; 16];
+    let ((a, a_rest), (b, b_rest)) = (a.as_chunks::<16>(), b.as_chunks::<16>());
+    for (a, b) in a.iter().zip(b) {
         for l in 0..16 {
-            lanes[l] += a[l] * b[l];
+            lanes[l] += a[l] * b[l].real();
         }
     }
-    for (l, (a, b)) in a.remainder().iter().zip(b.remainder()).enumerate() {
-        lanes[l] += *a * *b;
+    for (lane, (a, b)) in lanes.iter_mut().zip(a_rest.iter().zip(b_rest)) {
+        *lane += *a * b.real();
     }
     lanes.iter().copied().sum()
 }
@@ -133,7 +163,10 @@ mod tests {
     fn reductions_agree_with_the_plain_loop() {
         for n in [0usize, 1, 15, 16, 17, 100] {
             let x: Vec<f64> = (0..n).map(|i| (i as f64 * 7.3).sin()).collect();
-            assert!((sum(n, |i| x[i]) - x.iter().sum::<f64>()).abs() < 1e-12);
+            let exponentials = x.iter().map(|v| (v - 1.0).exp()).collect::<Vec<_>>();
+            let mut made = x.clone();
+            let total = super::exponentials(&mut made, 1.0, Rounding::None);
+            assert!(made == exponentials && (total - exponentials.iter().sum::<f64>()).abs() < 1e-12);
             assert!((dot(&x, &x) - x.iter().map(|v| v * v).sum::<f64>()).abs() < 1e-12);
             assert_eq!(max(&x), x.iter().copied().fold(f64::NEG_INFINITY, f64::max));
         }

@@ -1,76 +1,99 @@
 //! Loops over rows on all cores, cut by shape alone.
+//!
+//! A task is given its part of each output and opens the same rows of the inputs: what is bf16 is widened and rounded a task at a
+//! time, in a core's cache.
 
 use rayon::prelude::*;
-use xtrain_tensor::Real;
+use std::ops::Range;
+use xtrain_tensor::{Pooled, Real, Stored, ViewMut, vectorized};
 
 /// Elements below which a loop stays on one thread.
-const SERIAL_BELOW: usize = 16 * 1024;
+pub(crate) const SERIAL_BELOW: usize = 16 * 1024;
+
+/// Rows of a task that sums over rows.
+const SUMMED_ROWS: usize = 64;
 
 /// How many rows of `cols` elements make a task worth a thread's while.
-fn rows_per_task(cols: usize) -> usize {
+pub(crate) fn rows_per_task(cols: usize) -> usize {
     (SERIAL_BELOW / 2).div_ceil(cols.max(1)).max(1)
 }
 
-/// Runs `f(first row, rows)` over blocks of rows of `out`, in parallel; `cols` elements a row.
-pub(crate) fn for_row_blocks<T: Real>(out: &mut [T], cols: usize, f: impl Fn(usize, &mut [T]) + Sync) {
-    let block = rows_per_task(cols);
-    if out.len() <= SERIAL_BELOW {
-        return out.chunks_mut(block * cols).enumerate().for_each(|(i, rows)| f(i * block, rows));
-    }
-    out.par_chunks_mut(block * cols).enumerate().for_each(|(i, rows)| f(i * block, rows));
-}
-
-/// The same over two outputs that have as many rows.
-pub(crate) fn for_row_blocks2<T: Real>(
-    a: &mut [T],
-    a_cols: usize,
-    b: &mut [T],
-    b_cols: usize,
-    f: impl Fn(usize, &mut [T], &mut [T]) + Sync,
+/// Runs `f(rows, the outputs' parts)` over blocks of rows of `outputs`, which are tensors of `rows` rows each.
+pub(crate) fn for_row_blocks<const N: usize>(
+    rows: usize,
+    outputs: [&mut ViewMut<'_>; N],
+    f: impl Fn(Range<usize>, [ViewMut<'_>; N]) + Sync,
 ) {
-    let block = rows_per_task(a_cols.max(b_cols));
-    if a.len().max(b.len()) <= SERIAL_BELOW {
-        let pairs = a.chunks_mut(block * a_cols).zip(b.chunks_mut(block * b_cols));
-        return pairs.enumerate().for_each(|(i, (a, b))| f(i * block, a, b));
+    let elements = outputs.iter().map(|o| o.ty.numel()).max().unwrap_or(0);
+    let blocks = cut(rows, rows_per_task(elements / rows.max(1)), outputs);
+    match elements <= SERIAL_BELOW {
+        true => blocks.into_iter().for_each(|(rows, outputs)| f(rows, outputs)),
+        false => blocks.into_par_iter().for_each(|(rows, outputs)| f(rows, outputs)),
     }
-    let pairs = a.par_chunks_mut(block * a_cols).zip(b.par_chunks_mut(block * b_cols));
-    pairs.enumerate().for_each(|(i, (a, b))| f(i * block, a, b));
 }
 
-/// Sums over rows: `f(row, partial)` adds a row's contribution to a partial sum of `width` elements. Rows are cut into blocks of
-/// fixed size whose partial sums are added in order, so the result does not depend on the number of threads.
-pub(crate) fn sum_over_rows<T: Real>(
+/// Sums over rows, and writes rows on the way: `f(rows, the outputs' parts, partial)` adds what a block of rows contributes to a partial
+/// sum of `width` elements. Blocks have a fixed size and their partial sums are added in order.
+pub(crate) fn sum_over_rows<T: Real, const N: usize>(
     rows: usize,
     width: usize,
-    f: impl Fn(usize, &mut [T]) + Sync,
-) -> Vec<T> {
-    let block = 64;
-    let partials: Vec<Vec<T>> = (0..rows.div_ceil(block))
-        .into_par_iter()
-        .map(|b| {
-            let mut partial = vec![T::ZERO; width];
-            (b * block..rows.min((b + 1) * block)).for_each(|row| f(row, &mut partial));
-            partial
-        })
-        .collect();
-    let mut total = vec![T::ZERO; width];
-    for partial in &partials {
-        add_into(&mut total, partial);
+    outputs: [&mut ViewMut<'_>; N],
+    f: impl Fn(Range<usize>, [ViewMut<'_>; N], &mut [T]) + Sync,
+) -> Pooled<T> {
+    let blocks = cut(rows, SUMMED_ROWS, outputs);
+    let mut total = Pooled::zeros(width);
+    if width == 0 {
+        return total;
     }
+    let mut partials = Pooled::zeros(blocks.len() * width);
+    let tasks: Vec<_> = blocks.into_iter().zip(partials.chunks_exact_mut(width)).collect();
+    tasks.into_par_iter().for_each(|((rows, outputs), partial)| f(rows, outputs, partial));
+    partials.chunks_exact(width).for_each(|partial| add_into(&mut total, partial));
     total
 }
 
+/// Blocks of rows with their parts of the outputs.
+fn cut<'a, const N: usize>(
+    rows: usize,
+    block: usize,
+    outputs: [&'a mut ViewMut<'_>; N],
+) -> Vec<(Range<usize>, [ViewMut<'a>; N])> {
+    let mut parts = outputs.map(|output| {
+        let cols = output.ty.numel() / rows.max(1);
+        output.chunks(block * cols.max(1))
+    });
+    let blocks = (0..rows).step_by(block).map(|first| first..rows.min(first + block));
+    blocks.map_while(|rows| Some((rows, next_of_each(&mut parts)?))).collect()
+}
+
+/// The next item of each; nothing where one has ended.
+fn next_of_each<I: Iterator, const N: usize>(iterators: &mut [I; N]) -> Option<[I::Item; N]> {
+    let items: Vec<I::Item> = iterators.iter_mut().map_while(Iterator::next).collect();
+    items.try_into().ok()
+}
+
+/// Writes rows of `width` elements where they are stored, rounded.
+pub(crate) fn store_rows<'a, S: Stored>(
+    rows: &[S::Real],
+    width: usize,
+    targets: impl IntoIterator<Item = &'a mut [u8]>,
+) {
+    let mut targets = targets.into_iter();
+    vectorized(
+        #[inline(always)]
+        || {
+            for (row, target) in rows.chunks_exact(width).zip(&mut targets) {
+                let target: &mut [S] = bytemuck::cast_slice_mut(target);
+                target.iter_mut().zip(row).for_each(|(t, x)| *t = S::of_real(*x));
+            }
+        },
+    );
+}
+
 /// `to += from`.
+#[inline(always)]
 pub(crate) fn add_into<T: Real>(to: &mut [T], from: &[T]) {
     for (t, f) in to.iter_mut().zip(from) {
         *t += *f;
-    }
-}
-
-/// Writes `from` to `to`, or adds it.
-pub(crate) fn store<T: Real>(to: &mut [T], from: &[T], accumulate: bool) {
-    match accumulate {
-        true => add_into(to, from),
-        false => to.copy_from_slice(from),
     }
 }

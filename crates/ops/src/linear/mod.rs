@@ -44,10 +44,7 @@ impl Differentiable for Linear {
     fn backward(&self, cx: &mut Backward<'_>) -> Result<(), OpError> {
         let Some(dy) = cx.grad(0) else { return Ok(()) };
         let (x, w) = (cx.input(0), cx.input(1));
-        if cx.wants(0) {
-            let dx = cx.emit(Role::Dgrad, LinearDgrad, &[dy, w])?[0];
-            cx.set_grad(0, dx)?;
-        }
+        // The weight's gradient comes first: x may die with it, so that dx can take its place.
         if cx.wants(1) {
             let dw = cx.emit(Role::Wgrad, LinearWgrad { out: cx.grad_dtype(1) }, &[dy, x])?[0];
             cx.set_grad(1, dw)?;
@@ -55,6 +52,10 @@ impl Differentiable for Linear {
         if cx.input_count() == 3 && cx.wants(2) {
             let dbias = cx.emit(Role::Wgrad, BiasGrad { out: cx.grad_dtype(2) }, &[dy])?[0];
             cx.set_grad(2, dbias)?;
+        }
+        if cx.wants(0) {
+            let dx = cx.emit(Role::Dgrad, LinearDgrad, &[dy, w])?[0];
+            cx.set_grad(0, dx)?;
         }
         Ok(())
     }
@@ -135,7 +136,7 @@ impl Op for BiasGrad {
 }
 
 fn gemm_cost(outputs: usize, summed: usize) -> Cost {
-    Cost { flops: 2 * outputs as u64 * summed as u64 }
+    Cost { flops: 2.0 * outputs as f64 * summed as f64 }
 }
 
 impl Registered for Linear {

@@ -1,15 +1,14 @@
 //! CPU kernels of [`LinearCrossEntropy`] and [`LinearCrossEntropyGrad`].
 //!
-//! A chunk is a GEMM, then its rows on all cores, then, for gradients, two GEMMs more. The passes over a row find it in the cache.
-//! How tokens are cut changes the order in which dw is summed and nothing else, except where a chunk has a single token: the GEMM crate
-//! sums such products in another order.
+//! A chunk is a product, then its rows on all cores, then, for gradients, two products more. The passes over a row find it in the cache.
+//! How tokens are cut changes the order in which dw is summed and nothing else, except where a chunk has a single token: the product of
+//! one row is summed in another order.
 
 use super::{IGNORED, LinearCrossEntropy, LinearCrossEntropyGrad};
-use crate::host::gemm::{Mat, MatMut, gemm};
-use crate::host::math::{exp, max, sum, vectorized};
-use crate::host::rows::{for_row_blocks2, store};
-use xtrain_tensor::formats::round_bf16;
-use xtrain_tensor::{CpuKernel, DType, Real, View, ViewMut, with_real};
+use crate::host::math::{Rounding, exponentials, max, vectorized};
+use crate::host::product::{Factor, Onto, product};
+use crate::host::rows::for_row_blocks;
+use xtrain_tensor::{CpuKernel, Pooled, Real, View, ViewMut, with_real};
 
 impl CpuKernel for LinearCrossEntropy {
     fn run(&self, inputs: &[View<'_>], outputs: &mut [ViewMut<'_>]) {
@@ -51,45 +50,39 @@ fn chunks<T: Real>(
     let rows = Rows {
         inv_targets: inv_targets.scalar(),
         z_loss: T::of(f64::from(loss.z_loss)),
-        bf16: x.ty.dtype == DType::BF16,
         gradients: grads.dx.is_some() || grads.dw.is_some(),
     };
-    let (x, w) = (x.reals::<T>(), w.reals::<T>());
-    let (mut logits, mut terms) = (logits.reals::<T>(), terms.reals::<T>());
-    let mut dx = grads.dx.map(|dx| dx.reals::<T>());
-    let mut dw_holds_a_sum = grads.dw.as_ref().is_some_and(|dw| dw.accumulate);
-    let mut dw = grads.dw.map(|dw| dw.reals::<T>());
-
-    let w_vd = Mat::new(&w, v, d);
+    let w_vd = Factor::new(*w, v, d);
+    let Grads { mut dx, mut dw } = grads;
+    let mut dw_holds_a_sum = dw.as_ref().is_some_and(|dw| dw.accumulate);
     for tokens in loss.chunks(t) {
         let (first, c) = (tokens.start, tokens.len());
-        let x_cd = Mat::new(&x[first * d..][..c * d], c, d);
-        let logits = &mut logits[..c * v];
-        gemm(T::ONE, x_cd, w_vd.t(), MatMut::new(logits, c, v), false);
-        for_row_blocks2(logits, v, &mut terms[2 * first..][..2 * c], 2, |row, logits, terms| {
-            let made = logits.chunks_exact_mut(v).zip(terms.chunks_exact_mut(2));
-            for ((logits, terms), &target) in made.zip(&targets[first + row..]) {
-                terms.copy_from_slice(&rows.run(logits, target));
-            }
+        let x_cd = Factor::new(x.rows(tokens.clone()), c, d);
+        let mut logits = logits.slice_mut(0..c * v);
+        product(x_cd, w_vd.t(), &mut logits, Onto::Nothing);
+        let mut terms = terms.slice_mut(2 * first..2 * tokens.end);
+        for_row_blocks(c, [&mut logits, &mut terms], |chunk_rows, [logits, mut terms]| {
+            let targets = &targets[first..][chunk_rows];
+            rows.run_all(logits, targets, &mut terms.fresh::<T>());
         });
-        let dlogits_cv = Mat::new(logits, c, v);
+        let dlogits_cv = Factor::new(logits.view(), c, v);
         if let Some(dx) = &mut dx {
-            let dx_cd = MatMut::new(&mut dx[first * d..][..c * d], c, d);
-            gemm(T::ONE, dlogits_cv, w_vd, dx_cd, false);
+            product(dlogits_cv, w_vd, &mut dx.slice_mut(first * d..tokens.end * d), Onto::Nothing);
         }
         if let Some(dw) = &mut dw {
-            gemm(T::ONE, dlogits_cv.t(), x_cd, MatMut::new(dw, v, d), dw_holds_a_sum);
+            let onto = if dw_holds_a_sum { Onto::Held } else { Onto::Nothing };
+            product(dlogits_cv.t(), x_cd, dw, onto);
             dw_holds_a_sum = true;
         }
     }
 
     // Where nothing is to be predicted the mean is 0, whatever the inverse of no targets is.
     let any = targets.iter().any(|&target| target != IGNORED);
+    let terms = terms.view().reals::<T>();
     for (k, scalar) in scalars.iter_mut().enumerate() {
-        let total = sum(t, |token| terms[2 * token + k].f64());
+        let total: f64 = terms.chunks_exact(2).map(|terms| terms[k].f64()).sum();
         let mean = if any { T::of(rows.inv_targets.f64() * total) } else { T::ZERO };
-        let accumulate = scalar.accumulate;
-        store(&mut scalar.reals::<T>(), &[mean], accumulate);
+        scalar.store(&[mean]);
     }
 }
 
@@ -107,12 +100,28 @@ fn check_targets(targets: &[i32], vocab: usize) {
 struct Rows<T> {
     inv_targets: T,
     z_loss: T,
-    /// Whether logits and their gradients are rounded to bf16.
-    bf16: bool,
     gradients: bool,
 }
 
 impl<T: Real> Rows<T> {
+    /// Replaces the logits of some tokens by their gradients, where these are wanted, and writes the tokens' terms.
+    fn run_all(&self, mut logits: ViewMut<'_>, targets: &[i32], terms: &mut [T]) {
+        let v = logits.ty.numel() / targets.len();
+        let mut each = |logits: &mut [T]| {
+            let rows = logits.chunks_exact_mut(v).zip(terms.chunks_exact_mut(2));
+            rows.zip(targets).for_each(|((logits, terms), &target)| {
+                terms.copy_from_slice(&self.run(logits, target));
+            });
+        };
+        if self.gradients {
+            return each(&mut logits.reals::<T>());
+        }
+        // What the passes leave is of no use then: it is neither rounded nor written back.
+        let mut copy = Pooled::take(logits.ty.numel());
+        logits.view().widen_into(&mut copy);
+        each(&mut copy);
+    }
+
     /// The token's terms of the objective and of the cross-entropy, not yet divided. The logits become their gradients
     /// where these are wanted, else nothing of use.
     fn run(&self, logits: &mut [T], target: i32) -> [T; 2] {
@@ -124,13 +133,10 @@ impl<T: Real> Rows<T> {
         vectorized(
             #[inline(always)]
             || {
-                if self.bf16 {
-                    round(logits);
-                }
                 // Every exponent is at most 0 with the largest logit taken off, so nothing overflows.
                 let largest = max(logits);
                 let correct = logits[target] - largest;
-                let total = exponentials(logits, largest);
+                let total = exponentials(logits, largest, Rounding::None);
                 let log_total = total.ln();
                 let lse = largest + log_total;
                 let cross_entropy = log_total - correct;
@@ -140,36 +146,9 @@ impl<T: Real> Rows<T> {
                         *l *= scale;
                     }
                     logits[target] -= self.inv_targets;
-                    if self.bf16 {
-                        round(logits);
-                    }
                 }
                 [cross_entropy + self.z_loss * lse * lse, cross_entropy]
             },
         )
-    }
-}
-
-/// Replaces every logit by e^(logit - largest); returns their sum, of 16 interleaved partial sums.
-#[inline(always)]
-fn exponentials<T: Real>(logits: &mut [T], largest: T) -> T {
-    let mut lanes = [T::ZERO; 16];
-    let mut add = |chunk: &mut [T]| {
-        for (lane, l) in lanes.iter_mut().zip(chunk) {
-            *l = exp(*l - largest);
-            *lane += *l;
-        }
-    };
-    let mut chunks = logits.chunks_exact_mut(16);
-    chunks.by_ref().for_each(&mut add);
-    add(chunks.into_remainder());
-    lanes.iter().copied().sum()
-}
-
-/// Rounds to bf16.
-#[inline(always)]
-fn round<T: Real>(values: &mut [T]) {
-    for v in values {
-        *v = T::of(f64::from(round_bf16(v.f64() as f32)));
     }
 }

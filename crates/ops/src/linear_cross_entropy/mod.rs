@@ -103,7 +103,7 @@ impl Op for LinearCrossEntropy {
     }
 
     fn cost(&self, inputs: &[TensorType], _: &[TensorType]) -> Cost {
-        gemm_cost(inputs, 1)
+        gemm_cost(inputs, 1.0)
     }
 }
 
@@ -145,13 +145,13 @@ impl Op for LinearCrossEntropyGrad {
     }
 
     fn cost(&self, inputs: &[TensorType], _: &[TensorType]) -> Cost {
-        gemm_cost(inputs, 1 + u64::from(self.dx) + u64::from(self.dw.is_some()))
+        gemm_cost(inputs, 1.0 + f64::from(self.dx) + f64::from(self.dw.is_some()))
     }
 }
 
 /// `gemms` products of x's and w's size.
-fn gemm_cost(inputs: &[TensorType], gemms: u64) -> Cost {
-    Cost { flops: 2 * gemms * inputs[0].numel() as u64 * inputs[1].shape[0] as u64 }
+fn gemm_cost(inputs: &[TensorType], gemms: f64) -> Cost {
+    Cost { flops: 2.0 * gemms * inputs[0].numel() as f64 * inputs[1].shape[0] as f64 }
 }
 
 /// Inputs with these targets.

@@ -1,39 +1,35 @@
 //! CPU kernels of [`QkNormRope`] and [`QkNormRopeGrad`].
 
 use super::{QkNormRope, QkNormRopeGrad};
-use crate::host::math::{sum, vectorized};
-use crate::host::rows::{add_into, for_row_blocks, for_row_blocks2, store};
-use rayon::prelude::*;
+use crate::host::math::vectorized;
+use crate::host::norm::{norm_grad_row, norm_row};
+use crate::host::rows::{for_row_blocks, sum_over_rows};
 use xtrain_tensor::{CpuKernel, Real, View, ViewMut, with_real};
-
-/// Tokens whose contributions to the weights' gradients are summed before the blocks' sums are added, in order.
-const GRAD_BLOCK: usize = 64;
 
 impl CpuKernel for QkNormRope {
     fn run(&self, inputs: &[View<'_>], outputs: &mut [ViewMut<'_>]) {
-        let (_, width) = inputs[0].ty.shape.rows_cols();
+        let (t, width) = inputs[0].ty.shape.rows_cols();
         let e = self.head_dim;
         let heads = self.heads + self.kv_heads;
         with_real!(inputs[0].ty.dtype, T => {
             let table = inputs[2].reals::<T>();
             let angles = Angles { positions: inputs[1].ints(), table: &table, head_dim: e };
             let Some(eps) = self.norm else {
-                return for_row_blocks(&mut outputs[0].reals::<T>(), width, |first, rows| {
-                    for (row, y) in rows.chunks_exact_mut(width).enumerate() {
-                        rotate_heads(&mut y[..heads * e], angles.of(first + row));
+                return for_row_blocks(t, [&mut outputs[0]], |rows, [mut y]| {
+                    for (token, y) in rows.zip(y.reals::<T>().chunks_exact_mut(width)) {
+                        rotate_heads(&mut y[..heads * e], angles.of(token));
                     }
                 });
             };
             let [y, rstd] = outputs else { unreachable!("two outputs") };
-            let (x, q_w, k_w) = (inputs[0].reals::<T>(), inputs[3].reals::<T>(), inputs[4].reals::<T>());
-            let weight = |head: usize| if head < self.heads { &*q_w } else { &*k_w };
-            for_row_blocks2(&mut y.reals::<T>(), width, &mut rstd.reals::<T>(), heads, |first, y, rstd| {
-                let rows = y.chunks_exact_mut(width).zip(rstd.chunks_exact_mut(heads)).enumerate();
-                for (token, (y, rstd)) in rows.map(|(row, outputs)| (first + row, outputs)) {
-                    y.copy_from_slice(&x[token * width..][..width]);
-                    for (head, (y, rstd)) in y.chunks_exact_mut(e).zip(rstd).enumerate() {
-                        *rstd = norm_head(y, weight(head), T::of(f64::from(eps)));
-                    }
+            let weights = Weights { queries: &inputs[3].reals::<T>(), keys: &inputs[4].reals::<T>(), heads: self.heads };
+            for_row_blocks(t, [y, rstd], |rows, [mut y, mut rstd]| {
+                let x = inputs[0].rows(rows.clone()).reals::<T>();
+                let (mut y, mut rstd) = (y.fresh::<T>(), rstd.fresh::<T>());
+                let made = y.chunks_exact_mut(width).zip(rstd.chunks_exact_mut(heads));
+                for ((token, x), (y, rstd)) in rows.zip(x.chunks_exact(width)).zip(made) {
+                    weights.norm_heads(x, T::of(f64::from(eps)), y, rstd);
+                    y[heads * e..].copy_from_slice(&x[heads * e..]);
                     rotate_heads(&mut y[..heads * e], angles.of(token));
                 }
             });
@@ -43,7 +39,7 @@ impl CpuKernel for QkNormRope {
 
 impl CpuKernel for QkNormRopeGrad {
     fn run(&self, inputs: &[View<'_>], outputs: &mut [ViewMut<'_>]) {
-        let (_, width) = inputs[0].ty.shape.rows_cols();
+        let (t, width) = inputs[0].ty.shape.rows_cols();
         let e = self.head_dim;
         let heads = self.heads + self.kv_heads;
         with_real!(inputs[0].ty.dtype, T => {
@@ -51,36 +47,70 @@ impl CpuKernel for QkNormRopeGrad {
             let angles = Angles { positions: inputs[1].ints(), table: &table, head_dim: e };
             let [dqkv, d_weights @ ..] = outputs else { unreachable!("an output") };
             if self.weights.is_none() {
-                return for_row_blocks(&mut dqkv.reals::<T>(), width, |first, rows| {
-                    for (row, dy) in rows.chunks_exact_mut(width).enumerate() {
-                        rotate_heads_back(&mut dy[..heads * e], angles.of(first + row));
+                return for_row_blocks(t, [dqkv], |rows, [mut dqkv]| {
+                    for (token, dy) in rows.zip(dqkv.reals::<T>().chunks_exact_mut(width)) {
+                        rotate_heads_back(&mut dy[..heads * e], angles.of(token));
                     }
                 });
             }
-            let (x, rstd) = (inputs[3].reals::<T>(), inputs[4].reals::<T>());
-            let (q_w, k_w) = (inputs[5].reals::<T>(), inputs[6].reals::<T>());
-            // A block's sums: dq_w, then dk_w.
-            let partials: Vec<Vec<T>> = dqkv.reals::<T>().par_chunks_mut(GRAD_BLOCK * width).enumerate().map(|(b, rows)| {
-                let mut partial = vec![T::ZERO; 2 * e];
-                let (dq_w, dk_w) = partial.split_at_mut(e);
-                for (row, dy) in rows.chunks_exact_mut(width).enumerate() {
-                    let token = b * GRAD_BLOCK + row;
+            let weights = Weights { queries: &inputs[5].reals::<T>(), keys: &inputs[6].reals::<T>(), heads: self.heads };
+            // dq_w, then dk_w.
+            let sums = sum_over_rows(t, 2 * e, [dqkv], |rows, [mut dqkv], partial: &mut [T]| {
+                let x = inputs[3].rows(rows.clone()).reals::<T>();
+                let rstd = inputs[4].rows(rows.clone()).reals::<T>();
+                let read = x.chunks_exact(width).zip(rstd.chunks_exact(heads));
+                for ((token, dy), (x, rstd)) in rows.zip(dqkv.reals::<T>().chunks_exact_mut(width)).zip(read) {
                     rotate_heads_back(&mut dy[..heads * e], angles.of(token));
-                    for (head, dy) in dy.chunks_exact_mut(e).enumerate().take(heads) {
-                        let x = &x[token * width + head * e..][..e];
-                        let (w, dw) = if head < self.heads { (&*q_w, &mut *dq_w) } else { (&*k_w, &mut *dk_w) };
-                        norm_head_grad(x, rstd[token * heads + head], w, dy, dw);
+                    weights.grad_heads(x, rstd, dy, partial);
+                }
+            });
+            d_weights.iter_mut().zip(sums.chunks_exact(e)).for_each(|(dw, sum)| dw.store::<T>(sum));
+        });
+    }
+}
+
+/// The weights of the heads' norms.
+struct Weights<'a, T> {
+    queries: &'a [T],
+    keys: &'a [T],
+    /// How many heads are queries'.
+    heads: usize,
+}
+
+impl<T: Real> Weights<'_, T> {
+    /// Writes the norms of the heads of a row to `y`, and their 1/rms to `rstd`.
+    fn norm_heads(&self, x: &[T], eps: T, y: &mut [T], rstd: &mut [T]) {
+        let e = self.queries.len();
+        vectorized(
+            #[inline(always)]
+            || {
+                for (head, ((x, y), rstd)) in
+                    x.chunks_exact(e).zip(y.chunks_exact_mut(e)).zip(rstd).enumerate()
+                {
+                    let w = if head < self.heads { self.queries } else { self.keys };
+                    *rstd = norm_row(x, w, eps, y);
+                }
+            },
+        );
+    }
+
+    /// Replaces dy by dx in the heads of a row, and adds to the gradients of the weights: the queries', then the keys'.
+    fn grad_heads(&self, x: &[T], rstd: &[T], dy: &mut [T], dw: &mut [T]) {
+        let e = self.queries.len();
+        let (dq_w, dk_w) = dw.split_at_mut(e);
+        vectorized(
+            #[inline(always)]
+            || {
+                for (head, ((x, dy), rstd)) in
+                    x.chunks_exact(e).zip(dy.chunks_exact_mut(e)).zip(rstd).enumerate()
+                {
+                    match head < self.heads {
+                        true => norm_grad_row(x, *rstd, self.queries, dy, dq_w),
+                        false => norm_grad_row(x, *rstd, self.keys, dy, dk_w),
                     }
                 }
-                partial
-            }).collect();
-            let mut total = vec![T::ZERO; 2 * e];
-            partials.iter().for_each(|partial| add_into(&mut total, partial));
-            for (d_weight, total) in d_weights.iter_mut().zip(total.chunks_exact(e)) {
-                let accumulate = d_weight.accumulate;
-                store(&mut d_weight.reals::<T>(), total, accumulate);
-            }
-        });
+            },
+        );
     }
 }
 
@@ -130,37 +160,6 @@ fn rotate_heads_back<T: Real>(heads: &mut [T], (cos, sin): (&[T], &[T])) {
                 for j in 0..half {
                     (a[j], b[j]) = (a[j] * cos[j] + b[j] * sin[j], b[j] * cos[j] - a[j] * sin[j]);
                 }
-            }
-        },
-    );
-}
-
-/// Replaces a head by its norm; returns 1/rms.
-fn norm_head<T: Real>(x: &mut [T], w: &[T], eps: T) -> T {
-    let e = x.len();
-    vectorized(
-        #[inline(always)]
-        || {
-            let rstd = T::ONE / (sum(e, |i| x[i] * x[i]) / T::of(e as f64) + eps).sqrt();
-            for i in 0..e {
-                x[i] = x[i] * rstd * w[i];
-            }
-            rstd
-        },
-    )
-}
-
-/// Replaces a head's dy by dx and adds its part of the weight's gradient to `dw`.
-fn norm_head_grad<T: Real>(x: &[T], rstd: T, w: &[T], dy: &mut [T], dw: &mut [T]) {
-    let e = x.len();
-    vectorized(
-        #[inline(always)]
-        || {
-            let along = sum(e, |i| dy[i] * w[i] * (x[i] * rstd)) / T::of(e as f64);
-            for i in 0..e {
-                let n = x[i] * rstd;
-                dw[i] += dy[i] * n;
-                dy[i] = rstd * (dy[i] * w[i] - n * along);
             }
         },
     );

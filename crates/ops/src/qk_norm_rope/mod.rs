@@ -63,8 +63,8 @@ impl Op for QkNormRope {
     }
 
     /// With the norm, leaving the output unsaved frees it, as the input is saved anyway. Without, either of the two would be saved.
-    fn is_cheap(&self) -> bool {
-        self.norm.is_some()
+    fn is_cheap(&self, output: usize) -> bool {
+        self.norm.is_some() && output == 0
     }
 }
 
@@ -133,10 +133,6 @@ impl Op for QkNormRopeGrad {
 
     fn accumulates(&self, output: usize) -> bool {
         output > 0
-    }
-
-    fn is_cheap(&self) -> bool {
-        true
     }
 }
 

@@ -2,14 +2,15 @@
 
 use super::{Dequantize, Granularity, Quantize};
 use crate::host::math::vectorized;
+use crate::host::rows::rows_per_task;
 use crate::quantize::granularity::TILE;
 use rayon::prelude::*;
 use xtrain_tensor::formats::{max_finite, narrow, widen};
-use xtrain_tensor::{CpuKernel, View, ViewMut};
+use xtrain_tensor::{CpuKernel, Pooled, View, ViewMut};
 
-/// Rows that a task casts, some 8192 elements: an even number, so that two tasks share no byte of a packed format.
-fn rows_per_task(cols: usize) -> usize {
-    2 * (4096 / cols).max(1)
+/// Rows that a task casts: an even number, so that two tasks share no byte of a packed format.
+fn even_rows_per_task(cols: usize) -> usize {
+    rows_per_task(cols).next_multiple_of(2)
 }
 
 impl CpuKernel for Quantize {
@@ -24,11 +25,12 @@ impl CpuKernel for Quantize {
         let scale: Vec<f32> = amax.iter().map(|&amax| self.scale(amax)).collect();
         inv_scale.reals::<f32>().iter_mut().zip(&scale).for_each(|(inv, scale)| *inv = 1.0 / scale);
 
-        let high = rows_per_task(cols);
+        let high = even_rows_per_task(cols);
         let tasks: Vec<(usize, ViewMut<'_>)> = q.chunks(high * cols).enumerate().collect();
         tasks.into_par_iter().for_each(|(task, mut q)| {
             let at = task * high * cols;
-            let mut scaled = x.slice(at..at + q.ty.numel()).reals::<f32>().into_owned();
+            let mut scaled = Pooled::take(q.ty.numel());
+            x.slice(at..at + q.ty.numel()).widen_into(&mut scaled);
             vectorized(
                 #[inline(always)]
                 || {
@@ -57,12 +59,12 @@ impl CpuKernel for Dequantize {
         let granularity = Granularity::of_scales([inputs[1].ty.shape[0], inputs[1].ty.shape[1]], rows, cols);
         let regions = Regions::new(granularity.expect("infer knew the shape of the scales"), rows, cols);
         let inv_scale = inputs[1].reals::<f32>();
-        let high = rows_per_task(cols);
+        let high = even_rows_per_task(cols);
         let tasks: Vec<(usize, ViewMut<'_>)> = outputs[0].chunks(high * cols).enumerate().collect();
         tasks.into_par_iter().for_each(|(task, mut out)| {
             let at = task * high * cols;
             let q = inputs[0].slice(at..at + out.ty.numel());
-            let mut out = out.reals::<f32>();
+            let mut out = out.fresh::<f32>();
             vectorized(
                 #[inline(always)]
                 || {

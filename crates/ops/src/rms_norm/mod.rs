@@ -35,8 +35,9 @@ impl Op for RmsNorm {
         if input == 1 { Operand::Full } else { Operand::Compute }
     }
 
-    fn is_cheap(&self) -> bool {
-        true
+    /// y. 1/rms is a number a token, and costs as much as y.
+    fn is_cheap(&self, output: usize) -> bool {
+        output == 0
     }
 }
 
@@ -74,8 +75,9 @@ impl Op for AddRmsNorm {
         if input == 2 { Operand::Full } else { Operand::Compute }
     }
 
-    fn is_cheap(&self) -> bool {
-        true
+    /// y, from the sum. The sum itself would need what was added, and all that made that.
+    fn is_cheap(&self, output: usize) -> bool {
+        output == 1
     }
 
     /// With the sum kept, only the norm is run again.

@@ -7,12 +7,13 @@ use xtrain_tensor::{CpuKernel, Real, View, ViewMut, with_real};
 
 impl CpuKernel for Swiglu {
     fn run(&self, inputs: &[View<'_>], outputs: &mut [ViewMut<'_>]) {
-        let (_, f) = outputs[0].ty.shape.rows_cols();
+        let (t, f) = outputs[0].ty.shape.rows_cols();
+        let [y] = outputs else { unreachable!("one output") };
         with_real!(inputs[0].ty.dtype, T => {
-            let gate_up = inputs[0].reals::<T>();
-            for_row_blocks(&mut outputs[0].reals::<T>(), f, |first, rows| {
-                for (row, y) in rows.chunks_exact_mut(f).enumerate() {
-                    let (gate, up) = gate_up[(first + row) * 2 * f..][..2 * f].split_at(f);
+            for_row_blocks(t, [y], |rows, [mut y]| {
+                let gate_up = inputs[0].rows(rows).reals::<T>();
+                for (y, gate_up) in y.fresh::<T>().chunks_exact_mut(f).zip(gate_up.chunks_exact(2 * f)) {
+                    let (gate, up) = gate_up.split_at(f);
                     forward_row(gate, up, y);
                 }
             });
@@ -33,13 +34,14 @@ fn forward_row<T: Real>(gate: &[T], up: &[T], y: &mut [T]) {
 
 impl CpuKernel for SwigluGrad {
     fn run(&self, inputs: &[View<'_>], outputs: &mut [ViewMut<'_>]) {
-        let (_, f) = inputs[0].ty.shape.rows_cols();
+        let (t, f) = inputs[0].ty.shape.rows_cols();
+        let [gate_up] = outputs else { unreachable!("one output") };
         with_real!(inputs[0].ty.dtype, T => {
-            let dy = inputs[0].reals::<T>();
-            for_row_blocks(&mut outputs[0].reals::<T>(), 2 * f, |first, rows| {
-                for (row, gate_up) in rows.chunks_exact_mut(2 * f).enumerate() {
+            for_row_blocks(t, [gate_up], |rows, [mut gate_up]| {
+                let dy = inputs[0].rows(rows).reals::<T>();
+                for (gate_up, dy) in gate_up.reals::<T>().chunks_exact_mut(2 * f).zip(dy.chunks_exact(f)) {
                     let (gate, up) = gate_up.split_at_mut(f);
-                    grad_row(&dy[(first + row) * f..][..f], gate, up);
+                    grad_row(dy, gate, up);
                 }
             });
         });

@@ -26,7 +26,7 @@ impl Op for Swiglu {
         Ok(Signature::outputs([TensorType::new(inputs[0].dtype, [tokens, width])]))
     }
 
-    fn is_cheap(&self) -> bool {
+    fn is_cheap(&self, _: usize) -> bool {
         true
     }
 }
@@ -60,10 +60,6 @@ impl Op for SwigluGrad {
     /// Gate and up die here in a training step: their gradients take their place.
     fn in_place(&self) -> &[(usize, usize)] {
         &[(0, 1)]
-    }
-
-    fn is_cheap(&self) -> bool {
-        true
     }
 }
 

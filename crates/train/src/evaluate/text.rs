@@ -94,7 +94,7 @@ pub fn text(opened: &mut OpenedModel, data: &[PathBuf], options: &TextOptions) -
     let (mut streams, mut text_bytes) = (Vec::new(), 0);
     for path in data {
         let dataset = dataset(path, &opened.tokenizer, &options.input, cache)?;
-        text_bytes += dataset.text_bytes();
+        text_bytes += dataset.text_bytes().unwrap_or_default();
         streams.push(Arc::new(dataset) as Arc<dyn TokenStream>);
     }
     let vocab_size = opened.weights.model().vocab_size;
@@ -132,6 +132,14 @@ fn dataset(
             return Err(RunError::Refused(format!(
                 "the shards in {} were made with another tokenizer than the model's; name the text, or tokenize it again",
                 path.display()
+            )));
+        }
+        if dataset.begin_of_document() != tokenizer.document_begin() {
+            return Err(RunError::Refused(format!(
+                "the documents in {} begin with tokens {:?}, those of the model with {:?}; name the text, or tokenize it again",
+                path.display(),
+                dataset.begin_of_document(),
+                tokenizer.document_begin()
             )));
         }
         return Ok(dataset);

@@ -2,19 +2,14 @@
 
 use super::{Notice, RunError};
 use crate::config::{Config, Source, Sources, TokenizerChoice};
+use std::collections::HashSet;
 use std::ops::ControlFlow;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use xtrain_data::{
-    Dataset, DocumentMask, HeldOut, HeldOutAmount, InputFile, InputOptions, Loader, LoaderOptions,
-    PrepareOptions, TokenStream, Tokenizer, Validation, list_inputs, prepare_cached, sample_texts,
+    Dataset, DocumentMask, InputOptions, Loader, LoaderOptions, PrepareOptions, Texts, TokenStream,
+    Tokenizer, Validation, Vocabulary, learn_cached, list_inputs, prepare_cached,
 };
-
-/// How much text a vocabulary is learned from at most: more does not change it much, and memory grows with it.
-const BPE_SAMPLE_BYTES: u64 = 128 << 20;
-
-/// In how many places of a source the held-out part lies.
-const HELD_OUT_BLOCKS: u32 = 16;
 
 /// What a run reads.
 pub struct Corpus {
@@ -24,8 +19,6 @@ pub struct Corpus {
     pub loader: Loader,
     /// What is validated on, all of it.
     pub validation: Option<Validation>,
-    /// Bytes of text a token, over the training data, where it is known.
-    pub bytes_per_token: Option<f64>,
 }
 
 impl Corpus {
@@ -38,141 +31,207 @@ impl Corpus {
     ) -> Result<Self, RunError> {
         let data = &config.data;
         let train = open_inputs(config, &data.train)?;
+        let valid = data.valid.as_ref().map(|valid| open_inputs(config, valid)).transpose()?;
+        refuse_shared_paths(&train, valid.as_deref().unwrap_or_default())?;
         let tokenizer = match saved {
             Some(folder) => Tokenizer::load(folder)?,
             None => tokenizer(config, &train, notice)?,
         };
-        let mut cache = Cache { config, tokenizer: &tokenizer, notice, text_bytes: 0, tokens: 0 };
+        let tokenizer = tokenizer.with_begin_of_document(data.begin_of_document)?;
+        let mut cache = Cache { config, tokenizer: &tokenizer, notice };
         let streams = cache.streams(train)?;
-        let bytes_per_token = (cache.tokens > 0).then(|| cache.text_bytes as f64 / cache.tokens as f64);
         let mask = if data.document_mask { DocumentMask::On } else { DocumentMask::Off };
-        let explicit = match &data.valid {
+        let explicit = match valid {
             Some(valid) => {
-                let inputs = open_inputs(config, valid)?;
-                let streams = cache.streams(inputs)?.into_iter().map(|s| s.stream).collect();
-                Some(Validation::of(streams, data.seq_len, mask)?)
+                let valid: Vec<_> = cache.streams(valid)?.into_iter().map(|s| s.stream).collect();
+                refuse_shared_tokens(&streams, &valid)?;
+                Some(Validation::of(valid, data.seq_len, mask)?)
             }
             None => None,
         };
-        let held_out = (data.held_out() > 0.0)
-            .then(|| HeldOut { amount: HeldOutAmount::Fraction(data.held_out()), blocks: HELD_OUT_BLOCKS });
+        let held_out = Some(data.held_out()).filter(|&fraction| fraction > 0.0);
         let options =
             LoaderOptions { seq_len: data.seq_len, seed: config.train.seed, document_mask: mask, held_out };
         let loader = Loader::new(streams, options)?;
         let validation = explicit.or_else(|| loader.validation());
-        Ok(Corpus { tokenizer, loader, validation, bytes_per_token })
+        Ok(Corpus { tokenizer, loader, validation })
     }
 }
 
-/// A source as it lies on the disk.
-enum Opened {
-    Shards(Dataset),
-    Text(Vec<InputFile>, InputOptions),
+/// A stream of tokens to be: a source of the configuration, or several that are one text together.
+struct Input {
+    /// For messages.
+    name: String,
+    weight: Option<f64>,
+    opened: Opened,
 }
 
-fn open_inputs<'c>(config: &'c Config, sources: &'c Sources) -> Result<Vec<(&'c Source, Opened)>, RunError> {
-    sources
-        .0
-        .iter()
-        .map(|source| {
-            let path = Path::new(&source.path);
-            let opened = match path.join("dataset.json").is_file() {
-                true => Opened::Shards(Dataset::open(path)?),
-                false => Opened::Text(list_inputs(&[path])?, input_options(config, source)),
+/// How an input lies on the disk.
+enum Opened {
+    Shards(Dataset),
+    Text(Texts),
+}
+
+/// Opens what `sources` name. Neighbours that are text, have no weight and are read alike are one input, as the files of a folder are:
+/// each may be shorter than a sequence.
+fn open_inputs(config: &Config, sources: &Sources) -> Result<Vec<Input>, RunError> {
+    let options = |source: &Source| InputOptions {
+        field: config.data.text_field(source).to_owned(),
+        separator: config.data.separator(source).map(str::to_owned),
+    };
+    let are_shards = |source: &Source| Path::new(&source.path).join("dataset.json").is_file();
+    let are_one = |a: &Source, b: &Source| {
+        let is_mixed_by_size = |source: &Source| source.weight.is_none() && !are_shards(source);
+        is_mixed_by_size(a) && is_mixed_by_size(b) && options(a) == options(b)
+    };
+    let groups = sources.0.chunk_by(are_one);
+    groups
+        .map(|group| {
+            let first = &group[0];
+            let paths: Vec<&str> = group.iter().map(|source| source.path.as_str()).collect();
+            let name = match paths.as_slice() {
+                [only] => (*only).to_owned(),
+                [first, others @ ..] => format!("{first} and {} more", others.len()),
+                [] => String::new(),
             };
-            Ok((source, opened))
+            let opened = match are_shards(first) {
+                true => Opened::Shards(Dataset::open(&first.path)?),
+                false => Opened::Text(Texts { inputs: list_inputs(&paths)?, options: options(first) }),
+            };
+            Ok(Input { name, weight: first.weight, opened })
         })
         .collect()
 }
 
-fn input_options(config: &Config, source: &Source) -> InputOptions {
-    InputOptions {
-        field: config.data.text_field(source).to_owned(),
-        separator: config.data.separator(source).map(str::to_owned),
+/// Refuses files and datasets that are both trained and validated on: the loss there would be of text that is learned by heart.
+fn refuse_shared_paths(train: &[Input], valid: &[Input]) -> Result<(), RunError> {
+    let paths = |opened: &Opened| -> Vec<PathBuf> {
+        let paths = match opened {
+            Opened::Shards(dataset) => vec![dataset.folder()],
+            Opened::Text(texts) => texts.inputs.iter().map(|file| file.path.as_path()).collect(),
+        };
+        // What cannot be looked up fails where it is read.
+        paths.into_iter().filter_map(|path| path.canonicalize().ok()).collect()
+    };
+    let trained: HashSet<PathBuf> = train.iter().flat_map(|input| paths(&input.opened)).collect();
+    for input in valid {
+        if let Some(shared) = paths(&input.opened).into_iter().find(|path| trained.contains(path)) {
+            let name = shared.file_name().unwrap_or_default().to_string_lossy().into_owned();
+            return Err(trained_on(&format!("{name} of data.valid = {:?}", input.name), "is"));
+        }
     }
+    Ok(())
+}
+
+/// The same by tokens, for texts that were copied and texts that were tokenized before.
+fn refuse_shared_tokens(
+    train: &[xtrain_data::Source],
+    valid: &[Arc<dyn TokenStream>],
+) -> Result<(), RunError> {
+    let is_trained = |stream: &Arc<dyn TokenStream>| {
+        train.iter().any(|source| source.stream.fingerprint() == stream.fingerprint())
+    };
+    match valid.iter().find(|stream| is_trained(stream)) {
+        Some(stream) => Err(trained_on(&format!("data.valid = {:?}", stream.name()), "holds what is")),
+        None => Ok(()),
+    }
+}
+
+fn trained_on(what: &str, is: &str) -> RunError {
+    RunError::Refused(format!(
+        "{what} {is} in data.train too; validate on other text, or leave data.valid out and a part of data.train is held out"
+    ))
 }
 
 /// The tokenizer that the configuration asks for; one that is to be made from the text is that of token shards where there are any.
 fn tokenizer(
     config: &Config,
-    train: &[(&Source, Opened)],
+    train: &[Input],
     notice: &mut dyn FnMut(Notice) -> ControlFlow<()>,
 ) -> Result<Tokenizer, RunError> {
     let choice = config.tokenizer();
-    let shards = train.iter().find_map(|(_, opened)| match opened {
+    let shards = train.iter().find_map(|input| match &input.opened {
         Opened::Shards(dataset) => Some(dataset),
-        Opened::Text(..) => None,
+        Opened::Text(_) => None,
     });
     if let (Some(dataset), TokenizerChoice::Bpe | TokenizerChoice::Chars) = (shards, &choice) {
         return Ok(dataset.tokenizer()?);
     }
-    let texts = || {
-        train.iter().filter_map(|(_, opened)| match opened {
-            Opened::Text(files, options) => Some((files, options)),
+    let vocabulary = match choice {
+        TokenizerChoice::Path(path) => return Ok(Tokenizer::load(path)?),
+        TokenizerChoice::Bytes => return Ok(Tokenizer::bytes()),
+        TokenizerChoice::Chars => Vocabulary::Chars,
+        TokenizerChoice::Bpe => Vocabulary::Bpe { size: config.data.bpe_vocab_size() },
+    };
+    let texts: Vec<Texts> = train
+        .iter()
+        .filter_map(|input| match &input.opened {
+            Opened::Text(texts) => Some(texts.clone()),
             Opened::Shards(_) => None,
         })
-    };
-    Ok(match choice {
-        TokenizerChoice::Path(path) => Tokenizer::load(path)?,
-        TokenizerChoice::Bytes => Tokenizer::bytes(),
-        TokenizerChoice::Chars => Tokenizer::chars(
-            texts().flat_map(|(files, options)| xtrain_data::prepare::read_texts(files, options)),
-        )?,
-        TokenizerChoice::Bpe => {
-            let size = config.data.bpe_vocab_size();
-            // Progress that is only shown cannot stop the run here; a stop is seen when tokens are made.
-            let _ = notice(Notice::LearningVocabulary { size });
-            let texts = texts().flat_map(|(files, options)| sample_texts(files, options, BPE_SAMPLE_BYTES));
-            Tokenizer::train_bpe(texts, size)?
-        }
-    })
+        .collect();
+    let cache = Path::new(&config.data.cache_dir);
+    Ok(learn_cached(&texts, vocabulary, cache, &mut |progress| {
+        notice(Notice::Learning { vocabulary, progress })
+    })?)
 }
 
 struct Cache<'a> {
     config: &'a Config,
     tokenizer: &'a Tokenizer,
     notice: &'a mut dyn FnMut(Notice) -> ControlFlow<()>,
-    text_bytes: u64,
-    tokens: u64,
 }
 
 impl Cache<'_> {
-    fn streams(&mut self, sources: Vec<(&Source, Opened)>) -> Result<Vec<xtrain_data::Source>, RunError> {
+    fn streams(&mut self, inputs: Vec<Input>) -> Result<Vec<xtrain_data::Source>, RunError> {
         let mut out = Vec::new();
-        for (source, opened) in sources {
+        for Input { name, weight, opened } in inputs {
             let dataset = match opened {
                 Opened::Shards(dataset) => dataset,
-                Opened::Text(files, input) => {
-                    let options = PrepareOptions { input, ..PrepareOptions::default() };
+                Opened::Text(Texts { inputs, options }) => {
+                    let options = PrepareOptions { input: options, ..PrepareOptions::default() };
                     let cache = Path::new(&self.config.data.cache_dir);
-                    let path = &source.path;
                     let notice = &mut *self.notice;
                     let prepared =
-                        prepare_cached(&files, self.tokenizer, &options, cache, &mut |progress| {
-                            notice(Notice::Tokenizing { path: path.clone(), progress: *progress })
+                        prepare_cached(&inputs, self.tokenizer, &options, cache, &mut |progress| {
+                            notice(Notice::Tokenizing { path: name.clone(), progress: *progress })
                         })?;
                     // Messages name the text, not a folder of the cache.
-                    prepared.with_name(path)
+                    prepared.with_name(&name)
                 }
             };
             if dataset.tokenizer_hash() != self.tokenizer.hash_hex() {
-                let path = &source.path;
                 let remedy = match &self.config.model.init_from {
                     // The weights of the folder know its own tokens only.
                     Some(folder) => format!("tokenize the text again with --tokenizer {folder}"),
-                    None => format!("set data.tokenizer = \"{path}\", or tokenize the text again"),
+                    None => format!("set data.tokenizer = \"{name}\", or tokenize the text again"),
                 };
                 return Err(RunError::Refused(format!(
-                    "the shards in {path} were made with another tokenizer than this run's; {remedy}"
+                    "the shards in {name} were made with another tokenizer than this run's; {remedy}"
                 )));
             }
-            self.text_bytes += dataset.text_bytes();
-            self.tokens += dataset.token_count();
+            if dataset.begin_of_document() != self.tokenizer.document_begin() {
+                return Err(other_beginning(&name, &dataset, self.tokenizer));
+            }
             let stream: Arc<dyn TokenStream> = Arc::new(dataset);
             // Without weights, sources are mixed by size.
-            let weight = source.weight.unwrap_or(stream.token_count() as f64);
+            let weight = weight.unwrap_or(stream.token_count() as f64);
             out.push(xtrain_data::Source { stream, weight });
         }
         Ok(out)
     }
+}
+
+/// The error for shards whose documents begin otherwise than the run's.
+fn other_beginning(path: &str, dataset: &Dataset, tokenizer: &Tokenizer) -> RunError {
+    let shown = |tokens: &[u32]| match tokens {
+        [] => "with no token of their own".to_owned(),
+        tokens => format!("with token {}", tokens.iter().map(u32::to_string).collect::<Vec<_>>().join(", ")),
+    };
+    RunError::Refused(format!(
+        "the documents of the shards in {path} begin {}, those of this run {}; set data.begin_of_document = {}, or tokenize the text again",
+        shown(dataset.begin_of_document()),
+        shown(tokenizer.document_begin()),
+        !dataset.begin_of_document().is_empty()
+    ))
 }

@@ -16,7 +16,7 @@ impl Run {
         let made = match outcome {
             // Both are tried; the first error is told.
             Outcome::Finished => self.export(observer).and(self.sample(observer)),
-            Outcome::Stopped | Outcome::TimeLimit => Ok(()),
+            Outcome::Stopped | Outcome::TimeLimit | Outcome::StoppedEarly => Ok(()),
         };
         let told = self.tell(outcome, observer);
         made.and(told)
@@ -94,6 +94,7 @@ impl Run {
                     Outcome::Finished => "finished",
                     Outcome::Stopped => "stopped on request",
                     Outcome::TimeLimit => "stopped at the time limit",
+                    Outcome::StoppedEarly => "stopped before its first step",
                 }
                 .into(),
             ),

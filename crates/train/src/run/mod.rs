@@ -24,15 +24,17 @@ pub use folder::RunFolder;
 pub use setup::{Planned, plan};
 pub use trainer::{Observer, Outcome, Start, train};
 
-use xtrain_data::Progress;
+use xtrain_data::{Learning, Progress, Vocabulary};
 
 /// Something that a run does before its first step.
 #[derive(Clone, Debug)]
 pub enum Notice {
-    /// A vocabulary is learned from the training text.
-    LearningVocabulary {
-        /// Tokens that it will have at most.
-        size: usize,
+    /// A vocabulary is made of the training text.
+    Learning {
+        /// Which.
+        vocabulary: Vocabulary,
+        /// How far it is.
+        progress: Learning,
     },
     /// A text is turned into tokens.
     Tokenizing {

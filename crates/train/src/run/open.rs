@@ -51,7 +51,7 @@ impl Run {
             init: hf.as_ref().map(|hf| hf.model.clone()),
             tokenizer_vocab_size: Some(corpus.tokenizer.vocab_size()),
             shards: setup::shards(&parsed.config)?.map(|dataset| dataset.folder().display().to_string()),
-            epoch_tokens: Some(corpus.loader.training_tokens()),
+            epoch_tokens: Some(corpus.loader.epoch_tokens()),
             gpu: false,
         };
         let planned = setup::planned(parsed.resolve(&facts)?)?;

@@ -44,7 +44,6 @@ const CONFIG: &str = "config";
 impl Saved {
     /// Opens the checkpoints of `folder`, making it if need be; another process that writes there is an error.
     pub(super) fn open(folder: &RunFolder) -> Result<Self, RunError> {
-        std::fs::create_dir_all(folder.path()).map_err(RunError::io(folder.path(), "create"))?;
         let lock = RunLock::acquire(folder.path())?;
         Ok(Saved { store: CheckpointStore::open(&folder.checkpoints())?, _lock: lock, last: None })
     }

@@ -4,9 +4,9 @@ use super::{RunError, RunFolder};
 use crate::config::{Config, Facts, Parsed, Recompute, Resolved, Source, TokenizerChoice};
 use crate::programs::{OptimizerSpec, TrainingSpec};
 use std::io::ErrorKind;
+use std::ops::ControlFlow;
 use std::path::Path;
-use xtrain_data::prepare::read_texts;
-use xtrain_data::{DataError, Dataset, InputFile, InputOptions, TokenStream, Tokenizer, list_inputs};
+use xtrain_data::{DataError, Dataset, InputOptions, Texts, TokenStream, Tokenizer, learn, list_inputs};
 use xtrain_model::Recipe;
 use xtrain_model::decoder::{Batch, Loss};
 use xtrain_model::hf::HfConfig;
@@ -77,12 +77,12 @@ pub(super) fn shards(config: &Config) -> Result<Option<Dataset>, RunError> {
 
 /// The characters of the training text, or all that there are where the text is not there.
 fn characters(config: &Config) -> Result<Vocabulary, RunError> {
-    let mut inputs: Vec<(Vec<InputFile>, InputOptions)> = Vec::new();
+    let mut texts = Vec::new();
     for source in &config.data.train.0 {
         let field = config.data.text_field(source).to_owned();
         let separator = config.data.separator(source).map(str::to_owned);
         match list_inputs(&[&source.path]) {
-            Ok(files) => inputs.push((files, InputOptions { field, separator })),
+            Ok(inputs) => texts.push(Texts { inputs, options: InputOptions { field, separator } }),
             Err(DataError::Io { source: error, .. }) if error.kind() == ErrorKind::NotFound => {
                 let why =
                     format!("{} is not there to count its characters; these are all of Unicode", source.path);
@@ -92,8 +92,8 @@ fn characters(config: &Config) -> Result<Vocabulary, RunError> {
             Err(other) => return Err(other.into()),
         }
     }
-    let texts = inputs.iter().flat_map(|(files, options)| read_texts(files, options));
-    Ok(Vocabulary::of(&Tokenizer::chars(texts)?))
+    let tokenizer = learn(&texts, xtrain_data::Vocabulary::Chars, &mut |_| ControlFlow::Continue(()))?;
+    Ok(Vocabulary::of(&tokenizer))
 }
 
 /// Code points that are characters: all but the surrogates.
@@ -174,11 +174,8 @@ pub(crate) fn planned(resolved: Resolved) -> Result<Planned, RunError> {
         recipe: c.precision.recipe.unwrap_or(Recipe::Fp32),
         batch: Batch { sequences: c.train.micro_batch_size(), seq_len: c.data.seq_len },
         document_mask: c.data.document_mask,
-        loss: Loss {
-            chunk_tokens: c.train.loss_chunk,
-            z_loss: c.model.z_loss as f32,
-            dropout: c.model.dropout as f32,
-        },
+        loss: Loss { chunk_tokens: c.train.loss_chunk, z_loss: c.model.z_loss as f32 },
+        dropout: c.model.dropout as f32,
         recompute: match c.train.recompute {
             Recompute::None => program::Recompute::None,
             Recompute::Norms => program::Recompute::Norms,

@@ -35,6 +35,8 @@ pub enum Outcome {
     Stopped,
     /// Its time was up; the state is saved.
     TimeLimit,
+    /// It was asked to stop, or its time was up, before its first step; what was made of the data until then is kept.
+    StoppedEarly,
 }
 
 /// Who watches a run: the terminal, or `()`, who does not.
@@ -74,9 +76,7 @@ pub fn train(
     let time_is_up = || limit.is_some_and(|limit| begun.elapsed() >= limit);
     let opened = Run::open(parsed, start, observer, &time_is_up);
     let mut run = match opened {
-        // What is tokenized until now is kept, like the checkpoint of a run that has begun.
-        Err(RunError::Data(DataError::Interrupted)) if time_is_up() => return Ok(Outcome::TimeLimit),
-        Err(RunError::Data(DataError::Interrupted)) => return Ok(Outcome::Stopped),
+        Err(RunError::Data(DataError::Interrupted)) => return Ok(Outcome::StoppedEarly),
         opened => opened?,
     };
     let mut watch =
@@ -232,7 +232,8 @@ impl Run {
             self.entropy_is_known = true;
         }
         let loss = tally.mean();
-        let bits_per_byte = self.corpus.bytes_per_token.map(|bytes| loss / std::f64::consts::LN_2 / bytes);
+        let bits = loss * tally.targets as f64 / std::f64::consts::LN_2;
+        let bits_per_byte = validation.text_bytes()?.map(|bytes| bits / bytes);
         self.record(EvalMetrics { step: self.at.step, loss, bits_per_byte }, observer)?;
         if self.is_best(loss) {
             self.at.best = Some((self.at.step, loss));

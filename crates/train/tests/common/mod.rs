@@ -45,7 +45,8 @@ pub fn spec(model: Architecture, batch: Batch) -> TrainingSpec {
         recipe: Recipe::Fp32,
         batch,
         document_mask: false,
-        loss: Loss { chunk_tokens: 16, z_loss: 0.0, dropout: 0.0 },
+        loss: Loss { chunk_tokens: 16, z_loss: 0.0 },
+        dropout: 0.0,
         recompute: Recompute::None,
         optimizer: OptimizerSpec { betas: [0.9, 0.95], eps: 1e-8, weight_decay: 0.1, max_norm: 1.0 },
     }
@@ -90,6 +91,12 @@ pub fn relative(a: &[f32], b: &[f32]) -> f64 {
     let difference: f64 = a.iter().zip(b).map(|(&x, &y)| square(f64::from(x) - f64::from(y))).sum();
     let norm: f64 = b.iter().map(|&y| square(f64::from(y))).sum();
     (difference / norm.max(1e-60)).sqrt()
+}
+
+/// The root of the mean of the squares.
+pub fn typical(errors: impl Iterator<Item = f64>) -> f64 {
+    let (sum, count) = errors.fold((0.0, 0.0), |(sum, count), e| (sum + e * e, count + 1.0));
+    (sum / count).sqrt()
 }
 
 /// The folder of golden files made with PyTorch and transformers.

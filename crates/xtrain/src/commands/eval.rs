@@ -14,7 +14,7 @@ pub(crate) fn run(args: &EvalArgs) -> Result<(), Failure> {
         seq_len: args.seq_len,
         batch_size: args.batch_size.into(),
         document_mask: args.document_mask,
-        input: InputOptions { field: args.field.clone(), separator: args.separator.clone() },
+        input: InputOptions { field: args.text_field.clone(), separator: args.separator.clone() },
         cache: args.cache_dir.clone(),
     };
     let found = text(&mut opened, &args.data, &options)?;

@@ -19,7 +19,7 @@ pub(crate) fn run(args: &ExportArgs) -> Result<(), Failure> {
     }
     let mut opened = open_model(&args.model)?;
     let dtype = args.dtype.unwrap_or(opened.export_dtype);
-    let options = ExportOptions { dtype, max_shard_bytes: args.max_shard_size, overwrite: args.overwrite };
+    let options = ExportOptions { dtype, max_shard_bytes: args.max_shard_size.0, overwrite: args.overwrite };
     if opened.step.is_none() {
         warn_of_what_stays(&args.model.model, &opened.tokenizer);
     }

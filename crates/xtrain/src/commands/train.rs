@@ -29,6 +29,9 @@ pub(crate) fn run(args: &TrainArgs) -> Result<(), Failure> {
         Outcome::Finished => return Ok(()),
         Outcome::Stopped => "stopped; the state is saved, go on with --resume\n",
         Outcome::TimeLimit => "time is up; the state is saved, go on with --resume\n",
+        Outcome::StoppedEarly => {
+            "stopped before the first step of this run; what is made of its texts is kept, run the same command again\n"
+        }
     };
     terminal::print(said).map(|_| ())
 }

@@ -83,7 +83,7 @@ fn truncated_and_flipped_shards_are_refused() {
 fn tokens_of_another_vocabulary_are_refused() {
     let place = tokenized();
     place.run("tokenize a.txt --chars --out chars").succeeds();
-    place.run("tokenize a.txt --bpe 400 --out bpe").succeeds();
+    place.run("tokenize a.txt --bpe-vocab-size 400 --out bpe").succeeds();
     refused(&place, "bpe", &["bpe", "another tokenizer", "data.tokenizer"]);
     refused(&place, "['a.txt','chars']", &["chars", "another tokenizer"]);
     // A token that no vocabulary of the header has: overwritten in place, where only reading can tell.

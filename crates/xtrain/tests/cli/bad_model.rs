@@ -46,6 +46,18 @@ fn damaged_checkpoints_are_passed_over_or_named() {
     // Resumed from step 3, the run makes step 6 again, the same.
     place.train("out", "--resume --set train.steps=6");
     assert!(place.read(STATE) == whole, "the state of step 6 differs");
+    // Where all are damaged, a run does not quietly begin again over what it had.
+    for step in place.names("out/checkpoints") {
+        place.write(&format!("out/checkpoints/{step}/manifest.json"), b"{}");
+    }
+    let before = place.contents("out");
+    place.run("train run.toml --out out --resume --set train.steps=6").refuses(&[
+        "out/checkpoints",
+        "step-6",
+        "step-3",
+        "from the beginning",
+    ]);
+    assert_eq!(place.contents("out"), before);
 }
 
 #[test]
@@ -123,7 +135,7 @@ fn damaged_hugging_face_folders_are_refused() {
 #[test]
 fn a_tokenizer_larger_than_the_models_vocabulary_is_refused() {
     let place = trained();
-    place.run("tokenize a.txt --bpe 400 --out bpe").succeeds();
+    place.run("tokenize a.txt --bpe-vocab-size 400 --out bpe").succeeds();
     place
         .run(&format!("{CONTINUED} --set data.tokenizer=bpe"))
         .refuses(&["`tokenizer` = \"bpe\"", "leave it out"]);

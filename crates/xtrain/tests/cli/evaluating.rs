@@ -98,11 +98,8 @@ fn a_run_is_evaluated_as_it_evaluated_itself() {
         "out",
         "--set data.document_mask=true --set data.separator=a --set model.max_position_embeddings=64 --set eval.tokens=0",
     );
-    let last = metrics(&place, "out")
-        .lines()
-        .filter(|line| line.contains("\"kind\":\"eval\""))
-        .last()
-        .map(String::from);
+    let last =
+        metrics(&place, "out").lines().rfind(|line| line.contains("\"kind\":\"eval\"")).map(String::from);
     let last: Value = serde_json::from_str(&last.expect("an evaluation")).expect("JSON");
     let eval = |more: &str| -> Value {
         let ran = place.run(&format!("eval out --data b.txt --separator a --json {more}")).succeeds();

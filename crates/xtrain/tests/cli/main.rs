@@ -3,6 +3,8 @@
 //! Every test has a folder of its own and models of a few thousand parameters. What is random (moments of kills, mutated bytes)
 //! comes from one seed, which is printed: `XTRAIN_TEST_SEED=<number>` tries others.
 
+#![cfg(unix)]
+
 mod bad_config;
 mod bad_data;
 mod bad_model;
@@ -21,3 +23,4 @@ mod resume;
 mod run_folder;
 mod stopping;
 mod storage;
+mod texts;

@@ -75,6 +75,55 @@ fn mutated_run_files_and_run_folders_are_answered() {
 }
 
 #[test]
+fn strange_values_of_any_key_are_answered() {
+    const VALUES: [&str; 19] = [
+        "nan",
+        "inf",
+        "-inf",
+        "-1",
+        "0",
+        "1",
+        "3",
+        "1.5",
+        "1e308",
+        "1e-308",
+        "true",
+        "''",
+        "'x'",
+        "'auto'",
+        "[]",
+        "['']",
+        "{}",
+        "1073741824",
+        "9223372036854775807",
+    ];
+    let (place, mut dice) = (place(), Dice::new("keys"));
+    let config = String::from_utf8(place.read("out/config.toml")).expect("text");
+    let mut section = "";
+    let mut keys = Vec::new();
+    for line in config.lines() {
+        match (line.strip_prefix('['), line.split_once(" = ")) {
+            (Some(name), _) => section = name.trim_end_matches(']'),
+            (None, Some((key, _))) => keys.push(format!("{section}.{key}")),
+            _ => {}
+        }
+    }
+    assert!(keys.len() > 50, "{keys:?}");
+    let mut refused = 0;
+    for trial in 0..3 * ROUNDS {
+        let (key, value) = (&keys[dice.below(keys.len())], VALUES[dice.below(VALUES.len())]);
+        // A run that is too long to wait for is no fault.
+        let ran = place.run(&format!(
+            "train run.toml --out t{trial} --set train.steps=3 --max-time 2s --set {key}={value}"
+        ));
+        assert!(matches!(ran.code(), Some(0 | 2)), "{key}={value}: {:?}\n{}", ran.code(), ran.stderr);
+        ran.is_readable();
+        refused += usize::from(ran.code() == Some(2));
+    }
+    println!("keys: {refused} of {} values refused", 3 * ROUNDS);
+}
+
+#[test]
 fn mutated_hugging_face_folders_are_answered() {
     let (place, mut dice) = (place(), Dice::new("Hugging Face folders"));
     for file in [
@@ -95,7 +144,8 @@ fn mutated_hugging_face_folders_are_answered() {
 fn mutated_datasets_and_texts_are_answered() {
     let (place, mut dice) = (place(), Dice::new("datasets"));
     place.run("tokenize b.txt --bytes --out shards").succeeds();
-    for file in ["dataset.json", "tokenizer.json", "shard-00000.tokens"] {
+    survives(&place, &mut dice, "shards/tokenizer.json", "plan run.toml --set data.tokenizer=shards", ROUNDS);
+    for file in ["dataset.json", "shard-00000.tokens"] {
         survives(&place, &mut dice, &format!("shards/{file}"), "eval out --data shards --seq-len 16", ROUNDS);
     }
     place.write(

@@ -98,7 +98,7 @@ impl Place {
         names
     }
 
-    /// Every file of a folder and what it holds, to see that nothing changed.
+    /// Every file of a folder and what it holds, to see that nothing changed; without the lock, which names its last holder.
     pub(crate) fn contents(&self, folder: &str) -> BTreeMap<PathBuf, Vec<u8>> {
         let mut found = BTreeMap::new();
         let mut folders = vec![self.path(folder)];
@@ -107,7 +107,7 @@ impl Place {
                 let path = entry.expect("an entry").path();
                 if path.is_dir() {
                     folders.push(path);
-                } else {
+                } else if path.file_name().is_some_and(|name| name != ".lock") {
                     let bytes = fs::read(&path).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
                     found.insert(path, bytes);
                 }

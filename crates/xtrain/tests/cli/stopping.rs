@@ -1,8 +1,8 @@
 //! Signals, time limits, and two processes that want one folder.
 
-use crate::place::{Place, finish, wait, wait_until};
+use crate::place::{Place, wait, wait_until};
+use crate::resume::assert_same_end;
 use serde_json::Value;
-use std::fs::File;
 use std::process::{Child, Command, Stdio};
 
 /// Far more steps than any test waits for.
@@ -87,6 +87,31 @@ fn a_second_process_on_a_folder_is_refused_and_disturbs_nothing() {
 }
 
 #[test]
+fn of_processes_that_begin_at_once_one_makes_the_run_and_the_others_are_refused() {
+    let place = Place::new();
+    place.train("peace", "");
+    for (round, how) in ["", "--resume"].into_iter().enumerate() {
+        let out = format!("out{round}");
+        let mut all: Vec<Child> = (0..3)
+            .map(|n| {
+                let mut command = place.command(&format!("train run.toml --out {out} {how}"));
+                command.stdout(Stdio::null()).stderr(place.sink(&format!("said{n}")));
+                command.spawn().expect("starts")
+            })
+            .collect();
+        let codes: Vec<_> = all.iter_mut().map(|child| wait(child, "one of three").code()).collect();
+        assert!(codes.iter().all(|code| matches!(code, Some(0 | 2))), "{codes:?}");
+        // With --resume, one that comes when another has finished finds nothing left to do, and says so with success.
+        assert!(codes.contains(&Some(0)), "{codes:?}");
+        for (n, code) in codes.iter().enumerate().filter(|(_, code)| **code == Some(2)) {
+            let said = String::from_utf8(place.read(&format!("said{n}"))).expect("text");
+            assert!(said.contains(&out) && said.lines().count() == 1, "{code:?}: {said}");
+        }
+        assert_same_end(&place, "peace", &out);
+    }
+}
+
+#[test]
 fn a_reader_that_goes_away_ends_neither_a_run_nor_a_command_badly() {
     let place = Place::new();
     place.train("out", "--set train.steps=3");
@@ -105,18 +130,20 @@ fn a_reader_that_goes_away_ends_neither_a_run_nor_a_command_badly() {
 }
 
 #[test]
+#[cfg(target_os = "linux")]
 fn a_full_device_behind_standard_output_is_an_error_of_what_prints_and_not_of_a_run() {
     let place = Place::new();
     let to_full = |command: &str| {
         let mut shell = Command::new("sh");
         shell.args(["-c", &format!("exec {} {command} > /dev/full", env!("CARGO_BIN_EXE_xtrain"))]);
-        finish(place.settle(shell), command)
+        crate::place::finish(place.settle(shell), command)
     };
     to_full("plan run.toml").refuses(&["standard output"]);
     to_full("train run.toml --out out").succeeds();
 }
 
 #[test]
+#[cfg(target_os = "linux")]
 fn a_full_device_behind_standard_error_changes_no_exit_code() {
     let place = Place::new();
     place.train("out", "--set train.steps=3");
@@ -129,7 +156,7 @@ fn a_full_device_behind_standard_error_changes_no_exit_code() {
         ("generate out --prompt the --temperature NaN", 2),
         ("generate out --promt the", 2),
     ] {
-        let full = File::options().write(true).open("/dev/full").expect("a full device");
+        let full = std::fs::File::options().write(true).open("/dev/full").expect("a full device");
         let status = place.command(command).stdout(Stdio::null()).stderr(full).status();
         assert_eq!(status.expect("starts").code(), Some(code), "{command}");
     }

@@ -1,6 +1,7 @@
 //! Disks that are full and files that may not be read.
 
 use crate::place::{Place, Ran, finish};
+use crate::resume::assert_same_end;
 use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
@@ -62,6 +63,48 @@ fn a_full_disk_under_each_verb_is_one_line_and_leaves_nothing_half_made() {
     place.run("tokenize a.txt --bytes --out shards").succeeds();
     place.run("export out --out hf").succeeds();
     place.train("new", "--set train.steps=3");
+}
+
+/// Runs a script with a disk in memory of so many KiB at `small`, which vanishes with it; nothing where the system allows no such disk.
+#[cfg(target_os = "linux")]
+fn with_a_disk_of(kib: usize, place: &Place, script: &str) -> Option<Ran> {
+    let in_own_mounts = |script: String| {
+        let mut unshare = Command::new("unshare");
+        unshare.args(["--user", "--map-root-user", "--mount", "sh", "-c", &script]);
+        place.settle(unshare)
+    };
+    std::fs::create_dir_all(place.path("small")).expect("a folder");
+    let mount = format!("mount -t tmpfs -o size={kib}k none small");
+    let can =
+        in_own_mounts(mount.clone()).stderr(Stdio::null()).status().is_ok_and(|status| status.success());
+    can.then(|| finish(in_own_mounts(format!("{mount}; {script}")), script))
+}
+
+#[test]
+#[cfg(target_os = "linux")]
+fn a_disk_that_fills_up_anywhere_in_a_run_costs_nothing_but_the_time_since_the_last_checkpoint() {
+    let place = Place::new();
+    let sets = "--set train.steps=12 --set data.cache_dir=small/cache";
+    place.train("peace", sets);
+    let run = format!("{} train run.toml --out small/out {sets} > /dev/null", env!("CARGO_BIN_EXE_xtrain"));
+    let mut filled = 0;
+    // From no room for the tokens, over each file of a checkpoint, to enough.
+    for kib in [4, 16, 40, 80, 100, 300, 480, 500, 516, 680, 700, 720, 740, 64_000] {
+        let out = format!("out{kib}");
+        let script = format!(
+            "{run}; code=$?; mount -o remount,size=64m small; {run} --resume 2> again || cat again; cp -r small/out {out}; exit $code"
+        );
+        let Some(ran) = with_a_disk_of(kib, &place, &script) else {
+            println!("skipped: this user cannot mount a disk in memory");
+            return;
+        };
+        if ran.code() != Some(0) {
+            ran.refuses(&["small/", "No space left on device", "free some space"]);
+            filled += 1;
+        }
+        assert_same_end(&place, "peace", &out);
+    }
+    assert!((8..14).contains(&filled), "{filled}");
 }
 
 /// Runs `xtrain` as a user whom permissions bind: this one, or nobody where this one may do everything.

@@ -6,6 +6,7 @@ use std::fmt;
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
+use xtrain_data::BeginOfDocument;
 
 const HELD_OUT: f64 = 0.005;
 const BPE_VOCAB_SIZE: usize = 4096;
@@ -15,6 +16,7 @@ section! {
     pub struct DataConfig {
         /// What to train on: a file or folder of text (.txt, .jsonl, .parquet) or of token shards; or a list
         /// of such paths, mixed by size; or a list of tables `{ path, weight, text_field, separator }`.
+        /// Neighbouring texts without a weight are one text, like the files of a folder.
         #[schemars(length(min = 1))]
         #[schemars(extend("x-default" = "required", "x-example" = "data/corpus.txt"))]
         #[schemars(extend("x-aliases" = [
@@ -27,8 +29,8 @@ section! {
         #[schemars(extend("x-example" = "data/valid.txt"))]
         #[schemars(extend("x-aliases" = ["val", "validation", "valid_data", "val_path", "test"]))]
         pub valid: Option<Sources> = None,
-        /// Fraction of the training data that is kept out of training, to validate on. 0 trains on
-        /// everything. Not with `valid`.
+        /// Fraction of each source of `train` that is kept out of training, to validate on: the ends of 16
+        /// equal parts of it, of fewer where it is short. 0 trains on everything. Not with `valid`.
         #[schemars(range(max = 0.9), extend("minimum" = 0.0))]
         #[schemars(extend("x-default" = format!("{HELD_OUT} without `valid`")))]
         #[schemars(extend("x-aliases" = ["val_fraction", "valid_fraction", "test_size", "val_split"]))]
@@ -44,6 +46,12 @@ section! {
         #[schemars(range(min = 257, max = 16_777_216))]
         #[schemars(extend("x-unit" = "tokens", "x-default" = format!("{BPE_VOCAB_SIZE} for \"bpe\"")))]
         pub bpe_vocab_size: Option<usize> = None,
+        /// Puts the tokenizer's begin token before each document and each prompt. `"auto"` puts there what the
+        /// template of the tokenizer's file does, as the engines do that serve the model; `true` also takes the
+        /// `bos_token` that its files name. Token shards must have been made the same way.
+        #[schemars(with = "WrittenBegin")]
+        #[schemars(extend("x-aliases" = ["add_bos", "add_bos_token", "bos", "prepend_bos"]))]
+        pub begin_of_document: BeginOfDocument = BeginOfDocument::Auto,
         /// Length of a training sequence.
         #[schemars(range(min = 1, max = 16_777_216))]
         #[schemars(extend("x-unit" = "tokens"))]
@@ -66,7 +74,8 @@ section! {
         #[schemars(length(min = 1))]
         #[schemars(extend("x-aliases" = ["text_column", "text_key", "content_field"]))]
         pub text_field: String = "text".to_owned(),
-        /// Folder that keeps the tokens of texts named here, so that the next run starts at once.
+        /// Folder that keeps the tokens of texts named here, and vocabularies learned from them, so that the
+        /// next run starts at once. It may be deleted at any time.
         #[schemars(extend("format" = "path"))]
         #[schemars(extend("x-aliases" = ["cache", "dataset_cache", "preprocessing_cache"]))]
         pub cache_dir: String = "runs/.cache".to_owned(),
@@ -166,6 +175,23 @@ impl From<Written> for Sources {
             ),
         }
     }
+}
+
+/// The forms in which [`BeginOfDocument`] may be written.
+#[derive(JsonSchema)]
+#[serde(untagged)]
+#[allow(dead_code, reason = "only its schema is used")]
+enum WrittenBegin {
+    Word(WrittenAuto),
+    Flag(bool),
+}
+
+#[derive(JsonSchema)]
+#[serde(rename_all = "lowercase")]
+#[allow(dead_code, reason = "only its schema is used")]
+enum WrittenAuto {
+    /// As the tokenizer's file says.
+    Auto,
 }
 
 /// Where the tokenizer comes from. Written as one string; anything but the three words is a path.

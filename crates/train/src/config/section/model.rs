@@ -120,7 +120,7 @@ section! {
         pub init_std: f64 = 0.02,
         /// Weight of the z-loss, `z_loss * log(sum(exp(logits)))^2` a token, which keeps logits from
         /// drifting. 0 leaves it out.
-        #[schemars(extend("minimum" = 0.0))]
+        #[schemars(range(max = 100.0), extend("minimum" = 0.0))]
         #[schemars(extend("x-aliases" = ["z_loss_weight", "z_loss_coef"]))]
         pub z_loss: f64 = 0.0,
     }

@@ -20,7 +20,7 @@ section! {
         #[schemars(extend("x-unit" = "tokens", "x-example" = 1_000_000_000_i64))]
         #[schemars(extend("x-aliases" = ["max_tokens", "total_tokens", "num_tokens"]))]
         pub tokens: Option<u64> = None,
-        /// Length of the run in passes over the training data, rounded up to whole steps.
+        /// Length of the run in passes over the sequences of the training data, rounded up to whole steps.
         #[schemars(range(max = 1e6), extend("exclusiveMinimum" = 0.0))]
         #[schemars(extend("x-unit" = "epochs", "x-example" = 2.0))]
         #[schemars(extend("x-aliases" = ["num_epochs", "num_train_epochs", "max_epochs", "n_epochs"]))]

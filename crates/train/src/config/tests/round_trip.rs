@@ -44,6 +44,7 @@ train = [{ path = \"a\", weight = 2.0 }]
 held_out = 0.005
 tokenizer = \"bpe\"
 bpe_vocab_size = 4096
+begin_of_document = \"auto\"
 seq_len = 1024
 document_mask = false
 text_field = \"text\"

@@ -1,0 +1,120 @@
+//! The cards that the driver shows.
+
+use crate::compiler::Arch;
+use crate::error::CudaError;
+use crate::ffi::driver::{self as ffi, CuDevice, Driver};
+use crate::ffi::open::{check, driver};
+use std::ffi::{CStr, c_char, c_int};
+
+/// A card, by its place among those that `CUDA_VISIBLE_DEVICES` lets through.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Device {
+    pub(crate) handle: CuDevice,
+    ordinal: usize,
+}
+
+/// What a card says of itself.
+#[derive(Clone, Debug, PartialEq)]
+pub struct DeviceInfo {
+    /// NVIDIA's name for it, e.g. `NVIDIA H200`.
+    pub name: String,
+    /// Its identity, which no renumbering changes.
+    pub uuid: [u8; 16],
+    /// Compute capability.
+    pub arch: Arch,
+    /// Streaming multiprocessors.
+    pub multiprocessors: u32,
+    /// Bytes of its memory.
+    pub memory_bytes: usize,
+    /// Bytes of its L2 cache.
+    pub l2_bytes: usize,
+    /// The most shared memory that a block can ask for, in bytes.
+    pub shared_bytes_per_block: usize,
+    /// The most threads of a block.
+    pub threads_per_block: u32,
+    /// Bytes a second that its memory could move at its clock: a bound, not what is reached.
+    pub memory_bandwidth: f64,
+    /// Highest clock of the multiprocessors, in Hz.
+    pub clock_hz: f64,
+}
+
+impl Device {
+    /// The driver's version, in NVIDIA's form: 13000 is CUDA 13.0, which driver 580 brings.
+    pub fn driver_version() -> Result<u32, CudaError> {
+        let driver = &driver()?.table;
+        let mut version = 0;
+        // SAFETY: writes one integer.
+        check(driver, "cuDriverGetVersion", unsafe { (driver.cuDriverGetVersion)(&mut version) })?;
+        Ok(version as u32)
+    }
+
+    /// All cards.
+    pub fn all() -> Result<Vec<Device>, CudaError> {
+        let driver = &driver()?.table;
+        let mut count = 0;
+        // SAFETY: writes one integer.
+        check(driver, "cuDeviceGetCount", unsafe { (driver.cuDeviceGetCount)(&mut count) })?;
+        (0..count).map(|ordinal| Device::of(driver, ordinal)).collect()
+    }
+
+    /// The card with this place.
+    pub fn at(ordinal: usize) -> Result<Device, CudaError> {
+        Device::all()?.get(ordinal).copied().ok_or(CudaError::NoDevice)
+    }
+
+    fn of(driver: &Driver, ordinal: c_int) -> Result<Device, CudaError> {
+        let mut handle = 0;
+        // SAFETY: writes one integer; the driver checks the ordinal.
+        check(driver, "cuDeviceGet", unsafe { (driver.cuDeviceGet)(&mut handle, ordinal) })?;
+        Ok(Device { handle, ordinal: ordinal as usize })
+    }
+
+    /// Its place.
+    pub fn ordinal(self) -> usize {
+        self.ordinal
+    }
+
+    /// What it says of itself.
+    pub fn info(self) -> Result<DeviceInfo, CudaError> {
+        let driver = &driver()?.table;
+        let mut name = [0 as c_char; 256];
+        // SAFETY: writes at most 256 characters, the last of which is zero.
+        let status = unsafe { (driver.cuDeviceGetName)(name.as_mut_ptr(), 256, self.handle) };
+        check(driver, "cuDeviceGetName", status)?;
+        let mut uuid = [0; 16];
+        // SAFETY: writes 16 bytes.
+        let status = unsafe { (driver.cuDeviceGetUuid_v2)(&mut uuid, self.handle) };
+        check(driver, "cuDeviceGetUuid", status)?;
+        let mut memory_bytes = 0;
+        // SAFETY: writes one integer.
+        let status = unsafe { (driver.cuDeviceTotalMem_v2)(&mut memory_bytes, self.handle) };
+        check(driver, "cuDeviceTotalMem", status)?;
+        let attribute = |attribute: c_int| -> Result<u32, CudaError> {
+            let mut value = 0;
+            // SAFETY: writes one integer; the driver refuses attributes that it does not know.
+            let status = unsafe { (driver.cuDeviceGetAttribute)(&mut value, attribute, self.handle) };
+            check(driver, "cuDeviceGetAttribute", status)?;
+            Ok(value.max(0) as u32)
+        };
+        // Two transfers a clock, of as many bits as the bus is wide.
+        let clock = f64::from(attribute(ffi::MEMORY_CLOCK_RATE_KHZ)?) * 1e3;
+        let bus_bytes = f64::from(attribute(ffi::GLOBAL_MEMORY_BUS_WIDTH_BITS)?) / 8.0;
+        // SAFETY: the buffer ends with a zero: the driver fills at most 255 characters and ends them with one.
+        let name = unsafe { CStr::from_ptr(name.as_ptr()) };
+        Ok(DeviceInfo {
+            name: name.to_string_lossy().into_owned(),
+            uuid,
+            arch: Arch::new(
+                attribute(ffi::COMPUTE_CAPABILITY_MAJOR)?,
+                attribute(ffi::COMPUTE_CAPABILITY_MINOR)?,
+            ),
+            multiprocessors: attribute(ffi::MULTIPROCESSOR_COUNT)?,
+            memory_bytes,
+            l2_bytes: attribute(ffi::L2_CACHE_BYTES)? as usize,
+            shared_bytes_per_block: attribute(ffi::MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)? as usize,
+            threads_per_block: attribute(ffi::MAX_THREADS_PER_BLOCK)?,
+            memory_bandwidth: 2.0 * clock * bus_bytes,
+            clock_hz: f64::from(attribute(ffi::CLOCK_RATE_KHZ)?) * 1e3,
+        })
+    }
+}

@@ -1,0 +1,73 @@
+//! What can go wrong with a card, its driver and its libraries.
+
+use crate::library::Missing;
+use std::path::PathBuf;
+use thiserror::Error;
+
+/// What went wrong, where, and what to do.
+#[derive(Clone, Debug, Error, PartialEq, Eq)]
+pub enum CudaError {
+    /// A library that is not there.
+    #[error(transparent)]
+    Missing(#[from] Missing),
+    /// A library that lacks a function.
+    #[error("{} has no function {symbol}: it is too old; {remedy}", path.display())]
+    TooOld {
+        /// The file.
+        path: PathBuf,
+        /// The function.
+        symbol: &'static str,
+        /// How to get a newer one.
+        remedy: &'static str,
+    },
+    /// No card.
+    #[error("there is no NVIDIA GPU that the driver can use; check `nvidia-smi` and CUDA_VISIBLE_DEVICES")]
+    NoDevice,
+    /// The card's memory is used up.
+    #[error(
+        "the GPU has no {bytes} bytes left ({free} of {total} are free); another program may use it: see `nvidia-smi`"
+    )]
+    Memory {
+        /// Asked for.
+        bytes: usize,
+        /// Free at that time.
+        free: usize,
+        /// The card's.
+        total: usize,
+    },
+    /// A call that the driver refused.
+    #[error("{call} failed: {name} ({text})")]
+    Driver {
+        /// The function.
+        call: &'static str,
+        /// The status by name.
+        name: String,
+        /// The driver's words for it.
+        text: String,
+    },
+    /// A call that a library refused.
+    #[error("{call} failed: {text}")]
+    Library {
+        /// The function.
+        call: &'static str,
+        /// The library's words for it.
+        text: String,
+    },
+    /// A kernel that does not compile: a bug of ours, or a compiler that is too old.
+    #[error("the kernel {name} does not compile for {arch}:\n{log}")]
+    Compile {
+        /// The kernel's file.
+        name: String,
+        /// For which architecture.
+        arch: String,
+        /// The compiler's messages.
+        log: String,
+    },
+}
+
+impl CudaError {
+    /// Whether another program, or a smaller one, could help: the card's memory is used up.
+    pub fn is_out_of_memory(&self) -> bool {
+        matches!(self, CudaError::Memory { .. })
+    }
+}

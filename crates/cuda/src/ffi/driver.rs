@@ -1,0 +1,127 @@
+//! `libcuda.so.1`: the driver.
+
+use super::functions;
+use std::ffi::{c_char, c_int, c_uint, c_ulonglong, c_void};
+
+pub(crate) type CuDevice = c_int;
+pub(crate) type CuDevicePtr = c_ulonglong;
+/// Opaque handles.
+pub(crate) type CuContext = *mut c_void;
+pub(crate) type CuStream = *mut c_void;
+pub(crate) type CuEvent = *mut c_void;
+pub(crate) type CuModule = *mut c_void;
+pub(crate) type CuFunction = *mut c_void;
+pub(crate) type CuGraph = *mut c_void;
+pub(crate) type CuGraphExec = *mut c_void;
+pub(crate) type CuGraphNode = *mut c_void;
+
+pub(crate) const CUDA_SUCCESS: c_int = 0;
+pub(crate) const CUDA_ERROR_OUT_OF_MEMORY: c_int = 2;
+pub(crate) const CUDA_ERROR_NO_DEVICE: c_int = 100;
+pub(crate) const CUDA_ERROR_NOT_READY: c_int = 600;
+
+pub(crate) const CU_STREAM_NON_BLOCKING: c_uint = 1;
+pub(crate) const CU_EVENT_DISABLE_TIMING: c_uint = 2;
+pub(crate) const CU_STREAM_CAPTURE_MODE_THREAD_LOCAL: c_int = 1;
+pub(crate) const CU_MEMHOSTALLOC_PORTABLE: c_uint = 1;
+
+/// `CUdevice_attribute`.
+pub(crate) const MAX_THREADS_PER_BLOCK: c_int = 1;
+pub(crate) const CLOCK_RATE_KHZ: c_int = 13;
+pub(crate) const MULTIPROCESSOR_COUNT: c_int = 16;
+pub(crate) const MEMORY_CLOCK_RATE_KHZ: c_int = 36;
+pub(crate) const GLOBAL_MEMORY_BUS_WIDTH_BITS: c_int = 37;
+pub(crate) const L2_CACHE_BYTES: c_int = 38;
+pub(crate) const COMPUTE_CAPABILITY_MAJOR: c_int = 75;
+pub(crate) const COMPUTE_CAPABILITY_MINOR: c_int = 76;
+pub(crate) const MAX_SHARED_MEMORY_PER_BLOCK_OPTIN: c_int = 97;
+
+/// `CUfunction_attribute`.
+pub(crate) const FUNC_SHARED_BYTES: c_int = 1;
+pub(crate) const FUNC_LOCAL_BYTES: c_int = 3;
+pub(crate) const FUNC_REGISTERS: c_int = 4;
+pub(crate) const FUNC_MAX_DYNAMIC_SHARED_BYTES: c_int = 8;
+
+/// `CUlaunchAttributeID`.
+pub(crate) const LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION: c_uint = 4;
+pub(crate) const LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION: c_uint = 6;
+
+/// `CUlaunchConfig`.
+#[repr(C)]
+pub(crate) struct CuLaunchConfig {
+    pub(crate) grid: [c_uint; 3],
+    pub(crate) block: [c_uint; 3],
+    pub(crate) shared_bytes: c_uint,
+    pub(crate) stream: CuStream,
+    pub(crate) attributes: *const CuLaunchAttribute,
+    pub(crate) attribute_count: c_uint,
+}
+
+/// `CUlaunchAttribute`: an id, and a value of 64 bytes at an offset of 8.
+#[repr(C, align(8))]
+#[derive(Clone, Copy)]
+pub(crate) struct CuLaunchAttribute {
+    pub(crate) id: c_uint,
+    pub(crate) pad: u32,
+    pub(crate) value: [u32; 16],
+}
+
+functions! {
+    /// The driver's functions that are used here.
+    Driver {
+        fn cuInit(flags: c_uint) -> c_int;
+        fn cuDriverGetVersion(version: *mut c_int) -> c_int;
+        fn cuGetErrorName(error: c_int, name: *mut *const c_char) -> c_int;
+        fn cuGetErrorString(error: c_int, text: *mut *const c_char) -> c_int;
+
+        fn cuDeviceGetCount(count: *mut c_int) -> c_int;
+        fn cuDeviceGet(device: *mut CuDevice, ordinal: c_int) -> c_int;
+        fn cuDeviceGetName(name: *mut c_char, len: c_int, device: CuDevice) -> c_int;
+        fn cuDeviceGetUuid_v2(uuid: *mut [u8; 16], device: CuDevice) -> c_int;
+        fn cuDeviceGetAttribute(value: *mut c_int, attribute: c_int, device: CuDevice) -> c_int;
+        fn cuDeviceTotalMem_v2(bytes: *mut usize, device: CuDevice) -> c_int;
+        fn cuDevicePrimaryCtxRetain(context: *mut CuContext, device: CuDevice) -> c_int;
+        fn cuDevicePrimaryCtxRelease_v2(device: CuDevice) -> c_int;
+        fn cuCtxSetCurrent(context: CuContext) -> c_int;
+
+        fn cuMemGetInfo_v2(free: *mut usize, total: *mut usize) -> c_int;
+        fn cuMemAlloc_v2(pointer: *mut CuDevicePtr, bytes: usize) -> c_int;
+        fn cuMemFree_v2(pointer: CuDevicePtr) -> c_int;
+        fn cuMemHostAlloc(pointer: *mut *mut c_void, bytes: usize, flags: c_uint) -> c_int;
+        fn cuMemFreeHost(pointer: *mut c_void) -> c_int;
+        fn cuMemcpyHtoDAsync_v2(to: CuDevicePtr, from: *const c_void, bytes: usize, stream: CuStream) -> c_int;
+        fn cuMemcpyDtoHAsync_v2(to: *mut c_void, from: CuDevicePtr, bytes: usize, stream: CuStream) -> c_int;
+        fn cuMemcpyDtoDAsync_v2(to: CuDevicePtr, from: CuDevicePtr, bytes: usize, stream: CuStream) -> c_int;
+        fn cuMemsetD8Async(to: CuDevicePtr, byte: u8, bytes: usize, stream: CuStream) -> c_int;
+
+        fn cuStreamCreate(stream: *mut CuStream, flags: c_uint) -> c_int;
+        fn cuStreamDestroy_v2(stream: CuStream) -> c_int;
+        fn cuStreamSynchronize(stream: CuStream) -> c_int;
+        fn cuStreamWaitEvent(stream: CuStream, event: CuEvent, flags: c_uint) -> c_int;
+        fn cuStreamBeginCapture_v2(stream: CuStream, mode: c_int) -> c_int;
+        fn cuStreamEndCapture(stream: CuStream, graph: *mut CuGraph) -> c_int;
+        fn cuEventCreate(event: *mut CuEvent, flags: c_uint) -> c_int;
+        fn cuEventRecord(event: CuEvent, stream: CuStream) -> c_int;
+        fn cuEventQuery(event: CuEvent) -> c_int;
+        fn cuEventSynchronize(event: CuEvent) -> c_int;
+        fn cuEventElapsedTime(milliseconds: *mut f32, start: CuEvent, end: CuEvent) -> c_int;
+        fn cuEventDestroy_v2(event: CuEvent) -> c_int;
+        fn cuGraphInstantiateWithFlags(exec: *mut CuGraphExec, graph: CuGraph, flags: c_ulonglong) -> c_int;
+        fn cuGraphGetNodes(graph: CuGraph, nodes: *mut CuGraphNode, count: *mut usize) -> c_int;
+        fn cuGraphLaunch(exec: CuGraphExec, stream: CuStream) -> c_int;
+        fn cuGraphExecDestroy(exec: CuGraphExec) -> c_int;
+        fn cuGraphDestroy(graph: CuGraph) -> c_int;
+
+        fn cuModuleLoadData(module: *mut CuModule, image: *const c_void) -> c_int;
+        fn cuModuleUnload(module: CuModule) -> c_int;
+        fn cuModuleGetFunction(function: *mut CuFunction, module: CuModule, name: *const c_char) -> c_int;
+        fn cuFuncSetAttribute(function: CuFunction, attribute: c_int, value: c_int) -> c_int;
+        fn cuFuncGetAttribute(value: *mut c_int, attribute: c_int, function: CuFunction) -> c_int;
+        fn cuLaunchKernelEx(
+            config: *const CuLaunchConfig,
+            function: CuFunction,
+            arguments: *mut *mut c_void,
+            extra: *mut *mut c_void,
+        ) -> c_int;
+    }
+}

@@ -1,0 +1,70 @@
+//! The tables of functions, each opened once for the process.
+
+use super::driver::{CUDA_SUCCESS, Driver};
+use super::nvrtc::Nvrtc;
+use crate::error::CudaError;
+use crate::library::Library;
+use std::ffi::{CStr, c_char, c_int};
+use std::path::PathBuf;
+use std::sync::OnceLock;
+
+/// A table and the file that it points into.
+pub(crate) struct Opened<T> {
+    pub(crate) table: T,
+    pub(crate) path: PathBuf,
+}
+
+/// The driver, initialised.
+pub(crate) fn driver() -> Result<&'static Opened<Driver>, CudaError> {
+    static DRIVER: OnceLock<Result<Opened<Driver>, CudaError>> = OnceLock::new();
+    let opened = DRIVER.get_or_init(|| {
+        let opened = open(Library::Driver, Driver::of)?;
+        // SAFETY: cuInit may be called at any time and any number of times.
+        let status = unsafe { (opened.table.cuInit)(0) };
+        match status {
+            CUDA_SUCCESS => Ok(opened),
+            super::driver::CUDA_ERROR_NO_DEVICE => Err(CudaError::NoDevice),
+            _ => Err(status_error(&opened.table, "cuInit", status)),
+        }
+    });
+    opened.as_ref().map_err(Clone::clone)
+}
+
+/// The compiler.
+pub(crate) fn nvrtc() -> Result<&'static Opened<Nvrtc>, CudaError> {
+    static NVRTC: OnceLock<Result<Opened<Nvrtc>, CudaError>> = OnceLock::new();
+    NVRTC.get_or_init(|| open(Library::Nvrtc, Nvrtc::of)).as_ref().map_err(Clone::clone)
+}
+
+fn open<T>(
+    library: Library,
+    table: impl FnOnce(libloading::Library) -> Result<T, &'static str>,
+) -> Result<Opened<T>, CudaError> {
+    let (opened, path) = library.open()?;
+    match table(opened) {
+        Ok(table) => Ok(Opened { table, path }),
+        Err(symbol) => Err(CudaError::TooOld { path, symbol, remedy: library.remedy() }),
+    }
+}
+
+/// An error of the driver from its status.
+pub(crate) fn status_error(driver: &Driver, call: &'static str, status: c_int) -> CudaError {
+    let told = |ask: unsafe extern "C" fn(c_int, *mut *const c_char) -> c_int| {
+        let mut text: *const c_char = std::ptr::null();
+        // SAFETY: the driver writes a pointer to a string of its own that lives for ever, or null.
+        unsafe { ask(status, &mut text) };
+        c_string(text).unwrap_or_else(|| format!("status {status}"))
+    };
+    CudaError::Driver { call, name: told(driver.cuGetErrorName), text: told(driver.cuGetErrorString) }
+}
+
+/// A foreign, lasting string; nothing for null.
+pub(crate) fn c_string(text: *const c_char) -> Option<String> {
+    // SAFETY: not null, and the library's strings end with a zero and are never freed.
+    (!text.is_null()).then(|| unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned())
+}
+
+/// What a call of the driver came to: anything but success is an error that names it.
+pub(crate) fn check(driver: &Driver, call: &'static str, status: c_int) -> Result<(), CudaError> {
+    if status == CUDA_SUCCESS { Ok(()) } else { Err(status_error(driver, call, status)) }
+}

@@ -1,0 +1,33 @@
+//! NVIDIA's driver and libraries, opened at run time: devices, memory, streams, events, graphs, and kernels compiled for the card that
+//! is there.
+//!
+//! Invariants: nothing of NVIDIA's is needed to build or to start; a library that is missing, too old or of another release is an
+//! error that says which files were looked for and how to get one, never a panic. What is passed by value to a foreign function is
+//! plain integers and pointers: no foreign status or attribute becomes a Rust enum, so a newer driver cannot make one invalid.
+//! This crate and each op's `cuda.rs` hold all `unsafe` that concerns a device.
+//!
+//! Deliberately absent: models, programs, ops. Names of symbols and constants are NVIDIA's, from the headers of CUDA 13.0.
+#![allow(unsafe_code, reason = "it calls foreign functions with pointers")]
+
+mod cache;
+mod compiler;
+mod context;
+mod device;
+mod error;
+mod ffi;
+mod graph;
+mod library;
+mod memory;
+mod module;
+mod stream;
+
+pub use cache::KernelCache;
+pub use compiler::{Arch, Compiled, Compiler};
+pub use context::Context;
+pub use device::{Device, DeviceInfo};
+pub use error::CudaError;
+pub use graph::{Graph, GraphExec};
+pub use library::{Found, Library, Missing};
+pub use memory::{DeviceMemory, DevicePtr, PinnedMemory};
+pub use module::{Function, FunctionInfo, Launch, Module};
+pub use stream::{Event, Stream};

@@ -1,0 +1,286 @@
+//! Finding and opening NVIDIA's shared libraries.
+//!
+//! Of all files with the right name, the newest is opened: the major release is part of the name, and newer minor releases are
+//! compatible. Searched are the folders of `XTRAIN_CUDA_LIBRARIES` (which, where it has the file, ends the search), what the loader
+//! knows (`LD_LIBRARY_PATH`, ld.so.cache), CUDA toolkits, and the `nvidia/*/lib` folders that pip installs, in the active virtual or
+//! conda environment and in the system's Pythons.
+
+use std::collections::BTreeSet;
+use std::env;
+use std::fmt;
+use std::fs;
+use std::path::{Path, PathBuf};
+use thiserror::Error;
+
+/// Folders to search first, separated by `:`.
+const FOLDERS_VARIABLE: &str = "XTRAIN_CUDA_LIBRARIES";
+
+/// One of NVIDIA's libraries.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Library {
+    /// The driver's API.
+    Driver,
+    /// The compiler of kernels.
+    Nvrtc,
+    /// Matrix products.
+    CublasLt,
+    /// Attention.
+    Cudnn,
+    /// Collectives.
+    Nccl,
+}
+
+/// A library that was opened.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Found {
+    /// Which one.
+    pub library: Library,
+    /// The file.
+    pub path: PathBuf,
+}
+
+/// A library that cannot be used: why, and how to get one that can.
+#[derive(Clone, Debug, Error, PartialEq, Eq)]
+#[error("{library} ({}) {problem}; {}", library.file_name(), library.remedy())]
+pub struct Missing {
+    /// Which one.
+    pub library: Library,
+    /// What was found, or where was searched.
+    pub problem: String,
+}
+
+impl Library {
+    /// All of them, in the order in which they depend on each other.
+    pub const ALL: [Library; 5] =
+        [Library::Driver, Library::Nvrtc, Library::CublasLt, Library::Cudnn, Library::Nccl];
+
+    /// The file's name, of the major release that xtrain is written for.
+    pub const fn file_name(self) -> &'static str {
+        match self {
+            Library::Driver => "libcuda.so.1",
+            Library::Nvrtc => "libnvrtc.so.13",
+            Library::CublasLt => "libcublasLt.so.13",
+            Library::Cudnn => "libcudnn.so.9",
+            Library::Nccl => "libnccl.so.2",
+        }
+    }
+
+    /// How to get it.
+    pub const fn remedy(self) -> &'static str {
+        match self {
+            Library::Driver => "install NVIDIA's driver, 580 or newer",
+            Library::Nvrtc => "`pip install nvidia-cuda-nvrtc` or install a CUDA 13 toolkit",
+            Library::CublasLt => "`pip install nvidia-cublas` or install a CUDA 13 toolkit",
+            Library::Cudnn => "`pip install nvidia-cudnn-cu13`",
+            Library::Nccl => "`pip install nvidia-nccl-cu13`",
+        }
+    }
+
+    /// Opens the newest file there is. The file stays open for as long as what is returned lives.
+    pub(crate) fn open(self) -> Result<(libloading::Library, PathBuf), Missing> {
+        let mut refusals = Vec::new();
+        for path in self.candidates() {
+            // NVRTC looks for its companion where the loader looks, which need not be beside it.
+            if self == Library::Nvrtc {
+                open_companions(&path, "libnvrtc-builtins.so.13");
+            }
+            match open_file(&path) {
+                Ok(library) => {
+                    let path = loaded_path(self.file_name()).unwrap_or(path);
+                    tracing::debug!("{self}: {}", path.display());
+                    return Ok((library, path));
+                }
+                Err(reason) => refusals.push(reason),
+            }
+        }
+        // The last candidate is the loader's own search, whose message says little where nothing else was found.
+        let problem = match refusals.len() {
+            0 | 1 => "was not found".to_owned(),
+            _ => format!("cannot be opened: {}", refusals.swap_remove(0)),
+        };
+        Err(Missing { library: self, problem })
+    }
+
+    /// The files to try, the best first; last the bare name, which the loader resolves.
+    fn candidates(self) -> Vec<PathBuf> {
+        let name = self.file_name();
+        let named: Vec<PathBuf> = env::var_os(FOLDERS_VARIABLE)
+            .map(|folders| env::split_paths(&folders).map(|folder| folder.join(name)).collect())
+            .unwrap_or_default();
+        let mut all: Vec<PathBuf> = named.into_iter().filter(|path| path.is_file()).collect();
+        if all.is_empty() && self != Library::Driver {
+            all = toolkit_folders()
+                .into_iter()
+                .chain(site_packages().iter().flat_map(|site| entries(&site.join("nvidia"), "lib")))
+                .map(|folder| folder.join(name))
+                .filter(|path| path.is_file())
+                .collect();
+            // Stable: of equal versions the first found stays first.
+            all.sort_by_key(|path| std::cmp::Reverse(version_of(path)));
+        }
+        all.push(name.into());
+        all
+    }
+}
+
+impl fmt::Display for Library {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Library::Driver => "NVIDIA's driver",
+            Library::Nvrtc => "NVRTC",
+            Library::CublasLt => "cuBLASLt",
+            Library::Cudnn => "cuDNN",
+            Library::Nccl => "NCCL",
+        })
+    }
+}
+
+fn open_file(path: &Path) -> Result<libloading::Library, String> {
+    use libloading::os::unix;
+    // SAFETY: initialisers of NVIDIA's libraries run, which may be run at any time. Symbols are global so that libraries that open
+    // each other by name (cuDNN its engines, and those cuBLASLt) find what is open already.
+    let opened = unsafe { unix::Library::open(Some(path), unix::RTLD_NOW | unix::RTLD_GLOBAL) };
+    opened.map(Into::into).map_err(|error| error.to_string())
+}
+
+/// Opens the files beside `path` whose names begin with `prefix`, and keeps them open.
+fn open_companions(path: &Path, prefix: &str) {
+    let Some(folder) = path.parent().and_then(|folder| fs::read_dir(folder).ok()) else { return };
+    let names = folder.flatten().filter(|entry| entry.file_name().to_string_lossy().starts_with(prefix));
+    for entry in names {
+        if let Ok(library) = open_file(&entry.path()) {
+            std::mem::forget(library);
+        }
+    }
+}
+
+/// The file of that name that this process has mapped, as the kernel tells it.
+fn loaded_path(name: &str) -> Option<PathBuf> {
+    let maps = fs::read_to_string("/proc/self/maps").ok()?;
+    // The mapped file may carry its full version: libcublasLt.so.13.1.0.3.
+    let path = maps.lines().filter_map(|line| line.split_once('/')).map(|(_, path)| format!("/{path}"));
+    path.map(PathBuf::from).find(|path| {
+        let file = path.file_name().unwrap_or_default().to_string_lossy();
+        let stem = name.trim_end_matches(|c: char| c.is_ascii_digit() || c == '.');
+        file.starts_with(name) || (name == Library::Driver.file_name() && file.starts_with(stem))
+    })
+}
+
+/// The version in a library's own name or, for a file that pip installed, in its package's: highest wins.
+fn version_of(path: &Path) -> Vec<u32> {
+    let real = fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
+    let name = real.file_name().unwrap_or_default().to_string_lossy().into_owned();
+    let own = numbers(name.split_once(".so.").map_or("", |(_, version)| version));
+    if own.len() > 1 {
+        return own;
+    }
+    // site-packages/nvidia/<package>/lib/<file> beside site-packages/nvidia_<package>*-<version>.dist-info
+    let package = || {
+        let folder = path.parent()?.parent()?;
+        let site = folder.parent()?.parent()?;
+        let stem = name.trim_start_matches("lib").split('.').next()?.to_lowercase();
+        let info = fs::read_dir(site).ok()?.flatten().filter_map(|entry| {
+            let name = entry.file_name().to_string_lossy().to_lowercase();
+            let (package, version) = name.strip_suffix(".dist-info")?.split_once('-')?;
+            let names = [stem.as_str(), stem.trim_end_matches("lt")];
+            let fits = names.iter().any(|stem| package.starts_with("nvidia_") && package.contains(stem));
+            fits.then(|| numbers(version))
+        });
+        // Packages for other major releases may lie beside it.
+        info.filter(|version| own.is_empty() || version.first() == own.first()).max()
+    };
+    package().unwrap_or(own)
+}
+
+fn numbers(version: &str) -> Vec<u32> {
+    version.split('.').map_while(|part| part.parse().ok()).collect()
+}
+
+/// Folders of CUDA toolkits and of distributions.
+fn toolkit_folders() -> Vec<PathBuf> {
+    let mut roots: Vec<PathBuf> = ["CUDA_HOME", "CUDA_PATH", "CONDA_PREFIX"]
+        .iter()
+        .filter_map(env::var_os)
+        .map(PathBuf::from)
+        .collect();
+    roots.push("/usr/local/cuda".into());
+    let local = fs::read_dir("/usr/local").into_iter().flatten().flatten().map(|entry| entry.path());
+    roots.extend(
+        local.filter(|path| {
+            path.file_name().is_some_and(|name| name.to_string_lossy().starts_with("cuda-13"))
+        }),
+    );
+    let inside = ["lib64", "targets/x86_64-linux/lib", "targets/sbsa-linux/lib", "lib"];
+    let mut folders: Vec<PathBuf> =
+        roots.iter().flat_map(|root| inside.iter().map(move |folder| root.join(folder))).collect();
+    folders
+        .extend(["/usr/lib/x86_64-linux-gnu", "/usr/lib/aarch64-linux-gnu", "/usr/lib64"].map(PathBuf::from));
+    folders
+}
+
+/// Where pip installs to: the active environments first, then the Pythons of the system and of the user.
+fn site_packages() -> Vec<PathBuf> {
+    let set = |name: &str| env::var_os(name).map(PathBuf::from);
+    let home = set("HOME").map(|home| home.join(".local"));
+    // A virtual environment's python3 is a link to the system's: both have their packages.
+    let pythons = env::var_os("PATH").into_iter().flat_map(|path| {
+        env::split_paths(&path)
+            .map(|bin| bin.join("python3"))
+            .filter(|python| python.exists())
+            .collect::<Vec<_>>()
+    });
+    let prefixes = pythons.flat_map(|python| [Some(python.clone()), fs::canonicalize(python).ok()]).flatten();
+    let prefixes = prefixes.filter_map(|python| Some(python.parent()?.parent()?.to_owned()));
+    let roots = [set("VIRTUAL_ENV"), set("CONDA_PREFIX")].into_iter().flatten().chain(prefixes);
+    let roots: Vec<PathBuf> = roots.chain(home).chain(["/usr/local".into(), "/usr".into()]).collect();
+    let mut seen = BTreeSet::new();
+    let mut sites = Vec::new();
+    for root in roots {
+        for kind in ["site-packages", "dist-packages"] {
+            let found =
+                entries(&root.join("lib"), kind).into_iter().chain([root.join("lib/python3").join(kind)]);
+            sites.extend(found.filter(|site| seen.insert(site.clone())));
+        }
+    }
+    sites
+}
+
+/// `folder/*/inner`, sorted, where it exists.
+fn entries(folder: &Path, inner: &str) -> Vec<PathBuf> {
+    let entries = fs::read_dir(folder).into_iter().flatten().flatten();
+    let mut found: Vec<PathBuf> =
+        entries.map(|entry| entry.path().join(inner)).filter(|path| path.is_dir()).collect();
+    found.sort();
+    found
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_version_is_read_from_the_file_or_from_its_package() {
+        let folder = tempfile::tempdir().unwrap();
+        let toolkit = folder.path().join("libcudnn.so.9.14.0");
+        fs::write(&toolkit, b"").unwrap();
+        assert_eq!(version_of(&toolkit), [9, 14, 0]);
+        let lib = folder.path().join("nvidia/cudnn/lib");
+        fs::create_dir_all(&lib).unwrap();
+        fs::write(lib.join("libcudnn.so.9"), b"").unwrap();
+        for package in [
+            "nvidia_cudnn_cu13-9.19.0.56.dist-info",
+            "nvidia_cudnn_cu12-8.9.7.dist-info",
+            "numpy-2.4.dist-info",
+        ] {
+            fs::create_dir(folder.path().join(package)).unwrap();
+        }
+        assert_eq!(version_of(&lib.join("libcudnn.so.9")), [9, 19, 0, 56]);
+    }
+
+    #[test]
+    fn what_is_missing_says_how_to_get_it() {
+        let missing = Missing { library: Library::Nccl, problem: "was not found".into() };
+        let text = "NCCL (libnccl.so.2) was not found; `pip install nvidia-nccl-cu13`";
+        assert_eq!(missing.to_string(), text);
+    }
+}

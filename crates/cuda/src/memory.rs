@@ -1,0 +1,225 @@
+//! Memory of the card, memory of the host that the card can reach, and copies between them.
+
+use crate::context::Context;
+use crate::error::CudaError;
+use crate::ffi::driver::{CU_MEMHOSTALLOC_PORTABLE, CuDevicePtr};
+use crate::stream::Stream;
+use std::ffi::c_void;
+use std::ops::{Deref, DerefMut, Range};
+
+/// A place in a card's memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(transparent)]
+pub struct DevicePtr(pub u64);
+
+impl DevicePtr {
+    /// The place `bytes` behind it.
+    pub fn offset(self, bytes: usize) -> DevicePtr {
+        DevicePtr(self.0 + bytes as u64)
+    }
+}
+
+/// A span of a card's memory, freed when dropped. 256-byte aligned at least.
+pub struct DeviceMemory {
+    context: Context,
+    pointer: CuDevicePtr,
+    bytes: usize,
+}
+
+impl DeviceMemory {
+    /// Memory with whatever was left in it.
+    ///
+    /// # Errors
+    /// [`CudaError::Memory`] where the card has less.
+    pub fn new(context: &Context, bytes: usize) -> Result<DeviceMemory, CudaError> {
+        context.enter()?;
+        let mut pointer = 0;
+        if bytes > 0 {
+            // SAFETY: writes one pointer.
+            let status = unsafe { (context.driver().cuMemAlloc_v2)(&mut pointer, bytes) };
+            context.check_allocation("cuMemAlloc", status, bytes)?;
+        }
+        Ok(DeviceMemory { context: context.clone(), pointer, bytes })
+    }
+
+    /// Its length in bytes.
+    pub fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    /// Its first byte.
+    pub fn pointer(&self) -> DevicePtr {
+        DevicePtr(self.pointer)
+    }
+
+    /// Puts a copy of `source` to `range` into `stream`. The host memory has been read when this returns, unless it is pinned:
+    /// then it must stay as it is until the stream has passed.
+    ///
+    /// # Panics
+    /// If the lengths differ or the range ends behind the memory.
+    pub fn write(&self, range: Range<usize>, source: &[u8], stream: &Stream) -> Result<(), CudaError> {
+        let to = self.place(&range);
+        assert_eq!(range.len(), source.len(), "bytes given and asked for");
+        self.context.enter()?;
+        // SAFETY: `to` has as many bytes as `source`, both checked above.
+        let status = unsafe {
+            (self.context.driver().cuMemcpyHtoDAsync_v2)(
+                to,
+                source.as_ptr().cast::<c_void>(),
+                source.len(),
+                stream.handle,
+            )
+        };
+        self.context.check("cuMemcpyHtoDAsync", status)
+    }
+
+    /// Puts a copy of `range` to pinned memory into `stream`. It holds the values when the stream has passed.
+    ///
+    /// # Panics
+    /// If the lengths differ or the range ends behind the memory.
+    pub fn read_into(
+        &self,
+        range: Range<usize>,
+        target: &mut PinnedMemory,
+        at: usize,
+        stream: &Stream,
+    ) -> Result<(), CudaError> {
+        let from = self.place(&range);
+        let target = &mut target[at..at + range.len()];
+        self.context.enter()?;
+        // SAFETY: `target` has as many bytes as `range`, both checked above, and pinned memory stays where it is.
+        let status = unsafe {
+            (self.context.driver().cuMemcpyDtoHAsync_v2)(
+                target.as_mut_ptr().cast::<c_void>(),
+                from,
+                target.len(),
+                stream.handle,
+            )
+        };
+        self.context.check("cuMemcpyDtoHAsync", status)
+    }
+
+    /// The bytes of `range`, once everything in `stream` has run.
+    ///
+    /// # Panics
+    /// If the range ends behind the memory.
+    pub fn read(&self, range: Range<usize>, stream: &Stream) -> Result<Vec<u8>, CudaError> {
+        let from = self.place(&range);
+        let mut target = vec![0u8; range.len()];
+        self.context.enter()?;
+        // SAFETY: `target` has as many bytes as `range`, and lives until the stream has been waited for.
+        let status = unsafe {
+            (self.context.driver().cuMemcpyDtoHAsync_v2)(
+                target.as_mut_ptr().cast::<c_void>(),
+                from,
+                target.len(),
+                stream.handle,
+            )
+        };
+        // Waited for in any case: a copy may be under way into `target`.
+        let copied = self.context.check("cuMemcpyDtoHAsync", status);
+        stream.synchronize()?;
+        copied.map(|()| target)
+    }
+
+    /// Puts a fill of `range` with one byte into `stream`.
+    ///
+    /// # Panics
+    /// If the range ends behind the memory.
+    pub fn fill(&self, range: Range<usize>, byte: u8, stream: &Stream) -> Result<(), CudaError> {
+        let to = self.place(&range);
+        self.context.enter()?;
+        // SAFETY: the range lies within the memory.
+        let status = unsafe { (self.context.driver().cuMemsetD8Async)(to, byte, range.len(), stream.handle) };
+        self.context.check("cuMemsetD8Async", status)
+    }
+
+    /// Puts a copy of `from` (another span of this or other memory of the card) to `range` into `stream`.
+    ///
+    /// # Panics
+    /// If a range ends behind its memory or the lengths differ.
+    pub fn copy_from(
+        &self,
+        range: Range<usize>,
+        source: &DeviceMemory,
+        from: Range<usize>,
+        stream: &Stream,
+    ) -> Result<(), CudaError> {
+        assert_eq!(range.len(), from.len(), "bytes given and asked for");
+        let (to, from) = (self.place(&range), source.place(&from));
+        self.context.enter()?;
+        // SAFETY: both ranges lie within their memory and have one length.
+        let status =
+            unsafe { (self.context.driver().cuMemcpyDtoDAsync_v2)(to, from, range.len(), stream.handle) };
+        self.context.check("cuMemcpyDtoDAsync", status)
+    }
+
+    fn place(&self, range: &Range<usize>) -> CuDevicePtr {
+        assert!(range.start <= range.end && range.end <= self.bytes, "bytes {range:?} of {}", self.bytes);
+        self.pointer + range.start as u64
+    }
+}
+
+impl Drop for DeviceMemory {
+    fn drop(&mut self) {
+        if self.bytes > 0 && self.context.enter().is_ok() {
+            // SAFETY: allocated by `new`, freed once; the driver waits for work that uses it.
+            let status = unsafe { (self.context.driver().cuMemFree_v2)(self.pointer) };
+            self.context.release("cuMemFree", status);
+        }
+    }
+}
+
+/// Host memory that the card reads and writes itself, so that copies run beside the host; zero at first.
+pub struct PinnedMemory {
+    context: Context,
+    pointer: *mut u8,
+    bytes: usize,
+}
+
+// SAFETY: owned memory, as a boxed slice is.
+unsafe impl Send for PinnedMemory {}
+// SAFETY: as above: shared references only read.
+unsafe impl Sync for PinnedMemory {}
+
+impl PinnedMemory {
+    /// `bytes` zeros.
+    pub fn new(context: &Context, bytes: usize) -> Result<PinnedMemory, CudaError> {
+        context.enter()?;
+        let mut pointer = std::ptr::null_mut();
+        // SAFETY: writes one pointer. One byte at least, so that it is never null.
+        let status = unsafe {
+            (context.driver().cuMemHostAlloc)(&mut pointer, bytes.max(1), CU_MEMHOSTALLOC_PORTABLE)
+        };
+        context.check_allocation("cuMemHostAlloc", status, bytes)?;
+        let pointer = pointer.cast::<u8>();
+        // SAFETY: the memory is ours and has this many bytes.
+        unsafe { std::ptr::write_bytes(pointer, 0, bytes) };
+        Ok(PinnedMemory { context: context.clone(), pointer, bytes })
+    }
+}
+
+impl Deref for PinnedMemory {
+    type Target = [u8];
+    fn deref(&self) -> &[u8] {
+        // SAFETY: allocated with this many bytes, all of which were written.
+        unsafe { std::slice::from_raw_parts(self.pointer, self.bytes) }
+    }
+}
+
+impl DerefMut for PinnedMemory {
+    fn deref_mut(&mut self) -> &mut [u8] {
+        // SAFETY: as above; `self` is borrowed alone.
+        unsafe { std::slice::from_raw_parts_mut(self.pointer, self.bytes) }
+    }
+}
+
+impl Drop for PinnedMemory {
+    fn drop(&mut self) {
+        if self.context.enter().is_ok() {
+            // SAFETY: allocated by `new`, freed once.
+            let status = unsafe { (self.context.driver().cuMemFreeHost)(self.pointer.cast::<c_void>()) };
+            self.context.release("cuMemFreeHost", status);
+        }
+    }
+}

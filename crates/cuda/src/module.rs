@@ -1,0 +1,197 @@
+//! Compiled kernels on a card, and their launch.
+
+use crate::context::Context;
+use crate::error::CudaError;
+use crate::ffi::driver::{self as ffi, CuFunction, CuLaunchAttribute, CuLaunchConfig, CuModule};
+use crate::stream::Stream;
+use std::ffi::{CString, c_int, c_void};
+use std::sync::Arc;
+
+/// The kernels of one source, on a card.
+#[derive(Clone)]
+pub struct Module {
+    inner: Arc<Inner>,
+}
+
+struct Inner {
+    context: Context,
+    handle: CuModule,
+}
+
+// SAFETY: a module may be used from any thread; the driver locks what needs to be.
+unsafe impl Send for Inner {}
+// SAFETY: as above.
+unsafe impl Sync for Inner {}
+
+impl Module {
+    /// Loads a cubin.
+    pub fn load(context: &Context, cubin: &[u8]) -> Result<Module, CudaError> {
+        context.enter()?;
+        let mut handle = std::ptr::null_mut();
+        // SAFETY: an ELF image carries its own length; it comes from the compiler, whole (the cache checks it), and is copied.
+        let status =
+            unsafe { (context.driver().cuModuleLoadData)(&mut handle, cubin.as_ptr().cast::<c_void>()) };
+        context.check("cuModuleLoadData", status)?;
+        Ok(Module { inner: Arc::new(Inner { context: context.clone(), handle }) })
+    }
+
+    /// The kernel of this name (declared `extern "C"`).
+    pub fn function(&self, name: &str) -> Result<Function, CudaError> {
+        let Inner { context, handle: module } = &*self.inner;
+        let unfit =
+            || CudaError::Library { call: "cuModuleGetFunction", text: format!("no kernel {name:?}") };
+        let symbol = CString::new(name).map_err(|_| unfit())?;
+        context.enter()?;
+        let mut handle = std::ptr::null_mut();
+        // SAFETY: writes one pointer; the name ends with a zero.
+        let status = unsafe { (context.driver().cuModuleGetFunction)(&mut handle, *module, symbol.as_ptr()) };
+        context.check("cuModuleGetFunction", status).map_err(|_| unfit())?;
+        Ok(Function { module: self.clone(), handle })
+    }
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        if self.context.enter().is_ok() {
+            // SAFETY: loaded once, unloaded once; functions keep the module.
+            let status = unsafe { (self.context.driver().cuModuleUnload)(self.handle) };
+            self.context.release("cuModuleUnload", status);
+        }
+    }
+}
+
+/// A kernel.
+#[derive(Clone)]
+pub struct Function {
+    module: Module,
+    handle: CuFunction,
+}
+
+// SAFETY: as for modules.
+unsafe impl Send for Function {}
+// SAFETY: as for modules.
+unsafe impl Sync for Function {}
+
+/// What a kernel takes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FunctionInfo {
+    /// Registers a thread.
+    pub registers: u32,
+    /// Bytes of local memory a thread: spilled registers and arrays that are indexed.
+    pub local_bytes: u32,
+    /// Bytes of static shared memory a block.
+    pub shared_bytes: u32,
+}
+
+/// The shape of a launch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Launch {
+    /// Blocks along x, y, z.
+    pub grid: [u32; 3],
+    /// Threads of a block along x, y, z.
+    pub block: [u32; 3],
+    /// Bytes of dynamic shared memory a block.
+    pub shared_bytes: u32,
+    /// Blocks of a cluster along x, y, z; all ones without clusters.
+    pub cluster: [u32; 3],
+    /// Whether the kernel may start before the one before it has ended, and waits itself (`griddepcontrol`).
+    pub overlaps_previous: bool,
+}
+
+impl Launch {
+    /// A row of `blocks` blocks of `threads` threads.
+    pub fn row(blocks: u32, threads: u32) -> Launch {
+        Launch {
+            grid: [blocks, 1, 1],
+            block: [threads, 1, 1],
+            shared_bytes: 0,
+            cluster: [1; 3],
+            overlaps_previous: false,
+        }
+    }
+
+    /// The same with dynamic shared memory.
+    pub fn shared(self, bytes: u32) -> Launch {
+        Launch { shared_bytes: bytes, ..self }
+    }
+}
+
+impl Function {
+    /// What it takes.
+    pub fn info(&self) -> Result<FunctionInfo, CudaError> {
+        let attribute = |attribute: c_int| -> Result<u32, CudaError> {
+            let mut value = 0;
+            let context = self.context();
+            context.enter()?;
+            // SAFETY: writes one integer.
+            let status = unsafe { (context.driver().cuFuncGetAttribute)(&mut value, attribute, self.handle) };
+            context.check("cuFuncGetAttribute", status)?;
+            Ok(value.max(0) as u32)
+        };
+        Ok(FunctionInfo {
+            registers: attribute(ffi::FUNC_REGISTERS)?,
+            local_bytes: attribute(ffi::FUNC_LOCAL_BYTES)?,
+            shared_bytes: attribute(ffi::FUNC_SHARED_BYTES)?,
+        })
+    }
+
+    /// Lets launches ask for up to `bytes` of dynamic shared memory; needed above 48 KiB.
+    pub fn allow_shared(&self, bytes: u32) -> Result<(), CudaError> {
+        let context = self.context();
+        context.enter()?;
+        let attribute = ffi::FUNC_MAX_DYNAMIC_SHARED_BYTES;
+        // SAFETY: sets one integer, which the driver checks.
+        let status = unsafe { (context.driver().cuFuncSetAttribute)(self.handle, attribute, bytes as c_int) };
+        context.check("cuFuncSetAttribute", status)
+    }
+
+    /// Puts one run of the kernel into `stream`.
+    ///
+    /// # Safety
+    /// The kernel takes exactly one argument, by value, of the layout of `A`. The memory that it reaches through pointers in it is
+    /// the card's, lives until the run has ended, and is written by nothing else that runs at that time.
+    pub unsafe fn launch<A: Copy>(
+        &self,
+        launch: Launch,
+        arguments: &A,
+        stream: &Stream,
+    ) -> Result<(), CudaError> {
+        let context = self.context();
+        context.enter()?;
+        let mut attributes = [CuLaunchAttribute { id: 0, pad: 0, value: [0; 16] }; 2];
+        let mut count = 0;
+        if launch.cluster != [1; 3] {
+            attributes[count].id = ffi::LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION;
+            attributes[count].value[..3].copy_from_slice(&launch.cluster);
+            count += 1;
+        }
+        if launch.overlaps_previous {
+            attributes[count].id = ffi::LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION;
+            attributes[count].value[0] = 1;
+            count += 1;
+        }
+        let config = CuLaunchConfig {
+            grid: launch.grid,
+            block: launch.block,
+            shared_bytes: launch.shared_bytes,
+            stream: stream.handle,
+            attributes: attributes.as_ptr(),
+            attribute_count: count as u32,
+        };
+        let mut pointers = [std::ptr::from_ref(arguments).cast_mut().cast::<c_void>()];
+        // SAFETY: the driver copies the one argument before it returns; its layout and what it points to are the caller's promise.
+        let status = unsafe {
+            (context.driver().cuLaunchKernelEx)(
+                &config,
+                self.handle,
+                pointers.as_mut_ptr(),
+                std::ptr::null_mut(),
+            )
+        };
+        context.check("cuLaunchKernelEx", status)
+    }
+
+    fn context(&self) -> &Context {
+        &self.module.inner.context
+    }
+}

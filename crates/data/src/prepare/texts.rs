@@ -1,0 +1,143 @@
+//! The text of input files, for making a vocabulary of it: all of it, or an even sample.
+
+use std::ops::ControlFlow;
+use std::time::{Duration, Instant};
+
+use super::learn::Learning;
+use crate::error::{DataError, Result};
+use crate::input::{Compression, Documents, Format, InputFile, InputOptions, read_documents};
+use crate::tokenizer::CutRule;
+
+/// Input files that are read alike.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Texts {
+    /// The files, in their order.
+    pub inputs: Vec<InputFile>,
+    /// How documents lie in them.
+    pub options: InputOptions,
+}
+
+/// Who reads hears of it at most this often.
+const INTERVAL: Duration = Duration::from_millis(100);
+
+/// Reads the text of files piece by piece, and asks now and then whether to go on.
+pub(super) struct Reader<'t> {
+    files: Box<dyn Iterator<Item = (&'t InputFile, &'t InputOptions)> + 't>,
+    rule: CutRule,
+    open: Option<(Documents, u64)>,
+    bytes_before: u64,
+    bytes_total: u64,
+    tell: &'t dyn Fn(Learning) -> ControlFlow<()>,
+    last_told: Option<Instant>,
+}
+
+impl<'t> Reader<'t> {
+    pub(super) fn new(
+        texts: &'t [Texts],
+        rule: CutRule,
+        tell: &'t dyn Fn(Learning) -> ControlFlow<()>,
+    ) -> Reader<'t> {
+        let files = || texts.iter().flat_map(|t| t.inputs.iter().map(|input| (input, &t.options)));
+        let bytes_total = files().map(|(input, _)| input.bytes).sum();
+        Reader {
+            files: Box::new(files()),
+            rule,
+            open: None,
+            bytes_before: 0,
+            bytes_total,
+            tell,
+            last_told: None,
+        }
+    }
+
+    fn read(&mut self) -> Result<Option<String>> {
+        loop {
+            if let Some((documents, bytes)) = &mut self.open {
+                let bytes = *bytes;
+                if let Some(piece) = documents.next() {
+                    let bytes_done = self.bytes_before + documents.bytes_read().min(bytes);
+                    self.tell(bytes_done)?;
+                    return Ok(Some(piece?.text));
+                }
+                self.bytes_before += bytes;
+                self.open = None;
+            }
+            let Some((input, options)) = self.files.next() else { return Ok(None) };
+            self.open = Some((read_documents(input, options, self.rule)?, input.bytes));
+        }
+    }
+
+    fn tell(&mut self, bytes_done: u64) -> Result<()> {
+        if self.last_told.is_some_and(|last| last.elapsed() < INTERVAL) {
+            return Ok(());
+        }
+        self.last_told = Some(Instant::now());
+        match (self.tell)(Learning::Reading { bytes_done, bytes_total: self.bytes_total }) {
+            ControlFlow::Continue(()) => Ok(()),
+            ControlFlow::Break(()) => Err(DataError::Interrupted),
+        }
+    }
+}
+
+impl Iterator for Reader<'_> {
+    type Item = Result<String>;
+
+    fn next(&mut self) -> Option<Result<String>> {
+        self.read().transpose()
+    }
+}
+
+/// At most about `max_bytes` of what `reader` reads of `texts`, taken evenly from beginning to end; the same each
+/// time. Everything is read, only a part is given.
+pub(super) fn sample<'t>(
+    texts: &[Texts],
+    reader: Reader<'t>,
+    max_bytes: u64,
+) -> impl Iterator<Item = Result<String>> + use<'t> {
+    let expected: u64 = texts.iter().flat_map(|texts| &texts.inputs).map(expected_text_bytes).sum();
+    let (mut seen, mut taken) = (0_u64, 0_u64);
+    reader.filter(move |text| {
+        let Ok(text) = text else { return true };
+        seen += text.len() as u64;
+        // Taken is kept at seen * max / expected.
+        let is_due = u128::from(taken) * u128::from(expected) < u128::from(seen) * u128::from(max_bytes);
+        let is_taken = is_due && taken < max_bytes;
+        taken += if is_taken { text.len() as u64 } else { 0 };
+        is_taken
+    })
+}
+
+/// A guess of how much text a file holds; compressed text is a third to a quarter of its size.
+fn expected_text_bytes(input: &InputFile) -> u64 {
+    let is_compressed = input.compression != Compression::None || input.format == Format::Parquet;
+    if is_compressed { input.bytes * 4 } else { input.bytes }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::input::list_inputs;
+
+    #[test]
+    fn a_sample_is_even_bounded_and_the_same_each_time() {
+        let folder = tempfile::tempdir().unwrap();
+        let written: Vec<String> = (0..50).map(|file| format!("{file:02}").repeat(500)).collect();
+        for (number, text) in written.iter().enumerate() {
+            std::fs::write(folder.path().join(format!("{number:02}.txt")), text).unwrap();
+        }
+        // Spread over two sources, of which the sample is one.
+        let mut inputs = list_inputs(&[folder.path()]).unwrap();
+        let second = Texts { inputs: inputs.split_off(20), options: InputOptions::default() };
+        let texts = [Texts { inputs, options: InputOptions::default() }, second];
+        let sample = |bytes| -> Vec<String> {
+            let reader = Reader::new(&texts, CutRule::BetweenWords, &|_| ControlFlow::Continue(()));
+            sample(&texts, reader, bytes).map(Result::unwrap).collect()
+        };
+        assert_eq!(sample(1 << 20), written);
+        let tenth = sample(5_000);
+        assert_eq!(tenth.len(), 5);
+        assert_eq!(tenth, sample(5_000));
+        let files: Vec<u32> = tenth.iter().map(|text| text[..2].parse().unwrap()).collect();
+        assert!(files.windows(2).all(|pair| pair[1] - pair[0] == 10), "{files:?}");
+    }
+}

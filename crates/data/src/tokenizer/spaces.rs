@@ -1,0 +1,227 @@
+//! BPE over characters with marked spaces: the fast path for Llama 2, Mistral and what else came from SentencePiece.
+//!
+//! Such a file writes each space as ▁, puts one before the text, and merges the characters of the whole text at once;
+//! a character that it does not know becomes its bytes. It names no words, but two neighbours that stand side by side
+//! in no token are never merged, and neither is anything across them. So the text falls into runs, mostly words with
+//! the space before them, each of which is merged on its own to the ids that the whole would give.
+
+use std::collections::HashSet;
+use std::hash::BuildHasherDefault;
+
+use serde_json::Value;
+
+use super::merge::{self, Caches, FastMap, Merges, WordCache, WordHasher};
+
+/// What stands for a space.
+const MARK: char = '▁';
+
+/// A vocabulary of characters, bytes for all others, and ranked merges.
+#[derive(Debug)]
+pub(super) struct SpaceBpe {
+    chars: FastMap<char, u32>,
+    byte_ids: [u32; 256],
+    merges: Merges,
+    neighbours: Neighbours,
+    prefix: Prefix,
+    caches: Caches,
+}
+
+/// What is put before a text.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Prefix {
+    /// Nothing.
+    None,
+    /// A mark.
+    Mark,
+    /// A mark, if the text does not begin with one.
+    MarkOnce,
+}
+
+impl SpaceBpe {
+    /// Reads the vocabulary from a parsed `tokenizer.json`, or `None` where it is not of this kind.
+    pub(super) fn recognise(json: &Value) -> Option<SpaceBpe> {
+        let model = json.get("model")?;
+        let others = ["dropout", "continuing_subword_prefix", "end_of_word_suffix", "ignore_merges"];
+        let falls_back = model.get("byte_fallback").is_some_and(|fallback| fallback == true);
+        if model.get("type").is_some_and(|t| t != "BPE") || !falls_back || !merge::has_none_of(model, &others)
+        {
+            return None;
+        }
+        let (prefix, splits) = spaces(json.get("normalizer"), json.get("pre_tokenizer"))?;
+        let vocab = model.get("vocab")?.as_object()?;
+        let id_of = |token: &str| vocab.get(token)?.as_u64().and_then(|id| u32::try_from(id).ok());
+        let mut byte_ids = [0; 256];
+        for (byte, id) in byte_ids.iter_mut().enumerate() {
+            *id = id_of(&format!("<0x{byte:02X}>"))?;
+        }
+        let mut chars = FastMap::default();
+        for token in vocab.keys() {
+            let mut characters = token.chars();
+            if let (Some(only), None) = (characters.next(), characters.next()) {
+                chars.insert(only, id_of(token)?);
+            }
+        }
+        let listed = merge::listed(model)?;
+        let merges = merge::ranked(&listed, id_of)?;
+        // A byte that took part in a merge would do so whatever characters are around it.
+        let is_byte = |id: &u32| byte_ids.contains(id);
+        if merges.iter().any(|((left, right), (_, merged))| [left, right, merged].into_iter().any(is_byte)) {
+            return None;
+        }
+        let mut neighbours = Neighbours::default();
+        for (left, right) in listed {
+            let mut before = None;
+            for c in left.chars().chain(right.chars()) {
+                // A file that splits at each mark lets nothing reach over it.
+                if let Some(before) = before.filter(|_| !(splits && c == MARK)) {
+                    neighbours.insert(before, c);
+                }
+                before = Some(c);
+            }
+        }
+        Some(SpaceBpe { chars, byte_ids, merges, neighbours, prefix, caches: Caches::default() })
+    }
+
+    /// What it puts before a text.
+    pub(super) fn prefix(&self) -> Prefix {
+        self.prefix
+    }
+
+    /// Whether a token may reach over a space from what stands before it.
+    pub(super) fn joins_before_spaces(&self) -> bool {
+        self.neighbours.any(|before, after| before != MARK && after == MARK)
+    }
+
+    /// Whether a token may reach over either side of a newline.
+    pub(super) fn joins_newlines(&self) -> bool {
+        self.neighbours.any(|before, after| before == '\n' || after == '\n')
+    }
+
+    /// Appends the tokens of `text`; only what begins a document is given a prefix.
+    pub(super) fn encode(&self, text: &str, begins_document: bool, out: &mut Vec<u32>) {
+        let mut marked = String::with_capacity(text.len() + text.len() / 2);
+        let is_marked = text.starts_with([' ', MARK]);
+        let wants_mark = match self.prefix {
+            Prefix::None => false,
+            Prefix::Mark => true,
+            Prefix::MarkOnce => !is_marked,
+        };
+        if begins_document && wants_mark && !text.is_empty() {
+            marked.push(MARK);
+        }
+        marked.extend(text.chars().map(|c| if c == ' ' { MARK } else { c }));
+        self.caches.with(|cache| {
+            let mut start = 0;
+            let mut before = None;
+            for (at, c) in marked.char_indices() {
+                if before.is_some_and(|before| !self.neighbours.contains(before, c)) {
+                    self.encode_run(&marked[start..at], cache, out);
+                    start = at;
+                }
+                before = Some(c);
+            }
+            self.encode_run(&marked[start..], cache, out);
+        });
+    }
+
+    fn encode_run(&self, run: &str, cache: &mut WordCache, out: &mut Vec<u32>) {
+        let mut chars = run.chars();
+        match (chars.next(), chars.next()) {
+            (None, _) => {}
+            (Some(only), None) => self.push_char(only, out),
+            _ => cache.encode(run.as_bytes(), out, || {
+                let mut ids = Vec::with_capacity(run.len());
+                run.chars().for_each(|c| self.push_char(c, &mut ids));
+                merge::merge(ids, &self.merges)
+            }),
+        }
+    }
+
+    fn push_char(&self, c: char, out: &mut Vec<u32>) {
+        match self.chars.get(&c) {
+            Some(&id) => out.push(id),
+            None => out.extend(c.encode_utf8(&mut [0; 4]).bytes().map(|b| self.byte_ids[b as usize])),
+        }
+    }
+}
+
+/// How spaces are marked, and whether the text is split before each mark; `None` for any other treatment of text.
+fn spaces(normalizer: Option<&Value>, pre_tokenizer: Option<&Value>) -> Option<(Prefix, bool)> {
+    let is_absent = |value: Option<&Value>| value.is_none_or(Value::is_null);
+    let is = |value: &Value, kind: &str| value.get("type").is_some_and(|t| t == kind);
+    let mark = MARK.to_string();
+    if is_absent(pre_tokenizer) {
+        let normalizer = normalizer?;
+        let steps = match normalizer.get("normalizers") {
+            Some(steps) if is(normalizer, "Sequence") => steps.as_array()?.as_slice(),
+            _ => std::slice::from_ref(normalizer),
+        };
+        let prepends = |step: &Value| is(step, "Prepend") && step.get("prepend").is_some_and(|p| *p == mark);
+        let replaces = |step: &Value| {
+            is(step, "Replace")
+                && step.get("pattern").and_then(|p| p.get("String")).is_some_and(|p| p == " ")
+                && step.get("content").is_some_and(|c| *c == mark)
+        };
+        return match steps {
+            [only] if replaces(only) => Some((Prefix::None, false)),
+            [first, second] if prepends(first) && replaces(second) => Some((Prefix::Mark, false)),
+            _ => None,
+        };
+    }
+    let space = pre_tokenizer.filter(|step| is_absent(normalizer) && is(step, "Metaspace"))?;
+    if space.get("replacement").is_none_or(|r| *r != mark) {
+        return None;
+    }
+    let prefix = match space.get("prepend_scheme").and_then(Value::as_str) {
+        _ if space.get("add_prefix_space").is_some_and(|add| add == false) => Prefix::None,
+        Some("never") => Prefix::None,
+        Some("first" | "always") | None => Prefix::MarkOnce,
+        Some(_) => return None,
+    };
+    Some((prefix, space.get("split").and_then(Value::as_bool).unwrap_or(true)))
+}
+
+/// Pairs of characters that stand side by side in some token.
+#[derive(Debug)]
+struct Neighbours {
+    pairs: HashSet<(char, char), BuildHasherDefault<WordHasher>>,
+    /// The same for pairs of ASCII and the mark, which most text is made of.
+    common: Vec<bool>,
+}
+
+/// Characters in the table of common pairs.
+const SLOTS: usize = 129;
+
+impl Default for Neighbours {
+    fn default() -> Self {
+        Neighbours { pairs: HashSet::default(), common: vec![false; SLOTS * SLOTS] }
+    }
+}
+
+impl Neighbours {
+    fn insert(&mut self, before: char, after: char) {
+        self.pairs.insert((before, after));
+        if let Some(slot) = common_slot(before, after) {
+            self.common[slot] = true;
+        }
+    }
+
+    fn contains(&self, before: char, after: char) -> bool {
+        match common_slot(before, after) {
+            Some(slot) => self.common[slot],
+            None => self.pairs.contains(&(before, after)),
+        }
+    }
+
+    fn any(&self, mut is: impl FnMut(char, char) -> bool) -> bool {
+        self.pairs.iter().any(|&(before, after)| is(before, after))
+    }
+}
+
+fn common_slot(before: char, after: char) -> Option<usize> {
+    let slot = |c: char| match c {
+        MARK => Some(SLOTS - 1),
+        c => c.is_ascii().then_some(c as usize),
+    };
+    Some(slot(before)? * SLOTS + slot(after)?)
+}

@@ -1,0 +1,86 @@
+//! What the tests share: tokens in memory, the plainest stream there is.
+#![allow(dead_code, unreachable_pub, reason = "each test binary uses a part")]
+
+use std::ops::Range;
+use xtrain_data::{Result, TokenStream};
+
+/// Tokens in memory.
+#[derive(Debug, Clone)]
+pub struct MemoryTokens {
+    name: String,
+    tokens: Vec<i32>,
+    ends: Vec<u64>,
+    vocab_size: usize,
+    text_bytes: Option<u64>,
+    fingerprint: u64,
+}
+
+impl MemoryTokens {
+    /// Packs documents: each one's tokens, then `end_of_document`.
+    pub fn from_documents<D: AsRef<[u32]>>(
+        name: impl Into<String>,
+        documents: impl IntoIterator<Item = D>,
+        end_of_document: u32,
+        vocab_size: usize,
+    ) -> MemoryTokens {
+        let mut packed = MemoryTokens {
+            name: name.into(),
+            tokens: Vec::new(),
+            ends: Vec::new(),
+            vocab_size,
+            text_bytes: None,
+            fingerprint: 0,
+        };
+        for document in documents {
+            for &token in document.as_ref().iter().chain([&end_of_document]) {
+                packed.tokens.push(token as i32);
+            }
+            packed.ends.push(packed.token_count());
+        }
+        let of_tokens = xxhash_rust::xxh3::xxh3_64(bytemuck::cast_slice(&packed.tokens));
+        packed.fingerprint =
+            xxhash_rust::xxh3::xxh3_64_with_seed(bytemuck::cast_slice(&packed.ends), of_tokens);
+        packed
+    }
+
+    /// The same tokens, made from this many bytes of text.
+    #[must_use]
+    pub fn with_text_bytes(self, text_bytes: u64) -> MemoryTokens {
+        MemoryTokens { text_bytes: Some(text_bytes), ..self }
+    }
+}
+
+impl TokenStream for MemoryTokens {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn token_count(&self) -> u64 {
+        self.tokens.len() as u64
+    }
+
+    fn text_bytes(&self) -> Option<u64> {
+        self.text_bytes
+    }
+
+    fn vocab_size(&self) -> usize {
+        self.vocab_size
+    }
+
+    fn fingerprint(&self) -> u64 {
+        self.fingerprint
+    }
+
+    fn read(&self, start: u64, out: &mut [i32]) -> Result<()> {
+        let range = usize::try_from(start).ok().and_then(|start| Some(start..start.checked_add(out.len())?));
+        let tokens = range.and_then(|range| self.tokens.get(range));
+        out.copy_from_slice(tokens.expect("a read inside"));
+        Ok(())
+    }
+
+    fn document_ends(&self, range: Range<u64>, out: &mut Vec<u64>) -> Result<()> {
+        let first = self.ends.partition_point(|&end| end < range.start);
+        out.extend(self.ends[first..].iter().take_while(|&&end| end < range.end));
+        Ok(())
+    }
+}

@@ -1,0 +1,30 @@
+//! The root-mean-square norm of one row, and its backward: what the norms of rows and of heads share.
+
+use super::math::dot;
+use xtrain_tensor::Real;
+
+/// y = x * rstd * w; returns rstd = 1 / sqrt(mean(x^2) + eps).
+#[inline(always)]
+pub(crate) fn norm_row<T: Real>(x: &[T], w: &[T], eps: T, y: &mut [T]) -> T {
+    let rstd = T::ONE / (dot(x, x) / T::of(w.len() as f64) + eps).sqrt();
+    for ((y, x), w) in y.iter_mut().zip(x).zip(w) {
+        *y = *x * rstd * *w;
+    }
+    rstd
+}
+
+/// Adds dy n to `dw` and replaces dy by dx = rstd * (dy w - n mean(dy w n)), where n = x * rstd.
+#[inline(always)]
+pub(crate) fn norm_grad_row<T: Real>(x: &[T], rstd: T, w: &[T], dy: &mut [T], dw: &mut [T]) {
+    for ((dw, dy), x) in dw.iter_mut().zip(&*dy).zip(x) {
+        *dw += *dy * (*x * rstd);
+    }
+    // dy holds dy w from here on, so that the mean is a product of two rows.
+    for (dy, w) in dy.iter_mut().zip(w) {
+        *dy *= *w;
+    }
+    let along = dot(dy, x) * rstd / T::of(w.len() as f64);
+    for (dy, x) in dy.iter_mut().zip(x) {
+        *dy = rstd * (*dy - *x * rstd * along);
+    }
+}

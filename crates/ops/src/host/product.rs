@@ -1,0 +1,344 @@
+//! Matrix products of tensors as they are stored.
+//!
+//! f32 and f64 go to the GEMM library whole. bf16 is widened whole where it is small; where not, it goes there in blocks: a task widens
+//! its blocks of both factors, sums in f32, and rounds its block of the result once, so that bf16 costs no memory but that of a few
+//! blocks a thread.
+//!
+//! In either way an output is summed over [`DEPTH`] products at a time, so it depends neither on how the rest is cut nor on the rows
+//! beside it. Only one row times a matrix of weights, a [`gemv`], is summed in another order.
+
+use super::gemm::{Mat, MatMut, gemm, gemm_single};
+use super::gemv::gemv;
+use super::rows::{for_row_blocks, store_rows};
+use rayon::prelude::*;
+use std::ops::Range;
+use xtrain_tensor::formats::from_bf16;
+use xtrain_tensor::kernel::bf16;
+use xtrain_tensor::{
+    DType, Pooled, Real, Stored, TensorType, View, ViewMut, vectorized, with_real, with_stored,
+};
+
+/// A matrix to be multiplied.
+#[derive(Clone, Copy)]
+pub(crate) struct Factor<'a> {
+    view: View<'a>,
+    /// As stored.
+    rows: usize,
+    cols: usize,
+    transposed: bool,
+}
+
+/// What a product is put onto.
+#[derive(Clone, Copy)]
+pub(crate) enum Onto<'a> {
+    /// Nothing: it is assigned.
+    Nothing,
+    /// What the result holds.
+    Held,
+    /// The same row for all rows.
+    Bias(View<'a>),
+}
+
+impl<'a> Factor<'a> {
+    /// `view` as `rows` rows of `cols` elements.
+    pub(crate) fn new(view: View<'a>, rows: usize, cols: usize) -> Self {
+        assert_eq!(view.ty.numel(), rows * cols, "{} as {rows}x{cols}", view.ty);
+        Factor { view, rows, cols, transposed: false }
+    }
+
+    /// The transpose.
+    pub(crate) fn t(self) -> Self {
+        Factor { transposed: !self.transposed, ..self }
+    }
+
+    /// Rows and columns.
+    fn extents(&self) -> (usize, usize) {
+        if self.transposed { (self.cols, self.rows) } else { (self.rows, self.cols) }
+    }
+
+    /// The whole matrix over its elements in the compute type.
+    fn mat<'m, T: Real>(&self, reals: &'m [T]) -> Mat<'m, T> {
+        let stored = Mat::new(reals, self.rows, self.cols);
+        if self.transposed { stored.t() } else { stored }
+    }
+}
+
+/// c = a b, onto what `onto` says.
+pub(crate) fn product(a: Factor<'_>, b: Factor<'_>, c: &mut ViewMut<'_>, onto: Onto<'_>) {
+    let ((m, k), (b_rows, n)) = (a.extents(), b.extents());
+    assert!(k == b_rows && c.ty.numel() == m * n, "{m}x{k} times {b_rows}x{n} into {}", c.ty);
+    if m == 1 && k > 0 && b.transposed && !matches!(onto, Onto::Held) {
+        return with_stored!(b.view.ty.dtype, S => one_row::<S>(a, b, c, onto));
+    }
+    match a.view.ty.dtype {
+        DType::BF16 if (m * k).max(k * n).max(m * n) > WHOLE => in_blocks(a, b, c, onto),
+        dtype => with_real!(dtype, T => whole::<T>(a, b, c, onto)),
+    }
+}
+
+fn one_row<S: Stored>(x: Factor<'_>, w: Factor<'_>, y: &mut ViewMut<'_>, onto: Onto<'_>) {
+    let bias = bias::<S::Real>(onto);
+    let weights = w.view.stored::<S>().expect("the type it was chosen by");
+    gemv(&x.view.reals::<S::Real>(), weights, bias.as_deref(), &mut y.fresh::<S::Real>());
+}
+
+fn bias<T: Real>(onto: Onto<'_>) -> Option<Pooled<T>> {
+    let Onto::Bias(view) = onto else { return None };
+    let mut bias = Pooled::take(view.ty.numel());
+    view.widen_into(&mut bias);
+    Some(bias)
+}
+
+fn whole<T: Real>(a: Factor<'_>, b: Factor<'_>, c: &mut ViewMut<'_>, onto: Onto<'_>) {
+    let ((m, k), (_, n)) = (a.extents(), b.extents());
+    let (a_reals, b_reals) = (a.view.reals::<T>(), b.view.reals::<T>());
+    if let Some(bias) = bias::<T>(onto) {
+        for_row_blocks(m, [&mut *c], |_, [mut c]| {
+            c.fresh::<T>().chunks_exact_mut(n).for_each(|row| row.copy_from_slice(&bias));
+        });
+    }
+    let mut accumulate = !matches!(onto, Onto::Nothing);
+    let mut c = if accumulate { c.reals::<T>() } else { c.fresh::<T>() };
+    if k == 0 && !accumulate {
+        c.fill(T::ZERO);
+    }
+    let (a, b) = (a.mat(&a_reals), b.mat(&b_reals));
+    for depth in cuts(k, DEPTH, 1) {
+        let (a, b) = (a.cols_in(depth.clone()), b.t().cols_in(depth).t());
+        gemm(T::ONE, a, b, MatMut::new(&mut c, m, n), accumulate);
+        accumulate = true;
+    }
+}
+
+/// How many products are summed before they are added to the result: no more than the library would sum, whatever the machine.
+const DEPTH: usize = 512;
+
+/// Elements of bf16 up to which a factor or the result is widened whole.
+const WHOLE: usize = 1 << 20;
+
+/// The most rows and columns of a block of the result. The library works on pieces of [`ROW_UNIT`] rows and [`COL_UNIT`] columns.
+const ROWS: usize = 768;
+const COLS: usize = 256;
+const ROW_UNIT: usize = 6;
+const COL_UNIT: usize = 16;
+
+fn in_blocks(a: Factor<'_>, b: Factor<'_>, c: &mut ViewMut<'_>, onto: Onto<'_>) {
+    let ((m, k), (_, n)) = (a.extents(), b.extents());
+    let bias = bias::<f32>(onto);
+    let blocks = cut(c, cuts(m, ROWS, ROW_UNIT).collect(), cuts(n, COLS, COL_UNIT).collect());
+    blocks.into_par_iter().for_each(|block| {
+        let (rows, cols) = (block.rows.clone(), block.cols.clone());
+        let mut sums = Pooled::take(rows.len() * cols.len());
+        match &bias {
+            Some(bias) => {
+                sums.chunks_exact_mut(cols.len()).for_each(|row| row.copy_from_slice(&bias[cols.clone()]));
+            }
+            None if matches!(onto, Onto::Held) => block.read(&mut sums),
+            None if k == 0 => sums.fill(0.0),
+            None => {}
+        }
+        let mut accumulate = !matches!(onto, Onto::Nothing);
+        for depth in cuts(k, DEPTH, 1) {
+            let (a, b) = (a.widened(rows.clone(), depth.clone()), b.widened(depth, cols.clone()));
+            let sums = MatMut::new(&mut sums, rows.len(), cols.len());
+            gemm_single(1.0, a.mat(), b.mat(), sums, accumulate);
+            accumulate = true;
+        }
+        block.write(&sums);
+    });
+}
+
+/// A block of the result.
+struct Block<'a> {
+    rows: Range<usize>,
+    cols: Range<usize>,
+    dtype: DType,
+    /// Its bytes, by row.
+    target: Vec<&'a mut [u8]>,
+}
+
+impl Block<'_> {
+    fn read(&self, to: &mut [f32]) {
+        for (to, bytes) in to.chunks_exact_mut(self.cols.len()).zip(&self.target) {
+            View::new(TensorType::new(self.dtype, [self.cols.len()]), bytes).widen_into(to);
+        }
+    }
+
+    fn write(self, from: &[f32]) {
+        match self.dtype {
+            DType::BF16 => store_rows::<bf16>(from, self.cols.len(), self.target),
+            _ => store_rows::<f32>(from, self.cols.len(), self.target),
+        }
+    }
+}
+
+fn cut<'a>(c: &'a mut ViewMut<'_>, rows: Vec<Range<usize>>, cols: Vec<Range<usize>>) -> Vec<Block<'a>> {
+    let dtype = c.ty.dtype;
+    let width = cols.last().map_or(0, |cols| cols.end);
+    let mut lines = c.bytes().chunks_exact_mut(dtype.bytes(width).max(1));
+    let mut blocks: Vec<Block<'a>> = Vec::with_capacity(rows.len() * cols.len());
+    for rows in rows {
+        let first = blocks.len();
+        let of = |cols: &Range<usize>| Block {
+            rows: rows.clone(),
+            cols: cols.clone(),
+            dtype,
+            target: Vec::with_capacity(rows.len()),
+        };
+        blocks.extend(cols.iter().map(of));
+        for mut line in lines.by_ref().take(rows.len()) {
+            for block in &mut blocks[first..] {
+                let (part, rest) = line.split_at_mut(dtype.bytes(block.cols.len()));
+                block.target.push(part);
+                line = rest;
+            }
+        }
+    }
+    blocks
+}
+
+/// 0..n in as few ranges of at most `longest` as can be, of about the same length; they start at multiples of `unit`, which divides
+/// `longest`.
+fn cuts(n: usize, longest: usize, unit: usize) -> impl Iterator<Item = Range<usize>> {
+    let (units, count) = (n.div_ceil(unit), n.div_ceil(longest));
+    let at = move |i: usize| (i * units / count * unit).min(n);
+    (0..count).map(move |i| at(i)..at(i + 1))
+}
+
+/// A block of a factor, widened.
+struct Widened {
+    reals: Pooled<f32>,
+    rows: usize,
+    cols: usize,
+    transposed: bool,
+}
+
+impl Factor<'_> {
+    /// These rows and columns of a bf16 matrix.
+    fn widened(&self, rows: Range<usize>, cols: Range<usize>) -> Widened {
+        let (rows, cols) = if self.transposed { (cols, rows) } else { (rows, cols) };
+        let stored = self.view.stored::<bf16>().expect("the type it was chosen by");
+        let mut reals = Pooled::take(rows.len() * cols.len());
+        vectorized(
+            #[inline(always)]
+            || {
+                for (row, to) in rows.clone().zip(reals.chunks_exact_mut(cols.len())) {
+                    let from = &stored[row * self.cols..][cols.clone()];
+                    to.iter_mut().zip(from).for_each(|(to, from)| *to = from_bf16(*from));
+                }
+            },
+        );
+        Widened { reals, rows: rows.len(), cols: cols.len(), transposed: self.transposed }
+    }
+}
+
+impl Widened {
+    fn mat(&self) -> Mat<'_, f32> {
+        let stored = Mat::new(&self.reals, self.rows, self.cols);
+        if self.transposed { stored.t() } else { stored }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::check::{on_threads, seed};
+    use crate::run_op::normal;
+    use xtrain_tensor::HostTensor;
+
+    /// a b onto `held` or a bias, where factors are stored as they are or transposed.
+    fn made(
+        [a, b]: [&HostTensor; 2],
+        [a_t, b_t]: [bool; 2],
+        onto: Option<&HostTensor>,
+        mut c: HostTensor,
+        held: bool,
+    ) -> HostTensor {
+        fn factor(x: &HostTensor, transposed: bool) -> Factor<'_> {
+            let (rows, cols) = x.ty().shape.rows_cols();
+            let stored = Factor::new(View::new(x.ty(), x.bytes()), rows, cols);
+            if transposed { stored.t() } else { stored }
+        }
+        let bias = onto.map(|bias| Onto::Bias(View::new(bias.ty(), bias.bytes())));
+        let onto = bias.unwrap_or(if held { Onto::Held } else { Onto::Nothing });
+        let ty = c.ty();
+        product(factor(a, a_t), factor(b, b_t), &mut ViewMut::new(ty, c.bytes_mut(), held), onto);
+        c
+    }
+
+    fn transposed(x: &HostTensor) -> HostTensor {
+        let ((rows, cols), values) = (x.ty().shape.rows_cols(), x.to_f64());
+        let values: Vec<f64> = (0..rows * cols).map(|i| values[i % rows * cols + i / rows]).collect();
+        HostTensor::from_f64(TensorType::new(x.ty().dtype, [cols, rows]), &values)
+    }
+
+    fn in_f64(a: &HostTensor, b: &HostTensor) -> Vec<f64> {
+        let ((m, k), (_, n)) = (a.ty().shape.rows_cols(), b.ty().shape.rows_cols());
+        let (a, b) = (a.to_f64(), b.to_f64());
+        let at = |i: usize| (0..k).map(|l| a[i / n * k + l] * b[l * n + i % n]).sum();
+        (0..m * n).map(at).collect()
+    }
+
+    /// Sizes with one row, small ones, and those with several blocks of each kind.
+    const SIZES: [(usize, usize, usize); 6] =
+        [(7, 5, 3), (1, 300, 130), (65, 513, 33), (129, 256, 1), (1601, 17, 670), (13, 1100, 1000)];
+
+    #[test]
+    fn bf16_is_summed_in_f32_and_rounded_once() {
+        for (m, k, n) in SIZES {
+            let (a, b) = (normal(DType::BF16, [m, k], 1.0, seed()), normal(DType::BF16, [k, n], 1.0, seed()));
+            let exact = in_f64(&a, &b);
+            let empty = |dtype| {
+                let mut c = HostTensor::zeros(TensorType::new(dtype, [m, n]));
+                c.bytes_mut().fill(0xFF);
+                c
+            };
+            let (a_stored, b_stored) = (transposed(&a), transposed(&b));
+            for [a_t, b_t] in [[false, false], [true, false], [false, true]] {
+                let factors = [if a_t { &a_stored } else { &a }, if b_t { &b_stored } else { &b }];
+                let wide = made(factors, [a_t, b_t], None, empty(DType::F32), false);
+                let bar = 1e-6 * (k as f64).sqrt() + 1e-7;
+                for (found, exact) in wide.to_f64().iter().zip(&exact) {
+                    assert!(
+                        (found - exact).abs() < bar * (1.0 + exact.abs()),
+                        "{m}x{k}x{n}: {found}, {exact}"
+                    );
+                }
+                let narrow = made(factors, [a_t, b_t], None, empty(DType::BF16), false);
+                let rounded = HostTensor::from_f64(narrow.ty(), &wide.to_f64());
+                assert!(narrow.bytes() == rounded.bytes(), "{m}x{k}x{n}");
+                let added = made(factors, [a_t, b_t], None, wide.clone(), true);
+                for (found, exact) in added.to_f64().iter().zip(&exact) {
+                    assert!((found - 2.0 * exact).abs() < 3.0 * bar * (1.0 + exact.abs()), "{m}x{k}x{n}");
+                }
+            }
+            let bias = normal(DType::BF16, [n], 1.0, seed());
+            let found = made([&a, &b_stored], [false, true], Some(&bias), empty(DType::F32), false).to_f64();
+            let bias = bias.to_f64();
+            for (i, (found, exact)) in found.iter().zip(&exact).enumerate() {
+                assert!((found - exact - bias[i % n]).abs() < 1e-4, "{m}x{k}x{n}");
+            }
+        }
+    }
+
+    #[test]
+    fn neither_threads_nor_other_rows_change_a_bit_of_a_bf16_product() {
+        // As a whole it is cut into blocks; its parts are widened whole.
+        let (m, k, n) = (1600, 700, 70);
+        let (a, b) = (normal(DType::BF16, [m, k], 1.0, seed()), normal(DType::BF16, [n, k], 1.0, seed()));
+        let held = normal(DType::F32, [m, n], 1.0, seed());
+        let of = |a: &HostTensor, first: usize| {
+            let rows = a.ty().shape[0];
+            let held = &held.to_f64()[first * n..(first + rows) * n];
+            let c = HostTensor::from_f64(TensorType::new(DType::F32, [rows, n]), held);
+            made([a, &b], [false, true], None, c, true).to_f64()
+        };
+        let whole = on_threads(1, || of(&a, 0));
+        assert!(on_threads(3, || of(&a, 0)) == whole);
+        for rows in [10..33, 100..105, 171..1300] {
+            let part = &a.to_f64()[rows.start * k..rows.end * k];
+            let part = HostTensor::from_f64(TensorType::new(DType::BF16, [rows.len(), k]), part);
+            assert!(of(&part, rows.start) == whole[rows.start * n..rows.end * n], "rows {rows:?}");
+        }
+    }
+}

@@ -1,0 +1,36 @@
+//! What the backward pass makes of a trace, and what it refuses.
+
+mod common;
+
+use common::{Fun, Inserted, vector};
+use xtrain_program::backward::{BackwardError, backward};
+use xtrain_program::{Root, Tracer};
+
+#[test]
+fn a_gradient_that_would_have_to_pass_an_op_without_a_backward_is_an_error_that_names_it() {
+    let mut t = Tracer::default();
+    t.enter_block(Some(2));
+    let (x, w) = (t.input("x", vector(4)), t.parameter("w", vector(4)));
+    let hidden = t.at("first").apply(Fun("first"), &[x, w]).expect("traced")[0];
+    let cached = t.at("core").emit(Fun("cached"), &[hidden]).expect("traced")[0];
+    let loss = t.at("last").apply(Fun("last"), &[cached]).expect("traced")[0];
+    let seed = t.input("seed", vector(4));
+    let root = Root { value: loss, grad: Some(seed) };
+    let refused = backward(t.finish(), &[root], &[], &Inserted).map(|_| ()).expect_err("no backward");
+    assert_eq!(refused, BackwardError::NoBackward { site: "blocks.2.core".into(), op: "cached" });
+}
+
+#[test]
+fn an_op_without_a_backward_stands_where_no_gradient_passes() {
+    let mut t = Tracer::default();
+    let (x, w) = (t.input("x", vector(4)), t.parameter("w", vector(4)));
+    // Nothing that wants a gradient goes in: the input is prepared.
+    let prepared = t.emit(Fun("prepared"), &[x]).expect("traced")[0];
+    let loss = t.apply(Fun("loss"), &[prepared, w]).expect("traced")[0];
+    // No gradient comes out: a metric.
+    t.emit(Fun("metric"), &[loss]).expect("traced");
+    let seed = t.input("seed", vector(4));
+    let root = Root { value: loss, grad: Some(seed) };
+    let (program, _) = backward(t.finish(), &[root], &[], &Inserted).expect("a backward");
+    assert!(program.parameters[0].gradient.is_some());
+}

@@ -1,0 +1,170 @@
+//! What the programs of a run hold, checked without running them.
+
+mod common;
+
+use common::{small_model, spec};
+use std::any::Any;
+use std::collections::HashMap;
+use xtrain_model::decoder::Batch;
+use xtrain_model::{Architecture, Family, Recipe, RopeScaling};
+use xtrain_ops::adamw::AdamW;
+use xtrain_program::{Recompute, Role, Stage, Storage};
+use xtrain_train::programs::{self, TrainingSpec};
+
+/// Llama 3 8B.
+fn llama() -> Architecture {
+    Architecture {
+        dim: 4096,
+        layers: 32,
+        heads: 32,
+        kv_heads: 8,
+        head_dim: 128,
+        ffn_dim: 14336,
+        vocab_size: 128_256,
+        max_position_embeddings: 1 << 30,
+        qk_norm: false,
+        ..small_model()
+    }
+}
+
+#[test]
+fn the_arithmetic_of_a_step_is_that_of_its_products_at_any_length() {
+    for seq_len in [64, 8192, 1 << 24, 1 << 30] {
+        let model = llama();
+        let batch = Batch { sequences: 2, seq_len };
+        let program = programs::training(&spec(model.clone(), batch)).expect("a program");
+        let done = program.flops(|i| i.origin.stage != Stage::Update);
+        let tokens = (batch.sequences * seq_len) as f64;
+        let matrices: usize =
+            model.parameters().iter().filter(|p| p.decay).map(|p| p.shape.iter().product::<usize>()).sum();
+        // Three products with every matrix; two products of the causal half of the scores in the forward and five in the backward.
+        let scores = 7.0 * (model.layers * model.attention_dim()) as f64 * seq_len as f64;
+        let expected = tokens * (6.0 * matrices as f64 + scores);
+        assert!((done / expected - 1.0).abs() < 1e-12, "{done:e} instead of {expected:e} at {seq_len}");
+    }
+}
+
+/// The names of a program's constants.
+fn constants(model: &Architecture, seq_len: usize) -> Vec<String> {
+    let program =
+        programs::training(&spec(model.clone(), Batch { sequences: 1, seq_len })).expect("a program");
+    let named = |v: &xtrain_program::Value| match &v.storage {
+        Storage::Constant { name, .. } => Some(name.to_string()),
+        _ => None,
+    };
+    program.values.iter().filter_map(named).collect()
+}
+
+#[test]
+fn rotation_tables_that_differ_have_names_that_differ() {
+    let base = small_model();
+    let llama3 = |factor, low, high, context| RopeScaling::Llama3 {
+        factor,
+        low_freq_factor: low,
+        high_freq_factor: high,
+        original_max_position_embeddings: context,
+    };
+    let scaled = |rope_scaling| Architecture { rope_scaling, ..base.clone() };
+    let models = [
+        base.clone(),
+        Architecture { rope_theta: 1e5, ..base.clone() },
+        Architecture { head_dim: 8, ..base.clone() },
+        scaled(RopeScaling::Linear { factor: 2.0 }),
+        scaled(RopeScaling::Linear { factor: 4.0 }),
+        scaled(llama3(8.0, 1.0, 4.0, 8192)),
+        scaled(llama3(4.0, 1.0, 4.0, 8192)),
+        scaled(llama3(8.0, 0.5, 4.0, 8192)),
+        scaled(llama3(8.0, 1.0, 2.0, 8192)),
+        scaled(llama3(8.0, 1.0, 4.0, 4096)),
+    ];
+    let mut names: Vec<String> = models.iter().flat_map(|m| constants(m, 16)).collect();
+    names.extend(constants(&base, 17));
+    assert_eq!(names.len(), models.len() + 1, "{names:?}");
+    names.sort();
+    names.dedup();
+    assert_eq!(names.len(), models.len() + 1, "{names:?}");
+    assert_eq!(constants(&base, 16), constants(&base, 16));
+}
+
+#[test]
+fn a_linears_input_dies_before_the_gradient_of_its_size_is_born() {
+    let batch = Batch { sequences: 1, seq_len: 8192 };
+    for recompute in [Recompute::None, Recompute::Block] {
+        let spec = TrainingSpec { recompute, recipe: Recipe::Bf16, ..spec(llama(), batch) };
+        let program = programs::training(&spec).expect("a program");
+        let at = |op: &str| {
+            let found = program.instances.iter().enumerate().filter(|(_, i)| i.code.op().name() == op);
+            found.map(|(n, i)| (i.origin.to_string(), n)).collect::<HashMap<_, _>>()
+        };
+        let (wgrad, dgrad) = (at("linear_wgrad"), at("linear_dgrad"));
+        assert_eq!((wgrad.len(), dgrad.len()), (4 * 32, 4 * 32));
+        assert!(wgrad.iter().all(|(site, n)| *n < dgrad[site]), "{recompute:?}");
+    }
+}
+
+#[test]
+fn norms_are_made_again_from_sums_that_are_kept() {
+    let mut spec = TrainingSpec {
+        recompute: Recompute::Norms,
+        ..spec(small_model(), Batch { sequences: 2, seq_len: 8 })
+    };
+    spec.dropout = 0.1;
+    let program = programs::training(&spec).expect("a program");
+    let again = program.instances.iter().filter(|i| i.origin.role == Role::Recompute);
+    let mut count: HashMap<&str, usize> = HashMap::new();
+    again.for_each(|i| *count.entry(i.code.op().name()).or_default() += 1);
+    // Of each of the 3 blocks: both norms, the feed-forward's activation, the rotation with its norm. The last norm is read by the
+    // loss alone, which runs forward.
+    let expected = HashMap::from([("rms_norm", 6), ("swiglu", 3), ("qk_norm_rope", 3)]);
+    assert_eq!(count, expected);
+}
+
+#[test]
+fn what_is_traced_is_what_the_model_lists_and_decays_as_it_says() {
+    for family in [Family::Llama, Family::Qwen2, Family::Qwen3] {
+        for (tie_embeddings, qkv_bias, qk_norm) in
+            (0..8).map(|bits| (bits & 1 != 0, bits & 2 != 0, bits & 4 != 0))
+        {
+            let model = Architecture { family, tie_embeddings, qkv_bias, qk_norm, ..small_model() };
+            let mut spec = spec(model.clone(), Batch { sequences: 1, seq_len: 4 });
+            spec.optimizer.weight_decay = 0.25;
+            let program = programs::training(&spec).expect("a program");
+            let traced: Vec<(String, Vec<usize>)> = (program.parameters.iter())
+                .map(|p| (p.name.to_string(), program.ty(p.master).shape.to_vec()))
+                .collect();
+            let listed: Vec<(String, Vec<usize>)> =
+                model.parameters().into_iter().map(|p| (p.name, p.shape)).collect();
+            assert_eq!(traced, listed, "{model:?}");
+            // Options are in the order of the parameters.
+            let update = program.instances.iter().find(|i| i.code.op().name() == "adamw").expect("an update");
+            let adamw: &dyn Any = update.code.op();
+            let adamw = adamw.downcast_ref::<AdamW>().expect("it is AdamW");
+            let decay: Vec<f64> = adamw.parameters().iter().map(|p| p.weight_decay).collect();
+            let expected: Vec<f64> =
+                model.parameters().iter().map(|p| if p.decay { 0.25 } else { 0.0 }).collect();
+            assert_eq!(decay, expected, "{model:?}");
+        }
+    }
+}
+
+#[test]
+fn compute_copies_represent_their_masters_and_the_update_writes_both() {
+    let spec =
+        TrainingSpec { recipe: Recipe::Bf16, ..spec(small_model(), Batch { sequences: 1, seq_len: 4 }) };
+    let refresh = programs::weights(&spec.model, spec.recipe).expect("a program");
+    let training = programs::training(&spec).expect("a program");
+    for program in [&refresh, &training] {
+        let mut copies = 0;
+        for p in &program.parameters {
+            let represented: Vec<_> = program.representations(p.master).collect();
+            assert_eq!(represented, p.compute.into_iter().collect::<Vec<_>>(), "{}", p.name);
+            copies += represented.len();
+        }
+        // All but the norms.
+        assert_eq!(copies, 2 + 4 * 3);
+    }
+    let update = training.instances.iter().find(|i| i.code.op().name() == "adamw").expect("an update");
+    let written = |id: xtrain_program::ValueId| update.effects(&training).any(|effect| effect == id);
+    assert!(training.parameters.iter().all(|p| written(p.master) && p.compute.is_none_or(written)));
+    assert!(training.parameters.iter().all(|p| !p.gradient.is_some_and(written)));
+}

@@ -97,7 +97,7 @@ def train_and_export(xtrain, name, work):
     xtrain.run("train", HERE / "models" / f"{name}.toml", "--out", run, "--set", cache)
     bf16, sharded = work / f"{name}-bf16", work / f"{name}-sharded"
     xtrain.run("export", run, "--out", bf16, "--dtype", "bf16")
-    xtrain.run("export", run, "--out", sharded, "--dtype", "fp32", "--max-shard-mb", 1)
+    xtrain.run("export", run, "--out", sharded, "--dtype", "fp32", "--max-shard-size", "1MB")
     return run, {"fp32": run / "hf", "fp32, sharded": sharded, "bf16": bf16}
 
 

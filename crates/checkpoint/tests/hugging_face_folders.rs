@@ -126,7 +126,7 @@ proptest! {
         let dir = tempfile::tempdir()?;
         let folder = dir.path().join("a/b/model");
         let tensors = values(seed);
-        out(&folder, &tensors, &options(ExportDtype::F32, max_shard_bytes)).unwrap();
+        out(&folder, &tensors, &options(ExportDtype::Fp32, max_shard_bytes)).unwrap();
         let found = back(&folder, &names()).unwrap();
         prop_assert_eq!(bits(&found), bits(&tensors));
         prop_assert_eq!(fs::read(folder.join("config.json"))?, b"{}");
@@ -271,7 +271,7 @@ fn a_target_that_is_there_is_replaced_only_on_request_and_only_if_it_is_a_model(
     let dir = tempfile::tempdir().unwrap();
     let folder = dir.path().join("model");
     let (old, new) = (values(1), values(2));
-    let keep = options(ExportDtype::F32, 1000);
+    let keep = options(ExportDtype::Fp32, 1000);
     let replace = ExportOptions { overwrite: true, ..keep.clone() };
     fs::create_dir(&folder).unwrap();
     out(&folder, &old, &keep).expect("an empty folder may be filled");
@@ -296,8 +296,8 @@ fn a_source_that_fails_damages_nothing() {
     let dir = tempfile::tempdir().unwrap();
     let folder = dir.path().join("model");
     let old = values(3);
-    out(&folder, &old, &options(ExportDtype::F32, 60)).unwrap();
-    let replace = ExportOptions { overwrite: true, ..options(ExportDtype::F32, 60) };
+    out(&folder, &old, &options(ExportDtype::Fp32, 60)).unwrap();
+    let replace = ExportOptions { overwrite: true, ..options(ExportDtype::Fp32, 60) };
     let mut source = |name: &str| match name {
         "norm" => Err("the card is gone".into()),
         name => Ok(old[name].clone()),
@@ -315,13 +315,13 @@ fn a_swap_that_was_killed_between_its_renames_loses_nothing() {
     let dir = tempfile::tempdir().unwrap();
     let folder = dir.path().join("model");
     let old = values(4);
-    out(&folder, &old, &options(ExportDtype::F32, 1000)).unwrap();
+    out(&folder, &old, &options(ExportDtype::Fp32, 1000)).unwrap();
     // The state between the two renames: the old folder set aside, the new one not yet in place.
     fs::rename(&folder, dir.path().join("model.old-77")).unwrap();
     fs::create_dir(dir.path().join("model.tmp-77")).unwrap();
     let error = back(&folder, &names()).unwrap_err().to_string();
     assert!(error.contains("interrupted: rename") && error.contains("model.old-77"), "{error}");
-    let error = out(&folder, &values(5), &options(ExportDtype::F32, 1000)).unwrap_err().to_string();
+    let error = out(&folder, &values(5), &options(ExportDtype::Fp32, 1000)).unwrap_err().to_string();
     assert!(error.contains("exists already"), "{error}");
     assert_eq!(bits(&back(&folder, &names()).unwrap()), bits(&old));
     assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1);
@@ -347,7 +347,7 @@ fn bf16_is_lossless_where_every_weight_is_bf16_and_nothing_else_is() {
     let (bf16, f16, f32) = (StoredDtype::BF16, StoredDtype::F16, StoredDtype::F32);
     assert_eq!(of(bf16, bf16), ExportDtype::Bf16);
     for (dtype, rest) in [(f32, f32), (f16, f16), (bf16, f32), (bf16, f16)] {
-        assert_eq!(of(dtype, rest), ExportDtype::F32, "{dtype:?} {rest:?}");
+        assert_eq!(of(dtype, rest), ExportDtype::Fp32, "{dtype:?} {rest:?}");
     }
 }
 
@@ -364,7 +364,7 @@ fn can_exchange_names(folder: &Path) -> bool {
 fn readers_find_a_whole_folder_at_every_moment_of_a_replacement() {
     let dir = tempfile::tempdir().unwrap();
     let folder = dir.path().join("model");
-    let replace = ExportOptions { overwrite: true, ..options(ExportDtype::F32, 1000) };
+    let replace = ExportOptions { overwrite: true, ..options(ExportDtype::Fp32, 1000) };
     let tensors = values(8);
     out(&folder, &tensors, &replace).unwrap();
     let is_done = AtomicBool::new(false);
@@ -394,7 +394,7 @@ fn weights_that_are_not_finite_are_neither_exported_nor_imported() {
         let mut tensors = values(7);
         // Our row 4, column 1 is row 0 of their second part.
         tensors.get_mut("qkv").unwrap()[4 * 3 + 1] = bad;
-        for dtype in [ExportDtype::F32, ExportDtype::Bf16] {
+        for dtype in [ExportDtype::Fp32, ExportDtype::Bf16] {
             let error = out(&folder, &tensors, &options(dtype, 1000)).unwrap_err();
             let (text, expected) =
                 (error.to_string(), format!("tensor 'model.k.weight': element 1 of [2, 3] is {shown};"));
@@ -427,7 +427,7 @@ fn finite_weights_that_the_other_type_cannot_hold_are_named() {
     let expected = "tensor 'model.norm.weight': element 2 of [3] is -3.4028235e38, which is infinite in bf16";
     assert!(error.is_users() && text.contains(expected) && text.contains("export as fp32"), "{text}");
     assert!(!folder.exists());
-    out(&folder, &tensors, &options(ExportDtype::F32, 1000)).unwrap();
+    out(&folder, &tensors, &options(ExportDtype::Fp32, 1000)).unwrap();
     assert_eq!(bits(&back(&folder, &names()).unwrap()), bits(&tensors));
     tensors.get_mut("norm").unwrap()[2] = half::bf16::MAX.to_f32();
     let replace = ExportOptions { overwrite: true, ..options(ExportDtype::Bf16, 1000) };

@@ -43,7 +43,7 @@ fn names() -> NameMap {
 }
 
 fn overwrite() -> ExportOptions {
-    ExportOptions { dtype: ExportDtype::F32, overwrite: true, ..ExportOptions::default() }
+    ExportOptions { dtype: ExportDtype::Fp32, overwrite: true, ..ExportOptions::default() }
 }
 
 /// Not a test of its own: what the child processes of the others run.

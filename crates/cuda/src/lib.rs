@@ -7,6 +7,7 @@
 //! This crate and each op's `cuda.rs` hold all `unsafe` that concerns a device.
 //!
 //! Deliberately absent: models, programs, ops. Names of symbols and constants are NVIDIA's, from the headers of CUDA 13.0.
+#![allow(unsafe_code, reason = "it calls foreign functions with pointers")]
 
 mod cache;
 mod compiler;

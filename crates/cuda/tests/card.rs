@@ -1,4 +1,5 @@
 //! What needs a card. Without one every test counts as ignored, and the reason is printed.
+#![allow(unsafe_code, reason = "it launches kernels")]
 
 use libtest_mimic::{Arguments, Failed, Trial};
 use xtrain_cuda::{

@@ -1,19 +1,24 @@
 //! Precision recipes: named choices of the types that a program computes in.
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use xtrain_program::Precision;
 
 /// A recipe, as numerics.md defines it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Recipe {
-    /// Everything in f32.
+    /// Everything in fp32.
     Fp32,
-    /// f32 masters, gradients of parameters and moments; bf16 activations and GEMM operands, f32 sums.
+    /// Activations and the operands of matrix products in bf16, their sums in fp32. On the CPU bf16 is emulated by
+    /// rounding, which is slower than `fp32`.
     Bf16,
 }
 
 impl Recipe {
+    /// All recipes.
+    pub const ALL: [Recipe; 2] = [Recipe::Fp32, Recipe::Bf16];
+
     /// The types that the precision pass applies.
     pub const fn precision(self) -> Precision {
         match self {

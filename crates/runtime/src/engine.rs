@@ -93,9 +93,9 @@ pub enum EngineError {
         /// The type asked for.
         asked: Box<TensorType>,
     },
-    /// More memory than there is.
+    /// More memory than there is. What would need less, only the caller knows.
     #[error(
-        "the model and what it is to compute need {:.2} GiB of memory, but {}; take a smaller batch, shorter sequences or a smaller model",
+        "the model and what it is to compute need {:.2} GiB of memory, but {}",
         gib(*needed_bytes as u64),
         available_bytes.map_or("the system refuses it".to_owned(), |b| format!("{:.2} GiB are available", gib(b)))
     )]

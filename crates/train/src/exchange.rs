@@ -1,12 +1,12 @@
 //! Models in and out: Hugging Face folders to and from masters.
 
-use crate::config::{Config, ExportDtype};
+use crate::config::Config;
 use crate::run::RunError;
 use crate::run::setup::{CONFIG_FILE, GENERATION_FILE};
 use crate::weights::Weights;
 use std::path::Path;
 use xtrain_checkpoint::BoxError;
-use xtrain_checkpoint::hf::{self, ExportOptions, NameEntry, NameMap, NamePart, TiedName};
+use xtrain_checkpoint::hf::{self, ExportDtype, ExportOptions, NameEntry, NameMap, NamePart, TiedName};
 use xtrain_data::Tokenizer;
 use xtrain_model::Architecture;
 use xtrain_model::hf::{HfConfig, IGNORABLE_SUFFIXES};
@@ -28,10 +28,10 @@ impl Identity {
     }
 
     /// config.json and generation_config.json beside weights of this type.
-    fn files(&self, dtype: hf::ExportDtype) -> Vec<(String, Vec<u8>)> {
+    fn files(&self, dtype: ExportDtype) -> Vec<(String, Vec<u8>)> {
         let dtype = match dtype {
-            hf::ExportDtype::F32 => "float32",
-            hf::ExportDtype::Bf16 => "bfloat16",
+            ExportDtype::Fp32 => "float32",
+            ExportDtype::Bf16 => "bfloat16",
         };
         vec![
             (CONFIG_FILE.into(), self.config.to_json(dtype).into_bytes()),
@@ -92,10 +92,7 @@ pub fn warn_of_what_stays(folder: &Path, tokenizer: &Tokenizer) {
 
 /// The options of the export at the end of a run.
 pub fn export_options(config: &Config) -> ExportOptions {
-    let dtype = match config.checkpoint.export_dtype {
-        Some(ExportDtype::Bf16) => hf::ExportDtype::Bf16,
-        Some(ExportDtype::Fp32) | None => hf::ExportDtype::F32,
-    };
+    let dtype = config.checkpoint.export_dtype.unwrap_or(ExportDtype::Fp32);
     ExportOptions { dtype, overwrite: true, ..ExportOptions::default() }
 }
 

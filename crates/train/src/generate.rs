@@ -56,7 +56,7 @@ impl Generator {
         let mut load = |seq_len| {
             let batch = Batch { sequences: 1, seq_len };
             let program = programs::logits(weights.model(), weights.recipe(), batch, context, 1)?;
-            weights.load(program)
+            weights.load(program).map_err(|e| e.advising("ask for fewer tokens, or use a smaller model"))
         };
         let (prefill, decode) = (load(PREFILL_TOKENS)?, load(1)?);
         let logits = weights.recipe().precision().compute;

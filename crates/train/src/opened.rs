@@ -136,5 +136,6 @@ fn open_run(run: &RunFolder, which: Which, recipe: Option<Recipe>) -> Result<Ope
 }
 
 fn weights(model: xtrain_model::Architecture, recipe: Recipe) -> Result<Weights, RunError> {
-    Ok(Weights::new(engine(Device::Auto, Checks::default()), model, recipe)?)
+    let weights = Weights::new(engine(Device::Auto, Checks::default()), model, recipe);
+    Ok(weights.map_err(|e| e.advising("use a smaller model, or a machine with more memory"))?)
 }

@@ -16,6 +16,14 @@ pub enum LearnError {
     /// The engine refused something.
     #[error(transparent)]
     Engine(#[from] EngineError),
+    /// More memory than there is, and what would need less.
+    #[error("{error}; {advice}")]
+    Memory {
+        /// How much more.
+        error: EngineError,
+        /// What to ask for instead.
+        advice: &'static str,
+    },
     /// A model that makes no sense.
     #[error(
         "the model's logits contain {0}: its weights are broken, or it diverged in training; use another checkpoint or folder"
@@ -24,10 +32,18 @@ pub enum LearnError {
 }
 
 impl LearnError {
+    /// The same error; one about memory with what would need less.
+    pub(crate) fn advising(self, advice: &'static str) -> Self {
+        match self {
+            LearnError::Engine(error @ EngineError::Memory { .. }) => LearnError::Memory { error, advice },
+            other => other,
+        }
+    }
+
     /// Whether the user can mend it: too little memory, and numbers that are not finite, come from what was asked for.
     pub fn is_users(&self) -> bool {
         match self {
-            LearnError::Logits(_) => true,
+            LearnError::Logits(_) | LearnError::Memory { .. } => true,
             LearnError::Engine(e) => matches!(e, EngineError::Memory { .. } | EngineError::NonFinite { .. }),
             LearnError::Program(_) => false,
         }

@@ -1,12 +1,13 @@
 //! The verbs and their flags.
 
-use clap::builder::TypedValueParser;
-use clap::{Arg, ArgAction, Args, CommandFactory, FromArgMatches, Parser, Subcommand, ValueEnum};
-use std::fmt;
+use crate::quantity::{Count, Size};
+use clap::builder::{PossibleValuesParser, TypedValueParser};
+use clap::{Arg, ArgAction, Args, CommandFactory, FromArgMatches, Parser, Subcommand};
 use std::ops::RangeInclusive;
 use std::path::PathBuf;
-use std::str::FromStr;
+use xtrain_checkpoint::hf::{ExportDtype, ExportOptions};
 use xtrain_data::{BeginOfDocument, PrepareOptions};
+use xtrain_model::Recipe;
 
 /// Train language models: pre-train, continue and fine-tune from one run file.
 #[derive(Debug, Parser)]
@@ -155,17 +156,11 @@ pub(crate) struct ModelArgs {
     #[arg(long, conflicts_with = "step")]
     pub(crate) best: bool,
     /// Compute in this precision instead of the run's own, or fp32 for a Hugging Face folder
-    #[arg(long, value_enum)]
-    pub(crate) precision: Option<Precision>,
+    #[arg(long, value_parser = named(&Recipe::ALL, Recipe::name))]
+    pub(crate) precision: Option<Recipe>,
     /// CPU threads; 0 takes all
     #[arg(long, default_value_t = 0, value_parser = bounded(0..=1024))]
     pub(crate) threads: usize,
-}
-
-#[derive(Clone, Copy, Debug, ValueEnum)]
-pub(crate) enum Precision {
-    Fp32,
-    Bf16,
 }
 
 #[derive(Debug, Args)]
@@ -257,11 +252,11 @@ pub(crate) struct ExportArgs {
     #[arg(long, short, value_name = "FOLDER")]
     pub(crate) out: PathBuf,
     /// The element type of the weights; by default as the run's own export, or what loses nothing of a Hugging Face folder
-    #[arg(long, value_enum)]
-    pub(crate) dtype: Option<Precision>,
-    /// Bytes of a file at most, in millions
-    #[arg(long, value_name = "MB", default_value_t = 5000, value_parser = clap::value_parser!(u64).range(1..))]
-    pub(crate) max_shard_mb: u64,
+    #[arg(long, value_parser = named(&ExportDtype::ALL, ExportDtype::name))]
+    pub(crate) dtype: Option<ExportDtype>,
+    /// Bytes of a file at most: a number, or one with a unit (500MB, 4GiB)
+    #[arg(long, value_name = "SIZE", default_value_t = Size(ExportOptions::default().max_shard_bytes))]
+    pub(crate) max_shard_size: Size,
     /// Replace the folder if it is there
     #[arg(long)]
     pub(crate) overwrite: bool,
@@ -280,55 +275,16 @@ pub(crate) struct ReportArgs {
     pub(crate) out: Option<PathBuf>,
 }
 
-/// A positive number of things, written as digits with or without K, M or G behind them.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Count(pub(crate) u64);
-
-/// The suffixes, largest first.
-const UNITS: [(&str, u64); 3] = [("G", 1_000_000_000), ("M", 1_000_000), ("K", 1_000)];
-
-impl FromStr for Count {
-    type Err = &'static str;
-
-    fn from_str(text: &str) -> Result<Self, Self::Err> {
-        let suffixed = UNITS.into_iter().find_map(|(name, unit)| Some((text.strip_suffix(name)?, unit)));
-        let (digits, unit) = suffixed.unwrap_or((text, 1));
-        let count = digits.parse::<u64>().ok().and_then(|number| number.checked_mul(unit));
-        count.filter(|&count| count > 0).map(Count).ok_or("write a number from 1 on, such as 64M or 500000")
-    }
-}
-
-impl fmt::Display for Count {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match UNITS.into_iter().find(|(_, unit)| self.0.is_multiple_of(*unit)) {
-            Some((name, unit)) => write!(f, "{}{name}", self.0 / unit),
-            None => write!(f, "{}", self.0),
-        }
-    }
+/// One of `all`, by its name in run files.
+fn named<T: Copy + Send + Sync>(
+    all: &'static [T],
+    name: fn(T) -> &'static str,
+) -> impl TypedValueParser<Value = T> {
+    let parser = PossibleValuesParser::new(all.iter().map(|&value| name(value)));
+    parser.try_map(move |text| all.iter().copied().find(|&value| name(value) == text).ok_or("no such name"))
 }
 
 /// A whole number within `range`.
 fn bounded(range: RangeInclusive<u64>) -> impl TypedValueParser<Value = usize> {
     clap::value_parser!(u64).range(range).try_map(usize::try_from)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn counts_are_read_with_and_without_a_suffix_and_shown_with_one() {
-        for (text, count, shown) in [
-            ("64", 64, "64"),
-            ("64M", 64_000_000, "64M"),
-            ("1500K", 1_500_000, "1500K"),
-            ("2000M", 2_000_000_000, "2G"),
-        ] {
-            assert_eq!(text.parse(), Ok(Count(count)));
-            assert_eq!(Count(count).to_string(), shown);
-        }
-        for wrong in ["", "0", "0M", "M", "1.5M", "-1", "64m", "64 M", "99999999999999G"] {
-            assert!(wrong.parse::<Count>().is_err(), "{wrong:?}");
-        }
-    }
 }

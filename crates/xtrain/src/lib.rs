@@ -1,19 +1,78 @@
 //! The public face of xtrain: `use xtrain::prelude::*`.
 //!
-//! The crates behind it hold the logic; this one names what a program that embeds training needs.
+//! The crates behind it hold the logic; this one names what a program that embeds training needs. From a text to a model that
+//! continues it:
+//!
+//! ```
+//! use std::ops::ControlFlow;
+//! use std::path::Path;
+//! use std::sync::atomic::AtomicBool;
+//! use xtrain::prelude::*;
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let folder = tempfile::tempdir()?;
+//! let place = |name: &str| folder.path().join(name).display().to_string();
+//! std::fs::write(place("text.txt"), "to be or not to be, that is the question.\n".repeat(100))?;
+//!
+//! // A run file; paths are laid over it, so that nothing in them needs quotes.
+//! let file = b"
+//!     [model]
+//!     dim = 16
+//!     layers = 1
+//!     heads = 2
+//!     [data]
+//!     tokenizer = 'chars'
+//!     seq_len = 16
+//!     held_out = 0.0
+//!     [optimizer]
+//!     lr = 1e-2
+//!     [train]
+//!     steps = 20
+//! ";
+//! let text = |option, key, name: &str| Override::Text { option, key, text: place(name) };
+//! let paths = [
+//!     text("the text", "data.train", "text.txt"),
+//!     text("the cache", "data.cache_dir", "cache"),
+//!     text("the run folder", "train.out", "run"),
+//! ];
+//! let run = Config::parse(Path::new("example.toml"), file, &paths)?;
+//!
+//! // Set from a signal handler, `stop` saves the run and ends it; `()` watches nothing.
+//! let stop = AtomicBool::new(false);
+//! assert_eq!(train(&run, Start::New, &stop, &mut ())?, Outcome::Finished);
+//!
+//! let mut model = open(Path::new(&place("run")), Which::Latest, None)?;
+//! let prompt = model.tokenizer.encode_prompt("to be")?;
+//! let mut generator = Generator::new(&mut model.weights, prompt.len() + 10)?;
+//! let greedy = Sampling { temperature: 0.0, top_k: 0, top_p: 1.0, seed: 0 };
+//! let stop_tokens = model.tokenizer.stop_tokens().to_vec();
+//! let mut each = |_: MadeToken<'_>| ControlFlow::Continue(());
+//! let made = generator.generate(&mut model.weights, &prompt, 10, greedy, &stop_tokens, &mut each)?;
+//! println!("to be{}", model.tokenizer.decode(&made, SpecialTokens::Hide)?);
+//!
+//! // As a Hugging Face folder. The run has left one too, in `run/hf`.
+//! let options = ExportOptions { dtype: ExportDtype::Fp32, ..ExportOptions::default() };
+//! export(&mut model.weights, &model.identity, &model.tokenizer, Path::new(&place("model")), &options)?;
+//! # Ok(())
+//! # }
+//! ```
 
 /// What a program that trains or runs models needs.
 pub mod prelude {
-    pub use xtrain_data::{Dataset, Loader, Tokenizer, Validation};
+    pub use xtrain_checkpoint::hf::{ExportDtype, ExportOptions};
+    pub use xtrain_data::{Dataset, Loader, SpecialTokens, Tokenizer, Validation};
     pub use xtrain_model::{Architecture, Family, Recipe};
     pub use xtrain_program::{Plan, Program, Recompute, Tracer};
     pub use xtrain_runtime::{CpuEngine, Engine};
     pub use xtrain_tensor::{DType, HostTensor, Shape, TensorType};
-    pub use xtrain_train::config::Config;
-    pub use xtrain_train::generate::{Generator, Sampling};
+    pub use xtrain_train::config::{Config, Override, Parsed};
+    pub use xtrain_train::evaluate::{Evaluator, TextLoss, TextOptions, text as evaluate_text};
+    pub use xtrain_train::exchange::{export, import};
+    pub use xtrain_train::generate::{Generator, MadeToken, Sampling};
     pub use xtrain_train::learner::Learner;
+    pub use xtrain_train::metrics::Event;
     pub use xtrain_train::opened::{OpenedModel, Which, open};
-    pub use xtrain_train::run::{Outcome, Start, train};
+    pub use xtrain_train::run::{Notice, Observer, Outcome, RunError, Start, plan, train};
     pub use xtrain_train::weights::Weights;
 }
 

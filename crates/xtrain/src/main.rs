@@ -4,6 +4,7 @@ mod cli;
 mod commands;
 mod failure;
 mod plan_table;
+mod quantity;
 mod terminal;
 
 use failure::without_panic;

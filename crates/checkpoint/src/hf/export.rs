@@ -6,6 +6,8 @@ use std::path::{Path, PathBuf};
 
 use half::bf16;
 use rayon::prelude::*;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
 use serde_json::json;
 use xtrain_tensor::formats::narrow_bf16;
 
@@ -16,12 +18,26 @@ use crate::files::{create_folders, is_plain_name, write_new};
 use crate::tensor_file::{StoredDtype, StoredTensor, TensorFileWriter};
 
 /// The element type of exported weights.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
 pub enum ExportDtype {
-    /// As they are.
-    F32,
-    /// Rounded to nearest even.
+    /// Four bytes a weight, as they are.
+    Fp32,
+    /// Two bytes a weight, rounded to nearest even.
     Bf16,
+}
+
+impl ExportDtype {
+    /// All of them.
+    pub const ALL: [ExportDtype; 2] = [ExportDtype::Fp32, ExportDtype::Bf16];
+
+    /// Its name in run files.
+    pub const fn name(self) -> &'static str {
+        match self {
+            ExportDtype::Fp32 => "fp32",
+            ExportDtype::Bf16 => "bf16",
+        }
+    }
 }
 
 /// How a folder is exported.
@@ -90,7 +106,7 @@ fn write_weights(
     options: &ExportOptions,
 ) -> Result<()> {
     let (dtype, size) = match options.dtype {
-        ExportDtype::F32 => (StoredDtype::F32, 4),
+        ExportDtype::Fp32 => (StoredDtype::F32, 4),
         ExportDtype::Bf16 => (StoredDtype::BF16, 2),
     };
     let mut outgoing = Vec::new();
@@ -137,7 +153,7 @@ fn write_weights(
                 return Err(refused(at, format!("is {}", part[at]), fix));
             }
             match options.dtype {
-                ExportDtype::F32 => writer.write(bytemuck::cast_slice(part))?,
+                ExportDtype::Fp32 => writer.write(bytemuck::cast_slice(part))?,
                 ExportDtype::Bf16 => {
                     let rounded = rounded(part);
                     if let Some(at) = position_first(&rounded, |x| !x.is_finite()) {

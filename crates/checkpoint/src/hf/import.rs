@@ -61,7 +61,7 @@ pub fn lossless_dtype(folder: &Path, names: &NameMap) -> Result<ExportDtype> {
     let mut weights = source.names().filter(is_weight).filter_map(|name| source.get(name));
     Ok(match weights.all(|(_, tensor)| tensor.dtype == StoredDtype::BF16) {
         true => ExportDtype::Bf16,
-        false => ExportDtype::F32,
+        false => ExportDtype::Fp32,
     })
 }
 

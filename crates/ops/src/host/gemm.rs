@@ -1,4 +1,5 @@
 //! Matrix products on the CPU, through the `gemm` crate.
+#![allow(unsafe_code, reason = "the crate takes pointers and strides")]
 
 use gemm::Parallelism;
 use std::ops::Range;

@@ -4,9 +4,10 @@ use serde_json::Value as Json;
 
 use super::error::Report;
 use super::print::toml_value;
-use super::section::{Device, ExportDtype, Recipe, TokenizerChoice};
+use super::section::{Device, TokenizerChoice};
 use super::{Config, ConfigErrors, Parsed, rules};
-use xtrain_model::Architecture;
+use xtrain_checkpoint::hf::ExportDtype;
+use xtrain_model::{Architecture, Recipe};
 
 /// What the run file cannot know. The default knows nothing, which is enough for a configuration that was
 /// resolved before.
@@ -88,19 +89,17 @@ impl Parsed {
     }
 
     fn fill_run(&self, config: &mut Config, facts: &Facts) {
-        if config.precision.recipe == Recipe::Auto {
-            let gpu = facts.gpu && config.train.device != Device::Cpu;
-            config.precision.recipe = if gpu { Recipe::Bf16 } else { Recipe::Fp32 };
-        }
+        let gpu = facts.gpu && config.train.device != Device::Cpu;
+        let recipe = *config.precision.recipe.get_or_insert(if gpu { Recipe::Bf16 } else { Recipe::Fp32 });
         config.train.micro_batch_size = Some(config.train.micro_batch_size());
         config.train.out = Some(self.out());
         let eval_every = config.eval.every(config.data.has_validation_data());
         config.eval.every = Some(eval_every);
         config.eval.tokens = Some(config.eval.tokens(config.step_tokens()));
         config.checkpoint.keep_best.get_or_insert(eval_every != 0);
-        config.checkpoint.export_dtype.get_or_insert(match config.precision.recipe {
+        config.checkpoint.export_dtype.get_or_insert(match recipe {
             Recipe::Fp32 => ExportDtype::Fp32,
-            _ => ExportDtype::Bf16,
+            Recipe::Bf16 => ExportDtype::Bf16,
         });
     }
 }

@@ -113,7 +113,8 @@ pub fn text(opened: &mut OpenedModel, data: &[PathBuf], options: &TextOptions) -
     let validation = Validation::of(streams, seq_len, mask)?;
     let sequences = validation.window_count().min(options.batch_size.max(1) as u64) as usize;
     let shape = Batch { sequences, seq_len };
-    let evaluator = Evaluator::new(&mut opened.weights, shape, document_mask, LOSS_CHUNK)?;
+    let evaluator = Evaluator::new(&mut opened.weights, shape, document_mask, LOSS_CHUNK)
+        .map_err(|e| e.advising("take shorter sequences, or fewer of them at once"))?;
     let (loss, tokens) = evaluator.mean_loss(&mut opened.weights, &validation)?;
     Ok(TextLoss { loss, tokens, text_bytes, seq_len, document_mask })
 }

@@ -17,6 +17,9 @@ use std::path::Path;
 use xtrain_data::{DataError, Tokenizer};
 use xtrain_runtime::Checks;
 
+/// What needs less memory than a run that does not fit.
+const LESS: &str = "take a smaller train.micro_batch_size, a shorter data.seq_len or a smaller model";
+
 impl Run {
     /// Opens the run of `parsed`, or refuses before anything of it is made. `time_is_up` is asked while text is turned into tokens.
     pub(super) fn open(
@@ -58,7 +61,8 @@ impl Run {
             fit::check(&planned.spec, config.train.batch_size, available)?;
         }
         let checks = Checks { numerics: config.train.check_numerics, poison: false };
-        let mut learner = Learner::new(engine(config.train.device, checks), planned.spec, config.train.seed)?;
+        let mut learner = Learner::new(engine(config.train.device, checks), planned.spec, config.train.seed)
+            .map_err(|e| e.advising(LESS))?;
         if !going_on {
             // Before the folder is made: what refuses here leaves none.
             begin(&mut learner, &config)?;
@@ -102,7 +106,8 @@ impl Run {
             Some(_) => {
                 let (batch, mask, chunk) =
                     (learner.spec().batch, config.data.document_mask, config.train.loss_chunk);
-                Some(Evaluator::new(learner.weights(), batch, mask, chunk)?)
+                let evaluator = Evaluator::new(learner.weights(), batch, mask, chunk);
+                Some(evaluator.map_err(|e| e.advising(LESS))?)
             }
             None => None,
         };

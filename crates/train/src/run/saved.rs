@@ -82,7 +82,7 @@ impl Saved {
         })?;
         learner.weights().refresh()?;
         self.last = Some(checkpoint.step());
-        // A run that was killed behind its last save had no time for this.
+        // A process that was killed right after a save has left what that save was to push out.
         self.retain(config, &position)?;
         Ok(Some(position))
     }
@@ -117,10 +117,9 @@ impl Saved {
         Ok(Some(path))
     }
 
-    /// Drops the checkpoints that the configuration does not keep.
+    /// Drops the checkpoints that the configuration does not keep at this position.
     fn retain(&self, config: &Config, at: &Position) -> Result<(), RunError> {
-        let best = at.best.map(|(step, _)| step);
-        let protected: Vec<u64> = best.into_iter().chain([at.step]).collect();
+        let protected: Vec<u64> = at.best.map(|(step, _)| step).into_iter().chain([at.step]).collect();
         Ok(self.store.retain(config.checkpoint.keep_last, config.checkpoint.keep_every, &protected)?)
     }
 }

@@ -1,13 +1,13 @@
 //! From a parsed run file to what will be trained, and how.
 
 use super::{RunError, RunFolder};
-use crate::config::{Config, Facts, Parsed, Recipe, Recompute, Resolved, Source, TokenizerChoice};
+use crate::config::{Config, Facts, Parsed, Recompute, Resolved, Source, TokenizerChoice};
 use crate::programs::{OptimizerSpec, TrainingSpec};
 use std::io::ErrorKind;
 use std::ops::ControlFlow;
 use std::path::Path;
 use xtrain_data::{DataError, Dataset, InputOptions, Texts, TokenStream, Tokenizer, learn, list_inputs};
-use xtrain_model as model;
+use xtrain_model::Recipe;
 use xtrain_model::decoder::{Batch, Loss};
 use xtrain_model::hf::HfConfig;
 use xtrain_program as program;
@@ -170,7 +170,8 @@ pub(crate) fn planned(resolved: Resolved) -> Result<Planned, RunError> {
     let model = resolved.architecture.clone();
     model.validate().map_err(|error| RunError::Model { place: "[model]".into(), error })?;
     let spec = TrainingSpec {
-        recipe: recipe(c.precision.recipe),
+        // Filled in; it has no other default on the CPU.
+        recipe: c.precision.recipe.unwrap_or(Recipe::Fp32),
         batch: Batch { sequences: c.train.micro_batch_size(), seq_len: c.data.seq_len },
         document_mask: c.data.document_mask,
         loss: Loss { chunk_tokens: c.train.loss_chunk, z_loss: c.model.z_loss as f32 },
@@ -207,14 +208,6 @@ fn check_sizes(spec: &TrainingSpec) -> Result<(), RunError> {
          train.micro_batch_size for a slip",
         spec.batch.sequences, spec.batch.seq_len
     )))
-}
-
-pub(super) fn recipe(chosen: Recipe) -> model::Recipe {
-    match chosen {
-        Recipe::Bf16 => model::Recipe::Bf16,
-        // A resolved configuration has no `auto` left; on the CPU it means fp32.
-        Recipe::Fp32 | Recipe::Auto => model::Recipe::Fp32,
-    }
 }
 
 #[cfg(test)]

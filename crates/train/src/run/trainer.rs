@@ -39,7 +39,7 @@ pub enum Outcome {
     StoppedEarly,
 }
 
-/// Who watches a run: the terminal.
+/// Who watches a run: the terminal, or `()`, who does not.
 pub trait Observer {
     /// Something that happens before the first step; [`ControlFlow::Break`] stops it.
     fn notice(&mut self, notice: Notice) -> ControlFlow<()>;
@@ -51,6 +51,17 @@ pub trait Observer {
     fn event(&mut self, event: &Event, steps: u64);
     /// A file or folder was written at the end.
     fn wrote(&mut self, what: &str, path: &Path);
+}
+
+/// Watches nothing.
+impl Observer for () {
+    fn notice(&mut self, _: Notice) -> ControlFlow<()> {
+        ControlFlow::Continue(())
+    }
+    fn started(&mut self, _: &Config, _: &str, _: u64, _: u64) {}
+    fn stepped(&mut self, _: u64, _: u64) {}
+    fn event(&mut self, _: &Event, _: u64) {}
+    fn wrote(&mut self, _: &str, _: &Path) {}
 }
 
 /// Runs the run file `parsed` to its end, to its time limit, or until `stop` is set.

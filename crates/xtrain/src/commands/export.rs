@@ -1,11 +1,11 @@
 //! `xtrain export`.
 
 use super::open_model;
-use crate::cli::{ExportArgs, Precision};
+use crate::cli::ExportArgs;
 use crate::failure::Failure;
 use crate::terminal;
 use std::path::Path;
-use xtrain_checkpoint::hf::{ExportDtype, ExportOptions};
+use xtrain_checkpoint::hf::ExportOptions;
 use xtrain_train::exchange::{export, warn_of_what_stays};
 
 pub(crate) fn run(args: &ExportArgs) -> Result<(), Failure> {
@@ -18,13 +18,8 @@ pub(crate) fn run(args: &ExportArgs) -> Result<(), Failure> {
         )));
     }
     let mut opened = open_model(&args.model)?;
-    let dtype = match args.dtype {
-        Some(Precision::Fp32) => ExportDtype::F32,
-        Some(Precision::Bf16) => ExportDtype::Bf16,
-        None => opened.export_dtype,
-    };
-    let options =
-        ExportOptions { dtype, max_shard_bytes: args.max_shard_mb * 1_000_000, overwrite: args.overwrite };
+    let dtype = args.dtype.unwrap_or(opened.export_dtype);
+    let options = ExportOptions { dtype, max_shard_bytes: args.max_shard_size.0, overwrite: args.overwrite };
     if opened.step.is_none() {
         warn_of_what_stays(&args.model.model, &opened.tokenizer);
     }

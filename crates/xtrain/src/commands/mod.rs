@@ -9,23 +9,18 @@ pub(crate) mod tokenize;
 pub(crate) mod train;
 mod transcript;
 
-use crate::cli::{ModelArgs, Precision};
+use crate::cli::ModelArgs;
 use crate::failure::Failure;
 use crate::terminal;
-use xtrain_model::Recipe;
 use xtrain_train::opened::{OpenedModel, Which, open};
 
 /// Opens the model that a command names.
 fn open_model(args: &ModelArgs) -> Result<OpenedModel, Failure> {
     terminal::use_threads(args.threads)?;
-    let recipe = args.precision.map(|p| match p {
-        Precision::Fp32 => Recipe::Fp32,
-        Precision::Bf16 => Recipe::Bf16,
-    });
     let which = match args.step {
         Some(step) => Which::Step(step),
         None if args.best => Which::Best,
         None => Which::Latest,
     };
-    Ok(open(&args.model, which, recipe)?)
+    Ok(open(&args.model, which, args.precision)?)
 }

@@ -1,6 +1,6 @@
 //! Models on their way in and out.
 
-use crate::place::Place;
+use crate::place::{Place, finish};
 
 /// The `dtype` that a folder's config.json says, and the size of its weights.
 fn kind(place: &Place, folder: &str) -> (String, usize) {
@@ -46,4 +46,27 @@ fn a_model_that_is_not_there_is_told_from_one_that_is_to_be_downloaded() {
     let line =
         place.run("generate ./missing --prompt the").refuses(&["no folder ./missing", "check the path"]);
     assert!(!line.contains("download"), "{line}");
+}
+
+#[test]
+fn a_size_is_given_with_its_unit() {
+    let place = Place::new();
+    place.train("out", "--set train.steps=2");
+    place.run("export out --out parts --max-shard-size 20KB").succeeds();
+    let parts: Vec<String> =
+        place.names("parts").into_iter().filter(|name| name.ends_with(".safetensors")).collect();
+    assert!(parts.len() > 1, "{parts:?}");
+    // One tensor may be larger than a part; headers come on top.
+    assert!(parts.iter().all(|name| place.read(&format!("parts/{name}")).len() < 24_000), "{parts:?}");
+    for wrong in ["0", "many", "5 apples"] {
+        let mut command = place.command("export out --out wrong --max-shard-size");
+        command.arg(wrong);
+        let ran = finish(command, wrong);
+        assert_eq!(ran.code(), Some(2), "{wrong}");
+        assert!(
+            ran.stderr.contains("--max-shard-size") && ran.stderr.contains("500MB, 5GB or 4GiB"),
+            "{}",
+            ran.stderr
+        );
+    }
 }

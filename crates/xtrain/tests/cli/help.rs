@@ -17,7 +17,7 @@ fn every_verbs_help_has_a_summary_an_example_and_its_defaults() {
             "generate" => vec!["[default: 128]", "[default: 0.8]", "[default: 0]", "[default: 1"],
             "eval" => vec!["[default: 8]", "[default: text]", "by default 1024"],
             "tokenize" => vec!["[default: text]", "[default: 64M]"],
-            "export" => vec!["by default as the run's own export", "[default: 5000]"],
+            "export" => vec!["by default as the run's own export", "[default: 5GB]"],
             "report" => vec!["by default report.html"],
             "train" => vec!["docs/configuration.md", "--resume", "--max-time"],
             _ => vec!["docs/configuration.md", "--dump"],

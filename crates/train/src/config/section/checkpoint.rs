@@ -1,7 +1,6 @@
 //! `[checkpoint]`: when to save, what to keep, and the Hugging Face export at the end.
 
-use schemars::JsonSchema;
-use serde::{Deserialize, Serialize};
+use xtrain_checkpoint::hf::ExportDtype;
 
 section! {
     /// The keys of `[checkpoint]`. What the section is for stands at
@@ -36,14 +35,4 @@ section! {
         #[schemars(extend("x-aliases" = ["export_precision", "save_dtype"]))]
         pub export_dtype: Option<ExportDtype> = None,
     }
-}
-
-/// Number format of exported weights.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "lowercase")]
-pub enum ExportDtype {
-    /// Four bytes a weight, exactly the masters.
-    Fp32,
-    /// Two bytes a weight, the masters rounded to nearest even.
-    Bf16,
 }

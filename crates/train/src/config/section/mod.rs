@@ -46,12 +46,12 @@ mod precision;
 mod schedule;
 mod train;
 
-pub use checkpoint::{CheckpointConfig, ExportDtype};
+pub use checkpoint::CheckpointConfig;
 pub use data::{DataConfig, Source, Sources, TokenizerChoice};
 pub use eval::EvalConfig;
 pub use log::LogConfig;
 pub use model::{ModelConfig, RopeScaling};
 pub use optimizer::OptimizerConfig;
-pub use precision::{PrecisionConfig, Recipe};
+pub use precision::PrecisionConfig;
 pub use schedule::{DecayShape, ScheduleConfig, ScheduleKind};
 pub use train::{Device, Recompute, TrainConfig};

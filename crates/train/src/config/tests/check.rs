@@ -204,7 +204,7 @@ fn choices_get_the_nearest_one() {
     );
     assert_eq!(
         message("precision", "recipe = \"fp16\""),
-        "`recipe` must be \"auto\", \"fp32\" or \"bf16\", not the string \"fp16\""
+        "`recipe` must be \"fp32\" or \"bf16\", not the string \"fp16\""
     );
     assert_eq!(
         message("train", "recompute = false"),

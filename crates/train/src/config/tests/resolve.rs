@@ -2,7 +2,8 @@
 
 use super::super::*;
 use super::{MINIMAL, minimal, parse};
-use xtrain_model::{Architecture, Family, RopeScaling};
+use xtrain_checkpoint::hf::ExportDtype;
+use xtrain_model::{Architecture, Family, Recipe, RopeScaling};
 
 /// What a folder with a Qwen3-0.6B in it says.
 fn folder() -> Architecture {
@@ -160,7 +161,7 @@ fn a_vocabulary_that_nothing_tells_is_missing() {
 fn the_recipe_follows_the_device() {
     let recipe = |gpu, sets: &[&str]| {
         let config = minimal(sets).resolve(&Facts { gpu, ..Facts::default() }).unwrap().config;
-        (config.precision.recipe, config.checkpoint.export_dtype.unwrap())
+        (config.precision.recipe.unwrap(), config.checkpoint.export_dtype.unwrap())
     };
     assert_eq!(recipe(false, &[]), (Recipe::Fp32, ExportDtype::Fp32));
     assert_eq!(recipe(true, &[]), (Recipe::Bf16, ExportDtype::Bf16));

@@ -1,0 +1,112 @@
+//! Numbers with units, as options take and show them: counts as `64M`, bytes as `5GB` or `4GiB`. Without a unit they are ones and bytes.
+
+use std::fmt;
+use std::str::FromStr;
+
+/// A positive number of things, written as digits with or without K, M or G behind them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Count(pub(crate) u64);
+
+/// A positive number of bytes, written as digits with or without a decimal or binary unit behind them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Size(pub(crate) u64);
+
+/// The units of counts, largest first.
+const THOUSANDS: [(&str, u64); 3] = [("G", 1_000_000_000), ("M", 1_000_000), ("K", 1_000)];
+
+/// The units of sizes, larger ones before those that they end with.
+const BYTES: [(&str, u64); 9] = [
+    ("TB", 1_000_000_000_000),
+    ("GB", 1_000_000_000),
+    ("MB", 1_000_000),
+    ("KB", 1_000),
+    ("TiB", 1 << 40),
+    ("GiB", 1 << 30),
+    ("MiB", 1 << 20),
+    ("KiB", 1 << 10),
+    ("B", 1),
+];
+
+impl FromStr for Count {
+    type Err = &'static str;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        parse(text, &THOUSANDS).map(Count).ok_or("write a number from 1 on, such as 64M or 500000")
+    }
+}
+
+impl FromStr for Size {
+    type Err = &'static str;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        parse(text, &BYTES).map(Size).ok_or("write a number of bytes from 1 on, such as 500MB, 5GB or 4GiB")
+    }
+}
+
+impl fmt::Display for Count {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&shown(self.0, &THOUSANDS))
+    }
+}
+
+impl fmt::Display for Size {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&shown(self.0, &BYTES))
+    }
+}
+
+/// Digits with or without a unit; nothing for anything else, for 0, and for more than can be counted.
+fn parse(text: &str, units: &[(&str, u64)]) -> Option<u64> {
+    let with_unit = units.iter().find_map(|(name, unit)| Some((text.strip_suffix(name)?, *unit)));
+    let (digits, unit) = with_unit.unwrap_or((text, 1));
+    let all_digits = digits.bytes().all(|byte| byte.is_ascii_digit());
+    let number = digits.parse::<u64>().ok().filter(|_| all_digits)?.checked_mul(unit)?;
+    (number > 0).then_some(number)
+}
+
+/// The number in the first unit that it is a whole number of.
+fn shown(number: u64, units: &[(&str, u64)]) -> String {
+    match units.iter().find(|(_, unit)| number.is_multiple_of(*unit)) {
+        Some((name, unit)) => format!("{}{name}", number / unit),
+        None => number.to_string(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn counts_are_read_with_and_without_a_suffix_and_shown_with_one() {
+        for (text, count, shown) in [
+            ("64", 64, "64"),
+            ("64M", 64_000_000, "64M"),
+            ("1500K", 1_500_000, "1500K"),
+            ("2000M", 2_000_000_000, "2G"),
+        ] {
+            assert_eq!(text.parse(), Ok(Count(count)));
+            assert_eq!(Count(count).to_string(), shown);
+        }
+        for wrong in ["", "0", "0M", "M", "1.5M", "-1", "+1", "64m", "64 M", "64MB", "99999999999999G"] {
+            assert!(wrong.parse::<Count>().is_err(), "{wrong:?}");
+        }
+    }
+
+    #[test]
+    fn sizes_are_read_in_decimal_and_binary_units_and_shown_in_one() {
+        for (text, bytes, shown) in [
+            ("17", 17, "17B"),
+            ("17B", 17, "17B"),
+            ("500MB", 500_000_000, "500MB"),
+            ("5GB", 5_000_000_000, "5GB"),
+            ("4GiB", 4 << 30, "4GiB"),
+            ("2048KiB", 2 << 20, "2MiB"),
+        ] {
+            assert_eq!(text.parse(), Ok(Size(bytes)));
+            assert_eq!(Size(bytes).to_string(), shown);
+        }
+        for wrong in ["", "GB", "0GB", "-1GB", "5XB", "5 GB", "5G", "5gb", "1.5GB", "1e9", "99999999999GB"] {
+            assert!(wrong.parse::<Size>().is_err_and(|e| e.contains("5GB")), "{wrong:?}");
+        }
+    }
+}

@@ -9,7 +9,7 @@ use std::time::Instant;
 use xtrain_program::{
     Instance, KernelTable, Phase, Plan, Program, Region, StateKind, Storage, Value, ValueId, WriteMode,
 };
-use xtrain_tensor::{CpuKernel, TensorType, View, ViewMut, pooled_bytes};
+use xtrain_tensor::{CpuKernel, TensorType, View, ViewMut};
 
 /// What the interpreter checks while it runs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -257,7 +257,7 @@ impl Engine for CpuEngine {
     }
 
     fn memory_bytes(&self) -> usize {
-        self.memory.total_bytes() + pooled_bytes()
+        self.memory.total_bytes()
     }
 }
 

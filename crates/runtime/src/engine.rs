@@ -44,7 +44,7 @@ pub trait Engine: Send {
     /// Overwrites a state value.
     fn write_state(&mut self, kind: StateKind, name: &str, bytes: &[u8]) -> Result<(), EngineError>;
 
-    /// Bytes that the engine holds in all regions, and those that kernels keep to work in.
+    /// Bytes that the engine holds in all regions: what was planned. What kernels of the CPU work in beside it is not among them.
     fn memory_bytes(&self) -> usize;
 }
 

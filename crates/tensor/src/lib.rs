@@ -18,6 +18,6 @@ pub use dtype::DType;
 pub use host::{AlignedBytes, HostTensor};
 pub use kernel::{CpuKernel, Real, Reals, RealsMut, Stored, View, ViewMut};
 pub use philox::Philox;
-pub use pool::{Pooled, pooled_bytes};
+pub use pool::Pooled;
 pub use shape::{Shape, TensorType};
 pub use simd::vectorized;

@@ -4,24 +4,16 @@
 //! Capacities are powers of two. For each of them a thread keeps no more buffers than it lent at once, until it ends.
 
 use crate::Real;
-use std::mem::{size_of, take};
+use std::mem::take;
 use std::ops::{Deref, DerefMut};
-use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// The least capacity.
 const SMALLEST: usize = 256;
 
-/// Bytes of all buffers, lent or kept.
-static HELD_BYTES: AtomicUsize = AtomicUsize::new(0);
-
-/// Bytes of the buffers that kernels of this process work in or worked in, which its threads keep.
-pub fn pooled_bytes() -> usize {
-    HELD_BYTES.load(Ordering::Relaxed)
-}
-
 /// Elements to work in, given back to the thread's pool when dropped.
 pub struct Pooled<T: Real> {
-    buffer: Buffer<T>,
+    /// Its length is the capacity.
+    buffer: Vec<T>,
     len: usize,
 }
 
@@ -30,7 +22,7 @@ impl<T: Real> Pooled<T> {
     pub fn take(len: usize) -> Self {
         let capacity = len.next_power_of_two().max(SMALLEST);
         let kept = T::pool(|pool| pool.of(capacity).lend()).flatten();
-        let mut pooled = Pooled { buffer: kept.unwrap_or_else(|| Buffer::new(capacity)), len };
+        let mut pooled = Pooled { buffer: kept.unwrap_or_else(|| bytemuck::zeroed_vec(capacity)), len };
         if cfg!(debug_assertions) {
             pooled.fill(T::of(f64::NAN));
         }
@@ -47,25 +39,9 @@ impl<T: Real> Pooled<T> {
 
 impl<T: Real> Drop for Pooled<T> {
     fn drop(&mut self) {
-        let buffer = Buffer(take(&mut self.buffer.0));
+        let buffer = take(&mut self.buffer);
         // A thread that is ending has no pool any more.
-        T::pool(|pool| pool.of(buffer.0.len()).take_back(buffer));
-    }
-}
-
-/// As many elements as its capacity.
-struct Buffer<T>(Vec<T>);
-
-impl<T: Real> Buffer<T> {
-    fn new(capacity: usize) -> Self {
-        HELD_BYTES.fetch_add(capacity * size_of::<T>(), Ordering::Relaxed);
-        Buffer(bytemuck::zeroed_vec(capacity))
-    }
-}
-
-impl<T> Drop for Buffer<T> {
-    fn drop(&mut self) {
-        HELD_BYTES.fetch_sub(self.0.len() * size_of::<T>(), Ordering::Relaxed);
+        T::pool(|pool| pool.of(buffer.len()).take_back(buffer));
     }
 }
 
@@ -86,7 +62,7 @@ impl<T> Pool<T> {
 
 /// The buffers of one capacity.
 struct Shelf<T> {
-    kept: Vec<Buffer<T>>,
+    kept: Vec<Vec<T>>,
     /// How many are away.
     lent: usize,
     most_lent: usize,
@@ -94,13 +70,13 @@ struct Shelf<T> {
 
 impl<T> Shelf<T> {
     /// Counts one more as lent, and gives it if there is one.
-    fn lend(&mut self) -> Option<Buffer<T>> {
+    fn lend(&mut self) -> Option<Vec<T>> {
         self.lent += 1;
         self.most_lent = self.most_lent.max(self.lent);
         self.kept.pop()
     }
 
-    fn take_back(&mut self, buffer: Buffer<T>) {
+    fn take_back(&mut self, buffer: Vec<T>) {
         // Another thread may have lent it.
         self.lent = self.lent.saturating_sub(1);
         if self.kept.len() < self.most_lent {
@@ -112,13 +88,13 @@ impl<T> Shelf<T> {
 impl<T: Real> Deref for Pooled<T> {
     type Target = [T];
     fn deref(&self) -> &[T] {
-        &self.buffer.0[..self.len]
+        &self.buffer[..self.len]
     }
 }
 
 impl<T: Real> DerefMut for Pooled<T> {
     fn deref_mut(&mut self) -> &mut [T] {
-        &mut self.buffer.0[..self.len]
+        &mut self.buffer[..self.len]
     }
 }
 

@@ -80,7 +80,7 @@ fn random(dtype: DType, shape: [usize; 2], site: u32) -> HostTensor {
 
 fn outputs(op: &impl Op, inputs: &[&HostTensor]) -> Vec<HostTensor> {
     let types: Vec<_> = inputs.iter().map(|t| t.ty()).collect();
-    op.infer(&types).expect("valid operands").outputs.into_iter().map(HostTensor::zeros).collect()
+    op.infer(&types).expect("valid operands").into_iter().map(HostTensor::zeros).collect()
 }
 
 /// The shortest of as many runs as fit in two seconds, and the flops of one.

@@ -44,11 +44,11 @@ fn normal(dtype: DType, shape: [usize; 2], std: f32, seed: u64) -> HostTensor {
 
 fn time(what: &str, op: &dyn Op, inputs: &[&HostTensor]) {
     let types: Vec<TensorType> = inputs.iter().map(|t| t.ty()).collect();
-    let signature = op.infer(&types).expect("the operands fit");
+    let made = op.infer(&types).expect("the operands fit");
     let kernels = cpu_kernels();
     let kernel = kernels.find(op).expect("every op has a CPU kernel");
     let mut written: Vec<HostTensor> =
-        signature.outputs.iter().chain(&signature.workspace).map(|&ty| HostTensor::zeros(ty)).collect();
+        made.iter().chain(&kernel.workspace(&types)).map(|&ty| HostTensor::zeros(ty)).collect();
     let mut best = f64::INFINITY;
     for _ in 0..ROUNDS {
         let views: Vec<View<'_>> = inputs.iter().map(|t| View::new(t.ty(), t.bytes())).collect();
@@ -58,6 +58,6 @@ fn time(what: &str, op: &dyn Op, inputs: &[&HostTensor]) {
         kernel.run(&views, &mut outputs);
         best = best.min(start.elapsed().as_secs_f64());
     }
-    let gflops = op.cost(&types, &signature.outputs).flops / best / 1e9;
+    let gflops = op.cost(&types, &made).flops / best / 1e9;
     println!("  {what:24} {:9.1} ms  {gflops:7.1} GFLOP/s", best * 1e3);
 }

@@ -5,8 +5,8 @@ use crate::linear::Linear;
 use crate::registry::{Fill, Sample, SampleOp, cpu_kernels, large_samples, samples};
 use std::collections::HashMap;
 use std::sync::Arc;
-use xtrain_program::{Code, Phase, Program, Root, StateKind, Storage, Tracer, ValueId, backward};
-use xtrain_runtime::{Checks, CpuEngine, Engine, EngineError, ProgramId};
+use xtrain_program::{Code, Program, Root, StateKind, Storage, Tracer, ValueId, backward};
+use xtrain_runtime::{Checks, CpuEngine, Engine, EngineError, Part, ProgramId};
 use xtrain_tensor::{DType, HostTensor, Philox, TensorType};
 
 /// A seed that differs from run to run.
@@ -101,10 +101,9 @@ impl Case {
         for (n, t) in inputs.iter().enumerate() {
             self.engine.write_input(self.id, &format!("in{n}"), t.bytes()).expect("input");
         }
-        self.engine.run(self.id, Phase::Micro, true).expect("run");
-        (0..self.outputs.len())
-            .map(|k| self.engine.read_output(self.id, &format!("out{k}")).expect("output"))
-            .collect()
+        self.engine.run(self.id, Part::Whole).expect("run");
+        let made = self.engine.outputs(self.id).expect("outputs");
+        (0..self.outputs.len()).map(|k| made.get(&format!("out{k}")).expect("output").to_vec()).collect()
     }
 
     fn run_f64(&mut self, inputs: &[HostTensor]) -> Vec<Vec<f64>> {
@@ -224,10 +223,11 @@ fn gradients(
     for (name, _, t) in &seeds {
         engine.write_input(id, name, t.bytes()).expect("seed");
     }
-    engine.run(id, Phase::Micro, true).expect("first micro-step");
+    engine.run(id, Part::First).expect("first micro-step");
     if as_parameters {
-        engine.run(id, Phase::Micro, false).expect("next micro-step");
+        engine.run(id, Part::Next).expect("next micro-step");
     }
+    let made = engine.outputs(id).expect("outputs");
     (0..ids.len())
         .map(|n| {
             if let Some((_, name)) = parameters.iter().find(|(m, _)| *m == n) {
@@ -236,9 +236,7 @@ fn gradients(
             }
             let grad = grads[plain.iter().position(|v| *v == ids[n])?]?;
             match named.get(&grad) {
-                Some(&ty) => {
-                    Some(decode(ty, &engine.read_output(id, &format!("grad{}", grad.0)).expect("gradient")))
-                }
+                Some(&ty) => Some(decode(ty, made.get(&format!("grad{}", grad.0)).expect("gradient"))),
                 // The gradient of a sum's operand is the seed itself.
                 None => seeds.iter().find(|(_, seed, _)| *seed == grad).map(|(_, _, t)| t.to_f64()),
             }
@@ -330,7 +328,7 @@ fn a_gradient_that_overflows_where_it_is_added_is_named() {
         for (name, x) in [("first", first), ("second", 1.0), ("seed", 1e30)] {
             engine.write_input(id, name, &x.to_le_bytes()).expect("an input");
         }
-        engine.run(id, Phase::Micro, true)
+        engine.run(id, Part::Whole)
     };
     run(1.0).expect("all is finite");
     // The gradient of the second use is assigned, that of the first is added to it.

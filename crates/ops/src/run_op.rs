@@ -14,13 +14,13 @@ pub(crate) fn normal(dtype: DType, shape: impl Into<Shape>, std: f32, seed: u64)
 /// The outputs of `op`, whose memory and workspace held NaNs before.
 pub(crate) fn run(op: &(impl Op + CpuKernel), inputs: &[&HostTensor]) -> Vec<HostTensor> {
     let types: Vec<TensorType> = inputs.iter().map(|t| t.ty()).collect();
-    let signature = op.infer(&types).unwrap_or_else(|e| panic!("{op:?}: {e}"));
+    let made = op.infer(&types).unwrap_or_else(|e| panic!("{op:?}: {e}"));
     let poisoned = |&ty| {
         let mut t = HostTensor::zeros(ty);
         t.bytes_mut().fill(0xFF);
         t
     };
-    let outputs: Vec<HostTensor> = signature.outputs.iter().map(poisoned).collect();
+    let outputs: Vec<HostTensor> = made.iter().map(poisoned).collect();
     run_over(op, inputs, outputs, false)
 }
 
@@ -32,9 +32,7 @@ pub(crate) fn run_over(
     accumulate: bool,
 ) -> Vec<HostTensor> {
     let types: Vec<TensorType> = inputs.iter().map(|t| t.ty()).collect();
-    let signature = op.infer(&types).unwrap_or_else(|e| panic!("{op:?}: {e}"));
-    let mut workspace: Vec<HostTensor> =
-        signature.workspace.iter().map(|&ty| HostTensor::zeros(ty)).collect();
+    let mut workspace: Vec<HostTensor> = op.workspace(&types).into_iter().map(HostTensor::zeros).collect();
     workspace.iter_mut().for_each(|t| t.bytes_mut().fill(0xFF));
     let mut views: Vec<View<'_>> = inputs.iter().map(|t| View::new(t.ty(), t.bytes())).collect();
     for &(o, n) in op.in_place() {

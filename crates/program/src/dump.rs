@@ -33,11 +33,6 @@ impl fmt::Display for Program {
             let inputs = instance.inputs.iter().map(|v| format!("{v:?}"));
             write!(f, "  {} = ", outputs.collect::<Vec<_>>().join(", "))?;
             write!(f, "{:?}({})", instance.code.op(), inputs.collect::<Vec<_>>().join(", "))?;
-            if !instance.workspace.is_empty() {
-                let spaces: Vec<String> =
-                    instance.workspace.iter().map(|&w| self.ty(w).to_string()).collect();
-                write!(f, " using {}", spaces.join(", "))?;
-            }
             writeln!(f, "  # {} {}", instance.origin, instance.origin.role.name())?;
         }
         Ok(())

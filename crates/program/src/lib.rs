@@ -6,8 +6,9 @@
 //! Invariants:
 //! - This crate names no op and no device. Passes that insert ops are handed them ([`PassOps`]).
 //! - List order is execution order within a lane; across lanes only [`order`] says what happens before what.
-//! - Every value, and the workspace that ops declare, has a place in the [`Plan`] before the first instance runs. What a kernel takes beside
-//!   that while it runs is not in the plan: CPU kernels widen bf16 operands, transpose keys and pack blocks for GEMMs in memory of their own.
+//! - Every value, and the workspace that a device's kernels declare, has a place in the [`Plan`] before the first instance runs. What a
+//!   kernel takes beside that while it runs is not in the plan: CPU kernels widen bf16 operands, transpose keys and pack blocks for
+//!   GEMMs in memory of their own.
 
 pub mod backward;
 mod dispatch;
@@ -24,8 +25,8 @@ mod trace;
 pub use backward::{Backward, Root};
 pub use dispatch::KernelTable;
 pub use memory::{MemoryRow, MemoryTable, Purpose};
-pub use op::{Cost, Differentiable, Op, OpError, Operand, PassOps, Rebuild, Signature, Source};
-pub use plan::{Location, Plan, Region};
+pub use op::{Cost, Differentiable, Op, OpError, Operand, PassOps, Rebuild, Source};
+pub use plan::{Location, Plan, Region, WorkspaceOf};
 pub use precision::Precision;
 pub use program::{
     Code, Instance, Lane, Origin, Output, Parameter, Phase, Program, Role, Stage, StateKind, Storage, Value,

@@ -1,6 +1,6 @@
 //! The memory table: what every byte of a plan is for.
 
-use crate::plan::{Buffer, round_up};
+use crate::plan::{Buffer, Holds};
 use crate::{Instance, Program, Stage, StateKind, Storage};
 use std::collections::BTreeMap;
 
@@ -53,7 +53,7 @@ impl MemoryTable {
     pub(crate) fn of(program: &Program, buffers: &[Buffer], region_bytes: [usize; 3]) -> Self {
         let mut rows: BTreeMap<Purpose, usize> = BTreeMap::new();
         let mut peak_at = String::new();
-        let mut elsewhere = workspaces(program);
+        let mut elsewhere = workspaces(program, buffers);
         for id in program.ids() {
             let purpose = match program.value(id).storage {
                 Storage::State { kind, .. } => Purpose::State(kind),
@@ -70,7 +70,7 @@ impl MemoryTable {
                 let maker = &program.instances[b.first];
                 let stage = |i: usize| program.instances[i].origin.stage;
                 let used_later = b.users.iter().any(|&u| stage(u) == Stage::Backward);
-                let purpose = if maker.workspace.contains(&b.values[0]) {
+                let purpose = if matches!(b.holds, Holds::Workspace(_)) {
                     elsewhere.remove(&site(maker));
                     site(maker)
                 } else if stage(b.first) == Stage::Forward && used_later {
@@ -100,11 +100,14 @@ fn site(instance: &Instance) -> Purpose {
 }
 
 /// The workspace of every site, in bytes of its largest instance.
-fn workspaces(program: &Program) -> BTreeMap<Purpose, usize> {
+fn workspaces(program: &Program, buffers: &[Buffer]) -> BTreeMap<Purpose, usize> {
+    let mut by_instance: BTreeMap<usize, usize> = BTreeMap::new();
+    for b in buffers.iter().filter(|b| matches!(b.holds, Holds::Workspace(_))) {
+        *by_instance.entry(b.first).or_default() += b.bytes;
+    }
     let mut largest: BTreeMap<Purpose, usize> = BTreeMap::new();
-    for instance in program.instances.iter().filter(|i| !i.workspace.is_empty()) {
-        let bytes: usize = instance.workspace.iter().map(|&w| round_up(program.ty(w).bytes())).sum();
-        let held = largest.entry(site(instance)).or_default();
+    for (i, bytes) in by_instance {
+        let held = largest.entry(site(&program.instances[i])).or_default();
         *held = bytes.max(*held);
     }
     largest

@@ -14,8 +14,8 @@ pub trait Op: Any + Debug + Send + Sync {
     /// The op's name in dumps, traces and errors, e.g. `rms_norm`.
     fn name(&self) -> &'static str;
 
-    /// The types of the outputs and of the workspace for inputs of these types, or what is wrong with them.
-    fn infer(&self, inputs: &[TensorType]) -> Result<Signature, OpError>;
+    /// The types of the outputs for inputs of these types, those saved for the backward among them, or what is wrong with the inputs.
+    fn infer(&self, inputs: &[TensorType]) -> Result<Vec<TensorType>, OpError>;
 
     /// How the precision pass may treat an input.
     fn operand(&self, _input: usize) -> Operand {
@@ -55,22 +55,6 @@ pub trait Differentiable: Op {
     /// Emits the ops that form the gradients of the inputs from those of the outputs, and hands them to
     /// [`Backward::set_grad`].
     fn backward(&self, cx: &mut Backward<'_>) -> Result<(), OpError>;
-}
-
-/// What an op needs and makes besides its inputs.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Signature {
-    /// The outputs, those saved for the backward among them.
-    pub outputs: Vec<TensorType>,
-    /// Memory needed only while the op runs.
-    pub workspace: Vec<TensorType>,
-}
-
-impl Signature {
-    /// A signature without workspace.
-    pub fn outputs(outputs: impl Into<Vec<TensorType>>) -> Self {
-        Signature { outputs: outputs.into(), workspace: Vec::new() }
-    }
 }
 
 /// How the precision pass may treat an input.

@@ -7,13 +7,20 @@
 //! 2001.03288, section 5.2): the largest buffer first, each at the lowest offset free of conflicts.
 
 use crate::order::Order;
-use crate::{Lane, MemoryTable, Program, Storage, ValueId};
+use crate::{Lane, MemoryTable, Op, Program, Storage, ValueId};
+use xtrain_tensor::TensorType;
 use xtrain_tensor::host::ALIGN_BYTES;
+
+/// The tensors that an op's kernel works in while it runs, besides its operands: given the op and the types of its inputs. It differs
+/// from device to device, and is known without one.
+pub type WorkspaceOf<'a> = dyn Fn(&dyn Op, &[TensorType]) -> Vec<TensorType> + 'a;
 
 /// Where every value of a program lives.
 pub struct Plan {
     /// By value id. Nothing for a transient value that no instance uses.
     pub locations: Vec<Option<Location>>,
+    /// By instance: the workspace of its kernel.
+    pub workspaces: Vec<Vec<(TensorType, Location)>>,
     /// Bytes of each region, in the order of [`Region`].
     pub region_bytes: [usize; 3],
     /// What the memory is for.
@@ -25,7 +32,7 @@ pub struct Plan {
 pub struct Location {
     /// The region.
     pub region: Region,
-    /// The first byte within the region; a multiple of 64.
+    /// The first byte within the region; a multiple of [`ALIGN_BYTES`].
     pub offset: usize,
     /// The length in bytes.
     pub bytes: usize,
@@ -42,10 +49,10 @@ pub enum Region {
     Scratch,
 }
 
-/// A span of scratch that holds one value, or several that took its place one after the other.
+/// A span of scratch.
 pub(crate) struct Buffer {
     pub(crate) bytes: usize,
-    pub(crate) values: Vec<ValueId>,
+    pub(crate) holds: Holds,
     /// The first instance that writes it.
     pub(crate) first: usize,
     /// All instances that use it.
@@ -55,12 +62,20 @@ pub(crate) struct Buffer {
     done: [u32; Lane::COUNT],
 }
 
+/// What a span of scratch is for.
+pub(crate) enum Holds {
+    /// A value, or several that took its place one after the other.
+    Values(Vec<ValueId>),
+    /// A tensor of the workspace of the first user's kernel.
+    Workspace(TensorType),
+}
+
 impl Plan {
-    /// Plans `program`.
+    /// Plans `program` for a device whose kernels need `workspace`.
     ///
     /// # Panics
     /// If a transient value is read before it is written, or lives across phases: both are bugs of whoever built the program.
-    pub fn of(program: &Program) -> Self {
+    pub fn of(program: &Program, workspace: &WorkspaceOf<'_>) -> Self {
         let order = Order::of(program);
         let mut locations = vec![None; program.values.len()];
         let mut region_bytes = [0usize; 3];
@@ -78,18 +93,23 @@ impl Plan {
                 Storage::Transient => None,
             };
         }
-        let mut buffers = buffers(program, &order);
+        let mut buffers = buffers(program, &order, workspace);
         let scratch = assign(&mut buffers, &order);
         region_bytes[Region::Scratch as usize] = scratch;
+        let mut workspaces = vec![Vec::new(); program.instances.len()];
         for b in &buffers {
-            for v in &b.values {
-                let location =
-                    Location { region: Region::Scratch, offset: b.offset, bytes: program.ty(*v).bytes() };
-                locations[v.0 as usize] = Some(location);
+            let location = |bytes| Location { region: Region::Scratch, offset: b.offset, bytes };
+            match &b.holds {
+                Holds::Values(values) => {
+                    values.iter().for_each(|v| {
+                        locations[v.0 as usize] = Some(location(program.ty(*v).bytes()));
+                    });
+                }
+                Holds::Workspace(ty) => workspaces[b.first].push((*ty, location(ty.bytes()))),
             }
         }
         let memory = MemoryTable::of(program, &buffers, region_bytes);
-        Plan { locations, region_bytes, memory }
+        Plan { locations, workspaces, region_bytes, memory }
     }
 
     /// Where `value` lives.
@@ -110,12 +130,12 @@ pub(crate) fn round_up(bytes: usize) -> usize {
     bytes.next_multiple_of(ALIGN_BYTES)
 }
 
-/// The scratch buffers: one a transient value, those joined that an op computes in place of a dying input.
-fn buffers(program: &Program, order: &Order) -> Vec<Buffer> {
+/// The scratch buffers: one a transient value, those joined that an op computes in place of a dying input, and one a tensor of workspace.
+fn buffers(program: &Program, order: &Order, workspace: &WorkspaceOf<'_>) -> Vec<Buffer> {
     let mut users: Vec<Vec<usize>> = vec![Vec::new(); program.values.len()];
     for (i, instance) in program.instances.iter().enumerate() {
         let outputs = instance.outputs.iter().map(|o| o.value);
-        for v in instance.inputs.iter().copied().chain(outputs).chain(instance.workspace.iter().copied()) {
+        for v in instance.inputs.iter().copied().chain(outputs) {
             if users[v.0 as usize].last() != Some(&i) {
                 users[v.0 as usize].push(i);
             }
@@ -133,7 +153,7 @@ fn buffers(program: &Program, order: &Order) -> Vec<Buffer> {
                 instance.origin
             );
         }
-        let written = instance.outputs.iter().map(|o| o.value).chain(instance.workspace.iter().copied());
+        let written = instance.outputs.iter().map(|o| o.value);
         for (k, v) in written.enumerate().filter(|&(_, v)| transient(v)) {
             if owner[v.0 as usize].is_some() {
                 continue;
@@ -142,41 +162,47 @@ fn buffers(program: &Program, order: &Order) -> Vec<Buffer> {
                 instance.code.op().in_place().iter().find(|(o, _)| *o == k).map(|&(_, n)| instance.inputs[n]);
             let joined = source.and_then(|source| {
                 let b = owner[source.0 as usize]?;
-                let buffer = &buffers[b];
-                let dies = buffer
-                    .values
-                    .iter()
-                    .all(|w| users[w.0 as usize].iter().all(|&u| u == i || order.before(u, i)));
+                let dies = buffers[b].users.iter().all(|&u| u == i || order.before(u, i));
                 let once = instance.inputs.iter().filter(|&&w| w == source).count() == 1;
                 let fits = program.ty(source).bytes() == program.ty(v).bytes();
                 (dies && once && fits).then_some(b)
             });
             let b = joined.unwrap_or_else(|| {
                 let bytes = round_up(program.ty(v).bytes());
-                buffers.push(Buffer {
-                    bytes,
-                    values: Vec::new(),
-                    first: i,
-                    users: Vec::new(),
-                    offset: 0,
-                    done: [0; Lane::COUNT],
-                });
+                buffers.push(Buffer::new(bytes, Holds::Values(Vec::new()), i));
                 buffers.len() - 1
             });
             owner[v.0 as usize] = Some(b);
-            buffers[b].values.push(v);
+            if let Holds::Values(values) = &mut buffers[b].holds {
+                values.push(v);
+            }
             for &u in &users[v.0 as usize] {
                 assert!(
                     program.instances[u].phase == instance.phase,
                     "{v:?} lives across phases; it must be state"
                 );
-                buffers[b].users.push(u);
-                let done = &mut buffers[b].done[order.lane(u)];
-                *done = (*done).max(order.position(u) + 1);
+                buffers[b].is_used_by(u, order);
             }
+        }
+        for ty in workspace(instance.code.op(), &program.input_types(instance)) {
+            let mut buffer = Buffer::new(round_up(ty.bytes()), Holds::Workspace(ty), i);
+            buffer.is_used_by(i, order);
+            buffers.push(buffer);
         }
     }
     buffers
+}
+
+impl Buffer {
+    fn new(bytes: usize, holds: Holds, first: usize) -> Self {
+        Buffer { bytes, holds, first, users: Vec::new(), offset: 0, done: [0; Lane::COUNT] }
+    }
+
+    fn is_used_by(&mut self, instance: usize, order: &Order) {
+        self.users.push(instance);
+        let done = &mut self.done[order.lane(instance)];
+        *done = (*done).max(order.position(instance) + 1);
+    }
 }
 
 /// Gives every buffer an offset; returns the bytes of the region.

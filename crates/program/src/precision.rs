@@ -53,8 +53,8 @@ pub fn apply(program: Program, precision: Precision) -> Result<Program, TraceErr
         }
         let kept: Vec<Option<ValueId>> = instance.outputs.iter().map(|o| Some(o.value)).collect();
         let types: Vec<_> = inputs.iter().map(|&v| out.ty(v)).collect();
-        if let Ok(signature) = op.infer(&types) {
-            for (o, ty) in instance.outputs.iter().zip(&signature.outputs) {
+        if let Ok(made) = op.infer(&types) {
+            for (o, ty) in instance.outputs.iter().zip(&made) {
                 out.values[o.value.0 as usize].ty = *ty;
             }
         }

@@ -127,8 +127,6 @@ pub struct Instance {
     pub inputs: Vec<ValueId>,
     /// What it writes, in the order of the op's signature.
     pub outputs: Vec<Output>,
-    /// Memory that it needs only while it runs.
-    pub workspace: Vec<ValueId>,
     /// Where it comes from.
     pub origin: Origin,
     /// Where it runs.
@@ -326,6 +324,14 @@ impl Program {
     /// The output of this name.
     pub fn output(&self, name: &str) -> Option<ValueId> {
         self.ids().find(|&id| matches!(&self.value(id).storage, Storage::Output { name: n } if **n == *name))
+    }
+
+    /// The names and ids of all outputs.
+    pub fn outputs(&self) -> impl Iterator<Item = (Arc<str>, ValueId)> + '_ {
+        self.ids().filter_map(|id| match &self.value(id).storage {
+            Storage::Output { name } => Some((name.clone(), id)),
+            _ => None,
+        })
     }
 
     /// The values that represent `id` in another format.

@@ -215,7 +215,7 @@ impl Tracer {
     }
 }
 
-/// An instance with fresh output and workspace values, except where `targets` names the value to write.
+/// An instance with fresh output values, except where `targets` names the value to write.
 pub(crate) fn instantiate(
     program: &mut Program,
     code: Code,
@@ -230,9 +230,9 @@ pub(crate) fn instantiate(
         operands: types.iter().map(TensorType::to_string).collect::<Vec<_>>().join(", "),
         error,
     };
-    let signature = code.op().infer(&types).map_err(fail)?;
-    let mut outputs = Vec::with_capacity(signature.outputs.len());
-    for (k, &ty) in signature.outputs.iter().enumerate() {
+    let made = code.op().infer(&types).map_err(fail)?;
+    let mut outputs = Vec::with_capacity(made.len());
+    for (k, &ty) in made.iter().enumerate() {
         let value = match targets.get(k).copied().flatten() {
             Some(target) if program.ty(target) == ty => target,
             Some(target) => {
@@ -245,7 +245,6 @@ pub(crate) fn instantiate(
         };
         outputs.push(Output { value, mode: WriteMode::Assign });
     }
-    let workspace = signature.workspace.iter().map(|&ty| program.add_value(ty, Storage::Transient)).collect();
     let phase = origin.stage.phase();
-    Ok(Instance { code, inputs: inputs.to_vec(), outputs, workspace, origin, lane: Lane::Compute, phase })
+    Ok(Instance { code, inputs: inputs.to_vec(), outputs, origin, lane: Lane::Compute, phase })
 }

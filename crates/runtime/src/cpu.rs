@@ -1,13 +1,15 @@
 //! The CPU interpreter: walks the list and calls each op's CPU kernel on the planned memory.
 
 use crate::available::available_bytes;
+use crate::engine::{Promise, output_places};
 use crate::memory::{Memory, SCRATCH, Span};
-use crate::{Engine, EngineError, Profile, ProgramId, StateEntry};
+use crate::{Engine, EngineError, Outputs, Part, Profile, ProgramId, StateEntry, Ticket};
 use std::collections::HashMap;
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::Instant;
 use xtrain_program::{
-    Instance, KernelTable, Phase, Plan, Program, Region, StateKind, Storage, Value, ValueId, WriteMode,
+    Instance, KernelTable, Location, Op, Plan, Program, Region, StateKind, Storage, Value, ValueId, WriteMode,
 };
 use xtrain_tensor::{CpuKernel, TensorType, View, ViewMut};
 
@@ -45,6 +47,17 @@ struct Loaded {
     program: Program,
     /// By value id.
     spans: Vec<Option<Span>>,
+    /// By instance: the workspace of its kernel.
+    workspaces: Vec<Vec<(TensorType, Span)>>,
+    /// The names of the outputs, and where each lies among them.
+    outputs: Arc<Vec<(Arc<str>, Range<usize>)>>,
+}
+
+/// The workspace that an op's kernel needs on the CPU; a plan for one takes it.
+pub fn cpu_workspace(
+    kernels: &KernelTable<dyn CpuKernel>,
+) -> impl Fn(&dyn Op, &[TensorType]) -> Vec<TensorType> {
+    |op, inputs| kernels.find(op).map(|kernel| kernel.workspace(inputs)).unwrap_or_default()
 }
 
 impl CpuEngine {
@@ -136,17 +149,17 @@ impl CpuEngine {
     }
 
     fn run_instance(&mut self, id: ProgramId, index: usize, first: bool) -> Result<(), EngineError> {
-        let Loaded { program, spans } = &self.programs[id.0];
+        let Loaded { program, spans, workspaces, .. } = &self.programs[id.0];
         let instance = &program.instances[index];
         let op = instance.code.op();
         let span = |v: ValueId| spans[v.0 as usize].expect("every operand is planned");
         let kernel = self.kernels.find(op).ok_or_else(|| no_kernel(instance))?;
         let started = self.profile.is_some().then(Instant::now);
 
-        let written: Vec<(ValueId, WriteMode)> = (instance.outputs.iter().map(|o| (o.value, o.mode)))
-            .chain(instance.workspace.iter().map(|&w| (w, WriteMode::Assign)))
-            .collect();
-        let writes: Vec<Span> = written.iter().map(|&(v, _)| span(v)).collect();
+        let outputs = instance.outputs.iter().map(|o| (program.ty(o.value), o.mode, span(o.value)));
+        let workspace = workspaces[index].iter().map(|&(ty, span)| (ty, WriteMode::Assign, span));
+        let written: Vec<(TensorType, WriteMode, Span)> = outputs.chain(workspace).collect();
+        let writes: Vec<Span> = written.iter().map(|&(.., span)| span).collect();
         let mut over = vec![false; instance.inputs.len()];
         for &(o, n) in op.in_place() {
             over[n] = true;
@@ -156,10 +169,10 @@ impl CpuEngine {
             }
         }
         if self.checks.poison {
-            for (k, &(v, mode)) in written.iter().enumerate() {
+            for (k, &(ty, mode, span)) in written.iter().enumerate() {
                 let holds_input = op.in_place().iter().any(|&(p, _)| p == k);
-                if !mode.accumulates(first) && !holds_input && program.ty(v).dtype.is_float() {
-                    self.memory.get_mut(writes[k]).fill(0xFF);
+                if !mode.accumulates(first) && !holds_input && ty.dtype.is_float() {
+                    self.memory.get_mut(span).fill(0xFF);
                 }
             }
         }
@@ -174,7 +187,7 @@ impl CpuEngine {
             })
             .collect();
         let mut outputs: Vec<ViewMut<'_>> = (written.iter().zip(lent))
-            .map(|(&(v, mode), bytes)| ViewMut::new(program.ty(v), bytes, mode.accumulates(first)))
+            .map(|(&(ty, mode, _), bytes)| ViewMut::new(ty, bytes, mode.accumulates(first)))
             .collect();
         kernel.run(&inputs, &mut outputs);
 
@@ -198,44 +211,62 @@ impl Engine for CpuEngine {
             let most = self.work_bytes.entry(op.name()).or_default();
             *most = work.max(*most);
         }
-        let plan = Plan::of(&program);
+        let plan = Plan::of(&program, &cpu_workspace(&self.kernels));
         let region = |r: Region| plan.region_bytes[r as usize];
         let io = self.make_room(&program, region(Region::Io), region(Region::Scratch))?;
+        let within = |chunk, at: Location| Span { chunk, offset: at.offset, bytes: at.bytes };
         let place = |id: ValueId| {
             let location = plan.locations[id.0 as usize]?;
             Some(match location.region {
                 Region::State => self.state[self.by_key[&state_key(program.value(id))?]].2,
-                Region::Io => Span { chunk: io, offset: location.offset, bytes: location.bytes },
-                Region::Scratch => Span { chunk: SCRATCH, offset: location.offset, bytes: location.bytes },
+                Region::Io => within(io, location),
+                Region::Scratch => within(SCRATCH, location),
             })
         };
         let spans = program.ids().map(place).collect();
-        self.programs.push(Loaded { program, spans });
+        let workspace = |of: &Vec<(TensorType, Location)>| {
+            of.iter().map(|&(ty, location)| (ty, within(SCRATCH, location))).collect()
+        };
+        let workspaces = plan.workspaces.iter().map(workspace).collect();
+        let outputs = Arc::new(output_places(&program));
+        self.programs.push(Loaded { program, spans, workspaces, outputs });
         Ok(ProgramId(self.programs.len() - 1))
     }
 
     fn write_input(&mut self, program: ProgramId, name: &str, bytes: &[u8]) -> Result<(), EngineError> {
-        let Loaded { program, spans } = &self.programs[program.0];
+        let Loaded { program, spans, .. } = &self.programs[program.0];
         let unknown = || EngineError::Unknown { what: "input", name: name.into() };
         let id = program.input(name).ok_or_else(unknown)?;
         let span = spans[id.0 as usize].ok_or_else(unknown)?;
         write(&mut self.memory, name, program.ty(id), span, bytes)
     }
 
-    fn run(&mut self, program: ProgramId, phase: Phase, first: bool) -> Result<(), EngineError> {
+    fn run(&mut self, program: ProgramId, part: Part) -> Result<(), EngineError> {
         for index in 0..self.programs[program.0].program.instances.len() {
-            if self.programs[program.0].program.instances[index].phase == phase {
-                self.run_instance(program, index, first)?;
+            if part.includes(self.programs[program.0].program.instances[index].phase) {
+                self.run_instance(program, index, part.is_first())?;
             }
         }
         Ok(())
     }
 
-    fn read_output(&mut self, program: ProgramId, name: &str) -> Result<Vec<u8>, EngineError> {
-        let Loaded { program, spans } = &self.programs[program.0];
-        let span = program.output(name).and_then(|id| spans[id.0 as usize]);
-        let span = span.ok_or_else(|| EngineError::Unknown { what: "output", name: name.into() })?;
-        Ok(self.memory.get(span).to_vec())
+    fn fetch(&mut self, program: ProgramId) -> Result<Ticket, EngineError> {
+        let Loaded { program, spans, outputs, .. } = &self.programs[program.0];
+        let mut bytes = Vec::new();
+        for (_, id) in program.outputs() {
+            let span = spans[id.0 as usize].expect("every output is planned");
+            bytes.extend_from_slice(self.memory.get(span));
+        }
+        Ok(Ticket(Promise::Kept(Outputs { bytes, places: outputs.clone() })))
+    }
+
+    fn is_ready(&self, _: &Ticket) -> Result<bool, EngineError> {
+        Ok(true)
+    }
+
+    fn collect(&mut self, ticket: Ticket) -> Result<Outputs, EngineError> {
+        let Promise::Kept(outputs) = ticket.0;
+        Ok(outputs)
     }
 
     fn state_entries(&self) -> Vec<StateEntry> {

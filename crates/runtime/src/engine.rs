@@ -1,7 +1,9 @@
 //! What a trainer sees of an executor.
 
+use std::ops::Range;
+use std::sync::Arc;
 use thiserror::Error;
-use xtrain_program::{Phase, Program, StateKind};
+use xtrain_program::{Phase, Program, StateKind, ValueId};
 use xtrain_tensor::TensorType;
 
 /// A program that an engine has loaded.
@@ -19,6 +21,71 @@ pub struct StateEntry {
     pub ty: TensorType,
 }
 
+/// What of a program is run at once.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Part {
+    /// All of it: an optimizer step with a single micro-step, or a program without an update.
+    Whole,
+    /// The first of several micro-steps.
+    First,
+    /// A micro-step after the first.
+    Next,
+    /// The update after the last micro-step.
+    Update,
+}
+
+impl Part {
+    /// Whether the instances of `phase` are among it.
+    pub fn includes(self, phase: Phase) -> bool {
+        match self {
+            Part::Whole => true,
+            Part::First | Part::Next => phase == Phase::Micro,
+            Part::Update => phase == Phase::Update,
+        }
+    }
+
+    /// Whether what accumulates over micro-steps begins anew.
+    pub fn is_first(self) -> bool {
+        matches!(self, Part::Whole | Part::First)
+    }
+}
+
+/// Outputs of a program, on their way to the host.
+pub struct Ticket(pub(crate) Promise);
+
+pub(crate) enum Promise {
+    /// They are here.
+    Kept(Outputs),
+}
+
+/// The outputs of a program as they were when they were fetched.
+#[derive(Clone, Debug)]
+pub struct Outputs {
+    pub(crate) bytes: Vec<u8>,
+    /// By name.
+    pub(crate) places: Arc<Vec<(Arc<str>, Range<usize>)>>,
+}
+
+impl Outputs {
+    /// The bytes of the output called `name`.
+    pub fn get(&self, name: &str) -> Result<&[u8], EngineError> {
+        let place = self.places.iter().find(|(n, _)| **n == *name).map(|(_, place)| place.clone());
+        let unknown = || EngineError::Unknown { what: "output", name: name.into() };
+        Ok(&self.bytes[place.ok_or_else(unknown)?])
+    }
+}
+
+/// Where each output lies when all of them stand one behind the other in the program's order.
+pub(crate) fn output_places(program: &Program) -> Vec<(Arc<str>, Range<usize>)> {
+    let mut end = 0;
+    let place = |(name, id): (Arc<str>, ValueId)| {
+        let begin = end;
+        end += program.ty(id).bytes();
+        (name, begin..end)
+    };
+    program.outputs().map(place).collect()
+}
+
 /// An executor: memory for state, which all its programs share by (kind, name), and the means to run them.
 ///
 /// Programs that use the same state must agree on its type. Scratch memory is shared, so nothing transient outlives a `run`.
@@ -26,14 +93,26 @@ pub trait Engine: Send {
     /// Plans a program and gives it memory; state that is not there yet starts as zeros.
     fn load(&mut self, program: Program) -> Result<ProgramId, EngineError>;
 
-    /// Writes the program's input called `name`.
+    /// Writes the program's input called `name`, for the runs that follow.
     fn write_input(&mut self, program: ProgramId, name: &str, bytes: &[u8]) -> Result<(), EngineError>;
 
-    /// Runs the instances of `phase`; `first` says whether this is the first micro-step of an optimizer step.
-    fn run(&mut self, program: ProgramId, phase: Phase, first: bool) -> Result<(), EngineError>;
+    /// Runs a part of the program, or puts it in line to be run: what goes wrong in it may be told by a later call.
+    fn run(&mut self, program: ProgramId, part: Part) -> Result<(), EngineError>;
 
-    /// Reads the program's output called `name`.
-    fn read_output(&mut self, program: ProgramId, name: &str) -> Result<Vec<u8>, EngineError>;
+    /// Has the program's outputs copied as the runs before leave them, without waiting.
+    fn fetch(&mut self, program: ProgramId) -> Result<Ticket, EngineError>;
+
+    /// Whether they are there, so that [`Engine::collect`] does not wait.
+    fn is_ready(&self, ticket: &Ticket) -> Result<bool, EngineError>;
+
+    /// The fetched outputs, waited for.
+    fn collect(&mut self, ticket: Ticket) -> Result<Outputs, EngineError>;
+
+    /// The program's outputs as the runs before leave them, waited for.
+    fn outputs(&mut self, program: ProgramId) -> Result<Outputs, EngineError> {
+        let ticket = self.fetch(program)?;
+        self.collect(ticket)
+    }
 
     /// All state values, in the order in which they were first loaded.
     fn state_entries(&self) -> Vec<StateEntry>;

@@ -1,6 +1,6 @@
 //! Executors: they run any program and name no op.
 //!
-//! [`Engine`] is what a trainer sees of one: memory that programs share by name, inputs to write, phases to run, outputs to read.
+//! [`Engine`] is what a trainer sees of one: memory that programs share by name, inputs to write, parts to run, outputs to read.
 //! [`CpuEngine`] interprets the list with the CPU kernels.
 
 mod available;
@@ -10,6 +10,6 @@ mod memory;
 mod profile;
 
 pub use available::{available_bytes, total_bytes};
-pub use cpu::{Checks, CpuEngine};
-pub use engine::{Engine, EngineError, ProgramId, StateEntry};
+pub use cpu::{Checks, CpuEngine, cpu_workspace};
+pub use engine::{Engine, EngineError, Outputs, Part, ProgramId, StateEntry, Ticket};
 pub use profile::{Profile, ProfileRow};

@@ -7,7 +7,7 @@ use half::bf16;
 
 /// The alignment of every buffer in host memory, and of every tensor inside an arena: a cache line, and what the
 /// widest vector loads want.
-pub const ALIGN_BYTES: usize = 64;
+pub const ALIGN_BYTES: usize = 256;
 
 #[derive(Clone, Copy, Pod, Zeroable)]
 #[repr(C, align(64))]

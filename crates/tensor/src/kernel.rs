@@ -19,8 +19,13 @@ const BLOCK: usize = 32 * 1024;
 /// How an op is computed on the CPU: the specification that every other kernel is compared with.
 pub trait CpuKernel: Send + Sync {
     /// Computes all outputs from the inputs. Shapes and types are what the op's `infer` accepted and returned; after the outputs come
-    /// the tensors of the workspace, with whatever was left in them.
+    /// the tensors of the [`workspace`](CpuKernel::workspace), with whatever was left in them.
     fn run(&self, inputs: &[View<'_>], outputs: &mut [ViewMut<'_>]);
+
+    /// The tensors that a run works in, which are planned with the operands.
+    fn workspace(&self, _inputs: &[TensorType]) -> Vec<TensorType> {
+        Vec::new()
+    }
 
     /// Bytes that a run on this many threads works in besides its operands and their workspace, at most, as far as they grow with the
     /// inputs. What is left out is bounded: a few blocks of some MiB a thread.

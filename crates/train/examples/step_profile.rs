@@ -6,8 +6,8 @@ use std::path::Path;
 use std::sync::Arc;
 use xtrain_data::Batch;
 use xtrain_model::decoder::io;
-use xtrain_program::{Phase, StateKind};
-use xtrain_runtime::{CpuEngine, Engine};
+use xtrain_program::StateKind;
+use xtrain_runtime::{CpuEngine, Engine, Part};
 use xtrain_tensor::Philox;
 use xtrain_train::config::Config;
 use xtrain_train::programs::{self, update_io};
@@ -44,8 +44,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         if step == warm {
             engine.start_profile();
         }
-        engine.run(id, Phase::Micro, true)?;
-        engine.run(id, Phase::Update, true)?;
+        engine.run(id, Part::Whole)?;
     }
     let rows = engine.profile().map(|p| p.rows()).unwrap_or_default();
     let total: f64 = rows.iter().map(|r| r.time.as_secs_f64()).sum();

@@ -3,7 +3,8 @@
 use crate::config::Device;
 use crate::programs;
 use std::sync::Arc;
-use xtrain_runtime::{Checks, CpuEngine, Engine};
+use xtrain_program::{Plan, Program};
+use xtrain_runtime::{Checks, CpuEngine, Engine, cpu_workspace};
 
 /// An engine on `device`, empty, that makes these checks.
 pub fn engine(device: Device, checks: Checks) -> Box<dyn Engine> {
@@ -14,4 +15,9 @@ pub fn engine(device: Device, checks: Checks) -> Box<dyn Engine> {
             Box::new(engine)
         }
     }
+}
+
+/// Where everything of `program` would live on an engine.
+pub fn plan(program: &Program) -> Plan {
+    Plan::of(program, &cpu_workspace(&programs::cpu_kernels()))
 }

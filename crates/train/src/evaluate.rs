@@ -11,8 +11,7 @@ use serde::{Deserialize, Serialize};
 use std::ops::ControlFlow;
 use xtrain_data::{Batch as TokenBatch, Validation};
 use xtrain_model::decoder::{Batch, io};
-use xtrain_program::Phase;
-use xtrain_runtime::{Engine, EngineError, ProgramId};
+use xtrain_runtime::{Engine, EngineError, Part, ProgramId};
 
 /// The forward program of one batch shape.
 #[derive(Clone, Copy, Debug)]
@@ -39,8 +38,8 @@ impl Evaluator {
     pub fn loss_sum(&self, weights: &mut Weights, batch: &TokenBatch) -> Result<f64, LearnError> {
         let engine = weights.engine();
         feed(engine, self.id, batch, self.document_mask, 1)?;
-        engine.run(self.id, Phase::Micro, true)?;
-        Ok(bytemuck::pod_read_unaligned::<f32>(&engine.read_output(self.id, io::LOSS)?).into())
+        engine.run(self.id, Part::Whole)?;
+        Ok(bytemuck::pod_read_unaligned::<f32>(engine.outputs(self.id)?.get(io::LOSS)?).into())
     }
 
     /// The mean cross-entropy of all targets of `validation`, in nats, and how many they are.

@@ -7,8 +7,7 @@ use crate::programs;
 use crate::weights::{LearnError, Weights};
 use std::ops::ControlFlow;
 use xtrain_model::decoder::{Batch, Context, io};
-use xtrain_program::Phase;
-use xtrain_runtime::ProgramId;
+use xtrain_runtime::{Part, ProgramId};
 use xtrain_tensor::{DType, Philox};
 
 /// Tokens of the prompt that one prefill run takes.
@@ -104,9 +103,9 @@ impl Generator {
             engine.write_input(id, io::TOKENS, bytemuck::cast_slice(&ids))?;
             engine.write_input(id, io::POSITIONS, bytemuck::cast_slice(&positions))?;
             engine.write_input(id, io::ROWS, bytemuck::bytes_of(&(chunk.len() as i32 - 1)))?;
-            engine.run(id, Phase::Micro, true)?;
+            engine.run(id, Part::Whole)?;
             self.held.extend(chunk);
-            logits = engine.read_output(id, io::LOGITS)?;
+            logits = engine.outputs(id)?.get(io::LOGITS)?.to_vec();
         }
         let ty = xtrain_tensor::TensorType::new(self.logits, [self.vocab_size]);
         let mut host = xtrain_tensor::HostTensor::zeros(ty);

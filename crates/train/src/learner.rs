@@ -5,8 +5,8 @@ use crate::programs::{self, TrainingSpec, update_io};
 use crate::weights::{LearnError, Weights};
 use xtrain_data::Batch as TokenBatch;
 use xtrain_model::decoder::io;
-use xtrain_program::{Phase, StateKind};
-use xtrain_runtime::{Engine, EngineError, ProgramId, StateEntry};
+use xtrain_program::StateKind;
+use xtrain_runtime::{Engine, EngineError, Part, ProgramId, StateEntry, Ticket};
 
 /// What a step reports.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -17,6 +17,19 @@ pub struct StepResult {
     pub grad_norm: f64,
     /// Whether a non-finite value made the update do nothing.
     pub skipped: bool,
+}
+
+/// An optimizer step to be made.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Step {
+    /// The number of the attempted step, from 0: what dropout draws by.
+    pub number: u64,
+    /// The learning rate.
+    pub lr: f64,
+    /// Targets of the whole global batch that are not ignored.
+    pub valid_targets: usize,
+    /// Micro-batches that its batch is cut into.
+    pub micro_steps: usize,
 }
 
 /// A model in training.
@@ -69,34 +82,60 @@ impl Learner {
         Ok(self.weights.engine().write_state(kind, name, bytes)?)
     }
 
-    /// Adds the gradients of one micro-batch. `valid_targets` counts those of the whole global batch, `first_token` is the place of
-    /// this micro-batch's first token in it; `step` is the attempted step.
-    pub fn micro_step(
-        &mut self,
-        batch: &TokenBatch,
-        step: u64,
-        first_token: usize,
-        valid_targets: usize,
-    ) -> Result<(), LearnError> {
-        let engine = self.weights.engine();
-        feed(engine, self.train, batch, self.spec.document_mask, valid_targets)?;
-        if self.spec.dropout > 0.0 {
-            let rng = [self.seed as u32, (self.seed >> 32) as u32, step as u32, first_token as u32];
-            engine.write_input(self.train, io::RNG, bytemuck::cast_slice(&rng))?;
+    /// Makes a whole step of these micro-batches and waits for its result.
+    pub fn step(&mut self, number: u64, lr: f64, batches: &[TokenBatch]) -> Result<StepResult, LearnError> {
+        let valid_targets = batches.iter().map(|b| b.valid_targets).sum();
+        let step = Step { number, lr, valid_targets, micro_steps: batches.len() };
+        for (n, batch) in batches.iter().enumerate() {
+            self.micro_step(&step, n, batch)?;
         }
-        Ok(engine.run(self.train, Phase::Micro, first_token == 0)?)
+        let ticket = self.fetch()?;
+        self.collect(ticket)
     }
 
-    /// Clips and applies the gradients of the micro-steps since the last update.
-    pub fn update(&mut self, lr: f64) -> Result<StepResult, LearnError> {
+    /// Puts the `n`-th micro-batch of `step` in line; with the last one, the update.
+    pub fn micro_step(&mut self, step: &Step, n: usize, batch: &TokenBatch) -> Result<(), LearnError> {
         let (engine, train) = (self.weights.engine(), self.train);
-        engine.write_input(train, update_io::LR, bytemuck::bytes_of(&(lr as f32)))?;
-        engine.run(train, Phase::Update, true)?;
-        let mut read = |name: &str| -> Result<f64, EngineError> {
-            Ok(bytemuck::pod_read_unaligned::<f32>(&engine.read_output(train, name)?).into())
+        feed(engine, train, batch, self.spec.document_mask, step.valid_targets)?;
+        if self.spec.dropout > 0.0 {
+            let first_token = n * self.spec.batch.sequences * self.spec.batch.seq_len;
+            let rng = [self.seed as u32, (self.seed >> 32) as u32, step.number as u32, first_token as u32];
+            engine.write_input(train, io::RNG, bytemuck::cast_slice(&rng))?;
+        }
+        let last = n + 1 == step.micro_steps;
+        if last {
+            engine.write_input(train, update_io::LR, bytemuck::bytes_of(&(step.lr as f32)))?;
+        }
+        match (n, last) {
+            (0, true) => engine.run(train, Part::Whole)?,
+            (0, false) => engine.run(train, Part::First)?,
+            (_, false) => engine.run(train, Part::Next)?,
+            (_, true) => {
+                engine.run(train, Part::Next)?;
+                engine.run(train, Part::Update)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Has the result of the step that was put in line last brought here, without waiting for it.
+    pub fn fetch(&mut self) -> Result<Ticket, LearnError> {
+        Ok(self.weights.engine().fetch(self.train)?)
+    }
+
+    /// Whether a result is here.
+    pub fn is_ready(&mut self, ticket: &Ticket) -> Result<bool, LearnError> {
+        Ok(self.weights.engine().is_ready(ticket)?)
+    }
+
+    /// The result of a step, waited for.
+    pub fn collect(&mut self, ticket: Ticket) -> Result<StepResult, LearnError> {
+        let outputs = self.weights.engine().collect(ticket)?;
+        let number = |name: &str| -> Result<f64, EngineError> {
+            Ok(bytemuck::pod_read_unaligned::<f32>(outputs.get(name)?).into())
         };
-        let (loss, grad_norm) = (read(io::LOSS)?, read(update_io::GRAD_NORM)?);
-        let skipped = engine.read_output(train, update_io::SKIPPED)?.iter().any(|&b| b != 0);
+        let (loss, grad_norm) = (number(io::LOSS)?, number(update_io::GRAD_NORM)?);
+        let skipped = outputs.get(update_io::SKIPPED)?.iter().any(|&b| b != 0);
         Ok(StepResult { loss, grad_norm, skipped })
     }
 }

@@ -3,8 +3,8 @@
 use crate::programs::{self, ProgramError};
 use thiserror::Error;
 use xtrain_model::{Architecture, Init, Recipe};
-use xtrain_program::{Phase, Program, StateKind};
-use xtrain_runtime::{Engine, EngineError, ProgramId, StateEntry};
+use xtrain_program::{Program, StateKind};
+use xtrain_runtime::{Engine, EngineError, Part, ProgramId, StateEntry};
 use xtrain_tensor::Philox;
 
 /// What can fail while a model is trained or run.
@@ -129,6 +129,6 @@ impl Weights {
 
     /// Remakes the copies that GEMMs read from the masters.
     pub fn refresh(&mut self) -> Result<(), LearnError> {
-        Ok(self.engine.run(self.refresh, Phase::Micro, true)?)
+        Ok(self.engine.run(self.refresh, Part::Whole)?)
     }
 }

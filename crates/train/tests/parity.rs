@@ -12,7 +12,8 @@ use xtrain_data::Batch as TokenBatch;
 use xtrain_model::decoder::{Batch, Context, io};
 use xtrain_model::hf::HfConfig;
 use xtrain_model::{ParameterSpec, Recipe};
-use xtrain_program::{Phase, StateKind};
+use xtrain_program::StateKind;
+use xtrain_runtime::Part;
 use xtrain_train::exchange::import;
 use xtrain_train::generate::{Generator, Sampling};
 use xtrain_train::learner::Learner;
@@ -98,7 +99,7 @@ impl Golden {
         let parameters = self.hf.model.parameters();
         let step = |n| {
             let batch = self.training_batch(n);
-            learner.micro_step(&batch, n as u64, 0, batch.valid_targets).expect("a step");
+            let result = learner.step(n as u64, 0.0, &[batch]).expect("a step");
             let mut gradients = Vec::new();
             for p in &parameters {
                 let bytes = learner.read_state(StateKind::Gradient, &p.name).expect("a gradient");
@@ -109,7 +110,7 @@ impl Golden {
                     gradients.push((part.name.clone(), std::mem::replace(&mut rest, further)));
                 }
             }
-            (learner.update(0.0).expect("an update").loss, gradients)
+            (result.loss, gradients)
         };
         (0..self.floats("train.lr").len()).map(step).collect()
     }
@@ -155,9 +156,9 @@ fn logits_agree_with_pytorch() {
         engine.write_input(id, io::TOKENS, bytemuck::cast_slice(&tokens)).expect("tokens");
         engine.write_input(id, io::POSITIONS, bytemuck::cast_slice(&batch.positions)).expect("positions");
         engine.write_input(id, io::ROWS, bytemuck::cast_slice(&rows)).expect("rows");
-        engine.run(id, Phase::Micro, true).expect("runs");
-        let logits: Vec<f32> =
-            bytemuck::pod_collect_to_vec(&engine.read_output(id, io::LOGITS).expect("logits"));
+        engine.run(id, Part::Whole).expect("runs");
+        let outputs = engine.outputs(id).expect("outputs");
+        let logits: Vec<f32> = bytemuck::pod_collect_to_vec(outputs.get(io::LOGITS).expect("logits"));
         let error = relative(&logits, &g.floats("logits"));
         assert!(error < 1e-5, "{name}: logits differ by {error:e}");
     }
@@ -169,7 +170,7 @@ fn loss_and_every_gradient_agree_with_pytorch() {
         let g = Golden::load(name);
         let mut learner = g.learner(Recipe::Fp32);
         let batch = g.batch_of(&g.ints("input_ids"), &g.ints("labels"));
-        learner.micro_step(&batch, 0, 0, batch.valid_targets).expect("a step");
+        let loss = learner.step(0, 0.0, &[batch]).expect("a step").loss;
         for p in g.hf.model.parameters() {
             let found: Vec<f32> = bytemuck::pod_collect_to_vec(
                 &learner.read_state(StateKind::Gradient, &p.name).expect("a gradient"),
@@ -177,7 +178,6 @@ fn loss_and_every_gradient_agree_with_pytorch() {
             let error = relative(&found, &g.parameter("grad.", &p));
             assert!(error < 1e-4, "{name}: gradient of {} differs by {error:e}", p.name);
         }
-        let loss = learner.update(0.0).expect("an update").loss;
         let expected = g.manifest["loss"].as_f64().expect("loss");
         assert!((loss / expected - 1.0).abs() < 1e-6, "{name}: loss {loss} instead of {expected}");
     }
@@ -191,8 +191,7 @@ fn twenty_adamw_steps_agree_with_pytorch() {
         let (lr, losses, norms) = (g.floats("train.lr"), g.floats("train.loss"), g.floats("train.grad_norm"));
         for (step, &lr) in lr.iter().enumerate() {
             let batch = g.training_batch(step);
-            learner.micro_step(&batch, step as u64, 0, batch.valid_targets).expect("a step");
-            let result = learner.update(lr.into()).expect("an update");
+            let result = learner.step(step as u64, lr.into(), &[batch]).expect("a step");
             let (loss, norm) = (f64::from(losses[step]), f64::from(norms[step]));
             assert!(
                 (result.loss / loss - 1.0).abs() < 1e-4,

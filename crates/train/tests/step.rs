@@ -6,7 +6,9 @@ use common::{engine, random_batch, relative, slice, small_model, spec, typical};
 use xtrain_data::Batch as TokenBatch;
 use xtrain_model::decoder::{Batch, Context, io};
 use xtrain_model::{Architecture, Recipe};
-use xtrain_program::{Phase, Plan, Recompute, StateKind};
+use xtrain_program::{Recompute, StateKind};
+use xtrain_runtime::Part;
+use xtrain_train::engine::plan;
 use xtrain_train::learner::{Learner, StepResult};
 use xtrain_train::programs::{self, TrainingSpec};
 use xtrain_train::weights::Weights;
@@ -42,12 +44,10 @@ fn step(spec: &TrainingSpec, batch: &TokenBatch) -> Step {
 /// The same from random weights of this standard deviation.
 fn step_from(spec: &TrainingSpec, batch: &TokenBatch, std: f64) -> Step {
     let mut l = learner(spec.clone(), std);
-    for first in (0..batch.batch_size).step_by(spec.batch.sequences) {
-        let micro = slice(batch, first, spec.batch.sequences);
-        l.micro_step(&micro, 3, first * batch.seq_len, batch.valid_targets).expect("a micro-step");
-    }
+    let firsts = (0..batch.batch_size).step_by(spec.batch.sequences);
+    let micro: Vec<TokenBatch> = firsts.map(|first| slice(batch, first, spec.batch.sequences)).collect();
+    let result = l.step(3, 1e-2, &micro).expect("a step");
     let gradients = gradients(&mut l, &spec.model);
-    let result = l.update(1e-2).expect("an update");
     let masters =
         spec.model.parameters().iter().map(|p| l.weights().read_master(&p.name).expect("a master")).collect();
     (gradients, result, masters)
@@ -73,7 +73,7 @@ fn recompute_changes_no_bit_and_saves_memory() {
     for base in variants() {
         let batch = random_batch(BATCH, base.model.vocab_size, 1);
         let expected = step(&base, &batch);
-        let scratch = |s: &TrainingSpec| Plan::of(&programs::training(s).expect("a program")).region_bytes[2];
+        let scratch = |s: &TrainingSpec| plan(&programs::training(s).expect("a program")).region_bytes[2];
         let mut last = scratch(&base);
         for recompute in [Recompute::Norms, Recompute::Block] {
             let spec = TrainingSpec { recompute, ..base.clone() };
@@ -149,14 +149,13 @@ fn a_step_that_is_not_finite_changes_nothing_and_is_not_counted() {
     l.weights().write_master("norm.weight", &poisoned).expect("writes");
     let before: Vec<_> =
         l.saved_state().iter().map(|e| l.read_state(e.kind, &e.name).expect("state")).collect();
-    l.micro_step(&batch, 0, 0, batch.valid_targets).expect("a micro-step");
-    assert!(l.update(1e-2).expect("an update").skipped);
+    let batch = [batch];
+    assert!(l.step(0, 1e-2, &batch).expect("a step").skipped);
     let after: Vec<_> =
         l.saved_state().iter().map(|e| l.read_state(e.kind, &e.name).expect("state")).collect();
     assert!(before == after, "a skipped step changed the state");
     l.weights().write_master("norm.weight", &good).expect("writes");
-    l.micro_step(&batch, 1, 0, batch.valid_targets).expect("a micro-step");
-    assert!(!l.update(1e-2).expect("an update").skipped);
+    assert!(!l.step(1, 1e-2, &batch).expect("a step").skipped);
     assert_eq!(l.read_state(StateKind::Counter, "applied").expect("the counter"), 1u32.to_le_bytes());
 }
 
@@ -176,8 +175,8 @@ fn logits(batch: &TokenBatch, document_mask: bool) -> Vec<f32> {
     for (name, values) in inputs {
         engine.write_input(id, name, bytemuck::cast_slice(values)).expect("an input");
     }
-    engine.run(id, Phase::Micro, true).expect("runs");
-    bytemuck::pod_collect_to_vec(&engine.read_output(id, io::LOGITS).expect("logits"))
+    engine.run(id, Part::Whole).expect("runs");
+    bytemuck::pod_collect_to_vec(engine.outputs(id).expect("outputs").get(io::LOGITS).expect("logits"))
 }
 
 #[test]

@@ -20,7 +20,7 @@ mod tests;
 
 use crate::float_shaped;
 use crate::registry::{Fill, Registered, Sample, SampleInput};
-use xtrain_program::{Op, OpError, Signature};
+use xtrain_program::{Op, OpError};
 use xtrain_tensor::{DType, TensorType};
 
 /// Inputs before those of the parameters: lr, coefficient, applied, skip.
@@ -75,7 +75,7 @@ impl Op for AdamW {
         "adamw"
     }
 
-    fn infer(&self, inputs: &[TensorType]) -> Result<Signature, OpError> {
+    fn infer(&self, inputs: &[TensorType]) -> Result<Vec<TensorType>, OpError> {
         let expected = CONTROLS + OPERANDS * self.parameters.len();
         OpError::ensure(inputs.len() == expected, || {
             format!(
@@ -99,7 +99,7 @@ impl Op for AdamW {
             outputs.extend_from_slice(&operands[..3]);
             outputs.extend(copy);
         }
-        Ok(Signature::outputs(outputs))
+        Ok(outputs)
     }
 
     fn in_place(&self) -> &[(usize, usize)] {

@@ -279,7 +279,7 @@ fn wrong_operands_are_named_by_the_index_of_their_parameter() {
     ];
     let mut good = controls.to_vec();
     good.extend([f32s([3]); 8]);
-    assert_eq!(op.infer(&good).expect("good operands").outputs, vec![f32s([3]); 6]);
+    assert_eq!(op.infer(&good).expect("good operands"), vec![f32s([3]); 6]);
     for (k, what) in ["m", "v", "the gradient"].into_iter().enumerate() {
         let mut bad = good.clone();
         bad[9 + k] = f32s([4]);

@@ -3,7 +3,7 @@
 mod cpu;
 
 use crate::registry::{Registered, Sample, SampleInput};
-use xtrain_program::{Op, OpError, Signature};
+use xtrain_program::{Op, OpError};
 use xtrain_tensor::TensorType;
 
 /// `a + b`, both of the same type.
@@ -15,12 +15,12 @@ impl Op for Add {
         "add"
     }
 
-    fn infer(&self, inputs: &[TensorType]) -> Result<Signature, OpError> {
+    fn infer(&self, inputs: &[TensorType]) -> Result<Vec<TensorType>, OpError> {
         OpError::arity("add", inputs, 2)?;
         OpError::ensure(inputs[0] == inputs[1] && inputs[0].dtype.is_float(), || {
             "both operands must be floats of one type".into()
         })?;
-        Ok(Signature::outputs([inputs[0]]))
+        Ok(vec![inputs[0]])
     }
 
     fn in_place(&self) -> &[(usize, usize)] {

@@ -18,7 +18,7 @@ mod tests;
 
 use crate::registry::{Fill, Registered, Sample, SampleInput};
 use crate::{float_shaped, fused_heads, int_vector};
-use xtrain_program::{Backward, Cost, Differentiable, Op, OpError, Operand, Role, Signature};
+use xtrain_program::{Backward, Cost, Differentiable, Op, OpError, Operand, Role};
 use xtrain_tensor::TensorType;
 
 /// `(qkv_tc[, doc_start_t]) -> (o_tn, lse_bhs)`: c = (h + 2k) e columns, n = h e; lse is the natural logarithm of the sum of the
@@ -43,7 +43,7 @@ impl Op for Attention {
         "attention"
     }
 
-    fn infer(&self, inputs: &[TensorType]) -> Result<Signature, OpError> {
+    fn infer(&self, inputs: &[TensorType]) -> Result<Vec<TensorType>, OpError> {
         OpError::ensure(matches!(inputs.len(), 1 | 2), || {
             format!("attention takes 1 or 2 inputs, not {}", inputs.len())
         })?;
@@ -51,7 +51,7 @@ impl Op for Attention {
         if let Some(doc_start) = inputs.get(1) {
             int_vector("document starts", *doc_start, tokens)?;
         }
-        Ok(Signature::outputs([self.output(inputs[0], tokens), self.lse(inputs[0], tokens)]))
+        Ok(vec![self.output(inputs[0], tokens), self.lse(inputs[0], tokens)])
     }
 
     fn operand(&self, input: usize) -> Operand {
@@ -114,7 +114,7 @@ impl Op for AttentionGrad {
         "attention_grad"
     }
 
-    fn infer(&self, inputs: &[TensorType]) -> Result<Signature, OpError> {
+    fn infer(&self, inputs: &[TensorType]) -> Result<Vec<TensorType>, OpError> {
         OpError::ensure(matches!(inputs.len(), 4 | 5), || {
             format!("attention_grad takes 4 or 5 inputs, not {}", inputs.len())
         })?;
@@ -127,7 +127,7 @@ impl Op for AttentionGrad {
         if let Some(doc_start) = inputs.get(4) {
             int_vector("document starts", *doc_start, tokens)?;
         }
-        Ok(Signature::outputs([inputs[1]]))
+        Ok(vec![inputs[1]])
     }
 
     /// Five products of the lower half of the s x s scores: the scores once more, and those of dp, dv, dq and dk.

@@ -13,7 +13,7 @@ mod tests;
 
 use crate::registry::{Fill, Registered, Sample, SampleInput};
 use crate::{fused_heads, int_vector};
-use xtrain_program::{Cost, Op, OpError, Operand, Signature};
+use xtrain_program::{Cost, Op, OpError, Operand};
 use xtrain_tensor::TensorType;
 
 /// `(qkv_tc, positions_t, k_cache, v_cache) -> (o_tn, k_cache', v_cache')` with c = (h + 2k) e and n = h e columns, the caches
@@ -35,7 +35,7 @@ impl Op for CachedAttention {
         "cached_attention"
     }
 
-    fn infer(&self, inputs: &[TensorType]) -> Result<Signature, OpError> {
+    fn infer(&self, inputs: &[TensorType]) -> Result<Vec<TensorType>, OpError> {
         OpError::arity("cached_attention", inputs, 4)?;
         let [qkv, positions, k_cache, v_cache] = [inputs[0], inputs[1], inputs[2], inputs[3]];
         let tokens = fused_heads("qkv", qkv, self.heads, self.kv_heads, self.head_dim)?;
@@ -56,7 +56,7 @@ impl Op for CachedAttention {
             format!("{tokens} tokens are not as many for each of the cache's {sequences} sequences")
         })?;
         let output = TensorType::new(qkv.dtype, [tokens, self.heads * self.head_dim]);
-        Ok(Signature::outputs([output, k_cache, v_cache]))
+        Ok(vec![output, k_cache, v_cache])
     }
 
     fn operand(&self, input: usize) -> Operand {

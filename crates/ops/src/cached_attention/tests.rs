@@ -52,7 +52,7 @@ fn fed(
         let rows = chunk(qkv, sequences, from, to, pad, n as u64);
         let inputs = [&rows, &positions, &caches[0], &caches[1]];
         let types: Vec<_> = inputs.iter().map(|t| t.ty()).collect();
-        let outputs = OP.infer(&types).expect("valid operands").outputs.into_iter().map(HostTensor::zeros);
+        let outputs = OP.infer(&types).expect("valid operands").into_iter().map(HostTensor::zeros);
         let mut outputs = run_over(&OP, &inputs, outputs.collect(), false).into_iter();
         let new = outputs.next().expect("o").to_f64();
         for b in 0..sequences {

@@ -3,7 +3,7 @@
 mod cpu;
 
 use crate::registry::{Registered, Sample, SampleInput};
-use xtrain_program::{Op, OpError, Operand, Signature};
+use xtrain_program::{Op, OpError, Operand};
 use xtrain_tensor::{DType, TensorType};
 
 /// The input in the type `to`: rounded to nearest even where `to` is narrower.
@@ -18,7 +18,7 @@ impl Op for Cast {
         "cast"
     }
 
-    fn infer(&self, inputs: &[TensorType]) -> Result<Signature, OpError> {
+    fn infer(&self, inputs: &[TensorType]) -> Result<Vec<TensorType>, OpError> {
         OpError::arity("cast", inputs, 1)?;
         let plain = |d| matches!(d, DType::F64 | DType::F32 | DType::BF16);
         OpError::ensure(plain(inputs[0].dtype) && plain(self.to), || {
@@ -27,7 +27,7 @@ impl Op for Cast {
                 inputs[0].dtype, self.to
             )
         })?;
-        Ok(Signature::outputs([inputs[0].with_dtype(self.to)]))
+        Ok(vec![inputs[0].with_dtype(self.to)])
     }
 
     fn operand(&self, _: usize) -> Operand {

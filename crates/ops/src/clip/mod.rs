@@ -6,7 +6,7 @@ mod tests;
 
 use crate::float_shaped;
 use crate::registry::{Fill, Registered, Sample, SampleInput};
-use xtrain_program::{Op, OpError, Signature};
+use xtrain_program::{Op, OpError};
 use xtrain_tensor::{DType, TensorType};
 
 /// `(norm [], loss [], applied u32[1]) -> (applied' u32[1], coefficient [], skip u32[])`.
@@ -26,7 +26,7 @@ impl Op for Clip {
         "clip"
     }
 
-    fn infer(&self, inputs: &[TensorType]) -> Result<Signature, OpError> {
+    fn infer(&self, inputs: &[TensorType]) -> Result<Vec<TensorType>, OpError> {
         OpError::arity("clip", inputs, 3)?;
         OpError::ensure(self.max_norm >= 0.0 && self.max_norm.is_finite(), || {
             format!("the largest gradient norm must be finite and at least 0, not {}", self.max_norm)
@@ -37,7 +37,7 @@ impl Op for Clip {
             format!("the count of applied updates must be u32[1], not {}", inputs[2])
         })?;
         let coefficient = TensorType::new(inputs[0].dtype.compute(), []);
-        Ok(Signature::outputs([inputs[2], coefficient, TensorType::new(DType::U32, [])]))
+        Ok(vec![inputs[2], coefficient, TensorType::new(DType::U32, [])])
     }
 
     fn in_place(&self) -> &[(usize, usize)] {

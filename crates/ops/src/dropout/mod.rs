@@ -9,7 +9,7 @@ mod tests;
 
 use crate::matrix;
 use crate::registry::{Registered, Sample, SampleInput};
-use xtrain_program::{Backward, Differentiable, Op, OpError, Operand, Role, Signature};
+use xtrain_program::{Backward, Differentiable, Op, OpError, Operand, Role};
 use xtrain_tensor::{DType, TensorType};
 
 /// `(x_td, rng_4) -> y_td`, in place: element (t, j) is x / (1 - p) where
@@ -30,7 +30,7 @@ impl Op for Dropout {
         "dropout"
     }
 
-    fn infer(&self, inputs: &[TensorType]) -> Result<Signature, OpError> {
+    fn infer(&self, inputs: &[TensorType]) -> Result<Vec<TensorType>, OpError> {
         OpError::ensure((0.0..1.0).contains(&self.p), || {
             format!("dropout's p must be at least 0 and below 1, not {}", self.p)
         })?;
@@ -40,7 +40,7 @@ impl Op for Dropout {
         OpError::ensure(inputs[1] == TensorType::new(DType::U32, [4]), || {
             format!("rng must be u32[4] (seed low, seed high, step, first token), not {}", inputs[1])
         })?;
-        Ok(Signature::outputs([inputs[0]]))
+        Ok(vec![inputs[0]])
     }
 
     fn operand(&self, input: usize) -> Operand {

@@ -4,7 +4,7 @@ mod cpu;
 
 use crate::registry::{Registered, Sample, SampleInput};
 use crate::{int_vector, matrix};
-use xtrain_program::{Backward, Differentiable, Op, OpError, Operand, Role, Signature};
+use xtrain_program::{Backward, Differentiable, Op, OpError, Operand, Role};
 use xtrain_tensor::{DType, TensorType};
 
 /// `(ids_t, table_vd) -> x_td`: row `ids[t]` of the table for every token. Ids must lie in 0..v; the loader checks them.
@@ -16,12 +16,12 @@ impl Op for Embedding {
         "embedding"
     }
 
-    fn infer(&self, inputs: &[TensorType]) -> Result<Signature, OpError> {
+    fn infer(&self, inputs: &[TensorType]) -> Result<Vec<TensorType>, OpError> {
         OpError::arity("embedding", inputs, 2)?;
         let (_, width) = matrix("the table", inputs[1])?;
         let tokens = inputs[0].numel();
         int_vector("token ids", inputs[0], tokens)?;
-        Ok(Signature::outputs([TensorType::new(inputs[1].dtype, [tokens, width])]))
+        Ok(vec![TensorType::new(inputs[1].dtype, [tokens, width])])
     }
 
     fn operand(&self, input: usize) -> Operand {
@@ -52,11 +52,11 @@ impl Op for EmbeddingGrad {
         "embedding_grad"
     }
 
-    fn infer(&self, inputs: &[TensorType]) -> Result<Signature, OpError> {
+    fn infer(&self, inputs: &[TensorType]) -> Result<Vec<TensorType>, OpError> {
         OpError::arity("embedding_grad", inputs, 2)?;
         let (tokens, width) = matrix("the output gradient", inputs[1])?;
         int_vector("token ids", inputs[0], tokens)?;
-        Ok(Signature::outputs([TensorType::new(self.out, [self.vocab_size, width])]))
+        Ok(vec![TensorType::new(self.out, [self.vocab_size, width])])
     }
 
     fn accumulates(&self, _: usize) -> bool {

@@ -5,7 +5,7 @@ mod cpu;
 mod tests;
 
 use crate::registry::{Registered, Sample, SampleInput};
-use xtrain_program::{Op, OpError, Signature};
+use xtrain_program::{Op, OpError};
 use xtrain_tensor::{DType, TensorType};
 
 /// `(g_0, g_1, ...) -> norm []`: the root of the sum of the squares of all elements of all gradients, of any shapes.
@@ -20,7 +20,7 @@ impl Op for GradNorm {
         "grad_norm"
     }
 
-    fn infer(&self, inputs: &[TensorType]) -> Result<Signature, OpError> {
+    fn infer(&self, inputs: &[TensorType]) -> Result<Vec<TensorType>, OpError> {
         OpError::ensure(!inputs.is_empty(), || "grad_norm takes at least one gradient".into())?;
         let dtype = inputs[0].dtype.compute();
         for (n, ty) in inputs.iter().enumerate() {
@@ -29,7 +29,7 @@ impl Op for GradNorm {
                 format!("gradient {n} is {ty}; all must be f64, or all f32 or bf16")
             })?;
         }
-        Ok(Signature::outputs([TensorType::new(dtype, [])]))
+        Ok(vec![TensorType::new(dtype, [])])
     }
 }
 

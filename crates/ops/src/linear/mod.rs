@@ -6,7 +6,7 @@ mod cpu;
 
 use crate::registry::{Registered, Sample, SampleInput};
 use crate::{float_shaped, matrix};
-use xtrain_program::{Backward, Cost, Differentiable, Op, OpError, Role, Signature};
+use xtrain_program::{Backward, Cost, Differentiable, Op, OpError, Role};
 use xtrain_tensor::{DType, TensorType};
 
 /// `(x_ti, w_oi[, bias_o]) -> y_to`: y = x w^T + bias, summed in f32 (f64) and rounded once.
@@ -18,7 +18,7 @@ impl Op for Linear {
         "linear"
     }
 
-    fn infer(&self, inputs: &[TensorType]) -> Result<Signature, OpError> {
+    fn infer(&self, inputs: &[TensorType]) -> Result<Vec<TensorType>, OpError> {
         OpError::ensure(matches!(inputs.len(), 2 | 3), || {
             format!("linear takes 2 or 3 inputs, not {}", inputs.len())
         })?;
@@ -32,7 +32,7 @@ impl Op for Linear {
         if let Some(bias) = inputs.get(2) {
             float_shaped("the bias", *bias, &[out])?;
         }
-        Ok(Signature::outputs([TensorType::new(inputs[0].dtype, [tokens, out])]))
+        Ok(vec![TensorType::new(inputs[0].dtype, [tokens, out])])
     }
 
     fn cost(&self, inputs: &[TensorType], outputs: &[TensorType]) -> Cost {
@@ -70,13 +70,13 @@ impl Op for LinearDgrad {
         "linear_dgrad"
     }
 
-    fn infer(&self, inputs: &[TensorType]) -> Result<Signature, OpError> {
+    fn infer(&self, inputs: &[TensorType]) -> Result<Vec<TensorType>, OpError> {
         OpError::arity("linear_dgrad", inputs, 2)?;
         let ((tokens, out), (w_out, width)) = (matrix("dy", inputs[0])?, matrix("the weight", inputs[1])?);
         OpError::ensure(out == w_out, || {
             format!("dy has {out} columns, but the weight {} makes {w_out}", inputs[1])
         })?;
-        Ok(Signature::outputs([TensorType::new(inputs[0].dtype, [tokens, width])]))
+        Ok(vec![TensorType::new(inputs[0].dtype, [tokens, width])])
     }
 
     fn cost(&self, inputs: &[TensorType], outputs: &[TensorType]) -> Cost {
@@ -96,11 +96,11 @@ impl Op for LinearWgrad {
         "linear_wgrad"
     }
 
-    fn infer(&self, inputs: &[TensorType]) -> Result<Signature, OpError> {
+    fn infer(&self, inputs: &[TensorType]) -> Result<Vec<TensorType>, OpError> {
         OpError::arity("linear_wgrad", inputs, 2)?;
         let ((tokens, out), (x_tokens, width)) = (matrix("dy", inputs[0])?, matrix("x", inputs[1])?);
         OpError::ensure(tokens == x_tokens, || format!("dy has {tokens} rows, x has {x_tokens}"))?;
-        Ok(Signature::outputs([TensorType::new(self.out, [out, width])]))
+        Ok(vec![TensorType::new(self.out, [out, width])])
     }
 
     fn accumulates(&self, _: usize) -> bool {
@@ -124,10 +124,10 @@ impl Op for BiasGrad {
         "bias_grad"
     }
 
-    fn infer(&self, inputs: &[TensorType]) -> Result<Signature, OpError> {
+    fn infer(&self, inputs: &[TensorType]) -> Result<Vec<TensorType>, OpError> {
         OpError::arity("bias_grad", inputs, 1)?;
         let (_, out) = matrix("dy", inputs[0])?;
-        Ok(Signature::outputs([TensorType::new(self.out, [out])]))
+        Ok(vec![TensorType::new(self.out, [out])])
     }
 
     fn accumulates(&self, _: usize) -> bool {

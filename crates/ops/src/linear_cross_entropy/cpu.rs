@@ -8,13 +8,17 @@ use super::{IGNORED, LinearCrossEntropy, LinearCrossEntropyGrad};
 use crate::host::math::{Rounding, exponentials, max, vectorized};
 use crate::host::product::{Factor, Onto, product};
 use crate::host::rows::for_row_blocks;
-use xtrain_tensor::{CpuKernel, Pooled, Real, View, ViewMut, with_real};
+use xtrain_tensor::{CpuKernel, Pooled, Real, TensorType, View, ViewMut, with_real};
 
 impl CpuKernel for LinearCrossEntropy {
     fn run(&self, inputs: &[View<'_>], outputs: &mut [ViewMut<'_>]) {
         let (scalars, workspace) = outputs.split_at_mut(2);
         let grads = Grads { dx: None, dw: None };
         with_real!(inputs[0].ty.dtype, T => chunks::<T>(self, inputs, scalars, grads, workspace));
+    }
+
+    fn workspace(&self, inputs: &[TensorType]) -> Vec<TensorType> {
+        self.workspace(inputs)
     }
 }
 
@@ -26,6 +30,10 @@ impl CpuKernel for LinearCrossEntropyGrad {
         let dx = if self.dx { grads.next() } else { None };
         let grads = Grads { dx, dw: grads.next() };
         with_real!(inputs[0].ty.dtype, T => chunks::<T>(&self.loss, inputs, scalars, grads, workspace));
+    }
+
+    fn workspace(&self, inputs: &[TensorType]) -> Vec<TensorType> {
+        self.loss.workspace(inputs)
     }
 }
 

@@ -11,7 +11,7 @@ mod tests;
 use crate::registry::{Fill, Registered, Sample, SampleInput};
 use crate::{float_shaped, int_vector, matrix};
 use std::ops::Range;
-use xtrain_program::{Backward, Cost, Differentiable, Op, OpError, Operand, Signature};
+use xtrain_program::{Backward, Cost, Differentiable, Op, OpError, Operand};
 use xtrain_tensor::{DType, TensorType};
 
 /// The target of a token that has none.
@@ -66,6 +66,14 @@ impl LinearCrossEntropy {
         Ok((tokens, vocab))
     }
 
+    /// The logits of the longest chunk, and by token its terms of the two outputs.
+    fn workspace(&self, inputs: &[TensorType]) -> Vec<TensorType> {
+        let ((tokens, _), (vocab, _)) = (inputs[0].shape.rows_cols(), inputs[1].shape.rows_cols());
+        let longest = self.chunks(tokens).map(|chunk| chunk.len()).max().unwrap_or(0);
+        let logits = TensorType::new(inputs[0].dtype, [longest, vocab]);
+        vec![logits, TensorType::new(inputs[0].dtype.compute(), [tokens, 2])]
+    }
+
     /// The chunks that the tokens are cut into: as few as can be, their lengths differing by one at most.
     fn chunks(&self, tokens: usize) -> impl Iterator<Item = Range<usize>> {
         let n = tokens.div_ceil(self.chunk_tokens);
@@ -78,20 +86,15 @@ impl Op for LinearCrossEntropy {
         "linear_cross_entropy"
     }
 
-    fn infer(&self, inputs: &[TensorType]) -> Result<Signature, OpError> {
+    fn infer(&self, inputs: &[TensorType]) -> Result<Vec<TensorType>, OpError> {
         OpError::arity(self.name(), inputs, 4)?;
         OpError::ensure(self.chunk_tokens > 0, || "chunk_tokens must be at least 1".into())?;
         OpError::ensure(self.z_loss >= 0.0 && self.z_loss.is_finite(), || {
             format!("z_loss must be a finite number of at least 0, not {}", self.z_loss)
         })?;
-        let (tokens, vocab) = self.extents(inputs)?;
-        let compute = inputs[0].dtype.compute();
-        let scalar = TensorType::new(compute, []);
-        let longest = self.chunks(tokens).map(|chunk| chunk.len()).max().unwrap_or(0);
-        let logits = TensorType::new(inputs[0].dtype, [longest, vocab]);
-        // By token: its terms of the two outputs.
-        let terms = TensorType::new(compute, [tokens, 2]);
-        Ok(Signature { outputs: vec![scalar, scalar], workspace: vec![logits, terms] })
+        self.extents(inputs)?;
+        let scalar = TensorType::new(inputs[0].dtype.compute(), []);
+        Ok(vec![scalar, scalar])
     }
 
     fn operand(&self, input: usize) -> Operand {
@@ -129,11 +132,11 @@ impl Op for LinearCrossEntropyGrad {
         "linear_cross_entropy_grad"
     }
 
-    fn infer(&self, inputs: &[TensorType]) -> Result<Signature, OpError> {
-        let mut signature = self.loss.infer(inputs)?;
-        signature.outputs.extend(self.dx.then_some(inputs[0]));
-        signature.outputs.extend(self.dw.map(|dtype| inputs[1].with_dtype(dtype)));
-        Ok(signature)
+    fn infer(&self, inputs: &[TensorType]) -> Result<Vec<TensorType>, OpError> {
+        let mut outputs = self.loss.infer(inputs)?;
+        outputs.extend(self.dx.then_some(inputs[0]));
+        outputs.extend(self.dw.map(|dtype| inputs[1].with_dtype(dtype)));
+        Ok(outputs)
     }
 
     fn accumulates(&self, output: usize) -> bool {

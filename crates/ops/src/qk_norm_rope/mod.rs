@@ -17,7 +17,7 @@ pub use table::{RopeScaling, rotation_table};
 
 use crate::registry::{Fill, Registered, Sample, SampleInput};
 use crate::{float_shaped, fused_heads, int_vector, matrix};
-use xtrain_program::{Backward, Differentiable, Op, OpError, Operand, Role, Signature};
+use xtrain_program::{Backward, Differentiable, Op, OpError, Operand, Role};
 use xtrain_tensor::{DType, TensorType};
 
 /// `(qkv_tc, positions_t, table_pe[, q_w_e, k_w_e]) -> (qkv'_tc[, rstd_tn])` with c = (h + 2k) e columns and n = h + k heads.
@@ -41,17 +41,17 @@ impl Op for QkNormRope {
         "qk_norm_rope"
     }
 
-    fn infer(&self, inputs: &[TensorType]) -> Result<Signature, OpError> {
+    fn infer(&self, inputs: &[TensorType]) -> Result<Vec<TensorType>, OpError> {
         OpError::arity("qk_norm_rope", inputs, if self.norm.is_some() { 5 } else { 3 })?;
         let tokens = fused_heads("qkv", inputs[0], self.heads, self.kv_heads, self.head_dim)?;
         rotation_operands(inputs[1], inputs[2], tokens, self.head_dim)?;
         if self.norm.is_none() {
-            return Ok(Signature::outputs([inputs[0]]));
+            return Ok(vec![inputs[0]]);
         }
         float_shaped("the queries' norm weight", inputs[3], &[self.head_dim])?;
         float_shaped("the keys' norm weight", inputs[4], &[self.head_dim])?;
         let rstd = TensorType::new(inputs[0].dtype.compute(), [tokens, self.heads + self.kv_heads]);
-        Ok(Signature::outputs([inputs[0], rstd]))
+        Ok(vec![inputs[0], rstd])
     }
 
     fn operand(&self, input: usize) -> Operand {
@@ -108,11 +108,11 @@ impl Op for QkNormRopeGrad {
         "qk_norm_rope_grad"
     }
 
-    fn infer(&self, inputs: &[TensorType]) -> Result<Signature, OpError> {
+    fn infer(&self, inputs: &[TensorType]) -> Result<Vec<TensorType>, OpError> {
         OpError::arity("qk_norm_rope_grad", inputs, if self.weights.is_some() { 7 } else { 3 })?;
         let tokens = fused_heads("the output gradient", inputs[0], self.heads, self.kv_heads, self.head_dim)?;
         rotation_operands(inputs[1], inputs[2], tokens, self.head_dim)?;
-        let Some([dq_w, dk_w]) = self.weights else { return Ok(Signature::outputs([inputs[0]])) };
+        let Some([dq_w, dk_w]) = self.weights else { return Ok(vec![inputs[0]]) };
         OpError::ensure(inputs[3] == inputs[0], || {
             format!("qkv is {}, but the output gradient is {}", inputs[3], inputs[0])
         })?;
@@ -120,7 +120,7 @@ impl Op for QkNormRopeGrad {
         float_shaped("the queries' norm weight", inputs[5], &[self.head_dim])?;
         float_shaped("the keys' norm weight", inputs[6], &[self.head_dim])?;
         let weight = |dtype| TensorType::new(dtype, [self.head_dim]);
-        Ok(Signature::outputs([inputs[0], weight(dq_w), weight(dk_w)]))
+        Ok(vec![inputs[0], weight(dq_w), weight(dk_w)])
     }
 
     fn in_place(&self) -> &[(usize, usize)] {

@@ -20,7 +20,7 @@ pub use granularity::Granularity;
 
 use crate::matrix;
 use crate::registry::{Registered, Sample, SampleInput};
-use xtrain_program::{Op, OpError, Operand, Signature};
+use xtrain_program::{Op, OpError, Operand};
 use xtrain_tensor::{DType, TensorType};
 
 /// `x [R, C] -> (q [R, C] in the format, inv_scale f32, amax f32)`; the shape of the last two is [`Granularity::scales`].
@@ -58,7 +58,7 @@ impl Op for Quantize {
         "quantize"
     }
 
-    fn infer(&self, inputs: &[TensorType]) -> Result<Signature, OpError> {
+    fn infer(&self, inputs: &[TensorType]) -> Result<Vec<TensorType>, OpError> {
         OpError::arity("quantize", inputs, 1)?;
         let (rows, cols) = matrix("what is quantized", inputs[0])?;
         OpError::ensure(rows > 0 && cols > 0 && is_plain(inputs[0].dtype), || {
@@ -68,7 +68,7 @@ impl Op for Quantize {
             format!("{} takes no scale; quantize makes e4m3, e5m2 or e5m6", self.format)
         })?;
         let scales = TensorType::new(DType::F32, self.granularity.scales(rows, cols));
-        Ok(Signature::outputs([inputs[0].with_dtype(self.format), scales, scales]))
+        Ok(vec![inputs[0].with_dtype(self.format), scales, scales])
     }
 
     fn operand(&self, _: usize) -> Operand {
@@ -81,7 +81,7 @@ impl Op for Dequantize {
         "dequantize"
     }
 
-    fn infer(&self, inputs: &[TensorType]) -> Result<Signature, OpError> {
+    fn infer(&self, inputs: &[TensorType]) -> Result<Vec<TensorType>, OpError> {
         OpError::arity("dequantize", inputs, 2)?;
         let (rows, cols) = matrix("what is dequantized", inputs[0])?;
         let (high, wide) = matrix("the scales", inputs[1])?;
@@ -99,7 +99,7 @@ impl Op for Dequantize {
                 inputs[1]
             )
         })?;
-        Ok(Signature::outputs([inputs[0].with_dtype(self.out)]))
+        Ok(vec![inputs[0].with_dtype(self.out)])
     }
 
     fn operand(&self, _: usize) -> Operand {

@@ -7,9 +7,7 @@ mod cpu;
 use crate::registry::{Registered, Sample, SampleInput};
 use crate::{float_shaped, matrix};
 use std::sync::Arc;
-use xtrain_program::{
-    Backward, Differentiable, Op, OpError, Operand, Rebuild, Role, Signature, Source, ValueId,
-};
+use xtrain_program::{Backward, Differentiable, Op, OpError, Operand, Rebuild, Role, Source, ValueId};
 use xtrain_tensor::{DType, TensorType};
 
 /// `(x_td, w_d) -> (y_td, rstd_t)`.
@@ -24,11 +22,11 @@ impl Op for RmsNorm {
         "rms_norm"
     }
 
-    fn infer(&self, inputs: &[TensorType]) -> Result<Signature, OpError> {
+    fn infer(&self, inputs: &[TensorType]) -> Result<Vec<TensorType>, OpError> {
         OpError::arity("rms_norm", inputs, 2)?;
         let (rows, cols) = matrix("x", inputs[0])?;
         float_shaped("the norm's weight", inputs[1], &[cols])?;
-        Ok(Signature::outputs([inputs[0], rstd(inputs[0], rows)]))
+        Ok(vec![inputs[0], rstd(inputs[0], rows)])
     }
 
     fn operand(&self, input: usize) -> Operand {
@@ -63,12 +61,12 @@ impl Op for AddRmsNorm {
         "add_rms_norm"
     }
 
-    fn infer(&self, inputs: &[TensorType]) -> Result<Signature, OpError> {
+    fn infer(&self, inputs: &[TensorType]) -> Result<Vec<TensorType>, OpError> {
         OpError::arity("add_rms_norm", inputs, 3)?;
         let (rows, cols) = matrix("x", inputs[0])?;
         OpError::ensure(inputs[0] == inputs[1], || "x and what is added to it must have one type".into())?;
         float_shaped("the norm's weight", inputs[2], &[cols])?;
-        Ok(Signature::outputs([inputs[0], inputs[0], rstd(inputs[0], rows)]))
+        Ok(vec![inputs[0], inputs[0], rstd(inputs[0], rows)])
     }
 
     fn operand(&self, input: usize) -> Operand {
@@ -122,7 +120,7 @@ impl Op for RmsNormGrad {
         "rms_norm_grad"
     }
 
-    fn infer(&self, inputs: &[TensorType]) -> Result<Signature, OpError> {
+    fn infer(&self, inputs: &[TensorType]) -> Result<Vec<TensorType>, OpError> {
         OpError::ensure(matches!(inputs.len(), 4 | 5), || {
             format!("rms_norm_grad takes 4 or 5 inputs, not {}", inputs.len())
         })?;
@@ -132,7 +130,7 @@ impl Op for RmsNormGrad {
         })?;
         float_shaped("rstd", inputs[2], &[rows])?;
         float_shaped("the norm's weight", inputs[3], &[cols])?;
-        Ok(Signature::outputs([inputs[0], TensorType::new(self.out, [cols])]))
+        Ok(vec![inputs[0], TensorType::new(self.out, [cols])])
     }
 
     fn accumulates(&self, output: usize) -> bool {

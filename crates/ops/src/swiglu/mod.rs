@@ -8,7 +8,7 @@ mod tests;
 
 use crate::matrix;
 use crate::registry::{Registered, Sample, SampleInput};
-use xtrain_program::{Backward, Differentiable, Op, OpError, Role, Signature};
+use xtrain_program::{Backward, Differentiable, Op, OpError, Role};
 use xtrain_tensor::TensorType;
 
 /// `gate_up_t2f -> y_tf`: y = silu(gate) * up, with silu(g) = g / (1 + e^-g).
@@ -20,10 +20,10 @@ impl Op for Swiglu {
         "swiglu"
     }
 
-    fn infer(&self, inputs: &[TensorType]) -> Result<Signature, OpError> {
+    fn infer(&self, inputs: &[TensorType]) -> Result<Vec<TensorType>, OpError> {
         OpError::arity("swiglu", inputs, 1)?;
         let (tokens, width) = halves(inputs[0])?;
-        Ok(Signature::outputs([TensorType::new(inputs[0].dtype, [tokens, width])]))
+        Ok(vec![TensorType::new(inputs[0].dtype, [tokens, width])])
     }
 
     fn is_cheap(&self, _: usize) -> bool {
@@ -49,12 +49,12 @@ impl Op for SwigluGrad {
         "swiglu_grad"
     }
 
-    fn infer(&self, inputs: &[TensorType]) -> Result<Signature, OpError> {
+    fn infer(&self, inputs: &[TensorType]) -> Result<Vec<TensorType>, OpError> {
         OpError::arity("swiglu_grad", inputs, 2)?;
         let (tokens, width) = halves(inputs[1])?;
         let expected = TensorType::new(inputs[1].dtype, [tokens, width]);
         OpError::ensure(inputs[0] == expected, || format!("dy must be {expected}, not {}", inputs[0]))?;
-        Ok(Signature::outputs([inputs[1]]))
+        Ok(vec![inputs[1]])
     }
 
     /// Gate and up die here in a training step: their gradients take their place.

@@ -2,7 +2,7 @@
 #![allow(dead_code, unreachable_pub, reason = "each test binary uses a part")]
 
 use std::sync::Arc;
-use xtrain_program::{Backward, Differentiable, Op, OpError, PassOps, Role, Signature};
+use xtrain_program::{Backward, Differentiable, Op, OpError, PassOps, Role};
 use xtrain_tensor::{DType, TensorType};
 
 /// A vector of f32.
@@ -19,8 +19,8 @@ impl Op for Fun {
         self.0
     }
 
-    fn infer(&self, inputs: &[TensorType]) -> Result<Signature, OpError> {
-        Ok(Signature::outputs([inputs[0]]))
+    fn infer(&self, inputs: &[TensorType]) -> Result<Vec<TensorType>, OpError> {
+        Ok(vec![inputs[0]])
     }
 
     fn accumulates(&self, _: usize) -> bool {
@@ -51,8 +51,8 @@ impl Op for Grad {
         "grad"
     }
 
-    fn infer(&self, _: &[TensorType]) -> Result<Signature, OpError> {
-        Ok(Signature::outputs([self.0]))
+    fn infer(&self, _: &[TensorType]) -> Result<Vec<TensorType>, OpError> {
+        Ok(vec![self.0])
     }
 
     fn accumulates(&self, _: usize) -> bool {
@@ -69,8 +69,8 @@ impl Op for Cast {
         "cast"
     }
 
-    fn infer(&self, inputs: &[TensorType]) -> Result<Signature, OpError> {
-        Ok(Signature::outputs([inputs[0].with_dtype(self.0)]))
+    fn infer(&self, inputs: &[TensorType]) -> Result<Vec<TensorType>, OpError> {
+        Ok(vec![inputs[0].with_dtype(self.0)])
     }
 }
 

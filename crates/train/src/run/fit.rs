@@ -1,9 +1,10 @@
 //! Whether a plan fits into memory, and what would.
 
 use super::RunError;
+use crate::engine::plan;
 use crate::metrics::format;
 use crate::programs::{self, TrainingSpec};
-use xtrain_program::{Plan, Recompute};
+use xtrain_program::Recompute;
 
 /// An error if the step of `spec` needs more than `available` bytes; it says how much, and which smaller choice would fit.
 pub(super) fn check(spec: &TrainingSpec, batch_size: usize, available: u64) -> Result<(), RunError> {
@@ -24,7 +25,7 @@ pub(super) fn check(spec: &TrainingSpec, batch_size: usize, available: u64) -> R
 
 fn bytes(spec: &TrainingSpec) -> Result<u64, RunError> {
     let program = programs::training(spec).map_err(crate::weights::LearnError::from)?;
-    Ok(Plan::of(&program).total_bytes() as u64)
+    Ok(plan(&program).total_bytes() as u64)
 }
 
 /// The change that costs the least speed and fits.

@@ -6,16 +6,17 @@ use super::{Notice, RunError, RunFolder};
 use crate::config::{Config, Parsed};
 use crate::evaluate::{Evaluator, Tally};
 use crate::exchange;
-use crate::learner::{Learner, StepResult};
+use crate::learner::{Learner, Step, StepResult};
 use crate::metrics::{Checkpoint, EvalMetrics, Event, MetricsSink, SkippedStep, StepMetrics};
 use crate::schedule::Schedule;
 use crate::weights::LearnError;
+use std::collections::VecDeque;
 use std::ops::ControlFlow;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 use xtrain_data::DataError;
-use xtrain_runtime::EngineError;
+use xtrain_runtime::{EngineError, Ticket};
 
 /// Whether a run begins or goes on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -118,46 +119,35 @@ impl Run {
             self.saved.outdate();
             self.save(watch, observer)?;
         }
-        let mut window = Window::open();
-        let mut nonfinite_in_a_row = 0;
+        let mut flight = Flight::default();
         while self.at.step < self.steps {
             let step_begun = Instant::now();
             let lr = self.schedule.lr(self.at.step);
-            let result = self.step(lr)?;
+            let ticket = self.step(lr)?;
             self.at.step += 1;
+            flight.steps.push_back(Flying { step: self.at.step, lr, ticket });
+            let last = self.at.step == self.steps;
+            let evaluate = if last { self.config.eval.at_end } else { due(self.at.step, eval_every) };
+            let mut ended = watch.ended(watch.step + watch.save).filter(|_| !last);
+            // Whoever looks at the state wants to know what became of the steps that made it.
+            let all = last || evaluate || ended.is_some() || due(self.at.step, every);
+            let landed = self.land(&mut flight.steps, if all { 0 } else { IN_FLIGHT })?;
             let took = step_begun.elapsed();
             self.at.train_seconds += took.as_secs_f64();
             watch.step = watch.step.max(took);
-            window.steps += 1;
-            window.busy += took;
-            observer.stepped(self.at.step, self.steps);
-            if result.skipped {
-                self.at.skipped += 1;
-                nonfinite_in_a_row += 1;
-                self.record(self.skipped(result), observer)?;
-                self.stop_if_diverged(nonfinite_in_a_row)?;
-            } else {
-                nonfinite_in_a_row = 0;
+            flight.window.add(took);
+            for step in landed {
+                self.tell_step(step, &mut flight, observer)?;
             }
-            if self.at.step.is_multiple_of(self.config.log.every)
-                || self.at.step == self.steps
-                || self.at.step == 1
-            {
-                let metrics = self.metrics(result, lr, &window);
-                self.record(metrics, observer)?;
-                window = Window::open();
-            }
-            let last = self.at.step == self.steps;
-            let evaluate = if last { self.config.eval.at_end } else { due(self.at.step, eval_every) };
             if evaluate {
                 self.at.evaluation = Some(Tally::default());
                 if let Some(outcome) = self.evaluate(watch, observer)? {
                     return Ok(outcome);
                 }
+                ended = ended.or_else(|| watch.ended(watch.step + watch.save)).filter(|_| !last);
             }
-            let ended = watch.ended(watch.step + watch.save).filter(|_| !last);
             // Skipped steps change nothing that is worth a checkpoint, and must not push out the good ones.
-            let worth_saving = due(self.at.step, every) && nonfinite_in_a_row == 0;
+            let worth_saving = due(self.at.step, every) && flight.nonfinite_in_a_row == 0;
             if worth_saving || last || ended.is_some() {
                 self.save(watch, observer)?;
             }
@@ -168,30 +158,58 @@ impl Run {
         Ok(Outcome::Finished)
     }
 
-    /// One optimizer step: all its micro-batches, then the update.
-    fn step(&mut self, lr: f64) -> Result<StepResult, RunError> {
+    /// Puts one optimizer step in line: all its micro-batches, then the update.
+    fn step(&mut self, lr: f64) -> Result<Ticket, RunError> {
         let (batch_size, micro) = (self.config.train.batch_size, self.config.train.micro_batch_size());
         let first = self.at.step * batch_size as u64;
-        let targets = self.corpus.loader.valid_targets(first..first + batch_size as u64) as usize;
-        for at in (0..batch_size).step_by(micro) {
-            let batch = self.corpus.loader.batch(first + at as u64, micro)?;
-            let first_token = at * self.config.data.seq_len;
-            let done = self.learner.micro_step(&batch, self.at.step, first_token, targets);
-            done.map_err(|e| self.during_step(e))?;
+        let valid_targets = self.corpus.loader.valid_targets(first..first + batch_size as u64) as usize;
+        let step = Step { number: self.at.step, lr, valid_targets, micro_steps: batch_size / micro };
+        for n in 0..step.micro_steps {
+            let batch = self.corpus.loader.batch(first + (n * micro) as u64, micro)?;
+            let done = self.learner.micro_step(&step, n, &batch);
+            done.map_err(|e| during_step(self.at.step + 1, e))?;
         }
-        self.learner.update(lr).map_err(|e| self.during_step(e))
+        self.learner.fetch().map_err(|e| during_step(self.at.step + 1, e))
     }
 
-    /// What stopped the step that is being made.
-    fn during_step(&self, error: LearnError) -> RunError {
-        match error {
-            LearnError::Engine(EngineError::NonFinite { .. }) => RunError::Diverged(format!(
-                "step {}: {error}; look at the numbers that it reads: a lower optimizer.lr, or other data or weights to start from, \
-                 keep them small",
-                self.at.step + 1
-            )),
-            other => other.into(),
+    /// The results of the steps that are done, oldest first; waits until no more than `most` are under way.
+    fn land(&mut self, flying: &mut VecDeque<Flying>, most: usize) -> Result<Vec<Landed>, RunError> {
+        let mut landed = Vec::new();
+        while let Some(oldest) = flying.front() {
+            if flying.len() <= most && !self.learner.is_ready(&oldest.ticket)? {
+                break;
+            }
+            let Some(Flying { step, lr, ticket }) = flying.pop_front() else { break };
+            let result = self.learner.collect(ticket).map_err(|e| during_step(step, e))?;
+            landed.push(Landed { step, lr, result });
         }
+        Ok(landed)
+    }
+
+    /// Shows and counts what became of a step.
+    fn tell_step(
+        &mut self,
+        landed: Landed,
+        flight: &mut Flight,
+        observer: &mut dyn Observer,
+    ) -> Result<(), RunError> {
+        let Landed { step, result, .. } = landed;
+        observer.stepped(step, self.steps);
+        if result.skipped {
+            self.at.skipped += 1;
+            flight.nonfinite_in_a_row += 1;
+            let StepResult { loss, grad_norm, .. } = result;
+            self.record(SkippedStep { step, loss, grad_norm, skipped: self.at.skipped }, observer)?;
+            self.stop_if_diverged(step, flight.nonfinite_in_a_row)?;
+        } else {
+            flight.nonfinite_in_a_row = 0;
+        }
+        if step.is_multiple_of(self.config.log.every) || step == self.steps || step == 1 {
+            let metrics = self.metrics(landed, &flight.window);
+            self.record(metrics, observer)?;
+            flight.window = Window::default();
+        }
+        Ok(())
     }
 
     /// Makes the evaluation that is due, or what is left of it. Where it is asked to stop meanwhile, it saves how far it is and says how
@@ -274,15 +292,16 @@ impl Run {
         Ok(self.sink.record(event)?)
     }
 
-    fn metrics(&mut self, result: StepResult, lr: f64, window: &Window) -> StepMetrics {
+    fn metrics(&mut self, landed: Landed, window: &Window) -> StepMetrics {
+        let Landed { step, lr, result } = landed;
         let step_tokens = self.config.step_tokens();
         let seconds = window.busy.as_secs_f64().max(1e-9) / window.steps as f64;
         let tokens_per_second = step_tokens as f64 / seconds;
         let flops = self.learner.spec().model.flops_per_token(self.config.data.seq_len);
-        let samples = self.at.step * self.config.train.batch_size as u64;
+        let samples = step * self.config.train.batch_size as u64;
         let epoch = self.corpus.loader.epochs(samples).into_iter().fold(0.0, f64::max);
         StepMetrics {
-            step: self.at.step,
+            step,
             loss: result.loss,
             grad_norm: result.grad_norm,
             lr,
@@ -291,24 +310,15 @@ impl Run {
             tokens_per_second,
             tflops: tokens_per_second * flops / 1e12,
             mfu: None,
-            tokens: self.at.step * step_tokens,
+            tokens: step * step_tokens,
             epoch,
             step_ms: seconds * 1e3,
             skipped: self.at.skipped,
-            seconds_left: Some((self.steps - self.at.step) as f64 * seconds),
+            seconds_left: Some((self.steps - step) as f64 * seconds),
         }
     }
 
-    fn skipped(&self, result: StepResult) -> SkippedStep {
-        SkippedStep {
-            step: self.at.step,
-            loss: result.loss,
-            grad_norm: result.grad_norm,
-            skipped: self.at.skipped,
-        }
-    }
-
-    fn stop_if_diverged(&self, in_a_row: u64) -> Result<(), RunError> {
+    fn stop_if_diverged(&self, step: u64, in_a_row: u64) -> Result<(), RunError> {
         let limit = self.config.train.max_nonfinite_steps;
         if limit == 0 || in_a_row < limit {
             return Ok(());
@@ -316,7 +326,7 @@ impl Run {
         Err(RunError::Diverged(format!(
             "step {}: the loss or the gradient norm was not finite in {in_a_row} steps in a row; lower optimizer.lr and go on with --resume from \
              the latest checkpoint in {} (delete it to go on from the one before), or find the operation with train.check_numerics = true",
-            self.at.step,
+            step,
             self.folder.checkpoints().display()
         )))
     }
@@ -344,15 +354,55 @@ impl Watch<'_> {
     }
 }
 
+/// Steps that may be under way beside the one that is being prepared: an engine that runs beside the host is never without work.
+const IN_FLIGHT: usize = 2;
+
+/// The steps whose results are not here yet, and what was seen of those before them.
+#[derive(Default)]
+struct Flight {
+    steps: VecDeque<Flying>,
+    nonfinite_in_a_row: u64,
+    window: Window,
+}
+
+/// A step under way.
+struct Flying {
+    /// Its number, from 1.
+    step: u64,
+    lr: f64,
+    ticket: Ticket,
+}
+
+/// A step that was made.
+#[derive(Clone, Copy)]
+struct Landed {
+    step: u64,
+    lr: f64,
+    result: StepResult,
+}
+
 /// The time of the steps since the last report.
+#[derive(Default)]
 struct Window {
     steps: u64,
     busy: Duration,
 }
 
 impl Window {
-    fn open() -> Self {
-        Window { steps: 0, busy: Duration::ZERO }
+    fn add(&mut self, step: Duration) {
+        self.steps += 1;
+        self.busy += step;
+    }
+}
+
+/// What stopped a step.
+fn during_step(step: u64, error: LearnError) -> RunError {
+    match error {
+        LearnError::Engine(EngineError::NonFinite { .. }) => RunError::Diverged(format!(
+            "step {step}: {error}; look at the numbers that it reads: a lower optimizer.lr, or other data or weights to start from, keep \
+             them small"
+        )),
+        other => other.into(),
     }
 }
 

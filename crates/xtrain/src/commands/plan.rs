@@ -3,11 +3,10 @@
 use crate::cli::PlanArgs;
 use crate::failure::Failure;
 use crate::{plan_table, terminal};
-use xtrain_program::Plan;
 use xtrain_train::config::Config;
-use xtrain_train::programs;
 use xtrain_train::run::plan;
 use xtrain_train::weights::LearnError;
+use xtrain_train::{engine, programs};
 
 pub(crate) fn run(args: &PlanArgs) -> Result<(), Failure> {
     let parsed = Config::load(&args.run.file, &args.run.set)?;
@@ -16,5 +15,5 @@ pub(crate) fn run(args: &PlanArgs) -> Result<(), Failure> {
     if args.dump {
         return terminal::print(&program.to_string()).map(|_| ());
     }
-    terminal::print(&plan_table::text(&planned, &program, &Plan::of(&program))).map(|_| ())
+    terminal::print(&plan_table::text(&planned, &program, &engine::plan(&program))).map(|_| ())
 }

@@ -28,6 +28,9 @@ impl Arch {
     /// Blackwell.
     pub const SM120: Arch = Arch::new(12, 0);
 
+    /// Those that kernels are written for.
+    pub const ALL: [Arch; 5] = [Arch::SM80, Arch::SM89, Arch::SM90, Arch::SM100, Arch::SM120];
+
     /// A compute capability.
     pub const fn new(major: u32, minor: u32) -> Arch {
         Arch { major, minor }

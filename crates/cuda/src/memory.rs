@@ -52,19 +52,57 @@ impl DeviceMemory {
         DevicePtr(self.pointer)
     }
 
-    /// Puts a copy of `source` to `range` into `stream`. The host memory has been read when this returns, unless it is pinned:
-    /// then it must stay as it is until the stream has passed.
+    /// The bytes `range` of it.
     ///
     /// # Panics
-    /// If the lengths differ or the range ends behind the memory.
-    pub fn write(&self, range: Range<usize>, source: &[u8], stream: &Stream) -> Result<(), CudaError> {
-        let to = self.place(&range);
-        assert_eq!(range.len(), source.len(), "bytes given and asked for");
+    /// If the range ends behind the memory.
+    pub fn span(&self, range: Range<usize>) -> DeviceSpan<'_> {
+        DeviceSpan::of(&self.context, self.pointer, self.bytes, range)
+    }
+
+    /// All of it.
+    pub fn all(&self) -> DeviceSpan<'_> {
+        self.span(0..self.bytes)
+    }
+}
+
+/// Bytes of a card's memory, to be copied and filled.
+#[derive(Clone, Copy)]
+pub struct DeviceSpan<'a> {
+    context: &'a Context,
+    pointer: CuDevicePtr,
+    bytes: usize,
+}
+
+impl<'a> DeviceSpan<'a> {
+    /// The bytes `range` of the `held` ones from `pointer` on.
+    pub(crate) fn of(
+        context: &'a Context,
+        pointer: CuDevicePtr,
+        held: usize,
+        range: Range<usize>,
+    ) -> DeviceSpan<'a> {
+        assert!(range.start <= range.end && range.end <= held, "bytes {range:?} of {held}");
+        DeviceSpan { context, pointer: pointer + range.start as u64, bytes: range.len() }
+    }
+
+    /// Its first byte.
+    pub fn pointer(&self) -> DevicePtr {
+        DevicePtr(self.pointer)
+    }
+
+    /// Puts a copy of `source` into `stream`. The host memory has been read when this returns, unless it is pinned: then it must stay
+    /// as it is until the stream has passed.
+    ///
+    /// # Panics
+    /// If the lengths differ.
+    pub fn write(&self, source: &[u8], stream: &Stream) -> Result<(), CudaError> {
+        assert_eq!(self.bytes, source.len(), "bytes given and asked for");
         self.context.enter()?;
-        // SAFETY: `to` has as many bytes as `source`, both checked above.
+        // SAFETY: the span has as many bytes as `source`.
         let status = unsafe {
             (self.context.driver().cuMemcpyHtoDAsync_v2)(
-                to,
+                self.pointer,
                 source.as_ptr().cast::<c_void>(),
                 source.len(),
                 stream.handle,
@@ -73,25 +111,18 @@ impl DeviceMemory {
         self.context.check("cuMemcpyHtoDAsync", status)
     }
 
-    /// Puts a copy of `range` to pinned memory into `stream`. It holds the values when the stream has passed.
+    /// Puts a copy to pinned memory, from its byte `at` on, into `stream`. It holds the values when the stream has passed.
     ///
     /// # Panics
-    /// If the lengths differ or the range ends behind the memory.
-    pub fn read_into(
-        &self,
-        range: Range<usize>,
-        target: &mut PinnedMemory,
-        at: usize,
-        stream: &Stream,
-    ) -> Result<(), CudaError> {
-        let from = self.place(&range);
-        let target = &mut target[at..at + range.len()];
+    /// If it ends behind that memory.
+    pub fn read_into(&self, target: &mut PinnedMemory, at: usize, stream: &Stream) -> Result<(), CudaError> {
+        let target = &mut target[at..at + self.bytes];
         self.context.enter()?;
-        // SAFETY: `target` has as many bytes as `range`, both checked above, and pinned memory stays where it is.
+        // SAFETY: `target` has as many bytes as the span, and pinned memory stays where it is.
         let status = unsafe {
             (self.context.driver().cuMemcpyDtoHAsync_v2)(
                 target.as_mut_ptr().cast::<c_void>(),
-                from,
+                self.pointer,
                 target.len(),
                 stream.handle,
             )
@@ -99,19 +130,15 @@ impl DeviceMemory {
         self.context.check("cuMemcpyDtoHAsync", status)
     }
 
-    /// The bytes of `range`, once everything in `stream` has run.
-    ///
-    /// # Panics
-    /// If the range ends behind the memory.
-    pub fn read(&self, range: Range<usize>, stream: &Stream) -> Result<Vec<u8>, CudaError> {
-        let from = self.place(&range);
-        let mut target = vec![0u8; range.len()];
+    /// The bytes, once everything in `stream` has run.
+    pub fn read(&self, stream: &Stream) -> Result<Vec<u8>, CudaError> {
+        let mut target = vec![0u8; self.bytes];
         self.context.enter()?;
-        // SAFETY: `target` has as many bytes as `range`, and lives until the stream has been waited for.
+        // SAFETY: `target` has as many bytes as the span, and lives until the stream has been waited for.
         let status = unsafe {
             (self.context.driver().cuMemcpyDtoHAsync_v2)(
                 target.as_mut_ptr().cast::<c_void>(),
-                from,
+                self.pointer,
                 target.len(),
                 stream.handle,
             )
@@ -122,41 +149,32 @@ impl DeviceMemory {
         copied.map(|()| target)
     }
 
-    /// Puts a fill of `range` with one byte into `stream`.
-    ///
-    /// # Panics
-    /// If the range ends behind the memory.
-    pub fn fill(&self, range: Range<usize>, byte: u8, stream: &Stream) -> Result<(), CudaError> {
-        let to = self.place(&range);
+    /// Puts a fill with one byte into `stream`.
+    pub fn fill(&self, byte: u8, stream: &Stream) -> Result<(), CudaError> {
         self.context.enter()?;
-        // SAFETY: the range lies within the memory.
-        let status = unsafe { (self.context.driver().cuMemsetD8Async)(to, byte, range.len(), stream.handle) };
+        // SAFETY: the span lies within its memory.
+        let status =
+            unsafe { (self.context.driver().cuMemsetD8Async)(self.pointer, byte, self.bytes, stream.handle) };
         self.context.check("cuMemsetD8Async", status)
     }
 
-    /// Puts a copy of `from` (another span of this or other memory of the card) to `range` into `stream`.
+    /// Puts a copy of `source` into `stream`.
     ///
     /// # Panics
-    /// If a range ends behind its memory or the lengths differ.
-    pub fn copy_from(
-        &self,
-        range: Range<usize>,
-        source: &DeviceMemory,
-        from: Range<usize>,
-        stream: &Stream,
-    ) -> Result<(), CudaError> {
-        assert_eq!(range.len(), from.len(), "bytes given and asked for");
-        let (to, from) = (self.place(&range), source.place(&from));
+    /// If the lengths differ.
+    pub fn copy_from(&self, source: DeviceSpan<'_>, stream: &Stream) -> Result<(), CudaError> {
+        assert_eq!(self.bytes, source.bytes, "bytes given and asked for");
         self.context.enter()?;
-        // SAFETY: both ranges lie within their memory and have one length.
-        let status =
-            unsafe { (self.context.driver().cuMemcpyDtoDAsync_v2)(to, from, range.len(), stream.handle) };
+        // SAFETY: both spans lie within their memory and have one length.
+        let status = unsafe {
+            (self.context.driver().cuMemcpyDtoDAsync_v2)(
+                self.pointer,
+                source.pointer,
+                self.bytes,
+                stream.handle,
+            )
+        };
         self.context.check("cuMemcpyDtoDAsync", status)
-    }
-
-    fn place(&self, range: &Range<usize>) -> CuDevicePtr {
-        assert!(range.start <= range.end && range.end <= self.bytes, "bytes {range:?} of {}", self.bytes);
-        self.pointer + range.start as u64
     }
 }
 

@@ -55,12 +55,12 @@ impl Card {
     fn floats(&self, values: &[f32]) -> Result<DeviceMemory, CudaError> {
         let bytes: Vec<u8> = values.iter().flat_map(|x| x.to_le_bytes()).collect();
         let memory = DeviceMemory::new(&self.context, bytes.len())?;
-        memory.write(0..bytes.len(), &bytes, &self.stream)?;
+        memory.span(0..bytes.len()).write(&bytes, &self.stream)?;
         Ok(memory)
     }
 
     fn read(&self, memory: &DeviceMemory) -> Result<Vec<f32>, CudaError> {
-        let bytes = memory.read(0..memory.bytes(), &self.stream)?;
+        let bytes = memory.span(0..memory.bytes()).read(&self.stream)?;
         Ok(bytes.chunks_exact(4).map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect())
     }
 
@@ -85,14 +85,14 @@ fn a_card_describes_itself(card: &Card) -> Result<(), Failed> {
 fn bytes_come_back_as_they_went(card: &Card) -> Result<(), Failed> {
     let source: Vec<u8> = (0..100_003u32).map(|i| (i * 7 + i / 251) as u8).collect();
     let memory = DeviceMemory::new(&card.context, source.len())?;
-    memory.write(0..source.len(), &source, &card.stream)?;
-    assert_eq!(memory.read(0..source.len(), &card.stream)?, source);
-    assert_eq!(memory.read(17..1000, &card.stream)?, source[17..1000]);
+    memory.span(0..source.len()).write(&source, &card.stream)?;
+    assert_eq!(memory.span(0..source.len()).read(&card.stream)?, source);
+    assert_eq!(memory.span(17..1000).read(&card.stream)?, source[17..1000]);
     let copy = DeviceMemory::new(&card.context, 50)?;
-    copy.fill(0..50, 0xA5, &card.stream)?;
-    copy.copy_from(3..13, &memory, 100..110, &card.stream)?;
+    copy.span(0..50).fill(0xA5, &card.stream)?;
+    copy.span(3..13).copy_from(memory.span(100..110), &card.stream)?;
     let mut pinned = PinnedMemory::new(&card.context, 64)?;
-    copy.read_into(0..50, &mut pinned, 7, &card.stream)?;
+    copy.span(0..50).read_into(&mut pinned, 7, &card.stream)?;
     card.stream.synchronize()?;
     assert_eq!((pinned[6], pinned[7], pinned[57]), (0, 0xA5, 0));
     assert_eq!(pinned[10..20], source[100..110]);
@@ -116,7 +116,7 @@ fn blocks_form_clusters(card: &Card) -> Result<(), Failed> {
     let function = card.module.function("ranks")?;
     // SAFETY: the kernel takes one `Ranks`, and writes one number for each of 8 blocks.
     unsafe { function.launch(launch, &Ranks { rank: memory.pointer() }, &card.stream)? };
-    let bytes = memory.read(0..32, &card.stream)?;
+    let bytes = memory.span(0..32).read(&card.stream)?;
     assert_eq!(bytes.chunks_exact(4).map(|b| b[0]).collect::<Vec<_>>(), [0, 1, 0, 1, 0, 1, 0, 1]);
     Ok(())
 }
@@ -156,7 +156,7 @@ fn events_order_streams_and_take_the_time(card: &Card) -> Result<(), Failed> {
     }
     end.record(&card.stream)?;
     other.wait(&end)?;
-    let first = memory.read(0..4, &other)?;
+    let first = memory.span(0..4).read(&other)?;
     assert_eq!(f32::from_le_bytes([first[0], first[1], first[2], first[3]]), 1024.0);
     end.synchronize()?;
     assert!(end.is_done()?);

@@ -2,7 +2,7 @@
 
 use crate::PassSet;
 use crate::linear::Linear;
-use crate::registry::{Fill, Sample, SampleOp, cpu_kernels, large_samples, samples};
+use crate::registry::{Sample, SampleOp, cpu_kernels, large_samples, samples};
 use std::collections::HashMap;
 use std::sync::Arc;
 use xtrain_program::{Code, Program, Root, StateKind, Storage, Tracer, ValueId, backward};
@@ -18,21 +18,6 @@ pub(crate) fn seed() -> u64 {
 /// What `f` returns on a pool of this many threads.
 pub(crate) fn on_threads<R: Send>(threads: usize, f: impl FnOnce() -> R + Send) -> R {
     rayon::ThreadPoolBuilder::new().num_threads(threads).build().expect("threads").install(f)
-}
-
-fn fill(input: &crate::SampleInput, dtype: DType, seed: u64, site: u32) -> HostTensor {
-    let ty = if input.ty.dtype == DType::F32 { input.ty.with_dtype(dtype) } else { input.ty };
-    let rng = Philox::new(seed, 0, site);
-    let values: Vec<f64> = match &input.fill {
-        Fill::Normal(mean, std) => {
-            let mut x = vec![0.0; ty.numel()];
-            rng.fill_normal(*std, &mut x);
-            x.into_iter().map(|x| f64::from(x + mean)).collect()
-        }
-        Fill::Ids(below) => (0..ty.numel() as u64).map(|i| f64::from(rng.word(i) % *below as u32)).collect(),
-        Fill::Values(values) => values.clone(),
-    };
-    HostTensor::from_f64(ty, &values)
 }
 
 /// A sample as a program, ready to run.
@@ -85,7 +70,7 @@ fn name_output(program: &mut Program, id: ValueId, name: String) {
 /// The op alone, its outputs named out0, out1, ...
 fn forward_case(sample: &Sample, dtype: DType, seed: u64) -> Case {
     let inputs: Vec<_> =
-        sample.inputs.iter().enumerate().map(|(n, i)| fill(i, dtype, seed, n as u32)).collect();
+        sample.inputs.iter().enumerate().map(|(n, i)| i.tensor(dtype, seed, n as u32)).collect();
     let (mut program, _, outputs) = trace(sample, &inputs, false);
     let types = outputs.iter().map(|&o| program.ty(o)).collect();
     for (k, &o) in outputs.iter().enumerate() {

@@ -1,11 +1,15 @@
 //! The list of all ops: their kernels, the ops that passes insert, and the samples that checks and benchmarks draw from.
 
 use std::sync::Arc;
+use xtrain_cuda::{CudaKernel, KernelSource};
 use xtrain_program::{Differentiable, KernelTable, Op, PassOps};
-use xtrain_tensor::{CpuKernel, DType, TensorType};
+use xtrain_tensor::{CpuKernel, DType, HostTensor, Philox, TensorType};
 
 /// The CPU kernels by op.
 pub type CpuKernels = KernelTable<dyn CpuKernel>;
+
+/// The kernels on a card by op.
+pub type CudaKernels = KernelTable<dyn CudaKernel>;
 
 /// An op with inputs to try it on.
 pub struct Sample {
@@ -105,6 +109,24 @@ impl SampleInput {
         SampleInput { ty: self.ty.with_dtype(dtype), ..self }
     }
 
+    /// The input itself, its plain floats as `dtype`; `seed` and `site` say which random numbers.
+    pub fn tensor(&self, dtype: DType, seed: u64, site: u32) -> HostTensor {
+        let ty = if self.ty.dtype == DType::F32 { self.ty.with_dtype(dtype) } else { self.ty };
+        let rng = Philox::new(seed, 0, site);
+        let values: Vec<f64> = match &self.fill {
+            Fill::Normal(mean, std) => {
+                let mut x = vec![0.0; ty.numel()];
+                rng.fill_normal(*std, &mut x);
+                x.into_iter().map(|x| f64::from(x + mean)).collect()
+            }
+            Fill::Ids(below) => {
+                (0..ty.numel() as u64).map(|i| f64::from(rng.word(i) % *below as u32)).collect()
+            }
+            Fill::Values(values) => values.clone(),
+        };
+        HostTensor::from_f64(ty, &values)
+    }
+
     /// The same filled otherwise.
     pub fn fill(self, fill: Fill) -> Self {
         SampleInput { fill, ..self }
@@ -172,6 +194,37 @@ ops![
     crate::swiglu::Swiglu,
     crate::swiglu::SwigluGrad,
 ];
+
+/// What the registry wants of an op that cards compute.
+pub(crate) trait OnCard: Op + CudaKernel + Sized {
+    /// The sources of its kernels.
+    const SOURCES: &'static [KernelSource];
+}
+
+/// Declares the list of ops that cards compute.
+macro_rules! on_card {
+    ($($op:path),* $(,)?) => {
+        /// The kernels on a card.
+        pub fn cuda_kernels() -> CudaKernels {
+            let mut table = CudaKernels::default();
+            $(table.register::<$op>(|op| op);)*
+            table
+        }
+
+        /// The sources of all kernels, each once.
+        pub fn kernel_sources() -> Vec<KernelSource> {
+            let mut all: Vec<KernelSource> = Vec::new();
+            for source in [$(<$op as OnCard>::SOURCES),*].into_iter().flatten() {
+                if all.iter().all(|s| s.name != source.name) {
+                    all.push(*source);
+                }
+            }
+            all
+        }
+    };
+}
+
+on_card![crate::add::Add];
 
 /// The ops that passes insert.
 #[derive(Clone, Copy, Debug, Default)]

@@ -23,6 +23,8 @@ pub struct Plan {
     pub workspaces: Vec<Vec<(TensorType, Location)>>,
     /// Bytes of each region, in the order of [`Region`].
     pub region_bytes: [usize; 3],
+    /// The first bytes of the exchange with the host, which the inputs take: they travel as one. The outputs follow.
+    pub input_bytes: usize,
     /// What the memory is for.
     pub memory: MemoryTable,
 }
@@ -79,20 +81,19 @@ impl Plan {
         let order = Order::of(program);
         let mut locations = vec![None; program.values.len()];
         let mut region_bytes = [0usize; 3];
-        let mut place = |region: Region, bytes: usize| {
-            let total = &mut region_bytes[region as usize];
-            let location = Location { region, offset: *total, bytes };
-            *total += round_up(bytes);
-            location
+        // Returns where the region then ends.
+        let mut place_all = |region: Region, lives_there: fn(&Storage) -> bool| {
+            let end = &mut region_bytes[region as usize];
+            for id in program.ids().filter(|&id| lives_there(&program.value(id).storage)) {
+                let bytes = program.ty(id).bytes();
+                locations[id.0 as usize] = Some(Location { region, offset: *end, bytes });
+                *end += round_up(bytes);
+            }
+            *end
         };
-        for id in program.ids() {
-            let bytes = program.ty(id).bytes();
-            locations[id.0 as usize] = match program.value(id).storage {
-                Storage::State { .. } | Storage::Constant { .. } => Some(place(Region::State, bytes)),
-                Storage::Input { .. } | Storage::Output { .. } => Some(place(Region::Io, bytes)),
-                Storage::Transient => None,
-            };
-        }
+        place_all(Region::State, |s| matches!(s, Storage::State { .. } | Storage::Constant { .. }));
+        let input_bytes = place_all(Region::Io, |s| matches!(s, Storage::Input { .. }));
+        place_all(Region::Io, |s| matches!(s, Storage::Output { .. }));
         let mut buffers = buffers(program, &order, workspace);
         let scratch = assign(&mut buffers, &order);
         region_bytes[Region::Scratch as usize] = scratch;
@@ -109,7 +110,7 @@ impl Plan {
             }
         }
         let memory = MemoryTable::of(program, &buffers, region_bytes);
-        Plan { locations, workspaces, region_bytes, memory }
+        Plan { locations, workspaces, region_bytes, input_bytes, memory }
     }
 
     /// Where `value` lives.

@@ -326,6 +326,14 @@ impl Program {
         self.ids().find(|&id| matches!(&self.value(id).storage, Storage::Output { name: n } if **n == *name))
     }
 
+    /// The names and ids of all inputs.
+    pub fn inputs(&self) -> impl Iterator<Item = (Arc<str>, ValueId)> + '_ {
+        self.ids().filter_map(|id| match &self.value(id).storage {
+            Storage::Input { name } => Some((name.clone(), id)),
+            _ => None,
+        })
+    }
+
     /// The names and ids of all outputs.
     pub fn outputs(&self) -> impl Iterator<Item = (Arc<str>, ValueId)> + '_ {
         self.ids().filter_map(|id| match &self.value(id).storage {

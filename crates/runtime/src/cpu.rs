@@ -1,7 +1,7 @@
 //! The CPU interpreter: walks the list and calls each op's CPU kernel on the planned memory.
 
 use crate::available::available_bytes;
-use crate::engine::{Promise, output_places};
+use crate::engine::{Promise, StateKey, output_places, state_key};
 use crate::memory::{Memory, SCRATCH, Span};
 use crate::{Engine, EngineError, Outputs, Part, Profile, ProgramId, StateEntry, Ticket};
 use std::collections::HashMap;
@@ -9,7 +9,7 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::Instant;
 use xtrain_program::{
-    Instance, KernelTable, Location, Op, Plan, Program, Region, StateKind, Storage, Value, ValueId, WriteMode,
+    Instance, KernelTable, Location, Op, Plan, Program, Region, StateKind, Storage, ValueId, WriteMode,
 };
 use xtrain_tensor::{CpuKernel, TensorType, View, ViewMut};
 
@@ -35,12 +35,6 @@ pub struct CpuEngine {
     limit_bytes: Option<u64>,
     checks: Checks,
     profile: Option<Profile>,
-}
-
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-enum StateKey {
-    State(StateKind, Arc<str>),
-    Constant(Arc<str>),
 }
 
 struct Loaded {
@@ -99,16 +93,7 @@ impl CpuEngine {
         for value in &program.values {
             let Some(key) = state_key(value) else { continue };
             match self.by_key.get(&key) {
-                Some(&at) if self.state[at].1 == value.ty => {}
-                Some(&at) => {
-                    let (what, name) = key.describe();
-                    return Err(EngineError::Conflict {
-                        what,
-                        name,
-                        held: self.state[at].1.into(),
-                        asked: value.ty.into(),
-                    });
-                }
+                Some(&at) => key.agrees(self.state[at].1, value.ty)?,
                 None => {
                     fresh.push((key, value, bytes));
                     bytes += value.ty.bytes().next_multiple_of(xtrain_tensor::host::ALIGN_BYTES);
@@ -265,16 +250,16 @@ impl Engine for CpuEngine {
     }
 
     fn collect(&mut self, ticket: Ticket) -> Result<Outputs, EngineError> {
-        let Promise::Kept(outputs) = ticket.0;
-        Ok(outputs)
+        match ticket.0 {
+            Promise::Kept(outputs) => Ok(outputs),
+            Promise::Copying { .. } => {
+                Err(EngineError::Unknown { what: "ticket", name: "of another engine".into() })
+            }
+        }
     }
 
     fn state_entries(&self) -> Vec<StateEntry> {
-        let entry = |(key, ty, _): &(StateKey, TensorType, Span)| match key {
-            StateKey::State(kind, name) => Some(StateEntry { kind: *kind, name: name.to_string(), ty: *ty }),
-            StateKey::Constant(_) => None,
-        };
-        self.state.iter().filter_map(entry).collect()
+        self.state.iter().filter_map(|(key, ty, _)| key.entry(*ty)).collect()
     }
 
     fn read_state(&mut self, kind: StateKind, name: &str) -> Result<Vec<u8>, EngineError> {
@@ -289,23 +274,6 @@ impl Engine for CpuEngine {
 
     fn memory_bytes(&self) -> usize {
         self.memory.total_bytes()
-    }
-}
-
-impl StateKey {
-    fn describe(&self) -> (&'static str, String) {
-        match self {
-            StateKey::State(kind, name) => (kind.name(), name.to_string()),
-            StateKey::Constant(name) => ("constant", name.to_string()),
-        }
-    }
-}
-
-fn state_key(value: &Value) -> Option<StateKey> {
-    match &value.storage {
-        Storage::State { kind, name } => Some(StateKey::State(*kind, name.clone())),
-        Storage::Constant { name, .. } => Some(StateKey::Constant(name.clone())),
-        _ => None,
     }
 }
 
@@ -332,7 +300,7 @@ fn no_kernel(instance: &Instance) -> EngineError {
     EngineError::NoKernel {
         op: instance.code.op().name(),
         site: instance.origin.to_string(),
-        device: "the CPU",
+        device: "the CPU".into(),
     }
 }
 

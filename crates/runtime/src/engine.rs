@@ -3,7 +3,8 @@
 use std::ops::Range;
 use std::sync::Arc;
 use thiserror::Error;
-use xtrain_program::{Phase, Program, StateKind, ValueId};
+use xtrain_cuda::CudaError;
+use xtrain_program::{Phase, Program, StateKind, Storage, Value, ValueId};
 use xtrain_tensor::TensorType;
 
 /// A program that an engine has loaded.
@@ -56,6 +57,8 @@ pub struct Ticket(pub(crate) Promise);
 pub(crate) enum Promise {
     /// They are here.
     Kept(Outputs),
+    /// They are being copied; the number of the fetch.
+    Copying { program: ProgramId, fetch: usize },
 }
 
 /// The outputs of a program as they were when they were fetched.
@@ -72,6 +75,44 @@ impl Outputs {
         let place = self.places.iter().find(|(n, _)| **n == *name).map(|(_, place)| place.clone());
         let unknown = || EngineError::Unknown { what: "output", name: name.into() };
         Ok(&self.bytes[place.ok_or_else(unknown)?])
+    }
+}
+
+/// By what state and constants are found.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum StateKey {
+    State(StateKind, Arc<str>),
+    Constant(Arc<str>),
+}
+
+/// The key of a value that lasts.
+pub(crate) fn state_key(value: &Value) -> Option<StateKey> {
+    match &value.storage {
+        Storage::State { kind, name } => Some(StateKey::State(*kind, name.clone())),
+        Storage::Constant { name, .. } => Some(StateKey::Constant(name.clone())),
+        Storage::Input { .. } | Storage::Output { .. } | Storage::Transient => None,
+    }
+}
+
+impl StateKey {
+    /// An error where a value that is `held` is asked for as another type.
+    pub(crate) fn agrees(&self, held: TensorType, asked: TensorType) -> Result<(), EngineError> {
+        if held == asked {
+            return Ok(());
+        }
+        let (what, name) = match self {
+            StateKey::State(kind, name) => (kind.name(), name),
+            StateKey::Constant(name) => ("constant", name),
+        };
+        Err(EngineError::Conflict { what, name: name.to_string(), held: held.into(), asked: asked.into() })
+    }
+
+    /// What an engine tells of a state value of this type; nothing of constants.
+    pub(crate) fn entry(&self, ty: TensorType) -> Option<StateEntry> {
+        match self {
+            StateKey::State(kind, name) => Some(StateEntry { kind: *kind, name: name.to_string(), ty }),
+            StateKey::Constant(_) => None,
+        }
     }
 }
 
@@ -138,7 +179,7 @@ pub enum EngineError {
         /// Block and site.
         site: String,
         /// The device.
-        device: &'static str,
+        device: String,
     },
     /// An input, output or state value that is not there.
     #[error("there is no {what} called `{name}`")]
@@ -198,6 +239,9 @@ pub enum EngineError {
         /// The output's type.
         ty: Box<TensorType>,
     },
+    /// A card, its driver or a library that failed.
+    #[error(transparent)]
+    Cuda(#[from] CudaError),
 }
 
 fn gib(bytes: u64) -> f64 {

@@ -14,6 +14,8 @@ pub(crate) type CuFunction = *mut c_void;
 pub(crate) type CuGraph = *mut c_void;
 pub(crate) type CuGraphExec = *mut c_void;
 pub(crate) type CuGraphNode = *mut c_void;
+/// Physical memory, by number.
+pub(crate) type CuMemHandle = c_ulonglong;
 
 pub(crate) const CUDA_SUCCESS: c_int = 0;
 pub(crate) const CUDA_ERROR_OUT_OF_MEMORY: c_int = 2;
@@ -24,6 +26,11 @@ pub(crate) const CU_STREAM_NON_BLOCKING: c_uint = 1;
 pub(crate) const CU_EVENT_DISABLE_TIMING: c_uint = 2;
 pub(crate) const CU_STREAM_CAPTURE_MODE_THREAD_LOCAL: c_int = 1;
 pub(crate) const CU_MEMHOSTALLOC_PORTABLE: c_uint = 1;
+
+pub(crate) const CU_MEM_ALLOCATION_TYPE_PINNED: c_int = 1;
+pub(crate) const CU_MEM_LOCATION_TYPE_DEVICE: c_int = 1;
+pub(crate) const CU_MEM_ACCESS_FLAGS_PROT_READWRITE: c_int = 3;
+pub(crate) const CU_MEM_ALLOC_GRANULARITY_RECOMMENDED: c_int = 1;
 
 /// `CUdevice_attribute`.
 pub(crate) const MAX_THREADS_PER_BLOCK: c_int = 1;
@@ -45,6 +52,33 @@ pub(crate) const FUNC_MAX_DYNAMIC_SHARED_BYTES: c_int = 8;
 /// `CUlaunchAttributeID`.
 pub(crate) const LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION: c_uint = 4;
 pub(crate) const LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION: c_uint = 6;
+
+/// `CUmemLocation`.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub(crate) struct CuMemLocation {
+    pub(crate) kind: c_int,
+    pub(crate) id: c_int,
+}
+
+/// `CUmemAllocationProp`.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub(crate) struct CuMemAllocationProp {
+    pub(crate) kind: c_int,
+    pub(crate) handle_types: c_int,
+    pub(crate) location: CuMemLocation,
+    pub(crate) win32: *mut c_void,
+    /// Compression, direct access by a network card, usage: none.
+    pub(crate) flags: [u8; 8],
+}
+
+/// `CUmemAccessDesc`.
+#[repr(C)]
+pub(crate) struct CuMemAccessDesc {
+    pub(crate) location: CuMemLocation,
+    pub(crate) flags: c_int,
+}
 
 /// `CUlaunchConfig`.
 #[repr(C)]
@@ -87,6 +121,36 @@ functions! {
         fn cuMemGetInfo_v2(free: *mut usize, total: *mut usize) -> c_int;
         fn cuMemAlloc_v2(pointer: *mut CuDevicePtr, bytes: usize) -> c_int;
         fn cuMemFree_v2(pointer: CuDevicePtr) -> c_int;
+        fn cuMemGetAllocationGranularity(bytes: *mut usize, prop: *const CuMemAllocationProp, option: c_int) -> c_int;
+        fn cuMemAddressReserve(
+            pointer: *mut CuDevicePtr,
+            bytes: usize,
+            alignment: usize,
+            wished: CuDevicePtr,
+            flags: c_ulonglong,
+        ) -> c_int;
+        fn cuMemAddressFree(pointer: CuDevicePtr, bytes: usize) -> c_int;
+        fn cuMemCreate(
+            handle: *mut CuMemHandle,
+            bytes: usize,
+            prop: *const CuMemAllocationProp,
+            flags: c_ulonglong,
+        ) -> c_int;
+        fn cuMemRelease(handle: CuMemHandle) -> c_int;
+        fn cuMemMap(
+            pointer: CuDevicePtr,
+            bytes: usize,
+            offset: usize,
+            handle: CuMemHandle,
+            flags: c_ulonglong,
+        ) -> c_int;
+        fn cuMemUnmap(pointer: CuDevicePtr, bytes: usize) -> c_int;
+        fn cuMemSetAccess(
+            pointer: CuDevicePtr,
+            bytes: usize,
+            access: *const CuMemAccessDesc,
+            count: usize,
+        ) -> c_int;
         fn cuMemHostAlloc(pointer: *mut *mut c_void, bytes: usize, flags: c_uint) -> c_int;
         fn cuMemFreeHost(pointer: *mut c_void) -> c_int;
         fn cuMemcpyHtoDAsync_v2(to: CuDevicePtr, from: *const c_void, bytes: usize, stream: CuStream) -> c_int;

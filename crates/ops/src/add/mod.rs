@@ -1,8 +1,10 @@
 //! The sum of two tensors of one type, in place of the first: how gradients of a value used twice come together.
 
 mod cpu;
+mod cuda;
 
-use crate::registry::{Registered, Sample, SampleInput};
+use crate::registry::{OnCard, Registered, Sample, SampleInput};
+use xtrain_cuda::KernelSource;
 use xtrain_program::{Op, OpError};
 use xtrain_tensor::TensorType;
 
@@ -36,4 +38,8 @@ impl Registered for Add {
     fn large() -> Sample {
         Sample::plain(Add, [SampleInput::activation([300, 160]), SampleInput::activation([300, 160])])
     }
+}
+
+impl OnCard for Add {
+    const SOURCES: &'static [KernelSource] = &[cuda::SOURCE];
 }

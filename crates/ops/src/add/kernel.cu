@@ -1,0 +1,24 @@
+// a += b, a vector of 16 bytes a thread.
+
+struct Arguments {
+    void* a;
+    const void* b;
+    u64 elements;
+};
+
+template <class T> __device__ __forceinline__ void add(const Arguments& at) {
+    u64 first = ((u64)blockIdx.x * blockDim.x + threadIdx.x) * LANES<T>;
+    T* a = (T*)at.a + first;
+    const T* b = (const T*)at.b + first;
+    if (first + LANES<T> <= at.elements) {
+        Vec16<T> x = *(Vec16<T>*)a, y = *(const Vec16<T>*)b;
+#pragma unroll
+        for (int i = 0; i < LANES<T>; i++) x.v[i] = narrow<T>(widen(x.v[i]) + widen(y.v[i]));
+        *(Vec16<T>*)a = x;
+    } else {
+        for (int i = 0; first + i < at.elements; i++) a[i] = narrow<T>(widen(a[i]) + widen(b[i]));
+    }
+}
+
+extern "C" __global__ void add_f32(Arguments at) { add<float>(at); }
+extern "C" __global__ void add_bf16(Arguments at) { add<bf16>(at); }

@@ -1,0 +1,157 @@
+//! Every op on a card against its CPU kernel, from the registry's samples: fresh inputs, odd sizes, poisoned outputs, two micro-steps,
+//! run op by op and replayed as a graph. Without a card every test counts as ignored, and the reason is printed.
+
+use libtest_mimic::{Arguments, Failed, Trial};
+use std::sync::Arc;
+use xtrain_cuda::{CudaError, Gpu};
+use xtrain_ops::registry::{SampleOp, cpu_kernels, cuda_kernels, large_samples, samples};
+use xtrain_ops::{Sample, SampleInput};
+use xtrain_program::{Code, Op, Program, Tracer};
+use xtrain_runtime::{Checks, CpuEngine, CudaEngine, Engine, EngineError, Part};
+use xtrain_tensor::{DType, HostTensor, TensorType};
+
+const POISONED: Checks = Checks { numerics: false, poison: true };
+
+fn op(sample: &Sample) -> &dyn Op {
+    match &sample.op {
+        SampleOp::Forward(op) => op.as_ref(),
+        SampleOp::Plain(op) => op.as_ref(),
+    }
+}
+
+/// The op alone, its inputs and outputs named by number; outputs that can accumulate do from the second micro-step on.
+fn program(sample: &Sample, inputs: &[HostTensor]) -> (Program, Vec<TensorType>) {
+    let mut tracer = Tracer::default();
+    let named = inputs.iter().enumerate();
+    let ids: Vec<_> = named.map(|(n, t)| tracer.input(&format!("in{n}"), t.ty())).collect();
+    let code = match &sample.op {
+        SampleOp::Forward(op) => Code::Forward(op.clone()),
+        SampleOp::Plain(op) => Code::Plain(op.clone()),
+    };
+    let outputs = tracer.apply_code(code, &ids).expect("a sample fits its op");
+    let types = outputs.iter().map(|&o| tracer.ty(o)).collect();
+    for (k, &o) in outputs.iter().enumerate() {
+        tracer.output(&format!("out{k}"), o);
+    }
+    (tracer.finish(), types)
+}
+
+fn inputs(sample: &Sample, dtype: DType, seed: u64) -> Vec<HostTensor> {
+    let tensor = |(n, input): (usize, &SampleInput)| input.tensor(dtype, seed, n as u32);
+    sample.inputs.iter().enumerate().map(tensor).collect()
+}
+
+/// The outputs after each of these parts.
+fn run(
+    engine: &mut dyn Engine,
+    sample: &Sample,
+    inputs: &[HostTensor],
+    parts: &[Part],
+) -> Result<Vec<Vec<HostTensor>>, EngineError> {
+    let (program, types) = program(sample, inputs);
+    let id = engine.load(program)?;
+    let mut each = Vec::new();
+    for &part in parts {
+        for (n, input) in inputs.iter().enumerate() {
+            engine.write_input(id, &format!("in{n}"), input.bytes())?;
+        }
+        engine.run(id, part)?;
+        let outputs = engine.outputs(id)?;
+        let mut made = Vec::new();
+        for (k, &ty) in types.iter().enumerate() {
+            let mut tensor = HostTensor::zeros(ty);
+            tensor.bytes_mut().copy_from_slice(outputs.get(&format!("out{k}"))?);
+            made.push(tensor);
+        }
+        each.push(made);
+    }
+    Ok(each)
+}
+
+fn relative(a: &[f64], b: &[f64]) -> f64 {
+    let norm = |x: &mut dyn Iterator<Item = f64>| x.map(|v| v * v).sum::<f64>().sqrt();
+    norm(&mut a.iter().zip(b).map(|(x, y)| x - y)) / norm(&mut b.iter().copied()).max(1e-30)
+}
+
+/// Compares what a card made with what the CPU made of the same inputs, by the bars of docs/numerics.md.
+fn compare(what: &str, dtype: DType, found: &[HostTensor], expected: &[HostTensor]) {
+    for (k, (found, expected)) in found.iter().zip(expected).enumerate() {
+        let ty = found.ty();
+        if !matches!(ty.dtype, DType::F32 | DType::BF16) {
+            assert!(found.bytes() == expected.bytes(), "{what}: output {k} ({ty}) differs");
+            continue;
+        }
+        let (found, expected) = (found.to_f64(), expected.to_f64());
+        if dtype == DType::F32 {
+            let error = relative(&found, &expected);
+            assert!(error <= 1e-5, "{what}: output {k} ({ty}) is off by {error:e}");
+            continue;
+        }
+        let rms = (expected.iter().map(|x| x * x).sum::<f64>() / expected.len().max(1) as f64).sqrt();
+        for (i, (a, b)) in found.iter().zip(&expected).enumerate() {
+            let near = (a - b).abs() <= 1.6e-2 * (b.abs() + 2.0 * rms);
+            assert!(near, "{what}: element {i} of output {k} ({ty}) is {a} instead of {b}");
+        }
+    }
+}
+
+/// One sample in one type.
+fn check(sample: &Sample, dtype: DType) -> Result<(), Failed> {
+    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH)?;
+    let inputs = inputs(sample, dtype, now.as_nanos() as u64);
+    let types: Vec<_> = inputs.iter().map(|t| t.ty()).collect();
+    let what = format!("{:?} on {types:?} in {dtype}", op(sample));
+    let parts = [Part::First, Part::Next];
+    let mut cpu = CpuEngine::new(Arc::new(cpu_kernels()));
+    cpu.set_checks(POISONED);
+    // In bf16 the bar is that of the f32 op on the same numbers.
+    let wide: Vec<HostTensor> = (sample.inputs.iter().zip(&inputs))
+        .map(|(s, t)| match s.ty.dtype == DType::F32 {
+            true => HostTensor::from_f64(s.ty, &t.to_f64()),
+            false => t.clone(),
+        })
+        .collect();
+    let expected = run(&mut cpu, sample, &wide, &parts)?;
+
+    let mut card = CudaEngine::new(Arc::new(cuda_kernels()), Gpu::open(0)?)?;
+    card.set_checks(POISONED);
+    let found = run(&mut card, sample, &inputs, &parts)?;
+    for (found, expected) in found.iter().zip(&expected) {
+        compare(&what, dtype, found, expected);
+    }
+
+    // Tried, recorded, replayed: the same to the bit.
+    card.set_checks(Checks::default());
+    let thrice = [parts, parts, parts].concat();
+    let replayed = run(&mut card, sample, &inputs, &thrice)?;
+    let bytes = |made: &[HostTensor]| made.iter().map(|t| t.bytes().to_vec()).collect::<Vec<_>>();
+    for (n, replayed) in replayed.iter().enumerate() {
+        assert!(bytes(replayed) == bytes(&found[n % 2]), "{what}: run {n} differs");
+    }
+    Ok(())
+}
+
+fn main() {
+    let arguments = Arguments::from_args();
+    let missing = match Gpu::open(0) {
+        Ok(_) => None,
+        Err(error @ (CudaError::Missing(_) | CudaError::NoDevice)) => Some(error),
+        Err(error) => panic!("{error}"),
+    };
+    if let Some(reason) = &missing {
+        eprintln!("no card: {reason}");
+    }
+    let kernels = cuda_kernels();
+    let mut tests = Vec::new();
+    for (size, samples) in [("small", samples()), ("large", large_samples())] {
+        for (n, sample) in samples.into_iter().enumerate().filter(|(_, s)| kernels.find(op(s)).is_some()) {
+            let sample = Arc::new(sample);
+            for dtype in [DType::F32, DType::BF16] {
+                let (sample, name) = (sample.clone(), format!("{}_{size}_{n}_{dtype}", op(&sample).name()));
+                let test = Trial::test(name, move || check(&sample, dtype));
+                tests.push(test.with_ignored_flag(missing.is_some()));
+            }
+        }
+    }
+    libtest_mimic::run(&arguments, tests).exit();
+}

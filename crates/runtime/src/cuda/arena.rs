@@ -1,0 +1,142 @@
+//! The memory of an engine on a card: state and exchange in chunks of their own, and scratch, which grows in place.
+
+use crate::engine::{StateKey, state_key};
+use crate::{EngineError, StateEntry};
+use std::collections::HashMap;
+use xtrain_cuda::{Context, CudaError, DeviceMemory, DeviceSpan, GrowingMemory, Stream};
+use xtrain_program::{Plan, Program, Region, StateKind, Storage, Value};
+use xtrain_tensor::TensorType;
+use xtrain_tensor::host::ALIGN_BYTES;
+
+/// Bytes of a part of the memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Span {
+    chunk: Chunk,
+    offset: usize,
+    pub(super) bytes: usize,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Chunk {
+    Scratch,
+    Lasting(usize),
+}
+
+impl Span {
+    /// A span of scratch.
+    pub(super) fn scratch(offset: usize, bytes: usize) -> Span {
+        Span { chunk: Chunk::Scratch, offset, bytes }
+    }
+
+    /// `bytes` of it from its byte `offset` on.
+    pub(super) fn part(self, offset: usize, bytes: usize) -> Span {
+        Span { offset: self.offset + offset, bytes, ..self }
+    }
+}
+
+pub(super) struct Arena {
+    context: Context,
+    scratch: GrowingMemory,
+    /// As planned; what backs it is a little more.
+    scratch_bytes: usize,
+    lasting: Vec<DeviceMemory>,
+    state: Vec<(StateKey, TensorType, Span)>,
+    by_key: HashMap<StateKey, usize>,
+}
+
+impl Arena {
+    pub(super) fn new(context: &Context) -> Result<Self, CudaError> {
+        Ok(Arena {
+            context: context.clone(),
+            scratch: GrowingMemory::new(context)?,
+            scratch_bytes: 0,
+            lasting: Vec::new(),
+            state: Vec::new(),
+            by_key: HashMap::new(),
+        })
+    }
+
+    /// Gives memory to the state and constants that `program` uses and the engine does not hold yet, to its exchange with the host, and
+    /// to scratch. State begins as zeros. Returns the span of the exchange.
+    pub(super) fn make_room(
+        &mut self,
+        program: &Program,
+        plan: &Plan,
+        stream: &Stream,
+    ) -> Result<Span, EngineError> {
+        let mut fresh = Vec::new();
+        let mut bytes = plan.region_bytes[Region::Io as usize];
+        let io = bytes;
+        for value in &program.values {
+            let Some(key) = state_key(value) else { continue };
+            match self.by_key.get(&key) {
+                Some(&at) => key.agrees(self.state[at].1, value.ty)?,
+                None => {
+                    fresh.push((key, value, bytes));
+                    bytes += value.ty.bytes().next_multiple_of(ALIGN_BYTES);
+                }
+            }
+        }
+        let scratch = plan.region_bytes[Region::Scratch as usize];
+        let held = self.planned_bytes();
+        let more = bytes + scratch.saturating_sub(self.scratch_bytes);
+        let (free, _) = self.context.memory()?;
+        let refused = |free: usize| EngineError::Memory {
+            needed_bytes: held + more,
+            available_bytes: Some((held + free) as u64),
+        };
+        if more > free {
+            return Err(refused(free));
+        }
+        let told = |error: CudaError| match error {
+            CudaError::Memory { free, .. } => refused(free),
+            other => other.into(),
+        };
+        self.scratch.grow(scratch).map_err(told)?;
+        self.scratch_bytes = self.scratch_bytes.max(scratch);
+        let memory = DeviceMemory::new(&self.context, bytes).map_err(told)?;
+        memory.all().fill(0, stream)?;
+        self.lasting.push(memory);
+        let chunk = Chunk::Lasting(self.lasting.len() - 1);
+        for (key, value, offset) in fresh {
+            let span = Span { chunk, offset, bytes: value.ty.bytes() };
+            if let Storage::Constant { make, .. } = &value.storage {
+                self.at(span).write(make().bytes(), stream)?;
+            }
+            self.by_key.insert(key.clone(), self.state.len());
+            self.state.push((key, value.ty, span));
+        }
+        Ok(Span { chunk, offset: 0, bytes: io })
+    }
+
+    /// The memory of a span.
+    pub(super) fn at(&self, span: Span) -> DeviceSpan<'_> {
+        let range = span.offset..span.offset + span.bytes;
+        match span.chunk {
+            Chunk::Scratch => self.scratch.span(range),
+            Chunk::Lasting(n) => self.lasting[n].span(range),
+        }
+    }
+
+    /// Where a state value or a constant lives.
+    pub(super) fn lasting(&self, value: &Value) -> Option<Span> {
+        self.by_key.get(&state_key(value)?).map(|&at| self.state[at].2)
+    }
+
+    /// Type and place of a state value.
+    pub(super) fn state(&self, kind: StateKind, name: &str) -> Result<(TensorType, Span), EngineError> {
+        match self.by_key.get(&StateKey::State(kind, name.into())) {
+            Some(&at) => Ok((self.state[at].1, self.state[at].2)),
+            None => Err(EngineError::Unknown { what: kind.name(), name: name.into() }),
+        }
+    }
+
+    pub(super) fn state_entries(&self) -> Vec<StateEntry> {
+        self.state.iter().filter_map(|(key, ty, _)| key.entry(*ty)).collect()
+    }
+
+    /// Bytes of all that was planned.
+    pub(super) fn planned_bytes(&self) -> usize {
+        self.scratch_bytes + self.lasting.iter().map(DeviceMemory::bytes).sum::<usize>()
+    }
+}

@@ -1,0 +1,374 @@
+//! The executor on a card: an arena as planned, every op made ready once, and the parts of a program recorded as graphs.
+//!
+//! A part runs op by op the first time, which lets libraries load what they load late; the second time it is recorded, and from then on
+//! replayed by one call. Addresses never change: state is allocated once, and scratch grows in place. Inputs travel through a ring of
+//! pinned memory, so the host prepares a step while others run.
+
+mod arena;
+mod ring;
+
+use crate::engine::Promise;
+use crate::{Checks, Engine, EngineError, Outputs, Part, ProgramId, StateEntry, Ticket};
+use arena::{Arena, Span};
+use ring::{Inputs, Outputs as OutputRing};
+use std::collections::HashMap;
+use std::ops::Range;
+use std::sync::Arc;
+use xtrain_cuda::{
+    CudaError, CudaKernel, CudaOutput, CudaTensor, Gpu, Graph, GraphExec, Operands, Stream, Work,
+};
+use xtrain_program::{Instance, KernelTable, Location, Op, Plan, Program, Region, StateKind, ValueId};
+use xtrain_tensor::TensorType;
+
+/// An engine on one card.
+pub struct CudaEngine {
+    kernels: Arc<KernelTable<dyn CudaKernel>>,
+    gpu: Gpu,
+    stream: Stream,
+    arena: Arena,
+    programs: Vec<Loaded>,
+    checks: Checks,
+    /// Whether parts are recorded and replayed.
+    graphs: bool,
+}
+
+struct Loaded {
+    program: Program,
+    /// By value id.
+    spans: Vec<Option<Span>>,
+    /// By instance: the workspace of its kernel.
+    workspaces: Vec<Vec<(TensorType, Span)>>,
+    /// By instance; for a micro-step's the work of the first one and that of the following ones, where they differ.
+    works: Vec<[Option<Work>; 2]>,
+    graphs: HashMap<Part, Recording>,
+    /// Where the inputs lie on the card, and their way to it.
+    input_span: Span,
+    inputs: Inputs,
+    /// Where the outputs lie on the card, and their way from it.
+    output_span: Span,
+    outputs: OutputRing,
+    /// Where each output lies in their span.
+    output_places: Arc<Vec<(Arc<str>, Range<usize>)>>,
+    /// The offset of each input in their span, and its length, by name.
+    input_places: HashMap<Arc<str>, (TensorType, Range<usize>)>,
+}
+
+enum Recording {
+    /// It ran once, op by op.
+    Tried,
+    Ready(GraphExec),
+}
+
+/// The workspace that an op's kernel needs on a card; a plan for one takes it, and needs no card.
+pub fn cuda_workspace(
+    kernels: &KernelTable<dyn CudaKernel>,
+) -> impl Fn(&dyn Op, &[TensorType]) -> Vec<TensorType> {
+    |op, inputs| kernels.find(op).map(|kernel| kernel.workspace(inputs)).unwrap_or_default()
+}
+
+impl CudaEngine {
+    /// An engine with these kernels on `gpu`.
+    pub fn new(kernels: Arc<KernelTable<dyn CudaKernel>>, gpu: Gpu) -> Result<Self, EngineError> {
+        let stream = Stream::new(gpu.context())?;
+        let arena = Arena::new(gpu.context())?;
+        Ok(CudaEngine {
+            kernels,
+            gpu,
+            stream,
+            arena,
+            programs: Vec::new(),
+            checks: Checks::default(),
+            graphs: true,
+        })
+    }
+
+    /// Sets what is checked from now on. Any check has every op run by itself.
+    pub fn set_checks(&mut self, checks: Checks) {
+        self.checks = checks;
+    }
+
+    /// Sets whether parts are recorded as graphs and replayed; the results are the same to the bit.
+    pub fn set_graphs(&mut self, graphs: bool) {
+        self.graphs = graphs;
+    }
+
+    /// The card.
+    pub fn gpu(&self) -> &Gpu {
+        &self.gpu
+    }
+
+    /// The stream that everything runs in.
+    pub fn stream(&self) -> &Stream {
+        &self.stream
+    }
+
+    /// Makes the instances of `part` ready that are not yet.
+    fn make_ready(&mut self, id: ProgramId, part: Part) -> Result<(), EngineError> {
+        let first = part.is_first();
+        for index in 0..self.programs[id.0].program.instances.len() {
+            let loaded = &self.programs[id.0];
+            let instance = &loaded.program.instances[index];
+            let variant = loaded.variant(index, first);
+            if !part.includes(instance.phase) || loaded.works[index][variant].is_some() {
+                continue;
+            }
+            let kernel = find(&self.kernels, instance, &self.gpu)?;
+            let work = ready(kernel, &self.gpu, &self.arena, loaded, index, first)?;
+            self.programs[id.0].works[index][variant] = Some(work);
+        }
+        Ok(())
+    }
+
+    /// Puts the instances of `part` into the stream, one by one.
+    fn put_all(&self, id: ProgramId, part: Part) -> Result<(), EngineError> {
+        let loaded = &self.programs[id.0];
+        let first = part.is_first();
+        for (index, instance) in loaded.program.instances.iter().enumerate() {
+            if !part.includes(instance.phase) {
+                continue;
+            }
+            if self.checks.poison {
+                self.poison(loaded, index, first)?;
+            }
+            loaded.copy_over(index, &self.arena, &self.stream)?;
+            let work = loaded.works[index][loaded.variant(index, first)].as_ref().expect("made ready before");
+            work.put(&self.stream)?;
+            if self.checks.numerics {
+                self.check_finite(loaded, instance)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn poison(&self, loaded: &Loaded, index: usize, first: bool) -> Result<(), EngineError> {
+        let instance = &loaded.program.instances[index];
+        let in_place = instance.code.op().in_place();
+        for (k, o) in instance.outputs.iter().enumerate() {
+            let ty = loaded.program.ty(o.value);
+            let holds_input = in_place.iter().any(|&(p, _)| p == k);
+            if !o.mode.accumulates(first) && !holds_input && ty.dtype.is_float() {
+                self.arena.at(loaded.span(o.value)).fill(0xFF, &self.stream)?;
+            }
+        }
+        for &(_, span) in &loaded.workspaces[index] {
+            self.arena.at(span).fill(0xFF, &self.stream)?;
+        }
+        Ok(())
+    }
+
+    fn check_finite(&self, loaded: &Loaded, instance: &Instance) -> Result<(), EngineError> {
+        for (output, o) in instance.outputs.iter().enumerate() {
+            let ty = loaded.program.ty(o.value);
+            if !ty.dtype.is_float() {
+                continue;
+            }
+            let bytes = self.arena.at(loaded.span(o.value)).read(&self.stream)?;
+            if xtrain_tensor::host::decode(ty, &bytes).iter().any(|x| !x.is_finite()) {
+                return Err(EngineError::NonFinite {
+                    op: instance.code.op().name(),
+                    site: instance.origin.to_string(),
+                    role: instance.origin.role.name(),
+                    output,
+                    ty: ty.into(),
+                });
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Loaded {
+    fn span(&self, value: ValueId) -> Span {
+        self.spans[value.0 as usize].expect("every operand is planned")
+    }
+
+    /// Which of an instance's works runs: 1 where it adds to what the first micro-step overwrites.
+    fn variant(&self, index: usize, first: bool) -> usize {
+        let outputs = &self.program.instances[index].outputs;
+        usize::from(!first && outputs.iter().any(|o| o.mode.accumulates(false) != o.mode.accumulates(true)))
+    }
+
+    /// Copies the inputs that outputs are computed over and whose memory these do not share.
+    fn copy_over(&self, index: usize, arena: &Arena, stream: &Stream) -> Result<(), CudaError> {
+        let instance = &self.program.instances[index];
+        for &(o, n) in instance.code.op().in_place() {
+            let (from, to) = (self.span(instance.inputs[n]), self.span(instance.outputs[o].value));
+            if from != to {
+                arena.at(to).copy_from(arena.at(from), stream)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+fn find<'a>(
+    kernels: &'a KernelTable<dyn CudaKernel>,
+    instance: &'a Instance,
+    gpu: &Gpu,
+) -> Result<&'a dyn CudaKernel, EngineError> {
+    kernels.find(instance.code.op()).ok_or_else(|| EngineError::NoKernel {
+        op: instance.code.op().name(),
+        site: instance.origin.to_string(),
+        device: gpu.info().name.clone(),
+    })
+}
+
+fn ready(
+    kernel: &dyn CudaKernel,
+    gpu: &Gpu,
+    arena: &Arena,
+    loaded: &Loaded,
+    index: usize,
+    first: bool,
+) -> Result<Work, EngineError> {
+    let instance = &loaded.program.instances[index];
+    let tensor = |ty, span| CudaTensor { ty, place: arena.at(span).pointer() };
+    let mut inputs: Vec<CudaTensor> =
+        instance.inputs.iter().map(|&v| tensor(loaded.program.ty(v), loaded.span(v))).collect();
+    let output = |o: &xtrain_program::Output| CudaOutput {
+        ty: loaded.program.ty(o.value),
+        place: arena.at(loaded.span(o.value)).pointer(),
+        accumulate: o.mode.accumulates(first),
+    };
+    let outputs: Vec<CudaOutput> = instance.outputs.iter().map(output).collect();
+    for &(o, n) in instance.code.op().in_place() {
+        inputs[n].place = outputs[o].place;
+    }
+    let workspace: Vec<CudaTensor> =
+        loaded.workspaces[index].iter().map(|&(ty, span)| tensor(ty, span)).collect();
+    Ok(kernel.ready(gpu, &Operands { inputs: &inputs, outputs: &outputs, workspace: &workspace })?)
+}
+
+impl Engine for CudaEngine {
+    fn load(&mut self, program: Program) -> Result<ProgramId, EngineError> {
+        for instance in &program.instances {
+            find(&self.kernels, instance, &self.gpu)?;
+        }
+        let plan = Plan::of(&program, &cuda_workspace(&self.kernels));
+        // What is under way may use what is written below.
+        self.stream.synchronize()?;
+        let io = self.arena.make_room(&program, &plan, &self.stream)?;
+        let place = |id: ValueId| {
+            let at = plan.locations[id.0 as usize]?;
+            match at.region {
+                Region::State => self.arena.lasting(program.value(id)),
+                Region::Io => Some(io.part(at.offset, at.bytes)),
+                Region::Scratch => Some(Span::scratch(at.offset, at.bytes)),
+            }
+        };
+        let spans = program.ids().map(place).collect();
+        let workspace = |of: &Vec<(TensorType, Location)>| {
+            of.iter().map(|&(ty, at)| (ty, Span::scratch(at.offset, at.bytes))).collect()
+        };
+        let workspaces = plan.workspaces.iter().map(workspace).collect();
+        let context = self.gpu.context();
+        let output_bytes = plan.region_bytes[Region::Io as usize] - plan.input_bytes;
+        let place_of = |id: ValueId, base: usize| {
+            let at = plan.location(id);
+            at.offset - base..at.offset - base + at.bytes
+        };
+        let input_places =
+            program.inputs().map(|(name, id)| (name, (program.ty(id), place_of(id, 0)))).collect();
+        let output_places =
+            Arc::new(program.outputs().map(|(name, id)| (name, place_of(id, plan.input_bytes))).collect());
+        let loaded = Loaded {
+            input_span: io.part(0, plan.input_bytes),
+            inputs: Inputs::new(context, plan.input_bytes)?,
+            output_span: io.part(plan.input_bytes, output_bytes),
+            outputs: OutputRing::new(context, output_bytes)?,
+            output_places,
+            input_places,
+            works: program.instances.iter().map(|_| [None, None]).collect(),
+            graphs: HashMap::new(),
+            spans,
+            workspaces,
+            program,
+        };
+        self.programs.push(loaded);
+        let id = ProgramId(self.programs.len() - 1);
+        // All parts now: trying algorithms writes where later parts find what earlier ones left.
+        let made = self.make_ready(id, Part::Whole).and_then(|()| self.make_ready(id, Part::Next));
+        if made.is_err() {
+            self.programs.pop();
+        }
+        made.map(|()| id)
+    }
+
+    fn write_input(&mut self, program: ProgramId, name: &str, bytes: &[u8]) -> Result<(), EngineError> {
+        let loaded = &mut self.programs[program.0];
+        let Some((ty, range)) = loaded.input_places.get(name) else {
+            return Err(EngineError::Unknown { what: "input", name: name.into() });
+        };
+        if bytes.len() != range.len() {
+            let (expected, found) = (range.len(), bytes.len());
+            return Err(EngineError::Length { name: name.into(), ty: (*ty).into(), expected, found });
+        }
+        loaded.inputs.staged()[range.clone()].copy_from_slice(bytes);
+        Ok(())
+    }
+
+    fn run(&mut self, id: ProgramId, part: Part) -> Result<(), EngineError> {
+        let loaded = &mut self.programs[id.0];
+        loaded.inputs.send(self.arena.at(loaded.input_span), &self.stream)?;
+        let plain = !self.graphs || self.checks != Checks::default();
+        if !plain && matches!(self.programs[id.0].graphs.get(&part), Some(Recording::Tried)) {
+            let graph = Graph::record(&self.stream, || self.put_all(id, part))?;
+            self.programs[id.0].graphs.insert(part, Recording::Ready(graph.instantiate()?));
+        }
+        match self.programs[id.0].graphs.get_mut(&part) {
+            Some(Recording::Ready(graph)) if !plain => Ok(graph.launch(&self.stream)?),
+            _ => {
+                self.put_all(id, part)?;
+                self.programs[id.0].graphs.entry(part).or_insert(Recording::Tried);
+                Ok(())
+            }
+        }
+    }
+
+    fn fetch(&mut self, program: ProgramId) -> Result<Ticket, EngineError> {
+        let loaded = &mut self.programs[program.0];
+        let fetch = loaded.outputs.fetch(self.arena.at(loaded.output_span), &self.stream)?;
+        Ok(Ticket(Promise::Copying { program, fetch }))
+    }
+
+    fn is_ready(&self, ticket: &Ticket) -> Result<bool, EngineError> {
+        match &ticket.0 {
+            Promise::Kept(_) => Ok(true),
+            Promise::Copying { program, fetch } => Ok(self.programs[program.0].outputs.is_here(*fetch)?),
+        }
+    }
+
+    fn collect(&mut self, ticket: Ticket) -> Result<Outputs, EngineError> {
+        match ticket.0 {
+            Promise::Kept(outputs) => Ok(outputs),
+            Promise::Copying { program, fetch } => {
+                let loaded = &mut self.programs[program.0];
+                let gone = || EngineError::Unknown { what: "ticket", name: fetch.to_string() };
+                let bytes = loaded.outputs.take(fetch)?.ok_or_else(gone)?;
+                Ok(Outputs { bytes, places: loaded.output_places.clone() })
+            }
+        }
+    }
+
+    fn state_entries(&self) -> Vec<StateEntry> {
+        self.arena.state_entries()
+    }
+
+    fn read_state(&mut self, kind: StateKind, name: &str) -> Result<Vec<u8>, EngineError> {
+        let (_, span) = self.arena.state(kind, name)?;
+        Ok(self.arena.at(span).read(&self.stream)?)
+    }
+
+    fn write_state(&mut self, kind: StateKind, name: &str, bytes: &[u8]) -> Result<(), EngineError> {
+        let (ty, span) = self.arena.state(kind, name)?;
+        if bytes.len() != ty.bytes() {
+            let (expected, found) = (ty.bytes(), bytes.len());
+            return Err(EngineError::Length { name: name.into(), ty: ty.into(), expected, found });
+        }
+        Ok(self.arena.at(span).write(bytes, &self.stream)?)
+    }
+
+    fn memory_bytes(&self) -> usize {
+        self.arena.planned_bytes()
+    }
+}

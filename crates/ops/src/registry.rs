@@ -224,7 +224,12 @@ macro_rules! on_card {
     };
 }
 
-on_card![crate::add::Add];
+on_card![
+    crate::add::Add,
+    crate::attention::Attention,
+    crate::attention::AttentionGrad,
+    crate::cached_attention::CachedAttention
+];
 
 /// The ops that passes insert.
 #[derive(Clone, Copy, Debug, Default)]

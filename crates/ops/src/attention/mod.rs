@@ -12,12 +12,14 @@
 pub(crate) mod block;
 pub(crate) mod columns;
 mod cpu;
+mod cuda;
 mod grad;
 #[cfg(test)]
 mod tests;
 
-use crate::registry::{Fill, Registered, Sample, SampleInput};
+use crate::registry::{Fill, OnCard, Registered, Sample, SampleInput};
 use crate::{float_shaped, fused_heads, int_vector};
+use xtrain_cuda::KernelSource;
 use xtrain_program::{Backward, Cost, Differentiable, Op, OpError, Operand, Role};
 use xtrain_tensor::TensorType;
 
@@ -185,4 +187,12 @@ impl Registered for AttentionGrad {
             ],
         )
     }
+}
+
+impl OnCard for Attention {
+    const SOURCES: &'static [KernelSource] = &[cuda::SOURCE];
+}
+
+impl OnCard for AttentionGrad {
+    const SOURCES: &'static [KernelSource] = &[cuda::SOURCE];
 }

@@ -8,11 +8,13 @@
 //! Same columns, scale and rounding as [`attention`](crate::attention).
 
 mod cpu;
+mod cuda;
 #[cfg(test)]
 mod tests;
 
-use crate::registry::{Fill, Registered, Sample, SampleInput};
+use crate::registry::{Fill, OnCard, Registered, Sample, SampleInput};
 use crate::{fused_heads, int_vector};
+use xtrain_cuda::KernelSource;
 use xtrain_program::{Cost, Op, OpError, Operand};
 use xtrain_tensor::TensorType;
 
@@ -101,4 +103,8 @@ impl Registered for CachedAttention {
             ],
         )
     }
+}
+
+impl OnCard for CachedAttention {
+    const SOURCES: &'static [KernelSource] = &[cuda::SOURCE];
 }

@@ -1,0 +1,331 @@
+// Causal attention and its backward on the ordinary cores, in f32: what serves where nothing faster can (f32 operands, odd sizes).
+//
+// HEAD_DIM and TILE are set by the launcher. A block has 16 x 16 threads and works on tiles of TILE queries by TILE keys; thread (x, y)
+// has the elements of rows y * R.. and columns x, x + 16, .. of a tile (so that a row belongs to 16 neighbouring lanes, which reduce it
+// by shuffles) and the columns x, x + 16, .. of WIDTH, the head's width rounded up to 16. All tiles that are multiplied stand in shared
+// memory as floats, with zeros behind the head's width and behind the sequence's end.
+
+constexpr int R = TILE / 16;
+constexpr int WIDTH = (HEAD_DIM + 15) / 16 * 16;
+constexpr int COLUMNS = WIDTH / 16;
+// One more word a row: rows are read by 16 lanes at once.
+constexpr int PITCH = WIDTH + 1;
+constexpr int SCORES = TILE + 1;
+
+struct Shape {
+    int seq_len;
+    int heads;
+    int kv_heads;
+    // By token, where its document starts in its sequence; null where a sequence is one document.
+    const int* doc_start;
+};
+
+struct Forward {
+    const void* qkv;
+    void* o;
+    float* lse;
+    Shape shape;
+};
+
+struct Backward {
+    const void* d_o;
+    const void* qkv;
+    const void* o;
+    const float* lse;
+    // f32 [B, heads, S]: the sum of d_o * o over a head's columns.
+    float* delta;
+    void* dqkv;
+    Shape shape;
+};
+
+extern __shared__ float space[];
+
+// Columns of qkv.
+__device__ __forceinline__ i64 row_width(const Shape& s) { return (i64)(s.heads + 2 * s.kv_heads) * HEAD_DIM; }
+
+// Copies rows first.. of one head of a sequence into a tile, times `scale`.
+template <class T>
+__device__ __forceinline__ void load(float* tile, const T* rows, i64 stride, int first, int seq_len, float scale) {
+    int thread = threadIdx.y * 16 + threadIdx.x;
+    for (int i = thread; i < TILE * WIDTH; i += 256) {
+        int row = i / WIDTH, column = i % WIDTH;
+        bool there = first + row < seq_len && column < HEAD_DIM;
+        tile[row * PITCH + column] = there ? widen(rows[(first + row) * stride + column]) * scale : 0.0f;
+    }
+}
+
+// product[i][j] += the dot product of row y * R + i of a and row x + 16 j of b.
+__device__ __forceinline__ void multiply_rows(float (&product)[R][R], const float* a, const float* b) {
+    for (int k = 0; k < WIDTH; k++) {
+        float x[R], y[R];
+#pragma unroll
+        for (int i = 0; i < R; i++) x[i] = a[(threadIdx.y * R + i) * PITCH + k];
+#pragma unroll
+        for (int j = 0; j < R; j++) y[j] = b[(threadIdx.x + 16 * j) * PITCH + k];
+#pragma unroll
+        for (int i = 0; i < R; i++)
+#pragma unroll
+            for (int j = 0; j < R; j++) product[i][j] += x[i] * y[j];
+    }
+}
+
+// sum[i][c] += row y * R + i of p times column x + 16 c of b.
+__device__ __forceinline__ void multiply(float (&sum)[R][COLUMNS], const float* p, const float* b) {
+    for (int k = 0; k < TILE; k++) {
+        float x[R];
+#pragma unroll
+        for (int i = 0; i < R; i++) x[i] = p[(threadIdx.y * R + i) * SCORES + k];
+#pragma unroll
+        for (int c = 0; c < COLUMNS; c++) {
+            float y = b[k * PITCH + threadIdx.x + 16 * c];
+#pragma unroll
+            for (int i = 0; i < R; i++) sum[i][c] += x[i] * y;
+        }
+    }
+}
+
+// The same with p transposed: sum[i][c] += column y * R + i of p times column x + 16 c of b.
+__device__ __forceinline__ void multiply_transposed(float (&sum)[R][COLUMNS], const float* p, const float* b) {
+    for (int k = 0; k < TILE; k++) {
+        float x[R];
+#pragma unroll
+        for (int i = 0; i < R; i++) x[i] = p[k * SCORES + threadIdx.y * R + i];
+#pragma unroll
+        for (int c = 0; c < COLUMNS; c++) {
+            float y = b[k * PITCH + threadIdx.x + 16 * c];
+#pragma unroll
+            for (int i = 0; i < R; i++) sum[i][c] += x[i] * y;
+        }
+    }
+}
+
+template <class T>
+__device__ __forceinline__ void store(T* rows, i64 stride, int first, int seq_len, const float (&sum)[R][COLUMNS]) {
+#pragma unroll
+    for (int i = 0; i < R; i++) {
+        int row = first + threadIdx.y * R + i;
+#pragma unroll
+        for (int c = 0; c < COLUMNS; c++) {
+            int column = threadIdx.x + 16 * c;
+            if (row < seq_len && column < HEAD_DIM) rows[row * stride + column] = narrow<T>(sum[i][c]);
+        }
+    }
+}
+
+// Sums and maxima over the 16 lanes that share a row.
+__device__ __forceinline__ float row_sum(float x) {
+#pragma unroll
+    for (int lane = 8; lane > 0; lane /= 2) x += __shfl_xor_sync(0xffffffffu, x, lane);
+    return x;
+}
+
+__device__ __forceinline__ float row_max(float x) {
+#pragma unroll
+    for (int lane = 8; lane > 0; lane /= 2) x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, lane));
+    return x;
+}
+
+__device__ __forceinline__ int first_key(const Shape& s, int sequence, int query) {
+    return s.doc_start && query < s.seq_len ? s.doc_start[(i64)sequence * s.seq_len + query] : 0;
+}
+
+// A block a tile of queries of a head of a sequence (grid: tiles, heads, sequences). The softmax is formed as keys come (Milakov &
+// Gimelshein, arXiv 1805.02867): what was summed is scaled down whenever a larger score appears.
+template <class T> __device__ __forceinline__ void forward(const Forward& at) {
+    const Shape& s = at.shape;
+    float* q = space;
+    float* k = q + TILE * PITCH;
+    float* v = k + TILE * PITCH;
+    float* p = v + TILE * PITCH;
+    // The longest tiles first.
+    int tile = gridDim.x - 1 - blockIdx.x, head = blockIdx.y, sequence = blockIdx.z;
+    int kv_head = head / (s.heads / s.kv_heads), first = tile * TILE;
+    i64 width = row_width(s);
+    const T* rows = (const T*)at.qkv + sequence * (i64)s.seq_len * width;
+    load(q, rows + head * HEAD_DIM, width, first, s.seq_len, rsqrtf((float)HEAD_DIM));
+
+    float largest[R], total[R], o[R][COLUMNS] = {};
+    int seen_from[R];
+#pragma unroll
+    for (int i = 0; i < R; i++) {
+        largest[i] = -INFINITY_F;
+        total[i] = 0.0f;
+        seen_from[i] = first_key(s, sequence, first + threadIdx.y * R + i);
+    }
+    // Documents follow each other, so the first query sees furthest back.
+    for (int keys = first_key(s, sequence, first) / TILE * TILE; keys <= first; keys += TILE) {
+        __syncthreads();
+        load(k, rows + (s.heads + kv_head) * HEAD_DIM, width, keys, s.seq_len, 1.0f);
+        load(v, rows + (s.heads + s.kv_heads + kv_head) * HEAD_DIM, width, keys, s.seq_len, 1.0f);
+        __syncthreads();
+        float score[R][R] = {};
+        multiply_rows(score, q, k);
+#pragma unroll
+        for (int i = 0; i < R; i++) {
+            int query = first + threadIdx.y * R + i;
+            float most = largest[i];
+#pragma unroll
+            for (int j = 0; j < R; j++) {
+                int key = keys + threadIdx.x + 16 * j;
+                if (key > query || key < seen_from[i]) score[i][j] = -INFINITY_F;
+                most = fmaxf(most, score[i][j]);
+            }
+            most = row_max(most);
+            // Nothing seen yet: exp(-inf - -inf) would be NaN.
+            float shift = most == -INFINITY_F ? 0.0f : most, sum = 0.0f;
+            float shrink = __expf(largest[i] - shift);
+#pragma unroll
+            for (int j = 0; j < R; j++) {
+                float e = __expf(score[i][j] - shift);
+                p[(threadIdx.y * R + i) * SCORES + threadIdx.x + 16 * j] = e;
+                sum += e;
+            }
+            total[i] = total[i] * shrink + row_sum(sum);
+            largest[i] = most;
+#pragma unroll
+            for (int c = 0; c < COLUMNS; c++) o[i][c] *= shrink;
+        }
+        // The rows of p that a thread reads were written by its own half-warp.
+        __syncwarp();
+        multiply(o, p, v);
+    }
+#pragma unroll
+    for (int i = 0; i < R; i++) {
+        int query = first + threadIdx.y * R + i;
+#pragma unroll
+        for (int c = 0; c < COLUMNS; c++) o[i][c] /= total[i];
+        if (threadIdx.x == 0 && query < s.seq_len)
+            at.lse[((i64)sequence * s.heads + head) * s.seq_len + query] = largest[i] + logf(total[i]);
+    }
+    i64 out_width = (i64)s.heads * HEAD_DIM;
+    store((T*)at.o + sequence * (i64)s.seq_len * out_width + head * HEAD_DIM, out_width, first, s.seq_len, o);
+}
+
+// delta = the sum of d_o * o over a head's columns: a warp a query and head (grid: queries by blockDim.y, heads, sequences).
+template <class T> __device__ __forceinline__ void backward_delta(const Backward& at) {
+    const Shape& s = at.shape;
+    int query = blockIdx.x * blockDim.y + threadIdx.y, head = blockIdx.y, sequence = blockIdx.z;
+    if (query >= s.seq_len) return;
+    i64 first = (((i64)sequence * s.seq_len + query) * s.heads + head) * HEAD_DIM;
+    float sum = 0.0f;
+    for (int c = threadIdx.x; c < HEAD_DIM; c += 32)
+        sum += widen(((const T*)at.d_o)[first + c]) * widen(((const T*)at.o)[first + c]);
+    sum = warp_sum(sum);
+    if (threadIdx.x == 0) at.delta[((i64)sequence * s.heads + head) * s.seq_len + query] = sum;
+}
+
+// The probabilities of a tile and their gradients times the scale, in this thread's elements.
+__device__ __forceinline__ void gradients_of_scores(
+    float (&p)[R][R], float (&ds)[R][R], const Shape& s, const float* q, const float* k, const float* v, const float* d_o,
+    const float* lse, const float* delta, int sequence, int queries, int keys) {
+    multiply_rows(p, q, k);
+    multiply_rows(ds, d_o, v);
+#pragma unroll
+    for (int i = 0; i < R; i++) {
+        int query = queries + threadIdx.y * R + i;
+        bool there = query < s.seq_len;
+        float l = there ? lse[query] : 0.0f, d = there ? delta[query] : 0.0f;
+        int seen_from = first_key(s, sequence, query);
+#pragma unroll
+        for (int j = 0; j < R; j++) {
+            int key = keys + threadIdx.x + 16 * j;
+            bool seen = there && key <= query && key >= seen_from;
+            p[i][j] = seen ? __expf(p[i][j] - l) : 0.0f;
+            ds[i][j] = p[i][j] * (ds[i][j] - d);
+        }
+    }
+}
+
+// dq: a block a tile of queries, as in the forward.
+template <class T> __device__ __forceinline__ void backward_queries(const Backward& at) {
+    const Shape& s = at.shape;
+    float* q = space;
+    float* d_o = q + TILE * PITCH;
+    float* k = d_o + TILE * PITCH;
+    float* v = k + TILE * PITCH;
+    float* ds_tile = v + TILE * PITCH;
+    int tile = gridDim.x - 1 - blockIdx.x, head = blockIdx.y, sequence = blockIdx.z;
+    int kv_head = head / (s.heads / s.kv_heads), first = tile * TILE;
+    i64 width = row_width(s), out_width = (i64)s.heads * HEAD_DIM;
+    i64 before = sequence * (i64)s.seq_len;
+    const T* rows = (const T*)at.qkv + before * width;
+    const float* lse = at.lse + ((i64)sequence * s.heads + head) * s.seq_len;
+    const float* delta = at.delta + ((i64)sequence * s.heads + head) * s.seq_len;
+    float scale = rsqrtf((float)HEAD_DIM);
+    load(q, rows + head * HEAD_DIM, width, first, s.seq_len, scale);
+    load(d_o, (const T*)at.d_o + before * out_width + head * HEAD_DIM, out_width, first, s.seq_len, 1.0f);
+    float dq[R][COLUMNS] = {};
+    for (int keys = first_key(s, sequence, first) / TILE * TILE; keys <= first; keys += TILE) {
+        __syncthreads();
+        load(k, rows + (s.heads + kv_head) * HEAD_DIM, width, keys, s.seq_len, 1.0f);
+        load(v, rows + (s.heads + s.kv_heads + kv_head) * HEAD_DIM, width, keys, s.seq_len, 1.0f);
+        __syncthreads();
+        float p[R][R] = {}, ds[R][R] = {};
+        gradients_of_scores(p, ds, s, q, k, v, d_o, lse, delta, sequence, first, keys);
+#pragma unroll
+        for (int i = 0; i < R; i++)
+#pragma unroll
+            for (int j = 0; j < R; j++) ds_tile[(threadIdx.y * R + i) * SCORES + threadIdx.x + 16 * j] = ds[i][j] * scale;
+        __syncwarp();
+        multiply(dq, ds_tile, k);
+    }
+    store((T*)at.dqkv + before * width + head * HEAD_DIM, width, first, s.seq_len, dq);
+}
+
+// dk and dv: a block a tile of keys of a key/value head, which goes through the queries of all heads of its group in order (grid:
+// tiles, key/value heads, sequences).
+template <class T> __device__ __forceinline__ void backward_keys(const Backward& at) {
+    const Shape& s = at.shape;
+    float* q = space;
+    float* d_o = q + TILE * PITCH;
+    float* k = d_o + TILE * PITCH;
+    float* v = k + TILE * PITCH;
+    float* p_tile = v + TILE * PITCH;
+    float* ds_tile = p_tile + TILE * SCORES;
+    int keys = blockIdx.x * TILE, kv_head = blockIdx.y, sequence = blockIdx.z, group = s.heads / s.kv_heads;
+    i64 width = row_width(s), out_width = (i64)s.heads * HEAD_DIM;
+    i64 before = sequence * (i64)s.seq_len;
+    const T* rows = (const T*)at.qkv + before * width;
+    int k_column = (s.heads + kv_head) * HEAD_DIM, v_column = (s.heads + s.kv_heads + kv_head) * HEAD_DIM;
+    load(k, rows + k_column, width, keys, s.seq_len, 1.0f);
+    load(v, rows + v_column, width, keys, s.seq_len, 1.0f);
+    float dk[R][COLUMNS] = {}, dv[R][COLUMNS] = {};
+    for (int head = kv_head * group; head < (kv_head + 1) * group; head++) {
+        const float* lse = at.lse + ((i64)sequence * s.heads + head) * s.seq_len;
+        const float* delta = at.delta + ((i64)sequence * s.heads + head) * s.seq_len;
+        for (int queries = keys; queries < s.seq_len; queries += TILE) {
+            // Later documents see none of these keys.
+            if (first_key(s, sequence, queries) >= keys + TILE) break;
+            __syncthreads();
+            load(q, rows + head * HEAD_DIM, width, queries, s.seq_len, rsqrtf((float)HEAD_DIM));
+            load(d_o, (const T*)at.d_o + before * out_width + head * HEAD_DIM, out_width, queries, s.seq_len, 1.0f);
+            __syncthreads();
+            float p[R][R] = {}, ds[R][R] = {};
+            gradients_of_scores(p, ds, s, q, k, v, d_o, lse, delta, sequence, queries, keys);
+#pragma unroll
+            for (int i = 0; i < R; i++)
+#pragma unroll
+                for (int j = 0; j < R; j++) {
+                    int place = (threadIdx.y * R + i) * SCORES + threadIdx.x + 16 * j;
+                    p_tile[place] = p[i][j];
+                    ds_tile[place] = ds[i][j];
+                }
+            __syncthreads();
+            multiply_transposed(dv, p_tile, d_o);
+            // The queries were scaled when they were loaded, as the scores' gradients must be.
+            multiply_transposed(dk, ds_tile, q);
+        }
+    }
+    T* gradients = (T*)at.dqkv + before * width;
+    store(gradients + k_column, width, keys, s.seq_len, dk);
+    store(gradients + v_column, width, keys, s.seq_len, dv);
+}
+
+#define KERNELS(name, T)                                                                                               \
+    extern "C" __global__ void __launch_bounds__(256, 1) attention_##name(Forward at) { forward<T>(at); }                 \
+    extern "C" __global__ void attention_delta_##name(Backward at) { backward_delta<T>(at); }                          \
+    extern "C" __global__ void __launch_bounds__(256, 1) attention_queries_##name(Backward at) { backward_queries<T>(at); } \
+    extern "C" __global__ void __launch_bounds__(256, 1) attention_keys_##name(Backward at) { backward_keys<T>(at); }
+
+KERNELS(f32, float)
+KERNELS(bf16, bf16)

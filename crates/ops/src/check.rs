@@ -29,11 +29,7 @@ struct Case {
 }
 
 fn describe(sample: &Sample) -> String {
-    let op = match &sample.op {
-        SampleOp::Forward(op) => format!("{op:?}"),
-        SampleOp::Plain(op) => format!("{op:?}"),
-    };
-    format!("{op} on {:?}", sample.inputs.iter().map(|i| i.ty).collect::<Vec<_>>())
+    format!("{:?} on {:?}", sample.op(), sample.inputs.iter().map(|i| i.ty).collect::<Vec<_>>())
 }
 
 fn engine() -> CpuEngine {
@@ -69,8 +65,7 @@ fn name_output(program: &mut Program, id: ValueId, name: String) {
 
 /// The op alone, its outputs named out0, out1, ...
 fn forward_case(sample: &Sample, dtype: DType, seed: u64) -> Case {
-    let inputs: Vec<_> =
-        sample.inputs.iter().enumerate().map(|(n, i)| i.tensor(dtype, seed, n as u32)).collect();
+    let inputs = sample.tensors(dtype, seed);
     let (mut program, _, outputs) = trace(sample, &inputs, false);
     let types = outputs.iter().map(|&o| program.ty(o)).collect();
     for (k, &o) in outputs.iter().enumerate() {

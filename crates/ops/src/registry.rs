@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 use xtrain_cuda::{CudaKernel, KernelSource};
-use xtrain_program::{Differentiable, KernelTable, Op, PassOps};
+use xtrain_program::{Differentiable, KernelTable, Op, Operand, PassOps};
 use xtrain_tensor::{CpuKernel, DType, HostTensor, Philox, TensorType};
 
 /// The CPU kernels by op.
@@ -70,6 +70,23 @@ impl Sample {
         Sample { roots: n, ..self }
     }
 
+    /// The op.
+    pub fn op(&self) -> &dyn Op {
+        match &self.op {
+            SampleOp::Forward(op) => op.as_ref(),
+            SampleOp::Plain(op) => op.as_ref(),
+        }
+    }
+
+    /// The inputs as a program that computes in `dtype` has them: what the op keeps as it is stays f32 beside bf16.
+    pub fn tensors(&self, dtype: DType, seed: u64) -> Vec<HostTensor> {
+        let tensor = |(n, input): (usize, &SampleInput)| {
+            let kept = self.op().operand(n) == Operand::Full && dtype == DType::BF16;
+            input.tensor(if kept { DType::F32 } else { dtype }, seed, n as u32)
+        };
+        self.inputs.iter().enumerate().map(tensor).collect()
+    }
+
     /// The same with the first output taken as a loss.
     pub fn loss(self) -> Self {
         Sample { loss: true, ..self }
@@ -104,13 +121,13 @@ impl SampleInput {
         SampleInput { ty: TensorType::new(DType::U32, []), fill, parameter: false }
     }
 
-    /// The same in a format that the check keeps: one that needs scales.
+    /// The same in a format that the check keeps.
     pub fn in_format(self, dtype: DType) -> Self {
         SampleInput { ty: self.ty.with_dtype(dtype), ..self }
     }
 
     /// The input itself, its plain floats as `dtype`; `seed` and `site` say which random numbers.
-    pub fn tensor(&self, dtype: DType, seed: u64, site: u32) -> HostTensor {
+    fn tensor(&self, dtype: DType, seed: u64, site: u32) -> HostTensor {
         let ty = if self.ty.dtype == DType::F32 { self.ty.with_dtype(dtype) } else { self.ty };
         let rng = Philox::new(seed, 0, site);
         let values: Vec<f64> = match &self.fill {
@@ -199,6 +216,11 @@ ops![
 pub(crate) trait OnCard: Op + CudaKernel + Sized {
     /// The sources of its kernels.
     const SOURCES: &'static [KernelSource];
+
+    /// Uses that a card alone is tried on: of sizes that its kernels tell apart, and too large for gradient checks.
+    fn samples_on_card() -> Vec<Sample> {
+        Vec::new()
+    }
 }
 
 /// Declares the list of ops that cards compute.
@@ -209,6 +231,13 @@ macro_rules! on_card {
             let mut table = CudaKernels::default();
             $(table.register::<$op>(|op| op);)*
             table
+        }
+
+        /// Samples that a card alone is tried on.
+        pub fn samples_on_card() -> Vec<Sample> {
+            let mut all = Vec::new();
+            $(all.extend(<$op as OnCard>::samples_on_card());)*
+            all
         }
 
         /// The sources of all kernels, each once.

@@ -4,20 +4,13 @@
 use libtest_mimic::{Arguments, Failed, Trial};
 use std::sync::Arc;
 use xtrain_cuda::{CudaError, Gpu};
-use xtrain_ops::registry::{SampleOp, cpu_kernels, cuda_kernels, large_samples, samples};
-use xtrain_ops::{Sample, SampleInput};
-use xtrain_program::{Code, Op, Program, Tracer};
+use xtrain_ops::Sample;
+use xtrain_ops::registry::{SampleOp, cpu_kernels, cuda_kernels, large_samples, samples, samples_on_card};
+use xtrain_program::{Code, Program, Tracer};
 use xtrain_runtime::{Checks, CpuEngine, CudaEngine, Engine, EngineError, Part};
 use xtrain_tensor::{DType, HostTensor, TensorType};
 
 const POISONED: Checks = Checks { numerics: false, poison: true };
-
-fn op(sample: &Sample) -> &dyn Op {
-    match &sample.op {
-        SampleOp::Forward(op) => op.as_ref(),
-        SampleOp::Plain(op) => op.as_ref(),
-    }
-}
 
 /// The op alone, its inputs and outputs named by number; outputs that can accumulate do from the second micro-step on.
 fn program(sample: &Sample, inputs: &[HostTensor]) -> (Program, Vec<TensorType>) {
@@ -34,11 +27,6 @@ fn program(sample: &Sample, inputs: &[HostTensor]) -> (Program, Vec<TensorType>)
         tracer.output(&format!("out{k}"), o);
     }
     (tracer.finish(), types)
-}
-
-fn inputs(sample: &Sample, dtype: DType, seed: u64) -> Vec<HostTensor> {
-    let tensor = |(n, input): (usize, &SampleInput)| input.tensor(dtype, seed, n as u32);
-    sample.inputs.iter().enumerate().map(tensor).collect()
 }
 
 /// The outputs after each of these parts.
@@ -98,9 +86,9 @@ fn compare(what: &str, dtype: DType, found: &[HostTensor], expected: &[HostTenso
 /// One sample in one type.
 fn check(sample: &Sample, dtype: DType) -> Result<(), Failed> {
     let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH)?;
-    let inputs = inputs(sample, dtype, now.as_nanos() as u64);
+    let inputs = sample.tensors(dtype, now.as_nanos() as u64);
     let types: Vec<_> = inputs.iter().map(|t| t.ty()).collect();
-    let what = format!("{:?} on {types:?} in {dtype}", op(sample));
+    let what = format!("{:?} on {types:?} in {dtype}", sample.op());
     let parts = [Part::First, Part::Next];
     let mut cpu = CpuEngine::new(Arc::new(cpu_kernels()));
     cpu.set_checks(POISONED);
@@ -143,11 +131,11 @@ fn main() {
     }
     let kernels = cuda_kernels();
     let mut tests = Vec::new();
-    for (size, samples) in [("small", samples()), ("large", large_samples())] {
-        for (n, sample) in samples.into_iter().enumerate().filter(|(_, s)| kernels.find(op(s)).is_some()) {
+    for (size, samples) in [("small", samples()), ("large", large_samples()), ("card", samples_on_card())] {
+        for (n, sample) in samples.into_iter().enumerate().filter(|(_, s)| kernels.find(s.op()).is_some()) {
             let sample = Arc::new(sample);
             for dtype in [DType::F32, DType::BF16] {
-                let (sample, name) = (sample.clone(), format!("{}_{size}_{n}_{dtype}", op(&sample).name()));
+                let (sample, name) = (sample.clone(), format!("{}_{size}_{n}_{dtype}", sample.op().name()));
                 let test = Trial::test(name, move || check(&sample, dtype));
                 tests.push(test.with_ignored_flag(missing.is_some()));
             }

@@ -20,7 +20,7 @@ mod tests;
 
 use crate::float_shaped;
 use crate::registry::{Fill, Registered, Sample, SampleInput};
-use xtrain_program::{Op, OpError};
+use xtrain_program::{Op, OpError, Operand};
 use xtrain_tensor::{DType, TensorType};
 
 /// Inputs before those of the parameters: lr, coefficient, applied, skip.
@@ -100,6 +100,10 @@ impl Op for AdamW {
             outputs.extend(copy);
         }
         Ok(outputs)
+    }
+
+    fn operand(&self, _: usize) -> Operand {
+        Operand::Full
     }
 
     fn in_place(&self) -> &[(usize, usize)] {

@@ -132,6 +132,10 @@ impl Op for AttentionGrad {
         Ok(vec![inputs[1]])
     }
 
+    fn operand(&self, input: usize) -> Operand {
+        if input < 3 { Operand::Compute } else { Operand::Full }
+    }
+
     /// Five products of the lower half of the s x s scores: the scores once more, and those of dp, dv, dq and dk.
     fn cost(&self, inputs: &[TensorType], _: &[TensorType]) -> Cost {
         self.0.products(5.0, inputs[0].shape[0])
@@ -189,10 +193,52 @@ impl Registered for AttentionGrad {
     }
 }
 
+/// Shapes of models: B, s, h, k, e, and whether documents are told apart.
+const ON_CARD: [(usize, usize, usize, usize, usize, bool); 6] = [
+    (2, 200, 4, 4, 32, false),
+    (1, 333, 4, 2, 64, true),
+    (2, 128, 4, 1, 64, false),
+    (1, 257, 2, 1, 128, true),
+    (1, 100, 2, 2, 256, false),
+    (3, 70, 3, 1, 96, true),
+];
+
+/// Documents of very different lengths: 1, 2, 4, .. tokens.
+fn doubling_documents(sequences: usize, seq_len: usize) -> SampleInput {
+    let start = |t: usize| (1usize << (t + 1).ilog2()) - 1;
+    let starts: Vec<f64> = (0..sequences * seq_len).map(|t| start(t % seq_len) as f64).collect();
+    SampleInput::ids(starts.len(), 1).fill(Fill::Values(starts))
+}
+
 impl OnCard for Attention {
     const SOURCES: &'static [KernelSource] = &[cuda::SOURCE];
+
+    fn samples_on_card() -> Vec<Sample> {
+        let sample = |(b, seq_len, heads, kv_heads, head_dim, documents)| {
+            let op = Attention { seq_len, heads, kv_heads, head_dim };
+            let mut inputs = vec![SampleInput::activation([b * seq_len, (heads + 2 * kv_heads) * head_dim])];
+            inputs.extend(bool::then(documents, || doubling_documents(b, seq_len)));
+            Sample::forward(op, inputs)
+        };
+        ON_CARD.into_iter().map(sample).collect()
+    }
 }
 
 impl OnCard for AttentionGrad {
     const SOURCES: &'static [KernelSource] = &[cuda::SOURCE];
+
+    fn samples_on_card() -> Vec<Sample> {
+        let sample = |(b, seq_len, heads, kv_heads, head_dim, documents)| {
+            let (tokens, width) = (b * seq_len, heads * head_dim);
+            let mut inputs = vec![
+                SampleInput::activation([tokens, width]),
+                SampleInput::activation([tokens, width + 2 * kv_heads * head_dim]),
+                SampleInput::activation([tokens, width]),
+                SampleInput::activation([b, heads, seq_len]).fill(Fill::Normal(6.0, 0.3)),
+            ];
+            inputs.extend(bool::then(documents, || doubling_documents(b, seq_len)));
+            Sample::plain(AttentionGrad(Attention { seq_len, heads, kv_heads, head_dim }), inputs)
+        };
+        ON_CARD.into_iter().map(sample).collect()
+    }
 }

@@ -107,4 +107,24 @@ impl Registered for CachedAttention {
 
 impl OnCard for CachedAttention {
     const SOURCES: &'static [KernelSource] = &[cuda::SOURCE];
+
+    fn samples_on_card() -> Vec<Sample> {
+        let sample = |sequences: usize, heads, kv_heads, head_dim, positions: std::ops::Range<usize>| {
+            let (tokens, capacity) = (sequences * positions.len(), positions.end + 5);
+            let at: Vec<f64> = (0..sequences).flat_map(|_| positions.clone()).map(|p| p as f64).collect();
+            let inputs = [
+                SampleInput::activation([tokens, (heads + 2 * kv_heads) * head_dim]),
+                SampleInput::ids(tokens, 1).fill(Fill::Values(at)),
+                SampleInput::activation([sequences, capacity, kv_heads * head_dim]),
+                SampleInput::activation([sequences, capacity, kv_heads * head_dim]),
+            ];
+            Sample::plain(CachedAttention { heads, kv_heads, head_dim }, inputs)
+        };
+        vec![
+            sample(1, 8, 2, 128, 700..701),
+            sample(2, 4, 4, 64, 0..1),
+            sample(1, 6, 3, 96, 100..164),
+            sample(3, 2, 1, 256, 0..40),
+        ]
+    }
 }

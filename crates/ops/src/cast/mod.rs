@@ -39,7 +39,7 @@ impl Registered for Cast {
     fn samples() -> Vec<Sample> {
         vec![
             Sample::plain(Cast { to: DType::BF16 }, [SampleInput::activation([5, 7])]),
-            Sample::plain(Cast { to: DType::F32 }, [SampleInput::activation([3, 11])]),
+            Sample::plain(Cast { to: DType::F32 }, [SampleInput::activation([3, 11]).in_format(DType::BF16)]),
         ]
     }
 

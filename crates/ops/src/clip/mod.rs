@@ -6,7 +6,7 @@ mod tests;
 
 use crate::float_shaped;
 use crate::registry::{Fill, Registered, Sample, SampleInput};
-use xtrain_program::{Op, OpError};
+use xtrain_program::{Op, OpError, Operand};
 use xtrain_tensor::{DType, TensorType};
 
 /// `(norm [], loss [], applied u32[1]) -> (applied' u32[1], coefficient [], skip u32[])`.
@@ -38,6 +38,10 @@ impl Op for Clip {
         })?;
         let coefficient = TensorType::new(inputs[0].dtype.compute(), []);
         Ok(vec![inputs[2], coefficient, TensorType::new(DType::U32, [])])
+    }
+
+    fn operand(&self, _: usize) -> Operand {
+        Operand::Full
     }
 
     fn in_place(&self) -> &[(usize, usize)] {

@@ -5,7 +5,7 @@ mod cpu;
 mod tests;
 
 use crate::registry::{Registered, Sample, SampleInput};
-use xtrain_program::{Op, OpError};
+use xtrain_program::{Op, OpError, Operand};
 use xtrain_tensor::{DType, TensorType};
 
 /// `(g_0, g_1, ...) -> norm []`: the root of the sum of the squares of all elements of all gradients, of any shapes.
@@ -30,6 +30,10 @@ impl Op for GradNorm {
             })?;
         }
         Ok(vec![TensorType::new(dtype, [])])
+    }
+
+    fn operand(&self, _: usize) -> Operand {
+        Operand::Full
     }
 }
 

@@ -139,6 +139,10 @@ impl Op for LinearCrossEntropyGrad {
         Ok(outputs)
     }
 
+    fn operand(&self, input: usize) -> Operand {
+        self.loss.operand(input)
+    }
+
     fn accumulates(&self, output: usize) -> bool {
         !(self.dx && output == 2)
     }

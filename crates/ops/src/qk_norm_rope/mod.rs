@@ -123,6 +123,10 @@ impl Op for QkNormRopeGrad {
         Ok(vec![inputs[0], weight(dq_w), weight(dk_w)])
     }
 
+    fn operand(&self, input: usize) -> Operand {
+        if matches!(input, 0 | 3) { Operand::Compute } else { Operand::Full }
+    }
+
     fn in_place(&self) -> &[(usize, usize)] {
         &[(0, 0)]
     }

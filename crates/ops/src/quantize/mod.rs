@@ -120,6 +120,10 @@ impl Registered for Quantize {
             sample(DType::E5M2, Granularity::Tile128x1, false, [131, 3]),
             sample(DType::E4M3, Granularity::Block128, true, [129, 130]),
             sample(DType::E5M6, Granularity::Tile1x128, true, [3, 129]),
+            Sample::plain(
+                Quantize { format: DType::E4M3, granularity: Granularity::Tile1x128, pow2_scales: true },
+                [SampleInput::activation([5, 140]).in_format(DType::BF16)],
+            ),
         ]
     }
 

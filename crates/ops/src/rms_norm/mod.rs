@@ -133,6 +133,10 @@ impl Op for RmsNormGrad {
         Ok(vec![inputs[0], TensorType::new(self.out, [cols])])
     }
 
+    fn operand(&self, input: usize) -> Operand {
+        if matches!(input, 2 | 3) { Operand::Full } else { Operand::Compute }
+    }
+
     fn accumulates(&self, output: usize) -> bool {
         output == 1
     }

@@ -218,7 +218,7 @@ pub(crate) trait OnCard: Op + CudaKernel + Sized {
     const SOURCES: &'static [KernelSource];
 
     /// Uses that a card alone is tried on: of sizes that its kernels tell apart, and too large for gradient checks.
-    fn samples_on_card() -> Vec<Sample> {
+    fn card_samples() -> Vec<Sample> {
         Vec::new()
     }
 }
@@ -234,9 +234,9 @@ macro_rules! on_card {
         }
 
         /// Samples that a card alone is tried on.
-        pub fn samples_on_card() -> Vec<Sample> {
+        pub fn card_samples() -> Vec<Sample> {
             let mut all = Vec::new();
-            $(all.extend(<$op as OnCard>::samples_on_card());)*
+            $(all.extend(<$op as OnCard>::card_samples());)*
             all
         }
 

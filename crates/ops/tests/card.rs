@@ -5,7 +5,7 @@ use libtest_mimic::{Arguments, Failed, Trial};
 use std::sync::Arc;
 use xtrain_cuda::{CudaError, Gpu};
 use xtrain_ops::Sample;
-use xtrain_ops::registry::{SampleOp, cpu_kernels, cuda_kernels, large_samples, samples, samples_on_card};
+use xtrain_ops::registry::{SampleOp, card_samples, cpu_kernels, cuda_kernels, large_samples, samples};
 use xtrain_program::{Code, Program, Tracer};
 use xtrain_runtime::{Checks, CpuEngine, CudaEngine, Engine, EngineError, Part};
 use xtrain_tensor::{DType, HostTensor, TensorType};
@@ -131,7 +131,7 @@ fn main() {
     }
     let kernels = cuda_kernels();
     let mut tests = Vec::new();
-    for (size, samples) in [("small", samples()), ("large", large_samples()), ("card", samples_on_card())] {
+    for (size, samples) in [("small", samples()), ("large", large_samples()), ("card", card_samples())] {
         for (n, sample) in samples.into_iter().enumerate().filter(|(_, s)| kernels.find(s.op()).is_some()) {
             let sample = Arc::new(sample);
             for dtype in [DType::F32, DType::BF16] {

@@ -213,7 +213,7 @@ fn doubling_documents(sequences: usize, seq_len: usize) -> SampleInput {
 impl OnCard for Attention {
     const SOURCES: &'static [KernelSource] = &[cuda::SOURCE];
 
-    fn samples_on_card() -> Vec<Sample> {
+    fn card_samples() -> Vec<Sample> {
         let sample = |(b, seq_len, heads, kv_heads, head_dim, documents)| {
             let op = Attention { seq_len, heads, kv_heads, head_dim };
             let mut inputs = vec![SampleInput::activation([b * seq_len, (heads + 2 * kv_heads) * head_dim])];
@@ -227,7 +227,7 @@ impl OnCard for Attention {
 impl OnCard for AttentionGrad {
     const SOURCES: &'static [KernelSource] = &[cuda::SOURCE];
 
-    fn samples_on_card() -> Vec<Sample> {
+    fn card_samples() -> Vec<Sample> {
         let sample = |(b, seq_len, heads, kv_heads, head_dim, documents)| {
             let (tokens, width) = (b * seq_len, heads * head_dim);
             let mut inputs = vec![

@@ -108,7 +108,7 @@ impl Registered for CachedAttention {
 impl OnCard for CachedAttention {
     const SOURCES: &'static [KernelSource] = &[cuda::SOURCE];
 
-    fn samples_on_card() -> Vec<Sample> {
+    fn card_samples() -> Vec<Sample> {
         let sample = |sequences: usize, heads, kv_heads, head_dim, positions: std::ops::Range<usize>| {
             let (tokens, capacity) = (sequences * positions.len(), positions.end + 5);
             let at: Vec<f64> = (0..sequences).flat_map(|_| positions.clone()).map(|p| p as f64).collect();

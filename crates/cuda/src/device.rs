@@ -38,6 +38,29 @@ pub struct DeviceInfo {
     pub clock_hz: f64,
 }
 
+/// The bf16 operations a second of tensor cores with f32 sums, dense, that NVIDIA's data sheets state; the first name that fits.
+const PEAK_BF16_FLOPS: [(&str, f64); 12] = [
+    ("H200", 989.4e12),
+    ("H100 PCIe", 756.0e12),
+    ("H100 NVL", 835.0e12),
+    ("H100", 989.4e12),
+    ("GH200", 989.4e12),
+    ("B200", 2250.0e12),
+    ("A100", 312.0e12),
+    ("A40", 149.7e12),
+    ("L40S", 362.0e12),
+    ("L4", 121.0e12),
+    ("RTX 4090", 165.2e12),
+    ("RTX 5090", 209.5e12),
+];
+
+impl DeviceInfo {
+    /// The most bf16 operations a second with f32 sums that the card can do, where its data sheet is known: what MFU is a share of.
+    pub fn peak_bf16_flops(&self) -> Option<f64> {
+        PEAK_BF16_FLOPS.iter().find(|(name, _)| self.name.contains(name)).map(|(_, flops)| *flops)
+    }
+}
+
 impl Device {
     /// The driver's version, in NVIDIA's form: 13000 is CUDA 13.0, which driver 580 brings.
     pub fn driver_version() -> Result<u32, CudaError> {

@@ -1,6 +1,6 @@
 //! What can go wrong with a card, its driver and its libraries.
 
-use crate::library::Missing;
+use crate::library::{Library, Missing};
 use std::path::PathBuf;
 use thiserror::Error;
 
@@ -66,6 +66,23 @@ pub enum CudaError {
 }
 
 impl CudaError {
+    /// Whether there is simply no card in this machine.
+    pub fn means_no_card(&self) -> bool {
+        match self {
+            CudaError::NoDevice => true,
+            CudaError::Missing(missing) => missing.library == Library::Driver,
+            _ => false,
+        }
+    }
+
+    /// Whether its cause is what the machine has or lacks, which its user can change.
+    pub fn is_about_the_machine(&self) -> bool {
+        matches!(
+            self,
+            CudaError::Missing(_) | CudaError::TooOld { .. } | CudaError::NoDevice | CudaError::Memory { .. }
+        )
+    }
+
     /// Whether another program, or a smaller one, could help: the card's memory is used up.
     pub fn is_out_of_memory(&self) -> bool {
         matches!(self, CudaError::Memory { .. })

@@ -19,7 +19,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let sets: Vec<String> = args.filter(|a| a != "--set").collect();
     let planned = plan(&Config::load(Path::new(&file), &sets)?)?;
     let spec = planned.spec;
-    let mut engine = CpuEngine::new(Arc::new(programs::cpu_kernels()));
+    let mut engine = CpuEngine::new(Arc::new(xtrain_ops::registry::cpu_kernels()));
     let id = engine.load(programs::training(&spec)?)?;
     for (site, p) in spec.model.parameters().iter().enumerate() {
         let mut values = vec![0.0f32; p.shape.iter().product()];

@@ -1,23 +1,127 @@
-//! Where engines are chosen: nothing else here names one.
+//! Where programs run: nothing else here names an engine.
 
 use crate::config::Device;
-use crate::programs;
 use std::sync::Arc;
+use xtrain_cuda::{Arch, CudaError, Gpu};
+use xtrain_ops::registry;
 use xtrain_program::{Plan, Program};
-use xtrain_runtime::{Checks, CpuEngine, Engine, cpu_workspace};
+use xtrain_runtime::{Checks, CpuEngine, CudaEngine, Engine, EngineError, cpu_workspace, cuda_workspace};
 
-/// An engine on `device`, empty, that makes these checks.
-pub fn engine(device: Device, checks: Checks) -> Box<dyn Engine> {
-    match device {
-        Device::Auto | Device::Cpu => {
-            let mut engine = CpuEngine::new(Arc::new(programs::cpu_kernels()));
-            engine.set_checks(checks);
-            Box::new(engine)
+/// A processor that programs can run on.
+pub enum Processor {
+    /// The cores of this machine.
+    Cpu,
+    /// A card of this machine.
+    Cuda(Box<Gpu>),
+}
+
+/// What a program is planned for: no processor needs to be there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Target {
+    /// Cores.
+    Cpu,
+    /// A card.
+    Cuda,
+}
+
+impl Processor {
+    /// The processor that `device` asks for.
+    ///
+    /// # Errors
+    /// Where a card is asked for and cannot be used. With [`Device::Auto`] that is a warning, and the cores serve.
+    pub fn choose(device: Device) -> Result<Processor, CudaError> {
+        if device == Device::Cpu {
+            return Ok(Processor::Cpu);
+        }
+        match Gpu::open(0) {
+            Ok(gpu) => Ok(Processor::Cuda(Box::new(gpu))),
+            Err(error) if device == Device::Cuda => Err(error),
+            Err(error) => {
+                if !error.means_no_card() {
+                    tracing::warn!("the GPU is not used: {error}");
+                }
+                Ok(Processor::Cpu)
+            }
+        }
+    }
+
+    /// What programs for it are planned for.
+    pub fn target(&self) -> Target {
+        match self {
+            Processor::Cpu => Target::Cpu,
+            Processor::Cuda(_) => Target::Cuda,
+        }
+    }
+
+    /// Whether it multiplies bf16 numbers in hardware.
+    pub fn has_bf16(&self) -> bool {
+        matches!(self, Processor::Cuda(gpu) if gpu.info().arch >= Arch::SM80)
+    }
+
+    /// What it is called, where it is more than the cores of this machine.
+    pub fn name(&self) -> Option<&str> {
+        match self {
+            Processor::Cpu => None,
+            Processor::Cuda(gpu) => Some(&gpu.info().name),
+        }
+    }
+
+    /// The most bf16 operations a second that it can do, where that is known.
+    pub fn peak_flops(&self) -> Option<f64> {
+        match self {
+            Processor::Cpu => None,
+            Processor::Cuda(gpu) => gpu.info().peak_bf16_flops(),
+        }
+    }
+
+    /// Bytes of memory that programs can still take, where the system tells.
+    pub fn available_bytes(&self) -> Option<u64> {
+        match self {
+            Processor::Cpu => xtrain_runtime::available_bytes(),
+            Processor::Cuda(gpu) => gpu.context().memory().ok().map(|(free, _)| free as u64),
+        }
+    }
+
+    /// Bytes of memory that programs could take if nothing else ran, where the system tells.
+    pub fn total_bytes(&self) -> Option<u64> {
+        match self {
+            Processor::Cpu => xtrain_runtime::total_bytes(),
+            Processor::Cuda(gpu) => Some(gpu.info().memory_bytes as u64),
+        }
+    }
+
+    /// An engine on it, empty, that makes these checks.
+    pub fn engine(self, checks: Checks) -> Result<Box<dyn Engine>, EngineError> {
+        match self {
+            Processor::Cpu => {
+                let mut engine = CpuEngine::new(Arc::new(registry::cpu_kernels()));
+                engine.set_checks(checks);
+                Ok(Box::new(engine))
+            }
+            Processor::Cuda(gpu) => {
+                let mut engine = CudaEngine::new(Arc::new(registry::cuda_kernels()), *gpu)?;
+                engine.set_checks(checks);
+                Ok(Box::new(engine))
+            }
         }
     }
 }
 
-/// Where everything of `program` would live on an engine.
-pub fn plan(program: &Program) -> Plan {
-    Plan::of(program, &cpu_workspace(&programs::cpu_kernels()))
+impl Target {
+    /// What `device` comes to on this machine; a card that is asked for need not be there.
+    pub fn of(device: Device) -> Target {
+        match device {
+            Device::Cpu => Target::Cpu,
+            Device::Cuda => Target::Cuda,
+            Device::Auto => Processor::choose(device).map_or(Target::Cpu, |processor| processor.target()),
+        }
+    }
+
+    /// Where everything of `program` would live.
+    pub fn plan(self, program: &Program) -> Plan {
+        match self {
+            Target::Cpu => Plan::of(program, &cpu_workspace(&registry::cpu_kernels())),
+            Target::Cuda => Plan::of(program, &cuda_workspace(&registry::cuda_kernels())),
+        }
+    }
 }

@@ -1,10 +1,10 @@
 //! A model opened to be used: from a run folder or from a Hugging Face folder.
 
 use crate::config::{Config, Device};
-use crate::engine::engine;
+use crate::engine::Processor;
 use crate::exchange::{self, Identity};
 use crate::run::{RunError, RunFolder, saved, setup};
-use crate::weights::Weights;
+use crate::weights::{LearnError, Weights};
 use std::path::Path;
 use xtrain_checkpoint::hf::{self, ExportDtype};
 use xtrain_checkpoint::{BoxError, CheckpointStore};
@@ -136,6 +136,8 @@ fn open_run(run: &RunFolder, which: Which, recipe: Option<Recipe>) -> Result<Ope
 }
 
 fn weights(model: xtrain_model::Architecture, recipe: Recipe) -> Result<Weights, RunError> {
-    let weights = Weights::new(engine(Device::Auto, Checks::default()), model, recipe);
+    let processor = Processor::choose(Device::Auto).unwrap_or(Processor::Cpu);
+    let engine = processor.engine(Checks::default()).map_err(LearnError::from)?;
+    let weights = Weights::new(engine, model, recipe);
     Ok(weights.map_err(|e| e.advising("use a smaller model, or a machine with more memory"))?)
 }

@@ -4,10 +4,10 @@ use std::collections::HashMap;
 use thiserror::Error;
 use xtrain_model::decoder::{Batch, Context, Loss, io, trace_logits, trace_loss};
 use xtrain_model::{Architecture, Recipe};
+use xtrain_ops::PassSet;
 use xtrain_ops::adamw::{AdamW, AdamWParameter};
 use xtrain_ops::clip::Clip;
 use xtrain_ops::grad_norm::GradNorm;
-use xtrain_ops::{PassSet, registry};
 use xtrain_program::backward::{BackwardError, backward};
 use xtrain_program::{
     Program, Recompute, Role, Root, Stage, StateKind, TraceError, Tracer, precision, recompute,
@@ -114,11 +114,6 @@ pub fn weights(model: &Architecture, recipe: Recipe) -> Result<Program, ProgramE
     let batch = Batch { sequences: 1, seq_len: 1 };
     let whole = logits(model, recipe, batch, Context::Sequence { document_mask: false }, 1)?;
     Ok(precision::refresh_program(&whole, &PassSet)?)
-}
-
-/// The CPU kernels that run them.
-pub fn cpu_kernels() -> registry::CpuKernels {
-    registry::cpu_kernels()
 }
 
 /// Appends gradient norm, clip and AdamW.

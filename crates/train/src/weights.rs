@@ -44,6 +44,7 @@ impl LearnError {
     pub fn is_users(&self) -> bool {
         match self {
             LearnError::Logits(_) | LearnError::Memory { .. } => true,
+            LearnError::Engine(EngineError::Cuda(e)) => e.is_about_the_machine(),
             LearnError::Engine(e) => matches!(e, EngineError::Memory { .. } | EngineError::NonFinite { .. }),
             LearnError::Program(_) => false,
         }

@@ -8,7 +8,7 @@ use xtrain_model::decoder::{Batch, Context, io};
 use xtrain_model::{Architecture, Recipe};
 use xtrain_program::{Recompute, StateKind};
 use xtrain_runtime::Part;
-use xtrain_train::engine::plan;
+use xtrain_train::engine::Target;
 use xtrain_train::learner::{Learner, StepResult};
 use xtrain_train::programs::{self, TrainingSpec};
 use xtrain_train::weights::Weights;
@@ -73,7 +73,8 @@ fn recompute_changes_no_bit_and_saves_memory() {
     for base in variants() {
         let batch = random_batch(BATCH, base.model.vocab_size, 1);
         let expected = step(&base, &batch);
-        let scratch = |s: &TrainingSpec| plan(&programs::training(s).expect("a program")).region_bytes[2];
+        let scratch =
+            |s: &TrainingSpec| Target::Cpu.plan(&programs::training(s).expect("a program")).region_bytes[2];
         let mut last = scratch(&base);
         for recompute in [Recompute::Norms, Recompute::Block] {
             let spec = TrainingSpec { recompute, ..base.clone() };

@@ -21,8 +21,8 @@ pub struct Facts {
     pub shards: Option<String>,
     /// Tokens of one pass over the training data, after `held_out` is taken off.
     pub epoch_tokens: Option<u64>,
-    /// Whether the run computes on a GPU.
-    pub gpu: bool,
+    /// Whether the run computes where bf16 is fast.
+    pub bf16: bool,
 }
 
 /// A configuration with every default filled in.
@@ -89,8 +89,8 @@ impl Parsed {
     }
 
     fn fill_run(&self, config: &mut Config, facts: &Facts) {
-        let gpu = facts.gpu && config.train.device != Device::Cpu;
-        let recipe = *config.precision.recipe.get_or_insert(if gpu { Recipe::Bf16 } else { Recipe::Fp32 });
+        let bf16 = facts.bf16 && config.train.device != Device::Cpu;
+        let recipe = *config.precision.recipe.get_or_insert(if bf16 { Recipe::Bf16 } else { Recipe::Fp32 });
         config.train.micro_batch_size = Some(config.train.micro_batch_size());
         config.train.out = Some(self.out());
         let eval_every = config.eval.every(config.data.has_validation_data());

@@ -1,19 +1,24 @@
 //! Whether a plan fits into memory, and what would.
 
 use super::RunError;
-use crate::engine::plan;
+use crate::engine::Target;
 use crate::metrics::format;
 use crate::programs::{self, TrainingSpec};
 use xtrain_program::Recompute;
 
 /// An error if the step of `spec` needs more than `available` bytes; it says how much, and which smaller choice would fit.
-pub(super) fn check(spec: &TrainingSpec, batch_size: usize, available: u64) -> Result<(), RunError> {
-    let needed = bytes(spec)?;
+pub(super) fn check(
+    spec: &TrainingSpec,
+    target: Target,
+    batch_size: usize,
+    available: u64,
+) -> Result<(), RunError> {
+    let needed = bytes(spec, target)?;
     if needed <= available {
         return Ok(());
     }
     let shown = |b: u64| format::gib(b);
-    let advice = alternative(spec, batch_size, available)?.unwrap_or_else(|| {
+    let advice = alternative(spec, target, batch_size, available)?.unwrap_or_else(|| {
         "no micro-batch fits, not even with recompute = \"block\": choose a smaller model or a shorter sequence".into()
     });
     Err(RunError::Refused(format!(
@@ -23,20 +28,25 @@ pub(super) fn check(spec: &TrainingSpec, batch_size: usize, available: u64) -> R
     )))
 }
 
-fn bytes(spec: &TrainingSpec) -> Result<u64, RunError> {
+fn bytes(spec: &TrainingSpec, target: Target) -> Result<u64, RunError> {
     let program = programs::training(spec).map_err(crate::weights::LearnError::from)?;
-    Ok(plan(&program).total_bytes() as u64)
+    Ok(target.plan(&program).total_bytes() as u64)
 }
 
 /// The change that costs the least speed and fits.
-fn alternative(spec: &TrainingSpec, batch_size: usize, available: u64) -> Result<Option<String>, RunError> {
+fn alternative(
+    spec: &TrainingSpec,
+    target: Target,
+    batch_size: usize,
+    available: u64,
+) -> Result<Option<String>, RunError> {
     let mut sequences = spec.batch.sequences;
     while sequences > 1 {
         sequences =
             (1..sequences).rev().find(|n| batch_size.is_multiple_of(*n) && *n <= sequences / 2).unwrap_or(1);
         let mut smaller = spec.clone();
         smaller.batch.sequences = sequences;
-        if bytes(&smaller)? <= available {
+        if bytes(&smaller, target)? <= available {
             return Ok(Some(format!("train.micro_batch_size = {sequences} would fit")));
         }
     }
@@ -44,7 +54,7 @@ fn alternative(spec: &TrainingSpec, batch_size: usize, available: u64) -> Result
         let mut smaller = spec.clone();
         smaller.batch.sequences = 1;
         smaller.recompute = recompute;
-        if bytes(&smaller)? <= available {
+        if bytes(&smaller, target)? <= available {
             return Ok(Some(format!(
                 "train.micro_batch_size = 1 with train.recompute = \"{name}\" would fit"
             )));

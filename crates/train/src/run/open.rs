@@ -5,13 +5,14 @@ use super::saved::{Position, Saved};
 use super::trainer::{Observer, Run, Start};
 use super::{RunError, RunFolder, fit, setup};
 use crate::config::{Config, Facts, Parsed, Resolved};
-use crate::engine::engine;
+use crate::engine::Processor;
 use crate::evaluate::Evaluator;
 use crate::exchange;
 use crate::learner::Learner;
 use crate::metrics::{Event, Lost, MetricsSink, Outputs, Resumed, Start as MetricsStart};
 use crate::programs::TrainingSpec;
 use crate::schedule::Schedule;
+use crate::weights::LearnError;
 use std::ops::ControlFlow;
 use std::path::Path;
 use xtrain_data::{DataError, Tokenizer};
@@ -47,22 +48,27 @@ impl Run {
             false => observer.notice(notice),
         })?;
         let prompts = prompts(&parsed.config, &corpus.tokenizer)?;
+        let device = parsed.config.train.device;
+        let processor = Processor::choose(device)
+            .map_err(|error| RunError::Refused(format!("[train] device = \"cuda\": {error}")))?;
         let facts = Facts {
             init: hf.as_ref().map(|hf| hf.model.clone()),
             tokenizer_vocab_size: Some(corpus.tokenizer.vocab_size()),
             shards: setup::shards(&parsed.config)?.map(|dataset| dataset.folder().display().to_string()),
             epoch_tokens: Some(corpus.loader.epoch_tokens()),
-            gpu: false,
+            bf16: processor.has_bf16(),
         };
         let planned = setup::planned(parsed.resolve(&facts)?)?;
         let Resolved { config, steps, .. } = planned.resolved;
         let steps = steps.ok_or_else(|| RunError::Refused("the length of the run is not known".into()))?;
-        if let Some(available) = xtrain_runtime::available_bytes() {
-            fit::check(&planned.spec, config.train.batch_size, available)?;
+        if let Some(available) = processor.available_bytes() {
+            fit::check(&planned.spec, processor.target(), config.train.batch_size, available)?;
         }
+        let (memory_total, peak_flops) = (processor.total_bytes(), processor.peak_flops());
         let checks = Checks { numerics: config.train.check_numerics, poison: false };
-        let mut learner = Learner::new(engine(config.train.device, checks), planned.spec, config.train.seed)
-            .map_err(|e| e.advising(LESS))?;
+        let engine = processor.engine(checks).map_err(LearnError::from)?;
+        let mut learner =
+            Learner::new(engine, planned.spec, config.train.seed).map_err(|e| e.advising(LESS))?;
         if !going_on {
             // Before the folder is made: what refuses here leaves none.
             begin(&mut learner, &config)?;
@@ -126,7 +132,8 @@ impl Run {
             sink,
             at,
             hf,
-            memory_total: xtrain_runtime::total_bytes(),
+            memory_total,
+            peak_flops,
             evaluator,
             entropy_is_known: false,
             prompts,

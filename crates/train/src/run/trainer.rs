@@ -100,6 +100,8 @@ pub(super) struct Run {
     pub(super) at: Position,
     pub(super) hf: exchange::Identity,
     pub(super) memory_total: Option<u64>,
+    /// Operations a second that the processor can do at most, where that is known.
+    pub(super) peak_flops: Option<f64>,
     pub(super) evaluator: Option<Evaluator>,
     /// Whether this process has seen what is evaluated, whose entropy the position holds.
     pub(super) entropy_is_known: bool,
@@ -309,7 +311,7 @@ impl Run {
             memory_total_bytes: self.memory_total,
             tokens_per_second,
             tflops: tokens_per_second * flops / 1e12,
-            mfu: None,
+            mfu: self.peak_flops.map(|peak| tokens_per_second * flops / peak),
             tokens: step * step_tokens,
             epoch,
             step_ms: seconds * 1e3,

@@ -6,10 +6,11 @@ use std::sync::Arc;
 use xtrain_data::Batch as TokenBatch;
 use xtrain_model::decoder::{Batch, Loss};
 use xtrain_model::{Architecture, Family, Recipe, RopeScaling};
+use xtrain_ops::registry::cpu_kernels;
 use xtrain_program::Recompute;
 use xtrain_runtime::{Checks, CpuEngine, Engine};
 use xtrain_tensor::Philox;
-use xtrain_train::programs::{OptimizerSpec, TrainingSpec, cpu_kernels};
+use xtrain_train::programs::{OptimizerSpec, TrainingSpec};
 
 /// A CPU engine that poisons every output before it is written.
 pub fn engine() -> Box<dyn Engine> {

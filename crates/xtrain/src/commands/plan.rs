@@ -4,9 +4,10 @@ use crate::cli::PlanArgs;
 use crate::failure::Failure;
 use crate::{plan_table, terminal};
 use xtrain_train::config::Config;
+use xtrain_train::engine::Target;
+use xtrain_train::programs;
 use xtrain_train::run::plan;
 use xtrain_train::weights::LearnError;
-use xtrain_train::{engine, programs};
 
 pub(crate) fn run(args: &PlanArgs) -> Result<(), Failure> {
     let parsed = Config::load(&args.run.file, &args.run.set)?;
@@ -15,5 +16,6 @@ pub(crate) fn run(args: &PlanArgs) -> Result<(), Failure> {
     if args.dump {
         return terminal::print(&program.to_string()).map(|_| ());
     }
-    terminal::print(&plan_table::text(&planned, &program, &engine::plan(&program))).map(|_| ())
+    let target = Target::of(planned.resolved.config.train.device);
+    terminal::print(&plan_table::text(&planned, &program, &target.plan(&program))).map(|_| ())
 }

@@ -126,4 +126,6 @@ pub enum Device {
     Auto,
     /// The CPU, whatever else is there.
     Cpu,
+    /// An NVIDIA GPU, or an error.
+    Cuda,
 }

@@ -159,8 +159,8 @@ fn a_vocabulary_that_nothing_tells_is_missing() {
 
 #[test]
 fn the_recipe_follows_the_device() {
-    let recipe = |gpu, sets: &[&str]| {
-        let config = minimal(sets).resolve(&Facts { gpu, ..Facts::default() }).unwrap().config;
+    let recipe = |bf16, sets: &[&str]| {
+        let config = minimal(sets).resolve(&Facts { bf16, ..Facts::default() }).unwrap().config;
         (config.precision.recipe.unwrap(), config.checkpoint.export_dtype.unwrap())
     };
     assert_eq!(recipe(false, &[]), (Recipe::Fp32, ExportDtype::Fp32));

@@ -113,7 +113,7 @@ fn a_resolved_configuration_reads_back_and_resolves_to_itself() {
         &["data.held_out=0"],
         &["precision.recipe=bf16"],
     ] {
-        let first = minimal(sets).resolve(&Facts { gpu: true, ..Facts::default() }).unwrap();
+        let first = minimal(sets).resolve(&Facts { bf16: true, ..Facts::default() }).unwrap();
         let again = parse(&first.config.to_toml(), &[]).unwrap();
         assert_eq!(again.config, first.config);
         assert_eq!(again.resolve(&Facts::default()).unwrap(), first);

@@ -224,7 +224,7 @@ macro_rules! on_card {
     };
 }
 
-on_card![crate::add::Add];
+on_card![crate::add::Add, crate::linear::Linear, crate::linear::LinearDgrad, crate::linear::LinearWgrad,];
 
 /// The ops that passes insert.
 #[derive(Clone, Copy, Debug, Default)]

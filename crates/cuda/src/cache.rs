@@ -1,7 +1,7 @@
-//! Compiled kernels on the disk, found by everything that they depend on.
+//! What was found out once for a card, on the disk: compiled kernels and chosen algorithms, each found by everything that it depends on.
 //!
-//! A file is the SHA-256 of the machine code, then the code. One that does not fit its sum is compiled anew. Files are written aside
-//! and renamed, so several processes may share a folder.
+//! A file is the SHA-256 of what it holds, then that. One that does not fit its sum is made anew. Files are written aside and renamed,
+//! so several processes may share a folder.
 
 use crate::compiler::{Arch, Compiler};
 use crate::error::CudaError;
@@ -9,10 +9,11 @@ use sha2::{Digest, Sha256};
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 const SUM_BYTES: usize = 32;
 
-/// A folder of compiled kernels.
+/// A folder of compiled kernels, and of the algorithms that were chosen for products.
 #[derive(Clone, Debug)]
 pub struct KernelCache {
     /// Nothing where no folder can be had: then every start compiles.
@@ -62,6 +63,32 @@ impl KernelCache {
         }
         Ok(compiled.cubin)
     }
+
+    /// What was kept under `key` for another process or start, if it is whole.
+    pub(crate) fn kept(&self, key: &str, extension: &str) -> Option<Vec<u8>> {
+        read(&self.path(key, extension)?)
+    }
+
+    /// Keeps `bytes` under `key`, and returns what stands there: where another process was first, what that one kept. Only what
+    /// `fits` counts; something else is replaced.
+    pub(crate) fn keep(
+        &self,
+        key: &str,
+        extension: &str,
+        bytes: &[u8],
+        fits: impl Fn(&[u8]) -> bool,
+    ) -> Vec<u8> {
+        let Some(path) = self.path(key, extension) else { return bytes.to_vec() };
+        write_first(&path, bytes, fits).unwrap_or_else(|error| {
+            tracing::debug!("{}: cannot be kept for the next start: {error}", path.display());
+            bytes.to_vec()
+        })
+    }
+
+    fn path(&self, key: &str, extension: &str) -> Option<PathBuf> {
+        let name = hex(&Sha256::digest(key)[..16]);
+        self.folder.as_ref().map(|folder| folder.join(format!("{name}.{extension}")))
+    }
 }
 
 /// A file name that differs where anything differs that the code depends on.
@@ -73,31 +100,59 @@ fn key(version: (u32, u32), source: &str, arch: Arch, options: &[String]) -> Str
         hash.update(part);
     }
     let sum = hash.finalize();
-    let hex: String = sum[..16].iter().map(|byte| format!("{byte:02x}")).collect();
-    format!("{hex}.cubin")
+    format!("{}.cubin", hex(&sum[..16]))
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 fn read(path: &Path) -> Option<Vec<u8>> {
     let mut bytes = fs::read(path).ok()?;
-    let cubin = bytes.split_off(SUM_BYTES.min(bytes.len()));
-    let whole = bytes[..] == Sha256::digest(&cubin)[..];
+    let held = bytes.split_off(SUM_BYTES.min(bytes.len()));
+    let whole = bytes[..] == Sha256::digest(&held)[..];
     if !whole {
-        tracing::warn!("{}: damaged, and compiled anew", path.display());
+        tracing::warn!("{}: damaged, and made anew", path.display());
     }
-    whole.then_some(cubin)
+    whole.then_some(held)
 }
 
-fn write(path: &Path, cubin: &[u8]) -> io::Result<()> {
-    let aside = path.with_extension(format!("tmp-{}", std::process::id()));
-    fs::create_dir_all(path.parent().unwrap_or(Path::new(".")))?;
-    let mut bytes = Sha256::digest(cubin).to_vec();
-    bytes.extend_from_slice(cubin);
-    let written = fs::write(&aside, bytes).and_then(|()| fs::rename(&aside, path));
-    if written.is_err() {
-        // The first error is the one that matters.
-        let _ = fs::remove_file(&aside);
+fn write(path: &Path, held: &[u8]) -> io::Result<()> {
+    let aside = write_aside(path, held)?;
+    clean_up(&aside, fs::rename(&aside, path))
+}
+
+/// As [`write`], unless something that `fits` is there already: what is there in the end.
+fn write_first(path: &Path, held: &[u8], fits: impl Fn(&[u8]) -> bool) -> io::Result<Vec<u8>> {
+    let aside = write_aside(path, held)?;
+    // A link, unlike a renamed file, replaces nothing: of several processes one is first, and all learn what it wrote.
+    if fs::hard_link(&aside, path).is_ok() {
+        return clean_up(&aside, fs::remove_file(&aside)).map(|()| held.to_vec());
     }
-    written
+    match path.exists().then(|| read(path)).flatten().filter(|first| fits(first)) {
+        Some(first) => clean_up(&aside, fs::remove_file(&aside)).map(|()| first),
+        None => clean_up(&aside, fs::rename(&aside, path)).map(|()| held.to_vec()),
+    }
+}
+
+/// Writes what `path` is to become into a file of its own beside it.
+fn write_aside(path: &Path, held: &[u8]) -> io::Result<PathBuf> {
+    static WRITTEN: AtomicU64 = AtomicU64::new(0);
+    let number = WRITTEN.fetch_add(1, Ordering::Relaxed);
+    let aside = path.with_extension(format!("tmp-{}-{number}", std::process::id()));
+    fs::create_dir_all(path.parent().unwrap_or(Path::new(".")))?;
+    let mut bytes = Sha256::digest(held).to_vec();
+    bytes.extend_from_slice(held);
+    clean_up(&aside, fs::write(&aside, bytes)).map(|()| aside)
+}
+
+/// Removes the file aside where the step after it failed.
+fn clean_up(aside: &Path, step: io::Result<()>) -> io::Result<()> {
+    if step.is_err() {
+        // The first error is the one that matters.
+        let _ = fs::remove_file(aside);
+    }
+    step
 }
 
 #[cfg(test)]
@@ -118,6 +173,26 @@ mod tests {
         bytes[40] ^= 1;
         fs::write(&path, &bytes).unwrap();
         assert_eq!(read(&path), None);
+    }
+
+    #[test]
+    fn the_first_to_keep_something_is_the_one_that_counts() {
+        let folder = tempfile::tempdir().unwrap();
+        let cache = KernelCache::at(&folder.path().join("inner"));
+        let keep = |bytes: &[u8]| cache.keep("a key", "algo", bytes, |held| held.starts_with(b"algo"));
+        assert_eq!(cache.kept("a key", "algo"), None);
+        assert_eq!(keep(b"algorithm 1"), b"algorithm 1");
+        assert_eq!(keep(b"algorithm 2"), b"algorithm 1");
+        assert_eq!(cache.kept("a key", "algo").as_deref(), Some(b"algorithm 1".as_slice()));
+        // What is damaged, or whole and of no use, is replaced.
+        let path = cache.path("a key", "algo").unwrap();
+        fs::write(&path, b"cut").unwrap();
+        assert_eq!(keep(b"algorithm 3"), b"algorithm 3");
+        write(&path, b"something else").unwrap();
+        assert_eq!(keep(b"algorithm 4"), b"algorithm 4");
+        assert_eq!(cache.kept("a key", "algo").as_deref(), Some(b"algorithm 4".as_slice()));
+        assert_eq!(cache.kept("another key", "algo"), None);
+        assert_eq!(fs::read_dir(folder.path().join("inner")).unwrap().count(), 1, "nothing is left aside");
     }
 
     #[test]

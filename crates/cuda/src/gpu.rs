@@ -1,5 +1,6 @@
 //! A card that programs run on: its context, the kernels compiled for it, and the libraries opened on it.
 
+use crate::blas::Blas;
 use crate::cache::KernelCache;
 use crate::compiler::Compiler;
 use crate::context::Context;
@@ -8,7 +9,7 @@ use crate::error::CudaError;
 use crate::module::{Function, Module};
 use crate::source::KernelSource;
 use std::collections::HashMap;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 /// A card, and what is kept for all that runs on it.
 pub struct Gpu {
@@ -18,6 +19,8 @@ pub struct Gpu {
     cache: KernelCache,
     /// By source and options.
     modules: Mutex<HashMap<(&'static str, Vec<String>), Module>>,
+    /// Opened by the first product.
+    blas: OnceLock<Result<Arc<Blas>, CudaError>>,
 }
 
 impl Gpu {
@@ -26,6 +29,11 @@ impl Gpu {
     /// # Errors
     /// Where there is none, or a library without which nothing runs on it.
     pub fn open(ordinal: usize) -> Result<Gpu, CudaError> {
+        Gpu::with_cache(ordinal, KernelCache::of_user())
+    }
+
+    /// The same, what is found out about it kept in `cache`.
+    pub fn with_cache(ordinal: usize, cache: KernelCache) -> Result<Gpu, CudaError> {
         let device = Device::at(ordinal)?;
         let info = device.info()?;
         let compiler = Compiler::open()?;
@@ -33,8 +41,9 @@ impl Gpu {
             context: Context::new(device)?,
             info,
             compiler,
-            cache: KernelCache::of_user(),
+            cache,
             modules: Mutex::default(),
+            blas: OnceLock::new(),
         })
     }
 
@@ -46,6 +55,17 @@ impl Gpu {
     /// What it says of itself.
     pub fn info(&self) -> &DeviceInfo {
         &self.info
+    }
+
+    /// Where what is found out about it is kept.
+    pub(crate) fn cache(&self) -> &KernelCache {
+        &self.cache
+    }
+
+    /// cuBLASLt on this card.
+    pub(crate) fn blas(&self) -> Result<&Arc<Blas>, CudaError> {
+        let opened = self.blas.get_or_init(|| Blas::open(&self.context).map(Arc::new));
+        opened.as_ref().map_err(Clone::clone)
     }
 
     /// The kernel `name` of `source`, compiled for this card with `defines`; compiled once, here and on the disk.

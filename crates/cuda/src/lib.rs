@@ -9,12 +9,14 @@
 //! Deliberately absent: models, programs, ops. Names of symbols and constants are NVIDIA's, from the headers of CUDA 13.0.
 #![allow(unsafe_code, reason = "it calls foreign functions with pointers")]
 
+mod blas;
 mod cache;
 mod compiler;
 mod context;
 mod device;
 mod error;
 mod ffi;
+mod gemm;
 mod gpu;
 mod graph;
 mod growing;
@@ -30,6 +32,7 @@ pub use compiler::{Arch, Compiled, Compiler};
 pub use context::Context;
 pub use device::{Device, DeviceInfo};
 pub use error::CudaError;
+pub use gemm::{Factor, Gemm, GemmChoice, GemmOperands, GemmPlan};
 pub use gpu::Gpu;
 pub use graph::{Graph, GraphExec};
 pub use growing::GrowingMemory;

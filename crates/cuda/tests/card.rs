@@ -3,9 +3,11 @@
 
 use libtest_mimic::{Arguments, Failed, Trial};
 use xtrain_cuda::{
-    Arch, Compiler, Context, CudaError, Device, DeviceMemory, DevicePtr, Event, Graph, KernelCache, Launch,
-    Module, PinnedMemory, Stream,
+    Arch, Compiler, Context, CudaError, Device, DeviceMemory, DevicePtr, Event, Gemm, GemmChoice,
+    GemmOperands, Gpu, Graph, KernelCache, Launch, Module, PinnedMemory, Stream, Work,
 };
+use xtrain_tensor::host::decode;
+use xtrain_tensor::{DType, HostTensor, Philox, TensorType};
 
 const KERNELS: &str = r#"
 struct Scale { float* x; float by; int n; };
@@ -186,13 +188,241 @@ fn kernels_are_kept_on_the_disk(card: &Card) -> Result<(), Failed> {
     Ok(())
 }
 
+/// A product with operands on the card: every matrix lies in rows of its stride, what is between them is `GAP`.
+struct Product<'a> {
+    gemm: Gemm,
+    card: &'a Card,
+    a: DeviceMemory,
+    b: DeviceMemory,
+    d: DeviceMemory,
+    bias: Option<DeviceMemory>,
+    workspace: DeviceMemory,
+    /// A, B, D as it is at first, and the bias: as they lie in memory.
+    host: [Vec<f64>; 4],
+}
+
+/// What stands between the rows of a matrix.
+const GAP: f64 = -3.5;
+
+impl<'a> Product<'a> {
+    fn new(card: &'a Card, gemm: Gemm, bias: bool) -> Result<Product<'a>, CudaError> {
+        let seed =
+            std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).map_or(0, |t| t.as_nanos());
+        let fill = |site: u32, dtype: DType, rows: usize, columns: usize, stride: usize| {
+            let mut normal = vec![0.0f32; rows * columns];
+            Philox::new(seed as u64, 0, site).fill_normal(1.0, &mut normal);
+            let mut values = vec![GAP; rows * stride];
+            for (to, from) in values.chunks_mut(stride).zip(normal.chunks(columns)) {
+                to.iter_mut().zip(from).for_each(|(to, &from)| *to = from.into());
+            }
+            let tensor = HostTensor::from_f64(TensorType::new(dtype, [values.len()]), &values);
+            let memory = DeviceMemory::new(&card.context, tensor.bytes().len())?;
+            memory.all().write(tensor.bytes(), &card.stream)?;
+            Ok::<_, CudaError>((memory, tensor.to_f64()))
+        };
+        let Gemm { m, n, k, a, b, d, .. } = gemm;
+        let stored = |transposed, rows, columns| if transposed { (columns, rows) } else { (rows, columns) };
+        let ((a_rows, a_columns), (b_rows, b_columns)) =
+            (stored(a.transposed, m, k), stored(b.transposed, k, n));
+        let (a_memory, a_host) = fill(0, a.dtype, a_rows, a_columns, a.stride)?;
+        let (b_memory, b_host) = fill(1, b.dtype, b_rows, b_columns, b.stride)?;
+        let (d_memory, d_host) = fill(2, d, m, n, gemm.d_stride)?;
+        let (bias_memory, bias_host) = fill(3, d, 1, n, n)?;
+        Ok(Product {
+            gemm,
+            card,
+            a: a_memory,
+            b: b_memory,
+            d: d_memory,
+            bias: bias.then_some(bias_memory),
+            workspace: DeviceMemory::new(&card.context, Gemm::WORKSPACE_BYTES)?,
+            host: [a_host, b_host, d_host, bias_host],
+        })
+    }
+
+    fn operands(&self) -> GemmOperands {
+        GemmOperands {
+            a: self.a.pointer(),
+            b: self.b.pointer(),
+            d: self.d.pointer(),
+            bias: self.bias.as_ref().map(DeviceMemory::pointer),
+            workspace: self.workspace.pointer(),
+        }
+    }
+
+    /// D as the card makes it of the D of the beginning.
+    fn run(&self, work: &Work) -> Result<Vec<f64>, CudaError> {
+        let ty = TensorType::new(self.gemm.d, [self.host[2].len()]);
+        self.d.all().write(HostTensor::from_f64(ty, &self.host[2]).bytes(), &self.card.stream)?;
+        self.workspace.all().fill(0xFF, &self.card.stream)?;
+        work.put(&self.card.stream)?;
+        Ok(decode(ty, &self.d.all().read(&self.card.stream)?))
+    }
+
+    /// D by a plain loop in f64, not rounded.
+    fn expected(&self) -> Vec<f64> {
+        let Gemm { m, n, k, a, b, .. } = self.gemm;
+        let [a_host, b_host, d_host, bias] = &self.host;
+        let at = |transposed: bool, stride: usize, row: usize, column: usize| match transposed {
+            true => column * stride + row,
+            false => row * stride + column,
+        };
+        let mut d_host = d_host.clone();
+        for i in 0..m {
+            for j in 0..n {
+                let a_at = |p| a_host[at(a.transposed, a.stride, i, p)];
+                let b_at = |p| b_host[at(b.transposed, b.stride, p, j)];
+                let d = &mut d_host[i * self.gemm.d_stride + j];
+                let held = if self.gemm.accumulate { *d } else { 0.0 };
+                let bias = if self.bias.is_some() { bias[j] } else { 0.0 };
+                *d = (0..k).map(|p| a_at(p) * b_at(p)).sum::<f64>() + held + bias;
+            }
+        }
+        d_host
+    }
+
+    fn assert_near(&self, found: &[f64], expected: &[f64], by: &str) {
+        let Gemm { m, n, d_stride, .. } = self.gemm;
+        let norm = |x: &mut dyn Iterator<Item = f64>| x.map(|x| x * x).sum::<f64>().sqrt();
+        let inside = |x: &'_ [f64]| x.chunks(d_stride).flat_map(|row| row[..n].to_vec()).collect::<Vec<_>>();
+        let (f, e) = (inside(found), inside(expected));
+        assert_eq!((f.len(), e.len()), (m * n, m * n));
+        // Sums that happen to be near zero are no closer than the terms they are made of.
+        let size = norm(&mut e.iter().copied()).max(((m * n) as f64).sqrt());
+        let error = norm(&mut f.iter().zip(&e).map(|(f, e)| f - e)) / size;
+        // One rounding to bf16 is off by 2^-9 at most; long sums in f32 in another order by more than short ones.
+        let bar = if self.gemm.k > 4096 { 1e-4 } else { 1e-5 };
+        let bar = if self.gemm.d == DType::BF16 { bar + 2f64.powi(-9) } else { bar };
+        assert!(error <= bar, "{:?} by {by} is off by {error:e}", self.gemm);
+        let between = found.chunks(d_stride).flat_map(|row| &row[n..]);
+        assert!(between.copied().all(|x| x == GAP), "{:?} by {by} wrote between the rows", self.gemm);
+    }
+}
+
+fn gpu_with_cache(folder: &std::path::Path) -> Result<Gpu, CudaError> {
+    Gpu::with_cache(0, KernelCache::at(folder))
+}
+
+/// Element types of the factors and of the product.
+const PRODUCT_TYPES: [(DType, DType); 3] =
+    [(DType::F32, DType::F32), (DType::BF16, DType::BF16), (DType::BF16, DType::F32)];
+
+fn products_are_those_of_a_plain_loop(card: &Card) -> Result<(), Failed> {
+    let folder = tempfile::tempdir()?;
+    let gpu = gpu_with_cache(folder.path())?;
+    let shapes = [[1, 1, 1], [13, 5, 7], [1, 40, 33], [64, 128, 64], [33, 129, 70], [130, 200, 257]];
+    for (shape, transposed) in shapes.into_iter().flat_map(|shape| {
+        [[false, false], [false, true], [true, false], [true, true]].map(|transposed| (shape, transposed))
+    }) {
+        for (dtype, d) in PRODUCT_TYPES {
+            let plain = Gemm::new(shape, dtype, transposed, d);
+            let gapped = plain.a_stride(plain.a.stride + 3).d_stride(plain.n.next_multiple_of(64));
+            let cases = [(plain, false), (plain, true), (plain.accumulate(true), false), (gapped, false)];
+            for (gemm, bias) in cases.into_iter().chain([(gapped.accumulate(true), true)]) {
+                let product = Product::new(card, gemm, bias)?;
+                let expected = product.expected();
+                let plan = gemm.plan(&gpu, &product.operands())?;
+                product.assert_near(&product.run(&plan.work)?, &expected, &format!("{:?}", plan.choice));
+                let own = gemm.own(&gpu, &product.operands())?;
+                product.assert_near(&product.run(&own.work)?, &expected, "the kernel of our own");
+            }
+        }
+    }
+    Ok(())
+}
+
+fn large_products_are_those_of_the_other_kernel(card: &Card) -> Result<(), Failed> {
+    let folder = tempfile::tempdir()?;
+    let gpu = gpu_with_cache(folder.path())?;
+    // The head of a model with an odd vocabulary, its two gradients, and a sum so long that it is worth splitting.
+    let (c, d, v) = (96, 768, 5025usize);
+    // As rows of logits lie in the workspace of the loss.
+    let stride = v.next_multiple_of(64);
+    for (dtype, out) in PRODUCT_TYPES {
+        let logits = Gemm::new([c, v, d], dtype, [false, true], dtype).d_stride(stride);
+        let dx = Gemm::new([c, d, v], dtype, [false, false], dtype).a_stride(stride);
+        let dw = Gemm::new([v, d, c], dtype, [true, false], DType::F32).a_stride(stride).accumulate(true);
+        let long = Gemm::new([72, 136, 30_000], dtype, [true, false], out);
+        for gemm in [logits, dx, dw, long] {
+            let product = Product::new(card, gemm, false)?;
+            let plan = gemm.plan(&gpu, &product.operands())?;
+            assert_ne!(plan.choice, GemmChoice::OwnKernel, "{gemm}");
+            let own = product.run(&gemm.own(&gpu, &product.operands())?.work)?;
+            let found = product.run(&plan.work)?;
+            // Both are rounded.
+            if gemm.d == DType::F32 {
+                product.assert_near(&found, &own, "cuBLASLt");
+            } else {
+                let norm = |x: &[f64]| x.iter().map(|x| x * x).sum::<f64>().sqrt();
+                let off: Vec<f64> = found.iter().zip(&own).map(|(a, b)| a - b).collect();
+                assert!(norm(&off) <= 1e-3 * norm(&own), "{gemm} is off by {}", norm(&off) / norm(&own));
+            }
+            assert!(product.run(&plan.work)? == found, "{gemm} differs from run to run");
+        }
+    }
+    Ok(())
+}
+
+fn a_recorded_product_is_the_same(card: &Card) -> Result<(), Failed> {
+    let folder = tempfile::tempdir()?;
+    let gpu = gpu_with_cache(folder.path())?;
+    let product =
+        Product::new(card, Gemm::new([70, 90, 4000], DType::BF16, [true, false], DType::F32), false)?;
+    let plan = product.gemm.plan(&gpu, &product.operands())?;
+    let found = product.run(&plan.work)?;
+    let mut exec = Graph::record(&card.stream, || plan.work.put(&card.stream))?.instantiate()?;
+    for _ in 0..3 {
+        product.d.all().fill(0xFF, &card.stream)?;
+        product.workspace.all().fill(0xFF, &card.stream)?;
+        exec.launch(&card.stream)?;
+        let ty = TensorType::new(DType::F32, [found.len()]);
+        assert!(decode(ty, &product.d.all().read(&card.stream)?) == found);
+    }
+    Ok(())
+}
+
+fn a_choice_of_an_algorithm_is_kept(card: &Card) -> Result<(), Failed> {
+    let folder = tempfile::tempdir()?;
+    let product =
+        Product::new(card, Gemm::new([256, 384, 512], DType::BF16, [false, true], DType::BF16), true)?;
+    let plan = |gpu: &Gpu| product.gemm.plan(gpu, &product.operands());
+    let gpu = gpu_with_cache(folder.path())?;
+    let first = plan(&gpu)?;
+    assert_eq!(first.choice, GemmChoice::Measured);
+    let files = || std::fs::read_dir(folder.path()).map(|entries| entries.flatten().collect::<Vec<_>>());
+    let file = match &files()?[..] {
+        [file] => file.path(),
+        files => return Err(format!("{} files instead of one", files.len()).into()),
+    };
+    for gpu in [&gpu, &gpu_with_cache(folder.path())?] {
+        let again = plan(gpu)?;
+        assert_eq!((again.choice, again.algorithm), (GemmChoice::Kept, first.algorithm));
+    }
+    let whole = std::fs::read(&file)?;
+    std::fs::write(&file, &whole[..50])?;
+    assert_eq!(plan(&gpu_with_cache(folder.path())?)?.choice, GemmChoice::Measured, "it was damaged");
+    assert_eq!(std::fs::read(&file)?.len(), whole.len());
+    assert_eq!(plan(&gpu_with_cache(folder.path())?)?.choice, GemmChoice::Kept);
+    // Another product, and the same one with operands that are aligned otherwise, have choices of their own.
+    let shifted = GemmOperands { a: product.a.pointer().offset(16), ..product.operands() };
+    let shorter = Gemm { m: 255, ..product.gemm };
+    let others = [
+        product.gemm.accumulate(true).plan(&gpu, &product.operands())?,
+        shorter.plan(&gpu, &product.operands())?,
+        shorter.plan(&gpu, &shifted)?,
+    ];
+    assert!(others.iter().all(|other| other.choice == GemmChoice::Measured));
+    assert_eq!(files()?.len(), 4);
+    Ok(())
+}
+
 fn main() {
     let arguments = Arguments::from_args();
     let missing = Card::new().err();
     if let Some(reason) = &missing {
         eprintln!("skipped, no card to test on: {reason}");
     }
-    let tests: [(&str, fn(&Card) -> Result<(), Failed>); 9] = [
+    let tests: [(&str, fn(&Card) -> Result<(), Failed>); 13] = [
         ("a_card_describes_itself", a_card_describes_itself),
         ("bytes_come_back_as_they_went", bytes_come_back_as_they_went),
         ("a_kernel_computes", a_kernel_computes),
@@ -205,6 +435,10 @@ fn main() {
         ("events_order_streams_and_take_the_time", events_order_streams_and_take_the_time),
         ("too_little_memory_is_told_in_bytes", too_little_memory_is_told_in_bytes),
         ("kernels_are_kept_on_the_disk", kernels_are_kept_on_the_disk),
+        ("products_are_those_of_a_plain_loop", products_are_those_of_a_plain_loop),
+        ("large_products_are_those_of_the_other_kernel", large_products_are_those_of_the_other_kernel),
+        ("a_recorded_product_is_the_same", a_recorded_product_is_the_same),
+        ("a_choice_of_an_algorithm_is_kept", a_choice_of_an_algorithm_is_kept),
     ];
     let trials = tests.map(|(name, test)| {
         Trial::test(name, move || test(&Card::new()?)).with_ignored_flag(missing.is_some())

@@ -257,7 +257,10 @@ on_card![
     crate::add::Add,
     crate::attention::Attention,
     crate::attention::AttentionGrad,
-    crate::cached_attention::CachedAttention
+    crate::cached_attention::CachedAttention,
+    crate::linear::Linear,
+    crate::linear::LinearDgrad,
+    crate::linear::LinearWgrad,
 ];
 
 /// The ops that passes insert.

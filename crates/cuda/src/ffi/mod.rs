@@ -1,5 +1,6 @@
 //! The foreign functions, as tables of pointers into libraries that were opened at run time.
 
+pub(crate) mod cublaslt;
 pub(crate) mod driver;
 pub(crate) mod nvrtc;
 pub(crate) mod open;

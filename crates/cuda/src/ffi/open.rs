@@ -1,5 +1,6 @@
 //! The tables of functions, each opened once for the process.
 
+use super::cublaslt::CublasLt;
 use super::driver::{CUDA_SUCCESS, Driver};
 use super::nvrtc::Nvrtc;
 use crate::error::CudaError;
@@ -34,6 +35,12 @@ pub(crate) fn driver() -> Result<&'static Opened<Driver>, CudaError> {
 pub(crate) fn nvrtc() -> Result<&'static Opened<Nvrtc>, CudaError> {
     static NVRTC: OnceLock<Result<Opened<Nvrtc>, CudaError>> = OnceLock::new();
     NVRTC.get_or_init(|| open(Library::Nvrtc, Nvrtc::of)).as_ref().map_err(Clone::clone)
+}
+
+/// Matrix products.
+pub(crate) fn cublaslt() -> Result<&'static Opened<CublasLt>, CudaError> {
+    static CUBLASLT: OnceLock<Result<Opened<CublasLt>, CudaError>> = OnceLock::new();
+    CUBLASLT.get_or_init(|| open(Library::CublasLt, CublasLt::of)).as_ref().map_err(Clone::clone)
 }
 
 fn open<T>(

@@ -3,9 +3,11 @@
 //! Weights are stored as Hugging Face stores them, `w_oi`; so y = x w^T, dx = dy w, dw = dy^T x.
 
 mod cpu;
+mod cuda;
 
-use crate::registry::{Registered, Sample, SampleInput};
+use crate::registry::{OnCard, Registered, Sample, SampleInput};
 use crate::{float_shaped, matrix};
+use xtrain_cuda::{Gemm, KernelSource};
 use xtrain_program::{Backward, Cost, Differentiable, Op, OpError, Role};
 use xtrain_tensor::{DType, TensorType};
 
@@ -151,6 +153,15 @@ impl Registered for Linear {
                     SampleInput::parameter([9]),
                 ],
             ),
+            // Rows that are 16-byte vectors in every type: another product on a card.
+            Sample::forward(
+                Linear,
+                [
+                    SampleInput::activation([24, 32]),
+                    SampleInput::parameter([16, 32]),
+                    SampleInput::parameter([16]),
+                ],
+            ),
         ]
     }
 
@@ -168,7 +179,11 @@ impl Registered for Linear {
 
 impl Registered for LinearDgrad {
     fn samples() -> Vec<Sample> {
-        vec![Sample::plain(LinearDgrad, [SampleInput::activation([13, 5]), SampleInput::activation([5, 7])])]
+        [[13, 5, 7], [24, 16, 32]]
+            .map(|[t, o, i]| {
+                Sample::plain(LinearDgrad, [SampleInput::activation([t, o]), SampleInput::activation([o, i])])
+            })
+            .into()
     }
 
     fn large() -> Sample {
@@ -178,10 +193,12 @@ impl Registered for LinearDgrad {
 
 impl Registered for LinearWgrad {
     fn samples() -> Vec<Sample> {
-        vec![Sample::plain(
-            LinearWgrad { out: DType::F32 },
-            [SampleInput::activation([13, 5]), SampleInput::activation([13, 7])],
-        )]
+        [[13, 5, 7], [24, 16, 32]]
+            .map(|[t, o, i]| {
+                let inputs = [SampleInput::activation([t, o]), SampleInput::activation([t, i])];
+                Sample::plain(LinearWgrad { out: DType::F32 }, inputs)
+            })
+            .into()
     }
 
     fn large() -> Sample {
@@ -200,4 +217,16 @@ impl Registered for BiasGrad {
     fn large() -> Sample {
         Sample::plain(BiasGrad { out: DType::F32 }, [SampleInput::activation([300, 160])])
     }
+}
+
+impl OnCard for Linear {
+    const SOURCES: &'static [KernelSource] = &[Gemm::SOURCE];
+}
+
+impl OnCard for LinearDgrad {
+    const SOURCES: &'static [KernelSource] = &[Gemm::SOURCE];
+}
+
+impl OnCard for LinearWgrad {
+    const SOURCES: &'static [KernelSource] = &[Gemm::SOURCE];
 }

@@ -1,0 +1,162 @@
+//! Which of cuBLASLt's algorithms a product runs by.
+//!
+//! The library proposes some; they are timed once on the operands themselves, and the fastest is kept on the disk by the card, the
+//! library's version and the product. So a second start measures nothing, and a resumed run computes what an uninterrupted one would:
+//! the same file gives the same algorithm, and the same algorithm the same bits.
+
+use super::matmul::{Matmul, alignment};
+use super::{Gemm, GemmChoice, GemmOperands};
+use crate::error::CudaError;
+use crate::ffi::cublaslt::LtAlgo;
+use crate::gpu::Gpu;
+use crate::stream::{Event, Stream};
+use std::sync::PoisonError;
+
+/// Timed runs of each algorithm, of which the median counts; one more goes before them.
+const ROUNDS: usize = 5;
+
+/// A timed run lasts this long at least, if need be by repeating the product.
+const RUN_SECONDS: f64 = 200e-6;
+const MOST_REPEATS: f64 = 32.0;
+
+/// What is no slower than the fastest by more than this is as fast: the library's order decides.
+const AS_FAST: f64 = 1.01;
+
+/// The ending of the files in which choices are kept.
+const EXTENSION: &str = "gemm";
+
+/// The algorithm, and how it was found; none where the library has none.
+pub(super) fn choose(
+    gpu: &Gpu,
+    gemm: &Gemm,
+    operands: &GemmOperands,
+    matmul: &Matmul,
+) -> Result<(GemmChoice, Option<LtAlgo>), CudaError> {
+    let key = key(gpu, matmul.blas().version, gemm, operands);
+    let found =
+        |choice, algo: Option<LtAlgo>| (if algo.is_some() { choice } else { GemmChoice::OwnKernel }, algo);
+    // What a thread that panicked left is whole: choices are added in one step.
+    let mut choices = matmul.blas().choices.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some(&known) = choices.get(&key) {
+        return Ok(found(GemmChoice::Kept, known));
+    }
+    let usable = |held: &[u8]| decode(held, &key).filter(|algo| matmul.takes(algo));
+    let (choice, algo) = match gpu.cache().kept(&key, EXTENSION).and_then(|held| usable(&held)) {
+        Some(algo) => (GemmChoice::Kept, Some(algo)),
+        None => match fastest(gemm, matmul)? {
+            Some(algo) => {
+                // Another process may have measured at the same time: all use what the first one kept.
+                let kept =
+                    gpu.cache().keep(&key, EXTENSION, &encode(&algo, &key), |held| usable(held).is_some());
+                (GemmChoice::Measured, Some(decode(&kept, &key).unwrap_or(algo)))
+            }
+            None => {
+                tracing::warn!("{gemm}: cuBLASLt has no algorithm for it; a slower kernel computes it");
+                (GemmChoice::OwnKernel, None)
+            }
+        },
+    };
+    choices.insert(key, algo);
+    Ok((choice, algo))
+}
+
+/// All that the choice depends on.
+fn key(gpu: &Gpu, version: usize, gemm: &Gemm, operands: &GemmOperands) -> String {
+    let info = gpu.info();
+    let places = [Some(operands.a), Some(operands.b), Some(operands.d), operands.bias];
+    format!(
+        "{} with {} multiprocessors, cuBLASLt {version}: {gemm:?}, aligned to {:?} bytes, working in {}",
+        info.name,
+        info.multiprocessors,
+        places.map(|place| place.map(alignment)),
+        Gemm::WORKSPACE_BYTES,
+    )
+}
+
+/// What is kept: the algorithm, then what it was chosen for.
+fn encode(algo: &LtAlgo, key: &str) -> Vec<u8> {
+    algo.iter().flat_map(|word| word.to_le_bytes()).chain(key.bytes()).collect()
+}
+
+fn decode(held: &[u8], key: &str) -> Option<LtAlgo> {
+    let (words, chosen_for) = held.split_first_chunk::<{ size_of::<LtAlgo>() }>()?;
+    let mut algo = LtAlgo::default();
+    for (word, bytes) in algo.iter_mut().zip(words.as_chunks::<8>().0) {
+        *word = u64::from_le_bytes(*bytes);
+    }
+    (chosen_for == key.as_bytes()).then_some(algo)
+}
+
+/// The fastest of the library's proposals that run.
+fn fastest(gemm: &Gemm, matmul: &Matmul) -> Result<Option<LtAlgo>, CudaError> {
+    let context = &matmul.blas().context;
+    let stream = Stream::new(context)?;
+    let mut candidates = Vec::new();
+    for algo in matmul.candidates()? {
+        match matmul.put(&algo, &stream) {
+            Ok(()) => candidates.push(algo),
+            Err(error) => tracing::debug!("{gemm}: a proposed algorithm is refused: {error}"),
+        }
+        // What goes wrong on the card itself is no refusal: nothing can be run there any more.
+        stream.synchronize()?;
+    }
+    if candidates.len() < 2 {
+        return Ok(candidates.pop());
+    }
+    let (start, end) = (Event::timed(context)?, Event::timed(context)?);
+    let seconds = |algo: &LtAlgo, repeats: usize| -> Result<f64, CudaError> {
+        start.record(&stream)?;
+        for _ in 0..repeats {
+            matmul.put(algo, &stream)?;
+        }
+        end.record(&stream)?;
+        end.synchronize()?;
+        Ok(start.seconds_until(&end)? / repeats as f64)
+    };
+    let about = seconds(&candidates[0], 1)?.max(1e-7);
+    let repeats = (RUN_SECONDS / about).ceil().clamp(1.0, MOST_REPEATS) as usize;
+    // Round by round, so that what changes with time (clocks, heat) meets all alike.
+    let mut times = vec![Vec::new(); candidates.len()];
+    for round in 0..=ROUNDS {
+        for (algo, times) in candidates.iter().zip(&mut times) {
+            let taken = seconds(algo, repeats)?;
+            if round > 0 {
+                times.push(taken);
+            }
+        }
+    }
+    let medians: Vec<f64> = times.into_iter().map(median).collect();
+    let best = medians.iter().copied().fold(f64::INFINITY, f64::min);
+    let chosen = medians.iter().position(|&seconds| seconds <= best * AS_FAST).unwrap_or(0);
+    tracing::debug!(
+        "{gemm}: algorithm {chosen} of {}, {:.1} TFLOP/s",
+        candidates.len(),
+        gemm.flops() / medians[chosen] * 1e-12
+    );
+    Ok(Some(candidates[chosen]))
+}
+
+fn median(mut times: Vec<f64>) -> f64 {
+    times.sort_by(f64::total_cmp);
+    times[times.len() / 2]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_kept_is_read_for_the_same_product_alone() {
+        let algo: LtAlgo = [1, 2, u64::MAX, 4, 5, 6, 7, 0x0102_0304_0506_0708];
+        let held = encode(&algo, "a product");
+        assert_eq!(decode(&held, "a product"), Some(algo));
+        assert_eq!(decode(&held, "another"), None);
+        assert_eq!(decode(&held[..40], "a product"), None);
+        assert_eq!(decode(&[], "a product"), None);
+    }
+
+    #[test]
+    fn the_median_is_the_middle_one() {
+        assert_eq!(median(vec![5.0, 1.0, 9.0, 2.0, 3.0]), 3.0);
+    }
+}

@@ -1,0 +1,205 @@
+//! A product as cuBLASLt is told of it.
+//!
+//! The library's matrices are stored column after column. One that is stored row after row is, seen so, its own transpose; so what is
+//! asked for is D^T = B^T A^T: the factors change places, and nothing is moved.
+
+use super::{Factor, Gemm, GemmOperands};
+use crate::blas::{Blas, MatmulDesc, MatrixLayout, Preference};
+use crate::error::CudaError;
+use crate::ffi::cublaslt as ffi;
+use crate::ffi::cublaslt::{LtAlgo, LtHeuristicResult};
+use crate::memory::DevicePtr;
+use crate::stream::Stream;
+use std::ffi::{c_int, c_void};
+use std::sync::Arc;
+use xtrain_tensor::DType;
+
+/// How many algorithms are asked for.
+const CANDIDATES: usize = 8;
+
+/// Ways to bring the parts of a split sum together that are as exact as one sum, and the same in every run.
+const REDUCTIONS: u32 = ffi::REDUCTION_SCHEME_NONE | ffi::REDUCTION_SCHEME_COMPUTE_TYPE;
+
+/// A product with its operands.
+pub(super) struct Matmul {
+    blas: Arc<Blas>,
+    desc: MatmulDesc,
+    /// The library's A is our B.
+    first: MatrixLayout,
+    second: MatrixLayout,
+    d: MatrixLayout,
+    operands: GemmOperands,
+    beta: f32,
+}
+
+// SAFETY: descriptors are plain memory of the library's, which calls only read once they are set.
+unsafe impl Send for Matmul {}
+// SAFETY: as above.
+unsafe impl Sync for Matmul {}
+
+impl Matmul {
+    pub(super) fn new(blas: &Arc<Blas>, gemm: &Gemm, operands: &GemmOperands) -> Result<Matmul, CudaError> {
+        let desc = MatmulDesc::new(blas, ffi::CUBLAS_COMPUTE_32F, ffi::CUDA_R_32F)?;
+        let operation = |factor: Factor| if factor.transposed { ffi::CUBLAS_OP_T } else { ffi::CUBLAS_OP_N };
+        desc.set(ffi::MATMUL_DESC_TRANSA, operation(gemm.b))?;
+        desc.set(ffi::MATMUL_DESC_TRANSB, operation(gemm.a))?;
+        if let Some(bias) = operands.bias {
+            desc.set(ffi::MATMUL_DESC_EPILOGUE, ffi::EPILOGUE_BIAS)?;
+            desc.set(ffi::MATMUL_DESC_BIAS_POINTER, bias.0)?;
+        }
+        let layout = |factor: Factor, rows: usize, columns: usize| {
+            let (rows, columns) = if factor.transposed { (columns, rows) } else { (rows, columns) };
+            MatrixLayout::new(blas, cuda_type(factor.dtype), columns, rows, factor.stride)
+        };
+        let Gemm { m, n, k, .. } = *gemm;
+        Ok(Matmul {
+            desc,
+            first: layout(gemm.b, k, n)?,
+            second: layout(gemm.a, m, k)?,
+            d: MatrixLayout::new(blas, cuda_type(gemm.d), n, m, gemm.d_stride)?,
+            operands: *operands,
+            beta: if gemm.accumulate { 1.0 } else { 0.0 },
+            blas: blas.clone(),
+        })
+    }
+
+    pub(super) fn blas(&self) -> &Blas {
+        &self.blas
+    }
+
+    /// The library's proposals that may be used, its favourite first; none where it has none.
+    pub(super) fn candidates(&self) -> Result<Vec<LtAlgo>, CudaError> {
+        let wishes = Preference::new(&self.blas)?;
+        wishes.set(ffi::PREF_MAX_WORKSPACE_BYTES, Gemm::WORKSPACE_BYTES as u64)?;
+        wishes.set(ffi::PREF_REDUCTION_SCHEME_MASK, REDUCTIONS)?;
+        let GemmOperands { a, b, d, .. } = self.operands;
+        wishes.set(ffi::PREF_MIN_ALIGNMENT_A_BYTES, alignment(b))?;
+        wishes.set(ffi::PREF_MIN_ALIGNMENT_B_BYTES, alignment(a))?;
+        wishes.set(ffi::PREF_MIN_ALIGNMENT_C_BYTES, alignment(d))?;
+        wishes.set(ffi::PREF_MIN_ALIGNMENT_D_BYTES, alignment(d))?;
+        let mut results = [LtHeuristicResult::default(); CANDIDATES];
+        let mut found: c_int = 0;
+        // SAFETY: all handles live here; at most as many results are written as there is room for.
+        let status = unsafe {
+            (self.blas.lt.cublasLtMatmulAlgoGetHeuristic)(
+                self.blas.handle,
+                self.desc.handle,
+                self.first.handle,
+                self.second.handle,
+                self.d.handle,
+                self.d.handle,
+                wishes.handle,
+                CANDIDATES as c_int,
+                results.as_mut_ptr(),
+                &mut found,
+            )
+        };
+        // A shape that the library does not take is an answer.
+        if matches!(status, ffi::CUBLAS_STATUS_NOT_SUPPORTED | ffi::CUBLAS_STATUS_INVALID_VALUE) {
+            return Ok(Vec::new());
+        }
+        self.blas.check("cublasLtMatmulAlgoGetHeuristic", status)?;
+        let proposed = results.iter().take(found.max(0) as usize);
+        let usable = proposed.filter(|result| {
+            result.state == ffi::CUBLAS_STATUS_SUCCESS
+                && result.workspace_bytes <= Gemm::WORKSPACE_BYTES
+                && self.repeats(&result.algo)
+        });
+        Ok(usable.map(|result| result.algo).collect())
+    }
+
+    /// Whether an algorithm that was kept can be used for this product, on this card, within the workspace.
+    pub(super) fn takes(&self, algo: &LtAlgo) -> bool {
+        let mut result = LtHeuristicResult::default();
+        // SAFETY: all handles live here; reads the algorithm, writes one result.
+        let status = unsafe {
+            (self.blas.lt.cublasLtMatmulAlgoCheck)(
+                self.blas.handle,
+                self.desc.handle,
+                self.first.handle,
+                self.second.handle,
+                self.d.handle,
+                self.d.handle,
+                algo,
+                &mut result,
+            )
+        };
+        status == ffi::CUBLAS_STATUS_SUCCESS
+            && result.workspace_bytes <= Gemm::WORKSPACE_BYTES
+            && self.repeats(algo)
+    }
+
+    /// Whether an algorithm says that it adds in an order that is the same in every run. The wish for it has been told already: an
+    /// algorithm that says nothing is one that the library took it to hold for.
+    fn repeats(&self, algo: &LtAlgo) -> bool {
+        let (mut scheme, mut written) = (0u32, 0usize);
+        // SAFETY: reads the algorithm, writes at most the four bytes that it is told of.
+        let status = unsafe {
+            (self.blas.lt.cublasLtMatmulAlgoConfigGetAttribute)(
+                algo,
+                ffi::ALGO_CONFIG_REDUCTION_SCHEME,
+                std::ptr::from_mut(&mut scheme).cast::<c_void>(),
+                size_of::<u32>(),
+                &mut written,
+            )
+        };
+        status != ffi::CUBLAS_STATUS_SUCCESS || scheme & !REDUCTIONS == 0
+    }
+
+    /// Puts the product into `stream`.
+    pub(super) fn put(&self, algo: &LtAlgo, stream: &Stream) -> Result<(), CudaError> {
+        self.blas.context.enter()?;
+        let GemmOperands { a, b, d, workspace, .. } = self.operands;
+        let (one, beta) = (1.0f32, self.beta);
+        // SAFETY: the descriptors tell the shapes of the operands, which are the card's and keep their places, as whoever named them
+        // promises; the workspace has the bytes that it is said to have; the two numbers are read before the call returns.
+        let status = unsafe {
+            (self.blas.lt.cublasLtMatmul)(
+                self.blas.handle,
+                self.desc.handle,
+                std::ptr::from_ref(&one).cast::<c_void>(),
+                b.0 as *const c_void,
+                self.first.handle,
+                a.0 as *const c_void,
+                self.second.handle,
+                std::ptr::from_ref(&beta).cast::<c_void>(),
+                d.0 as *const c_void,
+                self.d.handle,
+                d.0 as *mut c_void,
+                self.d.handle,
+                algo,
+                workspace.0 as *mut c_void,
+                Gemm::WORKSPACE_BYTES,
+                stream.handle,
+            )
+        };
+        self.blas.check("cublasLtMatmul", status)
+    }
+}
+
+/// The largest power of two that an address is a multiple of, up to 256 bytes, above which nothing asks.
+pub(super) fn alignment(place: DevicePtr) -> u32 {
+    1 << place.0.trailing_zeros().min(8)
+}
+
+fn cuda_type(dtype: DType) -> c_int {
+    match dtype {
+        DType::F32 => ffi::CUDA_R_32F,
+        DType::BF16 => ffi::CUDA_R_16BF,
+        other => panic!("products on a card are of f32 and bf16, not {other}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_address_is_as_aligned_as_it_is() {
+        for (address, bytes) in
+            [(0x7000_0000u64, 256), (0x7000_0100, 256), (0x7000_0080, 128), (0x7000_0006, 2)]
+        {
+            assert_eq!(alignment(DevicePtr(address)), bytes);
+        }
+    }
+}

@@ -1,0 +1,170 @@
+//! Matrix products on a card: `D[m, n] = A[m, k] B[k, n] (+ D) (+ bias[n])`, summed in f32 and rounded once.
+//!
+//! Matrices are stored row after row. cuBLASLt multiplies; which of its algorithms is measured once a card and kept on the disk
+//! ([`choose`]), and where it has none, a kernel of our own takes its place ([`own`]). Every algorithm that may be chosen gives the same
+//! bits in every run: none adds in the order in which blocks happen to end. f32 factors are multiplied as f32, never as TF32.
+//!
+//! Deliberately absent: FP8, whose scales will be operands beside the factors.
+
+mod choose;
+mod matmul;
+mod own;
+
+use crate::error::CudaError;
+use crate::gpu::Gpu;
+use crate::kernel::Work;
+use crate::memory::DevicePtr;
+use crate::source::KernelSource;
+use matmul::Matmul;
+use std::fmt;
+use std::sync::Arc;
+use xtrain_tensor::{DType, TensorType};
+
+/// A factor of a product.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Factor {
+    /// Its element type.
+    pub dtype: DType,
+    /// Whether its transpose is what stands in memory: `[k, m]` for A, `[n, k]` for B.
+    pub transposed: bool,
+    /// Elements from one row in memory to the next.
+    pub stride: usize,
+}
+
+/// A product: all that its algorithm is chosen by, except how the operands are aligned.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Gemm {
+    /// Rows of A and D.
+    pub m: usize,
+    /// Columns of B and D.
+    pub n: usize,
+    /// Columns of A, rows of B.
+    pub k: usize,
+    /// The left factor.
+    pub a: Factor,
+    /// The right factor.
+    pub b: Factor,
+    /// The element type of D, and of the bias.
+    pub d: DType,
+    /// Elements from one row of D to the next.
+    pub d_stride: usize,
+    /// Whether the product is added to what stands in D.
+    pub accumulate: bool,
+}
+
+/// Where a product's operands are. They keep their places for as long as what is made ready for them is used.
+#[derive(Clone, Copy, Debug)]
+pub struct GemmOperands {
+    /// A.
+    pub a: DevicePtr,
+    /// B.
+    pub b: DevicePtr,
+    /// D.
+    pub d: DevicePtr,
+    /// One element for each column of D, added before rounding.
+    pub bias: Option<DevicePtr>,
+    /// [`Gemm::workspace`], of which nothing is expected and nothing left.
+    pub workspace: DevicePtr,
+}
+
+/// A product that is ready.
+pub struct GemmPlan {
+    /// How its algorithm was found.
+    pub choice: GemmChoice,
+    /// cuBLASLt's algorithm, as it is kept.
+    pub algorithm: Option<[u64; 8]>,
+    /// The product.
+    pub work: Work,
+}
+
+/// How an algorithm was found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum GemmChoice {
+    /// It was the fastest just now.
+    Measured,
+    /// It was chosen before: earlier in this process, or in one that kept it on the disk.
+    Kept,
+    /// cuBLASLt has none: a kernel of our own.
+    OwnKernel,
+}
+
+impl Gemm {
+    /// The kernels of our own.
+    pub const SOURCE: KernelSource = own::SOURCE;
+
+    /// Bytes that algorithms may work in; those that want more are not used.
+    pub const WORKSPACE_BYTES: usize = 32 << 20;
+
+    /// The product of factors of one type, their rows without gaps; `a_transposed` and `b_transposed` as [`Factor::transposed`].
+    pub fn new(
+        [m, n, k]: [usize; 3],
+        dtype: DType,
+        [a_transposed, b_transposed]: [bool; 2],
+        d: DType,
+    ) -> Gemm {
+        let a = Factor { dtype, transposed: a_transposed, stride: if a_transposed { m } else { k } };
+        let b = Factor { dtype, transposed: b_transposed, stride: if b_transposed { k } else { n } };
+        Gemm { m, n, k, a, b, d, d_stride: n, accumulate: false }
+    }
+
+    /// The same with A's rows in memory `stride` elements apart.
+    pub fn a_stride(self, stride: usize) -> Gemm {
+        Gemm { a: Factor { stride, ..self.a }, ..self }
+    }
+
+    /// The same with D's rows `stride` elements apart.
+    pub fn d_stride(self, stride: usize) -> Gemm {
+        Gemm { d_stride: stride, ..self }
+    }
+
+    /// The same, added to what stands in D where `accumulate` is true.
+    pub fn accumulate(self, accumulate: bool) -> Gemm {
+        Gemm { accumulate, ..self }
+    }
+
+    /// The tensor that a product works in, for [`CudaKernel::workspace`](crate::CudaKernel::workspace).
+    pub fn workspace() -> TensorType {
+        TensorType::new(DType::U8, [Gemm::WORKSPACE_BYTES])
+    }
+
+    /// Makes the product ready. The first time that it is met on a card its algorithms are timed, which overwrites D and the workspace.
+    ///
+    /// # Panics
+    /// If a kernel on a card is for no such element types: factors are f32, or bf16; D is f32, or bf16 of bf16 factors.
+    pub fn ready(&self, gpu: &Gpu, operands: &GemmOperands) -> Result<Work, CudaError> {
+        self.plan(gpu, operands).map(|plan| plan.work)
+    }
+
+    /// As [`Gemm::ready`], with how the algorithm was found.
+    pub fn plan(&self, gpu: &Gpu, operands: &GemmOperands) -> Result<GemmPlan, CudaError> {
+        if self.m == 0 || self.n == 0 || self.k == 0 {
+            return self.own(gpu, operands);
+        }
+        let matmul = Matmul::new(gpu.blas()?, self, operands)?;
+        let (choice, algorithm) = choose::choose(gpu, self, operands, &matmul)?;
+        let Some(algorithm) = algorithm else { return self.own(gpu, operands) };
+        let matmul = Arc::new(matmul);
+        let work = Work::new(move |stream| matmul.put(&algorithm, stream));
+        Ok(GemmPlan { choice, algorithm: Some(algorithm), work })
+    }
+
+    /// The product by the kernel of our own, which takes any shape and is slow.
+    pub fn own(&self, gpu: &Gpu, operands: &GemmOperands) -> Result<GemmPlan, CudaError> {
+        let work = own::ready(gpu, self, operands)?;
+        Ok(GemmPlan { choice: GemmChoice::OwnKernel, algorithm: None, work })
+    }
+
+    /// Floating-point operations of one run.
+    pub fn flops(&self) -> f64 {
+        2.0 * self.m as f64 * self.n as f64 * self.k as f64
+    }
+}
+
+impl fmt::Display for Gemm {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Gemm { m, n, k, a, b, d, .. } = self;
+        let t = |factor: &Factor| if factor.transposed { "^T" } else { "" };
+        let equals = if self.accumulate { "+=" } else { "=" };
+        write!(f, "{d}[{m}, {n}] {equals} {}{} {}{} over {k}", a.dtype, t(a), b.dtype, t(b))
+    }
+}

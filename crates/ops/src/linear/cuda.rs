@@ -1,0 +1,56 @@
+//! The products of a linear layer on a card.
+
+use super::{Linear, LinearDgrad, LinearWgrad};
+use xtrain_cuda::{CudaError, CudaKernel, Gemm, GemmOperands, Gpu, Operands, Work};
+use xtrain_tensor::TensorType;
+
+impl CudaKernel for Linear {
+    fn workspace(&self, _: &[TensorType]) -> Vec<TensorType> {
+        vec![Gemm::workspace()]
+    }
+
+    fn ready(&self, gpu: &Gpu, operands: &Operands<'_>) -> Result<Work, CudaError> {
+        let ((t, i), (o, _)) =
+            (operands.inputs[0].ty.shape.rows_cols(), operands.inputs[1].ty.shape.rows_cols());
+        let (x_ti, y_to) = (operands.inputs[0].ty.dtype, operands.outputs[0].ty.dtype);
+        Gemm::new([t, o, i], x_ti, [false, true], y_to).ready(gpu, &product(operands))
+    }
+}
+
+impl CudaKernel for LinearDgrad {
+    fn workspace(&self, _: &[TensorType]) -> Vec<TensorType> {
+        vec![Gemm::workspace()]
+    }
+
+    fn ready(&self, gpu: &Gpu, operands: &Operands<'_>) -> Result<Work, CudaError> {
+        let ((t, o), (_, i)) =
+            (operands.inputs[0].ty.shape.rows_cols(), operands.inputs[1].ty.shape.rows_cols());
+        let (dy_to, dx_ti) = (operands.inputs[0].ty.dtype, operands.outputs[0].ty.dtype);
+        Gemm::new([t, i, o], dy_to, [false, false], dx_ti).ready(gpu, &product(operands))
+    }
+}
+
+impl CudaKernel for LinearWgrad {
+    fn workspace(&self, _: &[TensorType]) -> Vec<TensorType> {
+        vec![Gemm::workspace()]
+    }
+
+    fn ready(&self, gpu: &Gpu, operands: &Operands<'_>) -> Result<Work, CudaError> {
+        let ((t, o), (_, i)) =
+            (operands.inputs[0].ty.shape.rows_cols(), operands.inputs[1].ty.shape.rows_cols());
+        let (dy_to, dw_oi) = (operands.inputs[0].ty.dtype, operands.outputs[0]);
+        let gemm = Gemm::new([o, i, t], dy_to, [true, false], dw_oi.ty.dtype).accumulate(dw_oi.accumulate);
+        gemm.ready(gpu, &product(operands))
+    }
+}
+
+/// All three multiply their first input by their second; a third is the bias.
+fn product(operands: &Operands<'_>) -> GemmOperands {
+    GemmOperands {
+        a: operands.inputs[0].place,
+        b: operands.inputs[1].place,
+        d: operands.outputs[0].place,
+        bias: operands.inputs.get(2).map(|bias| bias.place),
+        workspace: operands.workspace[0].place,
+    }
+}

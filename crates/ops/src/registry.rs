@@ -199,6 +199,11 @@ ops![
 pub(crate) trait OnCard: Op + CudaKernel + Sized {
     /// The sources of its kernels.
     const SOURCES: &'static [KernelSource];
+
+    /// Uses beyond the registry's samples that reach every path of the kernels: widths of whole vectors and others, one row and many.
+    fn card_samples() -> Vec<Sample> {
+        Vec::new()
+    }
 }
 
 /// Declares the list of ops that cards compute.
@@ -209,6 +214,13 @@ macro_rules! on_card {
             let mut table = CudaKernels::default();
             $(table.register::<$op>(|op| op);)*
             table
+        }
+
+        /// Further samples of what cards compute.
+        pub fn card_samples() -> Vec<Sample> {
+            let mut all = Vec::new();
+            $(all.extend(<$op as OnCard>::card_samples());)*
+            all
         }
 
         /// The sources of all kernels, each once.
@@ -224,7 +236,12 @@ macro_rules! on_card {
     };
 }
 
-on_card![crate::add::Add];
+on_card![
+    crate::add::Add,
+    crate::rms_norm::RmsNorm,
+    crate::rms_norm::AddRmsNorm,
+    crate::rms_norm::RmsNormGrad,
+];
 
 /// The ops that passes insert.
 #[derive(Clone, Copy, Debug, Default)]

@@ -4,7 +4,7 @@
 use libtest_mimic::{Arguments, Failed, Trial};
 use std::sync::Arc;
 use xtrain_cuda::{CudaError, Gpu};
-use xtrain_ops::registry::{SampleOp, cpu_kernels, cuda_kernels, large_samples, samples};
+use xtrain_ops::registry::{SampleOp, card_samples, cpu_kernels, cuda_kernels, large_samples, samples};
 use xtrain_ops::{Sample, SampleInput};
 use xtrain_program::{Code, Op, Program, Tracer};
 use xtrain_runtime::{Checks, CpuEngine, CudaEngine, Engine, EngineError, Part};
@@ -143,7 +143,7 @@ fn main() {
     }
     let kernels = cuda_kernels();
     let mut tests = Vec::new();
-    for (size, samples) in [("small", samples()), ("large", large_samples())] {
+    for (size, samples) in [("small", samples()), ("large", large_samples()), ("card", card_samples())] {
         for (n, sample) in samples.into_iter().enumerate().filter(|(_, s)| kernels.find(op(s)).is_some()) {
             let sample = Arc::new(sample);
             for dtype in [DType::F32, DType::BF16] {

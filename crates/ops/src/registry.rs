@@ -241,6 +241,8 @@ on_card![
     crate::rms_norm::RmsNorm,
     crate::rms_norm::AddRmsNorm,
     crate::rms_norm::RmsNormGrad,
+    crate::swiglu::Swiglu,
+    crate::swiglu::SwigluGrad,
 ];
 
 /// The ops that passes insert.

@@ -238,6 +238,8 @@ macro_rules! on_card {
 
 on_card![
     crate::add::Add,
+    crate::embedding::Embedding,
+    crate::embedding::EmbeddingGrad,
     crate::rms_norm::RmsNorm,
     crate::rms_norm::AddRmsNorm,
     crate::rms_norm::RmsNormGrad,

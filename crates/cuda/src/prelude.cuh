@@ -7,6 +7,7 @@ typedef unsigned long long u64;
 typedef long long i64;
 
 #define INFINITY_F __int_as_float(0x7f800000)
+#define NAN_F __int_as_float(0x7fc00000)
 
 // A bf16 number by its bits. Conversions are explicit: a kernel computes in float, and rounds once on writing.
 struct bf16 {

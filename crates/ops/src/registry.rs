@@ -240,6 +240,8 @@ on_card![
     crate::add::Add,
     crate::embedding::Embedding,
     crate::embedding::EmbeddingGrad,
+    crate::qk_norm_rope::QkNormRope,
+    crate::qk_norm_rope::QkNormRopeGrad,
     crate::rms_norm::RmsNorm,
     crate::rms_norm::AddRmsNorm,
     crate::rms_norm::RmsNormGrad,

@@ -7,6 +7,7 @@ typedef unsigned long long u64;
 typedef long long i64;
 
 #define INFINITY_F __int_as_float(0x7f800000)
+#define NAN_F __int_as_float(0x7fc00000)
 
 // A bf16 number by its bits. Conversions are explicit: a kernel computes in float, and rounds once on writing.
 struct bf16 {
@@ -34,6 +35,84 @@ template <class T, int N> struct alignas(sizeof(T) * N) Vec {
 template <class T> constexpr int LANES = 16 / sizeof(T);
 template <class T> using Vec16 = Vec<T, LANES<T>>;
 
+// The elements of 16 bytes that were read at once, widened: bf16 numbers two a word, the first in the low half.
+template <class T> __device__ __forceinline__ void unpack(uint4 raw, float* to);
+template <> __device__ __forceinline__ void unpack<float>(uint4 raw, float* to) {
+    to[0] = __uint_as_float(raw.x), to[1] = __uint_as_float(raw.y);
+    to[2] = __uint_as_float(raw.z), to[3] = __uint_as_float(raw.w);
+}
+__device__ __forceinline__ void unpack_pair(u32 word, float* to) {
+    to[0] = __uint_as_float(word << 16), to[1] = __uint_as_float(word & 0xffff0000u);
+}
+template <> __device__ __forceinline__ void unpack<bf16>(uint4 raw, float* to) {
+    unpack_pair(raw.x, to), unpack_pair(raw.y, to + 2), unpack_pair(raw.z, to + 4), unpack_pair(raw.w, to + 6);
+}
+
+// The other way, each number rounded once.
+template <class T> __device__ __forceinline__ uint4 pack(const float* from);
+template <> __device__ __forceinline__ uint4 pack<float>(const float* from) {
+    return make_uint4(__float_as_uint(from[0]), __float_as_uint(from[1]), __float_as_uint(from[2]),
+                      __float_as_uint(from[3]));
+}
+__device__ __forceinline__ u32 pack_pair(const float* from) {
+    u32 word;
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(word) : "f"(from[1]), "f"(from[0]));
+    return word;
+}
+template <> __device__ __forceinline__ uint4 pack<bf16>(const float* from) {
+    return make_uint4(pack_pair(from), pack_pair(from + 2), pack_pair(from + 4), pack_pair(from + 6));
+}
+
+// Reads N neighbours, as many bytes at once as N and 16 allow; `from` is aligned to those.
+template <int N, class T> __device__ __forceinline__ void load(const T* from, float* to) {
+    if constexpr (N % LANES<T> == 0) {
+#pragma unroll
+        for (int i = 0; i < N / LANES<T>; i++) unpack<T>(((const uint4*)from)[i], to + i * LANES<T>);
+    } else if constexpr (N == 4 && sizeof(T) == 2) {
+        uint2 raw = *(const uint2*)from;
+        unpack_pair(raw.x, to), unpack_pair(raw.y, to + 2);
+    } else {
+#pragma unroll
+        for (int i = 0; i < N; i++) to[i] = widen(from[i]);
+    }
+}
+
+// Writes N neighbours, each rounded once, under the same terms.
+template <int N, class T> __device__ __forceinline__ void store(T* to, const float* from) {
+    if constexpr (N % LANES<T> == 0) {
+#pragma unroll
+        for (int i = 0; i < N / LANES<T>; i++) ((uint4*)to)[i] = pack<T>(from + i * LANES<T>);
+    } else if constexpr (N == 4 && sizeof(T) == 2) {
+        *(uint2*)to = make_uint2(pack_pair(from), pack_pair(from + 2));
+    } else {
+#pragma unroll
+        for (int i = 0; i < N; i++) to[i] = narrow<T>(from[i]);
+    }
+}
+
+// A tensor whose element type is told at run time: an operand that is small, or whose type is its own.
+struct Floats {
+    void* at;
+    // Whether it is of bf16; else it is of f32.
+    u64 is_bf16;
+};
+
+template <int N> __device__ __forceinline__ void load(const Floats& x, u64 first, float* to) {
+    if (x.is_bf16) load<N>((const bf16*)x.at + first, to);
+    else load<N>((const float*)x.at + first, to);
+}
+
+template <int N> __device__ __forceinline__ void store(const Floats& x, u64 first, const float* from) {
+    if (x.is_bf16) store<N>((bf16*)x.at + first, from);
+    else store<N>((float*)x.at + first, from);
+}
+
+__device__ __forceinline__ float load(const Floats& x, u64 index) {
+    float value;
+    load<1>(x, index, &value);
+    return value;
+}
+
 // The sum over a warp, in every lane; always added in the same order.
 __device__ __forceinline__ float warp_sum(float x) {
 #pragma unroll
@@ -59,6 +138,17 @@ template <int THREADS> __device__ __forceinline__ float block_sum(float x, float
     return x;
 }
 
+// The same for a block of any whole number of warps.
+__device__ __forceinline__ float block_sum(float x, float* space) {
+    x = warp_sum(x);
+    if (threadIdx.x % 32 == 0) space[threadIdx.x / 32] = x;
+    __syncthreads();
+    x = threadIdx.x % 32 < blockDim.x / 32 ? space[threadIdx.x % 32] : 0.0f;
+    x = warp_sum(x);
+    __syncthreads();
+    return x;
+}
+
 template <int THREADS> __device__ __forceinline__ float block_max(float x, float* space) {
     x = warp_max(x);
     if (THREADS == 32) return x;
@@ -68,4 +158,23 @@ template <int THREADS> __device__ __forceinline__ float block_max(float x, float
     x = warp_max(x);
     __syncthreads();
     return x;
+}
+
+// The second stage of sums over rows. `parts` holds `count` rows of partial sums of `width` columns. A block of 32 by 32 threads sums 32
+// columns: warp w the rows w, w + 32 and so on, then its first warp the warps' sums, in order. `out` is written, or added to.
+__device__ __forceinline__ void sum_parts(const float* parts, u32 count, u64 width, u64 column, bool accumulate,
+                                          const Floats& out, u64 out_column) {
+    __shared__ float sums[32][32];
+    float sum = 0.0f;
+    if (column < width) {
+#pragma unroll 4
+        for (u32 part = threadIdx.y; part < count; part += 32) sum += parts[part * width + column];
+    }
+    sums[threadIdx.y][threadIdx.x] = sum;
+    __syncthreads();
+    if (threadIdx.y != 0 || column >= width) return;
+#pragma unroll
+    for (int warp = 1; warp < 32; warp++) sum += sums[warp][threadIdx.x];
+    if (accumulate) sum += load(out, out_column);
+    store<1>(out, out_column, &sum);
 }

@@ -258,9 +258,18 @@ on_card![
     crate::attention::Attention,
     crate::attention::AttentionGrad,
     crate::cached_attention::CachedAttention,
+    crate::embedding::Embedding,
+    crate::embedding::EmbeddingGrad,
     crate::linear::Linear,
     crate::linear::LinearDgrad,
     crate::linear::LinearWgrad,
+    crate::qk_norm_rope::QkNormRope,
+    crate::qk_norm_rope::QkNormRopeGrad,
+    crate::rms_norm::AddRmsNorm,
+    crate::rms_norm::RmsNorm,
+    crate::rms_norm::RmsNormGrad,
+    crate::swiglu::Swiglu,
+    crate::swiglu::SwigluGrad,
 ];
 
 /// The ops that passes insert.

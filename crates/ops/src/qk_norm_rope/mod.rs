@@ -9,14 +9,16 @@
 //! Without the norm the op and its backward are rotations in place. With it the backward needs the input, so the forward is not.
 
 mod cpu;
+mod cuda;
 mod table;
 #[cfg(test)]
 mod tests;
 
 pub use table::{RopeScaling, rotation_table};
 
-use crate::registry::{Fill, Registered, Sample, SampleInput};
+use crate::registry::{Fill, OnCard, Registered, Sample, SampleInput};
 use crate::{float_shaped, fused_heads, int_vector, matrix};
+use xtrain_cuda::KernelSource;
 use xtrain_program::{Backward, Differentiable, Op, OpError, Operand, Role};
 use xtrain_tensor::{DType, TensorType};
 
@@ -211,5 +213,49 @@ impl Registered for QkNormRopeGrad {
 
     fn large() -> Sample {
         QkNormRopeGrad::samples().swap_remove(1)
+    }
+}
+
+/// Tokens, query heads, key heads and their width: usual heads, more than one block has, wide and odd ones, one token, and more tokens than
+/// blocks sum.
+const ON_CARD: [[usize; 4]; 6] =
+    [[700, 8, 2, 128], [9, 40, 40, 128], [1, 6, 2, 64], [40, 3, 1, 512], [5, 2, 2, 300], [530, 2, 1, 80]];
+
+impl OnCard for QkNormRope {
+    const SOURCES: &'static [KernelSource] = &[cuda::SOURCE];
+
+    fn card_samples() -> Vec<Sample> {
+        let mut all = Vec::new();
+        for [t, heads, kv_heads, head_dim] in ON_CARD {
+            let (cols, weight) = ((heads + 2 * kv_heads) * head_dim, || SampleInput::parameter([head_dim]));
+            let mut inputs = vec![
+                SampleInput::activation([t, cols]),
+                SampleInput::ids(t, 9),
+                SampleInput::activation([9, head_dim]),
+            ];
+            let of = |norm| QkNormRope { heads, kv_heads, head_dim, norm };
+            all.push(Sample::forward(of(None), inputs.clone()));
+            inputs.extend([weight(), weight()]);
+            all.push(Sample::forward(of(Some(1e-6)), inputs));
+        }
+        all
+    }
+}
+
+impl OnCard for QkNormRopeGrad {
+    const SOURCES: &'static [KernelSource] = &[cuda::SOURCE];
+
+    fn card_samples() -> Vec<Sample> {
+        let mut all = Vec::new();
+        for [t, heads, kv_heads, head_dim] in ON_CARD {
+            let qkv = || SampleInput::activation([t, (heads + 2 * kv_heads) * head_dim]);
+            let weight = || SampleInput::activation([head_dim]);
+            let mut inputs = vec![qkv(), SampleInput::ids(t, 9), SampleInput::activation([9, head_dim])];
+            let of = |weights| QkNormRopeGrad { heads, kv_heads, head_dim, weights };
+            all.push(Sample::plain(of(None), inputs.clone()));
+            inputs.extend([qkv(), SampleInput::activation([t, heads + kv_heads]), weight(), weight()]);
+            all.push(Sample::plain(of(Some([DType::F32, DType::BF16])), inputs));
+        }
+        all
     }
 }

@@ -3,10 +3,12 @@
 //! y = x * rstd * w with rstd = 1 / sqrt(mean(x^2) + eps), computed in f32 (f64) inside whatever the element type; rstd is saved.
 
 mod cpu;
+mod cuda;
 
-use crate::registry::{Registered, Sample, SampleInput};
+use crate::registry::{OnCard, Registered, Sample, SampleInput};
 use crate::{float_shaped, matrix};
 use std::sync::Arc;
+use xtrain_cuda::KernelSource;
 use xtrain_program::{Backward, Differentiable, Op, OpError, Operand, Rebuild, Role, Source, ValueId};
 use xtrain_tensor::{DType, TensorType};
 
@@ -221,5 +223,49 @@ impl Registered for RmsNormGrad {
                 SampleInput::activation([300, 160]),
             ],
         )
+    }
+}
+
+/// Rows and widths that reach the kernels on a card: whole vectors, tails, one row, long rows, rows that no block can keep, more rows than
+/// blocks sum.
+const ON_CARD: [[usize; 2]; 6] = [[1300, 256], [1, 2048], [7, 8200], [3, 33_000], [601, 1003], [5, 5120]];
+
+impl OnCard for RmsNorm {
+    const SOURCES: &'static [KernelSource] = &[cuda::SOURCE];
+
+    fn card_samples() -> Vec<Sample> {
+        let sample = |[t, d]: [usize; 2]| {
+            let inputs = [SampleInput::activation([t, d]), SampleInput::parameter([d])];
+            Sample::forward(RmsNorm { eps: 1e-5 }, inputs)
+        };
+        ON_CARD.map(sample).into()
+    }
+}
+
+impl OnCard for AddRmsNorm {
+    const SOURCES: &'static [KernelSource] = &[cuda::SOURCE];
+
+    fn card_samples() -> Vec<Sample> {
+        let sample = |[t, d]: [usize; 2]| {
+            let x = || SampleInput::activation([t, d]);
+            Sample::forward(AddRmsNorm { eps: 1e-5 }, [x(), x(), SampleInput::parameter([d])])
+        };
+        ON_CARD.map(sample).into()
+    }
+}
+
+impl OnCard for RmsNormGrad {
+    const SOURCES: &'static [KernelSource] = &[cuda::SOURCE];
+
+    fn card_samples() -> Vec<Sample> {
+        let mut all = Vec::new();
+        for [t, d] in ON_CARD {
+            let (x, rstd) = (|| SampleInput::activation([t, d]), SampleInput::activation([t]));
+            let mut inputs = vec![x(), x(), rstd, SampleInput::activation([d])];
+            all.push(Sample::plain(RmsNormGrad { out: DType::BF16 }, inputs.clone()));
+            inputs.push(x());
+            all.push(Sample::plain(RmsNormGrad { out: DType::F32 }, inputs));
+        }
+        all
     }
 }

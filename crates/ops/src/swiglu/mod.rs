@@ -3,11 +3,13 @@
 //! A row of the input holds f gate values, then f up values, as one GEMM with the two weights stacked writes them.
 
 mod cpu;
+mod cuda;
 #[cfg(test)]
 mod tests;
 
 use crate::matrix;
-use crate::registry::{Registered, Sample, SampleInput};
+use crate::registry::{OnCard, Registered, Sample, SampleInput};
+use xtrain_cuda::KernelSource;
 use xtrain_program::{Backward, Differentiable, Op, OpError, Role};
 use xtrain_tensor::TensorType;
 
@@ -95,5 +97,25 @@ impl Registered for SwigluGrad {
 
     fn large() -> Sample {
         Sample::plain(SwigluGrad, [SampleInput::activation([300, 160]), SampleInput::activation([300, 320])])
+    }
+}
+
+impl OnCard for Swiglu {
+    const SOURCES: &'static [KernelSource] = &[cuda::SOURCE];
+
+    fn card_samples() -> Vec<Sample> {
+        let sample = |[t, f]: [usize; 2]| Sample::forward(Swiglu, [SampleInput::activation([t, 2 * f])]);
+        [[1, 8192], [70, 1024], [37, 3001], [600, 264]].map(sample).into()
+    }
+}
+
+impl OnCard for SwigluGrad {
+    const SOURCES: &'static [KernelSource] = &[cuda::SOURCE];
+
+    fn card_samples() -> Vec<Sample> {
+        let sample = |[t, f]: [usize; 2]| {
+            Sample::plain(SwigluGrad, [SampleInput::activation([t, f]), SampleInput::activation([t, 2 * f])])
+        };
+        [[1, 8192], [70, 1024], [37, 3001], [600, 264]].map(sample).into()
     }
 }

@@ -1,0 +1,238 @@
+//! The kernels of [`QkNormRope`] and [`QkNormRopeGrad`] on a card.
+#![allow(unsafe_code, reason = "it launches kernels")]
+
+use super::{QkNormRope, QkNormRopeGrad};
+use crate::device::{Floats, PARTS, lanes, plane, suffix, warps_of};
+use xtrain_cuda::{
+    CudaError, CudaKernel, CudaTensor, Defines, DevicePtr, Function, Gpu, KernelSource, Launch, Operands,
+    Work,
+};
+use xtrain_tensor::{DType, TensorType};
+
+pub(super) const SOURCE: KernelSource = KernelSource {
+    variants: &VARIANTS,
+    ..KernelSource::new("qk_norm_rope/kernel.cu", include_str!("kernel.cu"))
+};
+
+/// Heads of 128 columns in bf16 and in f32, of 34, of 144 that bf16's vectors do not divide, and of 300.
+const VARIANTS: [Defines; 4] = [
+    &[("VECTOR", 1), ("GROUP", 8), ("PAIRS", 1)],
+    &[("VECTOR", 1), ("GROUP", 16), ("PAIRS", 1)],
+    &[("VECTOR", 0), ("GROUP", 32), ("PAIRS", 1)],
+    &[("VECTOR", 0), ("GROUP", 32), ("PAIRS", 5)],
+];
+
+/// How heads are cut among threads.
+#[derive(Clone, Copy)]
+struct Cut {
+    /// Whether a lane reads 16 bytes at once.
+    vector: bool,
+    /// Lanes of a head.
+    group: usize,
+    /// How many pairs of columns, or of vectors, a lane has.
+    pairs: usize,
+    /// Threads of a block.
+    threads: usize,
+    /// Blocks that the heads of a token need.
+    blocks: usize,
+}
+
+impl Cut {
+    /// For `heads` heads of `head_dim` columns of a tensor of this type.
+    fn new(ty: TensorType, heads: usize, head_dim: usize) -> Cut {
+        let half = head_dim / 2;
+        let vector = half.is_multiple_of(lanes(ty)) && half / lanes(ty) <= 32;
+        let lanes = if vector { half / lanes(ty) } else { half };
+        let group = lanes.clamp(1, 32).next_power_of_two();
+        let pairs = lanes.div_ceil(group).max(1);
+        // As in the source.
+        let most = if pairs == 1 { 512 } else { 256 };
+        let blocks = (heads * group).div_ceil(most).max(1);
+        let threads = warps_of(heads.div_ceil(blocks) * group, most) as usize;
+        Cut { vector, group, pairs, threads, blocks }
+    }
+
+    fn function(self, gpu: &Gpu, name: &str) -> Result<Function, CudaError> {
+        let defines =
+            [("VECTOR", i64::from(self.vector)), ("GROUP", self.group as i64), ("PAIRS", self.pairs as i64)];
+        gpu.function(&SOURCE, &defines, name)
+    }
+
+    fn launch(self, tokens: usize) -> Launch {
+        plane([tokens, self.blocks], [self.threads as u32, 1])
+    }
+}
+
+#[derive(Clone, Copy)]
+#[repr(C)]
+struct Heads {
+    positions: DevicePtr,
+    table: Floats,
+    q_w: Floats,
+    k_w: Floats,
+    tokens: u64,
+    table_rows: u32,
+    head_dim: u32,
+    queries: u32,
+    rotated: u32,
+    all: u32,
+}
+
+impl Heads {
+    /// Without the norm the weights are not read, and the table stands for them.
+    fn new(
+        [positions, table]: [CudaTensor; 2],
+        weights: Option<[CudaTensor; 2]>,
+        (heads, kv_heads, head_dim): (usize, usize, usize),
+    ) -> Heads {
+        let [q_w, k_w] = weights.unwrap_or([table; 2]);
+        Heads {
+            positions: positions.place,
+            table: table.into(),
+            q_w: q_w.into(),
+            k_w: k_w.into(),
+            tokens: positions.ty.numel() as u64,
+            table_rows: table.ty.shape.rows_cols().0 as u32,
+            head_dim: head_dim as u32,
+            queries: heads as u32,
+            rotated: (heads + kv_heads) as u32,
+            all: (heads + 2 * kv_heads) as u32,
+        }
+    }
+}
+
+#[derive(Clone, Copy)]
+#[repr(C)]
+struct Rope {
+    heads: Heads,
+    x: DevicePtr,
+    y: DevicePtr,
+    rstd: DevicePtr,
+    eps: f32,
+    direction: f32,
+}
+
+/// The rotation in place, or back.
+fn rotation(
+    gpu: &Gpu,
+    heads: Heads,
+    cut: Cut,
+    ty: TensorType,
+    y: DevicePtr,
+    direction: f32,
+) -> Result<Work, CudaError> {
+    let arguments = Rope { heads, x: y, y, rstd: DevicePtr(0), eps: 0.0, direction };
+    let function = cut.function(gpu, &format!("rope_{}", suffix(ty)))?;
+    // SAFETY: the kernel takes one `Rope`. y is [tokens, all * head_dim] of the type that the name says, there is a position for each
+    // token, and the table is [table_rows, head_dim]; rows beyond are not read. The cut covers every rotated head once.
+    Ok(unsafe { Work::launch(function, cut.launch(heads.tokens as usize), arguments) })
+}
+
+impl CudaKernel for QkNormRope {
+    fn ready(&self, gpu: &Gpu, operands: &Operands<'_>) -> Result<Work, CudaError> {
+        let Operands { inputs, outputs, .. } = operands;
+        let ty = inputs[0].ty;
+        let (heads, kv_heads, head_dim) = (self.heads, self.kv_heads, self.head_dim);
+        let weights = self.norm.map(|_| [inputs[3], inputs[4]]);
+        let description = Heads::new([inputs[1], inputs[2]], weights, (heads, kv_heads, head_dim));
+        let Some(eps) = self.norm else {
+            let cut = Cut::new(ty, heads + kv_heads, head_dim);
+            return rotation(gpu, description, cut, ty, outputs[0].place, 1.0);
+        };
+        let cut = Cut::new(ty, heads + 2 * kv_heads, head_dim);
+        let arguments = Rope {
+            heads: description,
+            x: inputs[0].place,
+            y: outputs[0].place,
+            rstd: outputs[1].place,
+            eps,
+            direction: 1.0,
+        };
+        let function = cut.function(gpu, &format!("qk_norm_rope_{}", suffix(ty)))?;
+        // SAFETY: as for the rotation, for x and y and all heads; the weights have head_dim elements, and rstd is f32 [tokens, rotated].
+        Ok(unsafe { Work::launch(function, cut.launch(inputs[1].ty.numel()), arguments) })
+    }
+}
+
+#[derive(Clone, Copy)]
+#[repr(C)]
+struct RopeGrad {
+    heads: Heads,
+    dy: DevicePtr,
+    x: DevicePtr,
+    rstd: Floats,
+    parts: DevicePtr,
+}
+
+#[derive(Clone, Copy)]
+#[repr(C)]
+struct Sum {
+    parts: DevicePtr,
+    dq_w: Floats,
+    dk_w: Floats,
+    head_dim: u32,
+    count: u32,
+    accumulate_q: u32,
+    accumulate_k: u32,
+}
+
+impl QkNormRopeGrad {
+    fn cut(&self, ty: TensorType) -> Cut {
+        Cut::new(ty, self.heads + self.kv_heads, self.head_dim)
+    }
+}
+
+/// Blocks along the tokens.
+fn token_blocks(tokens: usize) -> usize {
+    tokens.clamp(1, PARTS)
+}
+
+impl CudaKernel for QkNormRopeGrad {
+    fn workspace(&self, inputs: &[TensorType]) -> Vec<TensorType> {
+        if self.weights.is_none() {
+            return Vec::new();
+        }
+        let parts = token_blocks(inputs[1].numel()) * self.cut(inputs[0]).blocks;
+        vec![TensorType::new(DType::F32, [parts, 2 * self.head_dim])]
+    }
+
+    fn ready(&self, gpu: &Gpu, operands: &Operands<'_>) -> Result<Work, CudaError> {
+        let Operands { inputs, outputs, workspace } = operands;
+        let (ty, head_dim) = (inputs[0].ty, self.head_dim);
+        let cut = self.cut(ty);
+        let weights = self.weights.map(|_| [inputs[5], inputs[6]]);
+        let heads = Heads::new([inputs[1], inputs[2]], weights, (self.heads, self.kv_heads, head_dim));
+        if self.weights.is_none() {
+            return rotation(gpu, heads, cut, ty, outputs[0].place, -1.0);
+        }
+        let arguments = RopeGrad {
+            heads,
+            dy: outputs[0].place,
+            x: inputs[3].place,
+            rstd: inputs[4].into(),
+            parts: workspace[0].place,
+        };
+        let tokens = token_blocks(inputs[1].ty.numel());
+        let shared = cut.threads / cut.group * head_dim * size_of::<f32>();
+        let launch = cut.launch(tokens).shared(shared as u32);
+        let function = cut.function(gpu, &format!("qk_norm_rope_grad_{}", suffix(ty)))?;
+        // SAFETY: the kernel takes one `RopeGrad`. dy and x are as y of the rotation, rstd is [tokens, rotated] and the weights have
+        // head_dim elements; the workspace has a row of 2 head_dim sums for each block, and shared memory head_dim for each group.
+        let sum_heads = unsafe { Work::launch(function, launch, arguments) };
+
+        let arguments = Sum {
+            parts: workspace[0].place,
+            dq_w: outputs[1].into(),
+            dk_w: outputs[2].into(),
+            head_dim: head_dim as u32,
+            count: (tokens * cut.blocks) as u32,
+            accumulate_q: outputs[1].accumulate.into(),
+            accumulate_k: outputs[2].accumulate.into(),
+        };
+        let function = cut.function(gpu, "qk_norm_rope_sum")?;
+        let launch = plane([(2 * head_dim).div_ceil(32), 1], [32, 32]);
+        // SAFETY: the kernel takes one `Sum`; the workspace is [count, 2 head_dim], all written before, the gradients have head_dim elements.
+        let sum_parts = unsafe { Work::launch(function, launch, arguments) };
+        Ok(Work::all(vec![sum_heads, sum_parts]))
+    }
+}

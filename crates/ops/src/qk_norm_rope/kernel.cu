@@ -1,0 +1,257 @@
+// Rotation of queries and keys, after the norm of every head where the model has one, and the backward of both.
+//
+// Bound by memory: every element is read and written once. A group of GROUP lanes has a head; a lane keeps PAIRS times N columns of its
+// first half, and those of the second half that they are rotated with. N is 16 bytes where halves allow it (VECTOR), else one. The heads
+// of a token lie in one block, so the row of the table is read from the cache by all but one. GROUP, PAIRS and VECTOR are defined where
+// this is compiled: they follow from the width of a head.
+
+constexpr int THREADS = PAIRS == 1 ? 512 : 256;
+
+struct Heads {
+    const int* positions;
+    // [table_rows, head_dim]: half cosines, half sines.
+    Floats table;
+    Floats q_w;
+    Floats k_w;
+    u64 tokens;
+    u32 table_rows;
+    u32 head_dim;
+    // Query heads; queries' and keys'; all.
+    u32 queries;
+    u32 rotated;
+    u32 all;
+};
+
+struct Rope {
+    Heads heads;
+    const void* x;
+    // x itself without the norm.
+    void* y;
+    float* rstd;
+    float eps;
+    // 1, or -1 to rotate back.
+    float direction;
+};
+
+struct RopeGrad {
+    Heads heads;
+    // dy, and dx.
+    void* dy;
+    const void* x;
+    Floats rstd;
+    // [gridDim.y, gridDim.x, 2, head_dim]: sums for the queries' weight and the keys'.
+    float* parts;
+};
+
+// By value: arguments whose address is taken are copied to memory.
+__device__ __forceinline__ Floats either(bool first, Floats a, Floats b) {
+    return {first ? a.at : b.at, first ? a.is_bf16 : b.is_bf16};
+}
+
+template <class T> constexpr int WIDE = VECTOR ? LANES<T> : 1;
+
+__device__ __forceinline__ float group_sum(float x) {
+#pragma unroll
+    for (int lane = GROUP / 2; lane > 0; lane /= 2) x += __shfl_xor_sync(0xffffffffu, x, lane);
+    return x;
+}
+
+// The head of a thread's group.
+__device__ __forceinline__ u32 head_of_group() { return (blockIdx.y * blockDim.x + threadIdx.x) / GROUP; }
+
+// The first of the p-th columns of a lane.
+template <int N> __device__ __forceinline__ u32 column_of(int p) { return (threadIdx.x % GROUP + p * GROUP) * N; }
+
+// Cosines and sines of these columns. A position that the table does not have is NaN: nothing else is read.
+template <int N> __device__ __forceinline__ void angles(const Heads& at, u64 token, u32 column, float* cos, float* sin) {
+    u32 position = (u32)at.positions[token];
+    if (position < at.table_rows) {
+        u64 first = (u64)position * at.head_dim + column;
+        load<N>(at.table, first, cos);
+        load<N>(at.table, first + at.head_dim / 2, sin);
+    } else {
+#pragma unroll
+        for (int i = 0; i < N; i++) cos[i] = sin[i] = NAN_F;
+    }
+}
+
+template <int N> __device__ __forceinline__ void rotate(float* a, float* b, const float* cos, const float* sin, float way) {
+#pragma unroll
+    for (int i = 0; i < N; i++) {
+        float s = sin[i] * way, first = a[i] * cos[i] - b[i] * s;
+        b[i] = b[i] * cos[i] + a[i] * s;
+        a[i] = first;
+    }
+}
+
+// In place: values are not touched.
+template <class T> __device__ __forceinline__ void rope(const Rope& at) {
+    constexpr int N = WIDE<T>;
+    u64 token = blockIdx.x;
+    u32 head = head_of_group(), half = at.heads.head_dim / 2;
+    if (token >= at.heads.tokens || head >= at.heads.rotated) return;
+    T* y = (T*)at.y + (token * at.heads.all + head) * at.heads.head_dim;
+#pragma unroll
+    for (int p = 0; p < PAIRS; p++) {
+        u32 column = column_of<N>(p);
+        if (column >= half) continue;
+        float a[N], b[N], cos[N], sin[N];
+        load<N>((const T*)y + column, a);
+        load<N>((const T*)y + half + column, b);
+        angles<N>(at.heads, token, column, cos, sin);
+        rotate<N>(a, b, cos, sin, at.direction);
+        store<N>(y + column, a);
+        store<N>(y + half + column, b);
+    }
+}
+
+// With the norm: values are copied.
+template <class T> __device__ __forceinline__ void norm_rope(const Rope& at) {
+    constexpr int N = WIDE<T>;
+    u64 token = blockIdx.x;
+    u32 head = head_of_group(), half = at.heads.head_dim / 2;
+    // All lanes take part in the sum.
+    bool here = token < at.heads.tokens && head < at.heads.all;
+    u64 first = (token * at.heads.all + head) * at.heads.head_dim;
+    float a[PAIRS][N] = {}, b[PAIRS][N] = {};
+    float squares = 0.0f;
+#pragma unroll
+    for (int p = 0; p < PAIRS; p++) {
+        u32 column = column_of<N>(p);
+        if (!here || column >= half) continue;
+        load<N>((const T*)at.x + first + column, a[p]);
+        load<N>((const T*)at.x + first + half + column, b[p]);
+#pragma unroll
+        for (int i = 0; i < N; i++) squares += a[p][i] * a[p][i] + b[p][i] * b[p][i];
+    }
+    float rstd = 1.0f / sqrtf(group_sum(squares) / at.heads.head_dim + at.eps);
+    if (!here) return;
+    bool rotated = head < at.heads.rotated;
+    if (rotated && threadIdx.x % GROUP == 0) at.rstd[token * at.heads.rotated + head] = rstd;
+#pragma unroll
+    for (int p = 0; p < PAIRS; p++) {
+        u32 column = column_of<N>(p);
+        if (column >= half) continue;
+        if (rotated) {
+            Floats weight = either(head < at.heads.queries, at.heads.q_w, at.heads.k_w);
+            float w[N], v[N], cos[N], sin[N];
+            load<N>(weight, column, w);
+            load<N>(weight, half + column, v);
+#pragma unroll
+            for (int i = 0; i < N; i++) {
+                a[p][i] = a[p][i] * rstd * w[i];
+                b[p][i] = b[p][i] * rstd * v[i];
+            }
+            angles<N>(at.heads, token, column, cos, sin);
+            rotate<N>(a[p], b[p], cos, sin, 1.0f);
+        }
+        store<N>((T*)at.y + first + column, a[p]);
+        store<N>((T*)at.y + first + half + column, b[p]);
+    }
+}
+
+// The backward with the norm. A block takes every gridDim.x-th token, and a group the same head of each: so its lanes add up the gradient
+// of the weight in registers.
+template <class T> __device__ __forceinline__ void norm_rope_grad(const RopeGrad& at) {
+    constexpr int N = WIDE<T>;
+    // [groups, head_dim].
+    extern __shared__ float sums[];
+    u32 head = head_of_group(), width = at.heads.head_dim, half = width / 2;
+    bool here = head < at.heads.rotated;
+    Floats weight = either(head < at.heads.queries, at.heads.q_w, at.heads.k_w);
+    float w[PAIRS][N] = {}, v[PAIRS][N] = {}, dw[PAIRS][N] = {}, dv[PAIRS][N] = {};
+#pragma unroll
+    for (int p = 0; p < PAIRS; p++) {
+        u32 column = column_of<N>(p);
+        if (column >= half) continue;
+        load<N>(weight, column, w[p]);
+        load<N>(weight, half + column, v[p]);
+    }
+    for (u64 token = blockIdx.x; token < at.heads.tokens; token += gridDim.x) {
+        u64 first = (token * at.heads.all + head) * width;
+        float a[PAIRS][N] = {}, b[PAIRS][N] = {}, n[PAIRS][N] = {}, m[PAIRS][N] = {};
+#pragma unroll
+        for (int p = 0; p < PAIRS; p++) {
+            u32 column = column_of<N>(p);
+            if (!here || column >= half) continue;
+            load<N>((const T*)at.dy + first + column, a[p]);
+            load<N>((const T*)at.dy + first + half + column, b[p]);
+            load<N>((const T*)at.x + first + column, n[p]);
+            load<N>((const T*)at.x + first + half + column, m[p]);
+        }
+        float rstd = here ? load(at.rstd, token * at.heads.rotated + head) : 0.0f, along = 0.0f;
+#pragma unroll
+        for (int p = 0; p < PAIRS; p++) {
+            u32 column = column_of<N>(p);
+            if (!here || column >= half) continue;
+            float cos[N], sin[N];
+            angles<N>(at.heads, token, column, cos, sin);
+            rotate<N>(a[p], b[p], cos, sin, -1.0f);
+#pragma unroll
+            for (int i = 0; i < N; i++) {
+                n[p][i] *= rstd, m[p][i] *= rstd;
+                dw[p][i] += a[p][i] * n[p][i], dv[p][i] += b[p][i] * m[p][i];
+                a[p][i] *= w[p][i], b[p][i] *= v[p][i];
+                along += a[p][i] * n[p][i] + b[p][i] * m[p][i];
+            }
+        }
+        along = group_sum(along) / width;
+#pragma unroll
+        for (int p = 0; p < PAIRS; p++) {
+            u32 column = column_of<N>(p);
+            if (!here || column >= half) continue;
+#pragma unroll
+            for (int i = 0; i < N; i++) {
+                a[p][i] = rstd * (a[p][i] - n[p][i] * along);
+                b[p][i] = rstd * (b[p][i] - m[p][i] * along);
+            }
+            store<N>((T*)at.dy + first + column, a[p]);
+            store<N>((T*)at.dy + first + half + column, b[p]);
+        }
+    }
+    u32 group = threadIdx.x / GROUP, groups = blockDim.x / GROUP;
+#pragma unroll
+    for (int p = 0; p < PAIRS; p++) {
+        u32 column = column_of<N>(p);
+        if (column >= half) continue;
+        store<N>(sums + group * width + column, dw[p]);
+        store<N>(sums + group * width + half + column, dv[p]);
+    }
+    __syncthreads();
+    float* part = at.parts + ((u64)blockIdx.y * gridDim.x + blockIdx.x) * 2 * width;
+    for (u32 column = threadIdx.x; column < 2 * width; column += blockDim.x) {
+        bool of_keys = column >= width;
+        float sum = 0.0f;
+        for (u32 g = 0; g < groups; g++) {
+            u32 of = blockIdx.y * groups + g;
+            if (of < at.heads.rotated && (of >= at.heads.queries) == of_keys)
+                sum += sums[g * width + column - (of_keys ? width : 0)];
+        }
+        part[column] = sum;
+    }
+}
+
+struct Sum {
+    const float* parts;
+    Floats dq_w;
+    Floats dk_w;
+    u32 head_dim;
+    u32 count;
+    u32 accumulate_q;
+    u32 accumulate_k;
+};
+
+extern "C" __global__ void qk_norm_rope_sum(Sum at) {
+    u32 column = blockIdx.x * 32 + threadIdx.x;
+    bool of_keys = column >= at.head_dim;
+    sum_parts(at.parts, at.count, 2 * at.head_dim, column, of_keys ? at.accumulate_k : at.accumulate_q,
+              either(of_keys, at.dk_w, at.dq_w), of_keys ? column - at.head_dim : column);
+}
+
+#define KERNELS(T, NAME)                                                                                               \
+    extern "C" __global__ void __launch_bounds__(THREADS) rope_##NAME(Rope at) { rope<T>(at); }                        \
+    extern "C" __global__ void __launch_bounds__(THREADS) qk_norm_rope_##NAME(Rope at) { norm_rope<T>(at); }           \
+    extern "C" __global__ void __launch_bounds__(THREADS) qk_norm_rope_grad_##NAME(RopeGrad at) { norm_rope_grad<T>(at); }
+
+KERNELS(float, f32)
+KERNELS(bf16, bf16)

@@ -1,0 +1,168 @@
+//! The kernels of the norms on a card.
+#![allow(unsafe_code, reason = "it launches kernels")]
+
+use super::{AddRmsNorm, RmsNorm, RmsNormGrad};
+use crate::device::{Floats, PARTS, lanes, plane, suffix, warps_of};
+use xtrain_cuda::{
+    CudaError, CudaKernel, CudaOutput, CudaTensor, DevicePtr, Gpu, KernelSource, Launch, Operands, Work,
+};
+use xtrain_tensor::{DType, TensorType};
+
+pub(super) const SOURCE: KernelSource = KernelSource::new("rms_norm/kernel.cu", include_str!("kernel.cu"));
+
+/// Threads of a block, at most.
+const THREADS: usize = 1024;
+/// Vectors that a thread keeps of a row; as in the source.
+const KEPT: usize = 4;
+/// Columns that a thread of the backward has; as in the source.
+const OWNED: usize = 8;
+/// Rows of a block that sums columns.
+const ROWS: usize = 8;
+
+#[derive(Clone, Copy)]
+#[repr(C)]
+struct Norm {
+    x: DevicePtr,
+    delta: DevicePtr,
+    sum: DevicePtr,
+    w: Floats,
+    y: DevicePtr,
+    rstd: DevicePtr,
+    rows: u64,
+    width: u32,
+    eps: f32,
+}
+
+impl CudaKernel for RmsNorm {
+    fn ready(&self, gpu: &Gpu, operands: &Operands<'_>) -> Result<Work, CudaError> {
+        let Operands { inputs, outputs, .. } = operands;
+        norm(gpu, "rms_norm", self.eps, (inputs[0], None), inputs[1], (outputs[0], outputs[1]))
+    }
+}
+
+impl CudaKernel for AddRmsNorm {
+    fn ready(&self, gpu: &Gpu, operands: &Operands<'_>) -> Result<Work, CudaError> {
+        let Operands { inputs, outputs, .. } = operands;
+        let added = Some((inputs[1], outputs[0]));
+        norm(gpu, "add_rms_norm", self.eps, (inputs[0], added), inputs[2], (outputs[1], outputs[2]))
+    }
+}
+
+/// The norm of x, or of its sum with what is added.
+fn norm(
+    gpu: &Gpu,
+    name: &str,
+    eps: f32,
+    (x, added): (CudaTensor, Option<(CudaTensor, CudaOutput)>),
+    w: CudaTensor,
+    (y, rstd): (CudaOutput, CudaOutput),
+) -> Result<Work, CudaError> {
+    let (rows, width) = x.ty.shape.rows_cols();
+    let vectors = width / lanes(x.ty);
+    let (path, threads) = match width % lanes(x.ty) == 0 && vectors <= KEPT * THREADS {
+        true => ("kept", warps_of(vectors.div_ceil(KEPT), THREADS)),
+        false => ("any", warps_of(width.div_ceil(OWNED), THREADS)),
+    };
+    let function = gpu.function(&SOURCE, &[], &format!("{name}_{path}_{}", suffix(x.ty)))?;
+    let (delta, sum) = added.map_or((DevicePtr(0), DevicePtr(0)), |(delta, sum)| (delta.place, sum.place));
+    let arguments = Norm {
+        x: x.place,
+        delta,
+        sum,
+        w: w.into(),
+        y: y.place,
+        rstd: rstd.place,
+        rows: rows as u64,
+        width: width as u32,
+        eps,
+    };
+    // SAFETY: the kernel takes one `Norm`. x, what is added, the sum and y are [rows, width] of the type that the name says, w has width
+    // elements and rstd rows of f32; a block stays within its row. Rows of whole vectors are aligned, and KEPT vectors a thread hold one.
+    Ok(unsafe { Work::launch(function, Launch::row(rows.max(1) as u32, threads), arguments) })
+}
+
+#[derive(Clone, Copy)]
+#[repr(C)]
+struct NormGrad {
+    dy: DevicePtr,
+    x: DevicePtr,
+    rstd: Floats,
+    w: Floats,
+    residual: DevicePtr,
+    dx: DevicePtr,
+    parts: DevicePtr,
+    rows: u64,
+    width: u32,
+}
+
+#[derive(Clone, Copy)]
+#[repr(C)]
+struct Sum {
+    parts: DevicePtr,
+    dw: Floats,
+    width: u64,
+    count: u32,
+    accumulate: u32,
+}
+
+/// Whether each thread of a block can have the same few columns of every row.
+fn is_kept(width: usize) -> bool {
+    width.is_multiple_of(OWNED) && width <= OWNED * THREADS
+}
+
+/// Partial sums of dw.
+fn parts(rows: usize, width: usize) -> usize {
+    let rows = if is_kept(width) { rows } else { rows.div_ceil(ROWS) };
+    rows.clamp(1, PARTS)
+}
+
+impl CudaKernel for RmsNormGrad {
+    fn workspace(&self, inputs: &[TensorType]) -> Vec<TensorType> {
+        let (rows, width) = inputs[0].shape.rows_cols();
+        vec![TensorType::new(DType::F32, [parts(rows, width), width])]
+    }
+
+    fn ready(&self, gpu: &Gpu, operands: &Operands<'_>) -> Result<Work, CudaError> {
+        let Operands { inputs, outputs, workspace } = operands;
+        let ty = inputs[0].ty;
+        let (rows, width) = ty.shape.rows_cols();
+        let function = |name: &str| gpu.function(&SOURCE, &[], &format!("{name}_{}", suffix(ty)));
+        let arguments = NormGrad {
+            dy: inputs[0].place,
+            x: inputs[1].place,
+            rstd: inputs[2].into(),
+            w: inputs[3].into(),
+            residual: inputs.get(4).map_or(DevicePtr(0), |residual| residual.place),
+            dx: outputs[0].place,
+            parts: workspace[0].place,
+            rows: rows as u64,
+            width: width as u32,
+        };
+        let parts = parts(rows, width);
+        let mut works = Vec::new();
+        if is_kept(width) {
+            let launch = Launch::row(parts as u32, warps_of(width / OWNED, THREADS));
+            // SAFETY: the kernel takes one `NormGrad`. dy, x, the residual and dx are [rows, width] of the type that the name says, rstd
+            // has rows elements, w width, the workspace a row of width f32 for each block. OWNED columns a thread make up a row.
+            works.push(unsafe { Work::launch(function("rms_norm_grad_kept")?, launch, arguments) });
+        } else {
+            let launch = Launch::row(rows.max(1) as u32, warps_of(width.div_ceil(OWNED), THREADS));
+            // SAFETY: as above; a block stays within its row.
+            works.push(unsafe { Work::launch(function("rms_norm_grad_any")?, launch, arguments) });
+            let launch = plane([width.div_ceil(32), parts], [32, ROWS as u32]);
+            // SAFETY: as above; the workspace has a row for each y of the grid.
+            works.push(unsafe { Work::launch(function("rms_norm_columns_any")?, launch, arguments) });
+        }
+        let sum = Sum {
+            parts: workspace[0].place,
+            dw: outputs[1].into(),
+            width: width as u64,
+            count: parts as u32,
+            accumulate: outputs[1].accumulate.into(),
+        };
+        let launch = plane([width.div_ceil(32), 1], [32, 32]);
+        // SAFETY: the kernel takes one `Sum`; the workspace is [parts, width], all of it written before, and dw has width elements.
+        works.push(unsafe { Work::launch(gpu.function(&SOURCE, &[], "rms_norm_sum")?, launch, sum) });
+        Ok(Work::all(works))
+    }
+}

@@ -1,0 +1,212 @@
+// Norms of rows, and their backward.
+//
+// Bound by memory: each kernel on the vector path reads and writes every element once. A row is a block's; its threads keep what they
+// read in registers between the reduction and the writing. Where rows do not begin at multiples of 16 bytes, or are too wide for that,
+// a second kernel reads them twice instead.
+
+struct Norm {
+    const void* x;
+    // Only with the addition: what is added, and the sum.
+    const void* delta;
+    void* sum;
+    Floats w;
+    void* y;
+    float* rstd;
+    u64 rows;
+    u32 width;
+    float eps;
+};
+
+// Vectors of 16 bytes that a thread keeps, all under way at once.
+constexpr int KEPT = 4;
+
+template <class T, bool ADD> __device__ __forceinline__ void norm_kept(const Norm& at) {
+    __shared__ float space[32];
+    u64 row = blockIdx.x;
+    if (row >= at.rows) return;
+    u32 vectors = at.width / LANES<T>;
+    u64 first = row * vectors;
+    uint4 kept[KEPT];
+#pragma unroll
+    for (int k = 0; k < KEPT; k++) {
+        u32 v = threadIdx.x + k * blockDim.x;
+        kept[k] = v < vectors ? ((const uint4*)at.x)[first + v] : make_uint4(0, 0, 0, 0);
+    }
+    if (ADD) {
+        uint4 delta[KEPT];
+#pragma unroll
+        for (int k = 0; k < KEPT; k++) {
+            u32 v = threadIdx.x + k * blockDim.x;
+            delta[k] = v < vectors ? ((const uint4*)at.delta)[first + v] : make_uint4(0, 0, 0, 0);
+        }
+#pragma unroll
+        for (int k = 0; k < KEPT; k++) {
+            u32 v = threadIdx.x + k * blockDim.x;
+            float a[LANES<T>], b[LANES<T>];
+            unpack<T>(kept[k], a);
+            unpack<T>(delta[k], b);
+#pragma unroll
+            for (int i = 0; i < LANES<T>; i++) a[i] += b[i];
+            // From here on the sum as it is stored.
+            kept[k] = pack<T>(a);
+            if (v < vectors) ((uint4*)at.sum)[first + v] = kept[k];
+        }
+    }
+    float squares = 0.0f;
+#pragma unroll
+    for (int k = 0; k < KEPT; k++) {
+        float x[LANES<T>];
+        unpack<T>(kept[k], x);
+#pragma unroll
+        for (int i = 0; i < LANES<T>; i++) squares += x[i] * x[i];
+    }
+    float rstd = 1.0f / sqrtf(block_sum(squares, space) / at.width + at.eps);
+    if (threadIdx.x == 0) at.rstd[row] = rstd;
+#pragma unroll
+    for (int k = 0; k < KEPT; k++) {
+        u32 v = threadIdx.x + k * blockDim.x;
+        if (v >= vectors) continue;
+        float x[LANES<T>], w[LANES<T>];
+        unpack<T>(kept[k], x);
+        load<LANES<T>>(at.w, v * LANES<T>, w);
+#pragma unroll
+        for (int i = 0; i < LANES<T>; i++) x[i] = x[i] * rstd * w[i];
+        ((uint4*)at.y)[first + v] = pack<T>(x);
+    }
+}
+
+// Rows of any width.
+template <class T, bool ADD> __device__ __forceinline__ void norm_any(const Norm& at) {
+    __shared__ float space[32];
+    u64 row = blockIdx.x;
+    if (row >= at.rows) return;
+    u64 first = row * at.width;
+    // A thread reads again what it wrote itself.
+    const T* x = (ADD ? (const T*)at.sum : (const T*)at.x) + first;
+    float squares = 0.0f;
+    for (u32 i = threadIdx.x; i < at.width; i += blockDim.x) {
+        if (ADD) {
+            float sum = widen(((const T*)at.x)[first + i]) + widen(((const T*)at.delta)[first + i]);
+            ((T*)at.sum)[first + i] = narrow<T>(sum);
+        }
+        float v = widen(x[i]);
+        squares += v * v;
+    }
+    float rstd = 1.0f / sqrtf(block_sum(squares, space) / at.width + at.eps);
+    if (threadIdx.x == 0) at.rstd[row] = rstd;
+    for (u32 i = threadIdx.x; i < at.width; i += blockDim.x)
+        ((T*)at.y)[first + i] = narrow<T>(widen(x[i]) * rstd * load(at.w, i));
+}
+
+struct NormGrad {
+    const void* dy;
+    const void* x;
+    Floats rstd;
+    Floats w;
+    // May be null.
+    const void* residual;
+    void* dx;
+    // [parts, width]: sums of dy n over the rows of a part.
+    float* parts;
+    u64 rows;
+    u32 width;
+};
+
+// Columns that a thread has in every row of its block.
+constexpr int OWNED = 8;
+
+// A block takes every gridDim.x-th row. So a thread adds up dw of its columns in registers, and dy and x are read once for both gradients.
+template <class T> __device__ __forceinline__ void grad_kept(const NormGrad& at) {
+    __shared__ float space[32];
+    u32 column = threadIdx.x * OWNED;
+    bool owns = column < at.width;
+    float w[OWNED] = {}, dw[OWNED] = {};
+    if (owns) load<OWNED>(at.w, column, w);
+    for (u64 row = blockIdx.x; row < at.rows; row += gridDim.x) {
+        u64 first = row * at.width + column;
+        float dy[OWNED] = {}, n[OWNED] = {}, dx[OWNED] = {};
+        if (owns) {
+            load<OWNED>((const T*)at.dy + first, dy);
+            load<OWNED>((const T*)at.x + first, n);
+            if (at.residual) load<OWNED>((const T*)at.residual + first, dx);
+        }
+        float rstd = load(at.rstd, row);
+        float along = 0.0f;
+#pragma unroll
+        for (int i = 0; i < OWNED; i++) {
+            n[i] *= rstd;
+            dw[i] += dy[i] * n[i];
+            dy[i] *= w[i];
+            along += dy[i] * n[i];
+        }
+        along = block_sum(along, space) / at.width;
+#pragma unroll
+        for (int i = 0; i < OWNED; i++) dx[i] += rstd * (dy[i] - n[i] * along);
+        if (owns) store<OWNED>((T*)at.dx + first, dx);
+    }
+    if (owns) store<OWNED>(at.parts + (u64)blockIdx.x * at.width + column, dw);
+}
+
+// dx for rows of any width.
+template <class T> __device__ __forceinline__ void grad_any(const NormGrad& at) {
+    __shared__ float space[32];
+    u64 row = blockIdx.x;
+    if (row >= at.rows) return;
+    u64 first = row * at.width;
+    const T* dy = (const T*)at.dy + first;
+    const T* x = (const T*)at.x + first;
+    float rstd = load(at.rstd, row);
+    float along = 0.0f;
+    for (u32 i = threadIdx.x; i < at.width; i += blockDim.x)
+        along += widen(dy[i]) * load(at.w, i) * (widen(x[i]) * rstd);
+    along = block_sum(along, space) / at.width;
+    for (u32 i = threadIdx.x; i < at.width; i += blockDim.x) {
+        float dx = rstd * (widen(dy[i]) * load(at.w, i) - widen(x[i]) * rstd * along);
+        if (at.residual) dx += widen(((const T*)at.residual)[first + i]);
+        ((T*)at.dx)[first + i] = narrow<T>(dx);
+    }
+}
+
+// dw's partial sums for rows of any width: a block of 32 columns by 8 rows, of which it takes every gridDim.y-th eight.
+template <class T> __device__ __forceinline__ void columns_any(const NormGrad& at) {
+    __shared__ float sums[8][32];
+    u32 column = blockIdx.x * 32 + threadIdx.x;
+    float sum = 0.0f;
+    if (column < at.width) {
+        for (u64 row = (u64)blockIdx.y * 8 + threadIdx.y; row < at.rows; row += (u64)gridDim.y * 8) {
+            u64 i = row * at.width + column;
+            sum += widen(((const T*)at.dy)[i]) * (widen(((const T*)at.x)[i]) * load(at.rstd, row));
+        }
+    }
+    sums[threadIdx.y][threadIdx.x] = sum;
+    __syncthreads();
+    if (threadIdx.y != 0 || column >= at.width) return;
+#pragma unroll
+    for (int y = 1; y < 8; y++) sum += sums[y][threadIdx.x];
+    at.parts[(u64)blockIdx.y * at.width + column] = sum;
+}
+
+struct Sum {
+    const float* parts;
+    Floats dw;
+    u64 width;
+    u32 count;
+    u32 accumulate;
+};
+
+extern "C" __global__ void rms_norm_sum(Sum at) {
+    u64 column = (u64)blockIdx.x * 32 + threadIdx.x;
+    sum_parts(at.parts, at.count, at.width, column, at.accumulate, at.dw, column);
+}
+
+#define KERNELS(T, NAME)                                                                                              \
+    extern "C" __global__ void __launch_bounds__(1024) rms_norm_kept_##NAME(Norm at) { norm_kept<T, false>(at); }     \
+    extern "C" __global__ void __launch_bounds__(1024) add_rms_norm_kept_##NAME(Norm at) { norm_kept<T, true>(at); }  \
+    extern "C" __global__ void __launch_bounds__(1024) rms_norm_any_##NAME(Norm at) { norm_any<T, false>(at); }       \
+    extern "C" __global__ void __launch_bounds__(1024) add_rms_norm_any_##NAME(Norm at) { norm_any<T, true>(at); }    \
+    extern "C" __global__ void __launch_bounds__(1024) rms_norm_grad_kept_##NAME(NormGrad at) { grad_kept<T>(at); }   \
+    extern "C" __global__ void __launch_bounds__(1024) rms_norm_grad_any_##NAME(NormGrad at) { grad_any<T>(at); }     \
+    extern "C" __global__ void __launch_bounds__(256) rms_norm_columns_any_##NAME(NormGrad at) { columns_any<T>(at); }
+
+KERNELS(float, f32)
+KERNELS(bf16, bf16)

@@ -1,0 +1,54 @@
+//! The kernels of [`Swiglu`] and [`SwigluGrad`] on a card.
+#![allow(unsafe_code, reason = "it launches kernels")]
+
+use super::{Swiglu, SwigluGrad};
+use crate::device::{ELEMENTWISE_THREADS, lanes, plane, suffix, warps_of};
+use xtrain_cuda::{CudaError, CudaKernel, DevicePtr, Function, Gpu, KernelSource, Launch, Operands, Work};
+use xtrain_tensor::TensorType;
+
+pub(super) const SOURCE: KernelSource = KernelSource::new("swiglu/kernel.cu", include_str!("kernel.cu"));
+
+#[derive(Clone, Copy)]
+#[repr(C)]
+struct Arguments {
+    /// gate_up of the forward, dy of the backward.
+    read: DevicePtr,
+    /// y of the forward, gate_up of the backward.
+    written: DevicePtr,
+    rows: u64,
+    width: u32,
+}
+
+/// The kernel for y or dy of this type, and its grid: a block for each piece of a row.
+fn kernel(gpu: &Gpu, name: &str, y: TensorType) -> Result<(Function, Launch), CudaError> {
+    let (rows, width) = y.shape.rows_cols();
+    let (path, n) = if width % lanes(y) == 0 { ("vector", lanes(y)) } else { ("any", 1) };
+    let threads = warps_of(width.div_ceil(n), ELEMENTWISE_THREADS as usize);
+    let function = gpu.function(&SOURCE, &[], &format!("{name}_{path}_{}", suffix(y)))?;
+    Ok((function, plane([rows, width.div_ceil(n * threads as usize)], [threads, 1])))
+}
+
+impl CudaKernel for Swiglu {
+    fn ready(&self, gpu: &Gpu, operands: &Operands<'_>) -> Result<Work, CudaError> {
+        let (gate_up, y) = (operands.inputs[0], operands.outputs[0]);
+        let (rows, width) = y.ty.shape.rows_cols();
+        let (function, launch) = kernel(gpu, "swiglu", y.ty)?;
+        let arguments =
+            Arguments { read: gate_up.place, written: y.place, rows: rows as u64, width: width as u32 };
+        // SAFETY: the kernel takes one `Arguments`; gate_up is [rows, 2 width] and y [rows, width] of the type that the name says, in
+        // rows of whole vectors where the path is that.
+        Ok(unsafe { Work::launch(function, launch, arguments) })
+    }
+}
+
+impl CudaKernel for SwigluGrad {
+    fn ready(&self, gpu: &Gpu, operands: &Operands<'_>) -> Result<Work, CudaError> {
+        let (dy, gate_up) = (operands.inputs[0], operands.outputs[0]);
+        let (rows, width) = dy.ty.shape.rows_cols();
+        let (function, launch) = kernel(gpu, "swiglu_grad", dy.ty)?;
+        let arguments =
+            Arguments { read: dy.place, written: gate_up.place, rows: rows as u64, width: width as u32 };
+        // SAFETY: as above with dy for y; a thread reads gate and up of its columns before it overwrites them.
+        Ok(unsafe { Work::launch(function, launch, arguments) })
+    }
+}

@@ -290,9 +290,9 @@ impl<'a> Product<'a> {
         // Sums that happen to be near zero are no closer than the terms they are made of.
         let size = norm(&mut e.iter().copied()).max(((m * n) as f64).sqrt());
         let error = norm(&mut f.iter().zip(&e).map(|(f, e)| f - e)) / size;
-        // One rounding to bf16 is off by 2^-9 at most; long sums in f32 in another order by more than short ones.
+        // One rounding to bf16 is off by 2^-8 at most; long sums in f32 in another order by more than short ones.
         let bar = if self.gemm.k > 4096 { 1e-4 } else { 1e-5 };
-        let bar = if self.gemm.d == DType::BF16 { bar + 2f64.powi(-9) } else { bar };
+        let bar = if self.gemm.d == DType::BF16 { bar + 2f64.powi(-8) } else { bar };
         assert!(error <= bar, "{:?} by {by} is off by {error:e}", self.gemm);
         let between = found.chunks(d_stride).flat_map(|row| &row[n..]);
         assert!(between.copied().all(|x| x == GAP), "{:?} by {by} wrote between the rows", self.gemm);

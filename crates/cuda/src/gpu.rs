@@ -5,6 +5,7 @@ use crate::cache::KernelCache;
 use crate::compiler::Compiler;
 use crate::context::Context;
 use crate::device::{Device, DeviceInfo};
+use crate::dnn::Dnn;
 use crate::error::CudaError;
 use crate::module::{Function, Module};
 use crate::source::KernelSource;
@@ -21,6 +22,8 @@ pub struct Gpu {
     modules: Mutex<HashMap<(&'static str, Vec<String>), Module>>,
     /// Opened by the first product.
     blas: OnceLock<Result<Arc<Blas>, CudaError>>,
+    /// Opened by the first operation graph.
+    dnn: OnceLock<Result<Arc<Dnn>, CudaError>>,
 }
 
 impl Gpu {
@@ -44,6 +47,7 @@ impl Gpu {
             cache,
             modules: Mutex::default(),
             blas: OnceLock::new(),
+            dnn: OnceLock::new(),
         })
     }
 
@@ -66,6 +70,11 @@ impl Gpu {
     pub(crate) fn blas(&self) -> Result<&Arc<Blas>, CudaError> {
         let opened = self.blas.get_or_init(|| Blas::open(&self.context).map(Arc::new));
         opened.as_ref().map_err(Clone::clone)
+    }
+
+    /// cuDNN on this card.
+    pub(crate) fn dnn(&self) -> Result<&Arc<Dnn>, CudaError> {
+        self.dnn.get_or_init(|| Dnn::open(&self.context).map(Arc::new)).as_ref().map_err(Clone::clone)
     }
 
     /// The kernel `name` of `source`, compiled for this card with `defines`; compiled once, here and on the disk.

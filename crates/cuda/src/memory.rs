@@ -188,6 +188,23 @@ impl Drop for DeviceMemory {
     }
 }
 
+/// Puts a fill of `bytes` bytes at `place` with one byte into `stream`.
+///
+/// # Safety
+/// The bytes are the card's memory until the stream has passed, and nothing else uses them meanwhile.
+pub(crate) unsafe fn fill(
+    context: &Context,
+    place: DevicePtr,
+    byte: u8,
+    bytes: usize,
+    stream: &Stream,
+) -> Result<(), CudaError> {
+    context.enter()?;
+    // SAFETY: the caller's promise.
+    let status = unsafe { (context.driver().cuMemsetD8Async)(place.0, byte, bytes, stream.handle) };
+    context.check("cuMemsetD8Async", status)
+}
+
 /// Host memory that the card reads and writes itself, so that copies run beside the host; zero at first.
 pub struct PinnedMemory {
     context: Context,

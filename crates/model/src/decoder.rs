@@ -34,6 +34,8 @@ pub enum Context {
     Sequence {
         /// Whether the input `doc_start` bounds attention to documents.
         document_mask: bool,
+        /// Whether attention's gradients must be the same bits in every run.
+        deterministic: bool,
     },
     /// What earlier runs left in the cache, and the tokens given before it now.
     Cache {
@@ -214,12 +216,13 @@ impl Block<'_> {
 
         t.at("attn.core");
         let attended = match self.context {
-            Context::Sequence { document_mask } => {
+            Context::Sequence { document_mask, deterministic } => {
                 let mut inputs = vec![qkv];
                 if document_mask {
                     inputs.push(t.input(io::DOC_START, TensorType::new(DType::I32, [tokens])));
                 }
-                t.apply(Attention { seq_len: self.batch.seq_len, heads, kv_heads, head_dim }, &inputs)?[0]
+                let op = Attention { seq_len: self.batch.seq_len, heads, kv_heads, head_dim, deterministic };
+                t.apply(op, &inputs)?[0]
             }
             Context::Cache { capacity } => {
                 let ty = TensorType::new(DType::F32, [self.batch.sequences, capacity, kv_heads * head_dim]);

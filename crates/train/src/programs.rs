@@ -37,6 +37,8 @@ pub struct TrainingSpec {
     pub batch: Batch,
     /// Whether attention stays within documents.
     pub document_mask: bool,
+    /// Whether attention's gradients must be the same bits in every run.
+    pub attention_deterministic: bool,
     /// Chunking and z-loss.
     pub loss: Loss,
     /// Share of activations dropped after the embedding and after each half-block; 0 drops none.
@@ -74,7 +76,8 @@ pub enum ProgramError {
 /// The training step: forward and backward of a micro-batch, then the update.
 pub fn training(spec: &TrainingSpec) -> Result<Program, ProgramError> {
     let mut tracer = Tracer::default();
-    let context = Context::Sequence { document_mask: spec.document_mask };
+    let (document_mask, deterministic) = (spec.document_mask, spec.attention_deterministic);
+    let context = Context::Sequence { document_mask, deterministic };
     let objective = trace_loss(&mut tracer, &spec.model, spec.batch, context, spec.loss, spec.dropout)?;
     let program = precision::apply(tracer.finish(), spec.recipe.precision())?;
     let (program, _) = backward(program, &[Root { value: objective, grad: None }], &[], &PassSet)?;
@@ -92,7 +95,8 @@ pub fn evaluation(
 ) -> Result<Program, ProgramError> {
     let mut tracer = Tracer::default();
     let loss = Loss { chunk_tokens, z_loss: 0.0 };
-    trace_loss(&mut tracer, model, batch, Context::Sequence { document_mask }, loss, 0.0)?;
+    let context = Context::Sequence { document_mask, deterministic: true };
+    trace_loss(&mut tracer, model, batch, context, loss, 0.0)?;
     Ok(precision::apply(tracer.finish(), recipe.precision())?)
 }
 
@@ -112,7 +116,8 @@ pub fn logits(
 /// The program that holds the model's parameters and remakes compute copies after masters were written.
 pub fn weights(model: &Architecture, recipe: Recipe) -> Result<Program, ProgramError> {
     let batch = Batch { sequences: 1, seq_len: 1 };
-    let whole = logits(model, recipe, batch, Context::Sequence { document_mask: false }, 1)?;
+    let context = Context::Sequence { document_mask: false, deterministic: true };
+    let whole = logits(model, recipe, batch, context, 1)?;
     Ok(precision::refresh_program(&whole, &PassSet)?)
 }
 

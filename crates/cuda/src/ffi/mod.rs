@@ -1,6 +1,7 @@
 //! The foreign functions, as tables of pointers into libraries that were opened at run time.
 
 pub(crate) mod cublaslt;
+pub(crate) mod cudnn;
 pub(crate) mod driver;
 pub(crate) mod nvrtc;
 pub(crate) mod open;

@@ -1,6 +1,7 @@
 //! The tables of functions, each opened once for the process.
 
 use super::cublaslt::CublasLt;
+use super::cudnn::Cudnn;
 use super::driver::{CUDA_SUCCESS, Driver};
 use super::nvrtc::Nvrtc;
 use crate::error::CudaError;
@@ -41,6 +42,12 @@ pub(crate) fn nvrtc() -> Result<&'static Opened<Nvrtc>, CudaError> {
 pub(crate) fn cublaslt() -> Result<&'static Opened<CublasLt>, CudaError> {
     static CUBLASLT: OnceLock<Result<Opened<CublasLt>, CudaError>> = OnceLock::new();
     CUBLASLT.get_or_init(|| open(Library::CublasLt, CublasLt::of)).as_ref().map_err(Clone::clone)
+}
+
+/// Operation graphs.
+pub(crate) fn cudnn() -> Result<&'static Opened<Cudnn>, CudaError> {
+    static CUDNN: OnceLock<Result<Opened<Cudnn>, CudaError>> = OnceLock::new();
+    CUDNN.get_or_init(|| open(Library::Cudnn, Cudnn::of)).as_ref().map_err(Clone::clone)
 }
 
 fn open<T>(

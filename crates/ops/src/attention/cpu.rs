@@ -19,7 +19,7 @@ impl CpuKernel for Attention {
     }
 
     fn work_bytes(&self, inputs: &[TensorType], threads: usize) -> usize {
-        let Attention { seq_len: s, heads, kv_heads, head_dim: e } = *self;
+        let Attention { seq_len: s, heads, kv_heads, head_dim: e, .. } = *self;
         let ((tokens, _), dtype) = (inputs[0].shape.rows_cols(), inputs[0].dtype);
         let widened = usize::from(dtype != dtype.compute());
         let task = ROWS * (s + widened * 2 * heads * e);
@@ -35,7 +35,7 @@ fn attend<T: Real>(
     o: &mut ViewMut<'_>,
     lse: &mut [T],
 ) {
-    let Attention { seq_len: s, heads, kv_heads, head_dim: e } = *op;
+    let Attention { seq_len: s, heads, kv_heads, head_dim: e, .. } = *op;
     let (out_width, group, rounding) = (heads * e, heads / kv_heads, Rounding::of(qkv.ty.dtype));
     let blocks_a_sequence = s.div_ceil(ROWS);
     // The log-sum-exps of a block: one slice a head.
@@ -81,7 +81,7 @@ struct KeysValues<'a, T: Real> {
 
 impl<'a, T: Real> KeysValues<'a, T> {
     fn of(op: &'a Attention, qkv: View<'a>) -> Self {
-        let Attention { seq_len: s, heads, kv_heads, head_dim: e } = *op;
+        let Attention { seq_len: s, heads, kv_heads, head_dim: e, .. } = *op;
         let (tokens, _) = qkv.ty.shape.rows_cols();
         let stored = qkv.stored::<T>();
         let head = if stored.is_some() { e * s } else { 2 * e * s };
@@ -110,7 +110,7 @@ impl<'a, T: Real> KeysValues<'a, T> {
 
     /// The values of `n` tokens from `start` on.
     fn values(&self, sequence: usize, kv_head: usize, start: usize, n: usize) -> Mat<'_, T> {
-        let Attention { seq_len: s, heads, kv_heads, head_dim: e } = *self.op;
+        let Attention { seq_len: s, heads, kv_heads, head_dim: e, .. } = *self.op;
         let Some(stored) = self.stored else {
             return Mat::new(&self.of_head(sequence, kv_head)[e * s..][start * e..], n, e);
         };

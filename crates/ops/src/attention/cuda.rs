@@ -1,11 +1,11 @@
-//! The kernels of [`Attention`] and [`AttentionGrad`] on a card.
+//! [`Attention`] and [`AttentionGrad`] on a card: cuDNN's engines where they take the operands, else kernels of our own.
 #![allow(unsafe_code, reason = "it launches kernels")]
 
 use super::{Attention, AttentionGrad};
 use crate::device::suffix;
 use xtrain_cuda::{
     CudaError, CudaKernel, CudaTensor, Defines, DevicePtr, Function, Gpu, KernelSource, Launch, Operands,
-    Work,
+    Sdpa, Work,
 };
 use xtrain_tensor::{DType, TensorType};
 
@@ -97,8 +97,16 @@ impl Attention {
     }
 }
 
-impl CudaKernel for Attention {
-    fn ready(&self, gpu: &Gpu, operands: &Operands<'_>) -> Result<Work, CudaError> {
+impl Attention {
+    /// cuDNN's attention over these operands, where it could have an engine for them.
+    fn sdpa(&self, qkv: TensorType, documents: bool) -> Option<Sdpa> {
+        let (tokens, _) = qkv.shape.rows_cols();
+        let Attention { seq_len, heads, kv_heads, head_dim, deterministic } = *self;
+        let sdpa = Sdpa { sequences: tokens / seq_len, seq_len, heads, kv_heads, head_dim, deterministic };
+        (qkv.dtype == DType::BF16 && !documents && sdpa.is_thinkable()).then_some(sdpa)
+    }
+
+    fn own_forward(&self, gpu: &Gpu, operands: &Operands<'_>) -> Result<Work, CudaError> {
         let (qkv, o, lse) = (operands.inputs[0], operands.outputs[0], operands.outputs[1]);
         let (tokens, _) = qkv.ty.shape.rows_cols();
         let name = format!("attention_{}", suffix(qkv.ty));
@@ -109,17 +117,8 @@ impl CudaKernel for Attention {
         // its name, and reads document starts where there are any.
         Ok(unsafe { Work::launch(function, launch, arguments) })
     }
-}
 
-impl CudaKernel for AttentionGrad {
-    /// The sums of products of outputs and their gradients.
-    fn workspace(&self, inputs: &[TensorType]) -> Vec<TensorType> {
-        let (tokens, _) = inputs[1].shape.rows_cols();
-        vec![TensorType::new(DType::F32, [tokens * self.0.heads])]
-    }
-
-    fn ready(&self, gpu: &Gpu, operands: &Operands<'_>) -> Result<Work, CudaError> {
-        let op = &self.0;
+    fn own_backward(&self, gpu: &Gpu, operands: &Operands<'_>) -> Result<Work, CudaError> {
         let &[d_o, qkv, o, lse, ref rest @ ..] = operands.inputs else {
             unreachable!("four inputs at least")
         };
@@ -131,14 +130,14 @@ impl CudaKernel for AttentionGrad {
             lse: lse.place,
             delta: operands.workspace[0].place,
             dqkv: operands.outputs[0].place,
-            shape: op.shape(rest.first()),
+            shape: self.shape(rest.first()),
         };
         let name = |part: &str| format!("attention_{part}_{}", suffix(qkv.ty));
-        let queries = op.tiled(gpu, &name("queries"), tile(op, gpu, 4, 1), op.heads, tokens)?;
-        let keys = op.tiled(gpu, &name("keys"), tile(op, gpu, 4, 2), op.kv_heads, tokens)?;
-        let (delta, _) = op.tiled(gpu, &name("delta"), tile(op, gpu, 4, 1), op.heads, tokens)?;
-        let blocks = (op.seq_len as u32).div_ceil(DELTA_QUERIES);
-        let grid = [blocks, op.heads as u32, (tokens / op.seq_len) as u32];
+        let queries = self.tiled(gpu, &name("queries"), tile(self, gpu, 4, 1), self.heads, tokens)?;
+        let keys = self.tiled(gpu, &name("keys"), tile(self, gpu, 4, 2), self.kv_heads, tokens)?;
+        let (delta, _) = self.tiled(gpu, &name("delta"), tile(self, gpu, 4, 1), self.heads, tokens)?;
+        let blocks = (self.seq_len as u32).div_ceil(DELTA_QUERIES);
+        let grid = [blocks, self.heads as u32, (tokens / self.seq_len) as u32];
         let delta_launch = Launch { grid, block: [32, DELTA_QUERIES, 1], ..Launch::row(1, 1) };
         // SAFETY: the kernel takes one `Backward`; it reads do and o, and writes delta, a number a query and head.
         let delta = unsafe { Work::launch(delta, delta_launch, arguments) };
@@ -147,5 +146,65 @@ impl CudaKernel for AttentionGrad {
         // SAFETY: the same; it writes the columns of keys and values.
         let keys = unsafe { Work::launch(keys.0, keys.1, arguments) };
         Ok(Work::all(vec![delta, queries, keys]))
+    }
+}
+
+/// The work of cuDNN, where it has an engine.
+fn accepted(what: &str, sdpa: &Sdpa, work: Result<Work, CudaError>) -> Option<Work> {
+    work.map_err(|why| tracing::debug!("{what} of {sdpa:?} by a kernel of our own: {why}")).ok()
+}
+
+/// Bytes as a tensor.
+fn bytes(n: usize) -> TensorType {
+    TensorType::new(DType::U8, [n])
+}
+
+impl CudaKernel for Attention {
+    fn workspace(&self, inputs: &[TensorType]) -> Vec<TensorType> {
+        self.sdpa(inputs[0], inputs.len() > 1).map(|sdpa| bytes(sdpa.forward_bytes())).into_iter().collect()
+    }
+
+    fn ready(&self, gpu: &Gpu, operands: &Operands<'_>) -> Result<Work, CudaError> {
+        let (qkv, o, lse) = (operands.inputs[0], operands.outputs[0], operands.outputs[1]);
+        let by_cudnn = self.sdpa(qkv.ty, operands.inputs.len() > 1).and_then(|sdpa| {
+            // SAFETY: the operands have the shapes that `infer` checked against these sizes, and the workspace what was asked for.
+            let work =
+                unsafe { sdpa.forward(gpu, qkv.place, o.place, lse.place, operands.workspace[0].place) };
+            accepted("attention", &sdpa, work)
+        });
+        by_cudnn.map_or_else(|| self.own_forward(gpu, operands), Ok)
+    }
+}
+
+/// The most that a deterministic backward of cuDNN's may work in: it takes two bytes a score.
+const MOST_BYTES: usize = 1 << 30;
+
+impl AttentionGrad {
+    /// cuDNN's backward, where it could have an engine for these operands that does not take too much memory.
+    fn sdpa(&self, inputs: &[TensorType]) -> Option<Sdpa> {
+        self.0
+            .sdpa(inputs[1], inputs.len() > 4)
+            .filter(|sdpa| !sdpa.deterministic || sdpa.backward_bytes() <= MOST_BYTES)
+    }
+}
+
+impl CudaKernel for AttentionGrad {
+    /// The sums of products of outputs and their gradients, and what cuDNN takes where it is asked.
+    fn workspace(&self, inputs: &[TensorType]) -> Vec<TensorType> {
+        let (tokens, _) = inputs[1].shape.rows_cols();
+        let own = 4 * tokens * self.0.heads;
+        vec![bytes(self.sdpa(inputs).map_or(own, |sdpa| sdpa.backward_bytes()))]
+    }
+
+    fn ready(&self, gpu: &Gpu, operands: &Operands<'_>) -> Result<Work, CudaError> {
+        let types: Vec<TensorType> = operands.inputs.iter().map(|t| t.ty).collect();
+        let by_cudnn = self.sdpa(&types).and_then(|sdpa| {
+            let [d_o, qkv, o, lse] = [0, 1, 2, 3].map(|n| operands.inputs[n].place);
+            let (dqkv, workspace) = (operands.outputs[0].place, operands.workspace[0].place);
+            // SAFETY: as for the forward.
+            let work = unsafe { sdpa.backward(gpu, d_o, qkv, o, lse, dqkv, workspace) };
+            accepted("attention's backward", &sdpa, work)
+        });
+        by_cudnn.map_or_else(|| self.0.own_backward(gpu, operands), Ok)
     }
 }

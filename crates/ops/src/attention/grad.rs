@@ -37,7 +37,7 @@ impl CpuKernel for AttentionGrad {
     }
 
     fn work_bytes(&self, inputs: &[TensorType], threads: usize) -> usize {
-        let Attention { seq_len: s, heads, kv_heads, head_dim: e } = self.0;
+        let Attention { seq_len: s, heads, kv_heads, head_dim: e, .. } = self.0;
         let ((tokens, _), dtype) = (inputs[1].shape.rows_cols(), inputs[1].dtype);
         let groups = groups_at_once(&self.0, threads).min(tokens / s * kv_heads);
         let widened = if dtype == dtype.compute() { 0 } else { 4 * s * e };
@@ -78,7 +78,7 @@ struct KeyHead<'a> {
 
 impl<S: Stored> Pass<'_, S> {
     fn run(&self, dqkv: &mut ViewMut<'_>) {
-        let Attention { seq_len: s, heads, kv_heads, head_dim: e } = self.op;
+        let Attention { seq_len: s, heads, kv_heads, head_dim: e, .. } = self.op;
         let (tokens, _) = dqkv.ty.shape.rows_cols();
         let (groups, group) = (tokens / s * kv_heads, heads / kv_heads);
         let at_once = groups_at_once(&self.op, rayon::current_num_threads());
@@ -100,7 +100,7 @@ impl<S: Stored> Pass<'_, S> {
         groups: Range<usize>,
         dqkv: &'a mut ViewMut<'_>,
     ) -> (Vec<QueryHead<'a>>, Vec<KeyHead<'a>>) {
-        let Attention { seq_len: s, heads, kv_heads, head_dim: e } = self.op;
+        let Attention { seq_len: s, heads, kv_heads, head_dim: e, .. } = self.op;
         let group = heads / kv_heads;
         let query_head =
             |i: usize| QueryHead { sequence: i / heads, head: i % heads, target: Vec::with_capacity(s) };
@@ -140,7 +140,7 @@ impl<S: Stored> Pass<'_, S> {
 
     /// Writes a query head's gradient, and to `sums` what it gives to its keys' and its values'.
     fn query_head(&self, task: QueryHead<'_>, sums: &mut [S::Real]) {
-        let Attention { seq_len: s, heads, kv_heads, head_dim: e } = self.op;
+        let Attention { seq_len: s, heads, kv_heads, head_dim: e, .. } = self.op;
         let QueryHead { sequence, head, target } = task;
         let (kv_head, rows) = (head * kv_heads / heads, sequence * s..(sequence + 1) * s);
         let columns = |x, head: usize| Columns::<S::Real>::of(x, rows.clone(), head * e..(head + 1) * e);

@@ -38,6 +38,8 @@ pub struct Attention {
     pub kv_heads: usize,
     /// e.
     pub head_dim: usize,
+    /// Whether gradients must be added in one order, so that every run gives the same bits: on a card the fastest backward does not.
+    pub deterministic: bool,
 }
 
 impl Op for Attention {
@@ -150,7 +152,13 @@ fn sample_documents() -> SampleInput {
 
 impl Registered for Attention {
     fn samples() -> Vec<Sample> {
-        let of = |seq_len, heads, kv_heads, head_dim| Attention { seq_len, heads, kv_heads, head_dim };
+        let of = |seq_len, heads, kv_heads, head_dim| Attention {
+            seq_len,
+            heads,
+            kv_heads,
+            head_dim,
+            deterministic: true,
+        };
         vec![
             Sample::forward(of(5, 4, 2, 3), [SampleInput::activation([10, 24])]),
             Sample::forward(of(21, 2, 1, 2), [SampleInput::activation([42, 8]), sample_documents()]),
@@ -159,14 +167,15 @@ impl Registered for Attention {
     }
 
     fn large() -> Sample {
-        let op = Attention { seq_len: 150, heads: 4, kv_heads: 2, head_dim: 20 };
+        let op = Attention { seq_len: 150, heads: 4, kv_heads: 2, head_dim: 20, deterministic: true };
         Sample::forward(op, [SampleInput::activation([300, 160])])
     }
 }
 
 impl Registered for AttentionGrad {
     fn samples() -> Vec<Sample> {
-        let op = AttentionGrad(Attention { seq_len: 21, heads: 4, kv_heads: 2, head_dim: 6 });
+        let op =
+            AttentionGrad(Attention { seq_len: 21, heads: 4, kv_heads: 2, head_dim: 6, deterministic: true });
         let inputs = [
             SampleInput::activation([42, 24]),
             SampleInput::activation([42, 48]),
@@ -180,7 +189,13 @@ impl Registered for AttentionGrad {
     }
 
     fn large() -> Sample {
-        let op = AttentionGrad(Attention { seq_len: 150, heads: 4, kv_heads: 2, head_dim: 20 });
+        let op = AttentionGrad(Attention {
+            seq_len: 150,
+            heads: 4,
+            kv_heads: 2,
+            head_dim: 20,
+            deterministic: true,
+        });
         Sample::plain(
             op,
             [
@@ -215,7 +230,7 @@ impl OnCard for Attention {
 
     fn card_samples() -> Vec<Sample> {
         let sample = |(b, seq_len, heads, kv_heads, head_dim, documents)| {
-            let op = Attention { seq_len, heads, kv_heads, head_dim };
+            let op = Attention { seq_len, heads, kv_heads, head_dim, deterministic: true };
             let mut inputs = vec![SampleInput::activation([b * seq_len, (heads + 2 * kv_heads) * head_dim])];
             inputs.extend(bool::then(documents, || doubling_documents(b, seq_len)));
             Sample::forward(op, inputs)
@@ -237,7 +252,10 @@ impl OnCard for AttentionGrad {
                 SampleInput::activation([b, heads, seq_len]).fill(Fill::Normal(6.0, 0.3)),
             ];
             inputs.extend(bool::then(documents, || doubling_documents(b, seq_len)));
-            Sample::plain(AttentionGrad(Attention { seq_len, heads, kv_heads, head_dim }), inputs)
+            Sample::plain(
+                AttentionGrad(Attention { seq_len, heads, kv_heads, head_dim, deterministic: true }),
+                inputs,
+            )
         };
         ON_CARD.into_iter().map(sample).collect()
     }

@@ -174,6 +174,7 @@ pub(crate) fn planned(resolved: Resolved) -> Result<Planned, RunError> {
         recipe: c.precision.recipe.unwrap_or(Recipe::Fp32),
         batch: Batch { sequences: c.train.micro_batch_size(), seq_len: c.data.seq_len },
         document_mask: c.data.document_mask,
+        attention_deterministic: c.train.attention_deterministic,
         loss: Loss { chunk_tokens: c.train.loss_chunk, z_loss: c.model.z_loss as f32 },
         dropout: c.model.dropout as f32,
         recompute: match c.train.recompute {

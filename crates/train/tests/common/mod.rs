@@ -46,6 +46,7 @@ pub fn spec(model: Architecture, batch: Batch) -> TrainingSpec {
         recipe: Recipe::Fp32,
         batch,
         document_mask: false,
+        attention_deterministic: true,
         loss: Loss { chunk_tokens: 16, z_loss: 0.0 },
         dropout: 0.0,
         recompute: Recompute::None,

@@ -1,0 +1,282 @@
+//! Causal scaled-dot-product attention by cuDNN, forward and backward, as the operation graphs that its engines recognise.
+//!
+//! Shapes are B, H, S, D: sequences, heads, tokens of a sequence, a head's width. Queries, keys and values are columns of one matrix whose
+//! rows are tokens: h query heads, k key heads, k value heads.
+
+use crate::dnn::{Four, GraphBuilder, GraphPlan, INDEX, Pointwise, Reduce, TRUTH, Tensor, packed};
+use crate::error::CudaError;
+use crate::ffi::cudnn::{DATA_BFLOAT16, DATA_FLOAT};
+use crate::gpu::Gpu;
+use crate::kernel::Work;
+use crate::memory::DevicePtr;
+
+/// Bytes that an engine may work in beside what the graph names.
+const ENGINE_BYTES: usize = 32 << 20;
+
+/// Attention of bf16 heads over whole sequences.
+#[derive(Clone, Copy, Debug)]
+pub struct Sdpa {
+    /// B.
+    pub sequences: usize,
+    /// S.
+    pub seq_len: usize,
+    /// h.
+    pub heads: usize,
+    /// k, which divides h.
+    pub kv_heads: usize,
+    /// D.
+    pub head_dim: usize,
+    /// Whether the backward must give the same bits in every run.
+    pub deterministic: bool,
+}
+
+impl Sdpa {
+    /// Whether cuDNN may have an engine for it; the rest is asked of it.
+    pub fn is_thinkable(&self) -> bool {
+        self.head_dim.is_multiple_of(8) && self.head_dim <= 256 && self.seq_len > 1
+    }
+
+    /// Bytes that the forward works in.
+    pub fn forward_bytes(&self) -> usize {
+        ENGINE_BYTES
+    }
+
+    /// Bytes that the backward works in: sums of d_o o, dq in f32, and what an engine needs; a deterministic one needs as many bytes as two
+    /// a score.
+    pub fn backward_bytes(&self) -> usize {
+        let scores = self.sequences * self.heads * self.seq_len * self.seq_len;
+        self.sums_bytes() + self.dq_bytes() + ENGINE_BYTES + if self.deterministic { 2 * scores } else { 0 }
+    }
+
+    fn sums_bytes(&self) -> usize {
+        (4 * self.sequences * self.heads * self.seq_len).next_multiple_of(256)
+    }
+
+    fn dq_bytes(&self) -> usize {
+        (4 * self.sequences * self.heads * self.seq_len * self.head_dim).next_multiple_of(256)
+    }
+
+    /// `o` and the log-sum-exps `lse` of `qkv`, working in [`Sdpa::forward_bytes`].
+    ///
+    /// # Errors
+    /// Where cuDNN is missing or has no engine for these sizes.
+    ///
+    /// # Safety
+    /// The places hold as many elements as the sizes say, bf16 but for lse's f32, for as long as the work is put in.
+    pub unsafe fn forward(
+        &self,
+        gpu: &Gpu,
+        qkv: DevicePtr,
+        o: DevicePtr,
+        lse: DevicePtr,
+        workspace: DevicePtr,
+    ) -> Result<Work, CudaError> {
+        let mut g = GraphBuilder::new(gpu.dnn()?);
+        let h = self.places(qkv);
+        let q = g.at(DATA_BFLOAT16, h.wide, h.row_strides, h.q)?;
+        let k = g.at(DATA_BFLOAT16, h.keys, h.key_strides, h.k)?;
+        let masked = self.masked_scores(&mut g, q, k)?;
+        let largest = g.passing(DATA_FLOAT, h.rows)?;
+        g.reduce(Reduce::Max, masked, largest)?;
+        let shifted = g.passing(DATA_FLOAT, h.scores)?;
+        g.pointwise(Pointwise::Sub, masked, Some(largest), shifted)?;
+        let exponentials = g.passing(DATA_FLOAT, h.scores)?;
+        g.pointwise(Pointwise::Exp, shifted, None, exponentials)?;
+        let sums = g.passing(DATA_FLOAT, h.rows)?;
+        g.reduce(Reduce::Add, exponentials, sums)?;
+        let logarithms = g.passing(DATA_FLOAT, h.rows)?;
+        g.pointwise(Pointwise::Log, sums, None, logarithms)?;
+        let lse = g.at(DATA_FLOAT, h.rows, packed(h.rows), lse)?;
+        g.pointwise(Pointwise::Add, largest, Some(logarithms), lse)?;
+        let probabilities = g.passing(DATA_BFLOAT16, h.scores)?;
+        g.pointwise(Pointwise::Div, exponentials, Some(sums), probabilities)?;
+        let v = g.at(DATA_BFLOAT16, h.narrow, h.row_strides, h.v)?;
+        let o = g.at(DATA_BFLOAT16, h.wide, h.out_strides, o)?;
+        g.matmul(probabilities, v, o)?;
+        let plan = g.plan(workspace, self.forward_bytes(), true)?;
+        Ok(Work::new(move |stream| plan.put(stream)))
+    }
+
+    /// `dqkv` from the output's gradient and what the forward left, working in [`Sdpa::backward_bytes`].
+    ///
+    /// # Errors
+    /// As [`Sdpa::forward`]; also where gradients must be deterministic and no such engine fits.
+    ///
+    /// # Safety
+    /// As [`Sdpa::forward`].
+    #[allow(clippy::too_many_arguments, reason = "five tensors in, one out")]
+    pub unsafe fn backward(
+        &self,
+        gpu: &Gpu,
+        d_o: DevicePtr,
+        qkv: DevicePtr,
+        o: DevicePtr,
+        lse: DevicePtr,
+        dqkv: DevicePtr,
+        workspace: DevicePtr,
+    ) -> Result<Work, CudaError> {
+        let (sums_at, dq_at) = (workspace, workspace.offset(self.sums_bytes()));
+        let engine_at = dq_at.offset(self.dq_bytes());
+        let engine_bytes = self.backward_bytes() - self.sums_bytes() - self.dq_bytes();
+        let plan =
+            self.backward_plan(gpu, [d_o, qkv, o, lse, dqkv], [sums_at, dq_at, engine_at], engine_bytes)?;
+        let context = gpu.context().clone();
+        let dq_bytes = self.dq_bytes();
+        Ok(Work::new(move |stream| {
+            // Blocks add their parts of dq here.
+            // SAFETY: the workspace has these bytes, by the promise of `backward`.
+            unsafe { crate::memory::fill(&context, dq_at, 0, dq_bytes, stream)? };
+            plan.put(stream)
+        }))
+    }
+
+    fn backward_plan(
+        &self,
+        gpu: &Gpu,
+        [d_o, qkv, o, lse, dqkv]: [DevicePtr; 5],
+        [sums_at, dq_at, engine_at]: [DevicePtr; 3],
+        engine_bytes: usize,
+    ) -> Result<GraphPlan, CudaError> {
+        let mut g = GraphBuilder::new(gpu.dnn()?);
+        let (h, d) = (self.places(qkv), self.places(dqkv));
+        let q = g.at(DATA_BFLOAT16, h.wide, h.row_strides, h.q)?;
+        let k = g.at(DATA_BFLOAT16, h.keys, h.key_strides, h.k)?;
+        let v = g.at(DATA_BFLOAT16, h.keys, h.key_strides, h.v)?;
+        let o = g.at(DATA_BFLOAT16, h.wide, h.out_strides, o)?;
+        let d_o = g.at(DATA_BFLOAT16, h.wide, h.out_strides, d_o)?;
+        let lse = g.at(DATA_FLOAT, h.rows, packed(h.rows), lse)?;
+        let scale = g.number(self.scale())?;
+
+        let products = g.passing(DATA_FLOAT, h.wide)?;
+        g.pointwise(Pointwise::Mul, d_o, Some(o), products)?;
+        let unscaled = g.passing(DATA_FLOAT, h.rows)?;
+        g.reduce(Reduce::Add, products, unscaled)?;
+        let one = g.number(1.0)?;
+        let sums = g.at(DATA_FLOAT, h.rows, packed(h.rows), sums_at)?;
+        g.pointwise(Pointwise::Mul, unscaled, Some(one), sums)?;
+
+        let products = g.passing(DATA_FLOAT, h.scores)?;
+        g.matmul(q, k, products)?;
+        let scores = g.passing(DATA_FLOAT, h.scores)?;
+        g.pointwise(Pointwise::Mul, products, Some(scale), scores)?;
+        let shifted = g.passing(DATA_FLOAT, h.scores)?;
+        g.pointwise(Pointwise::Sub, scores, Some(lse), shifted)?;
+        let masked = self.masked(&mut g, shifted)?;
+        let p = g.passing(DATA_FLOAT, h.scores)?;
+        g.pointwise(Pointwise::Exp, masked, None, p)?;
+        let p_transposed = g.passing_with(DATA_BFLOAT16, h.scores, h.scores_transposed)?;
+        g.reshape(p, p_transposed)?;
+        self.summed_over_group(&mut g, p_transposed, d_o, &h, d.v)?;
+
+        let dp = g.passing(DATA_FLOAT, h.scores)?;
+        g.matmul(d_o, v, dp)?;
+        let centred = g.passing(DATA_FLOAT, h.scores)?;
+        g.pointwise(Pointwise::Sub, dp, Some(sums), centred)?;
+        let weighted = g.passing(DATA_FLOAT, h.scores)?;
+        g.pointwise(Pointwise::Mul, centred, Some(p), weighted)?;
+        let ds = g.passing(DATA_FLOAT, h.scores)?;
+        g.pointwise(Pointwise::Mul, weighted, Some(scale), ds)?;
+        let ds_transposed = g.passing_with(DATA_BFLOAT16, h.scores, h.scores_transposed)?;
+        g.reshape(ds, ds_transposed)?;
+        self.summed_over_group(&mut g, ds_transposed, q, &h, d.k)?;
+
+        let k_rows = g.passing_with(DATA_FLOAT, h.narrow, h.row_strides)?;
+        g.reshape(k, k_rows)?;
+        let dq_sums = g.at(DATA_FLOAT, h.wide, packed(h.wide), dq_at)?;
+        g.matmul(ds, k_rows, dq_sums)?;
+        let dq = g.at(DATA_BFLOAT16, h.wide, h.row_strides, d.q)?;
+        g.pointwise(Pointwise::Identity, dq_sums, None, dq)?;
+        g.plan(engine_at, engine_bytes, self.deterministic)
+    }
+
+    /// `scores_transposed rows`, the gradient of keys or values, at `place`; with groups the sum over each group's query heads.
+    fn summed_over_group(
+        &self,
+        g: &mut GraphBuilder,
+        scores_transposed: Tensor,
+        rows: Tensor,
+        h: &Places,
+        place: DevicePtr,
+    ) -> Result<(), CudaError> {
+        let to = g.at(DATA_BFLOAT16, h.narrow, h.row_strides, place)?;
+        if self.heads == self.kv_heads {
+            return g.matmul(scores_transposed, rows, to);
+        }
+        let by_head = g.passing(DATA_BFLOAT16, h.wide)?;
+        g.matmul(scores_transposed, rows, by_head)?;
+        g.reduce(Reduce::Add, by_head, to)
+    }
+
+    /// `scale q k` where a key is not behind its query, elsewhere the least finite number.
+    fn masked_scores(&self, g: &mut GraphBuilder, q: Tensor, k: Tensor) -> Result<Tensor, CudaError> {
+        let dims = self.scores();
+        let products = g.passing(DATA_FLOAT, dims)?;
+        g.matmul(q, k, products)?;
+        let scale = g.number(self.scale())?;
+        let scores = g.passing(DATA_FLOAT, dims)?;
+        g.pointwise(Pointwise::Mul, products, Some(scale), scores)?;
+        self.masked(g, scores)
+    }
+
+    fn masked(&self, g: &mut GraphBuilder, scores: Tensor) -> Result<Tensor, CudaError> {
+        let dims = g.dims(scores);
+        let query = g.passing(INDEX, dims)?;
+        g.index(2, scores, query)?;
+        let key = g.passing(INDEX, dims)?;
+        g.index(3, scores, key)?;
+        let seen = g.passing(TRUTH, dims)?;
+        g.pointwise(Pointwise::GreaterOrEqual, query, Some(key), seen)?;
+        let least = g.number(f32::MIN)?;
+        let masked = g.passing(DATA_FLOAT, dims)?;
+        g.select(seen, scores, least, masked)?;
+        Ok(masked)
+    }
+
+    fn scale(&self) -> f32 {
+        1.0 / (self.head_dim as f32).sqrt()
+    }
+
+    fn scores(&self) -> Four {
+        [self.sequences as i64, self.heads as i64, self.seq_len as i64, self.seq_len as i64]
+    }
+
+    /// Shapes, strides, and where queries, keys and values begin in the matrix at `qkv`.
+    fn places(&self, qkv: DevicePtr) -> Places {
+        let [b, h, s, d] = [self.sequences, self.heads, self.seq_len, self.head_dim].map(|n| n as i64);
+        let kv = self.kv_heads as i64;
+        let width = (h + 2 * kv) * d;
+        Places {
+            wide: [b, h, s, d],
+            narrow: [b, kv, s, d],
+            keys: [b, kv, d, s],
+            rows: [b, h, s, 1],
+            scores: [b, h, s, s],
+            scores_transposed: [h * s * s, s * s, 1, s],
+            row_strides: [s * width, d, width, 1],
+            key_strides: [s * width, d, 1, width],
+            out_strides: [s * h * d, d, h * d, 1],
+            q: qkv,
+            k: qkv.offset(2 * self.heads * self.head_dim),
+            v: qkv.offset(2 * (self.heads + self.kv_heads) * self.head_dim),
+        }
+    }
+}
+
+struct Places {
+    /// Of queries and outputs.
+    wide: Four,
+    /// Of keys and values.
+    narrow: Four,
+    /// Of keys, seen from a query.
+    keys: Four,
+    /// A number a query.
+    rows: Four,
+    scores: Four,
+    scores_transposed: Four,
+    row_strides: Four,
+    key_strides: Four,
+    out_strides: Four,
+    q: DevicePtr,
+    k: DevicePtr,
+    v: DevicePtr,
+}

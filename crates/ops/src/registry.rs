@@ -224,7 +224,14 @@ macro_rules! on_card {
     };
 }
 
-on_card![crate::add::Add, crate::linear::Linear, crate::linear::LinearDgrad, crate::linear::LinearWgrad,];
+on_card![
+    crate::add::Add,
+    crate::linear::Linear,
+    crate::linear::LinearDgrad,
+    crate::linear::LinearWgrad,
+    crate::linear_cross_entropy::LinearCrossEntropy,
+    crate::linear_cross_entropy::LinearCrossEntropyGrad,
+];
 
 /// The ops that passes insert.
 #[derive(Clone, Copy, Debug, Default)]

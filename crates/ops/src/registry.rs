@@ -263,6 +263,8 @@ on_card![
     crate::linear::Linear,
     crate::linear::LinearDgrad,
     crate::linear::LinearWgrad,
+    crate::linear_cross_entropy::LinearCrossEntropy,
+    crate::linear_cross_entropy::LinearCrossEntropyGrad,
     crate::qk_norm_rope::QkNormRope,
     crate::qk_norm_rope::QkNormRopeGrad,
     crate::rms_norm::AddRmsNorm,

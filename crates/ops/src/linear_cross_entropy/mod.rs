@@ -5,12 +5,14 @@
 //! In bf16 the logits are rounded to bf16, and cross-entropy is computed from these in f32.
 
 mod cpu;
+mod cuda;
 #[cfg(test)]
 mod tests;
 
-use crate::registry::{Fill, Registered, Sample, SampleInput};
+use crate::registry::{Fill, OnCard, Registered, Sample, SampleInput};
 use crate::{float_shaped, int_vector, matrix};
 use std::ops::Range;
+use xtrain_cuda::{Gemm, KernelSource};
 use xtrain_program::{Backward, Cost, Differentiable, Op, OpError, Operand};
 use xtrain_tensor::{DType, TensorType};
 
@@ -200,11 +202,30 @@ impl Registered for LinearCrossEntropyGrad {
             let inputs = sample_inputs(9, 17, &[16, IGNORED, 0, 5, 5, IGNORED, 2, 8, 1]);
             Sample::plain(LinearCrossEntropyGrad { loss, dx, dw }, inputs)
         };
-        vec![sample(true, Some(DType::F32)), sample(true, None), sample(false, Some(DType::F32))]
+        // Rows so wide that a card goes over them in several rounds, the last of them not full.
+        let wide = LinearCrossEntropyGrad {
+            loss: LinearCrossEntropy { chunk_tokens: 2, z_loss: 1e-3 },
+            dx: true,
+            dw: Some(DType::F32),
+        };
+        vec![
+            sample(true, Some(DType::F32)),
+            sample(true, None),
+            sample(false, Some(DType::F32)),
+            Sample::plain(wide, sample_inputs(8, 20_011, &[20_010, 0, IGNORED, 16_384, 20_007])),
+        ]
     }
 
     fn large() -> Sample {
         let loss = LinearCrossEntropy { chunk_tokens: 64, z_loss: 1e-2 };
         Sample::plain(LinearCrossEntropyGrad { loss, dx: true, dw: Some(DType::F32) }, large_inputs())
     }
+}
+
+impl OnCard for LinearCrossEntropy {
+    const SOURCES: &'static [KernelSource] = &[Gemm::SOURCE, cuda::SOURCE];
+}
+
+impl OnCard for LinearCrossEntropyGrad {
+    const SOURCES: &'static [KernelSource] = &[Gemm::SOURCE, cuda::SOURCE];
 }

@@ -1,0 +1,210 @@
+// Rows of logits to their terms of the loss and, for gradients, to dlogits in place; then the sum over all tokens.
+//
+// A block treats one row. It reads the row once for the largest logit and the sum of exponentials together: what a thread has summed
+// below a lower maximum is scaled when a higher one comes. For gradients it goes over the row again, from the end to the front, so that
+// what was read last is met first: it still lies in the caches, L1 for half of it or more. So 2 x v elements cross the memory bus for a
+// row with gradients and 1 x v without, and the bus is the limit. Rows begin at multiples of 16 bytes, whatever v is.
+
+constexpr int THREADS = 512;
+// Vectors of 16 bytes that a thread has under way.
+constexpr int AHEAD = 4;
+constexpr int IGNORED = -100;
+// The start of a maximum. Unlike minus infinity it can be subtracted from itself.
+constexpr float LOWEST = -3.402823466e38f;
+#define NAN_F __int_as_float(0x7fffffff)
+
+struct RowArguments {
+    // [rows, stride], of which v columns count.
+    void* logits;
+    // [rows]
+    const int* targets;
+    // A scalar of f32 or bf16.
+    const void* inv_targets;
+    // [rows, 2]: of the objective, of the cross-entropy; not yet divided.
+    float* terms;
+    u64 stride;
+    u32 v;
+    u32 inv_targets_bf16;
+    float z_loss;
+};
+
+struct SumArguments {
+    // [tokens, 2]
+    const float* terms;
+    // [tokens]
+    const int* targets;
+    const void* inv_targets;
+    float* objective;
+    float* cross_entropy;
+    u64 tokens;
+    u32 inv_targets_bf16;
+    u32 add_objective;
+    u32 add_cross_entropy;
+};
+
+__device__ __forceinline__ float scalar(const void* at, u32 is_bf16) {
+    return is_bf16 ? widen(*(const bf16*)at) : *(const float*)at;
+}
+
+// e^x for x of at most 0, off by 2^-22 of itself and what rounding x * log2(e) takes; 0 where the result would be subnormal.
+__device__ __forceinline__ float exponential(float x) {
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x * 1.44269504f));
+    return y;
+}
+
+// 16 bytes as they lie in memory.
+using Words = Vec<u32, 4>;
+
+__device__ __forceinline__ void widen_all(const Words& x, float (&y)[4]) {
+#pragma unroll
+    for (int i = 0; i < 4; i++) y[i] = __uint_as_float(x.v[i]);
+}
+__device__ __forceinline__ void widen_all(const Words& x, float (&y)[8]) {
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        y[2 * i] = __uint_as_float(x.v[i] << 16);
+        y[2 * i + 1] = __uint_as_float(x.v[i] & 0xffff0000u);
+    }
+}
+
+__device__ __forceinline__ Words narrow_all(const float (&y)[4]) {
+    Words x;
+#pragma unroll
+    for (int i = 0; i < 4; i++) x.v[i] = __float_as_uint(y[i]);
+    return x;
+}
+// Two at once, rounded as `narrow` rounds.
+__device__ __forceinline__ Words narrow_all(const float (&y)[8]) {
+    Words x;
+#pragma unroll
+    for (int i = 0; i < 4; i++) asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(x.v[i]) : "f"(y[2 * i + 1]), "f"(y[2 * i]));
+    return x;
+}
+
+// Takes N logits into the largest and the sum of e^(logit - largest). A NaN stays in the sum.
+template <int N> __device__ __forceinline__ void take(float& largest, float& total, const float (&x)[N]) {
+    float before = largest;
+#pragma unroll
+    for (int i = 0; i < N; i++) largest = fmaxf(largest, x[i]);
+    total *= exponential(before - largest);
+#pragma unroll
+    for (int i = 0; i < N; i++) total += exponential(x[i] - largest);
+}
+
+template <class T> __device__ __forceinline__ void ignore(T* row, u32 v) {
+    u32 count = v / LANES<T>, last = count * LANES<T> + threadIdx.x;
+    for (u32 i = threadIdx.x; i < count; i += THREADS) ((Words*)row)[i] = Words{{0, 0, 0, 0}};
+    if (last < v) row[last] = narrow<T>(0.0f);
+}
+
+template <class T, bool GRADIENTS> __device__ __forceinline__ void row(const RowArguments& at) {
+    __shared__ float space[32];
+    T* row = (T*)at.logits + blockIdx.x * at.stride;
+    float* terms = at.terms + 2 * (u64)blockIdx.x;
+    int target = at.targets[blockIdx.x];
+    if (target == IGNORED) {
+        if (GRADIENTS) ignore(row, at.v);
+        if (threadIdx.x < 2) terms[threadIdx.x] = 0.0f;
+        return;
+    }
+    // The loader refuses other targets. One that comes here all the same is neither read nor written, and shows in the loss.
+    bool valid = (u32)target < at.v;
+    float correct = valid ? widen(row[target]) : NAN_F;
+
+    Words* vectors = (Words*)row;
+    u32 count = at.v / LANES<T>, last = count * LANES<T> + threadIdx.x;
+    u32 groups = (count + THREADS * AHEAD - 1) / (THREADS * AHEAD);
+    float largest = LOWEST, total = 0.0f;
+#pragma unroll 1
+    for (u32 group = 0; group < groups; group++) {
+        u32 first = group * (THREADS * AHEAD) + threadIdx.x;
+        Words x[AHEAD];
+#pragma unroll
+        for (int a = 0; a < AHEAD; a++)
+            if (first + a * THREADS < count) x[a] = vectors[first + a * THREADS];
+#pragma unroll
+        for (int a = 0; a < AHEAD; a++) {
+            if (first + a * THREADS >= count) break;
+            float y[LANES<T>];
+            widen_all(x[a], y);
+            take(largest, total, y);
+        }
+    }
+    if (last < at.v) {
+        float y[1] = {widen(row[last])};
+        take(largest, total, y);
+    }
+    float top = block_max<THREADS>(largest, space);
+    total = block_sum<THREADS>(total * exponential(largest - top), space);
+    correct -= top;
+    float log_total = logf(total);
+    float lse = top + log_total, cross_entropy = log_total - correct;
+    if (threadIdx.x == 0) {
+        terms[0] = cross_entropy + at.z_loss * lse * lse;
+        terms[1] = cross_entropy;
+    }
+    if (!GRADIENTS) return;
+
+    float inv_targets = scalar(at.inv_targets, at.inv_targets_bf16);
+    float scale = valid ? inv_targets * (1.0f + 2.0f * at.z_loss * lse) / total : NAN_F;
+    if (last < at.v) row[last] = narrow<T>(exponential(widen(row[last]) - top) * scale);
+#pragma unroll 1
+    for (u32 group = groups; group-- > 0;) {
+        u32 first = group * (THREADS * AHEAD) + threadIdx.x;
+        Words x[AHEAD];
+#pragma unroll
+        for (int a = 0; a < AHEAD; a++)
+            if (first + a * THREADS < count) x[a] = vectors[first + a * THREADS];
+#pragma unroll
+        for (int a = 0; a < AHEAD; a++) {
+            if (first + a * THREADS >= count) break;
+            float y[LANES<T>];
+            widen_all(x[a], y);
+#pragma unroll
+            for (int i = 0; i < LANES<T>; i++) y[i] = exponential(y[i] - top) * scale;
+            vectors[first + a * THREADS] = narrow_all(y);
+        }
+    }
+    // One element has another gradient; its thread is waited for.
+    __syncthreads();
+    if (threadIdx.x == 0 && valid) row[target] = narrow<T>(exponential(correct) * scale - inv_targets);
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, 2) rows_f32(RowArguments at) { row<float, false>(at); }
+extern "C" __global__ void __launch_bounds__(THREADS, 2) rows_bf16(RowArguments at) { row<bf16, false>(at); }
+extern "C" __global__ void __launch_bounds__(THREADS, 2) rows_gradients_f32(RowArguments at) { row<float, true>(at); }
+extern "C" __global__ void __launch_bounds__(THREADS, 2) rows_gradients_bf16(RowArguments at) { row<bf16, true>(at); }
+
+// One block adds all terms in an order that the number of tokens alone decides, in f64.
+constexpr int SUM_THREADS = 1024;
+
+extern "C" __global__ void __launch_bounds__(SUM_THREADS) sum_terms(SumArguments at) {
+    __shared__ double space[2][SUM_THREADS];
+    double objective = 0.0, cross_entropy = 0.0;
+    int any = 0;
+#pragma unroll 4
+    for (u64 token = threadIdx.x; token < at.tokens; token += SUM_THREADS) {
+        Vec<float, 2> terms = ((const Vec<float, 2>*)at.terms)[token];
+        objective += terms.v[0];
+        cross_entropy += terms.v[1];
+        any |= at.targets[token] != IGNORED;
+    }
+    space[0][threadIdx.x] = objective;
+    space[1][threadIdx.x] = cross_entropy;
+    any = __syncthreads_or(any);
+    for (int half = SUM_THREADS / 2; half > 0; half /= 2) {
+        if (threadIdx.x < half) {
+            space[0][threadIdx.x] += space[0][threadIdx.x + half];
+            space[1][threadIdx.x] += space[1][threadIdx.x + half];
+        }
+        __syncthreads();
+    }
+    if (threadIdx.x > 0) return;
+    // Where nothing is to be predicted the mean is 0, whatever the inverse of no targets is.
+    double inv_targets = scalar(at.inv_targets, at.inv_targets_bf16);
+    float mean_objective = any ? (float)(inv_targets * space[0][0]) : 0.0f;
+    float mean_cross_entropy = any ? (float)(inv_targets * space[1][0]) : 0.0f;
+    *at.objective = at.add_objective ? *at.objective + mean_objective : mean_objective;
+    *at.cross_entropy = at.add_cross_entropy ? *at.cross_entropy + mean_cross_entropy : mean_cross_entropy;
+}

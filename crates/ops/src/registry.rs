@@ -237,6 +237,7 @@ macro_rules! on_card {
 }
 
 on_card![
+    crate::adamw::AdamW,
     crate::add::Add,
     crate::embedding::Embedding,
     crate::embedding::EmbeddingGrad,

@@ -239,8 +239,11 @@ macro_rules! on_card {
 on_card![
     crate::adamw::AdamW,
     crate::add::Add,
+    crate::cast::Cast,
+    crate::clip::Clip,
     crate::embedding::Embedding,
     crate::embedding::EmbeddingGrad,
+    crate::grad_norm::GradNorm,
     crate::qk_norm_rope::QkNormRope,
     crate::qk_norm_rope::QkNormRopeGrad,
     crate::rms_norm::RmsNorm,

@@ -3,9 +3,11 @@
 //! Weights are stored as Hugging Face stores them, `w_oi`; so y = x w^T, dx = dy w, dw = dy^T x.
 
 mod cpu;
+mod cuda_bias;
 
-use crate::registry::{Registered, Sample, SampleInput};
+use crate::registry::{OnCard, Registered, Sample, SampleInput};
 use crate::{float_shaped, matrix};
+use xtrain_cuda::KernelSource;
 use xtrain_program::{Backward, Cost, Differentiable, Op, OpError, Role};
 use xtrain_tensor::{DType, TensorType};
 
@@ -199,5 +201,17 @@ impl Registered for BiasGrad {
 
     fn large() -> Sample {
         Sample::plain(BiasGrad { out: DType::F32 }, [SampleInput::activation([300, 160])])
+    }
+}
+
+impl OnCard for BiasGrad {
+    const SOURCES: &'static [KernelSource] = &[cuda_bias::SOURCE];
+
+    fn card_samples() -> Vec<Sample> {
+        let sample = |[t, o]: [usize; 2]| {
+            [DType::F32, DType::BF16]
+                .map(|out| Sample::plain(BiasGrad { out }, [SampleInput::activation([t, o])]))
+        };
+        [[1, 8192], [2100, 264], [5003, 77]].into_iter().flat_map(sample).collect()
     }
 }

@@ -178,3 +178,25 @@ __device__ __forceinline__ void sum_parts(const float* parts, u32 count, u64 wid
     if (accumulate) sum += load(out, out_column);
     store<1>(out, out_column, &sum);
 }
+
+// A stream of random numbers, as the host's `Philox`: Philox4x32-10 (Salmon et al., SC 2011, section 3), a pure function of seed, step,
+// site and index.
+struct Philox {
+    u32 seed_low, seed_high, step, site;
+
+    // The four words of block `index`.
+    __device__ __forceinline__ void block(u64 index, u32* words) const {
+        u32 a = (u32)index, b = (u32)(index >> 32), c = step, d = site, k = seed_low, l = seed_high;
+#pragma unroll
+        for (int round = 0; round < 10; round++) {
+            u64 p = (u64)0xD2511F53u * a, q = (u64)0xCD9E8D57u * c;
+            a = (u32)(q >> 32) ^ b ^ k, b = (u32)q;
+            c = (u32)(p >> 32) ^ d ^ l, d = (u32)p;
+            k += 0x9E3779B9u, l += 0xBB67AE85u;
+        }
+        words[0] = a, words[1] = b, words[2] = c, words[3] = d;
+    }
+};
+
+// A word's top 24 bits as a number in [0, 1).
+__device__ __forceinline__ float unit(u32 word) { return (float)(word >> 8) * (1.0f / 16777216.0f); }

@@ -1,6 +1,6 @@
 //! What the kernels of several ops on a card have in common.
 
-use xtrain_cuda::{CudaOutput, CudaTensor, DevicePtr, Launch};
+use xtrain_cuda::{CudaError, CudaOutput, CudaTensor, DeviceMemory, DevicePtr, Gpu, Launch, Stream};
 use xtrain_tensor::{DType, TensorType};
 
 /// Threads of a block of kernels that treat every element by itself.
@@ -44,6 +44,15 @@ pub(crate) fn warps_of(threads: usize, most: usize) -> u32 {
 pub(crate) fn plane(grid: [usize; 2], block: [u32; 2]) -> Launch {
     let [x, y] = grid.map(|blocks| blocks.max(1) as u32);
     Launch { grid: [x, y, 1], block: [block[0], block[1], 1], ..Launch::row(1, 1) }
+}
+
+/// These words in the card's memory: what a kernel that treats many tensors at once reads of them.
+pub(crate) fn table(gpu: &Gpu, words: &[u64]) -> Result<DeviceMemory, CudaError> {
+    let memory = DeviceMemory::new(gpu.context(), size_of_val(words))?;
+    let stream = Stream::new(gpu.context())?;
+    memory.all().write(bytemuck::cast_slice(words), &stream)?;
+    stream.synchronize()?;
+    Ok(memory)
 }
 
 /// The end of a kernel's name: the element type that it is for.

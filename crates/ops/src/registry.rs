@@ -254,12 +254,18 @@ macro_rules! on_card {
 }
 
 on_card![
+    crate::adamw::AdamW,
     crate::add::Add,
     crate::attention::Attention,
     crate::attention::AttentionGrad,
     crate::cached_attention::CachedAttention,
+    crate::cast::Cast,
+    crate::clip::Clip,
+    crate::dropout::Dropout,
     crate::embedding::Embedding,
     crate::embedding::EmbeddingGrad,
+    crate::grad_norm::GradNorm,
+    crate::linear::BiasGrad,
     crate::linear::Linear,
     crate::linear::LinearDgrad,
     crate::linear::LinearWgrad,

@@ -15,11 +15,13 @@
 //! Deliberately absent: a pass that clears gradients. The first micro-step of the next step overwrites them.
 
 mod cpu;
+mod cuda;
 #[cfg(test)]
 mod tests;
 
 use crate::float_shaped;
-use crate::registry::{Fill, Registered, Sample, SampleInput};
+use crate::registry::{Fill, OnCard, Registered, Sample, SampleInput};
+use xtrain_cuda::KernelSource;
 use xtrain_program::{Op, OpError, Operand};
 use xtrain_tensor::{DType, TensorType};
 
@@ -158,6 +160,31 @@ fn sample(matrix: [usize; 2], applied: u32, skip: u32) -> Sample {
         AdamWParameter { weight_decay: 0.0, compute: None },
     ];
     Sample::plain(AdamW::new(parameters, 0.9, 0.95, 1e-8), inputs)
+}
+
+impl OnCard for AdamW {
+    const SOURCES: &'static [KernelSource] = &[cuda::SOURCE];
+
+    /// Many parameters of very different lengths, with and without copies and decay, updated and skipped.
+    fn card_samples() -> Vec<Sample> {
+        let lengths = [1, 2, 7, 8, 9, 63, 500, 16_383, 16_384, 16_385, 40_001, 100_000, 1_000_003];
+        let sample = |applied, skip| {
+            let mut inputs = vec![
+                SampleInput::activation([]).fill(Fill::Values(vec![0.02])),
+                SampleInput::activation([]).fill(Fill::Values(vec![0.75])),
+                SampleInput::counters([applied]),
+                SampleInput::flag(skip),
+            ];
+            let mut parameters = Vec::new();
+            for n in 0..3 * lengths.len() {
+                inputs.extend(operands([lengths[n % lengths.len()]]));
+                let compute = [None, Some(DType::BF16), Some(DType::F32)][n % 3];
+                parameters.push(AdamWParameter { weight_decay: 0.1 * (n % 2) as f64, compute });
+            }
+            Sample::plain(AdamW::new(parameters, 0.9, 0.95, 1e-8), inputs)
+        };
+        vec![sample(7, 0), sample(7, 1)]
+    }
 }
 
 /// Master, m, v and grad of a sample.

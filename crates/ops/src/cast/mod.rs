@@ -1,8 +1,10 @@
 //! A change of element type between floats.
 
 mod cpu;
+mod cuda;
 
-use crate::registry::{Registered, Sample, SampleInput};
+use crate::registry::{OnCard, Registered, Sample, SampleInput};
+use xtrain_cuda::KernelSource;
 use xtrain_program::{Op, OpError, Operand};
 use xtrain_tensor::{DType, TensorType};
 
@@ -45,5 +47,17 @@ impl Registered for Cast {
 
     fn large() -> Sample {
         Sample::plain(Cast { to: DType::BF16 }, [SampleInput::activation([300, 160])])
+    }
+}
+
+impl OnCard for Cast {
+    const SOURCES: &'static [KernelSource] = &[cuda::SOURCE];
+
+    fn card_samples() -> Vec<Sample> {
+        let sample = |to, n| Sample::plain(Cast { to }, [SampleInput::activation([n])]);
+        [1, 8, 4099, 1 << 20]
+            .into_iter()
+            .flat_map(|n| [DType::BF16, DType::F32].map(|to| sample(to, n)))
+            .collect()
     }
 }

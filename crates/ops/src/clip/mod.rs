@@ -1,11 +1,13 @@
 //! Gradient clipping by the global norm, and the decision whether a step counts: both on the device, so that the host reads nothing.
 
 mod cpu;
+mod cuda;
 #[cfg(test)]
 mod tests;
 
 use crate::float_shaped;
-use crate::registry::{Fill, Registered, Sample, SampleInput};
+use crate::registry::{Fill, OnCard, Registered, Sample, SampleInput};
+use xtrain_cuda::KernelSource;
 use xtrain_program::{Op, OpError, Operand};
 use xtrain_tensor::{DType, TensorType};
 
@@ -67,4 +69,8 @@ impl Registered for Clip {
     fn large() -> Sample {
         Clip::samples().swap_remove(0)
     }
+}
+
+impl OnCard for Clip {
+    const SOURCES: &'static [KernelSource] = &[cuda::SOURCE];
 }

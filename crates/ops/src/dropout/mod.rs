@@ -4,11 +4,13 @@
 //! and it depends neither on how the global batch is cut into micro-batches nor on threads or ranks.
 
 mod cpu;
+mod cuda;
 #[cfg(test)]
 mod tests;
 
 use crate::matrix;
-use crate::registry::{Registered, Sample, SampleInput};
+use crate::registry::{OnCard, Registered, Sample, SampleInput};
+use xtrain_cuda::KernelSource;
 use xtrain_program::{Backward, Differentiable, Op, OpError, Operand, Role};
 use xtrain_tensor::{DType, TensorType};
 
@@ -81,5 +83,24 @@ impl Registered for Dropout {
             Dropout { p: 0.3, site: 2 },
             [SampleInput::activation([300, 160]), SampleInput::counters([1, 2, 3, 4])],
         )
+    }
+}
+
+impl OnCard for Dropout {
+    const SOURCES: &'static [KernelSource] = &[cuda::SOURCE];
+
+    /// Every place among four that a stream can begin at, and tails.
+    fn card_samples() -> Vec<Sample> {
+        let sample = |first_token, shape: [usize; 2]| {
+            let rng = SampleInput::counters([5, 6, 7, first_token]);
+            Sample::forward(Dropout { p: 0.2, site: 9 }, [SampleInput::activation(shape), rng])
+        };
+        vec![
+            sample(0, [1, 1]),
+            sample(1, [501, 1001]),
+            sample(2, [33, 4097]),
+            sample(3, [257, 2049]),
+            sample(1, [64, 8192]),
+        ]
     }
 }

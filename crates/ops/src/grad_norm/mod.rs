@@ -1,10 +1,12 @@
 //! The global L2 norm of the gradients: what clipping, the step line and the check for non-finite steps start from.
 
 mod cpu;
+mod cuda;
 #[cfg(test)]
 mod tests;
 
-use crate::registry::{Registered, Sample, SampleInput};
+use crate::registry::{OnCard, Registered, Sample, SampleInput};
+use xtrain_cuda::KernelSource;
 use xtrain_program::{Op, OpError, Operand};
 use xtrain_tensor::{DType, TensorType};
 
@@ -54,5 +56,16 @@ impl Registered for GradNorm {
 
     fn large() -> Sample {
         Sample::plain(GradNorm, [SampleInput::activation([300, 500]), SampleInput::activation([700, 300])])
+    }
+}
+
+impl OnCard for GradNorm {
+    const SOURCES: &'static [KernelSource] = &[cuda::SOURCE];
+
+    /// Many gradients of very different lengths.
+    fn card_samples() -> Vec<Sample> {
+        let lengths = [1, 2, 7, 8, 9, 63, 500, 32_767, 32_768, 32_769, 100_000, 3_000_001];
+        let grads: Vec<_> = (0..50).map(|n| SampleInput::activation([lengths[n % lengths.len()]])).collect();
+        vec![Sample::plain(GradNorm, grads)]
     }
 }

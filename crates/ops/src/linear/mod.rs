@@ -4,6 +4,7 @@
 
 mod cpu;
 mod cuda;
+mod cuda_bias;
 
 use crate::registry::{OnCard, Registered, Sample, SampleInput};
 use crate::{float_shaped, matrix};
@@ -229,4 +230,16 @@ impl OnCard for LinearDgrad {
 
 impl OnCard for LinearWgrad {
     const SOURCES: &'static [KernelSource] = &[Gemm::SOURCE];
+}
+
+impl OnCard for BiasGrad {
+    const SOURCES: &'static [KernelSource] = &[cuda_bias::SOURCE];
+
+    fn card_samples() -> Vec<Sample> {
+        let sample = |[t, o]: [usize; 2]| {
+            [DType::F32, DType::BF16]
+                .map(|out| Sample::plain(BiasGrad { out }, [SampleInput::activation([t, o])]))
+        };
+        [[1, 8192], [2100, 264], [5003, 77]].into_iter().flat_map(sample).collect()
+    }
 }

@@ -1,0 +1,31 @@
+//! The kernels of [`Cast`] on a card.
+#![allow(unsafe_code, reason = "it launches kernels")]
+
+use super::Cast;
+use crate::device::{ELEMENTWISE_THREADS, suffix};
+use xtrain_cuda::{CudaError, CudaKernel, DevicePtr, Gpu, KernelSource, Launch, Operands, Work};
+
+pub(super) const SOURCE: KernelSource = KernelSource::new("cast/kernel.cu", include_str!("kernel.cu"));
+
+/// Elements of a thread; as in the source.
+const AT_ONCE: u64 = 8;
+
+#[derive(Clone, Copy)]
+#[repr(C)]
+struct Arguments {
+    x: DevicePtr,
+    y: DevicePtr,
+    elements: u64,
+}
+
+impl CudaKernel for Cast {
+    fn ready(&self, gpu: &Gpu, operands: &Operands<'_>) -> Result<Work, CudaError> {
+        let (x, y) = (operands.inputs[0], operands.outputs[0]);
+        let function = gpu.function(&SOURCE, &[], &format!("cast_{}_{}", suffix(x.ty), suffix(y.ty)))?;
+        let elements = x.ty.numel() as u64;
+        let arguments = Arguments { x: x.place, y: y.place, elements };
+        let blocks = elements.div_ceil(u64::from(ELEMENTWISE_THREADS) * AT_ONCE).max(1) as u32;
+        // SAFETY: the kernel takes one `Arguments`; x and y have `elements` elements of the types that the name says.
+        Ok(unsafe { Work::launch(function, Launch::row(blocks, ELEMENTWISE_THREADS), arguments) })
+    }
+}

@@ -1,0 +1,36 @@
+//! The kernel of [`Clip`] on a card.
+#![allow(unsafe_code, reason = "it launches kernels")]
+
+use super::Clip;
+use crate::device::Floats;
+use xtrain_cuda::{CudaError, CudaKernel, DevicePtr, Gpu, KernelSource, Launch, Operands, Work};
+
+pub(super) const SOURCE: KernelSource = KernelSource::new("clip/kernel.cu", include_str!("kernel.cu"));
+
+#[derive(Clone, Copy)]
+#[repr(C)]
+struct Arguments {
+    norm: Floats,
+    loss: Floats,
+    applied: DevicePtr,
+    coefficient: DevicePtr,
+    skip: DevicePtr,
+    max_norm: f32,
+}
+
+impl CudaKernel for Clip {
+    fn ready(&self, gpu: &Gpu, operands: &Operands<'_>) -> Result<Work, CudaError> {
+        let Operands { inputs, outputs, .. } = operands;
+        let arguments = Arguments {
+            norm: inputs[0].into(),
+            loss: inputs[1].into(),
+            applied: outputs[0].place,
+            coefficient: outputs[1].place,
+            skip: outputs[2].place,
+            max_norm: self.max_norm as f32,
+        };
+        let function = gpu.function(&SOURCE, &[], "clip")?;
+        // SAFETY: the kernel takes one `Arguments` and is one thread; all operands are one number, of the types that infer demands.
+        Ok(unsafe { Work::launch(function, Launch::row(1, 1), arguments) })
+    }
+}

@@ -1,0 +1,65 @@
+//! The kernels of [`GradNorm`] on a card.
+#![allow(unsafe_code, reason = "it launches kernels")]
+
+use super::GradNorm;
+use crate::device::{Floats, suffix, table};
+use xtrain_cuda::{CudaError, CudaKernel, DevicePtr, Gpu, KernelSource, Launch, Operands, Work};
+use xtrain_tensor::{DType, TensorType};
+
+pub(super) const SOURCE: KernelSource = KernelSource::new("grad_norm/kernel.cu", include_str!("kernel.cu"));
+
+/// Elements of a chunk.
+const CHUNK: usize = 32 * 1024;
+/// Threads of the blocks of both launches; as in the source.
+const THREADS: u32 = 256;
+const SUM_THREADS: u32 = 1024;
+
+#[derive(Clone, Copy)]
+#[repr(C)]
+struct Arguments {
+    chunks: DevicePtr,
+    sums: DevicePtr,
+    norm: Floats,
+    count: u32,
+}
+
+impl CudaKernel for GradNorm {
+    /// A sum for each chunk.
+    fn workspace(&self, inputs: &[TensorType]) -> Vec<TensorType> {
+        let chunks = inputs.iter().map(|grad| grad.numel().div_ceil(CHUNK)).sum::<usize>();
+        vec![TensorType::new(DType::F64, [chunks])]
+    }
+
+    fn ready(&self, gpu: &Gpu, operands: &Operands<'_>) -> Result<Work, CudaError> {
+        // The source's `Chunk`, in words of 8 bytes.
+        let mut chunks = Vec::new();
+        for grad in operands.inputs {
+            let is_bf16 = u64::from(suffix(grad.ty) == "bf16");
+            for first in (0..grad.ty.numel()).step_by(CHUNK) {
+                let elements = CHUNK.min(grad.ty.numel() - first) as u64;
+                chunks.extend([grad.place.offset(grad.ty.dtype.bytes(first)).0, elements | is_bf16 << 32]);
+            }
+        }
+        let count = chunks.len() as u32 / 2;
+        let table = table(gpu, &chunks)?;
+        let arguments = Arguments {
+            chunks: table.pointer(),
+            sums: operands.workspace[0].place,
+            norm: operands.outputs[0].into(),
+            count,
+        };
+        let chunks = gpu.function(&SOURCE, &[], "grad_norm_chunks")?;
+        let sum = gpu.function(&SOURCE, &[], "grad_norm_sum")?;
+        Ok(Work::new(move |stream| {
+            // The table lives as long as the work.
+            let _table = &table;
+            if count > 0 {
+                // SAFETY: the kernel takes one `Arguments`. The table has a `Chunk` for each block, of elements of the type that it says,
+                // and the workspace a sum for each.
+                unsafe { chunks.launch(Launch::row(count, THREADS), &arguments, stream)? };
+            }
+            // SAFETY: as above; all `count` sums are written before, and the norm is one number.
+            unsafe { sum.launch(Launch::row(1, SUM_THREADS), &arguments, stream) }
+        }))
+    }
+}

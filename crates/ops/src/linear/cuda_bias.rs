@@ -1,0 +1,69 @@
+//! The kernels of [`BiasGrad`] on a card.
+#![allow(unsafe_code, reason = "it launches kernels")]
+
+use super::BiasGrad;
+use crate::device::{Floats, lanes, plane, suffix};
+use xtrain_cuda::{CudaError, CudaKernel, DevicePtr, Gpu, KernelSource, Operands, Work};
+use xtrain_tensor::{DType, TensorType};
+
+pub(super) const SOURCE: KernelSource = KernelSource::new("linear/bias.cu", include_str!("bias.cu"));
+
+/// Warps of a block; as in the source.
+const WARPS: usize = 8;
+/// Parts of the tokens, at most: with the columns, enough blocks for any card.
+const TOKEN_PARTS: usize = 256;
+
+#[derive(Clone, Copy)]
+#[repr(C)]
+struct Arguments {
+    dy: DevicePtr,
+    parts: DevicePtr,
+    rows: u64,
+    width: u32,
+}
+
+#[derive(Clone, Copy)]
+#[repr(C)]
+struct Sum {
+    parts: DevicePtr,
+    dbias: Floats,
+    width: u64,
+    count: u32,
+    accumulate: u32,
+}
+
+fn parts(rows: usize) -> usize {
+    rows.div_ceil(WARPS).clamp(1, TOKEN_PARTS)
+}
+
+impl CudaKernel for BiasGrad {
+    fn workspace(&self, inputs: &[TensorType]) -> Vec<TensorType> {
+        let (rows, width) = inputs[0].shape.rows_cols();
+        vec![TensorType::new(DType::F32, [parts(rows), width])]
+    }
+
+    fn ready(&self, gpu: &Gpu, operands: &Operands<'_>) -> Result<Work, CudaError> {
+        let (dy, dbias, workspace) = (operands.inputs[0], operands.outputs[0], operands.workspace[0]);
+        let (rows, width) = dy.ty.shape.rows_cols();
+        let (path, n) = if width % lanes(dy.ty) == 0 { ("vector", lanes(dy.ty)) } else { ("any", 1) };
+        let arguments =
+            Arguments { dy: dy.place, parts: workspace.place, rows: rows as u64, width: width as u32 };
+        let function = gpu.function(&SOURCE, &[], &format!("bias_grad_{path}_{}", suffix(dy.ty)))?;
+        let launch = plane([width.div_ceil(32 * n), parts(rows)], [32, WARPS as u32]);
+        // SAFETY: the kernel takes one `Arguments`; dy is [rows, width] of the type that the name says, in rows of whole vectors where the
+        // path is that, and the workspace has a row of width f32 for each y of the grid.
+        let partial = unsafe { Work::launch(function, launch, arguments) };
+
+        let arguments = Sum {
+            parts: workspace.place,
+            dbias: dbias.into(),
+            width: width as u64,
+            count: parts(rows) as u32,
+            accumulate: dbias.accumulate.into(),
+        };
+        let function = gpu.function(&SOURCE, &[], "bias_grad_sum")?;
+        // SAFETY: the kernel takes one `Sum`; the workspace is [count, width], all written before, and dbias has width elements.
+        let sum = unsafe { Work::launch(function, plane([width.div_ceil(32), 1], [32, 32]), arguments) };
+        Ok(Work::all(vec![partial, sum]))
+    }
+}

@@ -2,21 +2,24 @@
 #![allow(dead_code, unreachable_pub, reason = "each test binary uses a part")]
 
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use xtrain_data::Batch as TokenBatch;
 use xtrain_model::decoder::{Batch, Loss};
 use xtrain_model::{Architecture, Family, Recipe, RopeScaling};
-use xtrain_ops::registry::cpu_kernels;
 use xtrain_program::Recompute;
-use xtrain_runtime::{Checks, CpuEngine, Engine};
+use xtrain_runtime::{Checks, Engine};
 use xtrain_tensor::Philox;
+use xtrain_train::config::Device;
+use xtrain_train::engine::Processor;
 use xtrain_train::programs::{OptimizerSpec, TrainingSpec};
 
-/// A CPU engine that poisons every output before it is written.
+/// An engine that poisons every output before it is written: on the CPU, or on a card where XTRAIN_TEST_DEVICE is `cuda`.
 pub fn engine() -> Box<dyn Engine> {
-    let mut engine = CpuEngine::new(Arc::new(cpu_kernels()));
-    engine.set_checks(Checks { poison: true, numerics: false });
-    Box::new(engine)
+    let device = match std::env::var("XTRAIN_TEST_DEVICE").as_deref() {
+        Ok("cuda") => Device::Cuda,
+        _ => Device::Cpu,
+    };
+    let processor = Processor::choose(device).unwrap_or_else(|e| panic!("{e}"));
+    processor.engine(Checks { poison: true, numerics: false }).unwrap_or_else(|e| panic!("{e}"))
 }
 
 /// A small Qwen3-like model with every size its own.

@@ -248,6 +248,8 @@ on_card![
     crate::linear::BiasGrad,
     crate::qk_norm_rope::QkNormRope,
     crate::qk_norm_rope::QkNormRopeGrad,
+    crate::quantize::Dequantize,
+    crate::quantize::Quantize,
     crate::rms_norm::RmsNorm,
     crate::rms_norm::AddRmsNorm,
     crate::rms_norm::RmsNormGrad,

@@ -200,3 +200,60 @@ struct Philox {
 
 // A word's top 24 bits as a number in [0, 1).
 __device__ __forceinline__ float unit(u32 word) { return (float)(word >> 8) * (1.0f / 16777216.0f); }
+
+// The numbers of a format of 1 + EXPONENT + MANTISSA bits from f32, as the host's `Minifloat`: to nearest, ties to even, saturated to the
+// largest finite one, whose bits as f32 are `largest`. A NaN is all ones and keeps its sign.
+template <int EXPONENT, int MANTISSA> __device__ __forceinline__ u32 to_minifloat(float x, u32 largest) {
+    constexpr u32 DROPPED = 23 - MANTISSA, REBIAS = 127 - ((1 << (EXPONENT - 1)) - 1);
+    u32 bits = __float_as_uint(x), sign = bits >> 31 << (EXPONENT + MANTISSA), magnitude = bits & 0x7fffffffu;
+    u32 clamped = min(magnitude, largest);
+    // A carry into the exponent is right.
+    u32 normal = ((clamped + (1u << (DROPPED - 1)) - 1 + (clamped >> DROPPED & 1)) >> DROPPED) - (REBIAS << MANTISSA);
+    // f32's own addition rounds subnormal numbers to the format's smallest unit, that of the sum.
+    u32 rounder = (REBIAS + 1 + DROPPED) << 23;
+    u32 subnormal = __float_as_uint(__fadd_rn(__uint_as_float(clamped), __uint_as_float(rounder))) - rounder;
+    u32 finite = clamped < (REBIAS + 1) << 23 ? subnormal : normal;
+    return sign | (magnitude > 0x7f800000u ? (1u << (EXPONENT + MANTISSA)) - 1 : finite);
+}
+
+// Two FP8 numbers, the first in the low byte: by the instruction where there is one. It gives no NaN a sign, which is put in.
+#if __CUDA_ARCH__ >= 890
+__device__ __forceinline__ u32 with_signs(u16 pair, float a, float b) {
+    return (pair & 0x7f7fu) | (__float_as_uint(a) >> 24 & 0x80u) | (__float_as_uint(b) >> 16 & 0x8000u);
+}
+__device__ __forceinline__ u32 to_e4m3_pair(float a, float b) {
+    u16 pair;
+    asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(pair) : "f"(b), "f"(a));
+    return with_signs(pair, a, b);
+}
+__device__ __forceinline__ u32 to_e5m2_pair(float a, float b) {
+    u16 pair;
+    asm("cvt.rn.satfinite.e5m2x2.f32 %0, %1, %2;" : "=h"(pair) : "f"(b), "f"(a));
+    return with_signs(pair, a, b);
+}
+#else
+// 448 and 57344 as f32.
+__device__ __forceinline__ u32 to_e4m3_pair(float a, float b) {
+    return to_minifloat<4, 3>(a, 0x43e00000u) | to_minifloat<4, 3>(b, 0x43e00000u) << 8;
+}
+__device__ __forceinline__ u32 to_e5m2_pair(float a, float b) {
+    return to_minifloat<5, 2>(a, 0x47600000u) | to_minifloat<5, 2>(b, 0x47600000u) << 8;
+}
+#endif
+
+// Twelve bits. 65024 as f32.
+__device__ __forceinline__ u32 to_e5m6(float x) { return to_minifloat<5, 6>(x, 0x477e0000u); }
+
+__device__ __forceinline__ float widen_f16(u16 bits) {
+    float x;
+    asm("cvt.f32.f16 %0, %1;" : "=f"(x) : "h"(bits));
+    return x;
+}
+
+// By binary16, whose exponent is as wide as that of E5M2 and E5M6, and wider than that of E4M3, where it differs by a factor of 256.
+__device__ __forceinline__ float from_e4m3(u32 bits) {
+    float x = widen_f16((u16)((bits & 0x80u) << 8 | (bits & 0x7fu) << 7)) * 256.0f;
+    return (bits & 0x7fu) == 0x7fu ? NAN_F : x;
+}
+__device__ __forceinline__ float from_e5m2(u32 bits) { return widen_f16((u16)(bits << 8)); }
+__device__ __forceinline__ float from_e5m6(u32 bits) { return widen_f16((u16)(bits << 4)); }

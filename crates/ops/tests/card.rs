@@ -65,9 +65,11 @@ fn relative(a: &[f64], b: &[f64]) -> f64 {
 fn compare(what: &str, dtype: DType, found: &[HostTensor], expected: &[HostTensor]) {
     for (k, (found, expected)) in found.iter().zip(expected).enumerate() {
         let ty = found.ty();
+        if found.bytes() == expected.bytes() {
+            continue; // NaNs that belong there, too.
+        }
         if !matches!(ty.dtype, DType::F32 | DType::BF16) {
-            assert!(found.bytes() == expected.bytes(), "{what}: output {k} ({ty}) differs");
-            continue;
+            panic!("{what}: output {k} ({ty}) differs");
         }
         let (found, expected) = (found.to_f64(), expected.to_f64());
         if dtype == DType::F32 {

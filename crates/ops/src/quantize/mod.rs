@@ -12,6 +12,7 @@
 //! Deliberately absent: scales from a history (`fp8-delayed`), which belong to a recipe's state.
 
 mod cpu;
+mod cuda;
 mod granularity;
 #[cfg(test)]
 mod tests;
@@ -19,7 +20,8 @@ mod tests;
 pub use granularity::Granularity;
 
 use crate::matrix;
-use crate::registry::{Registered, Sample, SampleInput};
+use crate::registry::{Fill, OnCard, Registered, Sample, SampleInput};
+use xtrain_cuda::KernelSource;
 use xtrain_program::{Op, OpError, Operand};
 use xtrain_tensor::{DType, TensorType};
 
@@ -151,5 +153,54 @@ impl Registered for Dequantize {
     fn large() -> Sample {
         let q = SampleInput::activation([300, 160]).in_format(DType::E4M3);
         Sample::plain(Dequantize { out: DType::BF16 }, [q, SampleInput::activation([3, 2])])
+    }
+}
+
+impl OnCard for Quantize {
+    const SOURCES: &'static [KernelSource] = &[cuda::SOURCE];
+
+    /// Every format at every granularity, in rows of whole vectors and in others, over several areas; and what a scale must make an
+    /// exception of.
+    fn card_samples() -> Vec<Sample> {
+        let mut all = Vec::new();
+        for format in [DType::E4M3, DType::E5M2, DType::E5M6] {
+            for granularity in Granularity::ALL {
+                for (n, shape) in [[300, 264], [131, 277], [1, 1]].into_iter().enumerate() {
+                    let op = Quantize { format, granularity, pow2_scales: n == 0 };
+                    all.push(Sample::plain(op, [SampleInput::activation(shape)]));
+                }
+                // Zeros, what f32 holds at its ends, an infinity and numbers that are none, each in a tile of its own.
+                let special = [0.0, 1e-44, 3e38, f64::INFINITY, f64::NAN, -0.0];
+                let value = |i: usize| {
+                    if i % 5 == 0 {
+                        special[i / 128 % 6]
+                    } else {
+                        (i % 128) as f64 * 1e-3 * (i / 128 % 3 / 2) as f64
+                    }
+                };
+                let values = (0..4 * 768).map(value).collect();
+                let op = Quantize { format, granularity, pow2_scales: false };
+                all.push(Sample::plain(op, [SampleInput::activation([4, 768]).fill(Fill::Values(values))]));
+            }
+        }
+        all
+    }
+}
+
+impl OnCard for Dequantize {
+    const SOURCES: &'static [KernelSource] = &[cuda::DEQUANTIZE];
+
+    fn card_samples() -> Vec<Sample> {
+        let mut all = Vec::new();
+        for format in [DType::E4M3, DType::E5M2, DType::E5M6] {
+            for granularity in Granularity::ALL {
+                for ([rows, cols], out) in [([300, 264], DType::BF16), ([131, 277], DType::F32)] {
+                    let q = SampleInput::activation([rows, cols]).in_format(format);
+                    let scales = SampleInput::activation(granularity.scales(rows, cols));
+                    all.push(Sample::plain(Dequantize { out }, [q, scales]));
+                }
+            }
+        }
+        all
     }
 }

@@ -2,12 +2,32 @@
 
 use crate::PassSet;
 use crate::linear::Linear;
-use crate::registry::{Sample, SampleOp, cpu_kernels, large_samples, samples};
+use crate::registry::{self, CpuKernels, Registered, Sample, SampleOp};
+use example::{Gelu, GeluGrad};
 use std::collections::HashMap;
 use std::sync::Arc;
 use xtrain_program::{Code, Program, Root, StateKind, Storage, Tracer, ValueId, backward};
 use xtrain_runtime::{Checks, CpuEngine, Engine, EngineError, Part, ProgramId};
 use xtrain_tensor::{DType, HostTensor, Philox, TensorType};
+
+/// The op that CONTRIBUTING.md adds, in the same words, as `xtrain`'s tests see to: it is checked with those of the registry.
+#[allow(unreachable_pub, reason = "an op is public")]
+mod example;
+
+fn cpu_kernels() -> CpuKernels {
+    let mut table = registry::cpu_kernels();
+    table.register::<Gelu>(|op| op);
+    table.register::<GeluGrad>(|op| op);
+    table
+}
+
+fn samples() -> Vec<Sample> {
+    [registry::samples(), Gelu::samples(), GeluGrad::samples()].into_iter().flatten().collect()
+}
+
+fn large_samples() -> Vec<Sample> {
+    [registry::large_samples(), vec![Gelu::large(), GeluGrad::large()]].into_iter().flatten().collect()
+}
 
 /// A seed that differs from run to run.
 pub(crate) fn seed() -> u64 {

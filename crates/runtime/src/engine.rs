@@ -166,6 +166,9 @@ pub trait Engine: Send {
 
     /// Bytes that the engine holds in all regions: what was planned. What kernels of the CPU work in beside it is not among them.
     fn memory_bytes(&self) -> usize;
+
+    /// Bytes that the processor has left, where it tells.
+    fn free_bytes(&self) -> Option<u64>;
 }
 
 /// What can go wrong between a trainer and an engine.

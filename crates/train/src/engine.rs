@@ -1,11 +1,14 @@
 //! Where programs run: nothing else here names an engine.
 
-use crate::config::Device;
+use crate::config::{Config, Device};
+use crate::run::RunError;
 use std::sync::Arc;
 use xtrain_cuda::{Arch, CudaError, Gpu};
 use xtrain_ops::registry;
 use xtrain_program::{Plan, Program};
-use xtrain_runtime::{Checks, CpuEngine, CudaEngine, Engine, EngineError, cpu_workspace, cuda_workspace};
+use xtrain_runtime::{
+    Checks, CpuEngine, CudaEngine, Engine, EngineError, cpu_work_bytes, cpu_workspace, cuda_workspace,
+};
 
 /// A processor that programs can run on.
 pub enum Processor {
@@ -43,6 +46,12 @@ impl Processor {
                 Ok(Processor::Cpu)
             }
         }
+    }
+
+    /// The processor that a run file asks for.
+    pub fn of(config: &Config) -> Result<Processor, RunError> {
+        Processor::choose(config.train.device)
+            .map_err(|error| RunError::Refused(format!("[train] device = \"cuda\": {error}")))
     }
 
     /// What programs for it are planned for.
@@ -122,6 +131,14 @@ impl Target {
         match self {
             Target::Cpu => Plan::of(program, &cpu_workspace(&registry::cpu_kernels())),
             Target::Cuda => Plan::of(program, &cuda_workspace(&registry::cuda_kernels())),
+        }
+    }
+
+    /// Bytes that the kernels of `program` work in beside what its plan holds, at most: none on a card.
+    pub fn work_bytes(self, program: &Program) -> usize {
+        match self {
+            Target::Cpu => cpu_work_bytes(&registry::cpu_kernels(), program),
+            Target::Cuda => 0,
         }
     }
 }

@@ -4,6 +4,7 @@
 //! Deliberately absent: flags and terminals, which are the binary's.
 
 mod advice;
+pub mod bench;
 pub mod config;
 pub mod engine;
 pub mod evaluate;

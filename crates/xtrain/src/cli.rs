@@ -51,6 +51,36 @@ pub(crate) enum Command {
     Export(ExportArgs),
     /// Write the report of a run, or of several on one page
     Report(ReportArgs),
+    /// Measure speed and memory
+    #[command(subcommand)]
+    Bench(BenchCommand),
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum BenchCommand {
+    /// Measure the training step of a run file, on random tokens
+    Step(BenchStepArgs),
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  xtrain bench step run.toml
+  xtrain bench step run.toml --set train.recompute=norms --repeats 5 --json")]
+pub(crate) struct BenchStepArgs {
+    #[command(flatten)]
+    pub(crate) run: RunFile,
+    /// Steps before the measurement
+    #[arg(long, default_value_t = 5)]
+    pub(crate) warmup: usize,
+    /// Measurements, of which the median counts
+    #[arg(long, default_value_t = 5)]
+    pub(crate) repeats: usize,
+    /// Steps of a measurement
+    #[arg(long, default_value_t = 10)]
+    pub(crate) steps: usize,
+    /// Print one line of JSON
+    #[arg(long)]
+    pub(crate) json: bool,
 }
 
 #[derive(Debug, Args)]

@@ -22,6 +22,7 @@ fn main() -> ExitCode {
         cli::Command::Eval(args) => commands::eval::run(&args),
         cli::Command::Export(args) => commands::export::run(&args),
         cli::Command::Report(args) => commands::report::run(&args),
+        cli::Command::Bench(cli::BenchCommand::Step(args)) => commands::bench::step(&args),
     });
     match done {
         Ok(()) => ExitCode::SUCCESS,

@@ -1,4 +1,4 @@
-//! The house: crates depend downward only, and `unsafe` stays where ARCHITECTURE.md allows it.
+//! The house: crates depend downward only, `unsafe` stays where ARCHITECTURE.md allows it, and CONTRIBUTING.md shows code that is compiled.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -109,4 +109,50 @@ fn listed_as(file: &Path) -> String {
 /// Whether the file speaks of the lint, in whatever form.
 fn names_the_lint(text: &str) -> bool {
     text.lines().any(|line| !line.trim_start().starts_with("//") && line.contains(LINT))
+}
+
+/// The blocks of this language in a page, in order.
+fn blocks<'a>(page: &'a str, language: &str) -> Vec<&'a str> {
+    let open = format!("\n```{language}\n");
+    page.split(&open).skip(1).filter_map(|rest| rest.split_once("\n```")).map(|(block, _)| block).collect()
+}
+
+#[test]
+fn the_op_that_contributing_adds_is_compiled_and_checked() {
+    let read = |path: &str| fs::read_to_string(root().join(path)).unwrap_or_else(|e| panic!("{path}: {e}"));
+    let page = read("CONTRIBUTING.md");
+    let shown = blocks(&page, "rust");
+    for file in ["mod.rs", "cpu.rs"] {
+        let compiled = read(&format!("crates/ops/src/check/example/{file}"));
+        let stands_there = shown.contains(&compiled.trim_end());
+        assert!(
+            stands_there,
+            "the example in CONTRIBUTING.md is not crates/ops/src/check/example/{file}; copy it"
+        );
+    }
+}
+
+#[test]
+fn the_tests_that_contributing_lists_are_those_that_there_are() {
+    let read = |path: &str| fs::read_to_string(root().join(path)).unwrap_or_else(|e| panic!("{path}: {e}"));
+    let page = read("CONTRIBUTING.md");
+    let lists = [
+        ("crates/ops/src/check.rs", "-p xtrain-ops check::"),
+        ("crates/train/tests/parity.rs", "--test parity"),
+    ];
+    for (file, command) in lists {
+        let shown = blocks(&page, "console").into_iter().find_map(|block| Some(block.split_once(command)?.1));
+        let lines = shown.unwrap_or_else(|| panic!("CONTRIBUTING.md no longer runs `{command}`")).lines();
+        let name = |line: &str| {
+            Some(line.strip_prefix("test ")?.strip_suffix(" ... ok")?.rsplit("::").next()?.to_owned())
+        };
+        let mut listed: Vec<String> = lines.filter_map(name).collect();
+        let code = read(file);
+        let after = code.split("#[test]\nfn ").skip(1);
+        let mut there: Vec<String> =
+            after.filter_map(|rest| Some(rest.split_once('(')?.0.to_owned())).collect();
+        listed.sort();
+        there.sort();
+        assert_eq!(listed, there, "the list of {file} in CONTRIBUTING.md");
+    }
 }

@@ -371,4 +371,8 @@ impl Engine for CudaEngine {
     fn memory_bytes(&self) -> usize {
         self.arena.planned_bytes()
     }
+
+    fn free_bytes(&self) -> Option<u64> {
+        self.gpu.context().memory().ok().map(|(free, _)| free as u64)
+    }
 }

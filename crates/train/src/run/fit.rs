@@ -6,7 +6,8 @@ use crate::metrics::format;
 use crate::programs::{self, TrainingSpec};
 use xtrain_program::Recompute;
 
-/// An error if the step of `spec` needs more than `available` bytes; it says how much, and which smaller choice would fit.
+/// An error if the step of `spec`, with what kernels work in beside its plan, needs more than `available` bytes; it says how much, and which
+/// smaller choice would fit.
 pub(super) fn check(
     spec: &TrainingSpec,
     target: Target,
@@ -30,7 +31,8 @@ pub(super) fn check(
 
 fn bytes(spec: &TrainingSpec, target: Target) -> Result<u64, RunError> {
     let program = programs::training(spec).map_err(crate::weights::LearnError::from)?;
-    Ok(target.plan(&program).total_bytes() as u64)
+    let bytes = target.plan(&program).total_bytes().saturating_add(target.work_bytes(&program));
+    Ok(bytes as u64)
 }
 
 /// The change that costs the least speed and fits.
@@ -61,4 +63,26 @@ fn alternative(
         }
     }
     Ok(None)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::Config;
+    use std::path::Path;
+
+    #[test]
+    fn what_kernels_work_in_must_fit_beside_the_plan() {
+        let text = "[model]\ndim = 32\nlayers = 1\nheads = 2\n[data]\ntrain = 'a.txt'\ntokenizer = 'bytes'\nseq_len = 64\n\
+                    [train]\nsteps = 1\nbatch_size = 2\n";
+        let run = Config::parse::<&str>(Path::new("run.toml"), text.as_bytes(), &[]).expect("a run file");
+        let spec = super::super::setup::plan(&run).expect("a plan").spec;
+        let program = programs::training(&spec).expect("a program");
+        let cpu = Target::Cpu;
+        let (planned, work) = (cpu.plan(&program).total_bytes() as u64, cpu.work_bytes(&program) as u64);
+        assert!(work > 0);
+        check(&spec, cpu, 2, planned + work).expect("it fits");
+        let message = check(&spec, cpu, 2, planned + work - 1).expect_err("it does not").to_string();
+        assert!(message.contains("train.micro_batch_size = 1 would fit"), "{message}");
+    }
 }

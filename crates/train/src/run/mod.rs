@@ -21,7 +21,7 @@ mod trainer;
 pub use corpus::Corpus;
 pub use error::RunError;
 pub use folder::RunFolder;
-pub use setup::{Planned, plan};
+pub use setup::{Planned, plan, plan_on};
 pub use trainer::{Observer, Outcome, Start, train};
 
 use xtrain_data::{Learning, Progress, Vocabulary};

@@ -48,9 +48,7 @@ impl Run {
             false => observer.notice(notice),
         })?;
         let prompts = prompts(&parsed.config, &corpus.tokenizer)?;
-        let device = parsed.config.train.device;
-        let processor = Processor::choose(device)
-            .map_err(|error| RunError::Refused(format!("[train] device = \"cuda\": {error}")))?;
+        let processor = Processor::of(&parsed.config)?;
         let facts = Facts {
             init: hf.as_ref().map(|hf| hf.model.clone()),
             tokenizer_vocab_size: Some(corpus.tokenizer.vocab_size()),

@@ -2,6 +2,7 @@
 
 use super::{RunError, RunFolder};
 use crate::config::{Config, Facts, Parsed, Recompute, Resolved, Source, TokenizerChoice};
+use crate::engine::Target;
 use crate::programs::{OptimizerSpec, TrainingSpec};
 use std::io::ErrorKind;
 use std::ops::ControlFlow;
@@ -30,6 +31,15 @@ pub struct Planned {
 /// Resolves a run file without turning its text into tokens: what `xtrain plan` shows. Of the data it opens only what tells the size of
 /// the vocabulary: the index of token shards, or the text whose characters are counted. One that is not known is taken at its bound.
 pub fn plan(parsed: &Parsed) -> Result<Planned, RunError> {
+    let bf16 = match Target::of(parsed.config.train.device) {
+        Target::Cpu => false,
+        Target::Cuda => true,
+    };
+    plan_on(parsed, bf16)
+}
+
+/// The same for a processor that multiplies bf16 numbers in hardware, or does not.
+pub fn plan_on(parsed: &Parsed, bf16: bool) -> Result<Planned, RunError> {
     let config = &parsed.config;
     let init = init(config)?;
     let shards = shards(config)?;
@@ -48,6 +58,7 @@ pub fn plan(parsed: &Parsed) -> Result<Planned, RunError> {
         init: init.as_ref().map(|hf| hf.model.clone()),
         tokenizer_vocab_size: vocabulary.size,
         shards: shards.map(|dataset| dataset.folder().display().to_string()),
+        bf16,
         ..Facts::default()
     };
     let planned = planned(parsed.resolve(&facts)?)?;
@@ -190,13 +201,21 @@ pub(crate) fn planned(resolved: Resolved) -> Result<Planned, RunError> {
         },
         model,
     };
-    check_sizes(&spec)?;
+    check_sizes(&spec, c.train.batch_size)?;
     Ok(Planned { resolved, spec, vocabulary_bound: None })
 }
 
-/// Refuses batches whose bytes could not even be counted.
-fn check_sizes(spec: &TrainingSpec) -> Result<(), RunError> {
+/// Refuses batches whose bytes could not even be counted, or whose tokens dropout could not.
+fn check_sizes(spec: &TrainingSpec, batch_size: usize) -> Result<(), RunError> {
     let (m, wide) = (&spec.model, |n: usize| n as u128);
+    // Dropout draws by a token's place in the global batch, which has 32 bits.
+    if spec.dropout > 0.0 && wide(batch_size) * wide(spec.batch.seq_len) > 1 << 32 {
+        return Err(RunError::Refused(format!(
+            "a step of {batch_size} sequences of {} tokens is more than dropout can number, which is 2^32 tokens; check \
+             train.batch_size and data.seq_len for a slip, or set model.dropout = 0",
+            spec.batch.seq_len
+        )));
+    }
     let tokens = wide(spec.batch.sequences) * wide(spec.batch.seq_len);
     let widths = [m.dim, m.qkv_dim(), 2 * m.ffn_dim, m.vocab_size, m.head_dim];
     let widest = widths.into_iter().max().map_or(0, wide);

@@ -1,5 +1,6 @@
 //! One file a verb.
 
+pub(crate) mod bench;
 pub(crate) mod eval;
 pub(crate) mod export;
 pub(crate) mod generate;

@@ -11,11 +11,14 @@ use xtrain_train::weights::LearnError;
 
 pub(crate) fn run(args: &PlanArgs) -> Result<(), Failure> {
     let parsed = Config::load(&args.run.file, &args.run.set)?;
+    // What kernels work in grows with the threads of the run.
+    terminal::use_threads(parsed.config.train.threads)?;
     let planned = plan(&parsed)?;
     let program = programs::training(&planned.spec).map_err(LearnError::from)?;
     if args.dump {
         return terminal::print(&program.to_string()).map(|_| ());
     }
     let target = Target::of(planned.resolved.config.train.device);
-    terminal::print(&plan_table::text(&planned, &program, &target.plan(&program))).map(|_| ())
+    let (plan, work) = (target.plan(&program), target.work_bytes(&program));
+    terminal::print(&plan_table::text(&planned, &program, &plan, work)).map(|_| ())
 }

@@ -108,6 +108,20 @@ fn arguments_out_of_range_are_refused_with_the_range() {
 }
 
 #[test]
+fn a_step_of_more_tokens_than_dropout_can_number_is_refused() {
+    let place = Place::new();
+    let plan = |batch_size: u64, dropout: f64| {
+        place.run(&format!(
+            "plan run.toml --set train.batch_size={batch_size} --set train.micro_batch_size=1 --set model.dropout={dropout}"
+        ))
+    };
+    // 16 tokens a sequence.
+    plan(1 << 28, 0.1).succeeds();
+    plan((1 << 28) + 1, 0.0).succeeds();
+    plan((1 << 28) + 1, 0.1).refuses(&["268435457 sequences of 16 tokens", "2^32", "model.dropout = 0"]);
+}
+
+#[test]
 fn a_run_that_exceeds_memory_is_told_what_would_fit() {
     let place = Place::new();
     // Far more than any machine has, however it is cut.

@@ -1,0 +1,140 @@
+//! The speed of training steps, measured as a run makes them but for its data: tokens are random and there from the start.
+
+use crate::config::{Config, Parsed};
+use crate::engine::Processor;
+use crate::learner::{Learner, Step};
+use crate::run::{RunError, plan_on};
+use crate::weights::LearnError;
+use serde::Serialize;
+use std::time::Instant;
+use xtrain_data::Batch as TokenBatch;
+use xtrain_runtime::Checks;
+use xtrain_tensor::Philox;
+
+/// How long to measure.
+#[derive(Clone, Copy, Debug)]
+pub struct BenchOptions {
+    /// Steps before the measurement: what is done once is done in them.
+    pub warmup: usize,
+    /// Measurements, of which the median counts.
+    pub repeats: usize,
+    /// Steps of a measurement.
+    pub steps: usize,
+}
+
+/// What was measured.
+#[derive(Clone, Debug, Serialize)]
+pub struct StepSpeed {
+    /// The processor, where it is more than the cores of this machine.
+    pub processor: Option<String>,
+    /// `fp32`, `bf16`, ..
+    pub precision: String,
+    /// Tokens of an optimizer step.
+    pub tokens: u64,
+    /// Seconds of a step: the median of the measurements.
+    pub seconds: f64,
+    /// Seconds of a step in each measurement.
+    pub measured: Vec<f64>,
+    /// Tokens a second.
+    pub tokens_per_second: f64,
+    /// 10^12 floating-point operations a second, by PaLM's count.
+    pub tflops: f64,
+    /// Their share of the card's dense bf16 peak, where that is known.
+    pub mfu: Option<f64>,
+    /// Bytes of the planned arena.
+    pub planned_bytes: u64,
+    /// Bytes that the process took of the card, where there is one: the arena, the context, libraries.
+    pub card_bytes: Option<u64>,
+    /// Seconds from opening the processor to the end of the first step.
+    pub first_step_seconds: f64,
+    /// The loss of the last step: one that is not finite was not measured well.
+    pub loss: f64,
+}
+
+/// Measures the step of a run file.
+pub fn step(parsed: &Parsed, options: BenchOptions) -> Result<StepSpeed, RunError> {
+    let begun = Instant::now();
+    let processor = Processor::of(&parsed.config)?;
+    let free_before = processor.available_bytes();
+    let planned = plan_on(parsed, processor.has_bf16())?;
+    let (name, peak) = (processor.name().map(String::from), processor.peak_flops());
+    let config: Config = planned.resolved.config;
+    let spec = planned.spec;
+    let engine = processor.engine(Checks::default()).map_err(LearnError::from)?;
+    let mut learner = Learner::new(engine, spec.clone(), config.train.seed)?;
+    learner.weights().initialize(config.train.seed, config.model.init_std)?;
+    let micro_steps = config.train.batch_size / config.train.micro_batch_size();
+    let batches: Vec<TokenBatch> = (0..micro_steps as u32).map(|n| random_batch(&spec, n)).collect();
+    let valid_targets = batches.iter().map(|b| b.valid_targets).sum();
+
+    let mut number = 0;
+    let mut run = |learner: &mut Learner, steps: usize| -> Result<f64, LearnError> {
+        let begun = Instant::now();
+        for _ in 0..steps {
+            let step = Step { number, lr: 1e-4, valid_targets, micro_steps };
+            for (n, batch) in batches.iter().enumerate() {
+                learner.micro_step(&step, n, batch)?;
+            }
+            number += 1;
+        }
+        let ticket = learner.fetch()?;
+        learner.collect(ticket)?;
+        Ok(begun.elapsed().as_secs_f64() / steps as f64)
+    };
+    run(&mut learner, 1)?;
+    let first_step_seconds = begun.elapsed().as_secs_f64();
+    run(&mut learner, options.warmup.max(2))?;
+    let mut measured = Vec::with_capacity(options.repeats);
+    for _ in 0..options.repeats.max(1) {
+        measured.push(run(&mut learner, options.steps.max(1))?);
+    }
+    let ticket = learner.fetch()?;
+    let loss = learner.collect(ticket)?.loss;
+    let card_bytes = match name.is_some() {
+        true => {
+            learner.weights().engine().free_bytes().and_then(|free| Some(free_before?.saturating_sub(free)))
+        }
+        false => None,
+    };
+    let mut sorted = measured.clone();
+    sorted.sort_by(f64::total_cmp);
+    let seconds = sorted[sorted.len() / 2];
+    let tokens = config.step_tokens();
+    let flops = spec.model.flops_per_token(config.data.seq_len) * tokens as f64 / seconds;
+    Ok(StepSpeed {
+        processor: name,
+        precision: spec.recipe.name().into(),
+        tokens,
+        seconds,
+        measured,
+        tokens_per_second: tokens as f64 / seconds,
+        tflops: flops / 1e12,
+        mfu: peak.map(|peak| flops / peak),
+        planned_bytes: learner.memory_bytes() as u64,
+        card_bytes,
+        first_step_seconds,
+        loss,
+    })
+}
+
+/// Documents of this many tokens, where attention stays within them.
+const DOCUMENT_TOKENS: usize = 512;
+
+/// A micro-batch of random tokens.
+fn random_batch(spec: &crate::programs::TrainingSpec, n: u32) -> TokenBatch {
+    let (sequences, seq_len) = (spec.batch.sequences, spec.batch.seq_len);
+    let count = sequences * seq_len;
+    let rng = Philox::new(0, n, 0);
+    let token = |i: usize| (rng.word(i as u64) % spec.model.vocab_size as u32) as i32;
+    let start =
+        |i: usize| if spec.document_mask { i % seq_len / DOCUMENT_TOKENS * DOCUMENT_TOKENS } else { 0 };
+    TokenBatch {
+        batch_size: sequences,
+        seq_len,
+        tokens: (0..count).map(token).collect(),
+        targets: (1..=count).map(token).collect(),
+        positions: (0..count).map(|i| (i % seq_len - start(i)) as i32).collect(),
+        doc_start: (0..count).map(|i| start(i) as i32).collect(),
+        valid_targets: count,
+    }
+}

@@ -1,0 +1,42 @@
+//! `xtrain bench`.
+
+use crate::cli::BenchStepArgs;
+use crate::failure::Failure;
+use crate::terminal;
+use xtrain_train::bench::{self, BenchOptions, StepSpeed};
+use xtrain_train::config::Config;
+use xtrain_train::metrics::format;
+
+/// `xtrain bench step`.
+pub(crate) fn step(args: &BenchStepArgs) -> Result<(), Failure> {
+    let parsed = Config::load(&args.run.file, &args.run.set)?;
+    terminal::use_threads(parsed.config.train.threads)?;
+    let options = BenchOptions { warmup: args.warmup, repeats: args.repeats, steps: args.steps };
+    let speed = bench::step(&parsed, options)?;
+    let text = match args.json {
+        true => serde_json::to_string(&speed).unwrap_or_default() + "\n",
+        false => table(&speed),
+    };
+    terminal::print(&text).map(|_| ())
+}
+
+fn table(speed: &StepSpeed) -> String {
+    let mut out = String::new();
+    let mut line = |name: &str, value: String| out.push_str(&format!("{name:<28}{value}\n"));
+    line("processor", speed.processor.clone().unwrap_or_else(|| "the CPU".into()));
+    line("precision", speed.precision.clone());
+    line("tokens a step", format::grouped(speed.tokens));
+    line("step", format!("{:.3} ms", speed.seconds * 1e3));
+    line("tokens a second", format::grouped(speed.tokens_per_second as u64));
+    line("TFLOP/s", format!("{:.1}", speed.tflops));
+    if let Some(mfu) = speed.mfu {
+        line("MFU", format!("{:.1}%", 100.0 * mfu));
+    }
+    line("planned memory", format::gib(speed.planned_bytes));
+    if let Some(bytes) = speed.card_bytes {
+        line("taken of the card", format::gib(bytes));
+    }
+    line("first step after", format!("{:.2} s", speed.first_step_seconds));
+    line("loss", format!("{:.4}", speed.loss));
+    out
+}

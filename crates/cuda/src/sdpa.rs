@@ -11,7 +11,7 @@ use crate::kernel::Work;
 use crate::memory::DevicePtr;
 
 /// Bytes that an engine may work in beside what the graph names.
-const ENGINE_BYTES: usize = 32 << 20;
+const ENGINE_BYTES: usize = 4 << 20;
 
 /// Attention of bf16 heads over whole sequences.
 #[derive(Clone, Copy, Debug)]
@@ -41,11 +41,14 @@ impl Sdpa {
         ENGINE_BYTES
     }
 
-    /// Bytes that the backward works in: sums of d_o o, dq in f32, and what an engine needs; a deterministic one needs as many bytes as two
-    /// a score.
+    /// Bytes that the backward works in: sums of d_o o, dq in f32, and what an engine needs, dq once more; a deterministic one needs two
+    /// bytes a score besides.
     pub fn backward_bytes(&self) -> usize {
         let scores = self.sequences * self.heads * self.seq_len * self.seq_len;
-        self.sums_bytes() + self.dq_bytes() + ENGINE_BYTES + if self.deterministic { 2 * scores } else { 0 }
+        self.sums_bytes()
+            + 2 * self.dq_bytes()
+            + ENGINE_BYTES
+            + if self.deterministic { 2 * scores } else { 0 }
     }
 
     fn sums_bytes(&self) -> usize {

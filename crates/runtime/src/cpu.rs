@@ -299,6 +299,16 @@ impl Engine for CpuEngine {
         self.memory.total_bytes()
     }
 
+    fn time_instances(&mut self, program: ProgramId, repeats: usize) -> Result<Vec<f64>, EngineError> {
+        let count = self.programs[program.0].program.instances.len();
+        let time = |index: usize| {
+            let begun = Instant::now();
+            (0..repeats).try_for_each(|_| self.run_instance(program, index, true))?;
+            Ok(begun.elapsed().as_secs_f64() / repeats as f64)
+        };
+        (0..count).map(time).collect()
+    }
+
     fn free_bytes(&self) -> Option<u64> {
         available_bytes()
     }

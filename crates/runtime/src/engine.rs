@@ -167,6 +167,9 @@ pub trait Engine: Send {
     /// Bytes that the engine holds in all regions: what was planned. What kernels of the CPU work in beside it is not among them.
     fn memory_bytes(&self) -> usize;
 
+    /// Seconds that each instance of the program takes by itself, run `repeats` times over. What it leaves in memory is of no use.
+    fn time_instances(&mut self, program: ProgramId, repeats: usize) -> Result<Vec<f64>, EngineError>;
+
     /// Bytes that the processor has left, where it tells.
     fn free_bytes(&self) -> Option<u64>;
 }

@@ -2,14 +2,17 @@
 
 use crate::config::{Config, Parsed};
 use crate::engine::Processor;
+use crate::evaluate::feed;
 use crate::learner::{Learner, Step};
+use crate::programs;
 use crate::run::{RunError, plan_on};
 use crate::weights::LearnError;
 use serde::Serialize;
+use std::collections::BTreeMap;
 use std::time::Instant;
 use xtrain_data::Batch as TokenBatch;
-use xtrain_runtime::Checks;
-use xtrain_tensor::Philox;
+use xtrain_runtime::{Checks, Part};
+use xtrain_tensor::{Philox, TensorType};
 
 /// How long to measure.
 #[derive(Clone, Copy, Debug)]
@@ -49,6 +52,65 @@ pub struct StepSpeed {
     pub first_step_seconds: f64,
     /// The loss of the last step: one that is not finite was not measured well.
     pub loss: f64,
+}
+
+/// What the instances of an op at a site, of all blocks, take of a step.
+#[derive(Clone, Debug, Serialize)]
+pub struct OpSpeed {
+    /// The op.
+    pub op: String,
+    /// Where in a block or model.
+    pub site: String,
+    /// fprop, dgrad, ..
+    pub role: String,
+    /// Instances in a step.
+    pub count: usize,
+    /// Seconds of all of them.
+    pub seconds: f64,
+    /// 10^12 floating-point operations a second.
+    pub tflops: f64,
+    /// 10^9 bytes of operands a second.
+    pub gigabytes_per_second: f64,
+}
+
+/// Measures every op of the training step of a run file by itself, the slowest first.
+pub fn ops(parsed: &Parsed, repeats: usize) -> Result<Vec<OpSpeed>, RunError> {
+    let processor = Processor::of(&parsed.config)?;
+    let spec = plan_on(parsed, processor.has_bf16())?.spec;
+    let program = programs::training(&spec).map_err(LearnError::from)?;
+    let mut engine = processor.engine(Checks::default()).map_err(LearnError::from)?;
+    let id = engine.load(program.clone()).map_err(LearnError::from)?;
+    let batch = random_batch(&spec, 0);
+    feed(engine.as_mut(), id, &batch, spec.document_mask, batch.valid_targets).map_err(LearnError::from)?;
+    engine.run(id, Part::Whole).map_err(LearnError::from)?;
+    let seconds = engine.time_instances(id, repeats.max(1)).map_err(LearnError::from)?;
+    let mut rows: BTreeMap<(&str, &str, &str), (usize, f64, f64, f64)> = BTreeMap::new();
+    for (instance, seconds) in program.instances.iter().zip(seconds) {
+        let op = instance.code.op();
+        let (inputs, outputs) = (program.input_types(instance), program.output_types(instance));
+        let bytes: usize = inputs.iter().chain(&outputs).map(TensorType::bytes).sum();
+        let row = rows.entry((op.name(), &instance.origin.site, instance.origin.role.name())).or_default();
+        row.0 += 1;
+        row.1 += seconds;
+        row.2 += op.cost(&inputs, &outputs).flops;
+        row.3 += bytes as f64;
+    }
+    let speed = |((op, site, role), (count, seconds, flops, bytes)): (_, (usize, f64, f64, f64))| {
+        let (op, site, role): (&str, &str, &str) = (op, site, role);
+        let (tflops, gigabytes_per_second) = (flops / seconds / 1e12, bytes / seconds / 1e9);
+        OpSpeed {
+            op: op.into(),
+            site: site.into(),
+            role: role.into(),
+            count,
+            seconds,
+            tflops,
+            gigabytes_per_second,
+        }
+    };
+    let mut all: Vec<OpSpeed> = rows.into_iter().map(|((a, b, c), v)| speed(((a, b, c), v))).collect();
+    all.sort_by(|a, b| b.seconds.total_cmp(&a.seconds));
+    Ok(all)
 }
 
 /// Measures the step of a run file.

@@ -60,6 +60,20 @@ pub(crate) enum Command {
 pub(crate) enum BenchCommand {
     /// Measure the training step of a run file, on random tokens
     Step(BenchStepArgs),
+    /// Measure every op of the training step of a run file by itself
+    Op(BenchOpArgs),
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct BenchOpArgs {
+    #[command(flatten)]
+    pub(crate) run: RunFile,
+    /// Runs of each op, one after the other, which are timed together
+    #[arg(long, default_value_t = 10)]
+    pub(crate) repeats: usize,
+    /// Print a line of JSON a row
+    #[arg(long)]
+    pub(crate) json: bool,
 }
 
 #[derive(Debug, Args)]

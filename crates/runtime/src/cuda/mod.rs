@@ -15,7 +15,7 @@ use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::Arc;
 use xtrain_cuda::{
-    CudaError, CudaKernel, CudaOutput, CudaTensor, Gpu, Graph, GraphExec, Operands, Stream, Work,
+    CudaError, CudaKernel, CudaOutput, CudaTensor, Event, Gpu, Graph, GraphExec, Operands, Stream, Work,
 };
 use xtrain_program::{Instance, KernelTable, Location, Op, Plan, Program, Region, StateKind, ValueId};
 use xtrain_tensor::TensorType;
@@ -370,6 +370,28 @@ impl Engine for CudaEngine {
 
     fn memory_bytes(&self) -> usize {
         self.arena.planned_bytes()
+    }
+
+    fn time_instances(&mut self, program: ProgramId, repeats: usize) -> Result<Vec<f64>, EngineError> {
+        let loaded = &self.programs[program.0];
+        let context = self.gpu.context();
+        let (begin, end) = (Event::timed(context)?, Event::timed(context)?);
+        let mut seconds = Vec::with_capacity(loaded.works.len());
+        for work in &loaded.works {
+            let work = work[0].as_ref().expect("made ready when the program was loaded");
+            // As a graph, so that the host's pace does not count.
+            let graph = Graph::record(&self.stream, || {
+                (0..repeats).try_for_each(|_| work.put(&self.stream)).map_err(EngineError::from)
+            })?;
+            let mut graph = graph.instantiate()?;
+            graph.launch(&self.stream)?;
+            begin.record(&self.stream)?;
+            graph.launch(&self.stream)?;
+            end.record(&self.stream)?;
+            end.synchronize()?;
+            seconds.push(begin.seconds_until(&end)? / repeats as f64);
+        }
+        Ok(seconds)
     }
 
     fn free_bytes(&self) -> Option<u64> {

@@ -1,6 +1,6 @@
 //! `xtrain bench`.
 
-use crate::cli::BenchStepArgs;
+use crate::cli::{BenchOpArgs, BenchStepArgs};
 use crate::failure::Failure;
 use crate::terminal;
 use xtrain_train::bench::{self, BenchOptions, StepSpeed};
@@ -18,6 +18,40 @@ pub(crate) fn step(args: &BenchStepArgs) -> Result<(), Failure> {
         false => table(&speed),
     };
     terminal::print(&text).map(|_| ())
+}
+
+/// `xtrain bench op`.
+pub(crate) fn op(args: &BenchOpArgs) -> Result<(), Failure> {
+    let parsed = Config::load(&args.run.file, &args.run.set)?;
+    terminal::use_threads(parsed.config.train.threads)?;
+    let rows = bench::ops(&parsed, args.repeats)?;
+    let total: f64 = rows.iter().map(|row| row.seconds).sum();
+    let mut out = String::new();
+    if args.json {
+        for row in &rows {
+            out.push_str(&(serde_json::to_string(row).unwrap_or_default() + "\n"));
+        }
+        return terminal::print(&out).map(|_| ());
+    }
+    out.push_str(&format!(
+        "{:<26}{:<18}{:<12}{:>6}{:>11}{:>7}{:>10}{:>9}\n",
+        "op", "site", "role", "count", "ms", "%", "TFLOP/s", "GB/s"
+    ));
+    for row in &rows {
+        out.push_str(&format!(
+            "{:<26}{:<18}{:<12}{:>6}{:>11.3}{:>7.1}{:>10.1}{:>9.0}\n",
+            row.op,
+            row.site,
+            row.role,
+            row.count,
+            row.seconds * 1e3,
+            100.0 * row.seconds / total,
+            row.tflops,
+            row.gigabytes_per_second
+        ));
+    }
+    out.push_str(&format!("{:<62}{:>11.3}\n", "total", total * 1e3));
+    terminal::print(&out).map(|_| ())
 }
 
 fn table(speed: &StepSpeed) -> String {

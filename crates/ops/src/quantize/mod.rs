@@ -168,7 +168,7 @@ impl OnCard for Quantize {
                 // Zeros, what f32 holds at its ends, an infinity and numbers that are none, each in a tile of its own.
                 let special = [0.0, 1e-44, 3e38, f64::INFINITY, f64::NAN, -0.0];
                 let value = |i: usize| {
-                    if i % 5 == 0 {
+                    if i.is_multiple_of(5) {
                         special[i / 128 % 6]
                     } else {
                         (i % 128) as f64 * 1e-3 * (i / 128 % 3 / 2) as f64

@@ -502,6 +502,60 @@ fn a_vocabulary_learned_for_a_dataset_stays_with_it() {
     assert_eq!(contents(&mine).len(), 1);
 }
 
+/// What another process does between the two locks of one that learns is done here while that one reads.
+#[test]
+fn what_is_put_into_a_folder_while_a_vocabulary_is_learned_for_it_stays_as_it_is() {
+    let (input, parent) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    write_files(input.path(), &["some text and more text".repeat(20)]);
+    let inputs = list_inputs(&[input.path()]).unwrap();
+    let options = small_shards(50);
+    let texts = [Texts { inputs: inputs.clone(), options: options.input.clone() }];
+    let learn = |size, out: &Path, meanwhile: &mut dyn FnMut()| {
+        let mut told = false;
+        learn_for_dataset(&texts, Vocabulary::Bpe { size }, out, &mut |_| {
+            if !std::mem::replace(&mut told, true) {
+                meanwhile();
+            }
+            ControlFlow::Continue(())
+        })
+    };
+    // The whole of another command: it finishes, or is stopped after a shard.
+    let tokenize = |size, out: &Path, go_on: ControlFlow<()>| {
+        let tokenizer = learn(size, out, &mut || ()).unwrap();
+        prepare(&inputs, &tokenizer, &options, out, &mut |_| go_on).map(|_| tokenizer.hash())
+    };
+    for (name, others, word) in [
+        ("finished", ControlFlow::Continue(()), "already holds a dataset"),
+        ("begun", ControlFlow::Break(()), "unfinished"),
+    ] {
+        let out = parent.path().join(name);
+        let mut there = BTreeMap::new();
+        let learned = learn(270, &out, &mut || {
+            assert_eq!(tokenize(262, &out, others).is_ok(), others.is_continue());
+            there = contents(&out);
+        });
+        let message = learned.map(drop).unwrap_err().to_string();
+        assert!(message.contains(word), "{message}");
+        assert!(there.keys().any(|name| name.ends_with(".tokens")));
+        assert_eq!(contents(&out), there);
+    }
+    // Who asks for the same finds it made.
+    let out = parent.path().join("same");
+    let mut there = None;
+    let learned = learn(262, &out, &mut || {
+        let hash = tokenize(262, &out, ControlFlow::Continue(())).unwrap();
+        there = Some((hash, contents(&out)));
+    });
+    assert_eq!(Some((learned.unwrap().hash(), contents(&out))), there);
+    let out = parent.path().join("mine");
+    let learned = learn(262, &out, &mut || {
+        fs::create_dir(&out).unwrap();
+        fs::write(out.join("thesis.doc"), "important").unwrap();
+    });
+    assert!(learned.map(drop).unwrap_err().to_string().contains("thesis.doc"));
+    assert_eq!(contents(&out).len(), 1);
+}
+
 #[test]
 fn an_entry_of_the_cache_says_what_it_is_and_goes_when_its_text_has_changed() {
     let (input, cache) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());

@@ -82,21 +82,31 @@ pub(super) fn learn_in(
         return Ok(tokenizer);
     }
     // What refuses does so before anything is learned.
-    if folder.join(INDEX_FILE).exists() {
-        return Err(other_dataset(folder));
-    }
     if folder.exists() {
         let _lock = lock(folder)?;
-        discard_unfinished(folder)?;
-        refuse_foreign_files(folder)?;
+        make_room(folder)?;
     }
     let tokenizer = learn(texts, vocabulary, on_progress)?;
     files::create_folder(folder)?;
     let _lock = lock(folder)?;
+    // Nobody was kept out meanwhile: learning takes minutes, and the folder may be a finished dataset by now.
+    if let Some(tokenizer) = kept(folder, &learned_from) {
+        return Ok(tokenizer);
+    }
+    make_room(folder)?;
     let learned = Learned { learned_from, tokenizer: tokenizer.hash_hex() };
     files::write_json(&folder.join(LEARNED_FILE), &learned)?;
     tokenizer.save(folder)?;
     Ok(tokenizer)
+}
+
+/// Sees to it that a vocabulary can be kept in `folder`: that nothing is there but what nobody misses.
+fn make_room(folder: &Path) -> Result<()> {
+    if folder.join(INDEX_FILE).exists() {
+        return Err(other_dataset(folder));
+    }
+    discard_unfinished(folder)?;
+    refuse_foreign_files(folder)
 }
 
 /// A tokenizer made of `texts`, kept nowhere.

@@ -1,0 +1,153 @@
+//! config.json, read and written.
+
+use super::{CONTEXT, HfConfig};
+use serde_json::{Map, Value, json};
+use xtrain_ops::qk_norm_rope::RopeScaling;
+
+fn llama(extra: &str) -> String {
+    format!(
+        r#"{{"model_type": "llama", "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
+        "intermediate_size": 128, "vocab_size": 100{extra}}}"#
+    )
+}
+
+/// Llama 3's scaling with this factor (and what follows it) and original context.
+fn scaled(factor: &str, context: &str) -> String {
+    format!(r#", "rope_scaling": {{"rope_type": "llama3", "factor": {factor}, "{CONTEXT}": {context}}}"#)
+}
+
+#[test]
+fn both_forms_of_rope_say_the_same() {
+    let scaling = r#""factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192"#;
+    let old =
+        llama(&format!(r#", "rope_theta": 500000.0, "rope_scaling": {{"rope_type": "llama3", {scaling}}}"#));
+    let new = llama(&format!(
+        r#", "rope_parameters": {{"rope_type": "llama3", "rope_theta": 500000.0, {scaling}}}"#
+    ));
+    let (old, new) = (HfConfig::parse(&old).expect("old form"), HfConfig::parse(&new).expect("new form"));
+    assert_eq!(old.model, new.model);
+    assert_eq!(old.model.rope_theta, 500_000.0);
+    assert!(matches!(old.model.rope_scaling, RopeScaling::Llama3 { .. }));
+    let both = old.to_json("float32");
+    assert!(both.contains("rope_scaling") && both.contains("rope_parameters"));
+    assert_eq!(HfConfig::parse(&both).expect("both forms").model, old.model);
+    let empty = llama(r#", "rope_scaling": {}, "rope_parameters": {"rope_type": "linear", "factor": 2}"#);
+    let empty = HfConfig::parse(&empty).expect("an empty table says nothing");
+    assert_eq!(empty.model.rope_scaling, RopeScaling::Linear { factor: 2.0 });
+}
+
+#[test]
+fn what_is_written_reads_back_equal_and_keeps_what_it_does_not_know() {
+    let text =
+        llama(r#", "rms_norm_eps": 1e-05, "head_dim": 24, "eos_token_id": [7, 9], "my_key": {"a": [1, 2]}"#);
+    let first = HfConfig::parse(&text).expect("parses");
+    let written = first.to_json("bfloat16");
+    let second = HfConfig::parse(&written).expect("parses again");
+    assert_eq!(first.model, second.model);
+    assert_eq!(second.eos_token_ids, [7, 9]);
+    assert_eq!(second.source["my_key"], json!({"a": [1, 2]}));
+    assert_eq!(second.source["rms_norm_eps"], json!(1e-5));
+    assert_eq!(second.source["rope_theta"], second.source["rope_parameters"]["rope_theta"]);
+}
+
+#[test]
+fn every_key_that_was_there_is_there_again() {
+    let text = llama(
+        r#", "use_cache": false, "transformers_version": "4.46.0", "pad_token_id": 3, "bos_token_id": 1, "eos_token_id": 2,
+        "rope_scaling": {"type": "linear", "rope_type": "linear", "factor": 2.0, "note": "kept"}, "torch_dtype": "float16""#,
+    );
+    let mut hf = HfConfig::parse(&text).expect("parses");
+    hf.parse_generation(r#"{"temperature": 0.6, "do_sample": true, "eos_token_id": [7, 2]}"#)
+        .expect("parses");
+    // Tokenizers know of more ends than config.json names, and may begin otherwise.
+    hf.bos_token_id = Some(6);
+    hf.eos_token_ids = vec![2, 5, 7];
+    let written: Map<String, Value> = serde_json::from_str(&hf.to_json("float32")).expect("JSON");
+    for (key, value) in &hf.source {
+        match key.as_str() {
+            "torch_dtype" => assert_eq!(written[key], "float32"),
+            _ => assert_eq!(&written[key], value, "{key}"),
+        }
+    }
+    let generation: Value = serde_json::from_str(&hf.generation_json()).expect("JSON");
+    assert_eq!(
+        generation,
+        json!({"temperature": 0.6, "do_sample": true, "eos_token_id": [7, 2, 5], "bos_token_id": 6})
+    );
+    let error = hf.parse_generation("[]").expect_err("no object").to_string();
+    assert!(error.contains("generation_config.json"), "{error}");
+}
+
+#[test]
+fn an_end_token_that_is_none_any_more_is_not_written_back() {
+    let mut hf = HfConfig::parse(&llama(r#", "eos_token_id": [2, 9]"#)).expect("parses");
+    hf.eos_token_ids = vec![9];
+    assert_eq!(HfConfig::parse(&hf.to_json("float32")).expect("parses").eos_token_ids, [9]);
+}
+
+#[test]
+fn the_window_that_is_off_is_named_where_engines_insist_on_it() {
+    let text = llama("")
+        .replace("llama", "qwen2")
+        .replace("}", r#", "num_key_value_heads": 2, "sliding_window": null}"#);
+    let written = HfConfig::parse(&text).expect("parses").to_json("float32");
+    let written: Value = serde_json::from_str(&written).expect("JSON");
+    assert_eq!(written["sliding_window"], 32768);
+    assert_eq!(written["max_window_layers"], 2);
+    assert_eq!(written["use_sliding_window"], false);
+}
+
+#[test]
+fn what_would_change_the_result_is_refused_by_name() {
+    for (extra, named) in [
+        (r#", "hidden_act": "gelu""#, "hidden_act"),
+        (r#", "attention_bias": true"#, "attention_bias"),
+        (r#", "rope_scaling": {"type": "yarn", "factor": 4.0}"#, "yarn"),
+        (r#", "rope_scaling": {"type": "linear"}"#, "factor"),
+        (
+            r#", "rope_parameters": {"rope_theta": 1e4, "partial_rotary_factor": 0.5}"#,
+            "partial_rotary_factor",
+        ),
+        (r#", "rope_parameters": {"full_attention": {"rope_theta": 1e4}}"#, "full_attention"),
+        (r#", "rope_theta": 1.0, "rope_parameters": {"rope_theta": 2.0}"#, "rope_theta"),
+        (r#", "layer_types": ["full_attention", "sliding_attention"]"#, "layer_types"),
+        (r#", "num_key_value_heads": 3"#, "multiple of kv_heads"),
+        (r#", "head_dim": 7"#, "even"),
+        (r#", "num_key_value_heads": "4""#, "whole number"),
+        (r#", "quantization_config": {}"#, "quantized"),
+        (r#", "hidden_act": 5"#, "hidden_act"),
+        (r#", "layer_types": "sliding_attention""#, "layer_types"),
+        (r#", "rope_scaling": {"rope_type": 5, "factor": 4.0}"#, "rope_scaling.rope_type"),
+        (r#", "rope_scaling": {"factor": 4.0}"#, "rope_scaling.factor"),
+        (
+            r#", "rope_scaling": {"rope_type": "default", "type": "linear", "factor": 4.0}"#,
+            "rope_scaling.type",
+        ),
+        (r#", "rope_scaling": [1]"#, "rope_scaling"),
+        (
+            r#", "rope_parameters": {"rope_type": "default"}, "rope_scaling": {"type": "yarn", "factor": 4.0}"#,
+            "yarn",
+        ),
+        (
+            r#", "rope_parameters": {"rope_type": "default"}, "rope_scaling": {"type": "linear", "factor": 4.0}"#,
+            "differently",
+        ),
+        (r#", "rope_parameters": {"rope_theta": 2.0}, "rope_scaling": {"rope_theta": 3.0}"#, "rope_theta"),
+        (r#", "rope_scaling": {"type": "linear", "factor": 0}"#, "factor"),
+        (r#", "rope_scaling": {"type": "linear", "factor": -2}"#, "factor"),
+        (r#", "rope_scaling": {"type": "linear", "factor": 1e39}"#, "factor"),
+        (&scaled("8.0, \"low_freq_factor\": 4.0, \"high_freq_factor\": 1.0", "8192"), "high_freq_factor"),
+        (&scaled("8.0, \"low_freq_factor\": 0.0, \"high_freq_factor\": 1.0", "8192"), "low_freq_factor"),
+        (&scaled("8.0, \"low_freq_factor\": 1.0, \"high_freq_factor\": 4.0", "-5.5"), CONTEXT),
+        (&scaled("8.0, \"low_freq_factor\": 1.0, \"high_freq_factor\": 4.0", "0"), CONTEXT),
+        (&scaled("0.5, \"low_freq_factor\": 1.0, \"high_freq_factor\": 4.0", "8192"), "factor"),
+        (r#", "rms_norm_eps": 0"#, "norm_eps"),
+        (r#", "rope_theta": 1e39"#, "rope_theta"),
+    ] {
+        let error = HfConfig::parse(&llama(extra)).expect_err(extra).to_string();
+        assert!(error.contains(named), "{error}");
+    }
+    let error = HfConfig::parse(r#"{"model_type": "gpt2"}"#).expect_err("gpt2").to_string();
+    assert!(error.contains("gpt2") && error.contains("qwen3"), "{error}");
+    assert!(HfConfig::parse("[1").is_err());
+}

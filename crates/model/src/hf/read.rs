@@ -30,7 +30,12 @@ impl HfConfig {
             dim,
             layers: file.size("num_hidden_layers")?.ok_or_else(|| missing("num_hidden_layers"))?,
             heads,
-            kv_heads: file.size("num_key_value_heads")?.unwrap_or(default_kv_heads),
+            kv_heads: file.size("num_key_value_heads")?.unwrap_or(
+                match file.is_null("num_key_value_heads") {
+                    true => heads,
+                    false => default_kv_heads,
+                },
+            ),
             head_dim: file.size("head_dim")?.unwrap_or(default_head_dim),
             ffn_dim: file.size("intermediate_size")?.ok_or_else(|| missing("intermediate_size"))?,
             vocab_size: file.size("vocab_size")?.ok_or_else(|| missing("vocab_size"))?,
@@ -80,6 +85,11 @@ impl<'a> Reader<'a> {
     /// The key's value; nothing where it is absent or null.
     fn get(&self, key: &str) -> Option<&'a Value> {
         self.json.get(key).filter(|v| !v.is_null())
+    }
+
+    /// Whether the key is there and null, which for some keys means something else than its absence.
+    fn is_null(&self, key: &str) -> bool {
+        self.json.get(key).is_some_and(Value::is_null)
     }
 
     /// The key with the table that it is in.

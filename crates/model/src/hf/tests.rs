@@ -151,3 +151,15 @@ fn what_would_change_the_result_is_refused_by_name() {
     assert!(error.contains("gpt2") && error.contains("qwen3"), "{error}");
     assert!(HfConfig::parse("[1").is_err());
 }
+
+#[test]
+fn key_value_heads_that_are_null_are_as_many_as_heads_and_absent_ones_what_transformers_takes() {
+    let kv_heads = |family: &str, extra: &str| {
+        let text = llama(extra).replace("llama", family).replace("heads\": 4", "heads\": 64");
+        HfConfig::parse(&text).expect(&text).model.kv_heads
+    };
+    for (family, absent) in [("llama", 64), ("qwen2", 32), ("qwen3", 32)] {
+        assert_eq!(kv_heads(family, r#", "head_dim": 2"#), absent, "{family}");
+        assert_eq!(kv_heads(family, r#", "head_dim": 2, "num_key_value_heads": null"#), 64, "{family}");
+    }
+}

@@ -16,7 +16,7 @@ pub(super) struct TextReader {
     text: String,
     start: usize,
     at_end: bool,
-    /// True after a separator: another document follows even if it is empty.
+    /// Whether the last piece left its document open: the next one goes on with it.
     inside_document: bool,
 }
 

@@ -24,8 +24,6 @@ impl Precision {
     pub const FP32: Precision = Precision { master: DType::F32, compute: DType::F32 };
     /// f32 masters, bf16 activations and GEMM operands.
     pub const BF16: Precision = Precision { master: DType::F32, compute: DType::BF16 };
-    /// Everything in f64, for checks.
-    pub const FP64: Precision = Precision { master: DType::F64, compute: DType::F64 };
 }
 
 /// Rewrites a traced forward program to `precision`. Value ids keep their meaning.

@@ -312,6 +312,8 @@ fn names_folders_and_patterns_list_files_in_a_fixed_order() {
         (vec![root.join("*.csv")], "matches no input file"),
         (vec![root.join("absent.txt")], "check the path"),
         (vec![root.join("b.txt"), root.join("*.txt")], "named twice"),
+        (vec![root.join("b.txt"), root.join("sub/../b.txt")], "named twice"),
+        (vec![root.to_path_buf(), root.join("./sub/deep/d.txt.zst")], "named twice"),
         (vec![], "no input is named"),
     ] {
         let message = list_inputs(&names).unwrap_err().to_string();

@@ -71,8 +71,10 @@ pub fn list_inputs<P: AsRef<Path>>(names: &[P]) -> Result<Vec<InputFile>> {
     if paths.is_empty() {
         return Err(DataError::invalid("no input is named", format!("name {KINDS}")));
     }
+    // By where they lead: `a.txt` and `./a.txt` are one file. What cannot be looked up fails where it is read.
     let mut seen = HashSet::new();
-    if let Some(twice) = paths.iter().find(|path| !seen.insert(*path)) {
+    let place = |path: &PathBuf| path.canonicalize().unwrap_or_else(|_| path.clone());
+    if let Some(twice) = paths.iter().find(|path| !seen.insert(place(path))) {
         return Err(DataError::invalid(
             format!("{} is named twice", twice.display()),
             "name each file once; to see it more often give its dataset a weight",

@@ -32,6 +32,8 @@ impl Corpus {
         let data = &config.data;
         let train = open_inputs(config, &data.train)?;
         let valid = data.valid.as_ref().map(|valid| open_inputs(config, valid)).transpose()?;
+        refuse_repeated_paths("data.train", &train)?;
+        refuse_repeated_paths("data.valid", valid.as_deref().unwrap_or_default())?;
         refuse_shared_paths(&train, valid.as_deref().unwrap_or_default())?;
         let tokenizer = match saved {
             Some(folder) => Tokenizer::load(folder)?,
@@ -103,19 +105,53 @@ fn open_inputs(config: &Config, sources: &Sources) -> Result<Vec<Input>, RunErro
         .collect()
 }
 
-/// Refuses files and datasets that are both trained and validated on: the loss there would be of text that is learned by heart.
-fn refuse_shared_paths(train: &[Input], valid: &[Input]) -> Result<(), RunError> {
-    let paths = |opened: &Opened| -> Vec<PathBuf> {
-        let paths = match opened {
+impl Opened {
+    /// The files or the folder, by where they lead. What cannot be looked up fails where it is read.
+    fn paths(&self) -> Vec<PathBuf> {
+        let paths = match self {
             Opened::Shards(dataset) => vec![dataset.folder()],
             Opened::Text(texts) => texts.inputs.iter().map(|file| file.path.as_path()).collect(),
         };
-        // What cannot be looked up fails where it is read.
         paths.into_iter().filter_map(|path| path.canonicalize().ok()).collect()
-    };
-    let trained: HashSet<PathBuf> = train.iter().flat_map(|input| paths(&input.opened)).collect();
+    }
+
+    /// How documents lie in it; nothing where it is tokens.
+    fn options(&self) -> Option<&InputOptions> {
+        match self {
+            Opened::Shards(_) => None,
+            Opened::Text(texts) => Some(&texts.options),
+        }
+    }
+}
+
+/// Refuses what two sources of `key` name and read alike: its weight would be the sum of both, which nobody sees. Two fields of one file
+/// are two texts.
+fn refuse_repeated_paths(key: &str, inputs: &[Input]) -> Result<(), RunError> {
+    let mut seen: Vec<(PathBuf, &Input)> = Vec::new();
+    for input in inputs {
+        for path in input.opened.paths() {
+            let is_repeated = |(other, by): &(PathBuf, &Input)| {
+                *other == path && by.opened.options() == input.opened.options()
+            };
+            if let Some((_, by)) = seen.iter().find(|seen| is_repeated(seen)) {
+                return Err(RunError::Refused(format!(
+                    "{key} names {} twice, in {:?} and in {:?}; name it once, with the sum of their weights",
+                    path.display(),
+                    by.name,
+                    input.name
+                )));
+            }
+            seen.push((path, input));
+        }
+    }
+    Ok(())
+}
+
+/// Refuses files and datasets that are both trained and validated on: the loss there would be of text that is learned by heart.
+fn refuse_shared_paths(train: &[Input], valid: &[Input]) -> Result<(), RunError> {
+    let trained: HashSet<PathBuf> = train.iter().flat_map(|input| input.opened.paths()).collect();
     for input in valid {
-        if let Some(shared) = paths(&input.opened).into_iter().find(|path| trained.contains(path)) {
+        if let Some(shared) = input.opened.paths().into_iter().find(|path| trained.contains(path)) {
             let name = shared.file_name().unwrap_or_default().to_string_lossy().into_owned();
             return Err(trained_on(&format!("{name} of data.valid = {:?}", input.name), "is"));
         }

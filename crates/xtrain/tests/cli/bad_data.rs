@@ -54,6 +54,28 @@ fn missing_empty_and_unreadable_texts_are_refused_by_every_verb() {
 }
 
 #[test]
+fn one_file_under_two_names_is_refused() {
+    let place = tokenized();
+    place.run("tokenize a.txt ./a.txt --bytes --out t").refuses(&["./a.txt is named twice"]);
+    refused(&place, "['a.txt','./a.txt']", &["./a.txt is named twice"]);
+    let source = |path: &str, weight: u32| format!("{{path='{path}',weight={weight}}}");
+    for (first, second) in [("a.txt", "./a.txt"), ("shards", "./shards")] {
+        let both = format!("[{},{}]", source(first, 1), source(second, 2));
+        refused(&place, &both, &["data.train names", "twice", first, second, "weights"]);
+    }
+    // Two fields of one file are two texts.
+    place.write(
+        "two.jsonl",
+        br#"{"a": "the river ran under a stone bridge", "b": "and nobody saw it turn to the sea again"}"#,
+    );
+    let fields = "[{path='two.jsonl',weight=1,text_field='a'},{path='./two.jsonl',weight=1,text_field='b'}]";
+    place.train(
+        "out",
+        &format!("--set train.steps=2 --set data.held_out=0 --set eval.every=0 --set data.train={fields}"),
+    );
+}
+
+#[test]
 fn truncated_and_flipped_shards_are_refused() {
     let place = tokenized();
     let whole = place.read("shards/shard-00000.tokens");

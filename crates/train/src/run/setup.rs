@@ -189,13 +189,21 @@ pub(crate) fn planned(resolved: Resolved) -> Result<Planned, RunError> {
         },
         model,
     };
-    check_sizes(&spec)?;
+    check_sizes(&spec, c.train.batch_size)?;
     Ok(Planned { resolved, spec, vocabulary_bound: None })
 }
 
-/// Refuses batches whose bytes could not even be counted.
-fn check_sizes(spec: &TrainingSpec) -> Result<(), RunError> {
+/// Refuses batches whose bytes could not even be counted, or whose tokens dropout could not.
+fn check_sizes(spec: &TrainingSpec, batch_size: usize) -> Result<(), RunError> {
     let (m, wide) = (&spec.model, |n: usize| n as u128);
+    // Dropout draws by a token's place in the global batch, which has 32 bits.
+    if spec.dropout > 0.0 && wide(batch_size) * wide(spec.batch.seq_len) > 1 << 32 {
+        return Err(RunError::Refused(format!(
+            "a step of {batch_size} sequences of {} tokens is more than dropout can number, which is 2^32 tokens; check \
+             train.batch_size and data.seq_len for a slip, or set model.dropout = 0",
+            spec.batch.seq_len
+        )));
+    }
     let tokens = wide(spec.batch.sequences) * wide(spec.batch.seq_len);
     let widths = [m.dim, m.qkv_dim(), 2 * m.ffn_dim, m.vocab_size, m.head_dim];
     let widest = widths.into_iter().max().map_or(0, wide);

@@ -54,6 +54,33 @@ pub fn cpu_workspace(
     |op, inputs| kernels.find(op).map(|kernel| kernel.workspace(inputs)).unwrap_or_default()
 }
 
+/// Bytes that kernels work in beside what a plan of `program` holds, at most, on as many threads as there are now: of each op its largest
+/// run, because buffers are kept for the next one.
+pub fn cpu_work_bytes(kernels: &KernelTable<dyn CpuKernel>, program: &Program) -> usize {
+    let mut most = HashMap::new();
+    add_work(&mut most, kernels, program);
+    sum(&most)
+}
+
+/// Raises the bytes of each op to those of its largest run in `program`.
+fn add_work(
+    most: &mut HashMap<&'static str, usize>,
+    kernels: &KernelTable<dyn CpuKernel>,
+    program: &Program,
+) {
+    for instance in &program.instances {
+        let op = instance.code.op();
+        let Some(kernel) = kernels.find(op) else { continue };
+        let work = kernel.work_bytes(&program.input_types(instance), rayon::current_num_threads());
+        let most = most.entry(op.name()).or_default();
+        *most = work.max(*most);
+    }
+}
+
+fn sum(work: &HashMap<&'static str, usize>) -> usize {
+    work.values().copied().fold(0, usize::saturating_add)
+}
+
 impl CpuEngine {
     /// An engine with these kernels.
     pub fn new(kernels: Arc<KernelTable<dyn CpuKernel>>) -> Self {
@@ -101,9 +128,9 @@ impl CpuEngine {
             }
         }
         let grown = scratch.saturating_sub(self.memory.scratch_bytes());
-        let work = self.work_bytes.values().copied().fold(0, usize::saturating_add);
-        let needed_bytes =
-            [bytes, io, grown, work].into_iter().fold(self.memory.total_bytes(), usize::saturating_add);
+        let needed_bytes = [bytes, io, grown, sum(&self.work_bytes)]
+            .into_iter()
+            .fold(self.memory.total_bytes(), usize::saturating_add);
         let refused = EngineError::Memory { needed_bytes, available_bytes: self.limit_bytes };
         if self.limit_bytes.is_some_and(|limit| needed_bytes as u64 > limit) {
             return Err(refused);
@@ -188,14 +215,10 @@ impl CpuEngine {
 
 impl Engine for CpuEngine {
     fn load(&mut self, program: Program) -> Result<ProgramId, EngineError> {
-        for instance in &program.instances {
-            let op = instance.code.op();
-            let kernel = self.kernels.find(op).ok_or_else(|| no_kernel(instance))?;
-            let inputs: Vec<TensorType> = instance.inputs.iter().map(|&v| program.ty(v)).collect();
-            let work = kernel.work_bytes(&inputs, rayon::current_num_threads());
-            let most = self.work_bytes.entry(op.name()).or_default();
-            *most = work.max(*most);
+        if let Some(instance) = program.instances.iter().find(|i| self.kernels.find(i.code.op()).is_none()) {
+            return Err(no_kernel(instance));
         }
+        add_work(&mut self.work_bytes, &self.kernels, &program);
         let plan = Plan::of(&program, &cpu_workspace(&self.kernels));
         let region = |r: Region| plan.region_bytes[r as usize];
         let io = self.make_room(&program, region(Region::Io), region(Region::Scratch))?;

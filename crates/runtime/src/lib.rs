@@ -11,7 +11,7 @@ mod memory;
 mod profile;
 
 pub use available::{available_bytes, total_bytes};
-pub use cpu::{Checks, CpuEngine, cpu_workspace};
+pub use cpu::{Checks, CpuEngine, cpu_work_bytes, cpu_workspace};
 pub use cuda::{CudaEngine, cuda_workspace};
 pub use engine::{Engine, EngineError, Outputs, Part, ProgramId, StateEntry, Ticket};
 pub use profile::{Profile, ProfileRow};

@@ -4,8 +4,8 @@ use xtrain_program::{MemoryRow, MemoryTable, Plan, Program, Purpose, Role, Stage
 use xtrain_train::metrics::format;
 use xtrain_train::run::Planned;
 
-/// Parameters, arithmetic and memory of a planned run, as text.
-pub(crate) fn text(planned: &Planned, program: &Program, plan: &Plan) -> String {
+/// Parameters, arithmetic and memory of a planned run, as text; beside its plan, kernels work in up to `work_bytes`.
+pub(crate) fn text(planned: &Planned, program: &Program, plan: &Plan, work_bytes: usize) -> String {
     let (spec, config) = (&planned.spec, &planned.resolved.config);
     let (m, tokens) = (&spec.model, (spec.batch.sequences * spec.batch.seq_len) as f64);
     let embedding = m.vocab_size * m.dim;
@@ -72,11 +72,11 @@ pub(crate) fn text(planned: &Planned, program: &Program, plan: &Plan) -> String 
         );
     }
     out.push('\n');
-    out.push_str(&memory(&plan.memory));
+    out.push_str(&memory(&plan.memory, work_bytes));
     out
 }
 
-fn memory(table: &MemoryTable) -> String {
+fn memory(table: &MemoryTable, work_bytes: usize) -> String {
     let total = table.total_bytes();
     let mut rows: Vec<(String, usize)> = Vec::new();
     let mut at = 0;
@@ -98,6 +98,7 @@ fn memory(table: &MemoryTable) -> String {
     };
     rows.iter().for_each(|(name, bytes)| line(name, *bytes));
     line("total", total);
+    out.push_str(&format!("CPU kernels work in up to {} more\n", format::bytes(work_bytes as u64)));
     out.push_str(&format!("activations peak at {}\n", table.peak_at));
     out.push_str(&elsewhere(table));
     out

@@ -10,10 +10,13 @@ use xtrain_train::{engine, programs};
 
 pub(crate) fn run(args: &PlanArgs) -> Result<(), Failure> {
     let parsed = Config::load(&args.run.file, &args.run.set)?;
+    // What kernels work in grows with the threads of the run.
+    terminal::use_threads(parsed.config.train.threads)?;
     let planned = plan(&parsed)?;
     let program = programs::training(&planned.spec).map_err(LearnError::from)?;
     if args.dump {
         return terminal::print(&program.to_string()).map(|_| ());
     }
-    terminal::print(&plan_table::text(&planned, &program, &engine::plan(&program))).map(|_| ())
+    let (plan, work) = (engine::plan(&program), engine::work_bytes(&program));
+    terminal::print(&plan_table::text(&planned, &program, &plan, work)).map(|_| ())
 }

@@ -59,6 +59,21 @@ fn the_parameters_of_llama_3_are_the_known_ones_and_the_table_adds_up() {
 }
 
 #[test]
+fn what_cpu_kernels_work_in_is_told_under_the_total() {
+    let place = Place::new();
+    let more = |change: &str| {
+        let text = plan(&place, &format!("run.toml --set data.seq_len=2048 --set train.threads=1 {change}"));
+        let mut lines = text.lines().skip_while(|line| !line.starts_with("total")).skip(1);
+        let line = lines.next().expect("a line under the total").to_owned();
+        assert!(line.starts_with("CPU kernels work in up to ") && line.ends_with(" more"), "{text}");
+        line
+    };
+    let one = more("");
+    assert_ne!(one, more("--set train.threads=8"), "it grows with the threads");
+    assert_ne!(one, more("--set data.seq_len=8192"), "it grows with the sequence");
+}
+
+#[test]
 fn logits_and_workspace_are_told_wherever_the_peak_is() {
     let place = Place::new();
     // A chunk of 1024 tokens in bf16, and two f32 terms for each of the 8192 tokens of a sequence.

@@ -1,4 +1,4 @@
-//! Whole runs: how they end where they are asked to stop.
+//! Whole runs: what the recipe does to where they end, and how they end where they are asked to stop.
 
 use std::ops::ControlFlow;
 use std::path::Path;
@@ -61,6 +61,28 @@ impl<F: FnMut(&Event)> Observer for Ear<F> {
         (self.0)(event);
     }
     fn wrote(&mut self, _: &str, _: &Path) {}
+}
+
+#[test]
+fn bf16_ends_where_fp32_ends() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let end = |recipe: &str| {
+        let run = run(folder.path(), recipe, &[&format!("precision.recipe={recipe}")]);
+        let mut loss = f64::NAN;
+        let mut ear = Ear(|event: &Event| {
+            if let Event::Eval(evaluated) = event {
+                loss = evaluated.loss;
+            }
+        });
+        let outcome = train(&run, Start::New, &AtomicBool::new(false), &mut ear).expect("a run");
+        assert_eq!(outcome, Outcome::Finished);
+        loss
+    };
+    let (fp32, bf16) = (end("fp32"), end("bf16"));
+    println!("validation loss after 160 steps: {fp32:.5} in fp32, {bf16:.5} in bf16");
+    assert!(fp32 < 3.0, "{fp32}: it has not learned enough to tell recipes apart");
+    assert!(fp32 != bf16, "both runs were made with one recipe");
+    assert!((bf16 / fp32 - 1.0).abs() < 3e-3, "{bf16} in bf16, {fp32} in fp32");
 }
 
 #[test]

@@ -45,7 +45,7 @@ every = 2
 tokens = 64
 TOML
 xtrain train "$work/run.toml" --out "$work/run" >"$work/log" 2>&1 || { cat "$work/log"; exit 1; }
-xtrain tokenize "$work/a.txt" --tokenizer bytes --out "$work/tokens" >"$work/log" 2>&1 || { cat "$work/log"; exit 1; }
+xtrain tokenize "$work/a.txt" --bytes --out "$work/tokens" >"$work/log" 2>&1 || { cat "$work/log"; exit 1; }
 
 seed run_file examples/*.toml "$work"/run/config.toml
 seed model_config tests/golden/*/config.json "$work"/run/hf/*config.json
@@ -53,7 +53,7 @@ seed safetensors "$work"/run/hf/model.safetensors
 seed tokenizer "$work"/run/tokenizer/tokenizer.json
 seed manifest "$work"/run/checkpoints/step-4/manifest.json
 seed metrics "$work"/run/metrics.jsonl
-seed token_shard "$work"/tokens/*.bin
+seed token_shard "$work"/tokens/*.tokens
 seed dataset "$work"/tokens/dataset.json
 printf '{"metadata": {"total_size": 8}, "weight_map": {"a": "model-00001-of-00002.safetensors", "b": "model-00002-of-00002.safetensors"}}' >"$work/index"
 seed weight_index "$work/index"

@@ -5,7 +5,7 @@ use xtrain_data::Shard;
 use xtrain_fuzz::with_file;
 
 libfuzzer_sys::fuzz_target!(|bytes: &[u8]| {
-    with_file("shard-00000.bin", bytes, |path| {
+    with_file("shard-00000.tokens", bytes, |path| {
         let Ok(shard) = Shard::open(path) else { return };
         let tokens = shard.header().token_count;
         let mut out = vec![0; tokens.min(1 << 16) as usize];

@@ -2,24 +2,31 @@
 
 use super::RunError;
 use super::open::describe;
-use super::trainer::{Observer, Outcome, Run};
+use super::trainer::{Observer, Outcome, Run, Watch};
 use crate::exchange;
-use crate::generate::{Generator, Sampling};
+use crate::generate::{Generator, MadeToken, Sampling};
 use crate::metrics::Sample;
 use crate::report::{self, RunSummary};
 use std::ops::ControlFlow;
+use std::time::{Duration, Instant};
 use xtrain_data::SpecialTokens;
 
 impl Run {
-    /// Export and samples where all steps are done; summary and report always, whatever becomes of the others.
-    pub(super) fn finish(&mut self, outcome: Outcome, observer: &mut dyn Observer) -> Result<(), RunError> {
+    /// Export and samples where all steps are done; summary and report always, whatever becomes of the others. Returns how the run ended:
+    /// it may be asked to stop once more while samples are made.
+    pub(super) fn finish(
+        &mut self,
+        outcome: Outcome,
+        watch: &Watch<'_>,
+        observer: &mut dyn Observer,
+    ) -> Result<Outcome, RunError> {
         let made = match outcome {
             // Both are tried; the first error is told.
-            Outcome::Finished => self.export(observer).and(self.sample(observer)),
-            Outcome::Stopped | Outcome::TimeLimit | Outcome::StoppedEarly => Ok(()),
+            Outcome::Finished => self.export(observer).and(self.sample(watch, observer)),
+            Outcome::Stopped | Outcome::TimeLimit | Outcome::StoppedEarly => Ok(outcome),
         };
-        let told = self.tell(outcome, observer);
-        made.and(told)
+        let told = self.tell(*made.as_ref().unwrap_or(&outcome), observer);
+        made.and_then(|outcome| told.map(|()| outcome))
     }
 
     fn export(&mut self, observer: &mut dyn Observer) -> Result<(), RunError> {
@@ -45,13 +52,20 @@ impl Run {
         Ok(())
     }
 
-    fn sample(&mut self, observer: &mut dyn Observer) -> Result<(), RunError> {
+    /// Continues the prompts. What is made when it is to end is kept; a run that is resumed makes all of it again.
+    fn sample(&mut self, watch: &Watch<'_>, observer: &mut dyn Observer) -> Result<Outcome, RunError> {
         let eval = self.config.eval.clone();
-        let Some(longest) = self.prompts.iter().map(Vec::len).max() else { return Ok(()) };
+        let Some(longest) = self.prompts.iter().map(Vec::len).max() else { return Ok(Outcome::Finished) };
         // One cache serves all prompts.
         let mut generator = Generator::new(self.learner.weights(), longest + eval.max_tokens)?;
+        let stop = self.corpus.tokenizer.stop_tokens().to_vec();
+        let mut ended = None;
         let mut text = String::new();
         for (number, (prompt, tokens)) in eval.prompts.iter().zip(self.prompts.clone()).enumerate() {
+            ended = ended.or_else(|| watch.ended(Duration::ZERO));
+            if ended.is_some() {
+                break;
+            }
             if tokens.is_empty() {
                 continue;
             }
@@ -62,20 +76,24 @@ impl Run {
                 top_p: 1.0,
                 seed: self.config.train.seed + number as u64,
             };
-            let stop = self.corpus.tokenizer.stop_tokens().to_vec();
-            let made = generator.generate(
-                self.learner.weights(),
-                &tokens,
-                eval.max_tokens,
-                sampling,
-                &stop,
-                &mut |_| ControlFlow::Continue(()),
-            )?;
+            let (mut slowest, mut begun) = (Duration::ZERO, Instant::now());
+            let mut on_token = |_: MadeToken<'_>| {
+                slowest = slowest.max(begun.elapsed());
+                begun = Instant::now();
+                ended = watch.ended(slowest);
+                if ended.is_some() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+            };
+            let weights = self.learner.weights();
+            let made =
+                generator.generate(weights, &tokens, eval.max_tokens, sampling, &stop, &mut on_token)?;
             let written = self.corpus.tokenizer.decode(&made, SpecialTokens::Hide)?;
             text.push_str(&format!("{prompt}{written}\n\n"));
             self.record(Sample { step: self.at.step, prompt: prompt.clone(), text: written }, observer)?;
         }
-        self.folder.write("sample.txt", &text)
+        if !text.is_empty() || ended.is_none() {
+            self.folder.write("sample.txt", &text)?;
+        }
+        Ok(ended.unwrap_or(Outcome::Finished))
     }
 
     fn summary(&self, outcome: Outcome) -> RunSummary {

@@ -83,8 +83,7 @@ pub fn train(
     let mut watch =
         Watch { stop, begun, limit, step: Duration::ZERO, batch: Duration::ZERO, save: Duration::ZERO };
     let outcome = run.steps(&mut watch, observer)?;
-    run.finish(outcome, observer)?;
-    Ok(outcome)
+    run.finish(outcome, &watch, observer)
 }
 
 /// A run that is open: `open` makes it, `finish` ends it.
@@ -335,7 +334,7 @@ impl Run {
 }
 
 /// What may end a run before its last step: its signal and its clock. It ends early enough to save within its time.
-struct Watch<'a> {
+pub(super) struct Watch<'a> {
     stop: &'a AtomicBool,
     begun: Instant,
     limit: Option<Duration>,
@@ -347,7 +346,7 @@ struct Watch<'a> {
 
 impl Watch<'_> {
     /// How the run ends now; nothing where it may go on with what takes `next`.
-    fn ended(&self, next: Duration) -> Option<Outcome> {
+    pub(super) fn ended(&self, next: Duration) -> Option<Outcome> {
         if self.stop.load(Ordering::Relaxed) {
             return Some(Outcome::Stopped);
         }

@@ -110,15 +110,14 @@ fn arguments_out_of_range_are_refused_with_the_range() {
 #[test]
 fn a_step_of_more_tokens_than_dropout_can_number_is_refused() {
     let place = Place::new();
-    let plan = |batch_size: u64, dropout: f64| {
-        place.run(&format!(
-            "plan run.toml --set train.batch_size={batch_size} --set train.micro_batch_size=1 --set model.dropout={dropout}"
-        ))
+    let plan = |seq_len: u32, dropout: f64| {
+        let batch = "--set train.batch_size=16777216 --set train.micro_batch_size=1";
+        place
+            .run(&format!("plan run.toml {batch} --set data.seq_len={seq_len} --set model.dropout={dropout}"))
     };
-    // 16 tokens a sequence.
-    plan(1 << 28, 0.1).succeeds();
-    plan((1 << 28) + 1, 0.0).succeeds();
-    plan((1 << 28) + 1, 0.1).refuses(&["268435457 sequences of 16 tokens", "2^32", "model.dropout = 0"]);
+    plan(256, 0.1).succeeds();
+    plan(257, 0.0).succeeds();
+    plan(257, 0.1).refuses(&["16777216 sequences of 257 tokens", "2^32", "model.dropout = 0"]);
 }
 
 #[test]

@@ -69,7 +69,10 @@ fn one_file_under_two_names_is_refused() {
         br#"{"a": "the river ran under a stone bridge", "b": "and nobody saw it turn to the sea again"}"#,
     );
     let fields = "[{path='two.jsonl',weight=1,text_field='a'},{path='./two.jsonl',weight=1,text_field='b'}]";
-    place.train("out", &format!("--set train.steps=2 --set data.held_out=0 --set data.train={fields}"));
+    place.train(
+        "out",
+        &format!("--set train.steps=2 --set data.held_out=0 --set eval.every=0 --set data.train={fields}"),
+    );
 }
 
 #[test]

@@ -65,6 +65,28 @@ fn max_time_saves_and_ends_well_and_the_same_command_goes_on() {
 }
 
 #[test]
+fn a_run_that_is_stopped_while_it_writes_a_sample_ends_well_with_what_it_has() {
+    let place = Place::new();
+    // A sample longer than any test waits for; drawn ones end sooner or later.
+    let command = "train run.toml --out out --resume --set train.steps=2 --set eval.prompts=[\"the\"] \
+                   --set eval.max_tokens=1000000000 --set eval.temperature=0";
+    let mut child = place.command(command).stdout(Stdio::null()).spawn().expect("starts");
+    wait_until("the model is exported", || place.exists("out/hf"));
+    signal(&child, "TERM");
+    assert_eq!(wait(&mut child, "a run stopped while it writes a sample").code(), Some(0));
+    let outcome = || {
+        let summary: Value = serde_json::from_slice(&place.read("out/summary.json")).expect("JSON");
+        summary["outcome"].as_str().map(String::from)
+    };
+    assert_eq!(outcome().as_deref(), Some("stopped on request"));
+    let ran = place.run(&format!("{command} --max-time 2s")).succeeds();
+    assert!(ran.stdout.contains("time is up"), "{}", ran.stdout);
+    assert_eq!(outcome().as_deref(), Some("stopped at the time limit"));
+    assert!(place.read("out/sample.txt").starts_with(b"the"));
+    assert!(place.exists("out/report.html"));
+}
+
+#[test]
 fn a_second_process_on_a_folder_is_refused_and_disturbs_nothing() {
     let place = Place::new();
     let mut first = start(&place);

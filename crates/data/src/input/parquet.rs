@@ -2,19 +2,18 @@
 
 use std::collections::VecDeque;
 use std::fs::File;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use parquet::column::reader::{ColumnReader, ColumnReaderImpl};
 use parquet::data_type::{ByteArray, ByteArrayType};
-use parquet::errors::ParquetError;
 use parquet::file::reader::{FileReader, SerializedFileReader};
 
 use super::files::InputFile;
 use super::{Piece, push_document, uncuttable};
 use crate::error::{DataError, Result};
+use crate::guard::guarded;
 use crate::tokenizer::CutRule;
 
 /// Rows decoded at a time; what bounds the memory is the page, which parquet decodes whole.
@@ -173,15 +172,6 @@ impl Iterator for ParquetColumn {
             }
         }
         self.ready.pop_front().map(Ok)
-    }
-}
-
-/// Runs a step of the parquet crate; a damaged file can make it panic, and a panic is an error here.
-fn guarded<T>(step: impl FnOnce() -> std::result::Result<T, ParquetError>) -> std::result::Result<T, String> {
-    match catch_unwind(AssertUnwindSafe(step)) {
-        Ok(Ok(value)) => Ok(value),
-        Ok(Err(error)) => Err(error.to_string()),
-        Err(_) => Err("the decoder gave up".to_owned()),
     }
 }
 

@@ -1,7 +1,7 @@
 //! Opening a run: its folder, data and model, at its beginning or at its latest checkpoint.
 
 use super::corpus::Corpus;
-use super::saved::{Position, Saved};
+use super::saved::{Position, Saved, check_tokenizer};
 use super::trainer::{Observer, Run, Start};
 use super::{RunError, RunFolder, fit, setup};
 use crate::config::{Config, Facts, Parsed, Resolved};
@@ -59,6 +59,9 @@ impl Run {
         let planned = setup::planned(parsed.resolve(&facts)?)?;
         let Resolved { config, steps, .. } = planned.resolved;
         let steps = steps.ok_or_else(|| RunError::Refused("the length of the run is not known".into()))?;
+        if going_on {
+            check_tokenizer(&folder, &config, &corpus.tokenizer)?;
+        }
         if let Some(available) = processor.available_bytes() {
             fit::check(&planned.spec, processor.target(), config.train.batch_size, available)?;
         }
@@ -181,11 +184,17 @@ fn begin(learner: &mut Learner, config: &Config) -> Result<(), RunError> {
 
 /// The tokens of the prompts that are continued at the end: one that cannot be encoded is better refused now.
 fn prompts(config: &Config, tokenizer: &Tokenizer) -> Result<Vec<Vec<u32>>, RunError> {
-    let encoded = |(number, prompt): (usize, &String)| {
-        tokenizer.encode_prompt(prompt).map_err(|error| match error {
-            DataError::Internal(_) => error.into(),
-            _ => RunError::Refused(format!("[eval] `prompts[{number}]` cannot be continued: {error}")),
-        })
+    let refused = |number: usize, why: &dyn std::fmt::Display| {
+        RunError::Refused(format!("[eval] `prompts[{number}]` cannot be continued: {why}"))
+    };
+    let encoded = |(number, prompt): (usize, &String)| match tokenizer.encode_prompt(prompt) {
+        Err(error @ DataError::Internal(_)) => Err(error.into()),
+        Err(error) => Err(refused(number, &error)),
+        Ok(tokens) if tokens.is_empty() => Err(refused(
+            number,
+            &"it is empty, and this tokenizer has no token that begins a text; give it some text",
+        )),
+        Ok(tokens) => Ok(tokens),
     };
     config.eval.prompts.iter().enumerate().map(encoded).collect()
 }

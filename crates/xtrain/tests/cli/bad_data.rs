@@ -1,6 +1,7 @@
 //! Texts, shards and tokenizers that are missing, empty, damaged or another's.
 
-use crate::place::Place;
+use crate::place::{Place, wait, wait_until};
+use std::process::Command;
 
 fn refused(place: &Place, data: &str, words: &[&str]) {
     place.run(&format!("train run.toml --out out --set data.train={data}")).refuses(words);
@@ -177,5 +178,60 @@ fn tokenizing_goes_on_after_a_stop_and_gives_the_same_shards() {
     assert!(shards.len() > 1, "{shards:?}");
     for shard in shards {
         assert!(place.read(&format!("whole/{shard}")) == place.read(&format!("parts/{shard}")), "{shard}");
+    }
+}
+
+#[test]
+fn tokenizing_that_is_stopped_ends_well_and_says_how_to_go_on() {
+    let place = Place::new();
+    place.write("big.txt", &place.read("a.txt").repeat(2000));
+    let command = "tokenize big.txt --bpe-vocab-size 300 --shard-tokens 1M --out parts";
+    let files = || if place.exists("parts") { place.names("parts").len() } else { 0 };
+    // Early, when it learns or a little later, and again when it has made more.
+    for made in ["the first file", "one more file"] {
+        let before = files();
+        let mut child = place.command(command).stdout(place.sink("said")).spawn().expect("starts");
+        wait_until(made, || files() > before);
+        let sent = Command::new("sh").args(["-c", &format!("kill -TERM {}", child.id())]).status();
+        assert!(sent.expect("a shell").success());
+        assert_eq!(wait(&mut child, "stopped tokenizing").code(), Some(0), "{made}");
+        let said = String::from_utf8(place.read("said")).expect("text");
+        assert!(said.ends_with("run the same command again to go on from it\n"), "{said}");
+        assert!(!place.exists("parts/dataset.json"), "{made}: it went on");
+    }
+    place.run(command).succeeds();
+    assert!(place.exists("parts/dataset.json"));
+}
+
+#[test]
+#[cfg(target_os = "linux")]
+fn what_is_no_regular_file_is_neither_waited_for_nor_read_without_end() {
+    let place = Place::new();
+    place.train("out", "--set train.steps=2");
+    let pipe = |name: &str| {
+        let _ = std::fs::remove_file(place.path(name));
+        let made = Command::new("mkfifo").arg(place.path(name)).status();
+        assert!(made.expect("mkfifo").success(), "{name}");
+    };
+    place.write("folder/x", b"");
+    pipe("pipe");
+    pipe("folder/tokenizer.json");
+    for name in ["/dev/zero", "pipe"] {
+        place.run(&format!("train {name}")).refuses(&[name, "no regular file"]);
+        place.run(&format!("tokenize a.txt --tokenizer {name} --out t")).refuses(&[name, "no regular file"]);
+    }
+    place.run("tokenize a.txt --tokenizer folder --out t").refuses(&["tokenizer.json", "no regular file"]);
+    // Sparse: takes no room.
+    for (name, bytes) in
+        [("big.toml", 17 << 20), ("big.json", (1 << 30) + 1), ("out/hf/config.json", 17 << 20)]
+    {
+        std::fs::File::create(place.path(name)).and_then(|file| file.set_len(bytes)).expect("a file");
+    }
+    place.run("train big.toml").refuses(&["big.toml", "more than 16 MiB"]);
+    place.run("tokenize a.txt --tokenizer big.json --out t").refuses(&["big.json", "more than 1 GiB"]);
+    place.run("generate out/hf --prompt the").refuses(&["config.json", "more than 16 MiB"]);
+    for name in ["out/summary.json", "out/metrics.jsonl"] {
+        pipe(name);
+        place.run("report out").refuses(&[name, "no regular file"]);
     }
 }

@@ -23,6 +23,19 @@ impl RunFolder {
         RunFolder { path: path.into() }
     }
 
+    /// The run whose checkpoint the folder at `path` is, and its step; nothing where it is no checkpoint.
+    pub(crate) fn of_checkpoint(path: &Path) -> Option<(Self, u64)> {
+        if !path.join("manifest.json").is_file() {
+            return None;
+        }
+        // A name such as `.` says nothing.
+        let full = path.canonicalize().ok()?;
+        let named = if path.file_name() == full.file_name() { path } else { &full };
+        let step = named.file_name()?.to_str()?.strip_prefix("step-")?.parse().ok()?;
+        let run = named.parent()?.parent().filter(|run| !run.as_os_str().is_empty());
+        Some((RunFolder::at(run.unwrap_or(full.parent()?.parent()?)), step))
+    }
+
     /// The folder itself.
     pub fn path(&self) -> &Path {
         &self.path

@@ -104,7 +104,11 @@ const DATASET_FILE: &str = "dataset.json";
 
 /// The model folder that training starts from, if any.
 pub(crate) fn init(config: &Config) -> Result<Option<HfConfig>, RunError> {
-    config.model.init_from.as_deref().map(|folder| read_hf_config(Path::new(folder))).transpose()
+    let Some(folder) = config.model.init_from.as_deref().map(Path::new) else { return Ok(None) };
+    if let Some(refused) = no_hf_folder_but_a_run(folder) {
+        return Err(refused);
+    }
+    read_hf_config(folder).map(Some)
 }
 
 /// The same for a run that has begun: what it kept. The folder may be gone or changed since.
@@ -127,6 +131,23 @@ pub(super) fn keep_init(config: &Config, run: &RunFolder) -> Result<(), RunError
         }
     }
     Ok(())
+}
+
+/// What is said of a run folder, or of a checkpoint, that training is to start from.
+fn no_hf_folder_but_a_run(folder: &Path) -> Option<RunError> {
+    let (run, what, of_step) = match RunFolder::of_checkpoint(folder) {
+        Some((run, step)) => (run, "a checkpoint of a run", format!(" --step {step}")),
+        None => (Some(RunFolder::at(folder)).filter(RunFolder::is_begun)?, "a run folder", String::new()),
+    };
+    let (place, hf) = (run.path().display(), run.hf());
+    let advice = match hf.is_dir() && of_step.is_empty() {
+        true => format!("its model is in {}", hf.display()),
+        false => format!("make one of it: xtrain export {place}{of_step} --out FOLDER"),
+    };
+    Some(RunError::Refused(format!(
+        "model.init_from names {}, which is {what} and no Hugging Face folder; {advice}",
+        folder.display()
+    )))
 }
 
 /// What is said of a model folder that is not there.

@@ -57,7 +57,7 @@ pub(crate) enum Command {
 pub(crate) struct RunFile {
     /// The run file (TOML); docs/configuration.md lists its keys
     pub(crate) file: PathBuf,
-    /// Override a key of the run file, e.g. --set optimizer.lr=1e-3; may be repeated
+    /// Override a key of the run file, e.g. --set optimizer.lr=1e-3; --set section.key= takes it out; may be repeated
     #[arg(long = "set", value_name = "SECTION.KEY=VALUE")]
     pub(crate) set: Vec<String>,
 }

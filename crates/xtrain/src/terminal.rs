@@ -89,8 +89,12 @@ impl Observer for TrainingView {
     fn started(&mut self, config: &Config, model: &str, first_step: u64, steps: u64) {
         self.texts.finish();
         let threads = rayon::current_num_threads();
+        let what = format!("{model}; CPU, {threads} threads");
+        if first_step == steps {
+            return log_line(&format!("{what}; all {steps} steps are made, what is left of the end follows"));
+        }
         log_line(&config.to_toml());
-        self.say(format!("{model}; CPU, {threads} threads; steps {first_step} to {steps}"));
+        self.say(format!("{what}; steps {first_step} to {steps}"));
         let bar = ProgressBar::with_draw_target(Some(steps), ProgressDrawTarget::stderr());
         bar.set_style(style("{wide_bar} {pos}/{len} steps, {elapsed} elapsed, {eta} left"));
         bar.set_position(first_step);

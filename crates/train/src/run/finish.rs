@@ -13,19 +13,20 @@ use xtrain_data::SpecialTokens;
 impl Run {
     /// Export and samples where all steps are done; summary and report always, whatever becomes of the others.
     pub(super) fn finish(&mut self, outcome: Outcome, observer: &mut dyn Observer) -> Result<(), RunError> {
-        let made = match outcome {
-            // Both are tried; the first error is told.
-            Outcome::Finished => self.export(observer).and(self.sample(observer)),
-            Outcome::Stopped | Outcome::TimeLimit | Outcome::StoppedEarly => Ok(()),
-        };
+        if outcome != Outcome::Finished {
+            return self.tell(outcome, observer);
+        }
+        // What an earlier process wrote after this step is left as it is.
+        let unwritten = self.folder.unwritten(self.at.step, &self.config)?;
+        // All is tried; the first error is told.
+        let exported = if unwritten.export { self.export(observer) } else { Ok(()) };
+        let sampled = if unwritten.samples { self.sample(observer) } else { Ok(()) };
         let told = self.tell(outcome, observer);
-        made.and(told)
+        exported.and(sampled).and(told)?;
+        self.folder.finished(self.at.step)
     }
 
     fn export(&mut self, observer: &mut dyn Observer) -> Result<(), RunError> {
-        if !self.config.checkpoint.export_hf {
-            return Ok(());
-        }
         let (path, options) = (self.folder.hf(), exchange::export_options(&self.config));
         self.folder.claim_hf()?;
         exchange::export(self.learner.weights(), &self.hf, &self.corpus.tokenizer, &path, &options)?;
@@ -91,7 +92,7 @@ impl Run {
             best_loss: self.at.best.map(|(_, loss)| loss),
             outcome: Some(
                 match outcome {
-                    Outcome::Finished => "finished",
+                    Outcome::Finished | Outcome::FinishedBefore { .. } => "finished",
                     Outcome::Stopped => "stopped on request",
                     Outcome::TimeLimit => "stopped at the time limit",
                     Outcome::StoppedEarly => "stopped before its first step",

@@ -124,6 +124,12 @@ impl Saved {
     }
 }
 
+/// How far the run in `folder` is by its latest complete checkpoint, if there is one.
+pub(super) fn position(folder: &RunFolder) -> Result<Option<Position>, RunError> {
+    let latest = CheckpointStore::open(&folder.checkpoints())?.latest()?;
+    latest.map(|checkpoint| document(&checkpoint, POSITION)).transpose()
+}
+
 /// The step of the best checkpoint and its loss, as that checkpoint of its run knows it.
 pub(crate) fn best(checkpoint: &Checkpoint) -> Result<Option<(u64, f64)>, RunError> {
     Ok(document::<Position>(checkpoint, POSITION)?.best)

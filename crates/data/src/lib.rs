@@ -14,6 +14,7 @@
 
 mod error;
 mod files;
+mod guard;
 pub mod input;
 pub mod loader;
 pub mod prepare;

@@ -1,5 +1,6 @@
 //! Why a command failed, and the exit code that says whose turn it is.
 
+use std::backtrace::Backtrace;
 use std::fmt;
 use std::panic::{self, AssertUnwindSafe};
 use std::process::ExitCode;
@@ -34,19 +35,21 @@ impl Failure {
     }
 }
 
-/// Does `work`. A panic in it, which is always our fault, is an error as any other, with its place.
+/// Does `work`. A panic that leaves it, which is always our fault, is an error as any other, with its place. One that is
+/// caught on the way, as those of the libraries that read files are, is not heard of.
 pub(crate) fn without_panic(work: impl FnOnce() -> Result<(), Failure>) -> Result<(), Failure> {
     let place = Arc::new(Mutex::new(None));
-    let (seen, usual) = (place.clone(), panic::take_hook());
+    let seen = place.clone();
     panic::set_hook(Box::new(move |info| {
-        if std::env::var_os("RUST_BACKTRACE").is_some() {
-            usual(info);
-        }
         // The first one is the cause of those that follow it.
         let mut seen = seen.lock().unwrap_or_else(PoisonError::into_inner);
         seen.get_or_insert_with(|| {
             let place = info.location().map(|at| format!(" at {at}")).unwrap_or_default();
-            format!("internal error{place}: {}", info.payload_as_str().unwrap_or("a panic"))
+            let backtrace = match std::env::var_os("RUST_BACKTRACE") {
+                Some(_) => format!("\n{}", Backtrace::force_capture()),
+                None => String::new(),
+            };
+            format!("internal error{place}: {}{backtrace}", info.payload_as_str().unwrap_or("a panic"))
         });
     }));
     let done = panic::catch_unwind(AssertUnwindSafe(work));

@@ -91,25 +91,45 @@ fn describe(path: PathBuf) -> Result<InputFile> {
         ));
     };
     let meta = fs::metadata(&path).map_err(DataError::io(&path, "open the input"))?;
-    let modified = meta.modified().ok().and_then(|time| time.duration_since(UNIX_EPOCH).ok());
-    let modified_ns = modified.map_or(0, |since| since.as_nanos() as u64);
-    Ok(InputFile { path, format, compression, bytes: meta.len(), modified_ns })
+    Ok(InputFile { path, format, compression, bytes: meta.len(), modified_ns: modified_ns(&meta) })
 }
 
-/// What a file is, by its name.
+fn modified_ns(meta: &fs::Metadata) -> u64 {
+    let modified = meta.modified().ok().and_then(|time| time.duration_since(UNIX_EPOCH).ok());
+    modified.map_or(0, |since| since.as_nanos() as u64)
+}
+
+impl InputFile {
+    /// An error where the file is another one than when it was listed: what was read of it is a mixture of old and new.
+    pub(crate) fn refuse_changed(&self) -> Result<()> {
+        let now = fs::metadata(&self.path).map_err(DataError::io(&self.path, "read the input"))?;
+        let what = if now.len() != self.bytes {
+            format!("the file changed from {} to {} bytes while it was read", self.bytes, now.len())
+        } else if modified_ns(&now) != self.modified_ns {
+            "the file was written to while it was read".to_owned()
+        } else {
+            return Ok(());
+        };
+        let fix = "wait until it is complete and begin again in a new folder";
+        Err(DataError::input(&self.path, format!("byte {}", self.bytes.min(now.len())), what, fix))
+    }
+}
+
+/// What a file is, by the end of its name, which need not be UTF-8.
 fn kind(path: &Path) -> Option<(Format, Compression)> {
-    let name = path.file_name()?.to_str()?.to_ascii_lowercase();
-    let (stem, compression) = if let Some(stem) = name.strip_suffix(".gz") {
+    let name = path.file_name()?.as_encoded_bytes().to_ascii_lowercase();
+    let (stem, compression) = if let Some(stem) = name.strip_suffix(b".gz") {
         (stem, Compression::Gzip)
-    } else if let Some(stem) = name.strip_suffix(".zst") {
+    } else if let Some(stem) = name.strip_suffix(b".zst") {
         (stem, Compression::Zstd)
     } else {
-        (name.as_str(), Compression::None)
+        (name.as_slice(), Compression::None)
     };
-    match stem.rsplit_once('.')?.1 {
-        "txt" | "text" => Some((Format::Text, compression)),
-        "jsonl" | "ndjson" => Some((Format::JsonLines, compression)),
-        "parquet" if compression == Compression::None => Some((Format::Parquet, compression)),
+    let dot = stem.iter().rposition(|&byte| byte == b'.')?;
+    match &stem[dot + 1..] {
+        b"txt" | b"text" => Some((Format::Text, compression)),
+        b"jsonl" | b"ndjson" => Some((Format::JsonLines, compression)),
+        b"parquet" if compression == Compression::None => Some((Format::Parquet, compression)),
         _ => None,
     }
 }
@@ -121,9 +141,14 @@ fn list_folder(folder: &Path, paths: &mut Vec<PathBuf>) -> Result<()> {
             if !path.is_symlink() {
                 list_folder(&path, paths)?;
             }
-        } else if path.is_file() && kind(&path).is_some() {
+        } else if kind(&path).is_some() && is_file(&path)? {
             paths.push(path);
         }
     }
     Ok(())
+}
+
+/// Whether an entry of a folder is a file. A link that leads nowhere is an error: its text would be missing in silence.
+pub(super) fn is_file(path: &Path) -> Result<bool> {
+    Ok(fs::metadata(path).map_err(DataError::io(path, "open the input"))?.is_file())
 }

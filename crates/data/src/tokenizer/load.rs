@@ -10,12 +10,13 @@ use std::path::Path;
 use std::sync::OnceLock;
 
 use serde_json::{Map, Value, json};
-use tokenizers::AddedToken;
+use tokenizers::{AddedToken, ModelWrapper};
 
 use super::budget::Budget;
 use super::{MAX_GENERAL_BYTES, Tokenizer, begin, build, canonical_hash, choose_engine};
 use crate::error::{DataError, Result};
 use crate::files;
+use crate::guard::guarded;
 
 /// Files that travel with a tokenizer and are kept as they are.
 const SIDE_FILES: [&str; 8] = [
@@ -96,11 +97,13 @@ pub(super) fn from_parts(
         DataError::tokenizer(place, what, "name a tokenizer.json as Hugging Face tokenizers writes it")
     };
     let parsed: Value = serde_json::from_slice(&json).map_err(|e| broken(format!("is not JSON: {e}")))?;
-    let mut whole = tokenizers::Tokenizer::from_bytes(&json)
+    check_charsmaps(parsed.get("normalizer").unwrap_or(&Value::Null)).map_err(broken)?;
+    let mut whole = guarded(|| tokenizers::Tokenizer::from_bytes(&json))
         .map_err(|e| broken(format!("is not a tokenizer this version reads: {e}")))?;
     // Documents are neither cut nor filled up here, whatever the file's last user did.
     whole.with_padding(None);
     whole.with_truncation(None).map_err(|e| broken(e.to_string()))?;
+    switch_dropout_off(&mut whole);
     let vocab_size = whole.get_vocab(true).values().max().map_or(0, |&id| id as usize + 1);
     if vocab_size == 0 {
         return Err(broken("has no tokens".to_owned()));
@@ -145,7 +148,7 @@ pub(super) fn from_parts(
     stop_tokens.sort_unstable();
     stop_tokens.dedup();
     let begin = by_key("bos_token").or(named.begin);
-    let template_begin = begin::of_template(&whole, &stop_tokens)
+    let template_begin = guarded(|| begin::of_template(&whole, &stop_tokens))
         .map_err(|e| broken(format!("cannot encode a letter: {e}")))?;
 
     if !side_files.contains_key("tokenizer_config.json") {
@@ -156,6 +159,7 @@ pub(super) fn from_parts(
     }
     let (engine, cut) = choose_engine(&parsed, &added);
     Ok(Tokenizer {
+        place: place.to_owned(),
         hash: canonical_hash(&parsed),
         json,
         side_files,
@@ -172,6 +176,49 @@ pub(super) fn from_parts(
         template_begin,
         named,
     })
+}
+
+/// Merges left out by chance are for those who train with them again and again: here a text has one encoding.
+fn switch_dropout_off(whole: &mut tokenizers::Tokenizer) {
+    if let ModelWrapper::BPE(bpe) = whole.get_model()
+        && bpe.dropout.is_some()
+    {
+        let mut certain = bpe.clone();
+        certain.dropout = None;
+        whole.with_model(certain);
+    }
+}
+
+/// Refuses tables of characters that say to be larger than they are: the tokenizers crate reserves what they say, and a
+/// process that asks for too much is ended.
+fn check_charsmaps(normalizer: &Value) -> std::result::Result<(), String> {
+    const KEY: &str = "precompiled_charsmap";
+    if let Some(map) = normalizer.get(KEY).and_then(Value::as_str)
+        && let Some(said) = charsmap_bytes(map)
+        && said as usize > map.len()
+    {
+        return Err(format!("its {KEY} says to hold {said} bytes, which is more than there are"));
+    }
+    match normalizer {
+        Value::Object(entries) => entries.values().try_for_each(check_charsmaps),
+        Value::Array(items) => items.iter().try_for_each(check_charsmaps),
+        _ => Ok(()),
+    }
+}
+
+/// The size at the head of a table of characters, a little-endian number in base64; nothing where it is cut or no base64.
+fn charsmap_bytes(base64: &str) -> Option<u32> {
+    let sixth = |digit: u8| match digit {
+        b'A'..=b'Z' => Some(digit - b'A'),
+        b'a'..=b'z' => Some(digit - b'a' + 26),
+        b'0'..=b'9' => Some(digit - b'0' + 52),
+        b'+' => Some(62),
+        b'/' => Some(63),
+        _ => None,
+    };
+    let head = base64.as_bytes().get(..6)?;
+    let bits = head.iter().try_fold(0u64, |bits, &digit| Some(bits << 6 | u64::from(sixth(digit)?)))?;
+    Some(((bits >> 4) as u32).swap_bytes())
 }
 
 impl Named {

@@ -35,6 +35,7 @@ pub use decode::StreamDecoder;
 
 use crate::error::{DataError, Result};
 use crate::files;
+use crate::guard::guarded;
 use bpe::ByteBpe;
 use budget::Budget;
 use spaces::{Prefix, SpaceBpe};
@@ -43,6 +44,8 @@ use train::WordCounts;
 /// A tokenizer: encode documents and prompts, decode, save.
 #[derive(Debug)]
 pub struct Tokenizer {
+    /// The file that it is from, for messages.
+    place: String,
     json: Vec<u8>,
     side_files: BTreeMap<String, Vec<u8>>,
     whole: tokenizers::Tokenizer,
@@ -215,7 +218,7 @@ impl Tokenizer {
                 at += part.len() + end.len();
             }
         }
-        let encoding = self.whole.encode_fast(text, false).map_err(|e| self.refused(&e))?;
+        let encoding = guarded(|| self.whole.encode_fast(text, false)).map_err(|e| self.refused(&e))?;
         Ok([&self.document_begin, encoding.get_ids()].concat())
     }
 
@@ -225,7 +228,7 @@ impl Tokenizer {
     /// # Errors
     /// Whatever the file's decoder refuses.
     pub fn decode(&self, ids: &[u32], special: SpecialTokens) -> Result<String> {
-        self.whole.decode(ids, special == SpecialTokens::Hide).map_err(|e| self.refused(&e))
+        guarded(|| self.whole.decode(ids, special == SpecialTokens::Hide)).map_err(|e| self.refused(&e))
     }
 
     /// A decoder that takes one token at a time and gives text as soon as it is complete.
@@ -338,20 +341,20 @@ impl Tokenizer {
             copy
         });
         let _share = self.budget.take(text.len());
-        let encoding = literal.encode_fast(text, false).map_err(|e| self.refused(&e))?;
+        let encoding = guarded(|| literal.encode_fast(text, false)).map_err(|e| self.refused(&e))?;
         Ok(encoding.get_ids().to_vec())
     }
 
     fn normalise(&self, text: &str) -> Result<String> {
         let mut normalised = NormalizedString::from(text);
         if let Some(normalizer) = self.whole.get_normalizer() {
-            normalizer.normalize(&mut normalised).map_err(|e| self.refused(&e))?;
+            guarded(|| normalizer.normalize(&mut normalised)).map_err(|e| self.refused(&e))?;
         }
         Ok(normalised.get().to_owned())
     }
 
-    fn refused(&self, error: &tokenizers::Error) -> DataError {
-        DataError::tokenizer("tokenizer.json", format!("failed: {error}"), "check the file that it came from")
+    fn refused(&self, error: &str) -> DataError {
+        DataError::tokenizer(&self.place, format!("failed: {error}"), "check the file that it came from")
     }
 }
 
@@ -426,7 +429,7 @@ fn char_vocab(json: &Value) -> Option<HashMap<char, u32>> {
     let plain = model.get("type")? == "BPE"
         && model.get("merges")?.as_array()?.is_empty()
         && model.get("byte_fallback").is_none_or(|fallback| fallback == false)
-        && ["unk_token", "continuing_subword_prefix", "end_of_word_suffix", "dropout"]
+        && ["unk_token", "continuing_subword_prefix", "end_of_word_suffix"]
             .iter()
             .all(|key| absent(model, key))
         && absent(json, "pre_tokenizer");

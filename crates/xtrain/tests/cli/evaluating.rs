@@ -139,3 +139,24 @@ fn texts_are_evaluated_from_the_disk_and_leave_nothing_unless_they_are_kept() {
     place.write("mixed/c.txt", "the river ran 日".as_bytes());
     place.run("eval chars --data mixed").refuses(&["mixed/c.txt", "'日'"]);
 }
+
+#[test]
+fn an_evaluation_that_is_stopped_ends_well_and_leaves_nothing_behind() {
+    let place = with_much_to_evaluate();
+    place.train("out", "--set train.steps=2 --set eval.every=0 --set eval.at_end=false");
+    place.write("long.txt", &place.read("long.txt").repeat(20));
+    std::fs::create_dir(place.path("tmp")).expect("a folder");
+    for (signal, wanted) in [("TERM", "source.json"), ("INT", "dataset.json")] {
+        let mut command = place.command("eval out --data long.txt --seq-len 16 --json");
+        command.env("TMPDIR", place.path("tmp")).stdout(place.sink("said")).stderr(place.sink("told"));
+        let mut child = command.spawn().expect("starts");
+        let is_there = || place.contents("tmp").keys().any(|path| path.ends_with(wanted));
+        wait_until("tokens are made", is_there);
+        let sent = Command::new("sh").args(["-c", &format!("kill -{signal} {}", child.id())]).status();
+        assert!(sent.expect("a shell").success());
+        assert_eq!(wait(&mut child, "a stopped evaluation").code(), Some(0));
+        assert_eq!(place.names("tmp"), [""; 0], "{signal} left something");
+        assert!(place.read("said").is_empty(), "a stopped evaluation has no result");
+        assert!(String::from_utf8_lossy(&place.read("told")).contains("there is no result"));
+    }
+}

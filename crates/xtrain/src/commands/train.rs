@@ -13,6 +13,7 @@ pub(crate) fn run(args: &TrainArgs) -> Result<(), Failure> {
     for (option, key, given) in options {
         overrides.extend(given.iter().map(|text| Override::Text { option, key, text: text.clone() }));
     }
+    overrides.extend(args.threads.map(|threads| Override::Set(format!("train.threads={threads}"))));
     let parsed = Config::load(&args.run.file, &overrides)?;
     terminal::use_threads(parsed.config.train.threads)?;
     let Stop(stop) = Stop::on_signals()?;

@@ -163,14 +163,14 @@ fn check_free(folder: &RunFolder) -> Result<(), RunError> {
     let place = folder.path().display();
     if folder.is_begun() {
         return Err(RunError::Refused(format!(
-            "{place} already holds a run; go on with --resume, choose another folder with --set train.out=..., or delete it"
+            "{place} already holds a run; go on with --resume, choose another folder with --out FOLDER, or delete it"
         )));
     }
     match folder.foreign()? {
         None => Ok(()),
         Some(name) => Err(RunError::Refused(format!(
             "{place} is not empty (it holds {name}), and a run would mix with what is there; choose a new or an empty folder with \
-             --set train.out=..."
+             --out FOLDER"
         ))),
     }
 }
@@ -185,7 +185,7 @@ fn check_export(folder: &RunFolder, init_from: Option<&str>) -> Result<(), RunEr
     }
     Err(RunError::Refused(format!(
         "{} is what model.init_from begins with, and the export of this run would replace it; choose another folder with \
-         --set train.out=..., or set checkpoint.export_hf = false",
+         --out FOLDER, or set checkpoint.export_hf = false",
         folder.hf().display()
     )))
 }

@@ -1,11 +1,11 @@
 //! From a parsed run file to what will be trained, and how.
 
 use super::{RunError, RunFolder};
-use crate::config::{Config, Facts, Parsed, Recompute, Resolved, Source, TokenizerChoice};
+use crate::config::{Config, Facts, Parsed, Recompute, Resolved, Source, TokenizerChoice, nearest};
 use crate::programs::{OptimizerSpec, TrainingSpec};
 use std::io::ErrorKind;
 use std::ops::ControlFlow;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use xtrain_data::{DataError, Dataset, InputOptions, Texts, TokenStream, Tokenizer, learn, list_inputs};
 use xtrain_model::Recipe;
 use xtrain_model::decoder::{Batch, Loss};
@@ -153,6 +153,9 @@ fn no_hf_folder_but_a_run(folder: &Path) -> Option<RunError> {
 /// What is said of a model folder that is not there.
 pub(crate) fn no_such_folder(folder: &Path) -> RunError {
     let name = folder.to_string_lossy();
+    if let Some(near) = near_folder(folder) {
+        return RunError::Refused(format!("there is no folder {name}; did you mean {}?", near.display()));
+    }
     let download = match looks_like_a_hub_id(&name) {
         true => format!(
             "; if it is a model of the Hugging Face Hub, download it first: hf download {name} --local-dir {name}"
@@ -160,6 +163,15 @@ pub(crate) fn no_such_folder(folder: &Path) -> RunError {
         false => String::new(),
     };
     RunError::Refused(format!("there is no folder {name}; check the path{download}"))
+}
+
+/// The folder beside `folder` whose name is nearest to its own, if one is near.
+fn near_folder(folder: &Path) -> Option<PathBuf> {
+    let parent = folder.parent()?;
+    let listed = if parent.as_os_str().is_empty() { Path::new(".") } else { parent };
+    let folders = std::fs::read_dir(listed).ok()?.flatten().filter(|entry| entry.path().is_dir());
+    let names: Vec<String> = folders.filter_map(|entry| entry.file_name().into_string().ok()).collect();
+    nearest(folder.file_name()?.to_str()?, names.iter().map(String::as_str)).map(|name| parent.join(name))
 }
 
 /// `owner/name`, as models are called on the Hub.

@@ -23,7 +23,7 @@ fn a_new_run_takes_no_folder_that_holds_anything() {
             place.run(&format!("train run.toml --out {folder} {resume}")).refuses(&[
                 folder,
                 "not empty",
-                "train.out",
+                "--out FOLDER",
             ]);
             assert_eq!(place.contents(folder), before, "{folder} {resume}");
         }

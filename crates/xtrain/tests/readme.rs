@@ -10,14 +10,14 @@ fn read(name: &str) -> String {
 
 /// The README's blocks in `language`.
 fn blocks(language: &str) -> Vec<String> {
-    let readme = read("README.md");
-    let begun = readme.split(&format!("\n```{language}\n")).skip(1);
-    begun.map(|rest| rest.split("```").next().unwrap_or_default().to_owned()).collect()
+    let (readme, fence) = (read("README.md"), format!("\n```{language}\n"));
+    readme.split(&fence).skip(1).map(|rest| rest.split("```").next().unwrap_or_default().to_owned()).collect()
 }
 
 #[test]
 fn the_example_of_the_library_is_the_one_that_is_compiled() {
     let file = read("crates/xtrain/examples/recompute.rs");
-    let code: Vec<&str> = file.lines().skip_while(|line| line.starts_with("//!") || line.is_empty()).collect();
+    let code: Vec<&str> =
+        file.lines().skip_while(|line| line.starts_with("//!") || line.is_empty()).collect();
     assert_eq!(blocks("rust"), [code.join("\n") + "\n"]);
 }

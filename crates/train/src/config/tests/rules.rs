@@ -223,3 +223,27 @@ fn what_is_to_be_left_out_of_the_file_is_said_with_the_argument_that_does_it() {
         parse(&text, &[set, mended]).unwrap_or_else(|e| panic!("{mended}: {e}"));
     }
 }
+
+#[test]
+fn numbers_that_f32_does_not_hold_are_refused() {
+    for (key, value, shown) in [
+        ("optimizer.eps", "1e-50", "1e-50"),
+        ("optimizer.lr", "1e39", "1e+39"),
+        ("optimizer.lr", "1e-60", "1e-60"),
+        ("optimizer.weight_decay", "1e300", "1e+300"),
+        ("optimizer.grad_clip", "1e-50", "1e-50"),
+        ("model.init_std", "1e300", "1e+300"),
+    ] {
+        let name = key.split_once('.').expect("a section").1;
+        let expected = format!(
+            "`{name}` = {shown} is out of the range of f32, in which it is used; give a number from 1e-45 to 3e38"
+        );
+        assert_eq!(message_of(&[&format!("{key}={value}")]), expected);
+    }
+    assert_eq!(
+        message_of(&["optimizer.betas=[0.9, 0.99999999]"]),
+        "`betas` has 0.99999999, which is 1 in f32, so that a moment would never move; give at most 0.9999999"
+    );
+    parse(MINIMAL, &["optimizer.weight_decay=0", "optimizer.grad_clip=0", "optimizer.eps=1e-40"])
+        .expect("zero is meant, and small numbers are held");
+}

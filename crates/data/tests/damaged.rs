@@ -1,5 +1,6 @@
 //! Files that are damaged, or made to do harm, are errors that name them: no panic, nothing lost in silence.
 
+use std::io::Write;
 use std::ops::ControlFlow;
 use std::path::Path;
 use std::sync::Arc;
@@ -175,4 +176,63 @@ fn a_token_id_beyond_any_vocabulary_is_refused() {
         let message = load_and_encode(&json).expect_err("too large an id").to_string();
         assert!(message.contains(&id.to_string()) && message.contains("damaged-tokenizer.json"), "{message}");
     }
+}
+
+#[test]
+fn a_zstd_file_that_needs_a_dictionary_or_a_large_window_is_not_called_damaged() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("text.txt.zst");
+    let magic = [0x28, 0xB5, 0x2F, 0xFD];
+    // Frame headers: a window of 2 GiB; a window of 1 KiB and dictionary 5. Then an empty last block.
+    for (header, said) in [(&[0x00, 0xA8][..], "window"), (&[0x01, 0x00, 0x05], "dictionary")] {
+        std::fs::write(&file, [&magic[..], header, &[1, 0, 0]].concat()).unwrap();
+        let message = documents(&file).expect_err(said).to_string();
+        assert!(
+            message.contains(said) && message.contains("zstd -d") && !message.contains("damaged"),
+            "{message}"
+        );
+    }
+}
+
+#[test]
+fn a_parquet_file_without_columns_says_so() {
+    let schema = parse_message_type("message schema { }").unwrap();
+    let writer = SerializedFileWriter::new(Vec::new(), Arc::new(schema), Arc::default()).unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("rows.parquet");
+    std::fs::write(&file, writer.into_inner().unwrap()).unwrap();
+    let message = documents(&file).unwrap_err().to_string();
+    assert!(message.contains("no column at all"), "{message}");
+}
+
+#[test]
+fn zeros_behind_gzip_data_are_padding_and_anything_else_is_damage() {
+    let member = |text: &str| {
+        let mut encoder = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
+        encoder.write_all(text.as_bytes()).unwrap();
+        encoder.finish().unwrap()
+    };
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("lines.jsonl.gz");
+    let (one, two) = (member("{\"text\": \"a\"}\n"), member("{\"text\": \"b\"}\n"));
+    let zeros = vec![0; 600_000];
+    for (parts, expected) in [
+        (vec![&one, &two], Some(2)),
+        (vec![&one, &zeros], Some(1)),
+        (vec![&one, &two, &zeros], Some(2)),
+        // Behind zeros nothing is looked for, and nothing is lost in silence.
+        (vec![&one, &zeros, &two], None),
+        (vec![&one, &b"more".to_vec()], None),
+        (vec![&zeros], None),
+    ] {
+        std::fs::write(&file, parts.into_iter().flatten().copied().collect::<Vec<u8>>()).unwrap();
+        match (documents(&file), expected) {
+            (Ok(count), expected) => assert_eq!(Some(count), expected),
+            (Err(error), None) => assert!(error.to_string().contains("lines.jsonl.gz"), "{error}"),
+            (Err(error), Some(_)) => panic!("{error}"),
+        }
+    }
+    // A member that is cut is no end.
+    std::fs::write(&file, &one[..one.len() - 3]).unwrap();
+    assert!(documents(&file).is_err());
 }

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::files::{Compression, InputFile};
+use super::gzip::Members;
 use crate::error::{DataError, Result};
 
 const BUFFER_BYTES: usize = 256 << 10;
@@ -27,9 +28,7 @@ pub(super) fn open(file: &InputFile, bytes_read: Arc<AtomicU64>) -> Result<Input
         Compression::None => Box::new(counted),
         // An empty file is no compressed stream at all, but the decoders take it for an empty text.
         _ if file.bytes == 0 => return Err(damaged(&file.path, 0, "the file is empty")),
-        Compression::Gzip => {
-            Box::new(BufReader::with_capacity(BUFFER_BYTES, flate2::bufread::MultiGzDecoder::new(counted)))
-        }
+        Compression::Gzip => Box::new(BufReader::with_capacity(BUFFER_BYTES, Members::new(counted))),
         Compression::Zstd => {
             let decoder =
                 zstd::Decoder::with_buffer(counted).map_err(|e| damaged(&file.path, 0, &e.to_string()))?;
@@ -84,7 +83,33 @@ impl InputStream {
         if self.compression == Compression::None || error.raw_os_error().is_some() {
             return DataError::io(&self.path, "read the input")(error);
         }
-        damaged(&self.path, self.offset, &error.to_string())
+        let what = error.to_string();
+        if self.compression == Compression::Zstd
+            && let Some((what, fix)) = asks_for_more(&what)
+        {
+            return DataError::input(
+                &self.path,
+                format!("after {} decompressed bytes", self.offset),
+                what,
+                fix,
+            );
+        }
+        damaged(&self.path, self.offset, &what)
+    }
+}
+
+/// What is wrong and what to do where zstd's `error` is of a file that is whole, but needs more to be read than it is given.
+fn asks_for_more(error: &str) -> Option<(&'static str, &'static str)> {
+    match error {
+        "Frame requires too much memory for decoding" => Some((
+            "it is compressed with a window of more than 128 MiB",
+            "decompress it first (zstd -d --long=31), or compress it again without --long",
+        )),
+        "Dictionary mismatch" => Some((
+            "it is compressed with a dictionary, which is needed to read it",
+            "decompress it first (zstd -d -D <dictionary>), or compress it again without one",
+        )),
+        _ => None,
     }
 }
 

@@ -1,6 +1,6 @@
 //! Names, types and ranges, each message in full.
 
-use super::{errors, errors_with, parse};
+use super::{MINIMAL, errors, errors_with, parse};
 
 /// One message for `lines` under `section`.
 fn message(section: &str, lines: &str) -> String {
@@ -313,4 +313,10 @@ fn long_and_strange_values_keep_the_message_on_one_line() {
         )
     );
     assert_eq!(message("log", "\"a\\nb\\u001b[2J\" = 1").lines().count(), 1);
+}
+
+#[test]
+fn a_whole_number_that_is_too_large_for_the_file_hears_of_the_bound() {
+    let errors = parse(MINIMAL, &["train.seed=9223372036854775808"]).unwrap_err().to_string();
+    assert!(errors.contains("must be a whole number from 0 to 9223372036854775807, not 922"), "{errors}");
 }

@@ -2,6 +2,7 @@
 
 use super::RunError;
 use crate::config::Config;
+use crate::files;
 use crate::report::{REPORT_FILE, SAMPLE_FILE, SUMMARY_FILE};
 use std::fs;
 use std::io::{ErrorKind, Write};
@@ -130,8 +131,8 @@ impl RunFolder {
     /// What `config` asks of the end of the run, after `step`, and is not here: all of it where no end came to its own end after this step.
     pub(super) fn unwritten(&self, step: u64, config: &Config) -> Result<Unwritten, RunError> {
         let path = self.path.join(FINISHED);
-        let all = match fs::read_to_string(&path) {
-            Ok(text) => text.trim().parse() != Ok(step),
+        let all = match files::read(&path, 1 << 20) {
+            Ok(text) => String::from_utf8_lossy(&text).trim().parse() != Ok(step),
             Err(e) if e.kind() == ErrorKind::NotFound => true,
             Err(e) => return Err(RunError::io(&path, "read")(e)),
         };

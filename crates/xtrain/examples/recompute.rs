@@ -5,7 +5,7 @@
 //! The README shows what follows.
 
 use xtrain::prelude::*;
-use xtrain::train::{programs, run};
+use xtrain::train::{engine, programs, run};
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let parsed = Config::load("examples/llama3_8b.toml".as_ref(), &["train.micro_batch_size=2"])?;
@@ -13,7 +13,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     for recompute in [Recompute::None, Recompute::Norms, Recompute::Block] {
         spec.recompute = recompute;
         let program = programs::training(&spec)?;
-        let plan = Plan::of(&program);
+        let plan = engine::plan(&program);
         println!("{recompute:?}: {} ops, {} GiB", program.instances.len(), plan.total_bytes() >> 30);
     }
     Ok(())

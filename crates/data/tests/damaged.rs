@@ -100,7 +100,7 @@ fn a_parquet_page_that_counts_other_rows_than_the_footer_loses_none_in_silence()
     let at = hundred(hundred(0) + 2);
     for (count, said) in [(98, "counts more rows"), (64, "counts more rows"), (101, "")] {
         let mut changed = whole.clone();
-        changed[at..at + 2].copy_from_slice(&[(2 * count) as u8 | 0x80, (2 * count >> 7) as u8]);
+        changed[at..at + 2].copy_from_slice(&[(2 * count) as u8 | 0x80, ((2 * count) >> 7) as u8]);
         std::fs::write(&file, changed).unwrap();
         let message = documents(&file).expect_err("another count").to_string();
         assert!(message.contains("rows.parquet") && message.contains(said), "{message}");

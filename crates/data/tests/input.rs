@@ -261,7 +261,8 @@ fn errors_say_what_is_wrong_and_where() {
         (
             "jsonl",
             b"{\"text\": \"a\"}\n{\"body\": 1}\n",
-            "line 2: there is no field \"text\"; the line has \"body\"",
+            "line 2: there is no field \"text\"; the line has \"body\"; name the field that holds the text: data.text_field = \"body\" in \
+             a run file, --text-field \"body\" elsewhere",
         ),
         ("jsonl", b"{}\n", "the line has no fields"),
         ("jsonl", b"{\"text\": [1, {}]}", "line 1: field \"text\" is an array"),

@@ -2,7 +2,7 @@
 
 mod text;
 
-pub use text::{TextLoss, TextOptions, text};
+pub use text::{Doing, TextLoss, TextOptions, text};
 
 use crate::programs;
 use crate::run::RunError;

@@ -53,6 +53,13 @@ pub fn open(folder: &Path, which: Which, recipe: Option<Recipe>) -> Result<Opene
     if run.is_begun() {
         return open_run(&run, which, recipe);
     }
+    if let Some((run, step)) = RunFolder::of_checkpoint(folder) {
+        return Err(RunError::Refused(format!(
+            "{} is a checkpoint of a run; name the run folder: {} --step {step}",
+            folder.display(),
+            run.path().display()
+        )));
+    }
     if !folder.join("config.json").is_file() {
         return Err(RunError::Refused(format!(
             "{} is neither a run folder (it has no config.toml) nor a Hugging Face folder (no config.json)",

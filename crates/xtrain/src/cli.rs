@@ -2,12 +2,15 @@
 
 use crate::quantity::{Count, Size};
 use clap::builder::{PossibleValuesParser, TypedValueParser};
+use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{Arg, ArgAction, Args, CommandFactory, FromArgMatches, Parser, Subcommand};
+use std::io::Write;
 use std::ops::RangeInclusive;
 use std::path::PathBuf;
 use xtrain_checkpoint::hf::{ExportDtype, ExportOptions};
 use xtrain_data::{BeginOfDocument, PrepareOptions};
 use xtrain_model::Recipe;
+use xtrain_train::config::keys_like;
 
 /// Train language models: pre-train, continue and fine-tune from one run file.
 #[derive(Debug, Parser)]
@@ -31,8 +34,35 @@ impl Cli {
             _ => arg,
         };
         let command = Cli::command().mut_subcommands(|verb| verb.mut_args(allow));
-        Cli::from_arg_matches(&command.get_matches()).unwrap_or_else(|error| error.exit())
+        let read = command.try_get_matches().and_then(|matches| Cli::from_arg_matches(&matches));
+        read.unwrap_or_else(|error| {
+            let verb = std::env::args_os().nth(1);
+            let takes_a_run_file = verb.is_some_and(|verb| verb == "train" || verb == "plan");
+            match no_option_but_a_key(&error).filter(|_| takes_a_run_file) {
+                // The exit code says it where nobody can read it.
+                Some(message) => {
+                    let _ = writeln!(std::io::stderr(), "error: {message}");
+                    std::process::exit(2)
+                }
+                None => error.exit(),
+            }
+        })
     }
+}
+
+/// What is said of an unknown option that is, or may be meant as, a key of the run file.
+fn no_option_but_a_key(error: &clap::Error) -> Option<String> {
+    let Some(ContextValue::String(option)) = error.get(ContextKind::InvalidArg) else { return None };
+    let name = option.strip_prefix("--").filter(|_| error.kind() == ErrorKind::UnknownArgument)?;
+    let meant = keys_like(name);
+    if !meant.exact && error.get(ContextKind::SuggestedArg).is_some() {
+        return None;
+    }
+    let sets: Vec<String> = meant.keys.iter().map(|key| format!("--set {key}=...")).collect();
+    let sets = if sets.is_empty() { String::new() } else { format!(", here {}", sets.join(" or ")) };
+    Some(format!(
+        "there is no option {option}: keys of the run file are set with --set section.key=value{sets}; docs/configuration.md lists them"
+    ))
 }
 
 #[derive(Debug, Subcommand)]
@@ -101,7 +131,7 @@ pub(crate) struct BenchStepArgs {
 pub(crate) struct RunFile {
     /// The run file (TOML); docs/configuration.md lists its keys
     pub(crate) file: PathBuf,
-    /// Override a key of the run file, e.g. --set optimizer.lr=1e-3; may be repeated
+    /// Override a key of the run file, e.g. --set optimizer.lr=1e-3; --set section.key= takes it out; may be repeated
     #[arg(long = "set", value_name = "SECTION.KEY=VALUE")]
     pub(crate) set: Vec<String>,
 }
@@ -122,6 +152,9 @@ pub(crate) struct TrainArgs {
     /// The run folder; the same as --set train.out=...
     #[arg(long, value_name = "FOLDER")]
     pub(crate) out: Option<String>,
+    /// CPU threads, 0 takes all; the same as --set train.threads=...
+    #[arg(long, value_parser = bounded(0..=1024))]
+    pub(crate) threads: Option<usize>,
 }
 
 #[derive(Debug, Args)]
@@ -199,12 +232,17 @@ pub(crate) struct ModelArgs {
     /// Use the checkpoint with the lowest validation loss instead of the latest (run folders)
     #[arg(long, conflicts_with = "step")]
     pub(crate) best: bool,
-    /// Compute in this precision instead of the run's own, or fp32 for a Hugging Face folder
-    #[arg(long, value_parser = named(&Recipe::ALL, Recipe::name))]
-    pub(crate) precision: Option<Recipe>,
     /// CPU threads; 0 takes all
     #[arg(long, default_value_t = 0, value_parser = bounded(0..=1024))]
     pub(crate) threads: usize,
+}
+
+/// How a model computes.
+#[derive(Debug, Args)]
+pub(crate) struct PrecisionArgs {
+    /// Compute in this precision instead of the run's own, or fp32 for a Hugging Face folder
+    #[arg(long, value_parser = named(&Recipe::ALL, Recipe::name))]
+    pub(crate) precision: Option<Recipe>,
 }
 
 #[derive(Debug, Args)]
@@ -215,6 +253,8 @@ pub(crate) struct ModelArgs {
 pub(crate) struct GenerateArgs {
     #[command(flatten)]
     pub(crate) model: ModelArgs,
+    #[command(flatten)]
+    pub(crate) precision: PrecisionArgs,
     #[command(flatten)]
     pub(crate) prompt: PromptArgs,
     /// Tokens to make at most; whenever they fill the model's context, the older half of it is forgotten
@@ -259,6 +299,8 @@ pub(crate) struct PromptArgs {
 pub(crate) struct EvalArgs {
     #[command(flatten)]
     pub(crate) model: ModelArgs,
+    #[command(flatten)]
+    pub(crate) precision: PrecisionArgs,
     /// Text (.txt, .jsonl, .parquet, .gz, .zst) or a folder of token shards
     #[arg(long, required = true)]
     pub(crate) data: Vec<PathBuf>,

@@ -89,8 +89,12 @@ impl Observer for TrainingView {
     fn started(&mut self, config: &Config, model: &str, first_step: u64, steps: u64) {
         self.texts.finish();
         let threads = rayon::current_num_threads();
+        let what = format!("{model}; CPU, {threads} threads");
+        if first_step == steps {
+            return log_line(&format!("{what}; all {steps} steps are made, what is left of the end follows"));
+        }
         log_line(&config.to_toml());
-        self.say(format!("{model}; CPU, {threads} threads; steps {first_step} to {steps}"));
+        self.say(format!("{what}; steps {first_step} to {steps}"));
         let bar = ProgressBar::with_draw_target(Some(steps), ProgressDrawTarget::stderr());
         bar.set_style(style("{wide_bar} {pos}/{len} steps, {elapsed} elapsed, {eta} left"));
         bar.set_position(first_step);
@@ -116,42 +120,19 @@ impl Observer for TrainingView {
     }
 }
 
-/// Shows what is made of texts: a vocabulary, tokens.
+/// How far something is that takes a while, on a terminal; elsewhere nothing.
 #[derive(Default)]
-pub(crate) struct TextBar {
+pub(crate) struct Bar {
     bar: Option<ProgressBar>,
-    /// What the bar is for: a step of learning, or the text that becomes tokens.
+    /// What it is for.
     doing: String,
-    tokens: Option<Progress>,
 }
 
-impl TextBar {
-    pub(crate) fn learning(&mut self, vocabulary: Vocabulary, progress: Learning) {
-        let (doing, done, total) = match progress {
-            Learning::Reading { bytes_done, bytes_total } => ("reading the text", bytes_done, bytes_total),
-            Learning::Merging { done, total } => ("learning merges", done as u64, total as u64),
-        };
-        if matches!(progress, Learning::Reading { .. }) && self.doing != doing {
-            log_line(&match vocabulary {
-                Vocabulary::Bpe { size } => format!("learning a vocabulary of {size} tokens from the text"),
-                Vocabulary::Chars => "making a vocabulary of the characters of the text".to_owned(),
-            });
-        }
-        self.show(doing, done, total);
-    }
-
-    pub(crate) fn tokenizing(&mut self, path: &str, progress: &Progress) {
-        self.show(path, progress.bytes_done, progress.bytes_total);
-        if let Some(bar) = &self.bar {
-            bar.set_message(format!("tokenizing {path} ({:.0} MB/s)", progress.mb_per_s()));
-        }
-        self.tokens = Some(*progress);
-    }
-
-    /// Sets the bar for `doing`; what was shown before is over where it was something else.
-    fn show(&mut self, doing: &str, done: u64, total: u64) {
+impl Bar {
+    /// Shows how far `doing` is; what was shown before is over where it was something else.
+    pub(crate) fn show(&mut self, doing: &str, done: u64, total: u64) {
         if self.doing != doing {
-            self.finish();
+            self.clear();
             self.doing = doing.to_owned();
         }
         let bar = self.bar.get_or_insert_with(|| {
@@ -164,20 +145,66 @@ impl TextBar {
         bar.set_position(done);
     }
 
-    /// Clears the bar and says what was made; false if nothing was.
-    pub(crate) fn finish(&mut self) -> bool {
+    /// Shows how much of the text at `path` is turned into tokens, and how fast.
+    pub(crate) fn tokenizing(&mut self, path: &str, progress: &Progress) {
+        self.show(path, progress.bytes_done, progress.bytes_total);
+        if let Some(bar) = &self.bar {
+            bar.set_message(format!("tokenizing {path} ({:.0} MB/s)", progress.mb_per_s()));
+        }
+    }
+
+    /// Takes it away; returns what it was for.
+    pub(crate) fn clear(&mut self) -> String {
         if let Some(bar) = self.bar.take() {
             bar.finish_and_clear();
         }
-        let path = std::mem::take(&mut self.doing);
-        let Some(p) = self.tokens.take() else { return false };
-        log_line(&format!(
-            "{path}: {}, {} at {:.1} MB/s",
-            totals(p.tokens, p.documents),
-            metrics::format::bytes(p.bytes_done),
-            p.mb_per_s()
-        ));
-        true
+        std::mem::take(&mut self.doing)
+    }
+}
+
+/// Shows what is made of texts: a vocabulary, tokens.
+#[derive(Default)]
+pub(crate) struct TextBar {
+    bar: Bar,
+    tokens: Option<Progress>,
+}
+
+impl TextBar {
+    pub(crate) fn learning(&mut self, vocabulary: Vocabulary, progress: Learning) {
+        let (doing, done, total) = match progress {
+            Learning::Reading { bytes_done, bytes_total } => ("reading the text", bytes_done, bytes_total),
+            Learning::Merging { done, total } => ("learning merges", done as u64, total as u64),
+        };
+        if matches!(progress, Learning::Reading { .. }) && self.bar.doing != doing {
+            log_line(&match vocabulary {
+                Vocabulary::Bpe { size } => format!("learning a vocabulary of {size} tokens from the text"),
+                Vocabulary::Chars => "making a vocabulary of the characters of the text".to_owned(),
+            });
+        }
+        self.bar.show(doing, done, total);
+    }
+
+    pub(crate) fn tokenizing(&mut self, path: &str, progress: &Progress) {
+        if self.bar.doing != path {
+            self.finish();
+        }
+        self.bar.tokenizing(path, progress);
+        self.tokens = Some(*progress);
+    }
+
+    /// Clears the bar and says of what text tokens were made.
+    pub(crate) fn finish(&mut self) {
+        let path = self.bar.clear();
+        if let Some(p) = self.tokens.take() {
+            let (made, bytes) = (totals(p.tokens, p.documents), metrics::format::bytes(p.bytes_done));
+            log_line(&format!("{path}: {made}, {bytes} at {:.1} MB/s", p.mb_per_s()));
+        }
+    }
+
+    /// Clears the bar, for those who say themselves what was made: returns how far it was with tokens.
+    pub(crate) fn take(&mut self) -> Option<Progress> {
+        self.bar.clear();
+        self.tokens.take()
     }
 }
 

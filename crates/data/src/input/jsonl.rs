@@ -6,7 +6,7 @@ use std::fmt;
 use serde::de::{DeserializeSeed, Deserializer, IgnoredAny, MapAccess, SeqAccess, Visitor};
 
 use super::stream::InputStream;
-use super::{Piece, push_document, uncuttable};
+use super::{Piece, name_the, push_document, uncuttable};
 use crate::error::{DataError, Result};
 use crate::tokenizer::CutRule;
 
@@ -58,11 +58,11 @@ impl JsonLines {
             Ok(Picked::Text(text)) => text,
             Ok(Picked::Other(kind)) => {
                 let what = format!("field {:?} is {kind}, not a string", self.field);
-                return Err(self.error(what, "name the field that holds the text"));
+                return Err(self.error(what, &name_the("field", &[])));
             }
             Ok(Picked::Missing(keys)) => {
                 let what = format!("there is no field {:?}; the line has {}", self.field, keys.join(", "));
-                return Err(self.error(what, "name the field that holds the text"));
+                return Err(self.error(what, &name_the("field", &keys)));
             }
             Err(error) => {
                 let reason = error.to_string();

@@ -104,6 +104,17 @@ pub fn read_documents(file: &InputFile, options: &InputOptions, rule: CutRule) -
     Ok(Documents { pieces, bytes_read, failed: false })
 }
 
+/// What to do where a field or column is not the one of the text; `quoted` are the names that there are, and one alone is named.
+fn name_the(what: &str, quoted: &[String]) -> String {
+    let name = match quoted {
+        [only] if only.starts_with('"') => only,
+        _ => "...",
+    };
+    format!(
+        "name the {what} that holds the text: data.text_field = {name} in a run file, --text-field {name} elsewhere"
+    )
+}
+
 /// Pieces are cut at or before this size where they can be.
 pub(crate) const PIECE_BYTES: usize = 1 << 20;
 /// Text without a safe cut for longer than this is refused, because it would have to be held in memory whole.

@@ -11,7 +11,7 @@ use parquet::data_type::{ByteArray, ByteArrayType};
 use parquet::file::reader::{FileReader, SerializedFileReader};
 
 use super::files::InputFile;
-use super::{Piece, push_document, uncuttable};
+use super::{Piece, name_the, push_document, uncuttable};
 use crate::error::{DataError, Result};
 use crate::guard::guarded;
 use crate::tokenizer::CutRule;
@@ -58,7 +58,7 @@ impl ParquetColumn {
                 path,
                 "schema",
                 format!("there is no column {column:?}; the file has {has}"),
-                "name the column that holds the text",
+                name_the("column", &names),
             ));
         };
         let chosen = &columns[index];
@@ -67,7 +67,7 @@ impl ParquetColumn {
                 path,
                 "schema",
                 format!("column {column:?} is not a column of strings"),
-                "name the column that holds the text",
+                name_the("column", &[]),
             ));
         }
         Ok(ParquetColumn {

@@ -147,6 +147,31 @@ impl Report {
         self.errors.push(ConfigError { origin, section, message });
     }
 
+    /// "leave it out", of the first of `keys`, which another of them contradicts; and how on the command line, where only the other was
+    /// written there.
+    pub(super) fn leave_out(&self, keys: &[&str]) -> String {
+        match self.only_in_the_file(keys) {
+            Some(key) => format!("leave it out with --set {key}="),
+            None => "leave it out".to_owned(),
+        }
+    }
+
+    /// The same for one of two keys, whichever.
+    pub(super) fn leave_one_out(&self, one: &str, other: &str) -> String {
+        match self.only_in_the_file(&[one, other]).or(self.only_in_the_file(&[other, one])) {
+            Some(key) => format!("leave one out, the file's with --set {key}="),
+            None => "leave one out".to_owned(),
+        }
+    }
+
+    /// The first of `keys`, if it stands in the run file and another of them in an argument.
+    fn only_in_the_file<'a>(&self, keys: &[&'a str]) -> Option<&'a str> {
+        let (first, others) = keys.split_first()?;
+        let is_argued = |key: &&str| matches!(self.origins.get(*key), Some(Origin::Argument { .. }));
+        let is_written = matches!(self.origins.get(*first), Some(Origin::Line { .. }));
+        (is_written && others.iter().any(is_argued)).then_some(*first)
+    }
+
     /// All errors, or none.
     pub(super) fn finish(self) -> Result<(), ConfigErrors> {
         ConfigErrors::if_any(self.errors)

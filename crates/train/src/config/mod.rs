@@ -17,6 +17,7 @@
 mod check;
 mod diff;
 mod error;
+mod keys;
 mod print;
 mod reference;
 mod resolve;
@@ -38,9 +39,11 @@ use serde::{Deserialize, Serialize};
 
 pub use diff::{Change, diff};
 pub use error::{ConfigError, ConfigErrors, Origin};
+pub use keys::{KeysLike, keys_like};
 pub use reference::reference_markdown;
 pub use resolve::{Facts, Resolved};
 pub use section::*;
+pub(crate) use suggest::nearest;
 pub use time_limit::{TimeLimit, TimeLimitError};
 pub use tree::Override;
 

@@ -121,13 +121,13 @@ fn fill_data(config: &mut Config, facts: &Facts, report: &mut Report) {
     match &facts.shards {
         Some(shards) if makes_one => {
             if let Some(size) = config.data.bpe_vocab_size {
-                report.about(
-                    &["data.bpe_vocab_size", "data.train"],
-                    format!(
-                        "`bpe_vocab_size` = {size} learns a vocabulary, but the token shards in {shards:?} bring their \
-                         own; leave it out"
-                    ),
+                let keys = ["data.bpe_vocab_size", "data.train"];
+                let message = format!(
+                    "`bpe_vocab_size` = {size} learns a vocabulary, but the token shards in {shards:?} bring their \
+                     own; {}",
+                    report.leave_out(&keys)
                 );
+                report.about(&keys, message);
             }
             // The word for one that is made was a default, not a choice.
             config.data.tokenizer.get_or_insert(TokenizerChoice::Path(shards.clone()));
@@ -169,6 +169,7 @@ fn architecture(config: &Config, facts: &Facts, report: &mut Report) -> Option<A
         && architecture.vocab_size < tokens
     {
         let rows = architecture.vocab_size;
+        let keys = ["model.vocab_size", "data.tokenizer", "model.init_from"];
         let message = match &config.model.init_from {
             Some(folder) if config.data.tokenizer == Some(TokenizerChoice::Path(folder.clone())) => format!(
                 "the tokenizer in {folder:?} has {tokens} tokens, but the model there only {rows}; the two do not \
@@ -179,11 +180,11 @@ fn architecture(config: &Config, facts: &Facts, report: &mut Report) -> Option<A
                  out to use the folder's own"
             ),
             None => format!(
-                "`vocab_size` = {rows} is less than the tokenizer's {tokens} tokens; leave it out to use \
-                 the tokenizer's"
+                "`vocab_size` = {rows} is less than the tokenizer's {tokens} tokens; {} to use the tokenizer's",
+                report.leave_out(&keys)
             ),
         };
-        report.about(&["model.vocab_size", "data.tokenizer", "model.init_from"], message);
+        report.about(&keys, message);
     }
     Some(architecture)
 }
@@ -204,9 +205,11 @@ fn from_folder(config: &Config, folder: &str, init: &Architecture, report: &mut 
         if !given[key].is_null() && given[key] != found[key] {
             let values: [&Json; 2] = [&given[key], &found[key]];
             let [given, found] = values.map(toml_value);
+            let name = format!("model.{key}");
+            let leave_out = report.leave_out(&[&name, "model.init_from"]);
             report.about(
-                &[&format!("model.{key}"), "model.init_from"],
-                format!("`{key}` is {given}, but {found} in {folder:?}; leave it out to use the folder's"),
+                &[&name, "model.init_from"],
+                format!("`{key}` is {given}, but {found} in {folder:?}; {leave_out} to use the folder's"),
             );
         }
     }

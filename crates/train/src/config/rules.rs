@@ -141,31 +141,28 @@ fn data(config: &Config, report: &mut Report) {
     if let Some(valid) = &data.valid {
         weights(report, "data.valid", valid);
         if data.held_out.is_some() {
-            report.about(
-                &["data.held_out", "data.valid"],
-                exclusive("held_out", "valid", "validation data come from one of them"),
-            );
+            exclusive(report, "data.held_out", "data.valid", "validation data come from one of them");
         }
     }
     let trained_here = !matches!(data.tokenizer, None | Some(TokenizerChoice::Path(_)));
     if let (true, Some(tokenizer), Some(_)) = (trained_here, &data.tokenizer, &config.model.init_from) {
-        report.about(
-            &["data.tokenizer", "model.init_from"],
-            format!(
-                "`tokenizer` = \"{tokenizer}\" makes a vocabulary that the weights of `model.init_from` do not \
-                 know; leave it out to use the folder's own"
-            ),
+        let keys = ["data.tokenizer", "model.init_from"];
+        let message = format!(
+            "`tokenizer` = \"{tokenizer}\" makes a vocabulary that the weights of `model.init_from` do not know; {} \
+             to use the folder's own",
+            report.leave_out(&keys)
         );
+        report.about(&keys, message);
     }
     let learns_bpe = match &data.tokenizer {
         None => config.model.init_from.is_none(),
         Some(tokenizer) => *tokenizer == TokenizerChoice::Bpe,
     };
     if let (Some(size), false) = (data.bpe_vocab_size, learns_bpe) {
-        report.about(
-            &["data.bpe_vocab_size", "data.tokenizer", "model.init_from"],
-            format!("`bpe_vocab_size` = {size} needs `tokenizer = \"bpe\"`; leave it out"),
-        );
+        let keys = ["data.bpe_vocab_size", "data.tokenizer", "model.init_from"];
+        let message =
+            format!("`bpe_vocab_size` = {size} needs `tokenizer = \"bpe\"`; {}", report.leave_out(&keys));
+        report.about(&keys, message);
     }
 }
 
@@ -199,8 +196,8 @@ fn run_length(config: &Config, report: &mut Report) {
         ),
         [_] => {}
         [first, .., last] => {
-            let message = exclusive(last, first, "one of them says how long to train");
-            report.about(&[&format!("train.{last}"), &format!("train.{first}")], message);
+            let [last, first] = [last, first].map(|name| format!("train.{name}"));
+            exclusive(report, &last, &first, "one of them says how long to train");
         }
     }
     if let Some(micro) = train.micro_batch_size
@@ -222,10 +219,8 @@ fn schedule(config: &Config, report: &mut Report) {
     let lr = config.optimizer.lr;
     let kind = toml_value(&serde_json::json!(schedule.kind));
     if schedule.min_lr.is_some() && schedule.min_lr_ratio.is_some() {
-        report.about(
-            &["schedule.min_lr", "schedule.min_lr_ratio"],
-            exclusive("min_lr", "min_lr_ratio", "both give the final learning rate"),
-        );
+        let why = "both give the final learning rate";
+        exclusive(report, "schedule.min_lr", "schedule.min_lr_ratio", why);
     }
     if let Some(min_lr) = schedule.min_lr
         && min_lr > lr
@@ -240,10 +235,8 @@ fn schedule(config: &Config, report: &mut Report) {
         );
     }
     if schedule.decay_steps.is_some() && schedule.decay_fraction.is_some() {
-        report.about(
-            &["schedule.decay_fraction", "schedule.decay_steps"],
-            exclusive("decay_fraction", "decay_steps", "both give the length of the final decay"),
-        );
+        let why = "both give the length of the final decay";
+        exclusive(report, "schedule.decay_fraction", "schedule.decay_steps", why);
     }
     let wsd_only = [
         ("decay_steps", schedule.decay_steps.is_some()),
@@ -254,9 +247,11 @@ fn schedule(config: &Config, report: &mut Report) {
         [("min_lr", schedule.min_lr.is_some()), ("min_lr_ratio", schedule.min_lr_ratio.is_some())];
     let mut unused = |keys: &[(&str, bool)], needed: &str| {
         for (key, _) in keys.iter().filter(|(_, given)| *given) {
+            let name = format!("schedule.{key}");
+            let leave_out = report.leave_out(&[&name, "schedule.kind"]);
             report.about(
-                &[&format!("schedule.{key}"), "schedule.kind"],
-                format!("`{key}` has no meaning for `kind = {kind}`; leave it out, or choose {needed}"),
+                &[&name, "schedule.kind"],
+                format!("`{key}` has no meaning for `kind = {kind}`; {leave_out}, or choose {needed}"),
             );
         }
     };
@@ -340,8 +335,14 @@ fn missing(report: &mut Report, section: &str, key: &str, missing: bool, alterna
     }
 }
 
-fn exclusive(one: &str, other: &str, why: &str) -> String {
-    format!("`{one}` and `{other}` are both given, but {why}; leave one out")
+/// Reports that two keys of a section exclude each other.
+fn exclusive(report: &mut Report, one: &str, other: &str, why: &str) {
+    let name = |key: &str| key.rsplit('.').next().unwrap_or_default().to_owned();
+    let leave_out = report.leave_one_out(one, other);
+    report.about(
+        &[one, other],
+        format!("`{}` and `{}` are both given, but {why}; {leave_out}", name(one), name(other)),
+    );
 }
 
 /// `try kv_heads = 2 or kv_heads = 3`: the divisors of `whole` next to `part`.

@@ -5,7 +5,7 @@ const LONGEST: usize = 64;
 
 /// The candidate that `word` most probably means, if one is near: at most a third of its letters differ.
 /// Case, `-` and `_` do not count.
-pub(super) fn nearest<'a>(word: &str, candidates: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
+pub(crate) fn nearest<'a>(word: &str, candidates: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
     let length = word.chars().count();
     if length > LONGEST {
         return None;

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use toml::de::{DeTable, DeValue};
 
 use super::error::{ConfigError, ConfigErrors, Origin, Origins, one_line};
+use super::schema::sections;
 
 /// At most this many errors of TOML syntax are reported; the later ones tend to follow from the first.
 const MAX_SYNTAX_ERRORS: usize = 5;
@@ -16,7 +17,8 @@ const DEEPEST: usize = 8;
 /// A value laid over the run file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Override {
-    /// As `--set` takes it: `section.key=value`, whose value is TOML where it is TOML, else the words as they stand.
+    /// As `--set` takes it: `section.key=value`, whose value is TOML where it is TOML, else the words as they stand. Without a value it
+    /// takes the key out of the file.
     Set(String),
     /// A text for one key, whatever is in it.
     Text {
@@ -115,8 +117,30 @@ impl Tree {
         if path.len() < 2 || path.len() > DEEPEST || path.iter().any(|name| name.is_empty()) {
             return Err(error(FORM));
         }
-        let value = set_value(text.trim(), &origin).map_err(|message| error(&message))?;
+        let text = text.trim();
+        if text.is_empty() && self.take_out(&path) {
+            return Ok(());
+        }
+        let value = set_value(text, &origin).map_err(|message| error(&message))?;
         self.put(&path, Node { value, origin })
+    }
+
+    /// Takes out what is at a path of at least two names. False where nothing is there and the path is no key either: what stands there
+    /// instead is then refused as any unknown key.
+    fn take_out(&mut self, path: &[&str]) -> bool {
+        let Some((last, parents)) = path.split_last() else { return false };
+        let mut entries = &mut self.root;
+        for name in parents {
+            let Some((_, Node { value: Value::Table(inner), .. })) =
+                entries.iter_mut().find(|(key, _)| key == name)
+            else {
+                return is_key(path);
+            };
+            entries = inner;
+        }
+        let before = entries.len();
+        entries.retain(|(key, _)| key != last);
+        entries.len() < before || is_key(path)
     }
 
     /// Puts `node` at a path of at least two names, in the place of what is there.
@@ -152,6 +176,12 @@ impl Tree {
         }
         origins
     }
+}
+
+/// Whether the schema has a key at this path.
+fn is_key(path: &[&str]) -> bool {
+    let section = sections().iter().find(|section| path.first().is_some_and(|name| section.name == *name));
+    path.len() == 2 && section.is_some_and(|section| section.keys.iter().any(|key| key.name == path[1]))
 }
 
 /// The value of a `--set` argument: TOML where it is TOML, else the words as they stand.

@@ -9,8 +9,8 @@ use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use xtrain_data::{
-    DataError, Dataset, DocumentMask, InputOptions, PrepareOptions, TokenStream, Tokenizer, Validation,
-    list_inputs, prepare_cached,
+    DataError, Dataset, DocumentMask, InputOptions, PrepareOptions, Progress, TokenStream, Tokenizer,
+    Validation, list_inputs, prepare_cached,
 };
 use xtrain_model::decoder::Batch;
 
@@ -69,7 +69,16 @@ impl TextLoss {
     }
 }
 
-/// The loss of `opened` on `data`: files and folders of text, and folders of token shards. `go_on` is asked often;
+/// What [`text`] is at.
+#[derive(Clone, Copy, Debug)]
+pub enum Doing<'a> {
+    /// The text at this path is turned into tokens.
+    Tokenizing(&'a Path, &'a Progress),
+    /// So many sequences are evaluated, of how many.
+    Evaluating(u64, u64),
+}
+
+/// The loss of `opened` on `data`: files and folders of text, and folders of token shards. `go_on` is told often how far it is;
 /// [`ControlFlow::Break`] ends it without a result, and what is temporary is removed.
 ///
 /// # Errors
@@ -79,7 +88,7 @@ pub fn text(
     opened: &mut OpenedModel,
     data: &[PathBuf],
     options: &TextOptions,
-    go_on: &mut dyn FnMut() -> ControlFlow<()>,
+    go_on: &mut dyn FnMut(Doing<'_>) -> ControlFlow<()>,
 ) -> Result<Option<TextLoss>, RunError> {
     let limit = opened.weights.model().max_position_embeddings;
     let asked = options.seq_len.or(opened.seq_len).unwrap_or(SEQ_LEN.min(limit));
@@ -124,8 +133,13 @@ pub fn text(
     let shape = Batch { sequences, seq_len };
     let evaluator = Evaluator::new(&mut opened.weights, shape, document_mask, LOSS_CHUNK)
         .map_err(|e| e.advising("take shorter sequences, or fewer of them at once"))?;
-    let mut tally = Tally::default();
-    if evaluator.add(&mut opened.weights, &validation, &mut tally, go_on)?.is_break() {
+    let (mut tally, mut begun, all) = (Tally::default(), 0, validation.window_count());
+    let mut next = || {
+        let done = all.min(begun);
+        begun += sequences as u64;
+        go_on(Doing::Evaluating(done, all))
+    };
+    if evaluator.add(&mut opened.weights, &validation, &mut tally, &mut next)?.is_break() {
         return Ok(None);
     }
     Ok(Some(TextLoss { loss: tally.mean(), tokens: tally.targets, text_bytes, seq_len, document_mask }))
@@ -137,7 +151,7 @@ fn dataset(
     tokenizer: &Tokenizer,
     input: &InputOptions,
     cache: &Path,
-    go_on: &mut dyn FnMut() -> ControlFlow<()>,
+    go_on: &mut dyn FnMut(Doing<'_>) -> ControlFlow<()>,
 ) -> Result<Dataset, RunError> {
     if is_dataset(path) {
         let dataset = Dataset::open(path)?;
@@ -159,7 +173,9 @@ fn dataset(
     }
     let files = list_inputs(&[path])?;
     let options = PrepareOptions { input: input.clone(), ..PrepareOptions::default() };
-    let made = prepare_cached(&files, tokenizer, &options, cache, &mut |_| go_on())?;
+    let made = prepare_cached(&files, tokenizer, &options, cache, &mut |progress| {
+        go_on(Doing::Tokenizing(path, progress))
+    })?;
     Ok(made.with_name(path.display().to_string()))
 }
 

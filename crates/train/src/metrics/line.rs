@@ -5,8 +5,8 @@ use super::format;
 
 /// The line for `event`; `total_steps`, where it is known, follows the step number.
 ///
-/// Successive step lines align. A sample's text keeps its own line breaks; control characters in it, which could
-/// reprogram a terminal, are shown as U+FFFD.
+/// Successive step lines align. A sample's text keeps its own line breaks and is set in, so that its end is seen; control characters in
+/// it, which could reprogram a terminal, are shown as U+FFFD.
 ///
 /// ```text
 /// step  120/2000  loss  3.4512  grad_norm  0.84  lr 9.98e-4  mem 0.42 GiB (2%)  61.2k tok/s  0.040 TFLOP/s  left 2m41s
@@ -32,12 +32,9 @@ pub fn line(event: &Event, total_steps: Option<u64>) -> String {
         ),
         Event::Resumed(resumed) => format!("resumed after step {}", resumed.step),
         Event::Sample(sample) => {
-            format!(
-                "sample after step {}: {}{}",
-                sample.step,
-                printable(&sample.prompt),
-                printable(&sample.text)
-            )
+            let text = printable(&format!("{}{}", sample.prompt, sample.text));
+            let lines: String = text.lines().map(|line| format!("\n    {line}")).collect();
+            format!("sample after step {}:{lines}", sample.step)
         }
     }
 }
@@ -62,7 +59,8 @@ fn step_line(m: &StepMetrics, total_steps: Option<u64>) -> String {
     if m.skipped > 0 {
         text += &format!("  skipped {}", m.skipped);
     }
-    if let Some(seconds) = m.seconds_left {
+    // The last step leaves nothing.
+    if let Some(seconds) = m.seconds_left.filter(|&seconds| seconds != 0.0) {
         text += &format!("  left {}", format::duration(seconds));
     }
     text

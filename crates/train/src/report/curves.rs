@@ -144,11 +144,10 @@ impl<'a> Views<'a> {
     fn smoothed(&self, name: &str, figure: impl Fn(&StepMetrics) -> f64) -> Vec<Series> {
         let mut series = Vec::new();
         for raw in self.each(name, figure) {
-            if raw.points.len() < SMOOTHED_FROM {
+            let Some((points, reports)) = smoothed(&raw.points) else {
                 series.push(raw);
                 continue;
-            }
-            let (points, reports) = thin::smooth(&raw.points);
+            };
             if self.views.len() > 1 {
                 series.push(Series { points, ..raw });
             } else {
@@ -172,6 +171,12 @@ impl<'a> Views<'a> {
         });
         series.collect()
     }
+}
+
+/// The smooth curve through `points` and how many of them each of its values comes from; nothing where they are few enough to be shown as
+/// they are.
+pub(super) fn smoothed(points: &[Point]) -> Option<(Vec<Point>, usize)> {
+    (points.len() >= SMOOTHED_FROM).then(|| thin::smooth(points))
 }
 
 fn points_of(series: &[Series]) -> Vec<&[Point]> {

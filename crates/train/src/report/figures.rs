@@ -1,6 +1,7 @@
 //! The key figures of a run.
 
-use super::curves::View;
+use super::curves::{View, smoothed};
+use super::thin::Point;
 use crate::metrics::{StepMetrics, format};
 
 /// A number to show large, with what it refers to.
@@ -47,12 +48,11 @@ fn perplexity(view: &View<'_>) -> Option<Figure> {
     Some(Figure { label: "Perplexity", value: format::significant(last.perplexity()), notes })
 }
 
-/// The mean of the last hundredth of the reports, at least five: one step's loss says little.
+/// Where the curve of the training loss ends, and how many reports each of its values comes from: 1 where it is not smoothed.
 pub(super) fn final_training_loss(steps: &[StepMetrics]) -> Option<(f64, usize)> {
-    let reports = (steps.len() / 100).max(5).min(steps.len());
-    let tail: Vec<f64> =
-        steps[steps.len() - reports..].iter().map(|m| m.loss).filter(|loss| loss.is_finite()).collect();
-    (!tail.is_empty()).then(|| (tail.iter().sum::<f64>() / tail.len() as f64, tail.len()))
+    let losses: Vec<Point> = steps.iter().map(|m| (m.step as f64, m.loss)).collect();
+    let (curve, reports) = smoothed(&losses).unwrap_or((losses, 1));
+    curve.iter().rev().map(|point| point.1).find(|loss| loss.is_finite()).map(|loss| (loss, reports))
 }
 
 fn training_loss(view: &View<'_>) -> Option<Figure> {
@@ -60,7 +60,7 @@ fn training_loss(view: &View<'_>) -> Option<Figure> {
     let notes = vec![if reports == 1 {
         "last report".to_owned()
     } else {
-        format!("mean of the last {} reports", format::grouped(reports as u64))
+        format!("smoothed over {} reports", format::grouped(reports as u64))
     }];
     Some(Figure { label: "Training loss", value: format!("{loss:.4}"), notes })
 }

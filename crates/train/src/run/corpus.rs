@@ -3,12 +3,13 @@
 use super::{Notice, RunError};
 use crate::config::{Config, Source, Sources, TokenizerChoice};
 use std::collections::HashSet;
+use std::io::ErrorKind;
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use xtrain_data::{
-    Dataset, DocumentMask, InputOptions, Loader, LoaderOptions, PrepareOptions, Texts, TokenStream,
-    Tokenizer, Validation, Vocabulary, learn_cached, list_inputs, prepare_cached,
+    DataError, Dataset, DocumentMask, InputOptions, Loader, LoaderOptions, PrepareOptions, Texts,
+    TokenStream, Tokenizer, Validation, Vocabulary, learn_cached, list_inputs, prepare_cached,
 };
 
 /// What a run reads.
@@ -98,11 +99,24 @@ fn open_inputs(config: &Config, sources: &Sources) -> Result<Vec<Input>, RunErro
             };
             let opened = match are_shards(first) {
                 true => Opened::Shards(Dataset::open(&first.path)?),
-                false => Opened::Text(Texts { inputs: list_inputs(&paths)?, options: options(first) }),
+                false => Opened::Text(Texts {
+                    inputs: list_inputs(&paths).map_err(not_there)?,
+                    options: options(first),
+                }),
             };
             Ok(Input { name, weight: first.weight, opened })
         })
         .collect()
+}
+
+/// The error for a text that is not there, with where its path starts.
+fn not_there(error: DataError) -> RunError {
+    match &error {
+        DataError::Io { path, source, .. } if source.kind() == ErrorKind::NotFound && path.is_relative() => {
+            RunError::Refused(format!("{error} (paths start at the folder you are in)"))
+        }
+        _ => error.into(),
+    }
 }
 
 impl Opened {

@@ -20,19 +20,24 @@ impl Run {
         watch: &Watch<'_>,
         observer: &mut dyn Observer,
     ) -> Result<Outcome, RunError> {
-        let made = match outcome {
-            // Both are tried; the first error is told.
-            Outcome::Finished => self.export(observer).and(self.sample(watch, observer)),
-            Outcome::Stopped | Outcome::TimeLimit | Outcome::StoppedEarly => Ok(outcome),
-        };
-        let told = self.tell(*made.as_ref().unwrap_or(&outcome), observer);
-        made.and_then(|outcome| told.map(|()| outcome))
+        if outcome != Outcome::Finished {
+            self.tell(outcome, observer)?;
+            return Ok(outcome);
+        }
+        // What an earlier process wrote after this step is left as it is.
+        let unwritten = self.folder.unwritten(self.at.step, &self.config)?;
+        // All is tried; the first error is told.
+        let exported = if unwritten.export { self.export(observer) } else { Ok(()) };
+        let sampled = if unwritten.samples { self.sample(watch, observer) } else { Ok(outcome) };
+        let told = self.tell(*sampled.as_ref().unwrap_or(&outcome), observer);
+        let ended = exported.and(sampled).and_then(|ended| told.map(|()| ended))?;
+        if ended == Outcome::Finished {
+            self.folder.finished(self.at.step)?;
+        }
+        Ok(ended)
     }
 
     fn export(&mut self, observer: &mut dyn Observer) -> Result<(), RunError> {
-        if !self.config.checkpoint.export_hf {
-            return Ok(());
-        }
         let (path, options) = (self.folder.hf(), exchange::export_options(&self.config));
         self.folder.claim_hf()?;
         exchange::export(self.learner.weights(), &self.hf, &self.corpus.tokenizer, &path, &options)?;
@@ -109,7 +114,7 @@ impl Run {
             best_loss: self.at.best.map(|(_, loss)| loss),
             outcome: Some(
                 match outcome {
-                    Outcome::Finished => "finished",
+                    Outcome::Finished | Outcome::FinishedBefore { .. } => "finished",
                     Outcome::Stopped => "stopped on request",
                     Outcome::TimeLimit => "stopped at the time limit",
                     Outcome::StoppedEarly => "stopped before its first step",

@@ -1,6 +1,9 @@
 //! The layout of a run folder.
 
 use super::RunError;
+use crate::config::Config;
+use crate::files;
+use crate::report::{REPORT_FILE, SAMPLE_FILE, SUMMARY_FILE};
 use std::fs;
 use std::io::{ErrorKind, Write};
 use std::path::{Path, PathBuf};
@@ -10,6 +13,23 @@ use xtrain_checkpoint::replace_file;
 const LOCK: &str = ".lock";
 /// Where a run says that `hf/` is its own.
 const EXPORTED: &str = ".exported";
+/// Where a run says after which step all that its end writes was written.
+const FINISHED: &str = ".finished";
+
+/// What the end of a run writes, as far as it is not there yet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Unwritten {
+    pub export: bool,
+    pub samples: bool,
+    /// The summary, and the report where there is one.
+    pub figures: bool,
+}
+
+impl Unwritten {
+    pub(super) fn is_nothing(self) -> bool {
+        !(self.export || self.samples || self.figures)
+    }
+}
 
 /// A run folder's path, and the places in it.
 #[derive(Clone, Debug)]
@@ -21,6 +41,19 @@ impl RunFolder {
     /// The folder at `path`, which need not exist.
     pub fn at(path: impl Into<PathBuf>) -> Self {
         RunFolder { path: path.into() }
+    }
+
+    /// The run whose checkpoint the folder at `path` is, and its step; nothing where it is no checkpoint.
+    pub(crate) fn of_checkpoint(path: &Path) -> Option<(Self, u64)> {
+        if !path.join("manifest.json").is_file() {
+            return None;
+        }
+        // A name such as `.` says nothing.
+        let full = path.canonicalize().ok()?;
+        let named = if path.file_name() == full.file_name() { path } else { &full };
+        let step = named.file_name()?.to_str()?.strip_prefix("step-")?.parse().ok()?;
+        let run = named.parent()?.parent().filter(|run| !run.as_os_str().is_empty());
+        Some((RunFolder::at(run.unwrap_or(full.parent()?.parent()?)), step))
     }
 
     /// The folder itself.
@@ -93,6 +126,27 @@ impl RunFolder {
     pub(super) fn claim_hf(&self) -> Result<(), RunError> {
         self.check_hf()?;
         self.write(EXPORTED, "hf/ is this run's export, and is replaced when the run ends again.\n")
+    }
+
+    /// What `config` asks of the end of the run, after `step`, and is not here: all of it where no end came to its own end after this step.
+    pub(super) fn unwritten(&self, step: u64, config: &Config) -> Result<Unwritten, RunError> {
+        let path = self.path.join(FINISHED);
+        let all = match files::read(&path, 1 << 20) {
+            Ok(text) => String::from_utf8_lossy(&text).trim().parse() != Ok(step),
+            Err(e) if e.kind() == ErrorKind::NotFound => true,
+            Err(e) => return Err(RunError::io(&path, "read")(e)),
+        };
+        let lacks = |name: &str| all || !self.path.join(name).exists();
+        Ok(Unwritten {
+            export: config.checkpoint.export_hf && lacks("hf"),
+            samples: !config.eval.prompts.is_empty() && lacks(SAMPLE_FILE),
+            figures: lacks(SUMMARY_FILE) || (config.log.jsonl && lacks(REPORT_FILE)),
+        })
+    }
+
+    /// Says that nothing of the end after `step` is unwritten.
+    pub(super) fn finished(&self, step: u64) -> Result<(), RunError> {
+        self.write(FINISHED, &format!("{step}\n"))
     }
 
     fn lock(&self) -> PathBuf {

@@ -1,7 +1,7 @@
 //! Opening a run: its folder, data and model, at its beginning or at its latest checkpoint.
 
 use super::corpus::Corpus;
-use super::saved::{Position, Saved, check_tokenizer};
+use super::saved::{self, Position, Saved, check_tokenizer};
 use super::trainer::{Observer, Run, Start};
 use super::{RunError, RunFolder, fit, setup};
 use crate::config::{Config, Facts, Parsed, Resolved};
@@ -21,14 +21,23 @@ use xtrain_runtime::Checks;
 /// What needs less memory than a run that does not fit.
 const LESS: &str = "take a smaller train.micro_batch_size, a shorter data.seq_len or a smaller model";
 
+/// What is found where a run is opened.
+pub(super) enum Opened {
+    /// A run with something left to do.
+    Run(Box<Run>),
+    /// One that has made `done` steps, no fewer than it is asked for, and has written all that its end writes.
+    Finished { done: u64, steps: u64 },
+}
+
 impl Run {
-    /// Opens the run of `parsed`, or refuses before anything of it is made. `time_is_up` is asked while text is turned into tokens.
+    /// Opens the run of `parsed`, or refuses before anything of it is made; changes nothing of a finished one. `time_is_up` is asked
+    /// while text is turned into tokens.
     pub(super) fn open(
         parsed: &Parsed,
         start: Start,
         observer: &mut dyn Observer,
         time_is_up: &dyn Fn() -> bool,
-    ) -> Result<Self, RunError> {
+    ) -> Result<Opened, RunError> {
         let folder = RunFolder::at(parsed.out());
         let going_on = start == Start::Resume && folder.is_begun();
         if !going_on {
@@ -61,6 +70,9 @@ impl Run {
         let steps = steps.ok_or_else(|| RunError::Refused("the length of the run is not known".into()))?;
         if going_on {
             check_tokenizer(&folder, &config, &corpus.tokenizer)?;
+        }
+        if going_on && let Some(done) = finished(&folder, &config, steps)? {
+            return Ok(Opened::Finished { done, steps });
         }
         if let Some(available) = processor.available_bytes() {
             fit::check(&planned.spec, processor.target(), config.train.batch_size, available)?;
@@ -96,13 +108,18 @@ impl Run {
                 exchange::warn_of_what_stays(Path::new(from), &corpus.tokenizer);
             }
         }
-        folder.write("config.toml", &config.to_toml())?;
+        // A run may be asked for fewer steps than it has made.
+        let steps = steps.max(at.step);
+        let is_at_its_end = going_on && at.step == steps;
+        if !is_at_its_end {
+            folder.write("config.toml", &config.to_toml())?;
+        }
         let outputs = Outputs { jsonl: config.log.jsonl, tensorboard: config.log.tensorboard };
         let metrics = match going_on {
             true => MetricsStart::Resumed(Lost {
                 after: at.step,
                 evaluation: at.evaluation.is_some(),
-                samples: at.step == steps,
+                samples: is_at_its_end && folder.unwritten(at.step, &config)?.samples,
             }),
             false => MetricsStart::Fresh,
         };
@@ -122,7 +139,7 @@ impl Run {
         if going_on {
             observer.event(&Event::Resumed(Resumed { step: at.step }), steps);
         }
-        Ok(Run {
+        Ok(Opened::Run(Box::new(Run {
             config,
             steps,
             folder,
@@ -138,8 +155,15 @@ impl Run {
             evaluator,
             entropy_is_known: false,
             prompts,
-        })
+        })))
     }
+}
+
+/// The steps that the run in `folder` has made, where they are all that it is asked for and nothing of its end is left to do.
+fn finished(folder: &RunFolder, config: &Config, steps: u64) -> Result<Option<u64>, RunError> {
+    let at = saved::position(folder)?.filter(|at| at.step >= steps && at.evaluation.is_none());
+    let Some(at) = at else { return Ok(None) };
+    Ok(folder.unwritten(at.step, config)?.is_nothing().then_some(at.step))
 }
 
 /// A new run takes only a folder in which nothing is: what it writes would replace what has the same name.
@@ -147,14 +171,14 @@ fn check_free(folder: &RunFolder) -> Result<(), RunError> {
     let place = folder.path().display();
     if folder.is_begun() {
         return Err(RunError::Refused(format!(
-            "{place} already holds a run; go on with --resume, choose another folder with --set train.out=..., or delete it"
+            "{place} already holds a run; go on with --resume, choose another folder with --out FOLDER, or delete it"
         )));
     }
     match folder.foreign()? {
         None => Ok(()),
         Some(name) => Err(RunError::Refused(format!(
             "{place} is not empty (it holds {name}), and a run would mix with what is there; choose a new or an empty folder with \
-             --set train.out=..."
+             --out FOLDER"
         ))),
     }
 }
@@ -169,7 +193,7 @@ fn check_export(folder: &RunFolder, init_from: Option<&str>) -> Result<(), RunEr
     }
     Err(RunError::Refused(format!(
         "{} is what model.init_from begins with, and the export of this run would replace it; choose another folder with \
-         --set train.out=..., or set checkpoint.export_hf = false",
+         --out FOLDER, or set checkpoint.export_hf = false",
         folder.hf().display()
     )))
 }

@@ -124,6 +124,12 @@ impl Saved {
     }
 }
 
+/// How far the run in `folder` is by its latest complete checkpoint, if there is one.
+pub(super) fn position(folder: &RunFolder) -> Result<Option<Position>, RunError> {
+    let latest = CheckpointStore::open(&folder.checkpoints())?.latest()?;
+    latest.map(|checkpoint| document(&checkpoint, POSITION)).transpose()
+}
+
 /// Refuses to go on with another tokenizer than `kept`, which the run in `folder` began with: its tokens are that one's. Both
 /// configurations are resolved. A tokenizer that only lies elsewhere now is the same.
 pub(super) fn check_tokenizer(folder: &RunFolder, config: &Config, kept: &Tokenizer) -> Result<(), RunError> {

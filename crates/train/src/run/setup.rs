@@ -1,12 +1,12 @@
 //! From a parsed run file to what will be trained, and how.
 
 use super::{RunError, RunFolder};
-use crate::config::{Config, Facts, Parsed, Recompute, Resolved, Source, TokenizerChoice};
+use crate::config::{Config, Facts, Parsed, Recompute, Resolved, Source, TokenizerChoice, nearest};
 use crate::engine::Target;
 use crate::programs::{OptimizerSpec, TrainingSpec};
 use std::io::ErrorKind;
 use std::ops::ControlFlow;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use xtrain_data::{DataError, Dataset, InputOptions, Texts, TokenStream, Tokenizer, learn, list_inputs};
 use xtrain_model::Recipe;
 use xtrain_model::decoder::{Batch, Loss};
@@ -115,7 +115,11 @@ const DATASET_FILE: &str = "dataset.json";
 
 /// The model folder that training starts from, if any.
 pub(crate) fn init(config: &Config) -> Result<Option<HfConfig>, RunError> {
-    config.model.init_from.as_deref().map(|folder| read_hf_config(Path::new(folder))).transpose()
+    let Some(folder) = config.model.init_from.as_deref().map(Path::new) else { return Ok(None) };
+    if let Some(refused) = no_hf_folder_but_a_run(folder) {
+        return Err(refused);
+    }
+    read_hf_config(folder).map(Some)
 }
 
 /// The same for a run that has begun: what it kept. The folder may be gone or changed since.
@@ -144,9 +148,29 @@ pub(super) fn keep_init(config: &Config, run: &RunFolder) -> Result<(), RunError
     Ok(())
 }
 
+/// What is said of a run folder, or of a checkpoint, that training is to start from.
+fn no_hf_folder_but_a_run(folder: &Path) -> Option<RunError> {
+    let (run, what, of_step) = match RunFolder::of_checkpoint(folder) {
+        Some((run, step)) => (run, "a checkpoint of a run", format!(" --step {step}")),
+        None => (Some(RunFolder::at(folder)).filter(RunFolder::is_begun)?, "a run folder", String::new()),
+    };
+    let (place, hf) = (run.path().display(), run.hf());
+    let advice = match hf.is_dir() && of_step.is_empty() {
+        true => format!("its model is in {}", hf.display()),
+        false => format!("make one of it: xtrain export {place}{of_step} --out FOLDER"),
+    };
+    Some(RunError::Refused(format!(
+        "model.init_from names {}, which is {what} and no Hugging Face folder; {advice}",
+        folder.display()
+    )))
+}
+
 /// What is said of a model folder that is not there.
 pub(crate) fn no_such_folder(folder: &Path) -> RunError {
     let name = folder.to_string_lossy();
+    if let Some(near) = near_folder(folder) {
+        return RunError::Refused(format!("there is no folder {name}; did you mean {}?", near.display()));
+    }
     let download = match looks_like_a_hub_id(&name) {
         true => format!(
             "; if it is a model of the Hugging Face Hub, download it first: hf download {name} --local-dir {name}"
@@ -154,6 +178,15 @@ pub(crate) fn no_such_folder(folder: &Path) -> RunError {
         false => String::new(),
     };
     RunError::Refused(format!("there is no folder {name}; check the path{download}"))
+}
+
+/// The folder beside `folder` whose name is nearest to its own, if one is near.
+fn near_folder(folder: &Path) -> Option<PathBuf> {
+    let parent = folder.parent()?;
+    let listed = if parent.as_os_str().is_empty() { Path::new(".") } else { parent };
+    let folders = std::fs::read_dir(listed).ok()?.flatten().filter(|entry| entry.path().is_dir());
+    let names: Vec<String> = folders.filter_map(|entry| entry.file_name().into_string().ok()).collect();
+    nearest(folder.file_name()?.to_str()?, names.iter().map(String::as_str)).map(|name| parent.join(name))
 }
 
 /// `owner/name`, as models are called on the Hub.

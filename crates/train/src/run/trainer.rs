@@ -1,6 +1,7 @@
 //! The training loop.
 
 use super::corpus::Corpus;
+use super::open::Opened;
 use super::saved::{Position, Saved};
 use super::{Notice, RunError, RunFolder};
 use crate::config::{Config, Parsed};
@@ -32,6 +33,13 @@ pub enum Start {
 pub enum Outcome {
     /// All steps are done.
     Finished,
+    /// They were done before, and all that their end writes was written: nothing was changed.
+    FinishedBefore {
+        /// Steps that the run has made.
+        done: u64,
+        /// Steps that it was asked for now, no more than those.
+        steps: u64,
+    },
     /// It was asked to stop; the state is saved.
     Stopped,
     /// Its time was up; the state is saved.
@@ -44,7 +52,7 @@ pub enum Outcome {
 pub trait Observer {
     /// Something that happens before the first step; [`ControlFlow::Break`] stops it.
     fn notice(&mut self, notice: Notice) -> ControlFlow<()>;
-    /// The run is about to take its first step.
+    /// The run is about to take its first step; where none is left, to write what is left of its end.
     fn started(&mut self, config: &Config, model: &str, first_step: u64, steps: u64);
     /// A step is done: how many are, of how many.
     fn stepped(&mut self, done: u64, steps: u64);
@@ -78,7 +86,10 @@ pub fn train(
     let opened = Run::open(parsed, start, observer, &time_is_up);
     let mut run = match opened {
         Err(RunError::Data(DataError::Interrupted)) => return Ok(Outcome::StoppedEarly),
-        opened => opened?,
+        opened => match opened? {
+            Opened::Run(run) => run,
+            Opened::Finished { done, steps } => return Ok(Outcome::FinishedBefore { done, steps }),
+        },
     };
     let mut watch =
         Watch { stop, begun, limit, step: Duration::ZERO, batch: Duration::ZERO, save: Duration::ZERO };

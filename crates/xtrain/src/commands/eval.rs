@@ -4,15 +4,15 @@ use super::open_model;
 use crate::cli::EvalArgs;
 use crate::failure::Failure;
 use crate::signals::Stop;
-use crate::terminal;
+use crate::terminal::{self, Bar};
 use std::io::Write;
 use xtrain_data::InputOptions;
-use xtrain_train::evaluate::{TextOptions, text};
+use xtrain_train::evaluate::{Doing, TextOptions, text};
 use xtrain_train::metrics::format;
 
 pub(crate) fn run(args: &EvalArgs) -> Result<(), Failure> {
     let stop = Stop::on_signals()?;
-    let mut opened = open_model(&args.model)?;
+    let mut opened = open_model(&args.model, args.precision.precision)?;
     let options = TextOptions {
         seq_len: args.seq_len,
         batch_size: args.batch_size.into(),
@@ -20,7 +20,16 @@ pub(crate) fn run(args: &EvalArgs) -> Result<(), Failure> {
         input: InputOptions { field: args.text_field.clone(), separator: args.separator.clone() },
         cache: args.cache_dir.clone(),
     };
-    let Some(found) = text(&mut opened, &args.data, &options, &mut || stop.go_on())? else {
+    let mut bar = Bar::default();
+    let found = text(&mut opened, &args.data, &options, &mut |doing| {
+        match doing {
+            Doing::Tokenizing(path, progress) => bar.tokenizing(&path.display().to_string(), progress),
+            Doing::Evaluating(done, all) => bar.show("evaluating", done, all),
+        }
+        stop.go_on()
+    });
+    bar.clear();
+    let Some(found) = found? else {
         // Not among what a program may read from standard output.
         let _ = writeln!(std::io::stderr(), "stopped before the end; there is no result");
         return Ok(());

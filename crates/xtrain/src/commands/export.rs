@@ -17,7 +17,7 @@ pub(crate) fn run(args: &ExportArgs) -> Result<(), Failure> {
             args.out.display()
         )));
     }
-    let mut opened = open_model(&args.model)?;
+    let mut opened = open_model(&args.model, None)?;
     let dtype = args.dtype.unwrap_or(opened.export_dtype);
     let options = ExportOptions { dtype, max_shard_bytes: args.max_shard_size.0, overwrite: args.overwrite };
     if opened.step.is_none() {

@@ -13,15 +13,16 @@ mod transcript;
 use crate::cli::ModelArgs;
 use crate::failure::Failure;
 use crate::terminal;
+use xtrain_model::Recipe;
 use xtrain_train::opened::{OpenedModel, Which, open};
 
-/// Opens the model that a command names.
-fn open_model(args: &ModelArgs) -> Result<OpenedModel, Failure> {
+/// Opens the model that a command names; `recipe` replaces the one that it computes with.
+fn open_model(args: &ModelArgs, recipe: Option<Recipe>) -> Result<OpenedModel, Failure> {
     terminal::use_threads(args.threads)?;
     let which = match args.step {
         Some(step) => Which::Step(step),
         None if args.best => Which::Best,
         None => Which::Latest,
     };
-    Ok(open(&args.model, which, args.precision)?)
+    Ok(open(&args.model, which, recipe)?)
 }

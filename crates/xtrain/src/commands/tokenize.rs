@@ -30,13 +30,19 @@ pub(crate) fn run(args: &TokenizeArgs) -> Result<(), Failure> {
         bar.tokenizing(&shown, progress);
         stop.go_on()
     });
+    let made = bar.take();
     let Some(dataset) = unless_stopped(dataset)? else { return say_stopped() };
-    if !bar.finish() {
-        let totals = terminal::totals(dataset.token_count(), dataset.document_count());
-        let text = metrics::format::bytes(dataset.text_bytes().unwrap_or_default());
-        if terminal::print(&format!("{shown}: already complete: {totals}, {text} of text\n"))?.is_break() {
-            return Ok(());
+    let totals = terminal::totals(dataset.token_count(), dataset.document_count());
+    let text = metrics::format::bytes(dataset.text_bytes().unwrap_or_default());
+    let said = match made {
+        Some(p) => {
+            let read = metrics::format::bytes(p.bytes_done);
+            format!("{shown}: {totals}, {text} of text; {read} of files read at {:.1} MB/s\n", p.mb_per_s())
         }
+        None => format!("{shown}: already complete: {totals}, {text} of text\n"),
+    };
+    if terminal::print(&said)?.is_break() {
+        return Ok(());
     }
     if args.verify {
         dataset.verify()?;

@@ -13,6 +13,7 @@ pub(crate) fn run(args: &TrainArgs) -> Result<(), Failure> {
     for (option, key, given) in options {
         overrides.extend(given.iter().map(|text| Override::Text { option, key, text: text.clone() }));
     }
+    overrides.extend(args.threads.map(|threads| Override::Set(format!("train.threads={threads}"))));
     let parsed = Config::load(&args.run.file, &overrides)?;
     terminal::use_threads(parsed.config.train.threads)?;
     let Stop(stop) = Stop::on_signals()?;
@@ -20,11 +21,21 @@ pub(crate) fn run(args: &TrainArgs) -> Result<(), Failure> {
     let mut view = TrainingView::new(stop.clone());
     let said = match train(&parsed, start, &stop, &mut view)? {
         Outcome::Finished => return Ok(()),
-        Outcome::Stopped => "stopped; the state is saved, go on with --resume\n",
-        Outcome::TimeLimit => "time is up; the state is saved, go on with --resume\n",
+        Outcome::FinishedBefore { done, steps } => {
+            let length = &parsed.config.train;
+            let key = match (length.tokens, length.epochs) {
+                (Some(_), _) => "tokens",
+                (_, Some(_)) => "epochs",
+                _ => "steps",
+            };
+            let steps = if done > steps { format!("{done} steps, of which {steps} are asked for") } else { format!("{done} of {steps} steps") };
+            format!("already finished: {steps}; go on with --set train.{key}=...")
+        }
+        Outcome::Stopped => "stopped; the state is saved, go on with --resume".to_owned(),
+        Outcome::TimeLimit => "time is up; the state is saved, go on with --resume".to_owned(),
         Outcome::StoppedEarly => {
-            "stopped before the first step of this run; what is made of its texts is kept, run the same command again\n"
+            "stopped before the first step of this run; what is made of its texts is kept, run the same command again".to_owned()
         }
     };
-    terminal::print(said).map(|_| ())
+    terminal::print(&format!("{said}\n")).map(|_| ())
 }

@@ -61,6 +61,25 @@ fn damaged_checkpoints_are_passed_over_or_named() {
 }
 
 #[test]
+fn a_checkpoint_or_a_run_folder_in_the_place_of_another_is_told_what_to_name() {
+    let place = trained();
+    let checkpoint = "out/checkpoints/step-3";
+    for command in ["generate PLACE --prompt the", "eval PLACE --data a.txt", "export PLACE --out hf"] {
+        let said = ["is a checkpoint of a run", "name the run folder: out --step 3"];
+        place.run(&command.replace("PLACE", checkpoint)).refuses(&said);
+    }
+    let mut inside = place.command("generate . --prompt the");
+    inside.current_dir(place.path(checkpoint));
+    finish(inside, "generate .").refuses(&["is a checkpoint of a run", "/out --step 3"]);
+    for verb in ["train", "plan"] {
+        let begin = |from: &str| place.run(&format!("{verb} continued.toml --set model.init_from={from}"));
+        begin("out").refuses(&["names out, which is a run folder", "its model is in out/hf"]);
+        begin(checkpoint).refuses(&["a checkpoint of a run", "xtrain export out --step 3 --out FOLDER"]);
+        begin("out/hf").succeeds();
+    }
+}
+
+#[test]
 fn a_run_folder_of_parts_that_do_not_belong_together_is_refused() {
     let place = trained();
     let config = String::from_utf8(place.read("out/config.toml")).expect("text");

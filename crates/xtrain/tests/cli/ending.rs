@@ -2,6 +2,7 @@
 
 use crate::place::Place;
 use serde_json::Value;
+use std::fs;
 
 fn summary(place: &Place, out: &str) -> Value {
     serde_json::from_slice(&place.read(&format!("{out}/summary.json"))).expect("JSON")
@@ -36,28 +37,91 @@ fn a_run_that_cannot_be_sampled_from_still_has_its_summary_and_its_report() {
     assert!(place.exists("out/report.html"));
 }
 
+const SAMPLED: &str = "--set log.tensorboard=true --set eval.prompts=[\"the\",\"a\"]";
+
+/// How many steps, evaluations and samples the metrics of `out` have.
+fn kinds(place: &Place) -> [usize; 3] {
+    let text = String::from_utf8(place.read("out/metrics.jsonl")).expect("text");
+    ["step", "eval", "sample"].map(|kind| text.matches(&format!("\"kind\":\"{kind}\"")).count())
+}
+
 #[test]
-fn a_finished_run_that_is_resumed_says_nothing_twice() {
+fn a_finished_run_that_is_resumed_says_so_and_changes_nothing() {
     let place = Place::new();
-    let sampled = "--set train.steps=4 --set log.tensorboard=true --set eval.prompts=[\"the\",\"a\"]";
-    place.train("out", sampled);
-    let kinds = || {
-        let text = String::from_utf8(place.read("out/metrics.jsonl")).expect("text");
-        ["step", "eval", "sample"].map(|kind| text.matches(&format!("\"kind\":\"{kind}\"")).count())
-    };
-    let before = kinds();
-    assert_eq!(before[2], 2);
-    let samples = place.read("out/sample.txt");
-    for _ in 0..2 {
-        place.train("out", &format!("--resume {sampled}"));
-        assert_eq!(kinds(), before);
-        assert_eq!(place.read("out/sample.txt"), samples);
+    let sampled = format!("{SAMPLED} --set train.steps=4");
+    place.train("out", &sampled);
+    let before = place.contents("out");
+    for change in ["", "--set optimizer.lr=1e-5", "--set train.steps=3"] {
+        let ran = place.train("out", &format!("--resume {sampled} {change}"));
+        let steps = if change.contains('3') { "4 steps, of which 3 are asked for" } else { "4 of 4 steps" };
+        let said = format!("already finished: {steps}; go on with --set train.steps=...\n");
+        assert_eq!((ran.stdout, ran.stderr), (said, String::new()));
+        assert_eq!(place.contents("out"), before, "{change}");
+    }
+    // Its length is told by the key that it is given in, and what says so does go on.
+    let tokens = SAMPLED.to_owned() + " --set train.steps= --set train.tokens";
+    let ran = place.train("out", &format!("--resume {tokens}=256"));
+    assert!(ran.stdout.contains("4 of 4 steps; go on with --set train.tokens=..."), "{}", ran.stdout);
+    place.train("out", &format!("--resume {tokens}=384"));
+    assert!(place.exists("out/checkpoints/step-6"));
+}
+
+#[test]
+fn what_a_finished_run_lacks_of_its_end_is_made_and_nothing_is_said_twice() {
+    let place = Place::new();
+    let sampled = format!("{SAMPLED} --set train.steps=4");
+    place.train("out", &sampled);
+    let (before, counted) = (place.contents("out"), kinds(&place));
+    assert_eq!(counted[2], 2);
+    for (lost, again) in [
+        ("hf", "hf/model.safetensors"),
+        ("sample.txt", "sample.txt"),
+        ("report.html", "report.html"),
+        // Killed before it said that it had come to its end.
+        (".finished", ".finished"),
+    ] {
+        let path = place.path(&format!("out/{lost}"));
+        if path.is_dir() { fs::remove_dir_all(path) } else { fs::remove_file(path) }.expect("removed");
+        let ran = place.train("out", &format!("--resume {sampled} --set optimizer.lr=1e-5"));
+        assert!(
+            !ran.stdout.contains("[model]") && ran.stdout.contains("all 4 steps are made"),
+            "{}",
+            ran.stdout
+        );
+        assert!(place.exists(&format!("out/{again}")), "{lost}");
+        for same in ["hf/model.safetensors", "sample.txt", "config.toml"] {
+            assert_eq!(
+                place.read(&format!("out/{same}")),
+                before[&place.path(&format!("out/{same}"))],
+                "{lost}: {same}"
+            );
+        }
+        assert_eq!(kinds(&place), counted, "{lost}");
+        assert!(place.train("out", &format!("--resume {sampled}")).stdout.starts_with("already finished"));
     }
     let events = place.names("out").into_iter().filter(|name| name.starts_with("events.out."));
     let found: usize = events
         .map(|name| place.read(&format!("out/{name}")).windows(6).filter(|bytes| bytes == b"sample").count())
         .sum();
     assert_eq!(found, 2, "TensorBoard has each sample once");
+}
+
+#[test]
+fn a_run_that_went_on_and_was_killed_at_its_end_exports_its_last_state() {
+    let place = Place::new();
+    let at = |steps: u64| {
+        format!("--set train.steps={steps} --set schedule.kind=constant --set schedule.warmup_steps=1")
+    };
+    place.train("out", &at(4));
+    let earlier = ["hf/model.safetensors", ".finished"].map(|name| place.read(&format!("out/{name}")));
+    place.train("out", &format!("--resume {}", at(6)));
+    let last = place.read("out/hf/model.safetensors");
+    place.write("out/hf/model.safetensors", &earlier[0]);
+    place.write("out/.finished", &earlier[1]);
+    // Also where it is asked for no more than it had at first.
+    place.train("out", &format!("--resume {}", at(4)));
+    assert!(place.read("out/hf/model.safetensors") == last);
+    assert_eq!(summary(&place, "out")["total_steps"], 6);
 }
 
 #[test]

@@ -46,6 +46,14 @@ fn a_model_that_is_not_there_is_told_from_one_that_is_to_be_downloaded() {
     let line =
         place.run("generate ./missing --prompt the").refuses(&["no folder ./missing", "check the path"]);
     assert!(!line.contains("download"), "{line}");
+    // One that lies beside what is there is a slip.
+    place.train("runs/quickstart", "--set train.steps=2");
+    for (written, meant) in [("runs/quikstart", "runs/quickstart"), ("run", "runs")] {
+        let line = place
+            .run(&format!("generate {written} --prompt the"))
+            .refuses(&[&format!("no folder {written}; did you mean {meant}?")]);
+        assert!(!line.contains("download"), "{line}");
+    }
 }
 
 #[test]

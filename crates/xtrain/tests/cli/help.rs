@@ -29,6 +29,46 @@ fn every_verbs_help_has_a_summary_an_example_and_its_defaults() {
 }
 
 #[test]
+fn options_are_those_that_a_verb_uses() {
+    let place = Place::new();
+    let help = |verb: &str| place.run(&format!("{verb} --help")).succeeds().stdout;
+    for verb in ["train", "tokenize", "generate", "eval", "export"] {
+        assert!(help(verb).contains("--threads"), "{verb}");
+    }
+    for (verb, computes) in [("generate", true), ("eval", true), ("export", false)] {
+        assert_eq!(help(verb).contains("--precision"), computes, "{verb}");
+    }
+    place.train("out", "--set train.steps=2 --threads 2");
+    assert!(String::from_utf8(place.read("out/config.toml")).expect("text").contains("threads = 2\n"));
+}
+
+#[test]
+fn an_option_that_is_a_key_of_the_run_file_is_told_how_it_is_set() {
+    let place = Place::new();
+    for (option, set) in [
+        ("--lr 1e-3", ", here --set optimizer.lr=...;"),
+        ("--optimizer.lr=1e-3", ", here --set optimizer.lr=...;"),
+        ("--steps 3", ", here --set train.steps=...;"),
+        ("--epochs 3", ", here --set train.epochs=...;"),
+        ("--tokens 3", ", here --set train.tokens=... or --set eval.tokens=...;"),
+        ("--warmup-step 3", ", here --set schedule.warmup_steps=...;"),
+        ("--colour red", "with --set section.key=value;"),
+    ] {
+        for verb in ["train", "plan"] {
+            let name = option.split([' ', '=']).next().unwrap_or_default();
+            place.run(&format!("{verb} run.toml {option}")).refuses(&[&format!("no option {name}: "), set]);
+        }
+    }
+    // Slips of options are told as such, and other verbs have no run file.
+    for command in ["train run.toml --resum", "generate out --lr 1e-3 --prompt the"] {
+        let ran = place.run(command);
+        assert_eq!(ran.code(), Some(2), "{command}");
+        assert!(ran.stderr.contains("Usage: xtrain"), "{command}: {}", ran.stderr);
+        assert!(!ran.stderr.contains("--set section.key"), "{command}: {}", ran.stderr);
+    }
+}
+
+#[test]
 fn without_arguments_it_helps_and_lists_the_verbs() {
     let place = Place::new();
     let ran = place.run("");

@@ -116,7 +116,7 @@ fn a_run_folder_that_exists_is_refused_without_resume() {
         "out",
         "already holds a run",
         "--resume",
-        "train.out",
+        "--out FOLDER",
     ]);
     assert_eq!(line.lines().count(), 1);
     assert_eq!(place.contents("out"), before);

@@ -23,7 +23,7 @@ fn a_new_run_takes_no_folder_that_holds_anything() {
             place.run(&format!("train run.toml --out {folder} {resume}")).refuses(&[
                 folder,
                 "not empty",
-                "train.out",
+                "--out FOLDER",
             ]);
             assert_eq!(place.contents(folder), before, "{folder} {resume}");
         }
@@ -70,7 +70,9 @@ fn an_export_replaces_neither_the_model_that_the_run_began_from_nor_one_of_someo
     place.run(go_on).succeeds();
     assert!(place.exists("other/hf/model.safetensors"));
     // Its own is replaced as before.
-    place.run(go_on).succeeds();
+    let exported = place.read("other/hf/model.safetensors");
+    place.run(&go_on.replace("steps=4", "steps=6")).succeeds();
+    assert!(place.read("other/hf/model.safetensors") != exported);
 }
 
 #[test]

@@ -211,6 +211,20 @@ fn kept_checkpoints_are_ones_that_are_saved() {
 }
 
 #[test]
+fn what_is_to_be_left_out_of_the_file_is_said_with_the_argument_that_does_it() {
+    let text = MINIMAL.replace("[data]\n", "[data]\nbpe_vocab_size = 512\nheld_out = 0.1\n");
+    for (set, said, mended) in [
+        ("data.tokenizer=bytes", "; leave it out with --set data.bpe_vocab_size=", "data.bpe_vocab_size="),
+        ("train.tokens=5000", "; leave one out, the file's with --set train.steps=", "train.steps="),
+        ("data.valid=v.txt", "; leave one out, the file's with --set data.held_out=", "data.held_out="),
+    ] {
+        let message = parse(&text, &[set]).unwrap_err().to_string();
+        assert!(message.ends_with(said), "{message}");
+        parse(&text, &[set, mended]).unwrap_or_else(|e| panic!("{mended}: {e}"));
+    }
+}
+
+#[test]
 fn numbers_that_f32_does_not_hold_are_refused() {
     for (key, value, shown) in [
         ("optimizer.eps", "1e-50", "1e-50"),

@@ -97,6 +97,35 @@ fn set_reaches_into_tables() {
 }
 
 #[test]
+fn set_without_a_value_takes_a_key_out_of_the_file() {
+    let text = format!(
+        "{MINIMAL}[schedule]\nwarmup_steps = 5\n[model.rope_scaling]\ntype = \"linear\"\nfactor = 2.0\n"
+    );
+    let without = |set: &str| parse(&text, &[set]).unwrap_or_else(|e| panic!("{set}: {e}")).config;
+    assert_eq!(
+        without("schedule.kind=").schedule.warmup_steps,
+        Some(5),
+        "a key that is not there is out already"
+    );
+    assert_eq!(without("schedule.warmup_steps=").schedule.warmup_steps, None);
+    assert_eq!(without(" model.rope_scaling = ").model.rope_scaling, None);
+    assert_eq!(
+        parse(&text, &["train.steps=", "train.tokens=500000"]).unwrap().config.train.tokens,
+        Some(500000)
+    );
+    let message = |set: &str| parse(&text, &[set]).unwrap_err().to_string();
+    let needed = "runs/x.toml:11: [model] `rope_scaling` needs `factor`; for example `factor = 4.0`";
+    assert_eq!(message("model.rope_scaling.factor="), needed);
+    assert!(message("model.dim=").contains("[model] `dim` is missing"));
+    // A slip is not taken for a key that is out.
+    assert_eq!(
+        message("schedule.warmup="),
+        "--set schedule.warmup=: [schedule] unknown key `warmup`; did you mean `warmup_steps`?"
+    );
+    assert!(message("modle.dim=").contains("did you mean [model]?"));
+}
+
+#[test]
 fn errors_of_set_name_the_argument() {
     let message = |argument: &str| parse(MINIMAL, &[argument]).unwrap_err().to_string();
     let form = "expected section.key=value, for example --set optimizer.lr=0.001";
@@ -122,8 +151,8 @@ fn errors_of_set_name_the_argument() {
         "--set model.dim.x=3: `dim` is not a table, so nothing can be set inside it"
     );
     assert_eq!(
-        message("data.text_field="),
-        "--set data.text_field=: [data] `text_field` must be a string that is not empty, not the string \"\"; for example `text_field = \"text\"`"
+        message("data.text_field=\"\""),
+        "--set data.text_field=\"\": [data] `text_field` must be a string that is not empty, not the string \"\"; for example `text_field = \"text\"`"
     );
 }
 

@@ -16,6 +16,8 @@ fn a_step_line_has_what_is_known_and_no_more() {
         line(&bare.into(), None),
         "step      7  loss  3.4512  grad_norm  0.84  lr 9.98e-4  mem 0.42 GiB  61.2k tok/s  0.040 TFLOP/s"
     );
+    let last = StepMetrics { seconds_left: Some(0.0), ..bare };
+    assert!(line(&last.into(), None).ends_with(" TFLOP/s"));
     let card = StepMetrics {
         loss: 10.98,
         grad_norm: 12.34,
@@ -53,7 +55,7 @@ fn other_events_are_one_line_each() {
             "skip    3/2000  loss inf  grad_norm -inf: not finite, no update made  skipped 1",
             "save    3/2000  runs/ä b/step-3",
             "resumed after step 3",
-            "sample after step 3: Once \"upon\"\n a\ttime\u{FFFD}[2J\u{2028}",
+            "sample after step 3:\n    Once \"upon\"\n     a\ttime\u{FFFD}[2J\u{2028}",
         ]
     );
 }

@@ -24,7 +24,9 @@ fn a_run_has_its_figures_curves_and_configuration() {
         "first",
         "Validation loss2.1254the lowest of the run",
         "Perplexity8.381.500 bits per byte",
-        "Training loss2.0004mean of the last 5 reports",
+        "Training loss2.0004smoothed over 5 reports",
+        // The same number where the curve ends.
+        "smoothed over 5 reports 2.000validation",
         "Tokens200k",
         "Training time4.0s20ms a step",
         "Tokens per second50.0k",

@@ -1,7 +1,15 @@
 //! Files that are damaged, or made to do harm, are errors that name them: no panic, nothing lost in silence.
 
+use std::path::Path;
+use std::sync::Arc;
+
+use parquet::data_type::{ByteArray, ByteArrayType};
+use parquet::file::properties::WriterProperties;
+use parquet::file::writer::SerializedFileWriter;
+use parquet::schema::parser::parse_message_type;
 use serde_json::{Value, json};
-use xtrain_data::{DataError, Tokenizer};
+use xtrain_data::input::read_documents;
+use xtrain_data::{CutRule, DataError, InputOptions, Tokenizer, list_inputs};
 
 /// `tokenizer.json` of plain bytes, to be changed.
 fn bytes_json() -> Value {
@@ -56,4 +64,44 @@ fn a_tokenizer_that_its_library_cannot_stand_is_an_error_that_names_the_file() {
     json["model"]["continuing_subword_prefix"] = json!("##");
     let message = load_and_encode(&json).expect_err("a prefix that is not there").to_string();
     assert!(message.contains("damaged-tokenizer.json"), "{message}");
+}
+
+/// How many documents a file gives.
+fn documents(file: &Path) -> Result<usize, DataError> {
+    let inputs = list_inputs(&[file])?;
+    let pieces: Result<Vec<_>, _> =
+        read_documents(&inputs[0], &InputOptions::default(), CutRule::Anywhere)?.collect();
+    Ok(pieces?.iter().filter(|piece| piece.ends_document).count())
+}
+
+#[test]
+fn a_parquet_page_that_counts_other_rows_than_the_footer_loses_none_in_silence() {
+    let schema = parse_message_type("message schema { required binary text (UTF8); }").unwrap();
+    let properties = WriterProperties::builder().set_dictionary_enabled(false).build();
+    let mut writer = SerializedFileWriter::new(Vec::new(), Arc::new(schema), Arc::new(properties)).unwrap();
+    for _ in 0..2 {
+        let mut group = writer.next_row_group().unwrap();
+        let mut column = group.next_column().unwrap().unwrap();
+        let rows = vec![ByteArray::from("a row of text"); 100];
+        column.typed::<ByteArrayType>().write_batch(&rows, None, None).unwrap();
+        column.close().unwrap();
+        group.close().unwrap();
+    }
+    let whole = writer.into_inner().unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("rows.parquet");
+    std::fs::write(&file, &whole).unwrap();
+    assert_eq!(documents(&file).unwrap(), 200);
+    // The second page's header is its second hundred, in the variable-length zigzag form of 100.
+    let hundred =
+        |from: usize| from + whole[from..].windows(2).position(|pair| pair == [0xC8, 0x01]).unwrap();
+    let at = hundred(hundred(0) + 2);
+    for (count, said) in [(98, "counts more rows"), (64, "counts more rows"), (101, "")] {
+        let mut changed = whole.clone();
+        changed[at..at + 2].copy_from_slice(&[(2 * count) as u8 | 0x80, ((2 * count) >> 7) as u8]);
+        std::fs::write(&file, changed).unwrap();
+        let message = documents(&file).expect_err("another count").to_string();
+        assert!(message.contains("rows.parquet") && message.contains(said), "{message}");
+        assert!(said.is_empty() || message.contains("row group 1"), "{message}");
+    }
 }

@@ -32,6 +32,8 @@ pub(super) struct ParquetColumn {
     reader: Option<ColumnReaderImpl<ByteArrayType>>,
     rows_done: u64,
     rows_total: u64,
+    /// Rows of the open group that have not come yet, by the footer.
+    rows_left: u64,
     bytes_read: Arc<AtomicU64>,
     ready: VecDeque<Piece>,
 }
@@ -79,6 +81,7 @@ impl ParquetColumn {
             next_group: 0,
             reader: None,
             rows_done: 0,
+            rows_left: 0,
             bytes_read,
             ready: VecDeque::new(),
         })
@@ -99,9 +102,17 @@ impl ParquetColumn {
                 Ok((rows, _, _)) => rows,
                 Err(error) => return Err(damaged(&self.path, &self.place(0), &error)),
             };
+            // A page that says to hold more or less than it was written with would add or lose documents.
+            if (rows == 0) != (self.rows_left == 0) || rows as u64 > self.rows_left {
+                return Err(self.miscounted(rows as u64));
+            }
+            self.rows_left -= rows as u64;
             if rows == 0 {
                 self.reader = None;
                 continue;
+            }
+            if values.len() != rows && !self.is_optional {
+                return Err(damaged(&self.path, &self.place(0), &"a page has too few values".to_owned()));
             }
             if values.len() != rows {
                 let row = levels.iter().position(|&level| level == 0).unwrap_or(0);
@@ -144,7 +155,11 @@ impl ParquetColumn {
         self.next_group += 1;
         let opened = guarded(|| self.file.get_row_group(group)?.get_column_reader(column));
         match opened {
-            Ok(ColumnReader::ByteArrayColumnReader(reader)) => self.reader = Some(reader),
+            Ok(ColumnReader::ByteArrayColumnReader(reader)) => {
+                self.reader = Some(reader);
+                self.rows_left =
+                    u64::try_from(self.file.metadata().row_group(group).num_rows()).unwrap_or_default();
+            }
             Ok(_) => {
                 let what = "its type differs from the schema's".to_owned();
                 return Err(damaged(&self.path, &format!("row group {group}"), &what));
@@ -152,6 +167,13 @@ impl ParquetColumn {
             Err(error) => return Err(damaged(&self.path, &format!("row group {group}"), &error)),
         }
         Ok(true)
+    }
+
+    /// The error for an open group whose pages hold `more` rows when others are to come, or none.
+    fn miscounted(&self, more: u64) -> DataError {
+        let said = if more > self.rows_left { "fewer" } else { "more" };
+        let what = format!("its footer counts {said} rows of column {:?} than there are", self.column_name);
+        damaged(&self.path, &format!("row group {}", self.next_group - 1), &what)
     }
 
     /// The row, counted from 1 over the whole file.

@@ -1,5 +1,6 @@
 //! Files that are damaged, or made to do harm, are errors that name them: no panic, nothing lost in silence.
 
+use std::ops::ControlFlow;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -9,7 +10,7 @@ use parquet::file::writer::SerializedFileWriter;
 use parquet::schema::parser::parse_message_type;
 use serde_json::{Value, json};
 use xtrain_data::input::read_documents;
-use xtrain_data::{CutRule, DataError, InputOptions, Tokenizer, list_inputs};
+use xtrain_data::{CutRule, DataError, InputOptions, PrepareOptions, Tokenizer, list_inputs, prepare};
 
 /// `tokenizer.json` of plain bytes, to be changed.
 fn bytes_json() -> Value {
@@ -104,4 +105,21 @@ fn a_parquet_page_that_counts_other_rows_than_the_footer_loses_none_in_silence()
         assert!(message.contains("rows.parquet") && message.contains(said), "{message}");
         assert!(said.is_empty() || message.contains("row group 1"), "{message}");
     }
+}
+
+#[test]
+fn a_file_that_is_rewritten_at_the_same_length_while_it_is_read_is_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("text.txt");
+    std::fs::write(&file, "one two three").unwrap();
+    let inputs = list_inputs(&[&file]).unwrap();
+    std::fs::write(&file, "six ten seven").unwrap();
+    let later = std::time::SystemTime::now() + std::time::Duration::from_secs(5);
+    std::fs::File::options().write(true).open(&file).unwrap().set_modified(later).unwrap();
+    let (tokenizer, out) = (Tokenizer::bytes(), folder.path().join("out"));
+    let options = PrepareOptions::default();
+    let made = prepare(&inputs, &tokenizer, &options, &out, &mut |_| ControlFlow::Continue(()));
+    let message = made.expect_err("a torn text").to_string();
+    assert!(message.contains("text.txt") && message.contains("written to while it was read"), "{message}");
+    assert!(!out.join("dataset.json").exists());
 }

@@ -91,9 +91,28 @@ fn describe(path: PathBuf) -> Result<InputFile> {
         ));
     };
     let meta = fs::metadata(&path).map_err(DataError::io(&path, "open the input"))?;
+    Ok(InputFile { path, format, compression, bytes: meta.len(), modified_ns: modified_ns(&meta) })
+}
+
+fn modified_ns(meta: &fs::Metadata) -> u64 {
     let modified = meta.modified().ok().and_then(|time| time.duration_since(UNIX_EPOCH).ok());
-    let modified_ns = modified.map_or(0, |since| since.as_nanos() as u64);
-    Ok(InputFile { path, format, compression, bytes: meta.len(), modified_ns })
+    modified.map_or(0, |since| since.as_nanos() as u64)
+}
+
+impl InputFile {
+    /// An error where the file is another one than when it was listed: what was read of it is a mixture of old and new.
+    pub(crate) fn refuse_changed(&self) -> Result<()> {
+        let now = fs::metadata(&self.path).map_err(DataError::io(&self.path, "read the input"))?;
+        let what = if now.len() != self.bytes {
+            format!("the file changed from {} to {} bytes while it was read", self.bytes, now.len())
+        } else if modified_ns(&now) != self.modified_ns {
+            "the file was written to while it was read".to_owned()
+        } else {
+            return Ok(());
+        };
+        let fix = "wait until it is complete and begin again in a new folder";
+        Err(DataError::input(&self.path, format!("byte {}", self.bytes.min(now.len())), what, fix))
+    }
 }
 
 /// What a file is, by its name.

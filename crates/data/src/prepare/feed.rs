@@ -1,12 +1,11 @@
 //! The thread that reads input files ahead of the tokenizer, in batches of bounded size.
 
-use std::fs;
 use std::thread::Scope;
 
 use crossbeam_channel::{Receiver, Sender, bounded};
 
 use super::resume::Position;
-use crate::error::{DataError, Result};
+use crate::error::Result;
 use crate::input::{InputFile, InputOptions, PIECE_BYTES, Piece, read_documents};
 use crate::tokenizer::CutRule;
 
@@ -85,7 +84,7 @@ fn read_all(
                 }
             }
         }
-        refuse_changed(input)?;
+        input.refuse_changed()?;
         bytes_before += input.bytes;
     }
     // Nobody listening means that the run has stopped already.
@@ -95,17 +94,3 @@ fn read_all(
 
 /// What a piece costs beside its text; it bounds batches of very short documents.
 const PIECE_OVERHEAD_BYTES: usize = 64;
-
-/// A file that changed while it was read gives a mixture of old and new.
-fn refuse_changed(input: &InputFile) -> Result<()> {
-    let now = fs::metadata(&input.path).map_err(DataError::io(&input.path, "read the input"))?;
-    if now.len() == input.bytes {
-        return Ok(());
-    }
-    Err(DataError::input(
-        &input.path,
-        format!("byte {}", input.bytes.min(now.len())),
-        format!("the file changed from {} to {} bytes while it was read", input.bytes, now.len()),
-        "wait until it is complete and begin again in a new folder",
-    ))
-}

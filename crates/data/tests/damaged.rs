@@ -123,3 +123,25 @@ fn a_file_that_is_rewritten_at_the_same_length_while_it_is_read_is_refused() {
     assert!(message.contains("text.txt") && message.contains("written to while it was read"), "{message}");
     assert!(!out.join("dataset.json").exists());
 }
+
+#[test]
+fn a_tokenizer_with_dropout_encodes_a_text_one_way() {
+    let text = "the river ran under the stone bridge and the sea";
+    let learned = Tokenizer::train_bpe([Ok(text.repeat(9))], 320, &mut |_, _| ControlFlow::Continue(()));
+    let learned = learned.unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    learned.save(folder.path()).unwrap();
+    let file = folder.path().join("tokenizer.json");
+    let mut json: Value = serde_json::from_slice(&std::fs::read(&file).unwrap()).unwrap();
+    json["model"]["dropout"] = json!(0.5);
+    // Once for the fast path, once for the tokenizers crate.
+    for normalizer in [Value::Null, json!({"type": "Strip", "strip_left": true, "strip_right": true})] {
+        json["normalizer"] = normalizer;
+        std::fs::write(&file, json.to_string()).unwrap();
+        let tokenizer = Tokenizer::load(&file).unwrap();
+        for _ in 0..20 {
+            assert_eq!(tokenizer.encode(text).unwrap(), learned.encode(text).unwrap());
+            assert_eq!(tokenizer.encode_prompt(text).unwrap(), learned.encode(text).unwrap());
+        }
+    }
+}

@@ -1,7 +1,7 @@
 //! Byte-level BPE: the fast path for the vocabularies of GPT-2, SmolLM, Qwen 2/3, Llama 3 and those trained here.
 //!
 //! The same ids as the tokenizers crate gives, without its bookkeeping of offsets: scan a word, look it up in a
-//! cache, merge it where it is new. A file that asks for anything more (dropout, unknown tokens, another regular
+//! cache, merge it where it is new. A file that asks for anything more (unknown tokens, another regular
 //! expression) is not recognised here and stays with that crate.
 
 use std::collections::HashMap;
@@ -27,8 +27,7 @@ impl ByteBpe {
     pub(super) fn recognise(json: &Value) -> Option<ByteBpe> {
         let model = json.get("model")?;
         let is_bpe = model.get("type").is_none_or(|t| t == "BPE");
-        let others =
-            ["dropout", "unk_token", "continuing_subword_prefix", "end_of_word_suffix", "byte_fallback"];
+        let others = ["unk_token", "continuing_subword_prefix", "end_of_word_suffix", "byte_fallback"];
         if !is_bpe || !merge::has_none_of(model, &others) {
             return None;
         }

@@ -10,7 +10,7 @@ use std::path::Path;
 use std::sync::OnceLock;
 
 use serde_json::{Map, Value, json};
-use tokenizers::AddedToken;
+use tokenizers::{AddedToken, ModelWrapper};
 
 use super::budget::Budget;
 use super::{MAX_GENERAL_BYTES, Tokenizer, begin, build, canonical_hash, choose_engine};
@@ -103,6 +103,7 @@ pub(super) fn from_parts(
     // Documents are neither cut nor filled up here, whatever the file's last user did.
     whole.with_padding(None);
     whole.with_truncation(None).map_err(|e| broken(e.to_string()))?;
+    switch_dropout_off(&mut whole);
     let vocab_size = whole.get_vocab(true).values().max().map_or(0, |&id| id as usize + 1);
     if vocab_size == 0 {
         return Err(broken("has no tokens".to_owned()));
@@ -175,6 +176,17 @@ pub(super) fn from_parts(
         template_begin,
         named,
     })
+}
+
+/// Merges left out by chance are for those who train with them again and again: here a text has one encoding.
+fn switch_dropout_off(whole: &mut tokenizers::Tokenizer) {
+    if let ModelWrapper::BPE(bpe) = whole.get_model()
+        && bpe.dropout.is_some()
+    {
+        let mut certain = bpe.clone();
+        certain.dropout = None;
+        whole.with_model(certain);
+    }
 }
 
 /// Refuses tables of characters that say to be larger than they are: the tokenizers crate reserves what they say, and a

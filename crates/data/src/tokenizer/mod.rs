@@ -429,7 +429,7 @@ fn char_vocab(json: &Value) -> Option<HashMap<char, u32>> {
     let plain = model.get("type")? == "BPE"
         && model.get("merges")?.as_array()?.is_empty()
         && model.get("byte_fallback").is_none_or(|fallback| fallback == false)
-        && ["unk_token", "continuing_subword_prefix", "end_of_word_suffix", "dropout"]
+        && ["unk_token", "continuing_subword_prefix", "end_of_word_suffix"]
             .iter()
             .all(|key| absent(model, key))
         && absent(json, "pre_tokenizer");

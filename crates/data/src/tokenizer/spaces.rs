@@ -41,7 +41,7 @@ impl SpaceBpe {
     /// Reads the vocabulary from a parsed `tokenizer.json`, or `None` where it is not of this kind.
     pub(super) fn recognise(json: &Value) -> Option<SpaceBpe> {
         let model = json.get("model")?;
-        let others = ["dropout", "continuing_subword_prefix", "end_of_word_suffix", "ignore_merges"];
+        let others = ["continuing_subword_prefix", "end_of_word_suffix", "ignore_merges"];
         let falls_back = model.get("byte_fallback").is_some_and(|fallback| fallback == true);
         if model.get("type").is_some_and(|t| t != "BPE") || !falls_back || !merge::has_none_of(model, &others)
         {

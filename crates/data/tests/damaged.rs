@@ -145,3 +145,24 @@ fn a_tokenizer_with_dropout_encodes_a_text_one_way() {
         }
     }
 }
+
+#[cfg(target_os = "linux")]
+#[test]
+fn names_that_are_no_utf_8_are_read_and_links_that_lead_nowhere_are_errors() {
+    use std::ffi::OsStr;
+    use std::os::unix::ffi::OsStrExt;
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join(OsStr::from_bytes(b"caf\xe9.txt"));
+    std::fs::write(&file, "text").unwrap();
+    let pattern = folder.path().join("*.txt");
+    for name in [&file, folder.path(), &pattern] {
+        assert_eq!(list_inputs(&[name]).unwrap()[0].path, file);
+    }
+    assert_eq!(documents(&file).unwrap(), 1);
+    std::os::unix::fs::symlink("nowhere.txt", folder.path().join("link.txt")).unwrap();
+    for name in [folder.path(), &pattern, &folder.path().join("?ink.txt"), &folder.path().join("**/link.txt")]
+    {
+        let message = list_inputs(&[name]).unwrap_err().to_string();
+        assert!(message.contains("link.txt") && message.contains("check the path"), "{message}");
+    }
+}

@@ -115,20 +115,21 @@ impl InputFile {
     }
 }
 
-/// What a file is, by its name.
+/// What a file is, by the end of its name, which need not be UTF-8.
 fn kind(path: &Path) -> Option<(Format, Compression)> {
-    let name = path.file_name()?.to_str()?.to_ascii_lowercase();
-    let (stem, compression) = if let Some(stem) = name.strip_suffix(".gz") {
+    let name = path.file_name()?.as_encoded_bytes().to_ascii_lowercase();
+    let (stem, compression) = if let Some(stem) = name.strip_suffix(b".gz") {
         (stem, Compression::Gzip)
-    } else if let Some(stem) = name.strip_suffix(".zst") {
+    } else if let Some(stem) = name.strip_suffix(b".zst") {
         (stem, Compression::Zstd)
     } else {
-        (name.as_str(), Compression::None)
+        (name.as_slice(), Compression::None)
     };
-    match stem.rsplit_once('.')?.1 {
-        "txt" | "text" => Some((Format::Text, compression)),
-        "jsonl" | "ndjson" => Some((Format::JsonLines, compression)),
-        "parquet" if compression == Compression::None => Some((Format::Parquet, compression)),
+    let dot = stem.iter().rposition(|&byte| byte == b'.')?;
+    match &stem[dot + 1..] {
+        b"txt" | b"text" => Some((Format::Text, compression)),
+        b"jsonl" | b"ndjson" => Some((Format::JsonLines, compression)),
+        b"parquet" if compression == Compression::None => Some((Format::Parquet, compression)),
         _ => None,
     }
 }
@@ -140,9 +141,14 @@ fn list_folder(folder: &Path, paths: &mut Vec<PathBuf>) -> Result<()> {
             if !path.is_symlink() {
                 list_folder(&path, paths)?;
             }
-        } else if path.is_file() && kind(&path).is_some() {
+        } else if kind(&path).is_some() && is_file(&path)? {
             paths.push(path);
         }
     }
     Ok(())
+}
+
+/// Whether an entry of a folder is a file. A link that leads nowhere is an error: its text would be missing in silence.
+pub(super) fn is_file(path: &Path) -> Result<bool> {
+    Ok(fs::metadata(path).map_err(DataError::io(path, "open the input"))?.is_file())
 }

@@ -3,6 +3,7 @@
 use std::fs;
 use std::path::{Component, Path, PathBuf};
 
+use super::files::is_file;
 use crate::error::{DataError, Result};
 
 /// True for a name with a wildcard in it.
@@ -27,15 +28,24 @@ pub(super) fn expand(pattern: &Path) -> Result<Vec<PathBuf>> {
                         matches(&name, &entry_name) && (is_last || entry.is_dir())
                     }));
                 }
+                // A link that leads nowhere matches too, and is an error below.
+                other if is_last => {
+                    next.extend(Some(base.join(other)).filter(|path| path.is_symlink() || path.exists()));
+                }
                 other => next.extend(Some(base.join(other)).filter(|path| path.exists())),
             }
         }
         found = next;
     }
-    found.retain(|path| path.is_file());
-    found.sort();
-    found.dedup();
-    Ok(found)
+    let mut files = Vec::new();
+    for path in found {
+        if is_file(&path)? {
+            files.push(path);
+        }
+    }
+    files.sort();
+    files.dedup();
+    Ok(files)
 }
 
 /// What a folder holds, sorted, hidden entries left out. The empty path is the current folder.

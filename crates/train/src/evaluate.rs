@@ -42,18 +42,6 @@ impl Evaluator {
         Ok(bytemuck::pod_read_unaligned::<f32>(engine.outputs(self.id)?.get(io::LOSS)?).into())
     }
 
-    /// The mean cross-entropy of all targets of `validation`, in nats, and how many they are.
-    pub fn mean_loss(
-        &self,
-        weights: &mut Weights,
-        validation: &Validation,
-    ) -> Result<(f64, usize), RunError> {
-        let mut tally = Tally::default();
-        let whole = self.add(weights, validation, &mut tally, &mut || ControlFlow::Continue(()))?;
-        debug_assert!(whole.is_continue(), "nobody asked it to stop");
-        Ok((tally.mean(), tally.targets))
-    }
-
     /// Adds to `tally` the sequences of `validation` that it does not hold yet. `go_on` is asked before each batch;
     /// [`ControlFlow::Break`] leaves the rest for another time, when the sum comes out the same to the bit.
     pub fn add(

@@ -5,6 +5,7 @@ mod commands;
 mod failure;
 mod plan_table;
 mod quantity;
+mod signals;
 mod terminal;
 
 use failure::without_panic;

@@ -2,14 +2,14 @@
 //!
 //! Text is turned into tokens on the disk, in parallel and in bounded memory, as in training; then it is read from there.
 
-use super::Evaluator;
+use super::{Evaluator, Tally};
 use crate::opened::OpenedModel;
 use crate::run::RunError;
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use xtrain_data::{
-    Dataset, DocumentMask, InputOptions, PrepareOptions, TokenStream, Tokenizer, Validation, list_inputs,
+    DataError, Dataset, DocumentMask, InputOptions, PrepareOptions, TokenStream, Tokenizer, Validation, list_inputs,
     prepare_cached,
 };
 use xtrain_model::decoder::Batch;
@@ -69,12 +69,18 @@ impl TextLoss {
     }
 }
 
-/// The loss of `opened` on `data`: files and folders of text, and folders of token shards.
+/// The loss of `opened` on `data`: files and folders of text, and folders of token shards. `go_on` is asked often;
+/// [`ControlFlow::Break`] ends it without a result, and what is temporary is removed.
 ///
 /// # Errors
 /// Input that cannot be read or encoded, by file and place; shards of another tokenizer; a tokenizer that is not the model's; too
 /// little memory or disk.
-pub fn text(opened: &mut OpenedModel, data: &[PathBuf], options: &TextOptions) -> Result<TextLoss, RunError> {
+pub fn text(
+    opened: &mut OpenedModel,
+    data: &[PathBuf],
+    options: &TextOptions,
+    go_on: &mut dyn FnMut() -> ControlFlow<()>,
+) -> Result<Option<TextLoss>, RunError> {
     let limit = opened.weights.model().max_position_embeddings;
     let asked = options.seq_len.or(opened.seq_len).unwrap_or(SEQ_LEN.min(limit));
     if asked > limit {
@@ -93,7 +99,10 @@ pub fn text(opened: &mut OpenedModel, data: &[PathBuf], options: &TextOptions) -
     let cache = options.cache.as_deref().or(temporary).unwrap_or(Path::new(""));
     let (mut streams, mut text_bytes) = (Vec::new(), 0);
     for path in data {
-        let dataset = dataset(path, &opened.tokenizer, &options.input, cache)?;
+        let dataset = match dataset(path, &opened.tokenizer, &options.input, cache, go_on) {
+            Err(RunError::Data(DataError::Interrupted)) => return Ok(None),
+            dataset => dataset?,
+        };
         text_bytes += dataset.text_bytes().unwrap_or_default();
         streams.push(Arc::new(dataset) as Arc<dyn TokenStream>);
     }
@@ -115,8 +124,11 @@ pub fn text(opened: &mut OpenedModel, data: &[PathBuf], options: &TextOptions) -
     let shape = Batch { sequences, seq_len };
     let evaluator = Evaluator::new(&mut opened.weights, shape, document_mask, LOSS_CHUNK)
         .map_err(|e| e.advising("take shorter sequences, or fewer of them at once"))?;
-    let (loss, tokens) = evaluator.mean_loss(&mut opened.weights, &validation)?;
-    Ok(TextLoss { loss, tokens, text_bytes, seq_len, document_mask })
+    let mut tally = Tally::default();
+    if evaluator.add(&mut opened.weights, &validation, &mut tally, go_on)?.is_break() {
+        return Ok(None);
+    }
+    Ok(Some(TextLoss { loss: tally.mean(), tokens: tally.targets, text_bytes, seq_len, document_mask }))
 }
 
 /// The shards at `path`, or those of the text there, made in `cache`.
@@ -125,6 +137,7 @@ fn dataset(
     tokenizer: &Tokenizer,
     input: &InputOptions,
     cache: &Path,
+    go_on: &mut dyn FnMut() -> ControlFlow<()>,
 ) -> Result<Dataset, RunError> {
     if is_dataset(path) {
         let dataset = Dataset::open(path)?;
@@ -146,7 +159,7 @@ fn dataset(
     }
     let files = list_inputs(&[path])?;
     let options = PrepareOptions { input: input.clone(), ..PrepareOptions::default() };
-    let made = prepare_cached(&files, tokenizer, &options, cache, &mut |_| ControlFlow::Continue(()))?;
+    let made = prepare_cached(&files, tokenizer, &options, cache, &mut |_| go_on())?;
     Ok(made.with_name(path.display().to_string()))
 }
 

@@ -3,12 +3,15 @@
 use super::open_model;
 use crate::cli::EvalArgs;
 use crate::failure::Failure;
+use crate::signals::Stop;
 use crate::terminal;
+use std::io::Write;
 use xtrain_data::InputOptions;
 use xtrain_train::evaluate::{TextOptions, text};
 use xtrain_train::metrics::format;
 
 pub(crate) fn run(args: &EvalArgs) -> Result<(), Failure> {
+    let stop = Stop::on_signals()?;
     let mut opened = open_model(&args.model)?;
     let options = TextOptions {
         seq_len: args.seq_len,
@@ -17,7 +20,11 @@ pub(crate) fn run(args: &EvalArgs) -> Result<(), Failure> {
         input: InputOptions { field: args.text_field.clone(), separator: args.separator.clone() },
         cache: args.cache_dir.clone(),
     };
-    let found = text(&mut opened, &args.data, &options)?;
+    let Some(found) = text(&mut opened, &args.data, &options, &mut || stop.go_on())? else {
+        // Not among what a program may read from standard output.
+        let _ = writeln!(std::io::stderr(), "stopped before the end; there is no result");
+        return Ok(());
+    };
     let (loss, perplexity, bits_per_byte) = (found.loss, found.loss.exp(), found.bits_per_byte());
     if args.json {
         let json = serde_json::json!({

@@ -2,9 +2,8 @@
 
 use crate::cli::TrainArgs;
 use crate::failure::Failure;
+use crate::signals::Stop;
 use crate::terminal::{self, TrainingView};
-use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
 use xtrain_train::config::{Config, Override};
 use xtrain_train::run::{Outcome, Start, train};
 
@@ -16,13 +15,7 @@ pub(crate) fn run(args: &TrainArgs) -> Result<(), Failure> {
     }
     let parsed = Config::load(&args.run.file, &overrides)?;
     terminal::use_threads(parsed.config.train.threads)?;
-    let stop = Arc::new(AtomicBool::new(false));
-    for signal in [signal_hook::consts::SIGTERM, signal_hook::consts::SIGINT] {
-        // The first signal saves and ends; a second one of the same kind ends at once.
-        let registered = signal_hook::flag::register_conditional_shutdown(signal, 130, stop.clone())
-            .and_then(|_| signal_hook::flag::register(signal, stop.clone()));
-        registered.map_err(|e| Failure::user(format!("cannot watch for signals: {e}")))?;
-    }
+    let Stop(stop) = Stop::on_signals()?;
     let start = if args.resume { Start::Resume } else { Start::New };
     let mut view = TrainingView::new(stop.clone());
     let said = match train(&parsed, start, &stop, &mut view)? {

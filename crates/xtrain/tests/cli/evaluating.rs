@@ -3,6 +3,7 @@
 use crate::place::{Place, finish, wait, wait_until};
 use crate::resume::{assert_same_end, recorded};
 use serde_json::Value;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 /// Seven quick steps and two evaluations that take far longer.
@@ -138,4 +139,32 @@ fn texts_are_evaluated_from_the_disk_and_leave_nothing_unless_they_are_kept() {
     place.train("chars", "--set train.steps=2 --set data.tokenizer=chars");
     place.write("mixed/c.txt", "the river ran 日".as_bytes());
     place.run("eval chars --data mixed").refuses(&["mixed/c.txt", "'日'"]);
+}
+
+#[test]
+fn an_evaluation_that_is_stopped_ends_well_and_leaves_nothing_behind() {
+    let place = with_much_to_evaluate();
+    place.train("out", "--set train.steps=2 --set eval.every=0 --set eval.at_end=false");
+    place.write("long.txt", &place.read("long.txt").repeat(20));
+    std::fs::create_dir(place.path("tmp")).expect("a folder");
+    for (signal, wanted) in [("TERM", "source.json"), ("INT", "dataset.json")] {
+        let mut command = place.command("eval out --data long.txt --seq-len 16 --json");
+        command.env("TMPDIR", place.path("tmp")).stdout(place.sink("said")).stderr(place.sink("told"));
+        let mut child = command.spawn().expect("starts");
+        // tmp/<temporary folder>/<entry>/<wanted>
+        let inside = |folder: &Path| -> Vec<PathBuf> {
+            let entries = folder.read_dir().into_iter().flatten().flatten();
+            entries.map(|entry| entry.path()).collect()
+        };
+        wait_until("tokens are made", || {
+            let entries = inside(&place.path("tmp")).into_iter().flat_map(|folder| inside(&folder));
+            entries.into_iter().any(|entry| entry.join(wanted).exists())
+        });
+        let sent = Command::new("sh").args(["-c", &format!("kill -{signal} {}", child.id())]).status();
+        assert!(sent.expect("a shell").success());
+        assert_eq!(wait(&mut child, "a stopped evaluation").code(), Some(0));
+        assert_eq!(place.names("tmp"), [""; 0], "{signal} left something");
+        assert!(place.read("said").is_empty(), "a stopped evaluation has no result");
+        assert!(String::from_utf8_lossy(&place.read("told")).contains("there is no result"));
+    }
 }

@@ -9,8 +9,8 @@ use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use xtrain_data::{
-    DataError, Dataset, DocumentMask, InputOptions, PrepareOptions, TokenStream, Tokenizer, Validation, list_inputs,
-    prepare_cached,
+    DataError, Dataset, DocumentMask, InputOptions, PrepareOptions, TokenStream, Tokenizer, Validation,
+    list_inputs, prepare_cached,
 };
 use xtrain_model::decoder::Batch;
 

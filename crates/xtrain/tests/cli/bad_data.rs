@@ -1,6 +1,7 @@
 //! Texts, shards and tokenizers that are missing, empty, damaged or another's.
 
-use crate::place::Place;
+use crate::place::{Place, wait, wait_until};
+use std::process::Command;
 
 fn refused(place: &Place, data: &str, words: &[&str]) {
     place.run(&format!("train run.toml --out out --set data.train={data}")).refuses(words);
@@ -156,4 +157,26 @@ fn tokenizing_goes_on_after_a_stop_and_gives_the_same_shards() {
     for shard in shards {
         assert!(place.read(&format!("whole/{shard}")) == place.read(&format!("parts/{shard}")), "{shard}");
     }
+}
+
+#[test]
+fn tokenizing_that_is_stopped_ends_well_and_says_how_to_go_on() {
+    let place = Place::new();
+    place.write("big.txt", &place.read("a.txt").repeat(2000));
+    let command = "tokenize big.txt --bpe-vocab-size 300 --shard-tokens 1M --out parts";
+    let files = || if place.exists("parts") { place.names("parts").len() } else { 0 };
+    // Early, when it learns or a little later, and again when it has made more.
+    for made in ["the first file", "one more file"] {
+        let before = files();
+        let mut child = place.command(command).stdout(place.sink("said")).spawn().expect("starts");
+        wait_until(made, || files() > before);
+        let sent = Command::new("sh").args(["-c", &format!("kill -TERM {}", child.id())]).status();
+        assert!(sent.expect("a shell").success());
+        assert_eq!(wait(&mut child, "stopped tokenizing").code(), Some(0), "{made}");
+        let said = String::from_utf8(place.read("said")).expect("text");
+        assert!(said.ends_with("run the same command again to go on from it\n"), "{said}");
+        assert!(!place.exists("parts/dataset.json"), "{made}: it went on");
+    }
+    place.run(command).succeeds();
+    assert!(place.exists("parts/dataset.json"));
 }

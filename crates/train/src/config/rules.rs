@@ -21,6 +21,7 @@ pub(super) fn check(config: &Config, report: &mut Report) {
         schedule_fits(config, steps, report);
     }
     schedule(config, report);
+    within_f32(config, report);
     saving_and_evaluation(config, report);
 }
 
@@ -264,6 +265,37 @@ fn schedule(config: &Config, report: &mut Report) {
     }
     if schedule.kind == ScheduleKind::Constant {
         unused(&falling_only, "\"linear\", \"cosine\" or \"wsd\"");
+    }
+}
+
+/// The update and random weights are computed in f32, where a number out of its range is 0 or infinite: either one destroys the
+/// weights, or turns off what it was to set.
+fn within_f32(config: &Config, report: &mut Report) {
+    let (model, optimizer) = (&config.model, &config.optimizer);
+    for (section, name, value) in [
+        ("model", "init_std", model.init_std),
+        ("optimizer", "lr", optimizer.lr),
+        ("optimizer", "eps", optimizer.eps),
+        ("optimizer", "weight_decay", optimizer.weight_decay),
+        ("optimizer", "grad_clip", optimizer.grad_clip),
+    ] {
+        let held = value as f32;
+        if !held.is_finite() || (held == 0.0) != (value == 0.0) {
+            let message = format!(
+                "`{name}` = {} is out of the range of f32, in which it is used; give a number from 1e-45 to 3e38",
+                toml_value(&value.into())
+            );
+            report.about(&[&format!("{section}.{name}")], message);
+        }
+    }
+    if let Some(beta) = optimizer.betas.iter().find(|beta| **beta as f32 >= 1.0) {
+        report.about(
+            &["optimizer.betas"],
+            format!(
+                "`betas` has {}, which is 1 in f32, so that a moment would never move; give at most 0.9999999",
+                toml_value(&(*beta).into())
+            ),
+        );
     }
 }
 

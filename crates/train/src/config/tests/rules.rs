@@ -209,3 +209,27 @@ fn kept_checkpoints_are_ones_that_are_saved() {
         "`keep_every` = 250 is no multiple of `every` = 0, so no such step is saved; make it one"
     );
 }
+
+#[test]
+fn numbers_that_f32_does_not_hold_are_refused() {
+    for (key, value, shown) in [
+        ("optimizer.eps", "1e-50", "1e-50"),
+        ("optimizer.lr", "1e39", "1e+39"),
+        ("optimizer.lr", "1e-60", "1e-60"),
+        ("optimizer.weight_decay", "1e300", "1e+300"),
+        ("optimizer.grad_clip", "1e-50", "1e-50"),
+        ("model.init_std", "1e300", "1e+300"),
+    ] {
+        let name = key.split_once('.').expect("a section").1;
+        let expected = format!(
+            "`{name}` = {shown} is out of the range of f32, in which it is used; give a number from 1e-45 to 3e38"
+        );
+        assert_eq!(message_of(&[&format!("{key}={value}")]), expected);
+    }
+    assert_eq!(
+        message_of(&["optimizer.betas=[0.9, 0.99999999]"]),
+        "`betas` has 0.99999999, which is 1 in f32, so that a moment would never move; give at most 0.9999999"
+    );
+    parse(MINIMAL, &["optimizer.weight_decay=0", "optimizer.grad_clip=0", "optimizer.eps=1e-40"])
+        .expect("zero is meant, and small numbers are held");
+}

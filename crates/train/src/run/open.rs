@@ -1,7 +1,7 @@
 //! Opening a run: its folder, data and model, at its beginning or at its latest checkpoint.
 
 use super::corpus::Corpus;
-use super::saved::{Position, Saved};
+use super::saved::{Position, Saved, check_tokenizer};
 use super::trainer::{Observer, Run, Start};
 use super::{RunError, RunFolder, fit, setup};
 use crate::config::{Config, Facts, Parsed, Resolved};
@@ -57,6 +57,9 @@ impl Run {
         let planned = setup::planned(parsed.resolve(&facts)?)?;
         let Resolved { config, steps, .. } = planned.resolved;
         let steps = steps.ok_or_else(|| RunError::Refused("the length of the run is not known".into()))?;
+        if going_on {
+            check_tokenizer(&folder, &config, &corpus.tokenizer)?;
+        }
         if let Some(available) = xtrain_runtime::available_bytes() {
             fit::check(&planned.spec, config.train.batch_size, available)?;
         }

@@ -1,13 +1,14 @@
 //! What a checkpoint holds of a run, and how it goes back.
 
 use super::{RunError, RunFolder};
-use crate::config::{self, Config};
+use crate::config::{self, Config, TokenizerChoice};
 use crate::evaluate::Tally;
 use crate::learner::Learner;
 use serde::{Deserialize, Serialize};
+use std::fs;
 use std::path::PathBuf;
 use xtrain_checkpoint::{BoxError, Checkpoint, CheckpointStore, RunLock, TensorSpec};
-use xtrain_data::{Loader, LoaderState};
+use xtrain_data::{Loader, LoaderState, Tokenizer};
 use xtrain_runtime::StateEntry;
 
 /// How far a run is.
@@ -122,6 +123,36 @@ impl Saved {
         let protected: Vec<u64> = at.best.map(|(step, _)| step).into_iter().chain([at.step]).collect();
         Ok(self.store.retain(config.checkpoint.keep_last, config.checkpoint.keep_every, &protected)?)
     }
+}
+
+/// Refuses to go on with another tokenizer than `kept`, which the run in `folder` began with: its tokens are that one's. Both
+/// configurations are resolved. A tokenizer that only lies elsewhere now is the same.
+pub(super) fn check_tokenizer(folder: &RunFolder, config: &Config, kept: &Tokenizer) -> Result<(), RunError> {
+    let path = folder.config();
+    let text = fs::read(&path).map_err(RunError::io(&path, "read"))?;
+    // What cannot be understood any more says nothing of what changed; the run keeps what it began with in any case.
+    let Ok(before) = Config::parse::<&str>(&path, &text, &[]) else { return Ok(()) };
+    let of = |config: &Config| (config.tokenizer(), config.data.bpe_vocab_size);
+    let is_kept = match config.tokenizer() {
+        _ if of(&before.config) == of(config) => true,
+        TokenizerChoice::Path(path) => Tokenizer::load(path).is_ok_and(|t| t.hash() == kept.hash()),
+        TokenizerChoice::Bytes => Tokenizer::bytes().hash() == kept.hash(),
+        TokenizerChoice::Bpe | TokenizerChoice::Chars => false,
+    };
+    if is_kept {
+        return Ok(());
+    }
+    let changes: Vec<String> = config::diff(&before.config, config)
+        .iter()
+        .filter(|change| ["data.tokenizer", "data.bpe_vocab_size"].contains(&change.key.as_str()))
+        .map(config::Change::to_string)
+        .collect();
+    Err(RunError::Refused(format!(
+        "the tokenizer is another one than the run in {} began with ({}), and its weights know only that one; resume with the \
+         tokenizer that it began with, or begin a new run",
+        folder.path().display(),
+        changes.join(", ")
+    )))
 }
 
 /// The step of the best checkpoint and its loss, as that checkpoint of its run knows it.

@@ -129,8 +129,10 @@ fn a_run_folder_that_exists_is_refused_without_resume() {
 }
 
 #[test]
-fn resume_with_other_data_batches_or_seed_is_refused() {
+fn resume_with_other_data_batches_tokenizer_or_seed_is_refused() {
     let place = Place::new();
+    place.run("tokenize a.txt --chars --out other").succeeds();
+    place.run("tokenize a.txt --bytes --out same").succeeds();
     place.train("out", "--set train.steps=6");
     let kept = place.names("out/checkpoints");
     for (change, said) in [
@@ -141,10 +143,15 @@ fn resume_with_other_data_batches_or_seed_is_refused() {
         ("--set data.held_out=0.2", "held out"),
         ("--set model.layers=3", "missing"),
         ("--set model.dim=32", "different"),
+        ("--set data.tokenizer=chars", "data.tokenizer: \"bytes\" -> \"chars\""),
+        ("--set data.tokenizer=bpe --set data.bpe_vocab_size=300", "data.bpe_vocab_size: not set -> 300"),
+        ("--set data.tokenizer=other", "data.tokenizer"),
     ] {
         place.run(&format!("train run.toml --out out --resume {change}")).refuses(&[said]);
         assert_eq!(place.names("out/checkpoints"), kept, "{change}");
     }
+    // A tokenizer that lies elsewhere is no other one.
+    place.train("out", "--resume --set data.tokenizer=same");
     // After all these the run still goes on.
     place.train("out", "--resume --set train.steps=7 --set schedule.warmup_steps=1");
 }

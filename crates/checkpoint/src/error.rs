@@ -172,7 +172,17 @@ impl CheckpointError {
 /// The first few of `items`, comma-separated, and how many more there are.
 pub(crate) fn listed<T: std::fmt::Display>(items: &[T]) -> String {
     const SHOWN: usize = 5;
-    let mut text = items.iter().take(SHOWN).map(|item| item.to_string()).collect::<Vec<_>>().join(", ");
+    /// Bytes of an item: names in files may have any length, and others are to be seen beside one that is too long.
+    const LONGEST: usize = 240;
+    let shown = items.iter().take(SHOWN).map(|item| {
+        let mut text = item.to_string();
+        if text.len() > LONGEST {
+            text.truncate(text.floor_char_boundary(LONGEST));
+            text.push_str("...");
+        }
+        text
+    });
+    let mut text = shown.collect::<Vec<_>>().join(", ");
     if items.len() > SHOWN {
         text.push_str(&format!(" and {} more", items.len() - SHOWN));
     }

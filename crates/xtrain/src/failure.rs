@@ -22,7 +22,7 @@ pub(crate) struct Failure {
 impl Failure {
     /// Something that the user can mend: what is wrong, and what to do.
     pub(crate) fn user(message: impl Into<String>) -> Self {
-        Failure { message: message.into(), is_users: true }
+        Failure { message: one_line(&message.into()), is_users: true }
     }
 
     /// A fault of this program.
@@ -75,19 +75,53 @@ macro_rules! from {
         impl From<$error> for Failure {
             fn from(error: $error) -> Self {
                 let is_users: fn(&$error) -> bool = $is_users;
-                Failure { is_users: is_users(&error), message: error.to_string() }
+                Failure { is_users: is_users(&error), message: one_line(&error.to_string()) }
             }
         }
     )*};
 }
 
 from! {
-    RunError => RunError::is_users;
     DataError => DataError::is_users;
     CheckpointError => CheckpointError::is_users;
-    ConfigErrors => |_| true;
     ReportError => |_| true;
     LearnError => LearnError::is_users;
+}
+
+impl From<RunError> for Failure {
+    fn from(error: RunError) -> Self {
+        match error {
+            RunError::Config(errors) => errors.into(),
+            error => Failure { is_users: error.is_users(), message: one_line(&error.to_string()) },
+        }
+    }
+}
+
+impl From<ConfigErrors> for Failure {
+    fn from(errors: ConfigErrors) -> Self {
+        let lines: Vec<String> = errors.errors().iter().map(|error| one_line(&error.to_string())).collect();
+        Failure { is_users: true, message: lines.join("\n") }
+    }
+}
+
+/// `text` as one line that a terminal shows as it is, and no longer than people read: names in it may come from files. Of a long one
+/// the middle is left out, as the end says what to do.
+fn one_line(text: &str) -> String {
+    const LONGEST: usize = 2000;
+    /// What makes a terminal or a pager end the line, or show it in another order.
+    fn moves(c: char) -> bool {
+        c.is_control() || matches!(c, '\u{2028}'..='\u{202E}' | '\u{2066}'..='\u{2069}')
+    }
+    let mut line = String::with_capacity(text.len());
+    for c in text.chars() {
+        if moves(c) { line.extend(c.escape_default()) } else { line.push(c) }
+    }
+    if line.len() <= LONGEST {
+        return line;
+    }
+    let head = line.floor_char_boundary(LONGEST * 2 / 3);
+    let tail = line.ceil_char_boundary(line.len() - LONGEST / 3);
+    format!("{} [...] {}", &line[..head], &line[tail..])
 }
 
 #[cfg(test)]
@@ -101,5 +135,16 @@ mod tests {
         assert!(said.contains("failure.rs") && said.contains(": weight 3 of 2\n"), "{said}");
         assert!(said.contains("Please report it"), "{said}");
         assert_eq!(format!("{:?}", failure.exit_code()), format!("{:?}", ExitCode::from(1)));
+    }
+    #[test]
+    fn a_message_is_one_line_whatever_the_names_in_it() {
+        let said = Failure::user("a\nb\u{1b}[31m\u{202e}.txt: é; check it").to_string();
+        assert_eq!(said, "a\\nb\\u{1b}[31m\\u{202e}.txt: é; check it");
+        let long =
+            Failure::user(format!("name {} is long; take a shorter one", "é".repeat(9000))).to_string();
+        assert!(
+            long.len() < 2100 && long.starts_with("name é") && long.ends_with("take a shorter one"),
+            "{long}"
+        );
     }
 }

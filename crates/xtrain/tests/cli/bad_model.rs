@@ -1,6 +1,6 @@
 //! Checkpoints and Hugging Face folders that are damaged, incomplete or not supported.
 
-use crate::place::Place;
+use crate::place::{Place, finish};
 
 /// A finished run at `out`, its export at `out/hf`, checkpoints of steps 3 and 6.
 fn trained() -> Place {
@@ -181,4 +181,29 @@ fn exports_replace_nothing_unasked() {
     place.run("export out --out mine").refuses(&["mine"]);
     assert_eq!(place.read("mine/notes.txt"), b"mine");
     place.run("generate hf2 --prompt the -n 2").succeeds();
+}
+
+#[test]
+fn names_with_control_characters_and_names_without_end_give_one_readable_line() {
+    let place = Place::new();
+    for (name, shown) in
+        [("no\nsuch\u{1b}[31m.toml", "no\\nsuch\\u{1b}[31m.toml"), ("a\rb.toml", "a\\rb.toml")]
+    {
+        let mut command = place.command("train");
+        command.arg(name);
+        finish(command, name).refuses(&[shown, "check the path"]);
+        let mut command = place.command("tokenize --bytes --out out");
+        command.arg(name);
+        finish(command, name).refuses(&[shown, "check the path"]);
+    }
+    place.train("out", "--set train.steps=2");
+    std::fs::remove_file(place.path("out/hf/model.safetensors")).expect("removes");
+    let missing: serde_json::Map<String, serde_json::Value> = (0..9)
+        .map(|n| (format!("tensor {n}"), format!("shard\n\u{7}{n}{}", "x".repeat(30_000)).into()))
+        .collect();
+    let index = serde_json::json!({ "weight_map": missing });
+    place.write("out/hf/model.safetensors.index.json", index.to_string().as_bytes());
+    let line =
+        place.run("generate out/hf --prompt the").refuses(&["9 of 9 shards", "and 4 more", "download"]);
+    assert!(line.contains("shard\\n\\u{7}0xxx") && !line.contains('\u{7}'), "{line}");
 }

@@ -273,6 +273,9 @@ pub(crate) struct ReportArgs {
     /// The page to write; by default report.html in the run's folder, but several runs need it
     #[arg(long, short, value_name = "FILE")]
     pub(crate) out: Option<PathBuf>,
+    /// Replace the file that --out names even if it is no report
+    #[arg(long, requires = "out")]
+    pub(crate) overwrite: bool,
 }
 
 /// One of `all`, by its name in run files.

@@ -21,6 +21,12 @@ pub enum ReportError {
         /// The system's reason.
         source: io::Error,
     },
+    /// Something else has the name that the page is to have.
+    #[error("{}: is there already and is no report of xtrain's; name another file, or replace it with --overwrite", path.display())]
+    Taken {
+        /// The file.
+        path: PathBuf,
+    },
     /// The metrics cannot be read.
     #[error(transparent)]
     Metrics(#[from] crate::metrics::MetricsError),

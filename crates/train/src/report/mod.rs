@@ -27,7 +27,8 @@ mod run;
 mod summary;
 mod thin;
 
-use std::io::Write;
+use std::fs::File;
+use std::io::{ErrorKind, Read, Write};
 use std::path::{Path, PathBuf};
 use xtrain_checkpoint::replace_file;
 
@@ -63,8 +64,16 @@ pub fn write(run_folder: &Path) -> Result<PathBuf, ReportError> {
 
 /// Writes one report for the runs in `run_folders` to `path`.
 ///
-/// A run is called by its folder's name, or by the whole path as given where another folder has the same name.
-pub fn write_comparison(run_folders: &[impl AsRef<Path>], path: &Path) -> Result<(), ReportError> {
+/// A run is called by its folder's name, or by the whole path as given where another folder has the same name. A file that is there
+/// is replaced where it is such a report, or `overwrite` says so.
+pub fn write_comparison(
+    run_folders: &[impl AsRef<Path>],
+    path: &Path,
+    overwrite: bool,
+) -> Result<(), ReportError> {
+    if !overwrite && !may_be_replaced(path)? {
+        return Err(ReportError::Taken { path: path.to_owned() });
+    }
     let loaded: Result<Vec<_>, _> = run_folders.iter().map(|folder| RunData::load(folder.as_ref())).collect();
     let mut runs = loaded?;
     let names: Vec<String> = runs.iter().map(|run| run.name.clone()).collect();
@@ -74,6 +83,22 @@ pub fn write_comparison(run_folders: &[impl AsRef<Path>], path: &Path) -> Result
         }
     }
     write_whole(path, &render_all(&runs))
+}
+
+/// Whether nothing that anyone would miss is at `path`: no file, an empty one, or a report.
+fn may_be_replaced(path: &Path) -> Result<bool, ReportError> {
+    let cannot_read = |source| ReportError::Read { path: path.to_owned(), source };
+    match std::fs::metadata(path) {
+        Err(missing) if missing.kind() == ErrorKind::NotFound => return Ok(!path.is_symlink()),
+        Err(other) => return Err(cannot_read(other)),
+        // Writing says it of a folder.
+        Ok(found) if !found.is_file() => return Ok(found.is_dir()),
+        Ok(_) => {}
+    }
+    let mut head = Vec::new();
+    let file = File::open(path).map_err(cannot_read)?;
+    file.take(page::HEAD.len() as u64).read_to_end(&mut head).map_err(cannot_read)?;
+    Ok(head.is_empty() || head == page::HEAD.as_bytes())
 }
 
 /// The file is whole or as before.

@@ -18,6 +18,10 @@ const TEXT_BYTES: usize = 64 << 10;
 /// Rows of a table; of more, the first and the last are shown.
 const ROWS: usize = 400;
 
+/// How every report begins, and no other page does.
+pub(super) const HEAD: &str = "<!DOCTYPE html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n\
+                               <meta name=\"generator\" content=\"xtrain report\">\n";
+
 /// The whole document for one or more runs.
 pub(super) fn render(runs: &[RunData]) -> String {
     let views = Views::new(runs);
@@ -26,8 +30,7 @@ pub(super) fn render(runs: &[RunData]) -> String {
     let mut out = String::with_capacity(1 << 18);
     let _ = write!(
         out,
-        "<!DOCTYPE html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n\
-         <meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n\
+        "{HEAD}<meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n\
          <meta name=\"color-scheme\" content=\"light dark\">\n<title>{} – xtrain report</title>\n<style>\n{STYLE}</style>\n</head>\n<body>\n<main>\n",
         escape(&title)
     );

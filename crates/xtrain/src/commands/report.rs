@@ -9,7 +9,7 @@ pub(crate) fn run(args: &ReportArgs) -> Result<(), Failure> {
     let path = match (args.runs.as_slice(), &args.out) {
         ([run], None) => report::write(run)?,
         (runs, Some(path)) => {
-            report::write_comparison(runs, path)?;
+            report::write_comparison(runs, path, args.overwrite)?;
             path.clone()
         }
         (_, None) => {

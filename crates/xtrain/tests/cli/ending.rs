@@ -63,3 +63,24 @@ fn a_report_of_several_runs_is_written_only_where_it_was_asked_for() {
     place.run("report one two --out both.html").succeeds();
     assert!(String::from_utf8(place.read("both.html")).expect("text").contains("<h1>one · two</h1>"));
 }
+
+#[test]
+fn a_report_replaces_reports_and_nothing_else() {
+    let place = Place::new();
+    place.train("out", "--set train.steps=2");
+    for (name, bytes) in
+        [("notes.txt", &b"mine"[..]), ("page.html", b"<!DOCTYPE html>\n<html lang=\"en\">\n")]
+    {
+        place.write(name, bytes);
+        place.run(&format!("report out --out {name}")).refuses(&[name, "no report", "--overwrite"]);
+        assert_eq!(place.read(name), bytes);
+    }
+    place.write("empty.html", b"");
+    for name in ["empty.html", "new.html", "out/report.html"] {
+        place.run(&format!("report out --out {name}")).succeeds();
+        // Now it is a report.
+        place.run(&format!("report out --out {name}")).succeeds();
+    }
+    place.run("report out --out notes.txt --overwrite").succeeds();
+    assert_eq!(place.read("notes.txt"), place.read("new.html"));
+}

@@ -97,7 +97,7 @@ fn runs_of_one_name_are_told_apart_by_their_paths() {
         MetricsSink::open(folder, Outputs { jsonl: true, tensorboard: false }, Start::Fresh).unwrap();
     }
     let page = parent.path().join("report.html");
-    write_comparison(&folders, &page).unwrap();
+    write_comparison(&folders, &page, false).unwrap();
     let html = fs::read_to_string(&page).unwrap();
     let title = format!("<h1>{} · {} · other</h1>", folders[0].display(), folders[1].display());
     assert!(html.contains(&title), "{title} in {}", &html[html.find("<h1>").unwrap()..][..200]);

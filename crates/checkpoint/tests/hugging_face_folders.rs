@@ -243,6 +243,10 @@ fn an_index_that_does_not_fit_its_shards_is_an_error() {
     }
     let error = sharded_error(|folder| write_index(folder, |map| map["model.x"] = "one.safetensors".into()));
     assert!(error.contains("says that 'model.x' is in one.safetensors, and it is not"), "{error}");
+    let error = sharded_error(|folder| {
+        write_index(folder, |map| drop(map.as_object_mut().unwrap().remove("model.v.weight")));
+    });
+    assert!(error.contains("does not name 'model.v.weight', which is in "), "{error}");
 
     let error = sharded_error(|folder| {
         write_file(&folder.join("two.safetensors"), &WHOLE[2..], StoredDtype::F32, 0);

@@ -96,15 +96,19 @@ impl HfFolder {
         let files: Result<Vec<_>> =
             shards.iter().map(|shard| TensorFile::open(&folder.join(shard))).collect();
         let opened = Self::gather(folder, files?)?;
+        let mixed = "index and shards are of different versions: download them all again";
         for (tensor, shard) in &index.weight_map.0 {
             let found = opened.get(tensor).and_then(|(file, _)| file.path().file_name());
             if found != Some(std::ffi::OsStr::new(shard)) {
                 let what = format!("says that '{tensor}' is in {shard}, and it is not");
-                return Err(at_index(
-                    what,
-                    "index and shards are of different versions: download them all again",
-                ));
+                return Err(at_index(what, mixed));
             }
+        }
+        if let Some((tensor, &file)) =
+            opened.by_name.iter().find(|(name, _)| !index.weight_map.0.contains_key(*name))
+        {
+            let shard = opened.files[file].path().file_name().unwrap_or_default().display();
+            return Err(at_index(format!("does not name '{tensor}', which is in {shard}"), mixed));
         }
         Ok(opened)
     }

@@ -166,3 +166,13 @@ fn names_that_are_no_utf_8_are_read_and_links_that_lead_nowhere_are_errors() {
         assert!(message.contains("link.txt") && message.contains("check the path"), "{message}");
     }
 }
+
+#[test]
+fn a_token_id_beyond_any_vocabulary_is_refused() {
+    for id in [u32::MAX, i32::MAX as u32] {
+        let mut json = bytes_json();
+        json["model"]["vocab"]["beyond"] = json!(id);
+        let message = load_and_encode(&json).expect_err("too large an id").to_string();
+        assert!(message.contains(&id.to_string()) && message.contains("damaged-tokenizer.json"), "{message}");
+    }
+}

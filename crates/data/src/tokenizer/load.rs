@@ -35,6 +35,9 @@ const DOCUMENT_ENDS: [&str; 3] = [build::END_OF_TEXT, "<|end_of_text|>", "<｜en
 /// Names tried last, for a lone `tokenizer.json`.
 const TEXT_ENDS: [&str; 4] = ["</s>", "<eos>", "<|im_end|>", "<|eot_id|>"];
 
+/// Tokens of a batch are `i32`.
+const MAX_VOCAB_SIZE: usize = i32::MAX as usize;
+
 /// Where a tokenizer that is saved without its model says which tokens the model's own files named.
 const NAMED_FILE: &str = "generation_config.json";
 
@@ -107,6 +110,12 @@ pub(super) fn from_parts(
     let vocab_size = whole.get_vocab(true).values().max().map_or(0, |&id| id as usize + 1);
     if vocab_size == 0 {
         return Err(broken("has no tokens".to_owned()));
+    }
+    if vocab_size > MAX_VOCAB_SIZE {
+        return Err(broken(format!(
+            "has a token with the id {}, which is no place in a vocabulary",
+            vocab_size - 1
+        )));
     }
     let added: Vec<(u32, AddedToken)> = whole.get_added_tokens_decoder().into_iter().collect();
     let is_special = |id: u32| added.iter().any(|(at, token)| *at == id && token.special);

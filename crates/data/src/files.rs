@@ -1,7 +1,7 @@
 //! Whole-file writes that are complete or absent, and reads whose errors name the file.
 
 use std::fs::{self, File};
-use std::io::{self, Write};
+use std::io::{self, Read, Write};
 use std::path::{Path, PathBuf};
 
 use serde::Serialize;
@@ -50,9 +50,23 @@ pub(crate) fn remove(path: &Path) -> Result<()> {
     }
 }
 
-/// Reads a whole file.
+/// No tokenizer and no list of shards is nearly as large.
+const MAX_BYTES: u64 = 1 << 30;
+
+/// Reads a whole regular file. One that is open-ended, such as a device or a named pipe, would fill the memory or be waited for.
 pub(crate) fn read(path: &Path) -> Result<Vec<u8>> {
-    fs::read(path).map_err(DataError::io(path, "read"))
+    let kind = fs::metadata(path).map_err(DataError::io(path, "read"))?;
+    if !kind.is_file() && !kind.is_dir() {
+        return Err(DataError::corrupt(path, "is no regular file", "name a regular file"));
+    }
+    let mut bytes = Vec::new();
+    let file = File::open(path).map_err(DataError::io(path, "read"))?;
+    file.take(MAX_BYTES + 1).read_to_end(&mut bytes).map_err(DataError::io(path, "read"))?;
+    if bytes.len() as u64 > MAX_BYTES {
+        let what = format!("has more than {} GiB, far more than such a file can hold", MAX_BYTES >> 30);
+        return Err(DataError::corrupt(path, what, "check that it is the right file"));
+    }
+    Ok(bytes)
 }
 
 /// Creates a folder and its parents.

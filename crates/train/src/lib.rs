@@ -8,6 +8,7 @@ pub mod config;
 pub mod engine;
 pub mod evaluate;
 pub mod exchange;
+mod files;
 pub mod generate;
 pub mod learner;
 pub mod metrics;

@@ -47,6 +47,9 @@ pub use tree::Override;
 use error::Report;
 use tree::Tree;
 
+/// No run file is nearly as large.
+pub(crate) const MAX_FILE_BYTES: u64 = 16 << 20;
+
 /// A run as its file describes it, section by section. Keys that were not given hold their fixed default, or
 /// `None` where the default depends on something else; [`Parsed::resolve`] fills those in.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -103,7 +106,7 @@ impl Config {
     /// that cannot be read or is no TOML, unknown sections and keys, wrong types, values out of range,
     /// missing keys and keys that contradict each other.
     pub fn load<O: Clone + Into<Override>>(path: &Path, overrides: &[O]) -> Result<Parsed, ConfigErrors> {
-        let bytes = std::fs::read(path).map_err(|error| {
+        let bytes = crate::files::read(path, MAX_FILE_BYTES).map_err(|error| {
             let message = format!("cannot be read: {error}{}", crate::advice::advice(&error));
             ConfigErrors::one(Origin::File { file: path.into() }, message)
         })?;

@@ -10,6 +10,9 @@ use crate::metrics::{MetricsError, Record, jsonl};
 /// Bad lines that are listed one by one; the others are counted.
 const LISTED_PROBLEMS: usize = 5;
 
+/// No text of a run but its metrics, which are read line by line, is nearly as large.
+const MAX_TEXT_BYTES: u64 = 256 << 20;
+
 /// The contents of a run folder, as far as they can be read.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct RunData {
@@ -85,7 +88,7 @@ fn name_of(folder: &Path) -> String {
 
 /// The file's text, with U+FFFD for what is not UTF-8; `None` if there is no file.
 fn read_text(path: &Path) -> Result<Option<String>, ReportError> {
-    match std::fs::read(path) {
+    match crate::files::read(path, MAX_TEXT_BYTES) {
         Ok(bytes) => Ok(Some(String::from_utf8_lossy(&bytes).into_owned())),
         Err(missing) if missing.kind() == io::ErrorKind::NotFound => Ok(None),
         Err(source) => Err(ReportError::Read { path: path.to_owned(), source }),

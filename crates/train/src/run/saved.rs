@@ -5,7 +5,6 @@ use crate::config::{self, Config, TokenizerChoice};
 use crate::evaluate::Tally;
 use crate::learner::Learner;
 use serde::{Deserialize, Serialize};
-use std::fs;
 use std::path::PathBuf;
 use xtrain_checkpoint::{BoxError, Checkpoint, CheckpointStore, RunLock, TensorSpec};
 use xtrain_data::{Loader, LoaderState, Tokenizer};
@@ -129,7 +128,7 @@ impl Saved {
 /// configurations are resolved. A tokenizer that only lies elsewhere now is the same.
 pub(super) fn check_tokenizer(folder: &RunFolder, config: &Config, kept: &Tokenizer) -> Result<(), RunError> {
     let path = folder.config();
-    let text = fs::read(&path).map_err(RunError::io(&path, "read"))?;
+    let text = crate::files::read(&path, config::MAX_FILE_BYTES).map_err(RunError::io(&path, "read"))?;
     // What cannot be understood any more says nothing of what changed; the run keeps what it began with in any case.
     let Ok(before) = Config::parse::<&str>(&path, &text, &[]) else { return Ok(()) };
     let of = |config: &Config| (config.tokenizer(), config.data.bpe_vocab_size);

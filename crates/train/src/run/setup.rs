@@ -115,6 +115,9 @@ pub(crate) fn kept_init(config: &Config, run: &RunFolder) -> Result<Option<HfCon
     }
 }
 
+/// No description of a model is nearly as large.
+const MAX_CONFIG_BYTES: u64 = 16 << 20;
+
 /// Keeps in the run folder what the model folder that training starts from says of its model.
 pub(super) fn keep_init(config: &Config, run: &RunFolder) -> Result<(), RunError> {
     let Some(folder) = &config.model.init_from else { return Ok(()) };
@@ -122,7 +125,8 @@ pub(super) fn keep_init(config: &Config, run: &RunFolder) -> Result<(), RunError
     for name in [CONFIG_FILE, GENERATION_FILE] {
         let path = Path::new(folder).join(name);
         if path.exists() {
-            let text = std::fs::read_to_string(&path).map_err(RunError::io(&path, "read"))?;
+            let text =
+                crate::files::read_text(&path, MAX_CONFIG_BYTES).map_err(RunError::io(&path, "read"))?;
             run.write(&format!("source/{name}"), &text)?;
         }
     }
@@ -155,7 +159,8 @@ pub(crate) fn read_hf_config(folder: &Path) -> Result<HfConfig, RunError> {
     if !folder.exists() {
         return Err(no_such_folder(folder));
     }
-    let read = |path: &Path| std::fs::read_to_string(path).map_err(RunError::io(path, "read"));
+    let read =
+        |path: &Path| crate::files::read_text(path, MAX_CONFIG_BYTES).map_err(RunError::io(path, "read"));
     let refused = |error| RunError::Model { place: folder.display().to_string(), error };
     let mut hf = HfConfig::parse(&read(&folder.join(CONFIG_FILE))?).map_err(refused)?;
     let generation = folder.join(GENERATION_FILE);

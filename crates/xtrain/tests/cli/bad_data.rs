@@ -180,3 +180,36 @@ fn tokenizing_that_is_stopped_ends_well_and_says_how_to_go_on() {
     place.run(command).succeeds();
     assert!(place.exists("parts/dataset.json"));
 }
+
+#[test]
+#[cfg(target_os = "linux")]
+fn what_is_no_regular_file_is_neither_waited_for_nor_read_without_end() {
+    let place = Place::new();
+    place.train("out", "--set train.steps=2");
+    let pipe = |name: &str| {
+        let _ = std::fs::remove_file(place.path(name));
+        let made = Command::new("mkfifo").arg(place.path(name)).status();
+        assert!(made.expect("mkfifo").success(), "{name}");
+    };
+    place.write("folder/x", b"");
+    pipe("pipe");
+    pipe("folder/tokenizer.json");
+    for name in ["/dev/zero", "pipe"] {
+        place.run(&format!("train {name}")).refuses(&[name, "no regular file"]);
+        place.run(&format!("tokenize a.txt --tokenizer {name} --out t")).refuses(&[name, "no regular file"]);
+    }
+    place.run("tokenize a.txt --tokenizer folder --out t").refuses(&["tokenizer.json", "no regular file"]);
+    // Sparse: takes no room.
+    for (name, bytes) in
+        [("big.toml", 17 << 20), ("big.json", (1 << 30) + 1), ("out/hf/config.json", 17 << 20)]
+    {
+        std::fs::File::create(place.path(name)).and_then(|file| file.set_len(bytes)).expect("a file");
+    }
+    place.run("train big.toml").refuses(&["big.toml", "more than 16 MiB"]);
+    place.run("tokenize a.txt --tokenizer big.json --out t").refuses(&["big.json", "more than 1 GiB"]);
+    place.run("generate out/hf --prompt the").refuses(&["config.json", "more than 16 MiB"]);
+    for name in ["out/summary.json", "out/metrics.jsonl"] {
+        pipe(name);
+        place.run("report out").refuses(&[name, "no regular file"]);
+    }
+}

@@ -29,7 +29,7 @@ pub struct BadLine {
 impl Reader<BufReader<File>> {
     /// Opens the file at `path`.
     pub fn open(path: &Path) -> Result<Self, MetricsError> {
-        let file = File::open(path).map_err(MetricsError::io("open metrics", path))?;
+        let file = crate::files::open(path).map_err(MetricsError::io("open metrics", path))?;
         Ok(Self::new(BufReader::with_capacity(1 << 16, file), path))
     }
 }

@@ -1,0 +1,32 @@
+//! Reading small files that someone names.
+
+use std::fs::{self, File};
+use std::io::{Error, ErrorKind, Read, Result};
+use std::path::Path;
+
+/// Opens a regular file. What has no end, such as a device, or is waited for, such as a named pipe, is an error; a folder too.
+pub(crate) fn open(path: &Path) -> Result<File> {
+    let kind = fs::metadata(path)?;
+    match () {
+        () if kind.is_file() => File::open(path),
+        () if kind.is_dir() => Err(ErrorKind::IsADirectory.into()),
+        () => Err(Error::new(ErrorKind::InvalidInput, "it is no regular file")),
+    }
+}
+
+/// Reads a regular file of at most `max_bytes`.
+pub(crate) fn read(path: &Path, max_bytes: u64) -> Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    open(path)?.take(max_bytes + 1).read_to_end(&mut bytes)?;
+    if bytes.len() as u64 > max_bytes {
+        let what = format!("it has more than {} MiB, so it is some other file", max_bytes >> 20);
+        return Err(Error::new(ErrorKind::InvalidData, what));
+    }
+    Ok(bytes)
+}
+
+/// As [`read`], of UTF-8.
+pub(crate) fn read_text(path: &Path, max_bytes: u64) -> Result<String> {
+    let invalid = |_| Error::new(ErrorKind::InvalidData, "it is not valid UTF-8");
+    String::from_utf8(read(path, max_bytes)?).map_err(invalid)
+}

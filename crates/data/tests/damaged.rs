@@ -176,3 +176,30 @@ fn a_token_id_beyond_any_vocabulary_is_refused() {
         assert!(message.contains(&id.to_string()) && message.contains("damaged-tokenizer.json"), "{message}");
     }
 }
+
+#[test]
+fn a_zstd_file_that_needs_a_dictionary_or_a_large_window_is_not_called_damaged() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("text.txt.zst");
+    let magic = [0x28, 0xB5, 0x2F, 0xFD];
+    // Frame headers: a window of 2 GiB; a window of 1 KiB and dictionary 5. Then an empty last block.
+    for (header, said) in [(&[0x00, 0xA8][..], "window"), (&[0x01, 0x00, 0x05], "dictionary")] {
+        std::fs::write(&file, [&magic[..], header, &[1, 0, 0]].concat()).unwrap();
+        let message = documents(&file).expect_err(said).to_string();
+        assert!(
+            message.contains(said) && message.contains("zstd -d") && !message.contains("damaged"),
+            "{message}"
+        );
+    }
+}
+
+#[test]
+fn a_parquet_file_without_columns_says_so() {
+    let schema = parse_message_type("message schema { }").unwrap();
+    let writer = SerializedFileWriter::new(Vec::new(), Arc::new(schema), Arc::default()).unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("rows.parquet");
+    std::fs::write(&file, writer.into_inner().unwrap()).unwrap();
+    let message = documents(&file).unwrap_err().to_string();
+    assert!(message.contains("no column at all"), "{message}");
+}

@@ -142,12 +142,12 @@ impl Architecture {
         let positive = |x: f64| x as f32 > 0.0 && (x as f32).is_finite();
         if !positive(self.rope_theta) || !positive(Self::MAX_SIZE as f64 / self.rope_theta) {
             return fail(format!(
-                "rope_theta is {}; it must be a positive number within f32",
+                "rope_theta is {:?}; it must be a positive number within f32",
                 self.rope_theta
             ));
         }
         if !positive(self.norm_eps) {
-            return fail(format!("norm_eps is {}; it must be a positive number within f32", self.norm_eps));
+            return fail(format!("norm_eps is {:?}; it must be a positive number within f32", self.norm_eps));
         }
         self.validate_scaling()
     }
@@ -159,7 +159,7 @@ impl Architecture {
             RopeScaling::Linear { factor } | RopeScaling::Llama3 { factor, .. } => factor,
         };
         if !(1.0..=f64::from(f32::MAX)).contains(&factor) {
-            return fail(format!("rope_scaling.factor is {factor}; it must be at least 1 and within f32"));
+            return fail(format!("rope_scaling.factor is {factor:?}; it must be at least 1 and within f32"));
         }
         if let RopeScaling::Llama3 {
             low_freq_factor: low,
@@ -171,7 +171,7 @@ impl Architecture {
             let apart = (low as f32) > 0.0 && (high as f32) > low as f32 && (high as f32).is_finite();
             if !apart {
                 return fail(format!(
-                    "rope_scaling.low_freq_factor is {low} and high_freq_factor {high}; both must be positive, and the \
+                    "rope_scaling.low_freq_factor is {low:?} and high_freq_factor {high:?}; both must be positive, and the \
                      second the larger"
                 ));
             }

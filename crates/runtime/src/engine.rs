@@ -217,7 +217,7 @@ pub enum EngineError {
     #[error(
         "the model and what it is to compute need {:.2} GiB of memory, but {}",
         gib(*needed_bytes as u64),
-        available_bytes.map_or("the system refuses it".to_owned(), |b| format!("{:.2} GiB are available", gib(b)))
+        but(*needed_bytes as u64, *available_bytes)
     )]
     Memory {
         /// What the engine would then hold.
@@ -244,6 +244,33 @@ pub enum EngineError {
     Cuda(#[from] CudaError),
 }
 
+/// Why memory is not to be had. Limits of the process are not among what the system calls available.
+fn but(needed_bytes: u64, available_bytes: Option<u64>) -> String {
+    match available_bytes {
+        None => "the system refuses it".to_owned(),
+        Some(bytes) if bytes < needed_bytes => format!("{:.2} GiB are available", gib(bytes)),
+        Some(bytes) => format!(
+            "the system refuses it although {:.2} GiB seem to be available: a limit of this process (ulimit -v) may be lower",
+            gib(bytes)
+        ),
+    }
+}
+
 fn gib(bytes: u64) -> f64 {
     bytes as f64 / (1u64 << 30) as f64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_refusal_does_not_say_that_more_is_available_than_is_needed() {
+        let said = |needed: usize, available_bytes| {
+            EngineError::Memory { needed_bytes: needed << 30, available_bytes }.to_string()
+        };
+        assert!(said(3, Some(2 << 30)).ends_with("3.00 GiB of memory, but 2.00 GiB are available"));
+        assert!(said(3, Some(22 << 30)).contains("but the system refuses it although 22.00 GiB seem"));
+        assert!(said(3, None).ends_with("but the system refuses it"));
+    }
 }

@@ -53,10 +53,11 @@ impl ParquetColumn {
         let Some(index) = columns.iter().position(|c| c.path().string() == column) else {
             let names: Vec<String> =
                 columns.iter().take(8).map(|c| format!("{:?}", c.path().string())).collect();
+            let has = if names.is_empty() { "no column at all".to_owned() } else { names.join(", ") };
             return Err(DataError::input(
                 path,
                 "schema",
-                format!("there is no column {column:?}; the file has {}", names.join(", ")),
+                format!("there is no column {column:?}; the file has {has}"),
                 "name the column that holds the text",
             ));
         };

@@ -84,7 +84,33 @@ impl InputStream {
         if self.compression == Compression::None || error.raw_os_error().is_some() {
             return DataError::io(&self.path, "read the input")(error);
         }
-        damaged(&self.path, self.offset, &error.to_string())
+        let what = error.to_string();
+        if self.compression == Compression::Zstd
+            && let Some((what, fix)) = asks_for_more(&what)
+        {
+            return DataError::input(
+                &self.path,
+                format!("after {} decompressed bytes", self.offset),
+                what,
+                fix,
+            );
+        }
+        damaged(&self.path, self.offset, &what)
+    }
+}
+
+/// What is wrong and what to do where zstd's `error` is of a file that is whole, but needs more to be read than it is given.
+fn asks_for_more(error: &str) -> Option<(&'static str, &'static str)> {
+    match error {
+        "Frame requires too much memory for decoding" => Some((
+            "it is compressed with a window of more than 128 MiB",
+            "decompress it first (zstd -d --long=31), or compress it again without --long",
+        )),
+        "Dictionary mismatch" => Some((
+            "it is compressed with a dictionary, which is needed to read it",
+            "decompress it first (zstd -d -D <dictionary>), or compress it again without one",
+        )),
+        _ => None,
     }
 }
 

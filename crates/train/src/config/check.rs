@@ -220,10 +220,14 @@ impl Place<'_> {
             _ if path == self.key.name => self.key.for_example(),
             _ => String::new(),
         };
-        self.fail(
-            &node.origin,
-            format!("`{path}` must be {}, not {}{advice}", kind.describe(), shown(&node.value)),
-        )
+        let must = match (kind, &node.value) {
+            // An upper bound that is TOML's own is worth a word only where it is broken.
+            (Kind::Integer { min, max }, Value::Integer(given)) if given > max => {
+                format!("a whole number from {min} to {max}")
+            }
+            _ => kind.describe(),
+        };
+        self.fail(&node.origin, format!("`{path}` must be {must}, not {}{advice}", shown(&node.value)))
     }
 
     fn fail(&mut self, origin: &Origin, message: String) -> Option<Json> {

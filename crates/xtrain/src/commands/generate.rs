@@ -12,10 +12,10 @@ use xtrain_train::generate::{Generator, MadeToken, Sampling};
 
 pub(crate) fn run(args: &GenerateArgs) -> Result<(), Failure> {
     if !(args.temperature.is_finite() && args.temperature >= 0.0) {
-        return Err(Failure::user(format!("--temperature is {}; it must be 0 or more", args.temperature)));
+        return Err(Failure::user(format!("--temperature is {:?}; it must be 0 or more", args.temperature)));
     }
     if !(args.top_p > 0.0 && args.top_p <= 1.0) {
-        return Err(Failure::user(format!("--top-p is {}; it must be above 0 and at most 1", args.top_p)));
+        return Err(Failure::user(format!("--top-p is {:?}; it must be above 0 and at most 1", args.top_p)));
     }
     let mut opened = open_model(&args.model)?;
     let tokens = prompt_tokens(&args.prompt, &opened.tokenizer)?;

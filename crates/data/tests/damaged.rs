@@ -1,5 +1,6 @@
 //! Files that are damaged, or made to do harm, are errors that name them: no panic, nothing lost in silence.
 
+use std::io::Write;
 use std::ops::ControlFlow;
 use std::path::Path;
 use std::sync::Arc;
@@ -202,4 +203,36 @@ fn a_parquet_file_without_columns_says_so() {
     std::fs::write(&file, writer.into_inner().unwrap()).unwrap();
     let message = documents(&file).unwrap_err().to_string();
     assert!(message.contains("no column at all"), "{message}");
+}
+
+#[test]
+fn zeros_behind_gzip_data_are_padding_and_anything_else_is_damage() {
+    let member = |text: &str| {
+        let mut encoder = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
+        encoder.write_all(text.as_bytes()).unwrap();
+        encoder.finish().unwrap()
+    };
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("lines.jsonl.gz");
+    let (one, two) = (member("{\"text\": \"a\"}\n"), member("{\"text\": \"b\"}\n"));
+    let zeros = vec![0; 600_000];
+    for (parts, expected) in [
+        (vec![&one, &two], Some(2)),
+        (vec![&one, &zeros], Some(1)),
+        (vec![&one, &two, &zeros], Some(2)),
+        // Behind zeros nothing is looked for, and nothing is lost in silence.
+        (vec![&one, &zeros, &two], None),
+        (vec![&one, &b"more".to_vec()], None),
+        (vec![&zeros], None),
+    ] {
+        std::fs::write(&file, parts.into_iter().flatten().copied().collect::<Vec<u8>>()).unwrap();
+        match (documents(&file), expected) {
+            (Ok(count), expected) => assert_eq!(Some(count), expected),
+            (Err(error), None) => assert!(error.to_string().contains("lines.jsonl.gz"), "{error}"),
+            (Err(error), Some(_)) => panic!("{error}"),
+        }
+    }
+    // A member that is cut is no end.
+    std::fs::write(&file, &one[..one.len() - 3]).unwrap();
+    assert!(documents(&file).is_err());
 }

@@ -7,6 +7,7 @@
 
 mod files;
 mod glob;
+mod gzip;
 mod jsonl;
 mod parquet;
 mod stream;

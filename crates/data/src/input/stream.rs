@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::files::{Compression, InputFile};
+use super::gzip::Members;
 use crate::error::{DataError, Result};
 
 const BUFFER_BYTES: usize = 256 << 10;
@@ -27,9 +28,7 @@ pub(super) fn open(file: &InputFile, bytes_read: Arc<AtomicU64>) -> Result<Input
         Compression::None => Box::new(counted),
         // An empty file is no compressed stream at all, but the decoders take it for an empty text.
         _ if file.bytes == 0 => return Err(damaged(&file.path, 0, "the file is empty")),
-        Compression::Gzip => {
-            Box::new(BufReader::with_capacity(BUFFER_BYTES, flate2::bufread::MultiGzDecoder::new(counted)))
-        }
+        Compression::Gzip => Box::new(BufReader::with_capacity(BUFFER_BYTES, Members::new(counted))),
         Compression::Zstd => {
             let decoder =
                 zstd::Decoder::with_buffer(counted).map_err(|e| damaged(&file.path, 0, &e.to_string()))?;

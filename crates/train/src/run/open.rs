@@ -179,11 +179,17 @@ fn begin(learner: &mut Learner, config: &Config) -> Result<(), RunError> {
 
 /// The tokens of the prompts that are continued at the end: one that cannot be encoded is better refused now.
 fn prompts(config: &Config, tokenizer: &Tokenizer) -> Result<Vec<Vec<u32>>, RunError> {
-    let encoded = |(number, prompt): (usize, &String)| {
-        tokenizer.encode_prompt(prompt).map_err(|error| match error {
-            DataError::Internal(_) => error.into(),
-            _ => RunError::Refused(format!("[eval] `prompts[{number}]` cannot be continued: {error}")),
-        })
+    let refused = |number: usize, why: &dyn std::fmt::Display| {
+        RunError::Refused(format!("[eval] `prompts[{number}]` cannot be continued: {why}"))
+    };
+    let encoded = |(number, prompt): (usize, &String)| match tokenizer.encode_prompt(prompt) {
+        Err(error @ DataError::Internal(_)) => Err(error.into()),
+        Err(error) => Err(refused(number, &error)),
+        Ok(tokens) if tokens.is_empty() => Err(refused(
+            number,
+            &"it is empty, and this tokenizer has no token that begins a text; give it some text",
+        )),
+        Ok(tokens) => Ok(tokens),
     };
     config.eval.prompts.iter().enumerate().map(encoded).collect()
 }

@@ -8,6 +8,14 @@ fn summary(place: &Place, out: &str) -> Value {
 }
 
 #[test]
+fn a_prompt_without_a_token_is_refused_before_the_first_step() {
+    let place = Place::new();
+    let ran = place.run(r#"train run.toml --out out --set eval.prompts=["the",""]"#);
+    ran.refuses(&["prompts[1]", "it is empty", "give it some text"]);
+    assert!(!place.exists("out"));
+}
+
+#[test]
 fn a_prompt_that_the_vocabulary_lacks_is_refused_before_the_first_step() {
     let place = Place::new();
     let ran = place

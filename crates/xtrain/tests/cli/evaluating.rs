@@ -3,6 +3,7 @@
 use crate::place::{Place, finish, wait, wait_until};
 use crate::resume::{assert_same_end, recorded};
 use serde_json::Value;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 /// Seven quick steps and two evaluations that take far longer.
@@ -150,8 +151,15 @@ fn an_evaluation_that_is_stopped_ends_well_and_leaves_nothing_behind() {
         let mut command = place.command("eval out --data long.txt --seq-len 16 --json");
         command.env("TMPDIR", place.path("tmp")).stdout(place.sink("said")).stderr(place.sink("told"));
         let mut child = command.spawn().expect("starts");
-        let is_there = || place.contents("tmp").keys().any(|path| path.ends_with(wanted));
-        wait_until("tokens are made", is_there);
+        // tmp/<temporary folder>/<entry>/<wanted>
+        let inside = |folder: &Path| -> Vec<PathBuf> {
+            let entries = folder.read_dir().into_iter().flatten().flatten();
+            entries.map(|entry| entry.path()).collect()
+        };
+        wait_until("tokens are made", || {
+            let entries = inside(&place.path("tmp")).into_iter().flat_map(|folder| inside(&folder));
+            entries.into_iter().any(|entry| entry.join(wanted).exists())
+        });
         let sent = Command::new("sh").args(["-c", &format!("kill -{signal} {}", child.id())]).status();
         assert!(sent.expect("a shell").success());
         assert_eq!(wait(&mut child, "a stopped evaluation").code(), Some(0));

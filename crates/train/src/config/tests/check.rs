@@ -187,7 +187,7 @@ fn values_out_of_range_name_the_range() {
         (
             "train",
             "seed = 9223372036854775808",
-            "`seed` must be a whole number of at least 0, not 9223372036854775808; for example `seed = 0`",
+            "`seed` must be a whole number from 0 to 9223372036854775807, not 9223372036854775808; for example `seed = 0`",
         ),
         ("log", "every = 0", "`every` must be a whole number of at least 1, not 0; for example `every = 10`"),
     ];

@@ -1,5 +1,7 @@
 //! [`LinearCrossEntropy`] and [`LinearCrossEntropyGrad`] on a card.
 //!
+//! A vocabulary that is no multiple of 8 would leave cuBLASLt with slow kernels only: its last rows have products of their own.
+//!
 //! A chunk is the product that makes its logits, a kernel over its rows, and for gradients two products more. Rows of logits begin at
 //! multiples of 128 bytes, whatever the vocabulary: so the three products and the rows are read and written in whole vectors even
 //! where the vocabulary is odd.
@@ -7,6 +9,7 @@
 
 use super::{LinearCrossEntropy, LinearCrossEntropyGrad};
 use crate::device::suffix;
+use std::ops::Range;
 use xtrain_cuda::{
     CudaError, CudaKernel, CudaOutput, DevicePtr, Gemm, GemmOperands, Gpu, KernelSource, Launch, Operands,
     Work,
@@ -79,6 +82,17 @@ fn workspace(loss: &LinearCrossEntropy, inputs: &[TensorType]) -> Vec<TensorType
     vec![logits, TensorType::new(DType::F32, [tokens, 2]), Gemm::workspace()]
 }
 
+/// The rows of the weight in pieces that products are made of: all where their number suits cuBLASLt, else the most that do and the rest.
+fn pieces(v: usize) -> impl DoubleEndedIterator<Item = Range<usize>> {
+    let main = if v.is_multiple_of(8) { v } else { v / STRIDE_ELEMENTS * STRIDE_ELEMENTS };
+    [0..main, main..v].into_iter().filter(|rows| !rows.is_empty())
+}
+
+/// Where a row of a matrix begins.
+fn row_of(ty: TensorType, place: DevicePtr, row: usize) -> DevicePtr {
+    place.offset(ty.dtype.bytes(row * ty.shape[1]))
+}
+
 fn ready(
     loss: &LinearCrossEntropy,
     gpu: &Gpu,
@@ -97,13 +111,17 @@ fn ready(
         gemm.ready(gpu, &GemmOperands { a, b, d, bias: None, workspace: products.place })
     };
 
+    let column = |rows: usize| logits.place.offset(dtype.bytes(rows));
     let mut parts = Vec::new();
     let mut dw_holds_a_sum = dw_vd.is_some_and(|dw| dw.accumulate);
     for tokens in loss.chunks(t) {
         let (first, c) = (tokens.start, tokens.len());
         let x_cd = x_td.place.offset(dtype.bytes(first * d));
-        let gemm = Gemm::new([c, v, d], dtype, [false, true], dtype).d_stride(stride);
-        parts.push(product(gemm, x_cd, w_vd.place, logits.place)?);
+        for rows in pieces(v) {
+            let (w_rd, logits_cr) = (row_of(w_vd.ty, w_vd.place, rows.start), column(rows.start));
+            let gemm = Gemm::new([c, rows.len(), d], dtype, [false, true], dtype).d_stride(stride);
+            parts.push(product(gemm, x_cd, w_rd, logits_cr)?);
+        }
         let arguments = RowArguments {
             logits: logits.place,
             targets: targets_t.place.offset(DType::I32.bytes(first)),
@@ -118,13 +136,19 @@ fn ready(
         // of which logits, targets and terms have as many from these places on.
         parts.push(unsafe { Work::launch(rows.clone(), Launch::row(c as u32, ROW_THREADS), arguments) });
         if let Some(dx) = dx_td {
-            let gemm = Gemm::new([c, d, v], dtype, [false, false], dtype).a_stride(stride);
-            parts.push(product(gemm, logits.place, w_vd.place, dx.place.offset(dtype.bytes(first * d)))?);
+            // The few last rows first: their sum is small, so that rounding it before the others are added changes next to nothing.
+            for (n, rows) in pieces(v).rev().enumerate() {
+                let gemm = Gemm::new([c, d, rows.len()], dtype, [false, false], dtype).a_stride(stride);
+                let (w_rd, dx_cd) = (row_of(w_vd.ty, w_vd.place, rows.start), row_of(dx.ty, dx.place, first));
+                parts.push(product(gemm.accumulate(n > 0), column(rows.start), w_rd, dx_cd)?);
+            }
         }
         if let Some(dw) = dw_vd {
-            let gemm = Gemm::new([v, d, c], dtype, [true, false], dw.ty.dtype);
-            let gemm = gemm.a_stride(stride).accumulate(dw_holds_a_sum);
-            parts.push(product(gemm, logits.place, x_cd, dw.place)?);
+            for rows in pieces(v) {
+                let gemm = Gemm::new([rows.len(), d, c], dtype, [true, false], dw.ty.dtype);
+                let gemm = gemm.a_stride(stride).accumulate(dw_holds_a_sum);
+                parts.push(product(gemm, column(rows.start), x_cd, row_of(dw.ty, dw.place, rows.start))?);
+            }
             dw_holds_a_sum = true;
         }
     }

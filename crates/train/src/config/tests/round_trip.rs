@@ -73,6 +73,7 @@ seed = 0
 recompute = \"none\"
 loss_chunk = 1024
 device = \"auto\"
+attention_deterministic = false
 threads = 0
 max_time = \"2h50m\"
 out = \"runs/x\"

@@ -30,7 +30,6 @@ fn the_example_of_the_library_is_the_one_that_is_compiled() {
 }
 
 #[test]
-#[ignore = "the block is of an earlier snapshot; to be counted again when it is measured again"]
 fn the_quickstart_has_the_tokens_and_documents_of_the_snapshot() {
     let (snapshot, cache) = ("examples/data/snapshot.txt.gz", tempfile::tempdir().expect("a folder"));
     let text =

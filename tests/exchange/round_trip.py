@@ -14,7 +14,7 @@ import elsewhere
 import weights
 
 # Not 0, which a run file may not say; in fp32 it is.
-NO_RATE = 1e-60
+NO_RATE = 1e-44
 RUN_FILE = """\
 [model]
 init_from = "{folder}"

@@ -1,5 +1,6 @@
 //! What can go wrong with a card, its driver and its libraries.
 
+use crate::compiler::Arch;
 use crate::library::{Library, Missing};
 use std::path::PathBuf;
 use thiserror::Error;
@@ -23,6 +24,14 @@ pub enum CudaError {
     /// No card.
     #[error("there is no NVIDIA GPU that the driver can use; check `nvidia-smi` and CUDA_VISIBLE_DEVICES")]
     NoDevice,
+    /// A card without the tensor cores that kernels are written for.
+    #[error("{name} is of compute capability {arch}; xtrain needs 8.0 (Ampere) or newer")]
+    TooOldCard {
+        /// What it is called.
+        name: String,
+        /// Its architecture.
+        arch: Arch,
+    },
     /// The card's memory is used up.
     #[error(
         "the GPU has no {bytes} bytes left ({free} of {total} are free); another program may use it: see `nvidia-smi`"
@@ -79,7 +88,11 @@ impl CudaError {
     pub fn is_about_the_machine(&self) -> bool {
         matches!(
             self,
-            CudaError::Missing(_) | CudaError::TooOld { .. } | CudaError::NoDevice | CudaError::Memory { .. }
+            CudaError::Missing(_)
+                | CudaError::TooOld { .. }
+                | CudaError::TooOldCard { .. }
+                | CudaError::NoDevice
+                | CudaError::Memory { .. }
         )
     }
 

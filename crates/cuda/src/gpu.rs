@@ -2,11 +2,12 @@
 
 use crate::blas::Blas;
 use crate::cache::KernelCache;
-use crate::compiler::Compiler;
+use crate::compiler::{Arch, Compiler};
 use crate::context::Context;
 use crate::device::{Device, DeviceInfo};
 use crate::dnn::Dnn;
 use crate::error::CudaError;
+use crate::ffi::open::cublaslt;
 use crate::module::{Function, Module};
 use crate::source::KernelSource;
 use std::collections::HashMap;
@@ -39,7 +40,12 @@ impl Gpu {
     pub fn with_cache(ordinal: usize, cache: KernelCache) -> Result<Gpu, CudaError> {
         let device = Device::at(ordinal)?;
         let info = device.info()?;
+        if info.arch < Arch::SM80 {
+            return Err(CudaError::TooOldCard { name: info.name, arch: info.arch });
+        }
         let compiler = Compiler::open()?;
+        // Nearly every program has products: better missed here than after minutes of reading.
+        cublaslt()?;
         Ok(Gpu {
             context: Context::new(device)?,
             info,

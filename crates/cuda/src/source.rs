@@ -12,7 +12,7 @@ pub struct KernelSource {
     pub name: &'static str,
     /// The text.
     pub text: &'static str,
-    /// The architectures that it is written for: each card runs the newest that it can.
+    /// The architectures that it is written for, each of which tests compile it for; a card compiles it for its own.
     pub archs: &'static [Arch],
     /// The sets of numbers that stand for names in it, which tests compile; a source without has the empty set.
     pub variants: &'static [Defines],

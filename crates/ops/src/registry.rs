@@ -159,13 +159,31 @@ pub(crate) trait Registered: Op + CpuKernel + Sized {
     fn large() -> Sample;
 }
 
-/// Declares the list of ops.
+/// What the registry wants of an op that cards compute.
+pub(crate) trait OnCard: Op + CudaKernel + Sized {
+    /// The sources of its kernels.
+    const SOURCES: &'static [KernelSource];
+
+    /// Uses that a card alone is tried on: of sizes that its kernels tell apart, and too large for gradient checks.
+    fn card_samples() -> Vec<Sample> {
+        Vec::new()
+    }
+}
+
+/// Declares the list of ops; `: card` stands behind those that cards compute.
 macro_rules! ops {
-    ($($op:path),* $(,)?) => {
+    ($($op:path $(: $card:ident)?),* $(,)?) => {
         /// The CPU kernels of all ops.
         pub fn cpu_kernels() -> CpuKernels {
             let mut table = CpuKernels::default();
             $(table.register::<$op>(|op| op);)*
+            table
+        }
+
+        /// The kernels on a card.
+        pub fn cuda_kernels() -> CudaKernels {
+            let mut table = CudaKernels::default();
+            $($(on!($card, table.register::<$op>(|op| op));)?)*
             table
         }
 
@@ -180,107 +198,64 @@ macro_rules! ops {
             $(all.extend(<$op as Registered>::samples());)*
             all
         }
-    };
-}
-
-ops![
-    crate::adamw::AdamW,
-    crate::add::Add,
-    crate::attention::Attention,
-    crate::attention::AttentionGrad,
-    crate::cached_attention::CachedAttention,
-    crate::cast::Cast,
-    crate::clip::Clip,
-    crate::dropout::Dropout,
-    crate::embedding::Embedding,
-    crate::embedding::EmbeddingGrad,
-    crate::grad_norm::GradNorm,
-    crate::linear::Linear,
-    crate::linear::LinearDgrad,
-    crate::linear::LinearWgrad,
-    crate::linear::BiasGrad,
-    crate::linear_cross_entropy::LinearCrossEntropy,
-    crate::linear_cross_entropy::LinearCrossEntropyGrad,
-    crate::qk_norm_rope::QkNormRope,
-    crate::qk_norm_rope::QkNormRopeGrad,
-    crate::quantize::Dequantize,
-    crate::quantize::Quantize,
-    crate::rms_norm::RmsNorm,
-    crate::rms_norm::AddRmsNorm,
-    crate::rms_norm::RmsNormGrad,
-    crate::swiglu::Swiglu,
-    crate::swiglu::SwigluGrad,
-];
-
-/// What the registry wants of an op that cards compute.
-pub(crate) trait OnCard: Op + CudaKernel + Sized {
-    /// The sources of its kernels.
-    const SOURCES: &'static [KernelSource];
-
-    /// Uses that a card alone is tried on: of sizes that its kernels tell apart, and too large for gradient checks.
-    fn card_samples() -> Vec<Sample> {
-        Vec::new()
-    }
-}
-
-/// Declares the list of ops that cards compute.
-macro_rules! on_card {
-    ($($op:path),* $(,)?) => {
-        /// The kernels on a card.
-        pub fn cuda_kernels() -> CudaKernels {
-            let mut table = CudaKernels::default();
-            $(table.register::<$op>(|op| op);)*
-            table
-        }
 
         /// Samples that a card alone is tried on.
         pub fn card_samples() -> Vec<Sample> {
             let mut all = Vec::new();
-            $(all.extend(<$op as OnCard>::card_samples());)*
+            $($(on!($card, all.extend(<$op as OnCard>::card_samples()));)?)*
             all
         }
 
         /// The sources of all kernels, each once.
         pub fn kernel_sources() -> Vec<KernelSource> {
             let mut all: Vec<KernelSource> = Vec::new();
-            for source in [$(<$op as OnCard>::SOURCES),*].into_iter().flatten() {
-                if all.iter().all(|s| s.name != source.name) {
-                    all.push(*source);
+            let mut add = |sources: &[KernelSource]| {
+                for source in sources {
+                    if all.iter().all(|s| s.name != source.name) {
+                        all.push(*source);
+                    }
                 }
-            }
+            };
+            $($(on!($card, add(<$op as OnCard>::SOURCES));)?)*
             all
         }
     };
 }
 
-on_card![
-    crate::adamw::AdamW,
-    crate::add::Add,
-    crate::attention::Attention,
-    crate::attention::AttentionGrad,
-    crate::cached_attention::CachedAttention,
-    crate::cast::Cast,
-    crate::clip::Clip,
-    crate::dropout::Dropout,
-    crate::embedding::Embedding,
-    crate::embedding::EmbeddingGrad,
-    crate::grad_norm::GradNorm,
-    crate::linear::BiasGrad,
-    crate::linear::Linear,
-    crate::linear::LinearDgrad,
-    crate::linear::LinearWgrad,
-    crate::linear_cross_entropy::LinearCrossEntropy,
-    crate::linear_cross_entropy::LinearCrossEntropyGrad,
-    crate::qk_norm_rope::QkNormRope,
-    crate::qk_norm_rope::QkNormRopeGrad,
-    crate::quantize::Dequantize,
-    crate::quantize::Quantize,
-    crate::rms_norm::RmsNorm,
-    crate::rms_norm::AddRmsNorm,
-    crate::rms_norm::RmsNorm,
-    crate::rms_norm::RmsNormGrad,
-    crate::swiglu::Swiglu,
-    crate::swiglu::SwigluGrad,
+/// What is done for an op with the mark `card`, the only one that there is.
+macro_rules! on {
+    (card, $what:expr) => {
+        $what
+    };
+}
+
+ops![
+    crate::adamw::AdamW: card,
+    crate::add::Add: card,
+    crate::attention::Attention: card,
+    crate::attention::AttentionGrad: card,
+    crate::cached_attention::CachedAttention: card,
+    crate::cast::Cast: card,
+    crate::clip::Clip: card,
+    crate::dropout::Dropout: card,
+    crate::embedding::Embedding: card,
+    crate::embedding::EmbeddingGrad: card,
+    crate::grad_norm::GradNorm: card,
+    crate::linear::Linear: card,
+    crate::linear::LinearDgrad: card,
+    crate::linear::LinearWgrad: card,
+    crate::linear::BiasGrad: card,
+    crate::linear_cross_entropy::LinearCrossEntropy: card,
+    crate::linear_cross_entropy::LinearCrossEntropyGrad: card,
+    crate::qk_norm_rope::QkNormRope: card,
+    crate::qk_norm_rope::QkNormRopeGrad: card,
+    crate::quantize::Dequantize: card,
+    crate::quantize::Quantize: card,
+    crate::rms_norm::RmsNorm: card,
+    crate::rms_norm::AddRmsNorm: card,
+    crate::rms_norm::RmsNormGrad: card,
+    crate::swiglu::Swiglu: card,
+    crate::swiglu::SwigluGrad: card,
 ];
 
 /// The ops that passes insert.

@@ -1,7 +1,7 @@
 //! The speed of training steps, measured as a run makes them but for its data: tokens are random and there from the start.
 
 use crate::config::{Config, Parsed};
-use crate::engine::Processor;
+use crate::engine::{Processor, Target};
 use crate::evaluate::feed;
 use crate::learner::{Learner, Step};
 use crate::programs;
@@ -28,8 +28,8 @@ pub struct BenchOptions {
 /// What was measured.
 #[derive(Clone, Debug, Serialize)]
 pub struct StepSpeed {
-    /// The processor, where it is more than the cores of this machine.
-    pub processor: Option<String>,
+    /// What it ran on.
+    pub device: String,
     /// `fp32`, `bf16`, ..
     pub precision: String,
     /// Tokens of an optimizer step.
@@ -76,7 +76,7 @@ pub struct OpSpeed {
 /// Measures every op of the training step of a run file by itself, the slowest first.
 pub fn ops(parsed: &Parsed, repeats: usize) -> Result<Vec<OpSpeed>, RunError> {
     let processor = Processor::of(&parsed.config)?;
-    let spec = plan_on(parsed, processor.has_bf16())?.spec;
+    let spec = plan_on(parsed, processor.target())?.spec;
     let program = programs::training(&spec).map_err(LearnError::from)?;
     let mut engine = processor.engine(Checks::default()).map_err(LearnError::from)?;
     let id = engine.load(program.clone()).map_err(LearnError::from)?;
@@ -118,8 +118,8 @@ pub fn step(parsed: &Parsed, options: BenchOptions) -> Result<StepSpeed, RunErro
     let begun = Instant::now();
     let processor = Processor::of(&parsed.config)?;
     let free_before = processor.available_bytes();
-    let planned = plan_on(parsed, processor.has_bf16())?;
-    let (name, peak) = (processor.name().map(String::from), processor.peak_flops());
+    let planned = plan_on(parsed, processor.target())?;
+    let (device, target, peak) = (processor.describe(), processor.target(), processor.peak_flops());
     let config: Config = planned.resolved.config;
     let spec = planned.spec;
     let engine = processor.engine(Checks::default()).map_err(LearnError::from)?;
@@ -152,11 +152,10 @@ pub fn step(parsed: &Parsed, options: BenchOptions) -> Result<StepSpeed, RunErro
     }
     let ticket = learner.fetch()?;
     let loss = learner.collect(ticket)?.loss;
-    let card_bytes = match name.is_some() {
-        true => {
-            learner.weights().engine().free_bytes().and_then(|free| Some(free_before?.saturating_sub(free)))
-        }
-        false => None,
+    let taken = |free: u64| Some(free_before?.saturating_sub(free));
+    let card_bytes = match target {
+        Target::Cpu => None,
+        Target::Cuda => learner.weights().engine().free_bytes().and_then(taken),
     };
     let mut sorted = measured.clone();
     sorted.sort_by(f64::total_cmp);
@@ -164,7 +163,7 @@ pub fn step(parsed: &Parsed, options: BenchOptions) -> Result<StepSpeed, RunErro
     let tokens = config.step_tokens();
     let flops = spec.model.flops_per_token(config.data.seq_len) * tokens as f64 / seconds;
     Ok(StepSpeed {
-        processor: name,
+        device,
         precision: spec.recipe.name().into(),
         tokens,
         seconds,

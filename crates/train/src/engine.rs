@@ -3,7 +3,8 @@
 use crate::config::{Config, Device};
 use crate::run::RunError;
 use std::sync::Arc;
-use xtrain_cuda::{Arch, CudaError, Gpu};
+use xtrain_cuda::{CudaError, Gpu};
+use xtrain_model::Recipe;
 use xtrain_ops::registry;
 use xtrain_program::{Plan, Program};
 use xtrain_runtime::{
@@ -62,16 +63,11 @@ impl Processor {
         }
     }
 
-    /// Whether it multiplies bf16 numbers in hardware.
-    pub fn has_bf16(&self) -> bool {
-        matches!(self, Processor::Cuda(gpu) if gpu.info().arch >= Arch::SM80)
-    }
-
-    /// What it is called, where it is more than the cores of this machine.
-    pub fn name(&self) -> Option<&str> {
+    /// What it is, for people: `NVIDIA H200`, or `CPU, 2 threads`.
+    pub fn describe(&self) -> String {
         match self {
-            Processor::Cpu => None,
-            Processor::Cuda(gpu) => Some(&gpu.info().name),
+            Processor::Cpu => format!("CPU, {} threads", rayon::current_num_threads()),
+            Processor::Cuda(gpu) => gpu.info().name.clone(),
         }
     }
 
@@ -123,6 +119,14 @@ impl Target {
             Device::Cpu => Target::Cpu,
             Device::Cuda => Target::Cuda,
             Device::Auto => Processor::choose(device).map_or(Target::Cpu, |processor| processor.target()),
+        }
+    }
+
+    /// The recipe that suits it: bf16 where tensor cores multiply it.
+    pub fn recipe(self) -> Recipe {
+        match self {
+            Target::Cpu => Recipe::Fp32,
+            Target::Cuda => Recipe::Bf16,
         }
     }
 

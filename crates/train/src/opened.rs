@@ -43,15 +43,20 @@ pub enum Which {
     Step(u64),
 }
 
-/// Opens `folder`: a run folder (one with config.toml) or a Hugging Face folder (one with config.json). `recipe` replaces the run's, or fp32 for
-/// a Hugging Face folder.
-pub fn open(folder: &Path, which: Which, recipe: Option<Recipe>) -> Result<OpenedModel, RunError> {
+/// Opens `folder`, a run folder (one with config.toml) or a Hugging Face folder (one with config.json), to be computed with on `device`.
+/// `recipe` replaces the run's, or fp32 for a Hugging Face folder.
+pub fn open(
+    folder: &Path,
+    which: Which,
+    device: Device,
+    recipe: Option<Recipe>,
+) -> Result<OpenedModel, RunError> {
     if !folder.exists() {
         return Err(setup::no_such_folder(folder));
     }
     let run = RunFolder::at(folder);
     if run.is_begun() {
-        return open_run(&run, which, recipe);
+        return open_run(&run, which, device, recipe);
     }
     if let Some((run, step)) = RunFolder::of_checkpoint(folder) {
         return Err(RunError::Refused(format!(
@@ -74,7 +79,7 @@ pub fn open(folder: &Path, which: Which, recipe: Option<Recipe>) -> Result<Opene
     }
     let source = setup::read_hf_config(folder)?;
     let tokenizer = Tokenizer::load(folder)?;
-    let mut weights = weights(source.model.clone(), recipe.unwrap_or(Recipe::Fp32))?;
+    let mut weights = weights(device, source.model.clone(), recipe.unwrap_or(Recipe::Fp32))?;
     exchange::import(&mut weights, folder)?;
     let identity = Identity::new(Some(source), weights.model(), &tokenizer);
     let export_dtype = hf::lossless_dtype(folder, &exchange::name_map(weights.model()))?;
@@ -89,7 +94,12 @@ pub fn open(folder: &Path, which: Which, recipe: Option<Recipe>) -> Result<Opene
     })
 }
 
-fn open_run(run: &RunFolder, which: Which, recipe: Option<Recipe>) -> Result<OpenedModel, RunError> {
+fn open_run(
+    run: &RunFolder,
+    which: Which,
+    device: Device,
+    recipe: Option<Recipe>,
+) -> Result<OpenedModel, RunError> {
     let parsed = Config::load::<&str>(&run.config(), &[])?;
     let planned = setup::planned(parsed.resolve(&Default::default())?)?;
     let store = CheckpointStore::open(&run.checkpoints())?;
@@ -110,7 +120,7 @@ fn open_run(run: &RunFolder, which: Which, recipe: Option<Recipe>) -> Result<Ope
             }
         },
     };
-    let mut weights = weights(planned.spec.model.clone(), recipe.unwrap_or(planned.spec.recipe))?;
+    let mut weights = weights(device, planned.spec.model.clone(), recipe.unwrap_or(planned.spec.recipe))?;
     let masters = weights.masters();
     let specs = saved::specs(&masters);
     let is_master = |name: &str| name.starts_with(&format!("{}/", StateKind::Master.name()));
@@ -142,8 +152,9 @@ fn open_run(run: &RunFolder, which: Which, recipe: Option<Recipe>) -> Result<Ope
     })
 }
 
-fn weights(model: xtrain_model::Architecture, recipe: Recipe) -> Result<Weights, RunError> {
-    let processor = Processor::choose(Device::Auto).unwrap_or(Processor::Cpu);
+fn weights(device: Device, model: xtrain_model::Architecture, recipe: Recipe) -> Result<Weights, RunError> {
+    let processor =
+        Processor::choose(device).map_err(|e| RunError::Refused(format!("no model on a GPU: {e}")))?;
     let engine = processor.engine(Checks::default()).map_err(LearnError::from)?;
     let weights = Weights::new(engine, model, recipe);
     Ok(weights.map_err(|e| e.advising("use a smaller model, or a machine with more memory"))?)

@@ -55,7 +55,7 @@ impl<F: FnMut(&Event)> Observer for Ear<F> {
     fn notice(&mut self, _: Notice) -> ControlFlow<()> {
         ControlFlow::Continue(())
     }
-    fn started(&mut self, _: &Config, _: &str, _: u64, _: u64) {}
+    fn started(&mut self, _: &Config, _: &str, _: &str, _: u64, _: u64) {}
     fn stepped(&mut self, _: u64, _: u64) {}
     fn event(&mut self, event: &Event, _: u64) {
         (self.0)(event);

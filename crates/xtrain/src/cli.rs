@@ -10,6 +10,7 @@ use std::path::PathBuf;
 use xtrain_checkpoint::hf::{ExportDtype, ExportOptions};
 use xtrain_data::{BeginOfDocument, PrepareOptions};
 use xtrain_model::Recipe;
+use xtrain_train::config::Device;
 use xtrain_train::config::keys_like;
 
 /// Train language models: pre-train, continue and fine-tune from one run file.
@@ -239,7 +240,10 @@ pub(crate) struct ModelArgs {
 
 /// How a model computes.
 #[derive(Debug, Args)]
-pub(crate) struct PrecisionArgs {
+pub(crate) struct ComputeArgs {
+    /// Compute here: auto (a GPU where there is one), cpu or cuda
+    #[arg(long, value_name = "DEVICE", default_value = "auto", value_parser = named(&Device::ALL, Device::name))]
+    pub(crate) device: Device,
     /// Compute in this precision instead of the run's own, or fp32 for a Hugging Face folder
     #[arg(long, value_parser = named(&Recipe::ALL, Recipe::name))]
     pub(crate) precision: Option<Recipe>,
@@ -254,7 +258,7 @@ pub(crate) struct GenerateArgs {
     #[command(flatten)]
     pub(crate) model: ModelArgs,
     #[command(flatten)]
-    pub(crate) precision: PrecisionArgs,
+    pub(crate) compute: ComputeArgs,
     #[command(flatten)]
     pub(crate) prompt: PromptArgs,
     /// Tokens to make at most; whenever they fill the model's context, the older half of it is forgotten
@@ -300,7 +304,7 @@ pub(crate) struct EvalArgs {
     #[command(flatten)]
     pub(crate) model: ModelArgs,
     #[command(flatten)]
-    pub(crate) precision: PrecisionArgs,
+    pub(crate) compute: ComputeArgs,
     /// Text (.txt, .jsonl, .parquet, .gz, .zst) or a folder of token shards
     #[arg(long, required = true)]
     pub(crate) data: Vec<PathBuf>,

@@ -86,10 +86,9 @@ impl Observer for TrainingView {
         }
     }
 
-    fn started(&mut self, config: &Config, model: &str, first_step: u64, steps: u64) {
+    fn started(&mut self, config: &Config, model: &str, device: &str, first_step: u64, steps: u64) {
         self.texts.finish();
-        let threads = rayon::current_num_threads();
-        let what = format!("{model}; CPU, {threads} threads");
+        let what = format!("{model}; {device}");
         if first_step == steps {
             return log_line(&format!("{what}; all {steps} steps are made, what is left of the end follows"));
         }

@@ -28,8 +28,6 @@ pub struct CudaEngine {
     arena: Arena,
     programs: Vec<Loaded>,
     checks: Checks,
-    /// Whether parts are recorded and replayed.
-    graphs: bool,
 }
 
 struct Loaded {
@@ -71,35 +69,12 @@ impl CudaEngine {
     pub fn new(kernels: Arc<KernelTable<dyn CudaKernel>>, gpu: Gpu) -> Result<Self, EngineError> {
         let stream = Stream::new(gpu.context())?;
         let arena = Arena::new(gpu.context())?;
-        Ok(CudaEngine {
-            kernels,
-            gpu,
-            stream,
-            arena,
-            programs: Vec::new(),
-            checks: Checks::default(),
-            graphs: true,
-        })
+        Ok(CudaEngine { kernels, gpu, stream, arena, programs: Vec::new(), checks: Checks::default() })
     }
 
     /// Sets what is checked from now on. Any check has every op run by itself.
     pub fn set_checks(&mut self, checks: Checks) {
         self.checks = checks;
-    }
-
-    /// Sets whether parts are recorded as graphs and replayed; the results are the same to the bit.
-    pub fn set_graphs(&mut self, graphs: bool) {
-        self.graphs = graphs;
-    }
-
-    /// The card.
-    pub fn gpu(&self) -> &Gpu {
-        &self.gpu
-    }
-
-    /// The stream that everything runs in.
-    pub fn stream(&self) -> &Stream {
-        &self.stream
     }
 
     /// Makes the instances of `part` ready that are not yet.
@@ -310,7 +285,7 @@ impl Engine for CudaEngine {
     fn run(&mut self, id: ProgramId, part: Part) -> Result<(), EngineError> {
         let loaded = &mut self.programs[id.0];
         loaded.inputs.send(self.arena.at(loaded.input_span), &self.stream)?;
-        let plain = !self.graphs || self.checks != Checks::default();
+        let plain = self.checks != Checks::default();
         if !plain && matches!(self.programs[id.0].graphs.get(&part), Some(Recording::Tried)) {
             let graph = Graph::record(&self.stream, || self.put_all(id, part))?;
             self.programs[id.0].graphs.insert(part, Recording::Ready(graph.instantiate()?));

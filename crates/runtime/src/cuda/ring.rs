@@ -38,9 +38,10 @@ impl Inputs {
 
     /// Puts a copy of what is staged to `target` into `stream`. Waits where all slots are under way.
     pub(super) fn send(&mut self, target: DeviceSpan<'_>, stream: &Stream) -> Result<(), CudaError> {
-        let Some(mut slot) = self.slots.pop_front().filter(|_| !self.staged.is_empty()) else {
+        if self.staged.is_empty() {
             return Ok(());
-        };
+        }
+        let Some(mut slot) = self.slots.pop_front() else { unreachable!("each slot is put back below") };
         let sent = slot.copied.synchronize().and_then(|()| {
             slot.memory.copy_from_slice(&self.staged);
             target.write(&slot.memory, stream)?;

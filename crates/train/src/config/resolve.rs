@@ -4,7 +4,7 @@ use serde_json::Value as Json;
 
 use super::error::Report;
 use super::print::toml_value;
-use super::section::{Device, TokenizerChoice};
+use super::section::TokenizerChoice;
 use super::{Config, ConfigErrors, Parsed, rules};
 use xtrain_checkpoint::hf::ExportDtype;
 use xtrain_model::{Architecture, Recipe};
@@ -21,8 +21,8 @@ pub struct Facts {
     pub shards: Option<String>,
     /// Tokens of one pass over the training data, after `held_out` is taken off.
     pub epoch_tokens: Option<u64>,
-    /// Whether the run computes where bf16 is fast.
-    pub bf16: bool,
+    /// The recipe of a run file that names none: what the run began with, or what its processor is best at; without it fp32.
+    pub recipe: Option<Recipe>,
 }
 
 /// A configuration with every default filled in.
@@ -89,8 +89,7 @@ impl Parsed {
     }
 
     fn fill_run(&self, config: &mut Config, facts: &Facts) {
-        let bf16 = facts.bf16 && config.train.device != Device::Cpu;
-        let recipe = *config.precision.recipe.get_or_insert(if bf16 { Recipe::Bf16 } else { Recipe::Fp32 });
+        let recipe = *config.precision.recipe.get_or_insert(facts.recipe.unwrap_or(Recipe::Fp32));
         config.train.micro_batch_size = Some(config.train.micro_batch_size());
         config.train.out = Some(self.out());
         let eval_every = config.eval.every(config.data.has_validation_data());

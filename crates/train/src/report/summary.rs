@@ -19,7 +19,7 @@ pub struct RunSummary {
     /// The precision recipe's name.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub precision: Option<String>,
-    /// What it ran on, such as `CPU, 2 threads`.
+    /// What it ran on, such as `CPU, 2 threads` or `NVIDIA H200`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub device: Option<String>,
     /// Steps that were asked for.

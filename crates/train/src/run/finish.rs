@@ -106,7 +106,7 @@ impl Run {
             model: Some(describe(self.learner.spec())),
             parameters: Some(self.learner.spec().model.parameter_count() as u64),
             precision: Some(self.learner.spec().recipe.name().into()),
-            device: Some(format!("CPU, {} threads", rayon::current_num_threads())),
+            device: Some(self.device.clone()),
             total_steps: Some(self.steps),
             train_seconds: Some(self.at.train_seconds),
             unigram_entropy: self.at.unigram_entropy,

@@ -16,6 +16,7 @@ use crate::weights::LearnError;
 use std::ops::ControlFlow;
 use std::path::Path;
 use xtrain_data::{DataError, Tokenizer};
+use xtrain_model::Recipe;
 use xtrain_runtime::Checks;
 
 /// What needs less memory than a run that does not fit.
@@ -63,7 +64,11 @@ impl Run {
             tokenizer_vocab_size: Some(corpus.tokenizer.vocab_size()),
             shards: setup::shards(&parsed.config)?.map(|dataset| dataset.folder().display().to_string()),
             epoch_tokens: Some(corpus.loader.epoch_tokens()),
-            bf16: processor.has_bf16(),
+            // A run keeps the precision that it began with, wherever it goes on.
+            recipe: match going_on {
+                true => kept_recipe(&folder)?,
+                false => Some(processor.target().recipe()),
+            },
         };
         let planned = setup::planned(parsed.resolve(&facts)?)?;
         let Resolved { config, steps, .. } = planned.resolved;
@@ -77,6 +82,7 @@ impl Run {
         if let Some(available) = processor.available_bytes() {
             fit::check(&planned.spec, processor.target(), config.train.batch_size, available)?;
         }
+        let device = processor.describe();
         let (memory_total, peak_flops) = (processor.total_bytes(), processor.peak_flops());
         let checks = Checks { numerics: config.train.check_numerics, poison: false };
         let engine = processor.engine(checks).map_err(LearnError::from)?;
@@ -135,7 +141,7 @@ impl Run {
             }
             None => None,
         };
-        observer.started(&config, &describe(learner.spec()), at.step, steps);
+        observer.started(&config, &describe(learner.spec()), &device, at.step, steps);
         if going_on {
             observer.event(&Event::Resumed(Resumed { step: at.step }), steps);
         }
@@ -150,6 +156,7 @@ impl Run {
             sink,
             at,
             hf,
+            device,
             memory_total,
             peak_flops,
             evaluator,
@@ -196,6 +203,11 @@ fn check_export(folder: &RunFolder, init_from: Option<&str>) -> Result<(), RunEr
          --out FOLDER, or set checkpoint.export_hf = false",
         folder.hf().display()
     )))
+}
+
+/// The recipe that the run in `folder` began with.
+fn kept_recipe(folder: &RunFolder) -> Result<Option<Recipe>, RunError> {
+    Ok(Config::load::<&str>(&folder.config(), &[])?.config.precision.recipe)
 }
 
 /// Fresh weights, or those of the folder that training starts from.

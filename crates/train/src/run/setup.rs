@@ -31,15 +31,11 @@ pub struct Planned {
 /// Resolves a run file without turning its text into tokens: what `xtrain plan` shows. Of the data it opens only what tells the size of
 /// the vocabulary: the index of token shards, or the text whose characters are counted. One that is not known is taken at its bound.
 pub fn plan(parsed: &Parsed) -> Result<Planned, RunError> {
-    let bf16 = match Target::of(parsed.config.train.device) {
-        Target::Cpu => false,
-        Target::Cuda => true,
-    };
-    plan_on(parsed, bf16)
+    plan_on(parsed, Target::of(parsed.config.train.device))
 }
 
-/// The same for a processor that multiplies bf16 numbers in hardware, or does not.
-pub fn plan_on(parsed: &Parsed, bf16: bool) -> Result<Planned, RunError> {
+/// The same for what its device comes to elsewhere.
+pub fn plan_on(parsed: &Parsed, target: Target) -> Result<Planned, RunError> {
     let config = &parsed.config;
     let init = init(config)?;
     let shards = shards(config)?;
@@ -58,7 +54,7 @@ pub fn plan_on(parsed: &Parsed, bf16: bool) -> Result<Planned, RunError> {
         init: init.as_ref().map(|hf| hf.model.clone()),
         tokenizer_vocab_size: vocabulary.size,
         shards: shards.map(|dataset| dataset.folder().display().to_string()),
-        bf16,
+        recipe: Some(target.recipe()),
         ..Facts::default()
     };
     let planned = planned(parsed.resolve(&facts)?)?;

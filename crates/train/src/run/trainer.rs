@@ -53,7 +53,7 @@ pub trait Observer {
     /// Something that happens before the first step; [`ControlFlow::Break`] stops it.
     fn notice(&mut self, notice: Notice) -> ControlFlow<()>;
     /// The run is about to take its first step; where none is left, to write what is left of its end.
-    fn started(&mut self, config: &Config, model: &str, first_step: u64, steps: u64);
+    fn started(&mut self, config: &Config, model: &str, device: &str, first_step: u64, steps: u64);
     /// A step is done: how many are, of how many.
     fn stepped(&mut self, done: u64, steps: u64);
     /// Something that is also in the metrics files.
@@ -67,7 +67,7 @@ impl Observer for () {
     fn notice(&mut self, _: Notice) -> ControlFlow<()> {
         ControlFlow::Continue(())
     }
-    fn started(&mut self, _: &Config, _: &str, _: u64, _: u64) {}
+    fn started(&mut self, _: &Config, _: &str, _: &str, _: u64, _: u64) {}
     fn stepped(&mut self, _: u64, _: u64) {}
     fn event(&mut self, _: &Event, _: u64) {}
     fn wrote(&mut self, _: &str, _: &Path) {}
@@ -109,6 +109,8 @@ pub(super) struct Run {
     pub(super) sink: MetricsSink,
     pub(super) at: Position,
     pub(super) hf: exchange::Identity,
+    /// What it runs on, for people.
+    pub(super) device: String,
     pub(super) memory_total: Option<u64>,
     /// Operations a second that the processor can do at most, where that is known.
     pub(super) peak_flops: Option<f64>,

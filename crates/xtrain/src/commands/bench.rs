@@ -57,7 +57,7 @@ pub(crate) fn op(args: &BenchOpArgs) -> Result<(), Failure> {
 fn table(speed: &StepSpeed) -> String {
     let mut out = String::new();
     let mut line = |name: &str, value: String| out.push_str(&format!("{name:<28}{value}\n"));
-    line("processor", speed.processor.clone().unwrap_or_else(|| "the CPU".into()));
+    line("device", speed.device.clone());
     line("precision", speed.precision.clone());
     line("tokens a step", format::grouped(speed.tokens));
     line("step", format!("{:.3} ms", speed.seconds * 1e3));

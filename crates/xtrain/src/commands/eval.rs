@@ -12,7 +12,7 @@ use xtrain_train::metrics::format;
 
 pub(crate) fn run(args: &EvalArgs) -> Result<(), Failure> {
     let stop = Stop::on_signals()?;
-    let mut opened = open_model(&args.model, args.precision.precision)?;
+    let mut opened = open_model(&args.model, args.compute.device, args.compute.precision)?;
     let options = TextOptions {
         seq_len: args.seq_len,
         batch_size: args.batch_size.into(),

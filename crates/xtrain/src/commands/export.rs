@@ -6,6 +6,7 @@ use crate::failure::Failure;
 use crate::terminal;
 use std::path::Path;
 use xtrain_checkpoint::hf::ExportOptions;
+use xtrain_train::config::Device;
 use xtrain_train::exchange::{export, warn_of_what_stays};
 
 pub(crate) fn run(args: &ExportArgs) -> Result<(), Failure> {
@@ -17,7 +18,8 @@ pub(crate) fn run(args: &ExportArgs) -> Result<(), Failure> {
             args.out.display()
         )));
     }
-    let mut opened = open_model(&args.model, None)?;
+    // Nothing is computed.
+    let mut opened = open_model(&args.model, Device::Cpu, None)?;
     let dtype = args.dtype.unwrap_or(opened.export_dtype);
     let options = ExportOptions { dtype, max_shard_bytes: args.max_shard_size.0, overwrite: args.overwrite };
     if opened.step.is_none() {

@@ -14,15 +14,16 @@ use crate::cli::ModelArgs;
 use crate::failure::Failure;
 use crate::terminal;
 use xtrain_model::Recipe;
+use xtrain_train::config::Device;
 use xtrain_train::opened::{OpenedModel, Which, open};
 
-/// Opens the model that a command names; `recipe` replaces the one that it computes with.
-fn open_model(args: &ModelArgs, recipe: Option<Recipe>) -> Result<OpenedModel, Failure> {
+/// Opens the model that a command names, on `device`; `recipe` replaces the one that it computes with.
+fn open_model(args: &ModelArgs, device: Device, recipe: Option<Recipe>) -> Result<OpenedModel, Failure> {
     terminal::use_threads(args.threads)?;
     let which = match args.step {
         Some(step) => Which::Step(step),
         None if args.best => Which::Best,
         None => Which::Latest,
     };
-    Ok(open(&args.model, which, recipe)?)
+    Ok(open(&args.model, which, device, recipe)?)
 }

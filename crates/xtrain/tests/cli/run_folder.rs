@@ -93,3 +93,16 @@ fn finish_at(command: &mut std::process::Command) {
     let ran = command.output().expect("starts");
     assert!(ran.status.success(), "{}", String::from_utf8_lossy(&ran.stderr));
 }
+
+#[test]
+fn a_run_goes_on_in_the_precision_that_it_began_with() {
+    let place = Place::new();
+    place.train("out", "--set train.steps=2 --set precision.recipe=bf16");
+    let config = || String::from_utf8(place.read("out/config.toml")).expect("text");
+    assert!(config().contains("recipe = \"bf16\""));
+    // The run file names none, and on this machine another would be chosen.
+    place.run("train run.toml --out out --resume --set train.steps=4 --set train.device=cpu").succeeds();
+    assert!(config().contains("recipe = \"bf16\""), "{}", config());
+    place.run("train run.toml --out out --resume --set train.steps=6 --set precision.recipe=fp32").succeeds();
+    assert!(config().contains("recipe = \"fp32\""), "{}", config());
+}

@@ -133,3 +133,17 @@ pub enum Device {
     /// An NVIDIA GPU, or an error.
     Cuda,
 }
+
+impl Device {
+    /// All of them.
+    pub const ALL: [Device; 3] = [Device::Auto, Device::Cpu, Device::Cuda];
+
+    /// Its name in run files and on the command line.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Device::Auto => "auto",
+            Device::Cpu => "cpu",
+            Device::Cuda => "cuda",
+        }
+    }
+}

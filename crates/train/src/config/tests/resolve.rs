@@ -158,16 +158,16 @@ fn a_vocabulary_that_nothing_tells_is_missing() {
 }
 
 #[test]
-fn the_recipe_follows_the_device() {
-    let recipe = |bf16, sets: &[&str]| {
-        let config = minimal(sets).resolve(&Facts { bf16, ..Facts::default() }).unwrap().config;
+fn the_recipe_is_the_files_else_what_suits() {
+    let recipe = |recipe, sets: &[&str]| {
+        let config = minimal(sets).resolve(&Facts { recipe, ..Facts::default() }).unwrap().config;
         (config.precision.recipe.unwrap(), config.checkpoint.export_dtype.unwrap())
     };
-    assert_eq!(recipe(false, &[]), (Recipe::Fp32, ExportDtype::Fp32));
-    assert_eq!(recipe(true, &[]), (Recipe::Bf16, ExportDtype::Bf16));
-    assert_eq!(recipe(true, &["train.device=cpu"]), (Recipe::Fp32, ExportDtype::Fp32));
+    assert_eq!(recipe(None, &[]), (Recipe::Fp32, ExportDtype::Fp32));
+    assert_eq!(recipe(Some(Recipe::Bf16), &[]), (Recipe::Bf16, ExportDtype::Bf16));
+    assert_eq!(recipe(Some(Recipe::Bf16), &["precision.recipe=fp32"]), (Recipe::Fp32, ExportDtype::Fp32));
     assert_eq!(
-        recipe(false, &["precision.recipe=bf16", "checkpoint.export_dtype=fp32"]),
+        recipe(Some(Recipe::Fp32), &["precision.recipe=bf16", "checkpoint.export_dtype=fp32"]),
         (Recipe::Bf16, ExportDtype::Fp32)
     );
 }

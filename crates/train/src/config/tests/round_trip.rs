@@ -4,6 +4,7 @@ use std::path::Path;
 
 use super::super::{Config, Facts, diff};
 use super::{minimal, parse};
+use xtrain_model::Recipe;
 
 fn example(name: &str, sets: &[&str]) -> Config {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../examples").join(name);
@@ -114,7 +115,7 @@ fn a_resolved_configuration_reads_back_and_resolves_to_itself() {
         &["data.held_out=0"],
         &["precision.recipe=bf16"],
     ] {
-        let first = minimal(sets).resolve(&Facts { bf16: true, ..Facts::default() }).unwrap();
+        let first = minimal(sets).resolve(&Facts { recipe: Some(Recipe::Bf16), ..Facts::default() }).unwrap();
         let again = parse(&first.config.to_toml(), &[]).unwrap();
         assert_eq!(again.config, first.config);
         assert_eq!(again.resolve(&Facts::default()).unwrap(), first);

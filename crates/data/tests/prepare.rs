@@ -327,6 +327,30 @@ fn a_run_killed_at_its_very_beginning_begins_again() {
 }
 
 #[test]
+fn a_run_killed_at_any_write_of_its_vocabulary_begins_again() {
+    let (input, whole) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    write_files(input.path(), &["some text".into()]);
+    let texts = [Texts { inputs: list_inputs(&[input.path()]).unwrap(), options: InputOptions::default() }];
+    let learn = |out: &Path| {
+        learn_for_dataset(&texts, Vocabulary::Chars, out, &mut |_| ControlFlow::Continue(())).unwrap()
+    };
+    let tokenizer = learn(whole.path());
+    let kept = contents(whole.path());
+    // The record first, then the tokenizer's files by name: of each there may be a part, or it may be whole.
+    let mut order: Vec<&String> = kept.keys().collect();
+    order.sort_by_key(|name| *name != "learned.json");
+    for killed_at in 0..order.len() {
+        let out = tempfile::tempdir().unwrap();
+        for name in &order[..killed_at] {
+            fs::write(out.path().join(name), &kept[*name]).unwrap();
+        }
+        fs::write(out.path().join(format!("{}.tmp", order[killed_at])), b"{").unwrap();
+        assert_eq!(learn(out.path()).hash(), tokenizer.hash(), "killed at {}", order[killed_at]);
+        run(input.path(), &tokenizer, &PrepareOptions::default(), out.path()).unwrap();
+    }
+}
+
+#[test]
 fn a_run_over_no_text_leaves_nothing_in_the_way_of_the_next() {
     // A tokenizer whose model's files named tokens is saved with one file more.
     let folder = tempfile::tempdir().unwrap();

@@ -161,10 +161,12 @@ pub(super) fn forget_other(folder: &Path, tokenizer: &Tokenizer) -> Result<()> {
     }
 }
 
-/// Whether a file of this name is of a vocabulary that was learned here.
-pub(super) fn is_of_learned(name: &str) -> bool {
-    let name = name.strip_suffix(".tmp").unwrap_or(name);
-    [LEARNED_FILE, "tokenizer.json", "tokenizer_config.json"].contains(&name)
+/// Whether a file of this name in `folder` is of a vocabulary that was learned there. The record is written first: without it a
+/// tokenizer is someone else's, and what is left of writing the record is all that can be there.
+pub(super) fn is_of_learned(folder: &Path, name: &str) -> bool {
+    let whole = name.strip_suffix(".tmp").unwrap_or(name);
+    whole == LEARNED_FILE
+        || ["tokenizer.json", "tokenizer_config.json"].contains(&whole) && folder.join(LEARNED_FILE).exists()
 }
 
 /// A hash of everything that decides a vocabulary, and of the sizes and times of the input files.

@@ -366,12 +366,11 @@ fn no_text(inputs: &[InputFile]) -> DataError {
 /// A new dataset goes into an empty folder: nothing of the user's is mixed with it or overwritten. A vocabulary that was
 /// learned for it may be there.
 fn refuse_foreign_files(folder: &Path) -> Result<()> {
-    let has_learned = folder.join(learn::LEARNED_FILE).exists();
     for entry in fs::read_dir(folder).map_err(DataError::io(folder, "list the folder"))? {
         let name = entry.map_err(DataError::io(folder, "list the folder"))?.file_name();
-        let is_ours = name.to_str().is_some_and(|name| {
-            has_learned && learn::is_of_learned(name) || cache::is_of_entry(folder, name)
-        });
+        let is_ours = name
+            .to_str()
+            .is_some_and(|name| learn::is_of_learned(folder, name) || cache::is_of_entry(folder, name));
         if name != LOCK_FILE && !Unfinished::is_beginning(&name) && !is_ours {
             return Err(DataError::invalid(
                 format!("{} is not empty (it holds {})", folder.display(), name.to_string_lossy()),

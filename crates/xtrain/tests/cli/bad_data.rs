@@ -168,10 +168,10 @@ fn tokenizing_goes_on_after_a_stop_and_gives_the_same_shards() {
     let mut stops = 0;
     for patience in 0.. {
         let mut child = place.command("tokenize big.txt --chars --shard-tokens 1M --out parts");
-        let mut child = child.stderr(std::process::Stdio::null()).spawn().expect("starts");
+        let mut child = child.stderr(place.sink("said")).spawn().expect("starts");
         std::thread::sleep(std::time::Duration::from_millis(40 * (patience + 1)));
         if let Some(status) = child.try_wait().expect("waits") {
-            assert!(status.success());
+            assert!(status.success(), "{}", String::from_utf8_lossy(&place.read("said")));
             break;
         }
         child.kill().expect("a kill");

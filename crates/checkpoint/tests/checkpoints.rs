@@ -96,7 +96,7 @@ proptest! {
         let dir = tempfile::tempdir()?;
         let store = CheckpointStore::open(dir.path()).unwrap();
         let document = json!({ "floats": floats, "int": int });
-        store.save(1, &[], &mut |_| unreachable!(), &[("d".to_string(), document.clone())]).unwrap();
+        store.save::<Vec<u8>>(1, &[], &mut |_| unreachable!(), &[("d".to_string(), document.clone())]).unwrap();
         let found = store.at(1).unwrap().document("d").unwrap();
         let bits = |value: &Value| -> Vec<u64> {
             value["floats"].as_array().unwrap().iter().map(|x| x.as_f64().unwrap().to_bits()).collect()
@@ -231,7 +231,10 @@ fn tensors_that_differ_from_the_expected_are_all_named() {
     assert!(error.contains("missing ('new')") && error.contains("not in this run ('packed')"), "{error}");
     assert!(error.contains("'master' is f32 [7, 5], not f32 [5, 7]"), "{error}");
     assert!(error.contains("'moment' is bf16 [3], not f32 [3]"), "{error}");
-    assert!(matches!(store.save(1, &other, &mut |_| panic!(), &[]), Err(CheckpointError::Tensors { .. })));
+    assert!(matches!(
+        store.save::<Vec<u8>>(1, &other, &mut |_| panic!(), &[]),
+        Err(CheckpointError::Tensors { .. })
+    ));
 }
 
 #[test]
@@ -239,7 +242,8 @@ fn a_step_that_is_intact_is_left_as_it_is_and_one_that_is_not_is_written_again()
     let dir = tempfile::tempdir().unwrap();
     let store = CheckpointStore::open(dir.path()).unwrap();
     save(&store, 2);
-    let again = store.save(2, &specs(), &mut |_| panic!("must not be read"), &documents(2)).unwrap();
+    let again =
+        store.save::<Vec<u8>>(2, &specs(), &mut |_| panic!("must not be read"), &documents(2)).unwrap();
     assert_eq!(again, dir.path().join("step-2"));
     let state = again.join("state-00001.safetensors");
     let damages: [&dyn Fn(); 5] = [
@@ -278,7 +282,7 @@ fn a_damaged_step_stays_until_a_whole_one_takes_its_place() {
     let store = CheckpointStore::open(dir.path()).unwrap();
     save(&store, 2);
     rot(&dir.path().join("step-2/trainer.json"));
-    let failed = store.save(2, &specs(), &mut |_| Err("the card is gone".into()), &[]);
+    let failed = store.save::<Vec<u8>>(2, &specs(), &mut |_| Err("the card is gone".into()), &[]);
     assert_eq!(failed.unwrap_err().to_string(), "the card is gone");
     // Its tensors are still good, and someone may want them.
     load(&store.at(2).unwrap(), &specs()).unwrap();

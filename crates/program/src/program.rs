@@ -103,6 +103,11 @@ impl StateKind {
             StateKind::Cache => "cache",
         }
     }
+
+    /// Whether checkpoints hold it: the rest is made from what they hold, or of no use afterwards.
+    pub const fn is_saved(self) -> bool {
+        matches!(self, StateKind::Master | StateKind::Moment1 | StateKind::Moment2 | StateKind::Counter)
+    }
 }
 
 /// A parameter and the state values that belong to it.

@@ -1,9 +1,10 @@
 //! The CPU interpreter: walks the list and calls each op's CPU kernel on the planned memory.
 
 use crate::available::available_bytes;
-use crate::engine::{Promise, StateKey, output_places, state_key};
+use crate::engine::{Promise, StateKey, ensure_length, output_places, state_key};
 use crate::memory::{Memory, SCRATCH, Span};
 use crate::{Engine, EngineError, Outputs, Part, Profile, ProgramId, StateEntry, Ticket};
+use rayon::prelude::*;
 use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::Arc;
@@ -12,6 +13,9 @@ use xtrain_program::{
     Instance, KernelTable, Location, Op, Plan, Program, Region, StateKind, Storage, ValueId, WriteMode,
 };
 use xtrain_tensor::{CpuKernel, TensorType, View, ViewMut};
+
+/// Bytes of a state value that a thread copies at a time.
+const COPY_BYTES: usize = 1 << 20;
 
 /// What the interpreter checks while it runs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -290,6 +294,17 @@ impl Engine for CpuEngine {
         Ok(self.memory.get(span).to_vec())
     }
 
+    fn copy_state(&mut self, entries: &[StateEntry], targets: &mut [&mut [u8]]) -> Result<(), EngineError> {
+        for (entry, target) in entries.iter().zip(targets) {
+            let (ty, span) = self.state_span(entry.kind, &entry.name)?;
+            ensure_length(&entry.name, ty, target)?;
+            // In pieces: one thread cannot keep memory busy.
+            let pieces = self.memory.get(span).par_chunks(COPY_BYTES);
+            target.par_chunks_mut(COPY_BYTES).zip(pieces).for_each(|(to, from)| to.copy_from_slice(from));
+        }
+        Ok(())
+    }
+
     fn write_state(&mut self, kind: StateKind, name: &str, bytes: &[u8]) -> Result<(), EngineError> {
         let (ty, span) = self.state_span(kind, name)?;
         write(&mut self.memory, name, ty, span, bytes)
@@ -321,14 +336,7 @@ fn write(
     span: Span,
     bytes: &[u8],
 ) -> Result<(), EngineError> {
-    if bytes.len() != span.bytes {
-        return Err(EngineError::Length {
-            name: name.into(),
-            ty: ty.into(),
-            expected: span.bytes,
-            found: bytes.len(),
-        });
-    }
+    ensure_length(name, ty, bytes)?;
     memory.get_mut(span).copy_from_slice(bytes);
     Ok(())
 }

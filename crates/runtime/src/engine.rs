@@ -161,6 +161,12 @@ pub trait Engine: Send {
     /// Reads a state value's bytes.
     fn read_state(&mut self, kind: StateKind, name: &str) -> Result<Vec<u8>, EngineError>;
 
+    /// Reads many state values, each into the slice beside it: what a checkpoint takes, as fast as memory allows.
+    ///
+    /// # Errors
+    /// [`EngineError::Length`] where a slice has another length than its value.
+    fn copy_state(&mut self, entries: &[StateEntry], targets: &mut [&mut [u8]]) -> Result<(), EngineError>;
+
     /// Overwrites a state value.
     fn write_state(&mut self, kind: StateKind, name: &str, bytes: &[u8]) -> Result<(), EngineError>;
 
@@ -172,6 +178,15 @@ pub trait Engine: Send {
 
     /// Bytes that the processor has left, where it tells.
     fn free_bytes(&self) -> Option<u64>;
+}
+
+/// An error unless `bytes` are as many as the value called `name` has.
+pub(crate) fn ensure_length(name: &str, ty: TensorType, bytes: &[u8]) -> Result<(), EngineError> {
+    if bytes.len() == ty.bytes() {
+        return Ok(());
+    }
+    let (expected, found) = (ty.bytes(), bytes.len());
+    Err(EngineError::Length { name: name.into(), ty: ty.into(), expected, found })
 }
 
 /// What can go wrong between a trainer and an engine.

@@ -66,15 +66,21 @@ impl Learner {
 
     /// The state that a checkpoint holds: masters, moments, counters. Gradients and compute copies are made from it.
     pub fn saved_state(&mut self) -> Vec<StateEntry> {
-        let lasting = |e: &StateEntry| {
-            matches!(e.kind, StateKind::Master | StateKind::Moment1 | StateKind::Moment2 | StateKind::Counter)
-        };
-        self.weights.engine().state_entries().into_iter().filter(lasting).collect()
+        self.weights.engine().state_entries().into_iter().filter(|entry| entry.kind.is_saved()).collect()
     }
 
     /// The bytes of a state value.
     pub fn read_state(&mut self, kind: StateKind, name: &str) -> Result<Vec<u8>, LearnError> {
         Ok(self.weights.engine().read_state(kind, name)?)
+    }
+
+    /// Copies state values, each into the slice beside it.
+    pub fn copy_state(
+        &mut self,
+        entries: &[StateEntry],
+        targets: &mut [&mut [u8]],
+    ) -> Result<(), LearnError> {
+        Ok(self.weights.engine().copy_state(entries, targets)?)
     }
 
     /// Overwrites a state value; after masters, refresh the weights.

@@ -101,6 +101,9 @@ fn memory(table: &MemoryTable, work_bytes: usize) -> String {
     if work_bytes > 0 {
         out.push_str(&format!("CPU kernels work in up to {} more\n", format::bytes(work_bytes as u64)));
     }
+    let is_saved = |row: &&MemoryRow| matches!(row.what, Purpose::State(kind) if kind.is_saved());
+    let saved: usize = table.rows.iter().filter(is_saved).map(|row| row.bytes).sum();
+    out.push_str(&format!("a save copies {} of it to host memory\n", format::bytes(saved as u64)));
     out.push_str(&format!("activations peak at {}\n", table.peak_at));
     out.push_str(&elsewhere(table));
     out

@@ -81,11 +81,11 @@ impl CheckpointStore {
     /// [`CheckpointError::Io`] when the disk refuses (nothing is left behind), [`CheckpointError::Tensors`] when the
     /// step is complete with other tensors, [`CheckpointError::Locked`] when it is being written by someone else,
     /// what `read` returns, and [`CheckpointError::Internal`] for repeated names or bytes of another number.
-    pub fn save(
+    pub fn save<B: AsRef<[u8]>>(
         &self,
         step: u64,
         tensors: &[TensorSpec],
-        read: &mut dyn FnMut(usize) -> std::result::Result<Vec<u8>, BoxError>,
+        read: &mut dyn FnMut(usize) -> std::result::Result<B, BoxError>,
         documents: &[(String, Value)],
     ) -> Result<PathBuf> {
         save::save(&self.step_folder(step), MAX_SHARD_BYTES, step, tensors, read, documents)

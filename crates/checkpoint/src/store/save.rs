@@ -19,12 +19,12 @@ use crate::tensor_file::{StoredTensor, TensorFileWriter};
 
 /// Writes the checkpoint of `step` to the folder `target`, in shards of tensors up to `max_shard_bytes` (a larger
 /// tensor gets a shard of its own); see [`super::CheckpointStore::save`].
-pub(super) fn save(
+pub(super) fn save<B: AsRef<[u8]>>(
     target: &Path,
     max_shard_bytes: usize,
     step: u64,
     tensors: &[TensorSpec],
-    read: &mut dyn FnMut(usize) -> std::result::Result<Vec<u8>, BoxError>,
+    read: &mut dyn FnMut(usize) -> std::result::Result<B, BoxError>,
     documents: &[(String, Value)],
 ) -> Result<PathBuf> {
     let sizes = check_names(tensors, documents)?;
@@ -66,12 +66,12 @@ pub(super) fn save(
     Ok(target.to_path_buf())
 }
 
-fn write_content(
+fn write_content<B: AsRef<[u8]>>(
     folder: &Path,
     step: u64,
     tensors: &[TensorSpec],
     sizes: &[usize],
-    read: &mut dyn FnMut(usize) -> std::result::Result<Vec<u8>, BoxError>,
+    read: &mut dyn FnMut(usize) -> std::result::Result<B, BoxError>,
     documents: &[(String, Value)],
     max_shard_bytes: usize,
 ) -> Result<Manifest> {
@@ -92,8 +92,8 @@ fn write_content(
         let mut writer = TensorFileWriter::create_in_place(&folder.join(&file), &layout, &[])?;
         for &i in members {
             let bytes = read(i).map_err(CheckpointError::Caller)?;
-            writer.write(&bytes)?;
-            places[i] = Place { shard, xxh3: xxh3_64(&bytes) };
+            writer.write(bytes.as_ref())?;
+            places[i] = Place { shard, xxh3: xxh3_64(bytes.as_ref()) };
         }
         shards.push(FileEntry { file, bytes: writer.finish()? });
     }

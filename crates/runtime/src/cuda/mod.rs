@@ -6,11 +6,13 @@
 
 mod arena;
 mod ring;
+mod staging;
 
-use crate::engine::Promise;
+use crate::engine::{Promise, ensure_length};
 use crate::{Checks, Engine, EngineError, Outputs, Part, ProgramId, StateEntry, Ticket};
 use arena::{Arena, Span};
 use ring::{Inputs, Outputs as OutputRing};
+use staging::Staging;
 use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::Arc;
@@ -26,6 +28,7 @@ pub struct CudaEngine {
     gpu: Gpu,
     stream: Stream,
     arena: Arena,
+    staging: Staging,
     programs: Vec<Loaded>,
     checks: Checks,
 }
@@ -69,7 +72,15 @@ impl CudaEngine {
     pub fn new(kernels: Arc<KernelTable<dyn CudaKernel>>, gpu: Gpu) -> Result<Self, EngineError> {
         let stream = Stream::new(gpu.context())?;
         let arena = Arena::new(gpu.context())?;
-        Ok(CudaEngine { kernels, gpu, stream, arena, programs: Vec::new(), checks: Checks::default() })
+        Ok(CudaEngine {
+            kernels,
+            gpu,
+            stream,
+            arena,
+            staging: Staging::default(),
+            programs: Vec::new(),
+            checks: Checks::default(),
+        })
     }
 
     /// Sets what is checked from now on. Any check has every op run by itself.
@@ -330,17 +341,26 @@ impl Engine for CudaEngine {
     }
 
     fn read_state(&mut self, kind: StateKind, name: &str) -> Result<Vec<u8>, EngineError> {
-        let (_, span) = self.arena.state(kind, name)?;
-        Ok(self.arena.at(span).read(&self.stream)?)
+        let (ty, span) = self.arena.state(kind, name)?;
+        let mut bytes = vec![0u8; ty.bytes()];
+        self.staging.read(&self.arena, vec![(span, &mut bytes)], &self.stream)?;
+        Ok(bytes)
+    }
+
+    fn copy_state(&mut self, entries: &[StateEntry], targets: &mut [&mut [u8]]) -> Result<(), EngineError> {
+        let mut copies = Vec::with_capacity(entries.len());
+        for (entry, target) in entries.iter().zip(targets) {
+            let (ty, span) = self.arena.state(entry.kind, &entry.name)?;
+            ensure_length(&entry.name, ty, target)?;
+            copies.push((span, &mut **target));
+        }
+        Ok(self.staging.read(&self.arena, copies, &self.stream)?)
     }
 
     fn write_state(&mut self, kind: StateKind, name: &str, bytes: &[u8]) -> Result<(), EngineError> {
         let (ty, span) = self.arena.state(kind, name)?;
-        if bytes.len() != ty.bytes() {
-            let (expected, found) = (ty.bytes(), bytes.len());
-            return Err(EngineError::Length { name: name.into(), ty: ty.into(), expected, found });
-        }
-        Ok(self.arena.at(span).write(bytes, &self.stream)?)
+        ensure_length(name, ty, bytes)?;
+        Ok(self.staging.write(&self.arena, span, bytes, &self.stream)?)
     }
 
     fn memory_bytes(&self) -> usize {

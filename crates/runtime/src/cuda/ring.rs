@@ -6,14 +6,15 @@ use xtrain_cuda::{Context, CudaError, DeviceSpan, Event, PinnedMemory, Stream};
 /// Slots at first. More are added where more are under way at once.
 const SLOTS: usize = 4;
 
-struct Slot {
-    memory: PinnedMemory,
+/// Pinned memory, and how far the last copy from or to it is.
+pub(super) struct Slot {
+    pub(super) memory: PinnedMemory,
     /// Passed when the copy from or to the slot is done.
-    copied: Event,
+    pub(super) copied: Event,
 }
 
 impl Slot {
-    fn new(context: &Context, bytes: usize) -> Result<Self, CudaError> {
+    pub(super) fn new(context: &Context, bytes: usize) -> Result<Self, CudaError> {
         Ok(Slot { memory: PinnedMemory::new(context, bytes)?, copied: Event::new(context)? })
     }
 }

@@ -108,9 +108,9 @@ impl MetricsSink {
         lines.and(events)
     }
 
-    /// Waits until the lines recorded so far are on the disk. A checkpoint that is complete then never outlives them.
-    pub fn sync(&self) -> Result<(), MetricsError> {
-        self.jsonl.as_ref().map_or(Ok(()), jsonl::Writer::sync)
+    /// The lines recorded so far. A checkpoint that is complete only after they are on the disk never outlives them.
+    pub fn unsynced(&self) -> Result<Option<jsonl::Unsynced>, MetricsError> {
+        self.jsonl.as_ref().map(jsonl::Writer::unsynced).transpose()
     }
 }
 

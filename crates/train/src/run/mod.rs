@@ -16,7 +16,10 @@ mod folder;
 mod open;
 pub(crate) mod saved;
 pub(crate) mod setup;
+#[cfg(test)]
+mod tests;
 mod trainer;
+mod writing;
 
 pub use corpus::Corpus;
 pub use error::RunError;

@@ -1,14 +1,23 @@
 //! What a checkpoint holds of a run, and how it goes back.
+//!
+//! A save stops training for a copy of the state in host memory, from which a thread of its own writes the files while training goes on.
+//! Two saves never overlap, and older checkpoints are dropped when the new one is complete.
 
+use super::writing::{Writing, Written};
 use super::{RunError, RunFolder};
 use crate::config::{self, Config, TokenizerChoice};
 use crate::evaluate::Tally;
 use crate::learner::Learner;
+use crate::metrics::jsonl::Unsynced;
 use serde::{Deserialize, Serialize};
+use std::ops::Range;
 use std::path::PathBuf;
-use xtrain_checkpoint::{BoxError, Checkpoint, CheckpointStore, RunLock, TensorSpec};
+use std::sync::Arc;
+use std::time::Instant;
+use xtrain_checkpoint::{BoxError, Checkpoint, CheckpointError, CheckpointStore, RunLock, TensorSpec};
 use xtrain_data::{Loader, LoaderState, Tokenizer};
 use xtrain_runtime::StateEntry;
+use xtrain_tensor::host::{ALIGN_BYTES, AlignedBytes};
 
 /// How far a run is.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -32,9 +41,61 @@ pub(super) struct Position {
 
 /// The checkpoints of a run folder, which is locked as long as this lives.
 pub(super) struct Saved {
-    store: CheckpointStore,
-    _lock: RunLock,
+    store: Arc<CheckpointStore>,
+    folder: PathBuf,
+    /// The step that was saved last, or is being saved.
     last: Option<u64>,
+    writing: Option<Writing>,
+    /// The memory of the copy, kept from one save to the next.
+    memory: Arc<AlignedBytes>,
+    /// Bytes of memory that a copy may take, where the system tells.
+    pub(super) available_bytes: fn() -> Option<u64>,
+    pub(super) write: Write,
+    /// Outlives the thread that writes.
+    _lock: RunLock,
+}
+
+/// What writes the files of a checkpoint.
+pub(super) type Write = fn(&CheckpointStore, &Snapshot) -> Result<PathBuf, CheckpointError>;
+
+/// The state of a run as it was after a step.
+pub(super) struct Snapshot {
+    pub(super) step: u64,
+    tensors: Vec<TensorSpec>,
+    /// Where each tensor lies in the memory.
+    places: Vec<Range<usize>>,
+    memory: Arc<AlignedBytes>,
+    documents: Vec<(String, serde_json::Value)>,
+}
+
+impl Snapshot {
+    pub(super) fn write(store: &CheckpointStore, of: &Snapshot) -> Result<PathBuf, CheckpointError> {
+        let bytes = of.memory.as_slice();
+        store.save(of.step, &of.tensors, &mut |n| Ok(&bytes[of.places[n].clone()]), &of.documents)
+    }
+}
+
+/// Which checkpoints are kept.
+struct Retention {
+    keep_last: usize,
+    keep_every: u64,
+    protected: Vec<u64>,
+}
+
+impl Retention {
+    /// What the configuration keeps at this position.
+    fn of(config: &Config, at: &Position) -> Self {
+        let protected = at.best.map(|(step, _)| step).into_iter().chain([at.step]).collect();
+        Retention {
+            keep_last: config.checkpoint.keep_last,
+            keep_every: config.checkpoint.keep_every,
+            protected,
+        }
+    }
+
+    fn apply(&self, store: &CheckpointStore) -> Result<(), CheckpointError> {
+        store.retain(self.keep_last, self.keep_every, &self.protected)
+    }
 }
 
 const POSITION: &str = "position";
@@ -45,7 +106,16 @@ impl Saved {
     /// Opens the checkpoints of `folder`, making it if need be; another process that writes there is an error.
     pub(super) fn open(folder: &RunFolder) -> Result<Self, RunError> {
         let lock = RunLock::acquire(folder.path())?;
-        Ok(Saved { store: CheckpointStore::open(&folder.checkpoints())?, _lock: lock, last: None })
+        Ok(Saved {
+            store: Arc::new(CheckpointStore::open(&folder.checkpoints())?),
+            folder: folder.checkpoints(),
+            last: None,
+            writing: None,
+            memory: Arc::new(AlignedBytes::zeroed(0)),
+            available_bytes: xtrain_runtime::available_bytes,
+            write: Snapshot::write,
+            _lock: lock,
+        })
     }
 
     /// Puts the latest complete checkpoint back, if there is one.
@@ -83,7 +153,7 @@ impl Saved {
         learner.weights().refresh()?;
         self.last = Some(checkpoint.step());
         // A process that was killed right after a save has left what that save was to push out.
-        self.retain(config, &position)?;
+        Retention::of(config, &position).apply(&self.store)?;
         Ok(Some(position))
     }
 
@@ -92,36 +162,103 @@ impl Saved {
         self.last = None;
     }
 
-    /// Saves the state, and drops what the configuration does not keep. Returns the checkpoint's folder; nothing if this step is saved already.
-    pub(super) fn save(
+    /// Whether this step is saved, or being saved.
+    pub(super) fn holds(&self, step: u64) -> bool {
+        self.last == Some(step)
+    }
+
+    /// Whether a save is under way that [`Saved::finish`] may have to wait for.
+    pub(super) fn is_writing(&self) -> bool {
+        self.writing.is_some()
+    }
+
+    /// Whether a save that was under way is done, so that [`Saved::finish`] does not wait for it.
+    pub(super) fn is_written(&self) -> bool {
+        self.writing.as_ref().is_some_and(Writing::is_done)
+    }
+
+    /// What became of the save under way, waited for; nothing where there is none.
+    pub(super) fn finish(&mut self) -> Result<Option<Written>, RunError> {
+        self.writing.take().map(Writing::finish).transpose()
+    }
+
+    /// Copies the state, and begins to write it and to drop what the configuration does not keep. The checkpoint is complete only
+    /// after `metrics` are on the disk. Where there is no room for the copy, it is complete when this returns.
+    pub(super) fn begin(
         &mut self,
         learner: &mut Learner,
         loader: &Loader,
         config: &Config,
         at: &Position,
-    ) -> Result<Option<PathBuf>, RunError> {
-        if self.last == Some(at.step) {
-            return Ok(None);
-        }
-        let entries = learner.saved_state();
-        let documents = [
+        metrics: Option<Unsynced>,
+    ) -> Result<Option<Written>, RunError> {
+        debug_assert!(self.writing.is_none(), "two saves never overlap");
+        let begun = Instant::now();
+        let (step, entries) = (at.step, learner.saved_state());
+        let documents = vec![
             (POSITION.to_owned(), serde_json::json!(at)),
-            (LOADER.to_owned(), serde_json::json!(loader.state(at.step * config.train.batch_size as u64))),
+            (LOADER.to_owned(), serde_json::json!(loader.state(step * config.train.batch_size as u64))),
             (CONFIG.to_owned(), serde_json::json!(config.to_toml())),
         ];
-        let mut read =
-            |n: usize| learner.read_state(entries[n].kind, &entries[n].name).map_err(BoxError::from);
-        let path = self.store.save(at.step, &specs(&entries), &mut read, &documents)?;
-        self.last = Some(at.step);
-        self.retain(config, at)?;
-        Ok(Some(path))
+        let (tensors, retention) = (specs(&entries), Retention::of(config, at));
+        let sync = move || metrics.map_or(Ok(()), |metrics| metrics.sync());
+        let Some(places) = self.make_room(&entries) else {
+            tracing::warn!(
+                "step {step}: too little memory for a copy of the state, so training waits until it is saved"
+            );
+            sync()?;
+            let mut read =
+                |n: usize| learner.read_state(entries[n].kind, &entries[n].name).map_err(BoxError::from);
+            let path = self.store.save(step, &tensors, &mut read, &documents)?;
+            self.last = Some(step);
+            retention.apply(&self.store)?;
+            return Ok(Some(Written { step, path, took: begun.elapsed() }));
+        };
+        // The thread that wrote the last one has let go of it.
+        let Some(memory) = Arc::get_mut(&mut self.memory) else { unreachable!("two saves never overlap") };
+        learner.copy_state(&entries, &mut parts(memory.as_mut_slice(), &places))?;
+        let snapshot = Snapshot { step, tensors, places, memory: self.memory.clone(), documents };
+        let (store, write) = (self.store.clone(), self.write);
+        let save = move || {
+            sync()?;
+            let path = write(&store, &snapshot)?;
+            retention.apply(&store)?;
+            Ok(path)
+        };
+        self.writing = Some(Writing::start(step, begun, &self.folder, save)?);
+        self.last = Some(step);
+        Ok(None)
     }
 
-    /// Drops the checkpoints that the configuration does not keep at this position.
-    fn retain(&self, config: &Config, at: &Position) -> Result<(), RunError> {
-        let protected: Vec<u64> = at.best.map(|(step, _)| step).into_iter().chain([at.step]).collect();
-        Ok(self.store.retain(config.checkpoint.keep_last, config.checkpoint.keep_every, &protected)?)
+    /// Where each value lies in the memory of the copy; nothing where there is too little of it.
+    fn make_room(&mut self, entries: &[StateEntry]) -> Option<Vec<Range<usize>>> {
+        let mut end = 0;
+        let mut place = |entry: &StateEntry| {
+            let begin = end;
+            end = (begin + entry.ty.bytes()).next_multiple_of(ALIGN_BYTES);
+            begin..begin + entry.ty.bytes()
+        };
+        let places: Vec<_> = entries.iter().map(&mut place).collect();
+        if self.memory.as_slice().len() < end {
+            if (self.available_bytes)().is_some_and(|available| available < end as u64) {
+                return None;
+            }
+            self.memory = Arc::new(AlignedBytes::try_zeroed(end)?);
+        }
+        Some(places)
     }
+}
+
+/// The places, which are in order, of the memory.
+fn parts<'m>(mut memory: &'m mut [u8], places: &[Range<usize>]) -> Vec<&'m mut [u8]> {
+    let mut at = 0;
+    let mut part = |place: &Range<usize>| {
+        let rest = std::mem::take(&mut memory);
+        let (part, rest) = rest[place.start - at..].split_at_mut(place.len());
+        (memory, at) = (rest, place.end);
+        part
+    };
+    places.iter().map(&mut part).collect()
 }
 
 /// How far the run in `folder` is by its latest complete checkpoint, if there is one.

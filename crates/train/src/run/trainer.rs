@@ -3,6 +3,7 @@
 use super::corpus::Corpus;
 use super::open::Opened;
 use super::saved::{Position, Saved};
+use super::writing::Written;
 use super::{Notice, RunError, RunFolder};
 use crate::config::{Config, Parsed};
 use crate::evaluate::{Evaluator, Tally};
@@ -91,10 +92,7 @@ pub fn train(
             Opened::Finished { done, steps } => return Ok(Outcome::FinishedBefore { done, steps }),
         },
     };
-    let mut watch =
-        Watch { stop, begun, limit, step: Duration::ZERO, batch: Duration::ZERO, save: Duration::ZERO };
-    let outcome = run.steps(&mut watch, observer)?;
-    run.finish(outcome, &watch, observer)
+    run.go(Watch::new(stop, begun, limit), observer)
 }
 
 /// A run that is open: `open` makes it, `finish` ends it.
@@ -122,7 +120,23 @@ pub(super) struct Run {
 }
 
 impl Run {
-    /// Steps until the end, the time limit or a stop. The state is saved when it returns.
+    /// Makes the steps that are left, and what comes at their end.
+    pub(super) fn go(
+        &mut self,
+        mut watch: Watch<'_>,
+        observer: &mut dyn Observer,
+    ) -> Result<Outcome, RunError> {
+        let ended = self.steps(&mut watch, observer);
+        // However the steps ended: what is being saved is saved.
+        let saved = self.settle(&mut watch, observer);
+        if let (Err(_), Err(error)) = (&ended, &saved) {
+            tracing::error!("{error}");
+        }
+        let outcome = ended.and_then(|outcome| saved.map(|()| outcome))?;
+        self.finish(outcome, &watch, observer)
+    }
+
+    /// Steps until the end, the time limit or a stop. The state is saved, or being saved, when it returns.
     fn steps(&mut self, watch: &mut Watch<'_>, observer: &mut dyn Observer) -> Result<Outcome, RunError> {
         let (every, eval_every) = (self.config.checkpoint.every, self.config.eval.every.unwrap_or(0));
         if self.at.evaluation.is_some() {
@@ -142,7 +156,7 @@ impl Run {
             flight.steps.push_back(Flying { step: self.at.step, lr, ticket });
             let last = self.at.step == self.steps;
             let evaluate = if last { self.config.eval.at_end } else { due(self.at.step, eval_every) };
-            let mut ended = watch.ended(watch.step + watch.save).filter(|_| !last);
+            let mut ended = watch.ended(watch.step + self.saving(watch)).filter(|_| !last);
             // Whoever looks at the state wants to know what became of the steps that made it.
             let all = last || evaluate || ended.is_some() || due(self.at.step, every);
             let landed = self.land(&mut flight.steps, if all { 0 } else { IN_FLIGHT })?;
@@ -153,12 +167,15 @@ impl Run {
             for step in landed {
                 self.tell_step(step, &mut flight, observer)?;
             }
+            if self.saved.is_written() {
+                self.settle(watch, observer)?;
+            }
             if evaluate {
                 self.at.evaluation = Some(Tally::default());
                 if let Some(outcome) = self.evaluate(watch, observer)? {
                     return Ok(outcome);
                 }
-                ended = ended.or_else(|| watch.ended(watch.step + watch.save)).filter(|_| !last);
+                ended = ended.or_else(|| watch.ended(watch.step + self.saving(watch))).filter(|_| !last);
             }
             // Skipped steps change nothing that is worth a checkpoint, and must not push out the good ones.
             let worth_saving = due(self.at.step, every) && flight.nonfinite_in_a_row == 0;
@@ -241,12 +258,12 @@ impl Run {
         };
         let tokens = self.config.eval.tokens.unwrap_or(0);
         let sequences = if tokens == 0 { u64::MAX } else { tokens.div_ceil(self.config.data.seq_len as u64) };
-        let (mut ended, mut batch_begun) = (None, None);
+        let (mut ended, mut batch_begun, saving) = (None, None, self.saving(watch));
         let mut go_on = || {
             if let Some(begun) = batch_begun.replace(Instant::now()) {
                 watch.batch = watch.batch.max(begun.elapsed());
             }
-            ended = watch.ended(watch.batch + watch.save);
+            ended = watch.ended(watch.batch + saving);
             if ended.is_some() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
         };
         let validation = validation.at_most(sequences);
@@ -284,15 +301,38 @@ impl Run {
         self.config.checkpoint.keep_best == Some(true) && loss < lowest && (is_saved_anyway || is_in_turn)
     }
 
+    /// Begins to save the state, unless this step is saved already; first waits for the save that is under way.
     fn save(&mut self, watch: &mut Watch<'_>, observer: &mut dyn Observer) -> Result<(), RunError> {
-        let begun = Instant::now();
-        self.sink.sync()?;
-        let saved = self.saved.save(&mut self.learner, &self.corpus.loader, &self.config, &self.at)?;
-        watch.save = watch.save.max(begun.elapsed());
-        match saved {
-            Some(path) => self.record(Checkpoint { step: self.at.step, path }, observer),
-            None => Ok(()),
+        if self.saved.holds(self.at.step) {
+            return Ok(());
         }
+        self.settle(watch, observer)?;
+        let metrics = self.sink.unsynced()?;
+        let written =
+            self.saved.begin(&mut self.learner, &self.corpus.loader, &self.config, &self.at, metrics)?;
+        self.tell_saved(written, watch, observer)
+    }
+
+    /// Waits for the save that is under way, if there is one.
+    fn settle(&mut self, watch: &mut Watch<'_>, observer: &mut dyn Observer) -> Result<(), RunError> {
+        let written = self.saved.finish()?;
+        self.tell_saved(written, watch, observer)
+    }
+
+    fn tell_saved(
+        &mut self,
+        written: Option<Written>,
+        watch: &mut Watch<'_>,
+        observer: &mut dyn Observer,
+    ) -> Result<(), RunError> {
+        let Some(Written { step, path, took }) = written else { return Ok(()) };
+        watch.save = watch.save.max(took);
+        self.record(Checkpoint { step, path }, observer)
+    }
+
+    /// The time that a save takes which begins now: it waits for the one that is under way.
+    fn saving(&self, watch: &Watch<'_>) -> Duration {
+        if self.saved.is_writing() { 2 * watch.save } else { watch.save }
     }
 
     /// Shows an event and writes it to the metrics files.
@@ -357,7 +397,11 @@ pub(super) struct Watch<'a> {
     save: Duration,
 }
 
-impl Watch<'_> {
+impl<'a> Watch<'a> {
+    pub(super) fn new(stop: &'a AtomicBool, begun: Instant, limit: Option<Duration>) -> Self {
+        Watch { stop, begun, limit, step: Duration::ZERO, batch: Duration::ZERO, save: Duration::ZERO }
+    }
+
     /// How the run ends now; nothing where it may go on with what takes `next`.
     pub(super) fn ended(&self, next: Duration) -> Option<Outcome> {
         if self.stop.load(Ordering::Relaxed) {

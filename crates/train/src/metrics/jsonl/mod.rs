@@ -22,7 +22,7 @@ mod writer;
 pub use reader::{BadLine, Reader};
 pub use resume::Recovery;
 pub use wire::{decode, encode};
-pub use writer::Writer;
+pub use writer::{Unsynced, Writer};
 
 /// The file's name inside a run folder.
 pub const FILE_NAME: &str = "metrics.jsonl";

@@ -50,9 +50,10 @@ impl Writer {
         Ok(())
     }
 
-    /// Waits until everything written is on the disk: before a checkpoint counts as complete.
-    pub fn sync(&self) -> Result<(), MetricsError> {
-        self.file.sync_data().map_err(MetricsError::io("write metrics", &self.path))
+    /// What is written so far, to be waited for elsewhere.
+    pub fn unsynced(&self) -> Result<Unsynced, MetricsError> {
+        let file = self.file.try_clone().map_err(MetricsError::io("write metrics", &self.path))?;
+        Ok(Unsynced { file, path: self.path.clone() })
     }
 
     fn append(path: &Path) -> Result<Self, MetricsError> {
@@ -63,6 +64,20 @@ impl Writer {
         };
         let (file, len_bytes) = open().map_err(MetricsError::io("open metrics", path))?;
         Ok(Self { file, path: path.to_owned(), len_bytes })
+    }
+}
+
+/// Lines that are in the file, and may not be on the disk yet.
+#[derive(Debug)]
+pub struct Unsynced {
+    file: File,
+    path: PathBuf,
+}
+
+impl Unsynced {
+    /// Waits until they are.
+    pub fn sync(&self) -> Result<(), MetricsError> {
+        self.file.sync_data().map_err(MetricsError::io("write metrics", &self.path))
     }
 }
 

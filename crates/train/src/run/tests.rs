@@ -1,0 +1,153 @@
+//! Saves that are under way while training goes on. What writes their files is replaced, so that no test depends on how long it takes.
+
+use super::open::Opened;
+use super::saved::{Saved, Snapshot, position};
+use super::trainer::{Run, Watch};
+use super::{Notice, Observer, Outcome, RunError, RunFolder, Start};
+use crate::config::{Config, Parsed};
+use crate::metrics::Event;
+use std::io::{Error, ErrorKind};
+use std::ops::ControlFlow;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+use xtrain_checkpoint::{CheckpointError, CheckpointStore};
+
+/// Nothing here takes nearly as long.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+fn run_file(folder: &Path, out: &str) -> Parsed {
+    let text = folder.join("a.txt");
+    std::fs::write(&text, "the ship sails at dawn and the river runs to the sea\n".repeat(40))
+        .expect("a text");
+    let file = "[model]\ndim = 16\nlayers = 1\nheads = 2\n[data]\ntokenizer = 'bytes'\nseq_len = 16\nheld_out = 0\n\
+                [schedule]\nkind = 'constant'\n[train]\nsteps = 16\nbatch_size = 2\n[checkpoint]\nevery = 4\nkeep_last = 9\n\
+                [log]\nevery = 1\ntensorboard = false\n";
+    let set = [
+        format!("data.train={}", text.display()),
+        format!("data.cache_dir={}", folder.join("cache").display()),
+        format!("train.out={}", folder.join(out).display()),
+    ];
+    Config::parse(Path::new("run.toml"), file.as_bytes(), &set).expect("a run file")
+}
+
+/// What a run told, in order: steps as they were done, and checkpoints as they were complete.
+#[derive(Debug, PartialEq, Eq)]
+enum Told {
+    Step(u64),
+    Saved(u64),
+}
+
+struct Ear {
+    told: Vec<Told>,
+    /// The last step that was done.
+    done: &'static AtomicU64,
+}
+
+impl Observer for Ear {
+    fn notice(&mut self, _: Notice) -> ControlFlow<()> {
+        ControlFlow::Continue(())
+    }
+    fn started(&mut self, _: &Config, _: &str, _: &str, _: u64, _: u64) {}
+    fn stepped(&mut self, done: u64, _: u64) {
+        self.told.push(Told::Step(done));
+        self.done.store(done, Ordering::SeqCst);
+    }
+    fn event(&mut self, event: &Event, _: u64) {
+        if let Event::Checkpoint(checkpoint) = event {
+            self.told.push(Told::Saved(checkpoint.step));
+        }
+    }
+    fn wrote(&mut self, _: &str, _: &Path) {}
+}
+
+/// Makes the run, with its saves as `prepare` leaves them.
+fn run(
+    parsed: &Parsed,
+    done: &'static AtomicU64,
+    prepare: impl FnOnce(&mut Saved),
+) -> (Result<Outcome, RunError>, Vec<Told>) {
+    let mut ear = Ear { told: Vec::new(), done };
+    let Ok(Opened::Run(mut run)) = Run::open(parsed, Start::New, &mut ear, &|| false) else {
+        panic!("it does not open")
+    };
+    prepare(&mut run.saved);
+    let ended = run.go(Watch::new(&AtomicBool::new(false), Instant::now(), None), &mut ear);
+    (ended, ear.told)
+}
+
+fn at(told: &[Told], what: Told) -> usize {
+    told.iter().position(|t| *t == what).unwrap_or_else(|| panic!("{what:?} is not among {told:?}"))
+}
+
+#[test]
+fn steps_are_made_while_a_checkpoint_is_written() {
+    static DONE: AtomicU64 = AtomicU64::new(0);
+    /// Is done only when three more steps are, where there are any.
+    fn write(store: &CheckpointStore, of: &Snapshot) -> Result<PathBuf, CheckpointError> {
+        let begun = Instant::now();
+        while DONE.load(Ordering::SeqCst) < (of.step + 3).min(16) {
+            assert!(begun.elapsed() < PATIENCE, "no step is made while step {} is written", of.step);
+            std::thread::yield_now();
+        }
+        Snapshot::write(store, of)
+    }
+    let folder = tempfile::tempdir().expect("a folder");
+    let (ended, told) = run(&run_file(folder.path(), "out"), &DONE, |saved| saved.write = write);
+    assert_eq!(ended.expect("a run"), Outcome::Finished);
+    for step in [4, 8, 12] {
+        let saved = at(&told, Told::Saved(step));
+        assert!(saved > at(&told, Told::Step(step + 3)), "{told:?}");
+        // No save begins before the last one is done.
+        assert!(saved < at(&told, Told::Saved(step + 4)), "{told:?}");
+    }
+    // What was written meanwhile is the state of its own step: the same as where training waits for each.
+    let waiting =
+        run(&run_file(folder.path(), "waiting"), &DONE, |saved| saved.available_bytes = || Some(0)).1;
+    for step in [4, 8, 12, 16] {
+        assert_eq!(at(&waiting, Told::Saved(step)), at(&waiting, Told::Step(step)) + 1, "{waiting:?}");
+        let state = |out: &str| {
+            let file = format!("{out}/checkpoints/step-{step}/state-00001.safetensors");
+            std::fs::read(folder.path().join(file)).expect("a state")
+        };
+        assert!(state("out") == state("waiting"), "step {step}");
+    }
+}
+
+#[test]
+fn a_save_that_fails_while_steps_are_made_ends_the_run_and_leaves_the_one_before() {
+    static DONE: AtomicU64 = AtomicU64::new(0);
+    fn write(store: &CheckpointStore, of: &Snapshot) -> Result<PathBuf, CheckpointError> {
+        if of.step < 8 {
+            return Snapshot::write(store, of);
+        }
+        let source = Error::from(ErrorKind::StorageFull);
+        Err(CheckpointError::Io { path: PathBuf::from("step-8"), action: "write", source })
+    }
+    let folder = tempfile::tempdir().expect("a folder");
+    let (ended, told) = run(&run_file(folder.path(), "out"), &DONE, |saved| saved.write = write);
+    let error = ended.expect_err("it fails");
+    assert!(error.is_users() && error.to_string().starts_with("step-8: cannot write"), "{error}");
+    // The next save would have begun after step 12.
+    assert!(!told.contains(&Told::Step(13)) && !told.contains(&Told::Saved(8)), "{told:?}");
+    let kept = position(&RunFolder::at(&folder.path().join("out"))).expect("checkpoints").expect("one");
+    assert_eq!(kept.step, 4);
+}
+
+#[test]
+fn a_save_that_is_under_way_when_the_steps_end_badly_is_completed() {
+    static DONE: AtomicU64 = AtomicU64::new(0);
+    let folder = tempfile::tempdir().expect("a folder");
+    let mut ear = Ear { told: Vec::new(), done: &DONE };
+    let parsed = run_file(folder.path(), "out");
+    let Ok(Opened::Run(mut run)) = Run::open(&parsed, Start::New, &mut ear, &|| false) else {
+        panic!("it does not open")
+    };
+    let metrics = run.sink.unsynced().expect("metrics");
+    run.at.step = 3;
+    let begun = run.saved.begin(&mut run.learner, &run.corpus.loader, &run.config, &run.at, metrics);
+    assert!(begun.expect("a save").is_none(), "it is under way");
+    drop(run);
+    let kept = position(&RunFolder::at(&folder.path().join("out"))).expect("checkpoints").expect("one");
+    assert_eq!(kept.step, 3);
+}

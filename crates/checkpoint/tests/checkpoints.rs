@@ -315,7 +315,7 @@ fn a_failed_save_leaves_nothing_and_says_whose_fault_it_was() {
     let dir = tempfile::tempdir().unwrap();
     let store = CheckpointStore::open(dir.path()).unwrap();
     let specs = specs();
-    let failed = store.save(1, &specs, &mut |_| Err("the card is gone".into()), &[]).unwrap_err();
+    let failed = store.save::<Vec<u8>>(1, &specs, &mut |_| Err("the card is gone".into()), &[]).unwrap_err();
     assert_eq!(failed.to_string(), "the card is gone");
     let short = store.save(1, &specs, &mut |_| Ok(vec![0; 1]), &[]).unwrap_err();
     let twice = [specs[0].clone(), specs[0].clone()];

@@ -130,7 +130,7 @@ fn a_save_that_fails_while_steps_are_made_ends_the_run_and_leaves_the_one_before
     assert!(error.is_users() && error.to_string().starts_with("step-8: cannot write"), "{error}");
     // The next save would have begun after step 12.
     assert!(!told.contains(&Told::Step(13)) && !told.contains(&Told::Saved(8)), "{told:?}");
-    let kept = position(&RunFolder::at(&folder.path().join("out"))).expect("checkpoints").expect("one");
+    let kept = position(&RunFolder::at(folder.path().join("out"))).expect("checkpoints").expect("one");
     assert_eq!(kept.step, 4);
 }
 
@@ -148,6 +148,6 @@ fn a_save_that_is_under_way_when_the_steps_end_badly_is_completed() {
     let begun = run.saved.begin(&mut run.learner, &run.corpus.loader, &run.config, &run.at, metrics);
     assert!(begun.expect("a save").is_none(), "it is under way");
     drop(run);
-    let kept = position(&RunFolder::at(&folder.path().join("out"))).expect("checkpoints").expect("one");
+    let kept = position(&RunFolder::at(folder.path().join("out"))).expect("checkpoints").expect("one");
     assert_eq!(kept.step, 3);
 }

@@ -1,17 +1,21 @@
 //! The products of a linear layer on a card.
 
-use super::{Linear, LinearDgrad, LinearWgrad};
+use super::{Linear, LinearDgrad, LinearWgrad, cuda_row};
 use xtrain_cuda::{CudaError, CudaKernel, Gemm, GemmOperands, Gpu, Operands, Work};
 use xtrain_tensor::TensorType;
 
 impl CudaKernel for Linear {
-    fn workspace(&self, _: &[TensorType]) -> Vec<TensorType> {
-        vec![Gemm::workspace()]
+    fn workspace(&self, inputs: &[TensorType]) -> Vec<TensorType> {
+        let (tokens, _) = inputs[0].shape.rows_cols();
+        if tokens == 1 { Vec::new() } else { vec![Gemm::workspace()] }
     }
 
     fn ready(&self, gpu: &Gpu, operands: &Operands<'_>) -> Result<Work, CudaError> {
         let ((t, i), (o, _)) =
             (operands.inputs[0].ty.shape.rows_cols(), operands.inputs[1].ty.shape.rows_cols());
+        if t == 1 {
+            return cuda_row::ready(gpu, operands);
+        }
         let (x_ti, y_to) = (operands.inputs[0].ty.dtype, operands.outputs[0].ty.dtype);
         Gemm::new([t, o, i], x_ti, [false, true], y_to).ready(gpu, &product(operands))
     }

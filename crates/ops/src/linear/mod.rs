@@ -5,6 +5,7 @@
 mod cpu;
 mod cuda;
 mod cuda_bias;
+mod cuda_row;
 
 use crate::registry::{OnCard, Registered, Sample, SampleInput};
 use crate::{float_shaped, matrix};
@@ -221,7 +222,29 @@ impl Registered for BiasGrad {
 }
 
 impl OnCard for Linear {
-    const SOURCES: &'static [KernelSource] = &[Gemm::SOURCE];
+    const SOURCES: &'static [KernelSource] = &[Gemm::SOURCE, cuda_row::SOURCE];
+
+    /// One token, and two; rows that are whole vectors and that are not, short and long, few and many.
+    fn card_samples() -> Vec<Sample> {
+        let sample = |[t, i, o]: [usize; 3]| {
+            let [x, w] = [SampleInput::activation([t, i]), SampleInput::parameter([o, i])];
+            [
+                Sample::forward(Linear, [x.clone(), w.clone()]),
+                Sample::forward(Linear, [x, w, SampleInput::parameter([o])]),
+            ]
+        };
+        let shapes = [
+            [1, 7, 5],
+            [1, 1, 1],
+            [1, 40, 3],
+            [1, 1536, 2051],
+            [1, 8960, 77],
+            [1, 1537, 300],
+            [1, 264, 9001],
+            [2, 264, 33],
+        ];
+        shapes.into_iter().flat_map(sample).collect()
+    }
 }
 
 impl OnCard for LinearDgrad {

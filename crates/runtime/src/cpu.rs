@@ -327,6 +327,14 @@ impl Engine for CpuEngine {
     fn free_bytes(&self) -> Option<u64> {
         available_bytes()
     }
+
+    fn busy_rows(&self) -> usize {
+        64
+    }
+
+    fn memory_bandwidth(&self) -> Option<f64> {
+        None
+    }
 }
 
 fn write(

@@ -178,6 +178,12 @@ pub trait Engine: Send {
 
     /// Bytes that the processor has left, where it tells.
     fn free_bytes(&self) -> Option<u64>;
+
+    /// Rows of a matrix product that keep the processor busy: fewer take as long. What may be cut at will is cut into so many.
+    fn busy_rows(&self) -> usize;
+
+    /// Bytes a second that the processor's memory can move at most, where that is known.
+    fn memory_bandwidth(&self) -> Option<f64>;
 }
 
 /// An error unless `bytes` are as many as the value called `name` has.

@@ -6,25 +6,16 @@
 use crate::programs;
 use crate::weights::{LearnError, Weights};
 use std::ops::ControlFlow;
+use std::time::Instant;
+use xtrain_model::Architecture;
 use xtrain_model::decoder::{Batch, Context, io};
 use xtrain_runtime::{Part, ProgramId};
-use xtrain_tensor::{DType, Philox};
+use xtrain_tensor::DType;
 
-/// Tokens of the prompt that one prefill run takes.
+pub use crate::sampling::Sampling;
+
+/// A prefill run takes a multiple of so many tokens.
 const PREFILL_TOKENS: usize = 64;
-
-/// How the next token is chosen.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Sampling {
-    /// Divides the logits; 0 takes the likeliest token.
-    pub temperature: f64,
-    /// Only the k likeliest tokens are drawn from; 0 for all.
-    pub top_k: usize,
-    /// Only the likeliest tokens whose probabilities reach this sum are drawn from; 1 for all.
-    pub top_p: f64,
-    /// Makes the draws repeatable.
-    pub seed: u64,
-}
 
 /// A token that was made, and what it was chosen from.
 #[derive(Clone, Copy, Debug)]
@@ -38,29 +29,67 @@ pub struct MadeToken<'a> {
 /// A model loaded for generation: one sequence at a time.
 pub struct Generator {
     prefill: ProgramId,
+    /// Tokens that a prefill run takes.
+    prefill_tokens: usize,
     decode: ProgramId,
     capacity: usize,
-    vocab_size: usize,
-    logits: DType,
+    /// The element type of logits and cache.
+    dtype: DType,
     /// The tokens in the cache, each at its index as position.
     held: Vec<u32>,
+    /// Those after the last of them.
+    logits: Vec<f32>,
+    pace: Pace,
+}
+
+/// How long tokens took.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Pace {
+    /// Tokens that were read, several at a time.
+    pub prompt_tokens: usize,
+    /// The time that took.
+    pub prompt_seconds: f64,
+    /// Tokens that were chosen and read one at a time.
+    pub tokens: usize,
+    /// The time that took.
+    pub seconds: f64,
+    /// Bytes that memory must have moved for these: every weight and the filled part of the cache once a token.
+    pub bytes: f64,
+}
+
+impl Pace {
+    /// Tokens a second, one at a time; nothing where there were none.
+    pub fn tokens_per_second(&self) -> Option<f64> {
+        (self.tokens > 0).then(|| self.tokens as f64 / self.seconds.max(1e-9))
+    }
+
+    /// Bytes a second that memory moved for these; nothing where there were none.
+    pub fn bytes_per_second(&self) -> Option<f64> {
+        (self.tokens > 0).then(|| self.bytes / self.seconds.max(1e-9))
+    }
 }
 
 impl Generator {
     /// Loads prefill and decode over `weights`, for `tokens` of prompt and continuation together or the model's context, whichever is less.
     pub fn new(weights: &mut Weights, tokens: usize) -> Result<Self, LearnError> {
         let capacity = tokens.clamp(1, weights.model().max_position_embeddings.max(1));
+        let prefill_tokens = weights.engine().busy_rows().min(capacity).next_multiple_of(PREFILL_TOKENS);
         // Padding of the last prefill chunk is written behind the prompt.
-        let context = Context::Cache { capacity: capacity + PREFILL_TOKENS };
+        let context = Context::Cache { capacity: capacity + prefill_tokens };
         let mut load = |seq_len| {
             let batch = Batch { sequences: 1, seq_len };
             let program = programs::logits(weights.model(), weights.recipe(), batch, context, 1)?;
             weights.load(program).map_err(|e| e.advising("ask for fewer tokens, or use a smaller model"))
         };
-        let (prefill, decode) = (load(PREFILL_TOKENS)?, load(1)?);
-        let logits = weights.recipe().precision().compute;
-        let vocab_size = weights.model().vocab_size;
-        Ok(Generator { prefill, decode, capacity, vocab_size, logits, held: Vec::new() })
+        let (prefill, decode) = (load(prefill_tokens)?, load(1)?);
+        let dtype = weights.recipe().precision().compute;
+        let (held, logits, pace) = (Vec::new(), Vec::new(), Pace::default());
+        Ok(Generator { prefill, prefill_tokens, decode, capacity, dtype, held, logits, pace })
+    }
+
+    /// How long tokens took so far.
+    pub fn pace(&self) -> Pace {
+        self.pace
     }
 
     /// The tokens that the next one is made from, oldest first.
@@ -78,24 +107,27 @@ impl Generator {
     ///
     /// # Panics
     /// If `tokens` is empty.
-    pub fn append(&mut self, weights: &mut Weights, tokens: &[u32]) -> Result<Vec<f32>, LearnError> {
+    pub fn append(&mut self, weights: &mut Weights, tokens: &[u32]) -> Result<&[f32], LearnError> {
         assert!(!tokens.is_empty(), "there are no logits before the first token");
         if self.held.len() + tokens.len() <= self.capacity {
-            return self.read(weights, tokens);
+            self.read(weights, tokens)?;
+        } else {
+            let mut kept = std::mem::take(&mut self.held);
+            kept.extend(tokens);
+            kept.drain(..kept.len() - self.capacity.div_ceil(2));
+            self.read(weights, &kept)?;
         }
-        let mut kept = std::mem::take(&mut self.held);
-        kept.extend(tokens);
-        kept.drain(..kept.len() - self.capacity.div_ceil(2));
-        self.read(weights, &kept)
+        Ok(&self.logits)
     }
 
     /// Reads tokens that fit.
-    fn read(&mut self, weights: &mut Weights, tokens: &[u32]) -> Result<Vec<f32>, LearnError> {
+    fn read(&mut self, weights: &mut Weights, tokens: &[u32]) -> Result<(), LearnError> {
+        let begun = Instant::now();
         let engine = weights.engine();
-        let mut logits = Vec::new();
-        for chunk in tokens.chunks(PREFILL_TOKENS) {
+        let mut last = self.decode;
+        for chunk in tokens.chunks(self.prefill_tokens) {
             let (id, width) =
-                if chunk.len() == 1 { (self.decode, 1) } else { (self.prefill, PREFILL_TOKENS) };
+                if chunk.len() == 1 { (self.decode, 1) } else { (self.prefill, self.prefill_tokens) };
             let mut ids = vec![0i32; width];
             ids.iter_mut().zip(chunk).for_each(|(i, &t)| *i = t as i32);
             let first = self.held.len();
@@ -105,13 +137,45 @@ impl Generator {
             engine.write_input(id, io::ROWS, bytemuck::bytes_of(&(chunk.len() as i32 - 1)))?;
             engine.run(id, Part::Whole)?;
             self.held.extend(chunk);
-            logits = engine.outputs(id)?.get(io::LOGITS)?.to_vec();
+            last = id;
         }
-        let ty = xtrain_tensor::TensorType::new(self.logits, [self.vocab_size]);
-        let mut host = xtrain_tensor::HostTensor::zeros(ty);
-        host.bytes_mut().copy_from_slice(&logits);
-        Ok(host.to_f64().into_iter().map(|x| x as f32).collect())
+        let outputs = engine.outputs(last)?;
+        widen(self.dtype, outputs.get(io::LOGITS)?, &mut self.logits);
+        let took = begun.elapsed().as_secs_f64();
+        if tokens.len() == 1 {
+            self.pace.tokens += 1;
+            self.pace.seconds += took;
+            self.pace.bytes += token_bytes(weights.model(), self.dtype, self.held.len());
+        } else {
+            self.pace.prompt_tokens += tokens.len();
+            self.pace.prompt_seconds += took;
+        }
+        Ok(())
     }
+}
+
+/// The numbers that `bytes` hold.
+///
+/// # Panics
+/// If no model computes in this type.
+fn widen(dtype: DType, bytes: &[u8], to: &mut Vec<f32>) {
+    to.clear();
+    match dtype {
+        DType::F32 => to.extend(bytes.as_chunks().0.iter().map(|&b| f32::from_le_bytes(b))),
+        DType::BF16 => {
+            let wide = |&b: &[u8; 2]| f32::from_bits(u32::from(u16::from_le_bytes(b)) << 16);
+            to.extend(bytes.as_chunks().0.iter().map(wide));
+        }
+        other => panic!("models compute in f32 and bf16, not {other}"),
+    }
+}
+
+/// Bytes that are read for a token after which the cache holds `held`: every weight once (of an embedding of its own a row, which is as
+/// good as nothing), and the keys and values so far.
+fn token_bytes(model: &Architecture, dtype: DType, held: usize) -> f64 {
+    let embedding = if model.tie_embeddings { 0 } else { model.vocab_size * model.dim };
+    let cached = 2 * model.layers * model.kv_heads * model.head_dim * held;
+    dtype.bytes(model.parameter_count() - embedding + cached) as f64
 }
 
 impl Generator {
@@ -133,100 +197,23 @@ impl Generator {
         if max_tokens == 0 {
             return Ok(made);
         }
-        let mut logits = self.append(weights, prompt)?;
+        self.append(weights, prompt)?;
         loop {
-            if let Some(bad) = logits.iter().find(|x| !x.is_finite()) {
+            let begun = Instant::now();
+            if let Some(bad) = self.logits.iter().find(|x| !x.is_finite()) {
                 return Err(LearnError::Logits(*bad));
             }
-            let token = sampling.choose(&logits, made.len() as u64);
+            let token = sampling.choose(&self.logits, made.len() as u64);
+            self.pace.seconds += begun.elapsed().as_secs_f64();
             if stop.contains(&token) {
                 return Ok(made);
             }
             made.push(token);
-            let asked_to_end = on_token(MadeToken { token, logits: &logits }).is_break();
+            let asked_to_end = on_token(MadeToken { token, logits: &self.logits }).is_break();
             if asked_to_end || made.len() == max_tokens {
                 return Ok(made);
             }
-            logits = self.append(weights, &[token])?;
+            self.append(weights, &[token])?;
         }
-    }
-}
-
-impl Sampling {
-    /// The token chosen from `logits` (the first `vocab` of them) as the `index`-th draw.
-    pub fn choose(&self, logits: &[f32], index: u64) -> u32 {
-        let best =
-            || (0..logits.len()).rev().max_by(|&a, &b| logits[a].total_cmp(&logits[b])).unwrap_or(0) as u32;
-        if self.temperature <= 0.0 {
-            return best();
-        }
-        let mut order: Vec<usize> = (0..logits.len()).collect();
-        order.sort_by(|&a, &b| logits[b].total_cmp(&logits[a]).then(a.cmp(&b)));
-        if self.top_k > 0 {
-            order.truncate(self.top_k);
-        }
-        let Some(&first) = order.first() else { return 0 };
-        let weight = |&i: &usize| (f64::from(logits[i] - logits[first]) / self.temperature).exp();
-        let mut weights: Vec<f64> = order.iter().map(weight).collect();
-        let total: f64 = weights.iter().sum();
-        let mut reached = 0.0;
-        let kept = weights.iter().position(|w| {
-            reached += w / total;
-            reached >= self.top_p
-        });
-        weights.truncate(kept.map_or(weights.len(), |k| k + 1));
-        let mut draw =
-            f64::from(Philox::new(self.seed, SAMPLE_STREAM, 0).uniform(index)) * weights.iter().sum::<f64>();
-        for (w, &token) in weights.iter().zip(&order) {
-            draw -= w;
-            if draw < 0.0 {
-                return token as u32;
-            }
-        }
-        best()
-    }
-}
-
-/// The Philox stream of sampling.
-const SAMPLE_STREAM: u32 = u32::MAX - 1;
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    const PLAIN: Sampling = Sampling { temperature: 1.0, top_k: 0, top_p: 1.0, seed: 5 };
-
-    fn shares(s: Sampling, logits: &[f32]) -> Vec<f64> {
-        let mut counts = vec![0.0; logits.len()];
-        (0..20_000).for_each(|i| counts[s.choose(logits, i) as usize] += 1.0 / 20_000.0);
-        counts
-    }
-
-    #[test]
-    fn draws_follow_the_softmax() {
-        let logits = [0.0f32, (2.0f32).ln(), (5.0f32).ln()];
-        let found = shares(PLAIN, &logits);
-        for (f, e) in found.iter().zip([1.0 / 8.0, 2.0 / 8.0, 5.0 / 8.0]) {
-            assert!((f - e).abs() < 0.02, "{found:?}");
-        }
-        // Temperature 1/2 squares the odds.
-        let found = shares(Sampling { temperature: 0.5, ..PLAIN }, &logits);
-        assert!((found[2] - 25.0 / 30.0).abs() < 0.02, "{found:?}");
-    }
-
-    #[test]
-    fn top_k_and_top_p_cut_the_tail() {
-        let logits = [0.0f32, (2.0f32).ln(), (5.0f32).ln()];
-        assert_eq!(shares(Sampling { top_k: 2, ..PLAIN }, &logits)[0], 0.0);
-        assert_eq!(
-            shares(Sampling { top_p: 0.6, ..PLAIN }, &logits),
-            [0.0, 0.0, shares(Sampling { top_k: 1, ..PLAIN }, &logits)[2]]
-        );
-        assert_eq!(shares(Sampling { top_p: 0.7, ..PLAIN }, &logits)[0], 0.0);
-    }
-
-    #[test]
-    fn temperature_zero_takes_the_first_of_the_likeliest() {
-        assert_eq!(Sampling { temperature: 0.0, ..PLAIN }.choose(&[1.0, 3.0, 3.0, 2.0], 0), 1);
     }
 }

@@ -17,5 +17,6 @@ pub mod opened;
 pub mod programs;
 pub mod report;
 pub mod run;
+mod sampling;
 pub mod schedule;
 pub mod weights;

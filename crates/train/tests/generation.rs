@@ -51,8 +51,8 @@ fn a_full_context_changes_nothing_before_it_and_is_a_fresh_prompt_after_it() {
             for n in first + CONTEXT / 2..=first + CONTEXT {
                 let from = if n == first + CONTEXT / 2 { first } else { n - 1 };
                 let logits = fresh.append(&mut short, &all[from..n]).expect("appends");
-                assert_eq!(fresh.held(), &all[first..n]);
                 let found: Vec<u32> = logits.iter().map(|x| x.to_bits()).collect();
+                assert_eq!(fresh.held(), &all[first..n]);
                 assert_eq!(bits[n - PROMPT.len()], found, "token {n}, {recipe:?}");
                 checked += 1;
             }

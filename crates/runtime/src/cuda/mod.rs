@@ -392,4 +392,12 @@ impl Engine for CudaEngine {
     fn free_bytes(&self) -> Option<u64> {
         self.gpu.context().memory().ok().map(|(free, _)| free as u64)
     }
+
+    fn busy_rows(&self) -> usize {
+        512
+    }
+
+    fn memory_bandwidth(&self) -> Option<f64> {
+        Some(self.gpu.info().memory_bandwidth).filter(|bandwidth| *bandwidth > 0.0)
+    }
 }

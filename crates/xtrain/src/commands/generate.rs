@@ -1,14 +1,17 @@
-//! `xtrain generate`: the text alone goes to standard output, as it is made; with `--json` one object at the end.
+//! `xtrain generate`: the text alone goes to standard output, as it is made; with `--json` one object at the end. The speed is told on
+//! standard error.
 
 use super::open_model;
 use super::transcript::Transcript;
 use crate::cli::{GenerateArgs, PromptArgs};
 use crate::failure::Failure;
 use crate::terminal;
+use serde_json::{Value, json};
 use std::io::Read;
 use std::ops::ControlFlow;
 use xtrain_data::{SpecialTokens, Tokenizer};
-use xtrain_train::generate::{Generator, MadeToken, Sampling};
+use xtrain_train::generate::{Generator, MadeToken, Pace, Sampling};
+use xtrain_train::metrics::format;
 
 pub(crate) fn run(args: &GenerateArgs) -> Result<(), Failure> {
     if !(args.temperature.is_finite() && args.temperature >= 0.0) {
@@ -73,13 +76,60 @@ pub(crate) fn run(args: &GenerateArgs) -> Result<(), Failure> {
         return Err(failure);
     }
     let rest = decoder.finish()?;
+    let speed = Speed { pace: generator.pace(), bandwidth: opened.weights.engine().memory_bandwidth() };
     if args.json {
         text.push_str(&rest);
-        text = transcript.finish(&tokens, &made, &text, args.max_tokens).to_string();
+        let mut answer = transcript.finish(&tokens, &made, &text, args.max_tokens);
+        answer["speed"] = speed.json();
+        text = answer.to_string();
     } else {
         text = rest;
     }
-    terminal::print(&format!("{text}\n")).map(|_| ())
+    let _ = terminal::print(&format!("{text}\n"))?;
+    if let Some(line) = speed.line() {
+        tracing::info!("{line}");
+    }
+    Ok(())
+}
+
+/// How fast tokens were made, beside what memory allows.
+struct Speed {
+    pace: Pace,
+    /// Bytes a second that the processor's memory moves at most.
+    bandwidth: Option<f64>,
+}
+
+impl Speed {
+    /// Of the time that reading all weights and the cache would take at the full bandwidth, for each token, the part of what it took.
+    fn share(&self) -> Option<f64> {
+        Some(self.pace.bytes_per_second()? / self.bandwidth?)
+    }
+
+    /// For people; nothing where all came of the prompt's own pass.
+    fn line(&self) -> Option<String> {
+        let Pace { prompt_tokens, prompt_seconds, .. } = self.pace;
+        let rate = self.pace.tokens_per_second()?;
+        let mut line = format!("{rate:.1} tokens/s, {:.3} ms each", 1e3 / rate);
+        if let (Some(share), Some(bandwidth)) = (self.share(), self.bandwidth) {
+            line += &format!(" ({} of the memory's {:.2} TB/s)", format::percent(share, 0), bandwidth / 1e12);
+        }
+        if prompt_tokens > 0 {
+            line += &format!("; {prompt_tokens} tokens of the prompt in {:.3} s", prompt_seconds);
+        }
+        Some(line)
+    }
+
+    fn json(&self) -> Value {
+        let Pace { prompt_tokens, prompt_seconds, tokens, seconds, .. } = self.pace;
+        json!({
+            "prompt_tokens": prompt_tokens,
+            "prompt_seconds": prompt_seconds,
+            "tokens": tokens,
+            "seconds": seconds,
+            "tokens_per_second": self.pace.tokens_per_second(),
+            "bandwidth_share": self.share(),
+        })
+    }
 }
 
 /// The tokens to continue, at least one.

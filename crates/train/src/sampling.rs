@@ -1,0 +1,222 @@
+//! Which token comes next.
+//!
+//! The definition is `among`: all tokens in order of their logits, cut, and drawn from. [`Sampling::choose`] gives the same token without
+//! sorting a whole vocabulary for each.
+
+use rayon::prelude::*;
+use xtrain_tensor::Philox;
+
+/// How the next token is chosen.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Sampling {
+    /// Divides the logits; 0 takes the likeliest token.
+    pub temperature: f64,
+    /// Only the k likeliest tokens are drawn from; 0 for all.
+    pub top_k: usize,
+    /// Only the likeliest tokens whose probabilities reach this sum are drawn from; 1 for all.
+    pub top_p: f64,
+    /// Makes the draws repeatable.
+    pub seed: u64,
+}
+
+/// The Philox stream of sampling.
+const SAMPLE_STREAM: u32 = u32::MAX - 1;
+
+/// Tokens whose weights a thread adds up.
+const CHUNK: usize = 8192;
+
+/// Tokens that are less likely than the likeliest by a larger factor than e to this are drawn only now and then.
+const LIKELY: f64 = 12.0;
+
+/// Two sums of weights that differ by less than this part of all may differ because of rounding alone: each of up to 2^32 additions
+/// is off by less than 2^-53.
+const DOUBT: f64 = 1e-6;
+
+impl Sampling {
+    /// The token chosen from `logits`, one a row of the vocabulary, as the `index`-th draw.
+    pub fn choose(&self, logits: &[f32], index: u64) -> u32 {
+        if self.temperature <= 0.0 || logits.is_empty() {
+            return likeliest(logits);
+        }
+        let draw = f64::from(Philox::new(self.seed, SAMPLE_STREAM, 0).uniform(index));
+        if self.top_k > 0 && self.top_k < logits.len() {
+            let mut order = keys(logits, |_| true);
+            order.select_nth_unstable(self.top_k - 1);
+            order.truncate(self.top_k);
+            order.sort_unstable();
+            return self.among(&order, logits, draw);
+        }
+        self.among_likely(logits, draw).unwrap_or_else(|| {
+            let mut order = keys(logits, |_| true);
+            order.par_sort_unstable();
+            self.among(&order, logits, draw)
+        })
+    }
+
+    /// The token of a draw in [0, 1) among these, the likeliest first.
+    fn among(&self, order: &[u64], logits: &[f32], draw: f64) -> u32 {
+        let Some(&first) = order.first() else { return 0 };
+        let weight = |&key: &u64| self.weight(logits[token(key)], logits[token(first)]);
+        let mut weights: Vec<f64> = order.iter().map(weight).collect();
+        let total: f64 = weights.iter().sum();
+        let mut reached = 0.0;
+        let kept = weights.iter().position(|w| {
+            reached += w / total;
+            reached >= self.top_p
+        });
+        weights.truncate(kept.map_or(weights.len(), |k| k + 1));
+        let mut left = draw * weights.iter().sum::<f64>();
+        for (w, &key) in weights.iter().zip(order) {
+            left -= w;
+            if left < 0.0 {
+                return token(key) as u32;
+            }
+        }
+        likeliest(logits)
+    }
+
+    /// What [`Sampling::among`] gives for all tokens, found among the likely ones alone; nothing where that is in doubt.
+    fn among_likely(&self, logits: &[f32], draw: f64) -> Option<u32> {
+        let best = logits[likeliest(logits) as usize];
+        let weight = |x: f32| self.weight(x, best);
+        let sums: Vec<f64> =
+            logits.par_chunks(CHUNK).map(|part| part.iter().map(|&x| weight(x)).sum()).collect();
+        let total: f64 = sums.iter().sum();
+        let doubt = DOUBT * total;
+        let least = best - (LIKELY * self.temperature) as f32;
+        let mut order = keys(logits, |x| x >= least);
+        order.sort_unstable();
+        // What the draw is scaled by: all weights, or those of the tokens that top_p keeps.
+        let mut scale = total;
+        if self.top_p < 1.0 {
+            let (mut reached, goal) = (0.0, self.top_p * total);
+            let kept = order.iter().position(|&key| {
+                reached += weight(logits[token(key)]);
+                reached >= goal - doubt
+            })?;
+            if reached < goal + doubt {
+                return None;
+            }
+            order.truncate(kept + 1);
+            scale = reached;
+        }
+        let mut left = draw * scale;
+        let found = order.iter().position(|&key| {
+            left -= weight(logits[token(key)]);
+            left < doubt
+        })?;
+        (left < -doubt).then_some(token(order[found]) as u32)
+    }
+
+    /// How likely a token of this logit is beside the likeliest one.
+    fn weight(&self, logit: f32, best: f32) -> f64 {
+        (f64::from(logit - best) / self.temperature).exp()
+    }
+}
+
+/// A number that orders f32 as `total_cmp` does.
+fn rank(x: f32) -> i32 {
+    let bits = x.to_bits() as i32;
+    bits ^ (((bits >> 31) as u32) >> 1) as i32
+}
+
+/// The tokens whose logits are `wanted`, as numbers that are in order of logits when they are sorted: the largest first, and of equal
+/// ones the first of the vocabulary.
+fn keys(logits: &[f32], wanted: impl Fn(f32) -> bool) -> Vec<u64> {
+    let key = |(at, &x): (usize, &f32)| {
+        let falling = !(rank(x) as u32 ^ 1 << 31);
+        wanted(x).then_some(u64::from(falling) << 32 | at as u64)
+    };
+    logits.iter().enumerate().filter_map(key).collect()
+}
+
+/// The token of a key.
+fn token(key: u64) -> usize {
+    (key & 0xffff_ffff) as usize
+}
+
+/// The first of the tokens with the largest logit.
+fn likeliest(logits: &[f32]) -> u32 {
+    let largest = logits.iter().fold(i32::MIN, |most, &x| most.max(rank(x)));
+    logits.iter().position(|&x| rank(x) == largest).unwrap_or(0) as u32
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    const PLAIN: Sampling = Sampling { temperature: 1.0, top_k: 0, top_p: 1.0, seed: 5 };
+
+    fn shares(s: Sampling, logits: &[f32]) -> Vec<f64> {
+        let mut counts = vec![0.0; logits.len()];
+        (0..20_000).for_each(|i| counts[s.choose(logits, i) as usize] += 1.0 / 20_000.0);
+        counts
+    }
+
+    #[test]
+    fn draws_follow_the_softmax() {
+        let logits = [0.0f32, (2.0f32).ln(), (5.0f32).ln()];
+        let found = shares(PLAIN, &logits);
+        for (f, e) in found.iter().zip([1.0 / 8.0, 2.0 / 8.0, 5.0 / 8.0]) {
+            assert!((f - e).abs() < 0.02, "{found:?}");
+        }
+        // Temperature 1/2 squares the odds.
+        let found = shares(Sampling { temperature: 0.5, ..PLAIN }, &logits);
+        assert!((found[2] - 25.0 / 30.0).abs() < 0.02, "{found:?}");
+    }
+
+    #[test]
+    fn top_k_and_top_p_cut_the_tail() {
+        let logits = [0.0f32, (2.0f32).ln(), (5.0f32).ln()];
+        assert_eq!(shares(Sampling { top_k: 2, ..PLAIN }, &logits)[0], 0.0);
+        assert_eq!(
+            shares(Sampling { top_p: 0.6, ..PLAIN }, &logits),
+            [0.0, 0.0, shares(Sampling { top_k: 1, ..PLAIN }, &logits)[2]]
+        );
+        assert_eq!(shares(Sampling { top_p: 0.7, ..PLAIN }, &logits)[0], 0.0);
+    }
+
+    /// `among` of all tokens, which is the definition.
+    fn defined(s: Sampling, logits: &[f32], index: u64) -> u32 {
+        let mut order: Vec<usize> = (0..logits.len()).collect();
+        order.sort_by(|&a, &b| logits[b].total_cmp(&logits[a]).then(a.cmp(&b)));
+        if s.top_k > 0 {
+            order.truncate(s.top_k);
+        }
+        let order: Vec<u64> = order.into_iter().map(|at| at as u64).collect();
+        s.among(&order, logits, f64::from(Philox::new(s.seed, SAMPLE_STREAM, 0).uniform(index)))
+    }
+
+    proptest! {
+        #[test]
+        fn no_shortcut_changes_a_token(
+            logits in prop::collection::vec(prop_oneof![-30.0f32..30.0, Just(1.5), Just(-0.0), Just(0.0), Just(f32::NEG_INFINITY)], 1..400),
+            temperature in 0.05f64..4.0, top_k in 0usize..40, top_p in prop_oneof![Just(1.0), 0.01f64..1.0], seed in 0u64..50
+        ) {
+            for top_k in [0, top_k] {
+                let s = Sampling { temperature, top_k, top_p, seed };
+                for index in 0..20 {
+                    prop_assert_eq!(s.choose(&logits, index), defined(s, &logits, index));
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_large_vocabulary_is_rarely_sorted() {
+        let mut logits = vec![0.0f32; 50_000];
+        Philox::new(1, 2, 3).fill_normal(3.0, &mut logits);
+        let draw = |index| f64::from(Philox::new(PLAIN.seed, SAMPLE_STREAM, 0).uniform(index));
+        for s in [PLAIN, Sampling { top_p: 0.9, ..PLAIN }] {
+            let found = (0..200).filter(|&index| s.among_likely(&logits, draw(index)).is_some()).count();
+            assert!(found > 150, "{found} of 200");
+            (0..20).for_each(|index| assert_eq!(s.choose(&logits, index), defined(s, &logits, index)));
+        }
+    }
+
+    #[test]
+    fn temperature_zero_takes_the_first_of_the_likeliest() {
+        assert_eq!(Sampling { temperature: 0.0, ..PLAIN }.choose(&[1.0, 3.0, 3.0, 2.0], 0), 1);
+    }
+}

@@ -8,10 +8,11 @@ use crate::programs;
 use crate::run::RunError;
 use crate::weights::{LearnError, Weights};
 use serde::{Deserialize, Serialize};
+use std::collections::VecDeque;
 use std::ops::ControlFlow;
 use xtrain_data::{Batch as TokenBatch, Validation};
 use xtrain_model::decoder::{Batch, io};
-use xtrain_runtime::{Engine, EngineError, Part, ProgramId};
+use xtrain_runtime::{Engine, EngineError, Part, ProgramId, Ticket};
 
 /// The forward program of one batch shape.
 #[derive(Clone, Copy, Debug)]
@@ -34,12 +35,18 @@ impl Evaluator {
         Ok(Evaluator { id: weights.load(program)?, batch, document_mask })
     }
 
-    /// The sum of the cross-entropies of a batch's targets, in nats.
-    pub fn loss_sum(&self, weights: &mut Weights, batch: &TokenBatch) -> Result<f64, LearnError> {
+    /// Puts a batch in line.
+    fn put(&self, weights: &mut Weights, batch: &TokenBatch) -> Result<Ticket, LearnError> {
         let engine = weights.engine();
         feed(engine, self.id, batch, self.document_mask, 1)?;
         engine.run(self.id, Part::Whole)?;
-        Ok(bytemuck::pod_read_unaligned::<f32>(engine.outputs(self.id)?.get(io::LOSS)?).into())
+        Ok(engine.fetch(self.id)?)
+    }
+
+    /// The sum of the cross-entropies of its targets, in nats, waited for.
+    fn collect(&self, weights: &mut Weights, ticket: Ticket) -> Result<f64, LearnError> {
+        let outputs = weights.engine().collect(ticket)?;
+        Ok(bytemuck::pod_read_unaligned::<f32>(outputs.get(io::LOSS)?).into())
     }
 
     /// Adds to `tally` the sequences of `validation` that it does not hold yet. `go_on` is asked before each batch;
@@ -55,18 +62,35 @@ impl Evaluator {
         if tally.of != all {
             *tally = Tally { of: all, ..Tally::default() };
         }
-        while tally.sequences < all {
-            if go_on().is_break() {
-                return Ok(ControlFlow::Break(()));
+        let (mut next, mut ended) = (tally.sequences, ControlFlow::Continue(()));
+        let mut flying = VecDeque::new();
+        loop {
+            if next < all && ended.is_continue() {
+                ended = go_on();
             }
-            let batch = validation.batch(tally.sequences, self.batch.sequences)?;
-            tally.loss_sum += self.loss_sum(weights, &batch)?;
-            tally.targets += batch.valid_targets;
-            tally.sequences = all.min(tally.sequences + self.batch.sequences as u64);
+            let is_more = next < all && ended.is_continue();
+            if is_more {
+                let batch = validation.batch(next, self.batch.sequences)?;
+                flying.push_back((self.put(weights, &batch)?, batch.valid_targets));
+                next = all.min(next + self.batch.sequences as u64);
+            }
+            // The oldest of too many, or of those that are left.
+            if flying.len() > if is_more { IN_FLIGHT } else { 0 }
+                && let Some((ticket, targets)) = flying.pop_front()
+            {
+                tally.loss_sum += self.collect(weights, ticket)?;
+                tally.targets += targets;
+                tally.sequences = all.min(tally.sequences + self.batch.sequences as u64);
+            }
+            if !is_more && flying.is_empty() {
+                return Ok(ended);
+            }
         }
-        Ok(ControlFlow::Continue(()))
     }
 }
+
+/// Batches that may be under way beside the one that is being prepared.
+const IN_FLIGHT: usize = 2;
 
 /// How far an evaluation is: small enough to be saved in the middle of one.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]

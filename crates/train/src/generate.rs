@@ -200,8 +200,10 @@ impl Generator {
         self.append(weights, prompt)?;
         loop {
             let begun = Instant::now();
-            if let Some(bad) = self.logits.iter().find(|x| !x.is_finite()) {
-                return Err(LearnError::Logits(*bad));
+            // Without a way out of the loop, so that it takes several at once.
+            if !self.logits.iter().fold(true, |all, x| all & x.is_finite()) {
+                let bad = self.logits.iter().find(|x| !x.is_finite());
+                return Err(LearnError::Logits(bad.copied().unwrap_or(f32::NAN)));
             }
             let token = sampling.choose(&self.logits, made.len() as u64);
             self.pace.seconds += begun.elapsed().as_secs_f64();

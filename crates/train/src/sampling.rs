@@ -23,7 +23,10 @@ pub struct Sampling {
 const SAMPLE_STREAM: u32 = u32::MAX - 1;
 
 /// Tokens whose weights a thread adds up.
-const CHUNK: usize = 8192;
+const CHUNK: usize = 2048;
+
+/// Tokens that are passed over at once where none of them is looked for.
+const LINE: usize = 256;
 
 /// Tokens that are less likely than the likeliest by a larger factor than e to this are drawn only now and then.
 const LIKELY: f64 = 12.0;
@@ -123,11 +126,19 @@ fn rank(x: f32) -> i32 {
 /// The tokens whose logits are `wanted`, as numbers that are in order of logits when they are sorted: the largest first, and of equal
 /// ones the first of the vocabulary.
 fn keys(logits: &[f32], wanted: impl Fn(f32) -> bool) -> Vec<u64> {
-    let key = |(at, &x): (usize, &f32)| {
-        let falling = !(rank(x) as u32 ^ 1 << 31);
-        wanted(x).then_some(u64::from(falling) << 32 | at as u64)
-    };
-    logits.iter().enumerate().filter_map(key).collect()
+    let mut keys = Vec::new();
+    for (line, of_line) in logits.chunks(LINE).enumerate() {
+        // Without a way out of the loop, so that it takes several at once.
+        if !of_line.iter().fold(false, |any, &x| any | wanted(x)) {
+            continue;
+        }
+        let tokens = of_line.iter().enumerate().filter(|(_, x)| wanted(**x));
+        keys.extend(tokens.map(|(at, &x)| {
+            let falling = !(rank(x) as u32 ^ 1 << 31);
+            u64::from(falling) << 32 | (line * LINE + at) as u64
+        }));
+    }
+    keys
 }
 
 /// The token of a key.
@@ -137,8 +148,15 @@ fn token(key: u64) -> usize {
 
 /// The first of the tokens with the largest logit.
 fn likeliest(logits: &[f32]) -> u32 {
-    let largest = logits.iter().fold(i32::MIN, |most, &x| most.max(rank(x)));
-    logits.iter().position(|&x| rank(x) == largest).unwrap_or(0) as u32
+    let (mut largest, mut line) = (i32::MIN, 0);
+    for (n, of_line) in logits.chunks(LINE).enumerate() {
+        let of_line = of_line.iter().fold(i32::MIN, |most, &x| most.max(rank(x)));
+        if of_line > largest {
+            (largest, line) = (of_line, n);
+        }
+    }
+    let rest = logits.iter().skip(line * LINE);
+    (line * LINE + rest.map(|&x| rank(x)).position(|x| x == largest).unwrap_or(0)) as u32
 }
 
 #[cfg(test)]

@@ -277,7 +277,7 @@ pub(crate) struct GenerateArgs {
     #[arg(long, default_value_t = 0)]
     pub(crate) seed: u64,
     /// Print one JSON object at the end instead of the text: prompt_tokens, tokens, text, finish_reason
-    /// (stop or length) and steps (token, logit, logprob and margin over the best other token)
+    /// (stop or length), steps (token, logit, logprob and margin over the best other token) and speed
     #[arg(long)]
     pub(crate) json: bool,
     /// Also give each step's N likeliest tokens, as its top

@@ -255,6 +255,12 @@ fn last_files(folder: &Path, out: &str) -> Result<BTreeMap<PathBuf, Vec<u8>>, Fa
     Ok(files)
 }
 
+/// What a safetensors file says of its tensors.
+fn header(bytes: &[u8]) -> Result<&[u8], Failed> {
+    let (length, rest) = bytes.split_first_chunk().ok_or("no header")?;
+    Ok(rest.get(..u64::from_le_bytes(*length) as usize).ok_or("half a header")?)
+}
+
 fn a_resumed_run_is_the_uninterrupted_one() -> Result<(), Failed> {
     for recipe in ["fp32", "bf16"] {
         let folder = tempfile::tempdir()?;
@@ -272,7 +278,8 @@ fn a_resumed_run_is_the_uninterrupted_one() -> Result<(), Failed> {
 
 /// A run that changes between devices, beside one on the CPU alone: the same files, losses within the bars of docs/numerics.md.
 fn a_run_goes_on_on_the_other_device() -> Result<(), Failed> {
-    for (recipe, bar) in [("fp32", 1e-4), ("bf16", 1e-2)] {
+    // AdamW makes a step of a gradient's sign, whatever its size: masters are further apart than losses.
+    for (recipe, loss_bar, master_bar) in [("fp32", 1e-4, 1e-3), ("bf16", 3e-3, 1e-1)] {
         let folder = tempfile::tempdir()?;
         let cpu = run(folder.path(), "cpu", recipe, &[("cpu", NEVER)])?;
         let card = run(folder.path(), "card", recipe, &[("cuda", NEVER)])?;
@@ -280,7 +287,7 @@ fn a_run_goes_on_on_the_other_device() -> Result<(), Failed> {
         for (what, losses) in [("card", &card), ("mixed", &mixed)] {
             for (step, loss) in losses {
                 let error = (loss / cpu[step] - 1.0).abs();
-                assert!(error < bar, "{what} in {recipe}, step {step}: {loss} instead of {}", cpu[step]);
+                assert!(error < loss_bar, "{what} in {recipe}, step {step}: {loss} instead of {}", cpu[step]);
             }
         }
         let expected = last_files(folder.path(), "cpu")?;
@@ -291,12 +298,9 @@ fn a_run_goes_on_on_the_other_device() -> Result<(), Failed> {
                 if name.extension().is_none_or(|extension| extension != "safetensors") {
                     continue;
                 }
+                assert!(header(&bytes)? == header(&expected[&name])?, "{out}: {}", name.display());
                 let [found, expected] = [&bytes, &expected[&name]].map(|b| SafeTensors::deserialize(b));
                 let (found, expected) = (found?, expected?);
-                let described = |file: &SafeTensors<'_>| -> Vec<_> {
-                    file.tensors().into_iter().map(|(n, t)| (n, t.dtype(), t.shape().to_vec())).collect()
-                };
-                assert_eq!(described(&found), described(&expected), "{out}: {}", name.display());
                 for (tensor, view) in found.tensors() {
                     // Moments of near-zero gradients are mostly rounding; masters are what training is for.
                     if !tensor.starts_with("master/") {
@@ -305,7 +309,7 @@ fn a_run_goes_on_on_the_other_device() -> Result<(), Failed> {
                     let numbers = |bytes: &[u8]| bytemuck::pod_collect_to_vec::<u8, f32>(bytes);
                     let theirs = expected.tensor(&tensor)?;
                     let error = relative(&numbers(view.data()), &numbers(theirs.data()));
-                    assert!(error < bar * 10.0, "{out} in {recipe}: {tensor} is off by {error:e}");
+                    assert!(error < master_bar, "{out} in {recipe}: {tensor} is off by {error:e}");
                 }
             }
         }

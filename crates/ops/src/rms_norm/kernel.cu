@@ -20,12 +20,24 @@ struct Norm {
 // Vectors of 16 bytes that a thread keeps, all under way at once.
 constexpr int KEPT = 4;
 
+// Has the cache fetch the weights of a vector, which are needed only after the reduction.
+template <class T> __device__ __forceinline__ void fetch_weights(const Floats& w, u32 vector) {
+    const char* at = (const char*)w.at + (u64)vector * LANES<T> * (w.is_bf16 ? sizeof(bf16) : sizeof(float));
+    asm volatile("prefetch.global.L2 [%0];" ::"l"(at));
+}
+
 template <class T, bool ADD> __device__ __forceinline__ void norm_kept(const Norm& at) {
     __shared__ float space[32];
     u64 row = blockIdx.x;
     if (row >= at.rows) return;
     u32 vectors = at.width / LANES<T>;
     u64 first = row * vectors;
+#pragma unroll
+    for (int k = 0; k < KEPT; k++) {
+        u32 v = threadIdx.x + k * blockDim.x;
+        // With more rows somebody else has read them.
+        if (at.rows == 1 && v < vectors) fetch_weights<T>(at.w, v);
+    }
     uint4 kept[KEPT];
 #pragma unroll
     for (int k = 0; k < KEPT; k++) {

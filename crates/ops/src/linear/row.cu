@@ -41,6 +41,10 @@ template <class T, int N> __device__ __forceinline__ void linear_row(const Row& 
     __shared__ float sums[WARPS][ROWS];
     u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     u32 block_rows = WARPS / at.split * ROWS, row = blockIdx.x * block_rows + warp / at.split * ROWS;
+    // Read beside the weights, and not after them.
+    u32 written = blockIdx.x * block_rows + threadIdx.x;
+    bool writes = threadIdx.x < block_rows && written < at.n;
+    float bias = at.bias && writes ? widen(((const T*)at.bias)[written]) : 0.0f;
     float sum[ROWS] = {};
     if (row < at.n) {
         const T* x = (const T*)at.x;
@@ -77,12 +81,10 @@ template <class T, int N> __device__ __forceinline__ void linear_row(const Row& 
         if (lane == 0) sums[warp][r] = sum[r];
     }
     __syncthreads();
-    row = blockIdx.x * block_rows + threadIdx.x;
-    if (threadIdx.x >= block_rows || row >= at.n) return;
+    if (!writes) return;
     float y = 0.0f;
     for (u32 part = 0; part < at.split; part++) y += sums[threadIdx.x / ROWS * at.split + part][threadIdx.x % ROWS];
-    if (at.bias) y += widen(((const T*)at.bias)[row]);
-    ((T*)at.y)[row] = narrow<T>(y);
+    ((T*)at.y)[written] = narrow<T>(y + bias);
 }
 
 #define KERNELS(T, NAME)                                                                                             \

@@ -48,7 +48,9 @@ pub(super) struct Saved {
     writing: Option<Writing>,
     /// The memory of the copy, kept from one save to the next.
     memory: Arc<AlignedBytes>,
-    /// Bytes of memory that a copy may take, where the system tells.
+    /// Whether it was told that there is no room for one.
+    is_told: bool,
+    /// Bytes of memory that are left, where the system tells. A copy takes half of them at most.
     pub(super) available_bytes: fn() -> Option<u64>,
     pub(super) write: Write,
     /// Outlives the thread that writes.
@@ -112,6 +114,7 @@ impl Saved {
             last: None,
             writing: None,
             memory: Arc::new(AlignedBytes::zeroed(0)),
+            is_told: false,
             available_bytes: xtrain_runtime::available_bytes,
             write: Snapshot::write,
             _lock: lock,
@@ -203,9 +206,11 @@ impl Saved {
         let (tensors, retention) = (specs(&entries), Retention::of(config, at));
         let sync = move || metrics.map_or(Ok(()), |metrics| metrics.sync());
         let Some(places) = self.make_room(&entries) else {
-            tracing::warn!(
-                "step {step}: too little memory for a copy of the state, so training waits until it is saved"
-            );
+            if !std::mem::replace(&mut self.is_told, true) {
+                tracing::warn!(
+                    "there is too little memory for a copy of the state: training waits for each save"
+                );
+            }
             sync()?;
             let mut read =
                 |n: usize| learner.read_state(entries[n].kind, &entries[n].name).map_err(BoxError::from);
@@ -240,7 +245,7 @@ impl Saved {
         };
         let places: Vec<_> = entries.iter().map(&mut place).collect();
         if self.memory.as_slice().len() < end {
-            if (self.available_bytes)().is_some_and(|available| available < end as u64) {
+            if (self.available_bytes)().is_some_and(|available| available / 2 < end as u64) {
                 return None;
             }
             self.memory = Arc::new(AlignedBytes::try_zeroed(end)?);

@@ -41,7 +41,12 @@ impl CudaKernel for Attention {
             Ok(accepted("attention", &sdpa, work))
         };
         let by_own = || self.flash_forward(gpu, operands);
-        let candidates = [Candidate::new("cuDNN", &by_cudnn), Candidate::new("own", &by_own)];
+        let by_whole = || self.whole_forward(gpu, operands);
+        let candidates = [
+            Candidate::new("whole", &by_whole),
+            Candidate::new("cuDNN", &by_cudnn),
+            Candidate::new("own", &by_own),
+        ];
         let fastest = gpu.fastest(&format!("{self:?} of {:?}", qkv.ty), &candidates)?;
         fastest.map_or_else(|| self.plain_forward(gpu, operands), Ok)
     }
@@ -78,7 +83,12 @@ impl CudaKernel for AttentionGrad {
             Ok(accepted("attention's backward", &sdpa, work))
         };
         let by_own = || self.0.flash_backward(gpu, operands);
-        let candidates = [Candidate::new("cuDNN", &by_cudnn), Candidate::new("own", &by_own)];
+        let by_whole = || self.0.whole_backward(gpu, operands);
+        let candidates = [
+            Candidate::new("whole", &by_whole),
+            Candidate::new("cuDNN", &by_cudnn),
+            Candidate::new("own", &by_own),
+        ];
         let fastest = gpu.fastest(&format!("{self:?} of {:?}", types[1]), &candidates)?;
         fastest.map_or_else(|| self.0.plain_backward(gpu, operands), Ok)
     }

@@ -233,7 +233,7 @@ fn doubling_documents(sequences: usize, seq_len: usize) -> SampleInput {
 }
 
 impl OnCard for Attention {
-    const SOURCES: &'static [KernelSource] = &[plain::SOURCE, flash::FORWARD];
+    const SOURCES: &'static [KernelSource] = &[plain::SOURCE, flash::FORWARD, flash::WHOLE_FORWARD];
 
     fn card_samples() -> Vec<Sample> {
         let sample = |(b, seq_len, heads, kv_heads, head_dim, documents)| {
@@ -247,7 +247,8 @@ impl OnCard for Attention {
 }
 
 impl OnCard for AttentionGrad {
-    const SOURCES: &'static [KernelSource] = &[plain::SOURCE, flash::QUERIES, flash::KEYS];
+    const SOURCES: &'static [KernelSource] =
+        &[plain::SOURCE, flash::QUERIES, flash::KEYS, flash::WHOLE_BACKWARD];
 
     fn card_samples() -> Vec<Sample> {
         let sample = |(b, seq_len, heads, kv_heads, head_dim, documents)| {

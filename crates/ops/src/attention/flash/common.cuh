@@ -1,7 +1,8 @@
 // What the forward and the backward of attention on tensor cores share: tiles of rows in shared memory, and their products.
 //
-// HEAD_DIM, a multiple of 16, WARPS, STRIPS and the tiles are set by the launcher. A block owns some rows, queries or keys, each of its
-// warps STRIPS times 16 of them. A tile's rows lie PITCH elements apart, so that eight rows that are read at once stand in different banks.
+// HEAD_DIM, a multiple of 16, WARPS, STRIPS and TILE (and WHOLE, where a block has whole sequences) are set by the launcher. A block owns
+// some rows, queries or keys, each of its warps STRIPS times 16 of them. A tile's rows lie PITCH elements apart, so that eight rows that are
+// read at once stand in different banks.
 
 constexpr int THREADS = WARPS * 32;
 // Rows that a block owns.
@@ -18,9 +19,6 @@ struct Shape {
     int kv_heads;
     // By token, where its document starts in its sequence; null where a sequence is one document.
     const int* doc_start;
-
-    // Columns of qkv.
-    __device__ i64 row_width() const { return (i64)(heads + 2 * kv_heads) * HEAD_DIM; }
     // The first key that a query sees. Documents follow each other, so it never falls from one query to the next. Whatever stands there (a
     // kernel may be timed before there is data), it is a key.
     __device__ int first_key(int sequence, int query) const {
@@ -44,6 +42,28 @@ struct Backward {
     float* delta;
     bf16* dqkv;
     Shape shape;
+};
+
+// Where a head of a sequence stands.
+struct Columns {
+    // Of qkv, and of the outputs and their gradients.
+    i64 width, out_width;
+    // Its first rows; keys and values are those of its group.
+    const bf16 *q, *k, *v;
+    // The offset of its first row in outputs, and that of its first query in what there is one number of a query and head.
+    i64 outputs, sums;
+
+    __device__ __forceinline__ Columns(const Shape& s, const bf16* qkv, int head, int sequence) {
+        int kv_head = head / (s.heads / s.kv_heads);
+        i64 before = sequence * (i64)s.seq_len;
+        width = (i64)(s.heads + 2 * s.kv_heads) * HEAD_DIM;
+        out_width = (i64)s.heads * HEAD_DIM;
+        q = qkv + before * width + head * HEAD_DIM;
+        k = qkv + before * width + (s.heads + kv_head) * HEAD_DIM;
+        v = k + s.kv_heads * HEAD_DIM;
+        outputs = before * out_width + head * HEAD_DIM;
+        sums = ((i64)sequence * s.heads + head) * s.seq_len;
+    }
 };
 
 extern __shared__ uint4 shared_space[];
@@ -79,9 +99,14 @@ __device__ __forceinline__ void store_rows(bf16* rows, i64 stride, const bf16* t
     }
 }
 
+// Where a block has whole sequences: the part of the rows that this warp has in its first and its second turn.
+__device__ __forceinline__ int part_of_warp(int turn) { return turn == 0 ? warp() : 2 * WARPS - 1 - warp(); }
+
 // Sums of 16 rows, the upper and the lower eight times a factor, rounded into a tile.
 template <int COLUMNS>
 __device__ __forceinline__ void put_rows(bf16* tile, const float (&sum)[COLUMNS / 8][4], float upper_scale, float lower_scale) {
+    // Whatever stood there has been read.
+    __syncwarp();
 #pragma unroll
     for (int n = 0; n < COLUMNS / 8; n++) {
         float upper[2] = {sum[n][0] * upper_scale, sum[n][1] * upper_scale};
@@ -165,6 +190,30 @@ template <int N> __device__ __forceinline__ void as_left(u32 (&to)[N / 16][4], c
         to[k][2] = pack_pair(sum[2 * k + 1]), to[k][3] = pack_pair(sum[2 * k + 1] + 2);
     }
 }
+
+// The queries that a warp owns, from `first` of a sequence on, and which keys they see.
+struct Queries {
+    int first;
+    int seen_from[STRIPS][2];
+    // From this key on all of them see all that are not behind them.
+    int seen_by_all;
+
+    __device__ __forceinline__ Queries(const Shape& s, int sequence, int first) : first(first) {
+        seen_by_all = s.first_key(sequence, min(first + STRIPS * 16, s.seq_len) - 1);
+#pragma unroll
+        for (int m = 0; m < STRIPS; m++)
+#pragma unroll
+            for (int half = 0; half < 2; half++) seen_from[m][half] = s.first_key(sequence, query(m, half));
+    }
+    // The query of this lane's row in half of a strip.
+    __device__ __forceinline__ int query(int m, int half) const { return first + m * 16 + half * 8 + sum_row(); }
+    __device__ __forceinline__ int last() const { return first + STRIPS * 16 - 1; }
+    // Whether one of the TILE keys from `keys` on is hidden from one of them.
+    __device__ __forceinline__ bool miss(int keys) const { return keys + TILE - 1 > first || keys < seen_by_all; }
+    __device__ __forceinline__ bool see(int m, int half, int key) const {
+        return key <= query(m, half) && key >= seen_from[m][half];
+    }
+};
 
 // Over the four lanes that share a row of a sum.
 __device__ __forceinline__ float row_sum(float x) {

@@ -21,8 +21,8 @@ pub enum Recompute {
     Block,
 }
 
-/// Applies the policy to a program that has its backward.
-pub fn apply(program: Program, policy: Recompute) -> Result<Program, TraceError> {
+/// Applies the policy to a program that has its backward: to its first `blocks` blocks, or, where there is no such number, to all of it.
+pub fn apply(program: Program, policy: Recompute, blocks: Option<usize>) -> Result<Program, TraceError> {
     if policy == Recompute::None {
         return Ok(program);
     }
@@ -32,6 +32,7 @@ pub fn apply(program: Program, policy: Recompute) -> Result<Program, TraceError>
         again: HashMap::new(),
         out: program,
         policy,
+        blocks,
     };
     let instances = std::mem::take(&mut pass.out.instances);
     for mut instance in instances {
@@ -63,6 +64,7 @@ struct Pass {
     producers: HashMap<ValueId, (usize, usize)>,
     again: HashMap<ValueId, ValueId>,
     policy: Recompute,
+    blocks: Option<usize>,
 }
 
 impl Pass {
@@ -74,7 +76,10 @@ impl Pass {
         let once = instance.effects(&self.out).next().is_some()
             || instance.outputs.iter().any(|o| o.mode != WriteMode::Assign);
         let fixed = value.boundary || !matches!(value.storage, Storage::Transient) || once;
+        let exempt =
+            self.blocks.is_some_and(|blocks| instance.origin.block.is_none_or(|b| b as usize >= blocks));
         fixed
+            || exempt
             || match self.policy {
                 Recompute::None => true,
                 Recompute::Norms => !instance.code.op().is_cheap(k),

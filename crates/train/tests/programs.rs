@@ -9,6 +9,7 @@ use xtrain_model::decoder::Batch;
 use xtrain_model::{Architecture, Family, Recipe, RopeScaling};
 use xtrain_ops::adamw::AdamW;
 use xtrain_program::{Recompute, Role, Stage, Storage};
+use xtrain_train::engine::Target;
 use xtrain_train::programs::{self, TrainingSpec};
 
 /// Llama 3 8B.
@@ -117,6 +118,24 @@ fn norms_are_made_again_from_sums_that_are_kept() {
     // loss alone, which runs forward.
     let expected = HashMap::from([("rms_norm", 6), ("swiglu", 3), ("qk_norm_rope", 3)]);
     assert_eq!(count, expected);
+}
+
+#[test]
+fn recomputation_ends_with_the_block_that_is_named() {
+    let spec = spec(small_model(), Batch { sequences: 2, seq_len: 8 });
+    for recompute in [Recompute::Norms, Recompute::Block] {
+        let scratch = |blocks| {
+            let spec = TrainingSpec { recompute, recompute_blocks: blocks, ..spec.clone() };
+            let program = programs::training(&spec).expect("a program");
+            let again = program.instances.iter().filter(|i| i.origin.role == Role::Recompute);
+            let last = again.filter_map(|i| i.origin.block).max().map_or(0, |b| b as usize + 1);
+            assert_eq!(last, blocks.unwrap_or(3), "{recompute:?}");
+            Target::Cpu.plan(&program).total_bytes()
+        };
+        let all = scratch(None);
+        assert_eq!(scratch(Some(3)), all);
+        assert!(scratch(Some(0)) > scratch(Some(2)) && scratch(Some(2)) > all, "{recompute:?}");
+    }
 }
 
 #[test]

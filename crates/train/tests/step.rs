@@ -76,8 +76,9 @@ fn recompute_changes_no_bit_and_saves_memory() {
         let scratch =
             |s: &TrainingSpec| Target::Cpu.plan(&programs::training(s).expect("a program")).region_bytes[2];
         let mut last = scratch(&base);
-        for recompute in [Recompute::Norms, Recompute::Block] {
-            let spec = TrainingSpec { recompute, ..base.clone() };
+        let policies = [(Recompute::Norms, Some(1)), (Recompute::Norms, None), (Recompute::Block, None)];
+        for (recompute, recompute_blocks) in policies {
+            let spec = TrainingSpec { recompute, recompute_blocks, ..base.clone() };
             assert!(step(&spec, &batch) == expected, "{recompute:?} of {base:?}");
             assert!(scratch(&spec) <= last, "{recompute:?} needs more memory");
             last = scratch(&spec);

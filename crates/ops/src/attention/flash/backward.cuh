@@ -25,18 +25,23 @@ struct QueryRows {
         float p[STRIPS][TILE / 8][4] = {}, dp[STRIPS][TILE / 8][4] = {};
         multiply_rows<TILE>(p, q, k_tile);
         multiply_rows<TILE>(dp, d_o, v_tile);
-        bool miss = queries.miss(keys);
         u32 ds[STRIPS][TILE / 16][4];
+        if (queries.miss(keys)) {
+#pragma unroll
+            for (int m = 0; m < STRIPS; m++)
+#pragma unroll
+                for (int n = 0; n < TILE / 8; n++)
+#pragma unroll
+                    for (int i = 0; i < 4; i++)
+                        if (!queries.see(m, i / 2, keys + n * 8 + sum_column() + i % 2)) p[m][n][i] = -INFINITY_F;
+        }
 #pragma unroll
         for (int m = 0; m < STRIPS; m++) {
 #pragma unroll
             for (int n = 0; n < TILE / 8; n++)
 #pragma unroll
-                for (int i = 0; i < 4; i++) {
-                    float e = exp2_fast(fmaf(p[m][n][i], scale(), -lse[m][i / 2]));
-                    if (miss && !queries.see(m, i / 2, keys + n * 8 + sum_column() + i % 2)) e = 0.0f;
-                    p[m][n][i] = e * (dp[m][n][i] - delta[m][i / 2]);
-                }
+                for (int i = 0; i < 4; i++)
+                    p[m][n][i] = exp2_fast(fmaf(p[m][n][i], scale(), -lse[m][i / 2])) * (dp[m][n][i] - delta[m][i / 2]);
             as_left<TILE>(ds[m], p[m]);
         }
         multiply<TILE, HEAD_DIM>(dq, ds, k_tile, 0);
@@ -87,23 +92,34 @@ struct KeyRows {
         multiply_rows<TILE>(dp, v, d_o_tile);
         bool before = queries < first + STRIPS * 16 - 1;
         bool cut = s.doc_start && of.seen_from[min(TILE, s.seq_len - queries) - 1] > first;
+        if (before || cut) {
 #pragma unroll
-        for (int n = 0; n < TILE / 8; n++)
+            for (int n = 0; n < TILE / 8; n++)
 #pragma unroll
-            for (int j = 0; j < 2; j++) {
-                int c = n * 8 + sum_column() + j, query = queries + c, from = cut ? of.seen_from[c] : 0;
-                float l = of.lse[c] * LOG2_E, d = of.delta[c];
+                for (int j = 0; j < 2; j++) {
+                    int c = n * 8 + sum_column() + j, from = cut ? of.seen_from[c] : 0;
 #pragma unroll
-                for (int m = 0; m < STRIPS; m++)
+                    for (int m = 0; m < STRIPS; m++)
 #pragma unroll
-                    for (int half = 0; half < 2; half++) {
-                        int key = first + m * 16 + half * 8 + sum_row();
-                        float e = exp2_fast(fmaf(p[m][n][half * 2 + j], scale(), -l));
-                        if ((before && key > query) || (cut && key < from)) e = 0.0f;
-                        p[m][n][half * 2 + j] = e;
-                        dp[m][n][half * 2 + j] = e * (dp[m][n][half * 2 + j] - d);
-                    }
-            }
+                        for (int half = 0; half < 2; half++) {
+                            int key = first + m * 16 + half * 8 + sum_row();
+                            if (key > queries + c || key < from) p[m][n][half * 2 + j] = -INFINITY_F;
+                        }
+                }
+        }
+#pragma unroll
+        for (int n = 0; n < TILE / 8; n++) {
+            float2 lse = *(const float2*)(of.lse + n * 8 + sum_column());
+            float2 delta = *(const float2*)(of.delta + n * 8 + sum_column());
+            float l[2] = {lse.x * LOG2_E, lse.y * LOG2_E}, d[2] = {delta.x, delta.y};
+#pragma unroll
+            for (int m = 0; m < STRIPS; m++)
+#pragma unroll
+                for (int i = 0; i < 4; i++) {
+                    p[m][n][i] = exp2_fast(fmaf(p[m][n][i], scale(), -l[i % 2]));
+                    dp[m][n][i] = p[m][n][i] * (dp[m][n][i] - d[i % 2]);
+                }
+        }
         u32 weights[STRIPS][TILE / 16][4];
 #pragma unroll
         for (int m = 0; m < STRIPS; m++) as_left<TILE>(weights[m], p[m]);

@@ -3,6 +3,7 @@
 //! Trades arithmetic for memory (Chen et al., arXiv 1604.06174). Every op is deterministic and its randomness counter-based,
 //! so the gradients are equal to the bit with it and without.
 
+use crate::remake;
 use crate::trace::instantiate;
 use crate::{
     Code, Instance, OpError, Origin, Program, Role, Source, Stage, Storage, TraceError, ValueId, WriteMode,
@@ -43,7 +44,7 @@ pub fn apply(program: Program, policy: Recompute, blocks: Option<usize>) -> Resu
         }
         pass.out.instances.push(instance);
     }
-    Ok(pass.out)
+    Ok(remake::apply(pass.out))
 }
 
 /// For each value written by a forward instance, that instance and which output it is.

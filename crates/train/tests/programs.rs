@@ -99,7 +99,9 @@ fn a_linears_input_dies_before_the_gradient_of_its_size_is_born() {
         };
         let (wgrad, dgrad) = (at("linear_wgrad"), at("linear_dgrad"));
         assert_eq!((wgrad.len(), dgrad.len()), (4 * 32, 4 * 32));
-        assert!(wgrad.iter().all(|(site, n)| *n < dgrad[site]), "{recompute:?}");
+        // But for an input that is made again by a gradient which that of its size leads to, and takes its place.
+        let is_remade = |site: &str| recompute == Recompute::Block && site.ends_with("mlp.down_proj");
+        assert!(wgrad.iter().all(|(site, n)| is_remade(site) || *n < dgrad[site]), "{recompute:?}");
     }
 }
 
@@ -114,10 +116,16 @@ fn norms_are_made_again_from_sums_that_are_kept() {
     let again = program.instances.iter().filter(|i| i.origin.role == Role::Recompute);
     let mut count: HashMap<&str, usize> = HashMap::new();
     again.for_each(|i| *count.entry(i.code.op().name()).or_default() += 1);
-    // Of each of the 3 blocks: both norms, the feed-forward's activation, the rotation with its norm. The last norm is read by the
-    // loss alone, which runs forward.
-    let expected = HashMap::from([("rms_norm", 6), ("swiglu", 3), ("qk_norm_rope", 3)]);
-    assert_eq!(count, expected);
+    // Of each of the 3 blocks the rotation with its norm. The norms of rows and the feed-forward's activation are made again by their
+    // gradients, on the way.
+    assert_eq!(count, HashMap::from([("qk_norm_rope", 3)]));
+    let outputs = |op: &str| {
+        let found = program.instances.iter().filter(|i| i.code.op().name() == op);
+        found.map(|i| i.outputs.len()).collect::<Vec<_>>()
+    };
+    assert_eq!(outputs("swiglu_grad"), [2, 2, 2]);
+    // The last norm is read by the loss alone, which runs forward.
+    assert_eq!(outputs("rms_norm_grad"), [2, 3, 3, 3, 3, 3, 3]);
 }
 
 #[test]

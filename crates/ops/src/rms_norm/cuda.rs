@@ -90,6 +90,7 @@ struct NormGrad {
     w: Floats,
     residual: DevicePtr,
     dx: DevicePtr,
+    y: DevicePtr,
     parts: DevicePtr,
     rows: u64,
     width: u32,
@@ -138,6 +139,8 @@ impl CudaKernel for RmsNormGrad {
             w: inputs[3].into(),
             residual: inputs.get(4).map_or(DevicePtr(0), |residual| residual.place),
             dx: outputs[0].place,
+            // Remaking, dy stands where y is to stand.
+            y: outputs.get(2).map_or(DevicePtr(0), |y| y.place),
             parts: workspace[0].place,
             rows: rows as u64,
             width: width as u32,
@@ -154,7 +157,7 @@ impl CudaKernel for RmsNormGrad {
             // SAFETY: as above; a block stays within its row.
             works.push(unsafe { Work::launch(function("rms_norm_grad_any")?, launch, arguments) });
             let launch = plane([width.div_ceil(32), parts], [32, ROWS as u32]);
-            // SAFETY: as above; the workspace has a row for each y of the grid.
+            // SAFETY: as above; the workspace has a row for each y of the grid. It reads each element of dy once, before it writes y there.
             works.push(unsafe { Work::launch(function("rms_norm_columns_any")?, launch, arguments) });
         }
         let sum = Sum {

@@ -106,6 +106,8 @@ struct NormGrad {
     // May be null.
     const void* residual;
     void* dx;
+    // May be null; else it is dy, which a thread has read before it writes.
+    void* y;
     // [parts, width]: sums of dy n over the rows of a part.
     float* parts;
     u64 rows;
@@ -175,7 +177,13 @@ template <class T> __device__ __forceinline__ void grad_kept(const NormGrad& at)
         along /= at.width;
 #pragma unroll
         for (int i = 0; i < OWNED; i++) dx[i] += mine.rstd * (dy[i] - n[i] * along);
-        if (owns) store<OWNED>((T*)at.dx + row * at.width + column, dx);
+        if (!owns) continue;
+        store<OWNED>((T*)at.dx + row * at.width + column, dx);
+        if (at.y) {
+#pragma unroll
+            for (int i = 0; i < OWNED; i++) n[i] *= w[i];
+            store<OWNED>((T*)at.y + row * at.width + column, n);
+        }
     }
     if (owns) store<OWNED>(at.parts + (u64)blockIdx.x * at.width + column, dw);
 }
@@ -208,7 +216,9 @@ template <class T> __device__ __forceinline__ void columns_any(const NormGrad& a
     if (column < at.width) {
         for (u64 row = (u64)blockIdx.y * 8 + threadIdx.y; row < at.rows; row += (u64)gridDim.y * 8) {
             u64 i = row * at.width + column;
-            sum += widen(((const T*)at.dy)[i]) * (widen(((const T*)at.x)[i]) * load(at.rstd, row));
+            float n = widen(((const T*)at.x)[i]) * load(at.rstd, row);
+            sum += widen(((const T*)at.dy)[i]) * n;
+            if (at.y) ((T*)at.y)[i] = narrow<T>(n * load(at.w, column));
         }
     }
     sums[threadIdx.y][threadIdx.x] = sum;

@@ -51,9 +51,12 @@ impl Drop for Range {
 
 /// `nvtxRangePushA` and `nvtxRangePop` of a profiler.
 struct Profiler {
-    push: unsafe extern "C" fn(*const c_char) -> c_int,
-    pop: unsafe extern "C" fn() -> c_int,
+    push: Push,
+    pop: Pop,
 }
+
+type Push = unsafe extern "C" fn(*const c_char) -> c_int;
+type Pop = unsafe extern "C" fn() -> c_int;
 
 /// The profiler that listens to this process, if any.
 fn profiler() -> Option<&'static Profiler> {
@@ -87,13 +90,11 @@ fn listening(initialize: Initialize) -> Option<Profiler> {
     if push.is_null() || pop.is_null() {
         return None;
     }
-    // SAFETY: the profiler wrote functions of these types there, as the interface says.
-    Some(unsafe {
-        Profiler {
-            push: std::mem::transmute::<*mut c_void, unsafe extern "C" fn(*const c_char) -> c_int>(push),
-            pop: std::mem::transmute::<*mut c_void, unsafe extern "C" fn() -> c_int>(pop),
-        }
-    })
+    // SAFETY: the profiler wrote a function of this type there, as the interface says.
+    let push = unsafe { std::mem::transmute::<*mut c_void, Push>(push) };
+    // SAFETY: as above.
+    let pop = unsafe { std::mem::transmute::<*mut c_void, Pop>(pop) };
+    Some(Profiler { push, pop })
 }
 
 /// `NvtxExportTableID`, `NvtxCallbackModule` and `NvtxCallbackIdCore` of NVTX 3.
@@ -166,6 +167,7 @@ unsafe extern "C" fn module_table(module: c_int, table: *mut *const c_void, size
 }
 
 #[cfg(test)]
+#[allow(clippy::multiple_unsafe_ops_per_block, reason = "it plays a library in C")]
 mod tests {
     use super::*;
     use std::ffi::CStr;

@@ -14,6 +14,7 @@ pub mod generate;
 pub mod learner;
 pub mod metrics;
 pub mod opened;
+pub mod profile;
 pub mod programs;
 pub mod report;
 pub mod run;

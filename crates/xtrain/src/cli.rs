@@ -140,7 +140,8 @@ pub(crate) struct RunFile {
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   xtrain train examples/quickstart.toml
-  xtrain train run.toml --resume --max-time 3h50m")]
+  xtrain train run.toml --resume --max-time 3h50m
+  xtrain train run.toml --profile --set train.steps=20")]
 pub(crate) struct TrainArgs {
     #[command(flatten)]
     pub(crate) run: RunFile,
@@ -156,6 +157,16 @@ pub(crate) struct TrainArgs {
     /// CPU threads, 0 takes all; the same as --set train.threads=...
     #[arg(long, value_parser = bounded(0..=1024))]
     pub(crate) threads: Option<usize>,
+    /// Trace some steps in trace.json of the run folder, which ui.perfetto.dev opens: what the host did, and
+    /// what the processor ran when
+    #[arg(long)]
+    pub(crate) profile: bool,
+    /// Steps that are timed op by op; as many before them are timed as they run
+    #[arg(long, value_name = "STEPS", default_value_t = 3, value_parser = clap::value_parser!(u64).range(1..=1000), requires = "profile")]
+    pub(crate) profile_steps: u64,
+    /// The first traced step; by default the fourth that this process makes
+    #[arg(long, value_name = "STEP", value_parser = clap::value_parser!(u64).range(1..), requires = "profile")]
+    pub(crate) profile_from: Option<u64>,
 }
 
 #[derive(Debug, Args)]

@@ -19,6 +19,7 @@ mod help;
 mod mutated;
 mod place;
 mod plan;
+mod profiling;
 mod resume;
 mod run_folder;
 mod stopping;

@@ -1,8 +1,14 @@
 //! Speed: of training steps, measured as a run makes them but for its data (tokens are random and there from the start), and of ops.
 
+mod attention;
 mod op;
+mod product;
+mod trial;
 
+pub use attention::{AttentionShape, AttentionSpeed, attention, attention_of, common_attention};
 pub use op::{OpSpeed, ops};
+pub use product::{ProductShape, ProductSpeed, common_shapes, products, shapes_of};
+pub use trial::{Ceiling, Rates, TrialOptions, Trials};
 
 use crate::config::{Config, Parsed};
 use crate::engine::{Processor, Target};

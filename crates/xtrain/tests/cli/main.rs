@@ -8,6 +8,7 @@
 mod bad_config;
 mod bad_data;
 mod bad_model;
+mod benching;
 mod best;
 mod dice;
 mod diverging;

@@ -152,11 +152,13 @@ impl Run {
             self.save(watch, observer)?;
         }
         let mut flight = Flight::default();
+        // A step lasts from the end of the one before, what is told of others in between included.
+        let mut step_begun = Instant::now();
         while self.at.step < self.steps {
             if let Some(profiler) = &mut self.profiler {
                 profiler.before_step(self.at.step, &mut self.learner, &self.folder, &self.device)?;
+                step_begun = Instant::now();
             }
-            let step_begun = Instant::now();
             let lr = self.schedule.lr(self.at.step);
             let ticket = self.step(lr)?;
             self.at.step += 1;
@@ -167,7 +169,8 @@ impl Run {
             // Whoever looks at the state wants to know what became of the steps that made it.
             let all = last || evaluate || ended.is_some() || due(self.at.step, every);
             let landed = self.land(&mut flight.steps, if all { 0 } else { IN_FLIGHT })?;
-            let took = step_begun.elapsed();
+            let now = Instant::now();
+            let took = now - std::mem::replace(&mut step_begun, now);
             self.at.train_seconds += took.as_secs_f64();
             watch.step = watch.step.max(took);
             flight.window.add(took);
@@ -180,11 +183,13 @@ impl Run {
                     return Ok(outcome);
                 }
                 ended = ended.or_else(|| watch.ended(watch.step + watch.save)).filter(|_| !last);
+                step_begun = Instant::now();
             }
             // Skipped steps change nothing that is worth a checkpoint, and must not push out the good ones.
             let worth_saving = due(self.at.step, every) && flight.nonfinite_in_a_row == 0;
             if worth_saving || last || ended.is_some() {
                 self.save(watch, observer)?;
+                step_begun = Instant::now();
             }
             if let Some(outcome) = ended {
                 return Ok(outcome);

@@ -1,7 +1,8 @@
 //! `bench`: every kind measures on the CPU too, as a table and as JSON. No figure is asserted on, only what it is of.
 
-use crate::place::Place;
+use crate::place::{Place, finish};
 use serde_json::Value;
+use std::process::Command;
 
 fn json(place: &Place, arguments: &str) -> Value {
     let ran = place.run(&format!("bench {arguments} --json")).succeeds();
@@ -102,4 +103,26 @@ fn sizes_that_make_no_sense_are_refused() {
         .run("bench gemm --m 4194304 --n 4194304 --k 4194304 --device cpu --repeats 1 --runs 1")
         .refuses(&["GiB of memory", "take smaller sizes"]);
     place.run("bench gemm nothing.toml").refuses(&["nothing.toml"]);
+}
+
+#[test]
+fn the_step_that_is_measured_is_compared_with_a_run_on_shards() {
+    let place = Place::new();
+    let script = concat!(env!("CARGO_MANIFEST_DIR"), "/../../benches/step_vs_train.sh");
+    let mut command = Command::new("sh");
+    command.args([script, "run.toml", "a.txt", "train.device=cpu", "model.vocab_size=320"]);
+    for (name, value) in
+        [("XTRAIN", env!("CARGO_BIN_EXE_xtrain")), ("STEPS", "4"), ("REPEATS", "3"), ("VOCABULARY", "300")]
+    {
+        command.env(name, value);
+    }
+    let ran = finish(place.settle(command), "step_vs_train.sh").succeeds();
+    let line: Value = serde_json::from_str(&ran.stdout).unwrap_or_else(|e| panic!("{e}: {}", ran.stdout));
+    assert_eq!(line["work"], "run fp32, bench step against train");
+    assert_eq!(line["metric"], "tok/s");
+    let number = |key: &str| line[key].as_f64().unwrap_or_else(|| panic!("no number {key}: {line}"));
+    assert!((number("ratio") * number("peer_value") / number("value") - 1.0).abs() < 1e-3, "{line}");
+    assert!(line["card"].as_str().is_some_and(|card| card.starts_with("CPU, ")), "{line}");
+    let told = ["peer", "driver", "command", "commit", "date"];
+    assert!(told.iter().all(|key| line[key].as_str().is_some_and(|text| !text.is_empty())), "{line}");
 }

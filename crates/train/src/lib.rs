@@ -5,6 +5,7 @@
 
 mod advice;
 pub mod bench;
+pub mod benchmarks;
 pub mod config;
 pub mod engine;
 pub mod evaluate;

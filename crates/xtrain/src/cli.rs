@@ -241,7 +241,7 @@ pub(crate) struct TrainArgs {
     /// what the processor ran when
     #[arg(long)]
     pub(crate) profile: bool,
-    /// Steps that are timed op by op; as many before them are timed as they run
+    /// Steps that are timed op by op, after six that are timed as they run
     #[arg(long, value_name = "STEPS", default_value_t = 3, value_parser = clap::value_parser!(u64).range(1..=1000), requires = "profile")]
     pub(crate) profile_steps: u64,
     /// The first traced step; by default the fourth that this process makes

@@ -18,6 +18,7 @@ use crate::weights::LearnError;
 use serde::Serialize;
 use std::collections::VecDeque;
 use std::time::Instant;
+use trial::Stand;
 use xtrain_data::Batch as TokenBatch;
 use xtrain_runtime::Checks;
 use xtrain_tensor::Philox;
@@ -52,6 +53,10 @@ pub struct StepSpeed {
     pub tflops: f64,
     /// Their share of the card's dense bf16 peak, where that is known.
     pub mfu: Option<f64>,
+    /// What the processor reaches at best, measured after the steps.
+    pub ceiling: Ceiling,
+    /// The rate of operations as a share of the ceiling's product.
+    pub of_product: f64,
     /// Bytes of the planned arena.
     pub planned_bytes: u64,
     /// Bytes that the process took of the card, where there is one: the arena, the context, libraries.
@@ -131,6 +136,9 @@ pub fn step(parsed: &Parsed, options: BenchOptions) -> Result<StepSpeed, RunErro
         Target::Cpu => None,
         Target::Cuda => learner.weights().engine().free_bytes().and_then(taken),
     };
+    let planned_bytes = learner.memory_bytes() as u64;
+    drop(learner);
+    let ceiling = ceiling(&config)?;
     let seconds = median(&measured);
     let tokens = config.step_tokens();
     let flops = spec.model.flops_per_token(config.data.seq_len) * tokens as f64 / seconds;
@@ -143,11 +151,19 @@ pub fn step(parsed: &Parsed, options: BenchOptions) -> Result<StepSpeed, RunErro
         tokens_per_second: tokens as f64 / seconds,
         tflops: flops / 1e12,
         mfu: peak_flops.map(|peak| flops / peak),
-        planned_bytes: learner.memory_bytes() as u64,
+        ceiling,
+        of_product: flops / 1e12 / ceiling.tflops,
+        planned_bytes,
         card_bytes,
         first_step_seconds,
         loss,
     })
+}
+
+/// What the processor of a run reaches at best, in its precision.
+fn ceiling(config: &Config) -> Result<Ceiling, RunError> {
+    let (device, recipe) = (config.train.device, config.precision.recipe);
+    Ok(Stand::of(TrialOptions { device, recipe, repeats: 5, runs: 10 })?.ceiling)
 }
 
 /// The one in the middle; of an even number the higher of both.

@@ -1,6 +1,6 @@
 //! The ops of a training step, each by itself.
 
-use super::{Bench, random_batch};
+use super::{Bench, Rates, random_batch};
 use crate::config::Parsed;
 use crate::learner::Step;
 use crate::profile::Work;
@@ -21,17 +21,15 @@ pub struct OpSpeed {
     pub role: String,
     /// Instances in a step.
     pub count: usize,
-    /// Seconds of all of them.
-    pub seconds: f64,
-    /// 10^12 floating-point operations a second.
-    pub tflops: f64,
-    /// 10^9 bytes of operands a second.
-    pub gigabytes_per_second: f64,
+    /// The rates of all of them together.
+    #[serde(flatten)]
+    pub rates: Rates,
 }
 
 /// Measures every op of the training step of a run file by itself, the slowest first: `repeats` runs of it, one after the other.
 pub fn ops(parsed: &Parsed, repeats: usize) -> Result<Vec<OpSpeed>, RunError> {
     let repeats = repeats.max(1);
+    let ceiling = super::ceiling(&parsed.config)?;
     let Bench { mut learner, .. } = Bench::of(parsed)?;
     let batch = random_batch(learner.spec(), 0);
     // One step for what is done once.
@@ -60,11 +58,9 @@ pub fn ops(parsed: &Parsed, repeats: usize) -> Result<Vec<OpSpeed>, RunError> {
             site: site.into(),
             role: role.into(),
             count,
-            seconds,
-            tflops: work.flops / seconds / 1e12,
-            gigabytes_per_second: work.bytes as f64 / seconds / 1e9,
+            rates: Rates::of(seconds, work.flops, work.bytes, ceiling),
         };
     let mut all: Vec<OpSpeed> = rows.into_iter().map(speed).collect();
-    all.sort_by(|a, b| b.seconds.total_cmp(&a.seconds));
+    all.sort_by(|a, b| b.rates.seconds.total_cmp(&a.rates.seconds));
     Ok(all)
 }

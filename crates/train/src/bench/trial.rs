@@ -76,8 +76,8 @@ impl Rates {
     }
 }
 
-/// A processor that ops are tried on.
-pub(super) struct Bench {
+/// Where ops are tried: a processor, and what it reaches at best.
+pub(super) struct Stand {
     options: TrialOptions,
     pub(super) device: String,
     pub(super) target: Target,
@@ -88,8 +88,8 @@ pub(super) struct Bench {
 /// What needs less memory than ops that do not fit.
 const LESS: &str = "take smaller sizes";
 
-impl Bench {
-    pub(super) fn of(options: TrialOptions) -> Result<Bench, RunError> {
+impl Stand {
+    pub(super) fn of(options: TrialOptions) -> Result<Stand, RunError> {
         let processor = open(options)?;
         let (device, target) = (processor.describe(), processor.target());
         let gigabytes_per_second = processor.copy_rate(options.repeats).map_err(LearnError::from)? / 1e9;
@@ -100,11 +100,11 @@ impl Bench {
             Target::Cuda => 8192,
         };
         let none = Ceiling { product, tflops: f64::NAN, gigabytes_per_second };
-        let mut bench = Bench { options, device, target, recipe, ceiling: none };
+        let mut stand = Stand { options, device, target, recipe, ceiling: none };
         let seconds =
-            bench.seconds(super::product::program(product, product, product, bench.dtype())?, &[])?;
-        bench.ceiling.tflops = 2.0 * (product as f64).powi(3) / seconds[0] / 1e12;
-        Ok(bench)
+            stand.seconds(super::product::program(product, product, product, stand.dtype())?, &[])?;
+        stand.ceiling.tflops = 2.0 * (product as f64).powi(3) / seconds[0] / 1e12;
+        Ok(stand)
     }
 
     /// The type of activations.

@@ -23,7 +23,7 @@ use xtrain_tensor::TensorType;
 /// Which steps of a run are traced.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ProfileOptions {
-    /// Steps that are timed op by op; as many before them are timed as they run.
+    /// Steps that are timed op by op, after some that are timed as they run.
     pub steps: u64,
     /// The first traced step, from 1; `None` is soon after the beginning. A run that ends before has its last steps traced.
     pub from: Option<u64>,
@@ -31,6 +31,9 @@ pub struct ProfileOptions {
 
 /// Steps before the traced ones where nothing else is asked for: the first runs op by op and the second is recorded.
 const WARM_UP: u64 = 3;
+
+/// Steps that are timed as they run, where the run has as many: some more than are under way at once.
+const AS_THEY_RUN: u64 = 6;
 
 /// Makes the trace of a run while it runs.
 pub(crate) struct Profiler {
@@ -55,10 +58,10 @@ impl Window {
     fn of(options: ProfileOptions, first: u64, steps: u64) -> Self {
         let left = steps.saturating_sub(first);
         let by_op = options.steps.min(left);
-        let as_they_run = options.steps.min(left - by_op);
         let wished = options.from.map_or(WARM_UP, |from| from.saturating_sub(first + 1));
-        let begin = first + wished.min(left - by_op - as_they_run);
-        Window { begin, ops: begin + as_they_run, end: begin + as_they_run + by_op }
+        let before = wished.min(left - by_op);
+        let (begin, ops) = (first + before, first + before + AS_THEY_RUN.min(left - by_op - before));
+        Window { begin, ops, end: ops + by_op }
     }
 
     fn timing(&self, done: u64) -> Timing {
@@ -263,13 +266,14 @@ mod tests {
             let Window { begin, ops, end } = Window::of(ProfileOptions { steps, from }, first, all);
             (begin, ops, end)
         };
-        assert_eq!(of(3, None, 0, 100), (3, 6, 9));
-        assert_eq!(of(3, None, 50, 100), (53, 56, 59), "a run that goes on");
-        assert_eq!(of(2, Some(20), 0, 100), (19, 21, 23));
-        assert_eq!(of(2, Some(20), 60, 100), (60, 62, 64), "what was made before is not made again");
-        assert_eq!(of(3, Some(99), 0, 100), (94, 97, 100));
-        assert_eq!(of(3, None, 0, 8), (2, 5, 8));
-        assert_eq!(of(3, None, 0, 4), (0, 1, 4));
+        assert_eq!(of(3, None, 0, 100), (3, 9, 12));
+        assert_eq!(of(3, None, 50, 100), (53, 59, 62), "a run that goes on");
+        assert_eq!(of(2, Some(20), 0, 100), (19, 25, 27));
+        assert_eq!(of(2, Some(20), 60, 100), (60, 66, 68), "what was made before is not made again");
+        assert_eq!(of(3, Some(96), 0, 100), (95, 97, 100));
+        assert_eq!(of(3, Some(99), 0, 100), (97, 97, 100));
+        assert_eq!(of(3, None, 0, 8), (3, 5, 8));
+        assert_eq!(of(3, None, 0, 4), (1, 1, 4));
         assert_eq!(of(3, None, 0, 1), (0, 0, 1));
         assert_eq!(of(3, None, 7, 7), (7, 7, 7));
     }

@@ -74,10 +74,10 @@ fn a_trace_names_what_ran_with_its_bytes_and_events_nest() {
     let place = Place::new();
     place.train("plain", "--set train.steps=12");
     let ran = place.train("out", "--set train.steps=12 --profile");
-    assert!(ran.stderr.contains("steps 4 to 9 are traced in out/trace.json"), "{}", ran.stderr);
+    assert!(ran.stderr.contains("steps 4 to 12 are traced in out/trace.json"), "{}", ran.stderr);
     let (tracks, about) = read(&place, "out");
-    assert_eq!(about["steps as they run"], "4 to 6");
-    assert_eq!(about["steps op by op"], "7 to 9");
+    assert_eq!(about["steps as they run"], "4 to 9");
+    assert_eq!(about["steps op by op"], "10 to 12");
     let [device, host] = &tracks.iter().collect::<Vec<_>>()[..] else { panic!("{:?}", tracks.keys()) };
     assert_eq!((device.0.as_str(), host.0.as_str()), ("CPU, 1 threads", "host"));
     nest(device.1);
@@ -92,7 +92,7 @@ fn a_trace_names_what_ran_with_its_bytes_and_events_nest() {
         .map(|s| (s.args["step"].as_u64().expect("a number"), s.args["timed"].as_str().expect("a text")))
         .collect();
     let (as_it_runs, by_op) = ("as it runs", "op by op");
-    assert_eq!(steps, [4, 5, 6, 7, 8, 9].map(|n| (n, if n < 7 { as_it_runs } else { by_op })));
+    assert_eq!(steps, [4, 5, 6, 7, 8, 9, 10, 11, 12].map(|n| (n, if n < 10 { as_it_runs } else { by_op })));
 
     // A linear layer of the second block: 64 tokens, from 16 to 16 + 2 * 8 columns.
     let ops: Vec<&Slice> = device.1.iter().filter(|slice| slice.args["op"].is_string()).collect();
@@ -133,14 +133,14 @@ fn the_traced_steps_are_those_that_were_asked_for_and_micro_steps_are_told_apart
         "--set train.steps=12 --set train.micro_batch_size=2 --profile --profile-from 10 --profile-steps 1";
     place.train("out", more);
     let (tracks, about) = read(&place, "out");
-    assert_eq!(about["steps as they run"], "10 to 10");
-    assert_eq!(about["steps op by op"], "11 to 11");
+    assert_eq!(about["steps as they run"], "10 to 11");
+    assert_eq!(about["steps op by op"], "12 to 12");
     let device = &tracks["CPU, 1 threads"];
     let parts: Vec<(&str, u64)> = (device.iter())
         .filter_map(|slice| Some((slice.name.as_str(), slice.args["step"].as_u64()?)))
         .collect();
     let step = |n| [("micro-step", n), ("micro-step", n), ("update", n)];
-    assert_eq!(parts, [step(10), step(11)].concat());
+    assert_eq!(parts, [step(10), step(11), step(12)].concat());
     assert!(names(&tracks["host"]).contains("update"));
     // A run that goes on traces its own steps, in the place of those before.
     place.run("train run.toml --out out --resume --profile --set train.steps=14").succeeds();

@@ -79,7 +79,7 @@ impl Stopwatch {
         self.settle()?;
         let (Some(first), Some(last)) = (marks.first(), marks.last()) else { return Ok(()) };
         let begin = self.instant(first)?;
-        let after = |mark| first.seconds_until(mark).map(Duration::from_secs_f64);
+        let after = |mark| between(first, mark);
         let (begin, end) = self.push(program, TimedWork::Part(part), begin, after(last)?);
         let mut next = begin;
         for (op, mark) in ops.zip(&marks[1..]) {
@@ -100,8 +100,8 @@ impl Stopwatch {
     fn settle(&mut self) -> Result<(), CudaError> {
         for marked in std::mem::take(&mut self.marked) {
             marked.end.synchronize()?;
-            let (begin, took) = (self.instant(&marked.begin)?, marked.begin.seconds_until(&marked.end)?);
-            self.push(marked.program, marked.work, begin, Duration::from_secs_f64(took));
+            let (begin, took) = (self.instant(&marked.begin)?, between(&marked.begin, &marked.end)?);
+            self.push(marked.program, marked.work, begin, took);
         }
         Ok(())
     }
@@ -124,6 +124,11 @@ impl Stopwatch {
     /// When the stream passed `event`.
     fn instant(&self, event: &Event) -> Result<Instant, CudaError> {
         let Some((origin, at)) = &self.origin else { unreachable!("it is set where timing begins") };
-        Ok(*at + Duration::from_secs_f64(origin.seconds_until(event)?))
+        Ok(*at + between(origin, event)?)
     }
+}
+
+/// The time from one event to a later one: none where it is below what events tell.
+fn between(begin: &Event, end: &Event) -> Result<Duration, CudaError> {
+    Ok(Duration::try_from_secs_f64(begin.seconds_until(end)?).unwrap_or_default())
 }

@@ -10,6 +10,7 @@ mod host;
 pub(crate) use host::{doing, doing_step};
 
 use crate::learner::Learner;
+use crate::metrics::format::percent;
 use crate::run::{RunError, RunFolder};
 use crate::weights::LearnError;
 use chrome::{Trace, Track};
@@ -122,14 +123,19 @@ impl Profiler {
         let engine = learner.weights().engine();
         let times = engine.take_times().map_err(LearnError::from)?;
         self.set(Timing::Off, learner)?;
-        let text = self.trace(&times, &host::recorded(), learner, device);
+        let idle = self.idle_share(&times, learner.program());
+        let text = self.trace(&times, &host::recorded(), learner, device, idle);
         // A run is worth more than its trace.
         match folder.write(TRACE_FILE, &text) {
             Ok(()) => tracing::info!(
-                "steps {} to {} are traced in {}: open it at ui.perfetto.dev",
+                "steps {} to {} are traced in {}: open it at ui.perfetto.dev{}",
                 self.window.begin + 1,
                 self.last,
-                folder.path().join(TRACE_FILE).display()
+                folder.path().join(TRACE_FILE).display(),
+                idle.map_or(String::new(), |idle| format!(
+                    "; between steps as they run the device waited {} of the time",
+                    percent(idle, 2)
+                ))
             ),
             Err(error) => tracing::warn!("the trace is not written: {error}"),
         }
@@ -144,12 +150,36 @@ impl Profiler {
         Ok(())
     }
 
-    fn trace(&self, times: &[Timed], done: &[host::Done], learner: &mut Learner, device: &str) -> String {
+    /// The share of the time of the steps that ran as all do, from the first one's beginning to the last one's end, in which nothing ran
+    /// on the device.
+    fn idle_share(&self, times: &[Timed], train: ProgramId) -> Option<f64> {
+        let is_step = |t: &&Timed| t.program == train && matches!(t.work, TimedWork::Part(p) if p.is_first());
+        // What follows the steps as they run are those op by op, which are waited for.
+        let steps = (self.window.ops - self.window.begin) as usize;
+        let end = times.iter().filter(is_step).nth(steps).map(|first| first.begin);
+        let ran: Vec<&Timed> = times.iter().take_while(|t| end.is_none_or(|end| t.begin < end)).collect();
+        let begin = ran.iter().position(is_step)?;
+        let last = ran.iter().rposition(|t| t.program == train && matches!(t.work, TimedWork::Part(_)))?;
+        let ran = &ran[begin..=last];
+        let gaps = ran.windows(2).map(|pair| pair[1].begin.saturating_duration_since(pair[0].end));
+        let all = ran.last()?.end - ran.first()?.begin;
+        (all > Duration::ZERO).then(|| gaps.sum::<Duration>().as_secs_f64() / all.as_secs_f64())
+    }
+
+    fn trace(
+        &self,
+        times: &[Timed],
+        done: &[host::Done],
+        learner: &mut Learner,
+        device: &str,
+        idle: Option<f64>,
+    ) -> String {
         let mut trace = Trace::new(json!({
             "made by": concat!("xtrain ", env!("CARGO_PKG_VERSION")),
             "device": device,
             "steps as they run": format!("{} to {}", self.window.begin + 1, self.window.ops),
             "steps op by op": format!("{} to {}", self.window.ops + 1, self.window.end),
+            "idle share between steps as they run": idle,
             "op times": OP_TIMES,
         }));
         trace.name(HOST, "host", "host");

@@ -78,6 +78,8 @@ fn a_trace_names_what_ran_with_its_bytes_and_events_nest() {
     let (tracks, about) = read(&place, "out");
     assert_eq!(about["steps as they run"], "4 to 9");
     assert_eq!(about["steps op by op"], "10 to 12");
+    let idle = about["idle share between steps as they run"].as_f64().expect("a share");
+    assert!((0.0..1.0).contains(&idle), "{idle}");
     let [device, host] = &tracks.iter().collect::<Vec<_>>()[..] else { panic!("{:?}", tracks.keys()) };
     assert_eq!((device.0.as_str(), host.0.as_str()), ("CPU, 1 threads", "host"));
     nest(device.1);

@@ -1,6 +1,6 @@
-//! `train --profile`: the trace, and that nothing else is changed by it.
+//! `train --profile`: the trace, and that nothing else is changed by it. On a card where XTRAIN_TEST_DEVICE is `cuda`.
 
-use crate::place::Place;
+use crate::place::{Place, device};
 use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -13,8 +13,14 @@ struct Slice {
     args: Value,
 }
 
-/// The tracks of a trace by the name of their process, and what it says of itself.
-fn read(place: &Place, run: &str) -> (BTreeMap<String, Vec<Slice>>, Value) {
+/// A trace: what the host did, what the device ran, and what it says of itself.
+struct Traced {
+    host: Vec<Slice>,
+    device: Vec<Slice>,
+    about: Value,
+}
+
+fn read(place: &Place, run: &str) -> Traced {
     let trace: Value = serde_json::from_slice(&place.read(&format!("{run}/trace.json"))).expect("JSON");
     let nanoseconds = |value: &Value| (value.as_f64().expect("a number") * 1e3).round() as i64;
     let mut names = BTreeMap::new();
@@ -37,7 +43,19 @@ fn read(place: &Place, run: &str) -> (BTreeMap<String, Vec<Slice>>, Value) {
             _ => panic!("an event of another kind: {event}"),
         }
     }
-    (tracks, trace["otherData"].clone())
+    let host = tracks.remove("host").expect("the host's track");
+    let (name, device) = tracks.pop_first().expect("the device's track");
+    let about = trace["otherData"].clone();
+    assert!(tracks.is_empty() && about["device"] == name.as_str(), "{name}, {about}");
+    Traced { host, device, about }
+}
+
+/// What makes a run the same to the bit on every device, and its bytes known.
+fn settled(more: &str) -> String {
+    let device = device();
+    format!(
+        "{more} --set train.device={device} --set precision.recipe=fp32 --set train.attention_deterministic=true"
+    )
 }
 
 /// Of any two slices of a track one holds the other, or ends before it begins. A slice stands before those in it.
@@ -72,24 +90,22 @@ fn numbers(place: &Place, run: &str) -> Vec<(Value, Value, Value)> {
 #[test]
 fn a_trace_names_what_ran_with_its_bytes_and_events_nest() {
     let place = Place::new();
-    place.train("plain", "--set train.steps=12");
-    let ran = place.train("out", "--set train.steps=12 --profile");
+    place.train("plain", &settled("--set train.steps=12"));
+    let ran = place.train("out", &settled("--set train.steps=12 --profile"));
     assert!(ran.stderr.contains("steps 4 to 12 are traced in out/trace.json"), "{}", ran.stderr);
-    let (tracks, about) = read(&place, "out");
+    let Traced { host, device, about } = read(&place, "out");
     assert_eq!(about["steps as they run"], "4 to 9");
     assert_eq!(about["steps op by op"], "10 to 12");
     let idle = about["idle share between steps as they run"].as_f64().expect("a share");
     assert!((0.0..1.0).contains(&idle), "{idle}");
-    let [device, host] = &tracks.iter().collect::<Vec<_>>()[..] else { panic!("{:?}", tracks.keys()) };
-    assert_eq!((device.0.as_str(), host.0.as_str()), ("CPU, 1 threads", "host"));
-    nest(device.1);
-    nest(host.1);
+    nest(&device);
+    nest(&host);
     let wanted =
         ["collect", "evaluation", "fetch", "launch", "metrics", "micro-step", "prepare", "save", "step"];
     for name in wanted.into_iter().chain(["write inputs"]) {
-        assert!(names(host.1).contains(name), "the host's track lacks {name}: {:?}", names(host.1));
+        assert!(names(&host).contains(name), "the host's track lacks {name}: {:?}", names(&host));
     }
-    let steps: Vec<(u64, &str)> = (device.1.iter())
+    let steps: Vec<(u64, &str)> = (device.iter())
         .filter(|slice| slice.name == "step")
         .map(|s| (s.args["step"].as_u64().expect("a number"), s.args["timed"].as_str().expect("a text")))
         .collect();
@@ -97,13 +113,13 @@ fn a_trace_names_what_ran_with_its_bytes_and_events_nest() {
     assert_eq!(steps, [4, 5, 6, 7, 8, 9, 10, 11, 12].map(|n| (n, if n < 10 { as_it_runs } else { by_op })));
 
     // A linear layer of the second block: 64 tokens, from 16 to 16 + 2 * 8 columns.
-    let ops: Vec<&Slice> = device.1.iter().filter(|slice| slice.args["op"].is_string()).collect();
+    let ops: Vec<&Slice> = device.iter().filter(|slice| slice.args["op"].is_string()).collect();
     let of = |name: &str, role: &str, block: u64| -> Vec<&&Slice> {
         let is = |s: &&&Slice| s.name == name && s.args["role"] == role && s.args["block"] == block;
         ops.iter().filter(is).collect()
     };
     let qkv = of("linear attn.qkv_proj", "fprop", 1);
-    assert_eq!(qkv.len(), 3, "one in each step that is timed op by op: {:?}", names(device.1));
+    assert_eq!(qkv.len(), 3, "one in each step that is timed op by op: {:?}", names(&device));
     assert_eq!(qkv[0].args["bytes"], 4 * (64 * 16 + 32 * 16 + 64 * 32));
     assert_eq!(qkv[0].args["FLOPs"], 2.0 * 64.0 * 16.0 * 32.0);
     assert_eq!(of("linear_wgrad attn.qkv_proj", "wgrad", 0).len(), 3);
@@ -114,7 +130,7 @@ fn a_trace_names_what_ran_with_its_bytes_and_events_nest() {
     );
     let within = |op: &Slice| {
         let holds = |s: &Slice| s.name == "step" && s.begin <= op.begin && op.end <= s.end;
-        device.1.iter().any(|s| holds(s) && s.args["timed"] == by_op)
+        device.iter().any(|s| holds(s) && s.args["timed"] == by_op)
     };
     assert!(ops.iter().all(|op| within(op)), "ops of steps that are timed as a whole");
 
@@ -133,20 +149,20 @@ fn the_traced_steps_are_those_that_were_asked_for_and_micro_steps_are_told_apart
     let place = Place::new();
     let more =
         "--set train.steps=12 --set train.micro_batch_size=2 --profile --profile-from 10 --profile-steps 1";
-    place.train("out", more);
-    let (tracks, about) = read(&place, "out");
+    place.train("out", &settled(more));
+    let Traced { host, device, about } = read(&place, "out");
     assert_eq!(about["steps as they run"], "10 to 11");
     assert_eq!(about["steps op by op"], "12 to 12");
-    let device = &tracks["CPU, 1 threads"];
     let parts: Vec<(&str, u64)> = (device.iter())
         .filter_map(|slice| Some((slice.name.as_str(), slice.args["step"].as_u64()?)))
         .collect();
     let step = |n| [("micro-step", n), ("micro-step", n), ("update", n)];
     assert_eq!(parts, [step(10), step(11), step(12)].concat());
-    assert!(names(&tracks["host"]).contains("update"));
+    nest(&device);
+    assert!(names(&host).contains("update"));
     // A run that goes on traces its own steps, in the place of those before.
-    place.run("train run.toml --out out --resume --profile --set train.steps=14").succeeds();
-    assert_eq!(read(&place, "out").1["steps op by op"], "13 to 14");
+    place.run(&settled("train run.toml --out out --resume --profile --set train.steps=14")).succeeds();
+    assert_eq!(read(&place, "out").about["steps op by op"], "13 to 14");
 }
 
 #[test]

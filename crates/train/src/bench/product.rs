@@ -9,7 +9,7 @@ use crate::run::{RunError, plan_on};
 use crate::weights::LearnError;
 use serde::Serialize;
 use xtrain_ops::linear::{Linear, LinearDgrad, LinearWgrad};
-use xtrain_program::{Program, Role, Stage, WriteMode};
+use xtrain_program::{Program, Role, Stage, ValueId, WriteMode};
 use xtrain_tensor::DType;
 
 /// The products of a linear layer: m tokens, from k to n columns.
@@ -100,14 +100,23 @@ fn linears(spec: &TrainingSpec) -> Result<Vec<ProductShape>, LearnError> {
     Ok(shapes)
 }
 
-/// fprop, dgrad and wgrad of a linear layer.
-pub(super) fn program(m: usize, n: usize, k: usize, dtype: DType) -> Result<Program, LearnError> {
-    let none = Program::default();
-    let (program, (x, w)) = traced(none, Stage::Forward, Role::Forward, |t| {
+/// fprop of a linear layer, and its x and w.
+pub(super) fn forward(
+    m: usize,
+    n: usize,
+    k: usize,
+    dtype: DType,
+) -> Result<(Program, (ValueId, ValueId)), LearnError> {
+    traced(Program::default(), Stage::Forward, Role::Forward, |t| {
         let (x, w) = (operand(t, "x", dtype, [m, k]), operand(t, "w", dtype, [n, k]));
         t.apply(Linear, &[x, w])?;
         Ok((x, w))
-    })?;
+    })
+}
+
+/// fprop, dgrad and wgrad of a linear layer.
+fn program(m: usize, n: usize, k: usize, dtype: DType) -> Result<Program, LearnError> {
+    let (program, (x, w)) = forward(m, n, k, dtype)?;
     let (program, dy) = traced(program, Stage::Backward, Role::Dgrad, |t| {
         let dy = operand(t, "dy", dtype, [m, n]);
         t.emit(LinearDgrad, &[dy, w])?;

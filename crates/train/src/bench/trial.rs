@@ -77,6 +77,7 @@ impl Rates {
 }
 
 /// Where ops are tried: a processor, and what it reaches at best.
+#[derive(Clone)]
 pub(super) struct Stand {
     options: TrialOptions,
     pub(super) device: String,
@@ -94,16 +95,18 @@ impl Stand {
         let (device, target) = (processor.describe(), processor.target());
         let gigabytes_per_second = processor.copy_rate(options.repeats).map_err(LearnError::from)? / 1e9;
         let recipe = options.recipe.unwrap_or(target.recipe());
-        // Large enough for its best rate.
-        let product = match target {
-            Target::Cpu => 512,
-            Target::Cuda => 8192,
+        // Large enough for the best rate, and on a card so long that its power is at the limit, as in training.
+        let (product, runs) = match (target, recipe) {
+            (Target::Cpu, _) => (512, options.runs),
+            (Target::Cuda, Recipe::Fp32) => (8192, 10),
+            (Target::Cuda, Recipe::Bf16) => (8192, 100),
         };
         let none = Ceiling { product, tflops: f64::NAN, gigabytes_per_second };
         let mut stand = Stand { options, device, target, recipe, ceiling: none };
+        let (forward, _) = super::product::forward(product, product, product, stand.dtype())?;
         let seconds =
-            stand.seconds(super::product::program(product, product, product, stand.dtype())?, &[])?;
-        stand.ceiling.tflops = 2.0 * (product as f64).powi(3) / seconds[0] / 1e12;
+            Stand { options: TrialOptions { runs, ..options }, ..stand.clone() }.seconds(forward, &[])?;
+        stand.ceiling.tflops = 2.0 * (product as f64).powi(3) / median(&seconds) / 1e12;
         Ok(stand)
     }
 

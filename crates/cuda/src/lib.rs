@@ -26,6 +26,7 @@ mod kernel;
 mod library;
 mod memory;
 mod module;
+pub mod nvtx;
 mod sdpa;
 mod source;
 mod stream;

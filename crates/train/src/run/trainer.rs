@@ -9,6 +9,7 @@ use crate::evaluate::{Evaluator, Tally};
 use crate::exchange;
 use crate::learner::{Learner, Step, StepResult};
 use crate::metrics::{Checkpoint, EvalMetrics, Event, MetricsSink, SkippedStep, StepMetrics};
+use crate::profile::{ProfileOptions, Profiler, doing, doing_step};
 use crate::schedule::Schedule;
 use crate::weights::LearnError;
 use std::collections::VecDeque;
@@ -80,6 +81,17 @@ pub fn train(
     stop: &AtomicBool,
     observer: &mut dyn Observer,
 ) -> Result<Outcome, RunError> {
+    train_profiled(parsed, start, None, stop, observer)
+}
+
+/// The same, with a trace of some steps in `trace.json` of the run folder.
+pub fn train_profiled(
+    parsed: &Parsed,
+    start: Start,
+    profile: Option<ProfileOptions>,
+    stop: &AtomicBool,
+    observer: &mut dyn Observer,
+) -> Result<Outcome, RunError> {
     let begun = Instant::now();
     let limit = parsed.config.train.max_time.map(|t| t.duration());
     let time_is_up = || limit.is_some_and(|limit| begun.elapsed() >= limit);
@@ -93,7 +105,11 @@ pub fn train(
     };
     let mut watch =
         Watch { stop, begun, limit, step: Duration::ZERO, batch: Duration::ZERO, save: Duration::ZERO };
+    run.profiler = profile.map(|options| Profiler::new(options, run.at.step, run.steps));
     let outcome = run.steps(&mut watch, observer)?;
+    if let Some(profiler) = &mut run.profiler {
+        profiler.finish(&mut run.learner, &run.folder, &run.device)?;
+    }
     run.finish(outcome, &watch, observer)
 }
 
@@ -119,6 +135,8 @@ pub(super) struct Run {
     pub(super) entropy_is_known: bool,
     /// The tokens of `eval.prompts`.
     pub(super) prompts: Vec<Vec<u32>>,
+    /// What makes a trace, where one is asked for.
+    pub(super) profiler: Option<Profiler>,
 }
 
 impl Run {
@@ -134,8 +152,13 @@ impl Run {
             self.save(watch, observer)?;
         }
         let mut flight = Flight::default();
+        // A step lasts from the end of the one before, what is told of others in between included.
+        let mut step_begun = Instant::now();
         while self.at.step < self.steps {
-            let step_begun = Instant::now();
+            if let Some(profiler) = &mut self.profiler {
+                profiler.before_step(self.at.step, &mut self.learner, &self.folder, &self.device)?;
+                step_begun = Instant::now();
+            }
             let lr = self.schedule.lr(self.at.step);
             let ticket = self.step(lr)?;
             self.at.step += 1;
@@ -146,7 +169,8 @@ impl Run {
             // Whoever looks at the state wants to know what became of the steps that made it.
             let all = last || evaluate || ended.is_some() || due(self.at.step, every);
             let landed = self.land(&mut flight.steps, if all { 0 } else { IN_FLIGHT })?;
-            let took = step_begun.elapsed();
+            let now = Instant::now();
+            let took = now - std::mem::replace(&mut step_begun, now);
             self.at.train_seconds += took.as_secs_f64();
             watch.step = watch.step.max(took);
             flight.window.add(took);
@@ -159,11 +183,13 @@ impl Run {
                     return Ok(outcome);
                 }
                 ended = ended.or_else(|| watch.ended(watch.step + watch.save)).filter(|_| !last);
+                step_begun = Instant::now();
             }
             // Skipped steps change nothing that is worth a checkpoint, and must not push out the good ones.
             let worth_saving = due(self.at.step, every) && flight.nonfinite_in_a_row == 0;
             if worth_saving || last || ended.is_some() {
                 self.save(watch, observer)?;
+                step_begun = Instant::now();
             }
             if let Some(outcome) = ended {
                 return Ok(outcome);
@@ -178,8 +204,11 @@ impl Run {
         let first = self.at.step * batch_size as u64;
         let valid_targets = self.corpus.loader.valid_targets(first..first + batch_size as u64) as usize;
         let step = Step { number: self.at.step, lr, valid_targets, micro_steps: batch_size / micro };
+        let _step = doing_step("step", step.number + 1);
         for n in 0..step.micro_steps {
+            let prepare = doing("prepare");
             let batch = self.corpus.loader.batch(first + (n * micro) as u64, micro)?;
+            drop(prepare);
             let done = self.learner.micro_step(&step, n, &batch);
             done.map_err(|e| during_step(self.at.step + 1, e))?;
         }
@@ -208,6 +237,7 @@ impl Run {
         observer: &mut dyn Observer,
     ) -> Result<(), RunError> {
         let Landed { step, result, .. } = landed;
+        let _metrics = doing_step("metrics", step);
         observer.stepped(step, self.steps);
         if result.skipped {
             self.at.skipped += 1;
@@ -239,6 +269,10 @@ impl Run {
         else {
             return Ok(None);
         };
+        let _evaluation = doing_step("evaluation", self.at.step);
+        if let Some(profiler) = &mut self.profiler {
+            profiler.before_evaluation(&mut self.learner)?;
+        }
         let tokens = self.config.eval.tokens.unwrap_or(0);
         let sequences = if tokens == 0 { u64::MAX } else { tokens.div_ceil(self.config.data.seq_len as u64) };
         let (mut ended, mut batch_begun) = (None, None);
@@ -285,6 +319,7 @@ impl Run {
     }
 
     fn save(&mut self, watch: &mut Watch<'_>, observer: &mut dyn Observer) -> Result<(), RunError> {
+        let _save = doing_step("save", self.at.step);
         let begun = Instant::now();
         self.sink.sync()?;
         let saved = self.saved.save(&mut self.learner, &self.corpus.loader, &self.config, &self.at)?;
@@ -369,7 +404,7 @@ impl Watch<'_> {
 }
 
 /// Steps that may be under way beside the one that is being prepared: an engine that runs beside the host is never without work.
-const IN_FLIGHT: usize = 2;
+pub(crate) const IN_FLIGHT: usize = 2;
 
 /// The steps whose results are not here yet, and what was seen of those before them.
 #[derive(Default)]

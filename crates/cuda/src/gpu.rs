@@ -21,6 +21,8 @@ pub struct Gpu {
     cache: KernelCache,
     /// By source and options.
     modules: Mutex<HashMap<(&'static str, Vec<String>), Module>>,
+    /// Which of several ways was the fastest, by what it is a way to do.
+    choices: Mutex<HashMap<String, String>>,
     /// Opened by the first product.
     blas: OnceLock<Result<Arc<Blas>, CudaError>>,
     /// Opened by the first operation graph.
@@ -52,6 +54,7 @@ impl Gpu {
             compiler,
             cache,
             modules: Mutex::default(),
+            choices: Mutex::default(),
             blas: OnceLock::new(),
             dnn: OnceLock::new(),
         })
@@ -70,6 +73,10 @@ impl Gpu {
     /// Where what is found out about it is kept.
     pub(crate) fn cache(&self) -> &KernelCache {
         &self.cache
+    }
+
+    pub(crate) fn choices(&self) -> &Mutex<HashMap<String, String>> {
+        &self.choices
     }
 
     /// cuBLASLt on this card.

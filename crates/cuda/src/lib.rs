@@ -11,6 +11,7 @@
 
 mod blas;
 mod cache;
+mod choice;
 mod compiler;
 mod context;
 mod device;
@@ -25,11 +26,14 @@ mod kernel;
 mod library;
 mod memory;
 mod module;
+pub mod nvtx;
 mod sdpa;
 mod source;
 mod stream;
+mod timing;
 
 pub use cache::KernelCache;
+pub use choice::Candidate;
 pub use compiler::{Arch, Compiled, Compiler};
 pub use context::Context;
 pub use device::{Device, DeviceInfo};
@@ -43,5 +47,5 @@ pub use library::{Found, Library, Missing};
 pub use memory::{DeviceMemory, DevicePtr, DeviceSpan, PinnedMemory};
 pub use module::{Function, FunctionInfo, Launch, Module};
 pub use sdpa::Sdpa;
-pub use source::{Defines, KernelSource};
+pub use source::{Defines, KernelSource, TENSOR_CORES};
 pub use stream::{Event, Stream};

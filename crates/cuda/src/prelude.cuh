@@ -167,7 +167,7 @@ __device__ __forceinline__ void sum_parts(const float* parts, u32 count, u64 wid
     __shared__ float sums[32][32];
     float sum = 0.0f;
     if (column < width) {
-#pragma unroll 4
+#pragma unroll 16
         for (u32 part = threadIdx.y; part < count; part += 32) sum += parts[part * width + column];
     }
     sums[threadIdx.y][threadIdx.x] = sum;

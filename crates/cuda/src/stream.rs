@@ -3,7 +3,8 @@
 use crate::context::Context;
 use crate::error::CudaError;
 use crate::ffi::driver::{
-    CU_EVENT_DISABLE_TIMING, CU_STREAM_NON_BLOCKING, CUDA_ERROR_NOT_READY, CuEvent, CuStream,
+    CU_EVENT_DISABLE_TIMING, CU_EVENT_RECORD_EXTERNAL, CU_STREAM_NON_BLOCKING, CUDA_ERROR_NOT_READY, CuEvent,
+    CuStream,
 };
 
 /// A queue of work on a card: what is put in runs in order.
@@ -105,6 +106,16 @@ impl Event {
         // SAFETY: both live here.
         let status = unsafe { (self.context.driver().cuEventRecord)(self.handle, stream.handle) };
         self.context.check("cuEventRecord", status)
+    }
+
+    /// The same where `stream` is being recorded as a graph: each replay marks the point anew.
+    pub fn record_in_graph(&self, stream: &Stream) -> Result<(), CudaError> {
+        self.context.enter()?;
+        let driver = self.context.driver();
+        // SAFETY: both live here.
+        let status =
+            unsafe { (driver.cuEventRecordWithFlags)(self.handle, stream.handle, CU_EVENT_RECORD_EXTERNAL) };
+        self.context.check("cuEventRecordWithFlags", status)
     }
 
     /// Whether the stream has passed the point.

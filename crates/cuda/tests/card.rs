@@ -139,6 +139,30 @@ fn a_graph_replays_what_was_recorded(card: &Card) -> Result<(), Failed> {
     Ok(())
 }
 
+fn an_event_in_a_graph_marks_each_replay(card: &Card) -> Result<(), Failed> {
+    let memory = card.floats(&[1.0; 77])?;
+    let timed = || Event::timed(&card.context);
+    let (origin, begin, end) = (timed()?, timed()?, timed()?);
+    let graph = Graph::record(&card.stream, || -> Result<(), CudaError> {
+        begin.record_in_graph(&card.stream)?;
+        card.scale(&memory, 2.0)?;
+        end.record_in_graph(&card.stream)
+    })?;
+    assert_eq!(graph.nodes()?, 3);
+    let mut exec = graph.instantiate()?;
+    origin.record(&card.stream)?;
+    let mut last = 0.0;
+    for _ in 0..3 {
+        exec.launch(&card.stream)?;
+        card.stream.synchronize()?;
+        let (begun, ended) = (origin.seconds_until(&begin)?, origin.seconds_until(&end)?);
+        assert!(begun > last && ended >= begun, "{last} {begun} {ended}");
+        last = ended;
+    }
+    assert_eq!(card.read(&memory)?, [8.0; 77]);
+    Ok(())
+}
+
 fn what_cannot_be_recorded_is_an_error_and_the_stream_goes_on(card: &Card) -> Result<(), Failed> {
     let memory = card.floats(&[1.0; 8])?;
     let refused = Graph::record(&card.stream, || card.stream.synchronize());
@@ -422,12 +446,13 @@ fn main() {
     if let Some(reason) = &missing {
         eprintln!("skipped, no card to test on: {reason}");
     }
-    let tests: [(&str, fn(&Card) -> Result<(), Failed>); 13] = [
+    let tests: [(&str, fn(&Card) -> Result<(), Failed>); 14] = [
         ("a_card_describes_itself", a_card_describes_itself),
         ("bytes_come_back_as_they_went", bytes_come_back_as_they_went),
         ("a_kernel_computes", a_kernel_computes),
         ("blocks_form_clusters", blocks_form_clusters),
         ("a_graph_replays_what_was_recorded", a_graph_replays_what_was_recorded),
+        ("an_event_in_a_graph_marks_each_replay", an_event_in_a_graph_marks_each_replay),
         (
             "what_cannot_be_recorded_is_an_error_and_the_stream_goes_on",
             what_cannot_be_recorded_is_an_error_and_the_stream_goes_on,

@@ -20,6 +20,7 @@ mod plan;
 pub mod precision;
 mod program;
 pub mod recompute;
+mod remake;
 mod trace;
 
 pub use backward::{Backward, Root};

@@ -48,6 +48,12 @@ pub trait Op: Any + Debug + Send + Sync {
     fn rebuild(&self, _kept: &[bool]) -> Option<Rebuild> {
         None
     }
+
+    /// The op that makes this one's outputs and, behind them, the first output of `other`, whose inputs are this one's at `positions`. A
+    /// gradient that reads what `other` reads makes its output again on the way, where running `other` would read it once more.
+    fn remaking(&self, _other: &dyn Op, _positions: &[usize]) -> Option<Arc<dyn Op>> {
+        None
+    }
 }
 
 /// An op that models are traced from: it brings its own backward.

@@ -3,6 +3,7 @@
 //! Trades arithmetic for memory (Chen et al., arXiv 1604.06174). Every op is deterministic and its randomness counter-based,
 //! so the gradients are equal to the bit with it and without.
 
+use crate::remake;
 use crate::trace::instantiate;
 use crate::{
     Code, Instance, OpError, Origin, Program, Role, Source, Stage, Storage, TraceError, ValueId, WriteMode,
@@ -21,8 +22,8 @@ pub enum Recompute {
     Block,
 }
 
-/// Applies the policy to a program that has its backward.
-pub fn apply(program: Program, policy: Recompute) -> Result<Program, TraceError> {
+/// Applies the policy to a program that has its backward: to its first `blocks` blocks, or, where there is no such number, to all of it.
+pub fn apply(program: Program, policy: Recompute, blocks: Option<usize>) -> Result<Program, TraceError> {
     if policy == Recompute::None {
         return Ok(program);
     }
@@ -32,6 +33,7 @@ pub fn apply(program: Program, policy: Recompute) -> Result<Program, TraceError>
         again: HashMap::new(),
         out: program,
         policy,
+        blocks,
     };
     let instances = std::mem::take(&mut pass.out.instances);
     for mut instance in instances {
@@ -42,7 +44,7 @@ pub fn apply(program: Program, policy: Recompute) -> Result<Program, TraceError>
         }
         pass.out.instances.push(instance);
     }
-    Ok(pass.out)
+    Ok(remake::apply(pass.out))
 }
 
 /// For each value written by a forward instance, that instance and which output it is.
@@ -63,6 +65,7 @@ struct Pass {
     producers: HashMap<ValueId, (usize, usize)>,
     again: HashMap<ValueId, ValueId>,
     policy: Recompute,
+    blocks: Option<usize>,
 }
 
 impl Pass {
@@ -74,7 +77,10 @@ impl Pass {
         let once = instance.effects(&self.out).next().is_some()
             || instance.outputs.iter().any(|o| o.mode != WriteMode::Assign);
         let fixed = value.boundary || !matches!(value.storage, Storage::Transient) || once;
+        let exempt =
+            self.blocks.is_some_and(|blocks| instance.origin.block.is_none_or(|b| b as usize >= blocks));
         fixed
+            || exempt
             || match self.policy {
                 Recompute::None => true,
                 Recompute::Norms => !instance.code.op().is_cheap(k),

@@ -42,7 +42,7 @@ fn lines(program: &Program) -> Vec<(&str, Role, Vec<ValueId>)> {
 #[test]
 fn a_cast_in_the_forward_is_part_of_it_and_is_made_again_with_its_block() {
     let before = with_a_cast();
-    let after = recompute::apply(before.clone(), Recompute::Block).expect("applied");
+    let after = recompute::apply(before.clone(), Recompute::Block, None).expect("applied");
     // Nothing of the forward reads what is made again.
     assert_eq!(lines(&after)[..4], lines(&before)[..4]);
     let again: Vec<&str> = after
@@ -91,7 +91,7 @@ fn what_writes_state_runs_once() {
     let seed = t.input("seed", vector(8));
     let root = Root { value: loss, grad: Some(seed) };
     let (program, _) = backward(t.finish(), &[root], &[], &Inserted).expect("a backward");
-    let after = recompute::apply(program.clone(), Recompute::Block).expect("applied");
+    let after = recompute::apply(program.clone(), Recompute::Block, None).expect("applied");
     assert_eq!(lines(&after), lines(&program));
     let effects: Vec<ValueId> = after.instances[0].effects(&after).collect();
     assert_eq!(effects, [cache]);

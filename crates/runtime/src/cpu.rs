@@ -3,12 +3,13 @@
 use crate::available::available_bytes;
 use crate::engine::{Promise, StateKey, ensure_length, output_places, state_key};
 use crate::memory::{Memory, SCRATCH, Span};
-use crate::{Engine, EngineError, Outputs, Part, Profile, ProgramId, StateEntry, Ticket};
+use crate::{Engine, EngineError, Outputs, Part, ProgramId, StateEntry, Ticket, Timed, TimedWork, Timing};
 use rayon::prelude::*;
 use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::Instant;
+use xtrain_cuda::nvtx;
 use xtrain_program::{
     Instance, KernelTable, Location, Op, Plan, Program, Region, StateKind, Storage, ValueId, WriteMode,
 };
@@ -38,7 +39,8 @@ pub struct CpuEngine {
     /// Bytes that this engine may hold, where the system told when it was made.
     limit_bytes: Option<u64>,
     checks: Checks,
-    profile: Option<Profile>,
+    timing: Timing,
+    timed: Vec<Timed>,
 }
 
 struct Loaded {
@@ -97,23 +99,14 @@ impl CpuEngine {
             work_bytes: HashMap::new(),
             limit_bytes: available_bytes(),
             checks: Checks::default(),
-            profile: None,
+            timing: Timing::Off,
+            timed: Vec::new(),
         }
     }
 
     /// Sets what is checked from now on.
     pub fn set_checks(&mut self, checks: Checks) {
         self.checks = checks;
-    }
-
-    /// Starts a fresh profile of the runs that follow.
-    pub fn start_profile(&mut self) {
-        self.profile = Some(Profile::default());
-    }
-
-    /// The profile since [`CpuEngine::start_profile`].
-    pub fn profile(&self) -> Option<&Profile> {
-        self.profile.as_ref()
     }
 
     /// Gives memory to the state and constants that `program` uses and the engine does not hold yet, to its `io`, and to `scratch`.
@@ -170,7 +163,6 @@ impl CpuEngine {
         let op = instance.code.op();
         let span = |v: ValueId| spans[v.0 as usize].expect("every operand is planned");
         let kernel = self.kernels.find(op).ok_or_else(|| no_kernel(instance))?;
-        let started = self.profile.is_some().then(Instant::now);
 
         let outputs = instance.outputs.iter().map(|o| (program.ty(o.value), o.mode, span(o.value)));
         let workspace = workspaces[index].iter().map(|&(ty, span)| (ty, WriteMode::Assign, span));
@@ -207,9 +199,6 @@ impl CpuEngine {
             .collect();
         kernel.run(&inputs, &mut outputs);
 
-        if let (Some(profile), Some(started)) = (&mut self.profile, started) {
-            profile.add(op.name(), instance.origin.role.name(), started.elapsed());
-        }
         if self.checks.numerics {
             check_finite(program, instance, |k| self.memory.get(writes[k]))?;
         }
@@ -254,10 +243,29 @@ impl Engine for CpuEngine {
     }
 
     fn run(&mut self, program: ProgramId, part: Part) -> Result<(), EngineError> {
+        let begun = Instant::now();
+        // A run stands before its ops.
+        let at = self.timed.len();
+        let (by_op, repeats) = match self.timing {
+            Timing::Ops { repeats } => (true, repeats),
+            Timing::Off | Timing::Runs => (false, 1),
+        };
         for index in 0..self.programs[program.0].program.instances.len() {
-            if part.includes(self.programs[program.0].program.instances[index].phase) {
-                self.run_instance(program, index, part.is_first())?;
+            let instance = &self.programs[program.0].program.instances[index];
+            if !part.includes(instance.phase) {
+                continue;
             }
+            let _range = nvtx::range(format_args!("{} {}", instance.code.op().name(), instance.origin));
+            let begin = Instant::now();
+            (0..repeats).try_for_each(|_| self.run_instance(program, index, part.is_first()))?;
+            if by_op {
+                let work = TimedWork::Instance(index);
+                self.timed.push(Timed { program, work, begin, end: Instant::now() });
+            }
+        }
+        if self.timing != Timing::Off {
+            let work = TimedWork::Part(part);
+            self.timed.insert(at, Timed { program, work, begin: begun, end: Instant::now() });
         }
         Ok(())
     }
@@ -314,14 +322,17 @@ impl Engine for CpuEngine {
         self.memory.total_bytes()
     }
 
-    fn time_instances(&mut self, program: ProgramId, repeats: usize) -> Result<Vec<f64>, EngineError> {
-        let count = self.programs[program.0].program.instances.len();
-        let time = |index: usize| {
-            let begun = Instant::now();
-            (0..repeats).try_for_each(|_| self.run_instance(program, index, true))?;
-            Ok(begun.elapsed().as_secs_f64() / repeats as f64)
-        };
-        (0..count).map(time).collect()
+    fn program(&self, id: ProgramId) -> &Program {
+        &self.programs[id.0].program
+    }
+
+    fn set_timing(&mut self, timing: Timing) -> Result<(), EngineError> {
+        self.timing = timing;
+        Ok(())
+    }
+
+    fn take_times(&mut self) -> Result<Vec<Timed>, EngineError> {
+        Ok(std::mem::take(&mut self.timed))
     }
 
     fn free_bytes(&self) -> Option<u64> {

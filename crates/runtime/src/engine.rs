@@ -1,5 +1,6 @@
 //! What a trainer sees of an executor.
 
+use crate::timing::{Timed, Timing};
 use std::ops::Range;
 use std::sync::Arc;
 use thiserror::Error;
@@ -173,8 +174,14 @@ pub trait Engine: Send {
     /// Bytes that the engine holds in all regions: what was planned. What kernels of the CPU work in beside it is not among them.
     fn memory_bytes(&self) -> usize;
 
-    /// Seconds that each instance of the program takes by itself, run `repeats` times over. What it leaves in memory is of no use.
-    fn time_instances(&mut self, program: ProgramId, repeats: usize) -> Result<Vec<f64>, EngineError>;
+    /// A loaded program.
+    fn program(&self, id: ProgramId) -> &Program;
+
+    /// Sets what is timed from now on.
+    fn set_timing(&mut self, timing: Timing) -> Result<(), EngineError>;
+
+    /// What was timed since this was asked last, in the order in which it began; what is under way is waited for.
+    fn take_times(&mut self) -> Result<Vec<Timed>, EngineError>;
 
     /// Bytes that the processor has left, where it tells.
     fn free_bytes(&self) -> Option<u64>;

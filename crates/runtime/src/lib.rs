@@ -8,10 +8,10 @@ mod cpu;
 mod cuda;
 mod engine;
 mod memory;
-mod profile;
+mod timing;
 
 pub use available::{available_bytes, total_bytes};
 pub use cpu::{Checks, CpuEngine, cpu_work_bytes, cpu_workspace};
 pub use cuda::{CudaEngine, cuda_workspace};
 pub use engine::{Engine, EngineError, Outputs, Part, ProgramId, StateEntry, Ticket};
-pub use profile::{Profile, ProfileRow};
+pub use timing::{Timed, TimedWork, Timing};

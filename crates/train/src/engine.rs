@@ -2,8 +2,10 @@
 
 use crate::config::{Config, Device};
 use crate::run::RunError;
+use rayon::prelude::*;
 use std::sync::Arc;
-use xtrain_cuda::{CudaError, Gpu};
+use std::time::Instant;
+use xtrain_cuda::{CudaError, DeviceMemory, Event, Gpu, Stream};
 use xtrain_model::Recipe;
 use xtrain_ops::registry;
 use xtrain_program::{Plan, Program};
@@ -93,6 +95,47 @@ impl Processor {
             Processor::Cpu => xtrain_runtime::total_bytes(),
             Processor::Cuda(gpu) => Some(gpu.info().memory_bytes as u64),
         }
+    }
+
+    /// Bytes a second that a copy within its memory reads and writes together: the median of `repeats` copies.
+    pub fn copy_rate(&self, repeats: usize) -> Result<f64, EngineError> {
+        let repeats = repeats.max(1);
+        let (bytes, mut seconds) = match self {
+            Processor::Cpu => {
+                let bytes = 64 << 20;
+                let (from, mut to) = (vec![1u8; bytes], vec![0u8; bytes]);
+                let mut copy = || {
+                    let begun = Instant::now();
+                    to.par_chunks_mut(1 << 20).zip(from.par_chunks(1 << 20)).for_each(|(to, from)| {
+                        to.copy_from_slice(from);
+                    });
+                    std::hint::black_box(&mut to);
+                    begun.elapsed().as_secs_f64()
+                };
+                copy();
+                (bytes, (0..repeats).map(|_| copy()).collect::<Vec<f64>>())
+            }
+            Processor::Cuda(gpu) => {
+                // Far more than caches hold.
+                let bytes = 1 << 30;
+                let context = gpu.context();
+                let (from, to) = (DeviceMemory::new(context, bytes)?, DeviceMemory::new(context, bytes)?);
+                let stream = Stream::new(context)?;
+                from.all().fill(1, &stream)?;
+                let (begin, end) = (Event::timed(context)?, Event::timed(context)?);
+                let copy = || {
+                    begin.record(&stream)?;
+                    to.all().copy_from(from.all(), &stream)?;
+                    end.record(&stream)?;
+                    end.synchronize()?;
+                    begin.seconds_until(&end)
+                };
+                copy()?;
+                (bytes, (0..repeats).map(|_| copy()).collect::<Result<_, CudaError>>()?)
+            }
+        };
+        seconds.sort_by(f64::total_cmp);
+        Ok(2.0 * bytes as f64 / seconds[repeats / 2])
     }
 
     /// An engine on it, empty, that makes these checks.

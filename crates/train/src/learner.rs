@@ -1,6 +1,7 @@
 //! A model in training: one optimizer step at a time.
 
 use crate::evaluate::feed;
+use crate::profile::doing;
 use crate::programs::{self, TrainingSpec, update_io};
 use crate::weights::{LearnError, Weights};
 use xtrain_data::Batch as TokenBatch;
@@ -54,6 +55,11 @@ impl Learner {
         &self.spec
     }
 
+    /// The training program.
+    pub(crate) fn program(&self) -> ProgramId {
+        self.train
+    }
+
     /// The weights, to evaluate, to generate, to read and to write.
     pub fn weights(&mut self) -> &mut Weights {
         &mut self.weights
@@ -101,7 +107,9 @@ impl Learner {
 
     /// Puts the `n`-th micro-batch of `step` in line; with the last one, the update.
     pub fn micro_step(&mut self, step: &Step, n: usize, batch: &TokenBatch) -> Result<(), LearnError> {
+        let _micro_step = doing("micro-step");
         let (engine, train) = (self.weights.engine(), self.train);
+        let inputs = doing("write inputs");
         feed(engine, train, batch, self.spec.document_mask, step.valid_targets)?;
         if self.spec.dropout > 0.0 {
             let first_token = n * self.spec.batch.sequences * self.spec.batch.seq_len;
@@ -112,20 +120,24 @@ impl Learner {
         if last {
             engine.write_input(train, update_io::LR, bytemuck::bytes_of(&(step.lr as f32)))?;
         }
+        drop(inputs);
+        let launch = doing("launch");
         match (n, last) {
-            (0, true) => engine.run(train, Part::Whole)?,
+            (0, true) => return Ok(engine.run(train, Part::Whole)?),
             (0, false) => engine.run(train, Part::First)?,
-            (_, false) => engine.run(train, Part::Next)?,
-            (_, true) => {
-                engine.run(train, Part::Next)?;
-                engine.run(train, Part::Update)?;
-            }
+            _ => engine.run(train, Part::Next)?,
+        }
+        drop(launch);
+        if last {
+            let _update = doing("update");
+            engine.run(train, Part::Update)?;
         }
         Ok(())
     }
 
     /// Has the result of the step that was put in line last brought here, without waiting for it.
     pub fn fetch(&mut self) -> Result<Ticket, LearnError> {
+        let _fetch = doing("fetch");
         Ok(self.weights.engine().fetch(self.train)?)
     }
 
@@ -136,6 +148,7 @@ impl Learner {
 
     /// The result of a step, waited for.
     pub fn collect(&mut self, ticket: Ticket) -> Result<StepResult, LearnError> {
+        let _collect = doing("collect");
         let outputs = self.weights.engine().collect(ticket)?;
         let number = |name: &str| -> Result<f64, EngineError> {
             Ok(bytemuck::pod_read_unaligned::<f32>(outputs.get(name)?).into())

@@ -5,6 +5,7 @@
 
 mod advice;
 pub mod bench;
+pub mod benchmarks;
 pub mod config;
 pub mod engine;
 pub mod evaluate;
@@ -14,6 +15,7 @@ pub mod generate;
 pub mod learner;
 pub mod metrics;
 pub mod opened;
+pub mod profile;
 pub mod programs;
 pub mod report;
 pub mod run;

@@ -45,6 +45,8 @@ pub struct TrainingSpec {
     pub dropout: f32,
     /// What the backward makes again instead of keeping it.
     pub recompute: Recompute,
+    /// In how many blocks, the first ones; without a number in all.
+    pub recompute_blocks: Option<usize>,
     /// AdamW's constants.
     pub optimizer: OptimizerSpec,
 }
@@ -81,7 +83,7 @@ pub fn training(spec: &TrainingSpec) -> Result<Program, ProgramError> {
     let objective = trace_loss(&mut tracer, &spec.model, spec.batch, context, spec.loss, spec.dropout)?;
     let program = precision::apply(tracer.finish(), spec.recipe.precision())?;
     let (program, _) = backward(program, &[Root { value: objective, grad: None }], &[], &PassSet)?;
-    let program = recompute::apply(program, spec.recompute)?;
+    let program = recompute::apply(program, spec.recompute, spec.recompute_blocks)?;
     Ok(with_update(program, spec)?)
 }
 

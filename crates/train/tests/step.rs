@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::{engine, random_batch, relative, slice, small_model, spec, typical};
+use common::{engine, on_card, random_batch, relative, slice, small_model, spec, typical};
 use xtrain_data::Batch as TokenBatch;
 use xtrain_model::decoder::{Batch, Context, io};
 use xtrain_model::{Architecture, Recipe};
@@ -76,8 +76,9 @@ fn recompute_changes_no_bit_and_saves_memory() {
         let scratch =
             |s: &TrainingSpec| Target::Cpu.plan(&programs::training(s).expect("a program")).region_bytes[2];
         let mut last = scratch(&base);
-        for recompute in [Recompute::Norms, Recompute::Block] {
-            let spec = TrainingSpec { recompute, ..base.clone() };
+        let policies = [(Recompute::Norms, Some(1)), (Recompute::Norms, None), (Recompute::Block, None)];
+        for (recompute, recompute_blocks) in policies {
+            let spec = TrainingSpec { recompute, recompute_blocks, ..base.clone() };
             assert!(step(&spec, &batch) == expected, "{recompute:?} of {base:?}");
             assert!(scratch(&spec) <= last, "{recompute:?} needs more memory");
             last = scratch(&spec);
@@ -88,13 +89,15 @@ fn recompute_changes_no_bit_and_saves_memory() {
 
 #[test]
 fn accumulation_gives_the_gradients_of_the_whole_batch() {
+    // On a card a product of another shape is summed in another order, and sharp attention makes much of that.
+    let std = if on_card() { 0.05 } else { SHARP };
     for base in variants() {
         let batch = random_batch(BATCH, base.model.vocab_size, 2);
-        let whole = step(&base, &batch);
+        let whole = step_from(&base, &batch, std);
         let bar = if base.recipe == Recipe::Bf16 { 2e-2 } else { 1e-6 };
         for sequences in [1, 2] {
             let spec = TrainingSpec { batch: Batch { sequences, ..BATCH }, ..base.clone() };
-            let parts = step(&spec, &batch);
+            let parts = step_from(&spec, &batch, std);
             assert!(
                 (parts.1.loss - whole.1.loss).abs() < 1e-6 * whole.1.loss,
                 "{} and {}",
@@ -184,7 +187,10 @@ fn logits(batch: &TokenBatch, document_mask: bool) -> Vec<f32> {
 fn a_batch_gives_the_logits_of_its_sequences_one_by_one() {
     let batch = random_batch(BATCH, small_model().vocab_size, 6);
     let looped: Vec<f32> = (0..BATCH.sequences).flat_map(|s| logits(&slice(&batch, s, 1), false)).collect();
-    assert!(logits(&batch, false) == looped);
+    let together = logits(&batch, false);
+    let error = relative(&together, &looped);
+    // On a card a product of another shape is summed in another order.
+    assert!(if on_card() { error < 1e-6 } else { together == looped }, "{error:e}");
 }
 
 #[test]

@@ -93,6 +93,10 @@ pub(crate) enum BenchCommand {
     Step(BenchStepArgs),
     /// Measure every op of the training step of a run file by itself
     Op(BenchOpArgs),
+    /// Measure matrix products: those of a run file's linear layers, one of these sizes, or common ones
+    Gemm(BenchGemmArgs),
+    /// Measure attention, forward and backward: that of a run file, one of these sizes, or a common one
+    Attention(BenchAttentionArgs),
 }
 
 #[derive(Debug, Args)]
@@ -105,6 +109,82 @@ pub(crate) struct BenchOpArgs {
     /// Print a line of JSON a row
     #[arg(long)]
     pub(crate) json: bool,
+}
+
+/// Ops by themselves: of a run file or of sizes, where and how long.
+#[derive(Debug, Args)]
+pub(crate) struct TrialArgs {
+    /// A run file (TOML), whose sizes, precision and device are taken
+    pub(crate) file: Option<PathBuf>,
+    /// Override a key of the run file, e.g. --set train.micro_batch_size=4; may be repeated
+    #[arg(long = "set", value_name = "SECTION.KEY=VALUE", requires = "file")]
+    pub(crate) set: Vec<String>,
+    /// Compute here: auto (a GPU where there is one), cpu or cuda
+    #[arg(long, value_name = "DEVICE", default_value = "auto", conflicts_with = "file",
+        value_parser = named(&Device::ALL, Device::name))]
+    pub(crate) device: Device,
+    /// Compute in this precision instead of that which suits the device: bf16 on a GPU, fp32 on the CPU
+    #[arg(long, conflicts_with = "file", value_parser = named(&Recipe::ALL, Recipe::name))]
+    pub(crate) precision: Option<Recipe>,
+    /// CPU threads; 0 takes all
+    #[arg(long, default_value_t = 0, value_parser = bounded(0..=1024))]
+    pub(crate) threads: usize,
+    /// Measurements, of which the median counts
+    #[arg(long, default_value_t = 5, value_parser = bounded(1..=10_000))]
+    pub(crate) repeats: usize,
+    /// Runs of a measurement, one after the other
+    #[arg(long, default_value_t = 10, value_parser = bounded(1..=10_000))]
+    pub(crate) runs: usize,
+    /// Print one line of JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  xtrain bench gemm
+  xtrain bench gemm run.toml --json
+  xtrain bench gemm --m 8192 --n 4096 --k 4096 --precision bf16")]
+pub(crate) struct BenchGemmArgs {
+    #[command(flatten)]
+    pub(crate) trial: TrialArgs,
+    /// Tokens
+    #[arg(long, conflicts_with = "file", requires_all = ["n", "k"], value_parser = bounded(1..=1 << 22))]
+    pub(crate) m: Option<usize>,
+    /// Columns of the output
+    #[arg(long, conflicts_with = "file", requires_all = ["m", "k"], value_parser = bounded(1..=1 << 22))]
+    pub(crate) n: Option<usize>,
+    /// Columns of the input
+    #[arg(long, conflicts_with = "file", requires_all = ["m", "n"], value_parser = bounded(1..=1 << 22))]
+    pub(crate) k: Option<usize>,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  xtrain bench attention
+  xtrain bench attention run.toml --document-tokens 512 --json
+  xtrain bench attention --batch 2 --seq-len 8192 --heads 32 --kv-heads 8 --head-dim 128")]
+pub(crate) struct BenchAttentionArgs {
+    #[command(flatten)]
+    pub(crate) trial: TrialArgs,
+    /// Sequences; what of these sizes is not given is that of a common model
+    #[arg(long, conflicts_with = "file", value_parser = bounded(1..=1 << 20))]
+    pub(crate) batch: Option<usize>,
+    /// Tokens of a sequence
+    #[arg(long, conflicts_with = "file", value_parser = bounded(1..=1 << 22))]
+    pub(crate) seq_len: Option<usize>,
+    /// Query heads
+    #[arg(long, conflicts_with = "file", value_parser = bounded(1..=1 << 12))]
+    pub(crate) heads: Option<usize>,
+    /// Key and value heads, by default as many as query heads where these are given
+    #[arg(long, conflicts_with = "file", value_parser = bounded(1..=1 << 12))]
+    pub(crate) kv_heads: Option<usize>,
+    /// Width of a head
+    #[arg(long, conflicts_with = "file", value_parser = bounded(1..=1 << 12))]
+    pub(crate) head_dim: Option<usize>,
+    /// Mean tokens of the documents that attention stays within, where it is measured so
+    #[arg(long, value_name = "TOKENS", default_value_t = 512, value_parser = bounded(1..=1 << 22))]
+    pub(crate) document_tokens: usize,
 }
 
 #[derive(Debug, Args)]
@@ -140,7 +220,8 @@ pub(crate) struct RunFile {
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   xtrain train examples/quickstart.toml
-  xtrain train run.toml --resume --max-time 3h50m")]
+  xtrain train run.toml --resume --max-time 3h50m
+  xtrain train run.toml --profile --set train.steps=20")]
 pub(crate) struct TrainArgs {
     #[command(flatten)]
     pub(crate) run: RunFile,
@@ -156,6 +237,16 @@ pub(crate) struct TrainArgs {
     /// CPU threads, 0 takes all; the same as --set train.threads=...
     #[arg(long, value_parser = bounded(0..=1024))]
     pub(crate) threads: Option<usize>,
+    /// Trace some steps in trace.json of the run folder, which ui.perfetto.dev opens: what the host did, and
+    /// what the processor ran when
+    #[arg(long)]
+    pub(crate) profile: bool,
+    /// Steps that are timed op by op, after six that are timed as they run
+    #[arg(long, value_name = "STEPS", default_value_t = 3, value_parser = clap::value_parser!(u64).range(1..=1000), requires = "profile")]
+    pub(crate) profile_steps: u64,
+    /// The first traced step; by default the fourth that this process makes
+    #[arg(long, value_name = "STEP", value_parser = clap::value_parser!(u64).range(1..), requires = "profile")]
+    pub(crate) profile_from: Option<u64>,
 }
 
 #[derive(Debug, Args)]

@@ -41,7 +41,7 @@
 //! let stop = AtomicBool::new(false);
 //! assert_eq!(train(&run, Start::New, &stop, &mut ())?, Outcome::Finished);
 //!
-//! let mut model = open(Path::new(&place("run")), Which::Latest, None)?;
+//! let mut model = open(Path::new(&place("run")), Which::Latest, Device::Auto, None)?;
 //! let prompt = model.tokenizer.encode_prompt("to be")?;
 //! let mut generator = Generator::new(&mut model.weights, prompt.len() + 10)?;
 //! let greedy = Sampling { temperature: 0.0, top_k: 0, top_p: 1.0, seed: 0 };
@@ -65,7 +65,7 @@ pub mod prelude {
     pub use xtrain_program::{Plan, Program, Recompute, Tracer};
     pub use xtrain_runtime::{CpuEngine, Engine};
     pub use xtrain_tensor::{DType, HostTensor, Shape, TensorType};
-    pub use xtrain_train::config::{Config, Override, Parsed};
+    pub use xtrain_train::config::{Config, Device, Override, Parsed};
     pub use xtrain_train::evaluate::{Evaluator, TextLoss, TextOptions, text as evaluate_text};
     pub use xtrain_train::exchange::{export, import};
     pub use xtrain_train::generate::{Generator, MadeToken, Sampling};

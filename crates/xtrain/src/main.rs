@@ -25,6 +25,8 @@ fn main() -> ExitCode {
         cli::Command::Report(args) => commands::report::run(&args),
         cli::Command::Bench(cli::BenchCommand::Step(args)) => commands::bench::step(&args),
         cli::Command::Bench(cli::BenchCommand::Op(args)) => commands::bench::op(&args),
+        cli::Command::Bench(cli::BenchCommand::Gemm(args)) => commands::bench_trial::gemm(&args),
+        cli::Command::Bench(cli::BenchCommand::Attention(args)) => commands::bench_trial::attention(&args),
     });
     match done {
         Ok(()) => ExitCode::SUCCESS,

@@ -24,6 +24,7 @@ pub(crate) const CUDA_ERROR_NOT_READY: c_int = 600;
 
 pub(crate) const CU_STREAM_NON_BLOCKING: c_uint = 1;
 pub(crate) const CU_EVENT_DISABLE_TIMING: c_uint = 2;
+pub(crate) const CU_EVENT_RECORD_EXTERNAL: c_uint = 1;
 pub(crate) const CU_STREAM_CAPTURE_MODE_THREAD_LOCAL: c_int = 1;
 pub(crate) const CU_MEMHOSTALLOC_PORTABLE: c_uint = 1;
 
@@ -166,6 +167,7 @@ functions! {
         fn cuStreamEndCapture(stream: CuStream, graph: *mut CuGraph) -> c_int;
         fn cuEventCreate(event: *mut CuEvent, flags: c_uint) -> c_int;
         fn cuEventRecord(event: CuEvent, stream: CuStream) -> c_int;
+        fn cuEventRecordWithFlags(event: CuEvent, stream: CuStream, flags: c_uint) -> c_int;
         fn cuEventQuery(event: CuEvent) -> c_int;
         fn cuEventSynchronize(event: CuEvent) -> c_int;
         fn cuEventElapsedTime(milliseconds: *mut f32, start: CuEvent, end: CuEvent) -> c_int;

@@ -9,18 +9,9 @@ use super::{Gemm, GemmChoice, GemmOperands};
 use crate::error::CudaError;
 use crate::ffi::cublaslt::LtAlgo;
 use crate::gpu::Gpu;
-use crate::stream::{Event, Stream};
+use crate::stream::Stream;
+use crate::timing;
 use std::sync::PoisonError;
-
-/// Timed runs of each algorithm, of which the median counts; one more goes before them.
-const ROUNDS: usize = 5;
-
-/// A timed run lasts this long at least, if need be by repeating the product.
-const RUN_SECONDS: f64 = 200e-6;
-const MOST_REPEATS: f64 = 32.0;
-
-/// What is no slower than the fastest by more than this is as fast: the library's order decides.
-const AS_FAST: f64 = 1.01;
 
 /// The ending of the files in which choices are kept.
 const EXTENSION: &str = "gemm";
@@ -100,45 +91,12 @@ fn fastest(gemm: &Gemm, matmul: &Matmul) -> Result<Option<LtAlgo>, CudaError> {
         // What goes wrong on the card itself is no refusal: nothing can be run there any more.
         stream.synchronize()?;
     }
-    if candidates.len() < 2 {
-        return Ok(candidates.pop());
-    }
-    let (start, end) = (Event::timed(context)?, Event::timed(context)?);
-    let seconds = |algo: &LtAlgo, repeats: usize| -> Result<f64, CudaError> {
-        start.record(&stream)?;
-        for _ in 0..repeats {
-            matmul.put(algo, &stream)?;
-        }
-        end.record(&stream)?;
-        end.synchronize()?;
-        Ok(start.seconds_until(&end)? / repeats as f64)
-    };
-    let about = seconds(&candidates[0], 1)?.max(1e-7);
-    let repeats = (RUN_SECONDS / about).ceil().clamp(1.0, MOST_REPEATS) as usize;
-    // Round by round, so that what changes with time (clocks, heat) meets all alike.
-    let mut times = vec![Vec::new(); candidates.len()];
-    for round in 0..=ROUNDS {
-        for (algo, times) in candidates.iter().zip(&mut times) {
-            let taken = seconds(algo, repeats)?;
-            if round > 0 {
-                times.push(taken);
-            }
-        }
-    }
-    let medians: Vec<f64> = times.into_iter().map(median).collect();
-    let best = medians.iter().copied().fold(f64::INFINITY, f64::min);
-    let chosen = medians.iter().position(|&seconds| seconds <= best * AS_FAST).unwrap_or(0);
-    tracing::debug!(
-        "{gemm}: algorithm {chosen} of {}, {:.1} TFLOP/s",
-        candidates.len(),
-        gemm.flops() / medians[chosen] * 1e-12
-    );
-    Ok(Some(candidates[chosen]))
-}
-
-fn median(mut times: Vec<f64>) -> f64 {
-    times.sort_by(f64::total_cmp);
-    times[times.len() / 2]
+    let timed = timing::fastest(context, &candidates, |algo, stream| matmul.put(algo, stream))?;
+    Ok(timed.map(|(chosen, seconds)| {
+        let speed = gemm.flops() / seconds * 1e-12;
+        tracing::debug!("{gemm}: algorithm {chosen} of {}, {speed:.1} TFLOP/s", candidates.len());
+        candidates[chosen]
+    }))
 }
 
 #[cfg(test)]
@@ -153,10 +111,5 @@ mod tests {
         assert_eq!(decode(&held, "another"), None);
         assert_eq!(decode(&held[..40], "a product"), None);
         assert_eq!(decode(&[], "a product"), None);
-    }
-
-    #[test]
-    fn the_median_is_the_middle_one() {
-        assert_eq!(median(vec![5.0, 1.0, 9.0, 2.0, 3.0]), 3.0);
     }
 }

@@ -13,7 +13,10 @@ pub(crate) mod block;
 pub(crate) mod columns;
 mod cpu;
 mod cuda;
+mod flash;
 mod grad;
+mod operands;
+mod plain;
 #[cfg(test)]
 mod tests;
 
@@ -209,13 +212,17 @@ impl Registered for AttentionGrad {
 }
 
 /// Shapes of models: B, s, h, k, e, and whether documents are told apart.
-const ON_CARD: [(usize, usize, usize, usize, usize, bool); 6] = [
+const ON_CARD: [(usize, usize, usize, usize, usize, bool); 10] = [
     (2, 200, 4, 4, 32, false),
     (1, 333, 4, 2, 64, true),
     (2, 128, 4, 1, 64, false),
     (1, 257, 2, 1, 128, true),
     (1, 100, 2, 2, 256, false),
     (3, 70, 3, 1, 96, true),
+    (2, 300, 4, 2, 32, true),
+    (1, 150, 2, 2, 48, false),
+    (2, 40, 2, 1, 16, true),
+    (1, 513, 1, 1, 80, false),
 ];
 
 /// Documents of very different lengths: 1, 2, 4, .. tokens.
@@ -226,7 +233,7 @@ fn doubling_documents(sequences: usize, seq_len: usize) -> SampleInput {
 }
 
 impl OnCard for Attention {
-    const SOURCES: &'static [KernelSource] = &[cuda::SOURCE];
+    const SOURCES: &'static [KernelSource] = &[plain::SOURCE, flash::FORWARD, flash::WHOLE_FORWARD];
 
     fn card_samples() -> Vec<Sample> {
         let sample = |(b, seq_len, heads, kv_heads, head_dim, documents)| {
@@ -240,7 +247,8 @@ impl OnCard for Attention {
 }
 
 impl OnCard for AttentionGrad {
-    const SOURCES: &'static [KernelSource] = &[cuda::SOURCE];
+    const SOURCES: &'static [KernelSource] =
+        &[plain::SOURCE, flash::QUERIES, flash::KEYS, flash::WHOLE_BACKWARD];
 
     fn card_samples() -> Vec<Sample> {
         let sample = |(b, seq_len, heads, kv_heads, head_dim, documents)| {

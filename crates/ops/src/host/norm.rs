@@ -7,10 +7,16 @@ use xtrain_tensor::Real;
 #[inline(always)]
 pub(crate) fn norm_row<T: Real>(x: &[T], w: &[T], eps: T, y: &mut [T]) -> T {
     let rstd = T::ONE / (dot(x, x) / T::of(w.len() as f64) + eps).sqrt();
+    scale_row(x, rstd, w, y);
+    rstd
+}
+
+/// y = x * rstd * w.
+#[inline(always)]
+pub(crate) fn scale_row<T: Real>(x: &[T], rstd: T, w: &[T], y: &mut [T]) {
     for ((y, x), w) in y.iter_mut().zip(x).zip(w) {
         *y = *x * rstd * *w;
     }
-    rstd
 }
 
 /// Adds dy n to `dw` and replaces dy by dx = rstd * (dy w - n mean(dy w n)), where n = x * rstd.

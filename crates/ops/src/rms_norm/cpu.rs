@@ -2,8 +2,9 @@
 
 use super::{AddRmsNorm, RmsNorm, RmsNormGrad};
 use crate::host::math::{Rounding, round_bf16, vectorized};
-use crate::host::norm::{norm_grad_row, norm_row};
+use crate::host::norm::{norm_grad_row, norm_row, scale_row};
 use crate::host::rows::{add_into, for_row_blocks, sum_bytes, sum_over_rows};
+use std::ops::Range;
 use xtrain_tensor::{CpuKernel, Real, TensorType, View, ViewMut, with_real};
 
 impl CpuKernel for RmsNorm {
@@ -66,18 +67,35 @@ fn norm<T: Real>(x: &[T], w: &[T], eps: f32, y: &mut [T], rstd: &mut [T]) {
 impl CpuKernel for RmsNormGrad {
     fn run(&self, inputs: &[View<'_>], outputs: &mut [ViewMut<'_>]) {
         let (t, d) = inputs[0].ty.shape.rows_cols();
-        let [dx, dw] = outputs else { unreachable!("two outputs") };
         with_real!(inputs[0].ty.dtype, T => {
             let w = inputs[3].reals::<T>();
-            let sum = sum_over_rows(t, d, [dx], |rows, [mut dx], dw: &mut [T]| {
+            let rest = |rows: Range<usize>, dx: &mut [T], dw: &mut [T]| {
                 let input = |n: usize| inputs[n].rows(rows.clone()).reals::<T>();
-                let (dy, x) = (input(0), input(1));
                 let rstd = inputs[2].slice(rows.clone()).reals::<T>();
                 let residual = (inputs.len() == 5).then(|| input(4));
-                let mut dx = dx.fresh::<T>();
-                dx.copy_from_slice(&dy);
-                grad(&x, &rstd, &w, residual.as_deref(), &mut dx, dw);
-            });
+                grad(&input(1), &rstd, &w, residual.as_deref(), dx, dw);
+            };
+            let (dw, sum) = match outputs {
+                [dx, dw, y] => {
+                    let sum = sum_over_rows(t, d, [dx, y], |rows, [mut dx, mut y], dw: &mut [T]| {
+                        let (mut dx, mut y) = (dx.fresh::<T>(), y.reals::<T>());
+                        dx.copy_from_slice(&y);
+                        let (x, rstd) = (inputs[1].rows(rows.clone()), inputs[2].slice(rows.clone()));
+                        scaled(&x.reals::<T>(), &rstd.reals::<T>(), &w, &mut y);
+                        rest(rows, &mut dx, dw);
+                    });
+                    (dw, sum)
+                }
+                [dx, dw] => {
+                    let sum = sum_over_rows(t, d, [dx], |rows, [mut dx], dw: &mut [T]| {
+                        let mut dx = dx.fresh::<T>();
+                        dx.copy_from_slice(&inputs[0].rows(rows.clone()).reals::<T>());
+                        rest(rows, &mut dx, dw);
+                    });
+                    (dw, sum)
+                }
+                _ => unreachable!("two outputs or three"),
+            };
             dw.store::<T>(&sum);
         });
     }
@@ -86,6 +104,19 @@ impl CpuKernel for RmsNormGrad {
         let (t, d) = inputs[0].shape.rows_cols();
         sum_bytes(t, d, inputs[0].dtype)
     }
+}
+
+/// y of the forward, of the rows' saved rstd.
+fn scaled<T: Real>(x: &[T], rstd: &[T], w: &[T], y: &mut [T]) {
+    let d = w.len();
+    vectorized(
+        #[inline(always)]
+        || {
+            for ((x, y), rstd) in x.chunks_exact(d).zip(y.chunks_exact_mut(d)).zip(rstd) {
+                scale_row(x, *rstd, w, y);
+            }
+        },
+    );
 }
 
 /// Replaces dy by dx.

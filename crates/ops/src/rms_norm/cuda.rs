@@ -90,6 +90,7 @@ struct NormGrad {
     w: Floats,
     residual: DevicePtr,
     dx: DevicePtr,
+    y: DevicePtr,
     parts: DevicePtr,
     rows: u64,
     width: u32,
@@ -105,21 +106,25 @@ struct Sum {
     accumulate: u32,
 }
 
-/// Whether each thread of a block can have the same few columns of every row.
-fn is_kept(width: usize) -> bool {
-    width.is_multiple_of(OWNED) && width <= OWNED * THREADS
+/// Whether each thread of a block can have the same few columns of every row; f32 takes more registers, so blocks are smaller.
+fn is_kept(ty: TensorType) -> bool {
+    let (_, width) = ty.shape.rows_cols();
+    width.is_multiple_of(OWNED) && width <= OWNED * THREADS * 2 / ty.dtype.bytes(1)
 }
 
-/// Partial sums of dw.
-fn parts(rows: usize, width: usize) -> usize {
-    let rows = if is_kept(width) { rows } else { rows.div_ceil(ROWS) };
-    rows.clamp(1, PARTS)
+/// Partial sums of dw. Blocks of narrow rows are small, so there are more of them.
+fn parts(ty: TensorType) -> usize {
+    let (rows, width) = ty.shape.rows_cols();
+    match is_kept(ty) {
+        true => rows.clamp(1, if width <= 1024 { 2 * PARTS } else { PARTS }),
+        false => rows.div_ceil(ROWS).clamp(1, PARTS),
+    }
 }
 
 impl CudaKernel for RmsNormGrad {
     fn workspace(&self, inputs: &[TensorType]) -> Vec<TensorType> {
-        let (rows, width) = inputs[0].shape.rows_cols();
-        vec![TensorType::new(DType::F32, [parts(rows, width), width])]
+        let (_, width) = inputs[0].shape.rows_cols();
+        vec![TensorType::new(DType::F32, [parts(inputs[0]), width])]
     }
 
     fn ready(&self, gpu: &Gpu, operands: &Operands<'_>) -> Result<Work, CudaError> {
@@ -134,13 +139,15 @@ impl CudaKernel for RmsNormGrad {
             w: inputs[3].into(),
             residual: inputs.get(4).map_or(DevicePtr(0), |residual| residual.place),
             dx: outputs[0].place,
+            // Remaking, dy stands where y is to stand.
+            y: outputs.get(2).map_or(DevicePtr(0), |y| y.place),
             parts: workspace[0].place,
             rows: rows as u64,
             width: width as u32,
         };
-        let parts = parts(rows, width);
+        let parts = parts(ty);
         let mut works = Vec::new();
-        if is_kept(width) {
+        if is_kept(ty) {
             let launch = Launch::row(parts as u32, warps_of(width / OWNED, THREADS));
             // SAFETY: the kernel takes one `NormGrad`. dy, x, the residual and dx are [rows, width] of the type that the name says, rstd
             // has rows elements, w width, the workspace a row of width f32 for each block. OWNED columns a thread make up a row.
@@ -150,7 +157,7 @@ impl CudaKernel for RmsNormGrad {
             // SAFETY: as above; a block stays within its row.
             works.push(unsafe { Work::launch(function("rms_norm_grad_any")?, launch, arguments) });
             let launch = plane([width.div_ceil(32), parts], [32, ROWS as u32]);
-            // SAFETY: as above; the workspace has a row for each y of the grid.
+            // SAFETY: as above; the workspace has a row for each y of the grid. It reads each element of dy once, before it writes y there.
             works.push(unsafe { Work::launch(function("rms_norm_columns_any")?, launch, arguments) });
         }
         let sum = Sum {

@@ -118,6 +118,8 @@ struct NormGrad {
     // May be null.
     const void* residual;
     void* dx;
+    // May be null; else it is dy, which a thread has read before it writes.
+    void* y;
     // [parts, width]: sums of dy n over the rows of a part.
     float* parts;
     u64 rows;
@@ -127,34 +129,73 @@ struct NormGrad {
 // Columns that a thread has in every row of its block.
 constexpr int OWNED = 8;
 
-// A block takes every gridDim.x-th row. So a thread adds up dw of its columns in registers, and dy and x are read once for both gradients.
+// What a thread has of a row, as it stands in memory.
+template <class T> struct GradRow {
+    static constexpr int VECTORS = OWNED / LANES<T>;
+    uint4 dy[VECTORS], x[VECTORS], residual[VECTORS];
+    float rstd;
+
+    __device__ __forceinline__ void read(const NormGrad& at, u64 row, bool owns) {
+        u64 first = row * at.width + threadIdx.x * OWNED;
+#pragma unroll
+        for (int v = 0; v < VECTORS; v++) {
+            dy[v] = x[v] = residual[v] = make_uint4(0, 0, 0, 0);
+            if (!owns) continue;
+            dy[v] = ((const uint4*)((const T*)at.dy + first))[v];
+            x[v] = ((const uint4*)((const T*)at.x + first))[v];
+            if (at.residual) residual[v] = ((const uint4*)((const T*)at.residual + first))[v];
+        }
+        rstd = load(at.rstd, row);
+    }
+};
+
+template <class T> __device__ __forceinline__ void unpack_all(const uint4 (&from)[OWNED / LANES<T>], float (&to)[OWNED]) {
+#pragma unroll
+    for (int v = 0; v < OWNED / LANES<T>; v++) unpack<T>(from[v], to + v * LANES<T>);
+}
+
+// A block takes every gridDim.x-th row. So a thread adds up dw of its columns in registers, and dy and x are read once for both gradients;
+// the next row is read while this one is reduced.
 template <class T> __device__ __forceinline__ void grad_kept(const NormGrad& at) {
-    __shared__ float space[32];
-    u32 column = threadIdx.x * OWNED;
+    // Two rows' sums of the warps: a warp may be one row ahead of another.
+    __shared__ float sums[2][32];
+    u32 column = threadIdx.x * OWNED, warps = blockDim.x / 32, lane = threadIdx.x % 32;
     bool owns = column < at.width;
     float w[OWNED] = {}, dw[OWNED] = {};
     if (owns) load<OWNED>(at.w, column, w);
-    for (u64 row = blockIdx.x; row < at.rows; row += gridDim.x) {
-        u64 first = row * at.width + column;
-        float dy[OWNED] = {}, n[OWNED] = {}, dx[OWNED] = {};
-        if (owns) {
-            load<OWNED>((const T*)at.dy + first, dy);
-            load<OWNED>((const T*)at.x + first, n);
-            if (at.residual) load<OWNED>((const T*)at.residual + first, dx);
-        }
-        float rstd = load(at.rstd, row);
-        float along = 0.0f;
+    GradRow<T> next;
+    if (blockIdx.x < at.rows) next.read(at, blockIdx.x, owns);
+    int turn = 0;
+    for (u64 row = blockIdx.x; row < at.rows; row += gridDim.x, turn ^= 1) {
+        GradRow<T> mine = next;
+        if (row + gridDim.x < at.rows) next.read(at, row + gridDim.x, owns);
+        float dy[OWNED], n[OWNED], dx[OWNED], along = 0.0f;
+        unpack_all<T>(mine.dy, dy);
+        unpack_all<T>(mine.x, n);
+        unpack_all<T>(mine.residual, dx);
 #pragma unroll
         for (int i = 0; i < OWNED; i++) {
-            n[i] *= rstd;
+            n[i] *= mine.rstd;
             dw[i] += dy[i] * n[i];
             dy[i] *= w[i];
             along += dy[i] * n[i];
         }
-        along = block_sum(along, space) / at.width;
+        along = warp_sum(along);
+        if (warps > 1) {
+            if (lane == 0) sums[turn][threadIdx.x / 32] = along;
+            __syncthreads();
+            along = warp_sum(lane < warps ? sums[turn][lane] : 0.0f);
+        }
+        along /= at.width;
 #pragma unroll
-        for (int i = 0; i < OWNED; i++) dx[i] += rstd * (dy[i] - n[i] * along);
-        if (owns) store<OWNED>((T*)at.dx + first, dx);
+        for (int i = 0; i < OWNED; i++) dx[i] += mine.rstd * (dy[i] - n[i] * along);
+        if (!owns) continue;
+        store<OWNED>((T*)at.dx + row * at.width + column, dx);
+        if (at.y) {
+#pragma unroll
+            for (int i = 0; i < OWNED; i++) n[i] *= w[i];
+            store<OWNED>((T*)at.y + row * at.width + column, n);
+        }
     }
     if (owns) store<OWNED>(at.parts + (u64)blockIdx.x * at.width + column, dw);
 }
@@ -187,7 +228,9 @@ template <class T> __device__ __forceinline__ void columns_any(const NormGrad& a
     if (column < at.width) {
         for (u64 row = (u64)blockIdx.y * 8 + threadIdx.y; row < at.rows; row += (u64)gridDim.y * 8) {
             u64 i = row * at.width + column;
-            sum += widen(((const T*)at.dy)[i]) * (widen(((const T*)at.x)[i]) * load(at.rstd, row));
+            float n = widen(((const T*)at.x)[i]) * load(at.rstd, row);
+            sum += widen(((const T*)at.dy)[i]) * n;
+            if (at.y) ((T*)at.y)[i] = narrow<T>(n * load(at.w, column));
         }
     }
     sums[threadIdx.y][threadIdx.x] = sum;
@@ -216,7 +259,9 @@ extern "C" __global__ void rms_norm_sum(Sum at) {
     extern "C" __global__ void __launch_bounds__(1024) add_rms_norm_kept_##NAME(Norm at) { norm_kept<T, true>(at); }  \
     extern "C" __global__ void __launch_bounds__(1024) rms_norm_any_##NAME(Norm at) { norm_any<T, false>(at); }       \
     extern "C" __global__ void __launch_bounds__(1024) add_rms_norm_any_##NAME(Norm at) { norm_any<T, true>(at); }    \
-    extern "C" __global__ void __launch_bounds__(1024) rms_norm_grad_kept_##NAME(NormGrad at) { grad_kept<T>(at); }   \
+    extern "C" __global__ void __launch_bounds__(2048 / sizeof(T)) rms_norm_grad_kept_##NAME(NormGrad at) {           \
+        grad_kept<T>(at);                                                                                             \
+    }                                                                                                                 \
     extern "C" __global__ void __launch_bounds__(1024) rms_norm_grad_any_##NAME(NormGrad at) { grad_any<T>(at); }     \
     extern "C" __global__ void __launch_bounds__(256) rms_norm_columns_any_##NAME(NormGrad at) { columns_any<T>(at); }
 

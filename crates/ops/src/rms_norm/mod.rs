@@ -7,6 +7,7 @@ mod cuda;
 
 use crate::registry::{OnCard, Registered, Sample, SampleInput};
 use crate::{float_shaped, matrix};
+use std::any::Any;
 use std::sync::Arc;
 use xtrain_cuda::KernelSource;
 use xtrain_program::{Backward, Differentiable, Op, OpError, Operand, Rebuild, Role, Source, ValueId};
@@ -110,11 +111,13 @@ impl Differentiable for AddRmsNorm {
 }
 
 /// `(dy_td, x_td, rstd_t, w_d[, dresidual_td]) -> (dx_td, dw_d)`: with n = x * rstd, dx = rstd * (dy w - n mean(dy w n)) + dresidual
-/// and dw = sum over tokens of dy n. dw accumulates.
+/// and dw = sum over tokens of dy n. dw accumulates. Remaking, also `-> y_td` of the forward, in place of dy.
 #[derive(Clone, Copy, Debug)]
 pub struct RmsNormGrad {
     /// The element type of dw.
     pub out: DType,
+    /// Whether y is made again.
+    pub remake: bool,
 }
 
 impl Op for RmsNormGrad {
@@ -132,7 +135,19 @@ impl Op for RmsNormGrad {
         })?;
         float_shaped("rstd", inputs[2], &[rows])?;
         float_shaped("the norm's weight", inputs[3], &[cols])?;
-        Ok(vec![inputs[0], TensorType::new(self.out, [cols])])
+        let mut outputs = vec![inputs[0], TensorType::new(self.out, [cols])];
+        outputs.extend(self.remake.then_some(inputs[0]));
+        Ok(outputs)
+    }
+
+    /// dy dies here in a training step.
+    fn in_place(&self) -> &[(usize, usize)] {
+        if self.remake { &[(2, 0)] } else { &[] }
+    }
+
+    fn remaking(&self, other: &dyn Op, positions: &[usize]) -> Option<Arc<dyn Op>> {
+        let is_forward = (other as &dyn Any).is::<RmsNorm>() && positions == [1, 3];
+        is_forward.then(|| Arc::new(RmsNormGrad { remake: true, ..*self }) as Arc<dyn Op>)
     }
 
     fn operand(&self, input: usize) -> Operand {
@@ -151,7 +166,7 @@ fn rstd(x: TensorType, rows: usize) -> TensorType {
 
 /// Emits the backward; `weight` is the input of the norm's weight.
 fn grad(cx: &mut Backward<'_>, inputs: &[ValueId], weight: usize) -> Result<[ValueId; 2], OpError> {
-    let made = cx.emit(Role::Dgrad, RmsNormGrad { out: cx.grad_dtype(weight) }, inputs)?;
+    let made = cx.emit(Role::Dgrad, RmsNormGrad { out: cx.grad_dtype(weight), remake: false }, inputs)?;
     Ok([made[0], made[1]])
 }
 
@@ -200,21 +215,21 @@ impl Registered for AddRmsNorm {
 
 impl Registered for RmsNormGrad {
     fn samples() -> Vec<Sample> {
-        vec![Sample::plain(
-            RmsNormGrad { out: DType::F32 },
+        let inputs = || {
             [
                 SampleInput::activation([13, 7]),
                 SampleInput::activation([13, 7]),
                 SampleInput::activation([13]),
                 SampleInput::activation([7]),
                 SampleInput::activation([13, 7]),
-            ],
-        )]
+            ]
+        };
+        [false, true].map(|remake| Sample::plain(RmsNormGrad { out: DType::F32, remake }, inputs())).into()
     }
 
     fn large() -> Sample {
         Sample::plain(
-            RmsNormGrad { out: DType::F32 },
+            RmsNormGrad { out: DType::F32, remake: true },
             [
                 SampleInput::activation([300, 160]),
                 SampleInput::activation([300, 160]),
@@ -262,9 +277,9 @@ impl OnCard for RmsNormGrad {
         for [t, d] in ON_CARD {
             let (x, rstd) = (|| SampleInput::activation([t, d]), SampleInput::activation([t]));
             let mut inputs = vec![x(), x(), rstd, SampleInput::activation([d])];
-            all.push(Sample::plain(RmsNormGrad { out: DType::BF16 }, inputs.clone()));
+            all.push(Sample::plain(RmsNormGrad { out: DType::BF16, remake: true }, inputs.clone()));
             inputs.push(x());
-            all.push(Sample::plain(RmsNormGrad { out: DType::F32 }, inputs));
+            all.push(Sample::plain(RmsNormGrad { out: DType::F32, remake: false }, inputs));
         }
         all
     }

@@ -35,16 +35,26 @@ fn forward_row<T: Real>(gate: &[T], up: &[T], y: &mut [T]) {
 impl CpuKernel for SwigluGrad {
     fn run(&self, inputs: &[View<'_>], outputs: &mut [ViewMut<'_>]) {
         let (t, f) = inputs[0].ty.shape.rows_cols();
-        let [gate_up] = outputs else { unreachable!("one output") };
-        with_real!(inputs[0].ty.dtype, T => {
-            for_row_blocks(t, [gate_up], |rows, [mut gate_up]| {
-                let dy = inputs[0].rows(rows).reals::<T>();
-                for (gate_up, dy) in gate_up.reals::<T>().chunks_exact_mut(2 * f).zip(dy.chunks_exact(f)) {
-                    let (gate, up) = gate_up.split_at_mut(f);
-                    grad_row(dy, gate, up);
-                }
-            });
-        });
+        match outputs {
+            [gate_up, y] => with_real!(inputs[0].ty.dtype, T => {
+                for_row_blocks(t, [gate_up, y], |_, [mut gate_up, mut y]| {
+                    for (gate_up, y) in gate_up.reals::<T>().chunks_exact_mut(2 * f).zip(y.reals::<T>().chunks_exact_mut(f)) {
+                        let (gate, up) = gate_up.split_at_mut(f);
+                        grad_row_remaking(y, gate, up);
+                    }
+                });
+            }),
+            [gate_up] => with_real!(inputs[0].ty.dtype, T => {
+                for_row_blocks(t, [gate_up], |rows, [mut gate_up]| {
+                    let dy = inputs[0].rows(rows).reals::<T>();
+                    for (gate_up, dy) in gate_up.reals::<T>().chunks_exact_mut(2 * f).zip(dy.chunks_exact(f)) {
+                        let (gate, up) = gate_up.split_at_mut(f);
+                        grad_row(dy, gate, up);
+                    }
+                });
+            }),
+            _ => unreachable!("one output or two"),
+        }
     }
 }
 
@@ -56,6 +66,21 @@ fn grad_row<T: Real>(dy: &[T], gate: &mut [T], up: &mut [T]) {
             for ((g, u), &dy) in gate.iter_mut().zip(up).zip(dy) {
                 let s = sigmoid(*g);
                 let (dgate, dup) = (dy * *u * s * (T::ONE + *g * (T::ONE - s)), dy * (*g * s));
+                (*g, *u) = (dgate, dup);
+            }
+        },
+    );
+}
+
+/// The same, and replaces dy by y.
+fn grad_row_remaking<T: Real>(dy: &mut [T], gate: &mut [T], up: &mut [T]) {
+    vectorized(
+        #[inline(always)]
+        || {
+            for ((g, u), dy) in gate.iter_mut().zip(up).zip(dy) {
+                let s = sigmoid(*g);
+                let (dgate, dup) = (*dy * *u * s * (T::ONE + *g * (T::ONE - s)), *dy * (*g * s));
+                *dy = *g * s * *u;
                 (*g, *u) = (dgate, dup);
             }
         },

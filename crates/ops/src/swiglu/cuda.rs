@@ -43,12 +43,14 @@ impl CudaKernel for Swiglu {
 
 impl CudaKernel for SwigluGrad {
     fn ready(&self, gpu: &Gpu, operands: &Operands<'_>) -> Result<Work, CudaError> {
+        // Remaking, dy stands where y is to stand.
         let (dy, gate_up) = (operands.inputs[0], operands.outputs[0]);
         let (rows, width) = dy.ty.shape.rows_cols();
-        let (function, launch) = kernel(gpu, "swiglu_grad", dy.ty)?;
+        let name = if self.remake { "swiglu_grad_remaking" } else { "swiglu_grad" };
+        let (function, launch) = kernel(gpu, name, dy.ty)?;
         let arguments =
             Arguments { read: dy.place, written: gate_up.place, rows: rows as u64, width: width as u32 };
-        // SAFETY: as above with dy for y; a thread reads gate and up of its columns before it overwrites them.
+        // SAFETY: as above with dy for y; a thread reads gate, up and dy of its columns before it overwrites them.
         Ok(unsafe { Work::launch(function, launch, arguments) })
     }
 }

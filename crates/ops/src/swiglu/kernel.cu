@@ -9,7 +9,8 @@ struct Swiglu {
 };
 
 struct SwigluGrad {
-    const void* dy;
+    // dy, and, remaking, y.
+    void* dy;
     // Gate and up, and their gradients.
     void* gate_up;
     u64 rows;
@@ -32,7 +33,7 @@ template <class T, int N> __device__ __forceinline__ void forward(const Swiglu& 
     store<N>((T*)at.y + row * at.width + column, gate);
 }
 
-template <class T, int N> __device__ __forceinline__ void backward(const SwigluGrad& at) {
+template <class T, int N, bool REMAKE> __device__ __forceinline__ void backward(const SwigluGrad& at) {
     u64 row = blockIdx.x;
     u32 column = (blockIdx.y * blockDim.x + threadIdx.x) * N;
     if (row >= at.rows || column >= at.width) return;
@@ -44,9 +45,12 @@ template <class T, int N> __device__ __forceinline__ void backward(const SwigluG
 #pragma unroll
     for (int i = 0; i < N; i++) {
         float g = gate[i], s = sigmoid(g);
+        float y = g * s * up[i];
         gate[i] = dy[i] * up[i] * s * (1.0f + g * (1.0f - s));
         up[i] = dy[i] * (g * s);
+        dy[i] = y;
     }
+    if (REMAKE) store<N>((T*)at.dy + row * at.width + column, dy);
     store<N>(both, gate);
     store<N>(both + at.width, up);
 }
@@ -54,8 +58,10 @@ template <class T, int N> __device__ __forceinline__ void backward(const SwigluG
 #define KERNELS(T, NAME)                                                                             \
     extern "C" __global__ void swiglu_vector_##NAME(Swiglu at) { forward<T, LANES<T>>(at); }         \
     extern "C" __global__ void swiglu_any_##NAME(Swiglu at) { forward<T, 1>(at); }                   \
-    extern "C" __global__ void swiglu_grad_vector_##NAME(SwigluGrad at) { backward<T, LANES<T>>(at); } \
-    extern "C" __global__ void swiglu_grad_any_##NAME(SwigluGrad at) { backward<T, 1>(at); }
+    extern "C" __global__ void swiglu_grad_vector_##NAME(SwigluGrad at) { backward<T, LANES<T>, false>(at); } \
+    extern "C" __global__ void swiglu_grad_any_##NAME(SwigluGrad at) { backward<T, 1, false>(at); }          \
+    extern "C" __global__ void swiglu_grad_remaking_vector_##NAME(SwigluGrad at) { backward<T, LANES<T>, true>(at); } \
+    extern "C" __global__ void swiglu_grad_remaking_any_##NAME(SwigluGrad at) { backward<T, 1, true>(at); }
 
 KERNELS(float, f32)
 KERNELS(bf16, bf16)

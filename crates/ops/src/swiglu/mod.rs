@@ -9,6 +9,8 @@ mod tests;
 
 use crate::matrix;
 use crate::registry::{OnCard, Registered, Sample, SampleInput};
+use std::any::Any;
+use std::sync::Arc;
 use xtrain_cuda::KernelSource;
 use xtrain_program::{Backward, Differentiable, Op, OpError, Role};
 use xtrain_tensor::TensorType;
@@ -36,15 +38,18 @@ impl Op for Swiglu {
 impl Differentiable for Swiglu {
     fn backward(&self, cx: &mut Backward<'_>) -> Result<(), OpError> {
         let Some(dy) = cx.grad(0) else { return Ok(()) };
-        let dgate_up = cx.emit(Role::Dgrad, SwigluGrad, &[dy, cx.input(0)])?[0];
+        let dgate_up = cx.emit(Role::Dgrad, SwigluGrad { remake: false }, &[dy, cx.input(0)])?[0];
         cx.set_grad(0, dgate_up)
     }
 }
 
 /// `(dy_tf, gate_up_t2f) -> dgate_up_t2f`, in place of gate_up: with s = 1 / (1 + e^-gate),
-/// dgate = dy up s (1 + gate (1 - s)) and dup = dy gate s.
+/// dgate = dy up s (1 + gate (1 - s)) and dup = dy gate s. Remaking, also `-> y_tf` of the forward, in place of dy.
 #[derive(Clone, Copy, Debug)]
-pub struct SwigluGrad;
+pub struct SwigluGrad {
+    /// Whether y is made again.
+    pub remake: bool,
+}
 
 impl Op for SwigluGrad {
     fn name(&self) -> &'static str {
@@ -56,12 +61,19 @@ impl Op for SwigluGrad {
         let (tokens, width) = halves(inputs[1])?;
         let expected = TensorType::new(inputs[1].dtype, [tokens, width]);
         OpError::ensure(inputs[0] == expected, || format!("dy must be {expected}, not {}", inputs[0]))?;
-        Ok(vec![inputs[1]])
+        let mut outputs = vec![inputs[1]];
+        outputs.extend(self.remake.then_some(expected));
+        Ok(outputs)
     }
 
-    /// Gate and up die here in a training step: their gradients take their place.
+    /// Gate and up die here in a training step, and so does dy: what is made takes their place.
     fn in_place(&self) -> &[(usize, usize)] {
-        &[(0, 1)]
+        if self.remake { &[(0, 1), (1, 0)] } else { &[(0, 1)] }
+    }
+
+    fn remaking(&self, other: &dyn Op, positions: &[usize]) -> Option<Arc<dyn Op>> {
+        let is_forward = (other as &dyn Any).is::<Swiglu>() && positions == [1];
+        is_forward.then(|| Arc::new(SwigluGrad { remake: true }) as Arc<dyn Op>)
     }
 }
 
@@ -89,14 +101,13 @@ impl Registered for Swiglu {
 
 impl Registered for SwigluGrad {
     fn samples() -> Vec<Sample> {
-        vec![Sample::plain(
-            SwigluGrad,
-            [SampleInput::activation([13, 17]), SampleInput::activation([13, 34])],
-        )]
+        let inputs = || [SampleInput::activation([13, 17]), SampleInput::activation([13, 34])];
+        [false, true].map(|remake| Sample::plain(SwigluGrad { remake }, inputs())).into()
     }
 
     fn large() -> Sample {
-        Sample::plain(SwigluGrad, [SampleInput::activation([300, 160]), SampleInput::activation([300, 320])])
+        let inputs = [SampleInput::activation([300, 160]), SampleInput::activation([300, 320])];
+        Sample::plain(SwigluGrad { remake: true }, inputs)
     }
 }
 
@@ -113,9 +124,10 @@ impl OnCard for SwigluGrad {
     const SOURCES: &'static [KernelSource] = &[cuda::SOURCE];
 
     fn card_samples() -> Vec<Sample> {
-        let sample = |[t, f]: [usize; 2]| {
-            Sample::plain(SwigluGrad, [SampleInput::activation([t, f]), SampleInput::activation([t, 2 * f])])
+        let sample = |([t, f], remake): ([usize; 2], bool)| {
+            let inputs = [SampleInput::activation([t, f]), SampleInput::activation([t, 2 * f])];
+            Sample::plain(SwigluGrad { remake }, inputs)
         };
-        [[1, 8192], [70, 1024], [37, 3001], [600, 264]].map(sample).into()
+        [([1, 8192], false), ([70, 1024], true), ([37, 3001], true), ([600, 264], false)].map(sample).into()
     }
 }

@@ -7,17 +7,21 @@
 mod arena;
 mod ring;
 mod staging;
+mod stopwatch;
 
 use crate::engine::{Promise, ensure_length};
-use crate::{Checks, Engine, EngineError, Outputs, Part, ProgramId, StateEntry, Ticket};
+use crate::{
+    Checks, Engine, EngineError, Outputs, Part, ProgramId, StateEntry, Ticket, Timed, TimedWork, Timing,
+};
 use arena::{Arena, Span};
 use ring::{Inputs, Outputs as OutputRing};
 use staging::Staging;
 use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::Arc;
+use stopwatch::Stopwatch;
 use xtrain_cuda::{
-    CudaError, CudaKernel, CudaOutput, CudaTensor, Event, Gpu, Graph, GraphExec, Operands, Stream, Work,
+    CudaError, CudaKernel, CudaOutput, CudaTensor, Event, Gpu, Graph, GraphExec, Operands, Stream, Work, nvtx,
 };
 use xtrain_program::{Instance, KernelTable, Location, Op, Plan, Program, Region, StateKind, ValueId};
 use xtrain_tensor::TensorType;
@@ -31,6 +35,7 @@ pub struct CudaEngine {
     staging: Staging,
     programs: Vec<Loaded>,
     checks: Checks,
+    watch: Stopwatch,
 }
 
 struct Loaded {
@@ -42,6 +47,8 @@ struct Loaded {
     /// By instance; for a micro-step's the work of the first one and that of the following ones, where they differ.
     works: Vec<[Option<Work>; 2]>,
     graphs: HashMap<Part, Recording>,
+    /// The same with a mark after each op, by the number of its repeats.
+    timed: HashMap<(Part, usize), (GraphExec, Vec<Event>)>,
     /// Where the inputs lie on the card, and their way to it.
     input_span: Span,
     inputs: Inputs,
@@ -80,6 +87,7 @@ impl CudaEngine {
             staging: Staging::default(),
             programs: Vec::new(),
             checks: Checks::default(),
+            watch: Stopwatch::default(),
         })
     }
 
@@ -106,24 +114,53 @@ impl CudaEngine {
     }
 
     /// Puts the instances of `part` into the stream, one by one.
-    fn put_all(&self, id: ProgramId, part: Part) -> Result<(), EngineError> {
+    fn put_all(&self, id: ProgramId, part: Part, how: &Putting) -> Result<(), EngineError> {
         let loaded = &self.programs[id.0];
         let first = part.is_first();
-        for (index, instance) in loaded.program.instances.iter().enumerate() {
-            if !part.includes(instance.phase) {
-                continue;
-            }
+        how.mark(0, &self.stream)?;
+        for (n, index) in loaded.indices(part).enumerate() {
+            let instance = &loaded.program.instances[index];
+            let _range = (!how.recording)
+                .then(|| nvtx::range(format_args!("{} {}", instance.code.op().name(), instance.origin)));
             if self.checks.poison {
                 self.poison(loaded, index, first)?;
             }
             loaded.copy_over(index, &self.arena, &self.stream)?;
             let work = loaded.works[index][loaded.variant(index, first)].as_ref().expect("made ready before");
-            work.put(&self.stream)?;
+            (0..how.repeats).try_for_each(|_| work.put(&self.stream))?;
+            how.mark(n + 1, &self.stream)?;
             if self.checks.numerics {
                 self.check_finite(loaded, instance)?;
             }
         }
         Ok(())
+    }
+
+    /// Runs `part` with the time taken of each op: as a graph with marks in it, so that the host's pace does not count, where that may be
+    /// recorded by now.
+    fn run_ops(&mut self, id: ProgramId, part: Part, repeats: usize) -> Result<(), EngineError> {
+        let count = self.programs[id.0].indices(part).count();
+        let marks = || (0..=count).map(|_| Event::timed(self.gpu.context())).collect::<Result<Vec<_>, _>>();
+        if self.checks != Checks::default() || !self.programs[id.0].graphs.contains_key(&part) {
+            let how = Putting { recording: false, repeats, marks: marks()? };
+            self.put_all(id, part, &how)?;
+            self.programs[id.0].graphs.entry(part).or_insert(Recording::Tried);
+            self.stream.synchronize()?;
+            return Ok(self.watch.ops(id, part, self.programs[id.0].indices(part), &how.marks)?);
+        }
+        if !self.programs[id.0].timed.contains_key(&(part, repeats)) {
+            let how = Putting { recording: true, repeats, marks: marks()? };
+            let graph = Graph::record(&self.stream, || self.put_all(id, part, &how))?.instantiate()?;
+            self.programs[id.0].timed.insert((part, repeats), (graph, how.marks));
+        }
+        let loaded = &mut self.programs[id.0];
+        let Some((graph, _)) = loaded.timed.get_mut(&(part, repeats)) else {
+            unreachable!("it is there now")
+        };
+        graph.launch(&self.stream)?;
+        self.stream.synchronize()?;
+        let marks = &loaded.timed[&(part, repeats)].1;
+        Ok(self.watch.ops(id, part, loaded.indices(part), marks)?)
     }
 
     fn poison(&self, loaded: &Loaded, index: usize, first: bool) -> Result<(), EngineError> {
@@ -163,7 +200,38 @@ impl CudaEngine {
     }
 }
 
+/// How the instances of a part are put in.
+struct Putting {
+    /// As a graph is being recorded, or to run at once.
+    recording: bool,
+    /// How often each.
+    repeats: usize,
+    /// An event before the first one and after each; or none.
+    marks: Vec<Event>,
+}
+
+impl Putting {
+    /// To run or to be recorded, once and without marks.
+    fn plain(recording: bool) -> Self {
+        Putting { recording, repeats: 1, marks: Vec::new() }
+    }
+
+    fn mark(&self, n: usize, stream: &Stream) -> Result<(), CudaError> {
+        match self.marks.get(n) {
+            Some(mark) if self.recording => mark.record_in_graph(stream),
+            Some(mark) => mark.record(stream),
+            None => Ok(()),
+        }
+    }
+}
+
 impl Loaded {
+    /// The instances of a part.
+    fn indices(&self, part: Part) -> impl Iterator<Item = usize> {
+        let instances = self.program.instances.iter().enumerate();
+        instances.filter(move |(_, instance)| part.includes(instance.phase)).map(|(index, _)| index)
+    }
+
     fn span(&self, value: ValueId) -> Span {
         self.spans[value.0 as usize].expect("every operand is planned")
     }
@@ -266,6 +334,7 @@ impl Engine for CudaEngine {
             input_places,
             works: program.instances.iter().map(|_| [None, None]).collect(),
             graphs: HashMap::new(),
+            timed: HashMap::new(),
             spans,
             workspaces,
             program,
@@ -294,26 +363,34 @@ impl Engine for CudaEngine {
     }
 
     fn run(&mut self, id: ProgramId, part: Part) -> Result<(), EngineError> {
+        let begun = self.watch.begin(&self.stream)?;
         let loaded = &mut self.programs[id.0];
         loaded.inputs.send(self.arena.at(loaded.input_span), &self.stream)?;
+        self.watch.end(begun, id, TimedWork::Inputs, &self.stream)?;
+        if let Timing::Ops { repeats } = self.watch.timing() {
+            return self.run_ops(id, part, repeats);
+        }
+        let begun = self.watch.begin(&self.stream)?;
         let plain = self.checks != Checks::default();
         if !plain && matches!(self.programs[id.0].graphs.get(&part), Some(Recording::Tried)) {
-            let graph = Graph::record(&self.stream, || self.put_all(id, part))?;
+            let graph = Graph::record(&self.stream, || self.put_all(id, part, &Putting::plain(true)))?;
             self.programs[id.0].graphs.insert(part, Recording::Ready(graph.instantiate()?));
         }
         match self.programs[id.0].graphs.get_mut(&part) {
-            Some(Recording::Ready(graph)) if !plain => Ok(graph.launch(&self.stream)?),
+            Some(Recording::Ready(graph)) if !plain => graph.launch(&self.stream)?,
             _ => {
-                self.put_all(id, part)?;
+                self.put_all(id, part, &Putting::plain(false))?;
                 self.programs[id.0].graphs.entry(part).or_insert(Recording::Tried);
-                Ok(())
             }
         }
+        Ok(self.watch.end(begun, id, TimedWork::Part(part), &self.stream)?)
     }
 
     fn fetch(&mut self, program: ProgramId) -> Result<Ticket, EngineError> {
+        let begun = self.watch.begin(&self.stream)?;
         let loaded = &mut self.programs[program.0];
         let fetch = loaded.outputs.fetch(self.arena.at(loaded.output_span), &self.stream)?;
+        self.watch.end(begun, program, TimedWork::Outputs, &self.stream)?;
         Ok(Ticket(Promise::Copying { program, fetch }))
     }
 
@@ -367,26 +444,16 @@ impl Engine for CudaEngine {
         self.arena.planned_bytes()
     }
 
-    fn time_instances(&mut self, program: ProgramId, repeats: usize) -> Result<Vec<f64>, EngineError> {
-        let loaded = &self.programs[program.0];
-        let context = self.gpu.context();
-        let (begin, end) = (Event::timed(context)?, Event::timed(context)?);
-        let mut seconds = Vec::with_capacity(loaded.works.len());
-        for work in &loaded.works {
-            let work = work[0].as_ref().expect("made ready when the program was loaded");
-            // As a graph, so that the host's pace does not count.
-            let graph = Graph::record(&self.stream, || {
-                (0..repeats).try_for_each(|_| work.put(&self.stream)).map_err(EngineError::from)
-            })?;
-            let mut graph = graph.instantiate()?;
-            graph.launch(&self.stream)?;
-            begin.record(&self.stream)?;
-            graph.launch(&self.stream)?;
-            end.record(&self.stream)?;
-            end.synchronize()?;
-            seconds.push(begin.seconds_until(&end)? / repeats as f64);
-        }
-        Ok(seconds)
+    fn program(&self, id: ProgramId) -> &Program {
+        &self.programs[id.0].program
+    }
+
+    fn set_timing(&mut self, timing: Timing) -> Result<(), EngineError> {
+        Ok(self.watch.set(timing, &self.stream)?)
+    }
+
+    fn take_times(&mut self) -> Result<Vec<Timed>, EngineError> {
+        self.watch.take()
     }
 
     fn free_bytes(&self) -> Option<u64> {

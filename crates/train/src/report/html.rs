@@ -5,11 +5,11 @@ use std::fmt::{self, Display};
 /// Shows a text such that it means itself in HTML, in element content and in quoted attributes.
 ///
 /// Control characters that HTML forbids are shown as U+FFFD.
-pub(super) fn escape(text: &str) -> Escaped<'_> {
+pub(crate) fn escape(text: &str) -> Escaped<'_> {
     Escaped(text)
 }
 
-pub(super) struct Escaped<'a>(&'a str);
+pub(crate) struct Escaped<'a>(&'a str);
 
 impl Display for Escaped<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

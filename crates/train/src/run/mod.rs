@@ -5,7 +5,7 @@
 //! <out>/tokenizer/       the tokenizer                      <out>/hf/                   the last state as a Hugging Face folder
 //! <out>/metrics.jsonl    every reported step and event      <out>/sample.txt            what the model wrote at the end
 //! <out>/events.out.*     the same for TensorBoard           <out>/report.html           curves and figures on one page
-//! <out>/source/          what init_from said of its model
+//! <out>/source/          what init_from said of its model  <out>/trace.json           what was run when, with --profile
 //! ```
 
 mod corpus;
@@ -25,7 +25,8 @@ pub use corpus::Corpus;
 pub use error::RunError;
 pub use folder::RunFolder;
 pub use setup::{Planned, plan, plan_on};
-pub use trainer::{Observer, Outcome, Start, train};
+pub(crate) use trainer::IN_FLIGHT;
+pub use trainer::{Observer, Outcome, Start, train, train_profiled};
 
 use xtrain_data::{Learning, Progress, Vocabulary};
 

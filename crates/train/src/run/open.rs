@@ -162,6 +162,7 @@ impl Run {
             evaluator,
             entropy_is_known: false,
             prompts,
+            profiler: None,
         })))
     }
 }

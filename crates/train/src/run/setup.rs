@@ -227,6 +227,7 @@ pub(crate) fn planned(resolved: Resolved) -> Result<Planned, RunError> {
             Recompute::Norms => program::Recompute::Norms,
             Recompute::Block => program::Recompute::Block,
         },
+        recompute_blocks: c.train.recompute_blocks,
         optimizer: OptimizerSpec {
             betas: c.optimizer.betas,
             eps: c.optimizer.eps,

@@ -10,6 +10,7 @@ use crate::evaluate::{Evaluator, Tally};
 use crate::exchange;
 use crate::learner::{Learner, Step, StepResult};
 use crate::metrics::{Checkpoint, EvalMetrics, Event, MetricsSink, SkippedStep, StepMetrics};
+use crate::profile::{ProfileOptions, Profiler, doing, doing_step};
 use crate::schedule::Schedule;
 use crate::weights::LearnError;
 use std::collections::VecDeque;
@@ -81,6 +82,17 @@ pub fn train(
     stop: &AtomicBool,
     observer: &mut dyn Observer,
 ) -> Result<Outcome, RunError> {
+    train_profiled(parsed, start, None, stop, observer)
+}
+
+/// The same, with a trace of some steps in `trace.json` of the run folder.
+pub fn train_profiled(
+    parsed: &Parsed,
+    start: Start,
+    profile: Option<ProfileOptions>,
+    stop: &AtomicBool,
+    observer: &mut dyn Observer,
+) -> Result<Outcome, RunError> {
     let begun = Instant::now();
     let limit = parsed.config.train.max_time.map(|t| t.duration());
     let time_is_up = || limit.is_some_and(|limit| begun.elapsed() >= limit);
@@ -92,6 +104,7 @@ pub fn train(
             Opened::Finished { done, steps } => return Ok(Outcome::FinishedBefore { done, steps }),
         },
     };
+    run.profiler = profile.map(|options| Profiler::new(options, run.at.step, run.steps));
     run.go(Watch::new(stop, begun, limit), observer)
 }
 
@@ -117,6 +130,8 @@ pub(super) struct Run {
     pub(super) entropy_is_known: bool,
     /// The tokens of `eval.prompts`.
     pub(super) prompts: Vec<Vec<u32>>,
+    /// What makes a trace, where one is asked for.
+    pub(super) profiler: Option<Profiler>,
 }
 
 impl Run {
@@ -133,6 +148,9 @@ impl Run {
             tracing::error!("{error}");
         }
         let outcome = ended.and_then(|outcome| saved.map(|()| outcome))?;
+        if let Some(profiler) = &mut self.profiler {
+            profiler.finish(&mut self.learner, &self.folder, &self.device)?;
+        }
         self.finish(outcome, &watch, observer)
     }
 
@@ -148,8 +166,13 @@ impl Run {
             self.save(watch, observer)?;
         }
         let mut flight = Flight::default();
+        // A step lasts from the end of the one before, what is told of others in between included.
+        let mut step_begun = Instant::now();
         while self.at.step < self.steps {
-            let step_begun = Instant::now();
+            if let Some(profiler) = &mut self.profiler {
+                profiler.before_step(self.at.step, &mut self.learner, &self.folder, &self.device)?;
+                step_begun = Instant::now();
+            }
             let lr = self.schedule.lr(self.at.step);
             let ticket = self.step(lr)?;
             self.at.step += 1;
@@ -160,7 +183,8 @@ impl Run {
             // Whoever looks at the state wants to know what became of the steps that made it.
             let all = last || evaluate || ended.is_some() || due(self.at.step, every);
             let landed = self.land(&mut flight.steps, if all { 0 } else { IN_FLIGHT })?;
-            let took = step_begun.elapsed();
+            let now = Instant::now();
+            let took = now - std::mem::replace(&mut step_begun, now);
             self.at.train_seconds += took.as_secs_f64();
             watch.step = watch.step.max(took);
             flight.window.add(took);
@@ -176,11 +200,13 @@ impl Run {
                     return Ok(outcome);
                 }
                 ended = ended.or_else(|| watch.ended(watch.step + self.saving(watch))).filter(|_| !last);
+                step_begun = Instant::now();
             }
             // Skipped steps change nothing that is worth a checkpoint, and must not push out the good ones.
             let worth_saving = due(self.at.step, every) && flight.nonfinite_in_a_row == 0;
             if worth_saving || last || ended.is_some() {
                 self.save(watch, observer)?;
+                step_begun = Instant::now();
             }
             if let Some(outcome) = ended {
                 return Ok(outcome);
@@ -195,8 +221,11 @@ impl Run {
         let first = self.at.step * batch_size as u64;
         let valid_targets = self.corpus.loader.valid_targets(first..first + batch_size as u64) as usize;
         let step = Step { number: self.at.step, lr, valid_targets, micro_steps: batch_size / micro };
+        let _step = doing_step("step", step.number + 1);
         for n in 0..step.micro_steps {
+            let prepare = doing("prepare");
             let batch = self.corpus.loader.batch(first + (n * micro) as u64, micro)?;
+            drop(prepare);
             let done = self.learner.micro_step(&step, n, &batch);
             done.map_err(|e| during_step(self.at.step + 1, e))?;
         }
@@ -225,6 +254,7 @@ impl Run {
         observer: &mut dyn Observer,
     ) -> Result<(), RunError> {
         let Landed { step, result, .. } = landed;
+        let _metrics = doing_step("metrics", step);
         observer.stepped(step, self.steps);
         if result.skipped {
             self.at.skipped += 1;
@@ -256,6 +286,10 @@ impl Run {
         else {
             return Ok(None);
         };
+        let _evaluation = doing_step("evaluation", self.at.step);
+        if let Some(profiler) = &mut self.profiler {
+            profiler.before_evaluation(&mut self.learner)?;
+        }
         let tokens = self.config.eval.tokens.unwrap_or(0);
         let sequences = if tokens == 0 { u64::MAX } else { tokens.div_ceil(self.config.data.seq_len as u64) };
         let (mut ended, mut batch_begun, saving) = (None, None, self.saving(watch));
@@ -306,6 +340,7 @@ impl Run {
         if self.saved.holds(self.at.step) {
             return Ok(());
         }
+        let _save = doing_step("save", self.at.step);
         self.settle(watch, observer)?;
         let metrics = self.sink.unsynced()?;
         let written =
@@ -413,7 +448,7 @@ impl<'a> Watch<'a> {
 }
 
 /// Steps that may be under way beside the one that is being prepared: an engine that runs beside the host is never without work.
-const IN_FLIGHT: usize = 2;
+pub(crate) const IN_FLIGHT: usize = 2;
 
 /// The steps whose results are not here yet, and what was seen of those before them.
 #[derive(Default)]

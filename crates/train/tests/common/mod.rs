@@ -12,12 +12,14 @@ use xtrain_train::config::Device;
 use xtrain_train::engine::Processor;
 use xtrain_train::programs::{OptimizerSpec, TrainingSpec};
 
-/// An engine that poisons every output before it is written: on the CPU, or on a card where XTRAIN_TEST_DEVICE is `cuda`.
+/// Whether tests run on a card: with XTRAIN_TEST_DEVICE=cuda.
+pub fn on_card() -> bool {
+    std::env::var("XTRAIN_TEST_DEVICE").as_deref() == Ok("cuda")
+}
+
+/// An engine that poisons every output before it is written, on the device of the tests.
 pub fn engine() -> Box<dyn Engine> {
-    let device = match std::env::var("XTRAIN_TEST_DEVICE").as_deref() {
-        Ok("cuda") => Device::Cuda,
-        _ => Device::Cpu,
-    };
+    let device = if on_card() { Device::Cuda } else { Device::Cpu };
     let processor = Processor::choose(device).unwrap_or_else(|e| panic!("{e}"));
     processor.engine(Checks { poison: true, numerics: false }).unwrap_or_else(|e| panic!("{e}"))
 }
@@ -53,6 +55,7 @@ pub fn spec(model: Architecture, batch: Batch) -> TrainingSpec {
         loss: Loss { chunk_tokens: 16, z_loss: 0.0 },
         dropout: 0.0,
         recompute: Recompute::None,
+        recompute_blocks: None,
         optimizer: OptimizerSpec { betas: [0.9, 0.95], eps: 1e-8, weight_decay: 0.1, max_norm: 1.0 },
     }
 }

@@ -3,7 +3,7 @@
 use crate::cli::{BenchOpArgs, BenchStepArgs};
 use crate::failure::Failure;
 use crate::terminal;
-use xtrain_train::bench::{self, BenchOptions, StepSpeed};
+use xtrain_train::bench::{self, BenchOptions, OpSpeed, StepSpeed};
 use xtrain_train::config::Config;
 use xtrain_train::metrics::format;
 
@@ -25,7 +25,7 @@ pub(crate) fn op(args: &BenchOpArgs) -> Result<(), Failure> {
     let parsed = Config::load(&args.run.file, &args.run.set)?;
     terminal::use_threads(parsed.config.train.threads)?;
     let rows = bench::ops(&parsed, args.repeats)?;
-    let total: f64 = rows.iter().map(|row| row.seconds).sum();
+    let total: f64 = rows.iter().map(|row| row.rates.seconds).sum();
     let mut out = String::new();
     if args.json {
         for row in &rows {
@@ -34,20 +34,18 @@ pub(crate) fn op(args: &BenchOpArgs) -> Result<(), Failure> {
         return terminal::print(&out).map(|_| ());
     }
     out.push_str(&format!(
-        "{:<26}{:<18}{:<12}{:>6}{:>11}{:>7}{:>10}{:>9}\n",
-        "op", "site", "role", "count", "ms", "%", "TFLOP/s", "GB/s"
+        "{:<26}{:<18}{:<12}{:>6}{:>11}{:>7}{:>10}{:>8}{:>9}{:>8}\n",
+        "op", "site", "role", "count", "ms", "%", "TFLOP/s", "% best", "GB/s", "% best"
     ));
-    for row in &rows {
+    for OpSpeed { op, site, role, count, rates } in &rows {
         out.push_str(&format!(
-            "{:<26}{:<18}{:<12}{:>6}{:>11.3}{:>7.1}{:>10.1}{:>9.0}\n",
-            row.op,
-            row.site,
-            row.role,
-            row.count,
-            row.seconds * 1e3,
-            100.0 * row.seconds / total,
-            row.tflops,
-            row.gigabytes_per_second
+            "{op:<26}{site:<18}{role:<12}{count:>6}{:>11.3}{:>7.1}{:>10.1}{:>8.1}{:>9.0}{:>8.1}\n",
+            rates.seconds * 1e3,
+            100.0 * rates.seconds / total,
+            rates.tflops,
+            100.0 * rates.of_product,
+            rates.gigabytes_per_second,
+            100.0 * rates.of_copy
         ));
     }
     out.push_str(&format!("{:<62}{:>11.3}\n", "total", total * 1e3));
@@ -63,6 +61,7 @@ fn table(speed: &StepSpeed) -> String {
     line("step", format!("{:.3} ms", speed.seconds * 1e3));
     line("tokens a second", format::grouped(speed.tokens_per_second as u64));
     line("TFLOP/s", format!("{:.1}", speed.tflops));
+    line("of the best product", format!("{:.1}%", 100.0 * speed.of_product));
     if let Some(mfu) = speed.mfu {
         line("MFU", format!("{:.1}%", 100.0 * mfu));
     }

@@ -1,6 +1,7 @@
 //! One file a verb.
 
 pub(crate) mod bench;
+pub(crate) mod bench_trial;
 pub(crate) mod eval;
 pub(crate) mod export;
 pub(crate) mod generate;

@@ -5,7 +5,8 @@ use crate::failure::Failure;
 use crate::signals::Stop;
 use crate::terminal::{self, TrainingView};
 use xtrain_train::config::{Config, Override};
-use xtrain_train::run::{Outcome, Start, train};
+use xtrain_train::profile::ProfileOptions;
+use xtrain_train::run::{Outcome, Start, train_profiled};
 
 pub(crate) fn run(args: &TrainArgs) -> Result<(), Failure> {
     let mut overrides: Vec<Override> = args.run.set.iter().map(|set| Override::Set(set.clone())).collect();
@@ -19,7 +20,9 @@ pub(crate) fn run(args: &TrainArgs) -> Result<(), Failure> {
     let Stop(stop) = Stop::on_signals()?;
     let start = if args.resume { Start::Resume } else { Start::New };
     let mut view = TrainingView::new(stop.clone());
-    let said = match train(&parsed, start, &stop, &mut view)? {
+    let profile =
+        args.profile.then_some(ProfileOptions { steps: args.profile_steps, from: args.profile_from });
+    let said = match train_profiled(&parsed, start, profile, &stop, &mut view)? {
         Outcome::Finished => return Ok(()),
         Outcome::FinishedBefore { done, steps } => {
             let length = &parsed.config.train;

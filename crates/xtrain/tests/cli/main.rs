@@ -8,6 +8,7 @@
 mod bad_config;
 mod bad_data;
 mod bad_model;
+mod benching;
 mod best;
 mod dice;
 mod diverging;
@@ -19,6 +20,7 @@ mod help;
 mod mutated;
 mod place;
 mod plan;
+mod profiling;
 mod resume;
 mod run_folder;
 mod stopping;

@@ -49,6 +49,11 @@ every = 1
 tensorboard = false
 "#;
 
+/// Where tests that say where they compute do so: `cpu`, or a card where XTRAIN_TEST_DEVICE is `cuda`.
+pub(crate) fn device() -> String {
+    std::env::var("XTRAIN_TEST_DEVICE").unwrap_or_else(|_| "cpu".into())
+}
+
 /// A folder of its own; commands run in it, so that run files name plain names.
 pub(crate) struct Place {
     folder: TempDir,

@@ -49,6 +49,11 @@ section! {
             "recompute_block"
         ]))]
         pub recompute: Recompute = Recompute::None,
+        /// In how many blocks, the first ones; the others keep everything. So memory that is there is used for speed.
+        #[schemars(range(min = 0, max = 1_000_000))]
+        #[schemars(extend("x-unit" = "blocks", "x-default" = "all"))]
+        #[schemars(extend("x-aliases" = ["recompute_layers", "recompute_num_layers"]))]
+        pub recompute_blocks: Option<usize> = None,
         /// Tokens whose logits exist at a time. Less takes less memory when the vocabulary is large.
         #[schemars(range(min = 1, max = 1_073_741_824))]
         #[schemars(extend("x-unit" = "tokens"))]

@@ -1,18 +1,27 @@
-//! The speed of training steps, measured as a run makes them but for its data: tokens are random and there from the start.
+//! Speed: of training steps, measured as a run makes them but for its data (tokens are random and there from the start), and of ops.
+
+mod attention;
+mod op;
+mod product;
+mod trial;
+
+pub use attention::{AttentionShape, AttentionSpeed, attention, attention_of, common_attention};
+pub use op::{OpSpeed, ops};
+pub use product::{ProductShape, ProductSpeed, common_shapes, products, shapes_of};
+pub use trial::{Ceiling, Rates, TrialOptions, Trials};
 
 use crate::config::{Config, Parsed};
 use crate::engine::{Processor, Target};
-use crate::evaluate::feed;
 use crate::learner::{Learner, Step};
-use crate::programs;
-use crate::run::{RunError, plan_on};
+use crate::run::{IN_FLIGHT, RunError, plan_on};
 use crate::weights::LearnError;
 use serde::Serialize;
-use std::collections::BTreeMap;
+use std::collections::VecDeque;
 use std::time::Instant;
+use trial::Stand;
 use xtrain_data::Batch as TokenBatch;
-use xtrain_runtime::{Checks, Part};
-use xtrain_tensor::{Philox, TensorType};
+use xtrain_runtime::Checks;
+use xtrain_tensor::Philox;
 
 /// How long to measure.
 #[derive(Clone, Copy, Debug)]
@@ -44,6 +53,10 @@ pub struct StepSpeed {
     pub tflops: f64,
     /// Their share of the card's dense bf16 peak, where that is known.
     pub mfu: Option<f64>,
+    /// What the processor reaches at best, measured after the steps.
+    pub ceiling: Ceiling,
+    /// The rate of operations as a share of the ceiling's product.
+    pub of_product: f64,
     /// Bytes of the planned arena.
     pub planned_bytes: u64,
     /// Bytes that the process took of the card, where there is one: the arena, the context, libraries.
@@ -54,93 +67,61 @@ pub struct StepSpeed {
     pub loss: f64,
 }
 
-/// What the instances of an op at a site, of all blocks, take of a step.
-#[derive(Clone, Debug, Serialize)]
-pub struct OpSpeed {
-    /// The op.
-    pub op: String,
-    /// Where in a block or model.
-    pub site: String,
-    /// fprop, dgrad, ..
-    pub role: String,
-    /// Instances in a step.
-    pub count: usize,
-    /// Seconds of all of them.
-    pub seconds: f64,
-    /// 10^12 floating-point operations a second.
-    pub tflops: f64,
-    /// 10^9 bytes of operands a second.
-    pub gigabytes_per_second: f64,
+/// A learner of a run file with fresh weights, and what it runs on.
+struct Bench {
+    learner: Learner,
+    config: Config,
+    device: String,
+    target: Target,
+    /// Operations a second that the processor can do at most, where that is known.
+    peak_flops: Option<f64>,
+    /// Bytes that the processor had left before, where it tells.
+    free_before: Option<u64>,
 }
 
-/// Measures every op of the training step of a run file by itself, the slowest first.
-pub fn ops(parsed: &Parsed, repeats: usize) -> Result<Vec<OpSpeed>, RunError> {
-    let processor = Processor::of(&parsed.config)?;
-    let spec = plan_on(parsed, processor.target())?.spec;
-    let program = programs::training(&spec).map_err(LearnError::from)?;
-    let mut engine = processor.engine(Checks::default()).map_err(LearnError::from)?;
-    let id = engine.load(program.clone()).map_err(LearnError::from)?;
-    let batch = random_batch(&spec, 0);
-    feed(engine.as_mut(), id, &batch, spec.document_mask, batch.valid_targets).map_err(LearnError::from)?;
-    engine.run(id, Part::Whole).map_err(LearnError::from)?;
-    let seconds = engine.time_instances(id, repeats.max(1)).map_err(LearnError::from)?;
-    let mut rows: BTreeMap<(&str, &str, &str), (usize, f64, f64, f64)> = BTreeMap::new();
-    for (instance, seconds) in program.instances.iter().zip(seconds) {
-        let op = instance.code.op();
-        let (inputs, outputs) = (program.input_types(instance), program.output_types(instance));
-        let bytes: usize = inputs.iter().chain(&outputs).map(TensorType::bytes).sum();
-        let row = rows.entry((op.name(), &instance.origin.site, instance.origin.role.name())).or_default();
-        row.0 += 1;
-        row.1 += seconds;
-        row.2 += op.cost(&inputs, &outputs).flops;
-        row.3 += bytes as f64;
+impl Bench {
+    fn of(parsed: &Parsed) -> Result<Bench, RunError> {
+        let processor = Processor::of(&parsed.config)?;
+        let free_before = processor.available_bytes();
+        let planned = plan_on(parsed, processor.target())?;
+        let (device, target, peak_flops) = (processor.describe(), processor.target(), processor.peak_flops());
+        let config: Config = planned.resolved.config;
+        let engine = processor.engine(Checks::default()).map_err(LearnError::from)?;
+        let mut learner = Learner::new(engine, planned.spec, config.train.seed)?;
+        learner.weights().initialize(config.train.seed, config.model.init_std)?;
+        Ok(Bench { learner, config, device, target, peak_flops, free_before })
     }
-    let speed = |((op, site, role), (count, seconds, flops, bytes)): (_, (usize, f64, f64, f64))| {
-        let (op, site, role): (&str, &str, &str) = (op, site, role);
-        let (tflops, gigabytes_per_second) = (flops / seconds / 1e12, bytes / seconds / 1e9);
-        OpSpeed {
-            op: op.into(),
-            site: site.into(),
-            role: role.into(),
-            count,
-            seconds,
-            tflops,
-            gigabytes_per_second,
-        }
-    };
-    let mut all: Vec<OpSpeed> = rows.into_iter().map(|((a, b, c), v)| speed(((a, b, c), v))).collect();
-    all.sort_by(|a, b| b.seconds.total_cmp(&a.seconds));
-    Ok(all)
 }
 
-/// Measures the step of a run file.
+/// Measures the step of a run file as a run makes it: inputs are written for each, and results fetched and read late.
 pub fn step(parsed: &Parsed, options: BenchOptions) -> Result<StepSpeed, RunError> {
     let begun = Instant::now();
-    let processor = Processor::of(&parsed.config)?;
-    let free_before = processor.available_bytes();
-    let planned = plan_on(parsed, processor.target())?;
-    let (device, target, peak) = (processor.describe(), processor.target(), processor.peak_flops());
-    let config: Config = planned.resolved.config;
-    let spec = planned.spec;
-    let engine = processor.engine(Checks::default()).map_err(LearnError::from)?;
-    let mut learner = Learner::new(engine, spec.clone(), config.train.seed)?;
-    learner.weights().initialize(config.train.seed, config.model.init_std)?;
+    let Bench { mut learner, config, device, target, peak_flops, free_before } = Bench::of(parsed)?;
+    let spec = learner.spec().clone();
     let micro_steps = config.train.batch_size / config.train.micro_batch_size();
     let batches: Vec<TokenBatch> = (0..micro_steps as u32).map(|n| random_batch(&spec, n)).collect();
     let valid_targets = batches.iter().map(|b| b.valid_targets).sum();
 
-    let mut number = 0;
+    let (mut number, mut loss) = (0, f64::NAN);
     let mut run = |learner: &mut Learner, steps: usize| -> Result<f64, LearnError> {
         let begun = Instant::now();
+        let mut flying = VecDeque::new();
         for _ in 0..steps {
             let step = Step { number, lr: 1e-4, valid_targets, micro_steps };
             for (n, batch) in batches.iter().enumerate() {
                 learner.micro_step(&step, n, batch)?;
             }
+            flying.push_back(learner.fetch()?);
             number += 1;
+            if flying.len() > IN_FLIGHT
+                && let Some(oldest) = flying.pop_front()
+            {
+                loss = learner.collect(oldest)?.loss;
+            }
         }
-        let ticket = learner.fetch()?;
-        learner.collect(ticket)?;
+        for ticket in flying {
+            loss = learner.collect(ticket)?.loss;
+        }
         Ok(begun.elapsed().as_secs_f64() / steps as f64)
     };
     run(&mut learner, 1)?;
@@ -150,16 +131,15 @@ pub fn step(parsed: &Parsed, options: BenchOptions) -> Result<StepSpeed, RunErro
     for _ in 0..options.repeats.max(1) {
         measured.push(run(&mut learner, options.steps.max(1))?);
     }
-    let ticket = learner.fetch()?;
-    let loss = learner.collect(ticket)?.loss;
     let taken = |free: u64| Some(free_before?.saturating_sub(free));
     let card_bytes = match target {
         Target::Cpu => None,
         Target::Cuda => learner.weights().engine().free_bytes().and_then(taken),
     };
-    let mut sorted = measured.clone();
-    sorted.sort_by(f64::total_cmp);
-    let seconds = sorted[sorted.len() / 2];
+    let planned_bytes = learner.memory_bytes() as u64;
+    drop(learner);
+    let ceiling = ceiling(&config)?;
+    let seconds = median(&measured);
     let tokens = config.step_tokens();
     let flops = spec.model.flops_per_token(config.data.seq_len) * tokens as f64 / seconds;
     Ok(StepSpeed {
@@ -170,12 +150,27 @@ pub fn step(parsed: &Parsed, options: BenchOptions) -> Result<StepSpeed, RunErro
         measured,
         tokens_per_second: tokens as f64 / seconds,
         tflops: flops / 1e12,
-        mfu: peak.map(|peak| flops / peak),
-        planned_bytes: learner.memory_bytes() as u64,
+        mfu: peak_flops.map(|peak| flops / peak),
+        ceiling,
+        of_product: flops / 1e12 / ceiling.tflops,
+        planned_bytes,
         card_bytes,
         first_step_seconds,
         loss,
     })
+}
+
+/// What the processor of a run reaches at best, in its precision.
+fn ceiling(config: &Config) -> Result<Ceiling, RunError> {
+    let (device, recipe) = (config.train.device, config.precision.recipe);
+    Ok(Stand::of(TrialOptions { device, recipe, repeats: 5, runs: 10 })?.ceiling)
+}
+
+/// The one in the middle; of an even number the higher of both.
+fn median(values: &[f64]) -> f64 {
+    let mut sorted = values.to_vec();
+    sorted.sort_by(f64::total_cmp);
+    sorted.get(sorted.len() / 2).copied().unwrap_or(f64::NAN)
 }
 
 /// Documents of this many tokens, where attention stays within them.

@@ -1,0 +1,108 @@
+//! Which of several ways an op is computed: the fastest on this card, timed once and kept on the disk, as with the algorithms of products.
+//!
+//! `XTRAIN_PREFER` names ways, separated by commas, that are taken wherever they are offered, whatever their speed: for tests of each, and
+//! to measure one against another.
+
+use crate::error::CudaError;
+use crate::gpu::Gpu;
+use crate::kernel::Work;
+use crate::timing;
+use std::sync::PoisonError;
+
+/// A way to compute something.
+pub struct Candidate<'a> {
+    name: &'a str,
+    make: &'a dyn Fn() -> Result<Option<Work>, CudaError>,
+}
+
+impl<'a> Candidate<'a> {
+    /// One of this name; `make` gives none where it does not take the operands.
+    pub fn new(name: &'a str, make: &'a dyn Fn() -> Result<Option<Work>, CudaError>) -> Candidate<'a> {
+        Candidate { name, make }
+    }
+}
+
+/// The ending of the files in which choices are kept.
+const EXTENSION: &str = "choice";
+
+impl Gpu {
+    /// The fastest of `candidates` for `what`, which says all that the choice depends on but the card; none where none takes the operands.
+    /// The first time on a card they are run, which overwrites what they write; then the choice is kept, and only its work is made.
+    pub fn fastest(&self, what: &str, candidates: &[Candidate<'_>]) -> Result<Option<Work>, CudaError> {
+        if let [only] = candidates {
+            return (only.make)();
+        }
+        let preferred = std::env::var("XTRAIN_PREFER").unwrap_or_default();
+        for name in preferred.split(',') {
+            let candidate = candidates.iter().find(|c| c.name == name.trim());
+            if let Some(work) = candidate.map(|c| (c.make)()).transpose()?.flatten() {
+                return Ok(Some(work));
+            }
+        }
+        let names: Vec<&str> = candidates.iter().map(|c| c.name).collect();
+        let info = self.info();
+        let key =
+            format!("{} with {} multiprocessors: {what}, of {names:?}", info.name, info.multiprocessors);
+        let make = |name: &str| match candidates.iter().find(|c| c.name == name) {
+            Some(candidate) => (candidate.make)(),
+            None => Ok(None),
+        };
+        if let Some(work) = self.chosen(&key).map(|name| make(&name)).transpose()?.flatten() {
+            return Ok(Some(work));
+        }
+        let mut works = Vec::new();
+        for candidate in candidates {
+            works.extend((candidate.make)()?.map(|work| (candidate.name, work)));
+        }
+        let timed = timing::fastest(self.context(), &works, |(_, work), stream| work.put(stream))?;
+        let Some((index, seconds)) = timed else { return Ok(None) };
+        let (name, work) = works.swap_remove(index);
+        tracing::debug!("{what}: {name}, {:.1} us", seconds * 1e6);
+        let name = self.keep_choice(&key, name, &names);
+        // Another process may have measured at the same time: all use what the first one kept.
+        Ok(Some(make(&name)?.unwrap_or(work)))
+    }
+
+    /// What was chosen before, in this process or an earlier one.
+    fn chosen(&self, key: &str) -> Option<String> {
+        let mut choices = self.choices().lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(name) = choices.get(key) {
+            return Some(name.clone());
+        }
+        let name = decode(&self.cache().kept(key, EXTENSION)?, key)?.to_owned();
+        choices.insert(key.to_owned(), name.clone());
+        Some(name)
+    }
+
+    fn keep_choice(&self, key: &str, name: &str, names: &[&str]) -> String {
+        let usable = |held: &[u8]| decode(held, key).is_some_and(|name| names.contains(&name));
+        let kept = self.cache().keep(key, EXTENSION, encode(name, key).as_bytes(), usable);
+        let name = decode(&kept, key).unwrap_or(name).to_owned();
+        self.choices().lock().unwrap_or_else(PoisonError::into_inner).insert(key.to_owned(), name.clone());
+        name
+    }
+}
+
+/// What is kept: the name, then what it was chosen for.
+fn encode(name: &str, key: &str) -> String {
+    format!("{name}\n{key}")
+}
+
+fn decode<'h>(held: &'h [u8], key: &str) -> Option<&'h str> {
+    let (name, chosen_for) = std::str::from_utf8(held).ok()?.split_once('\n')?;
+    (chosen_for == key).then_some(name)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_choice_is_read_for_the_same_thing_alone() {
+        let held = encode("own", "a kernel");
+        assert_eq!(decode(held.as_bytes(), "a kernel"), Some("own"));
+        assert_eq!(decode(held.as_bytes(), "another"), None);
+        assert_eq!(decode(b"own", "a kernel"), None);
+        assert_eq!(decode(&[0xff], ""), None);
+    }
+}

@@ -1,0 +1,72 @@
+//! How long work takes on a card, so that one of several ways can be chosen.
+
+use crate::context::Context;
+use crate::error::CudaError;
+use crate::stream::{Event, Stream};
+
+/// Timed rounds, of which the median counts; one more goes before them.
+const ROUNDS: usize = 5;
+
+/// A timed run lasts this long at least, if need be by repeating the work.
+const RUN_SECONDS: f64 = 200e-6;
+const MOST_REPEATS: f64 = 32.0;
+
+/// What is no slower than the fastest by more than this is as fast: the order of the candidates decides.
+const AS_FAST: f64 = 1.01;
+
+/// Which of `candidates` is the fastest, the first of those that are as fast as it, and the seconds it takes; `put` puts one into a stream.
+/// None where there are no candidates; one alone is not run.
+pub(crate) fn fastest<C>(
+    context: &Context,
+    candidates: &[C],
+    put: impl Fn(&C, &Stream) -> Result<(), CudaError>,
+) -> Result<Option<(usize, f64)>, CudaError> {
+    if candidates.len() < 2 {
+        return Ok((!candidates.is_empty()).then_some((0, f64::NAN)));
+    }
+    let stream = Stream::new(context)?;
+    let (start, end) = (Event::timed(context)?, Event::timed(context)?);
+    let seconds = |candidate: &C, repeats: usize| -> Result<f64, CudaError> {
+        start.record(&stream)?;
+        for _ in 0..repeats {
+            put(candidate, &stream)?;
+        }
+        end.record(&stream)?;
+        end.synchronize()?;
+        Ok(start.seconds_until(&end)? / repeats as f64)
+    };
+    // The first run of each loads what libraries load late.
+    for candidate in candidates {
+        put(candidate, &stream)?;
+    }
+    let about = seconds(&candidates[0], 1)?.max(1e-7);
+    let repeats = (RUN_SECONDS / about).ceil().clamp(1.0, MOST_REPEATS) as usize;
+    // Round by round, so that what changes with time (clocks, heat) meets all alike.
+    let mut times = vec![Vec::new(); candidates.len()];
+    for round in 0..=ROUNDS {
+        for (candidate, times) in candidates.iter().zip(&mut times) {
+            let taken = seconds(candidate, repeats)?;
+            if round > 0 {
+                times.push(taken);
+            }
+        }
+    }
+    let medians: Vec<f64> = times.into_iter().map(median).collect();
+    let best = medians.iter().copied().fold(f64::INFINITY, f64::min);
+    Ok(medians.iter().position(|&seconds| seconds <= best * AS_FAST).map(|chosen| (chosen, medians[chosen])))
+}
+
+fn median(mut times: Vec<f64>) -> f64 {
+    times.sort_by(f64::total_cmp);
+    times[times.len() / 2]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_median_is_the_middle_one() {
+        assert_eq!(median(vec![5.0, 1.0, 9.0, 2.0, 3.0]), 3.0);
+    }
+}

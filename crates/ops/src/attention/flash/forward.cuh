@@ -1,0 +1,90 @@
+// What the kernels of attention's forward share: the outputs of a warp's queries from a tile of keys. The softmax is formed as keys come
+// (Milakov & Gimelshein, arXiv 1805.02867; Dao, "FlashAttention-2", arXiv 2307.08691, section 3), and scores never leave registers.
+
+// The left operands fit into registers beside the sums.
+constexpr bool KEPT = HEAD_DIM * STRIPS <= 128;
+
+// The queries of a warp, and what they have summed so far.
+struct Rows {
+    Queries queries;
+    LeftRows<KEPT> q;
+    // By row, of scores that are not scaled yet.
+    float largest[STRIPS][2];
+    // Of this lane's columns.
+    float total[STRIPS][2];
+    float o[STRIPS][HEAD_DIM / 8][4];
+
+    __device__ __forceinline__ Rows(const Shape& s, int sequence, int first, const bf16* q_rows)
+        : queries(s, sequence, first), q(q_rows), o{} {
+#pragma unroll
+        for (int m = 0; m < STRIPS; m++)
+#pragma unroll
+            for (int half = 0; half < 2; half++) largest[m][half] = -INFINITY_F, total[m][half] = 0.0f;
+    }
+
+    __device__ __forceinline__ static float scale() { return rsqrtf((float)HEAD_DIM) * LOG2_E; }
+
+    // Goes through TILE keys from `keys` on.
+    __device__ __forceinline__ void add(const bf16* k_tile, const bf16* v_tile, int keys) {
+        float score[STRIPS][TILE / 8][4] = {};
+        multiply_rows<TILE>(score, q, k_tile);
+        if (queries.miss(keys)) {
+#pragma unroll
+            for (int m = 0; m < STRIPS; m++)
+#pragma unroll
+                for (int n = 0; n < TILE / 8; n++)
+#pragma unroll
+                    for (int i = 0; i < 4; i++)
+                        if (!queries.see(m, i / 2, keys + n * 8 + sum_column() + i % 2)) score[m][n][i] = -INFINITY_F;
+        }
+        u32 p[STRIPS][TILE / 16][4];
+#pragma unroll
+        for (int m = 0; m < STRIPS; m++) {
+#pragma unroll
+            for (int half = 0; half < 2; half++) {
+                float most = largest[m][half];
+#pragma unroll
+                for (int n = 0; n < TILE / 8; n++) most = fmaxf(most, fmaxf(score[m][n][half * 2], score[m][n][half * 2 + 1]));
+                most = row_max(most);
+                // Nothing seen yet: exp(-inf - -inf) would be NaN.
+                float shift = most == -INFINITY_F ? 0.0f : most * scale();
+                float shrink = exp2_fast(largest[m][half] * scale() - shift), sum = 0.0f;
+                largest[m][half] = most;
+#pragma unroll
+                for (int n = 0; n < TILE / 8; n++)
+#pragma unroll
+                    for (int i = half * 2; i < half * 2 + 2; i++) {
+                        score[m][n][i] = exp2_fast(fmaf(score[m][n][i], scale(), -shift));
+                        sum += score[m][n][i];
+                    }
+                total[m][half] = total[m][half] * shrink + sum;
+#pragma unroll
+                for (int n = 0; n < HEAD_DIM / 8; n++) o[m][n][half * 2] *= shrink, o[m][n][half * 2 + 1] *= shrink;
+            }
+            as_left<TILE>(p[m], score[m]);
+        }
+        multiply<TILE, HEAD_DIM>(o, p, v_tile, 0);
+    }
+
+    // Writes what was summed; the rows of `tile` are this warp's to overwrite.
+    __device__ __forceinline__ void finish(const Forward& at, int head, int sequence, bf16* tile) {
+        const Shape& s = at.shape;
+        i64 width = (i64)s.heads * HEAD_DIM;
+        bf16* out = at.o + sequence * (i64)s.seq_len * width + head * HEAD_DIM;
+        float* lse = at.lse + ((i64)sequence * s.heads + head) * s.seq_len;
+#pragma unroll
+        for (int m = 0; m < STRIPS; m++) {
+            float inverse[2];
+#pragma unroll
+            for (int half = 0; half < 2; half++) {
+                float sum = row_sum(total[m][half]);
+                inverse[half] = 1.0f / sum;
+                int query = queries.query(m, half);
+                if (lane() % 4 == 0 && query < s.seq_len)
+                    lse[query] = (largest[m][half] * scale() + log2f(sum)) * (1.0f / LOG2_E);
+            }
+            put_rows<HEAD_DIM>(tile + m * 16 * PITCH, o[m], inverse[0], inverse[1]);
+            store_rows<HEAD_DIM>(out, width, tile + m * 16 * PITCH, queries.first + m * 16, s.seq_len);
+        }
+    }
+};

@@ -1,0 +1,57 @@
+// The second half of the backward of causal attention on tensor cores: dk and dv, after `queries.cu`.
+//
+// A block has OWNED keys of a key/value head and goes through the queries of all heads of its group that see them, TILE at a time (grid:
+// tiles of keys and, where heads are wide, parts of their columns; key/value heads; sequences).
+
+extern "C" __global__ void __launch_bounds__(THREADS, 1) flash_keys(Backward at) {
+    const Shape& s = at.shape;
+    constexpr int PARTS = HEAD_DIM / COLUMNS, STAGE = 2 * TILE * PITCH;
+    bf16* k_tile = (bf16*)shared_space;
+    bf16* v_tile = k_tile + OWNED * PITCH;
+    bf16* stages = v_tile + OWNED * PITCH;
+    // Of each stage's queries: the log-sum-exp, delta, and the first key that they see.
+    float* stage_sums = (float*)(stages + 2 * STAGE);
+    int first = blockIdx.x / PARTS * OWNED, column = blockIdx.x % PARTS * COLUMNS, kv_head = blockIdx.y, sequence = blockIdx.z;
+    int group = s.heads / s.kv_heads;
+    Columns keys(s, at.qkv, kv_head * group, sequence);
+    load_tile<OWNED>(k_tile, keys.k, keys.width, first, s.seq_len);
+    load_tile<OWNED>(v_tile, keys.v, keys.width, first, s.seq_len);
+
+    // Tiles of queries that see one of these keys: from the keys' own on, until documents begin behind them.
+    int first_tile = first / TILE, tiles = 0;
+    for (int tile = first_tile; tile * TILE < s.seq_len; tile += THREADS) {
+        int mine = (tile + (int)threadIdx.x) * TILE;
+        int seeing = __syncthreads_count(mine < s.seq_len && s.first_key(sequence, mine) < first + OWNED);
+        tiles += seeing;
+        if (seeing < THREADS) break;
+    }
+    auto load_stage = [&](int stage, int n) {
+        int head = kv_head * group + n / tiles, queries = (first_tile + n % tiles) * TILE;
+        Columns of(s, at.qkv, head, sequence);
+        bf16* q_tile = stages + stage * STAGE;
+        load_tile<TILE>(q_tile, of.q, of.width, queries, s.seq_len);
+        load_tile<TILE>(q_tile + TILE * PITCH, at.d_o + of.outputs, of.out_width, queries, s.seq_len);
+        float* to = stage_sums + stage * 3 * TILE;
+        for (int i = threadIdx.x; i < TILE; i += THREADS) load_of_query(at, of, sequence, queries + i, to + i, to + TILE + i, to + 2 * TILE + i);
+    };
+    load_stage(0, 0);
+    await_copies();
+    __syncthreads();
+
+    int owned = warp() * STRIPS * 16;
+    KeyRows rows(first + owned, k_tile + owned * PITCH, v_tile + owned * PITCH);
+    for (int n = 0, stage = 0; n < group * tiles; n++, stage ^= 1) {
+        await_copies();
+        __syncthreads();
+        if (n + 1 < group * tiles) load_stage(stage ^ 1, n + 1);
+        int queries = (first_tile + n % tiles) * TILE;
+        if (queries + TILE - 1 < rows.first) continue;
+        const bf16* q_tile = stages + stage * STAGE;
+        const float* sums = stage_sums + stage * 3 * TILE;
+        OfQueries of{sums, sums + TILE, (const int*)(sums + 2 * TILE)};
+        rows.add(s, q_tile, q_tile + TILE * PITCH, of, queries, column);
+    }
+    // Keys are read by their own warp alone, which is done with them.
+    bf16* to = at.dqkv + column;
+    rows.finish(to + (keys.k - at.qkv), to + (keys.v - at.qkv), keys.width, k_tile + owned * PITCH, s.seq_len);
+}

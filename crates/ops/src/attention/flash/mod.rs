@@ -1,0 +1,303 @@
+//! Attention on the tensor cores of a card by kernels of our own: bf16 heads of any width that is a multiple of 16, with documents or without.
+//! Every sum has one owner and one order, so it is deterministic.
+//!
+//! Sequences are gone through in tiles; short ones, of which all of a head fits into a block's shared memory, also whole.
+#![allow(unsafe_code, reason = "it launches kernels")]
+
+use super::Attention;
+use super::operands::{Backward, Forward};
+use xtrain_cuda::{Candidate, CudaError, Defines, Gpu, KernelSource, Launch, Operands, TENSOR_CORES, Work};
+use xtrain_tensor::{DType, TensorType};
+
+/// What tests compile, and what is tried where heads are that wide or a little less: a block's warps, the strips of 16 rows that each
+/// owns, and the rows that they go through at a time.
+macro_rules! tiles {
+    ($($width:literal: $($warps:literal x $strips:literal over $tile:literal),+;)+) => {
+        &[$($(&[("HEAD_DIM", $width), ("WARPS", $warps), ("STRIPS", $strips), ("TILE", $tile)]),+),+]
+    };
+}
+
+/// The same for blocks that have whole sequences: all that their warps own twice.
+macro_rules! whole_tiles {
+    ($($width:literal: $($warps:literal x $strips:literal over $tile:literal),+;)+) => {
+        &[$($(&[
+            ("HEAD_DIM", $width), ("WARPS", $warps), ("STRIPS", $strips), ("TILE", $tile),
+            ("WHOLE", $warps * $strips * 32),
+        ]),+),+]
+    };
+}
+
+const COMMON: &str = include_str!("common.cuh");
+const OF_FORWARD: &[&str] = &[TENSOR_CORES, COMMON, include_str!("forward.cuh")];
+const OF_BACKWARD: &[&str] = &[TENSOR_CORES, COMMON, include_str!("backward.cuh")];
+
+pub(super) const FORWARD: KernelSource = KernelSource {
+    headers: OF_FORWARD,
+    variants: tiles! {
+        32: 4 x 1 over 64, 8 x 1 over 64, 4 x 2 over 64;
+        64: 4 x 1 over 64, 4 x 2 over 32, 8 x 1 over 64, 4 x 1 over 32;
+        128: 4 x 1 over 64, 8 x 1 over 64, 4 x 1 over 32;
+        256: 4 x 1 over 32, 4 x 1 over 16;
+    },
+    ..KernelSource::new("attention/flash/forward.cu", include_str!("forward.cu"))
+};
+
+pub(super) const QUERIES: KernelSource = KernelSource {
+    headers: OF_BACKWARD,
+    variants: tiles! {
+        32: 4 x 1 over 64, 8 x 1 over 64;
+        64: 4 x 1 over 64, 4 x 1 over 32, 8 x 1 over 64;
+        128: 4 x 1 over 32, 4 x 1 over 64, 8 x 1 over 64;
+        256: 4 x 1 over 32, 2 x 1 over 16;
+    },
+    ..KernelSource::new("attention/flash/queries.cu", include_str!("queries.cu"))
+};
+
+pub(super) const KEYS: KernelSource = KernelSource {
+    headers: OF_BACKWARD,
+    variants: tiles! {
+        32: 4 x 1 over 32, 4 x 1 over 64, 4 x 2 over 32;
+        64: 4 x 1 over 64, 4 x 1 over 32, 8 x 1 over 32;
+        128: 4 x 1 over 32, 4 x 1 over 16, 8 x 1 over 32;
+        256: 4 x 1 over 32, 2 x 1 over 16;
+    },
+    ..KernelSource::new("attention/flash/keys.cu", include_str!("keys.cu"))
+};
+
+pub(super) const WHOLE_FORWARD: KernelSource = KernelSource {
+    headers: OF_FORWARD,
+    variants: whole_tiles! {
+        32: 4 x 1 over 32, 8 x 1 over 64, 8 x 1 over 32, 4 x 2 over 32, 16 x 1 over 64;
+        64: 4 x 1 over 32, 8 x 1 over 64, 8 x 1 over 32, 4 x 2 over 32;
+        128: 4 x 1 over 32, 8 x 1 over 32;
+    },
+    ..KernelSource::new("attention/flash/whole_forward.cu", include_str!("whole_forward.cu"))
+};
+
+pub(super) const WHOLE_BACKWARD: KernelSource = KernelSource {
+    headers: OF_BACKWARD,
+    variants: whole_tiles! {
+        32: 4 x 1 over 32, 8 x 1 over 32, 8 x 1 over 16, 4 x 2 over 32, 16 x 1 over 32;
+        64: 4 x 1 over 32, 8 x 1 over 32;
+        128: 4 x 1 over 32;
+    },
+    ..KernelSource::new("attention/flash/whole_backward.cu", include_str!("whole_backward.cu"))
+};
+
+/// How a block works.
+#[derive(Clone, Copy)]
+struct Tiles {
+    head_dim: usize,
+    warps: usize,
+    strips: usize,
+    tile: usize,
+    /// Rows of whole sequences; 0 where there are none.
+    whole: usize,
+}
+
+impl Tiles {
+    /// Those of a source for heads of `head_dim` columns and sequences of `seq_len` tokens, the first ones first: what is listed for the
+    /// next width, and, of whole sequences, for the next length.
+    fn of(source: &KernelSource, head_dim: usize, seq_len: usize) -> Vec<Tiles> {
+        let read = |defines: &Defines| {
+            let number = |name: &str| defines.iter().find(|d| d.0 == name).map_or(0, |d| d.1 as usize);
+            let [head_dim, warps, strips, tile, whole] =
+                ["HEAD_DIM", "WARPS", "STRIPS", "TILE", "WHOLE"].map(number);
+            Tiles { head_dim, warps, strips, tile, whole }
+        };
+        let mut tiles: Vec<Tiles> = source.variants.iter().map(read).collect();
+        tiles.retain(|t| t.head_dim >= head_dim && (t.whole == 0 || t.whole >= seq_len));
+        let width = tiles.iter().map(|t| t.head_dim).min();
+        tiles.retain(|t| Some(t.head_dim) == width);
+        let whole = tiles.iter().map(|t| t.whole).min();
+        tiles.retain(|t| Some(t.whole) == whole);
+        tiles.into_iter().map(|t| Tiles { head_dim, ..t }).collect()
+    }
+
+    /// Rows that a block owns, or, of a whole sequence, that its warps own at a time.
+    fn owned(self) -> usize {
+        self.warps * self.strips * 16
+    }
+
+    /// Bytes of this many rows in shared memory.
+    fn bytes(self, rows: usize) -> usize {
+        2 * (self.head_dim + 8) * rows
+    }
+
+    fn defines(self) -> Vec<(&'static str, i64)> {
+        let named = [
+            ("HEAD_DIM", self.head_dim),
+            ("WARPS", self.warps),
+            ("STRIPS", self.strips),
+            ("TILE", self.tile),
+        ];
+        let whole = (self.whole > 0).then_some(("WHOLE", self.whole));
+        named.into_iter().chain(whole).map(|(name, n)| (name, n as i64)).collect()
+    }
+
+    fn name(self) -> String {
+        format!("{}x{} over {}", self.warps, self.strips, self.tile)
+    }
+}
+
+/// A kernel of these sources.
+struct Kernel {
+    source: &'static KernelSource,
+    name: &'static str,
+    /// Bytes of shared memory.
+    shared: fn(Tiles) -> usize,
+    grid: fn(&Attention, Tiles, sequences: usize) -> [usize; 3],
+}
+
+impl Attention {
+    /// The work of a kernel with the fastest tiles on this card; none where no tiles fit into its shared memory.
+    fn with_fastest_tiles<A: Copy + Send + Sync + 'static>(
+        &self,
+        gpu: &Gpu,
+        kernel: &Kernel,
+        sequences: usize,
+        documents: bool,
+        arguments: A,
+    ) -> Result<Option<Work>, CudaError> {
+        let mut tiles = Tiles::of(kernel.source, self.head_dim, self.seq_len);
+        tiles.retain(|&t| (kernel.shared)(t) <= gpu.info().shared_bytes_per_block);
+        if documents {
+            // How much they leave to do is not known here.
+            tiles.truncate(1);
+        }
+        let launch = |t: Tiles| {
+            let function = gpu.function(kernel.source, &t.defines(), kernel.name)?;
+            let shared = (kernel.shared)(t) as u32;
+            function.allow_shared(shared)?;
+            let grid = (kernel.grid)(self, t, sequences).map(|n| n as u32);
+            let launch = Launch { grid, ..Launch::row(1, 32 * t.warps as u32) }.shared(shared);
+            // SAFETY: the kernel takes what its caller made of operands that `infer` checked, and has the shared memory that it uses.
+            Ok(Some(unsafe { Work::launch(function, launch, arguments) }))
+        };
+        let named: Vec<(String, _)> = tiles.into_iter().map(|t| (t.name(), move || launch(t))).collect();
+        let candidates: Vec<Candidate<'_>> =
+            named.iter().map(|(name, make)| Candidate::new(name, make)).collect();
+        gpu.fastest(&format!("{} of {self:?}, {sequences} sequences", kernel.name), &candidates)
+    }
+
+    /// The sequences of these operands, where the kernels of this file take them.
+    fn sequences(&self, qkv: TensorType) -> Option<usize> {
+        let (tokens, _) = qkv.shape.rows_cols();
+        let is_wide = self.head_dim.is_multiple_of(16) && (16..=256).contains(&self.head_dim);
+        (qkv.dtype == DType::BF16 && is_wide).then(|| tokens / self.seq_len)
+    }
+
+    /// The forward in tiles, where they fit.
+    pub(super) fn flash_forward(
+        &self,
+        gpu: &Gpu,
+        operands: &Operands<'_>,
+    ) -> Result<Option<Work>, CudaError> {
+        self.forward(
+            gpu,
+            operands,
+            &Kernel {
+                source: &FORWARD,
+                name: "flash_forward",
+                shared: |t| t.bytes(t.owned() + 4 * t.tile),
+                grid: |op, t, sequences| [op.seq_len.div_ceil(t.owned()), op.heads, sequences],
+            },
+        )
+    }
+
+    /// The forward of whole sequences, where they fit.
+    pub(super) fn whole_forward(
+        &self,
+        gpu: &Gpu,
+        operands: &Operands<'_>,
+    ) -> Result<Option<Work>, CudaError> {
+        self.forward(
+            gpu,
+            operands,
+            &Kernel {
+                source: &WHOLE_FORWARD,
+                name: "whole_forward",
+                shared: |t| t.bytes(3 * t.whole),
+                grid: |op, _, sequences| [op.heads, sequences, 1],
+            },
+        )
+    }
+
+    fn forward(
+        &self,
+        gpu: &Gpu,
+        operands: &Operands<'_>,
+        kernel: &Kernel,
+    ) -> Result<Option<Work>, CudaError> {
+        let Some(sequences) = self.sequences(operands.inputs[0].ty) else { return Ok(None) };
+        let documents = operands.inputs.len() > 1;
+        self.with_fastest_tiles(gpu, kernel, sequences, documents, Forward::of(self, operands))
+    }
+
+    /// The backward in tiles, where they fit; it works in a number for each query and head.
+    pub(super) fn flash_backward(
+        &self,
+        gpu: &Gpu,
+        operands: &Operands<'_>,
+    ) -> Result<Option<Work>, CudaError> {
+        let queries = self.backward(
+            gpu,
+            operands,
+            &Kernel {
+                source: &QUERIES,
+                name: "flash_queries",
+                shared: |t| t.bytes(2 * t.owned() + 4 * t.tile),
+                grid: |op, t, sequences| [op.seq_len.div_ceil(t.owned()), op.heads, sequences],
+            },
+        )?;
+        let keys = self.backward(
+            gpu,
+            operands,
+            &Kernel {
+                source: &KEYS,
+                name: "flash_keys",
+                // Beside the tiles, three numbers for each query of two stages.
+                shared: |t| t.bytes(2 * t.owned() + 4 * t.tile) + 2 * 3 * 4 * t.tile,
+                // A block sums at most 128 columns.
+                grid: |op, t, sequences| {
+                    let parts = if op.head_dim <= 128 { 1 } else { 2 };
+                    [op.seq_len.div_ceil(t.owned()) * parts, op.kv_heads, sequences]
+                },
+            },
+        )?;
+        Ok(queries.zip(keys).map(|(queries, keys)| Work::all(vec![queries, keys])))
+    }
+
+    /// The backward of whole sequences, where they fit and no key/value head has several query heads.
+    pub(super) fn whole_backward(
+        &self,
+        gpu: &Gpu,
+        operands: &Operands<'_>,
+    ) -> Result<Option<Work>, CudaError> {
+        if self.heads != self.kv_heads {
+            return Ok(None);
+        }
+        self.backward(
+            gpu,
+            operands,
+            &Kernel {
+                source: &WHOLE_BACKWARD,
+                name: "whole_backward",
+                // Beside the tiles, three numbers for each query.
+                shared: |t| t.bytes(4 * t.whole + t.owned()) + 3 * 4 * t.whole,
+                grid: |op, _, sequences| [op.heads, sequences, 1],
+            },
+        )
+    }
+
+    fn backward(
+        &self,
+        gpu: &Gpu,
+        operands: &Operands<'_>,
+        kernel: &Kernel,
+    ) -> Result<Option<Work>, CudaError> {
+        let Some(sequences) = self.sequences(operands.inputs[1].ty) else { return Ok(None) };
+        let documents = operands.inputs.len() > 4;
+        self.with_fastest_tiles(gpu, kernel, sequences, documents, Backward::of(self, operands))
+    }
+}

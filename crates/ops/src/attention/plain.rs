@@ -1,0 +1,87 @@
+//! Attention on the ordinary cores of a card, in f32: what serves where nothing faster can (f32 operands, odd widths).
+#![allow(unsafe_code, reason = "it launches kernels")]
+
+use super::Attention;
+use super::operands::{Backward, Forward};
+use crate::device::suffix;
+use xtrain_cuda::{CudaError, Defines, Function, Gpu, KernelSource, Launch, Operands, Work};
+
+/// Head widths and tiles that tests compile; others are compiled where a model has them.
+const VARIANTS: &[Defines] = &[
+    &[("HEAD_DIM", 32), ("TILE", 64)],
+    &[("HEAD_DIM", 64), ("TILE", 64)],
+    &[("HEAD_DIM", 128), ("TILE", 32)],
+    &[("HEAD_DIM", 256), ("TILE", 16)],
+    &[("HEAD_DIM", 20), ("TILE", 64)],
+];
+
+pub(super) const SOURCE: KernelSource = KernelSource {
+    variants: VARIANTS,
+    ..KernelSource::new("attention/kernel.cu", include_str!("kernel.cu"))
+};
+
+/// Threads of a block: 16 x 16.
+const THREADS: [u32; 3] = [16, 16, 1];
+/// Queries of a block that sums the products of outputs and their gradients, a warp each.
+const DELTA_QUERIES: u32 = 8;
+
+/// The largest tile whose operands, `wide` of a head's width and `square` of scores, fit into a block's shared memory; and their bytes.
+fn tile(op: &Attention, gpu: &Gpu, wide: usize, square: usize) -> (usize, u32) {
+    let pitch = op.head_dim.next_multiple_of(16) + 1;
+    let bytes = |tile: usize| 4 * tile * (wide * pitch + square * (tile + 1));
+    // Wide heads leave no registers for large tiles.
+    let most = if op.head_dim <= 64 { 64 } else { 32 };
+    let fits = [64, 32].into_iter().find(|&t| t <= most && bytes(t) <= gpu.info().shared_bytes_per_block);
+    let tile = fits.unwrap_or(16);
+    (tile, bytes(tile) as u32)
+}
+
+impl Attention {
+    /// A kernel for tiles of this size, and its launch over the tiles of `heads` heads of all sequences.
+    fn tiled(
+        &self,
+        gpu: &Gpu,
+        name: &str,
+        (tile, shared): (usize, u32),
+        heads: usize,
+        tokens: usize,
+    ) -> Result<(Function, Launch), CudaError> {
+        let defines = [("HEAD_DIM", self.head_dim as i64), ("TILE", tile as i64)];
+        let function = gpu.function(&SOURCE, &defines, name)?;
+        function.allow_shared(shared)?;
+        let tiles = self.seq_len.div_ceil(tile) as u32;
+        let grid = [tiles, heads as u32, (tokens / self.seq_len) as u32];
+        Ok((function, Launch { grid, block: THREADS, ..Launch::row(1, 1) }.shared(shared)))
+    }
+
+    pub(super) fn plain_forward(&self, gpu: &Gpu, operands: &Operands<'_>) -> Result<Work, CudaError> {
+        let qkv = operands.inputs[0].ty;
+        let (tokens, _) = qkv.shape.rows_cols();
+        let name = format!("attention_{}", suffix(qkv));
+        let (function, launch) = self.tiled(gpu, &name, tile(self, gpu, 3, 1), self.heads, tokens)?;
+        let arguments = Forward::of(self, operands);
+        // SAFETY: the kernel takes one `Forward`; it reads and writes the rows and columns that `infer` gave these tensors, of the type in
+        // its name, and reads document starts where there are any.
+        Ok(unsafe { Work::launch(function, launch, arguments) })
+    }
+
+    pub(super) fn plain_backward(&self, gpu: &Gpu, operands: &Operands<'_>) -> Result<Work, CudaError> {
+        let qkv = operands.inputs[1].ty;
+        let (tokens, _) = qkv.shape.rows_cols();
+        let arguments = Backward::of(self, operands);
+        let name = |part: &str| format!("attention_{part}_{}", suffix(qkv));
+        let queries = self.tiled(gpu, &name("queries"), tile(self, gpu, 4, 1), self.heads, tokens)?;
+        let keys = self.tiled(gpu, &name("keys"), tile(self, gpu, 4, 2), self.kv_heads, tokens)?;
+        let (delta, _) = self.tiled(gpu, &name("delta"), tile(self, gpu, 4, 1), self.heads, tokens)?;
+        let blocks = (self.seq_len as u32).div_ceil(DELTA_QUERIES);
+        let grid = [blocks, self.heads as u32, (tokens / self.seq_len) as u32];
+        let delta_launch = Launch { grid, block: [32, DELTA_QUERIES, 1], ..Launch::row(1, 1) };
+        // SAFETY: the kernel takes one `Backward`; it reads do and o, and writes delta, a number a query and head.
+        let delta = unsafe { Work::launch(delta, delta_launch, arguments) };
+        // SAFETY: the same; it reads delta, which is there by then, and writes the columns of queries.
+        let queries = unsafe { Work::launch(queries.0, queries.1, arguments) };
+        // SAFETY: the same; it writes the columns of keys and values.
+        let keys = unsafe { Work::launch(keys.0, keys.1, arguments) };
+        Ok(Work::all(vec![delta, queries, keys]))
+    }
+}

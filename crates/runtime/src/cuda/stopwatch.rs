@@ -1,0 +1,134 @@
+//! When what a card ran was run, by events in its stream.
+
+use crate::{EngineError, Part, ProgramId, Timed, TimedWork, Timing};
+use std::time::{Duration, Instant};
+use xtrain_cuda::{CudaError, Event, Stream};
+
+/// Takes the time of what is put into a stream.
+#[derive(Default)]
+pub(super) struct Stopwatch {
+    timing: Timing,
+    /// A moment by both clocks.
+    origin: Option<(Event, Instant)>,
+    /// What may still be under way.
+    marked: Vec<Marked>,
+    done: Vec<Timed>,
+    /// The end of the last of them.
+    last: Option<Instant>,
+}
+
+struct Marked {
+    program: ProgramId,
+    work: TimedWork,
+    begin: Event,
+    end: Event,
+}
+
+impl Stopwatch {
+    pub(super) fn timing(&self) -> Timing {
+        self.timing
+    }
+
+    /// Sets what is timed. Where it was nothing before, the stream is waited for, as the clocks are compared.
+    pub(super) fn set(&mut self, timing: Timing, stream: &Stream) -> Result<(), CudaError> {
+        if timing != Timing::Off && self.timing == Timing::Off {
+            stream.synchronize()?;
+            let event = Event::timed(stream.context())?;
+            event.record(stream)?;
+            event.synchronize()?;
+            self.origin = Some((event, Instant::now()));
+        }
+        self.timing = timing;
+        Ok(())
+    }
+
+    /// Marks where something begins; nothing where nothing is timed.
+    pub(super) fn begin(&self, stream: &Stream) -> Result<Option<Event>, CudaError> {
+        if self.timing == Timing::Off {
+            return Ok(None);
+        }
+        let event = Event::timed(stream.context())?;
+        event.record(stream)?;
+        Ok(Some(event))
+    }
+
+    /// Marks where what began at `begin` ends.
+    pub(super) fn end(
+        &mut self,
+        begin: Option<Event>,
+        program: ProgramId,
+        work: TimedWork,
+        stream: &Stream,
+    ) -> Result<(), CudaError> {
+        let Some(begin) = begin else { return Ok(()) };
+        let end = Event::timed(stream.context())?;
+        end.record(stream)?;
+        self.marked.push(Marked { program, work, begin, end });
+        Ok(())
+    }
+
+    /// Takes the times of `part` and of its ops, which ran after all that was marked before: the first mark stands where the first of
+    /// `ops` begins, each other one where one ends. The stream has passed them all.
+    pub(super) fn ops(
+        &mut self,
+        program: ProgramId,
+        part: Part,
+        ops: impl Iterator<Item = usize>,
+        marks: &[Event],
+    ) -> Result<(), CudaError> {
+        self.settle()?;
+        let (Some(first), Some(last)) = (marks.first(), marks.last()) else { return Ok(()) };
+        let begin = self.instant(first)?;
+        let after = |mark| between(first, mark);
+        let (begin, end) = self.push(program, TimedWork::Part(part), begin, after(last)?);
+        let mut next = begin;
+        for (op, mark) in ops.zip(&marks[1..]) {
+            let until = (begin + after(mark)?).clamp(next, end);
+            self.done.push(Timed { program, work: TimedWork::Instance(op), begin: next, end: until });
+            next = until;
+        }
+        Ok(())
+    }
+
+    /// All times since the last call.
+    pub(super) fn take(&mut self) -> Result<Vec<Timed>, EngineError> {
+        self.settle()?;
+        Ok(std::mem::take(&mut self.done))
+    }
+
+    /// Waits for what is marked.
+    fn settle(&mut self) -> Result<(), CudaError> {
+        for marked in std::mem::take(&mut self.marked) {
+            marked.end.synchronize()?;
+            let (begin, took) = (self.instant(&marked.begin)?, between(&marked.begin, &marked.end)?);
+            self.push(marked.program, marked.work, begin, took);
+        }
+        Ok(())
+    }
+
+    /// Adds what ran after all before it: where events tell a little less, by their resolution, it is moved to after them.
+    fn push(
+        &mut self,
+        program: ProgramId,
+        work: TimedWork,
+        begin: Instant,
+        took: Duration,
+    ) -> (Instant, Instant) {
+        let begin = self.last.map_or(begin, |last| begin.max(last));
+        let end = begin + took;
+        self.last = Some(end);
+        self.done.push(Timed { program, work, begin, end });
+        (begin, end)
+    }
+
+    /// When the stream passed `event`.
+    fn instant(&self, event: &Event) -> Result<Instant, CudaError> {
+        let Some((origin, at)) = &self.origin else { unreachable!("it is set where timing begins") };
+        Ok(*at + between(origin, event)?)
+    }
+}
+
+/// The time from one event to a later one: none where it is below what events tell.
+fn between(begin: &Event, end: &Event) -> Result<Duration, CudaError> {
+    Ok(Duration::try_from_secs_f64(begin.seconds_until(end)?).unwrap_or_default())
+}

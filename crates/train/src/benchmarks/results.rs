@@ -1,0 +1,177 @@
+//! What is in benches/: results, a JSON object a line, and the bars.
+
+use serde::Deserialize;
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+use thiserror::Error;
+
+/// A result: a line of `benches/results/<date>-<card>-<topic>.jsonl`.
+#[derive(Clone, Debug, Deserialize)]
+pub(super) struct Line {
+    pub work: String,
+    pub metric: String,
+    pub value: f64,
+    /// Of how many, where the value is a count of them.
+    pub of: Option<f64>,
+    pub peer: Option<String>,
+    pub peer_value: Option<f64>,
+    /// The value over the peer's.
+    pub ratio: Option<f64>,
+    pub card: String,
+    pub driver: String,
+    pub command: String,
+    pub commit: String,
+    pub date: String,
+}
+
+/// A result and the topic of its file.
+#[derive(Clone, Debug)]
+pub(super) struct Outcome {
+    pub topic: String,
+    /// Its file among all, in the order of their names, which is that of their dates.
+    pub file: usize,
+    pub line: Line,
+}
+
+/// benches/bars.toml.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Bars {
+    /// The card that the bars are set for.
+    pub card: String,
+    #[serde(rename = "topic", default)]
+    pub topics: Vec<Topic>,
+    #[serde(rename = "bar", default)]
+    pub bars: Vec<Bar>,
+}
+
+/// What a section of the page is called.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Topic {
+    pub name: String,
+    pub title: String,
+    #[serde(default)]
+    pub about: String,
+}
+
+/// A row that the page has, and what is to be reached in it, if anything is.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Bar {
+    pub topic: String,
+    pub work: String,
+    pub metric: String,
+    pub peer: Option<String>,
+    /// Bounds of the ratio.
+    pub at_least: Option<f64>,
+    pub at_most: Option<f64>,
+    /// A bound of the value itself.
+    pub value_at_most: Option<f64>,
+}
+
+impl Bar {
+    /// Whether anything is to be reached.
+    pub(super) fn is_set(&self) -> bool {
+        self.at_least.is_some() || self.at_most.is_some() || self.value_at_most.is_some()
+    }
+
+    /// The share of what is to be reached that `line` lacks, or has too much; 0 where it is reached, nothing where the line does not say
+    /// what it takes.
+    pub(super) fn missed_by(&self, line: &Line) -> Option<f64> {
+        let (mut by, ratio) = (0.0f64, line.ratio);
+        if let Some(least) = self.at_least {
+            by = by.max(1.0 - ratio? / least);
+        }
+        if let Some(most) = self.at_most {
+            by = by.max(ratio? / most - 1.0);
+        }
+        if let Some(most) = self.value_at_most {
+            by = by.max(line.value / most - 1.0);
+        }
+        Some(by)
+    }
+}
+
+/// A file of benches/ that is not as it should be.
+#[derive(Debug, Error)]
+pub enum BenchmarksError {
+    /// It cannot be read.
+    #[error("{}: cannot be read: {error}", path.display())]
+    Io {
+        /// The file.
+        path: PathBuf,
+        /// What the system said.
+        error: io::Error,
+    },
+    /// It cannot be understood.
+    #[error("{place}: {message}")]
+    Wrong {
+        /// The file, and the line of it.
+        place: String,
+        /// What is wrong, and what is wanted.
+        message: String,
+    },
+}
+
+impl BenchmarksError {
+    fn wrong(place: impl Into<String>, message: impl Into<String>) -> Self {
+        BenchmarksError::Wrong { place: place.into(), message: message.into() }
+    }
+}
+
+fn text(path: &Path) -> Result<String, BenchmarksError> {
+    fs::read_to_string(path).map_err(|error| BenchmarksError::Io { path: path.into(), error })
+}
+
+/// The bars in `benches`.
+pub(super) fn bars(benches: &Path) -> Result<Bars, BenchmarksError> {
+    let path = benches.join("bars.toml");
+    toml::from_str(&text(&path)?)
+        .map_err(|e| BenchmarksError::wrong(path.display().to_string(), e.to_string()))
+}
+
+/// The results in `benches/results`, oldest first.
+pub(super) fn outcomes(benches: &Path) -> Result<Vec<Outcome>, BenchmarksError> {
+    let folder = benches.join("results");
+    let io = |error| BenchmarksError::Io { path: folder.clone(), error };
+    let mut paths = Vec::new();
+    for entry in fs::read_dir(&folder).map_err(io)? {
+        let path = entry.map_err(io)?.path();
+        if path.extension().is_some_and(|e| e == "jsonl") {
+            paths.push(path);
+        }
+    }
+    paths.sort();
+    let mut all = Vec::new();
+    for (file, path) in paths.iter().enumerate() {
+        let name = path.file_stem().and_then(|name| name.to_str()).unwrap_or_default();
+        // 2026-11-22-h200-step
+        let topic = name.splitn(5, '-').nth(4).filter(|topic| !topic.is_empty()).ok_or_else(|| {
+            let message = "the name is to be <year>-<month>-<day>-<card>-<topic>.jsonl";
+            BenchmarksError::wrong(path.display().to_string(), message)
+        })?;
+        for (number, line) in text(path)?.lines().enumerate().filter(|(_, line)| !line.trim().is_empty()) {
+            let place = || format!("{}:{}", path.display(), number + 1);
+            let line: Line =
+                serde_json::from_str(line).map_err(|e| BenchmarksError::wrong(place(), e.to_string()))?;
+            check(&line).map_err(|message| BenchmarksError::wrong(place(), message))?;
+            all.push(Outcome { topic: topic.to_owned(), file, line });
+        }
+    }
+    Ok(all)
+}
+
+/// What a reader would stumble over.
+fn check(line: &Line) -> Result<(), String> {
+    let Line { value, peer_value, ratio, .. } = *line;
+    match (line.peer.is_some(), peer_value, ratio) {
+        (false, None, None) => Ok(()),
+        (true, Some(peer), Some(ratio)) if (value / peer - ratio).abs() <= 0.006 * ratio.max(1.0) => Ok(()),
+        (true, Some(peer), Some(ratio)) => {
+            Err(format!("the ratio {ratio} is not {value} / {peer} = {:.3}", value / peer))
+        }
+        _ => Err("a peer needs `peer`, `peer_value` and `ratio`, all three or none".into()),
+    }
+}

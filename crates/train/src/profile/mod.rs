@@ -1,0 +1,310 @@
+//! A trace of some steps of a run, for ui.perfetto.dev and chrome://tracing: what the host did, and what the processor ran when.
+//!
+//! Two kinds of steps follow each other in it. Those of the first kind run as all others do, on a card as one graph each that is put in
+//! line while others run: they show whether anything waits for the host. Those of the second kind are timed op by op, on a card by
+//! events between the ops, and waited for. Nothing that is computed depends on either.
+
+mod chrome;
+mod host;
+
+pub(crate) use host::{doing, doing_step};
+
+use crate::learner::Learner;
+use crate::metrics::format::percent;
+use crate::run::{RunError, RunFolder};
+use crate::weights::LearnError;
+use chrome::{Trace, Track};
+use serde_json::{Value, json};
+use std::collections::HashMap;
+use std::time::{Duration, Instant};
+use xtrain_program::{Instance, Program};
+use xtrain_runtime::{Part, ProgramId, Timed, TimedWork, Timing};
+use xtrain_tensor::TensorType;
+
+/// Which steps of a run are traced.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ProfileOptions {
+    /// Steps that are timed op by op, after some that are timed as they run.
+    pub steps: u64,
+    /// The first traced step, from 1; `None` is soon after the beginning. A run that ends before has its last steps traced.
+    pub from: Option<u64>,
+}
+
+/// Steps before the traced ones where nothing else is asked for: the first runs op by op and the second is recorded.
+const WARM_UP: u64 = 3;
+
+/// Steps that are timed as they run, where the run has as many: some more than are under way at once.
+const AS_THEY_RUN: u64 = 6;
+
+/// Makes the trace of a run while it runs.
+pub(crate) struct Profiler {
+    window: Window,
+    timing: Timing,
+    begun: Instant,
+    /// The last step that it saw begin.
+    last: u64,
+}
+
+/// The traced steps, by how many were made before each.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Window {
+    begin: u64,
+    /// From here on op by op.
+    ops: u64,
+    end: u64,
+}
+
+impl Window {
+    /// What `options` come to in a run that is to make the steps from `first` to `steps`.
+    fn of(options: ProfileOptions, first: u64, steps: u64) -> Self {
+        let left = steps.saturating_sub(first);
+        let by_op = options.steps.min(left);
+        let wished = options.from.map_or(WARM_UP, |from| from.saturating_sub(first + 1));
+        let before = wished.min(left - by_op);
+        let (begin, ops) = (first + before, first + before + AS_THEY_RUN.min(left - by_op - before));
+        Window { begin, ops, end: ops + by_op }
+    }
+
+    fn timing(&self, done: u64) -> Timing {
+        match done {
+            done if done < self.begin || done >= self.end => Timing::Off,
+            done if done < self.ops => Timing::Runs,
+            _ => Timing::Ops { repeats: 1 },
+        }
+    }
+}
+
+impl Profiler {
+    /// A profiler of the steps from `first` to `steps`.
+    pub(crate) fn new(options: ProfileOptions, first: u64, steps: u64) -> Self {
+        Profiler {
+            window: Window::of(options, first, steps),
+            timing: Timing::Off,
+            begun: Instant::now(),
+            last: 0,
+        }
+    }
+
+    /// Before the step that follows `done` ones.
+    pub(crate) fn before_step(
+        &mut self,
+        done: u64,
+        learner: &mut Learner,
+        folder: &RunFolder,
+        device: &str,
+    ) -> Result<(), RunError> {
+        let timing = self.window.timing(done);
+        if timing == Timing::Off {
+            return self.finish(learner, folder, device);
+        }
+        if self.timing == Timing::Off {
+            self.begun = Instant::now();
+            host::record();
+        }
+        self.last = done + 1;
+        self.set(timing, learner)
+    }
+
+    /// Before an evaluation: its programs are no steps, and are not timed op by op.
+    pub(crate) fn before_evaluation(&mut self, learner: &mut Learner) -> Result<(), RunError> {
+        if self.timing == Timing::Off { Ok(()) } else { self.set(Timing::Runs, learner) }
+    }
+
+    /// Writes what was traced, if anything was and is not written yet.
+    pub(crate) fn finish(
+        &mut self,
+        learner: &mut Learner,
+        folder: &RunFolder,
+        device: &str,
+    ) -> Result<(), RunError> {
+        if self.timing == Timing::Off {
+            return Ok(());
+        }
+        let engine = learner.weights().engine();
+        let times = engine.take_times().map_err(LearnError::from)?;
+        self.set(Timing::Off, learner)?;
+        let idle = self.idle_share(&times, learner.program());
+        let text = self.trace(&times, &host::recorded(), learner, device, idle);
+        // A run is worth more than its trace.
+        match folder.write(TRACE_FILE, &text) {
+            Ok(()) => tracing::info!(
+                "steps {} to {} are traced in {}: open it at ui.perfetto.dev{}",
+                self.window.begin + 1,
+                self.last,
+                folder.path().join(TRACE_FILE).display(),
+                idle.map_or(String::new(), |idle| format!(
+                    "; between steps as they run the device waited {} of the time",
+                    percent(idle, 2)
+                ))
+            ),
+            Err(error) => tracing::warn!("the trace is not written: {error}"),
+        }
+        Ok(())
+    }
+
+    fn set(&mut self, timing: Timing, learner: &mut Learner) -> Result<(), RunError> {
+        if timing != self.timing {
+            learner.weights().engine().set_timing(timing).map_err(LearnError::from)?;
+            self.timing = timing;
+        }
+        Ok(())
+    }
+
+    /// The share of the time of the steps that ran as all do, from the first one's beginning to the last one's end, in which nothing ran
+    /// on the device.
+    fn idle_share(&self, times: &[Timed], train: ProgramId) -> Option<f64> {
+        let is_step = |t: &&Timed| t.program == train && matches!(t.work, TimedWork::Part(p) if p.is_first());
+        // What follows the steps as they run are those op by op, which are waited for.
+        let steps = (self.window.ops - self.window.begin) as usize;
+        let end = times.iter().filter(is_step).nth(steps).map(|first| first.begin);
+        let ran: Vec<&Timed> = times.iter().take_while(|t| end.is_none_or(|end| t.begin < end)).collect();
+        let begin = ran.iter().position(is_step)?;
+        let last = ran.iter().rposition(|t| t.program == train && matches!(t.work, TimedWork::Part(_)))?;
+        let ran = &ran[begin..=last];
+        let gaps = ran.windows(2).map(|pair| pair[1].begin.saturating_duration_since(pair[0].end));
+        let all = ran.last()?.end - ran.first()?.begin;
+        (all > Duration::ZERO).then(|| gaps.sum::<Duration>().as_secs_f64() / all.as_secs_f64())
+    }
+
+    fn trace(
+        &self,
+        times: &[Timed],
+        done: &[host::Done],
+        learner: &mut Learner,
+        device: &str,
+        idle: Option<f64>,
+    ) -> String {
+        let mut trace = Trace::new(json!({
+            "made by": concat!("xtrain ", env!("CARGO_PKG_VERSION")),
+            "device": device,
+            "steps as they run": format!("{} to {}", self.window.begin + 1, self.window.ops),
+            "steps op by op": format!("{} to {}", self.window.ops + 1, self.window.end),
+            "idle share between steps as they run": idle,
+            "op times": OP_TIMES,
+        }));
+        trace.name(HOST, "host", "host");
+        trace.name(DEVICE, device, "steps and ops");
+        let since = |at: Instant| at.saturating_duration_since(self.begun);
+        for done in done {
+            let args = done.step.map_or(json!({}), |step| json!({ "step": step }));
+            trace.slice(HOST, done.name, "host", (since(done.begin), since(done.end)), args);
+        }
+        let (train, mut step) = (learner.program(), self.window.begin);
+        let mut labels: HashMap<ProgramId, Vec<OpLabel>> = HashMap::new();
+        for timed in times {
+            let when = (since(timed.begin), since(timed.end));
+            let of_step = timed.program == train;
+            match timed.work {
+                TimedWork::Inputs => trace.slice(DEVICE, "copy inputs", "copy", when, json!({})),
+                TimedWork::Outputs => trace.slice(DEVICE, "copy outputs", "copy", when, json!({})),
+                TimedWork::Part(part) => {
+                    step += u64::from(of_step && part.is_first());
+                    let (name, args) = match (of_step, part) {
+                        (false, _) => ("evaluation", json!({})),
+                        (true, Part::Whole) => ("step", self.step_args(step)),
+                        (true, Part::First | Part::Next) => ("micro-step", self.step_args(step)),
+                        (true, Part::Update) => ("update", self.step_args(step)),
+                    };
+                    trace.slice(DEVICE, name, "run", when, args);
+                }
+                TimedWork::Instance(index) => {
+                    let labels = labels.entry(timed.program).or_insert_with(|| {
+                        let program = learner.weights().engine().program(timed.program);
+                        program.instances.iter().map(|i| OpLabel::of(program, i)).collect()
+                    });
+                    let label = &labels[index];
+                    trace.slice(DEVICE, &label.name, label.role, when, label.args(when.1 - when.0));
+                }
+            }
+        }
+        trace.into_json()
+    }
+
+    fn step_args(&self, step: u64) -> Value {
+        json!({ "step": step, "timed": if step > self.window.ops { "op by op" } else { "as it runs" } })
+    }
+}
+
+/// The file in the run folder.
+pub(crate) const TRACE_FILE: &str = "trace.json";
+
+const HOST: Track = Track { process: 1, thread: 1 };
+const DEVICE: Track = Track { process: 2, thread: 1 };
+
+/// How op times are had, for who reads a trace.
+const OP_TIMES: &str = "On a card an op's time is that between two events, which are recorded in the step's graph before and after it: \
+                        a microsecond or so of it is the event's, and ops that would overlap do not. So these steps take longer than the \
+                        others. On the CPU it is the time between the op's call and its return.";
+
+/// What a trace says of an op.
+struct OpLabel {
+    name: String,
+    role: &'static str,
+    work: Work,
+    args: Value,
+}
+
+impl OpLabel {
+    fn of(program: &Program, instance: &Instance) -> Self {
+        let (op, origin, work) = (instance.code.op().name(), &instance.origin, Work::of(program, instance));
+        let args = json!({
+            "op": op,
+            "block": origin.block,
+            "site": &*origin.site,
+            "role": origin.role.name(),
+            "bytes": work.bytes,
+            "FLOPs": work.flops,
+        });
+        OpLabel { name: format!("{op} {}", origin.site), role: origin.role.name(), work, args }
+    }
+
+    fn args(&self, took: Duration) -> Value {
+        let seconds = took.as_secs_f64();
+        let mut args = self.args.clone();
+        if seconds > 0.0 {
+            args["TFLOP/s"] = json!(self.work.flops / seconds / 1e12);
+            args["GB/s"] = json!(self.work.bytes as f64 / seconds / 1e9);
+        }
+        args
+    }
+}
+
+/// What one run of an op does.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub(crate) struct Work {
+    /// Floating-point operations.
+    pub flops: f64,
+    /// Bytes of all operands, each once.
+    pub bytes: usize,
+}
+
+impl Work {
+    pub(crate) fn of(program: &Program, instance: &Instance) -> Self {
+        let (inputs, outputs) = (program.input_types(instance), program.output_types(instance));
+        let bytes = inputs.iter().chain(&outputs).map(TensorType::bytes).sum();
+        Work { flops: instance.code.op().cost(&inputs, &outputs).flops, bytes }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_traced_steps_are_within_the_run_and_as_many_as_were_asked_for_where_it_has_them() {
+        let of = |steps, from, first, all| {
+            let Window { begin, ops, end } = Window::of(ProfileOptions { steps, from }, first, all);
+            (begin, ops, end)
+        };
+        assert_eq!(of(3, None, 0, 100), (3, 9, 12));
+        assert_eq!(of(3, None, 50, 100), (53, 59, 62), "a run that goes on");
+        assert_eq!(of(2, Some(20), 0, 100), (19, 25, 27));
+        assert_eq!(of(2, Some(20), 60, 100), (60, 66, 68), "what was made before is not made again");
+        assert_eq!(of(3, Some(96), 0, 100), (95, 97, 100));
+        assert_eq!(of(3, Some(99), 0, 100), (97, 97, 100));
+        assert_eq!(of(3, None, 0, 8), (3, 5, 8));
+        assert_eq!(of(3, None, 0, 4), (1, 1, 4));
+        assert_eq!(of(3, None, 0, 1), (0, 0, 1));
+        assert_eq!(of(3, None, 7, 7), (7, 7, 7));
+    }
+}

@@ -1,0 +1,114 @@
+//! `xtrain bench gemm` and `xtrain bench attention`.
+
+use crate::cli::{BenchAttentionArgs, BenchGemmArgs, TrialArgs};
+use crate::failure::Failure;
+use crate::terminal;
+use serde::Serialize;
+use xtrain_train::bench::{self, AttentionShape, ProductShape, Rates, TrialOptions, Trials};
+use xtrain_train::config::{Config, Parsed};
+use xtrain_train::engine::Target;
+
+/// `xtrain bench gemm`.
+pub(crate) fn gemm(args: &BenchGemmArgs) -> Result<(), Failure> {
+    let (parsed, options) = what(&args.trial)?;
+    let shapes = match (&parsed, args.m, args.n, args.k) {
+        (Some(parsed), ..) => bench::shapes_of(parsed)?,
+        (None, Some(m), Some(n), Some(k)) => vec![ProductShape { site: String::new(), m, n, k }],
+        _ => bench::common_shapes(Target::of(options.device)),
+    };
+    let trials = bench::products(&shapes, options)?;
+    let columns = |row: &bench::ProductSpeed| {
+        format!("{:<18}{:<8}{:>8}{:>8}{:>8}", row.site, row.role, row.m, row.n, row.k)
+    };
+    let head = format!("{:<18}{:<8}{:>8}{:>8}{:>8}", "site", "role", "m", "n", "k");
+    show(&trials, args.trial.json, &head, columns, |row| row.rates)
+}
+
+/// `xtrain bench attention`.
+pub(crate) fn attention(args: &BenchAttentionArgs) -> Result<(), Failure> {
+    let (parsed, options) = what(&args.trial)?;
+    let shape = match &parsed {
+        Some(parsed) => bench::attention_of(parsed)?,
+        None => {
+            let common = bench::common_attention(Target::of(options.device));
+            let kv_heads = args.kv_heads.or(args.heads).unwrap_or(common.kv_heads);
+            AttentionShape {
+                batch: args.batch.unwrap_or(common.batch),
+                seq_len: args.seq_len.unwrap_or(common.seq_len),
+                heads: args.heads.unwrap_or(common.heads),
+                kv_heads,
+                head_dim: args.head_dim.unwrap_or(common.head_dim),
+            }
+        }
+    };
+    if !shape.heads.is_multiple_of(shape.kv_heads) {
+        return Err(Failure::user(format!(
+            "{} query heads do not divide among {} key/value heads; give --heads a multiple of --kv-heads",
+            shape.heads, shape.kv_heads
+        )));
+    }
+    let trials = bench::attention(shape, args.document_tokens, options)?;
+    let columns = |row: &bench::AttentionSpeed| {
+        let AttentionShape { batch, seq_len, heads, kv_heads, head_dim } = row.shape;
+        let shape = format!("{batch} x {seq_len}, {heads}/{kv_heads} x {head_dim}");
+        let documents = row.document_tokens.map_or("-".to_owned(), |mean| format!("{mean:.0}"));
+        let order = if row.deterministic { "one" } else { "any" };
+        format!("{:<16}{:<7}{:>10}  {:<26}", row.op, order, documents, shape)
+    };
+    let head = format!("{:<16}{:<7}{:>10}  {:<26}", "op", "order", "documents", "sequences, heads");
+    show(&trials, args.trial.json, &head, columns, |row| row.rates)
+}
+
+/// The run file, where one is named, and how to measure.
+fn what(args: &TrialArgs) -> Result<(Option<Parsed>, TrialOptions), Failure> {
+    let parsed = args.file.as_ref().map(|file| Config::load(file, &args.set)).transpose()?;
+    let (device, recipe, threads) = match &parsed {
+        Some(Parsed { config, .. }) => {
+            let threads = if args.threads > 0 { args.threads } else { config.train.threads };
+            (config.train.device, config.precision.recipe, threads)
+        }
+        None => (args.device, args.precision, args.threads),
+    };
+    terminal::use_threads(threads)?;
+    Ok((parsed, TrialOptions { device, recipe, repeats: args.repeats, runs: args.runs }))
+}
+
+fn show<Row: Serialize>(
+    trials: &Trials<Row>,
+    json: bool,
+    head: &str,
+    columns: impl Fn(&Row) -> String,
+    rates: impl Fn(&Row) -> Rates,
+) -> Result<(), Failure> {
+    if json {
+        let text = serde_json::to_string(trials).unwrap_or_default() + "\n";
+        return terminal::print(&text).map(|_| ());
+    }
+    let ceiling = trials.ceiling;
+    let mut out = format!(
+        "{}, {}: at best {:.2} TFLOP/s ({}^3), {:.0} GB/s (a copy)\n{head}{:>11}{:>10}{:>7}{:>9}{:>7}\n",
+        trials.device,
+        trials.precision,
+        ceiling.tflops,
+        ceiling.product,
+        ceiling.gigabytes_per_second,
+        "us",
+        "TFLOP/s",
+        "%",
+        "GB/s",
+        "%"
+    );
+    for row in &trials.rows {
+        let Rates { seconds, tflops, gigabytes_per_second, of_product, of_copy } = rates(row);
+        out.push_str(&format!(
+            "{}{:>11.1}{:>10.2}{:>7.1}{:>9.1}{:>7.1}\n",
+            columns(row),
+            seconds * 1e6,
+            tflops,
+            100.0 * of_product,
+            gigabytes_per_second,
+            100.0 * of_copy
+        ));
+    }
+    terminal::print(&out).map(|_| ())
+}

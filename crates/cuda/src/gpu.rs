@@ -13,6 +13,9 @@ use crate::source::KernelSource;
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
+/// The version of the driver that runs what CUDA 13's libraries make.
+const OLDEST_DRIVER: u32 = 13_000;
+
 /// A card, and what is kept for all that runs on it.
 pub struct Gpu {
     context: Context,
@@ -41,6 +44,10 @@ impl Gpu {
     /// The same, what is found out about it kept in `cache`.
     pub fn with_cache(ordinal: usize, cache: KernelCache) -> Result<Gpu, CudaError> {
         let device = Device::at(ordinal)?;
+        let version = Device::driver_version()?;
+        if version < OLDEST_DRIVER {
+            return Err(CudaError::TooOldDriver { version });
+        }
         let info = device.info()?;
         if info.arch < Arch::SM80 {
             return Err(CudaError::TooOldCard { name: info.name, arch: info.arch });
@@ -70,8 +77,13 @@ impl Gpu {
         &self.info
     }
 
+    /// The compiler of its kernels.
+    pub(crate) fn compiler(&self) -> Compiler {
+        self.compiler
+    }
+
     /// Where what is found out about it is kept.
-    pub(crate) fn cache(&self) -> &KernelCache {
+    pub fn cache(&self) -> &KernelCache {
         &self.cache
     }
 

@@ -5,7 +5,7 @@ use crate::run::RunError;
 use rayon::prelude::*;
 use std::sync::Arc;
 use std::time::Instant;
-use xtrain_cuda::{CudaError, DeviceMemory, Event, Gpu, Stream};
+use xtrain_cuda::{Arch, CudaError, DeviceMemory, Event, Gpu, Stream};
 use xtrain_model::Recipe;
 use xtrain_ops::registry;
 use xtrain_program::{Plan, Program};
@@ -30,6 +30,9 @@ pub enum Target {
     Cuda,
 }
 
+/// The recipes, each with the first architecture that runs it. A card between the named ones counts as the one before it.
+pub const RECIPES: [(Recipe, Arch); 2] = [(Recipe::Fp32, Arch::SM80), (Recipe::Bf16, Arch::SM80)];
+
 impl Processor {
     /// The processor that `device` asks for.
     ///
@@ -44,7 +47,7 @@ impl Processor {
             Err(error) if device == Device::Cuda => Err(error),
             Err(error) => {
                 if !error.means_no_card() {
-                    tracing::warn!("the GPU is not used: {error}");
+                    tracing::warn!("the GPU is not used: {error}; `xtrain doctor` says more");
                 }
                 Ok(Processor::Cpu)
             }

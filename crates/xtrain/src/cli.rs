@@ -82,6 +82,8 @@ pub(crate) enum Command {
     Export(ExportArgs),
     /// Write the report of a run, or of several on one page
     Report(ReportArgs),
+    /// Say what this machine has to train with and what is missing, and try it
+    Doctor(DoctorArgs),
     /// Measure speed and memory
     #[command(subcommand)]
     Bench(BenchCommand),
@@ -457,6 +459,17 @@ pub(crate) struct ReportArgs {
     /// Replace the file that --out names even if it is no report
     #[arg(long, requires = "out")]
     pub(crate) overwrite: bool,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  xtrain doctor
+  xtrain doctor --json
+The exit code is 0 where training works on the device that train.device = \"auto\" takes, with or without a GPU.")]
+pub(crate) struct DoctorArgs {
+    /// Print one JSON object instead of text
+    #[arg(long)]
+    pub(crate) json: bool,
 }
 
 /// One of `all`, by its name in run files.

@@ -20,6 +20,7 @@ mod trainer;
 
 pub use corpus::Corpus;
 pub use error::RunError;
+pub use fit::{Fit, Outcome as FitOutcome, Way};
 pub use folder::RunFolder;
 pub use setup::{Planned, plan, plan_on};
 pub(crate) use trainer::IN_FLIGHT;

@@ -11,7 +11,7 @@
 mod corpus;
 mod error;
 mod finish;
-mod fit;
+pub(crate) mod fit;
 mod folder;
 mod open;
 pub(crate) mod saved;

@@ -5,10 +5,11 @@ use crate::cache::KernelCache;
 use crate::compiler::{Arch, Compiler};
 use crate::context::Context;
 use crate::device::{Device, DeviceInfo};
-use crate::dnn::Dnn;
+use crate::dnn::{Dnn, GraphBuilder, GraphPlan};
 use crate::error::CudaError;
 use crate::ffi::open::cublaslt;
 use crate::module::{Function, Module};
+use crate::sdpa::{Direction, Sdpa};
 use crate::source::KernelSource;
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
@@ -30,6 +31,8 @@ pub struct Gpu {
     blas: OnceLock<Result<Arc<Blas>, CudaError>>,
     /// Opened by the first operation graph.
     dnn: OnceLock<Result<Arc<Dnn>, CudaError>>,
+    /// What cuDNN has planned, or why it has not.
+    attentions: Mutex<HashMap<(Sdpa, Direction), Result<Arc<GraphPlan>, CudaError>>>,
 }
 
 impl Gpu {
@@ -64,6 +67,7 @@ impl Gpu {
             choices: Mutex::default(),
             blas: OnceLock::new(),
             dnn: OnceLock::new(),
+            attentions: Mutex::default(),
         })
     }
 
@@ -100,6 +104,19 @@ impl Gpu {
     /// cuDNN on this card.
     pub(crate) fn dnn(&self) -> Result<&Arc<Dnn>, CudaError> {
         self.dnn.get_or_init(|| Dnn::open(&self.context).map(Arc::new)).as_ref().map_err(Clone::clone)
+    }
+
+    /// cuDNN's plan for attention of these sizes, as `plan` makes it the first time: a model's layers share it.
+    pub(crate) fn attention(
+        &self,
+        sizes: Sdpa,
+        direction: Direction,
+        plan: impl FnOnce(GraphBuilder) -> Result<GraphPlan, CudaError>,
+    ) -> Result<Arc<GraphPlan>, CudaError> {
+        let builder = GraphBuilder::new(self.dnn()?);
+        // Locked while a plan is made, so that no two make the same. What a thread that panicked left is whole.
+        let mut all = self.attentions.lock().unwrap_or_else(PoisonError::into_inner);
+        all.entry((sizes, direction)).or_insert_with(|| plan(builder).map(Arc::new)).clone()
     }
 
     /// The kernel `name` of `source`, compiled for this card with `defines`; compiled once, here and on the disk.

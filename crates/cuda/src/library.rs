@@ -77,7 +77,7 @@ impl Library {
             Library::Driver => "no GPU can be used",
             Library::Nvrtc => "no kernel can be compiled, so no GPU is used",
             Library::CublasLt => "there are no matrix products on a GPU, so none is used",
-            Library::Cudnn => "attention runs by xtrain's own kernels, which is slower",
+            Library::Cudnn => "attention runs by xtrain's own kernels alone, which may be slower",
             Library::Nccl => "nothing is lost yet: one GPU is used",
         }
     }

@@ -34,7 +34,7 @@ fn a_machine_whose_libraries_are_broken_trains_on_its_cpu_and_is_told_why() {
     for said in [
         "to get it    install NVIDIA's driver, 580 or newer\n",
         "to get it    `pip install nvidia-cudnn-cu13`\n",
-        "without it   attention runs by xtrain's own kernels, which is slower\n",
+        "without it   attention runs by xtrain's own kernels alone, which may be slower\n",
         "GPUs\n  none that the driver shows\n",
         "kernels: 1 file, 5 B\n",
         "\nTraining works, on the CPU alone (CPU, ",

@@ -30,14 +30,16 @@ pub struct Gpu {
     choices: Mutex<HashMap<String, String>>,
     /// Opened by the first product.
     blas: OnceLock<Result<Arc<Blas>, CudaError>>,
-    /// Opened by the first operation graph.
-    dnn: OnceLock<Result<Arc<Dnn>, CudaError>>,
-    /// What cuDNN has planned, or why it has not.
-    attentions: Mutex<HashMap<(Sdpa, Direction), Result<Arc<GraphPlan>, CudaError>>>,
+    /// cuDNN, opened by the first operation graph; once for each direction of attention, as each plans for a good part of a second.
+    dnns: [OnceLock<Result<Arc<Dnn>, CudaError>>; 2],
+    attentions: Mutex<HashMap<(Sdpa, Direction), Arc<PlannedAttention>>>,
 }
 
 /// A module, or why there is none; loaded by the first who asks.
 type LoadedModule = OnceLock<Result<Module, CudaError>>;
+
+/// What cuDNN has planned, or why it has not; planned by the first who asks.
+type PlannedAttention = OnceLock<Result<Arc<GraphPlan>, CudaError>>;
 
 impl Gpu {
     /// The card at this place among those that can be seen.
@@ -76,7 +78,7 @@ impl Gpu {
             modules: Mutex::default(),
             choices: Mutex::default(),
             blas: OnceLock::new(),
-            dnn: OnceLock::new(),
+            dnns: Default::default(),
             attentions: Mutex::default(),
         })
     }
@@ -111,11 +113,6 @@ impl Gpu {
         opened.as_ref().map_err(Clone::clone)
     }
 
-    /// cuDNN on this card.
-    pub(crate) fn dnn(&self) -> Result<&Arc<Dnn>, CudaError> {
-        self.dnn.get_or_init(|| Dnn::open(&self.context).map(Arc::new)).as_ref().map_err(Clone::clone)
-    }
-
     /// cuDNN's plan for attention of these sizes, as `plan` makes it the first time: a model's layers share it.
     pub(crate) fn attention(
         &self,
@@ -123,10 +120,16 @@ impl Gpu {
         direction: Direction,
         plan: impl FnOnce(GraphBuilder) -> Result<GraphPlan, CudaError>,
     ) -> Result<Arc<GraphPlan>, CudaError> {
-        let builder = GraphBuilder::new(self.dnn()?);
-        // Locked while a plan is made, so that no two make the same. What a thread that panicked left is whole.
+        // What a thread that panicked left is whole: plans are added in one step.
         let mut all = self.attentions.lock().unwrap_or_else(PoisonError::into_inner);
-        all.entry((sizes, direction)).or_insert_with(|| plan(builder).map(Arc::new)).clone()
+        let cell = all.entry((sizes, direction)).or_default().clone();
+        drop(all);
+        let planned = cell.get_or_init(|| {
+            let dnn = self.dnns[direction as usize].get_or_init(|| Dnn::open(&self.context).map(Arc::new));
+            let dnn = dnn.as_ref().map_err(Clone::clone)?;
+            plan(GraphBuilder::new(dnn)).map(Arc::new)
+        });
+        planned.clone()
     }
 
     /// The kernel `name` of `source`, compiled for this card with `defines`; compiled once, here and on the disk.

@@ -77,11 +77,11 @@ pub(crate) fn text(planned: &Planned, program: &Program, target: Target) -> Stri
     out
 }
 
-/// Whether it fits, and what would, in a line or one for each way; `who` says whose memory it is to fit into.
-pub(crate) fn fit(fit: &Fit, who: &str) -> String {
+/// Whether it fits, and what would, in a line or one for each way; `owner` is who has the memory.
+pub(crate) fn fit(fit: &Fit, owner: &str) -> String {
     let [needed, available] = [fit.needed_bytes, fit.available_bytes].map(format::gib);
     let fits = if fit.outcome == FitOutcome::Fits { "yes" } else { "no" };
-    let mut out = format!("\n{:<28}{fits}: it needs {needed}, {who} {available}\n", "fits");
+    let mut out = format!("\n{:<28}{fits}: it needs {needed}, and {owner} has {available}\n", "fits");
     match &fit.outcome {
         FitOutcome::Fits => {}
         FitOutcome::Would(ways) => {

@@ -23,15 +23,11 @@ pub(crate) fn run(args: &PlanArgs) -> Result<(), Failure> {
     }
     let mut text = plan_table::text(&planned, &program, target);
     let batch_size = planned.resolved.config.train.batch_size;
-    let room = match (args.memory, &processor) {
-        (Some(size), _) => Some(("--memory gives it".to_owned(), size.0)),
-        (None, Some(processor)) => {
-            processor.available_bytes().map(|bytes| (format!("{} has available", processor.owner()), bytes))
-        }
-        (None, None) => None,
-    };
-    if let Some((who, bytes)) = room {
-        text.push_str(&plan_table::fit(&Fit::of(&planned.spec, target, batch_size, bytes)?, &who));
+    let has =
+        processor.as_ref().and_then(|processor| Some((processor.available_bytes()?, processor.owner())));
+    let room = args.memory.map(|size| (size.0, "--memory".to_owned())).or(has);
+    if let Some((bytes, owner)) = room {
+        text.push_str(&plan_table::fit(&Fit::of(&planned.spec, target, batch_size, bytes)?, &owner));
     }
     terminal::print(&text).map(|_| ())
 }

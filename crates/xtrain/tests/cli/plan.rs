@@ -88,7 +88,7 @@ fn a_plan_says_whether_it_fits_and_what_would() {
     assert!(text.contains("\nwhat would fit              --set train.recompute=norms ("), "{text}");
     assert!(asked("--memory 1MiB").contains("nothing fits: even --set "), "{text}");
     // Without a size it is the machine's own, which has room for this one.
-    assert!(asked("--set train.device=cpu").contains(", this machine has available "), "{text}");
+    assert!(asked("--set train.device=cpu").contains(", and this machine has "), "{text}");
     let text =
         plan(&place, &format!("{} --set train.device=cuda --memory 24GiB", examples("llama3_8b.toml")));
     assert!(text.contains("134.62 GiB of it for weights, gradients and moments"), "{text}");

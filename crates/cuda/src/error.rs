@@ -108,3 +108,20 @@ impl CudaError {
         matches!(self, CudaError::Memory { .. })
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_driver_that_is_too_old_is_told_with_the_one_that_is_needed() {
+        let error = CudaError::TooOldDriver { version: 12_080 };
+        let said = error.to_string();
+        assert!(
+            said.starts_with(
+                "NVIDIA's driver is of CUDA 12.8; xtrain needs CUDA 13.0, which driver 580 brings"
+            )
+        );
+        assert!(error.is_about_the_machine() && !error.means_no_card());
+    }
+}

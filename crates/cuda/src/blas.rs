@@ -8,7 +8,7 @@ use crate::ffi::cublaslt::{
 use crate::ffi::open::{c_string, cublaslt};
 use std::collections::HashMap;
 use std::ffi::{c_int, c_void};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock};
 
 /// The library, opened for one card.
 pub(crate) struct Blas {
@@ -16,9 +16,12 @@ pub(crate) struct Blas {
     pub(crate) lt: &'static CublasLt,
     pub(crate) handle: LtHandle,
     pub(crate) version: usize,
-    /// By all that a choice depends on. Locked while one is made, so that no two are timed at once.
-    pub(crate) choices: Mutex<HashMap<String, Option<LtAlgo>>>,
+    /// By all that a choice depends on.
+    pub(crate) choices: Mutex<HashMap<String, Arc<Choice>>>,
 }
+
+/// An algorithm, or none, or why neither is known; chosen by the first who asks.
+pub(crate) type Choice = OnceLock<Result<Option<LtAlgo>, CudaError>>;
 
 // SAFETY: the library's calls may come from any thread with one handle.
 unsafe impl Send for Blas {}

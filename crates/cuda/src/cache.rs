@@ -35,6 +35,18 @@ impl KernelCache {
         KernelCache { folder: Some(folder.to_owned()) }
     }
 
+    /// The folder, where one can be had.
+    pub fn folder(&self) -> Option<&Path> {
+        self.folder.as_deref()
+    }
+
+    /// How many files it holds, and their bytes; nothing where it is not there yet.
+    pub fn size(&self) -> (usize, u64) {
+        let entries = self.folder.iter().flat_map(fs::read_dir).flatten().flatten();
+        let files = entries.filter_map(|entry| entry.metadata().ok()).filter(fs::Metadata::is_file);
+        files.fold((0, 0), |(count, bytes), file| (count + 1, bytes + file.len()))
+    }
+
     /// The machine code of `source`: from the folder, or compiled and kept there.
     ///
     /// # Errors
@@ -192,7 +204,9 @@ mod tests {
         assert_eq!(keep(b"algorithm 4"), b"algorithm 4");
         assert_eq!(cache.kept("a key", "algo").as_deref(), Some(b"algorithm 4".as_slice()));
         assert_eq!(cache.kept("another key", "algo"), None);
-        assert_eq!(fs::read_dir(folder.path().join("inner")).unwrap().count(), 1, "nothing is left aside");
+        let held = SUM_BYTES as u64 + "algorithm 4".len() as u64;
+        assert_eq!(cache.size(), (1, held), "nothing is left aside");
+        assert_eq!(KernelCache::at(&folder.path().join("none")).size(), (0, 0));
     }
 
     #[test]

@@ -3,7 +3,7 @@
 use crate::compiler::Arch;
 use crate::error::CudaError;
 use crate::ffi::driver::{self as ffi, CuDevice, Driver};
-use crate::ffi::open::{check, driver};
+use crate::ffi::open::{check, driver, driver_library};
 use std::ffi::{CStr, c_char, c_int};
 
 /// A card, by its place among those that `CUDA_VISIBLE_DEVICES` lets through.
@@ -62,9 +62,9 @@ impl DeviceInfo {
 }
 
 impl Device {
-    /// The driver's version, in NVIDIA's form: 13000 is CUDA 13.0, which driver 580 brings.
+    /// The driver's version, in NVIDIA's form: 13000 is CUDA 13.0, which driver 580 brings. No card is needed.
     pub fn driver_version() -> Result<u32, CudaError> {
-        let driver = &driver()?.table;
+        let driver = &driver_library()?.table;
         let mut version = 0;
         // SAFETY: writes one integer.
         check(driver, "cuDriverGetVersion", unsafe { (driver.cuDriverGetVersion)(&mut version) })?;

@@ -1,7 +1,7 @@
 //! cuDNN on a card: operation graphs built from descriptors, and the plans that run them.
 //!
 //! A descriptor is an object of the library's, given attributes and then finalised. A graph is a list of operations over tensors; the
-//! library's heuristics propose engines for it, and the first that fits is planned once.
+//! library's heuristics propose engines for it, and the first that fits is planned once, whatever places its tensors then have.
 
 use crate::context::Context;
 use crate::error::CudaError;
@@ -12,6 +12,7 @@ use crate::ffi::cudnn::{
 use crate::ffi::open::{c_string, cudnn};
 use crate::memory::DevicePtr;
 use crate::stream::Stream;
+use crate::timing;
 use std::ffi::{c_char, c_int, c_void};
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -25,7 +26,7 @@ pub(crate) struct Dnn {
     context: Context,
     cudnn: &'static Cudnn,
     handle: CudnnHandle,
-    /// The handle's stream is set before each run: one at a time.
+    /// The handle is used by one at a time: to plan, and to run, before which its stream is set.
     running: Mutex<()>,
 }
 
@@ -176,8 +177,8 @@ pub(crate) enum Reduce {
 enum Data {
     /// Never in memory.
     Virtual,
-    /// At this place.
-    At(DevicePtr),
+    /// In memory, at the place with this number among those that a run is given.
+    At(usize),
     /// A number, which the library reads from here.
     Value(Box<f32>),
 }
@@ -211,13 +212,13 @@ impl GraphBuilder {
         Ok(Tensor(self.tensors.len() - 1))
     }
 
-    /// A tensor in memory.
+    /// A tensor in memory: of the places that a run is given, at the one with the number `place`.
     pub(crate) fn at(
         &mut self,
         dtype: c_int,
         dims: Four,
         strides: Four,
-        place: DevicePtr,
+        place: usize,
     ) -> Result<Tensor, CudaError> {
         self.tensor(dtype, dims, strides, Data::At(place))
     }
@@ -353,18 +354,16 @@ impl GraphBuilder {
         Ok(())
     }
 
-    /// Plans the graph for an engine that needs at most `workspace_bytes` at `workspace`, and, where `deterministic` says so, gives the same
-    /// bits in every run.
+    /// Plans the graph for an engine that needs at most `workspace_bytes`, and, where `deterministic` says so, gives the same bits in every
+    /// run. That takes long: a plan serves all tensors of these shapes.
     ///
     /// # Errors
     /// Where the library has no such engine.
-    pub(crate) fn plan(
-        self,
-        workspace: DevicePtr,
-        workspace_bytes: usize,
-        deterministic: bool,
-    ) -> Result<GraphPlan, CudaError> {
+    pub(crate) fn plan(self, workspace_bytes: usize, deterministic: bool) -> Result<GraphPlan, CudaError> {
         let dnn = self.dnn.clone();
+        // What is timed would wait for the handle.
+        let _untimed = timing::untimed();
+        let _running = dnn.running.lock().unwrap_or_else(PoisonError::into_inner);
         let graph = Descriptor::new(&dnn, kind::OPERATION_GRAPH)?;
         let operations: Vec<&Descriptor> = self.operations.iter().map(|(_, op)| op).collect();
         graph.set_descriptors(attribute::GRAPH_OPS, &operations)?;
@@ -382,35 +381,11 @@ impl GraphBuilder {
         let mut refusal = None;
         for config in configs.into_iter().take(count) {
             match plan_for(&dnn, config, workspace_bytes, deterministic) {
-                Ok(plan) => return self.packed(graph, plan, workspace),
+                Ok(plan) => return Ok(GraphPlan { plan, _graph: graph, builder: self }),
                 Err(error) => refusal = refusal.or(Some(error)),
             }
         }
         Err(refusal.unwrap_or_else(|| no_engine("the heuristics propose none")))
-    }
-
-    fn packed(
-        self,
-        graph: Descriptor,
-        plan: Descriptor,
-        workspace: DevicePtr,
-    ) -> Result<GraphPlan, CudaError> {
-        let pack = Descriptor::new(&self.dnn, kind::VARIANT_PACK)?;
-        let (mut ids, mut places) = (Vec::new(), Vec::new());
-        for (id, (_, data, _)) in self.tensors.iter().enumerate() {
-            let place = match data {
-                Data::Virtual => continue,
-                Data::At(place) => place.0 as *mut c_void,
-                Data::Value(value) => std::ptr::from_ref(&**value).cast_mut().cast::<c_void>(),
-            };
-            ids.push(id as i64);
-            places.push(place);
-        }
-        pack.set(attribute::PACK_UNIQUE_IDS, ty::INT64, &ids)?;
-        pack.set(attribute::PACK_DATA_POINTERS, ty::VOID_PTR, &places)?;
-        pack.set(attribute::PACK_WORKSPACE, ty::VOID_PTR, &[workspace.0 as *mut c_void])?;
-        let pack = pack.finalize()?;
-        Ok(GraphPlan { plan, pack, _graph: graph, builder: self })
     }
 }
 
@@ -459,27 +434,60 @@ fn plan_for(
     Ok(plan)
 }
 
-/// A planned graph with the places of its tensors.
+/// A planned graph.
 pub(crate) struct GraphPlan {
     plan: Descriptor,
-    pack: Descriptor,
     _graph: Descriptor,
-    /// Holds the numbers that the pack points to.
+    /// Holds the numbers that runs read.
     builder: GraphBuilder,
 }
 
+/// A planned graph with the places of its tensors.
+pub(crate) struct PlacedGraph {
+    graph: Arc<GraphPlan>,
+    pack: Descriptor,
+}
+
 impl GraphPlan {
+    /// The graph over tensors at these places, working at `workspace`.
+    ///
+    /// # Panics
+    /// If a tensor was declared at a place that is not among them: a bug of whoever built the graph.
+    pub(crate) fn placed(
+        self: &Arc<Self>,
+        places: &[DevicePtr],
+        workspace: DevicePtr,
+    ) -> Result<PlacedGraph, CudaError> {
+        let pack = Descriptor::new(&self.builder.dnn, kind::VARIANT_PACK)?;
+        let (mut ids, mut pointers) = (Vec::new(), Vec::new());
+        for (id, (_, data, _)) in self.builder.tensors.iter().enumerate() {
+            let pointer = match data {
+                Data::Virtual => continue,
+                Data::At(place) => places[*place].0 as *mut c_void,
+                Data::Value(value) => std::ptr::from_ref(&**value).cast_mut().cast::<c_void>(),
+            };
+            ids.push(id as i64);
+            pointers.push(pointer);
+        }
+        pack.set(attribute::PACK_UNIQUE_IDS, ty::INT64, &ids)?;
+        pack.set(attribute::PACK_DATA_POINTERS, ty::VOID_PTR, &pointers)?;
+        pack.set(attribute::PACK_WORKSPACE, ty::VOID_PTR, &[workspace.0 as *mut c_void])?;
+        Ok(PlacedGraph { graph: self.clone(), pack: pack.finalize()? })
+    }
+}
+
+impl PlacedGraph {
     /// Puts one run into `stream`.
     pub(crate) fn put(&self, stream: &Stream) -> Result<(), CudaError> {
-        let dnn = &self.builder.dnn;
+        let GraphPlan { plan, builder, .. } = &*self.graph;
+        let dnn = &builder.dnn;
         let _running = dnn.running.lock().unwrap_or_else(PoisonError::into_inner);
         dnn.context.enter()?;
         // SAFETY: both live here.
         let status = unsafe { (dnn.cudnn.cudnnSetStream)(dnn.handle, stream.handle) };
         check(dnn.cudnn, "cudnnSetStream", status)?;
         // SAFETY: plan and pack are final; the places in the pack live as long as the caller promised, its numbers as long as `self`.
-        let status =
-            unsafe { (dnn.cudnn.cudnnBackendExecute)(dnn.handle, self.plan.handle, self.pack.handle) };
+        let status = unsafe { (dnn.cudnn.cudnnBackendExecute)(dnn.handle, plan.handle, self.pack.handle) };
         check(dnn.cudnn, "cudnnBackendExecute", status)
     }
 }

@@ -21,6 +21,12 @@ pub enum CudaError {
         /// How to get a newer one.
         remedy: &'static str,
     },
+    /// A driver that is older than the libraries that xtrain is written for.
+    #[error("NVIDIA's driver is of CUDA {}.{}; xtrain needs CUDA 13.0, which driver 580 brings; install that or a newer one", version / 1000, version % 1000 / 10)]
+    TooOldDriver {
+        /// As the driver says it: 12080 is CUDA 12.8.
+        version: u32,
+    },
     /// No card.
     #[error("there is no NVIDIA GPU that the driver can use; check `nvidia-smi` and CUDA_VISIBLE_DEVICES")]
     NoDevice,
@@ -90,6 +96,7 @@ impl CudaError {
             self,
             CudaError::Missing(_)
                 | CudaError::TooOld { .. }
+                | CudaError::TooOldDriver { .. }
                 | CudaError::TooOldCard { .. }
                 | CudaError::NoDevice
                 | CudaError::Memory { .. }
@@ -99,5 +106,22 @@ impl CudaError {
     /// Whether another program, or a smaller one, could help: the card's memory is used up.
     pub fn is_out_of_memory(&self) -> bool {
         matches!(self, CudaError::Memory { .. })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_driver_that_is_too_old_is_told_with_the_one_that_is_needed() {
+        let error = CudaError::TooOldDriver { version: 12_080 };
+        let said = error.to_string();
+        assert!(
+            said.starts_with(
+                "NVIDIA's driver is of CUDA 12.8; xtrain needs CUDA 13.0, which driver 580 brings"
+            )
+        );
+        assert!(error.is_about_the_machine() && !error.means_no_card());
     }
 }

@@ -5,13 +5,18 @@ use crate::cache::KernelCache;
 use crate::compiler::{Arch, Compiler};
 use crate::context::Context;
 use crate::device::{Device, DeviceInfo};
-use crate::dnn::Dnn;
+use crate::dnn::{Dnn, GraphBuilder, GraphPlan};
 use crate::error::CudaError;
-use crate::ffi::open::cublaslt;
+use crate::ffi::open::{cublaslt, cudnn, driver_library};
 use crate::module::{Function, Module};
+use crate::sdpa::{Direction, Sdpa};
 use crate::source::KernelSource;
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::time::Instant;
+
+/// The version of the driver that runs what CUDA 13's libraries make.
+const OLDEST_DRIVER: u32 = 13_000;
 
 /// A card, and what is kept for all that runs on it.
 pub struct Gpu {
@@ -20,14 +25,21 @@ pub struct Gpu {
     compiler: Compiler,
     cache: KernelCache,
     /// By source and options.
-    modules: Mutex<HashMap<(&'static str, Vec<String>), Module>>,
+    modules: Mutex<HashMap<(&'static str, Vec<String>), Arc<LoadedModule>>>,
     /// Which of several ways was the fastest, by what it is a way to do.
     choices: Mutex<HashMap<String, String>>,
     /// Opened by the first product.
     blas: OnceLock<Result<Arc<Blas>, CudaError>>,
-    /// Opened by the first operation graph.
-    dnn: OnceLock<Result<Arc<Dnn>, CudaError>>,
+    /// cuDNN, opened by the first operation graph; once for each direction of attention, as each plans for a good part of a second.
+    dnns: [OnceLock<Result<Arc<Dnn>, CudaError>>; 2],
+    attentions: Mutex<HashMap<(Sdpa, Direction), Arc<PlannedAttention>>>,
 }
+
+/// A module, or why there is none; loaded by the first who asks.
+type LoadedModule = OnceLock<Result<Module, CudaError>>;
+
+/// What cuDNN has planned, or why it has not; planned by the first who asks.
+type PlannedAttention = OnceLock<Result<Arc<GraphPlan>, CudaError>>;
 
 impl Gpu {
     /// The card at this place among those that can be seen.
@@ -40,23 +52,34 @@ impl Gpu {
 
     /// The same, what is found out about it kept in `cache`.
     pub fn with_cache(ordinal: usize, cache: KernelCache) -> Result<Gpu, CudaError> {
-        let device = Device::at(ordinal)?;
-        let info = device.info()?;
-        if info.arch < Arch::SM80 {
-            return Err(CudaError::TooOldCard { name: info.name, arch: info.arch });
-        }
-        let compiler = Compiler::open()?;
-        // Nearly every program has products: better missed here than after minutes of reading.
-        cublaslt()?;
+        let begun = Instant::now();
+        // A machine without a driver is told before anything large is read.
+        driver_library()?;
+        // Libraries are files of hundreds of MB: they are opened beside the card, which takes as long.
+        let (card, compiler) = std::thread::scope(|scope| {
+            let libraries = scope.spawn(|| -> Result<Compiler, CudaError> {
+                let compiler = Compiler::open()?;
+                // Nearly every program has products: better missed here than after minutes of reading.
+                cublaslt()?;
+                // Where it is missing, attention does without it.
+                let _ = cudnn();
+                Ok(compiler)
+            });
+            let card = open_card(ordinal);
+            (card, libraries.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
+        });
+        let ((info, context), compiler) = (card?, compiler?);
+        tracing::debug!("the GPU and its libraries opened in {:.3} s", begun.elapsed().as_secs_f64());
         Ok(Gpu {
-            context: Context::new(device)?,
+            context,
             info,
             compiler,
             cache,
             modules: Mutex::default(),
             choices: Mutex::default(),
             blas: OnceLock::new(),
-            dnn: OnceLock::new(),
+            dnns: Default::default(),
+            attentions: Mutex::default(),
         })
     }
 
@@ -70,8 +93,13 @@ impl Gpu {
         &self.info
     }
 
+    /// The compiler of its kernels.
+    pub(crate) fn compiler(&self) -> Compiler {
+        self.compiler
+    }
+
     /// Where what is found out about it is kept.
-    pub(crate) fn cache(&self) -> &KernelCache {
+    pub fn cache(&self) -> &KernelCache {
         &self.cache
     }
 
@@ -85,9 +113,23 @@ impl Gpu {
         opened.as_ref().map_err(Clone::clone)
     }
 
-    /// cuDNN on this card.
-    pub(crate) fn dnn(&self) -> Result<&Arc<Dnn>, CudaError> {
-        self.dnn.get_or_init(|| Dnn::open(&self.context).map(Arc::new)).as_ref().map_err(Clone::clone)
+    /// cuDNN's plan for attention of these sizes, as `plan` makes it the first time: a model's layers share it.
+    pub(crate) fn attention(
+        &self,
+        sizes: Sdpa,
+        direction: Direction,
+        plan: impl FnOnce(GraphBuilder) -> Result<GraphPlan, CudaError>,
+    ) -> Result<Arc<GraphPlan>, CudaError> {
+        // What a thread that panicked left is whole: plans are added in one step.
+        let mut all = self.attentions.lock().unwrap_or_else(PoisonError::into_inner);
+        let cell = all.entry((sizes, direction)).or_default().clone();
+        drop(all);
+        let planned = cell.get_or_init(|| {
+            let dnn = self.dnns[direction as usize].get_or_init(|| Dnn::open(&self.context).map(Arc::new));
+            let dnn = dnn.as_ref().map_err(Clone::clone)?;
+            plan(GraphBuilder::new(dnn)).map(Arc::new)
+        });
+        planned.clone()
     }
 
     /// The kernel `name` of `source`, compiled for this card with `defines`; compiled once, here and on the disk.
@@ -100,14 +142,29 @@ impl Gpu {
         let options = KernelSource::options(defines);
         let key = (source.name, options.clone());
         // What a thread that panicked left is whole: modules are added in one step.
-        let known = self.modules.lock().unwrap_or_else(PoisonError::into_inner).get(&key).cloned();
-        if let Some(module) = known {
-            return module.function(name);
-        }
-        let cubin =
-            self.cache.compile(self.compiler, source.name, &source.full_text(), self.info.arch, &options)?;
-        let module = Module::load(&self.context, &cubin)?;
-        self.modules.lock().unwrap_or_else(PoisonError::into_inner).insert(key, module.clone());
-        module.function(name)
+        let mut modules = self.modules.lock().unwrap_or_else(PoisonError::into_inner);
+        let cell = modules.entry(key).or_default().clone();
+        drop(modules);
+        // Compiled by the first who asks; those who ask meanwhile wait, and others go on.
+        let module = cell.get_or_init(|| {
+            let text = source.full_text();
+            let cubin = self.cache.compile(self.compiler, source.name, &text, self.info.arch, &options)?;
+            Module::load(&self.context, &cubin)
+        });
+        module.as_ref().map_err(Clone::clone)?.function(name)
     }
+}
+
+/// What a card says of itself, and its context, where it is one that programs can run on.
+fn open_card(ordinal: usize) -> Result<(DeviceInfo, Context), CudaError> {
+    let device = Device::at(ordinal)?;
+    let version = Device::driver_version()?;
+    if version < OLDEST_DRIVER {
+        return Err(CudaError::TooOldDriver { version });
+    }
+    let info = device.info()?;
+    if info.arch < Arch::SM80 {
+        return Err(CudaError::TooOldCard { name: info.name, arch: info.arch });
+    }
+    Ok((info, Context::new(device)?))
 }

@@ -81,6 +81,8 @@ pub struct GraphExec {
 
 // SAFETY: the handle is used by one owner at a time; the driver does not tie it to a thread.
 unsafe impl Send for GraphExec {}
+// SAFETY: a shared reference reaches no handle: launching takes the owner's.
+unsafe impl Sync for GraphExec {}
 
 impl GraphExec {
     /// Puts it into `stream` once more.

@@ -7,6 +7,7 @@
 
 use std::collections::BTreeSet;
 use std::env;
+use std::error::Error as _;
 use std::fmt;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -14,6 +15,9 @@ use thiserror::Error;
 
 /// Folders to search first, separated by `:`.
 const FOLDERS_VARIABLE: &str = "XTRAIN_CUDA_LIBRARIES";
+
+/// How the loader says that there is no such file.
+const NO_FILE: &str = "cannot open shared object file: No such file";
 
 /// One of NVIDIA's libraries.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -28,15 +32,6 @@ pub enum Library {
     Cudnn,
     /// Collectives.
     Nccl,
-}
-
-/// A library that was opened.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Found {
-    /// Which one.
-    pub library: Library,
-    /// The file.
-    pub path: PathBuf,
 }
 
 /// A library that cannot be used: why, and how to get one that can.
@@ -76,6 +71,38 @@ impl Library {
         }
     }
 
+    /// What xtrain does without it.
+    pub const fn without(self) -> &'static str {
+        match self {
+            Library::Driver => "no GPU can be used",
+            Library::Nvrtc => "no kernel can be compiled, so no GPU is used",
+            Library::CublasLt => "there are no matrix products on a GPU, so none is used",
+            Library::Cudnn => "attention runs by xtrain's own kernels alone, which may be slower",
+            Library::Nccl => "nothing is lost yet: one GPU is used",
+        }
+    }
+
+    /// Where it is looked for, in order; of the folders those that are there.
+    pub fn places(self) -> Vec<String> {
+        let mut places: Vec<String> = match env::var_os(FOLDERS_VARIABLE) {
+            Some(folders) => env::split_paths(&folders)
+                .map(|folder| format!("{} ({FOLDERS_VARIABLE})", folder.display()))
+                .collect(),
+            None => Vec::new(),
+        };
+        if self != Library::Driver {
+            let folders = toolkit_folders().into_iter().filter(|folder| folder.is_dir());
+            // A link that leads to another folder of the list would be that folder twice.
+            let mut seen = BTreeSet::new();
+            let folders = folders.filter(|folder| seen.insert(fs::canonicalize(folder).ok()));
+            places.extend(folders.map(|folder| folder.display().to_string()));
+            let packages = site_packages().into_iter().filter(|site| site.is_dir());
+            places.extend(packages.map(|site| site.join("nvidia/*/lib").display().to_string()));
+        }
+        places.push("the loader's own places (LD_LIBRARY_PATH, ld.so.cache)".into());
+        places
+    }
+
     /// Opens the newest file there is. The file stays open for as long as what is returned lives.
     pub(crate) fn open(self) -> Result<(libloading::Library, PathBuf), Missing> {
         let mut refusals = Vec::new();
@@ -90,25 +117,30 @@ impl Library {
                     tracing::debug!("{self}: {}", path.display());
                     return Ok((library, path));
                 }
+                // The loader's words for a bare name that it knows no file for.
+                Err(reason) if reason.starts_with(&format!("{}: {NO_FILE}", self.file_name())) => {}
                 Err(reason) => refusals.push(reason),
             }
         }
-        // The last candidate is the loader's own search, whose message says little where nothing else was found.
-        let problem = match refusals.len() {
-            0 | 1 => "was not found".to_owned(),
-            _ => format!("cannot be opened: {}", refusals.swap_remove(0)),
+        let problem = match refusals.into_iter().next() {
+            None => "was not found".to_owned(),
+            Some(reason) => format!("cannot be opened: {reason}"),
         };
         Err(Missing { library: self, problem })
     }
 
-    /// The files to try, the best first; last the bare name, which the loader resolves.
+    /// The files to try, the best first; last, unless folders were named that have it, the bare name, which the loader resolves.
     fn candidates(self) -> Vec<PathBuf> {
         let name = self.file_name();
         let named: Vec<PathBuf> = env::var_os(FOLDERS_VARIABLE)
             .map(|folders| env::split_paths(&folders).map(|folder| folder.join(name)).collect())
             .unwrap_or_default();
-        let mut all: Vec<PathBuf> = named.into_iter().filter(|path| path.is_file()).collect();
-        if all.is_empty() && self != Library::Driver {
+        let named: Vec<PathBuf> = named.into_iter().filter(|path| path.is_file()).collect();
+        if !named.is_empty() {
+            return named;
+        }
+        let mut all = Vec::new();
+        if self != Library::Driver {
             all = toolkit_folders()
                 .into_iter()
                 .chain(site_packages().iter().flat_map(|site| entries(&site.join("nvidia"), "lib")))
@@ -140,7 +172,10 @@ fn open_file(path: &Path) -> Result<libloading::Library, String> {
     // SAFETY: initialisers of NVIDIA's libraries run, which may be run at any time. Symbols are global so that libraries that open
     // each other by name (cuDNN its engines, and those cuBLASLt) find what is open already.
     let opened = unsafe { unix::Library::open(Some(path), unix::RTLD_NOW | unix::RTLD_GLOBAL) };
-    opened.map(Into::into).map_err(|error| error.to_string())
+    // The loader's own words stand behind the error.
+    let words =
+        |error: libloading::Error| error.source().map_or_else(|| error.to_string(), ToString::to_string);
+    opened.map(Into::into).map_err(words)
 }
 
 /// Opens the files beside `path` whose names begin with `prefix`, and keeps them open.

@@ -13,8 +13,23 @@ use crate::memory::DevicePtr;
 /// Bytes that an engine may work in beside what the graph names.
 const ENGINE_BYTES: usize = 4 << 20;
 
+// The places that a run is given, by number. The forward has five of them.
+const Q: usize = 0;
+const K: usize = 1;
+const V: usize = 2;
+const O: usize = 3;
+const LSE: usize = 4;
+const D_O: usize = 5;
+/// Sums of d_o o.
+const SUMS: usize = 6;
+/// What becomes dq.
+const DQ_SUMS: usize = 7;
+const DQ: usize = 8;
+const DK: usize = 9;
+const DV: usize = 10;
+
 /// Attention of bf16 heads over whole sequences.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Sdpa {
     /// B.
     pub sequences: usize,
@@ -74,10 +89,17 @@ impl Sdpa {
         lse: DevicePtr,
         workspace: DevicePtr,
     ) -> Result<Work, CudaError> {
-        let mut g = GraphBuilder::new(gpu.dnn()?);
-        let h = self.places(qkv);
-        let q = g.at(DATA_BFLOAT16, h.wide, h.row_strides, h.q)?;
-        let k = g.at(DATA_BFLOAT16, h.keys, h.key_strides, h.k)?;
+        let plan = gpu.attention(*self, Direction::Forward, |g| self.forward_plan(g))?;
+        let [q, k, v] = self.places(qkv);
+        let placed = plan.placed(&[q, k, v, o, lse], workspace)?;
+        Ok(Work::new(move |stream| placed.put(stream)))
+    }
+
+    /// Its graph, over the first five places.
+    fn forward_plan(&self, mut g: GraphBuilder) -> Result<GraphPlan, CudaError> {
+        let h = self.layout();
+        let q = g.at(DATA_BFLOAT16, h.wide, h.row_strides, Q)?;
+        let k = g.at(DATA_BFLOAT16, h.keys, h.key_strides, K)?;
         let masked = self.masked_scores(&mut g, q, k)?;
         let largest = g.passing(DATA_FLOAT, h.rows)?;
         g.reduce(Reduce::Max, masked, largest)?;
@@ -89,15 +111,14 @@ impl Sdpa {
         g.reduce(Reduce::Add, exponentials, sums)?;
         let logarithms = g.passing(DATA_FLOAT, h.rows)?;
         g.pointwise(Pointwise::Log, sums, None, logarithms)?;
-        let lse = g.at(DATA_FLOAT, h.rows, packed(h.rows), lse)?;
+        let lse = g.at(DATA_FLOAT, h.rows, packed(h.rows), LSE)?;
         g.pointwise(Pointwise::Add, largest, Some(logarithms), lse)?;
         let probabilities = g.passing(DATA_BFLOAT16, h.scores)?;
         g.pointwise(Pointwise::Div, exponentials, Some(sums), probabilities)?;
-        let v = g.at(DATA_BFLOAT16, h.narrow, h.row_strides, h.v)?;
-        let o = g.at(DATA_BFLOAT16, h.wide, h.out_strides, o)?;
+        let v = g.at(DATA_BFLOAT16, h.narrow, h.row_strides, V)?;
+        let o = g.at(DATA_BFLOAT16, h.wide, h.out_strides, O)?;
         g.matmul(probabilities, v, o)?;
-        let plan = g.plan(workspace, self.forward_bytes(), true)?;
-        Ok(Work::new(move |stream| plan.put(stream)))
+        g.plan(self.forward_bytes(), true)
     }
 
     /// `dqkv` from the output's gradient and what the forward left, working in [`Sdpa::backward_bytes`].
@@ -120,34 +141,28 @@ impl Sdpa {
     ) -> Result<Work, CudaError> {
         let (sums_at, dq_at) = (workspace, workspace.offset(self.sums_bytes()));
         let engine_at = dq_at.offset(self.dq_bytes());
-        let engine_bytes = self.backward_bytes() - self.sums_bytes() - self.dq_bytes();
-        let plan =
-            self.backward_plan(gpu, [d_o, qkv, o, lse, dqkv], [sums_at, dq_at, engine_at], engine_bytes)?;
+        let plan = gpu.attention(*self, Direction::Backward, |g| self.backward_plan(g))?;
+        let ([q, k, v], [dq, dk, dv]) = (self.places(qkv), self.places(dqkv));
+        let placed = plan.placed(&[q, k, v, o, lse, d_o, sums_at, dq_at, dq, dk, dv], engine_at)?;
         let context = gpu.context().clone();
         let dq_bytes = self.dq_bytes();
         Ok(Work::new(move |stream| {
             // Blocks add their parts of dq here.
             // SAFETY: the workspace has these bytes, by the promise of `backward`.
             unsafe { crate::memory::fill(&context, dq_at, 0, dq_bytes, stream)? };
-            plan.put(stream)
+            placed.put(stream)
         }))
     }
 
-    fn backward_plan(
-        &self,
-        gpu: &Gpu,
-        [d_o, qkv, o, lse, dqkv]: [DevicePtr; 5],
-        [sums_at, dq_at, engine_at]: [DevicePtr; 3],
-        engine_bytes: usize,
-    ) -> Result<GraphPlan, CudaError> {
-        let mut g = GraphBuilder::new(gpu.dnn()?);
-        let (h, d) = (self.places(qkv), self.places(dqkv));
-        let q = g.at(DATA_BFLOAT16, h.wide, h.row_strides, h.q)?;
-        let k = g.at(DATA_BFLOAT16, h.keys, h.key_strides, h.k)?;
-        let v = g.at(DATA_BFLOAT16, h.keys, h.key_strides, h.v)?;
-        let o = g.at(DATA_BFLOAT16, h.wide, h.out_strides, o)?;
-        let d_o = g.at(DATA_BFLOAT16, h.wide, h.out_strides, d_o)?;
-        let lse = g.at(DATA_FLOAT, h.rows, packed(h.rows), lse)?;
+    /// Its graph, over all places.
+    fn backward_plan(&self, mut g: GraphBuilder) -> Result<GraphPlan, CudaError> {
+        let h = self.layout();
+        let q = g.at(DATA_BFLOAT16, h.wide, h.row_strides, Q)?;
+        let k = g.at(DATA_BFLOAT16, h.keys, h.key_strides, K)?;
+        let v = g.at(DATA_BFLOAT16, h.keys, h.key_strides, V)?;
+        let o = g.at(DATA_BFLOAT16, h.wide, h.out_strides, O)?;
+        let d_o = g.at(DATA_BFLOAT16, h.wide, h.out_strides, D_O)?;
+        let lse = g.at(DATA_FLOAT, h.rows, packed(h.rows), LSE)?;
         let scale = g.number(self.scale())?;
 
         let products = g.passing(DATA_FLOAT, h.wide)?;
@@ -155,7 +170,7 @@ impl Sdpa {
         let unscaled = g.passing(DATA_FLOAT, h.rows)?;
         g.reduce(Reduce::Add, products, unscaled)?;
         let one = g.number(1.0)?;
-        let sums = g.at(DATA_FLOAT, h.rows, packed(h.rows), sums_at)?;
+        let sums = g.at(DATA_FLOAT, h.rows, packed(h.rows), SUMS)?;
         g.pointwise(Pointwise::Mul, unscaled, Some(one), sums)?;
 
         let products = g.passing(DATA_FLOAT, h.scores)?;
@@ -169,7 +184,7 @@ impl Sdpa {
         g.pointwise(Pointwise::Exp, masked, None, p)?;
         let p_transposed = g.passing_with(DATA_BFLOAT16, h.scores, h.scores_transposed)?;
         g.reshape(p, p_transposed)?;
-        self.summed_over_group(&mut g, p_transposed, d_o, &h, d.v)?;
+        self.summed_over_group(&mut g, p_transposed, d_o, &h, DV)?;
 
         let dp = g.passing(DATA_FLOAT, h.scores)?;
         g.matmul(d_o, v, dp)?;
@@ -181,25 +196,26 @@ impl Sdpa {
         g.pointwise(Pointwise::Mul, weighted, Some(scale), ds)?;
         let ds_transposed = g.passing_with(DATA_BFLOAT16, h.scores, h.scores_transposed)?;
         g.reshape(ds, ds_transposed)?;
-        self.summed_over_group(&mut g, ds_transposed, q, &h, d.k)?;
+        self.summed_over_group(&mut g, ds_transposed, q, &h, DK)?;
 
         let k_rows = g.passing_with(DATA_FLOAT, h.narrow, h.row_strides)?;
         g.reshape(k, k_rows)?;
-        let dq_sums = g.at(DATA_FLOAT, h.wide, packed(h.wide), dq_at)?;
+        let dq_sums = g.at(DATA_FLOAT, h.wide, packed(h.wide), DQ_SUMS)?;
         g.matmul(ds, k_rows, dq_sums)?;
-        let dq = g.at(DATA_BFLOAT16, h.wide, h.row_strides, d.q)?;
+        let dq = g.at(DATA_BFLOAT16, h.wide, h.row_strides, DQ)?;
         g.pointwise(Pointwise::Identity, dq_sums, None, dq)?;
-        g.plan(engine_at, engine_bytes, self.deterministic)
+        let engine_bytes = self.backward_bytes() - self.sums_bytes() - self.dq_bytes();
+        g.plan(engine_bytes, self.deterministic)
     }
 
-    /// `scores_transposed rows`, the gradient of keys or values, at `place`; with groups the sum over each group's query heads.
+    /// `scores_transposed rows`, the gradient of keys or values, at the place of this number; with groups the sum over each group's query heads.
     fn summed_over_group(
         &self,
         g: &mut GraphBuilder,
         scores_transposed: Tensor,
         rows: Tensor,
-        h: &Places,
-        place: DevicePtr,
+        h: &Layout,
+        place: usize,
     ) -> Result<(), CudaError> {
         let to = g.at(DATA_BFLOAT16, h.narrow, h.row_strides, place)?;
         if self.heads == self.kv_heads {
@@ -243,12 +259,16 @@ impl Sdpa {
         [self.sequences as i64, self.heads as i64, self.seq_len as i64, self.seq_len as i64]
     }
 
-    /// Shapes, strides, and where queries, keys and values begin in the matrix at `qkv`.
-    fn places(&self, qkv: DevicePtr) -> Places {
+    /// Where queries, keys and values begin in the matrix at `qkv`.
+    fn places(&self, qkv: DevicePtr) -> [DevicePtr; 3] {
+        [0, self.heads, self.heads + self.kv_heads].map(|head| qkv.offset(2 * head * self.head_dim))
+    }
+
+    fn layout(&self) -> Layout {
         let [b, h, s, d] = [self.sequences, self.heads, self.seq_len, self.head_dim].map(|n| n as i64);
         let kv = self.kv_heads as i64;
         let width = (h + 2 * kv) * d;
-        Places {
+        Layout {
             wide: [b, h, s, d],
             narrow: [b, kv, s, d],
             keys: [b, kv, d, s],
@@ -258,14 +278,19 @@ impl Sdpa {
             row_strides: [s * width, d, width, 1],
             key_strides: [s * width, d, 1, width],
             out_strides: [s * h * d, d, h * d, 1],
-            q: qkv,
-            k: qkv.offset(2 * self.heads * self.head_dim),
-            v: qkv.offset(2 * (self.heads + self.kv_heads) * self.head_dim),
         }
     }
 }
 
-struct Places {
+/// Whether attention goes from its inputs to its output, or back with gradients.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Direction {
+    Forward,
+    Backward,
+}
+
+/// Shapes and strides.
+struct Layout {
     /// Of queries and outputs.
     wide: Four,
     /// Of keys and values.
@@ -279,7 +304,4 @@ struct Places {
     row_strides: Four,
     key_strides: Four,
     out_strides: Four,
-    q: DevicePtr,
-    k: DevicePtr,
-    v: DevicePtr,
 }

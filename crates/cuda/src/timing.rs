@@ -3,6 +3,15 @@
 use crate::context::Context;
 use crate::error::CudaError;
 use crate::stream::{Event, Stream};
+use std::sync::{PoisonError, RwLock, RwLockReadGuard};
+
+/// Locked to write by what takes the time, and to read by what runs beside others without: programs are made ready on many threads.
+static RUNNING: RwLock<()> = RwLock::new(());
+
+/// To be held by whoever runs something on a card outside of a stream's order, so that nothing is timed beside it.
+pub(crate) fn untimed() -> RwLockReadGuard<'static, ()> {
+    RUNNING.read().unwrap_or_else(PoisonError::into_inner)
+}
 
 /// Timed rounds, of which the median counts; one more goes before them.
 const ROUNDS: usize = 5;
@@ -15,7 +24,7 @@ const MOST_REPEATS: f64 = 32.0;
 const AS_FAST: f64 = 1.01;
 
 /// Which of `candidates` is the fastest, the first of those that are as fast as it, and the seconds it takes; `put` puts one into a stream.
-/// None where there are no candidates; one alone is not run.
+/// None where there are no candidates; one alone is not run. Nothing else is timed meanwhile.
 pub(crate) fn fastest<C>(
     context: &Context,
     candidates: &[C],
@@ -24,6 +33,7 @@ pub(crate) fn fastest<C>(
     if candidates.len() < 2 {
         return Ok((!candidates.is_empty()).then_some((0, f64::NAN)));
     }
+    let _alone = RUNNING.write().unwrap_or_else(PoisonError::into_inner);
     let stream = Stream::new(context)?;
     let (start, end) = (Event::timed(context)?, Event::timed(context)?);
     let seconds = |candidate: &C, repeats: usize| -> Result<f64, CudaError> {

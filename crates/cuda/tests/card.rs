@@ -440,13 +440,21 @@ fn a_choice_of_an_algorithm_is_kept(card: &Card) -> Result<(), Failed> {
     Ok(())
 }
 
+fn the_small_trials_find_the_known_results(_: &Card) -> Result<(), Failed> {
+    let folder = tempfile::tempdir()?;
+    let gpu = gpu_with_cache(folder.path())?;
+    gpu.try_kernel()?;
+    gpu.try_product()?;
+    Ok(gpu.try_attention()?)
+}
+
 fn main() {
     let arguments = Arguments::from_args();
     let missing = Card::new().err();
     if let Some(reason) = &missing {
         eprintln!("skipped, no card to test on: {reason}");
     }
-    let tests: [(&str, fn(&Card) -> Result<(), Failed>); 14] = [
+    let tests: [(&str, fn(&Card) -> Result<(), Failed>); 15] = [
         ("a_card_describes_itself", a_card_describes_itself),
         ("bytes_come_back_as_they_went", bytes_come_back_as_they_went),
         ("a_kernel_computes", a_kernel_computes),
@@ -464,6 +472,7 @@ fn main() {
         ("large_products_are_those_of_the_other_kernel", large_products_are_those_of_the_other_kernel),
         ("a_recorded_product_is_the_same", a_recorded_product_is_the_same),
         ("a_choice_of_an_algorithm_is_kept", a_choice_of_an_algorithm_is_kept),
+        ("the_small_trials_find_the_known_results", the_small_trials_find_the_known_results),
     ];
     let trials = tests.map(|(name, test)| {
         Trial::test(name, move || test(&Card::new()?)).with_ignored_flag(missing.is_some())

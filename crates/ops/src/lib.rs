@@ -22,6 +22,7 @@ pub mod embedding;
 pub mod grad_norm;
 pub mod linear;
 pub mod linear_cross_entropy;
+pub mod normal;
 pub mod qk_norm_rope;
 pub mod quantize;
 pub mod registry;

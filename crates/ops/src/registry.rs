@@ -247,6 +247,7 @@ ops![
     crate::linear::BiasGrad: card,
     crate::linear_cross_entropy::LinearCrossEntropy: card,
     crate::linear_cross_entropy::LinearCrossEntropyGrad: card,
+    crate::normal::Normal: card,
     crate::qk_norm_rope::QkNormRope: card,
     crate::qk_norm_rope::QkNormRopeGrad: card,
     crate::quantize::Dequantize: card,

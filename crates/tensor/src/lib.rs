@@ -9,6 +9,7 @@ pub mod formats;
 pub mod host;
 pub mod kernel;
 mod minifloat;
+mod normal;
 pub mod philox;
 mod pool;
 mod shape;

@@ -4,6 +4,7 @@
 //! A number is a pure function of (seed, stream, index), so it depends neither on the order of evaluation nor on how work is cut
 //! over threads or ranks, and kernels on any device can make the same one.
 
+use crate::{normal, vectorized};
 use rayon::prelude::*;
 
 const M0: u32 = 0xD251_1F53;
@@ -12,7 +13,7 @@ const W0: u32 = 0x9E37_79B9;
 const W1: u32 = 0xBB67_AE85;
 
 /// One block of Philox4x32 with ten rounds.
-#[inline]
+#[inline(always)]
 pub fn philox4x32(mut counter: [u32; 4], mut key: [u32; 2]) -> [u32; 4] {
     for _ in 0..10 {
         let p0 = u64::from(M0) * u64::from(counter[0]);
@@ -43,7 +44,7 @@ impl Philox {
     }
 
     /// Four 32-bit words at block `index`.
-    #[inline]
+    #[inline(always)]
     pub fn block(&self, index: u64) -> [u32; 4] {
         philox4x32([index as u32, (index >> 32) as u32, self.stream[0], self.stream[1]], self.key)
     }
@@ -60,28 +61,47 @@ impl Philox {
         unit(self.word(index))
     }
 
-    /// Fills `out` with normal numbers of mean 0 and standard deviation `std` (Box and Muller's transform, in f64).
+    /// Fills `out` with normal numbers of mean 0 and standard deviation `std`: each pair of neighbours from a pair of words. The same bits on
+    /// every processor.
     pub fn fill_normal(&self, std: f32, out: &mut [f32]) {
         out.par_chunks_mut(4 * TASK_BLOCKS).enumerate().for_each(|(task, out)| {
-            for (index, out) in out.chunks_mut(4).enumerate() {
-                let w = self.block((task * TASK_BLOCKS + index) as u64);
-                let [p, q] = [normal_pair(w[0], w[1], std), normal_pair(w[2], w[3], std)];
-                out.copy_from_slice(&[p[0], p[1], q[0], q[1]][..out.len()]);
-            }
+            let first = (task * TASK_BLOCKS) as u64;
+            vectorized(
+                #[inline(always)]
+                || self.normals(first, f64::from(std), out),
+            );
         });
+    }
+
+    /// Normal numbers from the blocks from `first` on.
+    #[inline(always)]
+    fn normals(&self, first: u64, std: f64, out: &mut [f32]) {
+        // Words apart by their place in a block, so that whole vectors of them are treated alike.
+        let mut words = [[0u32; LANES]; 4];
+        for (n, out) in out.chunks_mut(4 * LANES).enumerate() {
+            let first = first + (n * LANES) as u64;
+            for lane in 0..LANES {
+                let block = self.block(first + lane as u64);
+                (0..4).for_each(|k| words[k][lane] = block[k]);
+            }
+            let mut drawn = [[0.0f32; 4]; LANES];
+            for lane in 0..LANES {
+                let [p, q] = [
+                    normal::pair(words[0][lane], words[1][lane], std),
+                    normal::pair(words[2][lane], words[3][lane], std),
+                ];
+                drawn[lane] = [p[0], p[1], q[0], q[1]];
+            }
+            out.copy_from_slice(&drawn.as_flattened()[..out.len()]);
+        }
     }
 }
 
 /// Blocks that one task of [`Philox::fill_normal`] draws.
 const TASK_BLOCKS: usize = 4096;
 
-/// Two normal numbers from two words.
-fn normal_pair(a: u32, b: u32, std: f32) -> [f32; 2] {
-    // (a + 1) / 2^32 lies in (0, 1]: its logarithm is finite.
-    let radius = (-2.0 * ((f64::from(a) + 1.0) / 4_294_967_296.0).ln()).sqrt() * f64::from(std);
-    let angle = std::f64::consts::TAU * f64::from(b) / 4_294_967_296.0;
-    [(radius * angle.cos()) as f32, (radius * angle.sin()) as f32]
-}
+/// Blocks that are drawn side by side.
+const LANES: usize = 32;
 
 /// A word's top 24 bits as a number in [0, 1).
 #[inline]
@@ -129,7 +149,7 @@ mod tests {
         for index in [0, 1, 4 * TASK_BLOCKS - 1, 4 * TASK_BLOCKS, 4 * TASK_BLOCKS + 4098] {
             let words = rng.block(index as u64 / 4);
             let [a, b] = if index % 4 < 2 { [words[0], words[1]] } else { [words[2], words[3]] };
-            assert_eq!(all[index], normal_pair(a, b, 0.02)[index % 2], "element {index}");
+            assert_eq!(all[index], normal::pair(a, b, f64::from(0.02f32))[index % 2], "element {index}");
         }
         let mut some = vec![0.0f32; 4 * TASK_BLOCKS + 2];
         rng.fill_normal(0.02, &mut some);

@@ -5,7 +5,7 @@ use crate::run::RunError;
 use rayon::prelude::*;
 use std::sync::Arc;
 use std::time::Instant;
-use xtrain_cuda::{CudaError, DeviceMemory, Event, Gpu, Stream};
+use xtrain_cuda::{Arch, CudaError, DeviceMemory, Event, Gpu, Stream};
 use xtrain_model::Recipe;
 use xtrain_ops::registry;
 use xtrain_program::{Plan, Program};
@@ -30,6 +30,9 @@ pub enum Target {
     Cuda,
 }
 
+/// The recipes, each with the first architecture that runs it. A card between the named ones counts as the one before it.
+pub const RECIPES: [(Recipe, Arch); 2] = [(Recipe::Fp32, Arch::SM80), (Recipe::Bf16, Arch::SM80)];
+
 impl Processor {
     /// The processor that `device` asks for.
     ///
@@ -44,7 +47,7 @@ impl Processor {
             Err(error) if device == Device::Cuda => Err(error),
             Err(error) => {
                 if !error.means_no_card() {
-                    tracing::warn!("the GPU is not used: {error}");
+                    tracing::warn!("the GPU is not used: {error}; `xtrain doctor` says more");
                 }
                 Ok(Processor::Cpu)
             }
@@ -69,6 +72,14 @@ impl Processor {
     pub fn describe(&self) -> String {
         match self {
             Processor::Cpu => format!("CPU, {} threads", rayon::current_num_threads()),
+            Processor::Cuda(gpu) => gpu.info().name.clone(),
+        }
+    }
+
+    /// Whose memory it takes, for people.
+    pub fn owner(&self) -> String {
+        match self {
+            Processor::Cpu => "this machine".into(),
             Processor::Cuda(gpu) => gpu.info().name.clone(),
         }
     }
@@ -186,6 +197,14 @@ impl Target {
         match self {
             Target::Cpu => cpu_work_bytes(&registry::cpu_kernels(), program),
             Target::Cuda => 0,
+        }
+    }
+    /// Bytes of its memory that a run takes beside its plan and the context that is there when free memory is asked for: the code of
+    /// kernels, and what libraries and recorded graphs keep. A bound; measured were 20 MiB.
+    pub fn library_bytes(self) -> u64 {
+        match self {
+            Target::Cpu => 0,
+            Target::Cuda => 256 << 20,
         }
     }
 }

@@ -7,6 +7,7 @@ mod advice;
 pub mod bench;
 pub mod benchmarks;
 pub mod config;
+pub mod doctor;
 pub mod engine;
 pub mod evaluate;
 pub mod exchange;

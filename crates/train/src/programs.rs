@@ -3,16 +3,17 @@
 use std::collections::HashMap;
 use thiserror::Error;
 use xtrain_model::decoder::{Batch, Context, Loss, io, trace_logits, trace_loss};
-use xtrain_model::{Architecture, Recipe};
+use xtrain_model::{Architecture, Init, Recipe};
 use xtrain_ops::PassSet;
 use xtrain_ops::adamw::{AdamW, AdamWParameter};
 use xtrain_ops::clip::Clip;
 use xtrain_ops::grad_norm::GradNorm;
+use xtrain_ops::normal::Normal;
 use xtrain_program::backward::{BackwardError, backward};
 use xtrain_program::{
     Program, Recompute, Role, Root, Stage, StateKind, TraceError, Tracer, precision, recompute,
 };
-use xtrain_tensor::{DType, TensorType};
+use xtrain_tensor::{DType, Shape, TensorType};
 
 /// Names of the inputs and outputs that the update adds to [`xtrain_model::decoder::io`].
 pub mod update_io {
@@ -121,6 +122,22 @@ pub fn weights(model: &Architecture, recipe: Recipe) -> Result<Program, ProgramE
     let context = Context::Sequence { document_mask: false, deterministic: true };
     let whole = logits(model, recipe, batch, context, 1)?;
     Ok(precision::refresh_program(&whole, &PassSet)?)
+}
+
+/// The Philox stream of initialisation; steps use their own numbers.
+const INIT_STREAM: u32 = u32::MAX;
+
+/// Draws the masters that begin as normal numbers: of standard deviation `std` times what each parameter says.
+pub fn initial(model: &Architecture, seed: u64, std: f64) -> Result<Program, ProgramError> {
+    let mut t = Tracer::default();
+    for (site, p) in model.parameters().iter().enumerate() {
+        let Init::Normal(scale) = p.init else { continue };
+        let shape = Shape::new(&p.shape);
+        let master = t.parameter(&p.name, TensorType { dtype: DType::F32, shape });
+        let normal = Normal { shape, std: std as f32 * scale, seed, step: INIT_STREAM, site: site as u32 };
+        t.at(&p.name).emit_into(normal, &[], &[Some(master)])?;
+    }
+    Ok(t.finish())
 }
 
 /// Appends gradient norm, clip and AdamW.

@@ -1,11 +1,11 @@
 //! A model's weights on an engine: what training, evaluation and generation share.
 
 use crate::programs::{self, ProgramError};
+use std::time::Instant;
 use thiserror::Error;
 use xtrain_model::{Architecture, Init, Recipe};
 use xtrain_program::{Program, StateKind};
 use xtrain_runtime::{Engine, EngineError, Part, ProgramId, StateEntry};
-use xtrain_tensor::Philox;
 
 /// What can fail while a model is trained or run.
 #[derive(Clone, Debug, Error)]
@@ -59,9 +59,6 @@ pub struct Weights {
     refresh: ProgramId,
 }
 
-/// The Philox stream of initialisation; steps use their own numbers.
-const INIT_STREAM: u32 = u32::MAX;
-
 impl Weights {
     /// Gives `model` its place on `engine`, to be computed with under `recipe`.
     pub fn new(mut engine: Box<dyn Engine>, model: Architecture, recipe: Recipe) -> Result<Self, LearnError> {
@@ -97,18 +94,21 @@ impl Weights {
     /// Sets the masters to a fresh start: normal numbers of standard deviation `std` (residual projections less, see
     /// [`Architecture::parameters`]), ones for norms, zeros for biases. A parameter's numbers depend only on `seed` and its place.
     pub fn initialize(&mut self, seed: u64, std: f64) -> Result<(), LearnError> {
-        for (site, p) in self.model.parameters().iter().enumerate() {
-            let mut values = vec![0.0f32; p.shape.iter().product()];
-            match p.init {
-                Init::Zeros => {}
-                Init::Ones => values.fill(1.0),
-                Init::Normal(scale) => {
-                    Philox::new(seed, INIT_STREAM, site as u32).fill_normal(std as f32 * scale, &mut values)
-                }
-            }
-            self.write_master(&p.name, &values)?;
+        let begun = Instant::now();
+        // Drawn where they are kept: a copy from the host would take longer than all else that a start does.
+        let normal = self.engine.load(programs::initial(&self.model, seed, std)?)?;
+        self.engine.run(normal, Part::Whole)?;
+        for p in self.model.parameters() {
+            let value = match p.init {
+                Init::Zeros => 0.0,
+                Init::Ones => 1.0,
+                Init::Normal(_) => continue,
+            };
+            self.write_master(&p.name, &vec![value; p.shape.iter().product()])?;
         }
-        self.refresh()
+        self.refresh()?;
+        tracing::debug!("weights initialised in {:.3} s", begun.elapsed().as_secs_f64());
+        Ok(())
     }
 
     /// The masters that the engine holds: one for each parameter.

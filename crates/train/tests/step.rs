@@ -5,9 +5,10 @@ mod common;
 use common::{engine, on_card, random_batch, relative, slice, small_model, spec, typical};
 use xtrain_data::Batch as TokenBatch;
 use xtrain_model::decoder::{Batch, Context, io};
-use xtrain_model::{Architecture, Recipe};
+use xtrain_model::{Architecture, Init, Recipe};
 use xtrain_program::{Recompute, StateKind};
 use xtrain_runtime::Part;
+use xtrain_tensor::Philox;
 use xtrain_train::engine::Target;
 use xtrain_train::learner::{Learner, StepResult};
 use xtrain_train::programs::{self, TrainingSpec};
@@ -23,6 +24,18 @@ fn learner(spec: TrainingSpec, std: f64) -> Learner {
     let mut learner = Learner::new(engine(), spec, 11).expect("a learner");
     learner.weights().initialize(5, std).expect("initialises");
     learner
+}
+
+#[test]
+fn weights_begin_with_the_same_bits_on_every_device() {
+    let mut learner = learner(spec(small_model(), BATCH), SHARP);
+    for (site, p) in small_model().parameters().iter().enumerate() {
+        let mut expected = vec![if p.init == Init::Ones { 1.0f32 } else { 0.0 }; p.shape.iter().product()];
+        if let Init::Normal(scale) = p.init {
+            Philox::new(5, u32::MAX, site as u32).fill_normal(SHARP as f32 * scale, &mut expected);
+        }
+        assert_eq!(learner.weights().read_master(&p.name).expect("a master"), expected, "{}", p.name);
+    }
 }
 
 fn gradients(learner: &mut Learner, model: &Architecture) -> Vec<(String, Vec<f32>)> {

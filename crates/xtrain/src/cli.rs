@@ -82,6 +82,8 @@ pub(crate) enum Command {
     Export(ExportArgs),
     /// Write the report of a run, or of several on one page
     Report(ReportArgs),
+    /// Say what this machine has to train with and what is missing, and try it
+    Doctor(DoctorArgs),
     /// Measure speed and memory
     #[command(subcommand)]
     Bench(BenchCommand),
@@ -252,10 +254,15 @@ pub(crate) struct TrainArgs {
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   xtrain plan examples/llama3_8b.toml
+  xtrain plan run.toml --set train.device=cuda --memory 80GiB
   xtrain plan run.toml --set train.recompute=block --dump")]
 pub(crate) struct PlanArgs {
     #[command(flatten)]
     pub(crate) run: RunFile,
+    /// Say whether a step fits into this much memory, and what would: a number of bytes, or one with a unit (500MB,
+    /// 24GiB); by default what is available on the device of the run, where it is there
+    #[arg(long, value_name = "SIZE")]
+    pub(crate) memory: Option<Size>,
     /// Print the step program, one line an instance
     #[arg(long)]
     pub(crate) dump: bool,
@@ -457,6 +464,17 @@ pub(crate) struct ReportArgs {
     /// Replace the file that --out names even if it is no report
     #[arg(long, requires = "out")]
     pub(crate) overwrite: bool,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  xtrain doctor
+  xtrain doctor --json
+The exit code is 0 where training works on the device that train.device = \"auto\" takes, with or without a GPU.")]
+pub(crate) struct DoctorArgs {
+    /// Print one JSON object instead of text
+    #[arg(long)]
+    pub(crate) json: bool,
 }
 
 /// One of `all`, by its name in run files.

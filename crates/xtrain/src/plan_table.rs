@@ -1,11 +1,12 @@
 //! The tables of `xtrain plan`.
 
-use xtrain_program::{MemoryRow, MemoryTable, Plan, Program, Purpose, Role, Stage, StateKind};
+use xtrain_program::{MemoryRow, MemoryTable, Program, Purpose, Role, Stage, StateKind};
+use xtrain_train::engine::Target;
 use xtrain_train::metrics::format;
-use xtrain_train::run::Planned;
+use xtrain_train::run::{Fit, FitOutcome, Planned};
 
-/// Parameters, arithmetic and memory of a planned run, as text; beside its plan, kernels work in up to `work_bytes`.
-pub(crate) fn text(planned: &Planned, program: &Program, plan: &Plan, work_bytes: usize) -> String {
+/// Parameters, arithmetic and memory of a planned run on `target`, as text.
+pub(crate) fn text(planned: &Planned, program: &Program, target: Target) -> String {
     let (spec, config) = (&planned.spec, &planned.resolved.config);
     let (m, tokens) = (&spec.model, (spec.batch.sequences * spec.batch.seq_len) as f64);
     let embedding = m.vocab_size * m.dim;
@@ -72,11 +73,29 @@ pub(crate) fn text(planned: &Planned, program: &Program, plan: &Plan, work_bytes
         );
     }
     out.push('\n');
-    out.push_str(&memory(&plan.memory, work_bytes));
+    out.push_str(&memory(&target.plan(program).memory, target, target.work_bytes(program) as u64));
     out
 }
 
-fn memory(table: &MemoryTable, work_bytes: usize) -> String {
+/// Whether it fits, and what would, in a line or one for each way; `owner` is who has the memory.
+pub(crate) fn fit(fit: &Fit, owner: &str) -> String {
+    let [needed, available] = [fit.needed_bytes, fit.available_bytes].map(format::gib);
+    let fits = if fit.outcome == FitOutcome::Fits { "yes" } else { "no" };
+    let mut out = format!("\n{:<28}{fits}: it needs {needed}, and {owner} has {available}\n", "fits");
+    match &fit.outcome {
+        FitOutcome::Fits => {}
+        FitOutcome::Would(ways) => {
+            for (n, way) in ways.iter().enumerate() {
+                let name = if n == 0 { "what would fit" } else { "" };
+                out.push_str(&format!("{name:<28}{way}\n"));
+            }
+        }
+        nothing => out.push_str(&format!("{:<28}{nothing}\n", "")),
+    }
+    out
+}
+
+fn memory(table: &MemoryTable, target: Target, work_bytes: u64) -> String {
     let total = table.total_bytes();
     let mut rows: Vec<(String, usize)> = Vec::new();
     let mut at = 0;
@@ -98,8 +117,10 @@ fn memory(table: &MemoryTable, work_bytes: usize) -> String {
     };
     rows.iter().for_each(|(name, bytes)| line(name, *bytes));
     line("total", total);
-    if work_bytes > 0 {
-        out.push_str(&format!("CPU kernels work in up to {} more\n", format::bytes(work_bytes as u64)));
+    for (what, bytes) in [("CPU kernels work in", work_bytes), ("libraries take", target.library_bytes())] {
+        if bytes > 0 {
+            out.push_str(&format!("{what} up to {} more\n", format::bytes(bytes)));
+        }
     }
     let is_saved = |row: &&MemoryRow| matches!(row.what, Purpose::State(kind) if kind.is_saved());
     let saved: usize = table.rows.iter().filter(is_saved).map(|row| row.bytes).sum();

@@ -108,6 +108,8 @@ pub(crate) const MOST_NOTES: usize = 16;
 functions! {
     /// The functions that are used here.
     Cudnn {
+        fn cudnnGetVersion() -> usize;
+        fn cudnnGetCudartVersion() -> usize;
         fn cudnnGetErrorString(status: c_int) -> *const c_char;
         fn cudnnGetLastErrorString(text: *mut c_char, bytes: usize) -> ();
         fn cudnnCreate(handle: *mut CudnnHandle) -> c_int;

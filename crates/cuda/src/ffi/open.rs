@@ -16,11 +16,17 @@ pub(crate) struct Opened<T> {
     pub(crate) path: PathBuf,
 }
 
+/// The driver, which need not have a card.
+pub(crate) fn driver_library() -> Result<&'static Opened<Driver>, CudaError> {
+    static LIBRARY: OnceLock<Result<Opened<Driver>, CudaError>> = OnceLock::new();
+    LIBRARY.get_or_init(|| open(Library::Driver, Driver::of)).as_ref().map_err(Clone::clone)
+}
+
 /// The driver, initialised.
 pub(crate) fn driver() -> Result<&'static Opened<Driver>, CudaError> {
-    static DRIVER: OnceLock<Result<Opened<Driver>, CudaError>> = OnceLock::new();
+    static DRIVER: OnceLock<Result<&'static Opened<Driver>, CudaError>> = OnceLock::new();
     let opened = DRIVER.get_or_init(|| {
-        let opened = open(Library::Driver, Driver::of)?;
+        let opened = driver_library()?;
         // SAFETY: cuInit may be called at any time and any number of times.
         let status = unsafe { (opened.table.cuInit)(0) };
         match status {
@@ -29,7 +35,7 @@ pub(crate) fn driver() -> Result<&'static Opened<Driver>, CudaError> {
             _ => Err(status_error(&opened.table, "cuInit", status)),
         }
     });
-    opened.as_ref().map_err(Clone::clone)
+    opened.clone()
 }
 
 /// The compiler.

@@ -24,31 +24,43 @@ pub(super) fn choose(
     matmul: &Matmul,
 ) -> Result<(GemmChoice, Option<LtAlgo>), CudaError> {
     let key = key(gpu, matmul.blas().version, gemm, operands);
-    let found =
-        |choice, algo: Option<LtAlgo>| (if algo.is_some() { choice } else { GemmChoice::OwnKernel }, algo);
     // What a thread that panicked left is whole: choices are added in one step.
     let mut choices = matmul.blas().choices.lock().unwrap_or_else(PoisonError::into_inner);
-    if let Some(&known) = choices.get(&key) {
-        return Ok(found(GemmChoice::Kept, known));
+    let cell = choices.entry(key.clone()).or_default().clone();
+    drop(choices);
+    let mut found = GemmChoice::Kept;
+    let algo = cell.get_or_init(|| {
+        let (choice, algo) = find(gpu, gemm, matmul, &key)?;
+        found = choice;
+        Ok(algo)
+    });
+    let algo = algo.clone()?;
+    Ok((if algo.is_some() { found } else { GemmChoice::OwnKernel }, algo))
+}
+
+/// The algorithm that was kept on the disk, or the fastest.
+fn find(
+    gpu: &Gpu,
+    gemm: &Gemm,
+    matmul: &Matmul,
+    key: &str,
+) -> Result<(GemmChoice, Option<LtAlgo>), CudaError> {
+    let usable = |held: &[u8]| decode(held, key).filter(|algo| matmul.takes(algo));
+    let kept = gpu.cache().kept(key, EXTENSION).and_then(|held| usable(&held));
+    // Run once, which loads its kernel, here beside others instead of one by one in the first step.
+    if let Some(algo) = kept
+        && runs(gemm, matmul, &algo, &Stream::new(&matmul.blas().context)?)?
+    {
+        return Ok((GemmChoice::Kept, Some(algo)));
     }
-    let usable = |held: &[u8]| decode(held, &key).filter(|algo| matmul.takes(algo));
-    let (choice, algo) = match gpu.cache().kept(&key, EXTENSION).and_then(|held| usable(&held)) {
-        Some(algo) => (GemmChoice::Kept, Some(algo)),
-        None => match fastest(gemm, matmul)? {
-            Some(algo) => {
-                // Another process may have measured at the same time: all use what the first one kept.
-                let kept =
-                    gpu.cache().keep(&key, EXTENSION, &encode(&algo, &key), |held| usable(held).is_some());
-                (GemmChoice::Measured, Some(decode(&kept, &key).unwrap_or(algo)))
-            }
-            None => {
-                tracing::warn!("{gemm}: cuBLASLt has no algorithm for it; a slower kernel computes it");
-                (GemmChoice::OwnKernel, None)
-            }
-        },
+    let Some(algo) = fastest(gemm, matmul)? else {
+        tracing::warn!("{gemm}: cuBLASLt has no algorithm for it; a slower kernel computes it");
+        return Ok((GemmChoice::OwnKernel, None));
     };
-    choices.insert(key, algo);
-    Ok((choice, algo))
+    // Another process may have measured at the same time: all use what the first one kept, unless it was refused above.
+    let fits = |held: &[u8]| usable(held).is_some_and(|held| Some(held) != kept);
+    let first = gpu.cache().keep(key, EXTENSION, &encode(&algo, key), fits);
+    Ok((GemmChoice::Measured, Some(decode(&first, key).unwrap_or(algo))))
 }
 
 /// All that the choice depends on.
@@ -78,18 +90,29 @@ fn decode(held: &[u8], key: &str) -> Option<LtAlgo> {
     (chosen_for == key.as_bytes()).then_some(algo)
 }
 
+/// Whether the library runs the product by this algorithm.
+///
+/// # Errors
+/// What goes wrong on the card itself, which is no refusal: nothing can be run there any more.
+fn runs(gemm: &Gemm, matmul: &Matmul, algo: &LtAlgo, stream: &Stream) -> Result<bool, CudaError> {
+    let _untimed = timing::untimed();
+    let put = matmul.put(algo, stream);
+    stream.synchronize()?;
+    if let Err(error) = &put {
+        tracing::debug!("{gemm}: an algorithm is refused: {error}");
+    }
+    Ok(put.is_ok())
+}
+
 /// The fastest of the library's proposals that run.
 fn fastest(gemm: &Gemm, matmul: &Matmul) -> Result<Option<LtAlgo>, CudaError> {
     let context = &matmul.blas().context;
     let stream = Stream::new(context)?;
     let mut candidates = Vec::new();
     for algo in matmul.candidates()? {
-        match matmul.put(&algo, &stream) {
-            Ok(()) => candidates.push(algo),
-            Err(error) => tracing::debug!("{gemm}: a proposed algorithm is refused: {error}"),
+        if runs(gemm, matmul, &algo, &stream)? {
+            candidates.push(algo);
         }
-        // What goes wrong on the card itself is no refusal: nothing can be run there any more.
-        stream.synchronize()?;
     }
     let timed = timing::fastest(context, &candidates, |algo, stream| matmul.put(algo, stream))?;
     Ok(timed.map(|(chosen, seconds)| {

@@ -95,7 +95,9 @@ impl Arena {
         self.scratch.grow(scratch).map_err(told)?;
         self.scratch_bytes = self.scratch_bytes.max(scratch);
         let memory = DeviceMemory::new(&self.context, bytes).map_err(told)?;
-        memory.all().fill(0, stream)?;
+        if bytes > 0 {
+            memory.all().fill(0, stream)?;
+        }
         self.lasting.push(memory);
         let chunk = Chunk::Lasting(self.lasting.len() - 1);
         for (key, value, offset) in fresh {

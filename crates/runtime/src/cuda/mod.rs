@@ -5,6 +5,7 @@
 //! pinned memory, so the host prepares a step while others run.
 
 mod arena;
+mod crew;
 mod ring;
 mod staging;
 mod stopwatch;
@@ -14,11 +15,13 @@ use crate::{
     Checks, Engine, EngineError, Outputs, Part, ProgramId, StateEntry, Ticket, Timed, TimedWork, Timing,
 };
 use arena::{Arena, Span};
+use crew::make_all;
 use ring::{Inputs, Outputs as OutputRing};
 use staging::Staging;
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::ops::Range;
 use std::sync::Arc;
+use std::time::Instant;
 use stopwatch::Stopwatch;
 use xtrain_cuda::{
     CudaError, CudaKernel, CudaOutput, CudaTensor, Event, Gpu, Graph, GraphExec, Operands, Stream, Work, nvtx,
@@ -96,19 +99,30 @@ impl CudaEngine {
         self.checks = checks;
     }
 
-    /// Makes the instances of `part` ready that are not yet.
+    /// Makes the instances of `part` ready that are not yet: first one of each kind, which compiles kernels and chooses algorithms, then the
+    /// other blocks', which find all that.
     fn make_ready(&mut self, id: ProgramId, part: Part) -> Result<(), EngineError> {
         let first = part.is_first();
-        for index in 0..self.programs[id.0].program.instances.len() {
-            let loaded = &self.programs[id.0];
-            let instance = &loaded.program.instances[index];
-            let variant = loaded.variant(index, first);
-            if !part.includes(instance.phase) || loaded.works[index][variant].is_some() {
+        let loaded = &self.programs[id.0];
+        let (mut kinds, mut leading, mut following) = (HashSet::new(), Vec::new(), Vec::new());
+        for (index, instance) in loaded.program.instances.iter().enumerate() {
+            let is_ready = loaded.works[index][loaded.variant(index, first)].is_some();
+            if !part.includes(instance.phase) || is_ready {
                 continue;
             }
-            let kernel = find(&self.kernels, instance, &self.gpu)?;
-            let work = ready(kernel, &self.gpu, &self.arena, loaded, index, first)?;
-            self.programs[id.0].works[index][variant] = Some(work);
+            let kind = (instance.code.op().name(), &instance.origin.site, instance.origin.role.name());
+            if kinds.insert(kind) { leading.push(index) } else { following.push(index) }
+        }
+        let (gpu, arena, kernels) = (&self.gpu, &self.arena, &self.kernels);
+        let make = |&index: &usize| {
+            let kernel = find(kernels, &loaded.program.instances[index], gpu)?;
+            ready(kernel, gpu, arena, loaded, index, first)
+        };
+        let works = make_all(&leading, make)?.into_iter().chain(make_all(&following, make)?);
+        let loaded = &mut self.programs[id.0];
+        for (index, work) in leading.into_iter().chain(following).zip(works) {
+            let variant = loaded.variant(index, first);
+            loaded.works[index][variant] = Some(work);
         }
         Ok(())
     }
@@ -298,10 +312,13 @@ impl Engine for CudaEngine {
         for instance in &program.instances {
             find(&self.kernels, instance, &self.gpu)?;
         }
+        let begun = Instant::now();
         let plan = Plan::of(&program, &cuda_workspace(&self.kernels));
         // What is under way may use what is written below.
         self.stream.synchronize()?;
+        let planned = begun.elapsed();
         let io = self.arena.make_room(&program, &plan, &self.stream)?;
+        let placed = begun.elapsed();
         let place = |id: ValueId| {
             let at = plan.locations[id.0 as usize]?;
             match at.region {
@@ -346,7 +363,15 @@ impl Engine for CudaEngine {
         if made.is_err() {
             self.programs.pop();
         }
-        made.map(|()| id)
+        made?;
+        tracing::debug!(
+            "a program of {} ops planned in {:.3} s, given memory in {:.3} s, made ready in {:.3} s",
+            self.programs[id.0].works.len(),
+            planned.as_secs_f64(),
+            (placed - planned).as_secs_f64(),
+            (begun.elapsed() - placed).as_secs_f64()
+        );
+        Ok(id)
     }
 
     fn write_input(&mut self, program: ProgramId, name: &str, bytes: &[u8]) -> Result<(), EngineError> {
@@ -379,7 +404,9 @@ impl Engine for CudaEngine {
         match self.programs[id.0].graphs.get_mut(&part) {
             Some(Recording::Ready(graph)) if !plain => graph.launch(&self.stream)?,
             _ => {
+                let started = Instant::now();
                 self.put_all(id, part, &Putting::plain(false))?;
+                tracing::debug!("{part:?} put in op by op in {:.3} s", started.elapsed().as_secs_f64());
                 self.programs[id.0].graphs.entry(part).or_insert(Recording::Tried);
             }
         }

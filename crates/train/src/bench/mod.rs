@@ -13,7 +13,7 @@ pub use trial::{Ceiling, Rates, TrialOptions, Trials};
 use crate::config::{Config, Parsed};
 use crate::engine::{Processor, Target};
 use crate::learner::{Learner, Step};
-use crate::run::{IN_FLIGHT, RunError, plan_on};
+use crate::run::{IN_FLIGHT, RunError, fit, plan_on};
 use crate::weights::LearnError;
 use serde::Serialize;
 use std::collections::VecDeque;
@@ -84,6 +84,7 @@ impl Bench {
         let processor = Processor::of(&parsed.config)?;
         let free_before = processor.available_bytes();
         let planned = plan_on(parsed, processor.target())?;
+        fit::check(&planned.spec, planned.resolved.config.train.batch_size, &processor)?;
         let (device, target, peak_flops) = (processor.describe(), processor.target(), processor.peak_flops());
         let config: Config = planned.resolved.config;
         let engine = processor.engine(Checks::default()).map_err(LearnError::from)?;

@@ -11,7 +11,7 @@
 mod corpus;
 mod error;
 mod finish;
-mod fit;
+pub(crate) mod fit;
 mod folder;
 mod open;
 pub(crate) mod saved;
@@ -23,6 +23,7 @@ mod writing;
 
 pub use corpus::Corpus;
 pub use error::RunError;
+pub use fit::{Fit, Outcome as FitOutcome, Way};
 pub use folder::RunFolder;
 pub use setup::{Planned, plan, plan_on};
 pub(crate) use trainer::IN_FLIGHT;

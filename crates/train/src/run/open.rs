@@ -79,9 +79,7 @@ impl Run {
         if going_on && let Some(done) = finished(&folder, &config, steps)? {
             return Ok(Opened::Finished { done, steps });
         }
-        if let Some(available) = processor.available_bytes() {
-            fit::check(&planned.spec, processor.target(), config.train.batch_size, available)?;
-        }
+        fit::check(&planned.spec, config.train.batch_size, &processor)?;
         let device = processor.describe();
         let (memory_total, peak_flops) = (processor.total_bytes(), processor.peak_flops());
         let checks = Checks { numerics: config.train.check_numerics, poison: false };

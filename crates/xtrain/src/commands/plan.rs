@@ -4,21 +4,30 @@ use crate::cli::PlanArgs;
 use crate::failure::Failure;
 use crate::{plan_table, terminal};
 use xtrain_train::config::Config;
-use xtrain_train::engine::Target;
+use xtrain_train::engine::{Processor, Target};
 use xtrain_train::programs;
-use xtrain_train::run::plan;
+use xtrain_train::run::{Fit, plan_on};
 use xtrain_train::weights::LearnError;
 
 pub(crate) fn run(args: &PlanArgs) -> Result<(), Failure> {
     let parsed = Config::load(&args.run.file, &args.run.set)?;
     // What kernels work in grows with the threads of the run.
     terminal::use_threads(parsed.config.train.threads)?;
-    let planned = plan(&parsed)?;
+    // A card that is asked for need not be there.
+    let processor = Processor::choose(parsed.config.train.device).ok();
+    let target = processor.as_ref().map_or(Target::Cuda, Processor::target);
+    let planned = plan_on(&parsed, target)?;
     let program = programs::training(&planned.spec).map_err(LearnError::from)?;
     if args.dump {
         return terminal::print(&program.to_string()).map(|_| ());
     }
-    let target = Target::of(planned.resolved.config.train.device);
-    let (plan, work) = (target.plan(&program), target.work_bytes(&program));
-    terminal::print(&plan_table::text(&planned, &program, &plan, work)).map(|_| ())
+    let mut text = plan_table::text(&planned, &program, target);
+    let batch_size = planned.resolved.config.train.batch_size;
+    let has =
+        processor.as_ref().and_then(|processor| Some((processor.available_bytes()?, processor.owner())));
+    let room = args.memory.map(|size| (size.0, "--memory".to_owned())).or(has);
+    if let Some((bytes, owner)) = room {
+        text.push_str(&plan_table::fit(&Fit::of(&planned.spec, target, batch_size, bytes)?, &owner));
+    }
+    terminal::print(&text).map(|_| ())
 }

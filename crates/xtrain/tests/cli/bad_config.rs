@@ -127,12 +127,19 @@ fn a_run_that_exceeds_memory_is_told_what_would_fit() {
     refused(
         &place,
         "--set model.dim=16384 --set model.layers=100 --set model.heads=128",
-        &["needs", "GiB of memory", "available", "no micro-batch fits", "smaller model", "xtrain plan"],
+        &[
+            "needs",
+            "GiB of memory",
+            "available",
+            "nothing fits: even --set train.recompute=block",
+            "smaller model",
+            "xtrain plan",
+        ],
     );
     refused(
         &place,
         "--set train.batch_size=16777216 --set data.seq_len=512",
-        &["needs", "train.micro_batch_size = "],
+        &["needs", "what would fit: --set train.micro_batch_size="],
     );
     refused(
         &place,

@@ -2,7 +2,7 @@
 
 use crate::place::Place;
 
-const VERBS: [&str; 7] = ["train", "plan", "tokenize", "generate", "eval", "export", "report"];
+const VERBS: [&str; 8] = ["train", "plan", "tokenize", "generate", "eval", "export", "report", "doctor"];
 
 #[test]
 fn every_verbs_help_has_a_summary_an_example_and_its_defaults() {
@@ -10,7 +10,7 @@ fn every_verbs_help_has_a_summary_an_example_and_its_defaults() {
     for verb in VERBS {
         let text = place.run(&format!("{verb} --help")).succeeds().stdout;
         assert!(text.contains(&format!("Usage: xtrain {verb}")), "{text}");
-        assert!(text.contains(&format!("Examples:\n  xtrain {verb} ")), "{text}");
+        assert!(text.contains(&format!("Examples:\n  xtrain {verb}")), "{text}");
         assert!(text.lines().next().is_some_and(|first| first.len() > 10), "{text}");
         // An option with a value says what it is without one, where that is a value.
         let wanted = match verb {
@@ -19,6 +19,7 @@ fn every_verbs_help_has_a_summary_an_example_and_its_defaults() {
             "tokenize" => vec!["[default: text]", "[default: 64M]"],
             "export" => vec!["by default as the run's own export", "[default: 5GB]"],
             "report" => vec!["by default report.html"],
+            "doctor" => vec!["--json", "exit code is 0"],
             "train" => vec!["docs/configuration.md", "--resume", "--max-time"],
             _ => vec!["docs/configuration.md", "--dump"],
         };

@@ -12,6 +12,7 @@ mod benching;
 mod best;
 mod dice;
 mod diverging;
+mod doctor;
 mod ending;
 mod evaluating;
 mod exporting;

@@ -74,6 +74,27 @@ fn what_cpu_kernels_work_in_is_told_under_the_total() {
 }
 
 #[test]
+fn a_plan_says_whether_it_fits_and_what_would() {
+    let place = Place::new();
+    let asked = |arguments: &str| plan(&place, &format!("run.toml --set model.dim=64 {arguments}"));
+    let total = row(&asked("--set train.device=cuda"), "total");
+    // Beside the plan of a card, libraries take some.
+    let enough = total + (256 << 20);
+    let text = asked(&format!("--set train.device=cuda --memory {enough}"));
+    assert!(text.contains("\nlibraries take up to 256 MiB more\n"), "{text}");
+    assert!(text.contains("\nfits                        yes: it needs "), "{text}");
+    let text = asked(&format!("--set train.device=cuda --memory {}", enough - 1));
+    assert!(text.contains("\nfits                        no: it needs "), "{text}");
+    assert!(text.contains("\nwhat would fit              --set train.recompute=norms ("), "{text}");
+    assert!(asked("--memory 1MiB").contains("nothing fits: even --set "), "{text}");
+    // Without a size it is the machine's own, which has room for this one.
+    assert!(asked("--set train.device=cpu").contains(", and this machine has "), "{text}");
+    let text =
+        plan(&place, &format!("{} --set train.device=cuda --memory 24GiB", examples("llama3_8b.toml")));
+    assert!(text.contains("134.62 GiB of it for weights, gradients and moments"), "{text}");
+}
+
+#[test]
 fn logits_and_workspace_are_told_wherever_the_peak_is() {
     let place = Place::new();
     // A chunk of 1024 tokens in bf16, and two f32 terms for each of the 8192 tokens of a sequence.

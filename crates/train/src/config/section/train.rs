@@ -131,7 +131,7 @@ pub enum Recompute {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Device {
-    /// The best device there is.
+    /// The best device there is; `xtrain doctor` says which, and why.
     Auto,
     /// The CPU, whatever else is there.
     Cpu,

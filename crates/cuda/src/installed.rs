@@ -1,0 +1,85 @@
+//! Which of NVIDIA's libraries this machine has: the files, and what they say of themselves.
+
+use crate::compiler::Compiler;
+use crate::device::Device;
+use crate::error::CudaError;
+use crate::ffi::open::{cublaslt, cudnn, driver_library};
+use crate::library::Library;
+use std::path::{Path, PathBuf};
+
+/// A library that can be opened and has all functions that are used.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Installed {
+    /// The file.
+    pub path: PathBuf,
+    /// Its version, for people.
+    pub version: String,
+}
+
+impl Installed {
+    /// Opens `library`; no card is needed. NCCL is used nowhere yet: of it nothing is told.
+    ///
+    /// # Errors
+    /// Where it is missing, cannot be opened, or is too old.
+    pub fn of(library: Library) -> Result<Option<Installed>, CudaError> {
+        let (path, version) = match library {
+            Library::Driver => {
+                let path = &driver_library()?.path;
+                (path.as_path(), driver(Device::driver_version()?, path))
+            }
+            Library::Nvrtc => {
+                let compiler = Compiler::open()?;
+                let (major, minor) = compiler.version();
+                (compiler.path(), format!("{major}.{minor}"))
+            }
+            Library::CublasLt => {
+                let opened = cublaslt()?;
+                // SAFETY: returns a number.
+                let version = unsafe { (opened.table.cublasLtGetVersion)() };
+                (opened.path.as_path(), dotted(version, 10_000))
+            }
+            Library::Cudnn => {
+                let opened = cudnn()?;
+                // SAFETY: returns a number.
+                let version = unsafe { (opened.table.cudnnGetVersion)() };
+                // SAFETY: returns a number.
+                let toolkit = unsafe { (opened.table.cudnnGetCudartVersion)() };
+                let of = format!("{}, made for CUDA {}", dotted(version, 10_000), cuda(toolkit));
+                (opened.path.as_path(), of)
+            }
+            Library::Nccl => return Ok(None),
+        };
+        Ok(Some(Installed { path: path.to_owned(), version }))
+    }
+}
+
+/// `CUDA 13.0 (driver 580.95.05)`; the release stands in the file's name alone.
+fn driver(version: u32, path: &Path) -> String {
+    let name = path.file_name().unwrap_or_default().to_string_lossy();
+    let release = name.split_once(".so.").map(|(_, release)| release).filter(|release| release.contains('.'));
+    let release = release.map(|release| format!(" (driver {release})")).unwrap_or_default();
+    format!("CUDA {}{release}", cuda(version as usize))
+}
+
+/// 13020 is 13.2.
+fn cuda(version: usize) -> String {
+    format!("{}.{}", version / 1000, version % 1000 / 10)
+}
+
+/// 130102 is 13.1.2, where a major release has `major` numbers.
+fn dotted(version: usize, major: usize) -> String {
+    format!("{}.{}.{}", version / major, version % major / 100, version % 100)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn versions_are_told_as_people_write_them() {
+        assert_eq!(driver(13_000, Path::new("/lib/libcuda.so.580.95.05")), "CUDA 13.0 (driver 580.95.05)");
+        assert_eq!(driver(12_080, Path::new("/lib/libcuda.so.1")), "CUDA 12.8");
+        assert_eq!(dotted(130_102, 10_000), "13.1.2");
+        assert_eq!(dotted(91_900, 10_000), "9.19.0");
+    }
+}

@@ -1,0 +1,43 @@
+//! The kernel of [`Normal`] on a card.
+#![allow(unsafe_code, reason = "it launches kernels")]
+
+use super::Normal;
+use crate::device::ELEMENTWISE_THREADS;
+use xtrain_cuda::{CudaError, CudaKernel, DevicePtr, Gpu, KernelSource, Launch, Operands, Work};
+
+pub(super) const SOURCE: KernelSource = KernelSource::new("normal/kernel.cu", include_str!("kernel.cu"));
+
+/// Elements of a thread; as in the source.
+const AT_ONCE: u64 = 4;
+
+#[derive(Clone, Copy)]
+#[repr(C)]
+struct Arguments {
+    y: DevicePtr,
+    elements: u64,
+    seed_low: u32,
+    seed_high: u32,
+    step: u32,
+    site: u32,
+    std: f64,
+}
+
+impl CudaKernel for Normal {
+    fn ready(&self, gpu: &Gpu, operands: &Operands<'_>) -> Result<Work, CudaError> {
+        let y = operands.outputs[0];
+        let function = gpu.function(&SOURCE, &[], "normal_f32")?;
+        let elements = y.ty.numel() as u64;
+        let arguments = Arguments {
+            y: y.place,
+            elements,
+            seed_low: self.seed as u32,
+            seed_high: (self.seed >> 32) as u32,
+            step: self.step,
+            site: self.site,
+            std: f64::from(self.std),
+        };
+        let blocks = elements.div_ceil(u64::from(ELEMENTWISE_THREADS) * AT_ONCE).max(1) as u32;
+        // SAFETY: the kernel takes one `Arguments`; y has `elements` f32 elements.
+        Ok(unsafe { Work::launch(function, Launch::row(blocks, ELEMENTWISE_THREADS), arguments) })
+    }
+}

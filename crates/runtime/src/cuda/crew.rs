@@ -1,0 +1,77 @@
+//! Work that is done before a program runs, on all threads.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Mutex, PoisonError};
+
+/// What `make` makes of each of `items`, in their order; made on as many threads as compute. They are threads of their own: what is made
+/// waits for locks, which a pool's threads must not while they could be handed work that needs the same.
+///
+/// # Errors
+/// Of those that failed the one that comes first. After a failure nothing new is begun.
+pub(super) fn make_all<I: Sync, T: Send, E: Send>(
+    items: &[I],
+    make: impl Fn(&I) -> Result<T, E> + Sync,
+) -> Result<Vec<T>, E> {
+    let threads = rayon::current_num_threads().min(items.len());
+    if threads < 2 {
+        return items.iter().map(make).collect();
+    }
+    let (next, made) = (AtomicUsize::new(0), Mutex::new(Vec::with_capacity(items.len())));
+    let work = || {
+        loop {
+            let n = next.fetch_add(1, Ordering::Relaxed);
+            let Some(item) = items.get(n) else { return };
+            let result = make(item);
+            if result.is_err() {
+                next.store(items.len(), Ordering::Relaxed);
+            }
+            made.lock().unwrap_or_else(PoisonError::into_inner).push((n, result));
+        }
+    };
+    std::thread::scope(|scope| {
+        let crew: Vec<_> = (0..threads).map(|_| scope.spawn(work)).collect();
+        for thread in crew {
+            // Its own words, not those of the scope.
+            thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+        }
+    });
+    let mut made = made.into_inner().unwrap_or_else(PoisonError::into_inner);
+    made.sort_by_key(|(n, _)| *n);
+    made.into_iter().map(|(_, result)| result).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn on_four<R: Send>(f: impl FnOnce() -> R + Send) -> R {
+        rayon::ThreadPoolBuilder::new().num_threads(4).build().expect("threads").install(f)
+    }
+
+    #[test]
+    fn what_is_made_stands_in_the_order_of_its_items() {
+        let items: Vec<u64> = (0..1000).collect();
+        let made = on_four(|| make_all(&items, |n| Ok::<_, ()>(n * n)));
+        assert_eq!(made, Ok(items.iter().map(|n| n * n).collect()));
+        assert_eq!(make_all(&[], |n: &u64| Ok::<_, ()>(*n)), Ok(Vec::new()));
+    }
+
+    #[test]
+    fn a_failure_ends_it_and_a_panic_keeps_its_words() {
+        let items: Vec<usize> = (0..1000).collect();
+        let done = AtomicUsize::new(0);
+        let failed = on_four(|| {
+            make_all(&items, |&n| {
+                done.fetch_add(1, Ordering::Relaxed);
+                if n == 5 { Err(n) } else { Ok(()) }
+            })
+        });
+        assert_eq!(failed, Err(5));
+        assert!(done.load(Ordering::Relaxed) >= 6);
+        let panicked = std::panic::catch_unwind(|| {
+            on_four(|| make_all(&items, |&n| if n == 9 { panic!("item {n}") } else { Ok::<_, ()>(()) }))
+        });
+        let words = panicked.expect_err("it panics");
+        assert_eq!(words.downcast_ref::<String>().map(String::as_str), Some("item 9"));
+    }
+}

@@ -1,0 +1,118 @@
+//! `xtrain doctor`.
+
+use crate::cli::DoctorArgs;
+use crate::failure::Failure;
+use crate::terminal;
+use xtrain_train::doctor::{Examination, LibraryFound, examine};
+use xtrain_train::metrics::format;
+
+pub(crate) fn run(args: &DoctorArgs) -> Result<(), Failure> {
+    let found = examine();
+    let out = match args.json {
+        true => serde_json::to_string(&found).unwrap_or_default() + "\n",
+        false => text(&found),
+    };
+    let _ = terminal::print(&out)?;
+    match found.works {
+        true => Ok(()),
+        false => Err(Failure::user(format!(
+            "training does not work on {}: {}; `train.device = \"cpu\"` does without a GPU",
+            found.device,
+            found
+                .trials
+                .iter()
+                .filter_map(|trial| trial.problem.as_deref())
+                .next()
+                .unwrap_or("a trial failed")
+        ))),
+    }
+}
+
+/// Widths of the columns.
+const NAME: usize = 17;
+const VERSION: usize = 34;
+
+fn text(found: &Examination) -> String {
+    let mut out = format!("xtrain {}\n\nNVIDIA's libraries\n", env!("CARGO_PKG_VERSION"));
+    for library in &found.libraries {
+        out.push_str(&of_library(library));
+    }
+    out.push_str("\nGPUs\n");
+    if found.cards.is_empty() {
+        out.push_str("  none that the driver shows\n");
+    }
+    for card in &found.cards {
+        let free = match card.free_bytes {
+            Some(bytes) => format!("{} free", format::gib(bytes)),
+            None => "which cannot be opened".into(),
+        };
+        out.push_str(&format!(
+            "  {}  {}, compute capability {}, {} multiprocessors, {} of memory, {free}\n",
+            card.ordinal,
+            card.name,
+            card.compute_capability,
+            card.multiprocessors,
+            format::gib(card.memory_bytes)
+        ));
+        let recipes = if card.recipes.is_empty() { "none".into() } else { card.recipes.join(", ") };
+        out.push_str(&format!("     recipes: {recipes}\n"));
+    }
+    let rows = found.recipes.iter().map(|row| format!("{} from {}", row.recipe, row.from));
+    let rows: Vec<String> = rows.collect();
+    out.push_str(&format!("  recipes by compute capability: {}\n", rows.join(", ")));
+    out.push_str("\nKernels that were compiled\n");
+    let cache = &found.kernel_cache;
+    out.push_str(&match &cache.folder {
+        Some(folder) => {
+            let many = if cache.files == 1 { "" } else { "s" };
+            let bytes = format::bytes(cache.bytes);
+            format!("  {}: {} file{many}, {bytes}\n", folder.display(), cache.files)
+        }
+        None => "  are not kept: set XTRAIN_CACHE to a folder, or every start compiles them\n".into(),
+    });
+    let memory = |bytes: Option<u64>| bytes.map_or("unknown".into(), format::gib);
+    out.push_str(&format!(
+        "\nCPU\n  {} threads, {} of memory, {} available\n",
+        found.cpu.threads,
+        memory(found.cpu.memory_bytes),
+        memory(found.cpu.available_bytes)
+    ));
+    out.push_str(&format!("\nTried on {}\n", found.device));
+    for trial in &found.trials {
+        let (what, seconds) = (&trial.what, format::duration(trial.seconds));
+        let said = if trial.ok { "ok" } else { "failed" };
+        out.push_str(&format!("  {what:<44}{said:<8}{seconds:>6}\n"));
+        if let Some(problem) = &trial.problem {
+            out.push_str(&format!("      {}\n", problem.replace('\n', "\n      ")));
+        }
+    }
+    out.push_str(&verdict(found));
+    out
+}
+
+fn of_library(library: &LibraryFound) -> String {
+    let LibraryFound { name, file, path, version, missing } = library;
+    let Some(missing) = missing else {
+        let path = path.as_ref().map_or_else(String::new, |path| path.display().to_string());
+        return format!("  {name:<NAME$}{:<VERSION$}{path}\n", version.as_deref().unwrap_or_default());
+    };
+    let mut out = format!("  {name:<NAME$}{file} {}\n", missing.problem);
+    let mut line = |what: &str, value: &str| out.push_str(&format!("      {what:<13}{value}\n"));
+    for (n, place) in missing.looked_in.iter().enumerate() {
+        line(if n == 0 { "looked in" } else { "" }, place);
+    }
+    line("to get it", missing.remedy);
+    line("without it", missing.without_it);
+    out
+}
+
+fn verdict(found: &Examination) -> String {
+    let device = &found.device;
+    match (found.works, &found.no_gpu) {
+        (true, None) => format!("\nTraining works, on {device}.\n"),
+        (true, Some(why)) => {
+            format!("\nTraining works, on the CPU alone ({device}). No GPU is used: {why}.\n")
+        }
+        (false, _) => format!("\nTraining does not work on {device}: see what failed above.\n"),
+    }
+}

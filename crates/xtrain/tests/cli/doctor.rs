@@ -1,0 +1,88 @@
+//! `xtrain doctor`: what it says of a machine without a driver that can be used, and that what it prints agrees with itself.
+
+use crate::place::{Place, Ran, finish};
+use serde_json::Value;
+
+const FILES: [&str; 4] = ["libcuda.so.1", "libnvrtc.so.13", "libcublasLt.so.13", "libcudnn.so.9"];
+
+/// A place with a folder of files that have the names of NVIDIA's libraries and are none, and one kept kernel.
+fn broken() -> Place {
+    let place = Place::new();
+    for file in FILES {
+        place.write(&format!("libraries/{file}"), b"not a library");
+    }
+    place.write("cache/kernels/a.cubin", b"12345");
+    place
+}
+
+fn doctor(place: &Place, arguments: &str) -> Ran {
+    let mut command = place.command(&format!("doctor {arguments}"));
+    command.env("XTRAIN_CUDA_LIBRARIES", place.path("libraries")).env("XTRAIN_CACHE", place.path("cache"));
+    finish(command, "doctor")
+}
+
+#[test]
+fn a_machine_whose_libraries_are_broken_trains_on_its_cpu_and_is_told_why() {
+    let place = broken();
+    let text = doctor(&place, "").succeeds().stdout;
+    for file in FILES {
+        let named = place.path("libraries").join(file).display().to_string();
+        assert!(text.contains(&format!("{file} cannot be opened: {named}: ")), "{text}");
+    }
+    let folder = place.path("libraries").display().to_string();
+    assert!(text.contains(&format!("looked in    {folder} (XTRAIN_CUDA_LIBRARIES)\n")), "{text}");
+    for said in [
+        "to get it    install NVIDIA's driver, 580 or newer\n",
+        "to get it    `pip install nvidia-cudnn-cu13`\n",
+        "without it   attention runs by xtrain's own kernels alone, which may be slower\n",
+        "GPUs\n  none that the driver shows\n",
+        "kernels: 1 file, 5 B\n",
+        "\nTraining works, on the CPU alone (CPU, ",
+    ] {
+        assert!(text.contains(said), "{said:?} is not in\n{text}");
+    }
+    assert!(text.lines().any(|line| line.contains("train a small model") && line.contains(" ok ")), "{text}");
+    assert!(text.lines().all(|line| line == line.trim_end()), "{text:?}");
+}
+
+#[test]
+fn the_json_says_the_same() {
+    let place = broken();
+    let said = doctor(&place, "--json").succeeds().stdout;
+    assert_eq!(said.lines().count(), 1);
+    let found: Value = serde_json::from_str(&said).expect("JSON");
+    assert_eq!(found["works"], true);
+    assert_eq!(found["kernel_cache"]["bytes"], 5);
+    assert_eq!(found["cards"], Value::Array(Vec::new()));
+    assert!(found["no_gpu"].as_str().is_some_and(|why| why.contains("libcuda.so.1")), "{said}");
+    assert!(found["cpu"]["threads"].as_u64() >= Some(1), "{said}");
+    let libraries = found["libraries"].as_array().expect("a list");
+    for (library, file) in libraries.iter().zip(FILES) {
+        assert_eq!(library["file"], file);
+        assert_eq!(library["path"], Value::Null);
+        let problem = library["missing"]["problem"].as_str().expect("a reason");
+        assert!(problem.starts_with("cannot be opened: "), "{problem}");
+    }
+    assert_eq!(libraries.len(), FILES.len());
+    let recipes: Vec<_> = found["recipes"].as_array().expect("a list").iter().collect();
+    assert_eq!(recipes[0]["recipe"], "fp32");
+    assert_eq!(recipes[1]["from"], "8.0");
+}
+
+#[test]
+fn on_this_machine_it_ends_as_training_would() {
+    let place = Place::new();
+    let ran = place.run("doctor --json");
+    let found: Value = serde_json::from_str(&ran.stdout).expect("JSON");
+    assert_eq!(ran.code(), Some(if found["works"] == true { 0 } else { 2 }), "{}", ran.stderr);
+    for library in found["libraries"].as_array().expect("a list") {
+        assert_ne!(library["path"].is_null(), library["missing"].is_null(), "{library}");
+    }
+    for trial in found["trials"].as_array().expect("a list") {
+        assert_eq!(trial["ok"] == true, trial["problem"].is_null(), "{trial}");
+    }
+    // A machine without a card has tried its cores, one with a card the card.
+    let cards = found["cards"].as_array().expect("a list");
+    let trials = found["trials"].as_array().expect("a list");
+    assert!(trials.len() > if cards.is_empty() { 0 } else { 1 }, "{}", ran.stdout);
+}

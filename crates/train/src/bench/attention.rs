@@ -76,7 +76,7 @@ pub fn attention(
     let stand = Stand::of(options)?;
     // On cores there is one order.
     let orders: &[bool] = if stand.target == Target::Cpu { &[true] } else { &[false, true] };
-    let starts = documents(shape, mean);
+    let starts = documents([shape.batch, shape.seq_len], mean);
     let mut rows = Vec::new();
     for masked in [false, true] {
         let inputs = if masked { vec![("doc_start", starts.clone())] } else { Vec::new() };
@@ -122,16 +122,16 @@ fn program(
 }
 
 /// Where the document of each token begins in its sequence: lengths are random about `mean`, most of them shorter, as texts are.
-fn documents(shape: AttentionShape, mean: usize) -> Vec<i32> {
+pub(super) fn documents([sequences, seq_len]: [usize; 2], mean: usize) -> Vec<i32> {
     let rng = Philox::new(1, 0, 0);
-    let (mut starts, mut drawn) = (Vec::with_capacity(shape.batch * shape.seq_len), 0);
-    for _ in 0..shape.batch {
+    let (mut starts, mut drawn) = (Vec::with_capacity(sequences * seq_len), 0);
+    for _ in 0..sequences {
         let mut start = 0;
-        while start < shape.seq_len {
+        while start < seq_len {
             // An exponential length: of the tokens that are left, those of the last document may be fewer.
             let length = (-f64::from(rng.uniform(drawn)).ln() * mean as f64).ceil().max(1.0) as usize;
             drawn += 1;
-            let end = (start + length).min(shape.seq_len);
+            let end = start.saturating_add(length).min(seq_len);
             starts.extend(std::iter::repeat_n(start as i32, end - start));
             start = end;
         }
@@ -166,7 +166,7 @@ mod tests {
     #[test]
     fn documents_begin_with_each_sequence_and_have_about_the_mean_length() {
         let shape = AttentionShape { batch: 4, seq_len: 8192, ..SHAPE };
-        let starts = documents(shape, 256);
+        let starts = documents([shape.batch, shape.seq_len], 256);
         assert_eq!(starts.len(), 4 * 8192);
         for (at, &start) in starts.iter().enumerate() {
             let place = at % 8192;

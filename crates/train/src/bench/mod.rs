@@ -174,7 +174,7 @@ fn median(values: &[f64]) -> f64 {
     sorted.get(sorted.len() / 2).copied().unwrap_or(f64::NAN)
 }
 
-/// Documents of this many tokens, where attention stays within them.
+/// Documents have this many tokens on average, where attention stays within them.
 const DOCUMENT_TOKENS: usize = 512;
 
 /// A micro-batch of random tokens.
@@ -183,15 +183,17 @@ fn random_batch(spec: &crate::programs::TrainingSpec, n: u32) -> TokenBatch {
     let count = sequences * seq_len;
     let rng = Philox::new(0, n, 0);
     let token = |i: usize| (rng.word(i as u64) % spec.model.vocab_size as u32) as i32;
-    let start =
-        |i: usize| if spec.document_mask { i % seq_len / DOCUMENT_TOKENS * DOCUMENT_TOKENS } else { 0 };
+    let doc_start = match spec.document_mask {
+        true => attention::documents([sequences, seq_len], DOCUMENT_TOKENS),
+        false => vec![0; count],
+    };
     TokenBatch {
         batch_size: sequences,
         seq_len,
         tokens: (0..count).map(token).collect(),
         targets: (1..=count).map(token).collect(),
-        positions: (0..count).map(|i| (i % seq_len - start(i)) as i32).collect(),
-        doc_start: (0..count).map(|i| start(i) as i32).collect(),
+        positions: (0..count).map(|i| (i % seq_len) as i32 - doc_start[i]).collect(),
+        doc_start,
         valid_targets: count,
     }
 }

@@ -4,6 +4,7 @@ use crate::context::Context;
 use crate::error::CudaError;
 use crate::ffi::driver::{CU_STREAM_CAPTURE_MODE_THREAD_LOCAL, CuGraph, CuGraphExec};
 use crate::stream::Stream;
+use crate::timing;
 
 /// Recorded work.
 pub struct Graph {
@@ -27,6 +28,7 @@ impl Graph {
         let context = stream.context.clone();
         context.enter()?;
         let driver = context.driver();
+        let _alone = timing::alone();
         // SAFETY: the stream lives; recording is ended below in any case.
         let status =
             unsafe { (driver.cuStreamBeginCapture_v2)(stream.handle, CU_STREAM_CAPTURE_MODE_THREAD_LOCAL) };

@@ -3,14 +3,20 @@
 use crate::context::Context;
 use crate::error::CudaError;
 use crate::stream::{Event, Stream};
-use std::sync::{PoisonError, RwLock, RwLockReadGuard};
+use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
-/// Locked to write by what takes the time, and to read by what runs beside others without: programs are made ready on many threads.
+/// Locked to write by what must run alone, and to read by what may run beside others: programs are made ready on many threads.
 static RUNNING: RwLock<()> = RwLock::new(());
 
-/// To be held by whoever runs something on a card outside of a stream's order, so that nothing is timed beside it.
-pub(crate) fn untimed() -> RwLockReadGuard<'static, ()> {
+/// To be held by whoever runs something for the first time, so that nothing is timed beside it, and no graph recorded: what a library loads
+/// late waits for all streams of the card, and none that is recorded may be waited for.
+pub fn untimed() -> RwLockReadGuard<'static, ()> {
     RUNNING.read().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// To be held by whoever takes the time or records a graph. Not within [`untimed`], which would wait for itself.
+pub(crate) fn alone() -> RwLockWriteGuard<'static, ()> {
+    RUNNING.write().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Timed rounds, of which the median counts; one more goes before them.
@@ -33,7 +39,7 @@ pub(crate) fn fastest<C>(
     if candidates.len() < 2 {
         return Ok((!candidates.is_empty()).then_some((0, f64::NAN)));
     }
-    let _alone = RUNNING.write().unwrap_or_else(PoisonError::into_inner);
+    let _alone = alone();
     let stream = Stream::new(context)?;
     let (start, end) = (Event::timed(context)?, Event::timed(context)?);
     let seconds = |candidate: &C, repeats: usize| -> Result<f64, CudaError> {

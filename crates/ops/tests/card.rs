@@ -74,7 +74,8 @@ fn compare(what: &str, dtype: DType, found: &[HostTensor], expected: &[HostTenso
         // What every device rounds alike.
         assert!(!what.starts_with("Normal "), "{what}: output {k} ({ty}) is not the CPU's to the bit");
         let (found, expected) = (found.to_f64(), expected.to_f64());
-        if dtype == DType::F32 {
+        // A sum that is off by little may be rounded to the next bf16 number.
+        if dtype == DType::F32 && ty.dtype == DType::F32 {
             let error = relative(&found, &expected);
             assert!(error <= 1e-5, "{what}: output {k} ({ty}) is off by {error:e}");
             continue;

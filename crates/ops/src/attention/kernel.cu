@@ -125,6 +125,9 @@ __device__ __forceinline__ float row_max(float x) {
     return x;
 }
 
+// e^x. The fast one errs by units in the last place times |x|, which bf16 hides and f32 does not.
+template <class T> __device__ __forceinline__ float exponential(float x) { return sizeof(T) == 4 ? expf(x) : __expf(x); }
+
 __device__ __forceinline__ int first_key(const Shape& s, int sequence, int query) {
     return s.doc_start && query < s.seq_len ? s.doc_start[(i64)sequence * s.seq_len + query] : 0;
 }
@@ -173,10 +176,10 @@ template <class T> __device__ __forceinline__ void forward(const Forward& at) {
             most = row_max(most);
             // Nothing seen yet: exp(-inf - -inf) would be NaN.
             float shift = most == -INFINITY_F ? 0.0f : most, sum = 0.0f;
-            float shrink = __expf(largest[i] - shift);
+            float shrink = exponential<T>(largest[i] - shift);
 #pragma unroll
             for (int j = 0; j < R; j++) {
-                float e = __expf(score[i][j] - shift);
+                float e = exponential<T>(score[i][j] - shift);
                 p[(threadIdx.y * R + i) * SCORES + threadIdx.x + 16 * j] = e;
                 sum += e;
             }
@@ -215,6 +218,7 @@ template <class T> __device__ __forceinline__ void backward_delta(const Backward
 }
 
 // The probabilities of a tile and their gradients times the scale, in this thread's elements.
+template <class T>
 __device__ __forceinline__ void gradients_of_scores(
     float (&p)[R][R], float (&ds)[R][R], const Shape& s, const float* q, const float* k, const float* v, const float* d_o,
     const float* lse, const float* delta, int sequence, int queries, int keys) {
@@ -230,7 +234,7 @@ __device__ __forceinline__ void gradients_of_scores(
         for (int j = 0; j < R; j++) {
             int key = keys + threadIdx.x + 16 * j;
             bool seen = there && key <= query && key >= seen_from;
-            p[i][j] = seen ? __expf(p[i][j] - l) : 0.0f;
+            p[i][j] = seen ? exponential<T>(p[i][j] - l) : 0.0f;
             ds[i][j] = p[i][j] * (ds[i][j] - d);
         }
     }
@@ -261,7 +265,7 @@ template <class T> __device__ __forceinline__ void backward_queries(const Backwa
         load(v, rows + (s.heads + s.kv_heads + kv_head) * HEAD_DIM, width, keys, s.seq_len, 1.0f);
         __syncthreads();
         float p[R][R] = {}, ds[R][R] = {};
-        gradients_of_scores(p, ds, s, q, k, v, d_o, lse, delta, sequence, first, keys);
+        gradients_of_scores<T>(p, ds, s, q, k, v, d_o, lse, delta, sequence, first, keys);
 #pragma unroll
         for (int i = 0; i < R; i++)
 #pragma unroll
@@ -301,7 +305,7 @@ template <class T> __device__ __forceinline__ void backward_keys(const Backward&
             load(d_o, (const T*)at.d_o + before * out_width + head * HEAD_DIM, out_width, queries, s.seq_len, 1.0f);
             __syncthreads();
             float p[R][R] = {}, ds[R][R] = {};
-            gradients_of_scores(p, ds, s, q, k, v, d_o, lse, delta, sequence, queries, keys);
+            gradients_of_scores<T>(p, ds, s, q, k, v, d_o, lse, delta, sequence, queries, keys);
 #pragma unroll
             for (int i = 0; i < R; i++)
 #pragma unroll

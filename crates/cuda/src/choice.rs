@@ -1,4 +1,6 @@
 //! Which of several ways an op is computed: the fastest on this card, timed once and kept on the disk, as with the algorithms of products.
+//! What was chosen can be told and handed to a later process, so that a run goes on by the same kernels, to the same bits, without the disk
+//! that it began with.
 //!
 //! `XTRAIN_PREFER` names ways, separated by commas, that are taken wherever they are offered, whatever their speed: for tests of each, and
 //! to measure one against another.
@@ -7,7 +9,8 @@ use crate::error::CudaError;
 use crate::gpu::Gpu;
 use crate::kernel::Work;
 use crate::timing;
-use std::sync::PoisonError;
+use std::collections::BTreeMap;
+use std::sync::{MutexGuard, PoisonError};
 
 /// A way to compute something.
 pub struct Candidate<'a> {
@@ -26,6 +29,21 @@ impl<'a> Candidate<'a> {
 const EXTENSION: &str = "choice";
 
 impl Gpu {
+    /// All that was chosen in this process: what was chosen for what on which card.
+    pub fn choices(&self) -> BTreeMap<String, String> {
+        self.lock_choices().clone()
+    }
+
+    /// Takes over what was chosen before; to be called before anything is made ready. What does not fit this card is not asked for.
+    pub fn adopt(&self, choices: &BTreeMap<String, String>) {
+        self.lock_choices().extend(choices.iter().map(|(key, name)| (key.clone(), name.clone())));
+    }
+
+    pub(crate) fn lock_choices(&self) -> MutexGuard<'_, BTreeMap<String, String>> {
+        // What a thread that panicked left is whole: choices are added in one step.
+        self.choices.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// The fastest of `candidates` for `what`, which says all that the choice depends on but the card; none where none takes the operands.
     /// The first time on a card they are run, which overwrites what they write; then the choice is kept, and only its work is made.
     pub fn fastest(&self, what: &str, candidates: &[Candidate<'_>]) -> Result<Option<Work>, CudaError> {
@@ -65,7 +83,7 @@ impl Gpu {
 
     /// What was chosen before, in this process or an earlier one.
     fn chosen(&self, key: &str) -> Option<String> {
-        let mut choices = self.choices().lock().unwrap_or_else(PoisonError::into_inner);
+        let mut choices = self.lock_choices();
         if let Some(name) = choices.get(key) {
             return Some(name.clone());
         }
@@ -78,7 +96,7 @@ impl Gpu {
         let usable = |held: &[u8]| decode(held, key).is_some_and(|name| names.contains(&name));
         let kept = self.cache().keep(key, EXTENSION, encode(name, key).as_bytes(), usable);
         let name = decode(&kept, key).unwrap_or(name).to_owned();
-        self.choices().lock().unwrap_or_else(PoisonError::into_inner).insert(key.to_owned(), name.clone());
+        self.lock_choices().insert(key.to_owned(), name.clone());
         name
     }
 }

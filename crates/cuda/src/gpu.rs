@@ -11,7 +11,7 @@ use crate::ffi::open::{cublaslt, cudnn, driver_library};
 use crate::module::{Function, Module};
 use crate::sdpa::{Direction, Sdpa};
 use crate::source::KernelSource;
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Instant;
 
@@ -27,7 +27,7 @@ pub struct Gpu {
     /// By source and options.
     modules: Mutex<HashMap<(&'static str, Vec<String>), Arc<LoadedModule>>>,
     /// Which of several ways was the fastest, by what it is a way to do.
-    choices: Mutex<HashMap<String, String>>,
+    pub(crate) choices: Mutex<BTreeMap<String, String>>,
     /// Opened by the first product.
     blas: OnceLock<Result<Arc<Blas>, CudaError>>,
     /// cuDNN, opened by the first operation graph; once for each direction of attention, as each plans for a good part of a second.
@@ -101,10 +101,6 @@ impl Gpu {
     /// Where what is found out about it is kept.
     pub fn cache(&self) -> &KernelCache {
         &self.cache
-    }
-
-    pub(crate) fn choices(&self) -> &Mutex<HashMap<String, String>> {
-        &self.choices
     }
 
     /// cuBLASLt on this card.

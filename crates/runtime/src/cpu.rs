@@ -346,6 +346,10 @@ impl Engine for CpuEngine {
     fn memory_bandwidth(&self) -> Option<f64> {
         None
     }
+
+    fn choices(&self) -> BTreeMap<String, String> {
+        BTreeMap::new()
+    }
 }
 
 fn write(

@@ -1,6 +1,7 @@
 //! What a trainer sees of an executor.
 
 use crate::timing::{Timed, Timing};
+use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
 use thiserror::Error;
@@ -191,6 +192,9 @@ pub trait Engine: Send {
 
     /// Bytes a second that the processor's memory can move at most, where that is known.
     fn memory_bandwidth(&self) -> Option<f64>;
+
+    /// Which of several kernels or algorithms were chosen by their speed, by what each is for: where results depend on it.
+    fn choices(&self) -> BTreeMap<String, String>;
 }
 
 /// An error unless `bytes` are as many as the value called `name` has.

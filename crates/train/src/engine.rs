@@ -3,6 +3,7 @@
 use crate::config::{Config, Device};
 use crate::run::RunError;
 use rayon::prelude::*;
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Instant;
 use xtrain_cuda::{Arch, CudaError, DeviceMemory, Event, Gpu, Stream};
@@ -147,6 +148,13 @@ impl Processor {
         };
         seconds.sort_by(f64::total_cmp);
         Ok(2.0 * bytes as f64 / seconds[repeats / 2])
+    }
+
+    /// Has it compute by the kernels that were chosen before. The cores have no choice.
+    pub fn adopt(&self, choices: &BTreeMap<String, String>) {
+        if let Processor::Cuda(gpu) = self {
+            gpu.adopt(choices);
+        }
     }
 
     /// An engine on it, empty, that makes these checks.

@@ -38,20 +38,33 @@ pub(super) fn choose(
     Ok((if algo.is_some() { found } else { GemmChoice::OwnKernel }, algo))
 }
 
-/// The algorithm that was kept on the disk, or the fastest.
+/// The algorithm that was chosen before, or the fastest.
 fn find(
     gpu: &Gpu,
     gemm: &Gemm,
     matmul: &Matmul,
     key: &str,
 ) -> Result<(GemmChoice, Option<LtAlgo>), CudaError> {
+    let (choice, algo) = known_or_fastest(gpu, gemm, matmul, key)?;
+    gpu.lock_choices().insert(key.to_owned(), algo.as_ref().map_or(OWN_KERNEL.to_owned(), to_text));
+    Ok((choice, algo))
+}
+
+fn known_or_fastest(
+    gpu: &Gpu,
+    gemm: &Gemm,
+    matmul: &Matmul,
+    key: &str,
+) -> Result<(GemmChoice, Option<LtAlgo>), CudaError> {
     let usable = |held: &[u8]| decode(held, key).filter(|algo| matmul.takes(algo));
+    let adopted = gpu.lock_choices().get(key).cloned();
+    let adopted = adopted.and_then(|text| of_text(&text)).filter(|algo| matmul.takes(algo));
     let kept = gpu.cache().kept(key, EXTENSION).and_then(|held| usable(&held));
-    // Run once, which loads its kernel, here beside others instead of one by one in the first step.
-    if let Some(algo) = kept
-        && runs(gemm, matmul, &algo, &Stream::new(&matmul.blas().context)?)?
-    {
-        return Ok((GemmChoice::Kept, Some(algo)));
+    // Run once, which loads its kernel, here instead of in the first step.
+    for algo in adopted.into_iter().chain(kept) {
+        if runs(gemm, matmul, &algo, &Stream::new(&matmul.blas().context)?)? {
+            return Ok((GemmChoice::Kept, Some(algo)));
+        }
     }
     let Some(algo) = fastest(gemm, matmul)? else {
         tracing::warn!("{gemm}: cuBLASLt has no algorithm for it; a slower kernel computes it");
@@ -61,6 +74,25 @@ fn find(
     let fits = |held: &[u8]| usable(held).is_some_and(|held| Some(held) != kept);
     let first = gpu.cache().keep(key, EXTENSION, &encode(&algo, key), fits);
     Ok((GemmChoice::Measured, Some(decode(&first, key).unwrap_or(algo))))
+}
+
+/// Stands for an algorithm where the library has none.
+const OWN_KERNEL: &str = "own kernel";
+
+/// An algorithm as text: its words in hexadecimal.
+fn to_text(algo: &LtAlgo) -> String {
+    algo.iter().map(|word| format!("{word:016x}")).collect()
+}
+
+fn of_text(text: &str) -> Option<LtAlgo> {
+    let mut algo = LtAlgo::default();
+    if text.len() != 16 * algo.len() || !text.is_ascii() {
+        return None;
+    }
+    for (n, word) in algo.iter_mut().enumerate() {
+        *word = u64::from_str_radix(&text[16 * n..16 * (n + 1)], 16).ok()?;
+    }
+    Some(algo)
 }
 
 /// All that the choice depends on.
@@ -126,6 +158,15 @@ fn fastest(gemm: &Gemm, matmul: &Matmul) -> Result<Option<LtAlgo>, CudaError> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn an_algorithm_is_the_same_as_text() {
+        let algo: LtAlgo = [1, 2, u64::MAX, 4, 5, 6, 7, 0x0102_0304_0506_0708];
+        assert_eq!(of_text(&to_text(&algo)), Some(algo));
+        for text in [OWN_KERNEL, "", "\u{e9}", &"g".repeat(128), &"\u{e9}".repeat(64)] {
+            assert_eq!(of_text(text), None, "{text}");
+        }
+    }
 
     #[test]
     fn what_is_kept_is_read_for_the_same_product_alone() {

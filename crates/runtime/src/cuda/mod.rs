@@ -18,7 +18,7 @@ use arena::{Arena, Span};
 use crew::make_all;
 use ring::{Inputs, Outputs as OutputRing};
 use staging::Staging;
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::Instant;
@@ -496,5 +496,9 @@ impl Engine for CudaEngine {
 
     fn memory_bandwidth(&self) -> Option<f64> {
         Some(self.gpu.info().memory_bandwidth).filter(|bandwidth| *bandwidth > 0.0)
+    }
+
+    fn choices(&self) -> BTreeMap<String, String> {
+        self.gpu.choices()
     }
 }

@@ -8,6 +8,7 @@
 //! <out>/source/          what init_from said of its model  <out>/trace.json           what was run when, with --profile
 //! ```
 
+mod choices;
 mod corpus;
 mod error;
 mod finish;

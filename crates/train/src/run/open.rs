@@ -3,7 +3,7 @@
 use super::corpus::Corpus;
 use super::saved::{self, Position, Saved, check_tokenizer};
 use super::trainer::{Observer, Run, Start};
-use super::{RunError, RunFolder, fit, setup};
+use super::{RunError, RunFolder, choices, fit, setup};
 use crate::config::{Config, Facts, Parsed, Resolved};
 use crate::engine::Processor;
 use crate::evaluate::Evaluator;
@@ -83,6 +83,9 @@ impl Run {
         let device = processor.describe();
         let (memory_total, peak_flops) = (processor.total_bytes(), processor.peak_flops());
         let checks = Checks { numerics: config.train.check_numerics, poison: false };
+        if going_on {
+            choices::adopt(&folder, &processor)?;
+        }
         let engine = processor.engine(checks).map_err(LearnError::from)?;
         let mut learner =
             Learner::new(engine, planned.spec, config.train.seed).map_err(|e| e.advising(LESS))?;
@@ -139,6 +142,9 @@ impl Run {
             }
             None => None,
         };
+        if !is_at_its_end {
+            choices::record(&folder, learner.weights().engine())?;
+        }
         observer.started(&config, &describe(learner.spec()), &device, at.step, steps);
         if going_on {
             observer.event(&Event::Resumed(Resumed { step: at.step }), steps);

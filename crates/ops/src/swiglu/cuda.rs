@@ -25,7 +25,8 @@ fn kernel(gpu: &Gpu, name: &str, y: TensorType) -> Result<(Function, Launch), Cu
     let (path, n) = if width % lanes(y) == 0 { ("vector", lanes(y)) } else { ("any", 1) };
     let threads = warps_of(width.div_ceil(n), ELEMENTWISE_THREADS as usize);
     let function = gpu.function(&SOURCE, &[], &format!("{name}_{path}_{}", suffix(y)))?;
-    Ok((function, plane([rows, width.div_ceil(n * threads as usize)], [threads, 1])))
+    let launch = plane([rows, width.div_ceil(n * threads as usize)], [threads, 1]);
+    Ok((function, launch.overlapping(gpu.info().arch)))
 }
 
 impl CudaKernel for Swiglu {

@@ -5,7 +5,7 @@ use crate::engine::{Promise, StateKey, ensure_length, output_places, state_key};
 use crate::memory::{Memory, SCRATCH, Span};
 use crate::{Engine, EngineError, Outputs, Part, ProgramId, StateEntry, Ticket, Timed, TimedWork, Timing};
 use rayon::prelude::*;
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::Instant;

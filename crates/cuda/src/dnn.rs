@@ -484,7 +484,7 @@ impl PlacedGraph {
         let _running = dnn.running.lock().unwrap_or_else(PoisonError::into_inner);
         dnn.context.enter()?;
         // SAFETY: both live here.
-        let status = unsafe { (dnn.cudnn.cudnnSetStream)(dnn.handle, stream.handle()) };
+        let status = unsafe { (dnn.cudnn.cudnnSetStream)(dnn.handle, stream.handle) };
         check(dnn.cudnn, "cudnnSetStream", status)?;
         // SAFETY: plan and pack are final; the places in the pack live as long as the caller promised, its numbers as long as `self`.
         let status = unsafe { (dnn.cudnn.cudnnBackendExecute)(dnn.handle, plan.handle, self.pack.handle) };

@@ -31,12 +31,12 @@ impl Graph {
         let _alone = timing::alone();
         // SAFETY: the stream lives; recording is ended below in any case.
         let status =
-            unsafe { (driver.cuStreamBeginCapture_v2)(stream.handle(), CU_STREAM_CAPTURE_MODE_THREAD_LOCAL) };
+            unsafe { (driver.cuStreamBeginCapture_v2)(stream.handle, CU_STREAM_CAPTURE_MODE_THREAD_LOCAL) };
         context.check("cuStreamBeginCapture", status)?;
         let put_in = work();
         let mut handle = std::ptr::null_mut();
         // SAFETY: the stream is being recorded; writes one pointer, null where recording failed.
-        let status = unsafe { (driver.cuStreamEndCapture)(stream.handle(), &mut handle) };
+        let status = unsafe { (driver.cuStreamEndCapture)(stream.handle, &mut handle) };
         let graph = Graph { context: context.clone(), handle };
         put_in?;
         context.check("cuStreamEndCapture", status)?;
@@ -91,7 +91,7 @@ impl GraphExec {
     pub fn launch(&mut self, stream: &Stream) -> Result<(), CudaError> {
         self.context.enter()?;
         // SAFETY: both live here.
-        let status = unsafe { (self.context.driver().cuGraphLaunch)(self.handle, stream.handle()) };
+        let status = unsafe { (self.context.driver().cuGraphLaunch)(self.handle, stream.handle) };
         self.context.check("cuGraphLaunch", status)
     }
 }

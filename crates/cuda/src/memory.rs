@@ -105,7 +105,7 @@ impl<'a> DeviceSpan<'a> {
                 self.pointer,
                 source.as_ptr().cast::<c_void>(),
                 source.len(),
-                stream.handle(),
+                stream.handle,
             )
         };
         self.context.check("cuMemcpyHtoDAsync", status)
@@ -124,7 +124,7 @@ impl<'a> DeviceSpan<'a> {
                 target.as_mut_ptr().cast::<c_void>(),
                 self.pointer,
                 target.len(),
-                stream.handle(),
+                stream.handle,
             )
         };
         self.context.check("cuMemcpyDtoHAsync", status)
@@ -140,7 +140,7 @@ impl<'a> DeviceSpan<'a> {
                 target.as_mut_ptr().cast::<c_void>(),
                 self.pointer,
                 target.len(),
-                stream.handle(),
+                stream.handle,
             )
         };
         // Waited for in any case: a copy may be under way into `target`.
@@ -153,9 +153,8 @@ impl<'a> DeviceSpan<'a> {
     pub fn fill(&self, byte: u8, stream: &Stream) -> Result<(), CudaError> {
         self.context.enter()?;
         // SAFETY: the span lies within its memory.
-        let status = unsafe {
-            (self.context.driver().cuMemsetD8Async)(self.pointer, byte, self.bytes, stream.handle())
-        };
+        let status =
+            unsafe { (self.context.driver().cuMemsetD8Async)(self.pointer, byte, self.bytes, stream.handle) };
         self.context.check("cuMemsetD8Async", status)
     }
 
@@ -172,7 +171,7 @@ impl<'a> DeviceSpan<'a> {
                 self.pointer,
                 source.pointer,
                 self.bytes,
-                stream.handle(),
+                stream.handle,
             )
         };
         self.context.check("cuMemcpyDtoDAsync", status)
@@ -202,7 +201,7 @@ pub(crate) unsafe fn fill(
 ) -> Result<(), CudaError> {
     context.enter()?;
     // SAFETY: the caller's promise.
-    let status = unsafe { (context.driver().cuMemsetD8Async)(place.0, byte, bytes, stream.handle()) };
+    let status = unsafe { (context.driver().cuMemsetD8Async)(place.0, byte, bytes, stream.handle) };
     context.check("cuMemsetD8Async", status)
 }
 

@@ -1,6 +1,5 @@
 //! Compiled kernels on a card, and their launch.
 
-use crate::compiler::Arch;
 use crate::context::Context;
 use crate::error::CudaError;
 use crate::ffi::driver::{self as ffi, CuFunction, CuLaunchAttribute, CuLaunchConfig, CuModule};
@@ -95,7 +94,7 @@ pub struct Launch {
     pub shared_bytes: u32,
     /// Blocks of a cluster along x, y, z; all ones without clusters.
     pub cluster: [u32; 3],
-    /// Whether the kernel may start before one of our own before it has ended: it waits itself (`await_previous` of the prelude).
+    /// Whether the kernel may start before the one before it has ended, and waits itself (`griddepcontrol`).
     pub overlaps_previous: bool,
 }
 
@@ -109,11 +108,6 @@ impl Launch {
             cluster: [1; 3],
             overlaps_previous: false,
         }
-    }
-
-    /// The same for a kernel that begins with `await_previous`, where the architecture has that.
-    pub fn overlapping(self, arch: Arch) -> Launch {
-        Launch { overlaps_previous: arch >= Arch::SM90, ..self }
     }
 
     /// The same with dynamic shared memory.
@@ -164,7 +158,6 @@ impl Function {
     ) -> Result<(), CudaError> {
         let context = self.context();
         context.enter()?;
-        let (queue, after_kernel) = stream.handle_for_kernel();
         let mut attributes = [CuLaunchAttribute { id: 0, pad: 0, value: [0; 16] }; 2];
         let mut count = 0;
         if launch.cluster != [1; 3] {
@@ -172,7 +165,7 @@ impl Function {
             attributes[count].value[..3].copy_from_slice(&launch.cluster);
             count += 1;
         }
-        if launch.overlaps_previous && after_kernel {
+        if launch.overlaps_previous {
             attributes[count].id = ffi::LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION;
             attributes[count].value[0] = 1;
             count += 1;
@@ -181,7 +174,7 @@ impl Function {
             grid: launch.grid,
             block: launch.block,
             shared_bytes: launch.shared_bytes,
-            stream: queue,
+            stream: stream.handle,
             attributes: attributes.as_ptr(),
             attribute_count: count as u32,
         };

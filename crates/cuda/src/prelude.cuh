@@ -26,14 +26,6 @@ template <> __device__ __forceinline__ bf16 narrow<bf16>(float x) {
     return y;
 }
 
-// What a kernel begins with whose launch may overlap the one before it (`Launch::overlapping`): waits until that has ended, with all it wrote
-// to be seen, and lets the next launch begin. In this order: so whoever begins early finds all but the kernel right before it ended.
-__device__ __forceinline__ void await_previous() {
-#if __CUDA_ARCH__ >= 900
-    asm volatile("griddepcontrol.wait;\n\tgriddepcontrol.launch_dependents;" ::: "memory");
-#endif
-}
-
 // N elements that are read and written at once.
 template <class T, int N> struct alignas(sizeof(T) * N) Vec {
     T v[N];

@@ -6,14 +6,11 @@ use crate::ffi::driver::{
     CU_EVENT_DISABLE_TIMING, CU_EVENT_RECORD_EXTERNAL, CU_STREAM_NON_BLOCKING, CUDA_ERROR_NOT_READY, CuEvent,
     CuStream,
 };
-use std::sync::atomic::{AtomicBool, Ordering};
 
 /// A queue of work on a card: what is put in runs in order.
 pub struct Stream {
     pub(crate) context: Context,
-    handle: CuStream,
-    /// Whether what was put in last is a kernel of our own.
-    after_kernel: AtomicBool,
+    pub(crate) handle: CuStream,
 }
 
 // SAFETY: a stream may be used from any thread; each call makes the context current first, and the driver locks the queue.
@@ -29,7 +26,7 @@ impl Stream {
         // SAFETY: writes one pointer.
         let status = unsafe { (context.driver().cuStreamCreate)(&mut handle, CU_STREAM_NON_BLOCKING) };
         context.check("cuStreamCreate", status)?;
-        Ok(Stream { context: context.clone(), handle, after_kernel: AtomicBool::new(false) })
+        Ok(Stream { context: context.clone(), handle })
     }
 
     /// The card that it runs on.
@@ -39,18 +36,7 @@ impl Stream {
 
     /// The driver's handle, for libraries that take one.
     pub fn raw(&self) -> *mut std::ffi::c_void {
-        self.handle()
-    }
-
-    /// The same, to put in anything but a kernel of our own.
-    pub(crate) fn handle(&self) -> CuStream {
-        self.after_kernel.store(false, Ordering::Relaxed);
         self.handle
-    }
-
-    /// The same, to put in a kernel of our own; and whether one is what was put in before, so that this one may begin beside its end.
-    pub(crate) fn handle_for_kernel(&self) -> (CuStream, bool) {
-        (self.handle, self.after_kernel.swap(true, Ordering::Relaxed))
     }
 
     /// Waits until everything put in so far has run.
@@ -118,7 +104,7 @@ impl Event {
     pub fn record(&self, stream: &Stream) -> Result<(), CudaError> {
         self.context.enter()?;
         // SAFETY: both live here.
-        let status = unsafe { (self.context.driver().cuEventRecord)(self.handle, stream.handle()) };
+        let status = unsafe { (self.context.driver().cuEventRecord)(self.handle, stream.handle) };
         self.context.check("cuEventRecord", status)
     }
 
@@ -127,9 +113,8 @@ impl Event {
         self.context.enter()?;
         let driver = self.context.driver();
         // SAFETY: both live here.
-        let status = unsafe {
-            (driver.cuEventRecordWithFlags)(self.handle, stream.handle(), CU_EVENT_RECORD_EXTERNAL)
-        };
+        let status =
+            unsafe { (driver.cuEventRecordWithFlags)(self.handle, stream.handle, CU_EVENT_RECORD_EXTERNAL) };
         self.context.check("cuEventRecordWithFlags", status)
     }
 

@@ -170,7 +170,7 @@ impl Matmul {
                 algo,
                 workspace.0 as *mut c_void,
                 Gemm::WORKSPACE_BYTES,
-                stream.handle(),
+                stream.handle,
             )
         };
         self.blas.check("cublasLtMatmul", status)

@@ -100,8 +100,7 @@ impl CudaKernel for CachedAttention {
             gpu.function(&SOURCE, &defines, &format!("cached_attention{part}_{}", suffix(qkv.ty)))
         };
         let grid = [arguments.splits as u32, groups as u32, tokens as u32];
-        let arch = gpu.info().arch;
-        let launch = Launch { grid, ..Launch::row(1, 32 * WARPS) }.overlapping(arch);
+        let launch = Launch { grid, ..Launch::row(1, 32 * WARPS) };
         let attend = function("")?;
         let attend = Work::new(move |stream| {
             // The counts live as long as the work.
@@ -114,9 +113,9 @@ impl CudaKernel for CachedAttention {
         if tokens == sequences {
             return Ok(attend);
         }
-        let fill = Launch::row(tokens.max(1) as u32, 128).overlapping(arch);
         // SAFETY: the same; this one writes rows of the caches within their capacity.
-        let fill = unsafe { Work::launch(function("_fill")?, fill, arguments) };
+        let fill =
+            unsafe { Work::launch(function("_fill")?, Launch::row(tokens.max(1) as u32, 128), arguments) };
         Ok(Work::all(vec![fill, attend]))
     }
 }

@@ -31,7 +31,6 @@ struct Arguments {
 
 // A block a token: its keys and values go to its position, unless a later token of the sequence has the same.
 template <class T> __device__ __forceinline__ void fill(const Arguments& at) {
-    await_previous();
     int token = blockIdx.x, position = at.positions[token];
     int sequence = token / at.tokens_a_sequence, end = (sequence + 1) * at.tokens_a_sequence;
     int is_later = 0;
@@ -190,7 +189,6 @@ template <class T> __device__ __forceinline__ void attend(const Arguments& at) {
     __shared__ float sums[WARPS][HEADS][HEAD_DIM + 2];
     __shared__ float weights[HEADS][MOST_SPLITS];
     __shared__ bool is_last;
-    await_previous();
     int part = blockIdx.x, head = blockIdx.y * HEADS, token = blockIdx.z;
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     int position = at.positions[token], rows = min(position, at.capacity - 1) + 1;

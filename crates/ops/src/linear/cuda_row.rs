@@ -51,10 +51,9 @@ pub(super) fn ready(gpu: &Gpu, operands: &Operands<'_>) -> Result<Work, CudaErro
     };
     let function = gpu.function(&SOURCE, &[], &format!("linear_row_{path}_{}", suffix(w.ty)))?;
     let blocks = n.div_ceil(WARPS / split * ROWS).max(1);
-    let launch = Launch::row(blocks as u32, 32 * WARPS as u32).overlapping(gpu.info().arch);
     // SAFETY: the kernel takes one `Row`; w is [n, k], x has k elements, y and a bias have n, all of the type that the name says, and
     // the rows of w are aligned to whole pieces where the path is that.
-    Ok(unsafe { Work::launch(function, launch, arguments) })
+    Ok(unsafe { Work::launch(function, Launch::row(blocks as u32, 32 * WARPS as u32), arguments) })
 }
 
 #[cfg(test)]

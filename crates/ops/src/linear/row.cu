@@ -18,15 +18,6 @@ struct Row {
 
 constexpr int WARPS = 8, ROWS = 2, AT_ONCE = 4;
 
-// Asks for a row's share of this warp, so that it is on its way while the kernel before this one ends. Nothing is read: whatever that
-// kernel writes is seen.
-template <class T> __device__ __forceinline__ void ask_for(const T* row, u32 k, u32 first, u32 stride) {
-#if __CUDA_ARCH__ >= 900
-    constexpr u32 LINE = 128 / sizeof(T);
-    for (u32 c = first * LINE; c < k; c += stride * LINE) asm volatile("prefetch.global.L2 [%0];" ::"l"(row + c));
-#endif
-}
-
 // N numbers as they are read: 16 bytes that are used once, or one number.
 template <class T, int N> struct Piece {
     uint4 raw;
@@ -53,13 +44,6 @@ template <class T, int N> __device__ __forceinline__ void linear_row(const Row& 
     // Read beside the weights, and not after them.
     u32 written = blockIdx.x * block_rows + threadIdx.x;
     bool writes = threadIdx.x < block_rows && written < at.n;
-    if (row < at.n) {
-        for (int r = 0; r < ROWS; r++) {
-            const T* w = (const T*)at.w + (u64)min(row + r, at.n - 1) * at.k;
-            ask_for(w, at.k, warp % at.split * 32 + lane, 32 * at.split);
-        }
-    }
-    await_previous();
     float bias = at.bias && writes ? widen(((const T*)at.bias)[written]) : 0.0f;
     float sum[ROWS] = {};
     if (row < at.n) {

@@ -123,10 +123,9 @@ fn rotation(
 ) -> Result<Work, CudaError> {
     let arguments = Rope { heads, x: y, y, rstd: DevicePtr(0), eps: 0.0, direction };
     let function = cut.function(gpu, &format!("rope_{}", suffix(ty)))?;
-    let launch = cut.launch(heads.tokens as usize).overlapping(gpu.info().arch);
     // SAFETY: the kernel takes one `Rope`. y is [tokens, all * head_dim] of the type that the name says, there is a position for each
     // token, and the table is [table_rows, head_dim]; rows beyond are not read. The cut covers every rotated head once.
-    Ok(unsafe { Work::launch(function, launch, arguments) })
+    Ok(unsafe { Work::launch(function, cut.launch(heads.tokens as usize), arguments) })
 }
 
 impl CudaKernel for QkNormRope {
@@ -150,9 +149,8 @@ impl CudaKernel for QkNormRope {
             direction: 1.0,
         };
         let function = cut.function(gpu, &format!("qk_norm_rope_{}", suffix(ty)))?;
-        let launch = cut.launch(inputs[1].ty.numel()).overlapping(gpu.info().arch);
         // SAFETY: as for the rotation, for x and y and all heads; the weights have head_dim elements, and rstd is f32 [tokens, rotated].
-        Ok(unsafe { Work::launch(function, launch, arguments) })
+        Ok(unsafe { Work::launch(function, cut.launch(inputs[1].ty.numel()), arguments) })
     }
 }
 

@@ -87,7 +87,6 @@ template <int N> __device__ __forceinline__ void rotate(float* a, float* b, cons
 // In place: values are not touched.
 template <class T> __device__ __forceinline__ void rope(const Rope& at) {
     constexpr int N = WIDE<T>;
-    await_previous();
     u64 token = blockIdx.x;
     u32 head = head_of_group(), half = at.heads.head_dim / 2;
     if (token >= at.heads.tokens || head >= at.heads.rotated) return;
@@ -109,7 +108,6 @@ template <class T> __device__ __forceinline__ void rope(const Rope& at) {
 // With the norm: values are copied.
 template <class T> __device__ __forceinline__ void norm_rope(const Rope& at) {
     constexpr int N = WIDE<T>;
-    await_previous();
     u64 token = blockIdx.x;
     u32 head = head_of_group(), half = at.heads.head_dim / 2;
     // All lanes take part in the sum.

@@ -76,10 +76,9 @@ fn norm(
         width: width as u32,
         eps,
     };
-    let launch = Launch::row(rows.max(1) as u32, threads).overlapping(gpu.info().arch);
     // SAFETY: the kernel takes one `Norm`. x, what is added, the sum and y are [rows, width] of the type that the name says, w has width
     // elements and rstd rows of f32; a block stays within its row. Rows of whole vectors are aligned, and KEPT vectors a thread hold one.
-    Ok(unsafe { Work::launch(function, launch, arguments) })
+    Ok(unsafe { Work::launch(function, Launch::row(rows.max(1) as u32, threads), arguments) })
 }
 
 #[derive(Clone, Copy)]

@@ -28,7 +28,6 @@ template <class T> __device__ __forceinline__ void fetch_weights(const Floats& w
 
 template <class T, bool ADD> __device__ __forceinline__ void norm_kept(const Norm& at) {
     __shared__ float space[32];
-    await_previous();
     u64 row = blockIdx.x;
     if (row >= at.rows) return;
     u32 vectors = at.width / LANES<T>;
@@ -91,7 +90,6 @@ template <class T, bool ADD> __device__ __forceinline__ void norm_kept(const Nor
 // Rows of any width.
 template <class T, bool ADD> __device__ __forceinline__ void norm_any(const Norm& at) {
     __shared__ float space[32];
-    await_previous();
     u64 row = blockIdx.x;
     if (row >= at.rows) return;
     u64 first = row * at.width;

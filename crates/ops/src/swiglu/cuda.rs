@@ -25,8 +25,7 @@ fn kernel(gpu: &Gpu, name: &str, y: TensorType) -> Result<(Function, Launch), Cu
     let (path, n) = if width % lanes(y) == 0 { ("vector", lanes(y)) } else { ("any", 1) };
     let threads = warps_of(width.div_ceil(n), ELEMENTWISE_THREADS as usize);
     let function = gpu.function(&SOURCE, &[], &format!("{name}_{path}_{}", suffix(y)))?;
-    let launch = plane([rows, width.div_ceil(n * threads as usize)], [threads, 1]);
-    Ok((function, launch.overlapping(gpu.info().arch)))
+    Ok((function, plane([rows, width.div_ceil(n * threads as usize)], [threads, 1])))
 }
 
 impl CudaKernel for Swiglu {

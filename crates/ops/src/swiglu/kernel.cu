@@ -21,7 +21,6 @@ struct SwigluGrad {
 __device__ __forceinline__ float sigmoid(float x) { return __fdividef(1.0f, 1.0f + __expf(-x)); }
 
 template <class T, int N> __device__ __forceinline__ void forward(const Swiglu& at) {
-    await_previous();
     u64 row = blockIdx.x;
     u32 column = (blockIdx.y * blockDim.x + threadIdx.x) * N;
     if (row >= at.rows || column >= at.width) return;
@@ -35,7 +34,6 @@ template <class T, int N> __device__ __forceinline__ void forward(const Swiglu& 
 }
 
 template <class T, int N, bool REMAKE> __device__ __forceinline__ void backward(const SwigluGrad& at) {
-    await_previous();
     u64 row = blockIdx.x;
     u32 column = (blockIdx.y * blockDim.x + threadIdx.x) * N;
     if (row >= at.rows || column >= at.width) return;

@@ -11,6 +11,7 @@ use crate::ffi::open::{cublaslt, cudnn, driver_library};
 use crate::module::{Function, Module};
 use crate::sdpa::{Direction, Sdpa};
 use crate::source::KernelSource;
+use crate::timing;
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Instant;
@@ -145,6 +146,7 @@ impl Gpu {
         let module = cell.get_or_init(|| {
             let text = source.full_text();
             let cubin = self.cache.compile(self.compiler, source.name, &text, self.info.arch, &options)?;
+            let _untimed = timing::untimed();
             Module::load(&self.context, &cubin)
         });
         module.as_ref().map_err(Clone::clone)?.function(name)

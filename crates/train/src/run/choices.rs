@@ -37,7 +37,10 @@ fn recorded(folder: &RunFolder) -> Result<BTreeMap<String, String>, RunError> {
         read => read.map_err(RunError::io(&path, "read"))?,
     };
     Ok(serde_json::from_slice(&bytes).unwrap_or_else(|error| {
-        tracing::warn!("{}: damaged ({error}); kernels are chosen anew, and the run goes on to slightly other numbers", path.display());
+        tracing::warn!(
+            "{}: damaged ({error}); kernels are chosen anew, and the run goes on to slightly other numbers",
+            path.display()
+        );
         BTreeMap::new()
     }))
 }

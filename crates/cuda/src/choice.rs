@@ -50,28 +50,30 @@ impl Gpu {
         if let [only] = candidates {
             return (only.make)();
         }
-        let preferred = std::env::var("XTRAIN_PREFER").unwrap_or_default();
-        for name in preferred.split(',') {
-            let candidate = candidates.iter().find(|c| c.name == name.trim());
-            if let Some(work) = candidate.map(|c| (c.make)()).transpose()?.flatten() {
-                return Ok(Some(work));
-            }
-        }
-        let names: Vec<&str> = candidates.iter().map(|c| c.name).collect();
-        let info = self.info();
-        let key =
-            format!("{} with {} multiprocessors: {what}, of {names:?}", info.name, info.multiprocessors);
         let make = |name: &str| match candidates.iter().find(|c| c.name == name) {
             Some(candidate) => (candidate.make)(),
             None => Ok(None),
         };
+        let key = self.key(what, candidates);
+        let preferred = std::env::var("XTRAIN_PREFER").unwrap_or_default();
+        for name in preferred.split(',').map(str::trim) {
+            if let Some(work) = make(name)? {
+                self.lock_choices().insert(key, name.to_owned());
+                return Ok(Some(work));
+            }
+        }
         if let Some(work) = self.chosen(&key).map(|name| make(&name)).transpose()?.flatten() {
             return Ok(Some(work));
         }
         let mut works = Vec::new();
         for candidate in candidates {
-            works.extend((candidate.make)()?.map(|work| (candidate.name, work)));
+            let Some(work) = (candidate.make)()? else { continue };
+            match timing::runs(self.context(), |stream| work.put(stream))? {
+                None => works.push((candidate.name, work)),
+                Some(why) => tracing::debug!("{what}: {} is refused: {why}", candidate.name),
+            }
         }
+        let names: Vec<&str> = works.iter().map(|(name, _)| *name).collect();
         let timed = timing::fastest(self.context(), &works, |(_, work), stream| work.put(stream))?;
         let Some((index, seconds)) = timed else { return Ok(None) };
         let (name, work) = works.swap_remove(index);
@@ -81,17 +83,28 @@ impl Gpu {
         Ok(Some(make(&name)?.unwrap_or(work)))
     }
 
+    /// All that a choice depends on; kernels of our own are those of a version.
+    fn key(&self, what: &str, candidates: &[Candidate<'_>]) -> String {
+        let (info, version) = (self.info(), env!("CARGO_PKG_VERSION"));
+        let names: Vec<&str> = candidates.iter().map(|c| c.name).collect();
+        let cudnn = self.dnn_version().map_or("no cuDNN".into(), |version| format!("cuDNN {version}"));
+        format!(
+            "{} with {} multiprocessors, {cudnn}, xtrain {version}: {what}, of {names:?}",
+            info.name, info.multiprocessors
+        )
+    }
+
     /// What was chosen before, in this process or an earlier one.
     fn chosen(&self, key: &str) -> Option<String> {
-        let mut choices = self.lock_choices();
-        if let Some(name) = choices.get(key) {
+        if let Some(name) = self.lock_choices().get(key) {
             return Some(name.clone());
         }
         let name = decode(&self.cache().kept(key, EXTENSION)?, key)?.to_owned();
-        choices.insert(key.to_owned(), name.clone());
+        self.lock_choices().insert(key.to_owned(), name.clone());
         Some(name)
     }
 
+    /// `names` are the ways that run here.
     fn keep_choice(&self, key: &str, name: &str, names: &[&str]) -> String {
         let usable = |held: &[u8]| decode(held, key).is_some_and(|name| names.contains(&name));
         let kept = self.cache().keep(key, EXTENSION, encode(name, key).as_bytes(), usable);

@@ -106,8 +106,18 @@ impl Gpu {
 
     /// cuBLASLt on this card.
     pub(crate) fn blas(&self) -> Result<&Arc<Blas>, CudaError> {
-        let opened = self.blas.get_or_init(|| Blas::open(&self.context).map(Arc::new));
+        let opened = self.blas.get_or_init(|| {
+            let _untimed = timing::untimed();
+            Blas::open(&self.context).map(Arc::new)
+        });
         opened.as_ref().map_err(Clone::clone)
+    }
+
+    /// cuDNN's version, where it is found.
+    pub(crate) fn dnn_version(&self) -> Option<usize> {
+        let opened = cudnn().ok()?;
+        // SAFETY: takes nothing and returns a number.
+        Some(unsafe { (opened.table.cudnnGetVersion)() })
     }
 
     /// cuDNN's plan for attention of these sizes, as `plan` makes it the first time: a model's layers share it.
@@ -122,7 +132,10 @@ impl Gpu {
         let cell = all.entry((sizes, direction)).or_default().clone();
         drop(all);
         let planned = cell.get_or_init(|| {
-            let dnn = self.dnns[direction as usize].get_or_init(|| Dnn::open(&self.context).map(Arc::new));
+            let dnn = self.dnns[direction as usize].get_or_init(|| {
+                let _untimed = timing::untimed();
+                Dnn::open(&self.context).map(Arc::new)
+            });
             let dnn = dnn.as_ref().map_err(Clone::clone)?;
             plan(GraphBuilder::new(dnn)).map(Arc::new)
         });
@@ -146,7 +159,6 @@ impl Gpu {
         let module = cell.get_or_init(|| {
             let text = source.full_text();
             let cubin = self.cache.compile(self.compiler, source.name, &text, self.info.arch, &options)?;
-            let _untimed = timing::untimed();
             Module::load(&self.context, &cubin)
         });
         module.as_ref().map_err(Clone::clone)?.function(name)

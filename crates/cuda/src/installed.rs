@@ -36,7 +36,7 @@ impl Installed {
                 let opened = cublaslt()?;
                 // SAFETY: returns a number.
                 let version = unsafe { (opened.table.cublasLtGetVersion)() };
-                (opened.path.as_path(), dotted(version, 10_000))
+                (opened.path.as_path(), dotted(version))
             }
             Library::Cudnn => {
                 let opened = cudnn()?;
@@ -44,7 +44,7 @@ impl Installed {
                 let version = unsafe { (opened.table.cudnnGetVersion)() };
                 // SAFETY: returns a number.
                 let toolkit = unsafe { (opened.table.cudnnGetCudartVersion)() };
-                let of = format!("{}, made for CUDA {}", dotted(version, 10_000), cuda(toolkit));
+                let of = format!("{}, made for CUDA {}", dotted(version), cuda(toolkit));
                 (opened.path.as_path(), of)
             }
             Library::Nccl => return Ok(None),
@@ -66,9 +66,9 @@ fn cuda(version: usize) -> String {
     format!("{}.{}", version / 1000, version % 1000 / 10)
 }
 
-/// 130102 is 13.1.2, where a major release has `major` numbers.
-fn dotted(version: usize, major: usize) -> String {
-    format!("{}.{}.{}", version / major, version % major / 100, version % 100)
+/// 130102 is 13.1.2.
+fn dotted(version: usize) -> String {
+    format!("{}.{}.{}", version / 10_000, version % 10_000 / 100, version % 100)
 }
 
 #[cfg(test)]
@@ -79,7 +79,7 @@ mod tests {
     fn versions_are_told_as_people_write_them() {
         assert_eq!(driver(13_000, Path::new("/lib/libcuda.so.580.95.05")), "CUDA 13.0 (driver 580.95.05)");
         assert_eq!(driver(12_080, Path::new("/lib/libcuda.so.1")), "CUDA 12.8");
-        assert_eq!(dotted(130_102, 10_000), "13.1.2");
-        assert_eq!(dotted(91_900, 10_000), "9.19.0");
+        assert_eq!(dotted(130_102), "13.1.2");
+        assert_eq!(dotted(91_900), "9.19.0");
     }
 }

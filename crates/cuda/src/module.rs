@@ -4,6 +4,7 @@ use crate::context::Context;
 use crate::error::CudaError;
 use crate::ffi::driver::{self as ffi, CuFunction, CuLaunchAttribute, CuLaunchConfig, CuModule};
 use crate::stream::Stream;
+use crate::timing;
 use std::ffi::{CString, c_int, c_void};
 use std::sync::Arc;
 
@@ -26,6 +27,7 @@ unsafe impl Sync for Inner {}
 impl Module {
     /// Loads a cubin.
     pub fn load(context: &Context, cubin: &[u8]) -> Result<Module, CudaError> {
+        let _untimed = timing::untimed();
         context.enter()?;
         let mut handle = std::ptr::null_mut();
         // SAFETY: an ELF image carries its own length; it comes from the compiler, whole (the cache checks it), and is copied.
@@ -41,11 +43,16 @@ impl Module {
         let unfit =
             || CudaError::Library { call: "cuModuleGetFunction", text: format!("no kernel {name:?}") };
         let symbol = CString::new(name).map_err(|_| unfit())?;
+        // The driver loads a kernel when it is first asked for, which may wait for all streams of the card.
+        let _untimed = timing::untimed();
         context.enter()?;
         let mut handle = std::ptr::null_mut();
         // SAFETY: writes one pointer; the name ends with a zero.
         let status = unsafe { (context.driver().cuModuleGetFunction)(&mut handle, *module, symbol.as_ptr()) };
-        context.check("cuModuleGetFunction", status).map_err(|_| unfit())?;
+        if status == ffi::CUDA_ERROR_NOT_FOUND {
+            return Err(unfit());
+        }
+        context.check("cuModuleGetFunction", status)?;
         Ok(Function { module: self.clone(), handle })
     }
 }
@@ -94,20 +101,12 @@ pub struct Launch {
     pub shared_bytes: u32,
     /// Blocks of a cluster along x, y, z; all ones without clusters.
     pub cluster: [u32; 3],
-    /// Whether the kernel may start before the one before it has ended, and waits itself (`griddepcontrol`).
-    pub overlaps_previous: bool,
 }
 
 impl Launch {
     /// A row of `blocks` blocks of `threads` threads.
     pub fn row(blocks: u32, threads: u32) -> Launch {
-        Launch {
-            grid: [blocks, 1, 1],
-            block: [threads, 1, 1],
-            shared_bytes: 0,
-            cluster: [1; 3],
-            overlaps_previous: false,
-        }
+        Launch { grid: [blocks, 1, 1], block: [threads, 1, 1], shared_bytes: 0, cluster: [1; 3] }
     }
 
     /// The same with dynamic shared memory.
@@ -158,25 +157,16 @@ impl Function {
     ) -> Result<(), CudaError> {
         let context = self.context();
         context.enter()?;
-        let mut attributes = [CuLaunchAttribute { id: 0, pad: 0, value: [0; 16] }; 2];
-        let mut count = 0;
-        if launch.cluster != [1; 3] {
-            attributes[count].id = ffi::LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION;
-            attributes[count].value[..3].copy_from_slice(&launch.cluster);
-            count += 1;
-        }
-        if launch.overlaps_previous {
-            attributes[count].id = ffi::LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION;
-            attributes[count].value[0] = 1;
-            count += 1;
-        }
+        let mut cluster =
+            CuLaunchAttribute { id: ffi::LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION, pad: 0, value: [0; 16] };
+        cluster.value[..3].copy_from_slice(&launch.cluster);
         let config = CuLaunchConfig {
             grid: launch.grid,
             block: launch.block,
             shared_bytes: launch.shared_bytes,
             stream: stream.handle,
-            attributes: attributes.as_ptr(),
-            attribute_count: count as u32,
+            attributes: &cluster,
+            attribute_count: u32::from(launch.cluster != [1; 3]),
         };
         let mut pointers = [std::ptr::from_ref(arguments).cast_mut().cast::<c_void>()];
         // SAFETY: the driver copies the one argument before it returns; its layout and what it points to are the caller's promise.

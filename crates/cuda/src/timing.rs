@@ -29,6 +29,21 @@ const MOST_REPEATS: f64 = 32.0;
 /// What is no slower than the fastest by more than this is as fast: the order of the candidates decides.
 const AS_FAST: f64 = 1.01;
 
+/// Runs something once, alone: nothing where it runs, else why it is refused.
+///
+/// # Errors
+/// What goes wrong on the card itself, which is no refusal: nothing can be run there any more.
+pub(crate) fn runs(
+    context: &Context,
+    put: impl Fn(&Stream) -> Result<(), CudaError>,
+) -> Result<Option<CudaError>, CudaError> {
+    let stream = Stream::new(context)?;
+    let _alone = alone();
+    let put = put(&stream);
+    stream.synchronize()?;
+    Ok(put.err())
+}
+
 /// Which of `candidates` is the fastest, the first of those that are as fast as it, and the seconds it takes; `put` puts one into a stream.
 /// None where there are no candidates; one alone is not run. Nothing else is timed meanwhile.
 pub(crate) fn fastest<C>(

@@ -38,7 +38,9 @@ fn merge(program: &mut Program, index: usize) -> bool {
     let waits: Vec<bool> = later[..=offset]
         .iter()
         .map(|i| {
-            let waits = i.inputs.iter().any(|v| late.contains(v));
+            // What is added to is read.
+            let touches = i.inputs.iter().copied().chain(i.outputs.iter().map(|o| o.value));
+            let waits = touches.into_iter().any(|v| late.contains(&v));
             late.extend(i.outputs.iter().filter(|_| waits).map(|o| o.value));
             waits
         })

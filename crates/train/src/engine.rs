@@ -207,6 +207,7 @@ impl Target {
             Target::Cuda => 0,
         }
     }
+
     /// Bytes of its memory that a run takes beside its plan and the context that is there when free memory is asked for: the code of
     /// kernels, and what libraries and recorded graphs keep. A bound; measured were 20 MiB.
     pub fn library_bytes(self) -> u64 {

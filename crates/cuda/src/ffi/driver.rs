@@ -20,6 +20,7 @@ pub(crate) type CuMemHandle = c_ulonglong;
 pub(crate) const CUDA_SUCCESS: c_int = 0;
 pub(crate) const CUDA_ERROR_OUT_OF_MEMORY: c_int = 2;
 pub(crate) const CUDA_ERROR_NO_DEVICE: c_int = 100;
+pub(crate) const CUDA_ERROR_NOT_FOUND: c_int = 500;
 pub(crate) const CUDA_ERROR_NOT_READY: c_int = 600;
 
 pub(crate) const CU_STREAM_NON_BLOCKING: c_uint = 1;
@@ -52,7 +53,6 @@ pub(crate) const FUNC_MAX_DYNAMIC_SHARED_BYTES: c_int = 8;
 
 /// `CUlaunchAttributeID`.
 pub(crate) const LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION: c_uint = 4;
-pub(crate) const LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION: c_uint = 6;
 
 /// `CUmemLocation`.
 #[repr(C)]

@@ -9,7 +9,6 @@ use super::{Gemm, GemmChoice, GemmOperands};
 use crate::error::CudaError;
 use crate::ffi::cublaslt::LtAlgo;
 use crate::gpu::Gpu;
-use crate::stream::Stream;
 use crate::timing;
 use std::sync::PoisonError;
 
@@ -62,7 +61,7 @@ fn known_or_fastest(
     let kept = gpu.cache().kept(key, EXTENSION).and_then(|held| usable(&held));
     // Run once, which loads its kernel, here instead of in the first step.
     for algo in adopted.into_iter().chain(kept) {
-        if runs(gemm, matmul, &algo, &Stream::new(&matmul.blas().context)?)? {
+        if runs(gemm, matmul, &algo)? {
             return Ok((GemmChoice::Kept, Some(algo)));
         }
     }
@@ -122,28 +121,21 @@ fn decode(held: &[u8], key: &str) -> Option<LtAlgo> {
     (chosen_for == key.as_bytes()).then_some(algo)
 }
 
-/// Whether the library runs the product by this algorithm.
-///
-/// # Errors
-/// What goes wrong on the card itself, which is no refusal: nothing can be run there any more.
-fn runs(gemm: &Gemm, matmul: &Matmul, algo: &LtAlgo, stream: &Stream) -> Result<bool, CudaError> {
-    // Products that are made ready side by side share their workspace.
-    let _alone = timing::alone();
-    let put = matmul.put(algo, stream);
-    stream.synchronize()?;
-    if let Err(error) = &put {
-        tracing::debug!("{gemm}: an algorithm is refused: {error}");
+/// Whether the library runs the product by this algorithm. Alone: products that are made ready side by side share their workspace.
+fn runs(gemm: &Gemm, matmul: &Matmul, algo: &LtAlgo) -> Result<bool, CudaError> {
+    let refused = timing::runs(&matmul.blas().context, |stream| matmul.put(algo, stream))?;
+    if let Some(why) = &refused {
+        tracing::debug!("{gemm}: an algorithm is refused: {why}");
     }
-    Ok(put.is_ok())
+    Ok(refused.is_none())
 }
 
 /// The fastest of the library's proposals that run.
 fn fastest(gemm: &Gemm, matmul: &Matmul) -> Result<Option<LtAlgo>, CudaError> {
     let context = &matmul.blas().context;
-    let stream = Stream::new(context)?;
     let mut candidates = Vec::new();
     for algo in matmul.candidates()? {
-        if runs(gemm, matmul, &algo, &stream)? {
+        if runs(gemm, matmul, &algo)? {
             candidates.push(algo);
         }
     }

@@ -41,7 +41,7 @@ pub struct Attention {
     pub kv_heads: usize,
     /// e.
     pub head_dim: usize,
-    /// Whether gradients must be added in one order, so that every run gives the same bits: on a card the fastest backward does not.
+    /// Whether gradients must be added in one order, so that every run gives the same bits: on a card the fastest backward may not.
     pub deterministic: bool,
 }
 

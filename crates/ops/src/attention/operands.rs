@@ -1,4 +1,4 @@
-//! What the kernels of attention that are our own take: the structures of `kernel.cu` and `flash.cuh`.
+//! What the kernels of attention that are our own take: the structures of `kernel.cu` and `flash/common.cuh`.
 
 use super::Attention;
 use xtrain_cuda::{CudaTensor, DevicePtr, Operands};

@@ -21,7 +21,6 @@ constexpr int WARPS = 8, ROWS = 2, AT_ONCE = 4;
 // N numbers as they are read: 16 bytes that are used once, or one number.
 template <class T, int N> struct Piece {
     uint4 raw;
-    __device__ __forceinline__ void clear() { raw = make_uint4(0, 0, 0, 0); }
     __device__ __forceinline__ void read(const T* from) {
         // Volatile, so that it is not put off until the numbers are needed.
         asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
@@ -32,7 +31,6 @@ template <class T, int N> struct Piece {
 };
 template <class T> struct Piece<T, 1> {
     float number;
-    __device__ __forceinline__ void clear() { number = 0.0f; }
     __device__ __forceinline__ void read(const T* from) { number = widen(*from); }
     __device__ __forceinline__ void numbers(float* to) const { to[0] = number; }
 };
@@ -63,11 +61,11 @@ template <class T, int N> __device__ __forceinline__ void linear_row(const Row& 
 #pragma unroll
             for (int a = 0; a < AT_ONCE; a++) {
                 u32 p = first + a * stride;
+                if (p >= pieces) continue;
                 float of_x[N], of_w[N];
-                load<N>(x + min(p, pieces - 1) * N, of_x);
+                load<N>(x + p * N, of_x);
 #pragma unroll
                 for (int r = 0; r < ROWS; r++) {
-                    if (p >= pieces) piece[a][r].clear();
                     piece[a][r].numbers(of_w);
 #pragma unroll
                     for (int i = 0; i < N; i++) sum[r] += of_x[i] * of_w[i];

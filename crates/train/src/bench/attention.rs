@@ -1,7 +1,7 @@
 //! Attention, forward and backward, over whole sequences and within documents.
 //!
-//! The ops are run as a model's are, so what is measured is what they choose on the processor. Where an op learns to take an engine of
-//! its kernels by name, that name is to be one more field of [`AttentionShape`], handed on where [`forward`] makes the op.
+//! The ops are run as a model's are, so what is measured is what they choose on the processor; `XTRAIN_PREFER` names another way than the
+//! fastest ([`xtrain_cuda::Gpu::fastest`]).
 
 use super::trial::{Rates, Stand, TrialOptions, Trials, operand, traced};
 use crate::config::Parsed;

@@ -59,7 +59,7 @@ pub struct StepSpeed {
     pub of_product: f64,
     /// Bytes of the planned arena.
     pub planned_bytes: u64,
-    /// Bytes that the process took of the card, where there is one: the arena, the context, libraries.
+    /// Bytes that were taken of the card beside its context, where there is one: the arena, libraries, recorded graphs.
     pub card_bytes: Option<u64>,
     /// Seconds from opening the processor to the end of the first step.
     pub first_step_seconds: f64,

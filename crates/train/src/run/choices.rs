@@ -11,19 +11,23 @@ use xtrain_runtime::Engine;
 const FILE: &str = "choices.json";
 const MOST_BYTES: u64 = 16 << 20;
 
-/// Has `processor` compute as the run in `folder` did before. A file that is damaged is told and costs no more than new choices.
-pub(super) fn adopt(folder: &RunFolder, processor: &Processor) -> Result<(), RunError> {
-    processor.adopt(&recorded(folder)?);
-    Ok(())
+/// Has `processor` compute as the run in `folder` did before: what was recorded. A file that is damaged is told and costs no more than new
+/// choices.
+pub(super) fn adopt(folder: &RunFolder, processor: &Processor) -> Result<BTreeMap<String, String>, RunError> {
+    let recorded = recorded(folder)?;
+    processor.adopt(&recorded);
+    Ok(recorded)
 }
 
-/// Records what `engine` chose; a run on the CPU chooses nothing, and leaves what is there.
-pub(super) fn record(folder: &RunFolder, engine: &dyn Engine) -> Result<(), RunError> {
-    let chosen = engine.choices();
-    let mut all = recorded(folder)?;
-    let before = all.clone();
-    all.extend(chosen);
-    if all == before {
+/// Records what `engine` chose beside what was `recorded`; a run on the CPU chooses nothing, and leaves what is there.
+pub(super) fn record(
+    folder: &RunFolder,
+    recorded: BTreeMap<String, String>,
+    engine: &dyn Engine,
+) -> Result<(), RunError> {
+    let mut all = recorded.clone();
+    all.extend(engine.choices());
+    if all == recorded {
         return Ok(());
     }
     let text = serde_json::to_string_pretty(&all).map_err(|e| RunError::Refused(e.to_string()))?;
@@ -60,7 +64,7 @@ mod tests {
         run.write(FILE, "{\"attention\": ").expect("written");
         assert_eq!(recorded(&run).expect("none"), BTreeMap::new());
         let cpu = Processor::Cpu.engine(xtrain_runtime::Checks::default()).expect("an engine");
-        record(&run, cpu.as_ref()).expect("nothing to record");
+        record(&run, BTreeMap::new(), cpu.as_ref()).expect("nothing to record");
         assert_eq!(std::fs::read(run.path().join(FILE)).expect("left alone"), b"{\"attention\": ");
     }
 }

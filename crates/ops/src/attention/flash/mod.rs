@@ -140,6 +140,9 @@ impl Tiles {
     }
 }
 
+/// Blocks of a grid along y and z, at most.
+const MOST_BLOCKS: usize = 65_535;
+
 /// A kernel of these sources.
 struct Kernel {
     source: &'static KernelSource,
@@ -160,6 +163,7 @@ impl Attention {
         arguments: A,
     ) -> Result<Option<Work>, CudaError> {
         let mut tiles = Tiles::of(kernel.source, self.head_dim, self.seq_len);
+        tiles.retain(|&t| (kernel.grid)(self, t, sequences)[1..].iter().all(|&blocks| blocks <= MOST_BLOCKS));
         tiles.retain(|&t| (kernel.shared)(t) <= gpu.info().shared_bytes_per_block);
         if documents {
             // How long they are is not known here: what is worked on in vain at their edges grows with tiles, and small ones are nearly as fast.

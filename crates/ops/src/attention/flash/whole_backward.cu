@@ -1,5 +1,6 @@
 // The backward of causal attention on tensor cores over sequences of at most WHOLE tokens, where each key/value head has one query head: a
-// block has all of one head in shared memory (grid: heads, sequences), and its warps wait for each other once.
+// block has all of one head in shared memory (grid: heads, sequences), and its warps wait for each other twice: for the operands, and for
+// delta.
 //
 // Each warp has two parts of the queries, one from either end, which together see as many keys as every other two; then two parts of the
 // keys, likewise.

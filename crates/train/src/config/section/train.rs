@@ -63,7 +63,7 @@ section! {
         #[schemars(extend("x-aliases" = ["backend", "accelerator"]))]
         pub device: Device = Device::Auto,
         /// On a GPU, adds attention's gradients in one order, so that a run repeated or resumed gives the same bits; the fastest
-        /// backward does not. On the CPU every run is so.
+        /// backward may not. On the CPU every run is so.
         #[schemars(extend("x-aliases" = ["deterministic", "deterministic_attention", "use_deterministic_algorithms"]))]
         pub attention_deterministic: bool = false,
         /// CPU threads. 0 takes all.

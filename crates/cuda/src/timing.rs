@@ -20,10 +20,10 @@ pub(crate) fn alone() -> RwLockWriteGuard<'static, ()> {
 }
 
 /// Timed rounds, of which the median counts; one more goes before them.
-const ROUNDS: usize = 5;
+const ROUNDS: usize = 7;
 
 /// A timed run lasts this long at least, if need be by repeating the work.
-const RUN_SECONDS: f64 = 200e-6;
+const RUN_SECONDS: f64 = 400e-6;
 const MOST_REPEATS: f64 = 32.0;
 
 /// What is no slower than the fastest by more than this is as fast: the order of the candidates decides.

@@ -126,7 +126,9 @@ fn check(sample: &Sample, dtype: DType) -> Result<(), Failed> {
 
 fn main() {
     let arguments = Arguments::from_args();
-    let missing = match Gpu::open(0) {
+    // Kept to the end: its context is that of every test, and would else be made anew while some run.
+    let card = Gpu::open(0);
+    let missing = match &card {
         Ok(_) => None,
         Err(error @ (CudaError::Missing(_) | CudaError::NoDevice)) => Some(error),
         Err(error) => panic!("{error}"),
@@ -146,5 +148,7 @@ fn main() {
             }
         }
     }
-    libtest_mimic::run(&arguments, tests).exit();
+    let conclusion = libtest_mimic::run(&arguments, tests);
+    drop(card);
+    conclusion.exit();
 }

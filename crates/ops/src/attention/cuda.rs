@@ -2,7 +2,7 @@
 //! neither takes the operands, our own on the ordinary ones.
 #![allow(unsafe_code, reason = "it calls cuDNN")]
 
-use super::{Attention, AttentionGrad};
+use super::{Attention, AttentionGrad, flash};
 use xtrain_cuda::{Candidate, CudaError, CudaKernel, Gpu, Operands, Sdpa, Work};
 use xtrain_tensor::{DType, TensorType};
 
@@ -40,8 +40,8 @@ impl CudaKernel for Attention {
                 unsafe { sdpa.forward(gpu, qkv.place, o.place, lse.place, operands.workspace[0].place) };
             Ok(accepted("attention", &sdpa, work))
         };
-        let by_own = || self.flash_forward(gpu, operands);
-        let by_whole = || self.whole_forward(gpu, operands);
+        let by_own = || self.flash_forward(gpu, operands, flash::TILED_FORWARD);
+        let by_whole = || self.flash_forward(gpu, operands, flash::FORWARD_OF_WHOLE);
         let candidates = [
             Candidate::new("whole", &by_whole),
             Candidate::new("cuDNN", &by_cudnn),
@@ -82,8 +82,8 @@ impl CudaKernel for AttentionGrad {
             let work = unsafe { sdpa.backward(gpu, d_o, qkv, o, lse, dqkv, workspace) };
             Ok(accepted("attention's backward", &sdpa, work))
         };
-        let by_own = || self.0.flash_backward(gpu, operands);
-        let by_whole = || self.0.whole_backward(gpu, operands);
+        let by_own = || self.0.flash_backward(gpu, operands, flash::TILED_BACKWARD);
+        let by_whole = || self.0.flash_backward(gpu, operands, flash::BACKWARD_OF_WHOLE);
         let candidates = [
             Candidate::new("whole", &by_whole),
             Candidate::new("cuDNN", &by_cudnn),

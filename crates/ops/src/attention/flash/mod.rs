@@ -86,7 +86,7 @@ pub(super) const WHOLE_BACKWARD: KernelSource = KernelSource {
 
 /// How a block works.
 #[derive(Clone, Copy)]
-struct Tiles {
+pub(super) struct Tiles {
     head_dim: usize,
     warps: usize,
     strips: usize,
@@ -144,13 +144,66 @@ impl Tiles {
 const MOST_BLOCKS: usize = 65_535;
 
 /// A kernel of these sources.
-struct Kernel {
+pub(super) struct Kernel {
     source: &'static KernelSource,
     name: &'static str,
+    /// Whether several query heads may share a key/value head.
+    grouped: bool,
     /// Bytes of shared memory.
     shared: fn(Tiles) -> usize,
     grid: fn(&Attention, Tiles, sequences: usize) -> [usize; 3],
 }
+
+/// The forward in tiles.
+pub(super) const TILED_FORWARD: &[Kernel] = &[Kernel {
+    source: &FORWARD,
+    name: "flash_forward",
+    grouped: true,
+    shared: |t| t.bytes(t.owned() + 4 * t.tile),
+    grid: |op, t, sequences| [op.seq_len.div_ceil(t.owned()), op.heads, sequences],
+}];
+
+/// The forward of whole sequences.
+pub(super) const FORWARD_OF_WHOLE: &[Kernel] = &[Kernel {
+    source: &WHOLE_FORWARD,
+    name: "whole_forward",
+    grouped: true,
+    shared: |t| t.bytes(3 * t.whole),
+    grid: |op, _, sequences| [op.heads, sequences, 1],
+}];
+
+/// The backward in tiles.
+pub(super) const TILED_BACKWARD: &[Kernel] = &[
+    Kernel {
+        source: &QUERIES,
+        name: "flash_queries",
+        grouped: true,
+        shared: |t| t.bytes(2 * t.owned() + 4 * t.tile),
+        grid: |op, t, sequences| [op.seq_len.div_ceil(t.owned()), op.heads, sequences],
+    },
+    Kernel {
+        source: &KEYS,
+        name: "flash_keys",
+        grouped: true,
+        // Beside the tiles, three numbers for each query of two stages.
+        shared: |t| t.bytes(2 * t.owned() + 4 * t.tile) + 2 * 3 * 4 * t.tile,
+        // A block sums at most 128 columns.
+        grid: |op, t, sequences| {
+            let parts = if op.head_dim <= 128 { 1 } else { 2 };
+            [op.seq_len.div_ceil(t.owned()) * parts, op.kv_heads, sequences]
+        },
+    },
+];
+
+/// The backward of whole sequences.
+pub(super) const BACKWARD_OF_WHOLE: &[Kernel] = &[Kernel {
+    source: &WHOLE_BACKWARD,
+    name: "whole_backward",
+    grouped: false,
+    // Beside the tiles, three numbers for each query.
+    shared: |t| t.bytes(4 * t.whole + t.owned()) + 3 * 4 * t.whole,
+    grid: |op, _, sequences| [op.heads, sequences, 1],
+}];
 
 impl Attention {
     /// The work of a kernel with the fastest tiles on this card; none where no tiles fit into its shared memory.
@@ -185,124 +238,53 @@ impl Attention {
         gpu.fastest(&format!("{} of {self:?}, {sequences} sequences", kernel.name), &candidates)
     }
 
-    /// The sequences of these operands, where the kernels of this file take them.
-    fn sequences(&self, qkv: TensorType) -> Option<usize> {
-        let (tokens, _) = qkv.shape.rows_cols();
+    /// What `kernels` do one after the other, over `qkv`; none where they do not take these operands, or no tiles fit.
+    fn flash<A: Copy + Send + Sync + 'static>(
+        &self,
+        gpu: &Gpu,
+        kernels: &[Kernel],
+        qkv: TensorType,
+        documents: bool,
+        arguments: A,
+    ) -> Result<Option<Work>, CudaError> {
         let is_wide = self.head_dim.is_multiple_of(16) && (16..=256).contains(&self.head_dim);
-        (qkv.dtype == DType::BF16 && is_wide).then(|| tokens / self.seq_len)
+        if qkv.dtype != DType::BF16 || !is_wide {
+            return Ok(None);
+        }
+        let (tokens, _) = qkv.shape.rows_cols();
+        let mut works = Vec::new();
+        for kernel in kernels {
+            if !kernel.grouped && self.heads != self.kv_heads {
+                return Ok(None);
+            }
+            let sequences = tokens / self.seq_len;
+            match self.with_fastest_tiles(gpu, kernel, sequences, documents, arguments)? {
+                Some(work) => works.push(work),
+                None => return Ok(None),
+            }
+        }
+        Ok(Some(Work::all(works)))
     }
 
-    /// The forward in tiles, where they fit.
+    /// The forward by `kernels`, where they take it.
     pub(super) fn flash_forward(
         &self,
         gpu: &Gpu,
         operands: &Operands<'_>,
+        kernels: &[Kernel],
     ) -> Result<Option<Work>, CudaError> {
-        self.forward(
-            gpu,
-            operands,
-            &Kernel {
-                source: &FORWARD,
-                name: "flash_forward",
-                shared: |t| t.bytes(t.owned() + 4 * t.tile),
-                grid: |op, t, sequences| [op.seq_len.div_ceil(t.owned()), op.heads, sequences],
-            },
-        )
-    }
-
-    /// The forward of whole sequences, where they fit.
-    pub(super) fn whole_forward(
-        &self,
-        gpu: &Gpu,
-        operands: &Operands<'_>,
-    ) -> Result<Option<Work>, CudaError> {
-        self.forward(
-            gpu,
-            operands,
-            &Kernel {
-                source: &WHOLE_FORWARD,
-                name: "whole_forward",
-                shared: |t| t.bytes(3 * t.whole),
-                grid: |op, _, sequences| [op.heads, sequences, 1],
-            },
-        )
-    }
-
-    fn forward(
-        &self,
-        gpu: &Gpu,
-        operands: &Operands<'_>,
-        kernel: &Kernel,
-    ) -> Result<Option<Work>, CudaError> {
-        let Some(sequences) = self.sequences(operands.inputs[0].ty) else { return Ok(None) };
         let documents = operands.inputs.len() > 1;
-        self.with_fastest_tiles(gpu, kernel, sequences, documents, Forward::of(self, operands))
+        self.flash(gpu, kernels, operands.inputs[0].ty, documents, Forward::of(self, operands))
     }
 
-    /// The backward in tiles, where they fit; it works in a number for each query and head.
+    /// The backward by `kernels`, where they take it; it works in a number for each query and head.
     pub(super) fn flash_backward(
         &self,
         gpu: &Gpu,
         operands: &Operands<'_>,
+        kernels: &[Kernel],
     ) -> Result<Option<Work>, CudaError> {
-        let queries = self.backward(
-            gpu,
-            operands,
-            &Kernel {
-                source: &QUERIES,
-                name: "flash_queries",
-                shared: |t| t.bytes(2 * t.owned() + 4 * t.tile),
-                grid: |op, t, sequences| [op.seq_len.div_ceil(t.owned()), op.heads, sequences],
-            },
-        )?;
-        let keys = self.backward(
-            gpu,
-            operands,
-            &Kernel {
-                source: &KEYS,
-                name: "flash_keys",
-                // Beside the tiles, three numbers for each query of two stages.
-                shared: |t| t.bytes(2 * t.owned() + 4 * t.tile) + 2 * 3 * 4 * t.tile,
-                // A block sums at most 128 columns.
-                grid: |op, t, sequences| {
-                    let parts = if op.head_dim <= 128 { 1 } else { 2 };
-                    [op.seq_len.div_ceil(t.owned()) * parts, op.kv_heads, sequences]
-                },
-            },
-        )?;
-        Ok(queries.zip(keys).map(|(queries, keys)| Work::all(vec![queries, keys])))
-    }
-
-    /// The backward of whole sequences, where they fit and no key/value head has several query heads.
-    pub(super) fn whole_backward(
-        &self,
-        gpu: &Gpu,
-        operands: &Operands<'_>,
-    ) -> Result<Option<Work>, CudaError> {
-        if self.heads != self.kv_heads {
-            return Ok(None);
-        }
-        self.backward(
-            gpu,
-            operands,
-            &Kernel {
-                source: &WHOLE_BACKWARD,
-                name: "whole_backward",
-                // Beside the tiles, three numbers for each query.
-                shared: |t| t.bytes(4 * t.whole + t.owned()) + 3 * 4 * t.whole,
-                grid: |op, _, sequences| [op.heads, sequences, 1],
-            },
-        )
-    }
-
-    fn backward(
-        &self,
-        gpu: &Gpu,
-        operands: &Operands<'_>,
-        kernel: &Kernel,
-    ) -> Result<Option<Work>, CudaError> {
-        let Some(sequences) = self.sequences(operands.inputs[1].ty) else { return Ok(None) };
         let documents = operands.inputs.len() > 4;
-        self.with_fastest_tiles(gpu, kernel, sequences, documents, Backward::of(self, operands))
+        self.flash(gpu, kernels, operands.inputs[1].ty, documents, Backward::of(self, operands))
     }
 }

@@ -3,20 +3,50 @@
 use crate::context::Context;
 use crate::error::CudaError;
 use crate::stream::{Event, Stream};
-use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::cell::Cell;
+use std::sync::{LockResult, PoisonError, RwLock};
 
 /// Locked to write by what must run alone, and to read by what may run beside others: programs are made ready on many threads.
 static RUNNING: RwLock<()> = RwLock::new(());
 
-/// To be held by whoever runs something for the first time, so that nothing is timed beside it, and no graph recorded: what a library loads
-/// late waits for all streams of the card, and none that is recorded may be waited for.
-pub fn untimed() -> RwLockReadGuard<'static, ()> {
-    RUNNING.read().unwrap_or_else(PoisonError::into_inner)
+thread_local! {
+    /// Whether this thread holds [`RUNNING`]: who holds it has what it wants, and would wait for itself.
+    static HELD: Cell<bool> = const { Cell::new(false) };
 }
 
-/// To be held by whoever takes the time or records a graph. Not within [`untimed`], which would wait for itself.
-pub(crate) fn alone() -> RwLockWriteGuard<'static, ()> {
-    RUNNING.write().unwrap_or_else(PoisonError::into_inner)
+/// That [`RUNNING`] is held by this thread.
+struct Held<G> {
+    _guard: G,
+}
+
+impl<G> Held<G> {
+    /// None where this thread holds it already.
+    fn new(lock: impl FnOnce() -> LockResult<G>) -> Option<Held<G>> {
+        (!HELD.get()).then(|| {
+            let guard = lock().unwrap_or_else(PoisonError::into_inner);
+            HELD.set(true);
+            Held { _guard: guard }
+        })
+    }
+}
+
+impl<G> Drop for Held<G> {
+    fn drop(&mut self) {
+        HELD.set(false);
+    }
+}
+
+/// To be held by whoever runs something for the first time, so that nothing is timed beside it, and no graph recorded: what a library loads
+/// late waits for all streams of the card, and none that is recorded may be waited for.
+#[must_use]
+pub fn untimed() -> Option<impl Sized> {
+    Held::new(|| RUNNING.read())
+}
+
+/// To be held by whoever takes the time or records a graph; no more than [`untimed`] within that.
+#[must_use]
+pub(crate) fn alone() -> Option<impl Sized> {
+    Held::new(|| RUNNING.write())
 }
 
 /// Timed rounds, of which the median counts; one more goes before them.
@@ -95,6 +125,17 @@ fn median(mut times: Vec<f64>) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn who_holds_the_lock_does_not_wait_for_itself() {
+        let alone = alone();
+        assert!(alone.is_some() && untimed().is_none());
+        drop(alone);
+        let (outer, inner) = (untimed(), untimed());
+        assert!(outer.is_some() && inner.is_none());
+        drop((inner, outer));
+        assert!(untimed().is_some());
+    }
 
     #[test]
     fn the_median_is_the_middle_one() {

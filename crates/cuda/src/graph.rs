@@ -99,6 +99,7 @@ impl GraphExec {
 
 impl Drop for GraphExec {
     fn drop(&mut self) {
+        let _untimed = timing::untimed();
         if self.context.enter().is_ok() {
             // SAFETY: made by `instantiate`, destroyed once; the driver lets a run under way end.
             let status = unsafe { (self.context.driver().cuGraphExecDestroy)(self.handle) };

@@ -20,6 +20,7 @@ pub trait CudaKernel: Send + Sync {
 }
 
 /// What an op reads, writes and works in. An input that an output is computed over has that output's place.
+#[derive(Clone, Copy)]
 pub struct Operands<'a> {
     /// Its inputs.
     pub inputs: &'a [CudaTensor],

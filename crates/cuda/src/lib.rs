@@ -35,7 +35,7 @@ mod timing;
 mod trial;
 
 pub use cache::KernelCache;
-pub use choice::Candidate;
+pub use choice::{Candidate, Purpose};
 pub use compiler::{Arch, Compiled, Compiler};
 pub use context::Context;
 pub use device::{Device, DeviceInfo};

@@ -59,6 +59,7 @@ impl Module {
 
 impl Drop for Inner {
     fn drop(&mut self) {
+        let _untimed = timing::untimed();
         if self.context.enter().is_ok() {
             // SAFETY: loaded once, unloaded once; functions keep the module.
             let status = unsafe { (self.context.driver().cuModuleUnload)(self.handle) };

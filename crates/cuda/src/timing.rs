@@ -36,8 +36,9 @@ impl<G> Drop for Held<G> {
     }
 }
 
-/// To be held by whoever runs something for the first time, so that nothing is timed beside it, and no graph recorded: what a library loads
-/// late waits for all streams of the card, and none that is recorded may be waited for.
+/// To be held by whoever runs something for the first time, or takes or gives back what is the card's: nothing is timed beside it, and no
+/// graph recorded. For such calls may wait for all streams of the card, and to wait for one that is recorded ends every recording in an error
+/// (CUDA programming guide, "Prohibited and Unhandled Operations" of stream capture), whichever thread does so.
 #[must_use]
 pub fn untimed() -> Option<impl Sized> {
     Held::new(|| RUNNING.read())

@@ -4,7 +4,7 @@
 //! asked for is D^T = B^T A^T: the factors change places, and nothing is moved.
 
 use super::{Factor, Gemm, GemmOperands};
-use crate::blas::{Blas, MatmulDesc, MatrixLayout, Preference, called};
+use crate::blas::{Blas, MatmulDesc, MatrixLayout, Preference};
 use crate::error::CudaError;
 use crate::ffi::cublaslt as ffi;
 use crate::ffi::cublaslt::{LtAlgo, LtHeuristicResult};
@@ -154,7 +154,6 @@ impl Matmul {
         self.blas.context.enter()?;
         let GemmOperands { a, b, d, workspace, .. } = self.operands;
         let (one, beta) = (1.0f32, self.beta);
-        let _called = called();
         // SAFETY: the descriptors tell the shapes of the operands, which are the card's and keep their places, as whoever named them
         // promises; the workspace has the bytes that it is said to have; the two numbers are read before the call returns.
         let status = unsafe {

@@ -2,8 +2,9 @@
 //! neither takes the operands, our own on the ordinary ones.
 #![allow(unsafe_code, reason = "it calls cuDNN")]
 
+use super::rehearsal::Rehearsal;
 use super::{Attention, AttentionGrad, flash};
-use xtrain_cuda::{Candidate, CudaError, CudaKernel, Gpu, Operands, Sdpa, Work};
+use xtrain_cuda::{Candidate, CudaError, CudaKernel, Gpu, Operands, Purpose, Sdpa, Work};
 use xtrain_tensor::{DType, TensorType};
 
 impl Attention {
@@ -33,21 +34,24 @@ impl CudaKernel for Attention {
 
     fn ready(&self, gpu: &Gpu, operands: &Operands<'_>) -> Result<Work, CudaError> {
         let (qkv, o, lse) = (operands.inputs[0], operands.outputs[0], operands.outputs[1]);
-        let by_cudnn = || {
+        let by_cudnn = |_: Purpose| {
             let Some(sdpa) = self.sdpa(qkv.ty, operands.inputs.len() > 1) else { return Ok(None) };
             // SAFETY: the operands have the shapes that `infer` checked against these sizes, and the workspace what was asked for.
             let work =
                 unsafe { sdpa.forward(gpu, qkv.place, o.place, lse.place, operands.workspace[0].place) };
             Ok(accepted("attention", &sdpa, work))
         };
-        let by_own = || self.flash_forward(gpu, operands, flash::TILED_FORWARD);
-        let by_whole = || self.flash_forward(gpu, operands, flash::FORWARD_OF_WHOLE);
+        let rehearsal = Rehearsal::new(gpu, self, operands, 1)?;
+        let by = |purpose, kernels| self.flash_forward(gpu, rehearsal.of(purpose, operands), kernels);
+        let by_whole = |purpose| by(purpose, flash::FORWARD_OF_WHOLE);
+        let by_own = |purpose| by(purpose, flash::TILED_FORWARD);
         let candidates = [
             Candidate::new("whole", &by_whole),
             Candidate::new("cuDNN", &by_cudnn),
             Candidate::new("own", &by_own),
         ];
-        let fastest = gpu.fastest(&format!("{self:?} of {:?}", qkv.ty), &candidates)?;
+        let within = if operands.inputs.len() > 1 { " within documents" } else { "" };
+        let fastest = gpu.fastest(&format!("{self:?} of {:?}{within}", qkv.ty), &candidates)?;
         fastest.map_or_else(|| self.plain_forward(gpu, operands), Ok)
     }
 }
@@ -74,7 +78,7 @@ impl CudaKernel for AttentionGrad {
 
     fn ready(&self, gpu: &Gpu, operands: &Operands<'_>) -> Result<Work, CudaError> {
         let types: Vec<TensorType> = operands.inputs.iter().map(|t| t.ty).collect();
-        let by_cudnn = || {
+        let by_cudnn = |_: Purpose| {
             let Some(sdpa) = self.sdpa(&types) else { return Ok(None) };
             let [d_o, qkv, o, lse] = [0, 1, 2, 3].map(|n| operands.inputs[n].place);
             let (dqkv, workspace) = (operands.outputs[0].place, operands.workspace[0].place);
@@ -82,14 +86,17 @@ impl CudaKernel for AttentionGrad {
             let work = unsafe { sdpa.backward(gpu, d_o, qkv, o, lse, dqkv, workspace) };
             Ok(accepted("attention's backward", &sdpa, work))
         };
-        let by_own = || self.0.flash_backward(gpu, operands, flash::TILED_BACKWARD);
-        let by_whole = || self.0.flash_backward(gpu, operands, flash::BACKWARD_OF_WHOLE);
+        let rehearsal = Rehearsal::new(gpu, &self.0, operands, 4)?;
+        let by = |purpose, kernels| self.0.flash_backward(gpu, rehearsal.of(purpose, operands), kernels);
+        let by_whole = |purpose| by(purpose, flash::BACKWARD_OF_WHOLE);
+        let by_own = |purpose| by(purpose, flash::TILED_BACKWARD);
         let candidates = [
             Candidate::new("whole", &by_whole),
             Candidate::new("cuDNN", &by_cudnn),
             Candidate::new("own", &by_own),
         ];
-        let fastest = gpu.fastest(&format!("{self:?} of {:?}", types[1]), &candidates)?;
+        let within = if operands.inputs.len() > 4 { " within documents" } else { "" };
+        let fastest = gpu.fastest(&format!("{self:?} of {:?}{within}", types[1]), &candidates)?;
         fastest.map_or_else(|| self.0.plain_backward(gpu, operands), Ok)
     }
 }

@@ -17,6 +17,7 @@ mod flash;
 mod grad;
 mod operands;
 mod plain;
+mod rehearsal;
 #[cfg(test)]
 mod tests;
 

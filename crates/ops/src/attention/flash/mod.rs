@@ -6,7 +6,9 @@
 
 use super::Attention;
 use super::operands::{Backward, Forward};
-use xtrain_cuda::{Candidate, CudaError, Defines, Gpu, KernelSource, Launch, Operands, TENSOR_CORES, Work};
+use xtrain_cuda::{
+    Candidate, CudaError, Defines, Gpu, KernelSource, Launch, Operands, Purpose, TENSOR_CORES, Work,
+};
 use xtrain_tensor::{DType, TensorType};
 
 /// What tests compile, and what is tried where heads are that wide or a little less: a block's warps, the strips of 16 rows that each
@@ -206,24 +208,20 @@ pub(super) const BACKWARD_OF_WHOLE: &[Kernel] = &[Kernel {
 }];
 
 impl Attention {
-    /// The work of a kernel with the fastest tiles on this card; none where no tiles fit into its shared memory.
+    /// The work of a kernel with the fastest tiles on this card, timed with the second arguments; none where no tiles fit into its shared
+    /// memory.
     fn with_fastest_tiles<A: Copy + Send + Sync + 'static>(
         &self,
         gpu: &Gpu,
         kernel: &Kernel,
         sequences: usize,
         documents: bool,
-        arguments: A,
+        [arguments, rehearsed]: [A; 2],
     ) -> Result<Option<Work>, CudaError> {
         let mut tiles = Tiles::of(kernel.source, self.head_dim, self.seq_len);
         tiles.retain(|&t| (kernel.grid)(self, t, sequences)[1..].iter().all(|&blocks| blocks <= MOST_BLOCKS));
         tiles.retain(|&t| (kernel.shared)(t) <= gpu.info().shared_bytes_per_block);
-        if documents {
-            // How long they are is not known here: what is worked on in vain at their edges grows with tiles, and small ones are nearly as fast.
-            let waste = |t: &Tiles| (t.tile < 32, t.owned() + t.tile);
-            tiles = tiles.into_iter().min_by_key(waste).into_iter().collect();
-        }
-        let launch = |t: Tiles| {
+        let launch = |t: Tiles, arguments: A| {
             let function = gpu.function(kernel.source, &t.defines(), kernel.name)?;
             let shared = (kernel.shared)(t) as u32;
             function.allow_shared(shared)?;
@@ -232,20 +230,26 @@ impl Attention {
             // SAFETY: the kernel takes what its caller made of operands that `infer` checked, and has the shared memory that it uses.
             Ok(Some(unsafe { Work::launch(function, launch, arguments) }))
         };
-        let named: Vec<(String, _)> = tiles.into_iter().map(|t| (t.name(), move || launch(t))).collect();
+        let make = |t: Tiles| {
+            move |purpose| launch(t, if purpose == Purpose::Timing { rehearsed } else { arguments })
+        };
+        let named: Vec<(String, _)> = tiles.into_iter().map(|t| (t.name(), make(t))).collect();
         let candidates: Vec<Candidate<'_>> =
             named.iter().map(|(name, make)| Candidate::new(name, make)).collect();
-        gpu.fastest(&format!("{} of {self:?}, {sequences} sequences", kernel.name), &candidates)
+        let within = if documents { " within documents" } else { "" };
+        let what = format!("{} of {self:?}, {sequences} sequences{within}", kernel.name);
+        gpu.fastest(&what, &candidates)
     }
 
-    /// What `kernels` do one after the other, over `qkv`; none where they do not take these operands, or no tiles fit.
+    /// What `kernels` do one after the other, over `qkv`; none where they do not take these operands, or no tiles fit. The second arguments
+    /// are those that they are timed with.
     fn flash<A: Copy + Send + Sync + 'static>(
         &self,
         gpu: &Gpu,
         kernels: &[Kernel],
         qkv: TensorType,
         documents: bool,
-        arguments: A,
+        arguments: [A; 2],
     ) -> Result<Option<Work>, CudaError> {
         let is_wide = self.head_dim.is_multiple_of(16) && (16..=256).contains(&self.head_dim);
         if qkv.dtype != DType::BF16 || !is_wide {
@@ -266,25 +270,27 @@ impl Attention {
         Ok(Some(Work::all(works)))
     }
 
-    /// The forward by `kernels`, where they take it.
+    /// The forward by `kernels`, where they take it; timed, if need be, on the second operands.
     pub(super) fn flash_forward(
         &self,
         gpu: &Gpu,
-        operands: &Operands<'_>,
+        operands: [Operands<'_>; 2],
         kernels: &[Kernel],
     ) -> Result<Option<Work>, CudaError> {
-        let documents = operands.inputs.len() > 1;
-        self.flash(gpu, kernels, operands.inputs[0].ty, documents, Forward::of(self, operands))
+        let inputs = operands[0].inputs;
+        let arguments = operands.map(|operands| Forward::of(self, &operands));
+        self.flash(gpu, kernels, inputs[0].ty, inputs.len() > 1, arguments)
     }
 
-    /// The backward by `kernels`, where they take it; it works in a number for each query and head.
+    /// The backward likewise; it works in a number for each query and head.
     pub(super) fn flash_backward(
         &self,
         gpu: &Gpu,
-        operands: &Operands<'_>,
+        operands: [Operands<'_>; 2],
         kernels: &[Kernel],
     ) -> Result<Option<Work>, CudaError> {
-        let documents = operands.inputs.len() > 4;
-        self.flash(gpu, kernels, operands.inputs[1].ty, documents, Backward::of(self, operands))
+        let inputs = operands[0].inputs;
+        let arguments = operands.map(|operands| Backward::of(self, &operands));
+        self.flash(gpu, kernels, inputs[1].ty, inputs.len() > 4, arguments)
     }
 }

@@ -4,13 +4,14 @@
 //! older half is forgotten and the newer half read again from position 0, so that what follows is what a fresh prompt of it would give.
 
 use crate::programs;
+use crate::sampling;
 use crate::weights::{LearnError, Weights};
 use std::ops::ControlFlow;
 use std::time::Instant;
 use xtrain_model::Architecture;
 use xtrain_model::decoder::{Batch, Context, io};
 use xtrain_runtime::{Part, ProgramId};
-use xtrain_tensor::DType;
+use xtrain_tensor::{DType, vectorized};
 
 pub use crate::sampling::Sampling;
 
@@ -159,15 +160,16 @@ impl Generator {
 /// # Panics
 /// If no model computes in this type.
 fn widen(dtype: DType, bytes: &[u8], to: &mut Vec<f32>) {
-    to.clear();
-    match dtype {
-        DType::F32 => to.extend(bytes.as_chunks().0.iter().map(|&b| f32::from_le_bytes(b))),
+    to.resize(bytes.len() / dtype.bytes(1), 0.0);
+    vectorized(|| match dtype {
+        DType::F32 => to.iter_mut().zip(bytes.as_chunks().0).for_each(|(x, &b)| *x = f32::from_le_bytes(b)),
         DType::BF16 => {
-            let wide = |&b: &[u8; 2]| f32::from_bits(u32::from(u16::from_le_bytes(b)) << 16);
-            to.extend(bytes.as_chunks().0.iter().map(wide));
+            for (x, &b) in to.iter_mut().zip(bytes.as_chunks().0) {
+                *x = f32::from_bits(u32::from(u16::from_le_bytes(b)) << 16);
+            }
         }
         other => panic!("models compute in f32 and bf16, not {other}"),
-    }
+    });
 }
 
 /// Bytes that are read for a token after which the cache holds `held`: every weight once (of an embedding of its own a row, which is as
@@ -200,8 +202,7 @@ impl Generator {
         self.append(weights, prompt)?;
         loop {
             let begun = Instant::now();
-            // Without a way out of the loop, so that it takes several at once.
-            if !self.logits.iter().fold(true, |all, x| all & x.is_finite()) {
+            if !sampling::are_finite(&self.logits) {
                 let bad = self.logits.iter().find(|x| !x.is_finite());
                 return Err(LearnError::Logits(bad.copied().unwrap_or(f32::NAN)));
             }

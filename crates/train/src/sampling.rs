@@ -4,7 +4,7 @@
 //! sorting a whole vocabulary for each.
 
 use rayon::prelude::*;
-use xtrain_tensor::Philox;
+use xtrain_tensor::{Philox, vectorized};
 
 /// How the next token is chosen.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -118,6 +118,7 @@ impl Sampling {
 }
 
 /// A number that orders f32 as `total_cmp` does.
+#[inline(always)]
 fn rank(x: f32) -> i32 {
     let bits = x.to_bits() as i32;
     bits ^ (((bits >> 31) as u32) >> 1) as i32
@@ -146,15 +147,25 @@ fn token(key: u64) -> usize {
     (key & 0xffff_ffff) as usize
 }
 
+/// Whether all logits are finite.
+pub(crate) fn are_finite(logits: &[f32]) -> bool {
+    // Without a way out of the loop, so that it takes several at once.
+    let most = vectorized(|| logits.iter().fold(0, |most: u32, x| most.max(x.to_bits() & 0x7FFF_FFFF)));
+    f32::from_bits(most).is_finite()
+}
+
 /// The first of the tokens with the largest logit.
 fn likeliest(logits: &[f32]) -> u32 {
-    let (mut largest, mut line) = (i32::MIN, 0);
-    for (n, of_line) in logits.chunks(LINE).enumerate() {
-        let of_line = of_line.iter().fold(i32::MIN, |most, &x| most.max(rank(x)));
-        if of_line > largest {
-            (largest, line) = (of_line, n);
+    let (largest, line) = vectorized(|| {
+        let (mut largest, mut line) = (i32::MIN, 0);
+        for (n, of_line) in logits.chunks(LINE).enumerate() {
+            let of_line = of_line.iter().fold(i32::MIN, |most, &x| most.max(rank(x)));
+            if of_line > largest {
+                (largest, line) = (of_line, n);
+            }
         }
-    }
+        (largest, line)
+    });
     let rest = logits.iter().skip(line * LINE);
     (line * LINE + rest.map(|&x| rank(x)).position(|x| x == largest).unwrap_or(0)) as u32
 }

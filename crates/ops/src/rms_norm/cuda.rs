@@ -14,6 +14,8 @@ pub(super) const SOURCE: KernelSource = KernelSource::new("rms_norm/kernel.cu", 
 const THREADS: usize = 1024;
 /// Vectors that a thread keeps of a row; as in the source.
 const KEPT: usize = 4;
+/// Rows below which a card has threads to spare.
+const FEW: usize = 64;
 /// Columns that a thread of the backward has; as in the source.
 const OWNED: usize = 8;
 /// Rows of a block that sums columns.
@@ -60,7 +62,8 @@ fn norm(
     let (rows, width) = x.ty.shape.rows_cols();
     let vectors = width / lanes(x.ty);
     let (path, threads) = match width % lanes(x.ty) == 0 && vectors <= KEPT * THREADS {
-        true => ("kept", warps_of(vectors.div_ceil(KEPT), THREADS)),
+        // Few rows leave the card idle: then every thread that helps is there.
+        true => ("kept", warps_of(if rows < FEW { vectors } else { vectors.div_ceil(KEPT) }, THREADS)),
         false => ("any", warps_of(width.div_ceil(OWNED), THREADS)),
     };
     let function = gpu.function(&SOURCE, &[], &format!("{name}_{path}_{}", suffix(x.ty)))?;

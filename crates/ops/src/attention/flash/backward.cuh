@@ -84,13 +84,15 @@ struct KeyRows {
     __device__ __forceinline__ KeyRows(int first, const bf16* k_rows, const bf16* v_rows)
         : first(first), k(k_rows), v(v_rows), dk{}, dv{} {}
 
+    __device__ __forceinline__ int last() const { return first + STRIPS * 16 - 1; }
+
     // Goes through TILE queries from `queries` on; sums the columns from `column` on.
     __device__ __forceinline__ void add(const Shape& s, const bf16* q_tile, const bf16* d_o_tile, const OfQueries& of, int queries,
                                         int column) {
         float p[STRIPS][TILE / 8][4] = {}, dp[STRIPS][TILE / 8][4] = {};
         multiply_rows<TILE>(p, k, q_tile);
         multiply_rows<TILE>(dp, v, d_o_tile);
-        bool before = queries < first + STRIPS * 16 - 1;
+        bool before = queries < last();
         bool cut = s.doc_start && of.seen_from[min(TILE, s.seq_len - queries) - 1] > first;
         if (before || cut) {
 #pragma unroll

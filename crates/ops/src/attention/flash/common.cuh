@@ -195,10 +195,11 @@ template <int N> __device__ __forceinline__ void as_left(u32 (&to)[N / 16][4], c
 struct Queries {
     int first;
     int seen_from[STRIPS][2];
-    // From this key on all of them see all that are not behind them.
-    int seen_by_all;
+    // Before this key none of them sees any, and from the second on all see all that are not behind them.
+    int seen_by_any, seen_by_all;
 
     __device__ __forceinline__ Queries(const Shape& s, int sequence, int first) : first(first) {
+        seen_by_any = s.first_key(sequence, first);
         seen_by_all = s.first_key(sequence, min(first + STRIPS * 16, s.seq_len) - 1);
 #pragma unroll
         for (int m = 0; m < STRIPS; m++)
@@ -208,6 +209,8 @@ struct Queries {
     // The query of this lane's row in half of a strip.
     __device__ __forceinline__ int query(int m, int half) const { return first + m * 16 + half * 8 + sum_row(); }
     __device__ __forceinline__ int last() const { return first + STRIPS * 16 - 1; }
+    // Whether one of them sees one of the TILE keys from `keys` on.
+    __device__ __forceinline__ bool see_some(int keys) const { return keys <= last() && keys + TILE > seen_by_any; }
     // Whether one of the TILE keys from `keys` on is hidden from one of them.
     __device__ __forceinline__ bool miss(int keys) const { return keys + TILE - 1 > first || keys < seen_by_all; }
     __device__ __forceinline__ bool see(int m, int half, int key) const {

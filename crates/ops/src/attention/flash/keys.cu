@@ -45,10 +45,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) flash_keys(Backward at)
         __syncthreads();
         if (n + 1 < group * tiles) load_stage(stage ^ 1, n + 1);
         int queries = (first_tile + n % tiles) * TILE;
-        if (queries + TILE - 1 < rows.first) continue;
         const bf16* q_tile = stages + stage * STAGE;
         const float* sums = stage_sums + stage * 3 * TILE;
         OfQueries of{sums, sums + TILE, (const int*)(sums + 2 * TILE)};
+        // None of these queries sees one of the warp's keys.
+        if (queries + TILE - 1 < rows.first || (s.doc_start && of.seen_from[0] > rows.last())) continue;
         rows.add(s, q_tile, q_tile + TILE * PITCH, of, queries, column);
     }
     // Keys are read by their own warp alone, which is done with them.

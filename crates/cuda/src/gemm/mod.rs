@@ -8,6 +8,7 @@
 
 mod choose;
 mod matmul;
+mod noise;
 mod own;
 
 use crate::error::CudaError;

@@ -1,0 +1,74 @@
+//! The operands of a product while its algorithms are timed.
+//!
+//! What a card draws depends on the numbers: it multiplies zeros, which memory is full of before the first step, with less power than what
+//! training has, and a card at its limit of power is as fast as it is sparing. So they are timed on noise, in memory of its own.
+
+use super::{Factor, Gemm, GemmOperands};
+use crate::context::Context;
+use crate::error::CudaError;
+use crate::memory::DeviceMemory;
+use crate::stream::Stream;
+use xtrain_tensor::formats::to_bf16;
+use xtrain_tensor::{DType, Philox};
+
+/// Numbers that differ; they are repeated.
+const NUMBERS: usize = 1 << 18;
+
+/// Factors of a product that are normal numbers, and room for the result.
+pub(super) struct Noise {
+    a: DeviceMemory,
+    b: DeviceMemory,
+    d: DeviceMemory,
+}
+
+impl Noise {
+    /// None where the card has no room for it.
+    pub(super) fn new(context: &Context, gemm: &Gemm) -> Result<Option<Noise>, CudaError> {
+        match Noise::fill(context, gemm) {
+            Ok(noise) => Ok(Some(noise)),
+            Err(CudaError::Memory { .. }) => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    fn fill(context: &Context, gemm: &Gemm) -> Result<Noise, CudaError> {
+        let Gemm { m, n, k, a, b, d, d_stride, .. } = *gemm;
+        let memory = |elements: usize, dtype: DType| DeviceMemory::new(context, elements * dtype.bytes(1));
+        let rows =
+            |factor: Factor, rows: usize, columns: usize| if factor.transposed { columns } else { rows };
+        let noise = Noise {
+            a: memory(rows(a, m, k) * a.stride, a.dtype)?,
+            b: memory(rows(b, k, n) * b.stride, b.dtype)?,
+            d: memory(m * d_stride, d)?,
+        };
+        let stream = Stream::new(context)?;
+        for (memory, dtype, site) in [(&noise.a, a.dtype, 0), (&noise.b, b.dtype, 1), (&noise.d, d, 2)] {
+            let numbers = numbers(NUMBERS.min(memory.bytes() / dtype.bytes(1)), dtype, site);
+            let mut filled = numbers.len();
+            memory.span(0..filled).write(&numbers, &stream)?;
+            while filled < memory.bytes() {
+                let more = filled.min(memory.bytes() - filled);
+                memory.span(filled..filled + more).copy_from(memory.span(0..more), &stream)?;
+                filled += more;
+            }
+        }
+        stream.synchronize()?;
+        Ok(noise)
+    }
+
+    /// These operands with noise in the place of what only this product reads and writes.
+    pub(super) fn operands(&self, operands: &GemmOperands) -> GemmOperands {
+        let [a, b, d] = [&self.a, &self.b, &self.d].map(DeviceMemory::pointer);
+        GemmOperands { a, b, d, ..*operands }
+    }
+}
+
+/// Standard normal numbers as bytes.
+fn numbers(count: usize, dtype: DType, site: u32) -> Vec<u8> {
+    let mut numbers = vec![0.0f32; count];
+    Philox::new(0, 0, site).fill_normal(1.0, &mut numbers);
+    match dtype {
+        DType::BF16 => numbers.iter().flat_map(|&x| to_bf16(x).to_le_bytes()).collect(),
+        _ => numbers.iter().flat_map(|x| x.to_le_bytes()).collect(),
+    }
+}

@@ -18,23 +18,20 @@ struct Row {
 
 constexpr int WARPS = 8, ROWS = 2, AT_ONCE = 4;
 
-// N numbers as they are read: 16 bytes that are used once, or one number; zeros where there are none.
+// N numbers as they are read: 16 bytes that are used once, or one number.
 template <class T, int N> struct Piece {
     uint4 raw;
-    __device__ __forceinline__ void read(const T* from, bool there) {
-        raw = make_uint4(0, 0, 0, 0);
+    __device__ __forceinline__ void read(const T* from) {
         // Volatile, so that it is not put off until the numbers are needed.
-        asm volatile(
-            "{ .reg .pred there; setp.ne.u32 there, %5, 0;\n\t"
-            "@there ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4]; }"
-            : "+r"(raw.x), "+r"(raw.y), "+r"(raw.z), "+r"(raw.w)
-            : "l"(from), "r"((u32)there));
+        asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
+                     : "=r"(raw.x), "=r"(raw.y), "=r"(raw.z), "=r"(raw.w)
+                     : "l"(from));
     }
     __device__ __forceinline__ void numbers(float* to) const { unpack<T>(raw, to); }
 };
 template <class T> struct Piece<T, 1> {
     float number;
-    __device__ __forceinline__ void read(const T* from, bool there) { number = there ? widen(*from) : 0.0f; }
+    __device__ __forceinline__ void read(const T* from) { number = widen(*from); }
     __device__ __forceinline__ void numbers(float* to) const { to[0] = number; }
 };
 
@@ -55,12 +52,12 @@ template <class T, int N> __device__ __forceinline__ void linear_row(const Row& 
         for (int r = 0; r < ROWS; r++) w[r] = (const T*)at.w + (u64)min(row + r, at.n - 1) * at.k;
         u32 pieces = at.k / N, stride = 32 * at.split;
         for (u32 first = warp % at.split * 32 + lane; first < pieces; first += stride * AT_ONCE) {
-            // All are read before any is used.
+            // All are read before any is used; one behind the end is the last one, and does not count.
             Piece<T, N> piece[AT_ONCE][ROWS];
 #pragma unroll
             for (int a = 0; a < AT_ONCE; a++)
 #pragma unroll
-                for (int r = 0; r < ROWS; r++) piece[a][r].read(w[r] + (u64)(first + a * stride) * N, first + a * stride < pieces);
+                for (int r = 0; r < ROWS; r++) piece[a][r].read(w[r] + min(first + a * stride, pieces - 1) * N);
 #pragma unroll
             for (int a = 0; a < AT_ONCE; a++) {
                 u32 p = first + a * stride;

@@ -2,15 +2,17 @@
 //
 // HEAD_DIM and TILE are set by the launcher. A block has 16 x 16 threads and works on tiles of TILE queries by TILE keys; thread (x, y)
 // has the elements of rows y * R.. and columns x, x + 16, .. of a tile (so that a row belongs to 16 neighbouring lanes, which reduce it
-// by shuffles) and the columns x, x + 16, .. of WIDTH, the head's width rounded up to 16. All tiles that are multiplied stand in shared
-// memory as floats, with zeros behind the head's width and behind the sequence's end.
+// by shuffles) and COLUMNS columns of WIDTH, the head's width rounded up to 16. All tiles that are multiplied stand in shared memory as
+// floats, with zeros behind the head's width and behind the sequence's end; they are read up to four numbers at a time.
 
 constexpr int R = TILE / 16;
 constexpr int WIDTH = (HEAD_DIM + 15) / 16 * 16;
 constexpr int COLUMNS = WIDTH / 16;
-// One more word a row: rows are read by 16 lanes at once.
-constexpr int PITCH = WIDTH + 1;
-constexpr int SCORES = TILE + 1;
+// Four more words a row: eight rows that are read at once stand in different banks.
+constexpr int PITCH = WIDTH + 4;
+constexpr int SCORES = TILE + 4;
+// Neighbours among a thread's columns.
+constexpr int SIDE = COLUMNS % 4 == 0 ? 4 : COLUMNS % 2 == 0 ? 2 : 1;
 
 struct Shape {
     int seq_len;
@@ -54,48 +56,75 @@ __device__ __forceinline__ void load(float* tile, const T* rows, i64 stride, int
     }
 }
 
+// Reads N neighbours that stand at a multiple of N words, N being 1, 2 or 4.
+template <int N> __device__ __forceinline__ void read(float* to, const float* from) {
+    if constexpr (N == 4) {
+        float4 all = *(const float4*)from;
+        to[0] = all.x, to[1] = all.y, to[2] = all.z, to[3] = all.w;
+    } else if constexpr (N == 2) {
+        float2 all = *(const float2*)from;
+        to[0] = all.x, to[1] = all.y;
+    } else {
+        to[0] = *from;
+    }
+}
+
+// This thread's c-th column.
+__device__ __forceinline__ int column_of(int c) { return (c / SIDE * 16 + (int)threadIdx.x) * SIDE + c % SIDE; }
+
 // product[i][j] += the dot product of row y * R + i of a and row x + 16 j of b.
 __device__ __forceinline__ void multiply_rows(float (&product)[R][R], const float* a, const float* b) {
-    for (int k = 0; k < WIDTH; k++) {
-        float x[R], y[R];
+#pragma unroll 4
+    for (int k = 0; k < WIDTH; k += 4) {
+        float x[R][4], y[R][4];
 #pragma unroll
-        for (int i = 0; i < R; i++) x[i] = a[(threadIdx.y * R + i) * PITCH + k];
+        for (int i = 0; i < R; i++) read<4>(x[i], a + (threadIdx.y * R + i) * PITCH + k);
 #pragma unroll
-        for (int j = 0; j < R; j++) y[j] = b[(threadIdx.x + 16 * j) * PITCH + k];
+        for (int j = 0; j < R; j++) read<4>(y[j], b + (threadIdx.x + 16 * j) * PITCH + k);
 #pragma unroll
-        for (int i = 0; i < R; i++)
+        for (int n = 0; n < 4; n++)
 #pragma unroll
-            for (int j = 0; j < R; j++) product[i][j] += x[i] * y[j];
+            for (int i = 0; i < R; i++)
+#pragma unroll
+                for (int j = 0; j < R; j++) product[i][j] += x[i][n] * y[j][n];
     }
 }
 
-// sum[i][c] += row y * R + i of p times column x + 16 c of b.
+// sum[i][c] += x[i] times this thread's columns of a row.
+__device__ __forceinline__ void add_row(float (&sum)[R][COLUMNS], const float (&x)[R], const float* row) {
+    float y[COLUMNS];
+#pragma unroll
+    for (int c = 0; c < COLUMNS; c += SIDE) read<SIDE>(y + c, row + column_of(c));
+#pragma unroll
+    for (int c = 0; c < COLUMNS; c++)
+#pragma unroll
+        for (int i = 0; i < R; i++) sum[i][c] += x[i] * y[c];
+}
+
+// sum[i][c] += row y * R + i of p times this thread's columns of b.
 __device__ __forceinline__ void multiply(float (&sum)[R][COLUMNS], const float* p, const float* b) {
-    for (int k = 0; k < TILE; k++) {
-        float x[R];
+#pragma unroll 2
+    for (int k = 0; k < TILE; k += 4) {
+        float x[R][4];
 #pragma unroll
-        for (int i = 0; i < R; i++) x[i] = p[(threadIdx.y * R + i) * SCORES + k];
+        for (int i = 0; i < R; i++) read<4>(x[i], p + (threadIdx.y * R + i) * SCORES + k);
 #pragma unroll
-        for (int c = 0; c < COLUMNS; c++) {
-            float y = b[k * PITCH + threadIdx.x + 16 * c];
+        for (int n = 0; n < 4; n++) {
+            float of_k[R];
 #pragma unroll
-            for (int i = 0; i < R; i++) sum[i][c] += x[i] * y;
+            for (int i = 0; i < R; i++) of_k[i] = x[i][n];
+            add_row(sum, of_k, b + (k + n) * PITCH);
         }
     }
 }
 
-// The same with p transposed: sum[i][c] += column y * R + i of p times column x + 16 c of b.
+// The same with p transposed: sum[i][c] += column y * R + i of p times this thread's columns of b.
 __device__ __forceinline__ void multiply_transposed(float (&sum)[R][COLUMNS], const float* p, const float* b) {
+#pragma unroll 4
     for (int k = 0; k < TILE; k++) {
         float x[R];
-#pragma unroll
-        for (int i = 0; i < R; i++) x[i] = p[k * SCORES + threadIdx.y * R + i];
-#pragma unroll
-        for (int c = 0; c < COLUMNS; c++) {
-            float y = b[k * PITCH + threadIdx.x + 16 * c];
-#pragma unroll
-            for (int i = 0; i < R; i++) sum[i][c] += x[i] * y;
-        }
+        read<R>(x, p + k * SCORES + threadIdx.y * R);
+        add_row(sum, x, b + k * PITCH);
     }
 }
 
@@ -106,7 +135,7 @@ __device__ __forceinline__ void store(T* rows, i64 stride, int first, int seq_le
         int row = first + threadIdx.y * R + i;
 #pragma unroll
         for (int c = 0; c < COLUMNS; c++) {
-            int column = threadIdx.x + 16 * c;
+            int column = column_of(c);
             if (row < seq_len && column < HEAD_DIM) rows[row * stride + column] = narrow<T>(sum[i][c]);
         }
     }

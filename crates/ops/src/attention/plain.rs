@@ -27,8 +27,8 @@ const DELTA_QUERIES: u32 = 8;
 
 /// The largest tile whose operands, `wide` of a head's width and `square` of scores, fit into a block's shared memory; and their bytes.
 fn tile(op: &Attention, gpu: &Gpu, wide: usize, square: usize) -> (usize, u32) {
-    let pitch = op.head_dim.next_multiple_of(16) + 1;
-    let bytes = |tile: usize| 4 * tile * (wide * pitch + square * (tile + 1));
+    let pitch = op.head_dim.next_multiple_of(16) + 4;
+    let bytes = |tile: usize| 4 * tile * (wide * pitch + square * (tile + 4));
     // Wide heads leave no registers for large tiles.
     let most = if op.head_dim <= 64 { 64 } else { 32 };
     let fits = [64, 32].into_iter().find(|&t| t <= most && bytes(t) <= gpu.info().shared_bytes_per_block);

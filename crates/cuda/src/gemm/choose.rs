@@ -133,8 +133,8 @@ fn runs(gemm: &Gemm, matmul: &Matmul, algo: &LtAlgo) -> Result<bool, CudaError> 
     Ok(refused.is_none())
 }
 
-/// From this many operations on a product is one of a step that the card's power bounds, and is timed so.
-const LARGE_FLOPS: f64 = 1e11;
+/// From this many operations on a product may be one of a step that the card's power bounds, and is timed on noise.
+const LARGE_FLOPS: f64 = 1e10;
 
 /// The fastest of the library's proposals that run.
 fn fastest(

@@ -97,11 +97,12 @@ fn a_plan_says_whether_it_fits_and_what_would() {
 #[test]
 fn logits_and_workspace_are_told_wherever_the_peak_is() {
     let place = Place::new();
-    // A chunk of 4096 tokens in bf16, and two f32 terms for each of the 8192 tokens of a sequence.
-    let logits = 4096 * 128_256 * 2 + 8192 * 2 * 4;
+    // A chunk of 1024 tokens in bf16, and two f32 terms for each of the 8192 tokens of a sequence.
+    let logits = 1024 * 128_256 * 2 + 8192 * 2 * 4;
     let mut away = Vec::new();
     for recompute in ["none", "norms", "block"] {
-        let text = plan(&place, &format!("{} --set train.recompute={recompute}", examples("llama3_8b.toml")));
+        let set = format!("--set train.loss_chunk=1024 --set train.recompute={recompute}");
+        let text = plan(&place, &format!("{} {set}", examples("llama3_8b.toml")));
         assert_eq!(row(&text, "logits of a chunk"), logits, "{text}");
         assert_eq!(row(&text, "workspace of other ops"), 0, "{text}");
         let table = rows(&text).iter().any(|(name, _)| name == "logits of a chunk");

@@ -21,7 +21,7 @@ pub struct Candidate<'a> {
 /// What work is made for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Purpose {
-    /// To be timed once: where the time depends on what operands hold, with some that hold it.
+    /// To be timed once; on operands that are made up where the time depends on what they hold.
     Timing,
     /// To be used.
     Use,

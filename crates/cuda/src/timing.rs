@@ -44,7 +44,7 @@ pub fn untimed() -> Option<impl Sized> {
     Held::new(|| RUNNING.read())
 }
 
-/// To be held by whoever takes the time or records a graph; no more than [`untimed`] within that.
+/// To be held by whoever takes the time or records a graph. Within it, both give nothing; it is not asked for within [`untimed`].
 #[must_use]
 pub(crate) fn alone() -> Option<impl Sized> {
     Held::new(|| RUNNING.write())

@@ -1,8 +1,8 @@
 //! Which of cuBLASLt's algorithms a product runs by.
 //!
-//! The library proposes some; they are timed once on the operands themselves, and the fastest is kept on the disk by the card, the
-//! library's version and the product. So a second start measures nothing, and a resumed run computes what an uninterrupted one would:
-//! the same file gives the same algorithm, and the same algorithm the same bits.
+//! The library proposes some; they are timed once, on the operands themselves or, where a product is large, on noise, and the fastest is kept
+//! on the disk by the card, the library's version and the product. So a second start measures nothing, and a resumed run computes what an
+//! uninterrupted one would: the same file gives the same algorithm, and the same algorithm the same bits.
 
 use super::matmul::{Matmul, alignment};
 use super::noise::Noise;
@@ -14,7 +14,7 @@ use crate::timing;
 use std::sync::{Once, PoisonError};
 
 /// The ending of the files in which choices are kept.
-const EXTENSION: &str = "gemm";
+const EXTENSION: &str = "product";
 
 /// The algorithm, and how it was found; none where the library has none.
 pub(super) fn choose(
@@ -150,17 +150,18 @@ fn fastest(
             candidates.push(algo);
         }
     }
-    let timed = match gemm.flops() >= LARGE_FLOPS {
+    let timed = match gemm.flops() >= LARGE_FLOPS && candidates.len() > 1 {
         true => {
             static ANNOUNCED: Once = Once::new();
             ANNOUNCED.call_once(|| {
                 tracing::info!("timing large products on this card, once: what is fastest is kept")
             });
+            let numbers = Noise::numbers(gemm);
             // One at a time, so that the noise of one is there.
             let _alone = timing::alone();
-            let noise = Noise::new(context, gemm)?;
-            let noisy =
-                noise.as_ref().map(|noise| matmul.over(gemm, &noise.operands(operands))).transpose()?;
+            let noise = Noise::new(context, gemm, &numbers)?;
+            let over = |noise: &Noise| Matmul::new(gpu.blas()?, gemm, &noise.operands(operands));
+            let noisy = noise.as_ref().map(over).transpose()?;
             let matmul = noisy.as_ref().unwrap_or(matmul);
             timing::fastest_under_load(context, &candidates, |algo, stream| matmul.put(algo, stream))?
         }

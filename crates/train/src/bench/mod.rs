@@ -1,4 +1,4 @@
-//! Speed: of training steps, measured as a run makes them but for its data (tokens are random and there from the start), and of ops.
+//! Speed: of training steps, measured as a run makes them but for its data (tokens are random), and of ops.
 
 mod attention;
 mod op;

@@ -4,7 +4,7 @@
 // The left operands fit into registers beside the sums.
 constexpr bool KEPT = HEAD_DIM * STRIPS <= 128;
 // Wider heads leave no registers for the choice.
-constexpr bool PARTS = HEAD_DIM <= 128;
+constexpr bool SKIPS = HEAD_DIM <= 128;
 
 // The queries of a warp, and what they have summed so far.
 struct Rows {
@@ -30,7 +30,7 @@ struct Rows {
     __device__ __forceinline__ void add(const bf16* k_tile, const bf16* v_tile, int keys) {
         float score[STRIPS][TILE / 8][4] = {};
         // Where a tile is cut, by the diagonal or a document's edge, only the part that is seen is worked on.
-        bool cut = queries.miss(keys), part = PARTS && cut;
+        bool cut = queries.miss(keys), part = SKIPS && cut;
         if (part) multiply_rows<TILE>(score, q, k_tile, queries.seen(keys));
         else multiply_rows<TILE>(score, q, k_tile);
         if (cut) {

@@ -14,7 +14,7 @@ use crate::timing;
 use std::sync::{Once, PoisonError};
 
 /// The ending of the files in which choices are kept.
-const EXTENSION: &str = "gemm";
+const EXTENSION: &str = "product";
 
 /// The algorithm, and how it was found; none where the library has none.
 pub(super) fn choose(
@@ -133,8 +133,8 @@ fn runs(gemm: &Gemm, matmul: &Matmul, algo: &LtAlgo) -> Result<bool, CudaError> 
     Ok(refused.is_none())
 }
 
-/// From this many operations on a product is one of a step that the card's power bounds, and is timed so.
-const LARGE_FLOPS: f64 = 1e11;
+/// From this many operations on a product may be one of a step that the card's power bounds, and is timed on noise.
+const LARGE_FLOPS: f64 = 1e10;
 
 /// The fastest of the library's proposals that run.
 fn fastest(
@@ -150,17 +150,18 @@ fn fastest(
             candidates.push(algo);
         }
     }
-    let timed = match gemm.flops() >= LARGE_FLOPS {
+    let timed = match gemm.flops() >= LARGE_FLOPS && candidates.len() > 1 {
         true => {
             static ANNOUNCED: Once = Once::new();
             ANNOUNCED.call_once(|| {
                 tracing::info!("timing large products on this card, once: what is fastest is kept")
             });
+            let numbers = Noise::numbers(gemm);
             // One at a time, so that the noise of one is there.
             let _alone = timing::alone();
-            let noise = Noise::new(context, gemm)?;
-            let noisy =
-                noise.as_ref().map(|noise| matmul.over(gemm, &noise.operands(operands))).transpose()?;
+            let noise = Noise::new(context, gemm, &numbers)?;
+            let over = |noise: &Noise| Matmul::new(gpu.blas()?, gemm, &noise.operands(operands));
+            let noisy = noise.as_ref().map(over).transpose()?;
             let matmul = noisy.as_ref().unwrap_or(matmul);
             timing::fastest_under_load(context, &candidates, |algo, stream| matmul.put(algo, stream))?
         }

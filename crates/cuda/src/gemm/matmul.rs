@@ -64,11 +64,6 @@ impl Matmul {
         })
     }
 
-    /// The same product of other operands.
-    pub(super) fn over(&self, gemm: &Gemm, operands: &GemmOperands) -> Result<Matmul, CudaError> {
-        Matmul::new(&self.blas, gemm, operands)
-    }
-
     pub(super) fn blas(&self) -> &Blas {
         &self.blas
     }

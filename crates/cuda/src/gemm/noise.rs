@@ -22,16 +22,25 @@ pub(super) struct Noise {
 }
 
 impl Noise {
-    /// None where the card has no room for it.
-    pub(super) fn new(context: &Context, gemm: &Gemm) -> Result<Option<Noise>, CudaError> {
-        match Noise::fill(context, gemm) {
+    /// Numbers for the factors and the result.
+    pub(super) fn numbers(gemm: &Gemm) -> [Vec<u8>; 3] {
+        [numbers(gemm.a.dtype, 0), numbers(gemm.b.dtype, 1), numbers(gemm.d, 2)]
+    }
+
+    /// Of these numbers; none where the card has no room for it.
+    pub(super) fn new(
+        context: &Context,
+        gemm: &Gemm,
+        numbers: &[Vec<u8>; 3],
+    ) -> Result<Option<Noise>, CudaError> {
+        match Noise::fill(context, gemm, numbers) {
             Ok(noise) => Ok(Some(noise)),
             Err(CudaError::Memory { .. }) => Ok(None),
             Err(error) => Err(error),
         }
     }
 
-    fn fill(context: &Context, gemm: &Gemm) -> Result<Noise, CudaError> {
+    fn fill(context: &Context, gemm: &Gemm, numbers: &[Vec<u8>; 3]) -> Result<Noise, CudaError> {
         let Gemm { m, n, k, a, b, d, d_stride, .. } = *gemm;
         let memory = |elements: usize, dtype: DType| DeviceMemory::new(context, elements * dtype.bytes(1));
         let rows =
@@ -42,10 +51,9 @@ impl Noise {
             d: memory(m * d_stride, d)?,
         };
         let stream = Stream::new(context)?;
-        for (memory, dtype, site) in [(&noise.a, a.dtype, 0), (&noise.b, b.dtype, 1), (&noise.d, d, 2)] {
-            let numbers = numbers(NUMBERS.min(memory.bytes() / dtype.bytes(1)), dtype, site);
-            let mut filled = numbers.len();
-            memory.span(0..filled).write(&numbers, &stream)?;
+        for (memory, numbers) in [&noise.a, &noise.b, &noise.d].into_iter().zip(numbers) {
+            let mut filled = numbers.len().min(memory.bytes());
+            memory.span(0..filled).write(&numbers[..filled], &stream)?;
             while filled < memory.bytes() {
                 let more = filled.min(memory.bytes() - filled);
                 memory.span(filled..filled + more).copy_from(memory.span(0..more), &stream)?;
@@ -64,8 +72,8 @@ impl Noise {
 }
 
 /// Standard normal numbers as bytes.
-fn numbers(count: usize, dtype: DType, site: u32) -> Vec<u8> {
-    let mut numbers = vec![0.0f32; count];
+fn numbers(dtype: DType, site: u32) -> Vec<u8> {
+    let mut numbers = vec![0.0f32; NUMBERS];
     Philox::new(0, 0, site).fill_normal(1.0, &mut numbers);
     match dtype {
         DType::BF16 => numbers.iter().flat_map(|&x| to_bf16(x).to_le_bytes()).collect(),

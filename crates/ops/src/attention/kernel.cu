@@ -40,7 +40,7 @@ struct Backward {
     Shape shape;
 };
 
-extern __shared__ float space[];
+extern __shared__ __align__(16) float space[];
 
 // Columns of qkv.
 __device__ __forceinline__ i64 row_width(const Shape& s) { return (i64)(s.heads + 2 * s.kv_heads) * HEAD_DIM; }

@@ -143,20 +143,9 @@ template <bool IN_REGISTERS> struct LeftRows {
     }
 };
 
-// Sixteens of a tile's rows: from one up to another.
-struct Part {
-    int from, to;
-    __device__ __forceinline__ bool has(int n) const { return n >= from && n < to; }
-};
-// All of them, known when it is compiled.
-struct Whole {
-    __device__ __forceinline__ bool has(int) const { return true; }
-};
-
-// sum[m][row, n] += the dot product of left's row and row n of the tile, where it is one of `part`.
-template <int N, class Rows = Whole, bool IN_REGISTERS>
-__device__ __forceinline__ void multiply_rows(float (&sum)[STRIPS][N / 8][4], const LeftRows<IN_REGISTERS>& left, const bf16* tile,
-                                              Rows part = {}) {
+// sum[m][row, n] += the dot product of left's row and row n of the tile.
+template <int N, bool IN_REGISTERS>
+__device__ __forceinline__ void multiply_rows(float (&sum)[STRIPS][N / 8][4], const LeftRows<IN_REGISTERS>& left, const bf16* tile) {
 #pragma unroll(IN_REGISTERS ? STEPS : 2)
     for (int step = 0; step < STEPS; step++) {
         u32 a[STRIPS][4];
@@ -164,7 +153,6 @@ __device__ __forceinline__ void multiply_rows(float (&sum)[STRIPS][N / 8][4], co
         for (int m = 0; m < STRIPS; m++) left.get(a[m], m, step);
 #pragma unroll
         for (int n = 0; n < N / 16; n++) {
-            if (!part.has(n)) continue;
             u32 b[4];
             load_matrices(b, tile + (n * 16 + lane() / 16 * 8 + lane() % 8) * PITCH + step * 16 + lane() / 8 % 2 * 8);
 #pragma unroll
@@ -176,13 +164,12 @@ __device__ __forceinline__ void multiply_rows(float (&sum)[STRIPS][N / 8][4], co
     }
 }
 
-// sum[m][row, column] += weights[m][row, k] times the tile's row k from `first_column` on, where it is one of `part`.
-template <int K, int COLUMNS, class Rows = Whole>
+// sum[m][row, column] += weights[m][row, k] times the tile's row k from `first_column` on.
+template <int K, int COLUMNS>
 __device__ __forceinline__ void multiply(float (&sum)[STRIPS][COLUMNS / 8][4], const u32 (&weights)[STRIPS][K / 16][4], const bf16* tile,
-                                         int first_column, Rows part = {}) {
+                                         int first_column) {
 #pragma unroll
-    for (int k = 0; k < K / 16; k++) {
-        if (!part.has(k)) continue;
+    for (int k = 0; k < K / 16; k++)
 #pragma unroll
         for (int c = 0; c < COLUMNS / 16; c++) {
             u32 b[4];
@@ -193,7 +180,6 @@ __device__ __forceinline__ void multiply(float (&sum)[STRIPS][COLUMNS / 8][4], c
                 multiply_add(sum[m][2 * c + 1], weights[m][k], b[2], b[3]);
             }
         }
-    }
 }
 
 // Sums as the left operand of the next product, rounded to bf16.
@@ -225,10 +211,6 @@ struct Queries {
     __device__ __forceinline__ int last() const { return first + STRIPS * 16 - 1; }
     // Whether one of them sees one of the TILE keys from `keys` on.
     __device__ __forceinline__ bool see_some(int keys) const { return keys <= last() && keys + TILE > seen_by_any; }
-    // Which of the TILE keys from `keys` on some of them see.
-    __device__ __forceinline__ Part seen(int keys) const {
-        return {max(seen_by_any - keys, 0) / 16, min((last() - keys) / 16 + 1, TILE / 16)};
-    }
     // Whether one of the TILE keys from `keys` on is hidden from one of them.
     __device__ __forceinline__ bool miss(int keys) const { return keys + TILE - 1 > first || keys < seen_by_all; }
     __device__ __forceinline__ bool see(int m, int half, int key) const {

@@ -1,10 +1,7 @@
 // Causal attention on tensor cores, in bf16 with f32 sums. A block has OWNED queries of one head of a sequence (grid: tiles of queries,
 // heads, sequences) and goes through the keys that they see, TILE at a time; the next keys and values are copied while these are worked on.
 
-// Blocks that a multiprocessor has registers for, of those with the fewest rows.
-constexpr int BLOCKS = HEAD_DIM <= 64 && OWNED == 64 ? 3 : 1;
-
-extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) flash_forward(Forward at) {
+extern "C" __global__ void __launch_bounds__(THREADS, 1) flash_forward(Forward at) {
     const Shape& s = at.shape;
     bf16* q_tile = (bf16*)shared_space;
     bf16* stages = q_tile + OWNED * PITCH;

@@ -3,8 +3,6 @@
 
 // The left operands fit into registers beside the sums.
 constexpr bool KEPT = HEAD_DIM * STRIPS <= 128;
-// Wider heads leave no registers for the choice.
-constexpr bool SKIPS = HEAD_DIM <= 128;
 
 // The queries of a warp, and what they have summed so far.
 struct Rows {
@@ -29,11 +27,8 @@ struct Rows {
     // Goes through TILE keys from `keys` on.
     __device__ __forceinline__ void add(const bf16* k_tile, const bf16* v_tile, int keys) {
         float score[STRIPS][TILE / 8][4] = {};
-        // Where a tile is cut, by the diagonal or a document's edge, only the part that is seen is worked on.
-        bool cut = queries.miss(keys), part = SKIPS && cut;
-        if (part) multiply_rows<TILE>(score, q, k_tile, queries.seen(keys));
-        else multiply_rows<TILE>(score, q, k_tile);
-        if (cut) {
+        multiply_rows<TILE>(score, q, k_tile);
+        if (queries.miss(keys)) {
 #pragma unroll
             for (int m = 0; m < STRIPS; m++)
 #pragma unroll
@@ -68,8 +63,7 @@ struct Rows {
             }
             as_left<TILE>(p[m], score[m]);
         }
-        if (part) multiply<TILE, HEAD_DIM>(o, p, v_tile, 0, queries.seen(keys));
-        else multiply<TILE, HEAD_DIM>(o, p, v_tile, 0);
+        multiply<TILE, HEAD_DIM>(o, p, v_tile, 0);
     }
 
     // Writes what was summed; the rows of `tile` are this warp's to overwrite.

@@ -102,12 +102,12 @@ fn recompute_changes_no_bit_and_saves_memory() {
 
 #[test]
 fn accumulation_gives_the_gradients_of_the_whole_batch() {
-    // On a card a product of another shape is summed in another order, and sharp attention makes much of that.
-    let exact = if on_card() { 2e-6 } else { 1e-6 };
+    // On a card a product of another shape is summed in another order, which shows in a small tensor whose gradient's terms cancel.
+    let exact_each = if on_card() { 5e-6 } else { 1e-6 };
     for base in variants() {
         let batch = random_batch(BATCH, base.model.vocab_size, 2);
         let whole = step(&base, &batch);
-        let bar = if base.recipe == Recipe::Bf16 { 2e-2 } else { exact };
+        let (bar, bar_each) = if base.recipe == Recipe::Bf16 { (2e-2, 2e-2) } else { (1e-6, exact_each) };
         for sequences in [1, 2] {
             let spec = TrainingSpec { batch: Batch { sequences, ..BATCH }, ..base.clone() };
             let parts = step(&spec, &batch);
@@ -119,8 +119,12 @@ fn accumulation_gives_the_gradients_of_the_whole_batch() {
             );
             for ((name, a), (_, b)) in parts.0.iter().zip(&whole.0) {
                 let error = relative(a, b);
-                assert!(error < bar, "{name} differs by {error:e} in {sequences} at a time of {base:?}");
+                assert!(error < bar_each, "{name} differs by {error:e} in {sequences} at a time of {base:?}");
             }
+            let [parts, whole] =
+                [&parts, &whole].map(|of| of.0.iter().flat_map(|t| t.1.clone()).collect::<Vec<_>>());
+            let error = relative(&parts, &whole);
+            assert!(error < bar, "all gradients differ by {error:e} in {sequences} at a time of {base:?}");
         }
     }
 }

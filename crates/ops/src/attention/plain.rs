@@ -22,8 +22,8 @@ pub(super) const SOURCE: KernelSource = KernelSource {
     ..KernelSource::new("attention/kernel.cu", include_str!("kernel.cu"))
 };
 
-/// Threads of a block: 16 x 16.
-const THREADS: [u32; 3] = [16, 16, 1];
+/// Threads of a block: X x Y, as in the source.
+const THREADS: [u32; 3] = [8, 16, 1];
 /// Queries of a block that sums the products of outputs and their gradients, a warp each.
 const DELTA_QUERIES: u32 = 8;
 

@@ -187,8 +187,11 @@ impl Run {
             let took = now - std::mem::replace(&mut step_begun, now);
             self.at.train_seconds += took.as_secs_f64();
             watch.step = watch.step.max(took);
-            flight.window.add(took);
+            flight.waited += took;
+            let each = flight.waited / landed.len().max(1) as u32;
             for step in landed {
+                flight.waited -= each;
+                flight.window.add(each);
                 self.tell_step(step, &mut flight, observer)?;
             }
             if self.saved.is_written() {
@@ -455,6 +458,8 @@ pub(crate) const IN_FLIGHT: usize = 2;
 struct Flight {
     steps: VecDeque<Flying>,
     nonfinite_in_a_row: u64,
+    /// The time that is not counted yet: since the last step that landed.
+    waited: Duration,
     window: Window,
 }
 
@@ -474,7 +479,7 @@ struct Landed {
     result: StepResult,
 }
 
-/// The time of the steps since the last report.
+/// The time of the steps that landed since the last report.
 #[derive(Default)]
 struct Window {
     steps: u64,

@@ -105,7 +105,7 @@ pub(crate) enum BenchCommand {
 pub(crate) struct BenchOpArgs {
     #[command(flatten)]
     pub(crate) run: RunFile,
-    /// Runs of each op, one after the other, which are timed together
+    /// Steps that are timed op by op, of which an op's median counts
     #[arg(long, default_value_t = 10)]
     pub(crate) repeats: usize,
     /// Print a line of JSON a row

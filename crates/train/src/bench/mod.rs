@@ -1,4 +1,4 @@
-//! Speed: of training steps, measured as a run makes them but for its data (tokens are random), and of ops.
+//! Speed: of training steps, measured as a run makes them but for its data (tokens are random, as frequent as those of a text), and of ops.
 
 mod attention;
 mod op;
@@ -107,7 +107,7 @@ pub fn step(parsed: &Parsed, options: BenchOptions) -> Result<StepSpeed, RunErro
         let begun = Instant::now();
         let mut flying = VecDeque::new();
         for _ in 0..steps {
-            let step = Step { number, lr: 1e-4, valid_targets, micro_steps };
+            let step = Step { number, lr: LR, valid_targets, micro_steps };
             for n in 0..micro_steps {
                 // Tokens that were not there before: those that are learned by heart leave gradients of zeros, which take less power.
                 let batch = random_batch(&spec, (number as usize * micro_steps + n) as u32);
@@ -178,12 +178,18 @@ fn median(values: &[f64]) -> f64 {
 /// Documents have this many tokens on average, where attention stays within them.
 const DOCUMENT_TOKENS: usize = 512;
 
-/// A micro-batch of random tokens.
+/// The learning rate of steps that are measured.
+const LR: f64 = 1e-4;
+
+/// A micro-batch of random tokens, which occur by Zipf's law as those of a text do: a token's rank is its number, and its logarithm is
+/// uniform. Tokens that are all as frequent leave nothing to learn but noise, and hardly ever meet in the embedding's gradient.
 fn random_batch(spec: &crate::programs::TrainingSpec, n: u32) -> TokenBatch {
     let (sequences, seq_len) = (spec.batch.sequences, spec.batch.seq_len);
     let count = sequences * seq_len;
     let rng = Philox::new(0, n, 0);
-    let token = |i: usize| (rng.word(i as u64) % spec.model.vocab_size as u32) as i32;
+    let tokens = spec.model.vocab_size;
+    let of_all = |i: usize| f64::from(rng.word(i as u64)) / 2f64.powi(32);
+    let token = |i: usize| (((tokens as f64 + 1.0).powf(of_all(i)) - 1.0) as usize).min(tokens - 1) as i32;
     let doc_start = match spec.document_mask {
         true => attention::documents([sequences, seq_len], DOCUMENT_TOKENS),
         false => vec![0; count],

@@ -1,6 +1,6 @@
-//! The ops of a training step, each by itself.
+//! The ops of a training step, each as it runs there.
 
-use super::{Bench, Rates, random_batch};
+use super::{Bench, LR, Rates, median, random_batch};
 use crate::config::Parsed;
 use crate::learner::Step;
 use crate::profile::Work;
@@ -26,30 +26,38 @@ pub struct OpSpeed {
     pub rates: Rates,
 }
 
-/// Measures every op of the training step of a run file by itself, the slowest first: `repeats` runs of it, one after the other.
+/// Measures every op of the training step of a run file, the slowest first: the median of `repeats` steps of one micro-batch, op by op.
+///
+/// Steps are made, not ops again and again: an op that works in place grows or shrinks its operands until they are no longer numbers.
 pub fn ops(parsed: &Parsed, repeats: usize) -> Result<Vec<OpSpeed>, RunError> {
-    let repeats = repeats.max(1);
     let ceiling = super::ceiling(&parsed.config)?;
     let Bench { mut learner, .. } = Bench::of(parsed)?;
-    let batch = random_batch(learner.spec(), 0);
-    // One step for what is done once.
-    learner.step(0, 0.0, std::slice::from_ref(&batch))?;
-    let step = Step { number: 1, lr: 0.0, valid_targets: batch.valid_targets, micro_steps: 1 };
     let id = learner.program();
-    learner.weights().engine().set_timing(Timing::Ops { repeats }).map_err(LearnError::from)?;
-    learner.micro_step(&step, 0, &batch)?;
-    let engine = learner.weights().engine();
-    let times = engine.take_times().map_err(LearnError::from)?;
-    let program = engine.program(id);
+    let mut measured: BTreeMap<usize, Vec<f64>> = BTreeMap::new();
+    // The first for what is done once, the second for warmth.
+    for n in 0..repeats.max(1) + 2 {
+        if n == 1 {
+            learner.weights().engine().set_timing(Timing::Ops { repeats: 1 }).map_err(LearnError::from)?;
+        }
+        let batch = random_batch(learner.spec(), n as u32);
+        let step = Step { number: n as u64, lr: LR, valid_targets: batch.valid_targets, micro_steps: 1 };
+        learner.micro_step(&step, 0, &batch)?;
+        let times = learner.weights().engine().take_times().map_err(LearnError::from)?;
+        for timed in times {
+            if let (TimedWork::Instance(index), true) = (timed.work, n > 1) {
+                measured.entry(index).or_default().push(timed.seconds());
+            }
+        }
+    }
+    let program = learner.weights().engine().program(id);
     let mut rows: BTreeMap<(&str, &str, &str), (usize, f64, Work)> = BTreeMap::new();
-    for timed in times {
-        let TimedWork::Instance(index) = timed.work else { continue };
+    for (index, times) in measured {
         let instance = &program.instances[index];
         let (op, origin) = (instance.code.op().name(), &instance.origin);
         let (count, seconds, all) = rows.entry((op, &origin.site, origin.role.name())).or_default();
         let work = Work::of(program, instance);
         *count += 1;
-        *seconds += timed.seconds() / repeats as f64;
+        *seconds += median(&times);
         *all = Work { flops: all.flops + work.flops, bytes: all.bytes + work.bytes };
     }
     let speed =

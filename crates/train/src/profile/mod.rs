@@ -85,6 +85,11 @@ impl Profiler {
         }
     }
 
+    /// Whether it changes how the step that follows `done` ones runs.
+    pub(crate) fn acts(&self, done: u64) -> bool {
+        self.window.timing(done) != self.timing
+    }
+
     /// Before the step that follows `done` ones.
     pub(crate) fn before_step(
         &mut self,

@@ -181,7 +181,8 @@ impl Run {
             let evaluate = if last { self.config.eval.at_end } else { due(self.at.step, eval_every) };
             let mut ended = watch.ended(watch.step + self.saving(watch)).filter(|_| !last);
             // Whoever looks at the state wants to know what became of the steps that made it.
-            let all = last || evaluate || ended.is_some() || due(self.at.step, every);
+            let traced = self.profiler.as_ref().is_some_and(|profiler| profiler.acts(self.at.step));
+            let all = last || evaluate || traced || ended.is_some() || due(self.at.step, every);
             let landed = self.land(&mut flight.steps, if all { 0 } else { IN_FLIGHT })?;
             let now = Instant::now();
             let took = now - std::mem::replace(&mut step_begun, now);

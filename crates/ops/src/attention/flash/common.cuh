@@ -209,10 +209,14 @@ struct Queries {
     // The query of this lane's row in half of a strip.
     __device__ __forceinline__ int query(int m, int half) const { return first + m * 16 + half * 8 + sum_row(); }
     __device__ __forceinline__ int last() const { return first + STRIPS * 16 - 1; }
-    // Whether one of them sees one of the TILE keys from `keys` on.
-    __device__ __forceinline__ bool see_some(int keys) const { return keys <= last() && keys + TILE > seen_by_any; }
-    // Whether one of the TILE keys from `keys` on is hidden from one of them.
-    __device__ __forceinline__ bool miss(int keys) const { return keys + TILE - 1 > first || keys < seen_by_all; }
+    // Whether one of them sees one of the N keys from `keys` on.
+    template <int N = TILE> __device__ __forceinline__ bool see_some(int keys) const {
+        return keys <= last() && keys + N > seen_by_any;
+    }
+    // Whether one of the N keys from `keys` on is hidden from one of them.
+    template <int N = TILE> __device__ __forceinline__ bool miss(int keys) const {
+        return keys + N - 1 > first || keys < seen_by_all;
+    }
     __device__ __forceinline__ bool see(int m, int half, int key) const {
         return key <= query(m, half) && key >= seen_from[m][half];
     }

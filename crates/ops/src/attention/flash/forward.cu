@@ -26,7 +26,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) flash_forward(Forward a
             load_tile<TILE>(next, of.k, of.width, keys + TILE, s.seq_len);
             load_tile<TILE>(next + TILE * PITCH, of.v, of.width, keys + TILE, s.seq_len);
         }
-        if (rows.queries.see_some(keys)) rows.add(k_tile, k_tile + TILE * PITCH, keys);
+        rows.add(k_tile, k_tile + TILE * PITCH, keys);
     }
     rows.finish(at, head, sequence, mine);
 }

@@ -24,34 +24,50 @@ struct Rows {
 
     __device__ __forceinline__ static float scale() { return rsqrtf((float)HEAD_DIM) * LOG2_E; }
 
-    // Goes through TILE keys from `keys` on.
+    // Goes through a tile of keys from `keys` on: all of it, half of it where the other half is hidden from all queries, or none.
     __device__ __forceinline__ void add(const bf16* k_tile, const bf16* v_tile, int keys) {
-        float score[STRIPS][TILE / 8][4] = {};
-        multiply_rows<TILE>(score, q, k_tile);
-        if (queries.miss(keys)) {
+        constexpr int HALF = TILE / 2;
+        if constexpr (HALF % 16 != 0) {
+            if (queries.see_some(keys)) add_all<TILE>(k_tile, v_tile, keys);
+        } else {
+            bool lower = queries.see_some<HALF>(keys), upper = queries.see_some<HALF>(keys + HALF);
+            if (lower && upper) {
+                add_all<TILE>(k_tile, v_tile, keys);
+            } else if (lower || upper) {
+                int from = lower ? 0 : HALF;
+                add_all<HALF>(k_tile + from * PITCH, v_tile + from * PITCH, keys + from);
+            }
+        }
+    }
+
+    // Goes through N keys from `keys` on.
+    template <int N> __device__ __forceinline__ void add_all(const bf16* k_tile, const bf16* v_tile, int keys) {
+        float score[STRIPS][N / 8][4] = {};
+        multiply_rows<N>(score, q, k_tile);
+        if (queries.miss<N>(keys)) {
 #pragma unroll
             for (int m = 0; m < STRIPS; m++)
 #pragma unroll
-                for (int n = 0; n < TILE / 8; n++)
+                for (int n = 0; n < N / 8; n++)
 #pragma unroll
                     for (int i = 0; i < 4; i++)
                         if (!queries.see(m, i / 2, keys + n * 8 + sum_column() + i % 2)) score[m][n][i] = -INFINITY_F;
         }
-        u32 p[STRIPS][TILE / 16][4];
+        u32 p[STRIPS][N / 16][4];
 #pragma unroll
         for (int m = 0; m < STRIPS; m++) {
 #pragma unroll
             for (int half = 0; half < 2; half++) {
                 float most = largest[m][half];
 #pragma unroll
-                for (int n = 0; n < TILE / 8; n++) most = fmaxf(most, fmaxf(score[m][n][half * 2], score[m][n][half * 2 + 1]));
+                for (int n = 0; n < N / 8; n++) most = fmaxf(most, fmaxf(score[m][n][half * 2], score[m][n][half * 2 + 1]));
                 most = row_max(most);
                 // Nothing seen yet: exp(-inf - -inf) would be NaN.
                 float shift = most == -INFINITY_F ? 0.0f : most * scale();
                 float shrink = exp2_fast(largest[m][half] * scale() - shift), sum = 0.0f;
                 largest[m][half] = most;
 #pragma unroll
-                for (int n = 0; n < TILE / 8; n++)
+                for (int n = 0; n < N / 8; n++)
 #pragma unroll
                     for (int i = half * 2; i < half * 2 + 2; i++) {
                         score[m][n][i] = exp2_fast(fmaf(score[m][n][i], scale(), -shift));
@@ -61,9 +77,9 @@ struct Rows {
 #pragma unroll
                 for (int n = 0; n < HEAD_DIM / 8; n++) o[m][n][half * 2] *= shrink, o[m][n][half * 2 + 1] *= shrink;
             }
-            as_left<TILE>(p[m], score[m]);
+            as_left<N>(p[m], score[m]);
         }
-        multiply<TILE, HEAD_DIM>(o, p, v_tile, 0);
+        multiply<N, HEAD_DIM>(o, p, v_tile, 0);
     }
 
     // Writes what was summed; the rows of `tile` are this warp's to overwrite.

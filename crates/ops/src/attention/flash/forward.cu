@@ -1,7 +1,9 @@
 // Causal attention on tensor cores, in bf16 with f32 sums. A block has OWNED queries of one head of a sequence (grid: tiles of queries,
 // heads, sequences) and goes through the keys that they see, TILE at a time; the next keys and values are copied while these are worked on.
+// Within documents most tiles are cut, and a warp goes through the halves that it sees; over whole sequences few are, and what finds
+// halves costs more than they do.
 
-extern "C" __global__ void __launch_bounds__(THREADS, 1) flash_forward(Forward at) {
+template <bool DOCUMENTS> __device__ __forceinline__ void forward(const Forward& at) {
     const Shape& s = at.shape;
     bf16* q_tile = (bf16*)shared_space;
     bf16* stages = q_tile + OWNED * PITCH;
@@ -26,7 +28,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) flash_forward(Forward a
             load_tile<TILE>(next, of.k, of.width, keys + TILE, s.seq_len);
             load_tile<TILE>(next + TILE * PITCH, of.v, of.width, keys + TILE, s.seq_len);
         }
-        rows.add(k_tile, k_tile + TILE * PITCH, keys);
+        if constexpr (DOCUMENTS) rows.add_seen(k_tile, k_tile + TILE * PITCH, keys);
+        else if (rows.queries.see_some(keys)) rows.add(k_tile, k_tile + TILE * PITCH, keys);
     }
     rows.finish(at, head, sequence, mine);
 }
+
+extern "C" __global__ void __launch_bounds__(THREADS, 1) flash_forward(Forward at) { forward<false>(at); }
+extern "C" __global__ void __launch_bounds__(THREADS, 1) flash_forward_of_documents(Forward at) { forward<true>(at); }

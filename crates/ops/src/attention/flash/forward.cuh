@@ -24,24 +24,24 @@ struct Rows {
 
     __device__ __forceinline__ static float scale() { return rsqrtf((float)HEAD_DIM) * LOG2_E; }
 
-    // Goes through a tile of keys from `keys` on: all of it, half of it where the other half is hidden from all queries, or none.
-    __device__ __forceinline__ void add(const bf16* k_tile, const bf16* v_tile, int keys) {
+    // Goes through what is seen of the TILE keys from `keys` on: all of them, a half, or none.
+    __device__ __forceinline__ void add_seen(const bf16* k_tile, const bf16* v_tile, int keys) {
         constexpr int HALF = TILE / 2;
         if constexpr (HALF % 16 != 0) {
-            if (queries.see_some(keys)) add_all<TILE>(k_tile, v_tile, keys);
+            if (queries.see_some(keys)) add(k_tile, v_tile, keys);
         } else {
             bool lower = queries.see_some<HALF>(keys), upper = queries.see_some<HALF>(keys + HALF);
             if (lower && upper) {
-                add_all<TILE>(k_tile, v_tile, keys);
+                add(k_tile, v_tile, keys);
             } else if (lower || upper) {
                 int from = lower ? 0 : HALF;
-                add_all<HALF>(k_tile + from * PITCH, v_tile + from * PITCH, keys + from);
+                add<HALF>(k_tile + from * PITCH, v_tile + from * PITCH, keys + from);
             }
         }
     }
 
-    // Goes through N keys from `keys` on.
-    template <int N> __device__ __forceinline__ void add_all(const bf16* k_tile, const bf16* v_tile, int keys) {
+    // Goes through the N keys from `keys` on.
+    template <int N = TILE> __device__ __forceinline__ void add(const bf16* k_tile, const bf16* v_tile, int keys) {
         float score[STRIPS][N / 8][4] = {};
         multiply_rows<N>(score, q, k_tile);
         if (queries.miss<N>(keys)) {

@@ -148,7 +148,8 @@ const MOST_BLOCKS: usize = 65_535;
 /// A kernel of these sources.
 pub(super) struct Kernel {
     source: &'static KernelSource,
-    name: &'static str,
+    /// Its name, within documents or over whole sequences.
+    name: fn(documents: bool) -> &'static str,
     /// Whether several query heads may share a key/value head.
     grouped: bool,
     /// Bytes of shared memory.
@@ -159,7 +160,7 @@ pub(super) struct Kernel {
 /// The forward in tiles.
 pub(super) const TILED_FORWARD: &[Kernel] = &[Kernel {
     source: &FORWARD,
-    name: "flash_forward",
+    name: |documents| if documents { "flash_forward_of_documents" } else { "flash_forward" },
     grouped: true,
     shared: |t| t.bytes(t.owned() + 4 * t.tile),
     grid: |op, t, sequences| [op.seq_len.div_ceil(t.owned()), op.heads, sequences],
@@ -168,7 +169,7 @@ pub(super) const TILED_FORWARD: &[Kernel] = &[Kernel {
 /// The forward of whole sequences.
 pub(super) const FORWARD_OF_WHOLE: &[Kernel] = &[Kernel {
     source: &WHOLE_FORWARD,
-    name: "whole_forward",
+    name: |_| "whole_forward",
     grouped: true,
     shared: |t| t.bytes(3 * t.whole),
     grid: |op, _, sequences| [op.heads, sequences, 1],
@@ -178,14 +179,14 @@ pub(super) const FORWARD_OF_WHOLE: &[Kernel] = &[Kernel {
 pub(super) const TILED_BACKWARD: &[Kernel] = &[
     Kernel {
         source: &QUERIES,
-        name: "flash_queries",
+        name: |_| "flash_queries",
         grouped: true,
         shared: |t| t.bytes(2 * t.owned() + 4 * t.tile),
         grid: |op, t, sequences| [op.seq_len.div_ceil(t.owned()), op.heads, sequences],
     },
     Kernel {
         source: &KEYS,
-        name: "flash_keys",
+        name: |_| "flash_keys",
         grouped: true,
         // Beside the tiles, three numbers for each query of two stages.
         shared: |t| t.bytes(2 * t.owned() + 4 * t.tile) + 2 * 3 * 4 * t.tile,
@@ -200,7 +201,7 @@ pub(super) const TILED_BACKWARD: &[Kernel] = &[
 /// The backward of whole sequences.
 pub(super) const BACKWARD_OF_WHOLE: &[Kernel] = &[Kernel {
     source: &WHOLE_BACKWARD,
-    name: "whole_backward",
+    name: |_| "whole_backward",
     grouped: false,
     // Beside the tiles, three numbers for each query.
     shared: |t| t.bytes(4 * t.whole + t.owned()) + 3 * 4 * t.whole,
@@ -221,8 +222,9 @@ impl Attention {
         let mut tiles = Tiles::of(kernel.source, self.head_dim, self.seq_len);
         tiles.retain(|&t| (kernel.grid)(self, t, sequences)[1..].iter().all(|&blocks| blocks <= MOST_BLOCKS));
         tiles.retain(|&t| (kernel.shared)(t) <= gpu.info().shared_bytes_per_block);
+        let name = (kernel.name)(documents);
         let launch = |t: Tiles, arguments: A| {
-            let function = gpu.function(kernel.source, &t.defines(), kernel.name)?;
+            let function = gpu.function(kernel.source, &t.defines(), name)?;
             let shared = (kernel.shared)(t) as u32;
             function.allow_shared(shared)?;
             let grid = (kernel.grid)(self, t, sequences).map(|n| n as u32);
@@ -237,7 +239,7 @@ impl Attention {
         let candidates: Vec<Candidate<'_>> =
             named.iter().map(|(name, make)| Candidate::new(name, make)).collect();
         let within = if documents { " within documents" } else { "" };
-        let what = format!("{} of {self:?}, {sequences} sequences{within}", kernel.name);
+        let what = format!("{name} of {self:?}, {sequences} sequences{within}");
         gpu.fastest(&what, &candidates)
     }
 

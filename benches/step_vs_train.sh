@@ -26,19 +26,21 @@ field() { sed -n -e "s/.*\"$1\":\"\([^\"]*\)\".*/\1/p" -e "s/.*\"$1\":\([-0-9.eE
 # The one in the middle.
 median() { sort -g | awk '{ x[NR] = $1 } END { print x[int(NR / 2) + 1] }'; }
 
+data="--set data.train=$folder/shards --set data.tokenizer= --set data.bpe_vocab_size= --set data.held_out=0.0"
+data="$data --set eval.every=0 --set eval.at_end=false"
+
 "$xtrain" tokenize "$text" --bpe-vocab-size "${VOCABULARY:-32768}" --out "$folder/shards" >&2
 
 # shellcheck disable=SC2086 # a word each
-bench() { "$xtrain" bench step "$config" $sets --warmup 5 --repeats 1 --steps "$steps" --json; }
+bench() { "$xtrain" bench step "$config" $sets $data --warmup 5 --repeats 1 --steps "$steps" --json; }
 
 # shellcheck disable=SC2086
 train() {
     rm -rf "$folder/run"
     # Nothing but steps: evaluation, checkpoints and the end are measured elsewhere.
     "$xtrain" train "$config" $sets --out "$folder/run" \
-        --set data.train="$folder/shards" --set data.tokenizer= --set data.held_out=0.0 \
-        --set train.steps=$((2 * steps)) --set log.every="$steps" --set log.tensorboard=false \
-        --set checkpoint.every=0 --set checkpoint.export_hf=false --set eval.every=0 --set eval.at_end=false >&2
+        $data --set train.steps=$((2 * steps)) --set log.every="$steps" --set log.tensorboard=false \
+        --set checkpoint.every=0 --set checkpoint.export_hf=false >&2
     # The second window: the first has what is done once.
     tail -n 50 "$folder/run/metrics.jsonl" | grep "\"step\":$((2 * steps))," | field tokens_per_second | head -n 1
 }

@@ -1,8 +1,9 @@
-//! Speed: of training steps, measured as a run makes them but for its data (tokens are random, as frequent as those of a text), and of ops.
+//! Speed: of training steps, measured as a run makes them, on its data where that is there as token shards, and of ops.
 
 mod attention;
 mod op;
 mod product;
+mod tokens;
 mod trial;
 
 pub use attention::{AttentionShape, AttentionSpeed, attention, attention_of, common_attention};
@@ -18,10 +19,9 @@ use crate::weights::LearnError;
 use serde::Serialize;
 use std::collections::VecDeque;
 use std::time::Instant;
+use tokens::Tokens;
 use trial::Stand;
-use xtrain_data::Batch as TokenBatch;
 use xtrain_runtime::Checks;
-use xtrain_tensor::Philox;
 
 /// How long to measure.
 #[derive(Clone, Copy, Debug)]
@@ -41,6 +41,8 @@ pub struct StepSpeed {
     pub device: String,
     /// `fp32`, `bf16`, ..
     pub precision: String,
+    /// Whose tokens: `shards`, those of the run file, or `random`.
+    pub data: &'static str,
     /// Tokens of an optimizer step.
     pub tokens: u64,
     /// Seconds of a step: the median of the measurements.
@@ -101,16 +103,16 @@ pub fn step(parsed: &Parsed, options: BenchOptions) -> Result<StepSpeed, RunErro
     let spec = learner.spec().clone();
     let micro_steps = config.train.batch_size / config.train.micro_batch_size();
     let valid_targets = config.step_tokens() as usize;
+    let tokens = Tokens::of(&config)?;
 
     let (mut number, mut loss) = (0, f64::NAN);
-    let mut run = |learner: &mut Learner, steps: usize| -> Result<f64, LearnError> {
+    let mut run = |learner: &mut Learner, steps: usize| -> Result<f64, RunError> {
         let begun = Instant::now();
         let mut flying = VecDeque::new();
         for _ in 0..steps {
             let step = Step { number, lr: LR, valid_targets, micro_steps };
             for n in 0..micro_steps {
-                // Tokens that were not there before: those that are learned by heart leave gradients of zeros, which take less power.
-                let batch = random_batch(&spec, (number as usize * micro_steps + n) as u32);
+                let batch = tokens.batch(&spec, number as usize * micro_steps + n)?;
                 learner.micro_step(&step, n, &batch)?;
             }
             flying.push_back(learner.fetch()?);
@@ -142,15 +144,16 @@ pub fn step(parsed: &Parsed, options: BenchOptions) -> Result<StepSpeed, RunErro
     drop(learner);
     let ceiling = ceiling(&config)?;
     let seconds = median(&measured);
-    let tokens = config.step_tokens();
-    let flops = spec.model.flops_per_token(config.data.seq_len) * tokens as f64 / seconds;
+    let step_tokens = config.step_tokens();
+    let flops = spec.model.flops_per_token(config.data.seq_len) * step_tokens as f64 / seconds;
     Ok(StepSpeed {
         device,
         precision: spec.recipe.name().into(),
-        tokens,
+        data: tokens.name(),
+        tokens: step_tokens,
         seconds,
         measured,
-        tokens_per_second: tokens as f64 / seconds,
+        tokens_per_second: step_tokens as f64 / seconds,
         tflops: flops / 1e12,
         mfu: peak_flops.map(|peak| flops / peak),
         ceiling,
@@ -175,32 +178,5 @@ fn median(values: &[f64]) -> f64 {
     sorted.get(sorted.len() / 2).copied().unwrap_or(f64::NAN)
 }
 
-/// Documents have this many tokens on average, where attention stays within them.
-const DOCUMENT_TOKENS: usize = 512;
-
 /// The learning rate of steps that are measured.
 const LR: f64 = 1e-4;
-
-/// A micro-batch of random tokens, which occur by Zipf's law as those of a text do: a token's rank is its number, and its logarithm is
-/// uniform. Tokens that are all as frequent leave nothing to learn but noise, and hardly ever meet in the embedding's gradient.
-fn random_batch(spec: &crate::programs::TrainingSpec, n: u32) -> TokenBatch {
-    let (sequences, seq_len) = (spec.batch.sequences, spec.batch.seq_len);
-    let count = sequences * seq_len;
-    let rng = Philox::new(0, n, 0);
-    let tokens = spec.model.vocab_size;
-    let of_all = |i: usize| f64::from(rng.word(i as u64)) / 2f64.powi(32);
-    let token = |i: usize| (((tokens as f64 + 1.0).powf(of_all(i)) - 1.0) as usize).min(tokens - 1) as i32;
-    let doc_start = match spec.document_mask {
-        true => attention::documents([sequences, seq_len], DOCUMENT_TOKENS),
-        false => vec![0; count],
-    };
-    TokenBatch {
-        batch_size: sequences,
-        seq_len,
-        tokens: (0..count).map(token).collect(),
-        targets: (1..=count).map(token).collect(),
-        positions: (0..count).map(|i| (i % seq_len) as i32 - doc_start[i]).collect(),
-        doc_start,
-        valid_targets: count,
-    }
-}

@@ -1,6 +1,7 @@
 //! The ops of a training step, each as it runs there.
 
-use super::{Bench, LR, Rates, median, random_batch};
+use super::tokens::Tokens;
+use super::{Bench, LR, Rates, median};
 use crate::config::Parsed;
 use crate::learner::Step;
 use crate::profile::Work;
@@ -31,7 +32,8 @@ pub struct OpSpeed {
 /// Steps are made, not ops again and again: an op that works in place grows or shrinks its operands until they are no longer numbers.
 pub fn ops(parsed: &Parsed, repeats: usize) -> Result<Vec<OpSpeed>, RunError> {
     let ceiling = super::ceiling(&parsed.config)?;
-    let Bench { mut learner, .. } = Bench::of(parsed)?;
+    let Bench { mut learner, config, .. } = Bench::of(parsed)?;
+    let tokens = Tokens::of(&config)?;
     let id = learner.program();
     let mut measured: BTreeMap<usize, Vec<f64>> = BTreeMap::new();
     // The first for what is done once, the second for warmth.
@@ -39,7 +41,7 @@ pub fn ops(parsed: &Parsed, repeats: usize) -> Result<Vec<OpSpeed>, RunError> {
         if n == 1 {
             learner.weights().engine().set_timing(Timing::Ops { repeats: 1 }).map_err(LearnError::from)?;
         }
-        let batch = random_batch(learner.spec(), n as u32);
+        let batch = tokens.batch(learner.spec(), n)?;
         let step = Step { number: n as u64, lr: LR, valid_targets: batch.valid_targets, micro_steps: 1 };
         learner.micro_step(&step, 0, &batch)?;
         let times = learner.weights().engine().take_times().map_err(LearnError::from)?;

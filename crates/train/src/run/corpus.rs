@@ -1,5 +1,6 @@
 //! The data of a run: its tokenizer, its training samples, and what it validates on.
 
+use super::setup::are_shards;
 use super::{Notice, RunError};
 use crate::config::{Config, Source, Sources, TokenizerChoice};
 use std::collections::HashSet;
@@ -82,7 +83,6 @@ fn open_inputs(config: &Config, sources: &Sources) -> Result<Vec<Input>, RunErro
         field: config.data.text_field(source).to_owned(),
         separator: config.data.separator(source).map(str::to_owned),
     };
-    let are_shards = |source: &Source| Path::new(&source.path).join("dataset.json").is_file();
     let are_one = |a: &Source, b: &Source| {
         let is_mixed_by_size = |source: &Source| source.weight.is_none() && !are_shards(source);
         is_mixed_by_size(a) && is_mixed_by_size(b) && options(a) == options(b)

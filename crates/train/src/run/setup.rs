@@ -75,10 +75,14 @@ impl Vocabulary {
     }
 }
 
+/// Whether a source is token shards.
+pub(crate) fn are_shards(source: &Source) -> bool {
+    Path::new(&source.path).join(DATASET_FILE).is_file()
+}
+
 /// The first training source that is token shards.
 pub(super) fn shards(config: &Config) -> Result<Option<Dataset>, RunError> {
-    let is_dataset = |source: &&Source| Path::new(&source.path).join(DATASET_FILE).is_file();
-    let first = config.data.train.0.iter().find(is_dataset);
+    let first = config.data.train.0.iter().find(|source| are_shards(source));
     Ok(first.map(|source| Dataset::open(&source.path)).transpose()?)
 }
 

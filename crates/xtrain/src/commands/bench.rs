@@ -57,6 +57,7 @@ fn table(speed: &StepSpeed) -> String {
     let mut line = |name: &str, value: String| out.push_str(&format!("{name:<28}{value}\n"));
     line("device", speed.device.clone());
     line("precision", speed.precision.clone());
+    line("tokens of", speed.data.to_owned());
     line("tokens a step", format::grouped(speed.tokens));
     line("step", format!("{:.3} ms", speed.seconds * 1e3));
     line("tokens a second", format::grouped(speed.tokens_per_second as u64));

@@ -80,6 +80,14 @@ fn a_step_and_its_ops_are_measured() {
     assert_eq!(step["tokens"], 64);
     assert!(positive(&step["tokens_per_second"]) && positive(&step["loss"]), "{step}");
     assert_eq!(step["measured"].as_array().map(Vec::len), Some(2));
+    assert_eq!(step["data"], "random");
+    place.run("tokenize a.txt --bpe-vocab-size 300 --out shards").succeeds();
+    let of_shards = "--set data.train=shards --set data.tokenizer= --set model.vocab_size=300";
+    let step = json(
+        &place,
+        &format!("step run.toml --set train.device=DEVICE {of_shards} --warmup 2 --repeats 1 --steps 1"),
+    );
+    assert_eq!(step["data"], "shards");
     let ops = bench(&place, "op run.toml --set train.device=DEVICE --repeats 2 --json").stdout;
     let rows: Vec<Value> = ops.lines().map(|line| serde_json::from_str(line).expect("JSON")).collect();
     let count = |op: &str, site: &str| {

@@ -6,7 +6,7 @@ use crate::ffi::cublaslt::{
     CUBLAS_STATUS_SUCCESS, CublasLt, LtAlgo, LtHandle, LtMatmulDesc, LtMatrixLayout, LtPreference,
 };
 use crate::ffi::open::{c_string, cublaslt};
-use crate::timing;
+use crate::turns;
 use std::collections::HashMap;
 use std::ffi::{c_int, c_void};
 use std::sync::{Arc, Mutex, OnceLock};
@@ -48,7 +48,7 @@ impl Blas {
 
 impl Drop for Blas {
     fn drop(&mut self) {
-        let _untimed = timing::untimed();
+        let _turn = turns::beside_others();
         if self.context.enter().is_ok() {
             // SAFETY: created once, destroyed once; plans keep the handle.
             unsafe { (self.lt.cublasLtDestroy)(self.handle) };

@@ -4,7 +4,7 @@ use crate::device::Device;
 use crate::error::CudaError;
 use crate::ffi::driver::{CUDA_ERROR_OUT_OF_MEMORY, CuContext, Driver};
 use crate::ffi::open::{check, driver, status_error};
-use crate::timing;
+use crate::turns;
 use std::ffi::c_int;
 use std::sync::Arc;
 
@@ -94,7 +94,7 @@ impl Context {
 
 impl Drop for Inner {
     fn drop(&mut self) {
-        let _untimed = timing::untimed();
+        let _turn = turns::beside_others();
         // SAFETY: retained once in `new`, and nothing made in it is left: each keeps a clone.
         let status = unsafe { (self.driver.cuDevicePrimaryCtxRelease_v2)(self.device.handle) };
         if status != 0 {

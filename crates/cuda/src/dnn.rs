@@ -12,7 +12,7 @@ use crate::ffi::cudnn::{
 use crate::ffi::open::{c_string, cudnn};
 use crate::memory::DevicePtr;
 use crate::stream::Stream;
-use crate::timing;
+use crate::turns;
 use std::ffi::{c_char, c_int, c_void};
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -48,7 +48,7 @@ impl Dnn {
 
 impl Drop for Dnn {
     fn drop(&mut self) {
-        let _untimed = timing::untimed();
+        let _turn = turns::beside_others();
         if self.context.enter().is_ok() {
             // SAFETY: created once, destroyed once; plans keep the `Dnn`.
             unsafe { (self.cudnn.cudnnDestroy)(self.handle) };
@@ -363,7 +363,7 @@ impl GraphBuilder {
     pub(crate) fn plan(self, workspace_bytes: usize, deterministic: bool) -> Result<GraphPlan, CudaError> {
         let dnn = self.dnn.clone();
         // What is timed would wait for the handle.
-        let _untimed = timing::untimed();
+        let _turn = turns::beside_others();
         let _running = dnn.running.lock().unwrap_or_else(PoisonError::into_inner);
         let graph = Descriptor::new(&dnn, kind::OPERATION_GRAPH)?;
         let operations: Vec<&Descriptor> = self.operations.iter().map(|(_, op)| op).collect();

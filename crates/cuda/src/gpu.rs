@@ -11,7 +11,7 @@ use crate::ffi::open::{cublaslt, cudnn, driver_library};
 use crate::module::{Function, Module};
 use crate::sdpa::{Direction, Sdpa};
 use crate::source::KernelSource;
-use crate::timing;
+use crate::turns;
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Instant;
@@ -107,7 +107,7 @@ impl Gpu {
     /// cuBLASLt on this card.
     pub(crate) fn blas(&self) -> Result<&Arc<Blas>, CudaError> {
         let opened = self.blas.get_or_init(|| {
-            let _untimed = timing::untimed();
+            let _turn = turns::beside_others();
             Blas::open(&self.context).map(Arc::new)
         });
         opened.as_ref().map_err(Clone::clone)
@@ -133,7 +133,7 @@ impl Gpu {
         drop(all);
         let planned = cell.get_or_init(|| {
             let dnn = self.dnns[direction as usize].get_or_init(|| {
-                let _untimed = timing::untimed();
+                let _turn = turns::beside_others();
                 Dnn::open(&self.context).map(Arc::new)
             });
             let dnn = dnn.as_ref().map_err(Clone::clone)?;

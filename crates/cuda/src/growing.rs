@@ -8,7 +8,7 @@ use crate::ffi::driver::{
     CuMemLocation,
 };
 use crate::memory::DeviceSpan;
-use crate::timing;
+use crate::turns;
 use std::ops::Range;
 
 /// A span of addresses as long as the card's memory, of which the first bytes are backed by memory.
@@ -75,7 +75,7 @@ impl GrowingMemory {
         if self.bytes + more > self.reserved {
             return Err(CudaError::Memory { bytes: more, free, total });
         }
-        let _untimed = timing::untimed();
+        let _turn = turns::beside_others();
         let (driver, prop) = (self.context.driver(), properties(&self.context));
         let mut handle = 0;
         // SAFETY: writes one number; `prop` lives here.
@@ -113,7 +113,7 @@ fn properties(context: &Context) -> CuMemAllocationProp {
 
 impl Drop for GrowingMemory {
     fn drop(&mut self) {
-        let _untimed = timing::untimed();
+        let _turn = turns::beside_others();
         if self.context.enter().is_err() {
             return;
         }

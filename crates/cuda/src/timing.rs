@@ -3,52 +3,7 @@
 use crate::context::Context;
 use crate::error::CudaError;
 use crate::stream::{Event, Stream};
-use std::cell::Cell;
-use std::sync::{LockResult, PoisonError, RwLock};
-
-/// Locked to write by what must run alone, and to read by what may run beside others: programs are made ready on many threads.
-static RUNNING: RwLock<()> = RwLock::new(());
-
-thread_local! {
-    /// Whether this thread holds [`RUNNING`]: who holds it has what it wants, and would wait for itself.
-    static HELD: Cell<bool> = const { Cell::new(false) };
-}
-
-/// That [`RUNNING`] is held by this thread.
-struct Held<G> {
-    _guard: G,
-}
-
-impl<G> Held<G> {
-    /// None where this thread holds it already.
-    fn new(lock: impl FnOnce() -> LockResult<G>) -> Option<Held<G>> {
-        (!HELD.get()).then(|| {
-            let guard = lock().unwrap_or_else(PoisonError::into_inner);
-            HELD.set(true);
-            Held { _guard: guard }
-        })
-    }
-}
-
-impl<G> Drop for Held<G> {
-    fn drop(&mut self) {
-        HELD.set(false);
-    }
-}
-
-/// To be held by whoever runs something for the first time, or takes or gives back what is the card's: nothing is timed beside it, and no
-/// graph recorded. For such calls may wait for all streams of the card, and to wait for one that is recorded ends every recording in an error
-/// (CUDA programming guide, "Prohibited and Unhandled Operations" of stream capture), whichever thread does so.
-#[must_use]
-pub fn untimed() -> Option<impl Sized> {
-    Held::new(|| RUNNING.read())
-}
-
-/// To be held by whoever takes the time or records a graph. Within it, both give nothing; it is not asked for within [`untimed`].
-#[must_use]
-pub(crate) fn alone() -> Option<impl Sized> {
-    Held::new(|| RUNNING.write())
-}
+use crate::turns;
 
 /// Timed rounds, of which the median counts; one more goes before them. Fewer where a run under load follows.
 const ROUNDS: usize = 7;
@@ -80,7 +35,7 @@ pub(crate) fn runs(
     put: impl Fn(&Stream) -> Result<(), CudaError>,
 ) -> Result<Option<CudaError>, CudaError> {
     let stream = Stream::new(context)?;
-    let _alone = alone();
+    let _alone = turns::alone();
     let put = put(&stream);
     stream.synchronize()?;
     Ok(put.err())
@@ -110,7 +65,7 @@ pub(crate) fn fastest_under_load<C>(
     if candidates.len() < 2 {
         return fastest(context, candidates, put);
     }
-    let _alone = alone();
+    let _alone = turns::alone();
     let mut times = medians(context, candidates, FEW_ROUNDS, &put)?;
     let best = times.iter().copied().fold(f64::INFINITY, f64::min);
     if best < LONG_SECONDS {
@@ -170,7 +125,7 @@ fn medians<C>(
     rounds: usize,
     put: impl Fn(&C, &Stream) -> Result<(), CudaError>,
 ) -> Result<Vec<f64>, CudaError> {
-    let _alone = alone();
+    let _alone = turns::alone();
     let (stream, watch) = (Stream::new(context)?, Watch::new(context)?);
     // The first run of each loads what libraries load late.
     for candidate in candidates {
@@ -200,17 +155,6 @@ fn median(mut times: Vec<f64>) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn who_holds_the_lock_does_not_wait_for_itself() {
-        let alone = alone();
-        assert!(alone.is_some() && untimed().is_none());
-        drop(alone);
-        let (outer, inner) = (untimed(), untimed());
-        assert!(outer.is_some() && inner.is_none());
-        drop((inner, outer));
-        assert!(untimed().is_some());
-    }
 
     #[test]
     fn the_first_that_is_as_fast_as_the_fastest_is_chosen() {

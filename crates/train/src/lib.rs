@@ -5,7 +5,6 @@
 
 mod advice;
 pub mod bench;
-pub mod benchmarks;
 pub mod config;
 pub mod doctor;
 pub mod engine;

@@ -11,6 +11,7 @@ use crate::error::CudaError;
 use crate::ffi::cublaslt::LtAlgo;
 use crate::gpu::Gpu;
 use crate::timing;
+use crate::turns;
 use std::sync::{Once, PoisonError};
 
 /// The ending of the files in which choices are kept.
@@ -158,7 +159,7 @@ fn fastest(
             });
             let numbers = Noise::numbers(gemm);
             // One at a time, so that the noise of one is there.
-            let _alone = timing::alone();
+            let _alone = turns::alone();
             let noise = Noise::new(context, gemm, &numbers)?;
             let over = |noise: &Noise| Matmul::new(gpu.blas()?, gemm, &noise.operands(operands));
             let noisy = noise.as_ref().map(over).transpose()?;

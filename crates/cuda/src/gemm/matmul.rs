@@ -10,7 +10,7 @@ use crate::ffi::cublaslt as ffi;
 use crate::ffi::cublaslt::{LtAlgo, LtHeuristicResult};
 use crate::memory::DevicePtr;
 use crate::stream::Stream;
-use crate::timing;
+use crate::turns;
 use std::ffi::{c_int, c_void};
 use std::sync::Arc;
 use xtrain_tensor::DType;
@@ -70,7 +70,7 @@ impl Matmul {
 
     /// The library's proposals that may be used, its favourite first; none where it has none.
     pub(super) fn candidates(&self) -> Result<Vec<LtAlgo>, CudaError> {
-        let _untimed = timing::untimed();
+        let _turn = turns::beside_others();
         let wishes = Preference::new(&self.blas)?;
         wishes.set(ffi::PREF_MAX_WORKSPACE_BYTES, Gemm::WORKSPACE_BYTES as u64)?;
         wishes.set(ffi::PREF_REDUCTION_SCHEME_MASK, REDUCTIONS)?;
@@ -112,7 +112,7 @@ impl Matmul {
 
     /// Whether an algorithm that was kept can be used for this product, on this card, within the workspace.
     pub(super) fn takes(&self, algo: &LtAlgo) -> bool {
-        let _untimed = timing::untimed();
+        let _turn = turns::beside_others();
         let mut result = LtHeuristicResult::default();
         // SAFETY: all handles live here; reads the algorithm, writes one result.
         let status = unsafe {

@@ -22,6 +22,11 @@ fn accepted(what: &str, sdpa: &Sdpa, work: Result<Work, CudaError>) -> Option<Wo
     work.map_err(|why| tracing::debug!("{what} of {sdpa:?} by a kernel of our own: {why}")).ok()
 }
 
+/// What a choice between kernels is told of documents.
+pub(super) const fn within(documents: bool) -> &'static str {
+    if documents { " within documents" } else { "" }
+}
+
 /// Bytes as a tensor.
 fn bytes(n: usize) -> TensorType {
     TensorType::new(DType::U8, [n])
@@ -50,7 +55,7 @@ impl CudaKernel for Attention {
             Candidate::new("cuDNN", &by_cudnn),
             Candidate::new("own", &by_own),
         ];
-        let within = if operands.inputs.len() > 1 { " within documents" } else { "" };
+        let within = within(operands.inputs.len() > 1);
         let fastest = gpu.fastest(&format!("{self:?} of {:?}{within}", qkv.ty), &candidates)?;
         fastest.map_or_else(|| self.plain_forward(gpu, operands), Ok)
     }
@@ -95,7 +100,7 @@ impl CudaKernel for AttentionGrad {
             Candidate::new("cuDNN", &by_cudnn),
             Candidate::new("own", &by_own),
         ];
-        let within = if operands.inputs.len() > 4 { " within documents" } else { "" };
+        let within = within(operands.inputs.len() > 4);
         let fastest = gpu.fastest(&format!("{self:?} of {:?}{within}", types[1]), &candidates)?;
         fastest.map_or_else(|| self.0.plain_backward(gpu, operands), Ok)
     }

@@ -25,7 +25,7 @@ use std::time::Instant;
 use stopwatch::Stopwatch;
 use xtrain_cuda::{
     CudaError, CudaKernel, CudaOutput, CudaTensor, Event, Gpu, Graph, GraphExec, Operands, Stream, Work,
-    nvtx, untimed,
+    beside_others, nvtx,
 };
 use xtrain_program::{Instance, KernelTable, Location, Op, Plan, Program, Region, StateKind, ValueId};
 use xtrain_tensor::TensorType;
@@ -158,7 +158,7 @@ impl CudaEngine {
         let marks = || (0..=count).map(|_| Event::timed(self.gpu.context())).collect::<Result<Vec<_>, _>>();
         if self.checks != Checks::default() || !self.programs[id.0].graphs.contains_key(&part) {
             let how = Putting { recording: false, repeats, marks: marks()? };
-            let _untimed = untimed();
+            let _turn = beside_others();
             self.put_all(id, part, &how)?;
             self.programs[id.0].graphs.entry(part).or_insert(Recording::Tried);
             self.stream.synchronize()?;
@@ -407,7 +407,7 @@ impl Engine for CudaEngine {
             Some(Recording::Ready(graph)) if !plain => graph.launch(&self.stream)?,
             _ => {
                 let started = Instant::now();
-                let _untimed = untimed();
+                let _turn = beside_others();
                 self.put_all(id, part, &Putting::plain(false))?;
                 tracing::debug!("{part:?} put in op by op in {:.3} s", started.elapsed().as_secs_f64());
                 self.programs[id.0].graphs.entry(part).or_insert(Recording::Tried);

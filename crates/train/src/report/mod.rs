@@ -20,7 +20,7 @@ mod curves;
 mod error;
 mod figures;
 mod history;
-pub(crate) mod html;
+mod html;
 mod page;
 mod range;
 mod run;

@@ -5,6 +5,7 @@
 #![allow(unsafe_code, reason = "it launches kernels")]
 
 use super::Attention;
+use super::cuda::within;
 use super::operands::{Backward, Forward};
 use xtrain_cuda::{
     Candidate, CudaError, Defines, Gpu, KernelSource, Launch, Operands, Purpose, TENSOR_CORES, Work,
@@ -238,8 +239,7 @@ impl Attention {
         let named: Vec<(String, _)> = tiles.into_iter().map(|t| (t.name(), make(t))).collect();
         let candidates: Vec<Candidate<'_>> =
             named.iter().map(|(name, make)| Candidate::new(name, make)).collect();
-        let within = if documents { " within documents" } else { "" };
-        let what = format!("{name} of {self:?}, {sequences} sequences{within}");
+        let what = format!("{name} of {self:?}, {sequences} sequences{}", within(documents));
         gpu.fastest(&what, &candidates)
     }
 

@@ -2,23 +2,18 @@
 //!
 //! Of every work and metric on a card the newest file that has them counts, in it the last line of each peer.
 
-mod picture;
-mod results;
-
-pub use results::BenchmarksError;
-
-use crate::metrics::format;
-use picture::{Ratio, ratios};
-use results::{Bar, Bars, Line, Outcome};
+use crate::picture::{Ratio, ratios};
+use crate::results::{self, Bar, Bars, BenchmarksError, Line, Outcome};
 use std::fmt::Write;
 use std::path::Path;
+use xtrain_train::metrics::format;
 
 /// The page.
-pub struct Benchmarks {
+pub(crate) struct Benchmarks {
     /// In Markdown; it shows the pictures as `benchmarks/<name>`.
-    pub page: String,
+    pub(crate) page: String,
     /// Names and contents.
-    pub pictures: Vec<(String, String)>,
+    pub(crate) pictures: Vec<(String, String)>,
 }
 
 const INTRODUCTION: &str = "\
@@ -33,7 +28,7 @@ for seconds and GiB less.
 ";
 
 /// Writes the page of what is in the folder `benches`.
-pub fn benchmarks(benches: &Path) -> Result<Benchmarks, BenchmarksError> {
+pub(crate) fn benchmarks(benches: &Path) -> Result<Benchmarks, BenchmarksError> {
     let (bars, all) = (results::bars(benches)?, newest(results::outcomes(benches)?));
     let mut made = Benchmarks { page: INTRODUCTION.to_owned(), pictures: Vec::new() };
     bars_section(&mut made, &bars, &all);

@@ -1,16 +1,20 @@
 //! Ratios as bars: one a row, beside a line at the peer's and a mark at what is to be reached.
 
-use crate::report::html::escape;
 use std::fmt::Write;
 
+/// As text in an element.
+fn escape(text: &str) -> String {
+    text.replace('&', "&amp;").replace('<', "&lt;")
+}
+
 /// A ratio to be drawn.
-pub(super) struct Ratio {
-    pub label: String,
-    pub ratio: f64,
+pub(crate) struct Ratio {
+    pub(crate) label: String,
+    pub(crate) ratio: f64,
     /// Whether more is better.
-    pub more: bool,
+    pub(crate) more: bool,
     /// What is to be reached.
-    pub bar: Option<f64>,
+    pub(crate) bar: Option<f64>,
 }
 
 const ROW: f64 = 26.0;
@@ -24,7 +28,7 @@ const STYLE: &str = "text{font:13px system-ui,sans-serif;fill:#16191d}.soft{fill
                      @media(prefers-color-scheme:dark){text{fill:#e8ecf1}.soft{fill:#96a1b0}.bar{stroke:#e8ecf1}.peer{stroke:#96a1b0}}";
 
 /// The picture as SVG; nothing where there is nothing to draw.
-pub(super) fn ratios(title: &str, rows: &[Ratio]) -> Option<String> {
+pub(crate) fn ratios(title: &str, rows: &[Ratio]) -> Option<String> {
     if rows.is_empty() {
         return None;
     }

@@ -8,78 +8,78 @@ use thiserror::Error;
 
 /// A result: a line of `benches/results/<date>-<card>-<topic>.jsonl`.
 #[derive(Clone, Debug, Deserialize)]
-pub(super) struct Line {
-    pub work: String,
-    pub metric: String,
-    pub value: f64,
+pub(crate) struct Line {
+    pub(crate) work: String,
+    pub(crate) metric: String,
+    pub(crate) value: f64,
     /// Of how many, where the value is a count of them.
-    pub of: Option<f64>,
-    pub peer: Option<String>,
-    pub peer_value: Option<f64>,
+    pub(crate) of: Option<f64>,
+    pub(crate) peer: Option<String>,
+    pub(crate) peer_value: Option<f64>,
     /// The value over the peer's.
-    pub ratio: Option<f64>,
-    pub card: String,
-    pub driver: String,
-    pub command: String,
-    pub commit: String,
-    pub date: String,
+    pub(crate) ratio: Option<f64>,
+    pub(crate) card: String,
+    pub(crate) driver: String,
+    pub(crate) command: String,
+    pub(crate) commit: String,
+    pub(crate) date: String,
 }
 
 /// A result and the topic of its file.
 #[derive(Clone, Debug)]
-pub(super) struct Outcome {
-    pub topic: String,
+pub(crate) struct Outcome {
+    pub(crate) topic: String,
     /// Its file among all, in the order of their names, which is that of their dates.
-    pub file: usize,
-    pub line: Line,
+    pub(crate) file: usize,
+    pub(crate) line: Line,
 }
 
 /// benches/bars.toml.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(super) struct Bars {
+pub(crate) struct Bars {
     /// The card that the bars are set for.
-    pub card: String,
+    pub(crate) card: String,
     #[serde(rename = "topic", default)]
-    pub topics: Vec<Topic>,
+    pub(crate) topics: Vec<Topic>,
     #[serde(rename = "bar", default)]
-    pub bars: Vec<Bar>,
+    pub(crate) bars: Vec<Bar>,
 }
 
 /// What a section of the page is called.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(super) struct Topic {
-    pub name: String,
-    pub title: String,
+pub(crate) struct Topic {
+    pub(crate) name: String,
+    pub(crate) title: String,
     #[serde(default)]
-    pub about: String,
+    pub(crate) about: String,
 }
 
 /// A row that the page has, and what is to be reached in it, if anything is.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(super) struct Bar {
-    pub topic: String,
-    pub work: String,
-    pub metric: String,
-    pub peer: Option<String>,
+pub(crate) struct Bar {
+    pub(crate) topic: String,
+    pub(crate) work: String,
+    pub(crate) metric: String,
+    pub(crate) peer: Option<String>,
     /// Bounds of the ratio.
-    pub at_least: Option<f64>,
-    pub at_most: Option<f64>,
+    pub(crate) at_least: Option<f64>,
+    pub(crate) at_most: Option<f64>,
     /// A bound of the value itself.
-    pub value_at_most: Option<f64>,
+    pub(crate) value_at_most: Option<f64>,
 }
 
 impl Bar {
     /// Whether anything is to be reached.
-    pub(super) fn is_set(&self) -> bool {
+    pub(crate) fn is_set(&self) -> bool {
         self.at_least.is_some() || self.at_most.is_some() || self.value_at_most.is_some()
     }
 
     /// The share of what is to be reached that `line` lacks, or has too much; 0 where it is reached, nothing where the line does not say
     /// what it takes.
-    pub(super) fn missed_by(&self, line: &Line) -> Option<f64> {
+    pub(crate) fn missed_by(&self, line: &Line) -> Option<f64> {
         let (mut by, ratio) = (0.0f64, line.ratio);
         if let Some(least) = self.at_least {
             by = by.max(1.0 - ratio? / least);
@@ -96,7 +96,7 @@ impl Bar {
 
 /// A file of benches/ that is not as it should be.
 #[derive(Debug, Error)]
-pub enum BenchmarksError {
+pub(crate) enum BenchmarksError {
     /// It cannot be read.
     #[error("{}: cannot be read: {error}", path.display())]
     Io {
@@ -126,14 +126,14 @@ fn text(path: &Path) -> Result<String, BenchmarksError> {
 }
 
 /// The bars in `benches`.
-pub(super) fn bars(benches: &Path) -> Result<Bars, BenchmarksError> {
+pub(crate) fn bars(benches: &Path) -> Result<Bars, BenchmarksError> {
     let path = benches.join("bars.toml");
     toml::from_str(&text(&path)?)
         .map_err(|e| BenchmarksError::wrong(path.display().to_string(), e.to_string()))
 }
 
 /// The results in `benches/results`, oldest first.
-pub(super) fn outcomes(benches: &Path) -> Result<Vec<Outcome>, BenchmarksError> {
+pub(crate) fn outcomes(benches: &Path) -> Result<Vec<Outcome>, BenchmarksError> {
     let folder = benches.join("results");
     let io = |error| BenchmarksError::Io { path: folder.clone(), error };
     let mut paths = Vec::new();

@@ -1,9 +1,13 @@
 //! docs/benchmarks.md against the results, and the rules by which it is made.
 
+mod page;
+mod picture;
+mod results;
+
+use page::{Benchmarks, benchmarks};
 use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
-use xtrain_train::benchmarks::{Benchmarks, benchmarks};
 
 fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")

@@ -53,12 +53,15 @@ impl Run {
         };
         let tokenizer = folder.tokenizer();
         let kept = going_on.then_some(tokenizer.as_path()).filter(|t| t.is_dir());
+        let processor = Processor::of(&parsed.config)?;
+        if !going_on {
+            setup::check_before_text(parsed, &processor)?;
+        }
         let corpus = Corpus::open(&parsed.config, kept, &mut |notice| match time_is_up() {
             true => ControlFlow::Break(()),
             false => observer.notice(notice),
         })?;
         let prompts = prompts(&parsed.config, &corpus.tokenizer)?;
-        let processor = Processor::of(&parsed.config)?;
         let facts = Facts {
             init: hf.as_ref().map(|hf| hf.model.clone()),
             tokenizer_vocab_size: Some(corpus.tokenizer.vocab_size()),

@@ -1,8 +1,8 @@
 //! From a parsed run file to what will be trained, and how.
 
-use super::{RunError, RunFolder};
+use super::{RunError, RunFolder, fit};
 use crate::config::{Config, Facts, Parsed, Recompute, Resolved, Source, TokenizerChoice, nearest};
-use crate::engine::Target;
+use crate::engine::{Processor, Target};
 use crate::programs::{OptimizerSpec, TrainingSpec};
 use std::io::ErrorKind;
 use std::ops::ControlFlow;
@@ -59,6 +59,19 @@ pub fn plan_on(parsed: &Parsed, target: Target) -> Result<Planned, RunError> {
     };
     let planned = planned(parsed.resolve(&facts)?)?;
     Ok(Planned { vocabulary_bound: vocabulary.bound, ..planned })
+}
+
+/// Refuses a run that does not fit before its text is turned into tokens, which may take long; nothing where only the text tells the size of
+/// the vocabulary.
+pub(super) fn check_before_text(parsed: &Parsed, processor: &Processor) -> Result<(), RunError> {
+    let config = &parsed.config;
+    let is_told = config.model.vocab_size.is_some() || config.model.init_from.is_some();
+    let is_read = matches!(config.tokenizer(), TokenizerChoice::Bytes | TokenizerChoice::Path(_));
+    if !(is_told || is_read || shards(config)?.is_some()) {
+        return Ok(());
+    }
+    let Planned { resolved, spec, .. } = plan_on(parsed, processor.target())?;
+    fit::check(&spec, resolved.config.train.batch_size, processor)
 }
 
 /// What a plan knows of the vocabulary.

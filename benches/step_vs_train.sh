@@ -5,10 +5,10 @@
 #     benches/step_vs_train.sh benches/configs/t12.toml corpus.txt [SECTION.KEY=VALUE ...]
 #
 # XTRAIN      the binary; by default the one on the path
-# STEPS       steps of a measurement (200), of which train makes one for warmth before
+# STEPS       steps of a measurement (200), and of what both make for warmth before
 # REPEATS     measurements of each (5), of which the median counts
 # VOCABULARY  tokens to learn of the text (32768); no more than the model has
-# WORK        the name of the result; by default that of the run file
+# WORK        the name of the result; by default that of the run file in capitals
 set -eu
 
 [ $# -ge 2 ] || { sed -n '2,5p' "$0" >&2; exit 2; }
@@ -32,7 +32,7 @@ data="$data --set eval.every=0 --set eval.at_end=false"
 "$xtrain" tokenize "$text" --bpe-vocab-size "${VOCABULARY:-32768}" --out "$folder/shards" >&2
 
 # shellcheck disable=SC2086 # a word each
-bench() { "$xtrain" bench step "$config" $sets $data --warmup 5 --repeats 1 --steps "$steps" --json; }
+bench() { "$xtrain" bench step "$config" $sets $data --warmup "$steps" --repeats 1 --steps "$steps" --json; }
 
 # shellcheck disable=SC2086
 train() {
@@ -55,7 +55,7 @@ done
 value=$(median < "$folder/bench") peer=$(median < "$folder/train")
 driver=$(nvidia-smi --query-gpu=driver_version --format=csv,noheader 2>/dev/null | head -n 1) || true
 commit=$(git -C "$(dirname "$0")" rev-parse --short HEAD 2>/dev/null) || commit=unknown
-work=${WORK:-$(basename "$config" .toml) $(field precision < "$folder/bench.json")}
+work=${WORK:-$(basename "$config" .toml | tr a-z A-Z) $(field precision < "$folder/bench.json")}
 awk -v value="$value" -v peer="$peer" -v work="$work" -v card="$(field device < "$folder/bench.json")" \
     -v driver="${driver:-none}" -v steps="$steps" -v config="$config" -v sets="$*" -v commit="$commit" \
     -v date="$(date -u +%F)" 'BEGIN {

@@ -12,8 +12,7 @@ time cap, one JSON line each, and a table at the end.
   python3 torch_baseline.py --configs LLAMA1B --modes bf16_best_graph --batches 8 --documents 512
   python3 torch_baseline.py --device cpu --configs TINY --modes all        # self-test, no GPU
 
-torchao (fp8 modes) is imported if installed; otherwise a torchao-*.whl found in --wheel-dir, next to
-this file, in ./wheels, ./.whl is unpacked to a temp folder and put on sys.path.
+The fp8 modes need torchao: installed, or as a torchao-*.whl in --wheel-dir, which is unpacked to a temp folder.
 
 Tokens are new in every step and as frequent as those of a text (Zipf's law, as `xtrain bench step` draws them): a few batches again and
 again are soon learned by heart, and gradients of zeros take less power.  With --documents N attention stays within documents of N tokens
@@ -114,14 +113,9 @@ def find_torchao(wheel_dir):
             raise
     import zipfile
 
-    here = os.path.dirname(os.path.abspath(__file__))
-    dirs = [wheel_dir, here, os.path.join(here, "wheels"), os.path.join(here, ".whl"), "wheels", ".whl", "."]
-    found = []
-    for d in dirs:
-        if d:
-            found += sorted(glob.glob(os.path.join(d, "torchao-*.whl")))
+    found = sorted(glob.glob(os.path.join(wheel_dir, "torchao-*.whl"))) if wheel_dir else []
     if not found:
-        raise RuntimeError("torchao is not installed and no torchao-*.whl was found (use --wheel-dir)")
+        raise RuntimeError("torchao is not installed, and there is no torchao-*.whl in --wheel-dir")
     target = os.path.join(tempfile.gettempdir(), "torch_baseline_" + os.path.basename(found[0])[:-4])
     if not os.path.isdir(os.path.join(target, "torchao")):
         tmp = target + ".%d" % os.getpid()
@@ -562,7 +556,7 @@ def run_worker(a):
 
     g = torch.Generator(device=dev).manual_seed(7)
     draw = lambda: (V + 1.0) ** torch.rand(B, S + 1, device=dev, dtype=torch.float64, generator=g) - 1
-    batches = itertools.cycle([draw().to(torch.int32).clamp_(max=V - 1) for _ in range(160)])
+    batches = itertools.cycle([draw().to(torch.int32).clamp_(max=V - 1) for _ in range(40)])
     idx = torch.empty(B, S, dtype=torch.long, device=dev)
     tgt = torch.empty(B, S, dtype=torch.long, device=dev)
 
@@ -852,7 +846,7 @@ def main():
     ap.add_argument("--skip", default="", help="comma list of CONFIG:MODE or MODE to leave out")
     ap.add_argument("--job-timeout", type=float, default=170.0, help="seconds for one (config, batch, mode)")
     ap.add_argument("--budget", type=float, default=0.0, help="seconds for the whole run; jobs that no longer fit are skipped")
-    ap.add_argument("--out", default="", help="JSON-lines file, appended (default $OUT or . /torch_baseline.jsonl)")
+    ap.add_argument("--out", default="", help="JSON-lines file, appended (default torch_baseline.jsonl)")
     ap.add_argument("--logdir", default="")
     ap.add_argument("--tail", type=int, default=12)
     ap.add_argument("--no-probe", action="store_true")
@@ -892,8 +886,7 @@ def main():
     for n in names:
         if n not in CONFIGS:
             sys.exit(f"unknown config {n}; known: {', '.join(CONFIGS)}")
-    base = os.environ.get("OUT") or "."
-    out = a.out or os.path.join(base, "torch_baseline.jsonl")
+    out = a.out or "torch_baseline.jsonl"
     logdir = a.logdir or tempfile.mkdtemp(prefix="torch_baseline_logs_")
     os.makedirs(logdir, exist_ok=True)
     skip = set(x for x in a.skip.split(",") if x)

@@ -113,13 +113,18 @@ fn check(sample: &Sample, dtype: DType) -> Result<(), Failed> {
         compare(&what, dtype, found, expected);
     }
 
-    // Tried, recorded, replayed: the same to the bit.
+    // Tried, recorded, replayed: the same to the bit, where that was asked for.
+    let is_deterministic = !what.contains("deterministic: false");
     card.set_checks(Checks::default());
     let thrice = [parts, parts, parts].concat();
     let replayed = run(&mut card, sample, &inputs, &thrice)?;
     let bytes = |made: &[HostTensor]| made.iter().map(|t| t.bytes().to_vec()).collect::<Vec<_>>();
     for (n, replayed) in replayed.iter().enumerate() {
-        assert!(bytes(replayed) == bytes(&found[n % 2]), "{what}: run {n} differs");
+        if is_deterministic {
+            assert!(bytes(replayed) == bytes(&found[n % 2]), "{what}: run {n} differs");
+        } else {
+            compare(&what, dtype, replayed, &expected[n % 2]);
+        }
     }
     Ok(())
 }

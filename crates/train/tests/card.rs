@@ -3,7 +3,7 @@
 
 mod common;
 
-use common::{random_batch, relative, slice, small_model, spec};
+use common::{in_documents, random_batch, relative, slice, small_model, spec};
 use libtest_mimic::{Arguments, Failed, Trial};
 use safetensors::SafeTensors;
 use std::collections::BTreeMap;
@@ -50,11 +50,17 @@ fn wide_model() -> Architecture {
     }
 }
 
-/// Each model in each recipe.
+/// Each model in each recipe, within documents and without.
 fn specs() -> Vec<TrainingSpec> {
-    let of = |model: &Architecture, recipe| TrainingSpec { recipe, ..spec(model.clone(), BATCH) };
-    let models = [small_model(), wide_model()];
-    models.iter().flat_map(|m| [of(m, Recipe::Fp32), of(m, Recipe::Bf16)]).collect()
+    let mut specs = Vec::new();
+    for model in [small_model(), wide_model()] {
+        for recipe in [Recipe::Fp32, Recipe::Bf16] {
+            for document_mask in [false, true] {
+                specs.push(TrainingSpec { recipe, document_mask, ..spec(model.clone(), BATCH) });
+            }
+        }
+    }
+    specs
 }
 
 /// The state after four steps of two micro-batches each, and their losses.
@@ -65,6 +71,7 @@ fn trained(spec: &TrainingSpec, checks: Checks) -> Result<(Vec<Vec<u8>>, Vec<f64
     for number in 0..4 {
         let all = Batch { sequences: 2 * BATCH.sequences, ..BATCH };
         let batch = random_batch(all, spec.model.vocab_size, number);
+        let batch = if spec.document_mask { in_documents(batch) } else { batch };
         let micro = [0, BATCH.sequences].map(|first| slice(&batch, first, BATCH.sequences));
         losses.push(learner.step(number, 1e-2, &micro)?.loss);
     }

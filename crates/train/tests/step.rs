@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::{engine, on_card, random_batch, relative, slice, small_model, spec, typical};
+use common::{engine, in_documents, on_card, random_batch, relative, slice, small_model, spec, typical};
 use xtrain_data::Batch as TokenBatch;
 use xtrain_model::decoder::{Batch, Context, io};
 use xtrain_model::{Architecture, Init, Recipe};
@@ -80,13 +80,21 @@ fn variants() -> Vec<TrainingSpec> {
     bf16.recipe = Recipe::Bf16;
     let mut z = base.clone();
     z.loss.z_loss = 1e-2;
-    vec![base, tied, dropout, bf16, z]
+    let mut documents = bf16.clone();
+    documents.document_mask = true;
+    vec![base, tied, dropout, bf16, z, documents]
+}
+
+/// A batch for this variant.
+fn batch_of(spec: &TrainingSpec, seed: u64) -> TokenBatch {
+    let batch = random_batch(BATCH, spec.model.vocab_size, seed);
+    if spec.document_mask { in_documents(batch) } else { batch }
 }
 
 #[test]
 fn recompute_changes_no_bit_and_saves_memory() {
     for base in variants() {
-        let batch = random_batch(BATCH, base.model.vocab_size, 1);
+        let batch = batch_of(&base, 1);
         let expected = step(&base, &batch);
         let scratch =
             |s: &TrainingSpec| Target::Cpu.plan(&programs::training(s).expect("a program")).region_bytes[2];
@@ -105,7 +113,7 @@ fn recompute_changes_no_bit_and_saves_memory() {
 #[test]
 fn accumulation_gives_the_gradients_of_the_whole_batch() {
     for (base, std) in variants().into_iter().flat_map(|base| [(base.clone(), FRESH), (base, SHARP)]) {
-        let batch = random_batch(BATCH, base.model.vocab_size, 2);
+        let batch = batch_of(&base, 2);
         let whole = step_from(&base, &batch, std);
         // On a card a product of another shape is summed in another order: sharp attention makes much of that, and so do small tensors
         // whose gradient's terms cancel.

@@ -91,9 +91,9 @@ pub(crate) enum Command {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum BenchCommand {
-    /// Measure the training step of a run file, on random tokens
+    /// Measure the training step of a run file, on its token shards or, where it names none, random tokens
     Step(BenchStepArgs),
-    /// Measure every op of the training step of a run file by itself
+    /// Measure every op of the training step of a run file
     Op(BenchOpArgs),
     /// Measure matrix products: those of a run file's linear layers, one of these sizes, or common ones
     Gemm(BenchGemmArgs),

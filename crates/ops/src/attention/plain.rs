@@ -10,11 +10,15 @@ use xtrain_cuda::{CudaError, Defines, Function, Gpu, KernelSource, Launch, Opera
 const VARIANTS: &[Defines] = &[
     &[("HEAD_DIM", 32), ("TILE", 64)],
     &[("HEAD_DIM", 64), ("TILE", 64)],
-    // The backward of keys where a block has less than 104 KiB of shared memory.
+    // The backward of keys where a block has 99 KiB of shared memory.
     &[("HEAD_DIM", 64), ("TILE", 32)],
     &[("HEAD_DIM", 128), ("TILE", 32)],
+    // The forward, and the backward.
+    &[("HEAD_DIM", 256), ("TILE", 32)],
     &[("HEAD_DIM", 256), ("TILE", 16)],
+    // Read four numbers at a time, and one.
     &[("HEAD_DIM", 20), ("TILE", 64)],
+    &[("HEAD_DIM", 6), ("TILE", 64)],
 ];
 
 pub(super) const SOURCE: KernelSource = KernelSource {

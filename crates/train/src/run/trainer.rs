@@ -170,8 +170,11 @@ impl Run {
         let mut step_begun = Instant::now();
         while self.at.step < self.steps {
             if let Some(profiler) = &mut self.profiler {
+                let acts = profiler.acts(self.at.step);
                 profiler.before_step(self.at.step, &mut self.learner, &self.folder, &self.device)?;
-                step_begun = Instant::now();
+                if acts {
+                    step_begun = Instant::now();
+                }
             }
             let lr = self.schedule.lr(self.at.step);
             let ticket = self.step(lr)?;

@@ -77,6 +77,15 @@ pub fn random_batch(batch: Batch, vocab_size: usize, seed: u64) -> TokenBatch {
     }
 }
 
+/// The same batch in documents of 1, 2, 4, .. tokens.
+pub fn in_documents(batch: TokenBatch) -> TokenBatch {
+    let start = |i: usize| (1 << (i % batch.seq_len + 1).ilog2()) - 1;
+    let n = batch.tokens.len();
+    let doc_start: Vec<i32> = (0..n).map(start).collect();
+    let positions = (0..n).map(|i| (i % batch.seq_len) as i32 - doc_start[i]).collect();
+    TokenBatch { doc_start, positions, ..batch }
+}
+
 /// Sequences `first..first + count` of a batch, as a batch.
 pub fn slice(batch: &TokenBatch, first: usize, count: usize) -> TokenBatch {
     let range = first * batch.seq_len..(first + count) * batch.seq_len;

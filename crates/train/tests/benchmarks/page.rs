@@ -23,8 +23,8 @@ const INTRODUCTION: &str = "\
      XTRAIN_UPDATE_DOCS=1 rewrites it: XTRAIN_UPDATE_DOCS=1 cargo test -p xtrain-train --test benchmarks -->
 
 Each row is a line of a file in [benches/results](../benches/results), with its command, card, driver, commit and date; the newest counts.
-A ratio is the value over the peer's, both measured in one run on the same card unless the peer says otherwise. For tokens, operations and bytes a second more is better,
-for seconds and GiB less.
+A ratio is the value over the peer's, both measured in one run on the same card unless the peer says otherwise. For tokens, operations and
+bytes a second more is better, for seconds and GiB less.
 ";
 
 /// Writes the page of what is in the folder `benches`.

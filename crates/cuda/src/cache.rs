@@ -9,9 +9,13 @@ use sha2::{Digest, Sha256};
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
+use std::sync::Once;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 const SUM_BYTES: usize = 32;
+
+/// What to do where nothing can be kept.
+const REMEDY: &str = "set XTRAIN_CACHE to a folder that can be written, or every start compiles anew";
 
 /// A folder of compiled kernels, and of the algorithms that were chosen for products.
 #[derive(Clone, Debug)]
@@ -38,6 +42,12 @@ impl KernelCache {
     /// The folder, where one can be had.
     pub fn folder(&self) -> Option<&Path> {
         self.folder.as_deref()
+    }
+
+    /// Why nothing can be kept, and what to do, where that is so: made and written to.
+    pub fn problem(&self) -> Option<String> {
+        let tried = write_aside(&self.folder.as_ref()?.join("tried"), &[]).and_then(fs::remove_file);
+        tried.err().map(|error| format!("cannot be written ({error}); {REMEDY}"))
     }
 
     /// How many files it holds, and their bytes; nothing where it is not there yet.
@@ -71,7 +81,7 @@ impl KernelCache {
         if let Some(path) = path
             && let Err(error) = write(&path, &compiled.cubin)
         {
-            tracing::debug!("{}: cannot be kept for the next start: {error}", path.display());
+            warn_once(&path, &error);
         }
         Ok(compiled.cubin)
     }
@@ -92,7 +102,7 @@ impl KernelCache {
     ) -> Vec<u8> {
         let Some(path) = self.path(key, extension) else { return bytes.to_vec() };
         write_first(&path, bytes, fits).unwrap_or_else(|error| {
-            tracing::debug!("{}: cannot be kept for the next start: {error}", path.display());
+            warn_once(&path, &error);
             bytes.to_vec()
         })
     }
@@ -101,6 +111,14 @@ impl KernelCache {
         let name = hex(&Sha256::digest(key)[..16]);
         self.folder.as_ref().map(|folder| folder.join(format!("{name}.{extension}")))
     }
+}
+
+/// Says, of the first file, that nothing can be kept.
+fn warn_once(path: &Path, error: &io::Error) {
+    static SAID: Once = Once::new();
+    SAID.call_once(|| {
+        tracing::warn!("{}: cannot be kept for the next start ({error}); {REMEDY}", path.display());
+    });
 }
 
 /// A file name that differs where anything differs that the code depends on.

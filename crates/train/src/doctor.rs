@@ -113,6 +113,8 @@ pub struct CacheFound {
     pub files: usize,
     /// Their bytes.
     pub bytes: u64,
+    /// Why it cannot be written, and what to do, where that is so.
+    pub problem: Option<String>,
 }
 
 /// Cores and memory.
@@ -212,7 +214,7 @@ fn number(arch: Arch) -> String {
 fn cache() -> CacheFound {
     let cache = KernelCache::of_user();
     let (files, bytes) = cache.size();
-    CacheFound { folder: cache.folder().map(Path::to_owned), files, bytes }
+    CacheFound { folder: cache.folder().map(Path::to_owned), files, bytes, problem: cache.problem() }
 }
 
 fn cpu() -> CpuFound {

@@ -106,7 +106,7 @@ pub(crate) struct BenchOpArgs {
     #[command(flatten)]
     pub(crate) run: RunFile,
     /// Steps that are timed op by op, of which an op's median counts
-    #[arg(long, default_value_t = 10)]
+    #[arg(long, default_value_t = 10, value_parser = bounded(1..=10_000))]
     pub(crate) repeats: usize,
     /// Print a line of JSON a row
     #[arg(long)]
@@ -197,13 +197,13 @@ pub(crate) struct BenchStepArgs {
     #[command(flatten)]
     pub(crate) run: RunFile,
     /// Steps before the measurement
-    #[arg(long, default_value_t = 5)]
+    #[arg(long, default_value_t = 5, value_parser = bounded(0..=1_000_000))]
     pub(crate) warmup: usize,
     /// Measurements, of which the median counts
-    #[arg(long, default_value_t = 5)]
+    #[arg(long, default_value_t = 5, value_parser = bounded(1..=10_000))]
     pub(crate) repeats: usize,
     /// Steps of a measurement
-    #[arg(long, default_value_t = 10)]
+    #[arg(long, default_value_t = 10, value_parser = bounded(1..=1_000_000))]
     pub(crate) steps: usize,
     /// Print one line of JSON
     #[arg(long)]

@@ -1,23 +1,45 @@
 //! The signals that ask a command to stop.
 
 use crate::failure::Failure;
+use signal_hook::consts::{SIGINT, SIGTERM};
+use signal_hook::iterator::Signals;
 use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+/// Signals that follow the first one sooner are one with it: some launchers, `timeout` among them, signal a process and then its group, and
+/// nobody means by that to lose what is not saved.
+const ONE_WISH: Duration = Duration::from_secs(1);
+
+/// The exit code of a command that was ended at once.
+const ENDED_AT_ONCE: i32 = 130;
 
 /// Whether somebody asked to stop.
 #[derive(Clone)]
 pub(crate) struct Stop(pub(crate) Arc<AtomicBool>);
 
 impl Stop {
-    /// From now on the first SIGTERM or Ctrl-C asks the command to stop; a second one of the same kind ends it at once.
+    /// From now on the first SIGTERM or Ctrl-C asks the command to stop; one that comes a second later or more ends it at once.
     pub(crate) fn on_signals() -> Result<Self, Failure> {
+        let refused = |e| Failure::user(format!("cannot watch for signals: {e}"));
+        let mut signals = Signals::new([SIGTERM, SIGINT]).map_err(refused)?;
         let stop = Arc::new(AtomicBool::new(false));
-        for signal in [signal_hook::consts::SIGTERM, signal_hook::consts::SIGINT] {
-            let registered = signal_hook::flag::register_conditional_shutdown(signal, 130, stop.clone())
-                .and_then(|_| signal_hook::flag::register(signal, stop.clone()));
-            registered.map_err(|e| Failure::user(format!("cannot watch for signals: {e}")))?;
-        }
+        let asked = stop.clone();
+        let watch = move || {
+            let mut first = None;
+            for _ in signals.forever() {
+                let since = first.get_or_insert_with(Instant::now).elapsed();
+                if !asked.swap(true, Ordering::Relaxed) {
+                    eprintln!("stopping; a second signal ends it at once and saves nothing more");
+                } else if since >= ONE_WISH {
+                    eprintln!("ended at once; what was not saved is lost");
+                    std::process::exit(ENDED_AT_ONCE);
+                }
+            }
+        };
+        thread::Builder::new().name("signals".into()).spawn(watch).map_err(refused)?;
         Ok(Stop(stop))
     }
 

@@ -34,7 +34,17 @@ pub fn prepare_cached(
     let made_from = resume::made_from(inputs, tokenizer, options)?;
     let folder = entry(cache, &made_from);
     // What is finished is only read, so that a cache may be someone else's.
-    if let Some(dataset) = finished(&folder, &made_from)? {
+    let remedy = |error| match error {
+        DataError::Corrupt { path, what, .. } => {
+            let fix = format!(
+                "delete {}, which only keeps what is made of the text, and run again",
+                folder.display()
+            );
+            DataError::Corrupt { path, what, fix }
+        }
+        other => other,
+    };
+    if let Some(dataset) = finished(&folder, &made_from).map_err(remedy)? {
         return Ok(dataset);
     }
     refuse_empty(inputs)?;

@@ -73,6 +73,7 @@ pub struct StepSpeed {
 struct Bench {
     learner: Learner,
     config: Config,
+    tokens: Tokens,
     device: String,
     target: Target,
     /// Operations a second that the processor can do at most, where that is known.
@@ -89,21 +90,21 @@ impl Bench {
         fit::check(&planned.spec, planned.resolved.config.train.batch_size, &processor)?;
         let (device, target, peak_flops) = (processor.describe(), processor.target(), processor.peak_flops());
         let config: Config = planned.resolved.config;
+        let tokens = Tokens::of(&config, planned.spec.model.vocab_size)?;
         let engine = processor.engine(Checks::default()).map_err(LearnError::from)?;
         let mut learner = Learner::new(engine, planned.spec, config.train.seed)?;
         learner.weights().initialize(config.train.seed, config.model.init_std)?;
-        Ok(Bench { learner, config, device, target, peak_flops, free_before })
+        Ok(Bench { learner, config, tokens, device, target, peak_flops, free_before })
     }
 }
 
 /// Measures the step of a run file as a run makes it: inputs are written for each, and results fetched and read late.
 pub fn step(parsed: &Parsed, options: BenchOptions) -> Result<StepSpeed, RunError> {
     let begun = Instant::now();
-    let Bench { mut learner, config, device, target, peak_flops, free_before } = Bench::of(parsed)?;
+    let Bench { mut learner, config, tokens, device, target, peak_flops, free_before } = Bench::of(parsed)?;
     let spec = learner.spec().clone();
     let micro_steps = config.train.batch_size / config.train.micro_batch_size();
     let valid_targets = config.step_tokens() as usize;
-    let tokens = Tokens::of(&config)?;
 
     let (mut number, mut loss) = (0, f64::NAN);
     let mut run = |learner: &mut Learner, steps: usize| -> Result<f64, RunError> {
@@ -131,7 +132,7 @@ pub fn step(parsed: &Parsed, options: BenchOptions) -> Result<StepSpeed, RunErro
     run(&mut learner, 1)?;
     let first_step_seconds = begun.elapsed().as_secs_f64();
     run(&mut learner, options.warmup.max(2))?;
-    let mut measured = Vec::with_capacity(options.repeats);
+    let mut measured = Vec::new();
     for _ in 0..options.repeats.max(1) {
         measured.push(run(&mut learner, options.steps.max(1))?);
     }

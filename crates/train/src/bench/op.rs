@@ -1,6 +1,5 @@
 //! The ops of a training step, each as it runs there.
 
-use super::tokens::Tokens;
 use super::{Bench, LR, Rates, median};
 use crate::config::Parsed;
 use crate::learner::Step;
@@ -32,8 +31,7 @@ pub struct OpSpeed {
 /// Steps are made, not ops again and again: an op that works in place grows or shrinks its operands until they are no longer numbers.
 pub fn ops(parsed: &Parsed, repeats: usize) -> Result<Vec<OpSpeed>, RunError> {
     let ceiling = super::ceiling(&parsed.config)?;
-    let Bench { mut learner, config, .. } = Bench::of(parsed)?;
-    let tokens = Tokens::of(&config)?;
+    let Bench { mut learner, tokens, .. } = Bench::of(parsed)?;
     let id = learner.program();
     let mut measured: BTreeMap<usize, Vec<f64>> = BTreeMap::new();
     // The first for what is done once, the second for warmth.

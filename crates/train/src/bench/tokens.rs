@@ -21,11 +21,23 @@ pub(super) enum Tokens {
 }
 
 impl Tokens {
-    pub(super) fn of(config: &Config) -> Result<Tokens, RunError> {
-        if !config.data.train.0.iter().all(are_shards) {
+    pub(super) fn of(config: &Config, vocab_size: usize) -> Result<Tokens, RunError> {
+        let sources = &config.data.train.0;
+        if let Some(other) = sources.iter().find(|source| !are_shards(source)) {
+            tracing::info!("random tokens: {} is no folder of token shards", other.path);
             return Ok(Tokens::Random);
         }
-        let corpus = Corpus::open(config, None, &mut |_| ControlFlow::Continue(()))?;
+        // Nothing is validated, and text would have to be turned into tokens for it.
+        let mut config = config.clone();
+        config.data.valid = None;
+        let corpus = Corpus::open(&config, None, &mut |_| ControlFlow::Continue(()))?;
+        let tokens = corpus.tokenizer.vocab_size();
+        if tokens > vocab_size {
+            return Err(RunError::Refused(format!(
+                "[model] `vocab_size` = {vocab_size} is less than the {tokens} tokens of the shards in {}; leave it out",
+                sources.first().map_or("", |source| &source.path)
+            )));
+        }
         Ok(Tokens::Shards(Box::new(corpus.loader)))
     }
 

@@ -42,7 +42,7 @@ fn recorded(folder: &RunFolder) -> Result<BTreeMap<String, String>, RunError> {
     };
     Ok(serde_json::from_slice(&bytes).unwrap_or_else(|error| {
         tracing::warn!(
-            "{}: damaged ({error}); kernels are chosen anew, and the run goes on to slightly other numbers",
+            "{}: damaged ({error}); on a card kernels are chosen anew, and the run goes on to slightly other numbers",
             path.display()
         );
         BTreeMap::new()

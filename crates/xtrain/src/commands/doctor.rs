@@ -66,7 +66,8 @@ fn text(found: &Examination) -> String {
         Some(folder) => {
             let many = if cache.files == 1 { "" } else { "s" };
             let bytes = format::bytes(cache.bytes);
-            format!("  {}: {} file{many}, {bytes}\n", folder.display(), cache.files)
+            let held = format!("{} file{many}, {bytes}", cache.files);
+            format!("  {}: {}\n", folder.display(), cache.problem.as_ref().unwrap_or(&held))
         }
         None => "  are not kept: set XTRAIN_CACHE to a folder, or every start compiles them\n".into(),
     });

@@ -88,6 +88,11 @@ fn a_step_and_its_ops_are_measured() {
         &format!("step run.toml --set train.device=DEVICE {of_shards} --warmup 2 --repeats 1 --steps 1"),
     );
     assert_eq!(step["data"], "shards");
+    place.run(&format!("bench step run.toml {of_shards} --set model.vocab_size=200")).refuses(&[
+        "`vocab_size` = 200",
+        "the shards in shards",
+        "leave it out",
+    ]);
     let ops = bench(&place, "op run.toml --set train.device=DEVICE --repeats 2 --json").stdout;
     let rows: Vec<Value> = ops.lines().map(|line| serde_json::from_str(line).expect("JSON")).collect();
     let count = |op: &str, site: &str| {

@@ -57,11 +57,11 @@ driver=$(nvidia-smi --query-gpu=driver_version --format=csv,noheader 2>/dev/null
 commit=$(git -C "$(dirname "$0")" rev-parse --short HEAD 2>/dev/null) || commit=unknown
 work=${WORK:-$(basename "$config" .toml | tr a-z A-Z) $(field precision < "$folder/bench.json")}
 awk -v value="$value" -v peer="$peer" -v work="$work" -v card="$(field device < "$folder/bench.json")" \
-    -v driver="${driver:-none}" -v steps="$steps" -v config="$config" -v sets="$*" -v commit="$commit" \
+    -v driver="${driver:-none}" -v steps="$steps" -v repeats="$repeats" -v config="$config" -v sets="$*" -v commit="$commit" \
     -v date="$(date -u +%F)" 'BEGIN {
     printf "{\"work\": \"%s, bench step against train\", \"metric\": \"tok/s\", \"value\": %.0f, ", work, value
     printf "\"peer\": \"xtrain train on shards of a text\", \"peer_value\": %.0f, \"ratio\": %.4f, ", peer, value / peer
     printf "\"card\": \"%s\", \"driver\": \"%s\", ", card, driver
-    printf "\"command\": \"STEPS=%s benches/step_vs_train.sh %s TEXT%s\", ", steps, config, (sets == "" ? "" : " " sets)
+    printf "\"command\": \"STEPS=%s REPEATS=%s benches/step_vs_train.sh %s TEXT%s\", ", steps, repeats, config, (sets == "" ? "" : " " sets)
     printf "\"commit\": \"%s\", \"date\": \"%s\"}\n", commit, date
 }'

@@ -267,7 +267,11 @@ fn site_packages() -> Vec<PathBuf> {
     let prefixes = pythons.flat_map(|python| [Some(python.clone()), fs::canonicalize(python).ok()]).flatten();
     let prefixes = prefixes.filter_map(|python| Some(python.parent()?.parent()?.to_owned()));
     let roots = [set("VIRTUAL_ENV"), set("CONDA_PREFIX")].into_iter().flatten().chain(prefixes);
-    let roots: Vec<PathBuf> = roots.chain(home).chain(["/usr/local".into(), "/usr".into()]).collect();
+    // pyenv's python3 on the path is a script that stands beside no packages.
+    let pyenv = set("PYENV_ROOT").or_else(|| set("HOME").map(|home| home.join(".pyenv")));
+    let pyenv = pyenv.iter().flat_map(|root| entries(&root.join("versions"), ""));
+    let roots: Vec<PathBuf> =
+        roots.chain(pyenv).chain(home).chain(["/usr/local".into(), "/usr".into()]).collect();
     let mut seen = BTreeSet::new();
     let mut sites = Vec::new();
     for root in roots {

@@ -38,7 +38,8 @@ impl Cli {
         let read = command.try_get_matches().and_then(|matches| Cli::from_arg_matches(&matches));
         read.unwrap_or_else(|error| {
             let verb = std::env::args_os().nth(1);
-            let takes_a_run_file = verb.is_some_and(|verb| verb == "train" || verb == "plan");
+            let takes_a_run_file =
+                verb.is_some_and(|verb| ["train", "plan", "bench"].iter().any(|takes| verb == *takes));
             match no_option_but_a_key(&error).filter(|_| takes_a_run_file) {
                 // The exit code says it where nobody can read it.
                 Some(message) => {

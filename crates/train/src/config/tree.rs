@@ -191,6 +191,9 @@ fn set_value(text: &str, origin: &Origin) -> Result<Value, String> {
         Err(error) if text.starts_with(['"', '\'', '[', '{']) => {
             Err(format!("the value is no TOML: {}", one_line(error.message())))
         }
+        Err(_) if ["\\n", "\\t", "\\r", "\\f", "\\0"].iter().any(|escape| text.contains(escape)) => {
+            Err(r#"a backslash means itself where no quotes are; write the value as TOML, '"\n"', or as the shell does, $'\n'"#.to_owned())
+        }
         Err(_) => Ok(Value::Text(text.to_owned())),
     }
 }

@@ -130,9 +130,11 @@ fn topic_section(made: &mut Benchmarks, topic: &str, bars: &Bars, all: &[Outcome
     );
     let mut notes: Vec<String> = Vec::new();
     for line in &lines {
-        let Line { card, driver, command, commit, date, .. } = line;
+        let Line { card, driver, command, peer_command, note, commit, date, .. } = line;
         let driver = if driver == "none" { String::new() } else { format!(", driver {driver}") };
-        let note = format!("{date}, {card}{driver}, commit {commit}: `{command}`");
+        let peer = peer_command.as_ref().map_or(String::new(), |command| format!("; the peer: `{command}`"));
+        let note = note.as_ref().map_or(String::new(), |note| format!("; {note}"));
+        let note = format!("{date}, {card}{driver}, commit {commit}: `{command}`{peer}{note}");
         let at = notes.iter().position(|n| *n == note).unwrap_or_else(|| {
             notes.push(note);
             notes.len() - 1

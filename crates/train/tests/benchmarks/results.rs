@@ -21,6 +21,9 @@ pub(crate) struct Line {
     pub(crate) card: String,
     pub(crate) driver: String,
     pub(crate) command: String,
+    pub(crate) peer_command: Option<String>,
+    /// What else is to be known of how it was measured.
+    pub(crate) note: Option<String>,
     pub(crate) commit: String,
     pub(crate) date: String,
 }

@@ -161,6 +161,16 @@ impl Search<'_> {
         let recompute = self.recompute();
         let chunk = |from: &Changed| self.chunks(from);
         let micro = |from: &Changed| self.micro_batches(from);
+        let smallest = |from: &Changed| chunk(from).pop().unwrap_or_else(|| from.clone());
+        // First whether anything can: a plan of very many layers takes its time.
+        let least = smallest(recompute.last().unwrap_or(&as_it_is[0]));
+        let Changed { spec, settings } = micro(&least).pop().unwrap_or(least);
+        let bytes = self.bytes(&spec)?;
+        if bytes > self.available_bytes {
+            let program = programs::training(&spec).map_err(LearnError::from)?;
+            let state_bytes = self.target.plan(&program).region_bytes[Region::State as usize] as u64;
+            return Ok(Outcome::Nothing { least: Way { settings, bytes }, state_bytes });
+        }
         let alone = [recompute.clone(), chunk(&as_it_is[0]), micro(&as_it_is[0])];
         let ways: Vec<Way> =
             alone.iter().filter_map(|from| self.first(from).transpose()).collect::<Result<_, _>>()?;
@@ -169,7 +179,6 @@ impl Search<'_> {
         }
         // Where the run recomputes all already, what else there is goes with that.
         let recompute = if recompute.is_empty() { as_it_is.to_vec() } else { recompute };
-        let smallest = |from: &Changed| chunk(from).pop().unwrap_or_else(|| from.clone());
         let chunked = recompute.iter().map(chunk);
         let cut = recompute.iter().map(micro);
         let both = recompute.iter().map(|from| micro(&smallest(from)));
@@ -180,14 +189,10 @@ impl Search<'_> {
                 break;
             }
         }
-        if !ways.is_empty() {
-            return Ok(Outcome::Would(ways));
+        if ways.is_empty() {
+            ways.push(Way { settings, bytes });
         }
-        let last = smallest(&recompute[recompute.len() - 1]);
-        let Changed { spec, settings } = micro(&last).pop().unwrap_or(last);
-        let program = programs::training(&spec).map_err(LearnError::from)?;
-        let state_bytes = self.target.plan(&program).region_bytes[Region::State as usize] as u64;
-        Ok(Outcome::Nothing { least: Way { settings, bytes: self.bytes(&spec)? }, state_bytes })
+        Ok(Outcome::Would(ways))
     }
 
     /// More of it recomputed.

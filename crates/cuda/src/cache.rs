@@ -44,7 +44,7 @@ impl KernelCache {
         self.folder.as_deref()
     }
 
-    /// Why nothing can be kept, and what to do, where that is so: made and written to.
+    /// Why nothing can be kept, and what to do, where that is so. It is tried: the folder is made, and a file written there and removed.
     pub fn problem(&self) -> Option<String> {
         let tried = write_aside(&self.folder.as_ref()?.join("tried"), &[]).and_then(fs::remove_file);
         tried.err().map(|error| format!("cannot be written ({error}); {REMEDY}"))

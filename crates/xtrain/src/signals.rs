@@ -3,6 +3,7 @@
 use crate::failure::Failure;
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
+use std::io::Write;
 use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -15,6 +16,11 @@ const ONE_WISH: Duration = Duration::from_secs(1);
 
 /// The exit code of a command that was ended at once.
 const ENDED_AT_ONCE: i32 = 130;
+
+/// Whoever reads may be gone: Ctrl-C ends a `tee` behind the command too.
+fn say(line: &str) {
+    let _ = writeln!(std::io::stderr(), "{line}");
+}
 
 /// Whether somebody asked to stop.
 #[derive(Clone)]
@@ -32,9 +38,9 @@ impl Stop {
             for _ in signals.forever() {
                 let since = first.get_or_insert_with(Instant::now).elapsed();
                 if !asked.swap(true, Ordering::Relaxed) {
-                    eprintln!("stopping; a second signal ends it at once and saves nothing more");
+                    say("stopping; a second signal ends it at once and saves nothing more");
                 } else if since >= ONE_WISH {
-                    eprintln!("ended at once; what was not saved is lost");
+                    say("ended at once; what was not saved is lost");
                     std::process::exit(ENDED_AT_ONCE);
                 }
             }

@@ -85,7 +85,8 @@ impl Gpu {
         let names: Vec<&str> = works.iter().map(|(name, _)| *name).collect();
         let timed = timing::fastest(self.context(), &works, |(_, work), stream| work.put(stream))?;
         let Some((index, seconds)) = timed else { return Ok(None) };
-        tracing::debug!("{what}: {}, {:.1} us", names[index], seconds * 1e6);
+        let seconds = seconds.map_or("the only one".to_owned(), |seconds| format!("{:.1} us", seconds * 1e6));
+        tracing::debug!("{what}: {}, {seconds}", names[index]);
         // Another process may have measured at the same time: all use what the first one kept.
         make(&self.keep_choice(&key, names[index], &names))
     }

@@ -120,7 +120,7 @@ impl Drop for GrowingMemory {
         let driver = self.context.driver();
         let mut at = self.pointer;
         for &(handle, bytes) in &self.pieces {
-            // SAFETY: mapped here by `grow`, unmapped once; the driver waits for work that uses it.
+            // SAFETY: mapped here by `grow`, unmapped once; whoever put work into a stream that uses it has waited for that.
             self.context.release("cuMemUnmap", unsafe { (driver.cuMemUnmap)(at, bytes) });
             // SAFETY: created by `grow`, released once.
             self.context.release("cuMemRelease", unsafe { (driver.cuMemRelease)(handle) });

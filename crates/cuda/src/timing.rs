@@ -42,15 +42,15 @@ pub(crate) fn runs(
 }
 
 /// Which of `candidates` is the fastest, the first of those that are as fast as it, and the seconds it takes; `put` puts one into a stream.
-/// None where there are no candidates; one alone is not run. Nothing else is timed meanwhile.
+/// None where there are no candidates; one alone is not run, and has no time. Nothing else is timed meanwhile.
 pub(crate) fn fastest<C>(
     context: &Context,
     candidates: &[C],
     put: impl Fn(&C, &Stream) -> Result<(), CudaError>,
-) -> Result<Option<(usize, f64)>, CudaError> {
+) -> Result<Option<(usize, Option<f64>)>, CudaError> {
     Ok(match candidates.len() {
         0 => None,
-        1 => Some((0, f64::NAN)),
+        1 => Some((0, None)),
         _ => choose(&medians(context, candidates, ROUNDS, put)?, AS_FAST),
     })
 }
@@ -61,7 +61,7 @@ pub(crate) fn fastest_under_load<C>(
     context: &Context,
     candidates: &[C],
     put: impl Fn(&C, &Stream) -> Result<(), CudaError>,
-) -> Result<Option<(usize, f64)>, CudaError> {
+) -> Result<Option<(usize, Option<f64>)>, CudaError> {
     if candidates.len() < 2 {
         return fastest(context, candidates, put);
     }
@@ -85,9 +85,10 @@ pub(crate) fn fastest_under_load<C>(
 }
 
 /// The first of those that are as fast as the fastest, and its seconds.
-fn choose(seconds: &[f64], as_fast: f64) -> Option<(usize, f64)> {
+fn choose(seconds: &[f64], as_fast: f64) -> Option<(usize, Option<f64>)> {
     let best = seconds.iter().copied().fold(f64::INFINITY, f64::min);
-    seconds.iter().position(|&seconds| seconds <= best * as_fast).map(|chosen| (chosen, seconds[chosen]))
+    let chosen = seconds.iter().position(|&seconds| seconds <= best * as_fast)?;
+    Some((chosen, Some(seconds[chosen])))
 }
 
 /// Takes the time of work.
@@ -158,8 +159,8 @@ mod tests {
 
     #[test]
     fn the_first_that_is_as_fast_as_the_fastest_is_chosen() {
-        assert_eq!(choose(&[1.02, 1.005, 1.0], 1.01), Some((1, 1.005)));
-        assert_eq!(choose(&[f64::INFINITY, 2.0], 1.01), Some((1, 2.0)));
+        assert_eq!(choose(&[1.02, 1.005, 1.0], 1.01), Some((1, Some(1.005))));
+        assert_eq!(choose(&[f64::INFINITY, 2.0], 1.01), Some((1, Some(2.0))));
         assert_eq!(choose(&[], 1.01), None);
     }
 

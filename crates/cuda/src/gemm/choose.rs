@@ -69,10 +69,13 @@ fn known_or_fastest(
             return Ok((GemmChoice::Kept, Some(algo)));
         }
     }
-    let Some(algo) = fastest(gpu, gemm, operands, matmul)? else {
+    let Some(Fastest { algo, is_to_keep }) = fastest(gpu, gemm, operands, matmul)? else {
         tracing::warn!("{gemm}: cuBLASLt has no algorithm for it; a slower kernel computes it");
         return Ok((GemmChoice::OwnKernel, None));
     };
+    if !is_to_keep {
+        return Ok((GemmChoice::Measured, Some(algo)));
+    }
     // Another process may have measured at the same time: all use what the first one kept, unless it was refused above.
     let fits = |held: &[u8]| usable(held).is_some_and(|held| Some(held) != kept);
     let first = gpu.cache().keep(key, EXTENSION, &encode(&algo, key), fits);
@@ -137,13 +140,19 @@ fn runs(gemm: &Gemm, matmul: &Matmul, algo: &LtAlgo) -> Result<bool, CudaError> 
 /// From this many operations on a product may be one of a step that the card's power bounds, and is timed on noise.
 const LARGE_FLOPS: f64 = 1e10;
 
+struct Fastest {
+    algo: LtAlgo,
+    /// Whether it was timed as it should be.
+    is_to_keep: bool,
+}
+
 /// The fastest of the library's proposals that run.
 fn fastest(
     gpu: &Gpu,
     gemm: &Gemm,
     operands: &GemmOperands,
     matmul: &Matmul,
-) -> Result<Option<LtAlgo>, CudaError> {
+) -> Result<Option<Fastest>, CudaError> {
     let context = gpu.context();
     let mut candidates = Vec::new();
     for algo in matmul.candidates()? {
@@ -151,6 +160,7 @@ fn fastest(
             candidates.push(algo);
         }
     }
+    let mut is_to_keep = true;
     let timed = match gemm.flops() >= LARGE_FLOPS && candidates.len() > 1 {
         true => {
             static ANNOUNCED: Once = Once::new();
@@ -163,15 +173,21 @@ fn fastest(
             let noise = Noise::new(context, gemm, &numbers)?;
             let over = |noise: &Noise| Matmul::new(gpu.blas()?, gemm, &noise.operands(operands));
             let noisy = noise.as_ref().map(over).transpose()?;
+            if noisy.is_none() {
+                tracing::debug!("{gemm}: no room for noise; timed on what is there, and not kept");
+                is_to_keep = false;
+            }
             let matmul = noisy.as_ref().unwrap_or(matmul);
             timing::fastest_under_load(context, &candidates, |algo, stream| matmul.put(algo, stream))?
         }
         false => timing::fastest(context, &candidates, |algo, stream| matmul.put(algo, stream))?,
     };
     Ok(timed.map(|(chosen, seconds)| {
-        let speed = gemm.flops() / seconds * 1e-12;
-        tracing::debug!("{gemm}: algorithm {chosen} of {}, {speed:.1} TFLOP/s", candidates.len());
-        candidates[chosen]
+        if let Some(seconds) = seconds {
+            let speed = gemm.flops() / seconds * 1e-12;
+            tracing::debug!("{gemm}: algorithm {chosen} of {}, {speed:.1} TFLOP/s", candidates.len());
+        }
+        Fastest { algo: candidates[chosen], is_to_keep }
     }))
 }
 

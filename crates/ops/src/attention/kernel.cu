@@ -3,7 +3,8 @@
 // HEAD_DIM and TILE are set by the launcher. A block has X x Y threads and works on tiles of TILE queries by TILE keys; thread (x, y) has
 // the elements of rows y * R.. and columns x, x + X, .. of a tile (so that a row belongs to X neighbouring lanes, which reduce it by
 // shuffles) and COLUMNS columns of WIDTH, the head's width rounded up to 16. All tiles that are multiplied stand in shared memory as
-// floats, with zeros behind the head's width and behind the sequence's end; they are read up to four numbers at a time.
+// floats, with zeros behind the head's width and behind the sequence's end; they are read up to four numbers at a time. Bound by arithmetic:
+// of two products a score 4 x 8 scores a thread take 12 reads for 128 multiplications; q, k, v and o cross from memory once a tile of queries.
 
 constexpr int X = 8, Y = 16, THREADS = X * Y;
 constexpr int R = TILE / Y, KEYS = TILE / X;
@@ -49,7 +50,7 @@ __device__ __forceinline__ i64 row_width(const Shape& s) { return (i64)(s.heads 
 // Copies rows first.. of one head of a sequence into a tile, times `scale`.
 template <class T>
 __device__ __forceinline__ void load_tile(float* tile, const T* rows, i64 stride, int first, int seq_len, float scale) {
-    constexpr int N = HEAD_DIM % 4 == 0 ? 4 : 1, PIECES = WIDTH / N, AT_ONCE = 4;
+    constexpr int N = HEAD_DIM % 4 == 0 ? 4 : 1, PIECES = WIDTH / N, AT_ONCE = N == 4 ? 4 : 2;
     for (int begin = threadIdx.y * X + threadIdx.x; begin < TILE * PIECES; begin += AT_ONCE * THREADS) {
         float x[AT_ONCE][N] = {};
 #pragma unroll

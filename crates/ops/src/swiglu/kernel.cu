@@ -9,7 +9,7 @@ struct Swiglu {
 };
 
 struct SwigluGrad {
-    // dy, and, remaking, y.
+    // Read: dy. Written where y is made again: y.
     void* dy;
     // Gate and up, and their gradients.
     void* gate_up;

@@ -42,6 +42,15 @@ pub struct CudaEngine {
     watch: Stopwatch,
 }
 
+impl Drop for CudaEngine {
+    /// Steps may be under way, whose memory goes with the engine.
+    fn drop(&mut self) {
+        if let Err(error) = self.stream.synchronize() {
+            tracing::debug!("the card's last steps: {error}");
+        }
+    }
+}
+
 struct Loaded {
     program: Program,
     /// By value id.

@@ -19,8 +19,8 @@ struct Shape {
     int kv_heads;
     // By token, where its document starts in its sequence; null where a sequence is one document.
     const int* doc_start;
-    // The first key that a query sees. Documents follow each other, so it never falls from one query to the next. Whatever stands there (a
-    // kernel may be timed before there is data), it is a key.
+    // The first key that a query sees. Documents follow each other, so it never falls from one query to the next. Whatever stands there
+    // (every kernel runs once before there is data), it is a key.
     __device__ int first_key(int sequence, int query) const {
         return doc_start && query < seq_len ? min(max(doc_start[(i64)sequence * seq_len + query], 0), query) : 0;
     }

@@ -47,7 +47,7 @@ pub struct Sdpa {
 
 impl Sdpa {
     /// Whether cuDNN may have an engine for it; the rest is asked of it.
-    pub fn is_thinkable(&self) -> bool {
+    pub fn may_run(&self) -> bool {
         self.head_dim.is_multiple_of(8) && self.head_dim <= 256 && self.seq_len > 1
     }
 

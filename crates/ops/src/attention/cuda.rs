@@ -13,7 +13,7 @@ impl Attention {
         let (tokens, _) = qkv.shape.rows_cols();
         let Attention { seq_len, heads, kv_heads, head_dim, deterministic } = *self;
         let sdpa = Sdpa { sequences: tokens / seq_len, seq_len, heads, kv_heads, head_dim, deterministic };
-        (qkv.dtype == DType::BF16 && !documents && sdpa.is_thinkable()).then_some(sdpa)
+        (qkv.dtype == DType::BF16 && !documents && sdpa.may_run()).then_some(sdpa)
     }
 }
 

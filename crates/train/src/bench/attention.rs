@@ -3,7 +3,7 @@
 //! The ops are run as a model's are, so what is measured is what they choose on the processor; `XTRAIN_PREFER` names another way than the
 //! fastest ([`xtrain_cuda::Gpu::fastest`]).
 
-use super::trial::{Bench, Rates, TrialOptions, Trials, operand, traced};
+use super::trial::{Rates, Setup, TrialOptions, Trials, operand, traced};
 use crate::config::Parsed;
 use crate::engine::{Processor, Target};
 use crate::profile::Work;
@@ -73,23 +73,23 @@ pub fn attention(
     mean: usize,
     options: TrialOptions,
 ) -> Result<Trials<AttentionSpeed>, RunError> {
-    let bench = Bench::of(options)?;
+    let setup = Setup::of(options)?;
     // On cores there is one order.
-    let orders: &[bool] = if bench.target == Target::Cpu { &[true] } else { &[false, true] };
+    let orders: &[bool] = if setup.target == Target::Cpu { &[true] } else { &[false, true] };
     let starts = documents([shape.batch, shape.seq_len], mean);
     let mut rows = Vec::new();
     for masked in [false, true] {
         let inputs = if masked { vec![("doc_start", starts.clone())] } else { Vec::new() };
-        let (program, made) = program(shape, masked, orders, bench.dtype())?;
+        let (program, made) = program(shape, masked, orders, setup.dtype())?;
         let works: Vec<Work> = program.instances.iter().map(|i| Work::of(&program, i)).collect();
-        let seconds = bench.seconds(program, &inputs)?;
+        let seconds = setup.seconds(program, &inputs)?;
         let (share, length) = if masked { seen(shape, &starts) } else { (1.0, None) };
         for ((work, seconds), (op, deterministic)) in works.into_iter().zip(seconds).zip(made) {
-            let rates = Rates::of(seconds, work.flops * share, work.bytes, bench.ceiling);
+            let rates = Rates::of(seconds, work.flops * share, work.bytes, setup.ceiling);
             rows.push(AttentionSpeed { shape, op: op.into(), deterministic, document_tokens: length, rates });
         }
     }
-    Ok(bench.trials(rows))
+    Ok(setup.trials(rows))
 }
 
 /// Attention, then its gradients in each of these orders; and the name and order of each op.

@@ -20,7 +20,7 @@ use serde::Serialize;
 use std::collections::VecDeque;
 use std::time::Instant;
 use tokens::Tokens;
-use trial::Bench;
+use trial::Setup;
 use xtrain_runtime::Checks;
 
 /// How long to measure.
@@ -169,7 +169,7 @@ pub fn step(parsed: &Parsed, options: BenchOptions) -> Result<StepSpeed, RunErro
 /// What the processor of a run reaches at best, in its precision.
 fn ceiling(config: &Config) -> Result<Ceiling, RunError> {
     let (device, recipe) = (config.train.device, config.precision.recipe);
-    Ok(Bench::of(TrialOptions { device, recipe, repeats: 5, runs: 10 })?.ceiling)
+    Ok(Setup::of(TrialOptions { device, recipe, repeats: 5, runs: 10 })?.ceiling)
 }
 
 /// The one in the middle; of an even number the higher of both.

@@ -1,6 +1,6 @@
 //! Matrix products, as linear layers make them.
 
-use super::trial::{Bench, Rates, TrialOptions, Trials, operand, traced};
+use super::trial::{Rates, Setup, TrialOptions, Trials, operand, traced};
 use crate::config::Parsed;
 use crate::engine::{Processor, Target};
 use crate::profile::Work;
@@ -45,20 +45,20 @@ pub struct ProductSpeed {
 
 /// Measures the three products of each shape.
 pub fn products(shapes: &[ProductShape], options: TrialOptions) -> Result<Trials<ProductSpeed>, RunError> {
-    let bench = Bench::of(options)?;
+    let setup = Setup::of(options)?;
     let mut rows = Vec::new();
     for ProductShape { site, m, n, k } in shapes {
-        let program = program(*m, *n, *k, bench.dtype())?;
+        let program = program(*m, *n, *k, setup.dtype())?;
         let works: Vec<(&str, Work)> =
             program.instances.iter().map(|i| (i.origin.role.name(), Work::of(&program, i))).collect();
-        let seconds = bench.seconds(program.clone(), &[])?;
+        let seconds = setup.seconds(program.clone(), &[])?;
         for ((role, work), seconds) in works.into_iter().zip(seconds) {
-            let rates = Rates::of(seconds, work.flops, work.bytes, bench.ceiling);
+            let rates = Rates::of(seconds, work.flops, work.bytes, setup.ceiling);
             let (site, role) = (site.clone(), role.to_owned());
             rows.push(ProductSpeed { site, role, m: *m, n: *n, k: *k, rates });
         }
     }
-    Ok(bench.trials(rows))
+    Ok(setup.trials(rows))
 }
 
 /// Shapes to measure where none are named: those of models of some billion parameters, or on cores what is done in a moment.

@@ -78,7 +78,7 @@ impl Rates {
 
 /// Where ops are tried: a processor, and what it reaches at best.
 #[derive(Clone)]
-pub(super) struct Bench {
+pub(super) struct Setup {
     options: TrialOptions,
     pub(super) device: String,
     pub(super) target: Target,
@@ -89,8 +89,8 @@ pub(super) struct Bench {
 /// What needs less memory than ops that do not fit.
 const LESS: &str = "take smaller sizes";
 
-impl Bench {
-    pub(super) fn of(options: TrialOptions) -> Result<Bench, RunError> {
+impl Setup {
+    pub(super) fn of(options: TrialOptions) -> Result<Setup, RunError> {
         let processor = open(options)?;
         let (device, target) = (processor.describe(), processor.target());
         let gigabytes_per_second = processor.copy_rate(options.repeats).map_err(LearnError::from)? / 1e9;
@@ -102,12 +102,12 @@ impl Bench {
             (Target::Cuda, Recipe::Bf16) => (8192, 100),
         };
         let none = Ceiling { product, tflops: f64::NAN, gigabytes_per_second };
-        let mut bench = Bench { options, device, target, recipe, ceiling: none };
-        let (forward, _) = super::product::forward(product, product, product, bench.dtype())?;
+        let mut setup = Setup { options, device, target, recipe, ceiling: none };
+        let (forward, _) = super::product::forward(product, product, product, setup.dtype())?;
         let seconds =
-            Bench { options: TrialOptions { runs, ..options }, ..bench.clone() }.seconds(forward, &[])?;
-        bench.ceiling.tflops = 2.0 * (product as f64).powi(3) / median(&seconds) / 1e12;
-        Ok(bench)
+            Setup { options: TrialOptions { runs, ..options }, ..setup.clone() }.seconds(forward, &[])?;
+        setup.ceiling.tflops = 2.0 * (product as f64).powi(3) / median(&seconds) / 1e12;
+        Ok(setup)
     }
 
     /// The type of activations.

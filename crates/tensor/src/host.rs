@@ -32,6 +32,14 @@ impl AlignedBytes {
         Some(AlignedBytes { lines, len })
     }
 
+    /// Has the system give all pages now; else it gives each when it is first written to, which takes longer than many a copy.
+    pub fn take_pages(&mut self) {
+        const PAGE_BYTES: usize = 4096;
+        for byte in self.as_mut_slice().iter_mut().step_by(PAGE_BYTES) {
+            *std::hint::black_box(byte) = 0;
+        }
+    }
+
     /// The bytes.
     pub fn as_slice(&self) -> &[u8] {
         &bytemuck::cast_slice(&self.lines)[..self.len]

@@ -13,6 +13,7 @@ use serde::{Deserialize, Serialize};
 use std::ops::Range;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::thread::{self, JoinHandle};
 use std::time::Instant;
 use xtrain_checkpoint::{BoxError, Checkpoint, CheckpointError, CheckpointStore, RunLock, TensorSpec};
 use xtrain_data::{Loader, LoaderState, Tokenizer};
@@ -48,6 +49,8 @@ pub(super) struct Saved {
     writing: Option<Writing>,
     /// The memory of the copy, kept from one save to the next.
     memory: Arc<AlignedBytes>,
+    /// That memory while the system gives it its pages.
+    coming: Option<JoinHandle<AlignedBytes>>,
     /// Whether it was told that there is no room for one.
     is_told: bool,
     /// Bytes of memory that are left, where the system tells. A copy takes half of them at most.
@@ -114,6 +117,7 @@ impl Saved {
             last: None,
             writing: None,
             memory: Arc::new(AlignedBytes::zeroed(0)),
+            coming: None,
             is_told: false,
             available_bytes: xtrain_runtime::available_bytes,
             write: Snapshot::write,
@@ -235,23 +239,48 @@ impl Saved {
         Ok(None)
     }
 
+    /// Begins to take memory for copies beside the first steps, so that the first save stops training for no longer than the others.
+    pub(super) fn prepare(&mut self, learner: &mut Learner) {
+        let (_, bytes) = places(&learner.saved_state());
+        if let Some(mut memory) = self.allocate(bytes) {
+            // Without a thread the first copy takes the pages.
+            let take = move || {
+                memory.take_pages();
+                memory
+            };
+            self.coming = thread::Builder::new().name("memory for saves".to_owned()).spawn(take).ok();
+        }
+    }
+
     /// Where each value lies in the memory of the copy; nothing where there is too little of it.
     fn make_room(&mut self, entries: &[StateEntry]) -> Option<Vec<Range<usize>>> {
-        let mut end = 0;
-        let mut place = |entry: &StateEntry| {
-            let begin = end;
-            end = (begin + entry.ty.bytes()).next_multiple_of(ALIGN_BYTES);
-            begin..begin + entry.ty.bytes()
-        };
-        let places: Vec<_> = entries.iter().map(&mut place).collect();
-        if self.memory.as_slice().len() < end {
-            if (self.available_bytes)().is_some_and(|available| available / 2 < end as u64) {
-                return None;
-            }
-            self.memory = Arc::new(AlignedBytes::try_zeroed(end)?);
+        if let Some(Ok(memory)) = self.coming.take().map(JoinHandle::join) {
+            self.memory = Arc::new(memory);
+        }
+        let (places, bytes) = places(entries);
+        if self.memory.as_slice().len() < bytes {
+            self.memory = Arc::new(self.allocate(bytes)?);
         }
         Some(places)
     }
+
+    /// As many bytes, where that leaves as many to others.
+    fn allocate(&self, bytes: usize) -> Option<AlignedBytes> {
+        let is_room = (self.available_bytes)().is_none_or(|available| available / 2 >= bytes as u64);
+        if is_room { AlignedBytes::try_zeroed(bytes) } else { None }
+    }
+}
+
+/// Where each value lies in the memory of a copy, and the bytes of all.
+fn places(entries: &[StateEntry]) -> (Vec<Range<usize>>, usize) {
+    let mut end = 0;
+    let place = |entry: &StateEntry| {
+        let begin = end;
+        end = (begin + entry.ty.bytes()).next_multiple_of(ALIGN_BYTES);
+        begin..begin + entry.ty.bytes()
+    };
+    let places = entries.iter().map(place).collect();
+    (places, end)
 }
 
 /// The places, which are in order, of the memory.

@@ -165,6 +165,9 @@ impl Run {
             self.saved.outdate();
             self.save(watch, observer)?;
         }
+        if self.at.step < self.steps {
+            self.saved.prepare(&mut self.learner);
+        }
         let mut flight = Flight::default();
         // A step lasts from the end of the one before, what is told of others in between included.
         let mut step_begun = Instant::now();

@@ -108,6 +108,21 @@ fn truncated_and_flipped_shards_are_refused() {
 }
 
 #[test]
+fn a_named_pipe_in_place_of_a_shard_or_a_text_is_refused_instead_of_waited_for() {
+    let place = tokenized();
+    std::fs::remove_file(place.path("shards/shard-00000.tokens")).expect("removes");
+    for pipe in ["shards/shard-00000.tokens", "pipe.txt", "pipe.parquet"] {
+        let made = Command::new("mkfifo").arg(place.path(pipe)).status().expect("mkfifo");
+        assert!(made.success(), "{pipe}");
+    }
+    for (data, file) in
+        [("shards", "shard-00000.tokens"), ("pipe.txt", "pipe.txt"), ("pipe.parquet", "pipe.parquet")]
+    {
+        refused(&place, data, &[file, "is no regular file", "name a regular file"]);
+    }
+}
+
+#[test]
 fn tokens_of_another_vocabulary_are_refused() {
     let place = tokenized();
     place.run("tokenize a.txt --chars --out chars").succeeds();

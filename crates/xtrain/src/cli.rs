@@ -260,8 +260,8 @@ pub(crate) struct TrainArgs {
 pub(crate) struct PlanArgs {
     #[command(flatten)]
     pub(crate) run: RunFile,
-    /// Say whether a step fits into this much memory, and what would: a number of bytes, or one with a unit (500MB,
-    /// 24GiB); by default what is available on the device of the run, where it is there
+    /// Say whether a step fits into this much memory, and what would: a number with a unit (500MB, 24GiB), or of
+    /// bytes; by default what is available on the device of the run, where it is there
     #[arg(long, value_name = "SIZE")]
     pub(crate) memory: Option<Size>,
     /// Print the step program, one line an instance
@@ -443,7 +443,7 @@ pub(crate) struct ExportArgs {
     /// The element type of the weights; by default as the run's own export, or what loses nothing of a Hugging Face folder
     #[arg(long, value_parser = named(&ExportDtype::ALL, ExportDtype::name))]
     pub(crate) dtype: Option<ExportDtype>,
-    /// Bytes of a file at most: a number, or one with a unit (500MB, 4GiB)
+    /// Bytes of a file at most: a number with a unit (500MB, 4GiB), or of bytes
     #[arg(long, value_name = "SIZE", default_value_t = Size(ExportOptions::default().max_shard_bytes))]
     pub(crate) max_shard_size: Size,
     /// Replace the folder if it is there

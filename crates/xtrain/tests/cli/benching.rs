@@ -112,6 +112,7 @@ fn sizes_that_make_no_sense_are_refused() {
         ("gemm --m 0 --n 1 --k 1", "0"),
         ("gemm run.toml --m 8 --n 8 --k 8", "--m"),
         ("gemm run.toml --device cpu", "--device"),
+        ("gemm --device gpu", "did you mean 'cuda'?"),
         ("gemm --set train.steps=1", "FILE"),
         ("attention --seq-len 1e3", "1e3"),
     ] {

@@ -36,7 +36,7 @@ mod trial;
 mod turns;
 
 pub use cache::KernelCache;
-pub use choice::{Candidate, Purpose};
+pub use choice::{Candidate, Purpose, preferred_ways};
 pub use compiler::{Arch, Compiled, Compiler};
 pub use context::Context;
 pub use device::{Device, DeviceInfo};

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::Instant;
 use xtrain_cuda::{Arch, CudaError, DeviceMemory, Event, Gpu, Stream};
 use xtrain_model::Recipe;
-use xtrain_ops::registry;
+use xtrain_ops::{attention, registry};
 use xtrain_program::{Plan, Program};
 use xtrain_runtime::{
     Checks, CpuEngine, CudaEngine, Engine, EngineError, cpu_work_bytes, cpu_workspace, cuda_workspace,
@@ -166,12 +166,28 @@ impl Processor {
                 Ok(Box::new(engine))
             }
             Processor::Cuda(gpu) => {
+                for unknown in unknown_ways(&xtrain_cuda::preferred_ways()) {
+                    tracing::warn!("{unknown}");
+                }
                 let mut engine = CudaEngine::new(Arc::new(registry::cuda_kernels()), *gpu)?;
                 engine.set_checks(checks);
                 Ok(Box::new(engine))
             }
         }
     }
+}
+
+/// What to say of each of the `preferred` ways that is none, which would be passed over.
+fn unknown_ways(preferred: &[String]) -> Vec<String> {
+    let known = attention::ways();
+    let unknown = preferred.iter().filter(|name| !known.contains(name));
+    let said = |name| {
+        format!(
+            "XTRAIN_PREFER names {name:?}, which is no way to compute anything; known are {}",
+            known.join(", ")
+        )
+    };
+    unknown.map(said).collect()
 }
 
 impl Target {
@@ -215,5 +231,21 @@ impl Target {
             Target::Cpu => 0,
             Target::Cuda => 256 << 20,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_way_that_is_none_is_told_with_those_that_are() {
+        let named =
+            |names: &[&str]| unknown_ways(&names.iter().map(|&name| name.to_owned()).collect::<Vec<_>>());
+        assert_eq!(named(&["own", "cuDNN", "whole", "4x1 over 64"]), Vec::<String>::new());
+        let said = named(&["own", "nonsense"]);
+        assert_eq!(said.len(), 1);
+        assert!(said[0].starts_with("XTRAIN_PREFER names \"nonsense\", "), "{said:?}");
+        assert!(said[0].contains("; known are cuDNN, own, whole, 16x1 over 32, "), "{said:?}");
     }
 }

@@ -47,7 +47,7 @@ pub use graph::{Graph, GraphExec};
 pub use growing::GrowingMemory;
 pub use installed::Installed;
 pub use kernel::{CudaKernel, CudaOutput, CudaTensor, Operands, Work};
-pub use library::{Library, Missing};
+pub use library::{Library, Missing, named_folder_faults};
 pub use memory::{DeviceMemory, DevicePtr, DeviceSpan, PinnedMemory};
 pub use module::{Function, FunctionInfo, Launch, Module};
 pub use sdpa::Sdpa;

@@ -1,7 +1,7 @@
 //! Where programs run: nothing else here names an engine.
 
 use crate::config::{Config, Device};
-use crate::run::RunError;
+use crate::run::{Room, RunError};
 use rayon::prelude::*;
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -21,6 +21,9 @@ pub enum Processor {
     /// A card of this machine.
     Cuda(Box<Gpu>),
 }
+
+/// Bytes of a processor's memory that no program can have: what the system or the driver keeps, and a card's context. A bound.
+const KEPT_BYTES: u64 = 1 << 30;
 
 /// What a program is planned for: no processor needs to be there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -107,6 +110,13 @@ impl Processor {
             Processor::Cpu => xtrain_runtime::total_bytes(),
             Processor::Cuda(gpu) => Some(gpu.info().memory_bytes as u64),
         }
+    }
+
+    /// What programs can take of its memory, and could if nothing else ran, where the system tells.
+    pub fn room(&self) -> Option<Room> {
+        let available_bytes = self.available_bytes()?;
+        let alone_bytes = self.total_bytes().map_or(0, |bytes| bytes.saturating_sub(KEPT_BYTES));
+        Some(Room { available_bytes, alone_bytes: alone_bytes.max(available_bytes) })
     }
 
     /// Bytes a second that a copy within its memory reads and writes together: the median of `repeats` copies.

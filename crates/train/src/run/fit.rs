@@ -71,8 +71,9 @@ impl Room {
 impl Fit {
     /// Whether the step of `spec`, of a global batch of `batch_size` sequences, fits into what a `target`'s memory has `room` for.
     pub fn of(spec: &TrainingSpec, target: Target, batch_size: usize, room: Room) -> Result<Fit, RunError> {
-        let search = Search { spec, target, batch_size, room };
-        let needed_bytes = search.bytes(spec)?;
+        let mut search = Search { spec, target, batch_size, room, needed_bytes: 0 };
+        search.needed_bytes = search.bytes(spec)?;
+        let needed_bytes = search.needed_bytes;
         let outcome = if needed_bytes <= room.available_bytes { Outcome::Fits } else { search.outcome()? };
         Ok(Fit { needed_bytes, room, outcome })
     }
@@ -154,6 +155,8 @@ struct Search<'a> {
     target: Target,
     batch_size: usize,
     room: Room,
+    /// What the step needs as it is.
+    needed_bytes: u64,
 }
 
 /// A step that asks for less, and the settings that make it.
@@ -172,19 +175,29 @@ impl Search<'_> {
 
     /// The first of `from`, of which each takes less than the one before, that fits, and its bytes.
     fn first(&self, from: &[Changed]) -> Result<Option<(Changed, Way)>, RunError> {
-        let (mut begin, mut end, mut found) = (0, from.len(), None);
+        let available = self.room.available_bytes;
+        let Some(last) = from.len().checked_sub(1) else { return Ok(None) };
+        let mut bytes = self.bytes(&from[last].spec)?;
+        if bytes > available {
+            return Ok(None);
+        }
+        // Those before `begin` do not fit, the last of them takes `over`; the one at `end` takes `bytes`.
+        let (mut begin, mut end, mut over) = (0, last, self.needed_bytes);
+        let mut by_share = true;
         while begin < end {
-            let middle = (begin + end) / 2;
-            let Changed { spec, settings } = &from[middle];
-            let bytes = self.bytes(spec)?;
-            if bytes <= self.room.available_bytes {
-                found = Some((from[middle].clone(), Way { settings: settings.clone(), bytes }));
-                end = middle;
+            // A plan of many layers takes its time, and bytes mostly go down evenly: where they would cross, then halves, in turn.
+            let share = (over - available) as f64 / (over - bytes) as f64;
+            let crossing = (begin + (share * (end + 1 - begin) as f64).ceil() as usize).saturating_sub(1);
+            let at = if by_share { crossing.clamp(begin, end - 1) } else { (begin + end) / 2 };
+            by_share = !by_share;
+            let found = self.bytes(&from[at].spec)?;
+            if found <= available {
+                (end, bytes) = (at, found);
             } else {
-                begin = middle + 1;
+                (begin, over) = (at + 1, found);
             }
         }
-        Ok(found)
+        Ok(Some((from[end].clone(), Way { settings: from[end].settings.clone(), bytes })))
     }
 
     fn outcome(&self) -> Result<Outcome, RunError> {

@@ -138,6 +138,12 @@ fn hex(bytes: &[u8]) -> String {
 }
 
 fn read(path: &Path) -> Option<Vec<u8>> {
+    // A named pipe would be waited for.
+    let kind = fs::metadata(path).ok()?;
+    if !kind.is_file() {
+        tracing::warn!("{}: is no regular file, and is passed over", path.display());
+        return None;
+    }
     let mut bytes = fs::read(path).ok()?;
     let held = bytes.split_off(SUM_BYTES.min(bytes.len()));
     let whole = bytes[..] == Sha256::digest(&held)[..];
@@ -222,6 +228,10 @@ mod tests {
         assert_eq!(keep(b"algorithm 4"), b"algorithm 4");
         assert_eq!(cache.kept("a key", "algo").as_deref(), Some(b"algorithm 4".as_slice()));
         assert_eq!(cache.kept("another key", "algo"), None);
+        // A folder in a file's place is passed over.
+        fs::create_dir(cache.path("a third key", "algo").unwrap()).unwrap();
+        assert_eq!(cache.kept("a third key", "algo"), None);
+        assert_eq!(cache.keep("a third key", "algo", b"algorithm 5", |_| true), b"algorithm 5");
         let held = SUM_BYTES as u64 + "algorithm 4".len() as u64;
         assert_eq!(cache.size(), (1, held), "nothing is left aside");
         assert_eq!(KernelCache::at(&folder.path().join("none")).size(), (0, 0));

@@ -34,6 +34,12 @@ impl<'a> Candidate<'a> {
     }
 }
 
+/// The ways that `XTRAIN_PREFER` names, the first one first.
+pub fn preferred_ways() -> Vec<String> {
+    let named = std::env::var("XTRAIN_PREFER").unwrap_or_default();
+    named.split(',').map(str::trim).filter(|name| !name.is_empty()).map(str::to_owned).collect()
+}
+
 /// The ending of the files in which choices are kept.
 const EXTENSION: &str = "choice";
 
@@ -64,10 +70,9 @@ impl Gpu {
             None => Ok(None),
         };
         let key = self.key(what, candidates);
-        let preferred = std::env::var("XTRAIN_PREFER").unwrap_or_default();
-        for name in preferred.split(',').map(str::trim) {
-            if let Some(work) = make(name)? {
-                self.lock_choices().insert(key, name.to_owned());
+        for name in preferred_ways() {
+            if let Some(work) = make(&name)? {
+                self.lock_choices().insert(key, name);
                 return Ok(Some(work));
             }
         }

@@ -36,7 +36,7 @@ mod trial;
 mod turns;
 
 pub use cache::KernelCache;
-pub use choice::{Candidate, Purpose};
+pub use choice::{Candidate, Purpose, preferred_ways};
 pub use compiler::{Arch, Compiled, Compiler};
 pub use context::Context;
 pub use device::{Device, DeviceInfo};
@@ -47,7 +47,7 @@ pub use graph::{Graph, GraphExec};
 pub use growing::GrowingMemory;
 pub use installed::Installed;
 pub use kernel::{CudaKernel, CudaOutput, CudaTensor, Operands, Work};
-pub use library::{Library, Missing};
+pub use library::{Library, Missing, named_folder_faults};
 pub use memory::{DeviceMemory, DevicePtr, DeviceSpan, PinnedMemory};
 pub use module::{Function, FunctionInfo, Launch, Module};
 pub use sdpa::Sdpa;

@@ -84,12 +84,11 @@ impl Library {
 
     /// Where it is looked for, in order; of the folders those that are there.
     pub fn places(self) -> Vec<String> {
-        let mut places: Vec<String> = match env::var_os(FOLDERS_VARIABLE) {
-            Some(folders) => env::split_paths(&folders)
-                .map(|folder| format!("{} ({FOLDERS_VARIABLE})", folder.display()))
-                .collect(),
-            None => Vec::new(),
+        let of_folder = |folder: &PathBuf| {
+            let why_not = fault(folder).map_or_else(String::new, |why| format!(": {why}"));
+            format!("{} ({FOLDERS_VARIABLE}){why_not}", folder.display())
         };
+        let mut places: Vec<String> = named_folders().iter().map(of_folder).collect();
         if self != Library::Driver {
             let folders = toolkit_folders().into_iter().filter(|folder| folder.is_dir());
             // A link that leads to another folder of the list would be that folder twice.
@@ -132,10 +131,8 @@ impl Library {
     /// The files to try, the best first; last, unless folders were named that have it, the bare name, which the loader resolves.
     fn candidates(self) -> Vec<PathBuf> {
         let name = self.file_name();
-        let named: Vec<PathBuf> = env::var_os(FOLDERS_VARIABLE)
-            .map(|folders| env::split_paths(&folders).map(|folder| folder.join(name)).collect())
-            .unwrap_or_default();
-        let named: Vec<PathBuf> = named.into_iter().filter(|path| path.is_file()).collect();
+        let named = named_folders().into_iter().map(|folder| folder.join(name));
+        let named: Vec<PathBuf> = named.filter(|path| path.is_file()).collect();
         if !named.is_empty() {
             return named;
         }
@@ -164,6 +161,46 @@ impl fmt::Display for Library {
             Library::Cudnn => "cuDNN",
             Library::Nccl => "NCCL",
         })
+    }
+}
+
+/// The folders of [`FOLDERS_VARIABLE`]; an empty name is none.
+fn named_folders() -> Vec<PathBuf> {
+    let named = env::var_os(FOLDERS_VARIABLE).unwrap_or_default();
+    env::split_paths(&named).filter(|folder| !folder.as_os_str().is_empty()).collect()
+}
+
+/// What is wrong with each folder that [`FOLDERS_VARIABLE`] names, and with the variable itself, a sentence each.
+pub fn named_folder_faults() -> Vec<String> {
+    let folders = named_folders();
+    if folders.is_empty() && env::var_os(FOLDERS_VARIABLE).is_some() {
+        return vec![format!("{FOLDERS_VARIABLE} is set and names no folder; unset it")];
+    }
+    let told =
+        |folder: &PathBuf| Some(format!("{FOLDERS_VARIABLE} names {}: {}", folder.display(), fault(folder)?));
+    folders.iter().filter_map(told).collect()
+}
+
+/// Why no library is found in `folder`; nothing where one is.
+fn fault(folder: &Path) -> Option<String> {
+    if let Err(error) = fs::metadata(folder) {
+        return Some(match fs::read_link(folder) {
+            Ok(target) => format!("a link to {}, which cannot be followed ({error})", target.display()),
+            Err(_) => format!("cannot be looked into ({error})"),
+        });
+    }
+    if !folder.is_dir() {
+        return Some("a file, where a folder is needed".to_owned());
+    }
+    if let Err(error) = fs::read_dir(folder) {
+        return Some(format!("cannot be looked into ({error})"));
+    }
+    let files = Library::ALL.map(|library| folder.join(library.file_name()));
+    let astray: Vec<&PathBuf> = files.iter().filter(|file| file.is_symlink() && !file.exists()).collect();
+    match astray.first() {
+        Some(link) => Some(format!("{} in it is a link that leads nowhere", link.file_name()?.display())),
+        None if files.iter().any(|file| file.is_file()) => None,
+        None => Some("holds none of NVIDIA's libraries by the names that are looked for".to_owned()),
     }
 }
 
@@ -314,6 +351,24 @@ mod tests {
             fs::create_dir(folder.path().join(package)).unwrap();
         }
         assert_eq!(version_of(&lib.join("libcudnn.so.9")), [9, 19, 0, 56]);
+    }
+
+    #[test]
+    fn what_is_wrong_with_a_folder_is_told() {
+        let folder = tempfile::tempdir().unwrap();
+        let at = |name: &str| folder.path().join(name);
+        let said = |name: &str| fault(&at(name)).unwrap_or_default();
+        assert!(said("none").starts_with("cannot be looked into (No such file"));
+        fs::write(at("file"), b"").unwrap();
+        assert_eq!(said("file"), "a file, where a folder is needed");
+        std::os::unix::fs::symlink(at("none"), at("link")).unwrap();
+        assert!(said("link").starts_with(&format!("a link to {}, which cannot", at("none").display())));
+        fs::create_dir(at("libraries")).unwrap();
+        assert!(said("libraries").starts_with("holds none of NVIDIA's libraries"));
+        fs::write(at("libraries/libcudnn.so.9"), b"").unwrap();
+        assert_eq!(fault(&at("libraries")), None);
+        std::os::unix::fs::symlink(at("none"), at("libraries/libnvrtc.so.13")).unwrap();
+        assert_eq!(said("libraries"), "libnvrtc.so.13 in it is a link that leads nowhere");
     }
 
     #[test]

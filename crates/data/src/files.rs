@@ -53,14 +53,25 @@ pub(crate) fn remove(path: &Path) -> Result<()> {
 /// No tokenizer and no list of shards is nearly as large.
 const MAX_BYTES: u64 = 1 << 30;
 
-/// Reads a whole regular file. One that is open-ended, such as a device or a named pipe, would fill the memory or be waited for.
-pub(crate) fn read(path: &Path) -> Result<Vec<u8>> {
-    let kind = fs::metadata(path).map_err(DataError::io(path, "read"))?;
+/// Opens a file to `action` it. What is no regular file, such as a device or a named pipe, would fill the memory or be waited for; a
+/// folder is refused where it is read.
+pub(crate) fn open(path: &Path, action: &'static str) -> Result<File> {
+    let kind = fs::metadata(path).map_err(DataError::io(path, action))?;
     if !kind.is_file() && !kind.is_dir() {
-        return Err(DataError::corrupt(path, "is no regular file", "name a regular file"));
+        return Err(not_regular(path));
     }
+    File::open(path).map_err(DataError::io(path, action))
+}
+
+/// The error for a device, a named pipe and the like.
+pub(crate) fn not_regular(path: &Path) -> DataError {
+    DataError::corrupt(path, "is no regular file", "name a regular file")
+}
+
+/// Reads a whole regular file.
+pub(crate) fn read(path: &Path) -> Result<Vec<u8>> {
     let mut bytes = Vec::new();
-    let file = File::open(path).map_err(DataError::io(path, "read"))?;
+    let file = open(path, "read")?;
     file.take(MAX_BYTES + 1).read_to_end(&mut bytes).map_err(DataError::io(path, "read"))?;
     if bytes.len() as u64 > MAX_BYTES {
         let what = format!("has more than {} GiB, far more than such a file can hold", MAX_BYTES >> 30);

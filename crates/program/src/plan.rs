@@ -61,7 +61,7 @@ pub(crate) struct Buffer {
     pub(crate) users: Vec<usize>,
     pub(crate) offset: usize,
     /// By lane: the position after the last user, 0 without users.
-    done: [u32; Lane::COUNT],
+    done: Clock,
 }
 
 /// What a span of scratch is for.
@@ -206,34 +206,54 @@ impl Buffer {
     }
 }
 
+/// Buffers at one offset. They share bytes, so they are used one after the other; they stand in that order.
+struct Place {
+    offset: usize,
+    turns: Vec<Turn>,
+}
+
+/// A buffer that was placed: when it is used, and where it ends.
+struct Turn {
+    clock: Clock,
+    done: Clock,
+    end: usize,
+}
+
+/// Instances by lane.
+type Clock = [u32; Lane::COUNT];
+
 /// Gives every buffer an offset; returns the bytes of the region.
 fn assign(buffers: &mut [Buffer], order: &Order) -> usize {
-    let mut by_size: Vec<usize> = (0..buffers.len()).collect();
+    // What is empty shares no byte with anything.
+    let mut by_size: Vec<usize> = (0..buffers.len()).filter(|&b| buffers[b].bytes > 0).collect();
     by_size.sort_by_key(|&b| (std::cmp::Reverse(buffers[b].bytes), buffers[b].first));
-    let clocks: Vec<_> = buffers.iter().map(|b| order.clock(b.first)).collect();
-    let precedes =
-        |a: &Buffer, clock: &[u32; Lane::COUNT]| a.done.iter().zip(clock).all(|(done, seen)| done <= seen);
-    // Placed buffers in the order of their offsets.
-    let mut placed: Vec<usize> = Vec::new();
+    // Whether what is `done` then has completed at `clock`.
+    let precedes = |done: &Clock, clock: &Clock| done.iter().zip(clock).all(|(done, seen)| done <= seen);
+    // In the order of their offsets.
+    let mut places: Vec<Place> = Vec::new();
     let mut total = 0;
     for b in by_size {
+        let Buffer { bytes, first, done, .. } = buffers[b];
+        let clock = order.clock(first);
+        let earlier = |turns: &[Turn]| turns.partition_point(|turn| precedes(&turn.done, &clock));
         let mut offset = 0;
-        for &other in &placed {
-            let (this, that) = (&buffers[b], &buffers[other]);
-            if that.offset >= offset + this.bytes {
+        for place in &places {
+            if place.offset >= offset + bytes {
                 break;
             }
-            if that.offset + that.bytes > offset
-                && !precedes(that, &clocks[b])
-                && !precedes(this, &clocks[other])
-            {
-                offset = that.offset + that.bytes;
+            let not_earlier = place.turns[earlier(&place.turns)..].iter();
+            for turn in not_earlier.take_while(|turn| !precedes(&done, &turn.clock)) {
+                offset = offset.max(turn.end);
             }
         }
+        let at = places.partition_point(|place| place.offset < offset);
+        if places.get(at).is_none_or(|place| place.offset > offset) {
+            places.insert(at, Place { offset, turns: Vec::new() });
+        }
+        let turns = &mut places[at].turns;
+        turns.insert(earlier(turns), Turn { clock, done, end: offset + bytes });
         buffers[b].offset = offset;
-        total = total.max(offset + buffers[b].bytes);
-        let at = placed.partition_point(|&p| buffers[p].offset <= offset);
-        placed.insert(at, b);
+        total = total.max(offset + bytes);
     }
     total
 }

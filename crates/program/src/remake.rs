@@ -4,30 +4,36 @@
 //! little later; so the products wait for that, and what they need costs one write instead of a pass of its own.
 
 use crate::{Code, Instance, Output, Program, Role, ValueId};
-use std::collections::HashSet;
+use std::collections::{HashSet, VecDeque};
 
 pub(crate) fn apply(mut program: Program) -> Program {
-    let mut index = 0;
-    while index < program.instances.len() {
-        match program.instances[index].origin.role == Role::Recompute && merge(&mut program, index) {
-            // What follows moved here.
-            true => {}
-            false => index += 1,
+    let mut unread = vec![0; program.values.len()];
+    for v in program.instances.iter().flat_map(|i| &i.inputs) {
+        unread[v.0 as usize] += 1;
+    }
+    let mut to_come = VecDeque::from(std::mem::take(&mut program.instances));
+    while let Some(instance) = to_come.pop_front() {
+        for v in &instance.inputs {
+            unread[v.0 as usize] -= 1;
+        }
+        if instance.origin.role != Role::Recompute || !merge(&instance, &mut to_come, &unread) {
+            program.instances.push(instance);
         }
     }
     program
 }
 
-/// Lets a later gradient make what the instance at `index` makes, if there is one that can; then that instance is gone.
-fn merge(program: &mut Program, index: usize) -> bool {
-    let again = &program.instances[index];
+/// Lets a gradient among those `to_come` make what `again` makes, if there is one that can; then `again` is needed no more. Each value
+/// is `unread` so many times, by those to come.
+fn merge(again: &Instance, to_come: &mut VecDeque<Instance>, unread: &[usize]) -> bool {
     let made = again.outputs[0].value;
-    let reads = |i: &Instance, v: ValueId| i.inputs.contains(&v);
-    let later = &program.instances[index + 1..];
-    if again.outputs[1..].iter().any(|o| later.iter().any(|i| reads(i, o.value))) {
+    if again.outputs[1..].iter().any(|o| unread[o.value.0 as usize] > 0) {
         return false;
     }
-    let found = later.iter().enumerate().find_map(|(offset, gradient)| {
+    // What reads nothing has no input that a gradient reads anyway.
+    let Some(first) = again.inputs.first() else { return false };
+    let readers = to_come.iter().enumerate().filter(|(_, i)| i.inputs.contains(first));
+    let found = readers.take(unread[first.0 as usize]).find_map(|(offset, gradient)| {
         let position = |v: &ValueId| gradient.inputs.iter().position(|i| i == v);
         let positions: Vec<usize> = again.inputs.iter().map(position).collect::<Option<_>>()?;
         Some((offset, gradient.code.op().remaking(again.code.op(), &positions)?))
@@ -35,8 +41,8 @@ fn merge(program: &mut Program, index: usize) -> bool {
     let Some((offset, op)) = found else { return false };
     // Those that need it wait, and so do those that need what they make; the gradient must not be among them.
     let mut late: HashSet<ValueId> = HashSet::from([made]);
-    let waits: Vec<bool> = later[..=offset]
-        .iter()
+    let waits: Vec<bool> = to_come
+        .range(..=offset)
         .map(|i| {
             // What is added to is read.
             let touches = i.inputs.iter().copied().chain(i.outputs.iter().map(|o| o.value));
@@ -48,16 +54,15 @@ fn merge(program: &mut Program, index: usize) -> bool {
     if waits[offset] {
         return false;
     }
-    let again = program.instances.remove(index);
     let mut waiting = Vec::new();
     let mut rest = Vec::new();
-    for (instance, waits) in program.instances.drain(index..=index + offset).zip(waits) {
+    for (instance, waits) in to_come.drain(..=offset).zip(waits) {
         if waits { waiting.push(instance) } else { rest.push(instance) }
     }
     if let Some(gradient) = rest.last_mut() {
         gradient.code = Code::Plain(op);
         gradient.outputs.push(Output { value: made, mode: again.outputs[0].mode });
     }
-    program.instances.splice(index..index, rest.into_iter().chain(waiting));
+    rest.into_iter().chain(waiting).rev().for_each(|instance| to_come.push_front(instance));
     true
 }

@@ -23,6 +23,8 @@ pub struct Examination {
     pub no_gpu: Option<String>,
     /// NVIDIA's libraries.
     pub libraries: Vec<LibraryFound>,
+    /// What is wrong with the folders that `XTRAIN_CUDA_LIBRARIES` names.
+    pub folder_faults: Vec<String>,
     /// The cards that the driver shows.
     pub cards: Vec<CardFound>,
     /// What was tried, in order.
@@ -166,6 +168,7 @@ pub fn examine() -> Examination {
         works,
         no_gpu: no_gpu.map(|error| error.to_string()),
         libraries: libraries.into(),
+        folder_faults: xtrain_cuda::named_folder_faults(),
         cards,
         trials,
         recipes: RECIPES.map(|(recipe, arch)| RecipeRow { recipe: recipe.name(), from: number(arch) }).into(),

@@ -1,14 +1,14 @@
 //! Where programs run: nothing else here names an engine.
 
 use crate::config::{Config, Device};
-use crate::run::RunError;
+use crate::run::{Room, RunError};
 use rayon::prelude::*;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Instant;
 use xtrain_cuda::{Arch, CudaError, DeviceMemory, Event, Gpu, Stream};
 use xtrain_model::Recipe;
-use xtrain_ops::registry;
+use xtrain_ops::{attention, registry};
 use xtrain_program::{Plan, Program};
 use xtrain_runtime::{
     Checks, CpuEngine, CudaEngine, Engine, EngineError, cpu_work_bytes, cpu_workspace, cuda_workspace,
@@ -21,6 +21,9 @@ pub enum Processor {
     /// A card of this machine.
     Cuda(Box<Gpu>),
 }
+
+/// Bytes of a processor's memory that no program can have: what the system or the driver keeps, and a card's context. A bound.
+const KEPT_BYTES: u64 = 1 << 30;
 
 /// What a program is planned for: no processor needs to be there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -109,6 +112,13 @@ impl Processor {
         }
     }
 
+    /// What programs can take of its memory, and could if nothing else ran, where the system tells.
+    pub fn room(&self) -> Option<Room> {
+        let available_bytes = self.available_bytes()?;
+        let alone_bytes = self.total_bytes().map_or(0, |bytes| bytes.saturating_sub(KEPT_BYTES));
+        Some(Room { available_bytes, alone_bytes: alone_bytes.max(available_bytes) })
+    }
+
     /// Bytes a second that a copy within its memory reads and writes together: the median of `repeats` copies.
     pub fn copy_rate(&self, repeats: usize) -> Result<f64, EngineError> {
         let repeats = repeats.max(1);
@@ -166,12 +176,28 @@ impl Processor {
                 Ok(Box::new(engine))
             }
             Processor::Cuda(gpu) => {
+                for unknown in unknown_ways(&xtrain_cuda::preferred_ways()) {
+                    tracing::warn!("{unknown}");
+                }
                 let mut engine = CudaEngine::new(Arc::new(registry::cuda_kernels()), *gpu)?;
                 engine.set_checks(checks);
                 Ok(Box::new(engine))
             }
         }
     }
+}
+
+/// What to say of each of the `preferred` ways that is none, which would be passed over.
+fn unknown_ways(preferred: &[String]) -> Vec<String> {
+    let known = attention::ways();
+    let unknown = preferred.iter().filter(|name| !known.contains(name));
+    let said = |name| {
+        format!(
+            "XTRAIN_PREFER names {name:?}, which is no way to compute anything; known are {}",
+            known.join(", ")
+        )
+    };
+    unknown.map(said).collect()
 }
 
 impl Target {
@@ -215,5 +241,21 @@ impl Target {
             Target::Cpu => 0,
             Target::Cuda => 256 << 20,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_way_that_is_none_is_told_with_those_that_are() {
+        let named =
+            |names: &[&str]| unknown_ways(&names.iter().map(|&name| name.to_owned()).collect::<Vec<_>>());
+        assert_eq!(named(&["own", "cuDNN", "whole", "4x1 over 64"]), Vec::<String>::new());
+        let said = named(&["own", "nonsense"]);
+        assert_eq!(said.len(), 1);
+        assert!(said[0].starts_with("XTRAIN_PREFER names \"nonsense\", "), "{said:?}");
+        assert!(said[0].contains("; known are cuDNN, own, whole, 16x1 over 32, "), "{said:?}");
     }
 }

@@ -1,7 +1,7 @@
 //! The verbs and their flags.
 
 use crate::quantity::{Count, Size};
-use clap::builder::{PossibleValuesParser, TypedValueParser};
+use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{Arg, ArgAction, Args, CommandFactory, FromArgMatches, Parser, Subcommand};
 use std::io::Write;
@@ -124,7 +124,7 @@ pub(crate) struct TrialArgs {
     pub(crate) set: Vec<String>,
     /// Compute here: auto (a GPU where there is one), cpu or cuda
     #[arg(long, value_name = "DEVICE", default_value = "auto", conflicts_with = "file",
-        value_parser = named(&Device::ALL, Device::name))]
+        value_parser = device())]
     pub(crate) device: Device,
     /// Compute in this precision instead of that which suits the device: bf16 on a GPU, fp32 on the CPU
     #[arg(long, conflicts_with = "file", value_parser = named(&Recipe::ALL, Recipe::name))]
@@ -260,8 +260,8 @@ pub(crate) struct TrainArgs {
 pub(crate) struct PlanArgs {
     #[command(flatten)]
     pub(crate) run: RunFile,
-    /// Say whether a step fits into this much memory, and what would: a number of bytes, or one with a unit (500MB,
-    /// 24GiB); by default what is available on the device of the run, where it is there
+    /// Say whether a step fits into this much memory, and what would: a number with a unit (500MB, 24GiB), or of
+    /// bytes; by default what is available on the device of the run, where it is there
     #[arg(long, value_name = "SIZE")]
     pub(crate) memory: Option<Size>,
     /// Print the step program, one line an instance
@@ -341,7 +341,7 @@ pub(crate) struct ModelArgs {
 #[derive(Debug, Args)]
 pub(crate) struct ComputeArgs {
     /// Compute here: auto (a GPU where there is one), cpu or cuda
-    #[arg(long, value_name = "DEVICE", default_value = "auto", value_parser = named(&Device::ALL, Device::name))]
+    #[arg(long, value_name = "DEVICE", default_value = "auto", value_parser = device())]
     pub(crate) device: Device,
     /// Compute in this precision instead of the run's own, or fp32 for a Hugging Face folder
     #[arg(long, value_parser = named(&Recipe::ALL, Recipe::name))]
@@ -443,7 +443,7 @@ pub(crate) struct ExportArgs {
     /// The element type of the weights; by default as the run's own export, or what loses nothing of a Hugging Face folder
     #[arg(long, value_parser = named(&ExportDtype::ALL, ExportDtype::name))]
     pub(crate) dtype: Option<ExportDtype>,
-    /// Bytes of a file at most: a number, or one with a unit (500MB, 4GiB)
+    /// Bytes of a file at most: a number with a unit (500MB, 4GiB), or of bytes
     #[arg(long, value_name = "SIZE", default_value_t = Size(ExportOptions::default().max_shard_bytes))]
     pub(crate) max_shard_size: Size,
     /// Replace the folder if it is there
@@ -485,6 +485,17 @@ fn named<T: Copy + Send + Sync>(
 ) -> impl TypedValueParser<Value = T> {
     let parser = PossibleValuesParser::new(all.iter().map(|&value| name(value)));
     parser.try_map(move |text| all.iter().copied().find(|&value| name(value) == text).ok_or("no such name"))
+}
+
+/// A device, by its name in run files; one by another's name for it is told ours.
+fn device() -> impl TypedValueParser<Value = Device> {
+    let values = Device::ALL.map(|device| PossibleValue::new(device.name()).aliases(device.aliases()));
+    PossibleValuesParser::new(values).try_map(|text| {
+        let is_called = |device: &Device| device.aliases().contains(&text.as_str());
+        let ours = Device::ALL.into_iter().find(is_called).map(Device::name);
+        let named = Device::ALL.into_iter().find(|device| device.name() == text);
+        named.ok_or_else(|| format!("did you mean '{}'?", ours.unwrap_or("auto")))
+    })
 }
 
 /// A whole number within `range`.

@@ -79,9 +79,9 @@ pub(crate) fn text(planned: &Planned, program: &Program, target: Target) -> Stri
 
 /// Whether it fits, and what would, in a line or one for each way; `owner` is who has the memory.
 pub(crate) fn fit(fit: &Fit, owner: &str) -> String {
-    let [needed, available] = [fit.needed_bytes, fit.available_bytes].map(format::gib);
+    let (needed, available) = (format::gib(fit.needed_bytes), fit.available(owner));
     let fits = if fit.outcome == FitOutcome::Fits { "yes" } else { "no" };
-    let mut out = format!("\n{:<28}{fits}: it needs {needed}, and {owner} has {available}\n", "fits");
+    let mut out = format!("\n{:<28}{fits}: it needs {needed}, and {available}\n", "fits");
     match &fit.outcome {
         FitOutcome::Fits => {}
         FitOutcome::Would(ways) => {

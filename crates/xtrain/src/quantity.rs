@@ -1,4 +1,5 @@
-//! Numbers with units, as options take and show them: counts as `64M`, bytes as `5GB` or `4GiB`. Without a unit they are ones and bytes.
+//! Numbers with units, as options take and show them: counts as `64M`, bytes as `5GB` or `4GiB`. Without a unit they are ones and
+//! bytes; so few bytes that a unit was meant are refused.
 
 use std::fmt;
 use std::str::FromStr;
@@ -10,6 +11,9 @@ pub(crate) struct Count(pub(crate) u64);
 /// A positive number of bytes, written as digits with or without a decimal or binary unit behind them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Size(pub(crate) u64);
+
+/// Fewer bytes are written with a unit: `40` was meant to be 40 GiB.
+const LEAST_BARE_BYTES: u64 = 1 << 20;
 
 /// The units of counts, largest first.
 const THOUSANDS: [(&str, u64); 3] = [("G", 1_000_000_000), ("M", 1_000_000), ("K", 1_000)];
@@ -36,10 +40,17 @@ impl FromStr for Count {
 }
 
 impl FromStr for Size {
-    type Err = &'static str;
+    type Err = String;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
-        parse(text, &BYTES).map(Size).ok_or("write a number of bytes from 1 on, such as 500MB, 5GB or 4GiB")
+        let bytes =
+            parse(text, &BYTES).ok_or("write a number of bytes from 1 on, such as 500MB, 5GB or 4GiB")?;
+        match text.parse::<u64>() {
+            Ok(bare) if bare < LEAST_BARE_BYTES => Err(format!(
+                "without a unit it is {bare} bytes; write {bare}GiB or {bare}GB, or {bare}B where bytes are meant"
+            )),
+            _ => Ok(Size(bytes)),
+        }
     }
 }
 
@@ -95,7 +106,7 @@ mod tests {
     #[test]
     fn sizes_are_read_in_decimal_and_binary_units_and_shown_in_one() {
         for (text, bytes, shown) in [
-            ("17", 17, "17B"),
+            ("1048577", 1_048_577, "1048577B"),
             ("17B", 17, "17B"),
             ("500MB", 500_000_000, "500MB"),
             ("5GB", 5_000_000_000, "5GB"),
@@ -108,5 +119,8 @@ mod tests {
         for wrong in ["", "GB", "0GB", "-1GB", "5XB", "5 GB", "5G", "5gb", "1.5GB", "1e9", "99999999999GB"] {
             assert!(wrong.parse::<Size>().is_err_and(|e| e.contains("5GB")), "{wrong:?}");
         }
+        let said = "40".parse::<Size>().expect_err("too few to be bytes");
+        assert_eq!(said, "without a unit it is 40 bytes; write 40GiB or 40GB, or 40B where bytes are meant");
+        assert!("1048575".parse::<Size>().is_err() && "1048576".parse::<Size>().is_ok());
     }
 }

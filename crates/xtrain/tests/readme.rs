@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use xtrain::prelude::*;
 use xtrain::train::metrics::format::grouped;
 use xtrain::train::run::Corpus;
+use xtrain::train::{engine, programs, run};
 
 fn path(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").join(name)
@@ -27,6 +28,22 @@ fn the_example_of_the_library_is_the_one_that_is_compiled() {
     let code: Vec<&str> =
         file.lines().skip_while(|line| line.starts_with("//!") || line.is_empty()).collect();
     assert_eq!(blocks("rust"), [code.join("\n") + "\n"]);
+}
+
+#[test]
+fn the_example_of_the_library_prints_what_is_shown() {
+    let file = path("examples/llama3_8b.toml");
+    let parsed = Config::load(&file, &["train.micro_batch_size=2"]).expect("a run file");
+    let mut spec = run::plan(&parsed).expect("a plan").spec;
+    let mut printed = String::new();
+    for recompute in [Recompute::None, Recompute::Norms, Recompute::Block] {
+        spec.recompute = recompute;
+        let program = programs::training(&spec).expect("a program");
+        let plan = engine::Target::Cpu.plan(&program);
+        printed +=
+            &format!("{recompute:?}: {} ops, {} GiB\n", program.instances.len(), plan.total_bytes() >> 30);
+    }
+    assert!(blocks("text").contains(&printed), "the README lacks\n{printed}");
 }
 
 #[test]

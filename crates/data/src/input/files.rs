@@ -7,6 +7,7 @@ use std::time::UNIX_EPOCH;
 
 use super::glob;
 use crate::error::{DataError, Result};
+use crate::files;
 
 /// How a file's documents are written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -93,6 +94,9 @@ fn describe(path: PathBuf) -> Result<InputFile> {
         ));
     };
     let meta = fs::metadata(&path).map_err(DataError::io(&path, "open the input"))?;
+    if !meta.is_file() && !meta.is_dir() {
+        return Err(files::not_regular(&path));
+    }
     Ok(InputFile { path, format, compression, bytes: meta.len(), modified_ns: modified_ns(&meta) })
 }
 

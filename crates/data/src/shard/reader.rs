@@ -14,6 +14,7 @@ use xxhash_rust::xxh3::xxh3_64;
 
 use super::header::{CHUNK_BYTES, HEADER_BYTES, Layout, ShardHeader, TokenWidth};
 use crate::error::{DataError, Result};
+use crate::files;
 use crate::stream::outside_vocabulary;
 
 /// Tokens of one read of the file.
@@ -35,10 +36,10 @@ impl Shard {
     /// Opens a shard and checks everything but its content.
     ///
     /// # Errors
-    /// No such file; no shard; another version; a damaged header; a size that is not the header's.
+    /// No such file; no regular file; no shard; another version; a damaged header; a size that is not the header's.
     pub fn open(path: &Path) -> Result<Shard> {
         let corrupt = |what: String| DataError::corrupt(path, what, FIX);
-        let file = File::open(path).map_err(DataError::io(path, "open the shard"))?;
+        let file = files::open(path, "open the shard")?;
         let file_bytes = file.metadata().map_err(DataError::io(path, "open the shard"))?.len();
         let mut bytes = [0; HEADER_BYTES];
         if file_bytes < HEADER_BYTES as u64 {

@@ -27,6 +27,13 @@ pub(super) const fn within(documents: bool) -> &'static str {
     if documents { " within documents" } else { "" }
 }
 
+/// Attention by whole sequences in shared memory.
+pub(super) const WHOLE: &str = "whole";
+/// By cuDNN's engines.
+pub(super) const CUDNN: &str = "cuDNN";
+/// By our own kernels, in tiles.
+pub(super) const OWN: &str = "own";
+
 /// Bytes as a tensor.
 fn bytes(n: usize) -> TensorType {
     TensorType::new(DType::U8, [n])
@@ -51,9 +58,9 @@ impl CudaKernel for Attention {
         let by_whole = |purpose| by(purpose, flash::FORWARD_OF_WHOLE);
         let by_own = |purpose| by(purpose, flash::TILED_FORWARD);
         let candidates = [
-            Candidate::new("whole", &by_whole),
-            Candidate::new("cuDNN", &by_cudnn),
-            Candidate::new("own", &by_own),
+            Candidate::new(WHOLE, &by_whole),
+            Candidate::new(CUDNN, &by_cudnn),
+            Candidate::new(OWN, &by_own),
         ];
         let within = within(operands.inputs.len() > 1);
         // In what order gradients are summed is nothing to the forward.
@@ -98,9 +105,9 @@ impl CudaKernel for AttentionGrad {
         let by_whole = |purpose| by(purpose, flash::BACKWARD_OF_WHOLE);
         let by_own = |purpose| by(purpose, flash::TILED_BACKWARD);
         let candidates = [
-            Candidate::new("whole", &by_whole),
-            Candidate::new("cuDNN", &by_cudnn),
-            Candidate::new("own", &by_own),
+            Candidate::new(WHOLE, &by_whole),
+            Candidate::new(CUDNN, &by_cudnn),
+            Candidate::new(OWN, &by_own),
         ];
         let within = within(operands.inputs.len() > 4);
         let fastest = gpu.fastest(&format!("{self:?} of {:?}{within}", types[1]), &candidates)?;

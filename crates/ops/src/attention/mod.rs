@@ -27,6 +27,11 @@ use xtrain_cuda::KernelSource;
 use xtrain_program::{Backward, Cost, Differentiable, Op, OpError, Operand, Role};
 use xtrain_tensor::TensorType;
 
+/// The ways to compute attention on a card, by the names that `XTRAIN_PREFER` takes: whose kernels, and, of our own, in which tiles.
+pub fn ways() -> Vec<String> {
+    [cuda::CUDNN, cuda::OWN, cuda::WHOLE].map(str::to_owned).into_iter().chain(flash::tile_names()).collect()
+}
+
 /// `(qkv_tc[, doc_start_t]) -> (o_tn, lse_bhs)`: c = (h + 2k) e columns, n = h e; lse is the natural logarithm of the sum of the
 /// exponentials of a query's scores, in the compute type.
 ///

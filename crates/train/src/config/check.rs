@@ -92,7 +92,7 @@ impl Place<'_> {
             (Kind::Text { format, non_empty }, Value::Text(text)) if !(*non_empty && text.is_empty()) => {
                 self.text(*format, text, node, path)
             }
-            (Kind::Choice(choices), Value::Text(text)) if choices.iter().any(|(word, _)| word == text) => {
+            (Kind::Choice(choices), Value::Text(text)) if choices.iter().any(|word| word.name == *text) => {
                 Some(Json::from(text.as_str()))
             }
             (Kind::List { item, min, max }, Value::List(nodes)) if (min..=max).contains(&&nodes.len()) => {
@@ -203,7 +203,10 @@ impl Place<'_> {
     fn mismatch(&mut self, kind: &Kind, node: &Node, path: &str) -> Option<Json> {
         let advice = match (kind, &node.value) {
             (Kind::Choice(choices), Value::Text(text)) => {
-                nearest(text, choices.iter().map(|(word, _)| word.as_str()))
+                let called = choices.iter().find(|word| word.aliases.contains(text));
+                called
+                    .map(|word| word.name.as_str())
+                    .or_else(|| nearest(text, choices.iter().map(|word| word.name.as_str())))
                     .map_or(String::new(), |near| format!("; did you mean \"{near}\"?"))
             }
             (Kind::Integer { min, max }, Value::Float(float))

@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-use super::schema::{Key, Kind, sections};
+use super::schema::{Key, Kind, Word, sections};
 
 const INTRODUCTION: &str = "\
 # The run file
@@ -64,10 +64,10 @@ fn row(text: &mut String, key: &Key) {
 /// What a choice or a table consists of, below the section's table.
 fn details(text: &mut String, section: &str, key: &Key) {
     match &key.kind {
-        Kind::Choice(choices) => {
+        Kind::Choice(words) => {
             let _ = write!(text, "\n`{section}.{}`:\n\n", key.name);
-            for (word, doc) in choices {
-                let _ = writeln!(text, "- `\"{word}\"`: {doc}");
+            for Word { name, doc, .. } in words {
+                let _ = writeln!(text, "- `\"{name}\"`: {doc}");
             }
         }
         Kind::Tagged(variants) => {

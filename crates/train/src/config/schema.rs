@@ -49,7 +49,7 @@ pub(super) enum Kind {
         format: Format,
         non_empty: bool,
     },
-    Choice(Vec<(String, String)>),
+    Choice(Vec<Word>),
     List {
         item: Box<Kind>,
         min: usize,
@@ -59,6 +59,15 @@ pub(super) enum Kind {
     /// A table whose `type` chooses its other keys.
     Tagged(Vec<(String, Vec<Key>)>),
     Either(Vec<Kind>),
+}
+
+/// One of the words that a key may be.
+#[derive(Debug)]
+pub(super) struct Word {
+    pub(super) name: String,
+    pub(super) doc: String,
+    /// What other programs call it.
+    pub(super) aliases: Vec<String>,
 }
 
 /// What a text must look like.
@@ -140,7 +149,7 @@ impl Kind {
             }
             Kind::Text { non_empty: true, .. } => "a string that is not empty".to_owned(),
             Kind::Text { .. } => "a string".to_owned(),
-            Kind::Choice(choices) => listing(choices.iter().map(|(word, _)| word.as_str()), '"', "or"),
+            Kind::Choice(words) => listing(words.iter().map(|word| word.name.as_str()), '"', "or"),
             Kind::List { item, min, max } if min == max => {
                 format!("a list of {min}, each {}", item.describe())
             }
@@ -225,9 +234,14 @@ fn kind(schema: &Json) -> Kind {
                     .map(|schema| (text(&schema["properties"]["type"], "const"), keys(schema)))
                     .collect(),
             ),
-            _ => Kind::Choice(
-                variants.iter().map(|schema| (text(schema, "const"), text(schema, "description"))).collect(),
-            ),
+            _ => {
+                let word = |schema| Word {
+                    name: text(schema, "const"),
+                    doc: text(schema, "description"),
+                    aliases: aliases(schema),
+                };
+                Kind::Choice(variants.iter().map(word).collect())
+            }
         };
     }
     let name = match &schema["type"] {

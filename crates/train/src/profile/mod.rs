@@ -26,7 +26,8 @@ use xtrain_tensor::TensorType;
 pub struct ProfileOptions {
     /// Steps that are timed op by op, after some that are timed as they run.
     pub steps: u64,
-    /// The first traced step, from 1; `None` is soon after the beginning. A run that ends before has its last steps traced.
+    /// The first traced step, from 1; `None` is soon after the beginning. Where the run does not make it, or too few after it, that is
+    /// told, and its first or last steps are traced.
     pub from: Option<u64>,
 }
 
@@ -65,6 +66,20 @@ impl Window {
         Window { begin, ops, end: ops + by_op }
     }
 
+    /// What to say where it does not begin with the step that was asked for.
+    fn moved(&self, options: ProfileOptions, first: u64, steps: u64) -> Option<String> {
+        let from = options.from.filter(|&from| from != self.begin + 1)?;
+        Some(match self.begin == self.end {
+            true => format!("--profile-from {from}: no step is left to trace"),
+            false => format!(
+                "--profile-from {from}: the run makes the steps {} to {steps}; {} to {} are traced",
+                first + 1,
+                self.begin + 1,
+                self.end
+            ),
+        })
+    }
+
     fn timing(&self, done: u64) -> Timing {
         match done {
             done if done < self.begin || done >= self.end => Timing::Off,
@@ -77,12 +92,11 @@ impl Window {
 impl Profiler {
     /// A profiler of the steps from `first` to `steps`.
     pub(crate) fn new(options: ProfileOptions, first: u64, steps: u64) -> Self {
-        Profiler {
-            window: Window::of(options, first, steps),
-            timing: Timing::Off,
-            begun: Instant::now(),
-            last: 0,
+        let window = Window::of(options, first, steps);
+        if let Some(moved) = window.moved(options, first, steps) {
+            tracing::warn!("{moved}");
         }
+        Profiler { window, timing: Timing::Off, begun: Instant::now(), last: 0 }
     }
 
     /// Whether it changes how the step that follows `done` ones runs.

@@ -11,42 +11,45 @@ use xtrain_runtime::Engine;
 const FILE: &str = "choices.json";
 const MOST_BYTES: u64 = 16 << 20;
 
-/// Has `processor` compute as the run in `folder` did before: what was recorded. A file that is damaged is told and costs no more than new
-/// choices.
-pub(super) fn adopt(folder: &RunFolder, processor: &Processor) -> Result<BTreeMap<String, String>, RunError> {
-    let recorded = recorded(folder)?;
+/// Has `processor` compute as the run in `folder` did before: what was recorded. A file that is damaged or cannot be read is told and costs
+/// no more than new choices.
+pub(super) fn adopt(folder: &RunFolder, processor: &Processor) -> BTreeMap<String, String> {
+    let recorded = recorded(folder);
     processor.adopt(&recorded);
-    Ok(recorded)
+    recorded
 }
 
-/// Records what `engine` chose beside what was `recorded`; a run on the CPU chooses nothing, and leaves what is there.
-pub(super) fn record(
-    folder: &RunFolder,
-    recorded: BTreeMap<String, String>,
-    engine: &dyn Engine,
-) -> Result<(), RunError> {
+/// Records what `engine` chose beside what was `recorded`; a run on the CPU chooses nothing, and leaves what is there. Where the file
+/// cannot be written, that is told: the run needs it only to go on by the same kernels.
+pub(super) fn record(folder: &RunFolder, recorded: BTreeMap<String, String>, engine: &dyn Engine) {
     let mut all = recorded.clone();
     all.extend(engine.choices());
-    if all == recorded {
-        return Ok(());
+    if all != recorded {
+        write(folder, &all);
     }
-    let text = serde_json::to_string_pretty(&all).map_err(|e| RunError::Refused(e.to_string()))?;
-    folder.write(FILE, &(text + "\n"))
 }
 
-fn recorded(folder: &RunFolder) -> Result<BTreeMap<String, String>, RunError> {
+fn write(folder: &RunFolder, choices: &BTreeMap<String, String>) {
+    let text = serde_json::to_string_pretty(choices).map_err(|e| RunError::Refused(e.to_string()));
+    if let Err(error) = text.and_then(|text| folder.write(FILE, &(text + "\n"))) {
+        tracing::warn!("{error}; without it, a run that goes on chooses its kernels anew");
+    }
+}
+
+fn recorded(folder: &RunFolder) -> BTreeMap<String, String> {
     let path = folder.path().join(FILE);
-    let bytes = match files::read(&path, MOST_BYTES) {
-        Err(e) if e.kind() == ErrorKind::NotFound => return Ok(BTreeMap::new()),
-        read => read.map_err(RunError::io(&path, "read"))?,
-    };
-    Ok(serde_json::from_slice(&bytes).unwrap_or_else(|error| {
+    let without = |why: String| {
         tracing::warn!(
-            "{}: damaged ({error}); on a card kernels are chosen anew, and the run goes on to slightly other numbers",
+            "{}: {why}; on a card kernels are chosen anew, and the run goes on to slightly other numbers",
             path.display()
         );
         BTreeMap::new()
-    }))
+    };
+    match files::read(&path, MOST_BYTES) {
+        Ok(bytes) => serde_json::from_slice(&bytes).unwrap_or_else(|e| without(format!("damaged ({e})"))),
+        Err(e) if e.kind() == ErrorKind::NotFound => BTreeMap::new(),
+        Err(e) => without(format!("cannot read: {e}")),
+    }
 }
 
 #[cfg(test)]
@@ -57,14 +60,26 @@ mod tests {
     fn what_is_recorded_is_read_and_what_is_damaged_is_nothing() {
         let folder = tempfile::tempdir().expect("a folder");
         let run = RunFolder::at(folder.path());
-        assert_eq!(recorded(&run).expect("none"), BTreeMap::new());
+        assert_eq!(recorded(&run), BTreeMap::new());
         run.write(FILE, "{\"attention\": \"own\"}").expect("written");
         let expected = BTreeMap::from([("attention".to_owned(), "own".to_owned())]);
-        assert_eq!(recorded(&run).expect("some"), expected);
+        assert_eq!(recorded(&run), expected);
         run.write(FILE, "{\"attention\": ").expect("written");
-        assert_eq!(recorded(&run).expect("none"), BTreeMap::new());
+        assert_eq!(recorded(&run), BTreeMap::new());
         let cpu = Processor::Cpu.engine(xtrain_runtime::Checks::default()).expect("an engine");
-        record(&run, BTreeMap::new(), cpu.as_ref()).expect("nothing to record");
+        record(&run, BTreeMap::new(), cpu.as_ref());
         assert_eq!(std::fs::read(run.path().join(FILE)).expect("left alone"), b"{\"attention\": ");
+        write(&run, &expected);
+        assert_eq!(recorded(&run), expected);
+    }
+
+    #[test]
+    fn a_folder_in_its_place_is_passed_over() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let run = RunFolder::at(folder.path());
+        std::fs::create_dir(run.path().join(FILE)).expect("a folder");
+        write(&run, &BTreeMap::from([("attention".to_owned(), "own".to_owned())]));
+        assert_eq!(recorded(&run), BTreeMap::new());
+        assert!(run.path().join(FILE).is_dir(), "it was replaced");
     }
 }

@@ -32,8 +32,8 @@ impl Corpus {
         notice: &mut dyn FnMut(Notice) -> ControlFlow<()>,
     ) -> Result<Self, RunError> {
         let data = &config.data;
-        let train = open_inputs(config, &data.train)?;
-        let valid = data.valid.as_ref().map(|valid| open_inputs(config, valid)).transpose()?;
+        let train = open_inputs(config, "data.train", &data.train)?;
+        let valid = data.valid.as_ref().map(|valid| open_inputs(config, "data.valid", valid)).transpose()?;
         refuse_repeated_paths("data.train", &train)?;
         refuse_repeated_paths("data.valid", valid.as_deref().unwrap_or_default())?;
         refuse_shared_paths(&train, valid.as_deref().unwrap_or_default())?;
@@ -76,9 +76,9 @@ enum Opened {
     Text(Texts),
 }
 
-/// Opens what `sources` name. Neighbours that are text, have no weight and are read alike are one input, as the files of a folder are:
+/// Opens what `sources`, the value of `key`, name. Neighbours that are text, have no weight and are read alike are one input, as the files of a folder are:
 /// each may be shorter than a sequence.
-fn open_inputs(config: &Config, sources: &Sources) -> Result<Vec<Input>, RunError> {
+fn open_inputs(config: &Config, key: &str, sources: &Sources) -> Result<Vec<Input>, RunError> {
     let options = |source: &Source| InputOptions {
         field: config.data.text_field(source).to_owned(),
         separator: config.data.separator(source).map(str::to_owned),
@@ -100,7 +100,7 @@ fn open_inputs(config: &Config, sources: &Sources) -> Result<Vec<Input>, RunErro
             let opened = match are_shards(first) {
                 true => Opened::Shards(Dataset::open(&first.path)?),
                 false => Opened::Text(Texts {
-                    inputs: list_inputs(&paths).map_err(not_there)?,
+                    inputs: list_inputs(&paths).map_err(|error| not_there(key, error))?,
                     options: options(first),
                 }),
             };
@@ -109,11 +109,13 @@ fn open_inputs(config: &Config, sources: &Sources) -> Result<Vec<Input>, RunErro
         .collect()
 }
 
-/// The error for a text that is not there, with where its path starts.
-fn not_there(error: DataError) -> RunError {
+/// The error for a text of `key` that is not there, with where its path starts.
+fn not_there(key: &str, error: DataError) -> RunError {
     match &error {
         DataError::Io { path, source, .. } if source.kind() == ErrorKind::NotFound && path.is_relative() => {
-            RunError::Refused(format!("{error} (paths start at the folder you are in)"))
+            RunError::Refused(format!(
+                "{error} (paths start at the folder you are in); --set {key}=FILE names another text"
+            ))
         }
         _ => error.into(),
     }

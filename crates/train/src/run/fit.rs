@@ -13,10 +13,19 @@ use xtrain_program::{Recompute, Region};
 pub struct Fit {
     /// The plan, what kernels work in beside it, and what libraries take.
     pub needed_bytes: u64,
-    /// What it may take.
-    pub available_bytes: u64,
+    /// What there is.
+    pub room: Room,
     /// What it comes to.
     pub outcome: Outcome,
+}
+
+/// Memory that a step may take.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Room {
+    /// Bytes that can be had.
+    pub available_bytes: u64,
+    /// Bytes that could be had if nothing else ran.
+    pub alone_bytes: u64,
 }
 
 /// Whether it fits.
@@ -32,6 +41,8 @@ pub enum Outcome {
         least: Way,
         /// Bytes of it that no setting changes: weights, gradients, moments.
         state_bytes: u64,
+        /// Whether it would fit if no other program held memory.
+        is_held: bool,
     },
 }
 
@@ -47,21 +58,39 @@ pub struct Way {
 /// Chunks of the loss are advised down to so many tokens: below, matrix products are too small.
 const SMALLEST_CHUNK: usize = 256;
 
-/// Combinations that are told at most.
+/// Combinations that are told at most where no single setting is enough.
 const MOST_COMBINED: usize = 2;
 
+impl Room {
+    /// So many bytes, that nobody else holds any of.
+    pub fn of(bytes: u64) -> Room {
+        Room { available_bytes: bytes, alone_bytes: bytes }
+    }
+}
+
 impl Fit {
-    /// Whether the step of `spec`, of a global batch of `batch_size` sequences, fits into `available_bytes` of a `target`'s memory.
-    pub fn of(
-        spec: &TrainingSpec,
-        target: Target,
-        batch_size: usize,
-        available_bytes: u64,
-    ) -> Result<Fit, RunError> {
-        let search = Search { spec, target, batch_size, available_bytes };
-        let needed_bytes = search.bytes(spec)?;
-        let outcome = if needed_bytes <= available_bytes { Outcome::Fits } else { search.outcome()? };
-        Ok(Fit { needed_bytes, available_bytes, outcome })
+    /// Whether the step of `spec`, of a global batch of `batch_size` sequences, fits into what a `target`'s memory has `room` for.
+    pub fn of(spec: &TrainingSpec, target: Target, batch_size: usize, room: Room) -> Result<Fit, RunError> {
+        let mut search = Search { spec, target, batch_size, room, needed_bytes: 0 };
+        search.needed_bytes = search.bytes(spec)?;
+        let needed_bytes = search.needed_bytes;
+        let outcome = if needed_bytes <= room.available_bytes { Outcome::Fits } else { search.outcome()? };
+        Ok(Fit { needed_bytes, room, outcome })
+    }
+
+    /// Who has how much: `NVIDIA H200 has 2.00 GiB available`, and, where it would help, who holds the rest.
+    pub fn available(&self, owner: &str) -> String {
+        let Room { available_bytes, alone_bytes } = self.room;
+        let is_held = match &self.outcome {
+            Outcome::Fits => false,
+            Outcome::Would(_) => self.needed_bytes <= alone_bytes,
+            Outcome::Nothing { is_held, .. } => *is_held,
+        };
+        let rest = match is_held {
+            true => format!(", as other programs hold the rest of its {}", format::gib(alone_bytes)),
+            false => String::new(),
+        };
+        format!("{owner} has {} available{rest}", format::gib(available_bytes))
     }
 
     /// An error where it does not fit into the memory that `owner` has.
@@ -70,9 +99,9 @@ impl Fit {
             return Ok(());
         }
         Err(RunError::Refused(format!(
-            "the run needs {} of memory, but {owner} has {} available; {}. `xtrain plan` shows what it is for",
+            "the run needs {} of memory, but {}; {}. `xtrain plan` shows what it is for",
             format::gib(self.needed_bytes),
-            format::gib(self.available_bytes),
+            self.available(owner),
             self.outcome
         )))
     }
@@ -80,8 +109,8 @@ impl Fit {
 
 /// An error where the step of `spec` does not fit into what `processor` has available, as far as the system tells.
 pub(crate) fn check(spec: &TrainingSpec, batch_size: usize, processor: &Processor) -> Result<(), RunError> {
-    match processor.available_bytes() {
-        Some(bytes) => Fit::of(spec, processor.target(), batch_size, bytes)?.check(&processor.owner()),
+    match processor.room() {
+        Some(room) => Fit::of(spec, processor.target(), batch_size, room)?.check(&processor.owner()),
         None => Ok(()),
     }
 }
@@ -94,14 +123,18 @@ impl fmt::Display for Outcome {
                 let ways: Vec<String> = ways.iter().map(Way::to_string).collect();
                 write!(f, "what would fit: {}", ways.join(", or "))
             }
-            Outcome::Nothing { least, state_bytes } => write!(
+            Outcome::Nothing { least, state_bytes, is_held } => write!(
                 f,
-                "nothing fits: {}, {} of it for weights, gradients and moments, which no setting makes less; choose a smaller model{}",
+                "nothing fits: {}, {} of it for weights, gradients and moments, which no setting makes less; {}choose a smaller model{}",
                 match least.settings.is_empty() {
                     true => "no setting makes it less".to_owned(),
                     false => format!("even {least} is too much"),
                 },
                 format::gib(*state_bytes),
+                match is_held {
+                    true => "end the other programs (`nvidia-smi` lists those on a GPU), wait for them, or ",
+                    false => "",
+                },
                 if 2 * state_bytes < least.bytes { " or a shorter data.seq_len" } else { "" }
             ),
         }
@@ -121,7 +154,9 @@ struct Search<'a> {
     spec: &'a TrainingSpec,
     target: Target,
     batch_size: usize,
-    available_bytes: u64,
+    room: Room,
+    /// What the step needs as it is.
+    needed_bytes: u64,
 }
 
 /// A step that asks for less, and the settings that make it.
@@ -138,27 +173,38 @@ impl Search<'_> {
         Ok(plan.saturating_add(work) as u64 + self.target.library_bytes())
     }
 
-    /// The first of `from`, of which each takes less than the one before, that fits.
-    fn first(&self, from: &[Changed]) -> Result<Option<Way>, RunError> {
-        let (mut begin, mut end, mut found) = (0, from.len(), None);
+    /// The first of `from`, of which each takes less than the one before, that fits, and its bytes.
+    fn first(&self, from: &[Changed]) -> Result<Option<(Changed, Way)>, RunError> {
+        let available = self.room.available_bytes;
+        let Some(last) = from.len().checked_sub(1) else { return Ok(None) };
+        let mut bytes = self.bytes(&from[last].spec)?;
+        if bytes > available {
+            return Ok(None);
+        }
+        // Those before `begin` do not fit, the last of them takes `over`; the one at `end` takes `bytes`.
+        let (mut begin, mut end, mut over) = (0, last, self.needed_bytes);
+        let mut by_share = true;
         while begin < end {
-            let middle = (begin + end) / 2;
-            let Changed { spec, settings } = &from[middle];
-            let bytes = self.bytes(spec)?;
-            if bytes <= self.available_bytes {
-                found = Some(Way { settings: settings.clone(), bytes });
-                end = middle;
+            // A plan of many layers takes its time, and bytes mostly go down evenly: where they would cross, then halves, in turn.
+            let share = (over - available) as f64 / (over - bytes) as f64;
+            let crossing = (begin + (share * (end + 1 - begin) as f64).ceil() as usize).saturating_sub(1);
+            let at = if by_share { crossing.clamp(begin, end - 1) } else { (begin + end) / 2 };
+            by_share = !by_share;
+            let found = self.bytes(&from[at].spec)?;
+            if found <= available {
+                (end, bytes) = (at, found);
             } else {
-                begin = middle + 1;
+                (begin, over) = (at + 1, found);
             }
         }
-        Ok(found)
+        Ok(Some((from[end].clone(), Way { settings: from[end].settings.clone(), bytes })))
     }
 
     fn outcome(&self) -> Result<Outcome, RunError> {
         let as_it_is = [Changed { spec: self.spec.clone(), settings: Vec::new() }];
-        // What costs no more than arithmetic, then smaller products, then all products smaller.
-        let recompute = self.recompute();
+        let norms = self.recomputing(Recompute::Norms, "norms");
+        let blocks = self.recomputing(Recompute::Block, "block");
+        let recompute: Vec<Changed> = norms.last().into_iter().chain(blocks.last()).cloned().collect();
         let chunk = |from: &Changed| self.chunks(from);
         let micro = |from: &Changed| self.micro_batches(from);
         let smallest = |from: &Changed| chunk(from).pop().unwrap_or_else(|| from.clone());
@@ -166,14 +212,13 @@ impl Search<'_> {
         let least = smallest(recompute.last().unwrap_or(&as_it_is[0]));
         let Changed { spec, settings } = micro(&least).pop().unwrap_or(least);
         let bytes = self.bytes(&spec)?;
-        if bytes > self.available_bytes {
+        if bytes > self.room.available_bytes {
             let program = programs::training(&spec).map_err(LearnError::from)?;
             let state_bytes = self.target.plan(&program).region_bytes[Region::State as usize] as u64;
-            return Ok(Outcome::Nothing { least: Way { settings, bytes }, state_bytes });
+            let is_held = bytes <= self.room.alone_bytes;
+            return Ok(Outcome::Nothing { least: Way { settings, bytes }, state_bytes, is_held });
         }
-        let alone = [recompute.clone(), chunk(&as_it_is[0]), micro(&as_it_is[0])];
-        let ways: Vec<Way> =
-            alone.iter().filter_map(|from| self.first(from).transpose()).collect::<Result<_, _>>()?;
+        let ways = self.cheapest(&as_it_is[0], &norms, &blocks)?;
         if !ways.is_empty() {
             return Ok(Outcome::Would(ways));
         }
@@ -184,7 +229,10 @@ impl Search<'_> {
         let both = recompute.iter().map(|from| micro(&smallest(from)));
         let mut ways = Vec::new();
         for from in chunked.chain(cut).chain(both) {
-            ways.extend(self.first(&from)?);
+            let found = self.first(&from)?.map(|(_, way)| way);
+            // Not what is told already with a setting more.
+            let is_more = |way: &Way, told: &Way| told.settings.iter().all(|s| way.settings.contains(s));
+            ways.extend(found.filter(|way| !ways.iter().any(|told| is_more(way, told))));
             if ways.len() == MOST_COMBINED {
                 break;
             }
@@ -195,18 +243,54 @@ impl Search<'_> {
         Ok(Outcome::Would(ways))
     }
 
-    /// More of it recomputed.
-    fn recompute(&self) -> Vec<Changed> {
-        let more = match self.spec.recompute {
-            Recompute::None => [(Recompute::Norms, "norms"), (Recompute::Block, "block")].as_slice(),
-            Recompute::Norms => &[(Recompute::Block, "block")],
-            Recompute::Block => &[],
+    /// What fits by one setting, or by `norms` and fewer sequences at a time where those are more than without.
+    fn cheapest(
+        &self,
+        as_it_is: &Changed,
+        norms: &[Changed],
+        blocks: &[Changed],
+    ) -> Result<Vec<Way>, RunError> {
+        // What costs little arithmetic, then smaller products, then all products smaller, then much arithmetic.
+        let by_norms = self.first(norms)?;
+        let by_chunk = self.first(&self.chunks(as_it_is))?;
+        let by_micro = self.first(&self.micro_batches(as_it_is))?;
+        let (mut by_both, mut by_blocks) = (None, None);
+        if by_norms.is_none() {
+            let sequences = by_micro.as_ref().map_or(0, |(changed, _)| changed.spec.batch.sequences);
+            if let Some(all) = norms.last() {
+                by_both = self.first(&self.micro_batches(all))?;
+            }
+            by_both = by_both.filter(|(changed, _)| changed.spec.batch.sequences > sequences);
+            by_blocks = self.first(blocks)?;
+        }
+        let ways = [by_norms, by_chunk, by_both, by_micro, by_blocks];
+        Ok(ways.into_iter().flatten().map(|(_, way)| way).collect())
+    }
+
+    /// `recompute` in more and more blocks, in all at last.
+    fn recomputing(&self, recompute: Recompute, name: &str) -> Vec<Changed> {
+        let TrainingSpec { recompute: now, recompute_blocks: blocks, .. } = *self.spec;
+        let layers = self.spec.model.layers;
+        let done = match now {
+            Recompute::None => 0,
+            _ if now == recompute => blocks.unwrap_or(layers),
+            Recompute::Norms => 0,
+            // It makes norms again as well.
+            Recompute::Block => layers,
         };
-        let change = |&(recompute, name): &(Recompute, &str)| Changed {
-            spec: TrainingSpec { recompute, ..self.spec.clone() },
-            settings: vec![format!("train.recompute={name}")],
+        let change = |n: usize| {
+            let recompute_blocks = (n < layers).then_some(n);
+            let mut settings = Vec::new();
+            if now != recompute {
+                settings.push(format!("train.recompute={name}"));
+            }
+            if recompute_blocks != blocks {
+                let n = recompute_blocks.map_or(String::new(), |n| n.to_string());
+                settings.push(format!("train.recompute_blocks={n}"));
+            }
+            Changed { spec: TrainingSpec { recompute, recompute_blocks, ..self.spec.clone() }, settings }
         };
-        more.iter().map(change).collect()
+        (done + 1..=layers).map(change).collect()
     }
 
     /// Fewer tokens whose logits exist at once.
@@ -256,12 +340,12 @@ mod tests {
     /// What a step of `RUN` with these settings needs.
     fn needed(set: &[&str], target: Target) -> u64 {
         let (spec, batch_size) = planned(RUN, set, target);
-        Fit::of(&spec, target, batch_size, u64::MAX).expect("a plan").needed_bytes
+        Fit::of(&spec, target, batch_size, Room::of(u64::MAX)).expect("a plan").needed_bytes
     }
 
     fn fit(target: Target, available: u64) -> Fit {
         let (spec, batch_size) = planned(RUN, &[], target);
-        Fit::of(&spec, target, batch_size, available).expect("a plan")
+        Fit::of(&spec, target, batch_size, Room::of(available)).expect("a plan")
     }
 
     #[test]
@@ -276,7 +360,8 @@ mod tests {
             fit(target, needed).check("it").expect("it fits");
             let message = fit(target, needed - 1).check("the card").expect_err("it does not").to_string();
             assert!(message.contains("but the card has "), "{message}");
-            assert!(message.contains("what would fit: --set train.recompute=norms ("), "{message}");
+            let norms = "what would fit: --set train.recompute=norms --set train.recompute_blocks=1 (";
+            assert!(message.contains(norms), "{message}");
         }
     }
 
@@ -307,6 +392,61 @@ mod tests {
     }
 
     #[test]
+    fn norms_are_recomputed_in_no_more_blocks_than_must_be_and_beside_a_larger_micro_batch() {
+        for target in [Target::Cpu, Target::Cuda] {
+            let two = needed(&["train.recompute=norms", "train.recompute_blocks=2"], target);
+            let Outcome::Would(ways) = fit(target, two).outcome else { panic!("something fits") };
+            assert_eq!(ways[0].settings, ["train.recompute=norms", "train.recompute_blocks=2"]);
+            let all = needed(&["train.recompute=norms"], target);
+            let Outcome::Would(ways) = fit(target, all).outcome else { panic!("something fits") };
+            assert_eq!(ways[0].settings, ["train.recompute=norms"]);
+            // Six sequences at a time fit with norms, and without them fewer.
+            let six = needed(&["train.recompute=norms", "train.micro_batch_size=6"], target);
+            let Outcome::Would(ways) = fit(target, six).outcome else { panic!("something fits") };
+            let both =
+                ways.iter().find(|way| way.settings == ["train.recompute=norms", "train.micro_batch_size=6"]);
+            assert_eq!(both.map(|way| way.bytes), Some(six), "{ways:?}");
+        }
+    }
+
+    #[test]
+    fn a_run_that_recomputes_is_offered_more_of_the_same() {
+        let target = Target::Cuda;
+        let offered = |set: &[&str], available| {
+            let (spec, batch_size) = planned(RUN, set, target);
+            match Fit::of(&spec, target, batch_size, Room::of(available)).expect("a plan").outcome {
+                Outcome::Would(ways) => ways[0].settings.clone(),
+                other => panic!("{other}"),
+            }
+        };
+        let of = |blocks: &str| needed(&["train.recompute=norms", blocks], target);
+        let one = ["train.recompute=norms", "train.recompute_blocks=1"];
+        assert_eq!(offered(&one, of("train.recompute_blocks=3")), ["train.recompute_blocks=3"]);
+        assert_eq!(offered(&one, of("train.recompute_blocks=")), ["train.recompute_blocks="]);
+    }
+
+    #[test]
+    fn memory_that_others_hold_is_told() {
+        let (spec, batch_size) = planned(RUN, &[], Target::Cuda);
+        let said = |available_bytes, alone_bytes| {
+            let room = Room { available_bytes, alone_bytes };
+            let fit = Fit::of(&spec, Target::Cuda, batch_size, room).expect("a plan");
+            fit.check("the card").expect_err("too little").to_string()
+        };
+        let needed = needed(&[], Target::Cuda);
+        let rest = "available, as other programs hold the rest of its 80.00 GiB; ";
+        assert!(said(needed - 1, 80 << 30).contains(&format!("{rest}what would fit: ")));
+        let nothing = said(1 << 20, 80 << 30);
+        assert!(nothing.contains(&format!("{rest}nothing fits: ")), "{nothing}");
+        assert!(
+            nothing.contains("; end the other programs (`nvidia-smi` lists those on a GPU)"),
+            "{nothing}"
+        );
+        // They are not to blame for what would not fit without them.
+        assert!(!said(1 << 20, 2 << 20).contains("other programs"));
+    }
+
+    #[test]
     fn the_micro_batch_is_the_largest_that_divides_the_batch_and_fits() {
         let target = Target::Cuda;
         let four = needed(&["train.micro_batch_size=4"], target);
@@ -327,7 +467,8 @@ mod tests {
         let file = concat!(env!("CARGO_MANIFEST_DIR"), "/../../examples/llama3_8b.toml");
         let run = std::fs::read_to_string(file).expect("the example");
         let (spec, batch_size) = planned(&run, &["model.vocab_size=128256"], Target::Cuda);
-        let message = Fit::of(&spec, Target::Cuda, batch_size, 24 << 30).expect("a plan").check("it");
+        let message =
+            Fit::of(&spec, Target::Cuda, batch_size, Room::of(24 << 30)).expect("a plan").check("it");
         let message = message.expect_err("too little").to_string();
         // Masters, gradients and two moments in fp32, and what products read in bf16.
         assert!(message.contains("134.62 GiB of it for weights, gradients and moments"), "{message}");

@@ -24,7 +24,7 @@ mod writing;
 
 pub use corpus::Corpus;
 pub use error::RunError;
-pub use fit::{Fit, Outcome as FitOutcome, Way};
+pub use fit::{Fit, Outcome as FitOutcome, Room, Way};
 pub use folder::RunFolder;
 pub use setup::{Planned, plan, plan_on};
 pub(crate) use trainer::IN_FLIGHT;

@@ -86,7 +86,7 @@ impl Run {
         let device = processor.describe();
         let (memory_total, peak_flops) = (processor.total_bytes(), processor.peak_flops());
         let checks = Checks { numerics: config.train.check_numerics, poison: false };
-        let recorded = if going_on { choices::adopt(&folder, &processor)? } else { Default::default() };
+        let recorded = if going_on { choices::adopt(&folder, &processor) } else { Default::default() };
         let engine = processor.engine(checks).map_err(LearnError::from)?;
         let mut learner =
             Learner::new(engine, planned.spec, config.train.seed).map_err(|e| e.advising(LESS))?;
@@ -144,7 +144,7 @@ impl Run {
             None => None,
         };
         if !is_at_its_end {
-            choices::record(&folder, recorded, learner.weights().engine())?;
+            choices::record(&folder, recorded, learner.weights().engine());
         }
         observer.started(&config, &describe(learner.spec()), &device, at.step, steps);
         if going_on {

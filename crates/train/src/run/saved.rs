@@ -297,7 +297,9 @@ fn parts<'m>(mut memory: &'m mut [u8], places: &[Range<usize>]) -> Vec<&'m mut [
 
 /// How far the run in `folder` is by its latest complete checkpoint, if there is one.
 pub(super) fn position(folder: &RunFolder) -> Result<Option<Position>, RunError> {
-    let latest = CheckpointStore::open(&folder.checkpoints())?.latest()?;
+    let store = CheckpointStore::open(&folder.checkpoints())?;
+    // Those that are not complete are told where the run goes on.
+    let latest = store.steps()?.pop().map(|step| store.at(step)).transpose()?;
     latest.map(|checkpoint| document(&checkpoint, POSITION)).transpose()
 }
 

@@ -39,12 +39,12 @@ pub(crate) fn op(args: &BenchOpArgs) -> Result<(), Failure> {
     ));
     for OpSpeed { op, site, role, count, rates } in &rows {
         out.push_str(&format!(
-            "{op:<26}{site:<18}{role:<12}{count:>6}{:>11.3}{:>7.1}{:>10.1}{:>8.1}{:>9.0}{:>8.1}\n",
+            "{op:<26}{site:<18}{role:<12}{count:>6}{:>11.3}{:>7.1}{:>10}{:>8.1}{:>9}{:>8.1}\n",
             rates.seconds * 1e3,
             100.0 * rates.seconds / total,
-            rates.tflops,
+            format::significant(rates.tflops),
             100.0 * rates.of_product,
-            rates.gigabytes_per_second,
+            format::significant(rates.gigabytes_per_second),
             100.0 * rates.of_copy
         ));
     }
@@ -61,7 +61,7 @@ fn table(speed: &StepSpeed) -> String {
     line("tokens a step", format::grouped(speed.tokens));
     line("step", format!("{:.3} ms", speed.seconds * 1e3));
     line("tokens a second", format::grouped(speed.tokens_per_second as u64));
-    line("TFLOP/s", format!("{:.1}", speed.tflops));
+    line("TFLOP/s", format::significant(speed.tflops));
     line("of the best product", format!("{:.1}%", 100.0 * speed.of_product));
     if let Some(mfu) = speed.mfu {
         line("MFU", format!("{:.1}%", 100.0 * mfu));

@@ -7,6 +7,7 @@ use serde::Serialize;
 use xtrain_train::bench::{self, AttentionShape, ProductShape, Rates, TrialOptions, Trials};
 use xtrain_train::config::{Config, Parsed};
 use xtrain_train::engine::Target;
+use xtrain_train::metrics::format;
 
 /// `xtrain bench gemm`.
 pub(crate) fn gemm(args: &BenchGemmArgs) -> Result<(), Failure> {
@@ -86,12 +87,12 @@ fn show<Row: Serialize>(
     }
     let ceiling = trials.ceiling;
     let mut out = format!(
-        "{}, {}: at best {:.2} TFLOP/s ({}^3), {:.0} GB/s (a copy)\n{head}{:>11}{:>10}{:>7}{:>9}{:>7}\n",
+        "{}, {}: at best {} TFLOP/s ({}^3), {} GB/s (a copy)\n{head}{:>11}{:>10}{:>7}{:>9}{:>7}\n",
         trials.device,
         trials.precision,
-        ceiling.tflops,
+        format::significant(ceiling.tflops),
         ceiling.product,
-        ceiling.gigabytes_per_second,
+        format::significant(ceiling.gigabytes_per_second),
         "us",
         "TFLOP/s",
         "%",
@@ -101,12 +102,12 @@ fn show<Row: Serialize>(
     for row in &trials.rows {
         let Rates { seconds, tflops, gigabytes_per_second, of_product, of_copy } = rates(row);
         out.push_str(&format!(
-            "{}{:>11.1}{:>10.2}{:>7.1}{:>9.1}{:>7.1}\n",
+            "{}{:>11.1}{:>10}{:>7.1}{:>9}{:>7.1}\n",
             columns(row),
             seconds * 1e6,
-            tflops,
+            format::significant(tflops),
             100.0 * of_product,
-            gigabytes_per_second,
+            format::significant(gigabytes_per_second),
             100.0 * of_copy
         ));
     }

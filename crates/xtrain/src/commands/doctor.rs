@@ -37,6 +37,9 @@ fn text(found: &Examination) -> String {
     for library in &found.libraries {
         out.push_str(&of_library(library));
     }
+    for fault in &found.folder_faults {
+        out.push_str(&format!("  {fault}\n"));
+    }
     out.push_str("\nGPUs\n");
     if found.cards.is_empty() {
         out.push_str("  none that the driver shows\n");

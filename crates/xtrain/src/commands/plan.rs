@@ -6,7 +6,7 @@ use crate::{plan_table, terminal};
 use xtrain_train::config::Config;
 use xtrain_train::engine::{Processor, Target};
 use xtrain_train::programs;
-use xtrain_train::run::{Fit, plan_on};
+use xtrain_train::run::{Fit, Room, plan_on};
 use xtrain_train::weights::LearnError;
 
 pub(crate) fn run(args: &PlanArgs) -> Result<(), Failure> {
@@ -23,11 +23,10 @@ pub(crate) fn run(args: &PlanArgs) -> Result<(), Failure> {
     }
     let mut text = plan_table::text(&planned, &program, target);
     let batch_size = planned.resolved.config.train.batch_size;
-    let has =
-        processor.as_ref().and_then(|processor| Some((processor.available_bytes()?, processor.owner())));
-    let room = args.memory.map(|size| (size.0, "--memory".to_owned())).or(has);
-    if let Some((bytes, owner)) = room {
-        text.push_str(&plan_table::fit(&Fit::of(&planned.spec, target, batch_size, bytes)?, &owner));
+    let has = processor.as_ref().and_then(|processor| Some((processor.room()?, processor.owner())));
+    let room = args.memory.map(|size| (Room::of(size.0), "--memory".to_owned())).or(has);
+    if let Some((room, owner)) = room {
+        text.push_str(&plan_table::fit(&Fit::of(&planned.spec, target, batch_size, room)?, &owner));
     }
     terminal::print(&text).map(|_| ())
 }

@@ -139,7 +139,7 @@ fn a_run_that_exceeds_memory_is_told_what_would_fit() {
     refused(
         &place,
         "--set train.batch_size=16777216 --set data.seq_len=512",
-        &["needs", "what would fit: --set train.micro_batch_size="],
+        &["needs", "what would fit: --set train.", "--set train.micro_batch_size="],
     );
     refused(
         &place,

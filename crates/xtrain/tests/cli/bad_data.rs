@@ -44,7 +44,7 @@ fn missing_empty_and_unreadable_texts_are_refused_by_every_verb() {
         assert!(!place.exists("tokens/dataset.json"), "{name}");
         let _ = std::fs::remove_dir_all(place.path("tokens"));
     }
-    refused(&place, "missing.txt", &["(paths start at the folder you are in)"]);
+    refused(&place, "missing.txt", &["(paths start at the folder you are in)", "--set data.train=FILE"]);
     let absolute = place.path("missing.txt");
     let line =
         place.run(&format!("train run.toml --out out --set data.train={}", absolute.display())).refuses(&[]);
@@ -105,6 +105,21 @@ fn truncated_and_flipped_shards_are_refused() {
         .refuses(&["shard-00000.tokens", "checksum of bytes"]);
     std::fs::remove_file(place.path("shards/shard-00000.tokens")).expect("removes");
     refused(&place, "shards", &["shard-00000.tokens", "No such file"]);
+}
+
+#[test]
+fn a_named_pipe_in_place_of_a_shard_or_a_text_is_refused_instead_of_waited_for() {
+    let place = tokenized();
+    std::fs::remove_file(place.path("shards/shard-00000.tokens")).expect("removes");
+    for pipe in ["shards/shard-00000.tokens", "pipe.txt", "pipe.parquet"] {
+        let made = Command::new("mkfifo").arg(place.path(pipe)).status().expect("mkfifo");
+        assert!(made.success(), "{pipe}");
+    }
+    for (data, file) in
+        [("shards", "shard-00000.tokens"), ("pipe.txt", "pipe.txt"), ("pipe.parquet", "pipe.parquet")]
+    {
+        refused(&place, data, &[file, "is no regular file", "name a regular file"]);
+    }
 }
 
 #[test]

@@ -112,6 +112,7 @@ fn sizes_that_make_no_sense_are_refused() {
         ("gemm --m 0 --n 1 --k 1", "0"),
         ("gemm run.toml --m 8 --n 8 --k 8", "--m"),
         ("gemm run.toml --device cpu", "--device"),
+        ("gemm --device gpu", "did you mean 'cuda'?"),
         ("gemm --set train.steps=1", "FILE"),
         ("attention --seq-len 1e3", "1e3"),
     ] {
@@ -131,7 +132,11 @@ fn the_step_that_is_measured_is_compared_with_a_run_on_shards() {
     let script = concat!(env!("CARGO_MANIFEST_DIR"), "/../../benches/step_vs_train.sh");
     let mut command = Command::new("sh");
     let device = format!("train.device={}", device());
-    command.args([script, "run.toml", "a.txt", &device, "model.vocab_size=320"]);
+    // Names that a shell would take apart, and that JSON would.
+    let (run, text) = ("its \"own\" run.toml", "a 'b'.txt");
+    place.write(run, &place.read("run.toml"));
+    place.write(text, &place.read("a.txt"));
+    command.args([script, run, text, &device, "model.vocab_size=320", "eval.prompts=[\"a b\"]"]);
     for (name, value) in
         [("XTRAIN", env!("CARGO_BIN_EXE_xtrain")), ("STEPS", "4"), ("REPEATS", "3"), ("VOCABULARY", "300")]
     {
@@ -143,6 +148,9 @@ fn the_step_that_is_measured_is_compared_with_a_run_on_shards() {
     assert_eq!(line["metric"], "tok/s");
     let number = |key: &str| line[key].as_f64().unwrap_or_else(|| panic!("no number {key}: {line}"));
     assert!((number("ratio") * number("peer_value") / number("value") - 1.0).abs() < 1e-3, "{line}");
+    let said = line["command"].as_str().unwrap_or_default();
+    assert!(said.contains("step_vs_train.sh 'its \"own\" run.toml' TEXT train.device="), "{said}");
+    assert!(said.ends_with(" model.vocab_size=320 'eval.prompts=[\"a b\"]'"), "{said}");
     let told = ["peer", "card", "driver", "command", "commit", "date"];
     assert!(told.iter().all(|key| line[key].as_str().is_some_and(|text| !text.is_empty())), "{line}");
 }

@@ -46,6 +46,29 @@ fn a_machine_whose_libraries_are_broken_trains_on_its_cpu_and_is_told_why() {
 }
 
 #[test]
+fn odd_folders_of_libraries_are_told() {
+    let place = Place::new();
+    place.write("file", b"");
+    std::fs::create_dir(place.path("empty")).expect("a folder");
+    std::os::unix::fs::symlink("nowhere", place.path("link")).expect("a link");
+    for (folder, fault) in [
+        ("", "is set and names no folder; unset it"),
+        ("none", "names none: cannot be looked into (No such file or directory (os error 2))"),
+        ("file", "names file: a file, where a folder is needed"),
+        ("empty", "names empty: holds none of NVIDIA's libraries by the names that are looked for"),
+        (
+            "link",
+            "names link: a link to nowhere, which cannot be followed (No such file or directory (os error 2))",
+        ),
+    ] {
+        let mut command = place.command("doctor");
+        command.env("XTRAIN_CUDA_LIBRARIES", folder);
+        let ran = finish(command, "doctor");
+        assert!(ran.stdout.contains(&format!("\n  XTRAIN_CUDA_LIBRARIES {fault}\n")), "{}", ran.stdout);
+    }
+}
+
+#[test]
 fn the_json_says_the_same() {
     let place = broken();
     let said = doctor(&place, "--json").succeeds().stdout;

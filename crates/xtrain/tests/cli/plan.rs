@@ -85,7 +85,12 @@ fn a_plan_says_whether_it_fits_and_what_would() {
     assert!(text.contains("\nfits                        yes: it needs "), "{text}");
     let text = asked(&format!("--set train.device=cuda --memory {}", enough - 1));
     assert!(text.contains("\nfits                        no: it needs "), "{text}");
-    assert!(text.contains("\nwhat would fit              --set train.recompute=norms ("), "{text}");
+    assert!(
+        text.contains(
+            "\nwhat would fit              --set train.recompute=norms --set train.recompute_blocks=1 ("
+        ),
+        "{text}"
+    );
     assert!(asked("--memory 1MiB").contains("nothing fits: even --set "), "{text}");
     // Without a size it is the machine's own, which has room for this one.
     assert!(asked("--set train.device=cpu").contains(", and this machine has "), "{text}");

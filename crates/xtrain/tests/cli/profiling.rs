@@ -160,6 +160,14 @@ fn the_traced_steps_are_those_that_were_asked_for_and_micro_steps_are_told_apart
     assert_eq!(parts, [step(10), step(11), step(12)].concat());
     nest(&device);
     assert!(names(&host).contains("update"));
+    // Past the end, the last steps are traced, and that is said.
+    let late = "--set train.steps=12 --profile --profile-from 50 --profile-steps 1";
+    let said = place.train("late", &settled(late)).stderr;
+    assert!(
+        said.contains("--profile-from 50: the run makes the steps 1 to 12; 12 to 12 are traced"),
+        "{said}"
+    );
+    assert_eq!(read(&place, "late").about["steps op by op"], "12 to 12");
     // A run that goes on traces its own steps, in the place of those before.
     place.run(&settled("train run.toml --out out --resume --profile --set train.steps=14")).succeeds();
     assert_eq!(read(&place, "out").about["steps op by op"], "13 to 14");

@@ -7,6 +7,7 @@
 use super::Attention;
 use super::cuda::within;
 use super::operands::{Backward, Forward};
+use std::collections::BTreeSet;
 use xtrain_cuda::{
     Candidate, CudaError, Defines, Gpu, KernelSource, Launch, Operands, Purpose, TENSOR_CORES, Work,
 };
@@ -87,6 +88,12 @@ pub(super) const WHOLE_BACKWARD: KernelSource = KernelSource {
     ..KernelSource::new("attention/flash/whole_backward.cu", include_str!("whole_backward.cu"))
 };
 
+/// The names of all tiles, sorted.
+pub(super) fn tile_names() -> BTreeSet<String> {
+    let sources = [FORWARD, QUERIES, KEYS, WHOLE_FORWARD, WHOLE_BACKWARD];
+    sources.iter().flat_map(|source| source.variants).map(|defines| Tiles::read(defines).name()).collect()
+}
+
 /// How a block works.
 #[derive(Clone, Copy)]
 pub(super) struct Tiles {
@@ -102,19 +109,21 @@ impl Tiles {
     /// Those of a source for heads of `head_dim` columns and sequences of `seq_len` tokens, the first ones first: what is listed for the
     /// next width, and, of whole sequences, for the next length.
     fn of(source: &KernelSource, head_dim: usize, seq_len: usize) -> Vec<Tiles> {
-        let read = |defines: &Defines| {
-            let number = |name: &str| defines.iter().find(|d| d.0 == name).map_or(0, |d| d.1 as usize);
-            let [head_dim, warps, strips, tile, whole] =
-                ["HEAD_DIM", "WARPS", "STRIPS", "TILE", "WHOLE"].map(number);
-            Tiles { head_dim, warps, strips, tile, whole }
-        };
-        let mut tiles: Vec<Tiles> = source.variants.iter().map(read).collect();
+        let mut tiles: Vec<Tiles> = source.variants.iter().map(Tiles::read).collect();
         tiles.retain(|t| t.head_dim >= head_dim && (t.whole == 0 || t.whole >= seq_len));
         let width = tiles.iter().map(|t| t.head_dim).min();
         tiles.retain(|t| Some(t.head_dim) == width);
         let whole = tiles.iter().map(|t| t.whole).min();
         tiles.retain(|t| Some(t.whole) == whole);
         tiles.into_iter().map(|t| Tiles { head_dim, ..t }).collect()
+    }
+
+    /// Those that a source is compiled with by `defines`.
+    fn read(defines: &Defines) -> Tiles {
+        let number = |name: &str| defines.iter().find(|d| d.0 == name).map_or(0, |d| d.1 as usize);
+        let [head_dim, warps, strips, tile, whole] =
+            ["HEAD_DIM", "WARPS", "STRIPS", "TILE", "WHOLE"].map(number);
+        Tiles { head_dim, warps, strips, tile, whole }
     }
 
     /// Rows that a block owns, or, of a whole sequence, that its warps own at a time.

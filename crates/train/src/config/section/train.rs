@@ -136,6 +136,7 @@ pub enum Device {
     /// The CPU, whatever else is there.
     Cpu,
     /// An NVIDIA GPU, or an error.
+    #[schemars(extend("x-aliases" = Device::Cuda.aliases()))]
     Cuda,
 }
 
@@ -149,6 +150,14 @@ impl Device {
             Device::Auto => "auto",
             Device::Cpu => "cpu",
             Device::Cuda => "cuda",
+        }
+    }
+
+    /// What other programs call it.
+    pub const fn aliases(self) -> &'static [&'static str] {
+        match self {
+            Device::Auto | Device::Cpu => &[],
+            Device::Cuda => &["gpu", "nvidia"],
         }
     }
 }

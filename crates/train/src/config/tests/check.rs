@@ -121,6 +121,11 @@ fn wrong_types_say_what_is_expected_and_what_is_there() {
             "kv_heads = \"two\"",
             "`kv_heads` must be a whole number from 1 to 65536, not the string \"two\"; for example `kv_heads = 2`",
         ),
+        (
+            "train",
+            "device = \"gpu\"",
+            "`device` must be \"auto\", \"cpu\" or \"cuda\", not the string \"gpu\"; did you mean \"cuda\"?",
+        ),
         ("model", "tie_embeddings = 1", "`tie_embeddings` must be true or false, not 1"),
         (
             "data",

@@ -29,7 +29,7 @@ fn every_key_has_words_and_a_default() {
             assert!(!key.default.is_empty(), "{}.{}", section.name, key.name);
             if let Kind::Choice(choices) = &key.kind {
                 assert!(
-                    choices.iter().all(|(word, doc)| !word.is_empty() && doc.ends_with('.')),
+                    choices.iter().all(|word| !word.name.is_empty() && word.doc.ends_with('.')),
                     "{}.{}",
                     section.name,
                     key.name

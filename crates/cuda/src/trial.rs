@@ -66,6 +66,7 @@ impl Gpu {
             b: ones.pointer(),
             d: d.pointer(),
             bias: None,
+            scales: None,
             workspace: workspace.pointer(),
         };
         let gemm = Gemm::new([M, N, K], DType::BF16, [false, true], DType::F32);

@@ -29,6 +29,7 @@ pub mod registry;
 pub mod rms_norm;
 #[cfg(test)]
 mod run_op;
+pub mod scaled_matmul;
 pub mod swiglu;
 
 pub use registry::{CpuKernels, CudaKernels, Fill, PassSet, Sample, SampleInput};

@@ -255,6 +255,7 @@ ops![
     crate::rms_norm::RmsNorm: card,
     crate::rms_norm::AddRmsNorm: card,
     crate::rms_norm::RmsNormGrad: card,
+    crate::scaled_matmul::ScaledMatmul: card,
     crate::swiglu::Swiglu: card,
     crate::swiglu::SwigluGrad: card,
 ];

@@ -12,6 +12,7 @@ mod minifloat;
 mod normal;
 pub mod philox;
 mod pool;
+mod scaling;
 mod shape;
 mod simd;
 
@@ -20,5 +21,6 @@ pub use host::{AlignedBytes, HostTensor};
 pub use kernel::{CpuKernel, Real, Reals, RealsMut, Stored, View, ViewMut};
 pub use philox::Philox;
 pub use pool::Pooled;
+pub use scaling::{Scaling, TILE};
 pub use shape::{Shape, TensorType};
 pub use simd::vectorized;

@@ -20,6 +20,8 @@ pub(crate) const CUBLAS_COMPUTE_32F: c_int = 68;
 /// `cudaDataType_t`.
 pub(crate) const CUDA_R_32F: c_int = 0;
 pub(crate) const CUDA_R_16BF: c_int = 14;
+pub(crate) const CUDA_R_8F_E4M3: c_int = 28;
+pub(crate) const CUDA_R_8F_E5M2: c_int = 29;
 
 /// `cublasOperation_t`.
 pub(crate) const CUBLAS_OP_N: i32 = 0;
@@ -30,6 +32,17 @@ pub(crate) const MATMUL_DESC_TRANSA: c_int = 3;
 pub(crate) const MATMUL_DESC_TRANSB: c_int = 4;
 pub(crate) const MATMUL_DESC_EPILOGUE: c_int = 7;
 pub(crate) const MATMUL_DESC_BIAS_POINTER: c_int = 8;
+pub(crate) const MATMUL_DESC_A_SCALE_POINTER: c_int = 17;
+pub(crate) const MATMUL_DESC_B_SCALE_POINTER: c_int = 18;
+pub(crate) const MATMUL_DESC_FAST_ACCUM: c_int = 25;
+pub(crate) const MATMUL_DESC_A_SCALE_MODE: c_int = 31;
+pub(crate) const MATMUL_DESC_B_SCALE_MODE: c_int = 32;
+
+/// `cublasLtMatmulMatrixScale_t`.
+pub(crate) const MATRIX_SCALE_SCALAR_32F: i32 = 0;
+pub(crate) const MATRIX_SCALE_OUTER_VEC_32F: i32 = 3;
+pub(crate) const MATRIX_SCALE_VEC128_32F: i32 = 4;
+pub(crate) const MATRIX_SCALE_BLK128X128_32F: i32 = 5;
 
 /// `cublasLtEpilogue_t`.
 pub(crate) const EPILOGUE_BIAS: u32 = 4;

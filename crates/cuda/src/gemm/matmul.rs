@@ -13,7 +13,7 @@ use crate::stream::Stream;
 use crate::turns;
 use std::ffi::{c_int, c_void};
 use std::sync::Arc;
-use xtrain_tensor::DType;
+use xtrain_tensor::{DType, Scaling};
 
 /// How many algorithms are asked for.
 const CANDIDATES: usize = 8;
@@ -47,6 +47,14 @@ impl Matmul {
         if let Some(bias) = operands.bias {
             desc.set(ffi::MATMUL_DESC_EPILOGUE, ffi::EPILOGUE_BIAS)?;
             desc.set(ffi::MATMUL_DESC_BIAS_POINTER, bias.0)?;
+        }
+        if let Some(scales) = operands.scales {
+            // The library's A is our B.
+            desc.set(ffi::MATMUL_DESC_A_SCALE_MODE, scale_mode(gemm.b))?;
+            desc.set(ffi::MATMUL_DESC_B_SCALE_MODE, scale_mode(gemm.a))?;
+            desc.set(ffi::MATMUL_DESC_A_SCALE_POINTER, scales[1].0)?;
+            desc.set(ffi::MATMUL_DESC_B_SCALE_POINTER, scales[0].0)?;
+            desc.set(ffi::MATMUL_DESC_FAST_ACCUM, i8::from(gemm.fast_accumulation))?;
         }
         let layout = |factor: Factor, rows: usize, columns: usize| {
             let (rows, columns) = if factor.transposed { (columns, rows) } else { (rows, columns) };
@@ -189,7 +197,18 @@ fn cuda_type(dtype: DType) -> c_int {
     match dtype {
         DType::F32 => ffi::CUDA_R_32F,
         DType::BF16 => ffi::CUDA_R_16BF,
-        other => panic!("products on a card are of f32 and bf16, not {other}"),
+        DType::E4M3 => ffi::CUDA_R_8F_E4M3,
+        DType::E5M2 => ffi::CUDA_R_8F_E5M2,
+        other => panic!("products on a card are of f32, bf16 and FP8, not {other}"),
+    }
+}
+
+fn scale_mode(factor: Factor) -> i32 {
+    match factor.scaling {
+        None | Some(Scaling::Tensor) => ffi::MATRIX_SCALE_SCALAR_32F,
+        Some(Scaling::Row) => ffi::MATRIX_SCALE_OUTER_VEC_32F,
+        Some(Scaling::Tile) => ffi::MATRIX_SCALE_VEC128_32F,
+        Some(Scaling::Block) => ffi::MATRIX_SCALE_BLK128X128_32F,
     }
 }
 

@@ -4,7 +4,9 @@
 //! ([`choose`]), and where it has none, a kernel of our own takes its place ([`own`]). Every algorithm that may be chosen gives the same
 //! bits in every run: none adds in the order in which blocks happen to end. f32 factors are multiplied as f32, never as TF32.
 //!
-//! Deliberately absent: FP8, whose scales will be operands beside the factors.
+//! Factors of FP8 have scales ([`Scaling`]) beside them: their reciprocals, which multiply what the numbers stand for. Hopper's tensor cores
+//! want both factors stored along what is summed, and keep 14 bits of a sum; so partial sums are promoted to f32 registers, unless fast
+//! accumulation is asked for. There is no kernel of our own for them.
 
 mod choose;
 mod matmul;
@@ -19,7 +21,7 @@ use crate::source::KernelSource;
 use matmul::Matmul;
 use std::fmt;
 use std::sync::Arc;
-use xtrain_tensor::{DType, TensorType};
+use xtrain_tensor::{DType, Scaling, TensorType};
 
 /// A factor of a product.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -30,6 +32,8 @@ pub struct Factor {
     pub transposed: bool,
     /// Elements from one row in memory to the next.
     pub stride: usize,
+    /// Which elements of an FP8 factor share a scale, seen as `[m, k]` or `[n, k]`.
+    pub scaling: Option<Scaling>,
 }
 
 /// A product: all that its algorithm is chosen by, except how the operands are aligned.
@@ -51,6 +55,8 @@ pub struct Gemm {
     pub d_stride: usize,
     /// Whether the product is added to what stands in D.
     pub accumulate: bool,
+    /// Whether sums of FP8 products may stay in the tensor cores, with the bits that they keep.
+    pub fast_accumulation: bool,
 }
 
 /// Where a product's operands are. They keep their places for as long as what is made ready for them is used.
@@ -64,6 +70,8 @@ pub struct GemmOperands {
     pub d: DevicePtr,
     /// One element for each column of D, added before rounding.
     pub bias: Option<DevicePtr>,
+    /// The reciprocal scales of A and B, where they are FP8, laid out as [`Scaling::shape`] says.
+    pub scales: Option<[DevicePtr; 2]>,
     /// [`Gemm::workspace`], of which nothing is expected and nothing left.
     pub workspace: DevicePtr,
 }
@@ -103,9 +111,23 @@ impl Gemm {
         [a_transposed, b_transposed]: [bool; 2],
         d: DType,
     ) -> Gemm {
-        let a = Factor { dtype, transposed: a_transposed, stride: if a_transposed { m } else { k } };
-        let b = Factor { dtype, transposed: b_transposed, stride: if b_transposed { k } else { n } };
-        Gemm { m, n, k, a, b, d, d_stride: n, accumulate: false }
+        let factor = |transposed, stride| Factor { dtype, transposed, stride, scaling: None };
+        let a = factor(a_transposed, if a_transposed { m } else { k });
+        let b = factor(b_transposed, if b_transposed { k } else { n });
+        Gemm { m, n, k, a, b, d, d_stride: n, accumulate: false, fast_accumulation: false }
+    }
+
+    /// The product of FP8 factors, both stored along k: `[m, k]` and `[n, k]`.
+    pub fn scaled(
+        [m, n, k]: [usize; 3],
+        [(a, a_scaling), (b, b_scaling)]: [(DType, Scaling); 2],
+        d: DType,
+        fast_accumulation: bool,
+    ) -> Gemm {
+        let plain = Gemm::new([m, n, k], a, [false, true], d);
+        let a = Factor { scaling: Some(a_scaling), ..plain.a };
+        let b = Factor { dtype: b, scaling: Some(b_scaling), ..plain.b };
+        Gemm { a, b, fast_accumulation, ..plain }
     }
 
     /// The same with A's rows in memory `stride` elements apart.
@@ -131,7 +153,8 @@ impl Gemm {
     /// Makes the product ready. The first time that it is met on a card its algorithms are timed, which overwrites D and the workspace.
     ///
     /// # Panics
-    /// If a kernel on a card is for no such element types: factors are f32, or bf16; D is f32, or bf16 of bf16 factors.
+    /// If a kernel on a card is for no such element types: factors are f32, bf16, or FP8 with scales; D is f32, or bf16 of other than f32
+    /// factors.
     pub fn ready(&self, gpu: &Gpu, operands: &GemmOperands) -> Result<Work, CudaError> {
         self.plan(gpu, operands).map(|plan| plan.work)
     }
@@ -143,7 +166,12 @@ impl Gemm {
         }
         let matmul = Matmul::new(gpu.blas()?, self, operands)?;
         let (choice, algorithm) = choose::choose(gpu, self, operands, &matmul)?;
-        let Some(algorithm) = algorithm else { return self.own(gpu, operands) };
+        let Some(algorithm) = algorithm else {
+            if self.a.scaling.is_some() {
+                return Err(self.unsupported(gpu));
+            }
+            return self.own(gpu, operands);
+        };
         let matmul = Arc::new(matmul);
         let work = Work::new(move |stream| matmul.put(&algorithm, stream));
         Ok(GemmPlan { choice, algorithm: Some(algorithm), work })
@@ -153,6 +181,17 @@ impl Gemm {
     pub fn own(&self, gpu: &Gpu, operands: &GemmOperands) -> Result<GemmPlan, CudaError> {
         let work = own::ready(gpu, self, operands)?;
         Ok(GemmPlan { choice: GemmChoice::OwnKernel, algorithm: None, work })
+    }
+
+    /// Why there is no such product of FP8 factors here.
+    fn unsupported(&self, gpu: &Gpu) -> CudaError {
+        let info = gpu.info();
+        let text = format!(
+            "{self} has no algorithm on {} ({}): FP8 needs compute capability 8.9 or newer, scales of rows, tiles and blocks 9.0, and \
+             sizes that are multiples of 16; choose another precision.recipe, or keep this product in bf16",
+            info.name, info.arch
+        );
+        CudaError::Library { call: "cuBLASLt", text }
     }
 
     /// Floating-point operations of one run.

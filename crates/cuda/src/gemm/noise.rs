@@ -8,17 +8,21 @@ use crate::context::Context;
 use crate::error::CudaError;
 use crate::memory::DeviceMemory;
 use crate::stream::Stream;
-use xtrain_tensor::formats::to_bf16;
+use xtrain_tensor::formats::{max_finite, narrow, to_bf16};
 use xtrain_tensor::{DType, Philox};
 
 /// Numbers that differ; they are repeated.
 const NUMBERS: usize = 1 << 18;
+/// About the largest of so many normal ones.
+const LARGEST: f32 = 5.0;
 
 /// Factors of a product that are normal numbers, and room for the result.
 pub(super) struct Noise {
     a: DeviceMemory,
     b: DeviceMemory,
     d: DeviceMemory,
+    /// Ones, where factors have scales.
+    scales: Option<[DeviceMemory; 2]>,
 }
 
 impl Noise {
@@ -45,13 +49,24 @@ impl Noise {
         let memory = |elements: usize, dtype: DType| DeviceMemory::new(context, elements * dtype.bytes(1));
         let rows =
             |factor: Factor, rows: usize, columns: usize| if factor.transposed { columns } else { rows };
+        let scales = |factor: Factor, rows: usize| {
+            let shape = factor.scaling.map_or([0, 0], |scaling| scaling.shape(rows, k));
+            memory(shape.iter().product(), DType::F32)
+        };
         let noise = Noise {
             a: memory(rows(a, m, k) * a.stride, a.dtype)?,
             b: memory(rows(b, k, n) * b.stride, b.dtype)?,
             d: memory(m * d_stride, d)?,
+            scales: match a.scaling {
+                Some(_) => Some([scales(a, m)?, scales(b, n)?]),
+                None => None,
+            },
         };
         let stream = Stream::new(context)?;
-        for (memory, numbers) in [&noise.a, &noise.b, &noise.d].into_iter().zip(numbers) {
+        let ones = 1.0f32.to_le_bytes().repeat(64);
+        let scales = noise.scales.iter().flatten().map(|scales| (scales, ones.as_slice()));
+        let factors = [&noise.a, &noise.b, &noise.d].into_iter().zip(numbers.iter().map(Vec::as_slice));
+        for (memory, numbers) in factors.chain(scales) {
             let mut filled = numbers.len().min(memory.bytes());
             memory.span(0..filled).write(&numbers[..filled], &stream)?;
             while filled < memory.bytes() {
@@ -67,7 +82,8 @@ impl Noise {
     /// These operands with noise in the place of what only this product reads and writes.
     pub(super) fn operands(&self, operands: &GemmOperands) -> GemmOperands {
         let [a, b, d] = [&self.a, &self.b, &self.d].map(DeviceMemory::pointer);
-        GemmOperands { a, b, d, ..*operands }
+        let scales = self.scales.as_ref().map(|scales| scales.each_ref().map(DeviceMemory::pointer));
+        GemmOperands { a, b, d, scales, ..*operands }
     }
 }
 
@@ -77,6 +93,14 @@ fn numbers(dtype: DType, site: u32) -> Vec<u8> {
     Philox::new(0, 0, site).fill_normal(1.0, &mut numbers);
     match dtype {
         DType::BF16 => numbers.iter().flat_map(|&x| to_bf16(x).to_le_bytes()).collect(),
+        // As scaled as they are in training.
+        DType::E4M3 | DType::E5M2 => {
+            let scale = max_finite(dtype) / LARGEST;
+            numbers.iter_mut().for_each(|x| *x *= scale);
+            let mut bytes = vec![0; NUMBERS];
+            narrow(dtype, &numbers, &mut bytes);
+            bytes
+        }
         _ => numbers.iter().flat_map(|x| x.to_le_bytes()).collect(),
     }
 }

@@ -55,6 +55,7 @@ fn product(operands: &Operands<'_>) -> GemmOperands {
         b: operands.inputs[1].place,
         d: operands.outputs[0].place,
         bias: operands.inputs.get(2).map(|bias| bias.place),
+        scales: None,
         workspace: operands.workspace[0].place,
     }
 }

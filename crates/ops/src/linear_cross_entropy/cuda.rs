@@ -108,7 +108,7 @@ fn ready(
     let kind = if dx_td.is_some() || dw_vd.is_some() { "rows_gradients" } else { "rows" };
     let rows = gpu.function(&SOURCE, &[], &format!("{kind}_{}", suffix(x_td.ty)))?;
     let product = |gemm: Gemm, a: DevicePtr, b: DevicePtr, d: DevicePtr| {
-        gemm.ready(gpu, &GemmOperands { a, b, d, bias: None, workspace: products.place })
+        gemm.ready(gpu, &GemmOperands { a, b, d, bias: None, scales: None, workspace: products.place })
     };
 
     let column = |rows: usize| logits.place.offset(dtype.bytes(rows));

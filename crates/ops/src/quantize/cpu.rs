@@ -1,12 +1,12 @@
 //! CPU kernels of [`Quantize`] and [`Dequantize`]: one pass over the rows for amax, one for the cast.
 
-use super::{Dequantize, Granularity, Quantize};
+use super::{Dequantize, Quantize};
 use crate::host::math::vectorized;
 use crate::host::rows::rows_per_task;
-use crate::quantize::granularity::TILE;
 use rayon::prelude::*;
+use std::ops::Range;
 use xtrain_tensor::formats::{max_finite, narrow, widen};
-use xtrain_tensor::{CpuKernel, Pooled, TensorType, View, ViewMut};
+use xtrain_tensor::{CpuKernel, Pooled, Scaling, TILE, TensorType, View, ViewMut};
 
 /// Rows that a task casts: an even number, so that two tasks share no byte of a packed format.
 fn even_rows_per_task(cols: usize) -> usize {
@@ -15,41 +15,63 @@ fn even_rows_per_task(cols: usize) -> usize {
 
 impl CpuKernel for Quantize {
     fn run(&self, inputs: &[View<'_>], outputs: &mut [ViewMut<'_>]) {
-        let x = inputs[0];
-        let (rows, cols) = x.ty.shape.rows_cols();
-        let regions = Regions::new(self.granularity, rows, cols);
-        let [q, inv_scale, amax] = outputs else { unreachable!("three outputs") };
-
-        let mut amax = amax.reals::<f32>();
-        amax.copy_from_slice(&regions.amax(&x));
-        let scale: Vec<f32> = amax.iter().map(|&amax| self.scale(amax)).collect();
-        inv_scale.reals::<f32>().iter_mut().zip(&scale).for_each(|(inv, scale)| *inv = 1.0 / scale);
-
-        let high = even_rows_per_task(cols);
-        let tasks: Vec<(usize, ViewMut<'_>)> = q.chunks(high * cols).enumerate().collect();
-        tasks.into_par_iter().for_each(|(task, mut q)| {
-            let at = task * high * cols;
-            let mut scaled = Pooled::take(q.ty.numel());
-            x.slice(at..at + q.ty.numel()).widen_into(&mut scaled);
-            vectorized(
-                #[inline(always)]
-                || {
-                    regions.multiply(task * high, &mut scaled, &scale);
-                    narrow(self.format, &scaled, q.bytes());
-                },
-            );
-        });
+        let given = inputs.get(1).map(View::scalar::<f32>);
+        let Some((amax, made)) = outputs.split_last_mut() else { unreachable!("amax is always made") };
+        let sides = [false, true].into_iter().zip(self.layouts.made()).filter(|(_, is_made)| *is_made);
+        let mut largest = 0;
+        for ((transposed, _), pair) in sides.zip(made.chunks_exact_mut(2)) {
+            let [q, inv_scale] = pair else { unreachable!("pairs") };
+            largest = self.side(Matrix { view: inputs[0], transposed }, given, q, inv_scale);
+        }
+        let is_added = amax.accumulate;
+        let amax = &mut amax.reals::<f32>()[0];
+        let held = if is_added { magnitude(*amax) } else { 0 };
+        *amax = f32::from_bits(largest.max(held));
     }
 
     /// The regions' maxima, those that they are put together from, and scales.
     fn work_bytes(&self, inputs: &[TensorType], _: usize) -> usize {
         let (rows, cols) = inputs[0].shape.rows_cols();
-        let (high, wide) = self.granularity.region(rows, cols);
-        2 * size_of::<f32>() * rows.div_ceil(high.min(TILE)) * cols.div_ceil(wide)
+        let side = |rows: usize, cols: usize| {
+            let (high, wide) = self.scaling.region(rows, cols);
+            2 * size_of::<f32>() * rows.div_ceil(high.min(TILE)) * cols.div_ceil(wide)
+        };
+        side(rows, cols).max(side(cols, rows))
     }
 }
 
 impl Quantize {
+    /// One layout: its elements and scales; returns the bits of amax.
+    fn side(
+        &self,
+        x: Matrix<'_>,
+        given: Option<f32>,
+        q: &mut ViewMut<'_>,
+        inv_scale: &mut ViewMut<'_>,
+    ) -> u32 {
+        let (rows, cols) = x.extents();
+        let regions = Regions::new(self.scaling, rows, cols);
+        let amax = regions.amax(&x);
+        let scale: Vec<f32> = amax.iter().map(|&amax| given.unwrap_or_else(|| self.scale(amax))).collect();
+        regions.lay_out(&scale, &mut inv_scale.reals::<f32>());
+
+        let high = even_rows_per_task(cols);
+        let tasks: Vec<(usize, ViewMut<'_>)> = q.chunks(high * cols).enumerate().collect();
+        tasks.into_par_iter().for_each(|(task, mut q)| {
+            let first = task * high;
+            let mut scaled = Pooled::take(q.ty.numel());
+            x.rows(first..first + q.ty.numel() / cols, &mut scaled);
+            vectorized(
+                #[inline(always)]
+                || {
+                    regions.multiply(first, &mut scaled, &scale);
+                    narrow(self.format, &scaled, q.bytes());
+                },
+            );
+        });
+        amax.iter().map(|amax| amax.to_bits()).max().unwrap_or(0)
+    }
+
     /// The scale of a region.
     fn scale(&self, amax: f32) -> f32 {
         if amax == 0.0 || !amax.is_finite() {
@@ -63,23 +85,69 @@ impl Quantize {
 impl CpuKernel for Dequantize {
     fn run(&self, inputs: &[View<'_>], outputs: &mut [ViewMut<'_>]) {
         let (rows, cols) = inputs[0].ty.shape.rows_cols();
-        let granularity = Granularity::of_scales([inputs[1].ty.shape[0], inputs[1].ty.shape[1]], rows, cols);
-        let regions = Regions::new(granularity.expect("infer knew the shape of the scales"), rows, cols);
-        let inv_scale = inputs[1].reals::<f32>();
         let high = even_rows_per_task(cols);
+        let scales = inputs[1].reals::<f32>();
         let tasks: Vec<(usize, ViewMut<'_>)> = outputs[0].chunks(high * cols).enumerate().collect();
+        let regions = Regions::new(self.scaling, rows, cols);
+        let by = regions.gather(&scales);
         tasks.into_par_iter().for_each(|(task, mut out)| {
             let at = task * high * cols;
             let q = inputs[0].slice(at..at + out.ty.numel());
-            let mut out = out.fresh::<f32>();
-            vectorized(
-                #[inline(always)]
-                || {
-                    widen(q.ty.dtype, q.bytes(), &mut out);
-                    regions.multiply(task * high, &mut out, &inv_scale);
-                },
-            );
+            restore(&q, &regions, task * high, &by, &mut out.fresh::<f32>());
         });
+    }
+}
+
+/// Whole rows of FP8, of which `first` is the first, as the numbers that they stand for.
+fn restore(q: &View<'_>, regions: &Regions, first: usize, by: &[f32], to: &mut [f32]) {
+    vectorized(
+        #[inline(always)]
+        || {
+            widen(q.ty.dtype, q.bytes(), to);
+            regions.multiply(first, to, by);
+        },
+    );
+}
+
+/// All of a matrix of FP8 as the numbers that it stands for.
+pub(crate) fn dequantized(q: View<'_>, inv_scale: View<'_>, scaling: Scaling) -> Pooled<f32> {
+    let (rows, cols) = q.ty.shape.rows_cols();
+    let regions = Regions::new(scaling, rows, cols);
+    let by = regions.gather(&inv_scale.reals::<f32>());
+    let mut all = Pooled::take(rows * cols);
+    let high = rows_per_task(cols);
+    all.par_chunks_mut(high * cols).enumerate().for_each(|(task, to)| {
+        let at = task * high * cols;
+        restore(&q.slice(at..at + to.len()), &regions, task * high, &by, to);
+    });
+    all
+}
+
+/// What is quantized: a matrix, or its transpose.
+#[derive(Clone, Copy)]
+struct Matrix<'a> {
+    view: View<'a>,
+    transposed: bool,
+}
+
+impl Matrix<'_> {
+    /// Rows and columns.
+    fn extents(&self) -> (usize, usize) {
+        let (rows, cols) = self.view.ty.shape.rows_cols();
+        if self.transposed { (cols, rows) } else { (rows, cols) }
+    }
+
+    /// These rows, widened.
+    fn rows(&self, rows: Range<usize>, to: &mut [f32]) {
+        if !self.transposed {
+            return self.view.rows(rows).widen_into(to);
+        }
+        let (high, wide) = self.view.ty.shape.rows_cols();
+        let mut piece = Pooled::take(rows.len());
+        for row in 0..high {
+            self.view.slice(row * wide + rows.start..row * wide + rows.end).widen_into(&mut piece);
+            to[row..].iter_mut().step_by(high).zip(piece.iter()).for_each(|(to, from)| *to = *from);
+        }
     }
 }
 
@@ -92,27 +160,50 @@ struct Regions {
     wide: usize,
     /// Regions side by side.
     across: usize,
+    /// From one region's scale to that of the one below, and of the one beside it.
+    steps: (usize, usize),
+}
+
+/// Bits of magnitudes are compared as integers: that orders numbers as they are, and NaNs above all.
+fn magnitude(x: f32) -> u32 {
+    x.to_bits() & 0x7FFF_FFFF
 }
 
 impl Regions {
-    fn new(granularity: Granularity, rows: usize, cols: usize) -> Self {
-        let (high, wide) = granularity.region(rows, cols);
-        Regions { rows, cols, high, wide, across: cols.div_ceil(wide) }
+    fn new(scaling: Scaling, rows: usize, cols: usize) -> Self {
+        let (high, wide) = scaling.region(rows, cols);
+        Regions { rows, cols, high, wide, across: cols.div_ceil(wide), steps: scaling.steps(rows, cols) }
     }
 
-    /// The amax of every region. Bits of magnitudes are compared as integers: that orders numbers as they are, and NaNs above all.
-    fn amax(&self, x: &View<'_>) -> Vec<f32> {
+    /// Where the scale of the n-th region lies.
+    fn place(&self, n: usize) -> usize {
+        n / self.across * self.steps.0 + n % self.across * self.steps.1
+    }
+
+    /// Writes the reciprocals of the scales to where they belong, and zeros between them.
+    fn lay_out(&self, scales: &[f32], to: &mut [f32]) {
+        to.fill(0.0);
+        scales.iter().enumerate().for_each(|(n, scale)| to[self.place(n)] = 1.0 / scale);
+    }
+
+    /// By region, the number that was laid out for it.
+    fn gather(&self, from: &[f32]) -> Vec<f32> {
+        (0..self.rows.div_ceil(self.high) * self.across).map(|n| from[self.place(n)]).collect()
+    }
+
+    /// The amax of every region.
+    fn amax(&self, x: &Matrix<'_>) -> Vec<f32> {
         // Rows of regions that are no higher than a tile are made by one task each; higher ones are put together from tiles.
         let high = self.high.min(TILE);
         let mut bits = vec![0u32; self.rows.div_ceil(high) * self.across];
         bits.par_chunks_mut(self.across).enumerate().for_each(|(n, bits)| {
-            for row in n * high..self.rows.min((n + 1) * high) {
-                let row = x.slice(row * self.cols..(row + 1) * self.cols).reals::<f32>();
-                vectorized(
-                    #[inline(always)]
-                    || self.row_amax(&row, bits),
-                );
-            }
+            let rows = n * high..self.rows.min((n + 1) * high);
+            let mut elements = Pooled::take(rows.len() * self.cols);
+            x.rows(rows, &mut elements);
+            vectorized(
+                #[inline(always)]
+                || elements.chunks_exact(self.cols).for_each(|row| self.row_amax(row, bits)),
+            );
         });
         if self.high > high {
             let (first, rest) = bits.split_at_mut(self.across);
@@ -127,13 +218,8 @@ impl Regions {
     /// Raises the maxima of a row of regions to those of one row of elements.
     #[inline(always)]
     fn row_amax(&self, row: &[f32], bits: &mut [u32]) {
-        let magnitude = |x: f32| x.to_bits() & 0x7FFF_FFFF;
-        if self.wide == 1 {
-            bits.iter_mut().zip(row).for_each(|(b, &x)| *b = magnitude(x).max(*b));
-        } else {
-            for (b, piece) in bits.iter_mut().zip(row.chunks(self.wide)) {
-                *b = piece.iter().fold(*b, |b, &x| magnitude(x).max(b));
-            }
+        for (b, piece) in bits.iter_mut().zip(row.chunks(self.wide)) {
+            *b = piece.iter().fold(*b, |b, &x| magnitude(x).max(b));
         }
     }
 
@@ -142,12 +228,8 @@ impl Regions {
     fn multiply(&self, first: usize, elements: &mut [f32], by: &[f32]) {
         for (n, row) in elements.chunks_exact_mut(self.cols).enumerate() {
             let by = &by[(first + n) / self.high * self.across..][..self.across];
-            if self.wide == 1 {
-                row.iter_mut().zip(by).for_each(|(x, &by)| *x *= by);
-            } else {
-                for (piece, &by) in row.chunks_mut(self.wide).zip(by) {
-                    piece.iter_mut().for_each(|x| *x *= by);
-                }
+            for (piece, &by) in row.chunks_mut(self.wide).zip(by) {
+                piece.iter_mut().for_each(|x| *x *= by);
             }
         }
     }

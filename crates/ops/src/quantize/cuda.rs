@@ -1,12 +1,11 @@
 //! The kernels of [`Quantize`] and [`Dequantize`] on a card.
 #![allow(unsafe_code, reason = "it launches kernels")]
 
-use super::{Dequantize, Granularity, Quantize};
+use super::{Dequantize, Quantize};
 use crate::device::{ELEMENTWISE_THREADS, Floats, plane, suffix, warps_of};
-use crate::quantize::granularity::TILE;
 use xtrain_cuda::{CudaError, CudaKernel, Defines, DevicePtr, Gpu, KernelSource, Launch, Operands, Work};
-use xtrain_tensor::DType;
 use xtrain_tensor::formats::max_finite;
+use xtrain_tensor::{DType, Scaling, TILE, TensorType};
 
 pub(super) const SOURCE: KernelSource = KernelSource {
     variants: &VARIANTS,
@@ -16,24 +15,33 @@ pub(super) const SOURCE: KernelSource = KernelSource {
 pub(super) const DEQUANTIZE: KernelSource =
     KernelSource::new("quantize/dequantize.cu", include_str!("dequantize.cu"));
 
-/// Along what the regions of an area lie, and what is done with them; numbers as in the source.
-const VARIANTS: [Defines; 9] = [
-    &[("MODE", ROWS), ("PHASE", FUSED)],
-    &[("MODE", ROWS), ("PHASE", MEASURE)],
-    &[("MODE", ROWS), ("PHASE", CAST)],
-    &[("MODE", COLUMNS), ("PHASE", FUSED)],
-    &[("MODE", COLUMNS), ("PHASE", MEASURE)],
-    &[("MODE", COLUMNS), ("PHASE", CAST)],
-    &[("MODE", AREA), ("PHASE", FUSED)],
-    &[("MODE", AREA), ("PHASE", MEASURE)],
-    &[("MODE", AREA), ("PHASE", CAST)],
+/// What is done with regions of which size, in the source's numbers, in each of these layouts: as it stands, transposed.
+macro_rules! variants {
+    ($($scaling:ident $phase:ident [$($direct:literal $transposed:literal),*]),* $(,)?) => {
+        [$($(&[("SCALING", $scaling), ("PHASE", $phase), ("DIRECT", $direct), ("TRANSPOSED", $transposed)]),*),*]
+    };
+}
+
+const VARIANTS: [Defines; 23] = variants![
+    TENSOR MEASURE [1 0, 0 1, 1 1],
+    TENSOR CAST [1 0, 0 1, 1 1],
+    TENSOR GIVEN [1 0, 0 1, 1 1],
+    ROW MEASURE [1 0, 0 1, 1 1],
+    ROW CAST [1 0, 0 1, 1 1],
+    TILES FUSED [1 0, 0 1, 1 1],
+    BLOCK FUSED [1 0, 0 1, 1 1],
+    // Before packed pairs.
+    TILES MEASURE [1 0],
+    BLOCK MEASURE [1 0],
 ];
-const ROWS: i64 = 0;
-const COLUMNS: i64 = 1;
-const AREA: i64 = 2;
+const TENSOR: i64 = 0;
+const ROW: i64 = 1;
+const TILES: i64 = 2;
+const BLOCK: i64 = 3;
 const FUSED: i64 = 0;
 const MEASURE: i64 = 1;
 const CAST: i64 = 2;
+const GIVEN: i64 = 3;
 
 /// Threads of a block of the source, and columns of one of its threads.
 const THREADS: u32 = 256;
@@ -48,79 +56,123 @@ fn format(dtype: DType) -> u32 {
     }
 }
 
+/// One layout; all zeros where it is not made.
+#[derive(Clone, Copy, Default)]
+#[repr(C)]
+struct Side {
+    q: u64,
+    inv_scale: u64,
+    maxima: u64,
+    rows: u32,
+    cols: u32,
+    down: u32,
+    across: u32,
+    scales: u32,
+    padding: u32,
+}
+
 #[derive(Clone, Copy)]
 #[repr(C)]
 struct Arguments {
     x: DevicePtr,
-    q: DevicePtr,
-    inv_scale: DevicePtr,
+    scale: DevicePtr,
     amax: DevicePtr,
+    sides: [Side; 2],
     rows: u32,
     cols: u32,
-    high: u32,
-    wide: u32,
-    down: u32,
-    across: u32,
-    format: u32,
     pow2: u32,
+    format: u32,
     largest: f32,
+    accumulate: u32,
 }
 
 impl CudaKernel for Quantize {
+    /// The maxima of the regions of each layout that is made.
+    fn workspace(&self, inputs: &[TensorType]) -> Vec<TensorType> {
+        let (rows, cols) = inputs[0].shape.rows_cols();
+        let sides = self.layouts.made().into_iter().zip([[rows, cols], [cols, rows]]);
+        let maxima = |[rows, cols]: [usize; 2]| TensorType::new(DType::U32, self.scaling.shape(rows, cols));
+        sides.filter(|(is_made, _)| *is_made).map(|(_, extents)| maxima(extents)).collect()
+    }
+
     fn ready(&self, gpu: &Gpu, operands: &Operands<'_>) -> Result<Work, CudaError> {
-        let (x, [q, inv_scale, amax]) = (operands.inputs[0], [0, 1, 2].map(|n| operands.outputs[n]));
+        let x = operands.inputs[0];
         let (rows, cols) = x.ty.shape.rows_cols();
-        let (high, wide) = self.granularity.region(rows, cols);
-        let [down, across] = self.granularity.scales(rows, cols);
+        let made = self.layouts.made();
+        let mut pairs = operands.outputs.chunks_exact(2).zip(operands.workspace);
+        let sides = made.map(|is_made| {
+            let pair = if is_made { pairs.next() } else { None };
+            let Some((pair, maxima)) = pair else { return Side::default() };
+            let (rows, cols) = pair[0].ty.shape.rows_cols();
+            let (down, across) = self.scaling.steps(rows, cols);
+            Side {
+                q: pair[0].place.0,
+                inv_scale: pair[1].place.0,
+                maxima: maxima.place.0,
+                rows: rows as u32,
+                cols: cols as u32,
+                down: down as u32,
+                across: across as u32,
+                scales: pair[1].ty.numel() as u32,
+                padding: 0,
+            }
+        });
+        let amax = operands.outputs[operands.outputs.len() - 1];
         let arguments = Arguments {
             x: x.place,
-            q: q.place,
-            inv_scale: inv_scale.place,
+            scale: operands.inputs.get(1).map_or(DevicePtr(0), |scale| scale.place),
             amax: amax.place,
+            sides,
             rows: rows as u32,
             cols: cols as u32,
-            high: high as u32,
-            wide: wide as u32,
-            down: down as u32,
-            across: across as u32,
-            format: format(self.format),
             pow2: self.pow2_scales.into(),
+            format: format(self.format),
             largest: max_finite(self.format),
+            accumulate: amax.accumulate.into(),
         };
-        let areas = [cols.div_ceil(TILE), rows.div_ceil(TILE)];
-        let (mode, within) = match self.granularity {
-            Granularity::Row | Granularity::Tile1x128 => (ROWS, across == areas[0]),
-            Granularity::Column | Granularity::Tile128x1 => (COLUMNS, down == areas[1]),
-            Granularity::Tensor | Granularity::Block128 => (AREA, [across, down] == areas),
+        let scaling = match self.scaling {
+            Scaling::Tensor => TENSOR,
+            Scaling::Row => ROW,
+            Scaling::Tile => TILES,
+            Scaling::Block => BLOCK,
         };
         let vector = cols.is_multiple_of(WIDTH);
         // Where rows are not made of eights, those of a packed format share bytes.
         let pairs = self.format == DType::E5M6 && !vector;
-
+        let function = |phase, name: &str| {
+            let [direct, transposed] = made.map(i64::from);
+            let defines =
+                [("SCALING", scaling), ("PHASE", phase), ("DIRECT", direct), ("TRANSPOSED", transposed)];
+            gpu.function(&SOURCE, &defines, name)
+        };
+        let areas = plane([cols.div_ceil(TILE), rows.div_ceil(TILE)], [THREADS, 1]);
         let path = if vector { "vector" } else { "any" };
         let area = |phase| {
-            let defines = [("MODE", mode), ("PHASE", phase)];
-            let name = format!("quantize_{path}_{}", suffix(x.ty));
-            Ok::<_, CudaError>((gpu.function(&SOURCE, &defines, &name)?, plane(areas, [THREADS, 1])))
+            Ok::<_, CudaError>((function(phase, &format!("quantize_{path}_{}", suffix(x.ty)))?, areas))
         };
-        let other = |name: &str, threads: usize| {
-            let defines = [("MODE", mode), ("PHASE", MEASURE)];
+        let threads = |phase, name: &str, threads: usize| {
             let launch = Launch::row(threads.div_ceil(THREADS as usize) as u32, THREADS);
-            Ok::<_, CudaError>((gpu.function(&SOURCE, &defines, name)?, launch))
+            Ok::<_, CudaError>((function(phase, name)?, launch))
         };
-        let steps = match within && !pairs {
-            true => vec![area(FUSED)?],
-            false => vec![
-                other("quantize_clear", down * across)?,
-                area(MEASURE)?,
-                match pairs {
-                    true => other(&format!("quantize_pair_{}", suffix(x.ty)), (rows * cols).div_ceil(2))?,
-                    false => area(CAST)?,
-                },
-            ],
+        let phases = match (arguments.scale, self.scaling) {
+            _ if pairs => &[MEASURE][..],
+            (DevicePtr(0), Scaling::Tensor | Scaling::Row) => &[MEASURE, CAST],
+            (DevicePtr(0), _) => &[FUSED],
+            _ => &[GIVEN],
         };
-        // SAFETY: the kernels take one `Arguments`. x is [rows, cols] of the type that the name says, q so in the format, amax and inverse
-        // scales are f32 [down, across]; the areas cover the matrix, and the others every region or pair of elements.
+        let scales = sides.iter().map(|side| side.scales as usize).max().unwrap_or(0);
+        let mut steps = vec![threads(phases[0], "quantize_clear", scales.max(1))?];
+        for &phase in phases {
+            steps.push(area(phase)?);
+        }
+        if pairs {
+            let name = format!("quantize_pair_{}", suffix(x.ty));
+            let phase = if arguments.scale == DevicePtr(0) { MEASURE } else { GIVEN };
+            steps.push(threads(phase, &name, (rows * cols).div_ceil(2))?);
+        }
+        // SAFETY: the kernels take one `Arguments`. x is [rows, cols] of the type that the name says; each side that is made is as large as
+        // its extents say, in the format, with its scales and a word for each of them; the areas cover the matrix, and the others every
+        // scale or pair of elements.
         let put = |(function, launch)| unsafe { Work::launch(function, launch, arguments) };
         Ok(Work::all(steps.into_iter().map(put).collect()))
     }
@@ -136,6 +188,7 @@ struct Back {
     cols: u32,
     high: u32,
     wide: u32,
+    down: u32,
     across: u32,
     format: u32,
 }
@@ -144,10 +197,8 @@ impl CudaKernel for Dequantize {
     fn ready(&self, gpu: &Gpu, operands: &Operands<'_>) -> Result<Work, CudaError> {
         let (q, scales, x) = (operands.inputs[0], operands.inputs[1], operands.outputs[0]);
         let (rows, cols) = q.ty.shape.rows_cols();
-        let (down, across) = scales.ty.shape.rows_cols();
-        // infer knew the shape of the scales; where it is that of several granularities, these share the regions.
-        let known = Granularity::of_scales([down, across], rows, cols).unwrap_or(Granularity::Tensor);
-        let (high, wide) = known.region(rows, cols);
+        let ((high, wide), (down, across)) =
+            (self.scaling.region(rows, cols), self.scaling.steps(rows, cols));
         let arguments = Back {
             q: q.place,
             inv_scale: scales.into(),
@@ -156,6 +207,7 @@ impl CudaKernel for Dequantize {
             cols: cols as u32,
             high: high as u32,
             wide: wide as u32,
+            down: down as u32,
             across: across as u32,
             format: format(q.ty.dtype),
         };

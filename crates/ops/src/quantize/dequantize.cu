@@ -11,9 +11,10 @@ struct Dequantize {
     void* x;
     u32 rows;
     u32 cols;
-    // Rows and columns of a region, and how many regions lie side by side.
+    // Rows and columns of a region, and from the scale of one to that of the one below, and of the one beside it.
     u32 high;
     u32 wide;
+    u32 down;
     u32 across;
     u32 format;
 };
@@ -50,18 +51,13 @@ template <int N> __device__ __forceinline__ void decode(const Dequantize& at, u6
 template <class T, int N> __device__ __forceinline__ void dequantize(const Dequantize& at) {
     u32 row = blockIdx.x, column = (blockIdx.y * blockDim.x + threadIdx.x) * N;
     if (row >= at.rows || column >= at.cols) return;
-    u64 first = (u64)row * at.cols + column, regions = (u64)(row / at.high) * at.across;
+    u64 first = (u64)row * at.cols + column;
     float x[N];
     decode<N>(at, first, x);
-    // Neighbours share a region, unless each column has its own.
-    if (at.wide % N == 0) {
-        float by = load(at.inv_scale, regions + column / at.wide);
+    // Neighbours share a region.
+    float by = load(at.inv_scale, (u64)(row / at.high) * at.down + (u64)(column / at.wide) * at.across);
 #pragma unroll
-        for (int i = 0; i < N; i++) x[i] *= by;
-    } else {
-#pragma unroll
-        for (int i = 0; i < N; i++) x[i] *= load(at.inv_scale, regions + (column + i) / at.wide);
-    }
+    for (int i = 0; i < N; i++) x[i] *= by;
     store<N>((T*)at.x + first, x);
 }
 

@@ -1,14 +1,14 @@
 //! Quantisation against its definition one element at a time, and its promises: exact powers of two, bounded errors, numbers that are not
 //! finite.
 
-use super::{Dequantize, Granularity, Quantize};
+use super::{Dequantize, Layouts, Quantize};
 use crate::check::{on_threads, seed};
-use crate::run_op::run;
+use crate::run_op::{run, run_over};
 use xtrain_program::Op;
 use xtrain_tensor::formats::{
     from_e4m3, from_e5m2, from_e5m6, max_finite, to_e4m3, to_e5m2, to_e5m6, unpack_e5m6,
 };
-use xtrain_tensor::{DType, HostTensor, Philox, TensorType};
+use xtrain_tensor::{DType, HostTensor, Philox, Scaling, TensorType};
 
 const FORMATS: [DType; 3] = [DType::E4M3, DType::E5M2, DType::E5M6];
 
@@ -32,30 +32,58 @@ fn random(shape: [usize; 2]) -> Vec<f32> {
     x
 }
 
+/// One layout.
 struct Made {
     q: HostTensor,
     inv_scale: HostTensor,
-    amax: HostTensor,
+    amax: f32,
 }
 
+/// The layouts that the op makes, and amax with each.
+fn quantize_all(op: Quantize, inputs: &[&HostTensor]) -> Vec<Made> {
+    let mut made = run(&op, inputs);
+    let amax = floats(&made.pop().expect("amax"))[0];
+    let mut made = made.into_iter();
+    std::iter::from_fn(|| Some(Made { q: made.next()?, inv_scale: made.next()?, amax })).collect()
+}
+
+/// The only layout of an op that makes one.
 fn quantize(op: Quantize, x: &HostTensor) -> Made {
-    let [q, inv_scale, amax] = run(&op, &[x]).try_into().unwrap_or_else(|_| panic!("three"));
-    Made { q, inv_scale, amax }
+    quantize_all(op, &[x]).remove(0)
 }
 
-fn dequantize(made: &Made) -> HostTensor {
-    run(&Dequantize { out: DType::F32 }, &[&made.q, &made.inv_scale]).remove(0)
+fn dequantize(op: Quantize, made: &Made) -> HostTensor {
+    let op = Dequantize { out: DType::F32, scaling: op.scaling };
+    run(&op, &[&made.q, &made.inv_scale]).remove(0)
 }
 
 fn floats(t: &HostTensor) -> Vec<f32> {
     t.to_f64().into_iter().map(|x| x as f32).collect()
 }
 
-/// All settings of the op.
+/// `x` of this shape as its transpose.
+fn transposed(shape: [usize; 2], x: &[f32]) -> Vec<f32> {
+    let [rows, cols] = shape;
+    (0..rows * cols).map(|i| x[i % rows * cols + i / rows]).collect()
+}
+
+/// Where the scale of each element lies.
+fn places(scaling: Scaling, [rows, cols]: [usize; 2]) -> Vec<usize> {
+    let place = |(row, col)| match scaling {
+        Scaling::Tensor => 0,
+        Scaling::Row => row,
+        Scaling::Tile => col / 128 * rows + row,
+        Scaling::Block => row / 128 * cols.div_ceil(128).next_multiple_of(4) + col / 128,
+    };
+    (0..rows).flat_map(|row| (0..cols).map(move |col| (row, col))).map(place).collect()
+}
+
+/// All settings of the op that make what stands as it does.
 fn all_ops() -> impl Iterator<Item = Quantize> {
     FORMATS.into_iter().flat_map(|format| {
-        Granularity::ALL.into_iter().flat_map(move |granularity| {
-            [false, true].map(|pow2_scales| Quantize { format, granularity, pow2_scales })
+        Scaling::ALL.into_iter().flat_map(move |scaling| {
+            let layouts = Layouts::Direct;
+            [false, true].map(|pow2_scales| Quantize { format, scaling, pow2_scales, layouts })
         })
     })
 }
@@ -75,68 +103,112 @@ fn every_element_is_cast_with_the_scale_of_its_region() {
         let x = random(shape);
         for op in all_ops() {
             let made = quantize(op, &tensor(DType::F32, shape, &x));
-            let [rows, cols] = shape;
-            let (high, wide) = match op.granularity {
-                Granularity::Tensor => (rows, cols),
-                Granularity::Row => (1, cols),
-                Granularity::Column => (rows, 1),
-                Granularity::Tile1x128 => (1, 128),
-                Granularity::Tile128x1 => (128, 1),
-                Granularity::Block128 => (128, 128),
-            };
-            let scales = [rows.div_ceil(high), cols.div_ceil(wide)];
+            let scales = op.scaling.shape(shape[0], shape[1]);
             assert_eq!(made.q.ty(), TensorType::new(op.format, shape));
-            assert_eq!(made.amax.ty(), TensorType::new(DType::F32, scales), "{op:?} of {shape:?}");
-            assert_eq!(made.inv_scale.ty(), made.amax.ty());
-            let region = |i: usize| i / cols / high * scales[1] + i % cols / wide;
-            let mut amax = vec![0.0f32; scales[0] * scales[1]];
-            (0..x.len()).for_each(|i| amax[region(i)] = amax[region(i)].max(x[i].abs()));
-            let scale: Vec<f32> = amax
-                .iter()
-                .map(|amax| {
-                    let scale = max_finite(op.format) / amax;
-                    if op.pow2_scales { 2f32.powi(f64::from(scale).log2().floor() as i32) } else { scale }
-                })
-                .collect();
-            let q: Vec<f32> = (0..x.len()).map(|i| rounded(op.format, x[i] * scale[region(i)])).collect();
-            assert_eq!(floats(&made.amax), amax, "{op:?} of {shape:?}");
-            let inverse: Vec<f32> = scale.iter().map(|s| 1.0 / s).collect();
+            assert_eq!(made.inv_scale.ty(), TensorType::new(DType::F32, scales), "{op:?} of {shape:?}");
+            let places = places(op.scaling, shape);
+            let mut amax = vec![f32::NAN; scales[0] * scales[1]];
+            places.iter().zip(&x).for_each(|(&at, x)| amax[at] = amax[at].max(x.abs()));
+            let scale = |amax: &f32| {
+                let scale = max_finite(op.format) / amax;
+                if op.pow2_scales { 2f32.powi(f64::from(scale).log2().floor() as i32) } else { scale }
+            };
+            let scale: Vec<f32> = amax.iter().map(scale).collect();
+            let q: Vec<f32> =
+                places.iter().zip(&x).map(|(&at, x)| rounded(op.format, x * scale[at])).collect();
+            assert_eq!(made.amax, x.iter().fold(0.0, |a: f32, x| a.max(x.abs())), "{op:?} of {shape:?}");
+            // What stands for no region holds 0.
+            let inverse: Vec<f32> =
+                amax.iter().zip(&scale).map(|(a, s)| if a.is_nan() { 0.0 } else { 1.0 / s }).collect();
             assert_eq!(floats(&made.inv_scale), inverse, "{op:?} of {shape:?}");
             assert_eq!(floats(&made.q), q, "{op:?} of {shape:?}");
-            let restored: Vec<f32> = (0..x.len()).map(|i| q[i] * inverse[region(i)]).collect();
-            assert_eq!(floats(&dequantize(&made)), restored, "{op:?} of {shape:?}");
+            let restored: Vec<f32> = places.iter().zip(&q).map(|(&at, q)| q * inverse[at]).collect();
+            assert_eq!(floats(&dequantize(op, &made)), restored, "{op:?} of {shape:?}");
         }
     }
 }
 
 #[test]
+fn a_transpose_is_quantized_as_if_it_stood_there() {
+    for shape in SHAPES {
+        let x = random(shape);
+        let [stands, turned] =
+            [tensor(DType::F32, shape, &x), tensor(DType::F32, [shape[1], shape[0]], &transposed(shape, &x))];
+        for op in all_ops().filter(|op| op.format != DType::E5M6) {
+            let expected = [quantize(op, &stands), quantize(op, &turned)];
+            let both = quantize_all(Quantize { layouts: Layouts::Both, ..op }, &[&stands]);
+            let other = quantize(Quantize { layouts: Layouts::Transposed, ..op }, &stands);
+            for (found, expected) in
+                both.iter().chain([&other]).zip([&expected[0], &expected[1], &expected[1]])
+            {
+                assert!(found.q.bytes() == expected.q.bytes(), "{op:?} of {shape:?}");
+                assert!(found.inv_scale.bytes() == expected.inv_scale.bytes(), "{op:?} of {shape:?}");
+                assert_eq!(found.amax, expected.amax);
+            }
+        }
+    }
+}
+
+#[test]
+fn a_scale_that_is_given_is_used_and_amax_comes_out_all_the_same() {
+    let x = tensor(DType::F32, [2, 3], &[1.0, -3.5, 0.25, f32::INFINITY, 2.0, -0.5]);
+    let scale = tensor(DType::F32, [1, 1], &[200.0]);
+    let op = Quantize {
+        format: DType::E4M3,
+        scaling: Scaling::Tensor,
+        pow2_scales: false,
+        layouts: Layouts::Both,
+    };
+    let made = quantize_all(op, &[&x, &scale]);
+    assert_eq!(floats(&made[0].q), [192.0, -448.0, 48.0, 448.0, 384.0, -96.0]);
+    assert_eq!(floats(&made[1].q), [192.0, 448.0, -448.0, 384.0, 48.0, -96.0]);
+    assert!(made.iter().all(|made| floats(&made.inv_scale) == [1.0 / 200.0] && made.amax == f32::INFINITY));
+}
+
+#[test]
+fn amax_accumulates_as_the_largest_of_all() {
+    let op =
+        Quantize { format: DType::E4M3, scaling: Scaling::Row, pow2_scales: false, layouts: Layouts::Direct };
+    let of =
+        |x: f32, held: Vec<HostTensor>| run_over(&op, &[&tensor(DType::F32, [1, 2], &[x, 0.5])], held, true);
+    let held = run(&op, &[&tensor(DType::F32, [1, 2], &[3.0, 1.0])]);
+    let amax = |made: &[HostTensor]| floats(&made[2])[0];
+    let (smaller, larger) = (of(-2.0, held.clone()), of(-4.0, held.clone()));
+    assert_eq!([amax(&held), amax(&smaller), amax(&larger)], [3.0, 3.0, 4.0]);
+    assert_eq!(floats(&smaller[1]), [2.0f32 / 448.0], "the scale is that of this tensor");
+    assert!(amax(&of(1.0, of(f32::NAN, held))).is_nan());
+}
+
+#[test]
 fn scales_are_those_worked_out_by_hand() {
     let x = tensor(DType::F32, [2, 3], &[1.0, -3.5, 0.25, 7.0, 2.0, -0.5]);
-    let op = |format, granularity, pow2_scales| Quantize { format, granularity, pow2_scales };
+    let op = |format, scaling, pow2_scales, layouts| Quantize { format, scaling, pow2_scales, layouts };
+    let direct = |format, scaling, pow2_scales| op(format, scaling, pow2_scales, Layouts::Direct);
     let inverse = |op| floats(&quantize(op, &x).inv_scale);
     // 448 / 7 = 64; by rows 448 / 3.5 = 128; by columns 448 / 2 = 224 and 448 / 0.5 = 896 are no powers of two.
-    assert_eq!(inverse(op(DType::E4M3, Granularity::Tensor, false)), [1.0 / 64.0]);
-    assert_eq!(inverse(op(DType::E4M3, Granularity::Row, false)), [1.0 / 128.0, 1.0 / 64.0]);
-    assert_eq!(
-        inverse(op(DType::E4M3, Granularity::Column, false)),
-        [1.0 / 64.0, 1.0 / 128.0, 1.0 / 896.0f32]
-    );
-    assert_eq!(inverse(op(DType::E4M3, Granularity::Column, true)), [1.0 / 64.0, 1.0 / 128.0, 1.0 / 512.0]);
-    // 57344 / 7 = 8192; 65024 / 7 = 9289.1..., so 8192 as a power of two.
-    assert_eq!(inverse(op(DType::E5M2, Granularity::Block128, false)), [1.0 / 8192.0]);
-    assert_eq!(inverse(op(DType::E5M6, Granularity::Tensor, true)), [1.0 / 8192.0]);
-    assert_eq!(inverse(op(DType::E5M6, Granularity::Tensor, false)), [1.0 / (65024.0f32 / 7.0)]);
-    let q = quantize(op(DType::E4M3, Granularity::Row, false), &x).q;
+    assert_eq!(inverse(direct(DType::E4M3, Scaling::Tensor, false)), [1.0 / 64.0]);
+    assert_eq!(inverse(direct(DType::E4M3, Scaling::Row, false)), [1.0 / 128.0, 1.0 / 64.0]);
+    let columns = |pow2_scales| op(DType::E4M3, Scaling::Row, pow2_scales, Layouts::Transposed);
+    assert_eq!(inverse(columns(false)), [1.0 / 64.0, 1.0 / 128.0, 1.0 / 896.0f32]);
+    assert_eq!(inverse(columns(true)), [1.0 / 64.0, 1.0 / 128.0, 1.0 / 512.0]);
+    // 57344 / 7 = 8192; 65024 / 7 = 9289.1..., so 8192 as a power of two. Blocks lie in fours.
+    assert_eq!(inverse(direct(DType::E5M2, Scaling::Block, false)), [1.0 / 8192.0, 0.0, 0.0, 0.0]);
+    assert_eq!(inverse(direct(DType::E5M6, Scaling::Tensor, true)), [1.0 / 8192.0]);
+    assert_eq!(inverse(direct(DType::E5M6, Scaling::Tensor, false)), [1.0 / (65024.0f32 / 7.0)]);
+    let q = quantize(direct(DType::E4M3, Scaling::Row, false), &x).q;
     assert_eq!(q.to_f64(), [128.0, -448.0, 32.0, 448.0, 128.0, -32.0]);
 }
 
 #[test]
 fn scales_of_powers_of_two_are_powers_of_two_and_at_most_twice_too_small() {
+    let (shape, x) = ([130, 257], random([130, 257]));
     for op in all_ops().filter(|op| op.pow2_scales) {
-        let made = quantize(op, &tensor(DType::F32, [130, 257], &random([130, 257])));
-        for (inverse, amax) in floats(&made.inv_scale).into_iter().zip(floats(&made.amax)) {
+        let inverse = floats(&quantize(op, &tensor(DType::F32, shape, &x)).inv_scale);
+        let mut largest = vec![0.0f32; inverse.len()];
+        let places = places(op.scaling, shape);
+        places.iter().zip(&x).for_each(|(&at, x)| largest[at] = largest[at].max(x.abs() / inverse[at]));
+        for (inverse, largest) in inverse.into_iter().zip(largest).filter(|(inverse, _)| *inverse > 0.0) {
             assert_eq!(inverse.to_bits() & 0x7F_FFFF, 0, "{inverse:e}");
-            let largest = amax / inverse;
             assert!(largest <= max_finite(op.format) && largest > max_finite(op.format) / 2.0, "{largest}");
         }
     }
@@ -154,7 +226,8 @@ fn every_finite_pattern_passes_unchanged() {
         let finite: Vec<f32> = patterns.into_iter().filter(|x| x.is_finite()).collect();
         let x = tensor(DType::F32, [1, finite.len()], &finite);
         for pow2_scales in [false, true] {
-            let made = quantize(Quantize { format, granularity: Granularity::Tensor, pow2_scales }, &x);
+            let op = Quantize { format, scaling: Scaling::Tensor, pow2_scales, layouts: Layouts::Direct };
+            let made = quantize(op, &x);
             assert_eq!(floats(&made.inv_scale), [1.0]);
             assert!(made.q.bytes() == tensor(format, [1, finite.len()], &finite).bytes(), "{format}");
         }
@@ -173,11 +246,9 @@ fn an_element_is_off_by_at_most_half_a_unit_in_the_last_place() {
         let shape = [131, 133];
         let x = tensor(DType::F32, shape, &random(shape));
         let made = quantize(op, &x);
-        let (high, wide) = op.granularity.region(shape[0], shape[1]);
-        let scales = made.inv_scale.to_f64();
-        let across = made.inv_scale.ty().shape[1];
-        for (i, (x, y)) in x.to_f64().iter().zip(dequantize(&made).to_f64()).enumerate() {
-            let inverse = scales[i / shape[1] / high * across + i % shape[1] / wide];
+        let (scales, places) = (made.inv_scale.to_f64(), places(op.scaling, shape));
+        for (i, (x, y)) in x.to_f64().iter().zip(dequantize(op, &made).to_f64()).enumerate() {
+            let inverse = scales[places[i]];
             // Scaling by other than powers of two rounds three times in f32.
             let scaling = if op.pow2_scales { 0.0 } else { 3.0 * 2f64.powi(-24) * x.abs() };
             let bound = (relative * x.abs()).max(smallest * inverse) / 2.0 + scaling;
@@ -190,8 +261,8 @@ fn an_element_is_off_by_at_most_half_a_unit_in_the_last_place() {
 fn what_was_quantized_with_powers_of_two_is_quantized_again_without_error() {
     for op in all_ops().filter(|op| op.pow2_scales) {
         for shape in SHAPES {
-            let once = dequantize(&quantize(op, &tensor(DType::F32, shape, &random(shape))));
-            let twice = dequantize(&quantize(op, &once));
+            let once = dequantize(op, &quantize(op, &tensor(DType::F32, shape, &random(shape))));
+            let twice = dequantize(op, &quantize(op, &once));
             assert!(once.bytes() == twice.bytes(), "{op:?} of {shape:?}");
         }
     }
@@ -202,17 +273,24 @@ fn tiles_along_one_dimension_requantize_exactly_along_the_other_where_range_allo
     // Within a factor of 100 of the region's largest, no element becomes subnormal, and powers of two keep every mantissa.
     let shape = [256, 256];
     let x: Vec<f32> = random(shape).iter().map(|x| x.signum() * (1.0 + x.abs().fract() * 100.0)).collect();
-    let tiles = |granularity| Quantize { format: DType::E4M3, granularity, pow2_scales: true };
-    let rows = dequantize(&quantize(tiles(Granularity::Tile1x128), &tensor(DType::F32, shape, &x)));
-    let columns = dequantize(&quantize(tiles(Granularity::Tile128x1), &rows));
-    assert!(rows.bytes() == columns.bytes());
+    let tiles =
+        |layouts| Quantize { format: DType::E4M3, scaling: Scaling::Tile, pow2_scales: true, layouts };
+    let (along, across) = (tiles(Layouts::Direct), tiles(Layouts::Transposed));
+    let rows = dequantize(along, &quantize(along, &tensor(DType::F32, shape, &x)));
+    let columns = dequantize(across, &quantize(across, &rows));
+    assert_eq!(transposed(shape, &floats(&rows)), floats(&columns));
 }
 
 #[test]
 fn packed_elements_of_odd_rows_come_back_in_their_places() {
     for shape in [[1, 1], [3, 3], [17, 33], [33, 31], [129, 5]] {
         let x = random(shape);
-        let op = Quantize { format: DType::E5M6, granularity: Granularity::Row, pow2_scales: true };
+        let op = Quantize {
+            format: DType::E5M6,
+            scaling: Scaling::Row,
+            pow2_scales: true,
+            layouts: Layouts::Direct,
+        };
         let made = quantize(op, &tensor(DType::F32, shape, &x));
         let mut q = vec![0.0; x.len()];
         unpack_e5m6(made.q.bytes(), &mut q);
@@ -228,14 +306,14 @@ fn zeros_have_scale_one_and_stay_zeros() {
     for op in all_ops() {
         let made = quantize(op, &tensor(DType::F32, [3, 5], &[0.0; 15]));
         assert!(made.q.bytes().iter().all(|&b| b == 0) && made.q.to_f64() == [0.0; 15]);
-        assert!(floats(&made.inv_scale).iter().all(|&s| s == 1.0));
-        assert!(floats(&made.amax).iter().all(|&a| a == 0.0));
+        let inverse = floats(&made.inv_scale);
+        assert!(places(op.scaling, [3, 5]).iter().all(|&at| inverse[at] == 1.0) && made.amax == 0.0);
     }
 }
 
 #[test]
 fn numbers_that_are_not_finite_show_in_amax_and_leave_other_regions_alone() {
-    for op in all_ops().filter(|op| op.granularity == Granularity::Row) {
+    for op in all_ops().filter(|op| op.scaling == Scaling::Row) {
         let rows = [
             [1.0, f32::NAN, -2.0],
             [f32::NEG_INFINITY, 5.0, 1e9],
@@ -243,9 +321,11 @@ fn numbers_that_are_not_finite_show_in_amax_and_leave_other_regions_alone() {
             [7.0, 0.0, 1.0],
         ];
         let made = quantize(op, &tensor(DType::F32, [4, 3], rows.as_flattened()));
-        let (amax, inverse, q) = (floats(&made.amax), floats(&made.inv_scale), floats(&made.q));
+        let (inverse, q) = (floats(&made.inv_scale), floats(&made.q));
         let max = max_finite(op.format);
-        assert!(amax[0].is_nan() && amax[1] == f32::INFINITY && amax[2].is_nan() && amax[3] == 7.0);
+        assert!(made.amax.is_nan());
+        let infinite = quantize(op, &tensor(DType::F32, [1, 3], &rows[1]));
+        assert_eq!(infinite.amax, f32::INFINITY);
         assert_eq!(inverse[..3], [1.0; 3]);
         assert!(q[0] == 1.0 && q[1].is_nan() && q[2] == -2.0, "{op:?}: NaN stays, its neighbours are cast");
         assert_eq!(q[3..6], [-max, 5.0, max], "{op:?}: infinities saturate");
@@ -261,7 +341,7 @@ fn scales_of_tiny_tensors_stay_finite() {
         let inverse = floats(&made.inv_scale)[0];
         let clamped = if op.pow2_scales { 2f32.powi(127) } else { f32::MAX };
         assert_eq!(inverse, 1.0 / clamped, "{op:?}");
-        assert!(made.q.to_f64().iter().chain(&dequantize(&made).to_f64()).all(|x| x.is_finite()));
+        assert!(made.q.to_f64().iter().chain(&dequantize(op, &made).to_f64()).all(|x| x.is_finite()));
     }
 }
 
@@ -273,8 +353,9 @@ fn bf16_is_quantized_as_the_numbers_that_it_holds() {
         let wide = tensor(DType::F32, shape, &floats(&narrow));
         let (a, b) = (quantize(op, &narrow), quantize(op, &wide));
         assert!(a.q.bytes() == b.q.bytes() && a.inv_scale.bytes() == b.inv_scale.bytes(), "{op:?}");
-        let back = run(&Dequantize { out: DType::BF16 }, &[&a.q, &a.inv_scale]).remove(0);
-        let once: Vec<f32> = floats(&dequantize(&b));
+        let back = Dequantize { out: DType::BF16, scaling: op.scaling };
+        let back = run(&back, &[&a.q, &a.inv_scale]).remove(0);
+        let once: Vec<f32> = floats(&dequantize(op, &b));
         assert!(back.bytes() == tensor(DType::BF16, shape, &once).bytes(), "{op:?}");
     }
 }
@@ -286,7 +367,11 @@ fn results_have_the_same_bits_on_any_number_of_threads() {
         let on = |threads| {
             on_threads(threads, || {
                 let made = quantize(op, &x);
-                [made.q.bytes().to_vec(), made.amax.bytes().to_vec(), dequantize(&made).bytes().to_vec()]
+                [
+                    made.q.bytes().to_vec(),
+                    made.inv_scale.bytes().to_vec(),
+                    dequantize(op, &made).bytes().to_vec(),
+                ]
             })
         };
         assert!(on(1) == on(3), "{op:?}");
@@ -296,13 +381,20 @@ fn results_have_the_same_bits_on_any_number_of_threads() {
 #[test]
 fn operands_that_make_no_sense_are_refused() {
     let ty = |dtype, shape: [usize; 2]| TensorType::new(dtype, shape);
-    let op = Quantize { format: DType::E4M3, granularity: Granularity::Row, pow2_scales: false };
+    let op =
+        Quantize { format: DType::E4M3, scaling: Scaling::Row, pow2_scales: false, layouts: Layouts::Direct };
     assert!(op.infer(&[ty(DType::F64, [2, 2])]).is_err());
     assert!(op.infer(&[ty(DType::F32, [0, 2])]).is_err());
     assert!(op.infer(&[TensorType::new(DType::F32, [4])]).is_err());
+    assert!(
+        op.infer(&[ty(DType::F32, [2, 2]), ty(DType::F32, [1, 1])]).is_err(),
+        "rows have scales of their own"
+    );
     assert!(Quantize { format: DType::BF16, ..op }.infer(&[ty(DType::F32, [2, 2])]).is_err());
-    let back = Dequantize { out: DType::F32 };
+    let packed = Quantize { format: DType::E5M6, layouts: Layouts::Both, ..op };
+    assert!(packed.infer(&[ty(DType::F32, [2, 2])]).is_err());
+    let back = Dequantize { out: DType::F32, scaling: Scaling::Tile };
     let error = back.infer(&[ty(DType::E4M3, [300, 200]), ty(DType::F32, [3, 3])]).unwrap_err().0;
-    assert!(error.contains("[300, 2]") && error.contains("f32[3, 3]"), "{error}");
-    assert!(back.infer(&[ty(DType::F32, [2, 2]), ty(DType::F32, [1, 1])]).is_err());
+    assert!(error.contains("[2, 300]") && error.contains("f32[3, 3]"), "{error}");
+    assert!(back.infer(&[ty(DType::F32, [2, 2]), ty(DType::F32, [1, 2])]).is_err());
 }

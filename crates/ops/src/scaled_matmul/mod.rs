@@ -1,0 +1,162 @@
+//! The product of FP8 matrices: what the GEMMs of a linear layer are under the FP8 recipes.
+//!
+//! Both factors are stored along what is summed, as Hopper's tensor cores want them: fprop is x_ti w_oi^T, dgrad dy_to (w^T)_io^T and
+//! wgrad (dy^T)_ot (x^T)_it^T, so each of the three tensors is quantized in one layout or the other ([`crate::quantize`]).
+
+mod cpu;
+mod cuda;
+#[cfg(test)]
+mod tests;
+
+use crate::registry::{OnCard, Registered, Sample, SampleInput};
+use crate::{float_shaped, matrix};
+use xtrain_cuda::{Gemm, KernelSource};
+use xtrain_program::{Cost, Op, OpError, Operand};
+use xtrain_tensor::{DType, Scaling, TensorType};
+
+/// `(a_mk FP8, inv_scale, b_nk FP8, inv_scale [, bias_n]) -> d_mn`: `d = (a inv_scale) (b inv_scale)^T + bias`, summed in f32 and rounded
+/// once. Without a bias the output accumulates.
+///
+/// Which pairs of scalings there are is the tensor cores' and cuBLASLt's matter: tensor with tensor, row with row, tile with tile, tile
+/// with block, block with tile. At most one factor is E5M2.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct ScaledMatmul {
+    /// F32 or BF16.
+    pub out: DType,
+    /// Which elements of a share a scale, and which of b.
+    pub scaling: [Scaling; 2],
+    /// Whether sums may stay in the tensor cores, which keep 14 bits of them (DeepSeek-V3, arXiv 2412.19437, section 3.5.2); with scales
+    /// of tensors and rows. A CPU sums in f32 in any case.
+    pub fast_accumulation: bool,
+    /// Whether there is a bias.
+    pub bias: bool,
+}
+
+impl Op for ScaledMatmul {
+    fn name(&self) -> &'static str {
+        "scaled_matmul"
+    }
+
+    fn infer(&self, inputs: &[TensorType]) -> Result<Vec<TensorType>, OpError> {
+        OpError::arity("scaled_matmul", inputs, if self.bias { 5 } else { 4 })?;
+        let ((m, k), (n, b_k)) = (matrix("a", inputs[0])?, matrix("b", inputs[2])?);
+        OpError::ensure(k == b_k, || format!("a has {k} columns, b has {b_k}"))?;
+        let formats = [inputs[0].dtype, inputs[2].dtype];
+        let pair =
+            [[DType::E4M3; 2], [DType::E5M2, DType::E4M3], [DType::E4M3, DType::E5M2]].contains(&formats);
+        OpError::ensure(pair, || {
+            format!("factors are e4m3, or one of them e5m2, not {} and {}", formats[0], formats[1])
+        })?;
+        for (scales, scaling, rows) in [(inputs[1], self.scaling[0], m), (inputs[3], self.scaling[1], n)] {
+            let shape = scaling.shape(rows, k);
+            OpError::ensure(scales == TensorType::new(DType::F32, shape), || {
+                format!("the scales of [{rows}, {k}] by {scaling:?} are f32{shape:?}, not {scales}")
+            })?;
+        }
+        let (one, other) = (self.scaling[0], self.scaling[1]);
+        let is_pair = match one {
+            Scaling::Tensor | Scaling::Row => other == one,
+            Scaling::Tile => matches!(other, Scaling::Tile | Scaling::Block),
+            Scaling::Block => other == Scaling::Tile,
+        };
+        OpError::ensure(is_pair, || format!("scales by {one:?} do not go with scales by {other:?}"))?;
+        let may_be_fast = matches!(one, Scaling::Tensor | Scaling::Row);
+        OpError::ensure(!self.fast_accumulation || may_be_fast, || {
+            format!(
+                "sums of products with scales by {one:?} leave the tensor cores every 128 products: there is no fast accumulation"
+            )
+        })?;
+        OpError::ensure(matches!(self.out, DType::F32 | DType::BF16), || {
+            format!("scaled_matmul makes f32 or bf16, not {}", self.out)
+        })?;
+        if let Some(bias) = inputs.get(4) {
+            float_shaped("the bias", *bias, &[n])?;
+            OpError::ensure(bias.dtype == self.out, || {
+                format!("the bias is {}, the product {}", bias.dtype, self.out)
+            })?;
+        }
+        Ok(vec![TensorType::new(self.out, [m, n])])
+    }
+
+    fn operand(&self, _: usize) -> Operand {
+        Operand::Full
+    }
+
+    fn accumulates(&self, _: usize) -> bool {
+        !self.bias
+    }
+
+    fn cost(&self, inputs: &[TensorType], outputs: &[TensorType]) -> Cost {
+        Cost { flops: 2.0 * outputs[0].numel() as f64 * inputs[0].shape[1] as f64 }
+    }
+}
+
+/// A use of the op: sizes, formats, scalings, type of the result, bias.
+fn sample(
+    [m, n, k]: [usize; 3],
+    formats: [DType; 2],
+    scaling: [Scaling; 2],
+    out: DType,
+    bias: bool,
+    fast_accumulation: bool,
+) -> Sample {
+    let factor = |rows: usize, format| SampleInput::activation([rows, k]).in_format(format);
+    let scales = |rows: usize, scaling: Scaling| SampleInput::activation(scaling.shape(rows, k));
+    let mut inputs =
+        vec![factor(m, formats[0]), scales(m, scaling[0]), factor(n, formats[1]), scales(n, scaling[1])];
+    if bias {
+        inputs.push(SampleInput::activation([n]).in_format(out));
+    }
+    Sample::plain(ScaledMatmul { out, scaling, fast_accumulation, bias }, inputs)
+}
+
+const E4M3: [DType; 2] = [DType::E4M3; 2];
+const HYBRID: [DType; 2] = [DType::E5M2, DType::E4M3];
+
+/// The pairs of scalings that there are.
+const PAIRS: [[Scaling; 2]; 5] = [
+    [Scaling::Tensor, Scaling::Tensor],
+    [Scaling::Row, Scaling::Row],
+    [Scaling::Tile, Scaling::Tile],
+    [Scaling::Tile, Scaling::Block],
+    [Scaling::Block, Scaling::Tile],
+];
+
+impl Registered for ScaledMatmul {
+    fn samples() -> Vec<Sample> {
+        let [tensor, row, tile, weight, _] = PAIRS;
+        vec![
+            sample([32, 48, 16], E4M3, tensor, DType::F32, false, false),
+            sample([16, 32, 144], HYBRID, row, DType::F32, false, false),
+            sample([48, 16, 272], E4M3, tile, DType::F32, false, false),
+            sample([16, 144, 656], E4M3, weight, DType::F32, false, false),
+        ]
+    }
+
+    fn large() -> Sample {
+        sample([304, 272, 160], E4M3, [Scaling::Tensor; 2], DType::F32, false, false)
+    }
+}
+
+impl OnCard for ScaledMatmul {
+    const SOURCES: &'static [KernelSource] = &[Gemm::SOURCE];
+
+    /// Every pair of scalings and formats into both types, with and without a bias, over several tiles of each extent.
+    fn card_samples() -> Vec<Sample> {
+        let mut all = Vec::new();
+        for scaling in PAIRS {
+            let is_whole = matches!(scaling[0], Scaling::Tensor | Scaling::Row);
+            for out in [DType::F32, DType::BF16] {
+                for formats in [E4M3, HYBRID, [DType::E4M3, DType::E5M2]] {
+                    all.push(sample([272, 400, 656], formats, scaling, out, false, false));
+                }
+                all.push(sample([512, 256, 1024], E4M3, scaling, out, false, false));
+                all.push(sample([272, 400, 656], E4M3, scaling, out, true, false));
+                if is_whole {
+                    all.push(sample([272, 400, 656], E4M3, scaling, out, false, true));
+                }
+            }
+        }
+        all
+    }
+}

@@ -270,6 +270,7 @@ impl<'a> Product<'a> {
             b: self.b.pointer(),
             d: self.d.pointer(),
             bias: self.bias.as_ref().map(DeviceMemory::pointer),
+            scales: None,
             workspace: self.workspace.pointer(),
         }
     }

@@ -77,7 +77,13 @@ fn compare(what: &str, dtype: DType, found: &[HostTensor], expected: &[HostTenso
         // A sum that is off by little may be rounded to the next bf16 number.
         if dtype == DType::F32 && ty.dtype == DType::F32 {
             let error = relative(&found, &expected);
-            assert!(error <= 1e-5, "{what}: output {k} ({ty}) is off by {error:e}");
+            // Of FP8 products tensor cores keep 14 bits, for 128 of them or, fast, for all.
+            let bar = match what.starts_with("ScaledMatmul ") {
+                true if what.contains("fast_accumulation: true") => 7e-4,
+                true => 2e-4,
+                false => 1e-5,
+            };
+            assert!(error <= bar, "{what}: output {k} ({ty}) is off by {error:e}");
             continue;
         }
         let rms = (expected.iter().map(|x| x * x).sum::<f64>() / expected.len().max(1) as f64).sqrt();

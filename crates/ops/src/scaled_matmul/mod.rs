@@ -8,8 +8,8 @@ mod cuda;
 #[cfg(test)]
 mod tests;
 
+use crate::matrix;
 use crate::registry::{OnCard, Registered, Sample, SampleInput};
-use crate::{float_shaped, matrix};
 use xtrain_cuda::{Gemm, KernelSource};
 use xtrain_program::{Cost, Op, OpError, Operand};
 use xtrain_tensor::{DType, Scaling, TensorType};
@@ -28,7 +28,7 @@ pub struct ScaledMatmul {
     /// Whether sums may stay in the tensor cores, which keep 14 bits of them (DeepSeek-V3, arXiv 2412.19437, section 3.5.2); with scales
     /// of tensors and rows. A CPU sums in f32 in any case.
     pub fast_accumulation: bool,
-    /// Whether there is a bias.
+    /// Whether there is a bias, which is bf16, as the output then is: cuBLASLt has no other.
     pub bias: bool,
 }
 
@@ -70,9 +70,12 @@ impl Op for ScaledMatmul {
             format!("scaled_matmul makes f32 or bf16, not {}", self.out)
         })?;
         if let Some(bias) = inputs.get(4) {
-            float_shaped("the bias", *bias, &[n])?;
-            OpError::ensure(bias.dtype == self.out, || {
-                format!("the bias is {}, the product {}", bias.dtype, self.out)
+            let shape = TensorType::new(DType::BF16, [n]);
+            OpError::ensure(*bias == shape && self.out == DType::BF16, || {
+                format!(
+                    "a bias is {shape}, added to a product in bf16; it is {bias}, and the product in {}",
+                    self.out
+                )
             })?;
         }
         Ok(vec![TensorType::new(self.out, [m, n])])
@@ -105,7 +108,7 @@ fn sample(
     let mut inputs =
         vec![factor(m, formats[0]), scales(m, scaling[0]), factor(n, formats[1]), scales(n, scaling[1])];
     if bias {
-        inputs.push(SampleInput::activation([n]).in_format(out));
+        inputs.push(SampleInput::activation([n]).in_format(DType::BF16));
     }
     Sample::plain(ScaledMatmul { out, scaling, fast_accumulation, bias }, inputs)
 }
@@ -130,6 +133,7 @@ impl Registered for ScaledMatmul {
             sample([16, 32, 144], HYBRID, row, DType::F32, false, false),
             sample([48, 16, 272], E4M3, tile, DType::F32, false, false),
             sample([16, 144, 656], E4M3, weight, DType::F32, false, false),
+            sample([16, 32, 144], E4M3, tensor, DType::BF16, true, false),
         ]
     }
 
@@ -151,7 +155,9 @@ impl OnCard for ScaledMatmul {
                     all.push(sample([272, 400, 656], formats, scaling, out, false, false));
                 }
                 all.push(sample([512, 256, 1024], E4M3, scaling, out, false, false));
-                all.push(sample([272, 400, 656], E4M3, scaling, out, true, false));
+                if out == DType::BF16 {
+                    all.push(sample([272, 400, 656], E4M3, scaling, out, true, false));
+                }
                 if is_whole {
                     all.push(sample([272, 400, 656], E4M3, scaling, out, false, true));
                 }

@@ -170,7 +170,7 @@ fn named_folders() -> Vec<PathBuf> {
     env::split_paths(&named).filter(|folder| !folder.as_os_str().is_empty()).collect()
 }
 
-/// What is wrong with each folder that [`FOLDERS_VARIABLE`] names, and with the variable itself, a sentence each.
+/// What is wrong with each folder that `XTRAIN_CUDA_LIBRARIES` names, and with the variable itself, a sentence each.
 pub fn named_folder_faults() -> Vec<String> {
     let folders = named_folders();
     if folders.is_empty() && env::var_os(FOLDERS_VARIABLE).is_some() {

@@ -61,9 +61,10 @@ COMMON = dict(
 # on purpose: an MLP of 37, heads * head_dim unlike the hidden size. `clip` is the largest
 # gradient norm: 1 clips every step, 4 clips some and leaves the others alone.
 MODELS = {
+    # Heads of 16: what kernels on tensor cores take, which the others' widths keep from them.
     "qwen3": (
         transformers.Qwen3Config,
-        COMMON | dict(head_dim=10, rms_norm_eps=1e-6,
+        COMMON | dict(head_dim=16, rms_norm_eps=1e-6,
                       rope_parameters={"rope_type": "default", "rope_theta": 1_000_000.0}),
         1.0,
         "QK-norm, GQA, head_dim * heads unlike hidden_size, untied head",
@@ -89,13 +90,12 @@ MODELS = {
         1.0,
         "GQA, llama3 rope scaling with positions past the original context, theta and eps not the defaults, untied head",
     ),
-    # Heads of 16: what kernels on tensor cores take, which the others' widths keep from them.
     "llama2": (
         transformers.LlamaConfig,
-        COMMON | dict(hidden_size=16, head_dim=16, intermediate_size=27, num_attention_heads=2, num_key_value_heads=2,
+        COMMON | dict(hidden_size=16, intermediate_size=27, num_attention_heads=2, num_key_value_heads=2,
                       rms_norm_eps=1e-5, rope_parameters={"rope_type": "default", "rope_theta": 10_000.0}),
         4.0,
-        "multi-head attention, heads of 16, plain rope, untied head",
+        "multi-head attention, plain rope, untied head",
     ),
 }
 
@@ -362,7 +362,7 @@ def worst(a, b):
 
 def write_old_config(folder):
     """Writes config.v4.json: the same config in the form of transformers 4, where
-    `head_dim` may be missing if it is hidden_size / heads, as in Qwen2's own folders."""
+    `head_dim` may be missing if it is hidden_size / heads, as in Llama-2's own folder."""
     config = json.loads((folder / "config.json").read_text())
     config.pop("layer_types", None)
     config.pop("pad_token_id", None)

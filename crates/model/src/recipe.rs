@@ -3,27 +3,42 @@
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use xtrain_program::Precision;
+use xtrain_program::quantized::{Candidate, LinearGemm, Quantization, ScaledGemm};
+use xtrain_tensor::{DType, Scaling};
 
 /// A recipe, as numerics.md defines it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "lowercase")]
+#[serde(rename_all = "kebab-case")]
 pub enum Recipe {
     /// Everything in fp32.
     Fp32,
     /// Activations and the operands of matrix products in bf16, their sums in fp32. On the CPU bf16 is emulated by
     /// rounding, which is slower than `fp32`.
     Bf16,
+    /// As `bf16`, with the linear layers of the blocks in FP8: E4M3 for inputs and weights, E5M2 for gradients, one scale a
+    /// tensor, from the tensor itself.
+    Fp8Current,
+    /// The same with E4M3 for all and a scale, a power of two, for each row of the left and each column of the right factor of a
+    /// product.
+    Fp8Row,
+    /// The same with E4M3 for all and scales, powers of two, for tiles of 128 numbers along what is summed; for blocks of
+    /// 128 x 128 of the weights (DeepSeek-V3).
+    Fp8Block,
 }
+
+/// Sizes of FP8 factors must be multiples of it.
+const MULTIPLE: usize = 16;
 
 impl Recipe {
     /// All recipes.
-    pub const ALL: [Recipe; 2] = [Recipe::Fp32, Recipe::Bf16];
+    pub const ALL: [Recipe; 5] =
+        [Recipe::Fp32, Recipe::Bf16, Recipe::Fp8Current, Recipe::Fp8Row, Recipe::Fp8Block];
 
     /// The types that the precision pass applies.
     pub const fn precision(self) -> Precision {
         match self {
             Recipe::Fp32 => Precision::FP32,
-            Recipe::Bf16 => Precision::BF16,
+            Recipe::Bf16 | Recipe::Fp8Current | Recipe::Fp8Row | Recipe::Fp8Block => Precision::BF16,
         }
     }
 
@@ -32,6 +47,42 @@ impl Recipe {
         match self {
             Recipe::Fp32 => "fp32",
             Recipe::Bf16 => "bf16",
+            Recipe::Fp8Current => "fp8-current",
+            Recipe::Fp8Row => "fp8-row",
+            Recipe::Fp8Block => "fp8-block",
         }
+    }
+
+    /// How a product of a linear layer is computed of FP8 factors; nothing where it is not: outside the blocks (the head), and where
+    /// tensor cores do not take its sizes. Tokens are free in fprop alone, as evaluation and generation have any number of them.
+    pub fn scaled_gemm(self, candidate: Candidate<'_>) -> Option<ScaledGemm> {
+        let [m, n, k] = candidate.extents;
+        let sizes = if candidate.gemm == LinearGemm::Fprop { [n, n, k] } else { [m, n, k] };
+        let fits = sizes.iter().all(|size| size.is_multiple_of(MULTIPLE));
+        let factors = self.factors(candidate.gemm)?;
+        (fits && candidate.origin.block.is_some()).then_some(ScaledGemm { factors, fast_accumulation: false })
+    }
+
+    /// How the two tensors that a product multiplies are cast.
+    fn factors(self, gemm: LinearGemm) -> Option<[Quantization; 2]> {
+        let by = |format, scaling, pow2_scales| Quantization { format, scaling, pow2_scales };
+        // Inputs, weights, and gradients of outputs.
+        let [x, w, dy] = match self {
+            Recipe::Fp32 | Recipe::Bf16 => return None,
+            Recipe::Fp8Current => {
+                let forward = by(DType::E4M3, Scaling::Tensor, false);
+                [forward, forward, by(DType::E5M2, Scaling::Tensor, false)]
+            }
+            Recipe::Fp8Row => [by(DType::E4M3, Scaling::Row, true); 3],
+            Recipe::Fp8Block => {
+                let tiles = by(DType::E4M3, Scaling::Tile, true);
+                [tiles, by(DType::E4M3, Scaling::Block, true), tiles]
+            }
+        };
+        Some(match gemm {
+            LinearGemm::Fprop => [x, w],
+            LinearGemm::Dgrad => [dy, w],
+            LinearGemm::Wgrad => [dy, x],
+        })
     }
 }

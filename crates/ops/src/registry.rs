@@ -1,7 +1,10 @@
 //! The list of all ops: their kernels, the ops that passes insert, and the samples that checks and benchmarks draw from.
 
+use crate::quantize::{Layouts, Quantize};
+use crate::scaled_matmul::ScaledMatmul;
 use std::sync::Arc;
 use xtrain_cuda::{CudaKernel, KernelSource};
+use xtrain_program::quantized::{Quantization, QuantizedOps, ScaledGemm};
 use xtrain_program::{Differentiable, KernelTable, Op, Operand, PassOps};
 use xtrain_tensor::{CpuKernel, DType, HostTensor, Philox, TensorType};
 
@@ -271,5 +274,22 @@ impl PassOps for PassSet {
 
     fn cast(&self, dtype: DType) -> Arc<dyn Op> {
         Arc::new(crate::cast::Cast { to: dtype })
+    }
+}
+
+impl QuantizedOps for PassSet {
+    fn quantize(&self, quantization: Quantization, made: [bool; 2]) -> Arc<dyn Op> {
+        let Quantization { format, scaling, pow2_scales } = quantization;
+        let layouts = match made {
+            [_, false] => Layouts::Direct,
+            [false, true] => Layouts::Transposed,
+            [true, true] => Layouts::Both,
+        };
+        Arc::new(Quantize { format, scaling, pow2_scales, layouts })
+    }
+
+    fn scaled_matmul(&self, gemm: ScaledGemm, out: DType, bias: bool) -> Arc<dyn Op> {
+        let ScaledGemm { factors, fast_accumulation } = gemm;
+        Arc::new(ScaledMatmul { out, scaling: factors.map(|f| f.scaling), fast_accumulation, bias })
     }
 }

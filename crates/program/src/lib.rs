@@ -1,7 +1,7 @@
 //! The step program: a flat list of op instances over values, and the passes that turn one program into another.
 //!
 //! A training step has static shapes, so it is described once and run many times:
-//! model code traces ops ([`Tracer`]) → [`Program`] → passes ([`precision`], [`backward`], [`recompute`]) → [`Plan`] → an executor.
+//! model code traces ops ([`Tracer`]) → [`Program`] → passes ([`precision`], [`backward`], [`quantized`], [`recompute`]) → [`Plan`] → an executor.
 //!
 //! Invariants:
 //! - This crate names no op and no device. Passes that insert ops are handed them ([`PassOps`]).
@@ -19,6 +19,7 @@ pub mod order;
 mod plan;
 pub mod precision;
 mod program;
+pub mod quantized;
 pub mod recompute;
 mod remake;
 mod trace;

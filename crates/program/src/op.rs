@@ -1,6 +1,7 @@
 //! What an op is: shape inference, cost, and, for what models are made of, its backward.
 
 use crate::Backward;
+use crate::quantized::LinearGemm;
 use std::any::Any;
 use std::fmt::Debug;
 use std::sync::Arc;
@@ -36,6 +37,11 @@ pub trait Op: Any + Debug + Send + Sync {
     /// The arithmetic of one run: floating-point operations (a multiply-add counts two). Bytes follow from the operands.
     fn cost(&self, _inputs: &[TensorType], _outputs: &[TensorType]) -> Cost {
         Cost::default()
+    }
+
+    /// Which product of a linear layer it is, where it is one that may be computed of FP8 factors ([`crate::quantized`]).
+    fn linear_gemm(&self) -> Option<LinearGemm> {
+        None
     }
 
     /// Whether making this output again is nearly free (norms, activations), given the outputs that are not: what the recompute

@@ -5,8 +5,11 @@
 //! that a compute operand reads gets a representation in it ([`crate::StateKind::Compute`]), which the optimizer writes with the master.
 //! With `fp32` the program is the traced one, unchanged.
 
+use crate::quantized::{self, Quantized};
 use crate::trace::instantiate;
-use crate::{Code, Operand, Origin, PassOps, Program, Role, Stage, StateKind, Storage, TraceError, ValueId};
+use crate::{
+    Code, Operand, Origin, Parameter, PassOps, Program, Role, Stage, StateKind, Storage, TraceError, ValueId,
+};
 use std::sync::Arc;
 use xtrain_tensor::DType;
 
@@ -65,8 +68,8 @@ pub fn apply(program: Program, precision: Precision) -> Result<Program, TraceErr
     Ok(out)
 }
 
-/// The program that holds the parameters of `program` and makes every compute copy from its master: run once after masters were
-/// initialised or loaded. Without compute copies it has no instances.
+/// The program that holds the parameters of `program` and makes every compute copy and FP8 representation from its master: run once after
+/// masters were initialised or loaded. Without any it has no instances.
 pub fn refresh_program(program: &Program, ops: &dyn PassOps) -> Result<Program, TraceError> {
     let mut out = Program::default();
     for p in &program.parameters {
@@ -80,9 +83,14 @@ pub fn refresh_program(program: &Program, ops: &dyn PassOps) -> Result<Program, 
             let instance = instantiate(&mut out, code, &[master], &[Some(compute)], origin)?;
             out.instances.push(instance);
         }
-        out.parameters.push(crate::Parameter { name: p.name.clone(), master, compute, gradient: None });
+        let mut quantized = Vec::new();
+        for of in &p.quantized {
+            let values = of.values.iter().map(|&v| out.copy_state(program, v)).collect();
+            quantized.push(Quantized { values, ..of.clone() });
+        }
+        out.parameters.push(Parameter { name: p.name.clone(), master, compute, quantized, gradient: None });
     }
-    Ok(out)
+    quantized::remake(out, Stage::Forward)
 }
 
 fn retype(dtype: &mut DType, to: DType) {

@@ -1,5 +1,6 @@
 //! Programs: values, op instances, and what passes need to know of each.
 
+use crate::quantized::Quantized;
 use crate::{Differentiable, Op};
 use std::collections::HashMap;
 use std::fmt;
@@ -88,6 +89,8 @@ pub enum StateKind {
     Counter,
     /// Keys and values of generated tokens.
     Cache,
+    /// Largest magnitudes of what is cast to FP8.
+    Amax,
 }
 
 impl StateKind {
@@ -101,6 +104,7 @@ impl StateKind {
             StateKind::Moment2 => "moment2",
             StateKind::Counter => "counter",
             StateKind::Cache => "cache",
+            StateKind::Amax => "amax",
         }
     }
 
@@ -119,6 +123,8 @@ pub struct Parameter {
     pub master: ValueId,
     /// The copy that GEMMs read, where the precision differs from the master's.
     pub compute: Option<ValueId>,
+    /// Its representations in FP8.
+    pub quantized: Vec<Quantized>,
     /// Its gradient, once the backward pass ran.
     pub gradient: Option<ValueId>,
 }
@@ -321,9 +327,24 @@ impl Program {
         self.add_value(ty, Storage::State { kind, name: name.clone() })
     }
 
+    /// The state value that `id` is in another program.
+    pub(crate) fn copy_state(&mut self, other: &Program, id: ValueId) -> ValueId {
+        let value = other.value(id);
+        self.add_value(value.ty, value.storage.clone())
+    }
+
     /// The input of this name.
     pub fn input(&self, name: &str) -> Option<ValueId> {
         self.ids().find(|&id| matches!(&self.value(id).storage, Storage::Input { name: n } if **n == *name))
+    }
+
+    /// The state value of this kind and name.
+    pub fn state(&self, kind: StateKind, name: &str) -> Option<ValueId> {
+        let is_it = |id: &ValueId| match &self.value(*id).storage {
+            Storage::State { kind: k, name: n } => *k == kind && **n == *name,
+            _ => false,
+        };
+        self.ids().find(is_it)
     }
 
     /// The output of this name.

@@ -103,7 +103,13 @@ impl Tracer {
         let master = self.state(StateKind::Master, name, ty);
         if master.0 as usize >= known {
             let name = name.into();
-            self.program.parameters.push(Parameter { name, master, compute: None, gradient: None });
+            self.program.parameters.push(Parameter {
+                name,
+                master,
+                compute: None,
+                quantized: Vec::new(),
+                gradient: None,
+            });
         }
         master
     }

@@ -35,7 +35,13 @@ pub enum Target {
 }
 
 /// The recipes, each with the first architecture that runs it. A card between the named ones counts as the one before it.
-pub const RECIPES: [(Recipe, Arch); 2] = [(Recipe::Fp32, Arch::SM80), (Recipe::Bf16, Arch::SM80)];
+pub const RECIPES: [(Recipe, Arch); 5] = [
+    (Recipe::Fp32, Arch::SM80),
+    (Recipe::Bf16, Arch::SM80),
+    (Recipe::Fp8Current, Arch::SM89),
+    (Recipe::Fp8Row, Arch::SM90),
+    (Recipe::Fp8Block, Arch::SM90),
+];
 
 impl Processor {
     /// The processor that `device` asks for.

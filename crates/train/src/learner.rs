@@ -45,8 +45,10 @@ impl Learner {
     /// Loads the training program of `spec` into `engine`. All state is zero until the weights are initialised or read; `seed`
     /// is that of dropout.
     pub fn new(engine: Box<dyn Engine>, spec: TrainingSpec, seed: u64) -> Result<Self, LearnError> {
-        let mut weights = Weights::new(engine, spec.model.clone(), spec.recipe)?;
-        let train = weights.load(programs::training(&spec)?)?;
+        let program = programs::training(&spec)?;
+        let refresh = programs::refresh(&program)?;
+        let mut weights = Weights::refreshed_by(refresh, engine, spec.model.clone(), spec.recipe)?;
+        let train = weights.load(program)?;
         Ok(Learner { weights, spec, train, seed })
     }
 

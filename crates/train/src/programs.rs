@@ -11,7 +11,7 @@ use xtrain_ops::grad_norm::GradNorm;
 use xtrain_ops::normal::Normal;
 use xtrain_program::backward::{BackwardError, backward};
 use xtrain_program::{
-    Program, Recompute, Role, Root, Stage, StateKind, TraceError, Tracer, precision, recompute,
+    Program, Recompute, Role, Root, Stage, StateKind, TraceError, Tracer, precision, quantized, recompute,
 };
 use xtrain_tensor::{DType, Shape, TensorType};
 
@@ -84,6 +84,7 @@ pub fn training(spec: &TrainingSpec) -> Result<Program, ProgramError> {
     let objective = trace_loss(&mut tracer, &spec.model, spec.batch, context, spec.loss, spec.dropout)?;
     let program = precision::apply(tracer.finish(), spec.recipe.precision())?;
     let (program, _) = backward(program, &[Root { value: objective, grad: None }], &[], &PassSet)?;
+    let program = in_fp8(program, spec.recipe)?;
     let program = recompute::apply(program, spec.recompute, spec.recompute_blocks)?;
     Ok(with_update(program, spec)?)
 }
@@ -100,7 +101,7 @@ pub fn evaluation(
     let loss = Loss { chunk_tokens, z_loss: 0.0 };
     let context = Context::Sequence { document_mask, deterministic: true };
     trace_loss(&mut tracer, model, batch, context, loss, 0.0)?;
-    Ok(precision::apply(tracer.finish(), recipe.precision())?)
+    forward(tracer, recipe)
 }
 
 /// The logits of some tokens of a batch.
@@ -113,15 +114,29 @@ pub fn logits(
 ) -> Result<Program, ProgramError> {
     let mut tracer = Tracer::default();
     trace_logits(&mut tracer, model, batch, context, rows)?;
-    Ok(precision::apply(tracer.finish(), recipe.precision())?)
+    forward(tracer, recipe)
+}
+
+/// What was traced, in the types of the recipe.
+fn forward(tracer: Tracer, recipe: Recipe) -> Result<Program, ProgramError> {
+    Ok(in_fp8(precision::apply(tracer.finish(), recipe.precision())?, recipe)?)
+}
+
+/// The linear layers' products of FP8 factors, where the recipe has them so.
+fn in_fp8(program: Program, recipe: Recipe) -> Result<Program, TraceError> {
+    quantized::apply(program, &PassSet, &|candidate| recipe.scaled_gemm(candidate))
 }
 
 /// The program that holds the model's parameters and remakes compute copies after masters were written.
 pub fn weights(model: &Architecture, recipe: Recipe) -> Result<Program, ProgramError> {
     let batch = Batch { sequences: 1, seq_len: 1 };
     let context = Context::Sequence { document_mask: false, deterministic: true };
-    let whole = logits(model, recipe, batch, context, 1)?;
-    Ok(precision::refresh_program(&whole, &PassSet)?)
+    refresh(&logits(model, recipe, batch, context, 1)?)
+}
+
+/// The program that remakes what `program` reads of its masters in other types.
+pub fn refresh(program: &Program) -> Result<Program, ProgramError> {
+    Ok(precision::refresh_program(program, &PassSet)?)
 }
 
 /// The Philox stream of initialisation; steps use their own numbers.
@@ -140,12 +155,13 @@ pub fn initial(model: &Architecture, seed: u64, std: f64) -> Result<Program, Pro
     Ok(t.finish())
 }
 
-/// Appends gradient norm, clip and AdamW.
+/// Appends gradient norm, clip, AdamW, and what makes the parameters' FP8 representations of their new masters.
 fn with_update(program: Program, spec: &TrainingSpec) -> Result<Program, TraceError> {
     let decays: HashMap<String, bool> =
         spec.model.parameters().into_iter().map(|p| (p.name, p.decay)).collect();
     let parameters = program.parameters.clone();
     let objective = program.output(io::OBJECTIVE);
+    let amax = program.state(StateKind::Amax, quantized::AMAX);
     let mut t = Tracer::new(program, Stage::Update, Role::Update);
     let lr = t.input(update_io::LR, TensorType::new(DType::F32, []));
     let gradients: Vec<_> = parameters.iter().filter_map(|p| p.gradient).collect();
@@ -155,6 +171,7 @@ fn with_update(program: Program, spec: &TrainingSpec) -> Result<Program, TraceEr
     let mut inputs = vec![norm];
     inputs.extend(objective);
     inputs.push(applied);
+    inputs.extend(amax);
     let decided = t.at("clip").emit_into(clip, &inputs, &[Some(applied)])?;
     let (coefficient, skip) = (decided[1], decided[2]);
 
@@ -179,5 +196,5 @@ fn with_update(program: Program, spec: &TrainingSpec) -> Result<Program, TraceEr
     t.at("adamw").emit_into(AdamW::new(options, beta1, beta2, spec.optimizer.eps), &inputs, &targets)?;
     t.output(update_io::GRAD_NORM, norm);
     t.output(update_io::SKIPPED, skip);
-    Ok(t.finish())
+    quantized::remake(t.finish(), Stage::Update)
 }

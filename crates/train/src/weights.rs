@@ -61,8 +61,19 @@ pub struct Weights {
 
 impl Weights {
     /// Gives `model` its place on `engine`, to be computed with under `recipe`.
-    pub fn new(mut engine: Box<dyn Engine>, model: Architecture, recipe: Recipe) -> Result<Self, LearnError> {
-        let refresh = engine.load(programs::weights(&model, recipe)?)?;
+    pub fn new(engine: Box<dyn Engine>, model: Architecture, recipe: Recipe) -> Result<Self, LearnError> {
+        let refresh = programs::weights(&model, recipe)?;
+        Weights::refreshed_by(refresh, engine, model, recipe)
+    }
+
+    /// The same where more is made of the masters than a forward reads.
+    pub(crate) fn refreshed_by(
+        refresh: Program,
+        mut engine: Box<dyn Engine>,
+        model: Architecture,
+        recipe: Recipe,
+    ) -> Result<Self, LearnError> {
+        let refresh = engine.load(refresh)?;
         Ok(Weights { engine, model, recipe, refresh })
     }
 

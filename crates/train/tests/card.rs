@@ -3,7 +3,7 @@
 
 mod common;
 
-use common::{in_documents, random_batch, relative, slice, small_model, spec};
+use common::{in_documents, random_batch, relative, slice, small_model, spec, wide_model};
 use libtest_mimic::{Arguments, Failed, Trial};
 use safetensors::SafeTensors;
 use std::collections::BTreeMap;
@@ -36,25 +36,11 @@ fn engine(device: Device, checks: Checks) -> Result<Box<dyn Engine>, Failed> {
     Ok(Processor::choose(device)?.engine(checks)?)
 }
 
-/// A model with heads as wide as real ones, so that attention takes the ways that real models take.
-fn wide_model() -> Architecture {
-    Architecture {
-        dim: 96,
-        layers: 2,
-        heads: 4,
-        kv_heads: 2,
-        head_dim: 64,
-        ffn_dim: 160,
-        max_position_embeddings: 1024,
-        ..small_model()
-    }
-}
-
 /// Each model in each recipe, within documents and without.
 fn specs() -> Vec<TrainingSpec> {
     let mut specs = Vec::new();
     for model in [small_model(), wide_model()] {
-        for recipe in [Recipe::Fp32, Recipe::Bf16] {
+        for recipe in Recipe::ALL {
             for document_mask in [false, true] {
                 specs.push(TrainingSpec { recipe, document_mask, ..spec(model.clone(), BATCH) });
             }

@@ -2,15 +2,17 @@
 
 mod common;
 
-use common::{engine, in_documents, on_card, random_batch, relative, slice, small_model, spec, typical};
+use common::{
+    Step, engine, in_documents, learner, on_card, random_batch, relative, slice, small_model, spec,
+    step_from, typical,
+};
 use xtrain_data::Batch as TokenBatch;
 use xtrain_model::decoder::{Batch, Context, io};
-use xtrain_model::{Architecture, Init, Recipe};
+use xtrain_model::{Init, Recipe};
 use xtrain_program::{Recompute, StateKind};
 use xtrain_runtime::Part;
 use xtrain_tensor::Philox;
 use xtrain_train::engine::Target;
-use xtrain_train::learner::{Learner, StepResult};
 use xtrain_train::programs::{self, TrainingSpec};
 use xtrain_train::weights::Weights;
 
@@ -20,13 +22,6 @@ const BATCH: Batch = Batch { sequences: 4, seq_len: 13 };
 const SHARP: f64 = 0.2;
 /// That of fresh ones.
 const FRESH: f64 = 0.02;
-
-/// A learner with random weights of this standard deviation.
-fn learner(spec: TrainingSpec, std: f64) -> Learner {
-    let mut learner = Learner::new(engine(), spec, 11).expect("a learner");
-    learner.weights().initialize(5, std).expect("initialises");
-    learner
-}
 
 #[test]
 fn weights_begin_with_the_same_bits_on_every_device() {
@@ -40,32 +35,9 @@ fn weights_begin_with_the_same_bits_on_every_device() {
     }
 }
 
-fn gradients(learner: &mut Learner, model: &Architecture) -> Vec<(String, Vec<f32>)> {
-    let read = |p: xtrain_model::ParameterSpec| {
-        let bytes = learner.read_state(StateKind::Gradient, &p.name).expect("a gradient");
-        (p.name, bytemuck::pod_collect_to_vec(&bytes))
-    };
-    model.parameters().into_iter().map(read).collect()
-}
-
-/// The gradients by name, the step's result, and the masters after it.
-type Step = (Vec<(String, Vec<f32>)>, StepResult, Vec<Vec<f32>>);
-
 /// A step over a batch cut into micro-batches of `spec.batch`, from sharp weights.
 fn step(spec: &TrainingSpec, batch: &TokenBatch) -> Step {
     step_from(spec, batch, SHARP)
-}
-
-/// The same from random weights of this standard deviation.
-fn step_from(spec: &TrainingSpec, batch: &TokenBatch, std: f64) -> Step {
-    let mut l = learner(spec.clone(), std);
-    let firsts = (0..batch.batch_size).step_by(spec.batch.sequences);
-    let micro: Vec<TokenBatch> = firsts.map(|first| slice(batch, first, spec.batch.sequences)).collect();
-    let result = l.step(3, 1e-2, &micro).expect("a step");
-    let gradients = gradients(&mut l, &spec.model);
-    let masters =
-        spec.model.parameters().iter().map(|p| l.weights().read_master(&p.name).expect("a master")).collect();
-    (gradients, result, masters)
 }
 
 fn variants() -> Vec<TrainingSpec> {

@@ -165,6 +165,7 @@ fn name(what: &Purpose, alike: usize, bytes: usize) -> String {
         Purpose::State(StateKind::Moment2) => "second moments".into(),
         Purpose::State(StateKind::Counter) => "counters".into(),
         Purpose::State(StateKind::Cache) => "key/value cache".into(),
+        Purpose::State(StateKind::Amax) => "largest magnitudes".into(),
         Purpose::Constants => "rotation tables".into(),
         Purpose::HostExchange => "tokens and metrics".into(),
         Purpose::Saved(None) => "saved outside the blocks".into(),

@@ -9,7 +9,8 @@ impl CpuKernel for Clip {
         let loss_is_finite = with_real!(inputs[1].ty.dtype, T => inputs[1].scalar::<T>().is_finite());
         with_real!(coefficient.ty.dtype, T => {
             let norm = inputs[0].scalar::<T>();
-            let counts = loss_is_finite && norm.is_finite();
+            let amax_is_finite = inputs.get(3).is_none_or(|amax| amax.scalar::<T>().is_finite());
+            let counts = loss_is_finite && norm.is_finite() && amax_is_finite;
             coefficient.reals::<T>()[0] = if counts { self.coefficient(norm) } else { T::ZERO };
             skip.counters()[0] = u32::from(!counts);
             applied.counters()[0] += u32::from(counts);

@@ -12,6 +12,8 @@ pub(super) const SOURCE: KernelSource = KernelSource::new("clip/kernel.cu", incl
 struct Arguments {
     norm: Floats,
     loss: Floats,
+    /// The loss once more where there is none.
+    amax: Floats,
     applied: DevicePtr,
     coefficient: DevicePtr,
     skip: DevicePtr,
@@ -24,6 +26,7 @@ impl CudaKernel for Clip {
         let arguments = Arguments {
             norm: inputs[0].into(),
             loss: inputs[1].into(),
+            amax: inputs.get(3).map_or(inputs[1], |amax| *amax).into(),
             applied: outputs[0].place,
             coefficient: outputs[1].place,
             skip: outputs[2].place,

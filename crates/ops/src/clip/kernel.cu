@@ -3,6 +3,8 @@
 struct Clip {
     Floats norm;
     Floats loss;
+    // Of what was cast to FP8; the loss once more where nothing was.
+    Floats amax;
     u32* applied;
     float* coefficient;
     u32* skip;
@@ -11,7 +13,7 @@ struct Clip {
 
 extern "C" __global__ void clip(Clip at) {
     float norm = load(at.norm, 0), loss = load(at.loss, 0);
-    bool counts = fabsf(norm) < INFINITY_F && fabsf(loss) < INFINITY_F;
+    bool counts = fabsf(norm) < INFINITY_F && fabsf(loss) < INFINITY_F && fabsf(load(at.amax, 0)) < INFINITY_F;
     float clipped = at.max_norm > 0.0f ? fminf(at.max_norm / (norm + 1e-6f), 1.0f) : 1.0f;
     *at.coefficient = counts ? clipped : 0.0f;
     *at.skip = !counts;

@@ -11,9 +11,9 @@ use xtrain_cuda::KernelSource;
 use xtrain_program::{Op, OpError, Operand};
 use xtrain_tensor::{DType, TensorType};
 
-/// `(norm [], loss [], applied u32[1]) -> (applied' u32[1], coefficient [], skip u32[])`.
+/// `(norm [], loss [], applied u32[1] (, amax f32[1])) -> (applied' u32[1], coefficient [], skip u32[])`.
 ///
-/// With finite norm and loss: applied' = applied + 1, coefficient = min(1, max_norm / (norm + 1e-6)), skip = 0. Else the step must change
+/// With finite norm and loss, and a finite largest magnitude of what was cast to FP8 where there is one: applied' = applied + 1, coefficient = min(1, max_norm / (norm + 1e-6)), skip = 0. Else the step must change
 /// nothing: applied' = applied, coefficient = 0, skip = 1. `applied` counts the updates so far (AdamW's t) and is updated in place. The
 /// coefficient has the compute type of the norm. Source: Pascanu et al., "On the difficulty of training recurrent neural networks"
 /// (arXiv 1211.5063), section 3.2, with the 1e-6 that PyTorch adds.
@@ -29,7 +29,9 @@ impl Op for Clip {
     }
 
     fn infer(&self, inputs: &[TensorType]) -> Result<Vec<TensorType>, OpError> {
-        OpError::arity("clip", inputs, 3)?;
+        OpError::ensure(matches!(inputs.len(), 3 | 4), || {
+            format!("clip takes 3 or 4 inputs, not {}", inputs.len())
+        })?;
         OpError::ensure(self.max_norm >= 0.0 && self.max_norm.is_finite(), || {
             format!("the largest gradient norm must be finite and at least 0, not {}", self.max_norm)
         })?;
@@ -38,6 +40,9 @@ impl Op for Clip {
         OpError::ensure(inputs[2] == TensorType::new(DType::U32, [1]), || {
             format!("the count of applied updates must be u32[1], not {}", inputs[2])
         })?;
+        if let Some(amax) = inputs.get(3) {
+            float_shaped("the largest magnitude", *amax, &[1])?;
+        }
         let coefficient = TensorType::new(inputs[0].dtype.compute(), []);
         Ok(vec![inputs[2], coefficient, TensorType::new(DType::U32, [])])
     }
@@ -63,7 +68,12 @@ impl Registered for Clip {
                 ],
             )
         };
-        vec![sample(1.0, 0.25), sample(1.5, 4.0), sample(0.0, 9.0)]
+        let with_amax = |amax| {
+            let mut sample = sample(1.0, 4.0);
+            sample.inputs.push(SampleInput::activation([1]).fill(Fill::Values(vec![amax])));
+            sample
+        };
+        vec![sample(1.0, 0.25), sample(1.5, 4.0), sample(0.0, 9.0), with_amax(7.0), with_amax(f64::INFINITY)]
     }
 
     fn large() -> Sample {

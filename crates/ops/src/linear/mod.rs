@@ -10,6 +10,7 @@ mod cuda_row;
 use crate::registry::{OnCard, Registered, Sample, SampleInput};
 use crate::{float_shaped, matrix};
 use xtrain_cuda::{Gemm, KernelSource};
+use xtrain_program::quantized::LinearGemm;
 use xtrain_program::{Backward, Cost, Differentiable, Op, OpError, Role};
 use xtrain_tensor::{DType, TensorType};
 
@@ -41,6 +42,10 @@ impl Op for Linear {
 
     fn cost(&self, inputs: &[TensorType], outputs: &[TensorType]) -> Cost {
         gemm_cost(outputs[0].numel(), inputs[0].shape[1])
+    }
+
+    fn linear_gemm(&self) -> Option<LinearGemm> {
+        Some(LinearGemm::Fprop)
     }
 }
 
@@ -83,6 +88,10 @@ impl Op for LinearDgrad {
         Ok(vec![TensorType::new(inputs[0].dtype, [tokens, width])])
     }
 
+    fn linear_gemm(&self) -> Option<LinearGemm> {
+        Some(LinearGemm::Dgrad)
+    }
+
     fn cost(&self, inputs: &[TensorType], outputs: &[TensorType]) -> Cost {
         gemm_cost(outputs[0].numel(), inputs[0].shape[1])
     }
@@ -105,6 +114,10 @@ impl Op for LinearWgrad {
         let ((tokens, out), (x_tokens, width)) = (matrix("dy", inputs[0])?, matrix("x", inputs[1])?);
         OpError::ensure(tokens == x_tokens, || format!("dy has {tokens} rows, x has {x_tokens}"))?;
         Ok(vec![TensorType::new(self.out, [out, width])])
+    }
+
+    fn linear_gemm(&self) -> Option<LinearGemm> {
+        Some(LinearGemm::Wgrad)
     }
 
     fn accumulates(&self, _: usize) -> bool {

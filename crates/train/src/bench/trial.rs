@@ -99,7 +99,7 @@ impl Setup {
         let (product, runs) = match (target, recipe) {
             (Target::Cpu, _) => (512, options.runs),
             (Target::Cuda, Recipe::Fp32) => (8192, 10),
-            (Target::Cuda, Recipe::Bf16) => (8192, 100),
+            (Target::Cuda, _) => (8192, 100),
         };
         let none = Ceiling { product, tflops: f64::NAN, gigabytes_per_second };
         let mut setup = Setup { options, device, target, recipe, ceiling: none };
@@ -114,7 +114,7 @@ impl Setup {
     pub(super) fn dtype(&self) -> DType {
         match self.recipe {
             Recipe::Fp32 => DType::F32,
-            Recipe::Bf16 => DType::BF16,
+            _ => DType::BF16,
         }
     }
 

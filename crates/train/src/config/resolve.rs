@@ -98,7 +98,7 @@ impl Parsed {
         config.checkpoint.keep_best.get_or_insert(eval_every != 0);
         config.checkpoint.export_dtype.get_or_insert(match recipe {
             Recipe::Fp32 => ExportDtype::Fp32,
-            Recipe::Bf16 => ExportDtype::Bf16,
+            _ => ExportDtype::Bf16,
         });
     }
 }

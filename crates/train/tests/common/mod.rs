@@ -5,11 +5,12 @@ use std::path::{Path, PathBuf};
 use xtrain_data::Batch as TokenBatch;
 use xtrain_model::decoder::{Batch, Loss};
 use xtrain_model::{Architecture, Family, Recipe, RopeScaling};
-use xtrain_program::Recompute;
+use xtrain_program::{Recompute, StateKind};
 use xtrain_runtime::{Checks, Engine};
 use xtrain_tensor::Philox;
 use xtrain_train::config::Device;
 use xtrain_train::engine::Processor;
+use xtrain_train::learner::{Learner, StepResult};
 use xtrain_train::programs::{OptimizerSpec, TrainingSpec};
 
 /// Whether tests run on a card: with XTRAIN_TEST_DEVICE=cuda.
@@ -42,6 +43,20 @@ pub fn small_model() -> Architecture {
         tie_embeddings: false,
         qkv_bias: false,
         qk_norm: true,
+    }
+}
+
+/// A model with heads as wide as real ones, so that attention takes the ways that real models take, and of sizes that FP8 takes.
+pub fn wide_model() -> Architecture {
+    Architecture {
+        dim: 96,
+        layers: 2,
+        heads: 4,
+        kv_heads: 2,
+        head_dim: 64,
+        ffn_dim: 160,
+        max_position_embeddings: 1024,
+        ..small_model()
     }
 }
 
@@ -119,4 +134,35 @@ pub fn typical(errors: impl Iterator<Item = f64>) -> f64 {
 /// The folder of golden files made with PyTorch and transformers.
 pub fn golden(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden").join(name)
+}
+
+/// A learner with random weights of this standard deviation.
+pub fn learner(spec: TrainingSpec, std: f64) -> Learner {
+    let mut learner = Learner::new(engine(), spec, 11).expect("a learner");
+    learner.weights().initialize(5, std).expect("initialises");
+    learner
+}
+
+/// The gradients of all parameters, by name.
+pub fn gradients(learner: &mut Learner, model: &Architecture) -> Vec<(String, Vec<f32>)> {
+    let read = |p: xtrain_model::ParameterSpec| {
+        let bytes = learner.read_state(StateKind::Gradient, &p.name).expect("a gradient");
+        (p.name, bytemuck::pod_collect_to_vec(&bytes))
+    };
+    model.parameters().into_iter().map(read).collect()
+}
+
+/// The gradients by name, the step's result, and the masters after it.
+pub type Step = (Vec<(String, Vec<f32>)>, StepResult, Vec<Vec<f32>>);
+
+/// A step over a batch cut into micro-batches of `spec.batch`, from random weights of this standard deviation.
+pub fn step_from(spec: &TrainingSpec, batch: &TokenBatch, std: f64) -> Step {
+    let mut l = learner(spec.clone(), std);
+    let firsts = (0..batch.batch_size).step_by(spec.batch.sequences);
+    let micro: Vec<TokenBatch> = firsts.map(|first| slice(batch, first, spec.batch.sequences)).collect();
+    let result = l.step(3, 1e-2, &micro).expect("a step");
+    let gradients = gradients(&mut l, &spec.model);
+    let masters =
+        spec.model.parameters().iter().map(|p| l.weights().read_master(&p.name).expect("a master")).collect();
+    (gradients, result, masters)
 }

@@ -70,6 +70,27 @@ impl Processor {
             .map_err(|error| RunError::Refused(format!("[train] device = \"cuda\": {error}")))
     }
 
+    /// An error where it cannot compute under `recipe`: what can, and what else it can do.
+    pub fn check(&self, recipe: Recipe) -> Result<(), RunError> {
+        let Processor::Cuda(gpu) = self else { return Ok(()) };
+        let info = gpu.info();
+        let runs = |(_, from): &&(Recipe, Arch)| info.arch >= *from;
+        match RECIPES.iter().find(|(known, _)| *known == recipe) {
+            Some(needed) if !runs(&needed) => {
+                let others: Vec<_> = RECIPES.iter().filter(runs).map(|(recipe, _)| recipe.name()).collect();
+                Err(RunError::Refused(format!(
+                    "[precision] recipe = {:?} needs compute capability {} or newer, and {} is of {}; it runs {}",
+                    recipe.name(),
+                    needed.1,
+                    info.name,
+                    info.arch,
+                    others.join(", ")
+                )))
+            }
+            _ => Ok(()),
+        }
+    }
+
     /// What programs for it are planned for.
     pub fn target(&self) -> Target {
         match self {

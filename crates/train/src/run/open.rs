@@ -82,6 +82,7 @@ impl Run {
         if going_on && let Some(done) = finished(&folder, &config, steps)? {
             return Ok(Opened::Finished { done, steps });
         }
+        processor.check(planned.spec.recipe)?;
         fit::check(&planned.spec, config.train.batch_size, &processor)?;
         let device = processor.describe();
         let (memory_total, peak_flops) = (processor.total_bytes(), processor.peak_flops());

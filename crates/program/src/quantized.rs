@@ -6,7 +6,7 @@
 //! their scales, each made once. What an activation's representation is made of is then needed no longer: the planner lets go of it, and
 //! between forward and backward one byte an element is kept where two were.
 //!
-//! Representations of parameters are state, made with the update ([`Parameter::quantized`]): once a step, whatever the accumulation.
+//! Representations of parameters are state, made with the update ([`crate::Parameter::quantized`]): once a step, whatever the accumulation.
 //!
 //! Every cast raises one state value, [`AMAX`], to the largest magnitude that it met: a cast saturates and would hide an infinity, so
 //! the update reads there whether the step was finite.

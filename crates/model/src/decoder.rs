@@ -77,6 +77,16 @@ pub mod io {
     pub const LOGITS: &str = "logits";
 }
 
+/// The names of the linear layers of a block, as recipes know them.
+pub fn linear_names(block: usize) -> [String; 4] {
+    [QKV_PROJ, O_PROJ, GATE_UP_PROJ, DOWN_PROJ].map(|rest| names::block(block, rest))
+}
+
+const QKV_PROJ: &str = "attn.qkv_proj";
+const O_PROJ: &str = "attn.o_proj";
+const GATE_UP_PROJ: &str = "mlp.gate_up_proj";
+const DOWN_PROJ: &str = "mlp.down_proj";
+
 /// Traces the model up to its loss; returns the objective, the value to differentiate. The outputs are [`io::OBJECTIVE`] and [`io::LOSS`].
 /// `dropout` is the share of activations dropped after the embedding and after each half-block.
 pub fn trace_loss(
@@ -201,7 +211,7 @@ impl Block<'_> {
         let m = self.model;
         let (heads, kv_heads, head_dim) = (m.heads, m.kv_heads, m.head_dim);
         let tokens = self.batch.sequences * self.batch.seq_len;
-        let qkv = self.linear(t, x, "attn.qkv_proj", m.qkv_bias)?;
+        let qkv = self.linear(t, x, QKV_PROJ, m.qkv_bias)?;
 
         let positions = t.input(io::POSITIONS, TensorType::new(DType::I32, [tokens]));
         let mut inputs = vec![qkv, positions, self.rotations(t)];
@@ -232,13 +242,13 @@ impl Block<'_> {
                 t.emit_into(op, &[qkv, positions, keys, values], &[None, Some(keys), Some(values)])?[0]
             }
         };
-        self.linear(t, attended, "attn.o_proj", false)
+        self.linear(t, attended, O_PROJ, false)
     }
 
     fn feed_forward(&self, t: &mut Tracer, x: ValueId) -> Result<ValueId, TraceError> {
-        let gate_up = self.linear(t, x, "mlp.gate_up_proj", false)?;
+        let gate_up = self.linear(t, x, GATE_UP_PROJ, false)?;
         let activated = t.at("mlp.swiglu").apply(Swiglu, &[gate_up])?[0];
-        self.linear(t, activated, "mlp.down_proj", false)
+        self.linear(t, activated, DOWN_PROJ, false)
     }
 
     fn dropped(&self, t: &mut Tracer, x: ValueId, site: u32) -> Result<ValueId, TraceError> {

@@ -6,10 +6,12 @@
 mod config;
 pub mod decoder;
 pub mod hf;
+mod numerics;
 mod parameters;
 mod recipe;
 
 pub use config::{Architecture, Family, ModelError};
+pub use numerics::{Fp8Overrides, Kept, Numerics, ProductPattern};
 pub use parameters::{Init, ParameterSpec, Part};
 pub use recipe::Recipe;
 pub use xtrain_ops::qk_norm_rope::RopeScaling;

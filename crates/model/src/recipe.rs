@@ -3,7 +3,7 @@
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use xtrain_program::Precision;
-use xtrain_program::quantized::{Candidate, LinearGemm, Quantization, ScaledGemm};
+use xtrain_program::quantized::{LinearGemm, Quantization};
 use xtrain_tensor::{DType, Scaling};
 
 /// A recipe, as numerics.md defines it.
@@ -25,9 +25,6 @@ pub enum Recipe {
     /// 128 x 128 of the weights (DeepSeek-V3).
     Fp8Block,
 }
-
-/// Sizes of FP8 factors must be multiples of it.
-const MULTIPLE: usize = 16;
 
 impl Recipe {
     /// All recipes.
@@ -53,18 +50,13 @@ impl Recipe {
         }
     }
 
-    /// How a product of a linear layer is computed of FP8 factors; nothing where it is not: outside the blocks (the head), and where
-    /// tensor cores do not take its sizes. Tokens are free in fprop alone, as evaluation and generation have any number of them.
-    pub fn scaled_gemm(self, candidate: Candidate<'_>) -> Option<ScaledGemm> {
-        let [m, n, k] = candidate.extents;
-        let sizes = if candidate.gemm == LinearGemm::Fprop { [n, n, k] } else { [m, n, k] };
-        let fits = sizes.iter().all(|size| size.is_multiple_of(MULTIPLE));
-        let factors = self.factors(candidate.gemm)?;
-        (fits && candidate.origin.block.is_some()).then_some(ScaledGemm { factors, fast_accumulation: false })
+    /// Whether it has FP8 in it.
+    pub fn is_fp8(self) -> bool {
+        self.factors(LinearGemm::Fprop).is_some()
     }
 
     /// How the two tensors that a product multiplies are cast.
-    fn factors(self, gemm: LinearGemm) -> Option<[Quantization; 2]> {
+    pub(crate) fn factors(self, gemm: LinearGemm) -> Option<[Quantization; 2]> {
         let by = |format, scaling, pow2_scales| Quantization { format, scaling, pow2_scales };
         // Inputs, weights, and gradients of outputs.
         let [x, w, dy] = match self {

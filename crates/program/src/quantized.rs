@@ -37,6 +37,18 @@ pub enum LinearGemm {
 }
 
 impl LinearGemm {
+    /// All three.
+    pub const ALL: [LinearGemm; 3] = [LinearGemm::Fprop, LinearGemm::Dgrad, LinearGemm::Wgrad];
+
+    /// Its name, which is that of the role of its instances.
+    pub const fn name(self) -> &'static str {
+        match self {
+            LinearGemm::Fprop => "fprop",
+            LinearGemm::Dgrad => "dgrad",
+            LinearGemm::Wgrad => "wgrad",
+        }
+    }
+
     /// In which layout the product needs each of its first two inputs: whether transposed.
     const fn transposed(self) -> [bool; 2] {
         match self {

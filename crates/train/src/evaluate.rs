@@ -31,7 +31,7 @@ impl Evaluator {
         chunk_tokens: usize,
     ) -> Result<Self, LearnError> {
         let program =
-            programs::evaluation(weights.model(), weights.recipe(), batch, document_mask, chunk_tokens)?;
+            programs::evaluation(weights.model(), weights.numerics(), batch, document_mask, chunk_tokens)?;
         Ok(Evaluator { id: weights.load(program)?, batch, document_mask })
     }
 

@@ -47,7 +47,7 @@ impl Learner {
     pub fn new(engine: Box<dyn Engine>, spec: TrainingSpec, seed: u64) -> Result<Self, LearnError> {
         let program = programs::training(&spec)?;
         let refresh = programs::refresh(&program)?;
-        let mut weights = Weights::refreshed_by(refresh, engine, spec.model.clone(), spec.recipe)?;
+        let mut weights = Weights::refreshed_by(refresh, engine, spec.model.clone(), spec.numerics())?;
         let train = weights.load(program)?;
         Ok(Learner { weights, spec, train, seed })
     }

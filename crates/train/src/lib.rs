@@ -15,6 +15,7 @@ pub mod generate;
 pub mod learner;
 pub mod metrics;
 pub mod opened;
+pub mod products;
 pub mod profile;
 pub mod programs;
 pub mod report;

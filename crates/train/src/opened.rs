@@ -9,7 +9,7 @@ use std::path::Path;
 use xtrain_checkpoint::hf::{self, ExportDtype};
 use xtrain_checkpoint::{BoxError, CheckpointStore};
 use xtrain_data::Tokenizer;
-use xtrain_model::Recipe;
+use xtrain_model::{Architecture, Numerics, Recipe};
 use xtrain_program::StateKind;
 use xtrain_runtime::Checks;
 
@@ -79,7 +79,7 @@ pub fn open(
     }
     let source = setup::read_hf_config(folder)?;
     let tokenizer = Tokenizer::load(folder)?;
-    let mut weights = weights(device, source.model.clone(), recipe.unwrap_or(Recipe::Fp32))?;
+    let mut weights = weights(device, source.model.clone(), recipe.unwrap_or(Recipe::Fp32).into())?;
     exchange::import(&mut weights, folder)?;
     let identity = Identity::new(Some(source), weights.model(), &tokenizer);
     let export_dtype = hf::lossless_dtype(folder, &exchange::name_map(weights.model()))?;
@@ -120,7 +120,8 @@ fn open_run(
             }
         },
     };
-    let mut weights = weights(device, planned.spec.model.clone(), recipe.unwrap_or(planned.spec.recipe))?;
+    let numerics = recipe.map_or_else(|| planned.spec.numerics(), Numerics::from);
+    let mut weights = weights(device, planned.spec.model.clone(), numerics)?;
     let masters = weights.masters();
     let specs = saved::specs(&masters);
     let is_master = |name: &str| name.starts_with(&format!("{}/", StateKind::Master.name()));
@@ -152,10 +153,10 @@ fn open_run(
     })
 }
 
-fn weights(device: Device, model: xtrain_model::Architecture, recipe: Recipe) -> Result<Weights, RunError> {
+fn weights(device: Device, model: Architecture, numerics: Numerics) -> Result<Weights, RunError> {
     let processor =
         Processor::choose(device).map_err(|e| RunError::Refused(format!("no model on a GPU: {e}")))?;
     let engine = processor.engine(Checks::default()).map_err(LearnError::from)?;
-    let weights = Weights::new(engine, model, recipe);
+    let weights = Weights::new(engine, model, numerics);
     Ok(weights.map_err(|e| e.advising("use a smaller model, or a machine with more memory"))?)
 }

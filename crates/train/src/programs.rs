@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use thiserror::Error;
 use xtrain_model::decoder::{Batch, Context, Loss, io, trace_logits, trace_loss};
-use xtrain_model::{Architecture, Init, Recipe};
+use xtrain_model::{Architecture, Fp8Overrides, Init, Numerics, Recipe};
 use xtrain_ops::PassSet;
 use xtrain_ops::adamw::{AdamW, AdamWParameter};
 use xtrain_ops::clip::Clip;
@@ -34,6 +34,8 @@ pub struct TrainingSpec {
     pub model: Architecture,
     /// In which types it computes.
     pub recipe: Recipe,
+    /// What is otherwise than an FP8 recipe has it.
+    pub fp8: Fp8Overrides,
     /// The micro-batch.
     pub batch: Batch,
     /// Whether attention stays within documents.
@@ -76,6 +78,13 @@ pub enum ProgramError {
     Backward(#[from] BackwardError),
 }
 
+impl TrainingSpec {
+    /// The formats that it computes in.
+    pub fn numerics(&self) -> Numerics {
+        Numerics { recipe: self.recipe, fp8: self.fp8.clone() }
+    }
+}
+
 /// The training step: forward and backward of a micro-batch, then the update.
 pub fn training(spec: &TrainingSpec) -> Result<Program, ProgramError> {
     let mut tracer = Tracer::default();
@@ -84,7 +93,7 @@ pub fn training(spec: &TrainingSpec) -> Result<Program, ProgramError> {
     let objective = trace_loss(&mut tracer, &spec.model, spec.batch, context, spec.loss, spec.dropout)?;
     let program = precision::apply(tracer.finish(), spec.recipe.precision())?;
     let (program, _) = backward(program, &[Root { value: objective, grad: None }], &[], &PassSet)?;
-    let program = in_fp8(program, spec.recipe)?;
+    let program = in_fp8(program, &spec.model, &spec.numerics())?;
     let program = recompute::apply(program, spec.recompute, spec.recompute_blocks)?;
     Ok(with_update(program, spec)?)
 }
@@ -92,7 +101,7 @@ pub fn training(spec: &TrainingSpec) -> Result<Program, ProgramError> {
 /// The loss of a batch, without gradients.
 pub fn evaluation(
     model: &Architecture,
-    recipe: Recipe,
+    numerics: &Numerics,
     batch: Batch,
     document_mask: bool,
     chunk_tokens: usize,
@@ -101,37 +110,38 @@ pub fn evaluation(
     let loss = Loss { chunk_tokens, z_loss: 0.0 };
     let context = Context::Sequence { document_mask, deterministic: true };
     trace_loss(&mut tracer, model, batch, context, loss, 0.0)?;
-    forward(tracer, recipe)
+    forward(tracer, model, numerics)
 }
 
 /// The logits of some tokens of a batch.
 pub fn logits(
     model: &Architecture,
-    recipe: Recipe,
+    numerics: &Numerics,
     batch: Batch,
     context: Context,
     rows: usize,
 ) -> Result<Program, ProgramError> {
     let mut tracer = Tracer::default();
     trace_logits(&mut tracer, model, batch, context, rows)?;
-    forward(tracer, recipe)
+    forward(tracer, model, numerics)
 }
 
-/// What was traced, in the types of the recipe.
-fn forward(tracer: Tracer, recipe: Recipe) -> Result<Program, ProgramError> {
-    Ok(in_fp8(precision::apply(tracer.finish(), recipe.precision())?, recipe)?)
+/// What was traced, in these formats.
+fn forward(tracer: Tracer, model: &Architecture, numerics: &Numerics) -> Result<Program, ProgramError> {
+    let program = precision::apply(tracer.finish(), numerics.recipe.precision())?;
+    Ok(in_fp8(program, model, numerics)?)
 }
 
-/// The linear layers' products of FP8 factors, where the recipe has them so.
-fn in_fp8(program: Program, recipe: Recipe) -> Result<Program, TraceError> {
-    quantized::apply(program, &PassSet, &|candidate| recipe.scaled_gemm(candidate))
+/// The linear layers' products of FP8 factors, where these formats have them so.
+fn in_fp8(program: Program, model: &Architecture, numerics: &Numerics) -> Result<Program, TraceError> {
+    quantized::apply(program, &PassSet, &|candidate| numerics.of(candidate, model.layers).ok())
 }
 
 /// The program that holds the model's parameters and remakes compute copies after masters were written.
-pub fn weights(model: &Architecture, recipe: Recipe) -> Result<Program, ProgramError> {
+pub fn weights(model: &Architecture, numerics: &Numerics) -> Result<Program, ProgramError> {
     let batch = Batch { sequences: 1, seq_len: 1 };
     let context = Context::Sequence { document_mask: false, deterministic: true };
-    refresh(&logits(model, recipe, batch, context, 1)?)
+    refresh(&logits(model, numerics, batch, context, 1)?)
 }
 
 /// The program that remakes what `program` reads of its masters in other types.

@@ -3,7 +3,7 @@
 use crate::programs::{self, ProgramError};
 use std::time::Instant;
 use thiserror::Error;
-use xtrain_model::{Architecture, Init, Recipe};
+use xtrain_model::{Architecture, Init, Numerics};
 use xtrain_program::{Program, StateKind};
 use xtrain_runtime::{Engine, EngineError, Part, ProgramId, StateEntry};
 
@@ -55,15 +55,20 @@ impl LearnError {
 pub struct Weights {
     engine: Box<dyn Engine>,
     model: Architecture,
-    recipe: Recipe,
+    numerics: Numerics,
     refresh: ProgramId,
 }
 
 impl Weights {
-    /// Gives `model` its place on `engine`, to be computed with under `recipe`.
-    pub fn new(engine: Box<dyn Engine>, model: Architecture, recipe: Recipe) -> Result<Self, LearnError> {
-        let refresh = programs::weights(&model, recipe)?;
-        Weights::refreshed_by(refresh, engine, model, recipe)
+    /// Gives `model` its place on `engine`, to be computed with in these formats.
+    pub fn new(
+        engine: Box<dyn Engine>,
+        model: Architecture,
+        numerics: impl Into<Numerics>,
+    ) -> Result<Self, LearnError> {
+        let numerics = numerics.into();
+        let refresh = programs::weights(&model, &numerics)?;
+        Weights::refreshed_by(refresh, engine, model, numerics)
     }
 
     /// The same where more is made of the masters than a forward reads.
@@ -71,10 +76,10 @@ impl Weights {
         refresh: Program,
         mut engine: Box<dyn Engine>,
         model: Architecture,
-        recipe: Recipe,
+        numerics: Numerics,
     ) -> Result<Self, LearnError> {
         let refresh = engine.load(refresh)?;
-        Ok(Weights { engine, model, recipe, refresh })
+        Ok(Weights { engine, model, numerics, refresh })
     }
 
     /// The model.
@@ -82,9 +87,9 @@ impl Weights {
         &self.model
     }
 
-    /// In which types it computes.
-    pub fn recipe(&self) -> Recipe {
-        self.recipe
+    /// In which formats it computes.
+    pub fn numerics(&self) -> &Numerics {
+        &self.numerics
     }
 
     /// The engine that it is on.

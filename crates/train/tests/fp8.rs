@@ -5,10 +5,11 @@ mod common;
 
 use common::{Step, in_documents, random_batch, relative, small_model, spec, step_from, typical, wide_model};
 use xtrain_data::Batch as TokenBatch;
-use xtrain_model::Recipe;
 use xtrain_model::decoder::Batch;
+use xtrain_model::{Fp8Overrides, ProductPattern, Recipe};
 use xtrain_program::{Recompute, StateKind};
 use xtrain_train::engine::Target;
+use xtrain_train::products::{LinearProducts, linear_products};
 use xtrain_train::programs::{self, TrainingSpec};
 
 const BATCH: Batch = Batch { sequences: 4, seq_len: 48 };
@@ -56,6 +57,35 @@ fn sizes_that_tensor_cores_do_not_take_stay_in_bf16() {
         };
         assert_eq!(text(recipe), text(Recipe::Bf16), "{recipe:?}");
     }
+}
+
+#[test]
+fn what_a_run_leaves_in_bf16_is_left_there() {
+    let skip =
+        ["*.o_proj:wgrad", "blocks.1.mlp.*"].map(|text| ProductPattern::parse(text).expect("a pattern"));
+    let some = Fp8Overrides { skip: skip.to_vec(), ..Default::default() };
+    let first = Fp8Overrides { bf16_first_layers: 1, ..Default::default() };
+    let all = Fp8Overrides { bf16_first_layers: 1, bf16_last_layers: 1, ..Default::default() };
+    for recipe in RECIPES {
+        let count = |overrides: &Fp8Overrides| {
+            let spec = TrainingSpec { fp8: overrides.clone(), ..fp8(recipe) };
+            let program = programs::training(&spec).expect("a program");
+            let shown = linear_products(&spec).iter().map(of_fp8).sum::<usize>();
+            let made = program.instances.iter().filter(|i| i.code.op().name() == "scaled_matmul").count();
+            assert_eq!(made, shown, "what is shown is what is made");
+            made
+        };
+        // Of 24 products in two blocks.
+        assert_eq!([&some, &first, &all].map(count), [16, 12, 0], "{recipe:?}");
+        let kept = TrainingSpec { fp8: some.clone(), ..fp8(recipe) };
+        let loss = step(&kept, 1).1.loss / step(&fp8(Recipe::Bf16), 1).1.loss - 1.0;
+        assert!(loss.abs() < 1e-2, "{recipe:?}: {loss:e}");
+    }
+}
+
+/// How many of these products are of FP8 factors.
+fn of_fp8(linear: &LinearProducts) -> usize {
+    linear.blocks.len() * linear.products.iter().filter(|product| product.is_ok()).count()
 }
 
 #[test]

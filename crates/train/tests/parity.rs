@@ -148,8 +148,8 @@ fn logits_agree_with_pytorch() {
         let tokens = g.ints("input_ids");
         let rows: Vec<i32> = (0..tokens.len() as i32).collect();
         let context = Context::Sequence { document_mask: false, deterministic: true };
-        let program =
-            programs::logits(&g.hf.model, Recipe::Fp32, g.batch, context, rows.len()).expect("a program");
+        let program = programs::logits(&g.hf.model, &Recipe::Fp32.into(), g.batch, context, rows.len())
+            .expect("a program");
         let id = weights.load(program).expect("loads");
         let batch = g.batch_of(&tokens, &tokens);
         let engine = weights.engine();

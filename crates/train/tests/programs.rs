@@ -178,7 +178,7 @@ fn what_is_traced_is_what_the_model_lists_and_decays_as_it_says() {
 fn compute_copies_represent_their_masters_and_the_update_writes_both() {
     let spec =
         TrainingSpec { recipe: Recipe::Bf16, ..spec(small_model(), Batch { sequences: 1, seq_len: 4 }) };
-    let refresh = programs::weights(&spec.model, spec.recipe).expect("a program");
+    let refresh = programs::weights(&spec.model, &spec.numerics()).expect("a program");
     let training = programs::training(&spec).expect("a program");
     for program in [&refresh, &training] {
         let mut copies = 0;

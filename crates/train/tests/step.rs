@@ -171,7 +171,8 @@ fn logits(batch: &TokenBatch, document_mask: bool) -> Vec<f32> {
     let shape = Batch { sequences: batch.batch_size, seq_len: batch.seq_len };
     let rows: Vec<i32> = (0..batch.tokens.len() as i32).collect();
     let context = Context::Sequence { document_mask, deterministic: true };
-    let program = programs::logits(&model, Recipe::Fp32, shape, context, rows.len()).expect("a program");
+    let program =
+        programs::logits(&model, &Recipe::Fp32.into(), shape, context, rows.len()).expect("a program");
     let id = weights.load(program).expect("loads");
     let engine = weights.engine();
     let mut inputs = vec![(io::TOKENS, &batch.tokens), (io::POSITIONS, &batch.positions), (io::ROWS, &rows)];

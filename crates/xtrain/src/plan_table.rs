@@ -1,8 +1,10 @@
 //! The tables of `xtrain plan`.
 
+use xtrain_model::Kept;
 use xtrain_program::{MemoryRow, MemoryTable, Program, Purpose, Role, Stage, StateKind};
 use xtrain_train::engine::Target;
 use xtrain_train::metrics::format;
+use xtrain_train::products::{LinearProducts, fp8_share, linear_products};
 use xtrain_train::run::{Fit, FitOutcome, Planned};
 
 /// Parameters, arithmetic and memory of a planned run on `target`, as text.
@@ -39,7 +41,18 @@ pub(crate) fn text(planned: &Planned, program: &Program, target: Target) -> Stri
     if let Some(why) = &planned.vocabulary_bound {
         line("vocabulary", format!("at most {}: {why}", format::grouped(m.vocab_size as u64)));
     }
-    line("precision", spec.recipe.name().into());
+    let products = linear_products(spec);
+    line(
+        "precision",
+        match spec.recipe.is_fp8() {
+            true => format!(
+                "{}, {:.1}% of the operations of the blocks' linear layers in FP8",
+                spec.recipe.name(),
+                100.0 * fp8_share(&products)
+            ),
+            false => spec.recipe.name().into(),
+        },
+    );
     line(
         "batch",
         format!(
@@ -72,8 +85,42 @@ pub(crate) fn text(planned: &Planned, program: &Program, target: Target) -> Stri
             ),
         );
     }
+    if spec.recipe.is_fp8() {
+        out.push_str(&linears(&products));
+    }
     out.push('\n');
     out.push_str(&memory(&target.plan(program).memory, target, target.work_bytes(program) as u64));
+    out
+}
+
+/// The linear layers and their products: the formats of both factors, or why they are bf16.
+fn linears(products: &[LinearProducts]) -> String {
+    let mut out = format!("\n{:<30}{:<16}{:<14}{:<14}{}\n", "linear", "out x in", "fprop", "dgrad", "wgrad");
+    for linear in products {
+        let blocks = match linear.blocks.len() {
+            1 => format!("block {}", linear.blocks.start),
+            _ => format!("blocks {}-{}", linear.blocks.start, linear.blocks.end - 1),
+        };
+        let [outputs, inputs] = linear.extents;
+        let cells = linear.products.each_ref().map(|product| match product {
+            Ok(gemm) => format!("{} x {}", gemm.factors[0].format, gemm.factors[1].format),
+            Err(_) => "bf16".to_owned(),
+        });
+        let mut why: Vec<String> = linear
+            .products
+            .iter()
+            .filter_map(|product| product.as_ref().err())
+            .map(Kept::to_string)
+            .collect();
+        why.dedup();
+        let why = if why.is_empty() { String::new() } else { format!("  ({})", why.join("; ")) };
+        let [fprop, dgrad, wgrad] = cells;
+        let name = format!("{blocks} {}", linear.site);
+        out.push_str(&format!(
+            "{name:<30}{:<16}{fprop:<14}{dgrad:<14}{wgrad}{why}\n",
+            format!("{outputs} x {inputs}")
+        ));
+    }
     out
 }
 

@@ -234,6 +234,7 @@ pub(crate) fn planned(resolved: Resolved) -> Result<Planned, RunError> {
     let spec = TrainingSpec {
         // Filled in; it has no other default on the CPU.
         recipe: c.precision.recipe.unwrap_or(Recipe::Fp32),
+        fp8: c.precision.fp8(&model).map_err(RunError::Refused)?,
         batch: Batch { sequences: c.train.micro_batch_size(), seq_len: c.data.seq_len },
         document_mask: c.data.document_mask,
         attention_deterministic: c.train.attention_deterministic,

@@ -4,7 +4,7 @@
 use std::path::{Path, PathBuf};
 use xtrain_data::Batch as TokenBatch;
 use xtrain_model::decoder::{Batch, Loss};
-use xtrain_model::{Architecture, Family, Recipe, RopeScaling};
+use xtrain_model::{Architecture, Family, Fp8Overrides, Recipe, RopeScaling};
 use xtrain_program::{Recompute, StateKind};
 use xtrain_runtime::{Checks, Engine};
 use xtrain_tensor::Philox;
@@ -64,6 +64,7 @@ pub fn spec(model: Architecture, batch: Batch) -> TrainingSpec {
     TrainingSpec {
         model,
         recipe: Recipe::Fp32,
+        fp8: Fp8Overrides::default(),
         batch,
         document_mask: false,
         attention_deterministic: true,

@@ -227,3 +227,29 @@ fn a_plan_takes_the_vocabulary_that_the_run_then_has() {
     place.train("chars", chars);
     assert_eq!(held(&place, "chars"), row(&counted, "total") + EVALUATION, "{counted}");
 }
+
+#[test]
+fn a_plan_shows_every_linear_layer_with_its_formats_and_why_some_are_bf16() {
+    let place = Place::new();
+    let file = examples("llama3_8b.toml");
+    let sets = "--set precision.recipe=fp8-current --set precision.skip=[\"*.o_proj:wgrad\"] --set precision.bf16_last_layers=2";
+    let text = plan(&place, &format!("{file} {sets}"));
+    let line = |name: &str| {
+        text.lines().find(|line| line.starts_with(name)).unwrap_or_else(|| panic!("{name}: {text}"))
+    };
+    assert!(
+        line("precision")
+            .ends_with("fp8-current, 91.3% of the operations of the blocks' linear layers in FP8"),
+        "{text}"
+    );
+    assert!(line("blocks 0-29 attn.o_proj").ends_with("bf16  (skipped by \"*.o_proj:wgrad\")"), "{text}");
+    assert!(
+        line("blocks 0-29 mlp.gate_up_proj").contains("e4m3 x e4m3   e5m2 x e4m3   e5m2 x e4m3"),
+        "{text}"
+    );
+    assert!(line("blocks 30-31 mlp.down_proj").contains("one of the first or last layers"), "{text}");
+    let part =
+        place.run(&format!("plan {file} --set precision.recipe=fp8-row --set precision.skip=[\"*.q_proj\"]"));
+    part.refuses(&["[precision] skip", "q_proj is a part of qkv_proj"]);
+    assert!(!plan(&place, &format!("{file} --set precision.recipe=bf16")).contains("out x in"));
+}

@@ -1,7 +1,10 @@
-//! `[precision]`: the recipe. A table of its own because recipes are data: FP8 recipes and their overrides
-//! by layer and by GEMM are further keys of this section.
+//! `[precision]`: the recipe, and what a run has otherwise than an FP8 recipe has it.
 
-use xtrain_model::Recipe;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+use xtrain_model::decoder::linear_names;
+use xtrain_model::{Architecture, Fp8Overrides, ProductPattern, Recipe};
+use xtrain_program::quantized::LinearGemm;
 
 section! {
     /// The keys of `[precision]`. What the section is for stands at
@@ -13,5 +16,168 @@ section! {
             "dtype", "mixed_precision", "precision", "torch_dtype", "mixed_precision_param"
         ]))]
         pub recipe: Option<Recipe> = None,
+        /// Products of linear layers that an FP8 recipe leaves in bf16: `blocks.3.attn.o_proj:wgrad`, where `*` stands for
+        /// any text; without a colon all three of a layer.
+        #[schemars(extend("x-example" = ["*.o_proj:wgrad"]))]
+        #[schemars(extend("x-aliases" = ["filter_fqns", "skip_modules", "exclude", "ignored_layers"]))]
+        pub skip: Vec<String> = Vec::new(),
+        /// The first blocks, which an FP8 recipe leaves in bf16.
+        #[schemars(range(min = 0, max = 1_000_000))]
+        #[schemars(extend("x-unit" = "blocks"))]
+        #[schemars(extend("x-aliases" = ["num_layers_at_start_in_bf16", "first_last_layers_bf16"]))]
+        pub bf16_first_layers: usize = 0,
+        /// The last blocks likewise.
+        #[schemars(range(min = 0, max = 1_000_000))]
+        #[schemars(extend("x-unit" = "blocks"))]
+        #[schemars(extend("x-aliases" = ["num_layers_at_end_in_bf16"]))]
+        pub bf16_last_layers: usize = 0,
+        /// Products whose sums may stay in the tensor cores, which keep 14 bits of them: a little faster, and off by up to 7% where
+        /// terms do not cancel. Of `fp8-current` and `fp8-row`.
+        #[schemars(extend("x-example" = ["fprop"]))]
+        #[schemars(extend("x-aliases" = ["use_fast_accum", "fp8_fast_accum"]))]
+        pub fast_accumulation: Vec<Product> = Vec::new(),
+        /// Whether the scales of an FP8 recipe are rounded down to powers of two, so that scaling rounds nothing.
+        #[schemars(extend("x-default" = "as the recipe has it"))]
+        #[schemars(extend("x-aliases" = ["round_scales_to_power_of_2", "force_pow_2_scales"]))]
+        pub pow2_scales: Option<bool> = None,
+    }
+}
+
+/// A product of a linear layer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum Product {
+    /// Of inputs and weights.
+    Fprop,
+    /// Of the outputs' gradients and weights.
+    Dgrad,
+    /// Of the outputs' gradients and inputs.
+    Wgrad,
+}
+
+impl From<Product> for LinearGemm {
+    fn from(product: Product) -> Self {
+        match product {
+            Product::Fprop => LinearGemm::Fprop,
+            Product::Dgrad => LinearGemm::Dgrad,
+            Product::Wgrad => LinearGemm::Wgrad,
+        }
+    }
+}
+
+impl PrecisionConfig {
+    /// What `model` has otherwise than an FP8 recipe has it.
+    ///
+    /// # Errors
+    /// What cannot be meant: a pattern that names nothing, products that the recipe has not.
+    pub(crate) fn fp8(&self, model: &Architecture) -> Result<Fp8Overrides, String> {
+        let skip: Vec<_> = self.skip.iter().map(|text| pattern(text, model)).collect::<Result<_, _>>()?;
+        let overrides = Fp8Overrides {
+            skip,
+            bf16_first_layers: self.bf16_first_layers,
+            bf16_last_layers: self.bf16_last_layers,
+            fast_accumulation: self.fast_accumulation.iter().copied().map(LinearGemm::from).collect(),
+            pow2_scales: self.pow2_scales,
+        };
+        let recipe = self.recipe.unwrap_or(Recipe::Fp32);
+        if overrides != Fp8Overrides::default() && !recipe.is_fp8() {
+            return Err(format!(
+                "[precision] recipe = {:?} has no FP8, so `skip`, `bf16_first_layers`, `bf16_last_layers`, `fast_accumulation` and \
+                 `pow2_scales` change nothing: leave them out, or choose an FP8 recipe",
+                recipe.name()
+            ));
+        }
+        if recipe == Recipe::Fp8Block && !overrides.fast_accumulation.is_empty() {
+            return Err("[precision] fast_accumulation: under fp8-block sums leave the tensor cores every 128 products; leave it out".into());
+        }
+        Ok(overrides)
+    }
+}
+
+/// The pattern that `text` is, if it names a product of `model`.
+fn pattern(text: &str, model: &Architecture) -> Result<ProductPattern, String> {
+    let pattern = ProductPattern::parse(text).map_err(|product| {
+        format!("[precision] skip: {text:?}: {product:?} is no product; behind the colon stands fprop, dgrad or wgrad")
+    })?;
+    let names = |block: usize| linear_names(block).into_iter();
+    let mut all =
+        (0..model.layers).flat_map(names).flat_map(|name| LinearGemm::ALL.map(|gemm| (name.clone(), gemm)));
+    if all.any(|(name, gemm)| pattern.names(&name, gemm)) {
+        return Ok(pattern);
+    }
+    let parts = [
+        ("q_proj", "qkv_proj"),
+        ("k_proj", "qkv_proj"),
+        ("v_proj", "qkv_proj"),
+        ("gate_proj", "gate_up_proj"),
+        ("up_proj", "gate_up_proj"),
+    ];
+    let part = parts.into_iter().find(|(part, _)| text.contains(part));
+    Err(match part {
+        Some((part, whole)) => format!(
+            "[precision] skip: {text:?} names nothing: {part} is a part of {whole}, which is one product; name that"
+        ),
+        None => format!(
+            "[precision] skip: {text:?} names nothing; the linear layers of a block are {}",
+            names(0).collect::<Vec<_>>().join(", ")
+        ),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use xtrain_model::{Family, RopeScaling};
+
+    fn architecture() -> Architecture {
+        Architecture {
+            family: Family::Llama,
+            dim: 64,
+            layers: 2,
+            heads: 4,
+            kv_heads: 2,
+            head_dim: 16,
+            ffn_dim: 192,
+            vocab_size: 300,
+            max_position_embeddings: 64,
+            rope_theta: 1e4,
+            rope_scaling: RopeScaling::None,
+            norm_eps: 1e-6,
+            tie_embeddings: false,
+            qkv_bias: false,
+            qk_norm: false,
+        }
+    }
+
+    fn refused(config: PrecisionConfig) -> String {
+        config.fp8(&architecture()).expect_err("it is refused")
+    }
+
+    #[test]
+    fn what_cannot_be_meant_is_refused_with_what_can() {
+        let with = |recipe, skip: &str| PrecisionConfig {
+            recipe: Some(recipe),
+            skip: vec![skip.to_owned()],
+            ..Default::default()
+        };
+        let current = |skip| with(Recipe::Fp8Current, skip);
+        for skip in ["*", "*.o_proj:wgrad", "blocks.0.*:dgrad", "blocks.*.mlp.*"] {
+            assert!(current(skip).fp8(&architecture()).is_ok(), "{skip}");
+        }
+        for (skip, part, whole) in
+            [("*.q_proj", "q_proj", "qkv_proj"), ("*.up_proj:wgrad", "up_proj", "gate_up_proj")]
+        {
+            let said = refused(current(skip));
+            assert!(said.contains(&format!("{part} is a part of {whole}")), "{said}");
+        }
+        assert!(refused(current("*:backward")).contains("fprop, dgrad or wgrad"));
+        assert!(refused(current("blocks.99.*")).contains("blocks.0.attn.qkv_proj, blocks.0.attn.o_proj"));
+        assert!(refused(with(Recipe::Bf16, "*")).contains("choose an FP8 recipe"));
+        let fast = PrecisionConfig {
+            recipe: Some(Recipe::Fp8Block),
+            fast_accumulation: vec![Product::Fprop],
+            ..Default::default()
+        };
+        assert!(refused(fast).contains("every 128 products"));
     }
 }

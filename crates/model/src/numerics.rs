@@ -1,0 +1,218 @@
+//! Which products of a model are computed of FP8 factors: the recipe, and what a run changes in it.
+
+use crate::Recipe;
+use std::fmt;
+use xtrain_program::quantized::{Candidate, LinearGemm, ScaledGemm};
+use xtrain_tensor::Scaling;
+
+/// The formats that a model computes in.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Numerics {
+    /// By name.
+    pub recipe: Recipe,
+    /// What is otherwise than the recipe has it.
+    pub fp8: Fp8Overrides,
+}
+
+/// What is otherwise than an FP8 recipe has it. Nothing by default.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Fp8Overrides {
+    /// Products that stay in bf16.
+    pub skip: Vec<ProductPattern>,
+    /// The first blocks, all of whose products stay in bf16.
+    pub bf16_first_layers: usize,
+    /// The last blocks likewise.
+    pub bf16_last_layers: usize,
+    /// Products whose sums may stay in the tensor cores, which keep 14 bits of them.
+    pub fast_accumulation: Vec<LinearGemm>,
+    /// Whether scales are powers of two.
+    pub pow2_scales: Option<bool>,
+}
+
+/// Names products: `*.o_proj:wgrad`, where `*` stands for any text; without a colon all three of a layer.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ProductPattern {
+    text: String,
+    linear: String,
+    gemm: Option<LinearGemm>,
+}
+
+/// Why a product stays in bf16.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Kept {
+    /// The recipe has no FP8.
+    Recipe,
+    /// It is in no block.
+    Outside,
+    /// It is in one of the first or last blocks, which the run keeps.
+    Layer,
+    /// This pattern of the run's names it.
+    Pattern(String),
+    /// A size that tensor cores do not take.
+    Size(usize),
+}
+
+/// Sizes of FP8 factors must be multiples of it.
+const MULTIPLE: usize = 16;
+
+impl From<Recipe> for Numerics {
+    fn from(recipe: Recipe) -> Self {
+        Numerics { recipe, fp8: Fp8Overrides::default() }
+    }
+}
+
+impl Numerics {
+    /// How a product of a linear layer of a model of this many blocks is computed of FP8 factors, or why it is not. Tokens are free in
+    /// fprop alone, as evaluation and generation have any number of them.
+    pub fn of(&self, candidate: Candidate<'_>, layers: usize) -> Result<ScaledGemm, Kept> {
+        let gemm = candidate.gemm;
+        let factors = self.recipe.factors(gemm).ok_or(Kept::Recipe)?;
+        let block = candidate.origin.block.ok_or(Kept::Outside)? as usize;
+        let fp8 = &self.fp8;
+        if block < fp8.bf16_first_layers || block + fp8.bf16_last_layers >= layers {
+            return Err(Kept::Layer);
+        }
+        let name = candidate.origin.to_string();
+        if let Some(pattern) = fp8.skip.iter().find(|pattern| pattern.names(&name, gemm)) {
+            return Err(Kept::Pattern(pattern.text.clone()));
+        }
+        let [m, n, k] = candidate.extents;
+        let sizes = if gemm == LinearGemm::Fprop { [n, n, k] } else { [m, n, k] };
+        if let Some(&size) = sizes.iter().find(|size| !size.is_multiple_of(MULTIPLE)) {
+            return Err(Kept::Size(size));
+        }
+        let factors = factors.map(|mut factor| {
+            factor.pow2_scales = fp8.pow2_scales.unwrap_or(factor.pow2_scales);
+            factor
+        });
+        // Sums of products with scales of tiles leave the tensor cores in any case.
+        let is_whole = matches!(factors[0].scaling, Scaling::Tensor | Scaling::Row);
+        Ok(ScaledGemm { factors, fast_accumulation: is_whole && fp8.fast_accumulation.contains(&gemm) })
+    }
+}
+
+impl ProductPattern {
+    /// The pattern that `text` is.
+    ///
+    /// # Errors
+    /// What stands behind a colon and is no product.
+    pub fn parse(text: &str) -> Result<Self, String> {
+        let (linear, gemm) = match text.split_once(':') {
+            None => (text, None),
+            Some((linear, name)) => match LinearGemm::ALL.into_iter().find(|gemm| gemm.name() == name) {
+                Some(gemm) => (linear, Some(gemm)),
+                None => return Err(name.to_owned()),
+            },
+        };
+        Ok(ProductPattern { text: text.to_owned(), linear: linear.to_owned(), gemm })
+    }
+
+    /// Whether it names this product of the layer `linear`, such as `blocks.3.attn.o_proj`.
+    pub fn names(&self, linear: &str, gemm: LinearGemm) -> bool {
+        self.gemm.is_none_or(|named| named == gemm) && is_like(linear, &self.linear)
+    }
+}
+
+/// Whether `text` is `pattern`, in which `*` stands for any text.
+fn is_like(text: &str, pattern: &str) -> bool {
+    let Some((before, rest)) = pattern.split_once('*') else { return text == pattern };
+    let Some(mut text) = text.strip_prefix(before) else { return false };
+    loop {
+        if is_like(text, rest) {
+            return true;
+        }
+        let mut characters = text.chars();
+        if characters.next().is_none() {
+            return false;
+        }
+        text = characters.as_str();
+    }
+}
+
+impl fmt::Display for ProductPattern {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.text)
+    }
+}
+
+impl fmt::Display for Kept {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Kept::Recipe => f.write_str("the recipe has no FP8"),
+            Kept::Outside => f.write_str("in no block"),
+            Kept::Layer => f.write_str("one of the first or last layers"),
+            Kept::Pattern(pattern) => write!(f, "skipped by {pattern:?}"),
+            Kept::Size(size) => write!(f, "{size} is no multiple of {MULTIPLE}"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use xtrain_program::{Origin, Role, Stage};
+
+    fn pattern(text: &str) -> ProductPattern {
+        ProductPattern::parse(text).expect("a pattern")
+    }
+
+    #[test]
+    fn patterns_name_what_they_say() {
+        let (wgrad, dgrad) = (LinearGemm::Wgrad, LinearGemm::Dgrad);
+        let names = |text: &str, gemm| pattern(text).names("blocks.3.attn.o_proj", gemm);
+        for text in
+            ["*.o_proj:wgrad", "*", "blocks.3.*:wgrad", "blocks.*.o_proj", "*o*o*", "blocks.3.attn.o_proj"]
+        {
+            assert!(names(text, wgrad), "{text}");
+            assert_eq!(names(text, dgrad), !text.contains(':'), "{text}");
+        }
+        for text in ["o_proj", "*.o_pro", "blocks.1.*", "*.down_proj", "", "blocks.3.attn.o_proj*x"] {
+            assert!(!names(text, wgrad), "{text}");
+        }
+        assert_eq!(ProductPattern::parse("*:forward"), Err("forward".to_owned()));
+    }
+
+    #[test]
+    fn what_stays_in_bf16_is_told_with_its_reason() {
+        let fp8 = Fp8Overrides {
+            skip: vec![pattern("*.down_proj:wgrad")],
+            bf16_first_layers: 1,
+            bf16_last_layers: 2,
+            fast_accumulation: vec![LinearGemm::Fprop],
+            pow2_scales: Some(true),
+        };
+        let numerics = Numerics { recipe: Recipe::Fp8Current, fp8 };
+        let of = |block: Option<u32>, gemm, extents| {
+            let (site, role, stage) = ("mlp.down_proj".into(), Role::Forward, Stage::Forward);
+            let origin = Origin { block, site, role, stage, slot: 0 };
+            numerics.of(Candidate { origin: &origin, gemm, extents }, 8)
+        };
+        let (fprop, dgrad, wgrad) = (LinearGemm::Fprop, LinearGemm::Dgrad, LinearGemm::Wgrad);
+        assert_eq!(of(None, fprop, [16; 3]), Err(Kept::Outside));
+        for (block, is_kept) in [(0, true), (1, false), (5, false), (6, true), (7, true)] {
+            assert_eq!(of(Some(block), fprop, [16; 3]) == Err(Kept::Layer), is_kept, "{block}");
+        }
+        assert_eq!(of(Some(3), wgrad, [16; 3]), Err(Kept::Pattern("*.down_proj:wgrad".into())));
+        assert_eq!(of(Some(3), dgrad, [24, 16, 16]), Err(Kept::Size(24)));
+        let made = of(Some(3), fprop, [5, 16, 32]).expect("any number of tokens");
+        assert!(made.fast_accumulation && made.factors.iter().all(|factor| factor.pow2_scales));
+        assert!(!of(Some(3), dgrad, [16; 3]).expect("a product").fast_accumulation);
+        assert_eq!(
+            Numerics::from(Recipe::Bf16).of(
+                Candidate {
+                    origin: &Origin {
+                        block: Some(1),
+                        site: "x".into(),
+                        role: Role::Forward,
+                        stage: Stage::Forward,
+                        slot: 0
+                    },
+                    gemm: fprop,
+                    extents: [16; 3]
+                },
+                8
+            ),
+            Err(Kept::Recipe)
+        );
+    }
+}

@@ -53,6 +53,10 @@ cache_dir = \"runs/.cache\"
 
 [precision]
 recipe = \"fp32\"
+skip = []
+bf16_first_layers = 0
+bf16_last_layers = 0
+fast_accumulation = []
 
 [optimizer]
 lr = 0.0003
@@ -114,6 +118,11 @@ fn a_resolved_configuration_reads_back_and_resolves_to_itself() {
         &["data.valid=v"],
         &["data.held_out=0"],
         &["precision.recipe=bf16"],
+        &[
+            "precision.recipe=fp8-row",
+            "precision.skip=[\"*:wgrad\"]",
+            "precision.fast_accumulation=[\"fprop\"]",
+        ],
     ] {
         let first = minimal(sets).resolve(&Facts { recipe: Some(Recipe::Bf16), ..Facts::default() }).unwrap();
         let again = parse(&first.config.to_toml(), &[]).unwrap();

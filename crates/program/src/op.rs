@@ -50,6 +50,12 @@ pub trait Op: Any + Debug + Send + Sync {
         false
     }
 
+    /// Whether a second run with the same inputs changes nothing more, even where the first one added to an output: a largest value stays
+    /// what it is. What may not be repeated is kept, whatever is recomputed.
+    fn may_repeat(&self) -> bool {
+        false
+    }
+
     /// How to make the outputs that were not kept, given which were. The default runs the same op on the same inputs.
     fn rebuild(&self, _kept: &[bool]) -> Option<Rebuild> {
         None

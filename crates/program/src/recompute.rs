@@ -73,9 +73,10 @@ impl Pass {
         let value = self.out.value(v);
         let Some(&(i, k)) = self.producers.get(&v) else { return true };
         let instance = &self.forward[i];
-        // What changes state or adds to a value must run once.
-        let once = instance.effects(&self.out).next().is_some()
+        // What changes state or adds to a value must run once, unless the second time changes nothing more.
+        let changes = instance.effects(&self.out).next().is_some()
             || instance.outputs.iter().any(|o| o.mode != WriteMode::Assign);
+        let once = changes && !instance.code.op().may_repeat();
         let fixed = value.boundary || !matches!(value.storage, Storage::Transient) || once;
         let exempt =
             self.blocks.is_some_and(|blocks| instance.origin.block.is_none_or(|b| b as usize >= blocks));

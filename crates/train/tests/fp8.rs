@@ -132,7 +132,7 @@ fn recompute_changes_no_bit_and_saves_memory() {
         for recompute in [Recompute::Norms, Recompute::Block] {
             let spec = TrainingSpec { recompute, ..base.clone() };
             assert!(step(&spec, 1) == expected, "{recompute:?} of {recipe:?}");
-            assert!(scratch(&spec) <= scratch(&base), "{recompute:?} of {recipe:?} needs more memory");
+            assert!(scratch(&spec) < scratch(&base), "{recompute:?} of {recipe:?} saves nothing");
         }
     }
 }

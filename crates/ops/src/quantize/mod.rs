@@ -21,8 +21,9 @@ pub(crate) use cpu::dequantized;
 
 use crate::matrix;
 use crate::registry::{Fill, OnCard, Registered, Sample, SampleInput};
+use std::sync::Arc;
 use xtrain_cuda::KernelSource;
-use xtrain_program::{Op, OpError, Operand};
+use xtrain_program::{Op, OpError, Operand, Rebuild, Source};
 use xtrain_tensor::{DType, Scaling, TensorType};
 
 /// `x [R, C] (, scale f32[1, 1]) -> (q [R, C], inv_scale) as it stands, (q [C, R], inv_scale) transposed, amax f32[1]`; which of the pairs
@@ -123,6 +124,25 @@ impl Op for Quantize {
 
     fn operand(&self, _: usize) -> Operand {
         Operand::Full
+    }
+
+    /// The transpose, which the backward needs: a norm or an activation that is made again there is cast again.
+    fn is_cheap(&self, output: usize) -> bool {
+        self.layouts == Layouts::Both && matches!(output, 2 | 3)
+    }
+
+    fn rebuild(&self, kept: &[bool]) -> Option<Rebuild> {
+        let only_transposed = self.layouts == Layouts::Both && kept[0] && !kept[2];
+        only_transposed.then(|| Rebuild {
+            op: Arc::new(Quantize { layouts: Layouts::Transposed, ..*self }),
+            inputs: vec![Source::Input(0)],
+            outputs: vec![2, 3, 4],
+        })
+    }
+
+    /// What it casts again is no larger than it was.
+    fn may_repeat(&self) -> bool {
+        true
     }
 
     fn accumulates(&self, output: usize) -> bool {

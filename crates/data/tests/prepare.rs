@@ -123,6 +123,30 @@ proptest! {
     }
 }
 
+#[test]
+fn every_byte_of_an_index_counts_or_tells_only_how_it_was_made() {
+    let (input, out) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    write_files(input.path(), &["some text#more text".repeat(4)]);
+    let before = run(input.path(), &Tokenizer::bytes(), &small_shards(40), out.path()).unwrap();
+    let before = (all_tokens(&before), before.tokenizer_hash().to_owned(), before.text_bytes());
+    let index = out.path().join("dataset.json");
+    let whole = fs::read(&index).unwrap();
+    for at in 0..whole.len() {
+        let mut bytes = whole.clone();
+        bytes[at] ^= 1;
+        fs::write(&index, &bytes).unwrap();
+        let after = Dataset::open(out.path()).and_then(|dataset| {
+            dataset.verify()?;
+            Ok((all_tokens(&dataset), dataset.tokenizer_hash().to_owned(), dataset.text_bytes()))
+        });
+        assert!(
+            after.is_err() || after.unwrap() == before,
+            "byte {at} of {}",
+            String::from_utf8_lossy(&whole)
+        );
+    }
+}
+
 fn long_input(folder: &Path) {
     let text: String = (0..60_000).map(|i| format!("word{} and{}\n", i % 977, i % 13)).collect();
     write_files(folder, &[text.clone(), "short".to_owned(), text.replace('a', "b#"), String::new()]);

@@ -100,7 +100,7 @@ impl Dataset {
         }
         let mut shards = Vec::with_capacity(index.shards.len());
         let mut starts = Vec::with_capacity(index.shards.len());
-        let (mut tokens, mut documents) = (0_u64, 0_u64);
+        let (mut tokens, mut documents, mut text_bytes) = (0_u64, 0_u64, 0_u64);
         let mut checksums = Vec::new();
         for entry in &index.shards {
             // An index names files in its own folder and nothing else.
@@ -121,12 +121,14 @@ impl Dataset {
             starts.push(tokens);
             tokens += header.token_count;
             documents += header.document_count;
+            text_bytes += header.text_bytes;
             shards.push(shard);
         }
-        if (tokens, documents) != (index.tokens, index.documents) || tokens == 0 {
+        let counted = (tokens, documents, text_bytes);
+        if counted != (index.tokens, index.documents, index.text_bytes) || tokens == 0 {
             return Err(corrupt(format!(
-                "it counts {} tokens in {} documents, its shards {tokens} in {documents}",
-                index.tokens, index.documents
+                "it counts {} tokens of {} bytes of text in {} documents, its shards {tokens} of {text_bytes} in {documents}",
+                index.tokens, index.text_bytes, index.documents
             )));
         }
         Ok(Dataset {

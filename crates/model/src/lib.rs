@@ -8,10 +8,12 @@ pub mod decoder;
 pub mod hf;
 mod numerics;
 mod parameters;
+mod pattern;
 mod recipe;
 
 pub use config::{Architecture, Family, ModelError};
-pub use numerics::{Fp8Overrides, Kept, Numerics, ProductPattern};
+pub use numerics::{Fp8Overrides, Kept, Numerics};
 pub use parameters::{Init, ParameterSpec, Part};
+pub use pattern::ProductPattern;
 pub use recipe::Recipe;
 pub use xtrain_ops::qk_norm_rope::RopeScaling;

@@ -1,6 +1,6 @@
 //! Which products of a model are computed of FP8 factors: the recipe, and what a run changes in it.
 
-use crate::Recipe;
+use crate::{ProductPattern, Recipe};
 use std::fmt;
 use xtrain_program::quantized::{Candidate, LinearGemm, ScaledGemm};
 use xtrain_tensor::Scaling;
@@ -27,14 +27,6 @@ pub struct Fp8Overrides {
     pub fast_accumulation: Vec<LinearGemm>,
     /// Whether scales are powers of two.
     pub pow2_scales: Option<bool>,
-}
-
-/// Names products: `*.o_proj:wgrad`, where `*` stands for any text; without a colon all three of a layer.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ProductPattern {
-    text: String,
-    linear: String,
-    gemm: Option<LinearGemm>,
 }
 
 /// Why a product stays in bf16.
@@ -74,7 +66,7 @@ impl Numerics {
         }
         let name = candidate.origin.to_string();
         if let Some(pattern) = fp8.skip.iter().find(|pattern| pattern.names(&name, gemm)) {
-            return Err(Kept::Pattern(pattern.text.clone()));
+            return Err(Kept::Pattern(pattern.to_string()));
         }
         let [m, n, k] = candidate.extents;
         let sizes = if gemm == LinearGemm::Fprop { [n, n, k] } else { [m, n, k] };
@@ -88,50 +80,6 @@ impl Numerics {
         // Sums of products with scales of tiles leave the tensor cores in any case.
         let is_whole = matches!(factors[0].scaling, Scaling::Tensor | Scaling::Row);
         Ok(ScaledGemm { factors, fast_accumulation: is_whole && fp8.fast_accumulation.contains(&gemm) })
-    }
-}
-
-impl ProductPattern {
-    /// The pattern that `text` is.
-    ///
-    /// # Errors
-    /// What stands behind a colon and is no product.
-    pub fn parse(text: &str) -> Result<Self, String> {
-        let (linear, gemm) = match text.split_once(':') {
-            None => (text, None),
-            Some((linear, name)) => match LinearGemm::ALL.into_iter().find(|gemm| gemm.name() == name) {
-                Some(gemm) => (linear, Some(gemm)),
-                None => return Err(name.to_owned()),
-            },
-        };
-        Ok(ProductPattern { text: text.to_owned(), linear: linear.to_owned(), gemm })
-    }
-
-    /// Whether it names this product of the layer `linear`, such as `blocks.3.attn.o_proj`.
-    pub fn names(&self, linear: &str, gemm: LinearGemm) -> bool {
-        self.gemm.is_none_or(|named| named == gemm) && is_like(linear, &self.linear)
-    }
-}
-
-/// Whether `text` is `pattern`, in which `*` stands for any text.
-fn is_like(text: &str, pattern: &str) -> bool {
-    let Some((before, rest)) = pattern.split_once('*') else { return text == pattern };
-    let Some(mut text) = text.strip_prefix(before) else { return false };
-    loop {
-        if is_like(text, rest) {
-            return true;
-        }
-        let mut characters = text.chars();
-        if characters.next().is_none() {
-            return false;
-        }
-        text = characters.as_str();
-    }
-}
-
-impl fmt::Display for ProductPattern {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.text)
     }
 }
 
@@ -152,30 +100,10 @@ mod tests {
     use super::*;
     use xtrain_program::{Origin, Role, Stage};
 
-    fn pattern(text: &str) -> ProductPattern {
-        ProductPattern::parse(text).expect("a pattern")
-    }
-
-    #[test]
-    fn patterns_name_what_they_say() {
-        let (wgrad, dgrad) = (LinearGemm::Wgrad, LinearGemm::Dgrad);
-        let names = |text: &str, gemm| pattern(text).names("blocks.3.attn.o_proj", gemm);
-        for text in
-            ["*.o_proj:wgrad", "*", "blocks.3.*:wgrad", "blocks.*.o_proj", "*o*o*", "blocks.3.attn.o_proj"]
-        {
-            assert!(names(text, wgrad), "{text}");
-            assert_eq!(names(text, dgrad), !text.contains(':'), "{text}");
-        }
-        for text in ["o_proj", "*.o_pro", "blocks.1.*", "*.down_proj", "", "blocks.3.attn.o_proj*x"] {
-            assert!(!names(text, wgrad), "{text}");
-        }
-        assert_eq!(ProductPattern::parse("*:forward"), Err("forward".to_owned()));
-    }
-
     #[test]
     fn what_stays_in_bf16_is_told_with_its_reason() {
         let fp8 = Fp8Overrides {
-            skip: vec![pattern("*.down_proj:wgrad")],
+            skip: vec![ProductPattern::parse("*.down_proj:wgrad").expect("a pattern")],
             bf16_first_layers: 1,
             bf16_last_layers: 2,
             fast_accumulation: vec![LinearGemm::Fprop],

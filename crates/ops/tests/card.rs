@@ -77,8 +77,11 @@ fn compare(what: &str, dtype: DType, found: &[HostTensor], expected: &[HostTenso
         // A sum that is off by little may be rounded to the next bf16 number.
         if dtype == DType::F32 && ty.dtype == DType::F32 {
             let error = relative(&found, &expected);
-            // Of FP8 products tensor cores keep 14 bits, for 128 of them or, fast, for all.
+            // Of FP8 products tensor cores keep 14 bits, for 128 of them or, fast, for all. Sizes that they do not take are multiplied in
+            // bf16, to which their factors are rounded.
+            let is_in_bf16 = ["e4m3[1, ", "e4m3[77, "].iter().any(|odd| what.contains(odd));
             let bar = match what.starts_with("ScaledMatmul ") {
+                true if is_in_bf16 => 4e-3,
                 true if what.contains("fast_accumulation: true") => 7e-4,
                 true => 2e-4,
                 false => 1e-5,

@@ -12,7 +12,7 @@ pub(super) const SOURCE: KernelSource = KernelSource {
     ..KernelSource::new("quantize/kernel.cu", include_str!("kernel.cu"))
 };
 
-pub(super) const DEQUANTIZE: KernelSource =
+pub(crate) const DEQUANTIZE: KernelSource =
     KernelSource::new("quantize/dequantize.cu", include_str!("dequantize.cu"));
 
 /// What is done with regions of which size, in the source's numbers, in each of these layouts: as it stands, transposed.

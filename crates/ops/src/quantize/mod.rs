@@ -18,6 +18,7 @@ mod cuda;
 mod tests;
 
 pub(crate) use cpu::dequantized;
+pub(crate) use cuda::DEQUANTIZE;
 
 use crate::matrix;
 use crate::registry::{Fill, OnCard, Registered, Sample, SampleInput};
@@ -269,7 +270,7 @@ impl OnCard for Quantize {
 }
 
 impl OnCard for Dequantize {
-    const SOURCES: &'static [KernelSource] = &[cuda::DEQUANTIZE];
+    const SOURCES: &'static [KernelSource] = &[DEQUANTIZE];
 
     fn card_samples() -> Vec<Sample> {
         let mut all = Vec::new();

@@ -1,29 +1,56 @@
-//! [`ScaledMatmul`] on a card: cuBLASLt's.
+//! [`ScaledMatmul`] on a card: cuBLASLt's; sizes that it does not take are multiplied in bf16.
 
 use super::ScaledMatmul;
-use xtrain_cuda::{CudaError, CudaKernel, Gemm, GemmOperands, Gpu, Operands, Work};
-use xtrain_tensor::TensorType;
+use crate::quantize::Dequantize;
+use xtrain_cuda::{CudaError, CudaKernel, CudaOutput, CudaTensor, Gemm, GemmOperands, Gpu, Operands, Work};
+use xtrain_tensor::{DType, TensorType};
+
+/// Sizes of FP8 products are multiples of it.
+const MULTIPLE: usize = 16;
+
+/// Whether tensor cores take a product of factors of these types. Generation asks for one token, and a prompt has any number of them.
+fn fits(a: TensorType, b: TensorType) -> bool {
+    let sizes = [a.shape[0], a.shape[1], b.shape[0]];
+    sizes.iter().all(|size| size.is_multiple_of(MULTIPLE))
+}
 
 impl CudaKernel for ScaledMatmul {
-    fn workspace(&self, _: &[TensorType]) -> Vec<TensorType> {
-        vec![Gemm::workspace()]
+    /// Behind the product's own, both factors in bf16 where they are multiplied so.
+    fn workspace(&self, inputs: &[TensorType]) -> Vec<TensorType> {
+        let (a, b) = (inputs[0], inputs[2]);
+        let wide = (!fits(a, b)).then(|| [a, b].map(|factor| factor.with_dtype(DType::BF16)));
+        [Gemm::workspace()].into_iter().chain(wide.into_iter().flatten()).collect()
     }
 
     fn ready(&self, gpu: &Gpu, operands: &Operands<'_>) -> Result<Work, CudaError> {
         let [a, a_scales, b, b_scales] = [0, 1, 2, 3].map(|n| operands.inputs[n]);
         let ((m, k), (n, _)) = (a.ty.shape.rows_cols(), b.ty.shape.rows_cols());
-        let factors = [(a.ty.dtype, self.scaling[0]), (b.ty.dtype, self.scaling[1])];
         let d = operands.outputs[0];
-        let gemm =
-            Gemm::scaled([m, n, k], factors, self.out, self.fast_accumulation).accumulate(d.accumulate);
-        let operands = GemmOperands {
+        let of = |a: CudaTensor, b: CudaTensor, scales| GemmOperands {
             a: a.place,
             b: b.place,
             d: d.place,
             bias: operands.inputs.get(4).map(|bias| bias.place),
-            scales: Some([a_scales.place, b_scales.place]),
+            scales,
             workspace: operands.workspace[0].place,
         };
-        gemm.ready(gpu, &operands)
+        if fits(a.ty, b.ty) {
+            let factors = [(a.ty.dtype, self.scaling[0]), (b.ty.dtype, self.scaling[1])];
+            let gemm = Gemm::scaled([m, n, k], factors, self.out, self.fast_accumulation);
+            let scales = Some([a_scales.place, b_scales.place]);
+            return gemm.accumulate(d.accumulate).ready(gpu, &of(a, b, scales));
+        }
+        let [wide_a, wide_b] = [operands.workspace[1], operands.workspace[2]];
+        let widened = |q, scales, wide: CudaTensor, scaling| {
+            let outputs = [CudaOutput { ty: wide.ty, place: wide.place, accumulate: false }];
+            let operands = Operands { inputs: &[q, scales], outputs: &outputs, workspace: &[] };
+            Dequantize { out: DType::BF16, scaling }.ready(gpu, &operands)
+        };
+        let gemm = Gemm::new([m, n, k], DType::BF16, [false, true], self.out).accumulate(d.accumulate);
+        Ok(Work::all(vec![
+            widened(a, a_scales, wide_a, self.scaling[0])?,
+            widened(b, b_scales, wide_b, self.scaling[1])?,
+            gemm.ready(gpu, &of(wide_a, wide_b, None))?,
+        ]))
     }
 }

@@ -9,6 +9,7 @@ mod cuda;
 mod tests;
 
 use crate::matrix;
+use crate::quantize::DEQUANTIZE;
 use crate::registry::{OnCard, Registered, Sample, SampleInput};
 use xtrain_cuda::{Gemm, KernelSource};
 use xtrain_program::{Cost, Op, OpError, Operand};
@@ -18,7 +19,7 @@ use xtrain_tensor::{DType, Scaling, TensorType};
 /// once. Without a bias the output accumulates.
 ///
 /// Which pairs of scalings there are is the tensor cores' and cuBLASLt's matter: tensor with tensor, row with row, tile with tile, tile
-/// with block, block with tile. At most one factor is E5M2.
+/// with block, block with tile. At most one factor is E5M2. On a card, sizes that are no multiples of 16 are multiplied in bf16.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct ScaledMatmul {
     /// F32 or BF16.
@@ -143,9 +144,10 @@ impl Registered for ScaledMatmul {
 }
 
 impl OnCard for ScaledMatmul {
-    const SOURCES: &'static [KernelSource] = &[Gemm::SOURCE];
+    const SOURCES: &'static [KernelSource] = &[Gemm::SOURCE, DEQUANTIZE];
 
-    /// Every pair of scalings and formats into both types, with and without a bias, over several tiles of each extent.
+    /// Every pair of scalings and formats into both types, with and without a bias, over several tiles of each extent; one token, and a
+    /// prompt of an odd number of them.
     fn card_samples() -> Vec<Sample> {
         let mut all = Vec::new();
         for scaling in PAIRS {
@@ -155,6 +157,9 @@ impl OnCard for ScaledMatmul {
                     all.push(sample([272, 400, 656], formats, scaling, out, false, false));
                 }
                 all.push(sample([512, 256, 1024], E4M3, scaling, out, false, false));
+                for tokens in [1, 77] {
+                    all.push(sample([tokens, 256, 384], E4M3, scaling, out, out == DType::BF16, false));
+                }
                 if out == DType::BF16 {
                     all.push(sample([272, 400, 656], E4M3, scaling, out, true, false));
                 }

@@ -19,6 +19,7 @@ from tokenizers import Tokenizer
 from transformers import AutoTokenizer
 
 import elsewhere
+import fp8
 import round_trip
 from compare import Bar, Comparison, align, compare, table
 from xtrain import Xtrain
@@ -39,7 +40,12 @@ MODELS = {
     "qwen2": {},
     "llama": {},
     "llama_wide": {"candle": f"{NARROW}, and no linear scaling"},
+    "fp8": {},
 }
+# Of the models made here, those that go out as FP8 too, with the layers that stay in bf16.
+IN_FP8 = {"fp8": ["model.layers.1.mlp.down_proj"]}
+# Engines that read no FP8 with scales of blocks in these families.
+NO_FP8 = {"mlx": "reads FP8 in DeepSeek's families only", "candle": "reads no FP8"}
 # Folders of elsewhere.py that are trained on and then run elsewhere again.
 TAKEN_IN = {
     "qwen3-v4": {},
@@ -163,6 +169,18 @@ class Questions:
         self.ask(name, "bf16, run in fp32", exports["bf16"], "float32", prompt, ours, FP32)
         ours = generate(exports["bf16"], "bf16")
         self.ask(name, "bf16", exports["bf16"], "native", prompt, ours, BF16)
+        if name in IN_FP8:
+            self.in_fp8(name, run, exports["fp32"], prompt, generate)
+
+    def in_fp8(self, name, run, exact, prompt, generate):
+        """The model as FP8: its bytes, and what engines make of it."""
+        folder = self.work / f"{name}-fp8"
+        self.xtrain.run("export", run, "--out", folder, "--dtype", "fp8")
+        wrong = list(fp8.faults(folder, exact, IN_FP8[name]))
+        if wrong:
+            raise SystemExit(f"{name}: the FP8 export is not as it should be:\n" + "\n".join(wrong))
+        print(f"{name}: every byte and scale of the FP8 export is as computed here", flush=True)
+        self.ask(name, "fp8, run in fp32", folder, "float32", prompt, generate(folder), FP32)
 
     def taken_in(self, name):
         """A model made elsewhere and trained on here."""
@@ -207,10 +225,10 @@ def judge(name, weights, engine, answer, ours, bar):
     return result
 
 
-def judge_excused(name, engine, excuse, answer, ours):
+def judge_excused(name, weights, engine, excuse, answer, ours):
     """A model that the engine cannot run: refused, or run wrongly; otherwise the excuse is out of date."""
-    result = Comparison(name, "fp32", engine, note=f"cannot run it: {excuse}")
-    if "error" not in answer and not compare(name, "fp32", engine, ours, answer["logits"], FP32).faults:
+    result = Comparison(name, weights, engine, note=f"cannot run it: {excuse}")
+    if "error" not in answer and not compare(name, weights, engine, ours, answer["logits"], FP32).faults:
         result.note = "FAILED"
         result.faults.append(f"runs well, though it is excused ({excuse})")
     return result
@@ -248,10 +266,12 @@ def main():
         print(f"{version}: {len(answers)} runs in {time.time() - started:.0f}s", flush=True)
         for (name, weights, _, ours, bar), answer in zip(questions.all, answers, strict=True):
             excuse = {**MODELS, **TAKEN_IN}[name].get(engine.name)
-            if not excuse:
+            if weights.startswith("fp8") and engine.name in NO_FP8:
+                results.append(judge_excused(name, weights, version, NO_FP8[engine.name], answer, ours))
+            elif not excuse:
                 results.append(judge(name, weights, version, answer, ours, bar))
             elif weights == "fp32":
-                results.append(judge_excused(name, version, excuse, answer, ours))
+                results.append(judge_excused(name, weights, version, excuse, answer, ours))
     results.sort(key=lambda r: list({**MODELS, **TAKEN_IN}).index(r.model))
     print(f"\n{TOKENS} greedy tokens each; decisive: best logit minus second > 10 x the largest difference of the step's logits")
     print(f"made elsewhere, taken in, trained on and exported here: {', '.join(TAKEN_IN)}\n")

@@ -25,6 +25,19 @@ pub const fn max_finite(dtype: DType) -> f32 {
     }
 }
 
+/// What the numbers of a region whose largest magnitude is `amax` are multiplied by before they are cast to `format`: what takes amax to
+/// the largest finite value, at most the largest finite f32; with `pow2` rounded down to a power of two. 1 where amax is 0 or not finite.
+///
+/// # Panics
+/// For a type without a scale, as [`max_finite`].
+pub fn cast_scale(format: DType, amax: f32, pow2: bool) -> f32 {
+    if amax == 0.0 || !amax.is_finite() {
+        return 1.0;
+    }
+    let scale = (max_finite(format) / amax).min(f32::MAX);
+    if pow2 { f32::from_bits(scale.to_bits() & 0xFF80_0000) } else { scale }
+}
+
 /// Rounds to bfloat16 and back.
 #[inline]
 pub fn round_bf16(x: f32) -> f32 {

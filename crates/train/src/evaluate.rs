@@ -1,7 +1,9 @@
 //! The loss of held-out text.
 
+mod held_out;
 mod text;
 
+pub use held_out::HeldOut;
 pub use text::{Doing, TextLoss, TextOptions, text};
 
 use crate::programs;

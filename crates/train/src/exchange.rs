@@ -1,15 +1,20 @@
 //! Models in and out: Hugging Face folders to and from masters.
 
 use crate::config::Config;
+use crate::products::fprops;
 use crate::run::RunError;
 use crate::run::setup::{CONFIG_FILE, GENERATION_FILE};
 use crate::weights::Weights;
 use std::path::Path;
 use xtrain_checkpoint::BoxError;
-use xtrain_checkpoint::hf::{self, ExportDtype, ExportOptions, NameEntry, NameMap, NamePart, TiedName};
+use xtrain_checkpoint::hf::{
+    self, ExportDtype, ExportOptions, Fp8Scales, NameEntry, NameMap, NamePart, TiedName,
+};
 use xtrain_data::Tokenizer;
-use xtrain_model::Architecture;
 use xtrain_model::hf::{HfConfig, IGNORABLE_SUFFIXES};
+use xtrain_model::{Architecture, Kept, Numerics};
+use xtrain_program::quantized::Quantization;
+use xtrain_tensor::{Scaling, TILE};
 
 /// What a Hugging Face folder says of a model beside its weights.
 pub struct Identity {
@@ -27,14 +32,15 @@ impl Identity {
         }
     }
 
-    /// config.json and generation_config.json beside weights of this type.
-    fn files(&self, dtype: ExportDtype) -> Vec<(String, Vec<u8>)> {
-        let dtype = match dtype {
-            ExportDtype::Fp32 => "float32",
-            ExportDtype::Bf16 => "bfloat16",
+    /// config.json and generation_config.json beside weights of this type, exported by `names`.
+    fn files(&self, dtype: ExportDtype, names: &NameMap) -> Vec<(String, Vec<u8>)> {
+        let config = match dtype {
+            ExportDtype::Fp32 => self.config.to_json("float32"),
+            ExportDtype::Bf16 => self.config.to_json("bfloat16"),
+            ExportDtype::Fp8 => self.config.to_fp8_json(&modules_in_bf16(names)),
         };
         vec![
-            (CONFIG_FILE.into(), self.config.to_json(dtype).into_bytes()),
+            (CONFIG_FILE.into(), config.into_bytes()),
             (GENERATION_FILE.into(), self.config.generation_json().into_bytes()),
         ]
     }
@@ -57,8 +63,16 @@ pub fn export(
     folder: &Path,
     options: &ExportOptions,
 ) -> Result<(), RunError> {
-    let names = name_map(weights.model());
-    let mut files = identity.files(options.dtype);
+    let names = match options.dtype {
+        ExportDtype::Fp8 => {
+            let names = fp8_names(weights.model(), weights.numerics());
+            check_fp8(&names)?;
+            warn_of_bf16(&names);
+            names
+        }
+        ExportDtype::Fp32 | ExportDtype::Bf16 => name_map(weights.model()),
+    };
+    let mut files = identity.files(options.dtype, &names);
     files.extend(tokenizer.files().map(|(name, bytes)| (name.to_owned(), bytes.to_vec())));
     let mut source = |name: &str| weights.read_master(name).map_err(BoxError::from);
     Ok(hf::export(folder, &names, &mut source, &files, options)?)
@@ -102,6 +116,7 @@ pub fn name_map(model: &Architecture) -> NameMap {
         ours: p.name,
         shape: p.shape,
         parts: p.parts.into_iter().map(|part| NamePart { theirs: part.name, rows: part.rows }).collect(),
+        fp8: None,
     };
     let tied = TiedName { theirs: "lm_head.weight".into(), same_as: "model.embed_tokens.weight".into() };
     NameMap {
@@ -109,4 +124,70 @@ pub fn name_map(model: &Architecture) -> NameMap {
         tied: if model.tie_embeddings { vec![tied] } else { Vec::new() },
         ignorable_suffixes: IGNORABLE_SUFFIXES.map(String::from).to_vec(),
     }
+}
+
+/// The same with the linear layers that go out as FP8: those of the blocks, but what an FP8 recipe leaves in bf16 in the forward, and what
+/// is not of whole blocks of 128 x 128.
+///
+/// Readers differ over blocks that are cut: transformers 5 takes the size of a block from the number of scales, and so reads 192 rows as
+/// two blocks of 96; vLLM and SGLang refuse most such layers. Parts that are one layer there (q, k, v; gate, up) must all be of one type.
+pub(crate) fn fp8_names(model: &Architecture, numerics: &Numerics) -> NameMap {
+    let fprops = fprops(model, numerics);
+    let mut names = name_map(model);
+    for entry in &mut names.entries {
+        let are_whole = entry.parts.iter().map(|part| part.rows).chain(entry.shape.get(1).copied());
+        let is_whole = are_whole.into_iter().all(|size| size.is_multiple_of(TILE));
+        entry.fp8 = match fprops.get(&entry.ours) {
+            _ if !is_whole => None,
+            Some(Ok(gemm)) => Some(scales(gemm.factors[1])),
+            Some(Err(Kept::Recipe)) => Some(Fp8Scales::PowersOfTwo),
+            Some(Err(_)) | None => None,
+        };
+    }
+    names
+}
+
+/// The scales of weights in FP8: as they were in training, where they were of blocks; else powers of two, which lose the least (casting
+/// again gives the same numbers, bf16 holds them, and cards that take no other scales can use them).
+fn scales(trained: Quantization) -> Fp8Scales {
+    match trained.scaling == Scaling::Block && !trained.pow2_scales {
+        true => Fp8Scales::Exact,
+        false => Fp8Scales::PowersOfTwo,
+    }
+}
+
+/// Refuses an export as FP8 of which nothing would be FP8.
+pub(crate) fn check_fp8(names: &NameMap) -> Result<(), RunError> {
+    if names.entries.iter().any(|entry| entry.fp8.is_some()) {
+        return Ok(());
+    }
+    Err(RunError::Refused(format!(
+        "exported as \"fp8\" nothing of this model would be FP8, not its linear layers either: {WHY_BF16}; take \"bf16\""
+    )))
+}
+
+const WHY_BF16: &str = "they have sizes that are no multiples of 128, or the run left them in bf16";
+
+/// Names in the log what stays in bf16.
+fn warn_of_bf16(names: &NameMap) {
+    let linear: Vec<&NameEntry> = names.entries.iter().filter(|entry| is_linear(entry)).collect();
+    let kept: Vec<&str> =
+        linear.iter().filter(|entry| entry.fp8.is_none()).map(|entry| entry.ours.as_str()).collect();
+    if let [first, ..] = kept[..] {
+        let (n, of) = (kept.len(), linear.len());
+        tracing::warn!("{n} of {of} linear layers go out as bf16, {first} for one: {WHY_BF16}");
+    }
+}
+
+/// Whether it is the matrix of a linear layer in a block.
+fn is_linear(entry: &NameEntry) -> bool {
+    entry.ours.starts_with("blocks.") && entry.shape.len() == 2
+}
+
+/// What Hugging Face calls the linear layers that `names` has not in FP8; the head is always one, also where it is tied.
+fn modules_in_bf16(names: &NameMap) -> Vec<String> {
+    let kept = names.entries.iter().filter(|entry| is_linear(entry) && entry.fp8.is_none());
+    let parts = kept.flat_map(|entry| &entry.parts);
+    let module = |part: &NamePart| part.theirs.strip_suffix(".weight").unwrap_or(&part.theirs).to_owned();
+    std::iter::once("lm_head".to_owned()).chain(parts.map(module)).collect()
 }

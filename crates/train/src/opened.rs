@@ -5,10 +5,10 @@ use crate::engine::Processor;
 use crate::exchange::{self, Identity};
 use crate::run::{RunError, RunFolder, saved, setup};
 use crate::weights::{LearnError, Weights};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use xtrain_checkpoint::hf::{self, ExportDtype};
 use xtrain_checkpoint::{BoxError, CheckpointStore};
-use xtrain_data::Tokenizer;
+use xtrain_data::{LoaderState, Tokenizer};
 use xtrain_model::{Architecture, Numerics, Recipe};
 use xtrain_program::StateKind;
 use xtrain_runtime::Checks;
@@ -30,6 +30,18 @@ pub struct OpenedModel {
     pub export_dtype: ExportDtype,
     /// The length of the sequences that it was trained on, where it came from a run.
     pub seq_len: Option<usize>,
+    /// The run that it came from, if any.
+    pub(crate) run: Option<OfRun>,
+}
+
+/// What finds the data of a run.
+pub(crate) struct OfRun {
+    /// Its settings.
+    pub(crate) config: Config,
+    /// The folder of its tokenizer.
+    pub(crate) tokenizer: PathBuf,
+    /// What it read.
+    pub(crate) loader: LoaderState,
 }
 
 /// Which checkpoint of a run is meant.
@@ -44,7 +56,7 @@ pub enum Which {
 }
 
 /// Opens `folder`, a run folder (one with config.toml) or a Hugging Face folder (one with config.json), to be computed with on `device`.
-/// `recipe` replaces the run's, or fp32 for a Hugging Face folder.
+/// `recipe` replaces the run's, or fp32 for a Hugging Face folder; what the run has otherwise than an FP8 recipe stays so.
 pub fn open(
     folder: &Path,
     which: Which,
@@ -82,7 +94,7 @@ pub fn open(
     let mut weights = weights(device, source.model.clone(), recipe.unwrap_or(Recipe::Fp32).into())?;
     exchange::import(&mut weights, folder)?;
     let identity = Identity::new(Some(source), weights.model(), &tokenizer);
-    let export_dtype = hf::lossless_dtype(folder, &exchange::name_map(weights.model()))?;
+    let export_dtype = hf::lossless_dtype(folder, &exchange::fp8_names(weights.model(), weights.numerics()))?;
     Ok(OpenedModel {
         weights,
         tokenizer,
@@ -91,6 +103,7 @@ pub fn open(
         document_mask: false,
         seq_len: None,
         export_dtype,
+        run: None,
     })
 }
 
@@ -120,7 +133,8 @@ fn open_run(
             }
         },
     };
-    let numerics = recipe.map_or_else(|| planned.spec.numerics(), Numerics::from);
+    let trained = planned.spec.numerics();
+    let numerics = Numerics { recipe: recipe.unwrap_or(trained.recipe), ..trained };
     let mut weights = weights(device, planned.spec.model.clone(), numerics)?;
     let masters = weights.masters();
     let specs = saved::specs(&masters);
@@ -150,6 +164,11 @@ fn open_run(
         document_mask: planned.spec.document_mask,
         seq_len: Some(planned.spec.batch.seq_len),
         export_dtype: exchange::export_options(&planned.resolved.config).dtype,
+        run: Some(OfRun {
+            loader: saved::loader_state(&checkpoint)?,
+            tokenizer: run.tokenizer(),
+            config: planned.resolved.config,
+        }),
     })
 }
 

@@ -1,9 +1,10 @@
 //! Which products of a model's linear layers are computed of FP8 factors, and why others are not: what `xtrain plan` shows.
 
 use crate::programs::TrainingSpec;
+use std::collections::HashMap;
 use std::ops::Range;
-use xtrain_model::Kept;
 use xtrain_model::decoder::linear_names;
+use xtrain_model::{Architecture, Kept, Numerics};
 use xtrain_program::quantized::{Candidate, LinearGemm, ScaledGemm};
 use xtrain_program::{Origin, Role, Stage};
 
@@ -24,39 +25,79 @@ pub struct LinearProducts {
 pub fn linear_products(spec: &TrainingSpec) -> Vec<LinearProducts> {
     let (m, numerics) = (&spec.model, spec.numerics());
     let tokens = spec.batch.sequences * spec.batch.seq_len;
-    let heads = (m.heads + 2 * m.kv_heads) * m.head_dim;
-    let extents = [[heads, m.dim], [m.dim, m.heads * m.head_dim], [2 * m.ffn_dim, m.dim], [m.dim, m.ffn_dim]];
     let mut all: Vec<LinearProducts> = Vec::new();
-    for (n, [outputs, inputs]) in extents.into_iter().enumerate() {
+    for (n, extents) in linear_extents(m).into_iter().enumerate() {
         let first = all.len();
         for block in 0..m.layers {
-            let name = &linear_names(block)[n];
-            let site = name.strip_prefix(&format!("blocks.{block}.")).unwrap_or(name).to_owned();
-            let products = LinearGemm::ALL.map(|gemm| {
-                let origin = Origin {
-                    block: Some(block as u32),
-                    site: site.as_str().into(),
-                    role: Role::Forward,
-                    stage: Stage::Forward,
-                    slot: 0,
-                };
-                let extents = match gemm {
-                    LinearGemm::Fprop => [tokens, outputs, inputs],
-                    LinearGemm::Dgrad => [tokens, inputs, outputs],
-                    LinearGemm::Wgrad => [outputs, inputs, tokens],
-                };
-                numerics.of(Candidate { origin: &origin, gemm, extents }, m.layers)
-            });
+            let linear = Linear { block, name: &linear_names(block)[n], extents };
+            let products = LinearGemm::ALL.map(|gemm| linear.product(gemm, tokens, m, &numerics));
             match all[first..].last_mut().filter(|last| last.products == products) {
                 Some(last) => last.blocks.end = block + 1,
                 None => {
-                    let (blocks, extents) = (block..block + 1, [outputs, inputs]);
+                    let (blocks, site) = (block..block + 1, linear.site().to_owned());
                     all.push(LinearProducts { blocks, site, extents, products });
                 }
             }
         }
     }
     all
+}
+
+/// How fprop of each linear layer of the blocks is computed of FP8 factors, or why it is not, by the name of its weights.
+pub(crate) fn fprops(m: &Architecture, numerics: &Numerics) -> HashMap<String, Result<ScaledGemm, Kept>> {
+    let of = |block: usize| {
+        let of = move |(name, extents): (String, [usize; 2])| {
+            // Any number of tokens: it does not count in fprop.
+            let product = Linear { block, name: &name, extents }.product(LinearGemm::Fprop, 1, m, numerics);
+            (format!("{name}.weight"), product)
+        };
+        linear_names(block).into_iter().zip(linear_extents(m)).map(of)
+    };
+    (0..m.layers).flat_map(of).collect()
+}
+
+/// Outputs and inputs of the linear layers of a block, in the order of [`linear_names`].
+fn linear_extents(m: &Architecture) -> [[usize; 2]; 4] {
+    [[m.qkv_dim(), m.dim], [m.dim, m.attention_dim()], [2 * m.ffn_dim, m.dim], [m.dim, m.ffn_dim]]
+}
+
+/// A linear layer.
+struct Linear<'a> {
+    block: usize,
+    name: &'a str,
+    /// Outputs and inputs.
+    extents: [usize; 2],
+}
+
+impl Linear<'_> {
+    /// Its place in the block.
+    fn site(&self) -> &str {
+        self.name.strip_prefix(&format!("blocks.{}.", self.block)).unwrap_or(self.name)
+    }
+
+    /// How one of its products is computed.
+    fn product(
+        &self,
+        gemm: LinearGemm,
+        tokens: usize,
+        m: &Architecture,
+        numerics: &Numerics,
+    ) -> Result<ScaledGemm, Kept> {
+        let [outputs, inputs] = self.extents;
+        let origin = Origin {
+            block: Some(self.block as u32),
+            site: self.site().into(),
+            role: Role::Forward,
+            stage: Stage::Forward,
+            slot: 0,
+        };
+        let extents = match gemm {
+            LinearGemm::Fprop => [tokens, outputs, inputs],
+            LinearGemm::Dgrad => [tokens, inputs, outputs],
+            LinearGemm::Wgrad => [outputs, inputs, tokens],
+        };
+        numerics.of(Candidate { origin: &origin, gemm, extents }, m.layers)
+    }
 }
 
 /// The share of the blocks' linear layers' operations that are of FP8 factors.

@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::json;
 use xtrain_tensor::formats::narrow_bf16;
 
-use super::{INDEX_FILE, NameMap, SINGLE_FILE, position_first, swap};
+use super::{Fp8Scales, INDEX_FILE, NameEntry, NameMap, NamePart, SINGLE_FILE, fp8, position_first, swap};
 use crate::aside::{self, Aside};
 use crate::error::{BoxError, CheckpointError, Result};
 use crate::files::{create_folders, is_plain_name, write_new};
@@ -25,17 +25,21 @@ pub enum ExportDtype {
     Fp32,
     /// Two bytes a weight, rounded to nearest even.
     Bf16,
+    /// The matrices of linear layers in one byte a weight, E4M3 with a scale for each block of 128 x 128, as DeepSeek-V3 and
+    /// Qwen3-FP8 are published; the rest as bf16.
+    Fp8,
 }
 
 impl ExportDtype {
     /// All of them.
-    pub const ALL: [ExportDtype; 2] = [ExportDtype::Fp32, ExportDtype::Bf16];
+    pub const ALL: [ExportDtype; 3] = [ExportDtype::Fp32, ExportDtype::Bf16, ExportDtype::Fp8];
 
     /// Its name in run files.
     pub const fn name(self) -> &'static str {
         match self {
             ExportDtype::Fp32 => "fp32",
             ExportDtype::Bf16 => "bf16",
+            ExportDtype::Fp8 => "fp8",
         }
     }
 }
@@ -43,7 +47,7 @@ impl ExportDtype {
 /// How a folder is exported.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ExportOptions {
-    /// The element type of every tensor.
+    /// The element type of the tensors.
     pub dtype: ExportDtype,
     /// A shard takes tensors up to this size; a larger tensor gets a shard of its own.
     pub max_shard_bytes: u64,
@@ -95,6 +99,46 @@ struct Outgoing {
     stored: StoredTensor,
     entry: usize,
     numel: usize,
+    form: Form,
+}
+
+/// What is written of a part.
+#[derive(Clone, Copy)]
+enum Form {
+    /// Its values, in the type of the tensor.
+    Plain,
+    /// Its values in FP8.
+    Fp8(Fp8Scales),
+    /// The scales of the part before.
+    Scales,
+}
+
+impl Outgoing {
+    /// The tensors that a part becomes: one, or a matrix in FP8 and its scales.
+    fn of_part(entry: &NameEntry, index: usize, part: &NamePart, dtype: ExportDtype) -> Vec<Outgoing> {
+        let shape = entry.part_shape(part);
+        let tensor = |name: &str, dtype: StoredDtype, shape: &[usize], form: Form| Outgoing {
+            stored: StoredTensor { name: name.to_owned(), dtype, shape: shape.to_vec() },
+            entry: index,
+            numel: shape.iter().product(),
+            form,
+        };
+        let name = &part.theirs;
+        match (dtype, entry.fp8, &shape[..]) {
+            (ExportDtype::Fp8, Some(scales), &[rows, cols]) => vec![
+                tensor(name, StoredDtype::F8_E4M3, &shape, Form::Fp8(scales)),
+                tensor(&fp8::scale_name(name), StoredDtype::F32, &fp8::blocks(rows, cols), Form::Scales),
+            ],
+            (ExportDtype::Fp32, ..) => vec![tensor(name, StoredDtype::F32, &shape, Form::Plain)],
+            (ExportDtype::Bf16 | ExportDtype::Fp8, ..) => {
+                vec![tensor(name, StoredDtype::BF16, &shape, Form::Plain)]
+            }
+        }
+    }
+
+    fn bytes(&self) -> u64 {
+        (self.numel * self.stored.dtype.bitsize() / 8) as u64
+    }
 }
 
 /// Writes the weights into `folder`; errors about values name `target`, where it is going to be.
@@ -105,20 +149,12 @@ fn write_weights(
     source: &mut dyn FnMut(&str) -> std::result::Result<Vec<f32>, BoxError>,
     options: &ExportOptions,
 ) -> Result<()> {
-    let (dtype, size) = match options.dtype {
-        ExportDtype::Fp32 => (StoredDtype::F32, 4),
-        ExportDtype::Bf16 => (StoredDtype::BF16, 2),
-    };
     let mut outgoing = Vec::new();
     for (index, entry) in names.entries.iter().enumerate() {
-        for part in &entry.parts {
-            let shape = entry.part_shape(part);
-            let numel = shape.iter().product();
-            let stored = StoredTensor { name: part.theirs.clone(), dtype, shape };
-            outgoing.push(Outgoing { stored, entry: index, numel });
-        }
+        let parts = entry.parts.iter();
+        outgoing.extend(parts.flat_map(|part| Outgoing::of_part(entry, index, part, options.dtype)));
     }
-    let shards = cut(&outgoing, size, options.max_shard_bytes);
+    let shards = cut(&outgoing, options.max_shard_bytes);
     let shard_name = |shard: usize| match shards.len() {
         0 | 1 => SINGLE_FILE.to_string(),
         n => format!("model-{:05}-of-{n:05}.safetensors", shard + 1),
@@ -127,11 +163,17 @@ fn write_weights(
     let mut current: Option<usize> = None;
     let mut values = Vec::new();
     let mut at = 0;
+    // Those of the matrix that was written last, which may be in another shard.
+    let mut scales = Vec::new();
     for (index, shard) in shards.iter().enumerate() {
         let stored: Vec<StoredTensor> = shard.iter().map(|out| out.stored.clone()).collect();
         let path = folder.join(shard_name(index));
         let mut writer = TensorFileWriter::create_in_place(&path, &stored, &[("format", "pt")])?;
         for out in *shard {
+            if let Form::Scales = out.form {
+                writer.write(bytemuck::cast_slice(&scales))?;
+                continue;
+            }
             if current != Some(out.entry) {
                 let entry = &names.entries[out.entry];
                 values = source(&entry.ours).map_err(CheckpointError::Caller)?;
@@ -152,9 +194,14 @@ fn write_weights(
                 let fix = "a model with such weights computes nothing: export an earlier checkpoint";
                 return Err(refused(at, format!("is {}", part[at]), fix));
             }
-            match options.dtype {
-                ExportDtype::Fp32 => writer.write(bytemuck::cast_slice(part))?,
-                ExportDtype::Bf16 => {
+            match (out.form, &out.stored.shape[..]) {
+                (Form::Fp8(kind), &[_, cols]) => {
+                    let numbers;
+                    (numbers, scales) = fp8::quantize(part, cols, kind);
+                    writer.write(&numbers)?;
+                }
+                _ if out.stored.dtype == StoredDtype::F32 => writer.write(bytemuck::cast_slice(part))?,
+                _ => {
                     let rounded = rounded(part);
                     if let Some(at) = position_first(&rounded, |x| !x.is_finite()) {
                         let is = format!("is {:e}, which is infinite in bf16", part[at]);
@@ -167,7 +214,7 @@ fn write_weights(
         writer.finish()?;
     }
     if shards.len() > 1 {
-        let total: usize = outgoing.iter().map(|out| out.numel * size).sum();
+        let total: u64 = outgoing.iter().map(Outgoing::bytes).sum();
         let weight_map: BTreeMap<&str, String> = shards
             .iter()
             .enumerate()
@@ -181,11 +228,11 @@ fn write_weights(
 }
 
 /// Cuts the tensors into runs of at most `max_bytes`, or of one tensor; there is always one run.
-fn cut(outgoing: &[Outgoing], size: usize, max_bytes: u64) -> Vec<&[Outgoing]> {
+fn cut(outgoing: &[Outgoing], max_bytes: u64) -> Vec<&[Outgoing]> {
     let mut shards = Vec::new();
     let (mut start, mut bytes) = (0, 0u64);
     for (i, out) in outgoing.iter().enumerate() {
-        let more = (out.numel * size) as u64;
+        let more = out.bytes();
         if i > start && bytes.saturating_add(more) > max_bytes {
             shards.push(&outgoing[start..i]);
             (start, bytes) = (i, 0);

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use super::folder::HfFolder;
 use super::nearest::nearest;
-use super::{ExportDtype, NameMap, TiedName, position_first};
+use super::{ExportDtype, NameMap, TiedName, fp8, position_first};
 use crate::error::{BoxError, CheckpointError, Result, listed};
 use crate::tensor_file::{StoredDtype, TensorFile, TensorInfo};
 
@@ -14,7 +14,7 @@ use crate::tensor_file::{StoredDtype, TensorFile, TensorInfo};
 ///
 /// # Errors
 /// Before the first call: a folder without safetensors, damaged files, tensors that are missing, of other shapes,
-/// unknown, quantised, or not equal though tied. During the calls: a value that is not finite, or too large for `f32`
+/// unknown, quantised but not as [`ExportDtype::Fp8`] is, or not equal though tied. During the calls: a value that is not finite, or too large for `f32`
 /// ([`CheckpointError::Unsupported`] names tensor and element), a file that shrinks, and what `sink` returns.
 pub fn import(
     folder: &Path,
@@ -37,7 +37,10 @@ pub fn import(
                 return Err(CheckpointError::Internal(format!("'{}' was checked and is gone", part.theirs)));
             };
             let (now, later) = rest.split_at_mut(tensor.shape.iter().product());
-            file.read_f32(tensor, now)?;
+            match fp8::is(tensor) {
+                true => fp8::read(&source, file, tensor, now)?,
+                false => file.read_f32(tensor, now)?,
+            }
             if let Some(at) = position_first(now, |x| !x.is_finite()) {
                 let what = format!("element {at} of {:?} is {}", tensor.shape, now[at]);
                 let fix = "a model with such weights computes nothing: get the file again from its source";
@@ -50,18 +53,40 @@ pub fn import(
     Ok(())
 }
 
-/// The smallest element type that holds every weight in `folder` as it is: bf16 where all of them are bf16, else fp32.
+/// The smallest element type that holds every weight in `folder` as it is, exported by `names`: FP8 where the matrices that `names` has
+/// in FP8 are so with scales that are powers of two, and the rest is bf16; bf16 where all is bf16 or such FP8; else fp32.
 ///
 /// # Errors
 /// A folder without safetensors; damaged files.
 pub fn lossless_dtype(folder: &Path, names: &NameMap) -> Result<ExportDtype> {
     let source = HfFolder::open(folder)?;
-    let is_weight =
-        |name: &&str| !names.ignorable_suffixes.iter().any(|suffix| name.ends_with(suffix.as_str()));
-    let mut weights = source.names().filter(is_weight).filter_map(|name| source.get(name));
-    Ok(match weights.all(|(_, tensor)| tensor.dtype == StoredDtype::BF16) {
-        true => ExportDtype::Bf16,
-        false => ExportDtype::Fp32,
+    let parts = names.entries.iter().filter(|entry| entry.fp8.is_some()).flat_map(|entry| &entry.parts);
+    let fp8_there: HashSet<&str> = parts.map(|part| part.theirs.as_str()).collect();
+    let mut is_same_in_fp8 = true;
+    let mut quantized = Vec::new();
+    let is_ignorable =
+        |name: &str| names.ignorable_suffixes.iter().any(|suffix| name.ends_with(suffix.as_str()));
+    for (name, (_, tensor)) in source.names().filter_map(|name| Some((name, source.get(name)?))) {
+        let is_scales =
+            || fp8::scaled_name(name).and_then(|of| source.get(of)).is_some_and(|(_, of)| fp8::is(of));
+        if is_ignorable(name) || is_scales() {
+            continue;
+        }
+        match tensor.dtype {
+            StoredDtype::BF16 => {}
+            StoredDtype::F8_E4M3 => quantized.push(tensor),
+            _ => return Ok(ExportDtype::Fp32),
+        }
+        is_same_in_fp8 &= fp8::is(tensor) == fp8_there.contains(name);
+    }
+    for tensor in &quantized {
+        if !fp8::scales(&source, tensor)?.into_iter().all(fp8::is_exact) {
+            return Ok(ExportDtype::Fp32);
+        }
+    }
+    Ok(match is_same_in_fp8 && !quantized.is_empty() {
+        true => ExportDtype::Fp8,
+        false => ExportDtype::Bf16,
     })
 }
 
@@ -88,9 +113,13 @@ fn check_tensors(source: &HfFolder, names: &NameMap, aliases: &Aliases<'_>) -> R
         .flat_map(|entry| entry.parts.iter().map(|part| part.theirs.as_str()))
         .chain(names.tied.iter().map(|tied| tied.theirs.as_str()))
         .collect();
+    // Scales belong to a tensor that is there.
+    let are_scales =
+        |name: &str| fp8::scaled_name(name).is_some_and(|of| known.contains(of) && source.get(of).is_some());
+    let is_known = |name: &str| known.contains(name) || are_scales(name);
     let left: Vec<&str> = source
         .names()
-        .filter(|name| !known.contains(name))
+        .filter(|name| !is_known(name))
         .filter(|name| !names.ignorable_suffixes.iter().any(|suffix| name.ends_with(suffix.as_str())))
         .collect();
     let mut missing = Vec::new();
@@ -100,12 +129,16 @@ fn check_tensors(source: &HfFolder, names: &NameMap, aliases: &Aliases<'_>) -> R
             missing.push(part.theirs.as_str());
             continue;
         };
-        file.check_readable(tensor)?;
         let expected = entry.part_shape(part);
-        if tensor.shape != expected {
-            let (name, found) = (&tensor.name, &tensor.shape);
-            misshapen.push(format!("'{name}' is {found:?} and should be {expected:?}"));
+        if tensor.shape == expected {
+            fp8::check(source, file, tensor)?;
+            continue;
         }
+        if !fp8::is(tensor) {
+            file.check_readable(tensor)?;
+        }
+        let (name, found) = (&tensor.name, &tensor.shape);
+        misshapen.push(format!("'{name}' is {found:?} and should be {expected:?}"));
     }
     let folder = source.path();
     if !missing.is_empty() {

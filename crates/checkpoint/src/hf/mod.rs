@@ -1,12 +1,14 @@
 //! Hugging Face folders: `model.safetensors`, or shards with an index, read and written by a name map.
 //!
 //! A name map is data: which of their tensors, stacked along dimension 0, make one of ours.
+//! FP8 is E4M3 with scales of blocks, as `fp8` has it; other quantised weights are refused.
 //! Invariant: weights are finite, on the way in and out. An infinity or a NaN is an error that names it.
 //! Deliberately absent: `config.json` and the tokenizer. They belong to the model and data crates, and pass through
 //! [`export`] as finished bytes.
 
 mod export;
 mod folder;
+mod fp8;
 mod import;
 mod nearest;
 mod swap;
@@ -46,6 +48,19 @@ pub struct NameEntry {
     pub shape: Vec<usize>,
     /// Their tensors, top to bottom.
     pub parts: Vec<NamePart>,
+    /// How they go out as [`ExportDtype::Fp8`], where they are matrices; without it as bf16. Of no account on the way in, where their
+    /// files say what is FP8.
+    pub fp8: Option<Fp8Scales>,
+}
+
+/// The scales of a matrix in FP8, one for each block of 128 x 128: 448 over the block's largest magnitude.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fp8Scales {
+    /// Rounded down to powers of two: scaling then rounds nothing, the numbers are exact in bf16 too, and casting them again
+    /// gives them again.
+    PowersOfTwo,
+    /// As they are.
+    Exact,
 }
 
 /// One tensor of theirs, of shape `[rows, ..]` with the other dimensions of ours.
@@ -75,13 +90,16 @@ impl NameMap {
         let mut names = HashSet::new();
         let mut theirs = HashSet::new();
         for entry in &self.entries {
-            let NameEntry { ours, shape, parts } = entry;
+            let NameEntry { ours, shape, parts, fp8 } = entry;
             let rows: usize = parts.iter().map(|part| part.rows).sum();
             if parts.is_empty() || rows != shape.first().copied().unwrap_or(1) {
                 return Err(internal(format!("'{ours}' {shape:?} has parts of {rows} rows in all")));
             }
             if shape.is_empty() && parts.len() != 1 {
                 return Err(internal(format!("the scalar '{ours}' has {} parts", parts.len())));
+            }
+            if fp8.is_some() && shape.len() != 2 {
+                return Err(internal(format!("'{ours}' {shape:?} is no matrix and has no blocks for FP8")));
             }
             if !names.insert(ours) {
                 return Err(internal(format!("our name '{ours}' stands twice")));

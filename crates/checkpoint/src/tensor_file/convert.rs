@@ -1,10 +1,11 @@
 //! Stored floats to `f32`.
 
 use half::f16;
+use xtrain_tensor::{DType, formats, vectorized};
 
 use super::StoredDtype;
 
-/// Converts little-endian `bytes` of F64, F32, F16 or BF16 elements; other types leave `out` alone. F64 rounds to
+/// Converts little-endian `bytes` of F64, F32, F16, BF16 or F8_E4M3 elements; other types leave `out` alone. F64 rounds to
 /// nearest even; the first finite one that overflows by that is returned, with its position.
 pub(super) fn widen(dtype: StoredDtype, bytes: &[u8], out: &mut [f32]) -> Option<(usize, f64)> {
     match dtype {
@@ -17,6 +18,10 @@ pub(super) fn widen(dtype: StoredDtype, bytes: &[u8], out: &mut [f32]) -> Option
         StoredDtype::F32 => each(bytes, out, f32::from_le_bytes),
         StoredDtype::F16 => each(bytes, out, |b| f16::from_le_bytes(b).to_f32()),
         StoredDtype::BF16 => each(bytes, out, |b| f32::from_bits(u32::from(u16::from_le_bytes(b)) << 16)),
+        StoredDtype::F8_E4M3 => vectorized(
+            #[inline(always)]
+            || formats::widen(DType::E4M3, bytes, out),
+        ),
         _ => {}
     }
     None

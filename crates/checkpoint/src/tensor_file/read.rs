@@ -87,6 +87,20 @@ impl TensorFile {
     /// As [`TensorFile::read_f32`], for as many elements as `out` has room for, from element `start` on.
     pub(crate) fn read_f32_part(&self, tensor: &TensorInfo, start: usize, out: &mut [f32]) -> Result<()> {
         self.check_readable(tensor)?;
+        self.convert(tensor, start, out)
+    }
+
+    /// As [`TensorFile::read_f32`], for the numbers of E4M3 as they are, without what scales them.
+    pub(crate) fn read_e4m3(&self, tensor: &TensorInfo, out: &mut [f32]) -> Result<()> {
+        check_room(tensor, "elements", tensor.shape.iter().product(), out.len())?;
+        if tensor.dtype != StoredDtype::F8_E4M3 {
+            return Err(CheckpointError::Internal(format!("'{}' is {}", tensor.name, tensor.dtype)));
+        }
+        self.convert(tensor, 0, out)
+    }
+
+    /// Fills `out` with the elements from `start` on, of a type that is converted.
+    fn convert(&self, tensor: &TensorInfo, start: usize, out: &mut [f32]) -> Result<()> {
         let size = tensor.dtype.bitsize() / 8;
         let begin = tensor.range.start + start * size;
         if tensor.dtype == StoredDtype::F32 {
@@ -119,7 +133,10 @@ impl TensorFile {
                 Err(CheckpointError::unsupported(
                     self.path(),
                     &tensor.name,
-                    format!("has {} elements, and quantised weights are not read yet", tensor.dtype),
+                    format!(
+                        "has {} elements; of quantised weights, matrices of F8_E4M3 with scales for blocks of 128 x 128 are read",
+                        tensor.dtype
+                    ),
                     "use the bf16 version of this model, or convert it to bf16 first",
                 ))
             }

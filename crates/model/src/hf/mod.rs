@@ -30,6 +30,9 @@ pub struct HfConfig {
 /// The context of the first training, in tokens.
 const CONTEXT: &str = "original_max_position_embeddings";
 
+/// What is said of weights that are quantized.
+const QUANTIZATION: &str = "quantization_config";
+
 /// Names that need not be imported: tables that the model computes.
 pub const IGNORABLE_SUFFIXES: [&str; 1] = ["rotary_emb.inv_freq"];
 

@@ -1,8 +1,8 @@
 //! Reading config.json.
 
-use super::{CONTEXT, HfConfig, fail};
+use super::{CONTEXT, HfConfig, QUANTIZATION, fail};
 use crate::{Architecture, Family, ModelError};
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 use xtrain_ops::qk_norm_rope::RopeScaling;
 
 impl HfConfig {
@@ -158,12 +158,36 @@ impl<'a> Reader<'a> {
         if types.is_some_and(|types| types.iter().any(|t| t.as_str() != Some("full_attention"))) {
             return refuse("layer_types", "only \"full_attention\" layers are supported");
         }
-        if self.get("quantization_config").is_some() {
-            return Err(fail(
-                "the weights are quantized (`quantization_config`); load the original bf16 or fp32 folder",
-            ));
-        }
+        self.refuse_other_quantization()?;
         self.refuse_partial_rotation()
+    }
+
+    /// Of quantized weights, FP8 with scales for blocks of 128 x 128 are read: what the weights themselves cannot say is checked here.
+    fn refuse_other_quantization(&self) -> Result<(), ModelError> {
+        let Some(json) = self.read(QUANTIZATION, "an object", Value::as_object)? else { return Ok(()) };
+        let table = Reader { json, table: Some(QUANTIZATION) };
+        let refuse = |key: &str, only: &str| {
+            let value = json.get(key).unwrap_or(&Value::Null);
+            Err(fail(format!(
+                "the weights are quantized, and `{}` is {value}; of quantized weights only \"fp8\" with {only} is read: load the bf16 \
+                 or fp32 folder",
+                table.path(key)
+            )))
+        };
+        if table.text("quant_method")? != Some("fp8") {
+            return refuse("quant_method", "blocks of 128 x 128");
+        }
+        let block = table.read("weight_block_size", "a list of two sizes", Value::as_array)?;
+        if block.is_none_or(|block| *block != [json!(128), json!(128)]) {
+            return refuse("weight_block_size", "blocks of [128, 128]");
+        }
+        if table.text("fmt")?.is_some_and(|fmt| fmt != "e4m3") {
+            return refuse("fmt", "the format \"e4m3\"");
+        }
+        if table.text("activation_scheme")?.is_some_and(|scheme| scheme != "dynamic") {
+            return refuse("activation_scheme", "activations that are scaled as they come, \"dynamic\",");
+        }
+        Ok(())
     }
 
     fn refuse_partial_rotation(&self) -> Result<(), ModelError> {

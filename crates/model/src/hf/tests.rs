@@ -97,6 +97,31 @@ fn the_window_that_is_off_is_named_where_engines_insist_on_it() {
     assert_eq!(written["use_sliding_window"], false);
 }
 
+/// A `quantization_config` as DeepSeek-V3's, with one key otherwise.
+fn quantized(other: &str) -> String {
+    format!(
+        r#", "quantization_config": {{"quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic", "weight_block_size": [128, 128], {other}}}"#
+    )
+}
+
+#[test]
+fn what_is_said_of_quantized_weights_goes_with_them() {
+    let mut hf = HfConfig::parse(&llama(&quantized(r#""scale_fmt": "ue8m0""#))).expect("blocks of FP8");
+    let read = |text: &str| -> Map<String, Value> { serde_json::from_str(text).expect("JSON") };
+    assert_eq!(read(&hf.to_json("float32")).get("quantization_config"), None);
+    let modules = ["lm_head".to_owned(), "model.layers.0.mlp.down_proj".to_owned()];
+    for _ in 0..2 {
+        let written = hf.to_fp8_json(&modules);
+        let json = read(&written);
+        let said = json!({
+            "quant_method": "fp8", "fmt": "e4m3", "weight_block_size": [128, 128], "activation_scheme": "dynamic",
+            "modules_to_not_convert": modules,
+        });
+        assert_eq!((&json["quantization_config"], &json["dtype"]), (&said, &json!("bfloat16")));
+        hf = HfConfig::parse(&written).expect("what is written is read");
+    }
+}
+
 #[test]
 fn what_would_change_the_result_is_refused_by_name() {
     for (extra, named) in [
@@ -114,7 +139,14 @@ fn what_would_change_the_result_is_refused_by_name() {
         (r#", "num_key_value_heads": 3"#, "multiple of kv_heads"),
         (r#", "head_dim": 7"#, "even"),
         (r#", "num_key_value_heads": "4""#, "whole number"),
-        (r#", "quantization_config": {}"#, "quantized"),
+        (r#", "quantization_config": {}"#, "quantization_config.quant_method"),
+        (r#", "quantization_config": "fp8""#, "quantization_config"),
+        (&quantized(r#""quant_method": "compressed-tensors""#), "quantization_config.quant_method"),
+        (&quantized(r#""weight_block_size": null"#), "quantization_config.weight_block_size"),
+        (&quantized(r#""weight_block_size": [1, 128]"#), "quantization_config.weight_block_size` is [1,128]"),
+        (&quantized(r#""weight_block_size": 128"#), "quantization_config.weight_block_size"),
+        (&quantized(r#""fmt": "e5m2""#), "quantization_config.fmt"),
+        (&quantized(r#""activation_scheme": "static""#), "quantization_config.activation_scheme"),
         (r#", "hidden_act": 5"#, "hidden_act"),
         (r#", "layer_types": "sliding_attention""#, "layer_types"),
         (r#", "rope_scaling": {"rope_type": 5, "factor": 4.0}"#, "rope_scaling.rope_type"),

@@ -1,7 +1,7 @@
 //! Writing config.json and generation_config.json.
 
-use super::HfConfig;
 use super::read::Reader;
+use super::{HfConfig, QUANTIZATION};
 use crate::Family;
 use serde_json::{Map, Value, json};
 use xtrain_ops::qk_norm_rope::RopeScaling;
@@ -10,8 +10,30 @@ impl HfConfig {
     /// The text of a config.json that old and new readers understand alike. `dtype` is the element type of the weights beside it
     /// (`float32` or `bfloat16`). Every key of [`HfConfig::source`] is there again; those that say what we know are set anew.
     pub fn to_json(&self, dtype: &str) -> String {
+        text(self.written(dtype))
+    }
+
+    /// The same beside weights of which linear layers are FP8 with scales for blocks of 128 x 128, all but those of `modules` (as Hugging
+    /// Face names them), and the rest is bf16: what DeepSeek-V3's and Qwen3-FP8's files say, and transformers, vLLM and SGLang read.
+    pub fn to_fp8_json(&self, modules: &[String]) -> String {
+        let mut out = self.written("bfloat16");
+        let quantization = json!({
+            "quant_method": "fp8",
+            "fmt": "e4m3",
+            "weight_block_size": [128, 128],
+            "activation_scheme": "dynamic",
+            "modules_to_not_convert": modules,
+        });
+        out.insert(QUANTIZATION.into(), quantization);
+        text(out)
+    }
+
+    /// All keys of config.json beside weights that are not quantized.
+    fn written(&self, dtype: &str) -> Map<String, Value> {
         let m = &self.model;
         let mut out = self.source.clone();
+        // Of the weights that it came with.
+        out.remove(QUANTIZATION);
         let written = json!({
             "architectures": [m.family.architecture()],
             "model_type": m.family.name(),
@@ -77,10 +99,7 @@ impl HfConfig {
         if m.family == Family::Qwen2 {
             default("sliding_window", json!(m.max_position_embeddings));
         }
-        let mut text =
-            serde_json::to_string_pretty(&Value::Object(out)).expect("a JSON value can be written");
-        text.push('\n');
-        text
+        out
     }
 
     /// The text of a generation_config.json: how to start and when to stop, and what [`HfConfig::generation`] says beside.
@@ -162,6 +181,12 @@ impl Family {
             Family::Qwen3 => "Qwen3ForCausalLM",
         }
     }
+}
+
+fn text(json: Map<String, Value>) -> String {
+    let mut text = serde_json::to_string_pretty(&Value::Object(json)).expect("a JSON value can be written");
+    text.push('\n');
+    text
 }
 
 /// As these files write token ids: a number for one.

@@ -5,7 +5,7 @@ use crate::host::math::vectorized;
 use crate::host::rows::rows_per_task;
 use rayon::prelude::*;
 use std::ops::Range;
-use xtrain_tensor::formats::{max_finite, narrow, widen};
+use xtrain_tensor::formats::{cast_scale, narrow, widen};
 use xtrain_tensor::{CpuKernel, Pooled, Scaling, TILE, TensorType, View, ViewMut};
 
 /// Rows that a task casts: an even number, so that two tasks share no byte of a packed format.
@@ -52,7 +52,8 @@ impl Quantize {
         let (rows, cols) = x.extents();
         let regions = Regions::new(self.scaling, rows, cols);
         let amax = regions.amax(&x);
-        let scale: Vec<f32> = amax.iter().map(|&amax| given.unwrap_or_else(|| self.scale(amax))).collect();
+        let made = |&amax: &f32| cast_scale(self.format, amax, self.pow2_scales);
+        let scale: Vec<f32> = amax.iter().map(|amax| given.unwrap_or_else(|| made(amax))).collect();
         regions.lay_out(&scale, &mut inv_scale.reals::<f32>());
 
         let high = even_rows_per_task(cols);
@@ -70,15 +71,6 @@ impl Quantize {
             );
         });
         amax.iter().map(|amax| amax.to_bits()).max().unwrap_or(0)
-    }
-
-    /// The scale of a region.
-    fn scale(&self, amax: f32) -> f32 {
-        if amax == 0.0 || !amax.is_finite() {
-            return 1.0;
-        }
-        let scale = (max_finite(self.format) / amax).min(f32::MAX);
-        if self.pow2_scales { f32::from_bits(scale.to_bits() & 0xFF80_0000) } else { scale }
     }
 }
 

@@ -107,6 +107,11 @@ const POSITION: &str = "position";
 const LOADER: &str = "loader";
 const CONFIG: &str = "config";
 
+/// What the run of a checkpoint read, and how far.
+pub(crate) fn loader_state(checkpoint: &Checkpoint) -> Result<LoaderState, RunError> {
+    document(checkpoint, LOADER)
+}
+
 impl Saved {
     /// Opens the checkpoints of `folder`, making it if need be; another process that writes there is an error.
     pub(super) fn open(folder: &RunFolder) -> Result<Self, RunError> {

@@ -3,10 +3,12 @@
 use super::{RunError, RunFolder, fit};
 use crate::config::{Config, Facts, Parsed, Recompute, Resolved, Source, TokenizerChoice, nearest};
 use crate::engine::{Processor, Target};
+use crate::exchange;
 use crate::programs::{OptimizerSpec, TrainingSpec};
 use std::io::ErrorKind;
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
+use xtrain_checkpoint::hf::ExportDtype;
 use xtrain_data::{DataError, Dataset, InputOptions, Texts, TokenStream, Tokenizer, learn, list_inputs};
 use xtrain_model::Recipe;
 use xtrain_model::decoder::{Batch, Loss};
@@ -255,6 +257,9 @@ pub(crate) fn planned(resolved: Resolved) -> Result<Planned, RunError> {
         model,
     };
     check_sizes(&spec, c.train.batch_size)?;
+    if c.checkpoint.export_hf && c.checkpoint.export_dtype == Some(ExportDtype::Fp8) {
+        exchange::check_fp8(&exchange::fp8_names(&spec.model, &spec.numerics()))?;
+    }
     Ok(Planned { resolved, spec, vocabulary_bound: None })
 }
 

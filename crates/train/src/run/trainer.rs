@@ -300,8 +300,7 @@ impl Run {
         if let Some(profiler) = &mut self.profiler {
             profiler.before_evaluation(&mut self.learner)?;
         }
-        let tokens = self.config.eval.tokens.unwrap_or(0);
-        let sequences = if tokens == 0 { u64::MAX } else { tokens.div_ceil(self.config.data.seq_len as u64) };
+        let sequences = self.config.eval.sequences(self.config.data.seq_len);
         let (mut ended, mut batch_begun, saving) = (None, None, self.saving(watch));
         let mut go_on = || {
             if let Some(begun) = batch_begun.replace(Instant::now()) {

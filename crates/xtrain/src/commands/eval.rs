@@ -5,14 +5,40 @@ use crate::cli::EvalArgs;
 use crate::failure::Failure;
 use crate::signals::Stop;
 use crate::terminal::{self, Bar};
+use serde_json::{Value, json};
 use std::io::Write;
 use xtrain_data::InputOptions;
-use xtrain_train::evaluate::{Doing, TextOptions, text};
+use xtrain_model::Recipe;
+use xtrain_train::evaluate::{Doing, HeldOut, TextLoss, TextOptions};
 use xtrain_train::metrics::format;
 
+/// What was found in one precision.
+struct Found {
+    precision: Recipe,
+    step: Option<u64>,
+    loss: TextLoss,
+}
+
 pub(crate) fn run(args: &EvalArgs) -> Result<(), Failure> {
+    let mut bar = Bar::default();
+    let found = evaluate(args, &mut bar);
+    bar.clear();
+    let Some(found) = found? else {
+        // Not among what a program may read from standard output.
+        let _ = writeln!(std::io::stderr(), "stopped before the end; there is no result");
+        return Ok(());
+    };
+    let text = match (args.json, found.as_slice()) {
+        (true, _) => found.iter().map(|one| format!("{}\n", json(one, &found))).collect(),
+        (false, [only]) => alone(&only.loss),
+        (false, _) => table(&found),
+    };
+    terminal::print(&text).map(|_| ())
+}
+
+/// The losses in all precisions, of the same tokens; nothing where it is stopped.
+fn evaluate(args: &EvalArgs, bar: &mut Bar) -> Result<Option<Vec<Found>>, Failure> {
     let stop = Stop::on_signals()?;
-    let mut opened = open_model(&args.model, args.compute.device, args.compute.precision)?;
     let options = TextOptions {
         seq_len: args.seq_len,
         batch_size: args.batch_size.into(),
@@ -20,34 +46,78 @@ pub(crate) fn run(args: &EvalArgs) -> Result<(), Failure> {
         input: InputOptions { field: args.text_field.clone(), separator: args.separator.clone() },
         cache: args.cache_dir.clone(),
     };
-    let mut bar = Bar::default();
-    let found = text(&mut opened, &args.data, &options, &mut |doing| {
+    let mut show = |doing: Doing<'_>| {
         match doing {
             Doing::Tokenizing(path, progress) => bar.tokenizing(&path.display().to_string(), progress),
             Doing::Evaluating(done, all) => bar.show("evaluating", done, all),
         }
         stop.go_on()
-    });
-    bar.clear();
-    let Some(found) = found? else {
-        // Not among what a program may read from standard output.
-        let _ = writeln!(std::io::stderr(), "stopped before the end; there is no result");
-        return Ok(());
     };
-    let (loss, perplexity, bits_per_byte) = (found.loss, found.loss.exp(), found.bits_per_byte());
-    if args.json {
-        let json = serde_json::json!({
-            "loss": loss, "perplexity": perplexity, "bits_per_byte": bits_per_byte, "tokens": found.tokens,
-            "text_bytes": found.text_bytes, "seq_len": found.seq_len, "document_mask": found.document_mask,
-            "step": opened.step,
-        });
-        return terminal::print(&format!("{json}\n")).map(|_| ());
+    // One model at a time: each may be all that fits.
+    let precisions = match args.precision.as_slice() {
+        [] => vec![None],
+        named => named.iter().copied().map(Some).collect(),
+    };
+    let (mut held_out, mut all) = (None, Vec::new());
+    for precision in precisions {
+        let mut opened = open_model(&args.model, args.device, precision)?;
+        let tokens = match held_out.take() {
+            Some(tokens) => Some(tokens),
+            None if args.data.is_empty() => HeldOut::of_run(&opened, &mut show)?,
+            None => HeldOut::of_texts(&opened, &args.data, &options, &mut show)?,
+        };
+        let Some(tokens) = tokens else { return Ok(None) };
+        let Some(loss) = tokens.loss(&mut opened, options.batch_size, &mut show)? else { return Ok(None) };
+        all.push(Found { precision: opened.weights.numerics().recipe, step: opened.step, loss });
+        held_out = Some(tokens);
     }
-    let text = format!(
-        "loss           {loss:.4} nats a token\nperplexity     {perplexity:.3}\nbits per byte  {bits_per_byte:.4}\n\
-         tokens         {} in sequences of {}\n",
-        format::grouped(found.tokens as u64),
-        found.seq_len
-    );
-    terminal::print(&text).map(|_| ())
+    Ok(Some(all))
+}
+
+fn json(found: &Found, all: &[Found]) -> Value {
+    let loss = &found.loss;
+    let mut json = json!({
+        "loss": loss.loss, "perplexity": loss.loss.exp(), "bits_per_byte": loss.bits_per_byte(), "tokens": loss.tokens,
+        "text_bytes": loss.text_bytes, "seq_len": loss.seq_len, "document_mask": loss.document_mask,
+        "step": found.step, "precision": found.precision.name(),
+    });
+    if all.len() > 1 {
+        json["gap_percent"] = json!(100.0 * loss.gap(&all[0].loss));
+    }
+    json
+}
+
+fn alone(found: &TextLoss) -> String {
+    let (loss, perplexity, bits_per_byte) = (found.loss, found.loss.exp(), found.bits_per_byte());
+    format!(
+        "loss           {loss:.4} nats a token\nperplexity     {perplexity:.3}\nbits per byte  {bits_per_byte:.4}\n{}",
+        of_tokens(found)
+    )
+}
+
+/// What was evaluated.
+fn of_tokens(found: &TextLoss) -> String {
+    let tokens = format::grouped(found.tokens as u64);
+    format!("tokens         {tokens} in sequences of {}\n", found.seq_len)
+}
+
+/// The precisions one below the other, with the gap of each loss to the first.
+fn table(all: &[Found]) -> String {
+    let mut text =
+        format!("{:<13}{:>8}{:>12}{:>15}{:>10}\n", "precision", "loss", "perplexity", "bits per byte", "gap");
+    for (n, Found { precision, loss, .. }) in all.iter().enumerate() {
+        let gap = match n {
+            0 => String::new(),
+            _ => format!("{:+.3}%", 100.0 * loss.gap(&all[0].loss)),
+        };
+        let row = format!(
+            "{:<13}{:>8.4}{:>12.3}{:>15.4}{gap:>10}",
+            precision.name(),
+            loss.loss,
+            loss.loss.exp(),
+            loss.bits_per_byte()
+        );
+        text += &format!("{}\n", row.trim_end());
+    }
+    text + &all.first().map(|first| of_tokens(&first.loss)).unwrap_or_default()
 }

@@ -168,3 +168,63 @@ fn an_evaluation_that_is_stopped_ends_well_and_leaves_nothing_behind() {
         assert!(String::from_utf8_lossy(&place.read("told")).contains("there is no result"));
     }
 }
+
+#[test]
+fn without_a_text_it_is_what_the_run_validated_on() {
+    let place = Place::new();
+    place.train("out", "--set train.steps=7");
+    let last: Value = serde_json::from_str(
+        metrics(&place, "out")
+            .lines()
+            .rfind(|line| line.contains("\"kind\":\"eval\""))
+            .expect("an evaluation"),
+    )
+    .expect("JSON");
+    let found: Value = serde_json::from_str(&place.run("eval out --json").succeeds().stdout).expect("JSON");
+    let number = |json: &Value, key: &str| json[key].as_f64().expect("a number");
+    for key in ["loss", "bits_per_byte"] {
+        // The sums of larger batches round otherwise.
+        assert!((number(&found, key) - number(&last, key)).abs() < 1e-5, "{key}: {found} {last}");
+    }
+    assert_eq!((&found["step"], &found["precision"]), (&7.into(), &"fp32".into()));
+    place.run("eval out/hf").refuses(&["Hugging Face folder", "--data"]);
+    place.run("eval out --seq-len 8").refuses(&["--data"]);
+    place.train("none", "--set train.steps=2 --set data.held_out=0");
+    place.run("eval none").refuses(&["validated on nothing", "--data"]);
+    // Of another text another part is held out, and some of it was trained on.
+    place.write("a.txt", &place.read("b.txt"));
+    place.run("eval out").refuses(&["a.txt"]);
+}
+
+#[test]
+fn precisions_are_compared_on_the_same_tokens() {
+    let place = Place::new();
+    place.train(
+        "out",
+        "--set train.steps=7 --set model.dim=32 --set precision.recipe=fp8-block --set precision.skip=[\"*.o_proj\"]",
+    );
+    let eval = |more: &str| -> Vec<Value> {
+        let ran = place.run(&format!("eval out --json {more}")).succeeds();
+        ran.stdout.lines().map(|line| serde_json::from_str(line).expect("JSON")).collect()
+    };
+    let alone: Vec<Value> =
+        ["", "--precision fp8-block", "--precision bf16"].iter().flat_map(|more| eval(more)).collect();
+    let loss = |json: &Value| json["loss"].as_f64().expect("a loss");
+    // What the run left in bf16 stays so where its precision is named.
+    assert_eq!(alone[0], alone[1]);
+    assert_ne!(loss(&alone[0]), loss(&alone[2]));
+    let both = eval("--precision bf16 --precision fp8-block");
+    let gap = 100.0 * (loss(&alone[0]) / loss(&alone[2]) - 1.0);
+    for (found, (alone, expected)) in both.iter().zip([(&alone[2], 0.0), (&alone[0], gap)]) {
+        let mut found = found.clone();
+        let gap = found.as_object_mut().and_then(|found| found.remove("gap_percent")).expect("a gap");
+        assert!((gap.as_f64().expect("a number") - expected).abs() < 1e-9, "{gap} {expected}");
+        assert_eq!(&found, alone);
+    }
+    assert!(gap != 0.0 && gap.abs() < 1.0, "{gap}");
+    let table = place.run("eval out --precision bf16 --precision fp8-block").succeeds().stdout;
+    let rows: Vec<Vec<&str>> = table.lines().map(|line| line.split_whitespace().collect()).collect();
+    assert_eq!(rows[0], ["precision", "loss", "perplexity", "bits", "per", "byte", "gap"]);
+    assert_eq!((rows[1][0], rows[2][0], rows[3][0]), ("bf16", "fp8-block", "tokens"));
+    assert_eq!(rows[2][4], format!("{gap:+.3}%"));
+}

@@ -78,3 +78,83 @@ fn a_size_is_given_with_its_unit() {
         );
     }
 }
+
+/// Sizes of which every linear layer is of whole blocks.
+const BLOCKS: &str = "--set train.steps=2 --set model.dim=128 --set model.heads=1 --set model.kv_heads=1 --set model.ffn_dim=128";
+
+#[test]
+fn an_fp8_folder_is_written_read_and_trained_on() {
+    let place = Place::new();
+    place.train(
+        "run",
+        &format!("{BLOCKS} --set precision.recipe=fp8-block --set checkpoint.export_dtype=fp8"),
+    );
+    place.run("export run --out fp8 --dtype fp8").succeeds();
+    place.run("export run --out fp32 --dtype fp32").succeeds();
+    let of = |folder: &str| (place.read(&format!("{folder}/model.safetensors")), kind(&place, folder));
+    assert!(of("fp8") == of("run/hf"), "the run's own export is the same");
+    let (small, large) = (kind(&place, "fp8"), kind(&place, "fp32"));
+    assert_eq!(small.0, "bfloat16");
+    assert!(small.1 * 2 < large.1, "{small:?} {large:?}");
+    // Unasked, it goes out as it came in; and as bf16 it loses nothing either.
+    place.run("export fp8 --out again").succeeds();
+    assert!(of("again") == of("fp8"));
+    place.run("export fp8 --out bf16 --dtype bf16").succeeds();
+    let config = String::from_utf8(place.read("bf16/config.json")).expect("text");
+    assert!(!config.contains("quantization_config"), "{config}");
+    let eval = |folder: &str| place.run(&format!("eval {folder} --data b.txt --json")).succeeds().stdout;
+    assert_eq!(eval("fp8"), eval("bf16"));
+    assert_ne!(eval("fp8"), eval("fp32"));
+    // The masters of a run that begins with it are what its numbers stand for.
+    place
+        .run("train continued.toml --out continued --set model.init_from=fp8 --set train.steps=2 --set optimizer.lr=1e-44")
+        .succeeds();
+    assert_eq!(eval("continued/hf"), eval("fp8"));
+    place.run("generate fp8 --prompt the --max-tokens 3 --precision fp8-block").succeeds();
+}
+
+#[test]
+fn fp8_without_a_layer_for_it_is_refused_before_anything_is_done() {
+    let place = Place::new();
+    let why = ["nothing of this model would be FP8", "no multiples of 128", "take \"bf16\""];
+    place.run("train run.toml --out out --set checkpoint.export_dtype=fp8").refuses(&why);
+    assert!(!place.exists("out"));
+    place.train("out", "--set train.steps=2");
+    place.run("export out --out fp8 --dtype fp8").refuses(&why);
+    assert!(!place.exists("fp8"));
+}
+
+#[test]
+fn an_fp8_folder_that_is_damaged_is_refused_in_one_line() {
+    let place = Place::new();
+    place.train("run", BLOCKS);
+    place.run("export run --out fp8 --dtype fp8").succeeds();
+    let config = String::from_utf8(place.read("fp8/config.json")).expect("text");
+    for (from, to, named) in [
+        ("\"fp8\"", "\"awq\"", "quantization_config.quant_method"),
+        ("\"e4m3\"", "\"e5m2\"", "quantization_config.fmt"),
+        ("\"weight_block_size\"", "\"other\"", "quantization_config.weight_block_size"),
+    ] {
+        assert!(config.contains(from), "{config}");
+        place.write("fp8/config.json", config.replace(from, to).as_bytes());
+        for command in [
+            "generate fp8 --prompt the",
+            "eval fp8 --data a.txt",
+            "train continued.toml --set model.init_from=fp8",
+        ] {
+            place.run(command).refuses(&["config.json", named]);
+        }
+    }
+    place.write("fp8/config.json", config.as_bytes());
+    let weights = place.read("fp8/model.safetensors");
+    let name = b"mlp.down_proj.weight_scale_inv";
+    let at = weights.windows(name.len()).position(|part| part == name).expect("scales");
+    let mut other = weights.clone();
+    other[at + name.len() - 1] = b'x';
+    place.write("fp8/model.safetensors", &other);
+    place.run("generate fp8 --prompt the").refuses(&[
+        "F8_E4M3",
+        "there is no",
+        "mlp.down_proj.weight_scale_inv",
+    ]);
+}

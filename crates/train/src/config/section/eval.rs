@@ -51,4 +51,12 @@ impl EvalConfig {
     pub fn tokens(&self, step_tokens: u64) -> u64 {
         self.tokens.unwrap_or_else(|| step_tokens.saturating_mul(STEPS_WORTH).min(i64::MAX as u64))
     }
+
+    /// Sequences of one evaluation at most, once its tokens are known.
+    pub(crate) fn sequences(&self, seq_len: usize) -> u64 {
+        match self.tokens.unwrap_or(0) {
+            0 => u64::MAX,
+            tokens => tokens.div_ceil(seq_len as u64),
+        }
+    }
 }

@@ -135,8 +135,8 @@ pub(crate) fn fp8_names(model: &Architecture, numerics: &Numerics) -> NameMap {
     let fprops = fprops(model, numerics);
     let mut names = name_map(model);
     for entry in &mut names.entries {
-        let are_whole = entry.parts.iter().map(|part| part.rows).chain(entry.shape.get(1).copied());
-        let is_whole = are_whole.into_iter().all(|size| size.is_multiple_of(TILE));
+        let mut sizes = entry.parts.iter().map(|part| part.rows).chain(entry.shape.get(1).copied());
+        let is_whole = sizes.all(|size| size.is_multiple_of(TILE));
         entry.fp8 = match fprops.get(&entry.ours) {
             _ if !is_whole => None,
             Some(Ok(gemm)) => Some(scales(gemm.factors[1])),
@@ -162,7 +162,7 @@ pub(crate) fn check_fp8(names: &NameMap) -> Result<(), RunError> {
         return Ok(());
     }
     Err(RunError::Refused(format!(
-        "exported as \"fp8\" nothing of this model would be FP8, not its linear layers either: {WHY_BF16}; take \"bf16\""
+        "exported as \"fp8\" nothing of this model would be FP8, not even its linear layers: {WHY_BF16}; take \"bf16\""
     )))
 }
 

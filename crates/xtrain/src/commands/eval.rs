@@ -1,6 +1,6 @@
 //! `xtrain eval`.
 
-use super::open_model;
+use super::{open_model, open_once_more};
 use crate::cli::EvalArgs;
 use crate::failure::Failure;
 use crate::signals::Stop;
@@ -60,7 +60,10 @@ fn evaluate(args: &EvalArgs, bar: &mut Bar) -> Result<Option<Vec<Found>>, Failur
     };
     let (mut held_out, mut all) = (None, Vec::new());
     for precision in precisions {
-        let mut opened = open_model(&args.model, args.device, precision)?;
+        let mut opened = match held_out {
+            None => open_model(&args.model, args.device, precision)?,
+            Some(_) => open_once_more(&args.model, args.device, precision)?,
+        };
         let tokens = match held_out.take() {
             Some(tokens) => Some(tokens),
             None if args.data.is_empty() => HeldOut::of_run(&opened, &mut show)?,
@@ -108,7 +111,8 @@ fn table(all: &[Found]) -> String {
     for (n, Found { precision, loss, .. }) in all.iter().enumerate() {
         let gap = match n {
             0 => String::new(),
-            _ => format!("{:+.3}%", 100.0 * loss.gap(&all[0].loss)),
+            // No negative zero.
+            _ => format!("{:+.3}%", (1e5 * loss.gap(&all[0].loss)).round() / 1e3 + 0.0),
         };
         let row = format!(
             "{:<13}{:>8.4}{:>12.3}{:>15.4}{gap:>10}",

@@ -22,6 +22,11 @@ use xtrain_train::opened::{OpenedModel, Which, open};
 /// Opens the model that a command names, on `device`; `recipe` replaces the one that it computes with.
 fn open_model(args: &ModelArgs, device: Device, recipe: Option<Recipe>) -> Result<OpenedModel, Failure> {
     terminal::use_threads(args.threads)?;
+    open_once_more(args, device, recipe)
+}
+
+/// The same in a process whose threads are there.
+fn open_once_more(args: &ModelArgs, device: Device, recipe: Option<Recipe>) -> Result<OpenedModel, Failure> {
     let which = match args.step {
         Some(step) => Which::Step(step),
         None if args.best => Which::Best,

@@ -188,8 +188,12 @@ fn without_a_text_it_is_what_the_run_validated_on() {
     }
     assert_eq!((&found["step"], &found["precision"]), (&7.into(), &"fp32".into()));
     place.run("eval out/hf").refuses(&["Hugging Face folder", "--data"]);
-    place.run("eval out --seq-len 8").refuses(&["--data"]);
-    place.train("none", "--set train.steps=2 --set data.held_out=0");
+    let refused = place.run("eval out --seq-len 8");
+    assert!(refused.code() == Some(2) && refused.stderr.contains("--data"), "{}", refused.stderr);
+    place.train(
+        "none",
+        "--set train.steps=2 --set data.held_out=0 --set eval.every=0 --set eval.at_end=false",
+    );
     place.run("eval none").refuses(&["validated on nothing", "--data"]);
     // Of another text another part is held out, and some of it was trained on.
     place.write("a.txt", &place.read("b.txt"));

@@ -106,8 +106,11 @@ fn an_fp8_folder_is_written_read_and_trained_on() {
     assert_eq!(eval("fp8"), eval("bf16"));
     assert_ne!(eval("fp8"), eval("fp32"));
     // The masters of a run that begins with it are what its numbers stand for.
+    let sizes = "--set model.dim= --set model.layers= --set model.heads= --set model.kv_heads=";
     place
-        .run("train continued.toml --out continued --set model.init_from=fp8 --set train.steps=2 --set optimizer.lr=1e-44")
+        .run(&format!(
+            "train continued.toml --out continued --set model.init_from=fp8 {sizes} --set train.steps=2 --set optimizer.lr=1e-44"
+        ))
         .succeeds();
     assert_eq!(eval("continued/hf"), eval("fp8"));
     place.run("generate fp8 --prompt the --max-tokens 3 --precision fp8-block").succeeds();

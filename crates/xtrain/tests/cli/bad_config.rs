@@ -94,7 +94,7 @@ fn arguments_out_of_range_are_refused_with_the_range() {
         ("generate out --prompt the --threads 100000", "1024"),
         ("eval out --data a.txt --batch-size 0", "--batch-size"),
         ("eval out --data a.txt --seq-len 0", "--seq-len"),
-        ("eval out", "--data"),
+        ("eval out --seq-len 8", "--data"),
         ("train", "<FILE>"),
         ("trane run.toml", "train"),
         ("tokenize a.txt --out t", "--tokenizer"),

@@ -202,7 +202,7 @@ struct Philox {
 __device__ __forceinline__ float unit(u32 word) { return (float)(word >> 8) * (1.0f / 16777216.0f); }
 
 // The numbers of a format of 1 + EXPONENT + MANTISSA bits from f32, as the host's `Minifloat`: to nearest, ties to even, saturated to the
-// largest finite one, whose bits as f32 are `largest`. A NaN is all ones and keeps its sign.
+// largest finite one, whose bits as f32 are `largest`. A NaN is all ones but for its sign.
 template <int EXPONENT, int MANTISSA> __device__ __forceinline__ u32 to_minifloat(float x, u32 largest) {
     constexpr u32 DROPPED = 23 - MANTISSA, REBIAS = 127 - ((1 << (EXPONENT - 1)) - 1);
     u32 bits = __float_as_uint(x), sign = bits >> 31 << (EXPONENT + MANTISSA), magnitude = bits & 0x7fffffffu;
@@ -213,23 +213,20 @@ template <int EXPONENT, int MANTISSA> __device__ __forceinline__ u32 to_minifloa
     u32 rounder = (REBIAS + 1 + DROPPED) << 23;
     u32 subnormal = __float_as_uint(__fadd_rn(__uint_as_float(clamped), __uint_as_float(rounder))) - rounder;
     u32 finite = clamped < (REBIAS + 1) << 23 ? subnormal : normal;
-    return sign | (magnitude > 0x7f800000u ? (1u << (EXPONENT + MANTISSA)) - 1 : finite);
+    return magnitude > 0x7f800000u ? (1u << (EXPONENT + MANTISSA)) - 1 : sign | finite;
 }
 
-// Two FP8 numbers, the first in the low byte: by the instruction where there is one. It gives no NaN a sign, which is put in.
+// Two FP8 numbers, the first in the low byte: by the instruction where there is one.
 #if __CUDA_ARCH__ >= 890
-__device__ __forceinline__ u32 with_signs(u16 pair, float a, float b) {
-    return (pair & 0x7f7fu) | (__float_as_uint(a) >> 24 & 0x80u) | (__float_as_uint(b) >> 16 & 0x8000u);
-}
 __device__ __forceinline__ u32 to_e4m3_pair(float a, float b) {
     u16 pair;
     asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(pair) : "f"(b), "f"(a));
-    return with_signs(pair, a, b);
+    return pair;
 }
 __device__ __forceinline__ u32 to_e5m2_pair(float a, float b) {
     u16 pair;
     asm("cvt.rn.satfinite.e5m2x2.f32 %0, %1, %2;" : "=h"(pair) : "f"(b), "f"(a));
-    return with_signs(pair, a, b);
+    return pair;
 }
 #else
 // 448 and 57344 as f32.

@@ -257,6 +257,7 @@ ops![
     crate::quantize::Quantize: card,
     crate::rms_norm::RmsNorm: card,
     crate::rms_norm::AddRmsNorm: card,
+    crate::rms_norm::Rms: card,
     crate::rms_norm::RmsNormGrad: card,
     crate::scaled_matmul::ScaledMatmul: card,
     crate::swiglu::Swiglu: card,
@@ -285,7 +286,7 @@ impl QuantizedOps for PassSet {
             [false, true] => Layouts::Transposed,
             [true, true] => Layouts::Both,
         };
-        Arc::new(Quantize { format, scaling, pow2_scales, layouts })
+        Arc::new(Quantize::new(format, scaling, pow2_scales, layouts))
     }
 
     fn scaled_matmul(&self, gemm: ScaledGemm, out: DType, bias: bool) -> Arc<dyn Op> {

@@ -1,7 +1,7 @@
 //! The step program: a flat list of op instances over values, and the passes that turn one program into another.
 //!
 //! A training step has static shapes, so it is described once and run many times:
-//! model code traces ops ([`Tracer`]) → [`Program`] → passes ([`precision`], [`backward`], [`quantized`], [`recompute`]) → [`Plan`] → an executor.
+//! model code traces ops ([`Tracer`]) → [`Program`] → passes ([`precision`], [`backward`], [`quantized`], [`fuse`], [`recompute`]) → [`Plan`] → an executor.
 //!
 //! Invariants:
 //! - This crate names no op and no device. Passes that insert ops are handed them ([`PassOps`]).
@@ -13,6 +13,7 @@
 pub mod backward;
 mod dispatch;
 mod dump;
+pub mod fuse;
 mod memory;
 mod op;
 pub mod order;
@@ -27,7 +28,7 @@ mod trace;
 pub use backward::{Backward, Root};
 pub use dispatch::KernelTable;
 pub use memory::{MemoryRow, MemoryTable, Purpose};
-pub use op::{Cost, Differentiable, Op, OpError, Operand, PassOps, Rebuild, Source};
+pub use op::{Cost, Differentiable, Fused, Fusion, Op, OpError, Operand, PassOps, Rebuild, Source};
 pub use plan::{Location, Plan, Region, WorkspaceOf};
 pub use precision::Precision;
 pub use program::{

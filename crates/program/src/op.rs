@@ -61,6 +61,12 @@ pub trait Op: Any + Debug + Send + Sync {
         None
     }
 
+    /// How this op and the only `reader` of an output, which is its input at `position`, become one that never writes that output
+    /// ([`crate::fuse`]).
+    fn fuse(&self, _output: usize, _reader: &dyn Op, _position: usize) -> Option<Fusion> {
+        None
+    }
+
     /// The op that makes this one's outputs and, behind them, the first output of `other`, whose inputs are this one's at `positions`. A
     /// gradient that reads what `other` reads makes its output again on the way, where running `other` would read it once more.
     fn remaking(&self, _other: &dyn Op, _positions: &[usize]) -> Option<Arc<dyn Op>> {
@@ -99,6 +105,28 @@ pub struct Rebuild {
     pub inputs: Vec<Source>,
     /// For each output of `op`, which output of the original it is equal to (to the bit).
     pub outputs: Vec<usize>,
+}
+
+/// An op and the only reader of one of its outputs in other terms: that output is never written.
+pub struct Fusion {
+    /// What makes the op's other outputs, in their order, and behind them what the new one needs beside; and which of the op's inputs it
+    /// reads. None where nothing is left to make.
+    pub rest: Option<(Arc<dyn Op>, Vec<usize>)>,
+    /// The op in the reader's place, which makes the reader's outputs.
+    pub op: Arc<dyn Op>,
+    /// Its inputs.
+    pub inputs: Vec<Fused>,
+}
+
+/// An input of what an op and its reader become.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fused {
+    /// An input or another output of the op.
+    Made(Source),
+    /// The n-th of what the rest makes behind the op's other outputs.
+    Beside(usize),
+    /// The reader's n-th input.
+    Read(usize),
 }
 
 /// An operand of the original instance.

@@ -30,7 +30,8 @@ impl Minifloat {
         (1 << (self.exponent + self.mantissa)) - 1
     }
 
-    /// The pattern of `x`, rounded to nearest even, saturated to the largest finite value. A NaN becomes all ones and keeps its sign.
+    /// The pattern of `x`, rounded to nearest even, saturated to the largest finite value. A NaN becomes all ones but for its sign, which it
+    /// loses: as the instructions of cards have it.
     #[inline(always)]
     pub(crate) fn encode(self, x: f32) -> u32 {
         let dropped = F32_MANTISSA - self.mantissa;
@@ -45,7 +46,7 @@ impl Minifloat {
         let subnormal = (f32::from_bits(clamped) + rounder).to_bits().wrapping_sub(rounder.to_bits());
         let least_normal = (F32_BIAS + 1 - self.bias()) << F32_MANTISSA;
         let finite = if clamped < least_normal { subnormal } else { normal };
-        sign | if magnitude > F32_INFINITY { self.mask() } else { finite }
+        if magnitude > F32_INFINITY { self.mask() } else { sign | finite }
     }
 
     /// The value of a pattern; bits above the sign are ignored.

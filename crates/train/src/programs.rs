@@ -11,7 +11,7 @@ use xtrain_ops::grad_norm::GradNorm;
 use xtrain_ops::normal::Normal;
 use xtrain_program::backward::{BackwardError, backward};
 use xtrain_program::{
-    Program, Recompute, Role, Root, Stage, StateKind, TraceError, Tracer, precision, quantized, recompute,
+    Program, Recompute, Role, Root, Stage, StateKind, TraceError, Tracer, fuse, precision, quantized, recompute,
 };
 use xtrain_tensor::{DType, Shape, TensorType};
 
@@ -134,7 +134,8 @@ fn forward(tracer: Tracer, model: &Architecture, numerics: &Numerics) -> Result<
 
 /// The linear layers' products of FP8 factors, where these formats have them so.
 fn in_fp8(program: Program, model: &Architecture, numerics: &Numerics) -> Result<Program, TraceError> {
-    quantized::apply(program, &PassSet, &|candidate| numerics.of(candidate, model.layers).ok())
+    let program = quantized::apply(program, &PassSet, &|candidate| numerics.of(candidate, model.layers).ok())?;
+    fuse::apply(program)
 }
 
 /// The program that holds the model's parameters and remakes compute copies after masters were written.

@@ -6,9 +6,15 @@ use xtrain_tensor::Real;
 /// y = x * rstd * w; returns rstd = 1 / sqrt(mean(x^2) + eps).
 #[inline(always)]
 pub(crate) fn norm_row<T: Real>(x: &[T], w: &[T], eps: T, y: &mut [T]) -> T {
-    let rstd = T::ONE / (dot(x, x) / T::of(w.len() as f64) + eps).sqrt();
+    let rstd = rstd_of(x, eps);
     scale_row(x, rstd, w, y);
     rstd
+}
+
+/// 1 / sqrt(mean(x^2) + eps).
+#[inline(always)]
+pub(crate) fn rstd_of<T: Real>(x: &[T], eps: T) -> T {
+    T::ONE / (dot(x, x) / T::of(x.len() as f64) + eps).sqrt()
 }
 
 /// y = x * rstd * w.

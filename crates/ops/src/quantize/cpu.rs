@@ -1,6 +1,6 @@
 //! CPU kernels of [`Quantize`] and [`Dequantize`]: one pass over the rows for amax, one for the cast.
 
-use super::{Dequantize, Quantize};
+use super::{Dequantize, Known, Of, Quantize};
 use crate::host::math::vectorized;
 use crate::host::rows::rows_per_task;
 use rayon::prelude::*;
@@ -15,14 +15,21 @@ fn even_rows_per_task(cols: usize) -> usize {
 
 impl CpuKernel for Quantize {
     fn run(&self, inputs: &[View<'_>], outputs: &mut [ViewMut<'_>]) {
-        let given = inputs.get(1).map(View::scalar::<f32>);
+        let (own, beside) = inputs.split_at(self.of.inputs());
+        let beside = beside.first().map(View::scalar::<f32>);
+        let made = self.of.make(own);
+        let x = made.as_ref().map_or(inputs[0], |made| View::new(made.ty(), made.bytes()));
+        let known = |known| beside.filter(|_| self.known == known);
+        let measured = known(Known::Amax);
+        let given = known(Known::Scale).or(measured.map(|amax| self.scale(f32::from_bits(magnitude(amax)))));
         let Some((amax, made)) = outputs.split_last_mut() else { unreachable!("amax is always made") };
         let sides = [false, true].into_iter().zip(self.layouts.made()).filter(|(_, is_made)| *is_made);
         let mut largest = 0;
         for ((transposed, _), pair) in sides.zip(made.chunks_exact_mut(2)) {
             let [q, inv_scale] = pair else { unreachable!("pairs") };
-            largest = self.side(Matrix { view: inputs[0], transposed }, given, q, inv_scale);
+            largest = self.side(Matrix { view: x, transposed }, given, q, inv_scale);
         }
+        let largest = measured.map_or(largest, magnitude);
         let is_added = amax.accumulate;
         let amax = &mut amax.reals::<f32>()[0];
         let held = if is_added { magnitude(*amax) } else { 0 };
@@ -31,12 +38,13 @@ impl CpuKernel for Quantize {
 
     /// The regions' maxima, those that they are put together from, and scales.
     fn work_bytes(&self, inputs: &[TensorType], _: usize) -> usize {
-        let (rows, cols) = inputs[0].shape.rows_cols();
+        let (rows, cols) = self.of.extents(inputs);
+        let made = if self.of == Of::Input { 0 } else { inputs[0].dtype.bytes(rows * cols) };
         let side = |rows: usize, cols: usize| {
             let (high, wide) = self.scaling.region(rows, cols);
             2 * size_of::<f32>() * rows.div_ceil(high.min(TILE)) * cols.div_ceil(wide)
         };
-        side(rows, cols).max(side(cols, rows))
+        made + side(rows, cols).max(side(cols, rows))
     }
 }
 
@@ -159,6 +167,11 @@ struct Regions {
 /// Bits of magnitudes are compared as integers: that orders numbers as they are, and NaNs above all.
 fn magnitude(x: f32) -> u32 {
     x.to_bits() & 0x7FFF_FFFF
+}
+
+/// The largest magnitude of f32 or bf16.
+pub(crate) fn largest_magnitude(x: View<'_>) -> f32 {
+    f32::from_bits(x.reals::<f32>().iter().fold(0, |largest, &x| magnitude(x).max(largest)))
 }
 
 impl Regions {

@@ -1,13 +1,14 @@
 //! The kernels of [`Quantize`] and [`Dequantize`] on a card.
 #![allow(unsafe_code, reason = "it launches kernels")]
 
-use super::{Dequantize, Quantize};
+use super::{Dequantize, Known, Of, Quantize};
 use crate::device::{ELEMENTWISE_THREADS, Floats, plane, suffix, warps_of};
 use xtrain_cuda::{CudaError, CudaKernel, Defines, DevicePtr, Gpu, KernelSource, Launch, Operands, Work};
 use xtrain_tensor::formats::max_finite;
 use xtrain_tensor::{DType, Scaling, TILE, TensorType};
 
 pub(super) const SOURCE: KernelSource = KernelSource {
+    headers: &[crate::swiglu::GATE],
     variants: &VARIANTS,
     ..KernelSource::new("quantize/kernel.cu", include_str!("kernel.cu"))
 };
@@ -15,25 +16,59 @@ pub(super) const SOURCE: KernelSource = KernelSource {
 pub(crate) const DEQUANTIZE: KernelSource =
     KernelSource::new("quantize/dequantize.cu", include_str!("dequantize.cu"));
 
-/// What is done with regions of which size, in the source's numbers, in each of these layouts: as it stands, transposed.
+/// Of what is cast to which format, what is done with regions of which size, in the source's numbers, in each of these layouts: as it
+/// stands, transposed.
 macro_rules! variants {
-    ($($scaling:ident $phase:ident [$($direct:literal $transposed:literal),*]),* $(,)?) => {
-        [$($(&[("SCALING", $scaling), ("PHASE", $phase), ("DIRECT", $direct), ("TRANSPOSED", $transposed)]),*),*]
+    ($($of:ident $format:ident $scaling:ident $phase:ident [$($direct:literal $transposed:literal),*]),* $(,)?) => {
+        &[$($(&[
+            ("OF", $of),
+            ("FORMAT", $format),
+            ("SCALING", $scaling),
+            ("PHASE", $phase),
+            ("DIRECT", $direct),
+            ("TRANSPOSED", $transposed),
+        ]),*),*]
     };
 }
 
-const VARIANTS: [Defines; 23] = variants![
-    TENSOR MEASURE [1 0, 0 1, 1 1],
-    TENSOR CAST [1 0, 0 1, 1 1],
-    TENSOR GIVEN [1 0, 0 1, 1 1],
-    ROW MEASURE [1 0, 0 1, 1 1],
-    ROW CAST [1 0, 0 1, 1 1],
-    TILES FUSED [1 0, 0 1, 1 1],
-    BLOCK FUSED [1 0, 0 1, 1 1],
+const VARIANTS: &[Defines] = variants![
+    INPUT E4M3 TENSOR MEASURE [1 0, 0 1, 1 1],
+    INPUT E5M2 TENSOR CAST [1 0, 0 1, 1 1],
+    INPUT E4M3 TENSOR GIVEN [1 0, 0 1, 1 1],
+    INPUT E4M3 ROW MEASURE [1 0, 0 1, 1 1],
+    INPUT E4M3 ROW CAST [1 0, 0 1, 1 1],
+    INPUT E4M3 TILES FUSED [1 0, 0 1, 1 1],
+    INPUT E4M3 BLOCK FUSED [1 0, 0 1, 1 1],
+    INPUT E5M6 TENSOR CAST [1 0],
+    INPUT E5M6 ROW CAST [1 0],
+    INPUT E5M6 TILES FUSED [1 0],
+    INPUT E5M6 BLOCK FUSED [1 0],
     // Before packed pairs.
-    TILES MEASURE [1 0],
-    BLOCK MEASURE [1 0],
+    INPUT E5M6 TILES MEASURE [1 0],
+    INPUT E5M6 BLOCK MEASURE [1 0],
+    SWIGLU E4M3 TENSOR MEASURE [1 1],
+    SWIGLU E4M3 TENSOR CAST [1 0, 0 1, 1 1],
+    SWIGLU E4M3 ROW MEASURE [1 1],
+    SWIGLU E4M3 ROW CAST [1 1],
+    SWIGLU E4M3 TILES FUSED [1 1],
+    SWIGLU_GRAD E4M3 TENSOR MEASURE [1 1],
+    SWIGLU_GRAD E5M2 TENSOR CAST [1 1],
+    SWIGLU_GRAD E5M2 TENSOR GIVEN [1 1],
+    SWIGLU_GRAD E4M3 ROW MEASURE [1 1],
+    SWIGLU_GRAD E4M3 ROW CAST [1 1],
+    SWIGLU_GRAD E4M3 TILES FUSED [1 1],
+    NORM E4M3 TENSOR CAST [1 0, 0 1, 1 1],
+    NORM E4M3 ROW MEASURE [1 1],
+    NORM E4M3 ROW CAST [1 1],
+    NORM E4M3 TILES FUSED [1 1],
 ];
+const E4M3: i64 = 0;
+const E5M2: i64 = 1;
+const E5M6: i64 = 2;
+const INPUT: i64 = 0;
+const SWIGLU: i64 = 1;
+const SWIGLU_GRAD: i64 = 2;
+const NORM: i64 = 3;
 const TENSOR: i64 = 0;
 const ROW: i64 = 1;
 const TILES: i64 = 2;
@@ -48,11 +83,11 @@ const THREADS: u32 = 256;
 const WIDTH: usize = 8;
 
 /// The number that stands for a format in the sources.
-fn format(dtype: DType) -> u32 {
+fn format(dtype: DType) -> i64 {
     match dtype {
-        DType::E4M3 => 0,
-        DType::E5M2 => 1,
-        _ => 2,
+        DType::E4M3 => E4M3,
+        DType::E5M2 => E5M2,
+        _ => E5M6,
     }
 }
 
@@ -75,29 +110,34 @@ struct Side {
 #[repr(C)]
 struct Arguments {
     x: DevicePtr,
+    gate_up: DevicePtr,
+    rstd: Floats,
+    w: Floats,
     scale: DevicePtr,
+    measured: DevicePtr,
     amax: DevicePtr,
     sides: [Side; 2],
     rows: u32,
     cols: u32,
     pow2: u32,
-    format: u32,
-    largest: f32,
     accumulate: u32,
+    largest: f32,
+    padding: u32,
 }
 
 impl CudaKernel for Quantize {
     /// The maxima of the regions of each layout that is made.
     fn workspace(&self, inputs: &[TensorType]) -> Vec<TensorType> {
-        let (rows, cols) = inputs[0].shape.rows_cols();
+        let (rows, cols) = self.of.extents(inputs);
         let sides = self.layouts.made().into_iter().zip([[rows, cols], [cols, rows]]);
         let maxima = |[rows, cols]: [usize; 2]| TensorType::new(DType::U32, self.scaling.shape(rows, cols));
         sides.filter(|(is_made, _)| *is_made).map(|(_, extents)| maxima(extents)).collect()
     }
 
     fn ready(&self, gpu: &Gpu, operands: &Operands<'_>) -> Result<Work, CudaError> {
-        let x = operands.inputs[0];
-        let (rows, cols) = x.ty.shape.rows_cols();
+        let (inputs, beside) = operands.inputs.split_at(self.of.inputs());
+        let x = inputs[0];
+        let (rows, cols) = self.of.extents(&inputs.iter().map(|t| t.ty).collect::<Vec<_>>());
         let made = self.layouts.made();
         let mut pairs = operands.outputs.chunks_exact(2).zip(operands.workspace);
         let sides = made.map(|is_made| {
@@ -118,17 +158,29 @@ impl CudaKernel for Quantize {
             }
         });
         let amax = operands.outputs[operands.outputs.len() - 1];
+        let (of, gate_up, [rstd, w]) = match self.of {
+            Of::Input => (INPUT, DevicePtr(0), [x; 2]),
+            Of::Swiglu => (SWIGLU, DevicePtr(0), [x; 2]),
+            Of::SwigluGrad => (SWIGLU_GRAD, inputs[1].place, [x; 2]),
+            Of::Norm => (NORM, DevicePtr(0), [inputs[1], inputs[2]]),
+        };
+        let beside = beside.first().map_or(DevicePtr(0), |tensor| tensor.place);
+        let known = |known| if self.known == known { beside } else { DevicePtr(0) };
         let arguments = Arguments {
             x: x.place,
-            scale: operands.inputs.get(1).map_or(DevicePtr(0), |scale| scale.place),
+            gate_up,
+            rstd: rstd.into(),
+            w: w.into(),
+            scale: known(Known::Scale),
+            measured: known(Known::Amax),
             amax: amax.place,
             sides,
             rows: rows as u32,
             cols: cols as u32,
             pow2: self.pow2_scales.into(),
-            format: format(self.format),
-            largest: max_finite(self.format),
             accumulate: amax.accumulate.into(),
+            largest: max_finite(self.format),
+            padding: 0,
         };
         let scaling = match self.scaling {
             Scaling::Tensor => TENSOR,
@@ -136,17 +188,30 @@ impl CudaKernel for Quantize {
             Scaling::Tile => TILES,
             Scaling::Block => BLOCK,
         };
-        let vector = cols.is_multiple_of(WIDTH);
+        // Of each half of two.
+        let wide = if of == SWIGLU_GRAD { cols / 2 } else { cols };
+        let vector = wide.is_multiple_of(WIDTH);
         // Where rows are not made of eights, those of a packed format share bytes.
         let pairs = self.format == DType::E5M6 && !vector;
         let function = |phase, name: &str| {
             let [direct, transposed] = made.map(i64::from);
-            let defines =
-                [("SCALING", scaling), ("PHASE", phase), ("DIRECT", direct), ("TRANSPOSED", transposed)];
+            let defines = [
+                ("OF", of),
+                ("FORMAT", format(self.format).into()),
+                ("SCALING", scaling),
+                ("PHASE", phase),
+                ("DIRECT", direct),
+                ("TRANSPOSED", transposed),
+            ];
             gpu.function(&SOURCE, &defines, name)
         };
-        let areas = plane([cols.div_ceil(TILE), rows.div_ceil(TILE)], [THREADS, 1]);
-        let path = if vector { "vector" } else { "any" };
+        let (path, across) = match vector {
+            // Both halves together, where areas end with them.
+            true if of == SWIGLU_GRAD && wide.is_multiple_of(TILE) => ("halves", wide / TILE),
+            true => ("vector", cols.div_ceil(TILE)),
+            false => ("any", cols.div_ceil(TILE)),
+        };
+        let areas = plane([across, rows.div_ceil(TILE)], [THREADS, 1]);
         let area = |phase| {
             Ok::<_, CudaError>((function(phase, &format!("quantize_{path}_{}", suffix(x.ty)))?, areas))
         };
@@ -154,11 +219,12 @@ impl CudaKernel for Quantize {
             let launch = Launch::row(threads.div_ceil(THREADS as usize) as u32, THREADS);
             Ok::<_, CudaError>((function(phase, name)?, launch))
         };
-        let phases = match (arguments.scale, self.scaling) {
+        let phases = match (self.known, self.scaling) {
             _ if pairs => &[MEASURE][..],
-            (DevicePtr(0), Scaling::Tensor | Scaling::Row) => &[MEASURE, CAST],
-            (DevicePtr(0), _) => &[FUSED],
-            _ => &[GIVEN],
+            (Known::Amax, _) => &[CAST],
+            (Known::Scale, _) => &[GIVEN],
+            (Known::Nothing, Scaling::Tensor | Scaling::Row) => &[MEASURE, CAST],
+            (Known::Nothing, _) => &[FUSED],
         };
         let scales = sides.iter().map(|side| side.scales as usize).max().unwrap_or(0);
         let mut steps = vec![threads(phases[0], "quantize_clear", scales.max(1))?];
@@ -167,10 +233,11 @@ impl CudaKernel for Quantize {
         }
         if pairs {
             let name = format!("quantize_pair_{}", suffix(x.ty));
-            let phase = if arguments.scale == DevicePtr(0) { MEASURE } else { GIVEN };
+            let phase = if self.known == Known::Scale { GIVEN } else { MEASURE };
             steps.push(threads(phase, &name, (rows * cols).div_ceil(2))?);
         }
-        // SAFETY: the kernels take one `Arguments`. x is [rows, cols] of the type that the name says; each side that is made is as large as
+        // SAFETY: the kernels take one `Arguments`. What is cast is [rows, cols], and what it is made of as large as `Of` says and of the type
+        // that the name says; each side that is made is as large as
         // its extents say, in the format, with its scales and a word for each of them; the areas cover the matrix, and the others every
         // scale or pair of elements.
         let put = |(function, launch)| unsafe { Work::launch(function, launch, arguments) };
@@ -209,7 +276,7 @@ impl CudaKernel for Dequantize {
             wide: wide as u32,
             down: down as u32,
             across: across as u32,
-            format: format(q.ty.dtype),
+            format: format(q.ty.dtype) as u32,
         };
         let (path, n) = if cols.is_multiple_of(WIDTH) { ("vector", WIDTH) } else { ("any", 1) };
         let function = gpu.function(&DEQUANTIZE, &[], &format!("dequantize_{path}_{}", suffix(x.ty)))?;

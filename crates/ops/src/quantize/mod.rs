@@ -14,11 +14,13 @@
 
 mod cpu;
 mod cuda;
+mod of;
 #[cfg(test)]
 mod tests;
 
-pub(crate) use cpu::dequantized;
+pub(crate) use cpu::{dequantized, largest_magnitude};
 pub(crate) use cuda::DEQUANTIZE;
+pub use of::{Known, Of};
 
 use crate::matrix;
 use crate::registry::{Fill, OnCard, Registered, Sample, SampleInput};
@@ -27,14 +29,16 @@ use xtrain_cuda::KernelSource;
 use xtrain_program::{Op, OpError, Operand, Rebuild, Source};
 use xtrain_tensor::{DType, Scaling, TensorType};
 
-/// `x [R, C] (, scale f32[1, 1]) -> (q [R, C], inv_scale) as it stands, (q [C, R], inv_scale) transposed, amax f32[1]`; which of the pairs
-/// is made says [`Layouts`], and [`Scaling::shape`] the shape of the scales, which are f32.
+/// `(x [R, C] (, scale f32[1, 1] or amax f32[1])) -> (q [R, C], inv_scale) as it stands, (q [C, R], inv_scale) transposed, amax f32[1]`;
+/// which of the pairs is made says [`Layouts`], and [`Scaling::shape`] the shape of the scales, which are f32.
 ///
 /// q is x * scale in f32, rounded to nearest even and saturated to the largest finite value; NaN stays NaN. amax is the element of x of
 /// the largest bits without the sign, a NaN if there is one; it accumulates as the largest of all. Where a scale is given it is used for
-/// the whole tensor, whatever amax is.
+/// the whole tensor, whatever amax is. What is cast may be what another op would make: then its inputs stand in the place of x ([`Of`]).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Quantize {
+    /// What is cast.
+    pub of: Of,
     /// E4M3 or E5M2; E5M6 (packed) as it stands only.
     pub format: DType,
     /// Which elements share a scale.
@@ -43,6 +47,15 @@ pub struct Quantize {
     pub pow2_scales: bool,
     /// What is made.
     pub layouts: Layouts,
+    /// What of the whole tensor is known before.
+    pub known: Known,
+}
+
+impl Quantize {
+    /// The cast of a tensor.
+    pub const fn new(format: DType, scaling: Scaling, pow2_scales: bool, layouts: Layouts) -> Self {
+        Quantize { of: Of::Input, format, scaling, pow2_scales, layouts, known: Known::Nothing }
+    }
 }
 
 /// In which layouts a tensor is quantized.
@@ -90,12 +103,12 @@ impl Op for Quantize {
     }
 
     fn infer(&self, inputs: &[TensorType]) -> Result<Vec<TensorType>, OpError> {
-        OpError::ensure(matches!(inputs.len(), 1 | 2), || {
-            format!("quantize takes 1 or 2 inputs, not {}", inputs.len())
-        })?;
-        let (rows, cols) = matrix("what is quantized", inputs[0])?;
-        OpError::ensure(rows > 0 && cols > 0 && is_plain(inputs[0].dtype), || {
-            format!("what is quantized must be f32 or bf16 and not empty, not {}", inputs[0])
+        OpError::arity("quantize", inputs, self.inputs())?;
+        let own = self.of.inputs();
+        let cast = self.of.infer(&inputs[..own])?;
+        let (rows, cols) = matrix("what is quantized", cast)?;
+        OpError::ensure(rows > 0 && cols > 0 && is_plain(cast.dtype), || {
+            format!("what is quantized must be f32 or bf16 and not empty, not {cast}")
         })?;
         OpError::ensure(is_scaled(self.format), || {
             format!("{} takes no scale; quantize makes e4m3, e5m2 or e5m6", self.format)
@@ -103,13 +116,10 @@ impl Op for Quantize {
         OpError::ensure(self.format != DType::E5M6 || self.layouts == Layouts::Direct, || {
             "e5m6 is no factor of a GEMM: quantize makes it as the tensor stands only".into()
         })?;
-        if let Some(scale) = inputs.get(1) {
-            let given = *scale == TensorType::new(DType::F32, [1, 1]) && self.scaling == Scaling::Tensor;
-            OpError::ensure(given, || {
-                format!(
-                    "a scale that is given is f32[1, 1], for the whole tensor, not {scale} by {:?}",
-                    self.scaling
-                )
+        if let (Some(&given), Some(expected)) = (inputs.get(own), self.known.ty()) {
+            OpError::ensure(given == expected && self.scaling == Scaling::Tensor, || {
+                let scaling = self.scaling;
+                format!("what is known of a whole tensor is {expected}, not {given} by {scaling:?}")
             })?;
         }
         let mut made = Vec::new();
@@ -136,7 +146,7 @@ impl Op for Quantize {
         let only_transposed = self.layouts == Layouts::Both && kept[0] && !kept[2];
         only_transposed.then(|| Rebuild {
             op: Arc::new(Quantize { layouts: Layouts::Transposed, ..*self }),
-            inputs: vec![Source::Input(0)],
+            inputs: (0..self.inputs()).map(Source::Input).collect(),
             outputs: vec![2, 3, 4],
         })
     }
@@ -178,16 +188,14 @@ impl Op for Dequantize {
 impl Registered for Quantize {
     fn samples() -> Vec<Sample> {
         let sample = |format, scaling, pow2_scales, layouts, shape| {
-            let op = Quantize { format, scaling, pow2_scales, layouts };
+            let op = Quantize::new(format, scaling, pow2_scales, layouts);
             Sample::plain(op, [SampleInput::activation(shape)])
         };
-        let given = Quantize {
-            format: DType::E5M2,
-            scaling: Scaling::Tensor,
-            pow2_scales: false,
-            layouts: Layouts::Both,
-        };
+        let current = Quantize::new(DType::E5M2, Scaling::Tensor, false, Layouts::Both);
+        let given = Quantize { known: Known::Scale, ..current };
+        let measured = Quantize { known: Known::Amax, ..current };
         let scale = SampleInput::activation([1, 1]).fill(Fill::Values(vec![100.0]));
+        let of = |of, scaling| Quantize { of, scaling, ..current };
         vec![
             sample(DType::E4M3, Scaling::Tensor, false, Layouts::Direct, [13, 7]),
             sample(DType::E5M2, Scaling::Row, false, Layouts::Both, [3, 17]),
@@ -197,16 +205,21 @@ impl Registered for Quantize {
             sample(DType::E4M3, Scaling::Block, true, Layouts::Both, [129, 130]),
             sample(DType::E5M6, Scaling::Tile, true, Layouts::Direct, [3, 129]),
             Sample::plain(given, [SampleInput::activation([5, 140]), scale]),
+            Sample::plain(measured, [SampleInput::activation([5, 140]), amax()]),
+            Sample::plain(of(Of::Swiglu, Scaling::Tile), [SampleInput::activation([7, 22])]),
+            Sample::plain(
+                of(Of::SwigluGrad, Scaling::Row),
+                [SampleInput::activation([7, 11]), SampleInput::activation([7, 22])],
+            ),
+            Sample::plain(
+                of(Of::Norm, Scaling::Tensor),
+                [SampleInput::activation([7, 11]), SampleInput::activation([7]), SampleInput::parameter([11])],
+            ),
         ]
     }
 
     fn large() -> Sample {
-        let op = Quantize {
-            format: DType::E4M3,
-            scaling: Scaling::Tensor,
-            pow2_scales: true,
-            layouts: Layouts::Both,
-        };
+        let op = Quantize::new(DType::E4M3, Scaling::Tensor, true, Layouts::Both);
         Sample::plain(op, [SampleInput::activation([300, 160])])
     }
 }
@@ -237,7 +250,7 @@ impl OnCard for Quantize {
     /// Every format with every scaling in every layout, in rows and columns of whole vectors and in others, over several areas; and what a
     /// scale must make an exception of.
     fn card_samples() -> Vec<Sample> {
-        let mut all = Vec::new();
+        let mut all = made_on_the_way();
         // Zeros, what f32 holds at its ends, an infinity and numbers that are none, each in a tile of its own.
         let special = [0.0, 1e-44, 3e38, f64::INFINITY, f64::NAN, -0.0];
         let value = |i: usize| match i.is_multiple_of(5) {
@@ -253,20 +266,63 @@ impl OnCard for Quantize {
             for (scaling, &layouts) in Scaling::ALL.iter().flat_map(|&s| layouts.iter().map(move |l| (s, l)))
             {
                 for (n, shape) in [[304, 264], [131, 277], [1, 1]].into_iter().enumerate() {
-                    let op = Quantize { format, scaling, pow2_scales: n == 0, layouts };
+                    let op = Quantize::new(format, scaling, n == 0, layouts);
                     all.push(Sample::plain(op, [SampleInput::activation(shape)]));
                 }
-                let op = Quantize { format, scaling, pow2_scales: false, layouts };
+                let op = Quantize::new(format, scaling, false, layouts);
                 all.push(Sample::plain(op, [special.clone()]));
                 if scaling == Scaling::Tensor {
                     let scale = SampleInput::activation([1, 1]).fill(Fill::Values(vec![0.37]));
-                    all.push(Sample::plain(op, [SampleInput::activation([304, 264]), scale.clone()]));
-                    all.push(Sample::plain(op, [special.clone(), scale]));
+                    for (known, beside) in [(Known::Scale, scale), (Known::Amax, amax())] {
+                        let op = Quantize { known, ..op };
+                        all.push(Sample::plain(op, [SampleInput::activation([304, 264]), beside.clone()]));
+                        all.push(Sample::plain(op, [special.clone(), beside]));
+                    }
                 }
             }
         }
         all
     }
+}
+
+/// An amax that was measured.
+fn amax() -> SampleInput {
+    SampleInput::activation([1]).fill(Fill::Values(vec![5.5]))
+}
+
+/// Casts of what is made on the way: halves that areas end with, and others.
+fn made_on_the_way() -> Vec<Sample> {
+    let mut all = Vec::new();
+    for [rows, cols] in [[304, 256], [131, 264], [70, 77]] {
+        let of = |of| {
+            let inputs: Vec<SampleInput> = match of {
+                Of::Input => vec![SampleInput::activation([rows, cols])],
+                Of::Swiglu => vec![SampleInput::activation([rows, 2 * cols])],
+                Of::SwigluGrad => {
+                    vec![SampleInput::activation([rows, cols]), SampleInput::activation([rows, 2 * cols])]
+                }
+                Of::Norm => vec![
+                    SampleInput::activation([rows, cols]),
+                    SampleInput::activation([rows]),
+                    SampleInput::parameter([cols]),
+                ],
+            };
+            (of, inputs)
+        };
+        for (of, inputs) in [Of::Swiglu, Of::SwigluGrad, Of::Norm].map(of) {
+            for (scaling, pow2_scales) in [(Scaling::Tensor, false), (Scaling::Row, true), (Scaling::Tile, true)] {
+                let op = Quantize { of, ..Quantize::new(DType::E4M3, scaling, pow2_scales, Layouts::Both) };
+                all.push(Sample::plain(op, inputs.clone()));
+            }
+            let whole = Quantize { of, ..Quantize::new(DType::E5M2, Scaling::Tensor, false, Layouts::Both) };
+            let scale = SampleInput::activation([1, 1]).fill(Fill::Values(vec![0.37]));
+            for (known, beside) in [(Known::Scale, scale), (Known::Amax, amax())] {
+                let op = Quantize { known, ..whole };
+                all.push(Sample::plain(op, [inputs.clone(), vec![beside]].concat()));
+            }
+        }
+    }
+    all
 }
 
 impl OnCard for Dequantize {

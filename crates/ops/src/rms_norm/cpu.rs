@@ -1,11 +1,12 @@
 //! CPU kernels of the norms.
 
-use super::{AddRmsNorm, RmsNorm, RmsNormGrad};
+use super::{AddRmsNorm, Rms, RmsNorm, RmsNormGrad};
 use crate::host::math::{Rounding, round_bf16, vectorized};
-use crate::host::norm::{norm_grad_row, norm_row, scale_row};
+use crate::host::norm::{norm_grad_row, norm_row, rstd_of, scale_row};
+use crate::quantize::largest_magnitude;
 use crate::host::rows::{add_into, for_row_blocks, sum_bytes, sum_over_rows};
 use std::ops::Range;
-use xtrain_tensor::{CpuKernel, Real, TensorType, View, ViewMut, with_real};
+use xtrain_tensor::{CpuKernel, HostTensor, Real, TensorType, View, ViewMut, with_real};
 
 impl CpuKernel for RmsNorm {
     fn run(&self, inputs: &[View<'_>], outputs: &mut [ViewMut<'_>]) {
@@ -81,7 +82,7 @@ impl CpuKernel for RmsNormGrad {
                         let (mut dx, mut y) = (dx.fresh::<T>(), y.reals::<T>());
                         dx.copy_from_slice(&y);
                         let (x, rstd) = (inputs[1].rows(rows.clone()), inputs[2].slice(rows.clone()));
-                        scaled(&x.reals::<T>(), &rstd.reals::<T>(), &w, &mut y);
+                        scale_rows(&x.reals::<T>(), &rstd.reals::<T>(), &w, &mut y);
                         rest(rows, &mut dx, dw);
                     });
                     (dw, sum)
@@ -106,8 +107,68 @@ impl CpuKernel for RmsNormGrad {
     }
 }
 
+impl CpuKernel for Rms {
+    fn run(&self, inputs: &[View<'_>], outputs: &mut [ViewMut<'_>]) {
+        let (t, _) = inputs[0].ty.shape.rows_cols();
+        let own = 1 + usize::from(self.adds);
+        let (outputs, amax) = outputs.split_at_mut(own);
+        let rounding = Rounding::of(inputs[0].ty.dtype);
+        with_real!(inputs[0].ty.dtype, T => {
+            let eps = T::of(f64::from(self.eps));
+            match outputs {
+                [total, rstd] => for_row_blocks(t, [total, rstd], |rows, [mut total, mut rstd]| {
+                    let (x, delta) = (inputs[0].rows(rows.clone()).reals::<T>(), inputs[1].rows(rows).reals::<T>());
+                    let mut total = total.fresh::<T>();
+                    add(&x, &delta, rounding, &mut total);
+                    root_mean_squares(&total, eps, &mut rstd.fresh::<T>());
+                }),
+                [rstd] => for_row_blocks(t, [rstd], |rows, [mut rstd]| {
+                    root_mean_squares(&inputs[0].rows(rows).reals::<T>(), eps, &mut rstd.fresh::<T>());
+                }),
+                _ => unreachable!("one output or two"),
+            }
+        });
+        if let [amax] = amax {
+            let x = if self.adds { outputs[0].view() } else { inputs[0] };
+            let mut y = HostTensor::zeros(x.ty);
+            scaled(x, outputs[own - 1].view(), inputs[own], ViewMut::new(x.ty, y.bytes_mut(), false));
+            let y = View::new(x.ty, y.bytes());
+            amax.fresh::<f32>()[0] = largest_magnitude(y);
+        }
+    }
+
+    fn work_bytes(&self, inputs: &[TensorType], _: usize) -> usize {
+        if self.amax { inputs[0].bytes() } else { 0 }
+    }
+}
+
+/// 1/rms of every row.
+fn root_mean_squares<T: Real>(x: &[T], eps: T, rstd: &mut [T]) {
+    let d = x.len() / rstd.len().max(1);
+    vectorized(
+        #[inline(always)]
+        || {
+            for (x, rstd) in x.chunks_exact(d.max(1)).zip(rstd) {
+                *rstd = rstd_of(x, eps);
+            }
+        },
+    );
+}
+
+/// A norm's y of its input, the rows' 1/rms and the weight.
+pub(crate) fn scaled(x: View<'_>, rstd: View<'_>, w: View<'_>, mut y: ViewMut<'_>) {
+    let (t, _) = x.ty.shape.rows_cols();
+    with_real!(x.ty.dtype, T => {
+        let w = w.reals::<T>();
+        for_row_blocks(t, [&mut y], |rows, [mut y]| {
+            let rstd = rstd.slice(rows.clone()).reals::<T>();
+            scale_rows(&x.rows(rows).reals::<T>(), &rstd, &w, &mut y.fresh::<T>());
+        });
+    });
+}
+
 /// y of the forward, of the rows' saved rstd.
-fn scaled<T: Real>(x: &[T], rstd: &[T], w: &[T], y: &mut [T]) {
+fn scale_rows<T: Real>(x: &[T], rstd: &[T], w: &[T], y: &mut [T]) {
     let d = w.len();
     vectorized(
         #[inline(always)]

@@ -1,7 +1,7 @@
 //! The kernels of the norms on a card.
 #![allow(unsafe_code, reason = "it launches kernels")]
 
-use super::{AddRmsNorm, RmsNorm, RmsNormGrad};
+use super::{AddRmsNorm, Rms, RmsNorm, RmsNormGrad};
 use crate::device::{Floats, PARTS, lanes, plane, suffix, warps_of};
 use xtrain_cuda::{
     CudaError, CudaKernel, CudaOutput, CudaTensor, DevicePtr, Gpu, KernelSource, Launch, Operands, Work,
@@ -30,6 +30,7 @@ struct Norm {
     w: Floats,
     y: DevicePtr,
     rstd: DevicePtr,
+    amax: DevicePtr,
     rows: u64,
     width: u32,
     eps: f32,
@@ -38,7 +39,8 @@ struct Norm {
 impl CudaKernel for RmsNorm {
     fn ready(&self, gpu: &Gpu, operands: &Operands<'_>) -> Result<Work, CudaError> {
         let Operands { inputs, outputs, .. } = operands;
-        norm(gpu, "rms_norm", self.eps, (inputs[0], None), inputs[1], (outputs[0], outputs[1]))
+        let what = What { w: Some(inputs[1]), y: Some(outputs[0]), ..What::new(inputs[0], outputs[1]) };
+        what.ready(gpu, self.eps)
     }
 }
 
@@ -46,42 +48,75 @@ impl CudaKernel for AddRmsNorm {
     fn ready(&self, gpu: &Gpu, operands: &Operands<'_>) -> Result<Work, CudaError> {
         let Operands { inputs, outputs, .. } = operands;
         let added = Some((inputs[1], outputs[0]));
-        norm(gpu, "add_rms_norm", self.eps, (inputs[0], added), inputs[2], (outputs[1], outputs[2]))
+        let what = What { w: Some(inputs[2]), y: Some(outputs[1]), ..What::new(inputs[0], outputs[2]) };
+        What { added, ..what }.ready(gpu, self.eps)
     }
 }
 
-/// The norm of x, or of its sum with what is added.
-fn norm(
-    gpu: &Gpu,
-    name: &str,
-    eps: f32,
-    (x, added): (CudaTensor, Option<(CudaTensor, CudaOutput)>),
-    w: CudaTensor,
-    (y, rstd): (CudaOutput, CudaOutput),
-) -> Result<Work, CudaError> {
-    let (rows, width) = x.ty.shape.rows_cols();
-    let vectors = width / lanes(x.ty);
-    let (path, threads) = match width % lanes(x.ty) == 0 && vectors <= KEPT * THREADS {
-        // Few rows leave the card idle: then every thread that helps is there.
-        true => ("kept", warps_of(if rows < FEW { vectors } else { vectors.div_ceil(KEPT) }, THREADS)),
-        false => ("any", warps_of(width.div_ceil(OWNED), THREADS)),
-    };
-    let function = gpu.function(&SOURCE, &[], &format!("{name}_{path}_{}", suffix(x.ty)))?;
-    let (delta, sum) = added.map_or((DevicePtr(0), DevicePtr(0)), |(delta, sum)| (delta.place, sum.place));
-    let arguments = Norm {
-        x: x.place,
-        delta,
-        sum,
-        w: w.into(),
-        y: y.place,
-        rstd: rstd.place,
-        rows: rows as u64,
-        width: width as u32,
-        eps,
-    };
-    // SAFETY: the kernel takes one `Norm`. x, what is added, the sum and y are [rows, width] of the type that the name says, w has width
-    // elements and rstd rows of f32; a block stays within its row. Rows of whole vectors are aligned, and KEPT vectors a thread hold one.
-    Ok(unsafe { Work::launch(function, Launch::row(rows.max(1) as u32, threads), arguments) })
+impl CudaKernel for Rms {
+    fn ready(&self, gpu: &Gpu, operands: &Operands<'_>) -> Result<Work, CudaError> {
+        let Operands { inputs, outputs, .. } = operands;
+        let own = 1 + usize::from(self.adds);
+        let added = self.adds.then(|| (inputs[1], outputs[0]));
+        let (w, amax) = (inputs.get(own).copied(), outputs.get(own).copied());
+        What { added, w, amax, ..What::new(inputs[0], outputs[own - 1]) }.ready(gpu, self.eps)
+    }
+}
+
+/// What a norm reads and makes.
+#[derive(Clone, Copy)]
+struct What {
+    x: CudaTensor,
+    /// What is added to x, and the sum.
+    added: Option<(CudaTensor, CudaOutput)>,
+    w: Option<CudaTensor>,
+    y: Option<CudaOutput>,
+    rstd: CudaOutput,
+    amax: Option<CudaOutput>,
+}
+
+impl What {
+    fn new(x: CudaTensor, rstd: CudaOutput) -> What {
+        What { x, added: None, w: None, y: None, rstd, amax: None }
+    }
+
+    fn ready(self, gpu: &Gpu, eps: f32) -> Result<Work, CudaError> {
+        let ty = self.x.ty;
+        let (rows, width) = ty.shape.rows_cols();
+        let vectors = width / lanes(ty);
+        let (path, threads) = match width % lanes(ty) == 0 && vectors <= KEPT * THREADS {
+            // Few rows leave the card idle: then every thread that helps is there.
+            true => ("kept", warps_of(if rows < FEW { vectors } else { vectors.div_ceil(KEPT) }, THREADS)),
+            false => ("any", warps_of(width.div_ceil(OWNED), THREADS)),
+        };
+        let name = if self.added.is_some() { "add_rms_norm" } else { "rms_norm" };
+        let function = gpu.function(&SOURCE, &[], &format!("{name}_{path}_{}", suffix(ty)))?;
+        let none = DevicePtr(0);
+        let arguments = Norm {
+            x: self.x.place,
+            delta: self.added.map_or(none, |(delta, _)| delta.place),
+            sum: self.added.map_or(none, |(_, sum)| sum.place),
+            // Without a weight none is read, and x stands for it.
+            w: self.w.unwrap_or(self.x).into(),
+            y: self.y.map_or(none, |y| y.place),
+            rstd: self.rstd.place,
+            amax: self.amax.map_or(none, |amax| amax.place),
+            rows: rows as u64,
+            width: width as u32,
+            eps,
+        };
+        // SAFETY: the kernel takes one `Norm`. x, what is added, the sum and y are [rows, width] of the type that the name says, w has width
+        // elements, rstd rows of f32 and amax one; a block stays within its row. Rows of whole vectors are aligned, and KEPT vectors a
+        // thread hold one.
+        let norm = unsafe { Work::launch(function, Launch::row(rows.max(1) as u32, threads), arguments) };
+        if self.amax.is_none() {
+            return Ok(norm);
+        }
+        let clear = gpu.function(&SOURCE, &[], "rms_norm_clear")?;
+        // SAFETY: as above, with amax.
+        let clear = unsafe { Work::launch(clear, Launch::row(1, 1), arguments) };
+        Ok(Work::all(vec![clear, norm]))
+    }
 }
 
 #[derive(Clone, Copy)]

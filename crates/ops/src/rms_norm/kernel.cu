@@ -10,12 +10,26 @@ struct Norm {
     const void* delta;
     void* sum;
     Floats w;
+    // May be null.
     void* y;
     float* rstd;
+    // May be null: the bits of the largest magnitude of y as it would be stored, which blocks raise.
+    u32* amax;
     u64 rows;
     u32 width;
     float eps;
 };
+
+// Raises the largest magnitude of all rows to that of this block's. Most blocks find that it is large enough.
+__device__ __forceinline__ void raise(u32* to, u32 x, float* space) {
+    x = __reduce_max_sync(0xffffffffu, x);
+    if (threadIdx.x % 32 == 0) space[threadIdx.x / 32] = __uint_as_float(x);
+    __syncthreads();
+    if (threadIdx.x >= 32) return;
+    x = __reduce_max_sync(0xffffffffu, threadIdx.x < blockDim.x / 32 ? __float_as_uint(space[threadIdx.x]) : 0);
+    if (threadIdx.x == 0 && x > *(volatile u32*)to) atomicMax(to, x);
+}
+
 
 // Vectors of 16 bytes that a thread keeps, all under way at once.
 constexpr int KEPT = 4;
@@ -74,6 +88,8 @@ template <class T, bool ADD> __device__ __forceinline__ void norm_kept(const Nor
     }
     float rstd = 1.0f / sqrtf(block_sum(squares, space) / at.width + at.eps);
     if (threadIdx.x == 0) at.rstd[row] = rstd;
+    if (at.y == nullptr && at.amax == nullptr) return;
+    u32 largest = 0;
 #pragma unroll
     for (int k = 0; k < KEPT; k++) {
         u32 v = threadIdx.x + k * blockDim.x;
@@ -83,8 +99,14 @@ template <class T, bool ADD> __device__ __forceinline__ void norm_kept(const Nor
         load<LANES<T>>(at.w, v * LANES<T>, w);
 #pragma unroll
         for (int i = 0; i < LANES<T>; i++) x[i] = x[i] * rstd * w[i];
-        ((uint4*)at.y)[first + v] = pack<T>(x);
+        uint4 y = pack<T>(x);
+        if (at.y) ((uint4*)at.y)[first + v] = y;
+        if (at.amax == nullptr) continue;
+        unpack<T>(y, x);
+#pragma unroll
+        for (int i = 0; i < LANES<T>; i++) largest = max(largest, __float_as_uint(x[i]) & 0x7fffffffu);
     }
+    if (at.amax) raise(at.amax, largest, space);
 }
 
 // Rows of any width.
@@ -106,8 +128,14 @@ template <class T, bool ADD> __device__ __forceinline__ void norm_any(const Norm
     }
     float rstd = 1.0f / sqrtf(block_sum(squares, space) / at.width + at.eps);
     if (threadIdx.x == 0) at.rstd[row] = rstd;
-    for (u32 i = threadIdx.x; i < at.width; i += blockDim.x)
-        ((T*)at.y)[first + i] = narrow<T>(widen(x[i]) * rstd * load(at.w, i));
+    if (at.y == nullptr && at.amax == nullptr) return;
+    u32 largest = 0;
+    for (u32 i = threadIdx.x; i < at.width; i += blockDim.x) {
+        T y = narrow<T>(widen(x[i]) * rstd * load(at.w, i));
+        if (at.y) ((T*)at.y)[first + i] = y;
+        largest = max(largest, __float_as_uint(widen(y)) & 0x7fffffffu);
+    }
+    if (at.amax) raise(at.amax, largest, space);
 }
 
 struct NormGrad {
@@ -253,6 +281,8 @@ extern "C" __global__ void rms_norm_sum(Sum at) {
     u64 column = (u64)blockIdx.x * 32 + threadIdx.x;
     sum_parts(at.parts, at.count, at.width, column, at.accumulate, at.dw, column);
 }
+
+extern "C" __global__ void rms_norm_clear(Norm at) { *at.amax = 0; }
 
 #define KERNELS(T, NAME)                                                                                              \
     extern "C" __global__ void __launch_bounds__(1024) rms_norm_kept_##NAME(Norm at) { norm_kept<T, false>(at); }     \

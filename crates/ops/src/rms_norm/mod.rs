@@ -5,13 +5,18 @@
 mod cpu;
 mod cuda;
 
+pub(crate) use cpu::scaled;
+
+use crate::quantize::{Known, Of, Quantize};
 use crate::registry::{OnCard, Registered, Sample, SampleInput};
 use crate::{float_shaped, matrix};
 use std::any::Any;
 use std::sync::Arc;
 use xtrain_cuda::KernelSource;
-use xtrain_program::{Backward, Differentiable, Op, OpError, Operand, Rebuild, Role, Source, ValueId};
-use xtrain_tensor::{DType, TensorType};
+use xtrain_program::{
+    Backward, Differentiable, Fused, Fusion, Op, OpError, Operand, Rebuild, Role, Source, ValueId,
+};
+use xtrain_tensor::{DType, Scaling, TensorType};
 
 /// `(x_td, w_d) -> (y_td, rstd_t)`.
 #[derive(Clone, Copy, Debug)]
@@ -39,6 +44,11 @@ impl Op for RmsNorm {
     /// y. 1/rms is a number a token, and costs as much as y.
     fn is_cheap(&self, output: usize) -> bool {
         output == 0
+    }
+
+    fn fuse(&self, output: usize, reader: &dyn Op, position: usize) -> Option<Fusion> {
+        let of_y = [Source::Input(0), Source::Output(1), Source::Input(1)];
+        (output == 0).then(|| fused(Rms { eps: self.eps, adds: false, amax: false }, of_y, reader, position))?
     }
 }
 
@@ -89,6 +99,11 @@ impl Op for AddRmsNorm {
             outputs: vec![1, 2],
         })
     }
+
+    fn fuse(&self, output: usize, reader: &dyn Op, position: usize) -> Option<Fusion> {
+        let of_y = [Source::Output(0), Source::Output(2), Source::Input(2)];
+        (output == 1).then(|| fused(Rms { eps: self.eps, adds: true, amax: false }, of_y, reader, position))?
+    }
 }
 
 impl Differentiable for AddRmsNorm {
@@ -108,6 +123,62 @@ impl Differentiable for AddRmsNorm {
         cx.set_grad(0, dx)?;
         cx.set_grad(1, dx)
     }
+}
+
+/// `x_td -> rstd_t` or, adding, `(x_td, delta_td) -> (sum_td, rstd_t)`: [`RmsNorm`] or [`AddRmsNorm`] without y, where y is made as it is
+/// cast. With `amax` the weight w_d is the last input, and the largest magnitude of y, `f32[1]`, the last output.
+#[derive(Clone, Copy, Debug)]
+pub struct Rms {
+    /// Added to the mean square.
+    pub eps: f32,
+    /// Whether x is added to before.
+    pub adds: bool,
+    /// Whether y is measured.
+    pub amax: bool,
+}
+
+impl Op for Rms {
+    fn name(&self) -> &'static str {
+        "rms"
+    }
+
+    fn infer(&self, inputs: &[TensorType]) -> Result<Vec<TensorType>, OpError> {
+        let own = 1 + usize::from(self.adds);
+        OpError::arity("rms", inputs, own + usize::from(self.amax))?;
+        let (rows, cols) = matrix("x", inputs[0])?;
+        OpError::ensure(inputs[own - 1] == inputs[0], || {
+            "x and what is added to it must have one type".into()
+        })?;
+        if self.amax {
+            float_shaped("the norm's weight", inputs[own], &[cols])?;
+        }
+        let mut outputs = Vec::new();
+        outputs.extend(self.adds.then_some(inputs[0]));
+        outputs.push(rstd(inputs[0], rows));
+        outputs.extend(self.amax.then_some(TensorType::new(DType::F32, [1])));
+        Ok(outputs)
+    }
+
+    fn operand(&self, input: usize) -> Operand {
+        if input > usize::from(self.adds) { Operand::Full } else { Operand::Compute }
+    }
+}
+
+/// A norm whose y is made as it is cast: `of_y` is what y is made of. One scale for all of y is known from what is left of the norm, which
+/// measures.
+fn fused(rest: Rms, of_y: [Source; 3], reader: &dyn Op, position: usize) -> Option<Fusion> {
+    let mut cast = Quantize::of_made(Of::Norm, reader, position)?;
+    let measures = cast.scaling == Scaling::Tensor && cast.known == Known::Nothing;
+    let mut inputs: Vec<_> = of_y.map(Fused::Made).into();
+    if measures {
+        cast.known = Known::Amax;
+        inputs.push(Fused::Beside(0));
+    } else {
+        inputs.extend(cast.beside().map(Fused::Read));
+    }
+    let reads = 1 + usize::from(rest.adds) + usize::from(measures);
+    let rest = Rms { amax: measures, ..rest };
+    Some(Fusion { rest: Some((Arc::new(rest), (0..reads).collect())), op: Arc::new(cast), inputs })
 }
 
 /// `(dy_td, x_td, rstd_t, w_d[, dresidual_td]) -> (dx_td, dw_d)`: with n = x * rstd, dx = rstd * (dy w - n mean(dy w n)) + dresidual
@@ -164,6 +235,14 @@ fn rstd(x: TensorType, rows: usize) -> TensorType {
     TensorType::new(x.dtype.compute(), [rows])
 }
 
+/// The type of x * rstd * w for `(x_td, rstd_t, w_d)`, or what is wrong with those.
+pub(crate) fn scaled_type(inputs: &[TensorType]) -> Result<TensorType, OpError> {
+    let (rows, cols) = matrix("x", inputs[0])?;
+    float_shaped("rstd", inputs[1], &[rows])?;
+    float_shaped("the norm's weight", inputs[2], &[cols])?;
+    Ok(inputs[0])
+}
+
 /// Emits the backward; `weight` is the input of the norm's weight.
 fn grad(cx: &mut Backward<'_>, inputs: &[ValueId], weight: usize) -> Result<[ValueId; 2], OpError> {
     let made = cx.emit(Role::Dgrad, RmsNormGrad { out: cx.grad_dtype(weight), remake: false }, inputs)?;
@@ -211,6 +290,27 @@ impl Registered for AddRmsNorm {
             ],
         )
     }
+}
+
+impl Registered for Rms {
+    fn samples() -> Vec<Sample> {
+        let mut all = Vec::new();
+        for (adds, amax) in [(false, false), (false, true), (true, false), (true, true)] {
+            all.push(rms([5, 33], adds, amax));
+        }
+        all
+    }
+
+    fn large() -> Sample {
+        rms([300, 160], true, true)
+    }
+}
+
+/// The op with so much of what it can do.
+fn rms([t, d]: [usize; 2], adds: bool, amax: bool) -> Sample {
+    let mut inputs = vec![SampleInput::activation([t, d]); 1 + usize::from(adds)];
+    inputs.extend(amax.then(|| SampleInput::parameter([d])));
+    Sample::plain(Rms { eps: 1e-5, adds, amax }, inputs)
 }
 
 impl Registered for RmsNormGrad {
@@ -266,6 +366,14 @@ impl OnCard for AddRmsNorm {
             Sample::forward(AddRmsNorm { eps: 1e-5 }, [x(), x(), SampleInput::parameter([d])])
         };
         ON_CARD.map(sample).into()
+    }
+}
+
+impl OnCard for Rms {
+    const SOURCES: &'static [KernelSource] = &[cuda::SOURCE];
+
+    fn card_samples() -> Vec<Sample> {
+        ON_CARD.into_iter().zip([true, false].into_iter().cycle()).map(|(shape, adds)| rms(shape, adds, true)).collect()
     }
 }
 

@@ -6,7 +6,10 @@ use crate::device::{ELEMENTWISE_THREADS, lanes, plane, suffix, warps_of};
 use xtrain_cuda::{CudaError, CudaKernel, DevicePtr, Function, Gpu, KernelSource, Launch, Operands, Work};
 use xtrain_tensor::TensorType;
 
-pub(super) const SOURCE: KernelSource = KernelSource::new("swiglu/kernel.cu", include_str!("kernel.cu"));
+pub(super) const SOURCE: KernelSource = KernelSource {
+    headers: &[super::GATE],
+    ..KernelSource::new("swiglu/kernel.cu", include_str!("kernel.cu"))
+};
 
 #[derive(Clone, Copy)]
 #[repr(C)]

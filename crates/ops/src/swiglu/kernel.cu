@@ -17,9 +17,6 @@ struct SwigluGrad {
     u32 width;
 };
 
-// Where e^-x overflows, this is 0, the limit.
-__device__ __forceinline__ float sigmoid(float x) { return __fdividef(1.0f, 1.0f + __expf(-x)); }
-
 template <class T, int N> __device__ __forceinline__ void forward(const Swiglu& at) {
     u64 row = blockIdx.x;
     u32 column = (blockIdx.y * blockDim.x + threadIdx.x) * N;
@@ -29,7 +26,7 @@ template <class T, int N> __device__ __forceinline__ void forward(const Swiglu& 
     load<N>(from, gate);
     load<N>(from + at.width, up);
 #pragma unroll
-    for (int i = 0; i < N; i++) gate[i] = gate[i] * sigmoid(gate[i]) * up[i];
+    for (int i = 0; i < N; i++) gate[i] = swiglu(gate[i], up[i]);
     store<N>((T*)at.y + row * at.width + column, gate);
 }
 
@@ -44,10 +41,9 @@ template <class T, int N, bool REMAKE> __device__ __forceinline__ void backward(
     load<N>((const T*)both + at.width, up);
 #pragma unroll
     for (int i = 0; i < N; i++) {
-        float g = gate[i], s = sigmoid(g);
-        float y = g * s * up[i];
-        gate[i] = dy[i] * up[i] * s * (1.0f + g * (1.0f - s));
-        up[i] = dy[i] * (g * s);
+        float y = swiglu(gate[i], up[i]), dup = swiglu_dup(dy[i], gate[i]);
+        gate[i] = swiglu_dgate(dy[i], gate[i], up[i]);
+        up[i] = dup;
         dy[i] = y;
     }
     if (REMAKE) store<N>((T*)at.dy + row * at.width + column, dy);

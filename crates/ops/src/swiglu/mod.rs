@@ -8,12 +8,16 @@ mod cuda;
 mod tests;
 
 use crate::matrix;
+use crate::quantize::{Of, Quantize};
 use crate::registry::{OnCard, Registered, Sample, SampleInput};
 use std::any::Any;
 use std::sync::Arc;
 use xtrain_cuda::KernelSource;
-use xtrain_program::{Backward, Differentiable, Op, OpError, Role};
+use xtrain_program::{Backward, Differentiable, Fused, Fusion, Op, OpError, Role, Source};
 use xtrain_tensor::TensorType;
+
+/// What the kernels of a card that compute it have in common.
+pub(crate) const GATE: &str = include_str!("gate.cuh");
 
 /// `gate_up_t2f -> y_tf`: y = silu(gate) * up, with silu(g) = g / (1 + e^-g).
 #[derive(Clone, Copy, Debug)]
@@ -32,6 +36,10 @@ impl Op for Swiglu {
 
     fn is_cheap(&self, _: usize) -> bool {
         true
+    }
+
+    fn fuse(&self, _: usize, reader: &dyn Op, position: usize) -> Option<Fusion> {
+        fused(Of::Swiglu, reader, position)
     }
 }
 
@@ -75,6 +83,17 @@ impl Op for SwigluGrad {
         let is_forward = (other as &dyn Any).is::<Swiglu>() && positions == [1];
         is_forward.then(|| Arc::new(SwigluGrad { remake: true }) as Arc<dyn Op>)
     }
+
+    fn fuse(&self, _: usize, reader: &dyn Op, position: usize) -> Option<Fusion> {
+        if self.remake { None } else { fused(Of::SwigluGrad, reader, position) }
+    }
+}
+
+/// Made where it is cast.
+fn fused(of: Of, reader: &dyn Op, position: usize) -> Option<Fusion> {
+    let op = Quantize::of_made(of, reader, position)?;
+    let made = (0..of.inputs()).map(|n| Fused::Made(Source::Input(n)));
+    Some(Fusion { rest: None, inputs: made.chain(op.beside().map(Fused::Read)).collect(), op: Arc::new(op) })
 }
 
 /// t and f of a tensor of gate and up.

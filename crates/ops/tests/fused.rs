@@ -1,0 +1,129 @@
+//! A cast of what is made on the way is, to the bit, the cast of what its op would write: on the CPU, and on a card if there is one.
+
+use libtest_mimic::{Arguments, Trial};
+use std::sync::Arc;
+use xtrain_cuda::{CudaError, Gpu};
+use xtrain_ops::quantize::{Layouts, Quantize};
+use xtrain_ops::registry::{cpu_kernels, cuda_kernels};
+use xtrain_ops::rms_norm::{AddRmsNorm, RmsNorm};
+use xtrain_ops::swiglu::{Swiglu, SwigluGrad};
+use xtrain_program::{Code, Op, Program, Tracer, fuse};
+use xtrain_runtime::{CpuEngine, CudaEngine, Engine, Part};
+use xtrain_tensor::{DType, HostTensor, Philox, Scaling, Shape, TensorType};
+
+/// What makes a tensor that is cast.
+struct Maker {
+    op: Arc<dyn Op>,
+    /// The shapes of its inputs for so many rows and columns.
+    shapes: fn(usize, usize) -> Vec<Vec<usize>>,
+    /// The output that is cast.
+    output: usize,
+}
+
+fn makers() -> Vec<Maker> {
+    let maker = |op, shapes, output| Maker { op, shapes, output };
+    let (grad, eps) = (SwigluGrad { remake: false }, 1e-5);
+    vec![
+        maker(Arc::new(Swiglu), |t, d| vec![vec![t, 2 * d]], 0),
+        maker(Arc::new(grad), |t, d| vec![vec![t, d], vec![t, 2 * d]], 0),
+        maker(Arc::new(RmsNorm { eps }), |t, d| vec![vec![t, d], vec![d]], 0),
+        maker(Arc::new(AddRmsNorm { eps }), |t, d| vec![vec![t, d], vec![t, d], vec![d]], 1),
+    ]
+}
+
+/// The op and its cast; all that is read afterwards is an output.
+fn program(maker: &Maker, cast: Quantize, [rows, cols]: [usize; 2], dtype: DType) -> Program {
+    let mut t = Tracer::default();
+    let shapes = (maker.shapes)(rows, cols);
+    let inputs: Vec<_> = (shapes.iter().enumerate())
+        .map(|(n, shape)| {
+            let dtype = if shape.len() == 1 { DType::F32 } else { dtype };
+            let ty = TensorType { dtype, shape: Shape::new(shape) };
+            t.input(&format!("in{n}"), ty)
+        })
+        .collect();
+    let made = t.apply_code(Code::Plain(maker.op.clone()), &inputs).expect("operands that fit");
+    let casts = t.emit(cast, &[made[maker.output]]).expect("a matrix");
+    let rest = made.iter().enumerate().filter(|(k, _)| *k != maker.output).map(|(_, v)| *v);
+    for (n, v) in casts.into_iter().chain(rest).enumerate() {
+        t.output(&format!("out{n}"), v);
+    }
+    t.finish()
+}
+
+/// The bytes of all outputs.
+fn run(engine: &mut dyn Engine, program: Program, seed: u64) -> Vec<Vec<u8>> {
+    let outputs: Vec<_> = program.outputs().map(|(name, _)| name).collect();
+    let inputs: Vec<_> = program.inputs().map(|(name, v)| (name, program.ty(v))).collect();
+    let id = engine.load(program).expect("a program that fits");
+    for (n, (name, ty)) in inputs.into_iter().enumerate() {
+        let mut x = vec![0.0; ty.numel()];
+        Philox::new(seed, 0, n as u32).fill_normal(2.0, &mut x);
+        let x = HostTensor::from_f64(ty, &x.into_iter().map(f64::from).collect::<Vec<_>>());
+        engine.write_input(id, &name, x.bytes()).expect("an input");
+    }
+    engine.run(id, Part::First).expect("a run");
+    let made = engine.outputs(id).expect("outputs");
+    outputs.iter().map(|name| made.get(name).expect("an output").to_vec()).collect()
+}
+
+fn check(new: &dyn Fn() -> Box<dyn Engine>, maker: &Maker) {
+    let seed = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).expect("a time").as_nanos() as u64;
+    let casts = [
+        (DType::E4M3, Scaling::Tensor, false, Layouts::Both),
+        (DType::E5M2, Scaling::Tensor, true, Layouts::Transposed),
+        (DType::E4M3, Scaling::Row, true, Layouts::Both),
+        (DType::E4M3, Scaling::Tile, true, Layouts::Both),
+        (DType::E4M3, Scaling::Tile, false, Layouts::Direct),
+    ];
+    for (format, scaling, pow2_scales, layouts) in casts {
+        for shape in [[300, 256], [131, 264], [37, 77]] {
+            for dtype in [DType::BF16, DType::F32] {
+                let cast = Quantize::new(format, scaling, pow2_scales, layouts);
+                let apart = program(maker, cast, shape, dtype);
+                let fused = fuse::apply(apart.clone()).expect("a program");
+                let before: Vec<_> = apart.instances.iter().map(|i| i.code.op().name()).collect();
+                let after: Vec<_> = fused.instances.iter().map(|i| i.code.op().name()).collect();
+                assert!(before.len() == 2 && before != after, "{before:?} stays {after:?}");
+                let expected = run(&mut *new(), apart, seed);
+                let found = run(&mut *new(), fused, seed);
+                for (n, (found, expected)) in found.iter().zip(&expected).enumerate() {
+                    let off = found.iter().zip(expected).filter(|(a, b)| a != b).count();
+                    assert!(off == 0, "{after:?} with {cast:?} of {shape:?} {dtype}: output {n} differs in {off} of {} bytes", found.len());
+                }
+            }
+        }
+    }
+}
+
+fn main() {
+    let arguments = Arguments::from_args();
+    // Kept to the end, as its context is that of every test.
+    let card = Gpu::open(0);
+    let missing = match &card {
+        Ok(_) => None,
+        Err(error @ (CudaError::Missing(_) | CudaError::NoDevice)) => Some(error),
+        Err(error) => panic!("{error}"),
+    };
+    if let Some(reason) = &missing {
+        eprintln!("no card: {reason}");
+    }
+    let mut tests = Vec::new();
+    for (n, maker) in makers().into_iter().enumerate() {
+        let maker = Arc::new(maker);
+        let cpu = || Box::new(CpuEngine::new(Arc::new(cpu_kernels()))) as Box<dyn Engine>;
+        tests.push(Trial::test(format!("cpu_{n}"), {
+            let maker = maker.clone();
+            move || Ok(check(&cpu, &maker))
+        }));
+        let card = || {
+            let gpu = Gpu::open(0).expect("a card");
+            Box::new(CudaEngine::new(Arc::new(cuda_kernels()), gpu).expect("an engine")) as Box<dyn Engine>
+        };
+        let test = Trial::test(format!("card_{n}"), move || Ok(check(&card, &maker)));
+        tests.push(test.with_ignored_flag(missing.is_some()));
+    }
+    let conclusion = libtest_mimic::run(&arguments, tests);
+    drop(card);
+    conclusion.exit();
+}

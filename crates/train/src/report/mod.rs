@@ -19,6 +19,7 @@ mod compare;
 mod curves;
 mod error;
 mod figures;
+pub mod gap;
 mod history;
 mod html;
 mod page;
@@ -74,6 +75,11 @@ pub fn write_comparison(
     if !overwrite && !may_be_replaced(path)? {
         return Err(ReportError::Taken { path: path.to_owned() });
     }
+    write_whole(path, &render_all(&load_named(run_folders)?))
+}
+
+/// The runs in these folders, each called by its folder's name, or by the whole path where another has the same name.
+fn load_named(run_folders: &[impl AsRef<Path>]) -> Result<Vec<RunData>, ReportError> {
     let loaded: Result<Vec<_>, _> = run_folders.iter().map(|folder| RunData::load(folder.as_ref())).collect();
     let mut runs = loaded?;
     let names: Vec<String> = runs.iter().map(|run| run.name.clone()).collect();
@@ -82,7 +88,7 @@ pub fn write_comparison(
             run.name = folder.as_ref().display().to_string();
         }
     }
-    write_whole(path, &render_all(&runs))
+    Ok(runs)
 }
 
 /// Whether nothing that anyone would miss is at `path`: no file, an empty one, or a report.

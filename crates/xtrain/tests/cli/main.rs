@@ -10,6 +10,7 @@ mod bad_data;
 mod bad_model;
 mod benching;
 mod best;
+mod comparing;
 mod dice;
 mod diverging;
 mod doctor;

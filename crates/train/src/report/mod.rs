@@ -20,8 +20,10 @@ mod curves;
 mod error;
 mod figures;
 pub mod gap;
+mod heat;
 mod history;
 mod html;
+mod inspection;
 mod page;
 mod range;
 mod run;
@@ -34,6 +36,7 @@ use std::path::{Path, PathBuf};
 use xtrain_checkpoint::replace_file;
 
 pub use error::ReportError;
+pub use inspection::{INSPECT_FILE, write_inspection};
 pub use run::RunData;
 pub use summary::RunSummary;
 

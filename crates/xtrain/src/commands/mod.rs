@@ -7,6 +7,7 @@ pub(crate) mod doctor;
 pub(crate) mod eval;
 pub(crate) mod export;
 pub(crate) mod generate;
+pub(crate) mod inspect;
 pub(crate) mod plan;
 pub(crate) mod report;
 pub(crate) mod tokenize;
@@ -23,10 +24,14 @@ use xtrain_train::opened::{OpenedModel, Which, open};
 /// Opens the model that a command names, on `device`; `recipe` replaces the one that it computes with.
 fn open_model(args: &ModelArgs, device: Device, recipe: Option<Recipe>) -> Result<OpenedModel, Failure> {
     terminal::use_threads(args.threads)?;
-    let which = match args.step {
+    Ok(open(&args.model, which(args.step, args.best), device, recipe)?)
+}
+
+/// The checkpoint that a command names.
+fn which(step: Option<u64>, best: bool) -> Which {
+    match step {
         Some(step) => Which::Step(step),
-        None if args.best => Which::Best,
+        None if best => Which::Best,
         None => Which::Latest,
-    };
-    Ok(open(&args.model, which, device, recipe)?)
+    }
 }

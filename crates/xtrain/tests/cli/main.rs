@@ -19,6 +19,7 @@ mod evaluating;
 mod exporting;
 mod generating;
 mod help;
+mod inspecting;
 mod mutated;
 mod place;
 mod plan;

@@ -77,15 +77,11 @@ impl CudaKernel for CastStatistics {
             parts,
             padding: 0,
         };
-        let rows = gpu.function(&SOURCE, &[], "cast_statistics_rows")?;
-        let sum = gpu.function(&SOURCE, &[], "cast_statistics_sum")?;
+        let rows = (gpu.function(&SOURCE, &[], "cast_statistics_rows")?, Launch::row(parts, THREADS));
+        let sum = (gpu.function(&SOURCE, &[], "cast_statistics_sum")?, Launch::row(1, THREADS));
         // SAFETY: both kernels take one `Arguments`. x is [rows, cols] of the type that it says; q has as many bytes, in rows of `rows` or
         // `cols` as it is transposed or not, and a scale for each region; the workspace has a part for each block of the first.
-        Ok(unsafe {
-            Work::all(vec![
-                Work::launch(rows, Launch::row(parts, THREADS), arguments),
-                Work::launch(sum, Launch::row(1, THREADS), arguments),
-            ])
-        })
+        let put = |(function, launch)| unsafe { Work::launch(function, launch, arguments) };
+        Ok(Work::all(vec![put(rows), put(sum)]))
     }
 }

@@ -79,7 +79,8 @@ pub struct TensorCast {
     pub saturation: f64,
     /// Elements that are not finite; they are in no other figure.
     pub not_finite: u64,
-    /// How much larger the tensor is than the error of its cast, in decibels; infinite where there is none.
+    /// How much larger the tensor is than the error of its cast, in decibels; infinite where there is none, NaN where
+    /// numbers are too large to tell.
     #[serde(serialize_with = "finite")]
     pub sqnr_db: f64,
     /// Why the run, or this recipe by itself, computes the product in bf16, where it does.

@@ -113,7 +113,7 @@ impl OnCard for CastStatistics {
             for transposed in [false, true] {
                 all.push(sample(format, scaling, transposed, [1030, 264], None));
                 all.push(sample(format, scaling, transposed, [131, 777], None));
-                let special = [0.0, -0.0, 1e-30, 3e38, f64::INFINITY, f64::NAN, -1e30, 1.0];
+                let special = [0.0, -0.0, 1e-30, 3e30, f64::INFINITY, f64::NAN, -1e30, 1.0];
                 let values = (0..40 * 300).map(|i| special[i * 7 / 3 % 8]).collect();
                 all.push(sample(format, scaling, transposed, [40, 300], Some(Fill::Values(values))));
             }

@@ -153,7 +153,11 @@ fn short(value: f64) -> String {
 }
 
 fn decibels(value: f64) -> String {
-    if value.is_finite() { format!("{value:.1}") } else { "exact".to_owned() }
+    match value {
+        f64::INFINITY => "exact".to_owned(),
+        value if value.is_nan() => "?".to_owned(),
+        value => format!("{value:.1}"),
+    }
 }
 
 fn said(tensor: &TensorCast) -> String {

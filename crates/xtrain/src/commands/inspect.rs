@@ -127,7 +127,11 @@ fn cast(tensor: &TensorCast) -> String {
 }
 
 fn decibels(value: f64) -> String {
-    if value.is_finite() { format!("{value:.1}") } else { "exact".into() }
+    match value {
+        f64::INFINITY => "exact".to_owned(),
+        value if value.is_nan() => "?".to_owned(),
+        value => format!("{value:.1}"),
+    }
 }
 
 fn magnitude(value: f64) -> String {

@@ -2,7 +2,7 @@
 
 use crate::{ProductPattern, Recipe};
 use std::fmt;
-use xtrain_program::quantized::{Candidate, LinearGemm, ScaledGemm};
+use xtrain_program::quantized::{Candidate, LinearGemm, Quantization, ScaledGemm};
 use xtrain_tensor::Scaling;
 
 /// The formats that a model computes in.
@@ -54,11 +54,18 @@ impl From<Recipe> for Numerics {
 }
 
 impl Numerics {
+    /// How what a product multiplies is cast, in a recipe that has FP8; whether this product is computed of it or not.
+    pub fn factors(&self, gemm: LinearGemm) -> Option<[Quantization; 2]> {
+        let factors = self.recipe.factors(gemm)?;
+        let pow2 = |of: Quantization| self.fp8.pow2_scales.unwrap_or(of.pow2_scales);
+        Some(factors.map(|of| Quantization { pow2_scales: pow2(of), ..of }))
+    }
+
     /// How a product of a linear layer of a model of this many blocks is computed of FP8 factors, or why it is not. Tokens are free in
     /// fprop alone, as evaluation and generation have any number of them.
     pub fn of(&self, candidate: Candidate<'_>, layers: usize) -> Result<ScaledGemm, Kept> {
         let gemm = candidate.gemm;
-        let factors = self.recipe.factors(gemm).ok_or(Kept::Recipe)?;
+        let factors = self.factors(gemm).ok_or(Kept::Recipe)?;
         let block = candidate.origin.block.ok_or(Kept::Outside)? as usize;
         let fp8 = &self.fp8;
         if block < fp8.bf16_first_layers || block + fp8.bf16_last_layers >= layers {
@@ -73,10 +80,6 @@ impl Numerics {
         if let Some(&size) = sizes.iter().find(|size| !size.is_multiple_of(MULTIPLE)) {
             return Err(Kept::Size(size));
         }
-        let factors = factors.map(|mut factor| {
-            factor.pow2_scales = fp8.pow2_scales.unwrap_or(factor.pow2_scales);
-            factor
-        });
         // Sums of products with scales of tiles leave the tensor cores in any case.
         let is_whole = matches!(factors[0].scaling, Scaling::Tensor | Scaling::Row);
         Ok(ScaledGemm { factors, fast_accumulation: is_whole && fp8.fast_accumulation.contains(&gemm) })

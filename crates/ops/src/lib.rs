@@ -13,6 +13,7 @@ pub mod add;
 pub mod attention;
 pub mod cached_attention;
 pub mod cast;
+pub mod cast_statistics;
 #[cfg(test)]
 mod check;
 pub mod clip;

@@ -4,9 +4,10 @@ use crate::quantize::{Layouts, Quantize};
 use crate::scaled_matmul::ScaledMatmul;
 use std::sync::Arc;
 use xtrain_cuda::{CudaKernel, KernelSource};
+use xtrain_program::casts::MeasuringOps;
 use xtrain_program::quantized::{Quantization, QuantizedOps, ScaledGemm};
 use xtrain_program::{Differentiable, KernelTable, Op, Operand, PassOps};
-use xtrain_tensor::{CpuKernel, DType, HostTensor, Philox, TensorType};
+use xtrain_tensor::{CpuKernel, DType, HostTensor, Philox, Scaling, TensorType};
 
 /// The CPU kernels by op.
 pub type CpuKernels = KernelTable<dyn CpuKernel>;
@@ -239,6 +240,7 @@ ops![
     crate::attention::AttentionGrad: card,
     crate::cached_attention::CachedAttention: card,
     crate::cast::Cast: card,
+    crate::cast_statistics::CastStatistics: card,
     crate::clip::Clip: card,
     crate::dropout::Dropout: card,
     crate::embedding::Embedding: card,
@@ -292,5 +294,11 @@ impl QuantizedOps for PassSet {
     fn scaled_matmul(&self, gemm: ScaledGemm, out: DType, bias: bool) -> Arc<dyn Op> {
         let ScaledGemm { factors, fast_accumulation } = gemm;
         Arc::new(ScaledMatmul { out, scaling: factors.map(|f| f.scaling), fast_accumulation, bias })
+    }
+}
+
+impl MeasuringOps for PassSet {
+    fn cast_statistics(&self, scaling: Scaling, transposed: bool) -> Arc<dyn Op> {
+        Arc::new(crate::cast_statistics::CastStatistics { scaling, transposed })
     }
 }

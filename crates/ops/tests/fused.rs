@@ -1,6 +1,6 @@
 //! A cast of what is made on the way is, to the bit, the cast of what its op would write: on the CPU, and on a card if there is one.
 
-use libtest_mimic::{Arguments, Trial};
+use libtest_mimic::{Arguments, Failed, Trial};
 use std::sync::Arc;
 use xtrain_cuda::{CudaError, Gpu};
 use xtrain_ops::quantize::{Layouts, Quantize};
@@ -67,8 +67,8 @@ fn run(engine: &mut dyn Engine, program: Program, seed: u64) -> Vec<Vec<u8>> {
     outputs.iter().map(|name| made.get(name).expect("an output").to_vec()).collect()
 }
 
-fn check(new: &dyn Fn() -> Box<dyn Engine>, maker: &Maker) {
-    let seed = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).expect("a time").as_nanos() as u64;
+fn check(new: &dyn Fn() -> Box<dyn Engine>, maker: &Maker) -> Result<(), Failed> {
+    let seed = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH)?.as_nanos() as u64;
     let casts = [
         (DType::E4M3, Scaling::Tensor, false, Layouts::Both),
         (DType::E5M2, Scaling::Tensor, true, Layouts::Transposed),
@@ -89,11 +89,16 @@ fn check(new: &dyn Fn() -> Box<dyn Engine>, maker: &Maker) {
                 let found = run(&mut *new(), fused, seed);
                 for (n, (found, expected)) in found.iter().zip(&expected).enumerate() {
                     let off = found.iter().zip(expected).filter(|(a, b)| a != b).count();
-                    assert!(off == 0, "{after:?} with {cast:?} of {shape:?} {dtype}: output {n} differs in {off} of {} bytes", found.len());
+                    assert!(
+                        off == 0,
+                        "{after:?} with {cast:?} of {shape:?} {dtype}: output {n} differs in {off} of {} bytes",
+                        found.len()
+                    );
                 }
             }
         }
     }
+    Ok(())
 }
 
 fn main() {
@@ -114,13 +119,13 @@ fn main() {
         let cpu = || Box::new(CpuEngine::new(Arc::new(cpu_kernels()))) as Box<dyn Engine>;
         tests.push(Trial::test(format!("cpu_{n}"), {
             let maker = maker.clone();
-            move || Ok(check(&cpu, &maker))
+            move || check(&cpu, &maker)
         }));
         let card = || {
             let gpu = Gpu::open(0).expect("a card");
             Box::new(CudaEngine::new(Arc::new(cuda_kernels()), gpu).expect("an engine")) as Box<dyn Engine>
         };
-        let test = Trial::test(format!("card_{n}"), move || Ok(check(&card, &maker)));
+        let test = Trial::test(format!("card_{n}"), move || check(&card, &maker));
         tests.push(test.with_ignored_flag(missing.is_some()));
     }
     let conclusion = libtest_mimic::run(&arguments, tests);

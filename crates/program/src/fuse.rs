@@ -60,11 +60,13 @@ fn found(
     }
     reader.inputs.iter().enumerate().find_map(|(position, v)| {
         let value = program.value(*v);
-        let passes = matches!(value.storage, Storage::Transient) && !value.boundary && reads[v.0 as usize] == 1;
+        let passes =
+            matches!(value.storage, Storage::Transient) && !value.boundary && reads[v.0 as usize] == 1;
         let (at, output) = made[v.0 as usize].filter(|_| passes)?;
         let maker = done[at].as_ref()?;
         // What the backward reads of a forward value is what was kept of it.
-        let is_near = maker.origin.stage == reader.origin.stage && maker.outputs[output].mode == WriteMode::Assign;
+        let is_near =
+            maker.origin.stage == reader.origin.stage && maker.outputs[output].mode == WriteMode::Assign;
         let fusion = is_near.then(|| maker.code.op().fuse(output, reader.code.op(), position))??;
         Some((at, fusion, position))
     })

@@ -114,9 +114,8 @@ impl Learner {
         let inputs = doing("write inputs");
         feed(engine, train, batch, self.spec.document_mask, step.valid_targets)?;
         if self.spec.dropout > 0.0 {
-            let first_token = n * self.spec.batch.sequences * self.spec.batch.seq_len;
-            let rng = [self.seed as u32, (self.seed >> 32) as u32, step.number as u32, first_token as u32];
-            engine.write_input(train, io::RNG, bytemuck::cast_slice(&rng))?;
+            let draws = draws(&self.spec, self.seed, step.number, n);
+            engine.write_input(train, io::RNG, bytemuck::cast_slice(&draws))?;
         }
         let last = n + 1 == step.micro_steps;
         if last {
@@ -159,4 +158,10 @@ impl Learner {
         let skipped = outputs.get(update_io::SKIPPED)?.iter().any(|&b| b != 0);
         Ok(StepResult { loss, grad_norm, skipped })
     }
+}
+
+/// What the dropout of the `n`-th micro-batch of a step draws by.
+pub(crate) fn draws(spec: &TrainingSpec, seed: u64, step: u64, n: usize) -> [u32; 4] {
+    let first_token = n * spec.batch.sequences * spec.batch.seq_len;
+    [seed as u32, (seed >> 32) as u32, step as u32, first_token as u32]
 }

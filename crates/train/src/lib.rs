@@ -12,6 +12,7 @@ pub mod evaluate;
 pub mod exchange;
 mod files;
 pub mod generate;
+pub mod inspect;
 pub mod learner;
 pub mod metrics;
 pub mod opened;

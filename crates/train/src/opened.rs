@@ -7,7 +7,7 @@ use crate::run::{RunError, RunFolder, saved, setup};
 use crate::weights::{LearnError, Weights};
 use std::path::{Path, PathBuf};
 use xtrain_checkpoint::hf::{self, ExportDtype};
-use xtrain_checkpoint::{BoxError, CheckpointStore};
+use xtrain_checkpoint::{BoxError, Checkpoint, CheckpointStore};
 use xtrain_data::{LoaderState, Tokenizer};
 use xtrain_model::{Architecture, Numerics, Recipe};
 use xtrain_program::StateKind;
@@ -115,43 +115,11 @@ fn open_run(
 ) -> Result<OpenedModel, RunError> {
     let parsed = Config::load::<&str>(&run.config(), &[])?;
     let planned = setup::planned(parsed.resolve(&Default::default())?)?;
-    let store = CheckpointStore::open(&run.checkpoints())?;
-    let place = run.path().display();
-    let latest = || {
-        store.latest()?.ok_or_else(|| RunError::Refused(format!("{place} has no complete checkpoint yet")))
-    };
-    let checkpoint = match which {
-        Which::Step(step) => store.at(step)?,
-        Which::Latest => latest()?,
-        Which::Best => match saved::best(&latest()?)? {
-            Some((step, _)) => store.at(step)?,
-            None => {
-                return Err(RunError::Refused(format!(
-                    "no checkpoint of {place} is known to be the best: its run kept none (checkpoint.keep_best), or evaluated none \
-                     yet; leave out --best, or name a --step"
-                )));
-            }
-        },
-    };
+    let checkpoint = checkpoint(run, which)?;
     let trained = planned.spec.numerics();
     let numerics = Numerics { recipe: recipe.unwrap_or(trained.recipe), ..trained };
     let mut weights = weights(device, planned.spec.model.clone(), numerics)?;
-    let masters = weights.masters();
-    let specs = saved::specs(&masters);
-    let is_master = |name: &str| name.starts_with(&format!("{}/", StateKind::Master.name()));
-    let unknown = |name: &str| is_master(name) && !specs.iter().any(|spec| spec.name == name);
-    if let Some(other) = checkpoint.tensors().iter().find(|tensor| unknown(&tensor.name)) {
-        return Err(RunError::Refused(format!(
-            "{} holds {}, which the model of {} does not have: the two are of different runs; restore the folder's own config.toml",
-            checkpoint.path().display(),
-            other.name,
-            run.config().display()
-        )));
-    }
-    checkpoint.load_some(&specs, &mut |at, bytes| {
-        weights.engine().write_state(StateKind::Master, &masters[at].name, bytes).map_err(BoxError::from)
-    })?;
-    weights.refresh()?;
+    load_masters(&mut weights, &checkpoint, run)?;
     let tokenizer = Tokenizer::load(run.tokenizer())?;
     let tokenizer = tokenizer.with_begin_of_document(parsed.config.data.begin_of_document)?;
     let source = setup::kept_init(&parsed.config, run)?;
@@ -170,6 +138,50 @@ fn open_run(
             config: planned.resolved.config,
         }),
     })
+}
+
+/// The checkpoint of `run` that is meant.
+pub(crate) fn checkpoint(run: &RunFolder, which: Which) -> Result<Checkpoint, RunError> {
+    let store = CheckpointStore::open(&run.checkpoints())?;
+    let place = run.path().display();
+    let latest = || {
+        store.latest()?.ok_or_else(|| RunError::Refused(format!("{place} has no complete checkpoint yet")))
+    };
+    match which {
+        Which::Step(step) => Ok(store.at(step)?),
+        Which::Latest => latest(),
+        Which::Best => match saved::best(&latest()?)? {
+            Some((step, _)) => Ok(store.at(step)?),
+            None => Err(RunError::Refused(format!(
+                "no checkpoint of {place} is known to be the best: its run kept none (checkpoint.keep_best), or evaluated none \
+                 yet; leave out --best, or name a --step"
+            ))),
+        },
+    }
+}
+
+/// Reads the masters of a checkpoint of `run`, and makes what is made of them.
+pub(crate) fn load_masters(
+    weights: &mut Weights,
+    checkpoint: &Checkpoint,
+    run: &RunFolder,
+) -> Result<(), RunError> {
+    let masters = weights.masters();
+    let specs = saved::specs(&masters);
+    let is_master = |name: &str| name.starts_with(&format!("{}/", StateKind::Master.name()));
+    let unknown = |name: &str| is_master(name) && !specs.iter().any(|spec| spec.name == name);
+    if let Some(other) = checkpoint.tensors().iter().find(|tensor| unknown(&tensor.name)) {
+        return Err(RunError::Refused(format!(
+            "{} holds {}, which the model of {} does not have: the two are of different runs; restore the folder's own config.toml",
+            checkpoint.path().display(),
+            other.name,
+            run.config().display()
+        )));
+    }
+    checkpoint.load_some(&specs, &mut |at, bytes| {
+        weights.engine().write_state(StateKind::Master, &masters[at].name, bytes).map_err(BoxError::from)
+    })?;
+    Ok(weights.refresh()?)
 }
 
 fn weights(device: Device, model: Architecture, numerics: Numerics) -> Result<Weights, RunError> {

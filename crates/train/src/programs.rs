@@ -10,8 +10,10 @@ use xtrain_ops::clip::Clip;
 use xtrain_ops::grad_norm::GradNorm;
 use xtrain_ops::normal::Normal;
 use xtrain_program::backward::{BackwardError, backward};
+use xtrain_program::casts::{self, MeasuredCast};
 use xtrain_program::{
-    Program, Recompute, Role, Root, Stage, StateKind, TraceError, Tracer, fuse, precision, quantized, recompute,
+    Program, Recompute, Role, Root, Stage, StateKind, TraceError, Tracer, fuse, precision, quantized,
+    recompute,
 };
 use xtrain_tensor::{DType, Shape, TensorType};
 
@@ -87,15 +89,30 @@ impl TrainingSpec {
 
 /// The training step: forward and backward of a micro-batch, then the update.
 pub fn training(spec: &TrainingSpec) -> Result<Program, ProgramError> {
+    let program = in_fp8(gradients(spec)?, &spec.model, &spec.numerics())?;
+    let program = recompute::apply(program, spec.recompute, spec.recompute_blocks)?;
+    Ok(with_update(program, spec)?)
+}
+
+/// Forward and backward of a micro-batch of the training step, in which the casts that `casts` has for the linear layers' factors are
+/// measured, whatever formats the step computes in; and what is measured.
+pub fn inspection(
+    spec: &TrainingSpec,
+    casts: &Numerics,
+) -> Result<(Program, Vec<MeasuredCast>), ProgramError> {
+    let (program, measured) = casts::apply(gradients(spec)?, &PassSet, &|gemm| casts.factors(gemm))?;
+    let program = in_fp8(program, &spec.model, &spec.numerics())?;
+    Ok((recompute::apply(program, spec.recompute, spec.recompute_blocks)?, measured))
+}
+
+/// Forward and backward of a micro-batch, in the types of the recipe and without FP8.
+fn gradients(spec: &TrainingSpec) -> Result<Program, ProgramError> {
     let mut tracer = Tracer::default();
     let (document_mask, deterministic) = (spec.document_mask, spec.attention_deterministic);
     let context = Context::Sequence { document_mask, deterministic };
     let objective = trace_loss(&mut tracer, &spec.model, spec.batch, context, spec.loss, spec.dropout)?;
     let program = precision::apply(tracer.finish(), spec.recipe.precision())?;
-    let (program, _) = backward(program, &[Root { value: objective, grad: None }], &[], &PassSet)?;
-    let program = in_fp8(program, &spec.model, &spec.numerics())?;
-    let program = recompute::apply(program, spec.recompute, spec.recompute_blocks)?;
-    Ok(with_update(program, spec)?)
+    Ok(backward(program, &[Root { value: objective, grad: None }], &[], &PassSet)?.0)
 }
 
 /// The loss of a batch, without gradients.
@@ -134,7 +151,8 @@ fn forward(tracer: Tracer, model: &Architecture, numerics: &Numerics) -> Result<
 
 /// The linear layers' products of FP8 factors, where these formats have them so.
 fn in_fp8(program: Program, model: &Architecture, numerics: &Numerics) -> Result<Program, TraceError> {
-    let program = quantized::apply(program, &PassSet, &|candidate| numerics.of(candidate, model.layers).ok())?;
+    let program =
+        quantized::apply(program, &PassSet, &|candidate| numerics.of(candidate, model.layers).ok())?;
     fuse::apply(program)
 }
 

@@ -83,6 +83,10 @@ pub(crate) enum Command {
     Export(ExportArgs),
     /// Write the report of a run, or of several on one page
     Report(ReportArgs),
+    /// Set the losses of runs against those of a baseline: the gap, beside what other seeds do
+    Compare(CompareArgs),
+    /// Show what casts to FP8 do to the tensors of a step: underflow, saturation, signal to noise
+    Inspect(InspectArgs),
     /// Say what this machine has to train with and what is missing, and try it
     Doctor(DoctorArgs),
     /// Measure speed and memory
@@ -474,6 +478,69 @@ pub(crate) struct ReportArgs {
     /// Replace the file that --out names even if it is no report
     #[arg(long, requires = "out")]
     pub(crate) overwrite: bool,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  xtrain compare runs/bf16 runs/fp8-block
+  xtrain compare runs/fp8-* --baseline runs/bf16-*
+Runs whose configurations differ in nothing but the seed are one row: name as many as there are.")]
+pub(crate) struct CompareArgs {
+    /// Run folders; without --baseline the first is the baseline
+    #[arg(required = true)]
+    pub(crate) runs: Vec<PathBuf>,
+    /// The runs to compare with: one, or several that differ in their seeds, which then tell how far seeds alone lie apart
+    #[arg(long, value_name = "RUN", num_args = 1..)]
+    pub(crate) baseline: Vec<PathBuf>,
+    /// Average training losses over the last N steps that both sides have made
+    #[arg(long, value_name = "N", default_value_t = 100, value_parser = clap::value_parser!(u64).range(1..=1_000_000_000))]
+    pub(crate) last: u64,
+    /// The page to write; by default compare.html in the folder of the first run that is compared
+    #[arg(long, short, value_name = "FILE")]
+    pub(crate) out: Option<PathBuf>,
+    /// Replace the file that --out names even if it is no page of xtrain's
+    #[arg(long, requires = "out")]
+    pub(crate) overwrite: bool,
+    /// Print one JSON object instead of text
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  xtrain inspect runs/fp8
+  xtrain inspect runs/bf16 --step 2000 --casts fp8-current --all
+Names are those that [precision] skip takes: a product whose factors suffer is put back to bf16 with one of them.")]
+pub(crate) struct InspectArgs {
+    /// A run folder, or one of its checkpoints
+    pub(crate) run: PathBuf,
+    /// Use the checkpoint of this step instead of the latest
+    #[arg(long, value_name = "STEP")]
+    pub(crate) step: Option<u64>,
+    /// Use the checkpoint with the lowest validation loss instead of the latest
+    #[arg(long, conflicts_with = "step")]
+    pub(crate) best: bool,
+    /// Measure the casts of this recipe instead of the run's own; by default fp8-block where the run has no FP8
+    #[arg(long, value_name = "RECIPE", value_parser = named(&Recipe::ALL, Recipe::name))]
+    pub(crate) casts: Option<Recipe>,
+    /// Print every cast, not a line for those of each layer in all blocks
+    #[arg(long)]
+    pub(crate) all: bool,
+    /// Compute here: auto (a GPU where there is one), cpu or cuda
+    #[arg(long, value_name = "DEVICE", default_value = "auto", value_parser = device())]
+    pub(crate) device: Device,
+    /// CPU threads; 0 takes all
+    #[arg(long, default_value_t = 0, value_parser = bounded(0..=1024))]
+    pub(crate) threads: usize,
+    /// The page to write; by default inspect.html in the run's folder
+    #[arg(long, short, value_name = "FILE")]
+    pub(crate) out: Option<PathBuf>,
+    /// Replace the file that --out names even if it is no page of xtrain's
+    #[arg(long, requires = "out")]
+    pub(crate) overwrite: bool,
+    /// Print one JSON object instead of text
+    #[arg(long)]
+    pub(crate) json: bool,
 }
 
 #[derive(Debug, Args)]

@@ -106,7 +106,7 @@ impl From<ConfigErrors> for Failure {
 
 /// `text` as one line that a terminal shows as it is, and no longer than people read: names in it may come from files. Of a long one
 /// the middle is left out, as the end says what to do.
-fn one_line(text: &str) -> String {
+pub(crate) fn one_line(text: &str) -> String {
     const LONGEST: usize = 2000;
     /// What makes a terminal or a pager end the line, or show it in another order.
     fn moves(c: char) -> bool {

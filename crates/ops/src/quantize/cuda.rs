@@ -9,7 +9,7 @@ use xtrain_tensor::{DType, Scaling, TILE, TensorType};
 
 pub(super) const SOURCE: KernelSource = KernelSource {
     headers: &[crate::swiglu::GATE],
-    variants: &VARIANTS,
+    variants: VARIANTS,
     ..KernelSource::new("quantize/kernel.cu", include_str!("kernel.cu"))
 };
 
@@ -197,7 +197,7 @@ impl CudaKernel for Quantize {
             let [direct, transposed] = made.map(i64::from);
             let defines = [
                 ("OF", of),
-                ("FORMAT", format(self.format).into()),
+                ("FORMAT", format(self.format)),
                 ("SCALING", scaling),
                 ("PHASE", phase),
                 ("DIRECT", direct),

@@ -213,7 +213,11 @@ impl Registered for Quantize {
             ),
             Sample::plain(
                 of(Of::Norm, Scaling::Tensor),
-                [SampleInput::activation([7, 11]), SampleInput::activation([7]), SampleInput::parameter([11])],
+                [
+                    SampleInput::activation([7, 11]),
+                    SampleInput::activation([7]),
+                    SampleInput::parameter([11]),
+                ],
             ),
         ]
     }
@@ -310,7 +314,9 @@ fn made_on_the_way() -> Vec<Sample> {
             (of, inputs)
         };
         for (of, inputs) in [Of::Swiglu, Of::SwigluGrad, Of::Norm].map(of) {
-            for (scaling, pow2_scales) in [(Scaling::Tensor, false), (Scaling::Row, true), (Scaling::Tile, true)] {
+            for (scaling, pow2_scales) in
+                [(Scaling::Tensor, false), (Scaling::Row, true), (Scaling::Tile, true)]
+            {
                 let op = Quantize { of, ..Quantize::new(DType::E4M3, scaling, pow2_scales, Layouts::Both) };
                 all.push(Sample::plain(op, inputs.clone()));
             }

@@ -3,8 +3,8 @@
 use super::{AddRmsNorm, Rms, RmsNorm, RmsNormGrad};
 use crate::host::math::{Rounding, round_bf16, vectorized};
 use crate::host::norm::{norm_grad_row, norm_row, rstd_of, scale_row};
-use crate::quantize::largest_magnitude;
 use crate::host::rows::{add_into, for_row_blocks, sum_bytes, sum_over_rows};
+use crate::quantize::largest_magnitude;
 use std::ops::Range;
 use xtrain_tensor::{CpuKernel, HostTensor, Real, TensorType, View, ViewMut, with_real};
 

@@ -48,7 +48,8 @@ impl Op for RmsNorm {
 
     fn fuse(&self, output: usize, reader: &dyn Op, position: usize) -> Option<Fusion> {
         let of_y = [Source::Input(0), Source::Output(1), Source::Input(1)];
-        (output == 0).then(|| fused(Rms { eps: self.eps, adds: false, amax: false }, of_y, reader, position))?
+        (output == 0)
+            .then(|| fused(Rms { eps: self.eps, adds: false, amax: false }, of_y, reader, position))?
     }
 }
 
@@ -102,7 +103,8 @@ impl Op for AddRmsNorm {
 
     fn fuse(&self, output: usize, reader: &dyn Op, position: usize) -> Option<Fusion> {
         let of_y = [Source::Output(0), Source::Output(2), Source::Input(2)];
-        (output == 1).then(|| fused(Rms { eps: self.eps, adds: true, amax: false }, of_y, reader, position))?
+        (output == 1)
+            .then(|| fused(Rms { eps: self.eps, adds: true, amax: false }, of_y, reader, position))?
     }
 }
 
@@ -373,7 +375,11 @@ impl OnCard for Rms {
     const SOURCES: &'static [KernelSource] = &[cuda::SOURCE];
 
     fn card_samples() -> Vec<Sample> {
-        ON_CARD.into_iter().zip([true, false].into_iter().cycle()).map(|(shape, adds)| rms(shape, adds, true)).collect()
+        ON_CARD
+            .into_iter()
+            .zip([true, false].into_iter().cycle())
+            .map(|(shape, adds)| rms(shape, adds, true))
+            .collect()
     }
 }
 

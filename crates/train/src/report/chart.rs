@@ -35,8 +35,10 @@ pub(super) struct Chart {
     pub(super) explains_marks: bool,
     /// The legend leaves out dashed curves: each goes with a line of its colour.
     pub(super) pairs: bool,
-    /// A horizontal line and what it means.
-    pub(super) reference: Option<(f64, String)>,
+    /// Horizontal lines and what they mean.
+    pub(super) references: Vec<(f64, String)>,
+    /// Areas behind the curves.
+    pub(super) bands: Vec<Band>,
     /// A point to put a ring on.
     pub(super) ring: Option<Point>,
     /// Sentences under the chart.
@@ -51,6 +53,15 @@ pub(super) struct Series {
     pub(super) color: usize,
     /// Rising in x.
     pub(super) points: Vec<Point>,
+}
+
+/// An area between two curves.
+pub(super) struct Band {
+    pub(super) name: String,
+    /// Number of its colour.
+    pub(super) color: usize,
+    /// Places, rising, with the lower and the upper end there.
+    pub(super) points: Vec<(f64, f64, f64)>,
 }
 
 /// How a curve is drawn.
@@ -112,7 +123,7 @@ impl Chart {
     }
 
     fn legend(&self, out: &mut String) {
-        if self.series.len() == 1 {
+        if self.series.len() == 1 && self.bands.is_empty() {
             return;
         }
         out.push_str("<ul class=\"legend\">");
@@ -124,6 +135,10 @@ impl Chart {
                 .unwrap_or_default();
             let (class, color, name) = (series.style.class(), series.color % COLORS, escape(&series.name));
             let _ = write!(out, "<li><i class=\"key {class} c{color}\"></i>{name}{last}</li>");
+        }
+        for band in &self.bands {
+            let (color, name) = (band.color % COLORS, escape(&band.name));
+            let _ = write!(out, "<li><i class=\"key band c{color}\"></i>{name}</li>");
         }
         if self.explains_marks && !self.skipped.is_empty() {
             let _ = write!(out, "<li><i class=\"key skip\"></i>skipped step</li>");
@@ -147,13 +162,37 @@ impl Chart {
         let _ = writeln!(out, "<path class=\"grid\" d=\"{grid}\"/>");
         self.verticals(out, "skip", &self.skipped);
         self.verticals(out, "resume", &self.resumed);
-        if let Some((value, _)) = self.reference {
-            let _ = writeln!(out, "<path class=\"reference\" d=\"M0 {:.1}H{SIZE}\"/>", self.down(value));
+        for band in &self.bands {
+            self.band(out, band);
+        }
+        for (value, _) in &self.references {
+            let _ = writeln!(out, "<path class=\"reference\" d=\"M0 {:.1}H{SIZE}\"/>", self.down(*value));
         }
         for series in &self.series {
             self.curve(out, series);
         }
         out.push_str("</svg>\n");
+    }
+
+    /// Each unbroken piece as an area: along its upper end, and back along the lower one.
+    fn band(&self, out: &mut String, band: &Band) {
+        let mut path = String::new();
+        let is_whole = |p: &(f64, f64, f64)| p.1.is_finite() && p.2.is_finite();
+        for piece in band.points.split(|p| !is_whole(p)).filter(|piece| piece.len() > 1) {
+            let upper = piece.iter().map(|&(x, _, high)| (x, high));
+            let lower = piece.iter().rev().map(|&(x, low, _)| (x, low));
+            for (at, (x, y)) in upper.chain(lower).enumerate() {
+                let _ = write!(
+                    path,
+                    "{}{:.1} {:.1}",
+                    if at == 0 { "M" } else { " " },
+                    self.across(x),
+                    self.down(y)
+                );
+            }
+            path.push('Z');
+        }
+        let _ = writeln!(out, "<path class=\"band c{}\" d=\"{path}\"/>", band.color % COLORS);
     }
 
     fn curve(&self, out: &mut String, series: &Series) {
@@ -200,7 +239,7 @@ impl Chart {
     }
 
     fn overlays(&self, out: &mut String) {
-        if let Some((value, label)) = &self.reference {
+        for (value, label) in &self.references {
             let _ = writeln!(
                 out,
                 "<span class=\"reflabel\" style=\"bottom:{:.2}%\">{}</span>",

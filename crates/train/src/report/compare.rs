@@ -19,7 +19,7 @@ pub(super) fn figures_table(views: &[View<'_>]) -> String {
         "<div class=\"scroll\"><table>\n<thead><tr><th>Run</th><th>Best val. loss</th><th>at step</th><th>Perplexity</th>\
          <th>Last val. loss</th><th>Train. loss</th><th>Steps</th><th>Tokens</th><th>Time</th><th>Tokens/s</th><th>Parameters</th></tr></thead>\n<tbody>\n",
     );
-    for (at, view) in views.iter().enumerate() {
+    for view in views {
         let history = &view.history;
         let best = history.best_eval();
         let cells = [
@@ -37,8 +37,12 @@ pub(super) fn figures_table(views: &[View<'_>]) -> String {
             median(view, |m| m.tokens_per_second).map(format::count),
             view.run.summary.parameters.map(|parameters| format::count(parameters as f64)),
         ];
-        let _ =
-            write!(out, "<tr><th><i class=\"key line c{}\"></i>{}</th>", at % COLORS, escape(&view.run.name));
+        let _ = write!(
+            out,
+            "<tr><th><i class=\"key line c{}\"></i>{}</th>",
+            view.color % COLORS,
+            escape(&view.run.name)
+        );
         for cell in cells {
             let _ = write!(out, "<td>{}</td>", cell.as_deref().unwrap_or("–"));
         }

@@ -16,20 +16,23 @@ pub(super) struct View<'a> {
     pub(super) run: &'a RunData,
     pub(super) history: History,
     /// What a step counts for on the x axis: 1, or its tokens.
-    x_per_step: f64,
+    pub(super) x_per_step: f64,
+    /// Number of its colour among several.
+    pub(super) color: usize,
 }
 
 /// Several runs and the x axis that they share.
 pub(super) struct Views<'a> {
     pub(super) views: Vec<View<'a>>,
-    x_name: &'static str,
+    pub(super) x_name: &'static str,
 }
 
 impl<'a> Views<'a> {
     /// Runs are compared by step where a step has the same number of tokens in all of them, else by tokens.
     pub(super) fn new(runs: &'a [RunData]) -> Self {
-        let mut views: Vec<View<'a>> =
-            runs.iter().map(|run| View { run, history: run.history(), x_per_step: 1.0 }).collect();
+        let view =
+            |(color, run): (usize, &'a RunData)| View { run, history: run.history(), x_per_step: 1.0, color };
+        let mut views: Vec<View<'a>> = runs.iter().enumerate().map(view).collect();
         let tokens_per_step: Vec<f64> =
             views.iter().filter_map(|view| tokens_per_step(&view.history)).collect();
         let same = tokens_per_step.windows(2).all(|pair| (pair[0] / pair[1] - 1.0).abs() < 0.01);
@@ -62,7 +65,7 @@ impl<'a> Views<'a> {
                 chart.ring = view.history.best_eval().map(|m| (m.step as f64 * view.x_per_step, m.loss));
                 let entropy = view.run.summary.unigram_entropy;
                 let entropy = entropy.filter(|entropy| (chart.y.low..=chart.y.high).contains(entropy));
-                chart.reference = entropy.map(|entropy| (entropy, "unigram entropy".to_owned()));
+                chart.references.extend(entropy.map(|entropy| (entropy, "unigram entropy".to_owned())));
             }
             chart
         };
@@ -108,13 +111,14 @@ impl<'a> Views<'a> {
             resumed,
             explains_marks: false,
             pairs: self.views.len() > 1,
-            reference: None,
+            references: Vec::new(),
+            bands: Vec::new(),
             ring: None,
             notes,
         }
     }
 
-    fn x_axis(&self) -> Axis {
+    pub(super) fn x_axis(&self) -> Axis {
         let last = self
             .views
             .iter()
@@ -125,7 +129,7 @@ impl<'a> Views<'a> {
 
     fn loss_series(&self) -> Vec<Series> {
         let mut series = self.smoothed("training", |m| m.loss);
-        for (at, view) in self.views.iter().enumerate() {
+        for view in &self.views {
             let evals = view.history.evals.iter().map(|m| (m.step as f64 * view.x_per_step, m.loss));
             let points: Vec<Point> = evals.collect();
             if points.is_empty() {
@@ -133,7 +137,7 @@ impl<'a> Views<'a> {
             }
             let (name, color) = match self.views.len() {
                 1 => ("validation".to_owned(), 1),
-                _ => (format!("{}, validation", view.run.name), at),
+                _ => (format!("{}, validation", view.run.name), view.color),
             };
             series.push(Series { name, style: Style::Dashed, color, points });
         }
@@ -162,11 +166,11 @@ impl<'a> Views<'a> {
     /// One curve a run, called `name` if there is only one.
     fn each(&self, name: &str, figure: impl Fn(&StepMetrics) -> f64) -> Vec<Series> {
         let several = self.views.len() > 1;
-        let with_steps = self.views.iter().enumerate().filter(|(_, view)| !view.history.steps.is_empty());
-        let series = with_steps.map(|(color, view)| Series {
+        let with_steps = self.views.iter().filter(|view| !view.history.steps.is_empty());
+        let series = with_steps.map(|view| Series {
             name: if several { view.run.name.clone() } else { name.to_owned() },
             style: Style::Line,
-            color,
+            color: view.color,
             points: view.history.steps.iter().map(|m| (m.step as f64 * view.x_per_step, figure(m))).collect(),
         });
         series.collect()

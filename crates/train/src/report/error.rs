@@ -27,6 +27,11 @@ pub enum ReportError {
         /// The file.
         path: PathBuf,
     },
+    /// All runs that are named are the baseline.
+    #[error(
+        "there is nothing to compare the baseline with: name another run, as in xtrain compare BASELINE OTHER, or xtrain compare OTHER --baseline RUN RUN"
+    )]
+    NothingToCompare,
     /// The metrics cannot be read.
     #[error(transparent)]
     Metrics(#[from] crate::metrics::MetricsError),

@@ -19,8 +19,11 @@ mod compare;
 mod curves;
 mod error;
 mod figures;
+pub mod gap;
+mod heat;
 mod history;
 mod html;
+mod inspection;
 mod page;
 mod range;
 mod run;
@@ -33,6 +36,7 @@ use std::path::{Path, PathBuf};
 use xtrain_checkpoint::replace_file;
 
 pub use error::ReportError;
+pub use inspection::{INSPECT_FILE, write_inspection};
 pub use run::RunData;
 pub use summary::RunSummary;
 
@@ -74,6 +78,11 @@ pub fn write_comparison(
     if !overwrite && !may_be_replaced(path)? {
         return Err(ReportError::Taken { path: path.to_owned() });
     }
+    write_whole(path, &render_all(&load_named(run_folders)?))
+}
+
+/// The runs in these folders, each called by its folder's name, or by the whole path where another has the same name.
+fn load_named(run_folders: &[impl AsRef<Path>]) -> Result<Vec<RunData>, ReportError> {
     let loaded: Result<Vec<_>, _> = run_folders.iter().map(|folder| RunData::load(folder.as_ref())).collect();
     let mut runs = loaded?;
     let names: Vec<String> = runs.iter().map(|run| run.name.clone()).collect();
@@ -82,7 +91,7 @@ pub fn write_comparison(
             run.name = folder.as_ref().display().to_string();
         }
     }
-    write_whole(path, &render_all(&runs))
+    Ok(runs)
 }
 
 /// Whether nothing that anyone would miss is at `path`: no file, an empty one, or a report.

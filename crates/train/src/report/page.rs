@@ -27,13 +27,7 @@ pub(super) fn render(runs: &[RunData]) -> String {
     let views = Views::new(runs);
     let names: Vec<&str> = runs.iter().map(|run| run.name.as_str()).collect();
     let title = names.join(" · ");
-    let mut out = String::with_capacity(1 << 18);
-    let _ = write!(
-        out,
-        "{HEAD}<meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n\
-         <meta name=\"color-scheme\" content=\"light dark\">\n<title>{} – xtrain report</title>\n<style>\n{STYLE}</style>\n</head>\n<body>\n<main>\n",
-        escape(&title)
-    );
+    let mut out = begun(&title, "xtrain report");
     header(&mut out, &views.views, &title);
     for view in &views.views {
         problems(&mut out, view.run);
@@ -57,9 +51,26 @@ pub(super) fn render(runs: &[RunData]) -> String {
     for view in &views.views {
         configuration(&mut out, view.run, views.views.len() > 1);
     }
+    ended(out, "metrics.jsonl")
+}
+
+/// A page up to its `main`; `maker` stands in the window's title.
+pub(super) fn begun(title: &str, maker: &str) -> String {
+    let mut out = String::with_capacity(1 << 18);
     let _ = write!(
         out,
-        "<footer>Made by xtrain {} from metrics.jsonl. This page loads nothing from elsewhere.</footer>\n</main>\n<script>\n{SCRIPT}</script>\n</body>\n</html>\n",
+        "{HEAD}<meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n\
+         <meta name=\"color-scheme\" content=\"light dark\">\n<title>{} – {maker}</title>\n<style>\n{STYLE}</style>\n</head>\n<body>\n<main>\n",
+        escape(title)
+    );
+    out
+}
+
+/// The page with its end; `source` is what it was made from.
+pub(super) fn ended(mut out: String, source: &str) -> String {
+    let _ = write!(
+        out,
+        "<footer>Made by xtrain {} from {source}. This page loads nothing from elsewhere.</footer>\n</main>\n<script>\n{SCRIPT}</script>\n</body>\n</html>\n",
         env!("CARGO_PKG_VERSION")
     );
     out
@@ -93,7 +104,7 @@ fn header(out: &mut String, views: &[View<'_>], title: &str) {
     out.push_str("</header>\n");
 }
 
-fn problems(out: &mut String, run: &RunData) {
+pub(super) fn problems(out: &mut String, run: &RunData) {
     if run.problems.is_empty() {
         return;
     }
@@ -154,7 +165,7 @@ fn charts(out: &mut String, views: &Views<'_>) {
 }
 
 /// Two views of one chart, chosen without a script.
-fn tabs(out: &mut String, whole: &Chart, closer: &Chart) {
+pub(super) fn tabs(out: &mut String, whole: &Chart, closer: &Chart) {
     let _ = write!(
         out,
         "<div class=\"tabs\">\n<input type=\"radio\" name=\"loss\" id=\"loss-whole\" checked><label for=\"loss-whole\">Whole range</label>\
@@ -272,7 +283,7 @@ fn configuration(out: &mut String, run: &RunData, named: bool) {
     section(out, &titled("Configuration", run, named), &body);
 }
 
-fn section(out: &mut String, title: &str, body: &str) {
+pub(super) fn section(out: &mut String, title: &str, body: &str) {
     let _ = write!(out, "<section class=\"card\">\n<h2>{}</h2>\n{body}</section>\n", escape(title));
 }
 

@@ -81,7 +81,7 @@ impl RunData {
 }
 
 /// The folder's last part, also where it is written as `.` or ends in `..`.
-fn name_of(folder: &Path) -> String {
+pub(super) fn name_of(folder: &Path) -> String {
     let full = folder.canonicalize().unwrap_or_else(|_| folder.to_owned());
     full.file_name().unwrap_or(full.as_os_str()).to_string_lossy().into_owned()
 }

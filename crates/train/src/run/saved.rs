@@ -338,6 +338,11 @@ pub(super) fn check_tokenizer(folder: &RunFolder, config: &Config, kept: &Tokeni
     )))
 }
 
+/// The number of the first sample that the step after a checkpoint reads, by the state of its loader.
+pub(crate) fn next_sample(checkpoint: &Checkpoint, loader: &Loader) -> Result<u64, RunError> {
+    Ok(loader.resume(&document::<LoaderState>(checkpoint, LOADER)?)?)
+}
+
 /// The step of the best checkpoint and its loss, as that checkpoint of its run knows it.
 pub(crate) fn best(checkpoint: &Checkpoint) -> Result<Option<(u64, f64)>, RunError> {
     Ok(document::<Position>(checkpoint, POSITION)?.best)

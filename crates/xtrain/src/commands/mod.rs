@@ -2,10 +2,12 @@
 
 pub(crate) mod bench;
 pub(crate) mod bench_trial;
+pub(crate) mod compare;
 pub(crate) mod doctor;
 pub(crate) mod eval;
 pub(crate) mod export;
 pub(crate) mod generate;
+pub(crate) mod inspect;
 pub(crate) mod plan;
 pub(crate) mod report;
 pub(crate) mod tokenize;
@@ -27,10 +29,14 @@ fn open_model(args: &ModelArgs, device: Device, recipe: Option<Recipe>) -> Resul
 
 /// The same in a process whose threads are there.
 fn open_once_more(args: &ModelArgs, device: Device, recipe: Option<Recipe>) -> Result<OpenedModel, Failure> {
-    let which = match args.step {
+    Ok(open(&args.model, which(args.step, args.best), device, recipe)?)
+}
+
+/// The checkpoint that a command names.
+fn which(step: Option<u64>, best: bool) -> Which {
+    match step {
         Some(step) => Which::Step(step),
-        None if args.best => Which::Best,
+        None if best => Which::Best,
         None => Which::Latest,
-    };
-    Ok(open(&args.model, which, device, recipe)?)
+    }
 }

@@ -2,7 +2,8 @@
 
 use crate::place::Place;
 
-const VERBS: [&str; 8] = ["train", "plan", "tokenize", "generate", "eval", "export", "report", "doctor"];
+const VERBS: [&str; 10] =
+    ["train", "plan", "tokenize", "generate", "eval", "export", "report", "compare", "inspect", "doctor"];
 
 #[test]
 fn every_verbs_help_has_a_summary_an_example_and_its_defaults() {
@@ -19,6 +20,8 @@ fn every_verbs_help_has_a_summary_an_example_and_its_defaults() {
             "tokenize" => vec!["[default: text]", "[default: 64M]"],
             "export" => vec!["by default as the run's own export", "[default: 5GB]"],
             "report" => vec!["by default report.html"],
+            "compare" => vec!["--baseline", "[default: 100]", "by default compare.html"],
+            "inspect" => vec!["where the run has no FP8", "by default inspect.html", "[default: 0]"],
             "doctor" => vec!["--json", "exit code is 0"],
             "train" => vec!["docs/configuration.md", "--resume", "--max-time"],
             _ => vec!["docs/configuration.md", "--dump"],

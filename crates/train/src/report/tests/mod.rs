@@ -3,6 +3,7 @@
 mod axis;
 mod curve;
 mod files;
+mod inspection;
 mod markup;
 mod page;
 

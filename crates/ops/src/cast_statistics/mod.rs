@@ -1,0 +1,123 @@
+//! What a cast to FP8 did to a tensor: its range, what became zero, what was cut off, and how far the numbers moved.
+//!
+//! It reads the tensor and what [`Quantize`](crate::quantize::Quantize) made of it, so it measures the very cast that a product reads.
+
+mod cpu;
+mod cuda;
+#[cfg(test)]
+mod tests;
+
+use crate::matrix;
+use crate::registry::{Fill, OnCard, Registered, Sample, SampleInput};
+use xtrain_cuda::KernelSource;
+use xtrain_program::{Op, OpError, Operand};
+use xtrain_tensor::formats::max_finite;
+use xtrain_tensor::{DType, Scaling, TensorType};
+
+/// `(x [R, C], q, inv_scale) -> (counts u32[4], sizes f32[3])`, where q is [R, C], or [C, R] if it is `transposed`, with the scales of
+/// `scaling`.
+///
+/// The counts are of the elements of x that are not zero; of those among them that q holds as zero (underflowed); of those that lie half a
+/// step of the format or more beyond its largest number (saturated); and of those that are not finite, which are in nothing else. The
+/// sizes are the largest magnitude of x and the L2 norms of x and of x - q * inv_scale, whose squares are summed in f64.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct CastStatistics {
+    /// Which elements share a scale, seen as q lies.
+    pub scaling: Scaling,
+    /// Whether q is the transpose.
+    pub transposed: bool,
+}
+
+/// The least magnitude that the cast to `format` cuts off: halfway from its largest number to what would be the next.
+fn overflow(format: DType) -> f32 {
+    let step = match format {
+        DType::E4M3 => 32.0,
+        _ => 8192.0,
+    };
+    max_finite(format) + step / 2.0
+}
+
+impl Op for CastStatistics {
+    fn name(&self) -> &'static str {
+        "cast_statistics"
+    }
+
+    fn infer(&self, inputs: &[TensorType]) -> Result<Vec<TensorType>, OpError> {
+        OpError::arity("cast_statistics", inputs, 3)?;
+        let (rows, cols) = matrix("what was cast", inputs[0])?;
+        let (high, wide) = if self.transposed { (cols, rows) } else { (rows, cols) };
+        let is_cast =
+            matches!(inputs[1].dtype, DType::E4M3 | DType::E5M2) && *inputs[1].shape == [high, wide];
+        OpError::ensure(matches!(inputs[0].dtype, DType::F32 | DType::BF16) && is_cast, || {
+            format!(
+                "a cast of f32 or bf16 [{rows}, {cols}] is e4m3 or e5m2 [{high}, {wide}], not {} of {}",
+                inputs[1], inputs[0]
+            )
+        })?;
+        let scales = TensorType::new(DType::F32, self.scaling.shape(high, wide));
+        OpError::ensure(inputs[2] == scales, || {
+            format!("the scales of {} must be {scales}, not {}", inputs[1], inputs[2])
+        })?;
+        Ok(vec![TensorType::new(DType::U32, [4]), TensorType::new(DType::F32, [3])])
+    }
+
+    fn operand(&self, input: usize) -> Operand {
+        if input == 0 { Operand::Compute } else { Operand::Full }
+    }
+}
+
+/// A sample of numbers around 1 in q, so that x lies on both sides of them, with scales around 0.5.
+fn sample(
+    format: DType,
+    scaling: Scaling,
+    transposed: bool,
+    [rows, cols]: [usize; 2],
+    fill: Option<Fill>,
+) -> Sample {
+    let extents = if transposed { [cols, rows] } else { [rows, cols] };
+    let x = SampleInput::activation([rows, cols]);
+    let x = match fill {
+        Some(fill) => x.fill(fill),
+        None => x,
+    };
+    let scales = SampleInput::activation(scaling.shape(extents[0], extents[1])).fill(Fill::Normal(0.5, 0.05));
+    let q = SampleInput::activation(extents).in_format(format);
+    Sample::plain(CastStatistics { scaling, transposed }, [x, q, scales])
+}
+
+impl Registered for CastStatistics {
+    fn samples() -> Vec<Sample> {
+        vec![
+            sample(DType::E4M3, Scaling::Tensor, false, [13, 7], None),
+            sample(DType::E5M2, Scaling::Row, true, [5, 9], None),
+            sample(DType::E4M3, Scaling::Tile, false, [3, 131], None),
+            sample(DType::E4M3, Scaling::Tile, true, [131, 3], None),
+            sample(DType::E5M2, Scaling::Block, true, [129, 130], None),
+        ]
+    }
+
+    fn large() -> Sample {
+        sample(DType::E4M3, Scaling::Tile, true, [300, 160], None)
+    }
+}
+
+impl OnCard for CastStatistics {
+    const SOURCES: &'static [KernelSource] = &[cuda::SOURCE];
+
+    /// More rows than blocks, rows longer and shorter than a block's threads, and numbers that are counted by themselves.
+    fn card_samples() -> Vec<Sample> {
+        let mut all = Vec::new();
+        for (format, scaling) in
+            [DType::E4M3, DType::E5M2].into_iter().flat_map(|f| Scaling::ALL.map(|s| (f, s)))
+        {
+            for transposed in [false, true] {
+                all.push(sample(format, scaling, transposed, [1030, 264], None));
+                all.push(sample(format, scaling, transposed, [131, 777], None));
+                let special = [0.0, -0.0, 1e-30, 3e30, f64::INFINITY, f64::NAN, -1e30, 1.0];
+                let values = (0..40 * 300).map(|i| special[i * 7 / 3 % 8]).collect();
+                all.push(sample(format, scaling, transposed, [40, 300], Some(Fill::Values(values))));
+            }
+        }
+        all
+    }
+}

@@ -1,0 +1,265 @@
+//! What casts to FP8 do to the tensors of a training step: of a checkpoint, on the batch that its run would have seen next.
+//!
+//! Forward and backward are made once, in the formats of the run, and every factor of every linear layer's products is cast on the way and
+//! compared with its cast (`xtrain_program::casts`). So inputs, weights and gradients are those of the step, and the memory is
+//! that of a step without its optimizer. The checkpoint stays as it is.
+
+use crate::config::{Config, Device};
+use crate::engine::Processor;
+use crate::evaluate::feed;
+use crate::learner::draws;
+use crate::opened::{Which, checkpoint, load_masters};
+use crate::products::{LinearProducts, linear_products};
+use crate::programs::{self, TrainingSpec};
+use crate::run::{Corpus, Notice, RunError, RunFolder, saved, setup};
+use crate::weights::{LearnError, Weights};
+use serde::{Serialize, Serializer};
+use std::ops::ControlFlow;
+use std::path::{Path, PathBuf};
+use xtrain_data::DataError;
+use xtrain_model::decoder::io;
+use xtrain_model::{Numerics, Recipe};
+use xtrain_program::casts::MeasuredCast;
+use xtrain_program::quantized::LinearGemm;
+use xtrain_runtime::{Checks, Outputs, Part};
+use xtrain_tensor::Scaling;
+
+/// What is looked at, and where it is computed.
+#[derive(Clone, Copy, Debug)]
+pub struct InspectOptions {
+    /// Which checkpoint of the run.
+    pub which: Which,
+    /// Where.
+    pub device: Device,
+    /// The recipe whose casts are measured; without one that of the run, or, where this has no FP8, [`Recipe::Fp8Block`].
+    pub casts: Option<Recipe>,
+}
+
+/// The casts of a step.
+#[derive(Clone, Debug, Serialize)]
+pub struct Inspection {
+    /// The run's folder.
+    pub run: PathBuf,
+    /// The step of the checkpoint; the batch is that of the next.
+    pub step: u64,
+    /// The recipe that the step was computed in.
+    pub recipe: String,
+    /// The recipe whose casts were measured.
+    pub casts: String,
+    /// The loss of the batch, in nats a token.
+    pub loss: f64,
+    /// What was measured, in the order of the step.
+    pub tensors: Vec<TensorCast>,
+}
+
+/// What a cast does to a factor of a product.
+#[derive(Clone, Debug, Serialize)]
+pub struct TensorCast {
+    /// The product as `[precision] skip` takes it: `blocks.3.attn.o_proj:wgrad`.
+    pub name: String,
+    /// The block.
+    pub block: u32,
+    /// The place in it, e.g. `attn.o_proj`.
+    pub site: String,
+    /// `fprop`, `dgrad` or `wgrad`.
+    pub product: &'static str,
+    /// `input`, `weight` or `output gradient`.
+    pub factor: &'static str,
+    /// The format, `e4m3` or `e5m2`.
+    pub format: String,
+    /// What shares a scale: `tensor`, `row`, `tile` or `block`.
+    pub scaling: &'static str,
+    /// The largest magnitude.
+    pub amax: f64,
+    /// Share of the elements that are zero before the cast.
+    pub zeros: f64,
+    /// Share of the others that the cast makes zero.
+    pub underflow: f64,
+    /// Share of the others that lie beyond the largest number of the format.
+    pub saturation: f64,
+    /// Elements that are not finite; they are in no other figure.
+    pub not_finite: u64,
+    /// How much larger the tensor is than the error of its cast, in decibels; infinite where there is none, NaN where
+    /// numbers are too large to tell.
+    #[serde(serialize_with = "finite")]
+    pub sqnr_db: f64,
+    /// Why the run, or this recipe by itself, computes the product in bf16, where it does.
+    pub kept: Option<String>,
+}
+
+/// JSON has no infinity.
+fn finite<S: Serializer>(value: &f64, to: S) -> Result<S::Ok, S::Error> {
+    if value.is_finite() { to.serialize_some(value) } else { to.serialize_none() }
+}
+
+/// What an inspection does at the moment.
+#[derive(Clone, Debug)]
+pub enum Doing {
+    /// Something with the run's text, which is not in the cache any more.
+    Text(Notice),
+    /// So many of so many micro-batches of the step are done.
+    Step(u64, u64),
+}
+
+/// Looks at a run, or at the run and the step of a checkpoint folder. `doing` is told what it does, and may stop it.
+///
+/// # Errors
+/// No run or checkpoint there, data that is not there any more, a recipe without FP8, too little memory; [`DataError::Interrupted`] where
+/// it was stopped.
+pub fn inspect(
+    folder: &Path,
+    options: &InspectOptions,
+    doing: &mut dyn FnMut(Doing) -> ControlFlow<()>,
+) -> Result<Inspection, RunError> {
+    let (run, which) = meant(folder, options.which)?;
+    let checkpoint = checkpoint(&run, which)?;
+    let parsed = Config::load::<&str>(&run.config(), &[])?;
+    let planned = setup::planned(parsed.resolve(&Default::default())?)?;
+    let (spec, config) = (planned.spec, planned.resolved.config);
+    let casts = casts(&spec, options.casts)?;
+    let processor = Processor::choose(options.device)
+        .map_err(|e| RunError::Refused(format!("no model on a GPU: {e}")))?;
+    processor.check(spec.recipe)?;
+    let tokenizer = run.tokenizer();
+    let corpus = Corpus::open(&config, Some(tokenizer.as_path()).filter(|t| t.is_dir()), &mut |notice| {
+        doing(Doing::Text(notice))
+    })?;
+    let first = saved::next_sample(&checkpoint, &corpus.loader)?;
+
+    let (program, measured) = programs::inspection(&spec, &casts).map_err(LearnError::from)?;
+    let refresh = programs::refresh(&program).map_err(LearnError::from)?;
+    let engine = processor.engine(Checks::default()).map_err(LearnError::from)?;
+    let advise = |error: LearnError| {
+        error.advising("look at it where the run is trained, or on the CPU with --device cpu")
+    };
+    let mut weights =
+        Weights::refreshed_by(refresh, engine, spec.model.clone(), spec.numerics()).map_err(advise)?;
+    let id = weights.load(program).map_err(advise)?;
+    load_masters(&mut weights, &checkpoint, &run)?;
+
+    let (batch_size, micro) = (config.train.batch_size, config.train.micro_batch_size());
+    let valid_targets = corpus.loader.valid_targets(first..first + batch_size as u64) as usize;
+    let steps = batch_size / micro;
+    let mut sums = vec![Sums::default(); measured.len()];
+    let mut loss = 0.0;
+    for n in 0..steps {
+        if doing(Doing::Step(n as u64, steps as u64)).is_break() {
+            return Err(DataError::Interrupted.into());
+        }
+        let batch = corpus.loader.batch(first + (n * micro) as u64, micro)?;
+        let engine = weights.engine();
+        let mut made = || -> Result<Outputs, LearnError> {
+            feed(engine, id, &batch, spec.document_mask, valid_targets)?;
+            if spec.dropout > 0.0 {
+                let draws = draws(&spec, config.train.seed, checkpoint.step(), n);
+                engine.write_input(id, io::RNG, bytemuck::cast_slice(&draws))?;
+            }
+            engine.run(id, if n == 0 { Part::First } else { Part::Next })?;
+            Ok(engine.outputs(id)?)
+        };
+        let made = made()?;
+        for (sums, cast) in sums.iter_mut().zip(&measured) {
+            sums.add(&made, cast)?;
+        }
+        loss = f64::from(bytemuck::pod_read_unaligned::<f32>(made.get(io::LOSS).map_err(LearnError::from)?));
+    }
+    let products =
+        linear_products(&TrainingSpec { recipe: casts.recipe, fp8: casts.fp8.clone(), ..spec.clone() });
+    let tensors = measured.iter().zip(&sums).map(|(cast, sums)| sums.of(cast, steps, &products)).collect();
+    let (recipe, casts) = (spec.recipe.name().to_owned(), casts.recipe.name().to_owned());
+    Ok(Inspection { run: run.path().to_owned(), step: checkpoint.step(), recipe, casts, loss, tensors })
+}
+
+/// The run that `folder` is or belongs to, and which of its checkpoints is meant.
+fn meant(folder: &Path, which: Which) -> Result<(RunFolder, Which), RunError> {
+    if !folder.exists() {
+        return Err(setup::no_such_folder(folder));
+    }
+    let place = folder.display();
+    let run = RunFolder::at(folder);
+    if run.is_begun() {
+        return Ok((run, which));
+    }
+    match RunFolder::of_checkpoint(folder) {
+        Some((run, step)) if which == Which::Latest || which == Which::Step(step) => {
+            Ok((run, Which::Step(step)))
+        }
+        Some((_, step)) => Err(RunError::Refused(format!(
+            "{place} is the checkpoint of step {step}; leave out --step and --best, or name the run folder"
+        ))),
+        None => Err(RunError::Refused(format!(
+            "{place} is neither a run folder (it has no config.toml) nor a checkpoint of one (no manifest.json)"
+        ))),
+    }
+}
+
+/// The formats whose casts are measured.
+fn casts(spec: &TrainingSpec, asked: Option<Recipe>) -> Result<Numerics, RunError> {
+    let own = spec.numerics();
+    match asked {
+        Some(recipe) if !recipe.is_fp8() => Err(RunError::Refused(format!(
+            "--casts {}: this recipe casts nothing to FP8; name one that does, as fp8-block",
+            recipe.name()
+        ))),
+        Some(recipe) if recipe != own.recipe => Ok(recipe.into()),
+        None if !own.recipe.is_fp8() => Ok(Recipe::Fp8Block.into()),
+        _ => Ok(own),
+    }
+}
+
+/// What was counted and summed of a cast, over micro-batches.
+#[derive(Clone, Debug, Default)]
+struct Sums {
+    counts: [u64; 4],
+    amax: f64,
+    squares: f64,
+    errors: f64,
+}
+
+impl Sums {
+    fn add(&mut self, made: &Outputs, cast: &MeasuredCast) -> Result<(), LearnError> {
+        let [counts, sizes] = &cast.outputs;
+        let counts: [u32; 4] = bytemuck::pod_read_unaligned(made.get(counts)?);
+        let [amax, norm, error]: [f32; 3] = bytemuck::pod_read_unaligned(made.get(sizes)?);
+        self.counts.iter_mut().zip(counts).for_each(|(sum, count)| *sum += u64::from(count));
+        self.amax = self.amax.max(amax.into());
+        self.squares += f64::from(norm).powi(2);
+        self.errors += f64::from(error).powi(2);
+        Ok(())
+    }
+
+    fn of(&self, cast: &MeasuredCast, steps: usize, products: &[LinearProducts]) -> TensorCast {
+        let [something, underflowed, saturated, not_finite] = self.counts;
+        let all = (cast.elements * steps).max(1) as f64;
+        let share = |count: u64| count as f64 / something.max(1) as f64;
+        let block = cast.layer.block.unwrap_or(0);
+        let is_it = |p: &&LinearProducts| *p.site == *cast.layer.site && p.blocks.contains(&(block as usize));
+        let at = LinearGemm::ALL.iter().position(|gemm| *gemm == cast.gemm).unwrap_or(0);
+        let kept = products.iter().find(is_it).and_then(|p| p.products[at].as_ref().err());
+        TensorCast {
+            name: format!("{}:{}", cast.layer, cast.gemm.name()),
+            block,
+            site: cast.layer.site.to_string(),
+            product: cast.gemm.name(),
+            factor: cast.factor.name(),
+            format: cast.quantization.format.to_string(),
+            scaling: match cast.quantization.scaling {
+                Scaling::Tensor => "tensor",
+                Scaling::Row => "row",
+                Scaling::Tile => "tile",
+                Scaling::Block => "block",
+            },
+            amax: self.amax,
+            zeros: 1.0 - (something + not_finite) as f64 / all,
+            underflow: share(underflowed),
+            saturation: share(saturated),
+            not_finite,
+            sqnr_db: if self.errors == 0.0 {
+                f64::INFINITY
+            } else {
+                10.0 * (self.squares / self.errors).log10()
+            },
+            kept: kept.map(ToString::to_string),
+        }
+    }
+}

@@ -1,0 +1,130 @@
+//! `xtrain compare`.
+
+use crate::cli::CompareArgs;
+use crate::failure::{Failure, one_line};
+use crate::terminal;
+use xtrain_train::metrics::format;
+use xtrain_train::report::gap::{COMPARE_FILE, Comparison, Figure};
+
+pub(crate) fn run(args: &CompareArgs) -> Result<(), Failure> {
+    let (baseline, others) = match args.baseline.as_slice() {
+        [] => args.runs.split_at(1),
+        named => (named, args.runs.as_slice()),
+    };
+    let comparison = Comparison::load(baseline, others, args.last)?;
+    let path = match &args.out {
+        Some(path) => path.clone(),
+        None => comparison.first_compared().join(COMPARE_FILE),
+    };
+    comparison.write(&path, args.overwrite)?;
+    if args.json {
+        let mut json = serde_json::to_value(&comparison).unwrap_or_default();
+        json["page"] = path.display().to_string().into();
+        return terminal::print(&format!("{json}\n")).map(|_| ());
+    }
+    terminal::print(&format!("{}page: {}\n", text(&comparison), path.display())).map(|_| ())
+}
+
+/// The figures in columns, and under them what is to know of the runs.
+fn text(comparison: &Comparison) -> String {
+    let Comparison { baseline, compared, notes, counted_in, last, .. } = comparison;
+    let mut rows = vec![
+        ["runs", "recipe", "loss of", counted_in, "loss", "baseline", "gap", "seeds", "", "bar", ""]
+            .map(String::from),
+    ];
+    let mut add = |runs: &[String], recipe: &Option<String>, bar: Option<f64>, all: [&Option<Figure>; 2]| {
+        let is_baseline = rows.len() == 1;
+        for (what, figure) in ["training", "validation"].into_iter().zip(all) {
+            let is_first = what == "training";
+            if figure.is_none() && !is_first {
+                continue;
+            }
+            let of = |of: &dyn Fn(&Figure) -> Option<String>| {
+                figure.as_ref().and_then(of).unwrap_or_else(|| "-".into())
+            };
+            let inside =
+                |inside: Option<bool>| inside.map(|inside| if inside { "inside" } else { "OUTSIDE" });
+            let row = [
+                if is_first { named(runs) } else { String::new() },
+                if is_first { recipe.clone().unwrap_or_else(|| "?".into()) } else { String::new() },
+                what.into(),
+                of(&|f| Some(place(f))),
+                of(&|f| Some(format!("{:.4}", f.loss))),
+                of(&|f| (!is_baseline).then(|| format!("{:.4}", f.baseline_loss))),
+                match is_baseline {
+                    true => "baseline".into(),
+                    false => of(&|f| Some(gap(f))),
+                },
+                match is_baseline {
+                    true => {
+                        of(&|f| f.seed_deviation_percent.map(|deviation| format!("s.d. {deviation:.3}%")))
+                    }
+                    false => of(&|f| f.seed_spread_percent.map(|spread| format!("±{spread:.3}%"))),
+                },
+                figure
+                    .as_ref()
+                    .and_then(|f| inside(f.inside_spread))
+                    .filter(|_| !is_baseline)
+                    .unwrap_or("")
+                    .into(),
+                bar.map_or("-".into(), |bar| format!("{bar}%")),
+                figure.as_ref().and_then(|f| inside(f.inside_bar)).unwrap_or("").into(),
+            ];
+            rows.push(row);
+        }
+    };
+    add(&baseline.runs, &baseline.recipe, None, [&baseline.training, &baseline.validation]);
+    for gap in compared {
+        add(&gap.runs, &gap.recipe, gap.bar_percent, [&gap.training, &gap.validation]);
+    }
+    let mut out = columns(&rows);
+    out.push_str(&format!(
+        "training: mean over the last {} steps of both; gap: how much higher the loss is (± its 95% interval over seeds); seeds: how far\n\
+         other seeds of the baseline would lie from it (95%); bar: of the recipe, docs/numerics.md\n",
+        format::grouped(*last)
+    ));
+    for note in notes {
+        out.push_str(&format!("note: {}\n", one_line(note)));
+    }
+    out
+}
+
+/// Runs by their names, the first and the number of the others where they are many.
+fn named(runs: &[String]) -> String {
+    let name = match runs {
+        [first, _, _, ..] => format!("{first} and {} more", runs.len() - 1),
+        few => few.join(", "),
+    };
+    one_line(&name)
+}
+
+fn place(figure: &Figure) -> String {
+    match figure.from == figure.to {
+        true => figure.to.to_string(),
+        false => format!("{}-{}", figure.from, figure.to),
+    }
+}
+
+fn gap(figure: &Figure) -> String {
+    let interval = figure.gap_interval_percent.map(|interval| format!(" ±{interval:.3}%"));
+    format!("{:+.3}%{}", figure.gap_percent, interval.unwrap_or_default())
+}
+
+/// Rows of cells, each column as wide as its widest; the first three to the left, the others to the right.
+fn columns<const N: usize>(rows: &[[String; N]]) -> String {
+    let widths: Vec<usize> =
+        (0..N).map(|n| rows.iter().map(|row| row[n].chars().count()).max().unwrap_or(0)).collect();
+    let mut out = String::new();
+    for row in rows {
+        let mut line = String::new();
+        for (n, (cell, &width)) in row.iter().zip(&widths).enumerate() {
+            let pad = " ".repeat(width - cell.chars().count());
+            let (before, after) =
+                if n < 3 || n == 8 || n == 10 { ("", pad.as_str()) } else { (pad.as_str(), "") };
+            line.push_str(&format!("{before}{cell}{after}  "));
+        }
+        out.push_str(line.trim_end());
+        out.push('\n');
+    }
+    out
+}

@@ -1,0 +1,146 @@
+//! `xtrain inspect`.
+
+use super::which;
+use crate::cli::InspectArgs;
+use crate::failure::Failure;
+use crate::signals::Stop;
+use crate::terminal::{self, Bar};
+use std::io::Write;
+use xtrain_data::DataError;
+use xtrain_train::inspect::{Doing, InspectOptions, Inspection, TensorCast, inspect};
+use xtrain_train::metrics::format;
+use xtrain_train::report::{INSPECT_FILE, write_inspection};
+use xtrain_train::run::{Notice, RunError};
+
+pub(crate) fn run(args: &InspectArgs) -> Result<(), Failure> {
+    terminal::use_threads(args.threads)?;
+    let stop = Stop::on_signals()?;
+    let options =
+        InspectOptions { which: which(args.step, args.best), device: args.device, casts: args.casts };
+    let mut bar = Bar::default();
+    let found = inspect(&args.run, &options, &mut |doing| {
+        match doing {
+            Doing::Text(Notice::Tokenizing { path, progress }) => bar.tokenizing(&path, &progress),
+            Doing::Text(Notice::Learning { .. }) => {}
+            Doing::Step(done, all) => bar.show("measuring", done, all),
+        }
+        stop.go_on()
+    });
+    bar.clear();
+    let inspection = &match found {
+        Err(RunError::Data(DataError::Interrupted)) => {
+            // Not among what a program may read from standard output.
+            let _ = writeln!(std::io::stderr(), "stopped before the end; there is no result");
+            return Ok(());
+        }
+        found => found?,
+    };
+    let path = args.out.clone().unwrap_or_else(|| inspection.run.join(INSPECT_FILE));
+    write_inspection(inspection, &path, args.overwrite)?;
+    if args.json {
+        let mut json = serde_json::to_value(inspection).unwrap_or_default();
+        json["page"] = path.display().to_string().into();
+        return terminal::print(&format!("{json}\n")).map(|_| ());
+    }
+    let mut out = format!(
+        "step {}, computed in {}, casts of {}, loss {:.4}\n\n",
+        inspection.step + 1,
+        inspection.recipe,
+        inspection.casts,
+        inspection.loss
+    );
+    out.push_str(&if args.all { every(inspection) } else { by_layer(inspection) });
+    out.push_str(&format!("page: {}\n", path.display()));
+    terminal::print(&out).map(|_| ())
+}
+
+/// A line for each cast.
+fn every(inspection: &Inspection) -> String {
+    let mut out = format!(
+        "{:<36}{:<17}{:<16}{:>8}{:>12}{:>12}{:>11}\n",
+        "product", "factor", "cast", "SQNR dB", "underflow", "saturation", "amax"
+    );
+    for t in &inspection.tensors {
+        let kept = t.kept.as_ref().map(|why| format!("  bf16: {why}")).unwrap_or_default();
+        out.push_str(&format!(
+            "{:<36}{:<17}{:<16}{:>8}{:>12}{:>12}{:>11}{kept}{}\n",
+            t.name,
+            t.factor,
+            cast(t),
+            decibels(t.sqnr_db),
+            format::percent(t.underflow, 4),
+            format::percent(t.saturation, 4),
+            magnitude(t.amax),
+            not_finite(t.not_finite)
+        ));
+    }
+    out
+}
+
+/// A line for the same cast in all blocks: the middle, and the worst with its name.
+fn by_layer(inspection: &Inspection) -> String {
+    let mut kinds: Vec<Vec<&TensorCast>> = Vec::new();
+    for tensor in &inspection.tensors {
+        let is_like = |kind: &&mut Vec<&TensorCast>| {
+            let of = |t: &TensorCast| (t.site.clone(), t.product, t.factor);
+            of(kind[0]) == of(tensor)
+        };
+        match kinds.iter_mut().find(is_like) {
+            Some(kind) => kind.push(tensor),
+            None => kinds.push(vec![tensor]),
+        }
+    }
+    // By layer, as the forward has them.
+    let sites: Vec<&str> = kinds.iter().map(|kind| kind[0].site.as_str()).collect();
+    let place = |site: &str| sites.iter().position(|other| *other == site);
+    kinds.sort_by_key(|kind| place(&kind[0].site));
+    let mut out = format!(
+        "{:<24}{:<17}{:<16}{:>8}{:>8}  {:<36}{:>11}{:>12}{:>11}\n",
+        "in all blocks", "factor", "cast", "SQNR dB", "lowest", "in", "underflow", "saturation", "amax"
+    );
+    for kind in kinds {
+        let mut decibel: Vec<f64> = kind.iter().map(|t| t.sqnr_db).collect();
+        decibel.sort_by(f64::total_cmp);
+        let Some(worst) = kind.iter().min_by(|a, b| a.sqnr_db.total_cmp(&b.sqnr_db)) else { continue };
+        let most = |of: fn(&TensorCast) -> f64| kind.iter().map(|t| of(t)).fold(0.0, f64::max);
+        let all: u64 = kind.iter().map(|t| t.not_finite).sum();
+        out.push_str(&format!(
+            "{:<24}{:<17}{:<16}{:>8}{:>8}  {:<36}{:>11}{:>12}{:>11}{}\n",
+            format!("{}:{}", worst.site, worst.product),
+            worst.factor,
+            cast(worst),
+            decibels(decibel[decibel.len() / 2]),
+            decibels(worst.sqnr_db),
+            worst.name,
+            format::percent(most(|t| t.underflow), 4),
+            format::percent(most(|t| t.saturation), 4),
+            magnitude(most(|t| t.amax)),
+            not_finite(all)
+        ));
+    }
+    out.push_str("SQNR: the median of all blocks, and the lowest; underflow, saturation, amax: the highest; --all prints every cast\n");
+    out
+}
+
+fn cast(tensor: &TensorCast) -> String {
+    format!("{} by {}", tensor.format, tensor.scaling)
+}
+
+fn decibels(value: f64) -> String {
+    match value {
+        f64::INFINITY => "exact".to_owned(),
+        value if value.is_nan() => "?".to_owned(),
+        value => format!("{value:.1}"),
+    }
+}
+
+fn magnitude(value: f64) -> String {
+    if (0.1..10_000.0).contains(&value) { format::significant(value) } else { format!("{value:.2e}") }
+}
+
+fn not_finite(count: u64) -> String {
+    match count {
+        0 => String::new(),
+        count => format!("  {} not finite", format::grouped(count)),
+    }
+}

@@ -27,6 +27,25 @@ pub struct Fp8Overrides {
     pub fast_accumulation: Vec<LinearGemm>,
     /// Whether scales are powers of two.
     pub pow2_scales: Option<bool>,
+    /// How scales are made of earlier steps, where the recipe does that.
+    pub delayed: DelayedScales,
+}
+
+/// How the scale of a cast is made of the largest magnitudes of earlier steps.
+#[derive(Clone, Debug, PartialEq)]
+pub struct DelayedScales {
+    /// Of how many steps.
+    pub history: usize,
+    /// Whether of the last one alone.
+    pub latest: bool,
+    /// How many halvings below what would take the largest magnitude to the format's largest number.
+    pub margin: u32,
+}
+
+impl Default for DelayedScales {
+    fn default() -> Self {
+        DelayedScales { history: 1024, latest: false, margin: 0 }
+    }
 }
 
 /// Why a product stays in bf16.
@@ -111,6 +130,7 @@ mod tests {
             bf16_last_layers: 2,
             fast_accumulation: vec![LinearGemm::Fprop],
             pow2_scales: Some(true),
+            ..Default::default()
         };
         let numerics = Numerics { recipe: Recipe::Fp8Current, fp8 };
         let of = |block: Option<u32>, gemm, extents| {

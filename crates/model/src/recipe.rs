@@ -18,7 +18,9 @@ pub enum Recipe {
     /// As `bf16`, with the linear layers of the blocks in FP8: E4M3 for inputs and weights, E5M2 for gradients, one scale a
     /// tensor, from the tensor itself.
     Fp8Current,
-    /// The same with E4M3 for all and a scale, a power of two, for each row of the left and each column of the right factor of a
+    /// The same with scales from the largest magnitudes of earlier steps.
+    Fp8Delayed,
+    /// As `fp8-current` with E4M3 for all and a scale, a power of two, for each row of the left and each column of the right factor of a
     /// product.
     Fp8Row,
     /// The same with E4M3 for all and scales, powers of two, for tiles of 128 numbers along what is summed; for blocks of
@@ -28,14 +30,20 @@ pub enum Recipe {
 
 impl Recipe {
     /// All recipes.
-    pub const ALL: [Recipe; 5] =
-        [Recipe::Fp32, Recipe::Bf16, Recipe::Fp8Current, Recipe::Fp8Row, Recipe::Fp8Block];
+    pub const ALL: [Recipe; 6] = [
+        Recipe::Fp32,
+        Recipe::Bf16,
+        Recipe::Fp8Current,
+        Recipe::Fp8Delayed,
+        Recipe::Fp8Row,
+        Recipe::Fp8Block,
+    ];
 
     /// The types that the precision pass applies.
     pub const fn precision(self) -> Precision {
         match self {
             Recipe::Fp32 => Precision::FP32,
-            Recipe::Bf16 | Recipe::Fp8Current | Recipe::Fp8Row | Recipe::Fp8Block => Precision::BF16,
+            _ => Precision::BF16,
         }
     }
 
@@ -45,6 +53,7 @@ impl Recipe {
             Recipe::Fp32 => "fp32",
             Recipe::Bf16 => "bf16",
             Recipe::Fp8Current => "fp8-current",
+            Recipe::Fp8Delayed => "fp8-delayed",
             Recipe::Fp8Row => "fp8-row",
             Recipe::Fp8Block => "fp8-block",
         }
@@ -57,11 +66,12 @@ impl Recipe {
 
     /// How the two tensors that a product multiplies are cast.
     pub(crate) fn factors(self, gemm: LinearGemm) -> Option<[Quantization; 2]> {
-        let by = |format, scaling, pow2_scales| Quantization { format, scaling, pow2_scales };
+        let delayed = self == Recipe::Fp8Delayed;
+        let by = |format, scaling, pow2_scales| Quantization { format, scaling, pow2_scales, delayed };
         // Inputs, weights, and gradients of outputs.
         let [x, w, dy] = match self {
             Recipe::Fp32 | Recipe::Bf16 => return None,
-            Recipe::Fp8Current => {
+            Recipe::Fp8Current | Recipe::Fp8Delayed => {
                 let forward = by(DType::E4M3, Scaling::Tensor, false);
                 [forward, forward, by(DType::E5M2, Scaling::Tensor, false)]
             }

@@ -17,6 +17,7 @@ pub mod cast_statistics;
 #[cfg(test)]
 mod check;
 pub mod clip;
+pub mod delayed_scaling;
 mod device;
 pub mod dropout;
 pub mod embedding;

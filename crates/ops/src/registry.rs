@@ -1,6 +1,6 @@
 //! The list of all ops: their kernels, the ops that passes insert, and the samples that checks and benchmarks draw from.
 
-use crate::quantize::{Layouts, Quantize};
+use crate::quantize::{Known, Layouts, Quantize};
 use crate::scaled_matmul::ScaledMatmul;
 use std::sync::Arc;
 use xtrain_cuda::{CudaKernel, KernelSource};
@@ -242,6 +242,7 @@ ops![
     crate::cast::Cast: card,
     crate::cast_statistics::CastStatistics: card,
     crate::clip::Clip: card,
+    crate::delayed_scaling::DelayedScaling: card,
     crate::dropout::Dropout: card,
     crate::embedding::Embedding: card,
     crate::embedding::EmbeddingGrad: card,
@@ -282,13 +283,14 @@ impl PassOps for PassSet {
 
 impl QuantizedOps for PassSet {
     fn quantize(&self, quantization: Quantization, made: [bool; 2]) -> Arc<dyn Op> {
-        let Quantization { format, scaling, pow2_scales } = quantization;
+        let Quantization { format, scaling, pow2_scales, delayed } = quantization;
         let layouts = match made {
             [_, false] => Layouts::Direct,
             [false, true] => Layouts::Transposed,
             [true, true] => Layouts::Both,
         };
-        Arc::new(Quantize::new(format, scaling, pow2_scales, layouts))
+        let known = if delayed { Known::Scale } else { Known::Nothing };
+        Arc::new(Quantize { known, ..Quantize::new(format, scaling, pow2_scales, layouts) })
     }
 
     fn scaled_matmul(&self, gemm: ScaledGemm, out: DType, bias: bool) -> Arc<dyn Op> {

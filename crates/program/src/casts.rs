@@ -128,6 +128,8 @@ impl Pass<'_> {
             Some(outputs) => outputs.clone(),
             None => {
                 let origin = Origin { role: Role::Precision, ..instance.origin.clone() };
+                // What casts by a scale of earlier steps is measured with its own: there are none in a step that stands alone.
+                let quantization = Quantization { delayed: false, ..quantization };
                 let quantize = self.ops.quantize(quantization, [!turns, turns]);
                 let cast = self.emit(quantize, &[value], origin.clone())?;
                 let statistics = self.ops.cast_statistics(quantization.scaling, turns);

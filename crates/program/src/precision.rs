@@ -5,7 +5,7 @@
 //! that a compute operand reads gets a representation in it ([`crate::StateKind::Compute`]), which the optimizer writes with the master.
 //! With `fp32` the program is the traced one, unchanged.
 
-use crate::quantized::{self, Quantized};
+use crate::quantized::{self, Delayed, Quantized};
 use crate::trace::instantiate;
 use crate::{
     Code, Operand, Origin, Parameter, PassOps, Program, Role, Stage, StateKind, Storage, TraceError, ValueId,
@@ -35,7 +35,7 @@ pub fn apply(program: Program, precision: Precision) -> Result<Program, TraceErr
         return Ok(program);
     }
     let parameters = program.parameters_by_value();
-    let mut out = Program { values: program.values, instances: Vec::new(), parameters: program.parameters };
+    let mut out = Program { values: program.values, parameters: program.parameters, ..Program::default() };
     for p in &out.parameters {
         retype(&mut out.values[p.master.0 as usize].ty.dtype, precision.master);
     }
@@ -86,7 +86,11 @@ pub fn refresh_program(program: &Program, ops: &dyn PassOps) -> Result<Program, 
         let mut quantized = Vec::new();
         for of in &p.quantized {
             let values = of.values.iter().map(|&v| out.copy_state(program, v)).collect();
-            quantized.push(Quantized { values, ..of.clone() });
+            let delayed = of.delayed.clone().map(|delayed| {
+                let [amax, scale] = [delayed.amax, delayed.scale].map(|v| out.copy_state(program, v));
+                Delayed { amax, scale, ..delayed }
+            });
+            quantized.push(Quantized { values, delayed, ..of.clone() });
         }
         out.parameters.push(Parameter { name: p.name.clone(), master, compute, quantized, gradient: None });
     }

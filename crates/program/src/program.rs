@@ -1,6 +1,6 @@
 //! Programs: values, op instances, and what passes need to know of each.
 
-use crate::quantized::Quantized;
+use crate::quantized::{Delayed, Quantized};
 use crate::{Differentiable, Op};
 use std::collections::HashMap;
 use std::fmt;
@@ -16,6 +16,8 @@ pub struct Program {
     pub instances: Vec<Instance>,
     /// The parameters in the order in which the model declared them.
     pub parameters: Vec<Parameter>,
+    /// What is cast to FP8 with scales of earlier steps' amaxes.
+    pub delayed: Vec<Delayed>,
 }
 
 /// The index of a value in [`Program::values`].
@@ -91,6 +93,10 @@ pub enum StateKind {
     Cache,
     /// Largest magnitudes of what is cast to FP8.
     Amax,
+    /// The scales of casts to FP8 that are of earlier steps' amaxes.
+    Scale,
+    /// Those amaxes, the latest first.
+    AmaxHistory,
 }
 
 impl StateKind {
@@ -105,12 +111,15 @@ impl StateKind {
             StateKind::Counter => "counter",
             StateKind::Cache => "cache",
             StateKind::Amax => "amax",
+            StateKind::Scale => "scale",
+            StateKind::AmaxHistory => "amax_history",
         }
     }
 
     /// Whether checkpoints hold it: the rest is made from what they hold, or of no use afterwards.
     pub const fn is_saved(self) -> bool {
-        matches!(self, StateKind::Master | StateKind::Moment1 | StateKind::Moment2 | StateKind::Counter)
+        use StateKind::{AmaxHistory, Counter, Master, Moment1, Moment2, Scale};
+        matches!(self, Master | Moment1 | Moment2 | Counter | Scale | AmaxHistory)
     }
 }
 

@@ -8,7 +8,10 @@
 //!
 //! Representations of parameters are state, made with the update ([`crate::Parameter::quantized`]): once a step, whatever the accumulation.
 //!
-//! Every cast raises one state value, [`AMAX`], to the largest magnitude that it met: a cast saturates and would hide an infinity, so
+//! The scale of a cast may be of the amaxes of earlier steps: then it is state, and so is the amax of this step, of which the update makes the
+//! next scale ([`Delayed`]).
+//!
+//! Every other cast raises one state value, [`AMAX`], to the largest magnitude that it met: a cast saturates and would hide an infinity, so
 //! the update reads there whether the step was finite.
 //!
 //! Which products, and how, is asked of whoever runs the pass; model code knows nothing of it.
@@ -20,7 +23,7 @@ use crate::{
 };
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
-use xtrain_tensor::{DType, Scaling, TensorType};
+use xtrain_tensor::{DType, Scaling, Shape, TensorType};
 
 /// The name of the state value `f32[1]` that casts raise.
 pub const AMAX: &str = "largest magnitude cast";
@@ -68,6 +71,23 @@ pub struct Quantization {
     pub scaling: Scaling,
     /// Whether scales are powers of two.
     pub pow2_scales: bool,
+    /// Whether the scale, one of the whole tensor, is of the amaxes of earlier steps.
+    pub delayed: bool,
+}
+
+/// A tensor that is cast with a scale of earlier steps' amaxes. All of it is state, found by `name`.
+#[derive(Clone, Debug)]
+pub struct Delayed {
+    /// Of the layer that reads it first, and as what it reads it.
+    pub name: Arc<str>,
+    /// What it is cast to.
+    pub format: DType,
+    /// Whether its scale is a power of two.
+    pub pow2_scales: bool,
+    /// [`StateKind::Amax`], `f32[1]`: the largest magnitude of this step.
+    pub amax: ValueId,
+    /// [`StateKind::Scale`], `f32[1, 1]`: 0 where there is none yet.
+    pub scale: ValueId,
 }
 
 /// How a product is computed of FP8 factors.
@@ -82,7 +102,8 @@ pub struct ScaledGemm {
 /// The ops that the pass inserts.
 pub trait QuantizedOps {
     /// Casts a matrix; outputs are, for each layout that is made (as it stands, transposed), the numbers and their scales, and at last the
-    /// largest magnitude, which accumulates as the largest of all.
+    /// largest magnitude, which accumulates as the largest of all. Where the scale is delayed it is a second input, and where that is 0 the
+    /// matrix's own takes its place.
     fn quantize(&self, quantization: Quantization, made: [bool; 2]) -> Arc<dyn Op>;
     /// The product of what [`QuantizedOps::quantize`] makes: numbers and scales of both factors, and a bias where there is one.
     fn scaled_matmul(&self, gemm: ScaledGemm, out: DType, bias: bool) -> Arc<dyn Op>;
@@ -108,6 +129,8 @@ pub struct Quantized {
     pub origin: Origin,
     /// Its outputs that are state: numbers and scales of the layouts.
     pub values: Vec<ValueId>,
+    /// Where its scale is of earlier steps.
+    pub delayed: Option<Delayed>,
 }
 
 /// What is needed of a value in one quantization: as it stands, and transposed.
@@ -117,6 +140,8 @@ struct Need {
     stages: [Option<Stage>; 2],
     /// Numbers and scales, once they are made.
     values: [Option<[ValueId; 2]>; 2],
+    /// Of a tensor with a scale of earlier steps, once it is cast.
+    delayed: Option<Delayed>,
 }
 
 /// Has the products for which `choose` returns a way computed of FP8 factors. Value ids keep their meaning; what nothing reads any more is
@@ -139,8 +164,16 @@ pub fn apply(
         return Ok(program);
     }
     let parameters = program.parameters_by_value();
-    let mut pass =
-        Pass { parameters, needs: HashMap::new(), kept: HashSet::new(), amax: None, ops, out: program };
+    let records = program.parameters.iter().any(|p| p.gradient.is_some());
+    let mut pass = Pass {
+        parameters,
+        needs: HashMap::new(),
+        kept: HashSet::new(),
+        amax: None,
+        records,
+        ops,
+        out: program,
+    };
     for (instance, chosen) in pass.out.instances.iter().zip(&chosen) {
         let stage = instance.origin.stage;
         let replaced = if chosen.is_some() { 2 } else { 0 };
@@ -181,6 +214,8 @@ struct Pass<'a> {
     /// What the backward reads itself, so that it is there to be cast again: nothing else of it is kept.
     kept: HashSet<ValueId>,
     amax: Option<ValueId>,
+    /// Whether what is cast is noted for the scales of later steps: in training.
+    records: bool,
     ops: &'a dyn QuantizedOps,
 }
 
@@ -235,8 +270,10 @@ impl Pass<'_> {
         });
         let op = self.ops.quantize(quantization, made);
         let values = match parameter {
-            Some(parameter) => self.quantized_parameter(parameter, quantization, made, op, origin)?,
-            None => self.quantized_activation(value, op, origin)?,
+            Some(parameter) => {
+                self.quantized_parameter((parameter, value), quantization, made, op, origin)?
+            }
+            None => self.quantized_activation(value, quantization, op, origin)?,
         };
         let mut pairs = values.as_chunks::<2>().0.iter().copied();
         let Some(need) = self.needs.get_mut(&(value, quantization)) else {
@@ -252,20 +289,34 @@ impl Pass<'_> {
     fn quantized_activation(
         &mut self,
         value: ValueId,
+        quantization: Quantization,
         op: Arc<dyn Op>,
         origin: &Origin,
     ) -> Result<Vec<ValueId>, TraceError> {
-        let origin = Origin { role: Role::Precision, ..origin.clone() };
-        let mut cast = instantiate(&mut self.out, Code::Plain(op), &[value], &[], origin)?;
-        let is_first = self.amax.is_none();
-        let amax = *self.amax.get_or_insert_with(|| {
-            self.out.add_state(StateKind::Amax, &AMAX.into(), TensorType::new(DType::F32, [1]))
+        let key = (value, quantization);
+        let is_first = self.needs[&key].delayed.is_none();
+        let delayed = quantization.delayed.then(|| {
+            let what = if origin.stage == Stage::Forward { "input" } else { "output gradient" };
+            self.delayed(key, format!("{origin} {what}"))
         });
-        let mode = if is_first { WriteMode::AddAfterFirst } else { WriteMode::Add };
-        if let Some(last) = cast.outputs.last_mut() {
-            *last = Output { value: amax, mode };
-        }
+        let inputs: Vec<_> = [value].into_iter().chain(delayed.as_ref().map(|d| d.scale)).collect();
+        let origin = Origin { role: Role::Precision, ..origin.clone() };
+        let mut cast = instantiate(&mut self.out, Code::Plain(op), &inputs, &[], origin)?;
+        let recorded = match delayed {
+            // Once: what is cast again, for the other layout, is what it was.
+            Some(delayed) => (self.records && is_first).then_some((delayed.amax, WriteMode::AddAfterFirst)),
+            None => {
+                let mode = if self.amax.is_none() { WriteMode::AddAfterFirst } else { WriteMode::Add };
+                let amax = *self.amax.get_or_insert_with(|| {
+                    self.out.add_state(StateKind::Amax, &AMAX.into(), TensorType::new(DType::F32, [1]))
+                });
+                Some((amax, mode))
+            }
+        };
         let values: Vec<_> = cast.outputs.iter().map(|o| o.value).take(cast.outputs.len() - 1).collect();
+        if let (Some(last), Some((value, mode))) = (cast.outputs.last_mut(), recorded) {
+            *last = Output { value, mode };
+        }
         for made in &values {
             self.out.values[made.0 as usize].represents = Some(value);
         }
@@ -273,10 +324,32 @@ impl Pass<'_> {
         Ok(values)
     }
 
+    /// The state of a tensor that is cast with a scale of earlier steps, called `name` if this is its first cast.
+    fn delayed(&mut self, key: (ValueId, Quantization), name: String) -> Delayed {
+        if let Some(known) = self.needs[&key].delayed.clone() {
+            return known;
+        }
+        let name: Arc<str> = name.into();
+        let mut state = |kind, shape: &[usize]| {
+            let ty = TensorType { dtype: DType::F32, shape: Shape::new(shape) };
+            self.out.add_state(kind, &name, ty)
+        };
+        let (amax, scale) = (state(StateKind::Amax, &[1]), state(StateKind::Scale, &[1, 1]));
+        let Quantization { format, pow2_scales, .. } = key.1;
+        let delayed = Delayed { name, format, pow2_scales, amax, scale };
+        if self.records {
+            self.out.delayed.push(delayed.clone());
+        }
+        if let Some(need) = self.needs.get_mut(&key) {
+            need.delayed = Some(delayed.clone());
+        }
+        delayed
+    }
+
     /// State for what a cast makes of a master.
     fn quantized_parameter(
         &mut self,
-        parameter: usize,
+        (parameter, value): (usize, ValueId),
         quantization: Quantization,
         made: [bool; 2],
         op: Arc<dyn Op>,
@@ -284,13 +357,16 @@ impl Pass<'_> {
     ) -> Result<Vec<ValueId>, TraceError> {
         let (name, master) =
             (self.out.parameters[parameter].name.clone(), self.out.parameters[parameter].master);
-        let types = op.infer(&[self.out.ty(master)]).map_err(|error| TraceError {
+        let delayed = quantization.delayed.then(|| self.delayed((value, quantization), name.to_string()));
+        let mut inputs = vec![self.out.ty(master)];
+        inputs.extend(delayed.as_ref().map(|d| self.out.ty(d.scale)));
+        let types = op.infer(&inputs).map_err(|error| TraceError {
             site: name.to_string(),
             op: op.name(),
             operands: self.out.ty(master).to_string(),
             error,
         })?;
-        let Quantization { format, scaling, pow2_scales } = quantization;
+        let Quantization { format, scaling, pow2_scales, .. } = quantization;
         let powers = if pow2_scales { ", powers of two" } else { "" };
         let layouts =
             [("as it stands", made[0]), ("transposed", made[1])].into_iter().filter(|(_, made)| *made);
@@ -307,6 +383,7 @@ impl Pass<'_> {
             op,
             origin: Origin { role: Role::Precision, ..origin.clone() },
             values: values.clone(),
+            delayed,
         });
         Ok(values)
     }
@@ -330,11 +407,14 @@ fn without_unread_copies(mut program: Program) -> Program {
 /// Appends what makes the representations of all parameters of their masters.
 pub fn remake(mut program: Program, stage: Stage) -> Result<Program, TraceError> {
     for parameter in program.parameters.clone() {
-        for Quantized { op, origin, values } in &parameter.quantized {
+        for Quantized { op, origin, values, delayed } in &parameter.quantized {
             let origin = Origin { stage, ..origin.clone() };
-            let targets: Vec<_> = values.iter().copied().map(Some).collect();
+            let states = values.iter().copied().chain(delayed.as_ref().map(|d| d.amax));
+            let targets: Vec<_> = states.map(Some).collect();
+            let inputs: Vec<_> =
+                [parameter.master].into_iter().chain(delayed.as_ref().map(|d| d.scale)).collect();
             let code = Code::Plain(op.clone());
-            let instance = instantiate(&mut program, code, &[parameter.master], &targets, origin)?;
+            let instance = instantiate(&mut program, code, &inputs, &targets, origin)?;
             program.instances.push(instance);
         }
     }

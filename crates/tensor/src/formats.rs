@@ -38,6 +38,16 @@ pub fn cast_scale(format: DType, amax: f32, pow2: bool) -> f32 {
     if pow2 { f32::from_bits(scale.to_bits() & 0xFF80_0000) } else { scale }
 }
 
+/// The same from a largest magnitude of earlier steps, positive and finite, `margin` halvings below what would reach the largest finite value.
+///
+/// # Panics
+/// For a type without a scale, as [`max_finite`].
+pub fn delayed_scale(format: DType, amax: f32, margin: u32, pow2: bool) -> f32 {
+    let most = max_finite(format) * (-f64::from(margin)).exp2() as f32;
+    let scale = (most / amax).min(f32::MAX);
+    if pow2 { f32::from_bits(scale.to_bits() & 0xFF80_0000) } else { scale }
+}
+
 /// Rounds to bfloat16 and back.
 #[inline]
 pub fn round_bf16(x: f32) -> f32 {

@@ -35,10 +35,11 @@ pub enum Target {
 }
 
 /// The recipes, each with the first architecture that runs it. A card between the named ones counts as the one before it.
-pub const RECIPES: [(Recipe, Arch); 5] = [
+pub const RECIPES: [(Recipe, Arch); 6] = [
     (Recipe::Fp32, Arch::SM80),
     (Recipe::Bf16, Arch::SM80),
     (Recipe::Fp8Current, Arch::SM89),
+    (Recipe::Fp8Delayed, Arch::SM89),
     (Recipe::Fp8Row, Arch::SM90),
     (Recipe::Fp8Block, Arch::SM90),
 ];

@@ -3,17 +3,19 @@
 use std::collections::HashMap;
 use thiserror::Error;
 use xtrain_model::decoder::{Batch, Context, Loss, io, trace_logits, trace_loss};
-use xtrain_model::{Architecture, Fp8Overrides, Init, Numerics, Recipe};
+use xtrain_model::{Architecture, DelayedScales, Fp8Overrides, Init, Numerics, Recipe};
 use xtrain_ops::PassSet;
 use xtrain_ops::adamw::{AdamW, AdamWParameter};
 use xtrain_ops::clip::Clip;
+use xtrain_ops::delayed_scaling::{DelayedScaling, DelayedTensor};
 use xtrain_ops::grad_norm::GradNorm;
 use xtrain_ops::normal::Normal;
 use xtrain_program::backward::{BackwardError, backward};
 use xtrain_program::casts::{self, MeasuredCast};
+use xtrain_program::quantized::Delayed;
 use xtrain_program::{
-    Program, Recompute, Role, Root, Stage, StateKind, TraceError, Tracer, fuse, precision, quantized,
-    recompute,
+    Program, Recompute, Role, Root, Stage, StateKind, TraceError, Tracer, ValueId, fuse, precision,
+    quantized, recompute,
 };
 use xtrain_tensor::{DType, Shape, TensorType};
 
@@ -184,14 +186,33 @@ pub fn initial(model: &Architecture, seed: u64, std: f64) -> Result<Program, Pro
     Ok(t.finish())
 }
 
+/// Appends what makes the scales of the next step of the amaxes of this one; returns the largest of these. Parameters that are cast behind
+/// the update are cast with them already.
+fn next_scales(t: &mut Tracer, delayed: &[Delayed], how: &DelayedScales) -> Result<ValueId, TraceError> {
+    let (mut inputs, mut targets, mut tensors) = (Vec::new(), vec![None], Vec::new());
+    for tensor in delayed {
+        let ty = TensorType::new(DType::F32, [how.history]);
+        let history = t.state(StateKind::AmaxHistory, &tensor.name, ty);
+        inputs.extend([tensor.amax, history, tensor.scale]);
+        targets.extend([Some(history), Some(tensor.scale)]);
+        tensors.push(DelayedTensor { format: tensor.format, pow2_scales: tensor.pow2_scales });
+    }
+    let op = DelayedScaling::new(tensors, how.margin, how.latest);
+    Ok(t.at("scales").emit_into(op, &inputs, &targets)?[0])
+}
+
 /// Appends gradient norm, clip, AdamW, and what makes the parameters' FP8 representations of their new masters.
 fn with_update(program: Program, spec: &TrainingSpec) -> Result<Program, TraceError> {
     let decays: HashMap<String, bool> =
         spec.model.parameters().into_iter().map(|p| (p.name, p.decay)).collect();
     let parameters = program.parameters.clone();
     let objective = program.output(io::OBJECTIVE);
-    let amax = program.state(StateKind::Amax, quantized::AMAX);
+    let mut amax = program.state(StateKind::Amax, quantized::AMAX);
+    let delayed = program.delayed.clone();
     let mut t = Tracer::new(program, Stage::Update, Role::Update);
+    if !delayed.is_empty() {
+        amax = Some(next_scales(&mut t, &delayed, &spec.fp8.delayed)?);
+    }
     let lr = t.input(update_io::LR, TensorType::new(DType::F32, []));
     let gradients: Vec<_> = parameters.iter().filter_map(|p| p.gradient).collect();
     let norm = t.at("grad_norm").emit(GradNorm, &gradients)?[0];

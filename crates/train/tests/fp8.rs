@@ -6,14 +6,14 @@ mod common;
 use common::{Step, in_documents, random_batch, relative, small_model, spec, step_from, typical, wide_model};
 use xtrain_data::Batch as TokenBatch;
 use xtrain_model::decoder::Batch;
-use xtrain_model::{Fp8Overrides, ProductPattern, Recipe};
+use xtrain_model::{DelayedScales, Fp8Overrides, ProductPattern, Recipe};
 use xtrain_program::{Recompute, StateKind};
 use xtrain_train::engine::Target;
 use xtrain_train::products::{LinearProducts, linear_products};
 use xtrain_train::programs::{self, TrainingSpec};
 
 const BATCH: Batch = Batch { sequences: 4, seq_len: 48 };
-const RECIPES: [Recipe; 3] = [Recipe::Fp8Current, Recipe::Fp8Row, Recipe::Fp8Block];
+const RECIPES: [Recipe; 4] = [Recipe::Fp8Current, Recipe::Fp8Delayed, Recipe::Fp8Row, Recipe::Fp8Block];
 /// The standard deviation of weights that make attention sharp.
 const SHARP: f64 = 0.1;
 /// That of fresh ones.
@@ -127,7 +127,7 @@ fn gradients_are_as_near_to_those_of_bf16_as_formats_allow() {
 
 #[test]
 fn recompute_changes_no_bit_and_saves_memory() {
-    for (recipe, document_mask) in RECIPES.into_iter().zip([false, true, false]) {
+    for (recipe, document_mask) in RECIPES.into_iter().zip([false, true, true, false]) {
         let base = TrainingSpec { document_mask, ..fp8(recipe) };
         let expected = step(&base, 1);
         let scratch =
@@ -136,6 +136,11 @@ fn recompute_changes_no_bit_and_saves_memory() {
             let spec = TrainingSpec { recompute, ..base.clone() };
             assert!(step(&spec, 1) == expected, "{recompute:?} of {recipe:?}");
             assert!(scratch(&spec) < scratch(&base), "{recompute:?} of {recipe:?} saves nothing");
+            // Of each block qkv, o and gate_up are multiplied again, and nothing of the block before.
+            let program = programs::training(&spec).expect("a program");
+            let products = program.instances.iter().filter(|i| i.code.op().name() == "scaled_matmul").count();
+            let again = if recompute == Recompute::Block { 3 * spec.model.layers } else { 0 };
+            assert_eq!(products, 12 * spec.model.layers + again, "{recompute:?} of {recipe:?}");
         }
     }
 }
@@ -178,4 +183,58 @@ fn a_cast_that_meets_an_infinity_marks_the_step() {
         assert!(learner.step(0, 1e-2, &[batch(3)]).expect("a step").skipped, "{recipe:?}");
         assert!(masters(&mut learner) == before, "{recipe:?}");
     }
+}
+
+/// Losses of steps on fresh batches, and the scales and histories behind them.
+fn some_steps(spec: &TrainingSpec, steps: u64) -> (Vec<f64>, Vec<(String, Vec<f32>)>) {
+    let mut learner = common::learner(spec.clone(), SHARP);
+    let losses = (0..steps).map(|n| learner.step(n, 1e-3, &[batch(n)]).expect("a step").loss).collect();
+    let entries = learner
+        .saved_state()
+        .into_iter()
+        .filter(|e| matches!(e.kind, StateKind::Scale | StateKind::AmaxHistory));
+    let entries: Vec<_> = entries.collect();
+    let mut read = |e: &xtrain_runtime::StateEntry| learner.read_state(e.kind, &e.name).expect("a state");
+    let states = entries
+        .iter()
+        .map(|e| (format!("{} {}", e.kind.name(), e.name), bytemuck::pod_collect_to_vec(&read(e))));
+    let mut states: Vec<_> = states.collect();
+    states.sort_by(|a, b| a.0.cmp(&b.0));
+    (losses, states)
+}
+
+#[test]
+fn the_first_step_under_delayed_scaling_is_that_under_current_scaling() {
+    let (current, none) = some_steps(&fp8(Recipe::Fp8Current), 4);
+    let (delayed, states) = some_steps(&fp8(Recipe::Fp8Delayed), 4);
+    assert!(
+        none.is_empty() && current[0] == delayed[0] && current[1] != delayed[1],
+        "{current:?} {delayed:?}"
+    );
+    for (a, b) in current.iter().zip(&delayed) {
+        assert!((a / b - 1.0).abs() < 5e-3, "{current:?} {delayed:?}");
+    }
+    // In each of two blocks four layers with an input, a weight and an output's gradient.
+    let of = |kind: &str| states.iter().filter(|(name, _)| name.starts_with(kind)).collect::<Vec<_>>();
+    assert_eq!((of("scale ").len(), of("amax_history ").len()), (24, 24));
+    for ((name, scale), (_, history)) in of("scale ").into_iter().zip(of("amax_history ")) {
+        assert!(history[..4].iter().all(|&a| a > 0.0) && history[4..].iter().all(|&a| a == 0.0), "{name}");
+        let most = if name.ends_with("gradient") { 57344.0 } else { 448.0 };
+        assert_eq!(scale[0], most / history.iter().copied().fold(0.0, f32::max), "{name}");
+    }
+}
+
+#[test]
+fn a_short_history_and_a_margin_make_other_scales() {
+    let overrides = |delayed: DelayedScales| Fp8Overrides { delayed, ..Default::default() };
+    let with = |delayed| TrainingSpec { fp8: overrides(delayed), ..fp8(Recipe::Fp8Delayed) };
+    let (_, states) = some_steps(&with(DelayedScales { history: 2, latest: false, margin: 1 }), 3);
+    for (name, history) in states.iter().filter(|(name, _)| name.starts_with("amax_history ")) {
+        assert_eq!(history.len(), 2, "{name}");
+    }
+    let (_, latest) = some_steps(&with(DelayedScales { history: 2, latest: true, margin: 0 }), 3);
+    let scales = |states: &[(String, Vec<f32>)]| -> Vec<f32> {
+        states.iter().filter(|(name, _)| name.starts_with("scale ")).map(|(_, scale)| scale[0]).collect()
+    };
+    assert!(scales(&states).iter().zip(scales(&latest)).all(|(a, b)| *a < b), "half as large at most");
 }

@@ -213,6 +213,8 @@ fn name(what: &Purpose, alike: usize, bytes: usize) -> String {
         Purpose::State(StateKind::Counter) => "counters".into(),
         Purpose::State(StateKind::Cache) => "key/value cache".into(),
         Purpose::State(StateKind::Amax) => "largest magnitudes".into(),
+        Purpose::State(StateKind::AmaxHistory) => "largest magnitudes of earlier steps".into(),
+        Purpose::State(StateKind::Scale) => "scales of casts".into(),
         Purpose::Constants => "rotation tables".into(),
         Purpose::HostExchange => "tokens and metrics".into(),
         Purpose::Saved(None) => "saved outside the blocks".into(),

@@ -21,8 +21,8 @@ impl CpuKernel for Quantize {
         let x = made.as_ref().map_or(inputs[0], |made| View::new(made.ty(), made.bytes()));
         let known = |known| beside.filter(|_| self.known == known);
         let measured = known(Known::Amax);
-        let given = known(Known::Scale)
-            .or(measured
+        let given =
+            known(Known::Scale).filter(|&scale| scale != 0.0).or(measured
                 .map(|amax| cast_scale(self.format, f32::from_bits(magnitude(amax)), self.pow2_scales)));
         let Some((amax, made)) = outputs.split_last_mut() else { unreachable!("amax is always made") };
         let sides = [false, true].into_iter().zip(self.layouts.made()).filter(|(_, is_made)| *is_made);

@@ -35,6 +35,7 @@ const VARIANTS: &[Defines] = variants![
     INPUT E4M3 TENSOR MEASURE [1 0, 0 1, 1 1],
     INPUT E5M2 TENSOR CAST [1 0, 0 1, 1 1],
     INPUT E4M3 TENSOR GIVEN [1 0, 0 1, 1 1],
+    INPUT E4M3 TENSOR UNSET [1 1],
     INPUT E4M3 ROW MEASURE [1 0, 0 1, 1 1],
     INPUT E4M3 ROW CAST [1 0, 0 1, 1 1],
     INPUT E4M3 TILES FUSED [1 0, 0 1, 1 1],
@@ -48,16 +49,21 @@ const VARIANTS: &[Defines] = variants![
     INPUT E5M6 BLOCK MEASURE [1 0],
     SWIGLU E4M3 TENSOR MEASURE [1 1],
     SWIGLU E4M3 TENSOR CAST [1 0, 0 1, 1 1],
+    SWIGLU E4M3 TENSOR UNSET [1 1],
+    SWIGLU E4M3 TENSOR GIVEN [1 1],
     SWIGLU E4M3 ROW MEASURE [1 1],
     SWIGLU E4M3 ROW CAST [1 1],
     SWIGLU E4M3 TILES FUSED [1 1],
     SWIGLU_GRAD E4M3 TENSOR MEASURE [1 1],
     SWIGLU_GRAD E5M2 TENSOR CAST [1 1],
     SWIGLU_GRAD E5M2 TENSOR GIVEN [1 1],
+    SWIGLU_GRAD E5M2 TENSOR UNSET [1 1],
     SWIGLU_GRAD E4M3 ROW MEASURE [1 1],
     SWIGLU_GRAD E4M3 ROW CAST [1 1],
     SWIGLU_GRAD E4M3 TILES FUSED [1 1],
     NORM E4M3 TENSOR CAST [1 0, 0 1, 1 1],
+    NORM E4M3 TENSOR UNSET [1 1],
+    NORM E4M3 TENSOR GIVEN [1 1],
     NORM E4M3 ROW MEASURE [1 1],
     NORM E4M3 ROW CAST [1 1],
     NORM E4M3 TILES FUSED [1 1],
@@ -77,10 +83,13 @@ const FUSED: i64 = 0;
 const MEASURE: i64 = 1;
 const CAST: i64 = 2;
 const GIVEN: i64 = 3;
+const UNSET: i64 = 4;
 
 /// Threads of a block of the source, and columns of one of its threads.
 const THREADS: u32 = 256;
 const WIDTH: usize = 8;
+/// Blocks that measure where that is seldom needed.
+const FEW: usize = 512;
 
 /// The number that stands for a format in the sources.
 fn format(dtype: DType) -> i64 {
@@ -122,6 +131,8 @@ struct Arguments {
     pow2: u32,
     accumulate: u32,
     largest: f32,
+    across: u32,
+    down: u32,
     padding: u32,
 }
 
@@ -166,6 +177,16 @@ impl CudaKernel for Quantize {
         };
         let beside = beside.first().map_or(DevicePtr(0), |tensor| tensor.place);
         let known = |known| if self.known == known { beside } else { DevicePtr(0) };
+        // Of each half of two.
+        let wide = if of == SWIGLU_GRAD { cols / 2 } else { cols };
+        let vector = wide.is_multiple_of(WIDTH);
+        let (path, across) = match vector {
+            // Both halves together, where areas end with them.
+            true if of == SWIGLU_GRAD && wide.is_multiple_of(TILE) => ("halves", wide / TILE),
+            true => ("vector", cols.div_ceil(TILE)),
+            false => ("any", cols.div_ceil(TILE)),
+        };
+        let down = rows.div_ceil(TILE);
         let arguments = Arguments {
             x: x.place,
             gate_up,
@@ -180,6 +201,8 @@ impl CudaKernel for Quantize {
             pow2: self.pow2_scales.into(),
             accumulate: amax.accumulate.into(),
             largest: max_finite(self.format),
+            across: across as u32,
+            down: down as u32,
             padding: 0,
         };
         let scaling = match self.scaling {
@@ -188,9 +211,6 @@ impl CudaKernel for Quantize {
             Scaling::Tile => TILES,
             Scaling::Block => BLOCK,
         };
-        // Of each half of two.
-        let wide = if of == SWIGLU_GRAD { cols / 2 } else { cols };
-        let vector = wide.is_multiple_of(WIDTH);
         // Where rows are not made of eights, those of a packed format share bytes.
         let pairs = self.format == DType::E5M6 && !vector;
         let function = |phase, name: &str| {
@@ -205,15 +225,11 @@ impl CudaKernel for Quantize {
             ];
             gpu.function(&SOURCE, &defines, name)
         };
-        let (path, across) = match vector {
-            // Both halves together, where areas end with them.
-            true if of == SWIGLU_GRAD && wide.is_multiple_of(TILE) => ("halves", wide / TILE),
-            true => ("vector", cols.div_ceil(TILE)),
-            false => ("any", cols.div_ceil(TILE)),
-        };
-        let areas = plane([across, rows.div_ceil(TILE)], [THREADS, 1]);
+        let areas = plane([across, down], [THREADS, 1]);
         let area = |phase| {
-            Ok::<_, CudaError>((function(phase, &format!("quantize_{path}_{}", suffix(x.ty)))?, areas))
+            let function = function(phase, &format!("quantize_{path}_{}", suffix(x.ty)))?;
+            let few = || Launch::row((across * down).min(FEW) as u32, THREADS);
+            Ok::<_, CudaError>((function, if phase == UNSET { few() } else { areas }))
         };
         let threads = |phase, name: &str, threads: usize| {
             let launch = Launch::row(threads.div_ceil(THREADS as usize) as u32, THREADS);
@@ -222,7 +238,7 @@ impl CudaKernel for Quantize {
         let phases = match (self.known, self.scaling) {
             _ if pairs => &[MEASURE][..],
             (Known::Amax, _) => &[CAST],
-            (Known::Scale, _) => &[GIVEN],
+            (Known::Scale, _) => &[UNSET, GIVEN],
             (Known::Nothing, Scaling::Tensor | Scaling::Row) => &[MEASURE, CAST],
             (Known::Nothing, _) => &[FUSED],
         };

@@ -6,7 +6,8 @@
 // Bound by memory. A block has an area of EDGE rows by EDGE columns, a thread an eight by eight piece of it, which it keeps in registers.
 // Regions within an area (tiles and blocks) are measured and cast at once, so that everything is read once: FUSED. Larger ones (rows, the
 // tensor) are first MEASUREd, the largest of their areas' maxima kept, which needs no order, and then CAST, for which everything is read
-// again. Where the scale of the tensor is GIVEN, it is cast at once and amax comes out beside it. A transpose passes through shared memory,
+// again. Where the scale of the tensor is GIVEN, it is cast at once and amax comes out beside it; a scale of 0 is UNSET, for which alone it is
+// measured before. A transpose passes through shared memory,
 // eight bytes of a column at a time, in places that spread over its banks.
 //
 // OF, FORMAT, SCALING, PHASE, DIRECT and TRANSPOSED are defined where this is compiled.
@@ -24,6 +25,7 @@
 #define MEASURE 1
 #define CAST 2
 #define GIVEN 3
+#define UNSET 4
 
 // One layout: [rows, cols] as it is written.
 struct Side {
@@ -65,16 +67,22 @@ struct Quantize {
     u32 accumulate;
     // The format's largest finite number.
     float largest;
+    // Areas side by side, and one below the other.
+    u32 across;
+    u32 down;
     u32 padding;
 };
 
 constexpr int EDGE = 128, WIDTH = 8, LANES_WIDE = EDGE / WIDTH, THREADS = 256;
 
+// Whether nothing is cast yet.
+constexpr bool MEASURES = PHASE == MEASURE || PHASE == UNSET;
+
 // Whether a number has one scale in both layouts, so that it is cast once.
 constexpr bool ONCE = SCALING == TENSOR || SCALING == BLOCK;
 
 __device__ __forceinline__ float scale_of(const Quantize& at, u32 amax) {
-    if (PHASE == GIVEN) return *at.scale;
+    if (PHASE == GIVEN && *at.scale != 0.0f) return *at.scale;
     if (amax == 0 || amax >= 0x7f800000u) return 1.0f;
     if (at.pow2) {
         // The quotient rounded down to a power of two, which is a difference of exponents, and one less where amax has more behind the
@@ -299,7 +307,7 @@ __device__ __forceinline__ void scales_of(const Quantize& at, const Side& side, 
     for (int n = 0; n < WIDTH; n++) {
         bool exists = line + n < side.rows;
         u32 region = (line + n) * side.down + tile * side.across;
-        if (PHASE == MEASURE) {
+        if (MEASURES) {
             if (exists && speaks) raise(side.maxima + region, amax[n]);
         } else {
             u32 largest = PHASE == CAST ? (exists ? side.maxima[region] : 0) : amax[n];
@@ -362,23 +370,23 @@ __device__ __forceinline__ void cast_area(const Quantize& at, const Eight<T> (&p
                 for (int warp = 0; warp < THREADS / 32; warp++) most = max(most, columns[warp][threadIdx.x]);
                 columns[0][threadIdx.x] = most;
                 u32 line = across * EDGE + threadIdx.x;
-                if (PHASE == MEASURE && line < at.cols)
+                if (MEASURES && line < at.cols)
                     raise(at.transposed.maxima + line * at.transposed.down + down * at.transposed.across, most);
             }
             __syncthreads();
 #pragma unroll
             for (int i = 0; i < WIDTH; i++) of_column[i] = columns[0][x_lane * WIDTH + i];
         }
-        if (PHASE != MEASURE) scales_of(at, at.transposed, column, down, y_lane == 0, of_column, column_scale);
+        if (!MEASURES) scales_of(at, at.transposed, column, down, y_lane == 0, of_column, column_scale);
     }
     if (ONCE) {
         const Side& side = DIRECT ? at.direct : at.transposed;
         u32 region = SCALING == TENSOR ? 0 : DIRECT ? down * side.down + across * side.across : 0;
-        if (PHASE == MEASURE) {
+        if (MEASURES) {
             if (threadIdx.x == 0) raise(side.maxima + region, largest);
             return;
         }
-        if (PHASE == CAST) largest = at.measured ? *at.measured : *side.maxima;
+        if (PHASE == CAST || PHASE == GIVEN) largest = at.measured ? *at.measured : *side.maxima;
         float scale = scale_of(at, largest);
 #pragma unroll
         for (int n = 0; n < WIDTH; n++) row_scale[n] = scale;
@@ -389,7 +397,7 @@ __device__ __forceinline__ void cast_area(const Quantize& at, const Eight<T> (&p
             if (TRANSPOSED) at.transposed.inv_scale[across * at.transposed.down + down * at.transposed.across] = inverse;
         }
     }
-    if constexpr (PHASE == MEASURE) return;
+    if constexpr (MEASURES) return;
 
     uint2 q[WIDTH];
     if (DIRECT || ONCE) {
@@ -457,27 +465,38 @@ __device__ __forceinline__ void cast_area(const Quantize& at, const Eight<T> (&p
     }
 }
 
-template <class T, bool VECTOR> __device__ __forceinline__ void area(const Quantize& at) {
-    u32 column = blockIdx.x * EDGE + threadIdx.x % LANES_WIDE * WIDTH;
-    u32 row = blockIdx.y * EDGE + threadIdx.x / LANES_WIDE * WIDTH;
+template <class T, bool VECTOR> __device__ __forceinline__ void area(const Quantize& at, u32 across, u32 down) {
+    u32 column = across * EDGE + threadIdx.x % LANES_WIDE * WIDTH, row = down * EDGE + threadIdx.x / LANES_WIDE * WIDTH;
     u32 count = column < at.cols ? min((u32)WIDTH, at.cols - column) : 0;
     Eight<T> piece[WIDTH];
 #pragma unroll
     for (int k = 0; k < WIDTH; k++) piece[k] = fetch<T, VECTOR>(at, row + k, column, row + k < at.rows ? count : 0);
-    cast_area<T, VECTOR>(at, piece, blockIdx.y, blockIdx.x);
+    cast_area<T, VECTOR>(at, piece, down, across);
 }
 
 // Areas of both halves, each as wide as whole areas, of which everything is read once.
-template <class T> __device__ __forceinline__ void halves(const Quantize& at) {
-    u32 column = blockIdx.x * EDGE + threadIdx.x % LANES_WIDE * WIDTH;
-    u32 row = blockIdx.y * EDGE + threadIdx.x / LANES_WIDE * WIDTH;
+template <class T> __device__ __forceinline__ void halves(const Quantize& at, u32 across, u32 down) {
+    u32 column = across * EDGE + threadIdx.x % LANES_WIDE * WIDTH, row = down * EDGE + threadIdx.x / LANES_WIDE * WIDTH;
     Eight<T> dgate[WIDTH] = {}, dup[WIDTH] = {};
 #pragma unroll
     for (int k = 0; k < WIDTH; k++)
         if (row + k < at.rows) fetch_halves(at, row + k, column, dgate[k], dup[k]);
-    cast_area<T, true>(at, dgate, blockIdx.y, blockIdx.x);
+    cast_area<T, true>(at, dgate, down, across);
     __syncthreads();
-    cast_area<T, true>(at, dup, blockIdx.y, gridDim.x + blockIdx.x);
+    cast_area<T, true>(at, dup, down, at.across + across);
+}
+
+// All areas, a block each; where that is seldom needed, of few blocks.
+template <class Area> __device__ __forceinline__ void each_area(const Quantize& at, Area area) {
+    if constexpr (PHASE != UNSET) {
+        area(blockIdx.x, blockIdx.y);
+    } else {
+        if (*at.scale != 0.0f) return;
+        for (u32 n = blockIdx.x; n < at.across * at.down; n += gridDim.x) {
+            area(n % at.across, n / at.across);
+            __syncthreads();
+        }
+    }
 }
 
 // What is raised starts at nothing, and so do scales that stand for no region.
@@ -517,16 +536,17 @@ template <class T> __device__ __forceinline__ void pair(const Quantize& at) {
     if (first + 1 < elements) to[2] = (u8)(w[1] >> 4);
 }
 
+#define EACH(AREA) each_area(at, [&](u32 across, u32 down) { AREA(at, across, down); });
 #define KERNELS(T, NAME)                                                                                              \
-    extern "C" __global__ void __launch_bounds__(THREADS, 2) quantize_vector_##NAME(Quantize at) { area<T, true>(at); } \
-    extern "C" __global__ void __launch_bounds__(THREADS, 2) quantize_any_##NAME(Quantize at) { area<T, false>(at); }
+    extern "C" __global__ void __launch_bounds__(THREADS, 2) quantize_vector_##NAME(Quantize at) { EACH((area<T, true>)) } \
+    extern "C" __global__ void __launch_bounds__(THREADS, 2) quantize_any_##NAME(Quantize at) { EACH((area<T, false>)) }
 
 KERNELS(float, f32)
 KERNELS(bf16, bf16)
 
 #if OF == SWIGLU_GRAD
 #define OF_HALVES(T, NAME) \
-    extern "C" __global__ void __launch_bounds__(THREADS, 2) quantize_halves_##NAME(Quantize at) { halves<T>(at); }
+    extern "C" __global__ void __launch_bounds__(THREADS, 2) quantize_halves_##NAME(Quantize at) { EACH((halves<T>)) }
 
 OF_HALVES(float, f32)
 OF_HALVES(bf16, bf16)

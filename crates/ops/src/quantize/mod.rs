@@ -34,7 +34,7 @@ use xtrain_tensor::{DType, Scaling, TensorType};
 ///
 /// q is x * scale in f32, rounded to nearest even and saturated to the largest finite value; NaN stays NaN. amax is the element of x of
 /// the largest bits without the sign, a NaN if there is one; it accumulates as the largest of all. Where a scale is given it is used for
-/// the whole tensor, whatever amax is. What is cast may be what another op would make: then its inputs stand in the place of x ([`Of`]).
+/// the whole tensor, whatever amax is; but where it is 0, there is none yet. What is cast may be what another op would make: then its inputs stand in the place of x ([`Of`]).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Quantize {
     /// What is cast.
@@ -276,8 +276,10 @@ impl OnCard for Quantize {
                 let op = Quantize::new(format, scaling, false, layouts);
                 all.push(Sample::plain(op, [special.clone()]));
                 if scaling == Scaling::Tensor {
-                    let scale = SampleInput::activation([1, 1]).fill(Fill::Values(vec![0.37]));
-                    for (known, beside) in [(Known::Scale, scale), (Known::Amax, amax())] {
+                    let scale = |value| SampleInput::activation([1, 1]).fill(Fill::Values(vec![value]));
+                    let all_known =
+                        [(Known::Scale, scale(0.37)), (Known::Scale, scale(0.0)), (Known::Amax, amax())];
+                    for (known, beside) in all_known {
                         let op = Quantize { known, ..op };
                         all.push(Sample::plain(op, [SampleInput::activation([304, 264]), beside.clone()]));
                         all.push(Sample::plain(op, [special.clone(), beside]));
@@ -321,8 +323,10 @@ fn made_on_the_way() -> Vec<Sample> {
                 all.push(Sample::plain(op, inputs.clone()));
             }
             let whole = Quantize { of, ..Quantize::new(DType::E5M2, Scaling::Tensor, false, Layouts::Both) };
-            let scale = SampleInput::activation([1, 1]).fill(Fill::Values(vec![0.37]));
-            for (known, beside) in [(Known::Scale, scale), (Known::Amax, amax())] {
+            let scale = |value| SampleInput::activation([1, 1]).fill(Fill::Values(vec![value]));
+            for (known, beside) in
+                [(Known::Scale, scale(0.37)), (Known::Scale, scale(0.0)), (Known::Amax, amax())]
+            {
                 let op = Quantize { known, ..whole };
                 all.push(Sample::plain(op, [inputs.clone(), vec![beside]].concat()));
             }

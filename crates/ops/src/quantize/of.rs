@@ -77,7 +77,7 @@ pub enum Known {
     Nothing,
     /// `f32[1]`: its amax, measured by what made it.
     Amax,
-    /// `f32[1, 1]`: its scale.
+    /// `f32[1, 1]`: its scale, or 0 where there is none yet, and that of its own amax takes its place.
     Scale,
 }
 

@@ -164,6 +164,17 @@ impl Op for Rms {
     fn operand(&self, input: usize) -> Operand {
         if input > usize::from(self.adds) { Operand::Full } else { Operand::Compute }
     }
+
+    /// With the sum kept, nothing is added again.
+    fn rebuild(&self, kept: &[bool]) -> Option<Rebuild> {
+        let outputs: Vec<_> = (1..kept.len()).collect();
+        let weight = self.amax.then_some(Source::Input(2));
+        (self.adds && kept[0]).then(|| Rebuild {
+            op: Arc::new(Rms { adds: false, ..*self }),
+            inputs: [Source::Output(0)].into_iter().chain(weight).collect(),
+            outputs,
+        })
+    }
 }
 
 /// A norm whose y is made as it is cast: `of_y` is what y is made of. One scale for all of y is known from what is left of the norm, which

@@ -17,6 +17,7 @@ use std::thread::{self, JoinHandle};
 use std::time::Instant;
 use xtrain_checkpoint::{BoxError, Checkpoint, CheckpointError, CheckpointStore, RunLock, TensorSpec};
 use xtrain_data::{Loader, LoaderState, Tokenizer};
+use xtrain_program::StateKind;
 use xtrain_runtime::StateEntry;
 use xtrain_tensor::host::{ALIGN_BYTES, AlignedBytes};
 
@@ -157,8 +158,25 @@ impl Saved {
                 position.step, config.train.batch_size
             )));
         }
-        let entries = learner.saved_state();
-        checkpoint.load(&specs(&entries), &mut |at, bytes| {
+        // A recipe that makes scales of earlier steps begins without any where the checkpoint is of another.
+        let is_of_casts = |name: &str| {
+            [StateKind::Scale, StateKind::AmaxHistory]
+                .iter()
+                .any(|kind| name.starts_with(&format!("{}/", kind.name())))
+        };
+        let held = |name: &str| checkpoint.tensors().iter().any(|tensor| tensor.name == name);
+        let mut entries = learner.saved_state();
+        let all = specs(&entries);
+        let mut at = all.iter().map(|spec| !is_of_casts(&spec.name) || held(&spec.name));
+        entries.retain(|_| at.next().unwrap_or(true));
+        let wanted = specs(&entries);
+        let mut others =
+            checkpoint.tensors().iter().filter(|t| !wanted.iter().any(|spec| spec.name == t.name));
+        let load = match others.all(|tensor| is_of_casts(&tensor.name)) {
+            true => Checkpoint::load_some,
+            false => Checkpoint::load,
+        };
+        load(&checkpoint, &wanted, &mut |at, bytes| {
             let entry = &entries[at];
             learner.write_state(entry.kind, &entry.name, bytes).map_err(BoxError::from)
         })?;

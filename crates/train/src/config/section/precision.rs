@@ -3,7 +3,7 @@
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use xtrain_model::decoder::linear_names;
-use xtrain_model::{Architecture, Fp8Overrides, ProductPattern, Recipe};
+use xtrain_model::{Architecture, DelayedScales, Fp8Overrides, ProductPattern, Recipe};
 use xtrain_program::quantized::LinearGemm;
 
 section! {
@@ -32,7 +32,7 @@ section! {
         #[schemars(extend("x-aliases" = ["num_layers_at_end_in_bf16"]))]
         pub bf16_last_layers: usize = 0,
         /// Products whose sums may stay in the tensor cores, which keep 14 bits of them (DeepSeek-V3, arXiv 2412.19437, section
-        /// 3.5.2). Of `fp8-current` and `fp8-row`.
+        /// 3.5.2). Of all recipes but `fp8-block`.
         #[schemars(extend("x-example" = ["fprop"]))]
         #[schemars(extend("x-aliases" = ["use_fast_accum", "fp8_fast_accum"]))]
         pub fast_accumulation: Vec<Product> = Vec::new(),
@@ -40,7 +40,29 @@ section! {
         #[schemars(extend("x-default" = "as the recipe has it"))]
         #[schemars(extend("x-aliases" = ["round_scales_to_power_of_2", "force_pow_2_scales"]))]
         pub pow2_scales: Option<bool> = None,
+        /// How many steps' largest magnitudes a scale of `fp8-delayed` is made of.
+        #[schemars(range(min = 1, max = 65_536))]
+        #[schemars(extend("x-unit" = "steps"))]
+        #[schemars(extend("x-aliases" = ["amax_history_length", "fp8_amax_history_len"]))]
+        pub amax_history_len: usize = 1024,
+        /// Which of them counts: the largest, or that of the step before.
+        #[schemars(extend("x-aliases" = ["amax_compute_algo", "fp8_amax_compute_algo"]))]
+        pub amax_compute: AmaxCompute = AmaxCompute::Max,
+        /// How many halvings below the format's largest number the scales of `fp8-delayed` take that magnitude: room for growth.
+        #[schemars(range(min = 0, max = 16))]
+        #[schemars(extend("x-aliases" = ["fp8_margin"]))]
+        pub margin: u32 = 0,
     }
+}
+
+/// Which of the largest magnitudes of earlier steps counts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum AmaxCompute {
+    /// The largest.
+    Max,
+    /// That of the last step.
+    MostRecent,
 }
 
 /// A product of a linear layer.
@@ -78,12 +100,24 @@ impl PrecisionConfig {
             bf16_last_layers: self.bf16_last_layers,
             fast_accumulation: self.fast_accumulation.iter().copied().map(LinearGemm::from).collect(),
             pow2_scales: self.pow2_scales,
+            delayed: DelayedScales {
+                history: self.amax_history_len,
+                latest: self.amax_compute == AmaxCompute::MostRecent,
+                margin: self.margin,
+            },
         };
         let recipe = self.recipe.unwrap_or(Recipe::Fp32);
         if overrides != Fp8Overrides::default() && !recipe.is_fp8() {
             return Err(format!(
-                "[precision] recipe = {:?} has no FP8, so `skip`, `bf16_first_layers`, `bf16_last_layers`, `fast_accumulation` and \
-                 `pow2_scales` change nothing: leave them out, or choose an FP8 recipe",
+                "[precision] recipe = {:?} has no FP8, so `skip`, `bf16_first_layers`, `bf16_last_layers`, `fast_accumulation`, \
+                 `pow2_scales`, `amax_history_len`, `amax_compute` and `margin` change nothing: leave them out, or choose an FP8 recipe",
+                recipe.name()
+            ));
+        }
+        if recipe != Recipe::Fp8Delayed && overrides.delayed != DelayedScales::default() {
+            return Err(format!(
+                "[precision] `amax_history_len`, `amax_compute` and `margin` are for fp8-delayed; {} makes its scales of what it casts: \
+                 leave them out",
                 recipe.name()
             ));
         }

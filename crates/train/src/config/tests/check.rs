@@ -209,7 +209,7 @@ fn choices_get_the_nearest_one() {
     );
     assert_eq!(
         message("precision", "recipe = \"fp16\""),
-        "`recipe` must be \"fp32\", \"bf16\", \"fp8-current\", \"fp8-row\" or \"fp8-block\", not the string \"fp16\""
+        "`recipe` must be \"fp32\", \"bf16\", \"fp8-current\", \"fp8-delayed\", \"fp8-row\" or \"fp8-block\", not the string \"fp16\""
     );
     assert_eq!(
         message("train", "recompute = false"),

@@ -57,6 +57,9 @@ skip = []
 bf16_first_layers = 0
 bf16_last_layers = 0
 fast_accumulation = []
+amax_history_len = 1024
+amax_compute = \"max\"
+margin = 0
 
 [optimizer]
 lr = 0.0003

@@ -1,0 +1,30 @@
+//! The CPU kernel of [`DelayedScaling`].
+
+use super::{DelayedScaling, OPERANDS};
+use xtrain_tensor::formats::delayed_scale;
+use xtrain_tensor::{CpuKernel, View, ViewMut};
+
+impl CpuKernel for DelayedScaling {
+    fn run(&self, inputs: &[View<'_>], outputs: &mut [ViewMut<'_>]) {
+        let Some((all, outputs)) = outputs.split_first_mut() else {
+            unreachable!("the largest is always made")
+        };
+        let mut largest = 0u32;
+        for ((tensor, inputs), outputs) in
+            self.tensors.iter().zip(inputs.chunks_exact(OPERANDS)).zip(outputs.chunks_exact_mut(2))
+        {
+            let amax = inputs[0].reals::<f32>()[0];
+            largest = largest.max(amax.to_bits() & 0x7FFF_FFFF);
+            if !(amax > 0.0 && amax.is_finite()) {
+                continue;
+            }
+            let [history, scale] = outputs else { unreachable!("pairs") };
+            let mut history = history.reals::<f32>();
+            history.rotate_right(1);
+            history[0] = amax;
+            let of = if self.latest { amax } else { history.iter().copied().fold(amax, f32::max) };
+            scale.reals::<f32>()[0] = delayed_scale(tensor.format, of, self.margin, tensor.pow2_scales);
+        }
+        all.fresh::<f32>()[0] = f32::from_bits(largest);
+    }
+}

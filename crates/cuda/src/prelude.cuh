@@ -252,5 +252,20 @@ __device__ __forceinline__ float from_e4m3(u32 bits) {
     float x = widen_f16((u16)((bits & 0x80u) << 8 | (bits & 0x7fu) << 7)) * 256.0f;
     return (bits & 0x7fu) == 0x7fu ? NAN_F : x;
 }
+// Four of them, the first in the low byte: by the instruction where there is one.
+__device__ __forceinline__ void from_e4m3_quad(u32 bytes, float* to) {
+#if __CUDA_ARCH__ >= 890
+#pragma unroll
+    for (int pair = 0; pair < 2; pair++) {
+        u32 halves;
+        asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(halves) : "h"((u16)(bytes >> 16 * pair)));
+        to[2 * pair] = widen_f16((u16)halves);
+        to[2 * pair + 1] = widen_f16((u16)(halves >> 16));
+    }
+#else
+#pragma unroll
+    for (int i = 0; i < 4; i++) to[i] = from_e4m3(bytes >> 8 * i & 0xffu);
+#endif
+}
 __device__ __forceinline__ float from_e5m2(u32 bits) { return widen_f16((u16)(bits << 8)); }
 __device__ __forceinline__ float from_e5m6(u32 bits) { return widen_f16((u16)(bits << 4)); }

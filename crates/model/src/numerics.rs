@@ -2,8 +2,9 @@
 
 use crate::{ProductPattern, Recipe};
 use std::fmt;
+use xtrain_program::Origin;
 use xtrain_program::quantized::{Candidate, LinearGemm, Quantization, ScaledGemm};
-use xtrain_tensor::Scaling;
+use xtrain_tensor::{DType, Scaling};
 
 /// The formats that a model computes in.
 #[derive(Clone, Debug, PartialEq)]
@@ -29,6 +30,8 @@ pub struct Fp8Overrides {
     pub pow2_scales: Option<bool>,
     /// How scales are made of earlier steps, where the recipe does that.
     pub delayed: DelayedScales,
+    /// Whether SwiGLU's input is kept for the backward in E4M3, by tiles.
+    pub swiglu_input: Option<bool>,
 }
 
 /// How the scale of a cast is made of the largest magnitudes of earlier steps.
@@ -105,6 +108,27 @@ impl Numerics {
     }
 }
 
+impl Numerics {
+    /// In which format the input, of so many columns, of SwiGLU of a model of this many blocks is kept for the backward, where it is not as
+    /// it stands.
+    pub fn kept_input(&self, origin: &Origin, columns: usize, layers: usize) -> Option<Quantization> {
+        let block = origin.block? as usize;
+        let fp8 = &self.fp8;
+        let is_fp8 = (columns / 2).is_multiple_of(MULTIPLE)
+            && block >= fp8.bf16_first_layers
+            && block + fp8.bf16_last_layers < layers;
+        let keeps = fp8.swiglu_input.unwrap_or(self.recipe == Recipe::Fp8Block);
+        let quantization = Quantization {
+            format: DType::E4M3,
+            scaling: Scaling::Tile,
+            // Then what is restored is a bf16 number.
+            pow2_scales: true,
+            delayed: false,
+        };
+        (self.recipe.is_fp8() && is_fp8 && keeps).then_some(quantization)
+    }
+}
+
 impl fmt::Display for Kept {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -120,7 +144,7 @@ impl fmt::Display for Kept {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use xtrain_program::{Origin, Role, Stage};
+    use xtrain_program::{Role, Stage};
 
     #[test]
     fn what_stays_in_bf16_is_told_with_its_reason() {

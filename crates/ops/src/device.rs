@@ -18,6 +18,13 @@ pub(crate) struct Floats {
     is_bf16: u64,
 }
 
+impl Floats {
+    /// None, where a kernel reads none.
+    pub(crate) fn none() -> Floats {
+        Floats { at: DevicePtr(0), is_bf16: 0 }
+    }
+}
+
 impl From<CudaTensor> for Floats {
     fn from(tensor: CudaTensor) -> Self {
         Floats { at: tensor.place, is_bf16: u64::from(suffix(tensor.ty) == "bf16") }

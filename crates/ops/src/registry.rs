@@ -1,6 +1,6 @@
 //! The list of all ops: their kernels, the ops that passes insert, and the samples that checks and benchmarks draw from.
 
-use crate::quantize::{Known, Layouts, Quantize};
+use crate::quantize::{Dequantize, Known, Layouts, Quantize};
 use crate::scaled_matmul::ScaledMatmul;
 use std::sync::Arc;
 use xtrain_cuda::{CudaKernel, KernelSource};
@@ -291,6 +291,10 @@ impl QuantizedOps for PassSet {
         };
         let known = if delayed { Known::Scale } else { Known::Nothing };
         Arc::new(Quantize { known, ..Quantize::new(format, scaling, pow2_scales, layouts) })
+    }
+
+    fn dequantize(&self, out: DType) -> Arc<dyn Op> {
+        Arc::new(Dequantize { out, scaling: Scaling::Tile })
     }
 
     fn scaled_matmul(&self, gemm: ScaledGemm, out: DType, bias: bool) -> Arc<dyn Op> {

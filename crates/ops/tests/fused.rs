@@ -3,7 +3,7 @@
 use libtest_mimic::{Arguments, Failed, Trial};
 use std::sync::Arc;
 use xtrain_cuda::{CudaError, Gpu};
-use xtrain_ops::quantize::{Layouts, Quantize};
+use xtrain_ops::quantize::{Dequantize, Layouts, Quantize};
 use xtrain_ops::registry::{cpu_kernels, cuda_kernels};
 use xtrain_ops::rms_norm::{AddRmsNorm, RmsNorm};
 use xtrain_ops::swiglu::{Swiglu, SwigluGrad};
@@ -11,21 +11,30 @@ use xtrain_program::{Code, Op, Program, Tracer, fuse};
 use xtrain_runtime::{CpuEngine, CudaEngine, Engine, Part};
 use xtrain_tensor::{DType, HostTensor, Philox, Scaling, Shape, TensorType};
 
+/// Shapes of inputs for so many rows and columns.
+type Shapes = fn(usize, usize) -> Vec<Vec<usize>>;
+
 /// What makes a tensor that is cast.
 struct Maker {
     op: Arc<dyn Op>,
     /// The shapes of its inputs for so many rows and columns.
-    shapes: fn(usize, usize) -> Vec<Vec<usize>>,
+    shapes: Shapes,
     /// The output that is cast.
     output: usize,
+    /// Whether its last input is kept in FP8 and restored.
+    keeps: bool,
 }
 
 fn makers() -> Vec<Maker> {
-    let maker = |op, shapes, output| Maker { op, shapes, output };
+    let maker = |op, shapes, output| Maker { op, shapes, output, keeps: false };
     let (grad, eps) = (SwigluGrad { remake: false }, 1e-5);
+    let gate_up: Shapes = |t, d| vec![vec![t, 2 * d]];
+    let both: Shapes = |t, d| vec![vec![t, d], vec![t, 2 * d]];
     vec![
-        maker(Arc::new(Swiglu), |t, d| vec![vec![t, 2 * d]], 0),
-        maker(Arc::new(grad), |t, d| vec![vec![t, d], vec![t, 2 * d]], 0),
+        Maker { keeps: true, ..maker(Arc::new(Swiglu), gate_up, 0) },
+        Maker { keeps: true, ..maker(Arc::new(grad), both, 0) },
+        maker(Arc::new(Swiglu), gate_up, 0),
+        maker(Arc::new(grad), both, 0),
         maker(Arc::new(RmsNorm { eps }), |t, d| vec![vec![t, d], vec![d]], 0),
         maker(Arc::new(AddRmsNorm { eps }), |t, d| vec![vec![t, d], vec![t, d], vec![d]], 1),
     ]
@@ -35,13 +44,22 @@ fn makers() -> Vec<Maker> {
 fn program(maker: &Maker, cast: Quantize, [rows, cols]: [usize; 2], dtype: DType) -> Program {
     let mut t = Tracer::default();
     let shapes = (maker.shapes)(rows, cols);
-    let inputs: Vec<_> = (shapes.iter().enumerate())
+    let mut inputs: Vec<_> = (shapes.iter().enumerate())
         .map(|(n, shape)| {
             let dtype = if shape.len() == 1 { DType::F32 } else { dtype };
             let ty = TensorType { dtype, shape: Shape::new(shape) };
             t.input(&format!("in{n}"), ty)
         })
         .collect();
+    if maker.keeps {
+        let Some(gate_up) = inputs.last_mut() else { unreachable!("makers have inputs") };
+        let keep = Quantize::new(DType::E4M3, Scaling::Tile, true, Layouts::Direct);
+        let copy = t.emit(keep, &[*gate_up]).expect("a matrix");
+        // Of what is an output, nothing is lost.
+        t.output("kept", copy[0]);
+        let restore = Dequantize { out: t.ty(*gate_up).dtype, scaling: Scaling::Tile };
+        *gate_up = t.emit(restore, &copy[..2]).expect("tiles")[0];
+    }
     let made = t.apply_code(Code::Plain(maker.op.clone()), &inputs).expect("operands that fit");
     let casts = t.emit(cast, &[made[maker.output]]).expect("a matrix");
     let rest = made.iter().enumerate().filter(|(k, _)| *k != maker.output).map(|(_, v)| *v);
@@ -84,7 +102,10 @@ fn check(new: &dyn Fn() -> Box<dyn Engine>, maker: &Maker) -> Result<(), Failed>
                 let fused = fuse::apply(apart.clone()).expect("a program");
                 let before: Vec<_> = apart.instances.iter().map(|i| i.code.op().name()).collect();
                 let after: Vec<_> = fused.instances.iter().map(|i| i.code.op().name()).collect();
-                assert!(before.len() == 2 && before != after, "{before:?} stays {after:?}");
+                let apart_by = if maker.keeps { 4 } else { 2 };
+                // What keeps is left, and what casts.
+                assert!(!maker.keeps || dtype == DType::F32 || after == ["quantize"; 2], "{after:?}");
+                assert!(before.len() == apart_by && before != after, "{before:?} stays {after:?}");
                 let expected = run(&mut *new(), apart, seed);
                 let found = run(&mut *new(), fused, seed);
                 for (n, (found, expected)) in found.iter().zip(&expected).enumerate() {

@@ -1,7 +1,7 @@
 //! The step program: a flat list of op instances over values, and the passes that turn one program into another.
 //!
 //! A training step has static shapes, so it is described once and run many times:
-//! model code traces ops ([`Tracer`]) → [`Program`] → passes ([`precision`], [`backward`], [`casts`], [`quantized`], [`fuse`], [`recompute`]) → [`Plan`] → an executor.
+//! model code traces ops ([`Tracer`]) → [`Program`] → passes ([`precision`], [`backward`], [`casts`], [`kept`], [`quantized`], [`fuse`], [`recompute`]) → [`Plan`] → an executor.
 //!
 //! Invariants:
 //! - This crate names no op and no device. Passes that insert ops are handed them ([`PassOps`]).
@@ -15,6 +15,7 @@ pub mod casts;
 mod dispatch;
 mod dump;
 pub mod fuse;
+pub mod kept;
 mod memory;
 mod op;
 pub mod order;

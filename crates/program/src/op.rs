@@ -50,6 +50,12 @@ pub trait Op: Any + Debug + Send + Sync {
         false
     }
 
+    /// Whether its input may be kept in FP8 for the backward ([`crate::kept`]), which makes its output again of that. Asked of what runs
+    /// forward, of one input.
+    fn may_keep_in_fp8(&self) -> bool {
+        false
+    }
+
     /// Whether a second run with the same inputs changes nothing more, even where the first one added to an output: a largest value stays
     /// what it is. What may not be repeated is kept, whatever is recomputed.
     fn may_repeat(&self) -> bool {

@@ -105,6 +105,8 @@ pub trait QuantizedOps {
     /// largest magnitude, which accumulates as the largest of all. Where the scale is delayed it is a second input, and where that is 0 the
     /// matrix's own takes its place.
     fn quantize(&self, quantization: Quantization, made: [bool; 2]) -> Arc<dyn Op>;
+    /// Restores what was cast by tiles, as it stands.
+    fn dequantize(&self, out: DType) -> Arc<dyn Op>;
     /// The product of what [`QuantizedOps::quantize`] makes: numbers and scales of both factors, and a bias where there is one.
     fn scaled_matmul(&self, gemm: ScaledGemm, out: DType, bias: bool) -> Arc<dyn Op>;
 }
@@ -234,6 +236,7 @@ impl Pass<'_> {
                 how.factors[n],
                 transposed,
                 &instance.origin,
+                (gemm, n),
             )?);
         }
         inputs.extend(&instance.inputs[2..]);
@@ -255,6 +258,7 @@ impl Pass<'_> {
         quantization: Quantization,
         transposed: bool,
         origin: &Origin,
+        factor: (LinearGemm, usize),
     ) -> Result<[ValueId; 2], TraceError> {
         let layout = usize::from(transposed);
         let need = &self.needs[&(value, quantization)];
@@ -273,7 +277,7 @@ impl Pass<'_> {
             Some(parameter) => {
                 self.quantized_parameter((parameter, value), quantization, made, op, origin)?
             }
-            None => self.quantized_activation(value, quantization, op, origin)?,
+            None => self.quantized_activation(value, quantization, op, origin, factor)?,
         };
         let mut pairs = values.as_chunks::<2>().0.iter().copied();
         let Some(need) = self.needs.get_mut(&(value, quantization)) else {
@@ -292,13 +296,17 @@ impl Pass<'_> {
         quantization: Quantization,
         op: Arc<dyn Op>,
         origin: &Origin,
+        (gemm, n): (LinearGemm, usize),
     ) -> Result<Vec<ValueId>, TraceError> {
         let key = (value, quantization);
         let is_first = self.needs[&key].delayed.is_none();
-        let delayed = quantization.delayed.then(|| {
-            let what = if origin.stage == Stage::Forward { "input" } else { "output gradient" };
-            self.delayed(key, format!("{origin} {what}"))
-        });
+        // The input of wgrad is that of fprop, unless it was made again of less.
+        let what = match (gemm, n) {
+            (LinearGemm::Fprop, _) => "input",
+            (LinearGemm::Wgrad, 1) => "input of wgrad",
+            _ => "output gradient",
+        };
+        let delayed = quantization.delayed.then(|| self.delayed(key, format!("{origin} {what}")));
         let inputs: Vec<_> = [value].into_iter().chain(delayed.as_ref().map(|d| d.scale)).collect();
         let origin = Origin { role: Role::Precision, ..origin.clone() };
         let mut cast = instantiate(&mut self.out, Code::Plain(op), &inputs, &[], origin)?;

@@ -14,7 +14,7 @@ use xtrain_program::backward::{BackwardError, backward};
 use xtrain_program::casts::{self, MeasuredCast};
 use xtrain_program::quantized::Delayed;
 use xtrain_program::{
-    Program, Recompute, Role, Root, Stage, StateKind, TraceError, Tracer, ValueId, fuse, precision,
+    Program, Recompute, Role, Root, Stage, StateKind, TraceError, Tracer, ValueId, fuse, kept, precision,
     quantized, recompute,
 };
 use xtrain_tensor::{DType, Shape, TensorType};
@@ -153,6 +153,9 @@ fn forward(tracer: Tracer, model: &Architecture, numerics: &Numerics) -> Result<
 
 /// The linear layers' products of FP8 factors, where these formats have them so.
 fn in_fp8(program: Program, model: &Architecture, numerics: &Numerics) -> Result<Program, TraceError> {
+    let program = kept::apply(program, &PassSet, &|origin, columns| {
+        numerics.kept_input(origin, columns, model.layers)
+    })?;
     let program =
         quantized::apply(program, &PassSet, &|candidate| numerics.of(candidate, model.layers).ok())?;
     fuse::apply(program)

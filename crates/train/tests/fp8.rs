@@ -238,3 +238,31 @@ fn a_short_history_and_a_margin_make_other_scales() {
     };
     assert!(scales(&states).iter().zip(scales(&latest)).all(|(a, b)| *a < b), "half as large at most");
 }
+
+#[test]
+fn a_kept_input_of_swiglu_saves_memory_and_stays_near() {
+    let with = |recipe, swiglu_input| {
+        let fp8 = Fp8Overrides { swiglu_input: Some(swiglu_input), ..Default::default() };
+        TrainingSpec { fp8, batch: Batch { sequences: 16, seq_len: 48 }, ..self::fp8(recipe) }
+    };
+    for recipe in RECIPES {
+        let (plain, kept) = (with(recipe, false), with(recipe, true));
+        let program = |s: &TrainingSpec| programs::training(s).expect("a program");
+        let scratch = |s: &TrainingSpec| Target::Cpu.plan(&program(s)).region_bytes[2];
+        // Of a token and a block two bytes less for each gate and up, and one for what is made of them; less their scales.
+        let (tokens, width) = (16 * 48, plain.model.ffn_dim);
+        let saved = tokens * 3 * width * plain.model.layers;
+        assert!(scratch(&plain) - scratch(&kept) > saved * 3 / 4, "{recipe:?}");
+        // Nothing is restored for itself.
+        assert!(program(&kept).instances.iter().all(|i| i.code.op().name() != "dequantize"), "{recipe:?}");
+        let tokens = random_batch(plain.batch, plain.model.vocab_size, 5);
+        let (a, b) = (step_from(&plain, &tokens, SHARP), step_from(&kept, &tokens, SHARP));
+        assert_eq!(a.1.loss, b.1.loss, "{recipe:?}: the forward is the same");
+        let worst = a.0.iter().zip(&b.0).map(|(a, b)| relative(&a.1, &b.1)).fold(0.0, f64::max);
+        assert!(worst > 1e-3 && worst < 0.3, "{recipe:?}: {worst:e}");
+        for recompute in [Recompute::Norms, Recompute::Block] {
+            let spec = TrainingSpec { recompute, ..kept.clone() };
+            assert!(step_from(&spec, &tokens, SHARP) == b, "{recompute:?} of {recipe:?}");
+        }
+    }
+}

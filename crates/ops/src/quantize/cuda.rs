@@ -61,6 +61,14 @@ const VARIANTS: &[Defines] = variants![
     SWIGLU_GRAD E4M3 ROW MEASURE [1 1],
     SWIGLU_GRAD E4M3 ROW CAST [1 1],
     SWIGLU_GRAD E4M3 TILES FUSED [1 1],
+    SWIGLU_OF_KEPT E4M3 TENSOR MEASURE [0 1],
+    SWIGLU_OF_KEPT E4M3 TENSOR CAST [0 1],
+    SWIGLU_OF_KEPT E4M3 TENSOR GIVEN [0 1],
+    SWIGLU_OF_KEPT E4M3 TILES FUSED [0 1],
+    SWIGLU_GRAD_OF_KEPT E5M2 TENSOR MEASURE [1 1],
+    SWIGLU_GRAD_OF_KEPT E5M2 TENSOR CAST [1 1],
+    SWIGLU_GRAD_OF_KEPT E5M2 TENSOR GIVEN [1 1],
+    SWIGLU_GRAD_OF_KEPT E4M3 TILES FUSED [1 1],
     NORM E4M3 TENSOR CAST [1 0, 0 1, 1 1],
     NORM E4M3 TENSOR UNSET [1 1],
     NORM E4M3 TENSOR GIVEN [1 1],
@@ -75,6 +83,8 @@ const INPUT: i64 = 0;
 const SWIGLU: i64 = 1;
 const SWIGLU_GRAD: i64 = 2;
 const NORM: i64 = 3;
+const SWIGLU_OF_KEPT: i64 = 4;
+const SWIGLU_GRAD_OF_KEPT: i64 = 5;
 const TENSOR: i64 = 0;
 const ROW: i64 = 1;
 const TILES: i64 = 2;
@@ -120,6 +130,8 @@ struct Side {
 struct Arguments {
     x: DevicePtr,
     gate_up: DevicePtr,
+    gate_up_scale: DevicePtr,
+    gate_up_rows: u64,
     rstd: Floats,
     w: Floats,
     scale: DevicePtr,
@@ -149,6 +161,8 @@ impl CudaKernel for Quantize {
         let (inputs, beside) = operands.inputs.split_at(self.of.inputs());
         let x = inputs[0];
         let (rows, cols) = self.of.extents(&inputs.iter().map(|t| t.ty).collect::<Vec<_>>());
+        let kept = self.of.kept();
+        let stored = x.ty.with_dtype(self.of.dtype(&inputs.iter().map(|t| t.ty).collect::<Vec<_>>()));
         let made = self.layouts.made();
         let mut pairs = operands.outputs.chunks_exact(2).zip(operands.workspace);
         let sides = made.map(|is_made| {
@@ -169,20 +183,24 @@ impl CudaKernel for Quantize {
             }
         });
         let amax = operands.outputs[operands.outputs.len() - 1];
+        let none = Floats::none();
         let (of, gate_up, [rstd, w]) = match self.of {
-            Of::Input => (INPUT, DevicePtr(0), [x; 2]),
-            Of::Swiglu => (SWIGLU, DevicePtr(0), [x; 2]),
-            Of::SwigluGrad => (SWIGLU_GRAD, inputs[1].place, [x; 2]),
-            Of::Norm => (NORM, DevicePtr(0), [inputs[1], inputs[2]]),
+            Of::Input => (INPUT, DevicePtr(0), [none; 2]),
+            Of::Swiglu { kept: false } => (SWIGLU, DevicePtr(0), [none; 2]),
+            Of::Swiglu { kept: true } => (SWIGLU_OF_KEPT, DevicePtr(0), [none; 2]),
+            Of::SwigluGrad { kept: false } => (SWIGLU_GRAD, inputs[1].place, [none; 2]),
+            Of::SwigluGrad { kept: true } => (SWIGLU_GRAD_OF_KEPT, inputs[1].place, [none; 2]),
+            Of::Norm => (NORM, DevicePtr(0), [inputs[1].into(), inputs[2].into()]),
         };
         let beside = beside.first().map_or(DevicePtr(0), |tensor| tensor.place);
         let known = |known| if self.known == known { beside } else { DevicePtr(0) };
         // Of each half of two.
-        let wide = if of == SWIGLU_GRAD { cols / 2 } else { cols };
+        let is_halved = matches!(self.of, Of::SwigluGrad { .. });
+        let wide = if is_halved { cols / 2 } else { cols };
         let vector = wide.is_multiple_of(WIDTH);
         let (path, across) = match vector {
             // Both halves together, where areas end with them.
-            true if of == SWIGLU_GRAD && wide.is_multiple_of(TILE) => ("halves", wide / TILE),
+            true if is_halved && wide.is_multiple_of(TILE) => ("halves", wide / TILE),
             true => ("vector", cols.div_ceil(TILE)),
             false => ("any", cols.div_ceil(TILE)),
         };
@@ -190,8 +208,10 @@ impl CudaKernel for Quantize {
         let arguments = Arguments {
             x: x.place,
             gate_up,
-            rstd: rstd.into(),
-            w: w.into(),
+            gate_up_scale: kept.map_or(DevicePtr(0), |at| inputs[at + 1].place),
+            gate_up_rows: rows as u64,
+            rstd,
+            w,
             scale: known(Known::Scale),
             measured: known(Known::Amax),
             amax: amax.place,
@@ -227,7 +247,7 @@ impl CudaKernel for Quantize {
         };
         let areas = plane([across, down], [THREADS, 1]);
         let area = |phase| {
-            let function = function(phase, &format!("quantize_{path}_{}", suffix(x.ty)))?;
+            let function = function(phase, &format!("quantize_{path}_{}", suffix(stored)))?;
             let few = || Launch::row((across * down).min(FEW) as u32, THREADS);
             Ok::<_, CudaError>((function, if phase == UNSET { few() } else { areas }))
         };
@@ -248,7 +268,7 @@ impl CudaKernel for Quantize {
             steps.push(area(phase)?);
         }
         if pairs {
-            let name = format!("quantize_pair_{}", suffix(x.ty));
+            let name = format!("quantize_pair_{}", suffix(stored));
             let phase = if self.known == Known::Scale { GIVEN } else { MEASURE };
             steps.push(threads(phase, &name, (rows * cols).div_ceil(2))?);
         }

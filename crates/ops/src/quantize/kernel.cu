@@ -10,12 +10,14 @@
 // measured before. A transpose passes through shared memory,
 // eight bytes of a column at a time, in places that spread over its banks.
 //
-// OF, FORMAT, SCALING, PHASE, DIRECT and TRANSPOSED are defined where this is compiled.
+// Gate and up that are kept in E4M3 are restored on the way. OF, FORMAT, SCALING, PHASE, DIRECT and TRANSPOSED are defined where this is compiled.
 
 #define INPUT 0
 #define SWIGLU 1
 #define SWIGLU_GRAD 2
 #define NORM 3
+#define SWIGLU_OF_KEPT 4
+#define SWIGLU_GRAD_OF_KEPT 5
 
 #define TENSOR 0
 #define ROW 1
@@ -51,6 +53,9 @@ struct Quantize {
     const void* x;
     // Gate and up, where x is dy.
     const void* gate_up;
+    // Where they are kept in E4M3: their tiles' scales, and how many stand for a column of tiles.
+    const float* gate_up_scale;
+    u64 gate_up_rows;
     // Of the norm.
     Floats rstd;
     Floats w;
@@ -74,6 +79,9 @@ struct Quantize {
 };
 
 constexpr int EDGE = 128, WIDTH = 8, LANES_WIDE = EDGE / WIDTH, THREADS = 256;
+
+// Whether gate and up are.
+constexpr bool KEPT = OF == SWIGLU_OF_KEPT || OF == SWIGLU_GRAD_OF_KEPT;
 
 // Whether nothing is cast yet.
 constexpr bool MEASURES = PHASE == MEASURE || PHASE == UNSET;
@@ -212,27 +220,44 @@ template <> struct Magnitudes<bf16> {
     }
 };
 
+// N neighbours of a row of gates and ups, all of one tile, as they would stand in memory.
+template <class T, int N> __device__ __forceinline__ void gates(const Quantize& at, const void* from, u64 row, u32 width, u32 column, float* to) {
+    u64 first = row * width + column;
+    if constexpr (!KEPT) {
+        load<N>((const T*)from + first, to);
+    } else {
+        float scale = at.gate_up_scale[column / EDGE * at.gate_up_rows + row];
+        if constexpr (N == WIDTH) {
+            uint2 raw = *(const uint2*)((const u8*)from + first);
+            from_e4m3_quad(raw.x, to);
+            from_e4m3_quad(raw.y, to + 4);
+        } else {
+            to[0] = from_e4m3(((const u8*)from)[first]);
+        }
+#pragma unroll
+        for (int i = 0; i < N; i++) to[i] = widen(narrow<T>(__fmul_rn(to[i], scale)));
+    }
+}
+
 // N neighbours of what is cast, before they are rounded.
 template <class T, int N> __device__ __forceinline__ void make(const Quantize& at, u64 row, u32 column, float* to) {
     if constexpr (OF == INPUT) load<N>((const T*)at.x + row * at.cols + column, to);
-    if constexpr (OF == SWIGLU) {
-        const T* gate = (const T*)at.x + row * 2 * at.cols + column;
+    if constexpr (OF == SWIGLU || OF == SWIGLU_OF_KEPT) {
         float up[N];
-        load<N>(gate, to);
-        load<N>(gate + at.cols, up);
+        gates<T, N>(at, at.x, row, 2 * at.cols, column, to);
+        gates<T, N>(at, at.x, row, 2 * at.cols, at.cols + column, up);
 #pragma unroll
         for (int i = 0; i < N; i++) to[i] = swiglu(to[i], up[i]);
     }
-    if constexpr (OF == SWIGLU_GRAD) {
+    if constexpr (OF == SWIGLU_GRAD || OF == SWIGLU_GRAD_OF_KEPT) {
         // With N = 8 all are of one half.
         u32 width = at.cols / 2;
         bool of_up = column >= width;
         if (of_up) column -= width;
-        const T* gate = (const T*)at.gate_up + row * at.cols + column;
         float dy[N], up[N];
         load<N>((const T*)at.x + row * width + column, dy);
-        load<N>(gate, to);
-        if (!of_up) load<N>(gate + width, up);
+        gates<T, N>(at, at.gate_up, row, at.cols, column, to);
+        if (!of_up) gates<T, N>(at, at.gate_up, row, at.cols, width + column, up);
 #pragma unroll
         for (int i = 0; i < N; i++) to[i] = of_up ? swiglu_dup(dy[i], to[i]) : swiglu_dgate(dy[i], to[i], up[i]);
     }
@@ -270,11 +295,10 @@ template <class T, bool VECTOR> __device__ __forceinline__ Eight<T> fetch(const 
 // Both gradients of SwiGLU at eight columns of its output.
 template <class T> __device__ __forceinline__ void fetch_halves(const Quantize& at, u64 row, u32 column, Eight<T>& dgate, Eight<T>& dup) {
     u32 width = at.cols / 2;
-    const T* from = (const T*)at.gate_up + row * at.cols + column;
     float dy[WIDTH], gate[WIDTH], up[WIDTH];
     load<WIDTH>((const T*)at.x + row * width + column, dy);
-    load<WIDTH>(from, gate);
-    load<WIDTH>(from + width, up);
+    gates<T, WIDTH>(at, at.gate_up, row, at.cols, column, gate);
+    gates<T, WIDTH>(at, at.gate_up, row, at.cols, width + column, up);
 #pragma unroll
     for (int i = 0; i < WIDTH; i++) {
         up[i] = swiglu_dgate(dy[i], gate[i], up[i]);
@@ -537,19 +561,22 @@ template <class T> __device__ __forceinline__ void pair(const Quantize& at) {
 }
 
 #define EACH(AREA) each_area(at, [&](u32 across, u32 down) { AREA(at, across, down); });
-#define KERNELS(T, NAME)                                                                                              \
-    extern "C" __global__ void __launch_bounds__(THREADS, 2) quantize_vector_##NAME(Quantize at) { EACH((area<T, true>)) } \
-    extern "C" __global__ void __launch_bounds__(THREADS, 2) quantize_any_##NAME(Quantize at) { EACH((area<T, false>)) }
+// Of f32 a thread keeps twice as much.
+#define KERNELS(T, NAME, BLOCKS)                                                                  \
+    extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) quantize_vector_##NAME(Quantize at) { \
+        EACH((area<T, true>))                                                                     \
+    }                                                                                             \
+    extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) quantize_any_##NAME(Quantize at) { EACH((area<T, false>)) }
 
-KERNELS(float, f32)
-KERNELS(bf16, bf16)
+KERNELS(float, f32, 1)
+KERNELS(bf16, bf16, 2)
 
-#if OF == SWIGLU_GRAD
-#define OF_HALVES(T, NAME) \
-    extern "C" __global__ void __launch_bounds__(THREADS, 2) quantize_halves_##NAME(Quantize at) { EACH((halves<T>)) }
+#if OF == SWIGLU_GRAD || OF == SWIGLU_GRAD_OF_KEPT
+#define OF_HALVES(T, NAME, BLOCKS)                                                                \
+    extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) quantize_halves_##NAME(Quantize at) { EACH((halves<T>)) }
 
-OF_HALVES(float, f32)
-OF_HALVES(bf16, bf16)
+OF_HALVES(float, f32, 1)
+OF_HALVES(bf16, bf16, 2)
 #endif
 
 #if OF == INPUT

@@ -26,7 +26,7 @@ use crate::matrix;
 use crate::registry::{Fill, OnCard, Registered, Sample, SampleInput};
 use std::sync::Arc;
 use xtrain_cuda::KernelSource;
-use xtrain_program::{Op, OpError, Operand, Rebuild, Source};
+use xtrain_program::{Fused, Fusion, Op, OpError, Operand, Rebuild, Source};
 use xtrain_tensor::{DType, Scaling, TensorType};
 
 /// `(x [R, C] (, scale f32[1, 1] or amax f32[1])) -> (q [R, C], inv_scale) as it stands, (q [C, R], inv_scale) transposed, amax f32[1]`;
@@ -183,6 +183,16 @@ impl Op for Dequantize {
     fn operand(&self, _: usize) -> Operand {
         Operand::Full
     }
+
+    /// Into a cast of what is made of gate and up that are kept so.
+    fn fuse(&self, _: usize, reader: &dyn Op, position: usize) -> Option<Fusion> {
+        let op = Quantize::of_kept(reader, position)
+            .filter(|_| self.scaling == Scaling::Tile && self.out == DType::BF16)?;
+        let restored = [0, 1].map(|n| Fused::Made(Source::Input(n)));
+        let mut inputs: Vec<_> = (0..op.inputs() - 1).map(Fused::Read).collect();
+        inputs.splice(position..=position, restored);
+        Some(Fusion { rest: None, op: Arc::new(op), inputs })
+    }
 }
 
 impl Registered for Quantize {
@@ -206,9 +216,9 @@ impl Registered for Quantize {
             sample(DType::E5M6, Scaling::Tile, true, Layouts::Direct, [3, 129]),
             Sample::plain(given, [SampleInput::activation([5, 140]), scale]),
             Sample::plain(measured, [SampleInput::activation([5, 140]), amax()]),
-            Sample::plain(of(Of::Swiglu, Scaling::Tile), [SampleInput::activation([7, 22])]),
+            Sample::plain(of(Of::Swiglu { kept: false }, Scaling::Tile), [SampleInput::activation([7, 22])]),
             Sample::plain(
-                of(Of::SwigluGrad, Scaling::Row),
+                of(Of::SwigluGrad { kept: false }, Scaling::Row),
                 [SampleInput::activation([7, 11]), SampleInput::activation([7, 22])],
             ),
             Sample::plain(
@@ -300,12 +310,19 @@ fn amax() -> SampleInput {
 fn made_on_the_way() -> Vec<Sample> {
     let mut all = Vec::new();
     for [rows, cols] in [[304, 256], [131, 264], [70, 77]] {
+        let gate_up = |kept| match kept {
+            false => vec![SampleInput::activation([rows, 2 * cols])],
+            true => vec![
+                SampleInput::activation([rows, 2 * cols]).in_format(DType::E4M3),
+                SampleInput::activation(Scaling::Tile.shape(rows, 2 * cols)),
+            ],
+        };
         let of = |of| {
             let inputs: Vec<SampleInput> = match of {
                 Of::Input => vec![SampleInput::activation([rows, cols])],
-                Of::Swiglu => vec![SampleInput::activation([rows, 2 * cols])],
-                Of::SwigluGrad => {
-                    vec![SampleInput::activation([rows, cols]), SampleInput::activation([rows, 2 * cols])]
+                Of::Swiglu { kept } => gate_up(kept),
+                Of::SwigluGrad { kept } => {
+                    [vec![SampleInput::activation([rows, cols])], gate_up(kept)].concat()
                 }
                 Of::Norm => vec![
                     SampleInput::activation([rows, cols]),
@@ -315,7 +332,9 @@ fn made_on_the_way() -> Vec<Sample> {
             };
             (of, inputs)
         };
-        for (of, inputs) in [Of::Swiglu, Of::SwigluGrad, Of::Norm].map(of) {
+        let swiglu =
+            [false, true].into_iter().flat_map(|kept| [Of::Swiglu { kept }, Of::SwigluGrad { kept }]);
+        for (of, inputs) in swiglu.chain([Of::Norm]).map(of) {
             for (scaling, pow2_scales) in
                 [(Scaling::Tensor, false), (Scaling::Row, true), (Scaling::Tile, true)]
             {

@@ -1,22 +1,28 @@
 //! What is cast: a tensor, or what an op would make, which then is not written.
 
-use super::Quantize;
+use super::{Dequantize, Quantize};
 use crate::rms_norm::{scaled, scaled_type};
 use crate::swiglu::{Swiglu, SwigluGrad};
 use std::any::Any;
 use std::ops::Range;
 use xtrain_program::{Op, OpError};
-use xtrain_tensor::{CpuKernel, DType, HostTensor, TensorType, View, ViewMut};
+use xtrain_tensor::{CpuKernel, DType, HostTensor, Scaling, TensorType, View, ViewMut};
 
 /// What [`Quantize`] casts, of its first inputs. It is rounded as the op would store it, so that the cast is the same to the bit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Of {
     /// `x`: that.
     Input,
-    /// `gate_up`: what [`Swiglu`] makes.
-    Swiglu,
-    /// `dy, gate_up`: what [`SwigluGrad`] makes.
-    SwigluGrad,
+    /// `gate_up`: what [`Swiglu`] makes. `kept`: of gate and up in E4M3 by tiles, two inputs, numbers and scales, restored in bf16.
+    Swiglu {
+        /// Whether that is so.
+        kept: bool,
+    },
+    /// `dy, gate_up`: what [`SwigluGrad`] makes. `kept`: the same, restored in the type of dy.
+    SwigluGrad {
+        /// Whether that is so.
+        kept: bool,
+    },
     /// `x_td, rstd_t, w_d`: x * rstd * w, a norm's y.
     Norm,
 }
@@ -25,19 +31,48 @@ impl Of {
     /// How many inputs it is made of.
     pub const fn inputs(self) -> usize {
         match self {
-            Of::Input | Of::Swiglu => 1,
-            Of::SwigluGrad => 2,
+            Of::Input => 1,
+            Of::Swiglu { kept } => 1 + kept as usize,
+            Of::SwigluGrad { kept } => 2 + kept as usize,
             Of::Norm => 3,
         }
     }
 
+    /// Which input gate and up are, where they are kept in FP8, with their scales behind them.
+    pub(super) const fn kept(self) -> Option<usize> {
+        match self {
+            Of::Swiglu { kept: true } => Some(0),
+            Of::SwigluGrad { kept: true } => Some(1),
+            _ => None,
+        }
+    }
+
+    /// The type in which what is cast would be stored.
+    pub(super) fn dtype(self, inputs: &[TensorType]) -> DType {
+        if self == (Of::Swiglu { kept: true }) { DType::BF16 } else { inputs[0].dtype }
+    }
+
+    /// The inputs as they are once gate and up are restored.
+    fn restored_types(self, inputs: &[TensorType]) -> Result<Vec<TensorType>, OpError> {
+        let mut types = inputs.to_vec();
+        if let Some(at) = self.kept() {
+            OpError::ensure(inputs[at].dtype == DType::E4M3, || {
+                format!("gate_up that is kept must be e4m3, not {}", inputs[at])
+            })?;
+            let restore = Dequantize { out: self.dtype(inputs), scaling: Scaling::Tile };
+            types.splice(at..at + 2, restore.infer(&inputs[at..at + 2])?);
+        }
+        Ok(types)
+    }
+
     /// The type of what is cast, or what is wrong with the inputs.
     pub(super) fn infer(self, inputs: &[TensorType]) -> Result<TensorType, OpError> {
+        let types = self.restored_types(inputs)?;
         match self {
-            Of::Input => Ok(inputs[0]),
-            Of::Swiglu => Ok(Swiglu.infer(inputs)?[0]),
-            Of::SwigluGrad => Ok(SwigluGrad { remake: false }.infer(inputs)?[0]),
-            Of::Norm => scaled_type(inputs),
+            Of::Input => Ok(types[0]),
+            Of::Swiglu { .. } => Ok(Swiglu.infer(&types)?[0]),
+            Of::SwigluGrad { .. } => Ok(SwigluGrad { remake: false }.infer(&types)?[0]),
+            Of::Norm => scaled_type(&types),
         }
     }
 
@@ -46,21 +81,33 @@ impl Of {
         let (rows, cols) = inputs[0].shape.rows_cols();
         match self {
             Of::Input | Of::Norm => (rows, cols),
-            Of::Swiglu => (rows, cols / 2),
-            Of::SwigluGrad => (rows, cols * 2),
+            Of::Swiglu { .. } => (rows, cols / 2),
+            Of::SwigluGrad { .. } => (rows, cols * 2),
         }
     }
 
     /// What is cast, where it is not an input, by the kernels of the op that would make it.
     pub(super) fn make(self, inputs: &[View<'_>]) -> Option<HostTensor> {
-        let (rows, cols) = self.extents(&inputs.iter().map(|view| view.ty).collect::<Vec<_>>());
-        let ty = TensorType::new(inputs[0].ty.dtype, [rows, cols]);
+        let types: Vec<_> = inputs.iter().map(|view| view.ty).collect();
+        let (rows, cols) = self.extents(&types);
+        let ty = TensorType::new(self.dtype(&types), [rows, cols]);
+        let restored = self.kept().map(|at| {
+            let out = inputs[at].ty.with_dtype(ty.dtype);
+            let mut restored = HostTensor::zeros(out);
+            let view = ViewMut::new(out, restored.bytes_mut(), false);
+            Dequantize { out: out.dtype, scaling: Scaling::Tile }.run(&inputs[at..at + 2], &mut [view]);
+            restored
+        });
+        let gate_up = |at: usize| match &restored {
+            Some(restored) => View::new(restored.ty(), restored.bytes()),
+            None => inputs[at],
+        };
         let mut made = HostTensor::zeros(ty);
         match self {
             Of::Input => return None,
-            Of::Swiglu => Swiglu.run(inputs, &mut [ViewMut::new(ty, made.bytes_mut(), false)]),
-            Of::SwigluGrad => {
-                made.bytes_mut().copy_from_slice(inputs[1].bytes());
+            Of::Swiglu { .. } => Swiglu.run(&[gate_up(0)], &mut [ViewMut::new(ty, made.bytes_mut(), false)]),
+            Of::SwigluGrad { .. } => {
+                made.bytes_mut().copy_from_slice(gate_up(1).bytes());
                 let out = ViewMut::new(ty, made.bytes_mut(), false);
                 SwigluGrad { remake: false }.run(&[inputs[0], View::in_output(ty)], &mut [out]);
             }
@@ -98,6 +145,17 @@ impl Quantize {
         let cast = *(reader as &dyn Any).downcast_ref::<Quantize>()?;
         let casts = position == 0 && cast.of == Of::Input && cast.format != DType::E5M6;
         casts.then_some(Quantize { of, ..cast })
+    }
+
+    /// The same cast as that of `reader`, with gate and up restored on the way, where they are its input at this place.
+    pub(super) fn of_kept(reader: &dyn Op, position: usize) -> Option<Self> {
+        let cast = *(reader as &dyn Any).downcast_ref::<Quantize>()?;
+        let of = match cast.of {
+            Of::Swiglu { kept: false } => Of::Swiglu { kept: true },
+            Of::SwigluGrad { kept: false } => Of::SwigluGrad { kept: true },
+            _ => return None,
+        };
+        (of.kept() == Some(position)).then_some(Quantize { of, ..cast })
     }
 
     /// How many inputs it has.

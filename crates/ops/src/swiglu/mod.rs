@@ -38,8 +38,13 @@ impl Op for Swiglu {
         true
     }
 
+    /// Gate and up, the largest tensor of a block (DeepSeek-V3, arXiv 2412.19437, section 3.3.3).
+    fn may_keep_in_fp8(&self) -> bool {
+        true
+    }
+
     fn fuse(&self, _: usize, reader: &dyn Op, position: usize) -> Option<Fusion> {
-        fused(Of::Swiglu, reader, position)
+        fused(Of::Swiglu { kept: false }, reader, position)
     }
 }
 
@@ -85,7 +90,7 @@ impl Op for SwigluGrad {
     }
 
     fn fuse(&self, _: usize, reader: &dyn Op, position: usize) -> Option<Fusion> {
-        if self.remake { None } else { fused(Of::SwigluGrad, reader, position) }
+        if self.remake { None } else { fused(Of::SwigluGrad { kept: false }, reader, position) }
     }
 }
 

@@ -40,6 +40,10 @@ section! {
         #[schemars(extend("x-default" = "as the recipe has it"))]
         #[schemars(extend("x-aliases" = ["round_scales_to_power_of_2", "force_pow_2_scales"]))]
         pub pow2_scales: Option<bool> = None,
+        /// In which format the input of SwiGLU, the largest tensor of a block, is kept for the backward: `fp8` is E4M3 in tiles of 128
+        /// numbers; its output is then made again of that.
+        #[schemars(extend("x-default" = "`\"fp8\"` under `fp8-block`, else `\"bf16\"`"))]
+        pub swiglu_input: Option<KeptFormat> = None,
         /// How many steps' largest magnitudes a scale of `fp8-delayed` is made of.
         #[schemars(range(min = 1, max = 65_536))]
         #[schemars(extend("x-unit" = "steps"))]
@@ -53,6 +57,16 @@ section! {
         #[schemars(extend("x-aliases" = ["fp8_margin"]))]
         pub margin: u32 = 0,
     }
+}
+
+/// A format in which an activation is kept.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum KeptFormat {
+    /// As it stands.
+    Bf16,
+    /// In E4M3, with a scale for every 128 numbers of a row.
+    Fp8,
 }
 
 /// Which of the largest magnitudes of earlier steps counts.
@@ -105,12 +119,13 @@ impl PrecisionConfig {
                 latest: self.amax_compute == AmaxCompute::MostRecent,
                 margin: self.margin,
             },
+            swiglu_input: self.swiglu_input.map(|format| format == KeptFormat::Fp8),
         };
         let recipe = self.recipe.unwrap_or(Recipe::Fp32);
         if overrides != Fp8Overrides::default() && !recipe.is_fp8() {
             return Err(format!(
                 "[precision] recipe = {:?} has no FP8, so `skip`, `bf16_first_layers`, `bf16_last_layers`, `fast_accumulation`, \
-                 `pow2_scales`, `amax_history_len`, `amax_compute` and `margin` change nothing: leave them out, or choose an FP8 recipe",
+                 `pow2_scales`, `swiglu_input`, `amax_history_len`, `amax_compute` and `margin` change nothing: leave them out, or choose an FP8 recipe",
                 recipe.name()
             ));
         }

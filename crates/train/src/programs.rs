@@ -84,13 +84,23 @@ impl TrainingSpec {
     pub fn numerics(&self) -> Numerics {
         Numerics { recipe: self.recipe, fp8: self.fp8.clone() }
     }
+
+    /// The same in other formats.
+    pub fn computed_in(&self, numerics: impl Into<Numerics>) -> TrainingSpec {
+        let Numerics { recipe, fp8 } = numerics.into();
+        TrainingSpec { recipe, fp8, ..self.clone() }
+    }
 }
 
 /// The training step: forward and backward of a micro-batch, then the update.
 pub fn training(spec: &TrainingSpec) -> Result<Program, ProgramError> {
+    Ok(with_update(differentiation(spec)?, spec)?)
+}
+
+/// Forward and backward of a micro-batch of the training step.
+pub fn differentiation(spec: &TrainingSpec) -> Result<Program, ProgramError> {
     let program = in_fp8(gradients(spec)?, &spec.model, &spec.numerics())?;
-    let program = recompute::apply(program, spec.recompute, spec.recompute_blocks)?;
-    Ok(with_update(program, spec)?)
+    Ok(recompute::apply(program, spec.recompute, spec.recompute_blocks)?)
 }
 
 /// Forward and backward of a micro-batch of the training step, in which the casts that `casts` has for the linear layers' factors are

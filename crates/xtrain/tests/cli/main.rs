@@ -10,6 +10,7 @@ mod bad_data;
 mod bad_model;
 mod benching;
 mod best;
+mod blaming;
 mod comparing;
 mod dice;
 mod diverging;

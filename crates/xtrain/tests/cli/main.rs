@@ -25,6 +25,7 @@ mod mutated;
 mod place;
 mod plan;
 mod profiling;
+mod reference;
 mod resume;
 mod run_folder;
 mod stopping;

@@ -40,6 +40,15 @@ section! {
         #[schemars(extend("x-default" = "as the recipe has it"))]
         #[schemars(extend("x-aliases" = ["round_scales_to_power_of_2", "force_pow_2_scales"]))]
         pub pow2_scales: Option<bool> = None,
+        /// Steps from one reference segment of an FP8 run to the next; 0 makes none. A segment makes the steps that follow in bf16
+        /// first, aside, and tells how much higher the losses of the run then are (docs/fp8.md).
+        #[schemars(range(min = 0, max = 1_000_000_000))]
+        #[schemars(extend("x-unit" = "steps"))]
+        pub reference_every: u64 = 0,
+        /// Steps of a segment.
+        #[schemars(range(min = 1, max = 1_000_000))]
+        #[schemars(extend("x-unit" = "steps"))]
+        pub reference_steps: u64 = 10,
     }
 }
 
@@ -80,17 +89,46 @@ impl PrecisionConfig {
             pow2_scales: self.pow2_scales,
         };
         let recipe = self.recipe.unwrap_or(Recipe::Fp32);
-        if overrides != Fp8Overrides::default() && !recipe.is_fp8() {
-            return Err(format!(
-                "[precision] recipe = {:?} has no FP8, so `skip`, `bf16_first_layers`, `bf16_last_layers`, `fast_accumulation` and \
-                 `pow2_scales` change nothing: leave them out, or choose an FP8 recipe",
-                recipe.name()
-            ));
+        if !recipe.is_fp8() {
+            self.check_without_fp8(recipe)?;
         }
         if recipe == Recipe::Fp8Block && !overrides.fast_accumulation.is_empty() {
             return Err("[precision] fast_accumulation: under fp8-block sums leave the tensor cores every 128 products; leave it out".into());
         }
+        if self.reference_every > 0 && self.reference_steps > self.reference_every {
+            return Err(format!(
+                "[precision] reference_steps = {} is more than reference_every = {}: the next segment would begin in this one; lower \
+                 reference_steps, or raise reference_every",
+                self.reference_steps, self.reference_every
+            ));
+        }
         Ok(overrides)
+    }
+
+    /// An error where anything is given that only FP8 has; with what takes it back, as a run that goes on in another recipe needs it.
+    fn check_without_fp8(&self, recipe: Recipe) -> Result<(), String> {
+        let given = [
+            (!self.skip.is_empty(), "skip", "[]"),
+            (self.bf16_first_layers > 0, "bf16_first_layers", "0"),
+            (self.bf16_last_layers > 0, "bf16_last_layers", "0"),
+            (!self.fast_accumulation.is_empty(), "fast_accumulation", "[]"),
+            (self.pow2_scales.is_some(), "pow2_scales", ""),
+            (self.reference_every > 0, "reference_every", "0"),
+        ];
+        let given: Vec<_> = given.into_iter().filter(|(is_given, ..)| *is_given).collect();
+        if given.is_empty() {
+            return Ok(());
+        }
+        let names: Vec<String> = given.iter().map(|(_, key, _)| format!("`{key}`")).collect();
+        let sets: Vec<String> =
+            given.iter().map(|(_, key, none)| format!("--set 'precision.{key}={none}'")).collect();
+        Err(format!(
+            "[precision] recipe = {:?} has no FP8, so {} would change nothing: leave it out, or take it back with {}, or choose an FP8 \
+             recipe",
+            recipe.name(),
+            names.join(" and "),
+            sets.join(" ")
+        ))
     }
 }
 

@@ -57,6 +57,8 @@ skip = []
 bf16_first_layers = 0
 bf16_last_layers = 0
 fast_accumulation = []
+reference_every = 0
+reference_steps = 10
 
 [optimizer]
 lr = 0.0003

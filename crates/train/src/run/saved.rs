@@ -145,6 +145,16 @@ impl Saved {
             }
         }
         let mut position: Position = document(&checkpoint, POSITION)?;
+        if let (Some(before), Some(recipe)) = (&before, config.precision.recipe)
+            && before.config.precision.recipe != Some(recipe)
+        {
+            tracing::info!(
+                "from step {} on the run computes in {}: masters, moments and counters are those of the checkpoint, and what products \
+                 read is made of them",
+                position.step + 1,
+                recipe.name()
+            );
+        }
         if before.is_none_or(|before| before.config.precision != config.precision) {
             // What was begun in other formats is begun again, or left.
             position.evaluation = position.evaluation.map(|_| Tally::default());

@@ -30,4 +30,5 @@ mod resume;
 mod run_folder;
 mod stopping;
 mod storage;
+mod switching;
 mod texts;

@@ -93,7 +93,9 @@ impl PrecisionConfig {
             self.check_without_fp8(recipe)?;
         }
         if recipe == Recipe::Fp8Block && !overrides.fast_accumulation.is_empty() {
-            return Err("[precision] fast_accumulation: under fp8-block sums leave the tensor cores every 128 products; leave it out".into());
+            return Err("[precision] fast_accumulation: under fp8-block sums leave the tensor cores every 128 products; leave it out, or take it back \
+                        with --set 'precision.fast_accumulation=[]'"
+                .into());
         }
         if self.reference_every > 0 && self.reference_steps > self.reference_every {
             return Err(format!(
@@ -123,10 +125,11 @@ impl PrecisionConfig {
         let sets: Vec<String> =
             given.iter().map(|(_, key, none)| format!("--set 'precision.{key}={none}'")).collect();
         Err(format!(
-            "[precision] recipe = {:?} has no FP8, so {} would change nothing: leave it out, or take it back with {}, or choose an FP8 \
-             recipe",
+            "[precision] recipe = {:?} has no FP8, so {} would change nothing: leave {} out, or take back what the file has with {}, or \
+             choose an FP8 recipe",
             recipe.name(),
-            names.join(" and "),
+            names.join(", "),
+            if names.len() == 1 { "it" } else { "them" },
             sets.join(" ")
         ))
     }

@@ -60,11 +60,11 @@ pub fn cpu_workspace(
     |op, inputs| kernels.find(op).map(|kernel| kernel.workspace(inputs)).unwrap_or_default()
 }
 
-/// Bytes that kernels work in beside what a plan of `program` holds, at most, on as many threads as there are now: of each op its largest
-/// run, because buffers are kept for the next one.
-pub fn cpu_work_bytes(kernels: &KernelTable<dyn CpuKernel>, program: &Program) -> usize {
+/// Bytes that kernels work in beside what the plans of `programs` hold, at most, on as many threads as there are now: of each op its
+/// largest run, because buffers are kept for the next one.
+pub fn cpu_work_bytes(kernels: &KernelTable<dyn CpuKernel>, programs: &[&Program]) -> usize {
     let mut most = HashMap::new();
-    add_work(&mut most, kernels, program);
+    programs.iter().for_each(|program| add_work(&mut most, kernels, program));
     sum(&most)
 }
 

@@ -3,16 +3,17 @@
 use crate::config::{Config, Device};
 use crate::run::{Room, RunError};
 use rayon::prelude::*;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use std::time::Instant;
 use xtrain_cuda::{Arch, CudaError, DeviceMemory, Event, Gpu, Stream};
 use xtrain_model::Recipe;
 use xtrain_ops::{attention, registry};
-use xtrain_program::{Plan, Program};
+use xtrain_program::{Plan, Program, Region, Storage};
 use xtrain_runtime::{
     Checks, CpuEngine, CudaEngine, Engine, EngineError, cpu_work_bytes, cpu_workspace, cuda_workspace,
 };
+use xtrain_tensor::host::ALIGN_BYTES;
 
 /// A processor that programs can run on.
 pub enum Processor {
@@ -254,12 +255,31 @@ impl Target {
         }
     }
 
-    /// Bytes that the kernels of `program` work in beside what its plan holds, at most: none on a card.
-    pub fn work_bytes(self, program: &Program) -> usize {
+    /// Bytes that the kernels of `programs` work in beside what their plans hold, at most: none on a card.
+    pub fn work_bytes(self, programs: &[&Program]) -> usize {
         match self {
-            Target::Cpu => cpu_work_bytes(&registry::cpu_kernels(), program),
+            Target::Cpu => cpu_work_bytes(&registry::cpu_kernels(), programs),
             Target::Cuda => 0,
         }
+    }
+
+    /// Bytes of the plans of `programs` on one engine: state counts once, and of scratch the largest, as they run one after the other.
+    pub fn plan_bytes(self, programs: &[&Program]) -> usize {
+        let (mut state, mut exchange, mut scratch) = (HashMap::new(), 0, 0);
+        for program in programs {
+            let bytes = self.plan(program).region_bytes;
+            exchange += bytes[Region::Io as usize];
+            scratch = scratch.max(bytes[Region::Scratch as usize]);
+            for value in &program.values {
+                let key = match &value.storage {
+                    Storage::State { kind, name } => (Some(*kind), name),
+                    Storage::Constant { name, .. } => (None, name),
+                    _ => continue,
+                };
+                state.insert(key, value.ty.bytes().next_multiple_of(ALIGN_BYTES));
+            }
+        }
+        state.values().sum::<usize>() + exchange + scratch
     }
 
     /// Bytes of its memory that a run takes beside its plan and the context that is there when free memory is asked for: the code of

@@ -4,24 +4,20 @@
 //! compared with its cast (`xtrain_program::casts`). So inputs, weights and gradients are those of the step, and the memory is
 //! that of a step without its optimizer. The checkpoint stays as it is.
 
-use crate::config::{Config, Device};
-use crate::engine::Processor;
-use crate::evaluate::feed;
-use crate::learner::draws;
-use crate::opened::{Which, checkpoint, load_masters};
+use crate::config::Device;
+use crate::opened::Which;
+use crate::probe::{Probe, finite};
 use crate::products::{LinearProducts, linear_products};
-use crate::programs::{self, TrainingSpec};
-use crate::run::{Corpus, Notice, RunError, RunFolder, saved, setup};
-use crate::weights::{LearnError, Weights};
-use serde::{Serialize, Serializer};
+use crate::programs;
+use crate::run::{Notice, RunError};
+use crate::weights::LearnError;
+use serde::Serialize;
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
-use xtrain_data::DataError;
-use xtrain_model::decoder::io;
-use xtrain_model::{Numerics, Recipe};
+use xtrain_model::Recipe;
 use xtrain_program::casts::MeasuredCast;
 use xtrain_program::quantized::LinearGemm;
-use xtrain_runtime::{Checks, Outputs, Part};
+use xtrain_runtime::Outputs;
 use xtrain_tensor::Scaling;
 
 /// What is looked at, and where it is computed.
@@ -87,11 +83,6 @@ pub struct TensorCast {
     pub kept: Option<String>,
 }
 
-/// JSON has no infinity.
-fn finite<S: Serializer>(value: &f64, to: S) -> Result<S::Ok, S::Error> {
-    if value.is_finite() { to.serialize_some(value) } else { to.serialize_none() }
-}
-
 /// What an inspection does at the moment.
 #[derive(Clone, Debug)]
 pub enum Doing {
@@ -104,107 +95,32 @@ pub enum Doing {
 /// Looks at a run, or at the run and the step of a checkpoint folder. `doing` is told what it does, and may stop it.
 ///
 /// # Errors
-/// No run or checkpoint there, data that is not there any more, a recipe without FP8, too little memory; [`DataError::Interrupted`] where
-/// it was stopped.
+/// No run or checkpoint there, data that is not there any more, a recipe without FP8, too little memory;
+/// [`DataError::Interrupted`](xtrain_data::DataError::Interrupted) where it was stopped.
 pub fn inspect(
     folder: &Path,
     options: &InspectOptions,
     doing: &mut dyn FnMut(Doing) -> ControlFlow<()>,
 ) -> Result<Inspection, RunError> {
-    let (run, which) = meant(folder, options.which)?;
-    let checkpoint = checkpoint(&run, which)?;
-    let parsed = Config::load::<&str>(&run.config(), &[])?;
-    let planned = setup::planned(parsed.resolve(&Default::default())?)?;
-    let (spec, config) = (planned.spec, planned.resolved.config);
-    let casts = casts(&spec, options.casts)?;
-    let processor = Processor::choose(options.device)
-        .map_err(|e| RunError::Refused(format!("no model on a GPU: {e}")))?;
+    let (probe, processor) =
+        Probe::open(folder, options.which, options.device, options.casts, &mut |notice| {
+            doing(Doing::Text(notice))
+        })?;
+    let (spec, casts) = (&probe.spec, &probe.casts);
     processor.check(spec.recipe)?;
-    let tokenizer = run.tokenizer();
-    let corpus = Corpus::open(&config, Some(tokenizer.as_path()).filter(|t| t.is_dir()), &mut |notice| {
-        doing(Doing::Text(notice))
-    })?;
-    let first = saved::next_sample(&checkpoint, &corpus.loader)?;
-
-    let (program, measured) = programs::inspection(&spec, &casts).map_err(LearnError::from)?;
-    let refresh = programs::refresh(&program).map_err(LearnError::from)?;
-    let engine = processor.engine(Checks::default()).map_err(LearnError::from)?;
-    let advise = |error: LearnError| {
-        error.advising("look at it where the run is trained, or on the CPU with --device cpu")
-    };
-    let mut weights =
-        Weights::refreshed_by(refresh, engine, spec.model.clone(), spec.numerics()).map_err(advise)?;
-    let id = weights.load(program).map_err(advise)?;
-    load_masters(&mut weights, &checkpoint, &run)?;
-
-    let (batch_size, micro) = (config.train.batch_size, config.train.micro_batch_size());
-    let valid_targets = corpus.loader.valid_targets(first..first + batch_size as u64) as usize;
-    let steps = batch_size / micro;
+    let (program, measured) = programs::inspection(spec, casts).map_err(LearnError::from)?;
+    let (mut weights, id) = probe.load(processor, program)?;
+    let steps = probe.micro_steps();
     let mut sums = vec![Sums::default(); measured.len()];
-    let mut loss = 0.0;
-    for n in 0..steps {
-        if doing(Doing::Step(n as u64, steps as u64)).is_break() {
-            return Err(DataError::Interrupted.into());
-        }
-        let batch = corpus.loader.batch(first + (n * micro) as u64, micro)?;
-        let engine = weights.engine();
-        let mut made = || -> Result<Outputs, LearnError> {
-            feed(engine, id, &batch, spec.document_mask, valid_targets)?;
-            if spec.dropout > 0.0 {
-                let draws = draws(&spec, config.train.seed, checkpoint.step(), n);
-                engine.write_input(id, io::RNG, bytemuck::cast_slice(&draws))?;
-            }
-            engine.run(id, if n == 0 { Part::First } else { Part::Next })?;
-            Ok(engine.outputs(id)?)
-        };
-        let made = made()?;
-        for (sums, cast) in sums.iter_mut().zip(&measured) {
-            sums.add(&made, cast)?;
-        }
-        loss = f64::from(bytemuck::pod_read_unaligned::<f32>(made.get(io::LOSS).map_err(LearnError::from)?));
-    }
-    let products =
-        linear_products(&TrainingSpec { recipe: casts.recipe, fp8: casts.fp8.clone(), ..spec.clone() });
+    let mut go_on = |n: usize| doing(Doing::Step(n as u64, steps as u64));
+    let loss = probe.step(&mut weights, id, 0, &mut go_on, &mut |made| {
+        sums.iter_mut().zip(&measured).try_for_each(|(sums, cast)| sums.add(made, cast))
+    })?;
+    let products = linear_products(&spec.computed_in(casts.clone()));
     let tensors = measured.iter().zip(&sums).map(|(cast, sums)| sums.of(cast, steps, &products)).collect();
     let (recipe, casts) = (spec.recipe.name().to_owned(), casts.recipe.name().to_owned());
-    Ok(Inspection { run: run.path().to_owned(), step: checkpoint.step(), recipe, casts, loss, tensors })
-}
-
-/// The run that `folder` is or belongs to, and which of its checkpoints is meant.
-fn meant(folder: &Path, which: Which) -> Result<(RunFolder, Which), RunError> {
-    if !folder.exists() {
-        return Err(setup::no_such_folder(folder));
-    }
-    let place = folder.display();
-    let run = RunFolder::at(folder);
-    if run.is_begun() {
-        return Ok((run, which));
-    }
-    match RunFolder::of_checkpoint(folder) {
-        Some((run, step)) if which == Which::Latest || which == Which::Step(step) => {
-            Ok((run, Which::Step(step)))
-        }
-        Some((_, step)) => Err(RunError::Refused(format!(
-            "{place} is the checkpoint of step {step}; leave out --step and --best, or name the run folder"
-        ))),
-        None => Err(RunError::Refused(format!(
-            "{place} is neither a run folder (it has no config.toml) nor a checkpoint of one (no manifest.json)"
-        ))),
-    }
-}
-
-/// The formats whose casts are measured.
-fn casts(spec: &TrainingSpec, asked: Option<Recipe>) -> Result<Numerics, RunError> {
-    let own = spec.numerics();
-    match asked {
-        Some(recipe) if !recipe.is_fp8() => Err(RunError::Refused(format!(
-            "--casts {}: this recipe casts nothing to FP8; name one that does, as fp8-block",
-            recipe.name()
-        ))),
-        Some(recipe) if recipe != own.recipe => Ok(recipe.into()),
-        None if !own.recipe.is_fp8() => Ok(Recipe::Fp8Block.into()),
-        _ => Ok(own),
-    }
+    let (run, step) = (probe.run.path().to_owned(), probe.checkpoint.step());
+    Ok(Inspection { run, step, recipe, casts, loss, tensors })
 }
 
 /// What was counted and summed of a cast, over micro-batches.

@@ -38,7 +38,18 @@ pub struct Learner {
     weights: Weights,
     spec: TrainingSpec,
     train: ProgramId,
+    reference: Option<Reference>,
+    /// The program of the steps that are made now.
+    current: ProgramId,
     seed: u64,
+}
+
+/// The step in bf16 over the same state.
+#[derive(Clone, Copy)]
+struct Reference {
+    train: ProgramId,
+    /// Makes what it reads of the masters.
+    refresh: ProgramId,
 }
 
 impl Learner {
@@ -49,7 +60,29 @@ impl Learner {
         let refresh = programs::refresh(&program)?;
         let mut weights = Weights::refreshed_by(refresh, engine, spec.model.clone(), spec.numerics())?;
         let train = weights.load(program)?;
-        Ok(Learner { weights, spec, train, seed })
+        let reference = match spec.in_reference() {
+            None => None,
+            Some(bf16) => {
+                let program = programs::training(&bf16)?;
+                let refresh = weights.load(programs::refresh(&program)?)?;
+                Some(Reference { train: weights.load(program)?, refresh })
+            }
+        };
+        Ok(Learner { weights, spec, train, reference, current: train, seed })
+    }
+
+    /// Has the steps that follow made in bf16, of the masters as they are now. Nothing where its spec has no reference.
+    pub(crate) fn begin_reference(&mut self) -> Result<(), LearnError> {
+        let Some(Reference { train, refresh }) = self.reference else { return Ok(()) };
+        self.weights.engine().run(refresh, Part::Whole)?;
+        self.current = train;
+        Ok(())
+    }
+
+    /// Has them made in the recipe again, of the masters as they are now.
+    pub(crate) fn end_reference(&mut self) -> Result<(), LearnError> {
+        self.current = self.train;
+        self.weights.refresh()
     }
 
     /// What is being trained, and how.
@@ -110,7 +143,7 @@ impl Learner {
     /// Puts the `n`-th micro-batch of `step` in line; with the last one, the update.
     pub fn micro_step(&mut self, step: &Step, n: usize, batch: &TokenBatch) -> Result<(), LearnError> {
         let _micro_step = doing("micro-step");
-        let (engine, train) = (self.weights.engine(), self.train);
+        let (engine, train) = (self.weights.engine(), self.current);
         let inputs = doing("write inputs");
         feed(engine, train, batch, self.spec.document_mask, step.valid_targets)?;
         if self.spec.dropout > 0.0 {
@@ -139,7 +172,7 @@ impl Learner {
     /// Has the result of the step that was put in line last brought here, without waiting for it.
     pub fn fetch(&mut self) -> Result<Ticket, LearnError> {
         let _fetch = doing("fetch");
-        Ok(self.weights.engine().fetch(self.train)?)
+        Ok(self.weights.engine().fetch(self.current)?)
     }
 
     /// Whether a result is here.

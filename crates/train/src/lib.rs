@@ -5,6 +5,7 @@
 
 mod advice;
 pub mod bench;
+pub mod blame;
 pub mod config;
 pub mod doctor;
 pub mod engine;
@@ -16,6 +17,7 @@ pub mod inspect;
 pub mod learner;
 pub mod metrics;
 pub mod opened;
+mod probe;
 pub mod products;
 pub mod profile;
 pub mod programs;

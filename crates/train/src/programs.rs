@@ -14,8 +14,8 @@ use xtrain_program::backward::{BackwardError, backward};
 use xtrain_program::casts::{self, MeasuredCast};
 use xtrain_program::quantized::Delayed;
 use xtrain_program::{
-    Program, Recompute, Role, Root, Stage, StateKind, TraceError, Tracer, ValueId, fuse, kept, precision,
-    quantized, recompute,
+    Program, Recompute, Role, Root, Stage, StateKind, Storage, TraceError, Tracer, ValueId, fuse, kept,
+    precision, quantized, recompute,
 };
 use xtrain_tensor::{DType, Shape, TensorType};
 
@@ -56,6 +56,8 @@ pub struct TrainingSpec {
     pub recompute_blocks: Option<usize>,
     /// AdamW's constants.
     pub optimizer: OptimizerSpec,
+    /// Whether the same step in bf16 is there too, for reference segments.
+    pub reference: bool,
 }
 
 /// AdamW's constants (Loshchilov & Hutter, arXiv 1711.05101).
@@ -87,13 +89,35 @@ impl TrainingSpec {
     pub fn numerics(&self) -> Numerics {
         Numerics { recipe: self.recipe, fp8: self.fp8.clone() }
     }
+
+    /// The same in other formats.
+    pub fn computed_in(&self, numerics: impl Into<Numerics>) -> TrainingSpec {
+        let Numerics { recipe, fp8 } = numerics.into();
+        TrainingSpec { recipe, fp8, ..self.clone() }
+    }
+
+    /// The step that reference segments are made of, where there are any: the same in bf16.
+    pub fn in_reference(&self) -> Option<TrainingSpec> {
+        let bf16 = || TrainingSpec { reference: false, ..self.computed_in(Recipe::Bf16) };
+        self.reference.then(bf16)
+    }
+}
+
+/// Bytes of what checkpoints hold of a program's state.
+pub fn saved_bytes(program: &Program) -> usize {
+    let is_saved = |storage: &Storage| matches!(storage, Storage::State { kind, .. } if kind.is_saved());
+    program.values.iter().filter(|value| is_saved(&value.storage)).map(|value| value.ty.bytes()).sum()
 }
 
 /// The training step: forward and backward of a micro-batch, then the update.
 pub fn training(spec: &TrainingSpec) -> Result<Program, ProgramError> {
+    Ok(with_update(differentiation(spec)?, spec)?)
+}
+
+/// Forward and backward of a micro-batch of the training step.
+pub fn differentiation(spec: &TrainingSpec) -> Result<Program, ProgramError> {
     let program = in_fp8(gradients(spec)?, &spec.model, &spec.numerics())?;
-    let program = recompute::apply(program, spec.recompute, spec.recompute_blocks)?;
-    Ok(with_update(program, spec)?)
+    Ok(recompute::apply(program, spec.recompute, spec.recompute_blocks)?)
 }
 
 /// Forward and backward of a micro-batch of the training step, in which the casts that `casts` has for the linear layers' factors are

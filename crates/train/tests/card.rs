@@ -269,6 +269,42 @@ fn a_resumed_run_is_the_uninterrupted_one() -> Result<(), Failed> {
     Ok(())
 }
 
+fn reference_segments_change_no_bit() -> Result<(), Failed> {
+    let folder = tempfile::tempdir()?;
+    let mut states = Vec::new();
+    for (out, every) in [("plain", "0"), ("segments", "6")] {
+        let every = format!("precision.reference_every={every}");
+        let fp8 =
+            ["train.device=cuda", "precision.recipe=fp8-current", "precision.reference_steps=4", &every];
+        let mut segments = 0;
+        let mut ear = Counter(&mut segments);
+        let outcome =
+            train(&run_file(folder.path(), out, &fp8)?, Start::New, &AtomicBool::new(false), &mut ear)?;
+        assert_eq!(outcome, Outcome::Finished);
+        assert_eq!(segments, if out == "plain" { 0 } else { 3 }, "{out}");
+        states.push(
+            last_files(folder.path(), out)?.remove(Path::new("state-00001.safetensors")).ok_or("no state")?,
+        );
+    }
+    assert!(states[0] == states[1], "the state differs");
+    Ok(())
+}
+
+/// Counts reference segments.
+struct Counter<'a>(&'a mut usize);
+
+impl Observer for Counter<'_> {
+    fn notice(&mut self, _: Notice) -> ControlFlow<()> {
+        ControlFlow::Continue(())
+    }
+    fn started(&mut self, _: &Config, _: &str, _: &str, _: u64, _: u64) {}
+    fn stepped(&mut self, _: u64, _: u64) {}
+    fn event(&mut self, event: &Event, _: u64) {
+        *self.0 += usize::from(matches!(event, Event::Reference(_)));
+    }
+    fn wrote(&mut self, _: &str, _: &Path) {}
+}
+
 /// A run that changes between devices, beside one on the CPU alone: the same files, losses within the bars of docs/numerics.md.
 fn a_run_goes_on_on_the_other_device() -> Result<(), Failed> {
     // AdamW makes a step of a gradient's sign, whatever its size: masters are further apart than losses.
@@ -322,12 +358,13 @@ fn main() {
     if let Some(reason) = &missing {
         eprintln!("no card: {reason}");
     }
-    let all: [(&str, Test); 6] = [
+    let all: [(&str, Test); 7] = [
         ("graphs_change_no_bit", graphs_change_no_bit),
         ("recompute_changes_no_bit", recompute_changes_no_bit),
         ("state_goes_to_the_card_and_back", state_goes_to_the_card_and_back),
         ("generation_agrees_with_the_cpu", generation_agrees_with_the_cpu),
         ("a_resumed_run_is_the_uninterrupted_one", a_resumed_run_is_the_uninterrupted_one),
+        ("reference_segments_change_no_bit", reference_segments_change_no_bit),
         ("a_run_goes_on_on_the_other_device", a_run_goes_on_on_the_other_device),
     ];
     let trial = |(name, test): (&str, Test)| Trial::test(name, test).with_ignored_flag(missing.is_some());

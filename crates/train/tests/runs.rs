@@ -115,3 +115,39 @@ fn a_run_that_is_asked_to_stop_while_it_writes_samples_keeps_those_that_it_has()
     assert!(all.starts_with(&kept) && all.contains("\n\nThe"), "{all:?}");
     assert_eq!(read("metrics.jsonl").matches("\"kind\":\"sample\"").count(), 2);
 }
+
+#[test]
+fn a_run_that_is_asked_to_stop_in_a_reference_segment_goes_on_to_the_same_end() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let run = |out: &str| {
+        let segments =
+            ["precision.recipe=fp8-current", "precision.reference_every=4", "precision.reference_steps=3"];
+        let rest = ["train.steps=10", "schedule.warmup_steps=2", "eval.at_end=false", "log.every=1"];
+        run(folder.path(), out, &[&segments[..], &rest[..]].concat())
+    };
+    let gaps = |out: &str, start, stops: bool| {
+        let (stop, mut gaps) = (AtomicBool::new(false), Vec::new());
+        let mut ear = Ear(|event: &Event| match event {
+            // The next that asks for it is the segment that begins here.
+            Event::Step(step) if stops && step.step == 4 => stop.store(true, Ordering::Relaxed),
+            Event::Reference(reference) => gaps.push(*reference),
+            _ => {}
+        });
+        let outcome = train(&run(out), start, &stop, &mut ear).expect("a run");
+        assert_eq!(outcome, if stops { Outcome::Stopped } else { Outcome::Finished });
+        gaps
+    };
+    let state = |out: &str, step: u64| {
+        let file = format!("{out}/checkpoints/step-{step}/state-00001.safetensors");
+        std::fs::read(folder.path().join(file)).expect("a state")
+    };
+    let whole = gaps("whole", Start::New, false);
+    assert_eq!(
+        whole.iter().map(|reference| (reference.step, reference.steps)).collect::<Vec<_>>(),
+        [(7, 3), (10, 2)]
+    );
+    assert_eq!(gaps("stopped", Start::New, true), []);
+    assert!(folder.path().join("stopped/checkpoints/step-4").is_dir());
+    assert_eq!(gaps("stopped", Start::Resume, false), whole);
+    assert!(state("stopped", 10) == state("whole", 10));
+}

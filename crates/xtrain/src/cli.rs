@@ -87,6 +87,8 @@ pub(crate) enum Command {
     Compare(CompareArgs),
     /// Show what casts to FP8 do to the tensors of a step: underflow, saturation, signal to noise
     Inspect(InspectArgs),
+    /// Find the matrix products that FP8 hurts: put one after another back to bf16, on a checkpoint
+    Blame(BlameArgs),
     /// Say what this machine has to train with and what is missing, and try it
     Doctor(DoctorArgs),
     /// Measure speed and memory
@@ -538,6 +540,40 @@ pub(crate) struct InspectArgs {
     /// Replace the file that --out names even if it is no page of xtrain's
     #[arg(long, requires = "out")]
     pub(crate) overwrite: bool,
+    /// Print one JSON object instead of text
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  xtrain blame runs/fp8
+  xtrain blame runs/bf16 --step 2000 --casts fp8-current --batches 4 --by-block 1
+A pattern that is to blame is put back to bf16 with [precision] skip.")]
+pub(crate) struct BlameArgs {
+    /// A run folder, or one of its checkpoints
+    pub(crate) run: PathBuf,
+    /// Use the checkpoint of this step instead of the latest
+    #[arg(long, value_name = "STEP")]
+    pub(crate) step: Option<u64>,
+    /// Use the checkpoint with the lowest validation loss instead of the latest
+    #[arg(long, conflicts_with = "step")]
+    pub(crate) best: bool,
+    /// Blame this recipe instead of the run's own; by default fp8-block where the run has no FP8
+    #[arg(long, value_name = "RECIPE", value_parser = named(&Recipe::ALL, Recipe::name))]
+    pub(crate) casts: Option<Recipe>,
+    /// Take the batches of the next N steps
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..=1_000_000))]
+    pub(crate) batches: u64,
+    /// Also put each block of the N worst back by itself
+    #[arg(long, value_name = "N", default_value_t = 0, value_parser = bounded(0..=1_000_000))]
+    pub(crate) by_block: usize,
+    /// Compute here: auto (a GPU where there is one), cpu or cuda
+    #[arg(long, value_name = "DEVICE", default_value = "auto", value_parser = device())]
+    pub(crate) device: Device,
+    /// CPU threads; 0 takes all
+    #[arg(long, default_value_t = 0, value_parser = bounded(0..=1024))]
+    pub(crate) threads: usize,
     /// Print one JSON object instead of text
     #[arg(long)]
     pub(crate) json: bool,

@@ -25,6 +25,7 @@ fn main() -> ExitCode {
         cli::Command::Report(args) => commands::report::run(&args),
         cli::Command::Compare(args) => commands::compare::run(&args),
         cli::Command::Inspect(args) => commands::inspect::run(&args),
+        cli::Command::Blame(args) => commands::blame::run(&args),
         cli::Command::Doctor(args) => commands::doctor::run(&args),
         cli::Command::Bench(cli::BenchCommand::Step(args)) => commands::bench::step(&args),
         cli::Command::Bench(cli::BenchCommand::Op(args)) => commands::bench::op(&args),

@@ -5,10 +5,16 @@ use xtrain_program::{MemoryRow, MemoryTable, Program, Purpose, Role, Stage, Stat
 use xtrain_train::engine::Target;
 use xtrain_train::metrics::format;
 use xtrain_train::products::{LinearProducts, fp8_share, linear_products};
+use xtrain_train::programs;
 use xtrain_train::run::{Fit, FitOutcome, Planned};
 
-/// Parameters, arithmetic and memory of a planned run on `target`, as text.
-pub(crate) fn text(planned: &Planned, program: &Program, target: Target) -> String {
+/// Parameters, arithmetic and memory of a planned run on `target`, as text; `reference` is the step that its reference segments are made of.
+pub(crate) fn text(
+    planned: &Planned,
+    program: &Program,
+    reference: Option<&Program>,
+    target: Target,
+) -> String {
     let (spec, config) = (&planned.spec, &planned.resolved.config);
     let (m, tokens) = (&spec.model, (spec.batch.sequences * spec.batch.seq_len) as f64);
     let embedding = m.vocab_size * m.dim;
@@ -85,11 +91,22 @@ pub(crate) fn text(planned: &Planned, program: &Program, target: Target) -> Stri
             ),
         );
     }
+    if reference.is_some() {
+        let (every, steps) = (config.precision.reference_every, config.precision.reference_steps);
+        line(
+            "reference",
+            format!(
+                "every {} steps, {} in bf16 beside the run",
+                format::grouped(every),
+                format::grouped(steps)
+            ),
+        );
+    }
     if spec.recipe.is_fp8() {
         out.push_str(&linears(&products));
     }
     out.push('\n');
-    out.push_str(&memory(&target.plan(program).memory, target, target.work_bytes(program) as u64));
+    out.push_str(&memory(program, reference, target));
     out
 }
 
@@ -142,8 +159,13 @@ pub(crate) fn fit(fit: &Fit, owner: &str) -> String {
     out
 }
 
-fn memory(table: &MemoryTable, target: Target, work_bytes: u64) -> String {
-    let total = table.total_bytes();
+fn memory(program: &Program, reference: Option<&Program>, target: Target) -> String {
+    let table = &target.plan(program).memory;
+    let loaded: Vec<&Program> = std::iter::once(program).chain(reference).collect();
+    // Its weights in bf16, and what it works in beyond what the step does.
+    let beside = target.plan_bytes(&loaded).saturating_sub(table.total_bytes());
+    let work_bytes = target.work_bytes(&loaded) as u64;
+    let total = table.total_bytes() + beside;
     let mut rows: Vec<(String, usize)> = Vec::new();
     let mut at = 0;
     while let Some(row) = table.rows.get(at) {
@@ -163,15 +185,20 @@ fn memory(table: &MemoryTable, target: Target, work_bytes: u64) -> String {
         out.push_str(&format!("{name:<44}{:>18}{gib:>12.3}{share:>8.1}\n", format::grouped(bytes as u64)));
     };
     rows.iter().for_each(|(name, bytes)| line(name, *bytes));
+    if beside > 0 {
+        line("reference steps, in bf16", beside);
+    }
     line("total", total);
     for (what, bytes) in [("CPU kernels work in", work_bytes), ("libraries take", target.library_bytes())] {
         if bytes > 0 {
             out.push_str(&format!("{what} up to {} more\n", format::bytes(bytes)));
         }
     }
-    let is_saved = |row: &&MemoryRow| matches!(row.what, Purpose::State(kind) if kind.is_saved());
-    let saved: usize = table.rows.iter().filter(is_saved).map(|row| row.bytes).sum();
-    out.push_str(&format!("a save copies {} of it to host memory\n", format::bytes(saved as u64)));
+    let saved = format::bytes(programs::saved_bytes(program) as u64);
+    out.push_str(&format!("a save copies {saved} of it to host memory\n"));
+    if reference.is_some() {
+        out.push_str(&format!("a reference segment puts {saved} of it aside in host memory\n"));
+    }
     out.push_str(&format!("activations peak at {}\n", table.peak_at));
     out.push_str(&elsewhere(table));
     out

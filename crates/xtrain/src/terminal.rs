@@ -144,6 +144,14 @@ impl Bar {
         bar.set_position(done);
     }
 
+    /// The same of something that has parts; `part` is under way.
+    pub(crate) fn show_part(&mut self, doing: &str, part: &str, done: u64, total: u64) {
+        self.show(doing, done, total);
+        if let Some(bar) = &self.bar {
+            bar.set_message(format!("{doing} {part}"));
+        }
+    }
+
     /// Shows how much of the text at `path` is turned into tokens, and how fast.
     pub(crate) fn tokenizing(&mut self, path: &str, progress: &Progress) {
         self.show(path, progress.bytes_done, progress.bytes_total);

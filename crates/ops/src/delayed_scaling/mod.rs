@@ -117,7 +117,11 @@ impl OnCard for DelayedScaling {
     fn card_samples() -> Vec<Sample> {
         let long = [(30.0, 1), (0.125, 255), (2.0, 256), (2.0, 257), (3.0, 1500)];
         let special = [(2.5, 4), (f64::INFINITY, 7), (448.0, 1)];
-        vec![sample(&long, 0, false), sample(&special, 0, false), sample(&[(f64::NAN, 3), (1e30, 5)], 1, true)]
+        vec![
+            sample(&long, 0, false),
+            sample(&special, 0, false),
+            sample(&[(f64::NAN, 3), (1e30, 5)], 1, true),
+        ]
     }
 }
 

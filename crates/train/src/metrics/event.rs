@@ -97,6 +97,26 @@ pub struct Resumed {
     pub step: u64,
 }
 
+/// A reference segment: steps of an FP8 run that were also made in bf16, from the same state on the same batches.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Reference {
+    /// Its last step.
+    pub step: u64,
+    /// How many it has.
+    pub steps: u64,
+    /// Mean loss of the run's own steps, in nats a token.
+    pub loss: f64,
+    /// The same of those in bf16.
+    pub bf16_loss: f64,
+}
+
+impl Reference {
+    /// How much higher the loss of the run is than in bf16, as a share of the latter.
+    pub fn gap(&self) -> f64 {
+        self.loss / self.bf16_loss - 1.0
+    }
+}
+
 /// Text that the model wrote.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Sample {
@@ -121,6 +141,8 @@ pub enum Event {
     Skipped(SkippedStep),
     /// The run was resumed.
     Resumed(Resumed),
+    /// A reference segment is complete.
+    Reference(Reference),
     /// The model wrote some text.
     Sample(Sample),
 }
@@ -134,6 +156,7 @@ impl Event {
             Self::Checkpoint(c) => c.step,
             Self::Skipped(s) => s.step,
             Self::Resumed(r) => r.step,
+            Self::Reference(r) => r.step,
             Self::Sample(s) => s.step,
         }
     }
@@ -149,7 +172,7 @@ macro_rules! event_from {
     )*};
 }
 
-event_from!(StepMetrics => Step, EvalMetrics => Eval, Checkpoint => Checkpoint, SkippedStep => Skipped, Resumed => Resumed, Sample => Sample);
+event_from!(StepMetrics => Step, EvalMetrics => Eval, Checkpoint => Checkpoint, SkippedStep => Skipped, Resumed => Resumed, Reference => Reference, Sample => Sample);
 
 /// An event and when it happened.
 #[derive(Clone, Debug, PartialEq)]

@@ -30,6 +30,14 @@ pub fn line(event: &Event, total_steps: Option<u64>) -> String {
             format::significant(skip.grad_norm),
             skip.skipped
         ),
+        Event::Reference(reference) => format!(
+            "reference {}  loss {:7.4}  in bf16 {:7.4}  gap {:+.3}% over {} steps",
+            at(reference.step),
+            reference.loss,
+            reference.bf16_loss,
+            100.0 * reference.gap(),
+            reference.steps
+        ),
         Event::Resumed(resumed) => format!("resumed after step {}", resumed.step),
         Event::Sample(sample) => {
             let text = printable(&format!("{}{}", sample.prompt, sample.text));

@@ -23,7 +23,9 @@ mod sink;
 pub mod tensorboard;
 
 pub use error::MetricsError;
-pub use event::{Checkpoint, EvalMetrics, Event, Record, Resumed, Sample, SkippedStep, StepMetrics};
+pub use event::{
+    Checkpoint, EvalMetrics, Event, Record, Reference, Resumed, Sample, SkippedStep, StepMetrics,
+};
 pub use line::line;
 pub use sink::{Lost, MetricsSink, Outputs, Start};
 

@@ -219,7 +219,7 @@ impl Profiler {
                 TimedWork::Part(part) => {
                     step += u64::from(of_step && part.is_first());
                     let (name, args) = match (of_step, part) {
-                        (false, _) => ("evaluation", json!({})),
+                        (false, _) => ("evaluation or reference", json!({})),
                         (true, Part::Whole) => ("step", self.step_args(step)),
                         (true, Part::First | Part::Next) => ("micro-step", self.step_args(step)),
                         (true, Part::Update) => ("update", self.step_args(step)),

@@ -75,7 +75,7 @@ impl<'a> Views<'a> {
         ))
     }
 
-    /// Learning rate, gradient norm and throughput, as far as there are values.
+    /// Learning rate, gradient norm, throughput and the gap of reference segments, as far as there are values.
     pub(super) fn others(&self) -> Vec<Chart> {
         let lr = self.each("learning rate", |m| m.lr);
         let norms = self.smoothed("norm", |m| m.grad_norm);
@@ -83,10 +83,13 @@ impl<'a> Views<'a> {
         let lr_axis = axis_from_zero(&points_of(&lr));
         let norm_axis = axis_of(&points_of(&norms), 8.0);
         let rate_axis = axis_from_zero(&points_of(&rates));
+        let gaps = self.gaps();
+        let gap_axis = axis_from_zero(&points_of(&gaps));
         let charts = [
             lr_axis.map(|y| self.chart("Learning rate", "of each step", y, lr)),
             norm_axis.map(|y| self.chart("Gradient norm", "global L2, before clipping", y, norms)),
             rate_axis.map(|y| self.chart("Throughput", "tokens per second", y, rates)),
+            gap_axis.map(|y| self.chart("Gap to bf16", "of the loss, %, over reference segments", y, gaps)),
         ];
         charts.into_iter().flatten().collect()
     }
@@ -142,6 +145,24 @@ impl<'a> Views<'a> {
             series.push(Series { name, style: Style::Dashed, color, points });
         }
         series
+    }
+
+    /// How much higher the loss of each reference segment is than in bf16, in percent.
+    fn gaps(&self) -> Vec<Series> {
+        let several = self.views.len() > 1;
+        let with_segments = self.views.iter().filter(|view| !view.history.references.is_empty());
+        let series = with_segments.map(|view| Series {
+            name: if several { view.run.name.clone() } else { "gap".to_owned() },
+            style: Style::Line,
+            color: view.color,
+            points: view
+                .history
+                .references
+                .iter()
+                .map(|r| (r.step as f64 * view.x_per_step, 100.0 * r.gap()))
+                .collect(),
+        });
+        series.collect()
     }
 
     /// Single values with a smooth curve over them; of several runs only the smooth curves.

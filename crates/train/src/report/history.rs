@@ -1,6 +1,6 @@
 //! The records of a run as one line of time.
 
-use crate::metrics::{Checkpoint, EvalMetrics, Event, Record, Sample, SkippedStep, StepMetrics};
+use crate::metrics::{Checkpoint, EvalMetrics, Event, Record, Reference, Sample, SkippedStep, StepMetrics};
 
 /// What happened, each list in the order of its steps.
 ///
@@ -14,6 +14,7 @@ pub(super) struct History {
     /// Steps after which the run was resumed.
     pub(super) resumed: Vec<u64>,
     pub(super) checkpoints: Vec<Checkpoint>,
+    pub(super) references: Vec<Reference>,
     pub(super) samples: Vec<Sample>,
     /// Seconds since 1970 of the first and the last record.
     pub(super) time: Option<(f64, f64)>,
@@ -51,6 +52,10 @@ impl History {
                 cut(&mut self.checkpoints, step, |c| c.step);
                 self.checkpoints.push(checkpoint.clone());
             }
+            Event::Reference(reference) => {
+                cut(&mut self.references, step, |r| r.step);
+                self.references.push(*reference);
+            }
             // Several prompts may be continued after one step.
             Event::Sample(sample) => {
                 cut(&mut self.samples, step.saturating_add(1), |s| s.step);
@@ -62,6 +67,7 @@ impl History {
                 cut(&mut self.evals, lost, |m| m.step);
                 cut(&mut self.skipped, lost, |s| s.step);
                 cut(&mut self.checkpoints, lost, |c| c.step);
+                cut(&mut self.references, lost, |r| r.step);
                 cut(&mut self.samples, lost, |s| s.step);
                 cut(&mut self.resumed, lost, |&step| step);
                 self.resumed.push(step);

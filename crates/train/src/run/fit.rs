@@ -74,7 +74,16 @@ impl Fit {
         let mut search = Search { spec, target, batch_size, room, needed_bytes: 0 };
         search.needed_bytes = search.bytes(spec)?;
         let needed_bytes = search.needed_bytes;
-        let outcome = if needed_bytes <= room.available_bytes { Outcome::Fits } else { search.outcome()? };
+        let outcome = match needed_bytes <= room.available_bytes {
+            true => Outcome::Fits,
+            // The first thing to do without is what the model does not learn by.
+            false if spec.reference => {
+                let without = TrainingSpec { reference: false, ..spec.clone() };
+                let Fit { needed_bytes, outcome, .. } = Fit::of(&without, target, batch_size, room)?;
+                outcome.beside("precision.reference_every=0", needed_bytes)
+            }
+            false => search.outcome()?,
+        };
         Ok(Fit { needed_bytes, room, outcome })
     }
 
@@ -112,6 +121,19 @@ pub(crate) fn check(spec: &TrainingSpec, batch_size: usize, processor: &Processo
     match processor.room() {
         Some(room) => Fit::of(spec, processor.target(), batch_size, room)?.check(&processor.owner()),
         None => Ok(()),
+    }
+}
+
+impl Outcome {
+    /// The same where `setting` was needed to come to it, and then `bytes`.
+    fn beside(mut self, setting: &str, bytes: u64) -> Self {
+        let add = |way: &mut Way| way.settings.insert(0, setting.to_owned());
+        match &mut self {
+            Outcome::Fits => return Outcome::Would(vec![Way { settings: vec![setting.to_owned()], bytes }]),
+            Outcome::Would(ways) => ways.iter_mut().for_each(add),
+            Outcome::Nothing { least, .. } => add(least),
+        }
+        self
     }
 }
 
@@ -169,8 +191,16 @@ struct Changed {
 impl Search<'_> {
     fn bytes(&self, spec: &TrainingSpec) -> Result<u64, RunError> {
         let program = programs::training(spec).map_err(LearnError::from)?;
-        let (plan, work) = (self.target.plan(&program).total_bytes(), self.target.work_bytes(&program));
-        Ok(plan.saturating_add(work) as u64 + self.target.library_bytes())
+        let reference = spec.in_reference().map(|bf16| programs::training(&bf16)).transpose();
+        let reference = reference.map_err(LearnError::from)?;
+        let loaded: Vec<_> = std::iter::once(&program).chain(&reference).collect();
+        let (plan, work) = (self.target.plan_bytes(&loaded), self.target.work_bytes(&loaded));
+        // A reference segment puts the state aside in host memory, which is that of the cores.
+        let aside = match self.target {
+            Target::Cpu if spec.reference => programs::saved_bytes(&program),
+            _ => 0,
+        };
+        Ok(plan.saturating_add(work).saturating_add(aside) as u64 + self.target.library_bytes())
     }
 
     /// The first of `from`, of which each takes less than the one before, that fits, and its bytes.
@@ -353,7 +383,7 @@ mod tests {
         for target in [Target::Cpu, Target::Cuda] {
             let (spec, _) = planned(RUN, &[], target);
             let program = programs::training(&spec).expect("a program");
-            let beside = target.work_bytes(&program) as u64 + target.library_bytes();
+            let beside = target.work_bytes(&[&program]) as u64 + target.library_bytes();
             let needed = target.plan(&program).total_bytes() as u64 + beside;
             assert!(beside > 0);
             assert_eq!(fit(target, needed).outcome, Outcome::Fits);
@@ -362,6 +392,36 @@ mod tests {
             assert!(message.contains("but the card has "), "{message}");
             let norms = "what would fit: --set train.recompute=norms --set train.recompute_blocks=1 (";
             assert!(message.contains(norms), "{message}");
+        }
+    }
+
+    #[test]
+    fn reference_segments_are_the_first_to_be_left_out() {
+        let fp8 = ["precision.recipe=fp8-row", "precision.reference_every=9", "precision.reference_steps=9"];
+        for target in [Target::Cpu, Target::Cuda] {
+            let (with, without) = (needed(&fp8, target), needed(&fp8[..1], target));
+            let (spec, batch_size) = planned(RUN, &fp8, target);
+            let of = |room| Fit::of(&spec, target, batch_size, Room::of(room)).expect("a plan");
+            // The weights of the blocks in bf16 at least; on cores the state that is put aside is in the same memory.
+            let program = programs::training(&spec).expect("a program");
+            let aside = if target == Target::Cpu { programs::saved_bytes(&program) as u64 } else { 0 };
+            assert!(with > without + aside, "{with} and {without}");
+            assert_eq!(of(with).outcome, Outcome::Fits);
+            let left_out = |room| match of(room).outcome {
+                Outcome::Would(ways) => ways,
+                other => panic!("{other}"),
+            };
+            let only = Way { settings: vec!["precision.reference_every=0".into()], bytes: without };
+            for room in [without, with - 1] {
+                assert_eq!(left_out(room), std::slice::from_ref(&only));
+            }
+            // Then what would fit without them.
+            let (plain, _) = planned(RUN, &fp8[..1], target);
+            let fit = Fit::of(&plain, target, batch_size, Room::of(without - 1)).expect("a plan");
+            let Outcome::Would(ways) = fit.outcome else { panic!("something fits") };
+            let mut told = left_out(without - 1);
+            told.iter_mut().for_each(|way| assert_eq!(way.settings.remove(0), "precision.reference_every=0"));
+            assert_eq!(told, ways);
         }
     }
 

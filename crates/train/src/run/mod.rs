@@ -15,6 +15,7 @@ mod finish;
 pub(crate) mod fit;
 mod folder;
 mod open;
+mod reference;
 pub(crate) mod saved;
 pub(crate) mod setup;
 #[cfg(test)]

@@ -1,6 +1,7 @@
 //! Opening a run: its folder, data and model, at its beginning or at its latest checkpoint.
 
 use super::corpus::Corpus;
+use super::reference::Aside;
 use super::saved::{self, Position, Saved, check_tokenizer};
 use super::trainer::{Observer, Run, Start};
 use super::{RunError, RunFolder, choices, fit, setup};
@@ -91,6 +92,7 @@ impl Run {
         let engine = processor.engine(checks).map_err(LearnError::from)?;
         let mut learner =
             Learner::new(engine, planned.spec, config.train.seed).map_err(|e| e.advising(LESS))?;
+        let aside = if learner.spec().reference { Some(Aside::of(&mut learner)?) } else { None };
         if !going_on {
             // Before the folder is made: what refuses here leaves none.
             begin(&mut learner, &config)?;
@@ -167,6 +169,7 @@ impl Run {
             peak_flops,
             evaluator,
             entropy_is_known: false,
+            aside,
             prompts,
             profiler: None,
         })))

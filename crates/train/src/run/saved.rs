@@ -3,6 +3,7 @@
 //! A save stops training for a copy of the state in host memory, from which a thread of its own writes the files while training goes on.
 //! Two saves never overlap, and older checkpoints are dropped when the new one is complete.
 
+use super::reference::Segment;
 use super::writing::{Writing, Written};
 use super::{RunError, RunFolder};
 use crate::config::{self, Config, TokenizerChoice};
@@ -36,6 +37,9 @@ pub(super) struct Position {
     /// The evaluation after this step, where the run was stopped in it.
     #[serde(default)]
     pub evaluation: Option<Tally>,
+    /// The reference segment that is under way.
+    #[serde(default)]
+    pub reference: Option<Segment>,
     /// The entropy of the evaluated targets taken one by one, in nats, where there was an evaluation.
     #[serde(default)]
     pub unigram_entropy: Option<f64>,
@@ -140,14 +144,28 @@ impl Saved {
     ) -> Result<Option<Position>, RunError> {
         let Some(checkpoint) = self.store.latest()? else { return Ok(None) };
         let text = document::<String>(&checkpoint, CONFIG)?;
-        if let Ok(before) =
-            Config::parse::<&str>(&checkpoint.path().join("config.toml"), text.as_bytes(), &[])
-        {
+        let before = Config::parse::<&str>(&checkpoint.path().join("config.toml"), text.as_bytes(), &[]).ok();
+        if let Some(before) = &before {
             for change in config::diff(&before.config, config) {
                 tracing::info!("changed since the checkpoint: {change}");
             }
         }
-        let position: Position = document(&checkpoint, POSITION)?;
+        let mut position: Position = document(&checkpoint, POSITION)?;
+        if let (Some(before), Some(recipe)) = (&before, config.precision.recipe)
+            && before.config.precision.recipe != Some(recipe)
+        {
+            tracing::info!(
+                "from step {} on the run computes in {}: masters, moments and counters are those of the checkpoint, and what products \
+                 read is made of them",
+                position.step + 1,
+                recipe.name()
+            );
+        }
+        if before.is_none_or(|before| before.config.precision != config.precision) {
+            // What was begun in other formats is begun again, or left.
+            position.evaluation = position.evaluation.map(|_| Tally::default());
+            position.reference = None;
+        }
         let state: LoaderState = document(&checkpoint, LOADER)?;
         let samples = loader.resume(&state)?;
         let expected = position.step * config.train.batch_size as u64;
@@ -295,7 +313,7 @@ impl Saved {
 }
 
 /// Where each value lies in the memory of a copy, and the bytes of all.
-fn places(entries: &[StateEntry]) -> (Vec<Range<usize>>, usize) {
+pub(super) fn places(entries: &[StateEntry]) -> (Vec<Range<usize>>, usize) {
     let mut end = 0;
     let place = |entry: &StateEntry| {
         let begin = end;
@@ -307,7 +325,7 @@ fn places(entries: &[StateEntry]) -> (Vec<Range<usize>>, usize) {
 }
 
 /// The places, which are in order, of the memory.
-fn parts<'m>(mut memory: &'m mut [u8], places: &[Range<usize>]) -> Vec<&'m mut [u8]> {
+pub(super) fn parts<'m>(mut memory: &'m mut [u8], places: &[Range<usize>]) -> Vec<&'m mut [u8]> {
     let mut at = 0;
     let mut part = |place: &Range<usize>| {
         let rest = std::mem::take(&mut memory);

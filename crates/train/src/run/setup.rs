@@ -254,6 +254,7 @@ pub(crate) fn planned(resolved: Resolved) -> Result<Planned, RunError> {
             weight_decay: c.optimizer.weight_decay,
             max_norm: c.optimizer.grad_clip,
         },
+        reference: c.precision.reference_every > 0,
         model,
     };
     check_sizes(&spec, c.train.batch_size)?;

@@ -2,6 +2,7 @@
 
 use super::corpus::Corpus;
 use super::open::Opened;
+use super::reference::Aside;
 use super::saved::{Position, Saved};
 use super::writing::Written;
 use super::{Notice, RunError, RunFolder};
@@ -128,6 +129,8 @@ pub(super) struct Run {
     pub(super) evaluator: Option<Evaluator>,
     /// Whether this process has seen what is evaluated, whose entropy the position holds.
     pub(super) entropy_is_known: bool,
+    /// Where the state is while reference segments are made, if any are.
+    pub(super) aside: Option<Aside>,
     /// The tokens of `eval.prompts`.
     pub(super) prompts: Vec<Vec<u32>>,
     /// What makes a trace, where one is asked for.
@@ -172,6 +175,12 @@ impl Run {
         // A step lasts from the end of the one before, what is told of others in between included.
         let mut step_begun = Instant::now();
         while self.at.step < self.steps {
+            if self.is_reference_due(self.at.step) {
+                if let Some(outcome) = self.reference(watch, observer)? {
+                    return Ok(outcome);
+                }
+                step_begun = Instant::now();
+            }
             if let Some(profiler) = &mut self.profiler {
                 let acts = profiler.acts(self.at.step);
                 profiler.before_step(self.at.step, &mut self.learner, &self.folder, &self.device)?;
@@ -180,7 +189,7 @@ impl Run {
                 }
             }
             let lr = self.schedule.lr(self.at.step);
-            let ticket = self.step(lr)?;
+            let ticket = self.put_step(self.at.step, lr)?;
             self.at.step += 1;
             flight.steps.push_back(Flying { step: self.at.step, lr, ticket });
             let last = self.at.step == self.steps;
@@ -188,7 +197,8 @@ impl Run {
             let mut ended = watch.ended(watch.step + self.saving(watch)).filter(|_| !last);
             // Whoever looks at the state wants to know what became of the steps that made it.
             let traced = self.profiler.as_ref().is_some_and(|profiler| profiler.acts(self.at.step));
-            let all = last || evaluate || traced || ended.is_some() || due(self.at.step, every);
+            let reference = self.is_reference_due(self.at.step);
+            let all = last || evaluate || traced || reference || ended.is_some() || due(self.at.step, every);
             let landed = self.land(&mut flight.steps, if all { 0 } else { IN_FLIGHT })?;
             let now = Instant::now();
             let took = now - std::mem::replace(&mut step_begun, now);
@@ -225,21 +235,21 @@ impl Run {
         Ok(Outcome::Finished)
     }
 
-    /// Puts one optimizer step in line: all its micro-batches, then the update.
-    fn step(&mut self, lr: f64) -> Result<Ticket, RunError> {
+    /// Puts the optimizer step that follows `number` others in line: all its micro-batches, then the update.
+    pub(super) fn put_step(&mut self, number: u64, lr: f64) -> Result<Ticket, RunError> {
         let (batch_size, micro) = (self.config.train.batch_size, self.config.train.micro_batch_size());
-        let first = self.at.step * batch_size as u64;
+        let first = number * batch_size as u64;
         let valid_targets = self.corpus.loader.valid_targets(first..first + batch_size as u64) as usize;
-        let step = Step { number: self.at.step, lr, valid_targets, micro_steps: batch_size / micro };
+        let step = Step { number, lr, valid_targets, micro_steps: batch_size / micro };
         let _step = doing_step("step", step.number + 1);
         for n in 0..step.micro_steps {
             let prepare = doing("prepare");
             let batch = self.corpus.loader.batch(first + (n * micro) as u64, micro)?;
             drop(prepare);
             let done = self.learner.micro_step(&step, n, &batch);
-            done.map_err(|e| during_step(self.at.step + 1, e))?;
+            done.map_err(|e| during_step(number + 1, e))?;
         }
-        self.learner.fetch().map_err(|e| during_step(self.at.step + 1, e))
+        self.learner.fetch().map_err(|e| during_step(number + 1, e))
     }
 
     /// The results of the steps that are done, oldest first; waits until no more than `most` are under way.
@@ -279,6 +289,11 @@ impl Run {
             let metrics = self.metrics(landed, &flight.window);
             self.record(metrics, observer)?;
             flight.window = Window::default();
+        }
+        if let Some(reference) = self.at.reference.as_mut().and_then(|segment| segment.add(step, result.loss))
+        {
+            self.at.reference = None;
+            self.record(reference, observer)?;
         }
         Ok(())
     }
@@ -345,7 +360,11 @@ impl Run {
     }
 
     /// Begins to save the state, unless this step is saved already; first waits for the save that is under way.
-    fn save(&mut self, watch: &mut Watch<'_>, observer: &mut dyn Observer) -> Result<(), RunError> {
+    pub(super) fn save(
+        &mut self,
+        watch: &mut Watch<'_>,
+        observer: &mut dyn Observer,
+    ) -> Result<(), RunError> {
         if self.saved.holds(self.at.step) {
             return Ok(());
         }
@@ -375,7 +394,7 @@ impl Run {
     }
 
     /// The time that a save takes which begins now: it waits for the one that is under way.
-    fn saving(&self, watch: &Watch<'_>) -> Duration {
+    pub(super) fn saving(&self, watch: &Watch<'_>) -> Duration {
         if self.saved.is_writing() { 2 * watch.save } else { watch.save }
     }
 
@@ -436,7 +455,7 @@ pub(super) struct Watch<'a> {
     begun: Instant,
     limit: Option<Duration>,
     /// What a step, a batch of an evaluation and a save took at most.
-    step: Duration,
+    pub(super) step: Duration,
     batch: Duration,
     save: Duration,
 }
@@ -500,7 +519,7 @@ impl Window {
 }
 
 /// What stopped a step.
-fn during_step(step: u64, error: LearnError) -> RunError {
+pub(super) fn during_step(step: u64, error: LearnError) -> RunError {
     match error {
         LearnError::Engine(EngineError::NonFinite { .. }) => RunError::Diverged(format!(
             "step {step}: {error}; look at the numbers that it reads: a lower optimizer.lr, or other data or weights to start from, keep \
@@ -510,6 +529,6 @@ fn during_step(step: u64, error: LearnError) -> RunError {
     }
 }
 
-fn due(step: u64, every: u64) -> bool {
+pub(super) fn due(step: u64, every: u64) -> bool {
     every > 0 && step.is_multiple_of(every)
 }

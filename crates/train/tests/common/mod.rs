@@ -73,6 +73,7 @@ pub fn spec(model: Architecture, batch: Batch) -> TrainingSpec {
         recompute: Recompute::None,
         recompute_blocks: None,
         optimizer: OptimizerSpec { betas: [0.9, 0.95], eps: 1e-8, weight_decay: 0.1, max_norm: 1.0 },
+        reference: false,
     }
 }
 

@@ -2,6 +2,7 @@
 
 pub(crate) mod bench;
 pub(crate) mod bench_trial;
+pub(crate) mod blame;
 pub(crate) mod compare;
 pub(crate) mod doctor;
 pub(crate) mod eval;

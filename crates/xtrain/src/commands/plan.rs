@@ -21,7 +21,9 @@ pub(crate) fn run(args: &PlanArgs) -> Result<(), Failure> {
     if args.dump {
         return terminal::print(&program.to_string()).map(|_| ());
     }
-    let mut text = plan_table::text(&planned, &program, target);
+    let reference = planned.spec.in_reference().map(|bf16| programs::training(&bf16)).transpose();
+    let reference = reference.map_err(LearnError::from)?;
+    let mut text = plan_table::text(&planned, &program, reference.as_ref(), target);
     let batch_size = planned.resolved.config.train.batch_size;
     let has = processor.as_ref().and_then(|processor| Some((processor.room()?, processor.owner())));
     let room = args.memory.map(|size| (Room::of(size.0), "--memory".to_owned())).or(has);

@@ -2,8 +2,10 @@
 
 use crate::place::Place;
 
-const VERBS: [&str; 10] =
-    ["train", "plan", "tokenize", "generate", "eval", "export", "report", "compare", "inspect", "doctor"];
+const VERBS: [&str; 11] = [
+    "train", "plan", "tokenize", "generate", "eval", "export", "report", "compare", "inspect", "blame",
+    "doctor",
+];
 
 #[test]
 fn every_verbs_help_has_a_summary_an_example_and_its_defaults() {
@@ -22,6 +24,7 @@ fn every_verbs_help_has_a_summary_an_example_and_its_defaults() {
             "report" => vec!["by default report.html"],
             "compare" => vec!["--baseline", "[default: 100]", "by default compare.html"],
             "inspect" => vec!["where the run has no FP8", "by default inspect.html", "[default: 0]"],
+            "blame" => vec!["by default fp8-block where", "[default: 1]", "[default: 0]"],
             "doctor" => vec!["--json", "exit code is 0"],
             "train" => vec!["docs/configuration.md", "--resume", "--max-time"],
             _ => vec!["docs/configuration.md", "--dump"],

@@ -183,6 +183,7 @@ fn a_run_holds_what_its_plan_says_to_the_byte() {
         "--set precision.recipe=bf16 --set train.micro_batch_size=2",
         "--set data.document_mask=true --set model.dropout=0.1 --set train.recompute=block",
         "--set model.tie_embeddings=true --set model.family=qwen2",
+        "--set precision.recipe=fp8-block --set data.seq_len=32 --set model.ffn_dim=32 --set precision.reference_every=40",
     ]
     .into_iter()
     .enumerate()

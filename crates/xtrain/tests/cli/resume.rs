@@ -10,9 +10,21 @@ use std::time::{Duration, Instant};
 pub(crate) fn recorded(place: &Place, out: &str) -> Vec<Value> {
     let text = String::from_utf8(place.read(&format!("{out}/metrics.jsonl"))).expect("text");
     let lines = text.lines().map(|line| serde_json::from_str::<Value>(line).expect("a line of JSON"));
-    let lasting =
-        lines.filter(|line| ["step", "eval", "skipped"].contains(&line["kind"].as_str().unwrap_or("")));
-    let keys = ["kind", "step", "loss", "grad_norm", "lr", "tokens", "epoch", "skipped", "bits_per_byte"];
+    let lasting = lines.filter(|line| {
+        ["step", "eval", "skipped", "reference"].contains(&line["kind"].as_str().unwrap_or(""))
+    });
+    let keys = [
+        "kind",
+        "step",
+        "loss",
+        "bf16_loss",
+        "grad_norm",
+        "lr",
+        "tokens",
+        "epoch",
+        "skipped",
+        "bits_per_byte",
+    ];
     lasting.map(|line| json!(keys.map(|key| line[key].clone()))).collect()
 }
 
@@ -84,6 +96,15 @@ fn killed_runs_in_bf16_with_accumulation_and_dropout_end_like_one_in_peace() {
     survives_kills(
         "bf16",
         "--set precision.recipe=bf16 --set train.micro_batch_size=2 --set model.dropout=0.1 --set train.recompute=block",
+    );
+}
+
+#[test]
+fn killed_runs_in_fp8_with_reference_segments_end_like_one_in_peace() {
+    survives_kills(
+        "fp8",
+        "--set precision.recipe=fp8-row --set data.seq_len=32 --set model.ffn_dim=32 --set train.micro_batch_size=2 \
+         --set precision.reference_every=7 --set precision.reference_steps=5 --set checkpoint.every=2",
     );
 }
 

@@ -56,6 +56,15 @@ section! {
         #[schemars(range(min = 0, max = 16))]
         #[schemars(extend("x-aliases" = ["fp8_margin"]))]
         pub margin: u32 = 0,
+        /// Steps from one reference segment of an FP8 run to the next; 0 makes none. A segment makes the steps that follow in bf16
+        /// first, aside, and tells how much higher the losses of the run then are (docs/fp8.md).
+        #[schemars(range(min = 0, max = 1_000_000_000))]
+        #[schemars(extend("x-unit" = "steps"))]
+        pub reference_every: u64 = 0,
+        /// Steps of a segment.
+        #[schemars(range(min = 1, max = 1_000_000))]
+        #[schemars(extend("x-unit" = "steps"))]
+        pub reference_steps: u64 = 10,
     }
 }
 
@@ -122,25 +131,66 @@ impl PrecisionConfig {
             swiglu_input: self.swiglu_input.map(|format| format == KeptFormat::Fp8),
         };
         let recipe = self.recipe.unwrap_or(Recipe::Fp32);
-        if overrides != Fp8Overrides::default() && !recipe.is_fp8() {
-            return Err(format!(
-                "[precision] recipe = {:?} has no FP8, so `skip`, `bf16_first_layers`, `bf16_last_layers`, `fast_accumulation`, \
-                 `pow2_scales`, `swiglu_input`, `amax_history_len`, `amax_compute` and `margin` change nothing: leave them out, or choose an FP8 recipe",
-                recipe.name()
-            ));
-        }
-        if recipe != Recipe::Fp8Delayed && overrides.delayed != DelayedScales::default() {
-            return Err(format!(
-                "[precision] `amax_history_len`, `amax_compute` and `margin` are for fp8-delayed; {} makes its scales of what it casts: \
-                 leave them out",
-                recipe.name()
-            ));
+        let own = overrides.delayed.clone();
+        let of_delayed = DelayedScales::default();
+        let delayed = [
+            (own.history != of_delayed.history, "amax_history_len", "1024"),
+            (own.latest != of_delayed.latest, "amax_compute", "max"),
+            (own.margin != of_delayed.margin, "margin", "0"),
+        ];
+        if !recipe.is_fp8() {
+            let all = [
+                (!self.skip.is_empty(), "skip", "[]"),
+                (self.bf16_first_layers > 0, "bf16_first_layers", "0"),
+                (self.bf16_last_layers > 0, "bf16_last_layers", "0"),
+                (!self.fast_accumulation.is_empty(), "fast_accumulation", "[]"),
+                (self.pow2_scales.is_some(), "pow2_scales", ""),
+                (self.swiglu_input.is_some(), "swiglu_input", ""),
+                (self.reference_every > 0, "reference_every", "0"),
+            ];
+            refuse(recipe, "has no FP8", "an FP8 recipe", all.into_iter().chain(delayed))?;
+        } else if recipe != Recipe::Fp8Delayed {
+            refuse(recipe, "makes its scales of what it casts", "fp8-delayed", delayed.into_iter())?;
         }
         if recipe == Recipe::Fp8Block && !overrides.fast_accumulation.is_empty() {
-            return Err("[precision] fast_accumulation: under fp8-block sums leave the tensor cores every 128 products; leave it out".into());
+            return Err("[precision] fast_accumulation: under fp8-block sums leave the tensor cores every 128 products; leave it out, or take it back \
+                        with --set 'precision.fast_accumulation=[]'"
+                .into());
+        }
+        if self.reference_every > 0 && self.reference_steps > self.reference_every {
+            return Err(format!(
+                "[precision] reference_steps = {} is more than reference_every = {}: the next segment would begin in this one; lower \
+                 reference_steps, or raise reference_every",
+                self.reference_steps, self.reference_every
+            ));
         }
         Ok(overrides)
     }
+}
+
+/// An error where a key is given that changes nothing under `recipe`, which is so, but under `others`; with what takes it back, as a run that
+/// goes on in another recipe needs it.
+fn refuse(
+    recipe: Recipe,
+    is_so: &str,
+    others: &str,
+    keys: impl Iterator<Item = (bool, &'static str, &'static str)>,
+) -> Result<(), String> {
+    let given: Vec<_> = keys.filter(|(is_given, ..)| *is_given).collect();
+    if given.is_empty() {
+        return Ok(());
+    }
+    let names: Vec<String> = given.iter().map(|(_, key, _)| format!("`{key}`")).collect();
+    let sets: Vec<String> =
+        given.iter().map(|(_, key, none)| format!("--set 'precision.{key}={none}'")).collect();
+    Err(format!(
+        "[precision] recipe = {:?} {is_so}, so {} would change nothing: leave {} out, or take back what the file has with {}, or choose \
+         {others}",
+        recipe.name(),
+        names.join(", "),
+        if names.len() == 1 { "it" } else { "them" },
+        sets.join(" ")
+    ))
 }
 
 /// The pattern that `text` is, if it names a product of `model`.

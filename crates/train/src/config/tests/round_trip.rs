@@ -60,6 +60,8 @@ fast_accumulation = []
 amax_history_len = 1024
 amax_compute = \"max\"
 margin = 0
+reference_every = 0
+reference_steps = 10
 
 [optimizer]
 lr = 0.0003

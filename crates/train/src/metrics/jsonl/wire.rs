@@ -5,7 +5,8 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use crate::metrics::event::{
-    Checkpoint, EVAL, EvalMetrics, Event, Record, Resumed, SAMPLE, Sample, SkippedStep, StepMetrics,
+    Checkpoint, EVAL, EvalMetrics, Event, Record, Reference, Resumed, SAMPLE, Sample, SkippedStep,
+    StepMetrics,
 };
 
 /// The line for `record`, without a line end.
@@ -46,6 +47,13 @@ pub fn encode(record: &Record) -> String {
             line.skipped = Some(s.skipped);
         }
         Event::Resumed(_) => line.kind = "resumed".into(),
+        Event::Reference(r) => {
+            line.kind = "reference".into();
+            line.loss = Some(Num(r.loss));
+            line.bf16_loss = Some(Num(r.bf16_loss));
+            line.gap = Some(Num(r.gap()));
+            line.steps = Some(r.steps);
+        }
         Event::Sample(s) => {
             line.kind = SAMPLE.into();
             line.prompt = Some(s.prompt.clone());
@@ -92,6 +100,12 @@ pub fn decode(line: &[u8]) -> Result<Record, String> {
             skipped: required("skipped", line.skipped)?,
         }),
         "resumed" => Event::Resumed(Resumed { step }),
+        "reference" => Event::Reference(Reference {
+            step,
+            steps: required("steps", line.steps)?,
+            loss: line.number("loss", line.loss)?,
+            bf16_loss: line.number("bf16_loss", line.bf16_loss)?,
+        }),
         SAMPLE => Event::Sample(Sample {
             step,
             prompt: required("prompt", line.prompt.take())?,
@@ -129,7 +143,7 @@ macro_rules! line {
 }
 
 line! {
-    time: Num, loss: Num, perplexity: Num, bits_per_byte: Num, grad_norm: Num, lr: Num,
+    time: Num, loss: Num, bf16_loss: Num, gap: Num, steps: u64, perplexity: Num, bits_per_byte: Num, grad_norm: Num, lr: Num,
     memory_bytes: u64, memory_total_bytes: u64, tokens_per_second: Num, tflops: Num, mfu: Num,
     tokens: u64, epoch: Num, step_ms: Num, skipped: u64, seconds_left: Num,
     path: String, prompt: String, text: String,
@@ -141,6 +155,8 @@ impl Line {
         let numbers = [
             ("time", self.time),
             ("loss", self.loss),
+            ("bf16_loss", self.bf16_loss),
+            ("gap", self.gap),
             ("perplexity", self.perplexity),
             ("bits_per_byte", self.bits_per_byte),
             ("grad_norm", self.grad_norm),

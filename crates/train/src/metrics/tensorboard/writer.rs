@@ -103,6 +103,7 @@ fn scalars(event: &Event) -> Vec<(&'static str, f64)> {
             scalars.extend(m.bits_per_byte.map(|bits| ("eval/bits_per_byte", bits)));
             scalars
         }
+        Event::Reference(r) => vec![("reference/gap", r.gap()), ("reference/bf16_loss", r.bf16_loss)],
         Event::Checkpoint(_) | Event::Skipped(_) | Event::Resumed(_) | Event::Sample(_) => Vec::new(),
     }
 }

@@ -36,6 +36,8 @@ fn records() -> Vec<Record> {
         SkippedStep { step: 3, loss: f64::INFINITY, grad_norm: f64::NEG_INFINITY, skipped: 1 }.into(),
         Checkpoint { step: 3, path: "runs/ä b/step-3".into() }.into(),
         Resumed { step: 3 }.into(),
+        Reference { step: 8, steps: 4, loss: 2.002, bf16_loss: 2.0 }.into(),
+        Reference { step: 16, steps: 4, loss: f64::INFINITY, bf16_loss: 2.0 }.into(),
         Sample { step: 3, prompt: "Once \"upon\"".into(), text: "\n a\ttime\u{1b}[2J\u{2028}".into() }.into(),
     ];
     events

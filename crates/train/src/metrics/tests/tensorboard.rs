@@ -83,8 +83,8 @@ fn each_event_with_figures_is_one_frame() {
         writer.write(&record).unwrap();
     }
     let bytes = fs::read(writer.path()).unwrap();
-    // The version, two steps, two evaluations, one sample.
-    assert_eq!(payloads(&bytes).len(), 6);
+    // The version, two steps, two evaluations, two reference segments, one sample.
+    assert_eq!(payloads(&bytes).len(), 8);
 }
 
 #[test]

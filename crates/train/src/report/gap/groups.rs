@@ -66,7 +66,7 @@ pub(super) fn of(runs: &[RunData], base: usize) -> Vec<Group> {
 }
 
 /// Keys that may be otherwise in two runs whose losses differ by chance alone: where and how they are computed, and what is told of them.
-const BY_THE_WAY: [&str; 16] = [
+const BY_THE_WAY: [&str; 18] = [
     "train.seed",
     "train.out",
     "train.threads",
@@ -79,6 +79,8 @@ const BY_THE_WAY: [&str; 16] = [
     "train.recompute_blocks",
     "train.micro_batch_size",
     "train.loss_chunk",
+    "precision.reference_every",
+    "precision.reference_steps",
     "data.cache_dir",
     "eval.every",
     "eval.at_end",

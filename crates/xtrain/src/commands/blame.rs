@@ -1,0 +1,101 @@
+//! `xtrain blame`.
+
+use super::which;
+use crate::cli::BlameArgs;
+use crate::failure::Failure;
+use crate::signals::Stop;
+use crate::terminal::{self, Bar};
+use std::io::Write;
+use xtrain_data::DataError;
+use xtrain_train::blame::{Blame, BlameOptions, Distance, Doing, PutBack, blame};
+use xtrain_train::metrics::format;
+use xtrain_train::run::{Notice, RunError};
+
+pub(crate) fn run(args: &BlameArgs) -> Result<(), Failure> {
+    terminal::use_threads(args.threads)?;
+    let stop = Stop::on_signals()?;
+    let options = BlameOptions {
+        which: which(args.step, args.best),
+        device: args.device,
+        casts: args.casts,
+        batches: args.batches,
+        by_block: args.by_block,
+    };
+    let mut bar = Bar::default();
+    let found = blame(&args.run, &options, &mut |doing| {
+        match doing {
+            Doing::Text(Notice::Tokenizing { path, progress }) => bar.tokenizing(&path, &progress),
+            Doing::Text(Notice::Learning { .. }) => {}
+            Doing::Pass { what, done, all } => bar.show_part("forward and backward,", &what, done, all),
+        }
+        stop.go_on()
+    });
+    bar.clear();
+    let found = &match found {
+        Err(RunError::Data(DataError::Interrupted)) => {
+            // Not among what a program may read from standard output.
+            let _ = writeln!(std::io::stderr(), "stopped before the end; there is no result");
+            return Ok(());
+        }
+        found => found?,
+    };
+    if args.json {
+        let mut json = serde_json::to_value(found).unwrap_or_default();
+        for list in ["groups", "blocks"] {
+            for one in json[list].as_array_mut().into_iter().flatten() {
+                let pattern = one["pattern"].as_str().unwrap_or_default().to_owned();
+                one["set"] = set(found, &pattern).into();
+            }
+        }
+        return terminal::print(&format!("{json}\n")).map(|_| ());
+    }
+    terminal::print(&text(found)).map(|_| ())
+}
+
+fn text(found: &Blame) -> String {
+    let batches = match found.batches {
+        1 => String::new(),
+        n => format!(" and the {} after it", n - 1),
+    };
+    let mut out = format!(
+        "step {}{batches}, loss in bf16 {:.4}; put back from {} to bf16:\n\n",
+        found.step + 1,
+        found.bf16_loss,
+        found.casts
+    );
+    out.push_str(&format!(
+        "{:<36}{:>8}{:>16}{:>12}{:>12}\n",
+        "put back", "blame", "gradient error", "loss gap", "operations"
+    ));
+    let line = |name: &str, blame: &str, of: &Distance, operations: &str| {
+        let gap = format!("{:+.2e}", of.loss_gap);
+        format!(
+            "{name:<36}{blame:>8}{:>16}{gap:>12}{operations:>12}\n",
+            format::percent(of.gradient_error, 3)
+        )
+    };
+    out.push_str(&line("nothing", "", &found.all, ""));
+    let mut lines = |list: &[PutBack]| {
+        for of in list {
+            let (blame, operations) = (format::percent(of.blame, 1), format::percent(of.operations, 1));
+            out.push_str(&line(&of.pattern, &blame, &of.distance, &operations));
+        }
+    };
+    lines(&found.groups);
+    lines(&found.blocks);
+    out.push_str(
+        "\nblame: the share of the squared error of all gradients that goes where this is put back; operations: the share of the blocks' \
+         linear layers that it takes from FP8\n",
+    );
+    if let Some(worst) = found.groups.first() {
+        out.push_str(&format!("put the first back with {}\n", set(found, &worst.pattern)));
+    }
+    out
+}
+
+/// What puts this back beside what the run leaves in bf16 already.
+fn set(found: &Blame, pattern: &str) -> String {
+    let all: Vec<String> =
+        found.skip.iter().map(String::as_str).chain([pattern]).map(|p| format!("{p:?}")).collect();
+    format!("--set 'precision.skip=[{}]'", all.join(", "))
+}

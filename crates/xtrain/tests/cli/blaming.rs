@@ -1,0 +1,97 @@
+//! `xtrain blame`: what comes nearer to bf16 when it is put back there.
+
+use crate::place::Place;
+use serde_json::Value;
+
+/// Sizes that FP8 takes.
+const FP8: &str =
+    "--set train.steps=4 --set precision.recipe=fp8-current --set data.seq_len=32 --set model.ffn_dim=32";
+
+fn json(place: &Place, arguments: &str) -> Value {
+    let ran = place.run(&format!("blame {arguments} --json")).succeeds();
+    serde_json::from_str(&ran.stdout).unwrap_or_else(|e| panic!("{e}: {}", ran.stdout))
+}
+
+fn number(of: &Value, key: &str) -> f64 {
+    of[key].as_f64().unwrap_or_else(|| panic!("no {key}: {of}"))
+}
+
+fn list<'a>(found: &'a Value, key: &str) -> &'a [Value] {
+    found[key].as_array().expect("a list")
+}
+
+#[test]
+fn every_product_is_put_back_and_what_each_is_to_blame_for_adds_up() {
+    let place = Place::new();
+    place.train("out", FP8);
+    let before = place.contents("out");
+    let found = json(&place, "out --batches 2 --by-block 2");
+    assert_eq!(
+        (&found["step"], &found["casts"], &found["batches"]),
+        (&4.into(), &"fp8-current".into(), &2.into())
+    );
+    let groups = list(&found, "groups");
+    // Four layers of three products.
+    assert_eq!(groups.len(), 12, "{found}");
+    let all = number(&found["all"], "gradient_error");
+    assert!((1e-2..0.3).contains(&all), "{found}");
+    let blames: Vec<f64> = groups.iter().map(|group| number(group, "blame")).collect();
+    assert!(blames.is_sorted_by(|a, b| a >= b), "{blames:?}");
+    assert!((0.7..1.3).contains(&blames.iter().sum::<f64>()), "{blames:?}");
+    let operations: f64 = groups.iter().map(|group| number(group, "operations")).sum();
+    assert!((operations - 1.0).abs() < 1e-9, "{operations}");
+    // The two worst, in two blocks each, which together are to blame for what they are together.
+    let blocks = list(&found, "blocks");
+    assert_eq!(blocks.len(), 4, "{found}");
+    for group in &groups[..2] {
+        let of = |block: &&Value| block["site"] == group["site"] && block["product"] == group["product"];
+        let blame: f64 = blocks.iter().filter(of).map(|block| number(block, "blame")).sum();
+        assert!((blame - number(group, "blame")).abs() < 0.15, "{blame}: {group}");
+    }
+    assert!(place.contents("out") == before, "a search changed the run");
+}
+
+#[test]
+fn its_patterns_are_what_skip_takes_and_then_that_product_is_to_blame_for_nothing() {
+    let place = Place::new();
+    place.train("out", FP8);
+    let found = json(&place, "out");
+    let worst = &list(&found, "groups")[0];
+    let (pattern, set) = (worst["pattern"].as_str().expect("text"), worst["set"].as_str().expect("text"));
+    assert_eq!(set, format!("--set 'precision.skip=[\"{pattern}\"]'"));
+    // Goes on for no step more with it in bf16, so that the checkpoint is the same.
+    let config = String::from_utf8(place.read("out/config.toml")).expect("text");
+    place
+        .write("out/config.toml", config.replace("skip = []", &format!("skip = [\"{pattern}\"]")).as_bytes());
+    let without = json(&place, "out");
+    assert_eq!(list(&without, "groups").len(), 11, "{without}");
+    assert_eq!(without["all"]["gradient_error"], worst["gradient_error"], "{without}");
+    let second = list(&without, "groups")[0]["set"].as_str().expect("text").to_owned();
+    assert!(second.starts_with(&format!("--set 'precision.skip=[\"{pattern}\", \"")), "{second}");
+}
+
+#[test]
+fn a_bf16_run_is_searched_under_any_recipe_and_told_in_a_table() {
+    let place = Place::new();
+    place.train("out", &FP8.replace("fp8-current", "bf16"));
+    let ran = place.run("blame out --casts fp8-row").succeeds();
+    for said in [
+        "step 5, loss in bf16 ",
+        "put back from fp8-row",
+        "\nnothing ",
+        "*.attn.qkv_proj:wgrad",
+        "put the first back with --set 'precision.skip=[\"*.",
+    ] {
+        assert!(ran.stdout.contains(said), "{said}: {}", ran.stdout);
+    }
+}
+
+#[test]
+fn what_has_nothing_in_fp8_is_refused_in_a_line() {
+    let place = Place::new();
+    // Sizes that FP8 does not take.
+    place.train("out", "--set train.steps=2 --set model.dim=24 --set model.ffn_dim=24");
+    place.run("blame out").refuses(&["fp8-block leaves all products", "24 is no multiple of 16"]);
+    place.run("blame out --casts bf16").refuses(&["--casts bf16"]);
+    place.run("blame nowhere").refuses(&["no folder nowhere"]);
+}

@@ -1,0 +1,115 @@
+//! A run that goes on in another recipe than it began in.
+
+use crate::place::Place;
+use serde_json::Value;
+use std::collections::BTreeMap;
+
+/// Sizes that FP8 takes.
+const RUN: &str = "--set data.seq_len=32 --set model.ffn_dim=32 --set checkpoint.every=6 --set checkpoint.export_hf=false \
+                   --set eval.every=0 --set schedule.kind=constant";
+const RECIPES: [&str; 5] = ["fp32", "bf16", "fp8-current", "fp8-row", "fp8-block"];
+
+/// The same run under another name.
+fn copy(place: &Place, from: &str, to: &str) {
+    for (path, bytes) in place.contents(from) {
+        let name = path.strip_prefix(place.path(from)).expect("within").display().to_string();
+        place.write(&format!("{to}/{name}"), &bytes);
+    }
+}
+
+fn losses(place: &Place, out: &str) -> BTreeMap<u64, f64> {
+    let text = String::from_utf8(place.read(&format!("{out}/metrics.jsonl"))).expect("text");
+    let lines = text.lines().map(|line| serde_json::from_str::<Value>(line).expect("a line of JSON"));
+    let steps = lines.filter(|line| line["kind"] == "step");
+    steps.filter_map(|line| Some((line["step"].as_u64()?, line["loss"].as_f64()?))).collect()
+}
+
+#[test]
+fn a_run_of_any_recipe_goes_on_in_any_other_as_if_it_were_its_own() {
+    let place = Place::new();
+    let tensors = |out: &str, step: u64| -> Vec<String> {
+        let manifest = place.read(&format!("{out}/checkpoints/step-{step}/manifest.json"));
+        let manifest: Value = serde_json::from_slice(&manifest).expect("JSON");
+        let tensors = manifest["content"]["tensors"].as_array().expect("a list");
+        tensors
+            .iter()
+            .map(|tensor| format!("{} {} {}", tensor["name"], tensor["dtype"], tensor["shape"]))
+            .collect()
+    };
+    for from in RECIPES {
+        place.train(from, &format!("{RUN} --set train.steps=6 --set precision.recipe={from}"));
+        let mut went_on = Vec::new();
+        for to in RECIPES {
+            let out = format!("{from}-{to}");
+            copy(&place, from, &out);
+            let more = format!("{RUN} --resume --set train.steps=12 --set precision.recipe={to}");
+            let ran = place.train(&out, &more);
+            let is_told =
+                ran.stderr.contains(&format!("from step 7 on the run computes in {to}: masters, moments"));
+            assert_eq!(is_told, from != to, "{out}: {}", ran.stderr);
+            let changed = format!("changed since the checkpoint: precision.recipe: \"{from}\" -> \"{to}\"");
+            assert_eq!(ran.stderr.contains(&changed), from != to, "{out}: {}", ran.stderr);
+            went_on.push(losses(&place, &out));
+            // A run keeps the recipe that it goes on in.
+            let config = String::from_utf8(place.read(&format!("{out}/config.toml"))).expect("text");
+            assert!(config.contains(&format!("recipe = \"{to}\"\n")), "{config}");
+            // All recipes have the same state.
+            assert_eq!(tensors(&out, 12), tensors(from, 6), "{out}");
+        }
+        for (to, losses) in RECIPES.iter().zip(&went_on) {
+            assert_eq!(losses.len(), 12, "{from} to {to}");
+            for (step, loss) in losses {
+                // As near as recipes are, and not the same.
+                let error = (loss / went_on[0][step] - 1.0).abs();
+                assert!(error < 1e-2, "{from} to {to}, step {step}: {loss} instead of {}", went_on[0][step]);
+            }
+            assert_eq!(losses[&7] == went_on[0][&7], *to == RECIPES[0], "{from} to {to}");
+        }
+    }
+}
+
+#[test]
+fn there_and_back_is_told_and_a_run_that_says_nothing_keeps_its_recipe() {
+    let place = Place::new();
+    place.train("out", &format!("{RUN} --set train.steps=6 --set precision.recipe=fp8-row"));
+    place.train("out", &format!("{RUN} --resume --set train.steps=12 --set precision.recipe=bf16"));
+    let kept = place.train("out", &format!("{RUN} --resume --set train.steps=18"));
+    assert!(!kept.stderr.contains("the run computes in"), "{}", kept.stderr);
+    assert!(kept.stdout.contains("recipe = \"bf16\"\n"), "{}", kept.stdout);
+    let back =
+        place.train("out", &format!("{RUN} --resume --set train.steps=24 --set precision.recipe=fp8-row"));
+    assert!(back.stderr.contains("from step 19 on the run computes in fp8-row"), "{}", back.stderr);
+    assert_eq!(losses(&place, "out").len(), 24);
+}
+
+#[test]
+fn what_the_file_has_for_fp8_alone_is_refused_with_what_takes_it_back() {
+    let place = Place::new();
+    let fp8 = "[precision]\nrecipe = \"fp8-current\"\nskip = [\"*.o_proj:wgrad\"]\nfast_accumulation = [\"fprop\"]\npow2_scales = true\n\
+               reference_every = 4\nreference_steps = 2\n";
+    let file = String::from_utf8(place.read("run.toml")).expect("text");
+    place.write("fp8.toml", format!("{file}\n{fp8}").as_bytes());
+    place.run(&format!("train fp8.toml --out out {RUN} --set train.steps=6")).succeeds();
+    let before = place.contents("out");
+    let on = format!("{RUN} --resume --set train.steps=12");
+    // From the run's own file as from the one that it began with.
+    for from in ["fp8.toml", "out/config.toml"] {
+        let line = place.run(&format!("train {from} --out out {on} --set precision.recipe=bf16")).refuses(&[
+            "recipe = \"bf16\" has no FP8",
+            "--set 'precision.skip=[]'",
+            "--set 'precision.pow2_scales='",
+        ]);
+        assert!(place.contents("out") == before, "a refusal changed the run");
+        let sets: Vec<&str> =
+            line.split("--set '").skip(1).filter_map(|rest| rest.split('\'').next()).collect();
+        assert_eq!(sets.len(), 4, "{line}");
+        let sets: String = sets.iter().map(|set| format!(" --set {set}")).collect();
+        copy(&place, "out", "again");
+        place.run(&format!("train {from} --out again {on} --set precision.recipe=bf16{sets}")).succeeds();
+        assert_eq!(losses(&place, "again").len(), 12);
+        std::fs::remove_dir_all(place.path("again")).expect("removed");
+    }
+    place
+        .run(&format!("train fp8.toml --out out {on} --set precision.recipe=fp8-block"))
+        .refuses(&["fast_accumulation", "--set 'precision.fast_accumulation=[]'"]);
+}

@@ -89,8 +89,9 @@ impl What {
             true => ("kept", warps_of(if rows < FEW { vectors } else { vectors.div_ceil(KEPT) }, THREADS)),
             false => ("any", warps_of(width.div_ceil(OWNED), THREADS)),
         };
-        let name = if self.added.is_some() { "add_rms_norm" } else { "rms_norm" };
-        let function = gpu.function(&SOURCE, &[], &format!("{name}_{path}_{}", suffix(ty)))?;
+        let adds = if self.added.is_some() { "add_" } else { "" };
+        let name = if self.y.is_some() { "rms_norm" } else { "rms" };
+        let function = gpu.function(&SOURCE, &[], &format!("{adds}{name}_{path}_{}", suffix(ty)))?;
         let none = DevicePtr(0);
         let arguments = Norm {
             x: self.x.place,

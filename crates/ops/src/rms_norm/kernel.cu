@@ -10,10 +10,10 @@ struct Norm {
     const void* delta;
     void* sum;
     Floats w;
-    // May be null.
+    // Only where it is written.
     void* y;
     float* rstd;
-    // May be null: the bits of the largest magnitude of y as it would be stored, which blocks raise.
+    // Where it is not; may be null: the bits of the largest magnitude of y as it would be stored, which blocks raise.
     u32* amax;
     u64 rows;
     u32 width;
@@ -40,7 +40,8 @@ template <class T> __device__ __forceinline__ void fetch_weights(const Floats& w
     asm volatile("prefetch.global.L2 [%0];" ::"l"(at));
 }
 
-template <class T, bool ADD> __device__ __forceinline__ void norm_kept(const Norm& at) {
+// With Y the norm is written, else at most measured.
+template <class T, bool ADD, bool Y> __device__ __forceinline__ void norm_kept(const Norm& at) {
     __shared__ float space[32];
     u64 row = blockIdx.x;
     if (row >= at.rows) return;
@@ -88,7 +89,7 @@ template <class T, bool ADD> __device__ __forceinline__ void norm_kept(const Nor
     }
     float rstd = 1.0f / sqrtf(block_sum(squares, space) / at.width + at.eps);
     if (threadIdx.x == 0) at.rstd[row] = rstd;
-    if (at.y == nullptr && at.amax == nullptr) return;
+    if (!Y && at.amax == nullptr) return;
     u32 largest = 0;
 #pragma unroll
     for (int k = 0; k < KEPT; k++) {
@@ -100,17 +101,19 @@ template <class T, bool ADD> __device__ __forceinline__ void norm_kept(const Nor
 #pragma unroll
         for (int i = 0; i < LANES<T>; i++) x[i] = x[i] * rstd * w[i];
         uint4 y = pack<T>(x);
-        if (at.y) ((uint4*)at.y)[first + v] = y;
-        if (at.amax == nullptr) continue;
+        if constexpr (Y) {
+            ((uint4*)at.y)[first + v] = y;
+            continue;
+        }
         unpack<T>(y, x);
 #pragma unroll
         for (int i = 0; i < LANES<T>; i++) largest = max(largest, __float_as_uint(x[i]) & 0x7fffffffu);
     }
-    if (at.amax) raise(at.amax, largest, space);
+    if (!Y) raise(at.amax, largest, space);
 }
 
 // Rows of any width.
-template <class T, bool ADD> __device__ __forceinline__ void norm_any(const Norm& at) {
+template <class T, bool ADD, bool Y> __device__ __forceinline__ void norm_any(const Norm& at) {
     __shared__ float space[32];
     u64 row = blockIdx.x;
     if (row >= at.rows) return;
@@ -128,14 +131,14 @@ template <class T, bool ADD> __device__ __forceinline__ void norm_any(const Norm
     }
     float rstd = 1.0f / sqrtf(block_sum(squares, space) / at.width + at.eps);
     if (threadIdx.x == 0) at.rstd[row] = rstd;
-    if (at.y == nullptr && at.amax == nullptr) return;
+    if (!Y && at.amax == nullptr) return;
     u32 largest = 0;
     for (u32 i = threadIdx.x; i < at.width; i += blockDim.x) {
         T y = narrow<T>(widen(x[i]) * rstd * load(at.w, i));
-        if (at.y) ((T*)at.y)[first + i] = y;
+        if (Y) ((T*)at.y)[first + i] = y;
         largest = max(largest, __float_as_uint(widen(y)) & 0x7fffffffu);
     }
-    if (at.amax) raise(at.amax, largest, space);
+    if (!Y) raise(at.amax, largest, space);
 }
 
 struct NormGrad {
@@ -285,10 +288,30 @@ extern "C" __global__ void rms_norm_sum(Sum at) {
 extern "C" __global__ void rms_norm_clear(Norm at) { *at.amax = 0; }
 
 #define KERNELS(T, NAME)                                                                                              \
-    extern "C" __global__ void __launch_bounds__(1024) rms_norm_kept_##NAME(Norm at) { norm_kept<T, false>(at); }     \
-    extern "C" __global__ void __launch_bounds__(1024) add_rms_norm_kept_##NAME(Norm at) { norm_kept<T, true>(at); }  \
-    extern "C" __global__ void __launch_bounds__(1024) rms_norm_any_##NAME(Norm at) { norm_any<T, false>(at); }       \
-    extern "C" __global__ void __launch_bounds__(1024) add_rms_norm_any_##NAME(Norm at) { norm_any<T, true>(at); }    \
+    extern "C" __global__ void __launch_bounds__(1024) rms_norm_kept_##NAME(Norm at) {                                \
+        norm_kept<T, false, true>(at);                                                                                \
+    }                                                                                                                 \
+    extern "C" __global__ void __launch_bounds__(1024) rms_norm_any_##NAME(Norm at) {                                 \
+        norm_any<T, false, true>(at);                                                                                 \
+    }                                                                                                                 \
+    extern "C" __global__ void __launch_bounds__(1024) rms_kept_##NAME(Norm at) {                                     \
+        norm_kept<T, false, false>(at);                                                                               \
+    }                                                                                                                 \
+    extern "C" __global__ void __launch_bounds__(1024) rms_any_##NAME(Norm at) {                                      \
+        norm_any<T, false, false>(at);                                                                                \
+    }                                                                                                                 \
+    extern "C" __global__ void __launch_bounds__(1024) add_rms_norm_kept_##NAME(Norm at) {                            \
+        norm_kept<T, true, true>(at);                                                                                 \
+    }                                                                                                                 \
+    extern "C" __global__ void __launch_bounds__(1024) add_rms_norm_any_##NAME(Norm at) {                             \
+        norm_any<T, true, true>(at);                                                                                  \
+    }                                                                                                                 \
+    extern "C" __global__ void __launch_bounds__(1024) add_rms_kept_##NAME(Norm at) {                                 \
+        norm_kept<T, true, false>(at);                                                                                \
+    }                                                                                                                 \
+    extern "C" __global__ void __launch_bounds__(1024) add_rms_any_##NAME(Norm at) {                                  \
+        norm_any<T, true, false>(at);                                                                                 \
+    }                                                                                                                 \
     extern "C" __global__ void __launch_bounds__(2048 / sizeof(T)) rms_norm_grad_kept_##NAME(NormGrad at) {           \
         grad_kept<T>(at);                                                                                             \
     }                                                                                                                 \

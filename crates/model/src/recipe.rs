@@ -39,6 +39,9 @@ impl Recipe {
         Recipe::Fp8Block,
     ];
 
+    /// Those that have FP8 in them.
+    pub const FP8: [Recipe; 4] = [Recipe::Fp8Current, Recipe::Fp8Delayed, Recipe::Fp8Row, Recipe::Fp8Block];
+
     /// The types that the precision pass applies.
     pub const fn precision(self) -> Precision {
         match self {
@@ -61,7 +64,7 @@ impl Recipe {
 
     /// Whether it has FP8 in it.
     pub fn is_fp8(self) -> bool {
-        self.factors(LinearGemm::Fprop).is_some()
+        Recipe::FP8.contains(&self)
     }
 
     /// How the two tensors that a product multiplies are cast.

@@ -1,9 +1,11 @@
 //! Every op on a card against its CPU kernel, from the registry's samples: fresh inputs, odd sizes, poisoned outputs, two micro-steps,
 //! run op by op and replayed as a graph. Without a card every test counts as ignored, and the reason is printed.
 
+mod common;
+
 use libtest_mimic::{Arguments, Failed, Trial};
 use std::sync::Arc;
-use xtrain_cuda::{CudaError, Gpu};
+use xtrain_cuda::Gpu;
 use xtrain_ops::Sample;
 use xtrain_ops::registry::{SampleOp, card_samples, cpu_kernels, cuda_kernels, large_samples, samples};
 use xtrain_program::{Code, Program, Tracer};
@@ -148,16 +150,7 @@ fn check(sample: &Sample, dtype: DType) -> Result<(), Failed> {
 
 fn main() {
     let arguments = Arguments::from_args();
-    // Kept to the end: its context is that of every test, and would else be made anew while some run.
-    let card = Gpu::open(0);
-    let missing = match &card {
-        Ok(_) => None,
-        Err(error @ (CudaError::Missing(_) | CudaError::NoDevice)) => Some(error),
-        Err(error) => panic!("{error}"),
-    };
-    if let Some(reason) = &missing {
-        eprintln!("no card: {reason}");
-    }
+    let card = common::card();
     let kernels = cuda_kernels();
     let mut tests = Vec::new();
     for (size, samples) in [("small", samples()), ("large", large_samples()), ("card", card_samples())] {
@@ -166,7 +159,7 @@ fn main() {
             for dtype in [DType::F32, DType::BF16] {
                 let (sample, name) = (sample.clone(), format!("{}_{size}_{n}_{dtype}", sample.op().name()));
                 let test = Trial::test(name, move || check(&sample, dtype));
-                tests.push(test.with_ignored_flag(missing.is_some()));
+                tests.push(test.with_ignored_flag(card.is_none()));
             }
         }
     }

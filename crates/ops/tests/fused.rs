@@ -1,8 +1,10 @@
 //! A cast of what is made on the way is, to the bit, the cast of what its op would write: on the CPU, and on a card if there is one.
 
+mod common;
+
 use libtest_mimic::{Arguments, Failed, Trial};
 use std::sync::Arc;
-use xtrain_cuda::{CudaError, Gpu};
+use xtrain_cuda::Gpu;
 use xtrain_ops::quantize::{Dequantize, Layouts, Quantize};
 use xtrain_ops::registry::{cpu_kernels, cuda_kernels};
 use xtrain_ops::rms_norm::{AddRmsNorm, RmsNorm};
@@ -124,16 +126,8 @@ fn check(new: &dyn Fn() -> Box<dyn Engine>, maker: &Maker) -> Result<(), Failed>
 
 fn main() {
     let arguments = Arguments::from_args();
-    // Kept to the end, as its context is that of every test.
-    let card = Gpu::open(0);
-    let missing = match &card {
-        Ok(_) => None,
-        Err(error @ (CudaError::Missing(_) | CudaError::NoDevice)) => Some(error),
-        Err(error) => panic!("{error}"),
-    };
-    if let Some(reason) = &missing {
-        eprintln!("no card: {reason}");
-    }
+    let card = common::card();
+    let is_missing = card.is_none();
     let mut tests = Vec::new();
     for (n, maker) in makers().into_iter().enumerate() {
         let maker = Arc::new(maker);
@@ -147,7 +141,7 @@ fn main() {
             Box::new(CudaEngine::new(Arc::new(cuda_kernels()), gpu).expect("an engine")) as Box<dyn Engine>
         };
         let test = Trial::test(format!("card_{n}"), move || check(&card, &maker));
-        tests.push(test.with_ignored_flag(missing.is_some()));
+        tests.push(test.with_ignored_flag(is_missing));
     }
     let conclusion = libtest_mimic::run(&arguments, tests);
     drop(card);

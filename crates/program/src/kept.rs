@@ -19,7 +19,8 @@ struct Kept {
     of: Instance,
 }
 
-/// Keeps what may be kept so as `choose` says, which is shown where the activation is and how many columns its input has; what nothing in the backward reads is left alone.
+/// Keeps what may be kept so as `choose` says, which is shown where the activation is and how many columns its input has; what nothing in the
+/// backward reads is left alone.
 pub fn apply(
     program: Program,
     ops: &dyn QuantizedOps,

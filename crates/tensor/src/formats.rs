@@ -34,16 +34,11 @@ pub fn cast_scale(format: DType, amax: f32, pow2: bool) -> f32 {
     if amax == 0.0 || !amax.is_finite() {
         return 1.0;
     }
-    let scale = (max_finite(format) / amax).min(f32::MAX);
-    if pow2 { f32::from_bits(scale.to_bits() & 0xFF80_0000) } else { scale }
+    scale_to(max_finite(format), amax, pow2)
 }
 
-/// The same from a largest magnitude of earlier steps, positive and finite, `margin` halvings below what would reach the largest finite value.
-///
-/// # Panics
-/// For a type without a scale, as [`max_finite`].
-pub fn delayed_scale(format: DType, amax: f32, margin: u32, pow2: bool) -> f32 {
-    let most = max_finite(format) * (-f64::from(margin)).exp2() as f32;
+/// What takes a largest magnitude, positive and finite, to `most`; at most the largest finite f32, with `pow2` rounded down to a power of two.
+pub fn scale_to(most: f32, amax: f32, pow2: bool) -> f32 {
     let scale = (most / amax).min(f32::MAX);
     if pow2 { f32::from_bits(scale.to_bits() & 0xFF80_0000) } else { scale }
 }

@@ -168,7 +168,7 @@ pub(crate) fn load_masters(
 ) -> Result<(), RunError> {
     let masters = weights.masters();
     let specs = saved::specs(&masters);
-    let is_master = |name: &str| name.starts_with(&format!("{}/", StateKind::Master.name()));
+    let is_master = |name: &str| name.starts_with(&saved::prefix(StateKind::Master));
     let unknown = |name: &str| is_master(name) && !specs.iter().any(|spec| spec.name == name);
     if let Some(other) = checkpoint.tensors().iter().find(|tensor| unknown(&tensor.name)) {
         return Err(RunError::Refused(format!(

@@ -12,7 +12,6 @@ use xtrain_train::engine::Target;
 use xtrain_train::programs::{self, TrainingSpec};
 
 const BATCH: Batch = Batch { sequences: 4, seq_len: 128 };
-const FP8: [Recipe; 3] = [Recipe::Fp8Current, Recipe::Fp8Row, Recipe::Fp8Block];
 
 fn of(recipe: Recipe) -> TrainingSpec {
     TrainingSpec { recipe, ..spec(wide_model(), BATCH) }
@@ -65,9 +64,9 @@ fn inputs_and_weights_are_measured_in_the_forward_and_weights_are_masters() {
 
 #[test]
 fn a_measured_step_takes_no_more_memory_than_a_plain_one_and_has_the_same_products() {
-    for recipe in [Recipe::Bf16, Recipe::Fp8Current, Recipe::Fp8Block] {
+    for recipe in [Recipe::Bf16, Recipe::Fp8Current, Recipe::Fp8Delayed, Recipe::Fp8Block] {
         for recompute in [Recompute::None, Recompute::Norms, Recompute::Block] {
-            for casts in FP8 {
+            for casts in Recipe::FP8 {
                 let spec = TrainingSpec { recompute, ..of(recipe) };
                 let plain = programs::training(&spec).expect("a program");
                 let (program, _) = programs::inspection(&spec, &casts.into()).expect("a program");

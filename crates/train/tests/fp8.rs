@@ -7,13 +7,12 @@ use common::{Step, in_documents, random_batch, relative, small_model, spec, step
 use xtrain_data::Batch as TokenBatch;
 use xtrain_model::decoder::Batch;
 use xtrain_model::{DelayedScales, Fp8Overrides, ProductPattern, Recipe};
-use xtrain_program::{Recompute, StateKind};
+use xtrain_program::{Recompute, StateKind, Storage};
 use xtrain_train::engine::Target;
 use xtrain_train::products::{LinearProducts, linear_products};
 use xtrain_train::programs::{self, TrainingSpec};
 
 const BATCH: Batch = Batch { sequences: 4, seq_len: 48 };
-const RECIPES: [Recipe; 4] = [Recipe::Fp8Current, Recipe::Fp8Delayed, Recipe::Fp8Row, Recipe::Fp8Block];
 /// The standard deviation of weights that make attention sharp.
 const SHARP: f64 = 0.1;
 /// That of fresh ones.
@@ -33,7 +32,7 @@ fn step(spec: &TrainingSpec, seed: u64) -> Step {
 
 #[test]
 fn every_linear_of_the_blocks_is_of_fp8_and_nothing_else() {
-    for recipe in RECIPES {
+    for recipe in Recipe::FP8 {
         let spec = fp8(recipe);
         let program = programs::training(&spec).expect("a program");
         let named = |name: &str| program.instances.iter().filter(|i| i.code.op().name() == name).count();
@@ -53,7 +52,7 @@ fn every_linear_of_the_blocks_is_of_fp8_and_nothing_else() {
 
 #[test]
 fn sizes_that_tensor_cores_do_not_take_stay_in_bf16() {
-    for recipe in RECIPES {
+    for recipe in Recipe::FP8 {
         let text = |recipe| {
             let spec = TrainingSpec { recipe, ..spec(small_model(), BATCH) };
             programs::training(&spec).expect("a program").to_string()
@@ -69,7 +68,7 @@ fn what_a_run_leaves_in_bf16_is_left_there() {
     let some = Fp8Overrides { skip: skip.to_vec(), ..Default::default() };
     let first = Fp8Overrides { bf16_first_layers: 1, ..Default::default() };
     let all = Fp8Overrides { bf16_first_layers: 1, bf16_last_layers: 1, ..Default::default() };
-    for recipe in RECIPES {
+    for recipe in Recipe::FP8 {
         let count = |overrides: &Fp8Overrides| {
             let spec = TrainingSpec { fp8: overrides.clone(), ..fp8(recipe) };
             let program = programs::training(&spec).expect("a program");
@@ -98,7 +97,7 @@ fn fp8_takes_less_memory_than_bf16() {
         let spec = TrainingSpec { batch, ..fp8(recipe) };
         Target::Cpu.plan(&programs::training(&spec).expect("a program")).region_bytes[2]
     };
-    for recipe in RECIPES {
+    for recipe in Recipe::FP8 {
         assert!(scratch(recipe) < scratch(Recipe::Bf16), "{recipe:?}");
     }
 }
@@ -109,7 +108,7 @@ fn gradients_are_as_near_to_those_of_bf16_as_formats_allow() {
         let steps =
             |recipe| (0..4).map(|seed| step_from(&fp8(recipe), &batch(seed), std)).collect::<Vec<Step>>();
         let bf16 = steps(Recipe::Bf16);
-        for recipe in RECIPES {
+        for recipe in Recipe::FP8 {
             let steps = steps(recipe);
             let loss = typical(steps.iter().zip(&bf16).map(|(a, b)| a.1.loss / b.1.loss - 1.0));
             // A cast to E4M3 is off by 2.6% of what it casts, both factors of every product are cast, and sharp attention magnifies.
@@ -127,7 +126,7 @@ fn gradients_are_as_near_to_those_of_bf16_as_formats_allow() {
 
 #[test]
 fn recompute_changes_no_bit_and_saves_memory() {
-    for (recipe, document_mask) in RECIPES.into_iter().zip([false, true, true, false]) {
+    for (recipe, document_mask) in Recipe::FP8.into_iter().zip([false, true, true, false]) {
         let base = TrainingSpec { document_mask, ..fp8(recipe) };
         let expected = step(&base, 1);
         let scratch =
@@ -147,7 +146,7 @@ fn recompute_changes_no_bit_and_saves_memory() {
 
 #[test]
 fn accumulation_is_near_the_whole_batch_and_casts_weights_once() {
-    for recipe in RECIPES {
+    for recipe in Recipe::FP8 {
         let whole = step(&fp8(recipe), 2);
         let spec = TrainingSpec { batch: Batch { sequences: 1, ..BATCH }, ..fp8(recipe) };
         let parts = step(&spec, 2);
@@ -169,7 +168,7 @@ fn accumulation_is_near_the_whole_batch_and_casts_weights_once() {
 
 #[test]
 fn a_cast_that_meets_an_infinity_marks_the_step() {
-    for recipe in RECIPES {
+    for recipe in Recipe::FP8 {
         let mut learner = common::learner(fp8(recipe), SHARP);
         let masters = |learner: &mut xtrain_train::learner::Learner| {
             learner.read_state(StateKind::Master, "blocks.1.mlp.down_proj.weight").expect("a master")
@@ -245,7 +244,7 @@ fn a_kept_input_of_swiglu_saves_memory_and_stays_near() {
         let fp8 = Fp8Overrides { swiglu_input: Some(swiglu_input), ..Default::default() };
         TrainingSpec { fp8, batch: Batch { sequences: 16, seq_len: 48 }, ..self::fp8(recipe) }
     };
-    for recipe in RECIPES {
+    for recipe in Recipe::FP8 {
         let (plain, kept) = (with(recipe, false), with(recipe, true));
         let program = |s: &TrainingSpec| programs::training(s).expect("a program");
         let scratch = |s: &TrainingSpec| Target::Cpu.plan(&program(s)).region_bytes[2];
@@ -265,4 +264,24 @@ fn a_kept_input_of_swiglu_saves_memory_and_stays_near() {
             assert!(step_from(&spec, &tokens, SHARP) == b, "{recompute:?} of {recipe:?}");
         }
     }
+}
+
+#[test]
+fn evaluation_in_a_run_casts_by_its_scales_and_leaves_them() {
+    let spec = fp8(Recipe::Fp8Delayed);
+    let program =
+        programs::evaluation(&spec.model, &spec.numerics(), spec.batch, false, 16).expect("a program");
+    let scales = |program: &xtrain_program::Program| -> Vec<String> {
+        let name = |id| match &program.value(id).storage {
+            Storage::State { kind: StateKind::Scale, name } => Some(name.to_string()),
+            _ => None,
+        };
+        program.ids().filter_map(name).collect()
+    };
+    let trained = scales(&programs::training(&spec).expect("a program"));
+    let read = scales(&program);
+    // Four layers' inputs and weights in each of two blocks.
+    assert!(read.len() == 16 && read.iter().all(|name| trained.contains(name)), "{read:?} of {trained:?}");
+    let written: usize = program.instances.iter().map(|i| i.effects(&program).count()).sum();
+    assert_eq!(written, 0, "evaluation records nothing");
 }

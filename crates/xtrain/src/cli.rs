@@ -508,12 +508,9 @@ pub(crate) struct CompareArgs {
     pub(crate) json: bool,
 }
 
+/// A checkpoint that is looked at, and in which formats.
 #[derive(Debug, Args)]
-#[command(after_help = "Examples:
-  xtrain inspect runs/fp8
-  xtrain inspect runs/bf16 --step 2000 --casts fp8-current --all
-Names are those that [precision] skip takes: a product whose factors suffer is put back to bf16 with one of them.")]
-pub(crate) struct InspectArgs {
+pub(crate) struct ProbeArgs {
     /// A run folder, or one of its checkpoints
     pub(crate) run: PathBuf,
     /// Use the checkpoint of this step instead of the latest
@@ -522,18 +519,28 @@ pub(crate) struct InspectArgs {
     /// Use the checkpoint with the lowest validation loss instead of the latest
     #[arg(long, conflicts_with = "step")]
     pub(crate) best: bool,
-    /// Measure the casts of this recipe instead of the run's own; by default fp8-block where the run has no FP8
-    #[arg(long, value_name = "RECIPE", value_parser = named(&Recipe::ALL, Recipe::name))]
+    /// Look at the casts of this recipe instead of the run's own; by default fp8-block where the run has no FP8
+    #[arg(long, value_name = "RECIPE", value_parser = named(&Recipe::FP8, Recipe::name))]
     pub(crate) casts: Option<Recipe>,
-    /// Print every cast, not a line for those of each layer in all blocks
-    #[arg(long)]
-    pub(crate) all: bool,
     /// Compute here: auto (a GPU where there is one), cpu or cuda
     #[arg(long, value_name = "DEVICE", default_value = "auto", value_parser = device())]
     pub(crate) device: Device,
     /// CPU threads; 0 takes all
     #[arg(long, default_value_t = 0, value_parser = bounded(0..=1024))]
     pub(crate) threads: usize,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  xtrain inspect runs/fp8
+  xtrain inspect runs/bf16 --step 2000 --casts fp8-current --all
+Names are those that [precision] skip takes: a product whose factors suffer is put back to bf16 with one of them.")]
+pub(crate) struct InspectArgs {
+    #[command(flatten)]
+    pub(crate) probe: ProbeArgs,
+    /// Print every cast, not a line for those of each layer in all blocks
+    #[arg(long)]
+    pub(crate) all: bool,
     /// The page to write; by default inspect.html in the run's folder
     #[arg(long, short, value_name = "FILE")]
     pub(crate) out: Option<PathBuf>,
@@ -551,29 +558,14 @@ pub(crate) struct InspectArgs {
   xtrain blame runs/bf16 --step 2000 --casts fp8-current --batches 4 --by-block 1
 A pattern that is to blame is put back to bf16 with [precision] skip.")]
 pub(crate) struct BlameArgs {
-    /// A run folder, or one of its checkpoints
-    pub(crate) run: PathBuf,
-    /// Use the checkpoint of this step instead of the latest
-    #[arg(long, value_name = "STEP")]
-    pub(crate) step: Option<u64>,
-    /// Use the checkpoint with the lowest validation loss instead of the latest
-    #[arg(long, conflicts_with = "step")]
-    pub(crate) best: bool,
-    /// Blame this recipe instead of the run's own; by default fp8-block where the run has no FP8
-    #[arg(long, value_name = "RECIPE", value_parser = named(&Recipe::ALL, Recipe::name))]
-    pub(crate) casts: Option<Recipe>,
+    #[command(flatten)]
+    pub(crate) probe: ProbeArgs,
     /// Take the batches of the next N steps
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..=1_000_000))]
     pub(crate) batches: u64,
     /// Also put each block of the N worst back by itself
     #[arg(long, value_name = "N", default_value_t = 0, value_parser = bounded(0..=1_000_000))]
     pub(crate) by_block: usize,
-    /// Compute here: auto (a GPU where there is one), cpu or cuda
-    #[arg(long, value_name = "DEVICE", default_value = "auto", value_parser = device())]
-    pub(crate) device: Device,
-    /// CPU threads; 0 takes all
-    #[arg(long, default_value_t = 0, value_parser = bounded(0..=1024))]
-    pub(crate) threads: usize,
     /// Print one JSON object instead of text
     #[arg(long)]
     pub(crate) json: bool,

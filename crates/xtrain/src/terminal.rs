@@ -48,6 +48,11 @@ pub(crate) fn print(text: &str) -> Result<ControlFlow<()>, Failure> {
     }
 }
 
+/// Says that what was asked for was stopped. Not among what a program may read from standard output.
+pub(crate) fn stopped() {
+    let _ = writeln!(std::io::stderr(), "stopped before the end; there is no result");
+}
+
 /// Prints a line of a run's log. What is in the way of it must not end a run: the metrics files have it too.
 fn log_line(line: &str) {
     let _ = writeln!(std::io::stdout(), "{line}");

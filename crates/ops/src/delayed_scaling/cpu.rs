@@ -1,7 +1,7 @@
 //! The CPU kernel of [`DelayedScaling`].
 
 use super::{DelayedScaling, OPERANDS};
-use xtrain_tensor::formats::delayed_scale;
+use xtrain_tensor::formats::scale_to;
 use xtrain_tensor::{CpuKernel, View, ViewMut};
 
 impl CpuKernel for DelayedScaling {
@@ -23,7 +23,7 @@ impl CpuKernel for DelayedScaling {
             history.rotate_right(1);
             history[0] = amax;
             let of = if self.latest { amax } else { history.iter().copied().fold(amax, f32::max) };
-            scale.reals::<f32>()[0] = delayed_scale(tensor.format, of, self.margin, tensor.pow2_scales);
+            scale.reals::<f32>()[0] = scale_to(self.most(tensor), of, tensor.pow2_scales);
         }
         all.fresh::<f32>()[0] = f32::from_bits(largest);
     }

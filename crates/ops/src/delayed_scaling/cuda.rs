@@ -4,7 +4,6 @@
 use super::{DelayedScaling, OPERANDS};
 use crate::device::table;
 use xtrain_cuda::{CudaError, CudaKernel, DevicePtr, Gpu, KernelSource, Launch, Operands, Work};
-use xtrain_tensor::formats::max_finite;
 
 pub(super) const SOURCE: KernelSource =
     KernelSource::new("delayed_scaling/kernel.cu", include_str!("kernel.cu"));
@@ -28,11 +27,10 @@ impl CudaKernel for DelayedScaling {
         let mut words = Vec::new();
         for (n, tensor) in self.tensors.iter().enumerate() {
             let (history, scale) = (outputs[1 + 2 * n], outputs[2 + 2 * n]);
-            let most = max_finite(tensor.format) * (-f64::from(self.margin)).exp2() as f32;
             let length = history.ty.numel() as u64;
             words.extend([inputs[OPERANDS * n].place.0, history.place.0, scale.place.0]);
             words.push(length | u64::from(tensor.pow2_scales) << 32);
-            words.push(most.to_bits().into());
+            words.push(self.most(tensor).to_bits().into());
         }
         let tensors = table(gpu, &words)?;
         let arguments = Arguments {

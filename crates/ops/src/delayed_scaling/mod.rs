@@ -8,6 +8,7 @@ mod cuda;
 use crate::registry::{Fill, OnCard, Registered, Sample, SampleInput};
 use xtrain_cuda::KernelSource;
 use xtrain_program::{Op, OpError, Operand};
+use xtrain_tensor::formats::max_finite;
 use xtrain_tensor::{DType, TensorType};
 
 /// Inputs of a tensor: amax, history, scale. The last two are also outputs, in place.
@@ -43,6 +44,11 @@ impl DelayedScaling {
         let pair = |n: usize| [(1 + 2 * n, OPERANDS * n + 1), (2 + 2 * n, OPERANDS * n + 2)];
         let in_place = (0..tensors.len()).flat_map(pair).collect();
         DelayedScaling { tensors, margin, latest, in_place }
+    }
+
+    /// What the largest magnitude of a tensor is taken to.
+    fn most(&self, tensor: &DelayedTensor) -> f32 {
+        max_finite(tensor.format) * (-f64::from(self.margin)).exp2() as f32
     }
 }
 

@@ -7,10 +7,10 @@
 // Regions within an area (tiles and blocks) are measured and cast at once, so that everything is read once: FUSED. Larger ones (rows, the
 // tensor) are first MEASUREd, the largest of their areas' maxima kept, which needs no order, and then CAST, for which everything is read
 // again. Where the scale of the tensor is GIVEN, it is cast at once and amax comes out beside it; a scale of 0 is UNSET, for which alone it is
-// measured before. A transpose passes through shared memory,
-// eight bytes of a column at a time, in places that spread over its banks.
+// measured before. A transpose passes through shared memory, eight bytes of a column at a time, in places that spread over its banks.
 //
-// Gate and up that are kept in E4M3 are restored on the way. OF, FORMAT, SCALING, PHASE, DIRECT and TRANSPOSED are defined where this is compiled.
+// Gate and up that are kept in E4M3 are restored on the way. OF, FORMAT, SCALING, PHASE, DIRECT and TRANSPOSED are defined where this is
+// compiled.
 
 #define INPUT 0
 #define SWIGLU 1
@@ -80,7 +80,7 @@ struct Quantize {
 
 constexpr int EDGE = 128, WIDTH = 8, LANES_WIDE = EDGE / WIDTH, THREADS = 256;
 
-// Whether gate and up are.
+// Whether gate and up are kept so.
 constexpr bool KEPT = OF == SWIGLU_OF_KEPT || OF == SWIGLU_GRAD_OF_KEPT;
 
 // Whether nothing is cast yet.

@@ -34,7 +34,8 @@ use xtrain_tensor::{DType, Scaling, TensorType};
 ///
 /// q is x * scale in f32, rounded to nearest even and saturated to the largest finite value; NaN stays NaN. amax is the element of x of
 /// the largest bits without the sign, a NaN if there is one; it accumulates as the largest of all. Where a scale is given it is used for
-/// the whole tensor, whatever amax is; but where it is 0, there is none yet. What is cast may be what another op would make: then its inputs stand in the place of x ([`Of`]).
+/// the whole tensor, whatever amax is; where it is 0 there is none yet, and that of amax takes its place. What is cast may be what another op
+/// would make: then its inputs stand in the place of x ([`Of`]).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Quantize {
     /// What is cast.

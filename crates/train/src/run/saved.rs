@@ -11,6 +11,7 @@ use crate::evaluate::Tally;
 use crate::learner::Learner;
 use crate::metrics::jsonl::Unsynced;
 use serde::{Deserialize, Serialize};
+use std::collections::HashSet;
 use std::ops::Range;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -177,20 +178,14 @@ impl Saved {
             )));
         }
         // A recipe that makes scales of earlier steps begins without any where the checkpoint is of another.
-        let is_of_casts = |name: &str| {
-            [StateKind::Scale, StateKind::AmaxHistory]
-                .iter()
-                .any(|kind| name.starts_with(&format!("{}/", kind.name())))
-        };
-        let held = |name: &str| checkpoint.tensors().iter().any(|tensor| tensor.name == name);
+        let of_casts = [StateKind::Scale, StateKind::AmaxHistory];
+        let held: HashSet<&str> = checkpoint.tensors().iter().map(|tensor| tensor.name.as_str()).collect();
         let mut entries = learner.saved_state();
-        let all = specs(&entries);
-        let mut at = all.iter().map(|spec| !is_of_casts(&spec.name) || held(&spec.name));
-        entries.retain(|_| at.next().unwrap_or(true));
+        entries.retain(|entry| !of_casts.contains(&entry.kind) || held.contains(tensor_name(entry).as_str()));
         let wanted = specs(&entries);
-        let mut others =
-            checkpoint.tensors().iter().filter(|t| !wanted.iter().any(|spec| spec.name == t.name));
-        let load = match others.all(|tensor| is_of_casts(&tensor.name)) {
+        let named: HashSet<&str> = wanted.iter().map(|spec| spec.name.as_str()).collect();
+        let is_of_casts = |name: &str| of_casts.iter().any(|kind| name.starts_with(&prefix(*kind)));
+        let load = match held.difference(&named).all(|name| is_of_casts(name)) {
             true => Checkpoint::load_some,
             false => Checkpoint::load,
         };
@@ -386,12 +381,19 @@ pub(crate) fn best(checkpoint: &Checkpoint) -> Result<Option<(u64, f64)>, RunErr
 
 /// Tensors are named by kind and name: `moment1/blocks.0.attn_norm.weight`.
 pub(crate) fn specs(entries: &[StateEntry]) -> Vec<TensorSpec> {
-    let spec = |e: &StateEntry| TensorSpec {
-        name: format!("{}/{}", e.kind.name(), e.name),
-        dtype: e.ty.dtype,
-        shape: e.ty.shape.to_vec(),
-    };
+    let spec =
+        |e: &StateEntry| TensorSpec { name: tensor_name(e), dtype: e.ty.dtype, shape: e.ty.shape.to_vec() };
     entries.iter().map(spec).collect()
+}
+
+/// A state value's name in a checkpoint.
+fn tensor_name(entry: &StateEntry) -> String {
+    prefix(entry.kind) + &entry.name
+}
+
+/// What the names of all of a kind begin with.
+pub(crate) fn prefix(kind: StateKind) -> String {
+    format!("{}/", kind.name())
 }
 
 fn document<T: serde::de::DeserializeOwned>(checkpoint: &Checkpoint, name: &str) -> Result<T, RunError> {

@@ -5,24 +5,23 @@ use crate::cli::BlameArgs;
 use crate::failure::Failure;
 use crate::signals::Stop;
 use crate::terminal::{self, Bar};
-use std::io::Write;
 use xtrain_data::DataError;
 use xtrain_train::blame::{Blame, BlameOptions, Distance, Doing, PutBack, blame};
 use xtrain_train::metrics::format;
 use xtrain_train::run::{Notice, RunError};
 
 pub(crate) fn run(args: &BlameArgs) -> Result<(), Failure> {
-    terminal::use_threads(args.threads)?;
+    terminal::use_threads(args.probe.threads)?;
     let stop = Stop::on_signals()?;
     let options = BlameOptions {
-        which: which(args.step, args.best),
-        device: args.device,
-        casts: args.casts,
+        which: which(args.probe.step, args.probe.best),
+        device: args.probe.device,
+        casts: args.probe.casts,
         batches: args.batches,
         by_block: args.by_block,
     };
     let mut bar = Bar::default();
-    let found = blame(&args.run, &options, &mut |doing| {
+    let found = blame(&args.probe.run, &options, &mut |doing| {
         match doing {
             Doing::Text(Notice::Tokenizing { path, progress }) => bar.tokenizing(&path, &progress),
             Doing::Text(Notice::Learning { .. }) => {}
@@ -33,8 +32,7 @@ pub(crate) fn run(args: &BlameArgs) -> Result<(), Failure> {
     bar.clear();
     let found = &match found {
         Err(RunError::Data(DataError::Interrupted)) => {
-            // Not among what a program may read from standard output.
-            let _ = writeln!(std::io::stderr(), "stopped before the end; there is no result");
+            terminal::stopped();
             return Ok(());
         }
         found => found?,

@@ -6,7 +6,6 @@ use crate::failure::Failure;
 use crate::signals::Stop;
 use crate::terminal::{self, Bar};
 use serde_json::{Value, json};
-use std::io::Write;
 use xtrain_data::InputOptions;
 use xtrain_model::Recipe;
 use xtrain_train::evaluate::{Doing, HeldOut, TextLoss, TextOptions};
@@ -24,8 +23,7 @@ pub(crate) fn run(args: &EvalArgs) -> Result<(), Failure> {
     let found = evaluate(args, &mut bar);
     bar.clear();
     let Some(found) = found? else {
-        // Not among what a program may read from standard output.
-        let _ = writeln!(std::io::stderr(), "stopped before the end; there is no result");
+        terminal::stopped();
         return Ok(());
     };
     let text = match (args.json, found.as_slice()) {

@@ -5,7 +5,6 @@ use crate::cli::InspectArgs;
 use crate::failure::Failure;
 use crate::signals::Stop;
 use crate::terminal::{self, Bar};
-use std::io::Write;
 use xtrain_data::DataError;
 use xtrain_train::inspect::{Doing, InspectOptions, Inspection, TensorCast, inspect};
 use xtrain_train::metrics::format;
@@ -13,12 +12,15 @@ use xtrain_train::report::{INSPECT_FILE, write_inspection};
 use xtrain_train::run::{Notice, RunError};
 
 pub(crate) fn run(args: &InspectArgs) -> Result<(), Failure> {
-    terminal::use_threads(args.threads)?;
+    terminal::use_threads(args.probe.threads)?;
     let stop = Stop::on_signals()?;
-    let options =
-        InspectOptions { which: which(args.step, args.best), device: args.device, casts: args.casts };
+    let options = InspectOptions {
+        which: which(args.probe.step, args.probe.best),
+        device: args.probe.device,
+        casts: args.probe.casts,
+    };
     let mut bar = Bar::default();
-    let found = inspect(&args.run, &options, &mut |doing| {
+    let found = inspect(&args.probe.run, &options, &mut |doing| {
         match doing {
             Doing::Text(Notice::Tokenizing { path, progress }) => bar.tokenizing(&path, &progress),
             Doing::Text(Notice::Learning { .. }) => {}
@@ -29,8 +31,7 @@ pub(crate) fn run(args: &InspectArgs) -> Result<(), Failure> {
     bar.clear();
     let inspection = &match found {
         Err(RunError::Data(DataError::Interrupted)) => {
-            // Not among what a program may read from standard output.
-            let _ = writeln!(std::io::stderr(), "stopped before the end; there is no result");
+            terminal::stopped();
             return Ok(());
         }
         found => found?,

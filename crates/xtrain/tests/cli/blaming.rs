@@ -92,6 +92,5 @@ fn what_has_nothing_in_fp8_is_refused_in_a_line() {
     // Sizes that FP8 does not take.
     place.train("out", "--set train.steps=2 --set model.dim=24 --set model.ffn_dim=24");
     place.run("blame out").refuses(&["fp8-block leaves all products", "24 is no multiple of 16"]);
-    place.run("blame out --casts bf16").refuses(&["--casts bf16"]);
     place.run("blame nowhere").refuses(&["no folder nowhere"]);
 }

@@ -98,7 +98,6 @@ fn it_is_told_by_layer_and_drawn_on_a_page() {
 fn what_cannot_be_inspected_is_refused_in_a_line() {
     let place = Place::new();
     place.train("out", "--set train.steps=2");
-    place.run("inspect out --casts bf16").refuses(&["--casts bf16", "fp8-block"]);
     place.run("inspect out --step 7").refuses(&["7"]);
     place.run("inspect out/checkpoints/step-2 --step 1").refuses(&["checkpoint of step 2"]);
     place.run("inspect nowhere").refuses(&["no folder nowhere"]);

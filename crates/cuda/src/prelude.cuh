@@ -19,10 +19,12 @@ __device__ __forceinline__ float widen(bf16 x) { return __uint_as_float((u32)x.b
 
 template <class T> __device__ __forceinline__ T narrow(float x);
 template <> __device__ __forceinline__ float narrow<float>(float x) { return x; }
-// To nearest, ties to even.
+// To nearest, ties to even. By the instruction for two: that for one is of the unit for special functions, at a quarter of the rate.
 template <> __device__ __forceinline__ bf16 narrow<bf16>(float x) {
+    u32 pair;
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(0.0f), "f"(x));
     bf16 y;
-    asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(y.bits) : "f"(x));
+    y.bits = (u16)pair;
     return y;
 }
 

@@ -265,6 +265,7 @@ ops![
     crate::scaled_matmul::ScaledMatmul: card,
     crate::swiglu::Swiglu: card,
     crate::swiglu::SwigluGrad: card,
+    crate::swiglu::SwigluKeeping: card,
 ];
 
 /// The ops that passes insert.

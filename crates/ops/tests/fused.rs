@@ -8,7 +8,7 @@ use xtrain_cuda::Gpu;
 use xtrain_ops::quantize::{Dequantize, Layouts, Quantize};
 use xtrain_ops::registry::{cpu_kernels, cuda_kernels};
 use xtrain_ops::rms_norm::{AddRmsNorm, RmsNorm};
-use xtrain_ops::swiglu::{Swiglu, SwigluGrad};
+use xtrain_ops::swiglu::{Swiglu, SwigluGrad, SwigluKeeping};
 use xtrain_program::{Code, Op, Program, Tracer, fuse};
 use xtrain_runtime::{CpuEngine, CudaEngine, Engine, Part};
 use xtrain_tensor::{DType, HostTensor, Philox, Scaling, Shape, TensorType};
@@ -37,6 +37,7 @@ fn makers() -> Vec<Maker> {
         Maker { keeps: true, ..maker(Arc::new(grad), both, 0) },
         maker(Arc::new(Swiglu), gate_up, 0),
         maker(Arc::new(grad), both, 0),
+        maker(Arc::new(SwigluKeeping), gate_up, 0),
         maker(Arc::new(RmsNorm { eps }), |t, d| vec![vec![t, d], vec![d]], 0),
         maker(Arc::new(AddRmsNorm { eps }), |t, d| vec![vec![t, d], vec![t, d], vec![d]], 1),
     ]

@@ -68,6 +68,12 @@ fn found(
         let is_near =
             maker.origin.stage == reader.origin.stage && maker.outputs[output].mode == WriteMode::Assign;
         let fusion = is_near.then(|| maker.code.op().fuse(output, reader.code.op(), position))??;
+        // What else it makes is made later then, so nothing may read it before.
+        let moves = fusion.rest.is_none();
+        let is_read = |o: &Output| done[at + 1..].iter().flatten().any(|i| i.inputs.contains(&o.value));
+        if moves && maker.outputs.iter().any(is_read) {
+            return None;
+        }
         Some((at, fusion, position))
     })
 }
@@ -100,8 +106,10 @@ fn merged(
             Fused::Read(n) => reader.inputs[n],
         })
         .collect();
-    let targets: Vec<_> = reader.outputs.iter().map(|o| Some(o.value)).collect();
+    let left = if rest.is_none() { others } else { Vec::new() };
+    let outputs: Vec<Output> = reader.outputs.iter().copied().chain(left).collect();
+    let targets: Vec<_> = outputs.iter().map(|o| Some(o.value)).collect();
     let code = Code::Plain(fusion.op);
     let fused = instantiate(program, code, &inputs, &targets, reader.origin.clone())?;
-    Ok((rest, Instance { outputs: reader.outputs.clone(), ..fused }))
+    Ok((rest, Instance { outputs, ..fused }))
 }

@@ -40,13 +40,24 @@ pub fn apply(
             if let Some(quantization) =
                 choose(&instance.origin, program.ty(input).shape.rows_cols().1).filter(|_| is_read && !lasts)
             {
-                let origin = Origin { role: Role::Precision, ..instance.origin.clone() };
-                let quantize = Code::Plain(ops.quantize(quantization, [true, false]));
-                let cast = instantiate(&mut out, quantize, &[input], &[], origin)?;
-                let copy = [cast.outputs[0].value, cast.outputs[1].value];
-                out.instances.push(cast);
+                let of = instance.clone();
+                let copy = match of.code.op().keeping(quantization) {
+                    Some(op) => {
+                        let code = Code::Plain(op);
+                        instance =
+                            instantiate(&mut out, code, &of.inputs, &[Some(output)], of.origin.clone())?;
+                        [1, 2].map(|n| instance.outputs[n].value)
+                    }
+                    None => {
+                        let origin = Origin { role: Role::Precision, ..of.origin.clone() };
+                        let quantize = Code::Plain(ops.quantize(quantization, [true, false]));
+                        let cast = instantiate(&mut out, quantize, &[input], &[], origin)?;
+                        out.instances.push(cast.clone());
+                        [0, 1].map(|n| cast.outputs[n].value)
+                    }
+                };
                 kept.extend([(input, all.len()), (output, all.len())]);
-                all.push(Kept { copy, of: instance.clone() });
+                all.push(Kept { copy, of });
             }
         }
         if is_backward(&instance) {

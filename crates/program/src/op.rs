@@ -1,7 +1,7 @@
 //! What an op is: shape inference, cost, and, for what models are made of, its backward.
 
 use crate::Backward;
-use crate::quantized::LinearGemm;
+use crate::quantized::{LinearGemm, Quantization};
 use std::any::Any;
 use std::fmt::Debug;
 use std::sync::Arc;
@@ -54,6 +54,12 @@ pub trait Op: Any + Debug + Send + Sync {
     /// forward, of one input.
     fn may_keep_in_fp8(&self) -> bool {
         false
+    }
+
+    /// The op that also makes, behind what this one makes, numbers and scales of its input in this format, which are kept so. None where
+    /// that is a cast of its own.
+    fn keeping(&self, _: Quantization) -> Option<Arc<dyn Op>> {
+        None
     }
 
     /// Whether a second run with the same inputs changes nothing more, even where the first one added to an output: a largest value stays
@@ -116,9 +122,9 @@ pub struct Rebuild {
 /// An op and the only reader of one of its outputs in other terms: that output is never written.
 pub struct Fusion {
     /// What makes the op's other outputs, in their order, and behind them what the new one needs beside; and which of the op's inputs it
-    /// reads. None where nothing is left to make.
+    /// reads. None where nothing is left to make, or the new op makes them.
     pub rest: Option<(Arc<dyn Op>, Vec<usize>)>,
-    /// The op in the reader's place, which makes the reader's outputs.
+    /// The op in the reader's place, which makes the reader's outputs and behind them, where nothing else does, the op's others.
     pub op: Arc<dyn Op>,
     /// Its inputs.
     pub inputs: Vec<Fused>,

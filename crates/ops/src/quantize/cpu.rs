@@ -1,6 +1,6 @@
 //! CPU kernels of [`Quantize`] and [`Dequantize`]: one pass over the rows for amax, one for the cast.
 
-use super::{Dequantize, Known, Of, Quantize};
+use super::{Dequantize, KEEP, Known, Of, Quantize};
 use crate::host::math::vectorized;
 use crate::host::rows::rows_per_task;
 use rayon::prelude::*;
@@ -24,6 +24,10 @@ impl CpuKernel for Quantize {
         let given =
             known(Known::Scale).filter(|&scale| scale != 0.0).or(measured
                 .map(|amax| cast_scale(self.format, f32::from_bits(magnitude(amax)), self.pow2_scales)));
+        let (outputs, copy) = outputs.split_at_mut(self.amax() + 1);
+        if self.of == Of::SwigluKeeping {
+            keep(inputs[0], copy);
+        }
         let Some((amax, made)) = outputs.split_last_mut() else { unreachable!("amax is always made") };
         let sides = [false, true].into_iter().zip(self.layouts.made()).filter(|(_, is_made)| *is_made);
         let mut largest = 0;
@@ -48,6 +52,12 @@ impl CpuKernel for Quantize {
         };
         made + side(rows, cols).max(side(cols, rows))
     }
+}
+
+/// Keeps a tensor in these numbers and scales.
+pub(crate) fn keep(x: View<'_>, copy: &mut [ViewMut<'_>]) {
+    let [q, inv_scale] = copy else { unreachable!("numbers and scales") };
+    KEEP.side(Matrix { view: x, transposed: false }, None, q, inv_scale);
 }
 
 impl Quantize {

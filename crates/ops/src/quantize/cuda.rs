@@ -1,9 +1,12 @@
 //! The kernels of [`Quantize`] and [`Dequantize`] on a card.
 #![allow(unsafe_code, reason = "it launches kernels")]
 
-use super::{Dequantize, Known, Of, Quantize};
+use super::{Dequantize, KEEP, Known, Of, Quantize};
 use crate::device::{ELEMENTWISE_THREADS, Floats, plane, suffix, warps_of};
-use xtrain_cuda::{CudaError, CudaKernel, Defines, DevicePtr, Gpu, KernelSource, Launch, Operands, Work};
+use xtrain_cuda::{
+    CudaError, CudaKernel, CudaOutput, CudaTensor, Defines, DevicePtr, Gpu, KernelSource, Launch, Operands,
+    Work,
+};
 use xtrain_tensor::formats::max_finite;
 use xtrain_tensor::{DType, Scaling, TILE, TensorType};
 
@@ -24,6 +27,7 @@ macro_rules! variants {
             ("OF", $of),
             ("FORMAT", $format),
             ("SCALING", $scaling),
+            ("POW2", if $scaling == TILES { 1 } else { 0 }),
             ("PHASE", $phase),
             ("DIRECT", $direct),
             ("TRANSPOSED", $transposed),
@@ -32,10 +36,9 @@ macro_rules! variants {
 }
 
 const VARIANTS: &[Defines] = variants![
-    INPUT E4M3 TENSOR MEASURE [1 0, 0 1, 1 1],
+    INPUT E4M3 TENSOR MEASURE [1 1],
     INPUT E5M2 TENSOR CAST [1 0, 0 1, 1 1],
     INPUT E4M3 TENSOR GIVEN [1 0, 0 1, 1 1],
-    INPUT E4M3 TENSOR UNSET [1 1],
     INPUT E4M3 ROW MEASURE [1 0, 0 1, 1 1],
     INPUT E4M3 ROW CAST [1 0, 0 1, 1 1],
     INPUT E4M3 TILES FUSED [1 0, 0 1, 1 1],
@@ -49,7 +52,6 @@ const VARIANTS: &[Defines] = variants![
     INPUT E5M6 BLOCK MEASURE [1 0],
     SWIGLU E4M3 TENSOR MEASURE [1 1],
     SWIGLU E4M3 TENSOR CAST [1 0, 0 1, 1 1],
-    SWIGLU E4M3 TENSOR UNSET [1 1],
     SWIGLU E4M3 TENSOR GIVEN [1 1],
     SWIGLU E4M3 ROW MEASURE [1 1],
     SWIGLU E4M3 ROW CAST [1 1],
@@ -57,11 +59,14 @@ const VARIANTS: &[Defines] = variants![
     SWIGLU_GRAD E4M3 TENSOR MEASURE [1 1],
     SWIGLU_GRAD E5M2 TENSOR CAST [1 1],
     SWIGLU_GRAD E5M2 TENSOR GIVEN [1 1],
-    SWIGLU_GRAD E5M2 TENSOR UNSET [1 1],
     SWIGLU_GRAD E4M3 ROW MEASURE [1 1],
     SWIGLU_GRAD E4M3 ROW CAST [1 1],
     SWIGLU_GRAD E4M3 TILES FUSED [1 1],
-    SWIGLU_OF_KEPT E4M3 TENSOR MEASURE [0 1],
+    SWIGLU_KEEPING E4M3 TENSOR MEASURE [1 1],
+    SWIGLU_KEEPING E4M3 TENSOR GIVEN [1 0],
+    SWIGLU_KEEPING E4M3 ROW MEASURE [1 0],
+    SWIGLU_KEEPING E4M3 TILES FUSED [1 0],
+    SWIGLU_OF_KEPT E4M3 TENSOR MEASURE [1 1],
     SWIGLU_OF_KEPT E4M3 TENSOR CAST [0 1],
     SWIGLU_OF_KEPT E4M3 TENSOR GIVEN [0 1],
     SWIGLU_OF_KEPT E4M3 TILES FUSED [0 1],
@@ -70,7 +75,6 @@ const VARIANTS: &[Defines] = variants![
     SWIGLU_GRAD_OF_KEPT E5M2 TENSOR GIVEN [1 1],
     SWIGLU_GRAD_OF_KEPT E4M3 TILES FUSED [1 1],
     NORM E4M3 TENSOR CAST [1 0, 0 1, 1 1],
-    NORM E4M3 TENSOR UNSET [1 1],
     NORM E4M3 TENSOR GIVEN [1 1],
     NORM E4M3 ROW MEASURE [1 1],
     NORM E4M3 ROW CAST [1 1],
@@ -85,6 +89,7 @@ const SWIGLU_GRAD: i64 = 2;
 const NORM: i64 = 3;
 const SWIGLU_OF_KEPT: i64 = 4;
 const SWIGLU_GRAD_OF_KEPT: i64 = 5;
+const SWIGLU_KEEPING: i64 = 6;
 const TENSOR: i64 = 0;
 const ROW: i64 = 1;
 const TILES: i64 = 2;
@@ -95,11 +100,14 @@ const CAST: i64 = 2;
 const GIVEN: i64 = 3;
 const UNSET: i64 = 4;
 
-/// Threads of a block of the source, and columns of one of its threads.
-const THREADS: u32 = 256;
+/// Threads of a block that has an area, and columns of one of its threads.
+const THREADS: u32 = 512;
 const WIDTH: usize = 8;
-/// Blocks that measure where that is seldom needed.
-const FEW: usize = 512;
+/// Threads of a block that measures, at most, and the least rows of one.
+const MEASURING: usize = 256;
+const ROWS: usize = 2;
+/// Rows of blocks that measure where that is seldom needed.
+const FEW: usize = 128;
 
 /// The number that stands for a format in the sources.
 fn format(dtype: DType) -> i64 {
@@ -132,6 +140,8 @@ struct Arguments {
     gate_up: DevicePtr,
     gate_up_scale: DevicePtr,
     gate_up_rows: u64,
+    keep: DevicePtr,
+    keep_scale: DevicePtr,
     rstd: Floats,
     w: Floats,
     scale: DevicePtr,
@@ -140,29 +150,38 @@ struct Arguments {
     sides: [Side; 2],
     rows: u32,
     cols: u32,
-    pow2: u32,
     accumulate: u32,
     largest: f32,
     across: u32,
     down: u32,
-    padding: u32,
 }
 
 impl CudaKernel for Quantize {
-    /// The maxima of the regions of each layout that is made.
+    /// The maxima of the regions of each layout that is made, and what a second op needs.
     fn workspace(&self, inputs: &[TensorType]) -> Vec<TensorType> {
         let (rows, cols) = self.of.extents(inputs);
         let sides = self.layouts.made().into_iter().zip([[rows, cols], [cols, rows]]);
         let maxima = |[rows, cols]: [usize; 2]| TensorType::new(DType::U32, self.scaling.shape(rows, cols));
-        sides.filter(|(is_made, _)| *is_made).map(|(_, extents)| maxima(extents)).collect()
+        let own = sides.filter(|(is_made, _)| *is_made).map(|(_, extents)| maxima(extents));
+        let beside = if self.keeps_apart(inputs) { keeping_workspace(inputs) } else { Vec::new() };
+        own.chain(beside).collect()
     }
 
     fn ready(&self, gpu: &Gpu, operands: &Operands<'_>) -> Result<Work, CudaError> {
+        let types: Vec<TensorType> = operands.inputs.iter().map(|t| t.ty).collect();
+        if self.keeps_apart(&types) {
+            let (outputs, copy) = operands.outputs.split_at(operands.outputs.len() - 2);
+            let (workspace, beside) = operands.workspace.split_at(operands.workspace.len() - 2);
+            let keep = keeping(gpu, operands.inputs[0], copy, beside)?;
+            let cast = Quantize { of: Of::Swiglu { kept: false }, ..*self };
+            let cast = cast.ready(gpu, &Operands { inputs: operands.inputs, outputs, workspace })?;
+            return Ok(Work::all(vec![keep, cast]));
+        }
         let (inputs, beside) = operands.inputs.split_at(self.of.inputs());
         let x = inputs[0];
-        let (rows, cols) = self.of.extents(&inputs.iter().map(|t| t.ty).collect::<Vec<_>>());
+        let (rows, cols) = self.of.extents(&types);
         let kept = self.of.kept();
-        let stored = x.ty.with_dtype(self.of.dtype(&inputs.iter().map(|t| t.ty).collect::<Vec<_>>()));
+        let stored = x.ty.with_dtype(self.of.dtype(&types));
         let made = self.layouts.made();
         let mut pairs = operands.outputs.chunks_exact(2).zip(operands.workspace);
         let sides = made.map(|is_made| {
@@ -182,12 +201,14 @@ impl CudaKernel for Quantize {
                 padding: 0,
             }
         });
-        let amax = operands.outputs[operands.outputs.len() - 1];
+        let amax = operands.outputs[self.amax()];
+        let copy = |n: usize| operands.outputs.get(self.amax() + n).map_or(DevicePtr(0), |t| t.place);
         let none = Floats::none();
         let (of, gate_up, [rstd, w]) = match self.of {
             Of::Input => (INPUT, DevicePtr(0), [none; 2]),
             Of::Swiglu { kept: false } => (SWIGLU, DevicePtr(0), [none; 2]),
             Of::Swiglu { kept: true } => (SWIGLU_OF_KEPT, DevicePtr(0), [none; 2]),
+            Of::SwigluKeeping => (SWIGLU_KEEPING, DevicePtr(0), [none; 2]),
             Of::SwigluGrad { kept: false } => (SWIGLU_GRAD, inputs[1].place, [none; 2]),
             Of::SwigluGrad { kept: true } => (SWIGLU_GRAD_OF_KEPT, inputs[1].place, [none; 2]),
             Of::Norm => (NORM, DevicePtr(0), [inputs[1].into(), inputs[2].into()]),
@@ -210,6 +231,8 @@ impl CudaKernel for Quantize {
             gate_up,
             gate_up_scale: kept.map_or(DevicePtr(0), |at| inputs[at + 1].place),
             gate_up_rows: rows as u64,
+            keep: copy(1),
+            keep_scale: copy(2),
             rstd,
             w,
             scale: known(Known::Scale),
@@ -218,12 +241,10 @@ impl CudaKernel for Quantize {
             sides,
             rows: rows as u32,
             cols: cols as u32,
-            pow2: self.pow2_scales.into(),
             accumulate: amax.accumulate.into(),
             largest: max_finite(self.format),
             across: across as u32,
             down: down as u32,
-            padding: 0,
         };
         let scaling = match self.scaling {
             Scaling::Tensor => TENSOR,
@@ -235,10 +256,13 @@ impl CudaKernel for Quantize {
         let pairs = self.format == DType::E5M6 && !vector;
         let function = |phase, name: &str| {
             let [direct, transposed] = made.map(i64::from);
+            // It is kept once.
+            let of = if of == SWIGLU_KEEPING && matches!(phase, CAST | UNSET) { SWIGLU } else { of };
             let defines = [
                 ("OF", of),
                 ("FORMAT", format(self.format)),
                 ("SCALING", scaling),
+                ("POW2", self.pow2_scales.into()),
                 ("PHASE", phase),
                 ("DIRECT", direct),
                 ("TRANSPOSED", transposed),
@@ -247,12 +271,19 @@ impl CudaKernel for Quantize {
         };
         let areas = plane([across, down], [THREADS, 1]);
         let area = |phase| {
+            let is_tensor = self.scaling == Scaling::Tensor && matches!(phase, MEASURE | UNSET);
+            let path = if is_tensor && vector { "vector" } else { path };
             let function = function(phase, &format!("quantize_{path}_{}", suffix(stored)))?;
-            let few = || Launch::row((across * down).min(FEW) as u32, THREADS);
-            Ok::<_, CudaError>((function, if phase == UNSET { few() } else { areas }))
+            if !is_tensor {
+                return Ok::<_, CudaError>((function, areas));
+            }
+            let across = if vector { wide / WIDTH } else { cols };
+            let threads = warps_of(across, MEASURING);
+            let down = rows.div_ceil(ROWS).min(if phase == UNSET { FEW } else { u16::MAX.into() });
+            Ok((function, plane([across.div_ceil(threads as usize), down], [threads, 1])))
         };
         let threads = |phase, name: &str, threads: usize| {
-            let launch = Launch::row(threads.div_ceil(THREADS as usize) as u32, THREADS);
+            let launch = Launch::row(threads.div_ceil(MEASURING) as u32, MEASURING as u32);
             Ok::<_, CudaError>((function(phase, name)?, launch))
         };
         let phases = match (self.known, self.scaling) {
@@ -263,7 +294,11 @@ impl CudaKernel for Quantize {
             (Known::Nothing, _) => &[FUSED],
         };
         let scales = sides.iter().map(|side| side.scales as usize).max().unwrap_or(0);
-        let mut steps = vec![threads(phases[0], "quantize_clear", scales.max(1))?];
+        let mut steps = Vec::new();
+        // What is known before is raised by no block.
+        if self.known != Known::Amax {
+            steps.push(threads(phases[0], "quantize_clear", scales.max(1))?);
+        }
         for &phase in phases {
             steps.push(area(phase)?);
         }
@@ -273,12 +308,39 @@ impl CudaKernel for Quantize {
             steps.push(threads(phase, &name, (rows * cols).div_ceil(2))?);
         }
         // SAFETY: the kernels take one `Arguments`. What is cast is [rows, cols], and what it is made of as large as `Of` says and of the type
-        // that the name says; each side that is made is as large as
-        // its extents say, in the format, with its scales and a word for each of them; the areas cover the matrix, and the others every
-        // scale or pair of elements.
+        // that the name says; each side that is made is as large as its extents say, in the format, with its scales and a word for each of
+        // them; a copy that is kept is as large as gate and up, with a scale a tile. The areas cover the matrix, so do the rows of blocks
+        // that measure, which go on below, and the others every scale or pair of elements.
         let put = |(function, launch)| unsafe { Work::launch(function, launch, arguments) };
         Ok(Work::all(steps.into_iter().map(put).collect()))
     }
+}
+
+impl Quantize {
+    /// Whether gate and up are kept by a second op: where their tiles are not their own.
+    fn keeps_apart(&self, inputs: &[TensorType]) -> bool {
+        self.of == Of::SwigluKeeping && !self.of.extents(inputs).1.is_multiple_of(TILE)
+    }
+}
+
+/// The workspace of [`keeping`].
+pub(crate) fn keeping_workspace(gate_up: &[TensorType]) -> Vec<TensorType> {
+    let mut types = KEEP.workspace(&gate_up[..1]);
+    types.push(TensorType::new(DType::F32, [1]));
+    types
+}
+
+/// Keeps gate and up in these numbers and scales.
+pub(crate) fn keeping(
+    gpu: &Gpu,
+    gate_up: CudaTensor,
+    copy: &[CudaOutput],
+    workspace: &[CudaTensor],
+) -> Result<Work, CudaError> {
+    // Its amax is that of nothing.
+    let amax = CudaOutput { ty: workspace[1].ty, place: workspace[1].place, accumulate: false };
+    let outputs = [copy[0], copy[1], amax];
+    KEEP.ready(gpu, &Operands { inputs: &[gate_up], outputs: &outputs, workspace: &workspace[..1] })
 }
 
 #[derive(Clone, Copy)]

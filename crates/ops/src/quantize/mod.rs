@@ -18,8 +18,8 @@ mod of;
 #[cfg(test)]
 mod tests;
 
-pub(crate) use cpu::{dequantized, largest_magnitude};
-pub(crate) use cuda::DEQUANTIZE;
+pub(crate) use cpu::{dequantized, keep, largest_magnitude};
+pub(crate) use cuda::{DEQUANTIZE, keeping, keeping_workspace};
 pub use of::{Known, Of};
 
 use crate::matrix;
@@ -35,7 +35,7 @@ use xtrain_tensor::{DType, Scaling, TensorType};
 /// q is x * scale in f32, rounded to nearest even and saturated to the largest finite value; NaN stays NaN. amax is the element of x of
 /// the largest bits without the sign, a NaN if there is one; it accumulates as the largest of all. Where a scale is given it is used for
 /// the whole tensor, whatever amax is; where it is 0 there is none yet, and that of amax takes its place. What is cast may be what another op
-/// would make: then its inputs stand in the place of x ([`Of`]).
+/// would make: then its inputs stand in the place of x, and what it makes beside is behind amax ([`Of`]).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Quantize {
     /// What is cast.
@@ -58,6 +58,9 @@ impl Quantize {
         Quantize { of: Of::Input, format, scaling, pow2_scales, layouts, known: Known::Nothing }
     }
 }
+
+/// The cast that keeps gate and up for the backward.
+pub(crate) const KEEP: Quantize = Quantize::new(DType::E4M3, Scaling::Tile, true, Layouts::Direct);
 
 /// In which layouts a tensor is quantized.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -88,6 +91,12 @@ pub struct Dequantize {
     pub out: DType,
     /// Which elements share a scale.
     pub scaling: Scaling,
+}
+
+/// Numbers and scales of what [`KEEP`] makes of gate and up.
+pub(crate) fn kept_types(gate_up: TensorType) -> [TensorType; 2] {
+    let (rows, cols) = gate_up.shape.rows_cols();
+    [gate_up.with_dtype(DType::E4M3), TensorType::new(DType::F32, Scaling::Tile.shape(rows, cols))]
 }
 
 fn is_scaled(dtype: DType) -> bool {
@@ -131,6 +140,9 @@ impl Op for Quantize {
             }
         }
         made.push(TensorType::new(DType::F32, [1]));
+        if self.of == Of::SwigluKeeping {
+            made.extend(kept_types(inputs[0]));
+        }
         Ok(made)
     }
 
@@ -144,6 +156,11 @@ impl Op for Quantize {
     }
 
     fn rebuild(&self, kept: &[bool]) -> Option<Rebuild> {
+        if self.of == Of::SwigluKeeping {
+            // Behind the forward, nothing reads more of it than the copy.
+            let outputs = vec![self.amax() + 1, self.amax() + 2];
+            return Some(Rebuild { op: Arc::new(KEEP), inputs: vec![Source::Input(0)], outputs });
+        }
         let only_transposed = self.layouts == Layouts::Both && kept[0] && !kept[2];
         only_transposed.then(|| Rebuild {
             op: Arc::new(Quantize { layouts: Layouts::Transposed, ..*self }),
@@ -158,7 +175,7 @@ impl Op for Quantize {
     }
 
     fn accumulates(&self, output: usize) -> bool {
-        output == 2 * self.layouts.made().into_iter().filter(|&made| made).count()
+        output == self.amax()
     }
 }
 
@@ -218,6 +235,7 @@ impl Registered for Quantize {
             Sample::plain(given, [SampleInput::activation([5, 140]), scale]),
             Sample::plain(measured, [SampleInput::activation([5, 140]), amax()]),
             Sample::plain(of(Of::Swiglu { kept: false }, Scaling::Tile), [SampleInput::activation([7, 22])]),
+            Sample::plain(of(Of::SwigluKeeping, Scaling::Row), [SampleInput::activation([7, 22])]),
             Sample::plain(
                 of(Of::SwigluGrad { kept: false }, Scaling::Row),
                 [SampleInput::activation([7, 11]), SampleInput::activation([7, 22])],
@@ -322,6 +340,7 @@ fn made_on_the_way() -> Vec<Sample> {
             let inputs: Vec<SampleInput> = match of {
                 Of::Input => vec![SampleInput::activation([rows, cols])],
                 Of::Swiglu { kept } => gate_up(kept),
+                Of::SwigluKeeping => gate_up(false),
                 Of::SwigluGrad { kept } => {
                     [vec![SampleInput::activation([rows, cols])], gate_up(kept)].concat()
                 }
@@ -335,7 +354,7 @@ fn made_on_the_way() -> Vec<Sample> {
         };
         let swiglu =
             [false, true].into_iter().flat_map(|kept| [Of::Swiglu { kept }, Of::SwigluGrad { kept }]);
-        for (of, inputs) in swiglu.chain([Of::Norm]).map(of) {
+        for (of, inputs) in swiglu.chain([Of::Norm, Of::SwigluKeeping]).map(of) {
             for (scaling, pow2_scales) in
                 [(Scaling::Tensor, false), (Scaling::Row, true), (Scaling::Tile, true)]
             {

@@ -18,6 +18,9 @@ pub enum Of {
         /// Whether that is so.
         kept: bool,
     },
+    /// `gate_up`: the same, of a plain tensor of which a copy in E4M3 by tiles with scales of powers of two is made too: numbers and scales
+    /// are the cast's last outputs.
+    SwigluKeeping,
     /// `dy, gate_up`: what [`SwigluGrad`] makes. `kept`: the same, restored in the type of dy.
     SwigluGrad {
         /// Whether that is so.
@@ -31,7 +34,7 @@ impl Of {
     /// How many inputs it is made of.
     pub const fn inputs(self) -> usize {
         match self {
-            Of::Input => 1,
+            Of::Input | Of::SwigluKeeping => 1,
             Of::Swiglu { kept } => 1 + kept as usize,
             Of::SwigluGrad { kept } => 2 + kept as usize,
             Of::Norm => 3,
@@ -70,7 +73,7 @@ impl Of {
         let types = self.restored_types(inputs)?;
         match self {
             Of::Input => Ok(types[0]),
-            Of::Swiglu { .. } => Ok(Swiglu.infer(&types)?[0]),
+            Of::Swiglu { .. } | Of::SwigluKeeping => Ok(Swiglu.infer(&types)?[0]),
             Of::SwigluGrad { .. } => Ok(SwigluGrad { remake: false }.infer(&types)?[0]),
             Of::Norm => scaled_type(&types),
         }
@@ -81,7 +84,7 @@ impl Of {
         let (rows, cols) = inputs[0].shape.rows_cols();
         match self {
             Of::Input | Of::Norm => (rows, cols),
-            Of::Swiglu { .. } => (rows, cols / 2),
+            Of::Swiglu { .. } | Of::SwigluKeeping => (rows, cols / 2),
             Of::SwigluGrad { .. } => (rows, cols * 2),
         }
     }
@@ -105,7 +108,9 @@ impl Of {
         let mut made = HostTensor::zeros(ty);
         match self {
             Of::Input => return None,
-            Of::Swiglu { .. } => Swiglu.run(&[gate_up(0)], &mut [ViewMut::new(ty, made.bytes_mut(), false)]),
+            Of::Swiglu { .. } | Of::SwigluKeeping => {
+                Swiglu.run(&[gate_up(0)], &mut [ViewMut::new(ty, made.bytes_mut(), false)]);
+            }
             Of::SwigluGrad { .. } => {
                 made.bytes_mut().copy_from_slice(gate_up(1).bytes());
                 let out = ViewMut::new(ty, made.bytes_mut(), false);
@@ -156,6 +161,11 @@ impl Quantize {
             _ => return None,
         };
         (of.kept() == Some(position)).then_some(Quantize { of, ..cast })
+    }
+
+    /// Which output amax is; behind it is a copy that is kept.
+    pub(super) fn amax(self) -> usize {
+        2 * self.layouts.made().into_iter().filter(|&made| made).count()
     }
 
     /// How many inputs it has.

@@ -1,8 +1,9 @@
 //! CPU kernels of [`Swiglu`] and [`SwigluGrad`].
 
-use super::{Swiglu, SwigluGrad};
+use super::{Swiglu, SwigluGrad, SwigluKeeping};
 use crate::host::math::{exp, vectorized};
 use crate::host::rows::for_row_blocks;
+use crate::quantize;
 use xtrain_tensor::{CpuKernel, Real, View, ViewMut, with_real};
 
 impl CpuKernel for Swiglu {
@@ -30,6 +31,14 @@ fn forward_row<T: Real>(gate: &[T], up: &[T], y: &mut [T]) {
             }
         },
     );
+}
+
+impl CpuKernel for SwigluKeeping {
+    fn run(&self, inputs: &[View<'_>], outputs: &mut [ViewMut<'_>]) {
+        let (y, copy) = outputs.split_at_mut(1);
+        Swiglu.run(inputs, y);
+        quantize::keep(inputs[0], copy);
+    }
 }
 
 impl CpuKernel for SwigluGrad {

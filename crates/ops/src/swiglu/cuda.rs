@@ -1,8 +1,9 @@
 //! The kernels of [`Swiglu`] and [`SwigluGrad`] on a card.
 #![allow(unsafe_code, reason = "it launches kernels")]
 
-use super::{Swiglu, SwigluGrad};
+use super::{Swiglu, SwigluGrad, SwigluKeeping};
 use crate::device::{ELEMENTWISE_THREADS, lanes, plane, suffix, warps_of};
+use crate::quantize::{keeping, keeping_workspace};
 use xtrain_cuda::{CudaError, CudaKernel, DevicePtr, Function, Gpu, KernelSource, Launch, Operands, Work};
 use xtrain_tensor::TensorType;
 
@@ -41,6 +42,19 @@ impl CudaKernel for Swiglu {
         // SAFETY: the kernel takes one `Arguments`; gate_up is [rows, 2 width] and y [rows, width] of the type that the name says, in
         // rows of whole vectors where the path is that.
         Ok(unsafe { Work::launch(function, launch, arguments) })
+    }
+}
+
+impl CudaKernel for SwigluKeeping {
+    fn workspace(&self, inputs: &[TensorType]) -> Vec<TensorType> {
+        keeping_workspace(inputs)
+    }
+
+    fn ready(&self, gpu: &Gpu, operands: &Operands<'_>) -> Result<Work, CudaError> {
+        let Operands { inputs, outputs, workspace } = *operands;
+        let (y, copy) = outputs.split_at(1);
+        let keep = keeping(gpu, inputs[0], copy, workspace)?;
+        Ok(Work::all(vec![keep, Swiglu.ready(gpu, &Operands { inputs, outputs: y, workspace: &[] })?]))
     }
 }
 

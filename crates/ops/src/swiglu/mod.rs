@@ -8,12 +8,13 @@ mod cuda;
 mod tests;
 
 use crate::matrix;
-use crate::quantize::{Of, Quantize};
+use crate::quantize::{KEEP, Of, Quantize, kept_types};
 use crate::registry::{OnCard, Registered, Sample, SampleInput};
 use std::any::Any;
 use std::sync::Arc;
 use xtrain_cuda::KernelSource;
-use xtrain_program::{Backward, Differentiable, Fused, Fusion, Op, OpError, Role, Source};
+use xtrain_program::quantized::Quantization;
+use xtrain_program::{Backward, Differentiable, Fused, Fusion, Op, OpError, Rebuild, Role, Source};
 use xtrain_tensor::TensorType;
 
 /// What the kernels of a card that compute it have in common.
@@ -43,8 +44,40 @@ impl Op for Swiglu {
         true
     }
 
+    fn keeping(&self, how: Quantization) -> Option<Arc<dyn Op>> {
+        let Quantize { format, scaling, pow2_scales, .. } = KEEP;
+        let is_own = how == Quantization { format, scaling, pow2_scales, delayed: false };
+        is_own.then(|| Arc::new(SwigluKeeping) as Arc<dyn Op>)
+    }
+
     fn fuse(&self, _: usize, reader: &dyn Op, position: usize) -> Option<Fusion> {
         fused(Of::Swiglu { kept: false }, reader, position)
+    }
+}
+
+/// `gate_up_t2f -> y_tf, (q_t2f, inv_scale)`: [`Swiglu`], and gate and up in E4M3 by tiles with scales of powers of two, which are kept for
+/// the backward.
+#[derive(Clone, Copy, Debug)]
+pub struct SwigluKeeping;
+
+impl Op for SwigluKeeping {
+    fn name(&self) -> &'static str {
+        "swiglu_keeping"
+    }
+
+    fn infer(&self, inputs: &[TensorType]) -> Result<Vec<TensorType>, OpError> {
+        let mut outputs = Swiglu.infer(inputs)?;
+        outputs.extend(kept_types(inputs[0]));
+        Ok(outputs)
+    }
+
+    /// The copy alone: nothing else of it is read behind the forward.
+    fn rebuild(&self, _: &[bool]) -> Option<Rebuild> {
+        Some(Rebuild { op: Arc::new(KEEP), inputs: vec![Source::Input(0)], outputs: vec![1, 2] })
+    }
+
+    fn fuse(&self, output: usize, reader: &dyn Op, position: usize) -> Option<Fusion> {
+        if output == 0 { fused(Of::SwigluKeeping, reader, position) } else { None }
     }
 }
 
@@ -123,6 +156,18 @@ impl Registered for Swiglu {
     }
 }
 
+impl Registered for SwigluKeeping {
+    fn samples() -> Vec<Sample> {
+        [[13, 14], [5, 266]]
+            .map(|shape| Sample::plain(SwigluKeeping, [SampleInput::activation(shape)]))
+            .into()
+    }
+
+    fn large() -> Sample {
+        Sample::plain(SwigluKeeping, [SampleInput::activation([300, 512])])
+    }
+}
+
 impl Registered for SwigluGrad {
     fn samples() -> Vec<Sample> {
         let inputs = || [SampleInput::activation([13, 17]), SampleInput::activation([13, 34])];
@@ -141,6 +186,15 @@ impl OnCard for Swiglu {
     fn card_samples() -> Vec<Sample> {
         let sample = |[t, f]: [usize; 2]| Sample::forward(Swiglu, [SampleInput::activation([t, 2 * f])]);
         [[1, 8192], [70, 1024], [37, 3001], [600, 264]].map(sample).into()
+    }
+}
+
+impl OnCard for SwigluKeeping {
+    const SOURCES: &'static [KernelSource] = &[cuda::SOURCE];
+
+    fn card_samples() -> Vec<Sample> {
+        let sample = |[t, f]: [usize; 2]| Sample::plain(SwigluKeeping, [SampleInput::activation([t, 2 * f])]);
+        [[70, 1024], [37, 301]].map(sample).into()
     }
 }
 

@@ -158,12 +158,14 @@ fn linear(
         let refresh = engine.load(programs::refresh(&program)?)?;
         loaded.push((refresh, engine.load(program)?));
     }
+    let of_weights = (shape.k as f32).sqrt();
     for (site, entry) in engine.state_entries().into_iter().enumerate() {
         let bytes = match entry.kind {
-            StateKind::Master => filled(entry.ty, site as u32, (shape.k as f32).powf(-0.5)),
+            StateKind::Master => filled(entry.ty, site as u32, 1.0 / of_weights),
             StateKind::Cache => filled(entry.ty, site as u32, 1.0),
-            // One of earlier steps is there in every step but the first.
-            StateKind::Scale => bytemuck::cast_slice(&vec![1.0f32; entry.ty.numel()]).to_vec(),
+            // One of earlier steps is there in every step but the first: what takes the largest of such numbers near E4M3's.
+            StateKind::Scale if entry.name == WEIGHTS => bytemuck::bytes_of(&(64.0 * of_weights)).to_vec(),
+            StateKind::Scale => bytemuck::bytes_of(&64.0f32).to_vec(),
             _ => continue,
         };
         engine.write_state(entry.kind, &entry.name, &bytes)?;
@@ -227,6 +229,8 @@ fn measure(
     Ok(measured.iter().map(of).collect())
 }
 
+const WEIGHTS: &str = "w";
+
 /// Forward and backward of the layer, as training makes them under a recipe, and the casts of its weights behind the update.
 fn program(LinearShape { m, k, n }: LinearShape, recipe: Recipe) -> Result<Program, ProgramError> {
     let ty = |shape: [usize; 2]| TensorType::new(DType::F32, shape);
@@ -234,7 +238,7 @@ fn program(LinearShape { m, k, n }: LinearShape, recipe: Recipe) -> Result<Progr
     t.enter_block(Some(0));
     // Kept as a cache is: a cache has the type that is computed in, and is no parameter.
     let x = t.state(StateKind::Cache, "x", ty([m, k]));
-    let w = t.parameter("w", ty([n, k]));
+    let w = t.parameter(WEIGHTS, ty([n, k]));
     let y = t.at("linear").apply(Linear, &[x, w])?[0];
     let program = precision::apply(t.finish(), recipe.precision())?;
     let mut t = Tracer::new(program, Stage::Backward, Role::Dgrad);
@@ -286,12 +290,10 @@ mod tests {
         for recipe in Recipe::FP8 {
             let made = ops(recipe);
             let count = |op: &str, stage| made.iter().filter(|made| **made == (op, stage)).count();
-            let product = ["scaled_matmul"; 1][0];
-            assert_eq!((count(product, Forward), count(product, Backward)), (1, 2), "{made:?}");
+            let products = [Forward, Backward].map(|stage| count("scaled_matmul", stage));
+            assert_eq!(products, [1, 2], "{made:?}");
             // Input, gradient and weights, each once, whatever reads it.
-            let casts = [Forward, Backward, Update]
-                .map(|stage| made.iter().filter(|(op, at)| op.starts_with("quantize") && *at == stage).count());
-            assert_eq!(casts, [1, 1, 1], "{made:?}");
+            assert_eq!([Forward, Backward, Update].map(|stage| count("quantize", stage)), [1, 1, 1], "{made:?}");
             assert_eq!(made.len(), 6, "{made:?}");
         }
     }

@@ -52,12 +52,16 @@ pub(crate) fn settled(planned: Planned, processor: &Processor) -> Result<Planned
     let speeds = match known {
         Some(speeds) => speeds,
         None => {
-            tracing::info!("timing the linear layers in FP8 and in bf16 on this card, once: what is found is kept");
+            tracing::info!(
+                "timing the linear layers in FP8 and in bf16 on this card, once: what is found is kept"
+            );
             match open(Device::Cuda).and_then(|other| blocks.measure(other)) {
                 // Another process may have measured at the same time: all use what the first one kept.
                 Ok(speeds) => layers(&gpu.keep_measured(&blocks.name(), &line(&speeds))).unwrap_or(speeds),
                 Err(error) => {
-                    tracing::warn!("whether FP8 makes linear layers slower could not be measured, and all are in FP8: {error}");
+                    tracing::warn!(
+                        "whether FP8 makes linear layers slower could not be measured, and all are in FP8: {error}"
+                    );
                     Vec::new()
                 }
             }
@@ -138,9 +142,9 @@ fn layers(line: &str) -> Option<Vec<LayerSpeed>> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::engine::Target;
     use crate::products::{fp8_share, linear_products};
     use crate::run::plan_on;
-    use crate::engine::Target;
     use std::path::Path;
     use xtrain_model::decoder::LINEAR_SITES;
 
@@ -173,7 +177,9 @@ mod tests {
         let run = planned(&["precision.recipe=fp8-current"]).leaving(left).expect("a plan");
         let kept: Vec<String> = linear_products(&run.spec)
             .iter()
-            .map(|linear| linear.products.iter().flat_map(|p| p.as_ref().err()).map(ToString::to_string).collect())
+            .map(|linear| {
+                linear.products.iter().flat_map(|p| p.as_ref().err()).map(ToString::to_string).collect()
+            })
             .collect();
         let why = "FP8 is slower: 0.93 of bf16's speed at 4096 x 32 x 32".repeat(3);
         assert_eq!(kept[..3], [String::new(), why, String::new()]);
@@ -182,15 +188,20 @@ mod tests {
         assert!((share - (96.0 + 128.0) / (96.0 + 32.0 + 128.0 + 64.0)).abs() < 1e-12, "{share}");
         // The configuration says it, and says it again when it is read.
         let text = run.resolved.config.to_toml();
-        assert!(text.contains("skip_slower = [{ layer = \"attn.o_proj\", speed = 0.931, tokens = 4096 }, "), "{text}");
-        let again = Config::parse::<&str>(Path::new("config.toml"), text.as_bytes(), &[]).expect("a run file");
+        assert!(
+            text.contains("skip_slower = [{ layer = \"attn.o_proj\", speed = 0.931, tokens = 4096 }, "),
+            "{text}"
+        );
+        let again =
+            Config::parse::<&str>(Path::new("config.toml"), text.as_bytes(), &[]).expect("a run file");
         assert_eq!(plan_on(&again, Target::Cpu).expect("a plan").spec, run.spec);
     }
 
     #[test]
     fn a_run_goes_on_with_what_it_left_under_its_own_recipe() {
         let fp8 = ["precision.recipe=fp8-current"];
-        let began = planned(&fp8).leaving(decided(&table([0.5; 4]))).expect("a plan").resolved.config.precision;
+        let began =
+            planned(&fp8).leaving(decided(&table([0.5; 4]))).expect("a plan").resolved.config.precision;
         let spec = |sets: &[&str], began: &PrecisionConfig| {
             gone_on(planned(sets), began, &Processor::Cpu).expect("a plan").spec
         };

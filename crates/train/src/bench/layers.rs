@@ -281,7 +281,13 @@ mod tests {
             ops
         };
         let bf16 = ops(&[("attention", 9.0), ("norm", 1.0), ("linear", 4.0), ("linear", 4.0), ("sum", 1.0)]);
-        let fp8 = ops(&[("attention", 9.5), ("norm and cast", 1.25), ("scaled", 2.0), ("scaled", 2.0), ("sum", 1.0)]);
+        let fp8 = ops(&[
+            ("attention", 9.5),
+            ("norm and cast", 1.25),
+            ("scaled", 2.0),
+            ("scaled", 2.0),
+            ("sum", 1.0),
+        ]);
         assert_eq!(fp8.longer_than(&bf16), (1.25 + 4.0) - (1.0 + 8.0));
         assert_eq!(bf16.longer_than(&fp8), -fp8.longer_than(&bf16));
         // The same op, more often.
@@ -299,10 +305,14 @@ mod tests {
             Blocks::of(&plan_on(&parsed, Target::Cpu).expect("planned").spec, 1).name()
         };
         let own = blocks(Recipe::Fp8Row).name();
-        for set in ["model.layers=9", "optimizer.weight_decay=0.2", "precision.skip=[]", "model.vocab_size=999"] {
+        for set in
+            ["model.layers=9", "optimizer.weight_decay=0.2", "precision.skip=[]", "model.vocab_size=999"]
+        {
             assert_eq!(of(set), own, "{set}");
         }
-        for set in ["data.seq_len=48", "model.ffn_dim=48", "precision.pow2_scales=false", "train.recompute=block"] {
+        for set in
+            ["data.seq_len=48", "model.ffn_dim=48", "precision.pow2_scales=false", "train.recompute=block"]
+        {
             assert_ne!(of(set), own, "{set}");
         }
     }

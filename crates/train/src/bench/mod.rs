@@ -9,7 +9,9 @@ mod tokens;
 mod trial;
 
 pub use attention::{AttentionShape, AttentionSpeed, attention, attention_of, common_attention};
-pub use fp8::{BreakEven, Fp8Speed, Fp8Speeds, LinearSeconds, LinearShape, RecipeSpeed, fp8, fp8_recipes, fp8_shapes};
+pub use fp8::{
+    BreakEven, Fp8Speed, Fp8Speeds, LinearSeconds, LinearShape, RecipeSpeed, fp8, fp8_recipes, fp8_shapes,
+};
 pub(crate) use layers::Blocks;
 pub use layers::LayerSpeed;
 pub use op::{OpSpeed, ops};

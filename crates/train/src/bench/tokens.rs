@@ -66,7 +66,8 @@ impl Tokens {
         let rng = Philox::new(0, n, 0);
         let tokens = spec.model.vocab_size;
         let of_all = |i: usize| f64::from(rng.word(i as u64)) / 2f64.powi(32);
-        let token = |i: usize| (((tokens as f64 + 1.0).powf(of_all(i)) - 1.0) as usize).min(tokens - 1) as i32;
+        let token =
+            |i: usize| (((tokens as f64 + 1.0).powf(of_all(i)) - 1.0) as usize).min(tokens - 1) as i32;
         let doc_start = match spec.document_mask {
             true => attention::documents([sequences, seq_len], DOCUMENT_TOKENS),
             false => vec![0; count],

@@ -45,7 +45,7 @@ fn of_run(args: &BenchFp8Args) -> Result<(), Failure> {
     let measured = slower::measure(&planned, &recipes, train.device)?;
     let tokens = planned.spec.batch.sequences * planned.spec.batch.seq_len;
     if args.json {
-        let rows: Vec<_> = measured.iter().flat_map(rows).collect();
+        let rows: Vec<_> = measured.iter().flat_map(|of| rows(of, is_kept)).collect();
         let text = json!({ "device": device, "tokens": tokens, "kept": is_kept, "rows": rows });
         return terminal::print(&format!("{text}\n")).map(|_| ());
     }
@@ -61,7 +61,7 @@ fn of_run(args: &BenchFp8Args) -> Result<(), Failure> {
     );
     for RecipeLayers { recipe, layers } in &measured {
         for layer in layers {
-            let slower = if slower::is_slower(layer) { "  stays in bf16" } else { "" };
+            let slower = if is_kept && slower::is_slower(layer) { "  stays in bf16" } else { "" };
             out.push_str(&format!(
                 "{:<14}{:<18}{:>16}{:>10.3}{:>10.3}{:>10.2}{slower}\n",
                 recipe.name(),
@@ -80,12 +80,12 @@ fn of_run(args: &BenchFp8Args) -> Result<(), Failure> {
     terminal::print(&out).map(|_| ())
 }
 
-fn rows(of: &RecipeLayers) -> Vec<serde_json::Value> {
+fn rows(of: &RecipeLayers, is_kept: bool) -> Vec<serde_json::Value> {
     let row = |layer: &bench::LayerSpeed| {
         json!({
             "recipe": of.recipe, "layer": layer.layer, "tokens": layer.tokens, "inputs": layer.inputs,
             "outputs": layer.outputs, "bf16_seconds": layer.bf16_seconds, "fp8_seconds": layer.fp8_seconds,
-            "speed": layer.speed(), "stays_in_bf16": slower::is_slower(layer),
+            "speed": layer.speed(), "stays_in_bf16": is_kept && slower::is_slower(layer),
         })
     };
     of.layers.iter().map(row).collect()

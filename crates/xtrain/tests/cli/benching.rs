@@ -150,7 +150,7 @@ fn the_linear_layers_of_a_run_file_are_measured_in_its_blocks() {
         assert_eq!((&row["recipe"], &row["tokens"]), (&"fp8-block".into(), &64.into()));
         assert!(positive(&row["bf16_seconds"]) && positive(&row["fp8_seconds"]), "{row}");
         let speed = row["speed"].as_f64().expect("a number");
-        assert_eq!(row["stays_in_bf16"].as_bool(), Some(speed < 0.98), "{row}");
+        assert_eq!(row["stays_in_bf16"].as_bool(), Some(speed < 0.98 && device() == "cuda"), "{row}");
     }
     assert_eq!(of_run["kept"].as_bool(), Some(device() == "cuda"));
     // A run file without FP8 is asked about all recipes.

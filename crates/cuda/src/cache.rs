@@ -107,6 +107,15 @@ impl KernelCache {
         })
     }
 
+    /// Keeps `bytes` under `key`, whatever stands there.
+    pub(crate) fn replace(&self, key: &str, extension: &str, bytes: &[u8]) {
+        if let Some(path) = self.path(key, extension)
+            && let Err(error) = write(&path, bytes)
+        {
+            warn_once(&path, &error);
+        }
+    }
+
     fn path(&self, key: &str, extension: &str) -> Option<PathBuf> {
         let name = hex(&Sha256::digest(key)[..16]);
         self.folder.as_ref().map(|folder| folder.join(format!("{name}.{extension}")))
@@ -227,6 +236,9 @@ mod tests {
         write(&path, b"something else").unwrap();
         assert_eq!(keep(b"algorithm 4"), b"algorithm 4");
         assert_eq!(cache.kept("a key", "algo").as_deref(), Some(b"algorithm 4".as_slice()));
+        cache.replace("a key", "algo", b"algorithm 5");
+        assert_eq!(cache.kept("a key", "algo").as_deref(), Some(b"algorithm 5".as_slice()));
+        cache.replace("a key", "algo", b"algorithm 4");
         assert_eq!(cache.kept("another key", "algo"), None);
         // A folder in a file's place is passed over.
         fs::create_dir(cache.path("a third key", "algo").unwrap()).unwrap();

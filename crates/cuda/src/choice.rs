@@ -128,11 +128,11 @@ impl Gpu {
 }
 
 /// What is kept: the name, then what it was chosen for.
-fn encode(name: &str, key: &str) -> String {
+pub(crate) fn encode(name: &str, key: &str) -> String {
     format!("{name}\n{key}")
 }
 
-fn decode<'h>(held: &'h [u8], key: &str) -> Option<&'h str> {
+pub(crate) fn decode<'h>(held: &'h [u8], key: &str) -> Option<&'h str> {
     let (name, chosen_for) = std::str::from_utf8(held).ok()?.split_once('\n')?;
     (chosen_for == key).then_some(name)
 }

@@ -25,6 +25,7 @@ mod growing;
 mod installed;
 mod kernel;
 mod library;
+mod measured;
 mod memory;
 mod module;
 pub mod nvtx;

@@ -79,8 +79,11 @@ pub mod io {
 
 /// The names of the linear layers of a block, as recipes know them.
 pub fn linear_names(block: usize) -> [String; 4] {
-    [QKV_PROJ, O_PROJ, GATE_UP_PROJ, DOWN_PROJ].map(|rest| names::block(block, rest))
+    LINEAR_SITES.map(|site| names::block(block, site))
 }
+
+/// Where they are in a block, in this order.
+pub const LINEAR_SITES: [&str; 4] = [QKV_PROJ, O_PROJ, GATE_UP_PROJ, DOWN_PROJ];
 
 const QKV_PROJ: &str = "attn.qkv_proj";
 const O_PROJ: &str = "attn.o_proj";

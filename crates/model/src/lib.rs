@@ -12,7 +12,7 @@ mod pattern;
 mod recipe;
 
 pub use config::{Architecture, Family, ModelError};
-pub use numerics::{DelayedScales, Fp8Overrides, Kept, Numerics};
+pub use numerics::{DelayedScales, Fp8Overrides, Kept, Numerics, SlowerLayer};
 pub use parameters::{Init, ParameterSpec, Part};
 pub use pattern::ProductPattern;
 pub use recipe::Recipe;

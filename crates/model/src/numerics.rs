@@ -20,6 +20,8 @@ pub struct Numerics {
 pub struct Fp8Overrides {
     /// Products that stay in bf16.
     pub skip: Vec<ProductPattern>,
+    /// Linear layers that stay in bf16 in all blocks, as FP8 makes them slower.
+    pub slower: Vec<SlowerLayer>,
     /// The first blocks, all of whose products stay in bf16.
     pub bf16_first_layers: usize,
     /// The last blocks likewise.
@@ -32,6 +34,17 @@ pub struct Fp8Overrides {
     pub delayed: DelayedScales,
     /// Whether SwiGLU's input is kept for the backward in E4M3, by tiles.
     pub swiglu_input: Option<bool>,
+}
+
+/// A linear layer that FP8 makes slower than bf16, where that was measured.
+#[derive(Clone, Debug, PartialEq)]
+pub struct SlowerLayer {
+    /// Its place in a block, e.g. `attn.o_proj`.
+    pub layer: String,
+    /// Its speed in FP8, casts included, as a share of that in bf16.
+    pub speed: f64,
+    /// Of how many tokens at a time.
+    pub tokens: usize,
 }
 
 /// How the scale of a cast is made of the largest magnitudes of earlier steps.
@@ -64,6 +77,8 @@ pub enum Kept {
     Pattern(String),
     /// A size that tensor cores do not take.
     Size(usize),
+    /// FP8 has this share of bf16's speed there, at these sizes.
+    Slower(String),
 }
 
 /// Sizes of FP8 factors must be multiples of it.
@@ -102,6 +117,15 @@ impl Numerics {
         if let Some(&size) = sizes.iter().find(|size| !size.is_multiple_of(MULTIPLE)) {
             return Err(Kept::Size(size));
         }
+        if let Some(slower) = fp8.slower.iter().find(|slower| slower.layer == *candidate.origin.site) {
+            let [inputs, outputs] = match gemm {
+                LinearGemm::Fprop => [k, n],
+                LinearGemm::Dgrad => [n, k],
+                LinearGemm::Wgrad => [n, m],
+            };
+            let sizes = format!("{} x {inputs} x {outputs}", slower.tokens);
+            return Err(Kept::Slower(format!("{:.2} of bf16's speed at {sizes}", slower.speed)));
+        }
         // Sums of products with scales of tiles leave the tensor cores in any case.
         let is_whole = matches!(factors[0].scaling, Scaling::Tensor | Scaling::Row);
         Ok(ScaledGemm { factors, fast_accumulation: is_whole && fp8.fast_accumulation.contains(&gemm) })
@@ -137,6 +161,7 @@ impl fmt::Display for Kept {
             Kept::Layer => f.write_str("one of the first or last layers"),
             Kept::Pattern(pattern) => write!(f, "skipped by {pattern:?}"),
             Kept::Size(size) => write!(f, "{size} is no multiple of {MULTIPLE}"),
+            Kept::Slower(speed) => write!(f, "FP8 is slower: {speed}"),
         }
     }
 }
@@ -172,6 +197,21 @@ mod tests {
         let made = of(Some(3), fprop, [5, 16, 32]).expect("any number of tokens");
         assert!(made.fast_accumulation && made.factors.iter().all(|factor| factor.pow2_scales));
         assert!(!of(Some(3), dgrad, [16; 3]).expect("a product").fast_accumulation);
+        let layer = "mlp.down_proj".to_owned();
+        let slower = Numerics {
+            fp8: Fp8Overrides {
+                slower: vec![SlowerLayer { layer, speed: 0.934, tokens: 4096 }],
+                ..numerics.fp8.clone()
+            },
+            ..numerics.clone()
+        };
+        // The same in each product, whose extents are otherwise, and in evaluation.
+        for (gemm, extents) in [(fprop, [5, 16, 32]), (dgrad, [64, 32, 16])] {
+            let (site, role, stage) = ("mlp.down_proj".into(), Role::Forward, Stage::Forward);
+            let origin = Origin { block: Some(3), site, role, stage, slot: 0 };
+            let kept = slower.of(Candidate { origin: &origin, gemm, extents }, 8).expect_err("it is kept");
+            assert_eq!(kept.to_string(), "FP8 is slower: 0.93 of bf16's speed at 4096 x 32 x 16");
+        }
         assert_eq!(
             Numerics::from(Recipe::Bf16).of(
                 Candidate {

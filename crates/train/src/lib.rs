@@ -25,4 +25,5 @@ pub mod report;
 pub mod run;
 mod sampling;
 pub mod schedule;
+pub mod slower;
 pub mod weights;

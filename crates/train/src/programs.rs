@@ -116,7 +116,7 @@ pub fn training(spec: &TrainingSpec) -> Result<Program, ProgramError> {
 
 /// Forward and backward of a micro-batch of the training step.
 pub fn differentiation(spec: &TrainingSpec) -> Result<Program, ProgramError> {
-    let program = in_fp8(gradients(spec)?, &spec.model, &spec.numerics())?;
+    let program = in_fp8(gradients(spec)?, spec.model.layers, &spec.numerics())?;
     Ok(recompute::apply(program, spec.recompute, spec.recompute_blocks)?)
 }
 
@@ -127,7 +127,7 @@ pub fn inspection(
     casts: &Numerics,
 ) -> Result<(Program, Vec<MeasuredCast>), ProgramError> {
     let (program, measured) = casts::apply(gradients(spec)?, &PassSet, &|gemm| casts.factors(gemm))?;
-    let program = in_fp8(program, &spec.model, &spec.numerics())?;
+    let program = in_fp8(program, spec.model.layers, &spec.numerics())?;
     Ok((recompute::apply(program, spec.recompute, spec.recompute_blocks)?, measured))
 }
 
@@ -172,16 +172,14 @@ pub fn logits(
 /// What was traced, in these formats.
 fn forward(tracer: Tracer, model: &Architecture, numerics: &Numerics) -> Result<Program, ProgramError> {
     let program = precision::apply(tracer.finish(), numerics.recipe.precision())?;
-    Ok(in_fp8(program, model, numerics)?)
+    Ok(in_fp8(program, model.layers, numerics)?)
 }
 
-/// The linear layers' products of FP8 factors, where these formats have them so.
-fn in_fp8(program: Program, model: &Architecture, numerics: &Numerics) -> Result<Program, TraceError> {
-    let program = kept::apply(program, &PassSet, &|origin, columns| {
-        numerics.kept_input(origin, columns, model.layers)
-    })?;
+/// The linear layers' products of FP8 factors, where these formats of a model of so many blocks have them so.
+pub(crate) fn in_fp8(program: Program, layers: usize, numerics: &Numerics) -> Result<Program, TraceError> {
     let program =
-        quantized::apply(program, &PassSet, &|candidate| numerics.of(candidate, model.layers).ok())?;
+        kept::apply(program, &PassSet, &|origin, columns| numerics.kept_input(origin, columns, layers))?;
+    let program = quantized::apply(program, &PassSet, &|candidate| numerics.of(candidate, layers).ok())?;
     fuse::apply(program)
 }
 

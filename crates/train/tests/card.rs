@@ -274,8 +274,13 @@ fn reference_segments_change_no_bit() -> Result<(), Failed> {
     let mut states = Vec::new();
     for (out, every) in [("plain", "0"), ("segments", "6")] {
         let every = format!("precision.reference_every={every}");
-        let fp8 =
-            ["train.device=cuda", "precision.recipe=fp8-current", "precision.reference_steps=4", &every];
+        let fp8 = [
+            "train.device=cuda",
+            "precision.recipe=fp8-current",
+            "precision.skip_slower=[]",
+            "precision.reference_steps=4",
+            &every,
+        ];
         let mut segments = 0;
         let mut ear = Counter(&mut segments);
         let outcome =
@@ -287,6 +292,33 @@ fn reference_segments_change_no_bit() -> Result<(), Failed> {
         );
     }
     assert!(states[0] == states[1], "the state differs");
+    Ok(())
+}
+
+/// What a run on the card left in bf16 is in its configuration, and is left where it goes on, whatever a stopwatch would say then.
+fn what_a_run_left_in_bf16_it_leaves_where_it_goes_on() -> Result<(), Failed> {
+    let folder = tempfile::tempdir()?;
+    let recipe = "fp8-current";
+    let precision = |out: &str| -> Result<_, Failed> {
+        let path = folder.path().join(out).join("config.toml");
+        Ok(Config::load::<&str>(&path, &[])?.config.precision)
+    };
+    run(folder.path(), "whole", recipe, &[("cuda", NEVER)])?;
+    let left = precision("whole")?.skip_slower.ok_or("nothing was measured")?;
+    run(folder.path(), "parts", recipe, &[("cuda", 3), ("cuda", NEVER)])?;
+    assert_eq!(precision("parts")?.skip_slower, Some(left));
+    let state = |out| -> Result<Vec<u8>, Failed> {
+        let mut files = last_files(folder.path(), out)?;
+        files.remove(Path::new("state-00001.safetensors")).ok_or_else(|| "no state".into())
+    };
+    assert!(state("whole")? == state("parts")?, "the state differs");
+    // Another run that is told what this one found out need not measure.
+    let [told, fp8] =
+        ["precision.skip_slower=[{layer='attn.o_proj',speed=0.5,tokens=64}]", "precision.recipe=fp8-current"];
+    let stop = AtomicBool::new(false);
+    train(&run_file(folder.path(), "told", &["train.device=cuda", fp8, told])?, Start::New, &stop, &mut ())?;
+    let slower = precision("told")?.skip_slower.unwrap_or_default();
+    assert_eq!(slower.iter().map(|of| of.layer.as_str()).collect::<Vec<_>>(), ["attn.o_proj"]);
     Ok(())
 }
 
@@ -358,13 +390,17 @@ fn main() {
     if let Some(reason) = &missing {
         eprintln!("no card: {reason}");
     }
-    let all: [(&str, Test); 7] = [
+    let all: [(&str, Test); 8] = [
         ("graphs_change_no_bit", graphs_change_no_bit),
         ("recompute_changes_no_bit", recompute_changes_no_bit),
         ("state_goes_to_the_card_and_back", state_goes_to_the_card_and_back),
         ("generation_agrees_with_the_cpu", generation_agrees_with_the_cpu),
         ("a_resumed_run_is_the_uninterrupted_one", a_resumed_run_is_the_uninterrupted_one),
         ("reference_segments_change_no_bit", reference_segments_change_no_bit),
+        (
+            "what_a_run_left_in_bf16_it_leaves_where_it_goes_on",
+            what_a_run_left_in_bf16_it_leaves_where_it_goes_on,
+        ),
         ("a_run_goes_on_on_the_other_device", a_run_goes_on_on_the_other_device),
     ];
     let trial = |(name, test): (&str, Test)| Trial::test(name, test).with_ignored_flag(missing.is_some());

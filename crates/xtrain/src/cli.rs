@@ -1,5 +1,9 @@
 //! The verbs and their flags.
 
+mod bench;
+
+pub(crate) use bench::*;
+
 use crate::quantity::{Count, Size};
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use clap::error::{ContextKind, ContextValue, ErrorKind};
@@ -94,127 +98,6 @@ pub(crate) enum Command {
     /// Measure speed and memory
     #[command(subcommand)]
     Bench(BenchCommand),
-}
-
-#[derive(Debug, Subcommand)]
-pub(crate) enum BenchCommand {
-    /// Measure the training step of a run file, on its token shards or, where it names none, random tokens
-    Step(BenchStepArgs),
-    /// Measure every op of the training step of a run file
-    Op(BenchOpArgs),
-    /// Measure matrix products: those of a run file's linear layers, one of these sizes, or common ones
-    Gemm(BenchGemmArgs),
-    /// Measure attention, forward and backward: that of a run file, one of these sizes, or a common one
-    Attention(BenchAttentionArgs),
-}
-
-#[derive(Debug, Args)]
-pub(crate) struct BenchOpArgs {
-    #[command(flatten)]
-    pub(crate) run: RunFile,
-    /// Steps that are timed op by op, of which an op's median counts
-    #[arg(long, default_value_t = 10, value_parser = bounded(1..=10_000))]
-    pub(crate) repeats: usize,
-    /// Print a line of JSON a row
-    #[arg(long)]
-    pub(crate) json: bool,
-}
-
-/// Ops by themselves: of a run file or of sizes, where and how long.
-#[derive(Debug, Args)]
-pub(crate) struct TrialArgs {
-    /// A run file (TOML), whose sizes, precision and device are taken
-    pub(crate) file: Option<PathBuf>,
-    /// Override a key of the run file, e.g. --set train.micro_batch_size=4; may be repeated
-    #[arg(long = "set", value_name = "SECTION.KEY=VALUE", requires = "file")]
-    pub(crate) set: Vec<String>,
-    /// Compute here: auto (a GPU where there is one), cpu or cuda
-    #[arg(long, value_name = "DEVICE", default_value = "auto", conflicts_with = "file",
-        value_parser = device())]
-    pub(crate) device: Device,
-    /// Compute in this precision instead of that which suits the device: bf16 on a GPU, fp32 on the CPU
-    #[arg(long, conflicts_with = "file", value_parser = named(&Recipe::ALL, Recipe::name))]
-    pub(crate) precision: Option<Recipe>,
-    /// CPU threads; 0 takes all
-    #[arg(long, default_value_t = 0, value_parser = bounded(0..=1024))]
-    pub(crate) threads: usize,
-    /// Measurements, of which the median counts
-    #[arg(long, default_value_t = 5, value_parser = bounded(1..=10_000))]
-    pub(crate) repeats: usize,
-    /// Runs of a measurement, one after the other
-    #[arg(long, default_value_t = 10, value_parser = bounded(1..=10_000))]
-    pub(crate) runs: usize,
-    /// Print one line of JSON
-    #[arg(long)]
-    pub(crate) json: bool,
-}
-
-#[derive(Debug, Args)]
-#[command(after_help = "Examples:
-  xtrain bench gemm
-  xtrain bench gemm run.toml --json
-  xtrain bench gemm --m 8192 --n 4096 --k 4096 --precision bf16")]
-pub(crate) struct BenchGemmArgs {
-    #[command(flatten)]
-    pub(crate) trial: TrialArgs,
-    /// Tokens
-    #[arg(long, conflicts_with = "file", requires_all = ["n", "k"], value_parser = bounded(1..=1 << 22))]
-    pub(crate) m: Option<usize>,
-    /// Columns of the output
-    #[arg(long, conflicts_with = "file", requires_all = ["m", "k"], value_parser = bounded(1..=1 << 22))]
-    pub(crate) n: Option<usize>,
-    /// Columns of the input
-    #[arg(long, conflicts_with = "file", requires_all = ["m", "n"], value_parser = bounded(1..=1 << 22))]
-    pub(crate) k: Option<usize>,
-}
-
-#[derive(Debug, Args)]
-#[command(after_help = "Examples:
-  xtrain bench attention
-  xtrain bench attention run.toml --document-tokens 512 --json
-  xtrain bench attention --batch 2 --seq-len 8192 --heads 32 --kv-heads 8 --head-dim 128")]
-pub(crate) struct BenchAttentionArgs {
-    #[command(flatten)]
-    pub(crate) trial: TrialArgs,
-    /// Sequences; what of these sizes is not given is that of a common model
-    #[arg(long, conflicts_with = "file", value_parser = bounded(1..=1 << 20))]
-    pub(crate) batch: Option<usize>,
-    /// Tokens of a sequence
-    #[arg(long, conflicts_with = "file", value_parser = bounded(1..=1 << 22))]
-    pub(crate) seq_len: Option<usize>,
-    /// Query heads
-    #[arg(long, conflicts_with = "file", value_parser = bounded(1..=1 << 12))]
-    pub(crate) heads: Option<usize>,
-    /// Key and value heads, by default as many as query heads where these are given
-    #[arg(long, conflicts_with = "file", value_parser = bounded(1..=1 << 12))]
-    pub(crate) kv_heads: Option<usize>,
-    /// Width of a head
-    #[arg(long, conflicts_with = "file", value_parser = bounded(1..=1 << 12))]
-    pub(crate) head_dim: Option<usize>,
-    /// Mean tokens of the documents that attention stays within, where it is measured so
-    #[arg(long, value_name = "TOKENS", default_value_t = 512, value_parser = bounded(1..=1 << 22))]
-    pub(crate) document_tokens: usize,
-}
-
-#[derive(Debug, Args)]
-#[command(after_help = "Examples:
-  xtrain bench step run.toml
-  xtrain bench step run.toml --set train.recompute=norms --repeats 5 --json")]
-pub(crate) struct BenchStepArgs {
-    #[command(flatten)]
-    pub(crate) run: RunFile,
-    /// Steps before the measurement
-    #[arg(long, default_value_t = 5, value_parser = bounded(0..=1_000_000))]
-    pub(crate) warmup: usize,
-    /// Measurements, of which the median counts
-    #[arg(long, default_value_t = 5, value_parser = bounded(1..=10_000))]
-    pub(crate) repeats: usize,
-    /// Steps of a measurement
-    #[arg(long, default_value_t = 10, value_parser = bounded(1..=1_000_000))]
-    pub(crate) steps: usize,
-    /// Print one line of JSON
-    #[arg(long)]
-    pub(crate) json: bool,
 }
 
 #[derive(Debug, Args)]

@@ -7,6 +7,7 @@ use xtrain_train::metrics::format;
 use xtrain_train::products::{LinearProducts, fp8_share, linear_products};
 use xtrain_train::programs;
 use xtrain_train::run::{Fit, FitOutcome, Planned};
+use xtrain_train::slower;
 
 /// Parameters, arithmetic and memory of a planned run on `target`, as text; `reference` is the step that its reference segments are made of.
 pub(crate) fn text(
@@ -104,6 +105,12 @@ pub(crate) fn text(
     }
     if spec.recipe.is_fp8() {
         out.push_str(&linears(&products));
+        if slower::is_open(planned) && target == Target::Cuda {
+            out.push_str(
+                "which of them FP8 makes slower is measured on the card where the run begins, or by xtrain bench fp8 with this file; those \
+                 stay in bf16\n",
+            );
+        }
     }
     out.push('\n');
     out.push_str(&memory(program, reference, target));

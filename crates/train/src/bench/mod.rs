@@ -1,12 +1,19 @@
 //! Speed: of training steps, measured as a run makes them, on its data where that is there as token shards, and of ops.
 
 mod attention;
+mod fp8;
+mod layers;
 mod op;
 mod product;
 mod tokens;
 mod trial;
 
 pub use attention::{AttentionShape, AttentionSpeed, attention, attention_of, common_attention};
+pub use fp8::{
+    BreakEven, Fp8Speed, Fp8Speeds, LinearSeconds, LinearShape, RecipeSpeed, fp8, fp8_recipes, fp8_shapes,
+};
+pub(crate) use layers::Blocks;
+pub use layers::LayerSpeed;
 pub use op::{OpSpeed, ops};
 pub use product::{ProductShape, ProductSpeed, common_shapes, products, shapes_of};
 pub use trial::{Ceiling, Rates, TrialOptions, Trials};
@@ -15,6 +22,7 @@ use crate::config::{Config, Parsed};
 use crate::engine::{Processor, Target};
 use crate::learner::{Learner, Step};
 use crate::run::{IN_FLIGHT, RunError, fit, plan_on};
+use crate::slower;
 use crate::weights::LearnError;
 use serde::Serialize;
 use std::collections::VecDeque;
@@ -85,8 +93,8 @@ struct Bench {
 impl Bench {
     fn of(parsed: &Parsed) -> Result<Bench, RunError> {
         let processor = Processor::of(&parsed.config)?;
+        let planned = slower::settled(plan_on(parsed, processor.target())?, &processor)?;
         let free_before = processor.available_bytes();
-        let planned = plan_on(parsed, processor.target())?;
         fit::check(&planned.spec, planned.resolved.config.train.batch_size, &processor)?;
         let (device, target, peak_flops) = (processor.describe(), processor.target(), processor.peak_flops());
         let config: Config = planned.resolved.config;

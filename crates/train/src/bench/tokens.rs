@@ -54,31 +54,32 @@ impl Tokens {
             Tokens::Shards(loader) => {
                 Ok(loader.batch((n * spec.batch.sequences) as u64, spec.batch.sequences)?)
             }
-            Tokens::Random => Ok(random(spec, n as u32)),
+            Tokens::Random => Ok(Tokens::random(spec, n as u32)),
         }
     }
-}
 
-/// Random tokens, which occur by Zipf's law as those of a text do: a token's rank is its number, and its logarithm is uniform. Tokens that
-/// are all as frequent leave nothing to learn, and hardly ever meet in the embedding's gradient.
-fn random(spec: &TrainingSpec, n: u32) -> Batch {
-    let (sequences, seq_len) = (spec.batch.sequences, spec.batch.seq_len);
-    let count = sequences * seq_len;
-    let rng = Philox::new(0, n, 0);
-    let tokens = spec.model.vocab_size;
-    let of_all = |i: usize| f64::from(rng.word(i as u64)) / 2f64.powi(32);
-    let token = |i: usize| (((tokens as f64 + 1.0).powf(of_all(i)) - 1.0) as usize).min(tokens - 1) as i32;
-    let doc_start = match spec.document_mask {
-        true => attention::documents([sequences, seq_len], DOCUMENT_TOKENS),
-        false => vec![0; count],
-    };
-    Batch {
-        batch_size: sequences,
-        seq_len,
-        tokens: (0..count).map(token).collect(),
-        targets: (1..=count).map(token).collect(),
-        positions: (0..count).map(|i| (i % seq_len) as i32 - doc_start[i]).collect(),
-        doc_start,
-        valid_targets: count,
+    /// Random tokens, which occur by Zipf's law as those of a text do: a token's rank is its number, and its logarithm is uniform. Tokens that
+    /// are all as frequent leave nothing to learn, and hardly ever meet in the embedding's gradient.
+    pub(super) fn random(spec: &TrainingSpec, n: u32) -> Batch {
+        let (sequences, seq_len) = (spec.batch.sequences, spec.batch.seq_len);
+        let count = sequences * seq_len;
+        let rng = Philox::new(0, n, 0);
+        let tokens = spec.model.vocab_size;
+        let of_all = |i: usize| f64::from(rng.word(i as u64)) / 2f64.powi(32);
+        let token =
+            |i: usize| (((tokens as f64 + 1.0).powf(of_all(i)) - 1.0) as usize).min(tokens - 1) as i32;
+        let doc_start = match spec.document_mask {
+            true => attention::documents([sequences, seq_len], DOCUMENT_TOKENS),
+            false => vec![0; count],
+        };
+        Batch {
+            batch_size: sequences,
+            seq_len,
+            tokens: (0..count).map(token).collect(),
+            targets: (1..=count).map(token).collect(),
+            positions: (0..count).map(|i| (i % seq_len) as i32 - doc_start[i]).collect(),
+            doc_start,
+            valid_targets: count,
+        }
     }
 }

@@ -147,7 +147,7 @@ fn measure(
     let mut measured = vec![Vec::with_capacity(repeats); program.instances.len()];
     let id = engine.load(program)?;
     for (site, entry) in engine.state_entries().into_iter().enumerate() {
-        engine.write_state(entry.kind, &entry.name, &random(entry.ty, site as u32))?;
+        engine.write_state(entry.kind, &entry.name, &filled(entry.ty, site as u32, 1.0))?;
     }
     for (name, values) in inputs {
         engine.write_input(id, name, bytemuck::cast_slice(values))?;
@@ -166,16 +166,17 @@ fn measure(
     Ok(measured)
 }
 
-fn open(options: TrialOptions) -> Result<Processor, RunError> {
+pub(super) fn open(options: TrialOptions) -> Result<Processor, RunError> {
     Processor::choose(options.device)
         .map_err(|error| RunError::Refused(format!("{}: {error}", options.device.name())))
 }
 
-/// Standard normal numbers, the same ones over and over: their values are to be ordinary, as they decide how much power a product takes.
-fn random(ty: TensorType, site: u32) -> Vec<u8> {
+/// Normal numbers of this standard deviation, the same ones over and over: their values are to be ordinary, as they decide how much power a
+/// product takes.
+pub(super) fn filled(ty: TensorType, site: u32, std: f32) -> Vec<u8> {
     const BLOCK: usize = 1 << 18;
     let mut values = vec![0.0; BLOCK.min(ty.numel())];
-    Philox::new(0, 0, site).fill_normal(1.0, &mut values);
+    Philox::new(0, 0, site).fill_normal(std, &mut values);
     let values: Vec<f64> = values.into_iter().map(f64::from).collect();
     let block = HostTensor::from_f64(TensorType::new(ty.dtype, [values.len()]), &values);
     block.bytes().iter().copied().cycle().take(ty.bytes()).collect()

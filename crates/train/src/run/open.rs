@@ -5,7 +5,7 @@ use super::reference::Aside;
 use super::saved::{self, Position, Saved, check_tokenizer};
 use super::trainer::{Observer, Run, Start};
 use super::{RunError, RunFolder, choices, fit, setup};
-use crate::config::{Config, Facts, Parsed, Resolved};
+use crate::config::{Config, Facts, Parsed, PrecisionConfig, Resolved};
 use crate::engine::Processor;
 use crate::evaluate::Evaluator;
 use crate::exchange;
@@ -13,11 +13,11 @@ use crate::learner::Learner;
 use crate::metrics::{Event, Lost, MetricsSink, Outputs, Resumed, Start as MetricsStart};
 use crate::programs::TrainingSpec;
 use crate::schedule::Schedule;
+use crate::slower;
 use crate::weights::LearnError;
 use std::ops::ControlFlow;
 use std::path::Path;
 use xtrain_data::{DataError, Tokenizer};
-use xtrain_model::Recipe;
 use xtrain_runtime::Checks;
 
 /// What needs less memory than a run that does not fit.
@@ -58,6 +58,7 @@ impl Run {
         if !going_on {
             setup::check_before_text(parsed, &processor)?;
         }
+        let began = if going_on { Some(kept_precision(&folder)?) } else { None };
         let corpus = Corpus::open(&parsed.config, kept, &mut |notice| match time_is_up() {
             true => ControlFlow::Break(()),
             false => observer.notice(notice),
@@ -69,21 +70,26 @@ impl Run {
             shards: setup::shards(&parsed.config)?.map(|dataset| dataset.folder().display().to_string()),
             epoch_tokens: Some(corpus.loader.epoch_tokens()),
             // A run keeps the precision that it began with, wherever it goes on.
-            recipe: match going_on {
-                true => kept_recipe(&folder)?,
-                false => Some(processor.target().recipe()),
+            recipe: match &began {
+                Some(began) => began.recipe,
+                None => Some(processor.target().recipe()),
             },
         };
         let planned = setup::planned(parsed.resolve(&facts)?)?;
-        let Resolved { config, steps, .. } = planned.resolved;
+        let Resolved { config, steps, .. } = &planned.resolved;
         let steps = steps.ok_or_else(|| RunError::Refused("the length of the run is not known".into()))?;
         if going_on {
-            check_tokenizer(&folder, &config, &corpus.tokenizer)?;
+            check_tokenizer(&folder, config, &corpus.tokenizer)?;
         }
-        if going_on && let Some(done) = finished(&folder, &config, steps)? {
+        if going_on && let Some(done) = finished(&folder, config, steps)? {
             return Ok(Opened::Finished { done, steps });
         }
         processor.check(planned.spec.recipe)?;
+        let planned = match &began {
+            Some(began) => slower::gone_on(planned, began, &processor)?,
+            None => slower::settled(planned, &processor)?,
+        };
+        let config = planned.resolved.config;
         fit::check(&planned.spec, config.train.batch_size, &processor)?;
         let device = processor.describe();
         let (memory_total, peak_flops) = (processor.total_bytes(), processor.peak_flops());
@@ -215,9 +221,9 @@ fn check_export(folder: &RunFolder, init_from: Option<&str>) -> Result<(), RunEr
     )))
 }
 
-/// The recipe that the run in `folder` began with.
-fn kept_recipe(folder: &RunFolder) -> Result<Option<Recipe>, RunError> {
-    Ok(Config::load::<&str>(&folder.config(), &[])?.config.precision.recipe)
+/// The precision that the run in `folder` began with.
+fn kept_precision(folder: &RunFolder) -> Result<PrecisionConfig, RunError> {
+    Ok(Config::load::<&str>(&folder.config(), &[])?.config.precision)
 }
 
 /// Fresh weights, or those of the folder that training starts from.

@@ -1,7 +1,7 @@
 //! From a parsed run file to what will be trained, and how.
 
 use super::{RunError, RunFolder, fit};
-use crate::config::{Config, Facts, Parsed, Recompute, Resolved, Source, TokenizerChoice, nearest};
+use crate::config::{Config, Facts, Parsed, Recompute, Resolved, Slower, Source, TokenizerChoice, nearest};
 use crate::engine::{Processor, Target};
 use crate::exchange;
 use crate::programs::{OptimizerSpec, TrainingSpec};
@@ -28,6 +28,15 @@ pub struct Planned {
     pub spec: TrainingSpec,
     /// Why the vocabulary may turn out smaller than planned, where it may.
     pub vocabulary_bound: Option<String>,
+}
+
+impl Planned {
+    /// The same with these layers left in bf16, as its configuration then says.
+    pub(crate) fn leaving(self, slower: Vec<Slower>) -> Result<Planned, RunError> {
+        let Planned { mut resolved, vocabulary_bound, .. } = self;
+        resolved.config.precision.skip_slower = Some(slower);
+        Ok(Planned { vocabulary_bound, ..planned(resolved)? })
+    }
 }
 
 /// Resolves a run file without turning its text into tokens: what `xtrain plan` shows. Of the data it opens only what tells the size of

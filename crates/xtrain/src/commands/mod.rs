@@ -1,6 +1,7 @@
 //! One file a verb.
 
 pub(crate) mod bench;
+pub(crate) mod bench_fp8;
 pub(crate) mod bench_trial;
 pub(crate) mod blame;
 pub(crate) mod compare;

@@ -7,6 +7,7 @@ use xtrain_train::config::Config;
 use xtrain_train::engine::{Processor, Target};
 use xtrain_train::programs;
 use xtrain_train::run::{Fit, Room, plan_on};
+use xtrain_train::slower;
 use xtrain_train::weights::LearnError;
 
 pub(crate) fn run(args: &PlanArgs) -> Result<(), Failure> {
@@ -17,6 +18,10 @@ pub(crate) fn run(args: &PlanArgs) -> Result<(), Failure> {
     let processor = Processor::choose(parsed.config.train.device).ok();
     let target = processor.as_ref().map_or(Target::Cuda, Processor::target);
     let planned = plan_on(&parsed, target)?;
+    let planned = match &processor {
+        Some(processor) => slower::foreseen(planned, processor)?,
+        None => planned,
+    };
     let program = programs::training(&planned.spec).map_err(LearnError::from)?;
     if args.dump {
         return terminal::print(&program.to_string()).map(|_| ());

@@ -105,6 +105,62 @@ fn a_step_and_its_ops_are_measured() {
 }
 
 #[test]
+fn linear_layers_are_measured_in_fp8_beside_bf16() {
+    let place = Place::new();
+    let quick = "--device DEVICE --repeats 1 --runs 1";
+    let recipes = "--recipe fp8-delayed --recipe fp8-row";
+    let measured =
+        json(&place, &format!("fp8 --shape 32,16,48 --shape 64,16,48 --shape 32,48,16 {recipes} {quick}"));
+    let rows = measured["rows"].as_array().expect("rows");
+    let sizes: Vec<_> = rows.iter().map(|row| [&row["m"], &row["k"], &row["n"]].map(Value::as_u64)).collect();
+    assert_eq!(sizes, [[32, 16, 48], [64, 16, 48], [32, 48, 16]].map(|sizes| sizes.map(Some)));
+    for row in rows {
+        let of: Vec<_> = row["recipes"].as_array().expect("recipes").iter().collect();
+        assert_eq!(
+            of.iter().map(|of| of["recipe"].as_str()).collect::<Vec<_>>(),
+            [Some("fp8-delayed"), Some("fp8-row")]
+        );
+        assert!(
+            of.iter().all(|of| ["forward", "backward", "both"].iter().all(|key| positive(&of[key]))),
+            "{row}"
+        );
+        assert!(positive(&row["bf16"]["forward"]) && positive(&of[0]["seconds"]["weights"]), "{row}");
+    }
+    // A line for each recipe and size of weights.
+    let lines = measured["break_even"].as_array().expect("lines");
+    let told: Vec<_> = lines.iter().map(|line| (line["recipe"].as_str(), line["k"].as_u64())).collect();
+    let [delayed, row] = [Some("fp8-delayed"), Some("fp8-row")];
+    assert_eq!(told, [(delayed, Some(16)), (row, Some(16)), (delayed, Some(48)), (row, Some(48))]);
+    let table = bench(&place, &format!("fp8 {quick}")).stdout;
+    for said in ["fp8-current", "fp8-block", "bf16 ms", "break-even: from so many of these tokens on"] {
+        assert!(table.contains(said), "{said}: {table}");
+    }
+    assert_eq!(table.contains("the CPU emulates FP8"), device() == "cpu", "{table}");
+}
+
+#[test]
+fn the_linear_layers_of_a_run_file_are_measured_in_its_blocks() {
+    let place = Place::new();
+    let sets = "--set train.device=DEVICE --set model.ffn_dim=32";
+    let of_run = json(&place, &format!("fp8 run.toml {sets} --set precision.recipe=fp8-block"));
+    let rows = of_run["rows"].as_array().expect("rows");
+    let layers: Vec<&str> = rows.iter().filter_map(|row| row["layer"].as_str()).collect();
+    assert_eq!(layers, ["attn.qkv_proj", "attn.o_proj", "mlp.gate_up_proj", "mlp.down_proj"]);
+    for row in rows {
+        assert_eq!((&row["recipe"], &row["tokens"]), (&"fp8-block".into(), &64.into()));
+        assert!(positive(&row["bf16_seconds"]) && positive(&row["fp8_seconds"]), "{row}");
+        let speed = row["speed"].as_f64().expect("a number");
+        assert_eq!(row["stays_in_bf16"].as_bool(), Some(speed < 0.98 && device() == "cuda"), "{row}");
+    }
+    assert_eq!(of_run["kept"].as_bool(), Some(device() == "cuda"));
+    // A run file without FP8 is asked about all recipes.
+    let table = bench(&place, &format!("fp8 run.toml {sets}")).stdout;
+    let count = |word: &str| table.lines().filter(|line| line.starts_with(word)).count();
+    assert_eq!(["fp8-current", "fp8-delayed", "fp8-row", "fp8-block"].map(count), [4; 4], "{table}");
+    assert!(table.contains("64 tokens, casts included"), "{table}");
+}
+
+#[test]
 fn sizes_that_make_no_sense_are_refused() {
     let place = Place::new();
     for (arguments, word) in [
@@ -115,6 +171,10 @@ fn sizes_that_make_no_sense_are_refused() {
         ("gemm --device gpu", "did you mean 'cuda'?"),
         ("gemm --set train.steps=1", "FILE"),
         ("attention --seq-len 1e3", "1e3"),
+        ("fp8 --shape 32,16", "three multiples of 16"),
+        ("fp8 --shape 32,16,24", "three multiples of 16"),
+        ("fp8 run.toml --shape 32,16,32", "--shape"),
+        ("fp8 --recipe bf16", "bf16"),
     ] {
         let ran = place.run(&format!("bench {arguments}"));
         assert_eq!(ran.code(), Some(2), "{arguments}: {}", ran.stderr);

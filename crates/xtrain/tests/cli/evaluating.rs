@@ -205,7 +205,8 @@ fn precisions_are_compared_on_the_same_tokens() {
     let place = Place::new();
     place.train(
         "out",
-        "--set train.steps=7 --set model.dim=32 --set precision.recipe=fp8-block --set precision.skip=[\"*.o_proj\"]",
+        "--set train.steps=7 --set model.dim=32 --set precision.recipe=fp8-block --set precision.skip=[\"*.o_proj\"] \
+         --set precision.skip_slower=[]",
     );
     let eval = |more: &str| -> Vec<Value> {
         let ran = place.run(&format!("eval out --json {more}")).succeeds();

@@ -5,7 +5,7 @@ use crate::resume::assert_same_end;
 use serde_json::Value;
 
 /// Sizes that FP8 takes, and checkpoints where segments begin.
-const FP8: &str = "--set precision.recipe=fp8-current --set data.seq_len=32 --set model.ffn_dim=32 --set train.micro_batch_size=2 \
+const FP8: &str = "--set precision.recipe=fp8-current --set precision.skip_slower=[] --set data.seq_len=32 --set model.ffn_dim=32 --set train.micro_batch_size=2 \
                    --set checkpoint.every=10 --set checkpoint.keep_last=9 --set checkpoint.keep_best=false \
                    --set train.attention_deterministic=true";
 const SEGMENTS: &str = "--set precision.reference_every=10 --set precision.reference_steps=4";

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 
 /// Sizes that FP8 takes.
 const RUN: &str = "--set data.seq_len=32 --set model.ffn_dim=32 --set checkpoint.every=6 --set checkpoint.export_hf=false \
-                   --set eval.every=0 --set schedule.kind=constant";
+                   --set eval.every=0 --set schedule.kind=constant --set precision.skip_slower=[]";
 const RECIPES: [&str; 6] = ["fp32", "bf16", "fp8-current", "fp8-delayed", "fp8-row", "fp8-block"];
 
 /// The same run under another name.
@@ -67,6 +67,32 @@ fn a_run_of_any_recipe_goes_on_in_any_other_as_if_it_were_its_own() {
             assert_eq!(losses[&7] == went_on[0][&7], *to == RECIPES[0], "{from} to {to}");
         }
     }
+}
+
+#[test]
+fn layers_that_a_run_left_in_bf16_as_slower_are_left_where_it_goes_on() {
+    let place = Place::new();
+    let config = |out: &str| String::from_utf8(place.read(&format!("{out}/config.toml"))).expect("text");
+    let slower = "precision.skip_slower=[{layer=\"mlp.down_proj\",speed=0.5,tokens=128}]";
+    let fp8 = format!("{RUN} --set precision.recipe=fp8-current");
+    place.train("whole", &format!("{fp8} --set {slower} --set train.steps=12"));
+    place.train("parts", &format!("{fp8} --set {slower} --set train.steps=6"));
+    copy(&place, "parts", "other");
+    // A run file that says nothing of it.
+    let silent = "--resume --set precision.skip_slower= --set train.steps=12";
+    let went_on = place.train("parts", &format!("{fp8} {silent}"));
+    assert!(!went_on.stderr.contains("skip_slower"), "{}", went_on.stderr);
+    assert_eq!(losses(&place, "parts"), losses(&place, "whole"));
+    let kept = "skip_slower = [{ layer = \"mlp.down_proj\", speed = 0.5, tokens = 128 }]\n";
+    assert!(config("parts").contains(kept), "{}", config("parts"));
+    let plan = place.run("plan parts/config.toml").succeeds().stdout;
+    assert!(plan.contains("(FP8 is slower: 0.50 of bf16's speed at 128 x 32 x 16)"), "{plan}");
+    // It was measured of this recipe; a file that has it is told how it is taken out.
+    place.train("other", &format!("{RUN} --set precision.recipe=fp8-row {silent}"));
+    assert!(!config("other").contains(kept), "{}", config("other"));
+    let to_bf16 = "train parts/config.toml --resume --set train.steps=18 --set precision.recipe=bf16";
+    place.run(to_bf16).refuses(&["`skip_slower`", "--set 'precision.skip_slower='"]);
+    place.run(&format!("{to_bf16} --set precision.skip_slower=")).succeeds();
 }
 
 #[test]

@@ -2,8 +2,8 @@
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
-use xtrain_model::decoder::linear_names;
-use xtrain_model::{Architecture, DelayedScales, Fp8Overrides, ProductPattern, Recipe};
+use xtrain_model::decoder::{LINEAR_SITES, linear_names};
+use xtrain_model::{Architecture, DelayedScales, Fp8Overrides, ProductPattern, Recipe, SlowerLayer};
 use xtrain_program::quantized::LinearGemm;
 
 section! {
@@ -21,6 +21,12 @@ section! {
         #[schemars(extend("x-example" = ["*.o_proj:wgrad"]))]
         #[schemars(extend("x-aliases" = ["filter_fqns", "skip_modules", "exclude", "ignored_layers"]))]
         pub skip: Vec<String> = Vec::new(),
+        /// Linear layers that an FP8 recipe leaves in bf16 in all blocks, as FP8 would make them slower, each with its speed in FP8 as a
+        /// share of that in bf16. Without the key they are measured on the card where the run begins (docs/fp8.md), and kept with the
+        /// run; `[]` leaves none.
+        #[schemars(extend("x-default" = "those that are slower by 2% on a card; none on the CPU"))]
+        #[schemars(extend("x-example" = [{ "layer": "attn.o_proj", "speed": 0.93, "tokens": 4096 }]))]
+        pub skip_slower: Option<Vec<Slower>> = None,
         /// The first blocks, which an FP8 recipe leaves in bf16.
         #[schemars(range(min = 0, max = 1_000_000))]
         #[schemars(extend("x-unit" = "blocks"))]
@@ -66,6 +72,21 @@ section! {
         #[schemars(extend("x-unit" = "steps"))]
         pub reference_steps: u64 = 10,
     }
+}
+
+/// A linear layer that FP8 makes slower.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Slower {
+    /// Its place in a block.
+    #[schemars(length(min = 1), extend("x-example" = "attn.o_proj"))]
+    pub layer: String,
+    /// Its speed in FP8 as a share of that in bf16, casts included.
+    #[schemars(extend("exclusiveMinimum" = 0.0, "x-example" = 0.93))]
+    pub speed: f64,
+    /// Tokens that it was measured with at a time.
+    #[schemars(range(min = 1), extend("x-example" = 4096))]
+    pub tokens: usize,
 }
 
 /// A format in which an activation is kept.
@@ -117,8 +138,10 @@ impl PrecisionConfig {
     /// What cannot be meant: a pattern that names nothing, products that the recipe has not.
     pub(crate) fn fp8(&self, model: &Architecture) -> Result<Fp8Overrides, String> {
         let skip: Vec<_> = self.skip.iter().map(|text| pattern(text, model)).collect::<Result<_, _>>()?;
+        let slower = self.skip_slower.iter().flatten();
         let overrides = Fp8Overrides {
             skip,
+            slower: slower.map(layer).collect::<Result<_, _>>()?,
             bf16_first_layers: self.bf16_first_layers,
             bf16_last_layers: self.bf16_last_layers,
             fast_accumulation: self.fast_accumulation.iter().copied().map(LinearGemm::from).collect(),
@@ -141,6 +164,7 @@ impl PrecisionConfig {
         if !recipe.is_fp8() {
             let all = [
                 (!self.skip.is_empty(), "skip", "[]"),
+                (self.skip_slower.as_ref().is_some_and(|slower| !slower.is_empty()), "skip_slower", ""),
                 (self.bf16_first_layers > 0, "bf16_first_layers", "0"),
                 (self.bf16_last_layers > 0, "bf16_last_layers", "0"),
                 (!self.fast_accumulation.is_empty(), "fast_accumulation", "[]"),
@@ -190,6 +214,18 @@ fn refuse(
         names.join(", "),
         if names.len() == 1 { "it" } else { "them" },
         sets.join(" ")
+    ))
+}
+
+/// The layer that `slower` names, if there is one.
+fn layer(slower: &Slower) -> Result<SlowerLayer, String> {
+    let Slower { layer, speed, tokens } = slower.clone();
+    if LINEAR_SITES.contains(&layer.as_str()) {
+        return Ok(SlowerLayer { layer, speed, tokens });
+    }
+    Err(format!(
+        "[precision] skip_slower: {layer:?} is no linear layer of a block; they are {}",
+        LINEAR_SITES.join(", ")
     ))
 }
 

@@ -94,5 +94,10 @@ fn matters(one: &Config, other: &Config) -> Vec<String> {
     let keys = diff(one, other).into_iter().map(|change| change.key);
     let chance =
         |key: &str| BY_THE_WAY.contains(&key) || OF_NO_MATTER.iter().any(|section| key.starts_with(section));
-    keys.filter(|key| !chance(key)).collect()
+    // Which layers stay in bf16 matters, not how slow FP8 was when that was measured.
+    let slower = |config: &Config| -> Vec<String> {
+        config.precision.skip_slower.iter().flatten().map(|slower| slower.layer.clone()).collect()
+    };
+    let is_alike = |key: &str| key == "precision.skip_slower" && slower(one) == slower(other);
+    keys.filter(|key| !chance(key) && !is_alike(key)).collect()
 }

@@ -105,6 +105,26 @@ fn runs_that_differ_in_their_seed_alone_are_one_row_with_an_interval() {
 }
 
 #[test]
+fn runs_that_left_the_same_layers_in_bf16_are_one_row_however_slow_these_were() {
+    let left = |name: &str, seed, slower: &str| {
+        let run = run(name, "fp8-row", seed, 100, 0.0);
+        let config = run.config.clone().unwrap_or_default();
+        let config = config.replace("[train]", &format!("skip_slower = [{slower}]\n[train]"));
+        RunData { config: Some(config), ..run }
+    };
+    let o_proj = |speed: f64| format!("{{ layer = \"attn.o_proj\", speed = {speed}, tokens = 64 }}");
+    let runs = [
+        run("bf16", "bf16", 1, 100, 0.0),
+        left("a", 1, &o_proj(0.91)),
+        left("b", 2, &o_proj(0.93)),
+        left("c", 3, ""),
+        run("d", "fp8-row", 4, 100, 0.0),
+    ];
+    let rows = compare(&runs, 1).compared;
+    assert_eq!(rows.len(), 2, "those that left one, and those that left none");
+}
+
+#[test]
 fn a_shorter_run_is_compared_where_it_ends_and_that_is_said() {
     let mut short = run("short", "fp8-block", 1, 120, 0.0);
     short.summary = RunSummary { total_steps: Some(200), ..RunSummary::default() };

@@ -83,7 +83,8 @@ pub fn linear_names(block: usize) -> [String; 4] {
 }
 
 const QKV_PROJ: &str = "attn.qkv_proj";
-const O_PROJ: &str = "attn.o_proj";
+/// Where attention's output is projected, in its block.
+pub(crate) const O_PROJ: &str = "attn.o_proj";
 const GATE_UP_PROJ: &str = "mlp.gate_up_proj";
 const DOWN_PROJ: &str = "mlp.down_proj";
 

@@ -181,9 +181,7 @@ fn forward(tracer: Tracer, model: &Architecture, numerics: &Numerics) -> Result<
 
 /// The linear layers' products of FP8 factors, where these formats have them so.
 fn in_fp8(program: Program, model: &Architecture, numerics: &Numerics) -> Result<Program, TraceError> {
-    let program = kept::apply(program, &PassSet, &|origin, columns| {
-        numerics.kept_input(origin, columns, model.layers)
-    })?;
+    let program = kept::apply(program, &PassSet, &|candidate| numerics.kept_input(candidate, model.layers))?;
     let program =
         quantized::apply(program, &PassSet, &|candidate| numerics.of(candidate, model.layers).ok())?;
     fuse::apply(program)

@@ -86,7 +86,8 @@ pub fn linear_names(block: usize) -> [String; 4] {
 pub const LINEAR_SITES: [&str; 4] = [QKV_PROJ, O_PROJ, GATE_UP_PROJ, DOWN_PROJ];
 
 const QKV_PROJ: &str = "attn.qkv_proj";
-const O_PROJ: &str = "attn.o_proj";
+/// Where attention's output is projected, in its block.
+pub(crate) const O_PROJ: &str = "attn.o_proj";
 const GATE_UP_PROJ: &str = "mlp.gate_up_proj";
 const DOWN_PROJ: &str = "mlp.down_proj";
 

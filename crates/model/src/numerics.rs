@@ -1,8 +1,9 @@
 //! Which products of a model are computed of FP8 factors: the recipe, and what a run changes in it.
 
+use crate::decoder::O_PROJ;
 use crate::{ProductPattern, Recipe};
 use std::fmt;
-use xtrain_program::Origin;
+use xtrain_program::kept::{self, Reader};
 use xtrain_program::quantized::{Candidate, LinearGemm, Quantization, ScaledGemm};
 use xtrain_tensor::{DType, Scaling};
 
@@ -34,6 +35,8 @@ pub struct Fp8Overrides {
     pub delayed: DelayedScales,
     /// Whether SwiGLU's input is kept for the backward in E4M3, by tiles.
     pub swiglu_input: Option<bool>,
+    /// Whether attention's output is kept for the backward in E5M6, by tiles.
+    pub attention_output: Option<bool>,
 }
 
 /// A linear layer that FP8 makes slower than bf16, where that was measured.
@@ -133,17 +136,24 @@ impl Numerics {
 }
 
 impl Numerics {
-    /// In which format the input, of so many columns, of SwiGLU of a model of this many blocks is kept for the backward, where it is not as
-    /// it stands.
-    pub fn kept_input(&self, origin: &Origin, columns: usize, layers: usize) -> Option<Quantization> {
+    /// In which format the input of SwiGLU or of the linear layer behind attention of a model of this many blocks is kept for the backward,
+    /// where it is not as it stands.
+    pub fn kept_input(&self, candidate: kept::Candidate<'_>, layers: usize) -> Option<Quantization> {
+        let kept::Candidate { origin, reader, columns } = candidate;
         let block = origin.block? as usize;
         let fp8 = &self.fp8;
-        let is_fp8 = (columns / 2).is_multiple_of(MULTIPLE)
+        // SwiGLU has two inputs beside each other.
+        let (width, asked, format) = match reader {
+            Reader::Activation => (columns / 2, fp8.swiglu_input, DType::E4M3),
+            Reader::Linear if &*origin.site == O_PROJ => (columns, fp8.attention_output, DType::E5M6),
+            Reader::Linear => return None,
+        };
+        let is_fp8 = width.is_multiple_of(MULTIPLE)
             && block >= fp8.bf16_first_layers
             && block + fp8.bf16_last_layers < layers;
-        let keeps = fp8.swiglu_input.unwrap_or(self.recipe == Recipe::Fp8Block);
+        let keeps = asked.unwrap_or(self.recipe == Recipe::Fp8Block);
         let quantization = Quantization {
-            format: DType::E4M3,
+            format,
             scaling: Scaling::Tile,
             // Then what is restored is a bf16 number.
             pow2_scales: true,
@@ -169,7 +179,7 @@ impl fmt::Display for Kept {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use xtrain_program::{Role, Stage};
+    use xtrain_program::{Origin, Role, Stage};
 
     #[test]
     fn what_stays_in_bf16_is_told_with_its_reason() {

@@ -81,8 +81,10 @@ fn compare(what: &str, dtype: DType, found: &[HostTensor], expected: &[HostTenso
         if !matches!(ty.dtype, DType::F32 | DType::BF16) {
             panic!("{what}: output {k} ({ty}) differs");
         }
-        // What every device rounds alike.
-        assert!(!what.starts_with("Normal "), "{what}: output {k} ({ty}) is not the CPU's to the bit");
+        // What every device rounds alike: moments of AdamW, if in bf16.
+        let is_moment = what.starts_with("AdamW ") && ty.dtype == DType::BF16 && !what.contains("Some(BF16)");
+        let is_exact = what.starts_with("Normal ") || is_moment;
+        assert!(!is_exact, "{what}: output {k} ({ty}) is not the CPU's to the bit");
         let (found, expected) = (found.to_f64(), expected.to_f64());
         // A sum that is off by little may be rounded to the next bf16 number.
         if dtype == DType::F32 && ty.dtype == DType::F32 {

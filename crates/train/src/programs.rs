@@ -71,6 +71,10 @@ pub struct OptimizerSpec {
     pub weight_decay: f64,
     /// The gradient norm above which gradients are scaled down; 0 leaves them.
     pub max_norm: f64,
+    /// The type of both moments: F32, or BF16.
+    pub moments: DType,
+    /// The seed of what rounds them to BF16.
+    pub seed: u64,
 }
 
 /// Why a program could not be made: sizes that the configuration should have refused, or a bug of ours.
@@ -177,8 +181,7 @@ fn forward(tracer: Tracer, model: &Architecture, numerics: &Numerics) -> Result<
 
 /// The linear layers' products of FP8 factors, where these formats of a model of so many blocks have them so.
 pub(crate) fn in_fp8(program: Program, layers: usize, numerics: &Numerics) -> Result<Program, TraceError> {
-    let program =
-        kept::apply(program, &PassSet, &|origin, columns| numerics.kept_input(origin, columns, layers))?;
+    let program = kept::apply(program, &PassSet, &|candidate| numerics.kept_input(candidate, layers))?;
     let program = quantized::apply(program, &PassSet, &|candidate| numerics.of(candidate, layers).ok())?;
     fuse::apply(program)
 }
@@ -254,7 +257,7 @@ fn with_update(program: Program, spec: &TrainingSpec) -> Result<Program, TraceEr
     let mut targets = Vec::new();
     let mut options = Vec::new();
     for p in &parameters {
-        let ty = t.ty(p.master);
+        let ty = t.ty(p.master).with_dtype(spec.optimizer.moments);
         let m = t.state(StateKind::Moment1, &p.name, ty);
         let v = t.state(StateKind::Moment2, &p.name, ty);
         inputs.extend([p.master, m, v]);
@@ -267,8 +270,8 @@ fn with_update(program: Program, spec: &TrainingSpec) -> Result<Program, TraceEr
             compute: p.compute.map(|c| t.ty(c).dtype),
         });
     }
-    let [beta1, beta2] = spec.optimizer.betas;
-    t.at("adamw").emit_into(AdamW::new(options, beta1, beta2, spec.optimizer.eps), &inputs, &targets)?;
+    let OptimizerSpec { betas, eps, seed, .. } = spec.optimizer;
+    t.at("adamw").emit_into(AdamW::new(options, betas, eps, seed), &inputs, &targets)?;
     t.output(update_io::GRAD_NORM, norm);
     t.output(update_io::SKIPPED, skip);
     quantized::remake(t.finish(), Stage::Update)

@@ -15,7 +15,7 @@ use xtrain_model::decoder::Batch;
 use xtrain_model::{Architecture, Recipe};
 use xtrain_program::Recompute;
 use xtrain_runtime::{Checks, Engine};
-use xtrain_tensor::Philox;
+use xtrain_tensor::{DType, Philox};
 use xtrain_train::config::{Config, Device, Parsed};
 use xtrain_train::engine::Processor;
 use xtrain_train::generate::{Generator, Sampling};
@@ -36,13 +36,15 @@ fn engine(device: Device, checks: Checks) -> Result<Box<dyn Engine>, Failed> {
     Ok(Processor::choose(device)?.engine(checks)?)
 }
 
-/// Each model in each recipe, within documents and without.
+/// Each model in each recipe, within documents, then with moments in bf16, and without.
 fn specs() -> Vec<TrainingSpec> {
     let mut specs = Vec::new();
     for model in [small_model(), wide_model()] {
         for recipe in Recipe::ALL {
             for document_mask in [false, true] {
-                specs.push(TrainingSpec { recipe, document_mask, ..spec(model.clone(), BATCH) });
+                let mut spec = TrainingSpec { recipe, document_mask, ..spec(model.clone(), BATCH) };
+                spec.optimizer.moments = if document_mask { DType::BF16 } else { DType::F32 };
+                specs.push(spec);
             }
         }
     }
@@ -219,12 +221,13 @@ impl Observer for Ear<'_> {
     fn wrote(&mut self, _: &str, _: &Path) {}
 }
 
-/// The losses of a run that is stopped after each of these steps and goes on on the next device.
+/// The losses of a run in this recipe, behind which more may be set, that is stopped after each of these steps and goes on on the next
+/// device.
 fn run(folder: &Path, out: &str, recipe: &str, parts: &[(&str, u64)]) -> Result<BTreeMap<i64, f64>, Failed> {
     let mut losses = BTreeMap::new();
     for (n, &(device, stop_after)) in parts.iter().enumerate() {
-        let more = [format!("train.device={device}"), format!("precision.recipe={recipe}")];
-        let parsed = run_file(folder, out, &more.each_ref().map(String::as_str))?;
+        let more = format!("train.device={device} precision.recipe={recipe}");
+        let parsed = run_file(folder, out, &more.split(' ').collect::<Vec<_>>())?;
         let start = if n == 0 { Start::New } else { Start::Resume };
         let stop = AtomicBool::new(false);
         let outcome =
@@ -255,7 +258,7 @@ fn header(bytes: &[u8]) -> Result<&[u8], Failed> {
 }
 
 fn a_resumed_run_is_the_uninterrupted_one() -> Result<(), Failed> {
-    for recipe in ["fp32", "bf16"] {
+    for recipe in ["fp32", "bf16", "bf16 optimizer.moments=bf16"] {
         let folder = tempfile::tempdir()?;
         let whole = run(folder.path(), "whole", recipe, &[("cuda", NEVER)])?;
         let parts = run(folder.path(), "parts", recipe, &[("cuda", 3), ("cuda", 11), ("cuda", NEVER)])?;

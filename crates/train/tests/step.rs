@@ -4,16 +4,16 @@ mod common;
 
 use common::{
     Step, engine, in_documents, learner, on_card, random_batch, relative, slice, small_model, spec,
-    step_from, typical,
+    step_from, typical, wide_model,
 };
 use xtrain_data::Batch as TokenBatch;
 use xtrain_model::decoder::{Batch, Context, io};
 use xtrain_model::{Init, Recipe};
 use xtrain_program::{Recompute, StateKind};
 use xtrain_runtime::Part;
-use xtrain_tensor::Philox;
+use xtrain_tensor::{DType, Philox};
 use xtrain_train::engine::Target;
-use xtrain_train::programs::{self, TrainingSpec};
+use xtrain_train::programs::{self, OptimizerSpec, TrainingSpec};
 use xtrain_train::weights::Weights;
 
 const BATCH: Batch = Batch { sequences: 4, seq_len: 13 };
@@ -131,6 +131,31 @@ fn bf16_stays_near_fp32() {
             let name = &pairs[0].0.0[k].0;
             assert!(error < 5e-2, "the gradient of {name} differs by {error:e} with weights of {std}");
             assert!(error > 1e-4, "{name} is not rounded");
+        }
+    }
+}
+
+#[test]
+fn moments_in_bf16_take_half_as_much_and_training_stays_near() {
+    for recipe in [Recipe::Fp32, Recipe::Bf16, Recipe::Fp8Block] {
+        let base = TrainingSpec { recipe, ..spec(wide_model(), BATCH) };
+        let optimizer = OptimizerSpec { moments: DType::BF16, ..base.optimizer };
+        let narrow = TrainingSpec { optimizer, ..base.clone() };
+        let saved = |s: &TrainingSpec| programs::saved_bytes(&programs::training(s).expect("a program"));
+        let parameters: usize =
+            base.model.parameters().iter().map(|p| p.shape.iter().product::<usize>()).sum();
+        assert_eq!(saved(&base) - saved(&narrow), 4 * parameters, "{recipe:?}");
+        let losses = |s: &TrainingSpec| -> Vec<f64> {
+            let mut learner = learner(s.clone(), FRESH);
+            let batch = [random_batch(BATCH, s.model.vocab_size, 8)];
+            (0..12).map(|n| learner.step(n, 1e-2, &batch).expect("a step").loss).collect()
+        };
+        let (wide, narrow) = (losses(&base), losses(&narrow));
+        assert!(wide[11] < wide[0] / 2.0, "{recipe:?} learns nothing: {wide:?}");
+        // The first step is made of moments before they are rounded.
+        assert!(wide[..2] == narrow[..2] && wide[2] != narrow[2], "{recipe:?}: {wide:?} {narrow:?}");
+        for (step, (wide, narrow)) in wide.iter().zip(&narrow).enumerate() {
+            assert!((narrow - wide).abs() < 2e-2, "{recipe:?}, step {step}: {narrow} instead of {wide}");
         }
     }
 }

@@ -3,15 +3,16 @@
 //!
 //! Bytes moved per element with f32 operands and a bf16 copy: 16 read, 14 written. Limited by memory.
 
-use super::{AdamW, CONTROLS, OPERANDS};
+use super::{AdamW, CONTROLS, OPERANDS, SITES};
 use crate::host::math::vectorized;
 use rayon::prelude::*;
-use xtrain_tensor::{CpuKernel, Real, View, ViewMut, with_real};
+use xtrain_tensor::formats::round_bf16_by;
+use xtrain_tensor::{CpuKernel, DType, Philox, Real, View, ViewMut, with_real};
 
-/// Elements of a task.
+/// Elements of a task: a multiple of the words that are drawn together.
 pub(super) const BLOCK: usize = 64 * 1024;
 
-/// Elements that a task works on at once: what bf16 operands are widened into stays in a core's first-level cache.
+/// Elements that a task works on at once, as above: what bf16 operands are widened into stays in a core's first-level cache.
 const PIECE: usize = 2 * 1024;
 
 /// A block of one parameter.
@@ -20,8 +21,18 @@ struct Block<'a> {
     m: ViewMut<'a>,
     v: ViewMut<'a>,
     compute: Option<ViewMut<'a>>,
+    of: Rest<'a>,
+}
+
+/// What is only read of it.
+#[derive(Clone, Copy)]
+struct Rest<'a> {
     grad: View<'a>,
     weight_decay: f64,
+    /// What moments are rounded by.
+    rng: Philox,
+    /// The place of the block's first element in the parameter.
+    first: usize,
 }
 
 /// The numbers of one update.
@@ -40,7 +51,8 @@ struct Update {
 impl CpuKernel for AdamW {
     fn run(&self, inputs: &[View<'_>], outputs: &mut [ViewMut<'_>]) {
         let number = |input: &View<'_>| with_real!(input.ty.dtype, T => input.scalar::<T>().f64());
-        let t = f64::from(inputs[2].counters()[0]);
+        let applied = inputs[2].counters()[0];
+        let t = f64::from(applied);
         let skip = inputs[3].counters()[0] != 0;
         let update = Update {
             lr: number(&inputs[0]),
@@ -51,7 +63,7 @@ impl CpuKernel for AdamW {
             correction1: 1.0 / (1.0 - self.beta1.powf(t)),
             correction2: 1.0 / (1.0 - self.beta2.powf(t)),
         };
-        let blocks = self.blocks(inputs, outputs);
+        let blocks = self.blocks(inputs, outputs, applied);
         blocks.into_par_iter().for_each(|mut block| {
             block.pieces().for_each(|mut piece| {
                 with_real!(piece.master.ty.dtype, T => {
@@ -66,17 +78,23 @@ impl CpuKernel for AdamW {
 }
 
 impl AdamW {
-    /// All parameters in blocks.
-    fn blocks<'a>(&self, inputs: &[View<'a>], outputs: &'a mut [ViewMut<'_>]) -> Vec<Block<'a>> {
+    /// All parameters in blocks, in the update of this number.
+    fn blocks<'a>(
+        &self,
+        inputs: &[View<'a>],
+        outputs: &'a mut [ViewMut<'_>],
+        applied: u32,
+    ) -> Vec<Block<'a>> {
         let mut outputs = outputs.iter_mut();
         let mut next = || outputs.next().expect("an output of each kind for every parameter");
         let mut blocks = Vec::new();
         for (p, parameter) in self.parameters.iter().enumerate() {
             let grad = inputs[CONTROLS + OPERANDS * p + 3];
-            let weight_decay = parameter.weight_decay;
+            let rng = Philox::new(self.seed, applied, SITES + p as u32);
+            let of = Rest { grad, weight_decay: parameter.weight_decay, rng, first: 0 };
             let states = [next(), next(), next()];
             let compute = parameter.compute.map(|_| next());
-            blocks.extend(cut(states, compute, grad, weight_decay, BLOCK));
+            blocks.extend(cut(states, compute, of, BLOCK));
         }
         blocks
     }
@@ -86,15 +104,14 @@ impl AdamW {
 fn cut<'a>(
     [master, m, v]: [&'a mut ViewMut<'_>; 3],
     compute: Option<&'a mut ViewMut<'_>>,
-    grad: View<'a>,
-    weight_decay: f64,
+    of: Rest<'a>,
     elements: usize,
 ) -> impl Iterator<Item = Block<'a>> {
     let mut compute = compute.map(|c| c.chunks(elements));
     let states = master.chunks(elements).zip(m.chunks(elements)).zip(v.chunks(elements));
-    states.zip(grad.chunks(elements)).map(move |(((master, m), v), grad)| {
+    states.zip(of.grad.chunks(elements)).enumerate().map(move |(n, (((master, m), v), grad))| {
         let compute = compute.as_mut().and_then(Iterator::next);
-        Block { master, m, v, compute, grad, weight_decay }
+        Block { master, m, v, compute, of: Rest { grad, first: of.first + n * elements, ..of } }
     })
 }
 
@@ -110,14 +127,39 @@ impl Update {
             lr: T::of(self.lr),
             coefficient: T::of(self.coefficient),
             eps: T::of(self.eps),
-            decay: T::of(block.weight_decay),
+            decay: T::of(block.of.weight_decay),
         };
-        let grad = block.grad.reals::<T>();
+        let grad = block.of.grad.reals::<T>();
+        let [rounds_m, rounds_v] = [&block.m, &block.v].map(|moment| moment.ty.dtype == DType::BF16);
         let (mut master, mut m, mut v) =
             (block.master.reals::<T>(), block.m.reals::<T>(), block.v.reals::<T>());
         vectorized(
             #[inline(always)]
             || numbers.apply(&mut master, &mut m, &mut v, &grad),
+        );
+        if rounds_m {
+            block.of.round(&mut m, 0);
+        }
+        if rounds_v {
+            block.of.round(&mut v, 16);
+        }
+    }
+}
+
+impl Rest<'_> {
+    /// Rounds a moment to bf16 by the bits of each element's word from this one on.
+    fn round<T: Real>(&self, moment: &mut [T], bit: u32) {
+        let first = self.first as u64 / 4;
+        vectorized(
+            #[inline(always)]
+            || {
+                for (n, x) in moment.chunks_mut(4).enumerate() {
+                    let words = self.rng.block(first + n as u64);
+                    x.iter_mut().zip(words).for_each(|(x, word)| {
+                        *x = T::of(f64::from(round_bf16_by(x.f64() as f32, word >> bit)));
+                    });
+                }
+            },
         );
     }
 }
@@ -156,7 +198,7 @@ impl<T: Real> Numbers<T> {
 impl Block<'_> {
     fn pieces(&mut self) -> impl Iterator<Item = Block<'_>> {
         let states = [&mut self.master, &mut self.m, &mut self.v];
-        cut(states, self.compute.as_mut(), self.grad, self.weight_decay, PIECE)
+        cut(states, self.compute.as_mut(), self.of, PIECE)
     }
 
     /// Makes the compute copy from the master as it is stored.

@@ -1,7 +1,7 @@
 //! The kernel of [`AdamW`] on a card.
 #![allow(unsafe_code, reason = "it launches kernels")]
 
-use super::{AdamW, CONTROLS, OPERANDS};
+use super::{AdamW, CONTROLS, OPERANDS, SITES};
 use crate::device::{Floats, suffix, table};
 use xtrain_cuda::{CudaError, CudaKernel, DevicePtr, Gpu, KernelSource, Launch, Operands, Work};
 
@@ -25,6 +25,9 @@ struct Arguments {
     rest1: f32,
     rest2: f32,
     eps: f32,
+    sites: u32,
+    seed_low: u32,
+    seed_high: u32,
 }
 
 impl CudaKernel for AdamW {
@@ -69,6 +72,9 @@ impl CudaKernel for AdamW {
             rest1: (1.0 - self.beta1) as f32,
             rest2: (1.0 - self.beta2) as f32,
             eps: self.eps as f32,
+            sites: SITES,
+            seed_low: self.seed as u32,
+            seed_high: (self.seed >> 32) as u32,
         };
         let function = gpu.function(&SOURCE, &[], "adamw")?;
         Ok(Work::new(move |stream| {

@@ -8,9 +8,14 @@
 //! master' = master - lr (mhat / (sqrt(vhat) + eps) + weight_decay * master)
 //! ```
 //!
-//! in f32 (f64 where the masters are), the two bias corrections in f64 from t, the number of updates applied. Moments may be stored in bf16:
-//! they are widened on reading and rounded on writing; the update takes m' and v' before they are rounded. The copy of the new master
+//! in f32 (f64 where the masters are), the two bias corrections in f64 from t, the number of updates applied. The copy of the new master
 //! that GEMMs read is written in the same pass.
+//!
+//! Moments may be stored in bf16 (DeepSeek-V3, arXiv 2412.19437, section 3.3.3): they are widened on reading, and the update takes m' and v'
+//! before they are rounded. They are rounded up or down by chance, right in the mean: to the nearest number, a moment would stay as it is
+//! wherever a step moves it by less than half a unit, and v by no more than that in any step for a beta2 above 0.998, so that it could
+//! never fall. The numbers that decide are those of a Philox stream: of the seed, t, the parameter's place and the element's. Every device
+//! rounds to the same bits.
 //!
 //! Deliberately absent: a pass that clears gradients. The first micro-step of the next step overwrites them.
 
@@ -29,18 +34,24 @@ use xtrain_tensor::{DType, TensorType};
 const CONTROLS: usize = 4;
 /// Inputs of a parameter: master, m, v, grad. The first three are also outputs, in place.
 const OPERANDS: usize = 4;
+/// The first of the streams that round moments: behind all that a model draws from.
+pub const SITES: u32 = 1 << 31;
 
 /// `(lr [], coefficient [], applied u32[1], skip u32[], then for each parameter master, m, v, grad) -> (for each parameter master', m', v'
 /// in place[, compute])`.
 ///
 /// `applied` is t and already counts this update, so it is at least 1 unless `skip` is set. The gradient is multiplied by `coefficient` (clipping). With `skip` other than 0 no bit of
 /// masters and moments changes, and the compute copies are made from the masters as they are.
+///
+/// Moments in bf16 are rounded by the stream (t, [`SITES`] + p) of the seed, p the parameter's place among `parameters`: element i by its word i, m
+/// by the lower half and v by the upper ([`round_bf16_by`](xtrain_tensor::formats::round_bf16_by)).
 #[derive(Clone, Debug)]
 pub struct AdamW {
     parameters: Vec<AdamWParameter>,
     beta1: f64,
     beta2: f64,
     eps: f64,
+    seed: u64,
     in_place: Vec<(usize, usize)>,
 }
 
@@ -54,8 +65,9 @@ pub struct AdamWParameter {
 }
 
 impl AdamW {
-    /// An update of these parameters, with the decay rates of the moments and what is added to the root of the second.
-    pub fn new(parameters: Vec<AdamWParameter>, beta1: f64, beta2: f64, eps: f64) -> Self {
+    /// An update of these parameters, with the decay rates of the moments, what is added to the root of the second, and the seed of what
+    /// rounds them where they are bf16.
+    pub fn new(parameters: Vec<AdamWParameter>, [beta1, beta2]: [f64; 2], eps: f64, seed: u64) -> Self {
         let mut in_place = Vec::with_capacity(3 * parameters.len());
         let mut output = 0;
         for (p, parameter) in parameters.iter().enumerate() {
@@ -63,7 +75,7 @@ impl AdamW {
             in_place.extend((0..3).map(|k| (output + k, input + k)));
             output += 3 + usize::from(parameter.compute.is_some());
         }
-        AdamW { parameters, beta1, beta2, eps, in_place }
+        AdamW { parameters, beta1, beta2, eps, seed, in_place }
     }
 
     /// The parameters in the order of the operands.
@@ -159,16 +171,22 @@ fn sample(matrix: [usize; 2], applied: u32, skip: u32) -> Sample {
         AdamWParameter { weight_decay: 0.1, compute: Some(DType::BF16) },
         AdamWParameter { weight_decay: 0.0, compute: None },
     ];
-    Sample::plain(AdamW::new(parameters, 0.9, 0.95, 1e-8), inputs)
+    Sample::plain(AdamW::new(parameters, [0.9, 0.95], 1e-8, 7), inputs)
 }
 
 impl OnCard for AdamW {
     const SOURCES: &'static [KernelSource] = &[cuda::SOURCE];
 
-    /// Many parameters of very different lengths, with and without copies and decay, updated and skipped.
+    /// Many parameters of very different lengths, with and without copies and decay, updated and skipped; then with moments in bf16, both or
+    /// one of them, and without copies.
     fn card_samples() -> Vec<Sample> {
         let lengths = [1, 2, 7, 8, 9, 63, 500, 16_383, 16_384, 16_385, 40_001, 100_000, 1_000_003];
-        let sample = |applied, skip| {
+        let sample = |applied, skip, moments: [DType; 2]| {
+            let copies = if moments == [DType::F32; 2] {
+                [None, Some(DType::BF16), Some(DType::F32)]
+            } else {
+                [None; 3]
+            };
             let mut inputs = vec![
                 SampleInput::activation([]).fill(Fill::Values(vec![0.02])),
                 SampleInput::activation([]).fill(Fill::Values(vec![0.75])),
@@ -177,13 +195,22 @@ impl OnCard for AdamW {
             ];
             let mut parameters = Vec::new();
             for n in 0..3 * lengths.len() {
-                inputs.extend(operands([lengths[n % lengths.len()]]));
-                let compute = [None, Some(DType::BF16), Some(DType::F32)][n % 3];
-                parameters.push(AdamWParameter { weight_decay: 0.1 * (n % 2) as f64, compute });
+                let [master, m, v, grad] = operands([lengths[n % lengths.len()]]);
+                inputs.extend([master, m.in_format(moments[0]), v.in_format(moments[1]), grad]);
+                parameters
+                    .push(AdamWParameter { weight_decay: 0.1 * (n % 2) as f64, compute: copies[n % 3] });
             }
-            Sample::plain(AdamW::new(parameters, 0.9, 0.95, 1e-8), inputs)
+            Sample::plain(AdamW::new(parameters, [0.9, 0.95], 1e-8, 0xFEDC_BA98_7654_3210), inputs)
         };
-        vec![sample(7, 0), sample(7, 1)]
+        let (f32s, bf16s) = ([DType::F32; 2], [DType::BF16; 2]);
+        let one = [DType::F32, DType::BF16];
+        vec![
+            sample(7, 0, f32s),
+            sample(7, 1, f32s),
+            sample(9, 0, bf16s),
+            sample(9, 1, bf16s),
+            sample(10, 0, one),
+        ]
     }
 }
 

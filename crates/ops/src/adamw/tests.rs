@@ -1,10 +1,11 @@
 //! AdamW against a plain f64 loop, and its promises: decay groups, skipped steps, moments in bf16, copies for GEMMs.
 
-use super::{AdamW, AdamWParameter, cpu::BLOCK};
+use super::{AdamW, AdamWParameter, SITES, cpu::BLOCK};
 use crate::check::{on_threads, seed};
 use crate::clip::Clip;
 use crate::run_op::{normal, run};
 use xtrain_program::Op;
+use xtrain_tensor::formats::round_bf16_by;
 use xtrain_tensor::{DType, HostTensor, Philox, TensorType};
 
 const BETA1: f64 = 0.9;
@@ -55,7 +56,7 @@ fn scalar(dtype: DType, x: f64) -> HostTensor {
 }
 
 fn op(states: &[State]) -> AdamW {
-    AdamW::new(states.iter().map(|s| s.kind.parameter).collect(), BETA1, BETA2, EPS)
+    AdamW::new(states.iter().map(|s| s.kind.parameter).collect(), [BETA1, BETA2], EPS, 5)
 }
 
 /// One update of all of `states`.
@@ -154,6 +155,65 @@ fn moments_and_gradients_in_bf16_cost_their_rounding_and_no_more() {
     assert!(master < 5e-3, "masters: {master:e}");
 }
 
+/// Zero gradients: moments can only fall.
+fn fall(op: &AdamW, moments: DType, steps: u32) -> [Vec<f64>; 2] {
+    let zeros = HostTensor::zeros(TensorType::new(DType::F32, [4 * BLOCK + 3]));
+    let start = HostTensor::from_f64(zeros.ty().with_dtype(moments), &vec![1.0; 4 * BLOCK + 3]);
+    let (mut m, mut v) = (start.clone(), start);
+    for t in 1..=steps {
+        let applied = HostTensor::from_f64(TensorType::new(DType::U32, [1]), &[t.into()]);
+        let [lr, one, skip] = [scalar(DType::F32, 0.1), scalar(DType::F32, 1.0), scalar(DType::U32, 0.0)];
+        let mut made = run(op, &[&lr, &one, &applied, &skip, &zeros, &m, &v, &zeros]);
+        (v, m) = (made.remove(2), made.remove(1));
+    }
+    [m.to_f64(), v.to_f64()]
+}
+
+#[test]
+fn moments_in_bf16_that_move_by_less_than_half_a_unit_move_in_the_mean() {
+    // A unit below 1 is 2^-8: to nearest, nothing would ever fall.
+    let op = AdamW::new(vec![F32.parameter], [0.9999, 0.999], EPS, seed());
+    let [m, v] = fall(&op, DType::BF16, 40);
+    for (x, beta) in [(&m, 0.9999f64), (&v, 0.999)] {
+        let n = x.len() as f64;
+        let mean = x.iter().sum::<f64>() / n;
+        let deviation = (x.iter().map(|x| (x - mean).powi(2)).sum::<f64>() / n).sqrt();
+        let expected = beta.powi(40);
+        assert!((mean - expected).abs() < 6.0 * deviation / n.sqrt(), "{mean} instead of {expected}");
+        assert!(deviation > 1e-3 && deviation < 2e-2, "{deviation:e}");
+    }
+    // The two are rounded by other bits.
+    let deviations = m.iter().zip(&v).map(|(m, v)| (m - 0.9999f64.powi(40)) * (v - 0.999f64.powi(40)));
+    let covariance = deviations.sum::<f64>() / m.len() as f64;
+    assert!(covariance.abs() < 1e-6, "{covariance:e}");
+}
+
+#[test]
+fn moments_in_bf16_are_rounded_by_the_stream_that_is_documented() {
+    // Numbers of bf16, so that moments of both types begin alike.
+    let values: Vec<f64> = (0..BLOCK + 7).map(|i| 1.0 + (i % 128) as f64 / 128.0).collect();
+    let of = |dtype| HostTensor::from_f64(TensorType::new(dtype, [BLOCK + 7]), &values);
+    let once = |seed, t: u32, place: usize, moments| {
+        let (x, moment) = (of(DType::F32), of(moments));
+        let applied = HostTensor::from_f64(TensorType::new(DType::U32, [1]), &[t.into()]);
+        let [lr, one, skip] = [scalar(DType::F32, 0.1), scalar(DType::F32, 0.7), scalar(DType::U32, 0.0)];
+        let op = AdamW::new(vec![F32.parameter; 2], [BETA1, BETA2], EPS, seed);
+        let both = [&x, &moment, &moment, &x].repeat(2);
+        let made = run(&op, &[&[&lr, &one, &applied, &skip][..], &both].concat());
+        [1, 2].map(|k| made[3 * place + k].to_f64())
+    };
+    for (seed, t, place) in [(1, 2, 0), (u64::MAX - 1, 2, 0), (1, 3, 0), (1, 2, 1)] {
+        let (wide, narrow) = (once(seed, t, place, DType::F32), once(seed, t, place, DType::BF16));
+        let rng = Philox::new(seed, t, SITES + place as u32);
+        for (k, shift) in [(0, 0), (1, 16)] {
+            for (i, (x, found)) in wide[k].iter().zip(&narrow[k]).enumerate() {
+                let expected = round_bf16_by(*x as f32, rng.word(i as u64) >> shift);
+                assert_eq!(*found, f64::from(expected), "element {i} of moment {k} of parameter {place}");
+            }
+        }
+    }
+}
+
 #[test]
 fn the_first_step_moves_by_the_learning_rate_against_the_sign() {
     let mut states = vec![fresh(F32, 1001)];
@@ -250,26 +310,28 @@ fn after_a_skipped_step_training_goes_on_as_if_it_had_not_been() {
 #[test]
 fn results_have_the_same_bits_on_any_number_of_threads() {
     let grad = random(DType::F32, 5 * BLOCK + 7);
-    let start = fresh(F32, 5 * BLOCK + 7);
-    let on = |threads| {
-        on_threads(threads, || {
-            let mut states = vec![State {
-                compute: None,
-                kind: F32,
-                master: start.master.clone(),
-                m: start.m.clone(),
-                v: start.v.clone(),
-            }];
-            step(&mut states, std::slice::from_ref(&grad), 0.1, 1.0, 1, false);
-            states[0].master.bytes().to_vec()
-        })
-    };
-    assert!((2..5).all(|threads| on(threads) == on(1)));
+    for kind in [F32, Kind { moments: DType::BF16, ..F32 }] {
+        let start = fresh(kind, 5 * BLOCK + 7);
+        let on = |threads| {
+            on_threads(threads, || {
+                let mut states = vec![State {
+                    compute: None,
+                    kind,
+                    master: start.master.clone(),
+                    m: start.m.clone(),
+                    v: start.v.clone(),
+                }];
+                step(&mut states, std::slice::from_ref(&grad), 0.1, 1.0, 1, false);
+                [&states[0].master, &states[0].m, &states[0].v].map(|t| t.bytes().to_vec())
+            })
+        };
+        assert!((2..5).all(|threads| on(threads) == on(1)));
+    }
 }
 
 #[test]
 fn wrong_operands_are_named_by_the_index_of_their_parameter() {
-    let op = AdamW::new(vec![F32.parameter; 2], BETA1, BETA2, EPS);
+    let op = AdamW::new(vec![F32.parameter; 2], [BETA1, BETA2], EPS, 5);
     let f32s = |shape: [usize; 1]| TensorType::new(DType::F32, shape);
     let controls = [
         TensorType::new(DType::F32, []),
@@ -291,6 +353,9 @@ fn wrong_operands_are_named_by_the_index_of_their_parameter() {
     let error = op.infer(&bad).expect_err("another type").0;
     assert!(error.contains("parameter 0: v is f64[3]"), "{error}");
     let fp8 = AdamWParameter { compute: Some(DType::E4M3), ..F32.parameter };
-    assert!(AdamW::new(vec![fp8; 2], BETA1, BETA2, EPS).infer(&good).is_err(), "an FP8 copy needs a scale");
+    assert!(
+        AdamW::new(vec![fp8; 2], [BETA1, BETA2], EPS, 5).infer(&good).is_err(),
+        "an FP8 copy needs a scale"
+    );
     assert!(op.infer(&good[..11]).is_err());
 }

@@ -677,8 +677,10 @@ PATHS(float, f32, 1, (area<float, false>(at, blockIdx.x, blockIdx.y)), (area<flo
 PATHS(bf16, bf16, AT_ONCE, (area<bf16, false>(at, blockIdx.x, blockIdx.y)), (area<bf16, true>(at, blockIdx.x, blockIdx.y)))
 
 #if OF == SWIGLU_GRAD || OF == SWIGLU_GRAD_OF_KEPT
+// Two scales a number take more registers than other compilers' targets have for them.
+#define HALVES_AT_ONCE (__CUDA_ARCH__ == 900 || ONCE ? AT_ONCE : 1)
 KERNEL(halves_f32, 1) { halves<float>(at, blockIdx.x, blockIdx.y); }
-KERNEL(halves_bf16, AT_ONCE) { halves<bf16>(at, blockIdx.x, blockIdx.y); }
+KERNEL(halves_bf16, HALVES_AT_ONCE) { halves<bf16>(at, blockIdx.x, blockIdx.y); }
 #endif
 #endif
 

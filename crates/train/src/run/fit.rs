@@ -3,10 +3,11 @@
 use super::RunError;
 use crate::engine::{Processor, Target};
 use crate::metrics::format;
-use crate::programs::{self, TrainingSpec};
+use crate::programs::{self, OptimizerSpec, TrainingSpec};
 use crate::weights::LearnError;
 use std::fmt;
 use xtrain_program::{Recompute, Region};
+use xtrain_tensor::DType;
 
 /// What a step needs, beside what there is.
 #[derive(Clone, Debug, PartialEq)]
@@ -82,7 +83,16 @@ impl Fit {
                 let Fit { needed_bytes, outcome, .. } = Fit::of(&without, target, batch_size, room)?;
                 outcome.beside("precision.reference_every=0", needed_bytes)
             }
-            false => search.outcome()?,
+            false => match search.outcome()? {
+                // The last one is what changes how the model learns.
+                Outcome::Nothing { .. } if spec.optimizer.moments == DType::F32 => {
+                    let optimizer = OptimizerSpec { moments: DType::BF16, ..spec.optimizer };
+                    let with = TrainingSpec { optimizer, ..spec.clone() };
+                    let Fit { needed_bytes, outcome, .. } = Fit::of(&with, target, batch_size, room)?;
+                    outcome.beside("optimizer.moments=bf16", needed_bytes)
+                }
+                outcome => outcome,
+            },
         };
         Ok(Fit { needed_bytes, room, outcome })
     }
@@ -518,7 +528,7 @@ mod tests {
     #[test]
     fn where_nothing_fits_it_is_said_with_what_no_setting_makes_less() {
         let message = fit(Target::Cuda, 1 << 20).check("it").expect_err("too little").to_string();
-        let least = "nothing fits: even --set train.recompute=block --set train.loss_chunk=256 --set train.micro_batch_size=1 (";
+        let least = "nothing fits: even --set optimizer.moments=bf16 --set train.recompute=block --set train.loss_chunk=256 --set train.micro_batch_size=1 (";
         assert!(message.contains(least) && message.contains("choose a smaller model"), "{message}");
     }
 
@@ -530,8 +540,8 @@ mod tests {
         let message =
             Fit::of(&spec, Target::Cuda, batch_size, Room::of(24 << 30)).expect("a plan").check("it");
         let message = message.expect_err("too little").to_string();
-        // Masters, gradients and two moments in fp32, and what products read in bf16.
-        assert!(message.contains("134.62 GiB of it for weights, gradients and moments"), "{message}");
+        // Masters and gradients in fp32, and two moments and what products read in bf16.
+        assert!(message.contains("104.71 GiB of it for weights, gradients and moments"), "{message}");
         assert!(message.ends_with("choose a smaller model. `xtrain plan` shows what it is for"), "{message}");
     }
 }

@@ -22,6 +22,7 @@ use xtrain_data::{Loader, LoaderState, Tokenizer};
 use xtrain_program::StateKind;
 use xtrain_runtime::StateEntry;
 use xtrain_tensor::host::{ALIGN_BYTES, AlignedBytes};
+use xtrain_tensor::{DType, HostTensor, TensorType, View, ViewMut};
 
 /// How far a run is.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -182,7 +183,25 @@ impl Saved {
         let held: HashSet<&str> = checkpoint.tensors().iter().map(|tensor| tensor.name.as_str()).collect();
         let mut entries = learner.saved_state();
         entries.retain(|entry| !of_casts.contains(&entry.kind) || held.contains(tensor_name(entry).as_str()));
-        let wanted = specs(&entries);
+        let mut wanted = specs(&entries);
+        for (spec, entry) in wanted.iter_mut().zip(&entries) {
+            spec.dtype = kept_type(&checkpoint, entry);
+        }
+        if let Some((spec, entry)) =
+            wanted.iter().zip(&entries).find(|(spec, entry)| spec.dtype != entry.ty.dtype)
+        {
+            tracing::info!(
+                "from step {} on moments are kept in {}; those of the checkpoint are in {}, and {}",
+                position.step + 1,
+                entry.ty.dtype,
+                spec.dtype,
+                if entry.ty.dtype == DType::BF16 {
+                    "are rounded to the nearest"
+                } else {
+                    "stay the numbers that they are"
+                }
+            );
+        }
         let named: HashSet<&str> = wanted.iter().map(|spec| spec.name.as_str()).collect();
         let is_of_casts = |name: &str| of_casts.iter().any(|kind| name.starts_with(&prefix(*kind)));
         let load = match held.difference(&named).all(|name| is_of_casts(name)) {
@@ -191,6 +210,9 @@ impl Saved {
         };
         load(&checkpoint, &wanted, &mut |at, bytes| {
             let entry = &entries[at];
+            let tensor =
+                (wanted[at].dtype != entry.ty.dtype).then(|| in_type(bytes, wanted[at].dtype, entry.ty));
+            let bytes = tensor.as_ref().map_or(bytes, HostTensor::bytes);
             learner.write_state(entry.kind, &entry.name, bytes).map_err(BoxError::from)
         })?;
         learner.weights().refresh()?;
@@ -384,6 +406,25 @@ pub(crate) fn specs(entries: &[StateEntry]) -> Vec<TensorSpec> {
     let spec =
         |e: &StateEntry| TensorSpec { name: tensor_name(e), dtype: e.ty.dtype, shape: e.ty.shape.to_vec() };
     entries.iter().map(spec).collect()
+}
+
+/// The type that the checkpoint has an entry in: of moments the one that the run kept them in until then; else the entry's, as there is no
+/// other.
+fn kept_type(checkpoint: &Checkpoint, entry: &StateEntry) -> DType {
+    let types = [DType::F32, DType::BF16];
+    let is_moment = matches!(entry.kind, StateKind::Moment1 | StateKind::Moment2);
+    let name = tensor_name(entry);
+    let held = checkpoint.tensors().iter().find(|tensor| is_moment && tensor.name == name);
+    held.map(|tensor| tensor.dtype).filter(|dtype| types.contains(dtype)).unwrap_or(entry.ty.dtype)
+}
+
+/// The elements of a tensor of `ty`, kept as `dtype`, in its own type.
+fn in_type(bytes: &[u8], dtype: DType, ty: TensorType) -> HostTensor {
+    let mut wide = vec![0.0f32; ty.numel()];
+    View::new(ty.with_dtype(dtype), bytes).widen_into(&mut wide);
+    let mut tensor = HostTensor::zeros(ty);
+    ViewMut::new(ty, tensor.bytes_mut(), false).write(&wide);
+    tensor
 }
 
 /// A state value's name in a checkpoint.

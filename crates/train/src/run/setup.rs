@@ -262,6 +262,8 @@ pub(crate) fn planned(resolved: Resolved) -> Result<Planned, RunError> {
             eps: c.optimizer.eps,
             weight_decay: c.optimizer.weight_decay,
             max_norm: c.optimizer.grad_clip,
+            moments: c.optimizer.moments.into(),
+            seed: c.train.seed,
         },
         reference: c.precision.reference_every > 0,
         model,

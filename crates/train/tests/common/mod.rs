@@ -7,7 +7,7 @@ use xtrain_model::decoder::{Batch, Loss};
 use xtrain_model::{Architecture, Family, Fp8Overrides, Recipe, RopeScaling};
 use xtrain_program::{Recompute, StateKind};
 use xtrain_runtime::{Checks, Engine};
-use xtrain_tensor::Philox;
+use xtrain_tensor::{DType, Philox};
 use xtrain_train::config::Device;
 use xtrain_train::engine::Processor;
 use xtrain_train::learner::{Learner, StepResult};
@@ -72,7 +72,14 @@ pub fn spec(model: Architecture, batch: Batch) -> TrainingSpec {
         dropout: 0.0,
         recompute: Recompute::None,
         recompute_blocks: None,
-        optimizer: OptimizerSpec { betas: [0.9, 0.95], eps: 1e-8, weight_decay: 0.1, max_norm: 1.0 },
+        optimizer: OptimizerSpec {
+            betas: [0.9, 0.95],
+            eps: 1e-8,
+            weight_decay: 0.1,
+            max_norm: 1.0,
+            moments: DType::F32,
+            seed: 7,
+        },
         reference: false,
     }
 }

@@ -131,7 +131,7 @@ fn a_run_that_exceeds_memory_is_told_what_would_fit() {
             "needs",
             "GiB of memory",
             "available",
-            "nothing fits: even --set train.recompute=block",
+            "nothing fits: even --set optimizer.moments=bf16 --set train.recompute=block",
             "smaller model",
             "xtrain plan",
         ],

@@ -103,9 +103,9 @@ fn killed_runs_in_bf16_with_accumulation_and_dropout_end_like_one_in_peace() {
 fn killed_runs_in_fp8_with_reference_segments_end_like_one_in_peace() {
     survives_kills(
         "fp8",
-        "--set precision.recipe=fp8-row --set precision.skip_slower=[] --set data.seq_len=32 --set model.ffn_dim=32 \
-         --set train.micro_batch_size=2 \
-         --set precision.reference_every=7 --set precision.reference_steps=5 --set checkpoint.every=2",
+        "--set precision.recipe=fp8-row --set precision.skip_slower=[] --set precision.swiglu_input=fp8 \
+         --set precision.attention_output=e5m6 --set data.seq_len=32 --set model.ffn_dim=32 --set train.micro_batch_size=2 \
+         --set precision.reference_every=7 --set precision.reference_steps=5 --set checkpoint.every=2 --set optimizer.moments=bf16",
     );
 }
 

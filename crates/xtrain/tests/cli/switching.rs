@@ -150,3 +150,36 @@ fn what_the_file_has_for_fp8_alone_is_refused_with_what_takes_it_back() {
     let back = "--set precision.amax_history_len=1024 --set precision.margin=0";
     place.run(&format!("{on} --set precision.recipe=fp8-row {back}")).succeeds();
 }
+
+#[test]
+fn a_run_goes_on_with_moments_in_the_other_type() {
+    let place = Place::new();
+    let types = |out: &str, step: u64| -> Vec<String> {
+        let manifest = place.read(&format!("{out}/checkpoints/step-{step}/manifest.json"));
+        let manifest: Value = serde_json::from_slice(&manifest).expect("JSON");
+        let tensors = manifest["content"]["tensors"].as_array().expect("a list").iter();
+        let moments = tensors.filter(|t| t["name"].as_str().is_some_and(|name| name.starts_with("moment")));
+        moments.map(|t| t["dtype"].to_string()).collect()
+    };
+    for (from, to) in [("fp32", "bf16"), ("bf16", "fp32")] {
+        let moments = |format: &str| format!("{RUN} --set optimizer.moments={format}");
+        place.train(from, &format!("{} --set train.steps=6", moments(from)));
+        let out = format!("{from}-{to}");
+        copy(&place, from, &out);
+        let kept = place.train(from, &format!("{} --resume --set train.steps=12", moments(from)));
+        assert!(!kept.stderr.contains("moments"), "{}", kept.stderr);
+        let ran = place.train(&out, &format!("{} --resume --set train.steps=12", moments(to)));
+        assert!(ran.stderr.contains("from step 7 on moments are kept in "), "{}", ran.stderr);
+        let [of_from, of_to] = [types(from, 12), types(&out, 12)];
+        assert!(of_from.len() > 8 && of_from.len() == of_to.len());
+        assert!(of_from.iter().zip(&of_to).all(|(a, b)| a != b), "{of_from:?} {of_to:?}");
+        let (stayed, changed) = (losses(&place, from), losses(&place, &out));
+        for (step, loss) in &changed {
+            assert!(
+                (loss / stayed[step] - 1.0).abs() < 1e-2,
+                "step {step}: {loss} instead of {}",
+                stayed[step]
+            );
+        }
+    }
+}

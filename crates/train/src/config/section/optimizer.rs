@@ -1,5 +1,9 @@
 //! `[optimizer]`: AdamW and gradient clipping.
 
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+use xtrain_tensor::DType;
+
 section! {
     /// The keys of `[optimizer]`. What the section is for stands at
     /// [`Config::optimizer`](crate::config::Config).
@@ -16,6 +20,10 @@ section! {
         #[schemars(extend("exclusiveMinimum" = 0.0))]
         #[schemars(extend("x-aliases" = ["epsilon", "adam_eps", "adam_epsilon"]))]
         pub eps: f64 = 1e-8,
+        /// In which type both moments are kept. `bf16` takes 4 bytes a parameter less, in checkpoints too; they are rounded by
+        /// chance, right in the mean (docs/numerics.md). A run may go on in the other.
+        #[schemars(extend("x-aliases" = ["exp_avg_dtype", "exp_avg_sq_dtype", "optimizer_state_dtype"]))]
+        pub moments: MomentFormat = MomentFormat::Fp32,
         /// Weight decay of the matrices; norms, biases and embeddings have none.
         #[schemars(extend("minimum" = 0.0))]
         #[schemars(extend("x-aliases" = ["wd"]))]
@@ -26,5 +34,24 @@ section! {
             "max_norm", "max_grad_norm", "clip_grad", "clip_grad_norm", "gradient_clipping"
         ]))]
         pub grad_clip: f64 = 1.0,
+    }
+}
+
+/// A type in which moments are kept.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum MomentFormat {
+    /// As they are computed.
+    Fp32,
+    /// Rounded by chance.
+    Bf16,
+}
+
+impl From<MomentFormat> for DType {
+    fn from(format: MomentFormat) -> Self {
+        match format {
+            MomentFormat::Fp32 => DType::F32,
+            MomentFormat::Bf16 => DType::BF16,
+        }
     }
 }

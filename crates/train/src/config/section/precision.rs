@@ -50,6 +50,10 @@ section! {
         /// numbers; its output is then made again of that.
         #[schemars(extend("x-default" = "`\"fp8\"` under `fp8-block`, else `\"bf16\"`"))]
         pub swiglu_input: Option<KeptFormat> = None,
+        /// In which format attention's output, which is the input of the linear layer behind it, is kept for the backward: `e5m6` has 12
+        /// bits, in tiles of 128 numbers, and attention's gradient is made of that too.
+        #[schemars(extend("x-default" = "`\"e5m6\"` under `fp8-block`, else `\"bf16\"`"))]
+        pub attention_output: Option<AttentionFormat> = None,
         /// How many steps' largest magnitudes a scale of `fp8-delayed` is made of.
         #[schemars(range(min = 1, max = 65_536))]
         #[schemars(extend("x-unit" = "steps"))]
@@ -97,6 +101,16 @@ pub enum KeptFormat {
     Bf16,
     /// In E4M3, with a scale for every 128 numbers of a row.
     Fp8,
+}
+
+/// A format in which attention's output is kept.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum AttentionFormat {
+    /// As it stands.
+    Bf16,
+    /// In E5M6, with a scale for every 128 numbers of a row (DeepSeek-V3, arXiv 2412.19437, section 3.3.3).
+    E5m6,
 }
 
 /// Which of the largest magnitudes of earlier steps counts.
@@ -152,6 +166,7 @@ impl PrecisionConfig {
                 margin: self.margin,
             },
             swiglu_input: self.swiglu_input.map(|format| format == KeptFormat::Fp8),
+            attention_output: self.attention_output.map(|format| format == AttentionFormat::E5m6),
         };
         let recipe = self.recipe.unwrap_or(Recipe::Fp32);
         let own = overrides.delayed.clone();
@@ -170,6 +185,7 @@ impl PrecisionConfig {
                 (!self.fast_accumulation.is_empty(), "fast_accumulation", "[]"),
                 (self.pow2_scales.is_some(), "pow2_scales", ""),
                 (self.swiglu_input.is_some(), "swiglu_input", ""),
+                (self.attention_output.is_some(), "attention_output", ""),
                 (self.reference_every > 0, "reference_every", "0"),
             ];
             refuse(recipe, "has no FP8", "an FP8 recipe", all.into_iter().chain(delayed))?;

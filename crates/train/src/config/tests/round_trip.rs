@@ -67,6 +67,7 @@ reference_steps = 10
 lr = 0.0003
 betas = [0.9, 0.95]
 eps = 1e-8
+moments = \"fp32\"
 weight_decay = 0.1
 grad_clip = 1.0
 

@@ -92,6 +92,38 @@ template <int N, class T> __device__ __forceinline__ void store(T* to, const flo
     }
 }
 
+// The larger of both halves of two words, none of which has its highest bit.
+__device__ __forceinline__ u32 max_halves(u32 a, u32 b) {
+#if __CUDA_ARCH__ >= 900
+    u32 most;
+    asm("max.s16x2 %0, %1, %2;" : "=r"(most) : "r"(a), "r"(b));
+    return most;
+#else
+    return max(a & 0xffff0000u, b & 0xffff0000u) | max(a & 0xffffu, b & 0xffffu);
+#endif
+}
+
+// Raises a word to the magnitudes of the elements of another, as bits: bf16's are two a word.
+template <class T> __device__ __forceinline__ void raise_to(u32& most, u32 word) {
+    if constexpr (sizeof(T) == 2) most = max_halves(most, word & 0x7fff7fffu);
+    else most = max(most, word & 0x7fffffffu);
+}
+
+// The larger of such a word's, as bits of f32.
+template <class T> __device__ __forceinline__ u32 larger_of(u32 most) {
+    return sizeof(T) == 2 ? max(most & 0xffff0000u, most << 16) : most;
+}
+
+// Raises what all blocks raise to the largest of this block's; `space` is a word a warp. Most find that it is large enough.
+__device__ __forceinline__ void raise_by_block(u32* to, u32 x, u32* space) {
+    x = __reduce_max_sync(0xffffffffu, x);
+    if (threadIdx.x % 32 == 0) space[threadIdx.x / 32] = x;
+    __syncthreads();
+    if (threadIdx.x >= 32) return;
+    x = __reduce_max_sync(0xffffffffu, threadIdx.x < blockDim.x / 32 ? space[threadIdx.x] : 0);
+    if (threadIdx.x == 0 && x > *(volatile u32*)to) atomicMax(to, x);
+}
+
 // A tensor whose element type is told at run time: an operand that is small, or whose type is its own.
 struct Floats {
     void* at;

@@ -1,4 +1,5 @@
-//! A cast of what is made on the way is, to the bit, the cast of what its op would write: on the CPU, and on a card if there is one.
+//! A cast of what is made on the way is, to the bit, the cast of what its op would write, and so is one that is told what its op measures:
+//! on the CPU, and on a card if there is one.
 
 mod common;
 
@@ -7,9 +8,9 @@ use std::sync::Arc;
 use xtrain_cuda::Gpu;
 use xtrain_ops::quantize::{Dequantize, Layouts, Quantize};
 use xtrain_ops::registry::{cpu_kernels, cuda_kernels};
-use xtrain_ops::rms_norm::{AddRmsNorm, RmsNorm};
+use xtrain_ops::rms_norm::{AddRmsNorm, RmsNorm, RmsNormGrad};
 use xtrain_ops::swiglu::{Swiglu, SwigluGrad, SwigluKeeping};
-use xtrain_program::{Code, Op, Program, Tracer, fuse};
+use xtrain_program::{Code, Op, Program, Tracer, fuse, measured};
 use xtrain_runtime::{CpuEngine, CudaEngine, Engine, Part};
 use xtrain_tensor::{DType, HostTensor, Philox, Scaling, Shape, TensorType};
 
@@ -25,10 +26,13 @@ struct Maker {
     output: usize,
     /// Whether its last input is kept in FP8 and restored.
     keeps: bool,
+    /// Whether it only measures what is cast.
+    measures: bool,
 }
 
 fn makers() -> Vec<Maker> {
-    let maker = |op, shapes, output| Maker { op, shapes, output, keeps: false };
+    let maker = |op, shapes, output| Maker { op, shapes, output, keeps: false, measures: false };
+    let dx = RmsNormGrad { out: DType::F32, remake: false, amax: false };
     let (grad, eps) = (SwigluGrad { remake: false }, 1e-5);
     let gate_up: Shapes = |t, d| vec![vec![t, 2 * d]];
     let both: Shapes = |t, d| vec![vec![t, d], vec![t, 2 * d]];
@@ -40,6 +44,10 @@ fn makers() -> Vec<Maker> {
         maker(Arc::new(SwigluKeeping), gate_up, 0),
         maker(Arc::new(RmsNorm { eps }), |t, d| vec![vec![t, d], vec![d]], 0),
         maker(Arc::new(AddRmsNorm { eps }), |t, d| vec![vec![t, d], vec![t, d], vec![d]], 1),
+        Maker {
+            measures: true,
+            ..maker(Arc::new(dx), |t, d| vec![vec![t, d], vec![t, d], vec![t], vec![d], vec![t, d]], 0)
+        },
     ]
 }
 
@@ -102,13 +110,21 @@ fn check(new: &dyn Fn() -> Box<dyn Engine>, maker: &Maker) -> Result<(), Failed>
             for dtype in [DType::BF16, DType::F32] {
                 let cast = Quantize::new(format, scaling, pow2_scales, layouts);
                 let apart = program(maker, cast, shape, dtype);
-                let fused = fuse::apply(apart.clone()).expect("a program");
-                let before: Vec<_> = apart.instances.iter().map(|i| i.code.op().name()).collect();
-                let after: Vec<_> = fused.instances.iter().map(|i| i.code.op().name()).collect();
-                let apart_by = if maker.keeps { 4 } else { 2 };
-                // What keeps is left, and what casts.
-                assert!(!maker.keeps || dtype == DType::F32 || after == ["quantize"; 2], "{after:?}");
-                assert!(before.len() == apart_by && before != after, "{before:?} stays {after:?}");
+                let fused = fuse::apply(apart.clone()).and_then(measured::apply).expect("a program");
+                let names = |program: &Program| -> Vec<_> {
+                    program.instances.iter().map(|i| i.code.op().name()).collect()
+                };
+                let (before, after) = (names(&apart), names(&fused));
+                if maker.measures {
+                    // Where one scale is for all.
+                    let told = fused.instances[1].inputs.len() == 2;
+                    assert_eq!(told, scaling == Scaling::Tensor, "{cast:?}");
+                } else {
+                    let apart_by = if maker.keeps { 4 } else { 2 };
+                    // What keeps is left, and what casts.
+                    assert!(!maker.keeps || dtype == DType::F32 || after == ["quantize"; 2], "{after:?}");
+                    assert!(before.len() == apart_by && before != after, "{before:?} stays {after:?}");
+                }
                 let expected = run(&mut *new(), apart, seed);
                 let found = run(&mut *new(), fused, seed);
                 for (n, (found, expected)) in found.iter().zip(&expected).enumerate() {

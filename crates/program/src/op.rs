@@ -79,6 +79,17 @@ pub trait Op: Any + Debug + Send + Sync {
         None
     }
 
+    /// The op that makes this one's outputs and, behind them, the largest magnitude of this output as it is stored, `f32[1]`
+    /// ([`crate::measured`]).
+    fn measuring(&self, _output: usize) -> Option<Arc<dyn Op>> {
+        None
+    }
+
+    /// The op that is told the largest magnitude of its first input, `f32[1]` behind its inputs, where this one would measure it.
+    fn told(&self) -> Option<Arc<dyn Op>> {
+        None
+    }
+
     /// The op that makes this one's outputs and, behind them, the first output of `other`, whose inputs are this one's at `positions`. A
     /// gradient that reads what `other` reads makes its output again on the way, where running `other` would read it once more.
     fn remaking(&self, _other: &dyn Op, _positions: &[usize]) -> Option<Arc<dyn Op>> {

@@ -15,7 +15,7 @@ use xtrain_program::casts::{self, MeasuredCast};
 use xtrain_program::quantized::Delayed;
 use xtrain_program::{
     Program, Recompute, Role, Root, Stage, StateKind, Storage, TraceError, Tracer, ValueId, fuse, kept,
-    precision, quantized, recompute,
+    measured, precision, quantized, recompute,
 };
 use xtrain_tensor::{DType, Shape, TensorType};
 
@@ -274,5 +274,5 @@ fn with_update(program: Program, spec: &TrainingSpec) -> Result<Program, TraceEr
     t.at("adamw").emit_into(AdamW::new(options, betas, eps, seed), &inputs, &targets)?;
     t.output(update_io::GRAD_NORM, norm);
     t.output(update_io::SKIPPED, skip);
-    quantized::remake(t.finish(), Stage::Update)
+    measured::apply(quantized::remake(t.finish(), Stage::Update)?)
 }

@@ -5,6 +5,7 @@
 
 use super::{AdamW, CONTROLS, OPERANDS, SITES};
 use crate::host::math::vectorized;
+use crate::quantize::largest_magnitude;
 use rayon::prelude::*;
 use xtrain_tensor::formats::round_bf16_by;
 use xtrain_tensor::{CpuKernel, DType, Philox, Real, View, ViewMut, with_real};
@@ -63,6 +64,7 @@ impl CpuKernel for AdamW {
             correction1: 1.0 / (1.0 - self.beta1.powf(t)),
             correction2: 1.0 / (1.0 - self.beta2.powf(t)),
         };
+        let (outputs, amaxes) = outputs.split_at_mut(outputs.len() - self.measured.len());
         let blocks = self.blocks(inputs, outputs, applied);
         blocks.into_par_iter().for_each(|mut block| {
             block.pieces().for_each(|mut piece| {
@@ -74,6 +76,10 @@ impl CpuKernel for AdamW {
                 });
             });
         });
+        let masters: Vec<usize> = self.masters().collect();
+        for (&p, amax) in self.measured.iter().zip(amaxes) {
+            amax.fresh::<f32>()[0] = largest_magnitude(outputs[masters[p]].view());
+        }
     }
 }
 

@@ -52,6 +52,8 @@ impl CudaKernel for AdamW {
             let elements = grad.ty.numel();
             let decay = u64::from((parameter.weight_decay as f32).to_bits());
             parameters.extend(places);
+            let amax = self.measured.iter().position(|&measured| measured == p);
+            parameters.push(amax.map_or(0, |n| outputs[outputs.len() - self.measured.len() + n].place.0));
             parameters.extend([elements as u64, are_bf16 | decay << 32]);
             chunks.extend((0..elements.div_ceil(CHUNK) as u64).map(|number| number | (p as u64) << 32));
         }
@@ -59,6 +61,10 @@ impl CudaKernel for AdamW {
             return Ok(Work::all(Vec::new()));
         }
         let launch = Launch::row(chunks.len() as u32, THREADS);
+        let clear = match self.measured.is_empty() {
+            true => None,
+            false => Some((gpu.function(&SOURCE, &[], "adamw_clear")?, self.parameters.len() as u32)),
+        };
         let (parameters, chunks) = (table(gpu, &parameters)?, table(gpu, &chunks)?);
         let arguments = Arguments {
             parameters: parameters.pointer(),
@@ -80,9 +86,14 @@ impl CudaKernel for AdamW {
         Ok(Work::new(move |stream| {
             // The tables live as long as the work.
             let _tables = (&parameters, &chunks);
-            // SAFETY: the kernel takes one `Arguments`. The tables are as its `Parameter` and `Chunk`: every chunk of every parameter has a
-            // block, and a parameter's operands have its elements, of the types that its bits say.
-            unsafe { function.launch(launch, &arguments, stream) }
+            // SAFETY: the kernels take one `Arguments`. The tables are as its `Parameter` and `Chunk`: every chunk of every parameter has a
+            // block, and a parameter's operands have its elements, of the types that its bits say; amax is a word.
+            unsafe {
+                if let Some((clear, parameters)) = &clear {
+                    clear.launch(Launch::row(*parameters, 1), &arguments, stream)?;
+                }
+                function.launch(launch, &arguments, stream)
+            }
         }))
     }
 }

@@ -14,6 +14,8 @@ struct Parameter {
     void* grad;
     // Null where there is no copy.
     void* compute;
+    // Null where the new master is not measured: the bits of its largest magnitude.
+    u32* amax;
     u64 elements;
     // Bit n: whether the n-th of the above is bf16.
     u32 are_bf16;
@@ -86,7 +88,7 @@ template <int N> __device__ __forceinline__ void draw(const Philox& rng, u64 fir
 
 // ROUNDS: whether moments are rounded to bf16, by chance. They are then computed as the host computes them, every operation rounded, so that
 // they are rounded to the same bits.
-template <int N, bool ROUNDS> __device__ __forceinline__ void update(const Update& by, u64 first) {
+template <int N, bool ROUNDS> __device__ __forceinline__ void update(const Update& by, u64 first, u32& largest) {
     float master[N], m[N], v[N], grad[N];
     load<N>(by.master, first, master);
     if (!by.skip) {
@@ -120,24 +122,35 @@ template <int N, bool ROUNDS> __device__ __forceinline__ void update(const Updat
         store<N>(by.v, first, v);
         store<N>(by.master, first, master);
     }
-    if (by.compute.at == nullptr) return;
-    // The copy is made of the master as it is stored.
+    // Copied and measured is the master as it is stored.
     if (by.master.is_bf16) {
 #pragma unroll
         for (int i = 0; i < N; i++) master[i] = widen(narrow<bf16>(master[i]));
     }
+#pragma unroll
+    for (int i = 0; i < N; i++) largest = max(largest, __float_as_uint(master[i]) & 0x7fffffffu);
+    if (by.compute.at == nullptr) return;
     store<N>(by.compute, first, master);
 }
 
-template <bool ROUNDS> __device__ __forceinline__ void update_chunk(const Update& by, u64 first, u64 end) {
+template <bool ROUNDS> __device__ __forceinline__ u32 update_chunk(const Update& by, u64 first, u64 end) {
+    u32 largest = 0;
     u64 i = first + threadIdx.x * AT_ONCE;
-    for (; i + AT_ONCE <= end; i += THREADS * AT_ONCE) update<AT_ONCE, ROUNDS>(by, i);
+    for (; i + AT_ONCE <= end; i += THREADS * AT_ONCE) update<AT_ONCE, ROUNDS>(by, i, largest);
     // One thread has what is left behind whole vectors.
-    for (; i < end; i++) update<1, ROUNDS>(by, i);
+    for (; i < end; i++) update<1, ROUNDS>(by, i, largest);
+    return largest;
+}
+
+// A block a parameter.
+extern "C" __global__ void adamw_clear(AdamW at) {
+    u32* amax = at.parameters[blockIdx.x].amax;
+    if (amax) *amax = 0;
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, 3) adamw(AdamW at) {
     __shared__ float corrections[2];
+    __shared__ u32 warps[THREADS / 32];
     if (threadIdx.x < 2)
         corrections[threadIdx.x] = (float)(1.0 / (1.0 - power(threadIdx.x == 0 ? at.beta1 : at.beta2, *at.applied)));
     Chunk chunk = at.chunks[blockIdx.x];
@@ -163,6 +176,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, 3) adamw(AdamW at) {
         {at.seed_low, at.seed_high, *at.applied, at.sites + chunk.parameter},
     };
     u64 first = (u64)chunk.number * CHUNK, end = min(first + CHUNK, p.elements);
-    if (by.m.is_bf16 || by.v.is_bf16) update_chunk<true>(by, first, end);
-    else update_chunk<false>(by, first, end);
+    u32 largest = by.m.is_bf16 || by.v.is_bf16 ? update_chunk<true>(by, first, end) : update_chunk<false>(by, first, end);
+    if (p.amax) raise_by_block(p.amax, largest, warps);
 }

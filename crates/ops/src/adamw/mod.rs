@@ -26,6 +26,7 @@ mod tests;
 
 use crate::float_shaped;
 use crate::registry::{Fill, OnCard, Registered, Sample, SampleInput};
+use std::sync::Arc;
 use xtrain_cuda::KernelSource;
 use xtrain_program::{Op, OpError, Operand};
 use xtrain_tensor::{DType, TensorType};
@@ -38,7 +39,7 @@ const OPERANDS: usize = 4;
 pub const SITES: u32 = 1 << 31;
 
 /// `(lr [], coefficient [], applied u32[1], skip u32[], then for each parameter master, m, v, grad) -> (for each parameter master', m', v'
-/// in place[, compute])`.
+/// in place[, compute], and behind all the largest magnitudes f32[1] of the masters' that are measured)`.
 ///
 /// `applied` is t and already counts this update, so it is at least 1 unless `skip` is set. The gradient is multiplied by `coefficient` (clipping). With `skip` other than 0 no bit of
 /// masters and moments changes, and the compute copies are made from the masters as they are.
@@ -53,6 +54,8 @@ pub struct AdamW {
     eps: f64,
     seed: u64,
     in_place: Vec<(usize, usize)>,
+    /// Whose new masters are measured.
+    measured: Vec<usize>,
 }
 
 /// How one parameter is updated.
@@ -75,7 +78,13 @@ impl AdamW {
             in_place.extend((0..3).map(|k| (output + k, input + k)));
             output += 3 + usize::from(parameter.compute.is_some());
         }
-        AdamW { parameters, beta1, beta2, eps, seed, in_place }
+        AdamW { parameters, beta1, beta2, eps, seed, in_place, measured: Vec::new() }
+    }
+
+    /// Which outputs are the new masters.
+    fn masters(&self) -> impl Iterator<Item = usize> {
+        let made = |p: &AdamWParameter| 3 + usize::from(p.compute.is_some());
+        self.parameters.iter().scan(0, move |next, p| Some(std::mem::replace(next, *next + made(p))))
     }
 
     /// The parameters in the order of the operands.
@@ -113,7 +122,15 @@ impl Op for AdamW {
             outputs.extend_from_slice(&operands[..3]);
             outputs.extend(copy);
         }
+        outputs.extend(self.measured.iter().map(|_| TensorType::new(DType::F32, [1])));
         Ok(outputs)
+    }
+
+    /// A new master.
+    fn measuring(&self, output: usize) -> Option<Arc<dyn Op>> {
+        let of = self.masters().position(|master| master == output)?;
+        let measured = self.measured.iter().copied().chain([of]).collect();
+        Some(Arc::new(AdamW { measured, ..self.clone() }))
     }
 
     fn operand(&self, _: usize) -> Operand {
@@ -171,7 +188,9 @@ fn sample(matrix: [usize; 2], applied: u32, skip: u32) -> Sample {
         AdamWParameter { weight_decay: 0.1, compute: Some(DType::BF16) },
         AdamWParameter { weight_decay: 0.0, compute: None },
     ];
-    Sample::plain(AdamW::new(parameters, [0.9, 0.95], 1e-8, 7), inputs)
+    let measured = vec![1, 0];
+    let op = AdamW { measured, ..AdamW::new(parameters, [0.9, 0.95], 1e-8, 7) };
+    Sample::plain(op, inputs)
 }
 
 impl OnCard for AdamW {
@@ -200,7 +219,8 @@ impl OnCard for AdamW {
                 parameters
                     .push(AdamWParameter { weight_decay: 0.1 * (n % 2) as f64, compute: copies[n % 3] });
             }
-            Sample::plain(AdamW::new(parameters, [0.9, 0.95], 1e-8, 0xFEDC_BA98_7654_3210), inputs)
+            let op = AdamW::new(parameters, [0.9, 0.95], 1e-8, 0xFEDC_BA98_7654_3210);
+            Sample::plain(AdamW { measured: (0..lengths.len()).step_by(2).collect(), ..op }, inputs)
         };
         let (f32s, bf16s) = ([DType::F32; 2], [DType::BF16; 2]);
         let one = [DType::F32, DType::BF16];

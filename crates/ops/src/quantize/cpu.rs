@@ -183,7 +183,9 @@ fn magnitude(x: f32) -> u32 {
 
 /// The largest magnitude of f32 or bf16.
 pub(crate) fn largest_magnitude(x: View<'_>) -> f32 {
-    f32::from_bits(x.reals::<f32>().iter().fold(0, |largest, &x| magnitude(x).max(largest)))
+    let pieces: Vec<_> = x.chunks(1 << 16).collect();
+    let of = |piece: View<'_>| piece.reals::<f32>().iter().fold(0, |most, &x| magnitude(x).max(most));
+    f32::from_bits(pieces.into_par_iter().map(of).max().unwrap_or(0))
 }
 
 impl Regions {

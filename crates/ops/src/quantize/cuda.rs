@@ -317,9 +317,10 @@ impl CudaKernel for Quantize {
 }
 
 impl Quantize {
-    /// Whether gate and up are kept by a second op: where their tiles are not their own.
+    /// Whether gate and up are kept by a second op: where their tiles are not their own, and where nothing else reads them before the cast.
     fn keeps_apart(&self, inputs: &[TensorType]) -> bool {
-        self.of == Of::SwigluKeeping && !self.of.extents(inputs).1.is_multiple_of(TILE)
+        let has_tiles = self.of.extents(inputs).1.is_multiple_of(TILE);
+        self.of == Of::SwigluKeeping && (!has_tiles || self.known == Known::Amax)
     }
 }
 

@@ -203,17 +203,6 @@ template <> struct Magnitudes<float> {
     __device__ __forceinline__ u32 largest() const { return folded(); }
 };
 
-// The larger of both halves of two words, none of which has its highest bit.
-__device__ __forceinline__ u32 max_halves(u32 a, u32 b) {
-#if __CUDA_ARCH__ >= 900
-    u32 most;
-    asm("max.s16x2 %0, %1, %2;" : "=r"(most) : "r"(a), "r"(b));
-    return most;
-#else
-    return max(a & 0xffff0000u, b & 0xffff0000u) | max(a & 0xffffu, b & 0xffffu);
-#endif
-}
-
 template <> struct Magnitudes<bf16> {
     u32 pairs[WIDTH / 2];
 
@@ -514,6 +503,10 @@ __device__ __forceinline__ void cast_area(const Quantize& at, const Eight<T> (&p
     if (ONCE) {
         const Side& side = DIRECT ? at.direct : at.transposed;
         u32 region = SCALING == TENSOR ? 0 : DIRECT ? down * side.down + across * side.across : 0;
+        if (MEASURES) {
+            if (threadIdx.x == 0) raise(side.maxima + region, largest);
+            return;
+        }
         if (PHASE == CAST || PHASE == GIVEN) largest = at.measured ? *at.measured : *side.maxima;
         float scale = scale_of(at, largest);
 #pragma unroll

@@ -68,6 +68,7 @@ fn norm<T: Real>(x: &[T], w: &[T], eps: f32, y: &mut [T], rstd: &mut [T]) {
 impl CpuKernel for RmsNormGrad {
     fn run(&self, inputs: &[View<'_>], outputs: &mut [ViewMut<'_>]) {
         let (t, d) = inputs[0].ty.shape.rows_cols();
+        let (outputs, amax) = outputs.split_at_mut(outputs.len() - usize::from(self.amax));
         with_real!(inputs[0].ty.dtype, T => {
             let w = inputs[3].reals::<T>();
             let rest = |rows: Range<usize>, dx: &mut [T], dw: &mut [T]| {
@@ -76,7 +77,7 @@ impl CpuKernel for RmsNormGrad {
                 let residual = (inputs.len() == 5).then(|| input(4));
                 grad(&input(1), &rstd, &w, residual.as_deref(), dx, dw);
             };
-            let (dw, sum) = match outputs {
+            let (dw, sum) = match &mut *outputs {
                 [dx, dw, y] => {
                     let sum = sum_over_rows(t, d, [dx, y], |rows, [mut dx, mut y], dw: &mut [T]| {
                         let (mut dx, mut y) = (dx.fresh::<T>(), y.reals::<T>());
@@ -99,6 +100,9 @@ impl CpuKernel for RmsNormGrad {
             };
             dw.store::<T>(&sum);
         });
+        if let [amax] = amax {
+            amax.fresh::<f32>()[0] = largest_magnitude(outputs[0].view());
+        }
     }
 
     fn work_bytes(&self, inputs: &[TensorType], _: usize) -> usize {

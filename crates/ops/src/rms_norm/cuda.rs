@@ -131,6 +131,7 @@ struct NormGrad {
     dx: DevicePtr,
     y: DevicePtr,
     parts: DevicePtr,
+    amax: DevicePtr,
     rows: u64,
     width: u32,
 }
@@ -179,18 +180,25 @@ impl CudaKernel for RmsNormGrad {
             residual: inputs.get(4).map_or(DevicePtr(0), |residual| residual.place),
             dx: outputs[0].place,
             // Remaking, dy stands where y is to stand.
-            y: outputs.get(2).map_or(DevicePtr(0), |y| y.place),
+            y: if self.remake { outputs[2].place } else { DevicePtr(0) },
             parts: workspace[0].place,
+            amax: if self.amax { outputs[outputs.len() - 1].place } else { DevicePtr(0) },
             rows: rows as u64,
             width: width as u32,
         };
         let parts = parts(ty);
         let mut works = Vec::new();
+        if self.amax {
+            let clear = gpu.function(&SOURCE, &[], "rms_norm_grad_clear")?;
+            // SAFETY: the kernel takes one `NormGrad`, with amax a word.
+            works.push(unsafe { Work::launch(clear, Launch::row(1, 1), arguments) });
+        }
         if is_kept(ty) {
+            let name = if self.amax { "rms_norm_grad_measured" } else { "rms_norm_grad_kept" };
             let launch = Launch::row(parts as u32, warps_of(width / OWNED, THREADS));
             // SAFETY: the kernel takes one `NormGrad`. dy, x, the residual and dx are [rows, width] of the type that the name says, rstd
             // has rows elements, w width, the workspace a row of width f32 for each block. OWNED columns a thread make up a row.
-            works.push(unsafe { Work::launch(function("rms_norm_grad_kept")?, launch, arguments) });
+            works.push(unsafe { Work::launch(function(name)?, launch, arguments) });
         } else {
             let launch = Launch::row(rows.max(1) as u32, warps_of(width.div_ceil(OWNED), THREADS));
             // SAFETY: as above; a block stays within its row.

@@ -20,17 +20,6 @@ struct Norm {
     float eps;
 };
 
-// Raises the largest magnitude of all rows to that of this block's. Most blocks find that it is large enough.
-__device__ __forceinline__ void raise(u32* to, u32 x, float* space) {
-    x = __reduce_max_sync(0xffffffffu, x);
-    if (threadIdx.x % 32 == 0) space[threadIdx.x / 32] = __uint_as_float(x);
-    __syncthreads();
-    if (threadIdx.x >= 32) return;
-    x = __reduce_max_sync(0xffffffffu, threadIdx.x < blockDim.x / 32 ? __float_as_uint(space[threadIdx.x]) : 0);
-    if (threadIdx.x == 0 && x > *(volatile u32*)to) atomicMax(to, x);
-}
-
-
 // Vectors of 16 bytes that a thread keeps, all under way at once.
 constexpr int KEPT = 4;
 
@@ -109,7 +98,7 @@ template <class T, bool ADD, bool Y> __device__ __forceinline__ void norm_kept(c
 #pragma unroll
         for (int i = 0; i < LANES<T>; i++) largest = max(largest, __float_as_uint(x[i]) & 0x7fffffffu);
     }
-    if (!Y) raise(at.amax, largest, space);
+    if (!Y) raise_by_block(at.amax, largest, (u32*)space);
 }
 
 // Rows of any width.
@@ -138,7 +127,7 @@ template <class T, bool ADD, bool Y> __device__ __forceinline__ void norm_any(co
         if (Y) ((T*)at.y)[first + i] = y;
         largest = max(largest, __float_as_uint(widen(y)) & 0x7fffffffu);
     }
-    if (!Y) raise(at.amax, largest, space);
+    if (!Y) raise_by_block(at.amax, largest, (u32*)space);
 }
 
 struct NormGrad {
@@ -153,6 +142,8 @@ struct NormGrad {
     void* y;
     // [parts, width]: sums of dy n over the rows of a part.
     float* parts;
+    // Where dx is measured: the bits of its largest magnitude.
+    u32* amax;
     u64 rows;
     u32 width;
 };
@@ -187,11 +178,14 @@ template <class T> __device__ __forceinline__ void unpack_all(const uint4 (&from
 
 // A block takes every gridDim.x-th row. So a thread adds up dw of its columns in registers, and dy and x are read once for both gradients;
 // the next row is read while this one is reduced.
-template <class T> __device__ __forceinline__ void grad_kept(const NormGrad& at) {
+template <class T, bool MEASURES> __device__ __forceinline__ void grad_kept(const NormGrad& at) {
     // Two rows' sums of the warps: a warp may be one row ahead of another.
     __shared__ float sums[2][32];
     u32 column = threadIdx.x * OWNED, warps = blockDim.x / 32, lane = threadIdx.x % 32;
     bool owns = column < at.width;
+    // A thread's own, for which it has no register left.
+    __shared__ u32 most[MEASURES ? 2048 / sizeof(T) : 1];
+    if (MEASURES) most[threadIdx.x] = 0;
     float w[OWNED] = {}, dw[OWNED] = {};
     if (owns) load<OWNED>(at.w, column, w);
     GradRow<T> next;
@@ -221,14 +215,26 @@ template <class T> __device__ __forceinline__ void grad_kept(const NormGrad& at)
 #pragma unroll
         for (int i = 0; i < OWNED; i++) dx[i] += mine.rstd * (dy[i] - n[i] * along);
         if (!owns) continue;
-        store<OWNED>((T*)at.dx + row * at.width + column, dx);
-        if (at.y) {
+#pragma unroll
+        for (int v = 0; v < OWNED / LANES<T>; v++) {
+            uint4 raw = pack<T>(dx + v * LANES<T>);
+            ((uint4*)((T*)at.dx + row * at.width + column))[v] = raw;
+            if (!MEASURES) continue;
+            u32 largest = most[threadIdx.x];
+            raise_to<T>(largest, raw.x), raise_to<T>(largest, raw.y), raise_to<T>(largest, raw.z), raise_to<T>(largest, raw.w);
+            most[threadIdx.x] = largest;
+        }
+        if (!MEASURES && at.y) {
 #pragma unroll
             for (int i = 0; i < OWNED; i++) n[i] *= w[i];
             store<OWNED>((T*)at.y + row * at.width + column, n);
         }
     }
     if (owns) store<OWNED>(at.parts + (u64)blockIdx.x * at.width + column, dw);
+    if (MEASURES) {
+        __syncthreads();
+        raise_by_block(at.amax, larger_of<T>(most[threadIdx.x]), (u32*)sums[0]);
+    }
 }
 
 // dx for rows of any width.
@@ -240,6 +246,7 @@ template <class T> __device__ __forceinline__ void grad_any(const NormGrad& at) 
     const T* dy = (const T*)at.dy + first;
     const T* x = (const T*)at.x + first;
     float rstd = load(at.rstd, row);
+    u32 largest = 0;
     float along = 0.0f;
     for (u32 i = threadIdx.x; i < at.width; i += blockDim.x)
         along += widen(dy[i]) * load(at.w, i) * (widen(x[i]) * rstd);
@@ -247,8 +254,11 @@ template <class T> __device__ __forceinline__ void grad_any(const NormGrad& at) 
     for (u32 i = threadIdx.x; i < at.width; i += blockDim.x) {
         float dx = rstd * (widen(dy[i]) * load(at.w, i) - widen(x[i]) * rstd * along);
         if (at.residual) dx += widen(((const T*)at.residual)[first + i]);
-        ((T*)at.dx)[first + i] = narrow<T>(dx);
+        T stored = narrow<T>(dx);
+        ((T*)at.dx)[first + i] = stored;
+        largest = max(largest, __float_as_uint(widen(stored)) & 0x7fffffffu);
     }
+    if (at.amax) raise_by_block(at.amax, largest, (u32*)space);
 }
 
 // dw's partial sums for rows of any width: a block of 32 columns by 8 rows, of which it takes every gridDim.y-th eight.
@@ -286,6 +296,7 @@ extern "C" __global__ void rms_norm_sum(Sum at) {
 }
 
 extern "C" __global__ void rms_norm_clear(Norm at) { *at.amax = 0; }
+extern "C" __global__ void rms_norm_grad_clear(NormGrad at) { *at.amax = 0; }
 
 #define KERNELS(T, NAME)                                                                                              \
     extern "C" __global__ void __launch_bounds__(1024) rms_norm_kept_##NAME(Norm at) {                                \
@@ -313,7 +324,10 @@ extern "C" __global__ void rms_norm_clear(Norm at) { *at.amax = 0; }
         norm_any<T, true, false>(at);                                                                                 \
     }                                                                                                                 \
     extern "C" __global__ void __launch_bounds__(2048 / sizeof(T)) rms_norm_grad_kept_##NAME(NormGrad at) {           \
-        grad_kept<T>(at);                                                                                             \
+        grad_kept<T, false>(at);                                                                                      \
+    }                                                                                                                 \
+    extern "C" __global__ void __launch_bounds__(2048 / sizeof(T)) rms_norm_grad_measured_##NAME(NormGrad at) {       \
+        grad_kept<T, true>(at);                                                                                       \
     }                                                                                                                 \
     extern "C" __global__ void __launch_bounds__(1024) rms_norm_grad_any_##NAME(NormGrad at) { grad_any<T>(at); }     \
     extern "C" __global__ void __launch_bounds__(256) rms_norm_columns_any_##NAME(NormGrad at) { columns_any<T>(at); }

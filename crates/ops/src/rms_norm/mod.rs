@@ -195,13 +195,16 @@ fn fused(rest: Rms, of_y: [Source; 3], reader: &dyn Op, position: usize) -> Opti
 }
 
 /// `(dy_td, x_td, rstd_t, w_d[, dresidual_td]) -> (dx_td, dw_d)`: with n = x * rstd, dx = rstd * (dy w - n mean(dy w n)) + dresidual
-/// and dw = sum over tokens of dy n. dw accumulates. Remaking, also `-> y_td` of the forward, in place of dy.
+/// and dw = sum over tokens of dy n. dw accumulates. Remaking, also `-> y_td` of the forward, in place of dy. With `amax`, which
+/// is not for remaking, the largest magnitude of dx, `f32[1]`, is the last output.
 #[derive(Clone, Copy, Debug)]
 pub struct RmsNormGrad {
     /// The element type of dw.
     pub out: DType,
     /// Whether y is made again.
     pub remake: bool,
+    /// Whether dx is measured.
+    pub amax: bool,
 }
 
 impl Op for RmsNormGrad {
@@ -210,6 +213,7 @@ impl Op for RmsNormGrad {
     }
 
     fn infer(&self, inputs: &[TensorType]) -> Result<Vec<TensorType>, OpError> {
+        OpError::ensure(!(self.amax && self.remake), || "rms_norm_grad measures dx or makes y again".into())?;
         OpError::ensure(matches!(inputs.len(), 4 | 5), || {
             format!("rms_norm_grad takes 4 or 5 inputs, not {}", inputs.len())
         })?;
@@ -221,7 +225,13 @@ impl Op for RmsNormGrad {
         float_shaped("the norm's weight", inputs[3], &[cols])?;
         let mut outputs = vec![inputs[0], TensorType::new(self.out, [cols])];
         outputs.extend(self.remake.then_some(inputs[0]));
+        outputs.extend(self.amax.then_some(TensorType::new(DType::F32, [1])));
         Ok(outputs)
+    }
+
+    fn measuring(&self, output: usize) -> Option<Arc<dyn Op>> {
+        let can = output == 0 && !self.amax && !self.remake;
+        can.then(|| Arc::new(RmsNormGrad { amax: true, ..*self }) as Arc<dyn Op>)
     }
 
     /// dy dies here in a training step.
@@ -230,7 +240,7 @@ impl Op for RmsNormGrad {
     }
 
     fn remaking(&self, other: &dyn Op, positions: &[usize]) -> Option<Arc<dyn Op>> {
-        let is_forward = (other as &dyn Any).is::<RmsNorm>() && positions == [1, 3];
+        let is_forward = (other as &dyn Any).is::<RmsNorm>() && positions == [1, 3] && !self.amax;
         is_forward.then(|| Arc::new(RmsNormGrad { remake: true, ..*self }) as Arc<dyn Op>)
     }
 
@@ -258,7 +268,8 @@ pub(crate) fn scaled_type(inputs: &[TensorType]) -> Result<TensorType, OpError> 
 
 /// Emits the backward; `weight` is the input of the norm's weight.
 fn grad(cx: &mut Backward<'_>, inputs: &[ValueId], weight: usize) -> Result<[ValueId; 2], OpError> {
-    let made = cx.emit(Role::Dgrad, RmsNormGrad { out: cx.grad_dtype(weight), remake: false }, inputs)?;
+    let made =
+        cx.emit(Role::Dgrad, RmsNormGrad { out: cx.grad_dtype(weight), remake: false, amax: false }, inputs)?;
     Ok([made[0], made[1]])
 }
 
@@ -337,12 +348,14 @@ impl Registered for RmsNormGrad {
                 SampleInput::activation([13, 7]),
             ]
         };
-        [false, true].map(|remake| Sample::plain(RmsNormGrad { out: DType::F32, remake }, inputs())).into()
+        [(false, false), (true, false), (false, true)]
+            .map(|(remake, amax)| Sample::plain(RmsNormGrad { out: DType::F32, remake, amax }, inputs()))
+            .into()
     }
 
     fn large() -> Sample {
         Sample::plain(
-            RmsNormGrad { out: DType::F32, remake: true },
+            RmsNormGrad { out: DType::F32, remake: true, amax: false },
             [
                 SampleInput::activation([300, 160]),
                 SampleInput::activation([300, 160]),
@@ -402,9 +415,11 @@ impl OnCard for RmsNormGrad {
         for [t, d] in ON_CARD {
             let (x, rstd) = (|| SampleInput::activation([t, d]), SampleInput::activation([t]));
             let mut inputs = vec![x(), x(), rstd, SampleInput::activation([d])];
-            all.push(Sample::plain(RmsNormGrad { out: DType::BF16, remake: true }, inputs.clone()));
+            let of = |out, remake, amax| RmsNormGrad { out, remake, amax };
+            all.push(Sample::plain(of(DType::BF16, true, false), inputs.clone()));
             inputs.push(x());
-            all.push(Sample::plain(RmsNormGrad { out: DType::F32, remake: false }, inputs));
+            all.push(Sample::plain(of(DType::F32, false, false), inputs.clone()));
+            all.push(Sample::plain(of(DType::F32, false, true), inputs));
         }
         all
     }

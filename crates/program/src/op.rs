@@ -73,6 +73,11 @@ pub trait Op: Any + Debug + Send + Sync {
         None
     }
 
+    /// The op that makes fewer of the outputs, and which, where it is told which are read.
+    fn narrowed(&self, _read: &[bool]) -> Option<(Arc<dyn Op>, Vec<usize>)> {
+        None
+    }
+
     /// How this op and the only `reader` of an output, which is its input at `position`, become one that never writes that output
     /// ([`crate::fuse`]).
     fn fuse(&self, _output: usize, _reader: &dyn Op, _position: usize) -> Option<Fusion> {

@@ -44,7 +44,24 @@ pub fn apply(program: Program, policy: Recompute, blocks: Option<usize>) -> Resu
         }
         pass.out.instances.push(instance);
     }
-    Ok(remake::apply(pass.out))
+    Ok(remake::apply(narrowed(pass.out)))
+}
+
+/// What the forward makes for the backward alone, which makes it again, is made there alone.
+fn narrowed(mut program: Program) -> Program {
+    let mut is_read: Vec<bool> =
+        program.values.iter().map(|v| v.boundary || !matches!(v.storage, Storage::Transient)).collect();
+    for v in program.instances.iter().flat_map(|i| &i.inputs) {
+        is_read[v.0 as usize] = true;
+    }
+    for instance in program.instances.iter_mut().filter(|i| i.origin.stage == Stage::Forward) {
+        let read: Vec<bool> = instance.outputs.iter().map(|o| is_read[o.value.0 as usize]).collect();
+        if let Some((op, left)) = instance.code.op().narrowed(&read) {
+            instance.code = Code::Plain(op);
+            instance.outputs = left.into_iter().map(|n| instance.outputs[n]).collect();
+        }
+    }
+    program
 }
 
 /// For each value written by a forward instance, that instance and which output it is.

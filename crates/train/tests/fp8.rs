@@ -7,7 +7,7 @@ use common::{Step, in_documents, random_batch, relative, small_model, spec, step
 use xtrain_data::Batch as TokenBatch;
 use xtrain_model::decoder::Batch;
 use xtrain_model::{DelayedScales, Fp8Overrides, ProductPattern, Recipe};
-use xtrain_program::{Recompute, StateKind, Storage};
+use xtrain_program::{Instance, Recompute, Stage, StateKind, Storage};
 use xtrain_tensor::DType;
 use xtrain_train::engine::Target;
 use xtrain_train::products::{LinearProducts, linear_products};
@@ -49,6 +49,41 @@ fn every_linear_of_the_blocks_is_of_fp8_and_nothing_else() {
         let linears = 4 * spec.model.layers;
         assert_eq!(program.parameters.iter().filter(|p| !p.quantized.is_empty()).count(), linears);
     }
+}
+
+#[test]
+fn what_the_backward_casts_again_the_forward_casts_once() {
+    let forward = |recompute| {
+        let program =
+            programs::training(&TrainingSpec { recompute, ..fp8(Recipe::Fp8Current) }).expect("a program");
+        let casts = program.instances.iter().filter(|i| i.origin.stage == Stage::Forward);
+        let layouts = |i: &Instance| (i.outputs.len() - 1) / 2;
+        casts.filter(|i| i.code.op().name() == "quantize").map(layouts).collect::<Vec<_>>()
+    };
+    // Of the inputs of four linears a block: attention's output is there to be cast again in any case.
+    let layers = wide_model().layers;
+    assert_eq!(forward(Recompute::None), [2, 1, 2, 2].repeat(layers));
+    assert_eq!(forward(Recompute::Norms), [1; 4].repeat(layers));
+}
+
+#[test]
+fn a_tensor_is_measured_by_what_makes_it() {
+    let mut spec = fp8(Recipe::Fp8Current);
+    spec.model.qk_norm = false;
+    let program = programs::training(&spec).expect("a program");
+    let told = |stage| {
+        let casts =
+            program.instances.iter().filter(|i| i.origin.stage == stage && i.code.op().name() == "quantize");
+        let (told, by_itself): (Vec<_>, Vec<_>) =
+            casts.partition(|i| format!("{:?}", i.code.op()).contains("known: Amax"));
+        (told.len(), by_itself.len())
+    };
+    let layers = wide_model().layers;
+    // In a block: norms' outputs forward, what leaves the rotation and the norms backward. Attention's output, each time that it is cast, SwiGLU's
+    // and its gradient measure themselves.
+    assert_eq!(told(Stage::Forward), (2 * layers, 2 * layers));
+    assert_eq!(told(Stage::Backward), (3 * layers, 2 * layers));
+    assert_eq!(told(Stage::Update), (4 * layers, 0));
 }
 
 #[test]

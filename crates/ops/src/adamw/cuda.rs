@@ -86,14 +86,13 @@ impl CudaKernel for AdamW {
         Ok(Work::new(move |stream| {
             // The tables live as long as the work.
             let _tables = (&parameters, &chunks);
-            // SAFETY: the kernels take one `Arguments`. The tables are as its `Parameter` and `Chunk`: every chunk of every parameter has a
-            // block, and a parameter's operands have its elements, of the types that its bits say; amax is a word.
-            unsafe {
-                if let Some((clear, parameters)) = &clear {
-                    clear.launch(Launch::row(*parameters, 1), &arguments, stream)?;
-                }
-                function.launch(launch, &arguments, stream)
+            if let Some((clear, parameters)) = &clear {
+                // SAFETY: the kernel takes one `Arguments`; its tables are as the source's `Parameter`, with a word for each amax.
+                unsafe { clear.launch(Launch::row(*parameters, 1), &arguments, stream)? };
             }
+            // SAFETY: the kernel takes one `Arguments`. The tables are as its `Parameter` and `Chunk`: every chunk of every parameter has a
+            // block, and a parameter's operands have its elements, of the types that its bits say.
+            unsafe { function.launch(launch, &arguments, stream) }
         }))
     }
 }

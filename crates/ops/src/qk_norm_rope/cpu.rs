@@ -4,6 +4,7 @@ use super::{QkNormRope, QkNormRopeGrad};
 use crate::host::math::vectorized;
 use crate::host::norm::{norm_grad_row, norm_row};
 use crate::host::rows::{for_row_blocks, sum_bytes, sum_over_rows};
+use crate::quantize::largest_magnitude;
 use xtrain_tensor::{CpuKernel, Real, TensorType, View, ViewMut, with_real};
 
 impl CpuKernel for QkNormRope {
@@ -47,11 +48,15 @@ impl CpuKernel for QkNormRopeGrad {
             let angles = Angles { positions: inputs[1].ints(), table: &table, head_dim: e };
             let [dqkv, d_weights @ ..] = outputs else { unreachable!("an output") };
             if self.weights.is_none() {
-                return for_row_blocks(t, [dqkv], |rows, [mut dqkv]| {
+                for_row_blocks(t, [&mut *dqkv], |rows, [mut dqkv]| {
                     for (token, dy) in rows.zip(dqkv.reals::<T>().chunks_exact_mut(width)) {
                         rotate_heads_back(&mut dy[..heads * e], angles.of(token));
                     }
                 });
+                if let [amax] = d_weights {
+                    amax.fresh::<f32>()[0] = largest_magnitude(dqkv.view());
+                }
+                return;
             }
             let weights = Weights { queries: &inputs[5].reals::<T>(), keys: &inputs[6].reals::<T>(), heads: self.heads };
             // dq_w, then dk_w.

@@ -4,8 +4,8 @@
 use super::{QkNormRope, QkNormRopeGrad};
 use crate::device::{Floats, PARTS, lanes, plane, suffix, warps_of};
 use xtrain_cuda::{
-    CudaError, CudaKernel, CudaTensor, Defines, DevicePtr, Function, Gpu, KernelSource, Launch, Operands,
-    Work,
+    CudaError, CudaKernel, CudaOutput, CudaTensor, Defines, DevicePtr, Function, Gpu, KernelSource, Launch,
+    Operands, Work,
 };
 use xtrain_tensor::{DType, TensorType};
 
@@ -108,24 +108,36 @@ struct Rope {
     x: DevicePtr,
     y: DevicePtr,
     rstd: DevicePtr,
+    amax: DevicePtr,
     eps: f32,
     direction: f32,
 }
 
-/// The rotation in place, or back.
+/// The rotation of y in place, or back; `amax` is where y is measured.
 fn rotation(
     gpu: &Gpu,
     heads: Heads,
-    cut: Cut,
-    ty: TensorType,
-    y: DevicePtr,
+    y: CudaOutput,
     direction: f32,
+    amax: Option<CudaOutput>,
 ) -> Result<Work, CudaError> {
-    let arguments = Rope { heads, x: y, y, rstd: DevicePtr(0), eps: 0.0, direction };
-    let function = cut.function(gpu, &format!("rope_{}", suffix(ty)))?;
-    // SAFETY: the kernel takes one `Rope`. y is [tokens, all * head_dim] of the type that the name says, there is a position for each
-    // token, and the table is [table_rows, head_dim]; rows beyond are not read. The cut covers every rotated head once.
-    Ok(unsafe { Work::launch(function, cut.launch(heads.tokens as usize), arguments) })
+    let covered = if amax.is_some() { heads.all } else { heads.rotated };
+    let cut = Cut::new(y.ty, covered as usize, heads.head_dim as usize);
+    let (x, place) = (y.place, amax.map_or(DevicePtr(0), |amax| amax.place));
+    let arguments = Rope { heads, x, y: x, rstd: DevicePtr(0), amax: place, eps: 0.0, direction };
+    let name = if amax.is_some() { "rope_measured" } else { "rope" };
+    let function = cut.function(gpu, &format!("{name}_{}", suffix(y.ty)))?;
+    // SAFETY: the kernels take one `Rope`. y is [tokens, all * head_dim] of the type that the name says, there is a position for each
+    // token, and the table is [table_rows, head_dim]; rows beyond are not read. The cut covers every rotated head once, and every head where
+    // they are measured, in a word.
+    let rotated = unsafe { Work::launch(function, cut.launch(heads.tokens as usize), arguments) };
+    if amax.is_none() {
+        return Ok(rotated);
+    }
+    let clear = cut.function(gpu, "rope_clear")?;
+    // SAFETY: as above.
+    let clear = unsafe { Work::launch(clear, Launch::row(1, 1), arguments) };
+    Ok(Work::all(vec![clear, rotated]))
 }
 
 impl CudaKernel for QkNormRope {
@@ -136,8 +148,7 @@ impl CudaKernel for QkNormRope {
         let weights = self.norm.map(|_| [inputs[3], inputs[4]]);
         let description = Heads::new([inputs[1], inputs[2]], weights, (heads, kv_heads, head_dim));
         let Some(eps) = self.norm else {
-            let cut = Cut::new(ty, heads + kv_heads, head_dim);
-            return rotation(gpu, description, cut, ty, outputs[0].place, 1.0);
+            return rotation(gpu, description, outputs[0], 1.0, None);
         };
         let cut = Cut::new(ty, heads + 2 * kv_heads, head_dim);
         let arguments = Rope {
@@ -145,6 +156,7 @@ impl CudaKernel for QkNormRope {
             x: inputs[0].place,
             y: outputs[0].place,
             rstd: outputs[1].place,
+            amax: DevicePtr(0),
             eps,
             direction: 1.0,
         };
@@ -203,7 +215,7 @@ impl CudaKernel for QkNormRopeGrad {
         let weights = self.weights.map(|_| [inputs[5], inputs[6]]);
         let heads = Heads::new([inputs[1], inputs[2]], weights, (self.heads, self.kv_heads, head_dim));
         if self.weights.is_none() {
-            return rotation(gpu, heads, cut, ty, outputs[0].place, -1.0);
+            return rotation(gpu, heads, outputs[0], -1.0, outputs.get(1).copied());
         }
         let arguments = RopeGrad {
             heads,

@@ -28,6 +28,8 @@ struct Rope {
     // x itself without the norm.
     void* y;
     float* rstd;
+    // Where y is measured: the bits of its largest magnitude.
+    u32* amax;
     float eps;
     // 1, or -1 to rotate back.
     float direction;
@@ -84,26 +86,40 @@ template <int N> __device__ __forceinline__ void rotate(float* a, float* b, cons
     }
 }
 
-// In place: values are not touched.
-template <class T> __device__ __forceinline__ void rope(const Rope& at) {
+// The largest of some magnitudes as they are stored, as bits.
+template <class T, int N> __device__ __forceinline__ u32 largest_of(const float* x, u32 most) {
+#pragma unroll
+    for (int i = 0; i < N; i++) most = max(most, __float_as_uint(widen(narrow<T>(x[i]))) & 0x7fffffffu);
+    return most;
+}
+
+// In place: values are not touched, but measured where the others are.
+template <class T, bool MEASURES> __device__ __forceinline__ void rope(const Rope& at) {
     constexpr int N = WIDE<T>;
+    __shared__ u32 space[THREADS / 32];
     u64 token = blockIdx.x;
-    u32 head = head_of_group(), half = at.heads.head_dim / 2;
-    if (token >= at.heads.tokens || head >= at.heads.rotated) return;
+    u32 head = head_of_group(), half = at.heads.head_dim / 2, largest = 0;
+    bool here = token < at.heads.tokens && head < (MEASURES ? at.heads.all : at.heads.rotated);
     T* y = (T*)at.y + (token * at.heads.all + head) * at.heads.head_dim;
 #pragma unroll
     for (int p = 0; p < PAIRS; p++) {
         u32 column = column_of<N>(p);
-        if (column >= half) continue;
+        if (!here || column >= half) continue;
         float a[N], b[N], cos[N], sin[N];
         load<N>((const T*)y + column, a);
         load<N>((const T*)y + half + column, b);
-        angles<N>(at.heads, token, column, cos, sin);
-        rotate<N>(a, b, cos, sin, at.direction);
-        store<N>(y + column, a);
-        store<N>(y + half + column, b);
+        if (!MEASURES || head < at.heads.rotated) {
+            angles<N>(at.heads, token, column, cos, sin);
+            rotate<N>(a, b, cos, sin, at.direction);
+            store<N>(y + column, a);
+            store<N>(y + half + column, b);
+        }
+        if (MEASURES) largest = largest_of<T, N>(b, largest_of<T, N>(a, largest));
     }
+    if (MEASURES) raise_by_block(at.amax, largest, space);
 }
+
+extern "C" __global__ void rope_clear(Rope at) { *at.amax = 0; }
 
 // With the norm: values are copied.
 template <class T> __device__ __forceinline__ void norm_rope(const Rope& at) {
@@ -249,7 +265,8 @@ extern "C" __global__ void qk_norm_rope_sum(Sum at) {
 }
 
 #define KERNELS(T, NAME)                                                                                               \
-    extern "C" __global__ void __launch_bounds__(THREADS) rope_##NAME(Rope at) { rope<T>(at); }                        \
+    extern "C" __global__ void __launch_bounds__(THREADS) rope_##NAME(Rope at) { rope<T, false>(at); }                 \
+    extern "C" __global__ void __launch_bounds__(THREADS) rope_measured_##NAME(Rope at) { rope<T, true>(at); }         \
     extern "C" __global__ void __launch_bounds__(THREADS) qk_norm_rope_##NAME(Rope at) { norm_rope<T>(at); }           \
     extern "C" __global__ void __launch_bounds__(THREADS) qk_norm_rope_grad_##NAME(RopeGrad at) { norm_rope_grad<T>(at); }
 

@@ -18,6 +18,7 @@ pub use table::{RopeScaling, rotation_table};
 
 use crate::registry::{Fill, OnCard, Registered, Sample, SampleInput};
 use crate::{float_shaped, fused_heads, int_vector, matrix};
+use std::sync::Arc;
 use xtrain_cuda::KernelSource;
 use xtrain_program::{Backward, Differentiable, Op, OpError, Operand, Role};
 use xtrain_tensor::{DType, TensorType};
@@ -79,7 +80,11 @@ impl Differentiable for QkNormRope {
         if weights.is_some() {
             inputs.extend([cx.input(0), cx.output(1), cx.input(3), cx.input(4)]);
         }
-        let made = cx.emit(Role::Dgrad, QkNormRopeGrad { heads, kv_heads, head_dim, weights }, &inputs)?;
+        let made = cx.emit(
+            Role::Dgrad,
+            QkNormRopeGrad { heads, kv_heads, head_dim, weights, amax: false },
+            &inputs,
+        )?;
         cx.set_grad(0, made[0])?;
         if weights.is_some() {
             cx.set_grad(3, made[1])?;
@@ -92,7 +97,8 @@ impl Differentiable for QkNormRope {
 /// `(dqkv'_tc, positions_t, table_pe[, qkv_tc, rstd_tn, q_w_e, k_w_e]) -> (dqkv_tc[, dq_w_e, dk_w_e])`, dqkv in place of dqkv'.
 ///
 /// The gradients are rotated back. With the norm, for each head with n = x * rstd and dy rotated back,
-/// dx = rstd * (dy w - n mean(dy w n)), and dw = the sum of dy n over tokens and heads, which accumulates.
+/// dx = rstd * (dy w - n mean(dy w n)), and dw = the sum of dy n over tokens and heads, which accumulates. With `amax`, which is not for the
+/// norm, the largest magnitude of dqkv, `f32[1]`, is the last output.
 #[derive(Clone, Copy, Debug)]
 pub struct QkNormRopeGrad {
     /// h.
@@ -103,6 +109,8 @@ pub struct QkNormRopeGrad {
     pub head_dim: usize,
     /// The element types of dq_w and dk_w; none without the norm.
     pub weights: Option<[DType; 2]>,
+    /// Whether dqkv is measured.
+    pub amax: bool,
 }
 
 impl Op for QkNormRopeGrad {
@@ -114,7 +122,11 @@ impl Op for QkNormRopeGrad {
         OpError::arity("qk_norm_rope_grad", inputs, if self.weights.is_some() { 7 } else { 3 })?;
         let tokens = fused_heads("the output gradient", inputs[0], self.heads, self.kv_heads, self.head_dim)?;
         rotation_operands(inputs[1], inputs[2], tokens, self.head_dim)?;
-        let Some([dq_w, dk_w]) = self.weights else { return Ok(vec![inputs[0]]) };
+        let measured = self.amax.then_some(TensorType::new(DType::F32, [1]));
+        let Some([dq_w, dk_w]) = self.weights else {
+            return Ok([inputs[0]].into_iter().chain(measured).collect());
+        };
+        OpError::ensure(!self.amax, || "the gradient of the heads' norms is not measured".into())?;
         OpError::ensure(inputs[3] == inputs[0], || {
             format!("qkv is {}, but the output gradient is {}", inputs[3], inputs[0])
         })?;
@@ -131,6 +143,11 @@ impl Op for QkNormRopeGrad {
 
     fn in_place(&self) -> &[(usize, usize)] {
         &[(0, 0)]
+    }
+
+    fn measuring(&self, output: usize) -> Option<Arc<dyn Op>> {
+        let can = output == 0 && self.weights.is_none() && !self.amax;
+        can.then(|| Arc::new(QkNormRopeGrad { amax: true, ..*self }) as Arc<dyn Op>)
     }
 
     fn accumulates(&self, output: usize) -> bool {
@@ -196,7 +213,7 @@ impl Registered for QkNormRope {
 
 impl Registered for QkNormRopeGrad {
     fn samples() -> Vec<Sample> {
-        let of = |weights| QkNormRopeGrad { heads: 4, kv_heads: 2, head_dim: 34, weights };
+        let of = |weights| QkNormRopeGrad { heads: 4, kv_heads: 2, head_dim: 34, weights, amax: false };
         let rotation =
             [SampleInput::activation([131, 272]), SampleInput::ids(131, 9), SampleInput::activation([9, 34])];
         let norm = [
@@ -207,12 +224,13 @@ impl Registered for QkNormRopeGrad {
         ];
         vec![
             Sample::plain(of(None), rotation.clone()),
+            Sample::plain(QkNormRopeGrad { amax: true, ..of(None) }, rotation.clone()),
             Sample::plain(of(Some([DType::F32; 2])), rotation.into_iter().chain(norm).collect::<Vec<_>>()),
         ]
     }
 
     fn large() -> Sample {
-        QkNormRopeGrad::samples().swap_remove(1)
+        QkNormRopeGrad::samples().swap_remove(2)
     }
 }
 
@@ -251,8 +269,9 @@ impl OnCard for QkNormRopeGrad {
             let qkv = || SampleInput::activation([t, (heads + 2 * kv_heads) * head_dim]);
             let weight = || SampleInput::activation([head_dim]);
             let mut inputs = vec![qkv(), SampleInput::ids(t, 9), SampleInput::activation([9, head_dim])];
-            let of = |weights| QkNormRopeGrad { heads, kv_heads, head_dim, weights };
+            let of = |weights| QkNormRopeGrad { heads, kv_heads, head_dim, weights, amax: false };
             all.push(Sample::plain(of(None), inputs.clone()));
+            all.push(Sample::plain(QkNormRopeGrad { amax: true, ..of(None) }, inputs.clone()));
             inputs.extend([qkv(), SampleInput::activation([t, heads + kv_heads]), weight(), weight()]);
             all.push(Sample::plain(of(Some([DType::F32, DType::BF16])), inputs));
         }

@@ -1,8 +1,8 @@
 //! The linear layers of a run, each in FP8 beside bf16 where it stands: in a block of the run's model.
 //!
 //! What FP8 costs a layer is in its neighbours too: casts come out of the norm or activation before it, and what that no longer writes is
-//! saved. So steps of two blocks are made in bf16, and with one layer after the other in FP8. The ops that both have alike cancel, whatever
-//! else becomes of the passes; what is left is the layer.
+//! saved; and small kernels cost more by themselves than one behind the other. So what is timed is whole steps of two blocks, all in FP8 and
+//! with one layer after the other in bf16, as a run has them recorded.
 
 use super::median;
 use super::tokens::Tokens;
@@ -14,9 +14,9 @@ use crate::run::RunError;
 use crate::weights::{LearnError, Weights};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
+use std::time::Instant;
 use xtrain_model::decoder::{LINEAR_SITES, Loss, io};
-use xtrain_model::{Architecture, Fp8Overrides, ProductPattern, Recipe};
-use xtrain_program::{Instance, Program, Role, Stage};
+use xtrain_model::{Architecture, Fp8Overrides, ProductPattern};
 use xtrain_runtime::{Checks, Engine, Part, ProgramId, TimedWork, Timing};
 
 /// A linear layer of a run in bf16 and in the run's FP8 recipe.
@@ -32,7 +32,7 @@ pub struct LayerSpeed {
     pub outputs: usize,
     /// Seconds of its three products in bf16.
     pub bf16_seconds: f64,
-    /// Seconds of its three products in FP8 and of all that a step then has besides: casts, less what is written no more.
+    /// The same, and how many more a step takes with it in FP8 than in bf16, all other layers being in FP8.
     pub fp8_seconds: f64,
 }
 
@@ -55,8 +55,15 @@ const BLOCKS: usize = 2;
 /// Tokens of the vocabulary, which is no matter here.
 const VOCABULARY: usize = 512;
 
-/// Steps of which an op's median counts.
-const STEPS: usize = 9;
+/// Rounds of steps before those that count: what is done once, what is recorded, and one for warmth.
+const WARMUP: usize = 3;
+
+/// Rounds that count, at least and at most, and the seconds that they shall take together.
+const ROUNDS: (usize, usize) = (9, 99);
+const SECONDS: f64 = 2.0;
+
+/// Steps of which a product's median counts.
+const STEPS: usize = 5;
 
 impl Blocks {
     /// Those of a run; what changes no time of its layers is made alike, so that other runs find what was measured.
@@ -90,10 +97,9 @@ impl Blocks {
         )
     }
 
-    /// The same with this layer alone in FP8.
-    fn with(&self, layer: &str) -> TrainingSpec {
-        let others = LINEAR_SITES.iter().filter(|site| **site != layer);
-        let skip = others.flat_map(|site| ProductPattern::parse(&format!("*.{site}"))).collect();
+    /// The same with this layer in bf16.
+    fn without(&self, layer: &str) -> TrainingSpec {
+        let skip = ProductPattern::parse(&format!("*.{layer}")).into_iter().collect();
         TrainingSpec { fp8: Fp8Overrides { skip, ..self.spec.fp8.clone() }, ..self.spec.clone() }
     }
 
@@ -103,15 +109,15 @@ impl Blocks {
     }
 
     fn measured(&self, processor: Processor) -> Result<Vec<LayerSpeed>, LearnError> {
-        let bf16 = self.spec.computed_in(Recipe::Bf16);
         let engine = processor.engine(Checks::default())?;
-        let refresh = programs::refresh(&programs::training(&bf16)?)?;
-        let mut weights = Weights::refreshed_by(refresh, engine, bf16.model.clone(), bf16.numerics())?;
+        let refresh = programs::refresh(&programs::training(&self.spec)?)?;
+        let mut weights =
+            Weights::refreshed_by(refresh, engine, self.spec.model.clone(), self.spec.numerics())?;
         // All over the same masters.
-        let mut ids = vec![weights.load(programs::training(&bf16)?)?];
+        let mut ids = vec![weights.load(programs::training(&self.spec)?)?];
         let mut refreshes = Vec::new();
         for layer in LINEAR_SITES {
-            let program = programs::training(&self.with(layer))?;
+            let program = programs::training(&self.without(layer))?;
             refreshes.push(weights.load(programs::refresh(&program)?)?);
             ids.push(weights.load(program)?);
         }
@@ -121,51 +127,102 @@ impl Blocks {
             engine.run(refresh, Part::Whole)?;
         }
         let steps = self.steps(engine, &ids)?;
-        let of = |(layer, in_fp8): (&&str, &Ops)| self.speed(layer, &steps[0], in_fp8);
-        Ok(LINEAR_SITES.iter().zip(&steps[1..]).map(of).collect())
+        let mut speeds = Vec::new();
+        for ((layer, without), &id) in LINEAR_SITES.iter().zip(&steps[1..]).zip(&ids[1..]) {
+            // Of a size that FP8 does not take, it is the same step.
+            let is_same = engine.program(id).to_string() == engine.program(ids[0]).to_string();
+            let longer: Vec<f64> = steps[0].iter().zip(without).map(|(all, without)| all - without).collect();
+            let longer = if is_same { 0.0 } else { median(&longer) };
+            speeds.push(self.speed(layer, self.products(engine, id, layer)?, longer));
+        }
+        Ok(speeds)
     }
 
-    /// The ops of a step of each program, which make theirs in turn, so that what changes with time (clocks, heat) meets all alike.
-    fn steps(&self, engine: &mut dyn Engine, ids: &[ProgramId]) -> Result<Vec<Ops>, LearnError> {
-        let mut measured: Vec<BTreeMap<usize, Vec<f64>>> = vec![BTreeMap::new(); ids.len()];
-        // The first for what is done once, the second for warmth.
-        for n in 0..STEPS + 2 {
-            if n == 1 {
-                engine.set_timing(Timing::Ops { repeats: 1 })?;
+    /// Seconds of a micro-batch of each program with its share of the update, round by round, in which they make theirs in turn, so that what
+    /// changes with time (clocks, heat) meets all alike. Nothing waits within a round, so that one follows the other at once.
+    fn steps(&self, engine: &mut dyn Engine, ids: &[ProgramId]) -> Result<Vec<Vec<f64>>, LearnError> {
+        for &id in ids {
+            self.feed(engine, id, 0)?;
+            engine.run(id, Part::First)?;
+        }
+        engine.set_timing(Timing::Runs)?;
+        let mut measured = vec![Vec::new(); ids.len()];
+        let (mut n, mut rounds) = (0, WARMUP);
+        while n < rounds {
+            let begun = Instant::now();
+            for &id in ids {
+                self.feed(engine, id, n)?;
+                engine.run(id, Part::Next)?;
+                engine.run(id, Part::Update)?;
             }
-            let batch = Tokens::random(&self.spec, n as u32);
-            for (&id, measured) in ids.iter().zip(&mut measured) {
-                feed(engine, id, &batch, self.spec.document_mask, batch.valid_targets)?;
-                if self.spec.dropout > 0.0 {
-                    let draws = draws(&self.spec, 0, n as u64, 0);
-                    engine.write_input(id, io::RNG, bytemuck::cast_slice(&draws))?;
-                }
-                // Masters stay as they are, which all programs have in common.
-                engine.write_input(id, update_io::LR, bytemuck::bytes_of(&0.0f32))?;
-                engine.run(id, Part::Whole)?;
-                for timed in engine.take_times()? {
-                    if let (TimedWork::Instance(index), true) = (timed.work, n > 1) {
-                        measured.entry(index).or_default().push(timed.seconds());
+            n += 1;
+            if n > WARMUP {
+                continue;
+            }
+            // Waits for them.
+            engine.take_times()?;
+            if n == WARMUP {
+                let fit = SECONDS / begun.elapsed().as_secs_f64().max(1e-6);
+                rounds += (fit as usize).clamp(ROUNDS.0, ROUNDS.1);
+            }
+        }
+        for timed in engine.take_times()? {
+            let Some(at) = ids.iter().position(|id| *id == timed.program) else { continue };
+            match timed.work {
+                TimedWork::Part(Part::Next) => measured[at].push(timed.seconds()),
+                TimedWork::Part(Part::Update) => {
+                    if let Some(last) = measured[at].last_mut() {
+                        *last += timed.seconds() / self.micro_steps.max(1) as f64;
                     }
+                }
+                _ => {}
+            }
+        }
+        Ok(measured)
+    }
+
+    /// Seconds of a layer's products in a program, which has them in bf16.
+    fn products(&self, engine: &mut dyn Engine, id: ProgramId, layer: &str) -> Result<f64, LearnError> {
+        engine.set_timing(Timing::Ops { repeats: 1 })?;
+        let mut measured: BTreeMap<usize, Vec<f64>> = BTreeMap::new();
+        for n in 0..STEPS {
+            self.feed(engine, id, n)?;
+            engine.run(id, Part::Next)?;
+            for timed in engine.take_times()? {
+                if let TimedWork::Instance(index) = timed.work {
+                    measured.entry(index).or_default().push(timed.seconds());
                 }
             }
         }
-        let ops = |(&id, measured): (&ProgramId, &BTreeMap<usize, Vec<f64>>)| {
-            Ops::of(engine.program(id), measured, self.micro_steps)
+        let program = engine.program(id);
+        let is_own = |index: &usize| {
+            let instance = &program.instances[*index];
+            instance.code.op().linear_gemm().is_some() && instance.origin.site.to_string() == layer
         };
-        Ok(ids.iter().zip(&measured).map(ops).collect())
+        Ok(measured.iter().filter(|(index, _)| is_own(index)).map(|(_, times)| median(times)).sum())
     }
 
-    fn speed(&self, layer: &str, bf16: &Ops, in_fp8: &Ops) -> LayerSpeed {
+    /// Writes what a step reads.
+    fn feed(&self, engine: &mut dyn Engine, id: ProgramId, n: usize) -> Result<(), LearnError> {
+        let batch = Tokens::random(&self.spec, n as u32);
+        feed(engine, id, &batch, self.spec.document_mask, batch.valid_targets)?;
+        if self.spec.dropout > 0.0 {
+            let draws = draws(&self.spec, 0, n as u64, 0);
+            engine.write_input(id, io::RNG, bytemuck::cast_slice(&draws))?;
+        }
+        // Masters stay as they are, which all programs have in common.
+        Ok(engine.write_input(id, update_io::LR, bytemuck::bytes_of(&0.0f32))?)
+    }
+
+    fn speed(&self, layer: &str, products: f64, longer: f64) -> LayerSpeed {
         let m = &self.spec.model;
         let [outputs, inputs] = match LINEAR_SITES.iter().position(|site| *site == layer) {
             Some(n) => crate::products::linear_extents(m)[n],
             None => unreachable!("it is one of them"),
         };
         let blocks = m.layers.max(1) as f64;
-        let products = bf16.products.get(layer).copied().unwrap_or_default();
         // Noise is no reason for a negative time.
-        let fp8_seconds = (products + in_fp8.longer_than(bf16)).max(products / 100.0) / blocks;
+        let fp8_seconds = (products + longer).max(products / 100.0) / blocks;
         let tokens = self.spec.batch.sequences * self.spec.batch.seq_len;
         LayerSpeed {
             layer: layer.to_owned(),
@@ -178,62 +235,6 @@ impl Blocks {
     }
 }
 
-/// The ops of a step: those that are alike together, how many and how long.
-#[derive(Debug, Default)]
-struct Ops {
-    alike: BTreeMap<String, (usize, f64)>,
-    /// Seconds of the products of each linear layer.
-    products: BTreeMap<String, f64>,
-}
-
-impl Ops {
-    fn of(program: &Program, measured: &BTreeMap<usize, Vec<f64>>, micro_steps: usize) -> Ops {
-        let mut ops = Ops::default();
-        for (&index, times) in measured {
-            let instance = &program.instances[index];
-            // The optimizer is left out: what it writes in bf16 is little beside what it reads.
-            let share = match (instance.origin.stage, instance.origin.role) {
-                (Stage::Update, Role::Precision) => 1.0 / micro_steps.max(1) as f64,
-                (Stage::Update, _) => continue,
-                _ => 1.0,
-            };
-            let seconds = median(times) * share;
-            ops.add(name(program, instance), seconds);
-            if instance.code.op().linear_gemm().is_some() {
-                *ops.products.entry(instance.origin.site.to_string()).or_default() += seconds;
-            }
-        }
-        ops
-    }
-
-    fn add(&mut self, name: String, seconds: f64) {
-        let (count, all) = self.alike.entry(name).or_default();
-        *count += 1;
-        *all += seconds;
-    }
-
-    /// How much longer it takes than `other`. What both have as often is the same work, and its difference noise.
-    fn longer_than(&self, other: &Ops) -> f64 {
-        let beyond = |one: &Ops, other: &Ops| -> f64 {
-            let count = |name: &String| other.alike.get(name).map(|(count, _)| *count);
-            let own = one.alike.iter().filter(|(name, (n, _))| count(name) != Some(*n));
-            own.map(|(_, (_, seconds))| seconds).sum()
-        };
-        beyond(self, other) - beyond(other, self)
-    }
-}
-
-/// What an instance computes, where in a block, and of what: the same for the same work.
-fn name(program: &Program, instance: &Instance) -> String {
-    let types = |values: &mut dyn Iterator<Item = xtrain_program::ValueId>| {
-        values.map(|v| program.ty(v).to_string()).collect::<Vec<_>>().join(", ")
-    };
-    let read = types(&mut instance.inputs.iter().copied());
-    let written = types(&mut instance.outputs.iter().map(|output| output.value));
-    let (op, origin) = (instance.code.op(), &instance.origin);
-    format!("{op:?} at {} ({}): {read} -> {written}", origin.site, origin.role.name())
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -241,6 +242,7 @@ mod tests {
     use crate::engine::Target;
     use crate::run::plan_on;
     use std::path::Path;
+    use xtrain_model::Recipe;
 
     const RUN: &str = "[model]\ndim = 32\nlayers = 3\nheads = 2\nkv_heads = 1\nffn_dim = 40\nvocab_size = 300\n\
                        [data]\ntrain = 'a.txt'\ntokenizer = 'bytes'\nseq_len = 32\n[precision]\nskip = ['*.o_proj']\n\
@@ -271,28 +273,6 @@ mod tests {
                 assert_eq!(speed.bf16_seconds == speed.fp8_seconds, speed.inputs == 40, "{speed:?}");
             }
         }
-    }
-
-    #[test]
-    fn what_two_steps_have_alike_cancels() {
-        let ops = |all: &[(&str, f64)]| {
-            let mut ops = Ops::default();
-            all.iter().for_each(|(name, seconds)| ops.add((*name).to_owned(), *seconds));
-            ops
-        };
-        let bf16 = ops(&[("attention", 9.0), ("norm", 1.0), ("linear", 4.0), ("linear", 4.0), ("sum", 1.0)]);
-        let fp8 = ops(&[
-            ("attention", 9.5),
-            ("norm and cast", 1.25),
-            ("scaled", 2.0),
-            ("scaled", 2.0),
-            ("sum", 1.0),
-        ]);
-        assert_eq!(fp8.longer_than(&bf16), (1.25 + 4.0) - (1.0 + 8.0));
-        assert_eq!(bf16.longer_than(&fp8), -fp8.longer_than(&bf16));
-        // The same op, more often.
-        let more = ops(&[("cast", 1.0), ("cast", 1.0)]);
-        assert_eq!(more.longer_than(&ops(&[("cast", 1.0)])), 1.0);
     }
 
     #[test]

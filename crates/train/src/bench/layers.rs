@@ -60,7 +60,7 @@ const WARMUP: usize = 3;
 
 /// Rounds that count, at least and at most, and the seconds that they shall take together.
 const ROUNDS: (usize, usize) = (9, 99);
-const SECONDS: f64 = 2.0;
+const SECONDS: f64 = 1.0;
 
 /// Steps of which a product's median counts.
 const STEPS: usize = 5;

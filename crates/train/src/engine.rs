@@ -66,6 +66,11 @@ impl Processor {
         }
     }
 
+    /// The processor that somebody asks for by its name.
+    pub fn asked(device: Device) -> Result<Processor, RunError> {
+        Processor::choose(device).map_err(|error| RunError::Refused(format!("{}: {error}", device.name())))
+    }
+
     /// The processor that a run file asks for.
     pub fn of(config: &Config) -> Result<Processor, RunError> {
         Processor::choose(config.train.device)

@@ -10,7 +10,7 @@ use crate::run::{Planned, RunError};
 use serde::Serialize;
 use xtrain_model::{Numerics, Recipe};
 
-/// A layer is left in bf16 where FP8 has less of its speed than this: less than that is noise, and FP8 saves memory.
+/// A layer is left in bf16 where FP8 has less of its speed than this, and that is no chance: FP8 saves memory.
 const FASTER_IN_BF16: f64 = 0.98;
 
 /// The linear layers of a run under one recipe.
@@ -24,7 +24,7 @@ pub struct RecipeLayers {
 
 /// Whether runs leave this layer in bf16.
 pub fn is_slower(layer: &LayerSpeed) -> bool {
-    layer.speed() < FASTER_IN_BF16
+    layer.is_longer && layer.speed() < FASTER_IN_BF16
 }
 
 /// Measures the linear layers of a run under each recipe, where they stand in its blocks, and, on a card, keeps what is found for runs.
@@ -34,8 +34,8 @@ pub fn measure(planned: &Planned, recipes: &[Recipe], device: Device) -> Result<
         let own = planned.spec.numerics();
         let numerics = if recipe == own.recipe { own } else { Numerics::from(recipe) };
         let blocks = Blocks::of(&planned.spec.computed_in(numerics), micro_steps(&planned.resolved.config));
-        let layers = blocks.measure(open(device)?)?;
-        if let Processor::Cuda(gpu) = open(device)? {
+        let layers = blocks.measure(Processor::asked(device)?)?;
+        if let Processor::Cuda(gpu) = Processor::asked(device)? {
             gpu.replace_measured(&blocks.name(), &line(&layers));
         }
         all.push(RecipeLayers { recipe, layers });
@@ -55,14 +55,14 @@ pub(crate) fn settled(planned: Planned, processor: &Processor) -> Result<Planned
             tracing::info!(
                 "timing the linear layers in FP8 and in bf16 on this card, once: what is found is kept"
             );
-            match open(Device::Cuda).and_then(|other| blocks.measure(other)) {
+            match Processor::asked(Device::Cuda).and_then(|other| blocks.measure(other)) {
                 // Another process may have measured at the same time: all use what the first one kept.
                 Ok(speeds) => layers(&gpu.keep_measured(&blocks.name(), &line(&speeds))).unwrap_or(speeds),
                 Err(error) => {
                     tracing::warn!(
                         "whether FP8 makes linear layers slower could not be measured, and all are in FP8: {error}"
                     );
-                    Vec::new()
+                    return Ok(planned);
                 }
             }
         }
@@ -126,10 +126,6 @@ fn micro_steps(config: &Config) -> usize {
     config.train.batch_size / config.train.micro_batch_size()
 }
 
-fn open(device: Device) -> Result<Processor, RunError> {
-    Processor::choose(device).map_err(|error| RunError::Refused(format!("{}: {error}", device.name())))
-}
-
 /// What is kept: JSON, in one line.
 fn line(speeds: &[LayerSpeed]) -> String {
     serde_json::to_string(speeds).unwrap_or_default()
@@ -157,6 +153,7 @@ mod tests {
             outputs: 64,
             bf16_seconds: 1e-4 * speed,
             fp8_seconds: 1e-4,
+            is_longer: speed < 1.0,
         };
         LINEAR_SITES.into_iter().zip(speeds).map(of).collect()
     }

@@ -151,7 +151,7 @@ impl Op for QkNormRopeGrad {
     }
 
     fn accumulates(&self, output: usize) -> bool {
-        output > 0
+        self.weights.is_some() && output > 0
     }
 }
 

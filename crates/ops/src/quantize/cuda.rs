@@ -27,7 +27,7 @@ macro_rules! variants {
             ("OF", $of),
             ("FORMAT", $format),
             ("SCALING", $scaling),
-            ("POW2", if $scaling == TILES { 1 } else { 0 }),
+            ("POW2", if $scaling == TENSOR { 0 } else { 1 }),
             ("PHASE", $phase),
             ("DIRECT", $direct),
             ("TRANSPOSED", $transposed),
@@ -43,13 +43,9 @@ const VARIANTS: &[Defines] = variants![
     INPUT E4M3 ROW CAST [1 0, 0 1, 1 1],
     INPUT E4M3 TILES FUSED [1 0, 0 1, 1 1],
     INPUT E4M3 BLOCK FUSED [1 0, 0 1, 1 1],
-    INPUT E5M6 TENSOR CAST [1 0],
-    INPUT E5M6 ROW CAST [1 0],
     INPUT E5M6 TILES FUSED [1 0],
-    INPUT E5M6 BLOCK FUSED [1 0],
     // Before packed pairs.
     INPUT E5M6 TILES MEASURE [1 0],
-    INPUT E5M6 BLOCK MEASURE [1 0],
     SWIGLU E4M3 TENSOR MEASURE [1 1],
     SWIGLU E4M3 TENSOR CAST [1 0, 0 1, 1 1],
     SWIGLU E4M3 TENSOR GIVEN [1 1],
@@ -69,10 +65,14 @@ const VARIANTS: &[Defines] = variants![
     SWIGLU_OF_KEPT E4M3 TENSOR MEASURE [1 1],
     SWIGLU_OF_KEPT E4M3 TENSOR CAST [0 1],
     SWIGLU_OF_KEPT E4M3 TENSOR GIVEN [0 1],
+    SWIGLU_OF_KEPT E4M3 ROW MEASURE [0 1],
+    SWIGLU_OF_KEPT E4M3 ROW CAST [0 1],
     SWIGLU_OF_KEPT E4M3 TILES FUSED [0 1],
     SWIGLU_GRAD_OF_KEPT E5M2 TENSOR MEASURE [1 1],
     SWIGLU_GRAD_OF_KEPT E5M2 TENSOR CAST [1 1],
     SWIGLU_GRAD_OF_KEPT E5M2 TENSOR GIVEN [1 1],
+    SWIGLU_GRAD_OF_KEPT E4M3 ROW MEASURE [1 1],
+    SWIGLU_GRAD_OF_KEPT E4M3 ROW CAST [1 1],
     SWIGLU_GRAD_OF_KEPT E4M3 TILES FUSED [1 1],
     NORM E4M3 TENSOR CAST [1 0, 0 1, 1 1],
     NORM E4M3 TENSOR GIVEN [1 1],
@@ -317,10 +317,9 @@ impl CudaKernel for Quantize {
 }
 
 impl Quantize {
-    /// Whether gate and up are kept by a second op: where their tiles are not their own, and where nothing else reads them before the cast.
+    /// Whether gate and up are kept by a second op: where their tiles are not their own.
     fn keeps_apart(&self, inputs: &[TensorType]) -> bool {
-        let has_tiles = self.of.extents(inputs).1.is_multiple_of(TILE);
-        self.of == Of::SwigluKeeping && (!has_tiles || self.known == Known::Amax)
+        self.of == Of::SwigluKeeping && !self.of.extents(inputs).1.is_multiple_of(TILE)
     }
 }
 

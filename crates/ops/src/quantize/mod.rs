@@ -132,6 +132,10 @@ impl Op for Quantize {
                 format!("what is known of a whole tensor is {expected}, not {given} by {scaling:?}")
             })?;
         }
+        let measures = matches!(self.of, Of::Input | Of::Norm) && self.format != DType::E5M6;
+        OpError::ensure(self.known != Known::Amax || measures, || {
+            format!("no amax is known of what {:?} casts to {}", self.of, self.format)
+        })?;
         let mut made = Vec::new();
         for (is_made, [rows, cols]) in self.layouts.made().into_iter().zip([[rows, cols], [cols, rows]]) {
             if is_made {
@@ -178,8 +182,8 @@ impl Op for Quantize {
     fn told(&self) -> Option<Arc<dyn Op>> {
         let measures =
             self.scaling == Scaling::Tensor && self.known == Known::Nothing && self.of == Of::Input;
-        let can = measures && self.format != DType::E5M6;
-        can.then(|| Arc::new(Quantize { known: Known::Amax, ..*self }) as Arc<dyn Op>)
+        (measures && self.format != DType::E5M6)
+            .then(|| Arc::new(Quantize { known: Known::Amax, ..*self }) as Arc<dyn Op>)
     }
 
     /// What it casts again is no larger than it was.
@@ -319,8 +323,9 @@ impl OnCard for Quantize {
                 all.push(Sample::plain(op, [special.clone()]));
                 if scaling == Scaling::Tensor {
                     let scale = |value| SampleInput::activation([1, 1]).fill(Fill::Values(vec![value]));
-                    let all_known =
-                        [(Known::Scale, scale(0.37)), (Known::Scale, scale(0.0)), (Known::Amax, amax())];
+                    let measured = (format != DType::E5M6).then(|| (Known::Amax, amax()));
+                    let scales = [scale(0.37), scale(0.0)].map(|scale| (Known::Scale, scale));
+                    let all_known: Vec<_> = scales.into_iter().chain(measured).collect();
                     for (known, beside) in all_known {
                         let op = Quantize { known, ..op };
                         all.push(Sample::plain(op, [SampleInput::activation([304, 264]), beside.clone()]));
@@ -376,9 +381,9 @@ fn made_on_the_way() -> Vec<Sample> {
             }
             let whole = Quantize { of, ..Quantize::new(DType::E5M2, Scaling::Tensor, false, Layouts::Both) };
             let scale = |value| SampleInput::activation([1, 1]).fill(Fill::Values(vec![value]));
-            for (known, beside) in
-                [(Known::Scale, scale(0.37)), (Known::Scale, scale(0.0)), (Known::Amax, amax())]
-            {
+            let measured = (of == Of::Norm).then(|| (Known::Amax, amax()));
+            let scales = [scale(0.37), scale(0.0)].map(|scale| (Known::Scale, scale));
+            for (known, beside) in scales.into_iter().chain(measured) {
                 let op = Quantize { known, ..whole };
                 all.push(Sample::plain(op, [inputs.clone(), vec![beside]].concat()));
             }

@@ -14,9 +14,11 @@ use crate::run::RunError;
 use crate::weights::{LearnError, Weights};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::time::Instant;
 use xtrain_model::decoder::{LINEAR_SITES, Loss, io};
 use xtrain_model::{Architecture, Fp8Overrides, ProductPattern};
+use xtrain_ops::registry::kernel_sources;
 use xtrain_runtime::{Checks, Engine, Part, ProgramId, TimedWork, Timing};
 
 /// A linear layer of a run in bf16 and in the run's FP8 recipe.
@@ -34,6 +36,8 @@ pub struct LayerSpeed {
     pub bf16_seconds: f64,
     /// The same, and how many more a step takes with it in FP8 than in bf16, all other layers being in FP8.
     pub fp8_seconds: f64,
+    /// Whether nine of ten steps took longer with it in FP8.
+    pub is_longer: bool,
 }
 
 impl LayerSpeed {
@@ -76,8 +80,8 @@ impl Blocks {
         let fp8 = Fp8Overrides {
             pow2_scales: spec.fp8.pow2_scales,
             fast_accumulation: spec.fp8.fast_accumulation.clone(),
-            // Of another use than speed.
-            swiglu_input: Some(false),
+            swiglu_input: spec.fp8.swiglu_input,
+            attention_output: spec.fp8.attention_output,
             ..Fp8Overrides::default()
         };
         let loss = Loss { chunk_tokens: 1024, z_loss: 0.0 };
@@ -91,9 +95,9 @@ impl Blocks {
         let Blocks { spec, micro_steps } = self;
         let TrainingSpec { model, recipe, fp8, batch, document_mask, dropout, recompute, .. } = spec;
         format!(
-            "linear layers in FP8 and bf16: {model:?}, {recipe:?}, {:?}, {:?}, {batch:?}, {document_mask}, {dropout}, {recompute:?}, \
-             {micro_steps} micro-batches",
-            fp8.pow2_scales, fp8.fast_accumulation
+            "linear layers in FP8 and bf16: {model:?}, {recipe:?}, {fp8:?}, {batch:?}, {document_mask}, {dropout}, {recompute:?}, \
+             {micro_steps} micro-batches, kernels {:016x}",
+            kernels()
         )
     }
 
@@ -131,9 +135,12 @@ impl Blocks {
         for ((layer, without), &id) in LINEAR_SITES.iter().zip(&steps[1..]).zip(&ids[1..]) {
             // Of a size that FP8 does not take, it is the same step.
             let is_same = engine.program(id).to_string() == engine.program(ids[0]).to_string();
-            let longer: Vec<f64> = steps[0].iter().zip(without).map(|(all, without)| all - without).collect();
-            let longer = if is_same { 0.0 } else { median(&longer) };
-            speeds.push(self.speed(layer, self.products(engine, id, layer)?, longer));
+            let mut longer: Vec<f64> =
+                steps[0].iter().zip(without).map(|(all, without)| all - without).collect();
+            if is_same {
+                longer.fill(0.0);
+            }
+            speeds.push(self.speed(layer, self.products(engine, id, layer)?, &mut longer));
         }
         Ok(speeds)
     }
@@ -214,7 +221,8 @@ impl Blocks {
         Ok(engine.write_input(id, update_io::LR, bytemuck::bytes_of(&0.0f32))?)
     }
 
-    fn speed(&self, layer: &str, products: f64, longer: f64) -> LayerSpeed {
+    /// Of the seconds of its products, and how much `longer` each step took with it in FP8.
+    fn speed(&self, layer: &str, products: f64, longer: &mut [f64]) -> LayerSpeed {
         let m = &self.spec.model;
         let [outputs, inputs] = match LINEAR_SITES.iter().position(|site| *site == layer) {
             Some(n) => crate::products::linear_extents(m)[n],
@@ -222,7 +230,9 @@ impl Blocks {
         };
         let blocks = m.layers.max(1) as f64;
         // Noise is no reason for a negative time.
-        let fp8_seconds = (products + longer).max(products / 100.0) / blocks;
+        let fp8_seconds = (products + median(longer)).max(products / 100.0) / blocks;
+        longer.sort_by(f64::total_cmp);
+        let is_longer = longer.get(longer.len() / 10).is_some_and(|least| *least > 0.0);
         let tokens = self.spec.batch.sequences * self.spec.batch.seq_len;
         LayerSpeed {
             layer: layer.to_owned(),
@@ -231,8 +241,16 @@ impl Blocks {
             outputs,
             bf16_seconds: products / blocks,
             fp8_seconds,
+            is_longer,
         }
     }
+}
+
+/// Stands for the sources of all kernels, on which it depends how fast they are.
+fn kernels() -> u64 {
+    let mut hasher = DefaultHasher::new();
+    kernel_sources().iter().for_each(|source| source.full_text().hash(&mut hasher));
+    hasher.finish()
 }
 
 #[cfg(test)]

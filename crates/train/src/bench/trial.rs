@@ -167,8 +167,7 @@ fn measure(
 }
 
 pub(super) fn open(options: TrialOptions) -> Result<Processor, RunError> {
-    Processor::choose(options.device)
-        .map_err(|error| RunError::Refused(format!("{}: {error}", options.device.name())))
+    Processor::asked(options.device)
 }
 
 /// Normal numbers of this standard deviation, the same ones over and over: their values are to be ordinary, as they decide how much power a

@@ -109,6 +109,16 @@ fn killed_runs_in_fp8_with_reference_segments_end_like_one_in_peace() {
     );
 }
 
+/// Scales and histories are state.
+#[test]
+fn killed_runs_with_delayed_scales_end_like_one_in_peace() {
+    survives_kills(
+        "delayed",
+        "--set precision.recipe=fp8-delayed --set precision.skip_slower=[] --set precision.amax_history_len=3 --set data.seq_len=32 \
+         --set model.ffn_dim=32 --set train.micro_batch_size=2 --set checkpoint.every=2",
+    );
+}
+
 #[test]
 fn killed_runs_over_a_mixture_in_its_third_epoch_end_like_one_in_peace() {
     // b.txt has about 300 sequences: 120 steps of 4, three quarters of them from it, use it up more than once.

@@ -6,7 +6,7 @@
 use crate::bench::{Blocks, LayerSpeed};
 use crate::config::{Config, Device, PrecisionConfig, Slower};
 use crate::engine::Processor;
-use crate::run::{Planned, RunError};
+use crate::run::{Planned, RunError, fit};
 use serde::Serialize;
 use xtrain_model::{Numerics, Recipe};
 
@@ -43,8 +43,8 @@ pub fn measure(planned: &Planned, recipes: &[Recipe], device: Device) -> Result<
     Ok(all)
 }
 
-/// The run with what its card has found slower left in bf16; measured, which takes seconds, where that is not known yet. A run that says
-/// itself what is left, and one on cores, is as it was.
+/// The run with what its card has found slower left in bf16; measured, where that is not known yet and the run fits. A run that says itself
+/// what is left, and one on cores, is as it was.
 pub(crate) fn settled(planned: Planned, processor: &Processor) -> Result<Planned, RunError> {
     let (Processor::Cuda(gpu), true) = (processor, is_open(&planned)) else { return Ok(planned) };
     let blocks = blocks(&planned);
@@ -52,6 +52,8 @@ pub(crate) fn settled(planned: Planned, processor: &Processor) -> Result<Planned
     let speeds = match known {
         Some(speeds) => speeds,
         None => {
+            // What does not fit need not be timed.
+            fit::check(&planned.spec, planned.resolved.config.train.batch_size, processor)?;
             tracing::info!(
                 "timing the linear layers in FP8 and in bf16 on this card, once: what is found is kept"
             );

@@ -4,7 +4,7 @@
 //! computed of FP8 factors make it, so casts are those of a step in which nothing beside the layer can make them. Weights are cast once a
 //! step, behind the update; gradients of weights are added to, as in every micro-batch but the first.
 
-use super::trial::{filled, open};
+use super::trial::filled;
 use super::{TrialOptions, median};
 use crate::engine::{Processor, Target};
 use crate::programs::{self, ProgramError};
@@ -134,14 +134,15 @@ pub fn fp8_recipes(asked: &[Recipe], processor: &Processor) -> Result<Vec<Recipe
 /// Measures linear layers of these shapes in bf16 and under each of the recipes `asked` for, all where that is none; `options.recipe` is not
 /// asked.
 pub fn fp8(shapes: &[LinearShape], asked: &[Recipe], options: TrialOptions) -> Result<Fp8Speeds, RunError> {
-    let processor = open(options)?;
+    let processor = Processor::asked(options.device)?;
     let recipes = fp8_recipes(asked, &processor)?;
     let (device, emulated) = (processor.describe(), processor.target() == Target::Cpu);
     drop(processor);
     let mut rows = Vec::new();
     for &shape in shapes {
         // An engine of its own, whose memory goes with it.
-        let mut engine = open(options)?.engine(Checks::default()).map_err(LearnError::from)?;
+        let mut engine =
+            Processor::asked(options.device)?.engine(Checks::default()).map_err(LearnError::from)?;
         let measured = linear(engine.as_mut(), shape, &recipes, options);
         rows.push(measured.map_err(|e| e.advising("take smaller sizes"))?);
     }

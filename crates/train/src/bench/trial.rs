@@ -91,7 +91,7 @@ const LESS: &str = "take smaller sizes";
 
 impl Setup {
     pub(super) fn of(options: TrialOptions) -> Result<Setup, RunError> {
-        let processor = open(options)?;
+        let processor = Processor::asked(options.device)?;
         let (device, target) = (processor.describe(), processor.target());
         let gigabytes_per_second = processor.copy_rate(options.repeats).map_err(LearnError::from)? / 1e9;
         let recipe = options.recipe.unwrap_or(target.recipe());
@@ -125,7 +125,8 @@ impl Setup {
         inputs: &[(&str, Vec<i32>)],
     ) -> Result<Vec<f64>, RunError> {
         // An engine of its own, whose memory goes with it.
-        let mut engine = open(self.options)?.engine(Checks::default()).map_err(LearnError::from)?;
+        let mut engine =
+            Processor::asked(self.options.device)?.engine(Checks::default()).map_err(LearnError::from)?;
         let measured = measure(engine.as_mut(), program, inputs, self.options);
         let measured = measured.map_err(|e| LearnError::from(e).advising(LESS))?;
         Ok(measured.iter().map(|of_one| median(of_one)).collect())
@@ -164,10 +165,6 @@ fn measure(
         }
     }
     Ok(measured)
-}
-
-pub(super) fn open(options: TrialOptions) -> Result<Processor, RunError> {
-    Processor::asked(options.device)
 }
 
 /// Normal numbers of this standard deviation, the same ones over and over: their values are to be ordinary, as they decide how much power a

@@ -85,8 +85,6 @@ impl Run {
             return Ok(Opened::Finished { done, steps });
         }
         processor.check(planned.spec.recipe)?;
-        // Before layers are timed, and with what becomes of that.
-        fit::check(&planned.spec, planned.resolved.config.train.batch_size, &processor)?;
         let planned = match &began {
             Some(began) => slower::gone_on(planned, began, &processor)?,
             None => slower::settled(planned, &processor)?,

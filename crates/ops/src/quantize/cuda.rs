@@ -11,7 +11,7 @@ use xtrain_tensor::formats::max_finite;
 use xtrain_tensor::{DType, Scaling, TILE, TensorType};
 
 pub(super) const SOURCE: KernelSource = KernelSource {
-    headers: &[crate::swiglu::GATE],
+    headers: &[crate::swiglu::GATE, include_str!("piece.cuh"), include_str!("made.cuh")],
     variants: VARIANTS,
     ..KernelSource::new("quantize/kernel.cu", include_str!("kernel.cu"))
 };

@@ -5,6 +5,7 @@
 //
 // Bound by memory. A block has an area of EDGE rows by EDGE columns, a thread a piece of HIGH by WIDTH of it, which it keeps in registers:
 // few enough of them that while some warps wait for memory, others cast.
+// Of what is made on the way, all rows are asked for before any is computed with: memory's latency stands there once, not once a row.
 // Regions within an area (tiles and blocks) are measured and cast at once, so that everything is read once: FUSED. Larger ones (rows, the
 // tensor) are first MEASUREd, which needs no order, and then CAST, for which everything is read again: rows by areas, of whose maxima the
 // largest is kept, and the tensor in passing. Where the scale of the tensor is GIVEN, it is cast at once and amax comes out beside it; a
@@ -14,14 +15,9 @@
 // Gate and up may be kept in E4M3 by whatever reads them first, tile by tile, and are restored on the way where they are. OF, FORMAT,
 // SCALING, POW2 (whether scales are powers of two), PHASE, DIRECT and TRANSPOSED are defined where this is compiled.
 
-#define INPUT 0
-#define SWIGLU 1
-#define SWIGLU_GRAD 2
-#define NORM 3
-#define SWIGLU_OF_KEPT 4
-#define SWIGLU_GRAD_OF_KEPT 5
-#define SWIGLU_KEEPING 6
-
+#define E4M3 0
+#define E5M2 1
+#define E5M6 2
 #define TENSOR 0
 #define ROW 1
 #define TILE 2
@@ -32,83 +28,11 @@
 #define GIVEN 3
 #define UNSET 4
 
-// One layout: [rows, cols] as it is written.
-struct Side {
-    u8* q;
-    float* inv_scale;
-    // Maxima of regions larger than an area, as bits: magnitudes are in the order of their bits, and NaNs above all.
-    u32* maxima;
-    u32 rows;
-    u32 cols;
-    // From the scale of one region to that of the one below, and of the one beside it; how many there are in memory.
-    u32 down;
-    u32 across;
-    u32 scales;
-    u32 padding;
-};
-
-#define E4M3 0
-#define E5M2 1
-#define E5M6 2
-
-struct Quantize {
-    // The tensor, gate and up, dy, or what the norm is of.
-    const void* x;
-    // Gate and up, where x is dy.
-    const void* gate_up;
-    // Where they are kept in E4M3: their tiles' scales, and how many stand for a column of tiles.
-    const float* gate_up_scale;
-    u64 gate_up_rows;
-    // Where they are to be kept.
-    u8* keep;
-    float* keep_scale;
-    // Of the norm.
-    Floats rstd;
-    Floats w;
-    // Of the tensor, where it is given.
-    const float* scale;
-    // The tensor's, where something else has measured it.
-    const u32* measured;
-    u32* amax;
-    Side direct;
-    Side transposed;
-    u32 rows;
-    u32 cols;
-    u32 accumulate;
-    // The format's largest finite number.
-    float largest;
-    // Areas side by side, and one below the other.
-    u32 across;
-    u32 down;
-};
-
-constexpr int EDGE = 128, WIDTH = 8, HIGH = 4, LANES_WIDE = EDGE / WIDTH, LANES_HIGH = EDGE / HIGH, THREADS = LANES_WIDE * LANES_HIGH;
-
-// Whether gate and up are kept so.
-constexpr bool KEPT = OF == SWIGLU_OF_KEPT || OF == SWIGLU_GRAD_OF_KEPT;
-
-constexpr bool GRAD = OF == SWIGLU_GRAD || OF == SWIGLU_GRAD_OF_KEPT;
-
 // Whether nothing is cast yet.
 constexpr bool MEASURES = PHASE == MEASURE || PHASE == UNSET;
 
 // Whether a number has one scale in both layouts, so that it is cast once.
 constexpr bool ONCE = SCALING == TENSOR || SCALING == BLOCK;
-
-// The quotient of a format's largest number and amax rounded down to a power of two, which is a difference of exponents, and one less
-// where amax has more behind the point; at most 2^127. An amax below the normal numbers is far beyond that.
-__device__ __forceinline__ float power_of_two(float largest, u32 amax) {
-    u32 most = __float_as_uint(largest);
-    int exponent = (int)(most >> 23) - (int)(amax >> 23) - ((amax & 0x7fffffu) > (most & 0x7fffffu));
-    bool has_one = amax - 1 < 0x7f7fffffu;
-    return has_one ? __uint_as_float((u32)min(127 + exponent, 254) << 23) : 1.0f;
-}
-
-__device__ __forceinline__ float inverse_of_power(float scale) {
-    u32 exponent = __float_as_uint(scale) >> 23;
-    // 2^-127 is no normal number.
-    return __uint_as_float(exponent == 254 ? 0x400000u : (254 - exponent) << 23);
-}
 
 __device__ __forceinline__ float scale_of(const Quantize& at, u32 amax) {
     if (PHASE == GIVEN && *at.scale != 0.0f) return *at.scale;
@@ -158,234 +82,6 @@ __device__ __forceinline__ void turn(const uint2 (&rows)[HIGH], u32 (&columns)[W
     turn(rows[0].y, rows[1].y, rows[2].y, rows[3].y, columns + 4);
 }
 
-// Eight neighbours of a row of what is cast, as they would stand in memory.
-template <class T> struct Eight {
-    uint4 raw[WIDTH / LANES<T>];
-
-    __device__ __forceinline__ void numbers(float* to) const {
-#pragma unroll
-        for (int v = 0; v < WIDTH / LANES<T>; v++) unpack<T>(raw[v], to + v * LANES<T>);
-    }
-
-    // Of the numbers themselves, each rounded.
-    __device__ __forceinline__ void put(const float* x) {
-#pragma unroll
-        for (int v = 0; v < WIDTH / LANES<T>; v++) raw[v] = pack<T>(x + v * LANES<T>);
-    }
-};
-
-// Magnitudes, as bits, which are in the order of the numbers, with NaNs above all.
-template <class T> struct Magnitudes;
-template <> struct Magnitudes<float> {
-    u32 bits[WIDTH];
-
-    __device__ __forceinline__ void of(const Eight<float>& x) {
-        const u32* raw = (const u32*)x.raw;
-#pragma unroll
-        for (int i = 0; i < WIDTH; i++) bits[i] = raw[i] & 0x7fffffffu;
-    }
-    __device__ __forceinline__ void raise(const Magnitudes& other) {
-#pragma unroll
-        for (int i = 0; i < WIDTH; i++) bits[i] = max(bits[i], other.bits[i]);
-    }
-    // By the thread so many lanes away.
-    __device__ __forceinline__ void raise_across(int lanes) {
-#pragma unroll
-        for (int i = 0; i < WIDTH; i++) bits[i] = max(bits[i], __shfl_xor_sync(0xffffffffu, bits[i], lanes));
-    }
-    __device__ __forceinline__ u32 at(int i) const { return bits[i]; }
-    __device__ __forceinline__ u32 folded() const {
-        u32 most = 0;
-#pragma unroll
-        for (int i = 0; i < WIDTH; i++) most = max(most, bits[i]);
-        return most;
-    }
-    __device__ __forceinline__ u32 largest() const { return folded(); }
-};
-
-template <> struct Magnitudes<bf16> {
-    u32 pairs[WIDTH / 2];
-
-    __device__ __forceinline__ void of(const Eight<bf16>& x) {
-        const u32* raw = (const u32*)x.raw;
-#pragma unroll
-        for (int i = 0; i < WIDTH / 2; i++) pairs[i] = raw[i] & 0x7fff7fffu;
-    }
-    __device__ __forceinline__ void raise(const Magnitudes& other) {
-#pragma unroll
-        for (int i = 0; i < WIDTH / 2; i++) pairs[i] = max_halves(pairs[i], other.pairs[i]);
-    }
-    __device__ __forceinline__ void raise_across(int lanes) {
-#pragma unroll
-        for (int i = 0; i < WIDTH / 2; i++) pairs[i] = max_halves(pairs[i], __shfl_xor_sync(0xffffffffu, pairs[i], lanes));
-    }
-    __device__ __forceinline__ u32 at(int i) const { return i % 2 ? pairs[i / 2] & 0xffff0000u : pairs[i / 2] << 16; }
-    // The largest of each half of the words.
-    __device__ __forceinline__ u32 folded() const {
-        return max_halves(max_halves(pairs[0], pairs[1]), max_halves(pairs[2], pairs[3]));
-    }
-    __device__ __forceinline__ u32 largest() const {
-        u32 most = folded();
-        return max(most & 0xffff0000u, most << 16);
-    }
-};
-
-// Sixteen bytes of what nothing writes meanwhile, so that they may be asked for before what stands before is written.
-__device__ __forceinline__ uint4 ask(const uint4* from) {
-    uint4 raw;
-    asm("ld.global.nc.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(raw.x), "=r"(raw.y), "=r"(raw.z), "=r"(raw.w) : "l"(from));
-    return raw;
-}
-
-// N neighbours of a row.
-template <int N, class T> __device__ __forceinline__ void read(const T* from, float* to) {
-    if constexpr (N == WIDTH) {
-#pragma unroll
-        for (int v = 0; v < WIDTH / LANES<T>; v++) unpack<T>(ask((const uint4*)from + v), to + v * LANES<T>);
-    } else {
-        load<N>(from, to);
-    }
-}
-
-// N neighbours of a row of gates and ups, all of one tile, as they would stand in memory.
-template <class T, int N> __device__ __forceinline__ void gates(const Quantize& at, const void* from, u64 row, u32 width, u32 column, float* to) {
-    u64 first = row * width + column;
-    if constexpr (!KEPT) {
-        read<N>((const T*)from + first, to);
-    } else {
-        float scale = at.gate_up_scale[column / EDGE * at.gate_up_rows + row];
-        if constexpr (N == WIDTH) {
-            uint2 raw = *(const uint2*)((const u8*)from + first);
-            from_e4m3_quad(raw.x, to);
-            from_e4m3_quad(raw.y, to + 4);
-        } else {
-            to[0] = from_e4m3(((const u8*)from)[first]);
-        }
-#pragma unroll
-        for (int i = 0; i < N; i++) to[i] = __fmul_rn(to[i], scale);
-        if constexpr (N == WIDTH && sizeof(T) == 2) unpack<bf16>(pack<bf16>(to), to);
-        else for (int i = 0; i < N; i++) to[i] = widen(narrow<T>(to[i]));
-    }
-}
-
-// The largest magnitudes of two rows, as bits, over the sixteen threads that have a piece of both, of what each folded of its own.
-template <class T> __device__ __forceinline__ uint2 rows_largest(u32 a, u32 b) {
-    u32 all = 0xffffu << threadIdx.x % 32 / LANES_WIDE * LANES_WIDE;
-    if constexpr (sizeof(T) == 2) {
-        u32 both = max_halves(__byte_perm(a, b, 0x5410), __byte_perm(a, b, 0x7632));
-#pragma unroll
-        for (int lane = LANES_WIDE / 2; lane > 0; lane /= 2) both = max_halves(both, __shfl_xor_sync(all, both, lane));
-        return make_uint2(both << 16, both & 0xffff0000u);
-    } else {
-#pragma unroll
-        for (int lane = LANES_WIDE / 2; lane > 0; lane /= 2) {
-            a = max(a, __shfl_xor_sync(all, a, lane));
-            b = max(b, __shfl_xor_sync(all, b, lane));
-        }
-        return make_uint2(a, b);
-    }
-}
-
-// Keeps eight gates or ups in E4M3.
-__device__ __forceinline__ void keep(const Quantize& at, u32 row, u32 column, const float* x, float scale) {
-    u32 pairs[WIDTH / 2], width = 2 * at.cols;
-#pragma unroll
-    for (int i = 0; i < WIDTH / 2; i++) pairs[i] = to_e4m3_pair(__fmul_rn(x[2 * i], scale), __fmul_rn(x[2 * i + 1], scale));
-    *(uint2*)(at.keep + (u64)row * width + column) = make_uint2(pairs[0] | pairs[1] << 16, pairs[2] | pairs[3] << 16);
-}
-
-// Eight gates and ups, as they stand in memory; keeps them, with scales that are powers of two.
-template <class T> __device__ __forceinline__ void gates_kept(const Quantize& at, u32 row, u32 column, float* gate, float* up) {
-    Eight<T> gates, ups;
-    const uint4* from = (const uint4*)((const T*)at.x + (u64)row * (2 * at.cols) + column);
-    const uint4* above = (const uint4*)((const T*)from + at.cols);
-#pragma unroll
-    for (int v = 0; v < WIDTH / LANES<T>; v++) gates.raw[v] = ask(from + v), ups.raw[v] = ask(above + v);
-    Magnitudes<T> of_gate, of_up;
-    of_gate.of(gates), of_up.of(ups);
-    uint2 amax = rows_largest<T>(of_gate.folded(), of_up.folded());
-    float gate_scale = power_of_two(448.0f, amax.x), up_scale = power_of_two(448.0f, amax.y);
-    gates.numbers(gate), ups.numbers(up);
-    keep(at, row, column, gate, gate_scale);
-    keep(at, row, at.cols + column, up, up_scale);
-    // Two of the tiles' threads write for them.
-    u32 n = threadIdx.x % LANES_WIDE, tile = (column + n % 2 * at.cols) / EDGE;
-    if (n < 2) at.keep_scale[tile * (u64)at.rows + row] = inverse_of_power(n ? up_scale : gate_scale);
-}
-
-// N neighbours of what is cast, before they are rounded.
-template <class T, int N> __device__ __forceinline__ void make(const Quantize& at, u64 row, u32 column, float* to) {
-    if constexpr (OF == INPUT) read<N>((const T*)at.x + row * at.cols + column, to);
-    if constexpr (OF == SWIGLU || OF == SWIGLU_OF_KEPT || OF == SWIGLU_KEEPING) {
-        float up[N];
-        if constexpr (OF == SWIGLU_KEEPING && N == WIDTH) {
-            gates_kept<T>(at, row, column, to, up);
-        } else {
-            gates<T, N>(at, at.x, row, 2 * at.cols, column, to);
-            gates<T, N>(at, at.x, row, 2 * at.cols, at.cols + column, up);
-        }
-#pragma unroll
-        for (int i = 0; i < N; i++) to[i] = swiglu(to[i], up[i]);
-    }
-    if constexpr (GRAD) {
-        // With N = 8 all are of one half.
-        u32 width = at.cols / 2;
-        bool of_up = column >= width;
-        if (of_up) column -= width;
-        float dy[N], up[N];
-        read<N>((const T*)at.x + row * width + column, dy);
-        gates<T, N>(at, at.gate_up, row, at.cols, column, to);
-        if (!of_up) gates<T, N>(at, at.gate_up, row, at.cols, width + column, up);
-#pragma unroll
-        for (int i = 0; i < N; i++) to[i] = of_up ? swiglu_dup(dy[i], to[i]) : swiglu_dgate(dy[i], to[i], up[i]);
-    }
-    if constexpr (OF == NORM) {
-        float rstd = load(at.rstd, row), w[N];
-        read<N>((const T*)at.x + row * at.cols + column, to);
-        load<N>(at.w, column, w);
-#pragma unroll
-        for (int i = 0; i < N; i++) to[i] = to[i] * rstd * w[i];
-    }
-}
-
-// The first `count` of eight, and zeros.
-template <class T, bool VECTOR> __device__ __forceinline__ Eight<T> fetch(const Quantize& at, u64 row, u32 column, u32 count) {
-    Eight<T> all = {};
-    if (count == 0) return all;
-    if constexpr (VECTOR && OF == INPUT) {
-        const uint4* from = (const uint4*)((const T*)at.x + row * at.cols + column);
-#pragma unroll
-        for (int v = 0; v < WIDTH / LANES<T>; v++) all.raw[v] = ask(from + v);
-        return all;
-    }
-    float x[WIDTH] = {};
-    if (VECTOR) {
-        make<T, WIDTH>(at, row, column, x);
-    } else {
-#pragma unroll
-        for (u32 i = 0; i < WIDTH; i++)
-            if (i < count) make<T, 1>(at, row, column + i, x + i);
-    }
-    all.put(x);
-    return all;
-}
-
-// Both gradients of SwiGLU at eight columns of its output.
-template <class T> __device__ __forceinline__ void fetch_halves(const Quantize& at, u64 row, u32 column, Eight<T>& dgate, Eight<T>& dup) {
-    u32 width = at.cols / 2;
-    float dy[WIDTH], gate[WIDTH], up[WIDTH];
-    read<WIDTH>((const T*)at.x + row * width + column, dy);
-    gates<T, WIDTH>(at, at.gate_up, row, at.cols, column, gate);
-    gates<T, WIDTH>(at, at.gate_up, row, at.cols, width + column, up);
-#pragma unroll
-    for (int i = 0; i < WIDTH; i++) {
-        up[i] = swiglu_dgate(dy[i], gate[i], up[i]);
-        gate[i] = swiglu_dup(dy[i], gate[i]);
-    }
-    dgate.put(up);
-    dup.put(gate);
-}
-
 // Raises what other blocks raise too: the largest of all comes out in any order. Most find that it is large enough.
 __device__ __forceinline__ void raise(u32* to, u32 x) {
     if (x > *(volatile u32*)to) atomicMax(to, x);
@@ -408,15 +104,24 @@ template <class T, int N> __device__ __forceinline__ void measure(const Quantize
     __shared__ u32 words[THREADS / 32];
     if (PHASE == UNSET && *at.scale != 0.0f) return;
     constexpr int ROWS = OF == INPUT ? 4 : 2;
-    u32 width = GRAD && N > 1 ? at.cols / 2 : at.cols, column = (blockIdx.x * blockDim.x + threadIdx.x) * N;
+    constexpr bool BOTH = GRAD && N > 1;
+    u32 width = BOTH ? at.cols / 2 : at.cols, column = (blockIdx.x * blockDim.x + threadIdx.x) * N;
     Magnitudes<T> most = {};
     for (u64 first = (u64)blockIdx.y * ROWS; first < at.rows && column < width; first += (u64)gridDim.y * ROWS) {
-        Eight<T> piece[ROWS][GRAD ? 2 : 1] = {};
+        Eight<T> piece[ROWS][BOTH ? 2 : 1] = {};
+        if constexpr (N > 1) {
+            Asked<T> asked[ROWS];
+            Weights w;
+            ask_rows<T, BOTH>(at, (u32)first, column, asked, w);
 #pragma unroll
-        for (int k = 0; k < ROWS; k++) {
-            if (first + k >= at.rows) continue;
-            if constexpr (GRAD && N > 1) fetch_halves(at, first + k, column, piece[k][0], piece[k][1]);
-            else piece[k][0] = fetch<T, (N > 1)>(at, first + k, column, N);
+            for (int k = 0; k < ROWS; k++) {
+                if constexpr (BOTH) make_both(asked[k], piece[k][0], piece[k][1]);
+                else make(at, asked[k], w, (u32)first + k, column, piece[k][0]);
+            }
+        } else {
+#pragma unroll
+            for (int k = 0; k < ROWS; k++)
+                if (first + k < at.rows) piece[k][0] = make_singly<T>(at, first + k, column, 1);
         }
 #pragma unroll
         for (int k = 0; k < ROWS; k++)
@@ -587,26 +292,50 @@ __device__ __forceinline__ void cast_area(const Quantize& at, const Eight<T> (&p
     }
 }
 
+// How many rows a thread asks for together: all of them, or, of what is made of most, as many as it has registers for.
+template <class T> constexpr int TOGETHER = !GRAD || (KEPT && ONCE && sizeof(T) == 2) ? HIGH : sizeof(T) == 2 ? 2 : 1;
+
 template <class T, bool VECTOR> __device__ __forceinline__ void area(const Quantize& at, u32 across, u32 down) {
     u32 column = across * EDGE + threadIdx.x % LANES_WIDE * WIDTH, row = down * EDGE + threadIdx.x / LANES_WIDE * HIGH;
     u32 count = column < at.cols ? min((u32)WIDTH, at.cols - column) : 0;
-    Eight<T> piece[HIGH];
+    Eight<T> piece[HIGH] = {};
+    if constexpr (VECTOR) {
+        constexpr int ROWS = TOGETHER<T>;
 #pragma unroll
-    for (int k = 0; k < HIGH; k++) piece[k] = fetch<T, VECTOR>(at, row + k, column, row + k < at.rows ? count : 0);
+        for (int first = 0; first < HIGH; first += ROWS) {
+            if (count == 0 || row + first >= at.rows) continue;
+            Asked<T> asked[ROWS];
+            Weights w;
+            ask_rows<T, false>(at, row + first, column, asked, w);
+#pragma unroll
+            for (int k = 0; k < ROWS; k++) make(at, asked[k], w, row + first + k, column, piece[first + k]);
+        }
+    } else {
+#pragma unroll
+        for (int k = 0; k < HIGH; k++) piece[k] = make_singly<T>(at, row + k, column, row + k < at.rows ? count : 0);
+    }
     cast_area<T, VECTOR>(at, piece, down, across);
 }
 
 // Areas of both halves, each as wide as whole areas, of which everything is read once. Where a thread lacks registers for both, most of the
 // second waits in shared memory.
 template <class T> __device__ __forceinline__ void halves(const Quantize& at, u32 across, u32 down) {
-    constexpr int WAITING = ONCE || sizeof(T) > 2 ? 0 : HIGH - 1;
+    constexpr int ROWS = TOGETHER<T>, WAITING = ONCE || sizeof(T) > 2 ? 0 : HIGH - 1;
     __shared__ uint4 waiting[WAITING ? WAITING * THREADS : 1];
     u32 column = across * EDGE + threadIdx.x % LANES_WIDE * WIDTH, row = down * EDGE + threadIdx.x / LANES_WIDE * HIGH;
     Eight<T> dgate[HIGH] = {}, dup[HIGH] = {};
+    Weights none;
 #pragma unroll
-    for (int k = 0; k < HIGH; k++) {
-        if (row + k < at.rows) fetch_halves(at, row + k, column, dgate[k], dup[k]);
-        if (k < WAITING) waiting[k * THREADS + threadIdx.x] = dup[k].raw[0];
+    for (int first = 0; first < HIGH; first += ROWS) {
+        if (row + first < at.rows) {
+            Asked<T> asked[ROWS];
+            ask_rows<T, true>(at, row + first, column, asked, none);
+#pragma unroll
+            for (int k = 0; k < ROWS; k++) make_both(asked[k], dgate[first + k], dup[first + k]);
+        }
+#pragma unroll
+        for (int k = first; k < first + ROWS; k++)
+            if (k < WAITING) waiting[k * THREADS + threadIdx.x] = dup[k].raw[0];
     }
     cast_area<T, true>(at, dgate, down, across);
     __syncthreads();
@@ -641,9 +370,7 @@ template <class T> __device__ __forceinline__ void pair(const Quantize& at) {
         u32 region = row / high * at.direct.down + column / wide * at.direct.across;
         float scale = scale_of(at, at.direct.maxima[region]);
         if (row % high == 0 && column % wide == 0) at.direct.inv_scale[region] = inverse_of(at, scale);
-        float x;
-        make<T, 1>(at, row, column, &x);
-        w[i] = to_e5m6(__fmul_rn(widen(narrow<T>(x)), scale));
+        w[i] = to_e5m6(__fmul_rn(widen(narrow<T>(make_one<T>(at, row, column))), scale));
     }
     u8* to = at.direct.q + first / 2 * 3;
     to[0] = (u8)w[0];
@@ -652,7 +379,7 @@ template <class T> __device__ __forceinline__ void pair(const Quantize& at) {
 }
 
 // Of f32 a thread keeps twice as much; and where there are no instructions for FP8, casts need room.
-#if __CUDA_ARCH__ >= 900
+#if __CUDA_ARCH__ >= 890
 #define AT_ONCE 2
 #else
 #define AT_ONCE 1

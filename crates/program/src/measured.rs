@@ -18,9 +18,9 @@ pub fn apply(mut program: Program) -> Result<Program, TraceError> {
     let mut written: HashMap<ValueId, Written> = HashMap::new();
     let mut done: Vec<Instance> = Vec::with_capacity(program.instances.len());
     for mut reader in std::mem::take(&mut program.instances) {
-        let told = reader.code.op().told();
+        let informed = reader.code.op().with_known_amax();
         let read = reader.inputs.first().and_then(|v| written.get_mut(v));
-        if let (Some(op), Some(of)) = (told, read) {
+        if let (Some(op), Some(of)) = (informed, read) {
             let (at, output) = of.by;
             if of.amax.is_none() && done[at].outputs[output].mode == WriteMode::Assign {
                 of.amax = measured(&mut program, &mut done[at], output)?;

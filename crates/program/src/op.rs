@@ -11,6 +11,15 @@ use xtrain_tensor::{DType, TensorType};
 /// An operation on tensors. An implementor is one instance's attributes (eps, head counts): a plain value.
 ///
 /// Kernels are not part of this trait; an executor finds them by the implementor's type in a [`crate::KernelTable`].
+///
+/// Passes call the hooks in their own order, each on what those before it left in the program. [`Op::infer`] is called wherever an instance is
+/// made. Then precision asks for [`Op::operand`] and the backward for [`Op::accumulates`]; kept for [`Op::may_keep_in_fp8`],
+/// [`Op::linear_gemm`] and [`Op::keeping`]; quantized for [`Op::linear_gemm`]; fuse for [`Op::fuse`], of what has been fused too, until no two
+/// become one. Recompute comes behind it and asks for [`Op::may_repeat`], [`Op::is_cheap`] and [`Op::rebuild`], then for
+/// [`Op::with_outputs`] in the forward, and last for [`Op::remaking`] in the backward. Measured comes behind all and the update: it asks a reader
+/// for [`Op::with_known_amax`] first, and only then what makes its input for [`Op::measuring`]. So an op that a pass puts in answers the hooks of
+/// the passes behind: a fused cast is cheap, rebuilt and repeated as the plain one is. The plan and the engines ask for [`Op::in_place`], and
+/// what reports for [`Op::cost`].
 pub trait Op: Any + Debug + Send + Sync {
     /// The op's name in dumps, traces and errors, e.g. `rms_norm`.
     fn name(&self) -> &'static str;
@@ -73,8 +82,8 @@ pub trait Op: Any + Debug + Send + Sync {
         None
     }
 
-    /// The op that makes fewer of the outputs, and which, where it is told which are read.
-    fn narrowed(&self, _read: &[bool]) -> Option<(Arc<dyn Op>, Vec<usize>)> {
+    /// The op that makes fewer of the outputs, and which, where it is known which are read.
+    fn with_outputs(&self, _read: &[bool]) -> Option<(Arc<dyn Op>, Vec<usize>)> {
         None
     }
 
@@ -90,8 +99,8 @@ pub trait Op: Any + Debug + Send + Sync {
         None
     }
 
-    /// The op that is told the largest magnitude of its first input, `f32[1]` behind its inputs, where this one would measure it.
-    fn told(&self) -> Option<Arc<dyn Op>> {
+    /// The op that takes the largest magnitude of its first input, `f32[1]` behind its inputs, where this one would measure it.
+    fn with_known_amax(&self) -> Option<Arc<dyn Op>> {
         None
     }
 

@@ -56,7 +56,7 @@ fn narrowed(mut program: Program) -> Program {
     }
     for instance in program.instances.iter_mut().filter(|i| i.origin.stage == Stage::Forward) {
         let read: Vec<bool> = instance.outputs.iter().map(|o| is_read[o.value.0 as usize]).collect();
-        if let Some((op, left)) = instance.code.op().narrowed(&read) {
+        if let Some((op, left)) = instance.code.op().with_outputs(&read) {
             instance.code = Code::Plain(op);
             instance.outputs = left.into_iter().map(|n| instance.outputs[n]).collect();
         }

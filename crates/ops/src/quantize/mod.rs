@@ -173,13 +173,13 @@ impl Op for Quantize {
         })
     }
 
-    fn narrowed(&self, read: &[bool]) -> Option<(Arc<dyn Op>, Vec<usize>)> {
+    fn with_outputs(&self, read: &[bool]) -> Option<(Arc<dyn Op>, Vec<usize>)> {
         let is_direct = self.layouts == Layouts::Both && !read[2] && !read[3];
         let outputs = [0, 1].into_iter().chain(4..read.len()).collect();
         is_direct.then(|| (Arc::new(Quantize { layouts: Layouts::Direct, ..*self }) as Arc<dyn Op>, outputs))
     }
 
-    fn told(&self) -> Option<Arc<dyn Op>> {
+    fn with_known_amax(&self) -> Option<Arc<dyn Op>> {
         let measures =
             self.scaling == Scaling::Tensor && self.known == Known::Nothing && self.of == Of::Input;
         (measures && self.format != DType::E5M6)

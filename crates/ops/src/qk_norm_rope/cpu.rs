@@ -40,42 +40,53 @@ impl CpuKernel for QkNormRope {
 
 impl CpuKernel for QkNormRopeGrad {
     fn run(&self, inputs: &[View<'_>], outputs: &mut [ViewMut<'_>]) {
-        let (t, width) = inputs[0].ty.shape.rows_cols();
-        let e = self.head_dim;
-        let heads = self.heads + self.kv_heads;
-        with_real!(inputs[0].ty.dtype, T => {
-            let table = inputs[2].reals::<T>();
-            let angles = Angles { positions: inputs[1].ints(), table: &table, head_dim: e };
-            let [dqkv, d_weights @ ..] = outputs else { unreachable!("an output") };
-            if self.weights.is_none() {
-                for_row_blocks(t, [&mut *dqkv], |rows, [mut dqkv]| {
-                    for (token, dy) in rows.zip(dqkv.reals::<T>().chunks_exact_mut(width)) {
-                        rotate_heads_back(&mut dy[..heads * e], angles.of(token));
-                    }
-                });
-                if let [amax] = d_weights {
-                    amax.fresh::<f32>()[0] = largest_magnitude(dqkv.view());
-                }
-                return;
-            }
-            let weights = Weights { queries: &inputs[5].reals::<T>(), keys: &inputs[6].reals::<T>(), heads: self.heads };
-            // dq_w, then dk_w.
-            let sums = sum_over_rows(t, 2 * e, [dqkv], |rows, [mut dqkv], partial: &mut [T]| {
-                let x = inputs[3].rows(rows.clone()).reals::<T>();
-                let rstd = inputs[4].rows(rows.clone()).reals::<T>();
-                let read = x.chunks_exact(width).zip(rstd.chunks_exact(heads));
-                for ((token, dy), (x, rstd)) in rows.zip(dqkv.reals::<T>().chunks_exact_mut(width)).zip(read) {
-                    rotate_heads_back(&mut dy[..heads * e], angles.of(token));
-                    weights.grad_heads(x, rstd, dy, partial);
-                }
-            });
-            d_weights.iter_mut().zip(sums.chunks_exact(e)).for_each(|(dw, sum)| dw.store::<T>(sum));
-        });
+        let (outputs, amax) = outputs.split_at_mut(outputs.len() - usize::from(self.amax));
+        let [dqkv, d_weights @ ..] = outputs else { unreachable!("an output") };
+        with_real!(inputs[0].ty.dtype, T => self.rotate_back::<T>(inputs, dqkv, d_weights));
+        if let [amax] = amax {
+            amax.fresh::<f32>()[0] = largest_magnitude(dqkv.view());
+        }
     }
 
     fn work_bytes(&self, inputs: &[TensorType], _: usize) -> usize {
         let (t, _) = inputs[0].shape.rows_cols();
         if self.weights.is_some() { sum_bytes(t, 2 * self.head_dim, inputs[0].dtype) } else { 0 }
+    }
+}
+
+impl QkNormRopeGrad {
+    /// Replaces the gradient of what was rotated by that of the input, and adds to those of the weights.
+    fn rotate_back<T: Real>(
+        &self,
+        inputs: &[View<'_>],
+        dqkv: &mut ViewMut<'_>,
+        d_weights: &mut [ViewMut<'_>],
+    ) {
+        let (t, width) = inputs[0].ty.shape.rows_cols();
+        let e = self.head_dim;
+        let heads = self.heads + self.kv_heads;
+        let table = inputs[2].reals::<T>();
+        let angles = Angles { positions: inputs[1].ints(), table: &table, head_dim: e };
+        if self.weights.is_none() {
+            return for_row_blocks(t, [dqkv], |rows, [mut dqkv]| {
+                for (token, dy) in rows.zip(dqkv.reals::<T>().chunks_exact_mut(width)) {
+                    rotate_heads_back(&mut dy[..heads * e], angles.of(token));
+                }
+            });
+        }
+        let weights =
+            Weights { queries: &inputs[5].reals::<T>(), keys: &inputs[6].reals::<T>(), heads: self.heads };
+        // dq_w, then dk_w.
+        let sums = sum_over_rows(t, 2 * e, [dqkv], |rows, [mut dqkv], partial: &mut [T]| {
+            let x = inputs[3].rows(rows.clone()).reals::<T>();
+            let rstd = inputs[4].rows(rows.clone()).reals::<T>();
+            let read = x.chunks_exact(width).zip(rstd.chunks_exact(heads));
+            for ((token, dy), (x, rstd)) in rows.zip(dqkv.reals::<T>().chunks_exact_mut(width)).zip(read) {
+                rotate_heads_back(&mut dy[..heads * e], angles.of(token));
+                weights.grad_heads(x, rstd, dy, partial);
+            }
+        });
+        d_weights.iter_mut().zip(sums.chunks_exact(e)).for_each(|(dw, sum)| dw.store::<T>(sum));
     }
 }
 

@@ -174,6 +174,7 @@ struct RopeGrad {
     x: DevicePtr,
     rstd: Floats,
     parts: DevicePtr,
+    amax: DevicePtr,
 }
 
 #[derive(Clone, Copy)]
@@ -223,15 +224,23 @@ impl CudaKernel for QkNormRopeGrad {
             x: inputs[3].place,
             rstd: inputs[4].into(),
             parts: workspace[0].place,
+            amax: if self.amax { outputs[3].place } else { DevicePtr(0) },
         };
         let tokens = token_blocks(inputs[1].ty.numel());
         let shared = cut.threads / cut.group * head_dim * size_of::<f32>();
-        let launch = cut.launch(tokens).shared(shared as u32);
-        let function = cut.function(gpu, &format!("qk_norm_rope_grad_{}", suffix(ty)))?;
-        // SAFETY: the kernel takes one `RopeGrad`. dy and x are as y of the rotation, rstd is [tokens, rotated] and the weights have
-        // head_dim elements; the workspace has a row of 2 head_dim sums for each block, and shared memory head_dim for each group.
+        // One more beside those of the heads measures values.
+        let (name, blocks) = match self.amax {
+            true => ("qk_norm_rope_grad_measured", cut.blocks + 1),
+            false => ("qk_norm_rope_grad", cut.blocks),
+        };
+        let launch = Cut { blocks, ..cut }.launch(tokens).shared(shared as u32);
+        let function = cut.function(gpu, &format!("{name}_{}", suffix(ty)))?;
+        // SAFETY: the kernels take one `RopeGrad`. dy and x are as y of the rotation, rstd is [tokens, rotated] and the weights have
+        // head_dim elements; the workspace has a row of 2 head_dim sums for each block of heads, and shared memory head_dim for each
+        // group; amax is a word where it is measured.
         let sum_heads = unsafe { Work::launch(function, launch, arguments) };
 
+        let cleared = arguments;
         let arguments = Sum {
             parts: workspace[0].place,
             dq_w: outputs[1].into(),
@@ -245,6 +254,12 @@ impl CudaKernel for QkNormRopeGrad {
         let launch = plane([(2 * head_dim).div_ceil(32), 1], [32, 32]);
         // SAFETY: the kernel takes one `Sum`; the workspace is [count, 2 head_dim], all written before, the gradients have head_dim elements.
         let sum_parts = unsafe { Work::launch(function, launch, arguments) };
-        Ok(Work::all(vec![sum_heads, sum_parts]))
+        let mut steps = vec![sum_heads, sum_parts];
+        if self.amax {
+            let clear = cut.function(gpu, "qk_norm_rope_grad_clear")?;
+            // SAFETY: as above, with amax.
+            steps.insert(0, unsafe { Work::launch(clear, Launch::row(1, 1), cleared) });
+        }
+        Ok(Work::all(steps))
     }
 }

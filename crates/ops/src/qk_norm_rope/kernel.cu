@@ -41,8 +41,10 @@ struct RopeGrad {
     void* dy;
     const void* x;
     Floats rstd;
-    // [gridDim.y, gridDim.x, 2, head_dim]: sums for the queries' weight and the keys'.
+    // A block of heads each, [.., gridDim.x, 2, head_dim]: sums for the queries' weight and the keys'.
     float* parts;
+    // Where dx is measured: the bits of its largest magnitude.
+    u32* amax;
 };
 
 // By value: arguments whose address is taken are copied to memory.
@@ -166,12 +168,33 @@ template <class T> __device__ __forceinline__ void norm_rope(const Rope& at) {
     }
 }
 
+// The largest magnitude of the gradients of values in every gridDim.x-th token, which are what they were.
+template <class T> __device__ __forceinline__ u32 largest_of_values(const RopeGrad& at) {
+    constexpr int N = WIDE<T>;
+    u32 width = at.heads.head_dim, pieces = (at.heads.all - at.heads.rotated) * (width / N), largest = 0;
+    u32 tokens = blockIdx.x < at.heads.tokens ? (u32)((at.heads.tokens - blockIdx.x - 1) / gridDim.x + 1) : 0;
+#pragma unroll 4
+    for (u32 i = threadIdx.x; i < tokens * pieces; i += blockDim.x) {
+        u64 token = blockIdx.x + (u64)(i / pieces) * gridDim.x;
+        float x[N];
+        load<N>((const T*)at.dy + (token * at.heads.all + at.heads.rotated) * width + i % pieces * N, x);
+        largest = largest_of<T, N>(x, largest);
+    }
+    return largest;
+}
+
 // The backward with the norm. A block takes every gridDim.x-th token, and a group the same head of each: so its lanes add up the gradient
-// of the weight in registers.
-template <class T> __device__ __forceinline__ void norm_rope_grad(const RopeGrad& at) {
+// of the weight in registers. Where dx is measured, the last blocks along y have the values alone, so that sums are the same.
+template <class T, bool MEASURES> __device__ __forceinline__ void norm_rope_grad(const RopeGrad& at) {
     constexpr int N = WIDE<T>;
     // [groups, head_dim].
     extern __shared__ float sums[];
+    __shared__ u32 space[THREADS / 32];
+    u32 largest = 0;
+    if (MEASURES && blockIdx.y == gridDim.y - 1) {
+        raise_by_block(at.amax, largest_of_values<T>(at), space);
+        return;
+    }
     u32 head = head_of_group(), width = at.heads.head_dim, half = width / 2;
     bool here = head < at.heads.rotated;
     Floats weight = either(head < at.heads.queries, at.heads.q_w, at.heads.k_w);
@@ -221,6 +244,7 @@ template <class T> __device__ __forceinline__ void norm_rope_grad(const RopeGrad
                 a[p][i] = rstd * (a[p][i] - n[p][i] * along);
                 b[p][i] = rstd * (b[p][i] - m[p][i] * along);
             }
+            if (MEASURES) largest = largest_of<T, N>(b[p], largest_of<T, N>(a[p], largest));
             store<N>((T*)at.dy + first + column, a[p]);
             store<N>((T*)at.dy + first + half + column, b[p]);
         }
@@ -245,7 +269,10 @@ template <class T> __device__ __forceinline__ void norm_rope_grad(const RopeGrad
         }
         part[column] = sum;
     }
+    if (MEASURES) raise_by_block(at.amax, largest, space);
 }
+
+extern "C" __global__ void qk_norm_rope_grad_clear(RopeGrad at) { *at.amax = 0; }
 
 struct Sum {
     const float* parts;
@@ -268,7 +295,12 @@ extern "C" __global__ void qk_norm_rope_sum(Sum at) {
     extern "C" __global__ void __launch_bounds__(THREADS) rope_##NAME(Rope at) { rope<T, false>(at); }                 \
     extern "C" __global__ void __launch_bounds__(THREADS) rope_measured_##NAME(Rope at) { rope<T, true>(at); }         \
     extern "C" __global__ void __launch_bounds__(THREADS) qk_norm_rope_##NAME(Rope at) { norm_rope<T>(at); }           \
-    extern "C" __global__ void __launch_bounds__(THREADS) qk_norm_rope_grad_##NAME(RopeGrad at) { norm_rope_grad<T>(at); }
+    extern "C" __global__ void __launch_bounds__(THREADS) qk_norm_rope_grad_##NAME(RopeGrad at) {                      \
+        norm_rope_grad<T, false>(at);                                                                                  \
+    }                                                                                                                  \
+    extern "C" __global__ void __launch_bounds__(THREADS) qk_norm_rope_grad_measured_##NAME(RopeGrad at) {             \
+        norm_rope_grad<T, true>(at);                                                                                   \
+    }
 
 KERNELS(float, f32)
 KERNELS(bf16, bf16)

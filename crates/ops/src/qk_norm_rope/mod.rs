@@ -97,8 +97,8 @@ impl Differentiable for QkNormRope {
 /// `(dqkv'_tc, positions_t, table_pe[, qkv_tc, rstd_tn, q_w_e, k_w_e]) -> (dqkv_tc[, dq_w_e, dk_w_e])`, dqkv in place of dqkv'.
 ///
 /// The gradients are rotated back. With the norm, for each head with n = x * rstd and dy rotated back,
-/// dx = rstd * (dy w - n mean(dy w n)), and dw = the sum of dy n over tokens and heads, which accumulates. With `amax`, which is not for the
-/// norm, the largest magnitude of dqkv, `f32[1]`, is the last output.
+/// dx = rstd * (dy w - n mean(dy w n)), and dw = the sum of dy n over tokens and heads, which accumulates. With `amax` the largest magnitude
+/// of dqkv, `f32[1]`, is the last output.
 #[derive(Clone, Copy, Debug)]
 pub struct QkNormRopeGrad {
     /// h.
@@ -126,7 +126,6 @@ impl Op for QkNormRopeGrad {
         let Some([dq_w, dk_w]) = self.weights else {
             return Ok([inputs[0]].into_iter().chain(measured).collect());
         };
-        OpError::ensure(!self.amax, || "the gradient of the heads' norms is not measured".into())?;
         OpError::ensure(inputs[3] == inputs[0], || {
             format!("qkv is {}, but the output gradient is {}", inputs[3], inputs[0])
         })?;
@@ -134,7 +133,7 @@ impl Op for QkNormRopeGrad {
         float_shaped("the queries' norm weight", inputs[5], &[self.head_dim])?;
         float_shaped("the keys' norm weight", inputs[6], &[self.head_dim])?;
         let weight = |dtype| TensorType::new(dtype, [self.head_dim]);
-        Ok(vec![inputs[0], weight(dq_w), weight(dk_w)])
+        Ok([inputs[0], weight(dq_w), weight(dk_w)].into_iter().chain(measured).collect())
     }
 
     fn operand(&self, input: usize) -> Operand {
@@ -146,12 +145,12 @@ impl Op for QkNormRopeGrad {
     }
 
     fn measuring(&self, output: usize) -> Option<Arc<dyn Op>> {
-        let can = output == 0 && self.weights.is_none() && !self.amax;
+        let can = output == 0 && !self.amax;
         can.then(|| Arc::new(QkNormRopeGrad { amax: true, ..*self }) as Arc<dyn Op>)
     }
 
     fn accumulates(&self, output: usize) -> bool {
-        self.weights.is_some() && output > 0
+        self.weights.is_some() && matches!(output, 1 | 2)
     }
 }
 
@@ -222,10 +221,12 @@ impl Registered for QkNormRopeGrad {
             SampleInput::activation([34]),
             SampleInput::activation([34]),
         ];
+        let normed: Vec<_> = rotation.iter().cloned().chain(norm).collect();
         vec![
             Sample::plain(of(None), rotation.clone()),
             Sample::plain(QkNormRopeGrad { amax: true, ..of(None) }, rotation.clone()),
-            Sample::plain(of(Some([DType::F32; 2])), rotation.into_iter().chain(norm).collect::<Vec<_>>()),
+            Sample::plain(of(Some([DType::F32; 2])), normed.clone()),
+            Sample::plain(QkNormRopeGrad { amax: true, ..of(Some([DType::F32; 2])) }, normed),
         ]
     }
 
@@ -273,7 +274,9 @@ impl OnCard for QkNormRopeGrad {
             all.push(Sample::plain(of(None), inputs.clone()));
             all.push(Sample::plain(QkNormRopeGrad { amax: true, ..of(None) }, inputs.clone()));
             inputs.extend([qkv(), SampleInput::activation([t, heads + kv_heads]), weight(), weight()]);
-            all.push(Sample::plain(of(Some([DType::F32, DType::BF16])), inputs));
+            let normed = of(Some([DType::F32, DType::BF16]));
+            all.push(Sample::plain(normed, inputs.clone()));
+            all.push(Sample::plain(QkNormRopeGrad { amax: true, ..normed }, inputs));
         }
         all
     }

@@ -51,6 +51,12 @@ fn every_linear_of_the_blocks_is_of_fp8_and_nothing_else() {
     }
 }
 
+/// Whether an instance casts to FP8, whatever it makes on the way.
+fn is_cast(instance: &Instance) -> bool {
+    let name = instance.code.op().name();
+    name == "quantize" || name.ends_with("_quantize")
+}
+
 #[test]
 fn what_the_backward_casts_again_the_forward_casts_once() {
     let forward = |recompute| {
@@ -58,7 +64,7 @@ fn what_the_backward_casts_again_the_forward_casts_once() {
             programs::training(&TrainingSpec { recompute, ..fp8(Recipe::Fp8Current) }).expect("a program");
         let casts = program.instances.iter().filter(|i| i.origin.stage == Stage::Forward);
         let layouts = |i: &Instance| (i.outputs.len() - 1) / 2;
-        casts.filter(|i| i.code.op().name() == "quantize").map(layouts).collect::<Vec<_>>()
+        casts.filter(|i| is_cast(i)).map(layouts).collect::<Vec<_>>()
     };
     // Of the inputs of four linears a block: attention's output is there to be cast again in any case.
     let layers = wide_model().layers;
@@ -68,12 +74,17 @@ fn what_the_backward_casts_again_the_forward_casts_once() {
 
 #[test]
 fn a_tensor_is_measured_by_what_makes_it() {
+    for qk_norm in [false, true] {
+        is_measured_by_what_makes_it(qk_norm);
+    }
+}
+
+fn is_measured_by_what_makes_it(qk_norm: bool) {
     let mut spec = fp8(Recipe::Fp8Current);
-    spec.model.qk_norm = false;
+    spec.model.qk_norm = qk_norm;
     let program = programs::training(&spec).expect("a program");
     let told = |stage| {
-        let casts =
-            program.instances.iter().filter(|i| i.origin.stage == stage && i.code.op().name() == "quantize");
+        let casts = program.instances.iter().filter(|i| i.origin.stage == stage && is_cast(i));
         let (told, by_itself): (Vec<_>, Vec<_>) =
             casts.partition(|i| format!("{:?}", i.code.op()).contains("known: Amax"));
         (told.len(), by_itself.len())

@@ -108,12 +108,18 @@ fn is_plain(dtype: DType) -> bool {
 }
 
 impl Op for Quantize {
+    /// By what it casts, so that profiles tell the casts apart.
     fn name(&self) -> &'static str {
-        "quantize"
+        match self.of {
+            Of::Input => "quantize",
+            Of::Swiglu { .. } | Of::SwigluKeeping => "swiglu_quantize",
+            Of::SwigluGrad { .. } => "swiglu_grad_quantize",
+            Of::Norm => "norm_quantize",
+        }
     }
 
     fn infer(&self, inputs: &[TensorType]) -> Result<Vec<TensorType>, OpError> {
-        OpError::arity("quantize", inputs, self.inputs())?;
+        OpError::arity(self.name(), inputs, self.inputs())?;
         let own = self.of.inputs();
         let cast = self.of.infer(&inputs[..own])?;
         let (rows, cols) = matrix("what is quantized", cast)?;

@@ -6,6 +6,8 @@ mod common;
 use libtest_mimic::{Arguments, Failed, Trial};
 use std::sync::Arc;
 use xtrain_cuda::Gpu;
+use xtrain_ops::adamw::{AdamW, AdamWParameter};
+use xtrain_ops::qk_norm_rope::QkNormRopeGrad;
 use xtrain_ops::quantize::{Dequantize, Layouts, Quantize};
 use xtrain_ops::registry::{cpu_kernels, cuda_kernels};
 use xtrain_ops::rms_norm::{AddRmsNorm, RmsNorm, RmsNormGrad};
@@ -14,14 +16,49 @@ use xtrain_program::{Code, Op, Program, Tracer, fuse, measured};
 use xtrain_runtime::{CpuEngine, CudaEngine, Engine, Part};
 use xtrain_tensor::{DType, HostTensor, Philox, Scaling, Shape, TensorType};
 
-/// Shapes of inputs for so many rows and columns.
-type Shapes = fn(usize, usize) -> Vec<Vec<usize>>;
+/// An input: its type, and what it is filled with.
+type Given = (TensorType, Values);
+
+/// Inputs for so many rows and columns, of which activations have this type.
+type Inputs = fn(usize, usize, DType) -> Vec<Given>;
+
+/// What an input is filled with.
+#[derive(Clone, Copy)]
+enum Values {
+    /// Normal numbers.
+    Normal,
+    /// Their magnitudes.
+    Magnitudes,
+    /// One number everywhere.
+    All(f64),
+    /// Positions 0, 1, 2 and so on, of so many.
+    Positions(usize),
+}
+
+impl Values {
+    /// So many of them, the `n`-th input's.
+    fn fill(self, count: usize, seed: u64, n: u32) -> Vec<f64> {
+        let mut x = vec![0.0; count];
+        Philox::new(seed, 0, n).fill_normal(2.0, &mut x);
+        let of = |(i, x): (usize, f32)| match self {
+            Values::Normal => x.into(),
+            Values::Magnitudes => x.abs().into(),
+            Values::All(x) => x,
+            Values::Positions(of) => (i % of) as f64,
+        };
+        x.into_iter().enumerate().map(of).collect()
+    }
+}
+
+/// A normal input of this type and shape.
+fn normal(dtype: DType, shape: &[usize]) -> Given {
+    (TensorType { dtype, shape: Shape::new(shape) }, Values::Normal)
+}
 
 /// What makes a tensor that is cast.
 struct Maker {
     op: Arc<dyn Op>,
-    /// The shapes of its inputs for so many rows and columns.
-    shapes: Shapes,
+    inputs: Inputs,
     /// The output that is cast.
     output: usize,
     /// Whether its last input is kept in FP8 and restored.
@@ -31,37 +68,82 @@ struct Maker {
 }
 
 fn makers() -> Vec<Maker> {
-    let maker = |op, shapes, output| Maker { op, shapes, output, keeps: false, measures: false };
+    let maker = |op, inputs, output| Maker { op, inputs, output, keeps: false, measures: false };
     let dx = RmsNormGrad { out: DType::F32, remake: false, amax: false };
     let (grad, eps) = (SwigluGrad { remake: false }, 1e-5);
-    let gate_up: Shapes = |t, d| vec![vec![t, 2 * d]];
-    let both: Shapes = |t, d| vec![vec![t, d], vec![t, 2 * d]];
-    vec![
+    let gate_up: Inputs = |t, d, ty| vec![normal(ty, &[t, 2 * d])];
+    let both: Inputs = |t, d, ty| vec![normal(ty, &[t, d]), normal(ty, &[t, 2 * d])];
+    let parameter = AdamWParameter { weight_decay: 0.1, compute: None };
+    let adamw = AdamW::new(vec![parameter; 2], [0.9, 0.95], 1e-8, 7);
+    let measuring = |op: Arc<dyn Op>, inputs, output| Maker { measures: true, ..maker(op, inputs, output) };
+    let mut all = vec![
         Maker { keeps: true, ..maker(Arc::new(Swiglu), gate_up, 0) },
         Maker { keeps: true, ..maker(Arc::new(grad), both, 0) },
         maker(Arc::new(Swiglu), gate_up, 0),
         maker(Arc::new(grad), both, 0),
         maker(Arc::new(SwigluKeeping), gate_up, 0),
-        maker(Arc::new(RmsNorm { eps }), |t, d| vec![vec![t, d], vec![d]], 0),
-        maker(Arc::new(AddRmsNorm { eps }), |t, d| vec![vec![t, d], vec![t, d], vec![d]], 1),
-        Maker {
-            measures: true,
-            ..maker(Arc::new(dx), |t, d| vec![vec![t, d], vec![t, d], vec![t], vec![d], vec![t, d]], 0)
-        },
+        maker(Arc::new(RmsNorm { eps }), |t, d, ty| vec![normal(ty, &[t, d]), normal(DType::F32, &[d])], 0),
+        maker(
+            Arc::new(AddRmsNorm { eps }),
+            |t, d, ty| vec![normal(ty, &[t, d]), normal(ty, &[t, d]), normal(DType::F32, &[d])],
+            1,
+        ),
+        measuring(
+            Arc::new(dx),
+            |t, d, ty| {
+                let activation = normal(ty, &[t, d]);
+                vec![activation, activation, normal(DType::F32, &[t]), normal(DType::F32, &[d]), activation]
+            },
+            0,
+        ),
+        // The second parameter's master.
+        measuring(
+            Arc::new(adamw),
+            |t, d, moments| {
+                let scalar = |dtype, x| (TensorType::new(dtype, []), Values::All(x));
+                let mut inputs = vec![scalar(DType::F32, 0.02), scalar(DType::F32, 0.75)];
+                inputs.push((TensorType::new(DType::U32, [1]), Values::All(3.0)));
+                inputs.push(scalar(DType::U32, 0.0));
+                for shape in [[3, 5], [t, d]] {
+                    let (m, f32) = (normal(moments, &shape), normal(DType::F32, &shape));
+                    inputs.extend([f32, m, (m.0, Values::Magnitudes), f32]);
+                }
+                inputs
+            },
+            3,
+        ),
+    ];
+    // Heads of whole vectors in one block, and others in two.
+    all.extend(rotations::<4, 2, 64>());
+    all.extend(rotations::<15, 2, 34>());
+    all
+}
+
+/// The gradient of the rotation of H query and K key heads of E columns, without the norm and with it.
+fn rotations<const H: usize, const K: usize, const E: usize>() -> [Maker; 2] {
+    fn rotation<const H: usize, const K: usize, const E: usize>(t: usize, ty: DType) -> Vec<Given> {
+        let positions = (TensorType::new(DType::I32, [t]), Values::Positions(9));
+        vec![normal(ty, &[t, (H + 2 * K) * E]), positions, normal(DType::F32, &[9, E])]
+    }
+    let op = |weights| QkNormRopeGrad { heads: H, kv_heads: K, head_dim: E, weights, amax: false };
+    let maker =
+        |op, inputs: Inputs| Maker { op: Arc::new(op), inputs, output: 0, keeps: false, measures: true };
+    [
+        maker(op(None), |t, _, ty| rotation::<H, K, E>(t, ty)),
+        maker(op(Some([DType::F32; 2])), |t, _, ty| {
+            let (weight, mut inputs) = (normal(DType::F32, &[E]), rotation::<H, K, E>(t, ty));
+            inputs.extend([inputs[0], normal(DType::F32, &[t, H + K]), weight, weight]);
+            inputs
+        }),
     ]
 }
 
 /// The op and its cast; all that is read afterwards is an output.
 fn program(maker: &Maker, cast: Quantize, [rows, cols]: [usize; 2], dtype: DType) -> Program {
     let mut t = Tracer::default();
-    let shapes = (maker.shapes)(rows, cols);
-    let mut inputs: Vec<_> = (shapes.iter().enumerate())
-        .map(|(n, shape)| {
-            let dtype = if shape.len() == 1 { DType::F32 } else { dtype };
-            let ty = TensorType { dtype, shape: Shape::new(shape) };
-            t.input(&format!("in{n}"), ty)
-        })
-        .collect();
+    let given = (maker.inputs)(rows, cols, dtype);
+    let mut inputs: Vec<_> =
+        given.iter().enumerate().map(|(n, (ty, _))| t.input(&format!("in{n}"), *ty)).collect();
     if maker.keeps {
         let Some(gate_up) = inputs.last_mut() else { unreachable!("makers have inputs") };
         let keep = Quantize::new(DType::E4M3, Scaling::Tile, true, Layouts::Direct);
@@ -81,15 +163,12 @@ fn program(maker: &Maker, cast: Quantize, [rows, cols]: [usize; 2], dtype: DType
 }
 
 /// The bytes of all outputs.
-fn run(engine: &mut dyn Engine, program: Program, seed: u64) -> Vec<Vec<u8>> {
+fn run(engine: &mut dyn Engine, program: Program, inputs: &[Given], seed: u64) -> Vec<Vec<u8>> {
     let outputs: Vec<_> = program.outputs().map(|(name, _)| name).collect();
-    let inputs: Vec<_> = program.inputs().map(|(name, v)| (name, program.ty(v))).collect();
     let id = engine.load(program).expect("a program that fits");
-    for (n, (name, ty)) in inputs.into_iter().enumerate() {
-        let mut x = vec![0.0; ty.numel()];
-        Philox::new(seed, 0, n as u32).fill_normal(2.0, &mut x);
-        let x = HostTensor::from_f64(ty, &x.into_iter().map(f64::from).collect::<Vec<_>>());
-        engine.write_input(id, &name, x.bytes()).expect("an input");
+    for (n, (ty, values)) in inputs.iter().enumerate() {
+        let x = HostTensor::from_f64(*ty, &values.fill(ty.numel(), seed, n as u32));
+        engine.write_input(id, &format!("in{n}"), x.bytes()).expect("an input");
     }
     engine.run(id, Part::First).expect("a run");
     let made = engine.outputs(id).expect("outputs");
@@ -122,11 +201,14 @@ fn check(new: &dyn Fn() -> Box<dyn Engine>, maker: &Maker) -> Result<(), Failed>
                 } else {
                     let apart_by = if maker.keeps { 4 } else { 2 };
                     // What keeps is left, and what casts.
-                    assert!(!maker.keeps || dtype == DType::F32 || after == ["quantize"; 2], "{after:?}");
+                    let is_one = |name: &str| name.ends_with("_quantize");
+                    let is_cast = after.len() == 2 && after[0] == "quantize" && is_one(after[1]);
+                    assert!(!maker.keeps || dtype == DType::F32 || is_cast, "{after:?}");
                     assert!(before.len() == apart_by && before != after, "{before:?} stays {after:?}");
                 }
-                let expected = run(&mut *new(), apart, seed);
-                let found = run(&mut *new(), fused, seed);
+                let inputs = (maker.inputs)(shape[0], shape[1], dtype);
+                let expected = run(&mut *new(), apart, &inputs, seed);
+                let found = run(&mut *new(), fused, &inputs, seed);
                 for (n, (found, expected)) in found.iter().zip(&expected).enumerate() {
                     let off = found.iter().zip(expected).filter(|(a, b)| a != b).count();
                     assert!(

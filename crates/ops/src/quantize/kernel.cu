@@ -293,7 +293,7 @@ __device__ __forceinline__ void cast_area(const Quantize& at, const Eight<T> (&p
 }
 
 // How many rows a thread asks for together: all of them, or, of what is made of most, as many as it has registers for.
-template <class T> constexpr int TOGETHER = !GRAD || (KEPT && ONCE && sizeof(T) == 2) ? HIGH : sizeof(T) == 2 ? 2 : 1;
+template <class T> constexpr int TOGETHER = !GRAD ? HIGH : sizeof(T) == 2 ? 2 : 1;
 
 template <class T, bool VECTOR> __device__ __forceinline__ void area(const Quantize& at, u32 across, u32 down) {
     u32 column = across * EDGE + threadIdx.x % LANES_WIDE * WIDTH, row = down * EDGE + threadIdx.x / LANES_WIDE * HIGH;
@@ -317,10 +317,10 @@ template <class T, bool VECTOR> __device__ __forceinline__ void area(const Quant
     cast_area<T, VECTOR>(at, piece, down, across);
 }
 
-// Areas of both halves, each as wide as whole areas, of which everything is read once. Where a thread lacks registers for both, most of the
-// second waits in shared memory.
+// Areas of both halves, each as wide as whole areas, of which everything is read once. Where a thread lacks registers for both, rows of
+// the second wait in shared memory.
 template <class T> __device__ __forceinline__ void halves(const Quantize& at, u32 across, u32 down) {
-    constexpr int ROWS = TOGETHER<T>, WAITING = ONCE || sizeof(T) > 2 ? 0 : HIGH - 1;
+    constexpr int ROWS = TOGETHER<T>, WAITING = sizeof(T) > 2 ? 0 : ONCE ? KEPT : HIGH - 1;
     __shared__ uint4 waiting[WAITING ? WAITING * THREADS : 1];
     u32 column = across * EDGE + threadIdx.x % LANES_WIDE * WIDTH, row = down * EDGE + threadIdx.x / LANES_WIDE * HIGH;
     Eight<T> dgate[HIGH] = {}, dup[HIGH] = {};

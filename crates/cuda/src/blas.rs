@@ -3,9 +3,10 @@
 use crate::context::Context;
 use crate::error::CudaError;
 use crate::ffi::cublaslt::{
-    CUBLAS_STATUS_SUCCESS, CublasLt, LtAlgo, LtHandle, LtMatmulDesc, LtMatrixLayout, LtPreference,
+    CUBLAS_STATUS_SUCCESS, CublasLt, LtHandle, LtMatmulDesc, LtMatrixLayout, LtPreference,
 };
 use crate::ffi::open::{c_string, cublaslt};
+use crate::gemm::Algorithm;
 use crate::turns;
 use std::collections::HashMap;
 use std::ffi::{c_int, c_void};
@@ -22,7 +23,7 @@ pub(crate) struct Blas {
 }
 
 /// An algorithm, or none, or why neither is known; chosen by the first who asks.
-pub(crate) type Choice = OnceLock<Result<Option<LtAlgo>, CudaError>>;
+pub(crate) type Choice = OnceLock<Result<Option<Algorithm>, CudaError>>;
 
 // SAFETY: the library's calls may come from any thread with one handle.
 unsafe impl Send for Blas {}

@@ -42,7 +42,7 @@ pub use compiler::{Arch, Compiled, Compiler};
 pub use context::Context;
 pub use device::{Device, DeviceInfo};
 pub use error::CudaError;
-pub use gemm::{Factor, Gemm, GemmChoice, GemmOperands, GemmPlan};
+pub use gemm::{Algorithm, Factor, Gemm, GemmChoice, GemmOperands, GemmPlan};
 pub use gpu::Gpu;
 pub use graph::{Graph, GraphExec};
 pub use growing::GrowingMemory;

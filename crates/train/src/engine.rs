@@ -6,7 +6,7 @@ use rayon::prelude::*;
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use std::time::Instant;
-use xtrain_cuda::{Arch, CudaError, DeviceMemory, Event, Gpu, Stream};
+use xtrain_cuda::{Arch, CudaError, DeviceMemory, Event, Gemm, Gpu, Stream};
 use xtrain_model::Recipe;
 use xtrain_ops::{attention, registry};
 use xtrain_program::{Plan, Program, Region, Storage};
@@ -223,7 +223,8 @@ impl Processor {
 
 /// What to say of each of the `preferred` ways that is none, which would be passed over.
 fn unknown_ways(preferred: &[String]) -> Vec<String> {
-    let known = attention::ways();
+    let mut known = attention::ways();
+    known.push(Gemm::PROMOTED.to_owned());
     let unknown = preferred.iter().filter(|name| !known.contains(name));
     let said = |name| {
         format!(

@@ -101,6 +101,20 @@ pub(crate) struct CuLaunchAttribute {
     pub(crate) value: [u32; 16],
 }
 
+/// `CUtensorMapDataType` and the others that a tensor map is made of.
+pub(crate) const TENSOR_MAP_DATA_TYPE_UINT8: c_int = 0;
+pub(crate) const TENSOR_MAP_INTERLEAVE_NONE: c_int = 0;
+pub(crate) const TENSOR_MAP_SWIZZLE_128B: c_int = 3;
+pub(crate) const TENSOR_MAP_L2_PROMOTION_256B: c_int = 3;
+pub(crate) const TENSOR_MAP_FLOAT_OOB_FILL_NONE: c_int = 0;
+
+/// `CUtensorMap`: opaque.
+#[repr(C, align(64))]
+#[derive(Clone, Copy)]
+pub(crate) struct CuTensorMap {
+    pub(crate) words: [u64; 16],
+}
+
 functions! {
     /// The driver's functions that are used here.
     Driver {
@@ -188,6 +202,20 @@ functions! {
             function: CuFunction,
             arguments: *mut *mut c_void,
             extra: *mut *mut c_void,
+        ) -> c_int;
+        fn cuTensorMapEncodeTiled(
+            map: *mut CuTensorMap,
+            data_type: c_int,
+            rank: c_uint,
+            address: *mut c_void,
+            extents: *const c_ulonglong,
+            strides: *const c_ulonglong,
+            boxed: *const c_uint,
+            steps: *const c_uint,
+            interleave: c_int,
+            swizzle: c_int,
+            promotion: c_int,
+            fill: c_int,
         ) -> c_int;
     }
 }

@@ -1,26 +1,29 @@
 //! Matrix products on a card: `D[m, n] = A[m, k] B[k, n] (+ D) (+ bias[n])`, summed in f32 and rounded once.
 //!
-//! Matrices are stored row after row. cuBLASLt multiplies; which of its algorithms is measured once a card and kept on the disk
-//! ([`choose`]), and where it has none, a kernel of our own takes its place ([`own`]). Every algorithm that may be chosen gives the same
+//! Matrices are stored row after row. cuBLASLt multiplies, or, on Hopper with scales for every 128 along k, a kernel of our own ([`promoted`]):
+//! which, and by which of its algorithms, is measured once a card and kept on the disk ([`choose`]). Where neither takes a product, a slow kernel
+//! that takes any does ([`own`]). Every algorithm that may be chosen gives the same
 //! bits in every run: none adds in the order in which blocks happen to end. f32 factors are multiplied as f32, never as TF32.
 //!
 //! Factors of FP8 have scales ([`Scaling`]) beside them: their reciprocals, which multiply what the numbers stand for. Hopper's tensor cores
 //! want both factors stored along what is summed, and keep 14 bits of a sum; so partial sums are promoted to f32 registers, unless fast
-//! accumulation is asked for. There is no kernel of our own for them.
+//! accumulation is asked for.
 
 mod choose;
 mod matmul;
 mod noise;
 mod own;
+mod promoted;
 
 use crate::error::CudaError;
 use crate::gpu::Gpu;
 use crate::kernel::Work;
 use crate::memory::DevicePtr;
 use crate::source::KernelSource;
+use crate::stream::Stream;
 use matmul::Matmul;
+use promoted::Promoted;
 use std::fmt;
-use std::sync::Arc;
 use xtrain_tensor::{DType, Scaling, TensorType};
 
 /// A factor of a product.
@@ -80,10 +83,19 @@ pub struct GemmOperands {
 pub struct GemmPlan {
     /// How its algorithm was found.
     pub choice: GemmChoice,
-    /// cuBLASLt's algorithm, as it is kept.
-    pub algorithm: Option<[u64; 8]>,
+    /// What that is; none where only the slow kernel takes the product.
+    pub algorithm: Option<Algorithm>,
     /// The product.
     pub work: Work,
+}
+
+/// What a product is computed by.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Algorithm {
+    /// cuBLASLt's, as it keeps it.
+    Library([u64; 8]),
+    /// The kernel of our own that promotes the sums of every 128 products.
+    Promoted,
 }
 
 /// How an algorithm was found.
@@ -93,13 +105,19 @@ pub enum GemmChoice {
     Measured,
     /// It was chosen before: earlier in this process, or in one that kept it on the disk.
     Kept,
-    /// cuBLASLt has none: a kernel of our own.
+    /// There is none: the slow kernel.
     OwnKernel,
 }
 
 impl Gemm {
-    /// The kernels of our own.
+    /// The kernel of our own that takes any shape.
     pub const SOURCE: KernelSource = own::SOURCE;
+
+    /// The one for scales of every 128 along k.
+    pub const PROMOTED_SOURCE: KernelSource = promoted::SOURCE;
+
+    /// The way that `XTRAIN_PREFER` takes, whatever its speed, for products that it is for: [`Algorithm::Promoted`].
+    pub const PROMOTED: &str = "promoted";
 
     /// Bytes that algorithms may work in; those that want more are not used.
     pub const WORKSPACE_BYTES: usize = 32 << 20;
@@ -164,23 +182,33 @@ impl Gemm {
         if self.m == 0 || self.n == 0 || self.k == 0 {
             return self.own(gpu, operands);
         }
-        let matmul = Matmul::new(gpu.blas()?, self, operands)?;
-        let (choice, algorithm) = choose::choose(gpu, self, operands, &matmul)?;
+        let ways = Ways::new(gpu, self, operands)?;
+        let (choice, algorithm) = choose::choose(gpu, self, operands, &ways)?;
         let Some(algorithm) = algorithm else {
             if self.a.scaling.is_some() {
                 return Err(self.unsupported(gpu));
             }
             return self.own(gpu, operands);
         };
-        let matmul = Arc::new(matmul);
-        let work = Work::new(move |stream| matmul.put(&algorithm, stream));
+        let work = Work::new(move |stream| ways.put(&algorithm, stream));
         Ok(GemmPlan { choice, algorithm: Some(algorithm), work })
     }
 
-    /// The product by the kernel of our own, which takes any shape and is slow.
+    /// The product by the kernel of our own that takes any shape and is slow.
     pub fn own(&self, gpu: &Gpu, operands: &GemmOperands) -> Result<GemmPlan, CudaError> {
         let work = own::ready(gpu, self, operands)?;
         Ok(GemmPlan { choice: GemmChoice::OwnKernel, algorithm: None, work })
+    }
+
+    /// The product by the kernel of our own that promotes the sums of every 128 products, where it takes it: on Hopper, of factors that are
+    /// scaled by tiles, or the second by blocks, of sizes that are multiples of 16, without a bias.
+    pub fn promoted(&self, gpu: &Gpu, operands: &GemmOperands) -> Result<Option<GemmPlan>, CudaError> {
+        let promoted = Promoted::new(gpu, self, operands)?;
+        Ok(promoted.map(|promoted| GemmPlan {
+            choice: GemmChoice::Kept,
+            algorithm: Some(Algorithm::Promoted),
+            work: Work::new(move |stream| promoted.put(stream)),
+        }))
     }
 
     /// Why there is no such product of FP8 factors here.
@@ -197,6 +225,42 @@ impl Gemm {
     /// Floating-point operations of one run.
     pub fn flops(&self) -> f64 {
         2.0 * self.m as f64 * self.n as f64 * self.k as f64
+    }
+}
+
+/// A product with its operands, as each that may compute it is told of it.
+struct Ways {
+    matmul: Matmul,
+    promoted: Option<Promoted>,
+}
+
+impl Ways {
+    fn new(gpu: &Gpu, gemm: &Gemm, operands: &GemmOperands) -> Result<Ways, CudaError> {
+        let matmul = Matmul::new(gpu.blas()?, gemm, operands)?;
+        Ok(Ways { matmul, promoted: Promoted::new(gpu, gemm, operands)? })
+    }
+
+    /// Those that may be used, the library's first, its favourite before its others.
+    fn candidates(&self) -> Result<Vec<Algorithm>, CudaError> {
+        let library = self.matmul.candidates()?.into_iter().map(Algorithm::Library);
+        Ok(library.chain(self.promoted.is_some().then_some(Algorithm::Promoted)).collect())
+    }
+
+    /// Whether one that was kept can be used for this product, on this card.
+    fn takes(&self, algorithm: &Algorithm) -> bool {
+        match algorithm {
+            Algorithm::Library(algorithm) => self.matmul.takes(algorithm),
+            Algorithm::Promoted => self.promoted.is_some(),
+        }
+    }
+
+    /// Puts the product into `stream`.
+    fn put(&self, algorithm: &Algorithm, stream: &Stream) -> Result<(), CudaError> {
+        match (algorithm, &self.promoted) {
+            (Algorithm::Library(algorithm), _) => self.matmul.put(algorithm, stream),
+            (Algorithm::Promoted, Some(promoted)) => promoted.put(stream),
+            (Algorithm::Promoted, None) => unreachable!("what is not taken is not chosen"),
+        }
     }
 }
 

@@ -1,0 +1,275 @@
+// D[m, n] (+)= A[m, k] B[n, k]^T of FP8 numbers that have scales for every 128 along k: sums of 128 products are made by Hopper's tensor cores,
+// which keep 14 bits of them, then scaled and added up in f32 registers (DeepSeek-V3, arXiv 2412.19437, section 3.5.2).
+//
+// Two blocks side by side form a cluster; each makes HIGH x WIDE of D, and both read the same rows of A, of which each fetches one half for
+// both. One warp of a block has the copy engine fill STAGES of shared memory, and goes on to the next tile while this one is stored. Two groups
+// of four warps multiply: each has HIGH / 2 rows, 64 at a time, and while one scales what it has, the other keeps the tensor cores busy.
+// Rows of B are fetched in such an order that the four columns of which a thread has sums in two neighbouring groups of eight are neighbours
+// in D: scales of columns are read, and results are written, four at a time.
+//
+// A's scales are [ceil(k / 128), m]. A_E5M2 and B_E5M2 (which formats), B_TILES (B's scales are [ceil(k / 128), n]; else [ceil(n / 128), b_across])
+// and OUT_F32 (else D is bf16, and not added to) are defined where this is compiled.
+
+// What the copy engine knows of a matrix in memory.
+struct alignas(64) TensorMap {
+    u64 words[16];
+};
+
+struct Arguments {
+    TensorMap a;
+    TensorMap b;
+    const float* a_scale;
+    const float* b_scale;
+    void* d;
+    // Elements from a row of D to the next.
+    u64 d_row;
+    u32 m, n;
+    // Blocks of 128 along k.
+    u32 blocks;
+    u32 b_across;
+    // Clusters' tiles below each other, and side by side.
+    u32 down, across;
+    u32 accumulate;
+    u32 padding;
+};
+
+constexpr int HIGH = 256, WIDE = 128, DEEP = 128, STAGES = 4, GROUP = 128, THREADS = 3 * GROUP, CLUSTER = 2;
+// Rows of tiles that are made together, so that what the clusters of a card fetch at a time is much the same.
+constexpr u32 BAND = 8;
+constexpr u32 A_BYTES = HIGH * DEEP, B_BYTES = WIDE * DEEP;
+
+// The scales of a stage.
+struct Scales {
+    float a[HIGH];
+    float b[WIDE];
+};
+
+struct Shared {
+    u8 a[STAGES][A_BYTES];
+    u8 b[STAGES][B_BYTES];
+    Scales scales[STAGES];
+    // A stage is full, or empty again in both blocks.
+    u64 full[STAGES];
+    u64 empty[STAGES];
+};
+
+__device__ __forceinline__ void init_barrier(u32 barrier, u32 arrivals) {
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
+}
+
+__device__ __forceinline__ void wait(u32 barrier, u32 parity) {
+    asm volatile(
+        "{\n.reg .pred done;\nagain:\nmbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n@!done bra again;\n}" ::"r"(barrier), "r"(parity)
+        : "memory");
+}
+
+// Arrives, and has the barrier wait for so many bytes too.
+__device__ __forceinline__ void expect(u32 barrier, u32 bytes) {
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
+}
+
+// Arrives at the same barrier of the cluster's block of this rank.
+__device__ __forceinline__ void arrive(u32 barrier, u32 rank) {
+    asm volatile("{\n.reg .b32 there;\nmapa.shared::cluster.u32 there, %0, %1;\nmbarrier.arrive.shared::cluster.b64 _, [there];\n}" ::"r"(barrier),
+                 "r"(rank)
+                 : "memory");
+}
+
+__device__ __forceinline__ void sync_cluster() {
+    asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
+}
+
+// 128 rows of A from this one on, into both blocks.
+__device__ __forceinline__ void fetch_a(u32 to, const TensorMap& map, u32 column, u32 row, u32 barrier) {
+    asm volatile(
+        "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%0], [%1, {%2, %3}], [%4], %5;" ::"r"(to),
+        "l"(&map), "r"(column), "r"(row), "r"(barrier), "h"((u16)((1 << CLUSTER) - 1))
+        : "memory");
+}
+
+// 128 rows of B from this group of sixteen on.
+__device__ __forceinline__ void fetch_b(u32 to, const TensorMap& map, u32 column, u32 sixteen, u32 barrier) {
+    asm volatile(
+        "cp.async.bulk.tensor.5d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %3, %3, %4}], [%5];" ::"r"(to), "l"(&map),
+        "r"(column), "r"(0), "r"(sixteen), "r"(barrier)
+        : "memory");
+}
+
+__device__ __forceinline__ void fetch_scales(u32 to, const float* from, u32 bytes, u32 barrier) {
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to), "l"(from), "r"(bytes),
+                 "r"(barrier)
+                 : "memory");
+}
+
+// How the tensor cores find a matrix in shared memory: rows of 128 bytes, whose 16-byte pieces are permuted within eight rows of 1024 bytes.
+__device__ __forceinline__ u64 matrix(u32 address) {
+    return (u64)1 << 62 | (u64)(1024 >> 4) << 32 | (u64)1 << 16 | (address & 0x3ffffu) >> 4;
+}
+
+#define FOUR(x, i) "+f"(x[i]), "+f"(x[i + 1]), "+f"(x[i + 2]), "+f"(x[i + 3])
+#define SIXTEEN(x, i) FOUR(x, i), FOUR(x, i + 4), FOUR(x, i + 8), FOUR(x, i + 12)
+#if A_E5M2
+#define A_NAME "e5m2"
+#else
+#define A_NAME "e4m3"
+#endif
+#if B_E5M2
+#define B_NAME "e5m2"
+#else
+#define B_NAME "e4m3"
+#endif
+
+// sum (+)= 64 rows of A by WIDE rows of B over 32 columns. With g = lane / 4 and t = lane % 4, a thread of warp w has sums of rows 16 w + g (numbers
+// 4 i, 4 i + 1) and 16 w + g + 8 (4 i + 2, 4 i + 3) and columns 8 i + 2 t, 8 i + 2 t + 1.
+__device__ __forceinline__ void multiply(float (&sum)[64], u64 a, u64 b, bool add) {
+    asm volatile(
+        "{\n.reg .pred add;\nsetp.ne.b32 add, %66, 0;\n"
+        "wgmma.mma_async.sync.aligned.m64n128k32.f32." A_NAME "." B_NAME " "
+        "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
+        "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
+        "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
+        "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}, "
+        "%64, %65, add, 1, 1;\n}"
+        : SIXTEEN(sum, 0), SIXTEEN(sum, 16), SIXTEEN(sum, 32), SIXTEEN(sum, 48)
+        : "l"(a), "l"(b), "r"((u32)add));
+}
+
+// The tile of a cluster: bands of BAND rows of tiles one after the other, within a band column by column.
+__device__ __forceinline__ void place(const Arguments& at, u32 tile, u32& row, u32& column) {
+    u32 first = tile / (BAND * at.across) * BAND, within = tile % (BAND * at.across), high = min(BAND, at.down - first);
+    row = (first + within % high) * HIGH;
+    column = within / high * (CLUSTER * WIDE);
+}
+
+// Has the copy engine fill one stage after the other.
+__device__ __forceinline__ void fetch(const Arguments& at, Shared& shared, u32 rank, u32 clusters) {
+    u32 turn = 0;
+    for (u32 tile = blockIdx.x / CLUSTER; tile < at.down * at.across; tile += clusters) {
+        u32 row, column;
+        place(at, tile, row, column);
+        column += rank * WIDE;
+        // What there is no scale of is not stored either.
+        u32 a_bytes = 4 * min((u32)HIGH, at.m - row);
+        u32 b_bytes = B_TILES && column < at.n ? 4 * min((u32)WIDE, at.n - column) : 0;
+        for (u32 block = 0; block < at.blocks; block++, turn++) {
+            u32 stage = turn % STAGES, full = shared_address(&shared.full[stage]);
+            wait(shared_address(&shared.empty[stage]), turn / STAGES % 2 ^ 1);
+            expect(full, A_BYTES + B_BYTES + a_bytes + b_bytes);
+            u32 half = rank * (HIGH / CLUSTER);
+            fetch_a(shared_address(shared.a[stage]) + half * DEEP, at.a, block * DEEP, row + half, full);
+            fetch_b(shared_address(shared.b[stage]), at.b, block * DEEP, column / 16, full);
+            fetch_scales(shared_address(shared.scales[stage].a), at.a_scale + (u64)block * at.m + row, a_bytes, full);
+            if (b_bytes != 0)
+                fetch_scales(shared_address(shared.scales[stage].b), at.b_scale + (u64)block * at.n + column, b_bytes, full);
+        }
+    }
+}
+
+// Four neighbours of a row of D.
+__device__ __forceinline__ void put(const Arguments& at, u64 index, const float* x) {
+    if constexpr (OUT_F32) {
+        float* d = (float*)at.d + index;
+        // Added where memory is, by nobody else: nothing waits for what stands there.
+        if (at.accumulate)
+            asm volatile("red.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(d), "f"(x[0]), "f"(x[1]), "f"(x[2]), "f"(x[3]) : "memory");
+        else
+            store<4>(d, x);
+    } else {
+        store<4>((bf16*)at.d + index, x);
+    }
+}
+
+// Multiplies what the stages hold, one after the other. `first` is the first of the group's rows.
+__device__ __forceinline__ void compute(const Arguments& at, Shared& shared, u32 rank, u32 clusters, u32 first) {
+    u32 lane = threadIdx.x % 32, within = first + threadIdx.x % GROUP / 32 * 16 + lane / 4, beside = 4 * (lane % 4);
+    u32 turn = 0;
+    for (u32 tile = blockIdx.x / CLUSTER; tile < at.down * at.across; tile += clusters) {
+        u32 row, column;
+        const float* b_scale = nullptr;
+        if constexpr (!B_TILES) {
+            place(at, tile, row, column);
+            b_scale = at.b_scale + (u64)min(column + rank * WIDE, at.n - 1) / WIDE * at.b_across;
+        }
+        float total[2][64];
+#pragma unroll
+        for (int i = 0; i < 128; i++) total[i / 64][i % 64] = 0.0f;
+        for (u32 block = 0; block < at.blocks; block++, turn++) {
+            u32 stage = turn % STAGES;
+            const Scales& scales = shared.scales[stage];
+            float of_block = B_TILES ? 1.0f : __ldg(b_scale + block);
+            wait(shared_address(&shared.full[stage]), turn / STAGES % 2);
+            u64 a = matrix(shared_address(shared.a[stage]) + first * DEEP), b = matrix(shared_address(shared.b[stage]));
+#pragma unroll
+            for (int half = 0; half < 2; half++) {
+                float sum[64];
+                asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+#pragma unroll
+                for (int k = 0; k < DEEP / 32; k++) multiply(sum, a + half * (64 * DEEP >> 4) + k * (32 >> 4), b + k * (32 >> 4), k > 0);
+                asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+                float upper = scales.a[within + 64 * half] * of_block, lower = scales.a[within + 64 * half + 8] * of_block;
+                asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
+#pragma unroll
+                for (int i = 0; i < 64; i++) asm volatile("" : "+f"(sum[i])::"memory");
+#pragma unroll
+                for (int pair = 0; pair < 8; pair++) {
+                    float by[4] = {1.0f, 1.0f, 1.0f, 1.0f};
+                    if constexpr (B_TILES) load<4>(scales.b + 16 * pair + beside, by);
+#pragma unroll
+                    for (int i = 0; i < 8; i++) {
+                        int n = 8 * pair + i;
+                        float scale = i % 4 < 2 ? upper : lower;
+                        if constexpr (B_TILES) scale *= by[i / 4 * 2 + i % 2];
+                        total[half][n] = fmaf(sum[n], scale, total[half][n]);
+                    }
+                }
+            }
+            // Nothing of the stage is read any more: each block's copies go to both.
+            __syncwarp();
+            if (lane < CLUSTER) arrive(shared_address(&shared.empty[stage]), lane);
+        }
+        place(at, tile, row, column);
+        column += rank * WIDE;
+#pragma unroll
+        for (int half = 0; half < 2; half++)
+#pragma unroll
+            for (int lower = 0; lower < 2; lower++) {
+                u32 to = row + within + 64 * half + 8 * lower;
+                if (to >= at.m) continue;
+                u64 index = to * at.d_row + column + beside;
+#pragma unroll
+                for (int pair = 0; pair < 8; pair++) {
+                    const float* x = total[half] + 8 * pair + 2 * lower;
+                    float four[4] = {x[0], x[1], x[4], x[5]};
+                    if (column + 16 * pair < at.n) put(at, index + 16 * pair, four);
+                }
+            }
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, 1) gemm_promoted(const __grid_constant__ Arguments at) {
+    extern __shared__ u8 space[];
+    // Permuted pieces are where they are by their addresses.
+    Shared& shared = *(Shared*)(space + (1024 - shared_address(space) % 1024) % 1024);
+    u32 rank, clusters = gridDim.x / CLUSTER;
+    asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+    if (threadIdx.x == 0) {
+        for (int stage = 0; stage < STAGES; stage++) {
+            init_barrier(shared_address(&shared.full[stage]), 1);
+            // By each warp that multiplies, of both blocks.
+            init_barrier(shared_address(&shared.empty[stage]), CLUSTER * 2 * GROUP / 32);
+        }
+        asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+    }
+    sync_cluster();
+    // Registers go from those that fetch to those that multiply.
+    if (threadIdx.x < GROUP) {
+        asm volatile("setmaxnreg.dec.sync.aligned.u32 24;");
+        if (threadIdx.x == 0) fetch(at, shared, rank, clusters);
+        __syncwarp();
+    } else {
+        asm volatile("setmaxnreg.inc.sync.aligned.u32 240;");
+        compute(at, shared, rank, clusters, threadIdx.x / GROUP * (HIGH / 2) - HIGH / 2);
+    }
+    // The other block may still arrive here.
+    sync_cluster();
+}

@@ -1,0 +1,210 @@
+//! The product of FP8 factors that have scales for every 128 along k, by a kernel of our own on Hopper's tensor cores: beside cuBLASLt's, whose
+//! wgrad under such scales reaches two thirds of the rate that it has with one scale a tensor.
+
+use super::{Gemm, GemmOperands};
+use crate::compiler::Arch;
+use crate::context::Context;
+use crate::error::CudaError;
+use crate::ffi::driver as ffi;
+use crate::gpu::Gpu;
+use crate::memory::DevicePtr;
+use crate::module::{Function, Launch};
+use crate::source::{Defines, KernelSource, TENSOR_CORES};
+use crate::stream::Stream;
+use std::ffi::c_void;
+use xtrain_tensor::{DType, Scaling, TILE};
+
+/// What of the kernel there is: formats of the factors, scales of B, type of D.
+const VARIANTS: [Defines; 12] = [
+    &[("A_E5M2", 0), ("B_E5M2", 0), ("B_TILES", 0), ("OUT_F32", 0)],
+    &[("A_E5M2", 0), ("B_E5M2", 0), ("B_TILES", 0), ("OUT_F32", 1)],
+    &[("A_E5M2", 0), ("B_E5M2", 0), ("B_TILES", 1), ("OUT_F32", 0)],
+    &[("A_E5M2", 0), ("B_E5M2", 0), ("B_TILES", 1), ("OUT_F32", 1)],
+    &[("A_E5M2", 1), ("B_E5M2", 0), ("B_TILES", 0), ("OUT_F32", 0)],
+    &[("A_E5M2", 1), ("B_E5M2", 0), ("B_TILES", 0), ("OUT_F32", 1)],
+    &[("A_E5M2", 1), ("B_E5M2", 0), ("B_TILES", 1), ("OUT_F32", 0)],
+    &[("A_E5M2", 1), ("B_E5M2", 0), ("B_TILES", 1), ("OUT_F32", 1)],
+    &[("A_E5M2", 0), ("B_E5M2", 1), ("B_TILES", 0), ("OUT_F32", 0)],
+    &[("A_E5M2", 0), ("B_E5M2", 1), ("B_TILES", 0), ("OUT_F32", 1)],
+    &[("A_E5M2", 0), ("B_E5M2", 1), ("B_TILES", 1), ("OUT_F32", 0)],
+    &[("A_E5M2", 0), ("B_E5M2", 1), ("B_TILES", 1), ("OUT_F32", 1)],
+];
+
+pub(super) const SOURCE: KernelSource = KernelSource {
+    headers: &[TENSOR_CORES],
+    archs: &[Arch::SM90],
+    variants: &VARIANTS,
+    ..KernelSource::new("gemm/promoted.cu", include_str!("promoted.cu"))
+};
+
+/// Rows of a block's tile, and columns; columns of a cluster's.
+const HIGH: usize = 256;
+const WIDE: usize = 128;
+const CLUSTER: usize = 2;
+
+const THREADS: u32 = 384;
+const STAGES: usize = 4;
+/// Factors and scales of a stage, its two barriers, and what aligning all of it takes.
+const SHARED_BYTES: usize = STAGES * ((HIGH + WIDE) * (TILE + size_of::<f32>()) + 16) + 1024;
+
+/// Rows of B that are fetched in an order of their own.
+const ROWS: usize = 16;
+
+/// Multiples that sizes and rows in memory must be of, for what copies and writes 16 bytes at a time.
+const SIZES: usize = 16;
+const D_ROWS: usize = 4;
+
+#[derive(Clone, Copy)]
+#[repr(C, align(64))]
+struct Arguments {
+    a: ffi::CuTensorMap,
+    b: ffi::CuTensorMap,
+    a_scale: DevicePtr,
+    b_scale: DevicePtr,
+    d: DevicePtr,
+    d_row: u64,
+    m: u32,
+    n: u32,
+    /// Blocks of 128 along k.
+    blocks: u32,
+    b_across: u32,
+    /// Clusters' tiles.
+    down: u32,
+    across: u32,
+    accumulate: u32,
+    padding: u32,
+}
+
+/// The product, ready for a stream.
+pub(super) struct Promoted {
+    function: Function,
+    launch: Launch,
+    arguments: Arguments,
+}
+
+impl Promoted {
+    /// None where the kernel does not take the product or its operands, or is not for this card.
+    pub(super) fn new(
+        gpu: &Gpu,
+        gemm: &Gemm,
+        operands: &GemmOperands,
+    ) -> Result<Option<Promoted>, CudaError> {
+        let (Some(scales), true) = (operands.scales, gpu.info().arch == Arch::SM90 && takes(gemm, operands))
+        else {
+            return Ok(None);
+        };
+        let Gemm { m, n, k, .. } = *gemm;
+        let is = |yes: bool| i64::from(yes);
+        let b_tiles = gemm.b.scaling == Some(Scaling::Tile);
+        let defines = [
+            ("A_E5M2", is(gemm.a.dtype == DType::E5M2)),
+            ("B_E5M2", is(gemm.b.dtype == DType::E5M2)),
+            ("B_TILES", is(b_tiles)),
+            ("OUT_F32", is(gemm.d == DType::F32)),
+        ];
+        let function = gpu.function(&SOURCE, &defines, "gemm_promoted")?;
+        function.allow_shared(SHARED_BYTES as u32)?;
+        let (down, across) = (m.div_ceil(HIGH), n.div_ceil(CLUSTER * WIDE));
+        let arguments = Arguments {
+            a: rows(gpu.context(), operands.a, [m, k], gemm.a.stride)?,
+            b: rows_by_sixteen(gpu.context(), operands.b, [n, k], gemm.b.stride)?,
+            a_scale: scales[0],
+            b_scale: scales[1],
+            d: operands.d,
+            d_row: gemm.d_stride as u64,
+            m: m as u32,
+            n: n as u32,
+            blocks: k.div_ceil(TILE) as u32,
+            b_across: Scaling::Block.shape(n, k)[1] as u32,
+            down: down as u32,
+            across: across as u32,
+            accumulate: gemm.accumulate.into(),
+            padding: 0,
+        };
+        let clusters = (down * across).min(gpu.info().multiprocessors as usize / CLUSTER).max(1);
+        let row = Launch::row((clusters * CLUSTER) as u32, THREADS).shared(SHARED_BYTES as u32);
+        let launch = Launch { cluster: [CLUSTER as u32, 1, 1], ..row };
+        Ok(Some(Promoted { function, launch, arguments }))
+    }
+
+    /// Puts the product into `stream`.
+    pub(super) fn put(&self, stream: &Stream) -> Result<(), CudaError> {
+        // SAFETY: the kernel takes one `Arguments`, of the formats and types that it was compiled for; the operands are as large as the product
+        // says, are aligned as `takes` asks, and keep their places, as whoever named them promises.
+        unsafe { self.function.launch(self.launch, &self.arguments, stream) }
+    }
+}
+
+/// Whether the kernel takes such a product of operands at such places.
+fn takes(gemm: &Gemm, operands: &GemmOperands) -> bool {
+    let Gemm { m, n, k, a, b, d, d_stride, accumulate, fast_accumulation } = *gemm;
+    let scaled =
+        a.scaling == Some(Scaling::Tile) && matches!(b.scaling, Some(Scaling::Tile | Scaling::Block));
+    let stored = !a.transposed && b.transposed;
+    let sized = [m, n, k, a.stride, b.stride].iter().all(|size| size.is_multiple_of(SIZES))
+        && d_stride.is_multiple_of(D_ROWS)
+        && [m, n, k].iter().all(|&size| size <= i32::MAX as usize);
+    // What is added to is f32.
+    let written = d == DType::F32 || d == DType::BF16 && !accumulate;
+    let places =
+        [operands.a, operands.b, operands.d].into_iter().chain(operands.scales.into_iter().flatten());
+    let aligned = places.into_iter().all(|place| place.0.is_multiple_of(16));
+    scaled && stored && sized && written && aligned && operands.bias.is_none() && !fast_accumulation
+}
+
+/// What the copy engine is told of a matrix: boxes of 128 rows by 128 columns, zeros outside.
+fn rows(
+    context: &Context,
+    at: DevicePtr,
+    [rows, cols]: [usize; 2],
+    stride: usize,
+) -> Result<ffi::CuTensorMap, CudaError> {
+    tensor_map(context, at, &[cols, rows], &[stride], &[TILE, HIGH / CLUSTER])
+}
+
+/// The same, rows within each sixteen in another order: the kernel has sums of columns 8 i + 2 t and one beside it, i of two neighbours, in one
+/// thread t of four, where columns 4 t to 4 t + 3 are wanted. So row 8 i + 2 t + e of a box is row 4 t + 2 i + e in memory.
+fn rows_by_sixteen(
+    context: &Context,
+    at: DevicePtr,
+    [rows, cols]: [usize; 2],
+    stride: usize,
+) -> Result<ffi::CuTensorMap, CudaError> {
+    let extents = [cols, 2, 4, 2, rows / ROWS];
+    let strides = [stride, 4 * stride, 2 * stride, ROWS * stride];
+    tensor_map(context, at, &extents, &strides, &[TILE, 2, 4, 2, WIDE / ROWS])
+}
+
+/// A tensor of bytes: its extents, from the one whose elements are neighbours on, and from one to the next along each of the others.
+fn tensor_map(
+    context: &Context,
+    at: DevicePtr,
+    extents: &[usize],
+    strides: &[usize],
+    boxed: &[usize],
+) -> Result<ffi::CuTensorMap, CudaError> {
+    let wide = |of: &[usize]| of.iter().map(|&x| x as u64).collect::<Vec<_>>();
+    let boxed: Vec<u32> = boxed.iter().map(|&x| x as u32).collect();
+    let (extents, strides, steps) = (wide(extents), wide(strides), vec![1u32; boxed.len()]);
+    let mut map = ffi::CuTensorMap { words: [0; 16] };
+    context.enter()?;
+    // SAFETY: writes one map; reads as many numbers as the rank says, one less of strides. The address is only noted.
+    let status = unsafe {
+        (context.driver().cuTensorMapEncodeTiled)(
+            &mut map,
+            ffi::TENSOR_MAP_DATA_TYPE_UINT8,
+            boxed.len() as u32,
+            at.0 as *mut c_void,
+            extents.as_ptr(),
+            strides.as_ptr(),
+            boxed.as_ptr(),
+            steps.as_ptr(),
+            ffi::TENSOR_MAP_INTERLEAVE_NONE,
+            ffi::TENSOR_MAP_SWIZZLE_128B,
+            ffi::TENSOR_MAP_L2_PROMOTION_256B,
+            ffi::TENSOR_MAP_FLOAT_OOB_FILL_NONE,
+        )
+    };
+    context.check("cuTensorMapEncodeTiled", status)?;
+    Ok(map)
+}

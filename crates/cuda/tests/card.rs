@@ -418,8 +418,8 @@ fn promoted_products_are_those_of_a_plain_loop(card: &Card) -> Result<(), Failed
     let folder = tempfile::tempdir()?;
     let gpu = gpu_with_cache(folder.path())?;
     let formats = [[DType::E4M3; 2], [DType::E5M2, DType::E4M3], [DType::E4M3, DType::E5M2]];
-    let shapes = [[16, 16, 16], [256, 256, 128], [272, 400, 656], [48, 1040, 2064]];
-    let many = ([4112, 4368, 16], formats[0]);
+    let shapes = [[16, 16, 16], [256, 256, 128], [272, 400, 656], [48, 528, 1040]];
+    let many = ([2320, 4368, 16], formats[0]);
     let cases = shapes.into_iter().flat_map(|shape| formats.map(|formats| (shape, formats)));
     for (shape, [a, b]) in cases.chain([many]) {
         for (of_b, d) in [Scaling::Tile, Scaling::Block]

@@ -38,20 +38,10 @@ constexpr int HIGH = 256, WIDE = 128, DEEP = 128, STAGES = 4, GROUP = 128, THREA
 constexpr u32 BAND = 8;
 constexpr u32 A_BYTES = HIGH * DEEP, B_BYTES = WIDE * DEEP;
 
-// The scales of a stage.
-struct Scales {
-    float a[HIGH];
-    float b[WIDE];
-};
-
-struct Shared {
-    u8 a[STAGES][A_BYTES];
-    u8 b[STAGES][B_BYTES];
-    Scales scales[STAGES];
-    // A stage is full, or empty again in both blocks.
-    u64 full[STAGES];
-    u64 empty[STAGES];
-};
+// Where in shared memory what is, from its beginning on. Scales are A's, then B's of a stage.
+constexpr u32 A_AT = 0, B_AT = A_AT + STAGES * A_BYTES, SCALES_AT = B_AT + STAGES * B_BYTES, SCALES_BYTES = 4 * (HIGH + WIDE);
+// A stage is full, or empty again in both blocks.
+constexpr u32 FULL_AT = SCALES_AT + STAGES * SCALES_BYTES, EMPTY_AT = FULL_AT + 8 * STAGES;
 
 __device__ __forceinline__ void init_barrier(u32 barrier, u32 arrivals) {
     asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
@@ -103,7 +93,18 @@ __device__ __forceinline__ void fetch_scales(u32 to, const float* from, u32 byte
 
 // How the tensor cores find a matrix in shared memory: rows of 128 bytes, whose 16-byte pieces are permuted within eight rows of 1024 bytes.
 __device__ __forceinline__ u64 matrix(u32 address) {
-    return (u64)1 << 62 | (u64)(1024 >> 4) << 32 | (u64)1 << 16 | (address & 0x3ffffu) >> 4;
+    u64 found;
+    asm("mov.b64 %0, {%1, %2};" : "=l"(found) : "r"((address & 0x3ffffu) >> 4 | 1 << 16), "r"(1 << 30 | 1024 >> 4));
+    return found;
+}
+
+__device__ __forceinline__ float load_shared(u32 at) {
+    float x;
+    asm volatile("ld.shared.f32 %0, [%1];" : "=f"(x) : "r"(at));
+    return x;
+}
+__device__ __forceinline__ void load_shared(u32 at, float* x) {
+    asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];" : "=f"(x[0]), "=f"(x[1]), "=f"(x[2]), "=f"(x[3]) : "r"(at));
 }
 
 #define FOUR(x, i) "+f"(x[i]), "+f"(x[i + 1]), "+f"(x[i + 2]), "+f"(x[i + 3])
@@ -142,7 +143,7 @@ __device__ __forceinline__ void place(const Arguments& at, u32 tile, u32& row, u
 }
 
 // Has the copy engine fill one stage after the other.
-__device__ __forceinline__ void fetch(const Arguments& at, Shared& shared, u32 rank, u32 clusters) {
+__device__ __forceinline__ void fetch(const Arguments& at, u32 shared, u32 rank, u32 clusters) {
     u32 turn = 0;
     for (u32 tile = blockIdx.x / CLUSTER; tile < at.down * at.across; tile += clusters) {
         u32 row, column;
@@ -152,15 +153,14 @@ __device__ __forceinline__ void fetch(const Arguments& at, Shared& shared, u32 r
         u32 a_bytes = 4 * min((u32)HIGH, at.m - row);
         u32 b_bytes = B_TILES && column < at.n ? 4 * min((u32)WIDE, at.n - column) : 0;
         for (u32 block = 0; block < at.blocks; block++, turn++) {
-            u32 stage = turn % STAGES, full = shared_address(&shared.full[stage]);
-            wait(shared_address(&shared.empty[stage]), turn / STAGES % 2 ^ 1);
+            u32 stage = turn % STAGES, full = shared + FULL_AT + 8 * stage, scales = shared + SCALES_AT + stage * SCALES_BYTES;
+            wait(shared + EMPTY_AT + 8 * stage, turn / STAGES % 2 ^ 1);
             expect(full, A_BYTES + B_BYTES + a_bytes + b_bytes);
             u32 half = rank * (HIGH / CLUSTER);
-            fetch_a(shared_address(shared.a[stage]) + half * DEEP, at.a, block * DEEP, row + half, full);
-            fetch_b(shared_address(shared.b[stage]), at.b, block * DEEP, column / 16, full);
-            fetch_scales(shared_address(shared.scales[stage].a), at.a_scale + (u64)block * at.m + row, a_bytes, full);
-            if (b_bytes != 0)
-                fetch_scales(shared_address(shared.scales[stage].b), at.b_scale + (u64)block * at.n + column, b_bytes, full);
+            fetch_a(shared + A_AT + stage * A_BYTES + half * DEEP, at.a, block * DEEP, row + half, full);
+            fetch_b(shared + B_AT + stage * B_BYTES, at.b, block * DEEP, column / 16, full);
+            fetch_scales(scales, at.a_scale + (u64)block * at.m + row, a_bytes, full);
+            if (b_bytes != 0) fetch_scales(scales + 4 * HIGH, at.b_scale + (u64)block * at.n + column, b_bytes, full);
         }
     }
 }
@@ -179,26 +179,31 @@ __device__ __forceinline__ void put(const Arguments& at, u64 index, const float*
     }
 }
 
-// Multiplies what the stages hold, one after the other. `first` is the first of the group's rows.
-__device__ __forceinline__ void compute(const Arguments& at, Shared& shared, u32 rank, u32 clusters, u32 first) {
-    u32 lane = threadIdx.x % 32, within = first + threadIdx.x % GROUP / 32 * 16 + lane / 4, beside = 4 * (lane % 4);
+// Multiplies what the stages hold, one after the other; FIRST is the first of the group's rows.
+template <u32 FIRST> __device__ __forceinline__ void compute(const Arguments& at, u32 shared, u32 rank, u32 clusters) {
+    u32 lane = threadIdx.x % 32, within = threadIdx.x % GROUP / 32 * 16 + lane / 4, beside = 4 * (lane % 4);
+    u32 rows_scales = shared + SCALES_AT + 4 * (FIRST + within), columns_scales = shared + SCALES_AT + 4 * (HIGH + beside);
     u32 turn = 0;
     for (u32 tile = blockIdx.x / CLUSTER; tile < at.down * at.across; tile += clusters) {
         u32 row, column;
         const float* b_scale = nullptr;
+        float of_block = 1.0f;
         if constexpr (!B_TILES) {
             place(at, tile, row, column);
             b_scale = at.b_scale + (u64)min(column + rank * WIDE, at.n - 1) / WIDE * at.b_across;
+            of_block = __ldg(b_scale);
         }
         float total[2][64];
 #pragma unroll
         for (int i = 0; i < 128; i++) total[i / 64][i % 64] = 0.0f;
         for (u32 block = 0; block < at.blocks; block++, turn++) {
             u32 stage = turn % STAGES;
-            const Scales& scales = shared.scales[stage];
-            float of_block = B_TILES ? 1.0f : __ldg(b_scale + block);
-            wait(shared_address(&shared.full[stage]), turn / STAGES % 2);
-            u64 a = matrix(shared_address(shared.a[stage]) + first * DEEP), b = matrix(shared_address(shared.b[stage]));
+            float of_next = 1.0f;
+            // Asked for a block ahead.
+            if constexpr (!B_TILES) of_next = __ldg(b_scale + min(block + 1, at.blocks - 1));
+            wait(shared + FULL_AT + 8 * stage, turn / STAGES % 2);
+            u64 a = matrix(shared + A_AT + FIRST * DEEP + stage * A_BYTES), b = matrix(shared + B_AT + stage * B_BYTES);
+            float by[32];
 #pragma unroll
             for (int half = 0; half < 2; half++) {
                 float sum[64];
@@ -206,26 +211,29 @@ __device__ __forceinline__ void compute(const Arguments& at, Shared& shared, u32
 #pragma unroll
                 for (int k = 0; k < DEEP / 32; k++) multiply(sum, a + half * (64 * DEEP >> 4) + k * (32 >> 4), b + k * (32 >> 4), k > 0);
                 asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
-                float upper = scales.a[within + 64 * half] * of_block, lower = scales.a[within + 64 * half + 8] * of_block;
+                u32 of_stage = stage * SCALES_BYTES;
+                float upper = load_shared(rows_scales + of_stage + 256 * half) * of_block;
+                float lower = load_shared(rows_scales + of_stage + 256 * half + 32) * of_block;
+                if (B_TILES && half == 0) {
+#pragma unroll
+                    for (int pair = 0; pair < 8; pair++) load_shared(columns_scales + of_stage + 64 * pair, by + 4 * pair);
+                }
                 asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
 #pragma unroll
                 for (int i = 0; i < 64; i++) asm volatile("" : "+f"(sum[i])::"memory");
+                if (half == 1) {
+                    // Nothing of the stage is read any more: each block's copies go to both.
+                    __syncwarp();
+                    if (lane < CLUSTER) arrive(shared + EMPTY_AT + 8 * stage, lane);
+                }
 #pragma unroll
-                for (int pair = 0; pair < 8; pair++) {
-                    float by[4] = {1.0f, 1.0f, 1.0f, 1.0f};
-                    if constexpr (B_TILES) load<4>(scales.b + 16 * pair + beside, by);
-#pragma unroll
-                    for (int i = 0; i < 8; i++) {
-                        int n = 8 * pair + i;
-                        float scale = i % 4 < 2 ? upper : lower;
-                        if constexpr (B_TILES) scale *= by[i / 4 * 2 + i % 2];
-                        total[half][n] = fmaf(sum[n], scale, total[half][n]);
-                    }
+                for (int n = 0; n < 64; n++) {
+                    // In this order: products of scales alone would keep more registers waiting.
+                    float x = B_TILES ? sum[n] * by[n / 4 * 2 + n % 2] : sum[n];
+                    total[half][n] = fmaf(x, n % 4 < 2 ? upper : lower, total[half][n]);
                 }
             }
-            // Nothing of the stage is read any more: each block's copies go to both.
-            __syncwarp();
-            if (lane < CLUSTER) arrive(shared_address(&shared.empty[stage]), lane);
+            of_block = of_next;
         }
         place(at, tile, row, column);
         column += rank * WIDE;
@@ -233,7 +241,7 @@ __device__ __forceinline__ void compute(const Arguments& at, Shared& shared, u32
         for (int half = 0; half < 2; half++)
 #pragma unroll
             for (int lower = 0; lower < 2; lower++) {
-                u32 to = row + within + 64 * half + 8 * lower;
+                u32 to = row + FIRST + within + 64 * half + 8 * lower;
                 if (to >= at.m) continue;
                 u64 index = to * at.d_row + column + beside;
 #pragma unroll
@@ -249,14 +257,14 @@ __device__ __forceinline__ void compute(const Arguments& at, Shared& shared, u32
 extern "C" __global__ void __launch_bounds__(THREADS, 1) gemm_promoted(const __grid_constant__ Arguments at) {
     extern __shared__ u8 space[];
     // Permuted pieces are where they are by their addresses.
-    Shared& shared = *(Shared*)(space + (1024 - shared_address(space) % 1024) % 1024);
+    u32 shared = (shared_address(space) + 1023) / 1024 * 1024;
     u32 rank, clusters = gridDim.x / CLUSTER;
     asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
     if (threadIdx.x == 0) {
         for (int stage = 0; stage < STAGES; stage++) {
-            init_barrier(shared_address(&shared.full[stage]), 1);
+            init_barrier(shared + FULL_AT + 8 * stage, 1);
             // By each warp that multiplies, of both blocks.
-            init_barrier(shared_address(&shared.empty[stage]), CLUSTER * 2 * GROUP / 32);
+            init_barrier(shared + EMPTY_AT + 8 * stage, CLUSTER * 2 * GROUP / 32);
         }
         asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     }
@@ -268,7 +276,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) gemm_promoted(const __g
         __syncwarp();
     } else {
         asm volatile("setmaxnreg.inc.sync.aligned.u32 240;");
-        compute(at, shared, rank, clusters, threadIdx.x / GROUP * (HIGH / 2) - HIGH / 2);
+        if (threadIdx.x < 2 * GROUP) compute<0>(at, shared, rank, clusters);
+        else compute<HIGH / 2>(at, shared, rank, clusters);
     }
     // The other block may still arrive here.
     sync_cluster();

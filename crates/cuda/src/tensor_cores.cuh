@@ -30,14 +30,14 @@ __device__ __forceinline__ void load_transposed(u32 (&to)[4], const bf16* row) {
                  : "memory");
 }
 
-// Begins to copy BYTES (4, 8 or 16) into shared memory, or zeros where the source is not `there`.
+// Begins to copy BYTES (4 or 16) into shared memory, or zeros where the source is not `there`.
 template <int BYTES> __device__ __forceinline__ void copy_async(void* to, const void* from, bool there) {
     u32 bytes = there ? BYTES : 0;
     if constexpr (BYTES == 16) {
         asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(to)), "l"(from), "r"(bytes) : "memory");
     } else {
-        static_assert(BYTES == 4 || BYTES == 8, "4, 8 or 16 bytes at once");
-        asm volatile("cp.async.ca.shared.global [%0], [%1], %3, %2;" ::"r"(shared_address(to)), "l"(from), "r"(bytes), "n"(BYTES) : "memory");
+        static_assert(BYTES == 4, "4 or 16 bytes at once");
+        asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(shared_address(to)), "l"(from), "r"(bytes) : "memory");
     }
 }
 

@@ -5,13 +5,13 @@ use super::{Dequantize, KEEP, Known, Of, Quantize};
 use crate::device::{ELEMENTWISE_THREADS, Floats, plane, suffix, warps_of};
 use xtrain_cuda::{
     CudaError, CudaKernel, CudaOutput, CudaTensor, Defines, DevicePtr, Gpu, KernelSource, Launch, Operands,
-    TENSOR_CORES, Work,
+    Work,
 };
 use xtrain_tensor::formats::max_finite;
 use xtrain_tensor::{DType, Scaling, TILE, TensorType};
 
 pub(super) const SOURCE: KernelSource = KernelSource {
-    headers: &[TENSOR_CORES, crate::swiglu::GATE, include_str!("piece.cuh"), include_str!("made.cuh")],
+    headers: &[crate::swiglu::GATE, include_str!("piece.cuh"), include_str!("made.cuh")],
     variants: VARIANTS,
     ..KernelSource::new("quantize/kernel.cu", include_str!("kernel.cu"))
 };
@@ -102,8 +102,6 @@ const UNSET: i64 = 4;
 
 /// Threads of a block that has an area, and columns of one of its threads.
 const THREADS: u32 = 512;
-/// Blocks that a multiprocessor has at once, where each goes through several areas.
-const AT_ONCE: usize = 2;
 const WIDTH: usize = 8;
 /// Threads of a block that measures, at most, and the least rows of one.
 const MEASURING: usize = 256;
@@ -271,20 +269,12 @@ impl CudaKernel for Quantize {
             ];
             gpu.function(&SOURCE, &defines, name)
         };
-        let sent = self.of.sent_bytes().filter(|_| path == "vector" && stored.dtype == DType::BF16);
-        let areas = match sent {
-            Some(bytes) => {
-                let blocks = (across * down).min(AT_ONCE * gpu.info().multiprocessors as usize);
-                Launch::row(blocks.max(1) as u32, THREADS).shared(bytes as u32)
-            }
-            None => plane([across, down], [THREADS, 1]),
-        };
+        let areas = plane([across, down], [THREADS, 1]);
         let area = |phase| {
             let is_tensor = self.scaling == Scaling::Tensor && matches!(phase, MEASURE | UNSET);
             let path = if is_tensor && vector { "vector" } else { path };
             let function = function(phase, &format!("quantize_{path}_{}", suffix(stored)))?;
             if !is_tensor {
-                function.allow_shared(areas.shared_bytes)?;
                 return Ok::<_, CudaError>((function, areas));
             }
             let across = if vector { wide / WIDTH } else { cols };
@@ -323,21 +313,6 @@ impl CudaKernel for Quantize {
         // that measure, which go on below, and the others every scale or pair of elements.
         let put = |(function, launch)| unsafe { Work::launch(function, launch, arguments) };
         Ok(Work::all(steps.into_iter().map(put).collect()))
-    }
-}
-
-impl Of {
-    /// Bytes of shared memory in which the rows of a block's next area wait, as bf16 or kept, where kernels have them sent for: four rows of
-    /// eight columns a thread, and what numbers go with them.
-    fn sent_bytes(self) -> Option<usize> {
-        let of_a_row = match self {
-            Of::Input => 16,
-            Of::Norm => 16 + 4,
-            Of::Swiglu { kept: true } => 16 + 2 * 4,
-            Of::Swiglu { kept: false } | Of::SwigluKeeping => 32,
-            Of::SwigluGrad { .. } => return None,
-        };
-        Some(4 * of_a_row * THREADS as usize)
     }
 }
 

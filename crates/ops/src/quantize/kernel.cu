@@ -5,8 +5,7 @@
 //
 // Bound by memory. A block has an area of EDGE rows by EDGE columns, a thread a piece of HIGH by WIDTH of it, which it keeps in registers:
 // few enough of them that while some warps wait for memory, others cast.
-// Of what is made on the way, all rows are asked for before any is computed with: memory's latency stands there once, not once a row. And where
-// shared memory has room, a block has several areas, and asks for the rows of the next before it casts this one's.
+// Of what is made on the way, all rows are asked for before any is computed with: memory's latency stands there once, not once a row.
 // Regions within an area (tiles and blocks) are measured and cast at once, so that everything is read once: FUSED. Larger ones (rows, the
 // tensor) are first MEASUREd, which needs no order, and then CAST, for which everything is read again: rows by areas, of whose maxima the
 // largest is kept, and the tensor in passing. Where the scale of the tensor is GIVEN, it is cast at once and amax comes out beside it; a
@@ -318,32 +317,6 @@ template <class T, bool VECTOR> __device__ __forceinline__ void area(const Quant
     cast_area<T, VECTOR>(at, piece, down, across);
 }
 
-// The areas of a block, one after the other: while one is cast, the next is on its way.
-template <class T> __device__ __forceinline__ void areas(const Quantize& at) {
-    u32 all = at.across * at.down, x = threadIdx.x % LANES_WIDE * WIDTH, y = threadIdx.x / LANES_WIDE * HIGH;
-    auto send = [&](u32 n) {
-        u32 column = n % at.across * EDGE + x, row = n / at.across * EDGE + y;
-        if (n < all && column < at.cols && row < at.rows) send_for(at, row, column);
-    };
-    send(blockIdx.x);
-    for (u32 n = blockIdx.x; n < all; n += gridDim.x) {
-        u32 across = n % at.across, down = n / at.across, column = across * EDGE + x, row = down * EDGE + y;
-        Eight<T> piece[HIGH] = {};
-        if (column < at.cols && row < at.rows) {
-            Asked<T> asked[HIGH];
-            Weights w;
-            take(at, row, column, asked, w);
-            send(n + gridDim.x);
-#pragma unroll
-            for (int k = 0; k < HIGH; k++) make(at, asked[k], w, row + k, column, piece[k]);
-        } else {
-            send(n + gridDim.x);
-        }
-        cast_area<T, true>(at, piece, down, across);
-        __syncthreads();
-    }
-}
-
 // Areas of both halves, each as wide as whole areas, of which everything is read once. Where a thread lacks registers for both, rows of
 // the second wait in shared memory.
 template <class T> __device__ __forceinline__ void halves(const Quantize& at, u32 across, u32 down) {
@@ -421,14 +394,13 @@ PATHS(float, f32, 1, (measure<float, 1>(at)), (measure<float, WIDTH>(at)))
 PATHS(bf16, bf16, 2, (measure<bf16, 1>(at)), (measure<bf16, WIDTH>(at)))
 #else
 PATHS(float, f32, 1, (area<float, false>(at, blockIdx.x, blockIdx.y)), (area<float, true>(at, blockIdx.x, blockIdx.y)))
-#if OF == SWIGLU_GRAD || OF == SWIGLU_GRAD_OF_KEPT
 PATHS(bf16, bf16, AT_ONCE, (area<bf16, false>(at, blockIdx.x, blockIdx.y)), (area<bf16, true>(at, blockIdx.x, blockIdx.y)))
+
+#if OF == SWIGLU_GRAD || OF == SWIGLU_GRAD_OF_KEPT
 // Two scales a number take more registers than other compilers' targets have for them.
 #define HALVES_AT_ONCE (__CUDA_ARCH__ == 900 || ONCE ? AT_ONCE : 1)
 KERNEL(halves_f32, 1) { halves<float>(at, blockIdx.x, blockIdx.y); }
 KERNEL(halves_bf16, HALVES_AT_ONCE) { halves<bf16>(at, blockIdx.x, blockIdx.y); }
-#else
-PATHS(bf16, bf16, AT_ONCE, (area<bf16, false>(at, blockIdx.x, blockIdx.y)), (areas<bf16>(at)))
 #endif
 #endif
 

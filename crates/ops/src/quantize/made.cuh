@@ -76,66 +76,6 @@ __device__ __forceinline__ void ask_rows(const Quantize& at, u32 first, u32 colu
     }
 }
 
-// A thread's rows of the area after this one, which are on their way into shared memory while this one is cast. A thread reads what it sent
-// for, so that none waits for another. Of bf16 numbers; gradients of SwiGLU have too many.
-struct Sent {
-    // What a row is made of: sixteen bytes each.
-    static constexpr int PARTS = OF == SWIGLU || OF == SWIGLU_KEEPING ? 2 : 1;
-    // And a number each: its rstd, or the scales of its gates and its ups.
-    static constexpr int NUMBERS = OF == NORM ? 1 : KEPT ? 2 : 0;
-
-    __device__ __forceinline__ static uint4* part(int row, int n) {
-        extern __shared__ uint4 sent[];
-        return sent + (row * PARTS + n) * THREADS + threadIdx.x;
-    }
-    __device__ __forceinline__ static float* number(int row, int n) {
-        return (float*)(part(0, 0) - threadIdx.x + HIGH * PARTS * THREADS) + (row * NUMBERS + n) * THREADS + threadIdx.x;
-    }
-    // Of a norm, where it is so stored.
-    __device__ __forceinline__ static bool has_rstd(const Quantize& at) { return !at.rstd.is_bf16; }
-};
-
-// Sends for what eight columns of HIGH rows are made of.
-__device__ __forceinline__ void send_for(const Quantize& at, u32 first, u32 column) {
-    const bf16* x = (const bf16*)at.x;
-#pragma unroll
-    for (int k = 0; k < HIGH; k++) {
-        u64 row = min(first + k, at.rows - 1);
-        if constexpr (KEPT) {
-            const u8* from = (const u8*)at.x + row * 2 * at.cols + column;
-            copy_async<8>(Sent::part(k, 0), from, true);
-            copy_async<8>((uint2*)Sent::part(k, 0) + 1, from + at.cols, true);
-            const float* scale = at.gate_up_scale + row;
-            copy_async<4>(Sent::number(k, 0), scale + column / EDGE * at.gate_up_rows, true);
-            copy_async<4>(Sent::number(k, 1), scale + (at.cols + column) / EDGE * at.gate_up_rows, true);
-        } else {
-            u64 from = row * (Sent::PARTS * at.cols) + column;
-#pragma unroll
-            for (int n = 0; n < Sent::PARTS; n++) copy_async<16>(Sent::part(k, n), x + from + n * at.cols, true);
-        }
-        if (OF == NORM && Sent::has_rstd(at)) copy_async<4>(Sent::number(k, 0), (const float*)at.rstd.at + row, true);
-    }
-}
-
-// Takes them, once they are there.
-template <class T> __device__ __forceinline__ void take(const Quantize& at, u32 first, u32 column, Asked<T> (&to)[HIGH], Weights& weights) {
-    await_copies();
-#pragma unroll
-    for (int k = 0; k < HIGH; k++) {
-        uint4 part = *Sent::part(k, 0);
-        if constexpr (KEPT) {
-            to[k].gate.raw = make_uint2(part.x, part.y), to[k].up.raw = make_uint2(part.z, part.w);
-            to[k].gate.scale = *Sent::number(k, 0), to[k].up.scale = *Sent::number(k, 1);
-        } else if constexpr (Sent::PARTS == 2) {
-            to[k].gate.eight.raw[0] = part, to[k].up.eight.raw[0] = *Sent::part(k, 1);
-        } else {
-            to[k].x.raw[0] = part;
-        }
-        if constexpr (OF == NORM) to[k].rstd = Sent::has_rstd(at) ? *Sent::number(k, 0) : load(at.rstd, min(first + k, at.rows - 1));
-    }
-    if constexpr (OF == NORM) load<WIDTH>(at.w, column, weights.w);
-}
-
 // Keeps eight gates or ups in E4M3.
 __device__ __forceinline__ void keep(const Quantize& at, u32 row, u32 column, const float* x, float scale) {
     u32 pairs[WIDTH / 2], width = 2 * at.cols;

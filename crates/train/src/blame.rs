@@ -176,7 +176,7 @@ pub fn blame(
         batches: options.batches,
         bf16_loss,
         all,
-        skip: probe.casts.fp8.skip.iter().map(ProductPattern::to_string).collect(),
+        skip: probe.spec.fp8.skip.iter().map(ProductPattern::to_string).collect(),
         groups: found,
         blocks,
     })

@@ -170,7 +170,10 @@ impl Sums {
             underflow: share(underflowed),
             saturation: share(saturated),
             not_finite,
-            sqnr_db: if self.errors == 0.0 {
+            sqnr_db: if self.squares == 0.0 && not_finite > 0 {
+                // Nothing was compared.
+                f64::NAN
+            } else if self.errors == 0.0 {
                 f64::INFINITY
             } else {
                 10.0 * (self.squares / self.errors).log10()

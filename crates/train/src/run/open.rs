@@ -5,12 +5,13 @@ use super::reference::Aside;
 use super::saved::{self, Position, Saved, check_tokenizer};
 use super::trainer::{Observer, Run, Start};
 use super::{RunError, RunFolder, choices, fit, setup};
-use crate::config::{Config, Facts, Parsed, PrecisionConfig, Resolved};
+use crate::config::{Config, Facts, Parsed, Resolved};
 use crate::engine::Processor;
 use crate::evaluate::Evaluator;
 use crate::exchange;
 use crate::learner::Learner;
 use crate::metrics::{Event, Lost, MetricsSink, Outputs, Resumed, Start as MetricsStart};
+use crate::products::{fp8_share, linear_products};
 use crate::programs::TrainingSpec;
 use crate::schedule::Schedule;
 use crate::slower;
@@ -58,7 +59,7 @@ impl Run {
         if !going_on {
             setup::check_before_text(parsed, &processor)?;
         }
-        let began = if going_on { Some(kept_precision(&folder)?) } else { None };
+        let began = if going_on { Some(saved::precision(&folder)?) } else { None };
         let corpus = Corpus::open(&parsed.config, kept, &mut |notice| match time_is_up() {
             true => ControlFlow::Break(()),
             false => observer.notice(notice),
@@ -69,7 +70,7 @@ impl Run {
             tokenizer_vocab_size: Some(corpus.tokenizer.vocab_size()),
             shards: setup::shards(&parsed.config)?.map(|dataset| dataset.folder().display().to_string()),
             epoch_tokens: Some(corpus.loader.epoch_tokens()),
-            // A run keeps the precision that it began with, wherever it goes on.
+            // A run keeps its precision wherever it goes on.
             recipe: match &began {
                 Some(began) => began.recipe,
                 None => Some(processor.target().recipe()),
@@ -90,6 +91,7 @@ impl Run {
             None => slower::settled(planned, &processor)?,
         };
         let config = planned.resolved.config;
+        warn_of_no_fp8(&planned.spec);
         fit::check(&planned.spec, config.train.batch_size, &processor)?;
         let device = processor.describe();
         let (memory_total, peak_flops) = (processor.total_bytes(), processor.peak_flops());
@@ -128,7 +130,8 @@ impl Run {
         // A run may be asked for fewer steps than it has made.
         let steps = steps.max(at.step);
         let is_at_its_end = going_on && at.step == steps;
-        if !is_at_its_end {
+        // Of a run that goes on, once it has saved a step: until then its checkpoints are of the configuration that is there.
+        if at.step == 0 {
             folder.write("config.toml", &config.to_toml())?;
         }
         let outputs = Outputs { jsonl: config.log.jsonl, tensorboard: config.log.tensorboard };
@@ -221,9 +224,18 @@ fn check_export(folder: &RunFolder, init_from: Option<&str>) -> Result<(), RunEr
     )))
 }
 
-/// The precision that the run in `folder` began with.
-fn kept_precision(folder: &RunFolder) -> Result<PrecisionConfig, RunError> {
-    Ok(Config::load::<&str>(&folder.config(), &[])?.config.precision)
+/// A recipe of FP8 that leaves everything in bf16 is told: nothing else of the run would show it.
+fn warn_of_no_fp8(spec: &TrainingSpec) {
+    let products = linear_products(spec);
+    if !spec.recipe.is_fp8() || fp8_share(&products) > 0.0 {
+        return;
+    }
+    let why = products.iter().flat_map(|linear| &linear.products).find_map(|product| product.as_ref().err());
+    tracing::warn!(
+        "precision.recipe = {}, but no product of a linear layer is in FP8{}; xtrain plan says why of each",
+        spec.recipe.name(),
+        why.map(|why| format!(" ({why})")).unwrap_or_default()
+    );
 }
 
 /// Fresh weights, or those of the folder that training starts from.

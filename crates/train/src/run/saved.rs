@@ -6,12 +6,12 @@
 use super::reference::Segment;
 use super::writing::{Writing, Written};
 use super::{RunError, RunFolder};
-use crate::config::{self, Config, TokenizerChoice};
+use crate::config::{self, Config, PrecisionConfig, TokenizerChoice};
 use crate::evaluate::Tally;
 use crate::learner::Learner;
 use crate::metrics::jsonl::Unsynced;
 use serde::{Deserialize, Serialize};
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::ops::Range;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -163,7 +163,8 @@ impl Saved {
                 recipe.name()
             );
         }
-        if before.is_none_or(|before| before.config.precision != config.precision) {
+        let is_as_before = before.is_some_and(|before| before.config.precision == config.precision);
+        if !is_as_before {
             // What was begun in other formats is begun again, or left.
             position.evaluation = position.evaluation.map(|_| Tally::default());
             position.reference = None;
@@ -180,9 +181,20 @@ impl Saved {
         }
         // A recipe that makes scales of earlier steps begins without any where the checkpoint is of another.
         let of_casts = [StateKind::Scale, StateKind::AmaxHistory];
-        let held: HashSet<&str> = checkpoint.tensors().iter().map(|tensor| tensor.name.as_str()).collect();
+        let held: HashMap<&str, &[usize]> = checkpoint
+            .tensors()
+            .iter()
+            .map(|tensor| (tensor.name.as_str(), tensor.shape.as_slice()))
+            .collect();
         let mut entries = learner.saved_state();
-        entries.retain(|entry| !of_casts.contains(&entry.kind) || held.contains(tensor_name(entry).as_str()));
+        if !is_as_before {
+            // Nor can a history go on with another length: scales stay, and it begins anew.
+            let goes_on = |entry: &StateEntry| {
+                let shape = held.get(tensor_name(entry).as_str());
+                shape.is_some_and(|shape| entry.kind != StateKind::AmaxHistory || **shape == *entry.ty.shape)
+            };
+            entries.retain(|entry| !of_casts.contains(&entry.kind) || goes_on(entry));
+        }
         let mut wanted = specs(&entries);
         for (spec, entry) in wanted.iter_mut().zip(&entries) {
             spec.dtype = kept_type(&checkpoint, entry);
@@ -204,7 +216,7 @@ impl Saved {
         }
         let named: HashSet<&str> = wanted.iter().map(|spec| spec.name.as_str()).collect();
         let is_of_casts = |name: &str| of_casts.iter().any(|kind| name.starts_with(&prefix(*kind)));
-        let load = match held.difference(&named).all(|name| is_of_casts(name)) {
+        let load = match held.keys().filter(|name| !named.contains(*name)).all(|name| is_of_casts(name)) {
             true => Checkpoint::load_some,
             false => Checkpoint::load,
         };
@@ -225,6 +237,11 @@ impl Saved {
     /// Forgets that this step is saved: what is known of it has changed.
     pub(super) fn outdate(&mut self) {
         self.last = None;
+    }
+
+    /// Whether any step is saved, or being saved.
+    pub(super) fn has_any(&self) -> bool {
+        self.last.is_some() || self.store.steps().is_ok_and(|steps| !steps.is_empty())
     }
 
     /// Whether this step is saved, or being saved.
@@ -353,12 +370,28 @@ pub(super) fn parts<'m>(mut memory: &'m mut [u8], places: &[Range<usize>]) -> Ve
     places.iter().map(&mut part).collect()
 }
 
+/// The latest checkpoint of the run in `folder`; those that are not complete are told where the run goes on.
+fn newest(folder: &RunFolder) -> Result<Option<Checkpoint>, RunError> {
+    let store = CheckpointStore::open(&folder.checkpoints())?;
+    Ok(store.steps()?.pop().map(|step| store.at(step)).transpose()?)
+}
+
+/// The precision that the run in `folder` goes on with unless it is told otherwise: that of its latest checkpoint. Where a process was killed,
+/// its folder may say what was before or after it.
+pub(super) fn precision(folder: &RunFolder) -> Result<PrecisionConfig, RunError> {
+    let parsed = match newest(folder)? {
+        Some(checkpoint) => {
+            let text = document::<String>(&checkpoint, CONFIG)?;
+            Config::parse::<&str>(&checkpoint.path().join("config.json"), text.as_bytes(), &[])?
+        }
+        None => Config::load::<&str>(&folder.config(), &[])?,
+    };
+    Ok(parsed.config.precision)
+}
+
 /// How far the run in `folder` is by its latest complete checkpoint, if there is one.
 pub(super) fn position(folder: &RunFolder) -> Result<Option<Position>, RunError> {
-    let store = CheckpointStore::open(&folder.checkpoints())?;
-    // Those that are not complete are told where the run goes on.
-    let latest = store.steps()?.pop().map(|step| store.at(step)).transpose()?;
-    latest.map(|checkpoint| document(&checkpoint, POSITION)).transpose()
+    newest(folder)?.map(|checkpoint| document(&checkpoint, POSITION)).transpose()
 }
 
 /// Refuses to go on with another tokenizer than `kept`, which the run in `folder` began with: its tokens are that one's. Both

@@ -389,6 +389,7 @@ impl Run {
         observer: &mut dyn Observer,
     ) -> Result<(), RunError> {
         let Some(Written { step, path, took }) = written else { return Ok(()) };
+        self.folder.write("config.toml", &self.config.to_toml())?;
         watch.save = watch.save.max(took);
         self.record(Checkpoint { step, path }, observer)
     }
@@ -440,11 +441,17 @@ impl Run {
         if limit == 0 || in_a_row < limit {
             return Ok(());
         }
+        let place = self.folder.checkpoints();
+        let how = match self.saved.has_any() {
+            true => format!(
+                "go on with --resume from the latest checkpoint in {} (delete it to go on from the one before)",
+                place.display()
+            ),
+            false => "begin again with --resume, as nothing was saved yet".to_owned(),
+        };
         Err(RunError::Diverged(format!(
-            "step {}: the loss or the gradient norm was not finite in {in_a_row} steps in a row; lower optimizer.lr and go on with --resume from \
-             the latest checkpoint in {} (delete it to go on from the one before), or find the operation with train.check_numerics = true",
-            step,
-            self.folder.checkpoints().display()
+            "step {step}: the loss or the gradient norm was not finite in {in_a_row} steps in a row; lower optimizer.lr and {how}, or find the \
+             operation with train.check_numerics = true"
         )))
     }
 }

@@ -85,7 +85,11 @@ fn text(found: &Blame) -> String {
         "\nblame: the share of the squared error of all gradients that goes where this is put back; operations: the share of the blocks' \
          linear layers that it takes from FP8\n",
     );
-    if let Some(worst) = found.groups.first() {
+    if !found.all.gradient_error.is_finite() {
+        out.push_str(
+            "the loss or gradients of this checkpoint are not finite, and nothing can be told of them: take an earlier one with --step\n",
+        );
+    } else if let Some(worst) = found.groups.first() {
         out.push_str(&format!("put the first back with {}\n", set(found, &worst.pattern)));
     }
     out

@@ -96,6 +96,42 @@ fn layers_that_a_run_left_in_bf16_as_slower_are_left_where_it_goes_on() {
 }
 
 #[test]
+fn what_a_killed_process_would_have_changed_is_not_kept() {
+    let place = Place::new();
+    let config = |out: &str| String::from_utf8(place.read(&format!("{out}/config.toml"))).expect("text");
+    let slower = "precision.skip_slower=[{layer=\"mlp.down_proj\",speed=0.5,tokens=128}]";
+    let fp8 = format!("{RUN} --set precision.recipe=fp8-block --set {slower}");
+    place.train("whole", &format!("{fp8} --set train.steps=12"));
+    place.train("parts", &format!("{fp8} --set train.steps=6"));
+    let before = config("parts");
+    // As a process leaves it that went on in bf16 and was killed before it saved anything, in the version that wrote its file at once.
+    let bf16 = "--resume --set precision.recipe=bf16 --set train.steps=12";
+    copy(&place, "parts", "other");
+    place.train("other", &format!("{RUN} {bf16}"));
+    place.write("parts/config.toml", config("other").as_bytes());
+    place.train("parts", &format!("{fp8} --resume --set precision.skip_slower= --set train.steps=12"));
+    assert_eq!(losses(&place, "parts"), losses(&place, "whole"));
+    assert_eq!(config("parts"), before.replace("steps = 6\n", "steps = 12\n"));
+}
+
+#[test]
+fn a_history_of_another_length_begins_anew_and_scales_stay() {
+    let place = Place::new();
+    let run = |out: &str, more: &str| {
+        place.train(out, &format!("{RUN} --set precision.recipe=fp8-delayed {more}"));
+    };
+    run("out", "--set precision.amax_history_len=4 --set train.steps=6");
+    copy(&place, "out", "same");
+    run("out", "--set precision.amax_history_len=8 --set train.steps=12 --resume");
+    run("same", "--set precision.amax_history_len=4 --set train.steps=12 --resume");
+    let (changed, same) = (losses(&place, "out"), losses(&place, "same"));
+    assert_eq!(changed.len(), 12);
+    assert_eq!(changed[&7], same[&7], "the first step has the scales of the checkpoint");
+    let near = changed.iter().all(|(step, loss)| (loss / same[step] - 1.0).abs() < 1e-2);
+    assert!(near, "{changed:?} {same:?}");
+}
+
+#[test]
 fn there_and_back_is_told_and_a_run_that_says_nothing_keeps_its_recipe() {
     let place = Place::new();
     place.train("out", &format!("{RUN} --set train.steps=6 --set precision.recipe=fp8-row"));

@@ -113,9 +113,10 @@ fn open_run(
     device: Device,
     recipe: Option<Recipe>,
 ) -> Result<OpenedModel, RunError> {
-    let parsed = Config::load::<&str>(&run.config(), &[])?;
-    let planned = setup::planned(parsed.resolve(&Default::default())?)?;
+    let mut parsed = Config::load::<&str>(&run.config(), &[])?;
     let checkpoint = checkpoint(run, which)?;
+    parsed.config.precision = saved::precision_of(&checkpoint)?;
+    let planned = setup::planned(parsed.resolve(&Default::default())?)?;
     let trained = planned.spec.numerics();
     let numerics = Numerics { recipe: recipe.unwrap_or(trained.recipe), ..trained };
     let mut weights = weights(device, planned.spec.model.clone(), numerics)?;

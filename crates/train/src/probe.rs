@@ -45,7 +45,8 @@ impl Probe {
     ) -> Result<(Probe, Processor), RunError> {
         let (run, which) = meant(folder, which)?;
         let checkpoint = checkpoint(&run, which)?;
-        let parsed = Config::load::<&str>(&run.config(), &[])?;
+        let mut parsed = Config::load::<&str>(&run.config(), &[])?;
+        parsed.config.precision = saved::precision_of(&checkpoint)?;
         let planned = setup::planned(parsed.resolve(&Default::default())?)?;
         let (spec, config) = (planned.spec, planned.resolved.config);
         let casts = formats(&spec, casts)?;

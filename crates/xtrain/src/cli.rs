@@ -371,7 +371,7 @@ pub(crate) struct ReportArgs {
   xtrain compare runs/fp8-* --baseline runs/bf16-*
 Runs whose configurations differ in nothing but the seed are one row: name as many as there are.")]
 pub(crate) struct CompareArgs {
-    /// Run folders; without --baseline the first is the baseline
+    /// Run folders; without --baseline the first is the baseline, with those that are as it is but for their seed
     #[arg(required = true)]
     pub(crate) runs: Vec<PathBuf>,
     /// The runs to compare with: one, or several that differ in their seeds, which then tell how far seeds alone lie apart

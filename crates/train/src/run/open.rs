@@ -266,5 +266,12 @@ fn prompts(config: &Config, tokenizer: &Tokenizer) -> Result<Vec<Vec<u32>>, RunE
 /// The model in a few words.
 pub(super) fn describe(spec: &TrainingSpec) -> String {
     let m = &spec.model;
-    format!("{}, {} layers, dim {}, {} heads", m.family.name(), m.layers, m.dim, m.heads)
+    let fp8 = match spec.recipe.is_fp8() {
+        true => {
+            let share = 100.0 * fp8_share(&linear_products(spec));
+            format!(", {} ({share:.0}% of the linear layers)", spec.recipe.name())
+        }
+        false => String::new(),
+    };
+    format!("{}, {} layers, dim {}, {} heads{fp8}", m.family.name(), m.layers, m.dim, m.heads)
 }

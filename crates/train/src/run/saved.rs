@@ -379,14 +379,17 @@ fn newest(folder: &RunFolder) -> Result<Option<Checkpoint>, RunError> {
 /// The precision that the run in `folder` goes on with unless it is told otherwise: that of its latest checkpoint. Where a process was killed,
 /// its folder may say what was before or after it.
 pub(super) fn precision(folder: &RunFolder) -> Result<PrecisionConfig, RunError> {
-    let parsed = match newest(folder)? {
-        Some(checkpoint) => {
-            let text = document::<String>(&checkpoint, CONFIG)?;
-            Config::parse::<&str>(&checkpoint.path().join("config.json"), text.as_bytes(), &[])?
-        }
-        None => Config::load::<&str>(&folder.config(), &[])?,
-    };
-    Ok(parsed.config.precision)
+    match newest(folder)? {
+        Some(checkpoint) => precision_of(&checkpoint),
+        None => Ok(Config::load::<&str>(&folder.config(), &[])?.config.precision),
+    }
+}
+
+/// The precision that the steps before a checkpoint were computed in.
+pub(crate) fn precision_of(checkpoint: &Checkpoint) -> Result<PrecisionConfig, RunError> {
+    let text = document::<String>(checkpoint, CONFIG)?;
+    let path = checkpoint.path().join("config.json");
+    Ok(Config::parse::<&str>(&path, text.as_bytes(), &[])?.config.precision)
 }
 
 /// How far the run in `folder` is by its latest complete checkpoint, if there is one.

@@ -7,11 +7,7 @@ use xtrain_train::metrics::format;
 use xtrain_train::report::gap::{COMPARE_FILE, Comparison, Figure};
 
 pub(crate) fn run(args: &CompareArgs) -> Result<(), Failure> {
-    let (baseline, others) = match args.baseline.as_slice() {
-        [] => args.runs.split_at(1),
-        named => (named, args.runs.as_slice()),
-    };
-    let comparison = Comparison::load(baseline, others, args.last)?;
+    let comparison = Comparison::load(&args.baseline, &args.runs, args.last)?;
     let path = match &args.out {
         Some(path) => path.clone(),
         None => comparison.first_compared().join(COMPARE_FILE),
@@ -68,7 +64,10 @@ fn text(comparison: &Comparison) -> String {
                     .unwrap_or("")
                     .into(),
                 bar.map_or("-".into(), |bar| format!("{bar}%")),
-                figure.as_ref().and_then(|f| inside(f.inside_bar)).unwrap_or("").into(),
+                match figure {
+                    Some(f) if bar.is_some() => inside(f.inside_bar).unwrap_or("unclear").into(),
+                    _ => String::new(),
+                },
             ];
             rows.push(row);
         }

@@ -49,7 +49,7 @@ pub struct Figure {
     pub seed_spread_percent: Option<f64>,
     /// Whether the gap lies inside that spread.
     pub inside_spread: Option<bool>,
-    /// Whether it lies inside the bar of the recipe. A loss that is lower is.
+    /// Whether it lies inside the bar of the recipe. A loss that is lower is; nothing where its interval reaches to both sides of the bar.
     pub inside_bar: Option<bool>,
 }
 
@@ -185,7 +185,11 @@ impl Figure {
             seed_deviation_percent: baseline.deviation.map(|deviation| 100.0 * deviation / baseline.mean),
             seed_spread_percent: spread,
             inside_spread: spread.map(|spread| gap_percent.abs() <= spread),
-            inside_bar: bar_percent.map(|bar| gap_percent <= bar),
+            inside_bar: bar_percent.and_then(|bar| {
+                let interval = gap.of_mean().map_or(0.0, |interval| 100.0 * interval);
+                let is_clear = (gap_percent - bar).abs() >= interval;
+                is_clear.then_some(gap_percent <= bar)
+            }),
         }
     }
 }

@@ -39,12 +39,25 @@ impl Group {
     }
 }
 
+/// Which runs are the first in all but their seed, that one among them.
+pub(super) fn like_the_first(runs: &[RunData]) -> Vec<bool> {
+    let first = runs.first().and_then(config);
+    let is_like = |(n, run): (usize, &RunData)| match (&first, config(run)) {
+        _ if n == 0 => true,
+        (Some(first), Some(other)) => matters(first, &other).is_empty(),
+        _ => false,
+    };
+    runs.iter().enumerate().map(is_like).collect()
+}
+
+/// What a run is configured as, where that can be read.
+fn config(run: &RunData) -> Option<Config> {
+    let parsed = Config::parse::<&str>(Path::new(CONFIG_FILE), run.config.as_ref()?.as_bytes(), &[]);
+    parsed.ok().map(|parsed| parsed.config)
+}
+
 /// The baseline, which is the first `base` runs, and the groups of the others in the order of their first runs.
 pub(super) fn of(runs: &[RunData], base: usize) -> Vec<Group> {
-    let config = |run: &RunData| {
-        let parsed = Config::parse::<&str>(Path::new(CONFIG_FILE), run.config.as_ref()?.as_bytes(), &[]);
-        parsed.ok().map(|parsed| parsed.config)
-    };
     let mut groups =
         vec![Group { runs: (0..base).collect(), configs: runs[..base].iter().map(config).collect() }];
     for (n, run) in runs.iter().enumerate().skip(base) {

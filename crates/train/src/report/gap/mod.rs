@@ -9,7 +9,8 @@
 //! else against the mean of the baseline's runs. Runs of unequal length are compared up to where the shortest of the two groups ends,
 //! runs whose steps have different numbers of tokens by tokens.
 //!
-//! Deliberately absent: a verdict. The bar is one of docs/numerics.md and the spread is measured; which of them matters is the reader's.
+//! Whether a gap lies inside the recipe's bar, of docs/numerics.md, and inside the spread of seeds, is said where it can be told; which of them
+//! matters is the reader's.
 
 mod figures;
 mod groups;
@@ -63,8 +64,9 @@ pub struct Baseline {
 }
 
 impl Comparison {
-    /// Sets the runs in `others` against those in `baseline`, each a run folder; what is in both is the baseline's. Losses are averaged over
-    /// the last `last` steps.
+    /// Sets the runs in `others` against those in `baseline`, each a run folder; what is in both is the baseline's. Without any, the first of the
+    /// others is the baseline, with those that differ from it in nothing but their seed, unless all do. Losses are averaged over the last
+    /// `last` steps.
     ///
     /// # Errors
     /// A folder that cannot be read or has no metrics; no run left to compare.
@@ -80,12 +82,20 @@ impl Comparison {
                 base = folders.len();
             }
         }
-        if base == folders.len() {
+        if base.max(1) >= folders.len() {
             return Err(ReportError::NothingToCompare);
         }
         let named: Vec<PathBuf> = folders.into_iter().map(|(folder, _)| folder).collect();
-        let comparison = Self::of(super::load_named(&named)?, base, last);
-        Ok(Comparison { folders: named, ..comparison })
+        let runs = super::load_named(&named)?;
+        if base > 0 {
+            return Ok(Comparison { folders: named, ..Self::of(runs, base, last) });
+        }
+        let mut is_base = groups::like_the_first(&runs).into_iter();
+        let (like, unlike): (Vec<_>, Vec<_>) =
+            named.into_iter().zip(runs).partition(|_| is_base.next().unwrap_or(false));
+        let base = if unlike.is_empty() { 1 } else { like.len() };
+        let (folders, runs) = like.into_iter().chain(unlike).unzip();
+        Ok(Comparison { folders, ..Self::of(runs, base, last) })
     }
 
     /// The folder of the first run that is compared.

@@ -131,7 +131,7 @@ fn row(
         }),
         figure_of(&|f| yes(f.inside_spread.filter(|_| !is_baseline))),
         bar.map(|bar| format!("{bar}%")),
-        figure_of(&|f| yes(f.inside_bar)),
+        figure_of(&|f| bar.map(|_| yes(f.inside_bar).unwrap_or_else(|| "unclear".into()))),
     ];
     for cell in cells {
         let _ = write!(out, "<td>{}</td>", cell.as_deref().unwrap_or("–"));

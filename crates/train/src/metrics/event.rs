@@ -1,6 +1,7 @@
 //! The things a run reports, as plain values.
 
 use std::path::PathBuf;
+use xtrain_model::Recipe;
 
 /// What an evaluation is called in the files.
 pub(super) const EVAL: &str = "eval";
@@ -95,6 +96,15 @@ pub struct SkippedStep {
 pub struct Resumed {
     /// The step of that checkpoint.
     pub step: u64,
+    /// The recipes before and from there on, where they differ.
+    pub switched: Option<[Recipe; 2]>,
+}
+
+impl Resumed {
+    /// The run went on after this step as before.
+    pub fn after(step: u64) -> Self {
+        Resumed { step, switched: None }
+    }
 }
 
 /// A reference segment: steps of an FP8 run that were also made in bf16, from the same state on the same batches.

@@ -38,7 +38,11 @@ pub fn line(event: &Event, total_steps: Option<u64>) -> String {
             100.0 * reference.gap(),
             reference.steps
         ),
-        Event::Resumed(resumed) => format!("resumed after step {}", resumed.step),
+        Event::Resumed(resumed) => {
+            let switched =
+                resumed.switched.map(|[before, now]| format!(", from {} to {}", before.name(), now.name()));
+            format!("resumed after step {}{}", resumed.step, switched.unwrap_or_default())
+        }
         Event::Sample(sample) => {
             let text = printable(&format!("{}{}", sample.prompt, sample.text));
             let lines: String = text.lines().map(|line| format!("\n    {line}")).collect();

@@ -5,6 +5,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use super::event::{EVAL, Event, Record, Resumed, SAMPLE};
 use super::{MetricsError, jsonl, tensorboard};
+use xtrain_model::Recipe;
 
 /// Which files a run writes its metrics to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -33,12 +34,14 @@ pub struct Lost {
     pub evaluation: bool,
     /// So are the samples of that step itself: it is the last one.
     pub samples: bool,
+    /// See [`Resumed::switched`].
+    pub switched: Option<[Recipe; 2]>,
 }
 
 impl Lost {
     /// What is lost of a run that goes on with the step after `step`.
     pub fn after(step: u64) -> Self {
-        Lost { after: step, evaluation: false, samples: false }
+        Lost { after: step, evaluation: false, samples: false, switched: None }
     }
 
     /// Whether a record of this step and kind is lost.
@@ -83,7 +86,7 @@ impl MetricsSink {
             sink.tensorboard = Some(tensorboard::Writer::create(folder, now(), lost)?);
         }
         if let Some(lost) = lost {
-            sink.record(Resumed { step: lost.after })?;
+            sink.record(Resumed { step: lost.after, switched: lost.switched })?;
         }
         Ok(sink)
     }

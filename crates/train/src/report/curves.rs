@@ -100,7 +100,7 @@ impl<'a> Views<'a> {
         let (mut skipped, mut resumed) = (Vec::new(), Vec::new());
         if let [view] = &self.views[..] {
             skipped.extend(view.history.skipped.iter().map(|s| s.step as f64 * view.x_per_step));
-            resumed.extend(view.history.resumed.iter().map(|&step| step as f64 * view.x_per_step));
+            resumed.extend(view.history.resumed.iter().map(|r| r.step as f64 * view.x_per_step));
         }
         let x = self.x_axis();
         Chart {

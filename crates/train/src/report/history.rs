@@ -1,6 +1,8 @@
 //! The records of a run as one line of time.
 
-use crate::metrics::{Checkpoint, EvalMetrics, Event, Record, Reference, Sample, SkippedStep, StepMetrics};
+use crate::metrics::{
+    Checkpoint, EvalMetrics, Event, Record, Reference, Resumed, Sample, SkippedStep, StepMetrics,
+};
 
 /// What happened, each list in the order of its steps.
 ///
@@ -11,8 +13,8 @@ pub(super) struct History {
     pub(super) steps: Vec<StepMetrics>,
     pub(super) evals: Vec<EvalMetrics>,
     pub(super) skipped: Vec<SkippedStep>,
-    /// Steps after which the run was resumed.
-    pub(super) resumed: Vec<u64>,
+    /// After which steps the run was resumed.
+    pub(super) resumed: Vec<Resumed>,
     pub(super) checkpoints: Vec<Checkpoint>,
     pub(super) references: Vec<Reference>,
     pub(super) samples: Vec<Sample>,
@@ -61,7 +63,7 @@ impl History {
                 cut(&mut self.samples, step.saturating_add(1), |s| s.step);
                 self.samples.push(sample.clone());
             }
-            Event::Resumed(_) => {
+            Event::Resumed(resumed) => {
                 let lost = step.saturating_add(1);
                 cut(&mut self.steps, lost, |m| m.step);
                 cut(&mut self.evals, lost, |m| m.step);
@@ -69,8 +71,8 @@ impl History {
                 cut(&mut self.checkpoints, lost, |c| c.step);
                 cut(&mut self.references, lost, |r| r.step);
                 cut(&mut self.samples, lost, |s| s.step);
-                cut(&mut self.resumed, lost, |&step| step);
-                self.resumed.push(step);
+                cut(&mut self.resumed, lost, |r| r.step);
+                self.resumed.push(*resumed);
             }
         }
     }

@@ -245,7 +245,7 @@ fn events(out: &mut String, view: &View<'_>) {
     let history = &view.history;
     let mut events: Vec<Event> = Vec::new();
     events.extend(history.skipped.iter().map(|&skipped| Event::from(skipped)));
-    events.extend(history.resumed.iter().map(|&step| Event::from(crate::metrics::Resumed { step })));
+    events.extend(history.resumed.iter().map(|&resumed| Event::from(resumed)));
     events.extend(history.checkpoints.iter().cloned().map(Event::from));
     if events.is_empty() {
         return;

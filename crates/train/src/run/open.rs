@@ -135,11 +135,16 @@ impl Run {
             folder.write("config.toml", &config.to_toml())?;
         }
         let outputs = Outputs { jsonl: config.log.jsonl, tensorboard: config.log.tensorboard };
+        let switched = began.and_then(|began| {
+            let recipes = [began.recipe?, config.precision.recipe?];
+            (at.step > 0 && recipes[0] != recipes[1]).then_some(recipes)
+        });
         let metrics = match going_on {
             true => MetricsStart::Resumed(Lost {
                 after: at.step,
                 evaluation: at.evaluation.is_some(),
                 samples: is_at_its_end && folder.unwritten(at.step, &config)?.samples,
+                switched,
             }),
             false => MetricsStart::Fresh,
         };
@@ -160,7 +165,7 @@ impl Run {
         }
         observer.started(&config, &describe(learner.spec()), &device, at.step, steps);
         if going_on {
-            observer.event(&Event::Resumed(Resumed { step: at.step }), steps);
+            observer.event(&Event::Resumed(Resumed { step: at.step, switched }), steps);
         }
         Ok(Opened::Run(Box::new(Run {
             config,

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
+use xtrain_model::Recipe;
 
 use crate::metrics::event::{
     Checkpoint, EVAL, EvalMetrics, Event, Record, Reference, Resumed, SAMPLE, Sample, SkippedStep,
@@ -46,7 +47,12 @@ pub fn encode(record: &Record) -> String {
             line.grad_norm = Some(Num(s.grad_norm));
             line.skipped = Some(s.skipped);
         }
-        Event::Resumed(_) => line.kind = "resumed".into(),
+        Event::Resumed(r) => {
+            line.kind = "resumed".into();
+            if let Some([before, now]) = r.switched {
+                (line.before, line.now) = (Some(before), Some(now));
+            }
+        }
         Event::Reference(r) => {
             line.kind = "reference".into();
             line.loss = Some(Num(r.loss));
@@ -99,7 +105,10 @@ pub fn decode(line: &[u8]) -> Result<Record, String> {
             grad_norm: line.number("grad_norm", line.grad_norm)?,
             skipped: required("skipped", line.skipped)?,
         }),
-        "resumed" => Event::Resumed(Resumed { step }),
+        "resumed" => {
+            let switched = line.before.zip(line.now).map(|(before, now)| [before, now]);
+            Event::Resumed(Resumed { step, switched })
+        }
         "reference" => Event::Reference(Reference {
             step,
             steps: required("steps", line.steps)?,
@@ -146,6 +155,7 @@ line! {
     time: Num, loss: Num, bf16_loss: Num, gap: Num, steps: u64, perplexity: Num, bits_per_byte: Num, grad_norm: Num, lr: Num,
     memory_bytes: u64, memory_total_bytes: u64, tokens_per_second: Num, tflops: Num, mfu: Num,
     tokens: u64, epoch: Num, step_ms: Num, skipped: u64, seconds_left: Num,
+    before: Recipe, now: Recipe,
     path: String, prompt: String, text: String,
     nonfinite: BTreeMap<String, String>,
 }

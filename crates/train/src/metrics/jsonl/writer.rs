@@ -92,7 +92,7 @@ mod tests {
         let file = OpenOptions::new().append(true).open(path).unwrap();
         let mut writer = Writer { file, path: path.to_owned(), len_bytes: 0 };
         let error =
-            writer.write(&Record { time: 0.0, event: Resumed { step: 1 }.into() }).unwrap_err().to_string();
+            writer.write(&Record { time: 0.0, event: Resumed::after(1).into() }).unwrap_err().to_string();
         assert!(error.starts_with("/dev/full: cannot write metrics: "), "{error}");
         assert!(error.ends_with("; free some space and run the command again"), "{error}");
     }

@@ -99,7 +99,7 @@ fn a_file_without_line_ends_does_not_fill_the_memory() {
 #[test]
 fn a_resumed_file_ends_at_the_checkpoint_wherever_the_process_died() {
     // The shortest lines there are: every cut is an own file on the disk.
-    let line = |step| encode(&Record { time: 0.0, event: Resumed { step }.into() }) + "\n";
+    let line = |step| encode(&Record { time: 0.0, event: Resumed::after(step).into() }) + "\n";
     let whole: String = (1..=6).map(line).collect();
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join(FILE_NAME);
@@ -218,8 +218,8 @@ proptest! {
         fs::OpenOptions::new().append(true).open(&path).unwrap().write_all(&bytes).unwrap();
         let (mut writer, recovery) = Writer::resume(&path, Lost::after(step)).unwrap();
         prop_assert!(recovery.kept >= step.min(2));
-        writer.write(&Record { time: 0.0, event: Resumed { step }.into() }).unwrap();
+        writer.write(&Record { time: 0.0, event: Resumed::after(step).into() }).unwrap();
         let last = Reader::open(&path).unwrap().last().unwrap().unwrap();
-        prop_assert_eq!(last, Ok(Record { time: 0.0, event: Resumed { step }.into() }));
+        prop_assert_eq!(last, Ok(Record { time: 0.0, event: Resumed::after(step).into() }));
     }
 }

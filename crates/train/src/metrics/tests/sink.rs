@@ -41,7 +41,7 @@ fn a_killed_and_resumed_run_has_one_history() {
     for at in 4..=6 {
         sink.record(step(at)).unwrap();
     }
-    let expected = (1..=3).map(|at| Event::from(step(at))).chain([Resumed { step: 3 }.into()]);
+    let expected = (1..=3).map(|at| Event::from(step(at))).chain([Resumed::after(3).into()]);
     let expected: Vec<Event> = expected.chain((4..=6).map(|at| step(at).into())).collect();
     assert_eq!(events(folder.path()), expected);
     assert_eq!(event_files(folder.path()).len(), 2);
@@ -61,9 +61,13 @@ fn what_a_run_makes_again_at_the_step_that_it_resumes_from_is_said_once() {
         all.iter().for_each(|event| sink.record(event.clone()).unwrap());
         drop(sink);
         let first = event_files(folder.path()).remove(0);
-        MetricsSink::open(folder.path(), BOTH, Start::Resumed(Lost { after: 3, evaluation, samples }))
-            .unwrap();
-        let expected = kept.iter().map(|&at: &usize| all[at].clone()).chain([Resumed { step: 3 }.into()]);
+        MetricsSink::open(
+            folder.path(),
+            BOTH,
+            Start::Resumed(Lost { evaluation, samples, ..Lost::after(3) }),
+        )
+        .unwrap();
+        let expected = kept.iter().map(|&at: &usize| all[at].clone()).chain([Resumed::after(3).into()]);
         assert_eq!(events(folder.path()), expected.collect::<Vec<_>>(), "{evaluation} {samples}");
         // The version, and a frame for each that has figures or a text.
         let mut bytes = &fs::read(&first).unwrap()[..];

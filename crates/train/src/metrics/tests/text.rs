@@ -55,6 +55,7 @@ fn other_events_are_one_line_each() {
             "skip    3/2000  loss inf  grad_norm -inf: not finite, no update made  skipped 1",
             "save    3/2000  runs/ä b/step-3",
             "resumed after step 3",
+            "resumed after step 3, from bf16 to fp8-block",
             "reference    8/2000  loss  2.0020  in bf16  2.0000  gap +0.100% over 4 steps",
             "reference   16/2000  loss     inf  in bf16  2.0000  gap +inf% over 4 steps",
             "sample after step 3:\n    Once \"upon\"\n     a\ttime\u{FFFD}[2J\u{2028}",

@@ -293,6 +293,16 @@ impl Notes {
             let (last, total) = (format::grouped(last), format::grouped(total));
             self.add(format!("{name} is at step {last} of {total}"));
         }
+        for resumed in &history.resumed {
+            if let Some([before, now]) = resumed.switched {
+                let step = format::grouped(resumed.step);
+                self.add(format!(
+                    "{name} went from {} to {} after step {step}: its gap is that of both",
+                    before.name(),
+                    now.name()
+                ));
+            }
+        }
         match history.skipped.len() {
             0 => {}
             1 => self.add(format!("{name} skipped a step that was not finite")),

@@ -3,6 +3,7 @@
 use super::*;
 use crate::metrics::{EvalMetrics, Event, Record, Resumed, StepMetrics};
 use crate::report::RunSummary;
+use xtrain_model::Recipe;
 
 /// A run of `steps` steps of 1000 tokens: its loss falls from 10 to 2 and is `1 + over` times that, with noise of its batches, which are
 /// those of its seed.
@@ -152,11 +153,47 @@ fn steps_that_a_resumed_run_made_twice_count_once() {
             metrics.loss *= 3.0;
         }
     });
-    resumed.records.push(Record { time: 0.0, event: Resumed { step: 150 }.into() });
+    resumed.records.push(Record { time: 0.0, event: Resumed::after(150).into() });
     resumed.records.extend(again);
     let base = run("bf16", "bf16", 1, 200, 0.0);
     let gap = |run: RunData| training(&compare(&[base.clone(), run], 1)).gap_percent;
     assert_eq!(gap(resumed), gap(whole));
+}
+
+#[test]
+fn the_seeds_of_the_first_run_are_found() {
+    let runs = [
+        run("a", "bf16", 1, 100, 0.0),
+        run("b", "fp8-row", 1, 100, 0.0),
+        run("c", "bf16", 2, 100, 0.0),
+        run("d", "fp8-row", 2, 100, 0.0),
+    ];
+    assert_eq!(groups::like_the_first(&runs), [true, false, true, false]);
+}
+
+#[test]
+fn a_gap_whose_interval_reaches_over_the_bar_is_unclear() {
+    let inside = |over: [f64; 2]| {
+        let mut runs: Vec<RunData> =
+            [1, 2].map(|seed| run(&format!("bf16-{seed}"), "bf16", seed, 200, 0.0)).into();
+        for (seed, over) in [1, 2].into_iter().zip(over) {
+            runs.push(run(&format!("fp8-{seed}"), "fp8-block", seed, 200, over));
+        }
+        training(&compare(&runs, 2)).inside_bar
+    };
+    assert_eq!(inside([0.001, 0.001]), Some(true));
+    assert_eq!(inside([0.001, 0.003]), None);
+    assert_eq!(inside([0.02, 0.02001]), Some(false));
+}
+
+#[test]
+fn a_run_that_changed_its_recipe_is_told() {
+    let mut fp8 = run("fp8", "fp8-block", 1, 200, 0.0);
+    let switched = Some([Recipe::Bf16, Recipe::Fp8Block]);
+    fp8.records.insert(150, Record { time: 0.0, event: Resumed { step: 150, switched }.into() });
+    let comparison = compare(&[run("bf16", "bf16", 1, 200, 0.0), fp8], 1);
+    let note = "fp8 went from bf16 to fp8-block after step 150: its gap is that of both";
+    assert!(comparison.notes.iter().any(|told| told == note), "{:?}", comparison.notes);
 }
 
 #[test]

@@ -131,7 +131,7 @@ fn what_a_run_says_is_text_and_never_markup() {
 fn skipped_steps_and_resumes_are_marked_and_listed() {
     let mut run = run("r", 100);
     run.records.push(record(SkippedStep { step: 101, loss: f64::NAN, grad_norm: 1.0, skipped: 1 }));
-    run.records.push(record(Resumed { step: 101 }));
+    run.records.push(record(Resumed::after(101)));
     run.records.push(record(StepMetrics { step: 102, loss: 2.0, ..StepMetrics::default() }));
     let page = document(&[run]);
     assert!(page.text.contains("101  loss NaN  grad_norm 1.00: not finite"), "{}", page.text);
@@ -143,7 +143,7 @@ fn skipped_steps_and_resumes_are_marked_and_listed() {
 #[test]
 fn steps_that_were_lost_do_not_count() {
     let mut run = run("r", 100);
-    run.records.push(record(Resumed { step: 40 }));
+    run.records.push(record(Resumed::after(40)));
     let page = document(&[run]);
     assert!(page.text.contains("Steps40resumed once"), "{}", page.text);
     assert!(page.text.contains("Tokens40.0k"), "{}", page.text);
@@ -205,7 +205,7 @@ fn event() -> impl Strategy<Value = Event> {
             .into(),
             1 => EvalMetrics { step, loss: a, bits_per_byte: Some(b) }.into(),
             2 => SkippedStep { step, loss: a, grad_norm: b, skipped: n }.into(),
-            3 => Resumed { step }.into(),
+            3 => Resumed::after(step).into(),
             4 => Sample { step, prompt: text.clone(), text }.into(),
             _ => Checkpoint { step, path: text.into() }.into(),
         },

@@ -270,3 +270,18 @@ fn a_plan_shows_every_linear_layer_with_its_formats_and_why_some_are_bf16() {
     part.refuses(&["[precision] skip", "q_proj is a part of qkv_proj"]);
     assert!(!plan(&place, &format!("{file} --set precision.recipe=bf16")).contains("out x in"));
 }
+
+#[test]
+fn a_pattern_that_names_nothing_is_told_what_it_may_mean() {
+    let place = Place::new();
+    for (pattern, meant) in [
+        ("down_proj:wgrad", "did you mean \"*.down_proj:wgrad\"?"),
+        ("blocks.7.*", "the blocks are 0 to "),
+        ("lm_head", "the head and the embedding are never in FP8"),
+        ("blocks.[0-1].*", "only * stands for other text"),
+        ("*.nothing", "the linear layers of a block are blocks.0.attn.qkv_proj"),
+    ] {
+        let set = format!("--set precision.recipe=fp8-block --set precision.skip=[\"{pattern}\"]");
+        place.run(&format!("plan run.toml {set}")).refuses(&[pattern, " names nothing", meant]);
+    }
+}

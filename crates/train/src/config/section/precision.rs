@@ -10,7 +10,8 @@ section! {
     /// The keys of `[precision]`. What the section is for stands at
     /// [`Config::precision`](crate::config::Config).
     pub struct PrecisionConfig {
-        /// The recipe by name.
+        /// The recipe by name. A run that goes on keeps its own where the file and `--set` say none. FP8 on a GPU needs Ada or newer,
+        /// `fp8-row` and `fp8-block` Hopper; on the CPU it is emulated.
         #[schemars(extend("x-default" = "`\"bf16\"` on a GPU, `\"fp32\"` on the CPU"))]
         #[schemars(extend("x-aliases" = [
             "dtype", "mixed_precision", "precision", "torch_dtype", "mixed_precision_param"
@@ -251,9 +252,11 @@ fn pattern(text: &str, model: &Architecture) -> Result<ProductPattern, String> {
         format!("[precision] skip: {text:?}: {product:?} is no product; behind the colon stands fprop, dgrad or wgrad")
     })?;
     let names = |block: usize| linear_names(block).into_iter();
-    let mut all =
-        (0..model.layers).flat_map(names).flat_map(|name| LinearGemm::ALL.map(|gemm| (name.clone(), gemm)));
-    if all.any(|(name, gemm)| pattern.names(&name, gemm)) {
+    let has = |pattern: &ProductPattern| {
+        let mut all = (0..model.layers).flat_map(names);
+        all.any(|name| LinearGemm::ALL.iter().any(|&gemm| pattern.names(&name, gemm)))
+    };
+    if has(&pattern) {
         return Ok(pattern);
     }
     let parts = [
@@ -269,8 +272,26 @@ fn pattern(text: &str, model: &Architecture) -> Result<ProductPattern, String> {
             "[precision] skip: {text:?} names nothing: {part} is a part of {whole}, which is one product; name that"
         ),
         None => format!(
-            "[precision] skip: {text:?} names nothing; the linear layers of a block are {}",
+            "[precision] skip: {text:?} names nothing{}; the linear layers of a block are {}",
+            meant(text, model.layers, &has),
             names(0).collect::<Vec<_>>().join(", ")
         ),
     })
+}
+
+/// What may be meant by a pattern that names nothing.
+fn meant(text: &str, layers: usize, has: &dyn Fn(&ProductPattern) -> bool) -> String {
+    let anywhere = format!("*.{text}");
+    let block = text.strip_prefix("blocks.").and_then(|rest| rest.split('.').next()?.parse().ok());
+    match block {
+        _ if ProductPattern::parse(&anywhere).is_ok_and(|pattern| has(&pattern)) => {
+            format!("; did you mean {anywhere:?}?")
+        }
+        Some(block) if layers <= block => format!(": the blocks are 0 to {}", layers.saturating_sub(1)),
+        _ if text.contains("lm_head") || text.contains("embed") => {
+            ": the head and the embedding are never in FP8".to_owned()
+        }
+        _ if text.contains(['[', '{', '?']) => ": only * stands for other text".to_owned(),
+        _ => String::new(),
+    }
 }

@@ -170,6 +170,7 @@ fn differences_name_key_and_both_values() {
 
 #[test]
 fn the_quickstart_is_right() {
+    example("fp8.toml", &[]);
     let config = example("quickstart.toml", &[]);
     assert_eq!((config.model.dim, config.model.kv_heads, config.data.seq_len), (Some(192), Some(2), 256));
     // As long as somebody wants it to be.

@@ -15,6 +15,7 @@ mod noise;
 mod own;
 mod promoted;
 
+use crate::choice::preferred_ways;
 use crate::error::CudaError;
 use crate::gpu::Gpu;
 use crate::kernel::Work;
@@ -116,8 +117,11 @@ impl Gemm {
     /// The one for scales of every 128 along k.
     pub const PROMOTED_SOURCE: KernelSource = promoted::SOURCE;
 
-    /// The way that `XTRAIN_PREFER` takes, whatever its speed, for products that it is for: [`Algorithm::Promoted`].
-    pub const PROMOTED: &str = "promoted";
+    /// The ways that `XTRAIN_PREFER` takes, whatever their speed, for products that both are for: [`Algorithm::Library`] and
+    /// [`Algorithm::Promoted`].
+    pub const WAYS: [&str; 2] = ["cublaslt", Gemm::PROMOTED];
+
+    const PROMOTED: &str = "promoted";
 
     /// Bytes that algorithms may work in; those that want more are not used.
     pub const WORKSPACE_BYTES: usize = 32 << 20;
@@ -237,7 +241,12 @@ struct Ways {
 impl Ways {
     fn new(gpu: &Gpu, gemm: &Gemm, operands: &GemmOperands) -> Result<Ways, CudaError> {
         let matmul = Matmul::new(gpu.blas()?, gemm, operands)?;
-        Ok(Ways { matmul, promoted: Promoted::new(gpu, gemm, operands)? })
+        // The first one of those that are named.
+        let mut named = preferred_ways().into_iter();
+        let library_alone =
+            named.find(|name| Gemm::WAYS.contains(&name.as_str())).is_some_and(|name| name != Gemm::PROMOTED);
+        let promoted = if library_alone { None } else { Promoted::new(gpu, gemm, operands)? };
+        Ok(Ways { matmul, promoted })
     }
 
     /// Those that may be used, the library's first, its favourite before its others.

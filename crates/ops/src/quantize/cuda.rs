@@ -19,12 +19,21 @@ pub(super) const SOURCE: KernelSource = KernelSource {
 pub(crate) const DEQUANTIZE: KernelSource =
     KernelSource::new("quantize/dequantize.cu", include_str!("dequantize.cu"));
 
+/// Rows of a thread's piece: fewer of what it holds most of on the way.
+const fn high(of: i64) -> i64 {
+    match of {
+        SWIGLU_GRAD | SWIGLU_GRAD_OF_KEPT | SWIGLU_KEEPING => 4,
+        _ => 8,
+    }
+}
+
 /// Of what is cast to which format, what is done with regions of which size, in the source's numbers, in each of these layouts: as it
 /// stands, transposed.
 macro_rules! variants {
     ($($of:ident $format:ident $scaling:ident $phase:ident [$($direct:literal $transposed:literal),*]),* $(,)?) => {
         &[$($(&[
             ("OF", $of),
+            ("HIGH", high($of)),
             ("FORMAT", $format),
             ("SCALING", $scaling),
             ("POW2", if $scaling == TENSOR { 0 } else { 1 }),
@@ -100,8 +109,7 @@ const CAST: i64 = 2;
 const GIVEN: i64 = 3;
 const UNSET: i64 = 4;
 
-/// Threads of a block that has an area, and columns of one of its threads.
-const THREADS: u32 = 512;
+/// Columns of a thread's piece.
 const WIDTH: usize = 8;
 /// Threads of a block that measures, at most, and the least rows of one.
 const MEASURING: usize = 256;
@@ -219,11 +227,11 @@ impl CudaKernel for Quantize {
         let is_halved = matches!(self.of, Of::SwigluGrad { .. });
         let wide = if is_halved { cols / 2 } else { cols };
         let vector = wide.is_multiple_of(WIDTH);
-        let (path, across) = match vector {
-            // Both halves together, where areas end with them.
-            true if is_halved && wide.is_multiple_of(TILE) => ("halves", wide / TILE),
-            true => ("vector", cols.div_ceil(TILE)),
-            false => ("any", cols.div_ceil(TILE)),
+        let (path, across) = match (vector, wide.is_multiple_of(TILE) && rows.is_multiple_of(TILE)) {
+            // Both halves together.
+            (_, true) => ("whole", wide / TILE),
+            (true, _) => ("vector", cols.div_ceil(TILE)),
+            (false, _) => ("any", cols.div_ceil(TILE)),
         };
         let down = rows.div_ceil(TILE);
         let arguments = Arguments {
@@ -254,12 +262,14 @@ impl CudaKernel for Quantize {
         };
         // Where rows are not made of eights, those of a packed format share bytes.
         let pairs = self.format == DType::E5M6 && !vector;
+        // It is kept once.
+        let of = |phase| if of == SWIGLU_KEEPING && matches!(phase, CAST | UNSET) { SWIGLU } else { of };
         let function = |phase, name: &str| {
             let [direct, transposed] = made.map(i64::from);
-            // It is kept once.
-            let of = if of == SWIGLU_KEEPING && matches!(phase, CAST | UNSET) { SWIGLU } else { of };
+            let of = of(phase);
             let defines = [
                 ("OF", of),
+                ("HIGH", high(of)),
                 ("FORMAT", format(self.format)),
                 ("SCALING", scaling),
                 ("POW2", self.pow2_scales.into()),
@@ -269,13 +279,13 @@ impl CudaKernel for Quantize {
             ];
             gpu.function(&SOURCE, &defines, name)
         };
-        let areas = plane([across, down], [THREADS, 1]);
         let area = |phase| {
             let is_tensor = self.scaling == Scaling::Tensor && matches!(phase, MEASURE | UNSET);
             let path = if is_tensor && vector { "vector" } else { path };
             let function = function(phase, &format!("quantize_{path}_{}", suffix(stored)))?;
             if !is_tensor {
-                return Ok::<_, CudaError>((function, areas));
+                let threads = TILE / WIDTH * TILE / high(of(phase)) as usize;
+                return Ok::<_, CudaError>((function, plane([across, down], [threads as u32, 1])));
             }
             let across = if vector { wide / WIDTH } else { cols };
             let threads = warps_of(across, MEASURING);

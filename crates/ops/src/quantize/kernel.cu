@@ -3,8 +3,9 @@
 // What is cast is a tensor, or made on the way of what another op would make it of (OF), rounded as that op would store it, so that it is
 // neither written nor read again.
 //
-// Bound by memory. A block has an area of EDGE rows by EDGE columns, a thread a piece of HIGH by WIDTH of it, which it keeps in registers:
-// few enough of them that while some warps wait for memory, others cast.
+// Bound by memory, where it has few enough instructions: under load a card's clock falls, its memory's rate does not. A block has an area of
+// EDGE rows by EDGE columns, a thread a piece of HIGH by WIDTH of it, which it keeps in registers: few enough of them that while some warps
+// wait for memory, others cast. What all threads of a row or column would compute alike, one does, and shared memory tells the others.
 // Of what is made on the way, all rows are asked for before any is computed with: memory's latency stands there once, not once a row.
 // Regions within an area (tiles and blocks) are measured and cast at once, so that everything is read once: FUSED. Larger ones (rows, the
 // tensor) are first MEASUREd, which needs no order, and then CAST, for which everything is read again: rows by areas, of whose maxima the
@@ -12,8 +13,8 @@
 // scale of 0 is UNSET, for which alone it is measured before. A transpose passes through shared memory, four bytes of a column at a time,
 // in places that spread over its banks.
 //
-// Gate and up may be kept in E4M3 by whatever reads them first, tile by tile, and are restored on the way where they are. OF, FORMAT,
-// SCALING, POW2 (whether scales are powers of two), PHASE, DIRECT and TRANSPOSED are defined where this is compiled.
+// Gate and up may be kept in E4M3 by whatever reads them first, tile by tile, and are restored on the way where they are. OF, HIGH,
+// FORMAT, SCALING, POW2 (whether scales are powers of two), PHASE, DIRECT and TRANSPOSED are defined where this is compiled.
 
 #define E4M3 0
 #define E5M2 1
@@ -33,6 +34,9 @@ constexpr bool MEASURES = PHASE == MEASURE || PHASE == UNSET;
 
 // Whether a number has one scale in both layouts, so that it is cast once.
 constexpr bool ONCE = SCALING == TENSOR || SCALING == BLOCK;
+
+// How many rows a thread asks for together: all of them, where it has registers for what they are made of.
+template <class T> constexpr int TOGETHER = GRAD && sizeof(T) > 2 ? 1 : HIGH;
 
 __device__ __forceinline__ float scale_of(const Quantize& at, u32 amax) {
     if (PHASE == GIVEN && *at.scale != 0.0f) return *at.scale;
@@ -77,7 +81,7 @@ __device__ __forceinline__ void turn(u32 a, u32 b, u32 c, u32 d, u32* columns) {
 }
 
 // Four rows of eight bytes as eight columns.
-__device__ __forceinline__ void turn(const uint2 (&rows)[HIGH], u32 (&columns)[WIDTH]) {
+__device__ __forceinline__ void turn(const uint2* rows, u32 (&columns)[WIDTH]) {
     turn(rows[0].x, rows[1].x, rows[2].x, rows[3].x, columns);
     turn(rows[0].y, rows[1].y, rows[2].y, rows[3].y, columns + 4);
 }
@@ -87,15 +91,16 @@ __device__ __forceinline__ void raise(u32* to, u32 x) {
     if (x > *(volatile u32*)to) atomicMax(to, x);
 }
 
-// The largest over the threads of a block; `space` is a word a warp.
-__device__ __forceinline__ u32 block_largest(u32 x, u32* space) {
-    x = __reduce_max_sync(0xffffffffu, x);
-    if (threadIdx.x % 32 == 0) space[threadIdx.x / 32] = x;
-    __syncthreads();
-#pragma unroll
-    for (int warp = 0; warp < THREADS / 32; warp++)
-        if (warp * 32 < blockDim.x) x = max(x, space[warp]);
-    return x;
+// The largest of as many words as a block has warps, in every thread of a warp.
+__device__ __forceinline__ u32 largest_of_warps(const u32* words) {
+    u32 lane = threadIdx.x % 32;
+    return __reduce_max_sync(0xffffffffu, lane < blockDim.x / 32 ? words[lane] : 0);
+}
+
+// Which of the blocks of a column from above. What comes before has mostly ended with the last rows, of which the cache still has some; and a
+// measure ends with the first ones, so. The gradients are too large for that, and have no registers left.
+__device__ __forceinline__ u32 block_down(const Quantize& at) {
+    return GRAD || (PHASE == CAST && at.measured == nullptr) ? blockIdx.y : gridDim.y - 1 - blockIdx.y;
 }
 
 // Raises the maximum of the tensor by what a block has of it: ROWS rows of a piece of columns, and then those as many blocks below, N
@@ -106,17 +111,21 @@ template <class T, int N> __device__ __forceinline__ void measure(const Quantize
     constexpr int ROWS = OF == INPUT ? 4 : 2;
     constexpr bool BOTH = GRAD && N > 1;
     u32 width = BOTH ? at.cols / 2 : at.cols, column = (blockIdx.x * blockDim.x + threadIdx.x) * N;
+    bool exists = column < width;
+    // Again, which raises nothing.
+    column = min(column, width - N);
     Magnitudes<T> most = {};
-    for (u64 first = (u64)blockIdx.y * ROWS; first < at.rows && column < width; first += (u64)gridDim.y * ROWS) {
+    for (u64 first = (u64)block_down(at) * ROWS; first < at.rows; first += (u64)gridDim.y * ROWS) {
         Eight<T> piece[ROWS][BOTH ? 2 : 1] = {};
         if constexpr (N > 1) {
             Asked<T> asked[ROWS];
             Weights w;
-            ask_rows<T, BOTH>(at, (u32)first, column, asked, w);
+            ask_rows<T, BOTH, false>(at, (u32)first, column, asked, w);
+            if constexpr (OF == SWIGLU_KEEPING) keep_rows(at, asked, (u32)first, column, exists);
 #pragma unroll
             for (int k = 0; k < ROWS; k++) {
                 if constexpr (BOTH) make_both(asked[k], piece[k][0], piece[k][1]);
-                else make(at, asked[k], w, (u32)first + k, column, piece[k][0]);
+                else make(at, asked[k], w, column, piece[k][0]);
             }
         } else {
 #pragma unroll
@@ -132,216 +141,238 @@ template <class T, int N> __device__ __forceinline__ void measure(const Quantize
                 most.raise(mine);
             }
     }
-    u32 largest = block_largest(most.largest(), words);
+    u32 largest = __reduce_max_sync(0xffffffffu, most.largest());
+    if (threadIdx.x % 32 == 0) words[threadIdx.x / 32] = largest;
+    __syncthreads();
+    if (threadIdx.x >= 32) return;
+    largest = largest_of_warps(words);
     if (threadIdx.x != 0) return;
     raise(at.amax, largest);
     raise(at.direct.q ? at.direct.maxima : at.transposed.maxima, largest);
 }
 
-// The scale of a row or column, from its maximum within the area; `tile` is which area it is along it, and `speaks` whether this thread
-// writes for it.
-__device__ __forceinline__ float line_scale(const Quantize& at, const Side& side, u32 line, u32 tile, bool speaks, u32 amax) {
-    bool exists = line < side.rows;
+// The scale of a row or column, from its maximum within the area; `tile` is which area it is along it. One thread speaks for it.
+__device__ __forceinline__ float line_scale(const Quantize& at, const Side& side, u32 line, u32 tile, u32 amax) {
+    if (line >= side.rows) return 1.0f;
     u32 region = line * side.down + tile * side.across;
     if (MEASURES) {
-        if (exists && speaks) raise(side.maxima + region, amax);
+        raise(side.maxima + region, amax);
         return 1.0f;
     }
-    float scale = scale_of(at, PHASE == CAST ? (exists ? side.maxima[region] : 0) : amax);
-    if (exists && speaks && (PHASE == FUSED || tile == 0)) side.inv_scale[region] = inverse_of(at, scale);
+    float scale = scale_of(at, PHASE == CAST ? ask(side.maxima + region) : amax);
+    if (PHASE == FUSED || tile == 0) side.inv_scale[region] = inverse_of(at, scale);
     return scale;
 }
 
-// Casts the pieces of the threads of a block: the area that is the `down`-th from above and the `across`-th from the left.
-template <class T, bool VECTOR>
-__device__ __forceinline__ void cast_area(const Quantize& at, const Eight<T> (&piece)[HIGH], u32 down, u32 across) {
-    __shared__ u32 words[THREADS / 32];
-    // The columns' maxima, and then their scales.
-    __shared__ u32 columns[TRANSPOSED && !ONCE ? EDGE : 1];
-    __shared__ alignas(16) u32 bytes[TRANSPOSED ? EDGE * LANES_HIGH : 4];
-    u32 x_lane = threadIdx.x % LANES_WIDE, y_lane = threadIdx.x / LANES_WIDE;
-    u32 column = across * EDGE + x_lane * WIDTH, row = down * EDGE + y_lane * HIGH;
-    u32 count = column < at.cols ? min((u32)WIDTH, at.cols - column) : 0;
+// Writes the transpose of an area from shared memory, where a thread's rows of a column stand together, in the order that `place` says.
+__device__ __forceinline__ u32 place(u32 line, u32 high) { return line * EDGE + (high ^ line / WIDTH * WIDTH); }
 
-    u32 largest = 0;
-    float row_scale[HIGH] = {}, column_scale[WIDTH] = {};
-    u32 folded[HIGH] = {};
+template <bool WHOLE> __device__ __forceinline__ void write_transposed(const Quantize& at, const u8* bytes, u32 down, u32 across) {
+    // Eight threads write a row, sixteen bytes each.
+    constexpr int PARTS = EDGE / 16, LINES = THREADS / PARTS;
+    u32 part = threadIdx.x % PARTS, first = down * EDGE + part * 16, line = threadIdx.x / PARTS;
+    bool vector = WHOLE || at.rows % 16 == 0;
+    u8* to = at.transposed.q + (u64)(across * EDGE + line) * at.rows + first;
+    u64 step = (u64)LINES * at.rows;
+#pragma unroll
+    for (int k = 0; k < EDGE / LINES; k++, line += LINES, to += step) {
+        if (!WHOLE && (across * EDGE + line >= at.cols || first >= at.rows)) continue;
+        // The twos of words change places where the eights of lines are odd.
+        uint4 fours = *(const uint4*)(bytes + (place(line, part * 16) & ~15u));
+        if (line / WIDTH % 2) fours = make_uint4(fours.z, fours.w, fours.x, fours.y);
+        if (vector) {
+            *(uint4*)to = fours;
+        } else {
+            u32 all[4] = {fours.x, fours.y, fours.z, fours.w};
+#pragma unroll
+            for (u32 i = 0; i < 16; i++)
+                if (first + i < at.rows) to[i] = (u8)(all[i / 4] >> i % 4 * 8);
+        }
+    }
+}
+
+// Casts the pieces of the threads of a block: the area that is the `down`-th from above and the `across`-th from the left.
+template <class T, bool VECTOR, bool WHOLE>
+__device__ __forceinline__ void cast_area(const Quantize& at, const Eight<T> (&piece)[HIGH], u32 down, u32 across) {
+    constexpr bool ROWS = !ONCE && DIRECT, COLUMNS = !ONCE && TRANSPOSED;
+    using Bits = typename Magnitudes<T>::Bits;
+    __shared__ u32 words[WARPS];
+    __shared__ alignas(16) float rows[ROWS ? EDGE : 4], columns[COLUMNS ? EDGE : 4];
+    __shared__ alignas(16) Bits of_warps[COLUMNS ? WARPS : 1][EDGE];
+    __shared__ alignas(16) u8 bytes[TRANSPOSED ? EDGE * EDGE : 16];
+    u32 x_lane = threadIdx.x % LANES_WIDE, y_lane = threadIdx.x / LANES_WIDE, warp = threadIdx.x / 32;
+    u32 column = across * EDGE + x_lane * WIDTH, row = down * EDGE + y_lane * HIGH;
+    u32 count = WHOLE ? WIDTH : column < at.cols ? min((u32)WIDTH, at.cols - column) : 0;
+
+    float scale = 1.0f;
+    if (ONCE && !MEASURES && PHASE != FUSED) {
+        const u32* measured = at.measured ? at.measured : DIRECT ? at.direct.maxima : at.transposed.maxima;
+        u32 amax = ask(measured);
+        scale = scale_of(at, amax);
+        if (threadIdx.x == 0 && PHASE == CAST && at.measured && across == 0 && down == 0)
+            *at.amax = at.accumulate ? max(*at.amax, amax) : amax;
+    }
     Magnitudes<T> all = {};
+    u32 folded[HIGH] = {};
     if (PHASE != CAST) {
 #pragma unroll
         for (int k = 0; k < HIGH; k++) {
             Magnitudes<T> mine;
             mine.of(piece[k]);
-            if (!ONCE && DIRECT) folded[k] = mine.folded();
+            if (ROWS) folded[k] = mine.folded();
             all.raise(mine);
         }
-        if (!ONCE && TRANSPOSED && threadIdx.x < EDGE) columns[threadIdx.x] = 0;
-        largest = block_largest(all.largest(), words);
-        if (threadIdx.x == 0) raise(at.amax, largest);
-    }
-    if (!ONCE && DIRECT) {
-#pragma unroll
-        for (int k = 0; k < HIGH; k += 2) {
-            uint2 amax = PHASE == CAST ? make_uint2(0, 0) : rows_largest<T>(folded[k], folded[k + 1]);
-            row_scale[k] = line_scale(at, at.direct, row + k, across, x_lane == 0, amax.x);
-            row_scale[k + 1] = line_scale(at, at.direct, row + k + 1, across, x_lane == 0, amax.y);
-        }
-    }
-    if (!ONCE && TRANSPOSED) {
-        if (PHASE != CAST) {
+        u32 largest = __reduce_max_sync(0xffffffffu, all.largest());
+        if (threadIdx.x % 32 == 0) words[warp] = largest;
+        if (COLUMNS) {
             // A warp has two rows of pieces.
             all.raise_across(LANES_WIDE);
-#pragma unroll
-            for (int i = 0; i < WIDTH; i++)
-                if (y_lane % 2 == i % 2) atomicMax(columns + x_lane * WIDTH + i, all.at(i));
-            __syncthreads();
+            if (threadIdx.x % 32 < LANES_WIDE) all.store(of_warps[warp] + x_lane * WIDTH);
         }
-        if (threadIdx.x < EDGE) {
-            u32 line = across * EDGE + threadIdx.x;
-            columns[threadIdx.x] = __float_as_uint(line_scale(at, at.transposed, line, down, true, columns[threadIdx.x]));
-        }
-        __syncthreads();
-#pragma unroll
-        for (int i = 0; i < WIDTH; i++) column_scale[i] = __uint_as_float(columns[x_lane * WIDTH + i]);
+        if (COLUMNS || SCALING == BLOCK) __syncthreads();
     }
-    if (!ONCE && MEASURES) return;
-    if (ONCE) {
-        const Side& side = DIRECT ? at.direct : at.transposed;
-        u32 region = SCALING == TENSOR ? 0 : DIRECT ? down * side.down + across * side.across : 0;
-        if (MEASURES) {
-            if (threadIdx.x == 0) raise(side.maxima + region, largest);
-            return;
+    if (ROWS) {
+        if (PHASE == CAST) {
+            if (x_lane < HIGH) rows[y_lane * HIGH + x_lane] = line_scale(at, at.direct, row + x_lane, across, 0);
+        } else {
+            Largest<T, HIGH> amax(folded);
+            if (amax.speaks)
+                rows[y_lane * HIGH + amax.mine] = line_scale(at, at.direct, row + amax.mine, across, amax.bits);
         }
-        if (PHASE == CAST || PHASE == GIVEN) largest = at.measured ? *at.measured : *side.maxima;
-        float scale = scale_of(at, largest);
+        // A row of pieces is of one warp.
+        __syncwarp();
+    }
+    if (COLUMNS) {
+        if (threadIdx.x < EDGE) {
+            u32 most = 0;
+            if (PHASE != CAST) {
 #pragma unroll
-        for (int k = 0; k < HIGH; k++) row_scale[k] = scale;
-        bool speaks = threadIdx.x == 0 && (SCALING == BLOCK || (across == 0 && down == 0));
-        if (speaks) {
-            float inverse = inverse_of(at, scale);
-            if (PHASE == CAST && at.measured) *at.amax = at.accumulate ? max(*at.amax, *at.measured) : *at.measured;
-            if (DIRECT) at.direct.inv_scale[down * at.direct.down + across * at.direct.across] = inverse;
-            if (TRANSPOSED) at.transposed.inv_scale[across * at.transposed.down + down * at.transposed.across] = inverse;
+                for (int w = 0; w < WARPS; w++) most = max(most, (u32)of_warps[w][threadIdx.x]);
+            }
+            u32 amax = sizeof(T) == 2 ? most << 16 : most;
+            columns[threadIdx.x] = line_scale(at, at.transposed, across * EDGE + threadIdx.x, down, amax);
         }
+        if (!MEASURES) __syncthreads();
+    }
+    if (SCALING == BLOCK && PHASE == FUSED) scale = scale_of(at, largest_of_warps(words));
+    if (ONCE && !MEASURES && threadIdx.x == 0 && (SCALING == BLOCK || (across == 0 && down == 0))) {
+        float inverse = inverse_of(at, scale);
+        if (DIRECT) at.direct.inv_scale[down * at.direct.down + across * at.direct.across] = inverse;
+        if (TRANSPOSED) at.transposed.inv_scale[across * at.transposed.down + down * at.transposed.across] = inverse;
     }
 
-    uint2 q[HIGH];
-    if (DIRECT || ONCE) {
+    if constexpr (!MEASURES) {
+        float row_scale[HIGH], column_scale[WIDTH];
+#pragma unroll
+        for (int k = 0; k < HIGH; k++) row_scale[k] = ROWS ? rows[y_lane * HIGH + k] : scale;
+        if (COLUMNS) {
+#pragma unroll
+            for (int i = 0; i < WIDTH; i++) column_scale[i] = columns[x_lane * WIDTH + i];
+        }
+        // Of four rows after another, each column's bytes.
+        u32 turned[HIGH / 4][WIDTH];
+        uint2 q[HIGH];
+        u8* to = at.direct.q + (u64)row * at.cols + column;
 #pragma unroll
         for (int k = 0; k < HIGH; k++) {
-            bool writes = DIRECT && row + k < at.rows && count > 0;
-            float x[WIDTH];
-            piece[k].numbers(x);
-            if constexpr (FORMAT == E5M6) {
-                u64 eights = ((u64)(row + k) * at.cols + column) / WIDTH;
-                if (writes) pack_e5m6(x, row_scale[k], (u32*)at.direct.q + eights * 3);
-                continue;
-            }
-            q[k] = cast(at, x, row_scale[k]);
-            if (!writes) continue;
-            u8* to = at.direct.q + (u64)(row + k) * at.cols + column;
-            if (VECTOR) {
-                *(uint2*)to = q[k];
-            } else {
+            float x[2][WIDTH];
+            piece[k].numbers(x[0]);
+            if constexpr (DIRECT || ONCE) {
+                bool writes = DIRECT && (WHOLE || (row + k < at.rows && count > 0));
+                if constexpr (FORMAT == E5M6) {
+                    u64 eights = ((u64)(row + k) * at.cols + column) / WIDTH;
+                    if (writes) pack_e5m6(x[0], row_scale[k], (u32*)at.direct.q + eights * 3);
+                } else {
+                    q[k] = cast(at, x[0], row_scale[k]);
+                    if (VECTOR) {
+                        if (writes) *(uint2*)(to + (u64)k * at.cols) = q[k];
+                    } else {
 #pragma unroll
-                for (u32 i = 0; i < WIDTH; i++)
-                    if (i < count) to[i] = (u8)((i < 4 ? q[k].x : q[k].y) >> i % 4 * 8);
+                        for (u32 i = 0; i < WIDTH; i++)
+                            if (writes && i < count) to[(u64)k * at.cols + i] = (u8)((i < 4 ? q[k].x : q[k].y) >> i % 4 * 8);
+                    }
+                }
+            }
+            if constexpr (COLUMNS) {
+                if (k % 2) {
+                    piece[k - 1].numbers(x[1]);
+#pragma unroll
+                    for (int i = 0; i < WIDTH; i++) {
+                        u32 pair = cast_pair(at, __fmul_rn(x[1][i], column_scale[i]), __fmul_rn(x[0][i], column_scale[i]));
+                        turned[k / 4][i] = k % 4 == 1 ? pair : turned[k / 4][i] | pair << 16;
+                    }
+                }
+            } else if constexpr (TRANSPOSED != 0) {
+                if (k % 4 == 3) turn(q + k - 3, turned[k / 4]);
             }
         }
-    }
-    if constexpr (TRANSPOSED != 0) {
-        u32 turned[WIDTH];
-        if constexpr (ONCE) {
-            turn(q, turned);
-        } else {
-            float x[HIGH][WIDTH];
-#pragma unroll
-            for (int k = 0; k < HIGH; k++) piece[k].numbers(x[k]);
+        if constexpr (TRANSPOSED != 0) {
 #pragma unroll
             for (int i = 0; i < WIDTH; i++) {
-                float scale = column_scale[i];
-                u32 above = cast_pair(at, __fmul_rn(x[0][i], scale), __fmul_rn(x[1][i], scale));
-                turned[i] = above | cast_pair(at, __fmul_rn(x[2][i], scale), __fmul_rn(x[3][i], scale)) << 16;
+                u8* at_place = bytes + place(x_lane * WIDTH + i, y_lane * HIGH);
+                if constexpr (HIGH == 8) *(uint2*)at_place = make_uint2(turned[0][i], turned[1][i]);
+                else *(u32*)at_place = turned[0][i];
             }
+            __syncthreads();
+            write_transposed<WHOLE>(at, bytes, down, across);
         }
-#pragma unroll
-        for (int i = 0; i < WIDTH; i++) bytes[(x_lane * WIDTH + i) * LANES_HIGH + (y_lane ^ (2 * x_lane))] = turned[i];
-        __syncthreads();
-        // Eight threads write a row of the transpose, sixteen bytes each.
-        constexpr int PARTS = EDGE / 16;
-        u32 part = threadIdx.x % PARTS, first = down * EDGE + part * 16;
-        bool whole = at.rows % 16 == 0;
-#pragma unroll
-        for (u32 line = threadIdx.x / PARTS; line < EDGE; line += THREADS / PARTS) {
-            u32 to_row = across * EDGE + line;
-            if (to_row >= at.cols || first >= at.rows) continue;
-            // Where they were put: fours of words in another order, and the twos of each.
-            u32 from = line / WIDTH;
-            uint4 fours = ((const uint4*)bytes)[line * PARTS + (part ^ (from / 2))];
-            if (from % 2) fours = make_uint4(fours.z, fours.w, fours.x, fours.y);
-            u8* to = at.transposed.q + (u64)to_row * at.rows + first;
-            if (whole) {
-                *(uint4*)to = fours;
-            } else {
-                u32 all[4] = {fours.x, fours.y, fours.z, fours.w};
-#pragma unroll
-                for (u32 i = 0; i < 16; i++)
-                    if (first + i < at.rows) to[i] = (u8)(all[i / 4] >> i % 4 * 8);
-            }
+    }
+    // Where nothing else has waited for all threads.
+    if (PHASE != CAST && !COLUMNS && SCALING != BLOCK && (!TRANSPOSED || MEASURES)) __syncthreads();
+    if (PHASE != CAST && warp == 0) {
+        u32 largest = largest_of_warps(words);
+        if (threadIdx.x == 0) {
+            raise(at.amax, largest);
+            if (MEASURES && ONCE) raise(at.direct.maxima + down * at.direct.down + across * at.direct.across, largest);
         }
     }
 }
 
-// How many rows a thread asks for together: all of them, or, of what is made of most, as many as it has registers for.
-template <class T> constexpr int TOGETHER = !GRAD ? HIGH : sizeof(T) == 2 ? 2 : 1;
-
-template <class T, bool VECTOR> __device__ __forceinline__ void area(const Quantize& at, u32 across, u32 down) {
+template <class T, bool VECTOR, bool WHOLE> __device__ __forceinline__ void area(const Quantize& at, u32 across, u32 down) {
     u32 column = across * EDGE + threadIdx.x % LANES_WIDE * WIDTH, row = down * EDGE + threadIdx.x / LANES_WIDE * HIGH;
-    u32 count = column < at.cols ? min((u32)WIDTH, at.cols - column) : 0;
-    Eight<T> piece[HIGH] = {};
+    Eight<T> piece[HIGH];
     if constexpr (VECTOR) {
         constexpr int ROWS = TOGETHER<T>;
 #pragma unroll
         for (int first = 0; first < HIGH; first += ROWS) {
-            if (count == 0 || row + first >= at.rows) continue;
             Asked<T> asked[ROWS];
             Weights w;
-            ask_rows<T, false>(at, row + first, column, asked, w);
+            ask_rows<T, false, WHOLE>(at, row + first, column, asked, w);
+            if constexpr (OF == SWIGLU_KEEPING) keep_rows(at, asked, row + first, column, true);
 #pragma unroll
-            for (int k = 0; k < ROWS; k++) make(at, asked[k], w, row + first + k, column, piece[first + k]);
+            for (int k = 0; k < ROWS; k++) make(at, asked[k], w, column, piece[first + k]);
         }
     } else {
+        u32 count = column < at.cols ? min((u32)WIDTH, at.cols - column) : 0;
 #pragma unroll
         for (int k = 0; k < HIGH; k++) piece[k] = make_singly<T>(at, row + k, column, row + k < at.rows ? count : 0);
     }
-    cast_area<T, VECTOR>(at, piece, down, across);
+    cast_area<T, VECTOR, WHOLE>(at, piece, down, across);
 }
 
-// Areas of both halves, each as wide as whole areas, of which everything is read once. Where a thread lacks registers for both, rows of
-// the second wait in shared memory.
+// Areas of both halves, of which everything is read once. Where a thread lacks registers for both, rows of the second wait in shared
+// memory.
 template <class T> __device__ __forceinline__ void halves(const Quantize& at, u32 across, u32 down) {
-    constexpr int ROWS = TOGETHER<T>, WAITING = sizeof(T) > 2 ? 0 : ONCE ? KEPT : HIGH - 1;
+    constexpr int ROWS = TOGETHER<T>, WAITING = KEPT && PHASE != CAST && sizeof(T) == 2 ? HIGH - 1 : 0;
     __shared__ uint4 waiting[WAITING ? WAITING * THREADS : 1];
     u32 column = across * EDGE + threadIdx.x % LANES_WIDE * WIDTH, row = down * EDGE + threadIdx.x / LANES_WIDE * HIGH;
-    Eight<T> dgate[HIGH] = {}, dup[HIGH] = {};
+    Eight<T> dgate[HIGH], dup[HIGH];
     Weights none;
 #pragma unroll
     for (int first = 0; first < HIGH; first += ROWS) {
-        if (row + first < at.rows) {
-            Asked<T> asked[ROWS];
-            ask_rows<T, true>(at, row + first, column, asked, none);
+        Asked<T> asked[ROWS];
+        ask_rows<T, true, true>(at, row + first, column, asked, none);
 #pragma unroll
-            for (int k = 0; k < ROWS; k++) make_both(asked[k], dgate[first + k], dup[first + k]);
-        }
+        for (int k = 0; k < ROWS; k++) make_both(asked[k], dgate[first + k], dup[first + k]);
 #pragma unroll
         for (int k = first; k < first + ROWS; k++)
             if (k < WAITING) waiting[k * THREADS + threadIdx.x] = dup[k].raw[0];
     }
-    cast_area<T, true>(at, dgate, down, across);
+    cast_area<T, true, true>(at, dgate, down, across);
     __syncthreads();
 #pragma unroll
     for (int k = 0; k < WAITING; k++) dup[k].raw[0] = waiting[k * THREADS + threadIdx.x];
-    cast_area<T, true>(at, dup, down, at.across + across);
+    cast_area<T, true, true>(at, dup, down, at.across + across);
 }
 
 // What is raised starts at nothing, and so do scales that stand for no region.
@@ -380,27 +411,32 @@ template <class T> __device__ __forceinline__ void pair(const Quantize& at) {
 
 // Of f32 a thread keeps twice as much; and where there are no instructions for FP8, casts need room.
 #if __CUDA_ARCH__ >= 890
-#define AT_ONCE 2
+#define AT_ONCE (HIGH == 4 ? 2 : OF == SWIGLU_OF_KEPT ? 4 : 3)
 #else
 #define AT_ONCE 1
 #endif
 #define KERNEL(NAME, BLOCKS) extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) quantize_##NAME(Quantize at)
-#define PATHS(T, NAME, BLOCKS, ONE, EIGHT)    \
-    KERNEL(any_##NAME, BLOCKS) { ONE; }       \
-    KERNEL(vector_##NAME, BLOCKS) { EIGHT; }
 
 #if SCALING == TENSOR && (PHASE == MEASURE || PHASE == UNSET)
-PATHS(float, f32, 1, (measure<float, 1>(at)), (measure<float, WIDTH>(at)))
-PATHS(bf16, bf16, 2, (measure<bf16, 1>(at)), (measure<bf16, WIDTH>(at)))
+KERNEL(any_f32, 1) { measure<float, 1>(at); }
+KERNEL(any_bf16, 2) { measure<bf16, 1>(at); }
+KERNEL(vector_f32, 1) { measure<float, WIDTH>(at); }
+KERNEL(vector_bf16, 2) { measure<bf16, WIDTH>(at); }
 #else
-PATHS(float, f32, 1, (area<float, false>(at, blockIdx.x, blockIdx.y)), (area<float, true>(at, blockIdx.x, blockIdx.y)))
-PATHS(bf16, bf16, AT_ONCE, (area<bf16, false>(at, blockIdx.x, blockIdx.y)), (area<bf16, true>(at, blockIdx.x, blockIdx.y)))
+#define PLACE blockIdx.x, block_down(at)
+KERNEL(any_f32, 1) { area<float, false, false>(at, PLACE); }
+KERNEL(any_bf16, 1) { area<bf16, false, false>(at, PLACE); }
+KERNEL(vector_f32, 1) { area<float, true, false>(at, PLACE); }
+KERNEL(vector_bf16, 1) { area<bf16, true, false>(at, PLACE); }
 
 #if OF == SWIGLU_GRAD || OF == SWIGLU_GRAD_OF_KEPT
-// Two scales a number take more registers than other compilers' targets have for them.
-#define HALVES_AT_ONCE (__CUDA_ARCH__ == 900 || ONCE ? AT_ONCE : 1)
-KERNEL(halves_f32, 1) { halves<float>(at, blockIdx.x, blockIdx.y); }
-KERNEL(halves_bf16, HALVES_AT_ONCE) { halves<bf16>(at, blockIdx.x, blockIdx.y); }
+// To measure lines of both, and on other targets, the compiler needs more registers.
+#define HALVES_AT_ONCE (__CUDA_ARCH__ == 900 && !MEASURES ? AT_ONCE : 1)
+KERNEL(whole_f32, 1) { halves<float>(at, PLACE); }
+KERNEL(whole_bf16, HALVES_AT_ONCE) { halves<bf16>(at, PLACE); }
+#else
+KERNEL(whole_f32, 1) { area<float, true, true>(at, PLACE); }
+KERNEL(whole_bf16, AT_ONCE) { area<bf16, true, true>(at, PLACE); }
 #endif
 #endif
 

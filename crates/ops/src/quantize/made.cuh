@@ -1,30 +1,41 @@
 // What is cast, of what stands in memory (OF), as whatever would write it would round it.
 //
 // A thread asks for its rows first and makes them afterwards, so that it waits for memory once, not once a row. No branch stands between
-// what is asked for together: rows beyond the last are asked for as that one, which raises no maximum any more, and are not written.
+// what is asked for together: what is beyond the last row or column is asked for as that one, which raises no maximum any more, and is not
+// written. Where areas are WHOLE there is nothing beyond.
+
+// N numbers that nothing writes meanwhile; with ALIGNED as many at once as that allows.
+template <int N, bool ALIGNED> __device__ __forceinline__ void ask_floats(const float* from, float* to) {
+    if constexpr (ALIGNED && N % 4 == 0) {
+#pragma unroll
+        for (int i = 0; i < N; i += 4) unpack<float>(ask((const uint4*)(from + i)), to + i);
+    } else if constexpr (ALIGNED && N == 2) {
+        uint2 raw = ask((const uint2*)from);
+        to[0] = __uint_as_float(raw.x), to[1] = __uint_as_float(raw.y);
+    } else {
+#pragma unroll
+        for (int i = 0; i < N; i++) to[i] = ask(from + i);
+    }
+}
 
 // Eight gates or ups, all of one tile, as they stand in memory.
 template <class T, bool IN_E4M3> struct Gates {
     Eight<T> eight;
 
-    __device__ __forceinline__ void ask(const Quantize& at, const void* from, u64 row, u32 width, u32 column) {
-        eight.ask((const T*)from + row * width + column);
-    }
+    __device__ __forceinline__ void ask(const void* from, u64 n) { eight.ask((const T*)from + n); }
     __device__ __forceinline__ void numbers(float* to) const { eight.numbers(to); }
 };
 template <class T> struct Gates<T, true> {
     uint2 raw;
     float scale;
 
-    __device__ __forceinline__ void ask(const Quantize& at, const void* from, u64 row, u32 width, u32 column) {
-        raw = ::ask((const uint2*)((const u8*)from + row * width + column));
-        scale = ::ask(at.gate_up_scale + column / EDGE * at.gate_up_rows + row);
-    }
+    __device__ __forceinline__ void ask(const void* from, u64 n) { raw = ::ask((const uint2*)((const u8*)from + n)); }
     __device__ __forceinline__ void numbers(float* to) const {
         from_e4m3_quad(raw.x, to);
         from_e4m3_quad(raw.y, to + 4);
 #pragma unroll
         for (int i = 0; i < WIDTH; i++) to[i] = __fmul_rn(to[i], scale);
+        // It changes a number only below the normal ones; to ask whether one is there takes longer.
         if constexpr (sizeof(T) == 2) unpack<bf16>(pack<bf16>(to), to);
     }
 };
@@ -44,67 +55,106 @@ struct Weights {
 };
 
 // Asks for rows of eight columns of what is cast, or of BOTH halves of it, gate's gradients and up's.
-template <class T, bool BOTH, int ROWS>
+template <class T, bool BOTH, bool WHOLE, int ROWS>
 __device__ __forceinline__ void ask_rows(const Quantize& at, u32 first, u32 column, Asked<T> (&to)[ROWS], Weights& weights) {
     constexpr bool GATED = OF != INPUT && OF != NORM;
     u32 width = GRAD ? at.cols / 2 : at.cols;
+    if (!WHOLE) column = min(column, (BOTH ? width : at.cols) - WIDTH);
     // All eight are of one half.
     bool of_up = GRAD && !BOTH && column >= width;
     if (of_up) column -= width;
     u64 rows[ROWS];
 #pragma unroll
-    for (int k = 0; k < ROWS; k++) rows[k] = min(first + k, at.rows - 1);
+    for (int k = 0; k < ROWS; k++) rows[k] = WHOLE ? (u64)first + k : min(first + k, at.rows - 1);
 #pragma unroll
     for (int k = 0; k < ROWS; k++) {
         if constexpr (!GATED || GRAD) to[k].x.ask((const T*)at.x + rows[k] * width + column);
         if constexpr (GATED) {
             const void* from = GRAD ? at.gate_up : at.x;
-            to[k].gate.ask(at, from, rows[k], 2 * width, column);
+            u64 n = rows[k] * (2 * width) + column;
+            to[k].gate.ask(from, n);
             // The gradient of up needs no up.
-            to[k].up.ask(at, from, rows[k], 2 * width, of_up ? column : width + column);
+            to[k].up.ask(from, n + (of_up ? 0 : width));
+        }
+    }
+    if constexpr (KEPT) {
+        const float* gates = at.gate_up_scale + column / EDGE * at.gate_up_rows;
+        const float* ups = at.gate_up_scale + (width + column) / EDGE * at.gate_up_rows;
+        if constexpr (WHOLE) {
+            float of_gates[ROWS], of_ups[ROWS];
+            ask_floats<ROWS, true>(gates + first, of_gates);
+            ask_floats<ROWS, true>(ups + first, of_ups);
+#pragma unroll
+            for (int k = 0; k < ROWS; k++) to[k].gate.scale = of_gates[k], to[k].up.scale = of_ups[k];
+        } else {
+            // What is not a tile's own column has been asked for as one that is.
+#pragma unroll
+            for (int k = 0; k < ROWS; k++) to[k].gate.scale = ask(gates + rows[k]), to[k].up.scale = ask(ups + rows[k]);
         }
     }
     if constexpr (OF == NORM) {
-        if (at.rstd.is_bf16) {
-#pragma unroll
-            for (int k = 0; k < ROWS; k++) to[k].rstd = widen(((const bf16*)at.rstd.at)[rows[k]]);
+        float rstd[ROWS];
+        if constexpr (WHOLE) {
+            load<ROWS>(at.rstd, first, rstd);
         } else {
 #pragma unroll
-            for (int k = 0; k < ROWS; k++) to[k].rstd = ((const float*)at.rstd.at)[rows[k]];
+            for (int k = 0; k < ROWS; k++) rstd[k] = load(at.rstd, rows[k]);
         }
+#pragma unroll
+        for (int k = 0; k < ROWS; k++) to[k].rstd = rstd[k];
         load<WIDTH>(at.w, column, weights.w);
     }
 }
 
 // Keeps eight gates or ups in E4M3.
-__device__ __forceinline__ void keep(const Quantize& at, u32 row, u32 column, const float* x, float scale) {
-    u32 pairs[WIDTH / 2], width = 2 * at.cols;
+__device__ __forceinline__ void keep(u8* to, const float* x, float scale) {
+    u32 pairs[WIDTH / 2];
 #pragma unroll
     for (int i = 0; i < WIDTH / 2; i++) pairs[i] = to_e4m3_pair(__fmul_rn(x[2 * i], scale), __fmul_rn(x[2 * i + 1], scale));
-    *(uint2*)(at.keep + (u64)row * width + column) = make_uint2(pairs[0] | pairs[1] << 16, pairs[2] | pairs[3] << 16);
+    *(uint2*)to = make_uint2(pairs[0] | pairs[1] << 16, pairs[2] | pairs[3] << 16);
 }
 
-// Keeps eight gates and ups, with scales that are powers of two. All threads of a tile take part: their columns are all there, as tiles are
-// whole, and their row is one.
-template <class T>
-__device__ __forceinline__ void keep_both(const Quantize& at, const Eight<T>& gates, const Eight<T>& ups, u32 row, u32 column) {
-    Magnitudes<T> of_gate, of_up;
-    of_gate.of(gates), of_up.of(ups);
-    uint2 amax = rows_largest<T>(of_gate.folded(), of_up.folded());
-    if (row >= at.rows) return;
-    float gate_scale = power_of_two(448.0f, amax.x), up_scale = power_of_two(448.0f, amax.y), gate[WIDTH], up[WIDTH];
-    gates.numbers(gate), ups.numbers(up);
-    keep(at, row, column, gate, gate_scale);
-    keep(at, row, at.cols + column, up, up_scale);
-    // Two of the tiles' threads write for them.
-    u32 n = threadIdx.x % LANES_WIDE, tile = (column + n % 2 * at.cols) / EDGE;
-    if (n < 2) at.keep_scale[tile * (u64)at.rows + row] = inverse_of_power(n ? up_scale : gate_scale);
+// Keeps gates and ups of so many rows with scales that are powers of two, where there are these columns: tiles are whole, so that half a
+// warp has all of one or nothing.
+template <class T, int ROWS>
+__device__ __forceinline__ void keep_rows(const Quantize& at, const Asked<T> (&of)[ROWS], u32 row, u32 column, bool exists) {
+    __shared__ alignas(8) float scales[EDGE / HIGH * ROWS][2];
+    u32 folded[2 * ROWS], rows = exists ? at.rows : 0;
+    float(*own)[2] = scales + threadIdx.x / LANES_WIDE * ROWS;
+#pragma unroll
+    for (int k = 0; k < ROWS; k++) {
+        Magnitudes<T> of_gate, of_up;
+        of_gate.of(of[k].gate.eight), of_up.of(of[k].up.eight);
+        folded[2 * k] = of_gate.folded(), folded[2 * k + 1] = of_up.folded();
+    }
+    Largest<T, 2 * ROWS> amax(folded);
+    if (amax.speaks) {
+        u32 k = amax.mine / 2, half = amax.mine % 2, tile = (column + half * at.cols) / EDGE;
+        float scale = power_of_two(448.0f, amax.bits);
+        own[k][half] = scale;
+        if (row + k < rows) at.keep_scale[tile * (u64)at.rows + row + k] = inverse_of_power(scale);
+    }
+    // A row of pieces is of one warp.
+    __syncwarp();
+    u64 width = 2 * (u64)at.cols;
+    u8* to = at.keep + row * width + column;
+#pragma unroll
+    for (int k = 0; k < ROWS; k++) {
+        if (row + k >= rows) continue;
+        float2 scale = *(const float2*)own[k];
+        float x[WIDTH];
+        of[k].gate.numbers(x);
+        keep(to + k * width, x, scale.x);
+        of[k].up.numbers(x);
+        keep(to + k * width + at.cols, x, scale.y);
+    }
+    // They are read before there are others.
+    __syncwarp();
 }
 
 // Eight neighbours of what is cast.
 template <class T>
-__device__ __forceinline__ void make(const Quantize& at, const Asked<T>& of, const Weights& weights, u32 row, u32 column,
-                                     Eight<T>& to) {
+__device__ __forceinline__ void make(const Quantize& at, const Asked<T>& of, const Weights& weights, u32 column, Eight<T>& to) {
     if constexpr (OF == INPUT) {
         to = of.x;
         return;
@@ -115,7 +165,6 @@ __device__ __forceinline__ void make(const Quantize& at, const Asked<T>& of, con
 #pragma unroll
         for (int i = 0; i < WIDTH; i++) x[i] = x[i] * of.rstd * weights.w[i];
     } else {
-        if constexpr (OF == SWIGLU_KEEPING) keep_both(at, of.gate.eight, of.up.eight, row, column);
         of.gate.numbers(gate), of.up.numbers(up);
         if constexpr (GRAD) {
             of.x.numbers(x);

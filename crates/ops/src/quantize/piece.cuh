@@ -55,7 +55,9 @@ struct Quantize {
     u32 down;
 };
 
-constexpr int EDGE = 128, WIDTH = 8, HIGH = 4, LANES_WIDE = EDGE / WIDTH, LANES_HIGH = EDGE / HIGH, THREADS = LANES_WIDE * LANES_HIGH;
+// Half a warp has a row of pieces.
+constexpr int EDGE = 128, WIDTH = 8, LANES_WIDE = EDGE / WIDTH, LANES_HIGH = EDGE / HIGH, THREADS = LANES_WIDE * LANES_HIGH,
+              WARPS = THREADS / 32;
 
 // Whether gate and up are kept so.
 constexpr bool KEPT = OF == SWIGLU_OF_KEPT || OF == SWIGLU_GRAD_OF_KEPT;
@@ -93,6 +95,7 @@ __device__ __forceinline__ float ask(const float* from) {
     asm("ld.global.nc.f32 %0, [%1];" : "=f"(x) : "l"(from));
     return x;
 }
+__device__ __forceinline__ u32 ask(const u32* from) { return __float_as_uint(ask((const float*)from)); }
 
 // Eight neighbours of a row, as they stand in memory or would.
 template <class T> struct Eight {
@@ -118,6 +121,7 @@ template <class T> struct Eight {
 // Magnitudes, as bits, which are in the order of the numbers, with NaNs above all.
 template <class T> struct Magnitudes;
 template <> struct Magnitudes<float> {
+    using Bits = u32;
     u32 bits[WIDTH];
 
     __device__ __forceinline__ void of(const Eight<float>& x) {
@@ -134,7 +138,10 @@ template <> struct Magnitudes<float> {
 #pragma unroll
         for (int i = 0; i < WIDTH; i++) bits[i] = max(bits[i], __shfl_xor_sync(0xffffffffu, bits[i], lanes));
     }
-    __device__ __forceinline__ u32 at(int i) const { return bits[i]; }
+    __device__ __forceinline__ void store(u32* to) const {
+        *(uint4*)to = make_uint4(bits[0], bits[1], bits[2], bits[3]);
+        *(uint4*)(to + 4) = make_uint4(bits[4], bits[5], bits[6], bits[7]);
+    }
     __device__ __forceinline__ u32 folded() const {
         u32 most = 0;
 #pragma unroll
@@ -145,6 +152,7 @@ template <> struct Magnitudes<float> {
 };
 
 template <> struct Magnitudes<bf16> {
+    using Bits = u16;
     u32 pairs[WIDTH / 2];
 
     __device__ __forceinline__ void of(const Eight<bf16>& x) {
@@ -160,7 +168,7 @@ template <> struct Magnitudes<bf16> {
 #pragma unroll
         for (int i = 0; i < WIDTH / 2; i++) pairs[i] = max_halves(pairs[i], __shfl_xor_sync(0xffffffffu, pairs[i], lanes));
     }
-    __device__ __forceinline__ u32 at(int i) const { return i % 2 ? pairs[i / 2] & 0xffff0000u : pairs[i / 2] << 16; }
+    __device__ __forceinline__ void store(u16* to) const { *(uint4*)to = make_uint4(pairs[0], pairs[1], pairs[2], pairs[3]); }
     // The largest of each half of the words.
     __device__ __forceinline__ u32 folded() const {
         return max_halves(max_halves(pairs[0], pairs[1]), max_halves(pairs[2], pairs[3]));
@@ -171,20 +179,48 @@ template <> struct Magnitudes<bf16> {
     }
 };
 
-// The largest magnitudes of two rows, as bits, over the sixteen threads that have a piece of both, of what each folded of its own.
-template <class T> __device__ __forceinline__ uint2 rows_largest(u32 a, u32 b) {
-    u32 all = 0xffffu << threadIdx.x % 32 / LANES_WIDE * LANES_WIDE;
-    if constexpr (sizeof(T) == 2) {
-        u32 both = max_halves(__byte_perm(a, b, 0x5410), __byte_perm(a, b, 0x7632));
+// The larger of two words of what Magnitudes folds.
+template <class T> __device__ __forceinline__ u32 larger(u32 a, u32 b) { return sizeof(T) == 2 ? max_halves(a, b) : max(a, b); }
+
+// The largest of N words each, over the sixteen threads that have a row of pieces: each is left with one of them, that of the word
+// x_lane / (16 / N). In every step a thread has half as many words, and gives the other half to one that keeps those.
+template <class T, int N> __device__ __forceinline__ u32 largest_across(u32 (&words)[N]) {
+    int left = N;
 #pragma unroll
-        for (int lane = LANES_WIDE / 2; lane > 0; lane /= 2) both = max_halves(both, __shfl_xor_sync(all, both, lane));
-        return make_uint2(both << 16, both & 0xffff0000u);
-    } else {
+    for (int lanes = LANES_WIDE / 2; lanes > 0; lanes /= 2) {
+        if (left > 1) {
+            left /= 2;
+            bool later = threadIdx.x & lanes;
 #pragma unroll
-        for (int lane = LANES_WIDE / 2; lane > 0; lane /= 2) {
-            a = max(a, __shfl_xor_sync(all, a, lane));
-            b = max(b, __shfl_xor_sync(all, b, lane));
+            for (int i = 0; i < left; i++) {
+                u32 given = later ? words[i] : words[i + left], own = later ? words[i + left] : words[i];
+                words[i] = larger<T>(own, __shfl_xor_sync(0xffffffffu, given, lanes));
+            }
+        } else {
+            words[0] = larger<T>(words[0], __shfl_xor_sync(0xffffffffu, words[0], lanes));
         }
-        return make_uint2(a, b);
     }
+    return words[0];
 }
+
+// Two such words of two halves each as one of both's largest.
+__device__ __forceinline__ u32 both_halves(u32 a, u32 b) { return max_halves(__byte_perm(a, b, 0x5410), __byte_perm(a, b, 0x7632)); }
+
+// The magnitudes of the largest of N things, of each thread's folded ones, over the threads of a row: each is left with that of the thing
+// `mine`, one that every thing has for its own, `speaks`.
+template <class T, int N> struct Largest {
+    static constexpr int WORDS = sizeof(T) == 2 ? N / 2 : N, SHARE = LANES_WIDE / WORDS, EACH = N / WORDS;
+    u32 bits;
+    u32 mine;
+    bool speaks;
+
+    __device__ __forceinline__ Largest(const u32 (&folded)[N]) {
+        u32 words[WORDS], x_lane = threadIdx.x % LANES_WIDE;
+#pragma unroll
+        for (int i = 0; i < WORDS; i++) words[i] = EACH == 2 ? both_halves(folded[2 * i], folded[2 * i + 1]) : folded[i];
+        u32 most = largest_across<T>(words);
+        mine = x_lane / SHARE * EACH + x_lane % EACH;
+        bits = EACH == 1 ? most : x_lane % 2 ? most & 0xffff0000u : most << 16;
+        speaks = x_lane % SHARE < EACH;
+    }
+};

@@ -97,12 +97,6 @@ __device__ __forceinline__ u32 largest_of_warps(const u32* words) {
     return __reduce_max_sync(0xffffffffu, lane < blockDim.x / 32 ? words[lane] : 0);
 }
 
-// Which of the blocks of a column from above. What comes before has mostly ended with the last rows, of which the cache still has some; and a
-// measure ends with the first ones, so. The gradients are too large for that, and have no registers left.
-__device__ __forceinline__ u32 block_down(const Quantize& at) {
-    return GRAD || (PHASE == CAST && at.measured == nullptr) ? blockIdx.y : gridDim.y - 1 - blockIdx.y;
-}
-
 // Raises the maximum of the tensor by what a block has of it: ROWS rows of a piece of columns, and then those as many blocks below, N
 // columns a thread.
 template <class T, int N> __device__ __forceinline__ void measure(const Quantize& at) {
@@ -115,7 +109,7 @@ template <class T, int N> __device__ __forceinline__ void measure(const Quantize
     // Again, which raises nothing.
     column = min(column, width - N);
     Magnitudes<T> most = {};
-    for (u64 first = (u64)block_down(at) * ROWS; first < at.rows; first += (u64)gridDim.y * ROWS) {
+    for (u64 first = (u64)blockIdx.y * ROWS; first < at.rows; first += (u64)gridDim.y * ROWS) {
         Eight<T> piece[ROWS][BOTH ? 2 : 1] = {};
         if constexpr (N > 1) {
             Asked<T> asked[ROWS];
@@ -423,7 +417,7 @@ KERNEL(any_bf16, 2) { measure<bf16, 1>(at); }
 KERNEL(vector_f32, 1) { measure<float, WIDTH>(at); }
 KERNEL(vector_bf16, 2) { measure<bf16, WIDTH>(at); }
 #else
-#define PLACE blockIdx.x, block_down(at)
+#define PLACE blockIdx.x, blockIdx.y
 KERNEL(any_f32, 1) { area<float, false, false>(at, PLACE); }
 KERNEL(any_bf16, 1) { area<bf16, false, false>(at, PLACE); }
 KERNEL(vector_f32, 1) { area<float, true, false>(at, PLACE); }

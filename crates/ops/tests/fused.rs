@@ -185,7 +185,7 @@ fn check(new: &dyn Fn() -> Box<dyn Engine>, maker: &Maker) -> Result<(), Failed>
         (DType::E4M3, Scaling::Tile, false, Layouts::Direct),
     ];
     for (format, scaling, pow2_scales, layouts) in casts {
-        for shape in [[300, 256], [131, 264], [37, 77]] {
+        for shape in [[256, 128], [300, 256], [131, 264], [37, 77]] {
             for dtype in [DType::BF16, DType::F32] {
                 let cast = Quantize::new(format, scaling, pow2_scales, layouts);
                 let apart = program(maker, cast, shape, dtype);

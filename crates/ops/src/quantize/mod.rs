@@ -321,8 +321,8 @@ impl OnCard for Quantize {
             };
             for (scaling, &layouts) in Scaling::ALL.iter().flat_map(|&s| layouts.iter().map(move |l| (s, l)))
             {
-                for (n, shape) in [[304, 264], [131, 277], [1, 1]].into_iter().enumerate() {
-                    let op = Quantize::new(format, scaling, n == 0, layouts);
+                for (n, shape) in [[304, 264], [256, 384], [131, 277], [1, 1]].into_iter().enumerate() {
+                    let op = Quantize::new(format, scaling, n < 2, layouts);
                     all.push(Sample::plain(op, [SampleInput::activation(shape)]));
                 }
                 let op = Quantize::new(format, scaling, false, layouts);
@@ -352,7 +352,8 @@ fn amax() -> SampleInput {
 /// Casts of what is made on the way: halves that areas end with, and others.
 fn made_on_the_way() -> Vec<Sample> {
     let mut all = Vec::new();
-    for [rows, cols] in [[304, 256], [131, 264], [70, 77]] {
+    // Whole areas, some that are not, rows of eights, rows of anything.
+    for [rows, cols] in [[256, 384], [304, 256], [131, 264], [70, 77]] {
         let gate_up = |kept| match kept {
             false => vec![SampleInput::activation([rows, 2 * cols])],
             true => vec![

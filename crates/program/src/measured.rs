@@ -1,5 +1,5 @@
-//! The pass that has a tensor's largest magnitude come out of what makes the tensor, where a cast needs it for a scale of the whole: what was
-//! read to be measured is read no more. It is the same number, so the cast is the same to the bit.
+//! The pass that has what is read of a tensor that is stored come out of what makes the tensor: its cast, or, where that needs it for a scale of
+//! the whole, its largest magnitude. What was read for that is read no more. It is the same number, so the cast is the same to the bit.
 
 use crate::trace::instantiate;
 use crate::{Code, Instance, Program, TraceError, ValueId, WriteMode};
@@ -13,13 +13,21 @@ struct Written {
     amax: Option<ValueId>,
 }
 
-/// Tells casts the largest magnitudes of what they cast, where what makes it can measure it.
+/// Has what makes a tensor cast it too, where it can; else tells casts the largest magnitudes of what they cast, where that can be measured.
 pub fn apply(mut program: Program) -> Result<Program, TraceError> {
     let mut written: HashMap<ValueId, Written> = HashMap::new();
     let mut done: Vec<Instance> = Vec::with_capacity(program.instances.len());
     for mut reader in std::mem::take(&mut program.instances) {
         let informed = reader.code.op().with_known_amax();
         let read = reader.inputs.first().and_then(|v| written.get_mut(v));
+        if let Some(at) =
+            read.as_ref().and_then(|of| cast(&mut program, &mut done, of.by, &reader).transpose())
+        {
+            let (at, first) = at?;
+            let makes = reader.outputs.iter().enumerate();
+            written.extend(makes.map(|(k, o)| (o.value, Written { by: (at, first + k), amax: None })));
+            continue;
+        }
         if let (Some(op), Some(of)) = (informed, read) {
             let (at, output) = of.by;
             if of.amax.is_none() && done[at].outputs[output].mode == WriteMode::Assign {
@@ -36,6 +44,32 @@ pub fn apply(mut program: Program) -> Result<Program, TraceError> {
     }
     program.instances = done;
     Ok(program)
+}
+
+/// Has the instance that made what `reader` reads make what that makes, if it can: which one, and its first output of those.
+fn cast(
+    program: &mut Program,
+    done: &mut [Instance],
+    (at, output): (usize, usize),
+    reader: &Instance,
+) -> Result<Option<(usize, usize)>, TraceError> {
+    let (before, since) = done.split_at_mut(at + 1);
+    let maker = &mut before[at];
+    // It would come before what stands between.
+    let touches = |i: &Instance| {
+        let mut touched = i.inputs.iter().copied().chain(i.outputs.iter().map(|o| o.value));
+        touched.any(|v| reader.outputs.iter().any(|o| o.value == v))
+    };
+    let is_near = reader.inputs.len() == 1 && maker.origin.stage == reader.origin.stage;
+    if !is_near || maker.outputs[output].mode != WriteMode::Assign || since.iter().any(touches) {
+        return Ok(None);
+    }
+    let Some(op) = maker.code.op().casting(output, reader.code.op()) else { return Ok(None) };
+    let first = maker.outputs.len();
+    maker.outputs.extend(&reader.outputs);
+    let targets: Vec<_> = maker.outputs.iter().map(|o| Some(o.value)).collect();
+    maker.code = instantiate(program, Code::Plain(op), &maker.inputs, &targets, maker.origin.clone())?.code;
+    Ok(Some((at, first)))
 }
 
 /// Has an instance measure an output too, if it can.

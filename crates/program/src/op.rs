@@ -99,6 +99,12 @@ pub trait Op: Any + Debug + Send + Sync {
         None
     }
 
+    /// The op that makes this one's outputs and, behind them, those of `reader`, whose only input is this output as it is stored
+    /// ([`crate::measured`]).
+    fn casting(&self, _output: usize, _reader: &dyn Op) -> Option<Arc<dyn Op>> {
+        None
+    }
+
     /// The op that takes the largest magnitude of its first input, `f32[1]` behind its inputs, where this one would measure it.
     fn with_known_amax(&self) -> Option<Arc<dyn Op>> {
         None

@@ -64,6 +64,8 @@ impl CpuKernel for AdamW {
             correction1: 1.0 / (1.0 - self.beta1.powf(t)),
             correction2: 1.0 / (1.0 - self.beta2.powf(t)),
         };
+        let casts = self.casts.iter().map(|(_, cast)| cast.outputs()).sum::<usize>();
+        let (outputs, mut casts) = outputs.split_at_mut(outputs.len() - casts);
         let (outputs, amaxes) = outputs.split_at_mut(outputs.len() - self.measured.len());
         let blocks = self.blocks(inputs, outputs, applied);
         blocks.into_par_iter().for_each(|mut block| {
@@ -79,6 +81,11 @@ impl CpuKernel for AdamW {
         let masters: Vec<usize> = self.masters().collect();
         for (&p, amax) in self.measured.iter().zip(amaxes) {
             amax.fresh::<f32>()[0] = largest_magnitude(outputs[masters[p]].view());
+        }
+        for &(p, cast) in &self.casts {
+            let made;
+            (made, casts) = casts.split_at_mut(cast.outputs());
+            cast.run(&[outputs[masters[p]].view()], made);
         }
     }
 }

@@ -3,9 +3,21 @@
 
 use super::{AdamW, CONTROLS, OPERANDS, SITES};
 use crate::device::{Floats, suffix, table};
-use xtrain_cuda::{CudaError, CudaKernel, DevicePtr, Gpu, KernelSource, Launch, Operands, Work};
+use crate::quantize::Quantize;
+use crate::quantize::cuda::{self as quantize, AREA, PIECE};
+use xtrain_cuda::{CudaError, CudaKernel, CudaTensor, DevicePtr, Gpu, KernelSource, Launch, Operands, Work};
+use xtrain_tensor::TensorType;
 
-pub(super) const SOURCE: KernelSource = KernelSource::new("adamw/kernel.cu", include_str!("kernel.cu"));
+const UPDATE: &str = include_str!("update.cuh");
+
+pub(super) const SOURCE: KernelSource =
+    KernelSource { headers: &[UPDATE], ..KernelSource::new("adamw/kernel.cu", include_str!("kernel.cu")) };
+
+pub(super) const CAST: KernelSource = KernelSource {
+    headers: &[UPDATE, PIECE, AREA],
+    variants: quantize::BY_BLOCKS,
+    ..KernelSource::new("adamw/cast.cu", include_str!("cast.cu"))
+};
 
 /// Threads of a block, and elements of a chunk; as in the source.
 const THREADS: u32 = 256;
@@ -30,9 +42,42 @@ struct Arguments {
     seed_high: u32,
 }
 
+#[derive(Clone, Copy)]
+#[repr(C)]
+struct Casting {
+    by: Arguments,
+    at: quantize::Arguments,
+    parameter: u64,
+}
+
 impl CudaKernel for AdamW {
+    /// Of all casts.
+    fn workspace(&self, inputs: &[TensorType]) -> Vec<TensorType> {
+        let of_one = |(p, cast): &(usize, Quantize)| cast.workspace(&[inputs[CONTROLS + OPERANDS * p]]);
+        self.casts.iter().flat_map(of_one).collect()
+    }
+
     fn ready(&self, gpu: &Gpu, operands: &Operands<'_>) -> Result<Work, CudaError> {
         let Operands { inputs, outputs, .. } = operands;
+        // On the way, or where rows are not made of eights, behind all.
+        let (mut casting, mut behind) = (Vec::new(), Vec::new());
+        let masters: Vec<usize> = self.masters().collect();
+        let mut workspace = operands.workspace;
+        for (&(p, cast), first) in self.casts.iter().zip(self.cast_outputs()) {
+            let master = outputs[masters[p]];
+            let own;
+            (own, workspace) = workspace.split_at(cast.workspace(&[master.ty]).len());
+            let inputs = [CudaTensor { ty: master.ty, place: master.place }];
+            let of = Operands {
+                inputs: &inputs,
+                outputs: &outputs[first..first + cast.outputs()],
+                workspace: own,
+            };
+            match cast.within(gpu, &of)? {
+                Some(within) => casting.push((p, within)),
+                None => behind.push(cast.ready(gpu, &of)?),
+            }
+        }
         // The source's `Parameter` and `Chunk`, in words of 8 bytes.
         let (mut parameters, mut chunks) = (Vec::new(), Vec::new());
         let mut output = 0;
@@ -55,9 +100,12 @@ impl CudaKernel for AdamW {
             let amax = self.measured.iter().position(|&measured| measured == p);
             parameters.push(amax.map_or(0, |n| outputs[outputs.len() - self.measured.len() + n].place.0));
             parameters.extend([elements as u64, are_bf16 | decay << 32]);
+            if casting.iter().any(|(of, _)| *of == p) {
+                continue;
+            }
             chunks.extend((0..elements.div_ceil(CHUNK) as u64).map(|number| number | (p as u64) << 32));
         }
-        if chunks.is_empty() {
+        if parameters.is_empty() {
             return Ok(Work::all(Vec::new()));
         }
         let launch = Launch::row(chunks.len() as u32, THREADS);
@@ -83,16 +131,31 @@ impl CudaKernel for AdamW {
             seed_high: (self.seed >> 32) as u32,
         };
         let function = gpu.function(&SOURCE, &[], "adamw")?;
-        Ok(Work::new(move |stream| {
+        let has_chunks = launch.grid[0] > 0;
+        let mut works = Vec::new();
+        for (p, within) in casting {
+            let function = gpu.function(&CAST, &within.defines, &format!("adamw_cast_{}", within.path))?;
+            let arguments = Casting { by: arguments, at: within.arguments, parameter: p as u64 };
+            works.push(within.before);
+            // SAFETY: the kernel takes one `Casting`. A block has an area of the master, which lies as `Quantize` says and is as large as the
+            // parameter's other operands; the tables live as long as the work below.
+            works.push(unsafe { Work::launch(function, within.launch, arguments) });
+        }
+        works.push(Work::new(move |stream| {
             // The tables live as long as the work.
             let _tables = (&parameters, &chunks);
             if let Some((clear, parameters)) = &clear {
                 // SAFETY: the kernel takes one `Arguments`; its tables are as the source's `Parameter`, with a word for each amax.
                 unsafe { clear.launch(Launch::row(*parameters, 1), &arguments, stream)? };
             }
+            if !has_chunks {
+                return Ok(());
+            }
             // SAFETY: the kernel takes one `Arguments`. The tables are as its `Parameter` and `Chunk`: every chunk of every parameter has a
             // block, and a parameter's operands have its elements, of the types that its bits say.
             unsafe { function.launch(launch, &arguments, stream) }
-        }))
+        }));
+        works.extend(behind);
+        Ok(Work::all(works))
     }
 }

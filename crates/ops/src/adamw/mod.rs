@@ -25,7 +25,9 @@ mod cuda;
 mod tests;
 
 use crate::float_shaped;
+use crate::quantize::Quantize;
 use crate::registry::{Fill, OnCard, Registered, Sample, SampleInput};
+use std::any::Any;
 use std::sync::Arc;
 use xtrain_cuda::KernelSource;
 use xtrain_program::{Op, OpError, Operand};
@@ -39,7 +41,8 @@ const OPERANDS: usize = 4;
 pub const SITES: u32 = 1 << 31;
 
 /// `(lr [], coefficient [], applied u32[1], skip u32[], then for each parameter master, m, v, grad) -> (for each parameter master', m', v'
-/// in place[, compute], and behind all the largest magnitudes f32[1] of the masters' that are measured)`.
+/// in place[, compute], and behind all the largest magnitudes f32[1] of the masters' that are measured, or what casts of some to FP8 make
+/// ([`Quantize`]))`.
 ///
 /// `applied` is t and already counts this update, so it is at least 1 unless `skip` is set. The gradient is multiplied by `coefficient` (clipping). With `skip` other than 0 no bit of
 /// masters and moments changes, and the compute copies are made from the masters as they are.
@@ -56,6 +59,8 @@ pub struct AdamW {
     in_place: Vec<(usize, usize)>,
     /// Whose new masters are measured.
     measured: Vec<usize>,
+    /// Whose are cast, and how: by blocks.
+    casts: Vec<(usize, Quantize)>,
 }
 
 /// How one parameter is updated.
@@ -78,13 +83,20 @@ impl AdamW {
             in_place.extend((0..3).map(|k| (output + k, input + k)));
             output += 3 + usize::from(parameter.compute.is_some());
         }
-        AdamW { parameters, beta1, beta2, eps, seed, in_place, measured: Vec::new() }
+        AdamW { parameters, beta1, beta2, eps, seed, in_place, measured: Vec::new(), casts: Vec::new() }
     }
 
     /// Which outputs are the new masters.
     fn masters(&self) -> impl Iterator<Item = usize> {
         let made = |p: &AdamWParameter| 3 + usize::from(p.compute.is_some());
         self.parameters.iter().scan(0, move |next, p| Some(std::mem::replace(next, *next + made(p))))
+    }
+
+    /// The first output of each cast, behind all others.
+    fn cast_outputs(&self) -> impl Iterator<Item = usize> {
+        let first = self.parameters.iter().map(|p| 3 + usize::from(p.compute.is_some())).sum::<usize>()
+            + self.measured.len();
+        self.casts.iter().scan(first, |next, (_, cast)| Some(std::mem::replace(next, *next + cast.outputs())))
     }
 
     /// The parameters in the order of the operands.
@@ -123,12 +135,26 @@ impl Op for AdamW {
             outputs.extend(copy);
         }
         outputs.extend(self.measured.iter().map(|_| TensorType::new(DType::F32, [1])));
+        for (p, cast) in &self.casts {
+            outputs.extend(cast.infer(&[inputs[CONTROLS + OPERANDS * p]])?);
+        }
         Ok(outputs)
+    }
+
+    /// A new master, by blocks.
+    fn casting(&self, output: usize, reader: &dyn Op) -> Option<Arc<dyn Op>> {
+        let of = self.masters().position(|master| master == output)?;
+        let cast = *(reader as &dyn Any).downcast_ref::<Quantize>().filter(|cast| cast.is_by_blocks())?;
+        let casts = self.casts.iter().copied().chain([(of, cast)]).collect();
+        // A parameter is updated once.
+        let is_first = self.casts.iter().all(|&(p, _)| p != of);
+        is_first.then(|| Arc::new(AdamW { casts, ..self.clone() }) as Arc<dyn Op>)
     }
 
     /// A new master.
     fn measuring(&self, output: usize) -> Option<Arc<dyn Op>> {
-        let of = self.masters().position(|master| master == output)?;
+        // Casts are behind.
+        let of = self.masters().position(|master| master == output).filter(|_| self.casts.is_empty())?;
         let measured = self.measured.iter().copied().chain([of]).collect();
         Some(Arc::new(AdamW { measured, ..self.clone() }))
     }
@@ -194,7 +220,7 @@ fn sample(matrix: [usize; 2], applied: u32, skip: u32) -> Sample {
 }
 
 impl OnCard for AdamW {
-    const SOURCES: &'static [KernelSource] = &[cuda::SOURCE];
+    const SOURCES: &'static [KernelSource] = &[cuda::SOURCE, cuda::CAST];
 
     /// Many parameters of very different lengths, with and without copies and decay, updated and skipped; then with moments in bf16, both or
     /// one of them, and without copies.

@@ -10,8 +10,12 @@ use xtrain_cuda::{
 use xtrain_tensor::formats::max_finite;
 use xtrain_tensor::{DType, Scaling, TILE, TensorType};
 
+/// What casts areas of anything that a thread has in registers.
+pub(crate) const PIECE: &str = include_str!("piece.cuh");
+pub(crate) const AREA: &str = include_str!("area.cuh");
+
 pub(super) const SOURCE: KernelSource = KernelSource {
-    headers: &[crate::swiglu::GATE, include_str!("piece.cuh"), include_str!("made.cuh")],
+    headers: &[crate::swiglu::GATE, PIECE, include_str!("made.cuh"), AREA],
     variants: VARIANTS,
     ..KernelSource::new("quantize/kernel.cu", include_str!("kernel.cu"))
 };
@@ -89,6 +93,8 @@ const VARIANTS: &[Defines] = variants![
     NORM E4M3 ROW CAST [1 1],
     NORM E4M3 TILES FUSED [1 1],
 ];
+/// Of those, casts by blocks.
+pub(crate) const BY_BLOCKS: &[Defines] = variants![INPUT E4M3 BLOCK FUSED [1 0, 0 1, 1 1]];
 const E4M3: i64 = 0;
 const E5M2: i64 = 1;
 const E5M6: i64 = 2;
@@ -117,6 +123,25 @@ const ROWS: usize = 2;
 /// Rows of blocks that measure where that is seldom needed.
 const FEW: usize = 128;
 
+/// The number that stands in the sources for what is cast.
+fn number(of: Of) -> i64 {
+    match of {
+        Of::Input => INPUT,
+        Of::Swiglu { kept: false } => SWIGLU,
+        Of::Swiglu { kept: true } => SWIGLU_OF_KEPT,
+        Of::SwigluKeeping => SWIGLU_KEEPING,
+        Of::SwigluGrad { kept: false } => SWIGLU_GRAD,
+        Of::SwigluGrad { kept: true } => SWIGLU_GRAD_OF_KEPT,
+        Of::Norm => NORM,
+    }
+}
+
+/// A launch of a thread for every scale.
+fn clearing(arguments: &Arguments) -> Launch {
+    let scales = arguments.sides.iter().map(|side| side.scales as usize).max().unwrap_or(0);
+    Launch::row(scales.max(1).div_ceil(MEASURING) as u32, MEASURING as u32)
+}
+
 /// The number that stands for a format in the sources.
 fn format(dtype: DType) -> i64 {
     match dtype {
@@ -143,7 +168,7 @@ struct Side {
 
 #[derive(Clone, Copy)]
 #[repr(C)]
-struct Arguments {
+pub(crate) struct Arguments {
     x: DevicePtr,
     gate_up: DevicePtr,
     gate_up_scale: DevicePtr,
@@ -185,12 +210,133 @@ impl CudaKernel for Quantize {
             let cast = cast.ready(gpu, &Operands { inputs: operands.inputs, outputs, workspace })?;
             return Ok(Work::all(vec![keep, cast]));
         }
-        let (inputs, beside) = operands.inputs.split_at(self.of.inputs());
-        let x = inputs[0];
         let (rows, cols) = self.of.extents(&types);
-        let kept = self.of.kept();
-        let stored = x.ty.with_dtype(self.of.dtype(&types));
-        let made = self.layouts.made();
+        let stored = types[0].with_dtype(self.of.dtype(&types));
+        let arguments = self.arguments(operands);
+        let cover = self.cover([rows, cols]);
+        let of = number(self.of);
+        // Where rows are not made of eights, those of a packed format share bytes.
+        let pairs = self.format == DType::E5M6 && !cover.vector;
+        // It is kept once.
+        let of = |phase| if of == SWIGLU_KEEPING && matches!(phase, CAST | UNSET) { SWIGLU } else { of };
+        let function = |phase, name: &str| gpu.function(&SOURCE, &self.defines(of(phase), phase), name);
+        let area = |phase| {
+            let is_tensor = self.scaling == Scaling::Tensor && matches!(phase, MEASURE | UNSET);
+            let path = if is_tensor && cover.vector { "vector" } else { cover.path };
+            let function = function(phase, &format!("quantize_{path}_{}", suffix(stored)))?;
+            if !is_tensor {
+                return Ok::<_, CudaError>((function, cover.launch(high(of(phase)))));
+            }
+            let across = if cover.vector { cover.wide / WIDTH } else { cols };
+            let threads = warps_of(across, MEASURING);
+            let down = rows.div_ceil(ROWS).min(if phase == UNSET { FEW } else { u16::MAX.into() });
+            Ok((function, plane([across.div_ceil(threads as usize), down], [threads, 1])))
+        };
+        let phases = match (self.known, self.scaling) {
+            _ if pairs => &[MEASURE][..],
+            (Known::Amax, _) => &[CAST],
+            (Known::Scale, _) => &[UNSET, GIVEN],
+            (Known::Nothing, Scaling::Tensor | Scaling::Row) => &[MEASURE, CAST],
+            (Known::Nothing, _) => &[FUSED],
+        };
+        let mut steps = Vec::new();
+        // What is known before is raised by no block.
+        if self.known != Known::Amax {
+            steps.push((function(phases[0], "quantize_clear")?, clearing(&arguments)));
+        }
+        for &phase in phases {
+            steps.push(area(phase)?);
+        }
+        if pairs {
+            let name = format!("quantize_pair_{}", suffix(stored));
+            let phase = if self.known == Known::Scale { GIVEN } else { MEASURE };
+            let pairs = (rows * cols).div_ceil(2);
+            let launch = Launch::row(pairs.div_ceil(MEASURING) as u32, MEASURING as u32);
+            steps.push((function(phase, &name)?, launch));
+        }
+        // SAFETY: the kernels take one `Arguments`. What is cast is [rows, cols], and what it is made of as large as `Of` says and of the type
+        // that the name says; each side that is made is as large as its extents say, in the format, with its scales and a word for each of
+        // them; a copy that is kept is as large as gate and up, with a scale a tile. The areas cover the matrix, so do the rows of blocks
+        // that measure, which go on below, and the others every scale or pair of elements.
+        let put = |(function, launch)| unsafe { Work::launch(function, launch, arguments) };
+        Ok(Work::all(steps.into_iter().map(put).collect()))
+    }
+}
+
+/// What a kernel that casts areas of what it makes is told and compiled with.
+pub(crate) struct Within {
+    pub(crate) arguments: Arguments,
+    pub(crate) defines: [(&'static str, i64); 8],
+    /// Whether areas are whole, or rows are at least made of eights.
+    pub(crate) path: &'static str,
+    /// A block an area.
+    pub(crate) launch: Launch,
+    /// What runs before it.
+    pub(crate) before: Work,
+}
+
+/// How areas cover what is cast.
+struct Cover {
+    /// The kernels for it.
+    path: &'static str,
+    /// Whether rows are made of eights.
+    vector: bool,
+    /// Columns of it, or of each half of two.
+    wide: usize,
+    /// Blocks side by side, and one below the other.
+    across: usize,
+    down: usize,
+}
+
+impl Cover {
+    /// A block an area, of threads with pieces of so many rows.
+    fn launch(&self, high: i64) -> Launch {
+        let threads = TILE / WIDTH * TILE / high as usize;
+        plane([self.across, self.down], [threads as u32, 1])
+    }
+}
+
+impl Quantize {
+    fn cover(self, [rows, cols]: [usize; 2]) -> Cover {
+        let is_halved = matches!(self.of, Of::SwigluGrad { .. });
+        let wide = if is_halved { cols / 2 } else { cols };
+        let vector = wide.is_multiple_of(WIDTH);
+        let (path, across) = match (vector, wide.is_multiple_of(TILE) && rows.is_multiple_of(TILE)) {
+            // Both halves together.
+            (_, true) => ("whole", wide / TILE),
+            (true, _) => ("vector", cols.div_ceil(TILE)),
+            (false, _) => ("any", cols.div_ceil(TILE)),
+        };
+        Cover { path, vector, wide, across, down: rows.div_ceil(TILE) }
+    }
+
+    /// What its sources are compiled with, in this phase and of what has this number.
+    fn defines(self, of: i64, phase: i64) -> [(&'static str, i64); 8] {
+        let scaling = match self.scaling {
+            Scaling::Tensor => TENSOR,
+            Scaling::Row => ROW,
+            Scaling::Tile => TILES,
+            Scaling::Block => BLOCK,
+        };
+        let [direct, transposed] = self.layouts.made().map(i64::from);
+        [
+            ("OF", of),
+            ("HIGH", high(of)),
+            ("FORMAT", format(self.format)),
+            ("SCALING", scaling),
+            ("POW2", self.pow2_scales.into()),
+            ("PHASE", phase),
+            ("DIRECT", direct),
+            ("TRANSPOSED", transposed),
+        ]
+    }
+
+    fn arguments(self, operands: &Operands<'_>) -> Arguments {
+        let types: Vec<TensorType> = operands.inputs.iter().map(|t| t.ty).collect();
+        let (inputs, beside) = operands.inputs.split_at(self.of.inputs());
+        let (rows, cols) = self.of.extents(&types);
+        let (x, kept, made) = (inputs[0], self.of.kept(), self.layouts.made());
+        let cover = self.cover([rows, cols]);
         let mut pairs = operands.outputs.chunks_exact(2).zip(operands.workspace);
         let sides = made.map(|is_made| {
             let pair = if is_made { pairs.next() } else { None };
@@ -212,29 +358,17 @@ impl CudaKernel for Quantize {
         let amax = operands.outputs[self.amax()];
         let copy = |n: usize| operands.outputs.get(self.amax() + n).map_or(DevicePtr(0), |t| t.place);
         let none = Floats::none();
-        let (of, gate_up, [rstd, w]) = match self.of {
-            Of::Input => (INPUT, DevicePtr(0), [none; 2]),
-            Of::Swiglu { kept: false } => (SWIGLU, DevicePtr(0), [none; 2]),
-            Of::Swiglu { kept: true } => (SWIGLU_OF_KEPT, DevicePtr(0), [none; 2]),
-            Of::SwigluKeeping => (SWIGLU_KEEPING, DevicePtr(0), [none; 2]),
-            Of::SwigluGrad { kept: false } => (SWIGLU_GRAD, inputs[1].place, [none; 2]),
-            Of::SwigluGrad { kept: true } => (SWIGLU_GRAD_OF_KEPT, inputs[1].place, [none; 2]),
-            Of::Norm => (NORM, DevicePtr(0), [inputs[1].into(), inputs[2].into()]),
+        let gate_up = match self.of {
+            Of::SwigluGrad { .. } => inputs[1].place,
+            _ => DevicePtr(0),
+        };
+        let [rstd, w] = match self.of {
+            Of::Norm => [inputs[1].into(), inputs[2].into()],
+            _ => [none; 2],
         };
         let beside = beside.first().map_or(DevicePtr(0), |tensor| tensor.place);
         let known = |known| if self.known == known { beside } else { DevicePtr(0) };
-        // Of each half of two.
-        let is_halved = matches!(self.of, Of::SwigluGrad { .. });
-        let wide = if is_halved { cols / 2 } else { cols };
-        let vector = wide.is_multiple_of(WIDTH);
-        let (path, across) = match (vector, wide.is_multiple_of(TILE) && rows.is_multiple_of(TILE)) {
-            // Both halves together.
-            (_, true) => ("whole", wide / TILE),
-            (true, _) => ("vector", cols.div_ceil(TILE)),
-            (false, _) => ("any", cols.div_ceil(TILE)),
-        };
-        let down = rows.div_ceil(TILE);
-        let arguments = Arguments {
+        Arguments {
             x: x.place,
             gate_up,
             gate_up_scale: kept.map_or(DevicePtr(0), |at| inputs[at + 1].place),
@@ -251,82 +385,27 @@ impl CudaKernel for Quantize {
             cols: cols as u32,
             accumulate: amax.accumulate.into(),
             largest: max_finite(self.format),
-            across: across as u32,
-            down: down as u32,
-        };
-        let scaling = match self.scaling {
-            Scaling::Tensor => TENSOR,
-            Scaling::Row => ROW,
-            Scaling::Tile => TILES,
-            Scaling::Block => BLOCK,
-        };
-        // Where rows are not made of eights, those of a packed format share bytes.
-        let pairs = self.format == DType::E5M6 && !vector;
-        // It is kept once.
-        let of = |phase| if of == SWIGLU_KEEPING && matches!(phase, CAST | UNSET) { SWIGLU } else { of };
-        let function = |phase, name: &str| {
-            let [direct, transposed] = made.map(i64::from);
-            let of = of(phase);
-            let defines = [
-                ("OF", of),
-                ("HIGH", high(of)),
-                ("FORMAT", format(self.format)),
-                ("SCALING", scaling),
-                ("POW2", self.pow2_scales.into()),
-                ("PHASE", phase),
-                ("DIRECT", direct),
-                ("TRANSPOSED", transposed),
-            ];
-            gpu.function(&SOURCE, &defines, name)
-        };
-        let area = |phase| {
-            let is_tensor = self.scaling == Scaling::Tensor && matches!(phase, MEASURE | UNSET);
-            let path = if is_tensor && vector { "vector" } else { path };
-            let function = function(phase, &format!("quantize_{path}_{}", suffix(stored)))?;
-            if !is_tensor {
-                let threads = TILE / WIDTH * TILE / high(of(phase)) as usize;
-                return Ok::<_, CudaError>((function, plane([across, down], [threads as u32, 1])));
-            }
-            let across = if vector { wide / WIDTH } else { cols };
-            let threads = warps_of(across, MEASURING);
-            let down = rows.div_ceil(ROWS).min(if phase == UNSET { FEW } else { u16::MAX.into() });
-            Ok((function, plane([across.div_ceil(threads as usize), down], [threads, 1])))
-        };
-        let threads = |phase, name: &str, threads: usize| {
-            let launch = Launch::row(threads.div_ceil(MEASURING) as u32, MEASURING as u32);
-            Ok::<_, CudaError>((function(phase, name)?, launch))
-        };
-        let phases = match (self.known, self.scaling) {
-            _ if pairs => &[MEASURE][..],
-            (Known::Amax, _) => &[CAST],
-            (Known::Scale, _) => &[UNSET, GIVEN],
-            (Known::Nothing, Scaling::Tensor | Scaling::Row) => &[MEASURE, CAST],
-            (Known::Nothing, _) => &[FUSED],
-        };
-        let scales = sides.iter().map(|side| side.scales as usize).max().unwrap_or(0);
-        let mut steps = Vec::new();
-        // What is known before is raised by no block.
-        if self.known != Known::Amax {
-            steps.push(threads(phases[0], "quantize_clear", scales.max(1))?);
+            across: cover.across as u32,
+            down: cover.down as u32,
         }
-        for &phase in phases {
-            steps.push(area(phase)?);
-        }
-        if pairs {
-            let name = format!("quantize_pair_{}", suffix(stored));
-            let phase = if self.known == Known::Scale { GIVEN } else { MEASURE };
-            steps.push(threads(phase, &name, (rows * cols).div_ceil(2))?);
-        }
-        // SAFETY: the kernels take one `Arguments`. What is cast is [rows, cols], and what it is made of as large as `Of` says and of the type
-        // that the name says; each side that is made is as large as its extents say, in the format, with its scales and a word for each of
-        // them; a copy that is kept is as large as gate and up, with a scale a tile. The areas cover the matrix, so do the rows of blocks
-        // that measure, which go on below, and the others every scale or pair of elements.
-        let put = |(function, launch)| unsafe { Work::launch(function, launch, arguments) };
-        Ok(Work::all(steps.into_iter().map(put).collect()))
     }
-}
 
-impl Quantize {
+    /// How a kernel that makes a tensor by areas casts it by blocks on the way; `operands` are those of the cast. Nothing where rows are not
+    /// made of eights.
+    pub(crate) fn within(self, gpu: &Gpu, operands: &Operands<'_>) -> Result<Option<Within>, CudaError> {
+        let arguments = self.arguments(operands);
+        let cover = self.cover([arguments.rows as usize, arguments.cols as usize]);
+        if !cover.vector {
+            return Ok(None);
+        }
+        let defines = self.defines(INPUT, FUSED);
+        let clear = gpu.function(&SOURCE, &defines, "quantize_clear")?;
+        // SAFETY: the kernel takes one `Arguments`, and has a thread for every scale.
+        let before = unsafe { Work::launch(clear, clearing(&arguments), arguments) };
+        let launch = cover.launch(high(INPUT));
+        Ok(Some(Within { arguments, defines, path: cover.path, launch, before }))
+    }
+
     /// Whether gate and up are kept by a second op: where their tiles are not their own.
     fn keeps_apart(&self, inputs: &[TensorType]) -> bool {
         self.of == Of::SwigluKeeping && !self.of.extents(inputs).1.is_multiple_of(TILE)

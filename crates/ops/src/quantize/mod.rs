@@ -13,7 +13,7 @@
 //! largest one. Whoever wants no scaling gets it from a power of two: it changes no bit of a mantissa.
 
 mod cpu;
-mod cuda;
+pub(crate) mod cuda;
 mod of;
 #[cfg(test)]
 mod tests;

@@ -168,6 +168,17 @@ impl Quantize {
         2 * self.layouts.made().into_iter().filter(|&made| made).count()
     }
 
+    /// Whether it casts a tensor by blocks, so that whatever makes the tensor by those can cast it.
+    pub(crate) fn is_by_blocks(self) -> bool {
+        let is_plain = self.of == Of::Input && self.known == Known::Nothing && self.format != DType::E5M6;
+        is_plain && self.scaling == Scaling::Block
+    }
+
+    /// How many outputs it has.
+    pub(crate) fn outputs(self) -> usize {
+        self.amax() + if self.of == Of::SwigluKeeping { 3 } else { 1 }
+    }
+
     /// How many inputs it has.
     pub(super) fn inputs(self) -> usize {
         self.of.inputs() + usize::from(self.known != Known::Nothing)

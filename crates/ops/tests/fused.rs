@@ -8,7 +8,7 @@ use std::sync::Arc;
 use xtrain_cuda::Gpu;
 use xtrain_ops::adamw::{AdamW, AdamWParameter};
 use xtrain_ops::qk_norm_rope::QkNormRopeGrad;
-use xtrain_ops::quantize::{Dequantize, Layouts, Quantize};
+use xtrain_ops::quantize::{Dequantize, Known, Layouts, Quantize};
 use xtrain_ops::registry::{cpu_kernels, cuda_kernels};
 use xtrain_ops::rms_norm::{AddRmsNorm, RmsNorm, RmsNormGrad};
 use xtrain_ops::swiglu::{Swiglu, SwigluGrad, SwigluKeeping};
@@ -154,7 +154,9 @@ fn program(maker: &Maker, cast: Quantize, [rows, cols]: [usize; 2], dtype: DType
         *gate_up = t.emit(restore, &copy[..2]).expect("tiles")[0];
     }
     let made = t.apply_code(Code::Plain(maker.op.clone()), &inputs).expect("operands that fit");
-    let casts = t.emit(cast, &[made[maker.output]]).expect("a matrix");
+    let scale = (cast.known == Known::Scale).then(|| t.input("scale", TensorType::new(DType::F32, [1, 1])));
+    let read: Vec<_> = [made[maker.output]].into_iter().chain(scale).collect();
+    let casts = t.emit(cast, &read).expect("a matrix");
     let rest = made.iter().enumerate().filter(|(k, _)| *k != maker.output).map(|(_, v)| *v);
     for (n, v) in casts.into_iter().chain(rest).enumerate() {
         t.output(&format!("out{n}"), v);
@@ -162,10 +164,19 @@ fn program(maker: &Maker, cast: Quantize, [rows, cols]: [usize; 2], dtype: DType
     t.finish()
 }
 
-/// The bytes of all outputs.
-fn run(engine: &mut dyn Engine, program: Program, inputs: &[Given], seed: u64) -> Vec<Vec<u8>> {
+/// The bytes of all outputs, with this scale where one is given.
+fn run(
+    engine: &mut dyn Engine,
+    program: Program,
+    inputs: &[Given],
+    scale: Option<f32>,
+    seed: u64,
+) -> Vec<Vec<u8>> {
     let outputs: Vec<_> = program.outputs().map(|(name, _)| name).collect();
     let id = engine.load(program).expect("a program that fits");
+    if let Some(scale) = scale {
+        engine.write_input(id, "scale", &scale.to_le_bytes()).expect("an input");
+    }
     for (n, (ty, values)) in inputs.iter().enumerate() {
         let x = HostTensor::from_f64(*ty, &values.fill(ty.numel(), seed, n as u32));
         engine.write_input(id, &format!("in{n}"), x.bytes()).expect("an input");
@@ -185,10 +196,18 @@ fn check(new: &dyn Fn() -> Box<dyn Engine>, maker: &Maker) -> Result<(), Failed>
         (DType::E4M3, Scaling::Tile, false, Layouts::Direct),
         (DType::E4M3, Scaling::Block, true, Layouts::Both),
     ];
-    for (format, scaling, pow2_scales, layouts) in casts {
+    let plain = casts.map(|(format, scaling, pow2_scales, layouts)| {
+        (Quantize::new(format, scaling, pow2_scales, layouts), None)
+    });
+    // One that is known, and one that is none yet.
+    let given = [(DType::E4M3, 20.0, Layouts::Both), (DType::E5M2, 0.0, Layouts::Transposed)];
+    let given = given.map(|(format, scale, layouts)| {
+        let cast = Quantize::new(format, Scaling::Tensor, false, layouts);
+        (Quantize { known: Known::Scale, ..cast }, Some(scale))
+    });
+    for (cast, scale) in plain.into_iter().chain(given) {
         for shape in [[256, 128], [300, 256], [131, 264], [37, 77]] {
             for dtype in [DType::BF16, DType::F32] {
-                let cast = Quantize::new(format, scaling, pow2_scales, layouts);
                 let apart = program(maker, cast, shape, dtype);
                 let fused = fuse::apply(apart.clone()).and_then(measured::apply).expect("a program");
                 let names = |program: &Program| -> Vec<_> {
@@ -196,12 +215,13 @@ fn check(new: &dyn Fn() -> Box<dyn Engine>, maker: &Maker) -> Result<(), Failed>
                 };
                 let (before, after) = (names(&apart), names(&fused));
                 if maker.measures {
-                    // The update casts by blocks itself.
-                    let casts = scaling == Scaling::Block && maker.op.name() == "adamw";
+                    // The update casts by blocks, or with what is given, itself.
+                    let is_on_the_way = cast.scaling == Scaling::Block || scale.is_some();
+                    let casts = is_on_the_way && maker.op.name() == "adamw";
                     assert_eq!(fused.instances.len() == 1, casts, "{cast:?}");
                     // Where one scale is for all.
                     let told = fused.instances.get(1).is_some_and(|cast| cast.inputs.len() == 2);
-                    assert_eq!(told, scaling == Scaling::Tensor, "{cast:?}");
+                    assert_eq!(told, cast.scaling == Scaling::Tensor && !casts, "{cast:?}");
                 } else {
                     let apart_by = if maker.keeps { 4 } else { 2 };
                     // What keeps is left, and what casts.
@@ -211,8 +231,8 @@ fn check(new: &dyn Fn() -> Box<dyn Engine>, maker: &Maker) -> Result<(), Failed>
                     assert!(before.len() == apart_by && before != after, "{before:?} stays {after:?}");
                 }
                 let inputs = (maker.inputs)(shape[0], shape[1], dtype);
-                let expected = run(&mut *new(), apart, &inputs, seed);
-                let found = run(&mut *new(), fused, &inputs, seed);
+                let expected = run(&mut *new(), apart, &inputs, scale, seed);
+                let found = run(&mut *new(), fused, &inputs, scale, seed);
                 for (n, (found, expected)) in found.iter().zip(&expected).enumerate() {
                     let off = found.iter().zip(expected).filter(|(a, b)| a != b).count();
                     assert!(

@@ -55,16 +55,20 @@ fn cast(
 ) -> Result<Option<(usize, usize)>, TraceError> {
     let (before, since) = done.split_at_mut(at + 1);
     let maker = &mut before[at];
-    // It would come before what stands between.
+    // It would come before what stands between, and as early as what makes the tensor.
+    let others = &reader.inputs[1..];
     let touches = |i: &Instance| {
         let mut touched = i.inputs.iter().copied().chain(i.outputs.iter().map(|o| o.value));
         touched.any(|v| reader.outputs.iter().any(|o| o.value == v))
     };
-    let is_near = reader.inputs.len() == 1 && maker.origin.stage == reader.origin.stage;
-    if !is_near || maker.outputs[output].mode != WriteMode::Assign || since.iter().any(touches) {
+    let makes = |i: &Instance| i.outputs.iter().any(|o| others.contains(&o.value));
+    let is_near =
+        maker.origin.stage == reader.origin.stage && maker.outputs[output].mode == WriteMode::Assign;
+    if !is_near || makes(maker) || since.iter().any(|i| touches(i) || makes(i)) {
         return Ok(None);
     }
     let Some(op) = maker.code.op().casting(output, reader.code.op()) else { return Ok(None) };
+    maker.inputs.extend(others);
     let first = maker.outputs.len();
     maker.outputs.extend(&reader.outputs);
     let targets: Vec<_> = maker.outputs.iter().map(|o| Some(o.value)).collect();

@@ -99,8 +99,8 @@ pub trait Op: Any + Debug + Send + Sync {
         None
     }
 
-    /// The op that makes this one's outputs and, behind them, those of `reader`, whose only input is this output as it is stored
-    /// ([`crate::measured`]).
+    /// The op that makes this one's outputs and, behind them, those of `reader`, whose first input is this output as it is stored; it takes
+    /// the reader's other inputs behind this one's ([`crate::measured`]).
     fn casting(&self, _output: usize, _reader: &dyn Op) -> Option<Arc<dyn Op>> {
         None
     }

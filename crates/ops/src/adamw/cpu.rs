@@ -82,10 +82,12 @@ impl CpuKernel for AdamW {
         for (&p, amax) in self.measured.iter().zip(amaxes) {
             amax.fresh::<f32>()[0] = largest_magnitude(outputs[masters[p]].view());
         }
-        for &(p, cast) in &self.casts {
+        for (&(p, cast), scale) in self.casts.iter().zip(self.scales()) {
             let made;
             (made, casts) = casts.split_at_mut(cast.outputs());
-            cast.run(&[outputs[masters[p]].view()], made);
+            let scale = scale.map(|scale| inputs[scale]);
+            let of: Vec<_> = [outputs[masters[p]].view()].into_iter().chain(scale).collect();
+            cast.run(&of, made);
         }
     }
 }

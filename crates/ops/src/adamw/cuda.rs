@@ -15,7 +15,7 @@ pub(super) const SOURCE: KernelSource =
 
 pub(super) const CAST: KernelSource = KernelSource {
     headers: &[UPDATE, PIECE, AREA],
-    variants: quantize::BY_BLOCKS,
+    variants: quantize::ON_THE_WAY,
     ..KernelSource::new("adamw/cast.cu", include_str!("cast.cu"))
 };
 
@@ -63,11 +63,12 @@ impl CudaKernel for AdamW {
         let (mut casting, mut behind) = (Vec::new(), Vec::new());
         let masters: Vec<usize> = self.masters().collect();
         let mut workspace = operands.workspace;
-        for (&(p, cast), first) in self.casts.iter().zip(self.cast_outputs()) {
+        for ((&(p, cast), first), scale) in self.casts.iter().zip(self.cast_outputs()).zip(self.scales()) {
             let master = outputs[masters[p]];
             let own;
             (own, workspace) = workspace.split_at(cast.workspace(&[master.ty]).len());
-            let inputs = [CudaTensor { ty: master.ty, place: master.place }];
+            let master = CudaTensor { ty: master.ty, place: master.place };
+            let inputs: Vec<_> = [master].into_iter().chain(scale.map(|scale| inputs[scale])).collect();
             let of = Operands {
                 inputs: &inputs,
                 outputs: &outputs[first..first + cast.outputs()],
@@ -140,6 +141,7 @@ impl CudaKernel for AdamW {
             // SAFETY: the kernel takes one `Casting`. A block has an area of the master, which lies as `Quantize` says and is as large as the
             // parameter's other operands; the tables live as long as the work below.
             works.push(unsafe { Work::launch(function, within.launch, arguments) });
+            works.extend(within.behind);
         }
         works.push(Work::new(move |stream| {
             // The tables live as long as the work.

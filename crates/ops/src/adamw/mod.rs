@@ -25,7 +25,7 @@ mod cuda;
 mod tests;
 
 use crate::float_shaped;
-use crate::quantize::Quantize;
+use crate::quantize::{Known, Quantize};
 use crate::registry::{Fill, OnCard, Registered, Sample, SampleInput};
 use std::any::Any;
 use std::sync::Arc;
@@ -40,9 +40,9 @@ const OPERANDS: usize = 4;
 /// The first of the streams that round moments: behind all that a model draws from.
 pub const SITES: u32 = 1 << 31;
 
-/// `(lr [], coefficient [], applied u32[1], skip u32[], then for each parameter master, m, v, grad) -> (for each parameter master', m', v'
+/// `(lr [], coefficient [], applied u32[1], skip u32[], then for each parameter master, m, v, grad[, scales]) -> (for each parameter master', m', v'
 /// in place[, compute], and behind all the largest magnitudes f32[1] of the masters' that are measured, or what casts of some to FP8 make
-/// ([`Quantize`]))`.
+/// ([`Quantize`]), which may take scales of the whole that are known)`.
 ///
 /// `applied` is t and already counts this update, so it is at least 1 unless `skip` is set. The gradient is multiplied by `coefficient` (clipping). With `skip` other than 0 no bit of
 /// masters and moments changes, and the compute copies are made from the masters as they are.
@@ -59,7 +59,7 @@ pub struct AdamW {
     in_place: Vec<(usize, usize)>,
     /// Whose new masters are measured.
     measured: Vec<usize>,
-    /// Whose are cast, and how: by blocks.
+    /// Whose are cast, and how: by blocks, or with a scale that is known.
     casts: Vec<(usize, Quantize)>,
 }
 
@@ -99,6 +99,17 @@ impl AdamW {
         self.casts.iter().scan(first, |next, (_, cast)| Some(std::mem::replace(next, *next + cast.outputs())))
     }
 
+    /// Which input each cast's scale is, where it is known.
+    fn scales(&self) -> impl Iterator<Item = Option<usize>> {
+        let first = CONTROLS + OPERANDS * self.parameters.len();
+        self.casts.iter().scan(first, |next, (_, cast)| {
+            let is_known = cast.known == Known::Scale;
+            let scale = is_known.then_some(*next);
+            *next += usize::from(is_known);
+            Some(scale)
+        })
+    }
+
     /// The parameters in the order of the operands.
     pub fn parameters(&self) -> &[AdamWParameter] {
         &self.parameters
@@ -111,10 +122,10 @@ impl Op for AdamW {
     }
 
     fn infer(&self, inputs: &[TensorType]) -> Result<Vec<TensorType>, OpError> {
-        let expected = CONTROLS + OPERANDS * self.parameters.len();
+        let expected = CONTROLS + OPERANDS * self.parameters.len() + self.scales().flatten().count();
         OpError::ensure(inputs.len() == expected, || {
             format!(
-                "adamw of {} parameters takes {expected} inputs (lr, coefficient, applied, skip, then master, m, v and grad of each), not {}",
+                "adamw of {} parameters takes {expected} inputs (lr, coefficient, applied, skip, then master, m, v and grad of each, and scales that are known), not {}",
                 self.parameters.len(),
                 inputs.len()
             )
@@ -135,16 +146,18 @@ impl Op for AdamW {
             outputs.extend(copy);
         }
         outputs.extend(self.measured.iter().map(|_| TensorType::new(DType::F32, [1])));
-        for (p, cast) in &self.casts {
-            outputs.extend(cast.infer(&[inputs[CONTROLS + OPERANDS * p]])?);
+        for (&(p, cast), scale) in self.casts.iter().zip(self.scales()) {
+            let scale = scale.map(|scale| inputs[scale]);
+            let of: Vec<_> = [inputs[CONTROLS + OPERANDS * p]].into_iter().chain(scale).collect();
+            outputs.extend(cast.infer(&of)?);
         }
         Ok(outputs)
     }
 
-    /// A new master, by blocks.
+    /// A new master, by blocks or with a scale that is known.
     fn casting(&self, output: usize, reader: &dyn Op) -> Option<Arc<dyn Op>> {
         let of = self.masters().position(|master| master == output)?;
-        let cast = *(reader as &dyn Any).downcast_ref::<Quantize>().filter(|cast| cast.is_by_blocks())?;
+        let cast = *(reader as &dyn Any).downcast_ref::<Quantize>().filter(|cast| cast.is_on_the_way())?;
         let casts = self.casts.iter().copied().chain([(of, cast)]).collect();
         // A parameter is updated once.
         let is_first = self.casts.iter().all(|&(p, _)| p != of);

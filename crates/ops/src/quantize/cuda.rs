@@ -93,8 +93,11 @@ const VARIANTS: &[Defines] = variants![
     NORM E4M3 ROW CAST [1 1],
     NORM E4M3 TILES FUSED [1 1],
 ];
-/// Of those, casts by blocks.
-pub(crate) const BY_BLOCKS: &[Defines] = variants![INPUT E4M3 BLOCK FUSED [1 0, 0 1, 1 1]];
+/// Of those, casts by blocks and with a scale that is given.
+pub(crate) const ON_THE_WAY: &[Defines] = variants![
+    INPUT E4M3 TENSOR GIVEN [1 0, 0 1, 1 1],
+    INPUT E4M3 BLOCK FUSED [1 0, 0 1, 1 1],
+];
 const E4M3: i64 = 0;
 const E5M2: i64 = 1;
 const E5M6: i64 = 2;
@@ -271,8 +274,9 @@ pub(crate) struct Within {
     pub(crate) path: &'static str,
     /// A block an area.
     pub(crate) launch: Launch,
-    /// What runs before it.
+    /// What runs before it, and behind.
     pub(crate) before: Work,
+    pub(crate) behind: Option<Work>,
 }
 
 /// How areas cover what is cast.
@@ -390,20 +394,32 @@ impl Quantize {
         }
     }
 
-    /// How a kernel that makes a tensor by areas casts it by blocks on the way; `operands` are those of the cast. Nothing where rows are not
-    /// made of eights.
+    /// How a kernel that makes a tensor by areas casts it on the way, by blocks or with a scale that is given; `operands` are those of the
+    /// cast. Nothing where rows are not made of eights.
     pub(crate) fn within(self, gpu: &Gpu, operands: &Operands<'_>) -> Result<Option<Within>, CudaError> {
         let arguments = self.arguments(operands);
         let cover = self.cover([arguments.rows as usize, arguments.cols as usize]);
         if !cover.vector {
             return Ok(None);
         }
-        let defines = self.defines(INPUT, FUSED);
+        let is_given = self.known == Known::Scale;
+        let defines = self.defines(INPUT, if is_given { GIVEN } else { FUSED });
         let clear = gpu.function(&SOURCE, &defines, "quantize_clear")?;
         // SAFETY: the kernel takes one `Arguments`, and has a thread for every scale.
         let before = unsafe { Work::launch(clear, clearing(&arguments), arguments) };
         let launch = cover.launch(high(INPUT));
-        Ok(Some(Within { arguments, defines, path: cover.path, launch, before }))
+        let behind = match is_given {
+            // A scale of 0 is that of what has been measured on the way.
+            true => {
+                let name = format!("quantize_{}_{}", cover.path, suffix(operands.inputs[0].ty));
+                let function = gpu.function(&SOURCE, &self.defines(INPUT, CAST), &name)?;
+                let arguments = Arguments { measured: operands.outputs[self.amax()].place, ..arguments };
+                // SAFETY: as that of a cast by itself.
+                Some(unsafe { Work::launch(function, launch, arguments) })
+            }
+            false => None,
+        };
+        Ok(Some(Within { arguments, defines, path: cover.path, launch, before, behind }))
     }
 
     /// Whether gate and up are kept by a second op: where their tiles are not their own.

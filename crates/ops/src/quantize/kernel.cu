@@ -68,6 +68,8 @@ template <class T, int N> __device__ __forceinline__ void measure(const Quantize
 }
 
 template <class T, bool VECTOR, bool WHOLE> __device__ __forceinline__ void area(const Quantize& at, u32 across, u32 down) {
+    // It has been cast with the one that was given.
+    if (PHASE == CAST && at.scale && *at.scale != 0.0f) return;
     u32 column = across * EDGE + threadIdx.x % LANES_WIDE * WIDTH, row = down * EDGE + threadIdx.x / LANES_WIDE * HIGH;
     Eight<T> piece[HIGH];
     if constexpr (VECTOR) {

@@ -168,10 +168,11 @@ impl Quantize {
         2 * self.layouts.made().into_iter().filter(|&made| made).count()
     }
 
-    /// Whether it casts a tensor by blocks, so that whatever makes the tensor by those can cast it.
-    pub(crate) fn is_by_blocks(self) -> bool {
-        let is_plain = self.of == Of::Input && self.known == Known::Nothing && self.format != DType::E5M6;
-        is_plain && self.scaling == Scaling::Block
+    /// Whether it casts a tensor by blocks, or with a scale that is known, so that whatever makes the tensor by blocks can cast it.
+    pub(crate) fn is_on_the_way(self) -> bool {
+        let is_plain = self.of == Of::Input && self.format != DType::E5M6;
+        let is_known = self.known == Known::Scale;
+        is_plain && (is_known || (self.known == Known::Nothing && self.scaling == Scaling::Block))
     }
 
     /// How many outputs it has.

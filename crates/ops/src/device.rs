@@ -56,6 +56,9 @@ pub(crate) fn plane(grid: [usize; 2], block: [u32; 2]) -> Launch {
 /// These words in the card's memory: what a kernel that treats many tensors at once reads of them.
 pub(crate) fn table(gpu: &Gpu, words: &[u64]) -> Result<DeviceMemory, CudaError> {
     let memory = DeviceMemory::new(gpu.context(), size_of_val(words))?;
+    if words.is_empty() {
+        return Ok(memory);
+    }
     let stream = Stream::new(gpu.context())?;
     memory.all().write(bytemuck::cast_slice(words), &stream)?;
     stream.synchronize()?;

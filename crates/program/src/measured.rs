@@ -18,7 +18,6 @@ pub fn apply(mut program: Program) -> Result<Program, TraceError> {
     let mut written: HashMap<ValueId, Written> = HashMap::new();
     let mut done: Vec<Instance> = Vec::with_capacity(program.instances.len());
     for mut reader in std::mem::take(&mut program.instances) {
-        let informed = reader.code.op().with_known_amax();
         let read = reader.inputs.first().and_then(|v| written.get_mut(v));
         if let Some(at) =
             read.as_ref().and_then(|of| cast(&mut program, &mut done, of.by, &reader).transpose())
@@ -28,6 +27,7 @@ pub fn apply(mut program: Program) -> Result<Program, TraceError> {
             written.extend(makes.map(|(k, o)| (o.value, Written { by: (at, first + k), amax: None })));
             continue;
         }
+        let informed = reader.code.op().with_known_amax();
         if let (Some(op), Some(of)) = (informed, read) {
             let (at, output) = of.by;
             if of.amax.is_none() && done[at].outputs[output].mode == WriteMode::Assign {
@@ -64,7 +64,7 @@ fn cast(
     let makes = |i: &Instance| i.outputs.iter().any(|o| others.contains(&o.value));
     let is_near =
         maker.origin.stage == reader.origin.stage && maker.outputs[output].mode == WriteMode::Assign;
-    if !is_near || makes(maker) || since.iter().any(|i| touches(i) || makes(i)) {
+    if !is_near || touches(maker) || makes(maker) || since.iter().any(|i| touches(i) || makes(i)) {
         return Ok(None);
     }
     let Some(op) = maker.code.op().casting(output, reader.code.op()) else { return Ok(None) };

@@ -81,6 +81,7 @@ impl CudaKernel for AdamW {
         }
         // The source's `Parameter` and `Chunk`, in words of 8 bytes.
         let (mut parameters, mut chunks) = (Vec::new(), Vec::new());
+        let first_amax = masters.len() * 3 + self.parameters.iter().filter(|p| p.compute.is_some()).count();
         let mut output = 0;
         for (p, parameter) in self.parameters.iter().enumerate() {
             let grad = inputs[CONTROLS + OPERANDS * p + 3];
@@ -99,7 +100,7 @@ impl CudaKernel for AdamW {
             let decay = u64::from((parameter.weight_decay as f32).to_bits());
             parameters.extend(places);
             let amax = self.measured.iter().position(|&measured| measured == p);
-            parameters.push(amax.map_or(0, |n| outputs[outputs.len() - self.measured.len() + n].place.0));
+            parameters.push(amax.map_or(0, |n| outputs[first_amax + n].place.0));
             parameters.extend([elements as u64, are_bf16 | decay << 32]);
             if casting.iter().any(|(of, _)| *of == p) {
                 continue;
@@ -139,7 +140,7 @@ impl CudaKernel for AdamW {
             let arguments = Casting { by: arguments, at: within.arguments, parameter: p as u64 };
             works.push(within.before);
             // SAFETY: the kernel takes one `Casting`. A block has an area of the master, which lies as `Quantize` says and is as large as the
-            // parameter's other operands; the tables live as long as the work below.
+            // parameter's other operands; the tables live as long as the last of these works, which is kept with them.
             works.push(unsafe { Work::launch(function, within.launch, arguments) });
             works.extend(within.behind);
         }

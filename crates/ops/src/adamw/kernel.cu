@@ -1,4 +1,4 @@
-// AdamW over all parameters in one launch.
+// AdamW in one launch over all parameters but those that are cast on the way (cast.cu).
 //
 // Bound by memory: with f32 operands and a bf16 copy, 16 bytes are read and 14 written an element, each once. Parameters are cut into
 // chunks of one size, and a block has a chunk: a few huge tensors and many tiny ones keep the card equally busy. What a chunk is made of

@@ -25,13 +25,13 @@ mod cuda;
 mod tests;
 
 use crate::float_shaped;
-use crate::quantize::{Known, Quantize};
+use crate::quantize::{Known, Layouts, Quantize};
 use crate::registry::{Fill, OnCard, Registered, Sample, SampleInput};
 use std::any::Any;
 use std::sync::Arc;
 use xtrain_cuda::KernelSource;
 use xtrain_program::{Op, OpError, Operand};
-use xtrain_tensor::{DType, TensorType};
+use xtrain_tensor::{DType, Scaling, TensorType};
 
 /// Inputs before those of the parameters: lr, coefficient, applied, skip.
 const CONTROLS: usize = 4;
@@ -40,9 +40,10 @@ const OPERANDS: usize = 4;
 /// The first of the streams that round moments: behind all that a model draws from.
 pub const SITES: u32 = 1 << 31;
 
-/// `(lr [], coefficient [], applied u32[1], skip u32[], then for each parameter master, m, v, grad[, scales]) -> (for each parameter master', m', v'
-/// in place[, compute], and behind all the largest magnitudes f32[1] of the masters' that are measured, or what casts of some to FP8 make
-/// ([`Quantize`]), which may take scales of the whole that are known)`.
+/// `(lr [], coefficient [], applied u32[1], skip u32[], then for each parameter master, m, v, grad, and behind all for each cast with a known
+/// scale that, f32[1, 1]) -> (for each parameter master', m', v'
+/// in place[, compute], behind all the largest magnitudes f32[1] of the masters' that are measured, and behind those what casts of some to FP8 make
+/// ([`Quantize`]))`.
 ///
 /// `applied` is t and already counts this update, so it is at least 1 unless `skip` is set. The gradient is multiplied by `coefficient` (clipping). With `skip` other than 0 no bit of
 /// masters and moments changes, and the compute copies are made from the masters as they are.
@@ -159,14 +160,14 @@ impl Op for AdamW {
         let of = self.masters().position(|master| master == output)?;
         let cast = *(reader as &dyn Any).downcast_ref::<Quantize>().filter(|cast| cast.is_on_the_way())?;
         let casts = self.casts.iter().copied().chain([(of, cast)]).collect();
-        // A parameter is updated once.
-        let is_first = self.casts.iter().all(|&(p, _)| p != of);
+        // A parameter is updated once, and what is measured of it in another kernel.
+        let is_first = self.casts.iter().all(|&(p, _)| p != of) && !self.measured.contains(&of);
         is_first.then(|| Arc::new(AdamW { casts, ..self.clone() }) as Arc<dyn Op>)
     }
 
     /// A new master.
     fn measuring(&self, output: usize) -> Option<Arc<dyn Op>> {
-        // Casts are behind.
+        // Outputs of casts stand behind those that are measured.
         let of = self.masters().position(|master| master == output).filter(|_| self.casts.is_empty())?;
         let measured = self.measured.iter().copied().chain([of]).collect();
         Some(Arc::new(AdamW { measured, ..self.clone() }))
@@ -236,7 +237,7 @@ impl OnCard for AdamW {
     const SOURCES: &'static [KernelSource] = &[cuda::SOURCE, cuda::CAST];
 
     /// Many parameters of very different lengths, with and without copies and decay, updated and skipped; then with moments in bf16, both or
-    /// one of them, and without copies.
+    /// one of them, and without copies; and masters that are cast.
     fn card_samples() -> Vec<Sample> {
         let lengths = [1, 2, 7, 8, 9, 63, 500, 16_383, 16_384, 16_385, 40_001, 100_000, 1_000_003];
         let sample = |applied, skip, moments: [DType; 2]| {
@@ -269,8 +270,47 @@ impl OnCard for AdamW {
             sample(9, 0, bf16s),
             sample(9, 1, bf16s),
             sample(10, 0, one),
+            casting(0, f32s),
+            casting(1, f32s),
+            casting(0, bf16s),
         ]
     }
+}
+
+/// Masters that are cast: whole blocks, rows that are not made of eights, cut ones, and with scales that are given and that are none yet. Some
+/// are no numbers.
+fn casting(skip: u32, moments: [DType; 2]) -> Sample {
+    let by_blocks = |layouts| Quantize::new(DType::E4M3, Scaling::Block, true, layouts);
+    let with_scale = |format, layouts| {
+        let cast = Quantize::new(format, Scaling::Tensor, false, layouts);
+        Quantize { known: Known::Scale, ..cast }
+    };
+    let of = [
+        ([256, 128], by_blocks(Layouts::Both)),
+        ([70, 77], by_blocks(Layouts::Both)),
+        ([131, 264], by_blocks(Layouts::Transposed)),
+        ([128, 256], with_scale(DType::E4M3, Layouts::Both)),
+        ([40, 24], with_scale(DType::E5M2, Layouts::Direct)),
+    ];
+    let mut inputs = vec![
+        SampleInput::activation([]).fill(Fill::Values(vec![0.02])),
+        SampleInput::activation([]).fill(Fill::Values(vec![0.75])),
+        SampleInput::counters([5]),
+        SampleInput::flag(skip),
+    ];
+    for (n, (shape, _)) in of.iter().enumerate() {
+        let [master, m, v, grad] = operands(*shape);
+        let special = [0.0, 1e-44, 3e38, f64::INFINITY, f64::NAN, -0.0];
+        // In the second block.
+        let value = |i: usize| if i < 128 * 128 { (i % 97) as f64 - 40.0 } else { special[i % 6] };
+        let master =
+            if n == 0 { master.fill(Fill::Values((0..256 * 128).map(value).collect())) } else { master };
+        inputs.extend([master, m.in_format(moments[0]), v.in_format(moments[1]), grad]);
+    }
+    inputs.extend([0.0, 30.0].map(|scale| SampleInput::activation([1, 1]).fill(Fill::Values(vec![scale]))));
+    let parameters = vec![AdamWParameter { weight_decay: 0.1, compute: None }; of.len()];
+    let casts = of.iter().enumerate().map(|(n, (_, cast))| (n, *cast)).collect();
+    Sample::plain(AdamW { casts, ..AdamW::new(parameters, [0.9, 0.95], 1e-8, 3) }, inputs)
 }
 
 /// Master, m, v and grad of a sample.

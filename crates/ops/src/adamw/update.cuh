@@ -108,7 +108,7 @@ template <int N, bool ROUNDS> __device__ __forceinline__ void update(const Updat
         store<N>(by.v, first, v);
         store<N>(by.master, first, master);
     }
-    if (by.master.is_bf16) {
+    if (by.master.is_bf16 && !by.skip) {
 #pragma unroll
         for (int i = 0; i < N; i++) master[i] = widen(narrow<bf16>(master[i]));
     }

@@ -92,9 +92,10 @@ __device__ __forceinline__ float line_scale(const Quantize& at, const Side& side
     return scale;
 }
 
-// Writes the transpose of an area from shared memory, where a thread's rows of a column stand together, in the order that `place` says.
+// Where in shared memory a column of an area has its bytes: a thread's rows of it together, in an order that spreads over the banks.
 __device__ __forceinline__ u32 place(u32 line, u32 high) { return line * EDGE + (high ^ line / WIDTH * WIDTH); }
 
+// Writes the transpose of an area from there.
 template <bool WHOLE> __device__ __forceinline__ void write_transposed(const Quantize& at, const u8* bytes, u32 down, u32 across) {
     // Eight threads write a row, sixteen bytes each.
     constexpr int PARTS = EDGE / 16, LINES = THREADS / PARTS;
@@ -137,7 +138,7 @@ __device__ __forceinline__ void cast_area(const Quantize& at, const Eight<T> (&p
         const u32* measured = at.measured ? at.measured : DIRECT ? at.direct.maxima : at.transposed.maxima;
         u32 amax = ask(measured);
         scale = scale_of(at, amax);
-        if (threadIdx.x == 0 && PHASE == CAST && at.measured && across == 0 && down == 0)
+        if (threadIdx.x == 0 && PHASE == CAST && at.measured && at.measured != at.amax && across == 0 && down == 0)
             *at.amax = at.accumulate ? max(*at.amax, amax) : amax;
     }
     Magnitudes<T> all = {};

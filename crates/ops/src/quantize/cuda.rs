@@ -395,7 +395,7 @@ impl Quantize {
     }
 
     /// How a kernel that makes a tensor by areas casts it on the way, by blocks or with a scale that is given; `operands` are those of the
-    /// cast. Nothing where rows are not made of eights.
+    /// cast. Nothing where rows are not made of eights, or an amax beside a given scale adds to one before.
     pub(crate) fn within(self, gpu: &Gpu, operands: &Operands<'_>) -> Result<Option<Within>, CudaError> {
         let arguments = self.arguments(operands);
         let cover = self.cover([arguments.rows as usize, arguments.cols as usize]);
@@ -403,6 +403,10 @@ impl Quantize {
             return Ok(None);
         }
         let is_given = self.known == Known::Scale;
+        // A scale that is none yet is of this amax alone.
+        if is_given && arguments.accumulate != 0 {
+            return Ok(None);
+        }
         let defines = self.defines(INPUT, if is_given { GIVEN } else { FUSED });
         let clear = gpu.function(&SOURCE, &defines, "quantize_clear")?;
         // SAFETY: the kernel takes one `Arguments`, and has a thread for every scale.

@@ -10,7 +10,7 @@
 // Regions within an area (tiles and blocks) are measured and cast at once, so that everything is read once: FUSED. Larger ones (rows, the
 // tensor) are first MEASUREd, which needs no order, and then CAST, for which everything is read again: rows by areas, of whose maxima the
 // largest is kept, and the tensor in passing. Where the scale of the tensor is GIVEN, it is cast at once and amax comes out beside it; a
-// scale of 0 is UNSET, for which alone it is measured before. A transpose passes through shared memory, four bytes of a column at a time,
+// scale of 0 is UNSET, for which alone it is measured before. A transpose passes through shared memory, HIGH bytes of a column at a time,
 // in places that spread over its banks.
 //
 // Gate and up may be kept in E4M3 by whatever reads them first, tile by tile, and are restored on the way where they are. OF, HIGH,

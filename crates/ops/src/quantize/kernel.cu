@@ -10,7 +10,7 @@
 // Regions within an area (tiles and blocks) are measured and cast at once, so that everything is read once: FUSED. Larger ones (rows, the
 // tensor) are first MEASUREd, which needs no order, and then CAST, for which everything is read again: rows by areas, of whose maxima the
 // largest is kept, and the tensor in passing. Where the scale of the tensor is GIVEN, it is cast at once and amax comes out beside it; a
-// scale of 0 is UNSET, for which alone it is measured before. A transpose passes through shared memory, four bytes of a column at a time,
+// scale of 0 is UNSET, for which alone it is measured before. A transpose passes through shared memory, HIGH bytes of a column at a time,
 // in places that spread over its banks.
 //
 // Gate and up may be kept in E4M3 by whatever reads them first, tile by tile, and are restored on the way where they are. OF, HIGH,
@@ -158,9 +158,10 @@ __device__ __forceinline__ float line_scale(const Quantize& at, const Side& side
     return scale;
 }
 
-// Writes the transpose of an area from shared memory, where a thread's rows of a column stand together, in the order that `place` says.
+// Where in shared memory a column of an area has its bytes: a thread's rows of it together, in an order that spreads over the banks.
 __device__ __forceinline__ u32 place(u32 line, u32 high) { return line * EDGE + (high ^ line / WIDTH * WIDTH); }
 
+// Writes the transpose of an area from there.
 template <bool WHOLE> __device__ __forceinline__ void write_transposed(const Quantize& at, const u8* bytes, u32 down, u32 across) {
     // Eight threads write a row, sixteen bytes each.
     constexpr int PARTS = EDGE / 16, LINES = THREADS / PARTS;

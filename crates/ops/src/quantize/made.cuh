@@ -87,7 +87,6 @@ __device__ __forceinline__ void ask_rows(const Quantize& at, u32 first, u32 colu
 #pragma unroll
             for (int k = 0; k < ROWS; k++) to[k].gate.scale = of_gates[k], to[k].up.scale = of_ups[k];
         } else {
-            // What is not a tile's own column has been asked for as one that is.
 #pragma unroll
             for (int k = 0; k < ROWS; k++) to[k].gate.scale = ask(gates + rows[k]), to[k].up.scale = ask(ups + rows[k]);
         }

@@ -1,5 +1,5 @@
 // What a cast is told and what it has in registers: arguments, a thread's pieces, their magnitudes, and scales that are powers of two. It
-// follows OF, which is what is cast.
+// follows OF, which is what is cast, and HIGH, the rows of a piece.
 
 #define INPUT 0
 #define SWIGLU 1

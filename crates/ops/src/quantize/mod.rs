@@ -349,10 +349,9 @@ fn amax() -> SampleInput {
     SampleInput::activation([1]).fill(Fill::Values(vec![5.5]))
 }
 
-/// Casts of what is made on the way: halves that areas end with, and others.
+/// Casts of what is made on the way: of whole areas, of tiles that rows end with, of rows of eights, and of any.
 fn made_on_the_way() -> Vec<Sample> {
     let mut all = Vec::new();
-    // Whole areas, some that are not, rows of eights, rows of anything.
     for [rows, cols] in [[256, 384], [304, 256], [131, 264], [70, 77]] {
         let gate_up = |kept| match kept {
             false => vec![SampleInput::activation([rows, 2 * cols])],

@@ -170,11 +170,19 @@ fn differences_name_key_and_both_values() {
 
 #[test]
 fn the_quickstart_is_right() {
-    example("fp8.toml", &[]);
     let config = example("quickstart.toml", &[]);
     assert_eq!((config.model.dim, config.model.kv_heads, config.data.seq_len), (Some(192), Some(2), 256));
     // As long as somebody wants it to be.
     example("quickstart.toml", &["train.steps=3"]);
+}
+
+#[test]
+fn the_fp8_example_is_of_whole_blocks() {
+    let config = example("fp8.toml", &[]);
+    // Blocks of 128 x 128 of every matrix of a block.
+    let heads = config.model.heads.zip(config.model.kv_heads);
+    assert_eq!((config.model.dim, heads, config.model.ffn_dim), (Some(256), Some((4, 2)), Some(768)));
+    assert_eq!(config.precision.recipe, Some(Recipe::Fp8Block));
 }
 
 #[test]

@@ -10,7 +10,7 @@ mod tests;
 
 use crate::matrix;
 use crate::quantize::DEQUANTIZE;
-use crate::registry::{OnCard, Registered, Sample, SampleInput};
+use crate::registry::{Fill, OnCard, Registered, Sample, SampleInput};
 use xtrain_cuda::{Gemm, KernelSource};
 use xtrain_program::{Cost, Op, OpError, Operand};
 use xtrain_tensor::{DType, Scaling, TensorType};
@@ -105,7 +105,10 @@ fn sample(
     fast_accumulation: bool,
 ) -> Sample {
     let factor = |rows: usize, format| SampleInput::activation([rows, k]).in_format(format);
-    let scales = |rows: usize, scaling: Scaling| SampleInput::activation(scaling.shape(rows, k));
+    // Near each other: where some are many times as large, rounding there is large beside the rest of the result.
+    let scales = |rows: usize, scaling: Scaling| {
+        SampleInput::activation(scaling.shape(rows, k)).fill(Fill::Normal(1.0, 0.25))
+    };
     let mut inputs =
         vec![factor(m, formats[0]), scales(m, scaling[0]), factor(n, formats[1]), scales(n, scaling[1])];
     if bias {

@@ -77,6 +77,9 @@ pub mod io {
     pub const LOGITS: &str = "logits";
 }
 
+/// The name of the linear layer behind the blocks, as recipes know it.
+pub const HEAD: &str = "lm_head";
+
 /// The names of the linear layers of a block, as recipes know them.
 pub fn linear_names(block: usize) -> [String; 4] {
     LINEAR_SITES.map(|site| names::block(block, site))
@@ -108,7 +111,7 @@ pub fn trace_loss(
     let targets = t.input(io::TARGETS, TensorType::new(DType::I32, [tokens]));
     let inv_targets = t.input(io::INV_TARGETS, TensorType::new(DType::F32, []));
     let op = LinearCrossEntropy { chunk_tokens: loss.chunk_tokens, z_loss: loss.z_loss };
-    let made = t.at("lm_head").apply(op, &[hidden_td, head_vd, targets, inv_targets])?;
+    let made = t.at(HEAD).apply(op, &[hidden_td, head_vd, targets, inv_targets])?;
     t.output(io::OBJECTIVE, made[0]);
     t.output(io::LOSS, made[1]);
     Ok(made[0])
@@ -127,7 +130,7 @@ pub fn trace_logits(
     let wanted = t.input(io::ROWS, TensorType::new(DType::I32, [rows]));
     let wanted_d = t.at("lm_head.rows").apply(Embedding, &[wanted, hidden_td])?[0];
     let head_vd = head(t, model, &parameters);
-    let logits = t.at("lm_head").apply(Linear, &[wanted_d, head_vd])?[0];
+    let logits = t.at(HEAD).apply(Linear, &[wanted_d, head_vd])?[0];
     t.output(io::LOGITS, logits);
     Ok(logits)
 }

@@ -1,6 +1,6 @@
 //! Which products of a model are computed of FP8 factors: the recipe, and what a run changes in it.
 
-use crate::decoder::O_PROJ;
+use crate::decoder::{HEAD, O_PROJ};
 use crate::{ProductPattern, Recipe};
 use std::fmt;
 use xtrain_program::kept::{self, Reader};
@@ -27,6 +27,8 @@ pub struct Fp8Overrides {
     pub bf16_first_layers: usize,
     /// The last blocks likewise.
     pub bf16_last_layers: usize,
+    /// Whether the head's products are of FP8 factors too.
+    pub head: bool,
     /// Products whose sums may stay in the tensor cores, which keep 14 bits of them.
     pub fast_accumulation: Vec<LinearGemm>,
     /// Whether scales are powers of two.
@@ -72,8 +74,8 @@ impl Default for DelayedScales {
 pub enum Kept {
     /// The recipe has no FP8.
     Recipe,
-    /// It is in no block.
-    Outside,
+    /// It is the head's, which the run keeps.
+    Head,
     /// It is in one of the first or last blocks, which the run keeps.
     Layer,
     /// This pattern of the run's names it.
@@ -106,10 +108,13 @@ impl Numerics {
     pub fn of(&self, candidate: Candidate<'_>, layers: usize) -> Result<ScaledGemm, Kept> {
         let gemm = candidate.gemm;
         let factors = self.factors(gemm).ok_or(Kept::Recipe)?;
-        let block = candidate.origin.block.ok_or(Kept::Outside)? as usize;
         let fp8 = &self.fp8;
-        if block < fp8.bf16_first_layers || block + fp8.bf16_last_layers >= layers {
-            return Err(Kept::Layer);
+        match candidate.origin.block.map(|block| block as usize) {
+            None if !fp8.head || *candidate.origin.site != *HEAD => return Err(Kept::Head),
+            Some(block) if block < fp8.bf16_first_layers || block + fp8.bf16_last_layers >= layers => {
+                return Err(Kept::Layer);
+            }
+            _ => {}
         }
         let name = candidate.origin.to_string();
         if let Some(pattern) = fp8.skip.iter().find(|pattern| pattern.names(&name, gemm)) {
@@ -167,7 +172,7 @@ impl fmt::Display for Kept {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Kept::Recipe => f.write_str("the recipe has no FP8"),
-            Kept::Outside => f.write_str("in no block"),
+            Kept::Head => f.write_str("precision.head = \"bf16\""),
             Kept::Layer => f.write_str("one of the first or last layers"),
             Kept::Pattern(pattern) => write!(f, "skipped by {pattern:?}"),
             Kept::Size(size) => write!(f, "{size} is no multiple of {MULTIPLE}"),
@@ -198,7 +203,7 @@ mod tests {
             numerics.of(Candidate { origin: &origin, gemm, extents }, 8)
         };
         let (fprop, dgrad, wgrad) = (LinearGemm::Fprop, LinearGemm::Dgrad, LinearGemm::Wgrad);
-        assert_eq!(of(None, fprop, [16; 3]), Err(Kept::Outside));
+        assert_eq!(of(None, fprop, [16; 3]), Err(Kept::Head));
         for (block, is_kept) in [(0, true), (1, false), (5, false), (6, true), (7, true)] {
             assert_eq!(of(Some(block), fprop, [16; 3]) == Err(Kept::Layer), is_kept, "{block}");
         }

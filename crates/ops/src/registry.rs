@@ -1,6 +1,6 @@
 //! The list of all ops: their kernels, the ops that passes insert, and the samples that checks and benchmarks draw from.
 
-use crate::quantize::{Dequantize, Known, Layouts, Quantize};
+use crate::quantize::{Dequantize, Quantize};
 use crate::scaled_matmul::ScaledMatmul;
 use std::sync::Arc;
 use xtrain_cuda::{CudaKernel, KernelSource};
@@ -253,6 +253,7 @@ ops![
     crate::linear::BiasGrad: card,
     crate::linear_cross_entropy::LinearCrossEntropy: card,
     crate::linear_cross_entropy::LinearCrossEntropyGrad: card,
+    crate::linear_cross_entropy::ScaledLinearCrossEntropy: card,
     crate::normal::Normal: card,
     crate::qk_norm_rope::QkNormRope: card,
     crate::qk_norm_rope::QkNormRopeGrad: card,
@@ -284,14 +285,7 @@ impl PassOps for PassSet {
 
 impl QuantizedOps for PassSet {
     fn quantize(&self, quantization: Quantization, made: [bool; 2]) -> Arc<dyn Op> {
-        let Quantization { format, scaling, pow2_scales, delayed } = quantization;
-        let layouts = match made {
-            [_, false] => Layouts::Direct,
-            [false, true] => Layouts::Transposed,
-            [true, true] => Layouts::Both,
-        };
-        let known = if delayed { Known::Scale } else { Known::Nothing };
-        Arc::new(Quantize { known, ..Quantize::new(format, scaling, pow2_scales, layouts) })
+        Arc::new(Quantize::of_factor(quantization, made))
     }
 
     fn dequantize(&self, out: DType) -> Arc<dyn Op> {
@@ -299,8 +293,7 @@ impl QuantizedOps for PassSet {
     }
 
     fn scaled_matmul(&self, gemm: ScaledGemm, out: DType, bias: bool) -> Arc<dyn Op> {
-        let ScaledGemm { factors, fast_accumulation } = gemm;
-        Arc::new(ScaledMatmul { out, scaling: factors.map(|f| f.scaling), fast_accumulation, bias })
+        Arc::new(ScaledMatmul::of(gemm, out, bias))
     }
 }
 

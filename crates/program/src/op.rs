@@ -1,7 +1,7 @@
 //! What an op is: shape inference, cost, and, for what models are made of, its backward.
 
 use crate::Backward;
-use crate::quantized::{LinearGemm, Quantization};
+use crate::quantized::{LinearGemm, Quantization, ScaledGemm};
 use std::any::Any;
 use std::fmt::Debug;
 use std::sync::Arc;
@@ -14,7 +14,7 @@ use xtrain_tensor::{DType, TensorType};
 ///
 /// Passes call the hooks in their own order, each on what those before it left in the program. [`Op::infer`] is called wherever an instance is
 /// made. Then precision asks for [`Op::operand`] and the backward for [`Op::accumulates`]; kept for [`Op::may_keep_in_fp8`],
-/// [`Op::linear_gemm`] and [`Op::keeping`]; quantized for [`Op::linear_gemm`]; fuse for [`Op::fuse`], of what has been fused too, until no two
+/// [`Op::linear_gemm`] and [`Op::keeping`]; quantized for [`Op::linear_gemm`], [`Op::inner_gemms`] and [`Op::with_fp8_gemms`]; fuse for [`Op::fuse`], of what has been fused too, until no two
 /// become one. Recompute comes behind it and asks for [`Op::may_repeat`], [`Op::is_cheap`] and [`Op::rebuild`], then for
 /// [`Op::with_outputs`] in the forward, and last for [`Op::remaking`] in the backward. Measured comes behind all and the update: it asks what
 /// makes a reader's input for [`Op::casting`], then the reader for [`Op::with_known_amax`], and only then that maker for [`Op::measuring`]. So an op that a pass puts in answers the hooks of
@@ -50,6 +50,21 @@ pub trait Op: Any + Debug + Send + Sync {
 
     /// Which product of a linear layer it is, where it is one that may be computed of FP8 factors ([`crate::quantized`]).
     fn linear_gemm(&self) -> Option<LinearGemm> {
+        None
+    }
+
+    /// Which products of a linear layer it has inside, where they may be computed of FP8 factors ([`crate::quantized`]): of its inputs 0 and 1,
+    /// x and the weight, and of what it makes and nobody else sees in the place of dy.
+    fn inner_gemms(&self) -> Vec<LinearGemm> {
+        Vec::new()
+    }
+
+    /// The op that computes these products, in the order of [`LinearGemm::ALL`], of FP8 factors. It makes what this one makes and, behind that,
+    /// largest magnitudes `f32[1]`: of x and of what is in the place of dy, each if it is cast with a scale of earlier steps, then one of all
+    /// that is cast otherwise. It takes x and the inputs behind the weight;
+    /// then, for each product that reads the weight, that as this one does, or numbers and scales; then the scales of its casts that are of
+    /// earlier steps.
+    fn with_fp8_gemms(&self, _: [Option<ScaledGemm>; 3]) -> Option<Arc<dyn Op>> {
         None
     }
 

@@ -14,6 +14,8 @@
 //! Every other cast raises one state value, [`AMAX`], to the largest magnitude that it met: a cast saturates and would hide an infinity, so
 //! the update reads there whether the step was finite.
 //!
+//! An op that has products inside, as the loss has those of the head, casts what they multiply itself, but for the weight.
+//!
 //! Which products, and how, is asked of whoever runs the pass; model code knows nothing of it.
 
 use crate::trace::instantiate;
@@ -153,16 +155,9 @@ pub fn apply(
     ops: &dyn QuantizedOps,
     choose: &dyn Fn(Candidate<'_>) -> Option<ScaledGemm>,
 ) -> Result<Program, TraceError> {
-    let chosen: Vec<Option<(LinearGemm, ScaledGemm)>> = program
-        .instances
-        .iter()
-        .map(|instance| {
-            let gemm = instance.code.op().linear_gemm()?;
-            let extents = extents(&program, instance, gemm);
-            Some((gemm, choose(Candidate { origin: &instance.origin, gemm, extents })?))
-        })
-        .collect();
-    if chosen.iter().all(Option::is_none) {
+    let chosen: Vec<Chosen> =
+        program.instances.iter().map(|instance| Chosen::of(&program, instance, choose)).collect();
+    if chosen.iter().all(|chosen| matches!(chosen, Chosen::Nothing)) {
         return Ok(program);
     }
     let parameters = program.parameters_by_value();
@@ -178,30 +173,88 @@ pub fn apply(
     };
     for (instance, chosen) in pass.out.instances.iter().zip(&chosen) {
         let stage = instance.origin.stage;
-        let replaced = if chosen.is_some() { 2 } else { 0 };
         if stage == Stage::Backward {
+            let replaced = if matches!(chosen, Chosen::Itself(..)) { 2 } else { 0 };
             pass.kept.extend(&instance.inputs[replaced..]);
         }
-        let Some((gemm, how)) = chosen else { continue };
-        for (n, transposed) in gemm.transposed().into_iter().enumerate() {
-            let need = pass.needs.entry((instance.inputs[n], how.factors[n])).or_default();
+        for (n, how, transposed) in chosen.factors() {
+            let need = pass.needs.entry((instance.inputs[n], how)).or_default();
             need.stages[usize::from(transposed)].get_or_insert(stage);
         }
     }
     let instances = std::mem::take(&mut pass.out.instances);
     for (mut instance, chosen) in instances.into_iter().zip(chosen) {
-        if let Some((gemm, how)) = chosen {
-            pass.lower(&mut instance, gemm, how)?;
+        match chosen {
+            Chosen::Nothing => {}
+            Chosen::Itself(gemm, how) => pass.lower(&mut instance, gemm, how)?,
+            Chosen::Inside(hows) => pass.lower_inside(&mut instance, hows)?,
         }
         pass.out.instances.push(instance);
     }
     Ok(without_unread_copies(pass.out))
 }
 
+/// What of an instance is computed of FP8 factors.
+enum Chosen {
+    Nothing,
+    /// The product that it is.
+    Itself(LinearGemm, ScaledGemm),
+    /// Of the products that it has inside.
+    Inside([Option<ScaledGemm>; 3]),
+}
+
+impl Chosen {
+    fn of(
+        program: &Program,
+        instance: &Instance,
+        choose: &dyn Fn(Candidate<'_>) -> Option<ScaledGemm>,
+    ) -> Chosen {
+        let (op, origin) = (instance.code.op(), &instance.origin);
+        let [first, second] =
+            [0, 1].map(|n| instance.inputs.get(n).map(|&v| program.ty(v).shape.rows_cols()));
+        if let Some(gemm) = op.linear_gemm() {
+            let extents = extents(gemm, first.unwrap_or_default(), second.unwrap_or_default());
+            return match choose(Candidate { origin, gemm, extents }) {
+                Some(how) => Chosen::Itself(gemm, how),
+                None => Chosen::Nothing,
+            };
+        }
+        let inner = op.inner_gemms();
+        let ((tokens, inputs), (outputs, _)) = (first.unwrap_or_default(), second.unwrap_or_default());
+        let hows = LinearGemm::ALL.map(|gemm| {
+            let extents = match gemm {
+                LinearGemm::Fprop => [tokens, outputs, inputs],
+                LinearGemm::Dgrad => [tokens, inputs, outputs],
+                LinearGemm::Wgrad => [outputs, inputs, tokens],
+            };
+            inner.contains(&gemm).then(|| choose(Candidate { origin, gemm, extents })).flatten()
+        });
+        if hows.iter().all(Option::is_none) { Chosen::Nothing } else { Chosen::Inside(hows) }
+    }
+
+    /// The factors that the program has: which input each is, how it is cast, and whether its transpose is needed.
+    fn factors(&self) -> Vec<(usize, Quantization, bool)> {
+        match self {
+            Chosen::Nothing => Vec::new(),
+            Chosen::Itself(gemm, how) => {
+                let transposed = gemm.transposed().into_iter().enumerate();
+                transposed.map(|(n, transposed)| (n, how.factors[n], transposed)).collect()
+            }
+            Chosen::Inside([fprop, dgrad, _]) => {
+                let weight =
+                    |how: &Option<ScaledGemm>, transposed| Some((1, how.as_ref()?.factors[1], transposed));
+                [weight(fprop, false), weight(dgrad, true)].into_iter().flatten().collect()
+            }
+        }
+    }
+}
+
 /// Rows and columns of the result, and what is summed.
-fn extents(program: &Program, instance: &Instance, gemm: LinearGemm) -> [usize; 3] {
-    let shape = |n: usize| program.ty(instance.inputs[n]).shape.rows_cols();
-    let ((rows, cols), (other_rows, other_cols)) = (shape(0), shape(1));
+fn extents(
+    gemm: LinearGemm,
+    (rows, cols): (usize, usize),
+    (other_rows, other_cols): (usize, usize),
+) -> [usize; 3] {
     match gemm {
         LinearGemm::Fprop => [rows, other_rows, cols],
         LinearGemm::Dgrad => [rows, other_cols, cols],
@@ -249,6 +302,73 @@ impl Pass<'_> {
         let outputs = modes.map(|(made, was)| Output { mode: was.mode, ..made }).collect();
         *instance = Instance { outputs, code: lowered.code, inputs, ..instance.clone() };
         Ok(())
+    }
+
+    /// Has products inside an instance be of FP8 factors: it casts all but the weight itself.
+    fn lower_inside(
+        &mut self,
+        instance: &mut Instance,
+        hows: [Option<ScaledGemm>; 3],
+    ) -> Result<(), TraceError> {
+        let (op, origin) = (instance.code.op(), instance.origin.clone());
+        let Some(scaled) = op.with_fp8_gemms(hows) else { return Ok(()) };
+        let inner = op.inner_gemms();
+        let weight = instance.inputs[1];
+        let mut inputs = vec![instance.inputs[0]];
+        inputs.extend(&instance.inputs[2..]);
+        for (gemm, how) in [LinearGemm::Fprop, LinearGemm::Dgrad].into_iter().zip(hows) {
+            match how {
+                Some(how) => {
+                    let transposed = gemm.transposed()[1];
+                    let factor = (gemm, 1);
+                    inputs.extend(self.representation(
+                        weight,
+                        how.factors[1],
+                        transposed,
+                        &origin,
+                        factor,
+                    )?);
+                }
+                None if inner.contains(&gemm) => inputs.push(weight),
+                None => {}
+            }
+        }
+        let [fprop, dgrad, wgrad] = hows;
+        let factor = |how: Option<ScaledGemm>, n: usize| how.map(|how| how.factors[n]);
+        let casts = [
+            ("input", factor(fprop, 0).or(factor(wgrad, 1))),
+            ("output gradient", factor(dgrad, 0).or(factor(wgrad, 0))),
+        ];
+        let mut amaxes = Vec::new();
+        for (what, how) in casts {
+            if let Some(how) = how.filter(|how| how.delayed) {
+                let delayed = self.delayed_state(format!("{origin} {what}"), how);
+                inputs.push(delayed.scale);
+                amaxes.push(self.records.then_some((delayed.amax, WriteMode::AddAfterFirst)));
+            }
+        }
+        if casts.iter().any(|(_, how)| how.is_some_and(|how| !how.delayed)) {
+            amaxes.push(Some(self.raised()));
+        }
+        let targets: Vec<_> = instance.outputs.iter().map(|output| Some(output.value)).collect();
+        let lowered = instantiate(&mut self.out, Code::Plain(scaled), &inputs, &targets, origin)?;
+        let was = instance.outputs.iter().map(|output| Some((output.value, output.mode)));
+        let recorded = was.chain(amaxes).zip(lowered.outputs);
+        let outputs = recorded.map(|(recorded, made)| match recorded {
+            Some((value, mode)) => Output { value, mode },
+            None => made,
+        });
+        *instance = Instance { outputs: outputs.collect(), code: lowered.code, inputs, ..instance.clone() };
+        Ok(())
+    }
+
+    /// Where casts note the largest magnitude that they meet, and how the next one does.
+    fn raised(&mut self) -> (ValueId, WriteMode) {
+        let mode = if self.amax.is_none() { WriteMode::AddAfterFirst } else { WriteMode::Add };
+        let amax = *self.amax.get_or_insert_with(|| {
+            self.out.add_state(StateKind::Amax, &AMAX.into(), TensorType::new(DType::F32, [1]))
+        });
+        (amax, mode)
     }
 
     /// Numbers and scales of a value in one layout.
@@ -313,13 +433,7 @@ impl Pass<'_> {
         let recorded = match delayed {
             // Once: what is cast again, for the other layout, is what it was.
             Some(delayed) => (self.records && is_first).then_some((delayed.amax, WriteMode::AddAfterFirst)),
-            None => {
-                let mode = if self.amax.is_none() { WriteMode::AddAfterFirst } else { WriteMode::Add };
-                let amax = *self.amax.get_or_insert_with(|| {
-                    self.out.add_state(StateKind::Amax, &AMAX.into(), TensorType::new(DType::F32, [1]))
-                });
-                Some((amax, mode))
-            }
+            None => Some(self.raised()),
         };
         let values: Vec<_> = cast.outputs.iter().map(|o| o.value).take(cast.outputs.len() - 1).collect();
         if let (Some(last), Some((value, mode))) = (cast.outputs.last_mut(), recorded) {
@@ -337,19 +451,25 @@ impl Pass<'_> {
         if let Some(known) = self.needs[&key].delayed.clone() {
             return known;
         }
+        let delayed = self.delayed_state(name, key.1);
+        if let Some(need) = self.needs.get_mut(&key) {
+            need.delayed = Some(delayed.clone());
+        }
+        delayed
+    }
+
+    /// Such state, of this name.
+    fn delayed_state(&mut self, name: String, how: Quantization) -> Delayed {
         let name: Arc<str> = name.into();
         let mut state = |kind, shape: &[usize]| {
             let ty = TensorType { dtype: DType::F32, shape: Shape::new(shape) };
             self.out.add_state(kind, &name, ty)
         };
         let (amax, scale) = (state(StateKind::Amax, &[1]), state(StateKind::Scale, &[1, 1]));
-        let Quantization { format, pow2_scales, .. } = key.1;
+        let Quantization { format, pow2_scales, .. } = how;
         let delayed = Delayed { name, format, pow2_scales, amax, scale };
         if self.records {
             self.out.delayed.push(delayed.clone());
-        }
-        if let Some(need) = self.needs.get_mut(&key) {
-            need.delayed = Some(delayed.clone());
         }
         delayed
     }

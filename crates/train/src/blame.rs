@@ -187,7 +187,7 @@ pub fn blame(
 struct Group {
     site: String,
     gemm: LinearGemm,
-    /// Those in which it is in FP8.
+    /// Those in which it is in FP8; none of the head.
     blocks: Vec<usize>,
     /// Whether it is one block of several.
     is_single: bool,
@@ -196,8 +196,12 @@ struct Group {
 impl Group {
     /// What `[precision] skip` calls it.
     fn pattern(&self) -> String {
-        let block = if self.is_single { format!("blocks.{}", self.blocks[0]) } else { "*".to_owned() };
-        format!("{block}.{}:{}", self.site, self.gemm.name())
+        let place = match &self.blocks[..] {
+            [] => String::new(),
+            [block] if self.is_single => format!("blocks.{block}."),
+            _ => "*.".to_owned(),
+        };
+        format!("{place}{}:{}", self.site, self.gemm.name())
     }
 
     /// The formats with it in bf16.
@@ -217,9 +221,12 @@ impl Group {
     /// The share of the operations of the blocks' linear layers.
     fn operations(&self, products: &[LinearProducts]) -> f64 {
         let size = |p: &LinearProducts| (p.extents[0] * p.extents[1]) as f64;
-        let all: f64 = products.iter().map(|p| 3.0 * size(p) * p.blocks.len() as f64).sum();
+        // The head counts where it is in FP8.
+        let counts = |p: &&LinearProducts| !p.blocks.is_empty() || p.products.iter().any(Result::is_ok);
+        let layers = |blocks: usize| blocks.max(1) as f64;
+        let all: f64 = products.iter().filter(counts).map(|p| 3.0 * size(p) * layers(p.blocks.len())).sum();
         let of = products.iter().find(|p| p.site == self.site).map_or(0.0, size);
-        of * self.blocks.len() as f64 / all
+        of * layers(self.blocks.len()) / all
     }
 }
 
@@ -249,6 +256,7 @@ fn groups(products: &[LinearProducts]) -> Vec<Group> {
 fn nothing_in_fp8(spec: &TrainingSpec, products: &[LinearProducts]) -> RunError {
     let mut reasons: Vec<String> = products
         .iter()
+        .filter(|p| !p.blocks.is_empty())
         .flat_map(|p| &p.products)
         .filter_map(|p| p.as_ref().err())
         .map(ToString::to_string)

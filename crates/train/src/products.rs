@@ -3,7 +3,7 @@
 use crate::programs::TrainingSpec;
 use std::collections::HashMap;
 use std::ops::Range;
-use xtrain_model::decoder::linear_names;
+use xtrain_model::decoder::{HEAD, linear_names};
 use xtrain_model::{Architecture, Kept, Numerics};
 use xtrain_program::quantized::{Candidate, LinearGemm, ScaledGemm};
 use xtrain_program::{Origin, Role, Stage};
@@ -11,9 +11,9 @@ use xtrain_program::{Origin, Role, Stage};
 /// A linear layer that several blocks have alike.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LinearProducts {
-    /// The blocks.
+    /// The blocks; none of the head, which is behind them.
     pub blocks: Range<usize>,
-    /// Its place in them, e.g. `attn.qkv_proj`.
+    /// Its place in them, e.g. `attn.qkv_proj`, or `lm_head`.
     pub site: String,
     /// Outputs and inputs.
     pub extents: [usize; 2],
@@ -21,7 +21,7 @@ pub struct LinearProducts {
     pub products: [Result<ScaledGemm, Kept>; 3],
 }
 
-/// The linear layers of the blocks, those of neighbours that are alike together.
+/// The linear layers of the blocks, those of neighbours that are alike together, and at last the head.
 pub fn linear_products(spec: &TrainingSpec) -> Vec<LinearProducts> {
     let (m, numerics) = (&spec.model, spec.numerics());
     let tokens = spec.batch.sequences * spec.batch.seq_len;
@@ -29,7 +29,7 @@ pub fn linear_products(spec: &TrainingSpec) -> Vec<LinearProducts> {
     for (n, extents) in linear_extents(m).into_iter().enumerate() {
         let first = all.len();
         for block in 0..m.layers {
-            let linear = Linear { block, name: &linear_names(block)[n], extents };
+            let linear = Linear { block: Some(block), name: &linear_names(block)[n], extents };
             let products = LinearGemm::ALL.map(|gemm| linear.product(gemm, tokens, m, &numerics));
             match all[first..].last_mut().filter(|last| last.products == products) {
                 Some(last) => last.blocks.end = block + 1,
@@ -40,6 +40,10 @@ pub fn linear_products(spec: &TrainingSpec) -> Vec<LinearProducts> {
             }
         }
     }
+    let extents = [m.vocab_size, m.dim];
+    let head = Linear { block: None, name: HEAD, extents };
+    let products = LinearGemm::ALL.map(|gemm| head.product(gemm, tokens, m, &numerics));
+    all.push(LinearProducts { blocks: 0..0, site: HEAD.to_owned(), extents, products });
     all
 }
 
@@ -48,7 +52,12 @@ pub(crate) fn fprops(m: &Architecture, numerics: &Numerics) -> HashMap<String, R
     let of = |block: usize| {
         let of = move |(name, extents): (String, [usize; 2])| {
             // Any number of tokens: it does not count in fprop.
-            let product = Linear { block, name: &name, extents }.product(LinearGemm::Fprop, 1, m, numerics);
+            let product = Linear { block: Some(block), name: &name, extents }.product(
+                LinearGemm::Fprop,
+                1,
+                m,
+                numerics,
+            );
             (format!("{name}.weight"), product)
         };
         linear_names(block).into_iter().zip(linear_extents(m)).map(of)
@@ -63,7 +72,7 @@ pub(crate) fn linear_extents(m: &Architecture) -> [[usize; 2]; 4] {
 
 /// A linear layer.
 struct Linear<'a> {
-    block: usize,
+    block: Option<usize>,
     name: &'a str,
     /// Outputs and inputs.
     extents: [usize; 2],
@@ -72,7 +81,8 @@ struct Linear<'a> {
 impl Linear<'_> {
     /// Its place in the block.
     fn site(&self) -> &str {
-        self.name.strip_prefix(&format!("blocks.{}.", self.block)).unwrap_or(self.name)
+        let block = self.block.map(|block| format!("blocks.{block}."));
+        block.and_then(|block| self.name.strip_prefix(&block)).unwrap_or(self.name)
     }
 
     /// How one of its products is computed.
@@ -85,7 +95,7 @@ impl Linear<'_> {
     ) -> Result<ScaledGemm, Kept> {
         let [outputs, inputs] = self.extents;
         let origin = Origin {
-            block: Some(self.block as u32),
+            block: self.block.map(|block| block as u32),
             site: self.site().into(),
             role: Role::Forward,
             stage: Stage::Forward,

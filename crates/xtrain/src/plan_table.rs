@@ -122,8 +122,9 @@ fn linears(products: &[LinearProducts]) -> String {
     let mut out = format!("\n{:<30}{:<16}{:<14}{:<14}{}\n", "linear", "out x in", "fprop", "dgrad", "wgrad");
     for linear in products {
         let blocks = match linear.blocks.len() {
-            1 => format!("block {}", linear.blocks.start),
-            _ => format!("blocks {}-{}", linear.blocks.start, linear.blocks.end - 1),
+            0 => String::new(),
+            1 => format!("block {} ", linear.blocks.start),
+            _ => format!("blocks {}-{} ", linear.blocks.start, linear.blocks.end - 1),
         };
         let [outputs, inputs] = linear.extents;
         let cells = linear.products.each_ref().map(|product| match product {
@@ -139,7 +140,7 @@ fn linears(products: &[LinearProducts]) -> String {
         why.dedup();
         let why = if why.is_empty() { String::new() } else { format!("  ({})", why.join("; ")) };
         let [fprop, dgrad, wgrad] = cells;
-        let name = format!("{blocks} {}", linear.site);
+        let name = format!("{blocks}{}", linear.site);
         out.push_str(&format!(
             "{name:<30}{:<16}{fprop:<14}{dgrad:<14}{wgrad}{why}\n",
             format!("{outputs} x {inputs}")

@@ -69,10 +69,7 @@ fn chunks<T: Real>(
         let mut logits = logits.slice_mut(0..c * v);
         product(x_cd, w_vd.t(), &mut logits, Onto::Nothing);
         let mut terms = terms.slice_mut(2 * first..2 * tokens.end);
-        for_row_blocks(c, [&mut logits, &mut terms], |chunk_rows, [logits, mut terms]| {
-            let targets = &targets[first..][chunk_rows];
-            rows.run_all(logits, targets, &mut terms.fresh::<T>());
-        });
+        rows.run_chunk(&mut logits, &targets[tokens.clone()], &mut terms);
         let dlogits_cv = Factor::new(logits.view(), c, v);
         if let Some(dx) = &mut dx {
             product(dlogits_cv, w_vd, &mut dx.slice_mut(first * d..tokens.end * d), Onto::Nothing);
@@ -83,18 +80,10 @@ fn chunks<T: Real>(
             dw_holds_a_sum = true;
         }
     }
-
-    // Where nothing is to be predicted the mean is 0, whatever the inverse of no targets is.
-    let any = targets.iter().any(|&target| target != IGNORED);
-    let terms = terms.view().reals::<T>();
-    for (k, scalar) in scalars.iter_mut().enumerate() {
-        let total: f64 = terms.chunks_exact(2).map(|terms| terms[k].f64()).sum();
-        let mean = if any { T::of(rows.inv_targets.f64() * total) } else { T::ZERO };
-        scalar.store(&[mean]);
-    }
+    rows.sum(&terms.view(), targets, scalars);
 }
 
-fn check_targets(targets: &[i32], vocab: usize) {
+pub(super) fn check_targets(targets: &[i32], vocab: usize) {
     for (token, &target) in targets.iter().enumerate() {
         let valid = target == IGNORED || usize::try_from(target).is_ok_and(|target| target < vocab);
         assert!(
@@ -105,13 +94,33 @@ fn check_targets(targets: &[i32], vocab: usize) {
 }
 
 /// What is done with a row of logits.
-struct Rows<T> {
-    inv_targets: T,
-    z_loss: T,
-    gradients: bool,
+pub(super) struct Rows<T> {
+    pub(super) inv_targets: T,
+    pub(super) z_loss: T,
+    /// Whether logits become their gradients.
+    pub(super) gradients: bool,
 }
 
 impl<T: Real> Rows<T> {
+    /// All rows of a chunk, and the terms of its tokens.
+    pub(super) fn run_chunk<'a>(&self, logits: &mut ViewMut<'a>, targets: &[i32], terms: &mut ViewMut<'a>) {
+        for_row_blocks(targets.len(), [logits, terms], |rows, [logits, mut terms]| {
+            self.run_all(logits, &targets[rows], &mut terms.fresh::<T>());
+        });
+    }
+
+    /// The two scalars of all tokens' terms.
+    pub(super) fn sum(&self, terms: &View<'_>, targets: &[i32], scalars: &mut [ViewMut<'_>]) {
+        // Where nothing is to be predicted the mean is 0, whatever the inverse of no targets is.
+        let any = targets.iter().any(|&target| target != IGNORED);
+        let terms = terms.reals::<T>();
+        for (k, scalar) in scalars.iter_mut().enumerate() {
+            let total: f64 = terms.chunks_exact(2).map(|terms| terms[k].f64()).sum();
+            let mean = if any { T::of(self.inv_targets.f64() * total) } else { T::ZERO };
+            scalar.store(&[mean]);
+        }
+    }
+
     /// Replaces the logits of some tokens by their gradients, where these are wanted, and writes the tokens' terms.
     fn run_all(&self, mut logits: ViewMut<'_>, targets: &[i32], terms: &mut [T]) {
         let v = logits.ty.numel() / targets.len();

@@ -11,8 +11,8 @@ use super::{LinearCrossEntropy, LinearCrossEntropyGrad};
 use crate::device::suffix;
 use std::ops::Range;
 use xtrain_cuda::{
-    CudaError, CudaKernel, CudaOutput, DevicePtr, Gemm, GemmOperands, Gpu, KernelSource, Launch, Operands,
-    Work,
+    CudaError, CudaKernel, CudaOutput, CudaTensor, DevicePtr, Gemm, GemmOperands, Gpu, KernelSource, Launch,
+    Operands, Work,
 };
 use xtrain_tensor::{DType, TensorType};
 
@@ -100,72 +100,173 @@ fn ready(
     [dx_td, dw_vd]: [Option<CudaOutput>; 2],
 ) -> Result<Work, CudaError> {
     let [x_td, w_vd, targets_t, inv_targets] = operands.inputs else { unreachable!("four inputs") };
-    let [objective, cross_entropy, ..] = operands.outputs else { unreachable!("two scalars at least") };
     let [logits, terms, products] = operands.workspace else { unreachable!("three tensors of workspace") };
     let ((t, d), (v, _)) = (x_td.ty.shape.rows_cols(), w_vd.ty.shape.rows_cols());
-    let (dtype, stride) = (x_td.ty.dtype, logits.ty.shape[1]);
-    let inv_targets_bf16 = u32::from(inv_targets.ty.dtype == DType::BF16);
-    let kind = if dx_td.is_some() || dw_vd.is_some() { "rows_gradients" } else { "rows" };
-    let rows = gpu.function(&SOURCE, &[], &format!("{kind}_{}", suffix(x_td.ty)))?;
-    let product = |gemm: Gemm, a: DevicePtr, b: DevicePtr, d: DevicePtr| {
-        gemm.ready(gpu, &GemmOperands { a, b, d, bias: None, scales: None, workspace: products.place })
+    let chunks = Chunks {
+        gpu,
+        z_loss: loss.z_loss,
+        gradients: dx_td.is_some() || dw_vd.is_some(),
+        x_td: *x_td,
+        targets_t: *targets_t,
+        inv_targets: *inv_targets,
+        logits: *logits,
+        terms: *terms,
+        products: products.place,
+        v,
+        d,
     };
-
-    let column = |rows: usize| logits.place.offset(dtype.bytes(rows));
     let mut parts = Vec::new();
     let mut dw_holds_a_sum = dw_vd.is_some_and(|dw| dw.accumulate);
     for tokens in loss.chunks(t) {
-        let (first, c) = (tokens.start, tokens.len());
-        let x_cd = x_td.place.offset(dtype.bytes(first * d));
-        for rows in pieces(v) {
-            let (w_rd, logits_cr) = (row_of(w_vd.ty, w_vd.place, rows.start), column(rows.start));
-            let gemm = Gemm::new([c, rows.len(), d], dtype, [false, true], dtype).d_stride(stride);
-            parts.push(product(gemm, x_cd, w_rd, logits_cr)?);
-        }
-        let arguments = RowArguments {
-            logits: logits.place,
-            targets: targets_t.place.offset(DType::I32.bytes(first)),
-            inv_targets: inv_targets.place,
-            terms: terms.place.offset(DType::F32.bytes(2 * first)),
-            stride: stride as u64,
-            v: v as u32,
-            inv_targets_bf16,
-            z_loss: loss.z_loss,
-        };
-        // SAFETY: the kernel takes one `RowArguments`, for logits of the type that its name says; a block each for the chunk's rows,
-        // of which logits, targets and terms have as many from these places on.
-        parts.push(unsafe { Work::launch(rows.clone(), Launch::row(c as u32, ROW_THREADS), arguments) });
+        chunks.logits(&tokens, w_vd, &mut parts)?;
+        parts.push(chunks.rows(&tokens)?);
         if let Some(dx) = dx_td {
-            // The few last rows first: their sum is small, so that rounding it before the others are added changes next to nothing.
-            for (n, rows) in pieces(v).rev().enumerate() {
-                let gemm = Gemm::new([c, d, rows.len()], dtype, [false, false], dtype).a_stride(stride);
-                let (w_rd, dx_cd) = (row_of(w_vd.ty, w_vd.place, rows.start), row_of(dx.ty, dx.place, first));
-                parts.push(product(gemm.accumulate(n > 0), column(rows.start), w_rd, dx_cd)?);
-            }
+            chunks.dx(&tokens, w_vd, dx, &mut parts)?;
         }
         if let Some(dw) = dw_vd {
-            for rows in pieces(v) {
-                let gemm = Gemm::new([rows.len(), d, c], dtype, [true, false], dw.ty.dtype);
-                let gemm = gemm.a_stride(stride).accumulate(dw_holds_a_sum);
-                parts.push(product(gemm, column(rows.start), x_cd, row_of(dw.ty, dw.place, rows.start))?);
-            }
+            chunks.dw(&tokens, dw, dw_holds_a_sum, &mut parts)?;
             dw_holds_a_sum = true;
         }
     }
-
-    let arguments = SumArguments {
-        terms: terms.place,
-        targets: targets_t.place,
-        inv_targets: inv_targets.place,
-        objective: objective.place,
-        cross_entropy: cross_entropy.place,
-        tokens: t as u64,
-        inv_targets_bf16,
-        add_objective: objective.accumulate.into(),
-        add_cross_entropy: cross_entropy.accumulate.into(),
-    };
-    let sum = gpu.function(&SOURCE, &[], "sum_terms")?;
-    // SAFETY: the kernel takes one `SumArguments`; terms and targets are those of `t` tokens, the outputs scalars of f32.
-    parts.push(unsafe { Work::launch(sum, Launch::row(1, SUM_THREADS), arguments) });
+    parts.push(chunks.sum(operands.outputs)?);
     Ok(Work::all(parts))
+}
+
+/// Where all is, and what is done chunk by chunk.
+pub(super) struct Chunks<'a> {
+    pub(super) gpu: &'a Gpu,
+    pub(super) z_loss: f32,
+    /// Whether logits become their gradients.
+    pub(super) gradients: bool,
+    pub(super) x_td: CudaTensor,
+    pub(super) targets_t: CudaTensor,
+    pub(super) inv_targets: CudaTensor,
+    /// Of the longest chunk; rows may be longer than the vocabulary.
+    pub(super) logits: CudaTensor,
+    pub(super) terms: CudaTensor,
+    /// What products work in.
+    pub(super) products: DevicePtr,
+    pub(super) v: usize,
+    pub(super) d: usize,
+}
+
+impl Chunks<'_> {
+    fn product(&self, gemm: Gemm, a: DevicePtr, b: DevicePtr, d: DevicePtr) -> Result<Work, CudaError> {
+        let workspace = self.products;
+        gemm.ready(self.gpu, &GemmOperands { a, b, d, bias: None, scales: None, workspace })
+    }
+
+    fn dtype(&self) -> DType {
+        self.x_td.ty.dtype
+    }
+
+    fn stride(&self) -> usize {
+        self.logits.ty.shape[1]
+    }
+
+    /// Where a column of the logits begins.
+    fn column(&self, column: usize) -> DevicePtr {
+        self.logits.place.offset(self.dtype().bytes(column))
+    }
+
+    fn x_cd(&self, tokens: &Range<usize>) -> DevicePtr {
+        row_of(self.x_td.ty, self.x_td.place, tokens.start)
+    }
+
+    /// x w^T of factors as they stand.
+    pub(super) fn logits(
+        &self,
+        tokens: &Range<usize>,
+        w_vd: &CudaTensor,
+        parts: &mut Vec<Work>,
+    ) -> Result<(), CudaError> {
+        for rows in pieces(self.v) {
+            let (w_rd, logits_cr) = (row_of(w_vd.ty, w_vd.place, rows.start), self.column(rows.start));
+            let gemm =
+                Gemm::new([tokens.len(), rows.len(), self.d], self.dtype(), [false, true], self.dtype());
+            parts.push(self.product(gemm.d_stride(self.stride()), self.x_cd(tokens), w_rd, logits_cr)?);
+        }
+        Ok(())
+    }
+
+    /// The tokens' terms, and dlogits in place where gradients are wanted.
+    pub(super) fn rows(&self, tokens: &Range<usize>) -> Result<Work, CudaError> {
+        let kind = if self.gradients { "rows_gradients" } else { "rows" };
+        let rows = self.gpu.function(&SOURCE, &[], &format!("{kind}_{}", suffix(self.x_td.ty)))?;
+        let arguments = RowArguments {
+            logits: self.logits.place,
+            targets: self.targets_t.place.offset(DType::I32.bytes(tokens.start)),
+            inv_targets: self.inv_targets.place,
+            terms: self.terms.place.offset(DType::F32.bytes(2 * tokens.start)),
+            stride: self.stride() as u64,
+            v: self.v as u32,
+            inv_targets_bf16: self.inv_targets_bf16(),
+            z_loss: self.z_loss,
+        };
+        let launch = Launch::row(tokens.len() as u32, ROW_THREADS);
+        // SAFETY: the kernel takes one `RowArguments`, for logits of the type that its name says; a block each for the chunk's rows,
+        // of which logits, targets and terms have as many from these places on.
+        Ok(unsafe { Work::launch(rows, launch, arguments) })
+    }
+
+    /// dlogits w of factors as they stand.
+    pub(super) fn dx(
+        &self,
+        tokens: &Range<usize>,
+        w_vd: &CudaTensor,
+        dx: CudaOutput,
+        parts: &mut Vec<Work>,
+    ) -> Result<(), CudaError> {
+        // The few last rows first: their sum is small, so that rounding it before the others are added changes next to nothing.
+        for (n, rows) in pieces(self.v).rev().enumerate() {
+            let gemm =
+                Gemm::new([tokens.len(), self.d, rows.len()], self.dtype(), [false, false], self.dtype());
+            let gemm = gemm.a_stride(self.stride()).accumulate(n > 0);
+            let w_rd = row_of(w_vd.ty, w_vd.place, rows.start);
+            let dx_cd = row_of(dx.ty, dx.place, tokens.start);
+            parts.push(self.product(gemm, self.column(rows.start), w_rd, dx_cd)?);
+        }
+        Ok(())
+    }
+
+    /// dlogits^T x of factors as they stand.
+    pub(super) fn dw(
+        &self,
+        tokens: &Range<usize>,
+        dw: CudaOutput,
+        accumulate: bool,
+        parts: &mut Vec<Work>,
+    ) -> Result<(), CudaError> {
+        for rows in pieces(self.v) {
+            let gemm =
+                Gemm::new([rows.len(), self.d, tokens.len()], self.dtype(), [true, false], dw.ty.dtype);
+            let gemm = gemm.a_stride(self.stride()).accumulate(accumulate);
+            let dw_rd = row_of(dw.ty, dw.place, rows.start);
+            parts.push(self.product(gemm, self.column(rows.start), self.x_cd(tokens), dw_rd)?);
+        }
+        Ok(())
+    }
+
+    /// The two scalars, the first of the outputs, of all tokens' terms.
+    pub(super) fn sum(&self, outputs: &[CudaOutput]) -> Result<Work, CudaError> {
+        let [objective, cross_entropy, ..] = outputs else { unreachable!("two scalars at least") };
+        let arguments = SumArguments {
+            terms: self.terms.place,
+            targets: self.targets_t.place,
+            inv_targets: self.inv_targets.place,
+            objective: objective.place,
+            cross_entropy: cross_entropy.place,
+            tokens: self.x_td.ty.shape[0] as u64,
+            inv_targets_bf16: self.inv_targets_bf16(),
+            add_objective: objective.accumulate.into(),
+            add_cross_entropy: cross_entropy.accumulate.into(),
+        };
+        let sum = self.gpu.function(&SOURCE, &[], "sum_terms")?;
+        // SAFETY: the kernel takes one `SumArguments`; terms and targets are those of `tokens` tokens, the outputs scalars of f32.
+        Ok(unsafe { Work::launch(sum, Launch::row(1, SUM_THREADS), arguments) })
+    }
+
+    fn inv_targets_bf16(&self) -> u32 {
+        u32::from(self.inv_targets.ty.dtype == DType::BF16)
+    }
 }

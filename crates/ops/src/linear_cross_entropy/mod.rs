@@ -6,13 +6,18 @@
 
 mod cpu;
 mod cuda;
+mod scaled;
 #[cfg(test)]
 mod tests;
+
+pub use scaled::ScaledLinearCrossEntropy;
 
 use crate::registry::{Fill, OnCard, Registered, Sample, SampleInput};
 use crate::{float_shaped, int_vector, matrix};
 use std::ops::Range;
+use std::sync::Arc;
 use xtrain_cuda::{Gemm, KernelSource};
+use xtrain_program::quantized::{LinearGemm, ScaledGemm};
 use xtrain_program::{Backward, Cost, Differentiable, Op, OpError, Operand};
 use xtrain_tensor::{DType, TensorType};
 
@@ -107,8 +112,16 @@ impl Op for LinearCrossEntropy {
         true
     }
 
+    fn inner_gemms(&self) -> Vec<LinearGemm> {
+        vec![LinearGemm::Fprop]
+    }
+
+    fn with_fp8_gemms(&self, gemms: [Option<ScaledGemm>; 3]) -> Option<Arc<dyn Op>> {
+        LinearCrossEntropyGrad { loss: *self, dx: false, dw: None }.with_fp8_gemms(gemms)
+    }
+
     fn cost(&self, inputs: &[TensorType], _: &[TensorType]) -> Cost {
-        gemm_cost(inputs, 1.0)
+        gemm_cost(inputs[0], inputs[1].shape[0], 1.0)
     }
 }
 
@@ -149,14 +162,23 @@ impl Op for LinearCrossEntropyGrad {
         !(self.dx && output == 2)
     }
 
+    fn inner_gemms(&self) -> Vec<LinearGemm> {
+        let made = [true, self.dx, self.dw.is_some()];
+        LinearGemm::ALL.into_iter().zip(made).filter(|(_, is_made)| *is_made).map(|(gemm, _)| gemm).collect()
+    }
+
+    fn with_fp8_gemms(&self, gemms: [Option<ScaledGemm>; 3]) -> Option<Arc<dyn Op>> {
+        Some(Arc::new(ScaledLinearCrossEntropy { of: *self, gemms }))
+    }
+
     fn cost(&self, inputs: &[TensorType], _: &[TensorType]) -> Cost {
-        gemm_cost(inputs, 1.0 + f64::from(self.dx) + f64::from(self.dw.is_some()))
+        gemm_cost(inputs[0], inputs[1].shape[0], 1.0 + f64::from(self.dx) + f64::from(self.dw.is_some()))
     }
 }
 
-/// `gemms` products of x's and w's size.
-fn gemm_cost(inputs: &[TensorType], gemms: f64) -> Cost {
-    Cost { flops: 2.0 * gemms * inputs[0].numel() as f64 * inputs[1].shape[0] as f64 }
+/// `gemms` products of x's size and this vocabulary.
+fn gemm_cost(x: TensorType, vocab: usize, gemms: f64) -> Cost {
+    Cost { flops: 2.0 * gemms * x.numel() as f64 * vocab as f64 }
 }
 
 /// Inputs with these targets.

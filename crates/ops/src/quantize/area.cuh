@@ -68,17 +68,6 @@ __device__ __forceinline__ void turn(const uint2* rows, u32 (&columns)[WIDTH]) {
     turn(rows[0].y, rows[1].y, rows[2].y, rows[3].y, columns + 4);
 }
 
-// Raises what other blocks raise too: the largest of all comes out in any order. Most find that it is large enough.
-__device__ __forceinline__ void raise(u32* to, u32 x) {
-    if (x > *(volatile u32*)to) atomicMax(to, x);
-}
-
-// The largest of as many words as a block has warps, in every thread of a warp.
-__device__ __forceinline__ u32 largest_of_warps(const u32* words) {
-    u32 lane = threadIdx.x % 32;
-    return __reduce_max_sync(0xffffffffu, lane < blockDim.x / 32 ? words[lane] : 0);
-}
-
 // The scale of a row or column, from its maximum within the area; `tile` is which area it is along it. One thread speaks for it.
 __device__ __forceinline__ float line_scale(const Quantize& at, const Side& side, u32 line, u32 tile, u32 amax) {
     if (line >= side.rows) return 1.0f;

@@ -243,8 +243,9 @@ impl CudaKernel for Quantize {
             (Known::Nothing, _) => &[FUSED],
         };
         let mut steps = Vec::new();
-        // What is known before is raised by no block.
-        if self.known != Known::Amax {
+        // What is known before is raised by no block; and by blocks or tiles nothing may be left to clear.
+        let is_clear = phases == [FUSED] && arguments.accumulate != 0 && !self.has_padding(&arguments);
+        if self.known != Known::Amax && !is_clear {
             steps.push((function(phases[0], "quantize_clear")?, clearing(&arguments)));
         }
         for &phase in phases {
@@ -333,6 +334,16 @@ impl Quantize {
             ("DIRECT", direct),
             ("TRANSPOSED", transposed),
         ]
+    }
+
+    /// Whether there are scales that stand for no region: cuBLASLt wants rows of blocks in fours.
+    fn has_padding(self, arguments: &Arguments) -> bool {
+        arguments.sides.iter().any(|side| {
+            let (rows, cols) = (side.rows as usize, side.cols as usize);
+            let (high, wide) = self.scaling.region(rows, cols);
+            let regions = rows.div_ceil(high.max(1)) * cols.div_ceil(wide.max(1));
+            regions != side.scales as usize
+        })
     }
 
     fn arguments(self, operands: &Operands<'_>) -> Arguments {

@@ -26,6 +26,7 @@ use crate::matrix;
 use crate::registry::{Fill, OnCard, Registered, Sample, SampleInput};
 use std::sync::Arc;
 use xtrain_cuda::KernelSource;
+use xtrain_program::quantized::Quantization;
 use xtrain_program::{Fused, Fusion, Op, OpError, Operand, Rebuild, Source};
 use xtrain_tensor::{DType, Scaling, TensorType};
 
@@ -56,6 +57,18 @@ impl Quantize {
     /// The cast of a tensor.
     pub const fn new(format: DType, scaling: Scaling, pow2_scales: bool, layouts: Layouts) -> Self {
         Quantize { of: Of::Input, format, scaling, pow2_scales, layouts, known: Known::Nothing }
+    }
+
+    /// The cast of a factor, in the layouts that products need: as it stands, transposed.
+    pub fn of_factor(quantization: Quantization, made: [bool; 2]) -> Self {
+        let Quantization { format, scaling, pow2_scales, delayed } = quantization;
+        let layouts = match made {
+            [_, false] => Layouts::Direct,
+            [false, true] => Layouts::Transposed,
+            [true, true] => Layouts::Both,
+        };
+        let known = if delayed { Known::Scale } else { Known::Nothing };
+        Quantize { known, ..Quantize::new(format, scaling, pow2_scales, layouts) }
     }
 }
 

@@ -12,6 +12,7 @@ use crate::matrix;
 use crate::quantize::DEQUANTIZE;
 use crate::registry::{Fill, OnCard, Registered, Sample, SampleInput};
 use xtrain_cuda::{Gemm, KernelSource};
+use xtrain_program::quantized::ScaledGemm;
 use xtrain_program::{Cost, Op, OpError, Operand};
 use xtrain_tensor::{DType, Scaling, TensorType};
 
@@ -31,6 +32,14 @@ pub struct ScaledMatmul {
     pub fast_accumulation: bool,
     /// Whether there is a bias, which is bf16, as the output then is: cuBLASLt has no other.
     pub bias: bool,
+}
+
+impl ScaledMatmul {
+    /// A product as the pass says it ([`xtrain_program::quantized`]).
+    pub fn of(gemm: ScaledGemm, out: DType, bias: bool) -> Self {
+        let ScaledGemm { factors, fast_accumulation } = gemm;
+        ScaledMatmul { out, scaling: factors.map(|factor| factor.scaling), fast_accumulation, bias }
+    }
 }
 
 impl Op for ScaledMatmul {

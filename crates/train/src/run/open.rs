@@ -232,7 +232,7 @@ fn check_export(folder: &RunFolder, init_from: Option<&str>) -> Result<(), RunEr
 /// A recipe of FP8 that leaves everything in bf16 is told: nothing else of the run would show it.
 fn warn_of_no_fp8(spec: &TrainingSpec) {
     let products = linear_products(spec);
-    if !spec.recipe.is_fp8() || fp8_share(&products) > 0.0 {
+    if !spec.recipe.is_fp8() || products.iter().flat_map(|linear| &linear.products).any(Result::is_ok) {
         return;
     }
     let why = products.iter().flat_map(|linear| &linear.products).find_map(|product| product.as_ref().err());
@@ -273,8 +273,12 @@ pub(super) fn describe(spec: &TrainingSpec) -> String {
     let m = &spec.model;
     let fp8 = match spec.recipe.is_fp8() {
         true => {
-            let share = 100.0 * fp8_share(&linear_products(spec));
-            format!(", {} ({share:.0}% of the linear layers)", spec.recipe.name())
+            let products = linear_products(spec);
+            let share = 100.0 * fp8_share(&products);
+            let has_head =
+                products.iter().any(|p| p.blocks.is_empty() && p.products.iter().any(Result::is_ok));
+            let head = if has_head { " and the head" } else { "" };
+            format!(", {} ({share:.0}% of the linear layers{head})", spec.recipe.name())
         }
         false => String::new(),
     };

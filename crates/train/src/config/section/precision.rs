@@ -2,7 +2,7 @@
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
-use xtrain_model::decoder::{LINEAR_SITES, linear_names};
+use xtrain_model::decoder::{HEAD, LINEAR_SITES, linear_names};
 use xtrain_model::{Architecture, DelayedScales, Fp8Overrides, ProductPattern, Recipe, SlowerLayer};
 use xtrain_program::quantized::LinearGemm;
 
@@ -38,6 +38,10 @@ section! {
         #[schemars(extend("x-unit" = "blocks"))]
         #[schemars(extend("x-aliases" = ["num_layers_at_end_in_bf16"]))]
         pub bf16_last_layers: usize = 0,
+        /// What the products of the head are computed of: `fp8` has them so too, as the recipe has those of the blocks (docs/fp8.md says what
+        /// that does to a loss, and when it pays).
+        #[schemars(extend("x-aliases" = ["lm_head", "fp8_head", "fp8_lm_head"]))]
+        pub head: HeadFormat = HeadFormat::Bf16,
         /// Products whose sums may stay in the tensor cores, which keep 14 bits of them (DeepSeek-V3, arXiv 2412.19437, section
         /// 3.5.2). Of all recipes but `fp8-block`.
         #[schemars(extend("x-example" = ["fprop"]))]
@@ -92,6 +96,16 @@ pub struct Slower {
     /// Tokens that it was measured with at a time.
     #[schemars(range(min = 1), extend("x-example" = 4096))]
     pub tokens: usize,
+}
+
+/// What the head is computed in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum HeadFormat {
+    /// In bf16.
+    Bf16,
+    /// As the linear layers of the blocks.
+    Fp8,
 }
 
 /// A format in which an activation is kept.
@@ -152,13 +166,16 @@ impl PrecisionConfig {
     /// # Errors
     /// What cannot be meant: a pattern that names nothing, products that the recipe has not.
     pub(crate) fn fp8(&self, model: &Architecture) -> Result<Fp8Overrides, String> {
-        let skip: Vec<_> = self.skip.iter().map(|text| pattern(text, model)).collect::<Result<_, _>>()?;
+        let head = (self.head == HeadFormat::Fp8).then_some(HEAD);
+        let skip: Vec<_> =
+            self.skip.iter().map(|text| pattern(text, model, head)).collect::<Result<_, _>>()?;
         let slower = self.skip_slower.iter().flatten();
         let overrides = Fp8Overrides {
             skip,
             slower: slower.map(layer).collect::<Result<_, _>>()?,
             bf16_first_layers: self.bf16_first_layers,
             bf16_last_layers: self.bf16_last_layers,
+            head: self.head == HeadFormat::Fp8,
             fast_accumulation: self.fast_accumulation.iter().copied().map(LinearGemm::from).collect(),
             pow2_scales: self.pow2_scales,
             delayed: DelayedScales {
@@ -183,6 +200,7 @@ impl PrecisionConfig {
                 (self.skip_slower.as_ref().is_some_and(|slower| !slower.is_empty()), "skip_slower", ""),
                 (self.bf16_first_layers > 0, "bf16_first_layers", "0"),
                 (self.bf16_last_layers > 0, "bf16_last_layers", "0"),
+                (self.head != HeadFormat::Bf16, "head", "bf16"),
                 (!self.fast_accumulation.is_empty(), "fast_accumulation", "[]"),
                 (self.pow2_scales.is_some(), "pow2_scales", ""),
                 (self.swiglu_input.is_some(), "swiglu_input", ""),
@@ -246,14 +264,14 @@ fn layer(slower: &Slower) -> Result<SlowerLayer, String> {
     ))
 }
 
-/// The pattern that `text` is, if it names a product of `model`.
-fn pattern(text: &str, model: &Architecture) -> Result<ProductPattern, String> {
+/// The pattern that `text` is, if it names a product of `model`: of its blocks or of its head, where that may be of FP8 factors.
+fn pattern(text: &str, model: &Architecture, head: Option<&str>) -> Result<ProductPattern, String> {
     let pattern = ProductPattern::parse(text).map_err(|product| {
         format!("[precision] skip: {text:?}: {product:?} is no product; behind the colon stands fprop, dgrad or wgrad")
     })?;
     let names = |block: usize| linear_names(block).into_iter();
     let has = |pattern: &ProductPattern| {
-        let mut all = (0..model.layers).flat_map(names);
+        let mut all = (0..model.layers).flat_map(names).chain(head.map(str::to_owned));
         all.any(|name| LinearGemm::ALL.iter().any(|&gemm| pattern.names(&name, gemm)))
     };
     if has(&pattern) {
@@ -288,9 +306,8 @@ fn meant(text: &str, layers: usize, has: &dyn Fn(&ProductPattern) -> bool) -> St
             format!("; did you mean {anywhere:?}?")
         }
         Some(block) if layers <= block => format!(": the blocks are 0 to {}", layers.saturating_sub(1)),
-        _ if text.contains("lm_head") || text.contains("embed") => {
-            ": the head and the embedding are never in FP8".to_owned()
-        }
+        _ if text.contains(HEAD) => ": the head is in bf16 unless precision.head is \"fp8\"".to_owned(),
+        _ if text.contains("embed") => ": the embedding is never in FP8".to_owned(),
         _ if text.contains(['[', '{', '?']) => ": only * stands for other text".to_owned(),
         _ => String::new(),
     }

@@ -1,0 +1,132 @@
+//! The CPU kernel of [`ScaledLinearCrossEntropy`]: chunk by chunk the casts, the products and the rows of the ops that it is made of.
+
+use super::super::cpu::{Rows, check_targets};
+use super::{ScaledLinearCrossEntropy, Weights};
+use crate::host::product::{Factor, Onto, product};
+use crate::quantize::Quantize;
+use xtrain_program::Op;
+use xtrain_program::quantized::LinearGemm;
+use xtrain_tensor::{CpuKernel, HostTensor, TensorType, View, ViewMut};
+
+impl CpuKernel for ScaledLinearCrossEntropy {
+    fn run(&self, inputs: &[View<'_>], outputs: &mut [ViewMut<'_>]) {
+        let [x, targets, inv_targets, ..] = inputs else { unreachable!("three inputs at least") };
+        let Weights { of: [w_logits, w_dx], scales } = self.split(inputs);
+        let (t, d) = x.ty.shape.rows_cols();
+        let v = inputs[3].ty.shape[0];
+        let dtype = x.ty.dtype;
+        let targets = targets.ints();
+        check_targets(targets, v);
+
+        let (scalars, rest) = outputs.split_at_mut(2);
+        let (dx, rest) = rest.split_at_mut(usize::from(self.of.dx));
+        let (dw, rest) = rest.split_at_mut(usize::from(self.of.dw.is_some()));
+        let (amaxes, workspace) = rest.split_at_mut(rest.len() - 2);
+        let [logits, terms] = workspace else { unreachable!("two tensors of workspace") };
+        let casts = self.known_casts();
+        let of = self.amaxes();
+        let rows = Rows::<f32> {
+            inv_targets: inv_targets.scalar(),
+            z_loss: self.of.loss.z_loss,
+            gradients: self.of.dx || self.of.dw.is_some(),
+        };
+        let (mut dx, mut dw) = (dx.first_mut(), dw.first_mut());
+        for tokens in self.chunks(t) {
+            let c = tokens.len();
+            let x_cd = View::new(TensorType::new(dtype, [c, d]), x.rows(tokens.clone()).bytes());
+            let x_made = made(casts[0], x_cd, scales[0], amaxes.get_mut(of[0]));
+            let mut logits = logits.slice_mut(0..c * v);
+            let mut logits = ViewMut::new(TensorType::new(dtype, [c, v]), logits.bytes(), false);
+            match self.product(LinearGemm::Fprop, dtype) {
+                Some(of_fp8) => of_fp8.run(&[&direct(&x_made), w_logits].concat(), &mut [lent(&mut logits)]),
+                None => {
+                    let w_vd = Factor::new(w_logits[0], v, d);
+                    product(Factor::new(x_cd, c, d), w_vd.t(), &mut logits, Onto::Nothing);
+                }
+            }
+            let mut terms = terms.slice_mut(2 * tokens.start..2 * tokens.end);
+            rows.run_chunk(&mut logits, &targets[tokens.clone()], &mut terms);
+            let dlogits = logits.view();
+            let dlogits_made = made(casts[1], dlogits, scales[1], amaxes.get_mut(of[1]));
+            if let Some(dx) = &mut dx {
+                let mut dx = dx.slice_mut(tokens.start * d..tokens.end * d);
+                let mut dx = ViewMut::new(TensorType::new(dtype, [c, d]), dx.bytes(), false);
+                match self.product(LinearGemm::Dgrad, dtype) {
+                    Some(of_fp8) => of_fp8.run(&[&direct(&dlogits_made), w_dx].concat(), &mut [dx]),
+                    None => {
+                        let w_vd = Factor::new(w_dx[0], v, d);
+                        product(Factor::new(dlogits, c, v), w_vd, &mut dx, Onto::Nothing);
+                    }
+                }
+            }
+            if let Some(dw) = &mut dw {
+                match self.product(LinearGemm::Wgrad, dw.ty.dtype) {
+                    Some(of_fp8) => {
+                        let factors = [transposed(&dlogits_made), transposed(&x_made)].concat();
+                        of_fp8.run(&factors, &mut [lent(dw)]);
+                    }
+                    None => {
+                        let onto = if dw.accumulate { Onto::Held } else { Onto::Nothing };
+                        product(Factor::new(dlogits, c, v).t(), Factor::new(x_cd, c, d), dw, onto);
+                    }
+                }
+                dw.accumulate = true;
+            }
+        }
+        rows.sum(&terms.view(), targets, scalars);
+    }
+
+    /// The logits of the longest chunk, and by token its terms of the two outputs.
+    fn workspace(&self, inputs: &[TensorType]) -> Vec<TensorType> {
+        let (tokens, vocab) = self.extents(inputs);
+        let longest = self.longest(tokens);
+        let logits = TensorType::new(inputs[0].dtype, [longest, vocab]);
+        vec![logits, TensorType::new(inputs[0].dtype.compute(), [tokens, 2])]
+    }
+
+    /// What a chunk is cast to, and factors as the numbers that they stand for.
+    fn work_bytes(&self, inputs: &[TensorType], _: usize) -> usize {
+        let (tokens, v) = self.extents(inputs);
+        let (c, d) = (self.longest(tokens), inputs[0].shape[1]);
+        let casts = 2 * (c * d + c * v) * (1 + size_of::<f32>()) / 2;
+        casts + size_of::<f32>() * (c * v + (c * d).max(v * d))
+    }
+}
+
+/// What a cast, if there is one, makes of a chunk but for its amax, which is raised.
+fn made(
+    cast: Option<Quantize>,
+    x: View<'_>,
+    scale: Option<&View<'_>>,
+    amax: Option<&mut ViewMut<'_>>,
+) -> Vec<HostTensor> {
+    let (Some(cast), Some(amax)) = (cast, amax) else { return Vec::new() };
+    let inputs: Vec<_> = [x].into_iter().chain(scale.copied()).collect();
+    let types: Vec<_> = inputs.iter().map(|input| input.ty).collect();
+    let mut types =
+        cast.infer(&types).unwrap_or_else(|error| unreachable!("the whole was inferred: {error}"));
+    types.pop();
+    let mut made: Vec<HostTensor> = types.into_iter().map(HostTensor::zeros).collect();
+    let made_mut = made.iter_mut().map(|made| ViewMut::new(made.ty(), made.bytes_mut(), false));
+    let mut outputs: Vec<ViewMut<'_>> = made_mut.collect();
+    outputs.push(lent(amax));
+    cast.run(&inputs, &mut outputs);
+    amax.accumulate = true;
+    made
+}
+
+/// Numbers and scales as the chunk stands: what a cast makes first.
+fn direct(made: &[HostTensor]) -> Vec<View<'_>> {
+    made[..2].iter().map(|made| View::new(made.ty(), made.bytes())).collect()
+}
+
+/// Those of its transpose: what a cast makes last.
+fn transposed(made: &[HostTensor]) -> Vec<View<'_>> {
+    made[made.len() - 2..].iter().map(|made| View::new(made.ty(), made.bytes())).collect()
+}
+
+/// The same tensor, lent on.
+fn lent<'a>(of: &'a mut ViewMut<'_>) -> ViewMut<'a> {
+    let (ty, accumulate) = (of.ty, of.accumulate);
+    ViewMut::new(ty, of.bytes(), accumulate)
+}

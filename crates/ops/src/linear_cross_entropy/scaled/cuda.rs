@@ -1,0 +1,184 @@
+//! [`ScaledLinearCrossEntropy`] on a card: chunk by chunk the casts, the products and the rows of the ops that it is made of.
+
+use super::super::cuda::Chunks;
+use super::{ScaledLinearCrossEntropy, Weights, is_given};
+use crate::quantize::Quantize;
+use std::ops::Range;
+use xtrain_cuda::{CudaError, CudaKernel, CudaOutput, CudaTensor, Gemm, Gpu, Operands, Work};
+use xtrain_program::Op;
+use xtrain_program::quantized::LinearGemm;
+use xtrain_tensor::{DType, TensorType};
+
+/// What a chunk is cast to, behind it what the cast works in.
+struct Cast {
+    cast: Quantize,
+    made: Vec<TensorType>,
+    workspace: Vec<TensorType>,
+}
+
+impl Cast {
+    fn new(cast: Quantize, x: TensorType) -> Cast {
+        let scale = is_given(&cast).then(|| TensorType::new(DType::F32, [1, 1]));
+        let inputs: Vec<_> = [x].into_iter().chain(scale).collect();
+        let mut made =
+            cast.infer(&inputs).unwrap_or_else(|error| unreachable!("the whole was inferred: {error}"));
+        made.pop();
+        Cast { cast, made, workspace: cast.workspace(&inputs) }
+    }
+}
+
+/// What a chunk is cast to, where that is.
+type Made = Vec<CudaTensor>;
+
+impl ScaledLinearCrossEntropy {
+    /// The casts of x and dlogits of a chunk of so many tokens.
+    fn cast_types(&self, inputs: &[TensorType], c: usize) -> [Option<Cast>; 2] {
+        let ((_, v), (_, d)) = (self.extents(inputs), inputs[0].shape.rows_cols());
+        let [x, dlogits] = self.known_casts();
+        let of = |cols: usize| TensorType::new(inputs[0].dtype, [c, cols]);
+        [x.map(|cast| Cast::new(cast, of(d))), dlogits.map(|cast| Cast::new(cast, of(v)))]
+    }
+
+    /// What the product that makes the logits of a chunk of so many tokens works in: that of the others is the first of it.
+    fn product_workspace(&self, inputs: &[TensorType], c: usize) -> Vec<TensorType> {
+        let x = self.cast_types(inputs, c)[0].take();
+        match (self.product(LinearGemm::Fprop, inputs[0].dtype), x) {
+            (Some(product), Some(x)) => product.workspace(&[&x.made[..2], &inputs[3..5]].concat()),
+            _ => vec![Gemm::workspace()],
+        }
+    }
+}
+
+impl CudaKernel for ScaledLinearCrossEntropy {
+    /// The logits of the longest chunk, by token its terms of the two outputs, what the casts make of the longest chunk and work in, and what
+    /// the products work in.
+    fn workspace(&self, inputs: &[TensorType]) -> Vec<TensorType> {
+        let (t, v) = self.extents(inputs);
+        let longest = self.longest(t);
+        let mut all =
+            vec![TensorType::new(inputs[0].dtype, [longest, v]), TensorType::new(DType::F32, [t, 2])];
+        for cast in self.cast_types(inputs, longest).into_iter().flatten() {
+            all.extend(cast.made);
+            all.extend(cast.workspace);
+        }
+        // The last chunk may be of a number of tokens that tensor cores do not take.
+        let of_chunks = self.chunks(t).map(|chunk| self.product_workspace(inputs, chunk.len()));
+        all.extend(of_chunks.max_by_key(Vec::len).into_iter().flatten());
+        all
+    }
+
+    fn ready(&self, gpu: &Gpu, operands: &Operands<'_>) -> Result<Work, CudaError> {
+        let [x_td, targets_t, inv_targets, ..] = operands.inputs else {
+            unreachable!("three inputs at least")
+        };
+        let types: Vec<TensorType> = operands.inputs.iter().map(|input| input.ty).collect();
+        let Weights { of: [w_logits, w_dx], scales } = self.split(operands.inputs);
+        let ((t, v), d) = (self.extents(&types), x_td.ty.shape[1]);
+        let dtype = x_td.ty.dtype;
+        let mut rest = operands.outputs[2..].iter().copied();
+        let dx_td = if self.of.dx { rest.next() } else { None };
+        let mut dw_vd = if self.of.dw.is_some() { rest.next() } else { None };
+        let mut amaxes: Vec<CudaOutput> = rest.collect();
+        let of = self.amaxes();
+
+        let (own, workspace) = operands.workspace.split_at(2);
+        let longest = self.cast_types(&types, self.longest(t));
+        let counts = longest.map(|cast| cast.map_or(0, |cast| cast.made.len() + cast.workspace.len()));
+        let (of_x, workspace) = workspace.split_at(counts[0]);
+        let (of_dlogits, products) = workspace.split_at(counts[1]);
+        let chunks = Chunks {
+            gpu,
+            z_loss: self.of.loss.z_loss,
+            gradients: dx_td.is_some() || dw_vd.is_some(),
+            x_td: *x_td,
+            targets_t: *targets_t,
+            inv_targets: *inv_targets,
+            logits: own[0],
+            terms: own[1],
+            products: products[0].place,
+            v,
+            d,
+        };
+        // A product of FP8 factors.
+        let scaled = |gemm, out: CudaOutput, a: &[CudaTensor], b: &[CudaTensor]| {
+            self.product(gemm, out.ty.dtype).map(|product| {
+                let inputs = [a, b].concat();
+                product.ready(gpu, &Operands { inputs: &inputs, outputs: &[out], workspace: products })
+            })
+        };
+        let mut works = Vec::new();
+        for tokens in self.chunks(t) {
+            let c = tokens.len();
+            let [x_cast, dlogits_cast] = self.cast_types(&types, c);
+            let x_cd = rows_of(*x_td, &tokens);
+            let logits = CudaTensor { ty: TensorType::new(dtype, [c, v]), place: own[0].place };
+            let x_made = made(gpu, x_cast, x_cd, scales[0], amaxes.get_mut(of[0]), of_x, &mut works)?;
+            let written = CudaOutput { ty: logits.ty, place: logits.place, accumulate: false };
+            match scaled(LinearGemm::Fprop, written, direct(&x_made), w_logits) {
+                Some(work) => works.push(work?),
+                None => chunks.logits(&tokens, &w_logits[0], &mut works)?,
+            }
+            works.push(chunks.rows(&tokens)?);
+            let dlogits_made =
+                made(gpu, dlogits_cast, logits, scales[1], amaxes.get_mut(of[1]), of_dlogits, &mut works)?;
+            if let Some(dx) = dx_td {
+                let CudaTensor { ty, place } = rows_of(CudaTensor { ty: dx.ty, place: dx.place }, &tokens);
+                let dx_cd = CudaOutput { ty, place, accumulate: false };
+                match scaled(LinearGemm::Dgrad, dx_cd, direct(&dlogits_made), w_dx) {
+                    Some(work) => works.push(work?),
+                    None => chunks.dx(&tokens, &w_dx[0], dx, &mut works)?,
+                }
+            }
+            if let Some(dw) = &mut dw_vd {
+                match scaled(LinearGemm::Wgrad, *dw, transposed(&dlogits_made), transposed(&x_made)) {
+                    Some(work) => works.push(work?),
+                    None => chunks.dw(&tokens, *dw, dw.accumulate, &mut works)?,
+                }
+                dw.accumulate = true;
+            }
+        }
+        works.push(chunks.sum(operands.outputs)?);
+        Ok(Work::all(works))
+    }
+}
+
+/// Rows of a matrix.
+fn rows_of(of: CudaTensor, rows: &Range<usize>) -> CudaTensor {
+    let (ty, cols) = (of.ty, of.ty.shape[1]);
+    let place = of.place.offset(ty.dtype.bytes(rows.start * cols));
+    CudaTensor { ty: TensorType::new(ty.dtype, [rows.len(), cols]), place }
+}
+
+/// Puts a cast of a chunk, if there is one, behind `works`; what it makes is at the beginning of `workspace`. Its amax is raised.
+fn made(
+    gpu: &Gpu,
+    cast: Option<Cast>,
+    x: CudaTensor,
+    scale: Option<&CudaTensor>,
+    amax: Option<&mut CudaOutput>,
+    workspace: &[CudaTensor],
+    works: &mut Vec<Work>,
+) -> Result<Made, CudaError> {
+    let (Some(cast), Some(amax)) = (cast, amax) else { return Ok(Vec::new()) };
+    let (made, own) = workspace.split_at(cast.made.len());
+    let of = |types: &[TensorType], places: &[CudaTensor]| -> Vec<CudaTensor> {
+        types.iter().zip(places).map(|(&ty, at)| CudaTensor { ty, place: at.place }).collect()
+    };
+    let (made, own) = (of(&cast.made, made), of(&cast.workspace, own));
+    let written = made.iter().map(|&CudaTensor { ty, place }| CudaOutput { ty, place, accumulate: false });
+    let outputs: Vec<_> = written.chain([*amax]).collect();
+    let inputs: Vec<_> = [x].into_iter().chain(scale.copied()).collect();
+    works.push(cast.cast.ready(gpu, &Operands { inputs: &inputs, outputs: &outputs, workspace: &own })?);
+    amax.accumulate = true;
+    Ok(made)
+}
+
+/// Numbers and scales as the chunk stands: what a cast makes first. Nothing where there is none.
+fn direct(made: &[CudaTensor]) -> &[CudaTensor] {
+    &made[..made.len().min(2)]
+}
+
+/// Those of its transpose: what a cast makes last.
+fn transposed(made: &[CudaTensor]) -> &[CudaTensor] {
+    &made[made.len().max(2) - 2..]
+}

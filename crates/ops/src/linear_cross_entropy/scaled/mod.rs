@@ -1,0 +1,305 @@
+//! The loss with products of FP8 factors: logits = x w^T, dx = dlogits w and dw = dlogits^T x, each where that is asked for.
+//!
+//! The weight comes cast. x and dlogits are cast here, a chunk of tokens at a time, as dlogits exist no longer than that: where a tensor is
+//! said to have one scale, a chunk has one. Chunks begin at multiples of 128 tokens, the length of a tile.
+
+mod cpu;
+mod cuda;
+#[cfg(test)]
+mod tests;
+
+use super::{LinearCrossEntropy, LinearCrossEntropyGrad, gemm_cost};
+use crate::quantize::{Known, Quantize};
+use crate::registry::{Fill, OnCard, Registered, Sample, SampleInput};
+use crate::scaled_matmul::ScaledMatmul;
+use crate::{float_shaped, int_vector, matrix};
+use std::ops::Range;
+use xtrain_cuda::{Gemm, KernelSource};
+use xtrain_program::quantized::{LinearGemm, Quantization, ScaledGemm};
+use xtrain_program::{Cost, Op, OpError, Operand};
+use xtrain_tensor::{DType, Scaling, TILE, TensorType};
+
+/// `(x_td, targets_t, inv_targets, w for logits[, w for dx][, scale of x][, scale of dlogits]) -> (objective, cross_entropy[, dx_td]
+/// [, dw_vd], amaxes)`: what [`LinearCrossEntropyGrad`] makes, or with neither gradient [`LinearCrossEntropy`], with some
+/// of its products of FP8 factors.
+///
+/// w is `w_vd` for a product of factors as they stand, of x's type; else two inputs, the numbers and their scales: of `[v, d]` for logits,
+/// of `[d, v]` for dx. The scales f32[1, 1] are those of casts whose scale is of earlier steps. An amax is f32[1], as that of a cast
+/// ([`Quantize`]), over all chunks: of x and of dlogits each that is cast with such a scale has its own, and behind these is one of what is cast
+/// otherwise. The vocabulary is a multiple of 16, and for gradients of FP8 factors so is t.
+#[derive(Clone, Copy, Debug)]
+pub struct ScaledLinearCrossEntropy {
+    /// What is made.
+    pub of: LinearCrossEntropyGrad,
+    /// How logits, dx and dw are computed of FP8 factors, in the order of [`LinearGemm::ALL`]; None as they stand.
+    pub gemms: [Option<ScaledGemm>; 3],
+}
+
+/// The operands beside x, targets and inv_targets.
+struct Weights<'a, T> {
+    /// For logits, and for dx: numbers and scales, or the weight.
+    of: [&'a [T]; 2],
+    /// The scale of x, and that of dlogits.
+    scales: [Option<&'a T>; 2],
+}
+
+/// Whether its scale is an input.
+fn is_given(cast: &Quantize) -> bool {
+    cast.known == Known::Scale
+}
+
+/// Sizes of FP8 factors are multiples of it.
+const MULTIPLE: usize = 16;
+
+impl ScaledLinearCrossEntropy {
+    /// How x is cast, and how dlogits are; an error where one is to be cast in two ways.
+    fn casts(&self) -> Result<[Option<Quantize>; 2], OpError> {
+        let [logits, dx, dw] = self.gemms;
+        let factor = |gemm: Option<ScaledGemm>, n: usize| gemm.map(|gemm| gemm.factors[n]);
+        let both = [("x", [factor(logits, 0), factor(dw, 1)]), ("dlogits", [factor(dx, 0), factor(dw, 0)])];
+        let [x, dlogits] = both.map(|(name, ways): (_, [Option<Quantization>; 2])| {
+            let mut given = ways.into_iter().flatten();
+            let Some(way) = given.next() else { return Ok(None) };
+            OpError::ensure(given.all(|other| other == way), || format!("{name} is cast in one way alone"))?;
+            Ok(Some(Quantize::of_factor(way, ways.map(|way| way.is_some()))))
+        });
+        Ok([x?, dlogits?])
+    }
+
+    /// The same, of an op that was inferred.
+    fn known_casts(&self) -> [Option<Quantize>; 2] {
+        self.casts().unwrap_or_default()
+    }
+
+    /// One of the products, where it is of FP8 factors.
+    fn product(&self, gemm: LinearGemm, out: DType) -> Option<ScaledMatmul> {
+        self.gemms[gemm as usize].map(|how| ScaledMatmul::of(how, out, false))
+    }
+
+    /// How many operands the weight is for logits, and for dx.
+    fn weights(&self) -> [usize; 2] {
+        let [logits, dx, _] = self.gemms.map(|gemm| if gemm.is_some() { 2 } else { 1 });
+        [logits, if self.of.dx { dx } else { 0 }]
+    }
+
+    /// The operands behind the first three.
+    fn split<'a, T>(&self, inputs: &'a [T]) -> Weights<'a, T> {
+        let [logits, dx] = self.weights();
+        let (logits, rest) = inputs[3..].split_at(logits);
+        let (dx, rest) = rest.split_at(dx);
+        let mut rest = rest.iter();
+        let mut scale = |cast: Option<Quantize>| cast.filter(is_given).and_then(|_| rest.next());
+        Weights { of: [logits, dx], scales: self.known_casts().map(&mut scale) }
+    }
+
+    /// Which of the amaxes is that of x, and of dlogits.
+    fn amaxes(&self) -> [usize; 2] {
+        let [x, dlogits] = self.known_casts().map(|cast| cast.as_ref().is_some_and(is_given));
+        // Those of casts by themselves are one, the last.
+        if x { [0, 1] } else { [usize::from(dlogits), 0] }
+    }
+
+    /// How many inputs there are.
+    fn inputs(&self) -> usize {
+        let scales = self.known_casts().iter().flatten().filter(|cast| is_given(cast)).count();
+        3 + self.weights().iter().sum::<usize>() + scales
+    }
+
+    /// t and v.
+    fn extents(&self, inputs: &[TensorType]) -> (usize, usize) {
+        let w = inputs[3].shape;
+        (inputs[0].shape[0], w[0])
+    }
+
+    /// The chunks that the tokens are cut into: as few as can be, beginning at multiples of 128.
+    fn chunks(&self, tokens: usize) -> impl Iterator<Item = Range<usize>> {
+        let tiles = tokens.div_ceil(TILE);
+        let n = tiles.div_ceil((self.of.loss.chunk_tokens / TILE).max(1));
+        let end = move |i: usize| (i * tiles / n * TILE).min(tokens);
+        (0..n).map(move |i| end(i)..end(i + 1))
+    }
+
+    /// Tokens of the longest chunk.
+    fn longest(&self, tokens: usize) -> usize {
+        self.chunks(tokens).map(|chunk| chunk.len()).max().unwrap_or(0)
+    }
+}
+
+impl Op for ScaledLinearCrossEntropy {
+    fn name(&self) -> &'static str {
+        "scaled_linear_cross_entropy"
+    }
+
+    fn infer(&self, inputs: &[TensorType]) -> Result<Vec<TensorType>, OpError> {
+        let [x_cast, dlogits_cast] = self.casts()?;
+        OpError::arity(self.name(), inputs, self.inputs())?;
+        let grad = self.of;
+        let of_none = [true, grad.dx, grad.dw.is_some()];
+        OpError::ensure(
+            self.gemms.iter().zip(of_none).all(|(gemm, is_made)| gemm.is_none() || is_made),
+            || "a product whose result is not wanted cannot be of FP8 factors".into(),
+        )?;
+        OpError::ensure(grad.loss.chunk_tokens > 0, || "chunk_tokens must be at least 1".into())?;
+        let z_loss = grad.loss.z_loss;
+        OpError::ensure(z_loss >= 0.0 && z_loss.is_finite(), || {
+            format!("z_loss must be a finite number of at least 0, not {z_loss}")
+        })?;
+        let ((tokens, width), (vocab, _)) = (matrix("x", inputs[0])?, matrix("the weight", inputs[3])?);
+        OpError::ensure(tokens > 0 && width > 0 && vocab > 0 && vocab.is_multiple_of(MULTIPLE), || {
+            format!(
+                "x {} and the weight {} must not be empty, and the vocabulary a multiple of {MULTIPLE}",
+                inputs[0], inputs[3]
+            )
+        })?;
+        int_vector("targets", inputs[1], tokens)?;
+        float_shaped("inv_targets", inputs[2], &[])?;
+        let needs_tokens = self.gemms[1..].iter().any(Option::is_some);
+        OpError::ensure(!needs_tokens || tokens.is_multiple_of(MULTIPLE), || {
+            format!("gradients of FP8 factors are of a multiple of {MULTIPLE} tokens, not of {tokens}")
+        })?;
+
+        let (x, w) = (inputs[0], TensorType::new(inputs[0].dtype, [vocab, width]));
+        let dlogits = TensorType::new(x.dtype, [tokens, vocab]);
+        let Weights { of: weights, scales } = self.split(inputs);
+        let cast = |cast: Option<Quantize>, ty: TensorType, scale: Option<&TensorType>| match cast {
+            None => Ok(Vec::new()),
+            Some(cast) => {
+                let of: Vec<_> = [ty].into_iter().chain(scale.copied()).collect();
+                let mut made = cast.infer(&of)?;
+                made.pop();
+                Ok(made)
+            }
+        };
+        let x_made = cast(x_cast, x, scales[0])?;
+        let dlogits_made = cast(dlogits_cast, dlogits, scales[1])?;
+        let products = [LinearGemm::Fprop, LinearGemm::Dgrad];
+        for ((gemm, weight), made) in products.into_iter().zip(weights).zip([&x_made, &dlogits_made]) {
+            match self.product(gemm, x.dtype) {
+                Some(product) => drop(product.infer(&[&made[..2], weight].concat())?),
+                None => OpError::ensure(weight.iter().all(|found| *found == w), || {
+                    format!("the weight of a product of factors as they stand is {w}, not {}", weight[0])
+                })?,
+            }
+        }
+        if let (Some(product), Some(dtype)) =
+            (self.product(LinearGemm::Wgrad, grad.dw.unwrap_or(x.dtype)), grad.dw)
+        {
+            let transposed = |made: &[TensorType]| made[made.len() - 2..].to_vec();
+            let made = product.infer(&[transposed(&dlogits_made), transposed(&x_made)].concat())?;
+            OpError::ensure(made == [w.with_dtype(dtype)], || format!("dw is {w}, not {}", made[0]))?;
+        }
+        let scalar = TensorType::new(x.dtype.compute(), []);
+        let mut outputs = vec![scalar, scalar];
+        outputs.extend(grad.dx.then_some(x));
+        outputs.extend(grad.dw.map(|dtype| w.with_dtype(dtype)));
+        let casts = [x_cast, dlogits_cast].into_iter().zip(self.amaxes());
+        let amaxes = casts.filter_map(|(cast, amax)| cast.map(|_| amax + 1)).max().unwrap_or(0);
+        outputs.extend(vec![TensorType::new(DType::F32, [1]); amaxes]);
+        Ok(outputs)
+    }
+
+    fn operand(&self, _: usize) -> Operand {
+        Operand::Full
+    }
+
+    fn accumulates(&self, output: usize) -> bool {
+        !(self.of.dx && output == 2)
+    }
+
+    fn cost(&self, inputs: &[TensorType], _: &[TensorType]) -> Cost {
+        let (_, v) = self.extents(inputs);
+        gemm_cost(inputs[0], v, 1.0 + f64::from(self.of.dx) + f64::from(self.of.dw.is_some()))
+    }
+}
+
+/// A use of the op, with a scaling for x and dlogits and one for the weight.
+fn sample(
+    [tokens, width, vocab]: [usize; 3],
+    chunk_tokens: usize,
+    [x, w, dlogits]: [Quantization; 3],
+    in_fp8: [bool; 3],
+    [dx, dw]: [bool; 2],
+) -> Sample {
+    let targets: Vec<i32> =
+        (0..tokens).map(|t| if t % 7 == 3 { super::IGNORED } else { (t * 31 % vocab) as i32 }).collect();
+    let [x_td, w_vd, targets_t, inv_targets] = super::sample_inputs(width, vocab, &targets);
+    let gemms = [[x, w], [dlogits, w], [dlogits, x]];
+    let gemms = [0, 1, 2].map(|n| {
+        let fast_accumulation = false;
+        in_fp8[n].then_some(ScaledGemm { factors: gemms[n], fast_accumulation })
+    });
+    let loss = LinearCrossEntropy { chunk_tokens, z_loss: 1e-3 };
+    let of = LinearCrossEntropyGrad { loss, dx, dw: dw.then_some(DType::F32) };
+    let op = ScaledLinearCrossEntropy { of, gemms };
+    let mut inputs = vec![x_td, targets_t, inv_targets];
+    let scale = 1.5 / (width as f64).sqrt();
+    for (is_scaled, shape) in
+        [(in_fp8[0], [vocab, width]), (in_fp8[1], [width, vocab])].into_iter().take(1 + usize::from(dx))
+    {
+        if is_scaled {
+            let scales = w.scaling.shape(shape[0], shape[1]);
+            inputs.push(SampleInput::activation(shape).in_format(w.format));
+            inputs
+                .push(SampleInput::activation(scales).fill(Fill::Values(vec![scale; scales[0] * scales[1]])));
+        } else {
+            inputs.push(w_vd.clone());
+        }
+    }
+    // One that is none yet, and one of gradients' size.
+    let given =
+        op.known_casts().into_iter().zip([0.0, 3e4]).filter(|(cast, _)| cast.as_ref().is_some_and(is_given));
+    inputs.extend(given.map(|(_, scale)| SampleInput::activation([1, 1]).fill(Fill::Values(vec![scale]))));
+    Sample::plain(op, inputs)
+}
+
+/// The ways of the recipes: of inputs, weights and gradients.
+fn ways() -> [[Quantization; 3]; 4] {
+    let by = |format, scaling, pow2_scales, delayed| Quantization { format, scaling, pow2_scales, delayed };
+    let [e4m3, e5m2] = [DType::E4M3, DType::E5M2];
+    let whole = |delayed| {
+        let forward = by(e4m3, Scaling::Tensor, false, delayed);
+        [forward, forward, by(e5m2, Scaling::Tensor, false, delayed)]
+    };
+    let tiles = by(e4m3, Scaling::Tile, true, false);
+    [
+        whole(false),
+        whole(true),
+        [by(e4m3, Scaling::Row, true, false); 3],
+        [tiles, by(e4m3, Scaling::Block, true, false), tiles],
+    ]
+}
+
+impl Registered for ScaledLinearCrossEntropy {
+    fn samples() -> Vec<Sample> {
+        let all = |way| sample([32, 16, 48], 16, way, [true; 3], [true; 2]);
+        let mut samples: Vec<Sample> = ways().into_iter().map(all).collect();
+        let [current, delayed, _, block] = ways();
+        samples.extend([
+            sample([21, 32, 16], 8, current, [true, false, false], [false; 2]),
+            sample([32, 32, 16], 100, delayed, [true, false, true], [true; 2]),
+            sample([160, 32, 32], 128, block, [true, true, false], [true; 2]),
+            sample([16, 32, 32], 128, block, [false, true, true], [true, true]),
+            sample([16, 16, 32], 128, block, [true, false, true], [false, true]),
+        ]);
+        samples
+    }
+
+    fn large() -> Sample {
+        sample([304, 48, 160], 128, ways()[3], [true; 3], [true; 2])
+    }
+}
+
+impl OnCard for ScaledLinearCrossEntropy {
+    const SOURCES: &'static [KernelSource] = &[Gemm::SOURCE, Gemm::PROMOTED_SOURCE, super::cuda::SOURCE];
+
+    /// Several chunks of whole areas, and the last one cut; a prompt of an odd number of tokens.
+    fn card_samples() -> Vec<Sample> {
+        let of = |way| {
+            [
+                sample([656, 256, 1040], 256, way, [true; 3], [true; 2]),
+                sample([77, 128, 512], 64, way, [true, false, false], [false; 2]),
+            ]
+        };
+        ways().into_iter().flat_map(of).collect()
+    }
+}

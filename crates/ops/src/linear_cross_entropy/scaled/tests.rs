@@ -1,0 +1,197 @@
+//! The loss of FP8 factors against the loss of the factors as they stand, and against itself cut otherwise.
+
+use super::*;
+use crate::check::seed as fresh_seed;
+use crate::quantize::dequantized;
+use crate::run_op::{normal, run, run_over};
+use xtrain_tensor::{HostTensor, View};
+
+const SIZES: [usize; 3] = [272, 96, 144];
+
+fn relative(found: &HostTensor, expected: &HostTensor) -> f64 {
+    let (found, expected) = (found.to_f64(), expected.to_f64());
+    let norm = |x: &mut dyn Iterator<Item = f64>| x.map(|v| v * v).sum::<f64>().sqrt();
+    norm(&mut found.iter().zip(&expected).map(|(a, b)| a - b)) / norm(&mut expected.iter().copied())
+}
+
+fn largest(of: &HostTensor) -> f64 {
+    of.to_f64().iter().fold(0.0, |largest, x| x.abs().max(largest))
+}
+
+/// Of a weight, all that the op may ask for.
+struct Case {
+    x: HostTensor,
+    w: HostTensor,
+    targets: HostTensor,
+    inv_targets: HostTensor,
+    weight: Quantization,
+}
+
+impl Case {
+    fn new(weight: Quantization, dtype: DType, seed: u64) -> Case {
+        let [tokens, width, vocab] = SIZES;
+        let targets: Vec<f64> = (0..tokens).map(|t| (t * 31 % vocab) as f64).collect();
+        Case {
+            x: normal(dtype, [tokens, width], 1.0, seed),
+            w: normal(dtype, [vocab, width], 1.5 / (width as f32).sqrt(), seed + 1),
+            targets: HostTensor::from_f64(TensorType::new(DType::I32, [tokens]), &targets),
+            inv_targets: HostTensor::from_f64(TensorType::new(DType::F32, []), &[1.0 / tokens as f64]),
+            // With its own scale: how it is cast is not the op's matter.
+            weight: Quantization { delayed: false, ..weight },
+        }
+    }
+
+    /// What the op makes, given these scales where it casts with such.
+    fn run(&self, op: &ScaledLinearCrossEntropy, scales: [f64; 2]) -> Vec<HostTensor> {
+        let cast = Quantize::of_factor(self.weight, [true; 2]);
+        let made = run(&cast, &[&self.w]);
+        let mut inputs = vec![&self.x, &self.targets, &self.inv_targets];
+        for n in 0..=usize::from(op.of.dx) {
+            match op.gemms[n] {
+                Some(_) => inputs.extend(&made[2 * n..2 * n + 2]),
+                None => inputs.push(&self.w),
+            }
+        }
+        let scale = |scale| HostTensor::from_f64(TensorType::new(DType::F32, [1, 1]), &[scale]);
+        let scales = scales.map(scale);
+        let given =
+            op.known_casts().into_iter().zip(&scales).filter(|(cast, _)| cast.as_ref().is_some_and(is_given));
+        inputs.extend(given.map(|(_, scale)| scale));
+        run(op, &inputs)
+    }
+
+    /// The plain op on these factors.
+    fn plain(&self, of: LinearCrossEntropyGrad, x: &HostTensor, w: &HostTensor) -> Vec<HostTensor> {
+        run(&of, &[x, w, &self.targets, &self.inv_targets])
+    }
+}
+
+fn op(
+    [x, w, dlogits]: [Quantization; 3],
+    chunk_tokens: usize,
+    in_fp8: [bool; 3],
+) -> ScaledLinearCrossEntropy {
+    let loss = LinearCrossEntropy { chunk_tokens, z_loss: 1e-3 };
+    let of = LinearCrossEntropyGrad { loss, dx: true, dw: Some(DType::F32) };
+    let factors = [[x, w], [dlogits, w], [dlogits, x]];
+    let gemm = |n: usize| ScaledGemm { factors: factors[n], fast_accumulation: false };
+    ScaledLinearCrossEntropy { of, gemms: [0, 1, 2].map(|n| in_fp8[n].then(|| gemm(n))) }
+}
+
+#[test]
+fn logits_are_of_what_the_casts_stand_for() {
+    for way in ways() {
+        let case = Case::new(way[1], DType::F32, fresh_seed());
+        // In one chunk, as a chunk may have a scale of its own.
+        let op = op(way, 1024, [true, false, false]);
+        let restored = |of: &HostTensor, way: Quantization| {
+            let way = Quantization { delayed: false, ..way };
+            let made = run(&Quantize::of_factor(way, [true, false]), &[of]);
+            let views = [0, 1].map(|n| View::new(made[n].ty(), made[n].bytes()));
+            let reals: Vec<f64> =
+                dequantized(views[0], views[1], way.scaling).iter().map(|&x| x.into()).collect();
+            HostTensor::from_f64(of.ty(), &reals)
+        };
+        let expected = case.plain(op.of, &restored(&case.x, way[0]), &restored(&case.w, way[1]));
+        let made = case.run(&op, [0.0; 2]);
+        for n in 0..2 {
+            assert!(relative(&made[n], &expected[n]) < 1e-5, "{op:?}: {:?}", made[n].to_f64());
+        }
+        assert_eq!(made[4].to_f64()[0], largest(&case.x));
+    }
+}
+
+#[test]
+fn every_product_is_near_that_of_the_factors_as_they_stand() {
+    for (dtype, way) in [DType::F32, DType::BF16].into_iter().flat_map(|dtype| ways().map(|way| (dtype, way)))
+    {
+        let case = Case::new(way[1], dtype, fresh_seed());
+        for in_fp8 in [[true, true, true], [false, true, false], [false, false, true], [false, true, true]] {
+            let op = op(way, 128, in_fp8);
+            let expected = case.plain(op.of, &case.x, &case.w);
+            let made = case.run(&op, [0.0; 2]);
+            // Logits, or nothing but rounding; casts to E5M2 are off by 5%.
+            let bars = if in_fp8[0] { [2e-2, 2e-2, 0.2, 0.2] } else { [1e-6, 1e-6, 0.08, 0.08] };
+            for n in 0..4 {
+                let error = relative(&made[n], &expected[n]);
+                let is_cast = in_fp8[0] || (n >= 2 && in_fp8[n - 1]);
+                assert!(
+                    error < bars[n] && (error > 1e-6) == is_cast,
+                    "{op:?} in {dtype}: output {n} is off by {error:e}"
+                );
+            }
+            // One for x, if it is cast, and one for dlogits, of which no element is larger than for a probability of 1; or one for both.
+            let amaxes = &made[4..];
+            let casts_x = in_fp8[0] || in_fp8[2];
+            assert_eq!(amaxes.len(), if way[0].delayed { 1 + usize::from(casts_x) } else { 1 });
+            if casts_x && !way[0].delayed {
+                assert_eq!(amaxes[0].to_f64()[0], largest(&case.x));
+                continue;
+            }
+            let of_dlogits = amaxes[amaxes.len() - 1].to_f64()[0] * SIZES[0] as f64;
+            assert!((0.5..1.01).contains(&of_dlogits), "{op:?}: {of_dlogits}");
+        }
+    }
+}
+
+#[test]
+fn chunks_change_nothing_where_scales_are_given_and_sums_are_added_to() {
+    let [_, delayed, row, block] = ways();
+    for way in [delayed, row, block] {
+        let case = Case::new(way[1], DType::BF16, fresh_seed());
+        let made = |chunk_tokens| case.run(&op(way, chunk_tokens, [true, true, false]), [100.0, 2e4]);
+        let (one, three) = (made(1000), made(1));
+        // Rows, tiles along a row and the whole have the same scales however tokens are cut; only sums over chunks have another order.
+        for n in [0, 1, 2].into_iter().chain(4..one.len()) {
+            assert_eq!(one[n].bytes(), three[n].bytes(), "output {n}");
+        }
+        assert!(relative(&three[3], &one[3]) < 1e-5);
+
+        let case = Case::new(way[1], DType::F32, fresh_seed());
+        let op = op(way, 128, [false, true, true]);
+        let cast = run(&Quantize::of_factor(case.weight, [false, true]), &[&case.w]);
+        let scales =
+            [50.0, 1e4].map(|scale| HostTensor::from_f64(TensorType::new(DType::F32, [1, 1]), &[scale]));
+        let mut inputs = vec![&case.x, &case.targets, &case.inv_targets, &case.w, &cast[0], &cast[1]];
+        inputs.extend(scales.iter().filter(|_| way[0].delayed));
+        let first = run(&op, &inputs);
+        let second = run_over(&op, &inputs, first.clone(), true);
+        for (n, (first, second)) in first.iter().zip(&second).enumerate() {
+            let twice = if matches!(n, 0 | 1 | 3) { 2.0 } else { 1.0 };
+            let expected: Vec<f64> = first.to_f64().iter().map(|x| twice * x).collect();
+            assert!(relative(second, &HostTensor::from_f64(first.ty(), &expected)) < 1e-6, "output {n}");
+        }
+    }
+}
+
+#[test]
+fn what_does_not_fit_is_refused() {
+    let [current, ..] = ways();
+    let types = |tokens: usize, vocab: usize| {
+        let float = |dtype, shape: [usize; 2]| TensorType::new(dtype, shape);
+        vec![
+            float(DType::BF16, [tokens, 32]),
+            TensorType::new(DType::I32, [tokens]),
+            TensorType::new(DType::F32, []),
+            float(DType::E4M3, [vocab, 32]),
+            float(DType::F32, [1, 1]),
+            float(DType::E4M3, [32, vocab]),
+            float(DType::F32, [1, 1]),
+        ]
+    };
+    let all = op(current, 128, [true; 3]);
+    assert!(all.infer(&types(32, 48)).is_ok());
+    let refused =
+        |op: &ScaledLinearCrossEntropy, types: &[TensorType]| op.infer(types).expect_err("refused").0;
+    assert!(refused(&all, &types(32, 40)).contains("multiple of 16"));
+    assert!(refused(&all, &types(24, 48)).contains("multiple of 16 tokens"));
+    let mut other = all;
+    other.gemms[2] = Some(ScaledGemm { factors: [current[0]; 2], fast_accumulation: false });
+    assert!(refused(&other, &types(32, 48)).contains("dlogits is cast in one way"));
+    let forward =
+        ScaledLinearCrossEntropy { of: LinearCrossEntropyGrad { dx: false, dw: None, ..all.of }, ..all };
+    assert!(refused(&forward, &types(32, 48)[..5]).contains("not wanted"));
+    let mut wide = types(32, 48);
+    wide[5] = TensorType::new(DType::E4M3, [48, 32]);
+    assert!(all.infer(&wide).is_err());
+}

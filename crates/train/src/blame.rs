@@ -407,7 +407,7 @@ fn found(
             pattern: group.pattern(),
             site: group.site.clone(),
             product: group.gemm.name(),
-            block: group.is_single.then_some(group.blocks[0]),
+            block: group.blocks.first().copied().filter(|_| group.is_single),
             operations: group.operations(products),
             distance,
             blame: 1.0 - (distance.gradient_error / all.gradient_error).powi(2),

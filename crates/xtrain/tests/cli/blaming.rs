@@ -51,6 +51,33 @@ fn every_product_is_put_back_and_what_each_is_to_blame_for_adds_up() {
 }
 
 #[test]
+fn a_head_in_fp8_is_put_back_too() {
+    let place = Place::new();
+    let head = format!("{FP8} --set precision.head=fp8 --set model.vocab_size=288");
+    place.train("out", &head);
+    let found = json(&place, "out --by-block 15");
+    let groups = list(&found, "groups");
+    assert_eq!(groups.len(), 15, "{found}");
+    let of_head: Vec<_> = groups.iter().filter(|group| group["site"] == "lm_head").collect();
+    let mut patterns: Vec<_> = of_head.iter().filter_map(|group| group["pattern"].as_str()).collect();
+    patterns.sort_unstable();
+    assert_eq!(patterns, ["lm_head:dgrad", "lm_head:fprop", "lm_head:wgrad"]);
+    assert!(of_head.iter().all(|group| group["block"].is_null()), "{found}");
+    // What its logits are off by is little beside what their gradients are.
+    let blame: f64 = of_head.iter().map(|group| number(group, "blame")).sum();
+    assert!((0.1..1.1).contains(&blame), "{found}");
+    let operations: f64 = groups.iter().map(|group| number(group, "operations")).sum();
+    assert!((operations - 1.0).abs() < 1e-9, "{operations}");
+    // It is in no block.
+    assert_eq!(list(&found, "blocks").len(), 24, "{found}");
+    place.train(
+        "out",
+        &format!("{head} --resume --set train.steps=5 --set precision.skip=[\"lm_head:fprop\"]"),
+    );
+    assert_eq!(list(&json(&place, "out"), "groups").len(), 14);
+}
+
+#[test]
 fn its_patterns_are_what_skip_takes_and_then_that_product_is_to_blame_for_nothing() {
     let place = Place::new();
     place.train("out", FP8);

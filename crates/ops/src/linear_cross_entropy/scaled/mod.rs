@@ -24,7 +24,7 @@ use xtrain_tensor::{DType, Scaling, TILE, TensorType};
 /// of its products of FP8 factors.
 ///
 /// w is `w_vd` for a product of factors as they stand, of x's type; else two inputs, the numbers and their scales: of `[v, d]` for logits,
-/// of `[d, v]` for dx. The scales f32[1, 1] are those of casts whose scale is of earlier steps. An amax is f32[1], as that of a cast
+/// of `[d, v]` for dx. The scales `f32[1, 1]` are those of casts whose scale is of earlier steps. An amax is `f32[1]`, as that of a cast
 /// ([`Quantize`]), over all chunks: of x and of dlogits each that is cast with such a scale has its own, and behind these is one of what is cast
 /// otherwise. The vocabulary is a multiple of 16, and for gradients of FP8 factors so is t.
 #[derive(Clone, Copy, Debug)]

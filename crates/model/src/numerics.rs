@@ -86,8 +86,10 @@ pub enum Kept {
     Slower(String),
 }
 
-/// Sizes of FP8 factors must be multiples of it.
-const MULTIPLE: usize = 16;
+impl Kept {
+    /// Sizes of FP8 factors must be multiples of it.
+    pub const MULTIPLE: usize = 16;
+}
 
 impl From<Recipe> for Numerics {
     fn from(recipe: Recipe) -> Self {
@@ -122,7 +124,7 @@ impl Numerics {
         }
         let [m, n, k] = candidate.extents;
         let sizes = if gemm == LinearGemm::Fprop { [n, n, k] } else { [m, n, k] };
-        if let Some(&size) = sizes.iter().find(|size| !size.is_multiple_of(MULTIPLE)) {
+        if let Some(&size) = sizes.iter().find(|size| !size.is_multiple_of(Kept::MULTIPLE)) {
             return Err(Kept::Size(size));
         }
         if let Some(slower) = fp8.slower.iter().find(|slower| slower.layer == *candidate.origin.site) {
@@ -153,7 +155,7 @@ impl Numerics {
             Reader::Linear if &*origin.site == O_PROJ => (columns, fp8.attention_output, DType::E5M6),
             Reader::Linear => return None,
         };
-        let is_fp8 = width.is_multiple_of(MULTIPLE)
+        let is_fp8 = width.is_multiple_of(Kept::MULTIPLE)
             && block >= fp8.bf16_first_layers
             && block + fp8.bf16_last_layers < layers;
         let keeps = asked.unwrap_or(self.recipe == Recipe::Fp8Block);
@@ -175,7 +177,7 @@ impl fmt::Display for Kept {
             Kept::Head => f.write_str("precision.head = \"bf16\""),
             Kept::Layer => f.write_str("one of the first or last layers"),
             Kept::Pattern(pattern) => write!(f, "skipped by {pattern:?}"),
-            Kept::Size(size) => write!(f, "{size} is no multiple of {MULTIPLE}"),
+            Kept::Size(size) => write!(f, "{size} is no multiple of {}", Kept::MULTIPLE),
             Kept::Slower(speed) => write!(f, "FP8 is slower: {speed}"),
         }
     }

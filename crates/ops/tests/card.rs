@@ -81,8 +81,13 @@ fn compare(what: &str, dtype: DType, found: &[HostTensor], expected: &[HostTenso
         }
         // What is made on the way may differ in its last bit, and so may its cast; tests/fused.rs asks for equal bits.
         let on_the_way = ["of: Swiglu", "of: Norm", "AdamW "].iter().any(|of| what.contains(of));
-        // And so may the products of what is.
+        // And so may the products of what is: of dlogits, which are made of logits.
         let of_those = what.starts_with("ScaledLinearCrossEntropy ");
+        if of_those && k < 2 {
+            let error = relative(&found.to_f64(), &expected.to_f64());
+            assert!(error <= 1e-3, "{what}: output {k} ({ty}) is off by {error:e}");
+            continue;
+        }
         if (!matches!(ty.dtype, DType::F32 | DType::BF16) && on_the_way) || of_those {
             let (found, expected) = finite(what, &found.to_f64(), &expected.to_f64());
             let error = relative(&found, &expected);

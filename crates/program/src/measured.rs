@@ -1,5 +1,5 @@
-//! The pass that has what is read of a tensor that is stored come out of what makes the tensor: its cast, or, where that needs it for a scale of
-//! the whole, its largest magnitude. What was read for that is read no more. It is the same number, so the cast is the same to the bit.
+//! The pass that has what makes a tensor also make its cast to FP8, or else the largest magnitude that the cast needs for a scale of the
+//! whole. What was read for that is read no more. It is the same number, so the cast is the same to the bit.
 
 use crate::trace::instantiate;
 use crate::{Code, Instance, Program, TraceError, ValueId, WriteMode};
@@ -55,7 +55,7 @@ fn cast(
 ) -> Result<Option<(usize, usize)>, TraceError> {
     let (before, since) = done.split_at_mut(at + 1);
     let maker = &mut before[at];
-    // It would come before what stands between, and as early as what makes the tensor.
+    // The cast moves up to what makes the tensor: nothing between may touch what it writes or make what it reads, and the stage is one.
     let others = &reader.inputs[1..];
     let touches = |i: &Instance| {
         let mut touched = i.inputs.iter().copied().chain(i.outputs.iter().map(|o| o.value));

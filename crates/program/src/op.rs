@@ -53,8 +53,9 @@ pub trait Op: Any + Debug + Send + Sync {
         None
     }
 
-    /// Which products of a linear layer it has inside, where they may be computed of FP8 factors ([`crate::quantized`]): of its inputs 0 and 1,
-    /// x and the weight, and of what it makes and nobody else sees in the place of dy.
+    /// Which products of a linear layer it has inside, where they may be computed of FP8 factors ([`crate::quantized`]): of its inputs 0
+    /// and 1, x and the weight, and of what it makes and nobody else sees in the place of dy. [`Op::with_fp8_gemms`] then has an op for
+    /// any of them.
     fn inner_gemms(&self) -> Vec<LinearGemm> {
         Vec::new()
     }

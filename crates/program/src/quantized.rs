@@ -54,6 +54,15 @@ impl LinearGemm {
         }
     }
 
+    /// Rows and columns of its result, and what is summed, of a layer of so many outputs and inputs.
+    pub const fn extents(self, tokens: usize, outputs: usize, inputs: usize) -> [usize; 3] {
+        match self {
+            LinearGemm::Fprop => [tokens, outputs, inputs],
+            LinearGemm::Dgrad => [tokens, inputs, outputs],
+            LinearGemm::Wgrad => [outputs, inputs, tokens],
+        }
+    }
+
     /// In which layout the product needs each of its first two inputs: whether transposed.
     const fn transposed(self) -> [bool; 2] {
         match self {
@@ -210,24 +219,26 @@ impl Chosen {
         choose: &dyn Fn(Candidate<'_>) -> Option<ScaledGemm>,
     ) -> Chosen {
         let (op, origin) = (instance.code.op(), &instance.origin);
-        let [first, second] =
-            [0, 1].map(|n| instance.inputs.get(n).map(|&v| program.ty(v).shape.rows_cols()));
+        let shape = |n: usize| program.ty(instance.inputs[n]).shape.rows_cols();
         if let Some(gemm) = op.linear_gemm() {
-            let extents = extents(gemm, first.unwrap_or_default(), second.unwrap_or_default());
+            let ((rows, cols), (other_rows, other_cols)) = (shape(0), shape(1));
+            let [tokens, outputs, inputs] = match gemm {
+                LinearGemm::Fprop => [rows, other_rows, cols],
+                LinearGemm::Dgrad | LinearGemm::Wgrad => [rows, cols, other_cols],
+            };
+            let extents = gemm.extents(tokens, outputs, inputs);
             return match choose(Candidate { origin, gemm, extents }) {
                 Some(how) => Chosen::Itself(gemm, how),
                 None => Chosen::Nothing,
             };
         }
         let inner = op.inner_gemms();
-        let ((tokens, inputs), (outputs, _)) = (first.unwrap_or_default(), second.unwrap_or_default());
         let hows = LinearGemm::ALL.map(|gemm| {
-            let extents = match gemm {
-                LinearGemm::Fprop => [tokens, outputs, inputs],
-                LinearGemm::Dgrad => [tokens, inputs, outputs],
-                LinearGemm::Wgrad => [outputs, inputs, tokens],
-            };
-            inner.contains(&gemm).then(|| choose(Candidate { origin, gemm, extents })).flatten()
+            let is_inside = inner.contains(&gemm);
+            is_inside.then(|| {
+                let ((tokens, inputs), (outputs, _)) = (shape(0), shape(1));
+                choose(Candidate { origin, gemm, extents: gemm.extents(tokens, outputs, inputs) })
+            })?
         });
         if hows.iter().all(Option::is_none) { Chosen::Nothing } else { Chosen::Inside(hows) }
     }
@@ -246,19 +257,6 @@ impl Chosen {
                 [weight(fprop, false), weight(dgrad, true)].into_iter().flatten().collect()
             }
         }
-    }
-}
-
-/// Rows and columns of the result, and what is summed.
-fn extents(
-    gemm: LinearGemm,
-    (rows, cols): (usize, usize),
-    (other_rows, other_cols): (usize, usize),
-) -> [usize; 3] {
-    match gemm {
-        LinearGemm::Fprop => [rows, other_rows, cols],
-        LinearGemm::Dgrad => [rows, other_cols, cols],
-        LinearGemm::Wgrad => [cols, other_cols, rows],
     }
 }
 
@@ -311,7 +309,9 @@ impl Pass<'_> {
         hows: [Option<ScaledGemm>; 3],
     ) -> Result<(), TraceError> {
         let (op, origin) = (instance.code.op(), instance.origin.clone());
-        let Some(scaled) = op.with_fp8_gemms(hows) else { return Ok(()) };
+        let Some(scaled) = op.with_fp8_gemms(hows) else {
+            unreachable!("{} has products inside, so it can have them of FP8 factors", op.name())
+        };
         let inner = op.inner_gemms();
         let weight = instance.inputs[1];
         let mut inputs = vec![instance.inputs[0]];

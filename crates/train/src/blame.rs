@@ -77,13 +77,13 @@ pub struct Distance {
 pub struct PutBack {
     /// The group as `[precision] skip` takes it: `*.o_proj:wgrad`.
     pub pattern: String,
-    /// The place in a block, e.g. `attn.o_proj`.
+    /// The place in a block, e.g. `attn.o_proj`, or `lm_head`.
     pub site: String,
     /// `fprop`, `dgrad` or `wgrad`.
     pub product: &'static str,
     /// The block, where it is in one alone.
     pub block: Option<usize>,
-    /// The share of the operations of the blocks' linear layers that leaves FP8.
+    /// The share of the operations of the blocks' linear layers, and of the head where that is in FP8, that leaves FP8.
     pub operations: f64,
     /// How far from bf16 what is left is.
     #[serde(flatten)]
@@ -138,8 +138,10 @@ pub fn blame(
     let mut variants = vec![Variant::new(probe.casts.recipe.name().to_owned(), probe.casts.clone())];
     variants.extend(groups.iter().map(|group| Variant::new(group.pattern(), group.put_back(&probe.casts))));
     let steps = probe.micro_steps() as u64;
-    let most =
-        groups.iter().map(|group| group.blocks.len()).max().unwrap_or(0) * options.by_block.min(groups.len());
+    // The head has no blocks.
+    let of_blocks = groups.iter().filter(|group| !group.blocks.is_empty());
+    let most = of_blocks.clone().map(|group| group.blocks.len()).max().unwrap_or(0)
+        * options.by_block.min(of_blocks.count());
     let second = if most == 0 { 0 } else { 1 + most as u64 };
     let mut search = Search {
         probe: &probe,
@@ -157,10 +159,11 @@ pub fn blame(
     let found = found(&groups, &variants[1..], bf16_loss, options.batches, all, &products);
 
     let mut worst: Vec<Group> = Vec::new();
-    for PutBack { site, product, .. } in found.iter().take(options.by_block) {
-        let of = groups.iter().find(|group| group.site == *site && group.gemm.name() == *product);
-        worst.extend(of.into_iter().flat_map(Group::by_block));
-    }
+    let of = |PutBack { site, product, .. }: &PutBack| {
+        groups.iter().find(|group| group.site == *site && group.gemm.name() == *product)
+    };
+    let of_blocks = found.iter().filter_map(of).filter(|group| !group.blocks.is_empty());
+    worst.extend(of_blocks.take(options.by_block).flat_map(Group::by_block));
     let mut blocks = Vec::new();
     if !worst.is_empty() {
         search.all = search.done + (1 + worst.len() as u64) * steps * options.batches;
@@ -218,15 +221,13 @@ impl Group {
             .collect()
     }
 
-    /// The share of the operations of the blocks' linear layers.
+    /// The share of the operations of the blocks' linear layers, and of the head where that is in FP8.
     fn operations(&self, products: &[LinearProducts]) -> f64 {
-        let size = |p: &LinearProducts| (p.extents[0] * p.extents[1]) as f64;
-        // The head counts where it is in FP8.
-        let counts = |p: &&LinearProducts| !p.blocks.is_empty() || p.products.iter().any(Result::is_ok);
-        let layers = |blocks: usize| blocks.max(1) as f64;
-        let all: f64 = products.iter().filter(counts).map(|p| 3.0 * size(p) * layers(p.blocks.len())).sum();
-        let of = products.iter().find(|p| p.site == self.site).map_or(0.0, size);
-        of * layers(self.blocks.len()) / all
+        let counts = |p: &&LinearProducts| !p.is_head() || p.products.iter().any(Result::is_ok);
+        let all: f64 = products.iter().filter(counts).map(|p| 3.0 * p.size()).sum();
+        let of_one = |p: &LinearProducts| p.size() / p.layers() as f64;
+        let of = products.iter().find(|p| p.site == self.site).map_or(0.0, of_one);
+        of * self.blocks.len().max(1) as f64 / all
     }
 }
 
@@ -256,7 +257,7 @@ fn groups(products: &[LinearProducts]) -> Vec<Group> {
 fn nothing_in_fp8(spec: &TrainingSpec, products: &[LinearProducts]) -> RunError {
     let mut reasons: Vec<String> = products
         .iter()
-        .filter(|p| !p.blocks.is_empty())
+        .filter(|p| !p.is_head())
         .flat_map(|p| &p.products)
         .filter_map(|p| p.as_ref().err())
         .map(ToString::to_string)

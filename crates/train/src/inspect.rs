@@ -1,7 +1,7 @@
 //! What casts to FP8 do to the tensors of a training step: of a checkpoint, on the batch that its run would have seen next.
 //!
-//! Forward and backward are made once, in the formats of the run, and every factor of every linear layer's products is cast on the way and
-//! compared with its cast (`xtrain_program::casts`). So inputs, weights and gradients are those of the step, and the memory is
+//! Forward and backward are made once, in the formats of the run, and every factor of the products of the blocks' linear layers is cast on
+//! the way and compared with its cast (`xtrain_program::casts`). So inputs, weights and gradients are those of the step, and the memory is
 //! that of a step without its optimizer. The checkpoint stays as it is.
 
 use crate::config::Device;

@@ -21,6 +21,23 @@ pub struct LinearProducts {
     pub products: [Result<ScaledGemm, Kept>; 3],
 }
 
+impl LinearProducts {
+    /// Whether it is the head.
+    pub fn is_head(&self) -> bool {
+        self.blocks.is_empty()
+    }
+
+    /// How many layers it stands for.
+    pub fn layers(&self) -> usize {
+        self.blocks.len().max(1)
+    }
+
+    /// Multiply-adds of one of its products for a token.
+    pub fn size(&self) -> f64 {
+        (self.layers() * self.extents[0] * self.extents[1]) as f64
+    }
+}
+
 /// The linear layers of the blocks, those of neighbours that are alike together, and at last the head.
 pub fn linear_products(spec: &TrainingSpec) -> Vec<LinearProducts> {
     let (m, numerics) = (&spec.model, spec.numerics());
@@ -101,19 +118,15 @@ impl Linear<'_> {
             stage: Stage::Forward,
             slot: 0,
         };
-        let extents = match gemm {
-            LinearGemm::Fprop => [tokens, outputs, inputs],
-            LinearGemm::Dgrad => [tokens, inputs, outputs],
-            LinearGemm::Wgrad => [outputs, inputs, tokens],
-        };
+        let extents = gemm.extents(tokens, outputs, inputs);
         numerics.of(Candidate { origin: &origin, gemm, extents }, m.layers)
     }
 }
 
 /// The share of the blocks' linear layers' operations that are of FP8 factors.
 pub fn fp8_share(products: &[LinearProducts]) -> f64 {
-    let size = |p: &LinearProducts| (p.blocks.len() * p.extents[0] * p.extents[1]) as f64;
-    let of =
-        |p: &LinearProducts| size(p) * p.products.iter().filter(|product| product.is_ok()).count() as f64;
-    products.iter().map(of).sum::<f64>() / products.iter().map(|p| 3.0 * size(p)).sum::<f64>().max(1.0)
+    let of_blocks = || products.iter().filter(|p| !p.is_head());
+    let in_fp8 =
+        |p: &LinearProducts| p.size() * p.products.iter().filter(|product| product.is_ok()).count() as f64;
+    of_blocks().map(in_fp8).sum::<f64>() / of_blocks().map(|p| 3.0 * p.size()).sum::<f64>().max(1.0)
 }

@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::{Step, random_batch, relative, spec, step_from, wide_model};
+use common::{Step, random_batch, relative, slice, spec, step_from, wide_model};
 use xtrain_model::decoder::{Batch, Context};
 use xtrain_model::{Fp8Overrides, Kept, ProductPattern, Recipe};
 use xtrain_program::{Program, Recompute, Stage, StateKind, Storage};
@@ -130,6 +130,17 @@ fn scales_of_the_head_are_of_earlier_steps_under_delayed_scaling() {
         names.sort();
         assert_eq!(names, of_head, "{kind:?}");
     }
+    // Over micro-batches the largest counts.
+    let amax = |spec: &TrainingSpec| {
+        let mut learner = common::learner(spec.clone(), SHARP);
+        let sequences = spec.batch.sequences;
+        let parts = (0..BATCH.sequences / sequences).map(|n| slice(&batch(0), n * sequences, sequences));
+        learner.step(0, 1e-3, &parts.collect::<Vec<_>>()).expect("a step");
+        let history = learner.read_state(StateKind::AmaxHistory, of_head[0]).expect("a history");
+        bytemuck::pod_collect_to_vec::<u8, f32>(&history)[0]
+    };
+    let parts = TrainingSpec { batch: Batch { sequences: 1, ..BATCH }, ..spec.clone() };
+    assert!((amax(&parts) / amax(&spec) - 1.0).abs() < 0.02, "{} and {}", amax(&parts), amax(&spec));
     // Evaluation casts by the scales and leaves them.
     let numerics = spec.numerics();
     let evaluation =

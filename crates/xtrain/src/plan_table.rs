@@ -107,7 +107,7 @@ pub(crate) fn text(
         out.push_str(&linears(&products));
         if slower::is_open(planned) && target == Target::Cuda {
             out.push_str(
-                "which of them FP8 makes slower is measured on the card where the run begins, or by xtrain bench fp8 with this file; those \
+                "which of the blocks' layers FP8 makes slower is measured on the card where the run begins, or by xtrain bench fp8 with this file; those \
                  stay in bf16\n",
             );
         }

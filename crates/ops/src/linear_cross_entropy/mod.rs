@@ -56,6 +56,14 @@ pub struct LinearCrossEntropyGrad {
 }
 
 impl LinearCrossEntropy {
+    /// An error where the attributes cannot be.
+    fn check(&self) -> Result<(), OpError> {
+        OpError::ensure(self.chunk_tokens > 0, || "chunk_tokens must be at least 1".into())?;
+        OpError::ensure(self.z_loss >= 0.0 && self.z_loss.is_finite(), || {
+            format!("z_loss must be a finite number of at least 0, not {}", self.z_loss)
+        })
+    }
+
     /// t and v.
     fn extents(&self, inputs: &[TensorType]) -> Result<(usize, usize), OpError> {
         let ((tokens, width), (vocab, w_width)) = (matrix("x", inputs[0])?, matrix("the weight", inputs[1])?);
@@ -95,10 +103,7 @@ impl Op for LinearCrossEntropy {
 
     fn infer(&self, inputs: &[TensorType]) -> Result<Vec<TensorType>, OpError> {
         OpError::arity(self.name(), inputs, 4)?;
-        OpError::ensure(self.chunk_tokens > 0, || "chunk_tokens must be at least 1".into())?;
-        OpError::ensure(self.z_loss >= 0.0 && self.z_loss.is_finite(), || {
-            format!("z_loss must be a finite number of at least 0, not {}", self.z_loss)
-        })?;
+        self.check()?;
         self.extents(inputs)?;
         let scalar = TensorType::new(inputs[0].dtype.compute(), []);
         Ok(vec![scalar, scalar])

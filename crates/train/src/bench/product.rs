@@ -8,6 +8,7 @@ use crate::programs::{self, TrainingSpec};
 use crate::run::{RunError, plan_on};
 use crate::weights::LearnError;
 use serde::Serialize;
+use xtrain_model::Recipe;
 use xtrain_ops::linear::{Linear, LinearDgrad, LinearWgrad};
 use xtrain_program::{Program, Role, Stage, ValueId, WriteMode};
 use xtrain_tensor::DType;
@@ -81,7 +82,8 @@ pub fn shapes_of(parsed: &Parsed) -> Result<Vec<ProductShape>, RunError> {
 }
 
 fn linears(spec: &TrainingSpec) -> Result<Vec<ProductShape>, LearnError> {
-    let program = programs::training(spec)?;
+    // Whatever they are computed of.
+    let program = programs::training(&spec.computed_in(Recipe::Bf16))?;
     let mut shapes: Vec<ProductShape> = Vec::new();
     for instance in program.instances.iter().filter(|i| i.origin.stage == Stage::Forward) {
         let chunk = match instance.code.op().name() {
@@ -145,10 +147,17 @@ mod tests {
         let text = "[model]\nfamily = 'llama'\ndim = 16\nlayers = 3\nheads = 4\nkv_heads = 2\nffn_dim = 24\nvocab_size = 300\n\
                     [data]\ntrain = 'a.txt'\ntokenizer = 'bytes'\nseq_len = 32\n\
                     [train]\nsteps = 1\nbatch_size = 4\nloss_chunk = 40\ndevice = 'cpu'\n";
-        let parsed = Config::parse::<&str>(Path::new("run.toml"), text.as_bytes(), &[]).expect("a run file");
-        let shapes: Vec<(usize, usize, usize)> =
-            shapes_of(&parsed).expect("planned").iter().map(|s| (s.m, s.n, s.k)).collect();
-        assert_eq!(shapes, [(128, 32, 16), (128, 16, 16), (128, 48, 16), (128, 16, 24), (40, 300, 16)]);
+        let shapes = |text: &str| -> Vec<(usize, usize, usize)> {
+            let parsed =
+                Config::parse::<&str>(Path::new("run.toml"), text.as_bytes(), &[]).expect("a run file");
+            shapes_of(&parsed).expect("planned").iter().map(|s| (s.m, s.n, s.k)).collect()
+        };
+        let expected = [(128, 32, 16), (128, 16, 16), (128, 48, 16), (128, 16, 24), (40, 300, 16)];
+        assert_eq!(shapes(text), expected);
+        // Whatever it computes in.
+        assert_eq!(shapes(&format!("{text}[precision]\nrecipe = 'fp8-row'\n")), expected);
+        let head = text.replace("300", "304") + "[precision]\nrecipe = 'fp8-block'\nhead = 'fp8'\n";
+        assert_eq!(shapes(&head)[4], (40, 304, 16));
     }
 
     #[test]

@@ -11,7 +11,7 @@ use crate::evaluate::Evaluator;
 use crate::exchange;
 use crate::learner::Learner;
 use crate::metrics::{Event, Lost, MetricsSink, Outputs, Resumed, Start as MetricsStart};
-use crate::products::{fp8_share, linear_products};
+use crate::products::{LinearProducts, fp8_share, linear_products};
 use crate::programs::TrainingSpec;
 use crate::schedule::Schedule;
 use crate::slower;
@@ -19,6 +19,7 @@ use crate::weights::LearnError;
 use std::ops::ControlFlow;
 use std::path::Path;
 use xtrain_data::{DataError, Tokenizer};
+use xtrain_model::Kept;
 use xtrain_runtime::Checks;
 
 /// What needs less memory than a run that does not fit.
@@ -232,6 +233,7 @@ fn check_export(folder: &RunFolder, init_from: Option<&str>) -> Result<(), RunEr
 /// A recipe of FP8 that leaves everything in bf16 is told: nothing else of the run would show it.
 fn warn_of_no_fp8(spec: &TrainingSpec) {
     let products = linear_products(spec);
+    warn_of_bf16_head(spec, &products);
     if !spec.recipe.is_fp8() || products.iter().flat_map(|linear| &linear.products).any(Result::is_ok) {
         return;
     }
@@ -241,6 +243,22 @@ fn warn_of_no_fp8(spec: &TrainingSpec) {
         spec.recipe.name(),
         why.map(|why| format!(" ({why})")).unwrap_or_default()
     );
+}
+
+/// So is a head that cannot be in FP8 though the run asks for it.
+fn warn_of_bf16_head(spec: &TrainingSpec, products: &[LinearProducts]) {
+    let head = products.iter().find(|p| p.is_head() && spec.fp8.head && spec.recipe.is_fp8());
+    let Some(why) = head.and_then(|head| head.products.iter().find_map(|product| product.as_ref().err()))
+    else {
+        return;
+    };
+    let remedy = match why {
+        Kept::Size(size) if *size == spec.model.vocab_size => {
+            format!("; model.vocab_size = {} would be one", size.next_multiple_of(Kept::MULTIPLE))
+        }
+        _ => String::new(),
+    };
+    tracing::warn!("precision.head = \"fp8\", but the head has products in bf16: {why}{remedy}");
 }
 
 /// Fresh weights, or those of the folder that training starts from.
@@ -275,8 +293,7 @@ pub(super) fn describe(spec: &TrainingSpec) -> String {
         true => {
             let products = linear_products(spec);
             let share = 100.0 * fp8_share(&products);
-            let has_head =
-                products.iter().any(|p| p.blocks.is_empty() && p.products.iter().any(Result::is_ok));
+            let has_head = products.iter().any(|p| p.is_head() && p.products.iter().all(Result::is_ok));
             let head = if has_head { " and the head" } else { "" };
             format!(", {} ({share:.0}% of the linear layers{head})", spec.recipe.name())
         }

@@ -68,8 +68,10 @@ fn a_head_in_fp8_is_put_back_too() {
     assert!((0.1..1.1).contains(&blame), "{found}");
     let operations: f64 = groups.iter().map(|group| number(group, "operations")).sum();
     assert!((operations - 1.0).abs() < 1e-9, "{operations}");
-    // It is in no block.
+    // It is in no block, and so takes the place of none that is: two blocks of the worst other group.
     assert_eq!(list(&found, "blocks").len(), 24, "{found}");
+    assert_eq!(groups[0]["site"], "lm_head", "{found}");
+    assert_eq!(list(&json(&place, "out --by-block 1"), "blocks").len(), 2);
     place.train(
         "out",
         &format!("{head} --resume --set train.steps=5 --set precision.skip=[\"lm_head:fprop\"]"),

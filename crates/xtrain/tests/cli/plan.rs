@@ -256,7 +256,7 @@ fn a_plan_shows_every_linear_layer_with_its_formats_and_why_some_are_bf16() {
     let is_left = |line: &&str| line.starts_with("blocks 0-29 mlp.down_proj") && line.ends_with(why);
     assert_eq!(left.lines().filter(is_left).count(), 1, "{left}");
     // Where nobody has measured yet, it is told who does.
-    let note = "which of them FP8 makes slower is measured on the card where the run begins";
+    let note = "which of the blocks' layers FP8 makes slower is measured on the card where the run begins";
     assert!(plan(&place, &format!("{file} {sets} --set train.device=cuda")).contains(note));
     assert!(
         !plan(&place, &format!("{file} {sets} --set train.device=cuda --set precision.skip_slower=[]"))
@@ -277,11 +277,37 @@ fn a_pattern_that_names_nothing_is_told_what_it_may_mean() {
     for (pattern, meant) in [
         ("down_proj:wgrad", "did you mean \"*.down_proj:wgrad\"?"),
         ("blocks.7.*", "the blocks are 0 to "),
-        ("lm_head", "the head and the embedding are never in FP8"),
+        ("lm_head", "the head is in bf16 unless precision.head is \"fp8\""),
+        ("embed", "the embedding is never in FP8"),
         ("blocks.[0-1].*", "only * stands for other text"),
         ("*.nothing", "the linear layers of a block are blocks.0.attn.qkv_proj"),
     ] {
         let set = format!("--set precision.recipe=fp8-block --set precision.skip=[\"{pattern}\"]");
         place.run(&format!("plan run.toml {set}")).refuses(&[pattern, " names nothing", meant]);
     }
+}
+
+#[test]
+fn a_head_in_fp8_is_shown_and_one_that_cannot_be_is_told() {
+    let place = Place::new();
+    let set = "--set precision.recipe=fp8-block --set precision.head=fp8 --set precision.skip_slower=[]";
+    let line = |of: &str| {
+        let plan = place.run(&format!("plan run.toml {set} {of}")).succeeds().stdout;
+        let line = plan.lines().find(|line| line.starts_with("lm_head ")).map(str::to_owned);
+        line.unwrap_or_else(|| panic!("no head: {plan}"))
+    };
+    let whole = line("--set model.vocab_size=288");
+    assert_eq!(whole.matches("e4m3 x e4m3").count(), 3, "{whole}");
+    assert!(
+        line("--set model.vocab_size=288 --set precision.skip=[\"lm_head:wgrad\"]").contains("skipped by")
+    );
+    assert!(line("--set model.vocab_size=290").contains("290 is no multiple of 16"));
+    assert!(line("--set precision.head=bf16").contains("precision.head = \"bf16\""));
+    let ran =
+        place.run(&format!("train run.toml --out out {set} --set model.vocab_size=290 --set train.steps=3"));
+    let said = ran.succeeds().stderr;
+    assert!(said.contains("290 is no multiple of 16; model.vocab_size = 304 would be one"), "{said}");
+    place
+        .run(&format!("plan run.toml {set} --set model.vocab_size=288 --set precision.skip=[\"lm_head.x\"]"))
+        .refuses(&["names nothing; the linear layers", "behind the blocks there is lm_head"]);
 }

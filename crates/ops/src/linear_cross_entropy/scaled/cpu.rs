@@ -1,7 +1,7 @@
 //! The CPU kernel of [`ScaledLinearCrossEntropy`]: chunk by chunk the casts, the products and the rows of the ops that it is made of.
 
 use super::super::cpu::{Rows, check_targets};
-use super::{ScaledLinearCrossEntropy, Weights};
+use super::{ChunkCast, ScaledLinearCrossEntropy, Weights};
 use crate::host::product::{Factor, Onto, product};
 use crate::quantize::Quantize;
 use xtrain_program::Op;
@@ -85,11 +85,14 @@ impl CpuKernel for ScaledLinearCrossEntropy {
     }
 
     /// What a chunk is cast to, and factors as the numbers that they stand for.
-    fn work_bytes(&self, inputs: &[TensorType], _: usize) -> usize {
+    fn work_bytes(&self, inputs: &[TensorType], threads: usize) -> usize {
         let (tokens, v) = self.extents(inputs);
         let (c, d) = (self.longest(tokens), inputs[0].shape[1]);
-        let casts = 2 * (c * d + c * v) * (1 + size_of::<f32>()) / 2;
-        casts + size_of::<f32>() * (c * v + (c * d).max(v * d))
+        let of_cast = |of: ChunkCast| {
+            of.made.iter().map(TensorType::bytes).sum::<usize>() + of.cast.work_bytes(&[of.of], threads)
+        };
+        let casts = self.chunk_casts(inputs, c).into_iter().flatten().map(of_cast);
+        casts.sum::<usize>() + size_of::<f32>() * (c * d + c * v + v * d)
     }
 }
 

@@ -1,29 +1,15 @@
 //! [`ScaledLinearCrossEntropy`] on a card: chunk by chunk the casts, the products and the rows of the ops that it is made of.
 
 use super::super::cuda::Chunks;
-use super::{ScaledLinearCrossEntropy, Weights, is_given};
-use crate::quantize::Quantize;
+use super::{ChunkCast, ScaledLinearCrossEntropy, Weights};
 use std::ops::Range;
 use xtrain_cuda::{CudaError, CudaKernel, CudaOutput, CudaTensor, Gemm, Gpu, Operands, Work};
-use xtrain_program::Op;
 use xtrain_program::quantized::LinearGemm;
 use xtrain_tensor::{DType, TensorType};
 
-/// What a chunk is cast to, behind it what the cast works in.
-struct Cast {
-    cast: Quantize,
-    made: Vec<TensorType>,
-    workspace: Vec<TensorType>,
-}
-
-impl Cast {
-    fn new(cast: Quantize, x: TensorType) -> Cast {
-        let scale = is_given(&cast).then(|| TensorType::new(DType::F32, [1, 1]));
-        let inputs: Vec<_> = [x].into_iter().chain(scale).collect();
-        let mut made =
-            cast.infer(&inputs).unwrap_or_else(|error| unreachable!("the whole was inferred: {error}"));
-        made.pop();
-        Cast { cast, made, workspace: cast.workspace(&inputs) }
+impl ChunkCast {
+    fn workspace(&self) -> Vec<TensorType> {
+        self.cast.workspace(&[self.of])
     }
 }
 
@@ -31,17 +17,9 @@ impl Cast {
 type Made = Vec<CudaTensor>;
 
 impl ScaledLinearCrossEntropy {
-    /// The casts of x and dlogits of a chunk of so many tokens.
-    fn cast_types(&self, inputs: &[TensorType], c: usize) -> [Option<Cast>; 2] {
-        let ((_, v), (_, d)) = (self.extents(inputs), inputs[0].shape.rows_cols());
-        let [x, dlogits] = self.known_casts();
-        let of = |cols: usize| TensorType::new(inputs[0].dtype, [c, cols]);
-        [x.map(|cast| Cast::new(cast, of(d))), dlogits.map(|cast| Cast::new(cast, of(v)))]
-    }
-
     /// What the product that makes the logits of a chunk of so many tokens works in: that of the others is the first of it.
     fn product_workspace(&self, inputs: &[TensorType], c: usize) -> Vec<TensorType> {
-        let x = self.cast_types(inputs, c)[0].take();
+        let [x, _] = self.chunk_casts(inputs, c);
         match (self.product(LinearGemm::Fprop, inputs[0].dtype), x) {
             (Some(product), Some(x)) => product.workspace(&[&x.made[..2], &inputs[3..5]].concat()),
             _ => vec![Gemm::workspace()],
@@ -57,9 +35,10 @@ impl CudaKernel for ScaledLinearCrossEntropy {
         let longest = self.longest(t);
         let mut all =
             vec![TensorType::new(inputs[0].dtype, [longest, v]), TensorType::new(DType::F32, [t, 2])];
-        for cast in self.cast_types(inputs, longest).into_iter().flatten() {
+        for cast in self.chunk_casts(inputs, longest).into_iter().flatten() {
+            let workspace = cast.workspace();
             all.extend(cast.made);
-            all.extend(cast.workspace);
+            all.extend(workspace);
         }
         // The last chunk may be of a number of tokens that tensor cores do not take.
         let of_chunks = self.chunks(t).map(|chunk| self.product_workspace(inputs, chunk.len()));
@@ -82,8 +61,8 @@ impl CudaKernel for ScaledLinearCrossEntropy {
         let of = self.amaxes();
 
         let (own, workspace) = operands.workspace.split_at(2);
-        let longest = self.cast_types(&types, self.longest(t));
-        let counts = longest.map(|cast| cast.map_or(0, |cast| cast.made.len() + cast.workspace.len()));
+        let longest = self.chunk_casts(&types, self.longest(t));
+        let counts = longest.map(|cast| cast.map_or(0, |cast| cast.made.len() + cast.workspace().len()));
         let (of_x, workspace) = workspace.split_at(counts[0]);
         let (of_dlogits, products) = workspace.split_at(counts[1]);
         let chunks = Chunks {
@@ -109,7 +88,7 @@ impl CudaKernel for ScaledLinearCrossEntropy {
         let mut works = Vec::new();
         for tokens in self.chunks(t) {
             let c = tokens.len();
-            let [x_cast, dlogits_cast] = self.cast_types(&types, c);
+            let [x_cast, dlogits_cast] = self.chunk_casts(&types, c);
             let x_cd = rows_of(*x_td, &tokens);
             let logits = CudaTensor { ty: TensorType::new(dtype, [c, v]), place: own[0].place };
             let x_made = made(gpu, x_cast, x_cd, scales[0], amaxes.get_mut(of[0]), of_x, &mut works)?;
@@ -152,7 +131,7 @@ fn rows_of(of: CudaTensor, rows: &Range<usize>) -> CudaTensor {
 /// Puts a cast of a chunk, if there is one, behind `works`; what it makes is at the beginning of `workspace`. Its amax is raised.
 fn made(
     gpu: &Gpu,
-    cast: Option<Cast>,
+    cast: Option<ChunkCast>,
     x: CudaTensor,
     scale: Option<&CudaTensor>,
     amax: Option<&mut CudaOutput>,
@@ -164,7 +143,7 @@ fn made(
     let of = |types: &[TensorType], places: &[CudaTensor]| -> Vec<CudaTensor> {
         types.iter().zip(places).map(|(&ty, at)| CudaTensor { ty, place: at.place }).collect()
     };
-    let (made, own) = (of(&cast.made, made), of(&cast.workspace, own));
+    let (made, own) = (of(&cast.made, made), of(&cast.workspace(), own));
     let written = made.iter().map(|&CudaTensor { ty, place }| CudaOutput { ty, place, accumulate: false });
     let outputs: Vec<_> = written.chain([*amax]).collect();
     let inputs: Vec<_> = [x].into_iter().chain(scale.copied()).collect();

@@ -1,7 +1,8 @@
 //! The loss with products of FP8 factors: logits = x w^T, dx = dlogits w and dw = dlogits^T x, each where that is asked for.
 //!
-//! The weight comes cast. x and dlogits are cast here, a chunk of tokens at a time, as dlogits exist no longer than that: where a tensor is
-//! said to have one scale, a chunk has one. Chunks begin at multiples of 128 tokens, the length of a tile.
+//! The weight comes cast. x and dlogits are cast here, a chunk of tokens at a time, as dlogits exist no longer than that. Chunks begin at
+//! multiples of 128 tokens, so that tiles are those of the whole tensor; where a scale is one of a whole tensor or column, and not given, a
+//! chunk has its own.
 
 mod cpu;
 mod cuda;
@@ -26,7 +27,7 @@ use xtrain_tensor::{DType, Scaling, TILE, TensorType};
 /// w is `w_vd` for a product of factors as they stand, of x's type; else two inputs, the numbers and their scales: of `[v, d]` for logits,
 /// of `[d, v]` for dx. The scales `f32[1, 1]` are those of casts whose scale is of earlier steps. An amax is `f32[1]`, as that of a cast
 /// ([`Quantize`]), over all chunks: of x and of dlogits each that is cast with such a scale has its own, and behind these is one of what is cast
-/// otherwise. The vocabulary is a multiple of 16, and for gradients of FP8 factors so is t.
+/// otherwise. The vocabulary is a multiple of 16, and for gradients of FP8 factors so are t and d.
 #[derive(Clone, Copy, Debug)]
 pub struct ScaledLinearCrossEntropy {
     /// What is made.
@@ -48,10 +49,41 @@ fn is_given(cast: &Quantize) -> bool {
     cast.known == Known::Scale
 }
 
+/// What a cast makes but for the amax: numbers and scales, of each layout.
+fn made_by(cast: Quantize, x: TensorType, scale: Option<TensorType>) -> Result<Vec<TensorType>, OpError> {
+    let inputs: Vec<_> = [x].into_iter().chain(scale).collect();
+    let mut made = cast.infer(&inputs)?;
+    made.pop();
+    Ok(made)
+}
+
+/// A cast of a chunk.
+struct ChunkCast {
+    cast: Quantize,
+    /// What is cast.
+    of: TensorType,
+    /// Numbers and scales of each layout.
+    made: Vec<TensorType>,
+}
+
 /// Sizes of FP8 factors are multiples of it.
 const MULTIPLE: usize = 16;
 
 impl ScaledLinearCrossEntropy {
+    /// The casts of x and dlogits of a chunk of so many tokens, of an op that was inferred.
+    fn chunk_casts(&self, inputs: &[TensorType], c: usize) -> [Option<ChunkCast>; 2] {
+        let ((_, v), d) = (self.extents(inputs), inputs[0].shape[1]);
+        let [x, dlogits] = self.known_casts();
+        let scale = TensorType::new(DType::F32, [1, 1]);
+        [(x, d), (dlogits, v)].map(|(cast, cols)| {
+            let cast = cast?;
+            let of = TensorType::new(inputs[0].dtype, [c, cols]);
+            let made = made_by(cast, of, is_given(&cast).then_some(scale));
+            let made = made.unwrap_or_else(|error| unreachable!("the whole was inferred: {error}"));
+            Some(ChunkCast { cast, of, made })
+        })
+    }
+
     /// How x is cast, and how dlogits are; an error where one is to be cast in two ways.
     fn casts(&self) -> Result<[Option<Quantize>; 2], OpError> {
         let [logits, dx, dw] = self.gemms;
@@ -111,7 +143,7 @@ impl ScaledLinearCrossEntropy {
         (inputs[0].shape[0], w[0])
     }
 
-    /// The chunks that the tokens are cut into: as few as can be, beginning at multiples of 128.
+    /// The chunks that the tokens are cut into: as few as can be, of whole tiles of 128 but for the last, and of one tile at least.
     fn chunks(&self, tokens: usize) -> impl Iterator<Item = Range<usize>> {
         let tiles = tokens.div_ceil(TILE);
         let n = tiles.div_ceil((self.of.loss.chunk_tokens / TILE).max(1));
@@ -134,16 +166,12 @@ impl Op for ScaledLinearCrossEntropy {
         let [x_cast, dlogits_cast] = self.casts()?;
         OpError::arity(self.name(), inputs, self.inputs())?;
         let grad = self.of;
-        let of_none = [true, grad.dx, grad.dw.is_some()];
-        OpError::ensure(
-            self.gemms.iter().zip(of_none).all(|(gemm, is_made)| gemm.is_none() || is_made),
-            || "a product whose result is not wanted cannot be of FP8 factors".into(),
-        )?;
-        OpError::ensure(grad.loss.chunk_tokens > 0, || "chunk_tokens must be at least 1".into())?;
-        let z_loss = grad.loss.z_loss;
-        OpError::ensure(z_loss >= 0.0 && z_loss.is_finite(), || {
-            format!("z_loss must be a finite number of at least 0, not {z_loss}")
+        let made = grad.inner_gemms();
+        let is_made = |(gemm, how): (LinearGemm, Option<ScaledGemm>)| how.is_none() || made.contains(&gemm);
+        OpError::ensure(LinearGemm::ALL.into_iter().zip(self.gemms).all(is_made), || {
+            "a product whose result is not wanted cannot be of FP8 factors".into()
         })?;
+        grad.loss.check()?;
         let ((tokens, width), (vocab, _)) = (matrix("x", inputs[0])?, matrix("the weight", inputs[3])?);
         OpError::ensure(tokens > 0 && width > 0 && vocab > 0 && vocab.is_multiple_of(MULTIPLE), || {
             format!(
@@ -153,25 +181,21 @@ impl Op for ScaledLinearCrossEntropy {
         })?;
         int_vector("targets", inputs[1], tokens)?;
         float_shaped("inv_targets", inputs[2], &[])?;
-        let needs_tokens = self.gemms[1..].iter().any(Option::is_some);
-        OpError::ensure(!needs_tokens || tokens.is_multiple_of(MULTIPLE), || {
-            format!("gradients of FP8 factors are of a multiple of {MULTIPLE} tokens, not of {tokens}")
+        let is_for_gradients = self.gemms[1..].iter().any(Option::is_some);
+        let fits = tokens.is_multiple_of(MULTIPLE) && width.is_multiple_of(MULTIPLE);
+        OpError::ensure(!is_for_gradients || fits, || {
+            format!(
+                "gradients of FP8 factors are of a multiple of {MULTIPLE} tokens and columns, not of {}",
+                inputs[0]
+            )
         })?;
 
         let (x, w) = (inputs[0], TensorType::new(inputs[0].dtype, [vocab, width]));
         let dlogits = TensorType::new(x.dtype, [tokens, vocab]);
         let Weights { of: weights, scales } = self.split(inputs);
-        let cast = |cast: Option<Quantize>, ty: TensorType, scale: Option<&TensorType>| match cast {
-            None => Ok(Vec::new()),
-            Some(cast) => {
-                let of: Vec<_> = [ty].into_iter().chain(scale.copied()).collect();
-                let mut made = cast.infer(&of)?;
-                made.pop();
-                Ok(made)
-            }
-        };
-        let x_made = cast(x_cast, x, scales[0])?;
-        let dlogits_made = cast(dlogits_cast, dlogits, scales[1])?;
+        let [x_made, dlogits_made] = [(x_cast, x, scales[0]), (dlogits_cast, dlogits, scales[1])]
+            .map(|(cast, ty, scale)| cast.map_or(Ok(Vec::new()), |cast| made_by(cast, ty, scale.copied())));
+        let (x_made, dlogits_made) = (x_made?, dlogits_made?);
         let products = [LinearGemm::Fprop, LinearGemm::Dgrad];
         for ((gemm, weight), made) in products.into_iter().zip(weights).zip([&x_made, &dlogits_made]) {
             match self.product(gemm, x.dtype) {

@@ -18,7 +18,7 @@ fn largest(of: &HostTensor) -> f64 {
     of.to_f64().iter().fold(0.0, |largest, x| x.abs().max(largest))
 }
 
-/// Of a weight, all that the op may ask for.
+/// The operands of a loss, and how its weight is cast.
 struct Case {
     x: HostTensor,
     w: HostTensor,
@@ -185,6 +185,14 @@ fn what_does_not_fit_is_refused() {
         |op: &ScaledLinearCrossEntropy, types: &[TensorType]| op.infer(types).expect_err("refused").0;
     assert!(refused(&all, &types(32, 40)).contains("multiple of 16"));
     assert!(refused(&all, &types(24, 48)).contains("multiple of 16 tokens"));
+    let narrow: Vec<_> = [(0, [32, 24]), (3, [48, 24]), (5, [24, 48])].into_iter().fold(
+        types(32, 48),
+        |mut types, (n, shape)| {
+            types[n] = TensorType::new(types[n].dtype, shape);
+            types
+        },
+    );
+    assert!(refused(&all, &narrow).contains("multiple of 16 tokens and columns"));
     let mut other = all;
     other.gemms[2] = Some(ScaledGemm { factors: [current[0]; 2], fast_accumulation: false });
     assert!(refused(&other, &types(32, 48)).contains("dlogits is cast in one way"));

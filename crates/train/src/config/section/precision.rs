@@ -39,7 +39,7 @@ section! {
         #[schemars(extend("x-aliases" = ["num_layers_at_end_in_bf16"]))]
         pub bf16_last_layers: usize = 0,
         /// What the products of the head are computed of: `fp8` has them so too, as the recipe has those of the blocks (docs/fp8.md says what
-        /// that does to a loss, and when it pays).
+        /// that does to a loss, and to a step).
         #[schemars(extend("x-aliases" = ["lm_head", "fp8_head", "fp8_lm_head"]))]
         pub head: HeadFormat = HeadFormat::Bf16,
         /// Products whose sums may stay in the tensor cores, which keep 14 bits of them (DeepSeek-V3, arXiv 2412.19437, section
@@ -166,7 +166,8 @@ impl PrecisionConfig {
     /// # Errors
     /// What cannot be meant: a pattern that names nothing, products that the recipe has not.
     pub(crate) fn fp8(&self, model: &Architecture) -> Result<Fp8Overrides, String> {
-        let head = (self.head == HeadFormat::Fp8).then_some(HEAD);
+        let has_head = self.head == HeadFormat::Fp8;
+        let head = has_head.then_some(HEAD);
         let skip: Vec<_> =
             self.skip.iter().map(|text| pattern(text, model, head)).collect::<Result<_, _>>()?;
         let slower = self.skip_slower.iter().flatten();
@@ -175,7 +176,7 @@ impl PrecisionConfig {
             slower: slower.map(layer).collect::<Result<_, _>>()?,
             bf16_first_layers: self.bf16_first_layers,
             bf16_last_layers: self.bf16_last_layers,
-            head: self.head == HeadFormat::Fp8,
+            head: has_head,
             fast_accumulation: self.fast_accumulation.iter().copied().map(LinearGemm::from).collect(),
             pow2_scales: self.pow2_scales,
             delayed: DelayedScales {
@@ -200,7 +201,7 @@ impl PrecisionConfig {
                 (self.skip_slower.as_ref().is_some_and(|slower| !slower.is_empty()), "skip_slower", ""),
                 (self.bf16_first_layers > 0, "bf16_first_layers", "0"),
                 (self.bf16_last_layers > 0, "bf16_last_layers", "0"),
-                (self.head != HeadFormat::Bf16, "head", "bf16"),
+                (has_head, "head", "bf16"),
                 (!self.fast_accumulation.is_empty(), "fast_accumulation", "[]"),
                 (self.pow2_scales.is_some(), "pow2_scales", ""),
                 (self.swiglu_input.is_some(), "swiglu_input", ""),
@@ -290,15 +291,16 @@ fn pattern(text: &str, model: &Architecture, head: Option<&str>) -> Result<Produ
             "[precision] skip: {text:?} names nothing: {part} is a part of {whole}, which is one product; name that"
         ),
         None => format!(
-            "[precision] skip: {text:?} names nothing{}; the linear layers of a block are {}",
-            meant(text, model.layers, &has),
-            names(0).collect::<Vec<_>>().join(", ")
+            "[precision] skip: {text:?} names nothing{}; the linear layers of a block are {}{}",
+            meant(text, model.layers, head, &has),
+            names(0).collect::<Vec<_>>().join(", "),
+            head.map(|head| format!(", and behind the blocks there is {head}")).unwrap_or_default()
         ),
     })
 }
 
 /// What may be meant by a pattern that names nothing.
-fn meant(text: &str, layers: usize, has: &dyn Fn(&ProductPattern) -> bool) -> String {
+fn meant(text: &str, layers: usize, head: Option<&str>, has: &dyn Fn(&ProductPattern) -> bool) -> String {
     let anywhere = format!("*.{text}");
     let block = text.strip_prefix("blocks.").and_then(|rest| rest.split('.').next()?.parse().ok());
     match block {
@@ -306,7 +308,9 @@ fn meant(text: &str, layers: usize, has: &dyn Fn(&ProductPattern) -> bool) -> St
             format!("; did you mean {anywhere:?}?")
         }
         Some(block) if layers <= block => format!(": the blocks are 0 to {}", layers.saturating_sub(1)),
-        _ if text.contains(HEAD) => ": the head is in bf16 unless precision.head is \"fp8\"".to_owned(),
+        _ if text.contains("head") && head.is_none() => {
+            ": the head is in bf16 unless precision.head is \"fp8\"".to_owned()
+        }
         _ if text.contains("embed") => ": the embedding is never in FP8".to_owned(),
         _ if text.contains(['[', '{', '?']) => ": only * stands for other text".to_owned(),
         _ => String::new(),

@@ -54,7 +54,8 @@ section! {
         #[schemars(extend("x-unit" = "blocks", "x-default" = "all"))]
         #[schemars(extend("x-aliases" = ["recompute_layers", "recompute_num_layers"]))]
         pub recompute_blocks: Option<usize> = None,
-        /// Tokens whose logits exist at a time. Less takes less memory when the vocabulary is large.
+        /// Tokens whose logits exist at a time. Less takes less memory when the vocabulary is large. With `precision.head = "fp8"` in multiples
+        /// of 128, and at least 128.
         #[schemars(range(min = 1, max = 1_073_741_824))]
         #[schemars(extend("x-unit" = "tokens"))]
         #[schemars(extend("x-aliases" = ["loss_chunk_size", "logits_chunk", "ce_chunk", "chunk_size"]))]

@@ -56,6 +56,7 @@ recipe = \"fp32\"
 skip = []
 bf16_first_layers = 0
 bf16_last_layers = 0
+head = \"bf16\"
 fast_accumulation = []
 amax_history_len = 1024
 amax_compute = \"max\"

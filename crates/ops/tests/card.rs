@@ -84,8 +84,9 @@ fn compare(what: &str, dtype: DType, found: &[HostTensor], expected: &[HostTenso
         // And so may the products of what is: of dlogits, which are made of logits.
         let of_those = what.starts_with("ScaledLinearCrossEntropy ");
         if of_those && k < 2 {
+            // Of an odd number of tokens, logits are of factors that are rounded to bf16.
             let error = relative(&found.to_f64(), &expected.to_f64());
-            assert!(error <= 1e-3, "{what}: output {k} ({ty}) is off by {error:e}");
+            assert!(error <= 4e-3, "{what}: output {k} ({ty}) is off by {error:e}");
             continue;
         }
         if (!matches!(ty.dtype, DType::F32 | DType::BF16) && on_the_way) || of_those {

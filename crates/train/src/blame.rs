@@ -257,7 +257,7 @@ fn groups(products: &[LinearProducts]) -> Vec<Group> {
 fn nothing_in_fp8(spec: &TrainingSpec, products: &[LinearProducts]) -> RunError {
     let mut reasons: Vec<String> = products
         .iter()
-        .filter(|p| !p.is_head())
+        .filter(|p| !p.is_head() || spec.fp8.head)
         .flat_map(|p| &p.products)
         .filter_map(|p| p.as_ref().err())
         .map(ToString::to_string)

@@ -15,7 +15,7 @@ use std::path::Path;
 use xtrain_checkpoint::Checkpoint;
 use xtrain_data::DataError;
 use xtrain_model::decoder::io;
-use xtrain_model::{Numerics, Recipe};
+use xtrain_model::{Fp8Overrides, Numerics, Recipe};
 use xtrain_program::Program;
 use xtrain_runtime::{Checks, Outputs, Part, ProgramId};
 
@@ -161,7 +161,10 @@ fn formats(spec: &TrainingSpec, asked: Option<Recipe>) -> Result<Numerics, RunEr
             "--casts {}: this recipe casts nothing to FP8; name one that does, as fp8-block",
             recipe.name()
         ))),
-        Some(recipe) if recipe != own.recipe => Ok(recipe.into()),
+        // Overrides are those of a recipe; what is in FP8 at all is the run's.
+        Some(recipe) if recipe != own.recipe => {
+            Ok(Numerics { recipe, fp8: Fp8Overrides { head: own.fp8.head, ..Default::default() } })
+        }
         None if !own.recipe.is_fp8() => Ok(Recipe::Fp8Block.into()),
         _ => Ok(own),
     }

@@ -20,6 +20,7 @@ use std::ops::ControlFlow;
 use std::path::Path;
 use xtrain_data::{DataError, Tokenizer};
 use xtrain_model::Kept;
+use xtrain_program::quantized::LinearGemm;
 use xtrain_runtime::Checks;
 
 /// What needs less memory than a run that does not fit.
@@ -247,18 +248,27 @@ fn warn_of_no_fp8(spec: &TrainingSpec) {
 
 /// So is a head that cannot be in FP8 though the run asks for it.
 fn warn_of_bf16_head(spec: &TrainingSpec, products: &[LinearProducts]) {
-    let head = products.iter().find(|p| p.is_head() && spec.fp8.head && spec.recipe.is_fp8());
-    let Some(why) = head.and_then(|head| head.products.iter().find_map(|product| product.as_ref().err()))
-    else {
+    let Some(head) = products.iter().find(|p| p.is_head() && spec.fp8.head && spec.recipe.is_fp8()) else {
         return;
     };
-    let remedy = match why {
-        Kept::Size(size) if *size == spec.model.vocab_size => {
-            format!("; model.vocab_size = {} would be one", size.next_multiple_of(Kept::MULTIPLE))
+    let (m, tokens) = (&spec.model, spec.batch.sequences * spec.batch.seq_len);
+    let told = |why: &Kept| match why {
+        Kept::Size(size) if *size == m.vocab_size => {
+            format!(
+                "{why}: the vocabulary, to which model.vocab_size gives more rows where a model begins from random weights"
+            )
         }
-        _ => String::new(),
+        Kept::Size(size) if *size == m.dim => format!("{why}: model.dim"),
+        Kept::Size(size) if *size == tokens => format!("{why}: the tokens of a micro-batch"),
+        _ => why.to_string(),
     };
-    tracing::warn!("precision.head = \"fp8\", but the head has products in bf16: {why}{remedy}");
+    let of = LinearGemm::ALL.into_iter().zip(&head.products);
+    let whys: Vec<String> = of
+        .filter_map(|(gemm, product)| Some(format!("{} ({})", gemm.name(), told(product.as_ref().err()?))))
+        .collect();
+    if !whys.is_empty() {
+        tracing::warn!("precision.head = \"fp8\", but products of the head are in bf16: {}", whys.join(", "));
+    }
 }
 
 /// Fresh weights, or those of the folder that training starts from.

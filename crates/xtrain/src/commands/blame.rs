@@ -83,7 +83,7 @@ fn text(found: &Blame) -> String {
     lines(&found.blocks);
     out.push_str(
         "\nblame: the share of the squared error of all gradients that goes where this is put back; operations: the share of the blocks' \
-         linear layers that it takes from FP8\n",
+         linear layers, and of the head where that is in FP8, that it takes from FP8\n",
     );
     if !found.all.gradient_error.is_finite() {
         out.push_str(

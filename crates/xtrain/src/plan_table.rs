@@ -53,9 +53,14 @@ pub(crate) fn text(
         "precision",
         match spec.recipe.is_fp8() {
             true => format!(
-                "{}, {:.1}% of the operations of the blocks' linear layers in FP8",
+                "{}, {:.1}% of the operations of the blocks' linear layers in FP8{}",
                 spec.recipe.name(),
-                100.0 * fp8_share(&products)
+                100.0 * fp8_share(&products),
+                if products.iter().any(|p| p.is_head() && p.products.iter().all(Result::is_ok)) {
+                    ", and the head"
+                } else {
+                    ""
+                }
             ),
             false => spec.recipe.name().into(),
         },

@@ -212,6 +212,25 @@ fn tricky_text() -> impl Strategy<Value = String> {
     prop::collection::vec(part, 0..40).prop_map(|parts| parts.concat())
 }
 
+#[test]
+fn a_stream_gives_no_half_character_behind_replacement_characters() {
+    let tokenizer = Tokenizer::bytes();
+    for count in 0..12 {
+        for behind in ["", "a", "é", "🌀", "🌀\u{FFFD}🌀"] {
+            let text = "\u{FFFD}".repeat(count) + behind;
+            let mut stream = tokenizer.stream_decoder(SpecialTokens::Show);
+            let mut pieces: Vec<String> = Vec::new();
+            for id in tokenizer.encode(&text).unwrap() {
+                pieces.push(stream.push(id).unwrap());
+            }
+            let held: usize = text.len() - pieces.concat().len();
+            assert!(held <= 3 * 4, "{held} bytes of {text:?} are held back");
+            pieces.push(stream.finish().unwrap());
+            assert_eq!(pieces.concat(), text);
+        }
+    }
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(400))]
 

@@ -15,7 +15,7 @@ pub struct StreamDecoder<'t> {
     given: usize,
 }
 
-/// More tokens than this without a complete character are given as they are: no character is this long.
+/// Of more tokens than this without a character that is surely complete, all but the last character is given: none is this long.
 const MAX_HELD_BACK: usize = 8;
 
 impl<'t> StreamDecoder<'t> {
@@ -29,8 +29,22 @@ impl<'t> StreamDecoder<'t> {
     /// Those of [`Tokenizer::decode`].
     pub fn push(&mut self, id: u32) -> Result<String> {
         self.ids.push(id);
-        let held_back = self.ids.len() - self.given;
-        self.take_text(held_back > MAX_HELD_BACK)
+        let now = self.tokenizer.decode(&self.ids, self.special)?;
+        // A character in the making shows as U+FFFD at the end, as one that is whole may.
+        if !now.ends_with('\u{FFFD}') {
+            return self.take_text(&now, self.ids.len());
+        }
+        if self.ids.len() - self.given <= MAX_HELD_BACK {
+            return Ok(String::new());
+        }
+        // All but the last character: where the text without it ends, none is in the making.
+        for end in (self.given..self.ids.len()).rev() {
+            let without = self.tokenizer.decode(&self.ids[..end], self.special)?;
+            if without.len() < now.len() && now.starts_with(&without) {
+                return self.take_text(&without, end);
+            }
+        }
+        Ok(String::new())
     }
 
     /// Returns what is left at the end: bytes that never became a character are U+FFFD.
@@ -38,20 +52,17 @@ impl<'t> StreamDecoder<'t> {
     /// # Errors
     /// Those of [`Tokenizer::decode`].
     pub fn finish(mut self) -> Result<String> {
-        self.take_text(true)
+        let now = self.tokenizer.decode(&self.ids, self.special)?;
+        self.take_text(&now, self.ids.len())
     }
 
-    fn take_text(&mut self, even_if_incomplete: bool) -> Result<String> {
+    /// What `now`, the text of the first `end` tokens, has that was not given.
+    fn take_text(&mut self, now: &str, end: usize) -> Result<String> {
         let before = self.tokenizer.decode(&self.ids[..self.given], self.special)?;
-        let now = self.tokenizer.decode(&self.ids, self.special)?;
-        // A character in the making shows as U+FFFD at the end.
-        if now.ends_with('\u{FFFD}') && !even_if_incomplete {
-            return Ok(String::new());
-        }
         let text = now.get(before.len()..).unwrap_or_default().to_owned();
         if !text.is_empty() {
             self.ids.drain(..self.given);
-            self.given = self.ids.len();
+            self.given = end - self.given;
         }
         Ok(text)
     }

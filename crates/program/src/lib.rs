@@ -1,7 +1,7 @@
 //! The step program: a flat list of op instances over values, and the passes that turn one program into another.
 //!
-//! A training step has static shapes, so it is described once and run many times:
-//! model code traces ops ([`Tracer`]) → [`Program`] → passes ([`precision`], [`backward`], [`casts`], [`kept`], [`quantized`], [`fuse`], [`recompute`], [`measured`]) → [`Plan`] → an executor.
+//! A training step has static shapes, so it is described once and run many times: model code traces ops ([`Tracer`]) → [`Program`] → passes
+//! ([`precision`], [`backward`], [`casts`], [`kept`], [`quantized`], [`fuse`], [`recompute`], [`measured`]) → [`Plan`] → an executor.
 //!
 //! Invariants:
 //! - This crate names no op and no device. Passes that insert ops are handed them ([`PassOps`]).

@@ -13,13 +13,13 @@ use xtrain_tensor::{DType, TensorType};
 /// Kernels are not part of this trait; an executor finds them by the implementor's type in a [`crate::KernelTable`].
 ///
 /// Passes call the hooks in their own order, each on what those before it left in the program. [`Op::infer`] is called wherever an instance is
-/// made. Then precision asks for [`Op::operand`] and the backward for [`Op::accumulates`]; kept for [`Op::may_keep_in_fp8`],
-/// [`Op::linear_gemm`] and [`Op::keeping`]; quantized for [`Op::linear_gemm`], [`Op::inner_gemms`] and [`Op::with_fp8_gemms`]; fuse for [`Op::fuse`], of what has been fused too, until no two
-/// become one. Recompute comes behind it and asks for [`Op::may_repeat`], [`Op::is_cheap`] and [`Op::rebuild`], then for
-/// [`Op::with_outputs`] in the forward, and last for [`Op::remaking`] in the backward. Measured comes behind all and the update: it asks what
-/// makes a reader's input for [`Op::casting`], then the reader for [`Op::with_known_amax`], and only then that maker for [`Op::measuring`]. So an op that a pass puts in answers the hooks of
-/// the passes behind: a fused cast is cheap, rebuilt and repeated as the plain one is. The plan and the engines ask for [`Op::in_place`], and
-/// what reports for [`Op::cost`].
+/// made. Then precision asks for [`Op::operand`] and the backward for [`Op::accumulates`]; kept for [`Op::may_keep_in_fp8`], [`Op::linear_gemm`]
+/// and [`Op::keeping`]; quantized for [`Op::linear_gemm`], [`Op::inner_gemms`] and [`Op::with_fp8_gemms`]; fuse for [`Op::fuse`], of what has
+/// been fused too, until no two become one. Recompute comes behind it and asks for [`Op::may_repeat`], [`Op::is_cheap`] and [`Op::rebuild`],
+/// then for [`Op::with_outputs`] in the forward, and last for [`Op::remaking`] in the backward. Measured comes behind all and the update: it
+/// asks what makes a reader's input for [`Op::casting`], then the reader for [`Op::with_known_amax`], and only then that maker for
+/// [`Op::measuring`]. So an op that a pass puts in answers the hooks of the passes behind: a fused cast is cheap, rebuilt and repeated as the
+/// plain one is. The plan and the engines ask for [`Op::in_place`], and what reports for [`Op::cost`].
 pub trait Op: Any + Debug + Send + Sync {
     /// The op's name in dumps, traces and errors, e.g. `rms_norm`.
     fn name(&self) -> &'static str;

@@ -27,6 +27,11 @@ impl LinearProducts {
         self.blocks.is_empty()
     }
 
+    /// Whether all its products are of FP8 factors.
+    pub fn is_all_fp8(&self) -> bool {
+        self.products.iter().all(Result::is_ok)
+    }
+
     /// How many layers it stands for.
     pub fn layers(&self) -> usize {
         self.blocks.len().max(1)

@@ -56,11 +56,7 @@ pub(crate) fn text(
                 "{}, {:.1}% of the operations of the blocks' linear layers in FP8{}",
                 spec.recipe.name(),
                 100.0 * fp8_share(&products),
-                if products.iter().any(|p| p.is_head() && p.products.iter().all(Result::is_ok)) {
-                    ", and the head"
-                } else {
-                    ""
-                }
+                if products.iter().any(|p| p.is_head() && p.is_all_fp8()) { ", and the head" } else { "" }
             ),
             false => spec.recipe.name().into(),
         },

@@ -13,8 +13,8 @@ use crate::tensor_file::{StoredDtype, TensorFile, TensorInfo};
 /// values as `f32`, row-major. At most one tensor of ours is in memory at a time.
 ///
 /// # Errors
-/// Before the first call: a folder without safetensors, damaged files, tensors that are missing, of other shapes,
-/// unknown, quantised but not as [`ExportDtype::Fp8`] is, or not equal though tied. During the calls: a value that is not finite, or too large for `f32`
+/// Before the first call: a folder without safetensors, damaged files, tensors that are missing, of other shapes, unknown, quantised but not as
+/// [`ExportDtype::Fp8`] is, or not equal though tied. During the calls: a value that is not finite, or too large for `f32`
 /// ([`CheckpointError::Unsupported`] names tensor and element), a file that shrinks, and what `sink` returns.
 pub fn import(
     folder: &Path,

@@ -81,7 +81,6 @@ impl CudaKernel for AdamW {
         }
         // The source's `Parameter` and `Chunk`, in words of 8 bytes.
         let (mut parameters, mut chunks) = (Vec::new(), Vec::new());
-        let first_amax = masters.len() * 3 + self.parameters.iter().filter(|p| p.compute.is_some()).count();
         let mut output = 0;
         for (p, parameter) in self.parameters.iter().enumerate() {
             let grad = inputs[CONTROLS + OPERANDS * p + 3];
@@ -100,7 +99,7 @@ impl CudaKernel for AdamW {
             let decay = u64::from((parameter.weight_decay as f32).to_bits());
             parameters.extend(places);
             let amax = self.measured.iter().position(|&measured| measured == p);
-            parameters.push(amax.map_or(0, |n| outputs[first_amax + n].place.0));
+            parameters.push(amax.map_or(0, |n| outputs[self.first_amax() + n].place.0));
             parameters.extend([elements as u64, are_bf16 | decay << 32]);
             if casting.iter().any(|(of, _)| *of == p) {
                 continue;

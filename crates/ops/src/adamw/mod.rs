@@ -41,12 +41,11 @@ const OPERANDS: usize = 4;
 pub const SITES: u32 = 1 << 31;
 
 /// `(lr [], coefficient [], applied u32[1], skip u32[], then for each parameter master, m, v, grad, and behind all for each cast with a known
-/// scale that, f32[1, 1]) -> (for each parameter master', m', v'
-/// in place[, compute], behind all the largest magnitudes f32[1] of the masters' that are measured, and behind those what casts of some to FP8 make
-/// ([`Quantize`]))`.
+/// scale that, f32[1, 1]) -> (for each parameter master', m', v' in place[, compute], behind all the largest magnitudes f32[1] of the masters'
+/// that are measured, and behind those what casts of some to FP8 make ([`Quantize`]))`.
 ///
-/// `applied` is t and already counts this update, so it is at least 1 unless `skip` is set. The gradient is multiplied by `coefficient` (clipping). With `skip` other than 0 no bit of
-/// masters and moments changes, and the compute copies are made from the masters as they are.
+/// `applied` is t and already counts this update, so it is at least 1 unless `skip` is set. The gradient is multiplied by `coefficient`
+/// (clipping). With `skip` other than 0 no bit of masters and moments changes, and the compute copies are made from the masters as they are.
 ///
 /// Moments in bf16 are rounded by the stream (t, [`SITES`] + p) of the seed, p the parameter's place among `parameters`: element i by its word i, m
 /// by the lower half and v by the upper ([`round_bf16_by`](xtrain_tensor::formats::round_bf16_by)).
@@ -93,10 +92,14 @@ impl AdamW {
         self.parameters.iter().scan(0, move |next, p| Some(std::mem::replace(next, *next + made(p))))
     }
 
+    /// Which output is the first amax: behind masters, moments and compute copies.
+    fn first_amax(&self) -> usize {
+        self.parameters.iter().map(|p| 3 + usize::from(p.compute.is_some())).sum()
+    }
+
     /// The first output of each cast, behind all others.
     fn cast_outputs(&self) -> impl Iterator<Item = usize> {
-        let first = self.parameters.iter().map(|p| 3 + usize::from(p.compute.is_some())).sum::<usize>()
-            + self.measured.len();
+        let first = self.first_amax() + self.measured.len();
         self.casts.iter().scan(first, |next, (_, cast)| Some(std::mem::replace(next, *next + cast.outputs())))
     }
 
@@ -104,9 +107,8 @@ impl AdamW {
     fn scales(&self) -> impl Iterator<Item = Option<usize>> {
         let first = CONTROLS + OPERANDS * self.parameters.len();
         self.casts.iter().scan(first, |next, (_, cast)| {
-            let is_known = cast.known == Known::Scale;
-            let scale = is_known.then_some(*next);
-            *next += usize::from(is_known);
+            let scale = cast.is_given().then_some(*next);
+            *next += usize::from(cast.is_given());
             Some(scale)
         })
     }
@@ -126,7 +128,8 @@ impl Op for AdamW {
         let expected = CONTROLS + OPERANDS * self.parameters.len() + self.scales().flatten().count();
         OpError::ensure(inputs.len() == expected, || {
             format!(
-                "adamw of {} parameters takes {expected} inputs (lr, coefficient, applied, skip, then master, m, v and grad of each, and scales that are known), not {}",
+                "adamw of {} parameters takes {expected} inputs (lr, coefficient, applied, skip, then master, m, v and grad of each, and \
+                 scales that are known), not {}",
                 self.parameters.len(),
                 inputs.len()
             )

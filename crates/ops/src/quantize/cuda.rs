@@ -253,7 +253,7 @@ impl CudaKernel for Quantize {
         }
         if pairs {
             let name = format!("quantize_pair_{}", suffix(stored));
-            let phase = if self.known == Known::Scale { GIVEN } else { MEASURE };
+            let phase = if self.is_given() { GIVEN } else { MEASURE };
             let pairs = (rows * cols).div_ceil(2);
             let launch = Launch::row(pairs.div_ceil(MEASURING) as u32, MEASURING as u32);
             steps.push((function(phase, &name)?, launch));
@@ -413,7 +413,7 @@ impl Quantize {
         if !cover.vector {
             return Ok(None);
         }
-        let is_given = self.known == Known::Scale;
+        let is_given = self.is_given();
         // A scale that is none yet is of this amax alone.
         if is_given && arguments.accumulate != 0 {
             return Ok(None);

@@ -171,8 +171,12 @@ impl Quantize {
     /// Whether it casts a tensor by blocks, or with a scale that is known, so that whatever makes the tensor by blocks can cast it.
     pub(crate) fn is_on_the_way(self) -> bool {
         let is_plain = self.of == Of::Input && self.format != DType::E5M6;
-        let is_known = self.known == Known::Scale;
-        is_plain && (is_known || (self.known == Known::Nothing && self.scaling == Scaling::Block))
+        is_plain && (self.is_given() || (self.known == Known::Nothing && self.scaling == Scaling::Block))
+    }
+
+    /// Whether its scale is an input.
+    pub(crate) fn is_given(&self) -> bool {
+        self.known == Known::Scale
     }
 
     /// How many outputs it has.

@@ -1,12 +1,9 @@
 //! [`ScaledMatmul`] on a card: cuBLASLt's; sizes that it does not take are multiplied in bf16.
 
-use super::ScaledMatmul;
+use super::{MULTIPLE, ScaledMatmul};
 use crate::quantize::Dequantize;
 use xtrain_cuda::{CudaError, CudaKernel, CudaOutput, CudaTensor, Gemm, GemmOperands, Gpu, Operands, Work};
 use xtrain_tensor::{DType, TensorType};
-
-/// Sizes of FP8 products are multiples of it.
-const MULTIPLE: usize = 16;
 
 /// Whether tensor cores take a product of factors of these types. Generation asks for one token, and a prompt has any number of them.
 fn fits(a: TensorType, b: TensorType) -> bool {

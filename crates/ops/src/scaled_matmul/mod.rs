@@ -16,6 +16,9 @@ use xtrain_program::quantized::ScaledGemm;
 use xtrain_program::{Cost, Op, OpError, Operand};
 use xtrain_tensor::{DType, Scaling, TensorType};
 
+/// Sizes of FP8 factors on tensor cores are multiples of it.
+pub(crate) const MULTIPLE: usize = 16;
+
 /// `(a_mk FP8, inv_scale, b_nk FP8, inv_scale [, bias_n]) -> d_mn`: `d = (a inv_scale) (b inv_scale)^T + bias`, summed in f32 and rounded
 /// once. Without a bias the output accumulates.
 ///

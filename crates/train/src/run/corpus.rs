@@ -76,8 +76,8 @@ enum Opened {
     Text(Texts),
 }
 
-/// Opens what `sources`, the value of `key`, name. Neighbours that are text, have no weight and are read alike are one input, as the files of a folder are:
-/// each may be shorter than a sequence.
+/// Opens what `sources`, the value of `key`, name. Neighbours that are text, have no weight and are read alike are one input, as the files of a
+/// folder are: each may be shorter than a sequence.
 fn open_inputs(config: &Config, key: &str, sources: &Sources) -> Result<Vec<Input>, RunError> {
     let options = |source: &Source| InputOptions {
         field: config.data.text_field(source).to_owned(),

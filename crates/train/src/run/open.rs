@@ -303,7 +303,7 @@ pub(super) fn describe(spec: &TrainingSpec) -> String {
         true => {
             let products = linear_products(spec);
             let share = 100.0 * fp8_share(&products);
-            let has_head = products.iter().any(|p| p.is_head() && p.products.iter().all(Result::is_ok));
+            let has_head = products.iter().any(|p| p.is_head() && p.is_all_fp8());
             let head = if has_head { " and the head" } else { "" };
             format!(", {} ({share:.0}% of the linear layers{head})", spec.recipe.name())
         }

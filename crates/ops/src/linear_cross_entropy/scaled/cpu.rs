@@ -3,8 +3,6 @@
 use super::super::cpu::{Rows, check_targets};
 use super::{ChunkCast, ScaledLinearCrossEntropy, Weights};
 use crate::host::product::{Factor, Onto, product};
-use crate::quantize::Quantize;
-use xtrain_program::Op;
 use xtrain_program::quantized::LinearGemm;
 use xtrain_tensor::{CpuKernel, HostTensor, TensorType, View, ViewMut};
 
@@ -23,7 +21,7 @@ impl CpuKernel for ScaledLinearCrossEntropy {
         let (dw, rest) = rest.split_at_mut(usize::from(self.of.dw.is_some()));
         let (amaxes, workspace) = rest.split_at_mut(rest.len() - 2);
         let [logits, terms] = workspace else { unreachable!("two tensors of workspace") };
-        let casts = self.known_casts();
+        let types: Vec<TensorType> = inputs.iter().map(|input| input.ty).collect();
         let of = self.amaxes();
         let rows = Rows::<f32> {
             inv_targets: inv_targets.scalar(),
@@ -34,7 +32,8 @@ impl CpuKernel for ScaledLinearCrossEntropy {
         for tokens in self.chunks(t) {
             let c = tokens.len();
             let x_cd = View::new(TensorType::new(dtype, [c, d]), x.rows(tokens.clone()).bytes());
-            let x_made = made(casts[0], x_cd, scales[0], amaxes.get_mut(of[0]));
+            let [x_cast, dlogits_cast] = self.chunk_casts(&types, c);
+            let x_made = made(x_cast, x_cd, scales[0], amaxes.get_mut(of[0]));
             let mut logits = logits.slice_mut(0..c * v);
             let mut logits = ViewMut::new(TensorType::new(dtype, [c, v]), logits.bytes(), false);
             match self.product(LinearGemm::Fprop, dtype) {
@@ -47,7 +46,7 @@ impl CpuKernel for ScaledLinearCrossEntropy {
             let mut terms = terms.slice_mut(2 * tokens.start..2 * tokens.end);
             rows.run_chunk(&mut logits, &targets[tokens.clone()], &mut terms);
             let dlogits = logits.view();
-            let dlogits_made = made(casts[1], dlogits, scales[1], amaxes.get_mut(of[1]));
+            let dlogits_made = made(dlogits_cast, dlogits, scales[1], amaxes.get_mut(of[1]));
             if let Some(dx) = &mut dx {
                 let mut dx = dx.slice_mut(tokens.start * d..tokens.end * d);
                 let mut dx = ViewMut::new(TensorType::new(dtype, [c, d]), dx.bytes(), false);
@@ -98,22 +97,18 @@ impl CpuKernel for ScaledLinearCrossEntropy {
 
 /// What a cast, if there is one, makes of a chunk but for its amax, which is raised.
 fn made(
-    cast: Option<Quantize>,
+    cast: Option<ChunkCast>,
     x: View<'_>,
     scale: Option<&View<'_>>,
     amax: Option<&mut ViewMut<'_>>,
 ) -> Vec<HostTensor> {
     let (Some(cast), Some(amax)) = (cast, amax) else { return Vec::new() };
     let inputs: Vec<_> = [x].into_iter().chain(scale.copied()).collect();
-    let types: Vec<_> = inputs.iter().map(|input| input.ty).collect();
-    let mut types =
-        cast.infer(&types).unwrap_or_else(|error| unreachable!("the whole was inferred: {error}"));
-    types.pop();
-    let mut made: Vec<HostTensor> = types.into_iter().map(HostTensor::zeros).collect();
+    let mut made: Vec<HostTensor> = cast.made.into_iter().map(HostTensor::zeros).collect();
     let made_mut = made.iter_mut().map(|made| ViewMut::new(made.ty(), made.bytes_mut(), false));
     let mut outputs: Vec<ViewMut<'_>> = made_mut.collect();
     outputs.push(lent(amax));
-    cast.run(&inputs, &mut outputs);
+    cast.cast.run(&inputs, &mut outputs);
     amax.accumulate = true;
     made
 }

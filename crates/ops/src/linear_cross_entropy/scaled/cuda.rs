@@ -13,9 +13,6 @@ impl ChunkCast {
     }
 }
 
-/// What a chunk is cast to, where that is.
-type Made = Vec<CudaTensor>;
-
 impl ScaledLinearCrossEntropy {
     /// What the product that makes the logits of a chunk of so many tokens works in: that of the others is the first of it.
     fn product_workspace(&self, inputs: &[TensorType], c: usize) -> Vec<TensorType> {
@@ -137,7 +134,7 @@ fn made(
     amax: Option<&mut CudaOutput>,
     workspace: &[CudaTensor],
     works: &mut Vec<Work>,
-) -> Result<Made, CudaError> {
+) -> Result<Vec<CudaTensor>, CudaError> {
     let (Some(cast), Some(amax)) = (cast, amax) else { return Ok(Vec::new()) };
     let (made, own) = workspace.split_at(cast.made.len());
     let of = |types: &[TensorType], places: &[CudaTensor]| -> Vec<CudaTensor> {

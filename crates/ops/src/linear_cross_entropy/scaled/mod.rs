@@ -10,9 +10,9 @@ mod cuda;
 mod tests;
 
 use super::{LinearCrossEntropy, LinearCrossEntropyGrad, gemm_cost};
-use crate::quantize::{Known, Quantize};
+use crate::quantize::Quantize;
 use crate::registry::{Fill, OnCard, Registered, Sample, SampleInput};
-use crate::scaled_matmul::ScaledMatmul;
+use crate::scaled_matmul::{MULTIPLE, ScaledMatmul};
 use crate::{float_shaped, int_vector, matrix};
 use std::ops::Range;
 use xtrain_cuda::{Gemm, KernelSource};
@@ -44,11 +44,6 @@ struct Weights<'a, T> {
     scales: [Option<&'a T>; 2],
 }
 
-/// Whether its scale is an input.
-fn is_given(cast: &Quantize) -> bool {
-    cast.known == Known::Scale
-}
-
 /// What a cast makes but for the amax: numbers and scales, of each layout.
 fn made_by(cast: Quantize, x: TensorType, scale: Option<TensorType>) -> Result<Vec<TensorType>, OpError> {
     let inputs: Vec<_> = [x].into_iter().chain(scale).collect();
@@ -66,9 +61,6 @@ struct ChunkCast {
     made: Vec<TensorType>,
 }
 
-/// Sizes of FP8 factors are multiples of it.
-const MULTIPLE: usize = 16;
-
 impl ScaledLinearCrossEntropy {
     /// The casts of x and dlogits of a chunk of so many tokens, of an op that was inferred.
     fn chunk_casts(&self, inputs: &[TensorType], c: usize) -> [Option<ChunkCast>; 2] {
@@ -78,7 +70,7 @@ impl ScaledLinearCrossEntropy {
         [(x, d), (dlogits, v)].map(|(cast, cols)| {
             let cast = cast?;
             let of = TensorType::new(inputs[0].dtype, [c, cols]);
-            let made = made_by(cast, of, is_given(&cast).then_some(scale));
+            let made = made_by(cast, of, cast.is_given().then_some(scale));
             let made = made.unwrap_or_else(|error| unreachable!("the whole was inferred: {error}"));
             Some(ChunkCast { cast, of, made })
         })
@@ -120,20 +112,20 @@ impl ScaledLinearCrossEntropy {
         let (logits, rest) = inputs[3..].split_at(logits);
         let (dx, rest) = rest.split_at(dx);
         let mut rest = rest.iter();
-        let mut scale = |cast: Option<Quantize>| cast.filter(is_given).and_then(|_| rest.next());
+        let mut scale = |cast: Option<Quantize>| cast.filter(Quantize::is_given).and_then(|_| rest.next());
         Weights { of: [logits, dx], scales: self.known_casts().map(&mut scale) }
     }
 
     /// Which of the amaxes is that of x, and of dlogits.
     fn amaxes(&self) -> [usize; 2] {
-        let [x, dlogits] = self.known_casts().map(|cast| cast.as_ref().is_some_and(is_given));
+        let [x, dlogits] = self.known_casts().map(|cast| cast.as_ref().is_some_and(Quantize::is_given));
         // Those of casts by themselves are one, the last.
         if x { [0, 1] } else { [usize::from(dlogits), 0] }
     }
 
     /// How many inputs there are.
     fn inputs(&self) -> usize {
-        let scales = self.known_casts().iter().flatten().filter(|cast| is_given(cast)).count();
+        let scales = self.known_casts().iter().flatten().filter(|cast| cast.is_given()).count();
         3 + self.weights().iter().sum::<usize>() + scales
     }
 
@@ -270,8 +262,11 @@ fn sample(
         }
     }
     // One that is none yet, and one of gradients' size.
-    let given =
-        op.known_casts().into_iter().zip([0.0, 3e4]).filter(|(cast, _)| cast.as_ref().is_some_and(is_given));
+    let given = op
+        .known_casts()
+        .into_iter()
+        .zip([0.0, 3e4])
+        .filter(|(cast, _)| cast.as_ref().is_some_and(Quantize::is_given));
     inputs.extend(given.map(|(_, scale)| SampleInput::activation([1, 1]).fill(Fill::Values(vec![scale]))));
     Sample::plain(op, inputs)
 }

@@ -54,8 +54,11 @@ impl Case {
         }
         let scale = |scale| HostTensor::from_f64(TensorType::new(DType::F32, [1, 1]), &[scale]);
         let scales = scales.map(scale);
-        let given =
-            op.known_casts().into_iter().zip(&scales).filter(|(cast, _)| cast.as_ref().is_some_and(is_given));
+        let given = op
+            .known_casts()
+            .into_iter()
+            .zip(&scales)
+            .filter(|(cast, _)| cast.as_ref().is_some_and(Quantize::is_given));
         inputs.extend(given.map(|(_, scale)| scale));
         run(op, &inputs)
     }

@@ -14,7 +14,7 @@ use xtrain_ops::rms_norm::{AddRmsNorm, RmsNorm, RmsNormGrad};
 use xtrain_ops::swiglu::{Swiglu, SwigluGrad, SwigluKeeping};
 use xtrain_program::{Code, Op, Program, Tracer, fuse, measured};
 use xtrain_runtime::{CpuEngine, CudaEngine, Engine, Part};
-use xtrain_tensor::{DType, HostTensor, Philox, Scaling, Shape, TensorType};
+use xtrain_tensor::{DType, HostTensor, Philox, Scaling, Shape, TILE, TensorType};
 
 /// An input: its type, and what it is filled with.
 type Given = (TensorType, Values);
@@ -36,10 +36,11 @@ enum Values {
 }
 
 impl Values {
-    /// So many of them, the `n`-th input's.
+    /// So many of them, the `n`-th input's; of very many, the first come again.
     fn fill(self, count: usize, seed: u64, n: u32) -> Vec<f64> {
-        let mut x = vec![0.0; count];
+        let mut x = vec![0.0; count.min(1_000_003)];
         Philox::new(seed, 0, n).fill_normal(2.0, &mut x);
+        let x: Vec<f32> = x.into_iter().cycle().take(count).collect();
         let of = |(i, x): (usize, f32)| match self {
             Values::Normal => x.into(),
             Values::Magnitudes => x.abs().into(),
@@ -83,11 +84,7 @@ fn makers() -> Vec<Maker> {
         maker(Arc::new(grad), both, 0),
         maker(Arc::new(SwigluKeeping), gate_up, 0),
         maker(Arc::new(RmsNorm { eps }), |t, d, ty| vec![normal(ty, &[t, d]), normal(DType::F32, &[d])], 0),
-        maker(
-            Arc::new(AddRmsNorm { eps }),
-            |t, d, ty| vec![normal(ty, &[t, d]), normal(ty, &[t, d]), normal(DType::F32, &[d])],
-            1,
-        ),
+        norm_of_sum(),
         measuring(
             Arc::new(dx),
             |t, d, ty| {
@@ -117,6 +114,16 @@ fn makers() -> Vec<Maker> {
     all.extend(rotations::<4, 2, 64>());
     all.extend(rotations::<15, 2, 34>());
     all
+}
+
+fn norm_of_sum() -> Maker {
+    Maker {
+        op: Arc::new(AddRmsNorm { eps: 1e-5 }),
+        inputs: |t, d, ty| vec![normal(ty, &[t, d]), normal(ty, &[t, d]), normal(DType::F32, &[d])],
+        output: 1,
+        keeps: false,
+        measures: false,
+    }
 }
 
 /// The gradient of the rotation of H query and K key heads of E columns, without the norm and with it.
@@ -164,7 +171,7 @@ fn program(maker: &Maker, cast: Quantize, [rows, cols]: [usize; 2], dtype: DType
     t.finish()
 }
 
-/// The bytes of all outputs, with this scale where one is given.
+/// The bytes of all outputs of two micro-steps, the second of which adds to what can be added to, with this scale where one is given.
 fn run(
     engine: &mut dyn Engine,
     program: Program,
@@ -181,12 +188,27 @@ fn run(
         let x = HostTensor::from_f64(*ty, &values.fill(ty.numel(), seed, n as u32));
         engine.write_input(id, &format!("in{n}"), x.bytes()).expect("an input");
     }
-    engine.run(id, Part::First).expect("a run");
-    let made = engine.outputs(id).expect("outputs");
-    outputs.iter().map(|name| made.get(name).expect("an output").to_vec()).collect()
+    let mut all = Vec::new();
+    for part in [Part::First, Part::Next] {
+        engine.run(id, part).expect("a run");
+        let made = engine.outputs(id).expect("outputs");
+        all.extend(outputs.iter().map(|name| made.get(name).expect("an output").to_vec()));
+    }
+    all
 }
 
-fn check(new: &dyn Fn() -> Box<dyn Engine>, maker: &Maker) -> Result<(), Failed> {
+/// Shapes for all makers.
+const SHAPES: [[usize; 2]; 4] = [[256, 128], [300, 256], [131, 264], [37, 77]];
+
+/// What cards compute in.
+const BOTH: [DType; 2] = [DType::BF16, DType::F32];
+
+fn check(
+    new: &dyn Fn() -> Box<dyn Engine>,
+    maker: &Maker,
+    shapes: &[[usize; 2]],
+    dtypes: &[DType],
+) -> Result<(), Failed> {
     let seed = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH)?.as_nanos() as u64;
     let casts = [
         (DType::E4M3, Scaling::Tensor, false, Layouts::Both),
@@ -206,8 +228,8 @@ fn check(new: &dyn Fn() -> Box<dyn Engine>, maker: &Maker) -> Result<(), Failed>
         (Quantize { known: Known::Scale, ..cast }, Some(scale))
     });
     for (cast, scale) in plain.into_iter().chain(given) {
-        for shape in [[256, 128], [300, 256], [131, 264], [37, 77]] {
-            for dtype in [DType::BF16, DType::F32] {
+        for &shape in shapes {
+            for &dtype in dtypes {
                 let apart = program(maker, cast, shape, dtype);
                 let fused = fuse::apply(apart.clone()).and_then(measured::apply).expect("a program");
                 let names = |program: &Program| -> Vec<_> {
@@ -226,6 +248,11 @@ fn check(new: &dyn Fn() -> Box<dyn Engine>, maker: &Maker) -> Result<(), Failed>
                     let apart_by = if maker.keeps { 4 } else { 2 };
                     // What keeps is left, and what casts.
                     let is_one = |name: &str| name.ends_with("_quantize");
+                    // With a sum, what casts makes that too.
+                    let sums = maker.op.name() == "add_rms_norm";
+                    let is_joint = after == ["rms_quantize"];
+                    let is_within = matches!(cast.scaling, Scaling::Tile | Scaling::Block);
+                    assert_eq!(is_joint, sums && (is_within || scale.is_some()), "{after:?}");
                     let is_cast = after.len() == 2 && after[0] == "quantize" && is_one(after[1]);
                     assert!(!maker.keeps || dtype == DType::F32 || is_cast, "{after:?}");
                     assert!(before.len() == apart_by && before != after, "{before:?} stays {after:?}");
@@ -252,19 +279,27 @@ fn main() {
     let card = common::card();
     let is_missing = card.is_none();
     let mut tests = Vec::new();
+    let on_card = || {
+        let gpu = Gpu::open(0).expect("a card");
+        Box::new(CudaEngine::new(Arc::new(cuda_kernels()), gpu).expect("an engine")) as Box<dyn Engine>
+    };
     for (n, maker) in makers().into_iter().enumerate() {
         let maker = Arc::new(maker);
         let cpu = || Box::new(CpuEngine::new(Arc::new(cpu_kernels()))) as Box<dyn Engine>;
         tests.push(Trial::test(format!("cpu_{n}"), {
             let maker = maker.clone();
-            move || check(&cpu, &maker)
+            move || check(&cpu, &maker, &SHAPES, &BOTH)
         }));
-        let card = || {
-            let gpu = Gpu::open(0).expect("a card");
-            Box::new(CudaEngine::new(Arc::new(cuda_kernels()), gpu).expect("an engine")) as Box<dyn Engine>
-        };
-        let test = Trial::test(format!("card_{n}"), move || check(&card, &maker));
+        let test = Trial::test(format!("card_{n}"), move || check(&on_card, &maker, &SHAPES, &BOTH));
         tests.push(test.with_ignored_flag(is_missing));
+    }
+    // Sums that the cache has not, made and cast in one launch: a row is for a part of a block's threads, for most or for all of them.
+    let l2_bytes = card.as_ref().map_or(0, |card| card.info().l2_bytes);
+    for width in [128, 1024, 5120, 8192] {
+        let rows = (l2_bytes / (4 * width)).next_multiple_of(TILE) + TILE;
+        let shapes = [[rows, width]];
+        let large = move || check(&on_card, &norm_of_sum(), &shapes, &[DType::BF16]);
+        tests.push(Trial::test(format!("card_sum_{width}"), large).with_ignored_flag(is_missing));
     }
     let conclusion = libtest_mimic::run(&arguments, tests);
     drop(card);

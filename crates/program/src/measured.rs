@@ -20,7 +20,7 @@ pub fn apply(mut program: Program) -> Result<Program, TraceError> {
     for mut reader in std::mem::take(&mut program.instances) {
         let read = reader.inputs.first().and_then(|v| written.get_mut(v));
         if let Some(at) =
-            read.as_ref().and_then(|of| cast(&mut program, &mut done, of.by, &reader).transpose())
+            read.as_ref().and_then(|of| cast(&mut program, &mut done, of.by.0, &reader).transpose())
         {
             let (at, first) = at?;
             let makes = reader.outputs.iter().enumerate();
@@ -50,24 +50,27 @@ pub fn apply(mut program: Program) -> Result<Program, TraceError> {
 fn cast(
     program: &mut Program,
     done: &mut [Instance],
-    (at, output): (usize, usize),
+    at: usize,
     reader: &Instance,
 ) -> Result<Option<(usize, usize)>, TraceError> {
     let (before, since) = done.split_at_mut(at + 1);
     let maker = &mut before[at];
     // The cast moves up to what makes the tensor: nothing between may touch what it writes or make what it reads, and the stage is one.
-    let others = &reader.inputs[1..];
+    let made_by = |v| maker.outputs.iter().position(|o| o.value == v);
+    let made: Vec<Option<usize>> = reader.inputs.iter().map(|&v| made_by(v)).collect();
+    let others = reader.inputs.iter().zip(&made).filter(|(_, made)| made.is_none()).map(|(&v, _)| v);
+    let others: Vec<ValueId> = others.collect();
     let touches = |i: &Instance| {
         let mut touched = i.inputs.iter().copied().chain(i.outputs.iter().map(|o| o.value));
         touched.any(|v| reader.outputs.iter().any(|o| o.value == v))
     };
     let makes = |i: &Instance| i.outputs.iter().any(|o| others.contains(&o.value));
-    let is_near =
-        maker.origin.stage == reader.origin.stage && maker.outputs[output].mode == WriteMode::Assign;
-    if !is_near || touches(maker) || makes(maker) || since.iter().any(|i| touches(i) || makes(i)) {
+    let is_assigned = made.iter().flatten().all(|&output| maker.outputs[output].mode == WriteMode::Assign);
+    let is_near = maker.origin.stage == reader.origin.stage && is_assigned;
+    if !is_near || touches(maker) || since.iter().any(|i| touches(i) || makes(i)) {
         return Ok(None);
     }
-    let Some(op) = maker.code.op().casting(output, reader.code.op()) else { return Ok(None) };
+    let Some(op) = maker.code.op().casting(&made, reader.code.op()) else { return Ok(None) };
     maker.inputs.extend(others);
     let first = maker.outputs.len();
     maker.outputs.extend(&reader.outputs);

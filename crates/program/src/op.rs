@@ -115,9 +115,9 @@ pub trait Op: Any + Debug + Send + Sync {
         None
     }
 
-    /// The op that makes this one's outputs and, behind them, those of `reader`, whose first input is this output as it is stored; it takes
-    /// the reader's other inputs behind this one's ([`crate::measured`]).
-    fn casting(&self, _output: usize, _reader: &dyn Op) -> Option<Arc<dyn Op>> {
+    /// The op that makes this one's outputs and, behind them, those of `reader`: `made` says of each of the reader's inputs which output of
+    /// this one it is, as it is stored, and the first is one. It takes the reader's other inputs behind this one's ([`crate::measured`]).
+    fn casting(&self, _made: &[Option<usize>], _reader: &dyn Op) -> Option<Arc<dyn Op>> {
         None
     }
 

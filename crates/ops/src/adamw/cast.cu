@@ -17,7 +17,7 @@ template <bool WHOLE, bool ROUNDS> __device__ __forceinline__ void update_area(c
         update<WIDTH, ROUNDS>(by, (u64)(row + k) * at.cols + column, master);
         piece[k].put(master);
     }
-    cast_area<float, true, WHOLE>(at, piece, blockIdx.y, blockIdx.x);
+    cast_area<float, true, WHOLE, true>(at, piece, blockIdx.y, blockIdx.x);
 }
 
 #define KERNEL(NAME, WHOLE)                                                                     \

@@ -137,7 +137,7 @@ impl CudaKernel for AdamW {
         for (p, within) in casting {
             let function = gpu.function(&CAST, &within.defines, &format!("adamw_cast_{}", within.path))?;
             let arguments = Casting { by: arguments, at: within.arguments, parameter: p as u64 };
-            works.push(within.before);
+            works.extend(within.before);
             // SAFETY: the kernel takes one `Casting`. A block has an area of the master, which lies as `Quantize` says and is as large as the
             // parameter's other operands; the tables live as long as the last of these works, which is kept with them.
             works.push(unsafe { Work::launch(function, within.launch, arguments) });

@@ -25,9 +25,8 @@ mod cuda;
 mod tests;
 
 use crate::float_shaped;
-use crate::quantize::{Known, Layouts, Quantize};
+use crate::quantize::{Known, Layouts, Of, Quantize};
 use crate::registry::{Fill, OnCard, Registered, Sample, SampleInput};
-use std::any::Any;
 use std::sync::Arc;
 use xtrain_cuda::KernelSource;
 use xtrain_program::{Op, OpError, Operand};
@@ -159,9 +158,9 @@ impl Op for AdamW {
     }
 
     /// A new master, by blocks or with a scale that is known.
-    fn casting(&self, output: usize, reader: &dyn Op) -> Option<Arc<dyn Op>> {
-        let of = self.masters().position(|master| master == output)?;
-        let cast = *(reader as &dyn Any).downcast_ref::<Quantize>().filter(|cast| cast.is_on_the_way())?;
+    fn casting(&self, made: &[Option<usize>], reader: &dyn Op) -> Option<Arc<dyn Op>> {
+        let of = self.masters().position(|master| made == [Some(master)] || made == [Some(master), None])?;
+        let cast = Quantize::on_the_way(Of::Input, reader).filter(|cast| cast.scaling != Scaling::Tile)?;
         let casts = self.casts.iter().copied().chain([(of, cast)]).collect();
         // One cast a parameter, as one launch updates it, and that launch measures no master.
         let is_first = self.casts.iter().all(|&(p, _)| p != of) && !self.measured.contains(&of);

@@ -109,8 +109,9 @@ template <bool WHOLE> __device__ __forceinline__ void write_transposed(const Qua
     }
 }
 
-// Casts the pieces of the threads of a block: the area that is the `down`-th from above and the `across`-th from the left.
-template <class T, bool VECTOR, bool WHOLE>
+// Casts the pieces of the threads of a block: the area that is the `down`-th from above and the `across`-th from the left. ON_THE_WAY nothing
+// has measured for a scale that is none yet.
+template <class T, bool VECTOR, bool WHOLE, bool ON_THE_WAY = false>
 __device__ __forceinline__ void cast_area(const Quantize& at, const Eight<T> (&piece)[HIGH], u32 down, u32 across) {
     constexpr bool ROWS = !ONCE && DIRECT, COLUMNS = !ONCE && TRANSPOSED;
     using Bits = typename Magnitudes<T>::Bits;
@@ -241,6 +242,8 @@ __device__ __forceinline__ void cast_area(const Quantize& at, const Eight<T> (&p
         u32 largest = largest_of_warps(words);
         if (threadIdx.x == 0) {
             raise(at.amax, largest);
+            // A scale that is none yet is that of what is measured here.
+            if (ON_THE_WAY && PHASE == GIVEN && *at.scale == 0.0f) raise(DIRECT ? at.direct.maxima : at.transposed.maxima, largest);
             if (MEASURES && ONCE) raise(at.direct.maxima + down * at.direct.down + across * at.direct.across, largest);
         }
     }

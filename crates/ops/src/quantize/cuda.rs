@@ -98,6 +98,11 @@ pub(crate) const ON_THE_WAY: &[Defines] = variants![
     INPUT E4M3 TENSOR GIVEN [1 0, 0 1, 1 1],
     INPUT E4M3 BLOCK FUSED [1 0, 0 1, 1 1],
 ];
+/// And of norms, by tiles and with a scale that is given.
+pub(crate) const NORMS_ON_THE_WAY: &[Defines] = variants![
+    NORM E4M3 TENSOR GIVEN [1 0, 0 1, 1 1],
+    NORM E4M3 TILES FUSED [1 0, 0 1, 1 1],
+];
 const E4M3: i64 = 0;
 const E5M2: i64 = 1;
 const E5M6: i64 = 2;
@@ -243,9 +248,8 @@ impl CudaKernel for Quantize {
             (Known::Nothing, _) => &[FUSED],
         };
         let mut steps = Vec::new();
-        // What is known before is raised by no block; and by blocks or tiles nothing may be left to clear.
-        let is_clear = phases == [FUSED] && arguments.accumulate != 0 && !self.has_padding(&arguments);
-        if self.known != Known::Amax && !is_clear {
+        // What is known before is raised by no block.
+        if self.known != Known::Amax && (pairs || !self.is_clear(&arguments)) {
             steps.push((function(phases[0], "quantize_clear")?, clearing(&arguments)));
         }
         for &phase in phases {
@@ -276,7 +280,7 @@ pub(crate) struct Within {
     /// A block an area.
     pub(crate) launch: Launch,
     /// What runs before it, and behind.
-    pub(crate) before: Work,
+    pub(crate) before: Option<Work>,
     pub(crate) behind: Option<Work>,
 }
 
@@ -336,14 +340,17 @@ impl Quantize {
         ]
     }
 
-    /// Whether there are scales that stand for no region: cuBLASLt wants rows of blocks in fours.
-    fn has_padding(self, arguments: &Arguments) -> bool {
-        arguments.sides.iter().any(|side| {
+    /// Whether nothing is to be cleared before areas are cast: by tiles or blocks, none of the scales stands for no region, of which cuBLASLt
+    /// wants some (rows of blocks in fours), and the amax adds to one before.
+    fn is_clear(self, arguments: &Arguments) -> bool {
+        let is_within = matches!(self.scaling, Scaling::Tile | Scaling::Block);
+        let has_padding = arguments.sides.iter().any(|side| {
             let (rows, cols) = (side.rows as usize, side.cols as usize);
             let (high, wide) = self.scaling.region(rows, cols);
             let regions = rows.div_ceil(high.max(1)) * cols.div_ceil(wide.max(1));
             regions != side.scales as usize
-        })
+        });
+        is_within && arguments.accumulate != 0 && !has_padding
     }
 
     fn arguments(self, operands: &Operands<'_>) -> Arguments {
@@ -405,8 +412,8 @@ impl Quantize {
         }
     }
 
-    /// How a kernel that makes a tensor by areas casts it on the way, by blocks or with a scale that is given; `operands` are those of the
-    /// cast. Nothing where rows are not made of eights, or an amax beside a given scale adds to one before.
+    /// How a kernel that makes a tensor by areas casts it on the way, by tiles, by blocks or with a scale that is given; `operands` are those of
+    /// the cast. Nothing where rows are not made of eights.
     pub(crate) fn within(self, gpu: &Gpu, operands: &Operands<'_>) -> Result<Option<Within>, CudaError> {
         let arguments = self.arguments(operands);
         let cover = self.cover([arguments.rows as usize, arguments.cols as usize]);
@@ -414,21 +421,22 @@ impl Quantize {
             return Ok(None);
         }
         let is_given = self.is_given();
-        // A scale that is none yet is of this amax alone.
-        if is_given && arguments.accumulate != 0 {
-            return Ok(None);
-        }
-        let defines = self.defines(INPUT, if is_given { GIVEN } else { FUSED });
-        let clear = gpu.function(&SOURCE, &defines, "quantize_clear")?;
-        // SAFETY: the kernel takes one `Arguments`, and has a thread for every scale.
-        let before = unsafe { Work::launch(clear, clearing(&arguments), arguments) };
-        let launch = cover.launch(high(INPUT));
+        let of = number(self.of);
+        let defines = self.defines(of, if is_given { GIVEN } else { FUSED });
+        let before = match self.is_clear(&arguments) {
+            true => None,
+            false => {
+                let clear = gpu.function(&SOURCE, &defines, "quantize_clear")?;
+                // SAFETY: the kernel takes one `Arguments`, and has a thread for every scale.
+                Some(unsafe { Work::launch(clear, clearing(&arguments), arguments) })
+            }
+        };
+        let launch = cover.launch(high(of));
         let behind = match is_given {
             // A scale of 0 is that of what has been measured on the way.
             true => {
                 let name = format!("quantize_{}_{}", cover.path, suffix(operands.inputs[0].ty));
-                let function = gpu.function(&SOURCE, &self.defines(INPUT, CAST), &name)?;
-                let arguments = Arguments { measured: operands.outputs[self.amax()].place, ..arguments };
+                let function = gpu.function(&SOURCE, &self.defines(of, CAST), &name)?;
                 // SAFETY: as that of a cast by itself.
                 Some(unsafe { Work::launch(function, launch, arguments) })
             }

@@ -164,14 +164,17 @@ impl Quantize {
     }
 
     /// Which output amax is; behind it is a copy that is kept.
-    pub(super) fn amax(self) -> usize {
+    pub(crate) fn amax(self) -> usize {
         2 * self.layouts.made().into_iter().filter(|&made| made).count()
     }
 
-    /// Whether it casts a tensor by blocks, or with a scale that is known, so that whatever makes the tensor by blocks can cast it.
-    pub(crate) fn is_on_the_way(self) -> bool {
-        let is_plain = self.of == Of::Input && self.format != DType::E5M6;
-        is_plain && (self.is_given() || (self.known == Known::Nothing && self.scaling == Scaling::Block))
+    /// The cast of `reader`, if it is one of this by tiles or blocks, or with a scale that is given, so that whatever makes that by blocks can
+    /// cast it.
+    pub(crate) fn on_the_way(of: Of, reader: &dyn Op) -> Option<Self> {
+        let cast = *(reader as &dyn Any).downcast_ref::<Quantize>()?;
+        let is_within = matches!(cast.scaling, Scaling::Tile | Scaling::Block);
+        let is_known = cast.is_given() || (cast.known == Known::Nothing && is_within);
+        (cast.of == of && cast.format != DType::E5M6 && is_known).then_some(cast)
     }
 
     /// Whether its scale is an input.
@@ -185,7 +188,7 @@ impl Quantize {
     }
 
     /// How many inputs it has.
-    pub(super) fn inputs(self) -> usize {
+    pub(crate) fn inputs(self) -> usize {
         self.of.inputs() + usize::from(self.known != Known::Nothing)
     }
 

@@ -115,7 +115,7 @@ impl CpuKernel for Rms {
     fn run(&self, inputs: &[View<'_>], outputs: &mut [ViewMut<'_>]) {
         let (t, _) = inputs[0].ty.shape.rows_cols();
         let own = 1 + usize::from(self.adds);
-        let (outputs, amax) = outputs.split_at_mut(own);
+        let (outputs, rest) = outputs.split_at_mut(own);
         let rounding = Rounding::of(inputs[0].ty.dtype);
         with_real!(inputs[0].ty.dtype, T => {
             let eps = T::of(f64::from(self.eps));
@@ -132,7 +132,12 @@ impl CpuKernel for Rms {
                 _ => unreachable!("one output or two"),
             }
         });
-        if let [amax] = amax {
+        if let Some(cast) = self.cast {
+            let of: Vec<_> =
+                outputs.iter().map(|made| made.view()).chain(inputs[own..].iter().copied()).collect();
+            return cast.run(&of, rest);
+        }
+        if let [amax] = rest {
             let x = if self.adds { outputs[0].view() } else { inputs[0] };
             let mut y = HostTensor::zeros(x.ty);
             scaled(x, outputs[own - 1].view(), inputs[own], ViewMut::new(x.ty, y.bytes_mut(), false));
@@ -141,8 +146,9 @@ impl CpuKernel for Rms {
         }
     }
 
-    fn work_bytes(&self, inputs: &[TensorType], _: usize) -> usize {
-        if self.amax { inputs[0].bytes() } else { 0 }
+    fn work_bytes(&self, inputs: &[TensorType], threads: usize) -> usize {
+        let of_cast = self.cast.map_or(0, |cast| cast.work_bytes(&self.cast_inputs(inputs), threads));
+        of_cast + if self.amax { inputs[0].bytes() } else { 0 }
     }
 }
 

@@ -2,18 +2,31 @@
 #![allow(unsafe_code, reason = "it launches kernels")]
 
 use super::{AddRmsNorm, Rms, RmsNorm, RmsNormGrad};
-use crate::device::{Floats, PARTS, lanes, plane, suffix, warps_of};
+use crate::device::{Floats, PARTS, lanes, plane, suffix, table, warps_of};
+use crate::quantize::Quantize;
+use crate::quantize::cuda::{self as quantize, AREA, PIECE, Within};
 use xtrain_cuda::{
     CudaError, CudaKernel, CudaOutput, CudaTensor, DevicePtr, Gpu, KernelSource, Launch, Operands, Work,
 };
-use xtrain_tensor::{DType, TensorType};
+use xtrain_tensor::{DType, TILE, TensorType};
 
-pub(super) const SOURCE: KernelSource = KernelSource::new("rms_norm/kernel.cu", include_str!("kernel.cu"));
+const ROW: &str = include_str!("row.cuh");
+
+pub(super) const SOURCE: KernelSource =
+    KernelSource { headers: &[ROW], ..KernelSource::new("rms_norm/kernel.cu", include_str!("kernel.cu")) };
+
+pub(super) const CAST: KernelSource = KernelSource {
+    headers: &[ROW, PIECE, AREA],
+    variants: quantize::NORMS_ON_THE_WAY,
+    ..KernelSource::new("rms_norm/cast.cu", include_str!("cast.cu"))
+};
 
 /// Threads of a block, at most.
 const THREADS: usize = 1024;
 /// Vectors that a thread keeps of a row; as in the source.
-const KEPT: usize = 4;
+const HELD: usize = 4;
+/// Blocks with casts that a multiprocessor has at a time.
+const AT_ONCE: usize = 4;
 /// Rows below which a card has threads to spare.
 const FEW: usize = 64;
 /// Columns that a thread of the backward has; as in the source.
@@ -54,13 +67,40 @@ impl CudaKernel for AddRmsNorm {
 }
 
 impl CudaKernel for Rms {
+    /// That of the cast.
+    fn workspace(&self, inputs: &[TensorType]) -> Vec<TensorType> {
+        self.cast.map(|cast| cast.workspace(&inputs[..1])).unwrap_or_default()
+    }
+
     fn ready(&self, gpu: &Gpu, operands: &Operands<'_>) -> Result<Work, CudaError> {
-        let Operands { inputs, outputs, .. } = operands;
+        let Operands { inputs, outputs, workspace } = operands;
         let own = 1 + usize::from(self.adds);
         let added = self.adds.then(|| (inputs[1], outputs[0]));
-        let (w, amax) = (inputs.get(own).copied(), outputs.get(own).copied());
-        What { added, w, amax, ..What::new(inputs[0], outputs[own - 1]) }.ready(gpu, self.eps)
+        let what = What { added, ..What::new(inputs[0], outputs[own - 1]) };
+        let Some(cast) = self.cast else {
+            let (w, amax) = (inputs.get(own).copied(), outputs.get(own).copied());
+            return What { w, amax, ..what }.ready(gpu, self.eps);
+        };
+        let made = outputs[..own].iter().map(|&CudaOutput { ty, place, .. }| CudaTensor { ty, place });
+        let of: Vec<_> = made.chain(inputs[own..].iter().copied()).collect();
+        let of = Operands { inputs: &of, outputs: &outputs[own..], workspace };
+        match what.cast_with(gpu, cast, &of, self.eps)? {
+            Some(work) => Ok(work),
+            None => Ok(Work::all(vec![what.ready(gpu, self.eps)?, cast.ready(gpu, &of)?])),
+        }
     }
+}
+
+#[derive(Clone, Copy)]
+#[repr(C)]
+struct NormCast {
+    at: quantize::Arguments,
+    x: DevicePtr,
+    delta: DevicePtr,
+    done: DevicePtr,
+    threads: u32,
+    lead: u32,
+    eps: f32,
 }
 
 /// What a norm reads and makes.
@@ -83,11 +123,9 @@ impl What {
     fn ready(self, gpu: &Gpu, eps: f32) -> Result<Work, CudaError> {
         let ty = self.x.ty;
         let (rows, width) = ty.shape.rows_cols();
-        let vectors = width / lanes(ty);
-        let (path, threads) = match width % lanes(ty) == 0 && vectors <= KEPT * THREADS {
-            // Few rows leave the card idle: then every thread that helps is there.
-            true => ("kept", warps_of(if rows < FEW { vectors } else { vectors.div_ceil(KEPT) }, THREADS)),
-            false => ("any", warps_of(width.div_ceil(OWNED), THREADS)),
+        let (path, threads) = match self.threads() {
+            Some(threads) => ("kept", threads),
+            None => ("any", warps_of(width.div_ceil(OWNED), THREADS)),
         };
         let adds = if self.added.is_some() { "add_" } else { "" };
         let name = if self.y.is_some() { "rms_norm" } else { "rms" };
@@ -117,6 +155,59 @@ impl What {
         // SAFETY: as above, with amax.
         let clear = unsafe { Work::launch(clear, Launch::row(1, 1), arguments) };
         Ok(Work::all(vec![clear, norm]))
+    }
+
+    /// Threads of a row whose vectors they keep; none where they could not.
+    fn threads(self) -> Option<u32> {
+        let (rows, width) = self.x.ty.shape.rows_cols();
+        let vectors = width / lanes(self.x.ty);
+        let is_kept = width.is_multiple_of(lanes(self.x.ty)) && vectors <= HELD * THREADS;
+        // Few rows leave the card idle: then every thread that helps is there.
+        is_kept.then(|| warps_of(if rows < FEW { vectors } else { vectors.div_ceil(HELD) }, THREADS))
+    }
+
+    /// The sum and its rows' 1/rms with the cast of its norm, of these operands, in one launch: of whole areas in bf16 whose rows are not too
+    /// wide for the threads of one. A sum of which the cache has most in any case is cast sooner by a second launch.
+    fn cast_with(
+        self,
+        gpu: &Gpu,
+        cast: Quantize,
+        of: &Operands<'_>,
+        eps: f32,
+    ) -> Result<Option<Work>, CudaError> {
+        let (Some((delta, _)), Some(threads), DType::BF16) = (self.added, self.threads(), self.x.ty.dtype)
+        else {
+            return Ok(None);
+        };
+        if self.x.ty.bytes() <= gpu.info().l2_bytes / 2 {
+            return Ok(None);
+        }
+        let Some(within) = cast.within(gpu, of)? else { return Ok(None) };
+        let Within { arguments: at, defines, path: "whole", launch, before, behind } = within else {
+            return Ok(None);
+        };
+        let ([across, down, _], [block, ..]) = (launch.grid, launch.block);
+        if threads > block {
+            return Ok(None);
+        }
+        // Blocks that make the rows of a strip.
+        let makers = TILE as u32 / (block / threads);
+        let under_way = gpu.info().multiprocessors * AT_ONCE as u32;
+        let lead = under_way.div_ceil(makers + across).min(down);
+        // A word a strip.
+        let done = table(gpu, &vec![0; down.div_ceil(2) as usize])?;
+        let arguments =
+            NormCast { at, x: self.x.place, delta: delta.place, done: done.pointer(), threads, lead, eps };
+        let function = gpu.function(&CAST, &defines, "norm_cast_bf16")?;
+        let launch = Launch::row((makers + across) * down, block);
+        let joint = Work::new(move |stream| {
+            // It lives as long as the work.
+            let _done = &done;
+            // SAFETY: the kernel takes one `NormCast`. x, what is added and the sum are whole areas of bf16 as the cast lies, 1/rms are a row's
+            // each; there is a block for every share of a strip's rows and every area, and a word that is 0 for each strip.
+            unsafe { function.launch(launch, &arguments, stream) }
+        });
+        Ok(Some(Work::all(before.into_iter().chain([joint]).chain(behind).collect())))
     }
 }
 

@@ -1,7 +1,6 @@
 // Norms of rows, and their backward.
 //
-// Bound by memory: each kernel on the vector path reads and writes every element once. A row is a block's; its threads keep what they
-// read in registers between the reduction and the writing. Where rows do not begin at multiples of 16 bytes, or are too wide for that,
+// Bound by memory: each kernel on the vector path reads and writes every element once. A row is a block's. Where rows do not begin at multiples of 16 bytes, or are too wide for that,
 // a second kernel reads them twice instead.
 
 struct Norm {
@@ -20,9 +19,6 @@ struct Norm {
     float eps;
 };
 
-// Vectors of 16 bytes that a thread keeps, all under way at once.
-constexpr int KEPT = 4;
-
 // Has the cache fetch the weights of a vector, which are needed only after the reduction.
 template <class T> __device__ __forceinline__ void fetch_weights(const Floats& w, u32 vector) {
     const char* at = (const char*)w.at + (u64)vector * LANES<T> * (w.is_bf16 ? sizeof(bf16) : sizeof(float));
@@ -37,51 +33,20 @@ template <class T, bool ADD, bool Y> __device__ __forceinline__ void norm_kept(c
     u32 vectors = at.width / LANES<T>;
     u64 first = row * vectors;
 #pragma unroll
-    for (int k = 0; k < KEPT; k++) {
+    for (int k = 0; k < HELD; k++) {
         u32 v = threadIdx.x + k * blockDim.x;
         // With more rows somebody else has read them.
         if (at.rows == 1 && v < vectors) fetch_weights<T>(at.w, v);
     }
-    uint4 kept[KEPT];
-#pragma unroll
-    for (int k = 0; k < KEPT; k++) {
-        u32 v = threadIdx.x + k * blockDim.x;
-        kept[k] = v < vectors ? ((const uint4*)at.x)[first + v] : make_uint4(0, 0, 0, 0);
-    }
-    if (ADD) {
-        uint4 delta[KEPT];
-#pragma unroll
-        for (int k = 0; k < KEPT; k++) {
-            u32 v = threadIdx.x + k * blockDim.x;
-            delta[k] = v < vectors ? ((const uint4*)at.delta)[first + v] : make_uint4(0, 0, 0, 0);
-        }
-#pragma unroll
-        for (int k = 0; k < KEPT; k++) {
-            u32 v = threadIdx.x + k * blockDim.x;
-            float a[LANES<T>], b[LANES<T>];
-            unpack<T>(kept[k], a);
-            unpack<T>(delta[k], b);
-#pragma unroll
-            for (int i = 0; i < LANES<T>; i++) a[i] += b[i];
-            // From here on the sum as it is stored.
-            kept[k] = pack<T>(a);
-            if (v < vectors) ((uint4*)at.sum)[first + v] = kept[k];
-        }
-    }
-    float squares = 0.0f;
-#pragma unroll
-    for (int k = 0; k < KEPT; k++) {
-        float x[LANES<T>];
-        unpack<T>(kept[k], x);
-#pragma unroll
-        for (int i = 0; i < LANES<T>; i++) squares += x[i] * x[i];
-    }
-    float rstd = 1.0f / sqrtf(block_sum(squares, space) / at.width + at.eps);
+    uint4 kept[HELD];
+    const uint4 *x = (const uint4*)at.x + first, *delta = (const uint4*)at.delta + first;
+    float squares = squares_of_row<T, ADD>(x, delta, (uint4*)at.sum + first, vectors, threadIdx.x, blockDim.x, kept);
+    float rstd = rstd_of(block_sum(squares, space), at.width, at.eps);
     if (threadIdx.x == 0) at.rstd[row] = rstd;
     if (!Y && at.amax == nullptr) return;
     u32 largest = 0;
 #pragma unroll
-    for (int k = 0; k < KEPT; k++) {
+    for (int k = 0; k < HELD; k++) {
         u32 v = threadIdx.x + k * blockDim.x;
         if (v >= vectors) continue;
         float x[LANES<T>], w[LANES<T>];
@@ -118,7 +83,7 @@ template <class T, bool ADD, bool Y> __device__ __forceinline__ void norm_any(co
         float v = widen(x[i]);
         squares += v * v;
     }
-    float rstd = 1.0f / sqrtf(block_sum(squares, space) / at.width + at.eps);
+    float rstd = rstd_of(block_sum(squares, space), at.width, at.eps);
     if (threadIdx.x == 0) at.rstd[row] = rstd;
     if (!Y && at.amax == nullptr) return;
     u32 largest = 0;

@@ -7,8 +7,8 @@ mod cuda;
 
 pub(crate) use cpu::scaled;
 
-use crate::quantize::{Known, Of, Quantize};
-use crate::registry::{OnCard, Registered, Sample, SampleInput};
+use crate::quantize::{Known, Layouts, Of, Quantize};
+use crate::registry::{Fill, OnCard, Registered, Sample, SampleInput};
 use crate::{float_shaped, matrix};
 use std::any::Any;
 use std::sync::Arc;
@@ -48,8 +48,9 @@ impl Op for RmsNorm {
 
     fn fuse(&self, output: usize, reader: &dyn Op, position: usize) -> Option<Fusion> {
         let of_y = [Source::Input(0), Source::Output(1), Source::Input(1)];
-        (output == 0)
-            .then(|| fused(Rms { eps: self.eps, adds: false, amax: false }, of_y, reader, position))?
+        (output == 0).then(|| {
+            fused(Rms { eps: self.eps, adds: false, amax: false, cast: None }, of_y, reader, position)
+        })?
     }
 }
 
@@ -103,8 +104,9 @@ impl Op for AddRmsNorm {
 
     fn fuse(&self, output: usize, reader: &dyn Op, position: usize) -> Option<Fusion> {
         let of_y = [Source::Output(0), Source::Output(2), Source::Input(2)];
-        (output == 1)
-            .then(|| fused(Rms { eps: self.eps, adds: true, amax: false }, of_y, reader, position))?
+        (output == 1).then(|| {
+            fused(Rms { eps: self.eps, adds: true, amax: false, cast: None }, of_y, reader, position)
+        })?
     }
 }
 
@@ -128,7 +130,8 @@ impl Differentiable for AddRmsNorm {
 }
 
 /// `x_td -> rstd_t` or, adding, `(x_td, delta_td) -> (sum_td, rstd_t)`: [`RmsNorm`] or [`AddRmsNorm`] without y, where y is made as it is
-/// cast. With `amax` the weight w_d is the last input, and the largest magnitude of y, `f32[1]`, the last output.
+/// cast. With `amax` the weight w_d is the last input, and the largest magnitude of y, `f32[1]`, the last output; with `cast`, adding and
+/// without `amax`, w_d and what is known of y are, and what the cast of y makes ([`Quantize`]).
 #[derive(Clone, Copy, Debug)]
 pub struct Rms {
     /// Added to the mean square.
@@ -137,16 +140,30 @@ pub struct Rms {
     pub adds: bool,
     /// Whether y is measured.
     pub amax: bool,
+    /// How y is cast.
+    pub cast: Option<Quantize>,
+}
+
+impl Rms {
+    /// What the cast is of: the sum, 1/rms, and the inputs that are no norm's.
+    fn cast_inputs(&self, inputs: &[TensorType]) -> Vec<TensorType> {
+        let (rows, _) = inputs[0].shape.rows_cols();
+        [inputs[0], rstd(inputs[0], rows)].into_iter().chain(inputs[2..].iter().copied()).collect()
+    }
 }
 
 impl Op for Rms {
     fn name(&self) -> &'static str {
-        "rms"
+        if self.cast.is_some() { "rms_quantize" } else { "rms" }
     }
 
     fn infer(&self, inputs: &[TensorType]) -> Result<Vec<TensorType>, OpError> {
         let own = 1 + usize::from(self.adds);
-        OpError::arity("rms", inputs, own + usize::from(self.amax))?;
+        OpError::ensure(self.cast.is_none() || (self.adds && !self.amax), || {
+            "rms casts the norm of a sum that it does not measure".into()
+        })?;
+        let beside = self.cast.map_or(usize::from(self.amax), |cast| cast.inputs() - 2);
+        OpError::arity(self.name(), inputs, own + beside)?;
         let (rows, cols) = matrix("x", inputs[0])?;
         OpError::ensure(inputs[own - 1] == inputs[0], || {
             "x and what is added to it must have one type".into()
@@ -158,11 +175,26 @@ impl Op for Rms {
         outputs.extend(self.adds.then_some(inputs[0]));
         outputs.push(rstd(inputs[0], rows));
         outputs.extend(self.amax.then_some(TensorType::new(DType::F32, [1])));
+        if let Some(cast) = self.cast {
+            outputs.extend(cast.infer(&self.cast_inputs(inputs))?);
+        }
         Ok(outputs)
     }
 
     fn operand(&self, input: usize) -> Operand {
         if input > usize::from(self.adds) { Operand::Full } else { Operand::Compute }
+    }
+
+    /// Its norm, where all is known of it that the cast needs.
+    fn casting(&self, made: &[Option<usize>], reader: &dyn Op) -> Option<Arc<dyn Op>> {
+        let cast = Quantize::on_the_way(Of::Norm, reader)?;
+        let is_of_sum = self.adds && made.starts_with(&[Some(0), Some(1), None]);
+        (is_of_sum && !self.amax && self.cast.is_none())
+            .then(|| Arc::new(Rms { cast: Some(cast), ..*self }) as Arc<dyn Op>)
+    }
+
+    fn accumulates(&self, output: usize) -> bool {
+        self.cast.is_some_and(|cast| output == 2 + cast.amax())
     }
 
     /// With the sum kept, nothing is added again.
@@ -334,7 +366,16 @@ impl Registered for Rms {
 fn rms([t, d]: [usize; 2], adds: bool, amax: bool) -> Sample {
     let mut inputs = vec![SampleInput::activation([t, d]); 1 + usize::from(adds)];
     inputs.extend(amax.then(|| SampleInput::parameter([d])));
-    Sample::plain(Rms { eps: 1e-5, adds, amax }, inputs)
+    Sample::plain(Rms { eps: 1e-5, adds, amax, cast: None }, inputs)
+}
+
+/// The op with a cast, and the scale where it is one that is given.
+fn casting([t, d]: [usize; 2], cast: Quantize, scale: Option<f64>) -> Sample {
+    let mut inputs = vec![SampleInput::activation([t, d]); 2];
+    inputs.push(SampleInput::parameter([d]));
+    inputs.extend(scale.map(|scale| SampleInput::activation([1, 1]).fill(Fill::Values(vec![scale]))));
+    let cast = Some(Quantize { of: Of::Norm, ..cast });
+    Sample::plain(Rms { eps: 1e-5, adds: true, amax: false, cast }, inputs)
 }
 
 impl Registered for RmsNormGrad {
@@ -396,14 +437,20 @@ impl OnCard for AddRmsNorm {
 }
 
 impl OnCard for Rms {
-    const SOURCES: &'static [KernelSource] = &[cuda::SOURCE];
+    const SOURCES: &'static [KernelSource] = &[cuda::SOURCE, cuda::CAST];
 
+    /// And with casts.
     fn card_samples() -> Vec<Sample> {
-        ON_CARD
-            .into_iter()
-            .zip([true, false].into_iter().cycle())
-            .map(|(shape, adds)| rms(shape, adds, true))
-            .collect()
+        let plain = ON_CARD.into_iter().zip([true, false].into_iter().cycle());
+        let plain = plain.map(|(shape, adds)| rms(shape, adds, true));
+        let shapes = [[256, 384], [130, 264]];
+        let tiles = Quantize::new(DType::E4M3, Scaling::Tile, false, Layouts::Both);
+        let tensor = Quantize::new(DType::E4M3, Scaling::Tensor, false, Layouts::Both);
+        let given = |scale| (Quantize { known: Known::Scale, ..tensor }, Some(scale));
+        let casts = [given(30.0), given(0.0), (tiles, None)];
+        let casting =
+            shapes.into_iter().flat_map(|shape| casts.map(|(cast, scale)| casting(shape, cast, scale)));
+        plain.chain(casting).collect()
     }
 }
 

@@ -36,10 +36,10 @@ enum Values {
 }
 
 impl Values {
-    /// So many of them, the `n`-th input's; of very many, the first come again.
-    fn fill(self, count: usize, seed: u64, n: u32) -> Vec<f64> {
+    /// So many of them, the `n`-th input's in this turn; of very many, the first come again. What is largest comes first.
+    fn fill(self, count: usize, seed: u64, turn: u32, n: u32) -> Vec<f64> {
         let mut x = vec![0.0; count.min(1_000_003)];
-        Philox::new(seed, 0, n).fill_normal(2.0, &mut x);
+        Philox::new(seed, turn, n).fill_normal(if turn == 0 { 6.0 } else { 2.0 }, &mut x);
         let x: Vec<f32> = x.into_iter().cycle().take(count).collect();
         let of = |(i, x): (usize, f32)| match self {
             Values::Normal => x.into(),
@@ -171,25 +171,26 @@ fn program(maker: &Maker, cast: Quantize, [rows, cols]: [usize; 2], dtype: DType
     t.finish()
 }
 
-/// The bytes of all outputs of two micro-steps, the second of which adds to what can be added to, with this scale where one is given.
+/// The bytes of all outputs of these micro-steps, each of other inputs, with this scale where one is given.
 fn run(
     engine: &mut dyn Engine,
     program: Program,
     inputs: &[Given],
     scale: Option<f32>,
     seed: u64,
+    parts: &[Part],
 ) -> Vec<Vec<u8>> {
     let outputs: Vec<_> = program.outputs().map(|(name, _)| name).collect();
     let id = engine.load(program).expect("a program that fits");
     if let Some(scale) = scale {
         engine.write_input(id, "scale", &scale.to_le_bytes()).expect("an input");
     }
-    for (n, (ty, values)) in inputs.iter().enumerate() {
-        let x = HostTensor::from_f64(*ty, &values.fill(ty.numel(), seed, n as u32));
-        engine.write_input(id, &format!("in{n}"), x.bytes()).expect("an input");
-    }
     let mut all = Vec::new();
-    for part in [Part::First, Part::Next] {
+    for (turn, &part) in (0..).zip(parts) {
+        for (n, (ty, values)) in inputs.iter().enumerate() {
+            let x = HostTensor::from_f64(*ty, &values.fill(ty.numel(), seed, turn, n as u32));
+            engine.write_input(id, &format!("in{n}"), x.bytes()).expect("an input");
+        }
         engine.run(id, part).expect("a run");
         let made = engine.outputs(id).expect("outputs");
         all.extend(outputs.iter().map(|name| made.get(name).expect("an output").to_vec()));
@@ -197,39 +198,66 @@ fn run(
     all
 }
 
-/// Shapes for all makers.
-const SHAPES: [[usize; 2]; 4] = [[256, 128], [300, 256], [131, 264], [37, 77]];
+/// What is compared.
+struct Cases {
+    /// With the scale, where one is given.
+    casts: Vec<(Quantize, Option<f32>)>,
+    /// Rows and columns.
+    shapes: Vec<[usize; 2]>,
+    dtypes: Vec<DType>,
+    parts: Vec<Part>,
+}
 
-/// What cards compute in.
-const BOTH: [DType; 2] = [DType::BF16, DType::F32];
+fn plain(format: DType, scaling: Scaling, pow2_scales: bool, layouts: Layouts) -> (Quantize, Option<f32>) {
+    (Quantize::new(format, scaling, pow2_scales, layouts), None)
+}
 
-fn check(
-    new: &dyn Fn() -> Box<dyn Engine>,
-    maker: &Maker,
-    shapes: &[[usize; 2]],
-    dtypes: &[DType],
-) -> Result<(), Failed> {
+/// With a scale that is known, or none yet.
+fn given(format: DType, scale: f32, layouts: Layouts) -> (Quantize, Option<f32>) {
+    let cast = Quantize::new(format, Scaling::Tensor, false, layouts);
+    (Quantize { known: Known::Scale, ..cast }, Some(scale))
+}
+
+impl Cases {
+    /// For all makers.
+    fn small() -> Cases {
+        let [e4m3, e5m2] = [DType::E4M3, DType::E5M2];
+        let casts = vec![
+            plain(e4m3, Scaling::Tensor, false, Layouts::Both),
+            plain(e5m2, Scaling::Tensor, true, Layouts::Transposed),
+            plain(e4m3, Scaling::Row, true, Layouts::Both),
+            plain(e4m3, Scaling::Tile, true, Layouts::Both),
+            plain(e4m3, Scaling::Tile, false, Layouts::Direct),
+            plain(e4m3, Scaling::Block, true, Layouts::Both),
+            given(e4m3, 20.0, Layouts::Both),
+            given(e5m2, 0.0, Layouts::Transposed),
+        ];
+        let shapes = vec![[256, 128], [300, 256], [131, 264], [37, 77]];
+        Cases { casts, shapes, dtypes: vec![DType::BF16, DType::F32], parts: vec![Part::First, Part::Next] }
+    }
+
+    /// Sums of rows of this width of which a card's cache has less than half: those are cast in the launch that makes them. Parts are tried,
+    /// recorded as graphs and replayed.
+    fn large(width: usize, l2_bytes: usize) -> Cases {
+        let casts = vec![
+            plain(DType::E4M3, Scaling::Tile, true, Layouts::Both),
+            plain(DType::E4M3, Scaling::Tile, false, Layouts::Transposed),
+            plain(DType::E4M3, Scaling::Block, true, Layouts::Both),
+            given(DType::E4M3, 20.0, Layouts::Both),
+            given(DType::E4M3, 0.0, Layouts::Both),
+            given(DType::E4M3, 0.0, Layouts::Direct),
+        ];
+        let rows = (l2_bytes / (4 * width)).next_multiple_of(TILE) + TILE;
+        let parts = vec![Part::First, Part::Next, Part::Next, Part::Next, Part::First, Part::First];
+        Cases { casts, shapes: vec![[rows, width]], dtypes: vec![DType::BF16], parts }
+    }
+}
+
+fn check(new: &dyn Fn() -> Box<dyn Engine>, maker: &Maker, cases: &Cases) -> Result<(), Failed> {
     let seed = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH)?.as_nanos() as u64;
-    let casts = [
-        (DType::E4M3, Scaling::Tensor, false, Layouts::Both),
-        (DType::E5M2, Scaling::Tensor, true, Layouts::Transposed),
-        (DType::E4M3, Scaling::Row, true, Layouts::Both),
-        (DType::E4M3, Scaling::Tile, true, Layouts::Both),
-        (DType::E4M3, Scaling::Tile, false, Layouts::Direct),
-        (DType::E4M3, Scaling::Block, true, Layouts::Both),
-    ];
-    let plain = casts.map(|(format, scaling, pow2_scales, layouts)| {
-        (Quantize::new(format, scaling, pow2_scales, layouts), None)
-    });
-    // One that is known, and one that is none yet.
-    let given = [(DType::E4M3, 20.0, Layouts::Both), (DType::E5M2, 0.0, Layouts::Transposed)];
-    let given = given.map(|(format, scale, layouts)| {
-        let cast = Quantize::new(format, Scaling::Tensor, false, layouts);
-        (Quantize { known: Known::Scale, ..cast }, Some(scale))
-    });
-    for (cast, scale) in plain.into_iter().chain(given) {
-        for &shape in shapes {
-            for &dtype in dtypes {
+    for &(cast, scale) in &cases.casts {
+        for &shape in &cases.shapes {
+            for &dtype in &cases.dtypes {
                 let apart = program(maker, cast, shape, dtype);
                 let fused = fuse::apply(apart.clone()).and_then(measured::apply).expect("a program");
                 let names = |program: &Program| -> Vec<_> {
@@ -258,8 +286,8 @@ fn check(
                     assert!(before.len() == apart_by && before != after, "{before:?} stays {after:?}");
                 }
                 let inputs = (maker.inputs)(shape[0], shape[1], dtype);
-                let expected = run(&mut *new(), apart, &inputs, scale, seed);
-                let found = run(&mut *new(), fused, &inputs, scale, seed);
+                let expected = run(&mut *new(), apart, &inputs, scale, seed, &cases.parts);
+                let found = run(&mut *new(), fused, &inputs, scale, seed, &cases.parts);
                 for (n, (found, expected)) in found.iter().zip(&expected).enumerate() {
                     let off = found.iter().zip(expected).filter(|(a, b)| a != b).count();
                     assert!(
@@ -288,17 +316,15 @@ fn main() {
         let cpu = || Box::new(CpuEngine::new(Arc::new(cpu_kernels()))) as Box<dyn Engine>;
         tests.push(Trial::test(format!("cpu_{n}"), {
             let maker = maker.clone();
-            move || check(&cpu, &maker, &SHAPES, &BOTH)
+            move || check(&cpu, &maker, &Cases::small())
         }));
-        let test = Trial::test(format!("card_{n}"), move || check(&on_card, &maker, &SHAPES, &BOTH));
+        let test = Trial::test(format!("card_{n}"), move || check(&on_card, &maker, &Cases::small()));
         tests.push(test.with_ignored_flag(is_missing));
     }
-    // Sums that the cache has not, made and cast in one launch: a row is for a part of a block's threads, for most or for all of them.
+    // Rows of eight, four, two, two with warps that wait, and one for a block; and too wide for one.
     let l2_bytes = card.as_ref().map_or(0, |card| card.info().l2_bytes);
-    for width in [128, 1024, 5120, 8192] {
-        let rows = (l2_bytes / (4 * width)).next_multiple_of(TILE) + TILE;
-        let shapes = [[rows, width]];
-        let large = move || check(&on_card, &norm_of_sum(), &shapes, &[DType::BF16]);
+    for width in [128, 2048, 4096, 3072, 5120, 8192, 8320] {
+        let large = move || check(&on_card, &norm_of_sum(), &Cases::large(width, l2_bytes));
         tests.push(Trial::test(format!("card_sum_{width}"), large).with_ignored_flag(is_missing));
     }
     let conclusion = libtest_mimic::run(&arguments, tests);

@@ -64,7 +64,7 @@ fn cast(
         let mut touched = i.inputs.iter().copied().chain(i.outputs.iter().map(|o| o.value));
         touched.any(|v| reader.outputs.iter().any(|o| o.value == v))
     };
-    let makes = |i: &Instance| i.outputs.iter().any(|o| others.contains(&o.value));
+    let makes = |i: &Instance| i.outputs.iter().any(|o| reader.inputs.contains(&o.value));
     let is_assigned = made.iter().flatten().all(|&output| maker.outputs[output].mode == WriteMode::Assign);
     let is_near = maker.origin.stage == reader.origin.stage && is_assigned;
     if !is_near || touches(maker) || since.iter().any(|i| touches(i) || makes(i)) {

@@ -109,9 +109,9 @@ template <bool WHOLE> __device__ __forceinline__ void write_transposed(const Qua
     }
 }
 
-// Casts the pieces of the threads of a block: the area that is the `down`-th from above and the `across`-th from the left. ON_THE_WAY nothing
-// has measured for a scale that is none yet.
-template <class T, bool VECTOR, bool WHOLE, bool ON_THE_WAY = false>
+// Casts the pieces of the threads of a block: the area that is the `down`-th from above and the `across`-th from the left. UNMEASURED nothing has
+// measured before for a scale that is none yet: it is measured here, and the area cast once more behind.
+template <class T, bool VECTOR, bool WHOLE, bool UNMEASURED = false>
 __device__ __forceinline__ void cast_area(const Quantize& at, const Eight<T> (&piece)[HIGH], u32 down, u32 across) {
     constexpr bool ROWS = !ONCE && DIRECT, COLUMNS = !ONCE && TRANSPOSED;
     using Bits = typename Magnitudes<T>::Bits;
@@ -126,7 +126,7 @@ __device__ __forceinline__ void cast_area(const Quantize& at, const Eight<T> (&p
     float scale = 1.0f;
     if (ONCE && !MEASURES && PHASE != FUSED) {
         const u32* measured = at.measured ? at.measured : DIRECT ? at.direct.maxima : at.transposed.maxima;
-        u32 amax = ask(measured);
+        u32 amax = UNMEASURED && PHASE == GIVEN ? 0 : ask(measured);
         scale = scale_of(at, amax);
         if (threadIdx.x == 0 && PHASE == CAST && at.measured && at.measured != at.amax && across == 0 && down == 0)
             *at.amax = at.accumulate ? max(*at.amax, amax) : amax;
@@ -243,7 +243,7 @@ __device__ __forceinline__ void cast_area(const Quantize& at, const Eight<T> (&p
         if (threadIdx.x == 0) {
             raise(at.amax, largest);
             // A scale that is none yet is that of what is measured here.
-            if (ON_THE_WAY && PHASE == GIVEN && *at.scale == 0.0f) raise(DIRECT ? at.direct.maxima : at.transposed.maxima, largest);
+            if (UNMEASURED && PHASE == GIVEN && *at.scale == 0.0f) raise(DIRECT ? at.direct.maxima : at.transposed.maxima, largest);
             if (MEASURES && ONCE) raise(at.direct.maxima + down * at.direct.down + across * at.direct.across, largest);
         }
     }

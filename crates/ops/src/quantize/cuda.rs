@@ -98,10 +98,11 @@ pub(crate) const ON_THE_WAY: &[Defines] = variants![
     INPUT E4M3 TENSOR GIVEN [1 0, 0 1, 1 1],
     INPUT E4M3 BLOCK FUSED [1 0, 0 1, 1 1],
 ];
-/// And of norms, by tiles and with a scale that is given.
+/// And of norms, by tiles too.
 pub(crate) const NORMS_ON_THE_WAY: &[Defines] = variants![
     NORM E4M3 TENSOR GIVEN [1 0, 0 1, 1 1],
     NORM E4M3 TILES FUSED [1 0, 0 1, 1 1],
+    NORM E4M3 BLOCK FUSED [1 1],
 ];
 const E4M3: i64 = 0;
 const E5M2: i64 = 1;
@@ -125,6 +126,8 @@ const UNSET: i64 = 4;
 
 /// Columns of a thread's piece.
 const WIDTH: usize = 8;
+/// Threads of a block that casts an area of a norm.
+pub(crate) const NORM_THREADS: u32 = (TILE / WIDTH * TILE / high(NORM) as usize) as u32;
 /// Threads of a block that measures, at most, and the least rows of one.
 const MEASURING: usize = 256;
 const ROWS: usize = 2;

@@ -168,13 +168,17 @@ impl Quantize {
         2 * self.layouts.made().into_iter().filter(|&made| made).count()
     }
 
-    /// The cast of `reader`, if it is one of this by tiles or blocks, or with a scale that is given, so that whatever makes that by blocks can
-    /// cast it.
+    /// Whether it casts by tiles or blocks, or with a scale that is given, so that whatever makes the tensor by blocks can cast it.
+    pub(crate) fn is_on_the_way(&self) -> bool {
+        let is_within = matches!(self.scaling, Scaling::Tile | Scaling::Block);
+        let is_known = self.is_given() || (self.known == Known::Nothing && is_within);
+        self.format != DType::E5M6 && is_known
+    }
+
+    /// The cast of `reader`, if it is such a cast of `of`.
     pub(crate) fn on_the_way(of: Of, reader: &dyn Op) -> Option<Self> {
         let cast = *(reader as &dyn Any).downcast_ref::<Quantize>()?;
-        let is_within = matches!(cast.scaling, Scaling::Tile | Scaling::Block);
-        let is_known = cast.is_given() || (cast.known == Known::Nothing && is_within);
-        (cast.of == of && cast.format != DType::E5M6 && is_known).then_some(cast)
+        (cast.of == of && cast.is_on_the_way()).then_some(cast)
     }
 
     /// Whether its scale is an input.

@@ -1,12 +1,14 @@
 // A sum, its rows' 1/rms and the cast of its norm to FP8 in one launch: equal to the bit to those by rms_norm/kernel.cu and quantize/kernel.cu.
 //
-// A cast needs all of its rows' 1/rms, and so waits until strips of EDGE rows are whole; by then the sum of a few strips is still in the
-// cache, and is not read from memory again. Some blocks make rows, others cast areas. A card begins blocks in the order of their numbers, as
-// CUB's scans rely on too; in it the rows of a strip are `lead` strips before its areas, as many as are under way at a time: a block that
-// waits, waits for blocks that run, and seldom for long.
+// Bound by memory: x and what is added are read once, the sum and both layouts of its cast written once. A cast needs all of its rows' 1/rms,
+// and so waits until a strip of EDGE rows is whole; by then the sum of a few strips is still in the cache, and is not read from memory again.
+//
+// There are `makers` + `areas` blocks for every strip, those that make its rows and those that cast its areas. A card begins blocks in the
+// order of their numbers, as CUB's scans rely on too. In that order the rows of a strip are `lead` strips before its areas, as many strips as
+// are under way at a time: a block that waits, waits for blocks that run, and seldom for long.
 
 struct NormCast {
-    // Of x the sum; its 1/rms are f32.
+    // Its x is the sum and its rstd 1/rms, of f32: both are written here.
     Quantize at;
     const void* x;
     const void* delta;
@@ -58,7 +60,8 @@ template <class T> __device__ __forceinline__ void make_rows(const NormCast& of,
     if (makes && thread == 0) ((float*)of.at.rstd.at)[row] = rstd_of(squares, of.at.cols, of.eps);
 }
 
-// Casts an area, of a sum that other blocks have written since the launch began.
+// Casts an area of the norm. made.cuh would ask for the sum as for what nothing writes meanwhile, and other blocks of this launch have written
+// it.
 template <class T> __device__ __forceinline__ void cast_strip(const Quantize& at, u32 down, u32 across) {
     u32 column = across * EDGE + threadIdx.x % LANES_WIDE * WIDTH, row = down * EDGE + threadIdx.x / LANES_WIDE * HIGH;
     const T* from = (const T*)at.x + (u64)row * at.cols + column;
@@ -102,9 +105,9 @@ template <class T> __device__ __forceinline__ void norm_cast(const NormCast& of)
     }
 }
 
-// As quantize/kernel.cu; one scale for all leaves more registers.
+// As quantize/kernel.cu.
 #if __CUDA_ARCH__ >= 890
-#define AT_ONCE (SCALING == TENSOR ? 4 : 3)
+#define AT_ONCE 3
 #else
 #define AT_ONCE 1
 #endif

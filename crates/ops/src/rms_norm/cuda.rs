@@ -25,7 +25,7 @@ pub(super) const CAST: KernelSource = KernelSource {
 const THREADS: usize = 1024;
 /// Vectors that a thread keeps of a row; as in the source.
 const HELD: usize = 4;
-/// Blocks with casts that a multiprocessor has at a time.
+/// Blocks of a multiprocessor that are under way at a time, with casts: three, and the next.
 const AT_ONCE: usize = 4;
 /// Rows below which a card has threads to spare.
 const FEW: usize = 64;
@@ -145,7 +145,7 @@ impl What {
             eps,
         };
         // SAFETY: the kernel takes one `Norm`. x, what is added, the sum and y are [rows, width] of the type that the name says, w has width
-        // elements, rstd rows of f32 and amax one; a block stays within its row. Rows of whole vectors are aligned, and KEPT vectors a
+        // elements, rstd rows of f32 and amax one; a block stays within its row. Rows of whole vectors are aligned, and HELD vectors a
         // thread hold one.
         let norm = unsafe { Work::launch(function, Launch::row(rows.max(1) as u32, threads), arguments) };
         if self.amax.is_none() {
@@ -179,22 +179,20 @@ impl What {
         else {
             return Ok(None);
         };
-        if self.x.ty.bytes() <= gpu.info().l2_bytes / 2 {
+        let (rows, width) = self.x.ty.shape.rows_cols();
+        let is_whole = rows.is_multiple_of(TILE) && width.is_multiple_of(TILE);
+        let is_in_cache = self.x.ty.bytes() <= gpu.info().l2_bytes / 2;
+        if !is_whole || is_in_cache || threads > quantize::NORM_THREADS {
             return Ok(None);
         }
         let Some(within) = cast.within(gpu, of)? else { return Ok(None) };
-        let Within { arguments: at, defines, path: "whole", launch, before, behind } = within else {
-            return Ok(None);
-        };
+        let Within { arguments: at, defines, launch, before, behind, .. } = within;
         let ([across, down, _], [block, ..]) = (launch.grid, launch.block);
-        if threads > block {
-            return Ok(None);
-        }
         // Blocks that make the rows of a strip.
         let makers = TILE as u32 / (block / threads);
         let under_way = gpu.info().multiprocessors * AT_ONCE as u32;
         let lead = under_way.div_ceil(makers + across).min(down);
-        // A word a strip.
+        // Four bytes a strip.
         let done = table(gpu, &vec![0; down.div_ceil(2) as usize])?;
         let arguments =
             NormCast { at, x: self.x.place, delta: delta.place, done: done.pointer(), threads, lead, eps };

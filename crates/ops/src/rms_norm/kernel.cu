@@ -1,7 +1,7 @@
 // Norms of rows, and their backward.
 //
-// Bound by memory: each kernel on the vector path reads and writes every element once. A row is a block's. Where rows do not begin at multiples of 16 bytes, or are too wide for that,
-// a second kernel reads them twice instead.
+// Bound by memory: each kernel on the vector path reads and writes every element once. A row is a block's. Where rows do not begin at
+// multiples of 16 bytes, or are too wide for a block to keep, a second kernel reads them twice instead.
 
 struct Norm {
     const void* x;

@@ -130,8 +130,8 @@ impl Differentiable for AddRmsNorm {
 }
 
 /// `x_td -> rstd_t` or, adding, `(x_td, delta_td) -> (sum_td, rstd_t)`: [`RmsNorm`] or [`AddRmsNorm`] without y, where y is made as it is
-/// cast. With `amax` the weight w_d is the last input, and the largest magnitude of y, `f32[1]`, the last output; with `cast`, adding and
-/// without `amax`, w_d and what is known of y are, and what the cast of y makes ([`Quantize`]).
+/// cast. With `amax` the weight w_d is the last input, and the largest magnitude of y, `f32[1]`, the last output. With `cast`, where it adds
+/// and does not measure, the inputs end with `w_d [, scale of y]` and the outputs with what the cast of y makes ([`Quantize`]).
 #[derive(Clone, Copy, Debug)]
 pub struct Rms {
     /// Added to the mean square.
@@ -140,12 +140,12 @@ pub struct Rms {
     pub adds: bool,
     /// Whether y is measured.
     pub amax: bool,
-    /// How y is cast.
+    /// How y is cast: by tiles, by blocks or with a scale that is given.
     pub cast: Option<Quantize>,
 }
 
 impl Rms {
-    /// What the cast is of: the sum, 1/rms, and the inputs that are no norm's.
+    /// What the cast is of: the sum, 1/rms, and the inputs behind x and what is added.
     fn cast_inputs(&self, inputs: &[TensorType]) -> Vec<TensorType> {
         let (rows, _) = inputs[0].shape.rows_cols();
         [inputs[0], rstd(inputs[0], rows)].into_iter().chain(inputs[2..].iter().copied()).collect()
@@ -159,8 +159,9 @@ impl Op for Rms {
 
     fn infer(&self, inputs: &[TensorType]) -> Result<Vec<TensorType>, OpError> {
         let own = 1 + usize::from(self.adds);
-        OpError::ensure(self.cast.is_none() || (self.adds && !self.amax), || {
-            "rms casts the norm of a sum that it does not measure".into()
+        let casts = |cast: Quantize| cast.of == Of::Norm && cast.is_on_the_way() && self.adds && !self.amax;
+        OpError::ensure(self.cast.is_none_or(casts), || {
+            "rms casts a norm where it adds and does not measure, by tiles, by blocks or with a scale that is given".into()
         })?;
         let beside = self.cast.map_or(usize::from(self.amax), |cast| cast.inputs() - 2);
         OpError::arity(self.name(), inputs, own + beside)?;
@@ -201,7 +202,7 @@ impl Op for Rms {
     fn rebuild(&self, kept: &[bool]) -> Option<Rebuild> {
         let outputs: Vec<_> = (1..kept.len()).collect();
         let weight = self.amax.then_some(Source::Input(2));
-        (self.adds && kept[0]).then(|| Rebuild {
+        (self.adds && self.cast.is_none() && kept[0]).then(|| Rebuild {
             op: Arc::new(Rms { adds: false, ..*self }),
             inputs: [Source::Output(0)].into_iter().chain(weight).collect(),
             outputs,

@@ -1,4 +1,4 @@
-// A row of a norm, whose threads keep what they read in registers between the reduction and the writing: as many 16-byte vectors each, all
+// A row of a norm, whose threads keep what they read in registers between the reduction and the writing: HELD vectors of 16 bytes each, all
 // under way at once.
 
 constexpr int HELD = 4;

@@ -126,7 +126,8 @@ __device__ __forceinline__ void cast_area(const Quantize& at, const Eight<T> (&p
     float scale = 1.0f;
     if (ONCE && !MEASURES && PHASE != FUSED) {
         const u32* measured = at.measured ? at.measured : DIRECT ? at.direct.maxima : at.transposed.maxima;
-        u32 amax = UNMEASURED && PHASE == GIVEN ? 0 : ask(measured);
+        // UNMEASURED, it is of no use: what a scale of 0 is cast with here is cast once more.
+        u32 amax = ask(measured);
         scale = scale_of(at, amax);
         if (threadIdx.x == 0 && PHASE == CAST && at.measured && at.measured != at.amax && across == 0 && down == 0)
             *at.amax = at.accumulate ? max(*at.amax, amax) : amax;

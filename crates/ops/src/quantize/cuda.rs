@@ -346,14 +346,13 @@ impl Quantize {
     /// Whether nothing is to be cleared before areas are cast: by tiles or blocks, none of the scales stands for no region, of which cuBLASLt
     /// wants some (rows of blocks in fours), and the amax adds to one before.
     fn is_clear(self, arguments: &Arguments) -> bool {
-        let is_within = matches!(self.scaling, Scaling::Tile | Scaling::Block);
         let has_padding = arguments.sides.iter().any(|side| {
             let (rows, cols) = (side.rows as usize, side.cols as usize);
             let (high, wide) = self.scaling.region(rows, cols);
             let regions = rows.div_ceil(high.max(1)) * cols.div_ceil(wide.max(1));
             regions != side.scales as usize
         });
-        is_within && arguments.accumulate != 0 && !has_padding
+        self.is_within_areas() && arguments.accumulate != 0 && !has_padding
     }
 
     fn arguments(self, operands: &Operands<'_>) -> Arguments {

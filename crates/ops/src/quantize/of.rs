@@ -168,10 +168,14 @@ impl Quantize {
         2 * self.layouts.made().into_iter().filter(|&made| made).count()
     }
 
+    /// Whether no region that shares a scale is larger than an area of a block.
+    pub(super) fn is_within_areas(&self) -> bool {
+        matches!(self.scaling, Scaling::Tile | Scaling::Block)
+    }
+
     /// Whether it casts by tiles or blocks, or with a scale that is given, so that whatever makes the tensor by blocks can cast it.
     pub(crate) fn is_on_the_way(&self) -> bool {
-        let is_within = matches!(self.scaling, Scaling::Tile | Scaling::Block);
-        let is_known = self.is_given() || (self.known == Known::Nothing && is_within);
+        let is_known = self.is_given() || (self.known == Known::Nothing && self.is_within_areas());
         self.format != DType::E5M6 && is_known
     }
 

@@ -25,7 +25,7 @@ pub(super) const CAST: KernelSource = KernelSource {
 const THREADS: usize = 1024;
 /// Vectors that a thread keeps of a row; as in the source.
 const HELD: usize = 4;
-/// Blocks of a multiprocessor that are under way at a time, with casts: three, and the next.
+/// Blocks with casts that a multiprocessor has at a time, at most.
 const AT_ONCE: usize = 4;
 /// Rows below which a card has threads to spare.
 const FEW: usize = 64;

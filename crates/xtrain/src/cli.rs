@@ -337,7 +337,7 @@ pub(crate) struct ExportArgs {
     #[arg(long, short, value_name = "FOLDER")]
     pub(crate) out: PathBuf,
     /// The element type of the weights; by default as the run's own export, or what loses nothing of a Hugging Face folder.
-    /// fp8 is E4M3 with scales for blocks of 128 x 128, which transformers, vLLM and SGLang load: the linear layers of
+    /// fp8 is E4M3 with scales for blocks of 128 x 128, as DeepSeek-V3 is published: the linear layers of
     /// the blocks, where their sizes are multiples of 128; the rest is bf16
     #[arg(long, value_parser = named(&ExportDtype::ALL, ExportDtype::name))]
     pub(crate) dtype: Option<ExportDtype>,

@@ -14,7 +14,7 @@ impl HfConfig {
     }
 
     /// The same beside weights of which linear layers are FP8 with scales for blocks of 128 x 128, all but those of `modules` (as Hugging
-    /// Face names them), and the rest is bf16: what DeepSeek-V3's and Qwen3-FP8's files say, and transformers, vLLM and SGLang read.
+    /// Face names them), and the rest is bf16: what DeepSeek-V3's and Qwen3-FP8's files say, and transformers reads.
     pub fn to_fp8_json(&self, modules: &[String]) -> String {
         let mut out = self.written("bfloat16");
         let quantization = json!({

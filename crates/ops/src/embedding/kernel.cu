@@ -163,8 +163,8 @@ struct Gradient {
 
 constexpr int RUN = 32, SUM_WARPS = 8;
 
-// Clears the rows that do not occur, four elements a thread, or one: a warp a row. No more of f32, for lanes beside each other are then to write
-// what is beside each other: 32 bytes a lane were half as fast.
+// Clears the rows that do not occur, four elements a thread, or one: a warp a row. Eight of f32 a thread, which it
+// stores in two halves, so that no store of a warp is of neighbours, are half as fast.
 template <int N> __device__ __forceinline__ void clear(const Gradient& at) {
     u32 row = blockIdx.x * SUM_WARPS + threadIdx.x / 32;
     if (row >= at.table_rows || at.occurs[row]) return;

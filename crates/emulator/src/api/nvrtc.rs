@@ -1,0 +1,150 @@
+//! `libnvrtc.so.13`: the real compiler, asked for PTX with the lines of the source in the place of machine code.
+
+use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
+use std::ffi::{CStr, CString, c_char, c_int, c_void};
+use std::path::Path;
+use std::sync::OnceLock;
+
+/// The variable that names the real library's file.
+const VARIABLE: &str = "XTRAIN_EMULATOR_NVRTC";
+
+/// Opened without its symbols becoming everybody's: ours have the same names.
+fn real() -> Option<&'static Library> {
+    static REAL: OnceLock<Option<Library>> = OnceLock::new();
+    let open = || {
+        let path = std::env::var_os(VARIABLE)?;
+        let open = |path: &Path| {
+            // SAFETY: initialisers of NVIDIA's library run, which may be run at any time.
+            unsafe { Library::open(Some(path), RTLD_NOW | RTLD_LOCAL) }
+        };
+        // It looks for its companion by name, and finds what is open.
+        let folder = Path::new(&path).parent()?.read_dir().ok()?.flatten();
+        for entry in
+            folder.filter(|entry| entry.file_name().to_string_lossy().starts_with("libnvrtc-builtins.so"))
+        {
+            std::mem::forget(open(&entry.path()));
+        }
+        open(Path::new(&path)).inspect_err(|error| eprintln!("emulated GPU: {error}")).ok()
+    };
+    let opened = REAL.get_or_init(open).as_ref();
+    if opened.is_none() {
+        eprintln!("emulated GPU: {VARIABLE} does not name a libnvrtc.so.13 that opens");
+    }
+    opened
+}
+
+/// NVRTC_ERROR_INTERNAL_ERROR
+const FAILED: c_int = 11;
+
+/// Calls the real function of this name.
+macro_rules! forward {
+    ($name:literal, fn($($ty:ty),*) -> $ret:ty, ($($arg:expr),*), $otherwise:expr) => {
+        match real() {
+            Some(library) => {
+                // SAFETY: the function has this signature in NVRTC 13.
+                let function = unsafe { library.get::<unsafe extern "C" fn($($ty),*) -> $ret>($name) };
+                match function {
+                    // SAFETY: the caller's arguments.
+                    Ok(function) => unsafe { function($($arg),*) },
+                    Err(_) => $otherwise,
+                }
+            }
+            None => $otherwise,
+        }
+    };
+}
+
+#[unsafe(no_mangle)]
+#[allow(non_snake_case, reason = "NVIDIA's name")]
+unsafe extern "C" fn nvrtcVersion(major: *mut c_int, minor: *mut c_int) -> c_int {
+    forward!(b"nvrtcVersion\0", fn(*mut c_int, *mut c_int) -> c_int, (major, minor), FAILED)
+}
+
+#[unsafe(no_mangle)]
+#[allow(non_snake_case, reason = "NVIDIA's name")]
+unsafe extern "C" fn nvrtcGetErrorString(result: c_int) -> *const c_char {
+    let unknown = c"the real NVRTC cannot be opened".as_ptr();
+    forward!(b"nvrtcGetErrorString\0", fn(c_int) -> *const c_char, (result), unknown)
+}
+
+#[unsafe(no_mangle)]
+#[allow(non_snake_case, reason = "NVIDIA's name")]
+unsafe extern "C" fn nvrtcCreateProgram(
+    program: *mut *mut c_void,
+    source: *const c_char,
+    name: *const c_char,
+    header_count: c_int,
+    headers: *const *const c_char,
+    header_names: *const *const c_char,
+) -> c_int {
+    forward!(
+        b"nvrtcCreateProgram\0",
+        fn(
+            *mut *mut c_void,
+            *const c_char,
+            *const c_char,
+            c_int,
+            *const *const c_char,
+            *const *const c_char,
+        ) -> c_int,
+        (program, source, name, header_count, headers, header_names),
+        FAILED
+    )
+}
+
+#[unsafe(no_mangle)]
+#[allow(non_snake_case, reason = "NVIDIA's name")]
+unsafe extern "C" fn nvrtcDestroyProgram(program: *mut *mut c_void) -> c_int {
+    forward!(b"nvrtcDestroyProgram\0", fn(*mut *mut c_void) -> c_int, (program), FAILED)
+}
+
+/// Machine code becomes PTX: `sm_90a` is asked for as `compute_90a`, with lines, and what is for the assembler is dropped.
+#[unsafe(no_mangle)]
+#[allow(non_snake_case, reason = "NVIDIA's name")]
+unsafe extern "C" fn nvrtcCompileProgram(
+    program: *mut c_void,
+    count: c_int,
+    options: *const *const c_char,
+) -> c_int {
+    let given = (0..count as usize).map(|n| {
+        // SAFETY: as many pointers as `count` says.
+        let option = unsafe { *options.add(n) };
+        // SAFETY: to strings that end with zeros.
+        unsafe { CStr::from_ptr(option) }.to_string_lossy().into_owned()
+    });
+    let kept = given.filter(|option| !option.starts_with("--ptxas-options"));
+    let kept = kept.map(|option| option.replace("--gpu-architecture=sm_", "--gpu-architecture=compute_"));
+    let kept = kept.chain(["-lineinfo".to_owned()]);
+    let kept: Vec<CString> = kept.filter_map(|option| CString::new(option).ok()).collect();
+    let pointers: Vec<*const c_char> = kept.iter().map(|option| option.as_ptr()).collect();
+    forward!(
+        b"nvrtcCompileProgram\0",
+        fn(*mut c_void, c_int, *const *const c_char) -> c_int,
+        (program, pointers.len() as c_int, pointers.as_ptr()),
+        FAILED
+    )
+}
+
+#[unsafe(no_mangle)]
+#[allow(non_snake_case, reason = "NVIDIA's name")]
+unsafe extern "C" fn nvrtcGetProgramLogSize(program: *mut c_void, bytes: *mut usize) -> c_int {
+    forward!(b"nvrtcGetProgramLogSize\0", fn(*mut c_void, *mut usize) -> c_int, (program, bytes), FAILED)
+}
+
+#[unsafe(no_mangle)]
+#[allow(non_snake_case, reason = "NVIDIA's name")]
+unsafe extern "C" fn nvrtcGetProgramLog(program: *mut c_void, log: *mut c_char) -> c_int {
+    forward!(b"nvrtcGetProgramLog\0", fn(*mut c_void, *mut c_char) -> c_int, (program, log), FAILED)
+}
+
+#[unsafe(no_mangle)]
+#[allow(non_snake_case, reason = "NVIDIA's name")]
+unsafe extern "C" fn nvrtcGetCUBINSize(program: *mut c_void, bytes: *mut usize) -> c_int {
+    forward!(b"nvrtcGetPTXSize\0", fn(*mut c_void, *mut usize) -> c_int, (program, bytes), FAILED)
+}
+
+#[unsafe(no_mangle)]
+#[allow(non_snake_case, reason = "NVIDIA's name")]
+unsafe extern "C" fn nvrtcGetCUBIN(program: *mut c_void, cubin: *mut c_char) -> c_int {
+    forward!(b"nvrtcGetPTX\0", fn(*mut c_void, *mut c_char) -> c_int, (program, cubin), FAILED)
+}

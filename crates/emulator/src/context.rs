@@ -1,0 +1,255 @@
+//! What a step of a kernel works on: the registers of a warp, and everything that its threads can reach.
+
+use crate::fault::Outcome;
+use crate::kernel::{Code, Execute};
+use crate::memory::{Bytes, Local, Memory};
+use crate::registers::{LANES, Lane, Lanes, Registers, Slot, uninitialised};
+use pulp::Arch;
+use std::sync::LazyLock;
+
+/// The CPU's widest vector unit, found when first asked for.
+static ARCH: LazyLock<Arch> = LazyLock::new(Arch::new);
+
+/// Runs `body`, compiled for the CPU's vector unit.
+#[inline(always)]
+pub(crate) fn vectorized<R>(body: impl FnOnce() -> R) -> R {
+    ARCH.dispatch(body)
+}
+
+/// An operand that is read.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Source<T> {
+    Slot(Slot),
+    Constant(T),
+    /// A predefined register: a function of the thread.
+    Special(fn(&Context<'_>, usize) -> u32),
+}
+
+/// A launch of a kernel.
+pub(crate) struct Launch<'a> {
+    pub(crate) code: &'a Code,
+    pub(crate) memory: &'a Memory,
+    pub(crate) parameters: Local,
+    pub(crate) grid: [u32; 3],
+    /// Threads of a block.
+    pub(crate) block: [u32; 3],
+    /// Blocks of a cluster.
+    pub(crate) cluster: [u32; 3],
+    /// Static and dynamic shared memory of a block.
+    pub(crate) shared_bytes: u64,
+}
+
+/// Where a warp is in its launch.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Position {
+    /// The block within the grid.
+    pub(crate) block: [u32; 3],
+    /// The number of its first thread within the block.
+    pub(crate) first_thread: u32,
+}
+
+/// The state of a warp that steps change.
+pub(crate) struct Context<'a> {
+    pub(crate) launch: &'a Launch<'a>,
+    pub(crate) registers: &'a mut Registers,
+    /// The lanes that execute the step.
+    pub(crate) active: u32,
+    pub(crate) position: Position,
+    pub(crate) shared: &'a Local,
+    /// Local memory of all lanes, one after the other.
+    pub(crate) local: &'a Local,
+    /// By lane, groups of asynchronous copies, the last of which is open.
+    pub(crate) copies: &'a mut Vec<PendingCopies>,
+    /// Whether the step wrote memory: what others that spin may wait for.
+    pub(crate) wrote: bool,
+}
+
+/// The asynchronous copies of a thread: those committed, as groups, and those not yet.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct PendingCopies {
+    pub(crate) committed: std::collections::VecDeque<Vec<PendingCopy>>,
+    pub(crate) open: Vec<PendingCopy>,
+}
+
+/// An asynchronous copy to shared memory.
+#[derive(Clone, Debug)]
+pub(crate) struct PendingCopy {
+    pub(crate) target: u64,
+    pub(crate) source: u64,
+    pub(crate) bytes: usize,
+    /// What is copied; zeros fill the rest.
+    pub(crate) source_bytes: usize,
+}
+
+impl Context<'_> {
+    #[inline(always)]
+    pub(crate) fn read<T: Lane>(&self, source: Source<T>) -> Lanes<T> {
+        match source {
+            Source::Slot(slot) => self.registers.read(slot),
+            Source::Constant(value) => [value; LANES],
+            Source::Special(of) => std::array::from_fn(|lane| T::from_u64(of(self, lane).into())),
+        }
+    }
+
+    /// A fault where an active lane of a source was never written.
+    #[inline(always)]
+    pub(crate) fn require<T: Lane>(&self, source: Source<T>) -> Outcome {
+        if let Source::Slot(slot) = source {
+            let marked = self.registers.marked::<T>(slot) & self.active;
+            if marked != 0 {
+                uninitialised(marked)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Reads what must have been written.
+    #[inline(always)]
+    pub(crate) fn value<T: Lane>(&self, source: Source<T>) -> Outcome<Lanes<T>> {
+        self.require(source)?;
+        Ok(self.read(source))
+    }
+
+    /// Whether an active lane of a source has bytes that were never written.
+    #[inline(always)]
+    pub(crate) fn is_marked<T: Lane>(&self, source: Source<T>) -> bool {
+        matches!(source, Source::Slot(slot) if self.registers.marked::<T>(slot) & self.active != 0)
+    }
+
+    /// A bit for each byte of each lane that was never written.
+    pub(crate) fn unwritten<T: Lane>(&self, source: Source<T>) -> Lanes<u8> {
+        match source {
+            Source::Slot(slot) => self.registers.unwritten::<T>(slot),
+            _ => [0; LANES],
+        }
+    }
+
+    #[inline(always)]
+    pub(crate) fn write<T: Lane>(&mut self, slot: Slot, values: &Lanes<T>) {
+        self.registers.write(slot, values, self.active);
+    }
+
+    /// Writes values of which some bytes were never written.
+    pub(crate) fn write_marked<T: Lane>(&mut self, slot: Slot, values: &Lanes<T>, unwritten: &Lanes<u8>) {
+        self.registers.write(slot, values, self.active);
+        self.registers.mark::<T>(slot, unwritten, self.active);
+    }
+
+    /// A predicate's lanes, negated if asked for.
+    #[inline(always)]
+    pub(crate) fn predicate(&self, predicate: (Slot, bool)) -> Outcome<u32> {
+        let lanes = self.registers.predicate(predicate.0, self.active)?;
+        Ok(if predicate.1 { !lanes } else { lanes })
+    }
+
+    #[inline(always)]
+    pub(crate) fn write_predicate(&mut self, slot: Slot, lanes: u32) {
+        self.registers.write_predicate(slot, lanes, self.active);
+    }
+
+    /// Thread `lane` of the warp along x, y, z.
+    pub(crate) fn thread(&self, lane: usize) -> [u32; 3] {
+        let [x, y, _] = self.launch.block;
+        let number = self.position.first_thread + lane as u32;
+        [number % x, number / x % y, number / x / y]
+    }
+
+    /// The bytes of a lane's local memory.
+    pub(crate) fn local_bytes(&self, lane: usize, offset: u64, bytes: u64) -> Option<Bytes<'_>> {
+        let of_lane = self.launch.code.local_bytes;
+        let is_within = offset <= of_lane && bytes <= of_lane - offset;
+        if is_within { self.local.bytes(lane as u64 * of_lane + offset, bytes) } else { None }
+    }
+}
+
+/// A step that computes a result of one operand, lane by lane.
+pub(crate) fn map1<A: Lane, R: Lane>(
+    target: Slot,
+    a: Source<A>,
+    f: impl Fn(A) -> R + Send + Sync + 'static,
+) -> Execute {
+    Box::new(move |cx| {
+        cx.require(a)?;
+        vectorized(
+            #[inline(always)]
+            || {
+                let (a, mut result) = (cx.read(a), [R::default(); LANES]);
+                for lane in 0..LANES {
+                    result[lane] = f(a[lane]);
+                }
+                cx.write(target, &result);
+            },
+        );
+        Ok(())
+    })
+}
+
+/// As [`map1`], of two operands.
+pub(crate) fn map2<A: Lane, B: Lane, R: Lane>(
+    target: Slot,
+    (a, b): (Source<A>, Source<B>),
+    f: impl Fn(A, B) -> R + Send + Sync + 'static,
+) -> Execute {
+    Box::new(move |cx| {
+        cx.require(a)?;
+        cx.require(b)?;
+        vectorized(
+            #[inline(always)]
+            || {
+                let (a, b, mut result) = (cx.read(a), cx.read(b), [R::default(); LANES]);
+                for lane in 0..LANES {
+                    result[lane] = f(a[lane], b[lane]);
+                }
+                cx.write(target, &result);
+            },
+        );
+        Ok(())
+    })
+}
+
+/// As [`map1`], of three operands.
+pub(crate) fn map3<A: Lane, B: Lane, C: Lane, R: Lane>(
+    target: Slot,
+    (a, b, c): (Source<A>, Source<B>, Source<C>),
+    f: impl Fn(A, B, C) -> R + Send + Sync + 'static,
+) -> Execute {
+    Box::new(move |cx| {
+        cx.require(a)?;
+        cx.require(b)?;
+        cx.require(c)?;
+        vectorized(
+            #[inline(always)]
+            || {
+                let (a, b, c, mut result) = (cx.read(a), cx.read(b), cx.read(c), [R::default(); LANES]);
+                for lane in 0..LANES {
+                    result[lane] = f(a[lane], b[lane], c[lane]);
+                }
+                cx.write(target, &result);
+            },
+        );
+        Ok(())
+    })
+}
+
+/// A step that computes a predicate of two operands, lane by lane.
+pub(crate) fn test2<A: Lane>(
+    target: Slot,
+    (a, b): (Source<A>, Source<A>),
+    f: impl Fn(A, A) -> bool + Send + Sync + 'static,
+) -> Execute {
+    Box::new(move |cx| {
+        cx.require(a)?;
+        cx.require(b)?;
+        vectorized(
+            #[inline(always)]
+            || {
+                let (a, b, mut lanes) = (cx.read(a), cx.read(b), 0u32);
+                for lane in 0..LANES {
+                    lanes |= u32::from(f(a[lane], b[lane])) << lane;
+                }
+                cx.write_predicate(target, lanes);
+            },
+        );
+        Ok(())
+    })
+}

@@ -1,0 +1,486 @@
+//! The execution of a launch: blocks, warps and lanes that diverge.
+//!
+//! Blocks start in the order of their numbers, a few for each multiprocessor at a time. Of the warps of these blocks one is drawn at
+//! random, runs for a random number of steps, and then another. Lanes of a warp that stand at different places run in turn, those
+//! furthest back in the kernel's text first, which brings them together again after a branch. A launch in which no warp can go on ends
+//! with a fault, as does one in which all warps that can repeat the same states.
+
+use crate::context::{Context, Launch, PendingCopies, Position};
+use crate::fault::{Fault, FaultKind, Outcome, Report};
+use crate::kernel::{Action, Barrier, End, ReductionKind, Target};
+use crate::memory::Local;
+use crate::random::Random;
+use crate::registers::{LANES, Registers};
+use std::collections::HashSet;
+
+/// Multiprocessors of an emulated device.
+pub(crate) const MULTIPROCESSORS: usize = 8;
+/// The most threads that a multiprocessor has at a time.
+const THREADS: usize = 2048;
+/// The most blocks: more would take memory of the host's and interleave no better.
+const BLOCKS: usize = 2;
+/// Barriers of a block.
+const BARRIERS: usize = 16;
+
+/// A warp runs for at most 2 to this power steps in a turn.
+const LONGEST_TURN: usize = 10;
+/// After so many steps without a write, warps are watched for states that come again.
+const IDLE_STEPS: u64 = 100_000;
+
+/// A place in a kernel: block of code, and step.
+type Place = (u32, u32);
+
+/// Lanes of a warp that stand at the same place.
+#[derive(Clone, Copy, Debug)]
+struct Group {
+    place: Place,
+    lanes: u32,
+    waits: Waits,
+}
+
+/// What lanes wait for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Waits {
+    Nothing,
+    /// Others of their warp.
+    Warp,
+    /// A barrier of their block.
+    Barrier(usize),
+}
+
+/// A warp of a resident block.
+struct Warp {
+    registers: Registers,
+    local: Local,
+    copies: Vec<PendingCopies>,
+    groups: Vec<Group>,
+    first_thread: u32,
+    /// States that it was in since memory was last written.
+    states: HashSet<u64>,
+    /// Whether it was in one of them twice: it spins.
+    spins: bool,
+}
+
+impl Warp {
+    /// The lanes that have not exited.
+    fn live(&self) -> u32 {
+        self.groups.iter().fold(0, |all, group| all | group.lanes)
+    }
+
+    fn can_run(&self) -> bool {
+        self.groups.iter().any(|group| group.waits == Waits::Nothing)
+    }
+}
+
+/// A barrier that some threads have reached.
+#[derive(Clone, Copy, Default)]
+struct Arrivals {
+    threads: u32,
+    place: Option<Place>,
+    /// Threads whose predicate holds.
+    holding: u32,
+}
+
+/// A block that runs.
+struct Resident {
+    number: [u32; 3],
+    shared: Local,
+    warps: Vec<Warp>,
+    barriers: [Arrivals; BARRIERS],
+}
+
+/// What went wrong, and where, before it is put into words.
+struct Failure {
+    fault: Box<Fault>,
+    location: u32,
+}
+
+/// Runs a launch to its end; returns how many steps of warps that took.
+pub(crate) fn run(launch: &Launch<'_>, random: &mut Random) -> Result<u64, Report> {
+    let mut grid =
+        Grid { launch, resident: Vec::new(), next_block: 0, steps: 0, idle_steps: 0, runnable: Vec::new() };
+    let threads = launch.block.iter().product::<u32>() as usize;
+    let at_once = MULTIPROCESSORS * (THREADS / threads.max(1)).clamp(1, BLOCKS);
+    let blocks = launch.grid.iter().map(|&extent| u64::from(extent)).product::<u64>();
+    loop {
+        while grid.resident.len() < at_once && grid.next_block < blocks {
+            grid.start_block();
+        }
+        if grid.resident.is_empty() {
+            return Ok(grid.steps);
+        }
+        grid.turn(random)?;
+    }
+}
+
+struct Grid<'a> {
+    launch: &'a Launch<'a>,
+    resident: Vec<Resident>,
+    next_block: u64,
+    steps: u64,
+    /// Steps since memory was last written.
+    idle_steps: u64,
+    /// Warps that can run, by resident block and number.
+    runnable: Vec<(usize, usize)>,
+}
+
+impl Grid<'_> {
+    fn start_block(&mut self) {
+        let Launch { code, grid, block, shared_bytes, .. } = *self.launch;
+        let n = self.next_block;
+        self.next_block += 1;
+        let [x, y] = [grid[0], grid[1]].map(u64::from);
+        let threads = block.iter().product::<u32>();
+        let warps = (0..threads).step_by(LANES).map(|first_thread| {
+            let count = (threads - first_thread).min(LANES as u32);
+            Warp {
+                registers: Registers::new(code.slots),
+                local: Local::new(LANES * code.local_bytes as usize),
+                copies: vec![PendingCopies::default(); LANES],
+                groups: vec![Group { place: (0, 0), lanes: u32::MAX >> (32 - count), waits: Waits::Nothing }],
+                first_thread,
+                states: HashSet::new(),
+                spins: false,
+            }
+        });
+        self.resident.push(Resident {
+            number: [(n % x) as u32, (n / x % y) as u32, (n / x / y) as u32],
+            shared: Local::new(shared_bytes as usize),
+            warps: warps.collect(),
+            barriers: [Arrivals::default(); BARRIERS],
+        });
+        self.find_runnable();
+    }
+
+    fn find_runnable(&mut self) {
+        self.runnable.clear();
+        for (r, resident) in self.resident.iter().enumerate() {
+            let warps = resident.warps.iter().enumerate();
+            self.runnable
+                .extend(warps.filter(|(_, warp)| warp.can_run() && !warp.spins).map(|(w, _)| (r, w)));
+        }
+    }
+
+    /// Runs one warp for a while.
+    fn turn(&mut self, random: &mut Random) -> Result<(), Report> {
+        if self.runnable.is_empty() {
+            self.find_runnable();
+        }
+        if self.runnable.is_empty() {
+            return Err(self.stuck());
+        }
+        let (r, w) = self.runnable[random.below(self.runnable.len())];
+        let budget = 1u64 << random.below(LONGEST_TURN + 1);
+        let resident = &mut self.resident[r];
+        let mut turn = Turn {
+            launch: self.launch,
+            block: resident.number,
+            threads: self.launch.block.iter().product(),
+            shared: &resident.shared,
+            barriers: &mut resident.barriers,
+            released: Vec::new(),
+            wrote: false,
+            steps: 0,
+        };
+        let result = turn.run(&mut resident.warps[w], budget);
+        let Turn { released, wrote, steps, .. } = turn;
+        result.map_err(|failure| report(self.launch, resident, w, failure))?;
+        let has_released = !released.is_empty();
+        for (barrier, count) in released {
+            release(self.launch, resident, barrier, count);
+        }
+        self.steps += steps;
+        let warp = &mut self.resident[r].warps[w];
+        let mut is_over = !warp.can_run();
+        if wrote || has_released {
+            if self.idle_steps > IDLE_STEPS {
+                for warp in self.resident.iter_mut().flat_map(|resident| &mut resident.warps) {
+                    warp.states.clear();
+                    warp.spins = false;
+                }
+                self.find_runnable();
+            }
+            self.idle_steps = 0;
+        } else {
+            self.idle_steps += steps;
+            if self.idle_steps > IDLE_STEPS {
+                let groups =
+                    warp.groups.iter().map(|group| u64::from(group.place.0) << 32 | u64::from(group.place.1));
+                let state =
+                    groups.fold(warp.registers.fingerprint(), |sum, place| sum.rotate_left(9) ^ place);
+                warp.spins = !warp.states.insert(state);
+                is_over |= warp.spins;
+            }
+        }
+        if has_released || is_over {
+            if self.resident[r].warps.iter().all(|warp| warp.groups.is_empty()) {
+                self.resident.remove(r);
+            }
+            self.find_runnable();
+        }
+        Ok(())
+    }
+
+    /// The fault of a launch in which no warp can go on.
+    fn stuck(&self) -> Report {
+        let waiting = self.resident.iter().flat_map(|resident| {
+            let warps = resident.warps.iter().enumerate();
+            warps.filter_map(move |(w, warp)| Some((resident, w, *warp.groups.first()?)))
+        });
+        // Lanes that wait for others of their warp say more than threads that wait for those lanes.
+        let order = |waits| match waits {
+            Waits::Warp => 0,
+            Waits::Barrier(_) => 1,
+            Waits::Nothing => 2,
+        };
+        let (resident, w, group) = waiting
+            .min_by_key(|(_, _, group)| order(group.waits))
+            .expect("a block that is not over has lanes");
+        let problem = match group.waits {
+            Waits::Warp => "waits for lanes of its warp that do not come".to_owned(),
+            Waits::Barrier(n) => {
+                let of = self.launch.block.iter().product::<u32>();
+                let live: u32 = resident.warps.iter().map(|warp| warp.live().count_ones()).sum();
+                let arrived = resident.barriers[n].threads;
+                let gone = of - live;
+                format!(
+                    "waits at a barrier that not all reach ({arrived} of {of} threads have, {gone} have exited)"
+                )
+            }
+            Waits::Nothing => "waits for what no other thread does, for ever".to_owned(),
+        };
+        let code = self.launch.code;
+        let location = match code.blocks.get(group.place.0 as usize) {
+            Some(block) => {
+                block.steps.get(group.place.1 as usize).map_or(block.end_location, |step| step.location)
+            }
+            None => 0,
+        };
+        let fault = Fault::new(group.lanes.trailing_zeros(), FaultKind::Synchronisation, problem);
+        report(self.launch, resident, w, Failure { fault, location })
+    }
+}
+
+/// Lets the threads that wait at a barrier go on.
+fn release(launch: &Launch<'_>, resident: &mut Resident, barrier: usize, threads: u32) {
+    let Arrivals { holding, .. } = std::mem::take(&mut resident.barriers[barrier]);
+    for warp in &mut resident.warps {
+        for group in warp.groups.iter_mut().filter(|group| group.waits == Waits::Barrier(barrier)) {
+            group.waits = Waits::Nothing;
+            let step = &launch.code.blocks[group.place.0 as usize].steps[group.place.1 as usize];
+            group.place.1 += 1;
+            let Action::Barrier(Barrier { reduction: Some(reduction), .. }) = &step.action else { continue };
+            let holds = match reduction.kind {
+                ReductionKind::And => holding == threads,
+                ReductionKind::Or | ReductionKind::Count => holding > 0,
+            };
+            match reduction.target {
+                Target::Predicate(slot) => {
+                    let all = if holds { u32::MAX } else { 0 };
+                    warp.registers.write_predicate(slot, all, group.lanes);
+                }
+                Target::Number(slot) => warp.registers.write(slot, &[holding; LANES], group.lanes),
+            }
+        }
+        merge(&mut warp.groups);
+    }
+}
+
+/// Joins lanes that stand at the same place.
+fn merge(groups: &mut Vec<Group>) {
+    if groups.len() > 1 {
+        groups.sort_by_key(|group| (group.place, group.waits != Waits::Nothing));
+        groups.dedup_by(|next, kept| {
+            let is_same = next.place == kept.place && next.waits == kept.waits;
+            if is_same {
+                kept.lanes |= next.lanes;
+            }
+            is_same
+        });
+    }
+}
+
+fn report(launch: &Launch<'_>, resident: &Resident, warp: usize, failure: Failure) -> Report {
+    let [x, y, _] = launch.block;
+    let number = resident.warps[warp].first_thread + failure.fault.lane;
+    Report {
+        kind: failure.fault.kind,
+        kernel: launch.code.name.clone(),
+        location: launch.code.describe(failure.location),
+        block: resident.number,
+        thread: [number % x, number / x % y, number / x / y],
+        problem: failure.fault.problem,
+    }
+}
+
+/// A warp's turn.
+struct Turn<'a> {
+    launch: &'a Launch<'a>,
+    block: [u32; 3],
+    /// Threads of the block.
+    threads: u32,
+    shared: &'a Local,
+    barriers: &'a mut [Arrivals; BARRIERS],
+    /// Barriers that all their threads have reached, and how many these are.
+    released: Vec<(usize, u32)>,
+    wrote: bool,
+    steps: u64,
+}
+
+impl Turn<'_> {
+    /// Runs `warp` for about `budget` steps, or until it waits.
+    fn run(&mut self, warp: &mut Warp, budget: u64) -> Result<(), Failure> {
+        let Warp { registers, local, copies, groups, first_thread, .. } = warp;
+        let mut cx = Context {
+            launch: self.launch,
+            registers,
+            active: 0,
+            position: Position { block: self.block, first_thread: *first_thread },
+            shared: self.shared,
+            local,
+            copies,
+            wrote: false,
+        };
+        while self.steps < budget && self.released.is_empty() {
+            merge(groups);
+            let Some(index) = groups.iter().position(|group| group.waits == Waits::Nothing) else { break };
+            let group = groups.swap_remove(index);
+            self.run_block(&mut cx, group, groups)?;
+        }
+        merge(groups);
+        self.wrote = cx.wrote;
+        Ok(())
+    }
+
+    /// Runs a group to the end of its block of code, and puts it, or what becomes of it, back.
+    fn run_block(
+        &mut self,
+        cx: &mut Context<'_>,
+        mut group: Group,
+        groups: &mut Vec<Group>,
+    ) -> Result<(), Failure> {
+        let Some(block) = self.launch.code.blocks.get(group.place.0 as usize) else {
+            // The kernel's end: these lanes exit.
+            return Ok(());
+        };
+        let first = group.place.1 as usize;
+        for (n, step) in block.steps.iter().enumerate().skip(first) {
+            let at = |fault| Failure { fault, location: step.location };
+            self.steps += 1;
+            cx.active = group.lanes;
+            if let Some((predicate, negated)) = step.guard {
+                cx.active &= cx.predicate((predicate, negated)).map_err(at)?;
+                if cx.active == 0 {
+                    continue;
+                }
+            }
+            match &step.action {
+                Action::Lanes(execute) => execute(cx).map_err(at)?,
+                Action::Together(members, execute) => {
+                    let live = groups.iter().fold(group.lanes, |all, group| all | group.lanes);
+                    let members = cx.value(*members).map_err(at)?;
+                    let needed = members[cx.active.trailing_zeros() as usize] & live;
+                    if let Some(lane) =
+                        (0..32).find(|&lane| cx.active >> lane & 1 != 0 && needed >> lane & 1 == 0)
+                    {
+                        let problem = format!("the mask {needed:#x} does not name the lane itself");
+                        return Err(at(Fault::new(lane, FaultKind::Synchronisation, problem)));
+                    }
+                    if cx.active != needed {
+                        // Those who wait here already, if they complete it.
+                        let place = (group.place.0, n as u32);
+                        let waits = Waits::Warp;
+                        let is_here = |other: &Group| other.place == place && other.waits == waits;
+                        let here =
+                            groups.iter().filter(|other| is_here(other)).fold(cx.active, |a, g| a | g.lanes);
+                        if cx.active != group.lanes {
+                            groups.push(Group {
+                                place: (place.0, place.1 + 1),
+                                lanes: group.lanes & !cx.active,
+                                ..group
+                            });
+                        }
+                        groups.retain(|other| !is_here(other));
+                        if here & needed != needed {
+                            groups.push(Group { place, lanes: here, waits });
+                        } else {
+                            cx.active = needed;
+                            execute(cx).map_err(at)?;
+                            groups.push(Group {
+                                place: (place.0, place.1 + 1),
+                                lanes: here,
+                                waits: Waits::Nothing,
+                            });
+                        }
+                        return Ok(());
+                    }
+                    execute(cx).map_err(at)?;
+                }
+                Action::Barrier(barrier) => {
+                    let place = (group.place.0, n as u32);
+                    let waits = self.arrive(cx, barrier, place).map_err(at)?;
+                    let Some(number) = waits else { continue };
+                    if cx.active != group.lanes {
+                        groups.push(Group {
+                            place: (place.0, place.1 + 1),
+                            lanes: group.lanes & !cx.active,
+                            ..group
+                        });
+                    }
+                    groups.push(Group { place, lanes: cx.active, waits: Waits::Barrier(number) });
+                    return Ok(());
+                }
+            }
+        }
+        let at = |fault| Failure { fault, location: block.end_location };
+        self.steps += 1;
+        cx.active = group.lanes;
+        match block.end {
+            End::Go(to) => group.place = (to, 0),
+            End::Branch { predicate, negated, taken, otherwise } => {
+                let goes = cx.predicate((predicate, negated)).map_err(at)? & group.lanes;
+                let stays = group.lanes & !goes;
+                group.place = (if goes != 0 { taken } else { otherwise }, 0);
+                group.lanes = if goes != 0 { goes } else { stays };
+                if goes != 0 && stays != 0 {
+                    groups.push(Group { place: (otherwise, 0), lanes: stays, waits: Waits::Nothing });
+                }
+            }
+        }
+        groups.push(group);
+        Ok(())
+    }
+
+    /// Counts the active lanes at a barrier; returns its number where they wait.
+    fn arrive(&mut self, cx: &mut Context<'_>, barrier: &Barrier, place: Place) -> Outcome<Option<usize>> {
+        let lane = cx.active.trailing_zeros();
+        let fault = |problem: String| Fault::new(lane, FaultKind::Synchronisation, problem);
+        let number = cx.value(barrier.number)?[lane as usize] as usize;
+        let expected = match barrier.threads {
+            Some(threads) => cx.value(threads)?[lane as usize],
+            None => self.threads,
+        };
+        if number >= BARRIERS || expected == 0 || expected > self.threads {
+            return Err(fault(format!(
+                "barrier {number} of {expected} threads, in a block of {}",
+                self.threads
+            )));
+        }
+        let arrivals = &mut self.barriers[number];
+        // All threads of a block meet at one place; those of a part may come from two, as producers and consumers do.
+        if barrier.threads.is_none() && *arrivals.place.get_or_insert(place) != place {
+            return Err(fault("waits at a barrier while other threads of the block wait at another".into()));
+        }
+        if let Some(reduction) = &barrier.reduction {
+            arrivals.holding += (cx.predicate(reduction.predicate)? & cx.active).count_ones();
+        }
+        arrivals.threads += cx.active.count_ones();
+        if arrivals.threads > expected {
+            return Err(fault(format!("barrier {number} is reached by more than its {expected} threads")));
+        }
+        if arrivals.threads == expected {
+            self.released.push((number, expected));
+        }
+        Ok(barrier.waits.then_some(number))
+    }
+}

@@ -1,0 +1,93 @@
+//! Atomic operations (PTX ISA, sections 9.7.13.5 and 9.7.13.6): one lane after the other.
+
+use super::memory::{Access, Address};
+use super::{AnySource, AnyTarget, Decoded, Decoder, lanes, unknown};
+use crate::numbers::canonical;
+use crate::ptx::Instruction;
+use crate::registers::{LANES, lanes_of, uninitialised};
+
+/// The new value of what was there and the operand.
+type Update = fn(u64, u64) -> u64;
+
+pub(super) fn decode(d: &Decoder<'_>, instruction: &Instruction, parts: &[&str]) -> Decoded {
+    let (&ty, parts) = parts.split_last().ok_or("no type")?;
+    // The operation stands among what an access says: its order, scope, space and count.
+    let is_operation =
+        |part: &&&str| ["add", "min", "max", "inc", "dec", "and", "or", "xor", "exch", "cas"].contains(*part);
+    let operation = *parts.iter().find(is_operation).ok_or("no operation")?;
+    let mut modifiers: Vec<&str> = parts.iter().copied().filter(|part| *part != operation).collect();
+    modifiers.push(ty);
+    let access = Access::of(instruction, &modifiers)?;
+    let update: Update = match (operation, ty) {
+        ("add", "u32" | "s32") => |old, x| u64::from((old as u32).wrapping_add(x as u32)),
+        ("add", "u64" | "s64") => |old, x| old.wrapping_add(x),
+        ("add", "f32") => {
+            |old, x| canonical(f32::from_bits(old as u32) + f32::from_bits(x as u32)).to_bits().into()
+        }
+        ("add", "f64") => |old, x| (f64::from_bits(old) + f64::from_bits(x)).to_bits(),
+        ("min", "u32" | "u64") => |old, x| old.min(x),
+        ("max", "u32" | "u64") => |old, x| old.max(x),
+        ("min", "s32") => |old, x| (old as i32).min(x as i32) as u32 as u64,
+        ("max", "s32") => |old, x| (old as i32).max(x as i32) as u32 as u64,
+        ("inc", "u32") => |old, limit| if old >= limit { 0 } else { old + 1 },
+        ("dec", "u32") => |old, limit| if old == 0 || old > limit { limit } else { old - 1 },
+        ("and", "b32" | "b64") => |old, x| old & x,
+        ("or", "b32" | "b64") => |old, x| old | x,
+        ("xor", "b32" | "b64") => |old, x| old ^ x,
+        ("exch" | "cas", "b32" | "b64") => |_, x| x,
+        _ => return unknown(instruction),
+    };
+    let (target, operands) = match (instruction.parts()[0], &instruction.operands[..]) {
+        ("atom", [target, operands @ ..]) => (Some(d.any_target(target)?), operands),
+        (_, operands) => (None, operands),
+    };
+    let (address, first, second) = match (operation, operands) {
+        ("cas", [address, expected, new]) => (address, new, Some(d.any(expected)?)),
+        (_, [address, value]) if operation != "cas" => (address, value, None),
+        _ => return unknown(instruction),
+    };
+    let address = Address::of(d, address)?;
+    let values = d.elements(first).iter().map(|value| d.any(value)).collect::<Decoded<Vec<AnySource>>>()?;
+    if values.len() != access.count || (target.is_some() && access.count > 1) {
+        return unknown(instruction);
+    }
+    lanes(Box::new(move |cx| {
+        let addresses = address.read(cx)?;
+        for source in values.iter().chain(&second) {
+            source.require(cx)?;
+        }
+        let values: Vec<_> = values.iter().map(|value| value.read(cx)).collect();
+        let expected = second.map(|second| second.read(cx));
+        let mut results = [0; LANES];
+        cx.wrote = true;
+        for lane in lanes_of(cx.active) {
+            let bytes = (access.bytes * access.count) as u64;
+            let place = cx.reach(lane, access.space, addresses[lane], bytes, "updates")?;
+            for (n, value) in values.iter().enumerate() {
+                let at = n * access.bytes;
+                let (old, marks) = match access.bytes {
+                    4 => (
+                        u32::from_le_bytes(place.read(at)).into(),
+                        u64::from(u32::from_le_bytes(place.marks(at))) | !0 << 32,
+                    ),
+                    _ => (u64::from_le_bytes(place.read(at)), u64::from_le_bytes(place.marks(at))),
+                };
+                if marks | !0x0101_0101_0101_0101 != u64::MAX {
+                    uninitialised(1 << lane)?;
+                }
+                // A comparison that fails changes nothing.
+                let is_due = expected.is_none_or(|expected| expected[lane] == old);
+                let new = if is_due { update(old, value[lane]) } else { old };
+                match access.bytes {
+                    4 => place.write(at, (new as u32).to_le_bytes()),
+                    _ => place.write(at, new.to_le_bytes()),
+                }
+                results[lane] = old;
+            }
+        }
+        if let Some(target) = target {
+            AnyTarget::write(target, cx, &results);
+        }
+        Ok(())
+    }))
+}

@@ -1,0 +1,153 @@
+//! Products of small matrices by a warp (PTX ISA, section 9.7.14): `mma.sync` and the loads of its operands.
+
+use super::memory::Address;
+use super::{Decoded, Decoder, unknown};
+use crate::context::Source;
+use crate::fault::{Fault, FaultKind};
+use crate::kernel::Action;
+use crate::numbers::{canonical, from_bf16};
+use crate::ptx::{Instruction, Operand, Space};
+use crate::registers::{LANES, Lane, Slot};
+
+pub(super) fn decode(d: &Decoder<'_>, instruction: &Instruction, parts: &[&str]) -> Decoded {
+    // All lanes execute them, whatever they hold.
+    let all = Source::Constant(u32::MAX);
+    match (instruction.parts()[0], parts, &instruction.operands[..]) {
+        (
+            "ldmatrix",
+            &["sync", "aligned", "m8n8", count, ref layout @ .., "shared" | "shared::cta", "b16"],
+            [target, address],
+        ) => {
+            let transposed = match layout {
+                [] => false,
+                ["trans"] => true,
+                _ => return unknown(instruction),
+            };
+            let targets = slots::<u32>(d, target)?;
+            let count = count.strip_prefix('x').and_then(|count| count.parse().ok()).unwrap_or(0);
+            if targets.len() != count || !matches!(count, 1 | 2 | 4) {
+                return unknown(instruction);
+            }
+            load(targets, Address::of(d, address)?, transposed).map(|execute| Action::Together(all, execute))
+        }
+        (
+            "mma",
+            &["sync", "aligned", "m16n8k16", "row", "col", "f32", "bf16", "bf16", "f32"],
+            [target, a, b, c],
+        ) => {
+            let (target, a, b) = (slots::<f32>(d, target)?, sources::<u32>(d, a)?, sources::<u32>(d, b)?);
+            let c = sources::<f32>(d, c)?;
+            let (Ok(target), Ok(a), Ok(b), Ok(c)) =
+                (target.try_into(), a.try_into(), b.try_into(), c.try_into())
+            else {
+                return unknown(instruction);
+            };
+            Ok(Action::Together(all, multiply(target, a, b, c)))
+        }
+        _ => unknown(instruction),
+    }
+}
+
+fn slots<T: Lane>(d: &Decoder<'_>, operand: &Operand) -> Decoded<Vec<Slot>> {
+    d.elements(operand).iter().map(|element| d.target::<T>(element)).collect()
+}
+
+fn sources<T: Lane>(d: &Decoder<'_>, operand: &Operand) -> Decoded<Vec<Source<T>>> {
+    d.elements(operand).iter().map(|element| d.source::<T>(element)).collect()
+}
+
+/// `ldmatrix`: matrices of 8 rows of 8 16-bit numbers. Lanes 8 n to 8 n + 7 have the addresses of matrix n's rows; lane 4 r + c gets the
+/// numbers 2 c and 2 c + 1 of row r, or, transposed, of column r.
+fn load(targets: Vec<Slot>, address: Address, transposed: bool) -> Decoded<crate::kernel::Execute> {
+    Ok(Box::new(move |cx| {
+        let addresses = address.read(cx)?;
+        if cx.active != u32::MAX {
+            return Err(Fault::new(0, FaultKind::Synchronisation, "`ldmatrix` by a part of a warp"));
+        }
+        for (n, &target) in targets.iter().enumerate() {
+            let (mut rows, mut marks) = ([[0u8; 16]; 8], [[0u8; 16]; 8]);
+            for row in 0..8 {
+                let lane = 8 * n + row;
+                let bytes = cx.reach(lane, Space::Shared, addresses[lane], 16, "reads")?;
+                (rows[row], marks[row]) = (bytes.read(0), bytes.marks(0));
+            }
+            let half = |of: &[[u8; 16]; 8], lane: usize, n: usize| {
+                let (row, column) = (lane / 4, 2 * (lane % 4) + n);
+                let (row, column) = if transposed { (column, row) } else { (row, column) };
+                [of[row][2 * column], of[row][2 * column + 1]]
+            };
+            let word = |of: &[[u8; 16]; 8], lane| {
+                let ([a, b], [c, d]) = (half(of, lane, 0), half(of, lane, 1));
+                u32::from_le_bytes([a, b, c, d])
+            };
+            let values: [u32; LANES] = std::array::from_fn(|lane| word(&rows, lane));
+            if marks.as_flattened().contains(&0) {
+                let unwritten = |lane| {
+                    let marks = word(&marks, lane).to_le_bytes();
+                    marks.iter().enumerate().map(|(n, mark)| u8::from(*mark == 0) << n).sum()
+                };
+                cx.write_marked(target, &values, &std::array::from_fn(unwritten));
+            } else {
+                cx.write(target, &values);
+            }
+        }
+        Ok(())
+    }))
+}
+
+/// `mma.m16n8k16` of bf16: D = A B + C, summed in f32 in the order of k. With g = lane / 4 and t = lane % 4, a lane has of A rows g and
+/// g + 8 and columns 2 t, 2 t + 1 and those 8 further; of B, those rows of column g; of C and D, rows g and g + 8 and columns 2 t, 2 t + 1.
+fn multiply(
+    target: [Slot; 4],
+    a: [Source<u32>; 4],
+    b: [Source<u32>; 2],
+    c: [Source<f32>; 4],
+) -> crate::kernel::Execute {
+    Box::new(move |cx| {
+        if cx.active != u32::MAX {
+            return Err(Fault::new(0, FaultKind::Synchronisation, "`mma` by a part of a warp"));
+        }
+        let (mut left, mut right, mut sums) = ([[0f32; 16]; 16], [[0f32; 8]; 16], [[0f32; 8]; 16]);
+        for (n, source) in a.into_iter().enumerate() {
+            for (lane, pair) in cx.value(source)?.into_iter().enumerate() {
+                let (row, column) = (lane / 4 + 8 * (n % 2), 2 * (lane % 4) + 8 * (n / 2));
+                left[row][column] = from_bf16(pair as u16);
+                left[row][column + 1] = from_bf16((pair >> 16) as u16);
+            }
+        }
+        for (n, source) in b.into_iter().enumerate() {
+            for (lane, pair) in cx.value(source)?.into_iter().enumerate() {
+                let row = 2 * (lane % 4) + 8 * n;
+                right[row][lane / 4] = from_bf16(pair as u16);
+                right[row + 1][lane / 4] = from_bf16((pair >> 16) as u16);
+            }
+        }
+        let place = |lane: usize, n: usize| (lane / 4 + 8 * (n / 2), 2 * (lane % 4) + n % 2);
+        for (n, source) in c.into_iter().enumerate() {
+            for (lane, value) in cx.value(source)?.into_iter().enumerate() {
+                let (row, column) = place(lane, n);
+                sums[row][column] = value;
+            }
+        }
+        crate::context::vectorized(
+            #[inline(always)]
+            || {
+                for (sums, left) in sums.iter_mut().zip(&left) {
+                    for (x, right) in left.iter().zip(&right) {
+                        for (sum, y) in sums.iter_mut().zip(right) {
+                            *sum = x.mul_add(*y, *sum);
+                        }
+                    }
+                }
+            },
+        );
+        for (n, slot) in target.into_iter().enumerate() {
+            let values = std::array::from_fn(|lane| {
+                let (row, column) = place(lane, n);
+                canonical(sums[row][column])
+            });
+            cx.write::<f32>(slot, &values);
+        }
+        Ok(())
+    })
+}

@@ -1,0 +1,289 @@
+//! What PTX instructions do, a family a file.
+//!
+//! Results are those that the PTX ISA (NVIDIA, version 9.0, section 9.7) defines, to the bit. Where it allows an error (`approx`),
+//! the result is the exact one rounded to nearest. Sums of `mma` are f32 sums in the order of k. Nothing is contracted: `mul` and
+//! `add` without `.rn`, which ptxas may fuse, round twice here.
+//!
+//! Computing with a value that was never written is a fault. Moves, loads, stores, shifts, bitwise operations and integer
+//! conversions carry the marks of such bytes along instead.
+
+mod async_copy;
+mod atomic;
+mod barrier;
+mod compare;
+mod convert;
+mod data;
+mod double;
+mod integer;
+mod logic;
+mod matrix;
+mod memory;
+mod single;
+mod warp;
+
+use crate::context::{Context, Source};
+use crate::fault::Outcome;
+use crate::kernel::{Action, Execute, Symbols};
+use crate::ptx::{Class, Instruction, Kernel, Operand, Register};
+use crate::registers::{LANES, Lane, Lanes, Slot};
+
+/// Finds the operands of a kernel's instructions.
+pub(crate) struct Decoder<'a> {
+    pub(crate) kernel: &'a Kernel,
+    pub(crate) slots: &'a [Slot],
+    pub(crate) symbols: &'a Symbols,
+}
+
+/// What an instruction becomes, or why it cannot: the text names the opcode.
+type Decoded<T = Action> = Result<T, String>;
+
+/// What `instruction` does; nothing for those that are hints here.
+pub(crate) fn decode(decoder: &Decoder<'_>, instruction: &Instruction) -> Decoded<Option<Action>> {
+    let parts = instruction.parts();
+    let family = match parts[0] {
+        "ld" | "st" => memory::decode,
+        "atom" | "red" => atomic::decode,
+        "mov" | "cvta" | "selp" => data::decode,
+        "setp" => compare::decode,
+        "cvt" => convert::decode,
+        "and" | "or" | "xor" | "not" | "shl" | "shr" | "prmt" | "bfi" | "bfe" => logic::decode,
+        "shfl" | "vote" | "match" | "redux" => warp::decode,
+        "bar" => barrier::decode,
+        "cp" => async_copy::decode,
+        "ldmatrix" | "mma" => matrix::decode,
+        // Accesses are executed one after the other, so nothing is left for fences to order.
+        "membar" | "fence" | "prefetch" | "nanosleep" => return Ok(None),
+        _ => match parts.last() {
+            Some(&"f32") => single::decode,
+            Some(&"f64") => double::decode,
+            _ => integer::decode,
+        },
+    };
+    family(decoder, instruction, &parts[1..]).map(Some)
+}
+
+impl Decoder<'_> {
+    pub(crate) fn slot(&self, Register(register): Register) -> Slot {
+        self.slots[register as usize]
+    }
+
+    fn class(&self, Register(register): Register) -> Class {
+        self.kernel.registers[register as usize]
+    }
+
+    /// An operand of type `T`.
+    fn source<T: Lane>(&self, operand: &Operand) -> Decoded<Source<T>> {
+        Ok(match operand {
+            Operand::Register(register) if self.class(*register) == T::CLASS => {
+                Source::Slot(self.slot(*register))
+            }
+            Operand::Integer(value) => Source::Constant(T::from_u64(*value as u64)),
+            Operand::Single(bits) => Source::Constant(T::from_u64((*bits).into())),
+            Operand::Double(bits) => Source::Constant(T::from_u64(*bits)),
+            Operand::Symbol(name) => Source::Constant(T::from_u64(self.symbol(name)?)),
+            Operand::Special(name) => Source::Special(data::special(name)?),
+            other => return Err(format!("the operand {other:?} is not of the instruction's type")),
+        })
+    }
+
+    fn pair<A: Lane, B: Lane>(&self, a: &Operand, b: &Operand) -> Decoded<(Source<A>, Source<B>)> {
+        Ok((self.source(a)?, self.source(b)?))
+    }
+
+    /// The address of a variable.
+    fn symbol(&self, name: &str) -> Decoded<u64> {
+        let known = self.symbols.get(name).map(|(_, address)| *address);
+        known.ok_or_else(|| format!("the variable {name} is nowhere"))
+    }
+
+    /// A register of type `T` to be written.
+    fn target<T: Lane>(&self, operand: &Operand) -> Decoded<Slot> {
+        match operand {
+            Operand::Register(register) if self.class(*register) == T::CLASS => Ok(self.slot(*register)),
+            other => Err(format!("the result {other:?} is not of the instruction's type")),
+        }
+    }
+
+    /// A predicate to be read, and whether it is negated.
+    fn predicate(&self, operand: &Operand) -> Decoded<(Slot, bool)> {
+        match operand {
+            Operand::Register(register) if self.class(*register) == Class::Predicate => {
+                Ok((self.slot(*register), false))
+            }
+            Operand::Not(register) => Ok((self.slot(*register), true)),
+            other => Err(format!("{other:?} is no predicate")),
+        }
+    }
+
+    /// A predicate to be written.
+    fn predicate_target(&self, operand: &Operand) -> Decoded<Slot> {
+        match self.predicate(operand)? {
+            (slot, false) => Ok(slot),
+            _ => Err("a negated result".into()),
+        }
+    }
+
+    /// An operand of any class, for instructions whose registers may be wider than their type.
+    fn any(&self, operand: &Operand) -> Decoded<AnySource> {
+        Ok(match operand {
+            Operand::Register(register) => match self.class(*register) {
+                Class::B16 => AnySource::B16(self.source(operand)?),
+                Class::B32 => AnySource::B32(self.source(operand)?),
+                Class::B64 => AnySource::B64(self.source(operand)?),
+                Class::Predicate => return Err("a predicate where a number is needed".into()),
+            },
+            _ => AnySource::B64(self.source(operand)?),
+        })
+    }
+
+    /// A result of any class.
+    fn any_target(&self, operand: &Operand) -> Decoded<AnyTarget> {
+        let Operand::Register(register) = operand else {
+            return Err(format!("the result {operand:?} is no register"));
+        };
+        match self.class(*register) {
+            Class::Predicate => Err("a predicate where a number is needed".into()),
+            class => Ok(AnyTarget { class, slot: self.slot(*register) }),
+        }
+    }
+
+    /// The parts of a vector, or the operand alone.
+    fn elements<'o>(&self, operand: &'o Operand) -> &'o [Operand] {
+        match operand {
+            Operand::Vector(parts) => parts,
+            one => std::slice::from_ref(one),
+        }
+    }
+}
+
+/// An operand of any class, read as its bits.
+#[derive(Clone, Copy)]
+enum AnySource {
+    B16(Source<u16>),
+    B32(Source<u32>),
+    B64(Source<u64>),
+}
+
+impl AnySource {
+    fn require(self, cx: &Context<'_>) -> Outcome {
+        match self {
+            AnySource::B16(source) => cx.require(source),
+            AnySource::B32(source) => cx.require(source),
+            AnySource::B64(source) => cx.require(source),
+        }
+    }
+
+    #[inline(always)]
+    fn read(self, cx: &Context<'_>) -> Lanes<u64> {
+        match self {
+            AnySource::B16(source) => cx.read(source).map(u64::from),
+            AnySource::B32(source) => cx.read(source).map(u64::from),
+            AnySource::B64(source) => cx.read(source),
+        }
+    }
+
+    fn is_marked(self, cx: &Context<'_>) -> bool {
+        match self {
+            AnySource::B16(source) => cx.is_marked(source),
+            AnySource::B32(source) => cx.is_marked(source),
+            AnySource::B64(source) => cx.is_marked(source),
+        }
+    }
+
+    fn unwritten(self, cx: &Context<'_>) -> Lanes<u8> {
+        match self {
+            AnySource::B16(source) => cx.unwritten(source),
+            AnySource::B32(source) => cx.unwritten(source),
+            AnySource::B64(source) => cx.unwritten(source),
+        }
+    }
+}
+
+/// A result of any class.
+#[derive(Clone, Copy)]
+struct AnyTarget {
+    class: Class,
+    slot: Slot,
+}
+
+impl AnyTarget {
+    fn bits(self) -> u32 {
+        match self.class {
+            Class::B16 => 16,
+            Class::B32 => 32,
+            _ => 64,
+        }
+    }
+
+    /// Writes the low bits.
+    #[inline(always)]
+    fn write(self, cx: &mut Context<'_>, values: &Lanes<u64>) {
+        match self.class {
+            Class::B16 => cx.write(self.slot, &values.map(|x| x as u16)),
+            Class::B32 => cx.write(self.slot, &values.map(|x| x as u32)),
+            _ => cx.write(self.slot, values),
+        }
+    }
+
+    /// As [`AnyTarget::write`], with marks.
+    fn write_marked(self, cx: &mut Context<'_>, values: &Lanes<u64>, unwritten: &Lanes<u8>) {
+        match self.class {
+            Class::B16 => cx.write_marked(self.slot, &values.map(|x| x as u16), unwritten),
+            Class::B32 => cx.write_marked(self.slot, &values.map(|x| x as u32), unwritten),
+            _ => cx.write_marked(self.slot, values, unwritten),
+        }
+    }
+}
+
+/// Eight bits for each bit of a byte mask.
+fn bits_of_bytes(bytes: u8) -> u64 {
+    (0..8).filter(|n| bytes >> n & 1 != 0).map(|n| 0xFF << (8 * n)).sum()
+}
+
+/// A bit for each byte that has a bit set.
+fn bytes_of_bits(bits: u64) -> u8 {
+    (0..8).map(|n| u8::from(bits >> (8 * n) & 0xFF != 0) << n).sum()
+}
+
+/// A step that rearranges bits, so that their marks are rearranged alike: `f` on the values, `marks` on the bits that were never written.
+fn carry<A: Lane, B: Lane, R: Lane>(
+    target: Slot,
+    (a, b): (Source<A>, Source<B>),
+    f: impl Fn(A, B) -> R + Send + Sync + 'static,
+    marks: impl Fn([A; 2], [B; 2]) -> R + Send + Sync + 'static,
+) -> Execute {
+    Box::new(move |cx| {
+        let (x, y) = (cx.read(a), cx.read(b));
+        let mut result = [R::default(); LANES];
+        crate::context::vectorized(
+            #[inline(always)]
+            || {
+                for lane in 0..LANES {
+                    result[lane] = f(x[lane], y[lane]);
+                }
+            },
+        );
+        if !cx.is_marked(a) && !cx.is_marked(b) {
+            cx.write(target, &result);
+            return Ok(());
+        }
+        let (a_marks, b_marks) = (cx.unwritten(a), cx.unwritten(b));
+        let unwritten = std::array::from_fn(|lane| {
+            let (a, b) =
+                (A::from_u64(bits_of_bytes(a_marks[lane])), B::from_u64(bits_of_bytes(b_marks[lane])));
+            bytes_of_bits(marks([x[lane], a], [y[lane], b]).into_u64())
+        });
+        cx.write_marked(target, &result, &unwritten);
+        Ok(())
+    })
+}
+
+/// The error of an instruction that is not emulated.
+fn unknown<T>(instruction: &Instruction) -> Decoded<T> {
+    Err(format!("`{}` is not emulated", instruction.opcode))
+}
+
+/// A step of each lane's own.
+fn lanes(execute: Execute) -> Decoded {
+    Ok(Action::Lanes(execute))
+}

@@ -1,0 +1,121 @@
+//! Exchanges among the lanes of a warp (PTX ISA, sections 9.7.9.6 and 9.7.13): all lanes that the mask names take part together.
+
+use super::{Decoded, Decoder, unknown};
+use crate::kernel::{Action, Execute};
+use crate::ptx::{Instruction, Operand};
+use crate::registers::{LANES, lanes_of};
+
+pub(super) fn decode(d: &Decoder<'_>, instruction: &Instruction, parts: &[&str]) -> Decoded {
+    let (execute, members): (Execute, &Operand) =
+        match (instruction.parts()[0], parts, &instruction.operands[..]) {
+            ("shfl", &["sync", mode, "b32"], [target, a, b, c, members]) => {
+                (shuffle(d, instruction, mode, target, [a, b, c])?, members)
+            }
+            ("vote", &["sync", "ballot", "b32"], [target, predicate, members]) => {
+                let (target, predicate) = (d.target::<u32>(target)?, d.predicate(predicate)?);
+                let execute: Execute = Box::new(move |cx| {
+                    let lanes = cx.predicate(predicate)? & cx.active;
+                    cx.write(target, &[lanes; LANES]);
+                    Ok(())
+                });
+                (execute, members)
+            }
+            ("vote", &["sync", kind @ ("any" | "all"), "pred"], [target, predicate, members]) => {
+                let (target, predicate) = (d.predicate_target(target)?, d.predicate(predicate)?);
+                let is_any = kind == "any";
+                let execute: Execute = Box::new(move |cx| {
+                    let lanes = cx.predicate(predicate)? & cx.active;
+                    let holds = if is_any { lanes != 0 } else { lanes == cx.active };
+                    cx.write_predicate(target, if holds { u32::MAX } else { 0 });
+                    Ok(())
+                });
+                (execute, members)
+            }
+            ("match", &["any", "sync", "b32"], [target, a, members]) => {
+                let (target, a) = (d.target::<u32>(target)?, d.source::<u32>(a)?);
+                let execute: Execute = Box::new(move |cx| {
+                    let values = cx.value(a)?;
+                    let equal = |lane: usize| {
+                        lanes_of(cx.active)
+                            .filter(|&other| values[other] == values[lane])
+                            .map(|n| 1 << n)
+                            .sum()
+                    };
+                    let result = std::array::from_fn(equal);
+                    cx.write::<u32>(target, &result);
+                    Ok(())
+                });
+                (execute, members)
+            }
+            ("redux", &["sync", operation, ty], [target, a, members]) => {
+                let (target, a) = (d.target::<u32>(target)?, d.source::<u32>(a)?);
+                let fold: fn(u32, u32) -> u32 = match (operation, ty) {
+                    ("add", "u32" | "s32") => u32::wrapping_add,
+                    ("min", "u32") => |a, b| a.min(b),
+                    ("max", "u32") => |a, b| a.max(b),
+                    ("min", "s32") => |a, b| (a as i32).min(b as i32) as u32,
+                    ("max", "s32") => |a, b| (a as i32).max(b as i32) as u32,
+                    ("and", "b32") => |a, b| a & b,
+                    ("or", "b32") => |a, b| a | b,
+                    ("xor", "b32") => |a, b| a ^ b,
+                    _ => return unknown(instruction),
+                };
+                let execute: Execute = Box::new(move |cx| {
+                    let values = cx.value(a)?;
+                    let result = lanes_of(cx.active).map(|lane| values[lane]).reduce(fold).unwrap_or(0);
+                    cx.write(target, &[result; LANES]);
+                    Ok(())
+                });
+                (execute, members)
+            }
+            _ => return unknown(instruction),
+        };
+    Ok(Action::Together(d.source(members)?, execute))
+}
+
+/// `shfl.sync`: each lane takes the value of another, of its own where that is out of range. A value of a lane that takes no part was
+/// never written.
+fn shuffle(
+    d: &Decoder<'_>,
+    instruction: &Instruction,
+    mode: &str,
+    target: &Operand,
+    [a, b, c]: [&Operand; 3],
+) -> Decoded<Execute> {
+    let (target, in_range) = match target {
+        Operand::Pair(target, in_range) => (&**target, Some(d.predicate_target(in_range)?)),
+        target => (target, None),
+    };
+    let (target, a) = (d.target::<u32>(target)?, d.source::<u32>(a)?);
+    let (b, c) = d.pair::<u32, u32>(b, c)?;
+    let from: fn(u32, u32, u32, u32) -> (u32, bool) = match mode {
+        "up" => |lane, b, _, most| (lane.wrapping_sub(b), lane as i32 - b as i32 >= most as i32),
+        "down" => |lane, b, _, most| (lane + b, lane + b <= most),
+        "bfly" => |lane, b, _, most| (lane ^ b, lane ^ b <= most),
+        "idx" => |_, b, least, most| (least | b, least | b <= most),
+        _ => return unknown(instruction),
+    };
+    let is_index = mode == "idx";
+    Ok(Box::new(move |cx| {
+        let (values, marks) = (cx.read(a), cx.unwritten(a));
+        let (b, c) = (cx.value(b)?, cx.value(c)?);
+        let (mut result, mut unwritten, mut ranges) = ([0; LANES], [0; LANES], 0u32);
+        for lane in lanes_of(cx.active) {
+            let (number, segment, clamp) = (lane as u32, c[lane] >> 8 & 31, c[lane] & 31);
+            let most = number & segment | clamp & !segment;
+            let least = number & segment;
+            let by = b[lane] & 31;
+            let (source, is_in_range) = from(number, if is_index { by & !segment } else { by }, least, most);
+            let source = if is_in_range { source as usize % LANES } else { lane };
+            result[lane] = values[source];
+            let takes_part = cx.active >> source & 1 != 0;
+            unwritten[lane] = if takes_part { marks[source] } else { 0xF };
+            ranges |= u32::from(is_in_range) << lane;
+        }
+        cx.write_marked(target, &result, &unwritten);
+        if let Some(in_range) = in_range {
+            cx.write_predicate(in_range, ranges);
+        }
+        Ok(())
+    }))
+}

@@ -1,0 +1,136 @@
+//! The control flow of a kernel: basic blocks, and which registers instructions read and write.
+
+use crate::ptx::{Instruction, Kernel, Operand, Register, Statement};
+use std::collections::HashMap;
+
+/// Instructions without a branch among them.
+pub(crate) struct BasicBlock<'k> {
+    pub(crate) instructions: Vec<&'k Instruction>,
+    pub(crate) end: Exit,
+    /// Where the branch stands in the source.
+    pub(crate) end_location: u32,
+}
+
+/// Where control goes from a block.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Exit {
+    Go(u32),
+    Branch { predicate: Register, negated: bool, taken: u32, otherwise: u32 },
+}
+
+/// The blocks of a kernel in the order of its text; the number after the last one's stands for the kernel's end.
+pub(crate) struct Flow<'k> {
+    pub(crate) blocks: Vec<BasicBlock<'k>>,
+}
+
+impl<'k> Flow<'k> {
+    pub(crate) fn of(kernel: &'k Kernel) -> Result<Flow<'k>, String> {
+        // Branches name labels until all blocks are known.
+        let mut labels: HashMap<u32, u32> = HashMap::new();
+        let mut open = Vec::new();
+        let mut cut: Vec<(Vec<&Instruction>, Option<&Instruction>)> = Vec::new();
+        for statement in &kernel.body {
+            match statement {
+                Statement::Label(label) => {
+                    if !open.is_empty() {
+                        cut.push((std::mem::take(&mut open), None));
+                    }
+                    labels.insert(*label, cut.len() as u32);
+                }
+                Statement::Instruction(instruction) => match instruction.parts()[0] {
+                    "bra" | "ret" | "exit" => cut.push((std::mem::take(&mut open), Some(instruction))),
+                    _ => open.push(instruction),
+                },
+            }
+        }
+        if !open.is_empty() {
+            cut.push((open, None));
+        }
+        let end = cut.len() as u32;
+        let mut blocks = Vec::with_capacity(cut.len());
+        for (number, (instructions, last)) in cut.into_iter().enumerate() {
+            let next = number as u32 + 1;
+            let taken = match last.map(|last| (last, &last.operands[..])) {
+                None => next,
+                Some((_, [Operand::Label(label)])) => *labels
+                    .get(label)
+                    .ok_or_else(|| format!("{}: a branch to a label that is nowhere", kernel.name))?,
+                Some((_, [])) => end,
+                Some((last, _)) => return Err(format!("{}: `{}` with operands", kernel.name, last.opcode)),
+            };
+            let exit = match last.and_then(|last| last.guard) {
+                Some((predicate, negated)) => Exit::Branch { predicate, negated, taken, otherwise: next },
+                None => Exit::Go(taken),
+            };
+            let end_location = last.or(instructions.last().copied()).map_or(0, |last| last.location);
+            blocks.push(BasicBlock { instructions, end: exit, end_location });
+        }
+        Ok(Flow { blocks })
+    }
+}
+
+impl Exit {
+    /// The blocks that may come next.
+    pub(crate) fn targets(self) -> impl Iterator<Item = u32> {
+        match self {
+            Exit::Go(to) => [Some(to), None],
+            Exit::Branch { taken, otherwise, .. } => [Some(taken), Some(otherwise)],
+        }
+        .into_iter()
+        .flatten()
+    }
+}
+
+/// Whether the first operand of such an instruction is what it writes.
+fn has_result(instruction: &Instruction) -> bool {
+    let parts = instruction.parts();
+    !matches!(
+        parts[..],
+        [
+            "st" | "red"
+                | "cp"
+                | "membar"
+                | "fence"
+                | "prefetch"
+                | "bar"
+                | "barrier"
+                | "mbarrier"
+                | "setmaxnreg",
+            ..
+        ]
+    ) || matches!(parts[..], ["bar", "red", ..] | ["mbarrier", "try_wait" | "test_wait", ..])
+}
+
+fn visit(operand: &Operand, see: &mut impl FnMut(Register)) {
+    match operand {
+        Operand::Register(register) | Operand::Not(register) => see(*register),
+        Operand::Address(base, _) => visit(base, see),
+        Operand::Vector(parts) => parts.iter().for_each(|part| visit(part, see)),
+        Operand::Pair(first, second) => {
+            visit(first, see);
+            visit(second, see);
+        }
+        _ => {}
+    }
+}
+
+/// Calls `read` and `write` with the registers of an instruction. One that runs under a predicate leaves the other lanes' values,
+/// so what it writes is read too.
+pub(crate) fn registers_of(
+    instruction: &Instruction,
+    mut read: impl FnMut(Register),
+    mut write: impl FnMut(Register),
+) {
+    if let Some((predicate, _)) = instruction.guard {
+        read(predicate);
+    }
+    let results = usize::from(has_result(instruction)).min(instruction.operands.len());
+    let (results, sources) = instruction.operands.split_at(results);
+    sources.iter().for_each(|operand| visit(operand, &mut read));
+    for result in results {
+        if instruction.guard.is_some() {
+            visit(result, &mut read);
+        }
+        visit(result, &mut write);
+    }
+}

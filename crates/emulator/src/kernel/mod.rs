@@ -1,0 +1,189 @@
+//! A kernel, ready to be executed: blocks of steps over allocated registers.
+
+mod flow;
+mod slots;
+
+pub(crate) use flow::Flow;
+pub(crate) use slots::{Allocation, allocate};
+
+use crate::context::{Context, Source};
+use crate::fault::Outcome;
+use crate::instructions::{Decoder, decode};
+use crate::ptx::{Kernel, Location, Module, Space, Variable};
+use crate::registers::{Slot, SlotCounts};
+use std::collections::HashMap;
+
+/// What a step does to the active lanes of a warp.
+pub(crate) type Execute = Box<dyn Fn(&mut Context<'_>) -> Outcome + Send + Sync>;
+
+/// What a step is, for the scheduler.
+pub(crate) enum Action {
+    /// Every active lane does it by itself.
+    Lanes(Execute),
+    /// All lanes that the operand names, which do not include those that have exited, do it together.
+    Together(Source<u32>, Execute),
+    /// The threads of the block meet.
+    Barrier(Barrier),
+}
+
+/// `bar` (PTX ISA, section 9.7.13.1).
+pub(crate) struct Barrier {
+    pub(crate) number: Source<u32>,
+    /// How many threads meet; all of the block's where there is no number.
+    pub(crate) threads: Option<Source<u32>>,
+    /// Whether those who arrive wait.
+    pub(crate) waits: bool,
+    pub(crate) reduction: Option<Reduction>,
+}
+
+/// What `bar.red` computes of a predicate of all threads.
+pub(crate) struct Reduction {
+    pub(crate) kind: ReductionKind,
+    /// The predicate, and whether it is negated.
+    pub(crate) predicate: (Slot, bool),
+    pub(crate) target: Target,
+}
+
+/// Where a reduction's result goes.
+#[derive(Clone, Copy)]
+pub(crate) enum Target {
+    Predicate(Slot),
+    Number(Slot),
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum ReductionKind {
+    And,
+    Or,
+    Count,
+}
+
+/// An instruction.
+pub(crate) struct Step {
+    /// The predicate under which it runs, and whether that is negated.
+    pub(crate) guard: Option<(Slot, bool)>,
+    pub(crate) action: Action,
+    pub(crate) location: u32,
+}
+
+/// Steps that are executed one after the other, and where execution goes on.
+pub(crate) struct Block {
+    pub(crate) steps: Vec<Step>,
+    pub(crate) end: End,
+    pub(crate) end_location: u32,
+}
+
+/// Where execution goes on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum End {
+    Go(u32),
+    /// To `taken` where the predicate is not `negated`.
+    Branch {
+        predicate: Slot,
+        negated: bool,
+        taken: u32,
+        otherwise: u32,
+    },
+}
+
+/// A kernel.
+pub(crate) struct Code {
+    pub(crate) name: String,
+    /// The block after the last one is the kernel's end.
+    pub(crate) blocks: Vec<Block>,
+    pub(crate) slots: SlotCounts,
+    /// Sizes of the parameters, and where each begins.
+    pub(crate) parameters: Vec<(u64, u64)>,
+    pub(crate) parameter_bytes: u64,
+    pub(crate) shared_bytes: u64,
+    /// Per thread.
+    pub(crate) local_bytes: u64,
+    pub(crate) max_threads: Option<[u32; 3]>,
+    locations: Vec<Location>,
+    files: Vec<(u32, String)>,
+}
+
+/// Addresses of variables by name: within their space, or of the device for global ones.
+pub(crate) type Symbols = HashMap<String, (Space, u64)>;
+
+/// Lays variables out one after the other from `begin` on; returns the end.
+fn lay_out<'v>(variables: impl Iterator<Item = &'v Variable>, begin: u64, symbols: &mut Symbols) -> u64 {
+    variables.fold(begin, |at, variable| {
+        let at = at.next_multiple_of(variable.align);
+        symbols.insert(variable.name.clone(), (variable.space, at));
+        at + variable.bytes
+    })
+}
+
+impl Code {
+    /// Prepares `kernel` of `module`, whose global variables lie where `globals` says.
+    ///
+    /// # Errors
+    /// The first instruction that is not emulated, by its opcode.
+    pub(crate) fn new(module: &Module, kernel: &Kernel, globals: &Symbols) -> Result<Code, String> {
+        let mut symbols = globals.clone();
+        let of = |space: Space| {
+            let all = kernel.variables.iter().chain(&module.variables);
+            all.filter(move |variable| variable.space == space)
+        };
+        let parameter_bytes = lay_out(kernel.parameters.iter(), 0, &mut symbols);
+        // Arrays without a size begin where dynamic shared memory does.
+        let shared_bytes = lay_out(of(Space::Shared).filter(|v| v.bytes > 0), 0, &mut symbols);
+        let dynamic: Vec<_> = of(Space::Shared).filter(|v| v.bytes == 0).collect();
+        let align = dynamic.iter().map(|variable| variable.align).max().unwrap_or(1);
+        let shared_bytes = shared_bytes.next_multiple_of(align);
+        for variable in dynamic {
+            symbols.insert(variable.name.clone(), (Space::Shared, shared_bytes));
+        }
+        let local_bytes = lay_out(of(Space::Local), 0, &mut symbols);
+
+        let flow = Flow::of(kernel)?;
+        let Allocation { slots, counts } = allocate(kernel, &flow);
+        let decoder = Decoder { kernel, slots: &slots, symbols: &symbols };
+        let mut blocks = Vec::with_capacity(flow.blocks.len());
+        for block in &flow.blocks {
+            let mut steps = Vec::with_capacity(block.instructions.len());
+            for &instruction in &block.instructions {
+                let Some(action) = decode(&decoder, instruction)? else { continue };
+                let guard = instruction.guard.map(|(register, negated)| (decoder.slot(register), negated));
+                steps.push(Step { guard, action, location: instruction.location });
+            }
+            let end = match block.end {
+                flow::Exit::Go(to) => End::Go(to),
+                flow::Exit::Branch { predicate, negated, taken, otherwise } => {
+                    End::Branch { predicate: decoder.slot(predicate), negated, taken, otherwise }
+                }
+            };
+            blocks.push(Block { steps, end, end_location: block.end_location });
+        }
+        let parameters = kernel.parameters.iter().map(|p| (symbols[&p.name].1, p.bytes)).collect();
+        Ok(Code {
+            name: kernel.name.clone(),
+            blocks,
+            slots: counts,
+            parameters,
+            parameter_bytes,
+            shared_bytes,
+            local_bytes,
+            max_threads: kernel.max_threads,
+            locations: kernel.locations.clone(),
+            files: module.files.clone(),
+        })
+    }
+
+    /// How many instructions its text has.
+    pub(crate) fn instructions(&self) -> usize {
+        self.blocks.iter().map(|block| block.steps.len() + 1).sum()
+    }
+
+    /// File and line of a location, and of the call into which it was inlined.
+    pub(crate) fn describe(&self, location: u32) -> String {
+        let Location { file, line, inlined_at } = self.locations[location as usize];
+        let name = |file| self.files.iter().find(|(number, _)| *number == file).map_or("?", |(_, name)| name);
+        let place = format!("{}:{line}", name(file));
+        match inlined_at {
+            Some((at_file, at_line)) => format!("{place} (inlined at {}:{at_line})", name(at_file)),
+            None => place,
+        }
+    }
+}

@@ -1,0 +1,427 @@
+//! The emulated machine: its devices, and streams, events and graphs of work on them.
+
+use crate::api::{self, Status};
+use crate::capture::{Capture, Graph, Node};
+use crate::kernel::{Code, Symbols};
+use crate::memory::{Memory, Physical};
+use crate::ptx::{Module, Space};
+use crate::queue::{ItemId, Queue};
+use crate::random::Random;
+use crate::settings::{Ordering, Settings};
+use crate::work::{Failure, Work};
+use std::collections::{BTreeMap, HashMap};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::ThreadId;
+
+/// Everything that the functions called from outside share.
+pub(crate) struct Machine {
+    pub(crate) settings: Settings,
+    pub(crate) devices: Vec<Device>,
+    pub(crate) streams: HashMap<usize, Stream>,
+    pub(crate) events: HashMap<usize, Event>,
+    pub(crate) modules: HashMap<usize, LoadedModule>,
+    pub(crate) functions: HashMap<usize, Function>,
+    pub(crate) graphs: HashMap<usize, Graph>,
+    pub(crate) captures: HashMap<usize, Capture>,
+    /// Pinned host memory: lengths by address.
+    pub(crate) pinned: BTreeMap<usize, usize>,
+    queue: Queue,
+    random: Random,
+    next_handle: usize,
+    /// How many of each kind that `omit` may name there were.
+    orderings: [usize; 4],
+}
+
+/// A device.
+pub(crate) struct Device {
+    pub(crate) memory: Memory,
+    /// Reserved addresses by start, with their length.
+    pub(crate) reservations: BTreeMap<u64, u64>,
+    /// Physical memory by handle, and how often it is mapped.
+    pub(crate) physical: HashMap<u64, (Physical, usize)>,
+    /// How often its primary context is held.
+    pub(crate) holders: usize,
+    /// The first failure of its work: every call reports it until the context is released.
+    pub(crate) failure: Option<Failure>,
+}
+
+pub(crate) struct Stream {
+    pub(crate) device: usize,
+    /// What runs last in it.
+    tail: Option<ItemId>,
+    /// When that ends, in nominal seconds.
+    ends: f64,
+    /// The capture that it takes part in, and the last nodes there.
+    pub(crate) captured: Option<(usize, Vec<usize>)>,
+}
+
+#[derive(Default)]
+pub(crate) struct Event {
+    /// The last time that it was recorded.
+    recorded: Option<ItemId>,
+    /// When that happened, in nominal seconds.
+    pub(crate) time: Option<f64>,
+    /// Where a capture recorded it.
+    pub(crate) captured: Option<(usize, Vec<usize>)>,
+}
+
+pub(crate) struct LoadedModule {
+    device: usize,
+    parsed: Module,
+    globals: Symbols,
+    allocations: Vec<u64>,
+    functions: Vec<usize>,
+}
+
+pub(crate) struct Function {
+    pub(crate) device: usize,
+    pub(crate) code: Arc<Code>,
+    /// The most dynamic shared memory that a launch may ask for.
+    pub(crate) most_shared_bytes: u64,
+}
+
+static MACHINE: Mutex<Option<Machine>> = Mutex::new(None);
+
+/// The machine, made when it is first asked for.
+pub(crate) fn lock() -> MutexGuard<'static, Option<Machine>> {
+    let mut machine = MACHINE.lock().unwrap_or_else(PoisonError::into_inner);
+    machine.get_or_insert_with(|| Machine::new(Settings::of_environment()));
+    machine
+}
+
+impl Machine {
+    fn new(settings: Settings) -> Machine {
+        let device = || Device {
+            memory: Memory::new(settings.memory_bytes),
+            reservations: BTreeMap::new(),
+            physical: HashMap::new(),
+            holders: 0,
+            failure: None,
+        };
+        Machine {
+            devices: (0..settings.devices).map(|_| device()).collect(),
+            random: Random::new(settings.seed),
+            settings,
+            streams: HashMap::new(),
+            events: HashMap::new(),
+            modules: HashMap::new(),
+            functions: HashMap::new(),
+            graphs: HashMap::new(),
+            captures: HashMap::new(),
+            pinned: BTreeMap::new(),
+            queue: Queue::default(),
+            next_handle: 1,
+            orderings: [0; 4],
+        }
+    }
+
+    /// A new handle; none is used twice.
+    pub(crate) fn handle(&mut self) -> usize {
+        // Handles look like pointers to whoever checks them.
+        self.next_handle += 1;
+        self.next_handle << 4
+    }
+
+    /// Whether this one of its kind is to be left out.
+    pub(crate) fn omits(&mut self, what: Ordering) -> bool {
+        let number = self.orderings[what as usize];
+        self.orderings[what as usize] += 1;
+        self.settings.omit.is_some_and(|omit| omit.what == what && omit.number == number)
+    }
+
+    pub(crate) fn new_stream(&mut self, device: usize) -> usize {
+        let handle = self.handle();
+        self.streams.insert(handle, Stream { device, tail: None, ends: 0.0, captured: None });
+        handle
+    }
+
+    /// Puts work into a stream, or into the graph that is captured of it.
+    pub(crate) fn put(&mut self, stream: usize, work: Work) -> Result<(), Status> {
+        if matches!(work, Work::Upload { .. } | Work::Download { .. } | Work::Copy { .. } | Work::Fill { .. })
+            && self.omits(Ordering::Copy)
+        {
+            return Ok(());
+        }
+        let of = self.streams.get_mut(&stream).ok_or(api::INVALID_HANDLE)?;
+        if let Some((capture, tail)) = &mut of.captured {
+            let capture = self.captures.get_mut(capture).ok_or(api::INVALID_HANDLE)?;
+            let node = capture.add(Node { work, after: std::mem::take(tail) });
+            tail.push(node);
+            return Ok(());
+        }
+        let after: Vec<ItemId> = of.tail.into_iter().collect();
+        of.tail = Some(self.queue.add(of.device, work, &after, of.ends));
+        Ok(())
+    }
+
+    /// Marks the point that a stream has reached.
+    pub(crate) fn record(&mut self, event: usize, stream: usize, is_external: bool) -> Result<(), Status> {
+        if !self.events.contains_key(&event) {
+            return Err(api::INVALID_HANDLE);
+        }
+        let omitted = self.omits(Ordering::Event);
+        let of = self.streams.get_mut(&stream).ok_or(api::INVALID_HANDLE)?;
+        if let Some((capture, tail)) = of.captured.clone() {
+            if is_external {
+                return self.put(stream, Work::Record(event));
+            }
+            let event = self.events.get_mut(&event).ok_or(api::INVALID_HANDLE)?;
+            event.captured = Some((capture, if omitted { Vec::new() } else { tail }));
+            return Ok(());
+        }
+        let after: Vec<ItemId> = of.tail.into_iter().filter(|_| !omitted).collect();
+        let item = self.queue.add(of.device, Work::Record(event), &after, of.ends);
+        if !omitted {
+            of.tail = Some(item);
+        }
+        let event = self.events.get_mut(&event).ok_or(api::INVALID_HANDLE)?;
+        (event.recorded, event.time, event.captured) = (Some(item), None, None);
+        Ok(())
+    }
+
+    /// Lets what a stream is given from now on wait for an event.
+    pub(crate) fn wait(&mut self, stream: usize, event: usize) -> Result<(), Status> {
+        let omitted = self.omits(Ordering::Wait);
+        let event = self.events.get(&event).ok_or(api::INVALID_HANDLE)?;
+        let of = self.streams.get_mut(&stream).ok_or(api::INVALID_HANDLE)?;
+        match (&event.captured, &mut of.captured) {
+            (Some((of_event, nodes)), captured) => {
+                let (capture, tail) = captured.get_or_insert_with(|| (*of_event, Vec::new()));
+                if capture != of_event {
+                    return Err(self.spoil_capture(*of_event, api::CAPTURE_MERGE));
+                }
+                if omitted {
+                    return Ok(());
+                }
+                tail.extend(nodes);
+                tail.sort_unstable();
+                tail.dedup();
+            }
+            // Work outside of a capture cannot be waited for in it.
+            (None, Some((capture, _))) => {
+                let capture = *capture;
+                if event.recorded.is_some_and(|item| self.queue.is_pending(item)) {
+                    return Err(self.spoil_capture(capture, api::CAPTURE_ISOLATION));
+                }
+            }
+            (None, None) => {
+                if omitted {
+                    return Ok(());
+                }
+                let after: Vec<ItemId> = of.tail.into_iter().chain(event.recorded).collect();
+                let begins = of.ends.max(event.time.unwrap_or(0.0));
+                of.tail = Some(self.queue.add(of.device, Work::Nothing, &after, begins));
+            }
+        }
+        Ok(())
+    }
+
+    /// Puts all of a graph into a stream.
+    pub(crate) fn launch(&mut self, graph: usize, stream: usize) -> Result<(), Status> {
+        let of = self.streams.get(&stream).ok_or(api::INVALID_HANDLE)?;
+        if of.captured.is_some() {
+            return Err(api::NOT_SUPPORTED);
+        }
+        let (device, tail, ends) = (of.device, of.tail, of.ends);
+        let nodes = self.graphs.get(&graph).ok_or(api::INVALID_HANDLE)?.nodes.clone();
+        let mut items: Vec<ItemId> = Vec::with_capacity(nodes.len());
+        for node in nodes.iter() {
+            let mut after: Vec<ItemId> = Vec::with_capacity(node.after.len());
+            for &before in &node.after {
+                if !self.omits(Ordering::Edge) {
+                    after.push(items[before]);
+                }
+            }
+            after.extend(tail.filter(|_| node.after.is_empty()));
+            let item = self.queue.add(device, node.work.clone(), &after, ends);
+            if let Work::Record(event) = node.work
+                && let Some(event) = self.events.get_mut(&event)
+            {
+                (event.recorded, event.time) = (Some(item), None);
+            }
+            items.push(item);
+        }
+        items.extend(tail);
+        let end = self.queue.add(device, Work::Nothing, &items, ends);
+        self.streams.get_mut(&stream).ok_or(api::INVALID_HANDLE)?.tail = Some(end);
+        Ok(())
+    }
+
+    /// Runs a piece of work; false where there is none.
+    fn run_one(&mut self) -> bool {
+        let Some(taken) = self.queue.take(&mut self.random) else { return false };
+        let device = &mut self.devices[taken.device];
+        if device.failure.is_none() {
+            if let Err(failure) = taken.work.run(&device.memory, &mut self.random) {
+                eprintln!("emulated GPU: {}", failure.text);
+                device.failure = Some(failure);
+            }
+        }
+        if self.devices[taken.device].failure.is_some() {
+            self.queue.clear(taken.device);
+            return true;
+        }
+        self.queue.finish(&taken);
+        for stream in self.streams.values_mut().filter(|stream| stream.tail == Some(taken.id)) {
+            stream.ends = taken.ends;
+        }
+        if let Work::Record(event) = taken.work
+            && let Some(event) = self.events.get_mut(&event)
+            && event.recorded == Some(taken.id)
+        {
+            event.time = Some(taken.ends);
+        }
+        true
+    }
+
+    /// Runs work until this piece has run.
+    fn finish(&mut self, item: Option<ItemId>) {
+        while item.is_some_and(|item| self.queue.is_pending(item)) && self.run_one() {}
+    }
+
+    /// Runs work until a stream is empty.
+    pub(crate) fn finish_stream(&mut self, stream: usize) -> Result<(), Status> {
+        let of = self.streams.get(&stream).ok_or(api::INVALID_HANDLE)?;
+        let (tail, device) = (of.tail, of.device);
+        self.finish(tail);
+        self.check(device)
+    }
+
+    /// Runs work until an event has happened.
+    pub(crate) fn finish_event(&mut self, event: usize) -> Result<(), Status> {
+        let recorded = self.events.get(&event).ok_or(api::INVALID_HANDLE)?.recorded;
+        self.finish(recorded);
+        Ok(())
+    }
+
+    /// Whether an event has happened; to ask lets some work run, as time passes.
+    pub(crate) fn has_happened(&mut self, event: usize) -> Result<bool, Status> {
+        let recorded = self.events.get(&event).ok_or(api::INVALID_HANDLE)?.recorded;
+        self.run_one();
+        Ok(recorded.is_none_or(|item| !self.queue.is_pending(item)))
+    }
+
+    /// Runs all work.
+    pub(crate) fn finish_all(&mut self) {
+        while self.run_one() {}
+    }
+
+    /// The status of a device whose work has failed.
+    pub(crate) fn check(&self, device: usize) -> Result<(), Status> {
+        self.devices
+            .get(device)
+            .and_then(|device| device.failure.as_ref())
+            .map_or(Ok(()), |f| Err(Status(f.status)))
+    }
+
+    /// What queued work uses memory in this range.
+    pub(crate) fn user_of(&self, start: u64, bytes: u64) -> Option<String> {
+        self.queue.user_of(start, bytes)
+    }
+
+    /// Ends a device's work with a failure that every later call reports.
+    pub(crate) fn fail(&mut self, device: usize, failure: Failure) -> Status {
+        eprintln!("emulated GPU: {}", failure.text);
+        let status = Status(failure.status);
+        self.devices[device].failure.get_or_insert(failure);
+        self.queue.clear(device);
+        status
+    }
+
+    /// Allocates device memory.
+    pub(crate) fn allocate(&mut self, device: usize, bytes: u64) -> Result<u64, Status> {
+        let memory = &mut self.devices[device].memory;
+        let physical = memory.create(bytes).map_err(|_| api::OUT_OF_MEMORY)?;
+        let start = memory.reserve(bytes).map_err(|_| api::OUT_OF_MEMORY)?;
+        memory.map(start, physical);
+        Ok(start)
+    }
+
+    /// Frees it; no queued work may use it.
+    pub(crate) fn free(&mut self, device: usize, start: u64) -> Result<(), Status> {
+        let allocation = self.devices[device].memory.allocation(start).filter(|(begin, _)| *begin == start);
+        let (_, bytes) = allocation.ok_or(api::INVALID_VALUE)?;
+        if let Some(user) = self.user_of(start, bytes) {
+            let text = format!("memory is freed that {user} uses, which has not run yet");
+            return Err(self.fail(device, Failure { status: api::ILLEGAL_ADDRESS, text }));
+        }
+        let memory = &mut self.devices[device].memory;
+        if let Some(physical) = memory.unmap(start) {
+            memory.release(physical);
+        }
+        Ok(())
+    }
+
+    /// Parses a module and allocates its global variables.
+    pub(crate) fn load(&mut self, device: usize, text: &str) -> Result<usize, Status> {
+        let parsed = crate::ptx::parse(text).map_err(|error| {
+            eprintln!("emulated GPU: {error}");
+            api::INVALID_IMAGE
+        })?;
+        let target = parsed.target.trim_start_matches("sm_").trim_end_matches('a');
+        let arch = self.settings.arch;
+        if target != format!("{}{}", arch.major, arch.minor) {
+            eprintln!("emulated GPU: a module for {} on {arch}", parsed.target);
+            return Err(api::NO_BINARY);
+        }
+        let (mut globals, mut allocations) = (Symbols::new(), Vec::new());
+        for variable in parsed.variables.iter().filter(|variable| variable.space == Space::Global) {
+            let start = self.allocate(device, variable.bytes.max(1))?;
+            let bytes = self.devices[device].memory.bytes(start, variable.bytes).ok_or(api::OUT_OF_MEMORY)?;
+            bytes.fill(0);
+            for (n, byte) in variable.initial.iter().enumerate() {
+                bytes.write(n, [*byte]);
+            }
+            globals.insert(variable.name.clone(), (Space::Global, start));
+            allocations.push(start);
+        }
+        let handle = self.handle();
+        self.modules
+            .insert(handle, LoadedModule { device, parsed, globals, allocations, functions: Vec::new() });
+        Ok(handle)
+    }
+
+    /// Prepares a kernel.
+    pub(crate) fn function(&mut self, module: usize, name: &str) -> Result<usize, Status> {
+        let handle = self.handle();
+        let loaded = self.modules.get_mut(&module).ok_or(api::INVALID_HANDLE)?;
+        let kernel = loaded.parsed.kernels.iter().find(|kernel| kernel.name == name).ok_or(api::NOT_FOUND)?;
+        let code = Code::new(&loaded.parsed, kernel, &loaded.globals).map_err(|problem| {
+            eprintln!("emulated GPU: kernel {name}: {problem}");
+            api::NOT_SUPPORTED
+        })?;
+        loaded.functions.push(handle);
+        let most_shared_bytes = (48u64 << 10).saturating_sub(code.shared_bytes);
+        self.functions
+            .insert(handle, Function { device: loaded.device, code: Arc::new(code), most_shared_bytes });
+        Ok(handle)
+    }
+
+    pub(crate) fn unload(&mut self, module: usize) -> Result<(), Status> {
+        let LoadedModule { device, allocations, functions, .. } =
+            self.modules.remove(&module).ok_or(api::INVALID_HANDLE)?;
+        functions.iter().for_each(|function| {
+            self.functions.remove(function);
+        });
+        allocations.into_iter().try_for_each(|start| self.free(device, start))
+    }
+
+    /// Ends a capture that something went wrong in: its graph is lost.
+    pub(crate) fn spoil_capture(&mut self, capture: usize, status: Status) -> Status {
+        if let Some(capture) = self.captures.get_mut(&capture) {
+            capture.is_valid = false;
+        }
+        status
+    }
+
+    /// To be called by what may wait for all work of a device: a capture that goes on is spoiled, and a call by the thread that
+    /// captures is refused.
+    pub(crate) fn may_synchronize(&mut self, thread: ThreadId) -> Result<(), Status> {
+        let mut is_refused = false;
+        for capture in self.captures.values_mut() {
+            capture.is_valid = false;
+            is_refused |= capture.thread == thread;
+        }
+        if is_refused { Err(api::CAPTURE_UNSUPPORTED) } else { Ok(()) }
+    }
+}

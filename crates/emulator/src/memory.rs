@@ -1,0 +1,391 @@
+//! Memory of an emulated device, and the record of which of its bytes were ever written.
+//!
+//! A device's addresses are those of one reserved range of this process, so that a kernel's access is a host access after a check.
+//! Every byte has a mark at a fixed distance, which is 1 once the byte was written; copies carry marks along. Addresses are never
+//! used a second time, so an access to freed memory is always outside. Physical memory is a sparse file, mapped shared: another
+//! process that maps the same file has the same memory and marks.
+
+use crate::fault::{Fault, FaultKind, Outcome};
+use crate::registers::LANES;
+use rustix::fd::OwnedFd;
+use rustix::fs::{FallocateFlags, MemfdFlags};
+use rustix::mm::{MapFlags, ProtFlags};
+use std::cell::Cell;
+use std::ffi::c_void;
+use std::marker::PhantomData;
+
+/// How many bytes of addresses a device has, and how far the mark of a byte is from it, in memory and in the file.
+const SPAN: u64 = 1 << 42;
+
+/// What a mapping's length is a multiple of.
+pub(crate) const PAGE: u64 = 4096;
+
+/// Addresses that are mapped, each by one allocation.
+#[derive(Clone, Copy, Debug)]
+struct Extent {
+    start: u64,
+    bytes: u64,
+    physical: Physical,
+}
+
+/// A piece of the file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Physical {
+    offset: u64,
+    pub(crate) bytes: u64,
+}
+
+/// The memory of a device.
+pub(crate) struct Memory {
+    base: *mut u8,
+    file: OwnedFd,
+    /// The first address and the first byte of the file that nothing has used.
+    next_address: u64,
+    next_offset: u64,
+    /// In order of their addresses.
+    extents: Vec<Extent>,
+    /// The extent that was found last.
+    last: Cell<usize>,
+    capacity: u64,
+    used: u64,
+}
+
+// SAFETY: the mappings belong to this value and are reached through its methods; the emulator's lock admits one thread at a time.
+unsafe impl Send for Memory {}
+
+/// The device has less memory left.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct OutOfMemory;
+
+impl Memory {
+    /// Memory of `capacity` bytes, none of it taken.
+    pub(crate) fn new(capacity: u64) -> Memory {
+        let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
+        // SAFETY: a new mapping at an address of the kernel's choice.
+        let base = unsafe {
+            rustix::mm::mmap_anonymous(std::ptr::null_mut(), 2 * SPAN as usize, ProtFlags::empty(), flags)
+        };
+        let base = base.expect("8 TiB of addresses can be reserved").cast::<u8>();
+        let file =
+            rustix::fs::memfd_create("emulated device", MemfdFlags::CLOEXEC).expect("a file in memory");
+        rustix::fs::ftruncate(&file, 2 * SPAN).expect("a sparse file");
+        Memory {
+            base,
+            file,
+            next_address: base as u64 + PAGE,
+            next_offset: 0,
+            extents: Vec::new(),
+            last: Cell::new(0),
+            capacity,
+            used: 0,
+        }
+    }
+
+    /// Bytes that are free, and all of them.
+    pub(crate) fn free_and_total(&self) -> (u64, u64) {
+        (self.capacity - self.used, self.capacity)
+    }
+
+    /// Reserves addresses, to be mapped later.
+    pub(crate) fn reserve(&mut self, bytes: u64) -> Result<u64, OutOfMemory> {
+        let start = self.next_address;
+        // A page that is never mapped lies between two reservations.
+        let end = start + bytes.next_multiple_of(PAGE) + PAGE;
+        if end > self.base as u64 + SPAN {
+            return Err(OutOfMemory);
+        }
+        self.next_address = end;
+        Ok(start)
+    }
+
+    /// Takes physical memory, never written.
+    pub(crate) fn create(&mut self, bytes: u64) -> Result<Physical, OutOfMemory> {
+        let taken = bytes.next_multiple_of(PAGE);
+        if taken > self.capacity - self.used {
+            return Err(OutOfMemory);
+        }
+        let physical = Physical { offset: self.next_offset, bytes };
+        self.used += taken;
+        self.next_offset += taken;
+        Ok(physical)
+    }
+
+    /// Gives physical memory back.
+    pub(crate) fn release(&mut self, physical: Physical) {
+        let taken = physical.bytes.next_multiple_of(PAGE);
+        self.used -= taken;
+        let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+        for offset in [physical.offset, physical.offset + SPAN] {
+            rustix::fs::fallocate(&self.file, flags, offset, taken).expect("a hole in a file in memory");
+        }
+    }
+
+    /// Maps physical memory to reserved addresses.
+    pub(crate) fn map(&mut self, start: u64, physical: Physical) {
+        self.place(start, physical, ProtFlags::READ | ProtFlags::WRITE);
+        let index = self.extents.partition_point(|extent| extent.start < start);
+        self.extents.insert(index, Extent { start, bytes: physical.bytes, physical });
+    }
+
+    /// Undoes [`Memory::map`]; returns what was mapped from `start` on.
+    pub(crate) fn unmap(&mut self, start: u64) -> Option<Physical> {
+        let index = self.extents.iter().position(|extent| extent.start == start)?;
+        let Extent { physical, .. } = self.extents.remove(index);
+        self.last.set(0);
+        self.place(start, physical, ProtFlags::empty());
+        Some(physical)
+    }
+
+    fn place(&self, start: u64, physical: Physical, access: ProtFlags) {
+        let length = physical.bytes.next_multiple_of(PAGE) as usize;
+        for distance in [0, SPAN] {
+            let (at, offset) = ((start + distance) as *mut c_void, physical.offset + distance);
+            let flags = MapFlags::SHARED | MapFlags::FIXED;
+            // SAFETY: the addresses lie in the reservation of `new`, which this value owns.
+            let placed = unsafe { rustix::mm::mmap(at, length, access, flags, &self.file, offset) };
+            placed.expect("a page of a file in memory can be mapped");
+        }
+    }
+
+    /// The extent that holds all of these bytes.
+    fn find(&self, address: u64, bytes: u64) -> Option<&Extent> {
+        let holds = |extent: &Extent| {
+            let offset = address.wrapping_sub(extent.start);
+            offset < extent.bytes && bytes <= extent.bytes - offset
+        };
+        if let Some(extent) = self.extents.get(self.last.get()).filter(|extent| holds(extent)) {
+            return Some(extent);
+        }
+        let index = self.extents.partition_point(|extent| extent.start <= address).checked_sub(1)?;
+        let extent = Some(&self.extents[index]).filter(|extent| holds(extent))?;
+        self.last.set(index);
+        Some(extent)
+    }
+
+    /// The bytes from `address` on, where they are one allocation's.
+    #[inline]
+    pub(crate) fn bytes(&self, address: u64, bytes: u64) -> Option<Bytes<'_>> {
+        self.find(address, bytes)?;
+        Some(Bytes {
+            data: address as *mut u8,
+            marks: (address + SPAN) as *mut u8,
+            length: bytes as usize,
+            memory: PhantomData,
+        })
+    }
+
+    /// As [`Memory::bytes`], where they may span allocations that lie beside each other: one piece for each.
+    pub(crate) fn pieces(&self, mut address: u64, mut bytes: u64) -> Option<Vec<Bytes<'_>>> {
+        let mut all = Vec::new();
+        while bytes > 0 {
+            let extent = self.find(address, 1)?;
+            let length = bytes.min(extent.start + extent.bytes - address);
+            all.push(self.bytes(address, length)?);
+            (address, bytes) = (address + length, bytes - length);
+        }
+        Some(all)
+    }
+
+    /// The start and the length of the allocation around an address.
+    pub(crate) fn allocation(&self, address: u64) -> Option<(u64, u64)> {
+        self.find(address, 1).map(|extent| (extent.start, extent.bytes))
+    }
+
+    /// What an address is, for messages.
+    pub(crate) fn describe(&self, address: u64, bytes: u64) -> String {
+        let index = self.extents.partition_point(|extent| extent.start <= address);
+        let before = index.checked_sub(1).map(|index| self.extents[index]);
+        match before.filter(|extent| address < extent.start + extent.bytes + 4 * PAGE) {
+            Some(Extent { start, bytes: length, .. }) => {
+                format!("{bytes} bytes at byte {} of an allocation of {length}", address - start)
+            }
+            None if self.is_of_device(address) => {
+                format!("{bytes} bytes at {address:#x}, which is not allocated now")
+            }
+            None => format!("{bytes} bytes at {address:#x}, which is no address of the device's"),
+        }
+    }
+
+    /// Whether the device ever handed this address out.
+    pub(crate) fn is_of_device(&self, address: u64) -> bool {
+        (self.base as u64..self.next_address).contains(&address)
+    }
+}
+
+impl Drop for Memory {
+    fn drop(&mut self) {
+        // SAFETY: mapped in `new`, and nothing of it is reached any more.
+        let _ = unsafe { rustix::mm::munmap(self.base.cast(), 2 * SPAN as usize) };
+    }
+}
+
+/// Memory of a block or of its threads, with marks like a device's.
+pub(crate) struct Local {
+    data: Box<[Cell<u8>]>,
+    marks: Box<[Cell<u8>]>,
+}
+
+/// What memory holds that was never written.
+pub(crate) const POISON: u8 = 0xCB;
+
+impl Local {
+    /// So many bytes, never written.
+    pub(crate) fn new(bytes: usize) -> Local {
+        let filled = |byte: u8| vec![Cell::new(byte); bytes].into();
+        Local { data: filled(POISON), marks: filled(0) }
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.data.len()
+    }
+
+    /// Forgets what was written.
+    pub(crate) fn clear(&mut self) {
+        self.data.iter_mut().for_each(|byte| *byte.get_mut() = POISON);
+        self.marks.iter_mut().for_each(|mark| *mark.get_mut() = 0);
+    }
+
+    /// These bytes, where they lie within.
+    #[inline]
+    pub(crate) fn bytes(&self, offset: u64, bytes: u64) -> Option<Bytes<'_>> {
+        let length = self.data.len() as u64;
+        (offset <= length && bytes <= length - offset).then(|| {
+            let range = offset as usize..(offset + bytes) as usize;
+            Bytes {
+                data: self.data[range.clone()].as_ptr().cast_mut().cast(),
+                marks: self.marks[range].as_ptr().cast_mut().cast(),
+                length: bytes as usize,
+                memory: PhantomData,
+            }
+        })
+    }
+}
+
+/// Some bytes of memory with their marks. Reading and writing them takes a shared reference: threads of a kernel share memory.
+#[derive(Clone, Copy)]
+pub(crate) struct Bytes<'m> {
+    data: *mut u8,
+    marks: *mut u8,
+    length: usize,
+    memory: PhantomData<&'m Cell<u8>>,
+}
+
+impl Bytes<'_> {
+    pub(crate) fn len(self) -> usize {
+        self.length
+    }
+
+    /// The first N bytes from `at` on.
+    #[inline(always)]
+    pub(crate) fn read<const N: usize>(self, at: usize) -> [u8; N] {
+        assert!(at + N <= self.length);
+        // SAFETY: `data` is valid for `length` bytes that nobody else writes meanwhile: one thread at a time runs the emulator.
+        unsafe { self.data.add(at).cast::<[u8; N]>().read_unaligned() }
+    }
+
+    /// Replaces N bytes from `at` on, which count as written.
+    #[inline(always)]
+    pub(crate) fn write<const N: usize>(self, at: usize, bytes: [u8; N]) {
+        self.write_marked(at, bytes, [1; N]);
+    }
+
+    /// As [`Bytes::write`], with these marks.
+    #[inline(always)]
+    pub(crate) fn write_marked<const N: usize>(self, at: usize, bytes: [u8; N], marks: [u8; N]) {
+        assert!(at + N <= self.length);
+        // SAFETY: as in `read`.
+        unsafe { self.data.add(at).cast::<[u8; N]>().write_unaligned(bytes) };
+        // SAFETY: there are as many marks as bytes.
+        unsafe { self.marks.add(at).cast::<[u8; N]>().write_unaligned(marks) };
+    }
+
+    /// The marks of N bytes from `at` on.
+    #[inline(always)]
+    pub(crate) fn marks<const N: usize>(self, at: usize) -> [u8; N] {
+        assert!(at + N <= self.length);
+        // SAFETY: as in `write_marked`.
+        unsafe { self.marks.add(at).cast::<[u8; N]>().read_unaligned() }
+    }
+
+    /// All bytes, N for each lane of a warp.
+    #[inline(always)]
+    pub(crate) fn rows<const N: usize>(self) -> [[u8; N]; LANES] {
+        assert!(N * LANES <= self.length);
+        // SAFETY: as in `read`.
+        unsafe { self.data.cast::<[[u8; N]; LANES]>().read_unaligned() }
+    }
+
+    /// Their marks.
+    #[inline(always)]
+    pub(crate) fn mark_rows<const N: usize>(self) -> [[u8; N]; LANES] {
+        assert!(N * LANES <= self.length);
+        // SAFETY: there are as many marks as bytes.
+        unsafe { self.marks.cast::<[[u8; N]; LANES]>().read_unaligned() }
+    }
+
+    /// Replaces all bytes, N for each lane of a warp.
+    #[inline(always)]
+    pub(crate) fn write_rows<const N: usize>(self, rows: &[[u8; N]; LANES]) {
+        assert!(N * LANES <= self.length);
+        // SAFETY: as in `read`.
+        unsafe { self.data.cast::<[[u8; N]; LANES]>().write_unaligned(*rows) };
+        // SAFETY: there are as many marks as bytes.
+        unsafe { self.marks.write_bytes(1, N * LANES) };
+    }
+
+    /// Fills the bytes.
+    pub(crate) fn fill(self, byte: u8) {
+        // SAFETY: as in `read`.
+        unsafe { self.data.write_bytes(byte, self.length) };
+        // SAFETY: as in `write_marked`.
+        unsafe { self.marks.write_bytes(1, self.length) };
+    }
+
+    /// Marks all bytes as never written.
+    pub(crate) fn forget(self) {
+        // SAFETY: as in `write_marked`.
+        unsafe { self.marks.write_bytes(0, self.length) };
+    }
+
+    /// Copies from memory of the host's, which counts as written.
+    ///
+    /// # Safety
+    /// `source` is valid for as many bytes.
+    pub(crate) unsafe fn copy_from_host(self, source: *const u8) {
+        // SAFETY: the caller's promise; a device's addresses are no memory of a host program's.
+        unsafe { self.data.copy_from(source, self.length) };
+        // SAFETY: as in `write_marked`.
+        unsafe { self.marks.write_bytes(1, self.length) };
+    }
+
+    /// Copies to memory of the host's.
+    ///
+    /// # Safety
+    /// `target` is valid for as many bytes.
+    pub(crate) unsafe fn copy_to_host(self, target: *mut u8) {
+        // SAFETY: the caller's promise.
+        unsafe { self.data.copy_to(target, self.length) };
+    }
+
+    /// Copies bytes and marks; both have one length and may overlap.
+    pub(crate) fn copy_from(self, source: Bytes<'_>) {
+        assert_eq!(self.length, source.length);
+        // SAFETY: both are valid for as many bytes.
+        unsafe { self.data.copy_from(source.data, self.length) };
+        // SAFETY: both have as many marks.
+        unsafe { self.marks.copy_from(source.marks, self.length) };
+    }
+
+    /// The first part, which ends before `at`, and the rest.
+    pub(crate) fn split(self, at: usize) -> (Self, Self) {
+        assert!(at <= self.length);
+        // SAFETY: both parts lie within.
+        let (data, marks) = unsafe { (self.data.add(at), self.marks.add(at)) };
+        (Bytes { length: at, ..self }, Bytes { data, marks, length: self.length - at, ..self })
+    }
+}
+
+/// The fault of an access outside of what may be reached.
+pub(crate) fn outside<T>(lane: u32, does: &str, what: String) -> Outcome<T> {
+    Err(Fault::new(lane, FaultKind::Address, format!("{does} outside of memory, {what}")))
+}

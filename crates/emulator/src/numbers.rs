@@ -1,0 +1,185 @@
+//! Number formats that Rust has no type for, and roundings that its operators lack.
+
+use half::f16;
+
+/// A binary format of 1 sign bit, `exponent` and `mantissa` bits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Minifloat {
+    pub(crate) exponent: u32,
+    pub(crate) mantissa: u32,
+    /// The bits of the largest finite number.
+    pub(crate) max: u8,
+    /// The NaN that conversions give.
+    pub(crate) nan: u8,
+}
+
+/// FP8 with 4 exponent bits, without infinities (OCP 8-bit floating point, section 5).
+pub(crate) const E4M3: Minifloat = Minifloat { exponent: 4, mantissa: 3, max: 0x7E, nan: 0x7F };
+/// FP8 with 5 exponent bits.
+pub(crate) const E5M2: Minifloat = Minifloat { exponent: 5, mantissa: 2, max: 0x7B, nan: 0x7F };
+
+impl Minifloat {
+    /// The value of these bits.
+    pub(crate) fn decode(self, bits: u8) -> f32 {
+        let magnitude = bits & 0x7F;
+        let sign = if bits & 0x80 != 0 { -1.0 } else { 1.0 };
+        if magnitude > self.max {
+            let is_infinity = self == E5M2 && magnitude == self.max + 1;
+            return if is_infinity { sign * f32::INFINITY } else { f32::NAN };
+        }
+        let (exponent, mantissa) =
+            (i32::from(magnitude >> self.mantissa), u32::from(magnitude) & ((1 << self.mantissa) - 1));
+        let bias = (1 << (self.exponent - 1)) - 1;
+        let unit = 2f32.powi(exponent.max(1) - bias - self.mantissa as i32);
+        let hidden = if exponent > 0 { 1 << self.mantissa } else { 0 };
+        sign * (hidden + mantissa) as f32 * unit
+    }
+
+    /// The nearest number, ties to even; too large ones become the largest finite one (`.rn.satfinite`).
+    pub(crate) fn encode(self, x: f32) -> u8 {
+        if x.is_nan() {
+            return self.nan;
+        }
+        let sign = if x.is_sign_negative() { 0x80 } else { 0 };
+        let magnitude = x.abs();
+        let bias = (1 << (self.exponent - 1)) - 1;
+        // f32's exponent, but at least that of the format's smallest normal numbers.
+        let exponent = ((magnitude.to_bits() >> 23) as i32 - 127).max(1 - bias);
+        // In units of the last place: exact, as both are powers of two apart, up to what f64 holds.
+        let units = f64::from(magnitude) * 2f64.powi(self.mantissa as i32 - exponent);
+        let rounded = units.round_ties_even();
+        if rounded >= f64::from(1u32 << 20) {
+            return sign | self.max;
+        }
+        // A carry into the exponent is right.
+        let bits = ((exponent + bias - 1) << self.mantissa) as i64 + rounded as i64;
+        sign | bits.min(self.max.into()) as u8
+    }
+}
+
+/// The nearest bf16, ties to even; any NaN becomes the canonical one.
+#[inline(always)]
+pub(crate) fn to_bf16(x: f32) -> u16 {
+    let bits = x.to_bits();
+    let rounded = bits.wrapping_add(0x7FFF + (bits >> 16 & 1)) >> 16;
+    if x.is_nan() { 0x7FFF } else { rounded as u16 }
+}
+
+#[inline(always)]
+pub(crate) fn from_bf16(bits: u16) -> f32 {
+    f32::from_bits(u32::from(bits) << 16)
+}
+
+/// The value of a binary16.
+pub(crate) fn from_f16(bits: u16) -> f32 {
+    f16::from_bits(bits).to_f32()
+}
+
+/// The nearest binary16, ties to even.
+pub(crate) fn to_f16(x: f32) -> u16 {
+    f16::from_f32(x).to_bits()
+}
+
+/// A direction of rounding (PTX ISA, section 9.7.3, and IEEE 754).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Rounding {
+    Nearest,
+    Zero,
+    Down,
+    Up,
+}
+
+/// `high + low`, where `low` is what rounding `high` to f64 left, rounded once to f32.
+fn round(high: f64, low: f64, rounding: Rounding) -> f32 {
+    let nearest = high as f32;
+    if rounding == Rounding::Nearest || !high.is_finite() {
+        return nearest;
+    }
+    // How far the nearest number is from the exact one, by its sign.
+    let off = f64::from(nearest) - high;
+    let above = if off != 0.0 { off > 0.0 } else { low < 0.0 };
+    let below = if off != 0.0 { off < 0.0 } else { low > 0.0 };
+    match rounding {
+        Rounding::Down if above => nearest.next_down(),
+        Rounding::Up if below => nearest.next_up(),
+        Rounding::Zero if above && high > 0.0 => nearest.next_down(),
+        Rounding::Zero if below && high < 0.0 => nearest.next_up(),
+        _ => nearest,
+    }
+}
+
+/// `a * b + c`, rounded once.
+#[inline(always)]
+pub(crate) fn fma(a: f32, b: f32, c: f32, rounding: Rounding) -> f32 {
+    if rounding == Rounding::Nearest {
+        return a.mul_add(b, c);
+    }
+    let (product, c) = (f64::from(a) * f64::from(b), f64::from(c));
+    // The product is exact; what the sum loses is exact too (Knuth's two-sum).
+    let sum = product + c;
+    let part = sum - product;
+    let lost = (product - (sum - part)) + (c - part);
+    if sum == 0.0 && lost == 0.0 {
+        // The sign of an exact zero: of equal signs theirs, else minus where it is rounded down.
+        let same = product.is_sign_negative() == c.is_sign_negative();
+        let negative = if same { c.is_sign_negative() } else { rounding == Rounding::Down };
+        return if negative { -0.0 } else { 0.0 };
+    }
+    round(sum, lost, rounding)
+}
+
+/// f64 to f32.
+pub(crate) fn narrow(x: f64, rounding: Rounding) -> f32 {
+    round(x, 0.0, rounding)
+}
+
+/// The canonical NaN of f32 operations (PTX ISA, section 9.7.3).
+pub(crate) const NAN_F32: f32 = f32::from_bits(0x7FFF_FFFF);
+
+/// Replaces any NaN by the canonical one.
+#[inline(always)]
+pub(crate) fn canonical(x: f32) -> f32 {
+    if x.is_nan() { NAN_F32 } else { x }
+}
+
+/// A subnormal number becomes a zero of its sign (`.ftz`).
+#[inline(always)]
+pub(crate) fn flush(x: f32) -> f32 {
+    if x.abs() < f32::MIN_POSITIVE { 0f32.copysign(x) } else { x }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use half::bf16 as reference_bf16;
+
+    #[test]
+    fn minifloats_round_to_the_nearest_and_saturate() {
+        for format in [E4M3, E5M2] {
+            let finite: Vec<f32> = (0..=format.max).map(|bits| format.decode(bits)).collect();
+            for (bits, &value) in finite.iter().enumerate() {
+                assert_eq!(format.encode(value), bits as u8, "{value}");
+                assert_eq!(format.encode(-value), bits as u8 | 0x80);
+                if let Some(&next) = finite.get(bits + 1) {
+                    let middle = (value + next) / 2.0;
+                    let even = if bits % 2 == 0 { bits } else { bits + 1 };
+                    assert_eq!(format.encode(middle), even as u8, "{middle}");
+                    assert_eq!(format.encode(middle.next_up()), bits as u8 + 1);
+                    assert_eq!(format.encode(middle.next_down()), bits as u8);
+                }
+            }
+            assert_eq!([1e30, f32::INFINITY].map(|x| format.encode(x)), [format.max; 2]);
+            assert_eq!(format.encode(f32::NAN), format.nan);
+        }
+    }
+
+    #[test]
+    fn bf16_rounds_as_the_library_does() {
+        for bits in (0..=u32::MAX).step_by(9973) {
+            let x = f32::from_bits(bits);
+            if !x.is_nan() {
+                assert_eq!(to_bf16(x), reference_bf16::from_f32(x).to_bits(), "{x}");
+            }
+        }
+    }
+}

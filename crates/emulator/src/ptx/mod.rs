@@ -1,0 +1,151 @@
+//! PTX as NVRTC emits it: the text, parsed into kernels of instructions.
+//!
+//! The grammar is that of the PTX ISA (NVIDIA, version 9.0, section 4), of which NVRTC emits a part: no calls, no textures, no
+//! debugging information but `.loc`. Instructions are kept as they are written; what they mean is up to `instructions`.
+
+mod lexer;
+mod parser;
+
+pub(crate) use parser::parse;
+use std::fmt;
+
+/// What a piece of PTX fails to be.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct SyntaxError {
+    line: u32,
+    problem: String,
+}
+
+impl SyntaxError {
+    pub(crate) fn new(line: u32, problem: impl Into<String>) -> SyntaxError {
+        SyntaxError { line, problem: problem.into() }
+    }
+}
+
+impl fmt::Display for SyntaxError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "PTX line {}: {}", self.line, self.problem)
+    }
+}
+
+/// A translation unit.
+#[derive(Debug, Default)]
+pub(crate) struct Module {
+    /// The architecture that it was compiled for: `sm_90a`.
+    pub(crate) target: String,
+    /// Source files by their number in `.loc`.
+    pub(crate) files: Vec<(u32, String)>,
+    /// Variables in global memory, and shared ones that several kernels may name.
+    pub(crate) variables: Vec<Variable>,
+    pub(crate) kernels: Vec<Kernel>,
+}
+
+/// A state space (PTX ISA, section 5.1).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Space {
+    Generic,
+    Global,
+    Shared,
+    Local,
+    Param,
+}
+
+/// A variable or a parameter.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Variable {
+    pub(crate) name: String,
+    pub(crate) space: Space,
+    pub(crate) align: u64,
+    /// Its size; 0 for an `.extern` array, which begins where dynamic shared memory does.
+    pub(crate) bytes: u64,
+    /// What it holds at first; zeros follow.
+    pub(crate) initial: Vec<u8>,
+}
+
+/// How many bits a register has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Class {
+    Predicate,
+    B16,
+    B32,
+    B64,
+}
+
+/// A register: an index into [`Kernel::registers`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Register(pub(crate) u32);
+
+/// An entry function.
+#[derive(Debug)]
+pub(crate) struct Kernel {
+    pub(crate) name: String,
+    pub(crate) parameters: Vec<Variable>,
+    /// The most threads of a block along x, y, z, where `.maxntid` says it.
+    pub(crate) max_threads: Option<[u32; 3]>,
+    pub(crate) registers: Vec<Class>,
+    /// Shared and local variables.
+    pub(crate) variables: Vec<Variable>,
+    pub(crate) body: Vec<Statement>,
+    /// The positions that `Statement::Instruction::location` counts through.
+    pub(crate) locations: Vec<Location>,
+}
+
+/// A line of the source.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Location {
+    pub(crate) file: u32,
+    pub(crate) line: u32,
+    /// File and line of the call, if the line stands in a function that was inlined.
+    pub(crate) inlined_at: Option<(u32, u32)>,
+}
+
+/// A part of a kernel's body.
+#[derive(Debug)]
+pub(crate) enum Statement {
+    /// The target of branches; a number within the kernel.
+    Label(u32),
+    Instruction(Instruction),
+}
+
+/// An instruction as written.
+#[derive(Clone, Debug)]
+pub(crate) struct Instruction {
+    /// The predicate under which it runs, and whether that is negated.
+    pub(crate) guard: Option<(Register, bool)>,
+    /// The opcode with its modifiers: `add.rn.f32`.
+    pub(crate) opcode: String,
+    pub(crate) operands: Vec<Operand>,
+    /// An index into [`Kernel::locations`].
+    pub(crate) location: u32,
+}
+
+impl Instruction {
+    /// The opcode's parts: `["add", "rn", "f32"]`.
+    pub(crate) fn parts(&self) -> Vec<&str> {
+        self.opcode.split('.').collect()
+    }
+}
+
+/// An operand as written.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) enum Operand {
+    Register(Register),
+    /// A negated predicate.
+    Not(Register),
+    Integer(i64),
+    Single(u32),
+    Double(u64),
+    /// The address of a variable or parameter.
+    Symbol(String),
+    /// A predefined register: `%tid.x`.
+    Special(String),
+    Label(u32),
+    /// `[base + offset]`.
+    Address(Box<Operand>, i64),
+    /// `{a, b, ...}`.
+    Vector(Vec<Operand>),
+    /// `a|b`.
+    Pair(Box<Operand>, Box<Operand>),
+    /// `_`: a result that is dropped.
+    Sink,
+}

@@ -1,0 +1,124 @@
+//! What is emulated: chosen by the environment variable `XTRAIN_EMULATOR`, a list of `key=value` separated by spaces.
+
+use std::fmt;
+
+/// The variable.
+const VARIABLE: &str = "XTRAIN_EMULATOR";
+
+/// The devices of this process.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Settings {
+    /// `arch=sm_90a`: the architecture.
+    pub(crate) arch: Arch,
+    /// `devices=1`: how many devices there are.
+    pub(crate) devices: usize,
+    /// `memory=4096`: MiB of memory of each.
+    pub(crate) memory_bytes: u64,
+    /// `seed=0`: what random orders are drawn from.
+    pub(crate) seed: u64,
+    /// `omit=wait:3`: what is left out, for tests of tests.
+    pub(crate) omit: Option<Omission>,
+}
+
+/// A compute capability.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Arch {
+    pub(crate) major: u32,
+    pub(crate) minor: u32,
+}
+
+impl fmt::Display for Arch {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "sm_{}{}{}", self.major, self.minor, if self.major >= 9 { "a" } else { "" })
+    }
+}
+
+/// Something that orders work, and the number of the one that is left out, counted from 0.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Omission {
+    pub(crate) what: Ordering,
+    pub(crate) number: usize,
+}
+
+/// What orders work on a device, or is ordered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Ordering {
+    /// A stream's wait for an event.
+    Wait,
+    /// The recording of an event.
+    Event,
+    /// A copy or fill.
+    Copy,
+    /// An edge between two nodes of a graph.
+    Edge,
+}
+
+impl Settings {
+    /// Those of the environment.
+    ///
+    /// # Panics
+    /// Where the variable is not understood: a test would else run on another device than it asks for.
+    pub(crate) fn of_environment() -> Settings {
+        let text = std::env::var(VARIABLE).unwrap_or_default();
+        Settings::parse(&text).unwrap_or_else(|problem| panic!("{VARIABLE}={text}: {problem}"))
+    }
+
+    fn parse(text: &str) -> Result<Settings, String> {
+        let mut settings = Settings {
+            arch: Arch { major: 9, minor: 0 },
+            devices: 1,
+            memory_bytes: 4 << 30,
+            seed: 0,
+            omit: None,
+        };
+        for setting in text.split_whitespace() {
+            let (key, value) =
+                setting.split_once('=').ok_or_else(|| format!("`{setting}` is not `key=value`"))?;
+            let number = || value.parse::<u64>().map_err(|_| format!("`{value}` is no number"));
+            match key {
+                "arch" => {
+                    let digits = value.strip_prefix("sm_").unwrap_or(value).trim_end_matches('a');
+                    let number: u32 = digits.parse().map_err(|_| format!("`{value}` is no architecture"))?;
+                    settings.arch = Arch { major: number / 10, minor: number % 10 };
+                }
+                "devices" => settings.devices = number()? as usize,
+                "memory" => settings.memory_bytes = number()? << 20,
+                "seed" => settings.seed = number()?,
+                "omit" => settings.omit = Some(Omission::parse(value)?),
+                _ => return Err(format!("`{key}` is none of arch, devices, memory, seed and omit")),
+            }
+        }
+        Ok(settings)
+    }
+}
+
+impl Omission {
+    fn parse(text: &str) -> Result<Omission, String> {
+        let (what, number) = text.split_once(':').ok_or("`omit` takes what and a number: `wait:0`")?;
+        let what = match what {
+            "wait" => Ordering::Wait,
+            "event" => Ordering::Event,
+            "copy" => Ordering::Copy,
+            "edge" => Ordering::Edge,
+            _ => return Err(format!("`{what}` is none of wait, event, copy and edge")),
+        };
+        Ok(Omission { what, number: number.parse().map_err(|_| format!("`{number}` is no number"))? })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn settings_are_read_or_refused() {
+        let settings = Settings::parse("arch=sm_89 devices=2 memory=64 seed=7 omit=edge:1").unwrap();
+        assert_eq!((settings.arch.to_string(), settings.devices), ("sm_89".to_owned(), 2));
+        assert_eq!((settings.memory_bytes, settings.seed), (64 << 20, 7));
+        assert_eq!(settings.omit, Some(Omission { what: Ordering::Edge, number: 1 }));
+        assert_eq!(Settings::parse("").unwrap().arch.to_string(), "sm_90a");
+        for wrong in ["arch", "arch=x", "omit=wait", "omit=hope:1", "speed=9"] {
+            assert!(Settings::parse(wrong).is_err(), "{wrong}");
+        }
+    }
+}

@@ -1,0 +1,230 @@
+//! Work of a device: what is queued, what it waits for, and how long it nominally takes.
+
+use crate::context::Launch;
+use crate::fault::{FaultKind, Report};
+use crate::grid;
+use crate::kernel::Code;
+use crate::memory::{Local, Memory};
+use crate::random::Random;
+use std::sync::Arc;
+
+/// A nominal time: no launch takes less, so that a stopwatch that repeats short work repeats it a few times only.
+const LEAST_SECONDS: f64 = 0.5e-3;
+/// Nominal rates, low enough that they rarely matter.
+const SECONDS_PER_INSTRUCTION: f64 = 1e-9;
+const SECONDS_PER_BYTE: f64 = 1e-11;
+
+/// Something that a stream runs.
+#[derive(Clone)]
+pub(crate) enum Work {
+    Launch(Arc<KernelLaunch>),
+    /// To device memory.
+    Upload {
+        target: u64,
+        source: HostSource,
+    },
+    /// To host memory.
+    Download {
+        target: HostAddress,
+        source: u64,
+        bytes: u64,
+    },
+    Copy {
+        target: u64,
+        source: u64,
+        bytes: u64,
+    },
+    Fill {
+        target: u64,
+        byte: u8,
+        bytes: u64,
+    },
+    Product(Arc<Product>),
+    /// Marks an event, by its handle.
+    Record(usize),
+    /// Nothing: the end of a graph.
+    Nothing,
+}
+
+/// A launch with its arguments.
+pub(crate) struct KernelLaunch {
+    pub(crate) code: Arc<Code>,
+    pub(crate) grid: [u32; 3],
+    pub(crate) block: [u32; 3],
+    pub(crate) cluster: [u32; 3],
+    pub(crate) shared_bytes: u64,
+    /// Parameters as they lie in their space.
+    pub(crate) parameters: Vec<u8>,
+}
+
+/// A matrix product.
+pub(crate) struct Product {
+    /// Addresses that it uses, for checks of what is freed.
+    pub(crate) operands: Vec<u64>,
+    pub(crate) seconds: f64,
+    pub(crate) run: Box<dyn Fn(&Memory) -> Result<(), String> + Send + Sync>,
+}
+
+/// A place in host memory.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct HostAddress(pub(crate) usize);
+
+/// Where an upload reads.
+#[derive(Clone)]
+pub(crate) enum HostSource {
+    /// What pageable memory held when the copy was called.
+    Taken(Arc<[u8]>),
+    /// Pinned memory, which is read when the copy runs.
+    Pinned(HostAddress, u64),
+}
+
+/// Why work cannot be done, and the status that the driver reports it by.
+#[derive(Clone, Debug)]
+pub(crate) struct Failure {
+    pub(crate) status: i32,
+    pub(crate) text: String,
+}
+
+impl From<Report> for Failure {
+    fn from(report: Report) -> Failure {
+        let status = match report.kind {
+            FaultKind::Address => crate::api::ILLEGAL_ADDRESS,
+            FaultKind::Alignment => crate::api::MISALIGNED_ADDRESS,
+            FaultKind::Uninitialised | FaultKind::Synchronisation => crate::api::LAUNCH_FAILED,
+        };
+        Failure { status, text: report.to_string() }
+    }
+}
+
+impl Work {
+    /// The seconds that it nominally takes: a function of sizes alone, so that what is chosen by time is the same in every run.
+    pub(crate) fn seconds(&self) -> f64 {
+        let bytes = |bytes: u64| bytes as f64 * SECONDS_PER_BYTE;
+        match self {
+            Work::Launch(launch) => {
+                let threads = launch.block.iter().product::<u32>().div_ceil(32);
+                let warps = launch.grid.iter().map(|&n| f64::from(n)).product::<f64>() * f64::from(threads);
+                LEAST_SECONDS + warps * launch.code.instructions() as f64 * SECONDS_PER_INSTRUCTION
+            }
+            Work::Upload { source: HostSource::Taken(taken), .. } => bytes(taken.len() as u64),
+            Work::Upload { source: HostSource::Pinned(_, length), .. } => bytes(*length),
+            Work::Download { bytes: length, .. }
+            | Work::Copy { bytes: length, .. }
+            | Work::Fill { bytes: length, .. } => bytes(*length),
+            Work::Product(product) => LEAST_SECONDS + product.seconds,
+            Work::Record(_) | Work::Nothing => 0.0,
+        }
+    }
+
+    /// What it is, for messages, if it uses memory in this range as far as its arguments tell.
+    pub(crate) fn uses(&self, start: u64, bytes: u64) -> Option<String> {
+        let is_within = |address: u64| address.wrapping_sub(start) < bytes;
+        let overlaps = |address: u64, length: u64| address < start + bytes && start < address + length;
+        let (uses, name) = match self {
+            Work::Launch(launch) => {
+                let words = launch.parameters.chunks_exact(8);
+                let mut addresses = words.map(|word| word.try_into().map_or(0, u64::from_le_bytes));
+                (addresses.any(is_within), format!("kernel {}", launch.code.name))
+            }
+            Work::Upload { target, source } => {
+                let length = match source {
+                    HostSource::Taken(taken) => taken.len() as u64,
+                    HostSource::Pinned(_, length) => *length,
+                };
+                (overlaps(*target, length), "a copy to the device".into())
+            }
+            Work::Download { source, bytes, .. } => (overlaps(*source, *bytes), "a copy to the host".into()),
+            Work::Copy { target, source, bytes } => {
+                (overlaps(*target, *bytes) || overlaps(*source, *bytes), "a copy on the device".into())
+            }
+            Work::Fill { target, bytes, .. } => (overlaps(*target, *bytes), "a fill".into()),
+            Work::Product(product) => {
+                (product.operands.iter().any(|&address| is_within(address)), "a matrix product".into())
+            }
+            Work::Record(_) | Work::Nothing => (false, String::new()),
+        };
+        uses.then_some(name)
+    }
+
+    /// Does it.
+    pub(crate) fn run(&self, memory: &Memory, random: &mut Random) -> Result<(), Failure> {
+        let outside = |what: &str, address: u64, bytes: u64| Failure {
+            status: crate::api::ILLEGAL_ADDRESS,
+            text: format!("{what} outside of memory, {}", memory.describe(address, bytes)),
+        };
+        match self {
+            Work::Launch(launch) => {
+                let parameters = Local::new(launch.parameters.len());
+                for (n, byte) in launch.parameters.iter().enumerate() {
+                    parameters.bytes(n as u64, 1).expect("a byte of them").write(0, [*byte]);
+                }
+                let launch = Launch {
+                    code: &launch.code,
+                    memory,
+                    parameters,
+                    grid: launch.grid,
+                    block: launch.block,
+                    cluster: launch.cluster,
+                    shared_bytes: launch.shared_bytes,
+                };
+                grid::run(&launch, random)?;
+            }
+            Work::Upload { target, source } => {
+                let (mut from, bytes) = match source {
+                    HostSource::Taken(taken) => (taken.as_ptr(), taken.len() as u64),
+                    HostSource::Pinned(HostAddress(address), bytes) => (*address as *const u8, *bytes),
+                };
+                let pieces =
+                    memory.pieces(*target, bytes).ok_or_else(|| outside("a copy writes", *target, bytes))?;
+                for piece in pieces {
+                    // SAFETY: taken bytes are owned; pinned ones are registered, and the caller keeps them until the copy has run.
+                    unsafe { piece.copy_from_host(from) };
+                    from = from.wrapping_add(piece.len());
+                }
+            }
+            Work::Download { target: HostAddress(target), source, bytes } => {
+                let pieces =
+                    memory.pieces(*source, *bytes).ok_or_else(|| outside("a copy reads", *source, *bytes))?;
+                let mut to = *target as *mut u8;
+                for piece in pieces {
+                    // SAFETY: the caller keeps the target until the copy has run.
+                    unsafe { piece.copy_to_host(to) };
+                    to = to.wrapping_add(piece.len());
+                }
+            }
+            Work::Copy { target, source, bytes } => {
+                let from =
+                    memory.pieces(*source, *bytes).ok_or_else(|| outside("a copy reads", *source, *bytes))?;
+                let to = memory
+                    .pieces(*target, *bytes)
+                    .ok_or_else(|| outside("a copy writes", *target, *bytes))?;
+                copy_pieces(&to, &from);
+            }
+            Work::Fill { target, byte, bytes } => {
+                let pieces = memory
+                    .pieces(*target, *bytes)
+                    .ok_or_else(|| outside("a fill writes", *target, *bytes))?;
+                pieces.into_iter().for_each(|piece| piece.fill(*byte));
+            }
+            Work::Product(product) => {
+                (product.run)(memory)
+                    .map_err(|text| Failure { status: crate::api::ILLEGAL_ADDRESS, text })?;
+            }
+            Work::Record(_) | Work::Nothing => {}
+        }
+        Ok(())
+    }
+}
+
+/// Copies pieces of one total length that need not be cut alike.
+fn copy_pieces(to: &[crate::memory::Bytes<'_>], from: &[crate::memory::Bytes<'_>]) {
+    let (mut to, mut from) = (to.iter().copied(), from.iter().copied());
+    let (mut target, mut source) = (to.next(), from.next());
+    while let (Some(t), Some(s)) = (target, source) {
+        let length = t.len().min(s.len());
+        let ((t, t_rest), (s, s_rest)) = (t.split(length), s.split(length));
+        t.copy_from(s);
+        target = if t_rest.len() > 0 { Some(t_rest) } else { to.next() };
+        source = if s_rest.len() > 0 { Some(s_rest) } else { from.next() };
+    }
+}

@@ -52,6 +52,6 @@ pub use library::{Library, Missing, named_folder_faults};
 pub use memory::{DeviceMemory, DevicePtr, DeviceSpan, PinnedMemory};
 pub use module::{Function, FunctionInfo, Launch, Module};
 pub use sdpa::Sdpa;
-pub use source::{Defines, KernelSource, TENSOR_CORES};
+pub use source::{Defines, Header, KernelSource, TENSOR_CORES};
 pub use stream::{Event, Stream};
 pub use turns::beside_others;

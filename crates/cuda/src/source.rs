@@ -2,19 +2,33 @@
 
 use crate::compiler::Arch;
 
-/// What every kernel's source begins with: element types, vectors, reductions, random numbers. Nothing is included from elsewhere.
-const PRELUDE: &str = include_str!("prelude.cuh");
+/// The beginning of every kernel's source: element types, vectors, reductions, random numbers. Nothing is included from elsewhere.
+const PRELUDE: Header = Header::new("prelude.cuh", include_str!("prelude.cuh"));
 
-/// Instructions of tensor cores and copies beside them, for [`KernelSource::headers`].
-pub const TENSOR_CORES: &str = include_str!("tensor_cores.cuh");
+/// Tensor-core instructions and asynchronous copies, for [`KernelSource::headers`].
+pub const TENSOR_CORES: Header = Header::new("tensor_cores.cuh", include_str!("tensor_cores.cuh"));
+
+/// A piece of source that several kernels share.
+#[derive(Clone, Copy, Debug)]
+pub struct Header {
+    name: &'static str,
+    text: &'static str,
+}
+
+impl Header {
+    /// A header; `name` stands in the compiler's messages.
+    pub const fn new(name: &'static str, text: &'static str) -> Header {
+        Header { name, text }
+    }
+}
 
 /// A file of kernels. Its `extern "C"` functions take one structure each, by value.
 #[derive(Clone, Copy, Debug)]
 pub struct KernelSource {
     /// Its name in messages, e.g. `rms_norm/kernel.cu`.
     pub name: &'static str,
-    /// What stands between the prelude and the text.
-    pub headers: &'static [&'static str],
+    /// Headers between the prelude and the text.
+    pub headers: &'static [Header],
     /// The text.
     pub text: &'static str,
     /// The architectures that it is written for, each of which tests compile it for; a card compiles it for its own.
@@ -32,9 +46,11 @@ impl KernelSource {
         KernelSource { name, headers: &[], text, archs: &Arch::ALL, variants: &[&[]] }
     }
 
-    /// What the compiler is given.
+    /// The whole source, with the file and line of each part for the compiler's messages.
     pub fn full_text(&self) -> String {
-        format!("{PRELUDE}\n{}\n#line 1 \"{}\"\n{}", self.headers.join("\n"), self.name, self.text)
+        let own = Header::new(self.name, self.text);
+        let parts = [PRELUDE].into_iter().chain(self.headers.iter().copied()).chain([own]);
+        parts.map(|Header { name, text }| format!("#line 1 \"{name}\"\n{text}\n")).collect()
     }
 
     /// The compiler's options for a variant.

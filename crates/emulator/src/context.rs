@@ -25,6 +25,13 @@ pub(crate) enum Source<T> {
     Special(fn(&Context<'_>, usize) -> u32),
 }
 
+/// A predicate that is read.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Condition {
+    Register { slot: Slot, is_negated: bool },
+    Constant(bool),
+}
+
 /// A launch of a kernel.
 pub(crate) struct Launch<'a> {
     pub(crate) code: &'a Code,
@@ -58,7 +65,7 @@ pub(crate) struct Context<'a> {
     pub(crate) shared: &'a Local,
     /// Local memory of all lanes, one after the other.
     pub(crate) local: &'a Local,
-    /// By lane, groups of asynchronous copies, the last of which is open.
+    /// By lane, the asynchronous copies that have not run; empty before the first one.
     pub(crate) copies: &'a mut Vec<PendingCopies>,
     /// Whether the step wrote memory: what others that spin may wait for.
     pub(crate) wrote: bool,
@@ -91,22 +98,30 @@ impl Context<'_> {
         }
     }
 
-    /// A fault where an active lane of a source was never written.
+    /// The unset lanes of an operand to compute with; a fault where bytes of an active lane are unwritten.
     #[inline(always)]
-    pub(crate) fn require<T: Lane>(&self, source: Source<T>) -> Outcome {
-        if let Source::Slot(slot) = source {
-            let marked = self.registers.marked::<T>(slot) & self.active;
-            if marked != 0 {
-                uninitialised(marked)?;
-            }
+    pub(crate) fn unset_of<T: Lane>(&self, source: Source<T>) -> Outcome<u32> {
+        let Source::Slot(slot) = source else { return Ok(0) };
+        let marked = self.registers.marked::<T>(slot) & self.active;
+        if marked != 0 {
+            uninitialised(marked)?;
         }
-        Ok(())
+        Ok(self.registers.unset::<T>(slot))
     }
 
-    /// Reads what must have been written.
+    /// The unset lanes of an operand that is only moved.
+    #[inline(always)]
+    pub(crate) fn unset<T: Lane>(&self, source: Source<T>) -> u32 {
+        if let Source::Slot(slot) = source { self.registers.unset::<T>(slot) } else { 0 }
+    }
+
+    /// Reads what must be set and written: addresses, and what leaves the lane.
     #[inline(always)]
     pub(crate) fn value<T: Lane>(&self, source: Source<T>) -> Outcome<Lanes<T>> {
-        self.require(source)?;
+        let unset = self.unset_of(source)? & self.active;
+        if unset != 0 {
+            uninitialised(unset)?;
+        }
         Ok(self.read(source))
     }
 
@@ -124,27 +139,52 @@ impl Context<'_> {
         }
     }
 
+    /// Writes a result that some lanes made of unset ones.
     #[inline(always)]
-    pub(crate) fn write<T: Lane>(&mut self, slot: Slot, values: &Lanes<T>) {
+    pub(crate) fn write<T: Lane>(&mut self, slot: Slot, values: &Lanes<T>, unset: u32) {
         self.registers.write(slot, values, self.active);
+        if unset != 0 {
+            self.registers.spread::<T>(slot, unset & self.active);
+        }
     }
 
-    /// Writes values of which some bytes were never written.
-    pub(crate) fn write_marked<T: Lane>(&mut self, slot: Slot, values: &Lanes<T>, unwritten: &Lanes<u8>) {
-        self.registers.write(slot, values, self.active);
+    /// As [`Context::write`], of values of which some bytes are unwritten.
+    pub(crate) fn write_marked<T: Lane>(
+        &mut self,
+        slot: Slot,
+        values: &Lanes<T>,
+        unwritten: &Lanes<u8>,
+        unset: u32,
+    ) {
+        self.write(slot, values, unset);
         self.registers.mark::<T>(slot, unwritten, self.active);
     }
 
-    /// A predicate's lanes, negated if asked for.
+    /// The lanes in which a condition holds, and those of which that is unset, a bit each.
     #[inline(always)]
-    pub(crate) fn predicate(&self, predicate: (Slot, bool)) -> Outcome<u32> {
-        let lanes = self.registers.predicate(predicate.0, self.active)?;
-        Ok(if predicate.1 { !lanes } else { lanes })
+    pub(crate) fn lanes(&self, condition: Condition) -> (u32, u32) {
+        match condition {
+            Condition::Constant(holds) => (if holds { u32::MAX } else { 0 }, 0),
+            Condition::Register { slot, is_negated } => {
+                let (lanes, unset) = self.registers.predicate(slot);
+                (if is_negated { !lanes } else { lanes }, unset)
+            }
+        }
+    }
+
+    /// The active lanes in which a condition holds that must be set: one that decides where lanes go.
+    #[inline(always)]
+    pub(crate) fn decided(&self, condition: Condition) -> Outcome<u32> {
+        let (lanes, unset) = self.lanes(condition);
+        if unset & self.active != 0 {
+            uninitialised(unset & self.active)?;
+        }
+        Ok(lanes & self.active)
     }
 
     #[inline(always)]
-    pub(crate) fn write_predicate(&mut self, slot: Slot, lanes: u32) {
-        self.registers.write_predicate(slot, lanes, self.active);
+    pub(crate) fn write_predicate(&mut self, slot: Slot, lanes: u32, unset: u32) {
+        self.registers.write_predicate(slot, lanes, unset, self.active);
     }
 
     /// Thread `lane` of the warp along x, y, z.
@@ -169,7 +209,7 @@ pub(crate) fn map1<A: Lane, R: Lane>(
     f: impl Fn(A) -> R + Send + Sync + 'static,
 ) -> Execute {
     Box::new(move |cx| {
-        cx.require(a)?;
+        let unset = cx.unset_of(a)?;
         vectorized(
             #[inline(always)]
             || {
@@ -177,7 +217,7 @@ pub(crate) fn map1<A: Lane, R: Lane>(
                 for lane in 0..LANES {
                     result[lane] = f(a[lane]);
                 }
-                cx.write(target, &result);
+                cx.write(target, &result, unset);
             },
         );
         Ok(())
@@ -191,8 +231,7 @@ pub(crate) fn map2<A: Lane, B: Lane, R: Lane>(
     f: impl Fn(A, B) -> R + Send + Sync + 'static,
 ) -> Execute {
     Box::new(move |cx| {
-        cx.require(a)?;
-        cx.require(b)?;
+        let unset = cx.unset_of(a)? | cx.unset_of(b)?;
         vectorized(
             #[inline(always)]
             || {
@@ -200,7 +239,7 @@ pub(crate) fn map2<A: Lane, B: Lane, R: Lane>(
                 for lane in 0..LANES {
                     result[lane] = f(a[lane], b[lane]);
                 }
-                cx.write(target, &result);
+                cx.write(target, &result, unset);
             },
         );
         Ok(())
@@ -214,9 +253,7 @@ pub(crate) fn map3<A: Lane, B: Lane, C: Lane, R: Lane>(
     f: impl Fn(A, B, C) -> R + Send + Sync + 'static,
 ) -> Execute {
     Box::new(move |cx| {
-        cx.require(a)?;
-        cx.require(b)?;
-        cx.require(c)?;
+        let unset = cx.unset_of(a)? | cx.unset_of(b)? | cx.unset_of(c)?;
         vectorized(
             #[inline(always)]
             || {
@@ -224,7 +261,7 @@ pub(crate) fn map3<A: Lane, B: Lane, C: Lane, R: Lane>(
                 for lane in 0..LANES {
                     result[lane] = f(a[lane], b[lane], c[lane]);
                 }
-                cx.write(target, &result);
+                cx.write(target, &result, unset);
             },
         );
         Ok(())
@@ -238,8 +275,7 @@ pub(crate) fn test2<A: Lane>(
     f: impl Fn(A, A) -> bool + Send + Sync + 'static,
 ) -> Execute {
     Box::new(move |cx| {
-        cx.require(a)?;
-        cx.require(b)?;
+        let unset = cx.unset_of(a)? | cx.unset_of(b)?;
         vectorized(
             #[inline(always)]
             || {
@@ -247,7 +283,7 @@ pub(crate) fn test2<A: Lane>(
                 for lane in 0..LANES {
                     lanes |= u32::from(f(a[lane], b[lane])) << lane;
                 }
-                cx.write_predicate(target, lanes);
+                cx.write_predicate(target, lanes, unset);
             },
         );
         Ok(())

@@ -7,7 +7,7 @@
 
 use crate::context::{Context, Launch, PendingCopies, Position};
 use crate::fault::{Fault, FaultKind, Outcome, Report};
-use crate::kernel::{Action, Barrier, End, ReductionKind, Target};
+use crate::kernel::{Action, Barrier, Code, End, ReductionKind, Target};
 use crate::memory::Local;
 use crate::random::Random;
 use crate::registers::{LANES, Registers};
@@ -59,9 +59,40 @@ struct Warp {
     states: HashSet<u64>,
     /// Whether it was in one of them twice: it spins.
     spins: bool,
+    is_listed: bool,
 }
 
 impl Warp {
+    fn new(code: &Code) -> Warp {
+        Warp {
+            registers: Registers::new(code.slots),
+            local: Local::new(LANES * code.local_bytes as usize),
+            copies: Vec::new(),
+            groups: Vec::new(),
+            first_thread: 0,
+            states: HashSet::new(),
+            spins: false,
+            is_listed: false,
+        }
+    }
+
+    /// A warp of another block that never ran, in the memory of this one.
+    fn emptied(mut self) -> Warp {
+        self.registers.forget();
+        self.local.forget();
+        self.copies.clear();
+        self.states.clear();
+        Warp { spins: false, is_listed: false, ..self }
+    }
+
+    /// Whether registers and places are those of an earlier turn: it goes round in a circle until memory changes.
+    fn has_been_here(&mut self) -> bool {
+        let groups =
+            self.groups.iter().map(|group| u64::from(group.place.0) << 32 | u64::from(group.place.1));
+        let state = groups.fold(self.registers.fingerprint(), |sum, place| sum.rotate_left(9) ^ place);
+        !self.states.insert(state)
+    }
+
     /// The lanes that have not exited.
     fn live(&self) -> u32 {
         self.groups.iter().fold(0, |all, group| all | group.lanes)
@@ -89,89 +120,93 @@ struct Resident {
     barriers: [Arrivals; BARRIERS],
 }
 
-/// What went wrong, and where, before it is put into words.
+/// A fault and its place in the source.
 struct Failure {
     fault: Box<Fault>,
     location: u32,
 }
 
-/// Runs a launch to its end; returns how many steps of warps that took.
+/// Runs a launch to its end; returns how many instructions its warps executed.
 pub(crate) fn run(launch: &Launch<'_>, random: &mut Random) -> Result<u64, Report> {
-    let mut grid =
-        Grid { launch, resident: Vec::new(), next_block: 0, steps: 0, idle_steps: 0, runnable: Vec::new() };
     let threads = launch.block.iter().product::<u32>() as usize;
     let at_once = MULTIPROCESSORS * (THREADS / threads.max(1)).clamp(1, BLOCKS);
-    let blocks = launch.grid.iter().map(|&extent| u64::from(extent)).product::<u64>();
-    loop {
-        while grid.resident.len() < at_once && grid.next_block < blocks {
-            grid.start_block();
-        }
-        if grid.resident.is_empty() {
-            return Ok(grid.steps);
-        }
+    let mut grid = Grid {
+        launch,
+        resident: (0..at_once).map(|_| None).collect(),
+        runnable: Vec::new(),
+        spare: Vec::new(),
+        next_block: 0,
+        steps: 0,
+        idle_steps: 0,
+    };
+    (0..at_once).for_each(|r| grid.start_block(r));
+    while grid.resident.iter().any(Option::is_some) {
         grid.turn(random)?;
     }
+    Ok(grid.steps)
 }
 
 struct Grid<'a> {
     launch: &'a Launch<'a>,
-    resident: Vec<Resident>,
+    /// Blocks that run.
+    resident: Vec<Option<Resident>>,
+    /// Warps that can run, by block and number; each knows that it is listed.
+    runnable: Vec<(usize, usize)>,
+    /// Warps of blocks that have ended, for blocks to come.
+    spare: Vec<Warp>,
     next_block: u64,
     steps: u64,
     /// Steps since memory was last written.
     idle_steps: u64,
-    /// Warps that can run, by resident block and number.
-    runnable: Vec<(usize, usize)>,
 }
 
 impl Grid<'_> {
-    fn start_block(&mut self) {
+    /// Puts the next block, if there is one, into a free place.
+    fn start_block(&mut self, r: usize) {
         let Launch { code, grid, block, shared_bytes, .. } = *self.launch;
         let n = self.next_block;
+        let [x, y, z] = grid.map(u64::from);
+        if n == x * y * z {
+            return;
+        }
         self.next_block += 1;
-        let [x, y] = [grid[0], grid[1]].map(u64::from);
         let threads = block.iter().product::<u32>();
         let warps = (0..threads).step_by(LANES).map(|first_thread| {
             let count = (threads - first_thread).min(LANES as u32);
-            Warp {
-                registers: Registers::new(code.slots),
-                local: Local::new(LANES * code.local_bytes as usize),
-                copies: vec![PendingCopies::default(); LANES],
-                groups: vec![Group { place: (0, 0), lanes: u32::MAX >> (32 - count), waits: Waits::Nothing }],
-                first_thread,
-                states: HashSet::new(),
-                spins: false,
-            }
+            let mut warp = self.spare.pop().unwrap_or_else(|| Warp::new(code));
+            warp.first_thread = first_thread;
+            warp.groups.push(Group { place: (0, 0), lanes: u32::MAX >> (32 - count), waits: Waits::Nothing });
+            warp
         });
-        self.resident.push(Resident {
+        self.resident[r] = Some(Resident {
+            warps: warps.collect(),
             number: [(n % x) as u32, (n / x % y) as u32, (n / x / y) as u32],
             shared: Local::new(shared_bytes as usize),
-            warps: warps.collect(),
             barriers: [Arrivals::default(); BARRIERS],
         });
-        self.find_runnable();
+        self.list(r);
     }
 
-    fn find_runnable(&mut self) {
-        self.runnable.clear();
-        for (r, resident) in self.resident.iter().enumerate() {
-            let warps = resident.warps.iter().enumerate();
-            self.runnable
-                .extend(warps.filter(|(_, warp)| warp.can_run() && !warp.spins).map(|(w, _)| (r, w)));
+    /// Lists the warps of a block that can run.
+    fn list(&mut self, r: usize) {
+        let Some(resident) = &mut self.resident[r] else { return };
+        for (w, warp) in resident.warps.iter_mut().enumerate() {
+            if warp.can_run() && !warp.spins && !warp.is_listed {
+                warp.is_listed = true;
+                self.runnable.push((r, w));
+            }
         }
     }
 
     /// Runs one warp for a while.
     fn turn(&mut self, random: &mut Random) -> Result<(), Report> {
         if self.runnable.is_empty() {
-            self.find_runnable();
-        }
-        if self.runnable.is_empty() {
             return Err(self.stuck());
         }
-        let (r, w) = self.runnable[random.below(self.runnable.len())];
+        let chosen = random.below(self.runnable.len());
+        let (r, w) = self.runnable[chosen];
         let budget = 1u64 << random.below(LONGEST_TURN + 1);
-        let resident = &mut self.resident[r];
+        let Some(resident) = &mut self.resident[r] else { unreachable!("listed warps are resident") };
         let mut turn = Turn {
             launch: self.launch,
             block: resident.number,
@@ -185,45 +220,42 @@ impl Grid<'_> {
         let result = turn.run(&mut resident.warps[w], budget);
         let Turn { released, wrote, steps, .. } = turn;
         result.map_err(|failure| report(self.launch, resident, w, failure))?;
-        let has_released = !released.is_empty();
-        for (barrier, count) in released {
+        self.steps += steps;
+        self.idle_steps += steps;
+        for &(barrier, count) in &released {
             release(self.launch, resident, barrier, count);
         }
-        self.steps += steps;
-        let warp = &mut self.resident[r].warps[w];
-        let mut is_over = !warp.can_run();
-        if wrote || has_released {
+        let warp = &mut resident.warps[w];
+        warp.spins = self.idle_steps > IDLE_STEPS && !wrote && warp.has_been_here();
+        if warp.spins || !warp.can_run() {
+            warp.is_listed = false;
+            self.runnable.swap_remove(chosen);
+        }
+        let has_ended = resident.warps.iter().all(|warp| warp.groups.is_empty());
+        if !released.is_empty() {
+            self.list(r);
+        }
+        if wrote || !released.is_empty() {
             if self.idle_steps > IDLE_STEPS {
-                for warp in self.resident.iter_mut().flat_map(|resident| &mut resident.warps) {
+                for warp in self.resident.iter_mut().flatten().flat_map(|resident| &mut resident.warps) {
                     warp.states.clear();
                     warp.spins = false;
                 }
-                self.find_runnable();
+                (0..self.resident.len()).for_each(|r| self.list(r));
             }
             self.idle_steps = 0;
-        } else {
-            self.idle_steps += steps;
-            if self.idle_steps > IDLE_STEPS {
-                let groups =
-                    warp.groups.iter().map(|group| u64::from(group.place.0) << 32 | u64::from(group.place.1));
-                let state =
-                    groups.fold(warp.registers.fingerprint(), |sum, place| sum.rotate_left(9) ^ place);
-                warp.spins = !warp.states.insert(state);
-                is_over |= warp.spins;
-            }
         }
-        if has_released || is_over {
-            if self.resident[r].warps.iter().all(|warp| warp.groups.is_empty()) {
-                self.resident.remove(r);
-            }
-            self.find_runnable();
+        if has_ended {
+            let ended = self.resident[r].take().map_or(Vec::new(), |resident| resident.warps);
+            self.spare.extend(ended.into_iter().map(Warp::emptied));
+            self.start_block(r);
         }
         Ok(())
     }
 
     /// The fault of a launch in which no warp can go on.
     fn stuck(&self) -> Report {
-        let waiting = self.resident.iter().flat_map(|resident| {
+        let waiting = self.resident.iter().flatten().flat_map(|resident| {
             let warps = resident.warps.iter().enumerate();
             warps.filter_map(move |(w, warp)| Some((resident, w, *warp.groups.first()?)))
         });
@@ -277,7 +309,7 @@ fn release(launch: &Launch<'_>, resident: &mut Resident, barrier: usize, threads
             match reduction.target {
                 Target::Predicate(slot) => {
                     let all = if holds { u32::MAX } else { 0 };
-                    warp.registers.write_predicate(slot, all, group.lanes);
+                    warp.registers.write_predicate(slot, all, 0, group.lanes);
                 }
                 Target::Number(slot) => warp.registers.write(slot, &[holding; LANES], group.lanes),
             }
@@ -368,8 +400,8 @@ impl Turn<'_> {
             let at = |fault| Failure { fault, location: step.location };
             self.steps += 1;
             cx.active = group.lanes;
-            if let Some((predicate, negated)) = step.guard {
-                cx.active &= cx.predicate((predicate, negated)).map_err(at)?;
+            if let Some(guard) = step.guard {
+                cx.active = cx.decided(guard).map_err(at)?;
                 if cx.active == 0 {
                     continue;
                 }
@@ -437,8 +469,8 @@ impl Turn<'_> {
         cx.active = group.lanes;
         match block.end {
             End::Go(to) => group.place = (to, 0),
-            End::Branch { predicate, negated, taken, otherwise } => {
-                let goes = cx.predicate((predicate, negated)).map_err(at)? & group.lanes;
+            End::Branch { condition, taken, otherwise } => {
+                let goes = cx.decided(condition).map_err(at)?;
                 let stays = group.lanes & !goes;
                 group.place = (if goes != 0 { taken } else { otherwise }, 0);
                 group.lanes = if goes != 0 { goes } else { stays };
@@ -472,7 +504,7 @@ impl Turn<'_> {
             return Err(fault("waits at a barrier while other threads of the block wait at another".into()));
         }
         if let Some(reduction) = &barrier.reduction {
-            arrivals.holding += (cx.predicate(reduction.predicate)? & cx.active).count_ones();
+            arrivals.holding += cx.decided(reduction.predicate)?.count_ones();
         }
         arrivals.threads += cx.active.count_ones();
         if arrivals.threads > expected {

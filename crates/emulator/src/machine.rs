@@ -25,6 +25,8 @@ pub(crate) struct Machine {
     pub(crate) captures: HashMap<usize, Capture>,
     /// Pinned host memory: lengths by address.
     pub(crate) pinned: BTreeMap<usize, usize>,
+    /// Instructions that warps have executed.
+    pub(crate) steps: u64,
     queue: Queue,
     random: Random,
     next_handle: usize,
@@ -110,6 +112,7 @@ impl Machine {
             captures: HashMap::new(),
             pinned: BTreeMap::new(),
             queue: Queue::default(),
+            steps: 0,
             next_handle: 1,
             orderings: [0; 4],
         }
@@ -252,7 +255,7 @@ impl Machine {
         let Some(taken) = self.queue.take(&mut self.random) else { return false };
         let device = &mut self.devices[taken.device];
         if device.failure.is_none() {
-            if let Err(failure) = taken.work.run(&device.memory, &mut self.random) {
+            if let Err(failure) = taken.work.run(&device.memory, &mut self.random, &mut self.steps) {
                 eprintln!("emulated GPU: {}", failure.text);
                 device.failure = Some(failure);
             }

@@ -6,7 +6,7 @@
 //! process that maps the same file has the same memory and marks.
 
 use crate::fault::{Fault, FaultKind, Outcome};
-use crate::registers::LANES;
+use crate::registers::{LANES, Lanes};
 use rustix::fd::OwnedFd;
 use rustix::fs::{FallocateFlags, MemfdFlags};
 use rustix::mm::{MapFlags, ProtFlags};
@@ -122,7 +122,14 @@ impl Memory {
 
     /// Maps physical memory to reserved addresses.
     pub(crate) fn map(&mut self, start: u64, physical: Physical) {
-        self.place(start, physical, ProtFlags::READ | ProtFlags::WRITE);
+        let length = physical.bytes.next_multiple_of(PAGE) as usize;
+        for distance in [0, SPAN] {
+            let (at, offset) = ((start + distance) as *mut c_void, physical.offset + distance);
+            let (access, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED | MapFlags::FIXED);
+            // SAFETY: the addresses lie in the reservation of `new`, which this value owns.
+            let placed = unsafe { rustix::mm::mmap(at, length, access, flags, &self.file, offset) };
+            placed.expect("a page of a file in memory can be mapped");
+        }
         let index = self.extents.partition_point(|extent| extent.start < start);
         self.extents.insert(index, Extent { start, bytes: physical.bytes, physical });
     }
@@ -132,19 +139,17 @@ impl Memory {
         let index = self.extents.iter().position(|extent| extent.start == start)?;
         let Extent { physical, .. } = self.extents.remove(index);
         self.last.set(0);
-        self.place(start, physical, ProtFlags::empty());
-        Some(physical)
-    }
-
-    fn place(&self, start: u64, physical: Physical, access: ProtFlags) {
         let length = physical.bytes.next_multiple_of(PAGE) as usize;
         for distance in [0, SPAN] {
-            let (at, offset) = ((start + distance) as *mut c_void, physical.offset + distance);
-            let flags = MapFlags::SHARED | MapFlags::FIXED;
-            // SAFETY: the addresses lie in the reservation of `new`, which this value owns.
-            let placed = unsafe { rustix::mm::mmap(at, length, access, flags, &self.file, offset) };
-            placed.expect("a page of a file in memory can be mapped");
+            let (at, flags) = (
+                (start + distance) as *mut c_void,
+                MapFlags::PRIVATE | MapFlags::NORESERVE | MapFlags::FIXED,
+            );
+            // SAFETY: the addresses lie in the reservation of `new`, as at first.
+            let hole = unsafe { rustix::mm::mmap_anonymous(at, length, ProtFlags::empty(), flags) };
+            hole.expect("addresses can be reserved again");
         }
+        Some(physical)
     }
 
     /// The extent that holds all of these bytes.
@@ -239,8 +244,8 @@ impl Local {
         self.data.len()
     }
 
-    /// Forgets what was written.
-    pub(crate) fn clear(&mut self) {
+    /// Marks all bytes as never written.
+    pub(crate) fn forget(&mut self) {
         self.data.iter_mut().for_each(|byte| *byte.get_mut() = POISON);
         self.marks.iter_mut().for_each(|mark| *mark.get_mut() = 0);
     }
@@ -307,30 +312,72 @@ impl Bytes<'_> {
         unsafe { self.marks.add(at).cast::<[u8; N]>().read_unaligned() }
     }
 
-    /// All bytes, N for each lane of a warp.
+    /// N bytes for each lane of a warp and their marks, from these offsets on; nothing where one is out of range.
     #[inline(always)]
-    pub(crate) fn rows<const N: usize>(self) -> [[u8; N]; LANES] {
-        assert!(N * LANES <= self.length);
-        // SAFETY: as in `read`.
-        unsafe { self.data.cast::<[[u8; N]; LANES]>().read_unaligned() }
+    pub(crate) fn gather<const N: usize>(
+        self,
+        offsets: &Lanes<u64>,
+    ) -> Option<([[u8; N]; LANES], [[u8; N]; LANES])> {
+        self.holds(offsets, N)?;
+        let (mut data, mut marks) = ([[0; N]; LANES], [[0; N]; LANES]);
+        if are_neighbours(offsets, N) {
+            let offset = offsets[0] as usize;
+            // SAFETY: the first and the last lane's bytes lie within, so those between do; otherwise as in `read`.
+            data = unsafe { self.data.add(offset).cast::<[[u8; N]; LANES]>().read_unaligned() };
+            // SAFETY: there are as many marks as bytes.
+            marks = unsafe { self.marks.add(offset).cast::<[[u8; N]; LANES]>().read_unaligned() };
+            return Some((data, marks));
+        }
+        for lane in 0..LANES {
+            let offset = offsets[lane] as usize;
+            // SAFETY: checked above; otherwise as in `read`.
+            data[lane] = unsafe { self.data.add(offset).cast::<[u8; N]>().read_unaligned() };
+            // SAFETY: there are as many marks as bytes.
+            marks[lane] = unsafe { self.marks.add(offset).cast::<[u8; N]>().read_unaligned() };
+        }
+        Some((data, marks))
     }
 
-    /// Their marks.
+    /// Replaces N bytes for each lane of `active`; false, and nothing is written, where an offset is out of range.
     #[inline(always)]
-    pub(crate) fn mark_rows<const N: usize>(self) -> [[u8; N]; LANES] {
-        assert!(N * LANES <= self.length);
-        // SAFETY: there are as many marks as bytes.
-        unsafe { self.marks.cast::<[[u8; N]; LANES]>().read_unaligned() }
+    pub(crate) fn scatter<const N: usize>(
+        self,
+        offsets: &Lanes<u64>,
+        data: &[[u8; N]; LANES],
+        active: u32,
+    ) -> bool {
+        if self.holds(offsets, N).is_none() {
+            return false;
+        }
+        if active == u32::MAX && are_neighbours(offsets, N) {
+            let offset = offsets[0] as usize;
+            // SAFETY: the first and the last lane's bytes lie within, so those between do; otherwise as in `read`.
+            unsafe { self.data.add(offset).cast::<[[u8; N]; LANES]>().write_unaligned(*data) };
+            // SAFETY: there are as many marks as bytes.
+            unsafe { self.marks.add(offset).cast::<[[u8; N]; LANES]>().write_unaligned([[1; N]; LANES]) };
+            return true;
+        }
+        for lane in 0..LANES {
+            if active >> lane & 1 != 0 {
+                let offset = offsets[lane] as usize;
+                // SAFETY: checked above; otherwise as in `read`.
+                unsafe { self.data.add(offset).cast::<[u8; N]>().write_unaligned(data[lane]) };
+                // SAFETY: there are as many marks as bytes.
+                unsafe { self.marks.add(offset).cast::<[u8; N]>().write_unaligned([1; N]) };
+            }
+        }
+        true
     }
 
-    /// Replaces all bytes, N for each lane of a warp.
+    /// Whether N bytes from each offset on lie within.
     #[inline(always)]
-    pub(crate) fn write_rows<const N: usize>(self, rows: &[[u8; N]; LANES]) {
-        assert!(N * LANES <= self.length);
-        // SAFETY: as in `read`.
-        unsafe { self.data.cast::<[[u8; N]; LANES]>().write_unaligned(*rows) };
-        // SAFETY: there are as many marks as bytes.
-        unsafe { self.marks.write_bytes(1, N * LANES) };
+    fn holds(self, offsets: &Lanes<u64>, bytes: usize) -> Option<()> {
+        let last = self.length.checked_sub(bytes)? as u64;
+        let mut outside = 0u64;
+        for offset in offsets {
+            outside += u64::from(*offset > last);
+        }
+        (outside == 0).then_some(())
     }
 
     /// Fills the bytes.
@@ -383,6 +430,17 @@ impl Bytes<'_> {
         let (data, marks) = unsafe { (self.data.add(at), self.marks.add(at)) };
         (Bytes { length: at, ..self }, Bytes { data, marks, length: self.length - at, ..self })
     }
+}
+
+/// Whether the bytes of all lanes lie one after the other.
+#[inline(always)]
+fn are_neighbours(offsets: &Lanes<u64>, bytes: usize) -> bool {
+    // Counted, as the compiler makes 32 branches of what may end early.
+    let mut differing = 0u64;
+    for lane in 0..LANES {
+        differing += u64::from(offsets[lane] != offsets[0].wrapping_add((lane * bytes) as u64));
+    }
+    differing == 0
 }
 
 /// The fault of an access outside of what may be reached.

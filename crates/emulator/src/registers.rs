@@ -1,6 +1,10 @@
-//! The registers of a warp: each has a value for each of 32 lanes, and marks for the bytes that were never written.
+//! The registers of a warp: each has a value for each of 32 lanes, and two kinds of marks.
+//!
+//! A lane is *unset* until an instruction writes it: computing with it is allowed, as lanes whose results nobody uses often do, and makes
+//! the result unset. Bytes that came from memory which was never written are *unwritten*: computing with these is a fault.
 
 use crate::fault::{Fault, FaultKind, Outcome};
+use crate::memory::POISON;
 use crate::ptx::Class;
 
 /// Threads of a warp.
@@ -18,23 +22,32 @@ pub(crate) struct Slot(pub(crate) u16);
 #[repr(align(64))]
 pub(crate) struct Row<T>(Lanes<T>);
 
-/// Registers of one class, and per lane a bit for each byte that was never written.
+/// Registers of one class with their marks.
 #[derive(Clone, Debug)]
 pub(crate) struct File<T> {
     rows: Vec<Row<T>>,
+    /// By slot, the lanes that are unset.
+    unset: Vec<u32>,
     /// By slot, the lanes of which `unwritten` names a byte.
     marked: Vec<u32>,
     unwritten: Vec<Lanes<u8>>,
 }
 
 impl<T: Copy + Default> File<T> {
-    fn new(slots: usize) -> Self {
-        let all = (1u32 << size_of::<T>()) - 1;
+    fn new(slots: usize, poison: T) -> Self {
         File {
-            rows: vec![Row([T::default(); LANES]); slots],
-            marked: vec![u32::MAX; slots],
-            unwritten: vec![[all as u8; LANES]; slots],
+            rows: vec![Row([poison; LANES]); slots],
+            unset: vec![u32::MAX; slots],
+            marked: vec![0; slots],
+            unwritten: vec![[0; LANES]; slots],
         }
+    }
+}
+
+impl<T> File<T> {
+    fn forget(&mut self) {
+        self.unset.fill(u32::MAX);
+        self.marked.fill(0);
     }
 }
 
@@ -46,7 +59,8 @@ pub(crate) struct Registers {
     b64: File<u64>,
     /// A bit for each lane.
     predicates: Vec<u32>,
-    unwritten_predicates: Vec<u32>,
+    /// The lanes that are unset.
+    unset_predicates: Vec<u32>,
 }
 
 /// How many slots of each class a kernel needs.
@@ -70,15 +84,16 @@ impl SlotCounts {
 }
 
 /// A type that registers hold values of.
-pub(crate) trait Lane: Copy + Default + Send + Sync + PartialOrd + 'static {
+pub(crate) trait Lane: bytemuck::Pod + Copy + Default + Send + Sync + PartialOrd + 'static {
     /// The register's own type.
-    type Bits: Copy + Default;
+    type Bits: Copy + Default + bytemuck::Pod;
     /// Its registers.
     const CLASS: Class;
     fn file(registers: &Registers) -> &File<Self::Bits>;
     fn file_mut(registers: &mut Registers) -> &mut File<Self::Bits>;
-    fn from_bits(bits: Self::Bits) -> Self;
-    fn bits(self) -> Self::Bits;
+    /// Values as their registers' bits, and back.
+    fn bits(values: &Lanes<Self>) -> &Lanes<Self::Bits>;
+    fn from_bits(bits: &Lanes<Self::Bits>) -> &Lanes<Self>;
     /// The low bits of an integer constant.
     fn from_u64(bits: u64) -> Self;
     /// The bits in the low ones of the result.
@@ -99,13 +114,14 @@ macro_rules! lane {
                 &mut registers.$file
             }
             #[inline(always)]
-            fn from_bits(bits: $bits) -> $ty {
-                $from(bits)
+            fn bits(values: &Lanes<$ty>) -> &Lanes<$bits> {
+                bytemuck::must_cast_ref(values)
             }
             #[inline(always)]
-            fn bits(self) -> $bits {
-                $to(self)
+            fn from_bits(bits: &Lanes<$bits>) -> &Lanes<$ty> {
+                bytemuck::must_cast_ref(bits)
             }
+            #[inline(always)]
             fn from_u64(bits: u64) -> $ty {
                 $from(bits as $bits)
             }
@@ -131,34 +147,45 @@ impl Registers {
     /// Registers that were never written.
     pub(crate) fn new(slots: SlotCounts) -> Registers {
         Registers {
-            b16: File::new(slots.b16),
-            b32: File::new(slots.b32),
-            b64: File::new(slots.b64),
+            b16: File::new(slots.b16, u16::from_le_bytes([POISON; 2])),
+            b32: File::new(slots.b32, u32::from_le_bytes([POISON; 4])),
+            b64: File::new(slots.b64, u64::from_le_bytes([POISON; 8])),
             predicates: vec![0; slots.predicates],
-            unwritten_predicates: vec![u32::MAX; slots.predicates],
+            unset_predicates: vec![u32::MAX; slots.predicates],
         }
     }
 
     #[inline(always)]
     pub(crate) fn read<T: Lane>(&self, slot: Slot) -> Lanes<T> {
-        T::file(self).rows[usize::from(slot.0)].0.map(T::from_bits)
+        *T::from_bits(&T::file(self).rows[usize::from(slot.0)].0)
     }
 
     /// Writes the lanes of `active`.
     #[inline(always)]
     pub(crate) fn write<T: Lane>(&mut self, slot: Slot, values: &Lanes<T>, active: u32) {
         let file = T::file_mut(self);
-        let row = &mut file.rows[usize::from(slot.0)].0;
+        let (row, values) = (&mut file.rows[usize::from(slot.0)].0, T::bits(values));
         if active == u32::MAX {
-            for (to, value) in row.iter_mut().zip(values) {
-                *to = value.bits();
-            }
+            *row = *values;
         } else {
-            for (lane, (to, value)) in row.iter_mut().zip(values).enumerate() {
-                *to = if active >> lane & 1 != 0 { value.bits() } else { *to };
+            for lane in 0..LANES {
+                row[lane] = if active >> lane & 1 != 0 { values[lane] } else { row[lane] };
             }
         }
         file.marked[usize::from(slot.0)] &= !active;
+        file.unset[usize::from(slot.0)] &= !active;
+    }
+
+    /// The lanes that are unset.
+    #[inline(always)]
+    pub(crate) fn unset<T: Lane>(&self, slot: Slot) -> u32 {
+        T::file(self).unset[usize::from(slot.0)]
+    }
+
+    /// Makes lanes unset again, after they were written with what unset ones gave.
+    #[inline(always)]
+    pub(crate) fn spread<T: Lane>(&mut self, slot: Slot, unset: u32) {
+        T::file_mut(self).unset[usize::from(slot.0)] |= unset;
     }
 
     /// The lanes of which a byte was never written.
@@ -185,21 +212,25 @@ impl Registers {
         }
     }
 
-    /// A predicate, a bit for each lane.
+    /// A predicate and its unset lanes, a bit for each lane.
     #[inline(always)]
-    pub(crate) fn predicate(&self, slot: Slot, active: u32) -> Outcome<u32> {
-        let unwritten = self.unwritten_predicates[usize::from(slot.0)] & active;
-        if unwritten != 0 {
-            uninitialised(unwritten)?
-        }
-        Ok(self.predicates[usize::from(slot.0)])
+    pub(crate) fn predicate(&self, slot: Slot) -> (u32, u32) {
+        (self.predicates[usize::from(slot.0)], self.unset_predicates[usize::from(slot.0)])
     }
 
     #[inline(always)]
-    pub(crate) fn write_predicate(&mut self, slot: Slot, values: u32, active: u32) {
-        let predicate = &mut self.predicates[usize::from(slot.0)];
-        *predicate = *predicate & !active | values & active;
-        self.unwritten_predicates[usize::from(slot.0)] &= !active;
+    pub(crate) fn write_predicate(&mut self, slot: Slot, values: u32, unset: u32, active: u32) {
+        let slot = usize::from(slot.0);
+        self.predicates[slot] = self.predicates[slot] & !active | values & active;
+        self.unset_predicates[slot] = self.unset_predicates[slot] & !active | unset & active;
+    }
+
+    /// Makes all registers unset.
+    pub(crate) fn forget(&mut self) {
+        self.b16.forget();
+        self.b32.forget();
+        self.b64.forget();
+        self.unset_predicates.fill(u32::MAX);
     }
 
     /// A number that changes where any value does: a warp that spins comes back to the same one.
@@ -214,10 +245,10 @@ impl Registers {
     }
 }
 
-/// The fault of computing with what was never written.
+/// The fault of using what was never written.
 #[cold]
 pub(crate) fn uninitialised(lanes: u32) -> Outcome {
-    let problem = "computes with memory or a register that was never written";
+    let problem = "uses a value that was never written";
     Err(Fault::new(lanes.trailing_zeros(), FaultKind::Uninitialised, problem))
 }
 
@@ -238,19 +269,20 @@ mod tests {
     fn registers_hold_what_active_lanes_write_and_mark_what_none_wrote() {
         let mut registers = Registers::new(SlotCounts { predicates: 1, b16: 1, b32: 2, b64: 1 });
         let slot = Slot(1);
-        assert_eq!(registers.marked::<u32>(slot), u32::MAX);
+        assert_eq!((registers.unset::<u32>(slot), registers.marked::<u32>(slot)), (u32::MAX, 0));
         registers.write(slot, &[1.5f32; LANES], 0xFF);
-        assert_eq!(registers.marked::<u32>(slot), !0xFF);
-        let values = registers.read::<f32>(slot);
-        assert_eq!((values[7], values[8]), (1.5, 0.0));
+        assert_eq!(registers.unset::<u32>(slot), !0xFF);
+        let values = registers.read::<u32>(slot);
+        assert_eq!((values[7], values[8]), (1.5f32.to_bits(), 0xCBCB_CBCB));
+        registers.spread::<u32>(slot, 1);
+        assert_eq!(registers.unset::<u32>(slot), !0xFE);
         let mut unwritten = [0; LANES];
         unwritten[3] = 0b1100;
         registers.mark::<f32>(slot, &unwritten, 0xFF);
         assert_eq!(registers.marked::<u32>(slot) & 0xFF, 1 << 3);
         assert_eq!(registers.unwritten::<u32>(slot)[3], 0b1100);
-        assert!(registers.predicate(Slot(0), 1).is_err());
-        registers.write_predicate(Slot(0), 0b101, 0b111);
-        assert_eq!(registers.predicate(Slot(0), 0b111).unwrap(), 0b101);
+        registers.write_predicate(Slot(0), 0b101, 0b100, 0b111);
+        assert_eq!(registers.predicate(Slot(0)), (0b101, !0b011));
         assert_eq!(lanes_of(0b1010_0001).collect::<Vec<_>>(), [0, 5, 7]);
     }
 }

@@ -146,8 +146,8 @@ impl Work {
         uses.then_some(name)
     }
 
-    /// Does it.
-    pub(crate) fn run(&self, memory: &Memory, random: &mut Random) -> Result<(), Failure> {
+    /// Does it, and counts the instructions of its warps.
+    pub(crate) fn run(&self, memory: &Memory, random: &mut Random, steps: &mut u64) -> Result<(), Failure> {
         let outside = |what: &str, address: u64, bytes: u64| Failure {
             status: crate::api::ILLEGAL_ADDRESS,
             text: format!("{what} outside of memory, {}", memory.describe(address, bytes)),
@@ -167,7 +167,7 @@ impl Work {
                     cluster: launch.cluster,
                     shared_bytes: launch.shared_bytes,
                 };
-                grid::run(&launch, random)?;
+                *steps += grid::run(&launch, random)?;
             }
             Work::Upload { target, source } => {
                 let (mut from, bytes) = match source {

@@ -590,6 +590,12 @@ export! {
     }
 }
 
+/// How many instructions warps have executed: for benchmarks.
+#[unsafe(no_mangle)]
+extern "C" fn xtrain_emulator_steps() -> u64 {
+    machine::lock().as_ref().map_or(0, |machine| machine.steps)
+}
+
 /// `CUlaunchConfig`.
 #[repr(C)]
 struct LaunchConfig {

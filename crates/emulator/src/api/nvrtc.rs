@@ -38,7 +38,7 @@ const FAILED: c_int = 11;
 
 /// Calls the real function of this name.
 macro_rules! forward {
-    ($name:literal, fn($($ty:ty),*) -> $ret:ty, ($($arg:expr),*), $otherwise:expr) => {
+    ($name:literal, fn($($ty:ty),* $(,)?) -> $ret:ty, ($($arg:expr),*), $otherwise:expr) => {
         match real() {
             Some(library) => {
                 // SAFETY: the function has this signature in NVRTC 13.

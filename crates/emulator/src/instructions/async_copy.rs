@@ -7,7 +7,7 @@ use super::{Decoded, Decoder, lanes, unknown};
 use crate::context::{Context, PendingCopies, PendingCopy, Source};
 use crate::fault::Outcome;
 use crate::ptx::{Instruction, Operand, Space};
-use crate::registers::lanes_of;
+use crate::registers::{LANES, lanes_of};
 
 pub(super) fn decode(d: &Decoder<'_>, instruction: &Instruction, parts: &[&str]) -> Decoded {
     match (parts, &instruction.operands[..]) {
@@ -24,6 +24,7 @@ pub(super) fn decode(d: &Decoder<'_>, instruction: &Instruction, parts: &[&str])
             lanes(Box::new(move |cx| start(cx, &target, &source, bytes, source_bytes)))
         }
         (&["async", "commit_group"], []) => lanes(Box::new(|cx| {
+            cx.copies.resize_with(LANES, PendingCopies::default);
             for lane in lanes_of(cx.active) {
                 let copies = &mut cx.copies[lane];
                 let open = std::mem::take(&mut copies.open);
@@ -34,6 +35,7 @@ pub(super) fn decode(d: &Decoder<'_>, instruction: &Instruction, parts: &[&str])
         (&["async", "wait_group"], [Operand::Integer(left)]) => {
             let left = *left as usize;
             lanes(Box::new(move |cx| {
+                cx.copies.resize_with(LANES, PendingCopies::default);
                 for lane in lanes_of(cx.active) {
                     while cx.copies[lane].committed.len() > left {
                         let group = cx.copies[lane].committed.pop_front().unwrap_or_default();
@@ -44,6 +46,7 @@ pub(super) fn decode(d: &Decoder<'_>, instruction: &Instruction, parts: &[&str])
             }))
         }
         (&["async", "wait_all"], []) => lanes(Box::new(|cx| {
+            cx.copies.resize_with(LANES, PendingCopies::default);
             for lane in lanes_of(cx.active) {
                 let PendingCopies { committed, open } = std::mem::take(&mut cx.copies[lane]);
                 for group in committed.into_iter().chain([open]) {
@@ -64,6 +67,7 @@ fn start(
     source_bytes: Source<u32>,
 ) -> Outcome {
     let (targets, sources, source_bytes) = (target.read(cx)?, source.read(cx)?, cx.value(source_bytes)?);
+    cx.copies.resize_with(LANES, PendingCopies::default);
     for lane in lanes_of(cx.active) {
         let source_bytes = source_bytes[lane].min(bytes) as usize;
         let to = cx.reach(lane, Space::Shared, targets[lane], bytes.into(), "copies to")?;

@@ -1,7 +1,8 @@
 //! Atomic operations (PTX ISA, sections 9.7.13.5 and 9.7.13.6): one lane after the other.
 
 use super::memory::{Access, Address};
-use super::{AnySource, AnyTarget, Decoded, Decoder, lanes, unknown};
+use super::{AnySource, Decoded, Decoder, lanes, unknown};
+use crate::fault::Outcome;
 use crate::numbers::canonical;
 use crate::ptx::Instruction;
 use crate::registers::{LANES, lanes_of, uninitialised};
@@ -53,11 +54,8 @@ pub(super) fn decode(d: &Decoder<'_>, instruction: &Instruction, parts: &[&str])
     }
     lanes(Box::new(move |cx| {
         let addresses = address.read(cx)?;
-        for source in values.iter().chain(&second) {
-            source.require(cx)?;
-        }
-        let values: Vec<_> = values.iter().map(|value| value.read(cx)).collect();
-        let expected = second.map(|second| second.read(cx));
+        let values = values.iter().map(|value| value.value(cx)).collect::<Outcome<Vec<_>>>()?;
+        let expected = second.map(|second| second.value(cx)).transpose()?;
         let mut results = [0; LANES];
         cx.wrote = true;
         for lane in lanes_of(cx.active) {
@@ -86,7 +84,7 @@ pub(super) fn decode(d: &Decoder<'_>, instruction: &Instruction, parts: &[&str])
             }
         }
         if let Some(target) = target {
-            AnyTarget::write(target, cx, &results);
+            target.write(cx, &results, 0);
         }
         Ok(())
     }))

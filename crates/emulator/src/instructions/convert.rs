@@ -143,7 +143,7 @@ fn integers(
         if bits < from_bits { wide & (u64::MAX >> (64 - bits)) } else { wide }
     };
     Ok(Box::new(move |cx| {
-        let mut values = source.read(cx);
+        let (mut values, unset) = (source.read(cx), source.unset(cx));
         for value in &mut values {
             *value = convert(*value);
         }
@@ -151,9 +151,9 @@ fn integers(
             let marks = source.unwritten(cx);
             let unwritten: [u8; LANES] =
                 std::array::from_fn(|lane| bytes_of_bits(convert(bits_of_bytes(marks[lane]))));
-            target.write_marked(cx, &values, &unwritten);
+            target.write_marked(cx, &values, &unwritten, unset);
         } else {
-            target.write(cx, &values);
+            target.write(cx, &values, unset);
         }
         Ok(())
     }))

@@ -2,26 +2,19 @@
 
 use super::memory::window;
 use super::{AnySource, AnyTarget, Decoded, Decoder, carry, lanes, unknown};
-use crate::context::{Context, Source, map1};
+use crate::context::{Condition, Context, Source, map1};
 use crate::kernel::Execute;
 use crate::ptx::{Instruction, Operand, Space};
-use crate::registers::{LANES, Lane, Slot};
+use crate::registers::{LANES, Lane};
 
 pub(super) fn decode(d: &Decoder<'_>, instruction: &Instruction, parts: &[&str]) -> Decoded {
     match (instruction.parts()[0], parts, &instruction.operands[..]) {
         ("mov", &["pred"], [target, source]) => {
             let target = d.predicate_target(target)?;
-            if let Operand::Integer(value) = source {
-                let value = if *value == 0 { 0 } else { u32::MAX };
-                return lanes(Box::new(move |cx| {
-                    cx.write_predicate(target, value);
-                    Ok(())
-                }));
-            }
             let source = d.predicate(source)?;
             lanes(Box::new(move |cx| {
-                let value = cx.predicate(source)?;
-                cx.write_predicate(target, value);
+                let (value, unset) = cx.lanes(source);
+                cx.write_predicate(target, value, unset);
                 Ok(())
             }))
         }
@@ -74,11 +67,12 @@ fn select<T: Lane>(
     target: &Operand,
     a: &Operand,
     b: &Operand,
-    predicate: (Slot, bool),
+    predicate: Condition,
 ) -> Decoded {
     let (target, (a, b)) = (d.target::<T>(target)?, d.pair::<T, T>(a, b)?);
     lanes(Box::new(move |cx| {
-        let chosen = cx.predicate(predicate)?;
+        let (chosen, undecided) = cx.lanes(predicate);
+        let unset = undecided | chosen & cx.unset(a) | !chosen & cx.unset(b);
         let (x, y) = (cx.read(a), cx.read(b));
         let mut result = [T::default(); LANES];
         for lane in 0..LANES {
@@ -88,9 +82,9 @@ fn select<T: Lane>(
             let (x, y) = (cx.unwritten(a), cx.unwritten(b));
             let unwritten =
                 std::array::from_fn(|lane| if chosen >> lane & 1 != 0 { x[lane] } else { y[lane] });
-            cx.write_marked(target, &result, &unwritten);
+            cx.write_marked(target, &result, &unwritten, unset);
         } else {
-            cx.write(target, &result);
+            cx.write(target, &result, unset);
         }
         Ok(())
     }))
@@ -101,12 +95,12 @@ fn unpack(d: &Decoder<'_>, targets: &[Operand], source: &Operand) -> Decoded<Exe
     let targets = targets.iter().map(|target| d.any_target(target)).collect::<Decoded<Vec<AnyTarget>>>()?;
     let source = d.any(source)?;
     Ok(Box::new(move |cx| {
-        let (values, unwritten) = (source.read(cx), source.unwritten(cx));
+        let (values, unwritten, unset) = (source.read(cx), source.unwritten(cx), source.unset(cx));
         for (n, target) in targets.iter().enumerate() {
             let (shift, bytes) = (target.bits() as usize * n, target.bits() as usize / 8 * n);
             let part = values.map(|value| value >> shift);
             let limit = ((1u32 << (target.bits() / 8)) - 1) as u8;
-            target.write_marked(cx, &part, &unwritten.map(|marks| marks >> bytes & limit));
+            target.write_marked(cx, &part, &unwritten.map(|marks| marks >> bytes & limit), unset);
         }
         Ok(())
     }))
@@ -118,16 +112,17 @@ fn pack(d: &Decoder<'_>, target: &Operand, sources: &[Operand]) -> Decoded<Execu
     let bits = target.bits() as usize / sources.len();
     let sources = sources.iter().map(|source| d.any(source)).collect::<Decoded<Vec<AnySource>>>()?;
     Ok(Box::new(move |cx| {
-        let (mut values, mut unwritten) = ([0u64; LANES], [0u8; LANES]);
+        let (mut values, mut unwritten, mut unset) = ([0u64; LANES], [0u8; LANES], 0);
         let limit = u64::MAX >> (64 - bits);
         for (n, source) in sources.iter().enumerate() {
             let (part, marks) = (source.read(cx), source.unwritten(cx));
+            unset |= source.unset(cx);
             for lane in 0..LANES {
                 values[lane] |= (part[lane] & limit) << (bits * n);
                 unwritten[lane] |= marks[lane] << (bits / 8 * n);
             }
         }
-        target.write_marked(cx, &values, &unwritten);
+        target.write_marked(cx, &values, &unwritten, unset);
         Ok(())
     }))
 }

@@ -2,10 +2,9 @@
 
 use super::{Action, Decoded, Decoder, lanes, unknown};
 use crate::context::{map1, map2, map3};
-use crate::fault::{Fault, FaultKind};
 use crate::kernel::Execute;
 use crate::ptx::{Instruction, Operand};
-use crate::registers::{Lane, lanes_of};
+use crate::registers::{LANES, Lane, lanes_of};
 
 pub(super) fn decode(d: &Decoder<'_>, instruction: &Instruction, parts: &[&str]) -> Decoded {
     let name = instruction.parts()[0];
@@ -119,7 +118,7 @@ pub(super) fn decode(d: &Decoder<'_>, instruction: &Instruction, parts: &[&str])
     }
 }
 
-/// Division; by zero it has no defined result, and is a fault here.
+/// Division; the result of one by zero is not defined, and is unset here.
 fn divide<T: Lane>(
     d: &Decoder<'_>,
     target: &Operand,
@@ -129,15 +128,16 @@ fn divide<T: Lane>(
 ) -> Decoded<Execute> {
     let (target, a, b) = (d.target::<T>(target)?, d.source::<T>(a)?, d.source::<T>(b)?);
     Ok(Box::new(move |cx| {
-        let (x, y) = (cx.value(a)?, cx.value(b)?);
-        let mut result = [T::default(); 32];
+        let mut unset = cx.unset_of(a)? | cx.unset_of(b)?;
+        let (x, y, mut result) = (cx.read(a), cx.read(b), [T::default(); LANES]);
         for lane in lanes_of(cx.active) {
             if y[lane] == T::default() {
-                return Err(Fault::new(lane as u32, FaultKind::Uninitialised, "divides by zero"));
+                unset |= 1 << lane;
+            } else {
+                result[lane] = f(x[lane], y[lane]);
             }
-            result[lane] = f(x[lane], y[lane]);
         }
-        cx.write(target, &result);
+        cx.write(target, &result, unset);
         Ok(())
     }))
 }

@@ -106,7 +106,7 @@ where
     }
     let execute = carry(target, (a, by), f, move |[_, marks], [by, _]| f(marks, by));
     Box::new(move |cx| {
-        cx.require(by)?;
+        cx.unset_of(by)?;
         execute(cx)
     })
 }
@@ -119,14 +119,15 @@ fn three(
     f: impl Fn(u32, u32, u32, u32) -> u32 + Send + Sync + 'static,
 ) -> Execute {
     Box::new(move |cx: &mut Context<'_>| {
-        let (x, y) = (cx.value(x)?, cx.value(y)?);
+        let unset = cx.unset_of(x)? | cx.unset_of(y)? | cx.unset(a) | cx.unset(b);
+        let (x, y) = (cx.read(x), cx.read(y));
         let (a_values, b_values) = (cx.read(a), cx.read(b));
         let mut result = [0; LANES];
         for lane in 0..LANES {
             result[lane] = f(a_values[lane], b_values[lane], x[lane], y[lane]);
         }
         if !cx.is_marked(a) && !cx.is_marked(b) {
-            cx.write(target, &result);
+            cx.write(target, &result, unset);
             return Ok(());
         }
         let (a, b) = (cx.unwritten(a), cx.unwritten(b));
@@ -134,7 +135,7 @@ fn three(
             let [a, b] = [a[lane], b[lane]].map(|bytes| bits_of_bytes(bytes) as u32);
             bytes_of_bits(f(a, b, x[lane], y[lane]).into())
         });
-        cx.write_marked(target, &result, &unwritten);
+        cx.write_marked(target, &result, &unwritten, unset);
         Ok(())
     })
 }
@@ -164,16 +165,18 @@ fn predicates(d: &Decoder<'_>, instruction: &Instruction) -> Decoded {
     let (target, sources) = instruction.operands.split_first().ok_or("no operands")?;
     let target = d.predicate_target(target)?;
     let sources = sources.iter().map(|source| d.predicate(source)).collect::<Decoded<Vec<_>>>()?;
-    let f: fn(u32, u32) -> u32 = match (instruction.parts()[0], sources.len()) {
-        ("and", 2) => |a, b| a & b,
-        ("or", 2) => |a, b| a | b,
-        ("xor", 2) => |a, b| a ^ b,
-        ("not", 1) => |a, _| !a,
+    // Values, and what is unset: not where the other operand decides the result alone.
+    type Lanes = (u32, u32);
+    let f: fn(Lanes, Lanes) -> Lanes = match (instruction.parts()[0], sources.len()) {
+        ("and", 2) => |(a, m), (b, n)| (a & b, m & n | m & b | a & n),
+        ("or", 2) => |(a, m), (b, n)| (a | b, m & n | m & !b | !a & n),
+        ("xor", 2) => |(a, m), (b, n)| (a ^ b, m | n),
+        ("not", 1) => |(a, m), _| (!a, m),
         _ => return unknown(instruction),
     };
     lanes(Box::new(move |cx| {
-        let (a, b) = (cx.predicate(sources[0])?, cx.predicate(sources[sources.len() - 1])?);
-        cx.write_predicate(target, f(a, b));
+        let (lanes, unset) = f(cx.lanes(sources[0]), cx.lanes(sources[sources.len() - 1]));
+        cx.write_predicate(target, lanes, unset);
         Ok(())
     }))
 }

@@ -86,9 +86,9 @@ fn load(targets: Vec<Slot>, address: Address, transposed: bool) -> Decoded<crate
                     let marks = word(&marks, lane).to_le_bytes();
                     marks.iter().enumerate().map(|(n, mark)| u8::from(*mark == 0) << n).sum()
                 };
-                cx.write_marked(target, &values, &std::array::from_fn(unwritten));
+                cx.write_marked(target, &values, &std::array::from_fn(unwritten), 0);
             } else {
-                cx.write(target, &values);
+                cx.write(target, &values, 0);
             }
         }
         Ok(())
@@ -146,7 +146,7 @@ fn multiply(
                 let (row, column) = place(lane, n);
                 canonical(sums[row][column])
             });
-            cx.write::<f32>(slot, &values);
+            cx.write::<f32>(slot, &values, 0);
         }
         Ok(())
     })

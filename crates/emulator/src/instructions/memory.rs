@@ -1,12 +1,12 @@
 //! Loads and stores (PTX ISA, sections 9.7.9.8 to 9.7.9.11).
 
 use super::{AnySource, AnyTarget, Decoded, Decoder, lanes, unknown};
-use crate::context::{Context, Source};
+use crate::context::{Context, Source, vectorized};
 use crate::fault::{Fault, FaultKind, Outcome};
 use crate::kernel::Execute;
 use crate::memory::{Bytes, outside};
 use crate::ptx::{Class, Instruction, Operand, Space};
-use crate::registers::{LANES, Lanes, lanes_of};
+use crate::registers::{LANES, Lanes, lanes_of, uninitialised};
 
 /// Where a space begins among generic addresses; global memory has its own addresses.
 pub(crate) fn window(space: Space) -> u64 {
@@ -46,7 +46,7 @@ impl Address {
     pub(super) fn read(&self, cx: &Context<'_>) -> Outcome<Lanes<u64>> {
         let mut addresses = match self.base {
             Base::Wide(source) => cx.value(source)?,
-            Base::Short(source) => cx.value(source)?.map(u64::from),
+            Base::Short(source) => super::widened(&cx.value(source)?),
         };
         for address in &mut addresses {
             *address = address.wrapping_add(self.offset);
@@ -114,32 +114,51 @@ impl Context<'_> {
         }
     }
 
-    /// The bytes of all lanes, where they lie one after the other; nothing where a closer look is needed.
+    /// All memory around the address of the first active lane, and for each lane where its address is in there; inactive lanes point to
+    /// where the first active one does. Nothing where a closer look is needed.
     #[inline(always)]
-    fn reach_all(&self, space: Space, addresses: &Lanes<u64>, bytes: u64) -> Option<Bytes<'_>> {
-        let first = addresses[0];
-        let mut differs = 0;
-        for (lane, address) in addresses.iter().enumerate() {
-            differs |= address ^ first.wrapping_add(lane as u64 * bytes);
+    fn surroundings(
+        &self,
+        space: Space,
+        addresses: &Lanes<u64>,
+        align: u64,
+    ) -> Option<(Bytes<'_>, Lanes<u64>)> {
+        let first = addresses[self.active.trailing_zeros() as usize % LANES];
+        let (bytes, start) = match (space, first >> 60) {
+            (Space::Shared, _) => (self.shared.bytes(0, self.shared.len() as u64)?, 0),
+            (Space::Generic, 1) => (self.shared.bytes(0, self.shared.len() as u64)?, window(Space::Shared)),
+            (Space::Global, _) | (Space::Generic, 0) => {
+                let (start, length) = self.launch.memory.allocation(first)?;
+                (self.launch.memory.bytes(start, length)?, start)
+            }
+            (Space::Param, _) => {
+                let parameters = &self.launch.parameters;
+                (parameters.bytes(0, parameters.len() as u64)?, 0)
+            }
+            _ => return None,
+        };
+        let (mut offsets, mut bits) = ([0; LANES], 0);
+        for lane in 0..LANES {
+            let address = if self.active >> lane & 1 != 0 { addresses[lane] } else { first };
+            bits |= address;
+            offsets[lane] = address.wrapping_sub(start);
         }
-        if differs != 0 || self.active != u32::MAX || !first.is_multiple_of(bytes) {
-            return None;
-        }
-        match space {
-            Space::Shared => self.shared.bytes(first, LANES as u64 * bytes),
-            Space::Global | Space::Generic => self.launch.memory.bytes(first, LANES as u64 * bytes),
-            _ => None,
-        }
+        (bits & (align - 1) == 0).then_some((bytes, offsets))
     }
 
     /// N bytes of each active lane, and their marks where some were never written.
     #[inline(always)]
     fn gather<const N: usize>(&self, space: Space, addresses: &Lanes<u64>) -> Outcome<Gathered<N>> {
-        if let Some(bytes) = self.reach_all(space, addresses, N as u64) {
-            let marks = bytes.mark_rows::<N>();
+        let near = self.surroundings(space, addresses, N as u64);
+        if let Some((data, marks)) = near.and_then(|(bytes, offsets)| bytes.gather::<N>(&offsets)) {
             let is_written = marks.as_flattened().iter().fold(1, |all, mark| all & mark) != 0;
-            return Ok((bytes.rows(), (!is_written).then(|| marks.map(|row| unwritten(&row)))));
+            return Ok((data, (!is_written).then(|| marks.map(|row| unwritten(&row)))));
         }
+        self.gather_slowly(space, addresses)
+    }
+
+    #[inline(never)]
+    fn gather_slowly<const N: usize>(&self, space: Space, addresses: &Lanes<u64>) -> Outcome<Gathered<N>> {
         let (mut data, mut marks, mut some) = ([[0; N]; LANES], [0u16; LANES], 0);
         for lane in lanes_of(self.active) {
             let bytes = self.reach(lane, space, addresses[lane], N as u64, "reads")?;
@@ -160,8 +179,8 @@ impl Context<'_> {
         marks: Option<&Lanes<u16>>,
     ) -> Outcome {
         self.wrote = true;
-        if let (Some(bytes), None) = (self.reach_all(space, addresses, N as u64), marks) {
-            bytes.write_rows(data);
+        let near = if marks.is_none() { self.surroundings(space, addresses, N as u64) } else { None };
+        if near.is_some_and(|(bytes, offsets)| bytes.scatter(&offsets, data, self.active)) {
             return Ok(());
         }
         for lane in lanes_of(self.active) {
@@ -237,12 +256,17 @@ pub(super) fn decode(d: &Decoder<'_>, instruction: &Instruction, parts: &[&str])
     }
     macro_rules! by_size {
         ($make:ident, $data:expr) => {
-            match access.bytes * access.count {
-                1 => $make::<1>(access, address, $data),
-                2 => $make::<2>(access, address, $data),
-                4 => $make::<4>(access, address, $data),
-                8 => $make::<8>(access, address, $data),
-                _ => $make::<16>(access, address, $data),
+            match (access.bytes, access.count) {
+                (1, 1) => $make::<1, 1>(access, address, $data),
+                (2, 1) => $make::<2, 2>(access, address, $data),
+                (2, 2) => $make::<4, 2>(access, address, $data),
+                (2, 4) => $make::<8, 2>(access, address, $data),
+                (4, 1) => $make::<4, 4>(access, address, $data),
+                (4, 2) => $make::<8, 4>(access, address, $data),
+                (4, 4) => $make::<16, 4>(access, address, $data),
+                (8, 1) => $make::<8, 8>(access, address, $data),
+                (8, 2) => $make::<16, 8>(access, address, $data),
+                _ => return unknown(instruction),
             }
         };
     }
@@ -256,85 +280,119 @@ pub(super) fn decode(d: &Decoder<'_>, instruction: &Instruction, parts: &[&str])
     })
 }
 
-fn load<const N: usize>(access: Access, address: Address, targets: Vec<AnyTarget>) -> Execute {
+/// Element `n` of E bytes as an integer.
+#[inline(always)]
+fn element<const E: usize, const N: usize>(bytes: &[u8; N], n: usize) -> u64 {
+    let mut wide = [0; 8];
+    wide[..E].copy_from_slice(&bytes[n * E..][..E]);
+    u64::from_le_bytes(wide)
+}
+
+/// Loads N bytes, elements of E.
+fn load<const N: usize, const E: usize>(
+    access: Access,
+    address: Address,
+    targets: Vec<AnyTarget>,
+) -> Execute {
     Box::new(move |cx| {
-        let addresses = address.read(cx)?;
-        let (data, marks) = cx.gather::<N>(access.space, &addresses)?;
-        for (n, target) in targets.iter().enumerate() {
-            let values: Lanes<u64> = match access.bytes {
-                4 => std::array::from_fn(|lane| {
-                    element::<4, N>(&data[lane], n).map_or(0, u32::from_le_bytes).into()
-                }),
-                8 => {
-                    std::array::from_fn(|lane| element::<8, N>(&data[lane], n).map_or(0, u64::from_le_bytes))
+        vectorized(
+            #[inline(always)]
+            || {
+                let addresses = address.read(cx)?;
+                let (data, marks) = cx.gather::<N>(access.space, &addresses)?;
+                for (n, target) in targets.iter().enumerate() {
+                    if E == 4 && target.class == Class::B32 && marks.is_none() {
+                        let mut values = [0u32; LANES];
+                        for lane in 0..LANES {
+                            values[lane] = element::<E, N>(&data[lane], n) as u32;
+                        }
+                        cx.write(target.slot, &values, 0);
+                        continue;
+                    }
+                    let mut values = [0; LANES];
+                    for lane in 0..LANES {
+                        let value = element::<E, N>(&data[lane], n);
+                        let shift = 64 - 8 * E;
+                        values[lane] =
+                            if access.is_signed { ((value << shift) as i64 >> shift) as u64 } else { value };
+                    }
+                    match &marks {
+                        None => target.write(cx, &values, 0),
+                        Some(marks) => write_marked::<E>(cx, *target, &values, marks, n, access.is_signed),
+                    }
                 }
-                2 => std::array::from_fn(|lane| {
-                    let value = element::<2, N>(&data[lane], n).map_or(0, u16::from_le_bytes);
-                    if access.is_signed { value as i16 as u64 } else { value.into() }
-                }),
-                _ => std::array::from_fn(|lane| {
-                    let value = element::<1, N>(&data[lane], n).map_or(0, u8::from_le_bytes);
-                    if access.is_signed { value as i8 as u64 } else { value.into() }
-                }),
-            };
-            match &marks {
-                None => target.write(cx, &values),
-                Some(marks) => {
-                    let of_element = |lane: usize| {
-                        let bits = marks[lane] >> (n * access.bytes) & ((1u32 << access.bytes) - 1) as u16;
-                        // The bytes that extend a signed number are as its last one.
-                        let extends = access.is_signed && bits >> (access.bytes - 1) != 0;
-                        bits as u8 | if extends { u8::MAX << access.bytes } else { 0 }
-                    };
-                    target.write_marked(cx, &values, &std::array::from_fn(of_element));
-                }
-            }
-        }
-        Ok(())
+                Ok(())
+            },
+        )
     })
 }
 
-/// Element `n` of E bytes.
-#[inline(always)]
-fn element<const E: usize, const N: usize>(bytes: &[u8; N], n: usize) -> Option<[u8; E]> {
-    bytes.get(n * E..)?.first_chunk::<E>().copied()
+/// Writes element `n` of what was loaded, with its marks.
+#[inline(never)]
+fn write_marked<const E: usize>(
+    cx: &mut Context<'_>,
+    target: AnyTarget,
+    values: &Lanes<u64>,
+    marks: &Lanes<u16>,
+    n: usize,
+    is_signed: bool,
+) {
+    let of_element = |lane: usize| {
+        let bits = marks[lane] >> (n * E) & ((1u32 << E) - 1) as u16;
+        // The bytes that extend a signed number are as its last one.
+        let extends = is_signed && bits >> (E - 1) != 0;
+        bits as u8 | if extends { (0xFFu32 << E) as u8 } else { 0 }
+    };
+    target.write_marked(cx, values, &std::array::from_fn(of_element), 0);
 }
 
-fn store<const N: usize>(access: Access, address: Address, sources: Vec<AnySource>) -> Execute {
+/// Stores N bytes, elements of E.
+fn store<const N: usize, const E: usize>(
+    access: Access,
+    address: Address,
+    sources: Vec<AnySource>,
+) -> Execute {
     Box::new(move |cx| {
-        let addresses = address.read(cx)?;
-        let mut data = [[0; N]; LANES];
-        for (n, source) in sources.iter().enumerate() {
-            let values = source.read(cx);
-            for lane in 0..LANES {
-                let bytes = values[lane].to_le_bytes();
-                match access.bytes {
-                    4 => put::<4, N>(&mut data[lane], n, &bytes),
-                    8 => put::<8, N>(&mut data[lane], n, &bytes),
-                    2 => put::<2, N>(&mut data[lane], n, &bytes),
-                    _ => put::<1, N>(&mut data[lane], n, &bytes),
+        vectorized(
+            #[inline(always)]
+            || {
+                let addresses = address.read(cx)?;
+                let (mut data, mut is_marked) = ([[0; N]; LANES], false);
+                for (n, source) in sources.iter().enumerate() {
+                    let unset = source.unset(cx) & cx.active;
+                    if unset != 0 {
+                        uninitialised(unset)?;
+                    }
+                    is_marked |= source.is_marked(cx);
+                    let values = source.read(cx);
+                    for lane in 0..LANES {
+                        data[lane][n * E..][..E].copy_from_slice(&values[lane].to_le_bytes()[..E]);
+                    }
                 }
-            }
-        }
-        if !sources.iter().any(|source| source.is_marked(cx)) {
-            return cx.scatter(access.space, &addresses, &data, None);
-        }
-        let mut marks = [0u16; LANES];
-        for (n, source) in sources.iter().enumerate() {
-            let limit = ((1u32 << access.bytes) - 1) as u16;
-            for (all, one) in marks.iter_mut().zip(source.unwritten(cx)) {
-                *all |= (u16::from(one) & limit) << (n * access.bytes);
-            }
-        }
-        cx.scatter(access.space, &addresses, &data, Some(&marks))
+                if is_marked {
+                    return store_marked::<N, E>(cx, &access, &addresses, &data, &sources);
+                }
+                cx.scatter(access.space, &addresses, &data, None)
+            },
+        )
     })
 }
 
-#[inline(always)]
-fn put<const E: usize, const N: usize>(to: &mut [u8; N], n: usize, value: &[u8; 8]) {
-    if let (Some(to), Some(value)) =
-        (to.get_mut(n * E..).and_then(<[u8]>::first_chunk_mut::<E>), value.first_chunk::<E>())
-    {
-        *to = *value;
+/// Stores values of which some bytes were never written.
+#[inline(never)]
+fn store_marked<const N: usize, const E: usize>(
+    cx: &mut Context<'_>,
+    access: &Access,
+    addresses: &Lanes<u64>,
+    data: &[[u8; N]; LANES],
+    sources: &[AnySource],
+) -> Outcome {
+    let mut marks = [0u16; LANES];
+    for (n, source) in sources.iter().enumerate() {
+        let limit = ((1u32 << E) - 1) as u16;
+        for (all, one) in marks.iter_mut().zip(source.unwritten(cx)) {
+            *all |= (u16::from(one) & limit) << (n * E);
+        }
     }
+    cx.scatter(access.space, addresses, data, Some(&marks))
 }

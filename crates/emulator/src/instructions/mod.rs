@@ -4,8 +4,9 @@
 //! the result is the exact one rounded to nearest. Sums of `mma` are f32 sums in the order of k. Nothing is contracted: `mul` and
 //! `add` without `.rn`, which ptxas may fuse, round twice here.
 //!
-//! Computing with a value that was never written is a fault. Moves, loads, stores, shifts, bitwise operations and integer
-//! conversions carry the marks of such bytes along instead.
+//! Computing with memory that was never written is a fault. Moves, loads, stores, shifts, bitwise operations and integer conversions
+//! carry the marks of such bytes along instead. A register that was never written makes results unset, and is a fault where it becomes an
+//! address, decides a branch, or is stored.
 
 mod async_copy;
 mod atomic;
@@ -21,7 +22,7 @@ mod memory;
 mod single;
 mod warp;
 
-use crate::context::{Context, Source};
+use crate::context::{Condition, Context, Source, vectorized};
 use crate::fault::Outcome;
 use crate::kernel::{Action, Execute, Symbols};
 use crate::ptx::{Class, Instruction, Kernel, Operand, Register};
@@ -104,22 +105,28 @@ impl Decoder<'_> {
         }
     }
 
-    /// A predicate to be read, and whether it is negated.
-    fn predicate(&self, operand: &Operand) -> Decoded<(Slot, bool)> {
+    /// A predicate to be read.
+    fn predicate(&self, operand: &Operand) -> Decoded<Condition> {
         match operand {
             Operand::Register(register) if self.class(*register) == Class::Predicate => {
-                Ok((self.slot(*register), false))
+                Ok(self.condition(*register, false))
             }
-            Operand::Not(register) => Ok((self.slot(*register), true)),
+            Operand::Not(register) => Ok(self.condition(*register, true)),
+            Operand::Integer(value) => Ok(Condition::Constant(*value != 0)),
             other => Err(format!("{other:?} is no predicate")),
         }
+    }
+
+    /// A predicate register as a condition.
+    pub(crate) fn condition(&self, register: Register, is_negated: bool) -> Condition {
+        Condition::Register { slot: self.slot(register), is_negated }
     }
 
     /// A predicate to be written.
     fn predicate_target(&self, operand: &Operand) -> Decoded<Slot> {
         match self.predicate(operand)? {
-            (slot, false) => Ok(slot),
-            _ => Err("a negated result".into()),
+            Condition::Register { slot, is_negated: false } => Ok(slot),
+            _ => Err("a result that is no register".into()),
         }
     }
 
@@ -165,19 +172,28 @@ enum AnySource {
 }
 
 impl AnySource {
-    fn require(self, cx: &Context<'_>) -> Outcome {
+    /// As [`AnySource::read`], of what must be set and written.
+    fn value(self, cx: &Context<'_>) -> Outcome<Lanes<u64>> {
+        Ok(match self {
+            AnySource::B16(source) => widened(&cx.value(source)?),
+            AnySource::B32(source) => widened(&cx.value(source)?),
+            AnySource::B64(source) => cx.value(source)?,
+        })
+    }
+
+    fn unset(self, cx: &Context<'_>) -> u32 {
         match self {
-            AnySource::B16(source) => cx.require(source),
-            AnySource::B32(source) => cx.require(source),
-            AnySource::B64(source) => cx.require(source),
+            AnySource::B16(source) => cx.unset(source),
+            AnySource::B32(source) => cx.unset(source),
+            AnySource::B64(source) => cx.unset(source),
         }
     }
 
     #[inline(always)]
     fn read(self, cx: &Context<'_>) -> Lanes<u64> {
         match self {
-            AnySource::B16(source) => cx.read(source).map(u64::from),
-            AnySource::B32(source) => cx.read(source).map(u64::from),
+            AnySource::B16(source) => widened(&cx.read(source)),
+            AnySource::B32(source) => widened(&cx.read(source)),
             AnySource::B64(source) => cx.read(source),
         }
     }
@@ -199,6 +215,26 @@ impl AnySource {
     }
 }
 
+/// Numbers of all lanes with zeros before them: a loop, where the compiler calls a function for each element of a mapped array.
+#[inline(always)]
+fn widened<T: Copy + Into<u64>>(values: &Lanes<T>) -> Lanes<u64> {
+    let mut wide = [0; LANES];
+    for lane in 0..LANES {
+        wide[lane] = values[lane].into();
+    }
+    wide
+}
+
+/// Their low bits.
+#[inline(always)]
+fn narrowed<T: Lane>(values: &Lanes<u64>) -> Lanes<T> {
+    let mut narrow = [T::default(); LANES];
+    for lane in 0..LANES {
+        narrow[lane] = T::from_u64(values[lane]);
+    }
+    narrow
+}
+
 /// A result of any class.
 #[derive(Clone, Copy)]
 struct AnyTarget {
@@ -217,20 +253,20 @@ impl AnyTarget {
 
     /// Writes the low bits.
     #[inline(always)]
-    fn write(self, cx: &mut Context<'_>, values: &Lanes<u64>) {
+    fn write(self, cx: &mut Context<'_>, values: &Lanes<u64>, unset: u32) {
         match self.class {
-            Class::B16 => cx.write(self.slot, &values.map(|x| x as u16)),
-            Class::B32 => cx.write(self.slot, &values.map(|x| x as u32)),
-            _ => cx.write(self.slot, values),
+            Class::B16 => cx.write::<u16>(self.slot, &narrowed(values), unset),
+            Class::B32 => cx.write::<u32>(self.slot, &narrowed(values), unset),
+            _ => cx.write(self.slot, values, unset),
         }
     }
 
     /// As [`AnyTarget::write`], with marks.
-    fn write_marked(self, cx: &mut Context<'_>, values: &Lanes<u64>, unwritten: &Lanes<u8>) {
+    fn write_marked(self, cx: &mut Context<'_>, values: &Lanes<u64>, unwritten: &Lanes<u8>, unset: u32) {
         match self.class {
-            Class::B16 => cx.write_marked(self.slot, &values.map(|x| x as u16), unwritten),
-            Class::B32 => cx.write_marked(self.slot, &values.map(|x| x as u32), unwritten),
-            _ => cx.write_marked(self.slot, values, unwritten),
+            Class::B16 => cx.write_marked(self.slot, &values.map(|x| x as u16), unwritten, unset),
+            Class::B32 => cx.write_marked(self.slot, &values.map(|x| x as u32), unwritten, unset),
+            _ => cx.write_marked(self.slot, values, unwritten, unset),
         }
     }
 }
@@ -253,29 +289,40 @@ fn carry<A: Lane, B: Lane, R: Lane>(
     marks: impl Fn([A; 2], [B; 2]) -> R + Send + Sync + 'static,
 ) -> Execute {
     Box::new(move |cx| {
-        let (x, y) = (cx.read(a), cx.read(b));
-        let mut result = [R::default(); LANES];
-        crate::context::vectorized(
+        vectorized(
             #[inline(always)]
             || {
+                let (x, y) = (cx.read(a), cx.read(b));
+                let mut result = [R::default(); LANES];
                 for lane in 0..LANES {
                     result[lane] = f(x[lane], y[lane]);
                 }
+                let unset = cx.unset(a) | cx.unset(b);
+                let unwritten =
+                    if cx.is_marked(a) || cx.is_marked(b) { carried(cx, (a, b), &marks) } else { None };
+                cx.write(target, &result, unset);
+                if let Some(unwritten) = unwritten {
+                    cx.registers.mark::<R>(target, &unwritten, cx.active);
+                }
             },
         );
-        if !cx.is_marked(a) && !cx.is_marked(b) {
-            cx.write(target, &result);
-            return Ok(());
-        }
-        let (a_marks, b_marks) = (cx.unwritten(a), cx.unwritten(b));
-        let unwritten = std::array::from_fn(|lane| {
-            let (a, b) =
-                (A::from_u64(bits_of_bytes(a_marks[lane])), B::from_u64(bits_of_bytes(b_marks[lane])));
-            bytes_of_bits(marks([x[lane], a], [y[lane], b]).into_u64())
-        });
-        cx.write_marked(target, &result, &unwritten);
         Ok(())
     })
+}
+
+/// The marks of a step of [`carry`].
+#[inline(never)]
+fn carried<A: Lane, B: Lane, R: Lane>(
+    cx: &Context<'_>,
+    (a, b): (Source<A>, Source<B>),
+    marks: &impl Fn([A; 2], [B; 2]) -> R,
+) -> Option<Lanes<u8>> {
+    let (x, y) = (cx.read(a), cx.read(b));
+    let (a_marks, b_marks) = (cx.unwritten(a), cx.unwritten(b));
+    Some(std::array::from_fn(|lane| {
+        let (a, b) = (A::from_u64(bits_of_bytes(a_marks[lane])), B::from_u64(bits_of_bytes(b_marks[lane])));
+        bytes_of_bits(marks([x[lane], a], [y[lane], b]).into_u64())
+    }))
 }
 
 /// The error of an instruction that is not emulated.

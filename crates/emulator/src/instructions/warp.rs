@@ -14,8 +14,8 @@ pub(super) fn decode(d: &Decoder<'_>, instruction: &Instruction, parts: &[&str])
             ("vote", &["sync", "ballot", "b32"], [target, predicate, members]) => {
                 let (target, predicate) = (d.target::<u32>(target)?, d.predicate(predicate)?);
                 let execute: Execute = Box::new(move |cx| {
-                    let lanes = cx.predicate(predicate)? & cx.active;
-                    cx.write(target, &[lanes; LANES]);
+                    let lanes = cx.decided(predicate)?;
+                    cx.write(target, &[lanes; LANES], 0);
                     Ok(())
                 });
                 (execute, members)
@@ -24,9 +24,9 @@ pub(super) fn decode(d: &Decoder<'_>, instruction: &Instruction, parts: &[&str])
                 let (target, predicate) = (d.predicate_target(target)?, d.predicate(predicate)?);
                 let is_any = kind == "any";
                 let execute: Execute = Box::new(move |cx| {
-                    let lanes = cx.predicate(predicate)? & cx.active;
+                    let lanes = cx.decided(predicate)?;
                     let holds = if is_any { lanes != 0 } else { lanes == cx.active };
-                    cx.write_predicate(target, if holds { u32::MAX } else { 0 });
+                    cx.write_predicate(target, if holds { u32::MAX } else { 0 }, 0);
                     Ok(())
                 });
                 (execute, members)
@@ -42,7 +42,7 @@ pub(super) fn decode(d: &Decoder<'_>, instruction: &Instruction, parts: &[&str])
                             .sum()
                     };
                     let result = std::array::from_fn(equal);
-                    cx.write::<u32>(target, &result);
+                    cx.write::<u32>(target, &result, 0);
                     Ok(())
                 });
                 (execute, members)
@@ -63,7 +63,7 @@ pub(super) fn decode(d: &Decoder<'_>, instruction: &Instruction, parts: &[&str])
                 let execute: Execute = Box::new(move |cx| {
                     let values = cx.value(a)?;
                     let result = lanes_of(cx.active).map(|lane| values[lane]).reduce(fold).unwrap_or(0);
-                    cx.write(target, &[result; LANES]);
+                    cx.write(target, &[result; LANES], 0);
                     Ok(())
                 });
                 (execute, members)
@@ -73,8 +73,8 @@ pub(super) fn decode(d: &Decoder<'_>, instruction: &Instruction, parts: &[&str])
     Ok(Action::Together(d.source(members)?, execute))
 }
 
-/// `shfl.sync`: each lane takes the value of another, of its own where that is out of range. A value of a lane that takes no part was
-/// never written.
+/// `shfl.sync`: each lane takes the value of another, of its own where that is out of range. The value of a lane that takes no part is
+/// unset.
 fn shuffle(
     d: &Decoder<'_>,
     instruction: &Instruction,
@@ -97,9 +97,9 @@ fn shuffle(
     };
     let is_index = mode == "idx";
     Ok(Box::new(move |cx| {
-        let (values, marks) = (cx.read(a), cx.unwritten(a));
+        let (values, marks, unset) = (cx.read(a), cx.unwritten(a), cx.unset(a) | !cx.active);
         let (b, c) = (cx.value(b)?, cx.value(c)?);
-        let (mut result, mut unwritten, mut ranges) = ([0; LANES], [0; LANES], 0u32);
+        let (mut result, mut unwritten, mut now_unset, mut ranges) = ([0; LANES], [0; LANES], 0u32, 0u32);
         for lane in lanes_of(cx.active) {
             let (number, segment, clamp) = (lane as u32, c[lane] >> 8 & 31, c[lane] & 31);
             let most = number & segment | clamp & !segment;
@@ -108,13 +108,13 @@ fn shuffle(
             let (source, is_in_range) = from(number, if is_index { by & !segment } else { by }, least, most);
             let source = if is_in_range { source as usize % LANES } else { lane };
             result[lane] = values[source];
-            let takes_part = cx.active >> source & 1 != 0;
-            unwritten[lane] = if takes_part { marks[source] } else { 0xF };
+            unwritten[lane] = marks[source];
+            now_unset |= (unset >> source & 1) << lane;
             ranges |= u32::from(is_in_range) << lane;
         }
-        cx.write_marked(target, &result, &unwritten);
+        cx.write_marked(target, &result, &unwritten, now_unset);
         if let Some(in_range) = in_range {
-            cx.write_predicate(in_range, ranges);
+            cx.write_predicate(in_range, ranges, 0);
         }
         Ok(())
     }))

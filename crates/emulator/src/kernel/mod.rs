@@ -6,7 +6,7 @@ mod slots;
 pub(crate) use flow::Flow;
 pub(crate) use slots::{Allocation, allocate};
 
-use crate::context::{Context, Source};
+use crate::context::{Condition, Context, Source};
 use crate::fault::Outcome;
 use crate::instructions::{Decoder, decode};
 use crate::ptx::{Kernel, Location, Module, Space, Variable};
@@ -39,8 +39,7 @@ pub(crate) struct Barrier {
 /// What `bar.red` computes of a predicate of all threads.
 pub(crate) struct Reduction {
     pub(crate) kind: ReductionKind,
-    /// The predicate, and whether it is negated.
-    pub(crate) predicate: (Slot, bool),
+    pub(crate) predicate: Condition,
     pub(crate) target: Target,
 }
 
@@ -60,8 +59,8 @@ pub(crate) enum ReductionKind {
 
 /// An instruction.
 pub(crate) struct Step {
-    /// The predicate under which it runs, and whether that is negated.
-    pub(crate) guard: Option<(Slot, bool)>,
+    /// The predicate under which it runs.
+    pub(crate) guard: Option<Condition>,
     pub(crate) action: Action,
     pub(crate) location: u32,
 }
@@ -74,13 +73,12 @@ pub(crate) struct Block {
 }
 
 /// Where execution goes on.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug)]
 pub(crate) enum End {
     Go(u32),
-    /// To `taken` where the predicate is not `negated`.
+    /// To `taken` where the condition holds.
     Branch {
-        predicate: Slot,
-        negated: bool,
+        condition: Condition,
         taken: u32,
         otherwise: u32,
     },
@@ -145,13 +143,13 @@ impl Code {
             let mut steps = Vec::with_capacity(block.instructions.len());
             for &instruction in &block.instructions {
                 let Some(action) = decode(&decoder, instruction)? else { continue };
-                let guard = instruction.guard.map(|(register, negated)| (decoder.slot(register), negated));
+                let guard = instruction.guard.map(|(register, negated)| decoder.condition(register, negated));
                 steps.push(Step { guard, action, location: instruction.location });
             }
             let end = match block.end {
                 flow::Exit::Go(to) => End::Go(to),
                 flow::Exit::Branch { predicate, negated, taken, otherwise } => {
-                    End::Branch { predicate: decoder.slot(predicate), negated, taken, otherwise }
+                    End::Branch { condition: decoder.condition(predicate, negated), taken, otherwise }
                 }
             };
             blocks.push(Block { steps, end, end_location: block.end_location });

@@ -91,7 +91,10 @@ impl<'t> Parser<'t> {
                 let Token::Text(name) = self.next()? else {
                     return Err(self.error("a file's name is missing"));
                 };
-                module.files.push((number, name.to_owned()));
+                // NVRTC makes names absolute; there is no such file.
+                let folder = std::env::current_dir().unwrap_or_default();
+                let name = std::path::Path::new(name).strip_prefix(folder).unwrap_or(name.as_ref());
+                module.files.push((number, name.display().to_string()));
                 self.skip_line();
             }
             ".section" => {

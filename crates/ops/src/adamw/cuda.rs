@@ -5,10 +5,10 @@ use super::{AdamW, CONTROLS, OPERANDS, SITES};
 use crate::device::{Floats, suffix, table};
 use crate::quantize::Quantize;
 use crate::quantize::cuda::{self as quantize, AREA, PIECE};
-use xtrain_cuda::{CudaError, CudaKernel, CudaTensor, DevicePtr, Gpu, KernelSource, Launch, Operands, Work};
+use xtrain_cuda::{CudaError, CudaKernel, CudaTensor, DevicePtr, Gpu, Header, KernelSource, Launch, Operands, Work};
 use xtrain_tensor::TensorType;
 
-const UPDATE: &str = include_str!("update.cuh");
+const UPDATE: Header = Header::new("adamw/update.cuh", include_str!("update.cuh"));
 
 pub(super) const SOURCE: KernelSource =
     KernelSource { headers: &[UPDATE], ..KernelSource::new("adamw/kernel.cu", include_str!("kernel.cu")) };

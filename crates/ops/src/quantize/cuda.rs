@@ -4,18 +4,19 @@
 use super::{Dequantize, KEEP, Known, Of, Quantize};
 use crate::device::{ELEMENTWISE_THREADS, Floats, plane, suffix, warps_of};
 use xtrain_cuda::{
-    CudaError, CudaKernel, CudaOutput, CudaTensor, Defines, DevicePtr, Gpu, KernelSource, Launch, Operands,
-    Work,
+    CudaError, CudaKernel, CudaOutput, CudaTensor, Defines, DevicePtr, Gpu, Header, KernelSource, Launch,
+    Operands, Work,
 };
 use xtrain_tensor::formats::max_finite;
 use xtrain_tensor::{DType, Scaling, TILE, TensorType};
 
 /// What casts areas of anything that a thread has in registers.
-pub(crate) const PIECE: &str = include_str!("piece.cuh");
-pub(crate) const AREA: &str = include_str!("area.cuh");
+pub(crate) const PIECE: Header = Header::new("quantize/piece.cuh", include_str!("piece.cuh"));
+pub(crate) const AREA: Header = Header::new("quantize/area.cuh", include_str!("area.cuh"));
+const MADE: Header = Header::new("quantize/made.cuh", include_str!("made.cuh"));
 
 pub(super) const SOURCE: KernelSource = KernelSource {
-    headers: &[crate::swiglu::GATE, PIECE, include_str!("made.cuh"), AREA],
+    headers: &[crate::swiglu::GATE, PIECE, MADE, AREA],
     variants: VARIANTS,
     ..KernelSource::new("quantize/kernel.cu", include_str!("kernel.cu"))
 };

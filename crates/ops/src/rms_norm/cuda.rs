@@ -6,11 +6,11 @@ use crate::device::{Floats, PARTS, lanes, plane, suffix, table, warps_of};
 use crate::quantize::Quantize;
 use crate::quantize::cuda::{self as quantize, AREA, PIECE, Within};
 use xtrain_cuda::{
-    CudaError, CudaKernel, CudaOutput, CudaTensor, DevicePtr, Gpu, KernelSource, Launch, Operands, Work,
+    CudaError, CudaKernel, CudaOutput, CudaTensor, DevicePtr, Gpu, Header, KernelSource, Launch, Operands, Work,
 };
 use xtrain_tensor::{DType, TILE, TensorType};
 
-const ROW: &str = include_str!("row.cuh");
+const ROW: Header = Header::new("rms_norm/row.cuh", include_str!("row.cuh"));
 
 pub(super) const SOURCE: KernelSource =
     KernelSource { headers: &[ROW], ..KernelSource::new("rms_norm/kernel.cu", include_str!("kernel.cu")) };

@@ -12,13 +12,13 @@ use crate::quantize::{KEEP, Of, Quantize, kept_types};
 use crate::registry::{OnCard, Registered, Sample, SampleInput};
 use std::any::Any;
 use std::sync::Arc;
-use xtrain_cuda::KernelSource;
+use xtrain_cuda::{Header, KernelSource};
 use xtrain_program::quantized::Quantization;
 use xtrain_program::{Backward, Differentiable, Fused, Fusion, Op, OpError, Rebuild, Role, Source};
 use xtrain_tensor::TensorType;
 
 /// What the kernels of a card that compute it have in common.
-pub(crate) const GATE: &str = include_str!("gate.cuh");
+pub(crate) const GATE: Header = Header::new("swiglu/gate.cuh", include_str!("gate.cuh"));
 
 /// `gate_up_t2f -> y_tf`: y = silu(gate) * up, with silu(g) = g / (1 + e^-g).
 #[derive(Clone, Copy, Debug)]

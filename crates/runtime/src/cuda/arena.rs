@@ -92,8 +92,13 @@ impl Arena {
             CudaError::Memory { free, .. } => refused(free),
             other => other.into(),
         };
+        let backed = self.scratch.bytes();
         self.scratch.grow(scratch).map_err(told)?;
         self.scratch_bytes = self.scratch_bytes.max(scratch);
+        if self.scratch.bytes() > backed {
+            // Kernels are timed before there is data: on zeros, not on what another process left.
+            self.scratch.span(backed..self.scratch.bytes()).fill(0, stream)?;
+        }
         let memory = DeviceMemory::new(&self.context, bytes).map_err(told)?;
         if bytes > 0 {
             memory.all().fill(0, stream)?;

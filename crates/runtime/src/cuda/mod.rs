@@ -329,6 +329,8 @@ impl Engine for CudaEngine {
         self.stream.synchronize()?;
         let planned = begun.elapsed();
         let io = self.arena.make_room(&program, &plan, &self.stream)?;
+        // Kernels are timed in streams of their own, which do not wait for this one.
+        self.stream.synchronize()?;
         let placed = begun.elapsed();
         let place = |id: ValueId| {
             let at = plan.locations[id.0 as usize]?;

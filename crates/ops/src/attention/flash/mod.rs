@@ -9,7 +9,7 @@ use super::cuda::within;
 use super::operands::{Backward, Forward};
 use std::collections::BTreeSet;
 use xtrain_cuda::{
-    Candidate, CudaError, Defines, Gpu, KernelSource, Launch, Operands, Purpose, TENSOR_CORES, Work,
+    Candidate, CudaError, Defines, Gpu, Header, KernelSource, Launch, Operands, Purpose, TENSOR_CORES, Work,
 };
 use xtrain_tensor::{DType, TensorType};
 
@@ -31,9 +31,11 @@ macro_rules! whole_tiles {
     };
 }
 
-const COMMON: &str = include_str!("common.cuh");
-const OF_FORWARD: &[&str] = &[TENSOR_CORES, COMMON, include_str!("forward.cuh")];
-const OF_BACKWARD: &[&str] = &[TENSOR_CORES, COMMON, include_str!("backward.cuh")];
+const COMMON: Header = Header::new("attention/flash/common.cuh", include_str!("common.cuh"));
+const OF_ONE_FORWARD: Header = Header::new("attention/flash/forward.cuh", include_str!("forward.cuh"));
+const OF_ONE_BACKWARD: Header = Header::new("attention/flash/backward.cuh", include_str!("backward.cuh"));
+const OF_FORWARD: &[Header] = &[TENSOR_CORES, COMMON, OF_ONE_FORWARD];
+const OF_BACKWARD: &[Header] = &[TENSOR_CORES, COMMON, OF_ONE_BACKWARD];
 
 pub(super) const FORWARD: KernelSource = KernelSource {
     headers: OF_FORWARD,

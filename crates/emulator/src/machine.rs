@@ -10,6 +10,7 @@ use crate::random::Random;
 use crate::settings::{Ordering, Settings};
 use crate::work::{Failure, Work};
 use std::collections::{BTreeMap, HashMap};
+use std::io::Write;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::ThreadId;
 
@@ -69,6 +70,8 @@ pub(crate) struct Event {
 
 pub(crate) struct LoadedModule {
     device: usize,
+    /// What it was compiled from.
+    source: String,
     parsed: Module,
     globals: Symbols,
     allocations: Vec<u64>,
@@ -76,10 +79,11 @@ pub(crate) struct LoadedModule {
 }
 
 pub(crate) struct Function {
-    pub(crate) device: usize,
     pub(crate) code: Arc<Code>,
     /// The most dynamic shared memory that a launch may ask for.
     pub(crate) most_shared_bytes: u64,
+    /// What the first launch writes to the log.
+    pub(crate) log_entry: Option<String>,
 }
 
 static MACHINE: Mutex<Option<Machine>> = Mutex::new(None);
@@ -379,8 +383,12 @@ impl Machine {
             allocations.push(start);
         }
         let handle = self.handle();
-        self.modules
-            .insert(handle, LoadedModule { device, parsed, globals, allocations, functions: Vec::new() });
+        let source = crate::api::source_of(text).to_owned();
+        for kernel in &parsed.kernels {
+            self.log(&format!("loaded {source} {}", kernel.name));
+        }
+        let functions = Vec::new();
+        self.modules.insert(handle, LoadedModule { device, source, parsed, globals, allocations, functions });
         Ok(handle)
     }
 
@@ -394,9 +402,10 @@ impl Machine {
             api::NOT_SUPPORTED
         })?;
         loaded.functions.push(handle);
+        let log_entry = format!("launched {} {name}", loaded.source);
         let most_shared_bytes = (48u64 << 10).saturating_sub(code.shared_bytes);
         self.functions
-            .insert(handle, Function { device: loaded.device, code: Arc::new(code), most_shared_bytes });
+            .insert(handle, Function { code: Arc::new(code), most_shared_bytes, log_entry: Some(log_entry) });
         Ok(handle)
     }
 
@@ -407,6 +416,15 @@ impl Machine {
             self.functions.remove(function);
         });
         allocations.into_iter().try_for_each(|start| self.free(device, start))
+    }
+
+    /// Writes a line to the log, if there is one.
+    pub(crate) fn log(&self, line: &str) {
+        let Some(path) = &self.settings.log else { return };
+        let file = std::fs::OpenOptions::new().create(true).append(true).open(path);
+        if let Err(error) = file.and_then(|mut file| writeln!(file, "{line}")) {
+            eprintln!("emulated GPU: {path}: {error}");
+        }
     }
 
     /// Ends a capture that something went wrong in: its graph is lost.

@@ -16,6 +16,8 @@ pub(crate) struct Settings {
     pub(crate) memory_bytes: u64,
     /// `seed=0`: what random orders are drawn from.
     pub(crate) seed: u64,
+    /// `log=FILE`: where the kernels that were loaded and launched are written to, a line each.
+    pub(crate) log: Option<String>,
     /// `omit=wait:3`: what is left out, for tests of tests.
     pub(crate) omit: Option<Omission>,
 }
@@ -69,6 +71,7 @@ impl Settings {
             devices: 1,
             memory_bytes: 4 << 30,
             seed: 0,
+            log: None,
             omit: None,
         };
         for setting in text.split_whitespace() {
@@ -84,8 +87,9 @@ impl Settings {
                 "devices" => settings.devices = number()? as usize,
                 "memory" => settings.memory_bytes = number()? << 20,
                 "seed" => settings.seed = number()?,
+                "log" => settings.log = Some(value.to_owned()),
                 "omit" => settings.omit = Some(Omission::parse(value)?),
-                _ => return Err(format!("`{key}` is none of arch, devices, memory, seed and omit")),
+                _ => return Err(format!("`{key}` is none of arch, devices, memory, seed, log and omit")),
             }
         }
         Ok(settings)

@@ -168,11 +168,19 @@ pub(crate) trait OnCard: Op + CudaKernel + Sized {
     /// The sources of its kernels.
     const SOURCES: &'static [KernelSource];
 
-    /// Uses that a card alone is tried on: of sizes that its kernels tell apart, and too large for gradient checks.
+    /// Uses that run on a GPU alone: of sizes that its kernels tell apart, and too large for gradient checks.
     fn card_samples() -> Vec<Sample> {
         Vec::new()
     }
+
+    /// Uses that keep a GPU of so many multiprocessors busy.
+    fn busy_samples(_multiprocessors: usize) -> Vec<Sample> {
+        Vec::new()
+    }
 }
+
+/// Multiprocessors of an H100, for which the sizes of [`OnCard::busy_samples`] were chosen.
+pub(crate) const MULTIPROCESSORS: usize = 132;
 
 /// Declares the list of ops; `: card` stands behind those that cards compute.
 macro_rules! ops {
@@ -203,10 +211,11 @@ macro_rules! ops {
             all
         }
 
-        /// Samples that a card alone is tried on.
-        pub fn card_samples() -> Vec<Sample> {
+        /// Samples that run on a GPU alone, one of so many multiprocessors.
+        pub fn card_samples(multiprocessors: usize) -> Vec<Sample> {
             let mut all = Vec::new();
             $($(on!($card, all.extend(<$op as OnCard>::card_samples()));)?)*
+            $($(on!($card, all.extend(<$op as OnCard>::busy_samples(multiprocessors)));)?)*
             all
         }
 

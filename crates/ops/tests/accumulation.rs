@@ -151,20 +151,22 @@ fn the_cpu_loses_nothing_of_it() -> Result<(), Failed> {
     Ok(())
 }
 
-/// Rows and columns of a card's products: so many that none is cut along what is summed, which would make shorter sums of it.
-const WIDE: usize = 2048;
-
-fn card() -> Result<CudaEngine, Failed> {
-    Ok(CudaEngine::new(Arc::new(cuda_kernels()), Gpu::open(0)?)?)
+/// An engine, and the rows and columns of its products: 2048 for 132 multiprocessors, so many that none is cut along what is summed,
+/// which would make shorter sums of it.
+fn card() -> Result<(CudaEngine, usize), Failed> {
+    let gpu = Gpu::open(0)?;
+    let wide = (gpu.info().multiprocessors as usize * 2048 / 132).next_multiple_of(32);
+    Ok((CudaEngine::new(Arc::new(cuda_kernels()), gpu)?, wide))
 }
 
 fn a_card_has_the_errors_that_were_measured() -> Result<(), Failed> {
     // The longest sums take a host too long.
     for &(draw, k) in &EXPERIMENTS[..2] {
-        let (a, b) = (factor(draw, WIDE, k, 0), factor(draw, WIDE, k, 1));
+        let (_, wide) = card()?;
+        let (a, b) = (factor(draw, wide, k, 0), factor(draw, wide, k, 1));
         for (promotes, [least, most]) in [false, true].into_iter().zip(bars(draw, k)) {
-            let made = product(&mut card()?, &a, &b, !promotes)?;
-            let error = error(&a, &b, 32, |i, j, _, _| made[i * WIDE + j]);
+            let made = product(&mut card()?.0, &a, &b, !promotes)?;
+            let error = error(&a, &b, 32, |i, j, _, _| made[i * wide + j]);
             println!("{draw:?} numbers, K = {k}, promoted: {promotes}: {error:.2e}");
             assert!(error > least && error < most, "{draw:?}, K = {k}, promoted: {promotes}: {error:e}");
         }
@@ -174,15 +176,15 @@ fn a_card_has_the_errors_that_were_measured() -> Result<(), Failed> {
 
 /// Sums of 1 and one small number, which is at another place of what is summed.
 fn a_card_keeps_13_bits_and_cuts_off_the_rest() -> Result<(), Failed> {
-    let k = 256;
+    let (k, (_, wide)) = (256, card()?);
     let sum = |at: usize, [x, y]: [f64; 2], fast| -> Result<f64, Failed> {
         let factor = |number| {
             let mut row = vec![0.0; k];
             (row[0], row[at]) = (1.0, number);
-            HostTensor::from_f64(TensorType::new(DType::E4M3, [WIDE, k]), &row.repeat(WIDE))
+            HostTensor::from_f64(TensorType::new(DType::E4M3, [wide, k]), &row.repeat(wide))
         };
         let (a, b) = (factor(x), factor(y));
-        let found = product(&mut card()?, &a, &b, fast)?;
+        let found = product(&mut card()?.0, &a, &b, fast)?;
         assert!(found.iter().all(|x| *x == found[0]), "sums of the same numbers differ");
         let (a, b) = (a.to_f64(), b.to_f64());
         let expected = modelled(&a[..k], &b[..k], !fast);

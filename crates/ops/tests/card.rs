@@ -170,9 +170,12 @@ fn check(sample: &Sample, dtype: DType) -> Result<(), Failed> {
 fn main() {
     let arguments = Arguments::from_args();
     let card = common::card();
+    let multiprocessors = card.as_ref().map_or(1, |card| card.info().multiprocessors as usize);
     let kernels = cuda_kernels();
     let mut tests = Vec::new();
-    for (size, samples) in [("small", samples()), ("large", large_samples()), ("card", card_samples())] {
+    for (size, samples) in
+        [("small", samples()), ("large", large_samples()), ("card", card_samples(multiprocessors))]
+    {
         for (n, sample) in samples.into_iter().enumerate().filter(|(_, s)| kernels.find(s.op()).is_some()) {
             let sample = Arc::new(sample);
             for dtype in [DType::F32, DType::BF16] {

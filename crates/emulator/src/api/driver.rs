@@ -545,13 +545,17 @@ export! {
         on_device(|machine, _| {
             // SAFETY: the caller's pointer.
             let config = unsafe { &*config };
-            let function = machine.functions.get(&function).ok_or(api::INVALID_HANDLE)?;
+            let function = machine.functions.get_mut(&function).ok_or(api::INVALID_HANDLE)?;
+            let (log_entry, most_shared_bytes) = (function.log_entry.take(), function.most_shared_bytes);
             let code = function.code.clone();
+            if let Some(entry) = log_entry {
+                machine.log(&entry);
+            }
             let threads = config.block.iter().map(|&n| u64::from(n)).product::<u64>();
             let fits = code.max_threads.is_none_or(|most| threads <= most.iter().map(|&n| u64::from(n)).product());
             let limits = [(config.grid, [i32::MAX as u32, 65_535, 65_535]), (config.block, [1024, 1024, 64])];
             let is_within = limits.iter().all(|(n, most)| n.iter().zip(most).all(|(n, most)| (1..=*most).contains(n)));
-            if !fits || !is_within || threads > 1024 || u64::from(config.shared_bytes) > function.most_shared_bytes {
+            if !fits || !is_within || threads > 1024 || u64::from(config.shared_bytes) > most_shared_bytes {
                 return Err(api::INVALID_VALUE);
             }
             let mut cluster = [1; 3];

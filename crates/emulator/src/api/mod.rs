@@ -3,6 +3,7 @@
 mod driver;
 mod nvrtc;
 
+pub(crate) use nvrtc::source_of;
 use std::ffi::CStr;
 
 /// A `CUresult` other than success.

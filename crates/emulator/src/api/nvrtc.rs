@@ -1,9 +1,10 @@
 //! `libnvrtc.so.13`: the real compiler, asked for PTX with the lines of the source in the place of machine code.
 
 use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
+use std::collections::BTreeMap;
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::path::Path;
-use std::sync::OnceLock;
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
 /// The variable that names the real library's file.
 const VARIABLE: &str = "XTRAIN_EMULATOR_NVRTC";
@@ -77,7 +78,7 @@ unsafe extern "C" fn nvrtcCreateProgram(
     headers: *const *const c_char,
     header_names: *const *const c_char,
 ) -> c_int {
-    forward!(
+    let status = forward!(
         b"nvrtcCreateProgram\0",
         fn(
             *mut *mut c_void,
@@ -89,7 +90,14 @@ unsafe extern "C" fn nvrtcCreateProgram(
         ) -> c_int,
         (program, source, name, header_count, headers, header_names),
         FAILED
-    )
+    );
+    if status == 0 {
+        // SAFETY: the caller's string.
+        let name = unsafe { CStr::from_ptr(name) }.to_string_lossy().into_owned();
+        // SAFETY: the caller's pointer, which was just written.
+        lock_sources().insert(unsafe { *program } as usize, name);
+    }
+    status
 }
 
 #[unsafe(no_mangle)]
@@ -112,17 +120,40 @@ unsafe extern "C" fn nvrtcCompileProgram(
         // SAFETY: to strings that end with zeros.
         unsafe { CStr::from_ptr(option) }.to_string_lossy().into_owned()
     });
-    let kept = given.filter(|option| !option.starts_with("--ptxas-options"));
-    let kept = kept.map(|option| option.replace("--gpu-architecture=sm_", "--gpu-architecture=compute_"));
-    let kept = kept.chain(["-lineinfo".to_owned()]);
-    let kept: Vec<CString> = kept.filter_map(|option| CString::new(option).ok()).collect();
-    let pointers: Vec<*const c_char> = kept.iter().map(|option| option.as_ptr()).collect();
+    let given: Vec<String> = given.filter(|option| !option.starts_with("--ptxas-options")).collect();
+    let defines: Vec<&str> = given.iter().filter_map(|option| option.strip_prefix("-D")).collect();
+    if let Some(source) = lock_sources().get_mut(&(program as usize)) {
+        *source = format!("{source} {}", defines.join(","));
+    }
+    let asked =
+        given.iter().map(|option| option.replace("--gpu-architecture=sm_", "--gpu-architecture=compute_"));
+    let asked = asked.chain(["-lineinfo".to_owned()]);
+    let asked: Vec<CString> = asked.filter_map(|option| CString::new(option).ok()).collect();
+    let pointers: Vec<*const c_char> = asked.iter().map(|option| option.as_ptr()).collect();
     forward!(
         b"nvrtcCompileProgram\0",
         fn(*mut c_void, c_int, *const *const c_char) -> c_int,
         (program, pointers.len() as c_int, pointers.as_ptr()),
         FAILED
     )
+}
+
+/// Names of programs with what they are compiled with, by handle.
+fn lock_sources() -> MutexGuard<'static, BTreeMap<usize, String>> {
+    static SOURCES: Mutex<BTreeMap<usize, String>> = Mutex::new(BTreeMap::new());
+    SOURCES.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// The comment with which the PTX of a program ends: its name and its defines.
+fn trailer(program: *mut c_void) -> String {
+    format!("{COMPILED_FROM}{}\n\0", lock_sources().get(&(program as usize)).map_or("", String::as_str))
+}
+
+const COMPILED_FROM: &str = "// compiled from ";
+
+/// Name and defines of the program that a piece of PTX was compiled from.
+pub(crate) fn source_of(ptx: &str) -> &str {
+    ptx.rsplit_once(COMPILED_FROM).map_or("unknown", |(_, source)| source.trim_end())
 }
 
 #[unsafe(no_mangle)]
@@ -140,11 +171,25 @@ unsafe extern "C" fn nvrtcGetProgramLog(program: *mut c_void, log: *mut c_char) 
 #[unsafe(no_mangle)]
 #[allow(non_snake_case, reason = "NVIDIA's name")]
 unsafe extern "C" fn nvrtcGetCUBINSize(program: *mut c_void, bytes: *mut usize) -> c_int {
-    forward!(b"nvrtcGetPTXSize\0", fn(*mut c_void, *mut usize) -> c_int, (program, bytes), FAILED)
+    let status =
+        forward!(b"nvrtcGetPTXSize\0", fn(*mut c_void, *mut usize) -> c_int, (program, bytes), FAILED);
+    if status == 0 {
+        // SAFETY: the caller's pointer, which was just written. The trailer brings a zero of its own.
+        unsafe { *bytes += trailer(program).len() - 1 };
+    }
+    status
 }
 
 #[unsafe(no_mangle)]
 #[allow(non_snake_case, reason = "NVIDIA's name")]
 unsafe extern "C" fn nvrtcGetCUBIN(program: *mut c_void, cubin: *mut c_char) -> c_int {
-    forward!(b"nvrtcGetPTX\0", fn(*mut c_void, *mut c_char) -> c_int, (program, cubin), FAILED)
+    let status = forward!(b"nvrtcGetPTX\0", fn(*mut c_void, *mut c_char) -> c_int, (program, cubin), FAILED);
+    if status == 0 {
+        let trailer = trailer(program);
+        // SAFETY: the text ends with a zero.
+        let length = unsafe { CStr::from_ptr(cubin) }.count_bytes();
+        // SAFETY: the caller has room for as many bytes as `nvrtcGetCUBINSize` said.
+        unsafe { cubin.add(length).cast::<u8>().copy_from(trailer.as_ptr(), trailer.len()) };
+    }
+    status
 }

@@ -1,5 +1,6 @@
 //! The emulator as a program meets it: a folder of links under the names of NVIDIA's libraries.
 #![allow(dead_code, unreachable_pub, reason = "each test binary uses a part")]
+#![allow(unsafe_code, reason = "it sets variables of the environment and calls a foreign function")]
 
 use std::error::Error;
 use std::os::unix::fs::symlink;

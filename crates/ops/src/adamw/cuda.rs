@@ -5,7 +5,9 @@ use super::{AdamW, CONTROLS, OPERANDS, SITES};
 use crate::device::{Floats, suffix, table};
 use crate::quantize::Quantize;
 use crate::quantize::cuda::{self as quantize, AREA, PIECE};
-use xtrain_cuda::{CudaError, CudaKernel, CudaTensor, DevicePtr, Gpu, Header, KernelSource, Launch, Operands, Work};
+use xtrain_cuda::{
+    CudaError, CudaKernel, CudaTensor, DevicePtr, Gpu, Header, KernelSource, Launch, Operands, Work,
+};
 use xtrain_tensor::TensorType;
 
 const UPDATE: Header = Header::new("adamw/update.cuh", include_str!("update.cuh"));

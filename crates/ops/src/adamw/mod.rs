@@ -26,7 +26,7 @@ mod tests;
 
 use crate::float_shaped;
 use crate::quantize::{Known, Layouts, Of, Quantize};
-use crate::registry::{Fill, OnCard, Registered, Sample, SampleInput};
+use crate::registry::{Fill, MULTIPROCESSORS, OnCard, Registered, Sample, SampleInput};
 use std::sync::Arc;
 use xtrain_cuda::KernelSource;
 use xtrain_program::{Op, OpError, Operand};
@@ -240,8 +240,9 @@ impl OnCard for AdamW {
 
     /// Many parameters of very different lengths, with and without copies and decay, updated and skipped; then with moments in bf16, both or
     /// one of them, and without copies; and masters that are cast.
-    fn card_samples() -> Vec<Sample> {
-        let lengths = [1, 2, 7, 8, 9, 63, 500, 16_383, 16_384, 16_385, 40_001, 100_000, 1_000_003];
+    fn busy_samples(multiprocessors: usize) -> Vec<Sample> {
+        let most = 1_000_003 * multiprocessors / MULTIPROCESSORS;
+        let lengths = [1, 2, 7, 8, 9, 63, 500, 16_383, 16_384, 16_385, 40_001, most / 10, most];
         let sample = |applied, skip, moments: [DType; 2]| {
             let copies = if moments == [DType::F32; 2] {
                 [None, Some(DType::BF16), Some(DType::F32)]

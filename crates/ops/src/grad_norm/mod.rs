@@ -5,7 +5,7 @@ mod cuda;
 #[cfg(test)]
 mod tests;
 
-use crate::registry::{OnCard, Registered, Sample, SampleInput};
+use crate::registry::{MULTIPROCESSORS, OnCard, Registered, Sample, SampleInput};
 use xtrain_cuda::KernelSource;
 use xtrain_program::{Op, OpError, Operand};
 use xtrain_tensor::{DType, TensorType};
@@ -63,8 +63,9 @@ impl OnCard for GradNorm {
     const SOURCES: &'static [KernelSource] = &[cuda::SOURCE];
 
     /// Many gradients of very different lengths.
-    fn card_samples() -> Vec<Sample> {
-        let lengths = [1, 2, 7, 8, 9, 63, 500, 32_767, 32_768, 32_769, 100_000, 3_000_001];
+    fn busy_samples(multiprocessors: usize) -> Vec<Sample> {
+        let most = 3_000_001 * multiprocessors / MULTIPROCESSORS;
+        let lengths = [1, 2, 7, 8, 9, 63, 500, 32_767, 32_768, 32_769, 100_000, most];
         let grads: Vec<_> = (0..50).map(|n| SampleInput::activation([lengths[n % lengths.len()]])).collect();
         vec![Sample::plain(GradNorm, grads)]
     }

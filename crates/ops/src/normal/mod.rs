@@ -3,7 +3,7 @@
 mod cpu;
 mod cuda;
 
-use crate::registry::{OnCard, Registered, Sample};
+use crate::registry::{MULTIPROCESSORS, OnCard, Registered, Sample};
 use xtrain_cuda::KernelSource;
 use xtrain_program::{Op, OpError};
 use xtrain_tensor::{DType, Shape, TensorType};
@@ -54,8 +54,8 @@ impl Registered for Normal {
 impl OnCard for Normal {
     const SOURCES: &'static [KernelSource] = &[cuda::SOURCE];
 
-    fn card_samples() -> Vec<Sample> {
+    fn busy_samples(multiprocessors: usize) -> Vec<Sample> {
         // Enough words to meet every case of the functions that they go through.
-        vec![sample(&[4097, 1023])]
+        vec![sample(&[4097 * multiprocessors / MULTIPROCESSORS, 1023])]
     }
 }

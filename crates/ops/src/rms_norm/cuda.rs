@@ -6,7 +6,8 @@ use crate::device::{Floats, PARTS, lanes, plane, suffix, table, warps_of};
 use crate::quantize::Quantize;
 use crate::quantize::cuda::{self as quantize, AREA, PIECE, Within};
 use xtrain_cuda::{
-    CudaError, CudaKernel, CudaOutput, CudaTensor, DevicePtr, Gpu, Header, KernelSource, Launch, Operands, Work,
+    CudaError, CudaKernel, CudaOutput, CudaTensor, DevicePtr, Gpu, Header, KernelSource, Launch, Operands,
+    Work,
 };
 use xtrain_tensor::{DType, TILE, TensorType};
 

@@ -5,6 +5,7 @@
 //!
 //! * `api` has the functions that programs call; `machine` the devices, streams, events and graphs behind them.
 //! * `ptx` parses, `kernel` prepares, `instructions` says what each instruction does, `grid` runs a launch.
+//! * `product` has cuBLASLt's GEMMs.
 //! * `memory` keeps a mark for every byte that was never written; what a kernel does wrong is a `fault`.
 //!
 //! Deliberately absent: timing (events tell nominal times), caches, weak memory order, and whatever xtrain does not call.
@@ -20,6 +21,7 @@ mod kernel;
 mod machine;
 mod memory;
 mod numbers;
+mod product;
 mod ptx;
 mod queue;
 mod random;

@@ -4,6 +4,7 @@ use crate::api::{self, Status};
 use crate::capture::{Capture, Graph, Node};
 use crate::kernel::{Code, Symbols};
 use crate::memory::{Memory, Physical};
+use crate::product;
 use crate::ptx::{Module, Space};
 use crate::queue::{ItemId, Queue};
 use crate::random::Random;
@@ -24,6 +25,7 @@ pub(crate) struct Machine {
     pub(crate) functions: HashMap<usize, Function>,
     pub(crate) graphs: HashMap<usize, Graph>,
     pub(crate) captures: HashMap<usize, Capture>,
+    pub(crate) blas: product::Objects,
     /// Pinned host memory: lengths by address.
     pub(crate) pinned: BTreeMap<usize, usize>,
     /// Instructions that warps have executed.
@@ -114,6 +116,7 @@ impl Machine {
             functions: HashMap::new(),
             graphs: HashMap::new(),
             captures: HashMap::new(),
+            blas: product::Objects::default(),
             pinned: BTreeMap::new(),
             queue: Queue::default(),
             steps: 0,

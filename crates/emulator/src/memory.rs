@@ -53,6 +53,13 @@ pub(crate) struct Memory {
 // SAFETY: the mappings belong to this value and are reached through its methods; the emulator's lock admits one thread at a time.
 unsafe impl Send for Memory {}
 
+/// Reason why the host cannot read device memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Unreadable {
+    Outside,
+    Unwritten,
+}
+
 /// The device has less memory left.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct OutOfMemory;
@@ -189,6 +196,31 @@ impl Memory {
             (address, bytes) = (address + length, bytes - length);
         }
         Some(all)
+    }
+
+    /// Copies bytes to the host. Bytes that were never written are an error.
+    pub(crate) fn read(&self, address: u64, mut target: &mut [u8]) -> Result<(), Unreadable> {
+        for piece in self.pieces(address, target.len() as u64).ok_or(Unreadable::Outside)? {
+            if !piece.is_written() {
+                return Err(Unreadable::Unwritten);
+            }
+            let (part, rest) = target.split_at_mut(piece.len());
+            // SAFETY: the part has as many bytes as the piece.
+            unsafe { piece.copy_to_host(part.as_mut_ptr()) };
+            target = rest;
+        }
+        Ok(())
+    }
+
+    /// Copies bytes from the host, which marks them as written; none if they do not lie in memory.
+    pub(crate) fn write(&self, address: u64, mut source: &[u8]) -> Option<()> {
+        for piece in self.pieces(address, source.len() as u64)? {
+            let (part, rest) = source.split_at(piece.len());
+            // SAFETY: the part has as many bytes as the piece.
+            unsafe { piece.copy_from_host(part.as_ptr()) };
+            source = rest;
+        }
+        Some(())
     }
 
     /// The start and the length of the allocation around an address.
@@ -386,6 +418,13 @@ impl Bytes<'_> {
         unsafe { self.data.write_bytes(byte, self.length) };
         // SAFETY: as in `write_marked`.
         unsafe { self.marks.write_bytes(1, self.length) };
+    }
+
+    /// True if every byte was written.
+    pub(crate) fn is_written(self) -> bool {
+        // SAFETY: there are as many marks as bytes, which nobody else writes meanwhile, as in `read`.
+        let marks = unsafe { std::slice::from_raw_parts(self.marks, self.length) };
+        marks.iter().fold(1, |all, mark| all & mark) == 1
     }
 
     /// Marks all bytes as never written.

@@ -10,11 +10,16 @@ use std::ffi::{CStr, CString, c_char, c_int, c_uint, c_ulonglong, c_void};
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// A handle: a number that looks like a pointer.
-type Handle = usize;
+pub(super) type Handle = usize;
 
 thread_local! {
     /// The device whose context is this thread's.
     static CURRENT: Cell<Option<usize>> = const { Cell::new(None) };
+}
+
+/// The device whose context is this thread's.
+pub(super) fn current() -> Option<usize> {
+    CURRENT.get()
 }
 
 /// Runs a call; `c_int` is what it returns.
@@ -45,7 +50,7 @@ fn synchronizing(body: impl FnOnce(&mut Machine, usize) -> Result<(), Status>) -
 ///
 /// # Safety
 /// `to` is null or valid for a write.
-unsafe fn put<T>(to: *mut T, value: T) -> Result<(), Status> {
+pub(super) unsafe fn put<T>(to: *mut T, value: T) -> Result<(), Status> {
     if to.is_null() {
         return Err(api::INVALID_VALUE);
     }
@@ -63,6 +68,8 @@ macro_rules! export {
         unsafe extern "C" fn $name($($arg: $ty),*) -> c_int $body
     )*};
 }
+
+pub(super) use export;
 
 export! {
     fn cuInit(_flags: c_uint) {
@@ -190,7 +197,12 @@ export! {
     }
 
     fn cuMemFree_v2(pointer: u64) {
-        synchronizing(|machine, device| machine.free(device, pointer))
+        synchronizing(|machine, device| {
+            // The driver waits for work that may use it.
+            machine.finish_all();
+            machine.check(device)?;
+            machine.free(device, pointer)
+        })
     }
 
     fn cuMemGetAllocationGranularity(bytes: *mut usize, _prop: *const c_void, _option: c_int) {

@@ -1,0 +1,294 @@
+//! Sums of products of FP8 numbers as Hopper's tensor cores make them (DeepSeek-V3, arXiv 2412.19437, section 3.5.2).
+//!
+//! 32 products and the sum so far are aligned to the largest of them: 13 bits behind its leading bit stay, and so of their sum; the rest
+//! is cut off. Sums leave the tensor cores every 128 products and are added up in f32, unless accumulation is fast.
+//!
+//! All of it is exact in f32: a product has 8 bits, and 33 numbers of 14 bits add up to less than 2^20 of the last kept one.
+
+use super::gemm::Matrix;
+use super::{Element, Layout, ScaleMode};
+use crate::context::vectorized;
+use crate::memory::Memory;
+
+/// Products that are summed at once.
+const AT_ONCE: usize = 32;
+/// Products after which sums leave the tensor cores; elements along k that share a scale.
+const PROMOTED: usize = 128;
+/// Bits that are kept behind the leading one.
+const KEPT: u32 = 13;
+
+/// Rows of D whose sums are computed side by side.
+const LANES: usize = 16;
+type Lanes = [f32; LANES];
+
+/// The scales of an operand.
+pub(super) struct Scales {
+    mode: ScaleMode,
+    /// Without gaps.
+    values: Vec<f32>,
+    /// Rows of op(A), or columns of op(B).
+    rows: usize,
+    /// Blocks of 128 along k.
+    blocks: usize,
+}
+
+impl Scales {
+    /// Reads the scales of op(A), or of the transpose of op(B), which has `rows` rows. An address of 0 means a scale of 1.
+    pub(super) fn read(
+        memory: &Memory,
+        operand: &'static str,
+        mode: ScaleMode,
+        address: u64,
+        [rows, k]: [usize; 2],
+    ) -> Result<Scales, String> {
+        let blocks = k.div_ceil(PROMOTED);
+        // The matrix that they form: its rows, columns and leading dimension.
+        let (length, columns, leading) = match mode {
+            ScaleMode::Tensor => (1, 1, 1),
+            ScaleMode::OuterVector => (rows, 1, rows),
+            ScaleMode::Vector128 => (rows, blocks, rows),
+            ScaleMode::Block128 => (blocks, rows.div_ceil(PROMOTED), blocks.next_multiple_of(4)),
+        };
+        let layout = Layout { element: Element::F32, rows: length, columns, leading };
+        let name = if operand == "A" { "A's scales" } else { "B's scales" };
+        let values = match address {
+            0 => vec![1.0],
+            _ => Matrix { name, address, layout }.read(memory)?,
+        };
+        Ok(Scales { mode, values, rows, blocks })
+    }
+
+    /// The scale of a whole row.
+    fn of_row(&self, row: usize) -> f32 {
+        match self.mode {
+            ScaleMode::Tensor => self.values[0],
+            ScaleMode::OuterVector => self.values[row],
+            ScaleMode::Vector128 | ScaleMode::Block128 => 1.0,
+        }
+    }
+
+    /// The scale of 128 elements of a row.
+    fn of_block(&self, row: usize, block: usize) -> f32 {
+        match self.mode {
+            ScaleMode::Tensor | ScaleMode::OuterVector => 1.0,
+            ScaleMode::Vector128 => self.values[block * self.rows + row],
+            ScaleMode::Block128 => self.values[row / PROMOTED * self.blocks + block],
+        }
+    }
+}
+
+/// `A^T B` times the scales, m by n. A is k by m and B k by n, both column after column without gaps; m is a multiple of 16.
+pub(super) fn sums(
+    [m, n, k]: [usize; 3],
+    [a, b]: &[Vec<f32>; 2],
+    [a_scales, b_scales]: &[Scales; 2],
+    promotes: bool,
+) -> Vec<f32> {
+    let mut sums = vec![0.0; m * n];
+    for first in (0..m).step_by(LANES) {
+        let rows = |f: &dyn Fn(usize) -> f32| -> Lanes { std::array::from_fn(|lane| f(first + lane)) };
+        let a: Vec<Lanes> = (0..k).map(|at| rows(&|row| a[row * k + at])).collect();
+        let blocks = 0..k.div_ceil(PROMOTED);
+        let scales: Vec<Lanes> = blocks.map(|block| rows(&|row| a_scales.of_block(row, block))).collect();
+        let whole = rows(&|row| a_scales.of_row(row));
+        for (column, b) in b.chunks(k).enumerate() {
+            let of_b = |block| b_scales.of_block(column, block);
+            let mut sum = vectorized(
+                #[inline(always)]
+                || column_sums(&a, b, &scales, of_b, promotes),
+            );
+            let of_column = b_scales.of_row(column);
+            sum.iter_mut().zip(whole).for_each(|(sum, of_row)| *sum *= of_row * of_column);
+            sums[column * m + first..][..LANES].copy_from_slice(&sum);
+        }
+    }
+    sums
+}
+
+/// The sums of a few rows and one column.
+#[inline(always)]
+fn column_sums(
+    a: &[Lanes],
+    b: &[f32],
+    a_scales: &[Lanes],
+    b_scale: impl Fn(usize) -> f32,
+    promotes: bool,
+) -> Lanes {
+    let (mut outside, mut sum) = ([0.0; LANES], [0.0; LANES]);
+    for (block, (a, b)) in a.chunks(PROMOTED).zip(b.chunks(PROMOTED)).enumerate() {
+        for (a, b) in a.chunks(AT_ONCE).zip(b.chunks(AT_ONCE)) {
+            sum = add(sum, a, b);
+        }
+        if promotes {
+            let of_b = b_scale(block);
+            for lane in 0..LANES {
+                outside[lane] += sum[lane] * (a_scales[block][lane] * of_b);
+            }
+            sum = [0.0; LANES];
+        }
+    }
+    if promotes { outside } else { sum }
+}
+
+/// A sum with up to 32 more products.
+#[inline(always)]
+fn add(sum: Lanes, a: &[Lanes], b: &[f32]) -> Lanes {
+    let mut products = [[0.0f32; LANES]; AT_ONCE];
+    let mut largest = sum.map(f32::abs);
+    for ((products, a), b) in products.iter_mut().zip(a).zip(b) {
+        for lane in 0..LANES {
+            products[lane] = a[lane] * b;
+            let magnitude = products[lane].abs();
+            largest[lane] = if magnitude > largest[lane] { magnitude } else { largest[lane] };
+        }
+    }
+    // The last kept bit of the largest, and its inverse. Magnitudes below 2^-63 are 0, and any unit does for those.
+    let (mut unit, mut inverse) = ([0.0; LANES], [0.0; LANES]);
+    for lane in 0..LANES {
+        let exponent = (largest[lane].to_bits() >> 23).max(64);
+        unit[lane] = f32::from_bits((exponent - KEPT) << 23);
+        inverse[lane] = f32::from_bits((2 * 127 + KEPT - exponent) << 23);
+    }
+    let mut all = [0.0; LANES];
+    for lane in 0..LANES {
+        all[lane] = (sum[lane] * inverse[lane]).trunc();
+    }
+    for products in &products[..b.len()] {
+        for lane in 0..LANES {
+            all[lane] += (products[lane] * inverse[lane]).trunc();
+        }
+    }
+    // f32 has 23 bits behind the leading one.
+    std::array::from_fn(
+        #[inline(always)]
+        |lane| f32::from_bits((all[lane] * unit[lane]).to_bits() & !((1 << (23 - KEPT)) - 1)),
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::numbers::{E4M3, E5M2, Minifloat};
+    use crate::random::Random;
+
+    /// The last kept bit beside this magnitude.
+    fn unit(magnitude: f64) -> f64 {
+        if magnitude == 0.0 { 1.0 } else { 2f64.powi(magnitude.log2().floor() as i32 - KEPT as i32) }
+    }
+
+    fn cut(x: f64, unit: f64) -> f64 {
+        (x / unit).trunc() * unit
+    }
+
+    /// The sum as a plain loop makes it; `scale` is that of a block.
+    fn modelled(a: &[f32], b: &[f32], scale: impl Fn(usize) -> f32, promotes: bool) -> f32 {
+        let (mut outside, mut sum) = (0.0f32, 0.0f64);
+        let chunks = a.chunks(AT_ONCE).zip(b.chunks(AT_ONCE));
+        let count = chunks.len();
+        for (n, (a, b)) in chunks.enumerate() {
+            let products = a.iter().zip(b).map(|(a, b)| f64::from(*a) * f64::from(*b));
+            let unit_of_all = unit(products.clone().fold(sum.abs(), |most, p| most.max(p.abs())));
+            let all: f64 = products.map(|p| cut(p, unit_of_all)).sum::<f64>() + cut(sum, unit_of_all);
+            sum = cut(all, unit(all.abs()));
+            if promotes && (((n + 1) * AT_ONCE).is_multiple_of(PROMOTED) || n + 1 == count) {
+                outside += sum as f32 * scale(n * AT_ONCE / PROMOTED);
+                sum = 0.0;
+            }
+        }
+        if promotes { outside } else { sum as f32 }
+    }
+
+    /// Numbers of a format: of all magnitudes, or up to the largest.
+    fn numbers(random: &mut Random, format: Minifloat, count: usize, is_wide: bool) -> Vec<f32> {
+        let mut number = || match is_wide {
+            true => {
+                format.decode(random.below(usize::from(format.max) + 1) as u8 | (random.below(2) << 7) as u8)
+            }
+            false => format.decode(format.encode(448.0 * random.below(1 << 20) as f32 / (1 << 20) as f32)),
+        };
+        (0..count).map(|_| number()).collect()
+    }
+
+    fn scales(random: &mut Random, mode: ScaleMode, [rows, k]: [usize; 2]) -> Scales {
+        let blocks = k.div_ceil(PROMOTED);
+        let count = match mode {
+            ScaleMode::Tensor => 1,
+            ScaleMode::OuterVector => rows,
+            ScaleMode::Vector128 => rows * blocks,
+            ScaleMode::Block128 => rows.div_ceil(PROMOTED) * blocks,
+        };
+        let values = (0..count).map(|_| 0.25 * (1 + random.below(16)) as f32).collect();
+        Scales { mode, values, rows, blocks }
+    }
+
+    #[test]
+    fn sums_are_those_of_the_plain_model() {
+        let mut random = Random::new(5);
+        let pairs = [
+            [ScaleMode::Tensor; 2],
+            [ScaleMode::OuterVector; 2],
+            [ScaleMode::Vector128; 2],
+            [ScaleMode::Vector128, ScaleMode::Block128],
+            [ScaleMode::Block128, ScaleMode::Vector128],
+        ];
+        let (m, n) = (144, 16);
+        for ((modes, k), is_wide) in pairs
+            .into_iter()
+            .flat_map(|modes| [16, 48, 128, 144, 400, 1024].map(|k| (modes, k)))
+            .flat_map(|case| [false, true].map(|is_wide| (case, is_wide)))
+        {
+            for formats in [[E4M3, E4M3], [E5M2, E4M3], [E4M3, E5M2]] {
+                let mut input =
+                    |format: Minifloat, rows: usize| numbers(&mut random, format, rows * k, is_wide);
+                let inputs = [input(formats[0], m), input(formats[1], n)];
+                let scales = [scales(&mut random, modes[0], [m, k]), scales(&mut random, modes[1], [n, k])];
+                let may_be_fast = matches!(modes[0], ScaleMode::Tensor | ScaleMode::OuterVector);
+                for promotes in [true, false].into_iter().filter(|promotes| *promotes || may_be_fast) {
+                    let found = sums([m, n, k], &inputs, &scales, promotes);
+                    for (at, found) in found.into_iter().enumerate() {
+                        let (row, column) = (at % m, at / m);
+                        let (a, b) = (&inputs[0][row * k..][..k], &inputs[1][column * k..][..k]);
+                        let of_block =
+                            |block| scales[0].of_block(row, block) * scales[1].of_block(column, block);
+                        let of_whole = scales[0].of_row(row) * scales[1].of_row(column);
+                        let expected = modelled(a, b, of_block, promotes) * of_whole;
+                        assert_eq!(found.to_bits(), expected.to_bits(), "{modes:?} k {k} {row}, {column}");
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn thirteen_bits_are_kept_and_the_rest_is_cut_off() {
+        let one = || Scales { mode: ScaleMode::Tensor, values: vec![1.0], rows: 16, blocks: 2 };
+        let sum = |at: usize, [x, y]: [f32; 2], promotes| {
+            let input = |number| {
+                let mut row = vec![0.0; 256];
+                (row[0], row[at]) = (1.0, number);
+                row.repeat(16)
+            };
+            sums([16, 16, 256], &[input(x), input(y)], &[one(), one()], promotes)[0]
+        };
+        let (kept, lost) = ([2f32.powi(-7), 2f32.powi(-6)], [1.5 * 2f32.powi(-7), 2f32.powi(-7)]);
+        for (at, promotes) in [1, 40, 100].into_iter().flat_map(|at| [(at, false), (at, true)]) {
+            assert_eq!(sum(at, kept, promotes), 1.0 + 2f32.powi(-13));
+            assert_eq!(sum(at, lost, promotes), 1.0);
+        }
+        assert_eq!(sum(200, lost, false), 1.0);
+        assert_eq!(sum(200, lost, true), 1.0 + 1.5 * 2f32.powi(-14));
+    }
+
+    #[test]
+    fn infinities_and_nans_reach_the_sum() {
+        let one = || Scales { mode: ScaleMode::Tensor, values: vec![1.0], rows: 16, blocks: 1 };
+        let sum = |numbers: [f32; 2]| {
+            let mut row = vec![1.0; 64];
+            row[..2].copy_from_slice(&numbers);
+            sums([16, 16, 64], &[row.repeat(16), vec![1.0; 16 * 64]], &[one(), one()], true)[0]
+        };
+        assert_eq!(sum([f32::INFINITY, 1.0]), f32::INFINITY);
+        assert_eq!(sum([1.0, f32::NEG_INFINITY]), f32::NEG_INFINITY);
+        assert!(sum([f32::INFINITY, f32::NEG_INFINITY]).is_nan() && sum([1.0, f32::NAN]).is_nan());
+    }
+}

@@ -1,0 +1,255 @@
+//! A GEMM, `D = alpha op(A) op(B) + beta C (+ bias)`: what the library takes, and its execution.
+//!
+//! The refusals are those of the cuBLAS documentation, "cublasLtMatmul()" and "Narrow Precision Data Types Usage". Sums are f32 and
+//! rounded to D's type once, after everything is added.
+
+use super::fp8::{self, Scales};
+use super::{Algorithm, Desc, Element, Layout, Preference, Refusal, ScaleMode, plain};
+use crate::memory::{Memory, POISON, Unreadable};
+use crate::numbers::{E4M3, E5M2, from_bf16, to_bf16};
+use crate::settings::Arch;
+use crate::work::Product;
+use bytemuck::Pod;
+
+/// A GEMM that the library takes, without addresses of its matrices.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Gemm {
+    /// m, n, k.
+    sizes: [usize; 3],
+    desc: Desc,
+    /// Of A, B, C and D.
+    layouts: [Layout; 4],
+}
+
+/// Arguments of one call.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Operands {
+    pub(crate) alpha: f32,
+    pub(crate) beta: f32,
+    /// Addresses of A, B, C and D.
+    pub(crate) matrices: [u64; 4],
+    pub(crate) workspace: u64,
+    pub(crate) workspace_bytes: u64,
+}
+
+/// Multiple that FP8 GEMMs need: of addresses and of D's leading dimension in bytes, of sizes and other leading dimensions in elements.
+const FP8_MULTIPLE: usize = 16;
+
+/// Alignment of the workspace, in bytes.
+const WORKSPACE_ALIGNMENT: u64 = 256;
+
+impl Gemm {
+    /// The GEMM of a descriptor and the layouts of A, B, C and D, where `arch` has it.
+    pub(crate) fn new(arch: Arch, desc: Desc, layouts: [Layout; 4]) -> Result<Gemm, Refusal> {
+        let [a, b, c, d] = layouts;
+        let size = |layout: Layout, is_swapped: bool| match is_swapped {
+            true => (layout.columns, layout.rows),
+            false => (layout.rows, layout.columns),
+        };
+        let ((m, k), (k_of_b, n)) = (size(a, desc.transposed[0]), size(b, desc.transposed[1]));
+        let sizes_agree = k_of_b == k && [size(c, false), size(d, false)] == [(m, n); 2];
+        let are_stored = layouts.iter().all(|of| of.columns > 0 && of.rows > 0 && of.leading >= of.rows);
+        let has_pointer = !desc.has_bias || desc.bias != 0;
+        if !sizes_agree || !are_stored || !has_pointer || c.element != d.element {
+            return Err(Refusal::InvalidValue);
+        }
+        let gemm = Gemm { sizes: [m, n, k], desc, layouts };
+        let is_supported = match (a.element, b.element, d.element) {
+            (Element::F32, Element::F32, Element::F32)
+            | (Element::Bf16, Element::Bf16, Element::F32 | Element::Bf16) => {
+                desc.scales == [0; 2] && desc.scale_modes == [ScaleMode::Tensor; 2]
+            }
+            (Element::E4m3, Element::E4m3 | Element::E5m2, _) | (Element::E5m2, Element::E4m3, _) => {
+                !d.element.is_fp8() && gemm.is_supported_fp8(arch)
+            }
+            _ => false,
+        };
+        if is_supported { Ok(gemm) } else { Err(Refusal::NotSupported) }
+    }
+
+    fn is_supported_fp8(&self, arch: Arch) -> bool {
+        let Gemm { sizes, desc, layouts: [a, b, c, d] } = *self;
+        let is_hopper = arch == Arch { major: 9, minor: 0 };
+        let has_modes = match desc.scale_modes {
+            [ScaleMode::Tensor, ScaleMode::Tensor] => arch >= Arch { major: 8, minor: 9 },
+            [ScaleMode::OuterVector, ScaleMode::OuterVector] => is_hopper,
+            [ScaleMode::Vector128, ScaleMode::Vector128 | ScaleMode::Block128]
+            | [ScaleMode::Block128, ScaleMode::Vector128] => is_hopper && !desc.fast_accumulation,
+            _ => false,
+        };
+        let has_scales = desc.scale_modes.iter().zip(desc.scales).all(|(mode, address)| match mode {
+            ScaleMode::Tensor => address.is_multiple_of(4),
+            ScaleMode::OuterVector => address != 0 && address.is_multiple_of(4),
+            ScaleMode::Vector128 | ScaleMode::Block128 => address != 0 && address.is_multiple_of(16),
+        });
+        let in_bytes = [c, d].map(|of| of.leading * of.element.bytes());
+        let extents = sizes.into_iter().chain([a.leading, b.leading]).chain(in_bytes);
+        // The bias of a GEMM into f32 would be bf16, which takes an attribute that is absent here.
+        let has_bias = !desc.has_bias || d.element == Element::Bf16;
+        desc.transposed == [true, false]
+            && has_modes
+            && has_scales
+            && has_bias
+            && extents.into_iter().all(|extent| extent.is_multiple_of(FP8_MULTIPLE))
+    }
+
+    fn is_fp8(&self) -> bool {
+        self.layouts[0].element.is_fp8()
+    }
+
+    /// Bytes that the addresses of A, B, C and D must be multiples of.
+    fn alignments(&self) -> [u64; 4] {
+        self.layouts.map(|of| if self.is_fp8() { FP8_MULTIPLE as u64 } else { of.element.bytes() as u64 })
+    }
+
+    /// The algorithms within a preference.
+    pub(crate) fn algorithms(&self, preference: &Preference) -> Vec<Algorithm> {
+        let alignments = self.alignments().into_iter().zip(preference.alignments);
+        if alignments.into_iter().any(|(needed, kept)| u64::from(kept) < needed) {
+            return Vec::new();
+        }
+        let fits = |of: &Algorithm| {
+            of.workspace_bytes() <= preference.workspace_bytes && of.reduction() & !preference.reductions == 0
+        };
+        Algorithm::ALL.into_iter().filter(fits).collect()
+    }
+
+    /// The GEMM of these operands as work of a stream.
+    pub(crate) fn product(self, algorithm: Algorithm, operands: Operands) -> Result<Product, Refusal> {
+        let Operands { matrices, workspace, workspace_bytes, .. } = operands;
+        let needed = algorithm.workspace_bytes();
+        let has_workspace = needed <= workspace_bytes && (needed == 0 || workspace != 0);
+        if !has_workspace || !workspace.is_multiple_of(WORKSPACE_ALIGNMENT) || matrices.contains(&0) {
+            return Err(Refusal::InvalidValue);
+        }
+        if matrices.iter().zip(self.alignments()).any(|(address, needed)| !address.is_multiple_of(needed)) {
+            return Err(Refusal::NotSupported);
+        }
+        let bias = self.desc.has_bias.then_some(self.desc.bias);
+        let workspace = (needed > 0).then_some(workspace);
+        let others = self.desc.scales.into_iter().chain(bias).chain(workspace);
+        Ok(Product {
+            operands: matrices.into_iter().chain(others).collect(),
+            seconds: algorithm.seconds(self.sizes),
+            run: Box::new(move |memory| self.run(memory, algorithm, &operands)),
+        })
+    }
+
+    fn run(&self, memory: &Memory, algorithm: Algorithm, operands: &Operands) -> Result<(), String> {
+        let ([m, n, _], Operands { alpha, beta, matrices, .. }) = (self.sizes, *operands);
+        overwrite(memory, operands.workspace, algorithm.workspace_bytes())?;
+        let names = ["A", "B", "C", "D"];
+        let [a, b, c, d] = std::array::from_fn(|of| Matrix {
+            name: names[of],
+            address: matrices[of],
+            layout: self.layouts[of],
+        });
+        let inputs = [a.read(memory)?, b.read(memory)?];
+        let mut sums = if self.is_fp8() {
+            let scales = |of: usize| {
+                let (mode, address) = (self.desc.scale_modes[of], self.desc.scales[of]);
+                Scales::read(memory, names[of], mode, address, [self.sizes[of], self.sizes[2]])
+            };
+            fp8::sums(self.sizes, &inputs, &[scales(0)?, scales(1)?], !self.desc.fast_accumulation)
+        } else {
+            plain::sums(self.sizes, &inputs, self.desc.transposed, algorithm == Algorithm::Split)
+        };
+        let c = if beta != 0.0 { c.read(memory)? } else { vec![0.0; m * n] };
+        let bias = match self.desc.has_bias {
+            true => {
+                let layout = Layout { element: d.layout.element, rows: m, columns: 1, leading: m };
+                Matrix { name: "the bias", address: self.desc.bias, layout }.read(memory)?
+            }
+            false => vec![0.0; m],
+        };
+        for (sums, c) in sums.chunks_mut(m).zip(c.chunks(m)) {
+            for ((sum, c), bias) in sums.iter_mut().zip(c).zip(&bias) {
+                *sum = alpha * *sum + beta * c + bias;
+            }
+        }
+        d.write(memory, &sums)
+    }
+}
+
+/// Overwrites a workspace, as partial sums do.
+fn overwrite(memory: &Memory, workspace: u64, bytes: u64) -> Result<(), String> {
+    let pieces = memory.pieces(workspace, bytes).ok_or_else(|| {
+        format!("a matrix product has its workspace outside of memory, {}", memory.describe(workspace, bytes))
+    })?;
+    pieces.into_iter().for_each(|piece| piece.fill(POISON));
+    Ok(())
+}
+
+/// A matrix in device memory.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Matrix {
+    pub(super) name: &'static str,
+    pub(super) address: u64,
+    pub(super) layout: Layout,
+}
+
+impl Matrix {
+    /// All elements, widened, without the gaps between columns. An element that was never written is an error.
+    pub(super) fn read(&self, memory: &Memory) -> Result<Vec<f32>, String> {
+        let decode = |format: crate::numbers::Minifloat| -> Result<Vec<f32>, String> {
+            let values: Vec<f32> = (0..=u8::MAX).map(|bits| format.decode(bits)).collect();
+            Ok(self.bits::<u8>(memory)?.into_iter().map(|bits| values[usize::from(bits)]).collect())
+        };
+        match self.layout.element {
+            Element::F32 => self.bits(memory),
+            Element::Bf16 => Ok(self.bits(memory)?.into_iter().map(from_bf16).collect()),
+            Element::E4m3 => decode(E4M3),
+            Element::E5m2 => decode(E5M2),
+        }
+    }
+
+    /// Addresses of the parts of memory without gaps, and the number of elements in each.
+    fn parts(&self) -> (impl Iterator<Item = u64> + use<>, usize) {
+        let Layout { element, rows, columns, leading } = self.layout;
+        let (parts, length) = if leading == rows { (1, rows * columns) } else { (columns, rows) };
+        let (address, step) = (self.address, leading * element.bytes());
+        ((0..parts).map(move |part| address + (part * step) as u64), length)
+    }
+
+    /// The bits of all elements, without the gaps between columns.
+    fn bits<T: Pod>(&self, memory: &Memory) -> Result<Vec<T>, String> {
+        let mut all = vec![T::zeroed(); self.layout.rows * self.layout.columns];
+        let (parts, length) = self.parts();
+        for (address, part) in parts.zip(all.chunks_mut(length)) {
+            let part: &mut [u8] = bytemuck::cast_slice_mut(part);
+            let bytes = part.len() as u64;
+            memory.read(address, part).map_err(|unreadable| match unreadable {
+                Unreadable::Outside => self.outside("reads", memory, address, bytes),
+                Unreadable::Unwritten => {
+                    let (name, place) = (self.name, memory.describe(address, bytes));
+                    format!("a matrix product reads elements of {name} that were never written, {place}")
+                }
+            })?;
+        }
+        Ok(all)
+    }
+
+    /// Rounds and writes all elements; the gaps between columns stay as they are.
+    fn write(&self, memory: &Memory, elements: &[f32]) -> Result<(), String> {
+        let rounded: Vec<u16>;
+        let bytes: &[u8] = match self.layout.element {
+            Element::Bf16 => {
+                rounded = elements.iter().map(|&element| to_bf16(element)).collect();
+                bytemuck::cast_slice(&rounded)
+            }
+            _ => bytemuck::cast_slice(elements),
+        };
+        let (parts, length) = self.parts();
+        let length = length * self.layout.element.bytes();
+        for (address, part) in parts.zip(bytes.chunks(length)) {
+            let written = memory.write(address, part);
+            written.ok_or_else(|| self.outside("writes", memory, address, length as u64))?;
+        }
+        Ok(())
+    }
+
+    fn outside(&self, does: &str, memory: &Memory, address: u64, bytes: u64) -> String {
+        let place = memory.describe(address, bytes);
+        format!("a matrix product {does} {} outside of memory, {place}", self.name)
+    }
+}

@@ -174,7 +174,8 @@ fn what_cannot_be_recorded_is_an_error_and_the_stream_goes_on(card: &Card) -> Re
 
 fn events_order_streams_and_take_the_time(card: &Card) -> Result<(), Failed> {
     let other = Stream::new(&card.context)?;
-    let memory = card.floats(&vec![1.0; 1 << 22])?;
+    let multiprocessors = card.context.device().info()?.multiprocessors as usize;
+    let memory = card.floats(&vec![1.0; multiprocessors << 15])?;
     let (start, end) = (Event::timed(&card.context)?, Event::timed(&card.context)?);
     start.record(&card.stream)?;
     for _ in 0..10 {
@@ -271,6 +272,8 @@ impl<'a> Product<'a> {
         };
         let (d_memory, d_host) = fill(2, d, m, n, gemm.d_stride)?;
         let (bias_memory, bias_host) = fill(3, d, 1, n, n)?;
+        // Choosing an algorithm runs the product in a stream of its own.
+        card.stream.synchronize()?;
         Ok(Product {
             gemm,
             card,

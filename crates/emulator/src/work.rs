@@ -13,6 +13,8 @@ const LEAST_SECONDS: f64 = 0.5e-3;
 /// Nominal rates, low enough that they rarely matter.
 const SECONDS_PER_INSTRUCTION: f64 = 1e-9;
 const SECONDS_PER_BYTE: f64 = 1e-11;
+/// An event takes time too: of two, one is later.
+const RECORD_SECONDS: f64 = 1e-6;
 
 /// Something that a stream runs.
 #[derive(Clone)]
@@ -112,7 +114,8 @@ impl Work {
             | Work::Copy { bytes: length, .. }
             | Work::Fill { bytes: length, .. } => bytes(*length),
             Work::Product(product) => LEAST_SECONDS + product.seconds,
-            Work::Record(_) | Work::Nothing => 0.0,
+            Work::Record(_) => RECORD_SECONDS,
+            Work::Nothing => 0.0,
         }
     }
 

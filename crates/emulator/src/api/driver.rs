@@ -197,12 +197,7 @@ export! {
     }
 
     fn cuMemFree_v2(pointer: u64) {
-        synchronizing(|machine, device| {
-            // The driver waits for work that may use it.
-            machine.finish_all();
-            machine.check(device)?;
-            machine.free(device, pointer)
-        })
+        synchronizing(|machine, device| machine.free(device, pointer))
     }
 
     fn cuMemGetAllocationGranularity(bytes: *mut usize, _prop: *const c_void, _option: c_int) {

@@ -235,7 +235,8 @@ impl Access {
                 "s8" => (access.bytes, access.is_signed) = (1, true),
                 "b16" | "u16" => access.bytes = 2,
                 "s16" => (access.bytes, access.is_signed) = (2, true),
-                "b32" | "u32" | "s32" | "f32" => access.bytes = 4,
+                "b32" | "u32" | "f32" => access.bytes = 4,
+                "s32" => (access.bytes, access.is_signed) = (4, true),
                 "b64" | "u64" | "s64" | "f64" => access.bytes = 8,
                 _ => return unknown(instruction),
             }

@@ -261,11 +261,11 @@ impl Machine {
     fn run_one(&mut self) -> bool {
         let Some(taken) = self.queue.take(&mut self.random) else { return false };
         let device = &mut self.devices[taken.device];
-        if device.failure.is_none() {
-            if let Err(failure) = taken.work.run(&device.memory, &mut self.random, &mut self.steps) {
-                eprintln!("emulated GPU: {}", failure.text);
-                device.failure = Some(failure);
-            }
+        if device.failure.is_none()
+            && let Err(failure) = taken.work.run(&device.memory, &mut self.random, &mut self.steps)
+        {
+            eprintln!("emulated GPU: {}", failure.text);
+            device.failure = Some(failure);
         }
         if self.devices[taken.device].failure.is_some() {
             self.queue.clear(taken.device);
@@ -318,10 +318,7 @@ impl Machine {
 
     /// The status of a device whose work has failed.
     pub(crate) fn check(&self, device: usize) -> Result<(), Status> {
-        self.devices
-            .get(device)
-            .and_then(|device| device.failure.as_ref())
-            .map_or(Ok(()), |f| Err(Status(f.status)))
+        self.devices.get(device).and_then(|device| device.failure.as_ref()).map_or(Ok(()), |f| Err(f.status))
     }
 
     /// What queued work uses memory in this range.
@@ -332,7 +329,7 @@ impl Machine {
     /// Ends a device's work with a failure that every later call reports.
     pub(crate) fn fail(&mut self, device: usize, failure: Failure) -> Status {
         eprintln!("emulated GPU: {}", failure.text);
-        let status = Status(failure.status);
+        let status = failure.status;
         self.devices[device].failure.get_or_insert(failure);
         self.queue.clear(device);
         status

@@ -317,7 +317,7 @@ impl Bytes<'_> {
     pub(crate) fn read<const N: usize>(self, at: usize) -> [u8; N] {
         assert!(at + N <= self.length);
         // SAFETY: `data` is valid for `length` bytes that nobody else writes meanwhile: one thread at a time runs the emulator.
-        unsafe { self.data.add(at).cast::<[u8; N]>().read_unaligned() }
+        unsafe { self.data.wrapping_add(at).cast::<[u8; N]>().read_unaligned() }
     }
 
     /// Replaces N bytes from `at` on, which count as written.
@@ -331,9 +331,9 @@ impl Bytes<'_> {
     pub(crate) fn write_marked<const N: usize>(self, at: usize, bytes: [u8; N], marks: [u8; N]) {
         assert!(at + N <= self.length);
         // SAFETY: as in `read`.
-        unsafe { self.data.add(at).cast::<[u8; N]>().write_unaligned(bytes) };
+        unsafe { self.data.wrapping_add(at).cast::<[u8; N]>().write_unaligned(bytes) };
         // SAFETY: there are as many marks as bytes.
-        unsafe { self.marks.add(at).cast::<[u8; N]>().write_unaligned(marks) };
+        unsafe { self.marks.wrapping_add(at).cast::<[u8; N]>().write_unaligned(marks) };
     }
 
     /// The marks of N bytes from `at` on.
@@ -341,7 +341,7 @@ impl Bytes<'_> {
     pub(crate) fn marks<const N: usize>(self, at: usize) -> [u8; N] {
         assert!(at + N <= self.length);
         // SAFETY: as in `write_marked`.
-        unsafe { self.marks.add(at).cast::<[u8; N]>().read_unaligned() }
+        unsafe { self.marks.wrapping_add(at).cast::<[u8; N]>().read_unaligned() }
     }
 
     /// N bytes for each lane of a warp and their marks, from these offsets on; nothing where one is out of range.
@@ -355,17 +355,17 @@ impl Bytes<'_> {
         if are_neighbours(offsets, N) {
             let offset = offsets[0] as usize;
             // SAFETY: the first and the last lane's bytes lie within, so those between do; otherwise as in `read`.
-            data = unsafe { self.data.add(offset).cast::<[[u8; N]; LANES]>().read_unaligned() };
+            data = unsafe { self.data.wrapping_add(offset).cast::<[[u8; N]; LANES]>().read_unaligned() };
             // SAFETY: there are as many marks as bytes.
-            marks = unsafe { self.marks.add(offset).cast::<[[u8; N]; LANES]>().read_unaligned() };
+            marks = unsafe { self.marks.wrapping_add(offset).cast::<[[u8; N]; LANES]>().read_unaligned() };
             return Some((data, marks));
         }
         for lane in 0..LANES {
             let offset = offsets[lane] as usize;
             // SAFETY: checked above; otherwise as in `read`.
-            data[lane] = unsafe { self.data.add(offset).cast::<[u8; N]>().read_unaligned() };
+            data[lane] = unsafe { self.data.wrapping_add(offset).cast::<[u8; N]>().read_unaligned() };
             // SAFETY: there are as many marks as bytes.
-            marks[lane] = unsafe { self.marks.add(offset).cast::<[u8; N]>().read_unaligned() };
+            marks[lane] = unsafe { self.marks.wrapping_add(offset).cast::<[u8; N]>().read_unaligned() };
         }
         Some((data, marks))
     }
@@ -384,18 +384,20 @@ impl Bytes<'_> {
         if active == u32::MAX && are_neighbours(offsets, N) {
             let offset = offsets[0] as usize;
             // SAFETY: the first and the last lane's bytes lie within, so those between do; otherwise as in `read`.
-            unsafe { self.data.add(offset).cast::<[[u8; N]; LANES]>().write_unaligned(*data) };
+            unsafe { self.data.wrapping_add(offset).cast::<[[u8; N]; LANES]>().write_unaligned(*data) };
             // SAFETY: there are as many marks as bytes.
-            unsafe { self.marks.add(offset).cast::<[[u8; N]; LANES]>().write_unaligned([[1; N]; LANES]) };
+            unsafe {
+                self.marks.wrapping_add(offset).cast::<[[u8; N]; LANES]>().write_unaligned([[1; N]; LANES])
+            };
             return true;
         }
         for lane in 0..LANES {
             if active >> lane & 1 != 0 {
                 let offset = offsets[lane] as usize;
                 // SAFETY: checked above; otherwise as in `read`.
-                unsafe { self.data.add(offset).cast::<[u8; N]>().write_unaligned(data[lane]) };
+                unsafe { self.data.wrapping_add(offset).cast::<[u8; N]>().write_unaligned(data[lane]) };
                 // SAFETY: there are as many marks as bytes.
-                unsafe { self.marks.add(offset).cast::<[u8; N]>().write_unaligned([1; N]) };
+                unsafe { self.marks.wrapping_add(offset).cast::<[u8; N]>().write_unaligned([1; N]) };
             }
         }
         true
@@ -465,8 +467,7 @@ impl Bytes<'_> {
     /// The first part, which ends before `at`, and the rest.
     pub(crate) fn split(self, at: usize) -> (Self, Self) {
         assert!(at <= self.length);
-        // SAFETY: both parts lie within.
-        let (data, marks) = unsafe { (self.data.add(at), self.marks.add(at)) };
+        let (data, marks) = (self.data.wrapping_add(at), self.marks.wrapping_add(at));
         (Bytes { length: at, ..self }, Bytes { data, marks, length: self.length - at, ..self })
     }
 }

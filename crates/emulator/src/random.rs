@@ -9,7 +9,7 @@ impl Random {
         Random(seed)
     }
 
-    pub(crate) fn next(&mut self) -> u64 {
+    pub(crate) fn draw(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
         let mut z = self.0;
         z = (z ^ z >> 30).wrapping_mul(0xBF58_476D_1CE4_E5B9);
@@ -19,6 +19,6 @@ impl Random {
 
     /// A number below `bound`.
     pub(crate) fn below(&mut self, bound: usize) -> usize {
-        (u128::from(self.next()) * bound as u128 >> 64) as usize
+        ((u128::from(self.draw()) * bound as u128) >> 64) as usize
     }
 }

@@ -1,5 +1,6 @@
 //! Work of a device: what is queued, what it waits for, and how long it nominally takes.
 
+use crate::api::Status;
 use crate::context::Launch;
 use crate::fault::{FaultKind, Report};
 use crate::grid;
@@ -83,7 +84,7 @@ pub(crate) enum HostSource {
 /// Why work cannot be done, and the status that the driver reports it by.
 #[derive(Clone, Debug)]
 pub(crate) struct Failure {
-    pub(crate) status: i32,
+    pub(crate) status: Status,
     pub(crate) text: String,
 }
 

@@ -93,7 +93,7 @@ export! {
             let known = STATUSES.iter().find(|(number, ..)| *number == error);
             let general = known.map_or(std::ptr::null(), |(.., text)| text.as_ptr());
             let failures = machine.devices.iter().filter_map(|device| device.failure.as_ref());
-            let told = failures.filter(|failure| failure.status == error).last();
+            let told = failures.filter(|failure| failure.status.0 == error).last();
             let told = told.map_or(general, |failure| lasting(&failure.text).as_ptr());
             // SAFETY: the caller's pointer.
             unsafe { put(text, told) }
@@ -122,8 +122,9 @@ export! {
             let length = text.len().min((len.max(1) - 1) as usize);
             // SAFETY: the caller's buffer of `len` bytes.
             unsafe { name.cast::<u8>().copy_from(text.as_ptr(), length) };
+            let end = name.wrapping_add(length);
             // SAFETY: as above.
-            unsafe { name.add(length).write(0) };
+            unsafe { end.write(0) };
             Ok(())
         })
     }
@@ -568,7 +569,7 @@ export! {
             let mut cluster = [1; 3];
             for n in 0..config.attribute_count as usize {
                 // SAFETY: as many attributes as the configuration says.
-                let attribute = unsafe { &*config.attributes.add(n) };
+                let attribute = unsafe { &*config.attributes.wrapping_add(n) };
                 // CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
                 if attribute.id != 4 || machine.settings.arch < (Arch { major: 9, minor: 0 }) {
                     return Err(api::NOT_SUPPORTED);
@@ -581,7 +582,7 @@ export! {
             let mut parameters = vec![0; code.parameter_bytes as usize];
             for (n, &(offset, bytes)) in code.parameters.iter().enumerate() {
                 // SAFETY: an argument for each parameter.
-                let argument = unsafe { *arguments.add(n) };
+                let argument = unsafe { *arguments.wrapping_add(n) };
                 // SAFETY: the argument has as many bytes as the parameter.
                 let argument = unsafe { std::slice::from_raw_parts(argument, bytes as usize) };
                 parameters[offset as usize..][..bytes as usize].copy_from_slice(argument);

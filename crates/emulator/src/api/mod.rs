@@ -11,11 +11,6 @@ use std::ffi::CStr;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Status(pub(crate) i32);
 
-/// Statuses of faults, which travel as numbers.
-pub(crate) const ILLEGAL_ADDRESS: i32 = 700;
-pub(crate) const MISALIGNED_ADDRESS: i32 = 716;
-pub(crate) const LAUNCH_FAILED: i32 = 719;
-
 macro_rules! statuses {
     ($($name:ident = $number:literal $symbol:literal $text:literal;)*) => {
         $(pub(crate) const $name: Status = Status($number);)*
@@ -38,9 +33,9 @@ statuses! {
     ILLEGAL_STATE = 401 c"CUDA_ERROR_ILLEGAL_STATE" c"the operation cannot be performed in the present state";
     NOT_FOUND = 500 c"CUDA_ERROR_NOT_FOUND" c"named symbol not found";
     NOT_READY = 600 c"CUDA_ERROR_NOT_READY" c"device not ready";
-    ADDRESS_FAULT = 700 c"CUDA_ERROR_ILLEGAL_ADDRESS" c"an illegal memory access was encountered";
-    ALIGNMENT_FAULT = 716 c"CUDA_ERROR_MISALIGNED_ADDRESS" c"misaligned address";
-    LAUNCH_FAULT = 719 c"CUDA_ERROR_LAUNCH_FAILED" c"unspecified launch failure";
+    ILLEGAL_ADDRESS = 700 c"CUDA_ERROR_ILLEGAL_ADDRESS" c"an illegal memory access was encountered";
+    MISALIGNED_ADDRESS = 716 c"CUDA_ERROR_MISALIGNED_ADDRESS" c"misaligned address";
+    LAUNCH_FAILED = 719 c"CUDA_ERROR_LAUNCH_FAILED" c"unspecified launch failure";
     NOT_SUPPORTED = 801 c"CUDA_ERROR_NOT_SUPPORTED" c"operation not supported";
     CAPTURE_UNSUPPORTED = 900 c"CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED" c"operation not permitted when stream is capturing";
     CAPTURE_INVALIDATED = 901 c"CUDA_ERROR_STREAM_CAPTURE_INVALIDATED" c"operation failed due to a previous error during capture";

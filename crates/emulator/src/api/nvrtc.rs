@@ -116,7 +116,7 @@ unsafe extern "C" fn nvrtcCompileProgram(
 ) -> c_int {
     let given = (0..count as usize).map(|n| {
         // SAFETY: as many pointers as `count` says.
-        let option = unsafe { *options.add(n) };
+        let option = unsafe { *options.wrapping_add(n) };
         // SAFETY: to strings that end with zeros.
         unsafe { CStr::from_ptr(option) }.to_string_lossy().into_owned()
     });
@@ -188,8 +188,9 @@ unsafe extern "C" fn nvrtcGetCUBIN(program: *mut c_void, cubin: *mut c_char) -> 
         let trailer = trailer(program);
         // SAFETY: the text ends with a zero.
         let length = unsafe { CStr::from_ptr(cubin) }.count_bytes();
+        let end = cubin.wrapping_add(length).cast::<u8>();
         // SAFETY: the caller has room for as many bytes as `nvrtcGetCUBINSize` said.
-        unsafe { cubin.add(length).cast::<u8>().copy_from(trailer.as_ptr(), trailer.len()) };
+        unsafe { end.copy_from(trailer.as_ptr(), trailer.len()) };
     }
     status
 }

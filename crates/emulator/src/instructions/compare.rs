@@ -4,6 +4,11 @@ use super::{Decoded, Decoder, lanes, unknown};
 use crate::context::test2;
 use crate::ptx::Instruction;
 
+#[allow(
+    clippy::double_comparisons,
+    clippy::neg_cmp_op_on_partial_ord,
+    reason = "of integers and of numbers that may be NaN alike"
+)]
 pub(super) fn decode(d: &Decoder<'_>, instruction: &Instruction, parts: &[&str]) -> Decoded {
     let (&[comparison, ty], [target, a, b]) = (parts, &instruction.operands[..]) else {
         return unknown(instruction);

@@ -24,7 +24,7 @@ pub(super) fn decode(d: &Decoder<'_>, instruction: &Instruction, parts: &[&str])
     }
     let [target, a, rest @ ..] = operands else { return unknown(instruction) };
     match (name, parts, rest) {
-        ("add" | "sub" | "min" | "max", &["s16x2" | "u16x2"], _) => return halves(d, instruction, parts[0]),
+        ("add" | "sub" | "min" | "max", &["s16x2" | "u16x2"], _) => halves(d, instruction, parts[0]),
         ("add" | "sub" | "min" | "max", &[ty], [b]) => {
             macro_rules! body {
                 ($t:ty) => {{
@@ -60,15 +60,15 @@ pub(super) fn decode(d: &Decoder<'_>, instruction: &Instruction, parts: &[&str])
             by_type!(ty, body)
         }
         ("mul", &["hi", "u32"], [b]) => {
-            let high = |a: u32, b: u32| (u64::from(a) * u64::from(b) >> 32) as u32;
+            let high = |a: u32, b: u32| ((u64::from(a) * u64::from(b)) >> 32) as u32;
             lanes(map2(d.target::<u32>(target)?, d.pair(a, b)?, high))
         }
         ("mul", &["hi", "s32"], [b]) => {
-            let high = |a: i32, b: i32| (i64::from(a) * i64::from(b) >> 32) as i32;
+            let high = |a: i32, b: i32| ((i64::from(a) * i64::from(b)) >> 32) as i32;
             lanes(map2(d.target::<i32>(target)?, d.pair(a, b)?, high))
         }
         ("mul", &["hi", "u64"], [b]) => {
-            let high = |a: u64, b: u64| (u128::from(a) * u128::from(b) >> 64) as u64;
+            let high = |a: u64, b: u64| ((u128::from(a) * u128::from(b)) >> 64) as u64;
             lanes(map2(d.target::<u64>(target)?, d.pair(a, b)?, high))
         }
         ("mul", &["wide", "u16"], [b]) => {

@@ -3,7 +3,7 @@
 use crate::fault::Outcome;
 use crate::kernel::{Code, Execute};
 use crate::memory::{Bytes, Local, Memory};
-use crate::registers::{LANES, Lane, Lanes, Registers, Slot, uninitialised};
+use crate::registers::{LANES, Lane, Lanes, Marks, Registers, Slot, uninitialised};
 use pulp::Arch;
 use std::sync::LazyLock;
 
@@ -98,45 +98,41 @@ impl Context<'_> {
         }
     }
 
-    /// The unset lanes of an operand to compute with; a fault where bytes of an active lane are unwritten.
+    /// The unset lanes of an operand to compute with; a fault where an active lane has bytes of memory that was never written.
     #[inline(always)]
     pub(crate) fn unset_of<T: Lane>(&self, source: Source<T>) -> Outcome<u32> {
         let Source::Slot(slot) = source else { return Ok(0) };
         let marked = self.registers.marked::<T>(slot) & self.active;
         if marked != 0 {
-            uninitialised(marked)?;
+            let from_memory = self.registers.marks::<T>(slot).from_memory & marked;
+            if from_memory != 0 {
+                uninitialised(from_memory)?;
+            }
         }
-        Ok(self.registers.unset::<T>(slot))
+        Ok(marked)
     }
 
-    /// The unset lanes of an operand that is only moved.
-    #[inline(always)]
-    pub(crate) fn unset<T: Lane>(&self, source: Source<T>) -> u32 {
-        if let Source::Slot(slot) = source { self.registers.unset::<T>(slot) } else { 0 }
-    }
-
-    /// Reads what must be set and written: addresses, and what leaves the lane.
+    /// Reads what must have been written: addresses, and what leaves the lane.
     #[inline(always)]
     pub(crate) fn value<T: Lane>(&self, source: Source<T>) -> Outcome<Lanes<T>> {
-        let unset = self.unset_of(source)? & self.active;
-        if unset != 0 {
-            uninitialised(unset)?;
+        if let Source::Slot(slot) = source {
+            let marked = self.registers.marked::<T>(slot) & self.active;
+            if marked != 0 {
+                uninitialised(marked)?;
+            }
         }
         Ok(self.read(source))
     }
 
-    /// Whether an active lane of a source has bytes that were never written.
+    /// Whether an active lane of an operand that is only moved has marks.
     #[inline(always)]
     pub(crate) fn is_marked<T: Lane>(&self, source: Source<T>) -> bool {
         matches!(source, Source::Slot(slot) if self.registers.marked::<T>(slot) & self.active != 0)
     }
 
-    /// A bit for each byte of each lane that was never written.
-    pub(crate) fn unwritten<T: Lane>(&self, source: Source<T>) -> Lanes<u8> {
-        match source {
-            Source::Slot(slot) => self.registers.unwritten::<T>(slot),
-            _ => [0; LANES],
-        }
+    /// The marks of an operand that is only moved.
+    pub(crate) fn marks<T: Lane>(&self, source: Source<T>) -> Marks {
+        if let Source::Slot(slot) = source { self.registers.marks::<T>(slot) } else { Marks::NONE }
     }
 
     /// Writes a result that some lanes made of unset ones.
@@ -144,20 +140,16 @@ impl Context<'_> {
     pub(crate) fn write<T: Lane>(&mut self, slot: Slot, values: &Lanes<T>, unset: u32) {
         self.registers.write(slot, values, self.active);
         if unset != 0 {
-            self.registers.spread::<T>(slot, unset & self.active);
+            self.registers.unset::<T>(slot, unset & self.active);
         }
     }
 
-    /// As [`Context::write`], of values of which some bytes are unwritten.
-    pub(crate) fn write_marked<T: Lane>(
-        &mut self,
-        slot: Slot,
-        values: &Lanes<T>,
-        unwritten: &Lanes<u8>,
-        unset: u32,
-    ) {
-        self.write(slot, values, unset);
-        self.registers.mark::<T>(slot, unwritten, self.active);
+    /// Writes a result with marks.
+    pub(crate) fn write_marked<T: Lane>(&mut self, slot: Slot, values: &Lanes<T>, marks: &Marks) {
+        self.registers.write(slot, values, self.active);
+        if marks.unwritten != Marks::NONE.unwritten {
+            self.registers.mark::<T>(slot, marks, self.active);
+        }
     }
 
     /// The lanes in which a condition holds, and those of which that is unset, a bit each.

@@ -1,7 +1,7 @@
-//! The registers of a warp: each has a value for each of 32 lanes, and two kinds of marks.
+//! The registers of a warp: each has a value for each of 32 lanes, and marks for bytes that nobody wrote.
 //!
-//! A lane is *unset* until an instruction writes it: computing with it is allowed, as lanes whose results nobody uses often do, and makes
-//! the result unset. Bytes that came from memory which was never written are *unwritten*: computing with these is a fault.
+//! Bytes of a register that no instruction wrote are *unset*: computing with them is allowed, as lanes whose results nobody uses often do, and
+//! makes the result unset. Bytes that were loaded from memory which was never written are marked alike, but computing with these is a fault.
 
 use crate::fault::{Fault, FaultKind, Outcome};
 use crate::memory::POISON;
@@ -22,32 +22,52 @@ pub(crate) struct Slot(pub(crate) u16);
 #[repr(align(64))]
 pub(crate) struct Row<T>(Lanes<T>);
 
+/// The bytes of a register that nobody wrote.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Marks {
+    /// A bit for each byte of each lane.
+    pub(crate) unwritten: Lanes<u8>,
+    /// The lanes whose bytes came from memory.
+    pub(crate) from_memory: u32,
+}
+
+impl Marks {
+    pub(crate) const NONE: Marks = Marks { unwritten: [0; LANES], from_memory: 0 };
+}
+
 /// Registers of one class with their marks.
 #[derive(Clone, Debug)]
 pub(crate) struct File<T> {
     rows: Vec<Row<T>>,
-    /// By slot, the lanes that are unset.
-    unset: Vec<u32>,
-    /// By slot, the lanes of which `unwritten` names a byte.
+    /// By slot, the lanes that have marks; what `marks` says of others is of the past.
     marked: Vec<u32>,
-    unwritten: Vec<Lanes<u8>>,
+    marks: Vec<Marks>,
 }
 
-impl<T: Copy + Default> File<T> {
+impl<T: Copy> File<T> {
+    const UNSET: Marks = Marks { unwritten: [((1u32 << size_of::<T>()) - 1) as u8; LANES], from_memory: 0 };
+
     fn new(slots: usize, poison: T) -> Self {
         File {
             rows: vec![Row([poison; LANES]); slots],
-            unset: vec![u32::MAX; slots],
-            marked: vec![0; slots],
-            unwritten: vec![[0; LANES]; slots],
+            marked: vec![u32::MAX; slots],
+            marks: vec![Self::UNSET; slots],
         }
     }
-}
 
-impl<T> File<T> {
     fn forget(&mut self) {
-        self.unset.fill(u32::MAX);
-        self.marked.fill(0);
+        self.marked.fill(u32::MAX);
+        self.marks.fill(Self::UNSET);
+    }
+
+    fn mark(&mut self, slot: usize, marks: &Marks, active: u32) {
+        let of_slot = &mut self.marks[slot];
+        for lane in lanes_of(active) {
+            of_slot.unwritten[lane] = marks.unwritten[lane];
+            let bit = 1 << lane;
+            self.marked[slot] = self.marked[slot] & !bit | if marks.unwritten[lane] != 0 { bit } else { 0 };
+        }
+        of_slot.from_memory = of_slot.from_memory & !active | marks.from_memory & active;
     }
 }
 
@@ -173,43 +193,33 @@ impl Registers {
             }
         }
         file.marked[usize::from(slot.0)] &= !active;
-        file.unset[usize::from(slot.0)] &= !active;
     }
 
-    /// The lanes that are unset.
-    #[inline(always)]
-    pub(crate) fn unset<T: Lane>(&self, slot: Slot) -> u32 {
-        T::file(self).unset[usize::from(slot.0)]
-    }
-
-    /// Makes lanes unset again, after they were written with what unset ones gave.
-    #[inline(always)]
-    pub(crate) fn spread<T: Lane>(&mut self, slot: Slot, unset: u32) {
-        T::file_mut(self).unset[usize::from(slot.0)] |= unset;
-    }
-
-    /// The lanes of which a byte was never written.
+    /// The lanes that have marks.
     #[inline(always)]
     pub(crate) fn marked<T: Lane>(&self, slot: Slot) -> u32 {
         T::file(self).marked[usize::from(slot.0)]
     }
 
-    /// A bit for each byte of each lane that was never written.
-    pub(crate) fn unwritten<T: Lane>(&self, slot: Slot) -> Lanes<u8> {
+    /// The marks of all lanes.
+    pub(crate) fn marks<T: Lane>(&self, slot: Slot) -> Marks {
         let (file, slot) = (T::file(self), usize::from(slot.0));
-        std::array::from_fn(
-            |lane| if file.marked[slot] >> lane & 1 != 0 { file.unwritten[slot][lane] } else { 0 },
-        )
+        let Marks { unwritten, from_memory } = file.marks[slot];
+        let is_marked = |lane: usize| file.marked[slot] >> lane & 1 != 0;
+        Marks {
+            unwritten: std::array::from_fn(|lane| if is_marked(lane) { unwritten[lane] } else { 0 }),
+            from_memory: from_memory & file.marked[slot],
+        }
     }
 
-    /// Marks bytes of the lanes of `active`, after these were written.
-    pub(crate) fn mark<T: Lane>(&mut self, slot: Slot, unwritten: &Lanes<u8>, active: u32) {
-        let (file, slot) = (T::file_mut(self), usize::from(slot.0));
-        for lane in lanes_of(active) {
-            file.unwritten[slot][lane] = unwritten[lane];
-            let bit = 1 << lane;
-            file.marked[slot] = file.marked[slot] & !bit | if unwritten[lane] != 0 { bit } else { 0 };
-        }
+    /// Sets the marks of the lanes of `active`, after these were written.
+    pub(crate) fn mark<T: Lane>(&mut self, slot: Slot, marks: &Marks, active: u32) {
+        T::file_mut(self).mark(usize::from(slot.0), marks, active);
+    }
+
+    /// Makes lanes unset again, after they were written with what unset ones gave.
+    pub(crate) fn unset<T: Lane>(&mut self, slot: Slot, lanes: u32) {
+        T::file_mut(self).mark(usize::from(slot.0), &File::<T::Bits>::UNSET, lanes);
     }
 
     /// A predicate and its unset lanes, a bit for each lane.
@@ -269,18 +279,19 @@ mod tests {
     fn registers_hold_what_active_lanes_write_and_mark_what_none_wrote() {
         let mut registers = Registers::new(SlotCounts { predicates: 1, b16: 1, b32: 2, b64: 1 });
         let slot = Slot(1);
-        assert_eq!((registers.unset::<u32>(slot), registers.marked::<u32>(slot)), (u32::MAX, 0));
+        assert_eq!(registers.marked::<u32>(slot), u32::MAX);
         registers.write(slot, &[1.5f32; LANES], 0xFF);
-        assert_eq!(registers.unset::<u32>(slot), !0xFF);
+        assert_eq!(registers.marked::<u32>(slot), !0xFF);
         let values = registers.read::<u32>(slot);
         assert_eq!((values[7], values[8]), (1.5f32.to_bits(), 0xCBCB_CBCB));
-        registers.spread::<u32>(slot, 1);
-        assert_eq!(registers.unset::<u32>(slot), !0xFE);
-        let mut unwritten = [0; LANES];
-        unwritten[3] = 0b1100;
-        registers.mark::<f32>(slot, &unwritten, 0xFF);
+        registers.unset::<u32>(slot, 1);
+        assert_eq!(registers.marked::<u32>(slot), !0xFE);
+        let mut marks = Marks { from_memory: 1 << 3, ..Marks::NONE };
+        marks.unwritten[3] = 0b1100;
+        registers.mark::<f32>(slot, &marks, 0xFF);
         assert_eq!(registers.marked::<u32>(slot) & 0xFF, 1 << 3);
-        assert_eq!(registers.unwritten::<u32>(slot)[3], 0b1100);
+        let found = registers.marks::<u32>(slot);
+        assert_eq!((found.unwritten[3], found.unwritten[4], found.from_memory), (0b1100, 0, 1 << 3));
         registers.write_predicate(Slot(0), 0b101, 0b100, 0b111);
         assert_eq!(registers.predicate(Slot(0)), (0b101, !0b011));
         assert_eq!(lanes_of(0b1010_0001).collect::<Vec<_>>(), [0, 5, 7]);

@@ -5,7 +5,7 @@ use crate::context::{map1, map2};
 use crate::kernel::Execute;
 use crate::numbers::{E4M3, E5M2, Rounding, canonical, flush, from_f16, narrow, to_bf16, to_f16};
 use crate::ptx::{Instruction, Operand};
-use crate::registers::LANES;
+use crate::registers::Marks;
 
 pub(super) fn decode(d: &Decoder<'_>, instruction: &Instruction, parts: &[&str]) -> Decoded {
     let operands = &instruction.operands[..];
@@ -143,17 +143,16 @@ fn integers(
         if bits < from_bits { wide & (u64::MAX >> (64 - bits)) } else { wide }
     };
     Ok(Box::new(move |cx| {
-        let (mut values, unset) = (source.read(cx), source.unset(cx));
+        let mut values = source.read(cx);
         for value in &mut values {
             *value = convert(*value);
         }
         if source.is_marked(cx) {
-            let marks = source.unwritten(cx);
-            let unwritten: [u8; LANES] =
-                std::array::from_fn(|lane| bytes_of_bits(convert(bits_of_bytes(marks[lane]))));
-            target.write_marked(cx, &values, &unwritten, unset);
+            let marks = source.marks(cx);
+            let unwritten = marks.unwritten.map(|bytes| bytes_of_bits(convert(bits_of_bytes(bytes))));
+            target.write_marked(cx, &values, &Marks { unwritten, ..marks });
         } else {
-            target.write(cx, &values, unset);
+            target.write(cx, &values, 0);
         }
         Ok(())
     }))

@@ -5,7 +5,7 @@ use super::{AnySource, AnyTarget, Decoded, Decoder, carry, lanes, unknown};
 use crate::context::{Condition, Context, Source, map1};
 use crate::kernel::Execute;
 use crate::ptx::{Instruction, Operand, Space};
-use crate::registers::{LANES, Lane};
+use crate::registers::{LANES, Lane, Marks};
 
 pub(super) fn decode(d: &Decoder<'_>, instruction: &Instruction, parts: &[&str]) -> Decoded {
     match (instruction.parts()[0], parts, &instruction.operands[..]) {
@@ -72,19 +72,20 @@ fn select<T: Lane>(
     let (target, (a, b)) = (d.target::<T>(target)?, d.pair::<T, T>(a, b)?);
     lanes(Box::new(move |cx| {
         let (chosen, undecided) = cx.lanes(predicate);
-        let unset = undecided | chosen & cx.unset(a) | !chosen & cx.unset(b);
         let (x, y) = (cx.read(a), cx.read(b));
         let mut result = [T::default(); LANES];
         for lane in 0..LANES {
             result[lane] = if chosen >> lane & 1 != 0 { x[lane] } else { y[lane] };
         }
         if cx.is_marked(a) || cx.is_marked(b) {
-            let (x, y) = (cx.unwritten(a), cx.unwritten(b));
-            let unwritten =
-                std::array::from_fn(|lane| if chosen >> lane & 1 != 0 { x[lane] } else { y[lane] });
-            cx.write_marked(target, &result, &unwritten, unset);
+            let (a, b) = (cx.marks(a), cx.marks(b));
+            let of = |lane: usize| if chosen >> lane & 1 != 0 { &a } else { &b };
+            let from_memory = chosen & a.from_memory | !chosen & b.from_memory;
+            let unwritten = std::array::from_fn(|lane| of(lane).unwritten[lane]);
+            cx.write_marked(target, &result, &Marks { unwritten, from_memory });
+            cx.registers.unset::<T>(target, undecided & cx.active);
         } else {
-            cx.write(target, &result, unset);
+            cx.write(target, &result, undecided);
         }
         Ok(())
     }))
@@ -95,12 +96,12 @@ fn unpack(d: &Decoder<'_>, targets: &[Operand], source: &Operand) -> Decoded<Exe
     let targets = targets.iter().map(|target| d.any_target(target)).collect::<Decoded<Vec<AnyTarget>>>()?;
     let source = d.any(source)?;
     Ok(Box::new(move |cx| {
-        let (values, unwritten, unset) = (source.read(cx), source.unwritten(cx), source.unset(cx));
+        let (values, marks) = (source.read(cx), source.marks(cx));
         for (n, target) in targets.iter().enumerate() {
             let (shift, bytes) = (target.bits() as usize * n, target.bits() as usize / 8 * n);
-            let part = values.map(|value| value >> shift);
             let limit = ((1u32 << (target.bits() / 8)) - 1) as u8;
-            target.write_marked(cx, &part, &unwritten.map(|marks| marks >> bytes & limit), unset);
+            let unwritten = marks.unwritten.map(|marks| marks >> bytes & limit);
+            target.write_marked(cx, &values.map(|value| value >> shift), &Marks { unwritten, ..marks });
         }
         Ok(())
     }))
@@ -112,17 +113,17 @@ fn pack(d: &Decoder<'_>, target: &Operand, sources: &[Operand]) -> Decoded<Execu
     let bits = target.bits() as usize / sources.len();
     let sources = sources.iter().map(|source| d.any(source)).collect::<Decoded<Vec<AnySource>>>()?;
     Ok(Box::new(move |cx| {
-        let (mut values, mut unwritten, mut unset) = ([0u64; LANES], [0u8; LANES], 0);
+        let (mut values, mut all) = ([0u64; LANES], Marks::NONE);
         let limit = u64::MAX >> (64 - bits);
         for (n, source) in sources.iter().enumerate() {
-            let (part, marks) = (source.read(cx), source.unwritten(cx));
-            unset |= source.unset(cx);
+            let (part, marks) = (source.read(cx), source.marks(cx));
             for lane in 0..LANES {
                 values[lane] |= (part[lane] & limit) << (bits * n);
-                unwritten[lane] |= marks[lane] << (bits / 8 * n);
+                all.unwritten[lane] |= marks.unwritten[lane] << (bits / 8 * n);
             }
+            all.from_memory |= marks.from_memory;
         }
-        target.write_marked(cx, &values, &unwritten, unset);
+        target.write_marked(cx, &values, &all);
         Ok(())
     }))
 }

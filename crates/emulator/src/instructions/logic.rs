@@ -4,7 +4,7 @@ use super::{Decoded, Decoder, bits_of_bytes, bytes_of_bits, carry, lanes, unknow
 use crate::context::{Context, Source};
 use crate::kernel::Execute;
 use crate::ptx::{Instruction, Operand};
-use crate::registers::{LANES, Lane, Slot};
+use crate::registers::{LANES, Lane, Marks, Slot};
 use std::ops::{BitAnd, BitOr, BitXor, Not};
 
 trait Bits:
@@ -106,8 +106,10 @@ where
     }
     let execute = carry(target, (a, by), f, move |[_, marks], [by, _]| f(marks, by));
     Box::new(move |cx| {
-        cx.unset_of(by)?;
-        execute(cx)
+        let unset = cx.unset_of(by)?;
+        execute(cx)?;
+        cx.registers.unset::<T>(target, unset);
+        Ok(())
     })
 }
 
@@ -119,23 +121,28 @@ fn three(
     f: impl Fn(u32, u32, u32, u32) -> u32 + Send + Sync + 'static,
 ) -> Execute {
     Box::new(move |cx: &mut Context<'_>| {
-        let unset = cx.unset_of(x)? | cx.unset_of(y)? | cx.unset(a) | cx.unset(b);
+        let unset = cx.unset_of(x)? | cx.unset_of(y)?;
         let (x, y) = (cx.read(x), cx.read(y));
         let (a_values, b_values) = (cx.read(a), cx.read(b));
         let mut result = [0; LANES];
         for lane in 0..LANES {
             result[lane] = f(a_values[lane], b_values[lane], x[lane], y[lane]);
         }
-        if !cx.is_marked(a) && !cx.is_marked(b) {
+        if cx.is_marked(a) || cx.is_marked(b) {
+            let (a, b) = (cx.marks(a), cx.marks(b));
+            let unwritten = std::array::from_fn(|lane| {
+                let [a, b] = [a.unwritten[lane], b.unwritten[lane]].map(|bytes| bits_of_bytes(bytes) as u32);
+                bytes_of_bits(f(a, b, x[lane], y[lane]).into())
+            });
+            cx.write_marked(
+                target,
+                &result,
+                &Marks { unwritten, from_memory: a.from_memory | b.from_memory },
+            );
+            cx.registers.unset::<u32>(target, unset);
+        } else {
             cx.write(target, &result, unset);
-            return Ok(());
         }
-        let (a, b) = (cx.unwritten(a), cx.unwritten(b));
-        let unwritten = std::array::from_fn(|lane| {
-            let [a, b] = [a[lane], b[lane]].map(|bytes| bits_of_bytes(bytes) as u32);
-            bytes_of_bits(f(a, b, x[lane], y[lane]).into())
-        });
-        cx.write_marked(target, &result, &unwritten, unset);
         Ok(())
     })
 }

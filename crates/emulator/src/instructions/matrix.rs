@@ -7,7 +7,7 @@ use crate::fault::{Fault, FaultKind};
 use crate::kernel::Action;
 use crate::numbers::{canonical, from_bf16};
 use crate::ptx::{Instruction, Operand, Space};
-use crate::registers::{LANES, Lane, Slot};
+use crate::registers::{LANES, Lane, Marks, Slot};
 
 pub(super) fn decode(d: &Decoder<'_>, instruction: &Instruction, parts: &[&str]) -> Decoded {
     // All lanes execute them, whatever they hold.
@@ -86,7 +86,8 @@ fn load(targets: Vec<Slot>, address: Address, transposed: bool) -> Decoded<crate
                     let marks = word(&marks, lane).to_le_bytes();
                     marks.iter().enumerate().map(|(n, mark)| u8::from(*mark == 0) << n).sum()
                 };
-                cx.write_marked(target, &values, &std::array::from_fn(unwritten), 0);
+                let marks = Marks { unwritten: std::array::from_fn(unwritten), from_memory: u32::MAX };
+                cx.write_marked(target, &values, &marks);
             } else {
                 cx.write(target, &values, 0);
             }

@@ -6,7 +6,7 @@ use crate::fault::{Fault, FaultKind, Outcome};
 use crate::kernel::Execute;
 use crate::memory::{Bytes, outside};
 use crate::ptx::{Class, Instruction, Operand, Space};
-use crate::registers::{LANES, Lanes, lanes_of, uninitialised};
+use crate::registers::{LANES, Lanes, Marks, lanes_of, uninitialised};
 
 /// Where a space begins among generic addresses; global memory has its own addresses.
 pub(crate) fn window(space: Space) -> u64 {
@@ -344,7 +344,8 @@ fn write_marked<const E: usize>(
         let extends = is_signed && bits >> (E - 1) != 0;
         bits as u8 | if extends { (0xFFu32 << E) as u8 } else { 0 }
     };
-    target.write_marked(cx, values, &std::array::from_fn(of_element), 0);
+    let marks = Marks { unwritten: std::array::from_fn(of_element), from_memory: u32::MAX };
+    target.write_marked(cx, values, &marks);
 }
 
 /// Stores N bytes, elements of E.
@@ -360,10 +361,6 @@ fn store<const N: usize, const E: usize>(
                 let addresses = address.read(cx)?;
                 let (mut data, mut is_marked) = ([[0; N]; LANES], false);
                 for (n, source) in sources.iter().enumerate() {
-                    let unset = source.unset(cx) & cx.active;
-                    if unset != 0 {
-                        uninitialised(unset)?;
-                    }
                     is_marked |= source.is_marked(cx);
                     let values = source.read(cx);
                     for lane in 0..LANES {
@@ -391,8 +388,13 @@ fn store_marked<const N: usize, const E: usize>(
     let mut marks = [0u16; LANES];
     for (n, source) in sources.iter().enumerate() {
         let limit = ((1u32 << E) - 1) as u16;
-        for (all, one) in marks.iter_mut().zip(source.unwritten(cx)) {
-            *all |= (u16::from(one) & limit) << (n * E);
+        let of_source = source.marks(cx);
+        for lane in lanes_of(cx.active) {
+            let bytes = u16::from(of_source.unwritten[lane]) & limit;
+            if bytes != 0 && of_source.from_memory >> lane & 1 == 0 {
+                uninitialised(1 << lane)?;
+            }
+            marks[lane] |= bytes << (n * E);
         }
     }
     cx.scatter(access.space, addresses, data, Some(&marks))

@@ -5,8 +5,8 @@
 //! `add` without `.rn`, which ptxas may fuse, round twice here.
 //!
 //! Computing with memory that was never written is a fault. Moves, loads, stores, shifts, bitwise operations and integer conversions
-//! carry the marks of such bytes along instead. A register that was never written makes results unset, and is a fault where it becomes an
-//! address, decides a branch, or is stored.
+//! carry the marks of such bytes along instead. What a register never held makes results unset, and is a fault where it becomes an address,
+//! decides a branch, or is stored.
 
 mod async_copy;
 mod atomic;
@@ -26,7 +26,7 @@ use crate::context::{Condition, Context, Source, vectorized};
 use crate::fault::Outcome;
 use crate::kernel::{Action, Execute, Symbols};
 use crate::ptx::{Class, Instruction, Kernel, Operand, Register};
-use crate::registers::{LANES, Lane, Lanes, Slot};
+use crate::registers::{LANES, Lane, Lanes, Marks, Slot};
 
 /// Finds the operands of a kernel's instructions.
 pub(crate) struct Decoder<'a> {
@@ -181,14 +181,6 @@ impl AnySource {
         })
     }
 
-    fn unset(self, cx: &Context<'_>) -> u32 {
-        match self {
-            AnySource::B16(source) => cx.unset(source),
-            AnySource::B32(source) => cx.unset(source),
-            AnySource::B64(source) => cx.unset(source),
-        }
-    }
-
     #[inline(always)]
     fn read(self, cx: &Context<'_>) -> Lanes<u64> {
         match self {
@@ -206,11 +198,11 @@ impl AnySource {
         }
     }
 
-    fn unwritten(self, cx: &Context<'_>) -> Lanes<u8> {
+    fn marks(self, cx: &Context<'_>) -> Marks {
         match self {
-            AnySource::B16(source) => cx.unwritten(source),
-            AnySource::B32(source) => cx.unwritten(source),
-            AnySource::B64(source) => cx.unwritten(source),
+            AnySource::B16(source) => cx.marks(source),
+            AnySource::B32(source) => cx.marks(source),
+            AnySource::B64(source) => cx.marks(source),
         }
     }
 }
@@ -262,11 +254,11 @@ impl AnyTarget {
     }
 
     /// As [`AnyTarget::write`], with marks.
-    fn write_marked(self, cx: &mut Context<'_>, values: &Lanes<u64>, unwritten: &Lanes<u8>, unset: u32) {
+    fn write_marked(self, cx: &mut Context<'_>, values: &Lanes<u64>, marks: &Marks) {
         match self.class {
-            Class::B16 => cx.write_marked(self.slot, &values.map(|x| x as u16), unwritten, unset),
-            Class::B32 => cx.write_marked(self.slot, &values.map(|x| x as u32), unwritten, unset),
-            _ => cx.write_marked(self.slot, values, unwritten, unset),
+            Class::B16 => cx.write_marked::<u16>(self.slot, &narrowed(values), marks),
+            Class::B32 => cx.write_marked::<u32>(self.slot, &narrowed(values), marks),
+            _ => cx.write_marked(self.slot, values, marks),
         }
     }
 }
@@ -297,12 +289,11 @@ fn carry<A: Lane, B: Lane, R: Lane>(
                 for lane in 0..LANES {
                     result[lane] = f(x[lane], y[lane]);
                 }
-                let unset = cx.unset(a) | cx.unset(b);
-                let unwritten =
-                    if cx.is_marked(a) || cx.is_marked(b) { carried(cx, (a, b), &marks) } else { None };
-                cx.write(target, &result, unset);
-                if let Some(unwritten) = unwritten {
-                    cx.registers.mark::<R>(target, &unwritten, cx.active);
+                let carried =
+                    if cx.is_marked(a) || cx.is_marked(b) { Some(carried(cx, (a, b), &marks)) } else { None };
+                cx.write(target, &result, 0);
+                if let Some(carried) = carried {
+                    cx.registers.mark::<R>(target, &carried, cx.active);
                 }
             },
         );
@@ -316,13 +307,15 @@ fn carried<A: Lane, B: Lane, R: Lane>(
     cx: &Context<'_>,
     (a, b): (Source<A>, Source<B>),
     marks: &impl Fn([A; 2], [B; 2]) -> R,
-) -> Option<Lanes<u8>> {
+) -> Marks {
     let (x, y) = (cx.read(a), cx.read(b));
-    let (a_marks, b_marks) = (cx.unwritten(a), cx.unwritten(b));
-    Some(std::array::from_fn(|lane| {
-        let (a, b) = (A::from_u64(bits_of_bytes(a_marks[lane])), B::from_u64(bits_of_bytes(b_marks[lane])));
+    let (m, n) = (cx.marks(a), cx.marks(b));
+    let unwritten = std::array::from_fn(|lane| {
+        let a = A::from_u64(bits_of_bytes(m.unwritten[lane]));
+        let b = B::from_u64(bits_of_bytes(n.unwritten[lane]));
         bytes_of_bits(marks([x[lane], a], [y[lane], b]).into_u64())
-    }))
+    });
+    Marks { unwritten, from_memory: m.from_memory | n.from_memory }
 }
 
 /// The error of an instruction that is not emulated.

@@ -3,7 +3,7 @@
 use super::{Decoded, Decoder, unknown};
 use crate::kernel::{Action, Execute};
 use crate::ptx::{Instruction, Operand};
-use crate::registers::{LANES, lanes_of};
+use crate::registers::{LANES, Marks, lanes_of};
 
 pub(super) fn decode(d: &Decoder<'_>, instruction: &Instruction, parts: &[&str]) -> Decoded {
     let (execute, members): (Execute, &Operand) =
@@ -97,9 +97,9 @@ fn shuffle(
     };
     let is_index = mode == "idx";
     Ok(Box::new(move |cx| {
-        let (values, marks, unset) = (cx.read(a), cx.unwritten(a), cx.unset(a) | !cx.active);
+        let (values, marks) = (cx.read(a), cx.marks(a));
         let (b, c) = (cx.value(b)?, cx.value(c)?);
-        let (mut result, mut unwritten, mut now_unset, mut ranges) = ([0; LANES], [0; LANES], 0u32, 0u32);
+        let (mut result, mut shuffled, mut ranges) = ([0; LANES], Marks::NONE, 0u32);
         for lane in lanes_of(cx.active) {
             let (number, segment, clamp) = (lane as u32, c[lane] >> 8 & 31, c[lane] & 31);
             let most = number & segment | clamp & !segment;
@@ -108,11 +108,15 @@ fn shuffle(
             let (source, is_in_range) = from(number, if is_index { by & !segment } else { by }, least, most);
             let source = if is_in_range { source as usize % LANES } else { lane };
             result[lane] = values[source];
-            unwritten[lane] = marks[source];
-            now_unset |= (unset >> source & 1) << lane;
+            if cx.active >> source & 1 != 0 {
+                shuffled.unwritten[lane] = marks.unwritten[source];
+                shuffled.from_memory |= (marks.from_memory >> source & 1) << lane;
+            } else {
+                shuffled.unwritten[lane] = 0xF;
+            }
             ranges |= u32::from(is_in_range) << lane;
         }
-        cx.write_marked(target, &result, &unwritten, now_unset);
+        cx.write_marked(target, &result, &shuffled);
         if let Some(in_range) = in_range {
             cx.write_predicate(in_range, ranges, 0);
         }

@@ -133,13 +133,14 @@ pub(crate) fn narrow(x: f64, rounding: Rounding) -> f32 {
     round(x, 0.0, rounding)
 }
 
-/// The canonical NaN of f32 operations (PTX ISA, section 9.7.3).
+/// The NaN that f32 instructions give on GPUs. The PTX ISA (section 9.7.3) leaves its bits open.
 pub(crate) const NAN_F32: f32 = f32::from_bits(0x7FFF_FFFF);
 
-/// Replaces any NaN by the canonical one.
+/// Replaces any NaN by the canonical one. Tested on bits, as LLVM removes a comparison `x != x` after a square root.
 #[inline(always)]
 pub(crate) fn canonical(x: f32) -> f32 {
-    if x.is_nan() { NAN_F32 } else { x }
+    let is_nan = x.to_bits() & 0x7FFF_FFFF > f32::INFINITY.to_bits();
+    if is_nan { NAN_F32 } else { x }
 }
 
 /// A subnormal number becomes a zero of its sign (`.ftz`).

@@ -45,7 +45,7 @@ pub(super) fn decode(d: &Decoder<'_>, instruction: &Instruction, parts: &[&str])
         ("mul", [] | ["rn"], 2) => two!(|a: f32, b: f32| canonical(a * b)),
         ("div", ["rn"] | ["approx"] | ["full"], 2) => two!(|a: f32, b: f32| canonical(a / b)),
         ("min", [], 2) => two!(|a: f32, b: f32| minimum(a, b)),
-        ("max", [], 2) => two!(|a: f32, b: f32| -minimum(-a, -b)),
+        ("max", [], 2) => two!(|a: f32, b: f32| canonical(-minimum(-a, -b))),
         ("fma", [rounding], 3) if !flushes => {
             let abc = (sources[0], sources[1], sources[2]);
             match *rounding {

@@ -84,7 +84,7 @@ pub(super) fn decode(d: &Decoder<'_>, instruction: &Instruction, parts: &[&str])
         (&["rn", "f64", "u64"], [target, a]) => {
             map1(d.target::<f64>(target)?, d.source(a)?, |a: u64| a as f64)
         }
-        // Out of range: the nearest integer there is; NaN: zero. Rust's conversions are alike.
+        // Out of range: the nearest integer there is; NaN of f32: zero. Rust's conversions are alike.
         (&["rzi", "s32", "f32"], [target, a]) => {
             map1(d.target::<i32>(target)?, d.source(a)?, |a: f32| a as i32)
         }
@@ -94,11 +94,14 @@ pub(super) fn decode(d: &Decoder<'_>, instruction: &Instruction, parts: &[&str])
         (&["rni", "s32", "f32"], [target, a]) => {
             map1(d.target::<i32>(target)?, d.source(a)?, |a: f32| a.round_ties_even() as i32)
         }
+        // NaN of f64: the least integer.
         (&["rzi", "s32", "f64"], [target, a]) => {
-            map1(d.target::<i32>(target)?, d.source(a)?, |a: f64| a as i32)
+            let whole = |a: f64| if a.is_nan() { i32::MIN } else { a as i32 };
+            map1(d.target::<i32>(target)?, d.source(a)?, whole)
         }
         (&["rni", "s32", "f64"], [target, a]) => {
-            map1(d.target::<i32>(target)?, d.source(a)?, |a: f64| a.round_ties_even() as i32)
+            let whole = |a: f64| if a.is_nan() { i32::MIN } else { a.round_ties_even() as i32 };
+            map1(d.target::<i32>(target)?, d.source(a)?, whole)
         }
         (&[to, from], [target, a]) => match (width(to), width(from)) {
             (Some((bits, _)), Some((from_bits, is_signed))) => {

@@ -1,10 +1,10 @@
 //! Atomic operations (PTX ISA, sections 9.7.13.5 and 9.7.13.6): one lane after the other.
 
-use super::memory::{Access, Address};
+use super::memory::{Access, Address, located};
 use super::{AnySource, Decoded, Decoder, lanes, unknown};
 use crate::fault::Outcome;
-use crate::numbers::canonical;
-use crate::ptx::Instruction;
+use crate::numbers::{canonical, flush};
+use crate::ptx::{Instruction, Space};
 use crate::registers::{LANES, lanes_of, uninitialised};
 
 /// The new value of what was there and the operand.
@@ -38,6 +38,14 @@ pub(super) fn decode(d: &Decoder<'_>, instruction: &Instruction, parts: &[&str])
         ("exch" | "cas", "b32" | "b64") => |_, x| x,
         _ => return unknown(instruction),
     };
+    // Sums of f32 flush subnormal numbers in global memory, not in shared memory.
+    let update_global: Update = match (operation, ty) {
+        ("add", "f32") => |old, x| {
+            let [old, x] = [old, x].map(|bits| flush(f32::from_bits(bits as u32)));
+            flush(canonical(old + x)).to_bits().into()
+        },
+        _ => update,
+    };
     let (target, operands) = match (instruction.parts()[0], &instruction.operands[..]) {
         ("atom", [target, operands @ ..]) => (Some(d.any_target(target)?), operands),
         (_, operands) => (None, operands),
@@ -61,6 +69,8 @@ pub(super) fn decode(d: &Decoder<'_>, instruction: &Instruction, parts: &[&str])
         for lane in lanes_of(cx.active) {
             let bytes = (access.bytes * access.count) as u64;
             let place = cx.reach(lane, access.space, addresses[lane], bytes, "updates")?;
+            let is_global = located(access.space, addresses[lane]).0 == Space::Global;
+            let update = if is_global { update_global } else { update };
             for (n, value) in values.iter().enumerate() {
                 let at = n * access.bytes;
                 let (old, marks) = match access.bytes {

@@ -18,6 +18,16 @@ pub(crate) fn window(space: Space) -> u64 {
     }
 }
 
+/// The space of an address and its offset in there: that of its window, if it is a generic one.
+pub(super) fn located(space: Space, address: u64) -> (Space, u64) {
+    if space != Space::Generic {
+        return (space, address);
+    }
+    let spaces = [Space::Shared, Space::Local, Space::Param];
+    let space = spaces.into_iter().find(|&space| address >> 60 == window(space) >> 60);
+    space.map_or((Space::Global, address), |space| (space, address - window(space)))
+}
+
 /// A memory operand: where it points to.
 pub(super) struct Address {
     base: Base,
@@ -79,14 +89,7 @@ impl Context<'_> {
         [bytes, align]: [u64; 2],
         does: &str,
     ) -> Outcome<Bytes<'_>> {
-        let (space, offset) = match space {
-            Space::Generic => {
-                let spaces = [Space::Shared, Space::Local, Space::Param];
-                let space = spaces.into_iter().find(|&space| address >> 60 == window(space) >> 60);
-                space.map_or((Space::Global, address), |space| (space, address - window(space)))
-            }
-            _ => (space, address),
-        };
+        let (space, offset) = located(space, address);
         let found = match space {
             Space::Shared => self.shared.bytes(offset, bytes),
             Space::Local => self.local_bytes(lane, offset, bytes),

@@ -39,11 +39,11 @@ struct Group {
 }
 
 /// What lanes wait for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Waits {
     Nothing,
-    /// Others of their warp.
-    Warp,
+    /// Others of their warp, those of this mask.
+    Warp(u32),
     /// A barrier of their block.
     Barrier(usize),
 }
@@ -261,7 +261,7 @@ impl Grid<'_> {
         });
         // Lanes that wait for others of their warp say more than threads that wait for those lanes.
         let order = |waits| match waits {
-            Waits::Warp => 0,
+            Waits::Warp(_) => 0,
             Waits::Barrier(_) => 1,
             Waits::Nothing => 2,
         };
@@ -269,7 +269,7 @@ impl Grid<'_> {
             .min_by_key(|(_, _, group)| order(group.waits))
             .expect("a block that is not over has lanes");
         let problem = match group.waits {
-            Waits::Warp => "waits for lanes of its warp that do not come".to_owned(),
+            Waits::Warp(_) => "waits for lanes of its warp that do not come".to_owned(),
             Waits::Barrier(n) => {
                 let of = self.launch.block.iter().product::<u32>();
                 let live: u32 = resident.warps.iter().map(|warp| warp.live().count_ones()).sum();
@@ -321,7 +321,7 @@ fn release(launch: &Launch<'_>, resident: &mut Resident, barrier: usize, threads
 /// Joins lanes that stand at the same place.
 fn merge(groups: &mut Vec<Group>) {
     if groups.len() > 1 {
-        groups.sort_by_key(|group| (group.place, group.waits != Waits::Nothing));
+        groups.sort_by_key(|group| (group.place, group.waits));
         groups.dedup_by(|next, kept| {
             let is_same = next.place == kept.place && next.waits == kept.waits;
             if is_same {
@@ -392,7 +392,10 @@ impl Turn<'_> {
         groups: &mut Vec<Group>,
     ) -> Result<(), Failure> {
         let Some(block) = self.launch.code.blocks.get(group.place.0 as usize) else {
-            // The kernel's end: these lanes exit.
+            // The kernel's end: these lanes exit. Others of the warp may have waited for nothing else.
+            for other in groups.iter_mut().filter(|other| matches!(other.waits, Waits::Warp(_))) {
+                other.waits = Waits::Nothing;
+            }
             return Ok(());
         };
         let first = group.place.1 as usize;
@@ -409,19 +412,30 @@ impl Turn<'_> {
             match &step.action {
                 Action::Lanes(execute) => execute(cx).map_err(at)?,
                 Action::Together(members, execute) => {
-                    let live = groups.iter().fold(group.lanes, |all, group| all | group.lanes);
+                    let place = (group.place.0, n as u32);
                     let members = cx.value(*members).map_err(at)?;
-                    let needed = members[cx.active.trailing_zeros() as usize] & live;
-                    if let Some(lane) =
-                        (0..32).find(|&lane| cx.active >> lane & 1 != 0 && needed >> lane & 1 == 0)
-                    {
-                        let problem = format!("the mask {needed:#x} does not name the lane itself");
+                    let mask = members[cx.active.trailing_zeros() as usize];
+                    // Lanes with another mask do it apart from these.
+                    let mut others = 0;
+                    for lane in 0..LANES {
+                        others |= u32::from(members[lane] != mask) << lane;
+                    }
+                    if cx.active & others != 0 {
+                        cx.active &= !others;
+                        groups.push(Group { place, lanes: group.lanes & !cx.active, ..group });
+                        group.lanes = cx.active;
+                    }
+                    let live = groups.iter().fold(group.lanes, |all, group| all | group.lanes);
+                    let needed = mask & live;
+                    let unnamed = cx.active & !needed;
+                    if unnamed != 0 {
+                        let problem = format!("the mask {mask:#x} does not name the lane itself");
+                        let lane = unnamed.trailing_zeros();
                         return Err(at(Fault::new(lane, FaultKind::Synchronisation, problem)));
                     }
                     if cx.active != needed {
                         // Those who wait here already, if they complete it.
-                        let place = (group.place.0, n as u32);
-                        let waits = Waits::Warp;
+                        let waits = Waits::Warp(mask);
                         let is_here = |other: &Group| other.place == place && other.waits == waits;
                         let here =
                             groups.iter().filter(|other| is_here(other)).fold(cx.active, |a, g| a | g.lanes);

@@ -20,6 +20,8 @@ mod logic;
 mod matrix;
 mod memory;
 mod single;
+#[cfg(test)]
+mod tests;
 mod warp;
 
 use crate::context::{Condition, Context, Source, vectorized};

@@ -1,0 +1,106 @@
+//! A device for tests of instructions: memory, and kernels that run on it one at a time.
+
+use crate::context::Launch;
+use crate::fault::Report;
+use crate::grid;
+use crate::kernel::{Code, Symbols};
+use crate::memory::{Local, Memory};
+use crate::ptx::{Space, Variable, parse};
+use crate::random::Random;
+
+/// `XTRAIN_TEST_SEED`, 0 where it is not set.
+pub(super) fn seed() -> u64 {
+    std::env::var("XTRAIN_TEST_SEED").map_or(0, |seed| seed.parse().expect("XTRAIN_TEST_SEED is a number"))
+}
+
+/// Random numbers that depend on the seed and on who asks.
+pub(super) fn random(name: &str) -> Random {
+    Random::new(name.bytes().fold(seed(), |sum, byte| sum.wrapping_mul(0x100_0000_01B3) ^ u64::from(byte)))
+}
+
+/// The bytes of a kernel's parameters, 8 each.
+pub(super) fn arguments(values: &[u64]) -> Vec<u8> {
+    values.iter().flat_map(|value| value.to_le_bytes()).collect()
+}
+
+/// Blocks of a launch and threads of a block.
+#[derive(Clone, Copy)]
+pub(super) struct Grid {
+    pub(super) blocks: [u32; 3],
+    pub(super) threads: [u32; 3],
+}
+
+impl Grid {
+    /// A row of blocks of a row of threads.
+    pub(super) fn row(blocks: usize, threads: usize) -> Grid {
+        Grid { blocks: [blocks as u32, 1, 1], threads: [threads as u32, 1, 1] }
+    }
+}
+
+/// Memory of a device, on which kernels run one at a time.
+pub(super) struct Device {
+    memory: Memory,
+}
+
+impl Device {
+    pub(super) fn new() -> Device {
+        Device { memory: Memory::new(1 << 30) }
+    }
+
+    /// Allocates memory, which counts as never written.
+    pub(super) fn allocate(&mut self, bytes: usize) -> u64 {
+        let physical = self.memory.create(bytes as u64).expect("memory");
+        let start = self.memory.reserve(bytes as u64).expect("addresses");
+        self.memory.map(start, physical);
+        start
+    }
+
+    /// Allocates memory with this content.
+    pub(super) fn store(&mut self, bytes: &[u8]) -> u64 {
+        let start = self.allocate(bytes.len());
+        self.memory.write(start, bytes).expect("allocated memory");
+        start
+    }
+
+    /// Reads bytes; an error if one was never written.
+    pub(super) fn load(&self, address: u64, bytes: usize) -> Result<Vec<u8>, String> {
+        let mut found = vec![0; bytes];
+        self.memory.read(address, &mut found).map_err(|problem| format!("results are {problem:?}"))?;
+        Ok(found)
+    }
+
+    /// Reads words of 8 bytes.
+    pub(super) fn load_words(&self, address: u64, count: usize) -> Result<Vec<u64>, String> {
+        let bytes = self.load(address, 8 * count)?;
+        Ok(bytes.as_chunks::<8>().0.iter().map(|&word| u64::from_le_bytes(word)).collect())
+    }
+
+    /// Runs the only kernel of a module.
+    pub(super) fn run(&mut self, body: &str, grid: Grid, arguments: &[u8]) -> Result<(), String> {
+        let text = format!(".version 9.0\n.target sm_90a\n.address_size 64\n{body}");
+        let module = parse(&text).map_err(|error| error.to_string())?;
+        let mut globals = Symbols::new();
+        for Variable { name, space, bytes, initial, .. } in &module.variables {
+            if *space == Space::Global {
+                let mut content = initial.clone();
+                content.resize(*bytes as usize, 0);
+                globals.insert(name.clone(), (Space::Global, self.store(&content)));
+            }
+        }
+        let code = Code::new(&module, &module.kernels[0], &globals)?;
+        let parameters = Local::new(arguments.len());
+        for (n, byte) in arguments.iter().enumerate() {
+            parameters.bytes(n as u64, 1).expect("a byte of the parameters").write(0, [*byte]);
+        }
+        let launch = Launch {
+            shared_bytes: code.shared_bytes,
+            code: &code,
+            memory: &self.memory,
+            parameters,
+            grid: grid.blocks,
+            block: grid.threads,
+            cluster: [1; 3],
+        };
+        grid::run(&launch, &mut random(body)).map(|_| ()).map_err(|report: Report| report.to_string())
+    }
+}

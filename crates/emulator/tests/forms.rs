@@ -1,0 +1,130 @@
+//! Every instruction form of the kernels stands in forms.txt, and every form there is one of some kernel's.
+//!
+//! Kernels are compiled for all architectures that NVRTC's PTX is listed for, with a few variants of each source: those that
+//! `XTRAIN_TEST_SEED` draws, or all with `XTRAIN_TEST_ALL=1`. Where `XTRAIN_EMULATOR_NVRTC` does not name a compiler the tests count as
+//! ignored.
+
+mod common;
+
+use libtest_mimic::{Arguments, Failed, Trial};
+use std::collections::{BTreeMap, BTreeSet};
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::sync::{Arc, LazyLock};
+use xtrain_cuda::{Arch, Compiler, KernelSource};
+use xtrain_ops::registry::kernel_sources;
+
+const LISTED: &str = include_str!("forms.txt");
+
+const ARCHS: [Arch; 3] = [Arch::SM80, Arch::SM89, Arch::SM90];
+
+/// Variants of a source that are compiled if not all are.
+const SAMPLE: usize = 4;
+
+/// Forms with a kernel that has each.
+type Forms = BTreeMap<String, String>;
+
+/// The forms of a source's kernels, found when first asked for.
+type Found = LazyLock<Result<Forms, String>, Box<dyn FnOnce() -> Result<Forms, String> + Send>>;
+
+fn listed() -> BTreeSet<&'static str> {
+    LISTED.lines().filter(|line| !line.is_empty() && !line.starts_with('#')).collect()
+}
+
+/// Numbers of the variants to compile.
+fn variants(source: &KernelSource, seed: u64, all: bool) -> Vec<usize> {
+    let drawn = |n: &usize| {
+        let mut hasher = DefaultHasher::new();
+        (seed, source.name, n).hash(&mut hasher);
+        hasher.finish()
+    };
+    let mut variants: Vec<usize> = (0..source.variants.len()).collect();
+    if !all {
+        variants.sort_by_key(drawn);
+        variants.truncate(SAMPLE);
+    }
+    variants
+}
+
+/// Compiles a source to PTX.
+fn find(source: &KernelSource, variants: &[usize]) -> Result<Forms, String> {
+    let compiler = Compiler::open().map_err(|error| error.to_string())?;
+    let mut found = Forms::new();
+    for arch in ARCHS.into_iter().filter(|arch| source.archs.contains(arch)) {
+        for &variant in variants {
+            let options = KernelSource::options(source.variants[variant]);
+            let compiled = compiler
+                .compile(source.name, &source.full_text(), arch, &options)
+                .map_err(|error| error.to_string())?;
+            for form in forms_of(&String::from_utf8_lossy(&compiled.cubin)) {
+                found.entry(form.to_owned()).or_insert_with(|| format!("{arch} {}", options.join(" ")));
+            }
+        }
+    }
+    Ok(found)
+}
+
+/// The opcodes of PTX with their modifiers.
+fn forms_of(ptx: &str) -> BTreeSet<&str> {
+    // Lines of directives have no semicolon, or declare registers and variables.
+    let lines = ptx.lines().map(str::trim).filter(|line| !line.starts_with('.') && !line.starts_with("//"));
+    lines.flat_map(|line| line.split(';')).filter_map(opcode).collect()
+}
+
+/// The opcode of a statement, after labels, braces and a predicate.
+fn opcode(statement: &str) -> Option<&str> {
+    let mut words = statement.split_whitespace().map(|word| word.trim_matches(['{', '}', '(', ')']));
+    let word = words.find(|word| !word.is_empty() && !word.ends_with(':') && !word.starts_with('@'))?;
+    word.starts_with(|c: char| c.is_ascii_lowercase()).then_some(word)
+}
+
+fn main() -> Result<(), Box<dyn std::error::Error>> {
+    let is_there = std::env::var_os("XTRAIN_EMULATOR_NVRTC").is_some();
+    if !is_there {
+        eprintln!("kernels are not compiled: XTRAIN_EMULATOR_NVRTC does not name a libnvrtc.so.13");
+    }
+    let all = std::env::var("XTRAIN_TEST_ALL").is_ok_and(|all| all == "1");
+    let seed = std::env::var("XTRAIN_TEST_SEED").map_or(Ok(0), |seed| seed.parse())?;
+    println!("{} with XTRAIN_TEST_SEED={seed}", if all { "all variants" } else { "a sample of variants" });
+    let _folder = common::emulated()?;
+    let sources = kernel_sources();
+    let found: Arc<Vec<Found>> = Arc::new(
+        sources
+            .iter()
+            .map(|&source| {
+                let find: Box<dyn FnOnce() -> _ + Send> =
+                    Box::new(move || find(&source, &variants(&source, seed, all)));
+                LazyLock::new(find)
+            })
+            .collect(),
+    );
+    let mut tests = Vec::new();
+    for (n, source) in sources.iter().enumerate() {
+        let found = found.clone();
+        let test = move || -> Result<(), Failed> {
+            let found = found[n].as_ref()?;
+            let listed = listed();
+            let unlisted = found.iter().filter(|(form, _)| !listed.contains(form.as_str()));
+            let unlisted: Vec<String> = unlisted.map(|(form, kernel)| format!("{form} ({kernel})")).collect();
+            match unlisted.is_empty() {
+                true => Ok(()),
+                false => Err(format!("not in forms.txt: {}", unlisted.join(", ")).into()),
+            }
+        };
+        tests.push(Trial::test(format!("all forms are listed of {}", source.name), test));
+    }
+    if all {
+        let test = move || -> Result<(), Failed> {
+            let mut unused = listed();
+            for found in found.iter() {
+                found.as_ref()?.keys().for_each(|form| _ = unused.remove(form.as_str()));
+            }
+            match unused.is_empty() {
+                true => Ok(()),
+                false => Err(format!("forms.txt lists what no kernel has: {unused:?}").into()),
+            }
+        };
+        tests.push(Trial::test("every listed form is one of a kernel's", test));
+    }
+    let tests = tests.into_iter().map(|test| test.with_ignored_flag(!is_there)).collect();
+    libtest_mimic::run(&Arguments::from_args(), tests).exit()
+}

@@ -28,11 +28,16 @@ pub(super) fn decode(d: &Decoder<'_>, instruction: &Instruction, parts: &[&str])
         (&["rn", "f16x2", format @ ("e4m3x2" | "e5m2x2")], [target, a]) => {
             let format = if format == "e4m3x2" { E4M3 } else { E5M2 };
             // Exact: binary16 holds all numbers of both formats.
-            let half = move |bits: u16| u32::from(to_f16(format.decode(bits as u8)));
+            let half = move |bits: u16| match format.decode(bits as u8) {
+                x if x.is_nan() => 0x7FFF,
+                x => u32::from(to_f16(x)),
+            };
             let pair = move |a: u16| half(a >> 8) << 16 | half(a);
             map1(d.target::<u32>(target)?, d.source(a)?, pair)
         }
-        (&["f32", "f16"], [target, a]) => map1(d.target::<f32>(target)?, d.source(a)?, |a: u16| from_f16(a)),
+        (&["f32", "f16"], [target, a]) => {
+            map1(d.target::<f32>(target)?, d.source(a)?, |a: u16| canonical(from_f16(a)))
+        }
         (&["rn", "f16", "f32"], [target, a]) => {
             map1(d.target::<u16>(target)?, d.source(a)?, |a: f32| to_f16(a))
         }
@@ -44,13 +49,15 @@ pub(super) fn decode(d: &Decoder<'_>, instruction: &Instruction, parts: &[&str])
                 "rm" => Rounding::Down,
                 _ => Rounding::Up,
             };
-            map1(d.target::<f32>(target)?, d.source(a)?, move |a: f64| canonical(narrow(a, rounding)))
+            map1(d.target::<f32>(target)?, d.source(a)?, move |a: f64| narrow(a, rounding))
         }
         // NaN becomes zero (`.sat`).
         (&["sat", "f32", "f32"], [target, a]) => {
             map1(d.target::<f32>(target)?, d.source(a)?, |a: f32| if a > 0.0 { a.min(1.0) } else { 0.0 })
         }
-        (&["ftz", "f32", "f32"], [target, a]) => map1(d.target::<f32>(target)?, d.source(a)?, flush),
+        (&["ftz", "f32", "f32"], [target, a]) => {
+            map1(d.target::<f32>(target)?, d.source(a)?, |a| canonical(flush(a)))
+        }
         (&[rounding @ ("rni" | "rzi" | "rmi" | "rpi"), "f32", "f32"], [target, a]) => {
             let (target, a) = (d.target::<f32>(target)?, d.source(a)?);
             match rounding {

@@ -96,8 +96,8 @@ fn load(targets: Vec<Slot>, address: Address, transposed: bool) -> Decoded<crate
     }))
 }
 
-/// `mma.m16n8k16` of bf16: D = A B + C, summed in f32 in the order of k. With g = lane / 4 and t = lane % 4, a lane has of A rows g and
-/// g + 8 and columns 2 t, 2 t + 1 and those 8 further; of B, those rows of column g; of C and D, rows g and g + 8 and columns 2 t, 2 t + 1.
+/// `mma.m16n8k16` of bf16: D = A B + C. With g = lane / 4 and t = lane % 4, a lane has of A rows g and g + 8 and columns 2 t, 2 t + 1 and
+/// those 8 further; of B, those rows of column g; of C and D, rows g and g + 8 and columns 2 t, 2 t + 1.
 fn multiply(
     target: [Slot; 4],
     a: [Source<u32>; 4],
@@ -108,7 +108,7 @@ fn multiply(
         if cx.active != u32::MAX {
             return Err(Fault::new(0, FaultKind::Synchronisation, "`mma` by a part of a warp"));
         }
-        let (mut left, mut right, mut sums) = ([[0f32; 16]; 16], [[0f32; 8]; 16], [[0f32; 8]; 16]);
+        let (mut left, mut right, mut sums) = ([[0f32; K]; 16], [[0f32; COLUMNS]; K], [[0f32; COLUMNS]; 16]);
         for (n, source) in a.into_iter().enumerate() {
             for (lane, pair) in cx.value(source)?.into_iter().enumerate() {
                 let (row, column) = (lane / 4 + 8 * (n % 2), 2 * (lane % 4) + 8 * (n / 2));
@@ -132,15 +132,7 @@ fn multiply(
         }
         crate::context::vectorized(
             #[inline(always)]
-            || {
-                for (sums, left) in sums.iter_mut().zip(&left) {
-                    for (x, right) in left.iter().zip(&right) {
-                        for (sum, y) in sums.iter_mut().zip(right) {
-                            *sum = x.mul_add(*y, *sum);
-                        }
-                    }
-                }
-            },
+            || add_products(&left, &right, &mut sums),
         );
         for (n, slot) in target.into_iter().enumerate() {
             let values = std::array::from_fn(|lane| {
@@ -151,4 +143,93 @@ fn multiply(
         }
         Ok(())
     })
+}
+
+/// Products that are summed at once, and columns of a tile.
+const K: usize = 16;
+const COLUMNS: usize = 8;
+
+/// Bits of a sum's terms behind the largest exponent.
+const KEPT: i32 = 25;
+
+/// The exponent of an f32: subnormal numbers have that of the least normal one, zeros one that is below all others.
+#[inline(always)]
+fn exponent(x: f32) -> i32 {
+    let exponent = ((x.to_bits() >> 23 & 0xFF) as i32).max(1) - 127;
+    if x == 0.0 { -1000 } else { exponent }
+}
+
+/// A number cut off to f32; a zero has no sign.
+#[inline(always)]
+fn cut(x: f64) -> f32 {
+    let smallest = f64::from(f32::from_bits(1));
+    match x.abs() < f64::from(f32::MIN_POSITIVE) {
+        true => ((x / smallest).trunc() * smallest + 0.0) as f32,
+        false => f64::from_bits(x.to_bits() & !((1 << 29) - 1)) as f32,
+    }
+}
+
+/// The mantissa of an f32 with its leading bit.
+#[inline(always)]
+fn mantissa(x: f32) -> i32 {
+    let bits = x.to_bits();
+    (bits & 0x7F_FFFF | if bits >> 23 & 0xFF == 0 { 0 } else { 1 << 23 }) as i32
+}
+
+/// The magnitude shifted to the right, with the sign of `signs`; what is shifted out is cut off.
+#[inline(always)]
+fn aligned(magnitude: i32, by: i32, signs: u32) -> i32 {
+    let kept = if by < 32 { magnitude >> by } else { 0 };
+    if signs >> 31 == 0 { kept } else { -kept }
+}
+
+/// Adds the products of a row's and a column's numbers to each sum, as tensor cores of compute capability 9.0 do: the products and the sum
+/// are aligned to the largest exponent, a product's being the sum of its factors' exponents. Of each, 25 bits behind that one stay, and
+/// of what they add up to 24 bits; the rest is cut off. Zeros have no exponent. An H200's results are these to the last bit.
+#[inline(always)]
+fn add_products(left: &[[f32; K]; 16], right: &[[f32; COLUMNS]; K], sums: &mut [[f32; COLUMNS]; 16]) {
+    let (mut exponents, mut mantissas) = ([[0; COLUMNS]; K], [[0; COLUMNS]; K]);
+    for (k, row) in right.iter().enumerate() {
+        for column in 0..COLUMNS {
+            exponents[k][column] = exponent(row[column]);
+            // Of bf16, the upper 8 bits are all.
+            mantissas[k][column] = mantissa(row[column]) >> 16;
+        }
+    }
+    for (row, sums) in left.iter().zip(sums) {
+        let mut most = sums.map(exponent);
+        for (x, exponents) in row.iter().zip(&exponents) {
+            let of_row = exponent(*x);
+            for column in 0..COLUMNS {
+                most[column] = most[column].max(of_row + exponents[column]);
+            }
+        }
+        let mut total = [0i32; COLUMNS];
+        for k in 0..K {
+            let (of_row, digits, signs) = (exponent(row[k]), mantissa(row[k]) >> 16, row[k].to_bits());
+            for column in 0..COLUMNS {
+                // 14 bits of the product are behind its exponent.
+                let magnitude = (digits * mantissas[k][column]) << (KEPT - 14);
+                let by = most[column] - of_row - exponents[k][column];
+                total[column] += aligned(magnitude, by, signs ^ right[k][column].to_bits());
+            }
+        }
+        for column in 0..COLUMNS {
+            let sum = sums[column];
+            let by = most[column] - exponent(sum);
+            let last = aligned(mantissa(sum) << (KEPT - 23), by, sum.to_bits());
+            let total = i64::from(total[column]) + i64::from(last);
+            let unit = f64::from_bits(((most[column].max(-900) - KEPT + 1023) as u64) << 52);
+            let is_finite = |x: &f32| x.is_finite();
+            let are_finite = right.iter().all(|row| row[column].is_finite());
+            sums[column] = match are_finite && sum.is_finite() && row.iter().all(is_finite) {
+                true => cut(total as f64 * unit),
+                false => {
+                    let products =
+                        row.iter().zip(right).map(|(x, row)| f64::from(*x) * f64::from(row[column]));
+                    products.fold(f64::from(sum), |sum, product| sum + product) as f32
+                }
+            };
+        }
+    }
 }

@@ -43,7 +43,8 @@ pub(super) fn decode(d: &Decoder<'_>, instruction: &Instruction, parts: &[&str])
         ("add", [] | ["rn"], 2) => two!(|a: f32, b: f32| canonical(a + b)),
         ("sub", [] | ["rn"], 2) => two!(|a: f32, b: f32| canonical(a - b)),
         ("mul", [] | ["rn"], 2) => two!(|a: f32, b: f32| canonical(a * b)),
-        ("div", ["rn"] | ["approx"] | ["full"], 2) => two!(|a: f32, b: f32| canonical(a / b)),
+        ("div", ["rn"] | ["full"], 2) => two!(|a: f32, b: f32| canonical(a / b)),
+        ("div", ["approx"], 2) => two!(|a: f32, b: f32| canonical(a / divisor(b))),
         ("min", [], 2) => two!(|a: f32, b: f32| minimum(a, b)),
         ("max", [], 2) => two!(|a: f32, b: f32| canonical(-minimum(-a, -b))),
         ("fma", [rounding], 3) if !flushes => {
@@ -56,8 +57,8 @@ pub(super) fn decode(d: &Decoder<'_>, instruction: &Instruction, parts: &[&str])
                 _ => return unknown(instruction),
             }
         }
-        ("neg", [], 1) => one!(|a: f32| -a),
-        ("abs", [], 1) => one!(|a: f32| a.abs()),
+        ("neg", [], 1) => one!(|a: f32| canonical(-a)),
+        ("abs", [], 1) => one!(|a: f32| canonical(a.abs())),
         ("rcp", ["rn"] | ["approx"], 1) => one!(|a: f32| canonical(1.0 / a)),
         ("sqrt", ["rn"] | ["approx"], 1) => one!(|a: f32| canonical(a.sqrt())),
         ("rsqrt", ["approx"], 1) => one!(|a: f32| by_double(a, |a| 1.0 / a.sqrt())),
@@ -68,6 +69,12 @@ pub(super) fn decode(d: &Decoder<'_>, instruction: &Instruction, parts: &[&str])
         ("tanh", ["approx"], 1) => one!(|a: f32| by_double(a, f64::tanh)),
         _ => return unknown(instruction),
     })
+}
+
+/// `div.approx` multiplies by a reciprocal, which above 2^126 is zero.
+#[inline(always)]
+fn divisor(b: f32) -> f32 {
+    if b.abs() > 2f32.powi(126) { f32::INFINITY.copysign(b) } else { b }
 }
 
 /// The smaller one, the other of a NaN; -0 is smaller than +0.

@@ -78,7 +78,8 @@ pub(super) fn forms() -> Vec<Form> {
                 let (name, ty) = (operation.name, operation.ty);
                 let opcode = format!("{family}{space}.{name}.{ty}").leak();
                 let find = move || operations().into_iter().find(|o| (o.name, o.ty) == (name, ty));
-                forms.push(Form::by(opcode, move |opcode| check(opcode, &find().expect("it is listed"))));
+                let form = Form::by(opcode, move |opcode| check(opcode, &find().expect("it is listed")));
+                forms.push(if family == "atom" { form.of_any_order() } else { form });
             }
         }
     }

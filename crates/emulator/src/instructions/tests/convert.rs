@@ -66,7 +66,7 @@ pub(super) fn forms() -> Vec<Form> {
         ("cvt.rm.f32.f64", Round::TowardNegative),
         ("cvt.rp.f32.f64", Round::TowardPositive),
     ] {
-        let narrowed = move |a: Double| -> Single { a.convert_r(round, &mut false).value };
+        let narrowed = move |a: Double| AnyNan(a.convert_r(round, &mut false).value);
         forms.push(form(opcode, narrowed).at(ties_of_f32()));
     }
     for (opcode, round) in [

@@ -92,8 +92,7 @@ fn predefined_registers_say_where_a_thread_is(opcode: &str) -> Result<(), String
 /// Of variables of the module, of shared memory and of parameters: what lies there is read through it.
 fn a_variable_has_an_address(opcode: &str) -> Result<(), String> {
     let address = |of: &str| match opcode {
-        // A sum of an address and an offset.
-        "add.u64" => format!("add.u64 %p, {of}, 8;\n"),
+        "add.u64" => format!("mov.u64 %p, {of};\nadd.u64 %p, %p, 8;\n"),
         _ => format!("{opcode} %p, {of};\nadd.s64 %p, %p, 8;\n"),
     };
     let text = format!(

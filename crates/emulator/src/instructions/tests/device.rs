@@ -1,5 +1,7 @@
-//! A device for tests of instructions: memory, and kernels that run on it one at a time.
+//! A device for tests of instructions: memory, and kernels that run on it one at a time. It is emulated, or a GPU where the thread is
+//! told so.
 
+use super::gpu;
 use crate::context::Launch;
 use crate::fault::Report;
 use crate::grid;
@@ -38,35 +40,49 @@ impl Grid {
 }
 
 /// Memory of a device, on which kernels run one at a time.
-pub(super) struct Device {
-    memory: Memory,
+pub(super) enum Device {
+    Emulated(Memory),
+    Gpu(gpu::Session),
 }
 
 impl Device {
     pub(super) fn new() -> Device {
-        Device { memory: Memory::new(1 << 30) }
+        gpu::session().map_or_else(|| Device::Emulated(Memory::new(1 << 30)), Device::Gpu)
     }
 
     /// Allocates memory, which counts as never written.
     pub(super) fn allocate(&mut self, bytes: usize) -> u64 {
-        let physical = self.memory.create(bytes as u64).expect("memory");
-        let start = self.memory.reserve(bytes as u64).expect("addresses");
-        self.memory.map(start, physical);
-        start
+        match self {
+            Device::Emulated(memory) => {
+                let physical = memory.create(bytes as u64).expect("memory");
+                let start = memory.reserve(bytes as u64).expect("addresses");
+                memory.map(start, physical);
+                start
+            }
+            Device::Gpu(session) => session.allocate(bytes),
+        }
     }
 
     /// Allocates memory with this content.
     pub(super) fn store(&mut self, bytes: &[u8]) -> u64 {
         let start = self.allocate(bytes.len());
-        self.memory.write(start, bytes).expect("allocated memory");
+        match self {
+            Device::Emulated(memory) => memory.write(start, bytes).expect("allocated memory"),
+            Device::Gpu(session) => session.write(start, bytes),
+        }
         start
     }
 
     /// Reads bytes; an error if one was never written.
     pub(super) fn load(&self, address: u64, bytes: usize) -> Result<Vec<u8>, String> {
         let mut found = vec![0; bytes];
-        self.memory.read(address, &mut found).map_err(|problem| format!("results are {problem:?}"))?;
-        Ok(found)
+        match self {
+            Device::Emulated(memory) => {
+                memory.read(address, &mut found).map_err(|problem| format!("results are {problem:?}"))?;
+            }
+            Device::Gpu(session) => session.read(address, &mut found)?,
+        }
+        Ok(gpu::noted(found))
     }
 
     /// Reads words of 8 bytes.
@@ -79,6 +95,9 @@ impl Device {
     pub(super) fn run(&mut self, body: &str, grid: Grid, arguments: &[u8]) -> Result<(), String> {
         let text = format!(".version 9.0\n.target sm_90a\n.address_size 64\n{body}");
         let module = parse(&text).map_err(|error| error.to_string())?;
+        if let Device::Gpu(session) = self {
+            return session.run(&text, &module.kernels[0], grid, arguments);
+        }
         let mut globals = Symbols::new();
         for Variable { name, space, bytes, initial, .. } in &module.variables {
             if *space == Space::Global {
@@ -87,6 +106,7 @@ impl Device {
                 globals.insert(name.clone(), (Space::Global, self.store(&content)));
             }
         }
+        let Device::Emulated(memory) = self else { unreachable!("it was emulated") };
         let code = Code::new(&module, &module.kernels[0], &globals)?;
         let parameters = Local::new(arguments.len());
         for (n, byte) in arguments.iter().enumerate() {
@@ -95,7 +115,7 @@ impl Device {
         let launch = Launch {
             shared_bytes: code.shared_bytes,
             code: &code,
-            memory: &self.memory,
+            memory,
             parameters,
             grid: grid.blocks,
             block: grid.threads,

@@ -21,6 +21,20 @@ const SENTINEL: u64 = 0xA5A5_5A5A_C3C3_3C3C;
 pub(super) struct Form {
     pub(super) opcode: &'static str,
     test: Test,
+    /// How far a GPU's results may be from the emulated ones.
+    pub(super) tolerance: Tolerance,
+}
+
+/// A difference that the ISA allows.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub(super) struct Tolerance {
+    /// Units of the last place.
+    pub(super) ulps: u64,
+    pub(super) absolute: f64,
+    /// The order of threads is open: the definition alone says what is right.
+    pub(super) is_of_any_order: bool,
+    /// The bits of a NaN are open.
+    pub(super) any_nan: bool,
 }
 
 enum Test {
@@ -43,6 +57,8 @@ struct Rows {
     compare: Box<dyn Fn(&Row, u64) -> Result<(), String>>,
     /// The first operand may be an immediate too.
     takes_immediate: bool,
+    /// Whether operands of this row may be immediates.
+    allows_immediates: fn(&Row) -> bool,
 }
 
 /// A type of operands.
@@ -105,15 +121,16 @@ pub(super) fn form<Operands, D: Definition<Operands>>(opcode: &'static str, defi
         keeps: |_| true,
         compare: Box::new(move |row, found| definition.compare(row, found)),
         takes_immediate: false,
+        allows_immediates: |_| true,
         kinds,
     };
-    Form { opcode, test: Test::Rows(rows.into()) }
+    Form { opcode, test: Test::Rows(rows.into()), tolerance: Tolerance::default() }
 }
 
 impl Form {
     /// An instruction with kernels of its own, which are given its opcode.
     pub(super) fn by(opcode: &'static str, test: impl Fn(&str) -> Result<(), String> + 'static) -> Form {
-        Form { opcode, test: Test::Kernels(Box::new(test)) }
+        Form { opcode, test: Test::Kernels(Box::new(test)), tolerance: Tolerance::default() }
     }
 
     fn rows(mut self, change: impl FnOnce(&mut Rows)) -> Form {
@@ -137,6 +154,35 @@ impl Form {
     /// Leaves out rows of which the result is not defined.
     pub(super) fn only(self, keeps: fn(&Row) -> bool) -> Form {
         self.rows(|rows| rows.keeps = keeps)
+    }
+
+    /// Allows immediates only in rows that pass.
+    pub(super) fn immediates(self, allows: fn(&Row) -> bool) -> Form {
+        self.rows(|rows| rows.allows_immediates = allows)
+    }
+
+    /// An approximation: results of a GPU may be off by so many units of the last place.
+    pub(super) fn within(mut self, ulps: u64) -> Form {
+        self.tolerance.ulps = ulps;
+        self
+    }
+
+    /// As before, or by so much.
+    pub(super) fn at_most(mut self, absolute: f64) -> Form {
+        self.tolerance.absolute = absolute;
+        self
+    }
+
+    /// A GPU's NaN may have other bits, as the instruction may become another one, or as the ISA does not say which operand's they are.
+    pub(super) fn any_nan(mut self) -> Form {
+        self.tolerance.any_nan = true;
+        self
+    }
+
+    /// Threads reach memory in an order that is open.
+    pub(super) fn of_any_order(mut self) -> Form {
+        self.tolerance.is_of_any_order = true;
+        self
     }
 
     /// Its only operand may be an immediate.
@@ -170,6 +216,9 @@ impl Rows {
                 _ => vec![first + random.below(self.kinds.len() - first)],
             };
             let source = rows[random.below(rows.len())];
+            if !(self.allows_immediates)(&source) {
+                continue;
+            }
             let (mut operands, mut some) = (self.operands.clone(), Vec::new());
             for &n in &chosen {
                 // Moves and selections know operands as bits, and are written with numbers of their type.

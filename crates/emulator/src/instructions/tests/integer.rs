@@ -35,8 +35,10 @@ pub(super) fn forms() -> Vec<Form> {
         form("neg.s32", |a: i32| -i128::from(a) as i32),
         form("neg.s64", |a: i64| -i128::from(a) as i64),
         form("abs.s32", |a: i32| if a < 0 { -i128::from(a) as i32 } else { a }),
-        form("max.s16x2", |a: u32, b: u32| halves(a, b, |a, b| if a < b { b } else { a })),
-        form("min.s16x2", |a: u32, b: u32| halves(a, b, |a, b| if a < b { a } else { b })),
+        form("max.s16x2", |a: u32, b: u32| halves(a, b, |a, b| if a < b { b } else { a }))
+            .immediates(|_| false),
+        form("min.s16x2", |a: u32, b: u32| halves(a, b, |a, b| if a < b { a } else { b }))
+            .immediates(|_| false),
         form("popc.b32", |a: u32| (0..32).filter(|n| a >> n & 1 != 0).count() as u32),
         form("brev.b32", |a: u32| (0..32).fold(0, |sum, n| sum | (a >> n & 1) << (31 - n))),
         form("clz.b32", |a: u32| (0..32).rev().take_while(|n| a >> n & 1 == 0).count() as u32),

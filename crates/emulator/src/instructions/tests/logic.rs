@@ -17,7 +17,8 @@ macro_rules! shifts {
             // Amounts beyond the width count as the width.
             let by = by.min($ty::BITS);
             (if $left { i128::from(a) << by } else { i128::from(a) >> by }) as $ty
-        }).at(amounts()));
+        // ptxas cuts immediate amounts of 16-bit shifts to 16 bits.
+        }).at(amounts()).immediates(|row| $ty::BITS > 16 || row[1] < 1 << 16));
     )*};
 }
 
@@ -38,13 +39,15 @@ pub(super) fn forms() -> Vec<Form> {
             }
             result
         })
-        .at(fields()),
+        .at(fields())
+        .immediates(|row| row[2] < 256 && row[3] < 256),
         form("bfe.u32", |a: u32, position: u32, length: u32| {
             let (position, length) = (position & 0xFF, length & 0xFF);
             let bit = |n: u32| if n < length && position + n <= 31 { a >> (position + n) & 1 } else { 0 };
             (0..32).map(|n| bit(n) << n).sum::<u32>()
         })
-        .at(fields().into_iter().map(|[a, _, position, length]| [a, position, length, 0])),
+        .at(fields().into_iter().map(|[a, _, position, length]| [a, position, length, 0]))
+        .immediates(|row| row[1] < 256 && row[2] < 256),
     ];
     bitwise!(forms; u16 "b16", u32 "b32", u64 "b64");
     shifts!(forms;

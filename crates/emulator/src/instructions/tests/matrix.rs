@@ -105,7 +105,38 @@ fn place(operand: usize, thread: usize, i: usize) -> (usize, usize) {
     }
 }
 
+/// A warp's D of the 10 words of A, B and C of each thread.
+fn multiplied(opcode: &str, words: &[u32]) -> Result<Vec<u8>, String> {
+    let loads: String = (0..10).map(|n| format!("ld.global.u32 %r{n}, [%from+{}];\n", 4 * n)).collect();
+    let text = format!(
+        ".visible .entry products(.param .u64 from, .param .u64 to)\n{{\n.reg .b32 %t, %r<10>, %f<4>;\n\
+         .reg .b64 %from, %to, %o;\nld.param.u64 %from, [from];\nld.param.u64 %to, [to];\nmov.u32 %t, %tid.x;\n\
+         mul.wide.u32 %o, %t, 40;\nadd.s64 %from, %from, %o;\nmul.wide.u32 %o, %t, 16;\nadd.s64 %to, %to, %o;\n\
+         {loads}{opcode} {{%f0, %f1, %f2, %f3}}, {{%r0, %r1, %r2, %r3}}, {{%r4, %r5}}, {{%r6, %r7, %r8, %r9}};\n\
+         st.global.v4.u32 [%to], {{%f0, %f1, %f2, %f3}};\nret;\n}}\n"
+    );
+    let mut device = Device::new();
+    let from = device.store(&words.iter().flat_map(|x| x.to_le_bytes()).collect::<Vec<u8>>());
+    let to = device.allocate(16 * 32);
+    device.run(&text, Grid::row(1, 32), &arguments(&[from, to]))?;
+    device.load(to, 16 * 32)
+}
+
+/// Products of an H200 (driver 580): of each warp 320 words of operands and 128 of results. Factors and sums have exponents that are near and
+/// far; there are zeros, subnormal numbers, infinities and NaN.
+const H200: &[u8] = include_bytes!("mma-h200.bin");
+
 fn products(opcode: &str) -> Result<(), String> {
+    for (n, warp) in H200.chunks(4 * 448).enumerate() {
+        let (operands, expected) = warp.split_at(4 * 320);
+        let words: Vec<u32> =
+            operands.as_chunks::<4>().0.iter().map(|&word| u32::from_le_bytes(word)).collect();
+        let found = multiplied(opcode, &words)?;
+        if let Some(at) = (0..128).find(|at| found[4 * at..][..4] != expected[4 * at..][..4]) {
+            let [found, expected] = [&found, expected].map(|bytes| &bytes[4 * at..][..4]);
+            return Err(format!("warp {n} of an H200's, result {at}: {found:x?} is not {expected:x?}"));
+        }
+    }
     for (round, kind) in (0..24).map(|round| (round, round % 4)) {
         let [a, b, c] = matrices(kind, round);
         let mut words: Vec<u32> = Vec::new();
@@ -120,19 +151,7 @@ fn products(opcode: &str) -> Result<(), String> {
             words.extend((0..2).map(|n| pair(element(1, 2 * n, &b, 8), element(1, 2 * n + 1, &b, 8))));
             words.extend((0..4).map(|n| (element(2, n, &c, 8) as f32).to_bits()));
         }
-        let loads: String = (0..10).map(|n| format!("ld.global.u32 %r{n}, [%from+{}];\n", 4 * n)).collect();
-        let text = format!(
-            ".visible .entry products(.param .u64 from, .param .u64 to)\n{{\n.reg .b32 %t, %r<10>, %f<4>;\n\
-             .reg .b64 %from, %to, %o;\nld.param.u64 %from, [from];\nld.param.u64 %to, [to];\nmov.u32 %t, %tid.x;\n\
-             mul.wide.u32 %o, %t, 40;\nadd.s64 %from, %from, %o;\nmul.wide.u32 %o, %t, 16;\nadd.s64 %to, %to, %o;\n\
-             {loads}{opcode} {{%f0, %f1, %f2, %f3}}, {{%r0, %r1, %r2, %r3}}, {{%r4, %r5}}, {{%r6, %r7, %r8, %r9}};\n\
-             st.global.v4.u32 [%to], {{%f0, %f1, %f2, %f3}};\nret;\n}}\n"
-        );
-        let mut device = Device::new();
-        let from = device.store(&words.iter().flat_map(|x| x.to_le_bytes()).collect::<Vec<u8>>());
-        let to = device.allocate(16 * 32);
-        device.run(&text, Grid::row(1, 32), &arguments(&[from, to]))?;
-        let found = device.load(to, 16 * 32)?;
+        let found = multiplied(opcode, &words)?;
         for (n, found) in found.as_chunks::<4>().0.iter().enumerate() {
             let found = f64::from(f32::from_le_bytes(*found));
             let (row, column) = place(2, n / 4, n % 4);

@@ -5,7 +5,7 @@
 //! furthest back in the kernel's text first, which brings them together again after a branch. A launch in which no warp can go on ends
 //! with a fault, as does one in which all warps that can repeat the same states.
 
-use crate::context::{Context, Launch, PendingCopies, Position};
+use crate::context::{Context, Launch, PendingCopies, Position, Source};
 use crate::fault::{Fault, FaultKind, Outcome, Report};
 use crate::kernel::{Action, Barrier, Code, End, ReductionKind, Target};
 use crate::memory::Local;
@@ -413,13 +413,16 @@ impl Turn<'_> {
                 Action::Lanes(execute) => execute(cx).map_err(at)?,
                 Action::Together(members, execute) => {
                     let place = (group.place.0, n as u32);
-                    let members = cx.value(*members).map_err(at)?;
-                    let mask = members[cx.active.trailing_zeros() as usize];
                     // Lanes with another mask do it apart from these.
-                    let mut others = 0;
-                    for lane in 0..LANES {
-                        others |= u32::from(members[lane] != mask) << lane;
-                    }
+                    let (mask, others) = match *members {
+                        Source::Constant(mask) => (mask, 0),
+                        members => {
+                            let members = cx.value(members).map_err(at)?;
+                            let mask = members[cx.active.trailing_zeros() as usize];
+                            let differs = |lane: usize| u32::from(members[lane] != mask) << lane;
+                            (mask, (0..LANES).map(differs).sum())
+                        }
+                    };
                     if cx.active & others != 0 {
                         cx.active &= !others;
                         groups.push(Group { place, lanes: group.lanes & !cx.active, ..group });

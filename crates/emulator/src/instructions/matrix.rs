@@ -163,10 +163,9 @@ fn exponent(x: f32) -> i32 {
 #[inline(always)]
 fn cut(x: f64) -> f32 {
     let smallest = f64::from(f32::from_bits(1));
-    match x.abs() < f64::from(f32::MIN_POSITIVE) {
-        true => ((x / smallest).trunc() * smallest + 0.0) as f32,
-        false => f64::from_bits(x.to_bits() & !((1 << 29) - 1)) as f32,
-    }
+    let subnormal = (x * (1.0 / smallest)).trunc() * smallest + 0.0;
+    let normal = f64::from_bits(x.to_bits() & !((1 << 29) - 1));
+    (if x.abs() < f64::from(f32::MIN_POSITIVE) { subnormal } else { normal }) as f32
 }
 
 /// The mantissa of an f32 with its leading bit.
@@ -189,11 +188,13 @@ fn aligned(magnitude: i32, by: i32, signs: u32) -> i32 {
 #[inline(always)]
 fn add_products(left: &[[f32; K]; 16], right: &[[f32; COLUMNS]; K], sums: &mut [[f32; COLUMNS]; 16]) {
     let (mut exponents, mut mantissas) = ([[0; COLUMNS]; K], [[0; COLUMNS]; K]);
+    let mut columns_are_finite = [true; COLUMNS];
     for (k, row) in right.iter().enumerate() {
         for column in 0..COLUMNS {
             exponents[k][column] = exponent(row[column]);
             // Of bf16, the upper 8 bits are all.
             mantissas[k][column] = mantissa(row[column]) >> 16;
+            columns_are_finite[column] &= row[column].is_finite();
         }
     }
     for (row, sums) in left.iter().zip(sums) {
@@ -214,22 +215,20 @@ fn add_products(left: &[[f32; K]; 16], right: &[[f32; COLUMNS]; K], sums: &mut [
                 total[column] += aligned(magnitude, by, signs ^ right[k][column].to_bits());
             }
         }
+        let before = *sums;
         for column in 0..COLUMNS {
-            let sum = sums[column];
+            let sum = before[column];
             let by = most[column] - exponent(sum);
             let last = aligned(mantissa(sum) << (KEPT - 23), by, sum.to_bits());
-            let total = i64::from(total[column]) + i64::from(last);
             let unit = f64::from_bits(((most[column].max(-900) - KEPT + 1023) as u64) << 52);
-            let is_finite = |x: &f32| x.is_finite();
-            let are_finite = right.iter().all(|row| row[column].is_finite());
-            sums[column] = match are_finite && sum.is_finite() && row.iter().all(is_finite) {
-                true => cut(total as f64 * unit),
-                false => {
-                    let products =
-                        row.iter().zip(right).map(|(x, row)| f64::from(*x) * f64::from(row[column]));
-                    products.fold(f64::from(sum), |sum, product| sum + product) as f32
-                }
-            };
+            sums[column] = cut((f64::from(total[column]) + f64::from(last)) * unit);
+        }
+        let row_is_finite = row.iter().all(|x| x.is_finite());
+        for column in 0..COLUMNS {
+            if !(row_is_finite && columns_are_finite[column] && before[column].is_finite()) {
+                let products = row.iter().zip(right).map(|(x, row)| f64::from(*x) * f64::from(row[column]));
+                sums[column] = products.fold(f64::from(before[column]), |sum, product| sum + product) as f32;
+            }
         }
     }
 }

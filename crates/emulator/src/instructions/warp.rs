@@ -1,9 +1,10 @@
 //! Exchanges among the lanes of a warp (PTX ISA, sections 9.7.9.6 and 9.7.13): all lanes that the mask names take part together.
 
 use super::{Decoded, Decoder, unknown};
+use crate::context::Source;
 use crate::kernel::{Action, Execute};
 use crate::ptx::{Instruction, Operand};
-use crate::registers::{LANES, Marks, lanes_of};
+use crate::registers::{LANES, Lanes, Marks, lanes_of};
 
 pub(super) fn decode(d: &Decoder<'_>, instruction: &Instruction, parts: &[&str]) -> Decoded {
     let (execute, members): (Execute, &Operand) =
@@ -88,38 +89,64 @@ fn shuffle(
     };
     let (target, a) = (d.target::<u32>(target)?, d.source::<u32>(a)?);
     let (b, c) = d.pair::<u32, u32>(b, c)?;
-    let from: fn(u32, u32, u32, u32) -> (u32, bool) = match mode {
+    let from: From = match mode {
         "up" => |lane, b, _, most| (lane.wrapping_sub(b), lane as i32 - b as i32 >= most as i32),
         "down" => |lane, b, _, most| (lane + b, lane + b <= most),
         "bfly" => |lane, b, _, most| (lane ^ b, lane ^ b <= most),
+        // Of the number only what is outside of the segment's counts.
         "idx" => |_, b, least, most| (least | b, least | b <= most),
         _ => return unknown(instruction),
     };
     let is_index = mode == "idx";
+    let sources = move |b: &Lanes<u32>, c: &Lanes<u32>| sources(from, is_index, b, c);
+    // Mostly known when the kernel is loaded.
+    let fixed = match (b, c) {
+        (Source::Constant(b), Source::Constant(c)) => Some(sources(&[b; LANES], &[c; LANES])),
+        _ => None,
+    };
     Ok(Box::new(move |cx| {
-        let (values, marks) = (cx.read(a), cx.marks(a));
-        let (b, c) = (cx.value(b)?, cx.value(c)?);
-        let (mut result, mut shuffled, mut ranges) = ([0; LANES], Marks::NONE, 0u32);
-        for lane in lanes_of(cx.active) {
-            let (number, segment, clamp) = (lane as u32, c[lane] >> 8 & 31, c[lane] & 31);
-            let most = number & segment | clamp & !segment;
-            let least = number & segment;
-            let by = b[lane] & 31;
-            let (source, is_in_range) = from(number, if is_index { by & !segment } else { by }, least, most);
-            let source = if is_in_range { source as usize % LANES } else { lane };
-            result[lane] = values[source];
-            if cx.active >> source & 1 != 0 {
-                shuffled.unwritten[lane] = marks.unwritten[source];
-                shuffled.from_memory |= (marks.from_memory >> source & 1) << lane;
-            } else {
-                shuffled.unwritten[lane] = 0xF;
+        let (sources, ranges) = match fixed {
+            Some(fixed) => fixed,
+            None => sources(&cx.value(b)?, &cx.value(c)?),
+        };
+        let values = cx.read(a);
+        let result = sources.map(|source| values[usize::from(source)]);
+        if cx.active == u32::MAX && !cx.is_marked(a) {
+            cx.write(target, &result, 0);
+        } else {
+            let (marks, mut shuffled) = (cx.marks(a), Marks::NONE);
+            for lane in lanes_of(cx.active) {
+                let source = usize::from(sources[lane]);
+                if cx.active >> source & 1 != 0 {
+                    shuffled.unwritten[lane] = marks.unwritten[source];
+                    shuffled.from_memory |= (marks.from_memory >> source & 1) << lane;
+                } else {
+                    shuffled.unwritten[lane] = 0xF;
+                }
             }
-            ranges |= u32::from(is_in_range) << lane;
+            cx.write_marked(target, &result, &shuffled);
         }
-        cx.write_marked(target, &result, &shuffled);
         if let Some(in_range) = in_range {
             cx.write_predicate(in_range, ranges, 0);
         }
         Ok(())
     }))
+}
+
+/// The lane that a lane takes its value of, and whether that is in range: by the lane's number, what it gives, and the least and the most
+/// of its segment.
+type From = fn(u32, u32, u32, u32) -> (u32, bool);
+
+/// The source of each lane, its own number where that is out of range, and the lanes where it is in range.
+fn sources(from: From, is_index: bool, b: &Lanes<u32>, c: &Lanes<u32>) -> (Lanes<u8>, u32) {
+    let (mut sources, mut ranges) = ([0; LANES], 0);
+    for lane in 0..LANES {
+        let (number, segment, clamp) = (lane as u32, c[lane] >> 8 & 31, c[lane] & 31);
+        let (least, most) = (number & segment, number & segment | clamp & !segment);
+        let by = if is_index { b[lane] & 31 & !segment } else { b[lane] & 31 };
+        let (source, is_in_range) = from(number, by, least, most);
+        sources[lane] = if is_in_range { source as u8 % LANES as u8 } else { lane as u8 };
+        ranges |= u32::from(is_in_range) << lane;
+    }
+    (sources, ranges)
 }

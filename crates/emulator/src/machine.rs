@@ -435,14 +435,12 @@ impl Machine {
         status
     }
 
-    /// To be called by what may wait for all work of a device: a capture that goes on is spoiled, and a call by the thread that
-    /// captures is refused.
+    /// Refuses a call that may wait for all work of a device to a thread that captures, and spoils what it captures. Captures of
+    /// other threads go on, as captures are thread-local.
     pub(crate) fn may_synchronize(&mut self, thread: ThreadId) -> Result<(), Status> {
-        let mut is_refused = false;
-        for capture in self.captures.values_mut() {
-            capture.is_valid = false;
-            is_refused |= capture.thread == thread;
-        }
+        let mut own = self.captures.values_mut().filter(|capture| capture.thread == thread).peekable();
+        let is_refused = own.peek().is_some();
+        own.for_each(|capture| capture.is_valid = false);
         if is_refused { Err(api::CAPTURE_UNSUPPORTED) } else { Ok(()) }
     }
 }

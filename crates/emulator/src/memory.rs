@@ -96,21 +96,17 @@ impl Memory {
     /// Reserves addresses, to be mapped later.
     pub(crate) fn reserve(&mut self, bytes: u64) -> Result<u64, OutOfMemory> {
         let start = self.next_address;
+        let left = self.base as u64 + SPAN - start;
         // A page that is never mapped lies between two reservations.
-        let end = start + bytes.next_multiple_of(PAGE) + PAGE;
-        if end > self.base as u64 + SPAN {
-            return Err(OutOfMemory);
-        }
-        self.next_address = end;
+        let length = bytes.checked_next_multiple_of(PAGE).filter(|length| *length < left - PAGE);
+        self.next_address += length.ok_or(OutOfMemory)? + PAGE;
         Ok(start)
     }
 
     /// Takes physical memory, never written.
     pub(crate) fn create(&mut self, bytes: u64) -> Result<Physical, OutOfMemory> {
-        let taken = bytes.next_multiple_of(PAGE);
-        if taken > self.capacity - self.used {
-            return Err(OutOfMemory);
-        }
+        let left = self.capacity - self.used;
+        let taken = bytes.checked_next_multiple_of(PAGE).filter(|taken| *taken <= left).ok_or(OutOfMemory)?;
         let physical = Physical { offset: self.next_offset, bytes };
         self.used += taken;
         self.next_offset += taken;

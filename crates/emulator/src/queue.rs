@@ -75,10 +75,15 @@ impl Queue {
 
     /// Lets those run that waited for what was taken.
     pub(crate) fn finish(&mut self, taken: &Taken) {
-        for id in &taken.next {
+        self.release(&taken.next, taken.ends);
+    }
+
+    /// Counts what these waited for as done at a time.
+    fn release(&mut self, waiting: &[ItemId], ends: f64) {
+        for id in waiting {
             let Some(item) = self.items.get_mut(id) else { continue };
             item.missing -= 1;
-            item.begins = item.begins.max(taken.ends);
+            item.begins = item.begins.max(ends);
             if item.missing == 0 {
                 self.ready.push(*id);
             }
@@ -87,12 +92,19 @@ impl Queue {
 
     /// What queued work uses memory in this range, if any does.
     pub(crate) fn user_of(&self, start: u64, bytes: u64) -> Option<String> {
-        self.items.values().find_map(|item| item.work.uses(start, bytes))
+        let users = self.items.iter().filter_map(|(id, item)| Some((*id, item.work.uses(start, bytes)?)));
+        users.min_by_key(|(id, _)| *id).map(|(_, user)| user)
     }
 
-    /// Forgets a device's work, which has failed.
+    /// Forgets a device's work, which has failed. What other devices have queued after it no longer waits.
     pub(crate) fn clear(&mut self, device: usize) {
-        self.items.retain(|_, item| item.device != device);
+        let of_device = |item: &Item| item.device == device;
+        let gone: Vec<ItemId> =
+            self.items.iter().filter(|(_, item)| of_device(item)).map(|(id, _)| *id).collect();
+        for id in gone {
+            let Some(Item { next, begins, .. }) = self.items.remove(&id) else { continue };
+            self.release(&next, begins);
+        }
         self.ready.retain(|id| self.items.contains_key(id));
     }
 }

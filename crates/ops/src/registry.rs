@@ -45,6 +45,8 @@ pub struct SampleInput {
     pub fill: Fill,
     /// Whether models give it as a parameter, so that its gradient accumulates.
     pub parameter: bool,
+    /// Whether programs have it in the type that they compute in, though the op takes any.
+    pub computed: bool,
 }
 
 /// How a sample's input is filled.
@@ -84,11 +86,23 @@ impl Sample {
 
     /// The inputs as a program that computes in `dtype` has them: what the op keeps as it is stays f32 beside bf16.
     pub fn tensors(&self, dtype: DType, seed: u64) -> Vec<HostTensor> {
-        let tensor = |(n, input): (usize, &SampleInput)| {
-            let kept = self.op().operand(n) == Operand::Full && dtype == DType::BF16;
-            input.tensor(if kept { DType::F32 } else { dtype }, seed, n as u32)
-        };
+        let tensor =
+            |(n, input): (usize, &SampleInput)| input.tensor(self.plain_type(n, dtype), seed, n as u32);
         self.inputs.iter().enumerate().map(tensor).collect()
+    }
+
+    /// Whether a program that computes in bf16 has other inputs than one that computes in f32.
+    pub fn differs_in_bf16(&self) -> bool {
+        let differs = |(n, input): (usize, &SampleInput)| {
+            input.ty.dtype == DType::F32 && self.plain_type(n, DType::BF16) == DType::BF16
+        };
+        self.inputs.iter().enumerate().any(differs)
+    }
+
+    /// The type of an input of plain floats in a program that computes in `dtype`.
+    fn plain_type(&self, input: usize, dtype: DType) -> DType {
+        let is_kept = self.op().operand(input) == Operand::Full && !self.inputs[input].computed;
+        if is_kept && dtype == DType::BF16 { DType::F32 } else { dtype }
     }
 
     /// The same with the first output taken as a loss.
@@ -98,9 +112,13 @@ impl Sample {
 }
 
 impl SampleInput {
+    fn new(ty: TensorType, fill: Fill) -> Self {
+        SampleInput { ty, fill, parameter: false, computed: false }
+    }
+
     /// An activation of standard normal numbers.
     pub fn activation<const N: usize>(shape: [usize; N]) -> Self {
-        SampleInput { ty: TensorType::new(DType::F32, shape), fill: Fill::Normal(0.0, 1.0), parameter: false }
+        SampleInput::new(TensorType::new(DType::F32, shape), Fill::Normal(0.0, 1.0))
     }
 
     /// A parameter of standard normal numbers.
@@ -110,19 +128,24 @@ impl SampleInput {
 
     /// Integers below `below`.
     pub fn ids(len: usize, below: i32) -> Self {
-        SampleInput { ty: TensorType::new(DType::I32, [len]), fill: Fill::Ids(below), parameter: false }
+        SampleInput::new(TensorType::new(DType::I32, [len]), Fill::Ids(below))
     }
 
     /// Control words.
     pub fn counters<const N: usize>(words: [u32; N]) -> Self {
         let fill = Fill::Values(words.into_iter().map(f64::from).collect());
-        SampleInput { ty: TensorType::new(DType::U32, [N]), fill, parameter: false }
+        SampleInput::new(TensorType::new(DType::U32, [N]), fill)
     }
 
     /// A control word of rank 0: a flag.
     pub fn flag(word: u32) -> Self {
         let fill = Fill::Values(vec![word.into()]);
-        SampleInput { ty: TensorType::new(DType::U32, []), fill, parameter: false }
+        SampleInput::new(TensorType::new(DType::U32, []), fill)
+    }
+
+    /// The same in the type that a program computes in, of an op that takes any.
+    pub fn computed(self) -> Self {
+        SampleInput { computed: true, ..self }
     }
 
     /// The same in a format that the check keeps.

@@ -294,6 +294,9 @@ fn casting(skip: u32, moments: [DType; 2]) -> Sample {
         ([131, 264], by_blocks(Layouts::Transposed)),
         ([128, 256], with_scale(DType::E4M3, Layouts::Both)),
         ([40, 24], with_scale(DType::E5M2, Layouts::Direct)),
+        ([130, 40], by_blocks(Layouts::Direct)),
+        ([130, 24], with_scale(DType::E4M3, Layouts::Direct)),
+        ([40, 136], with_scale(DType::E4M3, Layouts::Transposed)),
     ];
     let mut inputs = vec![
         SampleInput::activation([]).fill(Fill::Values(vec![0.02])),
@@ -310,7 +313,9 @@ fn casting(skip: u32, moments: [DType; 2]) -> Sample {
             if n == 0 { master.fill(Fill::Values((0..256 * 128).map(value).collect())) } else { master };
         inputs.extend([master, m.in_format(moments[0]), v.in_format(moments[1]), grad]);
     }
-    inputs.extend([0.0, 30.0].map(|scale| SampleInput::activation([1, 1]).fill(Fill::Values(vec![scale]))));
+    inputs.extend(
+        [0.0, 30.0, 7.0, 0.5].map(|scale| SampleInput::activation([1, 1]).fill(Fill::Values(vec![scale]))),
+    );
     // As an embedding that is the head too has both a copy and casts.
     let copy = |n: usize| (n.is_multiple_of(2)).then_some(DType::BF16);
     let parameters = (0..of.len()).map(|n| AdamWParameter { weight_decay: 0.1, compute: copy(n) }).collect();

@@ -218,7 +218,7 @@ impl Registered for AttentionGrad {
 }
 
 /// Shapes of models: B, s, h, k, e, and whether documents are told apart.
-const ON_CARD: [(usize, usize, usize, usize, usize, bool); 10] = [
+const ON_CARD: [(usize, usize, usize, usize, usize, bool); 16] = [
     (2, 200, 4, 4, 32, false),
     (1, 333, 4, 2, 64, true),
     (2, 128, 4, 1, 64, false),
@@ -229,6 +229,13 @@ const ON_CARD: [(usize, usize, usize, usize, usize, bool); 10] = [
     (1, 150, 2, 2, 48, false),
     (2, 40, 2, 1, 16, true),
     (1, 513, 1, 1, 80, false),
+    // Whole sequences in a block: of up to 128, 256 and 512 tokens.
+    (2, 100, 2, 2, 32, true),
+    (1, 400, 1, 1, 32, false),
+    (2, 90, 2, 2, 64, true),
+    (1, 200, 2, 2, 64, false),
+    (1, 120, 2, 2, 128, true),
+    (1, 250, 2, 1, 128, false),
 ];
 
 /// Documents of very different lengths: 1, 2, 4, .. tokens.

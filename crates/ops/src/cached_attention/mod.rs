@@ -130,6 +130,8 @@ impl OnCard for CachedAttention {
             sample(1, 6, 3, 96, 100..164),
             sample(3, 2, 1, 256, 0..40),
             sample(1, 4, 1, 34, 0..300),
+            sample(1, 3, 3, 128, 90..91),
+            sample(1, 4, 1, 256, 40..41),
         ]
     }
 }

@@ -54,7 +54,7 @@ impl OnCard for Cast {
     const SOURCES: &'static [KernelSource] = &[cuda::SOURCE];
 
     fn card_samples() -> Vec<Sample> {
-        let sample = |to, n| Sample::plain(Cast { to }, [SampleInput::activation([n])]);
+        let sample = |to, n| Sample::plain(Cast { to }, [SampleInput::activation([n]).computed()]);
         [1, 8, 4099, 1 << 20]
             .into_iter()
             .flat_map(|n| [DType::BF16, DType::F32].map(|to| sample(to, n)))

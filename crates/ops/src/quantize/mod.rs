@@ -326,7 +326,9 @@ impl OnCard for Quantize {
             true => special[i / 128 % 6],
             false => (i % 128) as f64 * 1e-3 * (i / 128 % 3 / 2) as f64,
         };
-        let special = SampleInput::activation([4, 768]).fill(Fill::Values((0..4 * 768).map(value).collect()));
+        let special = SampleInput::activation([4, 768])
+            .computed()
+            .fill(Fill::Values((0..4 * 768).map(value).collect()));
         for format in [DType::E4M3, DType::E5M2, DType::E5M6] {
             let layouts = match format {
                 DType::E5M6 => &[Layouts::Direct][..],
@@ -336,7 +338,7 @@ impl OnCard for Quantize {
             {
                 for (n, shape) in [[304, 264], [256, 384], [131, 277], [1, 1]].into_iter().enumerate() {
                     let op = Quantize::new(format, scaling, n < 2, layouts);
-                    all.push(Sample::plain(op, [SampleInput::activation(shape)]));
+                    all.push(Sample::plain(op, [SampleInput::activation(shape).computed()]));
                 }
                 let op = Quantize::new(format, scaling, false, layouts);
                 all.push(Sample::plain(op, [special.clone()]));
@@ -347,7 +349,10 @@ impl OnCard for Quantize {
                     let all_known: Vec<_> = scales.into_iter().chain(measured).collect();
                     for (known, beside) in all_known {
                         let op = Quantize { known, ..op };
-                        all.push(Sample::plain(op, [SampleInput::activation([304, 264]), beside.clone()]));
+                        all.push(Sample::plain(
+                            op,
+                            [SampleInput::activation([304, 264]).computed(), beside.clone()],
+                        ));
                         all.push(Sample::plain(op, [special.clone(), beside]));
                     }
                 }
@@ -362,12 +367,12 @@ fn amax() -> SampleInput {
     SampleInput::activation([1]).fill(Fill::Values(vec![5.5]))
 }
 
-/// Casts of what is made on the way: of whole areas, of tiles that rows end with, of rows of eights, and of any.
+/// Casts of what is made on the way: of whole areas, of tiles that rows end with, of rows of eights in each layout, and of any.
 fn made_on_the_way() -> Vec<Sample> {
     let mut all = Vec::new();
     for [rows, cols] in [[256, 384], [304, 256], [131, 264], [70, 77]] {
         let gate_up = |kept| match kept {
-            false => vec![SampleInput::activation([rows, 2 * cols])],
+            false => vec![SampleInput::activation([rows, 2 * cols]).computed()],
             true => vec![
                 SampleInput::activation([rows, 2 * cols]).in_format(DType::E4M3),
                 SampleInput::activation(Scaling::Tile.shape(rows, 2 * cols)),
@@ -375,14 +380,14 @@ fn made_on_the_way() -> Vec<Sample> {
         };
         let of = |of| {
             let inputs: Vec<SampleInput> = match of {
-                Of::Input => vec![SampleInput::activation([rows, cols])],
+                Of::Input => vec![SampleInput::activation([rows, cols]).computed()],
                 Of::Swiglu { kept } => gate_up(kept),
                 Of::SwigluKeeping => gate_up(false),
                 Of::SwigluGrad { kept } => {
-                    [vec![SampleInput::activation([rows, cols])], gate_up(kept)].concat()
+                    [vec![SampleInput::activation([rows, cols]).computed()], gate_up(kept)].concat()
                 }
                 Of::Norm => vec![
-                    SampleInput::activation([rows, cols]),
+                    SampleInput::activation([rows, cols]).computed(),
                     SampleInput::activation([rows]),
                     SampleInput::parameter([cols]),
                 ],
@@ -398,7 +403,23 @@ fn made_on_the_way() -> Vec<Sample> {
                 let op = Quantize { of, ..Quantize::new(DType::E4M3, scaling, pow2_scales, Layouts::Both) };
                 all.push(Sample::plain(op, inputs.clone()));
             }
+            // A copy is kept of whole areas.
+            if [rows, cols] == (if of == Of::SwigluKeeping { [256, 384] } else { [131, 264] }) {
+                for layouts in [Layouts::Direct, Layouts::Transposed] {
+                    for scaling in [Scaling::Tensor, Scaling::Row, Scaling::Tile] {
+                        let op = Quantize::new(DType::E4M3, scaling, scaling != Scaling::Tensor, layouts);
+                        all.push(Sample::plain(Quantize { of, ..op }, inputs.clone()));
+                    }
+                    let op = Quantize::new(DType::E4M3, Scaling::Tensor, false, layouts);
+                    let scale = SampleInput::activation([1, 1]).fill(Fill::Values(vec![0.37]));
+                    let given = Quantize { of, known: Known::Scale, ..op };
+                    all.push(Sample::plain(given, [inputs.clone(), vec![scale]].concat()));
+                }
+            }
             let whole = Quantize { of, ..Quantize::new(DType::E5M2, Scaling::Tensor, false, Layouts::Both) };
+            if matches!(of, Of::SwigluGrad { .. }) {
+                all.push(Sample::plain(whole, inputs.clone()));
+            }
             let scale = |value| SampleInput::activation([1, 1]).fill(Fill::Values(vec![value]));
             let measured = (of == Of::Norm).then(|| (Known::Amax, amax()));
             let scales = [scale(0.37), scale(0.0)].map(|scale| (Known::Scale, scale));

@@ -445,10 +445,20 @@ impl OnCard for Rms {
         let plain = ON_CARD.into_iter().zip([true, false].into_iter().cycle());
         let plain = plain.map(|(shape, adds)| rms(shape, adds, true));
         let shapes = [[256, 384], [130, 264]];
-        let tiles = Quantize::new(DType::E4M3, Scaling::Tile, false, Layouts::Both);
-        let tensor = Quantize::new(DType::E4M3, Scaling::Tensor, false, Layouts::Both);
-        let given = |scale| (Quantize { known: Known::Scale, ..tensor }, Some(scale));
-        let casts = [given(30.0), given(0.0), (tiles, None)];
+        let tiles = |layouts| (Quantize::new(DType::E4M3, Scaling::Tile, false, layouts), None);
+        let given = |scale, layouts| {
+            let cast = Quantize::new(DType::E4M3, Scaling::Tensor, false, layouts);
+            (Quantize { known: Known::Scale, ..cast }, Some(scale))
+        };
+        let casts = [
+            given(30.0, Layouts::Both),
+            given(0.0, Layouts::Both),
+            given(30.0, Layouts::Direct),
+            given(30.0, Layouts::Transposed),
+            tiles(Layouts::Both),
+            tiles(Layouts::Direct),
+            tiles(Layouts::Transposed),
+        ];
         let casting =
             shapes.into_iter().flat_map(|shape| casts.map(|(cast, scale)| casting(shape, cast, scale)));
         plain.chain(casting).collect()

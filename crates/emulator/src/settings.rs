@@ -20,6 +20,8 @@ pub(crate) struct Settings {
     pub(crate) log: Option<String>,
     /// `omit=wait:3`: what is left out, for tests of tests.
     pub(crate) omit: Option<Omission>,
+    /// `patch=FILE`: a fault in the text of a program, for tests of tests.
+    pub(crate) patch: Option<Patch>,
 }
 
 /// A compute capability.
@@ -55,6 +57,18 @@ pub(crate) enum Ordering {
     Edge,
 }
 
+/// A fault: lines of a program's text that others replace before it is compiled.
+///
+/// Its file begins with lines `key: value`, of which `source` is the program's name, e.g. `quantize/kernel.cu`; the text of its headers is
+/// part of it. Below an empty line follow lines as in a diff: `-` before one that goes, `+` before one that comes, a space before one that
+/// stays.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Patch {
+    pub(crate) source: String,
+    old: String,
+    new: String,
+}
+
 impl Settings {
     /// Those of the environment.
     ///
@@ -73,6 +87,7 @@ impl Settings {
             seed: 0,
             log: None,
             omit: None,
+            patch: None,
         };
         for setting in text.split_whitespace() {
             let (key, value) =
@@ -89,7 +104,11 @@ impl Settings {
                 "seed" => settings.seed = number()?,
                 "log" => settings.log = Some(value.to_owned()),
                 "omit" => settings.omit = Some(Omission::parse(value)?),
-                _ => return Err(format!("`{key}` is none of arch, devices, memory, seed, log and omit")),
+                "patch" => {
+                    let text = std::fs::read_to_string(value).map_err(|error| format!("{value}: {error}"))?;
+                    settings.patch = Some(Patch::parse(&text)?);
+                }
+                _ => return Err(format!("there is no setting `{key}`")),
             }
         }
         Ok(settings)
@@ -110,6 +129,38 @@ impl Omission {
     }
 }
 
+impl Patch {
+    fn parse(text: &str) -> Result<Patch, String> {
+        let (head, body) = text.split_once("\n\n").ok_or("a patch has an empty line below its head")?;
+        let source = head.lines().find_map(|line| line.strip_prefix("source: "));
+        let source = source.ok_or("a patch names a program: `source: add/kernel.cu`")?.to_owned();
+        let mut patch = Patch { source, old: String::new(), new: String::new() };
+        for line in body.lines() {
+            let (mark, rest) = line.split_at_checked(1).unwrap_or((" ", ""));
+            let (goes, comes) = match mark {
+                "-" => (true, false),
+                "+" => (false, true),
+                " " => (true, true),
+                _ => return Err(format!("`{line}` of a patch begins with none of `-`, `+` and a space")),
+            };
+            for (wanted, text) in [(goes, &mut patch.old), (comes, &mut patch.new)] {
+                if wanted {
+                    text.extend([rest, "\n"]);
+                }
+            }
+        }
+        Ok(patch)
+    }
+
+    /// The program with the fault; an error where the lines do not occur in it exactly once.
+    pub(crate) fn apply(&self, program: &str) -> Result<String, String> {
+        match program.matches(&self.old).count() {
+            1 => Ok(program.replace(&self.old, &self.new)),
+            count => Err(format!("the lines of the patch occur {count} times in {}, not once", self.source)),
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -123,6 +174,19 @@ mod tests {
         assert_eq!(Settings::parse("").unwrap().arch.to_string(), "sm_90a");
         for wrong in ["arch", "arch=x", "omit=wait", "omit=hope:1", "speed=9"] {
             assert!(Settings::parse(wrong).is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn a_patch_replaces_lines_that_occur_once() {
+        let patch = Patch::parse("source: a.cu\ntest: none\n\n kept;\n\n-old;\n+new;\n").unwrap();
+        assert_eq!(patch.source, "a.cu");
+        assert_eq!(patch.apply("old;\nkept;\n\nold;\n"), Ok("old;\nkept;\n\nnew;\n".into()));
+        for other in ["old;\n", "kept;\n\nold;\nkept;\n\nold;\n"] {
+            assert!(patch.apply(other).is_err(), "{other}");
+        }
+        for wrong in ["source: a.cu\n-old;\n", "test: none\n\n-old;\n", "source: a.cu\n\nold;\n"] {
+            assert!(Patch::parse(wrong).is_err(), "{wrong}");
         }
     }
 }

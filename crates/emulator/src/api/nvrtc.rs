@@ -1,5 +1,6 @@
 //! `libnvrtc.so.13`: the real compiler, asked for PTX with the lines of the source in the place of machine code.
 
+use crate::settings::Settings;
 use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
 use std::collections::BTreeMap;
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
@@ -78,6 +79,16 @@ unsafe extern "C" fn nvrtcCreateProgram(
     headers: *const *const c_char,
     header_names: *const *const c_char,
 ) -> c_int {
+    // SAFETY: the caller's string.
+    let title = unsafe { CStr::from_ptr(name) }.to_string_lossy();
+    let patched = Settings::of_environment().patch.filter(|patch| patch.source == title).map(|patch| {
+        // SAFETY: as above.
+        let text = unsafe { CStr::from_ptr(source) }.to_string_lossy();
+        // Where the patch does not fit, the compiler says so.
+        let text = patch.apply(&text).unwrap_or_else(|problem| format!("#error {problem}\n"));
+        CString::new(text).unwrap_or_default()
+    });
+    let source = patched.as_ref().map_or(source, |text| text.as_ptr());
     let status = forward!(
         b"nvrtcCreateProgram\0",
         fn(
@@ -92,10 +103,8 @@ unsafe extern "C" fn nvrtcCreateProgram(
         FAILED
     );
     if status == 0 {
-        // SAFETY: the caller's string.
-        let name = unsafe { CStr::from_ptr(name) }.to_string_lossy().into_owned();
         // SAFETY: the caller's pointer, which was just written.
-        lock_sources().insert(unsafe { *program } as usize, name);
+        lock_sources().insert(unsafe { *program } as usize, title.into_owned());
     }
     status
 }

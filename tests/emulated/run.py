@@ -1,11 +1,12 @@
 """Runs GPU tests on an emulated GPU, each in a process of its own, and says which kernels ran.
 
-The sample is drawn by a seed: the commit's hash, or XTRAIN_TEST_SEED. `run.sh` prepares what this needs.
+The sample is drawn by a seed: the commit's hash, or XTRAIN_TEST_SEED. Every variant of a kernel must run. `run.sh` prepares what this needs.
 """
 
 import argparse
 import collections
 import concurrent.futures
+import dataclasses
 import hashlib
 import json
 import os
@@ -30,11 +31,37 @@ SKIPPED = {
     "cuda/card promoted_products_are_those_of_a_plain_loop": "wgmma, mbarriers and tensor copies are not emulated",
     "cuda/card cudnn_finds_the_known_results": "there is no cuDNN",
 }
-# The architecture that every test runs on, and those that a sample runs on.
+# The architecture that tests run on, and those that a few run on.
 MAIN, OTHERS = "sm_90a", ["sm_80", "sm_89"]
+# Tests whose names begin so need FP8 products, or those with scales of rows and blocks, which older architectures do not have.
+NEEDS = {
+    "train/fp8": [MAIN],
+    "train/card reference_segments_change_no_bit": [MAIN, "sm_89"],
+    "train/card what_a_run_left_in_bf16_it_leaves_where_it_goes_on": [MAIN, "sm_89"],
+}
+# What share of the tests whose names begin so are in a sample for the main architecture, and of all tests for the others.
+SHARES = {"cuda/card products_": 0.25, "": 1.0}
+OTHERS_SHARE = 0.03
+# Tests of kernels for GPUs with less shared memory than the main architecture's.
+ALSO = {"ops/card attention_card_": "sm_89"}
 # Kernels of sources with Hopper's own instructions.
 HOPPER = {"gemm/promoted.cu"}
 TIMEOUT = 600
+
+
+@dataclasses.dataclass(frozen=True)
+class Test:
+    suite: str
+    binary: str
+    test: str
+    arch: str
+
+    def __str__(self):
+        return f"{self.suite} {self.test} {self.arch}"
+
+    def log(self, out):
+        """Where the emulator writes which kernels the test loads and launches."""
+        return out / "kernels" / re.sub("[ /]", "-", str(self))
 
 
 def output(*command):
@@ -42,7 +69,7 @@ def output(*command):
 
 
 def binaries():
-    """Test binaries by name: `ops/card`."""
+    """Test binaries by suite: `ops/card`."""
     wanted = {suite: None for suite in SUITES}
     command = ["cargo", "test", "--no-run", "--message-format=json-render-diagnostics"]
     for package in dict.fromkeys(package for package, _ in SUITES):
@@ -63,18 +90,48 @@ def draw(seed, *what):
     return int.from_bytes(digest[:8], "little") / 2**64
 
 
-def run(binary, suite, test, arch, seed, out):
+def first(table, name):
+    """The entry that the name begins with."""
+    return next((value for start, value in table.items() if name.startswith(start)), None)
+
+
+def choose(seed, only, arch, is_all):
+    """The tests to run, and why some cannot."""
+    chosen, skipped = [], []
+    for suite, binary in binaries().items():
+        for line in output(binary, "--list").splitlines():
+            name = line.removesuffix(": test")
+            full = f"{suite} {name}"
+            # Tests of the CPU run elsewhere.
+            if name == line or only not in full or name.startswith("cpu_"):
+                continue
+            if full in SKIPPED:
+                skipped.append(f"{full}: {SKIPPED[full]}")
+                continue
+            share = 1.0 if only else first(SHARES, full)
+            for one in first(NEEDS, full) or [MAIN, *OTHERS]:
+                is_main, is_also = one in (MAIN, arch), first(ALSO, full) == one
+                drawn = is_all or is_also or draw(seed, full, one) < (share if is_main else OTHERS_SHARE)
+                if drawn and arch in (None, one):
+                    chosen.append(Test(suite, binary, name, one))
+    return chosen, skipped
+
+
+def run(test, seed, out, settings="", cache=None):
     """Runs one test; returns its result, seconds and output."""
-    log = out / "kernels" / hashlib.sha256(f"{suite} {test} {arch}".encode()).hexdigest()[:16]
-    settings = f"arch={arch} seed={seed} log={log}"
-    environment = os.environ | {"XTRAIN_EMULATOR": settings, "XTRAIN_TEST_DEVICE": "cuda"}
-    folder = pathlib.Path("crates") / suite.split("/")[0]
+    settings = f"arch={test.arch} seed={seed} log={test.log(out)} {settings}"
+    environment = os.environ | {
+        "XTRAIN_EMULATOR": settings,
+        "XTRAIN_TEST_DEVICE": "cuda",
+        "XTRAIN_TEST_SEED": str(seed),
+        "XTRAIN_CACHE": str(cache or os.environ["XTRAIN_CACHE"]),
+    }
     begun = time.monotonic()
     try:
         done = subprocess.run(
-            [binary, "--exact", test, "--test-threads=1", "--nocapture"],
-            cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace",
-            timeout=TIMEOUT,
+            [test.binary, "--exact", test.test, "--test-threads=1", "--nocapture"],
+            cwd=pathlib.Path("crates") / test.suite.split("/")[0], env=environment,
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace", timeout=TIMEOUT,
         )
         text, code = done.stdout, done.returncode
     except subprocess.TimeoutExpired as late:
@@ -86,32 +143,80 @@ def run(binary, suite, test, arch, seed, out):
     return result, time.monotonic() - begun, text
 
 
-def kernels(out):
-    """Variants of kernels that were launched, and kernels that were loaded and not."""
+class Results:
+    """Runs tests and keeps what came of them."""
+
+    def __init__(self, seed, out, jobs):
+        self.seed, self.out, self.jobs = seed, out, jobs
+        self.counts, self.seconds, self.failures = collections.Counter(), {}, []
+        self.begun = time.monotonic()
+        try:
+            self.past = json.loads((out / "seconds.json").read_text())
+        except (OSError, ValueError):
+            self.past = {}
+
+    def run(self, tests):
+        # The longest first, so that none is left for the end; the seed orders those that are not known.
+        tests = sorted(tests, key=lambda test: (-self.past.get(str(test), 1), draw(self.seed, str(test))))
+        with concurrent.futures.ThreadPoolExecutor(self.jobs) as pool:
+            futures = {pool.submit(run, test, self.seed, self.out): test for test in tests}
+            for done in concurrent.futures.as_completed(futures):
+                test, (result, took, text) = futures[done], done.result()
+                self.counts[result] += 1
+                self.seconds[str(test)] = round(took, 2)
+                if result == "failed":
+                    self.failures.append(str(test))
+                    print(f"FAILED {test} ({took:.1f} s)\n{text}", flush=True)
+                if len(self.seconds) % 100 == 0:
+                    print(f"{len(self.seconds)} tests after {time.monotonic() - self.begun:.0f} s", flush=True)
+        (self.out / "seconds.json").write_text(json.dumps(self.past | self.seconds, indent=0))
+
+    def report(self):
+        by_suite = collections.Counter()
+        for name, took in self.seconds.items():
+            by_suite[name.split()[0]] += took
+        for suite, took in by_suite.items():
+            print(f"{suite}: {took:.0f} s of processor time")
+        for name, took in sorted(self.seconds.items(), key=lambda item: -item[1])[:8]:
+            print(f"  {name}: {took:.1f} s")
+        launched, idle = kernels(self.out.glob("kernels/*"))
+        print(f"{len(launched)} kernels ran, {len(idle)} were loaded and did not, in {time.monotonic() - self.begun:.0f} s")
+
+
+def kernels(logs):
+    """Kernels of these logs that were launched, and those that were loaded only: `source defines kernel`."""
     launched, loaded = set(), set()
-    for log in (out / "kernels").iterdir():
+    for log in filter(pathlib.Path.exists, logs):
         for line in log.read_text().splitlines():
-            what, source = line.split(" ", 1)
-            (launched if what == "launched" else loaded).add(source)
+            what, kernel = line.split(" ", 1)
+            (launched if what == "launched" else loaded).add(kernel)
     return launched, loaded - launched
+
+
+def named(kernels):
+    """Kernels without their variants: `source kernel`."""
+    return {f"{words[0]} {words[-1]}" for words in map(str.split, kernels)}
 
 
 def variants():
     """All variants that the kernel test compiles for the main architecture: `source defines`."""
-    binary = output("cargo", "test", "--no-run", "--package", "xtrain-ops", "--test", "kernels", "--message-format=json")
-    path = next(m["executable"] for m in map(json.loads, binary.splitlines()) if m.get("executable"))
-    listed = [line.rsplit(": ", 1)[0] for line in output(path, "--list").splitlines()]
-    return {re.sub(f" {MAIN} ?", " ", name) for name in listed if f" {MAIN}" in name and name.split()[0] not in HOPPER}
+    built = output("cargo", "test", "--no-run", "--package", "xtrain-ops", "--test", "kernels", "--message-format=json")
+    path = next(m["executable"] for m in map(json.loads, built.splitlines()) if m.get("executable"))
+    names = [line.rsplit(": ", 1)[0] for line in output(path, "--list").splitlines()]
+    names = [re.sub(f" {MAIN} ?", " ", name).rstrip() for name in names if f" {MAIN}" in name]
+    return {name for name in names if name.split()[0] not in HOPPER}
 
 
 def main():
     arguments = argparse.ArgumentParser(description=__doc__)
     arguments.add_argument("--all", action="store_true", help="every test on every architecture")
-    arguments.add_argument("--only", default="", help="tests whose suite and name contain this")
+    arguments.add_argument("--only", default="", help="tests whose suite and name contain this, each of them")
     arguments.add_argument("--arch", help="this architecture alone")
     arguments.add_argument("--jobs", type=int, default=os.cpu_count())
     arguments.add_argument("--out", type=pathlib.Path, required=True)
     arguments = arguments.parse_args()
+    if arguments.all:
+        os.environ["XTRAIN_TEST_ALL"] = "1"
     commit = subprocess.run(["git", "rev-parse", "HEAD"], stdout=subprocess.PIPE, text=True).stdout.strip()
     seed = int(os.environ.get("XTRAIN_TEST_SEED") or int(commit[:8] or "0", 16))
     print(f"emulated GPU tests with XTRAIN_TEST_SEED={seed}", flush=True)
@@ -120,64 +225,29 @@ def main():
     (out / "kernels").mkdir(parents=True, exist_ok=True)
     for log in (out / "kernels").iterdir():
         log.unlink()
-    try:
-        past = json.loads((out / "seconds.json").read_text())
-    except (OSError, ValueError):
-        past = {}
+    # Compiled kernels stay; what stopwatches chose is found out again, so that every candidate runs.
+    for kept in pathlib.Path(os.environ["XTRAIN_CACHE"]).glob("kernels/*"):
+        if kept.suffix != ".cubin":
+            kept.unlink()
 
-    jobs, skipped = [], []
-    for suite, binary in binaries().items():
-        for line in output(binary, "--list").splitlines():
-            test = line.removesuffix(": test")
-            name = f"{suite} {test}"
-            if test == line or arguments.only not in name:
-                continue
-            if name in SKIPPED:
-                skipped.append(f"{name}: {SKIPPED[name]}")
-                continue
-            for arch in [MAIN, *OTHERS]:
-                wanted = arguments.all or arch == MAIN or draw(seed, name, arch) < 0.05
-                if wanted and arguments.arch in (None, arch):
-                    jobs.append((suite, binary, test, arch))
-    # The longest first, so that none is left for the end; the seed orders those that are not known.
-    jobs.sort(key=lambda job: (-past.get(f"{job[0]} {job[2]} {job[3]}", 1), draw(seed, *job)))
-
-    counts, seconds, failures = collections.Counter(skipped=len(skipped)), {}, []
-    begun = time.monotonic()
-    with concurrent.futures.ThreadPoolExecutor(arguments.jobs) as pool:
-        futures = {pool.submit(run, job[1], job[0], job[2], job[3], seed, out): job for job in jobs}
-        for done in concurrent.futures.as_completed(futures):
-            suite, _, test, arch = futures[done]
-            result, took, text = done.result()
-            name = f"{suite} {test} {arch}"
-            counts[result] += 1
-            seconds[name] = round(took, 2)
-            if result == "failed":
-                failures.append(name)
-                print(f"FAILED {name} ({took:.1f} s)\n{text}", flush=True)
-            if sum(counts.values()) % 200 == 0:
-                print(f"{sum(counts.values())} of {len(jobs)} after {time.monotonic() - begun:.0f} s", flush=True)
-    (out / "seconds.json").write_text(json.dumps(past | seconds, indent=0))
-
+    chosen, skipped = choose(seed, arguments.only, arguments.arch, arguments.all)
+    results = Results(seed, out, arguments.jobs)
+    results.run(chosen)
+    if not arguments.only and arguments.arch is None:
+        launched, idle = kernels(out.glob("kernels/*"))
+        missing = variants() - {kernel.rsplit(" ", 1)[0].rstrip() for kernel in launched}
+        # Each of a variant's kernels runs in some variant.
+        missing |= named(idle) - named(launched)
+        results.failures += [f"no test launches {what}" for what in sorted(missing)]
     for name in skipped:
         print(f"skipped {name}")
-    by_suite = collections.Counter()
-    for name, took in seconds.items():
-        by_suite[name.split()[0]] += took
-    for suite, took in by_suite.items():
-        print(f"{suite}: {took:.0f} s of processor time")
-    for name, took in sorted(seconds.items(), key=lambda item: -item[1])[:8]:
-        print(f"  {name}: {took:.1f} s")
-    launched, idle = kernels(out)
-    print(f"{len(launched)} kernels ran, {len(idle)} were loaded and did not, in {time.monotonic() - begun:.0f} s")
-    missing = variants() - {source.rsplit(" ", 1)[0].rstrip() for source in launched}
-    if missing and not arguments.only and arguments.arch in (None, MAIN):
-        failures += [f"no test launches {variant}" for variant in sorted(missing)]
-    for failure in failures:
+    results.report()
+    for failure in results.failures:
         print(f"FAILED {failure}")
     # The form in which test runners are read.
-    print(f"{counts['passed']} passed, {len(failures)} failed, {counts['skipped']} skipped")
-    sys.exit(1 if failures else 0)
+    skips = results.counts["skipped"] + len(skipped)
+    print(f"{results.counts['passed']} passed, {len(results.failures)} failed, {skips} skipped")
+    sys.exit(1 if results.failures else 0)
 
 
 if __name__ == "__main__":

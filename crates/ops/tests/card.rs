@@ -5,7 +5,7 @@ mod common;
 
 use libtest_mimic::{Arguments, Failed, Trial};
 use std::sync::Arc;
-use xtrain_cuda::Gpu;
+use xtrain_cuda::{Arch, Gpu};
 use xtrain_ops::Sample;
 use xtrain_ops::registry::{SampleOp, card_samples, cpu_kernels, cuda_kernels, large_samples, samples};
 use xtrain_program::{Code, Program, Tracer};
@@ -128,25 +128,31 @@ fn compare(what: &str, dtype: DType, found: &[HostTensor], expected: &[HostTenso
 
 /// One sample in one type.
 fn check(sample: &Sample, dtype: DType) -> Result<(), Failed> {
-    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH)?;
-    let inputs = sample.tensors(dtype, now.as_nanos() as u64);
+    let seed = common::seed();
+    let inputs = sample.tensors(dtype, seed);
     let types: Vec<_> = inputs.iter().map(|t| t.ty()).collect();
-    let what = format!("{:?} on {types:?} in {dtype}", sample.op());
+    let what = format!("{:?} on {types:?} in {dtype} of XTRAIN_TEST_SEED={seed}", sample.op());
     let parts = [Part::First, Part::Next];
     let mut cpu = CpuEngine::new(Arc::new(cpu_kernels()));
     cpu.set_checks(POISONED);
-    // In bf16 the bar is that of the f32 op on the same numbers.
+    // In bf16 the bar is that of the f32 op on the same numbers, but for casts: they round what is in bf16.
     let wide: Vec<HostTensor> = (sample.inputs.iter().zip(&inputs))
-        .map(|(s, t)| match s.ty.dtype == DType::F32 {
+        .map(|(s, t)| match s.ty.dtype == DType::F32 && !s.computed {
             true => HostTensor::from_f64(s.ty, &t.to_f64()),
             false => t.clone(),
         })
         .collect();
     let expected = run(&mut cpu, sample, &wide, &parts)?;
 
-    let mut card = CudaEngine::new(Arc::new(cuda_kernels()), Gpu::open(0)?)?;
+    let gpu = Gpu::open(0)?;
+    let has_all_scales = gpu.info().arch >= Arch::SM90;
+    let mut card = CudaEngine::new(Arc::new(cuda_kernels()), gpu)?;
     card.set_checks(POISONED);
-    let found = run(&mut card, sample, &inputs, &parts)?;
+    let found = match run(&mut card, sample, &inputs, &parts) {
+        // FP8 products that the card does not have are refused in words.
+        Err(e) if !has_all_scales && e.to_string().contains("FP8 needs compute capability") => return Ok(()),
+        found => found?,
+    };
     for (found, expected) in found.iter().zip(&expected) {
         compare(&what, dtype, found, expected);
     }
@@ -178,7 +184,9 @@ fn main() {
     {
         for (n, sample) in samples.into_iter().enumerate().filter(|(_, s)| kernels.find(s.op()).is_some()) {
             let sample = Arc::new(sample);
-            for dtype in [DType::F32, DType::BF16] {
+            let dtypes =
+                if sample.differs_in_bf16() { &[DType::F32, DType::BF16][..] } else { &[DType::F32] };
+            for &dtype in dtypes {
                 let (sample, name) = (sample.clone(), format!("{}_{size}_{n}_{dtype}", sample.op().name()));
                 let test = Trial::test(name, move || check(&sample, dtype));
                 tests.push(test.with_ignored_flag(card.is_none()));

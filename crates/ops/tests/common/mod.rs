@@ -1,6 +1,8 @@
 //! What the tests on a card have in common.
+#![allow(dead_code, reason = "each test binary uses a part")]
 
 use xtrain_cuda::{CudaError, Gpu};
+use xtrain_tensor::Philox;
 
 /// The card, or, said once, why there is none: then its tests count as ignored. Kept to the end, its context is that of every test, and would
 /// else be made anew while some run.
@@ -13,4 +15,25 @@ pub(crate) fn card() -> Option<Gpu> {
         }
         Err(error) => panic!("{error}"),
     }
+}
+
+/// What inputs are drawn by: `XTRAIN_TEST_SEED`, or the time.
+pub(crate) fn seed() -> u64 {
+    match std::env::var("XTRAIN_TEST_SEED") {
+        Ok(seed) => seed.parse().expect("XTRAIN_TEST_SEED is a number"),
+        Err(_) => std::time::UNIX_EPOCH.elapsed().map_or(0, |time| time.as_nanos() as u64),
+    }
+}
+
+/// Of many cases, `count` that `XTRAIN_TEST_SEED` draws, where it is set: for devices that are slow. All of them where it is not, and with
+/// `XTRAIN_TEST_ALL=1`.
+pub(crate) fn drawn<T>(mut all: Vec<T>, count: usize) -> Vec<T> {
+    if std::env::var_os("XTRAIN_TEST_SEED").is_some() && std::env::var_os("XTRAIN_TEST_ALL").is_none() {
+        let (rng, mut n) = (Philox::new(seed(), 0, 0), 0);
+        while all.len() > count {
+            n += 1;
+            all.remove(rng.word(n) as usize % all.len());
+        }
+    }
+    all
 }

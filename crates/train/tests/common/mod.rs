@@ -18,6 +18,23 @@ pub fn on_card() -> bool {
     std::env::var("XTRAIN_TEST_DEVICE").as_deref() == Ok("cuda")
 }
 
+/// Of many cases, `count` that `XTRAIN_TEST_SEED` draws, where it is set: for devices that are slow. All of them where it is not, and with
+/// `XTRAIN_TEST_ALL=1`.
+pub fn drawn<T>(all: impl IntoIterator<Item = T>, count: usize) -> Vec<T> {
+    let mut all: Vec<T> = all.into_iter().collect();
+    let seed =
+        std::env::var("XTRAIN_TEST_SEED").ok().filter(|_| std::env::var_os("XTRAIN_TEST_ALL").is_none());
+    if let Some(seed) = seed {
+        let rng = Philox::new(seed.parse().expect("XTRAIN_TEST_SEED is a number"), 0, 0);
+        let mut n = 0;
+        while all.len() > count {
+            n += 1;
+            all.remove(rng.word(n) as usize % all.len());
+        }
+    }
+    all
+}
+
 /// An engine that poisons every output before it is written, on the device of the tests.
 pub fn engine() -> Box<dyn Engine> {
     let device = if on_card() { Device::Cuda } else { Device::Cpu };

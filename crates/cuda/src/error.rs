@@ -31,7 +31,7 @@ pub enum CudaError {
     #[error("there is no NVIDIA GPU that the driver can use; check `nvidia-smi` and CUDA_VISIBLE_DEVICES")]
     NoDevice,
     /// A card without the tensor cores that kernels are written for.
-    #[error("{name} is of compute capability {arch}; xtrain needs 8.0 (Ampere) or newer")]
+    #[error("{name} is of compute capability {}.{}; xtrain needs 8.0 (Ampere) or newer", arch.major, arch.minor)]
     TooOldCard {
         /// What it is called.
         name: String,

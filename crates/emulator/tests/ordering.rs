@@ -4,8 +4,8 @@
 
 mod common;
 
+use common::Outcome;
 use libtest_mimic::{Arguments, Failed, Trial};
-use std::process::Command;
 use xtrain_cuda::{
     Context, CudaError, Device, DeviceMemory, DevicePtr, Event, Graph, Launch, Module, PinnedMemory, Stream,
 };
@@ -95,15 +95,15 @@ fn expected() -> Vec<u32> {
     [all(&y), all(&w), all(&|x| y(z(x))), all(&|x| w(z(x)))].concat()
 }
 
-/// Whether the program has the right result under these settings, in a process of its own.
-fn is_right(settings: &str) -> Result<bool, Failed> {
-    let child =
-        Command::new(std::env::current_exe()?).env("XTRAIN_EMULATOR", settings).env(CHILD, "1").output()?;
-    Ok(child.status.success())
+/// Fails where the result is wrong.
+fn checked() -> Outcome {
+    if program()? == expected() { Ok(()) } else { Err("the result is wrong".into()) }
 }
 
-/// The variable by which a child knows what it is.
-const CHILD: &str = "XTRAIN_TEST_CHILD";
+/// Whether the program has the right result under these settings, in a process of its own.
+fn is_right(settings: &str) -> Result<bool, Failed> {
+    Ok(common::child("program", settings)?.status.success())
+}
 
 const SEEDS: u64 = 50;
 
@@ -129,13 +129,8 @@ fn whatever_is_left_out_is_noticed(what: &str, count: usize) -> Result<(), Faile
     Ok(())
 }
 
-fn main() -> Result<(), Box<dyn std::error::Error>> {
-    let _folder = common::emulated()?;
-    if std::env::var_os(CHILD).is_some() {
-        let right = program()? == expected();
-        std::process::exit(if right { 0 } else { 1 });
-    }
-    let arguments = Arguments::from_args();
+fn main() -> Outcome {
+    common::run_as_child(&[("program", checked)])?;
     let mut tests = vec![Trial::test(
         "every_allowed_order_gives_the_right_result",
         every_allowed_order_gives_the_right_result,
@@ -144,5 +139,5 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         let name = format!("whatever_is_left_out_is_noticed_{what}");
         tests.push(Trial::test(name, move || whatever_is_left_out_is_noticed(what, count)));
     }
-    libtest_mimic::run(&arguments, tests).exit()
+    libtest_mimic::run(&Arguments::from_args(), tests).exit()
 }

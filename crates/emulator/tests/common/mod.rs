@@ -2,9 +2,12 @@
 #![allow(dead_code, unreachable_pub, reason = "each test binary uses a part")]
 #![allow(unsafe_code, reason = "it sets variables of the environment and calls a foreign function")]
 
+use libtest_mimic::{Arguments, Failed, Trial};
 use std::error::Error;
 use std::os::unix::fs::symlink;
 use std::path::PathBuf;
+use std::process::{Command, Output};
+use xtrain_cuda::{Context, CudaError, DevicePtr, Launch, Module, Stream};
 
 /// The shared library, which cargo builds beside the tests.
 pub fn library() -> Result<PathBuf, Box<dyn Error>> {
@@ -39,4 +42,94 @@ pub fn steps() -> Result<u64, Box<dyn Error>> {
     let steps = unsafe { library.get::<unsafe extern "C" fn() -> u64>(b"xtrain_emulator_steps\0") }?;
     // SAFETY: as above.
     Ok(unsafe { steps() })
+}
+
+/// What tests return.
+pub type Outcome = Result<(), Box<dyn Error>>;
+
+/// What a case does.
+pub type Body = fn() -> Outcome;
+
+/// A test that has the emulator to itself.
+#[derive(Clone, Copy)]
+pub struct Case {
+    pub name: &'static str,
+    /// Settings of the emulator.
+    pub settings: &'static str,
+    /// What is written to the standard error.
+    pub says: &'static str,
+    pub body: Body,
+}
+
+/// The variable by which a child knows its case.
+const CHILD: &str = "XTRAIN_TEST_CHILD";
+
+/// Runs a case of this test binary in a process of its own.
+pub fn child(name: &str, settings: &str) -> std::io::Result<Output> {
+    Command::new(std::env::current_exe()?).env("XTRAIN_EMULATOR", settings).env(CHILD, name).output()
+}
+
+/// In a child, runs its case and ends the process.
+pub fn run_as_child(bodies: &[(&str, Body)]) -> Outcome {
+    let Ok(name) = std::env::var(CHILD) else { return Ok(()) };
+    let folder = emulated()?;
+    let (_, body) = bodies.iter().find(|(of, _)| *of == name).ok_or("no case has this name")?;
+    let result = body();
+    drop(folder);
+    if let Err(error) = &result {
+        eprintln!("{error}");
+    }
+    std::process::exit(if result.is_ok() { 0 } else { 1 })
+}
+
+/// Runs cases, each in a process of its own.
+pub fn main(cases: &[Case]) -> Outcome {
+    let bodies: Vec<_> = cases.iter().map(|case| (case.name, case.body)).collect();
+    run_as_child(&bodies)?;
+    let test = |case: Case| {
+        let run = move || -> Result<(), Failed> {
+            let output = child(case.name, case.settings)?;
+            let said = String::from_utf8_lossy(&output.stderr);
+            if output.status.success() && said.contains(case.says) {
+                return Ok(());
+            }
+            Err(format!("{}, where `{}` was to be said:\n{said}", output.status, case.says).into())
+        };
+        Trial::test(case.name, run)
+    };
+    libtest_mimic::run(&Arguments::from_args(), cases.iter().copied().map(test).collect()).exit()
+}
+
+/// A kernel `step` of `from` and `to`, as PTX: no compiler is needed.
+pub fn module(arch: &str, body: &str) -> Vec<u8> {
+    let head = format!(".version 9.0\n.target {arch}\n.address_size 64\n");
+    format!(
+        "{head}.visible .entry step(.param .align 8 .b8 step_param_0[16])\n{{\n\
+         .reg .b32 %r<9>;\n.reg .b64 %rd<9>;\n.reg .pred %p<3>;\n\
+         ld.param.u64 %rd1, [step_param_0];\nld.param.u64 %rd2, [step_param_0+8];\n\
+         mov.u32 %r1, %tid.x;\nmul.wide.u32 %rd3, %r1, 4;\n\
+         add.s64 %rd4, %rd1, %rd3;\nadd.s64 %rd5, %rd2, %rd3;\n{body}\nret;\n}}\n\0"
+    )
+    .into_bytes()
+}
+
+/// `to[i] = from[i] * 3 + 1` of a number a thread.
+pub const STEP: &str = "ld.global.u32 %r2, [%rd4];\nmad.lo.s32 %r3, %r2, 3, 1;\nst.global.u32 [%rd5], %r3;";
+
+/// Launches [`STEP`] for 32 numbers.
+pub fn step(context: &Context, from: DevicePtr, to: DevicePtr, stream: &Stream) -> Result<(), CudaError> {
+    let module = Module::load(context, &module("sm_90a", STEP))?;
+    launch(&module, Launch::row(1, 32), from, to, stream)
+}
+
+/// Launches a kernel `step`.
+pub fn launch(
+    module: &Module,
+    launch: Launch,
+    from: DevicePtr,
+    to: DevicePtr,
+    stream: &Stream,
+) -> Result<(), CudaError> {
+    // SAFETY: the kernel takes two pointers; what it does wrong with them, the emulator reports.
+    unsafe { module.function("step")?.launch(launch, &[from, to], stream) }
 }

@@ -25,10 +25,14 @@ pub(crate) fn seed() -> u64 {
     }
 }
 
-/// Of many cases, `count` that `XTRAIN_TEST_SEED` draws, where it is set: for devices that are slow. All of them where it is not, and with
-/// `XTRAIN_TEST_ALL=1`.
+/// Whether a device is slow, so that a sample is tried that `XTRAIN_TEST_SEED` draws: where that is set, and `XTRAIN_TEST_ALL=1` is not.
+fn is_sampled() -> bool {
+    std::env::var_os("XTRAIN_TEST_SEED").is_some() && std::env::var_os("XTRAIN_TEST_ALL").is_none()
+}
+
+/// Of many cases all, or as many as are drawn for a slow device.
 pub(crate) fn drawn<T>(mut all: Vec<T>, count: usize) -> Vec<T> {
-    if std::env::var_os("XTRAIN_TEST_SEED").is_some() && std::env::var_os("XTRAIN_TEST_ALL").is_none() {
+    if is_sampled() {
         let (rng, mut n) = (Philox::new(seed(), 0, 0), 0);
         while all.len() > count {
             n += 1;
@@ -36,4 +40,9 @@ pub(crate) fn drawn<T>(mut all: Vec<T>, count: usize) -> Vec<T> {
         }
     }
     all
+}
+
+/// Whether the test of this number is tried at length: each, or one in four that are drawn for a slow device.
+pub(crate) fn is_drawn(number: usize) -> bool {
+    !is_sampled() || Philox::new(seed(), 0, 1).word(number as u64).is_multiple_of(4)
 }

@@ -1,0 +1,260 @@
+//! What the driver promises and refuses: memory, devices, captures, events, and failures that stay.
+#![allow(unsafe_code, reason = "it launches kernels and calls the driver itself")]
+
+mod common;
+
+use common::{Body, Outcome, step};
+use std::ffi::c_int;
+use xtrain_cuda::{
+    Context, CudaError, Device, DeviceMemory, Event, Gpu, Graph, GrowingMemory, Module, PinnedMemory, Stream,
+};
+
+const MIB: usize = 1 << 20;
+
+fn context() -> Result<Context, CudaError> {
+    Context::new(Device::at(0)?)
+}
+
+fn devices_have_memory_of_their_own() -> Outcome {
+    assert_eq!(Device::all()?.len(), 2);
+    let of = |ordinal| -> Result<_, CudaError> {
+        let context = Context::new(Device::at(ordinal)?)?;
+        let (memory, stream) = (DeviceMemory::new(&context, 32)?, Stream::new(&context)?);
+        memory.all().write(&[ordinal as u8; 32], &stream)?;
+        Ok((memory, stream))
+    };
+    let ((first, first_stream), (second, second_stream)) = (of(0)?, of(1)?);
+    assert_eq!(first.all().read(&first_stream)?, [0; 32]);
+    assert_eq!(second.all().read(&second_stream)?, [1; 32]);
+    first.all().copy_from(second.all(), &first_stream)?;
+    assert!(first_stream.synchronize().is_err());
+    // What failed on one device is nothing to the other.
+    assert_eq!(second.all().read(&second_stream)?, [1; 32]);
+    Ok(())
+}
+
+fn memory_ends() -> Outcome {
+    let context = context()?;
+    let first = DeviceMemory::new(&context, 48 * MIB)?;
+    let error = DeviceMemory::new(&context, 48 * MIB).err().ok_or("there is more memory than 64 MiB")?;
+    assert!(error.is_out_of_memory(), "{error}");
+    assert!(DeviceMemory::new(&context, usize::MAX / 2).is_err_and(|error| error.is_out_of_memory()));
+    let mut growing = GrowingMemory::new(&context)?;
+    assert!(growing.grow(32 * MIB).is_err_and(|error| error.is_out_of_memory()));
+    drop(first);
+    growing.grow(32 * MIB)?;
+    DeviceMemory::new(&context, 32 * MIB)?;
+    Ok(())
+}
+
+fn an_old_gpu_is_refused() -> Outcome {
+    let error = Gpu::open(0).err().ok_or("sm_75 is too old")?;
+    assert!(error.to_string().contains("7.5; xtrain needs 8.0"), "{error}");
+    Ok(())
+}
+
+fn a_module_for_another_architecture_is_refused() -> Outcome {
+    let error = Module::load(&context()?, &common::module("sm_90a", common::STEP)).err().ok_or("it loads")?;
+    assert!(error.to_string().contains("CUDA_ERROR_NO_BINARY_FOR_GPU"), "{error}");
+    Ok(())
+}
+
+fn memory_that_queued_work_uses_is_not_freed() -> Outcome {
+    let context = context()?;
+    let stream = Stream::new(&context)?;
+    let memory = DeviceMemory::new(&context, 128)?;
+    memory.all().fill(1, &stream)?;
+    step(&context, memory.pointer(), memory.pointer(), &stream)?;
+    drop(memory);
+    assert!(stream.synchronize().is_err());
+    Ok(())
+}
+
+fn memory_that_queued_work_uses_is_not_unmapped() -> Outcome {
+    let context = context()?;
+    let stream = Stream::new(&context)?;
+    let mut memory = GrowingMemory::new(&context)?;
+    memory.grow(MIB)?;
+    memory.span(0..MIB).fill(1, &stream)?;
+    drop(memory);
+    assert!(stream.synchronize().is_err());
+    Ok(())
+}
+
+fn memory_grows_in_place() -> Outcome {
+    let context = context()?;
+    let stream = Stream::new(&context)?;
+    let mut memory = GrowingMemory::new(&context)?;
+    memory.grow(128)?;
+    let held = memory.bytes();
+    memory.span(0..128).fill(1, &stream)?;
+    memory.grow(held + 1)?;
+    let tail = memory.span(held..held + 128);
+    step(&context, memory.span(0..128).pointer(), tail.pointer(), &stream)?;
+    assert_eq!(tail.read(&stream)?, [0x0303_0304u32.to_le_bytes(); 32].concat());
+    // Beyond what is mapped.
+    let end = memory.span(memory.bytes()..memory.bytes()).pointer();
+    step(&context, memory.span(0..128).pointer(), end, &stream)?;
+    assert!(stream.synchronize().is_err());
+    Ok(())
+}
+
+fn pageable_memory_is_read_when_a_copy_is_called_and_pinned_memory_when_it_runs() -> Outcome {
+    let context = context()?;
+    let stream = Stream::new(&context)?;
+    let [a, b] = [DeviceMemory::new(&context, 4)?, DeviceMemory::new(&context, 4)?];
+    let mut pageable = vec![1; 4];
+    let mut pinned = PinnedMemory::new(&context, 4)?;
+    pinned.fill(1);
+    a.all().write(&pageable, &stream)?;
+    b.all().write(&pinned, &stream)?;
+    pageable.fill(2);
+    pinned.fill(2);
+    assert_eq!((a.all().read(&stream)?, b.all().read(&stream)?), (vec![1; 4], vec![2; 4]));
+    Ok(())
+}
+
+fn a_call_that_may_synchronise_spoils_a_capture() -> Outcome {
+    let context = context()?;
+    let stream = Stream::new(&context)?;
+    let memory = DeviceMemory::new(&context, 128)?;
+    memory.all().fill(1, &stream)?;
+    let allocating = Graph::record(&stream, || {
+        let refused = DeviceMemory::new(&context, 128).err();
+        memory.all().fill(2, &stream)?;
+        assert!(refused.is_some_and(|e| e.to_string().contains("STREAM_CAPTURE_UNSUPPORTED")));
+        Ok::<(), CudaError>(())
+    });
+    assert!(allocating.is_err_and(|error| error.to_string().contains("STREAM_CAPTURE_INVALIDATED")));
+    let waiting = Graph::record(&stream, || stream.synchronize());
+    assert!(waiting.is_err_and(|error| error.to_string().contains("STREAM_CAPTURE_UNSUPPORTED")));
+    // Nothing of either ran, and the stream works.
+    assert_eq!(memory.all().read(&stream)?, [1; 128]);
+    Ok(())
+}
+
+fn captures_of_other_threads_go_on() -> Outcome {
+    let context = context()?;
+    let stream = Stream::new(&context)?;
+    let memory = DeviceMemory::new(&context, 128)?;
+    let graph = Graph::record(&stream, || {
+        memory.all().fill(2, &stream)?;
+        // The library's own allocation waits until nothing is recorded; this is the driver's.
+        let allocated = std::thread::scope(|scope| scope.spawn(allocate).join());
+        assert_eq!(allocated.ok(), Some(0));
+        Ok::<(), CudaError>(())
+    })?;
+    graph.instantiate()?.launch(&stream)?;
+    assert_eq!(memory.all().read(&stream)?, [2; 128]);
+    Ok(())
+}
+
+/// Allocates memory of the first device; returns the status.
+fn allocate() -> c_int {
+    let library = common::library().expect("the emulator");
+    // SAFETY: the library is open already; nothing is initialised again.
+    let library = unsafe { libloading::Library::new(library) }.expect("the emulator");
+    type Retain = unsafe extern "C" fn(*mut usize, c_int) -> c_int;
+    type SetCurrent = unsafe extern "C" fn(usize) -> c_int;
+    type Allocate = unsafe extern "C" fn(*mut u64, usize) -> c_int;
+    let (mut context, mut pointer) = (0, 0);
+    // SAFETY: these are the types of the functions; each writes one of the variables here.
+    unsafe {
+        let retain = library.get::<Retain>(b"cuDevicePrimaryCtxRetain\0").expect("a function");
+        let set_current = library.get::<SetCurrent>(b"cuCtxSetCurrent\0").expect("a function");
+        let allocate = library.get::<Allocate>(b"cuMemAlloc_v2\0").expect("a function");
+        let statuses = [retain(&mut context, 0), set_current(context), allocate(&mut pointer, 128)];
+        statuses.into_iter().max().unwrap_or(0)
+    }
+}
+
+fn a_launch_takes_half_a_millisecond() -> Outcome {
+    let context = context()?;
+    let stream = Stream::new(&context)?;
+    let memory = DeviceMemory::new(&context, 128)?;
+    let [start, end] = [Event::timed(&context)?, Event::timed(&context)?];
+    memory.all().fill(0, &stream)?;
+    start.record(&stream)?;
+    step(&context, memory.pointer(), memory.pointer(), &stream)?;
+    end.record(&stream)?;
+    end.synchronize()?;
+    // A few instructions beside what each launch takes, whatever the order of the seed and however long it took.
+    let seconds = start.seconds_until(&end)?;
+    assert!((0.5e-3..0.502e-3).contains(&seconds), "{seconds}");
+    Ok(())
+}
+
+fn a_failure_stays_until_the_context_is_released() -> Outcome {
+    let first = context()?;
+    let stream = Stream::new(&first)?;
+    let memory = DeviceMemory::new(&first, 128)?;
+    memory.all().fill(1, &stream)?;
+    step(&first, memory.pointer(), memory.pointer().offset(4), &stream)?;
+    for _ in 0..2 {
+        let error = stream.synchronize().err().ok_or("the kernel writes outside")?;
+        assert!(error.to_string().contains("CUDA_ERROR_ILLEGAL_ADDRESS"), "{error}");
+        // What the driver says of it is what the emulator found.
+        assert!(error.to_string().contains("kernel step"), "{error}");
+    }
+    assert!(DeviceMemory::new(&first, 128).is_err());
+    drop((memory, stream, first));
+    let second = context()?;
+    let memory = DeviceMemory::new(&second, 128)?;
+    let stream = Stream::new(&second)?;
+    memory.all().fill(1, &stream)?;
+    assert_eq!(memory.all().read(&stream)?, [1; 128]);
+    Ok(())
+}
+
+fn main() -> Outcome {
+    let case = |name, settings, says, body: Body| common::Case { name, settings, says, body };
+    common::main(&[
+        case(
+            "devices_have_memory_of_their_own",
+            "devices=2",
+            "a copy reads outside of memory",
+            devices_have_memory_of_their_own,
+        ),
+        case("memory_ends", "memory=64", "", memory_ends),
+        case("an_old_gpu_is_refused", "arch=sm_75", "", an_old_gpu_is_refused),
+        case(
+            "a_module_for_another_architecture_is_refused",
+            "arch=sm_80",
+            "a module for sm_90a on sm_80",
+            a_module_for_another_architecture_is_refused,
+        ),
+        case(
+            "memory_that_queued_work_uses_is_not_freed",
+            "",
+            "memory is freed that a fill uses, which has not run yet",
+            memory_that_queued_work_uses_is_not_freed,
+        ),
+        case(
+            "memory_that_queued_work_uses_is_not_unmapped",
+            "",
+            "memory is unmapped that a fill uses, which has not run yet",
+            memory_that_queued_work_uses_is_not_unmapped,
+        ),
+        case("memory_grows_in_place", "", "writes global memory outside of memory", memory_grows_in_place),
+        case(
+            "pageable_memory_is_read_when_a_copy_is_called_and_pinned_memory_when_it_runs",
+            "",
+            "",
+            pageable_memory_is_read_when_a_copy_is_called_and_pinned_memory_when_it_runs,
+        ),
+        case(
+            "a_call_that_may_synchronise_spoils_a_capture",
+            "",
+            "",
+            a_call_that_may_synchronise_spoils_a_capture,
+        ),
+        case("captures_of_other_threads_go_on", "", "", captures_of_other_threads_go_on),
+        case("a_launch_takes_half_a_millisecond", "", "", a_launch_takes_half_a_millisecond),
+        case(
+            "a_failure_stays_until_the_context_is_released",
+            "",
+            "",
+            a_failure_stays_until_the_context_is_released,
+        ),
+    ])
+}

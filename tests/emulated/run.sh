@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Runs the GPU tests on an emulated GPU: a sample of them, or all with --all. See README.md.
+# Runs the GPU tests on an emulated GPU: a sample of them, or all with --all; or `faults`: that the tests notice faults put into kernels.
+# See README.md.
 # Needs Rust, and Python 3.11 with venv: NVRTC comes from PyPI unless XTRAIN_EMULATOR_NVRTC names a libnvrtc.so.13.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
@@ -25,4 +26,9 @@ done
 export XTRAIN_CUDA_LIBRARIES=$folder XTRAIN_CACHE=$target/emulated/cache
 # Its kernel takes Hopper's own instructions, which are not emulated.
 export XTRAIN_PREFER=cublaslt
-exec python3 tests/emulated/run.py --out "$target/emulated" "$@"
+program=run
+if [ "${1:-}" = faults ]; then
+    program=faults
+    shift
+fi
+exec python3 "tests/emulated/$program.py" --out "$target/emulated" "$@"

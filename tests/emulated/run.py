@@ -25,6 +25,7 @@ SUITES = [
     ("xtrain-train", "card"),
     ("xtrain-train", "fp8"),
     ("xtrain-train", "fp8_head"),
+    ("xtrain-train", "lockstep"),
 ]
 # Tests that cannot run here, and why.
 SKIPPED = {
@@ -36,7 +37,8 @@ MAIN, OTHERS = "sm_90a", ["sm_80", "sm_89"]
 # Patterns of tests' names stand with what holds for those tests; the first that matches counts.
 # They need FP8 products, or those with scales of rows and blocks, which older architectures do not have.
 NEEDS = {
-    "train/fp8": [MAIN],
+    "train/(fp8|lockstep .*(row|block))": [MAIN],
+    "train/lockstep .*fp8": [MAIN, "sm_89"],
     "train/card reference_segments_change_no_bit": [MAIN, "sm_89"],
     "train/card what_a_run_left_in_bf16_it_leaves_where_it_goes_on": [MAIN, "sm_89"],
 }

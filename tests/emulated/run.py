@@ -46,6 +46,7 @@ NEEDS = {
 SHARES = {
     "cuda/card products_": 0.25,
     "train/card (reference_segments_change_no_bit|what_a_run_left_in_bf16)": 0.4,
+    "train/fp8 (a_kept_input_of_swiglu|an_output_of_attention_that_is_kept)": 0.5,
     "": 1.0,
 }
 OTHERS_SHARE = 0.03

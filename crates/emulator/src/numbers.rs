@@ -158,6 +158,7 @@ pub(crate) fn flush(x: f32) -> f32 {
 mod tests {
     use super::*;
     use half::bf16 as reference_bf16;
+    use xtrain_tensor::formats;
 
     #[test]
     fn minifloats_round_to_the_nearest_and_saturate() {
@@ -187,5 +188,20 @@ mod tests {
                 assert_eq!(to_bf16(x), reference_bf16::from_f32(x).to_bits(), "{x}");
             }
         }
+    }
+
+    /// Takes minutes: every f32 there is.
+    #[test]
+    #[ignore = "by hand: `cargo test -p xtrain-emulator --lib -- --ignored casts_of_every_f32`"]
+    fn casts_of_every_f32_are_those_of_the_cpu_kernels() {
+        let check = |bits: u32| {
+            let x = f32::from_bits(bits);
+            // Of NaNs the CPU keeps the sign.
+            let same = |found: u8, expected: u8| found == expected || x.is_nan() && found == expected & 0x7F;
+            assert!(same(E4M3.encode(x), formats::to_e4m3(x)), "{bits:#x} in e4m3");
+            assert!(same(E5M2.encode(x), formats::to_e5m2(x)), "{bits:#x} in e5m2");
+            assert!(x.is_nan() || to_bf16(x) == formats::to_bf16(x), "{bits:#x} in bf16");
+        };
+        (0..=u32::MAX).for_each(check);
     }
 }

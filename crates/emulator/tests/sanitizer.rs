@@ -1,5 +1,4 @@
 //! What the emulator says of kernels that do wrong: one line with the kernel, the place, the block and the thread.
-#![allow(unsafe_code, reason = "it launches kernels")]
 
 mod common;
 

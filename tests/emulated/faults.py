@@ -1,8 +1,8 @@
-"""Puts faults into kernels, one at a time, and checks that the tests on the emulated GPU notice them.
+"""Puts known faults into kernels, one at a time, and checks that tests on the emulated GPU catch each of them.
 
-A file of `faults` is a fault. Its first lines are `source:`, the program that it is in, `test:`, a suite and a pattern for names of tests, and
-`message:`, a regular expression for the output of a test that notices it. Below an empty line stands what changes in the program, as in a diff.
-A fault is caught if one of the first tests of these names fails with it and says that, and passes without. `run.sh` prepares what this needs.
+Each file in `faults/` is one fault. Its header has `source:`, the kernel's source file; `test:`, a suite and a pattern of test names; and
+`message:`, a regular expression that the output of a failing test must match. After an empty line follows the change, written like a diff.
+A fault is caught if one of the first matching tests fails with this message, and passes without the fault. Run it through `run.sh faults`.
 """
 
 import argparse
@@ -17,24 +17,24 @@ import time
 from run import MAIN, Test, binaries, output, run
 
 FOLDER = pathlib.Path(__file__).parent / "faults"
-# Tests that are tried for a fault: numbers in their names change with the samples of the ops.
+# The number of matching tests to try. Patterns match several tests, because the numbers in test names change with the op samples.
 MOST = 12
 
 
 def head(file):
-    """The lines above the first empty one, by key."""
+    """The header fields by name."""
     lines = file.read_text().split("\n\n", 1)[0].splitlines()
     return dict(line.split(": ", 1) for line in lines)
 
 
 def find(file, seed, out, suites):
-    """Whether the fault is caught, and by what or why not."""
+    """Returns whether the fault is caught, and the test that caught it or the reason why none did."""
     keys = head(file)
     suite, pattern = keys["test"].split(" ", 1)
     names = [line.removesuffix(": test") for line in output(suites[suite], "--list").splitlines() if line.endswith(": test")]
     tests = [Test(suite, suites[suite], name, MAIN) for name in fnmatch.filter(names, pattern)[:MOST]]
     (out / "kernels").mkdir(parents=True, exist_ok=True)
-    # Compiled kernels are kept by the text that they had without the fault.
+    # The kernel cache is keyed by the unpatched source, so a fault needs a cache of its own.
     with tempfile.TemporaryDirectory() as cache:
         for test in tests:
             result, _, text = run(test, seed, out, f"patch={file.resolve()}", cache)
@@ -54,8 +54,8 @@ def find(file, seed, out, suites):
 
 def main():
     arguments = argparse.ArgumentParser(description=__doc__)
-    arguments.add_argument("--only", default="", help="faults whose names contain this")
-    arguments.add_argument("--seeds", default="1", help="numbers separated by commas; a fault has to be caught with each")
+    arguments.add_argument("--only", default="", help="only faults whose names contain this text")
+    arguments.add_argument("--seeds", default="1", help="comma-separated seeds; each fault must be caught with each seed")
     arguments.add_argument("--jobs", type=int, default=2)
     arguments.add_argument("--out", type=pathlib.Path, required=True)
     arguments = arguments.parse_args()

@@ -1,6 +1,6 @@
-"""Runs GPU tests on an emulated GPU, each in a process of its own, and says which kernels ran.
+"""Runs the GPU tests on an emulated GPU, each in its own process, and checks that every kernel variant is launched.
 
-The sample is drawn by a seed: the commit's hash, or XTRAIN_TEST_SEED. Every variant of a kernel must run. `run.sh` prepares what this needs.
+A seed selects the sample: XTRAIN_TEST_SEED, or else the commit's hash. Run it through `run.sh`.
 """
 
 import argparse
@@ -16,7 +16,7 @@ import subprocess
 import sys
 import time
 
-# Packages with their test binaries.
+# Packages and their test binaries.
 SUITES = [
     ("xtrain-cuda", "card"),
     ("xtrain-ops", "card"),
@@ -27,22 +27,22 @@ SUITES = [
     ("xtrain-train", "fp8_head"),
     ("xtrain-train", "lockstep"),
 ]
-# Tests that cannot run here, and why.
+# Tests that the emulator cannot run, with the reasons.
 SKIPPED = {
     "cuda/card promoted_products_are_those_of_a_plain_loop": "wgmma, mbarriers and tensor copies are not emulated",
     "cuda/card cudnn_finds_the_known_results": "there is no cuDNN",
 }
-# The architecture that tests run on, and those that a few run on.
+# The architecture of most tests, and the architectures of a few more.
 MAIN, OTHERS = "sm_90a", ["sm_80", "sm_89"]
-# Patterns of tests' names stand with what holds for those tests; the first that matches counts.
-# They need FP8 products, or those with scales of rows and blocks, which older architectures do not have.
+# The keys of the following tables are patterns of test names; the first match counts.
+# Architectures of tests that need FP8 GEMMs or block scales.
 NEEDS = {
     "train/(fp8|lockstep .*(row|block))": [MAIN],
     "train/lockstep .*fp8": [MAIN, "sm_89"],
     "train/card reference_segments_change_no_bit": [MAIN, "sm_89"],
     "train/card what_a_run_left_in_bf16_it_leaves_where_it_goes_on": [MAIN, "sm_89"],
 }
-# What share of them is in a sample for the main architecture, and of all tests for the others.
+# The share of tests in a sample: on the main architecture, and on each other one.
 SHARES = {
     "cuda/card products_": 0.25,
     "train/card (reference_segments_change_no_bit|what_a_run_left_in_bf16)": 0.4,
@@ -50,9 +50,9 @@ SHARES = {
     "": 1.0,
 }
 OTHERS_SHARE = 0.03
-# Tests of kernels for GPUs with less shared memory than the main architecture's.
+# Tests that always run on a second architecture: its smaller shared memory selects other kernel variants.
 ALSO = {"ops/card (attention_card_|attention_grad_card_.*f32)": "sm_89"}
-# Kernels of sources with Hopper's own instructions.
+# Sources with Hopper's own instructions.
 HOPPER = {"gemm/promoted.cu"}
 TIMEOUT = 600
 
@@ -68,7 +68,7 @@ class Test:
         return f"{self.suite} {self.test} {self.arch}"
 
     def log(self, out):
-        """Where the emulator writes which kernels the test loads and launches."""
+        """The file in which the emulator logs the kernels that the test loads and launches."""
         return out / "kernels" / re.sub("[ /]", "-", str(self))
 
 
@@ -77,7 +77,7 @@ def output(*command):
 
 
 def binaries():
-    """Test binaries by suite: `ops/card`."""
+    """The test binary of each suite, e.g. of `ops/card`."""
     wanted = {suite: None for suite in SUITES}
     command = ["cargo", "test", "--no-run", "--message-format=json-render-diagnostics"]
     for package in dict.fromkeys(package for package, _ in SUITES):
@@ -93,24 +93,24 @@ def binaries():
 
 
 def draw(seed, *what):
-    """A number in [0, 1) that depends on the seed and on what it is drawn for."""
+    """A random number in [0, 1) for this seed and purpose."""
     digest = hashlib.sha256(" ".join([str(seed), *what]).encode()).digest()
     return int.from_bytes(digest[:8], "little") / 2**64
 
 
 def first(table, name):
-    """The entry of the first pattern that matches the name."""
+    """The value of the first pattern that matches the name, or None."""
     return next((value for pattern, value in table.items() if re.match(pattern, name)), None)
 
 
 def choose(seed, only, arch, is_all):
-    """The tests to run, and why some cannot."""
+    """The tests to run, and the skipped ones with their reasons."""
     chosen, skipped = [], []
     for suite, binary in binaries().items():
         for line in output(binary, "--list").splitlines():
             name = line.removesuffix(": test")
             full = f"{suite} {name}"
-            # Tests of the CPU run elsewhere.
+            # `cargo test` runs the tests of the CPU kernels.
             if name == line or only not in full or name.startswith("cpu_"):
                 continue
             if full in SKIPPED:
@@ -126,7 +126,7 @@ def choose(seed, only, arch, is_all):
 
 
 def run(test, seed, out, settings="", cache=None):
-    """Runs one test; returns its result, seconds and output."""
+    """Runs one test. Returns its result, its duration in seconds and its output."""
     settings = f"arch={test.arch} seed={seed} log={test.log(out)} {settings}"
     environment = os.environ | {
         "XTRAIN_EMULATOR": settings,
@@ -152,7 +152,7 @@ def run(test, seed, out, settings="", cache=None):
 
 
 class Results:
-    """Runs tests and keeps what came of them."""
+    """Runs tests and collects the results."""
 
     def __init__(self, seed, out, jobs):
         self.seed, self.out, self.jobs = seed, out, jobs
@@ -164,7 +164,7 @@ class Results:
             self.past = {}
 
     def run(self, tests):
-        # The longest first, so that none is left for the end; the seed orders those that are not known.
+        # The longest tests start first; the seed orders tests of unknown duration.
         tests = sorted(tests, key=lambda test: (-self.past.get(str(test), 1), draw(self.seed, str(test))))
         with concurrent.futures.ThreadPoolExecutor(self.jobs) as pool:
             futures = {pool.submit(run, test, self.seed, self.out): test for test in tests}
@@ -192,7 +192,7 @@ class Results:
 
 
 def kernels(logs):
-    """Kernels of these logs that were launched, and those that were loaded only: `source defines kernel`."""
+    """The launched kernels, and the kernels that were only loaded, as `source defines kernel`."""
     launched, loaded = set(), set()
     for log in filter(pathlib.Path.exists, logs):
         for line in log.read_text().splitlines():
@@ -202,12 +202,12 @@ def kernels(logs):
 
 
 def named(kernels):
-    """Kernels without their variants: `source kernel`."""
+    """The same kernels without their defines: `source kernel`."""
     return {f"{words[0]} {words[-1]}" for words in map(str.split, kernels)}
 
 
 def variants():
-    """All variants that the kernel test compiles for the main architecture: `source defines`."""
+    """All variants that the kernel test compiles for the main architecture, as `source defines`."""
     built = output("cargo", "test", "--no-run", "--package", "xtrain-ops", "--test", "kernels", "--message-format=json")
     path = next(m["executable"] for m in map(json.loads, built.splitlines()) if m.get("executable"))
     names = [line.rsplit(": ", 1)[0] for line in output(path, "--list").splitlines()]
@@ -217,9 +217,9 @@ def variants():
 
 def main():
     arguments = argparse.ArgumentParser(description=__doc__)
-    arguments.add_argument("--all", action="store_true", help="every test on every architecture")
-    arguments.add_argument("--only", default="", help="tests whose suite and name contain this, each of them")
-    arguments.add_argument("--arch", help="this architecture alone")
+    arguments.add_argument("--all", action="store_true", help="run every test on every architecture")
+    arguments.add_argument("--only", default="", help="run all tests whose suite and name contain this text")
+    arguments.add_argument("--arch", help="run on this architecture only")
     arguments.add_argument("--jobs", type=int, default=os.cpu_count())
     arguments.add_argument("--out", type=pathlib.Path, required=True)
     arguments = arguments.parse_args()
@@ -233,7 +233,7 @@ def main():
     (out / "kernels").mkdir(parents=True, exist_ok=True)
     for log in (out / "kernels").iterdir():
         log.unlink()
-    # Compiled kernels stay; what stopwatches chose is found out again, so that every candidate runs.
+    # Keeps compiled kernels. Drops recorded choices of algorithms, so that the tests try every candidate.
     for kept in pathlib.Path(os.environ["XTRAIN_CACHE"]).glob("kernels/*"):
         if kept.suffix != ".cubin":
             kept.unlink()
@@ -244,7 +244,7 @@ def main():
     if not arguments.only and arguments.arch is None:
         launched, idle = kernels(out.glob("kernels/*"))
         missing = variants() - {kernel.rsplit(" ", 1)[0].rstrip() for kernel in launched}
-        # Each of a variant's kernels runs in some variant.
+        # A kernel function may be idle in some variants, but not in all.
         missing |= named(idle) - named(launched)
         results.failures += [f"no test launches {what}" for what in sorted(missing)]
     for name in skipped:
@@ -252,7 +252,6 @@ def main():
     results.report()
     for failure in results.failures:
         print(f"FAILED {failure}")
-    # The form in which test runners are read.
     skips = results.counts["skipped"] + len(skipped)
     print(f"{results.counts['passed']} passed, {len(results.failures)} failed, {skips} skipped")
     sys.exit(1 if results.failures else 0)

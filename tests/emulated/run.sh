@@ -1,7 +1,6 @@
 #!/usr/bin/env bash
-# Runs the GPU tests on an emulated GPU: a sample of them, or all with --all; or `faults`: that the tests notice faults put into kernels.
-# See README.md.
-# Needs Rust, and Python 3.11 with venv: NVRTC comes from PyPI unless XTRAIN_EMULATOR_NVRTC names a libnvrtc.so.13.
+# Runs the GPU tests on an emulated GPU: a sample, or all with --all. `run.sh faults` checks that tests catch known faults. See README.md.
+# Needs Rust and Python 3.11 with venv. NVRTC comes from PyPI unless XTRAIN_EMULATOR_NVRTC names a libnvrtc.so.13.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 target=$(realpath -m "${CARGO_TARGET_DIR:-target}")
@@ -15,7 +14,7 @@ if [ -z "${XTRAIN_EMULATOR_NVRTC:-}" ]; then
 fi
 
 cargo build --package xtrain-emulator
-# NVIDIA's names for the emulator. Nothing opens as the last two, so that real ones are not looked for elsewhere.
+# Links NVIDIA's library names to the emulator. The last two files are empty and fail to load, so that no real library is found elsewhere.
 folder=$target/emulated/lib
 mkdir -p "$folder"
 for name in libcuda.so.1 libcublasLt.so.13 libnvrtc.so.13; do
@@ -24,7 +23,7 @@ done
 : >"$folder/libcudnn.so.9"
 : >"$folder/libnccl.so.2"
 export XTRAIN_CUDA_LIBRARIES=$folder XTRAIN_CACHE=$target/emulated/cache
-# Its kernel takes Hopper's own instructions, which are not emulated.
+# Excludes the GEMM kernel that needs Hopper's own instructions, which are not emulated.
 export XTRAIN_PREFER=cublaslt
 program=run
 if [ "${1:-}" = faults ]; then

@@ -1,4 +1,4 @@
-//! What the driver promises and refuses: memory, devices, captures, events, and failures that stay.
+//! Tests of the emulated driver: memory, devices, graph captures, events and sticky errors.
 #![allow(unsafe_code, reason = "it launches kernels and calls the driver itself")]
 
 mod common;
@@ -28,7 +28,7 @@ fn devices_have_memory_of_their_own() -> Outcome {
     assert_eq!(second.all().read(&second_stream)?, [1; 32]);
     first.all().copy_from(second.all(), &first_stream)?;
     assert!(first_stream.synchronize().is_err());
-    // What failed on one device is nothing to the other.
+    // A failure on one device does not affect the other.
     assert_eq!(second.all().read(&second_stream)?, [1; 32]);
     Ok(())
 }
@@ -92,7 +92,7 @@ fn memory_grows_in_place() -> Outcome {
     let tail = memory.span(held..held + 128);
     step(&context, memory.span(0..128).pointer(), tail.pointer(), &stream)?;
     assert_eq!(tail.read(&stream)?, [0x0303_0304u32.to_le_bytes(); 32].concat());
-    // Beyond what is mapped.
+    // Accesses the bytes after the mapped ones.
     let end = memory.span(memory.bytes()..memory.bytes()).pointer();
     step(&context, memory.span(0..128).pointer(), end, &stream)?;
     assert!(stream.synchronize().is_err());
@@ -128,7 +128,7 @@ fn a_call_that_may_synchronise_spoils_a_capture() -> Outcome {
     assert!(allocating.is_err_and(|error| error.to_string().contains("STREAM_CAPTURE_INVALIDATED")));
     let waiting = Graph::record(&stream, || stream.synchronize());
     assert!(waiting.is_err_and(|error| error.to_string().contains("STREAM_CAPTURE_UNSUPPORTED")));
-    // Nothing of either ran, and the stream works.
+    // Neither capture executed anything, and the stream still works.
     assert_eq!(memory.all().read(&stream)?, [1; 128]);
     Ok(())
 }
@@ -139,7 +139,7 @@ fn captures_of_other_threads_go_on() -> Outcome {
     let memory = DeviceMemory::new(&context, 128)?;
     let graph = Graph::record(&stream, || {
         memory.all().fill(2, &stream)?;
-        // The library's own allocation waits until nothing is recorded; this is the driver's.
+        // `DeviceMemory::new` would wait for the end of the capture; this calls the driver itself.
         let allocated = std::thread::scope(|scope| scope.spawn(allocate).join());
         assert_eq!(allocated.ok(), Some(0));
         Ok::<(), CudaError>(())
@@ -178,7 +178,7 @@ fn a_launch_takes_half_a_millisecond() -> Outcome {
     step(&context, memory.pointer(), memory.pointer(), &stream)?;
     end.record(&stream)?;
     end.synchronize()?;
-    // A few instructions beside what each launch takes, whatever the order of the seed and however long it took.
+    // Half a millisecond for each launch and little for its few instructions, whatever time it really took.
     let seconds = start.seconds_until(&end)?;
     assert!((0.5e-3..0.502e-3).contains(&seconds), "{seconds}");
     Ok(())
@@ -193,7 +193,7 @@ fn a_failure_stays_until_the_context_is_released() -> Outcome {
     for _ in 0..2 {
         let error = stream.synchronize().err().ok_or("the kernel writes outside")?;
         assert!(error.to_string().contains("CUDA_ERROR_ILLEGAL_ADDRESS"), "{error}");
-        // What the driver says of it is what the emulator found.
+        // The error text of the driver holds the emulator's report.
         assert!(error.to_string().contains("kernel step"), "{error}");
     }
     assert!(DeviceMemory::new(&first, 128).is_err());

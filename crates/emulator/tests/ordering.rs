@@ -1,5 +1,5 @@
-//! A program of two streams has the right result in every order that its waits and events allow, and a wrong one or an error if any of
-//! them is left out.
+//! Tests of execution order: a program with two streams is correct in every order that its waits and events allow, and wrong for some seed
+//! if any wait, event, copy or graph edge is left out.
 #![allow(unsafe_code, reason = "it launches kernels")]
 
 mod common;
@@ -44,7 +44,7 @@ struct Step {
 
 const BYTES: usize = 32 * 4;
 
-/// Two streams that wait for each other, first as they are and then as a graph.
+/// Runs two streams that wait for each other, first directly and then as a graph.
 fn program() -> Result<Vec<u32>, CudaError> {
     let context = Context::new(Device::at(0)?)?;
     let module = Module::load(&context, format!("{KERNEL}\0").as_bytes())?;
@@ -86,7 +86,7 @@ fn program() -> Result<Vec<u32>, CudaError> {
     Ok(output.as_chunks::<4>().0.iter().map(|&bytes| u32::from_le_bytes(bytes)).collect())
 }
 
-/// y and w after one pass, and after a second one that begins with what the first left in x.
+/// The expected y and w after one pass, and after a second pass that starts with the x of the first.
 fn expected() -> Vec<u32> {
     let z = |x: u32| (x * 3 + 1) * 3 + 2;
     let y = |x: u32| z(x) * 3 + 3;
@@ -95,12 +95,12 @@ fn expected() -> Vec<u32> {
     [all(&y), all(&w), all(&|x| y(z(x))), all(&|x| w(z(x)))].concat()
 }
 
-/// Fails where the result is wrong.
+/// Fails if the result is wrong.
 fn checked() -> Outcome {
     if program()? == expected() { Ok(()) } else { Err("the result is wrong".into()) }
 }
 
-/// Whether the program has the right result under these settings, in a process of its own.
+/// True if the program gives the right result under these settings.
 fn is_right(settings: &str) -> Result<bool, Failed> {
     Ok(common::child("program", settings)?.status.success())
 }
@@ -114,7 +114,7 @@ fn every_allowed_order_gives_the_right_result() -> Result<(), Failed> {
     Ok(())
 }
 
-/// Leaves out each wait, event, copy and edge of the graph, of which there are so many.
+/// Leaves out each of the `count` waits, events, copies or edges, one at a time.
 fn whatever_is_left_out_is_noticed(what: &str, count: usize) -> Result<(), Failed> {
     for number in 0..count {
         let omit = format!("omit={what}:{number}");

@@ -45,7 +45,7 @@ pub struct SampleInput {
     pub fill: Fill,
     /// Whether models give it as a parameter, so that its gradient accumulates.
     pub parameter: bool,
-    /// Whether programs have it in the type that they compute in, though the op takes any.
+    /// True if programs pass it in their compute type although the op accepts any type.
     pub computed: bool,
 }
 
@@ -91,7 +91,7 @@ impl Sample {
         self.inputs.iter().enumerate().map(tensor).collect()
     }
 
-    /// Whether a program that computes in bf16 has other inputs than one that computes in f32.
+    /// True if the inputs in a bf16 program differ from those in an f32 program.
     pub fn differs_in_bf16(&self) -> bool {
         let differs = |(n, input): (usize, &SampleInput)| {
             input.ty.dtype == DType::F32 && self.plain_type(n, DType::BF16) == DType::BF16
@@ -99,7 +99,7 @@ impl Sample {
         self.inputs.iter().enumerate().any(differs)
     }
 
-    /// The type of an input of plain floats in a program that computes in `dtype`.
+    /// The type of a floating-point input in a program that computes in `dtype`.
     fn plain_type(&self, input: usize, dtype: DType) -> DType {
         let is_kept = self.op().operand(input) == Operand::Full && !self.inputs[input].computed;
         if is_kept && dtype == DType::BF16 { DType::F32 } else { dtype }
@@ -143,7 +143,7 @@ impl SampleInput {
         SampleInput::new(TensorType::new(DType::U32, []), fill)
     }
 
-    /// The same in the type that a program computes in, of an op that takes any.
+    /// Marks an input that programs pass in their compute type although the op accepts any type.
     pub fn computed(self) -> Self {
         SampleInput { computed: true, ..self }
     }

@@ -126,7 +126,7 @@ fn compare(what: &str, dtype: DType, found: &[HostTensor], expected: &[HostTenso
     }
 }
 
-/// One sample in one type, and, if asked for, how it is replayed.
+/// Compares one sample with the CPU in one type. `replays` also checks recorded and replayed graphs.
 fn check(sample: &Sample, dtype: DType, replays: bool) -> Result<(), Failed> {
     let seed = common::seed();
     let inputs = sample.tensors(dtype, seed);
@@ -135,7 +135,7 @@ fn check(sample: &Sample, dtype: DType, replays: bool) -> Result<(), Failed> {
     let parts = [Part::First, Part::Next];
     let mut cpu = CpuEngine::new(Arc::new(cpu_kernels()));
     cpu.set_checks(POISONED);
-    // In bf16 the bar is that of the f32 op on the same numbers, but for casts: they round what is in bf16.
+    // The reference of a bf16 op is the f32 op on the same values. Casts differ: their reference takes bf16 inputs, too.
     let wide: Vec<HostTensor> = (sample.inputs.iter().zip(&inputs))
         .map(|(s, t)| match s.ty.dtype == DType::F32 && !s.computed {
             true => HostTensor::from_f64(s.ty, &t.to_f64()),

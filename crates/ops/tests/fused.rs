@@ -198,7 +198,7 @@ fn run(
     all
 }
 
-/// What is compared, all or, on a slow device, as many as are said.
+/// The cases of a test.
 struct Cases {
     /// With the scale, where one is given.
     casts: Vec<(Quantize, Option<f32>)>,
@@ -206,6 +206,7 @@ struct Cases {
     shapes: Vec<[usize; 2]>,
     dtypes: Vec<DType>,
     parts: Vec<Part>,
+    /// The size of a sample of the cases.
     count: usize,
 }
 
@@ -219,7 +220,7 @@ fn given(format: DType, scale: f32, layouts: Layouts) -> (Quantize, Option<f32>)
     (Quantize { known: Known::Scale, ..cast }, Some(scale))
 }
 
-/// Columns of the narrowest sums that [`Cases::large`] are tried with.
+/// The smallest width of [`Cases::large`].
 const NARROWEST: usize = 128;
 
 impl Cases {
@@ -257,7 +258,7 @@ impl Cases {
         ];
         let rows = (l2_bytes / (4 * width)).next_multiple_of(TILE) + TILE;
         let parts = vec![Part::First, Part::Next, Part::Next, Part::Next, Part::First, Part::First];
-        // All of the narrowest, which are cast by every variant.
+        // A sample contains every cast at one width, so that it launches every variant.
         let count = if width == NARROWEST { casts.len() } else { 2 };
         Cases { casts, shapes: vec![[rows, width]], dtypes: vec![DType::BF16], parts, count }
     }

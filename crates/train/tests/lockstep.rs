@@ -1,5 +1,5 @@
-//! Every op of a training step gives on a card what it gives on the CPU: the message of a failure names the step, the op and the output.
-//! Without a card every test counts as ignored, and the reason is printed.
+//! Training steps on a GPU and on the CPU in lockstep. A failure names the step, the op and the output that differs.
+//! Without a GPU every test is ignored, and the reason is printed.
 
 mod common;
 
@@ -23,24 +23,32 @@ use xtrain_train::programs::TrainingSpec;
 
 const BATCH: Batch = Batch { sequences: 2, seq_len: 48 };
 
-/// Two engines that do the same. After each run their values are compared, and the card goes on with the CPU's state.
-struct Both {
+/// An engine that runs each part on the CPU and on the GPU, compares the values, and copies the CPU's state to the GPU.
+struct Lockstep {
     cpu: Box<dyn Engine>,
-    card: Box<dyn Engine>,
-    /// Whether every value is an output, so that all are compared; otherwise memory is planned as in a run, and what that keeps is compared.
-    keeps_all: bool,
-    /// The most that a value may be off by, relative to its norm.
-    bar: f64,
-    /// The step that runs.
+    gpu: Box<dyn Engine>,
+    compared: Compared,
+    /// The largest allowed difference of a value, relative to its norm.
+    tolerance: f64,
+    /// The number of the current step.
     step: Arc<AtomicU64>,
 }
 
-/// The name of a value as an output.
-fn name(id: ValueId) -> Arc<str> {
+/// The values that are compared.
+#[derive(Clone, Copy, PartialEq)]
+enum Compared {
+    /// Every value that an op writes. Each is an output of the program, so that none shares its memory.
+    EveryOp,
+    /// Outputs and state. Transient values share memory as the plan of a real run has it.
+    OutputsAndState,
+}
+
+/// The output name of a transient value.
+fn output_name(id: ValueId) -> Arc<str> {
     format!("value {}", id.0).into()
 }
 
-impl Both {
+impl Lockstep {
     fn value(
         engine: &mut dyn Engine,
         outputs: &Outputs,
@@ -54,18 +62,18 @@ impl Both {
         }
     }
 
-    /// Compares what the instances of a part wrote, in their order.
+    /// Compares the outputs of the part's instances in execution order.
     fn compare(&mut self, id: ProgramId, part: Part) -> Result<(), EngineError> {
-        let (theirs, ours) = (self.cpu.outputs(id)?, self.card.outputs(id)?);
+        let (cpu_outputs, gpu_outputs) = (self.cpu.outputs(id)?, self.gpu.outputs(id)?);
         let program = self.cpu.program(id).clone();
         for instance in program.instances.iter().filter(|instance| part.includes(instance.phase)) {
             let is_kept = |id| !matches!(program.value(id).storage, Storage::Transient);
             for (n, output) in instance.outputs.iter().enumerate().filter(|(_, output)| is_kept(output.value))
             {
-                let expected = Both::value(&mut *self.cpu, &theirs, &program, output.value)?;
-                let found = Both::value(&mut *self.card, &ours, &program, output.value)?;
+                let expected = Lockstep::value(&mut *self.cpu, &cpu_outputs, &program, output.value)?;
+                let found = Lockstep::value(&mut *self.gpu, &gpu_outputs, &program, output.value)?;
                 let error = difference(program.ty(output.value), &found, &expected);
-                assert!(error <= self.bar, "{}", self.message(instance, part, n, error));
+                assert!(error <= self.tolerance, "{}", self.message(instance, part, n, error));
             }
         }
         Ok(())
@@ -73,7 +81,7 @@ impl Both {
 
     fn message(&self, instance: &Instance, part: Part, output: usize, error: f64) -> String {
         format!(
-            "step {}, {part:?}: {} at {} ({}): output {output} is off by {error:e} on the card",
+            "step {}, {part:?}: {} at {} ({}): output {output} differs from the CPU's by {error:e}",
             self.step.load(Ordering::Relaxed),
             instance.code.op().name(),
             instance.origin,
@@ -81,23 +89,24 @@ impl Both {
         )
     }
 
-    /// Has the card go on with the CPU's state, so that what differs does not add up.
-    fn level(&mut self) -> Result<(), EngineError> {
+    /// Copies the CPU's state to the GPU, so that rounding differences do not accumulate over steps.
+    fn copy_state_to_gpu(&mut self) -> Result<(), EngineError> {
         for StateEntry { kind, name, .. } in self.cpu.state_entries() {
-            self.card.write_state(kind, &name, &self.cpu.read_state(kind, &name)?)?;
+            self.gpu.write_state(kind, &name, &self.cpu.read_state(kind, &name)?)?;
         }
         Ok(())
     }
 }
 
-/// How far a value is from the expected one; of formats with scales nothing is told, as their scales may differ by a power of two.
+/// The norm of the difference relative to the norm of `expected`. FP8 and E5M6 values count as equal, because their power-of-two scales may
+/// differ where an amax is rounded differently.
 fn difference(ty: TensorType, found: &[u8], expected: &[u8]) -> f64 {
     let is_compared = matches!(ty.dtype, DType::F64 | DType::F32 | DType::BF16 | DType::I32 | DType::U32);
     if found == expected || !is_compared {
         return 0.0;
     }
     let [found, expected] = [found, expected].map(|bytes| {
-        // As far as their elements ask, aligned.
+        // `decode` needs bytes that are aligned for the element type.
         let mut words = vec![0u64; bytes.len().div_ceil(8)];
         let aligned = &mut bytemuck::cast_slice_mut(&mut words)[..bytes.len()];
         aligned.copy_from_slice(bytes);
@@ -109,101 +118,101 @@ fn difference(ty: TensorType, found: &[u8], expected: &[u8]) -> f64 {
     if error.is_nan() { f64::INFINITY } else { error }
 }
 
-impl Engine for Both {
+impl Engine for Lockstep {
     fn load(&mut self, mut program: Program) -> Result<ProgramId, EngineError> {
         for (n, value) in program.values.iter_mut().enumerate() {
-            if self.keeps_all && matches!(value.storage, Storage::Transient) {
-                value.storage = Storage::Output { name: name(ValueId(n as u32)) };
+            if self.compared == Compared::EveryOp && matches!(value.storage, Storage::Transient) {
+                value.storage = Storage::Output { name: output_name(ValueId(n as u32)) };
             }
         }
         let id = self.cpu.load(program.clone())?;
-        assert_eq!(self.card.load(program)?, id);
+        assert_eq!(self.gpu.load(program)?, id);
         Ok(id)
     }
 
     fn write_input(&mut self, program: ProgramId, name: &str, bytes: &[u8]) -> Result<(), EngineError> {
         self.cpu.write_input(program, name, bytes)?;
-        self.card.write_input(program, name, bytes)
+        self.gpu.write_input(program, name, bytes)
     }
 
     fn run(&mut self, program: ProgramId, part: Part) -> Result<(), EngineError> {
         self.cpu.run(program, part)?;
-        self.card.run(program, part)?;
+        self.gpu.run(program, part)?;
         self.compare(program, part)?;
-        self.level()
+        self.copy_state_to_gpu()
     }
 
     fn fetch(&mut self, program: ProgramId) -> Result<Ticket, EngineError> {
-        self.card.fetch(program)
+        self.gpu.fetch(program)
     }
 
     fn is_ready(&self, ticket: &Ticket) -> Result<bool, EngineError> {
-        self.card.is_ready(ticket)
+        self.gpu.is_ready(ticket)
     }
 
     fn collect(&mut self, ticket: Ticket) -> Result<Outputs, EngineError> {
-        self.card.collect(ticket)
+        self.gpu.collect(ticket)
     }
 
     fn state_entries(&self) -> Vec<StateEntry> {
-        self.card.state_entries()
+        self.gpu.state_entries()
     }
 
     fn read_state(&mut self, kind: StateKind, name: &str) -> Result<Vec<u8>, EngineError> {
-        self.card.read_state(kind, name)
+        self.gpu.read_state(kind, name)
     }
 
     fn copy_state(&mut self, entries: &[StateEntry], targets: &mut [&mut [u8]]) -> Result<(), EngineError> {
-        self.card.copy_state(entries, targets)
+        self.gpu.copy_state(entries, targets)
     }
 
     fn write_state(&mut self, kind: StateKind, name: &str, bytes: &[u8]) -> Result<(), EngineError> {
         self.cpu.write_state(kind, name, bytes)?;
-        self.card.write_state(kind, name, bytes)
+        self.gpu.write_state(kind, name, bytes)
     }
 
     fn memory_bytes(&self) -> usize {
-        self.card.memory_bytes()
+        self.gpu.memory_bytes()
     }
 
     fn program(&self, id: ProgramId) -> &Program {
-        self.card.program(id)
+        self.gpu.program(id)
     }
 
     fn set_timing(&mut self, timing: Timing) -> Result<(), EngineError> {
-        self.card.set_timing(timing)
+        self.gpu.set_timing(timing)
     }
 
     fn take_times(&mut self) -> Result<Vec<Timed>, EngineError> {
-        self.card.take_times()
+        self.gpu.take_times()
     }
 
     fn free_bytes(&self) -> Option<u64> {
-        self.card.free_bytes()
+        self.gpu.free_bytes()
     }
 
     fn busy_rows(&self) -> usize {
-        self.card.busy_rows()
+        self.gpu.busy_rows()
     }
 
     fn memory_bandwidth(&self) -> Option<f64> {
-        self.card.memory_bandwidth()
+        self.gpu.memory_bandwidth()
     }
 
     fn choices(&self) -> BTreeMap<String, String> {
-        self.card.choices()
+        self.gpu.choices()
     }
 }
 
-/// Four steps: the first ones of each part are run op by op, recorded and replayed.
-fn steps(spec: &TrainingSpec, keeps_all: bool, bar: f64) -> Result<(), Failed> {
+/// Runs four steps of two micro-batches, so that the GPU runs each part op by op, then records it as a graph, then replays that.
+fn run_steps(spec: &TrainingSpec, compared: Compared, tolerance: f64) -> Result<(), Failed> {
     let engine = |device| -> Result<Box<dyn Engine>, Failed> {
         Ok(Processor::choose(device)?.engine(Checks::default())?)
     };
     let step = Arc::new(AtomicU64::new(0));
-    let (cpu, card) = (engine(Device::Cpu)?, engine(Device::Cuda)?);
-    let both = Both { cpu, card, keeps_all, bar, step: step.clone() };
-    let mut learner = Learner::new(Box::new(both), spec.clone(), 11)?;
+    let (cpu, gpu) = (engine(Device::Cpu)?, engine(Device::Cuda)?);
+    let engine = Lockstep { cpu, gpu, compared, tolerance, step: step.clone() };
+    let mut learner = Learner::new(Box::new(engine), spec.clone(), 11)?;
     learner.weights().initialize(5, 0.1)?;
     for number in 0..4 {
         step.store(number, Ordering::Relaxed);
@@ -216,36 +225,38 @@ fn steps(spec: &TrainingSpec, keeps_all: bool, bar: f64) -> Result<(), Failed> {
     Ok(())
 }
 
-/// Each model in each recipe; the bar is what its rounding allows, after all ops of a step.
 fn main() {
     let arguments = Arguments::from_args();
     let arch = match Gpu::open(0) {
         Ok(gpu) => Some(gpu.info().arch),
         Err(error @ (CudaError::Missing(_) | CudaError::NoDevice)) => {
-            eprintln!("no card: {error}");
+            eprintln!("no GPU: {error}");
             None
         }
         Err(error) => panic!("{error}"),
     };
     let mut tests = Vec::new();
     for recipe in Recipe::ALL {
-        let (from, bar) = match recipe {
+        // Rounding differences accumulate over the ops of a step.
+        let (needed, tolerance) = match recipe {
             Recipe::Fp32 => (Arch::SM80, 1e-3),
             Recipe::Bf16 => (Arch::SM80, 5e-2),
             Recipe::Fp8Delayed | Recipe::Fp8Current => (Arch::SM89, 0.3),
             Recipe::Fp8Row | Recipe::Fp8Block => (Arch::SM90, 0.3),
         };
-        for (what, keeps_all) in [("every_op", true), ("what_a_step_keeps", false)] {
+        for (what, compared) in
+            [("every_op_matches", Compared::EveryOp), ("outputs_and_state_match", Compared::OutputsAndState)]
+        {
             let test = move || -> Result<(), Failed> {
                 let models = [(small_model(), true), (wide_model(), false), (wide_model(), true)];
                 for (model, document_mask) in drawn(models, 1) {
                     let spec = TrainingSpec { recipe, document_mask, ..spec(model, BATCH) };
-                    steps(&spec, keeps_all, bar)?;
+                    run_steps(&spec, compared, tolerance)?;
                 }
                 Ok(())
             };
-            let name = format!("{what}_is_the_cpus_in_{}", recipe.name().replace('-', "_"));
-            tests.push(Trial::test(name, test).with_ignored_flag(arch.is_none_or(|arch| arch < from)));
+            let name = format!("{what}_the_cpu_in_{}", recipe.name().replace('-', "_"));
+            tests.push(Trial::test(name, test).with_ignored_flag(arch.is_none_or(|arch| arch < needed)));
         }
     }
     libtest_mimic::run(&arguments, tests).exit();

@@ -1,4 +1,4 @@
-//! The emulator as a program meets it: a folder of links under the names of NVIDIA's libraries.
+//! Test setup: a folder that links NVIDIA's library names to the emulator, and tests that run in child processes.
 #![allow(dead_code, unreachable_pub, reason = "each test binary uses a part")]
 #![allow(unsafe_code, reason = "it sets variables of the environment and calls a foreign function")]
 
@@ -17,13 +17,13 @@ pub fn library() -> Result<PathBuf, Box<dyn Error>> {
     found.ok_or_else(|| "libxtrain_emulator.so is not built: `cargo build -p xtrain-emulator`".into())
 }
 
-/// Has this process find the emulator in the place of NVIDIA's libraries, which it must not have opened yet.
+/// Makes this process load the emulator instead of NVIDIA's libraries. Call it before any of them is loaded.
 pub fn emulated() -> Result<tempfile::TempDir, Box<dyn Error>> {
     let folder = tempfile::tempdir()?;
     for name in ["libcuda.so.1", "libcublasLt.so.13", "libnvrtc.so.13"] {
         symlink(library()?, folder.path().join(name))?;
     }
-    // Nothing opens as these, so that real ones are not looked for elsewhere.
+    // Empty files fail to load, so that no real library is found elsewhere.
     for name in ["libcudnn.so.9", "libnccl.so.2"] {
         std::fs::write(folder.path().join(name), [])?;
     }
@@ -34,7 +34,7 @@ pub fn emulated() -> Result<tempfile::TempDir, Box<dyn Error>> {
     Ok(folder)
 }
 
-/// How many instructions warps have executed in this process.
+/// The number of warp instructions executed in this process.
 pub fn steps() -> Result<u64, Box<dyn Error>> {
     // SAFETY: the library is open already; nothing is initialised again.
     let library = unsafe { libloading::Library::new(library()?) }?;
@@ -44,32 +44,32 @@ pub fn steps() -> Result<u64, Box<dyn Error>> {
     Ok(unsafe { steps() })
 }
 
-/// What tests return.
+/// The result of a test.
 pub type Outcome = Result<(), Box<dyn Error>>;
 
-/// What a case does.
+/// The code of a case.
 pub type Body = fn() -> Outcome;
 
-/// A test that has the emulator to itself.
+/// A test that runs in its own process.
 #[derive(Clone, Copy)]
 pub struct Case {
     pub name: &'static str,
-    /// Settings of the emulator.
+    /// `XTRAIN_EMULATOR`, the emulator's settings.
     pub settings: &'static str,
-    /// What is written to the standard error.
+    /// Text that must appear on standard error.
     pub says: &'static str,
     pub body: Body,
 }
 
-/// The variable by which a child knows its case.
+/// The environment variable that names the case of a child process.
 const CHILD: &str = "XTRAIN_TEST_CHILD";
 
-/// Runs a case of this test binary in a process of its own.
+/// Runs a case of this test binary in a child process.
 pub fn child(name: &str, settings: &str) -> std::io::Result<Output> {
     Command::new(std::env::current_exe()?).env("XTRAIN_EMULATOR", settings).env(CHILD, name).output()
 }
 
-/// In a child, runs its case and ends the process.
+/// Runs the case of a child process and exits. Returns at once in the parent.
 pub fn run_as_child(bodies: &[(&str, Body)]) -> Outcome {
     let Ok(name) = std::env::var(CHILD) else { return Ok(()) };
     let folder = emulated()?;
@@ -82,7 +82,7 @@ pub fn run_as_child(bodies: &[(&str, Body)]) -> Outcome {
     std::process::exit(if result.is_ok() { 0 } else { 1 })
 }
 
-/// Runs cases, each in a process of its own.
+/// Runs each case in a child process.
 pub fn main(cases: &[Case]) -> Outcome {
     let bodies: Vec<_> = cases.iter().map(|case| (case.name, case.body)).collect();
     run_as_child(&bodies)?;
@@ -93,14 +93,14 @@ pub fn main(cases: &[Case]) -> Outcome {
             if output.status.success() && said.contains(case.says) {
                 return Ok(());
             }
-            Err(format!("{}, where `{}` was to be said:\n{said}", output.status, case.says).into())
+            Err(format!("{}, `{}` is missing from its output:\n{said}", output.status, case.says).into())
         };
         Trial::test(case.name, run)
     };
     libtest_mimic::run(&Arguments::from_args(), cases.iter().copied().map(test).collect()).exit()
 }
 
-/// A kernel `step` of `from` and `to`, as PTX: no compiler is needed.
+/// The PTX of a kernel `step` with the parameters `from` and `to`.
 pub fn module(arch: &str, body: &str) -> Vec<u8> {
     let head = format!(".version 9.0\n.target {arch}\n.address_size 64\n");
     format!(
@@ -113,7 +113,7 @@ pub fn module(arch: &str, body: &str) -> Vec<u8> {
     .into_bytes()
 }
 
-/// `to[i] = from[i] * 3 + 1` of a number a thread.
+/// `to[i] = from[i] * 3 + 1`, one u32 a thread.
 pub const STEP: &str = "ld.global.u32 %r2, [%rd4];\nmad.lo.s32 %r3, %r2, 3, 1;\nst.global.u32 [%rd5], %r3;";
 
 /// Launches [`STEP`] for 32 numbers.
@@ -130,6 +130,6 @@ pub fn launch(
     to: DevicePtr,
     stream: &Stream,
 ) -> Result<(), CudaError> {
-    // SAFETY: the kernel takes two pointers; what it does wrong with them, the emulator reports.
+    // SAFETY: the kernel takes two pointers; the emulator reports invalid accesses.
     unsafe { module.function("step")?.launch(launch, &[from, to], stream) }
 }

@@ -17,7 +17,7 @@ pub(crate) fn card() -> Option<Gpu> {
     }
 }
 
-/// What inputs are drawn by: `XTRAIN_TEST_SEED`, or the time.
+/// The seed of random inputs: `XTRAIN_TEST_SEED`, or the time.
 pub(crate) fn seed() -> u64 {
     match std::env::var("XTRAIN_TEST_SEED") {
         Ok(seed) => seed.parse().expect("XTRAIN_TEST_SEED is a number"),
@@ -25,12 +25,12 @@ pub(crate) fn seed() -> u64 {
     }
 }
 
-/// Whether a device is slow, so that a sample is tried that `XTRAIN_TEST_SEED` draws: where that is set, and `XTRAIN_TEST_ALL=1` is not.
+/// True if tests run a sample of their cases: `XTRAIN_TEST_SEED` is set, as on the slow emulated GPU, and `XTRAIN_TEST_ALL` is not.
 fn is_sampled() -> bool {
     std::env::var_os("XTRAIN_TEST_SEED").is_some() && std::env::var_os("XTRAIN_TEST_ALL").is_none()
 }
 
-/// Of many cases all, or as many as are drawn for a slow device.
+/// All cases, or a sample of `count` of them.
 pub(crate) fn drawn<T>(mut all: Vec<T>, count: usize) -> Vec<T> {
     if is_sampled() {
         let (rng, mut n) = (Philox::new(seed(), 0, 0), 0);
@@ -42,7 +42,7 @@ pub(crate) fn drawn<T>(mut all: Vec<T>, count: usize) -> Vec<T> {
     all
 }
 
-/// Whether the test of this number is tried at length: each, or one in four that are drawn for a slow device.
+/// True for every test, or for a sample of one in four by the test's number.
 pub(crate) fn is_drawn(number: usize) -> bool {
     !is_sampled() || Philox::new(seed(), 0, 1).word(number as u64).is_multiple_of(4)
 }

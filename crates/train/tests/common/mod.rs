@@ -18,8 +18,7 @@ pub fn on_card() -> bool {
     std::env::var("XTRAIN_TEST_DEVICE").as_deref() == Ok("cuda")
 }
 
-/// Of many cases, `count` that `XTRAIN_TEST_SEED` draws, where it is set: for devices that are slow. All of them where it is not, and with
-/// `XTRAIN_TEST_ALL=1`.
+/// All cases; or a sample of `count` of them if `XTRAIN_TEST_SEED` is set, as on the slow emulated GPU, and `XTRAIN_TEST_ALL` is not.
 pub fn drawn<T>(all: impl IntoIterator<Item = T>, count: usize) -> Vec<T> {
     let mut all: Vec<T> = all.into_iter().collect();
     let seed =

@@ -8,6 +8,7 @@ A fault is caught if one of the first matching tests fails with this message, an
 import argparse
 import concurrent.futures
 import fnmatch
+import os
 import pathlib
 import re
 import sys
@@ -37,15 +38,15 @@ def find(file, seed, out, suites):
     # The kernel cache is keyed by the unpatched source, so a fault needs a cache of its own.
     with tempfile.TemporaryDirectory() as cache:
         for test in tests:
-            result, _, text = run(test, seed, out, f"patch={file.resolve()}", cache)
+            has_passed, _, text = run(test, seed, out, f"patch={file.resolve()}", cache)
             if "does not compile" in text:
                 return False, text
             found = re.search(f".*({keys['message']}).*", text)
-            if result != "failed" or found is None:
+            if has_passed or found is None:
                 continue
-            result, _, without = run(test, seed, out)
-            if result != "passed":
-                return False, f"{test} does not pass without it: {result}\n{without}"
+            passes_without, _, without = run(test, seed, out)
+            if not passes_without:
+                return False, f"{test} does not pass without it\n{without}"
             line = found.group(0).removeprefix(f"test {test.test} ... ").removeprefix("test panicked: ")
             line = line if len(line) <= 240 else f"{line[:80]} ... {line[-160:]}"
             return True, f"{test}: {line}"
@@ -55,7 +56,8 @@ def find(file, seed, out, suites):
 def main():
     arguments = argparse.ArgumentParser(description=__doc__)
     arguments.add_argument("--only", default="", help="only faults whose names contain this text")
-    arguments.add_argument("--seeds", default="1", help="comma-separated seeds; each fault must be caught with each seed")
+    seeds = os.environ.get("XTRAIN_TEST_SEED", "1")
+    arguments.add_argument("--seeds", default=seeds, help="comma-separated seeds; each fault must be caught with each seed")
     arguments.add_argument("--jobs", type=int, default=2)
     arguments.add_argument("--out", type=pathlib.Path, required=True)
     arguments = arguments.parse_args()

@@ -1,25 +1,28 @@
-//! Graphs, and their capture from streams (CUDA driver API, stream management).
+//! Graphs and stream capture (CUDA driver API, stream management).
 
 use crate::api::{self, Status};
 use crate::machine::Machine;
+use crate::queue::ItemId;
 use crate::work::Work;
 use std::sync::Arc;
 use std::thread::ThreadId;
 
-/// Work of a graph, and the nodes that it runs after, which come before it.
+/// Work of a graph, and the earlier nodes that it depends on.
 #[derive(Clone)]
 pub(crate) struct Node {
     pub(crate) work: Work,
     pub(crate) after: Vec<usize>,
 }
 
-/// A graph, or one that is ready to run: both are the same here.
+/// A graph, instantiated or not.
 #[derive(Clone)]
 pub(crate) struct Graph {
     pub(crate) nodes: Arc<Vec<Node>>,
+    /// The end of its last launch: launches of one graph do not overlap.
+    pub(crate) last: Option<ItemId>,
 }
 
-/// A capture that goes on.
+/// A capture in progress.
 pub(crate) struct Capture {
     /// The thread and the stream that began it.
     pub(crate) thread: ThreadId,
@@ -34,7 +37,7 @@ impl Capture {
         self.nodes.len() - 1
     }
 
-    /// Whether all nodes come before those of `tail`, or among them.
+    /// True if all nodes are among `tail` or come before it.
     fn is_joined_by(&self, tail: &[usize]) -> bool {
         let mut reached = vec![false; self.nodes.len()];
         let mut next = tail.to_vec();
@@ -74,7 +77,7 @@ impl Machine {
             stream.captured.take_if(|(of, _)| *of == handle);
         }
         for event in self.events.values_mut() {
-            event.captured.take_if(|(of, _)| *of == handle);
+            event.was_captured |= event.captured.take_if(|(of, _)| *of == handle).is_some();
         }
         if !capture.is_valid {
             return Err(api::CAPTURE_INVALIDATED);
@@ -83,7 +86,7 @@ impl Machine {
             return Err(api::CAPTURE_UNJOINED);
         }
         let graph = self.handle();
-        self.graphs.insert(graph, Graph { nodes: Arc::new(capture.nodes) });
+        self.graphs.insert(graph, Graph { nodes: Arc::new(capture.nodes), last: None });
         Ok(graph)
     }
 }

@@ -1,4 +1,4 @@
-//! What a step of a kernel works on: the registers of a warp, and everything that its threads can reach.
+//! The state that a step reads and writes: a warp's registers and the memory that its threads can access.
 
 use crate::fault::Outcome;
 use crate::kernel::{Code, Execute};
@@ -67,8 +67,10 @@ pub(crate) struct Context<'a> {
     pub(crate) local: &'a Local,
     /// By lane, the asynchronous copies that have not run; empty before the first one.
     pub(crate) copies: &'a mut Vec<PendingCopies>,
-    /// Whether the step wrote memory: what others that spin may wait for.
-    pub(crate) wrote: bool,
+    /// True if a step changed global or shared memory, which may end the loop of a spinning warp.
+    pub(crate) changed: bool,
+    /// True if a step changed local memory.
+    pub(crate) changed_local: bool,
 }
 
 /// The asynchronous copies of a thread: those committed, as groups, and those not yet.
@@ -84,7 +86,7 @@ pub(crate) struct PendingCopy {
     pub(crate) target: u64,
     pub(crate) source: u64,
     pub(crate) bytes: usize,
-    /// What is copied; zeros fill the rest.
+    /// Bytes to copy; the rest is zero-filled.
     pub(crate) source_bytes: usize,
 }
 
@@ -98,7 +100,7 @@ impl Context<'_> {
         }
     }
 
-    /// The unset lanes of an operand to compute with; a fault where an active lane has bytes of memory that was never written.
+    /// The lanes in which an operand of arithmetic is unset. A fault if an active lane has uninitialised bytes from memory.
     #[inline(always)]
     pub(crate) fn unset_of<T: Lane>(&self, source: Source<T>) -> Outcome<u32> {
         let Source::Slot(slot) = source else { return Ok(0) };
@@ -112,7 +114,7 @@ impl Context<'_> {
         Ok(marked)
     }
 
-    /// Reads what must have been written: addresses, and what leaves the lane.
+    /// Reads an operand that must be initialised: an address, or a value that other lanes see.
     #[inline(always)]
     pub(crate) fn value<T: Lane>(&self, source: Source<T>) -> Outcome<Lanes<T>> {
         if let Source::Slot(slot) = source {
@@ -124,7 +126,7 @@ impl Context<'_> {
         Ok(self.read(source))
     }
 
-    /// Whether an active lane of an operand that is only moved has marks.
+    /// True if an active lane of an operand that is only moved has marks.
     #[inline(always)]
     pub(crate) fn is_marked<T: Lane>(&self, source: Source<T>) -> bool {
         matches!(source, Source::Slot(slot) if self.registers.marked::<T>(slot) & self.active != 0)
@@ -135,7 +137,7 @@ impl Context<'_> {
         if let Source::Slot(slot) = source { self.registers.marks::<T>(slot) } else { Marks::NONE }
     }
 
-    /// Writes a result that some lanes made of unset ones.
+    /// Writes a result; the lanes in `unset` become unset.
     #[inline(always)]
     pub(crate) fn write<T: Lane>(&mut self, slot: Slot, values: &Lanes<T>, unset: u32) {
         self.registers.write(slot, values, self.active);
@@ -152,7 +154,7 @@ impl Context<'_> {
         }
     }
 
-    /// The lanes in which a condition holds, and those of which that is unset, a bit each.
+    /// The lanes in which a condition holds, and the lanes in which it is unset, as bit masks.
     #[inline(always)]
     pub(crate) fn lanes(&self, condition: Condition) -> (u32, u32) {
         match condition {
@@ -164,7 +166,7 @@ impl Context<'_> {
         }
     }
 
-    /// The active lanes in which a condition holds that must be set: one that decides where lanes go.
+    /// The active lanes in which a branch condition holds. A fault if it is unset in an active lane.
     #[inline(always)]
     pub(crate) fn decided(&self, condition: Condition) -> Outcome<u32> {
         let (lanes, unset) = self.lanes(condition);

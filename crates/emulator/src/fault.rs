@@ -1,30 +1,30 @@
-//! What a kernel does wrong, and how it is reported.
+//! Faults of kernels and their reports.
 
 use std::fmt;
 
-/// Something that a thread of a kernel must not do. The executor adds the kernel, the line and the thread.
+/// An error of a thread. The executor adds kernel, source line and thread.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Fault {
-    /// The lane of the warp that did it.
+    /// The lane that caused it.
     pub(crate) lane: u32,
     pub(crate) kind: FaultKind,
     pub(crate) problem: String,
 }
 
-/// Which status the driver reports a fault by.
+/// The kind of a fault, which decides the driver's status.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum FaultKind {
     /// An access outside the memory that a thread may reach.
     Address,
-    /// An address that is no multiple of what it accesses.
+    /// A misaligned address.
     Alignment,
-    /// Memory or a register that was never written.
+    /// Uninitialised memory or an uninitialised register.
     Uninitialised,
-    /// A barrier or another collective that its threads do not all reach, or a wait that never ends.
+    /// A barrier or warp-wide instruction that not all threads reach, or a wait that never ends.
     Synchronisation,
 }
 
-/// What a step of a kernel results in; faults are rare and kept out of the way.
+/// The result of a step. Faults are boxed because they are rare.
 pub(crate) type Outcome<T = ()> = Result<T, Box<Fault>>;
 
 impl Fault {
@@ -33,7 +33,7 @@ impl Fault {
     }
 }
 
-/// A fault with the place where it happened: one line.
+/// A fault and its place, displayed as one line.
 #[derive(Clone, Debug)]
 pub(crate) struct Report {
     pub(crate) kind: FaultKind,

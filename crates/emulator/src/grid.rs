@@ -1,9 +1,9 @@
 //! The execution of a launch: blocks, warps and lanes that diverge.
 //!
 //! Blocks start in the order of their numbers, a few for each multiprocessor at a time. Of the warps of these blocks one is drawn at
-//! random, runs for a random number of steps, and then another. Lanes of a warp that stand at different places run in turn, those
-//! furthest back in the kernel's text first, which brings them together again after a branch. A launch in which no warp can go on ends
-//! with a fault, as does one in which all warps that can repeat the same states.
+//! random, runs for a random number of steps, and then another. Of a warp's lanes that diverged, those furthest back in the kernel's text
+//! usually run first, which makes them converge after a branch; in some turns the others run first, so every lane makes progress. A launch
+//! ends with a fault if no warp can run, or if all warps that can run repeat the same states.
 
 use crate::context::{Context, Launch, PendingCopies, Position, Source};
 use crate::fault::{Fault, FaultKind, Outcome, Report};
@@ -15,22 +15,26 @@ use std::collections::HashSet;
 
 /// Multiprocessors of an emulated device.
 pub(crate) const MULTIPROCESSORS: usize = 8;
-/// The most threads that a multiprocessor has at a time.
+/// Maximum resident threads of a multiprocessor.
 const THREADS: usize = 2048;
-/// The most blocks: more would take memory of the host's and interleave no better.
+/// Maximum resident blocks of a multiprocessor. More would only take host memory.
 const BLOCKS: usize = 2;
 /// Barriers of a block.
 const BARRIERS: usize = 16;
 
-/// A warp runs for at most 2 to this power steps in a turn.
+/// log2 of the maximum steps in a turn.
 const LONGEST_TURN: usize = 10;
-/// After so many steps without a write, warps are watched for states that come again.
+/// One of this many turns begins with the lanes that are furthest ahead.
+const TURNS_OF_LANES_AHEAD: usize = 16;
+/// Steps without a change of memory after which warps are checked for repeated states.
 const IDLE_STEPS: u64 = 100_000;
+/// Steps without a change of memory that count as an endless loop.
+const ENDLESS_STEPS: u64 = 200_000_000;
 
-/// A place in a kernel: block of code, and step.
+/// A place in a kernel: basic block and step.
 type Place = (u32, u32);
 
-/// Lanes of a warp that stand at the same place.
+/// Lanes of a warp at the same place.
 #[derive(Clone, Copy, Debug)]
 struct Group {
     place: Place,
@@ -38,13 +42,14 @@ struct Group {
     waits: Waits,
 }
 
-/// What lanes wait for.
+/// The reason why lanes do not run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Waits {
+    /// They run.
     Nothing,
-    /// Others of their warp, those of this mask.
+    /// They wait for other lanes of their warp, those of this mask.
     Warp(u32),
-    /// A barrier of their block.
+    /// They wait at a barrier of their block.
     Barrier(usize),
 }
 
@@ -55,9 +60,9 @@ struct Warp {
     copies: Vec<PendingCopies>,
     groups: Vec<Group>,
     first_thread: u32,
-    /// States that it was in since memory was last written.
+    /// States that it was in since memory last changed.
     states: HashSet<u64>,
-    /// Whether it was in one of them twice: it spins.
+    /// True if it was in one of them twice: it spins.
     spins: bool,
     is_listed: bool,
 }
@@ -76,7 +81,7 @@ impl Warp {
         }
     }
 
-    /// A warp of another block that never ran, in the memory of this one.
+    /// Resets the warp for another block and reuses its allocations.
     fn emptied(mut self) -> Warp {
         self.registers.forget();
         self.local.forget();
@@ -85,7 +90,7 @@ impl Warp {
         Warp { spins: false, is_listed: false, ..self }
     }
 
-    /// Whether registers and places are those of an earlier turn: it goes round in a circle until memory changes.
+    /// True if registers and places equal those of an earlier turn, so the warp loops until memory changes.
     fn has_been_here(&mut self) -> bool {
         let groups =
             self.groups.iter().map(|group| u64::from(group.place.0) << 32 | u64::from(group.place.1));
@@ -126,7 +131,7 @@ struct Failure {
     location: u32,
 }
 
-/// Runs a launch to its end; returns how many instructions its warps executed.
+/// Runs a launch to its end; returns the number of warp instructions.
 pub(crate) fn run(launch: &Launch<'_>, random: &mut Random) -> Result<u64, Report> {
     let threads = launch.block.iter().product::<u32>() as usize;
     let at_once = MULTIPROCESSORS * (THREADS / threads.max(1)).clamp(1, BLOCKS);
@@ -156,12 +161,12 @@ struct Grid<'a> {
     spare: Vec<Warp>,
     next_block: u64,
     steps: u64,
-    /// Steps since memory was last written.
+    /// Steps since memory last changed.
     idle_steps: u64,
 }
 
 impl Grid<'_> {
-    /// Puts the next block, if there is one, into a free place.
+    /// Starts the next block, if any, in a free place.
     fn start_block(&mut self, r: usize) {
         let Launch { code, grid, block, shared_bytes, .. } = *self.launch;
         let n = self.next_block;
@@ -198,7 +203,7 @@ impl Grid<'_> {
         }
     }
 
-    /// Runs one warp for a while.
+    /// Runs a random warp for a random number of steps.
     fn turn(&mut self, random: &mut Random) -> Result<(), Report> {
         if self.runnable.is_empty() {
             return Err(self.stuck());
@@ -214,19 +219,25 @@ impl Grid<'_> {
             shared: &resident.shared,
             barriers: &mut resident.barriers,
             released: Vec::new(),
-            wrote: false,
+            changed: false,
+            changed_local: false,
             steps: 0,
         };
-        let result = turn.run(&mut resident.warps[w], budget);
-        let Turn { released, wrote, steps, .. } = turn;
+        let ahead = random.below(TURNS_OF_LANES_AHEAD) == 0;
+        let result = turn.run(&mut resident.warps[w], budget, ahead);
+        let Turn { released, changed, changed_local, steps, .. } = turn;
         result.map_err(|failure| report(self.launch, resident, w, failure))?;
         self.steps += steps;
         self.idle_steps += steps;
+        if self.idle_steps > ENDLESS_STEPS && !changed && released.is_empty() {
+            return Err(self.endless(r, w));
+        }
+        let Some(resident) = &mut self.resident[r] else { unreachable!("its warp just ran") };
         for &(barrier, count) in &released {
             release(self.launch, resident, barrier, count);
         }
         let warp = &mut resident.warps[w];
-        warp.spins = self.idle_steps > IDLE_STEPS && !wrote && warp.has_been_here();
+        warp.spins = self.idle_steps > IDLE_STEPS && !changed && !changed_local && warp.has_been_here();
         if warp.spins || !warp.can_run() {
             warp.is_listed = false;
             self.runnable.swap_remove(chosen);
@@ -235,7 +246,7 @@ impl Grid<'_> {
         if !released.is_empty() {
             self.list(r);
         }
-        if wrote || !released.is_empty() {
+        if changed || !released.is_empty() {
             if self.idle_steps > IDLE_STEPS {
                 for warp in self.resident.iter_mut().flatten().flat_map(|resident| &mut resident.warps) {
                     warp.states.clear();
@@ -253,13 +264,13 @@ impl Grid<'_> {
         Ok(())
     }
 
-    /// The fault of a launch in which no warp can go on.
+    /// The fault of a launch in which no warp can run.
     fn stuck(&self) -> Report {
         let waiting = self.resident.iter().flatten().flat_map(|resident| {
             let warps = resident.warps.iter().enumerate();
             warps.filter_map(move |(w, warp)| Some((resident, w, *warp.groups.first()?)))
         });
-        // Lanes that wait for others of their warp say more than threads that wait for those lanes.
+        // Threads at a barrier may wait for lanes that wait within their warp, so the latter are reported first.
         let order = |waits| match waits {
             Waits::Warp(_) => 0,
             Waits::Barrier(_) => 1,
@@ -269,18 +280,34 @@ impl Grid<'_> {
             .min_by_key(|(_, _, group)| order(group.waits))
             .expect("a block that is not over has lanes");
         let problem = match group.waits {
-            Waits::Warp(_) => "waits for lanes of its warp that do not come".to_owned(),
+            Waits::Warp(_) => "waits for lanes of its warp that never execute this instruction".to_owned(),
             Waits::Barrier(n) => {
                 let of = self.launch.block.iter().product::<u32>();
                 let live: u32 = resident.warps.iter().map(|warp| warp.live().count_ones()).sum();
                 let arrived = resident.barriers[n].threads;
                 let gone = of - live;
                 format!(
-                    "waits at a barrier that not all reach ({arrived} of {of} threads have, {gone} have exited)"
+                    "waits at a barrier that some threads never reach ({arrived} of {of} have, {gone} have exited)"
                 )
             }
-            Waits::Nothing => "waits for what no other thread does, for ever".to_owned(),
+            Waits::Nothing => "deadlock: polls memory that no other thread will change".to_owned(),
         };
+        self.stopped(resident, w, group, problem)
+    }
+
+    /// The fault of a launch that runs without an effect; warp `w` of block `r` ran last.
+    fn endless(&self, r: usize, w: usize) -> Report {
+        let resident = self.resident[r].as_ref().expect("its warp just ran");
+        let group = resident.warps[w].groups.first().copied();
+        let group = group.unwrap_or(Group { place: (0, 0), lanes: 1, waits: Waits::Nothing });
+        let millions = ENDLESS_STEPS / 1_000_000;
+        let problem =
+            format!("endless loop: {millions} million instructions of this launch changed no memory");
+        self.stopped(resident, w, group, problem)
+    }
+
+    /// The fault of lanes that can never end.
+    fn stopped(&self, resident: &Resident, w: usize, group: Group, problem: String) -> Report {
         let code = self.launch.code;
         let location = match code.blocks.get(group.place.0 as usize) {
             Some(block) => {
@@ -293,7 +320,7 @@ impl Grid<'_> {
     }
 }
 
-/// Lets the threads that wait at a barrier go on.
+/// Releases the threads that wait at a barrier.
 fn release(launch: &Launch<'_>, resident: &mut Resident, barrier: usize, threads: u32) {
     let Arrivals { holding, .. } = std::mem::take(&mut resident.barriers[barrier]);
     for warp in &mut resident.warps {
@@ -318,7 +345,7 @@ fn release(launch: &Launch<'_>, resident: &mut Resident, barrier: usize, threads
     }
 }
 
-/// Joins lanes that stand at the same place.
+/// Joins lanes at the same place.
 fn merge(groups: &mut Vec<Group>) {
     if groups.len() > 1 {
         groups.sort_by_key(|group| (group.place, group.waits));
@@ -355,13 +382,16 @@ struct Turn<'a> {
     barriers: &'a mut [Arrivals; BARRIERS],
     /// Barriers that all their threads have reached, and how many these are.
     released: Vec<(usize, u32)>,
-    wrote: bool,
+    /// True if global or shared memory changed.
+    changed: bool,
+    /// True if local memory changed.
+    changed_local: bool,
     steps: u64,
 }
 
 impl Turn<'_> {
-    /// Runs `warp` for about `budget` steps, or until it waits.
-    fn run(&mut self, warp: &mut Warp, budget: u64) -> Result<(), Failure> {
+    /// Runs `warp` for about `budget` steps, or until it waits; the lanes furthest `ahead` first, or those furthest back.
+    fn run(&mut self, warp: &mut Warp, budget: u64, ahead: bool) -> Result<(), Failure> {
         let Warp { registers, local, copies, groups, first_thread, .. } = warp;
         let mut cx = Context {
             launch: self.launch,
@@ -371,20 +401,24 @@ impl Turn<'_> {
             shared: self.shared,
             local,
             copies,
-            wrote: false,
+            changed: false,
+            changed_local: false,
         };
         while self.steps < budget && self.released.is_empty() {
             merge(groups);
-            let Some(index) = groups.iter().position(|group| group.waits == Waits::Nothing) else { break };
+            let is_ready = |group: &Group| group.waits == Waits::Nothing;
+            let index =
+                if ahead { groups.iter().rposition(is_ready) } else { groups.iter().position(is_ready) };
+            let Some(index) = index else { break };
             let group = groups.swap_remove(index);
             self.run_block(&mut cx, group, groups)?;
         }
         merge(groups);
-        self.wrote = cx.wrote;
+        (self.changed, self.changed_local) = (cx.changed, cx.changed_local);
         Ok(())
     }
 
-    /// Runs a group to the end of its block of code, and puts it, or what becomes of it, back.
+    /// Runs a group to the end of its basic block and puts it, or the groups into which it splits, back.
     fn run_block(
         &mut self,
         cx: &mut Context<'_>,
@@ -392,7 +426,7 @@ impl Turn<'_> {
         groups: &mut Vec<Group>,
     ) -> Result<(), Failure> {
         let Some(block) = self.launch.code.blocks.get(group.place.0 as usize) else {
-            // The kernel's end: these lanes exit. Others of the warp may have waited for nothing else.
+            // The kernel's end: these lanes exit. Waiting lanes may have waited only for these.
             for other in groups.iter_mut().filter(|other| matches!(other.waits, Waits::Warp(_))) {
                 other.waits = Waits::Nothing;
             }
@@ -413,7 +447,7 @@ impl Turn<'_> {
                 Action::Lanes(execute) => execute(cx).map_err(at)?,
                 Action::Together(members, execute) => {
                     let place = (group.place.0, n as u32);
-                    // Lanes with another mask do it apart from these.
+                    // Lanes with a different mask execute it separately.
                     let (mask, others) = match *members {
                         Source::Constant(mask) => (mask, 0),
                         members => {
@@ -432,12 +466,12 @@ impl Turn<'_> {
                     let needed = mask & live;
                     let unnamed = cx.active & !needed;
                     if unnamed != 0 {
-                        let problem = format!("the mask {mask:#x} does not name the lane itself");
+                        let problem = format!("the mask {mask:#x} does not contain the lane itself");
                         let lane = unnamed.trailing_zeros();
                         return Err(at(Fault::new(lane, FaultKind::Synchronisation, problem)));
                     }
                     if cx.active != needed {
-                        // Those who wait here already, if they complete it.
+                        // Lanes that already wait here with this mask.
                         let waits = Waits::Warp(mask);
                         let is_here = |other: &Group| other.place == place && other.waits == waits;
                         let here =
@@ -500,7 +534,7 @@ impl Turn<'_> {
         Ok(())
     }
 
-    /// Counts the active lanes at a barrier; returns its number where they wait.
+    /// Counts the active lanes at a barrier; returns its number if they wait.
     fn arrive(&mut self, cx: &mut Context<'_>, barrier: &Barrier, place: Place) -> Outcome<Option<usize>> {
         let lane = cx.active.trailing_zeros();
         let fault = |problem: String| Fault::new(lane, FaultKind::Synchronisation, problem);
@@ -515,10 +549,17 @@ impl Turn<'_> {
                 self.threads
             )));
         }
+        if barrier.threads.is_some() && !expected.is_multiple_of(LANES as u32) {
+            return Err(fault(format!(
+                "a barrier of {expected} threads, which is not a multiple of {LANES}"
+            )));
+        }
         let arrivals = &mut self.barriers[number];
         // All threads of a block meet at one place; those of a part may come from two, as producers and consumers do.
         if barrier.threads.is_none() && *arrivals.place.get_or_insert(place) != place {
-            return Err(fault("waits at a barrier while other threads of the block wait at another".into()));
+            return Err(fault(
+                "waits at a barrier while other threads of its block wait at a different one".into(),
+            ));
         }
         if let Some(reduction) = &barrier.reduction {
             arrivals.holding += cx.decided(reduction.predicate)?.count_ones();

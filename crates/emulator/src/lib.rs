@@ -1,27 +1,26 @@
-//! An NVIDIA driver, cuBLASLt and NVRTC for tests on machines without a GPU: kernels' PTX runs on the CPU, slowly and under watch.
+//! An NVIDIA driver, cuBLASLt and NVRTC for tests on machines without a GPU. It executes kernels' PTX on the CPU and checks every access.
 //!
-//! One shared library stands in for `libcuda.so.1`, `libcublasLt.so.13` and `libnvrtc.so.13`; a folder of links under these names
-//! (`tests/emulated`) is what `XTRAIN_CUDA_LIBRARIES` is set to. Kernels are compiled by the real NVRTC, for a virtual architecture.
+//! One shared library replaces `libcuda.so.1`, `libcublasLt.so.13` and `libnvrtc.so.13`. `XTRAIN_CUDA_LIBRARIES` names a folder with links
+//! under these names (`tests/emulated/run.sh`). The real NVRTC compiles kernels, for a virtual architecture.
 //!
-//! * `api` has the functions that programs call; `machine` the devices, streams, events and graphs behind them.
-//! * `ptx` parses, `kernel` prepares, `instructions` says what each instruction does, `grid` runs a launch.
-//! * `product` has cuBLASLt's GEMMs.
-//! * `memory` keeps a mark for every byte that was never written; what a kernel does wrong is a `fault`.
+//! * `api` exports the functions; `machine` holds devices, streams, events and graphs.
+//! * `ptx` parses, `kernel` prepares, `instructions` implements each instruction, `grid` runs a launch.
+//! * `gemm` implements cuBLASLt's GEMMs.
+//! * `memory` records which bytes were written; `fault` describes an error of a kernel.
 //!
-//! Deliberately absent: timing (events tell nominal times), caches, weak memory order, and whatever xtrain does not call.
-#![allow(unsafe_code, reason = "its functions are called from C, and device memory is mapped")]
+//! Deliberately absent: real timing (event times are nominal), caches, weak memory order, and functions that xtrain does not call.
 
 mod api;
 mod capture;
 mod context;
 mod fault;
+mod gemm;
 mod grid;
 mod instructions;
 mod kernel;
 mod machine;
 mod memory;
 mod numbers;
-mod product;
 mod ptx;
 mod queue;
 mod random;

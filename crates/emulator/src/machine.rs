@@ -1,10 +1,10 @@
-//! The emulated machine: its devices, and streams, events and graphs of work on them.
+//! The emulated machine: devices, streams, events and graphs.
 
 use crate::api::{self, Status};
 use crate::capture::{Capture, Graph, Node};
+use crate::gemm;
 use crate::kernel::{Code, Symbols};
 use crate::memory::{Memory, Physical};
-use crate::product;
 use crate::ptx::{Module, Space};
 use crate::queue::{ItemId, Queue};
 use crate::random::Random;
@@ -15,7 +15,7 @@ use std::io::Write;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::ThreadId;
 
-/// Everything that the functions called from outside share.
+/// The state behind the exported functions.
 pub(crate) struct Machine {
     pub(crate) settings: Settings,
     pub(crate) devices: Vec<Device>,
@@ -25,15 +25,15 @@ pub(crate) struct Machine {
     pub(crate) functions: HashMap<usize, Function>,
     pub(crate) graphs: HashMap<usize, Graph>,
     pub(crate) captures: HashMap<usize, Capture>,
-    pub(crate) blas: product::Objects,
+    pub(crate) blas: gemm::Objects,
     /// Pinned host memory: lengths by address.
     pub(crate) pinned: BTreeMap<usize, usize>,
-    /// Instructions that warps have executed.
+    /// Warp instructions executed so far.
     pub(crate) steps: u64,
     queue: Queue,
     random: Random,
     next_handle: usize,
-    /// How many of each kind that `omit` may name there were.
+    /// Count of waits, events, copies and edges so far, for `omit`.
     orderings: [usize; 4],
 }
 
@@ -42,9 +42,9 @@ pub(crate) struct Device {
     pub(crate) memory: Memory,
     /// Reserved addresses by start, with their length.
     pub(crate) reservations: BTreeMap<u64, u64>,
-    /// Physical memory by handle, and how often it is mapped.
+    /// Physical memory by handle, and the number of its mappings.
     pub(crate) physical: HashMap<u64, (Physical, usize)>,
-    /// How often its primary context is held.
+    /// Reference count of the primary context.
     pub(crate) holders: usize,
     /// The first failure of its work: every call reports it until the context is released.
     pub(crate) failure: Option<Failure>,
@@ -52,9 +52,9 @@ pub(crate) struct Device {
 
 pub(crate) struct Stream {
     pub(crate) device: usize,
-    /// What runs last in it.
+    /// The last item of the stream.
     tail: Option<ItemId>,
-    /// When that ends, in nominal seconds.
+    /// The nominal time at which it ends, in seconds.
     ends: f64,
     /// The capture that it takes part in, and the last nodes there.
     pub(crate) captured: Option<(usize, Vec<usize>)>,
@@ -62,17 +62,19 @@ pub(crate) struct Stream {
 
 #[derive(Default)]
 pub(crate) struct Event {
-    /// The last time that it was recorded.
+    /// The item that recorded it last.
     recorded: Option<ItemId>,
-    /// When that happened, in nominal seconds.
+    /// The nominal time of that, in seconds.
     pub(crate) time: Option<f64>,
-    /// Where a capture recorded it.
+    /// The capture that recorded it last, and the nodes that come before the event.
     pub(crate) captured: Option<(usize, Vec<usize>)>,
+    /// True if it was last recorded by a capture that has ended: no call may use it then.
+    pub(crate) was_captured: bool,
 }
 
 pub(crate) struct LoadedModule {
     device: usize,
-    /// What it was compiled from.
+    /// The name and defines of its source.
     source: String,
     parsed: Module,
     globals: Symbols,
@@ -84,13 +86,13 @@ pub(crate) struct Function {
     pub(crate) code: Arc<Code>,
     /// The most dynamic shared memory that a launch may ask for.
     pub(crate) most_shared_bytes: u64,
-    /// What the first launch writes to the log.
+    /// The log line of the first launch.
     pub(crate) log_entry: Option<String>,
 }
 
 static MACHINE: Mutex<Option<Machine>> = Mutex::new(None);
 
-/// The machine, made when it is first asked for.
+/// The machine, created on first use.
 pub(crate) fn lock() -> MutexGuard<'static, Option<Machine>> {
     let mut machine = MACHINE.lock().unwrap_or_else(PoisonError::into_inner);
     machine.get_or_insert_with(|| Machine::new(Settings::of_environment()));
@@ -116,7 +118,7 @@ impl Machine {
             functions: HashMap::new(),
             graphs: HashMap::new(),
             captures: HashMap::new(),
-            blas: product::Objects::default(),
+            blas: gemm::Objects::default(),
             pinned: BTreeMap::new(),
             queue: Queue::default(),
             steps: 0,
@@ -127,12 +129,12 @@ impl Machine {
 
     /// A new handle; none is used twice.
     pub(crate) fn handle(&mut self) -> usize {
-        // Handles look like pointers to whoever checks them.
+        // Handles look like aligned pointers.
         self.next_handle += 1;
         self.next_handle << 4
     }
 
-    /// Whether this one of its kind is to be left out.
+    /// Counts one wait, event, copy or edge; true if it must be left out.
     pub(crate) fn omits(&mut self, what: Ordering) -> bool {
         let number = self.orderings[what as usize];
         self.orderings[what as usize] += 1;
@@ -145,7 +147,7 @@ impl Machine {
         handle
     }
 
-    /// Puts work into a stream, or into the graph that is captured of it.
+    /// Adds work to a stream, or to the graph that the stream captures.
     pub(crate) fn put(&mut self, stream: usize, work: Work) -> Result<(), Status> {
         if matches!(work, Work::Upload { .. } | Work::Download { .. } | Work::Copy { .. } | Work::Fill { .. })
             && self.omits(Ordering::Copy)
@@ -164,7 +166,7 @@ impl Machine {
         Ok(())
     }
 
-    /// Marks the point that a stream has reached.
+    /// Records an event at the end of a stream.
     pub(crate) fn record(&mut self, event: usize, stream: usize, is_external: bool) -> Result<(), Status> {
         if !self.events.contains_key(&event) {
             return Err(api::INVALID_HANDLE);
@@ -173,10 +175,11 @@ impl Machine {
         let of = self.streams.get_mut(&stream).ok_or(api::INVALID_HANDLE)?;
         if let Some((capture, tail)) = of.captured.clone() {
             if is_external {
-                return self.put(stream, Work::Record(event));
+                return if omitted { Ok(()) } else { self.put(stream, Work::Record(event)) };
             }
             let event = self.events.get_mut(&event).ok_or(api::INVALID_HANDLE)?;
             event.captured = Some((capture, if omitted { Vec::new() } else { tail }));
+            event.was_captured = false;
             return Ok(());
         }
         let after: Vec<ItemId> = of.tail.into_iter().filter(|_| !omitted).collect();
@@ -185,20 +188,23 @@ impl Machine {
             of.tail = Some(item);
         }
         let event = self.events.get_mut(&event).ok_or(api::INVALID_HANDLE)?;
-        (event.recorded, event.time, event.captured) = (Some(item), None, None);
+        *event = Event { recorded: Some(item), ..Event::default() };
         Ok(())
     }
 
-    /// Lets what a stream is given from now on wait for an event.
+    /// Makes later work of a stream wait for an event.
     pub(crate) fn wait(&mut self, stream: usize, event: usize) -> Result<(), Status> {
         let omitted = self.omits(Ordering::Wait);
         let event = self.events.get(&event).ok_or(api::INVALID_HANDLE)?;
+        if event.was_captured {
+            return Err(api::CAPTURED_EVENT);
+        }
         let of = self.streams.get_mut(&stream).ok_or(api::INVALID_HANDLE)?;
         match (&event.captured, &mut of.captured) {
             (Some((of_event, nodes)), captured) => {
                 let (capture, tail) = captured.get_or_insert_with(|| (*of_event, Vec::new()));
                 if capture != of_event {
-                    return Err(self.spoil_capture(*of_event, api::CAPTURE_MERGE));
+                    return Err(self.invalidate_capture(*of_event, api::CAPTURE_MERGE));
                 }
                 if omitted {
                     return Ok(());
@@ -207,11 +213,11 @@ impl Machine {
                 tail.sort_unstable();
                 tail.dedup();
             }
-            // Work outside of a capture cannot be waited for in it.
+            // A capture cannot wait for work outside of it, even if that has ended.
             (None, Some((capture, _))) => {
                 let capture = *capture;
-                if event.recorded.is_some_and(|item| self.queue.is_pending(item)) {
-                    return Err(self.spoil_capture(capture, api::CAPTURE_ISOLATION));
+                if event.recorded.is_some() {
+                    return Err(self.invalidate_capture(capture, api::CAPTURE_ISOLATION));
                 }
             }
             (None, None) => {
@@ -226,14 +232,15 @@ impl Machine {
         Ok(())
     }
 
-    /// Puts all of a graph into a stream.
+    /// Adds all work of a graph to a stream, after earlier launches of the same graph.
     pub(crate) fn launch(&mut self, graph: usize, stream: usize) -> Result<(), Status> {
         let of = self.streams.get(&stream).ok_or(api::INVALID_HANDLE)?;
         if of.captured.is_some() {
             return Err(api::NOT_SUPPORTED);
         }
-        let (device, tail, ends) = (of.device, of.tail, of.ends);
-        let nodes = self.graphs.get(&graph).ok_or(api::INVALID_HANDLE)?.nodes.clone();
+        let (device, ends) = (of.device, of.ends);
+        let Graph { nodes, last } = self.graphs.get(&graph).ok_or(api::INVALID_HANDLE)?.clone();
+        let before: Vec<ItemId> = of.tail.into_iter().chain(last).collect();
         let mut items: Vec<ItemId> = Vec::with_capacity(nodes.len());
         for node in nodes.iter() {
             let mut after: Vec<ItemId> = Vec::with_capacity(node.after.len());
@@ -242,7 +249,9 @@ impl Machine {
                     after.push(items[before]);
                 }
             }
-            after.extend(tail.filter(|_| node.after.is_empty()));
+            if node.after.is_empty() {
+                after.extend(&before);
+            }
             let item = self.queue.add(device, node.work.clone(), &after, ends);
             if let Work::Record(event) = node.work
                 && let Some(event) = self.events.get_mut(&event)
@@ -251,13 +260,14 @@ impl Machine {
             }
             items.push(item);
         }
-        items.extend(tail);
+        items.extend(before);
         let end = self.queue.add(device, Work::Nothing, &items, ends);
+        self.graphs.get_mut(&graph).ok_or(api::INVALID_HANDLE)?.last = Some(end);
         self.streams.get_mut(&stream).ok_or(api::INVALID_HANDLE)?.tail = Some(end);
         Ok(())
     }
 
-    /// Runs a piece of work; false where there is none.
+    /// Runs one item; false if none is ready.
     fn run_one(&mut self) -> bool {
         let Some(taken) = self.queue.take(&mut self.random) else { return false };
         let device = &mut self.devices[taken.device];
@@ -284,7 +294,7 @@ impl Machine {
         true
     }
 
-    /// Runs work until this piece has run.
+    /// Runs work until this item has run.
     fn finish(&mut self, item: Option<ItemId>) {
         while item.is_some_and(|item| self.queue.is_pending(item)) && self.run_one() {}
     }
@@ -297,16 +307,23 @@ impl Machine {
         self.check(device)
     }
 
-    /// Runs work until an event has happened.
+    /// Runs work until an event has completed.
     pub(crate) fn finish_event(&mut self, event: usize) -> Result<(), Status> {
-        let recorded = self.events.get(&event).ok_or(api::INVALID_HANDLE)?.recorded;
+        let recorded = self.completable(event)?;
         self.finish(recorded);
         Ok(())
     }
 
-    /// Whether an event has happened; to ask lets some work run, as time passes.
-    pub(crate) fn has_happened(&mut self, event: usize) -> Result<bool, Status> {
-        let recorded = self.events.get(&event).ok_or(api::INVALID_HANDLE)?.recorded;
+    /// The item that recorded an event. An error if a capture recorded it.
+    fn completable(&self, event: usize) -> Result<Option<ItemId>, Status> {
+        let event = self.events.get(&event).ok_or(api::INVALID_HANDLE)?;
+        let is_captured = event.was_captured || event.captured.is_some();
+        if is_captured { Err(api::CAPTURED_EVENT) } else { Ok(event.recorded) }
+    }
+
+    /// True if the event has completed. Each query runs one queued item, so that polling ends.
+    pub(crate) fn has_completed(&mut self, event: usize) -> Result<bool, Status> {
+        let recorded = self.completable(event)?;
         self.run_one();
         Ok(recorded.is_none_or(|item| !self.queue.is_pending(item)))
     }
@@ -321,7 +338,7 @@ impl Machine {
         self.devices.get(device).and_then(|device| device.failure.as_ref()).map_or(Ok(()), |f| Err(f.status))
     }
 
-    /// What queued work uses memory in this range.
+    /// The queued work that uses memory in this range, if any.
     pub(crate) fn user_of(&self, start: u64, bytes: u64) -> Option<String> {
         self.queue.user_of(start, bytes)
     }
@@ -337,19 +354,15 @@ impl Machine {
 
     /// Allocates device memory.
     pub(crate) fn allocate(&mut self, device: usize, bytes: u64) -> Result<u64, Status> {
-        let memory = &mut self.devices[device].memory;
-        let physical = memory.create(bytes).map_err(|_| api::OUT_OF_MEMORY)?;
-        let start = memory.reserve(bytes).map_err(|_| api::OUT_OF_MEMORY)?;
-        memory.map(start, physical);
-        Ok(start)
+        self.devices[device].memory.allocate(bytes).map_err(|_| api::OUT_OF_MEMORY)
     }
 
-    /// Frees it; no queued work may use it.
+    /// Frees device memory. A failure if queued work uses it.
     pub(crate) fn free(&mut self, device: usize, start: u64) -> Result<(), Status> {
         let allocation = self.devices[device].memory.allocation(start).filter(|(begin, _)| *begin == start);
         let (_, bytes) = allocation.ok_or(api::INVALID_VALUE)?;
         if let Some(user) = self.user_of(start, bytes) {
-            let text = format!("memory is freed that {user} uses, which has not run yet");
+            let text = format!("cuMemFree of memory that {user} uses, which is queued and has not run");
             return Err(self.fail(device, Failure { status: api::ILLEGAL_ADDRESS, text }));
         }
         let memory = &mut self.devices[device].memory;
@@ -427,16 +440,16 @@ impl Machine {
         }
     }
 
-    /// Ends a capture that something went wrong in: its graph is lost.
-    pub(crate) fn spoil_capture(&mut self, capture: usize, status: Status) -> Status {
+    /// Invalidates a capture, which then yields no graph; returns `status`.
+    pub(crate) fn invalidate_capture(&mut self, capture: usize, status: Status) -> Status {
         if let Some(capture) = self.captures.get_mut(&capture) {
             capture.is_valid = false;
         }
         status
     }
 
-    /// Refuses a call that may wait for all work of a device to a thread that captures, and spoils what it captures. Captures of
-    /// other threads go on, as captures are thread-local.
+    /// Fails a call that may synchronise the device if this thread captures, and invalidates its captures. Captures are thread-local,
+    /// so those of other threads continue.
     pub(crate) fn may_synchronize(&mut self, thread: ThreadId) -> Result<(), Status> {
         let mut own = self.captures.values_mut().filter(|capture| capture.thread == thread).peekable();
         let is_refused = own.peek().is_some();

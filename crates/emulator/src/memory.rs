@@ -4,6 +4,7 @@
 //! Every byte has a mark at a fixed distance, which is 1 once the byte was written; copies carry marks along. Addresses are never
 //! used a second time, so an access to freed memory is always outside. Physical memory is a sparse file, mapped shared: another
 //! process that maps the same file has the same memory and marks.
+#![allow(unsafe_code, reason = "it maps device memory and accesses it through pointers")]
 
 use crate::fault::{Fault, FaultKind, Outcome};
 use crate::registers::{LANES, Lanes};
@@ -14,10 +15,10 @@ use std::cell::Cell;
 use std::ffi::c_void;
 use std::marker::PhantomData;
 
-/// How many bytes of addresses a device has, and how far the mark of a byte is from it, in memory and in the file.
+/// Size of a device's address range, and the distance from a byte to its mark, in memory and in the file.
 const SPAN: u64 = 1 << 42;
 
-/// What a mapping's length is a multiple of.
+/// Page size: mappings are multiples of it.
 pub(crate) const PAGE: u64 = 4096;
 
 /// Addresses that are mapped, each by one allocation.
@@ -26,6 +27,8 @@ struct Extent {
     start: u64,
     bytes: u64,
     physical: Physical,
+    /// True if the device may access it.
+    is_accessible: bool,
 }
 
 /// A piece of the file.
@@ -39,7 +42,7 @@ pub(crate) struct Physical {
 pub(crate) struct Memory {
     base: *mut u8,
     file: OwnedFd,
-    /// The first address and the first byte of the file that nothing has used.
+    /// The first address and the first byte of the file that were never used.
     next_address: u64,
     next_offset: u64,
     /// In order of their addresses.
@@ -93,7 +96,7 @@ impl Memory {
         (self.capacity - self.used, self.capacity)
     }
 
-    /// Reserves addresses, to be mapped later.
+    /// Reserves addresses, to be mapped later. They are never reused, so a device runs out after 4 TiB in total.
     pub(crate) fn reserve(&mut self, bytes: u64) -> Result<u64, OutOfMemory> {
         let start = self.next_address;
         let left = self.base as u64 + SPAN - start;
@@ -103,7 +106,7 @@ impl Memory {
         Ok(start)
     }
 
-    /// Takes physical memory, never written.
+    /// Allocates physical memory, uninitialised.
     pub(crate) fn create(&mut self, bytes: u64) -> Result<Physical, OutOfMemory> {
         let left = self.capacity - self.used;
         let taken = bytes.checked_next_multiple_of(PAGE).filter(|taken| *taken <= left).ok_or(OutOfMemory)?;
@@ -113,7 +116,16 @@ impl Memory {
         Ok(physical)
     }
 
-    /// Gives physical memory back.
+    /// Allocates accessible memory, uninitialised; returns its address.
+    pub(crate) fn allocate(&mut self, bytes: u64) -> Result<u64, OutOfMemory> {
+        let start = self.reserve(bytes)?;
+        let physical = self.create(bytes)?;
+        self.map(start, physical);
+        self.allow_access(start, bytes);
+        Ok(start)
+    }
+
+    /// Frees physical memory.
     pub(crate) fn release(&mut self, physical: Physical) {
         let taken = physical.bytes.next_multiple_of(PAGE);
         self.used -= taken;
@@ -123,7 +135,7 @@ impl Memory {
         }
     }
 
-    /// Maps physical memory to reserved addresses.
+    /// Maps physical memory to reserved addresses, without access.
     pub(crate) fn map(&mut self, start: u64, physical: Physical) {
         let length = physical.bytes.next_multiple_of(PAGE) as usize;
         for distance in [0, SPAN] {
@@ -134,10 +146,28 @@ impl Memory {
             placed.expect("a page of a file in memory can be mapped");
         }
         let index = self.extents.partition_point(|extent| extent.start < start);
-        self.extents.insert(index, Extent { start, bytes: physical.bytes, physical });
+        self.extents.insert(index, Extent { start, bytes: physical.bytes, physical, is_accessible: false });
     }
 
-    /// Undoes [`Memory::map`]; returns what was mapped from `start` on.
+    /// Makes mapped memory accessible; false if a byte of the range is not mapped.
+    pub(crate) fn allow_access(&mut self, start: u64, bytes: u64) -> bool {
+        let end = start + bytes;
+        let mut at = start;
+        for extent in &mut self.extents {
+            if extent.start <= at && at < extent.start + extent.bytes && at < end {
+                extent.is_accessible = true;
+                at = extent.start + extent.bytes;
+            }
+        }
+        at >= end
+    }
+
+    /// True if nothing is mapped in this range.
+    pub(crate) fn is_free(&self, start: u64, bytes: u64) -> bool {
+        !self.extents.iter().any(|extent| extent.start < start + bytes && start < extent.start + extent.bytes)
+    }
+
+    /// Undoes [`Memory::map`]; returns the memory that was mapped from `start` on.
     pub(crate) fn unmap(&mut self, start: u64) -> Option<Physical> {
         let index = self.extents.iter().position(|extent| extent.start == start)?;
         let Extent { physical, .. } = self.extents.remove(index);
@@ -170,10 +200,10 @@ impl Memory {
         Some(extent)
     }
 
-    /// The bytes from `address` on, where they are one allocation's.
+    /// The bytes from `address` on, if one allocation holds them and the device may access it.
     #[inline]
     pub(crate) fn bytes(&self, address: u64, bytes: u64) -> Option<Bytes<'_>> {
-        self.find(address, bytes)?;
+        self.find(address, bytes).filter(|extent| extent.is_accessible)?;
         Some(Bytes {
             data: address as *mut u8,
             marks: (address + SPAN) as *mut u8,
@@ -182,7 +212,7 @@ impl Memory {
         })
     }
 
-    /// As [`Memory::bytes`], where they may span allocations that lie beside each other: one piece for each.
+    /// The bytes from `address` on, in one piece for each allocation that they span.
     pub(crate) fn pieces(&self, mut address: u64, mut bytes: u64) -> Option<Vec<Bytes<'_>>> {
         let mut all = Vec::new();
         while bytes > 0 {
@@ -224,22 +254,25 @@ impl Memory {
         self.find(address, 1).map(|extent| (extent.start, extent.bytes))
     }
 
-    /// What an address is, for messages.
+    /// Describes an address for messages.
     pub(crate) fn describe(&self, address: u64, bytes: u64) -> String {
         let index = self.extents.partition_point(|extent| extent.start <= address);
         let before = index.checked_sub(1).map(|index| self.extents[index]);
         match before.filter(|extent| address < extent.start + extent.bytes + 4 * PAGE) {
+            Some(Extent { is_accessible: false, .. }) => {
+                format!("{bytes} bytes at {address:#x}, which is mapped without access")
+            }
             Some(Extent { start, bytes: length, .. }) => {
-                format!("{bytes} bytes at byte {} of an allocation of {length}", address - start)
+                format!("{bytes} bytes at offset {} of an allocation of {length} bytes", address - start)
             }
             None if self.is_of_device(address) => {
-                format!("{bytes} bytes at {address:#x}, which is not allocated now")
+                format!("{bytes} bytes at {address:#x}, which is not allocated")
             }
-            None => format!("{bytes} bytes at {address:#x}, which is no address of the device's"),
+            None => format!("{bytes} bytes at {address:#x}, which is not a device address"),
         }
     }
 
-    /// Whether the device ever handed this address out.
+    /// True if the address was ever allocated.
     pub(crate) fn is_of_device(&self, address: u64) -> bool {
         (self.base as u64..self.next_address).contains(&address)
     }
@@ -258,11 +291,11 @@ pub(crate) struct Local {
     marks: Box<[Cell<u8>]>,
 }
 
-/// What memory holds that was never written.
+/// Value of bytes that were never written.
 pub(crate) const POISON: u8 = 0xCB;
 
 impl Local {
-    /// So many bytes, never written.
+    /// Uninitialised memory of `bytes` bytes.
     pub(crate) fn new(bytes: usize) -> Local {
         let filled = |byte: u8| vec![Cell::new(byte); bytes].into();
         Local { data: filled(POISON), marks: filled(0) }
@@ -366,40 +399,51 @@ impl Bytes<'_> {
         Some((data, marks))
     }
 
-    /// Replaces N bytes for each lane of `active`; false, and nothing is written, where an offset is out of range.
+    /// Replaces N bytes for each lane of `active`; returns whether a byte or a mark changed. None, and nothing is written, if an offset
+    /// is out of range.
     #[inline(always)]
     pub(crate) fn scatter<const N: usize>(
         self,
         offsets: &Lanes<u64>,
         data: &[[u8; N]; LANES],
         active: u32,
-    ) -> bool {
-        if self.holds(offsets, N).is_none() {
-            return false;
-        }
+    ) -> Option<bool> {
+        self.holds(offsets, N)?;
         if active == u32::MAX && are_neighbours(offsets, N) {
             let offset = offsets[0] as usize;
+            let target = self.data.wrapping_add(offset).cast::<[[u8; N]; LANES]>();
+            let marks = self.marks.wrapping_add(offset).cast::<[[u8; N]; LANES]>();
             // SAFETY: the first and the last lane's bytes lie within, so those between do; otherwise as in `read`.
-            unsafe { self.data.wrapping_add(offset).cast::<[[u8; N]; LANES]>().write_unaligned(*data) };
+            let old = unsafe { target.read_unaligned() };
             // SAFETY: there are as many marks as bytes.
-            unsafe {
-                self.marks.wrapping_add(offset).cast::<[[u8; N]; LANES]>().write_unaligned([[1; N]; LANES])
-            };
-            return true;
+            let old_marks = unsafe { marks.read_unaligned() };
+            // SAFETY: as above.
+            unsafe { target.write_unaligned(*data) };
+            // SAFETY: as above.
+            unsafe { marks.write_unaligned([[1; N]; LANES]) };
+            return Some(old != *data || old_marks != [[1; N]; LANES]);
         }
+        let mut changed = false;
         for lane in 0..LANES {
             if active >> lane & 1 != 0 {
                 let offset = offsets[lane] as usize;
+                let target = self.data.wrapping_add(offset).cast::<[u8; N]>();
+                let marks = self.marks.wrapping_add(offset).cast::<[u8; N]>();
                 // SAFETY: checked above; otherwise as in `read`.
-                unsafe { self.data.wrapping_add(offset).cast::<[u8; N]>().write_unaligned(data[lane]) };
+                let old = unsafe { target.read_unaligned() };
                 // SAFETY: there are as many marks as bytes.
-                unsafe { self.marks.wrapping_add(offset).cast::<[u8; N]>().write_unaligned([1; N]) };
+                let old_marks = unsafe { marks.read_unaligned() };
+                changed |= old != data[lane] || old_marks != [1; N];
+                // SAFETY: as above.
+                unsafe { target.write_unaligned(data[lane]) };
+                // SAFETY: as above.
+                unsafe { marks.write_unaligned([1; N]) };
             }
         }
-        true
+        Some(changed)
     }
 
-    /// Whether N bytes from each offset on lie within.
+    /// Some if N bytes from each offset on lie within.
     #[inline(always)]
     fn holds(self, offsets: &Lanes<u64>, bytes: usize) -> Option<()> {
         let last = self.length.checked_sub(bytes)? as u64;
@@ -431,7 +475,7 @@ impl Bytes<'_> {
         unsafe { self.marks.write_bytes(0, self.length) };
     }
 
-    /// Copies from memory of the host's, which counts as written.
+    /// Copies from host memory, which counts as written.
     ///
     /// # Safety
     /// `source` is valid for as many bytes.
@@ -442,7 +486,7 @@ impl Bytes<'_> {
         unsafe { self.marks.write_bytes(1, self.length) };
     }
 
-    /// Copies to memory of the host's.
+    /// Copies to host memory.
     ///
     /// # Safety
     /// `target` is valid for as many bytes.
@@ -468,10 +512,10 @@ impl Bytes<'_> {
     }
 }
 
-/// Whether the bytes of all lanes lie one after the other.
+/// True if the bytes of all lanes are contiguous.
 #[inline(always)]
 fn are_neighbours(offsets: &Lanes<u64>, bytes: usize) -> bool {
-    // Counted, as the compiler makes 32 branches of what may end early.
+    // Counts mismatches, because an early exit compiles to 32 branches.
     let mut differing = 0u64;
     for lane in 0..LANES {
         differing += u64::from(offsets[lane] != offsets[0].wrapping_add((lane * bytes) as u64));
@@ -479,7 +523,7 @@ fn are_neighbours(offsets: &Lanes<u64>, bytes: usize) -> bool {
     differing == 0
 }
 
-/// The fault of an access outside of what may be reached.
+/// The fault of an access out of bounds.
 pub(crate) fn outside<T>(lane: u32, does: &str, what: String) -> Outcome<T> {
-    Err(Fault::new(lane, FaultKind::Address, format!("{does} outside of memory, {what}")))
+    Err(Fault::new(lane, FaultKind::Address, format!("{does} out of bounds: {what}")))
 }

@@ -190,10 +190,9 @@ mod tests {
         }
     }
 
-    /// Takes minutes: every f32 there is.
+    /// Every sign, exponent and upper half of the mantissa. The lower 11 bits decide only whether a number lies on a tie or beside it.
     #[test]
-    #[ignore = "by hand: `cargo test -p xtrain-emulator --lib -- --ignored casts_of_every_f32`"]
-    fn casts_of_every_f32_are_those_of_the_cpu_kernels() {
+    fn casts_are_those_of_the_cpu_kernels() {
         let check = |bits: u32| {
             let x = f32::from_bits(bits);
             // Of NaNs the CPU keeps the sign.
@@ -202,6 +201,8 @@ mod tests {
             assert!(same(E5M2.encode(x), formats::to_e5m2(x)), "{bits:#x} in e5m2");
             assert!(x.is_nan() || to_bf16(x) == formats::to_bf16(x), "{bits:#x} in bf16");
         };
-        (0..=u32::MAX).for_each(check);
+        for upper in 0..1 << 21 {
+            [0, 1, 0x400, 0x7FF].into_iter().for_each(|lower| check(upper << 11 | lower));
+        }
     }
 }

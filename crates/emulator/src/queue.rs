@@ -1,21 +1,21 @@
-//! Queued work, executed in a random order among those that its dependencies allow, and not before somebody waits for it.
+//! Queued work. It runs when the host waits, in a random order that respects its dependencies.
 
 use crate::random::Random;
 use crate::work::Work;
 use std::collections::HashMap;
 
-/// A piece of queued work; numbers only grow.
+/// The id of queued work. Ids grow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) struct ItemId(u64);
 
 struct Item {
     device: usize,
     work: Work,
-    /// How many of those that it waits for have not run.
+    /// Number of dependencies that have not run.
     missing: usize,
-    /// Those that wait for it.
+    /// Dependents.
     next: Vec<ItemId>,
-    /// When the last of those that it waited for ended, in nominal seconds.
+    /// The nominal time at which the last dependency ended, in seconds.
     begins: f64,
 }
 
@@ -23,23 +23,23 @@ struct Item {
 #[derive(Default)]
 pub(crate) struct Queue {
     items: HashMap<ItemId, Item>,
-    /// Those that wait for nothing.
+    /// Items without pending dependencies.
     ready: Vec<ItemId>,
     added: u64,
 }
 
-/// Work that is taken out to be run.
+/// Work taken out of the queue to run.
 pub(crate) struct Taken {
     pub(crate) id: ItemId,
     pub(crate) device: usize,
     pub(crate) work: Work,
-    /// When it ends, in nominal seconds.
+    /// The nominal time at which it ends, in seconds.
     pub(crate) ends: f64,
     next: Vec<ItemId>,
 }
 
 impl Queue {
-    /// Adds work that runs after `after`, those of them that have not run yet, and not before the time `begins`.
+    /// Adds work that depends on the pending items of `after` and begins at the nominal time `begins` or later.
     pub(crate) fn add(&mut self, device: usize, work: Work, after: &[ItemId], begins: f64) -> ItemId {
         let id = ItemId(self.added);
         self.added += 1;
@@ -57,12 +57,12 @@ impl Queue {
         id
     }
 
-    /// Whether it has not run yet.
+    /// True if it has not run yet.
     pub(crate) fn is_pending(&self, id: ItemId) -> bool {
         self.items.contains_key(&id)
     }
 
-    /// Work that may run now, drawn at random; none where nothing is queued.
+    /// Takes a random ready item; none if nothing is ready.
     pub(crate) fn take(&mut self, random: &mut Random) -> Option<Taken> {
         if self.ready.is_empty() {
             return None;
@@ -73,12 +73,12 @@ impl Queue {
         Some(Taken { id, device, work, ends, next })
     }
 
-    /// Lets those run that waited for what was taken.
+    /// Releases the dependents of finished work.
     pub(crate) fn finish(&mut self, taken: &Taken) {
         self.release(&taken.next, taken.ends);
     }
 
-    /// Counts what these waited for as done at a time.
+    /// Counts one dependency of each item as done at the nominal time `ends`.
     fn release(&mut self, waiting: &[ItemId], ends: f64) {
         for id in waiting {
             let Some(item) = self.items.get_mut(id) else { continue };
@@ -90,13 +90,13 @@ impl Queue {
         }
     }
 
-    /// What queued work uses memory in this range, if any does.
+    /// Describes the queued work that uses memory in this range, if any.
     pub(crate) fn user_of(&self, start: u64, bytes: u64) -> Option<String> {
         let users = self.items.iter().filter_map(|(id, item)| Some((*id, item.work.uses(start, bytes)?)));
         users.min_by_key(|(id, _)| *id).map(|(_, user)| user)
     }
 
-    /// Forgets a device's work, which has failed. What other devices have queued after it no longer waits.
+    /// Drops the work of a device that failed. Work of other devices no longer waits for it.
     pub(crate) fn clear(&mut self, device: usize) {
         let of_device = |item: &Item| item.device == device;
         let gone: Vec<ItemId> =

@@ -1,7 +1,7 @@
-//! The registers of a warp: each has a value for each of 32 lanes, and marks for bytes that nobody wrote.
+//! The registers of a warp: each has a value for each of 32 lanes, and marks for uninitialised bytes.
 //!
-//! Bytes of a register that no instruction wrote are *unset*: computing with them is allowed, as lanes whose results nobody uses often do, and
-//! makes the result unset. Bytes that were loaded from memory which was never written are marked alike, but computing with these is a fault.
+//! Bytes of a register that no instruction wrote are *unset*. Arithmetic with them is allowed, because lanes whose results are never used
+//! often do it, and its result is unset. Bytes loaded from uninitialised memory are marked too, but arithmetic with them is a fault.
 
 use crate::fault::{Fault, FaultKind, Outcome};
 use crate::memory::POISON;
@@ -13,7 +13,7 @@ pub(crate) const LANES: usize = 32;
 /// A value for each lane.
 pub(crate) type Lanes<T> = [T; LANES];
 
-/// Where a register is kept: an index among those of its class.
+/// Index of a register within its class.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Slot(pub(crate) u16);
 
@@ -22,7 +22,7 @@ pub(crate) struct Slot(pub(crate) u16);
 #[repr(align(64))]
 pub(crate) struct Row<T>(Lanes<T>);
 
-/// The bytes of a register that nobody wrote.
+/// The uninitialised bytes of a register.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Marks {
     /// A bit for each byte of each lane.
@@ -39,7 +39,7 @@ impl Marks {
 #[derive(Clone, Debug)]
 pub(crate) struct File<T> {
     rows: Vec<Row<T>>,
-    /// By slot, the lanes that have marks; what `marks` says of others is of the past.
+    /// Lanes that have marks, by slot. Entries of `marks` for other lanes are stale.
     marked: Vec<u32>,
     marks: Vec<Marks>,
 }
@@ -83,7 +83,7 @@ pub(crate) struct Registers {
     unset_predicates: Vec<u32>,
 }
 
-/// How many slots of each class a kernel needs.
+/// Number of slots of each class that a kernel needs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct SlotCounts {
     pub(crate) predicates: usize,
@@ -217,7 +217,7 @@ impl Registers {
         T::file_mut(self).mark(usize::from(slot.0), marks, active);
     }
 
-    /// Makes lanes unset again, after they were written with what unset ones gave.
+    /// Marks lanes as unset, after a result of unset operands was written.
     pub(crate) fn unset<T: Lane>(&mut self, slot: Slot, lanes: u32) {
         T::file_mut(self).mark(usize::from(slot.0), &File::<T::Bits>::UNSET, lanes);
     }
@@ -243,7 +243,7 @@ impl Registers {
         self.unset_predicates.fill(u32::MAX);
     }
 
-    /// A number that changes where any value does: a warp that spins comes back to the same one.
+    /// A hash of all values, to detect a spinning warp.
     pub(crate) fn fingerprint(&self) -> u64 {
         let mut sum = 0u64;
         let mut add = |value: u64| sum = (sum.rotate_left(5) ^ value).wrapping_mul(0x9E37_79B9_7F4A_7C15);
@@ -255,10 +255,10 @@ impl Registers {
     }
 }
 
-/// The fault of using what was never written.
+/// The fault of using an uninitialised value.
 #[cold]
 pub(crate) fn uninitialised(lanes: u32) -> Outcome {
-    let problem = "uses a value that was never written";
+    let problem = "uses an uninitialised value";
     Err(Fault::new(lanes.trailing_zeros(), FaultKind::Uninitialised, problem))
 }
 

@@ -1,4 +1,4 @@
-//! What is emulated: chosen by the environment variable `XTRAIN_EMULATOR`, a list of `key=value` separated by spaces.
+//! Settings of the emulator, from `XTRAIN_EMULATOR`: `key=value` pairs separated by spaces.
 
 use std::fmt;
 
@@ -10,17 +10,17 @@ const VARIABLE: &str = "XTRAIN_EMULATOR";
 pub(crate) struct Settings {
     /// `arch=sm_90a`: the architecture.
     pub(crate) arch: Arch,
-    /// `devices=1`: how many devices there are.
+    /// `devices=1`: the number of devices.
     pub(crate) devices: usize,
-    /// `memory=4096`: MiB of memory of each.
+    /// `memory=4096`: the memory of each device in MiB.
     pub(crate) memory_bytes: u64,
-    /// `seed=0`: what random orders are drawn from.
+    /// `seed=0`: the seed of all random orders.
     pub(crate) seed: u64,
-    /// `log=FILE`: where the kernels that were loaded and launched are written to, a line each.
+    /// `log=FILE`: a file to which loaded and launched kernels are appended, one per line.
     pub(crate) log: Option<String>,
-    /// `omit=wait:3`: what is left out, for tests of tests.
+    /// `omit=wait:3`: a wait to leave out, to check that tests fail.
     pub(crate) omit: Option<Omission>,
-    /// `patch=FILE`: a fault in the text of a program, for tests of tests.
+    /// `patch=FILE`: a fault to put into a kernel's source, to check that tests fail.
     pub(crate) patch: Option<Patch>,
 }
 
@@ -37,14 +37,14 @@ impl fmt::Display for Arch {
     }
 }
 
-/// Something that orders work, and the number of the one that is left out, counted from 0.
+/// The wait, event, copy or edge to leave out, counted from 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Omission {
     pub(crate) what: Ordering,
     pub(crate) number: usize,
 }
 
-/// What orders work on a device, or is ordered.
+/// A kind of ordering that `omit` names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Ordering {
     /// A stream's wait for an event.
@@ -57,11 +57,10 @@ pub(crate) enum Ordering {
     Edge,
 }
 
-/// A fault: lines of a program's text that others replace before it is compiled.
+/// A source patch, applied before a kernel is compiled.
 ///
-/// Its file begins with lines `key: value`, of which `source` is the program's name, e.g. `quantize/kernel.cu`; the text of its headers is
-/// part of it. Below an empty line follow lines as in a diff: `-` before one that goes, `+` before one that comes, a space before one that
-/// stays.
+/// The header has `key: value` lines; `source` names the kernel's source, e.g. `quantize/kernel.cu`, whose headers are part of it. After an
+/// empty line follows a diff: `-` removes a line, `+` adds one, a space keeps one.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Patch {
     pub(crate) source: String,
@@ -70,10 +69,10 @@ pub(crate) struct Patch {
 }
 
 impl Settings {
-    /// Those of the environment.
+    /// The settings of the environment.
     ///
     /// # Panics
-    /// Where the variable is not understood: a test would else run on another device than it asks for.
+    /// If the variable cannot be parsed: a test would otherwise run on another device than it asks for.
     pub(crate) fn of_environment() -> Settings {
         let text = std::env::var(VARIABLE).unwrap_or_default();
         Settings::parse(&text).unwrap_or_else(|problem| panic!("{VARIABLE}={text}: {problem}"))
@@ -92,11 +91,12 @@ impl Settings {
         for setting in text.split_whitespace() {
             let (key, value) =
                 setting.split_once('=').ok_or_else(|| format!("`{setting}` is not `key=value`"))?;
-            let number = || value.parse::<u64>().map_err(|_| format!("`{value}` is no number"));
+            let number = || value.parse::<u64>().map_err(|_| format!("`{value}` is not a number"));
             match key {
                 "arch" => {
                     let digits = value.strip_prefix("sm_").unwrap_or(value).trim_end_matches('a');
-                    let number: u32 = digits.parse().map_err(|_| format!("`{value}` is no architecture"))?;
+                    let number: u32 =
+                        digits.parse().map_err(|_| format!("`{value}` is not an architecture"))?;
                     settings.arch = Arch { major: number / 10, minor: number % 10 };
                 }
                 "devices" => settings.devices = number()? as usize,
@@ -108,7 +108,7 @@ impl Settings {
                     let text = std::fs::read_to_string(value).map_err(|error| format!("{value}: {error}"))?;
                     settings.patch = Some(Patch::parse(&text)?);
                 }
-                _ => return Err(format!("there is no setting `{key}`")),
+                _ => return Err(format!("unknown setting `{key}`")),
             }
         }
         Ok(settings)
@@ -117,7 +117,7 @@ impl Settings {
 
 impl Omission {
     fn parse(text: &str) -> Result<Omission, String> {
-        let (what, number) = text.split_once(':').ok_or("`omit` takes what and a number: `wait:0`")?;
+        let (what, number) = text.split_once(':').ok_or("`omit` needs a kind and a number: `wait:0`")?;
         let what = match what {
             "wait" => Ordering::Wait,
             "event" => Ordering::Event,
@@ -125,13 +125,13 @@ impl Omission {
             "edge" => Ordering::Edge,
             _ => return Err(format!("`{what}` is none of wait, event, copy and edge")),
         };
-        Ok(Omission { what, number: number.parse().map_err(|_| format!("`{number}` is no number"))? })
+        Ok(Omission { what, number: number.parse().map_err(|_| format!("`{number}` is not a number"))? })
     }
 }
 
 impl Patch {
     fn parse(text: &str) -> Result<Patch, String> {
-        let (head, body) = text.split_once("\n\n").ok_or("a patch has an empty line below its head")?;
+        let (head, body) = text.split_once("\n\n").ok_or("a patch needs an empty line after its header")?;
         let source = head.lines().find_map(|line| line.strip_prefix("source: "));
         let source = source.ok_or("a patch names a program: `source: add/kernel.cu`")?.to_owned();
         let mut patch = Patch { source, old: String::new(), new: String::new() };
@@ -152,7 +152,7 @@ impl Patch {
         Ok(patch)
     }
 
-    /// The program with the fault; an error where the lines do not occur in it exactly once.
+    /// Applies the patch. An error unless its lines occur in the program exactly once.
     pub(crate) fn apply(&self, program: &str) -> Result<String, String> {
         match program.matches(&self.old).count() {
             1 => Ok(program.replace(&self.old, &self.new)),

@@ -1,4 +1,5 @@
-//! Work of a device: what is queued, what it waits for, and how long it nominally takes.
+//! Work of a device, and the nominal time that it takes.
+#![allow(unsafe_code, reason = "copies read and write host memory through pointers")]
 
 use crate::api::Status;
 use crate::context::Launch;
@@ -9,15 +10,15 @@ use crate::memory::{Local, Memory};
 use crate::random::Random;
 use std::sync::Arc;
 
-/// A nominal time: no launch takes less, so that a stopwatch that repeats short work repeats it a few times only.
+/// The minimum nominal time of a launch, so that timing loops, which repeat short work, repeat it only a few times.
 const LEAST_SECONDS: f64 = 0.5e-3;
 /// Nominal rates, low enough that they rarely matter.
 const SECONDS_PER_INSTRUCTION: f64 = 1e-9;
 const SECONDS_PER_BYTE: f64 = 1e-11;
-/// An event takes time too: of two, one is later.
+/// The nominal time of an event, so that no two events coincide.
 const RECORD_SECONDS: f64 = 1e-6;
 
-/// Something that a stream runs.
+/// An item of work in a stream.
 #[derive(Clone)]
 pub(crate) enum Work {
     Launch(Arc<KernelLaunch>),
@@ -42,10 +43,10 @@ pub(crate) enum Work {
         byte: u8,
         bytes: u64,
     },
-    Product(Arc<Product>),
+    Gemm(Arc<GemmWork>),
     /// Marks an event, by its handle.
     Record(usize),
-    /// Nothing: the end of a graph.
+    /// The end of a graph, or a wait for an event.
     Nothing,
 }
 
@@ -60,9 +61,9 @@ pub(crate) struct KernelLaunch {
     pub(crate) parameters: Vec<u8>,
 }
 
-/// A matrix product.
-pub(crate) struct Product {
-    /// Addresses that it uses, for checks of what is freed.
+/// A GEMM.
+pub(crate) struct GemmWork {
+    /// Addresses that it uses, to check that they are not freed.
     pub(crate) operands: Vec<u64>,
     pub(crate) seconds: f64,
     pub(crate) run: Box<dyn Fn(&Memory) -> Result<(), String> + Send + Sync>,
@@ -75,13 +76,13 @@ pub(crate) struct HostAddress(pub(crate) usize);
 /// Where an upload reads.
 #[derive(Clone)]
 pub(crate) enum HostSource {
-    /// What pageable memory held when the copy was called.
+    /// The contents of pageable memory at the time of the call.
     Taken(Arc<[u8]>),
     /// Pinned memory, which is read when the copy runs.
     Pinned(HostAddress, u64),
 }
 
-/// Why work cannot be done, and the status that the driver reports it by.
+/// A failure and the status that the driver reports.
 #[derive(Clone, Debug)]
 pub(crate) struct Failure {
     pub(crate) status: Status,
@@ -100,7 +101,7 @@ impl From<Report> for Failure {
 }
 
 impl Work {
-    /// The seconds that it nominally takes: a function of sizes alone, so that what is chosen by time is the same in every run.
+    /// The nominal time in seconds. It depends on sizes only, so that choices by time are the same in every run.
     pub(crate) fn seconds(&self) -> f64 {
         let bytes = |bytes: u64| bytes as f64 * SECONDS_PER_BYTE;
         match self {
@@ -114,13 +115,13 @@ impl Work {
             Work::Download { bytes: length, .. }
             | Work::Copy { bytes: length, .. }
             | Work::Fill { bytes: length, .. } => bytes(*length),
-            Work::Product(product) => LEAST_SECONDS + product.seconds,
+            Work::Gemm(gemm) => LEAST_SECONDS + gemm.seconds,
             Work::Record(_) => RECORD_SECONDS,
             Work::Nothing => 0.0,
         }
     }
 
-    /// What it is, for messages, if it uses memory in this range as far as its arguments tell.
+    /// Describes the work if its arguments point into this range.
     pub(crate) fn uses(&self, start: u64, bytes: u64) -> Option<String> {
         let is_within = |address: u64| address.wrapping_sub(start) < bytes;
         let overlaps = |address: u64, length: u64| address < start + bytes && start < address + length;
@@ -142,19 +143,17 @@ impl Work {
                 (overlaps(*target, *bytes) || overlaps(*source, *bytes), "a copy on the device".into())
             }
             Work::Fill { target, bytes, .. } => (overlaps(*target, *bytes), "a fill".into()),
-            Work::Product(product) => {
-                (product.operands.iter().any(|&address| is_within(address)), "a matrix product".into())
-            }
+            Work::Gemm(gemm) => (gemm.operands.iter().any(|&address| is_within(address)), "a GEMM".into()),
             Work::Record(_) | Work::Nothing => (false, String::new()),
         };
         uses.then_some(name)
     }
 
-    /// Does it, and counts the instructions of its warps.
+    /// Executes the work and adds its warp instructions to `steps`.
     pub(crate) fn run(&self, memory: &Memory, random: &mut Random, steps: &mut u64) -> Result<(), Failure> {
         let outside = |what: &str, address: u64, bytes: u64| Failure {
             status: crate::api::ILLEGAL_ADDRESS,
-            text: format!("{what} outside of memory, {}", memory.describe(address, bytes)),
+            text: format!("{what} out of bounds: {}", memory.describe(address, bytes)),
         };
         match self {
             Work::Launch(launch) => {
@@ -189,6 +188,11 @@ impl Work {
             Work::Download { target: HostAddress(target), source, bytes } => {
                 let pieces =
                     memory.pieces(*source, *bytes).ok_or_else(|| outside("a copy reads", *source, *bytes))?;
+                if !pieces.iter().all(|piece| piece.is_written()) {
+                    let what = memory.describe(*source, *bytes);
+                    let text = format!("a copy to the host reads bytes that no kernel or copy wrote: {what}");
+                    return Err(Failure { status: crate::api::LAUNCH_FAILED, text });
+                }
                 let mut to = *target as *mut u8;
                 for piece in pieces {
                     // SAFETY: the caller keeps the target until the copy has run.
@@ -210,9 +214,8 @@ impl Work {
                     .ok_or_else(|| outside("a fill writes", *target, *bytes))?;
                 pieces.into_iter().for_each(|piece| piece.fill(*byte));
             }
-            Work::Product(product) => {
-                (product.run)(memory)
-                    .map_err(|text| Failure { status: crate::api::ILLEGAL_ADDRESS, text })?;
+            Work::Gemm(gemm) => {
+                (gemm.run)(memory).map_err(|text| Failure { status: crate::api::ILLEGAL_ADDRESS, text })?;
             }
             Work::Record(_) | Work::Nothing => {}
         }
@@ -220,7 +223,7 @@ impl Work {
     }
 }
 
-/// Copies pieces of one total length that need not be cut alike.
+/// Copies between lists of pieces with the same total length.
 fn copy_pieces(to: &[crate::memory::Bytes<'_>], from: &[crate::memory::Bytes<'_>]) {
     let (mut to, mut from) = (to.iter().copied(), from.iter().copied());
     let (mut target, mut source) = (to.next(), from.next());

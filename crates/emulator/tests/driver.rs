@@ -114,7 +114,7 @@ fn pageable_memory_is_read_when_a_copy_is_called_and_pinned_memory_when_it_runs(
     Ok(())
 }
 
-fn a_call_that_may_synchronise_spoils_a_capture() -> Outcome {
+fn a_call_that_may_synchronise_invalidates_a_capture() -> Outcome {
     let context = context()?;
     let stream = Stream::new(&context)?;
     let memory = DeviceMemory::new(&context, 128)?;
@@ -133,7 +133,7 @@ fn a_call_that_may_synchronise_spoils_a_capture() -> Outcome {
     Ok(())
 }
 
-fn captures_of_other_threads_go_on() -> Outcome {
+fn captures_of_other_threads_continue() -> Outcome {
     let context = context()?;
     let stream = Stream::new(&context)?;
     let memory = DeviceMemory::new(&context, 128)?;
@@ -206,13 +206,79 @@ fn a_failure_stays_until_the_context_is_released() -> Outcome {
     Ok(())
 }
 
+fn instructions_that_the_architecture_lacks_are_refused() -> Outcome {
+    let context = context()?;
+    for body in [
+        "cvt.rn.satfinite.e4m3x2.f32 %rs1, %f1, %f1;",
+        "red.global.add.v4.f32 [%rd4], {%f1, %f1, %f1, %f1};",
+        "max.s16x2 %r2, %r1, %r1;",
+    ] {
+        let module = common::module("sm_80", &format!(".reg .b16 %rs<2>;\n.reg .f32 %f<2>;\n{body}"));
+        let module = Module::load(&context, &module)?;
+        let error = module.function("step").err().ok_or("sm_80 lacks the instruction")?;
+        assert!(error.to_string().contains("CUDA_ERROR_NOT_SUPPORTED"), "{error}");
+    }
+    Ok(())
+}
+
+fn events_of_a_capture_are_not_for_other_calls() -> Outcome {
+    let context = context()?;
+    let stream = Stream::new(&context)?;
+    let memory = DeviceMemory::new(&context, 128)?;
+    let event = Event::new(&context)?;
+    Graph::record(&stream, || {
+        memory.all().fill(2, &stream)?;
+        event.record(&stream)
+    })?;
+    let refused = |result: Result<(), CudaError>| {
+        assert!(result.is_err_and(|error| error.to_string().contains("CUDA_ERROR_CAPTURED_EVENT")));
+    };
+    refused(event.synchronize());
+    refused(stream.wait(&event));
+    event.record(&stream)?;
+    event.synchronize()?;
+    // A capture does not wait for work outside of it, even if that has ended.
+    let waiting = Graph::record(&stream, || stream.wait(&event));
+    assert!(waiting.is_err_and(|error| error.to_string().contains("STREAM_CAPTURE_ISOLATION")));
+    Ok(())
+}
+
+fn launches_of_one_graph_do_not_overlap() -> Outcome {
+    let context = context()?;
+    let [stream, other] = [Stream::new(&context)?, Stream::new(&context)?];
+    let [a, b] = [DeviceMemory::new(&context, 128)?, DeviceMemory::new(&context, 128)?];
+    a.all().fill(0, &stream)?;
+    let module = Module::load(&context, &common::module("sm_90a", common::STEP))?;
+    let launch = |from: &DeviceMemory, to: &DeviceMemory| {
+        common::launch(&module, xtrain_cuda::Launch::row(1, 32), from.pointer(), to.pointer(), &stream)
+    };
+    launch(&a, &b)?;
+    stream.synchronize()?;
+    a.all().fill(0, &stream)?;
+    stream.synchronize()?;
+    let graph = Graph::record(&stream, || {
+        launch(&a, &b)?;
+        launch(&b, &a)
+    })?;
+    let mut graph = graph.instantiate()?;
+    for _ in 0..2 {
+        graph.launch(&stream)?;
+        graph.launch(&other)?;
+    }
+    other.synchronize()?;
+    // x becomes 9 x + 4, four times.
+    let expected = (0..4).fold(0u32, |x, _| 9 * x + 4);
+    assert_eq!(a.all().read(&other)?, expected.to_le_bytes().repeat(32));
+    Ok(())
+}
+
 fn main() -> Outcome {
     let case = |name, settings, says, body: Body| common::Case { name, settings, says, body };
     common::main(&[
         case(
             "devices_have_memory_of_their_own",
             "devices=2",
-            "a copy reads outside of memory",
+            "a copy reads out of bounds",
             devices_have_memory_of_their_own,
         ),
         case("memory_ends", "memory=64", "", memory_ends),
@@ -226,16 +292,31 @@ fn main() -> Outcome {
         case(
             "memory_that_queued_work_uses_is_not_freed",
             "",
-            "memory is freed that a fill uses, which has not run yet",
+            "cuMemFree of memory that a fill uses, which is queued and has not run",
             memory_that_queued_work_uses_is_not_freed,
         ),
         case(
             "memory_that_queued_work_uses_is_not_unmapped",
             "",
-            "memory is unmapped that a fill uses, which has not run yet",
+            "cuMemUnmap of memory that a fill uses, which is queued and has not run",
             memory_that_queued_work_uses_is_not_unmapped,
         ),
-        case("memory_grows_in_place", "", "writes global memory outside of memory", memory_grows_in_place),
+        case(
+            "instructions_that_the_architecture_lacks_are_refused",
+            "arch=sm_80",
+            "`cvt.rn.satfinite.e4m3x2.f32` needs sm_89, and the module is for sm_80",
+            instructions_that_the_architecture_lacks_are_refused,
+        ),
+        case(
+            "events_of_a_capture_are_not_for_other_calls",
+            "",
+            "",
+            events_of_a_capture_are_not_for_other_calls,
+        ),
+        case("launches_of_one_graph_do_not_overlap", "", "", launches_of_one_graph_do_not_overlap),
+        case("launches_of_one_graph_do_not_overlap_5", "seed=5", "", launches_of_one_graph_do_not_overlap),
+        case("launches_of_one_graph_do_not_overlap_6", "seed=6", "", launches_of_one_graph_do_not_overlap),
+        case("memory_grows_in_place", "", "writes global memory out of bounds", memory_grows_in_place),
         case(
             "pageable_memory_is_read_when_a_copy_is_called_and_pinned_memory_when_it_runs",
             "",
@@ -243,12 +324,12 @@ fn main() -> Outcome {
             pageable_memory_is_read_when_a_copy_is_called_and_pinned_memory_when_it_runs,
         ),
         case(
-            "a_call_that_may_synchronise_spoils_a_capture",
+            "a_call_that_may_synchronise_invalidates_a_capture",
             "",
             "",
-            a_call_that_may_synchronise_spoils_a_capture,
+            a_call_that_may_synchronise_invalidates_a_capture,
         ),
-        case("captures_of_other_threads_go_on", "", "", captures_of_other_threads_go_on),
+        case("captures_of_other_threads_continue", "", "", captures_of_other_threads_continue),
         case("a_launch_takes_half_a_millisecond", "", "", a_launch_takes_half_a_millisecond),
         case(
             "a_failure_stays_until_the_context_is_released",

@@ -1,9 +1,9 @@
 //! `libcublasLt.so.13`: the functions that xtrain calls, with the statuses of the cuBLAS documentation.
 
 use super::driver::{self, Handle, export, put};
+use crate::gemm::operation::{Gemm, Operands};
+use crate::gemm::{Algorithm, Desc, Element, Layout, Objects, Preference, Refusal};
 use crate::machine::{self, Machine};
-use crate::product::gemm::{Gemm, Operands};
-use crate::product::{Algorithm, Desc, Element, Layout, Objects, Preference, Refusal};
 use crate::work::Work;
 use std::collections::HashMap;
 use std::ffi::{CStr, c_char, c_int, c_void};
@@ -29,7 +29,7 @@ impl From<Algorithm> for HeuristicResult {
     }
 }
 
-/// Runs a call; the number of its refusal is what it returns, or 0.
+/// Runs a call; returns the status number of its refusal, or 0.
 fn call(body: impl FnOnce(&mut Machine) -> Result<(), Refusal>) -> c_int {
     let mut machine = machine::lock();
     let Some(machine) = &mut *machine else { return Refusal::NotInitialized as c_int };
@@ -60,7 +60,7 @@ unsafe fn attribute<'a>(value: *const c_void, bytes: usize) -> Result<&'a [u8], 
     Ok(unsafe { std::slice::from_raw_parts(value.cast::<u8>(), bytes) })
 }
 
-/// Keeps a new object in one of the tables and writes its handle.
+/// Stores a new object in one of the tables and writes its handle.
 fn create<T>(
     machine: &mut Machine,
     to: *mut Handle,
@@ -242,8 +242,8 @@ export! {
                 return Err(Refusal::InvalidValue);
             }
             machine.check(device)?;
-            let product = gemm.product(algorithm, operands)?;
-            Ok(machine.put(stream, Work::Product(Arc::new(product)))?)
+            let work = gemm.work(algorithm, operands)?;
+            Ok(machine.put(stream, Work::Gemm(Arc::new(work)))?)
         })
     }
 }

@@ -13,11 +13,11 @@ use std::sync::{Arc, Mutex, PoisonError};
 pub(super) type Handle = usize;
 
 thread_local! {
-    /// The device whose context is this thread's.
+    /// The device of the thread's current context.
     static CURRENT: Cell<Option<usize>> = const { Cell::new(None) };
 }
 
-/// The device whose context is this thread's.
+/// The device of the thread's current context.
 pub(super) fn current() -> Option<usize> {
     CURRENT.get()
 }
@@ -93,10 +93,10 @@ export! {
             let known = STATUSES.iter().find(|(number, ..)| *number == error);
             let general = known.map_or(std::ptr::null(), |(.., text)| text.as_ptr());
             let failures = machine.devices.iter().filter_map(|device| device.failure.as_ref());
-            let told = failures.filter(|failure| failure.status.0 == error).last();
-            let told = told.map_or(general, |failure| lasting(&failure.text).as_ptr());
+            let latest = failures.filter(|failure| failure.status.0 == error).last();
+            let text_of = latest.map_or(general, |failure| lasting(&failure.text).as_ptr());
             // SAFETY: the caller's pointer.
-            unsafe { put(text, told) }
+            unsafe { put(text, text_of) }
         })
     }
 
@@ -164,7 +164,7 @@ export! {
             of.holders = of.holders.checked_sub(1).ok_or(api::INVALID_CONTEXT)?;
             if of.holders == 0 {
                 machine.finish_all();
-                // A context that is made anew works again.
+                // A new context starts without the failure.
                 machine.devices[device as usize].failure = None;
             }
             Ok(())
@@ -255,7 +255,7 @@ export! {
             let of = &mut machine.devices[device];
             let (physical, mapped) = of.physical.remove(&handle).ok_or(api::INVALID_VALUE)?;
             if mapped > 0 {
-                // Its memory would go with the last mapping; nothing here asks for that.
+                // The driver would free it with the last mapping; xtrain does not need that.
                 of.physical.insert(handle, (physical, mapped));
                 return Err(api::NOT_SUPPORTED);
             }
@@ -271,7 +271,7 @@ export! {
             let is_reserved = of.reservations.range(..=pointer).next_back().is_some_and(|(start, length)| {
                 pointer + bytes as u64 <= start + length
             });
-            let is_free = of.memory.allocation(pointer).is_none();
+            let is_free = of.memory.is_free(pointer, bytes as u64);
             if !is_reserved || !is_free || offset != 0 || bytes as u64 != physical.bytes {
                 return Err(api::INVALID_VALUE);
             }
@@ -284,7 +284,7 @@ export! {
     fn cuMemUnmap(pointer: u64, bytes: usize) {
         synchronizing(|machine, device| {
             if let Some(user) = machine.user_of(pointer, bytes as u64) {
-                let text = format!("memory is unmapped that {user} uses, which has not run yet");
+                let text = format!("cuMemUnmap of memory that {user} uses, which is queued and has not run");
                 return Err(machine.fail(device, crate::work::Failure { status: api::ILLEGAL_ADDRESS, text }));
             }
             let of = &mut machine.devices[device];
@@ -293,8 +293,7 @@ export! {
                 _ => return Err(api::INVALID_VALUE),
             }
             let physical = of.memory.unmap(pointer).ok_or(api::INVALID_VALUE)?;
-            for (held, mapped) in of.physical.values_mut().filter(|(held, _)| *held == physical) {
-                let _ = held;
+            for (_, mapped) in of.physical.values_mut().filter(|(held, _)| *held == physical) {
                 *mapped -= 1;
             }
             Ok(())
@@ -303,7 +302,7 @@ export! {
 
     fn cuMemSetAccess(pointer: u64, bytes: usize, _access: *const c_void, _count: usize) {
         on_device(|machine, device| {
-            let is_mapped = machine.devices[device].memory.pieces(pointer, bytes as u64).is_some();
+            let is_mapped = machine.devices[device].memory.allow_access(pointer, bytes as u64);
             if is_mapped { Ok(()) } else { Err(api::INVALID_VALUE) }
         })
     }
@@ -313,7 +312,7 @@ export! {
             if bytes == 0 {
                 return Err(api::INVALID_VALUE);
             }
-            // Filled, so that what nobody wrote shows.
+            // Poison, so that uninitialised bytes show.
             let memory: Box<[u8]> = vec![crate::memory::POISON; bytes].into();
             let start = Box::into_raw(memory).cast::<c_void>();
             machine.pinned.insert(start as usize, bytes);
@@ -379,7 +378,7 @@ export! {
 
     fn cuStreamDestroy_v2(stream: Handle) {
         call(|machine| {
-            // What is in it still runs, with or without a name.
+            // Its work still runs.
             machine.streams.remove(&stream).map(|_| ()).ok_or(api::INVALID_HANDLE)
         })
     }
@@ -387,7 +386,7 @@ export! {
     fn cuStreamSynchronize(stream: Handle) {
         on_device(|machine, _| {
             if let Some((capture, _)) = machine.streams.get(&stream).and_then(|stream| stream.captured.clone()) {
-                return Err(machine.spoil_capture(capture, api::CAPTURE_UNSUPPORTED));
+                return Err(machine.invalidate_capture(capture, api::CAPTURE_UNSUPPORTED));
             }
             machine.finish_stream(stream)
         })
@@ -399,7 +398,7 @@ export! {
 
     fn cuStreamBeginCapture_v2(stream: Handle, mode: c_int) {
         on_device(|machine, _| {
-            // Thread-local captures alone are emulated.
+            // Only thread-local captures are emulated.
             if mode != 1 {
                 return Err(api::NOT_SUPPORTED);
             }
@@ -435,16 +434,16 @@ export! {
 
     fn cuEventQuery(event: Handle) {
         on_device(|machine, device| {
-            let has_happened = machine.has_happened(event)?;
+            let has_completed = machine.has_completed(event)?;
             machine.check(device)?;
-            if has_happened { Ok(()) } else { Err(api::NOT_READY) }
+            if has_completed { Ok(()) } else { Err(api::NOT_READY) }
         })
     }
 
     fn cuEventSynchronize(event: Handle) {
         on_device(|machine, device| {
             if let Some((capture, _)) = machine.events.get(&event).and_then(|event| event.captured.clone()) {
-                return Err(machine.spoil_capture(capture, api::CAPTURE_UNSUPPORTED));
+                return Err(machine.invalidate_capture(capture, api::CAPTURED_EVENT));
             }
             machine.finish_event(event)?;
             machine.check(device)
@@ -602,7 +601,7 @@ export! {
     }
 }
 
-/// How many instructions warps have executed: for benchmarks.
+/// Warp instructions executed so far; the benchmark reads it.
 #[unsafe(no_mangle)]
 extern "C" fn xtrain_emulator_steps() -> u64 {
     machine::lock().as_ref().map_or(0, |machine| machine.steps)
@@ -627,13 +626,13 @@ struct LaunchAttribute {
     value: [u32; 16],
 }
 
-/// Whether host memory is pinned, all of it.
+/// True if the whole range is pinned.
 fn is_pinned(machine: &Machine, start: usize, bytes: usize) -> bool {
     let before = machine.pinned.range(..=start).next_back();
     before.is_some_and(|(begin, length)| start + bytes <= begin + length)
 }
 
-/// A text that is never freed, as the driver's are.
+/// A string that is never freed, like the driver's.
 fn lasting(text: &str) -> &'static CStr {
     static TEXTS: Mutex<Vec<&'static CStr>> = Mutex::new(Vec::new());
     let mut texts = TEXTS.lock().unwrap_or_else(PoisonError::into_inner);
@@ -645,7 +644,7 @@ fn lasting(text: &str) -> &'static CStr {
     text
 }
 
-/// The most shared memory that a block can ask for (CUDA programming guide, table of compute capabilities).
+/// The maximum shared memory of a block (CUDA programming guide, table of compute capabilities).
 fn shared_per_block(arch: Arch) -> u64 {
     let kib = match (arch.major, arch.minor) {
         (8, 0 | 7) => 163,
@@ -655,7 +654,7 @@ fn shared_per_block(arch: Arch) -> u64 {
     kib << 10
 }
 
-/// A `CUdevice_attribute`. The rates are those of no card: nothing is as fast as they say.
+/// A `CUdevice_attribute`. The clock and memory rates are nominal.
 fn attribute_of(arch: Arch, attribute: c_int) -> Option<c_int> {
     Some(match attribute {
         // MAX_THREADS_PER_BLOCK

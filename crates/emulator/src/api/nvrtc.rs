@@ -1,4 +1,4 @@
-//! `libnvrtc.so.13`: the real compiler, asked for PTX with the lines of the source in the place of machine code.
+//! `libnvrtc.so.13`: calls the real compiler and asks it for PTX with source lines instead of machine code.
 
 use crate::settings::Settings;
 use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
@@ -10,7 +10,7 @@ use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 /// The variable that names the real library's file.
 const VARIABLE: &str = "XTRAIN_EMULATOR_NVRTC";
 
-/// Opened without its symbols becoming everybody's: ours have the same names.
+/// The real library. Opened with RTLD_LOCAL, because it exports the same names as this one.
 fn real() -> Option<&'static Library> {
     static REAL: OnceLock<Option<Library>> = OnceLock::new();
     let open = || {
@@ -19,7 +19,7 @@ fn real() -> Option<&'static Library> {
             // SAFETY: initialisers of NVIDIA's library run, which may be run at any time.
             unsafe { Library::open(Some(path), RTLD_NOW | RTLD_LOCAL) }
         };
-        // It looks for its companion by name, and finds what is open.
+        // NVRTC loads its builtins by name, so they are opened first.
         let folder = Path::new(&path).parent()?.read_dir().ok()?.flatten();
         for entry in
             folder.filter(|entry| entry.file_name().to_string_lossy().starts_with("libnvrtc-builtins.so"))
@@ -30,7 +30,7 @@ fn real() -> Option<&'static Library> {
     };
     let opened = REAL.get_or_init(open).as_ref();
     if opened.is_none() {
-        eprintln!("emulated GPU: {VARIABLE} does not name a libnvrtc.so.13 that opens");
+        eprintln!("emulated GPU: {VARIABLE} does not name a libnvrtc.so.13 that can be loaded");
     }
     opened
 }
@@ -84,7 +84,7 @@ unsafe extern "C" fn nvrtcCreateProgram(
     let patched = Settings::of_environment().patch.filter(|patch| patch.source == title).map(|patch| {
         // SAFETY: as above.
         let text = unsafe { CStr::from_ptr(source) }.to_string_lossy();
-        // Where the patch does not fit, the compiler says so.
+        // If the patch does not fit, the compiler reports it.
         let text = patch.apply(&text).unwrap_or_else(|problem| format!("#error {problem}\n"));
         CString::new(text).unwrap_or_default()
     });
@@ -112,10 +112,12 @@ unsafe extern "C" fn nvrtcCreateProgram(
 #[unsafe(no_mangle)]
 #[allow(non_snake_case, reason = "NVIDIA's name")]
 unsafe extern "C" fn nvrtcDestroyProgram(program: *mut *mut c_void) -> c_int {
+    // SAFETY: the caller's pointer to a program.
+    lock_sources().remove(&(unsafe { *program } as usize));
     forward!(b"nvrtcDestroyProgram\0", fn(*mut *mut c_void) -> c_int, (program), FAILED)
 }
 
-/// Machine code becomes PTX: `sm_90a` is asked for as `compute_90a`, with lines, and what is for the assembler is dropped.
+/// Compiles to PTX instead of machine code: `compute_90a` for `sm_90a`, with `-lineinfo` and without ptxas options.
 #[unsafe(no_mangle)]
 #[allow(non_snake_case, reason = "NVIDIA's name")]
 unsafe extern "C" fn nvrtcCompileProgram(
@@ -147,7 +149,7 @@ unsafe extern "C" fn nvrtcCompileProgram(
     )
 }
 
-/// Names of programs with what they are compiled with, by handle.
+/// Names and defines of programs, by handle.
 fn lock_sources() -> MutexGuard<'static, BTreeMap<usize, String>> {
     static SOURCES: Mutex<BTreeMap<usize, String>> = Mutex::new(BTreeMap::new());
     SOURCES.lock().unwrap_or_else(PoisonError::into_inner)

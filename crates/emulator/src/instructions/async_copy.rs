@@ -89,7 +89,7 @@ fn start(
 }
 
 fn finish(cx: &mut Context<'_>, lane: usize, copies: Vec<PendingCopy>) -> Outcome {
-    cx.wrote = true;
+    cx.changed = true;
     for PendingCopy { target, source, bytes, source_bytes } in copies {
         let to = cx.reach(lane, Space::Shared, target, bytes as u64, "copies to")?;
         let (head, tail) = to.split(source_bytes);

@@ -7,12 +7,12 @@ use crate::numbers::{canonical, flush};
 use crate::ptx::{Instruction, Space};
 use crate::registers::{LANES, lanes_of, uninitialised};
 
-/// The new value of what was there and the operand.
+/// The new value, from the old value and the operand.
 type Update = fn(u64, u64) -> u64;
 
 pub(super) fn decode(d: &Decoder<'_>, instruction: &Instruction, parts: &[&str]) -> Decoded {
     let (&ty, parts) = parts.split_last().ok_or("no type")?;
-    // The operation stands among what an access says: its order, scope, space and count.
+    // The operation is one of the modifiers: the others are order, scope, space and count.
     let is_operation =
         |part: &&&str| ["add", "min", "max", "inc", "dec", "and", "or", "xor", "exch", "cas"].contains(*part);
     let operation = *parts.iter().find(is_operation).ok_or("no operation")?;
@@ -64,8 +64,9 @@ pub(super) fn decode(d: &Decoder<'_>, instruction: &Instruction, parts: &[&str])
         let addresses = address.read(cx)?;
         let values = values.iter().map(|value| value.value(cx)).collect::<Outcome<Vec<_>>>()?;
         let expected = second.map(|second| second.value(cx)).transpose()?;
-        let mut results = [0; LANES];
-        cx.wrote = true;
+        let (mut results, mut changed) = ([0; LANES], false);
+        // Immediate operands are 64 bits wide.
+        let mask = u64::MAX >> (64 - 8 * access.bytes);
         for lane in lanes_of(cx.active) {
             let bytes = (access.bytes * access.count) as u64;
             let place = cx.reach(lane, access.space, addresses[lane], bytes, "updates")?;
@@ -84,8 +85,9 @@ pub(super) fn decode(d: &Decoder<'_>, instruction: &Instruction, parts: &[&str])
                     uninitialised(1 << lane)?;
                 }
                 // A comparison that fails changes nothing.
-                let is_due = expected.is_none_or(|expected| expected[lane] == old);
-                let new = if is_due { update(old, value[lane]) } else { old };
+                let is_due = expected.is_none_or(|expected| expected[lane] & mask == old);
+                let new = if is_due { update(old, value[lane] & mask) & mask } else { old };
+                changed |= new != old;
                 match access.bytes {
                     4 => place.write(at, (new as u32).to_le_bytes()),
                     _ => place.write(at, new.to_le_bytes()),
@@ -93,6 +95,7 @@ pub(super) fn decode(d: &Decoder<'_>, instruction: &Instruction, parts: &[&str])
                 results[lane] = old;
             }
         }
+        cx.changed |= changed;
         if let Some(target) = target {
             target.write(cx, &results, 0);
         }

@@ -149,7 +149,7 @@ fn multiply(
 const K: usize = 16;
 const COLUMNS: usize = 8;
 
-/// Bits of a sum's terms behind the largest exponent.
+/// Bits of a term after the largest exponent.
 const KEPT: i32 = 25;
 
 /// The exponent of an f32: subnormal numbers have that of the least normal one, zeros one that is below all others.
@@ -175,16 +175,16 @@ fn mantissa(x: f32) -> i32 {
     (bits & 0x7F_FFFF | if bits >> 23 & 0xFF == 0 { 0 } else { 1 << 23 }) as i32
 }
 
-/// The magnitude shifted to the right, with the sign of `signs`; what is shifted out is cut off.
+/// The magnitude shifted to the right, with the sign of `signs`; bits that are shifted out are truncated.
 #[inline(always)]
 fn aligned(magnitude: i32, by: i32, signs: u32) -> i32 {
     let kept = if by < 32 { magnitude >> by } else { 0 };
     if signs >> 31 == 0 { kept } else { -kept }
 }
 
-/// Adds the products of a row's and a column's numbers to each sum, as tensor cores of compute capability 9.0 do: the products and the sum
-/// are aligned to the largest exponent, a product's being the sum of its factors' exponents. Of each, 25 bits behind that one stay, and
-/// of what they add up to 24 bits; the rest is cut off. Zeros have no exponent. An H200's results are these to the last bit.
+/// Adds the products of a row and a column to each sum, as tensor cores of compute capability 9.0 do: the products and the sum are aligned
+/// to the largest exponent (a product's is the sum of its operands' exponents). Each keeps 25 bits after it, and the sum keeps 24; the rest
+/// is truncated. Zeros have no exponent. The results equal an H200's to the last bit.
 #[inline(always)]
 fn add_products(left: &[[f32; K]; 16], right: &[[f32; COLUMNS]; K], sums: &mut [[f32; COLUMNS]; 16]) {
     let (mut exponents, mut mantissas) = ([[0; COLUMNS]; K], [[0; COLUMNS]; K]);

@@ -43,7 +43,7 @@ enum Base {
 impl Address {
     pub(super) fn of(d: &Decoder<'_>, operand: &Operand) -> Decoded<Address> {
         let Operand::Address(base, offset) = operand else {
-            return Err(format!("{operand:?} is no address"));
+            return Err(format!("{operand:?} is not an address"));
         };
         let base = match &**base {
             Operand::Register(register) if d.class(*register) == Class::B32 => Base::Short(d.source(base)?),
@@ -100,7 +100,7 @@ impl Context<'_> {
             Some(found) if address.is_multiple_of(align) => Ok(found),
             Some(_) => {
                 let problem =
-                    format!("{does} {bytes} bytes at {address:#x}, which is no multiple of {align}");
+                    format!("{does} {bytes} bytes at {address:#x}, which is not aligned to {align} bytes");
                 Err(Fault::new(lane as u32, FaultKind::Alignment, problem))
             }
             None => {
@@ -181,15 +181,20 @@ impl Context<'_> {
         data: &[[u8; N]; LANES],
         marks: Option<&Lanes<u16>>,
     ) -> Outcome {
-        self.wrote = true;
         let near = if marks.is_none() { self.surroundings(space, addresses, N as u64) } else { None };
-        if near.is_some_and(|(bytes, offsets)| bytes.scatter(&offsets, data, self.active)) {
+        if let Some(changed) = near.and_then(|(bytes, offsets)| bytes.scatter(&offsets, data, self.active)) {
+            self.changed |= changed;
             return Ok(());
         }
         for lane in lanes_of(self.active) {
             let bytes = self.reach(lane, space, addresses[lane], N as u64, "writes")?;
             let unwritten = marks.map_or(0, |marks| marks[lane]);
-            bytes.write_marked(0, data[lane], std::array::from_fn(|n| u8::from(unwritten >> n & 1 == 0)));
+            let new_marks = std::array::from_fn(|n| u8::from(unwritten >> n & 1 == 0));
+            let changes = bytes.read::<N>(0) != data[lane] || bytes.marks::<N>(0) != new_marks;
+            bytes.write_marked(0, data[lane], new_marks);
+            let is_local = located(space, addresses[lane]).0 == Space::Local;
+            self.changed |= changes && !is_local;
+            self.changed_local |= changes && is_local;
         }
         Ok(())
     }

@@ -1,13 +1,14 @@
-//! What PTX instructions do, a family a file.
+//! PTX instructions, one file for each family.
 //!
 //! Results are those that the PTX ISA (NVIDIA, version 9.0, section 9.7) defines, to the bit. Where it allows an error (`approx`),
-//! the result is the exact one rounded to nearest. Sums of `mma` are f32 sums in the order of k. Nothing is contracted: `mul` and
-//! `add` without `.rn`, which ptxas may fuse, round twice here.
+//! the result is the exact one rounded to nearest. `mma` sums as described in `matrix`. Nothing is contracted: `mul` and `add`
+//! without `.rn`, which ptxas may fuse, round twice here.
 //!
 //! Computing with memory that was never written is a fault. Moves, loads, stores, shifts, bitwise operations and integer conversions
-//! carry the marks of such bytes along instead. What a register never held makes results unset, and is a fault where it becomes an address,
-//! decides a branch, or is stored.
+//! carry the marks of such bytes along instead. A result of an unset register is unset; it is a fault to use it as an address, branch on it or
+//! store it.
 
+mod architecture;
 mod async_copy;
 mod atomic;
 mod barrier;
@@ -35,14 +36,20 @@ pub(crate) struct Decoder<'a> {
     pub(crate) kernel: &'a Kernel,
     pub(crate) slots: &'a [Slot],
     pub(crate) symbols: &'a Symbols,
+    /// The architecture of the module, e.g. 89.
+    pub(crate) target: u32,
 }
 
-/// What an instruction becomes, or why it cannot: the text names the opcode.
+/// A decoded instruction, or an error that names the opcode.
 type Decoded<T = Action> = Result<T, String>;
 
-/// What `instruction` does; nothing for those that are hints here.
+/// Decodes an instruction. None for fences and prefetches, which do nothing here.
 pub(crate) fn decode(decoder: &Decoder<'_>, instruction: &Instruction) -> Decoded<Option<Action>> {
     let parts = instruction.parts();
+    let (oldest, target) = (architecture::oldest(&parts), decoder.target);
+    if target < oldest {
+        return Err(format!("`{}` needs sm_{oldest}, and the module is for sm_{target}", instruction.opcode));
+    }
     let family = match parts[0] {
         "ld" | "st" => memory::decode,
         "atom" | "red" => atomic::decode,
@@ -54,7 +61,7 @@ pub(crate) fn decode(decoder: &Decoder<'_>, instruction: &Instruction) -> Decode
         "bar" => barrier::decode,
         "cp" => async_copy::decode,
         "ldmatrix" | "mma" => matrix::decode,
-        // Accesses are executed one after the other, so nothing is left for fences to order.
+        // Accesses execute one after the other, so fences have no effect.
         "membar" | "fence" | "prefetch" | "nanosleep" => return Ok(None),
         _ => match parts.last() {
             Some(&"f32") => single::decode,
@@ -96,7 +103,7 @@ impl Decoder<'_> {
     /// The address of a variable.
     fn symbol(&self, name: &str) -> Decoded<u64> {
         let known = self.symbols.get(name).map(|(_, address)| *address);
-        known.ok_or_else(|| format!("the variable {name} is nowhere"))
+        known.ok_or_else(|| format!("the variable {name} is not declared"))
     }
 
     /// A register of type `T` to be written.
@@ -115,7 +122,7 @@ impl Decoder<'_> {
             }
             Operand::Not(register) => Ok(self.condition(*register, true)),
             Operand::Integer(value) => Ok(Condition::Constant(*value != 0)),
-            other => Err(format!("{other:?} is no predicate")),
+            other => Err(format!("{other:?} is not a predicate")),
         }
     }
 
@@ -128,7 +135,7 @@ impl Decoder<'_> {
     fn predicate_target(&self, operand: &Operand) -> Decoded<Slot> {
         match self.predicate(operand)? {
             Condition::Register { slot, is_negated: false } => Ok(slot),
-            _ => Err("a result that is no register".into()),
+            _ => Err("the result is not a predicate register".into()),
         }
     }
 
@@ -148,7 +155,7 @@ impl Decoder<'_> {
     /// A result of any class.
     fn any_target(&self, operand: &Operand) -> Decoded<AnyTarget> {
         let Operand::Register(register) = operand else {
-            return Err(format!("the result {operand:?} is no register"));
+            return Err(format!("the result {operand:?} is not a register"));
         };
         match self.class(*register) {
             Class::Predicate => Err("a predicate where a number is needed".into()),
@@ -174,7 +181,7 @@ enum AnySource {
 }
 
 impl AnySource {
-    /// As [`AnySource::read`], of what must be set and written.
+    /// Reads an operand that must be initialised.
     fn value(self, cx: &Context<'_>) -> Outcome<Lanes<u64>> {
         Ok(match self {
             AnySource::B16(source) => widened(&cx.value(source)?),
@@ -209,7 +216,7 @@ impl AnySource {
     }
 }
 
-/// Numbers of all lanes with zeros before them: a loop, where the compiler calls a function for each element of a mapped array.
+/// Zero-extends the values of all lanes. A loop, because the compiler does not inline the closure of a mapped array.
 #[inline(always)]
 fn widened<T: Copy + Into<u64>>(values: &Lanes<T>) -> Lanes<u64> {
     let mut wide = [0; LANES];
@@ -219,7 +226,7 @@ fn widened<T: Copy + Into<u64>>(values: &Lanes<T>) -> Lanes<u64> {
     wide
 }
 
-/// Their low bits.
+/// The low bits of the values of all lanes.
 #[inline(always)]
 fn narrowed<T: Lane>(values: &Lanes<u64>) -> Lanes<T> {
     let mut narrow = [T::default(); LANES];
@@ -275,7 +282,7 @@ fn bytes_of_bits(bits: u64) -> u8 {
     (0..8).map(|n| u8::from(bits >> (8 * n) & 0xFF != 0) << n).sum()
 }
 
-/// A step that rearranges bits, so that their marks are rearranged alike: `f` on the values, `marks` on the bits that were never written.
+/// A step that moves bits: `f` computes the value, `marks` moves the marks of uninitialised bits in the same way.
 fn carry<A: Lane, B: Lane, R: Lane>(
     target: Slot,
     (a, b): (Source<A>, Source<B>),

@@ -74,8 +74,7 @@ pub(super) fn decode(d: &Decoder<'_>, instruction: &Instruction, parts: &[&str])
     Ok(Action::Together(d.source(members)?, execute))
 }
 
-/// `shfl.sync`: each lane takes the value of another, of its own where that is out of range. The value of a lane that takes no part is
-/// unset.
+/// `shfl.sync`: each lane reads another lane's value, or its own if the source is out of range. A value from an inactive lane is unset.
 fn shuffle(
     d: &Decoder<'_>,
     instruction: &Instruction,
@@ -133,8 +132,7 @@ fn shuffle(
     }))
 }
 
-/// The lane that a lane takes its value of, and whether that is in range: by the lane's number, what it gives, and the least and the most
-/// of its segment.
+/// Maps (lane, b, first, last lane of the segment) to the source lane and the in-range predicate.
 type From = fn(u32, u32, u32, u32) -> (u32, bool);
 
 /// The source of each lane, its own number where that is out of range, and the lanes where it is in range.

@@ -18,7 +18,7 @@ pub(crate) enum Exit {
     Branch { predicate: Register, negated: bool, taken: u32, otherwise: u32 },
 }
 
-/// The blocks of a kernel in the order of its text; the number after the last one's stands for the kernel's end.
+/// The basic blocks of a kernel in the order of its text. The index after the last one is the kernel's end.
 pub(crate) struct Flow<'k> {
     pub(crate) blocks: Vec<BasicBlock<'k>>,
 }
@@ -54,7 +54,7 @@ impl<'k> Flow<'k> {
                 None => next,
                 Some((_, [Operand::Label(label)])) => *labels
                     .get(label)
-                    .ok_or_else(|| format!("{}: a branch to a label that is nowhere", kernel.name))?,
+                    .ok_or_else(|| format!("{}: a branch to an undefined label", kernel.name))?,
                 Some((_, [])) => end,
                 Some((last, _)) => return Err(format!("{}: `{}` with operands", kernel.name, last.opcode)),
             };
@@ -81,7 +81,7 @@ impl Exit {
     }
 }
 
-/// Whether the first operand of such an instruction is what it writes.
+/// True if the first operand is the destination.
 fn has_result(instruction: &Instruction) -> bool {
     let parts = instruction.parts();
     !matches!(
@@ -114,8 +114,8 @@ fn visit(operand: &Operand, see: &mut impl FnMut(Register)) {
     }
 }
 
-/// Calls `read` and `write` with the registers of an instruction. One that runs under a predicate leaves the other lanes' values,
-/// so what it writes is read too.
+/// Calls `read` and `write` with the registers of an instruction. A predicated instruction keeps the values of other lanes, so it also
+/// reads its destination.
 pub(crate) fn registers_of(
     instruction: &Instruction,
     mut read: impl FnMut(Register),

@@ -1,4 +1,4 @@
-//! A kernel, ready to be executed: blocks of steps over allocated registers.
+//! A kernel prepared for execution: basic blocks of steps over allocated registers.
 
 mod flow;
 mod slots;
@@ -13,14 +13,14 @@ use crate::ptx::{Kernel, Location, Module, Space, Variable};
 use crate::registers::{Slot, SlotCounts};
 use std::collections::HashMap;
 
-/// What a step does to the active lanes of a warp.
+/// The effect of a step on the active lanes of a warp.
 pub(crate) type Execute = Box<dyn Fn(&mut Context<'_>) -> Outcome + Send + Sync>;
 
-/// What a step is, for the scheduler.
+/// A step as the scheduler sees it.
 pub(crate) enum Action {
-    /// Every active lane does it by itself.
+    /// Each active lane executes it independently.
     Lanes(Execute),
-    /// All lanes that the operand names, which do not include those that have exited, do it together.
+    /// All lanes of the mask that have not exited execute it together.
     Together(Source<u32>, Execute),
     /// The threads of the block meet.
     Barrier(Barrier),
@@ -29,21 +29,21 @@ pub(crate) enum Action {
 /// `bar` (PTX ISA, section 9.7.13.1).
 pub(crate) struct Barrier {
     pub(crate) number: Source<u32>,
-    /// How many threads meet; all of the block's where there is no number.
+    /// The number of threads that meet; None means all threads of the block.
     pub(crate) threads: Option<Source<u32>>,
-    /// Whether those who arrive wait.
+    /// True if arriving threads wait (`sync`, `red`).
     pub(crate) waits: bool,
     pub(crate) reduction: Option<Reduction>,
 }
 
-/// What `bar.red` computes of a predicate of all threads.
+/// The reduction of `bar.red` over a predicate of all threads.
 pub(crate) struct Reduction {
     pub(crate) kind: ReductionKind,
     pub(crate) predicate: Condition,
     pub(crate) target: Target,
 }
 
-/// Where a reduction's result goes.
+/// The target of a reduction.
 #[derive(Clone, Copy)]
 pub(crate) enum Target {
     Predicate(Slot),
@@ -65,18 +65,18 @@ pub(crate) struct Step {
     pub(crate) location: u32,
 }
 
-/// Steps that are executed one after the other, and where execution goes on.
+/// A basic block: steps that execute in order, and the successor.
 pub(crate) struct Block {
     pub(crate) steps: Vec<Step>,
     pub(crate) end: End,
     pub(crate) end_location: u32,
 }
 
-/// Where execution goes on.
+/// The successor of a basic block.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum End {
     Go(u32),
-    /// To `taken` where the condition holds.
+    /// Lanes in which the condition holds go to `taken`.
     Branch {
         condition: Condition,
         taken: u32,
@@ -87,7 +87,7 @@ pub(crate) enum End {
 /// A kernel.
 pub(crate) struct Code {
     pub(crate) name: String,
-    /// The block after the last one is the kernel's end.
+    /// Basic blocks. The index after the last one is the kernel's end.
     pub(crate) blocks: Vec<Block>,
     pub(crate) slots: SlotCounts,
     /// Sizes of the parameters, and where each begins.
@@ -104,7 +104,7 @@ pub(crate) struct Code {
 /// Addresses of variables by name: within their space, or of the device for global ones.
 pub(crate) type Symbols = HashMap<String, (Space, u64)>;
 
-/// Lays variables out one after the other from `begin` on; returns the end.
+/// Assigns consecutive addresses to variables from `begin` on; returns the end.
 fn lay_out<'v>(variables: impl Iterator<Item = &'v Variable>, begin: u64, symbols: &mut Symbols) -> u64 {
     variables.fold(begin, |at, variable| {
         let at = at.next_multiple_of(variable.align);
@@ -117,7 +117,7 @@ impl Code {
     /// Prepares `kernel` of `module`, whose global variables lie where `globals` says.
     ///
     /// # Errors
-    /// The first instruction that is not emulated, by its opcode.
+    /// The first instruction that is not emulated or that the target architecture lacks, by its opcode.
     pub(crate) fn new(module: &Module, kernel: &Kernel, globals: &Symbols) -> Result<Code, String> {
         let mut symbols = globals.clone();
         let of = |space: Space| {
@@ -137,7 +137,9 @@ impl Code {
 
         let flow = Flow::of(kernel)?;
         let Allocation { slots, counts } = allocate(kernel, &flow);
-        let decoder = Decoder { kernel, slots: &slots, symbols: &symbols };
+        let digits = module.target.trim_start_matches("sm_").trim_end_matches('a');
+        let target = digits.parse().map_err(|_| format!("`{}` is not an architecture", module.target))?;
+        let decoder = Decoder { kernel, slots: &slots, symbols: &symbols, target };
         let mut blocks = Vec::with_capacity(flow.blocks.len());
         for block in &flow.blocks {
             let mut steps = Vec::with_capacity(block.instructions.len());
@@ -169,7 +171,7 @@ impl Code {
         })
     }
 
-    /// How many instructions its text has.
+    /// The number of instructions in its text.
     pub(crate) fn instructions(&self) -> usize {
         self.blocks.iter().map(|block| block.steps.len() + 1).sum()
     }

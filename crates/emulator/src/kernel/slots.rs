@@ -96,7 +96,7 @@ fn intervals(kernel: &Kernel, flow: &Flow<'_>) -> Vec<Option<(usize, usize)>> {
     intervals
 }
 
-/// The registers that each block reads before it writes them, or passes on, and those that are read after it.
+/// Liveness: the registers that are live at the start and at the end of each block.
 fn liveness(count: usize, flow: &Flow<'_>) -> (Vec<Set>, Vec<Set>) {
     let (mut reads, mut writes) = (Vec::new(), Vec::new());
     for block in &flow.blocks {

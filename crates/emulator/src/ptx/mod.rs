@@ -9,7 +9,7 @@ mod parser;
 pub(crate) use parser::parse;
 use std::fmt;
 
-/// What a piece of PTX fails to be.
+/// A syntax error.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct SyntaxError {
     line: u32,
@@ -58,11 +58,11 @@ pub(crate) struct Variable {
     pub(crate) align: u64,
     /// Its size; 0 for an `.extern` array, which begins where dynamic shared memory does.
     pub(crate) bytes: u64,
-    /// What it holds at first; zeros follow.
+    /// Initial bytes; zeros follow.
     pub(crate) initial: Vec<u8>,
 }
 
-/// How many bits a register has.
+/// The width of a register.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Class {
     Predicate,
@@ -110,7 +110,7 @@ pub(crate) enum Statement {
 /// An instruction as written.
 #[derive(Clone, Debug)]
 pub(crate) struct Instruction {
-    /// The predicate under which it runs, and whether that is negated.
+    /// The guard predicate, and true if it is negated.
     pub(crate) guard: Option<(Register, bool)>,
     /// The opcode with its modifiers: `add.rn.f32`.
     pub(crate) opcode: String,

@@ -40,7 +40,7 @@ impl<'t> Parser<'t> {
     }
 
     fn next(&mut self) -> Result<Token<'t>, SyntaxError> {
-        let token = self.peek().ok_or_else(|| self.error("the text ends early"))?;
+        let token = self.peek().ok_or_else(|| self.error("unexpected end of the PTX"))?;
         self.at += 1;
         Ok(token)
     }
@@ -110,7 +110,7 @@ impl<'t> Parser<'t> {
                 let variable = self.variable(space)?;
                 module.variables.push(variable);
             }
-            other => return Err(self.error(format!("`{other}` is not understood"))),
+            other => return Err(self.error(format!("`{other}` is not supported"))),
         }
         Ok(())
     }
@@ -128,7 +128,7 @@ impl<'t> Parser<'t> {
             align = self.integer()? as u64;
             name = self.name()?;
         }
-        let element = type_bytes(name).ok_or_else(|| self.error(format!("`{name}` is no type")))?;
+        let element = type_bytes(name).ok_or_else(|| self.error(format!("`{name}` is not a type")))?;
         let name = self.name()?.to_owned();
         let mut bytes = element;
         if self.take('[') {
@@ -193,7 +193,7 @@ impl<'t> Parser<'t> {
                 ".minnctapersm" => {
                     self.integer()?;
                 }
-                other => return Err(self.error(format!("`{other}` is not understood"))),
+                other => return Err(self.error(format!("`{other}` is not supported"))),
             }
         }
         let mut names = Names::default();
@@ -352,7 +352,7 @@ impl<'t> Parser<'t> {
                 None if name.starts_with('%') => Operand::Special(name.to_owned()),
                 None => Operand::Symbol(name.to_owned()),
             },
-            other => return Err(self.error(format!("{other:?} is no operand"))),
+            other => return Err(self.error(format!("{other:?} is not an operand"))),
         })
     }
 }

@@ -100,15 +100,15 @@ pub fn main(cases: &[Case]) -> Outcome {
     libtest_mimic::run(&Arguments::from_args(), cases.iter().copied().map(test).collect()).exit()
 }
 
-/// The PTX of a kernel `step` with the parameters `from` and `to`.
+/// The PTX of a kernel `step` with the parameters `from` and `to`. `body` is line 7 of `step.cu`.
 pub fn module(arch: &str, body: &str) -> Vec<u8> {
-    let head = format!(".version 9.0\n.target {arch}\n.address_size 64\n");
+    let head = format!(".version 9.0\n.target {arch}\n.address_size 64\n.file 1 \"step.cu\"\n");
     format!(
         "{head}.visible .entry step(.param .align 8 .b8 step_param_0[16])\n{{\n\
          .reg .b32 %r<9>;\n.reg .b64 %rd<9>;\n.reg .pred %p<3>;\n\
          ld.param.u64 %rd1, [step_param_0];\nld.param.u64 %rd2, [step_param_0+8];\n\
          mov.u32 %r1, %tid.x;\nmul.wide.u32 %rd3, %r1, 4;\n\
-         add.s64 %rd4, %rd1, %rd3;\nadd.s64 %rd5, %rd2, %rd3;\n{body}\nret;\n}}\n\0"
+         add.s64 %rd4, %rd1, %rd3;\nadd.s64 %rd5, %rd2, %rd3;\n.loc 1 7 1\n{body}\nret;\n}}\n\0"
     )
     .into_bytes()
 }

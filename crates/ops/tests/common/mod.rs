@@ -1,11 +1,11 @@
-//! What the tests on a card have in common.
+//! Helpers of the GPU tests.
 #![allow(dead_code, reason = "each test binary uses a part")]
 
 use xtrain_cuda::{CudaError, Gpu};
 use xtrain_tensor::Philox;
 
-/// The card, or, said once, why there is none: then its tests count as ignored. Kept to the end, its context is that of every test, and would
-/// else be made anew while some run.
+/// The GPU, or none, and the reason is printed; GPU tests are then ignored. Hold it until the end: all tests share its context, which would
+/// otherwise be created again while some of them run.
 pub(crate) fn card() -> Option<Gpu> {
     match Gpu::open(0) {
         Ok(gpu) => Some(gpu),
@@ -25,9 +25,9 @@ pub(crate) fn seed() -> u64 {
     }
 }
 
-/// True if tests run a sample of their cases: `XTRAIN_TEST_SEED` is set, as on the slow emulated GPU, and `XTRAIN_TEST_ALL` is not.
+/// True if tests run a sample of their cases, as on the slow emulated GPU: `XTRAIN_TEST_SAMPLE` is 1.
 fn is_sampled() -> bool {
-    std::env::var_os("XTRAIN_TEST_SEED").is_some() && std::env::var_os("XTRAIN_TEST_ALL").is_none()
+    std::env::var("XTRAIN_TEST_SAMPLE").is_ok_and(|sample| sample == "1")
 }
 
 /// All cases, or a sample of `count` of them.

@@ -18,13 +18,12 @@ pub fn on_card() -> bool {
     std::env::var("XTRAIN_TEST_DEVICE").as_deref() == Ok("cuda")
 }
 
-/// All cases; or a sample of `count` of them if `XTRAIN_TEST_SEED` is set, as on the slow emulated GPU, and `XTRAIN_TEST_ALL` is not.
+/// All cases; or, if `XTRAIN_TEST_SAMPLE` is 1, as on the slow emulated GPU, `count` of them, selected by `XTRAIN_TEST_SEED`.
 pub fn drawn<T>(all: impl IntoIterator<Item = T>, count: usize) -> Vec<T> {
     let mut all: Vec<T> = all.into_iter().collect();
-    let seed =
-        std::env::var("XTRAIN_TEST_SEED").ok().filter(|_| std::env::var_os("XTRAIN_TEST_ALL").is_none());
-    if let Some(seed) = seed {
-        let rng = Philox::new(seed.parse().expect("XTRAIN_TEST_SEED is a number"), 0, 0);
+    if std::env::var("XTRAIN_TEST_SAMPLE").is_ok_and(|sample| sample == "1") {
+        let seed = std::env::var("XTRAIN_TEST_SEED").map_or(0, |seed| seed.parse().expect("a number"));
+        let rng = Philox::new(seed, 0, 0);
         let mut n = 0;
         while all.len() > count {
             n += 1;

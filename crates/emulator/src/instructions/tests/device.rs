@@ -53,12 +53,7 @@ impl Device {
     /// Allocates memory, which counts as never written.
     pub(super) fn allocate(&mut self, bytes: usize) -> u64 {
         match self {
-            Device::Emulated(memory) => {
-                let physical = memory.create(bytes as u64).expect("memory");
-                let start = memory.reserve(bytes as u64).expect("addresses");
-                memory.map(start, physical);
-                start
-            }
+            Device::Emulated(memory) => memory.allocate(bytes as u64).expect("memory"),
             Device::Gpu(session) => session.allocate(bytes),
         }
     }

@@ -3,6 +3,7 @@
 //! A form's test runs twice: emulated, and on the GPU with the emulated results in the place of its own, so that both go the same way and
 //! each difference is counted. Where threads reach memory in any order, it runs on the GPU alone, and the definition judges its results. The test is ignored unless asked for:
 //! `XTRAIN_TEST_FAMILY=float cargo test -p xtrain-emulator -- --ignored --nocapture a_gpu` on a machine with a GPU of compute capability 9.
+#![allow(unsafe_code, reason = "it launches kernels on a GPU")]
 
 use super::device::Grid;
 use super::form::{Form, Tolerance};

@@ -1,12 +1,12 @@
 //! The emulated cuBLASLt: its objects, which describe GEMMs, and its algorithms.
 //!
-//! * [`gemm`]: what the library refuses, and how a GEMM reads its operands and writes D.
-//! * [`plain`] sums products of f32 and bf16 numbers; [`fp8`] sums those of FP8 numbers with the bits that Hopper's tensor cores keep.
+//! * [`operation`] checks a GEMM, reads its operands and writes D.
+//! * [`plain`] multiplies f32 and bf16 matrices; [`fp8`] multiplies FP8 matrices with the precision of Hopper's tensor cores.
 //!
-//! Deliberately absent: other types, batches, epilogues other than a bias, pointers to device memory in the place of `alpha` and `beta`.
+//! Deliberately absent: other types, batches, epilogues other than a bias, `alpha` and `beta` in device memory.
 
 mod fp8;
-pub(crate) mod gemm;
+pub(crate) mod operation;
 mod plain;
 #[cfg(test)]
 mod tests;

@@ -1,11 +1,11 @@
-//! Sums of products of FP8 numbers as Hopper's tensor cores make them (DeepSeek-V3, arXiv 2412.19437, section 3.5.2).
+//! FP8 GEMMs with the sums of Hopper's tensor cores (DeepSeek-V3, arXiv 2412.19437, section 3.5.2).
 //!
-//! 32 products and the sum so far are aligned to the largest of them: 13 bits behind its leading bit stay, and so of their sum; the rest
-//! is cut off. Sums leave the tensor cores every 128 products and are added up in f32, unless accumulation is fast.
+//! 32 products and the previous sum are aligned to the largest of them; each keeps 13 bits after the leading bit, and so does the sum; the
+//! rest is truncated. Unless accumulation is fast, sums leave the tensor cores every 128 products and are added in f32.
 //!
 //! All of it is exact in f32: a product has 8 bits, and 33 numbers of 14 bits add up to less than 2^20 of the last kept one.
 
-use super::gemm::Matrix;
+use super::operation::Matrix;
 use super::{Element, Layout, ScaleMode};
 use crate::context::vectorized;
 use crate::memory::Memory;
@@ -14,7 +14,7 @@ use crate::memory::Memory;
 const AT_ONCE: usize = 32;
 /// Products after which sums leave the tensor cores; elements along k that share a scale.
 const PROMOTED: usize = 128;
-/// Bits that are kept behind the leading one.
+/// Bits kept after the leading one.
 const KEPT: u32 = 13;
 
 /// Rows of D whose sums are computed side by side.

@@ -1,4 +1,5 @@
 //! GEMMs of f32 numbers, with f32 sums. One thread computes them, so that results repeat.
+#![allow(unsafe_code, reason = "it calls the gemm crate")]
 
 use gemm::Parallelism;
 use std::ops::Range;

@@ -8,10 +8,10 @@ use super::{Algorithm, Desc, Element, Layout, Preference, Refusal, ScaleMode, pl
 use crate::memory::{Memory, POISON, Unreadable};
 use crate::numbers::{E4M3, E5M2, from_bf16, to_bf16};
 use crate::settings::Arch;
-use crate::work::Product;
+use crate::work::GemmWork;
 use bytemuck::Pod;
 
-/// A GEMM that the library takes, without addresses of its matrices.
+/// A GEMM that the library accepts, without the addresses of its matrices.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Gemm {
     /// m, n, k.
@@ -115,7 +115,7 @@ impl Gemm {
     }
 
     /// The GEMM of these operands as work of a stream.
-    pub(crate) fn product(self, algorithm: Algorithm, operands: Operands) -> Result<Product, Refusal> {
+    pub(crate) fn work(self, algorithm: Algorithm, operands: Operands) -> Result<GemmWork, Refusal> {
         let Operands { matrices, workspace, workspace_bytes, .. } = operands;
         let needed = algorithm.workspace_bytes();
         let has_workspace = needed <= workspace_bytes && (needed == 0 || workspace != 0);
@@ -128,7 +128,7 @@ impl Gemm {
         let bias = self.desc.has_bias.then_some(self.desc.bias);
         let workspace = (needed > 0).then_some(workspace);
         let others = self.desc.scales.into_iter().chain(bias).chain(workspace);
-        Ok(Product {
+        Ok(GemmWork {
             operands: matrices.into_iter().chain(others).collect(),
             seconds: algorithm.seconds(self.sizes),
             run: Box::new(move |memory| self.run(memory, algorithm, &operands)),
@@ -174,7 +174,7 @@ impl Gemm {
 /// Overwrites a workspace, as partial sums do.
 fn overwrite(memory: &Memory, workspace: u64, bytes: u64) -> Result<(), String> {
     let pieces = memory.pieces(workspace, bytes).ok_or_else(|| {
-        format!("a matrix product has its workspace outside of memory, {}", memory.describe(workspace, bytes))
+        format!("a GEMM has a workspace that is out of bounds: {}", memory.describe(workspace, bytes))
     })?;
     pieces.into_iter().for_each(|piece| piece.fill(POISON));
     Ok(())
@@ -222,7 +222,7 @@ impl Matrix {
                 Unreadable::Outside => self.outside("reads", memory, address, bytes),
                 Unreadable::Unwritten => {
                     let (name, place) = (self.name, memory.describe(address, bytes));
-                    format!("a matrix product reads elements of {name} that were never written, {place}")
+                    format!("a GEMM reads elements of {name} that were never written: {place}")
                 }
             })?;
         }
@@ -250,6 +250,6 @@ impl Matrix {
 
     fn outside(&self, does: &str, memory: &Memory, address: u64, bytes: u64) -> String {
         let place = memory.describe(address, bytes);
-        format!("a matrix product {does} {} outside of memory, {place}", self.name)
+        format!("a GEMM {does} {} out of bounds: {place}", self.name)
     }
 }

@@ -1,6 +1,6 @@
 //! GEMMs in device memory.
 
-use super::gemm::{Gemm, Operands};
+use super::operation::{Gemm, Operands};
 use super::*;
 use crate::memory::{Memory, POISON};
 use crate::numbers::{E4M3, E5M2, from_bf16, to_bf16};
@@ -13,10 +13,7 @@ const HOPPER: Arch = Arch { major: 9, minor: 0 };
 const GAP: f32 = -3.5;
 
 fn allocate(memory: &mut Memory, bytes: usize) -> u64 {
-    let physical = memory.create(bytes as u64).unwrap();
-    let start = memory.reserve(bytes as u64).unwrap();
-    memory.map(start, physical);
-    start
+    memory.allocate(bytes as u64).unwrap()
 }
 
 fn encode(element: Element, values: &[f32]) -> Vec<u8> {
@@ -161,7 +158,7 @@ impl Case {
     }
 
     fn run(&self, algorithm: Algorithm, operands: Operands) -> Result<(), String> {
-        (self.gemm().unwrap().product(algorithm, operands).unwrap().run)(&self.memory)
+        (self.gemm().unwrap().work(algorithm, operands).unwrap().run)(&self.memory)
     }
 
     /// Compares D with that of a plain loop, and the filler between its columns with the one before.
@@ -341,7 +338,7 @@ fn a_preference_limits_the_algorithms() {
 fn a_call_needs_pointers_and_its_workspace() {
     let case = Case::new([32, 48, 64], [Element::F32; 3], [false; 2], 0);
     let whole = case.operands(1.0, 0.0);
-    let refused = |algorithm, operands| case.gemm().unwrap().product(algorithm, operands).err();
+    let refused = |algorithm, operands| case.gemm().unwrap().work(algorithm, operands).err();
     for algorithm in Algorithm::ALL {
         assert_eq!(refused(algorithm, whole), None);
         for of in 0..4 {
@@ -394,17 +391,14 @@ fn operands_must_lie_in_memory_and_be_written() {
         let case = case();
         forget(&case, of, case.layouts()[of].leading);
         let text = problem(&case, 1.0).unwrap();
-        assert!(
-            text.starts_with(&format!("a matrix product reads elements of {name} that were never")),
-            "{text}"
-        );
+        assert!(text.starts_with(&format!("a GEMM reads elements of {name} that were never")), "{text}");
     }
     for (of, does) in ["reads A", "reads B", "reads C", "writes D"].into_iter().enumerate() {
         let mut case = case();
         let last = case.layouts()[of].columns;
         case.matrices[of].address += 4 * (case.layouts()[of].leading * last) as u64;
         let text = problem(&case, 1.0).unwrap();
-        assert!(text.starts_with(&format!("a matrix product {does} outside of memory, ")), "{text}");
+        assert!(text.starts_with(&format!("a GEMM {does} out of bounds: ")), "{text}");
     }
     // Elements of D become written, the filler between its columns does not.
     let unwritten = case();

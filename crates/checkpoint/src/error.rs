@@ -27,16 +27,16 @@ pub enum CheckpointError {
         source: io::Error,
     },
     /// A file is damaged, or is not what its name says.
-    #[error("{}, {place}: {what}; {fix}", path.display())]
+    #[error("{}, {location}: {problem}; {advice}", path.display())]
     Damaged {
         /// The file.
         path: PathBuf,
         /// Header, tensor, document or byte offset.
-        place: String,
+        location: String,
         /// What was wrong.
-        what: String,
+        problem: String,
         /// What to do.
-        fix: String,
+        advice: String,
     },
     /// A file became shorter while it was being read.
     #[error(
@@ -52,36 +52,36 @@ pub enum CheckpointError {
         now_bytes: u64,
     },
     /// A tensor is of a type that this version does not read, or has values that are not finite in the type asked for.
-    #[error("{}, tensor '{tensor}': {what}; {fix}", path.display())]
+    #[error("{}, tensor '{tensor}': {problem}; {advice}", path.display())]
     Unsupported {
         /// The file.
         path: PathBuf,
         /// The tensor.
         tensor: String,
         /// What is wrong with it.
-        what: String,
+        problem: String,
         /// What to do.
-        fix: String,
+        advice: String,
     },
     /// A folder is absent, already there, or not what was expected.
-    #[error("{}: {what}; {fix}", path.display())]
+    #[error("{}: {problem}; {advice}", path.display())]
     Folder {
         /// The folder.
         path: PathBuf,
         /// What was wrong.
-        what: String,
+        problem: String,
         /// What to do.
-        fix: String,
+        advice: String,
     },
     /// The tensors of a folder are not the ones that the model has: missing, unknown or of other shapes.
-    #[error("{}: {what}; {fix}", path.display())]
+    #[error("{}: {problem}; {advice}", path.display())]
     Tensors {
         /// The folder.
         path: PathBuf,
         /// Which tensors, and how they differ.
-        what: String,
+        problem: String,
         /// What to do.
-        fix: String,
+        advice: String,
     },
     /// Someone else is writing here.
     #[error("{}: in use by {holder}; wait until it ends, or choose another folder", path.display())]
@@ -121,8 +121,10 @@ impl CheckpointError {
             CheckpointError::Io { path, action, source } => {
                 format!("{}: cannot {action}: {source}", name(path))
             }
-            CheckpointError::Damaged { path, place, what, .. } => format!("{}, {place}: {what}", name(path)),
-            CheckpointError::Folder { path, what, .. } => format!("{}: {what}", name(path)),
+            CheckpointError::Damaged { path, location, problem, .. } => {
+                format!("{}, {location}: {problem}", name(path))
+            }
+            CheckpointError::Folder { path, problem, .. } => format!("{}: {problem}", name(path)),
             other => other.to_string(),
         }
     }
@@ -134,43 +136,51 @@ impl CheckpointError {
 
     pub(crate) fn damaged(
         path: &Path,
-        place: impl Into<String>,
-        what: impl Into<String>,
-        fix: impl Into<String>,
+        location: impl Into<String>,
+        problem: impl Into<String>,
+        advice: impl Into<String>,
     ) -> CheckpointError {
         CheckpointError::Damaged {
             path: path.to_path_buf(),
-            place: place.into(),
-            what: what.into(),
-            fix: fix.into(),
+            location: location.into(),
+            problem: problem.into(),
+            advice: advice.into(),
         }
     }
 
     pub(crate) fn unsupported(
         path: &Path,
         tensor: &str,
-        what: impl Into<String>,
-        fix: impl Into<String>,
+        problem: impl Into<String>,
+        advice: impl Into<String>,
     ) -> CheckpointError {
         CheckpointError::Unsupported {
             path: path.to_path_buf(),
             tensor: tensor.to_string(),
-            what: what.into(),
-            fix: fix.into(),
+            problem: problem.into(),
+            advice: advice.into(),
         }
     }
 
-    pub(crate) fn folder(path: &Path, what: impl Into<String>, fix: impl Into<String>) -> CheckpointError {
-        CheckpointError::Folder { path: path.to_path_buf(), what: what.into(), fix: fix.into() }
+    pub(crate) fn folder(
+        path: &Path,
+        problem: impl Into<String>,
+        advice: impl Into<String>,
+    ) -> CheckpointError {
+        CheckpointError::Folder { path: path.to_path_buf(), problem: problem.into(), advice: advice.into() }
     }
 
-    pub(crate) fn tensors(path: &Path, what: impl Into<String>, fix: impl Into<String>) -> CheckpointError {
-        CheckpointError::Tensors { path: path.to_path_buf(), what: what.into(), fix: fix.into() }
+    pub(crate) fn tensors(
+        path: &Path,
+        problem: impl Into<String>,
+        advice: impl Into<String>,
+    ) -> CheckpointError {
+        CheckpointError::Tensors { path: path.to_path_buf(), problem: problem.into(), advice: advice.into() }
     }
 }
 
 /// The first few of `items`, comma-separated, and how many more there are.
-pub(crate) fn listed<T: std::fmt::Display>(items: &[T]) -> String {
+pub(crate) fn comma_separated<T: std::fmt::Display>(items: &[T]) -> String {
     const SHOWN: usize = 5;
     /// Bytes of an item: names in files may have any length, and others are to be seen beside one that is too long.
     const LONGEST: usize = 240;

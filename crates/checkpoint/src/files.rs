@@ -121,4 +121,4 @@ pub(crate) fn is_lfs_pointer(bytes: &[u8]) -> bool {
 }
 
 /// What to do about a git-lfs pointer.
-pub(crate) const LFS_FIX: &str = "run `git lfs pull` in that folder, or download the file itself";
+pub(crate) const LFS_ADVICE: &str = "run `git lfs pull` in that folder, or download the file itself";

@@ -9,14 +9,14 @@
 #[cfg(target_endian = "big")]
 compile_error!("safetensors files are little-endian, and this crate copies them without swapping bytes");
 
-mod aside;
 mod error;
 mod files;
 pub mod hf;
-mod replace;
+mod replace_file;
 mod store;
+mod temporary;
 pub mod tensor_file;
 
 pub use error::{BoxError, CheckpointError};
-pub use replace::replace_file;
+pub use replace_file::replace_file;
 pub use store::{Checkpoint, CheckpointStore, RunLock, TensorSpec};

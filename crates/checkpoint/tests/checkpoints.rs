@@ -81,7 +81,7 @@ fn what_is_saved_is_loaded_to_the_bit_in_any_order() {
     load(&latest, &specs()).unwrap();
     let mut reversed = specs();
     reversed.reverse();
-    load(&store.at(9).unwrap(), &reversed).unwrap();
+    load(&store.checkpoint(9).unwrap(), &reversed).unwrap();
     assert_eq!(latest.document("trainer").unwrap(), json!({ "step": 10, "best": 10.1 }));
     assert_eq!(names_in(latest.path()), ["manifest.json", "state-00001.safetensors", "trainer.json"]);
 }
@@ -97,7 +97,7 @@ proptest! {
         let store = CheckpointStore::open(dir.path()).unwrap();
         let document = json!({ "floats": floats, "int": int });
         store.save::<Vec<u8>>(1, &[], &mut |_| unreachable!(), &[("d".to_string(), document.clone())]).unwrap();
-        let found = store.at(1).unwrap().document("d").unwrap();
+        let found = store.checkpoint(1).unwrap().document("d").unwrap();
         let bits = |value: &Value| -> Vec<u64> {
             value["floats"].as_array().unwrap().iter().map(|x| x.as_f64().unwrap().to_bits()).collect()
         };
@@ -123,7 +123,7 @@ proptest! {
             bytes[at] ^= flip;
         }
         fs::write(&path, bytes)?;
-        match store.at(5) {
+        match store.checkpoint(5) {
             // Cut files, and most changes of the manifest, are seen at once; the older one is then the latest.
             Err(error) => {
                 prop_assert!(error.is_users());
@@ -170,9 +170,9 @@ fn the_checkpoint_that_an_error_names_to_go_back_to_has_been_verified() {
     let latest = store.latest().unwrap().unwrap();
     let error = load(&latest, &specs()).unwrap_err().to_string();
     assert!(latest.step() == 4 && error.contains("step-1 instead, which has been verified"), "{error}");
-    assert_eq!(store.before(4).unwrap().unwrap().step(), 1);
+    assert_eq!(store.newest_intact_before(4).unwrap().unwrap().step(), 1);
     rot(&dir.path().join("step-1/state-00001.safetensors"));
-    assert!(store.before(4).unwrap().is_none());
+    assert!(store.newest_intact_before(4).unwrap().is_none());
     let error = load(&latest, &specs()).unwrap_err().to_string();
     assert!(error.contains("no older checkpoint is whole: restore this one"), "{error}");
 }
@@ -183,7 +183,7 @@ fn verification_names_the_first_damage_and_gives_no_advice_that_was_not_checked(
     let store = CheckpointStore::open(dir.path()).unwrap();
     save(&store, 1);
     save(&store, 2);
-    let checkpoint = store.at(2).unwrap();
+    let checkpoint = store.checkpoint(2).unwrap();
     checkpoint.verify().unwrap();
     rot(&dir.path().join("step-2/state-00001.safetensors"));
     let error = checkpoint.verify().unwrap_err().to_string();
@@ -193,7 +193,7 @@ fn verification_names_the_first_damage_and_gives_no_advice_that_was_not_checked(
     );
     assert!(!error.contains("step-1"), "{error}");
     rot(&dir.path().join("step-1/trainer.json"));
-    let error = store.at(1).unwrap().verify().unwrap_err().to_string();
+    let error = store.checkpoint(1).unwrap().verify().unwrap_err().to_string();
     assert!(error.contains("trainer.json, document: does not match its checksum"), "{error}");
 }
 
@@ -205,7 +205,7 @@ fn a_file_that_is_cut_while_its_tensors_are_handed_over_gives_true_bytes_or_an_e
     store.save(1, &specs, &mut |i| Ok(content(&specs[i], 1)), &[]).unwrap();
     let path = dir.path().join("step-1/state-00001.safetensors");
     let mut seen = 0;
-    let result = store.at(1).unwrap().load(&specs, &mut |i, bytes| {
+    let result = store.checkpoint(1).unwrap().load(&specs, &mut |i, bytes| {
         // Whoever copies over a checkpoint cuts it first. What was handed over must stay what it was.
         fs::File::options().write(true).open(&path)?.set_len(100)?;
         assert!(bytes == content(&specs[i], 1), "{}", specs[i].name);
@@ -225,7 +225,7 @@ fn tensors_that_differ_from_the_expected_are_all_named() {
     other[0].name = "new".to_string();
     other[1].shape = vec![5, 7];
     other[2].dtype = DType::F32;
-    let checkpoint = store.at(1).unwrap();
+    let checkpoint = store.checkpoint(1).unwrap();
     let error =
         checkpoint.load(&other, &mut |_, _| panic!("nothing may be handed over")).unwrap_err().to_string();
     assert!(error.contains("missing ('new')") && error.contains("not in this run ('packed')"), "{error}");
@@ -257,7 +257,7 @@ fn a_step_that_is_intact_is_left_as_it_is_and_one_that_is_not_is_written_again()
         damage();
         save(&store, 2);
         load(&store.latest().unwrap().unwrap(), &specs()).unwrap();
-        store.at(2).unwrap().verify().unwrap();
+        store.checkpoint(2).unwrap().verify().unwrap();
         assert_eq!(names_in(dir.path()), ["step-2"]);
     }
 }
@@ -285,7 +285,7 @@ fn a_damaged_step_stays_until_a_whole_one_takes_its_place() {
     let failed = store.save::<Vec<u8>>(2, &specs(), &mut |_| Err("the card is gone".into()), &[]);
     assert_eq!(failed.unwrap_err().to_string(), "the card is gone");
     // Its tensors are still good, and someone may want them.
-    load(&store.at(2).unwrap(), &specs()).unwrap();
+    load(&store.checkpoint(2).unwrap(), &specs()).unwrap();
     assert_eq!(names_in(dir.path()), ["step-2"]);
 }
 
@@ -343,7 +343,7 @@ fn opening_removes_what_dead_processes_left_and_nothing_else() {
         Ok(content(&specs[i], 8))
     };
     store.save(8, &specs, read, &[]).expect("others may open the store while it is written to");
-    load(&store.at(8).unwrap(), &specs).unwrap();
+    load(&store.checkpoint(8).unwrap(), &specs).unwrap();
 }
 
 #[test]
@@ -362,7 +362,7 @@ fn retention_keeps_the_last_the_milestones_and_the_protected() {
     assert_eq!(store.steps().unwrap(), [40]);
     store.retain(0, 0, &[]).unwrap();
     assert_eq!(store.steps().unwrap(), [40], "the latest is never removed");
-    let error = store.at(20).unwrap_err().to_string();
+    let error = store.checkpoint(20).unwrap_err().to_string();
     assert!(error.contains("step-20: does not exist; complete checkpoints: 40"), "{error}");
 }
 
@@ -373,7 +373,7 @@ fn a_renamed_checkpoint_is_not_taken_for_another_step() {
     save(&store, 1);
     fs::rename(dir.path().join("step-1"), dir.path().join("step-100")).unwrap();
     assert!(store.latest().unwrap_err().to_string().contains("is of step 1"));
-    assert!(store.at(100).unwrap_err().to_string().contains("is of step 1"));
+    assert!(store.checkpoint(100).unwrap_err().to_string().contains("is of step 1"));
 }
 
 #[test]

@@ -17,10 +17,10 @@ const COLS: usize = 200;
 
 /// A fused matrix of which no part is of whole blocks, one that is, and a norm.
 fn names(scales: Option<Fp8Scales>) -> NameMap {
-    let entry = |ours: &str, shape: &[usize], parts: &[(&str, usize)], fp8| NameEntry {
-        ours: ours.to_owned(),
+    let entry = |name: &str, shape: &[usize], parts: &[(&str, usize)], fp8| NameEntry {
+        name: name.to_owned(),
         shape: shape.to_vec(),
-        parts: parts.iter().map(|&(theirs, rows)| NamePart { theirs: theirs.to_owned(), rows }).collect(),
+        parts: parts.iter().map(|&(hf_name, rows)| NamePart { hf_name: hf_name.to_owned(), rows }).collect(),
         fp8,
     };
     let qkv = [("q.weight", 130), ("k.weight", 64), ("v.weight", 300)];
@@ -46,7 +46,7 @@ fn values() -> Tensors {
         let numel: usize = entry.shape.iter().product();
         let cols = *entry.shape.last().expect("a shape");
         let magnitude = |i: usize| 2f32.powi((i / cols / 50 * 3 + i % cols / 60) as i32 - 9);
-        (entry.ours.clone(), (0..numel).map(|i| next() * magnitude(i)).collect::<Vec<f32>>())
+        (entry.name.clone(), (0..numel).map(|i| next() * magnitude(i)).collect::<Vec<f32>>())
     };
     let mut all: Tensors = names(None).entries.iter().map(one).collect();
     let qkv = all.get_mut("qkv").expect("there");
@@ -60,7 +60,7 @@ fn options(dtype: ExportDtype, max_shard_bytes: u64) -> ExportOptions {
     ExportOptions { dtype, max_shard_bytes, overwrite: false }
 }
 
-fn out(
+fn export_to(
     folder: &Path,
     names: &NameMap,
     tensors: &Tensors,
@@ -69,7 +69,7 @@ fn out(
     export(folder, names, &mut |name| Ok(tensors[name].clone()), &[], options)
 }
 
-fn back(folder: &Path) -> Result<Tensors, CheckpointError> {
+fn import_from(folder: &Path) -> Result<Tensors, CheckpointError> {
     let mut tensors = HashMap::new();
     import(folder, &names(None), &mut |name, values| {
         tensors.insert(name.to_owned(), values.to_vec());
@@ -128,8 +128,9 @@ fn blocks_are_those_of_each_matrix_and_come_back_as_what_they_stand_for() {
         (Fp8Scales::Exact, 130 * COLS as u64 + 2000),
     ] {
         let folder = dir.path().join(format!("{kind:?}-{max_shard_bytes}"));
-        out(&folder, &names(Some(kind)), &tensors, &options(ExportDtype::Fp8, max_shard_bytes)).unwrap();
-        let found = back(&folder).unwrap();
+        export_to(&folder, &names(Some(kind)), &tensors, &options(ExportDtype::Fp8, max_shard_bytes))
+            .unwrap();
+        let found = import_from(&folder).unwrap();
         let (mut meant, mut at) = (Vec::new(), 0);
         for (name, rows, down) in [("q.weight", 130, 2), ("k.weight", 64, 1), ("v.weight", 300, 3)] {
             let part = &tensors["qkv"][at..at + rows * COLS];
@@ -157,11 +158,11 @@ fn with_powers_of_two_a_second_export_gives_the_same_numbers_and_bf16_holds_them
     let dir = tempfile::tempdir().unwrap();
     let [first, second, bf16] = ["first", "second", "bf16"].map(|name| dir.path().join(name));
     let names = names(Some(Fp8Scales::PowersOfTwo));
-    out(&first, &names, &values(), &options(ExportDtype::Fp8, 1 << 30)).unwrap();
-    let once = back(&first).unwrap();
-    out(&second, &names, &once, &options(ExportDtype::Fp8, 1 << 30)).unwrap();
-    out(&bf16, &names, &once, &options(ExportDtype::Bf16, 1 << 30)).unwrap();
-    for again in [back(&second).unwrap(), back(&bf16).unwrap()] {
+    export_to(&first, &names, &values(), &options(ExportDtype::Fp8, 1 << 30)).unwrap();
+    let once = import_from(&first).unwrap();
+    export_to(&second, &names, &once, &options(ExportDtype::Fp8, 1 << 30)).unwrap();
+    export_to(&bf16, &names, &once, &options(ExportDtype::Bf16, 1 << 30)).unwrap();
+    for again in [import_from(&second).unwrap(), import_from(&bf16).unwrap()] {
         for (name, values) in &once {
             assert_eq!(bits(&again[name]), bits(values), "{name}");
         }
@@ -173,7 +174,7 @@ fn what_loses_nothing_is_told_of_fp8_too() {
     let dir = tempfile::tempdir().unwrap();
     let folder = |name: &str, fp8: &NameMap, dtype| {
         let folder = dir.path().join(name);
-        out(&folder, fp8, &values(), &options(dtype, 1 << 30)).unwrap();
+        export_to(&folder, fp8, &values(), &options(dtype, 1 << 30)).unwrap();
         folder
     };
     let powers = names(Some(Fp8Scales::PowersOfTwo));
@@ -199,7 +200,7 @@ fn weights_that_are_not_finite_do_not_become_fp8() {
         tensors.get_mut("qkv").unwrap()[131 * COLS + 3] = bad;
         let folder = dir.path().join("model");
         let names = names(Some(Fp8Scales::PowersOfTwo));
-        let error = out(&folder, &names, &tensors, &options(ExportDtype::Fp8, 1 << 30)).unwrap_err();
+        let error = export_to(&folder, &names, &tensors, &options(ExportDtype::Fp8, 1 << 30)).unwrap_err();
         let text = error.to_string();
         assert!(error.is_users() && text.contains("'k.weight': element 203 of [64, 200] is"), "{text}");
     }
@@ -244,7 +245,7 @@ fn read(tensors: &[Given]) -> Result<Tensors, CheckpointError> {
         writer.write(&element.repeat(shape.iter().product())).unwrap();
     }
     writer.finish().unwrap();
-    back(dir.path())
+    import_from(dir.path())
 }
 
 #[test]

@@ -16,10 +16,10 @@ use xtrain_checkpoint::tensor_file::{StoredDtype, StoredTensor, TensorFileWriter
 
 type Tensors = HashMap<String, Vec<f32>>;
 
-fn entry(ours: &str, shape: &[usize], parts: &[(&str, usize)]) -> NameEntry {
+fn entry(name: &str, shape: &[usize], parts: &[(&str, usize)]) -> NameEntry {
     let parts =
-        parts.iter().map(|(theirs, rows)| NamePart { theirs: theirs.to_string(), rows: *rows }).collect();
-    NameEntry { ours: ours.to_string(), shape: shape.to_vec(), parts, fp8: None }
+        parts.iter().map(|(hf_name, rows)| NamePart { hf_name: hf_name.to_string(), rows: *rows }).collect();
+    NameEntry { name: name.to_string(), shape: shape.to_vec(), parts, fp8: None }
 }
 
 /// A small model with a fused QKV, a scalar, an empty tensor and a tied head.
@@ -33,7 +33,7 @@ fn names() -> NameMap {
             entry("none", &[0, 3], &[("model.none", 0)]),
         ],
         tied: vec![TiedName {
-            theirs: "lm_head.weight".to_string(),
+            hf_name: "lm_head.weight".to_string(),
             same_as: "model.embed_tokens.weight".to_string(),
         }],
         ignorable_suffixes: vec!["rotary_emb.inv_freq".to_string()],
@@ -50,7 +50,7 @@ fn values(seed: u32) -> Tensors {
             // Neither infinite nor NaN, nor so large that bf16 cannot hold it.
             f32::from_bits(if bits >> 23 & 0xFF >= 0xFE { bits ^ 1 << 30 } else { bits })
         };
-        (entry.ours.clone(), (0..numel(entry)).map(|_| next()).collect())
+        (entry.name.clone(), (0..numel(entry)).map(|_| next()).collect())
     };
     names().entries.iter().map(one).collect()
 }
@@ -59,12 +59,12 @@ fn options(dtype: ExportDtype, max_shard_bytes: u64) -> ExportOptions {
     ExportOptions { dtype, max_shard_bytes, overwrite: false }
 }
 
-fn out(folder: &Path, tensors: &Tensors, options: &ExportOptions) -> Result<(), CheckpointError> {
+fn export_to(folder: &Path, tensors: &Tensors, options: &ExportOptions) -> Result<(), CheckpointError> {
     let config = ("config.json".to_string(), b"{}".to_vec());
     export(folder, &names(), &mut |name| Ok(tensors[name].clone()), &[config], options)
 }
 
-fn back(folder: &Path, names: &NameMap) -> Result<Tensors, CheckpointError> {
+fn import_from(folder: &Path, names: &NameMap) -> Result<Tensors, CheckpointError> {
     let mut tensors = HashMap::new();
     import(folder, names, &mut |name, values| {
         assert!(tensors.insert(name.to_string(), values.to_vec()).is_none());
@@ -126,8 +126,8 @@ proptest! {
         let dir = tempfile::tempdir()?;
         let folder = dir.path().join("a/b/model");
         let tensors = values(seed);
-        out(&folder, &tensors, &options(ExportDtype::Fp32, max_shard_bytes)).unwrap();
-        let found = back(&folder, &names()).unwrap();
+        export_to(&folder, &tensors, &options(ExportDtype::Fp32, max_shard_bytes)).unwrap();
+        let found = import_from(&folder, &names()).unwrap();
         prop_assert_eq!(bits(&found), bits(&tensors));
         prop_assert_eq!(fs::read(folder.join("config.json"))?, b"{}");
         let shards = fs::read_dir(&folder)?.flatten().filter(|e| e.path().extension().unwrap() == "safetensors");
@@ -147,8 +147,8 @@ proptest! {
         let dir = tempfile::tempdir()?;
         let folder = dir.path().join("model");
         let tensors = values(seed);
-        out(&folder, &tensors, &options(ExportDtype::Bf16, 40)).unwrap();
-        for (name, values) in back(&folder, &names()).unwrap() {
+        export_to(&folder, &tensors, &options(ExportDtype::Bf16, 40)).unwrap();
+        for (name, values) in import_from(&folder, &names()).unwrap() {
             for (found, value) in values.iter().zip(&tensors[&name]) {
                 let expected = half::bf16::from_f32(*value).to_f32();
                 prop_assert!(found.to_bits() == expected.to_bits() || (found.is_nan() && expected.is_nan()));
@@ -187,7 +187,7 @@ fn ignorable_tensors_may_be_left_over() {
     let more = ("model.layers.0.rotary_emb.inv_freq", &[2usize][..]);
     let tensors: Vec<_> = WHOLE.iter().copied().chain([more]).collect();
     write_file(&dir.path().join("model.safetensors"), &tensors, StoredDtype::F16, 0);
-    assert_eq!(back(dir.path(), &names()).unwrap().len(), 5);
+    assert_eq!(import_from(dir.path(), &names()).unwrap().len(), 5);
 }
 
 #[test]
@@ -197,17 +197,17 @@ fn a_tied_head_is_absent_equal_or_alone_and_else_an_error() {
     let head = ("lm_head.weight", &[5usize, 3][..]);
     let both: Vec<_> = WHOLE.iter().copied().chain([head]).collect();
     write_file(&file, &both, StoredDtype::BF16, 7);
-    assert!(back(dir.path(), &names()).is_ok(), "equal");
+    assert!(import_from(dir.path(), &names()).is_ok(), "equal");
 
     let mut bytes = fs::read(&file).unwrap();
     *bytes.last_mut().unwrap() ^= 1;
     fs::write(&file, bytes).unwrap();
-    let error = back(dir.path(), &names()).unwrap_err().to_string();
+    let error = import_from(dir.path(), &names()).unwrap_err().to_string();
     assert!(error.contains("'lm_head.weight' differs from 'model.embed_tokens.weight'"), "{error}");
 
     let alone: Vec<_> = both[1..].to_vec();
     write_file(&file, &alone, StoredDtype::BF16, 7);
-    assert_eq!(back(dir.path(), &names()).unwrap()["embed"].len(), 15, "only the head is there");
+    assert_eq!(import_from(dir.path(), &names()).unwrap()["embed"].len(), 15, "only the head is there");
 }
 
 /// A folder of two shards, and the message of importing it after `damage`.
@@ -216,9 +216,9 @@ fn sharded_error(damage: impl FnOnce(&Path)) -> String {
     write_file(&dir.path().join("one.safetensors"), &WHOLE[..3], StoredDtype::F32, 0);
     write_file(&dir.path().join("two.safetensors"), &WHOLE[3..], StoredDtype::F32, 0);
     write_index(dir.path(), |_| {});
-    assert!(back(dir.path(), &names()).is_ok());
+    assert!(import_from(dir.path(), &names()).is_ok());
     damage(dir.path());
-    let error = back(dir.path(), &names()).unwrap_err();
+    let error = import_from(dir.path(), &names()).unwrap_err();
     assert!(error.is_users());
     error.to_string()
 }
@@ -260,7 +260,7 @@ fn an_index_that_does_not_fit_its_shards_is_an_error() {
 #[test]
 fn folders_without_safetensors_say_what_they_have() {
     let dir = tempfile::tempdir().unwrap();
-    let error = |path: &Path| back(path, &names()).unwrap_err().to_string();
+    let error = |path: &Path| import_from(path, &names()).unwrap_err().to_string();
     assert!(error(&dir.path().join("no")).contains("does not exist; check the path"));
     assert!(error(dir.path()).contains("has neither model.safetensors nor"));
     fs::write(dir.path().join("other.safetensors"), "").unwrap();
@@ -278,21 +278,23 @@ fn a_target_that_is_there_is_replaced_only_on_request_and_only_if_it_is_a_model(
     let keep = options(ExportDtype::Fp32, 1000);
     let replace = ExportOptions { overwrite: true, ..keep.clone() };
     fs::create_dir(&folder).unwrap();
-    out(&folder, &old, &keep).expect("an empty folder may be filled");
-    assert!(out(&folder, &new, &keep).unwrap_err().to_string().contains("exists already"));
-    assert_eq!(bits(&back(&folder, &names()).unwrap()), bits(&old));
-    out(&folder, &new, &replace).unwrap();
-    assert_eq!(bits(&back(&folder, &names()).unwrap()), bits(&new));
+    export_to(&folder, &old, &keep).expect("an empty folder may be filled");
+    assert!(export_to(&folder, &new, &keep).unwrap_err().to_string().contains("exists already"));
+    assert_eq!(bits(&import_from(&folder, &names()).unwrap()), bits(&old));
+    export_to(&folder, &new, &replace).unwrap();
+    assert_eq!(bits(&import_from(&folder, &names()).unwrap()), bits(&new));
     assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1, "nothing is left beside the folder");
 
     fs::create_dir(folder.join(".git")).unwrap();
-    assert!(out(&folder, &old, &replace).unwrap_err().to_string().contains("it is more than a model"));
+    assert!(export_to(&folder, &old, &replace).unwrap_err().to_string().contains("it is more than a model"));
     let home = dir.path().join("home");
     fs::create_dir(&home).unwrap();
     fs::write(home.join("thesis.tex"), "x").unwrap();
-    assert!(out(&home, &old, &replace).unwrap_err().to_string().contains("holds no model"));
-    assert!(out(&home.join("thesis.tex"), &old, &replace).unwrap_err().to_string().contains("is a file"));
-    assert_eq!(bits(&back(&folder, &names()).unwrap()), bits(&new));
+    assert!(export_to(&home, &old, &replace).unwrap_err().to_string().contains("holds no model"));
+    assert!(
+        export_to(&home.join("thesis.tex"), &old, &replace).unwrap_err().to_string().contains("is a file")
+    );
+    assert_eq!(bits(&import_from(&folder, &names()).unwrap()), bits(&new));
 }
 
 #[test]
@@ -300,7 +302,7 @@ fn a_source_that_fails_damages_nothing() {
     let dir = tempfile::tempdir().unwrap();
     let folder = dir.path().join("model");
     let old = values(3);
-    out(&folder, &old, &options(ExportDtype::Fp32, 60)).unwrap();
+    export_to(&folder, &old, &options(ExportDtype::Fp32, 60)).unwrap();
     let replace = ExportOptions { overwrite: true, ..options(ExportDtype::Fp32, 60) };
     let mut source = |name: &str| match name {
         "norm" => Err("the card is gone".into()),
@@ -310,7 +312,7 @@ fn a_source_that_fails_damages_nothing() {
     assert!(matches!(&error, CheckpointError::Caller(_)) && error.to_string() == "the card is gone");
     let short = export(&folder, &names(), &mut |_| Ok(vec![0.0]), &[], &replace).unwrap_err();
     assert!(!short.is_users());
-    assert_eq!(bits(&back(&folder, &names()).unwrap()), bits(&old));
+    assert_eq!(bits(&import_from(&folder, &names()).unwrap()), bits(&old));
     assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1);
 }
 
@@ -319,15 +321,15 @@ fn a_swap_that_was_killed_between_its_renames_loses_nothing() {
     let dir = tempfile::tempdir().unwrap();
     let folder = dir.path().join("model");
     let old = values(4);
-    out(&folder, &old, &options(ExportDtype::Fp32, 1000)).unwrap();
+    export_to(&folder, &old, &options(ExportDtype::Fp32, 1000)).unwrap();
     // The state between the two renames: the old folder set aside, the new one not yet in place.
     fs::rename(&folder, dir.path().join("model.old-77")).unwrap();
     fs::create_dir(dir.path().join("model.tmp-77")).unwrap();
-    let error = back(&folder, &names()).unwrap_err().to_string();
+    let error = import_from(&folder, &names()).unwrap_err().to_string();
     assert!(error.contains("interrupted: rename") && error.contains("model.old-77"), "{error}");
-    let error = out(&folder, &values(5), &options(ExportDtype::Fp32, 1000)).unwrap_err().to_string();
+    let error = export_to(&folder, &values(5), &options(ExportDtype::Fp32, 1000)).unwrap_err().to_string();
     assert!(error.contains("exists already"), "{error}");
-    assert_eq!(bits(&back(&folder, &names()).unwrap()), bits(&old));
+    assert_eq!(bits(&import_from(&folder, &names()).unwrap()), bits(&old));
     assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1);
 }
 
@@ -370,7 +372,7 @@ fn readers_find_a_whole_folder_at_every_moment_of_a_replacement() {
     let folder = dir.path().join("model");
     let replace = ExportOptions { overwrite: true, ..options(ExportDtype::Fp32, 1000) };
     let tensors = values(8);
-    out(&folder, &tensors, &replace).unwrap();
+    export_to(&folder, &tensors, &replace).unwrap();
     let is_done = AtomicBool::new(false);
     let absences = std::thread::scope(|scope| {
         let watcher = scope.spawn(|| {
@@ -381,7 +383,7 @@ fn readers_find_a_whole_folder_at_every_moment_of_a_replacement() {
             absences
         });
         for _ in 0..60 {
-            out(&folder, &tensors, &replace).unwrap();
+            export_to(&folder, &tensors, &replace).unwrap();
         }
         is_done.store(true, Ordering::Relaxed);
         watcher.join().unwrap()
@@ -399,7 +401,7 @@ fn weights_that_are_not_finite_are_neither_exported_nor_imported() {
         // Our row 4, column 1 is row 0 of their second part.
         tensors.get_mut("qkv").unwrap()[4 * 3 + 1] = bad;
         for dtype in [ExportDtype::Fp32, ExportDtype::Bf16] {
-            let error = out(&folder, &tensors, &options(dtype, 1000)).unwrap_err();
+            let error = export_to(&folder, &tensors, &options(dtype, 1000)).unwrap_err();
             let (text, expected) =
                 (error.to_string(), format!("tensor 'model.k.weight': element 1 of [2, 3] is {shown};"));
             assert!(error.is_users() && text.contains(&expected), "{text}");
@@ -410,7 +412,7 @@ fn weights_that_are_not_finite_are_neither_exported_nor_imported() {
     let error = {
         // Every byte 0xFF is a NaN.
         write_file(&dir.path().join("model.safetensors"), &WHOLE, StoredDtype::F16, 0xFF);
-        back(dir.path(), &names()).unwrap_err()
+        import_from(dir.path(), &names()).unwrap_err()
     };
     let text = error.to_string();
     assert!(
@@ -426,20 +428,20 @@ fn finite_weights_that_the_other_type_cannot_hold_are_named() {
     let mut tensors = values(7);
     // The largest f32 is beyond the middle between the largest bf16 and the next one that there would be.
     tensors.get_mut("norm").unwrap()[2] = f32::MIN;
-    let error = out(&folder, &tensors, &options(ExportDtype::Bf16, 1000)).unwrap_err();
+    let error = export_to(&folder, &tensors, &options(ExportDtype::Bf16, 1000)).unwrap_err();
     let text = error.to_string();
     let expected = "tensor 'model.norm.weight': element 2 of [3] is -3.4028235e38, which is infinite in bf16";
     assert!(error.is_users() && text.contains(expected) && text.contains("export as fp32"), "{text}");
     assert!(!folder.exists());
-    out(&folder, &tensors, &options(ExportDtype::Fp32, 1000)).unwrap();
-    assert_eq!(bits(&back(&folder, &names()).unwrap()), bits(&tensors));
+    export_to(&folder, &tensors, &options(ExportDtype::Fp32, 1000)).unwrap();
+    assert_eq!(bits(&import_from(&folder, &names()).unwrap()), bits(&tensors));
     tensors.get_mut("norm").unwrap()[2] = half::bf16::MAX.to_f32();
     let replace = ExportOptions { overwrite: true, ..options(ExportDtype::Bf16, 1000) };
-    out(&folder, &tensors, &replace).expect("the largest bf16 is one");
+    export_to(&folder, &tensors, &replace).expect("the largest bf16 is one");
 
     // Bytes 0x7E make doubles of about 1e301.
     write_file(&dir.path().join("model.safetensors"), &WHOLE, StoredDtype::F64, 0x7E);
-    let text = back(dir.path(), &names()).unwrap_err().to_string();
+    let text = import_from(dir.path(), &names()).unwrap_err().to_string();
     assert!(
         text.contains("'model.embed_tokens.weight': element 0 is ") && text.contains("too large for f32"),
         "{text}"
@@ -456,7 +458,7 @@ fn a_map_or_file_name_that_makes_no_sense_is_our_own_bug() {
     let mut tied = names();
     tied.tied[0].same_as = "nothing".to_string();
     for wrong in [rows, twice, tied] {
-        assert!(!back(dir.path(), &wrong).unwrap_err().is_users());
+        assert!(!import_from(dir.path(), &wrong).unwrap_err().is_users());
     }
     let tensors = values(6);
     for name in ["../x", "model.safetensors", ""] {

@@ -37,8 +37,8 @@ fn content(spec: &TensorSpec, step: u64) -> Vec<u8> {
 }
 
 fn names() -> NameMap {
-    let part = NamePart { theirs: "w".to_string(), rows: 50 };
-    let entry = NameEntry { ours: "w".to_string(), shape: vec![50, 1000], parts: vec![part], fp8: None };
+    let part = NamePart { hf_name: "w".to_string(), rows: 50 };
+    let entry = NameEntry { name: "w".to_string(), shape: vec![50, 1000], parts: vec![part], fp8: None };
     NameMap { entries: vec![entry], ..NameMap::default() }
 }
 
@@ -202,12 +202,12 @@ fn a_step_that_is_being_mended_when_the_run_is_killed_is_damaged_or_whole_and_ne
             assert_loads(&latest);
             whole += 1;
         }
-        let older = store.before(2).unwrap().expect("step 1 is not touched");
+        let older = store.newest_intact_before(2).unwrap().expect("step 1 is not touched");
         assert!(older.step() == 1 && fs::read_dir(dir.path()).unwrap().count() == 2);
     }
     assert!(whole < 25 && leftovers > 0, "{whole} whole, {leftovers} leftovers: no kill hit a save");
     save_step(&store, 2);
-    assert_loads(&store.at(2).unwrap());
+    assert_loads(&store.checkpoint(2).unwrap());
 }
 
 #[test]

@@ -245,8 +245,8 @@ fn every_half_and_bf16_pattern_widens_exactly_and_f64_rounds() {
     let file = TensorFile::open(&path).unwrap();
     let read = |name: &str| {
         let tensor = file.tensor(name).unwrap();
-        let mut out = vec![0.0f32; tensor.shape[0]];
-        file.read_f32(tensor, &mut out).map(|()| out)
+        let mut export_to = vec![0.0f32; tensor.shape[0]];
+        file.read_f32(tensor, &mut export_to).map(|()| export_to)
     };
     let same = |a: f32, b: f32| a.to_bits() == b.to_bits() || (a.is_nan() && b.is_nan());
     for (bits, (half, brain)) in
@@ -282,8 +282,8 @@ fn a_tensor_of_several_pieces_is_put_together_and_the_first_f64_that_f32_cannot_
         TensorFile::open(&path).unwrap()
     };
     let read = |file: &TensorFile, name: &str| {
-        let mut out = vec![0.0f32; n];
-        file.read_f32(file.tensor(name).unwrap(), &mut out).map(|()| out)
+        let mut export_to = vec![0.0f32; n];
+        file.read_f32(file.tensor(name).unwrap(), &mut export_to).map(|()| export_to)
     };
     let file = write_with(&doubles);
     assert!(read(&file, "f64").unwrap().iter().enumerate().all(|(i, x)| *x == value(i) as f32));

@@ -24,44 +24,44 @@ pub enum DataError {
         source: io::Error,
     },
     /// An input file holds something that cannot be read as documents.
-    #[error("{}, {place}: {what}; {fix}", path.display())]
+    #[error("{}, {location}: {problem}; {advice}", path.display())]
     Input {
         /// The input file.
         path: PathBuf,
         /// Line, row or byte offset.
-        place: String,
+        location: String,
         /// What was wrong.
-        what: String,
+        problem: String,
         /// What to do.
-        fix: String,
+        advice: String,
     },
     /// A tokenizer cannot be loaded, trained or applied.
-    #[error("tokenizer {place}: {what}; {fix}")]
+    #[error("tokenizer {location}: {problem}; {advice}")]
     Tokenizer {
         /// The tokenizer's file or kind.
-        place: String,
+        location: String,
         /// What was wrong.
-        what: String,
+        problem: String,
         /// What to do.
-        fix: String,
+        advice: String,
     },
     /// A shard or dataset is damaged, or is not what it says.
-    #[error("{}: {what}; {fix}", path.display())]
+    #[error("{}: {problem}; {advice}", path.display())]
     Corrupt {
         /// The shard, index or folder.
         path: PathBuf,
         /// What was wrong, with the byte offset where it is known.
-        what: String,
+        problem: String,
         /// What to do.
-        fix: String,
+        advice: String,
     },
     /// Options, or options and data together, make no sense.
-    #[error("{what}; {fix}")]
+    #[error("{problem}; {advice}")]
     Invalid {
         /// What was wrong.
-        what: String,
+        problem: String,
         /// What to do.
-        fix: String,
+        advice: String,
     },
     /// The caller asked to stop; finished shards and vocabularies are kept.
     #[error("stopped before the end; run the same command again to go on from what is complete")]
@@ -84,37 +84,42 @@ impl DataError {
 
     pub(crate) fn input(
         path: &Path,
-        place: impl Into<String>,
-        what: impl Into<String>,
-        fix: impl Into<String>,
+        location: impl Into<String>,
+        problem: impl Into<String>,
+        advice: impl Into<String>,
     ) -> DataError {
-        DataError::Input { path: path.to_path_buf(), place: place.into(), what: what.into(), fix: fix.into() }
+        DataError::Input {
+            path: path.to_path_buf(),
+            location: location.into(),
+            problem: problem.into(),
+            advice: advice.into(),
+        }
     }
 
     pub(crate) fn tokenizer(
-        place: impl Into<String>,
-        what: impl Into<String>,
-        fix: impl Into<String>,
+        location: impl Into<String>,
+        problem: impl Into<String>,
+        advice: impl Into<String>,
     ) -> DataError {
-        DataError::Tokenizer { place: place.into(), what: what.into(), fix: fix.into() }
+        DataError::Tokenizer { location: location.into(), problem: problem.into(), advice: advice.into() }
     }
 
     /// A tokenizer's complaint about a text, with the file that the text is from; any other error as it is.
     pub(crate) fn in_file(self, path: &Path) -> DataError {
         match self {
-            DataError::Tokenizer { place, what, fix } => {
-                DataError::input(path, format!("tokenizer {place}"), what, fix)
+            DataError::Tokenizer { location, problem, advice } => {
+                DataError::input(path, format!("tokenizer {location}"), problem, advice)
             }
             other => other,
         }
     }
 
-    pub(crate) fn corrupt(path: &Path, what: impl Into<String>, fix: impl Into<String>) -> DataError {
-        DataError::Corrupt { path: path.to_path_buf(), what: what.into(), fix: fix.into() }
+    pub(crate) fn corrupt(path: &Path, problem: impl Into<String>, advice: impl Into<String>) -> DataError {
+        DataError::Corrupt { path: path.to_path_buf(), problem: problem.into(), advice: advice.into() }
     }
 
-    pub(crate) fn invalid(what: impl Into<String>, fix: impl Into<String>) -> DataError {
-        DataError::Invalid { what: what.into(), fix: fix.into() }
+    pub(crate) fn invalid(problem: impl Into<String>, advice: impl Into<String>) -> DataError {
+        DataError::Invalid { problem: problem.into(), advice: advice.into() }
     }
 }
 

@@ -11,22 +11,22 @@ use crate::error::{DataError, Result};
 
 /// Writes `bytes` beside `path`, syncs them to the disk and renames: a reader sees the old file or the new one.
 pub(crate) fn write_atomically(path: &Path, bytes: &[u8]) -> Result<()> {
-    let aside = aside(path);
-    let written = File::create(&aside).and_then(|mut file| {
+    let temporary = temporary_path(path);
+    let written = File::create(&temporary).and_then(|mut file| {
         file.write_all(bytes)?;
         file.sync_all()
     });
     if let Err(source) = written {
         // The half-written file is of no use to anyone; the error that matters is the first one.
-        let _ = fs::remove_file(&aside);
+        let _ = fs::remove_file(&temporary);
         return Err(DataError::io(path, "write")(source));
     }
-    publish(&aside, path)
+    publish(&temporary, path)
 }
 
-/// Renames a finished `aside` file to `path` and syncs the folder, so that the name survives a power cut.
-pub(crate) fn publish(aside: &Path, path: &Path) -> Result<()> {
-    fs::rename(aside, path).map_err(DataError::io(path, "rename into place"))?;
+/// Renames a finished `temporary` file to `path` and syncs the folder, so that the name survives a power cut.
+pub(crate) fn publish(temporary: &Path, path: &Path) -> Result<()> {
+    fs::rename(temporary, path).map_err(DataError::io(path, "rename into place"))?;
     let folder = path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
     // Not every file system lets a folder be opened and synced; the rename itself has already succeeded.
     if let Ok(folder) = File::open(folder) {
@@ -36,7 +36,7 @@ pub(crate) fn publish(aside: &Path, path: &Path) -> Result<()> {
 }
 
 /// The name under which `path` is written before it is complete.
-pub(crate) fn aside(path: &Path) -> PathBuf {
+pub(crate) fn temporary_path(path: &Path) -> PathBuf {
     let mut name = path.file_name().unwrap_or_default().to_os_string();
     name.push(".tmp");
     path.with_file_name(name)
@@ -74,8 +74,8 @@ pub(crate) fn read(path: &Path) -> Result<Vec<u8>> {
     let file = open(path, "read")?;
     file.take(MAX_BYTES + 1).read_to_end(&mut bytes).map_err(DataError::io(path, "read"))?;
     if bytes.len() as u64 > MAX_BYTES {
-        let what = format!("has more than {} GiB, far more than such a file can hold", MAX_BYTES >> 30);
-        return Err(DataError::corrupt(path, what, "check that it is the right file"));
+        let problem = format!("has more than {} GiB, far more than such a file can hold", MAX_BYTES >> 30);
+        return Err(DataError::corrupt(path, problem, "check that it is the right file"));
     }
     Ok(bytes)
 }
@@ -86,9 +86,10 @@ pub(crate) fn create_folder(path: &Path) -> Result<()> {
 }
 
 /// Reads a JSON file; `fix` says what to do when it does not parse.
-pub(crate) fn read_json<T: DeserializeOwned>(path: &Path, fix: &str) -> Result<T> {
+pub(crate) fn read_json<T: DeserializeOwned>(path: &Path, advice: &str) -> Result<T> {
     let bytes = read(path)?;
-    serde_json::from_slice(&bytes).map_err(|e| DataError::corrupt(path, format!("not as expected: {e}"), fix))
+    serde_json::from_slice(&bytes)
+        .map_err(|e| DataError::corrupt(path, format!("not as expected: {e}"), advice))
 }
 
 /// Writes a value as indented JSON, atomically.

@@ -12,9 +12,9 @@
 //!
 //! Deliberately absent: models and devices (a batch is plain vectors), downloads, chat templates.
 
+mod catch_panic;
 mod error;
 mod files;
-mod guard;
 pub mod input;
 pub mod loader;
 pub mod prepare;
@@ -25,11 +25,11 @@ pub mod tokenizer;
 pub use error::{DataError, Result};
 pub use input::{InputFile, InputOptions, list_inputs};
 pub use loader::{
-    Batch, DocumentMask, IGNORED_TARGET, Loader, LoaderOptions, LoaderState, Source, Validation,
+    Batch, DocumentMask, IGNORED_TARGET, Loader, LoaderOptions, LoaderState, MixtureSource, Validation,
 };
 pub use prepare::{
-    Learning, PrepareOptions, Progress, Texts, Vocabulary, learn, learn_cached, learn_for_dataset, prepare,
-    prepare_cached,
+    LearnProgress, PrepareOptions, Progress, TextFiles, VocabularyKind, learn, learn_cached,
+    learn_for_dataset, prepare, prepare_cached,
 };
 pub use shard::{Dataset, Shard, ShardWriter};
 pub use stream::TokenStream;

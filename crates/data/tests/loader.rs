@@ -9,7 +9,7 @@ use common::MemoryTokens;
 use proptest::prelude::*;
 use xtrain_data::loader::SampleLocation;
 use xtrain_data::{
-    DocumentMask, IGNORED_TARGET, Loader, LoaderOptions, LoaderState, Source, TokenStream, Validation,
+    DocumentMask, IGNORED_TARGET, Loader, LoaderOptions, LoaderState, MixtureSource, TokenStream, Validation,
 };
 
 const END: u32 = 0;
@@ -34,7 +34,7 @@ fn options(seq_len: usize, seed: u64) -> LoaderOptions {
 }
 
 fn one_source(stream: Arc<dyn TokenStream>, options: LoaderOptions) -> Loader {
-    Loader::new(vec![Source { stream, weight: 1.0 }], options).unwrap()
+    Loader::new(vec![MixtureSource { stream, weight: 1.0 }], options).unwrap()
 }
 
 fn tokens_of(stream: &dyn TokenStream) -> Vec<i32> {
@@ -127,7 +127,7 @@ proptest! {
         weights in prop::collection::vec(1_u32..9, 2..4), seed: u64, samples in 1_u64..600,
     ) {
         let total = f64::from(weights.iter().sum::<u32>());
-        let sources = weights.iter().enumerate().map(|(number, &weight)| Source {
+        let sources = weights.iter().enumerate().map(|(number, &weight)| MixtureSource {
             stream: stream("s", 1000 * number as u32 + 1, &[50 + 30 * number]),
             weight: f64::from(weight) / total,
         });
@@ -192,7 +192,7 @@ proptest! {
     ) {
         let source = stream("a", 1, &lengths);
         let tokens = tokens_of(source.as_ref());
-        let validation = Validation::of(vec![source], seq_len, mask).unwrap();
+        let validation = Validation::new(vec![source], seq_len, mask).unwrap();
         let mut targets = Vec::new();
         for batch in validation.batches(batch_size) {
             let batch = batch.unwrap();
@@ -225,11 +225,11 @@ fn validation_counts_the_bytes_of_its_own_text() {
         Arc::new(tokens.with_text_bytes(bytes))
     };
     let sources = || vec![source("a", 1, 100, 99 * 3), source("b", 1000, 300, 299 * 7)];
-    let whole = Validation::of(sources(), 13, DocumentMask::Off).unwrap();
+    let whole = Validation::new(sources(), 13, DocumentMask::Off).unwrap();
     assert_eq!(whole.text_bytes().unwrap(), Some(f64::from(99 * 3 + 299 * 7)));
 
     let held_out = Some(0.2);
-    let mixed = sources().into_iter().map(|stream| Source { stream, weight: 1.0 }).collect();
+    let mixed = sources().into_iter().map(|stream| MixtureSource { stream, weight: 1.0 }).collect();
     let loader = Loader::new(mixed, LoaderOptions { held_out, ..options(13, 0) }).unwrap();
     let blocks = loader.validation().unwrap();
     // Blocks of 20 and 60 tokens: their first ones are no targets.
@@ -238,7 +238,7 @@ fn validation_counts_the_bytes_of_its_own_text() {
     let some = blocks.at_most(2);
     assert!((some.text_bytes().unwrap().unwrap() - f64::from(13 * 3 + 13 * 7)).abs() < 1e-9);
 
-    let unknown = Validation::of(vec![stream("c", 1, &[9])], 4, DocumentMask::Off).unwrap();
+    let unknown = Validation::new(vec![stream("c", 1, &[9])], 4, DocumentMask::Off).unwrap();
     assert_eq!(unknown.text_bytes().unwrap(), None);
 }
 
@@ -246,8 +246,8 @@ fn validation_counts_the_bytes_of_its_own_text() {
 fn a_run_resumed_from_its_state_goes_on_exactly() {
     let make = || {
         let sources = vec![
-            Source { stream: stream("a", 1, &[400]), weight: 0.3 },
-            Source { stream: stream("b", 1000, &[90, 80]), weight: 0.123456789 },
+            MixtureSource { stream: stream("a", 1, &[400]), weight: 0.3 },
+            MixtureSource { stream: stream("b", 1000, &[90, 80]), weight: 0.123456789 },
         ];
         Loader::new(sources, options(6, 17)).unwrap()
     };
@@ -264,12 +264,12 @@ fn a_run_resumed_from_its_state_goes_on_exactly() {
 
 #[test]
 fn resuming_with_anything_else_says_what_differs() {
-    let base = || vec![Source { stream: stream("first", 1, &[400]), weight: 1.0 }];
+    let base = || vec![MixtureSource { stream: stream("first", 1, &[400]), weight: 1.0 }];
     let state = Loader::new(base(), options(6, 17)).unwrap().state(40);
     let held_out = Some(0.25);
-    let two = vec![base().remove(0), Source { stream: stream("b", 500, &[100]), weight: 1.0 }];
-    let changed = vec![Source { stream: stream("other", 2, &[400]), weight: 1.0 }];
-    let moved_end = vec![Source { stream: stream("other", 1, &[399]), weight: 1.0 }];
+    let two = vec![base().remove(0), MixtureSource { stream: stream("b", 500, &[100]), weight: 1.0 }];
+    let changed = vec![MixtureSource { stream: stream("other", 2, &[400]), weight: 1.0 }];
+    let moved_end = vec![MixtureSource { stream: stream("other", 1, &[399]), weight: 1.0 }];
     for (sources, options, expected) in [
         (base(), options(6, 18), "the seed was 17, now it is 18"),
         (base(), options(7, 17), "the sequence length was 6, now it is 7"),
@@ -277,7 +277,7 @@ fn resuming_with_anything_else_says_what_differs() {
         (changed, options(6, 17), "the tokens of other are not those of first"),
         (moved_end, options(6, 17), "the tokens of other are not those of first"),
         (
-            vec![Source { weight: 2.0, ..base().remove(0) }],
+            vec![MixtureSource { weight: 2.0, ..base().remove(0) }],
             options(6, 17),
             "the weight of first was 1, now 2",
         ),
@@ -290,7 +290,7 @@ fn resuming_with_anything_else_says_what_differs() {
 
 #[test]
 fn data_and_options_that_do_not_fit_are_refused() {
-    let source = |length| vec![Source { stream: stream("a", 1, &[length]), weight: 1.0 }];
+    let source = |length| vec![MixtureSource { stream: stream("a", 1, &[length]), weight: 1.0 }];
     let message = Loader::new(source(5), options(6, 0)).unwrap_err().to_string();
     assert!(message.contains("6 training tokens in one piece, too few for one sequence of 6"), "{message}");
     assert!(Loader::new(source(6), options(6, 0)).is_ok());
@@ -303,7 +303,7 @@ fn data_and_options_that_do_not_fit_are_refused() {
     // A text a little longer than a sequence trains, whatever is held out of it.
     let options = LoaderOptions { held_out: Some(0.05), ..options(6, 0) };
     assert_eq!(Loader::new(source(6 * 15), options).unwrap().windows(), [14]);
-    assert!(Validation::of(vec![stream("a", 1, &[0])], 4, DocumentMask::Off).is_err());
+    assert!(Validation::new(vec![stream("a", 1, &[0])], 4, DocumentMask::Off).is_err());
 }
 
 #[test]

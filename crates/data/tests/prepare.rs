@@ -11,9 +11,9 @@ use common::MemoryTokens;
 use proptest::prelude::*;
 use xtrain_data::input::read_documents;
 use xtrain_data::{
-    BeginOfDocument, DataError, Dataset, DocumentMask, InputOptions, Learning, PrepareOptions, Progress,
-    Texts, TokenStream, Tokenizer, Validation, Vocabulary, learn_cached, learn_for_dataset, list_inputs,
-    prepare, prepare_cached,
+    BeginOfDocument, DataError, Dataset, DocumentMask, InputOptions, LearnProgress, PrepareOptions, Progress,
+    TextFiles, TokenStream, Tokenizer, Validation, VocabularyKind, learn_cached, learn_for_dataset,
+    list_inputs, prepare, prepare_cached,
 };
 
 fn go_on(_: &Progress) -> ControlFlow<()> {
@@ -194,7 +194,7 @@ fn each_document_begins_as_a_prompt_does() {
     assert_eq!((dataset.begin_of_document(), dataset.text_bytes()), (&[257][..], Some(4)));
     assert_eq!(dataset.tokenizer().unwrap().document_begin(), [257]);
     // A document's first token belongs to it where documents do not see each other.
-    let validation = Validation::of(vec![std::sync::Arc::new(dataset)], 9, DocumentMask::On).unwrap();
+    let validation = Validation::new(vec![std::sync::Arc::new(dataset)], 9, DocumentMask::On).unwrap();
     assert_eq!(validation.batch(0, 1).unwrap().doc_start, [0, 0, 0, 0, 4, 4, 4, 7, 7]);
 
     let without = get(&with_begin().with_begin_of_document(BeginOfDocument::Never).unwrap());
@@ -354,9 +354,10 @@ fn a_run_killed_at_its_very_beginning_begins_again() {
 fn a_run_killed_at_any_write_of_its_vocabulary_begins_again() {
     let (input, whole) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     write_files(input.path(), &["some text".into()]);
-    let texts = [Texts { inputs: list_inputs(&[input.path()]).unwrap(), options: InputOptions::default() }];
+    let texts =
+        [TextFiles { inputs: list_inputs(&[input.path()]).unwrap(), options: InputOptions::default() }];
     let learn = |out: &Path| {
-        learn_for_dataset(&texts, Vocabulary::Chars, out, &mut |_| ControlFlow::Continue(())).unwrap()
+        learn_for_dataset(&texts, VocabularyKind::Chars, out, &mut |_| ControlFlow::Continue(())).unwrap()
     };
     let tokenizer = learn(whole.path());
     let kept = contents(whole.path());
@@ -477,11 +478,11 @@ fn a_vocabulary_is_learned_once_and_can_be_stopped() {
     long_input(input.path());
     let texts = || {
         let inputs = list_inputs(&[input.path()]).unwrap();
-        [Texts { inputs, options: small_shards(1).input }]
+        [TextFiles { inputs, options: small_shards(1).input }]
     };
-    let vocabulary = Vocabulary::Bpe { size: 262 };
+    let vocabulary = VocabularyKind::Bpe { size: 262 };
     let mut told = Vec::new();
-    let mut learn = |vocabulary, stop: &dyn Fn(Learning) -> bool| {
+    let mut learn = |vocabulary, stop: &dyn Fn(LearnProgress) -> bool| {
         told.clear();
         let learned = learn_cached(&texts(), vocabulary, cache.path(), &mut |learning| {
             told.push(learning);
@@ -489,24 +490,26 @@ fn a_vocabulary_is_learned_once_and_can_be_stopped() {
         });
         (learned.map(|tokenizer| tokenizer.hash()), told.clone())
     };
-    let stops: [&dyn Fn(Learning) -> bool; 2] =
-        [&|_| true, &|learning| matches!(learning, Learning::Merging { done: 3, total: 5 })];
+    let stops: [&dyn Fn(LearnProgress) -> bool; 2] =
+        [&|_| true, &|learning| matches!(learning, LearnProgress::Merging { done: 3, total: 5 })];
     for stop in stops {
         let (learned, told) = learn(vocabulary, stop);
         assert!(matches!(learned, Err(DataError::Interrupted)), "{told:?}");
         assert_eq!(fs::read_dir(cache.path()).unwrap().count(), 0, "nothing is kept of it");
     }
     let (first, told) = learn(vocabulary, &|_| false);
-    assert!(matches!(told[0], Learning::Reading { bytes_done, bytes_total } if bytes_done <= bytes_total));
-    assert_eq!(told.last(), Some(&Learning::Merging { done: 4, total: 5 }));
+    assert!(
+        matches!(told[0], LearnProgress::Reading { bytes_done, bytes_total } if bytes_done <= bytes_total)
+    );
+    assert_eq!(told.last(), Some(&LearnProgress::Merging { done: 4, total: 5 }));
     // Found again, without reading anything.
     let (again, told) = learn(vocabulary, &|_| true);
     assert_eq!((again.unwrap(), told.len()), (first.unwrap(), 0));
     assert!(
-        !learn(Vocabulary::Bpe { size: 263 }, &|_| false).1.is_empty(),
+        !learn(VocabularyKind::Bpe { size: 263 }, &|_| false).1.is_empty(),
         "another size is another vocabulary"
     );
-    assert!(!learn(Vocabulary::Chars, &|_| false).1.is_empty());
+    assert!(!learn(VocabularyKind::Chars, &|_| false).1.is_empty());
     assert_eq!(fs::read_dir(cache.path()).unwrap().count(), 3);
     // One that is damaged is learned again.
     for entry in fs::read_dir(cache.path()).unwrap() {
@@ -525,10 +528,10 @@ fn a_vocabulary_learned_for_a_dataset_stays_with_it() {
     let inputs = list_inputs(&[input.path()]).unwrap();
     let options = PrepareOptions::default();
     let out = parent.path().join("out");
-    let texts = [Texts { inputs: inputs.clone(), options: options.input.clone() }];
+    let texts = [TextFiles { inputs: inputs.clone(), options: options.input.clone() }];
     let learn = |size, stop| {
         let decide = if stop { ControlFlow::Break(()) } else { ControlFlow::Continue(()) };
-        learn_for_dataset(&texts, Vocabulary::Bpe { size }, &out, &mut |_| decide)
+        learn_for_dataset(&texts, VocabularyKind::Bpe { size }, &out, &mut |_| decide)
     };
     assert!(learn(260, true).is_err());
     assert!(!out.exists());
@@ -545,7 +548,7 @@ fn a_vocabulary_learned_for_a_dataset_stays_with_it() {
     fs::create_dir(parent.path().join("mine")).unwrap();
     fs::write(parent.path().join("mine/thesis.doc"), "important").unwrap();
     let mine = parent.path().join("mine");
-    let message = learn_for_dataset(&texts, Vocabulary::Chars, &mine, &mut |_| ControlFlow::Continue(()));
+    let message = learn_for_dataset(&texts, VocabularyKind::Chars, &mine, &mut |_| ControlFlow::Continue(()));
     assert!(message.unwrap_err().to_string().contains("thesis.doc"));
     assert_eq!(contents(&mine).len(), 1);
 }
@@ -557,10 +560,10 @@ fn what_is_put_into_a_folder_while_a_vocabulary_is_learned_for_it_stays_as_it_is
     write_files(input.path(), &["some text and more text".repeat(20)]);
     let inputs = list_inputs(&[input.path()]).unwrap();
     let options = small_shards(50);
-    let texts = [Texts { inputs: inputs.clone(), options: options.input.clone() }];
+    let texts = [TextFiles { inputs: inputs.clone(), options: options.input.clone() }];
     let learn = |size, out: &Path, meanwhile: &mut dyn FnMut()| {
         let mut told = false;
-        learn_for_dataset(&texts, Vocabulary::Bpe { size }, out, &mut |_| {
+        learn_for_dataset(&texts, VocabularyKind::Bpe { size }, out, &mut |_| {
             if !std::mem::replace(&mut told, true) {
                 meanwhile();
             }
@@ -615,8 +618,8 @@ fn an_entry_of_the_cache_says_what_it_is_and_goes_when_its_text_has_changed() {
     };
     let learn = |name: &str| {
         let inputs = list_inputs(&[input.path().join(name)]).unwrap();
-        let texts = [Texts { inputs, options: options.input.clone() }];
-        learn_cached(&texts, Vocabulary::Chars, cache.path(), &mut |_| ControlFlow::Continue(())).unwrap()
+        let texts = [TextFiles { inputs, options: options.input.clone() }];
+        learn_cached(&texts, VocabularyKind::Chars, cache.path(), &mut |_| ControlFlow::Continue(())).unwrap()
     };
     let entries = || fs::read_dir(cache.path()).unwrap().count();
     let (bytes, chars) = (Tokenizer::bytes(), learn("000.txt"));

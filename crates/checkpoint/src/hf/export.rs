@@ -11,11 +11,13 @@ use serde::{Deserialize, Serialize};
 use serde_json::json;
 use xtrain_tensor::formats::narrow_bf16;
 
-use super::{Fp8Scales, INDEX_FILE, NameEntry, NameMap, NamePart, SINGLE_FILE, fp8, position_first, swap};
-use crate::aside::{self, Aside};
+use super::{
+    Fp8Scales, INDEX_FILE, NameEntry, NameMap, NamePart, SINGLE_FILE, first_position, fp8, replace_folder,
+};
 use crate::error::{BoxError, CheckpointError, Result};
 use crate::files::{create_folders, is_plain_name, write_new};
-use crate::tensor_file::{StoredDtype, StoredTensor, TensorFileWriter};
+use crate::temporary::{self, Temporary};
+use crate::tensor_file::{StoredDtype, StoredTensor, TensorFileWriter, split_into_shards};
 
 /// The element type of exported weights.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
@@ -84,27 +86,27 @@ pub fn export(
         return Err(CheckpointError::Internal(format!("'{name}' is no name for a file beside the weights")));
     }
     let target = resolve(folder)?;
-    swap::recover(&target)?;
-    swap::check_target(&target, options.overwrite)?;
-    let aside = Aside::folder(&target)?;
-    write_weights(aside.path(), &target, names, source, options)?;
+    replace_folder::recover(&target)?;
+    replace_folder::check_target(&target, options.overwrite)?;
+    let temporary = Temporary::folder(&target)?;
+    write_weights(temporary.path(), &target, names, source, options)?;
     for (name, bytes) in files {
-        write_new(&aside.path().join(name), bytes)?;
+        write_new(&temporary.path().join(name), bytes)?;
     }
-    swap::publish(aside, &target)
+    replace_folder::publish(temporary, &target)
 }
 
 /// One tensor of theirs on its way out.
-struct Outgoing {
+struct ExportedTensor {
     stored: StoredTensor,
     entry: usize,
     numel: usize,
-    form: Form,
+    encoding: Encoding,
 }
 
 /// What is written of a part.
 #[derive(Clone, Copy)]
-enum Form {
+enum Encoding {
     /// Its values, in the type of the tensor.
     Plain,
     /// Its values in FP8.
@@ -113,25 +115,35 @@ enum Form {
     Scales,
 }
 
-impl Outgoing {
+impl ExportedTensor {
     /// The tensors that a part becomes: one, or a matrix in FP8 and its scales.
-    fn of_part(entry: &NameEntry, index: usize, part: &NamePart, dtype: ExportDtype) -> Vec<Outgoing> {
+    fn from_part(
+        entry: &NameEntry,
+        index: usize,
+        part: &NamePart,
+        dtype: ExportDtype,
+    ) -> Vec<ExportedTensor> {
         let shape = entry.part_shape(part);
-        let tensor = |name: &str, dtype: StoredDtype, shape: &[usize], form: Form| Outgoing {
+        let tensor = |name: &str, dtype: StoredDtype, shape: &[usize], encoding: Encoding| ExportedTensor {
             stored: StoredTensor { name: name.to_owned(), dtype, shape: shape.to_vec() },
             entry: index,
             numel: shape.iter().product(),
-            form,
+            encoding,
         };
-        let name = &part.theirs;
+        let name = &part.hf_name;
         match (dtype, entry.fp8, &shape[..]) {
             (ExportDtype::Fp8, Some(scales), &[rows, cols]) => vec![
-                tensor(name, StoredDtype::F8_E4M3, &shape, Form::Fp8(scales)),
-                tensor(&fp8::scale_name(name), StoredDtype::F32, &fp8::blocks(rows, cols), Form::Scales),
+                tensor(name, StoredDtype::F8_E4M3, &shape, Encoding::Fp8(scales)),
+                tensor(
+                    &fp8::scale_name(name),
+                    StoredDtype::F32,
+                    &fp8::block_grid(rows, cols),
+                    Encoding::Scales,
+                ),
             ],
-            (ExportDtype::Fp32, ..) => vec![tensor(name, StoredDtype::F32, &shape, Form::Plain)],
+            (ExportDtype::Fp32, ..) => vec![tensor(name, StoredDtype::F32, &shape, Encoding::Plain)],
             (ExportDtype::Bf16 | ExportDtype::Fp8, ..) => {
-                vec![tensor(name, StoredDtype::BF16, &shape, Form::Plain)]
+                vec![tensor(name, StoredDtype::BF16, &shape, Encoding::Plain)]
             }
         }
     }
@@ -149,12 +161,16 @@ fn write_weights(
     source: &mut dyn FnMut(&str) -> std::result::Result<Vec<f32>, BoxError>,
     options: &ExportOptions,
 ) -> Result<()> {
-    let mut outgoing = Vec::new();
+    let mut exported = Vec::new();
     for (index, entry) in names.entries.iter().enumerate() {
         let parts = entry.parts.iter();
-        outgoing.extend(parts.flat_map(|part| Outgoing::of_part(entry, index, part, options.dtype)));
+        exported.extend(parts.flat_map(|part| ExportedTensor::from_part(entry, index, part, options.dtype)));
     }
-    let shards = cut(&outgoing, options.max_shard_bytes);
+    let mut shards = split_into_shards(exported.iter().map(ExportedTensor::bytes), options.max_shard_bytes);
+    if shards.is_empty() {
+        shards.push(0..0);
+    }
+    let shards: Vec<&[ExportedTensor]> = shards.into_iter().map(|shard| &exported[shard]).collect();
     let shard_name = |shard: usize| match shards.len() {
         0 | 1 => SINGLE_FILE.to_string(),
         n => format!("model-{:05}-of-{n:05}.safetensors", shard + 1),
@@ -170,40 +186,40 @@ fn write_weights(
         let path = folder.join(shard_name(index));
         let mut writer = TensorFileWriter::create_in_place(&path, &stored, &[("format", "pt")])?;
         for out in *shard {
-            if let Form::Scales = out.form {
+            if let Encoding::Scales = out.encoding {
                 writer.write(bytemuck::cast_slice(&scales))?;
                 continue;
             }
             if current != Some(out.entry) {
                 let entry = &names.entries[out.entry];
-                values = source(&entry.ours).map_err(CheckpointError::Caller)?;
+                values = source(&entry.name).map_err(CheckpointError::Caller)?;
                 if values.len() != entry.numel() {
-                    let (ours, shape, found) = (&entry.ours, &entry.shape, values.len());
-                    let what = format!("'{ours}' is {shape:?}, and {found} values were handed over");
-                    return Err(CheckpointError::Internal(what));
+                    let (name, shape, found) = (&entry.name, &entry.shape, values.len());
+                    let problem = format!("'{name}' is {shape:?}, but the source returned {found} values");
+                    return Err(CheckpointError::Internal(problem));
                 }
                 (current, at) = (Some(out.entry), 0);
             }
             let part = &values[at..at + out.numel];
             at += out.numel;
-            let refused = |at: usize, is: String, fix: &str| {
-                let what = format!("element {at} of {:?} {is}", out.stored.shape);
-                CheckpointError::unsupported(target, &out.stored.name, what, fix)
+            let refused = |at: usize, is: String, advice: &str| {
+                let problem = format!("element {at} of {:?} {is}", out.stored.shape);
+                CheckpointError::unsupported(target, &out.stored.name, problem, advice)
             };
-            if let Some(at) = position_first(part, |x| !x.is_finite()) {
-                let fix = "a model with such weights computes nothing: export an earlier checkpoint";
-                return Err(refused(at, format!("is {}", part[at]), fix));
+            if let Some(at) = first_position(part, |x| !x.is_finite()) {
+                let advice = "a model with such weights computes nothing: export an earlier checkpoint";
+                return Err(refused(at, format!("is {}", part[at]), advice));
             }
-            match (out.form, &out.stored.shape[..]) {
-                (Form::Fp8(kind), &[_, cols]) => {
+            match (out.encoding, &out.stored.shape[..]) {
+                (Encoding::Fp8(kind), &[_, cols]) => {
                     let numbers;
                     (numbers, scales) = fp8::quantize(part, cols, kind);
                     writer.write(&numbers)?;
                 }
                 _ if out.stored.dtype == StoredDtype::F32 => writer.write(bytemuck::cast_slice(part))?,
                 _ => {
-                    let rounded = rounded(part);
-                    if let Some(at) = position_first(&rounded, |x| !x.is_finite()) {
+                    let rounded = to_bf16(part);
+                    if let Some(at) = first_position(&rounded, |x| !x.is_finite()) {
                         let is = format!("is {:e}, which is infinite in bf16", part[at]);
                         return Err(refused(at, is, "export as fp32"));
                     }
@@ -214,7 +230,7 @@ fn write_weights(
         writer.finish()?;
     }
     if shards.len() > 1 {
-        let total: u64 = outgoing.iter().map(Outgoing::bytes).sum();
+        let total: u64 = exported.iter().map(ExportedTensor::bytes).sum();
         let weight_map: BTreeMap<&str, String> = shards
             .iter()
             .enumerate()
@@ -227,23 +243,7 @@ fn write_weights(
     Ok(())
 }
 
-/// Cuts the tensors into runs of at most `max_bytes`, or of one tensor; there is always one run.
-fn cut(outgoing: &[Outgoing], max_bytes: u64) -> Vec<&[Outgoing]> {
-    let mut shards = Vec::new();
-    let (mut start, mut bytes) = (0, 0u64);
-    for (i, out) in outgoing.iter().enumerate() {
-        let more = out.bytes();
-        if i > start && bytes.saturating_add(more) > max_bytes {
-            shards.push(&outgoing[start..i]);
-            (start, bytes) = (i, 0);
-        }
-        bytes += more;
-    }
-    shards.push(&outgoing[start..]);
-    shards
-}
-
-fn rounded(values: &[f32]) -> Vec<bf16> {
+fn to_bf16(values: &[f32]) -> Vec<bf16> {
     const TASK_ELEMENTS: usize = 1 << 16;
     let mut out = vec![bf16::ZERO; values.len()];
     let tasks = out.par_chunks_mut(TASK_ELEMENTS).zip(values.par_chunks(TASK_ELEMENTS));
@@ -259,7 +259,7 @@ fn resolve(folder: &Path) -> Result<PathBuf> {
     let Some(name) = folder.file_name() else {
         return Err(CheckpointError::folder(folder, "has no name", "name a folder to export to"));
     };
-    let parent = aside::parent(folder);
+    let parent = temporary::parent(folder);
     create_folders(parent)?;
     let parent = fs::canonicalize(parent).map_err(CheckpointError::io(parent, "find"))?;
     Ok(parent.join(name))

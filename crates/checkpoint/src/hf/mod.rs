@@ -10,8 +10,8 @@ mod export;
 mod folder;
 mod fp8;
 mod import;
-mod nearest;
-mod swap;
+mod nearest_name;
+mod replace_folder;
 
 pub use export::{ExportDtype, ExportOptions, export};
 pub use import::{import, lossless_dtype};
@@ -43,7 +43,7 @@ pub struct NameMap {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NameEntry {
     /// Our name.
-    pub ours: String,
+    pub name: String,
     /// Our shape. The rows of the parts add up to its first dimension; a scalar has one part.
     pub shape: Vec<usize>,
     /// Their tensors, top to bottom.
@@ -67,7 +67,7 @@ pub enum Fp8Scales {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NamePart {
     /// Their name.
-    pub theirs: String,
+    pub hf_name: String,
     /// Its first dimension; 1 for a scalar.
     pub rows: usize,
 }
@@ -79,7 +79,7 @@ pub struct NamePart {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TiedName {
     /// The name that may be absent.
-    pub theirs: String,
+    pub hf_name: String,
     /// Their name (one of the parts) for the tensor that it repeats.
     pub same_as: String,
 }
@@ -88,29 +88,29 @@ impl NameMap {
     /// Checks that the map makes sense in itself; anything else is our own bug.
     pub(crate) fn check(&self) -> Result<()> {
         let mut names = HashSet::new();
-        let mut theirs = HashSet::new();
+        let mut hf_names = HashSet::new();
         for entry in &self.entries {
-            let NameEntry { ours, shape, parts, fp8 } = entry;
+            let NameEntry { name, shape, parts, fp8 } = entry;
             let rows: usize = parts.iter().map(|part| part.rows).sum();
             if parts.is_empty() || rows != shape.first().copied().unwrap_or(1) {
-                return Err(internal(format!("'{ours}' {shape:?} has parts of {rows} rows in all")));
+                return Err(internal(format!("'{name}' {shape:?} has parts with {rows} rows in total")));
             }
             if shape.is_empty() && parts.len() != 1 {
-                return Err(internal(format!("the scalar '{ours}' has {} parts", parts.len())));
+                return Err(internal(format!("the scalar '{name}' has {} parts", parts.len())));
             }
             if fp8.is_some() && shape.len() != 2 {
-                return Err(internal(format!("'{ours}' {shape:?} is no matrix and has no blocks for FP8")));
+                return Err(internal(format!("'{name}' {shape:?} is not a matrix, so it cannot be FP8")));
             }
-            if !names.insert(ours) {
-                return Err(internal(format!("our name '{ours}' stands twice")));
+            if !names.insert(name) {
+                return Err(internal(format!("the name '{name}' appears twice")));
             }
-            if let Some(part) = parts.iter().find(|part| !theirs.insert(&part.theirs)) {
-                return Err(internal(format!("their name '{}' stands twice", part.theirs)));
+            if let Some(part) = parts.iter().find(|part| !hf_names.insert(&part.hf_name)) {
+                return Err(internal(format!("the Hugging Face name '{}' appears twice", part.hf_name)));
             }
         }
-        for TiedName { theirs: name, same_as } in &self.tied {
-            if theirs.contains(name) || !theirs.contains(same_as) {
-                return Err(internal(format!("'{name}' cannot be tied to '{same_as}'")));
+        for TiedName { hf_name, same_as } in &self.tied {
+            if hf_names.contains(hf_name) || !hf_names.contains(same_as) {
+                return Err(internal(format!("'{hf_name}' cannot be tied to '{same_as}'")));
             }
         }
         Ok(())
@@ -133,12 +133,12 @@ impl NameEntry {
 }
 
 /// The position of the first value of which `is` holds, searched on all cores.
-fn position_first<T: Sync>(values: &[T], is: impl Fn(&T) -> bool + Sync) -> Option<usize> {
+fn first_position<T: Sync>(values: &[T], is: impl Fn(&T) -> bool + Sync) -> Option<usize> {
     const TASK_ELEMENTS: usize = 1 << 16;
     let tasks = values.par_chunks(TASK_ELEMENTS).enumerate();
     tasks.find_map_first(|(i, values)| Some(i * TASK_ELEMENTS + values.iter().position(&is)?))
 }
 
-fn internal(what: String) -> CheckpointError {
-    CheckpointError::Internal(format!("name map: {what}"))
+fn internal(problem: String) -> CheckpointError {
+    CheckpointError::Internal(format!("name map: {problem}"))
 }

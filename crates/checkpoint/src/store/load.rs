@@ -10,11 +10,11 @@ use std::path::{Path, PathBuf};
 use serde_json::Value;
 use xxhash_rust::xxh3::{Xxh3, xxh3_64};
 
-use super::manifest::{DocumentEntry, FIX, MANIFEST_FILE, Manifest, document_file, stored};
+use super::manifest::{ADVICE, DocumentEntry, MANIFEST_FILE, Manifest, document_file, stored};
 use super::{TensorSpec, newest_intact};
-use crate::aside::parent;
-use crate::error::{BoxError, CheckpointError, Result, listed};
+use crate::error::{BoxError, CheckpointError, Result, comma_separated};
 use crate::files;
+use crate::temporary::parent;
 use crate::tensor_file::{TensorFile, TensorInfo};
 
 /// A complete checkpoint: its manifest is valid, and its files are there in full.
@@ -30,9 +30,9 @@ impl Checkpoint {
         let manifest_path = path.join(MANIFEST_FILE);
         let manifest = Manifest::parse(&manifest_path, &files::read(&manifest_path)?)?;
         if manifest.step != step {
-            let what = format!("is of step {}", manifest.step);
-            let fix = "the folder was renamed: give it its old name back";
-            return Err(CheckpointError::damaged(&manifest_path, "manifest", what, fix));
+            let problem = format!("is of step {}", manifest.step);
+            let advice = "the folder was renamed: give it its old name back";
+            return Err(CheckpointError::damaged(&manifest_path, "manifest", problem, advice));
         }
         let documents = manifest.documents.iter().map(|d| (document_file(&d.name), d.bytes));
         let shards = manifest.shards.iter().map(|shard| (shard.file.clone(), shard.bytes));
@@ -40,9 +40,9 @@ impl Checkpoint {
             let file = path.join(file);
             let found = fs::metadata(&file).map_err(CheckpointError::io(&file, "open"))?;
             if !found.is_file() || found.len() != bytes {
-                let what = format!("has {} bytes, and the manifest says {bytes}", found.len());
-                let fix = "the checkpoint is not complete: use another one";
-                return Err(CheckpointError::damaged(&file, "length", what, fix));
+                let problem = format!("has {} bytes, and the manifest says {bytes}", found.len());
+                let advice = "the checkpoint is not complete: use another one";
+                return Err(CheckpointError::damaged(&file, "length", problem, advice));
             }
         }
         Ok(Self { path: path.to_path_buf(), manifest })
@@ -75,7 +75,7 @@ impl Checkpoint {
             let (file, members) = self.open_shard(shard)?;
             for (at, tensor) in members {
                 let mut hash = Xxh3::new();
-                file.pieces(&tensor, |piece| hash.update(piece))?;
+                file.for_each_piece(&tensor, |piece| hash.update(piece))?;
                 self.check_hash(&file, at, hash.digest())?;
             }
         }
@@ -88,18 +88,21 @@ impl Checkpoint {
     /// [`CheckpointError::Damaged`] when there is none of that name, or it has been changed; it says which checkpoint
     /// to use instead.
     pub fn document(&self, name: &str) -> Result<Value> {
-        let bad = |what: String| {
-            CheckpointError::damaged(&self.path.join(document_file(name)), "document", what, FIX)
+        let bad = |problem: String| {
+            CheckpointError::damaged(&self.path.join(document_file(name)), "document", problem, ADVICE)
         };
         let read = || {
             let Some(entry) = self.manifest.documents.iter().find(|entry| entry.name == name) else {
                 let names: Vec<&str> =
                     self.manifest.documents.iter().map(|entry| entry.name.as_str()).collect();
-                return Err(bad(format!("is not in this checkpoint, which has: {}", listed(&names))));
+                return Err(bad(format!(
+                    "is not in this checkpoint, which has: {}",
+                    comma_separated(&names)
+                )));
             };
             serde_json::from_slice(&self.document_bytes(entry)?).map_err(|e| bad(format!("is not JSON: {e}")))
         };
-        read().map_err(|error| self.advise(error))
+        read().map_err(|error| self.with_advice(error))
     }
 
     /// Calls `sink(i, bytes)` once for each of `expected`, in the order of the files, with bytes that have matched
@@ -116,7 +119,7 @@ impl Checkpoint {
         expected: &[TensorSpec],
         sink: &mut dyn FnMut(usize, &[u8]) -> std::result::Result<(), BoxError>,
     ) -> Result<()> {
-        check_specs(self, expected, Others::AreErrors)?;
+        check_specs(self, expected, Unexpected::Refuse)?;
         self.read(expected, sink)
     }
 
@@ -124,12 +127,12 @@ impl Checkpoint {
     ///
     /// # Errors
     /// Those of [`Checkpoint::load`], except that other tensors are none.
-    pub fn load_some(
+    pub fn load_subset(
         &self,
         wanted: &[TensorSpec],
         sink: &mut dyn FnMut(usize, &[u8]) -> std::result::Result<(), BoxError>,
     ) -> Result<()> {
-        check_specs(self, wanted, Others::AreLeft)?;
+        check_specs(self, wanted, Unexpected::Ignore)?;
         self.read(wanted, sink)
     }
 
@@ -145,12 +148,12 @@ impl Checkpoint {
         let mut words = vec![0u64; largest.div_ceil(8)];
         let buffer: &mut [u8] = bytemuck::cast_slice_mut(&mut words);
         for shard in 0..self.manifest.shards.len() {
-            let (file, members) = self.open_shard(shard).map_err(|error| self.advise(error))?;
+            let (file, members) = self.open_shard(shard).map_err(|error| self.with_advice(error))?;
             for (at, tensor) in members {
                 let Some(&i) = index.get(tensor.name.as_str()) else { continue };
                 let bytes = &mut buffer[..tensor.range.len()];
                 file.read_bytes(&tensor, bytes)?;
-                self.check_hash(&file, at, xxh3_64(bytes)).map_err(|error| self.advise(error))?;
+                self.check_hash(&file, at, xxh3_64(bytes)).map_err(|error| self.with_advice(error))?;
                 sink(i, bytes).map_err(CheckpointError::Caller)?;
             }
         }
@@ -162,14 +165,20 @@ impl Checkpoint {
         let file = TensorFile::open(&self.path.join(&self.manifest.shards[shard].file))?;
         let mut members = Vec::new();
         for (at, spec) in self.manifest.specs.iter().enumerate() {
-            if self.manifest.places[at].shard != shard {
+            if self.manifest.locations[at].shard != shard {
                 continue;
             }
             let found = file.tensor(&spec.name);
             let Some(tensor) = found.filter(|found| (found.dtype, found.shape.clone()) == stored(spec))
             else {
-                let (place, what) = (format!("tensor '{}'", spec.name), "is not there as the manifest says");
-                return Err(CheckpointError::damaged(file.path(), place, format!("{spec} {what}"), FIX));
+                let (location, problem) =
+                    (format!("tensor '{}'", spec.name), "is not there as the manifest says");
+                return Err(CheckpointError::damaged(
+                    file.path(),
+                    location,
+                    format!("{spec} {problem}"),
+                    ADVICE,
+                ));
             };
             members.push((at, tensor.clone()));
         }
@@ -179,11 +188,11 @@ impl Checkpoint {
 
     /// Compares the hash of the bytes of tensor `at` with the manifest's.
     fn check_hash(&self, file: &TensorFile, at: usize, found: u64) -> Result<()> {
-        if found == self.manifest.places[at].xxh3 {
+        if found == self.manifest.locations[at].xxh3 {
             return Ok(());
         }
-        let place = format!("tensor '{}'", self.manifest.specs[at].name);
-        Err(CheckpointError::damaged(file.path(), place, "does not match its checksum", FIX))
+        let location = format!("tensor '{}'", self.manifest.specs[at].name);
+        Err(CheckpointError::damaged(file.path(), location, "does not match its checksum", ADVICE))
     }
 
     /// The bytes of a document, which match its checksum.
@@ -193,13 +202,13 @@ impl Checkpoint {
         if xxh3_64(&bytes) == entry.xxh3 {
             return Ok(bytes);
         }
-        Err(CheckpointError::damaged(&path, "document", "does not match its checksum", FIX))
+        Err(CheckpointError::damaged(&path, "document", "does not match its checksum", ADVICE))
     }
 
     /// Says of damage what to do about it. An older checkpoint that is named has been verified.
-    fn advise(&self, error: CheckpointError) -> CheckpointError {
-        let CheckpointError::Damaged { path, place, what, fix } = error else { return error };
-        let fix = match newest_intact(parent(&self.path), self.step()) {
+    fn with_advice(&self, error: CheckpointError) -> CheckpointError {
+        let CheckpointError::Damaged { path, location, problem, advice } = error else { return error };
+        let advice = match newest_intact(parent(&self.path), self.step()) {
             Ok(Some(older)) => format!(
                 "use {} instead, which has been verified (a resumed run does, once this one is removed)",
                 older.path.display()
@@ -210,21 +219,25 @@ impl Checkpoint {
                     .to_string()
             }
             // The damage matters more than why the others could not be looked at.
-            Err(_) => fix,
+            Err(_) => advice,
         };
-        CheckpointError::Damaged { path, place, what, fix }
+        CheckpointError::Damaged { path, location, problem, advice }
     }
 }
 
 /// What tensors of a checkpoint are that the caller did not name.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Others {
-    AreErrors,
-    AreLeft,
+pub(super) enum Unexpected {
+    Refuse,
+    Ignore,
 }
 
 /// Names every difference between the tensors of a checkpoint and those that the run expects.
-pub(super) fn check_specs(checkpoint: &Checkpoint, expected: &[TensorSpec], others: Others) -> Result<()> {
+pub(super) fn check_specs(
+    checkpoint: &Checkpoint,
+    expected: &[TensorSpec],
+    policy: Unexpected,
+) -> Result<()> {
     let saved: HashMap<&str, &TensorSpec> =
         checkpoint.tensors().iter().map(|spec| (spec.name.as_str(), spec)).collect();
     let mut wanted = HashMap::new();
@@ -241,18 +254,18 @@ pub(super) fn check_specs(checkpoint: &Checkpoint, expected: &[TensorSpec], othe
         }
     }
     let is_other =
-        |spec: &&TensorSpec| others == Others::AreErrors && !wanted.contains_key(spec.name.as_str());
+        |spec: &&TensorSpec| policy == Unexpected::Refuse && !wanted.contains_key(spec.name.as_str());
     let unexpected = checkpoint.tensors().iter().filter(is_other);
     let unexpected: Vec<String> = unexpected.map(|spec| format!("'{}'", spec.name)).collect();
     let kinds = [("missing", missing), ("not in this run", unexpected), ("different", differing)];
     let found: Vec<String> = kinds
         .iter()
         .filter(|(_, names)| !names.is_empty())
-        .map(|(kind, names)| format!("{} tensors are {kind} ({})", names.len(), listed(names)))
+        .map(|(kind, names)| format!("{} tensors are {kind} ({})", names.len(), comma_separated(names)))
         .collect();
     if found.is_empty() {
         return Ok(());
     }
-    let fix = "resume with the model, precision and optimizer that it was saved with, or start a new run";
-    Err(CheckpointError::tensors(&checkpoint.path, found.join("; "), fix))
+    let advice = "resume with the model, precision and optimizer that it was saved with, or start a new run";
+    Err(CheckpointError::tensors(&checkpoint.path, found.join("; "), advice))
 }

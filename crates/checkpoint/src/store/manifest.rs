@@ -19,7 +19,7 @@ pub(super) const MANIFEST_FILE: &str = "manifest.json";
 const FORMAT: &str = "xtrain-checkpoint";
 const VERSION: u32 = 1;
 /// What to do about a checkpoint that is damaged, as far as that is known without looking at others.
-pub(super) const FIX: &str = "the checkpoint is damaged: use another one";
+pub(super) const ADVICE: &str = "the checkpoint is damaged: use another one";
 
 /// A checkpoint's table of contents.
 #[derive(Clone, Debug, PartialEq)]
@@ -28,7 +28,7 @@ pub(super) struct Manifest {
     pub(super) shards: Vec<FileEntry>,
     pub(super) specs: Vec<TensorSpec>,
     /// Beside each of `specs`: where it is.
-    pub(super) places: Vec<Place>,
+    pub(super) locations: Vec<TensorLocation>,
     pub(super) documents: Vec<DocumentEntry>,
 }
 
@@ -42,7 +42,7 @@ pub(super) struct FileEntry {
 
 /// Where a tensor is, and what its bytes hash to.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) struct Place {
+pub(super) struct TensorLocation {
     pub(super) shard: usize,
     pub(super) xxh3: u64,
 }
@@ -60,7 +60,7 @@ pub(super) struct DocumentEntry {
 /// The file as it is: the content, and the hash of the content's compact JSON.
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Sealed {
+struct ChecksummedContent {
     content: Value,
     #[serde(with = "hex")]
     xxh3: u64,
@@ -91,12 +91,12 @@ struct TensorEntry {
 impl Manifest {
     /// The bytes of `manifest.json`.
     pub(super) fn to_bytes(&self) -> Result<Vec<u8>> {
-        let tensors = self.specs.iter().zip(&self.places).map(|(spec, place)| TensorEntry {
+        let tensors = self.specs.iter().zip(&self.locations).map(|(spec, location)| TensorEntry {
             name: spec.name.clone(),
             dtype: spec.dtype.name().to_string(),
             shape: spec.shape.clone(),
-            shard: place.shard,
-            xxh3: place.xxh3,
+            shard: location.shard,
+            xxh3: location.xxh3,
         });
         let content = Content {
             format: FORMAT.to_string(),
@@ -106,11 +106,11 @@ impl Manifest {
             tensors: tensors.collect(),
             documents: self.documents.clone(),
         };
-        let sealed = serde_json::to_value(content).map(|content| {
+        let checksummed = serde_json::to_value(content).map(|content| {
             let xxh3 = hash(&content);
-            Sealed { content, xxh3 }
+            ChecksummedContent { content, xxh3 }
         });
-        let bytes = sealed.and_then(|sealed| serde_json::to_vec_pretty(&sealed));
+        let bytes = checksummed.and_then(|checksummed| serde_json::to_vec_pretty(&checksummed));
         let mut bytes =
             bytes.map_err(|e| CheckpointError::Internal(format!("a manifest does not serialise: {e}")))?;
         bytes.push(b'\n');
@@ -119,15 +119,15 @@ impl Manifest {
 
     /// Parses and checks bytes that may be anything; `path` is only named in errors.
     pub(super) fn parse(path: &Path, bytes: &[u8]) -> Result<Self> {
-        let bad = |what: String| CheckpointError::damaged(path, "manifest", what, FIX);
-        let sealed: Sealed =
+        let bad = |problem: String| CheckpointError::damaged(path, "manifest", problem, ADVICE);
+        let checksummed: ChecksummedContent =
             serde_json::from_slice(bytes).map_err(|e| bad(format!("is not as expected: {e}")))?;
-        if hash(&sealed.content) != sealed.xxh3 {
+        if hash(&checksummed.content) != checksummed.xxh3 {
             return Err(bad("does not match its checksum".to_string()));
         }
         // Looked at first: another version may have other fields.
-        let version = &sealed.content["version"];
-        if sealed.content["format"] != FORMAT || *version != VERSION {
+        let version = &checksummed.content["version"];
+        if checksummed.content["format"] != FORMAT || *version != VERSION {
             return Err(CheckpointError::damaged(
                 path,
                 "manifest",
@@ -135,8 +135,8 @@ impl Manifest {
                 "use the version of this program that wrote it",
             ));
         }
-        let content: Content =
-            serde_json::from_value(sealed.content).map_err(|e| bad(format!("is not as expected: {e}")))?;
+        let content: Content = serde_json::from_value(checksummed.content)
+            .map_err(|e| bad(format!("is not as expected: {e}")))?;
         let Content { step, shards, tensors, documents, .. } = content;
         for (index, shard) in shards.iter().enumerate() {
             if shard.file != shard_file(index) {
@@ -144,7 +144,7 @@ impl Manifest {
             }
         }
         let mut names = HashSet::new();
-        let (mut specs, mut places) = (Vec::new(), Vec::new());
+        let (mut specs, mut locations) = (Vec::new(), Vec::new());
         for entry in &tensors {
             let name = entry.name.clone();
             let dtype = dtype_named(&entry.dtype)
@@ -154,12 +154,12 @@ impl Manifest {
                 return Err(bad(format!("the entry of tensor '{}' makes no sense", spec.name)));
             }
             specs.push(spec);
-            places.push(Place { shard: entry.shard, xxh3: entry.xxh3 });
+            locations.push(TensorLocation { shard: entry.shard, xxh3: entry.xxh3 });
         }
         if let Some(document) = documents.iter().find(|document| !is_document_name(&document.name)) {
             return Err(bad(format!("names a document '{}'", document.name)));
         }
-        Ok(Self { step, shards, specs, places, documents })
+        Ok(Self { step, shards, specs, locations, documents })
     }
 }
 
@@ -229,7 +229,7 @@ mod tests {
             step,
             shards: vec![FileEntry { file: shard_file(0), bytes: 12 }],
             specs: vec![TensorSpec { name: "a.\"b\"".to_string(), dtype: DType::E5M6, shape: vec![3, 5] }],
-            places: vec![Place { shard: 0, xxh3 }],
+            locations: vec![TensorLocation { shard: 0, xxh3 }],
             documents: vec![DocumentEntry { name: "trainer".to_string(), bytes: 3, xxh3: step }],
         }
     }

@@ -18,9 +18,9 @@ use std::path::{Path, PathBuf};
 use serde_json::Value;
 use xtrain_tensor::DType;
 
-use crate::aside;
-use crate::error::{BoxError, CheckpointError, Result, listed};
+use crate::error::{BoxError, CheckpointError, Result, comma_separated};
 use crate::files;
+use crate::temporary;
 
 /// A shard takes tensors up to this size.
 const MAX_SHARD_BYTES: usize = 4 << 30;
@@ -65,7 +65,7 @@ impl CheckpointStore {
     /// [`CheckpointError::Io`] when the folder cannot be created or listed.
     pub fn open(folder: &Path) -> Result<Self> {
         files::create_folders(folder)?;
-        aside::sweep(folder, |target| step_of(target).is_some())?;
+        temporary::sweep(folder, |target| step_of(target).is_some())?;
         Ok(Self { folder: folder.to_path_buf() })
     }
 
@@ -99,7 +99,7 @@ impl CheckpointStore {
     /// [`CheckpointError::Io`] when the folder cannot be listed.
     pub fn latest(&self) -> Result<Option<Checkpoint>> {
         let mut faults = Vec::new();
-        for step in candidates(&self.folder)?.into_iter().rev() {
+        for step in step_numbers(&self.folder)?.into_iter().rev() {
             let path = self.step_folder(step);
             match Checkpoint::open(&path, step) {
                 Ok(checkpoint) => return Ok(Some(checkpoint)),
@@ -114,9 +114,9 @@ impl CheckpointStore {
         if faults.is_empty() {
             return Ok(None);
         }
-        let what = format!("holds no complete checkpoint: {}", listed(&faults));
-        let fix = "restore one of them from a copy, or remove them to start again from the beginning";
-        Err(CheckpointError::folder(&self.folder, what, fix))
+        let problem = format!("holds no complete checkpoint: {}", comma_separated(&faults));
+        let advice = "restore one of them from a copy, or remove them to start again from the beginning";
+        Err(CheckpointError::folder(&self.folder, problem, advice))
     }
 
     /// The newest checkpoint before `step` of which every byte matches its checksum: what to go back to when that of
@@ -124,7 +124,7 @@ impl CheckpointStore {
     ///
     /// # Errors
     /// [`CheckpointError::Io`] when the folder cannot be listed.
-    pub fn before(&self, step: u64) -> Result<Option<Checkpoint>> {
+    pub fn newest_intact_before(&self, step: u64) -> Result<Option<Checkpoint>> {
         newest_intact(&self.folder, step)
     }
 
@@ -133,7 +133,7 @@ impl CheckpointStore {
     /// # Errors
     /// [`CheckpointError::Io`] when the folder cannot be listed.
     pub fn steps(&self) -> Result<Vec<u64>> {
-        let mut steps = candidates(&self.folder)?;
+        let mut steps = step_numbers(&self.folder)?;
         steps.retain(|&step| Checkpoint::open(&self.step_folder(step), step).is_ok());
         Ok(steps)
     }
@@ -143,16 +143,16 @@ impl CheckpointStore {
     /// # Errors
     /// [`CheckpointError::Folder`] when there is none, naming those that there are; [`CheckpointError::Damaged`]
     /// when it is not complete.
-    pub fn at(&self, step: u64) -> Result<Checkpoint> {
+    pub fn checkpoint(&self, step: u64) -> Result<Checkpoint> {
         let path = self.step_folder(step);
         if !path.exists() {
             let steps = self.steps()?;
             let newest_first: Vec<u64> = steps.iter().rev().copied().collect();
-            let fix = match steps.is_empty() {
+            let advice = match steps.is_empty() {
                 true => "and there is no complete checkpoint in that folder".to_string(),
-                false => format!("complete checkpoints: {}", listed(&newest_first)),
+                false => format!("complete checkpoints: {}", comma_separated(&newest_first)),
             };
-            return Err(CheckpointError::folder(&path, "does not exist", fix));
+            return Err(CheckpointError::folder(&path, "does not exist", advice));
         }
         Checkpoint::open(&path, step)
     }
@@ -167,7 +167,7 @@ impl CheckpointStore {
         for &step in &steps[..steps.len().saturating_sub(keep_last.max(1))] {
             let milestone = keep_every > 0 && step.is_multiple_of(keep_every);
             if !milestone && !protected.contains(&step) {
-                aside::remove_atomically(&self.step_folder(step))?;
+                temporary::remove_atomically(&self.step_folder(step))?;
             }
         }
         Ok(())
@@ -180,7 +180,7 @@ impl CheckpointStore {
 
 /// The newest checkpoint of a folder before that of `step` that matches all its checksums.
 fn newest_intact(folder: &Path, before: u64) -> Result<Option<Checkpoint>> {
-    for step in candidates(folder)?.into_iter().rev().filter(|&step| step < before) {
+    for step in step_numbers(folder)?.into_iter().rev().filter(|&step| step < before) {
         let path = folder.join(format!("step-{step}"));
         tracing::info!("verifying {}", path.display());
         match Checkpoint::open(&path, step).and_then(|checkpoint| checkpoint.verify().map(|()| checkpoint)) {
@@ -192,7 +192,7 @@ fn newest_intact(folder: &Path, before: u64) -> Result<Option<Checkpoint>> {
 }
 
 /// The steps that have a folder, complete or not, ascending.
-fn candidates(folder: &Path) -> Result<Vec<u64>> {
+fn step_numbers(folder: &Path) -> Result<Vec<u64>> {
     let mut steps = Vec::new();
     for entry in fs::read_dir(folder).map_err(CheckpointError::io(folder, "list"))? {
         let entry = entry.map_err(CheckpointError::io(folder, "list"))?;

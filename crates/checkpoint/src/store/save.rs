@@ -8,14 +8,14 @@ use xxhash_rust::xxh3::xxh3_64;
 
 use super::load::Checkpoint;
 use super::manifest::{
-    DocumentEntry, FileEntry, MANIFEST_FILE, Manifest, Place, document_file, is_document_name, shard_file,
-    stored,
+    DocumentEntry, FileEntry, MANIFEST_FILE, Manifest, TensorLocation, document_file, is_document_name,
+    shard_file, stored,
 };
 use super::{TensorSpec, load};
-use crate::aside::{self, Aside};
 use crate::error::{BoxError, CheckpointError, Result};
 use crate::files::write_new;
-use crate::tensor_file::{StoredTensor, TensorFileWriter};
+use crate::temporary::{self, Temporary};
+use crate::tensor_file::{StoredTensor, TensorFileWriter, split_into_shards};
 
 /// Writes the checkpoint of `step` to the folder `target`, in shards of tensors up to `max_shard_bytes` (a larger
 /// tensor gets a shard of its own); see [`super::CheckpointStore::save`].
@@ -30,14 +30,14 @@ pub(super) fn save<B: AsRef<[u8]>>(
     let sizes = check_names(tensors, documents)?;
     let mut intact = false;
     if target.exists() {
-        let there = Checkpoint::open(target, step);
-        if let Ok(there) = &there {
-            load::check_specs(there, tensors, load::Others::AreErrors)?;
+        let existing = Checkpoint::open(target, step);
+        if let Ok(existing) = &existing {
+            load::check_specs(existing, tensors, load::Unexpected::Refuse)?;
         }
-        match there.and_then(|there| there.verify().map(|()| there)) {
-            Ok(there) => {
+        match existing.and_then(|existing| existing.verify().map(|()| existing)) {
+            Ok(existing) => {
                 let entries = documents.iter().map(|(name, value)| document_entry(name, value).0);
-                if entries.eq(there.manifest.documents.iter().cloned()) {
+                if entries.eq(existing.manifest.documents.iter().cloned()) {
                     return Ok(target.to_path_buf());
                 }
                 intact = true;
@@ -45,11 +45,11 @@ pub(super) fn save<B: AsRef<[u8]>>(
             Err(error) => tracing::warn!("writing step {step} again: {error}"),
         }
     }
-    let mut aside = Aside::folder(target)?;
-    let manifest = write_content(aside.path(), step, tensors, &sizes, read, documents, max_shard_bytes)?;
-    write_new(&aside.path().join(MANIFEST_FILE), &manifest.to_bytes()?)?;
+    let mut temporary = Temporary::folder(target)?;
+    let manifest = write_content(temporary.path(), step, tensors, &sizes, read, documents, max_shard_bytes)?;
+    write_new(&temporary.path().join(MANIFEST_FILE), &manifest.to_bytes()?)?;
     if target.exists() {
-        if aside.exchange(target)? {
+        if temporary.exchange(target)? {
             return Ok(target.to_path_buf());
         }
         if intact {
@@ -60,9 +60,9 @@ pub(super) fn save<B: AsRef<[u8]>>(
             return Ok(target.to_path_buf());
         }
         // What is lost if this process is killed now could not be loaded.
-        aside::remove_atomically(target)?;
+        temporary::remove_atomically(target)?;
     }
-    aside.publish(target)?;
+    temporary.publish(target)?;
     Ok(target.to_path_buf())
 }
 
@@ -79,8 +79,11 @@ fn write_content<B: AsRef<[u8]>>(
     let mut order: Vec<usize> = (0..tensors.len()).collect();
     order.sort_by_key(|&i| std::cmp::Reverse(stored(&tensors[i]).0.bitsize()));
     let mut shards = Vec::new();
-    let mut places = vec![Place { shard: 0, xxh3: 0 }; tensors.len()];
-    for (shard, members) in cut(&order, sizes, max_shard_bytes).into_iter().enumerate() {
+    let mut locations = vec![TensorLocation { shard: 0, xxh3: 0 }; tensors.len()];
+    let sizes_in_order = order.iter().map(|&i| sizes[i] as u64);
+    for (shard, members) in split_into_shards(sizes_in_order, max_shard_bytes as u64).into_iter().enumerate()
+    {
+        let members = &order[members];
         let layout: Vec<StoredTensor> = members
             .iter()
             .map(|&i| {
@@ -93,7 +96,7 @@ fn write_content<B: AsRef<[u8]>>(
         for &i in members {
             let bytes = read(i).map_err(CheckpointError::Caller)?;
             writer.write(bytes.as_ref())?;
-            places[i] = Place { shard, xxh3: xxh3_64(bytes.as_ref()) };
+            locations[i] = TensorLocation { shard, xxh3: xxh3_64(bytes.as_ref()) };
         }
         shards.push(FileEntry { file, bytes: writer.finish()? });
     }
@@ -103,7 +106,7 @@ fn write_content<B: AsRef<[u8]>>(
         write_new(&folder.join(document_file(name)), &bytes)?;
         entries.push(entry);
     }
-    Ok(Manifest { step, shards, specs: tensors.to_vec(), places, documents: entries })
+    Ok(Manifest { step, shards, specs: tensors.to_vec(), locations, documents: entries })
 }
 
 /// A document's file, and what the manifest says of it.
@@ -128,23 +131,6 @@ fn check_names(tensors: &[TensorSpec], documents: &[(String, Value)]) -> Result<
         spec.bytes().ok_or_else(|| CheckpointError::Internal(format!("the size of '{name}' overflows")))
     });
     sizes.collect()
-}
-
-/// Cuts the order into runs of at most `max_bytes`, or of one tensor.
-fn cut<'a>(order: &'a [usize], sizes: &[usize], max_bytes: usize) -> Vec<&'a [usize]> {
-    let mut runs = Vec::new();
-    let (mut start, mut bytes) = (0, 0usize);
-    for (i, &tensor) in order.iter().enumerate() {
-        if i > start && bytes.saturating_add(sizes[tensor]) > max_bytes {
-            runs.push(&order[start..i]);
-            (start, bytes) = (i, 0);
-        }
-        bytes = bytes.saturating_add(sizes[tensor]);
-    }
-    if start < order.len() {
-        runs.push(&order[start..]);
-    }
-    runs
 }
 
 #[cfg(test)]
@@ -180,9 +166,9 @@ mod tests {
                 prop_assert_eq!(found, Some(bytes(i)));
             }
             for entry in &checkpoint.manifest.shards {
-                let members = checkpoint.manifest.places.iter().enumerate();
+                let members = checkpoint.manifest.locations.iter().enumerate();
                 let sizes: Vec<usize> = members
-                    .filter(|(_, place)| shard_file(place.shard) == entry.file)
+                    .filter(|(_, location)| shard_file(location.shard) == entry.file)
                     .map(|(i, _)| specs[i].bytes().unwrap())
                     .collect();
                 prop_assert!(sizes.len() == 1 || sizes.iter().sum::<usize>() <= max_shard_bytes);

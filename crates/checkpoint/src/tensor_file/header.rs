@@ -14,7 +14,7 @@ use serde::{Deserialize, Deserializer};
 
 use super::StoredDtype;
 use crate::error::{CheckpointError, Result};
-use crate::files::{LFS_FIX, is_lfs_pointer};
+use crate::files::{LFS_ADVICE, is_lfs_pointer};
 
 /// Bytes before the JSON: its length as a little-endian u64.
 pub(crate) const LENGTH_BYTES: usize = 8;
@@ -22,7 +22,7 @@ pub(crate) const LENGTH_BYTES: usize = 8;
 /// The longest header that is read or written; the limit of the reference implementation.
 pub(crate) const MAX_HEADER_BYTES: usize = 100_000_000;
 
-const FIX: &str = "the file is damaged or incomplete: download or copy it again";
+const ADVICE: &str = "the file is damaged or incomplete: download or copy it again";
 
 /// One tensor of a file.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -58,24 +58,24 @@ impl Header {
         let Some(json) = start.get(LENGTH_BYTES..data_start) else {
             return Err(CheckpointError::Internal(format!("{}: header not passed whole", path.display())));
         };
-        let header = |what: String| CheckpointError::damaged(path, "header", what, FIX);
+        let header = |problem: String| CheckpointError::damaged(path, "header", problem, ADVICE);
         if json.first() != Some(&b'{') {
             return Err(header("does not start with '{', so this is not a safetensors file".to_string()));
         }
         let raw = RawHeader::parse(json).map_err(header)?;
-        let tensors = place(path, raw.tensors, data_start, file_bytes)?;
+        let tensors = locate_tensors(path, raw.tensors, data_start, file_bytes)?;
         Ok(Self { tensors, metadata: raw.metadata })
     }
 
     /// The length of the JSON of a file that starts with `start` (eight bytes suffice), once it is plausible.
     pub(crate) fn json_bytes(path: &Path, start: &[u8], file_bytes: usize) -> Result<usize> {
-        let header = |what: String| CheckpointError::damaged(path, "header", what, FIX);
+        let header = |problem: String| CheckpointError::damaged(path, "header", problem, ADVICE);
         if is_lfs_pointer(start) {
             return Err(CheckpointError::damaged(
                 path,
                 "byte 0",
                 "is a git-lfs pointer, not the weights themselves",
-                LFS_FIX,
+                LFS_ADVICE,
             ));
         }
         let Some(length) = start.first_chunk::<LENGTH_BYTES>() else {
@@ -104,7 +104,7 @@ pub(crate) fn stored_bytes(dtype: StoredDtype, shape: &[usize]) -> Option<usize>
 }
 
 /// Checks every tensor's range against its shape, its neighbours and the file.
-fn place(
+fn locate_tensors(
     path: &Path,
     raw: Vec<(String, RawTensor)>,
     data_start: usize,
@@ -114,7 +114,8 @@ fn place(
     let mut seen = HashSet::with_capacity(raw.len());
     let mut tensors = Vec::with_capacity(raw.len());
     for (name, raw) in &raw {
-        let at = |what: String| CheckpointError::damaged(path, format!("tensor '{name}'"), what, FIX);
+        let at =
+            |problem: String| CheckpointError::damaged(path, format!("tensor '{name}'"), problem, ADVICE);
         if !seen.insert(name.as_str()) {
             return Err(at("stands twice in the header".to_string()));
         }
@@ -144,12 +145,13 @@ fn place(
     for tensor in &tensors {
         let start = tensor.range.start;
         if start != next {
-            let what = if start < next { "overlaps the tensor before it" } else { "leaves a gap before it" };
+            let problem =
+                if start < next { "overlaps the tensor before it" } else { "leaves a gap before it" };
             return Err(CheckpointError::damaged(
                 path,
                 format!("tensor '{}'", tensor.name),
-                format!("starts at byte {start} and {what}, which ends at byte {next}"),
-                FIX,
+                format!("starts at byte {start} and {problem}, which ends at byte {next}"),
+                ADVICE,
             ));
         }
         next = tensor.range.end;
@@ -159,7 +161,7 @@ fn place(
             path,
             format!("byte {next}"),
             format!("the last tensor ends here, and the file has {} bytes more", file_bytes - next),
-            FIX,
+            ADVICE,
         ));
     }
     Ok(tensors)

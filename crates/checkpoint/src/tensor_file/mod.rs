@@ -7,10 +7,12 @@
 mod convert;
 mod header;
 mod read;
+mod shards;
 mod write;
 
 pub use header::{Header, TensorInfo};
 pub use read::TensorFile;
+pub(crate) use shards::split_into_shards;
 pub use write::{StoredTensor, TensorFileWriter};
 
 /// Element types that safetensors files can hold, from the `safetensors` crate.

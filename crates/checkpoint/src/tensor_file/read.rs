@@ -63,7 +63,7 @@ impl TensorFile {
     }
 
     /// Hands out a tensor's bytes in order, in pieces of some MiB.
-    pub(crate) fn pieces(&self, tensor: &TensorInfo, mut each: impl FnMut(&[u8])) -> Result<()> {
+    pub(crate) fn for_each_piece(&self, tensor: &TensorInfo, mut each: impl FnMut(&[u8])) -> Result<()> {
         let mut buffer = vec![0; tensor.range.len().min(PIECE_BYTES)];
         for start in tensor.range.clone().step_by(PIECE_BYTES) {
             let piece = &mut buffer[..PIECE_BYTES.min(tensor.range.end - start)];

@@ -9,8 +9,8 @@ use safetensors::tensor::{Metadata, TensorInfo as Entry};
 
 use super::StoredDtype;
 use super::header::{LENGTH_BYTES, MAX_HEADER_BYTES, stored_bytes};
-use crate::aside::Aside;
 use crate::error::{CheckpointError, Result};
+use crate::temporary::Temporary;
 
 /// A tensor that is going to be written.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -30,7 +30,7 @@ pub struct TensorFileWriter {
     path: PathBuf,
     out: BufWriter<File>,
     /// `None` in a folder that is itself written aside.
-    aside: Option<Aside>,
+    temporary: Option<Temporary>,
     /// Names and bytes of the tensors, in file order.
     expected: Vec<(String, usize)>,
     next: usize,
@@ -44,9 +44,9 @@ impl TensorFileWriter {
     /// overflow.
     pub fn create(path: &Path, tensors: &[StoredTensor], metadata: &[(&str, &str)]) -> Result<Self> {
         let header = Layout::new(path, tensors, metadata)?;
-        let aside = Aside::file(path)?;
-        let file = aside.handle().try_clone().map_err(CheckpointError::io(path, "create"))?;
-        Self::start(path, file, Some(aside), header)
+        let temporary = Temporary::file(path)?;
+        let file = temporary.handle().try_clone().map_err(CheckpointError::io(path, "create"))?;
+        Self::start(path, file, Some(temporary), header)
     }
 
     /// As [`TensorFileWriter::create`], but under the final name at once: for folders that are written aside.
@@ -60,12 +60,12 @@ impl TensorFileWriter {
         Self::start(path, file, None, header)
     }
 
-    fn start(path: &Path, file: File, aside: Option<Aside>, layout: Layout) -> Result<Self> {
+    fn start(path: &Path, file: File, temporary: Option<Temporary>, layout: Layout) -> Result<Self> {
         let mut out = BufWriter::with_capacity(1 << 20, file);
         out.write_all(&(layout.json.len() as u64).to_le_bytes())
             .and_then(|()| out.write_all(&layout.json))
             .map_err(CheckpointError::io(path, "write"))?;
-        Ok(Self { path: path.to_path_buf(), out, aside, expected: layout.sizes, next: 0 })
+        Ok(Self { path: path.to_path_buf(), out, temporary, expected: layout.sizes, next: 0 })
     }
 
     /// Appends the bytes (little-endian, row-major) of the next tensor.
@@ -94,7 +94,7 @@ impl TensorFileWriter {
     /// # Errors
     /// [`CheckpointError::Io`] when the disk refuses; [`CheckpointError::Internal`] when tensors are missing.
     pub fn finish(self) -> Result<u64> {
-        let Self { path, out, aside, expected, next } = self;
+        let Self { path, out, temporary, expected, next } = self;
         if next != expected.len() {
             let (path, count) = (path.display(), expected.len());
             return Err(CheckpointError::Internal(format!("{path}: {next} of {count} tensors were written")));
@@ -102,8 +102,8 @@ impl TensorFileWriter {
         let file = out.into_inner().map_err(|e| CheckpointError::io(&path, "write")(e.into_error()))?;
         file.sync_all().map_err(CheckpointError::io(&path, "sync to the disk"))?;
         let bytes = file.metadata().map_err(CheckpointError::io(&path, "read back the size of"))?.len();
-        if let Some(aside) = aside {
-            aside.publish(&path)?;
+        if let Some(temporary) = temporary {
+            temporary.publish(&path)?;
         }
         Ok(bytes)
     }
@@ -117,7 +117,7 @@ struct Layout {
 
 impl Layout {
     fn new(path: &Path, tensors: &[StoredTensor], metadata: &[(&str, &str)]) -> Result<Self> {
-        let ours = |what: String| CheckpointError::Internal(format!("{}: {what}", path.display()));
+        let internal = |problem: String| CheckpointError::Internal(format!("{}: {problem}", path.display()));
         let mut names = HashSet::new();
         let mut sizes = Vec::with_capacity(tensors.len());
         let mut entries = Vec::with_capacity(tensors.len());
@@ -125,10 +125,10 @@ impl Layout {
         for tensor in tensors {
             let StoredTensor { name, dtype, shape } = tensor;
             if name == "__metadata__" || !names.insert(name.as_str()) {
-                return Err(ours(format!("the name '{name}' is taken")));
+                return Err(internal(format!("the name '{name}' is taken")));
             }
             let bytes = stored_bytes(*dtype, shape).filter(|bytes| end.checked_add(*bytes).is_some());
-            let bytes = bytes.ok_or_else(|| ours(format!("the size of '{name}' {shape:?} overflows")))?;
+            let bytes = bytes.ok_or_else(|| internal(format!("the size of '{name}' {shape:?} overflows")))?;
             entries.push((
                 name.clone(),
                 Entry { dtype: *dtype, shape: shape.clone(), data_offsets: (end, end + bytes) },
@@ -139,12 +139,12 @@ impl Layout {
         let metadata: HashMap<String, String> =
             metadata.iter().map(|(key, value)| (key.to_string(), value.to_string())).collect();
         let header = Metadata::new((!metadata.is_empty()).then_some(metadata), entries)
-            .map_err(|e| ours(format!("the header is not valid: {e}")))?;
-        let mut json =
-            serde_json::to_vec(&header).map_err(|e| ours(format!("the header does not serialise: {e}")))?;
+            .map_err(|e| internal(format!("the header is not valid: {e}")))?;
+        let mut json = serde_json::to_vec(&header)
+            .map_err(|e| internal(format!("the header does not serialise: {e}")))?;
         json.resize(json.len().next_multiple_of(LENGTH_BYTES), b' ');
         if json.len() > MAX_HEADER_BYTES {
-            return Err(ours(format!("the header takes {} bytes", json.len())));
+            return Err(internal(format!("the header takes {} bytes", json.len())));
         }
         Ok(Self { json, sizes })
     }

@@ -74,8 +74,8 @@ pub fn list_inputs<P: AsRef<Path>>(names: &[P]) -> Result<Vec<InputFile>> {
     }
     // By where they lead: `a.txt` and `./a.txt` are one file. What cannot be looked up fails where it is read.
     let mut seen = HashSet::new();
-    let place = |path: &PathBuf| path.canonicalize().unwrap_or_else(|_| path.clone());
-    if let Some(twice) = paths.iter().find(|path| !seen.insert(place(path))) {
+    let real_path = |path: &PathBuf| path.canonicalize().unwrap_or_else(|_| path.clone());
+    if let Some(twice) = paths.iter().find(|path| !seen.insert(real_path(path))) {
         return Err(DataError::invalid(
             format!("{} is named twice", twice.display()),
             "name each file once; to see it more often give its dataset a weight",
@@ -109,15 +109,15 @@ impl InputFile {
     /// An error where the file is another one than when it was listed: what was read of it is a mixture of old and new.
     pub(crate) fn refuse_changed(&self) -> Result<()> {
         let now = fs::metadata(&self.path).map_err(DataError::io(&self.path, "read the input"))?;
-        let what = if now.len() != self.bytes {
+        let problem = if now.len() != self.bytes {
             format!("the file changed from {} to {} bytes while it was read", self.bytes, now.len())
         } else if modified_ns(&now) != self.modified_ns {
             "the file was written to while it was read".to_owned()
         } else {
             return Ok(());
         };
-        let fix = "wait until it is complete and begin again in a new folder";
-        Err(DataError::input(&self.path, format!("byte {}", self.bytes.min(now.len())), what, fix))
+        let advice = "wait until it is complete and begin again in a new folder";
+        Err(DataError::input(&self.path, format!("byte {}", self.bytes.min(now.len())), problem, advice))
     }
 }
 

@@ -5,18 +5,18 @@ use std::io::{self, BufRead, ErrorKind, Read};
 use flate2::bufread::GzDecoder;
 
 /// The bytes of all members of a gzip file.
-pub(super) struct Members<R> {
+pub(super) struct GzipMembers<R> {
     /// Nothing only while the next one takes the file over.
     member: Option<GzDecoder<R>>,
 }
 
-impl<R: BufRead> Members<R> {
+impl<R: BufRead> GzipMembers<R> {
     pub(super) fn new(file: R) -> Self {
-        Members { member: Some(GzDecoder::new(file)) }
+        GzipMembers { member: Some(GzDecoder::new(file)) }
     }
 }
 
-impl<R: BufRead> Read for Members<R> {
+impl<R: BufRead> Read for GzipMembers<R> {
     fn read(&mut self, out: &mut [u8]) -> io::Result<usize> {
         loop {
             let Some(member) = &mut self.member else { return Ok(0) };
@@ -25,7 +25,7 @@ impl<R: BufRead> Read for Members<R> {
                 return Ok(len);
             }
             // This member has been read and its checksum is right.
-            if !begins_another(member.get_mut())? {
+            if !has_another_member(member.get_mut())? {
                 return Ok(0);
             }
             self.member = self.member.take().map(|member| GzDecoder::new(member.into_inner()));
@@ -34,7 +34,7 @@ impl<R: BufRead> Read for Members<R> {
 }
 
 /// Whether there is more than zeros behind a member.
-fn begins_another(file: &mut impl BufRead) -> io::Result<bool> {
+fn has_another_member(file: &mut impl BufRead) -> io::Result<bool> {
     let mut has_zeros = false;
     loop {
         let bytes = match file.fill_buf() {

@@ -21,7 +21,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 pub use files::{Compression, Format, InputFile, list_inputs};
 
 use crate::error::{DataError, Result};
-use crate::tokenizer::{CutRule, MAX_GENERAL_BYTES};
+use crate::tokenizer::{CutRule, MAX_HF_BYTES};
 
 /// How documents lie in files.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -105,13 +105,13 @@ pub fn read_documents(file: &InputFile, options: &InputOptions, rule: CutRule) -
 }
 
 /// What to do where a field or column is not the one of the text; `quoted` are the names that there are, and one alone is named.
-fn name_the(what: &str, quoted: &[String]) -> String {
+fn naming_advice(noun: &str, quoted: &[String]) -> String {
     let name = match quoted {
         [only] if only.starts_with('"') => only,
         _ => "...",
     };
     format!(
-        "name the {what} that holds the text: data.text_field = {name} in a run file, --text-field {name} elsewhere"
+        "name the {noun} that holds the text: data.text_field = {name} in a run file, --text-field {name} elsewhere"
     )
 }
 
@@ -122,7 +122,7 @@ const MAX_UNCUT_BYTES: usize = 32 << 20;
 
 /// The longest piece that `rule` may lead to.
 fn max_piece_bytes(rule: CutRule) -> usize {
-    if rule == CutRule::Never { MAX_GENERAL_BYTES } else { MAX_UNCUT_BYTES }
+    if rule == CutRule::Never { MAX_HF_BYTES } else { MAX_UNCUT_BYTES }
 }
 
 /// What to do with the text of a document read so far.
@@ -150,16 +150,16 @@ fn next_piece(text: &str, is_complete: bool, rule: CutRule) -> Option<NextPiece>
 }
 
 /// The error for text that offers no safe cut.
-fn uncuttable(path: &Path, place: String, rule: CutRule) -> DataError {
+fn no_safe_cut(path: &Path, location: String, rule: CutRule) -> DataError {
     let longest = max_piece_bytes(rule) >> 20;
-    let what = match rule {
+    let problem = match rule {
         CutRule::Never => format!(
             "one document has more than {longest} MiB, which a tokenizer of this kind would have to encode in one go"
         ),
         _ => format!("more than {longest} MiB of one document without a place where it can be cut safely"),
     };
-    let fix = "separate documents (a separator, or one document a line), or tokenize as bytes";
-    DataError::input(path, place, what, fix)
+    let advice = "separate documents (a separator, or one document a line), or tokenize as bytes";
+    DataError::input(path, location, problem, advice)
 }
 
 /// Cuts a document that is in memory already; for readers whose documents come whole.

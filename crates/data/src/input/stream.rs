@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::files::{Compression, InputFile};
-use super::gzip::Members;
+use super::gzip::GzipMembers;
 use crate::error::{DataError, Result};
 
 const BUFFER_BYTES: usize = 256 << 10;
@@ -23,12 +23,12 @@ pub(super) struct InputStream {
 /// Opens a file; `bytes_read` follows the position in it as it lies on the disk.
 pub(super) fn open(file: &InputFile, bytes_read: Arc<AtomicU64>) -> Result<InputStream> {
     let opened = File::open(&file.path).map_err(DataError::io(&file.path, "open the input"))?;
-    let counted = BufReader::with_capacity(BUFFER_BYTES, Counted { file: opened, bytes_read });
+    let counted = BufReader::with_capacity(BUFFER_BYTES, CountingReader { file: opened, bytes_read });
     let reader: Box<dyn BufRead + Send> = match file.compression {
         Compression::None => Box::new(counted),
         // An empty file is no compressed stream at all, but the decoders take it for an empty text.
         _ if file.bytes == 0 => return Err(damaged(&file.path, 0, "the file is empty")),
-        Compression::Gzip => Box::new(BufReader::with_capacity(BUFFER_BYTES, Members::new(counted))),
+        Compression::Gzip => Box::new(BufReader::with_capacity(BUFFER_BYTES, GzipMembers::new(counted))),
         Compression::Zstd => {
             let decoder =
                 zstd::Decoder::with_buffer(counted).map_err(|e| damaged(&file.path, 0, &e.to_string()))?;
@@ -83,23 +83,23 @@ impl InputStream {
         if self.compression == Compression::None || error.raw_os_error().is_some() {
             return DataError::io(&self.path, "read the input")(error);
         }
-        let what = error.to_string();
+        let problem = error.to_string();
         if self.compression == Compression::Zstd
-            && let Some((what, fix)) = asks_for_more(&what)
+            && let Some((problem, advice)) = zstd_option_needed(&problem)
         {
             return DataError::input(
                 &self.path,
                 format!("after {} decompressed bytes", self.offset),
-                what,
-                fix,
+                problem,
+                advice,
             );
         }
-        damaged(&self.path, self.offset, &what)
+        damaged(&self.path, self.offset, &problem)
     }
 }
 
 /// What is wrong and what to do where zstd's `error` is of a file that is whole, but needs more to be read than it is given.
-fn asks_for_more(error: &str) -> Option<(&'static str, &'static str)> {
+fn zstd_option_needed(error: &str) -> Option<(&'static str, &'static str)> {
     match error {
         "Frame requires too much memory for decoding" => Some((
             "it is compressed with a window of more than 128 MiB",
@@ -113,22 +113,22 @@ fn asks_for_more(error: &str) -> Option<(&'static str, &'static str)> {
     }
 }
 
-fn damaged(path: &Path, offset: u64, what: &str) -> DataError {
+fn damaged(path: &Path, offset: u64, problem: &str) -> DataError {
     DataError::input(
         path,
         format!("after {offset} decompressed bytes"),
-        format!("the compressed data is damaged or ends early ({what})"),
+        format!("the compressed data is damaged or ends early ({problem})"),
         "fetch or compress the file again",
     )
 }
 
 /// A file that tells how far it has been read.
-struct Counted {
+struct CountingReader {
     file: File,
     bytes_read: Arc<AtomicU64>,
 }
 
-impl Read for Counted {
+impl Read for CountingReader {
     fn read(&mut self, out: &mut [u8]) -> io::Result<usize> {
         let len = self.file.read(out)?;
         self.bytes_read.fetch_add(len as u64, Ordering::Relaxed);

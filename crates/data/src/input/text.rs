@@ -1,7 +1,7 @@
 //! Plain text: one document a file, or documents between separators.
 
 use super::stream::InputStream;
-use super::{NextPiece, Piece, next_piece, uncuttable};
+use super::{NextPiece, Piece, next_piece, no_safe_cut};
 use crate::error::{DataError, Result};
 use crate::tokenizer::CutRule;
 
@@ -49,17 +49,17 @@ impl TextReader {
                 None if self.at_end => (waiting, true),
                 // The last bytes may be the start of a separator.
                 None => {
-                    let kept_back = self.separator.as_ref().map_or(0, |separator| separator.len() - 1);
-                    let end = waiting.floor_char_boundary(waiting.len().saturating_sub(kept_back));
+                    let held_back = self.separator.as_ref().map_or(0, |separator| separator.len() - 1);
+                    let end = waiting.floor_char_boundary(waiting.len().saturating_sub(held_back));
                     (&waiting[..end], false)
                 }
             };
             if self.at_end && separator_at.is_none() && document.is_empty() && !self.inside_document {
                 return Ok(None);
             }
-            let place = || format!("byte {}", self.stream.offset() - waiting.len() as u64);
+            let location = || format!("byte {}", self.stream.offset() - waiting.len() as u64);
             let decision = next_piece(document, is_complete, self.rule)
-                .ok_or_else(|| uncuttable(self.stream.path(), place(), self.rule))?;
+                .ok_or_else(|| no_safe_cut(self.stream.path(), location(), self.rule))?;
             let (len, ends_document) = match decision {
                 NextPiece::Cut(at) => (at, false),
                 NextPiece::Rest => (document.len(), true),

@@ -44,7 +44,7 @@ impl Mixture {
     }
 
     /// The source of sample `index`, and how many samples of that source come before it.
-    pub fn at(&self, index: u64) -> (usize, u64) {
+    pub fn locate(&self, index: u64) -> (usize, u64) {
         let length = self.cycle.len() as u64;
         let (source, before) = self.cycle[(index % length) as usize];
         (source as usize, index / length * self.shares[source as usize] + u64::from(before))
@@ -122,7 +122,7 @@ mod tests {
             let mut counts = vec![0_u64; weights.len()];
             for index in 0..2000 {
                 prop_assert_eq!(&mixture.counts(index), &counts);
-                let (source, before) = mixture.at(index);
+                let (source, before) = mixture.locate(index);
                 prop_assert_eq!(before, counts[source]);
                 counts[source] += 1;
                 for (count, weight) in counts.iter().zip(&weights) {

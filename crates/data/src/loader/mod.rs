@@ -25,11 +25,11 @@ pub use validation::Validation;
 
 use crate::error::{DataError, Result};
 use crate::stream::TokenStream;
-use split::{LastWindow, Windows};
+use split::{Remainder, Windows};
 
 /// A token stream and how much of it to use.
 #[derive(Debug, Clone)]
-pub struct Source {
+pub struct MixtureSource {
     /// The tokens.
     pub stream: Arc<dyn TokenStream>,
     /// Its share of the samples is its weight over the sum of all weights.
@@ -83,20 +83,20 @@ impl Loader {
     ///
     /// # Errors
     /// No sources; weights that cannot be met; a source too short for one sequence; a split that cannot be made.
-    pub fn new(sources: Vec<Source>, options: LoaderOptions) -> Result<Loader> {
+    pub fn new(sources: Vec<MixtureSource>, options: LoaderOptions) -> Result<Loader> {
         if options.seq_len == 0 {
             return Err(DataError::invalid("the sequence length is 0", "give at least 1"));
         }
         let weights: Vec<f64> = sources.iter().map(|source| source.weight).collect();
         let mixture = Mixture::new(&weights)?;
         let mut loaded = Vec::with_capacity(sources.len());
-        for Source { stream, weight } in sources {
+        for MixtureSource { stream, weight } in sources {
             let tokens = stream.token_count();
             let (train, held_out) = match options.held_out {
                 Some(fraction) => split::split(fraction, tokens, options.seq_len, stream.name())?,
                 None => (std::iter::once(0..tokens).collect(), Vec::new()),
             };
-            let windows = Windows::new(train, options.seq_len, LastWindow::Full);
+            let windows = Windows::new(train, options.seq_len, Remainder::Drop);
             if windows.count() == 0 {
                 return Err(DataError::invalid(
                     format!(
@@ -136,12 +136,12 @@ impl Loader {
 
     /// Which window sample `index` is.
     pub fn locate(&self, index: u64) -> SampleLocation {
-        let (number, count) = self.mixture.at(index);
+        let (number, count) = self.mixture.locate(index);
         let windows = &self.sources[number].windows;
-        let (epoch, place) = (count / windows.count(), count % windows.count());
+        let (epoch, index_in_epoch) = (count / windows.count(), count % windows.count());
         let key = permutation::hash(self.options.seed, number as u64, epoch);
-        let window = Permutation::new(windows.count(), key).at(place);
-        let (position, _) = windows.at(window);
+        let window = Permutation::new(windows.count(), key).apply(index_in_epoch);
+        let (position, _) = windows.locate(window);
         SampleLocation { source: number, epoch, window, position }
     }
 
@@ -149,7 +149,7 @@ impl Loader {
     pub fn validation(&self) -> Option<Validation> {
         self.options.held_out?;
         let parts = self.sources.iter().map(|s| (Arc::clone(&s.stream), s.held_out.clone())).collect();
-        Some(Validation::of_parts(parts, self.options.seq_len, self.options.document_mask))
+        Some(Validation::from_parts(parts, self.options.seq_len, self.options.document_mask))
     }
 
     /// Targets in all windows of all sources: what a pass over the data trains on, where sources are mixed by size.

@@ -25,7 +25,7 @@ impl Permutation {
     }
 
     /// Where `index`, which is below the size, goes.
-    pub fn at(&self, index: u64) -> u64 {
+    pub fn apply(&self, index: u64) -> u64 {
         debug_assert!(index < self.size, "{index} is outside a permutation of {}", self.size);
         let mut value = index;
         loop {
@@ -73,14 +73,14 @@ mod tests {
         #[test]
         fn every_value_occurs_once(size in 1_u64..3000, key: u64) {
             let permutation = Permutation::new(size, key);
-            let mut values: Vec<u64> = (0..size).map(|i| permutation.at(i)).collect();
+            let mut values: Vec<u64> = (0..size).map(|i| permutation.apply(i)).collect();
             values.sort_unstable();
             prop_assert_eq!(values, (0..size).collect::<Vec<_>>());
         }
 
         #[test]
         fn huge_sizes_stay_inside(size in 1_u64 << 40.., index: u64, key: u64) {
-            prop_assert!(Permutation::new(size, key).at(index % size) < size);
+            prop_assert!(Permutation::new(size, key).apply(index % size) < size);
         }
     }
 
@@ -97,7 +97,7 @@ mod tests {
         let mut counts = std::collections::BTreeMap::new();
         for key in 0..24_000 {
             let permutation = Permutation::new(4, key);
-            *counts.entry([0, 1, 2, 3].map(|i| permutation.at(i))).or_insert(0) += 1;
+            *counts.entry([0, 1, 2, 3].map(|i| permutation.apply(i))).or_insert(0) += 1;
         }
         assert_eq!(counts.len(), 24);
         let sigmas = chi_squared_sigmas(&counts.into_values().collect::<Vec<_>>());
@@ -111,7 +111,7 @@ mod tests {
         for key in 0..100 {
             let permutation = Permutation::new(size, key);
             for i in 0..size - 1 {
-                counts[((permutation.at(i + 1) + size - permutation.at(i)) % size) as usize] += 1;
+                counts[((permutation.apply(i + 1) + size - permutation.apply(i)) % size) as usize] += 1;
             }
         }
         assert_eq!(counts.remove(0), 0);

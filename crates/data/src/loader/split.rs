@@ -53,11 +53,11 @@ fn blocks(tokens: u64, held: u64, seq_len: usize) -> u64 {
 
 /// What happens to the tokens behind a range's last full window.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum LastWindow {
+pub(super) enum Remainder {
     /// They are not used.
-    Full,
-    /// They make a shorter window.
-    Short,
+    Drop,
+    /// They form a shorter window.
+    ShortWindow,
 }
 
 /// Windows over ranges of a token stream. Window w of a range that begins at position p has the inputs
@@ -72,7 +72,7 @@ pub(super) struct Windows {
 }
 
 impl Windows {
-    pub(super) fn new(ranges: Ranges, seq_len: usize, last: LastWindow) -> Windows {
+    pub(super) fn new(ranges: Ranges, seq_len: usize, last: Remainder) -> Windows {
         let seq_len = seq_len as u64;
         let mut count = 0;
         let mut first = Vec::with_capacity(ranges.len());
@@ -80,8 +80,8 @@ impl Windows {
             first.push(count);
             let targets = (range.end - range.start).saturating_sub(1);
             count += match last {
-                LastWindow::Full => targets / seq_len,
-                LastWindow::Short => targets.div_ceil(seq_len),
+                Remainder::Drop => targets / seq_len,
+                Remainder::ShortWindow => targets.div_ceil(seq_len),
             };
         }
         Windows { ranges, first, count, seq_len }
@@ -98,7 +98,7 @@ impl Windows {
     }
 
     /// Where the window's first token is, and how many targets it has.
-    pub(super) fn at(&self, window: u64) -> (u64, usize) {
+    pub(super) fn locate(&self, window: u64) -> (u64, usize) {
         let number = self.first.partition_point(|&first| first <= window) - 1;
         let range = &self.ranges[number];
         let start = range.start + (window - self.first[number]) * self.seq_len;
@@ -129,7 +129,7 @@ mod tests {
         #[test]
         fn blocks_cost_little_of_the_text(tokens in 1_000_u64..1_000_000, seq_len in 16_usize..10_000) {
             let (train, valid) = split(0.005, tokens, seq_len, "test").unwrap();
-            let windows = Windows::new(train, seq_len, LastWindow::Full);
+            let windows = Windows::new(train, seq_len, Remainder::Drop);
             let held: u64 = valid.iter().map(|range| range.end - range.start).sum();
             let unused = tokens - held - windows.count() * seq_len as u64;
             // What a text in one piece loses too, and of more pieces at most a sequence in 32.
@@ -143,13 +143,13 @@ mod tests {
             let mut at = 0;
             let ranges: Ranges = lengths.iter().map(|length| { at += length + 3; at - length..at }).collect();
             let expected: Vec<u64> = ranges.iter().flat_map(|range| range.clone().skip(1)).collect();
-            let windows = Windows::new(ranges.clone(), seq_len, LastWindow::Short);
+            let windows = Windows::new(ranges.clone(), seq_len, Remainder::ShortWindow);
             let targets = |windows: &Windows| -> Vec<u64> {
-                (0..windows.count()).map(|w| windows.at(w)).flat_map(|(p, n)| p + 1..p + 1 + n as u64).collect()
+                (0..windows.count()).map(|w| windows.locate(w)).flat_map(|(p, n)| p + 1..p + 1 + n as u64).collect()
             };
             prop_assert_eq!(targets(&windows), expected);
-            let full = Windows::new(ranges, seq_len, LastWindow::Full);
-            prop_assert!((0..full.count()).all(|w| full.at(w).1 == seq_len));
+            let full = Windows::new(ranges, seq_len, Remainder::Drop);
+            prop_assert!((0..full.count()).all(|w| full.locate(w).1 == seq_len));
         }
     }
 }

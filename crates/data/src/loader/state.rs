@@ -61,9 +61,9 @@ impl Loader {
     /// Other data, weights, held-out part, sequence length or seed; what differs is named.
     pub fn resume(&self, state: &LoaderState) -> Result<u64> {
         let here = self.state(state.samples);
-        let refuse = |what: String| {
+        let refuse = |problem: String| {
             Err(DataError::invalid(
-                format!("the checkpoint cannot go on with this data: {what}"),
+                format!("the checkpoint cannot go on with this data: {problem}"),
                 "restore what the run began with, or start a new run from the checkpoint's weights",
             ))
         };

@@ -4,7 +4,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use super::batch::{Batch, DocumentMask, IGNORED_TARGET};
-use super::split::{LastWindow, Windows};
+use super::split::{Remainder, Windows};
 use crate::error::{DataError, Result};
 use crate::stream::TokenStream;
 
@@ -23,7 +23,7 @@ impl Validation {
     ///
     /// # Errors
     /// A sequence length of 0; streams without a single target.
-    pub fn of(streams: Vec<Arc<dyn TokenStream>>, seq_len: usize, mask: DocumentMask) -> Result<Validation> {
+    pub fn new(streams: Vec<Arc<dyn TokenStream>>, seq_len: usize, mask: DocumentMask) -> Result<Validation> {
         if seq_len == 0 {
             return Err(DataError::invalid("the sequence length is 0", "give at least 1"));
         }
@@ -32,20 +32,20 @@ impl Validation {
             (stream, all)
         };
         let names: Vec<String> = streams.iter().map(|stream| stream.name().to_owned()).collect();
-        let validation = Validation::of_parts(streams.into_iter().map(whole).collect(), seq_len, mask);
+        let validation = Validation::from_parts(streams.into_iter().map(whole).collect(), seq_len, mask);
         if validation.used == 0 {
-            let what = format!("{}: fewer than two tokens, too few to validate on", names.join(", "));
-            return Err(DataError::invalid(what, "name more text"));
+            let problem = format!("{}: fewer than two tokens, too few to validate on", names.join(", "));
+            return Err(DataError::invalid(problem, "name more text"));
         }
         Ok(validation)
     }
 
-    pub(super) fn of_parts(
+    pub(super) fn from_parts(
         parts: Vec<(Arc<dyn TokenStream>, Vec<Range<u64>>)>,
         seq_len: usize,
         mask: DocumentMask,
     ) -> Validation {
-        let windows = |ranges| Windows::new(ranges, seq_len, LastWindow::Short);
+        let windows = |ranges| Windows::new(ranges, seq_len, Remainder::ShortWindow);
         let parts: Vec<_> = parts.into_iter().map(|(stream, ranges)| (stream, windows(ranges))).collect();
         let used = parts.iter().map(|(_, windows)| windows.count()).sum();
         Validation { parts, seq_len, mask, used }
@@ -72,7 +72,7 @@ impl Validation {
         let mut batch = Batch::with_capacity(count, self.seq_len);
         for number in first..first + count as u64 {
             if number < self.used {
-                let (part, start, targets) = self.at(number)?;
+                let (part, start, targets) = self.locate(number)?;
                 batch.push(self.parts[part].0.as_ref(), start, targets, self.mask)?;
             } else {
                 batch.push_padding();
@@ -112,7 +112,7 @@ impl Validation {
     pub fn text_bytes(&self) -> Result<Option<f64>> {
         let mut targets = vec![0_u64; self.parts.len()];
         for number in 0..self.used {
-            let (part, _, here) = self.at(number)?;
+            let (part, _, here) = self.locate(number)?;
             targets[part] += here as u64;
         }
         let bytes = self.parts.iter().zip(targets).map(|((stream, _), targets)| {
@@ -123,12 +123,12 @@ impl Validation {
     }
 
     /// The part of sequence `number`, its first token's position there, and how many targets it has.
-    fn at(&self, number: u64) -> Result<(usize, u64, usize)> {
+    fn locate(&self, number: u64) -> Result<(usize, u64, usize)> {
         let total: u64 = self.parts.iter().map(|(_, windows)| windows.count()).sum();
         let mut window = (u128::from(number) * u128::from(total) / u128::from(self.used)) as u64;
         for (part, (_, windows)) in self.parts.iter().enumerate() {
             if window < windows.count() {
-                let (start, targets) = windows.at(window);
+                let (start, targets) = windows.locate(window);
                 return Ok((part, start, targets));
             }
             window -= windows.count();

@@ -9,9 +9,10 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
-use super::learn::{Learning, Vocabulary, learn_in, learned_from};
+use super::learn::{VocabularyKind, learn_in, learned_from};
+use super::progress::{LearnProgress, Progress};
 use super::{
-    PrepareOptions, Progress, Texts, finished, lock_in_turn, open_lock, prepare_locked, refuse_empty, resume,
+    PrepareOptions, TextFiles, finished, lock_in_turn, open_lock, prepare_locked, refuse_empty, unfinished,
 };
 use crate::error::{DataError, Result};
 use crate::files;
@@ -31,16 +32,16 @@ pub fn prepare_cached(
     cache: &Path,
     on_progress: &mut dyn FnMut(&Progress) -> ControlFlow<()>,
 ) -> Result<Dataset> {
-    let made_from = resume::made_from(inputs, tokenizer, options)?;
-    let folder = entry(cache, &made_from);
+    let made_from = unfinished::made_from(inputs, tokenizer, options)?;
+    let folder = entry_folder(cache, &made_from);
     // What is finished is only read, so that a cache may be someone else's.
     let remedy = |error| match error {
-        DataError::Corrupt { path, what, .. } => {
-            let fix = format!(
+        DataError::Corrupt { path, problem, .. } => {
+            let advice = format!(
                 "delete {}, which only keeps what is made of the text, and run again",
                 folder.display()
             );
-            DataError::Corrupt { path, what, fix }
+            DataError::Corrupt { path, problem, advice }
         }
         other => other,
     };
@@ -51,7 +52,7 @@ pub fn prepare_cached(
     files::create_folder(&folder)?;
     let _lock = lock_in_turn(&folder)?;
     let made = format!("tokens, with the tokenizer {}", tokenizer.hash_hex());
-    let source = Source::new(made, inputs)?;
+    let source = Provenance::new(made, inputs)?;
     source.save(&folder)?;
     source.remove_outdated(cache);
     prepare_locked(inputs, tokenizer, options, &folder, on_progress)
@@ -63,28 +64,28 @@ pub fn prepare_cached(
 /// # Errors
 /// Broken input, by file and place; no text at all; a folder that cannot be written; [`DataError::Interrupted`].
 pub fn learn_cached(
-    texts: &[Texts],
-    vocabulary: Vocabulary,
+    texts: &[TextFiles],
+    vocabulary: VocabularyKind,
     cache: &Path,
-    on_progress: &mut dyn FnMut(Learning) -> ControlFlow<()>,
+    on_progress: &mut dyn FnMut(LearnProgress) -> ControlFlow<()>,
 ) -> Result<Tokenizer> {
     let learned_from = learned_from(texts, vocabulary)?;
-    let folder = entry(cache, &learned_from);
+    let folder = entry_folder(cache, &learned_from);
     let tokenizer = learn_in(&folder, lock_in_turn, learned_from, texts, vocabulary, on_progress)?;
     if !folder.join(SOURCE_FILE).exists() {
         let made = match vocabulary {
-            Vocabulary::Bpe { size } => format!("a vocabulary of at most {size} tokens"),
-            Vocabulary::Chars => "a vocabulary of characters".to_owned(),
+            VocabularyKind::Bpe { size } => format!("a vocabulary of at most {size} tokens"),
+            VocabularyKind::Chars => "a vocabulary of characters".to_owned(),
         };
         let inputs: Vec<InputFile> = texts.iter().flat_map(|texts| texts.inputs.iter().cloned()).collect();
-        let source = Source::new(made, &inputs)?;
+        let source = Provenance::new(made, &inputs)?;
         source.save(&folder)?;
         source.remove_outdated(cache);
     }
     Ok(tokenizer)
 }
 
-fn entry(cache: &Path, hash: &str) -> PathBuf {
+fn entry_folder(cache: &Path, hash: &str) -> PathBuf {
     cache.join(&hash[..16])
 }
 
@@ -93,34 +94,34 @@ const SOURCE_FILE: &str = "source.json";
 /// What an entry was made of.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Source {
+struct Provenance {
     made: String,
-    inputs: Vec<SourceFile>,
+    inputs: Vec<ProvenanceFile>,
 }
 
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct SourceFile {
+struct ProvenanceFile {
     path: String,
     bytes: u64,
     modified_ns: u64,
 }
 
-impl Source {
-    fn new(made: String, inputs: &[InputFile]) -> Result<Source> {
+impl Provenance {
+    fn new(made: String, inputs: &[InputFile]) -> Result<Provenance> {
         let mut files = Vec::with_capacity(inputs.len());
         for InputFile { path, bytes, modified_ns, .. } in inputs {
             let path = fs::canonicalize(path).map_err(DataError::io(path, "open the input"))?;
-            files.push(SourceFile {
+            files.push(ProvenanceFile {
                 path: path.to_string_lossy().into_owned(),
                 bytes: *bytes,
                 modified_ns: *modified_ns,
             });
         }
-        Ok(Source { made, inputs: files })
+        Ok(Provenance { made, inputs: files })
     }
 
-    fn load(folder: &Path) -> Option<Source> {
+    fn load(folder: &Path) -> Option<Provenance> {
         serde_json::from_slice(&fs::read(folder.join(SOURCE_FILE)).ok()?).ok()
     }
 
@@ -132,7 +133,7 @@ impl Source {
     /// or is just being made, stays: it costs nothing but its place.
     fn remove_outdated(&self, cache: &Path) {
         for folder in fs::read_dir(cache).into_iter().flatten().flatten().map(|entry| entry.path()) {
-            let is_outdated = Source::load(&folder).is_some_and(|other| other.is_before(self));
+            let is_outdated = Provenance::load(&folder).is_some_and(|other| other.is_outdated_by(self));
             let Some(lock) = is_outdated.then(|| open_lock(&folder).ok()).flatten() else { continue };
             if lock.try_lock().is_ok() {
                 // First what says that it is complete, so that a process killed here leaves no half dataset.
@@ -144,16 +145,16 @@ impl Source {
     }
 
     /// Whether a file of this source is in `now` as another.
-    fn is_before(&self, now: &Source) -> bool {
+    fn is_outdated_by(&self, now: &Provenance) -> bool {
         self.inputs.iter().any(|was| {
-            let state = |file: &SourceFile| (file.bytes, file.modified_ns);
+            let state = |file: &ProvenanceFile| (file.bytes, file.modified_ns);
             now.inputs.iter().any(|is| is.path == was.path && state(is) != state(was))
         })
     }
 }
 
 /// Whether `folder` is an entry of a cache, in which a file of this name says so.
-pub(super) fn is_of_entry(folder: &Path, name: &str) -> bool {
+pub(super) fn belongs_to_cache(folder: &Path, name: &str) -> bool {
     name.strip_suffix(".tmp").unwrap_or(name) == SOURCE_FILE
-        && (name != SOURCE_FILE || Source::load(folder).is_some())
+        && (name != SOURCE_FILE || Provenance::load(folder).is_some())
 }

@@ -12,12 +12,12 @@ pub(super) struct UnusedSeparator {
 
 impl UnusedSeparator {
     pub(super) fn new(tokenizer: &Tokenizer, options: &InputOptions) -> UnusedSeparator {
-        let is_open = options.separator.is_none();
-        UnusedSeparator { name: is_open.then(|| tokenizer.end_of_document_name()).flatten() }
+        let is_unset = options.separator.is_none();
+        UnusedSeparator { name: is_unset.then(|| tokenizer.end_of_document_name()).flatten() }
     }
 
     /// Looks at a piece of `input`.
-    pub(super) fn look_at(&mut self, input: &InputFile, text: &str) {
+    pub(super) fn check(&mut self, input: &InputFile, text: &str) {
         if input.format != Format::Text {
             return;
         }

@@ -14,7 +14,7 @@ use crate::tokenizer::Tokenizer;
 
 /// The index; it is written last, so a folder that has it is complete.
 pub(crate) const INDEX_FILE: &str = "dataset.json";
-const FIX: &str = "tokenize again, or restore the folder";
+const ADVICE: &str = "tokenize again, or restore the folder";
 
 /// What `dataset.json` says.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -51,7 +51,7 @@ pub(crate) struct ShardEntry {
 
 impl ShardEntry {
     /// The entry of an open shard.
-    pub(crate) fn of(file: String, shard: &Shard) -> ShardEntry {
+    pub(crate) fn from_shard(file: String, shard: &Shard) -> ShardEntry {
         let header = shard.header();
         ShardEntry {
             file,
@@ -90,8 +90,8 @@ impl Dataset {
                 "name the folder that `tokenize` wrote, or run the same `tokenize` again to finish it",
             ));
         }
-        let index: DatasetIndex = files::read_json(&index_path, FIX)?;
-        let corrupt = |what: String| DataError::corrupt(&index_path, what, FIX);
+        let index: DatasetIndex = files::read_json(&index_path, ADVICE)?;
+        let corrupt = |problem: String| DataError::corrupt(&index_path, problem, ADVICE);
         if index.version != SHARD_VERSION {
             let version = index.version;
             return Err(corrupt(format!(
@@ -110,12 +110,16 @@ impl Dataset {
             let path = folder.join(&entry.file);
             let shard = Shard::open(&path)?;
             let header = shard.header();
-            let same = ShardEntry::of(entry.file.clone(), &shard) == *entry
+            let same = ShardEntry::from_shard(entry.file.clone(), &shard) == *entry
                 && files::hex(&header.tokenizer_hash) == index.tokenizer
                 && header.vocab_size == index.vocab_size
                 && header.end_of_document == index.end_of_document;
             if !same {
-                return Err(DataError::corrupt(&path, format!("it is not the shard in {INDEX_FILE}"), FIX));
+                return Err(DataError::corrupt(
+                    &path,
+                    format!("it is not the shard in {INDEX_FILE}"),
+                    ADVICE,
+                ));
             }
             checksums.extend(header.checksum().to_le_bytes());
             starts.push(tokens);
@@ -164,7 +168,7 @@ impl Dataset {
             return Err(DataError::corrupt(
                 &self.folder.join(INDEX_FILE),
                 format!("it says that documents begin with {expected:?}, but the first one does not"),
-                FIX,
+                ADVICE,
             ));
         }
         Ok(())
@@ -180,7 +184,7 @@ impl Dataset {
             return Err(DataError::corrupt(
                 &self.folder,
                 "its tokenizer.json is not the one that made its shards",
-                FIX,
+                ADVICE,
             ));
         }
         let tokenizer = tokenizer.with_end_of_document_id(self.index.end_of_document)?;

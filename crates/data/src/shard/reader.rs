@@ -21,7 +21,7 @@ use crate::stream::outside_vocabulary;
 const READ_TOKENS: usize = 1 << 16;
 /// Document ends of one read of the file.
 const READ_ENDS: usize = 512;
-const FIX: &str = "tokenize again, or restore the file";
+const ADVICE: &str = "tokenize again, or restore the file";
 
 /// An open shard.
 #[derive(Debug)]
@@ -38,7 +38,7 @@ impl Shard {
     /// # Errors
     /// No such file; no regular file; no shard; another version; a damaged header; a size that is not the header's.
     pub fn open(path: &Path) -> Result<Shard> {
-        let corrupt = |what: String| DataError::corrupt(path, what, FIX);
+        let corrupt = |problem: String| DataError::corrupt(path, problem, ADVICE);
         let file = files::open(path, "open the shard")?;
         let file_bytes = file.metadata().map_err(DataError::io(path, "open the shard"))?.len();
         let mut bytes = [0; HEADER_BYTES];
@@ -183,8 +183,8 @@ impl Shard {
         })
     }
 
-    fn corrupt(&self, what: String) -> DataError {
-        DataError::corrupt(&self.path, what, FIX)
+    fn corrupt(&self, problem: String) -> DataError {
+        DataError::corrupt(&self.path, problem, ADVICE)
     }
 }
 

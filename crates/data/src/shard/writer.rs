@@ -16,7 +16,7 @@ use crate::tokenizer::Tokenizer;
 #[derive(Debug)]
 pub struct ShardWriter {
     path: PathBuf,
-    aside: PathBuf,
+    temporary: PathBuf,
     file: BufWriter<File>,
     header: ShardHeader,
     /// 8 bytes a document of this shard.
@@ -31,8 +31,8 @@ impl ShardWriter {
     /// # Errors
     /// The file cannot be created.
     pub fn create(path: &Path, tokenizer: &Tokenizer) -> Result<ShardWriter> {
-        let aside = files::aside(path);
-        let file = File::create(&aside).map_err(DataError::io(&aside, "create the shard"))?;
+        let temporary = files::temporary_path(path);
+        let file = File::create(&temporary).map_err(DataError::io(&temporary, "create the shard"))?;
         let header = ShardHeader {
             width: TokenWidth::for_vocab(tokenizer.vocab_size()),
             tokenizer_hash: tokenizer.hash(),
@@ -46,7 +46,7 @@ impl ShardWriter {
         };
         let mut writer = ShardWriter {
             path: path.to_path_buf(),
-            aside,
+            temporary,
             file: BufWriter::with_capacity(1 << 20, file),
             header,
             ends: Vec::new(),
@@ -120,7 +120,7 @@ impl ShardWriter {
             .and_then(|()| self.file.flush())
             .and_then(|()| self.file.get_ref().sync_all())
             .map_err(DataError::io(&self.path, "write the shard"))?;
-        files::publish(&self.aside, &self.path)?;
+        files::publish(&self.temporary, &self.path)?;
         self.is_finished = true;
         Ok(self.header.clone())
     }
@@ -139,7 +139,7 @@ impl Drop for ShardWriter {
     fn drop(&mut self) {
         if !self.is_finished {
             // Only tidiness: the next run overwrites what is left.
-            let _ = fs::remove_file(&self.aside);
+            let _ = fs::remove_file(&self.temporary);
         }
     }
 }

@@ -20,7 +20,7 @@ pub(super) type FastMap<K, V> = HashMap<K, V, BuildHasherDefault<WordHasher>>;
 pub(super) type Merges = FastMap<(u32, u32), (u32, u32)>;
 
 /// The merges of a model, each as its two halves, best first.
-pub(super) fn listed(model: &Value) -> Option<Vec<(&str, &str)>> {
+pub(super) fn parse_merges(model: &Value) -> Option<Vec<(&str, &str)>> {
     let merges = model.get("merges")?.as_array()?.iter();
     merges
         .map(|merge| match merge {
@@ -32,7 +32,7 @@ pub(super) fn listed(model: &Value) -> Option<Vec<(&str, &str)>> {
 }
 
 /// The listed merges by the ids of their halves; `None` where one is not of the vocabulary.
-pub(super) fn ranked(listed: &[(&str, &str)], id_of: impl Fn(&str) -> Option<u32>) -> Option<Merges> {
+pub(super) fn rank_merges(listed: &[(&str, &str)], id_of: impl Fn(&str) -> Option<u32>) -> Option<Merges> {
     let ranked = listed.iter().enumerate().map(|(rank, (left, right))| {
         let merged = id_of(&format!("{left}{right}"))?;
         Some(((id_of(left)?, id_of(right)?), (rank as u32, merged)))
@@ -41,7 +41,7 @@ pub(super) fn ranked(listed: &[(&str, &str)], id_of: impl Fn(&str) -> Option<u32
 }
 
 /// Whether the model has none of these settings, or has them turned off.
-pub(super) fn has_none_of(model: &Value, keys: &[&str]) -> bool {
+pub(super) fn are_all_off(model: &Value, keys: &[&str]) -> bool {
     keys.iter().all(|key| match model.get(key) {
         None | Some(Value::Null | Value::Bool(false)) => true,
         Some(Value::String(text)) => text.is_empty(),

@@ -8,52 +8,53 @@
 //! Documents are encoded as plain text: the name of a special token inside a document is not that token. Prompts
 //! are encoded as the file says, special tokens included. Both begin with the same tokens.
 
-mod begin;
-mod bpe;
-mod budget;
-mod build;
-mod cut;
-mod decode;
+mod begin_of_document;
+mod byte_bpe;
+mod byte_budget;
+mod cut_rule;
+mod encoder;
 mod load;
 mod merge;
-mod spaces;
-mod train;
+mod space_bpe;
+mod stream_decoder;
+mod tokenizer_json;
+mod train_bpe;
 mod words;
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::ControlFlow;
 use std::path::Path;
 use std::sync::OnceLock;
 
 use serde_json::Value;
 use sha2::{Digest, Sha256};
-use tokenizers::{AddedToken, NormalizedString, Normalizer};
+use tokenizers::{NormalizedString, Normalizer};
 
-pub use begin::BeginOfDocument;
-pub use cut::CutRule;
-pub use decode::StreamDecoder;
+pub use begin_of_document::BeginOfDocument;
+pub use cut_rule::CutRule;
+pub use stream_decoder::StreamDecoder;
 
+use crate::catch_panic::catch_panic;
 use crate::error::{DataError, Result};
 use crate::files;
-use crate::guard::guarded;
-use bpe::ByteBpe;
-use budget::Budget;
-use spaces::{Prefix, SpaceBpe};
-use train::WordCounts;
+use byte_budget::ByteBudget;
+use encoder::Encoder;
+use space_bpe::Prefix;
+use train_bpe::WordCounts;
 
 /// A tokenizer: encode documents and prompts, decode, save.
 #[derive(Debug)]
 pub struct Tokenizer {
     /// The file that it is from, for messages.
-    place: String,
+    location: String,
     json: Vec<u8>,
     side_files: BTreeMap<String, Vec<u8>>,
-    whole: tokenizers::Tokenizer,
+    hf: tokenizers::Tokenizer,
     /// The same with special tokens read as text; made when a document first needs it.
-    literal: OnceLock<tokenizers::Tokenizer>,
-    engine: Engine,
+    hf_plain_text: OnceLock<tokenizers::Tokenizer>,
+    encoder: Encoder,
     /// How much text the tokenizers crate works on at a time.
-    budget: Budget,
+    budget: ByteBudget,
     cut: CutRule,
     hash: [u8; 32],
     vocab_size: usize,
@@ -62,21 +63,12 @@ pub struct Tokenizer {
     begin: Option<u32>,
     template_begin: Vec<u32>,
     document_begin: Vec<u32>,
-    named: load::Named,
-}
-
-/// What encodes a document.
-#[derive(Debug)]
-enum Engine {
-    Chars(HashMap<char, u32>),
-    ByteBpe { bpe: Box<ByteBpe>, nfc: bool, added: Vec<String> },
-    SpaceBpe { bpe: Box<SpaceBpe>, added: Vec<String> },
-    General,
+    config_tokens: load::ConfigTokens,
 }
 
 /// So much text is with the tokenizers crate at a time, of one thread or of all together: it needs up to 300 times the
 /// size of a text.
-pub(crate) const MAX_GENERAL_BYTES: usize = 3 << 20;
+pub(crate) const MAX_HF_BYTES: usize = 3 << 20;
 
 impl Tokenizer {
     /// Loads a `tokenizer.json`, or a folder that holds one beside the usual Hugging Face files
@@ -91,7 +83,7 @@ impl Tokenizer {
 
     /// Plain bytes: 256 tokens and the end-of-document token, so a vocabulary of 257.
     pub fn bytes() -> Tokenizer {
-        Tokenizer::made_here(&build::bytes()).expect("the bytes tokenizer is a constant")
+        Tokenizer::from_generated_json(&tokenizer_json::bytes()).expect("the bytes tokenizer is a constant")
     }
 
     /// One token for every distinct character of `texts`, in the order of code points, and the end-of-document
@@ -107,7 +99,7 @@ impl Tokenizer {
         if alphabet.is_empty() {
             return Err(no_text("chars"));
         }
-        Tokenizer::made_here(&build::chars(&alphabet))
+        Tokenizer::from_generated_json(&tokenizer_json::chars(&alphabet))
     }
 
     /// Trains byte-level BPE on `texts`: 256 bytes, merges, and the end-of-document token as the last id, together
@@ -155,7 +147,7 @@ impl Tokenizer {
                 257 + merges.len()
             );
         }
-        Tokenizer::made_here(&build::byte_level_bpe(&merges))
+        Tokenizer::from_generated_json(&tokenizer_json::byte_level_bpe(&merges))
     }
 
     /// The tokens of a document, without any special token.
@@ -174,15 +166,15 @@ impl Tokenizer {
     pub fn encode_piece(&self, text: &str, begins_document: bool) -> Result<Vec<u32>> {
         let contains = |added: &[String]| added.iter().any(|token| text.contains(token.as_str()));
         let mut ids = Vec::with_capacity(text.len() / 3);
-        match &self.engine {
-            Engine::Chars(vocab) => {
+        match &self.encoder {
+            Encoder::Chars(vocab) => {
                 for (at, c) in text.char_indices() {
                     ids.push(*vocab.get(&c).ok_or_else(|| unknown_character(text, at))?);
                 }
             }
-            Engine::ByteBpe { bpe, nfc, added } => {
+            Encoder::ByteBpe { bpe, nfc, added } => {
                 if contains(added) {
-                    return self.encode_general(text);
+                    return self.encode_with_hf(text);
                 }
                 // No character below U+0300 changes under NFC.
                 if *nfc && text.chars().any(|c| c >= '\u{300}') {
@@ -191,13 +183,13 @@ impl Tokenizer {
                     bpe.encode(text, &mut ids);
                 }
             }
-            Engine::SpaceBpe { bpe, added } if contains(added) => {
+            Encoder::SpaceBpe { bpe, added } if contains(added) => {
                 // A later piece begins with the space that the file would put before it.
                 let puts_space = bpe.prefix() == Prefix::Mark && !begins_document;
-                return self.encode_general(text.strip_prefix(' ').filter(|_| puts_space).unwrap_or(text));
+                return self.encode_with_hf(text.strip_prefix(' ').filter(|_| puts_space).unwrap_or(text));
             }
-            Engine::SpaceBpe { bpe, .. } => bpe.encode(text, begins_document, &mut ids),
-            Engine::General => return self.encode_general(text),
+            Encoder::SpaceBpe { bpe, .. } => bpe.encode(text, begins_document, &mut ids),
+            Encoder::HuggingFace => return self.encode_with_hf(text),
         }
         Ok(ids)
     }
@@ -208,7 +200,7 @@ impl Tokenizer {
     /// # Errors
     /// A character outside a character vocabulary; whatever the tokenizer itself refuses.
     pub fn encode_prompt(&self, text: &str) -> Result<Vec<u32>> {
-        if let Engine::Chars(vocab) = &self.engine {
+        if let Encoder::Chars(vocab) = &self.encoder {
             let end = self.end_of_document_name().unwrap_or_default();
             let mut at = 0;
             for part in text.split(end.as_str()) {
@@ -218,7 +210,7 @@ impl Tokenizer {
                 at += part.len() + end.len();
             }
         }
-        let encoding = guarded(|| self.whole.encode_fast(text, false)).map_err(|e| self.refused(&e))?;
+        let encoding = catch_panic(|| self.hf.encode_fast(text, false)).map_err(|e| self.refused(&e))?;
         Ok([&self.document_begin, encoding.get_ids()].concat())
     }
 
@@ -228,7 +220,7 @@ impl Tokenizer {
     /// # Errors
     /// Whatever the file's decoder refuses.
     pub fn decode(&self, ids: &[u32], special: SpecialTokens) -> Result<String> {
-        guarded(|| self.whole.decode(ids, special == SpecialTokens::Hide)).map_err(|e| self.refused(&e))
+        catch_panic(|| self.hf.decode(ids, special == SpecialTokens::Hide)).map_err(|e| self.refused(&e))
     }
 
     /// A decoder that takes one token at a time and gives text as soon as it is complete.
@@ -250,7 +242,7 @@ impl Tokenizer {
     pub fn save(&self, folder: &Path) -> Result<()> {
         files::create_folder(folder)?;
         self.files().try_for_each(|(name, bytes)| files::write_atomically(&folder.join(name), bytes))?;
-        match self.named.file() {
+        match self.config_tokens.file() {
             Some((name, text)) => files::write_atomically(&folder.join(name), text.as_bytes()),
             None => Ok(()),
         }
@@ -273,7 +265,7 @@ impl Tokenizer {
 
     /// The name of that token.
     pub fn end_of_document_name(&self) -> Option<String> {
-        self.whole.id_to_token(self.end_of_document)
+        self.hf.id_to_token(self.end_of_document)
     }
 
     /// The tokens at which generation stops; the end-of-document token is among them. Ascending.
@@ -304,7 +296,7 @@ impl Tokenizer {
 
     /// The same tokenizer with another end-of-document token.
     pub(crate) fn with_end_of_document_id(mut self, id: u32) -> Result<Tokenizer> {
-        if self.whole.id_to_token(id).is_none() {
+        if self.hf.id_to_token(id).is_none() {
             return Err(DataError::tokenizer(
                 "option",
                 format!("there is no token {id} to end documents"),
@@ -318,43 +310,44 @@ impl Tokenizer {
         Ok(self)
     }
 
-    fn made_here(json: &Value) -> Result<Tokenizer> {
+    fn from_generated_json(json: &Value) -> Result<Tokenizer> {
         let bytes = serde_json::to_vec_pretty(json).map_err(|e| DataError::Internal(e.to_string()))?;
-        let config = serde_json::to_vec_pretty(&build::config(build::END_OF_TEXT))
+        let config = serde_json::to_vec_pretty(&tokenizer_json::config(tokenizer_json::END_OF_TEXT))
             .map_err(|e| DataError::Internal(e.to_string()))?;
         let side_files = BTreeMap::from([("tokenizer_config.json".to_owned(), config)]);
-        load::from_parts("made here", bytes, side_files, load::Named::default())
+        load::from_parts("made here", bytes, side_files, load::ConfigTokens::default())
     }
 
     /// Documents as the tokenizers crate sees them: special tokens are text.
-    fn encode_general(&self, text: &str) -> Result<Vec<u32>> {
-        if text.len() > MAX_GENERAL_BYTES {
+    fn encode_with_hf(&self, text: &str) -> Result<Vec<u32>> {
+        if text.len() > MAX_HF_BYTES {
             return Err(DataError::tokenizer(
                 "of this kind",
                 format!("cannot encode {} MiB of text as one document", text.len() >> 20),
                 "split the document (a separator, or one document a line)",
             ));
         }
-        let literal = self.literal.get_or_init(|| {
-            let mut copy = self.whole.clone();
+        let hf_plain_text = self.hf_plain_text.get_or_init(|| {
+            let mut copy = self.hf.clone();
             copy.set_encode_special_tokens(true);
             copy
         });
         let _share = self.budget.take(text.len());
-        let encoding = guarded(|| literal.encode_fast(text, false)).map_err(|e| self.refused(&e))?;
+        let encoding =
+            catch_panic(|| hf_plain_text.encode_fast(text, false)).map_err(|e| self.refused(&e))?;
         Ok(encoding.get_ids().to_vec())
     }
 
     fn normalise(&self, text: &str) -> Result<String> {
         let mut normalised = NormalizedString::from(text);
-        if let Some(normalizer) = self.whole.get_normalizer() {
-            guarded(|| normalizer.normalize(&mut normalised)).map_err(|e| self.refused(&e))?;
+        if let Some(normalizer) = self.hf.get_normalizer() {
+            catch_panic(|| normalizer.normalize(&mut normalised)).map_err(|e| self.refused(&e))?;
         }
         Ok(normalised.get().to_owned())
     }
 
     fn refused(&self, error: &str) -> DataError {
-        DataError::tokenizer(&self.place, format!("failed: {error}"), "check the file that it came from")
+        DataError::tokenizer(&self.location, format!("failed: {error}"), "check the file that it came from")
     }
 }
 
@@ -369,82 +362,6 @@ pub enum SpecialTokens {
 
 /// Training counts words in batches of about this size.
 const FEED_BYTES: usize = 8 << 20;
-
-/// Chooses how documents are encoded, from what the file asks for.
-fn choose_engine(json: &Value, added: &[(u32, AddedToken)]) -> (Engine, CutRule) {
-    let in_text: Vec<&AddedToken> =
-        added.iter().map(|(_, token)| token).filter(|token| !token.special).collect();
-    let normalizer = json.get("normalizer").filter(|normalizer| !normalizer.is_null());
-    let chars = char_vocab(json).filter(|_| normalizer.is_none() && in_text.is_empty());
-    chars
-        .map(|vocab| (Engine::Chars(vocab), CutRule::Anywhere))
-        .or_else(|| byte_bpe(json, normalizer, &in_text))
-        .or_else(|| space_bpe(json, &in_text))
-        .unwrap_or((Engine::General, CutRule::Never))
-}
-
-fn byte_bpe(json: &Value, normalizer: Option<&Value>, in_text: &[&AddedToken]) -> Option<(Engine, CutRule)> {
-    let nfc = normalizer.is_some();
-    if normalizer.is_some_and(|normalizer| normalizer.get("type").is_none_or(|t| t != "NFC")) {
-        return None;
-    }
-    let bpe = ByteBpe::recognise(json)?;
-    let cut = if bpe.is_bytes_only() && in_text.is_empty() && !nfc {
-        CutRule::Anywhere
-    } else if bpe.is_bytes_only() || in_text.iter().any(|token| reaches_past_itself(token)) {
-        CutRule::Never
-    } else {
-        CutRule::BetweenWords
-    };
-    Some((Engine::ByteBpe { bpe: Box::new(bpe), nfc, added: names(in_text) }, cut))
-}
-
-fn space_bpe(json: &Value, in_text: &[&AddedToken]) -> Option<(Engine, CutRule)> {
-    // A token that is looked for after spaces are marked may be spelled otherwise in the text.
-    let bpe = SpaceBpe::recognise(json).filter(|_| !in_text.iter().any(|token| token.normalized))?;
-    let cut = if bpe.joins_before_spaces() || in_text.iter().any(|token| reaches_past_itself(token)) {
-        CutRule::Never
-    } else if bpe.joins_newlines() || !in_text.is_empty() {
-        // The general path, which texts with such tokens take, can only go on with a piece that begins with a space.
-        CutRule::BeforeSpaces
-    } else {
-        CutRule::BetweenWords
-    };
-    Some((Engine::SpaceBpe { bpe: Box::new(bpe), added: names(in_text) }, cut))
-}
-
-fn names(tokens: &[&AddedToken]) -> Vec<String> {
-    tokens.iter().map(|token| token.content.clone()).collect()
-}
-
-/// True for a token that a cut between words could break or change.
-fn reaches_past_itself(token: &AddedToken) -> bool {
-    token.lstrip || token.rstrip || token.single_word || token.content.contains(char::is_whitespace)
-}
-
-/// The vocabulary of a file whose every token is one character, with no merges and nothing around them.
-fn char_vocab(json: &Value) -> Option<HashMap<char, u32>> {
-    let model = json.get("model")?;
-    let absent = |parent: &Value, key: &str| parent.get(key).is_none_or(Value::is_null);
-    let plain = model.get("type")? == "BPE"
-        && model.get("merges")?.as_array()?.is_empty()
-        && model.get("byte_fallback").is_none_or(|fallback| fallback == false)
-        && ["unk_token", "continuing_subword_prefix", "end_of_word_suffix"]
-            .iter()
-            .all(|key| absent(model, key))
-        && absent(json, "pre_tokenizer");
-    if !plain {
-        return None;
-    }
-    let entries = model.get("vocab")?.as_object()?.iter();
-    entries
-        .map(|(token, id)| {
-            let mut chars = token.chars();
-            let only = chars.next().filter(|_| chars.next().is_none())?;
-            Some((only, u32::try_from(id.as_u64()?).ok()?))
-        })
-        .collect()
-}
 
 /// SHA-256 over the value with its keys sorted.
 fn canonical_hash(value: &Value) -> [u8; 32] {

@@ -68,7 +68,7 @@ pub(super) enum WordPattern {
 
 impl WordPattern {
     /// The pattern whose expression this is, if it is one that the scanner knows.
-    pub(super) fn of_regex(regex: &str) -> Option<WordPattern> {
+    pub(super) fn from_regex(regex: &str) -> Option<WordPattern> {
         match regex {
             GPT2 => Some(WordPattern::Gpt2),
             QWEN => Some(WordPattern::Qwen),
@@ -100,7 +100,7 @@ impl WordPattern {
 /// What the expressions can tell apart.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
-pub(super) enum Class {
+pub(super) enum CharClass {
     /// Neither space, letter nor number.
     Other,
     /// `\s`
@@ -112,20 +112,22 @@ pub(super) enum Class {
 }
 
 /// The class of a character, as the regular-expression engine sees it.
-pub(super) fn class(c: char) -> Class {
-    static TABLE: LazyLock<Vec<Class>> = LazyLock::new(class_table);
+pub(super) fn char_class(c: char) -> CharClass {
+    static TABLE: LazyLock<Vec<CharClass>> = LazyLock::new(char_class_table);
     TABLE[c as usize]
 }
 
 /// Asks the engine itself, once, so that both agree on one version of Unicode.
-fn class_table() -> Vec<Class> {
+fn char_class_table() -> Vec<CharClass> {
     let everything: String = ('\0'..=char::MAX).collect();
-    let mut table = vec![Class::Other; char::MAX as usize + 1];
-    for (regex, class) in [(r"\s+", Class::Space), (r"\p{L}+", Class::Letter), (r"\p{N}+", Class::Number)] {
+    let mut table = vec![CharClass::Other; char::MAX as usize + 1];
+    for (regex, char_class) in
+        [(r"\s+", CharClass::Space), (r"\p{L}+", CharClass::Letter), (r"\p{N}+", CharClass::Number)]
+    {
         let regex = SysRegex::new(regex).expect("a constant expression compiles");
         for (start, end) in regex.find_iter(&everything) {
             for c in everything[start..end].chars() {
-                table[c as usize] = class;
+                table[c as usize] = char_class;
             }
         }
     }
@@ -140,8 +142,10 @@ fn gpt2_word(text: &str) -> usize {
         return 1 + len;
     }
     let after_space = usize::from(first == ' ');
-    match text[after_space..].chars().next().map(class) {
-        Some(class) if class != Class::Space => after_space + run(&text[after_space..], class),
+    match text[after_space..].chars().next().map(char_class) {
+        Some(char_class) if char_class != CharClass::Space => {
+            after_space + run_of(&text[after_space..], char_class)
+        }
         _ => space_word(text),
     }
 }
@@ -153,23 +157,23 @@ fn modern_word(text: &str, max_digits: usize) -> usize {
     {
         return 1 + len;
     }
-    let first_class = class(first);
+    let first_class = char_class(first);
     match first_class {
-        Class::Letter => return run(text, Class::Letter),
-        Class::Number => return digits(text, max_digits),
-        Class::Space | Class::Other => {}
+        CharClass::Letter => return run_of(text, CharClass::Letter),
+        CharClass::Number => return digits(text, max_digits),
+        CharClass::Space | CharClass::Other => {}
     }
     let rest = &text[first.len_utf8()..];
-    if first != '\r' && first != '\n' && next_is(rest, Class::Letter) {
-        return first.len_utf8() + run(rest, Class::Letter);
+    if first != '\r' && first != '\n' && next_is(rest, CharClass::Letter) {
+        return first.len_utf8() + run_of(rest, CharClass::Letter);
     }
     let after_space = usize::from(first == ' ');
-    let marks = run(&text[after_space..], Class::Other);
+    let marks = run_of(&text[after_space..], CharClass::Other);
     if marks > 0 {
         let end = after_space + marks;
         return end + newlines(&text[end..]);
     }
-    let spaces = run(text, Class::Space);
+    let spaces = run_of(text, CharClass::Space);
     match text[..spaces].rfind(['\r', '\n']) {
         Some(last) => last + 1,
         None => space_word(text),
@@ -178,7 +182,7 @@ fn modern_word(text: &str, max_digits: usize) -> usize {
 
 /// `\s+(?!\S)|\s+`: a run of spaces leaves its last one to the word that follows.
 fn space_word(text: &str) -> usize {
-    let end = run(text, Class::Space);
+    let end = run_of(text, CharClass::Space);
     if end == text.len() {
         return end;
     }
@@ -207,16 +211,16 @@ fn first_char(text: &str) -> char {
     text.chars().next().expect("the scanner is called on text that is left")
 }
 
-fn next_is(text: &str, wanted: Class) -> bool {
-    text.chars().next().is_some_and(|c| class(c) == wanted)
+fn next_is(text: &str, wanted: CharClass) -> bool {
+    text.chars().next().is_some_and(|c| char_class(c) == wanted)
 }
 
-fn run(text: &str, wanted: Class) -> usize {
-    text.char_indices().find(|&(_, c)| class(c) != wanted).map_or(text.len(), |(at, _)| at)
+fn run_of(text: &str, wanted: CharClass) -> usize {
+    text.char_indices().find(|&(_, c)| char_class(c) != wanted).map_or(text.len(), |(at, _)| at)
 }
 
 fn digits(text: &str, max: usize) -> usize {
-    text.chars().take(max).take_while(|&c| class(c) == Class::Number).map(char::len_utf8).sum()
+    text.chars().take(max).take_while(|&c| char_class(c) == CharClass::Number).map(char::len_utf8).sum()
 }
 
 fn newlines(text: &str) -> usize {

@@ -4,32 +4,32 @@ use std::thread::Scope;
 
 use crossbeam_channel::{Receiver, Sender, bounded};
 
-use super::resume::Position;
+use super::unfinished::InputPosition;
 use crate::error::Result;
 use crate::input::{InputFile, InputOptions, PIECE_BYTES, Piece, read_documents};
 use crate::tokenizer::CutRule;
 
 /// Consecutive pieces of the input, each with the place behind it.
-pub(super) struct Batch {
-    pub(super) pieces: Vec<(Piece, Position)>,
+pub(super) struct PieceBatch {
+    pub(super) pieces: Vec<(Piece, InputPosition)>,
     /// Bytes of all input files read when the batch was complete.
     pub(super) bytes_done: u64,
 }
 
 /// Batches in the order of the input; after an error there is none.
-pub(super) struct Feed {
-    batches: Receiver<Result<Batch>>,
+pub(super) struct ReadAhead {
+    batches: Receiver<Result<PieceBatch>>,
 }
 
-impl Feed {
+impl ReadAhead {
     /// Starts reading at `from`. Dropping the feed stops the thread.
     pub(super) fn start<'scope>(
         scope: &'scope Scope<'scope, '_>,
         inputs: &'scope [InputFile],
         options: &'scope InputOptions,
         rule: CutRule,
-        from: Position,
-    ) -> Feed {
+        from: InputPosition,
+    ) -> ReadAhead {
         let (sender, batches) = bounded(2);
         scope.spawn(move || {
             if let Err(error) = read_all(inputs, options, rule, from, &sender) {
@@ -37,10 +37,10 @@ impl Feed {
                 let _ = sender.send(Err(error));
             }
         });
-        Feed { batches }
+        ReadAhead { batches }
     }
 
-    pub(super) fn batches(&self) -> &Receiver<Result<Batch>> {
+    pub(super) fn batches(&self) -> &Receiver<Result<PieceBatch>> {
         &self.batches
     }
 }
@@ -49,8 +49,8 @@ fn read_all(
     inputs: &[InputFile],
     options: &InputOptions,
     rule: CutRule,
-    from: Position,
-    sender: &Sender<Result<Batch>>,
+    from: InputPosition,
+    sender: &Sender<Result<PieceBatch>>,
 ) -> Result<()> {
     // Enough pieces for every thread, whatever the machine; batches do not show in the result.
     let batch_bytes = (2 * PIECE_BYTES * rayon::current_num_threads()).clamp(8 << 20, 128 << 20);
@@ -58,15 +58,15 @@ fn read_all(
     let mut pieces = Vec::new();
     let mut bytes = 0;
     for (file, input) in inputs.iter().enumerate().skip(from.file) {
-        let mut position = Position { file, pieces: 0 };
+        let mut position = InputPosition { file, pieces: 0 };
         let mut documents = read_documents(input, options, rule)?;
         while let Some(piece) = documents.next() {
             let piece = match piece {
                 Ok(piece) => piece,
                 Err(error) => {
                     // What is good before the error is used first, so that its shards are kept.
-                    let _ =
-                        sender.send(Ok(Batch { pieces, bytes_done: bytes_before + documents.bytes_read() }));
+                    let _ = sender
+                        .send(Ok(PieceBatch { pieces, bytes_done: bytes_before + documents.bytes_read() }));
                     return Err(error);
                 }
             };
@@ -79,7 +79,7 @@ fn read_all(
             if bytes >= batch_bytes {
                 bytes = 0;
                 let bytes_done = bytes_before + documents.bytes_read().min(input.bytes);
-                if sender.send(Ok(Batch { pieces: std::mem::take(&mut pieces), bytes_done })).is_err() {
+                if sender.send(Ok(PieceBatch { pieces: std::mem::take(&mut pieces), bytes_done })).is_err() {
                     return Ok(());
                 }
             }
@@ -88,7 +88,7 @@ fn read_all(
         bytes_before += input.bytes;
     }
     // Nobody listening means that the run has stopped already.
-    let _ = sender.send(Ok(Batch { pieces, bytes_done: bytes_before }));
+    let _ = sender.send(Ok(PieceBatch { pieces, bytes_done: bytes_before }));
     Ok(())
 }
 

@@ -39,11 +39,11 @@ pub(super) enum Prefix {
 
 impl SpaceBpe {
     /// Reads the vocabulary from a parsed `tokenizer.json`, or `None` where it is not of this kind.
-    pub(super) fn recognise(json: &Value) -> Option<SpaceBpe> {
+    pub(super) fn from_json(json: &Value) -> Option<SpaceBpe> {
         let model = json.get("model")?;
         let others = ["continuing_subword_prefix", "end_of_word_suffix", "ignore_merges"];
         let falls_back = model.get("byte_fallback").is_some_and(|fallback| fallback == true);
-        if model.get("type").is_some_and(|t| t != "BPE") || !falls_back || !merge::has_none_of(model, &others)
+        if model.get("type").is_some_and(|t| t != "BPE") || !falls_back || !merge::are_all_off(model, &others)
         {
             return None;
         }
@@ -61,8 +61,8 @@ impl SpaceBpe {
                 chars.insert(only, id_of(token)?);
             }
         }
-        let listed = merge::listed(model)?;
-        let merges = merge::ranked(&listed, id_of)?;
+        let listed = merge::parse_merges(model)?;
+        let merges = merge::rank_merges(&listed, id_of)?;
         // A byte that took part in a merge would do so whatever characters are around it.
         let is_byte = |id: &u32| byte_ids.contains(id);
         if merges.iter().any(|((left, right), (_, merged))| [left, right, merged].into_iter().any(is_byte)) {

@@ -5,7 +5,7 @@
 //! whatever follows, and the piece before ends as it would inside the whole. A vocabulary without words may be cut
 //! there if none of its tokens reaches over such a place. Tests compare both ways on random text.
 
-use super::words::{Class, class};
+use super::words::{CharClass, char_class};
 
 /// Where a document may be cut. The reader of long text files cuts by it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -66,11 +66,11 @@ impl CutRule {
 
 /// The cut that belongs to the space or newline at byte `at`, if it is a safe one.
 fn cut_at(text: &str, at: usize) -> Option<usize> {
-    let before = text[..at].chars().next_back().map(class)?;
-    let after = text[at + 1..].chars().next().map(class)?;
+    let before = text[..at].chars().next_back().map(char_class)?;
+    let after = text[at + 1..].chars().next().map(char_class)?;
     match text.as_bytes()[at] {
-        b'\n' if before != Class::Space && after != Class::Space => Some(at + 1),
-        b' ' if before == Class::Letter && after == Class::Letter => Some(at),
+        b'\n' if before != CharClass::Space && after != CharClass::Space => Some(at + 1),
+        b' ' if before == CharClass::Letter && after == CharClass::Letter => Some(at),
         _ => None,
     }
 }

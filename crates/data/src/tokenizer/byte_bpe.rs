@@ -24,11 +24,11 @@ pub(super) struct ByteBpe {
 
 impl ByteBpe {
     /// Reads the vocabulary from a parsed `tokenizer.json`, or `None` where it is not of this kind.
-    pub(super) fn recognise(json: &Value) -> Option<ByteBpe> {
+    pub(super) fn from_json(json: &Value) -> Option<ByteBpe> {
         let model = json.get("model")?;
         let is_bpe = model.get("type").is_none_or(|t| t == "BPE");
         let others = ["unk_token", "continuing_subword_prefix", "end_of_word_suffix", "byte_fallback"];
-        if !is_bpe || !merge::has_none_of(model, &others) {
+        if !is_bpe || !merge::are_all_off(model, &others) {
             return None;
         }
         let vocab = model.get("vocab")?.as_object()?;
@@ -37,7 +37,7 @@ impl ByteBpe {
         for byte in 0..=255_u8 {
             byte_ids[byte as usize] = id_of(byte_char(byte).encode_utf8(&mut [0; 4]))?;
         }
-        let merges = merge::ranked(&merge::listed(model)?, id_of)?;
+        let merges = merge::rank_merges(&merge::parse_merges(model)?, id_of)?;
         let words = words(json.get("pre_tokenizer")?)?;
         if words.is_none() && !merges.is_empty() {
             return None;
@@ -97,7 +97,7 @@ fn words(pre_tokenizer: &Value) -> Option<Option<Words>> {
         "Split" if !use_regex => {
             let isolated = first.get("behavior")? == "Isolated"
                 && first.get("invert").is_none_or(|invert| invert == false);
-            let pattern = WordPattern::of_regex(first.get("pattern")?.get("Regex")?.as_str()?)?;
+            let pattern = WordPattern::from_regex(first.get("pattern")?.get("Regex")?.as_str()?)?;
             isolated.then_some(Some(Words { pattern, digits: Digits::InWords }))
         }
         _ => None,

@@ -1,7 +1,7 @@
 //! The names that someone may have meant.
 
 /// The candidate with the fewest edits to `name`, where that is under half of its length.
-pub(super) fn nearest<'a>(name: &str, candidates: impl Iterator<Item = &'a str>) -> Option<&'a str> {
+pub(super) fn nearest_name<'a>(name: &str, candidates: impl Iterator<Item = &'a str>) -> Option<&'a str> {
     /// Enough for any model, and bounded for a folder that is no model at all.
     const LOOKED_AT: usize = 20_000;
     candidates
@@ -33,8 +33,8 @@ mod tests {
     #[test]
     fn the_same_tensor_under_another_prefix_is_nearest() {
         let names = ["layers.1.mlp.up_proj.weight", "layers.0.mlp.up_proj.weight", "norm.weight"];
-        let found = nearest("model.layers.0.mlp.up_proj.weight", names.into_iter());
+        let found = nearest_name("model.layers.0.mlp.up_proj.weight", names.into_iter());
         assert_eq!(found, Some(names[1]));
-        assert_eq!(nearest("lm_head.weight", ["something.entirely.other"].into_iter()), None);
+        assert_eq!(nearest_name("lm_head.weight", ["something.entirely.other"].into_iter()), None);
     }
 }

@@ -4,8 +4,8 @@ use std::fs::File;
 use std::io::{self, BufWriter, Write};
 use std::path::Path;
 
-use crate::aside::{self, Aside};
 use crate::error::{CheckpointError, Result};
+use crate::temporary::{self, Temporary};
 
 /// Puts what `write` writes at `path`, in the place of what is there. Whoever reads `path` finds the old file or the
 /// new one, whole, and after this returns the new one, also when the power fails.
@@ -18,11 +18,11 @@ use crate::error::{CheckpointError, Result};
 /// left beside it. [`CheckpointError::Locked`] when this process is writing `path` already.
 pub fn replace_file(path: &Path, write: impl FnOnce(&mut BufWriter<&File>) -> io::Result<()>) -> Result<()> {
     let replaced = || -> Result<()> {
-        let aside = Aside::file(path)?;
-        let mut out = BufWriter::new(aside.handle());
+        let temporary = Temporary::file(path)?;
+        let mut out = BufWriter::new(temporary.handle());
         write(&mut out).and_then(|()| out.flush()).map_err(CheckpointError::io(path, "write"))?;
         drop(out);
-        aside.publish(path)
+        temporary.publish(path)
     };
     replaced().map_err(|error| match error {
         // Of its steps the caller knows one.
@@ -30,7 +30,7 @@ pub fn replace_file(path: &Path, write: impl FnOnce(&mut BufWriter<&File>) -> io
         other => other,
     })?;
     let name = path.file_name().and_then(|name| name.to_str());
-    if let Err(error) = aside::sweep(aside::parent(path), |target| Some(target) == name) {
+    if let Err(error) = temporary::sweep(temporary::parent(path), |target| Some(target) == name) {
         tracing::debug!("leftovers of {} stay: {error}", path.display());
     }
     Ok(())

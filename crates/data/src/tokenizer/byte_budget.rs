@@ -4,7 +4,7 @@ use std::sync::{Condvar, Mutex, PoisonError};
 
 /// So many bytes may be worked on at a time, over all threads; who wants more than are free waits.
 #[derive(Debug)]
-pub(super) struct Budget {
+pub(super) struct ByteBudget {
     total: usize,
     free: Mutex<usize>,
     returned: Condvar,
@@ -12,13 +12,13 @@ pub(super) struct Budget {
 
 /// A part of a budget, given back when it is dropped.
 pub(super) struct Share<'b> {
-    budget: &'b Budget,
+    budget: &'b ByteBudget,
     bytes: usize,
 }
 
-impl Budget {
-    pub(super) fn new(total: usize) -> Budget {
-        Budget { total, free: Mutex::new(total), returned: Condvar::new() }
+impl ByteBudget {
+    pub(super) fn new(total: usize) -> ByteBudget {
+        ByteBudget { total, free: Mutex::new(total), returned: Condvar::new() }
     }
 
     /// Waits until `bytes` are free, or all of them where that is less.
@@ -47,7 +47,7 @@ mod tests {
 
     #[test]
     fn never_more_than_the_total_is_out_and_everyone_gets_a_turn() {
-        let budget = Budget::new(10);
+        let budget = ByteBudget::new(10);
         let (out, done) = (AtomicUsize::new(0), AtomicUsize::new(0));
         std::thread::scope(|scope| {
             for bytes in [0, 1, 3, 4, 6, 10, 25] {

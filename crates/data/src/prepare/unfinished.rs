@@ -15,11 +15,11 @@ use crate::input::InputFile;
 use crate::shard::{SHARD_VERSION, ShardEntry};
 use crate::tokenizer::Tokenizer;
 
-const FILE: &str = "unfinished.json";
+const UNFINISHED_FILE: &str = "unfinished.json";
 
 /// A place in the input: so many pieces of a file are done, and every file before it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct Position {
+pub(super) struct InputPosition {
     pub(super) file: usize,
     pub(super) pieces: u64,
 }
@@ -29,32 +29,32 @@ pub(super) struct Position {
 #[serde(deny_unknown_fields)]
 pub(super) struct Unfinished {
     pub(super) made_from: String,
-    pub(super) position: Position,
+    pub(super) position: InputPosition,
     pub(super) shards: Vec<ShardEntry>,
 }
 
 impl Unfinished {
     pub(super) fn begin(made_from: String) -> Unfinished {
-        let position = Position { file: 0, pieces: 0 };
+        let position = InputPosition { file: 0, pieces: 0 };
         Unfinished { made_from, position, shards: Vec::new() }
     }
 
     pub(super) fn load(folder: &Path) -> Result<Option<Unfinished>> {
-        let path = folder.join(FILE);
+        let path = folder.join(UNFINISHED_FILE);
         path.exists().then(|| files::read_json(&path, "delete the folder and begin again")).transpose()
     }
 
     pub(super) fn save(&self, folder: &Path) -> Result<()> {
-        files::write_json(&folder.join(FILE), self)
+        files::write_json(&folder.join(UNFINISHED_FILE), self)
     }
 
     /// Whether a file of this name is what a run killed at its very beginning leaves: a record that was never complete.
-    pub(super) fn is_beginning(name: &OsStr) -> bool {
-        files::aside(Path::new(FILE)).file_name() == Some(name)
+    pub(super) fn is_first_temporary(name: &OsStr) -> bool {
+        files::temporary_path(Path::new(UNFINISHED_FILE)).file_name() == Some(name)
     }
 
     pub(super) fn remove(folder: &Path) -> Result<()> {
-        let path = folder.join(FILE);
+        let path = folder.join(UNFINISHED_FILE);
         fs::remove_file(&path).map_err(DataError::io(&path, "remove"))
     }
 }
@@ -73,17 +73,22 @@ pub(super) fn made_from(
         "field": options.input.field,
         "separator": options.input.separator,
         "shard_tokens": options.shard_tokens,
-        "inputs": listed(inputs)?,
+        "inputs": input_identities(inputs)?,
     });
     Ok(files::hex(&Sha256::digest(everything.to_string())))
 }
 
 /// Names, sizes and times of input files: what tells whether they changed.
-pub(super) fn listed(inputs: &[InputFile]) -> Result<Value> {
-    let mut listed = Vec::with_capacity(inputs.len());
+pub(super) fn input_identities(inputs: &[InputFile]) -> Result<Value> {
+    let mut input_identities = Vec::with_capacity(inputs.len());
     for input in inputs {
         let path = fs::canonicalize(&input.path).map_err(DataError::io(&input.path, "open the input"))?;
-        listed.push(json!([path.as_os_str().as_encoded_bytes(), input.bytes, input.modified_ns]));
+        input_identities.push(json!([path.as_os_str().as_encoded_bytes(), input.bytes, input.modified_ns]));
     }
-    Ok(listed.into())
+    Ok(input_identities.into())
+}
+
+/// File name of the shard with this number.
+pub(super) fn shard_name(number: usize) -> String {
+    format!("shard-{number:05}.tokens")
 }

@@ -7,7 +7,7 @@ use std::collections::BTreeSet;
 
 use serde_json::{Map, Value, json};
 
-use super::bpe::byte_char;
+use super::byte_bpe::byte_char;
 use super::words::QWEN;
 
 /// The end-of-document token of every vocabulary made here; always the last id.

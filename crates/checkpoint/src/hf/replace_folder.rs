@@ -12,30 +12,30 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use super::{INDEX_FILE, SINGLE_FILE};
-use crate::aside::{self, Aside};
 use crate::error::{CheckpointError, Result};
 use crate::files::sync_folder;
+use crate::temporary::{self, Temporary};
 
 /// Brings back what an interrupted swap left, and removes the leftovers of dead processes.
 pub(super) fn recover(target: &Path) -> Result<()> {
-    for old in olds(target) {
+    for old in old_folders(target) {
         if target.exists() {
             // The swap had done everything but this.
-            aside::remove_atomically(&old)?;
+            temporary::remove_atomically(&old)?;
         } else {
             tracing::warn!("{}: bringing back {}, left by a killed export", target.display(), old.display());
             fs::rename(&old, target).map_err(CheckpointError::io(target, "bring back"))?;
-            sync_folder(aside::parent(target))?;
+            sync_folder(temporary::parent(target))?;
         }
     }
     let Some(name) = target.file_name().and_then(|name| name.to_str()) else { return Ok(()) };
     let old = format!("{name}.old-");
-    aside::sweep(aside::parent(target), |other| other == name || other.starts_with(&old))
+    temporary::sweep(temporary::parent(target), |other| other == name || other.starts_with(&old))
 }
 
 /// The folder that an interrupted swap left under another name, where nothing is at `target`.
 pub(super) fn interrupted(target: &Path) -> Option<PathBuf> {
-    if target.exists() { None } else { olds(target).into_iter().next() }
+    if target.exists() { None } else { old_folders(target).into_iter().next() }
 }
 
 /// Refuses a target that must not be replaced.
@@ -53,23 +53,23 @@ pub(super) fn check_target(target: &Path, overwrite: bool) -> Result<()> {
         return Ok(());
     }
     if !overwrite {
-        let fix = "choose another folder, or ask for it to be overwritten";
-        return Err(CheckpointError::folder(target, "exists already and is not empty", fix));
+        let advice = "choose another folder, or ask for it to be overwritten";
+        return Err(CheckpointError::folder(target, "exists already and is not empty", advice));
     }
     let is_model = target.join(SINGLE_FILE).exists() || target.join(INDEX_FILE).exists();
     let folder = entries.iter().find(|entry| entry.path().is_dir());
     if !is_model || folder.is_some() {
-        let what = match folder {
+        let problem = match folder {
             Some(folder) => format!("holds the folder {:?}, so it is more than a model", folder.file_name()),
             None => "holds no model, so it will not be overwritten".to_string(),
         };
-        return Err(CheckpointError::folder(target, what, "choose another folder"));
+        return Err(CheckpointError::folder(target, problem, "choose another folder"));
     }
     Ok(())
 }
 
 /// Puts the finished folder at `target`, replacing what [`check_target`] allowed to be replaced.
-pub(super) fn publish(mut finished: Aside, target: &Path) -> Result<()> {
+pub(super) fn publish(mut finished: Temporary, target: &Path) -> Result<()> {
     if !target.exists() {
         return finished.publish(target);
     }
@@ -79,9 +79,9 @@ pub(super) fn publish(mut finished: Aside, target: &Path) -> Result<()> {
     publish_by_two_renames(finished, target)
 }
 
-fn publish_by_two_renames(finished: Aside, target: &Path) -> Result<()> {
-    let old = aside::with_suffix(target, "old");
-    aside::remove(&old)?;
+fn publish_by_two_renames(finished: Temporary, target: &Path) -> Result<()> {
+    let old = temporary::with_suffix(target, "old");
+    temporary::remove(&old)?;
     fs::rename(target, &old).map_err(CheckpointError::io(target, "set aside"))?;
     if let Err(error) = finished.publish(target) {
         // The error that matters is the first one; the old folder is whole under either name.
@@ -89,11 +89,11 @@ fn publish_by_two_renames(finished: Aside, target: &Path) -> Result<()> {
         return Err(error);
     }
     // From here on it is rubbish, and under a name that says so: it must never be brought back half removed.
-    aside::remove_atomically(&old)
+    temporary::remove_atomically(&old)
 }
 
 /// `<name>.old-<pid>` beside `target`, sorted.
-fn olds(target: &Path) -> Vec<PathBuf> {
+fn old_folders(target: &Path) -> Vec<PathBuf> {
     let Some(name) = target.file_name().and_then(|name| name.to_str()) else { return Vec::new() };
     let prefix = format!("{name}.old-");
     let is_old = |path: &PathBuf| {
@@ -101,10 +101,10 @@ fn olds(target: &Path) -> Vec<PathBuf> {
         let pid = name.and_then(|name| name.strip_prefix(&prefix));
         pid.is_some_and(|pid| pid.parse::<u32>().is_ok())
     };
-    let Ok(entries) = fs::read_dir(aside::parent(target)) else { return Vec::new() };
-    let mut olds: Vec<PathBuf> = entries.flatten().map(|entry| entry.path()).filter(is_old).collect();
-    olds.sort();
-    olds
+    let Ok(entries) = fs::read_dir(temporary::parent(target)) else { return Vec::new() };
+    let mut old_folders: Vec<PathBuf> = entries.flatten().map(|entry| entry.path()).filter(is_old).collect();
+    old_folders.sort();
+    old_folders
 }
 
 #[cfg(test)]
@@ -112,10 +112,10 @@ mod tests {
     use super::*;
 
     /// A folder of one file that holds `text`, finished but still aside.
-    fn finished(target: &Path, text: &str) -> Aside {
-        let aside = Aside::folder(target).unwrap();
-        fs::write(aside.path().join(SINGLE_FILE), text).unwrap();
-        aside
+    fn finished(target: &Path, text: &str) -> Temporary {
+        let temporary = Temporary::folder(target).unwrap();
+        fs::write(temporary.path().join(SINGLE_FILE), text).unwrap();
+        temporary
     }
 
     fn text_in(target: &Path) -> String {

@@ -18,17 +18,17 @@ use crate::error::{CheckpointError, Result};
 use crate::files::sync_folder;
 
 /// What this process is writing now: how its own leftovers are told where the file system has no locks.
-static LIVE: Mutex<Vec<PathBuf>> = Mutex::new(Vec::new());
+static OPEN_TEMPORARIES: Mutex<Vec<PathBuf>> = Mutex::new(Vec::new());
 
 /// A file or folder under its temporary name, which is removed on drop.
 #[derive(Debug)]
-pub(crate) struct Aside {
+pub(crate) struct Temporary {
     path: PathBuf,
     kind: Kind,
     /// Holds the lock for as long as this value lives.
     handle: File,
-    /// Whether drop leaves what has the temporary name.
-    stays: bool,
+    /// Drop removes what has the temporary name; false once that is the target itself or must survive.
+    remove_on_drop: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -37,7 +37,7 @@ enum Kind {
     Folder,
 }
 
-impl Aside {
+impl Temporary {
     /// Creates the empty folder `<target>.tmp-<pid>`.
     pub(crate) fn folder(target: &Path) -> Result<Self> {
         Self::create(target, Kind::Folder)
@@ -61,7 +61,7 @@ impl Aside {
     pub(crate) fn publish(mut self, target: &Path) -> Result<()> {
         self.sync()?;
         fs::rename(&self.path, target).map_err(CheckpointError::io(target, "rename into place"))?;
-        self.stays = true;
+        self.remove_on_drop = false;
         sync_folder(parent(target))
     }
 
@@ -76,9 +76,9 @@ impl Aside {
             Err(e) => return Err(CheckpointError::io(target, "exchange")(e.into())),
         }
         // What was there stays until this is on the disk: a power cut could bring back its name, but not its content.
-        self.stays = true;
+        self.remove_on_drop = false;
         sync_folder(parent(target))?;
-        self.stays = false;
+        self.remove_on_drop = true;
         Ok(true)
     }
 
@@ -91,7 +91,7 @@ impl Aside {
     }
 
     fn create(target: &Path, kind: Kind) -> Result<Self> {
-        let path = aside_path(target);
+        let path = temporary_path(target);
         // Another process that sweeps may remove what we have just created, before we hold its lock: start again.
         for _ in 0..100 {
             let created = match kind {
@@ -129,22 +129,22 @@ impl Aside {
                 Ok(()) | Err(TryLockError::Error(_)) => {}
             }
             if path.exists() {
-                live().push(path.clone());
-                return Ok(Self { path, kind, handle, stays: false });
+                open_temporaries().push(path.clone());
+                return Ok(Self { path, kind, handle, remove_on_drop: true });
             }
         }
         Err(CheckpointError::folder(&path, "keeps being removed by someone else", "stop that process"))
     }
 }
 
-impl Drop for Aside {
+impl Drop for Temporary {
     fn drop(&mut self) {
-        if !self.stays
+        if self.remove_on_drop
             && let Err(error) = remove(&self.path)
         {
             tracing::warn!("{error}");
         }
-        live().retain(|path| *path != self.path);
+        open_temporaries().retain(|path| *path != self.path);
     }
 }
 
@@ -153,7 +153,7 @@ pub(crate) fn sweep(folder: &Path, wanted: impl Fn(&str) -> bool) -> Result<()> 
     for entry in fs::read_dir(folder).map_err(CheckpointError::io(folder, "list"))? {
         let entry = entry.map_err(CheckpointError::io(folder, "list"))?;
         let name = entry.file_name();
-        let Some((target, _)) = name.to_str().and_then(split_aside) else { continue };
+        let Some((target, _)) = name.to_str().and_then(split_temporary_name) else { continue };
         if !wanted(target) {
             continue;
         }
@@ -171,7 +171,7 @@ pub(crate) fn sweep(folder: &Path, wanted: impl Fn(&str) -> bool) -> Result<()> 
 /// Renames `path` to a temporary name and removes it: it is there whole, or gone.
 pub(crate) fn remove_atomically(path: &Path) -> Result<()> {
     // Not the name that a successor of `path` may be written under right now.
-    let mut doomed = aside_path(path).into_os_string();
+    let mut doomed = temporary_path(path).into_os_string();
     doomed.push(".old");
     let doomed = PathBuf::from(doomed);
     remove(&doomed)?;
@@ -200,7 +200,7 @@ pub(crate) fn parent(path: &Path) -> &Path {
 }
 
 /// `path` with `.tmp-<pid>` behind its name.
-pub(crate) fn aside_path(path: &Path) -> PathBuf {
+pub(crate) fn temporary_path(path: &Path) -> PathBuf {
     with_suffix(path, "tmp")
 }
 
@@ -212,7 +212,7 @@ pub(crate) fn with_suffix(path: &Path, suffix: &str) -> PathBuf {
 }
 
 /// `("step-5", 123)` of `step-5.tmp-123` and of `step-5.tmp-123.old`.
-fn split_aside(name: &str) -> Option<(&str, u32)> {
+fn split_temporary_name(name: &str) -> Option<(&str, u32)> {
     let (target, pid) = name.strip_suffix(".old").unwrap_or(name).rsplit_once(".tmp-")?;
     Some((target, pid.parse().ok()?))
 }
@@ -242,16 +242,16 @@ fn claim(path: &Path) -> Claim {
 /// Whether the process whose id stands in the name has ended, for file systems without locks. Unknown is no.
 fn is_dead(path: &Path) -> bool {
     let name = path.file_name().and_then(|name| name.to_str());
-    let Some((_, pid)) = name.and_then(split_aside) else { return false };
+    let Some((_, pid)) = name.and_then(split_temporary_name) else { return false };
     if pid == std::process::id() {
-        return !live().iter().any(|living| living == path);
+        return !open_temporaries().iter().any(|living| living == path);
     }
     let processes = Path::new("/proc");
     processes.join("self").exists() && !processes.join(pid.to_string()).exists()
 }
 
-fn live() -> std::sync::MutexGuard<'static, Vec<PathBuf>> {
-    LIVE.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+fn open_temporaries() -> std::sync::MutexGuard<'static, Vec<PathBuf>> {
+    OPEN_TEMPORARIES.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
 }
 
 #[cfg(test)]
@@ -262,9 +262,9 @@ mod tests {
     fn a_dropped_aside_leaves_nothing_and_a_published_one_leaves_the_target() {
         let dir = tempfile::tempdir().unwrap();
         let target = dir.path().join("step-1");
-        drop(Aside::folder(&target).unwrap());
+        drop(Temporary::folder(&target).unwrap());
         assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0);
-        Aside::folder(&target).unwrap().publish(&target).unwrap();
+        Temporary::folder(&target).unwrap().publish(&target).unwrap();
         assert!(target.is_dir());
         assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1);
     }
@@ -275,14 +275,14 @@ mod tests {
         let target = dir.path().join("step-1");
         fs::create_dir(&target).unwrap();
         fs::write(target.join("old"), b"x").unwrap();
-        let mut aside = Aside::folder(&target).unwrap();
-        fs::write(aside.path().join("new"), b"x").unwrap();
-        if !aside.exchange(&target).unwrap() {
+        let mut temporary = Temporary::folder(&target).unwrap();
+        fs::write(temporary.path().join("new"), b"x").unwrap();
+        if !temporary.exchange(&target).unwrap() {
             assert!(target.join("old").exists(), "without that step nothing is done");
             return;
         }
-        assert!(target.join("new").exists() && aside.path().join("old").exists());
-        drop(aside);
+        assert!(target.join("new").exists() && temporary.path().join("old").exists());
+        drop(temporary);
         assert!(target.join("new").exists());
         assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1);
     }
@@ -292,17 +292,17 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let target = dir.path().join("step-1");
         fs::create_dir(&target).unwrap();
-        let aside = Aside::folder(&target).unwrap();
+        let temporary = Temporary::folder(&target).unwrap();
         remove_atomically(&target).unwrap();
         assert!(!target.exists());
-        aside.publish(&target).unwrap();
+        temporary.publish(&target).unwrap();
         assert!(target.is_dir());
     }
 
     #[test]
     fn sweeping_spares_what_is_being_written_and_removes_what_is_not() {
         let dir = tempfile::tempdir().unwrap();
-        let alive = Aside::folder(&dir.path().join("a")).unwrap();
+        let alive = Temporary::folder(&dir.path().join("a")).unwrap();
         let dead = dir.path().join("a.tmp-1");
         fs::create_dir(&dead).unwrap();
         fs::write(dead.join("x"), b"x").unwrap();
@@ -316,17 +316,17 @@ mod tests {
     fn two_writers_of_one_target_do_not_share_a_temporary() {
         let dir = tempfile::tempdir().unwrap();
         let target = dir.path().join("a");
-        let _first = Aside::folder(&target).unwrap();
-        assert!(matches!(Aside::folder(&target), Err(CheckpointError::Locked { .. })));
+        let _first = Temporary::folder(&target).unwrap();
+        assert!(matches!(Temporary::folder(&target), Err(CheckpointError::Locked { .. })));
     }
 
     #[test]
     fn a_leftover_of_an_earlier_process_with_our_id_is_replaced() {
         let dir = tempfile::tempdir().unwrap();
         let target = dir.path().join("a");
-        fs::create_dir(aside_path(&target)).unwrap();
-        fs::write(aside_path(&target).join("old"), b"x").unwrap();
-        let aside = Aside::folder(&target).unwrap();
-        assert_eq!(fs::read_dir(aside.path()).unwrap().count(), 0);
+        fs::create_dir(temporary_path(&target)).unwrap();
+        fs::write(temporary_path(&target).join("old"), b"x").unwrap();
+        let temporary = Temporary::folder(&target).unwrap();
+        assert_eq!(fs::read_dir(temporary.path()).unwrap().count(), 0);
     }
 }

@@ -59,7 +59,7 @@ impl WordCounts {
                 count: count as i64,
             })
             .collect();
-        let mut pairs = PairTable::of(&words);
+        let mut pairs = PairTable::new(&words);
         let mut tokens: Vec<Vec<u8>> = (0..=255).map(|b| vec![b]).collect();
         let mut known: HashSet<Vec<u8>> = tokens.iter().cloned().collect();
         let mut merges = Vec::new();
@@ -105,16 +105,16 @@ struct PairTable {
 }
 
 impl PairTable {
-    fn of(words: &[Word]) -> PairTable {
+    fn new(words: &[Word]) -> PairTable {
         let mut table =
             PairTable { counts: FastMap::default(), words: FastMap::default(), queue: BinaryHeap::new() };
         for (at, word) in words.iter().enumerate() {
             for pair in word.symbols.windows(2) {
                 let pair = (pair[0], pair[1]);
                 *table.counts.entry(pair).or_default() += word.count;
-                let places = table.words.entry(pair).or_default();
-                if places.last() != Some(&(at as u32)) {
-                    places.push(at as u32);
+                let locations = table.words.entry(pair).or_default();
+                if locations.last() != Some(&(at as u32)) {
+                    locations.push(at as u32);
                 }
             }
         }
@@ -153,9 +153,9 @@ impl PairTable {
                 *self.counts.entry(new).or_default() += word.count;
                 if new.0 == merged || new.1 == merged {
                     grown.insert(new);
-                    let places = self.words.entry(new).or_default();
-                    if places.last() != Some(&at) {
-                        places.push(at);
+                    let locations = self.words.entry(new).or_default();
+                    if locations.last() != Some(&at) {
+                        locations.push(at);
                     }
                 }
             }

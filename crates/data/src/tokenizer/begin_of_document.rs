@@ -13,7 +13,7 @@ use crate::error::{DataError, Result};
 
 /// Whether documents and prompts begin with the tokenizer's begin token. Written as "auto", true or false.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
-#[serde(from = "Written", into = "Written")]
+#[serde(from = "SerializedChoice", into = "SerializedChoice")]
 pub enum BeginOfDocument {
     /// With what the template of the tokenizer's file puts before a text, be it nothing.
     #[default]
@@ -26,33 +26,33 @@ pub enum BeginOfDocument {
 
 #[derive(Serialize, Deserialize)]
 #[serde(untagged)]
-enum Written {
+enum SerializedChoice {
     Flag(bool),
-    Word(Word),
+    AutoWord(AutoWord),
 }
 
 #[derive(Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-enum Word {
+enum AutoWord {
     Auto,
 }
 
-impl From<Written> for BeginOfDocument {
-    fn from(written: Written) -> Self {
+impl From<SerializedChoice> for BeginOfDocument {
+    fn from(written: SerializedChoice) -> Self {
         match written {
-            Written::Word(Word::Auto) => BeginOfDocument::Auto,
-            Written::Flag(true) => BeginOfDocument::Always,
-            Written::Flag(false) => BeginOfDocument::Never,
+            SerializedChoice::AutoWord(AutoWord::Auto) => BeginOfDocument::Auto,
+            SerializedChoice::Flag(true) => BeginOfDocument::Always,
+            SerializedChoice::Flag(false) => BeginOfDocument::Never,
         }
     }
 }
 
-impl From<BeginOfDocument> for Written {
+impl From<BeginOfDocument> for SerializedChoice {
     fn from(choice: BeginOfDocument) -> Self {
         match choice {
-            BeginOfDocument::Auto => Written::Word(Word::Auto),
-            BeginOfDocument::Always => Written::Flag(true),
-            BeginOfDocument::Never => Written::Flag(false),
+            BeginOfDocument::Auto => SerializedChoice::AutoWord(AutoWord::Auto),
+            BeginOfDocument::Always => SerializedChoice::Flag(true),
+            BeginOfDocument::Never => SerializedChoice::Flag(false),
         }
     }
 }
@@ -80,14 +80,14 @@ impl Tokenizer {
         let begin = match choice {
             BeginOfDocument::Never => Vec::new(),
             BeginOfDocument::Always if self.template_begin.is_empty() => {
-                let named = self.begin.ok_or_else(|| {
+                let bos = self.begin.ok_or_else(|| {
                     DataError::tokenizer(
                         "begin_of_document = true",
                         "no file of the tokenizer names a token that begins a text",
                         "add \"bos_token\" to its tokenizer_config.json, or leave begin_of_document out",
                     )
                 })?;
-                vec![named]
+                vec![bos]
             }
             BeginOfDocument::Always | BeginOfDocument::Auto => self.template_begin.clone(),
         };
@@ -106,7 +106,10 @@ impl Tokenizer {
 }
 
 /// What the template of `tokenizer` puts before a text. `ends` are the tokens that it may put behind one.
-pub(super) fn of_template(tokenizer: &tokenizers::Tokenizer, ends: &[u32]) -> tokenizers::Result<Vec<u32>> {
+pub(super) fn tokens_before_text(
+    tokenizer: &tokenizers::Tokenizer,
+    ends: &[u32],
+) -> tokenizers::Result<Vec<u32>> {
     if tokenizer.get_post_processor().is_none() {
         return Ok(Vec::new());
     }

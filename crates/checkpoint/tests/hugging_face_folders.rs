@@ -1,4 +1,4 @@
-//! Folders in and out by a name map, and what is said when they do not fit.
+//! Export and import of Hugging Face folders by a name map, and the errors for folders that do not match it.
 
 use std::collections::HashMap;
 use std::fs;
@@ -47,7 +47,7 @@ fn values(seed: u32) -> Tensors {
         let mut next = || {
             state = state.wrapping_mul(747_796_405).wrapping_add(2_891_336_453);
             let bits = state ^ (state >> 15);
-            // Neither infinite nor NaN, nor so large that bf16 cannot hold it.
+            // Finite, and not too large for bf16.
             f32::from_bits(if bits >> 23 & 0xFF >= 0xFE { bits ^ 1 << 30 } else { bits })
         };
         (entry.name.clone(), (0..numel(entry)).map(|_| next()).collect())
@@ -80,7 +80,7 @@ fn bits(tensors: &Tensors) -> HashMap<&str, Vec<u32>> {
         .collect()
 }
 
-/// Writes one safetensors file of f32 tensors whose values are all `value`.
+/// Writes a safetensors file of tensors whose bytes are all `value`.
 fn write_file(path: &Path, tensors: &[(&str, &[usize])], dtype: StoredDtype, value: u8) {
     let layout: Vec<StoredTensor> = tensors
         .iter()
@@ -94,7 +94,7 @@ fn write_file(path: &Path, tensors: &[(&str, &[usize])], dtype: StoredDtype, val
     writer.finish().unwrap();
 }
 
-const WHOLE: [(&str, &[usize]); 7] = [
+const ALL_TENSORS: [(&str, &[usize]); 7] = [
     ("model.embed_tokens.weight", &[5, 3]),
     ("model.q.weight", &[4, 3]),
     ("model.k.weight", &[2, 3]),
@@ -104,7 +104,7 @@ const WHOLE: [(&str, &[usize]); 7] = [
     ("model.none", &[0, 3]),
 ];
 
-/// The message of importing a folder with a single file of `tensors`.
+/// The error message for a folder with one file of `tensors`.
 fn import_error(tensors: &[(&str, &[usize])], dtype: StoredDtype) -> String {
     let dir = tempfile::tempdir().unwrap();
     write_file(&dir.path().join("model.safetensors"), tensors, dtype, 0);
@@ -114,7 +114,7 @@ fn import_error(tensors: &[(&str, &[usize])], dtype: StoredDtype) -> String {
         Ok(())
     })
     .unwrap_err();
-    assert_eq!(calls, 0, "nothing is handed over before everything has been checked");
+    assert_eq!(calls, 0, "the sink is called only after all checks");
     assert!(error.is_users());
     error.to_string()
 }
@@ -122,7 +122,7 @@ fn import_error(tensors: &[(&str, &[usize])], dtype: StoredDtype) -> String {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(48))]
     #[test]
-    fn f32_comes_back_to_the_bit_from_any_number_of_shards(seed: u32, max_shard_bytes in 0u64..300) {
+    fn f32_round_trips_to_the_bit_in_any_number_of_shards(seed: u32, max_shard_bytes in 0u64..300) {
         let dir = tempfile::tempdir()?;
         let folder = dir.path().join("a/b/model");
         let tensors = values(seed);
@@ -139,11 +139,11 @@ proptest! {
             prop_assert_eq!(&index["metadata"]["total_size"], (5 * 3 + 7 * 3 + 3 + 1) * 4);
             prop_assert_eq!(index["weight_map"].as_object().unwrap().len(), 7);
         }
-        prop_assert_eq!(fs::read_dir(dir.path().join("a/b"))?.count(), 1, "nothing is left beside the folder");
+        prop_assert_eq!(fs::read_dir(dir.path().join("a/b"))?.count(), 1, "nothing else remains");
     }
 
     #[test]
-    fn bf16_comes_back_rounded_to_nearest_even(seed: u32) {
+    fn bf16_round_trips_rounded_to_nearest_even(seed: u32) {
         let dir = tempfile::tempdir()?;
         let folder = dir.path().join("model");
         let tensors = values(seed);
@@ -158,44 +158,45 @@ proptest! {
 }
 
 #[test]
-fn tensors_that_do_not_fit_are_named_before_anything_is_read() {
-    let without_q: Vec<_> = WHOLE.iter().copied().filter(|(name, _)| *name != "model.q.weight").collect();
+fn tensors_that_do_not_match_the_map_are_named_before_any_is_read() {
+    let without_q: Vec<_> =
+        ALL_TENSORS.iter().copied().filter(|(name, _)| *name != "model.q.weight").collect();
     let error = import_error(&without_q, StoredDtype::F32);
     assert!(error.contains("1 of the model's 7 tensors are missing: 'model.q.weight'"), "{error}");
 
-    let mut renamed = WHOLE;
+    let mut renamed = ALL_TENSORS;
     renamed[1].0 = "q.weight";
     let error = import_error(&renamed, StoredDtype::F32);
     assert!(error.contains("'model.q.weight' (nearest: 'q.weight')"), "{error}");
 
-    let mut misshapen = WHOLE;
+    let mut misshapen = ALL_TENSORS;
     misshapen[2].1 = &[3, 2];
     let error = import_error(&misshapen, StoredDtype::F32);
-    assert!(error.contains("'model.k.weight' is [3, 2] and should be [2, 3]"), "{error}");
+    assert!(error.contains("'model.k.weight' is [3, 2] but should be [2, 3]"), "{error}");
 
-    let with_bias: Vec<_> = WHOLE.iter().copied().chain([("model.q.bias", &[4usize][..])]).collect();
+    let with_bias: Vec<_> = ALL_TENSORS.iter().copied().chain([("model.q.bias", &[4usize][..])]).collect();
     let error = import_error(&with_bias, StoredDtype::F32);
     assert!(error.contains("1 tensors have no place in the model: 'model.q.bias'"), "{error}");
 
-    let error = import_error(&WHOLE, StoredDtype::F8_E5M2);
+    let error = import_error(&ALL_TENSORS, StoredDtype::F8_E5M2);
     assert!(error.contains("has F8_E5M2 elements") && error.contains("convert it to bf16"), "{error}");
 }
 
 #[test]
-fn ignorable_tensors_may_be_left_over() {
+fn ignorable_tensors_are_ignored() {
     let dir = tempfile::tempdir().unwrap();
     let more = ("model.layers.0.rotary_emb.inv_freq", &[2usize][..]);
-    let tensors: Vec<_> = WHOLE.iter().copied().chain([more]).collect();
+    let tensors: Vec<_> = ALL_TENSORS.iter().copied().chain([more]).collect();
     write_file(&dir.path().join("model.safetensors"), &tensors, StoredDtype::F16, 0);
     assert_eq!(import_from(dir.path(), &names()).unwrap().len(), 5);
 }
 
 #[test]
-fn a_tied_head_is_absent_equal_or_alone_and_else_an_error() {
+fn a_tied_head_must_be_absent_equal_or_alone() {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("model.safetensors");
     let head = ("lm_head.weight", &[5usize, 3][..]);
-    let both: Vec<_> = WHOLE.iter().copied().chain([head]).collect();
+    let both: Vec<_> = ALL_TENSORS.iter().copied().chain([head]).collect();
     write_file(&file, &both, StoredDtype::BF16, 7);
     assert!(import_from(dir.path(), &names()).is_ok(), "equal");
 
@@ -210,11 +211,11 @@ fn a_tied_head_is_absent_equal_or_alone_and_else_an_error() {
     assert_eq!(import_from(dir.path(), &names()).unwrap()["embed"].len(), 15, "only the head is there");
 }
 
-/// A folder of two shards, and the message of importing it after `damage`.
+/// The error message for a folder of two shards after `damage`.
 fn sharded_error(damage: impl FnOnce(&Path)) -> String {
     let dir = tempfile::tempdir().unwrap();
-    write_file(&dir.path().join("one.safetensors"), &WHOLE[..3], StoredDtype::F32, 0);
-    write_file(&dir.path().join("two.safetensors"), &WHOLE[3..], StoredDtype::F32, 0);
+    write_file(&dir.path().join("one.safetensors"), &ALL_TENSORS[..3], StoredDtype::F32, 0);
+    write_file(&dir.path().join("two.safetensors"), &ALL_TENSORS[3..], StoredDtype::F32, 0);
     write_index(dir.path(), |_| {});
     assert!(import_from(dir.path(), &names()).is_ok());
     damage(dir.path());
@@ -226,14 +227,14 @@ fn sharded_error(damage: impl FnOnce(&Path)) -> String {
 fn write_index(folder: &Path, change: impl FnOnce(&mut serde_json::Value)) {
     let file = |i| if i < 3 { "one.safetensors" } else { "two.safetensors" };
     let map: serde_json::Map<_, _> =
-        WHOLE.iter().enumerate().map(|(i, (name, _))| (name.to_string(), file(i).into())).collect();
+        ALL_TENSORS.iter().enumerate().map(|(i, (name, _))| (name.to_string(), file(i).into())).collect();
     let mut index = serde_json::json!({ "metadata": {}, "weight_map": map });
     change(&mut index["weight_map"]);
     fs::write(folder.join("model.safetensors.index.json"), index.to_string()).unwrap();
 }
 
 #[test]
-fn an_index_that_does_not_fit_its_shards_is_an_error() {
+fn an_index_that_does_not_match_its_shards_is_an_error() {
     let error = sharded_error(|folder| fs::remove_file(folder.join("two.safetensors")).unwrap());
     assert!(error.contains("1 of 2 shards are missing: two.safetensors"), "{error}");
 
@@ -242,14 +243,14 @@ fn an_index_that_does_not_fit_its_shards_is_an_error() {
         assert!(error.contains("which is not a plain name"), "{error}");
     }
     let error = sharded_error(|folder| write_index(folder, |map| map["model.x"] = "one.safetensors".into()));
-    assert!(error.contains("says that 'model.x' is in one.safetensors, and it is not"), "{error}");
+    assert!(error.contains("says that 'model.x' is in one.safetensors, but it is not"), "{error}");
     let error = sharded_error(|folder| {
         write_index(folder, |map| drop(map.as_object_mut().unwrap().remove("model.v.weight")));
     });
     assert!(error.contains("does not name 'model.v.weight', which is in "), "{error}");
 
     let error = sharded_error(|folder| {
-        write_file(&folder.join("two.safetensors"), &WHOLE[2..], StoredDtype::F32, 0);
+        write_file(&folder.join("two.safetensors"), &ALL_TENSORS[2..], StoredDtype::F32, 0);
     });
     assert!(error.contains("tensor 'model.k.weight': is also in"), "{error}");
 
@@ -258,7 +259,7 @@ fn an_index_that_does_not_fit_its_shards_is_an_error() {
 }
 
 #[test]
-fn folders_without_safetensors_say_what_they_have() {
+fn the_error_for_a_folder_without_safetensors_names_what_it_has() {
     let dir = tempfile::tempdir().unwrap();
     let error = |path: &Path| import_from(path, &names()).unwrap_err().to_string();
     assert!(error(&dir.path().join("no")).contains("does not exist; check the path"));
@@ -271,7 +272,7 @@ fn folders_without_safetensors_say_what_they_have() {
 }
 
 #[test]
-fn a_target_that_is_there_is_replaced_only_on_request_and_only_if_it_is_a_model() {
+fn an_existing_target_is_replaced_only_on_request_and_only_if_it_is_a_model() {
     let dir = tempfile::tempdir().unwrap();
     let folder = dir.path().join("model");
     let (old, new) = (values(1), values(2));
@@ -279,18 +280,18 @@ fn a_target_that_is_there_is_replaced_only_on_request_and_only_if_it_is_a_model(
     let replace = ExportOptions { overwrite: true, ..keep.clone() };
     fs::create_dir(&folder).unwrap();
     export_to(&folder, &old, &keep).expect("an empty folder may be filled");
-    assert!(export_to(&folder, &new, &keep).unwrap_err().to_string().contains("exists already"));
+    assert!(export_to(&folder, &new, &keep).unwrap_err().to_string().contains("already exists"));
     assert_eq!(bits(&import_from(&folder, &names()).unwrap()), bits(&old));
     export_to(&folder, &new, &replace).unwrap();
     assert_eq!(bits(&import_from(&folder, &names()).unwrap()), bits(&new));
-    assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1, "nothing is left beside the folder");
+    assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1, "nothing else remains");
 
     fs::create_dir(folder.join(".git")).unwrap();
     assert!(export_to(&folder, &old, &replace).unwrap_err().to_string().contains("it is more than a model"));
     let home = dir.path().join("home");
     fs::create_dir(&home).unwrap();
     fs::write(home.join("thesis.tex"), "x").unwrap();
-    assert!(export_to(&home, &old, &replace).unwrap_err().to_string().contains("holds no model"));
+    assert!(export_to(&home, &old, &replace).unwrap_err().to_string().contains("contains no model"));
     assert!(
         export_to(&home.join("thesis.tex"), &old, &replace).unwrap_err().to_string().contains("is a file")
     );
@@ -305,11 +306,11 @@ fn a_source_that_fails_damages_nothing() {
     export_to(&folder, &old, &options(ExportDtype::Fp32, 60)).unwrap();
     let replace = ExportOptions { overwrite: true, ..options(ExportDtype::Fp32, 60) };
     let mut source = |name: &str| match name {
-        "norm" => Err("the card is gone".into()),
+        "norm" => Err("the device is lost".into()),
         name => Ok(old[name].clone()),
     };
     let error = export(&folder, &names(), &mut source, &[], &replace).unwrap_err();
-    assert!(matches!(&error, CheckpointError::Caller(_)) && error.to_string() == "the card is gone");
+    assert!(matches!(&error, CheckpointError::Caller(_)) && error.to_string() == "the device is lost");
     let short = export(&folder, &names(), &mut |_| Ok(vec![0.0]), &[], &replace).unwrap_err();
     assert!(!short.is_users());
     assert_eq!(bits(&import_from(&folder, &names()).unwrap()), bits(&old));
@@ -317,18 +318,18 @@ fn a_source_that_fails_damages_nothing() {
 }
 
 #[test]
-fn a_swap_that_was_killed_between_its_renames_loses_nothing() {
+fn a_replacement_killed_between_its_renames_loses_nothing() {
     let dir = tempfile::tempdir().unwrap();
     let folder = dir.path().join("model");
     let old = values(4);
     export_to(&folder, &old, &options(ExportDtype::Fp32, 1000)).unwrap();
-    // The state between the two renames: the old folder set aside, the new one not yet in place.
+    // The state between the two renames: the old folder is renamed, the new one is not.
     fs::rename(&folder, dir.path().join("model.old-77")).unwrap();
     fs::create_dir(dir.path().join("model.tmp-77")).unwrap();
     let error = import_from(&folder, &names()).unwrap_err().to_string();
     assert!(error.contains("interrupted: rename") && error.contains("model.old-77"), "{error}");
     let error = export_to(&folder, &values(5), &options(ExportDtype::Fp32, 1000)).unwrap_err().to_string();
-    assert!(error.contains("exists already"), "{error}");
+    assert!(error.contains("already exists"), "{error}");
     assert_eq!(bits(&import_from(&folder, &names()).unwrap()), bits(&old));
     assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1);
 }
@@ -336,7 +337,7 @@ fn a_swap_that_was_killed_between_its_renames_loses_nothing() {
 #[test]
 fn bf16_is_lossless_where_every_weight_is_bf16_and_nothing_else_is() {
     let dir = tempfile::tempdir().unwrap();
-    let of = |dtype: StoredDtype, rest: StoredDtype| {
+    let lossless = |dtype: StoredDtype, rest: StoredDtype| {
         let sharded = dir.path().join(format!("{dtype:?}-{rest:?}"));
         fs::create_dir(&sharded).unwrap();
         let tensors: [(&str, &[usize]); 2] = [("a", &[3]), ("b", &[2])];
@@ -346,18 +347,18 @@ fn bf16_is_lossless_where_every_weight_is_bf16_and_nothing_else_is() {
             .unwrap();
         write_file(&sharded.join("1.safetensors"), &tensors[..1], dtype, 0);
         write_file(&sharded.join("2.safetensors"), &tensors[1..], rest, 0);
-        // Holds nothing that is learnt, and is of no account.
+        // Holds no trained weights and is ignored.
         write_file(&sharded.join("3.safetensors"), &[("rotary_emb.inv_freq", &[2])], StoredDtype::F32, 0);
         lossless_dtype(&sharded, &names()).unwrap()
     };
     let (bf16, f16, f32) = (StoredDtype::BF16, StoredDtype::F16, StoredDtype::F32);
-    assert_eq!(of(bf16, bf16), ExportDtype::Bf16);
+    assert_eq!(lossless(bf16, bf16), ExportDtype::Bf16);
     for (dtype, rest) in [(f32, f32), (f16, f16), (bf16, f32), (bf16, f16)] {
-        assert_eq!(of(dtype, rest), ExportDtype::Fp32, "{dtype:?} {rest:?}");
+        assert_eq!(lossless(dtype, rest), ExportDtype::Fp32, "{dtype:?} {rest:?}");
     }
 }
 
-/// Whether the file system has the one step; elsewhere a replaced folder is absent for a moment.
+/// True if the file system can exchange names; otherwise a replaced folder is absent for a moment.
 fn can_exchange_names(folder: &Path) -> bool {
     let [one, two] = ["one", "two"].map(|name| folder.join(name));
     [&one, &two].iter().for_each(|path| fs::create_dir(path).unwrap());
@@ -367,7 +368,7 @@ fn can_exchange_names(folder: &Path) -> bool {
 }
 
 #[test]
-fn readers_find_a_whole_folder_at_every_moment_of_a_replacement() {
+fn readers_find_a_complete_folder_at_every_moment_of_a_replacement() {
     let dir = tempfile::tempdir().unwrap();
     let folder = dir.path().join("model");
     let replace = ExportOptions { overwrite: true, ..options(ExportDtype::Fp32, 1000) };
@@ -388,7 +389,7 @@ fn readers_find_a_whole_folder_at_every_moment_of_a_replacement() {
         is_done.store(true, Ordering::Relaxed);
         watcher.join().unwrap()
     });
-    assert!(absences == 0 || !can_exchange_names(dir.path()), "it was not there {absences} times");
+    assert!(absences == 0 || !can_exchange_names(dir.path()), "it was absent {absences} times");
     assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1);
 }
 
@@ -398,7 +399,7 @@ fn weights_that_are_not_finite_are_neither_exported_nor_imported() {
     let folder = dir.path().join("model");
     for (bad, shown) in [(f32::NAN, "NaN"), (f32::INFINITY, "inf"), (f32::NEG_INFINITY, "-inf")] {
         let mut tensors = values(7);
-        // Our row 4, column 1 is row 0 of their second part.
+        // Row 4 of the fused matrix is row 0 of its second part.
         tensors.get_mut("qkv").unwrap()[4 * 3 + 1] = bad;
         for dtype in [ExportDtype::Fp32, ExportDtype::Bf16] {
             let error = export_to(&folder, &tensors, &options(dtype, 1000)).unwrap_err();
@@ -406,12 +407,12 @@ fn weights_that_are_not_finite_are_neither_exported_nor_imported() {
                 (error.to_string(), format!("tensor 'model.k.weight': element 1 of [2, 3] is {shown};"));
             assert!(error.is_users() && text.contains(&expected), "{text}");
             assert!(text.starts_with(&format!("{}, ", folder.display())), "{text}");
-            assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0, "nothing is left of it");
+            assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0, "nothing remains of it");
         }
     }
     let error = {
         // Every byte 0xFF is a NaN.
-        write_file(&dir.path().join("model.safetensors"), &WHOLE, StoredDtype::F16, 0xFF);
+        write_file(&dir.path().join("model.safetensors"), &ALL_TENSORS, StoredDtype::F16, 0xFF);
         import_from(dir.path(), &names()).unwrap_err()
     };
     let text = error.to_string();
@@ -422,11 +423,11 @@ fn weights_that_are_not_finite_are_neither_exported_nor_imported() {
 }
 
 #[test]
-fn finite_weights_that_the_other_type_cannot_hold_are_named() {
+fn finite_weights_that_overflow_in_the_target_type_are_named() {
     let dir = tempfile::tempdir().unwrap();
     let folder = dir.path().join("model");
     let mut tensors = values(7);
-    // The largest f32 is beyond the middle between the largest bf16 and the next one that there would be.
+    // The largest f32 rounds up to infinity in bf16.
     tensors.get_mut("norm").unwrap()[2] = f32::MIN;
     let error = export_to(&folder, &tensors, &options(ExportDtype::Bf16, 1000)).unwrap_err();
     let text = error.to_string();
@@ -437,10 +438,10 @@ fn finite_weights_that_the_other_type_cannot_hold_are_named() {
     assert_eq!(bits(&import_from(&folder, &names()).unwrap()), bits(&tensors));
     tensors.get_mut("norm").unwrap()[2] = half::bf16::MAX.to_f32();
     let replace = ExportOptions { overwrite: true, ..options(ExportDtype::Bf16, 1000) };
-    export_to(&folder, &tensors, &replace).expect("the largest bf16 is one");
+    export_to(&folder, &tensors, &replace).expect("the largest bf16 is representable");
 
     // Bytes 0x7E make doubles of about 1e301.
-    write_file(&dir.path().join("model.safetensors"), &WHOLE, StoredDtype::F64, 0x7E);
+    write_file(&dir.path().join("model.safetensors"), &ALL_TENSORS, StoredDtype::F64, 0x7E);
     let text = import_from(dir.path(), &names()).unwrap_err().to_string();
     assert!(
         text.contains("'model.embed_tokens.weight': element 0 is ") && text.contains("too large for f32"),
@@ -449,7 +450,7 @@ fn finite_weights_that_the_other_type_cannot_hold_are_named() {
 }
 
 #[test]
-fn a_map_or_file_name_that_makes_no_sense_is_our_own_bug() {
+fn an_inconsistent_map_or_invalid_file_name_is_an_internal_error() {
     let dir = tempfile::tempdir().unwrap();
     let mut rows = names();
     rows.entries[1].parts[0].rows = 3;

@@ -1,4 +1,4 @@
-//! Ours into a folder that transformers, vLLM and llama.cpp load: written aside, then put in place whole.
+//! Export to a folder that transformers, vLLM and llama.cpp load. The folder appears atomically.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -23,20 +23,20 @@ use crate::tensor_file::{StoredDtype, StoredTensor, TensorFileWriter, split_into
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum ExportDtype {
-    /// Four bytes a weight, as they are.
+    /// Four bytes per weight, not rounded.
     Fp32,
-    /// Two bytes a weight, rounded to nearest even.
+    /// Two bytes per weight, rounded to nearest even.
     Bf16,
-    /// The matrices of linear layers in one byte a weight, E4M3 with a scale for each block of 128 x 128, as DeepSeek-V3 and
-    /// Qwen3-FP8 are published; the rest as bf16.
+    /// One byte per weight of linear layers, E4M3 with a scale for each block of 128 x 128, as DeepSeek-V3 and Qwen3-FP8
+    /// are published; all other weights as bf16.
     Fp8,
 }
 
 impl ExportDtype {
-    /// All of them.
+    /// All element types.
     pub const ALL: [ExportDtype; 3] = [ExportDtype::Fp32, ExportDtype::Bf16, ExportDtype::Fp8];
 
-    /// Its name in run files.
+    /// Name in run files.
     pub const fn name(self) -> &'static str {
         match self {
             ExportDtype::Fp32 => "fp32",
@@ -46,14 +46,14 @@ impl ExportDtype {
     }
 }
 
-/// How a folder is exported.
+/// Options of an export.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ExportOptions {
     /// The element type of the tensors.
     pub dtype: ExportDtype,
-    /// A shard takes tensors up to this size; a larger tensor gets a shard of its own.
+    /// Maximum size of a shard; a larger tensor gets its own shard.
     pub max_shard_bytes: u64,
-    /// Whether a model that is there already may be replaced.
+    /// Permission to replace an existing model.
     pub overwrite: bool,
 }
 
@@ -63,16 +63,16 @@ impl Default for ExportOptions {
     }
 }
 
-/// Writes a Hugging Face folder: calls `source` once for every entry of `names`, in order, for its values
-/// (row-major), and adds `files` (name and content: `config.json`, the tokenizer) beside the weights.
+/// Writes a Hugging Face folder: the weights, and `files` (name and content: `config.json`, the tokenizer). Calls
+/// `source` for the values (row-major) of each entry of `names`, once and in order.
 ///
-/// The folder is complete or absent. One that is replaced is whole until the new one is in place, which is one step
-/// where the file system has it; elsewhere it is for a moment whole under `<name>.old-<pid>`.
+/// The folder is complete or absent. An old folder is replaced atomically, if the file system can exchange names;
+/// otherwise it is complete under `<name>.old-<pid>` for a moment.
 ///
 /// # Errors
-/// A target that exists (without `overwrite`) or is more than a model; a value that is not finite, or not after it has
-/// been rounded ([`CheckpointError::Unsupported`] names tensor and element); a disk that refuses; what `source`
-/// returns; [`CheckpointError::Internal`] for values of another number, or files whose names are not plain.
+/// A target that exists (without `overwrite`) or holds more than a model; a value that is not finite before or after
+/// rounding ([`CheckpointError::Unsupported`], with the tensor and element); a failing disk; errors of `source`;
+/// [`CheckpointError::Internal`] for a wrong number of values or an invalid file name.
 pub fn export(
     folder: &Path,
     names: &NameMap,
@@ -83,7 +83,9 @@ pub fn export(
     names.check()?;
     let taken = |name: &str| name.starts_with("model") && name.contains(".safetensors");
     if let Some((name, _)) = files.iter().find(|(name, _)| !is_plain_name(name) || taken(name)) {
-        return Err(CheckpointError::Internal(format!("'{name}' is no name for a file beside the weights")));
+        return Err(CheckpointError::Internal(format!(
+            "'{name}' is not a valid name for a file beside the weights"
+        )));
     }
     let target = resolve(folder)?;
     replace_folder::recover(&target)?;
@@ -96,27 +98,28 @@ pub fn export(
     replace_folder::publish(temporary, &target)
 }
 
-/// One tensor of theirs on its way out.
+/// A tensor of the exported files.
 struct ExportedTensor {
     stored: StoredTensor,
+    /// Index in the name map.
     entry: usize,
     numel: usize,
     encoding: Encoding,
 }
 
-/// What is written of a part.
+/// Encoding of an exported tensor.
 #[derive(Clone, Copy)]
 enum Encoding {
-    /// Its values, in the type of the tensor.
+    /// The values, in the element type of the tensor.
     Plain,
-    /// Its values in FP8.
+    /// The values in FP8.
     Fp8(Fp8Scales),
-    /// The scales of the part before.
+    /// The scales of the preceding FP8 tensor.
     Scales,
 }
 
 impl ExportedTensor {
-    /// The tensors that a part becomes: one, or a matrix in FP8 and its scales.
+    /// The tensors for a part: one, or an FP8 matrix and its scales.
     fn from_part(
         entry: &NameEntry,
         index: usize,
@@ -153,7 +156,7 @@ impl ExportedTensor {
     }
 }
 
-/// Writes the weights into `folder`; errors about values name `target`, where it is going to be.
+/// Writes the weights into `folder`. Errors about values name `target`, its final name.
 fn write_weights(
     folder: &Path,
     target: &Path,
@@ -175,11 +178,11 @@ fn write_weights(
         0 | 1 => SINGLE_FILE.to_string(),
         n => format!("model-{:05}-of-{n:05}.safetensors", shard + 1),
     };
-    // The values of one entry, of which parts may fall into two shards.
+    // The values of the current entry, whose parts may be in different shards.
     let mut current: Option<usize> = None;
     let mut values = Vec::new();
-    let mut at = 0;
-    // Those of the matrix that was written last, which may be in another shard.
+    let mut offset = 0;
+    // The scales of the last FP8 matrix, which may be in the next shard.
     let mut scales = Vec::new();
     for (index, shard) in shards.iter().enumerate() {
         let stored: Vec<StoredTensor> = shard.iter().map(|out| out.stored.clone()).collect();
@@ -198,16 +201,16 @@ fn write_weights(
                     let problem = format!("'{name}' is {shape:?}, but the source returned {found} values");
                     return Err(CheckpointError::Internal(problem));
                 }
-                (current, at) = (Some(out.entry), 0);
+                (current, offset) = (Some(out.entry), 0);
             }
-            let part = &values[at..at + out.numel];
-            at += out.numel;
-            let refused = |at: usize, is: String, advice: &str| {
-                let problem = format!("element {at} of {:?} {is}", out.stored.shape);
+            let part = &values[offset..offset + out.numel];
+            offset += out.numel;
+            let refused = |at: usize, problem: String, advice: &str| {
+                let problem = format!("element {at} of {:?} {problem}", out.stored.shape);
                 CheckpointError::unsupported(target, &out.stored.name, problem, advice)
             };
             if let Some(at) = first_position(part, |x| !x.is_finite()) {
-                let advice = "a model with such weights computes nothing: export an earlier checkpoint";
+                let advice = "a model with such weights only computes NaN: export an earlier checkpoint";
                 return Err(refused(at, format!("is {}", part[at]), advice));
             }
             match (out.encoding, &out.stored.shape[..]) {
@@ -220,8 +223,8 @@ fn write_weights(
                 _ => {
                     let rounded = to_bf16(part);
                     if let Some(at) = first_position(&rounded, |x| !x.is_finite()) {
-                        let is = format!("is {:e}, which is infinite in bf16", part[at]);
-                        return Err(refused(at, is, "export as fp32"));
+                        let problem = format!("is {:e}, which is infinite in bf16", part[at]);
+                        return Err(refused(at, problem, "export as fp32"));
                     }
                     writer.write(bytemuck::cast_slice(&rounded))?;
                 }
@@ -251,7 +254,7 @@ fn to_bf16(values: &[f32]) -> Vec<bf16> {
     out
 }
 
-/// The folder to export to with links followed, so that the rename replaces what is meant; its parent exists.
+/// Resolves links in the path of the target, so that the rename replaces the real folder. Creates the parent folder.
 fn resolve(folder: &Path) -> Result<PathBuf> {
     if folder.exists() {
         return fs::canonicalize(folder).map_err(CheckpointError::io(folder, "find"));

@@ -1,7 +1,7 @@
-//! Reading one checkpoint: every byte that is handed over has matched its checksum.
+//! The reader of a checkpoint. The caller gets only bytes that match their checksum.
 //!
-//! A tensor is read into memory of our own, hashed there and handed over from there: what was verified is what is
-//! used, whatever happens to the file meanwhile.
+//! A tensor is read into a buffer, hashed there and passed on from there, so a change of the file cannot come between
+//! verification and use.
 
 use std::collections::HashMap;
 use std::fs;
@@ -17,7 +17,7 @@ use crate::files;
 use crate::temporary::parent;
 use crate::tensor_file::{TensorFile, TensorInfo};
 
-/// A complete checkpoint: its manifest is valid, and its files are there in full.
+/// A complete checkpoint: its manifest is valid, and its files exist with the lengths in the manifest.
 #[derive(Debug)]
 pub struct Checkpoint {
     path: PathBuf,
@@ -25,13 +25,13 @@ pub struct Checkpoint {
 }
 
 impl Checkpoint {
-    /// Opens the folder of that step; anything but a complete one is an error. Checksums are left to reading.
+    /// Opens the folder of `step` if it is complete. Checksums are compared when tensors and documents are read.
     pub(super) fn open(path: &Path, step: u64) -> Result<Self> {
         let manifest_path = path.join(MANIFEST_FILE);
         let manifest = Manifest::parse(&manifest_path, &files::read(&manifest_path)?)?;
         if manifest.step != step {
             let problem = format!("is of step {}", manifest.step);
-            let advice = "the folder was renamed: give it its old name back";
+            let advice = "the folder was renamed: restore its old name";
             return Err(CheckpointError::damaged(&manifest_path, "manifest", problem, advice));
         }
         let documents = manifest.documents.iter().map(|d| (document_file(&d.name), d.bytes));
@@ -40,15 +40,15 @@ impl Checkpoint {
             let file = path.join(file);
             let found = fs::metadata(&file).map_err(CheckpointError::io(&file, "open"))?;
             if !found.is_file() || found.len() != bytes {
-                let problem = format!("has {} bytes, and the manifest says {bytes}", found.len());
-                let advice = "the checkpoint is not complete: use another one";
+                let problem = format!("has {} bytes, but the manifest says {bytes}", found.len());
+                let advice = "the checkpoint is incomplete: use another one";
                 return Err(CheckpointError::damaged(&file, "length", problem, advice));
             }
         }
         Ok(Self { path: path.to_path_buf(), manifest })
     }
 
-    /// The step after which it was taken.
+    /// The step after which it was saved.
     pub fn step(&self) -> u64 {
         self.manifest.step
     }
@@ -58,15 +58,15 @@ impl Checkpoint {
         &self.path
     }
 
-    /// Its tensors, in the order in which they were named when it was saved.
+    /// Its tensors, in the order in which they were saved.
     pub fn tensors(&self) -> &[TensorSpec] {
         &self.manifest.specs
     }
 
-    /// Reads every file whole and compares every checksum; takes a few MiB of memory.
+    /// Reads all files and compares all checksums, with a few MiB of memory.
     ///
     /// # Errors
-    /// [`CheckpointError::Damaged`] names the first document or tensor that differs, and its file.
+    /// [`CheckpointError::Damaged`], with the first document or tensor that differs and its file.
     pub fn verify(&self) -> Result<()> {
         for entry in &self.manifest.documents {
             self.document_bytes(entry)?;
@@ -82,11 +82,10 @@ impl Checkpoint {
         Ok(())
     }
 
-    /// The document of that name, after its checksum has matched.
+    /// The document `name`, verified against its checksum.
     ///
     /// # Errors
-    /// [`CheckpointError::Damaged`] when there is none of that name, or it has been changed; it says which checkpoint
-    /// to use instead.
+    /// [`CheckpointError::Damaged`] if it does not exist or was changed, with the checkpoint to use instead.
     pub fn document(&self, name: &str) -> Result<Value> {
         let bad = |problem: String| {
             CheckpointError::damaged(&self.path.join(document_file(name)), "document", problem, ADVICE)
@@ -105,15 +104,14 @@ impl Checkpoint {
         read().map_err(|error| self.with_advice(error))
     }
 
-    /// Calls `sink(i, bytes)` once for each of `expected`, in the order of the files, with bytes that have matched
-    /// their checksum and lie at a multiple of the element size. `expected` must be exactly what was saved, in any
-    /// order. One tensor is in memory at a time.
+    /// Calls `sink(i, bytes)` once per tensor of `expected`, in the order of the files. The bytes match their checksum
+    /// and are aligned to the element size. `expected` must list exactly the saved tensors, in any order. One tensor is
+    /// in memory at a time.
     ///
     /// # Errors
-    /// Before the first call: [`CheckpointError::Tensors`] names what is missing, unexpected, or of another type or
-    /// shape. During the calls: [`CheckpointError::Damaged`] names the tensor, the file and the checkpoint to use
-    /// instead, which has been verified (what was handed over until then is good, but not all of it), and what `sink`
-    /// returns.
+    /// Before the first call: [`CheckpointError::Tensors`], with the tensors that are missing, unexpected, or of
+    /// another type or shape. During the calls: [`CheckpointError::Damaged`], with the tensor, the file and a verified
+    /// checkpoint to use instead (tensors already passed to `sink` are good, but incomplete), and errors of `sink`.
     pub fn load(
         &self,
         expected: &[TensorSpec],
@@ -123,10 +121,10 @@ impl Checkpoint {
         self.read(expected, sink)
     }
 
-    /// [`Checkpoint::load`] of some of the tensors: what `wanted` does not name is left unread.
+    /// [`Checkpoint::load`] of a subset of the tensors; the others are not read.
     ///
     /// # Errors
-    /// Those of [`Checkpoint::load`], except that other tensors are none.
+    /// Those of [`Checkpoint::load`], except for tensors that are not in `wanted`.
     pub fn load_subset(
         &self,
         wanted: &[TensorSpec],
@@ -144,7 +142,7 @@ impl Checkpoint {
         let index: HashMap<&str, usize> =
             expected.iter().enumerate().map(|(i, spec)| (spec.name.as_str(), i)).collect();
         let largest = expected.iter().filter_map(TensorSpec::bytes).max().unwrap_or(0);
-        // Words, so that every tensor lies at a multiple of its element size.
+        // Eight-byte words align the buffer to every element size.
         let mut words = vec![0u64; largest.div_ceil(8)];
         let buffer: &mut [u8] = bytemuck::cast_slice_mut(&mut words);
         for shard in 0..self.manifest.shards.len() {
@@ -160,7 +158,7 @@ impl Checkpoint {
         Ok(())
     }
 
-    /// Opens a shard: its file, and its tensors in the order of their bytes, with their places in the manifest.
+    /// Opens a shard: its file, and its tensors by offset, each with its index in the manifest.
     fn open_shard(&self, shard: usize) -> Result<(TensorFile, Vec<(usize, TensorInfo)>)> {
         let file = TensorFile::open(&self.path.join(&self.manifest.shards[shard].file))?;
         let mut members = Vec::new();
@@ -186,7 +184,7 @@ impl Checkpoint {
         Ok((file, members))
     }
 
-    /// Compares the hash of the bytes of tensor `at` with the manifest's.
+    /// Compares the hash of tensor `at` with the manifest.
     fn check_hash(&self, file: &TensorFile, at: usize, found: u64) -> Result<()> {
         if found == self.manifest.locations[at].xxh3 {
             return Ok(());
@@ -195,7 +193,7 @@ impl Checkpoint {
         Err(CheckpointError::damaged(file.path(), location, "does not match its checksum", ADVICE))
     }
 
-    /// The bytes of a document, which match its checksum.
+    /// The bytes of a document, verified against its checksum.
     fn document_bytes(&self, entry: &DocumentEntry) -> Result<Vec<u8>> {
         let path = self.path.join(document_file(&entry.name));
         let bytes = files::read(&path)?;
@@ -205,34 +203,33 @@ impl Checkpoint {
         Err(CheckpointError::damaged(&path, "document", "does not match its checksum", ADVICE))
     }
 
-    /// Says of damage what to do about it. An older checkpoint that is named has been verified.
+    /// Adds advice to an error of damage: the newest older checkpoint that is intact, which this verifies.
     fn with_advice(&self, error: CheckpointError) -> CheckpointError {
         let CheckpointError::Damaged { path, location, problem, advice } = error else { return error };
         let advice = match newest_intact(parent(&self.path), self.step()) {
             Ok(Some(older)) => format!(
-                "use {} instead, which has been verified (a resumed run does, once this one is removed)",
+                "use {} instead, which is verified (a resumed run uses it once this one is removed)",
                 older.path.display()
             ),
             Ok(None) => {
-                "no older checkpoint is whole: restore this one from a copy, or start again from the \
-                         beginning"
+                "no older checkpoint is intact: restore this one from a copy, or start from the beginning"
                     .to_string()
             }
-            // The damage matters more than why the others could not be looked at.
+            // The damage matters more than the failure to check the other checkpoints.
             Err(_) => advice,
         };
         CheckpointError::Damaged { path, location, problem, advice }
     }
 }
 
-/// What tensors of a checkpoint are that the caller did not name.
+/// Treatment of tensors that the caller did not list.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Unexpected {
     Refuse,
     Ignore,
 }
 
-/// Names every difference between the tensors of a checkpoint and those that the run expects.
+/// Compares the tensors of a checkpoint with the expected ones; the error names every difference.
 pub(super) fn check_specs(
     checkpoint: &Checkpoint,
     expected: &[TensorSpec],

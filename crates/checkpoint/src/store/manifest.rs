@@ -1,4 +1,4 @@
-//! `manifest.json`: what a checkpoint consists of, with sizes and checksums. Written last.
+//! `manifest.json`: the parts of a checkpoint with sizes and checksums. It is written last.
 
 use std::collections::HashSet;
 use std::path::Path;
@@ -18,16 +18,16 @@ pub(super) const MANIFEST_FILE: &str = "manifest.json";
 
 const FORMAT: &str = "xtrain-checkpoint";
 const VERSION: u32 = 1;
-/// What to do about a checkpoint that is damaged, as far as that is known without looking at others.
+/// Advice for a damaged checkpoint before others have been checked.
 pub(super) const ADVICE: &str = "the checkpoint is damaged: use another one";
 
-/// A checkpoint's table of contents.
+/// The table of contents of a checkpoint.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Manifest {
     pub(super) step: u64,
     pub(super) shards: Vec<FileEntry>,
     pub(super) specs: Vec<TensorSpec>,
-    /// Beside each of `specs`: where it is.
+    /// One for each of `specs`.
     pub(super) locations: Vec<TensorLocation>,
     pub(super) documents: Vec<DocumentEntry>,
 }
@@ -40,7 +40,7 @@ pub(super) struct FileEntry {
     pub(super) bytes: u64,
 }
 
-/// Where a tensor is, and what its bytes hash to.
+/// The shard that holds a tensor, and the hash of its bytes.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct TensorLocation {
     pub(super) shard: usize,
@@ -57,7 +57,7 @@ pub(super) struct DocumentEntry {
     pub(super) xxh3: u64,
 }
 
-/// The file as it is: the content, and the hash of the content's compact JSON.
+/// The file's structure: the content, and the hash of the content as compact JSON.
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct ChecksummedContent {
@@ -117,7 +117,7 @@ impl Manifest {
         Ok(bytes)
     }
 
-    /// Parses and checks bytes that may be anything; `path` is only named in errors.
+    /// Parses and checks untrusted bytes; `path` is for errors.
     pub(super) fn parse(path: &Path, bytes: &[u8]) -> Result<Self> {
         let bad = |problem: String| CheckpointError::damaged(path, "manifest", problem, ADVICE);
         let checksummed: ChecksummedContent =
@@ -125,13 +125,13 @@ impl Manifest {
         if hash(&checksummed.content) != checksummed.xxh3 {
             return Err(bad("does not match its checksum".to_string()));
         }
-        // Looked at first: another version may have other fields.
+        // Checked before the fields, which may differ in another version.
         let version = &checksummed.content["version"];
         if checksummed.content["format"] != FORMAT || *version != VERSION {
             return Err(CheckpointError::damaged(
                 path,
                 "manifest",
-                format!("is version {version}, and this program reads version {VERSION} of {FORMAT}"),
+                format!("has version {version}, but this program reads version {VERSION} of {FORMAT}"),
                 "use the version of this program that wrote it",
             ));
         }
@@ -151,34 +151,34 @@ impl Manifest {
                 .ok_or_else(|| bad(format!("tensor '{name}' has the unknown type '{}'", entry.dtype)))?;
             let spec = TensorSpec { name, dtype, shape: entry.shape.clone() };
             if !names.insert(entry.name.as_str()) || entry.shard >= shards.len() || spec.bytes().is_none() {
-                return Err(bad(format!("the entry of tensor '{}' makes no sense", spec.name)));
+                return Err(bad(format!("the entry of tensor '{}' is invalid", spec.name)));
             }
             specs.push(spec);
             locations.push(TensorLocation { shard: entry.shard, xxh3: entry.xxh3 });
         }
         if let Some(document) = documents.iter().find(|document| !is_document_name(&document.name)) {
-            return Err(bad(format!("names a document '{}'", document.name)));
+            return Err(bad(format!("lists a document with the invalid name '{}'", document.name)));
         }
         Ok(Self { step, shards, specs, locations, documents })
     }
 }
 
-/// The file of shard `index`, counted from 0.
+/// File name of shard `index`, counted from 0.
 pub(super) fn shard_file(index: usize) -> String {
     format!("state-{:05}.safetensors", index + 1)
 }
 
-/// The file of a document.
+/// File name of a document.
 pub(super) fn document_file(name: &str) -> String {
     format!("{name}.json")
 }
 
-/// Whether a document may be called so.
+/// True for a valid name of a document.
 pub(super) fn is_document_name(name: &str) -> bool {
     is_plain_name(name) && document_file(name) != MANIFEST_FILE
 }
 
-/// How a tensor lies in its safetensors file: packed formats as bytes, everything else as what it is.
+/// Type and shape of a tensor in its safetensors file. Packed formats are stored as bytes.
 pub(super) fn stored(spec: &TensorSpec) -> (StoredDtype, Vec<usize>) {
     let dtype = match spec.dtype {
         DType::F64 => StoredDtype::F64,
@@ -203,7 +203,7 @@ fn hash(content: &Value) -> u64 {
     xxh3_64(content.to_string().as_bytes())
 }
 
-/// Hashes as sixteen hexadecimal digits: JSON numbers lose bits in many readers.
+/// Serialization of hashes as sixteen hexadecimal digits, because many readers lose bits of JSON numbers.
 mod hex {
     use serde::{Deserialize, Deserializer, Serializer, de::Error};
 
@@ -247,7 +247,7 @@ mod tests {
         ) {
             let manifest = manifest(step, step);
             let mut bytes = manifest.to_bytes()?;
-            // The last byte is a line end, which may go.
+            // The last byte is a line end, which may be missing.
             let cut = cut.index(bytes.len() - 1);
             prop_assert!(Manifest::parse(Path::new("x"), &bytes[..cut]).is_err());
             let at = at.index(bytes.len());

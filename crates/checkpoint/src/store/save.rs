@@ -1,4 +1,4 @@
-//! Writing one checkpoint: aside, tensor by tensor, hashed on the way; the manifest last.
+//! The writer of a checkpoint: tensors, each hashed as it is written, then documents, then the manifest.
 
 use std::collections::HashSet;
 use std::path::{Path, PathBuf};
@@ -17,8 +17,8 @@ use crate::files::write_new;
 use crate::temporary::{self, Temporary};
 use crate::tensor_file::{StoredTensor, TensorFileWriter, split_into_shards};
 
-/// Writes the checkpoint of `step` to the folder `target`, in shards of tensors up to `max_shard_bytes` (a larger
-/// tensor gets a shard of its own); see [`super::CheckpointStore::save`].
+/// Writes the checkpoint of `step` to the folder `target`, in shards of up to `max_shard_bytes` (a larger tensor gets
+/// its own shard); see [`super::CheckpointStore::save`].
 pub(super) fn save<B: AsRef<[u8]>>(
     target: &Path,
     max_shard_bytes: usize,
@@ -42,7 +42,7 @@ pub(super) fn save<B: AsRef<[u8]>>(
                 }
                 intact = true;
             }
-            Err(error) => tracing::warn!("writing step {step} again: {error}"),
+            Err(error) => tracing::warn!("replacing the damaged step {step}: {error}"),
         }
     }
     let mut temporary = Temporary::folder(target)?;
@@ -54,12 +54,12 @@ pub(super) fn save<B: AsRef<[u8]>>(
         }
         if intact {
             tracing::warn!(
-                "{}: keeps its older documents: this file system cannot exchange folders",
+                "{}: its documents stay unchanged, because this file system cannot exchange folders",
                 target.display()
             );
             return Ok(target.to_path_buf());
         }
-        // What is lost if this process is killed now could not be loaded.
+        // The removed checkpoint is damaged, so a kill before the rename below loses nothing.
         temporary::remove_atomically(target)?;
     }
     temporary.publish(target)?;
@@ -75,7 +75,7 @@ fn write_content<B: AsRef<[u8]>>(
     documents: &[(String, Value)],
     max_shard_bytes: usize,
 ) -> Result<Manifest> {
-    // Wide elements first: every tensor then starts at a multiple of its element size, for readers that map the file.
+    // Widest elements first, so that every tensor is aligned to its element size for readers that map the file.
     let mut order: Vec<usize> = (0..tensors.len()).collect();
     order.sort_by_key(|&i| std::cmp::Reverse(stored(&tensors[i]).0.bitsize()));
     let mut shards = Vec::new();
@@ -109,24 +109,24 @@ fn write_content<B: AsRef<[u8]>>(
     Ok(Manifest { step, shards, specs: tensors.to_vec(), locations, documents: entries })
 }
 
-/// A document's file, and what the manifest says of it.
+/// A document's entry in the manifest, and the bytes of its file.
 fn document_entry(name: &str, value: &Value) -> (DocumentEntry, Vec<u8>) {
     let bytes = format!("{value:#}\n").into_bytes();
     (DocumentEntry { name: name.to_owned(), bytes: bytes.len() as u64, xxh3: xxh3_64(&bytes) }, bytes)
 }
 
-/// The tensors' sizes; names that are repeated or impossible are our own bug.
+/// The sizes of the tensors. Repeated or invalid names are bugs of the caller.
 fn check_names(tensors: &[TensorSpec], documents: &[(String, Value)]) -> Result<Vec<usize>> {
     let mut names = HashSet::new();
     if let Some((name, _)) = documents.iter().find(|(name, _)| !is_document_name(name) || !names.insert(name))
     {
-        return Err(CheckpointError::Internal(format!("a document cannot be called '{name}'")));
+        return Err(CheckpointError::Internal(format!("'{name}' is not a valid name for a document")));
     }
     let mut names = HashSet::new();
     let sizes = tensors.iter().map(|spec| {
         let name = &spec.name;
         if !names.insert(name) {
-            return Err(CheckpointError::Internal(format!("two tensors are called '{name}'")));
+            return Err(CheckpointError::Internal(format!("two tensors have the name '{name}'")));
         }
         spec.bytes().ok_or_else(|| CheckpointError::Internal(format!("the size of '{name}' overflows")))
     });
@@ -142,7 +142,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_is_saved_in_any_number_of_shards_loads_to_the_bit(
+        fn tensors_saved_in_any_number_of_shards_load_to_the_bit(
             sizes in prop::collection::vec((0usize..40, 0usize..4), 0..12), max_shard_bytes in 0usize..200
         ) {
             let dtypes = [DType::U8, DType::BF16, DType::F32, DType::F64];

@@ -1,12 +1,12 @@
-//! Stored floats to `f32`.
+//! Conversion of stored floats to `f32`.
 
 use half::f16;
 use xtrain_tensor::{DType, formats, vectorized};
 
 use super::StoredDtype;
 
-/// Converts little-endian `bytes` of F64, F32, F16, BF16 or F8_E4M3 elements; other types leave `out` alone. F64 rounds to
-/// nearest even; the first finite one that overflows by that is returned, with its position.
+/// Converts little-endian F64, F32, F16, BF16 or F8_E4M3 elements to `f32`; other types leave `out` unchanged. F64
+/// rounds to nearest even. Returns the position and value of the first finite F64 that overflows.
 pub(super) fn widen(dtype: StoredDtype, bytes: &[u8], out: &mut [f32]) -> Option<(usize, f64)> {
     match dtype {
         StoredDtype::F64 => {

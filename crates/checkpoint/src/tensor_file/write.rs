@@ -1,4 +1,4 @@
-//! The writer: the header first, from shapes alone, then one tensor at a time.
+//! The writer of a safetensors file: the header first, from the shapes, then one tensor at a time.
 
 use std::collections::{HashMap, HashSet};
 use std::fs::File;
@@ -12,7 +12,7 @@ use super::header::{LENGTH_BYTES, MAX_HEADER_BYTES, stored_bytes};
 use crate::error::{CheckpointError, Result};
 use crate::temporary::Temporary;
 
-/// A tensor that is going to be written.
+/// Name, type and shape of a tensor to be written.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StoredTensor {
     /// Its name, unique in the file.
@@ -23,24 +23,24 @@ pub struct StoredTensor {
     pub shape: Vec<usize>,
 }
 
-/// A safetensors file under way. Dropped before [`TensorFileWriter::finish`], it leaves nothing behind.
+/// A safetensors file that is being written. Dropping it before [`TensorFileWriter::finish`] removes the file.
 #[derive(Debug)]
 pub struct TensorFileWriter {
-    /// The file's final name, which errors speak of.
+    /// The final name, for errors.
     path: PathBuf,
     out: BufWriter<File>,
-    /// `None` in a folder that is itself written aside.
+    /// `None` in a folder that is itself temporary.
     temporary: Option<Temporary>,
-    /// Names and bytes of the tensors, in file order.
+    /// Names and sizes in bytes of the tensors, in the order of the file.
     expected: Vec<(String, usize)>,
     next: usize,
 }
 
 impl TensorFileWriter {
-    /// Starts a file beside `path`, of which `tensors` will be written in that order. `metadata` is free text.
+    /// Creates a temporary file beside `path` and writes the header for `tensors`, whose bytes follow in that order.
     ///
     /// # Errors
-    /// [`CheckpointError::Io`] when the disk refuses; [`CheckpointError::Internal`] for repeated names or sizes that
+    /// [`CheckpointError::Io`] if the disk fails; [`CheckpointError::Internal`] for repeated names or sizes that
     /// overflow.
     pub fn create(path: &Path, tensors: &[StoredTensor], metadata: &[(&str, &str)]) -> Result<Self> {
         let header = Layout::new(path, tensors, metadata)?;
@@ -49,7 +49,7 @@ impl TensorFileWriter {
         Self::start(path, file, Some(temporary), header)
     }
 
-    /// As [`TensorFileWriter::create`], but under the final name at once: for folders that are written aside.
+    /// [`TensorFileWriter::create`] under the final name, for a folder that is itself temporary.
     pub(crate) fn create_in_place(
         path: &Path,
         tensors: &[StoredTensor],
@@ -68,11 +68,11 @@ impl TensorFileWriter {
         Ok(Self { path: path.to_path_buf(), out, temporary, expected: layout.sizes, next: 0 })
     }
 
-    /// Appends the bytes (little-endian, row-major) of the next tensor.
+    /// Appends the next tensor's bytes (little-endian, row-major).
     ///
     /// # Errors
-    /// [`CheckpointError::Io`] when the disk refuses (full, for one); [`CheckpointError::Internal`] when the bytes
-    /// are not as many as dtype and shape ask for.
+    /// [`CheckpointError::Io`] if the disk fails (is full, for example); [`CheckpointError::Internal`] if the number
+    /// of bytes does not match dtype and shape.
     pub fn write(&mut self, bytes: &[u8]) -> Result<()> {
         let Some((name, size)) = self.expected.get(self.next) else {
             let (path, count) = (self.path.display(), self.expected.len());
@@ -81,7 +81,7 @@ impl TensorFileWriter {
         if bytes.len() != *size {
             let (path, found) = (self.path.display(), bytes.len());
             return Err(CheckpointError::Internal(format!(
-                "{path}: tensor '{name}' takes {size} bytes, and {found} were handed over"
+                "{path}: tensor '{name}' takes {size} bytes, but got {found}"
             )));
         }
         self.out.write_all(bytes).map_err(CheckpointError::io(&self.path, "write"))?;
@@ -89,10 +89,10 @@ impl TensorFileWriter {
         Ok(())
     }
 
-    /// Syncs the file to the disk, gives it its final name and returns its length in bytes.
+    /// Syncs the file, renames it to its final name and returns its length in bytes.
     ///
     /// # Errors
-    /// [`CheckpointError::Io`] when the disk refuses; [`CheckpointError::Internal`] when tensors are missing.
+    /// [`CheckpointError::Io`] if the disk fails; [`CheckpointError::Internal`] if tensors are missing.
     pub fn finish(self) -> Result<u64> {
         let Self { path, out, temporary, expected, next } = self;
         if next != expected.len() {
@@ -101,7 +101,7 @@ impl TensorFileWriter {
         }
         let file = out.into_inner().map_err(|e| CheckpointError::io(&path, "write")(e.into_error()))?;
         file.sync_all().map_err(CheckpointError::io(&path, "sync to the disk"))?;
-        let bytes = file.metadata().map_err(CheckpointError::io(&path, "read back the size of"))?.len();
+        let bytes = file.metadata().map_err(CheckpointError::io(&path, "read the size of"))?.len();
         if let Some(temporary) = temporary {
             temporary.publish(&path)?;
         }
@@ -109,7 +109,7 @@ impl TensorFileWriter {
     }
 }
 
-/// The header's JSON, padded so that the data starts at a multiple of eight bytes, and the tensors' sizes.
+/// The header's JSON, padded so that the data starts at a multiple of eight bytes, and the sizes of the tensors.
 struct Layout {
     json: Vec<u8>,
     sizes: Vec<(String, usize)>,

@@ -1,14 +1,14 @@
-//! Steps of other crates that damaged files make panic.
+//! Protection against panics of other crates on damaged files.
 
 use std::fmt::Display;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-/// Runs a step of a crate that reads what is in a file. A damaged one can make it panic, and a panic is an error here.
+/// Runs a parser of another crate and turns a panic into an error.
 ///
-/// What the step changes must be of no use after an error.
+/// After an error the caller must not use values that `step` was changing.
 pub(crate) fn catch_panic<T, E: Display>(step: impl FnOnce() -> Result<T, E>) -> Result<T, String> {
     match catch_unwind(AssertUnwindSafe(step)) {
         Ok(done) => done.map_err(|error| error.to_string()),
-        Err(_) => Err("the library that reads it gave up".to_owned()),
+        Err(_) => Err("the library that reads it failed".to_owned()),
     }
 }

@@ -1,7 +1,7 @@
 //! The errors of this crate.
 //!
-//! Every message is one line that says what was wrong, where (file, line, byte offset, shard, source) and what
-//! to do about it. Nothing here is a panic: bad input is expected input.
+//! Every message is one line: the problem, its location (file, line, byte offset, shard, source) and advice. Bad
+//! input never panics.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -9,70 +9,70 @@ use std::path::{Path, PathBuf};
 /// The result type of this crate.
 pub type Result<T> = std::result::Result<T, DataError>;
 
-/// What can go wrong with tokenizers, input files, shards and the loader.
+/// Errors of tokenizers, input files, shards and the loader.
 #[derive(Debug, thiserror::Error)]
 pub enum DataError {
-    /// The operating system refused something.
+    /// An operation of the operating system failed.
     #[error("{}: cannot {action}: {source}{}", path.display(), hint(source))]
     Io {
         /// The file or folder.
         path: PathBuf,
-        /// What was being done, as a verb: "open", "write the shard".
+        /// The operation, as a verb: "open", "write the shard".
         action: &'static str,
         /// The system's error.
         #[source]
         source: io::Error,
     },
-    /// An input file holds something that cannot be read as documents.
+    /// An input file cannot be read as documents.
     #[error("{}, {location}: {problem}; {advice}", path.display())]
     Input {
         /// The input file.
         path: PathBuf,
         /// Line, row or byte offset.
         location: String,
-        /// What was wrong.
+        /// The problem.
         problem: String,
-        /// What to do.
+        /// Advice for the user.
         advice: String,
     },
     /// A tokenizer cannot be loaded, trained or applied.
     #[error("tokenizer {location}: {problem}; {advice}")]
     Tokenizer {
-        /// The tokenizer's file or kind.
+        /// File or kind of the tokenizer.
         location: String,
-        /// What was wrong.
+        /// The problem.
         problem: String,
-        /// What to do.
+        /// Advice for the user.
         advice: String,
     },
-    /// A shard or dataset is damaged, or is not what it says.
+    /// A shard or dataset is damaged or inconsistent.
     #[error("{}: {problem}; {advice}", path.display())]
     Corrupt {
         /// The shard, index or folder.
         path: PathBuf,
-        /// What was wrong, with the byte offset where it is known.
+        /// The problem, with the byte offset if known.
         problem: String,
-        /// What to do.
+        /// Advice for the user.
         advice: String,
     },
-    /// Options, or options and data together, make no sense.
+    /// Options are invalid, alone or for this data.
     #[error("{problem}; {advice}")]
     Invalid {
-        /// What was wrong.
+        /// The problem.
         problem: String,
-        /// What to do.
+        /// Advice for the user.
         advice: String,
     },
-    /// The caller asked to stop; finished shards and vocabularies are kept.
-    #[error("stopped before the end; run the same command again to go on from what is complete")]
+    /// The caller stopped the work. Finished shards and vocabularies stay on disk.
+    #[error("stopped before the end; run the same command again to continue")]
     Interrupted,
-    /// A fault of this program, not of its input.
+    /// A bug of this program.
     #[error("internal error: {0}; please report it")]
     Internal(String),
 }
 
 impl DataError {
-    /// True when the user can mend it (files, options, disk); false for a fault of this program.
+    /// True if the user can fix the cause (files, options, disk); false for a bug of this program.
     pub fn is_users(&self) -> bool {
         !matches!(self, DataError::Internal(_))
     }
@@ -104,7 +104,7 @@ impl DataError {
         DataError::Tokenizer { location: location.into(), problem: problem.into(), advice: advice.into() }
     }
 
-    /// A tokenizer's complaint about a text, with the file that the text is from; any other error as it is.
+    /// Turns an error of the tokenizer into one of the input file `path`; other errors stay unchanged.
     pub(crate) fn in_file(self, path: &Path) -> DataError {
         match self {
             DataError::Tokenizer { location, problem, advice } => {
@@ -123,7 +123,7 @@ impl DataError {
     }
 }
 
-/// What to do about the system errors that users meet.
+/// Advice for the system errors that users meet.
 fn hint(error: &io::Error) -> &'static str {
     match error.kind() {
         io::ErrorKind::NotFound => "; check the path",

@@ -1,14 +1,14 @@
 //! Tokenizers, token shards and the deterministic, resumable loader.
 //!
-//! Text goes through three stages, each of which stands alone:
-//! - [`input`] streams documents out of `.txt`, `.jsonl` and `.parquet` files;
-//! - [`mod@prepare`] turns them, with a [`Tokenizer`], into a [`Dataset`] of [`shard`]s;
+//! Text passes through three independent stages:
+//! - [`input`] streams documents from `.txt`, `.jsonl` and `.parquet` files;
+//! - [`mod@prepare`] encodes them with a [`Tokenizer`] into a [`Dataset`] of [`shard`]s;
 //! - [`loader`] packs, shuffles and mixes token streams into [`Batch`]es.
 //!
-//! Invariants: the same input gives the same shards to the byte, on any number of threads and across kills; the
-//! same seed gives the same samples, on any number of ranks and across resumes; memory does not grow with the
-//! data; broken data is an error that says where, never a panic. `docs/data-format.md` specifies what is on the
-//! disk and the order of samples.
+//! Invariants: equal input gives byte-identical shards, with any number of threads and after any interruption; equal
+//! seeds give equal samples, with any number of ranks and after any resume; memory use does not grow with the data;
+//! broken data is an error with its location, never a panic. `docs/data-format.md` specifies the files and the order
+//! of samples.
 //!
 //! Deliberately absent: models and devices (a batch is plain vectors), downloads, chat templates.
 

@@ -1,12 +1,12 @@
-//! Gzip files: members one behind the other, and zeros behind the last one, as tapes and block devices leave them.
+//! Gzip files: several members in a row, with optional zero padding after the last one (from tapes and block devices).
 
 use std::io::{self, BufRead, ErrorKind, Read};
 
 use flate2::bufread::GzDecoder;
 
-/// The bytes of all members of a gzip file.
+/// Decompressed bytes of all members of a gzip file.
 pub(super) struct GzipMembers<R> {
-    /// Nothing only while the next one takes the file over.
+    /// `None` only while the next member takes over the file.
     member: Option<GzDecoder<R>>,
 }
 
@@ -24,7 +24,7 @@ impl<R: BufRead> Read for GzipMembers<R> {
             if len > 0 || out.is_empty() {
                 return Ok(len);
             }
-            // This member has been read and its checksum is right.
+            // The member has ended and its checksum matches.
             if !has_another_member(member.get_mut())? {
                 return Ok(0);
             }
@@ -33,7 +33,7 @@ impl<R: BufRead> Read for GzipMembers<R> {
     }
 }
 
-/// Whether there is more than zeros behind a member.
+/// True if another member follows. Zeros are padding; anything after them is an error.
 fn has_another_member(file: &mut impl BufRead) -> io::Result<bool> {
     let mut has_zeros = false;
     loop {
@@ -46,7 +46,7 @@ fn has_another_member(file: &mut impl BufRead) -> io::Result<bool> {
             0 if zeros == 0 => return Ok(false),
             0 => {}
             _ if has_zeros || zeros > 0 => {
-                return Err(io::Error::new(ErrorKind::InvalidData, "there is something behind padding"));
+                return Err(io::Error::new(ErrorKind::InvalidData, "there is data after the padding"));
             }
             _ => return Ok(true),
         }

@@ -1,4 +1,4 @@
-//! JSON lines: one object a line, one of its fields the document.
+//! JSON lines: one object per line, with the document in one of its fields.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -10,10 +10,10 @@ use super::{Piece, naming_advice, no_safe_cut, push_document};
 use crate::error::{DataError, Result};
 use crate::tokenizer::CutRule;
 
-/// A longer line is refused: a line has to be in memory whole.
+/// Maximum length of a line. A line must be in memory as a whole.
 const MAX_LINE_BYTES: usize = 256 << 20;
 
-/// Reads the documents of a `.jsonl` file. Blank lines are passed over.
+/// Reads the documents of a `.jsonl` file. Skips blank lines.
 pub(super) struct JsonLines {
     stream: InputStream,
     field: String,
@@ -28,7 +28,7 @@ impl JsonLines {
         JsonLines { stream, field, rule, line: Vec::new(), line_number: 0, queue: VecDeque::new() }
     }
 
-    /// Reads the next line with something on it; false at the end of the file.
+    /// Reads the next line that is not blank; false at the end of the file.
     fn read_line(&mut self) -> Result<bool> {
         loop {
             self.line.clear();
@@ -69,7 +69,7 @@ impl JsonLines {
                 let reason = error.to_string();
                 let reason = reason.rsplit_once(" at line ").map_or(reason.as_str(), |(reason, _)| reason);
                 let problem = format!("broken JSON at column {}: {reason}", error.column());
-                return Err(self.error(problem, "mend or remove the line (one JSON object a line, UTF-8)"));
+                return Err(self.error(problem, "fix or remove the line (one JSON object per line, UTF-8)"));
             }
         };
         push_document(&mut self.queue, text, self.rule)
@@ -99,16 +99,16 @@ impl Iterator for JsonLines {
     }
 }
 
-/// What the wanted field of an object turned out to be.
+/// Value of the text field of an object.
 enum FieldValue {
     Text(String),
-    /// Its JSON type, with article.
+    /// Not a string: its JSON type, with an article.
     Other(&'static str),
-    /// The first keys that are there instead.
+    /// No such field: the first keys of the object.
     Missing(Vec<String>),
 }
 
-/// Parses an object and keeps one field of it.
+/// Parser of an object that keeps one field.
 struct FieldSelector<'f>(&'f str);
 
 impl<'de> DeserializeSeed<'de> for FieldSelector<'_> {
@@ -152,7 +152,7 @@ impl<'de> Visitor<'de> for FieldSelector<'_> {
     }
 }
 
-/// Parses any value and keeps it if it is a string.
+/// Parser of any value that keeps a string.
 struct TextOrKind;
 
 impl<'de> DeserializeSeed<'de> for TextOrKind {

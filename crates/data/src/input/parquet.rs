@@ -1,4 +1,4 @@
-//! Parquet: one column of strings, a small batch of rows at a time.
+//! Parquet: one column of strings, read in small batches of rows.
 
 use std::collections::VecDeque;
 use std::fs::File;
@@ -16,10 +16,10 @@ use crate::catch_panic::catch_panic;
 use crate::error::{DataError, Result};
 use crate::tokenizer::CutRule;
 
-/// Rows decoded at a time; what bounds the memory is the page, which parquet decodes whole.
+/// Rows per batch. Memory use depends on the page size, because parquet decodes whole pages.
 const BATCH_ROWS: usize = 64;
 
-/// Reads one column of a parquet file as documents.
+/// Reads the documents in one column of a parquet file.
 pub(super) struct ParquetColumn {
     file: SerializedFileReader<File>,
     path: PathBuf,
@@ -32,7 +32,7 @@ pub(super) struct ParquetColumn {
     reader: Option<ColumnReaderImpl<ByteArrayType>>,
     rows_done: u64,
     rows_total: u64,
-    /// Rows of the open group that have not come yet, by the footer.
+    /// Rows of the open group that remain, according to the footer.
     rows_left: u64,
     bytes_read: Arc<AtomicU64>,
     queue: VecDeque<Piece>,
@@ -89,7 +89,7 @@ impl ParquetColumn {
         })
     }
 
-    /// Queues the documents of the next rows; false at the end of the file.
+    /// Queues the documents of the next batch of rows; false at the end of the file.
     fn read_rows(&mut self) -> Result<bool> {
         loop {
             if self.reader.is_none() && !self.open_group()? {
@@ -105,7 +105,7 @@ impl ParquetColumn {
                 Ok((rows, _, _)) => rows,
                 Err(error) => return Err(damaged(&self.path, &self.location(0), &error)),
             };
-            // A page that says to hold more or less than it was written with would add or lose documents.
+            // A page with a wrong row count would add or lose documents silently.
             if (rows == 0) != (self.rows_left == 0) || rows as u64 > self.rows_left {
                 return Err(self.row_count_error(rows as u64));
             }
@@ -149,7 +149,7 @@ impl ParquetColumn {
             .ok_or_else(|| no_safe_cut(&self.path, self.location(row), self.rule))
     }
 
-    /// Opens the column in the next row group; false when there is none.
+    /// Opens the column in the next row group; false if there is none.
     fn open_group(&mut self) -> Result<bool> {
         if self.next_group >= self.file.num_row_groups() {
             return Ok(false);
@@ -172,15 +172,15 @@ impl ParquetColumn {
         Ok(true)
     }
 
-    /// The error for an open group whose pages hold `more` rows when others are to come, or none.
-    fn row_count_error(&self, more: u64) -> DataError {
-        let said = if more > self.rows_left { "fewer" } else { "more" };
+    /// The error for pages that hold another number of rows than the footer says; `read` is the size of the last batch.
+    fn row_count_error(&self, read: u64) -> DataError {
+        let said = if read > self.rows_left { "fewer" } else { "more" };
         let problem =
             format!("its footer counts {said} rows of column {:?} than there are", self.column_name);
         damaged(&self.path, &format!("row group {}", self.next_group - 1), &problem)
     }
 
-    /// The row, counted from 1 over the whole file.
+    /// A row of the current batch, counted from 1 in the file.
     fn location(&self, row_of_batch: usize) -> String {
         format!("row {}", self.rows_done + row_of_batch as u64 + 1)
     }

@@ -1,7 +1,7 @@
-//! What is made of texts and kept for the next run: tokens and vocabularies.
+//! The cache of datasets and vocabularies on disk.
 //!
-//! An entry is a folder whose name is a hash of everything that decides it, and in which `source.json` says of what it
-//! was made. When a text has changed, entries of what it was before can be of no use again, and go.
+//! An entry is a folder named by a hash of all that determines its content; its `source.json` lists the input files.
+//! Entries of a file that has changed are removed, because they can never be used again.
 
 use std::fs;
 use std::ops::ControlFlow;
@@ -20,8 +20,8 @@ use crate::input::InputFile;
 use crate::shard::Dataset;
 use crate::tokenizer::Tokenizer;
 
-/// [`prepare()`](super::prepare()) in a folder under `cache` that is found again for equal input, tokenizer and options.
-/// Processes that ask for the same at once wait for the first.
+/// Cached [`prepare()`](super::prepare()): equal input, tokenizer and options return the dataset of an earlier call.
+/// If several processes prepare the same dataset, one does and the others wait.
 ///
 /// # Errors
 /// Those of [`prepare()`](super::prepare()).
@@ -34,13 +34,11 @@ pub fn prepare_cached(
 ) -> Result<Dataset> {
     let made_from = unfinished::made_from(inputs, tokenizer, options)?;
     let folder = entry_folder(cache, &made_from);
-    // What is finished is only read, so that a cache may be someone else's.
+    // A finished entry is only read, so the cache may be read-only.
     let remedy = |error| match error {
         DataError::Corrupt { path, problem, .. } => {
-            let advice = format!(
-                "delete {}, which only keeps what is made of the text, and run again",
-                folder.display()
-            );
+            let advice =
+                format!("delete {}, which contains only cached data, and run again", folder.display());
             DataError::Corrupt { path, problem, advice }
         }
         other => other,
@@ -58,11 +56,12 @@ pub fn prepare_cached(
     prepare_locked(inputs, tokenizer, options, &folder, on_progress)
 }
 
-/// The vocabulary of `texts`, from a folder under `cache` where it was made before. `on_progress` is called a few times
-/// a second; [`ControlFlow::Break`] stops the making, of which nothing is kept.
+/// Cached [`learn()`](super::learn()): equal texts and options return the vocabulary of an earlier call. `on_progress`
+/// is called a few times a second; [`ControlFlow::Break`] stops the work and discards it.
 ///
 /// # Errors
-/// Broken input, by file and place; no text at all; a folder that cannot be written; [`DataError::Interrupted`].
+/// Damaged input, with file and location; input without text; a folder that cannot be written;
+/// [`DataError::Interrupted`].
 pub fn learn_cached(
     texts: &[TextFiles],
     vocabulary: VocabularyKind,
@@ -91,7 +90,7 @@ fn entry_folder(cache: &Path, hash: &str) -> PathBuf {
 
 const SOURCE_FILE: &str = "source.json";
 
-/// What an entry was made of.
+/// Content of `source.json`: the description and the input files of an entry.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Provenance {
@@ -129,22 +128,25 @@ impl Provenance {
         files::write_json(&folder.join(SOURCE_FILE), self)
     }
 
-    /// Removes the entries in `cache` that were made of a file of this one before it changed. What cannot be removed,
-    /// or is just being made, stays: it costs nothing but its place.
+    /// Removes entries of `cache` with an older state of a file in this one. Entries that cannot be removed or are being
+    /// written stay; they only take space.
     fn remove_outdated(&self, cache: &Path) {
         for folder in fs::read_dir(cache).into_iter().flatten().flatten().map(|entry| entry.path()) {
             let is_outdated = Provenance::load(&folder).is_some_and(|other| other.is_outdated_by(self));
             let Some(lock) = is_outdated.then(|| open_lock(&folder).ok()).flatten() else { continue };
             if lock.try_lock().is_ok() {
-                // First what says that it is complete, so that a process killed here leaves no half dataset.
+                // The index goes first, so that a kill here leaves no folder that looks complete.
                 let is_removed = files::remove(&folder.join(crate::shard::INDEX_FILE)).is_ok()
                     && fs::remove_dir_all(&folder).is_ok();
-                tracing::debug!("{} is of text that has changed; removed: {is_removed}", folder.display());
+                tracing::debug!(
+                    "{} belongs to text that has changed; removed: {is_removed}",
+                    folder.display()
+                );
             }
         }
     }
 
-    /// Whether a file of this source is in `now` as another.
+    /// True if `now` contains a file of this entry in another state.
     fn is_outdated_by(&self, now: &Provenance) -> bool {
         self.inputs.iter().any(|was| {
             let state = |file: &ProvenanceFile| (file.bytes, file.modified_ns);
@@ -153,7 +155,7 @@ impl Provenance {
     }
 }
 
-/// Whether `folder` is an entry of a cache, in which a file of this name says so.
+/// True if `name` is the record of a cache entry, `source.json`, in `folder`.
 pub(super) fn belongs_to_cache(folder: &Path, name: &str) -> bool {
     name.strip_suffix(".tmp").unwrap_or(name) == SOURCE_FILE
         && (name != SOURCE_FILE || Provenance::load(folder).is_some())

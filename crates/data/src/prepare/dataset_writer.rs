@@ -18,10 +18,10 @@ use crate::shard::{Dataset, DatasetIndex, INDEX_FILE, SHARD_VERSION, Shard, Shar
 use crate::stream::TokenStream;
 use crate::tokenizer::Tokenizer;
 
-/// Documents of a few tokens each fill a shard's table of ends before its tokens; this closes it then.
+/// Maximum number of documents per shard, which limits the table of document ends if documents are very short.
 const SHARD_DOCUMENTS: u64 = 4 << 20;
 
-/// A run in progress: what is on the disk, and the shard being written.
+/// A dataset that is being written: the record of its complete shards, and the open shard.
 pub(super) struct DatasetWriter<'r> {
     unfinished: Unfinished,
     inputs: &'r [InputFile],
@@ -32,7 +32,7 @@ pub(super) struct DatasetWriter<'r> {
     separator: UnusedSeparator,
     started: Instant,
     progress_timer: ProgressTimer,
-    /// What an earlier run had read; known when a continued run has come to where that one ended.
+    /// Bytes that earlier runs read. A continued run knows them once its first batch has arrived.
     bytes_before: Option<u64>,
 }
 
@@ -50,7 +50,7 @@ impl<'r> DatasetWriter<'r> {
                 return Err(DataError::corrupt(
                     &path,
                     "it is not the shard that the interrupted run wrote",
-                    "delete the folder and begin again",
+                    "delete the folder and start again",
                 ));
             }
         }
@@ -68,7 +68,7 @@ impl<'r> DatasetWriter<'r> {
         })
     }
 
-    /// Tokenizes a batch in parallel and writes it in order.
+    /// Tokenizes a batch in parallel and writes its tokens in order.
     pub(super) fn add_batch(
         &mut self,
         batch: PieceBatch,
@@ -86,7 +86,7 @@ impl<'r> DatasetWriter<'r> {
     }
 
     fn write(&mut self, piece: &Piece, tokens: &[u32], position: InputPosition) -> Result<()> {
-        // Only a whole document can be empty.
+        // Only a complete document can be empty.
         if piece.text.is_empty() && piece.begins_document {
             return Ok(());
         }
@@ -110,7 +110,7 @@ impl<'r> DatasetWriter<'r> {
         Ok(())
     }
 
-    /// Finishes the current shard and records that everything before `position` is on the disk.
+    /// Finishes the open shard and records that all input before `position` is on disk.
     fn close_shard(&mut self, position: InputPosition) -> Result<()> {
         let Some(writer) = self.writer.take() else { return Ok(()) };
         writer.finish()?;
@@ -169,7 +169,7 @@ impl<'r> DatasetWriter<'r> {
             shards,
         };
         if index.tokens == 0 {
-            // Nothing of this run stays in the way of the next one; the record goes last, as it says whose the rest is.
+            // Leave nothing that would block the next run.
             discard_unfinished(&self.folder)?;
             files::remove(&self.folder.join(learn::LEARNED_FILE))?;
             return Err(no_text(self.inputs));

@@ -1,7 +1,7 @@
-//! Vocabularies that are made of the text: learned once, kept, and found again for equal input and options.
+//! Vocabularies learned from text, stored in a folder and reused for equal input and options.
 //!
-//! A folder keeps one together with a record of what it was learned from. The record is written first and names the
-//! tokenizer by its hash, so that a folder in which a process was killed is never taken for more than it is.
+//! The folder holds the tokenizer and a record with the hashes of the tokenizer and of its input. The record is written
+//! first, so a folder in which a process was killed is never mistaken for a complete one.
 
 use std::cell::RefCell;
 use std::fs::{self, File};
@@ -20,29 +20,30 @@ use crate::files;
 use crate::shard::INDEX_FILE;
 use crate::tokenizer::{CutRule, Tokenizer};
 
-/// How much text a BPE vocabulary is learned from at most: more does not change it much, and memory grows with it.
+/// Maximum size of the text that a BPE vocabulary is learned from. More text changes it little and takes more memory.
 const BPE_SAMPLE_BYTES: u64 = 128 << 20;
-/// Changes when the same text would give another vocabulary.
+/// Version of the learning algorithm; it changes when equal text gives another vocabulary.
 const VERSION: u32 = 1;
 
-/// A vocabulary that is made of the text.
+/// Kind of a vocabulary learned from text.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum VocabularyKind {
     /// Byte-level BPE.
     Bpe {
-        /// Tokens that it has at most.
+        /// Maximum number of tokens.
         size: usize,
     },
-    /// The characters that occur.
+    /// One token per character of the text.
     Chars,
 }
 
-/// The vocabulary of `texts` in the folder of a dataset that is to be made with it: who runs the same command again goes
-/// on with the vocabulary that it had. `on_progress` is called a few times a second; [`ControlFlow::Break`] stops the
-/// making, of which nothing is kept.
+/// Learns the vocabulary for a dataset and stores it in the dataset's folder, so that a repeated command continues with
+/// the same vocabulary. `on_progress` is called a few times a second; [`ControlFlow::Break`] stops the work and
+/// discards it.
 ///
 /// # Errors
-/// Broken input, by file and place; no text at all; [`crate::DataError::Interrupted`]; a folder that holds another dataset, or anything else.
+/// Damaged input, with file and location; input without text; a folder with another dataset or other files;
+/// [`crate::DataError::Interrupted`].
 pub fn learn_for_dataset(
     texts: &[TextFiles],
     vocabulary: VocabularyKind,
@@ -63,7 +64,7 @@ pub(super) fn learn_in(
     if let Some(tokenizer) = load_learned(folder, &learned_from) {
         return Ok(tokenizer);
     }
-    // What refuses does so before anything is learned.
+    // Fail before the slow part.
     if folder.exists() {
         let _lock = lock(folder)?;
         clear_for_vocabulary(folder)?;
@@ -71,7 +72,7 @@ pub(super) fn learn_in(
     let tokenizer = learn(texts, vocabulary, on_progress)?;
     files::create_folder(folder)?;
     let _lock = lock(folder)?;
-    // Nobody was kept out meanwhile: learning takes minutes, and the folder may be a finished dataset by now.
+    // The folder was not locked while learning, which takes minutes; it may be a finished dataset by now.
     if let Some(tokenizer) = load_learned(folder, &learned_from) {
         return Ok(tokenizer);
     }
@@ -82,7 +83,7 @@ pub(super) fn learn_in(
     Ok(tokenizer)
 }
 
-/// Sees to it that a vocabulary can be kept in `folder`: that nothing is there but what nobody misses.
+/// Prepares `folder` for a vocabulary: removes an unfinished run without shards, and refuses any other content.
 fn clear_for_vocabulary(folder: &Path) -> Result<()> {
     if folder.join(INDEX_FILE).exists() {
         return Err(other_dataset(folder));
@@ -91,16 +92,17 @@ fn clear_for_vocabulary(folder: &Path) -> Result<()> {
     refuse_foreign_files(folder)
 }
 
-/// A tokenizer made of `texts`, kept nowhere.
+/// Learns a vocabulary from `texts` without storing it.
 ///
 /// # Errors
-/// Texts that cannot be read or hold nothing; [`crate::DataError::Interrupted`] where `on_progress` breaks off.
+/// Damaged input; input without text; [`crate::DataError::Interrupted`] if `on_progress` returns
+/// [`ControlFlow::Break`].
 pub fn learn(
     texts: &[TextFiles],
     vocabulary: VocabularyKind,
     on_progress: &mut dyn FnMut(LearnProgress) -> ControlFlow<()>,
 ) -> Result<Tokenizer> {
-    // The reader and the merging tell of their progress in turn.
+    // Shared by the reader and the merging, which report in turn.
     let on_progress = RefCell::new(on_progress);
     let report = |learning| (on_progress.borrow_mut())(learning);
     match vocabulary {
@@ -113,19 +115,19 @@ pub fn learn(
     }
 }
 
-/// The record beside a tokenizer that was made of the text.
+/// File name of the record of a learned vocabulary.
 pub(super) const LEARNED_FILE: &str = "learned.json";
 
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct VocabularyRecord {
-    /// A hash of what decides it.
+    /// Hash of the input and options.
     learned_from: String,
-    /// The hash of the tokenizer.
+    /// Hash of the tokenizer.
     tokenizer: String,
 }
 
-/// The tokenizer in `folder`, if it is whole and was learned from just that.
+/// The tokenizer in `folder`, if it is complete and was learned from equal input and options.
 fn load_learned(folder: &Path, learned_from: &str) -> Option<Tokenizer> {
     let bytes = fs::read(folder.join(LEARNED_FILE)).ok()?;
     let learned: VocabularyRecord = serde_json::from_slice(&bytes).ok()?;
@@ -133,7 +135,7 @@ fn load_learned(folder: &Path, learned_from: &str) -> Option<Tokenizer> {
     (tokenizer.hash_hex() == learned.tokenizer).then_some(tokenizer)
 }
 
-/// Removes the record of a vocabulary that `tokenizer` is about to replace.
+/// Removes the record of another vocabulary than `tokenizer`, which is about to replace it.
 pub(super) fn remove_stale_record(folder: &Path, tokenizer: &Tokenizer) -> Result<()> {
     let path = folder.join(LEARNED_FILE);
     let learned =
@@ -144,15 +146,15 @@ pub(super) fn remove_stale_record(folder: &Path, tokenizer: &Tokenizer) -> Resul
     }
 }
 
-/// Whether a file of this name in `folder` is of a vocabulary that was learned there. The record is written first: without it a
-/// tokenizer is someone else's, and what is left of writing the record is all that can be there.
+/// True if the file `name` in `folder` belongs to a vocabulary learned there. The record is written first, so without it
+/// a tokenizer is the user's, and only a temporary of the record is ours.
 pub(super) fn belongs_to_vocabulary(folder: &Path, name: &str) -> bool {
     let whole = name.strip_suffix(".tmp").unwrap_or(name);
     whole == LEARNED_FILE
         || ["tokenizer.json", "tokenizer_config.json"].contains(&whole) && folder.join(LEARNED_FILE).exists()
 }
 
-/// A hash of everything that decides a vocabulary, and of the sizes and times of the input files.
+/// Hash of all that determines a vocabulary: its kind, and options, names, sizes and times of the input files.
 pub(super) fn learned_from(texts: &[TextFiles], vocabulary: VocabularyKind) -> Result<String> {
     let mut sources = Vec::with_capacity(texts.len());
     for TextFiles { inputs, options } in texts {

@@ -1,9 +1,8 @@
-//! From input files to a dataset folder: read, tokenize in parallel, write shards.
+//! Preparation of datasets: reads input files, tokenizes them in parallel and writes shards.
 //!
-//! Memory does not grow with the input. The shards depend on the files, the tokenizer and the options alone, never
-//! on the number of threads or on interruptions: a run that was stopped or killed continues after its last
-//! complete shard and ends with the same bytes. The index is written last, so the folder is a dataset only when it
-//! is complete.
+//! Memory use does not grow with the input. The shards depend only on the files, the tokenizer and the options, not on
+//! the number of threads or on interruptions: a stopped or killed run continues after its last complete shard and
+//! ends with the same bytes. The index is written last, so a folder with an index is a complete dataset.
 
 mod cache;
 mod dataset_writer;
@@ -32,12 +31,12 @@ use dataset_writer::DatasetWriter;
 use read_ahead::ReadAhead;
 use unfinished::Unfinished;
 
-/// What shapes a dataset beside its input and tokenizer.
+/// Options of a dataset.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PrepareOptions {
-    /// How documents lie in the files.
+    /// Location of documents in the files.
     pub input: InputOptions,
-    /// A shard is closed at the first piece of text that brings it to this many tokens.
+    /// A shard ends with the piece of text that brings it to this many tokens.
     pub shard_tokens: u64,
 }
 
@@ -47,13 +46,13 @@ impl Default for PrepareOptions {
     }
 }
 
-/// Tokenizes `inputs` into a dataset at `folder`, or continues an interrupted run, or returns the finished dataset
-/// of an equal one. `on_progress` is called a few times a second at most; [`ControlFlow::Break`] stops the run,
-/// which can be continued later.
+/// Tokenizes `inputs` into a dataset at `folder`. Continues an interrupted run of equal input, tokenizer and options,
+/// or returns its finished dataset. `on_progress` is called a few times a second at most; [`ControlFlow::Break`]
+/// stops the run, which can be continued later.
 ///
 /// # Errors
-/// Broken input, by file and place; no text at all; input that changed since the run began; a folder with
-/// something else in it; a full disk; [`DataError::Interrupted`].
+/// Damaged input, with file and location; input without text; input that changed during the run; a folder with other
+/// files; a full disk; [`DataError::Interrupted`].
 pub fn prepare(
     inputs: &[InputFile],
     tokenizer: &Tokenizer,
@@ -69,7 +68,7 @@ pub fn prepare(
 
 const LOCK_FILE: &str = ".lock";
 
-/// The file whose lock says that a process writes to the folder; the system drops the lock with the process.
+/// Opens the lock file of a folder. Its lock admits one writer and ends with the process.
 fn open_lock(folder: &Path) -> Result<File> {
     let path = folder.join(LOCK_FILE);
     File::options()
@@ -80,7 +79,7 @@ fn open_lock(folder: &Path) -> Result<File> {
         .map_err(DataError::io(&path, "create the lock"))
 }
 
-/// Locks a folder that only one process is to write to.
+/// Locks a folder; fails if another process holds the lock.
 fn lock_at_once(folder: &Path) -> Result<File> {
     let lock = open_lock(folder)?;
     match lock.try_lock() {
@@ -93,7 +92,7 @@ fn lock_at_once(folder: &Path) -> Result<File> {
     }
 }
 
-/// Locks a folder that several processes may want alike: the others wait for the first.
+/// Locks a folder; waits if another process holds the lock.
 fn lock_in_turn(folder: &Path) -> Result<File> {
     let lock = open_lock(folder)?;
     lock.lock().map_err(DataError::io(folder, "lock the folder"))?;
@@ -108,7 +107,7 @@ fn prepare_locked(
     on_progress: &mut dyn FnMut(&Progress) -> ControlFlow<()>,
 ) -> Result<Dataset> {
     if options.shard_tokens == 0 {
-        return Err(DataError::invalid("shards of 0 tokens are asked for", "give at least 1"));
+        return Err(DataError::invalid("the shard size is 0 tokens", "set at least 1"));
     }
     let made_from = unfinished::made_from(inputs, tokenizer, options)?;
     if let Some(dataset) = finished(folder, &made_from)? {
@@ -121,7 +120,7 @@ fn prepare_locked(
             refuse_foreign_files(folder)?;
             learn::remove_stale_record(folder, tokenizer)?;
             let begun = Unfinished::begin(made_from);
-            // The record comes first: whatever is in the folder after it is known to be this run's.
+            // The record comes first, so that all later files in the folder are known to belong to this run.
             begun.save(folder)?;
             begun
         }
@@ -136,7 +135,7 @@ fn prepare_locked(
     writer.finish(on_progress)
 }
 
-/// The dataset in `folder`, if there is one; an error if it is another one than is to be made.
+/// The finished dataset in `folder`, if any. A dataset of other input, tokenizer or options is an error.
 fn finished(folder: &Path, made_from: &str) -> Result<Option<Dataset>> {
     if !folder.join(INDEX_FILE).exists() {
         return Ok(None);
@@ -148,9 +147,9 @@ fn finished(folder: &Path, made_from: &str) -> Result<Option<Dataset>> {
     Err(other_dataset(folder))
 }
 
-/// Files that are all empty need no folder to be found so.
+/// Fails if all input files are empty, before a folder is created.
 fn refuse_empty(inputs: &[InputFile]) -> Result<()> {
-    // An empty file of any other kind is a damaged one, which reading it says better.
+    // An empty file of another kind is damaged; reading it gives the better error.
     let is_empty = |input: &InputFile| {
         input.bytes == 0 && input.format != Format::Parquet && input.compression == Compression::None
     };
@@ -159,14 +158,14 @@ fn refuse_empty(inputs: &[InputFile]) -> Result<()> {
 
 fn no_text(inputs: &[InputFile]) -> DataError {
     let problem = match inputs {
-        [input] => format!("{} holds no text", input.path.display()),
-        inputs => format!("the {} input files hold no text", inputs.len()),
+        [input] => format!("{} contains no text", input.path.display()),
+        inputs => format!("the {} input files contain no text", inputs.len()),
     };
     DataError::invalid(problem, "name input that is not empty")
 }
 
-/// A new dataset goes into an empty folder: nothing of the user's is mixed with it or overwritten. A vocabulary that was
-/// learned for it may be there.
+/// Fails if the folder contains the user's files, so that a dataset never mixes with or overwrites them. Our own files
+/// (a vocabulary learned for this dataset, a record of the cache) are accepted.
 fn refuse_foreign_files(folder: &Path) -> Result<()> {
     for entry in fs::read_dir(folder).map_err(DataError::io(folder, "list the folder"))? {
         let name = entry.map_err(DataError::io(folder, "list the folder"))?.file_name();
@@ -183,11 +182,11 @@ fn refuse_foreign_files(folder: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Removes what a run left that had no shard complete: it is in the way of another one, and nobody misses it. The record
-/// goes last, as it says whose the rest is.
+/// Removes the files of an unfinished run without a complete shard. Removes the record last, because it identifies the
+/// other files.
 ///
 /// # Errors
-/// There are complete shards.
+/// The run has complete shards.
 fn discard_unfinished(folder: &Path) -> Result<()> {
     match Unfinished::load(folder)? {
         None => Ok(()),
@@ -198,15 +197,18 @@ fn discard_unfinished(folder: &Path) -> Result<()> {
             Unfinished::remove(folder)
         }
         Some(_) => Err(DataError::invalid(
-            format!("{} holds an unfinished dataset of other input, tokenizer or options", folder.display()),
-            "choose another folder, or delete it to begin again",
+            format!(
+                "{} contains an unfinished dataset of other input, tokenizer or options",
+                folder.display()
+            ),
+            "choose another folder, or delete it to start again",
         )),
     }
 }
 
 fn other_dataset(folder: &Path) -> DataError {
     DataError::invalid(
-        format!("{} already holds a dataset of other input, tokenizer or options", folder.display()),
+        format!("{} already contains a dataset of other input, tokenizer or options", folder.display()),
         "choose another folder, or delete it",
     )
 }

@@ -1,47 +1,47 @@
-//! Progress of a preparation, and how often the caller is told of it.
+//! Progress reports to the caller of a preparation, and their rate.
 
 use std::time::{Duration, Instant};
 
-/// How far a run is.
+/// Progress of a run.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Progress {
-    /// Bytes of the input files, as they lie on the disk, that are done.
+    /// Bytes of the (possibly compressed) input files read.
     pub bytes_done: u64,
     /// Bytes of all input files.
     pub bytes_total: u64,
-    /// Tokens so far, those of earlier runs included.
+    /// Tokens so far, including those of earlier runs.
     pub tokens: u64,
     /// Documents so far.
     pub documents: u64,
-    /// Time since this run began.
+    /// Time since this run started.
     pub elapsed: Duration,
-    /// Bytes that an earlier run had done.
+    /// Bytes that earlier runs read.
     pub(super) bytes_before: u64,
 }
 
 impl Progress {
-    /// Speed of this run in megabytes (10^6) of input a second.
+    /// Speed of this run, in megabytes (10^6) of input per second.
     pub fn mb_per_s(&self) -> f64 {
         let bytes = self.bytes_done.saturating_sub(self.bytes_before) as f64;
         bytes / 1e6 / self.elapsed.as_secs_f64().max(1e-9)
     }
 }
 
-/// How far the making of a vocabulary is.
+/// Progress of learning a vocabulary.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LearnProgress {
-    /// The text is read.
+    /// Reading the text.
     Reading {
-        /// Bytes of the input files, as they lie on the disk, that are done.
+        /// Bytes of the (possibly compressed) input files read.
         bytes_done: u64,
         /// Bytes of all input files.
         bytes_total: u64,
     },
-    /// The most frequent pairs of tokens are merged.
+    /// Merging the most frequent pairs of tokens.
     Merging {
-        /// Merges that are found.
+        /// Merges found.
         done: usize,
-        /// Merges that are found at most.
+        /// Maximum number of merges.
         total: usize,
     },
 }

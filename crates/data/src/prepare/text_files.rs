@@ -1,4 +1,4 @@
-//! The text of input files, for making a vocabulary of it: all of it, or an even sample.
+//! The text of input files from which a vocabulary is learned: all of it, or an even sample.
 
 use std::ops::ControlFlow;
 
@@ -7,16 +7,16 @@ use crate::error::{DataError, Result};
 use crate::input::{Compression, Documents, Format, InputFile, InputOptions, read_documents};
 use crate::tokenizer::CutRule;
 
-/// Input files that are read alike.
+/// Input files with common options.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TextFiles {
     /// The files, in their order.
     pub inputs: Vec<InputFile>,
-    /// How documents lie in them.
+    /// Location of documents in them.
     pub options: InputOptions,
 }
 
-/// Reads the text of files piece by piece, and asks now and then whether to go on.
+/// Iterator over the text of input files, in pieces. Reports progress, and stops if the caller asks for it.
 pub(super) struct TextFileReader<'t> {
     files: Box<dyn Iterator<Item = (&'t InputFile, &'t InputOptions)> + 't>,
     rule: CutRule,
@@ -82,8 +82,8 @@ impl Iterator for TextFileReader<'_> {
     }
 }
 
-/// At most about `max_bytes` of what `reader` reads of `texts`, taken evenly from beginning to end; the same each
-/// time. Everything is read, only a part is given.
+/// A deterministic sample of about `max_bytes` of the text, spread evenly over `texts`. Reads all of the text and
+/// returns a part.
 pub(super) fn sample<'t>(
     texts: &[TextFiles],
     reader: TextFileReader<'t>,
@@ -94,7 +94,7 @@ pub(super) fn sample<'t>(
     reader.filter(move |text| {
         let Ok(text) = text else { return true };
         seen += text.len() as u64;
-        // Taken is kept at seen * max / expected.
+        // Keeps `taken` close to `seen * max_bytes / expected`.
         let is_due = u128::from(taken) * u128::from(expected) < u128::from(seen) * u128::from(max_bytes);
         let is_taken = is_due && taken < max_bytes;
         taken += if is_taken { text.len() as u64 } else { 0 };
@@ -102,7 +102,7 @@ pub(super) fn sample<'t>(
     })
 }
 
-/// A guess of how much text a file holds; compressed text is a third to a quarter of its size.
+/// Estimated size of the text in a file. Text compresses to a third or a quarter of its size.
 fn expected_text_bytes(input: &InputFile) -> u64 {
     let is_compressed = input.compression != Compression::None || input.format == Format::Parquet;
     if is_compressed { input.bytes * 4 } else { input.bytes }
@@ -114,13 +114,13 @@ mod tests {
     use crate::input::list_inputs;
 
     #[test]
-    fn a_sample_is_even_bounded_and_the_same_each_time() {
+    fn a_sample_is_even_bounded_and_deterministic() {
         let folder = tempfile::tempdir().unwrap();
         let written: Vec<String> = (0..50).map(|file| format!("{file:02}").repeat(500)).collect();
         for (number, text) in written.iter().enumerate() {
             std::fs::write(folder.path().join(format!("{number:02}.txt")), text).unwrap();
         }
-        // Spread over two sources, of which the sample is one.
+        // Two groups of files, sampled as one.
         let mut inputs = list_inputs(&[folder.path()]).unwrap();
         let second = TextFiles { inputs: inputs.split_off(20), options: InputOptions::default() };
         let texts = [TextFiles { inputs, options: InputOptions::default() }, second];

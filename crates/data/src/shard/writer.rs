@@ -1,4 +1,4 @@
-//! Writing a shard: tokens stream to a file aside, the header follows last, then it is synced and renamed.
+//! The writer of a shard: streams tokens to a temporary file, writes the header last, then syncs and renames the file.
 
 use std::fs::{self, File};
 use std::io::{BufWriter, Seek, SeekFrom, Write};
@@ -12,21 +12,21 @@ use crate::files;
 use crate::stream::outside_vocabulary;
 use crate::tokenizer::Tokenizer;
 
-/// Writes one shard. Dropped before [`ShardWriter::finish`] it leaves nothing behind.
+/// A shard that is being written. Dropping it before [`ShardWriter::finish`] removes the file.
 #[derive(Debug)]
 pub struct ShardWriter {
     path: PathBuf,
     temporary: PathBuf,
     file: BufWriter<File>,
     header: ShardHeader,
-    /// 8 bytes a document of this shard.
+    /// Position after each document's last token.
     ends: Vec<u64>,
     sums: ChunkSums,
     is_finished: bool,
 }
 
 impl ShardWriter {
-    /// Starts a shard that will appear at `path`.
+    /// Creates the temporary file of the shard `path`.
     ///
     /// # Errors
     /// The file cannot be created.
@@ -57,7 +57,7 @@ impl ShardWriter {
         Ok(writer)
     }
 
-    /// Appends tokens of the current document, which came from `text_bytes` bytes of text.
+    /// Appends tokens of the current document, which encode `text_bytes` bytes of text.
     ///
     /// # Errors
     /// A token outside the vocabulary; a full disk.
@@ -79,7 +79,7 @@ impl ShardWriter {
         Ok(())
     }
 
-    /// Ends the current document: writes the end-of-document token and remembers the place.
+    /// Ends the current document: writes the end-of-document token and records the position.
     ///
     /// # Errors
     /// A full disk.
@@ -90,20 +90,20 @@ impl ShardWriter {
         Ok(())
     }
 
-    /// Tokens so far.
+    /// Number of tokens so far.
     pub fn token_count(&self) -> u64 {
         self.header.token_count
     }
 
-    /// Documents ended so far.
+    /// Number of documents ended so far.
     pub fn document_count(&self) -> u64 {
         self.header.document_count
     }
 
-    /// Completes the file: it is on the disk under its name when this returns.
+    /// Completes the shard, syncs it and renames it to its final name.
     ///
     /// # Errors
-    /// A full disk; nothing is left under the name then.
+    /// A full disk; no file has the final name then.
     pub fn finish(mut self) -> Result<ShardHeader> {
         let tokens_bytes = self.header.token_count as usize * self.header.width.bytes();
         self.write_data(&[0; 8][..tokens_bytes.next_multiple_of(8) - tokens_bytes])?;
@@ -138,7 +138,7 @@ impl ShardWriter {
 impl Drop for ShardWriter {
     fn drop(&mut self) {
         if !self.is_finished {
-            // Only tidiness: the next run overwrites what is left.
+            // Best effort: the next run overwrites a leftover.
             let _ = fs::remove_file(&self.temporary);
         }
     }

@@ -1,4 +1,4 @@
-//! The choice of how documents are encoded, made once from the content of `tokenizer.json`.
+//! The encoder of documents, chosen by the content of `tokenizer.json`.
 
 use std::collections::HashMap;
 
@@ -9,7 +9,8 @@ use super::byte_bpe::ByteBpe;
 use super::cut_rule::CutRule;
 use super::space_bpe::SpaceBpe;
 
-/// What encodes a document.
+/// Encoder of documents. `added` are names of added tokens that are recognised in documents; a text with one of them is
+/// encoded by the `tokenizers` crate.
 #[derive(Debug)]
 pub(super) enum Encoder {
     Chars(HashMap<char, u32>),
@@ -18,7 +19,7 @@ pub(super) enum Encoder {
     HuggingFace,
 }
 
-/// Chooses how documents are encoded, from what the file asks for.
+/// Chooses the encoder, and the rule for splitting documents.
 pub(super) fn choose_encoder(json: &Value, added: &[(u32, AddedToken)]) -> (Encoder, CutRule) {
     let in_text: Vec<&AddedToken> =
         added.iter().map(|(_, token)| token).filter(|token| !token.special).collect();
@@ -48,12 +49,12 @@ fn byte_bpe(json: &Value, normalizer: Option<&Value>, in_text: &[&AddedToken]) -
 }
 
 fn space_bpe(json: &Value, in_text: &[&AddedToken]) -> Option<(Encoder, CutRule)> {
-    // A token that is looked for after spaces are marked may be spelled otherwise in the text.
+    // A token that is matched after normalization may be spelled differently in the text.
     let bpe = SpaceBpe::from_json(json).filter(|_| !in_text.iter().any(|token| token.normalized))?;
     let cut = if bpe.joins_before_spaces() || in_text.iter().any(|token| reaches_past_itself(token)) {
         CutRule::Never
     } else if bpe.joins_newlines() || !in_text.is_empty() {
-        // The general path, which texts with such tokens take, can only go on with a piece that begins with a space.
+        // Texts with such tokens are encoded by the `tokenizers` crate, for which later pieces must start with a space.
         CutRule::BeforeSpaces
     } else {
         CutRule::BetweenWords
@@ -65,12 +66,12 @@ fn names(tokens: &[&AddedToken]) -> Vec<String> {
     tokens.iter().map(|token| token.content.clone()).collect()
 }
 
-/// True for a token that a cut between words could break or change.
+/// True for a token that a cut between words could break or alter.
 fn reaches_past_itself(token: &AddedToken) -> bool {
     token.lstrip || token.rstrip || token.single_word || token.content.contains(char::is_whitespace)
 }
 
-/// The vocabulary of a file whose every token is one character, with no merges and nothing around them.
+/// The vocabulary of a file in which every token is one character, without merges and pre-tokenizer.
 fn char_vocab(json: &Value) -> Option<HashMap<char, u32>> {
     let model = json.get("model")?;
     let absent = |parent: &Value, key: &str| parent.get(key).is_none_or(Value::is_null);

@@ -1,8 +1,8 @@
-//! Loading `tokenizer.json` and finding, in the files around it, which tokens begin and end a text.
+//! The loader of `tokenizer.json` and its side files, which name the tokens that begin and end a text.
 //!
-//! What ends a document while packing and what stops generation differ: a chat model stops at the end of a turn
-//! but documents still end with the token that pre-training used. So the end-of-document token is a well-known
-//! one where the vocabulary has it, else the tokenizer's own end token.
+//! The token that ends documents and those that stop generation may differ: a chat model stops at the end of a turn,
+//! but its documents end with the token of pre-training. The end-of-document token is therefore a well-known one if the
+//! vocabulary has it, otherwise the tokenizer's own end token.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -19,7 +19,7 @@ use crate::catch_panic::catch_panic;
 use crate::error::{DataError, Result};
 use crate::files;
 
-/// Files that travel with a tokenizer and are kept as they are.
+/// Files that belong to a tokenizer and are saved verbatim.
 const SIDE_FILES: [&str; 8] = [
     "tokenizer_config.json",
     "special_tokens_map.json",
@@ -31,25 +31,25 @@ const SIDE_FILES: [&str; 8] = [
     "tokenizer.model",
 ];
 
-/// Names that mean the end of a document in whatever vocabulary has them as special tokens.
+/// Special tokens that end a document in every vocabulary that has them.
 const DOCUMENT_ENDS: [&str; 3] = [tokenizer_json::END_OF_TEXT, "<|end_of_text|>", "<｜end▁of▁sentence｜>"];
-/// Names tried last, for a lone `tokenizer.json`.
+/// End tokens tried last, for a `tokenizer.json` without side files.
 const TEXT_ENDS: [&str; 4] = ["</s>", "<eos>", "<|im_end|>", "<|eot_id|>"];
 
 /// Tokens of a batch are `i32`.
 const MAX_VOCAB_SIZE: usize = i32::MAX as usize;
 
-/// Where a tokenizer that is saved without its model says which tokens the model's own files named.
+/// The file in which a saved tokenizer stores begin and end tokens that the model's config named.
 const NAMED_FILE: &str = "generation_config.json";
 
-/// Token ids that a model's own files name.
+/// Begin and end tokens that a model's config names.
 #[derive(Debug, Default)]
 pub(super) struct ConfigTokens {
     ends: Vec<u32>,
     begin: Option<u32>,
 }
 
-/// Every file that a tokenizer may be saved as.
+/// Names of all files that a tokenizer may be saved in.
 pub(super) fn saved_names() -> impl Iterator<Item = &'static str> {
     SIDE_FILES.into_iter().chain(["tokenizer.json", NAMED_FILE])
 }
@@ -90,7 +90,7 @@ pub(super) fn load(path: &Path) -> Result<Tokenizer> {
     from_parts(&file.display().to_string(), files::read(&file)?, side_files, config_tokens)
 }
 
-/// Builds a tokenizer from the bytes of its files; `place` is for messages.
+/// Builds a tokenizer from the bytes of its files; `location` is for messages.
 pub(super) fn from_parts(
     location: &str,
     json: Vec<u8>,
@@ -103,8 +103,8 @@ pub(super) fn from_parts(
     let parsed: Value = serde_json::from_slice(&json).map_err(|e| broken(format!("is not JSON: {e}")))?;
     check_charsmaps(parsed.get("normalizer").unwrap_or(&Value::Null)).map_err(broken)?;
     let mut hf = catch_panic(|| tokenizers::Tokenizer::from_bytes(&json))
-        .map_err(|e| broken(format!("is not a tokenizer this version reads: {e}")))?;
-    // Documents are neither cut nor filled up here, whatever the file's last user did.
+        .map_err(|e| broken(format!("is not a tokenizer that this version reads: {e}")))?;
+    // Padding and truncation are settings of the file's last user, not of the vocabulary.
     hf.with_padding(None);
     hf.with_truncation(None).map_err(|e| broken(e.to_string()))?;
     switch_dropout_off(&mut hf);
@@ -113,10 +113,7 @@ pub(super) fn from_parts(
         return Err(broken("has no tokens".to_owned()));
     }
     if vocab_size > MAX_VOCAB_SIZE {
-        return Err(broken(format!(
-            "has a token with the id {}, which is no place in a vocabulary",
-            vocab_size - 1
-        )));
+        return Err(broken(format!("has a token with the id {}, which is too large", vocab_size - 1)));
     }
     let added: Vec<(u32, AddedToken)> = hf.get_added_tokens_decoder().into_iter().collect();
     let is_special = |id: u32| added.iter().any(|(at, token)| *at == id && token.special);
@@ -188,7 +185,7 @@ pub(super) fn from_parts(
     })
 }
 
-/// Merges left out by chance are for those who train with them again and again: here a text has one encoding.
+/// Turns off BPE dropout, a random regularisation: here a text has one encoding.
 fn switch_dropout_off(hf: &mut tokenizers::Tokenizer) {
     if let ModelWrapper::BPE(bpe) = hf.get_model()
         && bpe.dropout.is_some()
@@ -199,15 +196,15 @@ fn switch_dropout_off(hf: &mut tokenizers::Tokenizer) {
     }
 }
 
-/// Refuses tables of characters that say to be larger than they are: the tokenizers crate reserves what they say, and a
-/// process that asks for too much is ended.
+/// Refuses character maps that declare a larger size than they have. The `tokenizers` crate allocates the declared size,
+/// and an allocation that is too large ends the process.
 fn check_charsmaps(normalizer: &Value) -> std::result::Result<(), String> {
     const KEY: &str = "precompiled_charsmap";
     if let Some(map) = normalizer.get(KEY).and_then(Value::as_str)
         && let Some(said) = charsmap_bytes(map)
         && said as usize > map.len()
     {
-        return Err(format!("its {KEY} says to hold {said} bytes, which is more than there are"));
+        return Err(format!("its {KEY} declares {said} bytes, more than it has"));
     }
     match normalizer {
         Value::Object(entries) => entries.values().try_for_each(check_charsmaps),
@@ -216,7 +213,7 @@ fn check_charsmaps(normalizer: &Value) -> std::result::Result<(), String> {
     }
 }
 
-/// The size at the head of a table of characters, a little-endian number in base64; nothing where it is cut or no base64.
+/// The declared size at the start of a character map, a little-endian number in base64; `None` if it is invalid.
 fn charsmap_bytes(base64: &str) -> Option<u32> {
     let sixth = |digit: u8| match digit {
         b'A'..=b'Z' => Some(digit - b'A'),
@@ -232,7 +229,7 @@ fn charsmap_bytes(base64: &str) -> Option<u32> {
 }
 
 impl ConfigTokens {
-    /// The file that says the same to [`load`], if there is anything to say.
+    /// Name and content of the file from which [`load`] restores these tokens; `None` if there are none.
     pub(super) fn file(&self) -> Option<(&'static str, String)> {
         let mut ids = Map::new();
         if let Some(begin) = self.begin {
@@ -244,7 +241,7 @@ impl ConfigTokens {
         (!ids.is_empty()).then(|| (NAMED_FILE, format!("{:#}\n", Value::Object(ids))))
     }
 
-    /// Adds `eos_token_id` (a number or a list) and `bos_token_id` of a model's config.
+    /// Adds `eos_token_id` (a number or a list) and `bos_token_id` from a model's config.
     fn add(&mut self, config: &Value) {
         let id = |value: &Value| value.as_u64().and_then(|id| u32::try_from(id).ok());
         let ends = match config.get("eos_token_id") {

@@ -1,12 +1,12 @@
-//! Text to tokens and back.
+//! Tokenizers: encode text to tokens and decode it again.
 //!
-//! A [`Tokenizer`] is always backed by a `tokenizer.json`, loaded or made here, so that whatever serves the model
-//! elsewhere tokenizes exactly as training did. The file is kept verbatim and written back verbatim. Four of its
-//! forms (byte-level BPE with a known word pattern, BPE with marked spaces, bytes, characters) are encoded by fast
-//! paths of this crate; all others, and everything that concerns prompts and decoding, by the tokenizers crate.
+//! A [`Tokenizer`] always has a `tokenizer.json`, loaded or generated here, so that other engines tokenize exactly as
+//! training did. The file is stored and saved verbatim. Fast paths of this crate encode documents for four kinds
+//! (byte-level BPE with a known word pattern, BPE with marked spaces, bytes, characters). The `tokenizers` crate
+//! encodes documents of all other kinds, encodes prompts, and decodes.
 //!
-//! Documents are encoded as plain text: the name of a special token inside a document is not that token. Prompts
-//! are encoded as the file says, special tokens included. Both begin with the same tokens.
+//! Documents are encoded as plain text: the name of a special token in a document is not that token. Prompts are
+//! encoded as the file specifies, with special tokens. Both start with the same tokens.
 
 mod begin_of_document;
 mod byte_bpe;
@@ -42,18 +42,18 @@ use encoder::Encoder;
 use space_bpe::Prefix;
 use train_bpe::WordCounts;
 
-/// A tokenizer: encode documents and prompts, decode, save.
+/// A tokenizer: encodes documents and prompts, decodes, and is saved with datasets and models.
 #[derive(Debug)]
 pub struct Tokenizer {
-    /// The file that it is from, for messages.
+    /// Path of its file, for messages.
     location: String,
     json: Vec<u8>,
     side_files: BTreeMap<String, Vec<u8>>,
     hf: tokenizers::Tokenizer,
-    /// The same with special tokens read as text; made when a document first needs it.
+    /// `hf` with special tokens as plain text; created when first needed.
     hf_plain_text: OnceLock<tokenizers::Tokenizer>,
     encoder: Encoder,
-    /// How much text the tokenizers crate works on at a time.
+    /// Limits the text that the `tokenizers` crate encodes at a time.
     budget: ByteBudget,
     cut: CutRule,
     hash: [u8; 32],
@@ -66,31 +66,29 @@ pub struct Tokenizer {
     config_tokens: load::ConfigTokens,
 }
 
-/// So much text is with the tokenizers crate at a time, of one thread or of all together: it needs up to 300 times the
-/// size of a text.
+/// Maximum size of text in the `tokenizers` crate at a time, over all threads. Its memory use is up to 300 times that.
 pub(crate) const MAX_HF_BYTES: usize = 3 << 20;
 
 impl Tokenizer {
-    /// Loads a `tokenizer.json`, or a folder that holds one beside the usual Hugging Face files
-    /// (`tokenizer_config.json`, `special_tokens_map.json`, `generation_config.json`, `config.json`), which say
-    /// which tokens begin and end a text.
+    /// Loads a `tokenizer.json`, or a folder with one. Other Hugging Face files in the folder (`tokenizer_config.json`,
+    /// `special_tokens_map.json`, `generation_config.json`, `config.json`) name the tokens that begin and end a text.
     ///
     /// # Errors
-    /// A missing or unreadable file, a file that is no tokenizer, and one without an end-of-document token.
+    /// A missing or unreadable file; a file that is not a tokenizer; a tokenizer without an end-of-document token.
     pub fn load(path: impl AsRef<Path>) -> Result<Tokenizer> {
         load::load(path.as_ref())
     }
 
-    /// Plain bytes: 256 tokens and the end-of-document token, so a vocabulary of 257.
+    /// The tokenizer of plain bytes: 256 tokens and the end-of-document token.
     pub fn bytes() -> Tokenizer {
         Tokenizer::from_generated_json(&tokenizer_json::bytes()).expect("the bytes tokenizer is a constant")
     }
 
-    /// One token for every distinct character of `texts`, in the order of code points, and the end-of-document
-    /// token. Encoding a character that is not among them is an error.
+    /// The tokenizer of characters: one token per distinct character of `texts`, in the order of code points, and the
+    /// end-of-document token. Encoding any other character is an error.
     ///
     /// # Errors
-    /// Texts without any character; and the first error of `texts` itself.
+    /// Texts without characters; the first error of `texts`.
     pub fn chars(texts: impl IntoIterator<Item = Result<String>>) -> Result<Tokenizer> {
         let mut alphabet = BTreeSet::new();
         for text in texts {
@@ -102,14 +100,13 @@ impl Tokenizer {
         Tokenizer::from_generated_json(&tokenizer_json::chars(&alphabet))
     }
 
-    /// Trains byte-level BPE on `texts`: 256 bytes, merges, and the end-of-document token as the last id, together
-    /// at most `vocab_size`. Fewer where the text runs out of repeated pairs. The same texts give the same file to
-    /// the byte, on any number of threads. `on_merge` hears, before each merge, how many are found and how many are
-    /// looked for; [`ControlFlow::Break`] ends it.
+    /// Trains byte-level BPE on `texts`: 256 bytes, merges, and the end-of-document token as the last id, at most
+    /// `vocab_size` tokens. There are fewer if the text has too few repeated pairs. Equal texts give byte-identical
+    /// files, with any number of threads. `on_merge` gets the number of merges found and the maximum before each merge;
+    /// [`ControlFlow::Break`] stops the training.
     ///
     /// # Errors
-    /// `vocab_size` under 257; texts without any character; the first error of `texts` itself;
-    /// [`DataError::Interrupted`].
+    /// A `vocab_size` below 257; texts without characters; the first error of `texts`; [`DataError::Interrupted`].
     pub fn train_bpe(
         texts: impl IntoIterator<Item = Result<String>>,
         vocab_size: usize,
@@ -118,7 +115,7 @@ impl Tokenizer {
         let Some(max_merges) = vocab_size.checked_sub(257) else {
             return Err(DataError::invalid(
                 format!("a byte-level vocabulary of {vocab_size} tokens is too small"),
-                "ask for at least 257 (256 bytes and the end-of-document token)",
+                "use at least 257 (256 bytes and the end-of-document token)",
             ));
         };
         let mut counts = WordCounts::default();
@@ -150,16 +147,16 @@ impl Tokenizer {
         Tokenizer::from_generated_json(&tokenizer_json::byte_level_bpe(&merges))
     }
 
-    /// The tokens of a document, without any special token.
+    /// Encodes a document, without special tokens.
     ///
     /// # Errors
-    /// A character outside a character vocabulary, named; a text too long for this kind of tokenizer.
+    /// A character that a character vocabulary lacks; a text too long for this kind of tokenizer.
     pub fn encode(&self, text: &str) -> Result<Vec<u32>> {
         self.encode_piece(text, true)
     }
 
-    /// The tokens of a piece of a document, cut by [`Tokenizer::cut_rule`]: those of the document are those of its
-    /// pieces in their order. Some vocabularies put a space before a document, so it matters which piece is the first.
+    /// Encodes a piece of a document that was split by [`Tokenizer::cut_rule`]. The tokens of all pieces in order are
+    /// those of the document. Some vocabularies put a space before a document, so the first piece is marked.
     ///
     /// # Errors
     /// Those of [`Tokenizer::encode`].
@@ -184,7 +181,7 @@ impl Tokenizer {
                 }
             }
             Encoder::SpaceBpe { bpe, added } if contains(added) => {
-                // A later piece begins with the space that the file would put before it.
+                // A later piece starts with a space, which the `tokenizers` crate would add again.
                 let puts_space = bpe.prefix() == Prefix::Mark && !begins_document;
                 return self.encode_with_hf(text.strip_prefix(' ').filter(|_| puts_space).unwrap_or(text));
             }
@@ -194,11 +191,11 @@ impl Tokenizer {
         Ok(ids)
     }
 
-    /// The tokens of a prompt: those that begin a document, then those of the text, in which special tokens are
-    /// recognised. What the file adds at the end of a text is not added: the prompt goes on.
+    /// Encodes a prompt: the begin tokens of a document, then the text, with special tokens recognised. Tokens that the
+    /// file's template puts after a text are not added, because the model continues the prompt.
     ///
     /// # Errors
-    /// A character outside a character vocabulary; whatever the tokenizer itself refuses.
+    /// A character that a character vocabulary lacks; errors of the `tokenizers` crate.
     pub fn encode_prompt(&self, text: &str) -> Result<Vec<u32>> {
         if let Encoder::Chars(vocab) = &self.encoder {
             let end = self.end_of_document_name().unwrap_or_default();
@@ -214,28 +211,28 @@ impl Tokenizer {
         Ok([&self.document_begin, encoding.get_ids()].concat())
     }
 
-    /// The text of `ids`. Bytes that are no UTF-8 become U+FFFD; ids without a token (a model's vocabulary may be
-    /// padded beyond its tokenizer's) give nothing.
+    /// Decodes tokens. Bytes that are not UTF-8 become U+FFFD. Ids without a token (a model's vocabulary may be padded)
+    /// are skipped.
     ///
     /// # Errors
-    /// Whatever the file's decoder refuses.
+    /// Errors of the `tokenizers` crate.
     pub fn decode(&self, ids: &[u32], special: SpecialTokens) -> Result<String> {
         catch_panic(|| self.hf.decode(ids, special == SpecialTokens::Hide)).map_err(|e| self.refused(&e))
     }
 
-    /// A decoder that takes one token at a time and gives text as soon as it is complete.
+    /// A decoder that takes one token at a time and returns text as soon as it is complete.
     pub fn stream_decoder(&self, special: SpecialTokens) -> StreamDecoder<'_> {
         StreamDecoder::new(self, special)
     }
 
-    /// `tokenizer.json` and the files around it, by name: what `AutoTokenizer` loads.
+    /// `tokenizer.json` and its side files, by name, as `AutoTokenizer` loads them.
     pub fn files(&self) -> impl Iterator<Item = (&str, &[u8])> {
         let side = self.side_files.iter().map(|(name, bytes)| (name.as_ref(), bytes.as_ref()));
         side.chain([("tokenizer.json", self.json.as_ref())])
     }
 
-    /// Writes [`Tokenizer::files`] into `folder`, and a `generation_config.json` with the tokens that the model's own files named where
-    /// there were any: what is loaded from `folder` begins and ends texts as this one does.
+    /// Writes [`Tokenizer::files`] to `folder`, and a `generation_config.json` with the begin and end tokens of the
+    /// model's config, if it named any, so that a tokenizer loaded from `folder` has the same ones.
     ///
     /// # Errors
     /// The folder or a file cannot be written.
@@ -248,53 +245,52 @@ impl Tokenizer {
         }
     }
 
-    /// The names of all files that [`Tokenizer::save`] may write.
+    /// Names of all files that [`Tokenizer::save`] may write.
     pub(crate) fn saved_names() -> impl Iterator<Item = &'static str> {
         load::saved_names()
     }
 
-    /// One more than the largest token id, added tokens included.
+    /// Largest token id plus one, including added tokens.
     pub fn vocab_size(&self) -> usize {
         self.vocab_size
     }
 
-    /// The token that the packer puts after each document.
+    /// The token after each document of a dataset.
     pub fn end_of_document(&self) -> u32 {
         self.end_of_document
     }
 
-    /// The name of that token.
+    /// Name of the end-of-document token.
     pub fn end_of_document_name(&self) -> Option<String> {
         self.hf.id_to_token(self.end_of_document)
     }
 
-    /// The tokens at which generation stops; the end-of-document token is among them. Ascending.
+    /// Tokens at which generation stops, including the end-of-document token. Ascending.
     pub fn stop_tokens(&self) -> &[u32] {
         &self.stop_tokens
     }
 
-    /// The beginning-of-sequence token, where the files name one.
+    /// The beginning-of-sequence token, if the files name one.
     pub fn begin_of_sequence(&self) -> Option<u32> {
         self.begin
     }
 
-    /// SHA-256 of `tokenizer.json` in canonical form (keys sorted, no white space): reformatting a file keeps it,
-    /// any change of meaning changes it.
+    /// SHA-256 of `tokenizer.json` in canonical form (sorted keys, no white space), which does not depend on formatting.
     pub fn hash(&self) -> [u8; 32] {
         self.hash
     }
 
-    /// [`Tokenizer::hash`] in hexadecimal, as [`crate::Dataset::tokenizer_hash`] says it.
+    /// [`Tokenizer::hash`] in hexadecimal, comparable with [`crate::Dataset::tokenizer_hash`].
     pub fn hash_hex(&self) -> String {
         files::hex(&self.hash)
     }
 
-    /// Where a long document may be cut so that its pieces give the same tokens as the whole.
+    /// The rule for splitting long documents without changing their tokens.
     pub fn cut_rule(&self) -> CutRule {
         self.cut
     }
 
-    /// The same tokenizer with another end-of-document token.
+    /// Replaces the end-of-document token.
     pub(crate) fn with_end_of_document_id(mut self, id: u32) -> Result<Tokenizer> {
         if self.hf.id_to_token(id).is_none() {
             return Err(DataError::tokenizer(
@@ -315,16 +311,16 @@ impl Tokenizer {
         let config = serde_json::to_vec_pretty(&tokenizer_json::config(tokenizer_json::END_OF_TEXT))
             .map_err(|e| DataError::Internal(e.to_string()))?;
         let side_files = BTreeMap::from([("tokenizer_config.json".to_owned(), config)]);
-        load::from_parts("made here", bytes, side_files, load::ConfigTokens::default())
+        load::from_parts("generated", bytes, side_files, load::ConfigTokens::default())
     }
 
-    /// Documents as the tokenizers crate sees them: special tokens are text.
+    /// Encodes a document with the `tokenizers` crate, with special tokens as plain text.
     fn encode_with_hf(&self, text: &str) -> Result<Vec<u32>> {
         if text.len() > MAX_HF_BYTES {
             return Err(DataError::tokenizer(
                 "of this kind",
                 format!("cannot encode {} MiB of text as one document", text.len() >> 20),
-                "split the document (a separator, or one document a line)",
+                "split the document (with a separator, or one document per line)",
             ));
         }
         let hf_plain_text = self.hf_plain_text.get_or_init(|| {
@@ -347,23 +343,23 @@ impl Tokenizer {
     }
 
     fn refused(&self, error: &str) -> DataError {
-        DataError::tokenizer(&self.location, format!("failed: {error}"), "check the file that it came from")
+        DataError::tokenizer(&self.location, format!("failed: {error}"), "check that file")
     }
 }
 
-/// Whether decoding shows special tokens such as `<|endoftext|>`.
+/// Treatment of special tokens such as `<|endoftext|>` in decoding.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SpecialTokens {
-    /// Leave them out.
+    /// Skip them.
     Hide,
     /// Write their names.
     Show,
 }
 
-/// Training counts words in batches of about this size.
+/// Bytes of text per batch in which training counts words.
 const FEED_BYTES: usize = 8 << 20;
 
-/// SHA-256 over the value with its keys sorted.
+/// SHA-256 of a JSON value with sorted keys.
 fn canonical_hash(value: &Value) -> [u8; 32] {
     fn sorted(value: &Value) -> Value {
         match value {
@@ -379,16 +375,16 @@ fn canonical_hash(value: &Value) -> [u8; 32] {
 }
 
 fn no_text(kind: &str) -> DataError {
-    DataError::tokenizer(kind, "there is no text to make a vocabulary from", "name input that is not empty")
+    DataError::tokenizer(kind, "there is no text to learn a vocabulary from", "name input that is not empty")
 }
 
-/// Names the character at byte `at` of `text`, with what stands before it, so that it can be searched for.
+/// The error for the character at byte `at` of `text`, with the text before it, which users can search for.
 fn unknown_character(text: &str, at: usize) -> DataError {
     let c = text[at..].chars().next().unwrap_or_default();
     let before: String = text[text.floor_char_boundary(at.saturating_sub(24))..at].to_owned();
     DataError::tokenizer(
         "chars",
         format!("the character {c:?} (U+{:04X}) after {before:?} is not in the vocabulary", c as u32),
-        "make the vocabulary from text that has it, or use bytes or BPE",
+        "learn the vocabulary from text with that character, or use bytes or BPE",
     )
 }

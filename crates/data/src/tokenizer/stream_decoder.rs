@@ -1,44 +1,46 @@
-//! Tokens to text one at a time, for generation.
+//! Streaming decoder, for generation.
 
 use super::{SpecialTokens, Tokenizer};
 use crate::error::Result;
 
-/// Gives text as soon as it is complete: the bytes of one character may be spread over several tokens, and some
-/// decoders treat the first token of a text differently, so a short context is decoded with every new token.
+/// Decoder that takes one token at a time and returns text as soon as it is complete. The bytes of a character may be
+/// spread over several tokens, and some decoders treat the first token of a text differently, so each new token is
+/// decoded with a short context.
 #[derive(Debug)]
 pub struct StreamDecoder<'t> {
     tokenizer: &'t Tokenizer,
     special: SpecialTokens,
-    /// The tokens of the last text given, as context, then those not given yet.
+    /// Tokens of the text returned last, as context, then tokens whose text is pending.
     ids: Vec<u32>,
-    /// Where in `ids` the tokens not given yet begin.
-    given: usize,
+    /// Index in `ids` of the first pending token.
+    pending: usize,
 }
 
-/// Of more tokens than this without a character that is surely complete, all but the last character is given: none is this long.
-const MAX_HELD_BACK: usize = 8;
+/// Maximum number of pending tokens. If there are more, all but the last character is returned, because no character
+/// has that many tokens.
+const MAX_PENDING: usize = 8;
 
 impl<'t> StreamDecoder<'t> {
     pub(super) fn new(tokenizer: &'t Tokenizer, special: SpecialTokens) -> Self {
-        StreamDecoder { tokenizer, special, ids: Vec::new(), given: 0 }
+        StreamDecoder { tokenizer, special, ids: Vec::new(), pending: 0 }
     }
 
-    /// Takes the next token and returns the text that it completes, possibly empty.
+    /// Adds the next token and returns the text that it completes, which may be empty.
     ///
     /// # Errors
     /// Those of [`Tokenizer::decode`].
     pub fn push(&mut self, id: u32) -> Result<String> {
         self.ids.push(id);
         let now = self.tokenizer.decode(&self.ids, self.special)?;
-        // A character in the making shows as U+FFFD at the end, as one that is whole may.
+        // An incomplete character decodes to U+FFFD at the end; so may a complete one.
         if !now.ends_with('\u{FFFD}') {
             return self.take_text(&now, self.ids.len());
         }
-        if self.ids.len() - self.given <= MAX_HELD_BACK {
+        if self.ids.len() - self.pending <= MAX_PENDING {
             return Ok(String::new());
         }
-        // All but the last character: where the text without it ends, none is in the making.
-        for end in (self.given..self.ids.len()).rev() {
+        // Return all but the last character: the text before it ends with a complete one.
+        for end in (self.pending..self.ids.len()).rev() {
             let without = self.tokenizer.decode(&self.ids[..end], self.special)?;
             if without.len() < now.len() && now.starts_with(&without) {
                 return self.take_text(&without, end);
@@ -47,7 +49,7 @@ impl<'t> StreamDecoder<'t> {
         Ok(String::new())
     }
 
-    /// Returns what is left at the end: bytes that never became a character are U+FFFD.
+    /// Returns the pending text. Bytes of an incomplete character become U+FFFD.
     ///
     /// # Errors
     /// Those of [`Tokenizer::decode`].
@@ -56,13 +58,13 @@ impl<'t> StreamDecoder<'t> {
         self.take_text(&now, self.ids.len())
     }
 
-    /// What `now`, the text of the first `end` tokens, has that was not given.
+    /// The part of `now`, the text of the first `end` tokens, that has not been returned.
     fn take_text(&mut self, now: &str, end: usize) -> Result<String> {
-        let before = self.tokenizer.decode(&self.ids[..self.given], self.special)?;
+        let before = self.tokenizer.decode(&self.ids[..self.pending], self.special)?;
         let text = now.get(before.len()..).unwrap_or_default().to_owned();
         if !text.is_empty() {
-            self.ids.drain(..self.given);
-            self.given = end - self.given;
+            self.ids.drain(..self.pending);
+            self.pending = end - self.pending;
         }
         Ok(text)
     }

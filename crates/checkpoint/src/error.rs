@@ -102,8 +102,8 @@ pub enum CheckpointError {
 impl CheckpointError {
     /// True if the user can fix the cause (files, folders, disk); false for a bug of this program.
     ///
-    /// A [`CheckpointError::Caller`] counts as the user's, unless it wraps an error of this crate that does not. The
-    /// caller can downcast it to decide otherwise.
+    /// A [`CheckpointError::Caller`] counts as the user's, unless it wraps an error of this crate that does
+    /// not. The caller can downcast it to decide otherwise.
     pub fn is_users(&self) -> bool {
         match self {
             CheckpointError::Internal(_) => false,

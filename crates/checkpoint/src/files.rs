@@ -1,7 +1,8 @@
-//! File access with errors that name the file: writes of new files, reads at an offset, and the sync of folders.
+//! File access with errors that name the file: writes of new files, reads at an offset, and the sync of
+//! folders.
 //!
-//! Files are read into buffers and never memory-mapped: touching a mapped page of a file that was truncated kills
-//! the process, and a mapped page may change after it was verified.
+//! Files are read into buffers and never memory-mapped: touching a mapped page of a file that was truncated
+//! kills the process, and a mapped page may change after it was verified.
 
 use std::fs::{self, File};
 use std::io::{self, Write};

@@ -1,10 +1,10 @@
 //! Weights and training state on disk: safetensors files, Hugging Face folders, and sharded checkpoints.
 //!
-//! Invariants: no content of a file makes this crate panic; no tensor is dropped silently on import or export; a
-//! file or folder under its final name is complete, because every write is atomic (temporary name, fsync, rename).
-//! `docs/checkpoint-format.md` specifies the layouts.
-//! Deliberately absent: devices and models. Tensors pass through callbacks as bytes, and the caller passes the
-//! names as data.
+//! Invariants: no content of a file makes this crate panic; no tensor is dropped silently on import or
+//! export; a file or folder under its final name is complete, because every write is atomic (temporary name,
+//! fsync, rename). `docs/checkpoint-format.md` specifies the layouts.
+//! Deliberately absent: devices and models. Tensors pass through callbacks as bytes, and the caller passes
+//! the names as data.
 
 #[cfg(target_endian = "big")]
 compile_error!("safetensors files are little-endian, and this crate copies them without swapping bytes");

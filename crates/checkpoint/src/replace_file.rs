@@ -7,15 +7,15 @@ use std::path::Path;
 use crate::error::{CheckpointError, Result};
 use crate::temporary::{self, Temporary};
 
-/// Writes a file atomically: readers of `path` find the old file or the new one, never a part of either. After the
-/// return it is the new one, even if the power fails.
+/// Writes a file atomically: readers of `path` find the old file or the new one, never a part of either.
+/// After the return it is the new one, even if the power fails.
 ///
-/// `write` fills the temporary `<name>.tmp-<pid>` beside `path` (see `docs/checkpoint-format.md`), which is synced and
-/// renamed; then the folder is synced and leftovers of ended processes are removed.
+/// `write` fills the temporary `<name>.tmp-<pid>` beside `path` (see `docs/checkpoint-format.md`), which is
+/// synced and renamed; then the folder is synced and leftovers of ended processes are removed.
 ///
 /// # Errors
-/// [`CheckpointError::Io`], naming `path`, if the disk or `write` fails: the old file stays, and no temporary remains.
-/// [`CheckpointError::Locked`] if this process is writing `path` already.
+/// [`CheckpointError::Io`], naming `path`, if the disk or `write` fails: the old file stays, and no temporary
+/// remains. [`CheckpointError::Locked`] if this process is writing `path` already.
 pub fn replace_file(path: &Path, write: impl FnOnce(&mut BufWriter<&File>) -> io::Result<()>) -> Result<()> {
     let replaced = || -> Result<()> {
         let temporary = Temporary::file(path)?;

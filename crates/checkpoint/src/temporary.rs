@@ -1,10 +1,11 @@
-//! Temporary files and folders, `<name>.tmp-<pid>`, which are renamed to `<name>` when they are complete. To remove
-//! a file or folder atomically, it is first renamed to `<name>.tmp-<pid>.old`.
+//! Temporary files and folders, `<name>.tmp-<pid>`, which are renamed to `<name>` when they are complete. To
+//! remove a file or folder atomically, it is first renamed to `<name>.tmp-<pid>.old`.
 //!
-//! The writer holds a lock (`flock`) on its temporary; the system releases it when the process ends, for whatever
-//! reason. A temporary whose lock is free is therefore a leftover. Process ids cannot tell this: they are reused,
-//! and have no meaning in a folder that containers or hosts share.
-//! Invariant: a file or folder named `*.tmp-<pid>` or `*.tmp-<pid>.old` may be deleted once its writer has ended.
+//! The writer holds a lock (`flock`) on its temporary; the system releases it when the process ends, for
+//! whatever reason. A temporary whose lock is free is therefore a leftover. Process ids cannot tell this:
+//! they are reused, and have no meaning in a folder that containers or hosts share.
+//! Invariant: a file or folder named `*.tmp-<pid>` or `*.tmp-<pid>.old` may be deleted once its writer has
+//! ended.
 
 use std::fs::{self, File, TryLockError};
 use std::io;
@@ -17,10 +18,12 @@ use rustix::io::Errno;
 use crate::error::{CheckpointError, Result};
 use crate::files::sync_folder;
 
-/// Paths that this process is writing. Where the file system has no locks, they tell its temporaries from leftovers.
+/// Paths that this process is writing. Where the file system has no locks, they tell its temporaries from
+/// leftovers.
 static OPEN_TEMPORARIES: Mutex<Vec<PathBuf>> = Mutex::new(Vec::new());
 
-/// A file or folder under its temporary name. Dropping it removes the file or folder, unless it was published.
+/// A file or folder under its temporary name. Dropping it removes the file or folder, unless it was
+/// published.
 #[derive(Debug)]
 pub(crate) struct Temporary {
     path: PathBuf,
@@ -65,9 +68,9 @@ impl Temporary {
         sync_folder(parent(target))
     }
 
-    /// Exchanges the names of this and `target` atomically, so that a complete one has the final name at every
-    /// moment. Dropping this value then removes the old one. Returns false, without an effect, if the file system
-    /// cannot exchange names.
+    /// Exchanges the names of this and `target` atomically, so that a complete one has the final name at
+    /// every moment. Dropping this value then removes the old one. Returns false, without an effect, if the
+    /// file system cannot exchange names.
     pub(crate) fn exchange(&mut self, target: &Path) -> Result<bool> {
         self.sync()?;
         match renameat_with(CWD, &self.path, CWD, target, RenameFlags::EXCHANGE) {
@@ -76,7 +79,8 @@ impl Temporary {
             Err(Errno::INVAL | Errno::NOSYS | Errno::NOTSUP | Errno::PERM) => return Ok(false),
             Err(e) => return Err(CheckpointError::io(target, "exchange")(e.into())),
         }
-        // The old one stays until the rename is on disk: a power cut could restore its name, but not its content.
+        // The old one stays until the rename is on disk: a power cut could restore its name, but not its
+        // content.
         self.remove_on_drop = false;
         sync_folder(parent(target))?;
         self.remove_on_drop = true;
@@ -169,7 +173,8 @@ pub(crate) fn sweep(folder: &Path, is_target: impl Fn(&str) -> bool) -> Result<(
     Ok(())
 }
 
-/// Removes `path` atomically: renames it to a temporary name, then deletes that. `path` is complete or absent.
+/// Removes `path` atomically: renames it to a temporary name, then deletes that. `path` is complete or
+/// absent.
 pub(crate) fn remove_atomically(path: &Path) -> Result<()> {
     // The plain temporary name may belong to a successor of `path` that is being written.
     let mut old = temporary_path(path).into_os_string();
@@ -212,7 +217,8 @@ pub(crate) fn with_suffix(path: &Path, suffix: &str) -> PathBuf {
     path.with_file_name(name)
 }
 
-/// Target and process id of a temporary name: `("step-5", 123)` for `step-5.tmp-123` and `step-5.tmp-123.old`.
+/// Target and process id of a temporary name: `("step-5", 123)` for `step-5.tmp-123` and
+/// `step-5.tmp-123.old`.
 fn split_temporary_name(name: &str) -> Option<(&str, u32)> {
     let (target, pid) = name.strip_suffix(".old").unwrap_or(name).rsplit_once(".tmp-")?;
     Some((target, pid.parse().ok()?))

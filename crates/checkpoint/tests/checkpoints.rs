@@ -124,7 +124,8 @@ proptest! {
         }
         fs::write(&path, bytes)?;
         match store.checkpoint(5) {
-            // Opening detects truncated files and most changes of the manifest; the older step is then the latest.
+            // Opening detects truncated files and most changes of the manifest; the older step is then the
+            // latest.
             Err(error) => {
                 prop_assert!(error.is_users());
                 prop_assert_eq!(store.latest().unwrap().unwrap().step(), 4);

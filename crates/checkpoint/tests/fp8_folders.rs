@@ -1,4 +1,5 @@
-//! FP8 matrices with block scales: exported bytes and scales are right, and import returns the dequantized values.
+//! FP8 matrices with block scales: exported bytes and scales are right, and import returns the dequantized
+//! values.
 
 use std::collections::HashMap;
 use std::fs;
@@ -15,7 +16,8 @@ type Tensors = HashMap<String, Vec<f32>>;
 
 const COLS: usize = 200;
 
-/// A fused matrix whose parts do not consist of full blocks, a matrix of full blocks, an embedding and a norm.
+/// A fused matrix whose parts do not consist of full blocks, a matrix of full blocks, an embedding and a
+/// norm.
 fn names(scales: Option<Fp8Scales>) -> NameMap {
     let entry = |name: &str, shape: &[usize], parts: &[(&str, usize)], fp8| NameEntry {
         name: name.to_owned(),
@@ -35,7 +37,8 @@ fn names(scales: Option<Fp8Scales>) -> NameMap {
     }
 }
 
-/// Values of many magnitudes, so that blocks have different scales; a block of zeros; a large value at the end of a part.
+/// Values of many magnitudes, so that blocks have different scales; a block of zeros; a large value at the
+/// end of a part.
 fn values() -> Tensors {
     let mut state = 7u32;
     let mut next = || {

@@ -1,7 +1,7 @@
 //! Killed processes and full disks never damage checkpoints or exports, shown with real processes.
 //!
-//! The tests run this test binary again as a child process that runs only `child`; environment variables select its
-//! job.
+//! The tests run this test binary again as a child process that runs only `child`; environment variables
+//! select its job.
 
 use std::fs;
 use std::io::{BufRead, BufReader};
@@ -241,7 +241,8 @@ fn a_full_disk_is_an_error_that_names_the_file_and_leaves_the_older_checkpoint()
     let specs = specs();
     let documents = [("trainer".to_string(), json!({ "step": 1 }))];
     store.save(1, &specs, &mut |i| Ok(content(&specs[i], 1)), &documents).unwrap();
-    // A limit on file sizes simulates the full disk without privileges. Ignoring its signal turns it into an error.
+    // A limit on file sizes simulates the full disk without privileges. Ignoring its signal turns it into an
+    // error.
     let plain = child_command("full", dir.path());
     let mut command = Command::new("sh");
     command

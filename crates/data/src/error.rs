@@ -1,7 +1,7 @@
 //! The errors of this crate.
 //!
-//! Every message is one line: the problem, its location (file, line, byte offset, shard, source) and advice. Bad
-//! input never panics.
+//! Every message is one line: the problem, its location (file, line, byte offset, shard, source) and advice.
+//! Bad input never panics.
 
 use std::io;
 use std::path::{Path, PathBuf};

@@ -53,8 +53,8 @@ pub(crate) fn remove(path: &Path) -> Result<()> {
 /// Maximum size of a file that is read whole. Tokenizers and indexes are far smaller.
 const MAX_BYTES: u64 = 1 << 30;
 
-/// Opens a file; `action` is for errors. Refuses devices and named pipes, whose reads may never end. Reading a folder
-/// fails on its own.
+/// Opens a file; `action` is for errors. Refuses devices and named pipes, whose reads may never end. Reading
+/// a folder fails on its own.
 pub(crate) fn open(path: &Path, action: &'static str) -> Result<File> {
     let kind = fs::metadata(path).map_err(DataError::io(path, action))?;
     if !kind.is_file() && !kind.is_dir() {

@@ -5,10 +5,10 @@
 //! - [`mod@prepare`] encodes them with a [`Tokenizer`] into a [`Dataset`] of [`shard`]s;
 //! - [`loader`] packs, shuffles and mixes token streams into [`Batch`]es.
 //!
-//! Invariants: equal input gives byte-identical shards, with any number of threads and after any interruption; equal
-//! seeds give equal samples, with any number of ranks and after any resume; memory use does not grow with the data;
-//! broken data is an error with its location, never a panic. `docs/data-format.md` specifies the files and the order
-//! of samples.
+//! Invariants: equal input gives byte-identical shards, with any number of threads and after any
+//! interruption; equal seeds give equal samples, with any number of ranks and after any resume; memory use
+//! does not grow with the data; broken data is an error with its location, never a panic.
+//! `docs/data-format.md` specifies the files and the order of samples.
 //!
 //! Deliberately absent: models and devices (a batch is plain vectors), downloads, chat templates.
 

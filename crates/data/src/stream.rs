@@ -28,7 +28,8 @@ pub trait TokenStream: Send + Sync + Debug {
     /// A read past the end, a file that shrank, a token outside the vocabulary.
     fn read(&self, start: u64, out: &mut [i32]) -> Result<()>;
 
-    /// Appends the positions in `range` at which a document has ended, ascending. The next document begins there.
+    /// Appends the positions in `range` at which a document has ended, ascending. The next document begins
+    /// there.
     ///
     /// # Errors
     /// A file that shrank.

@@ -15,7 +15,8 @@ use xtrain_data::{
 const END: u32 = 0;
 const VOCAB: usize = 1 << 20;
 
-/// Documents of the given lengths, whose tokens count up from `first`, so that all differ except the end tokens.
+/// Documents of the given lengths, whose tokens count up from `first`, so that all differ except the end
+/// tokens.
 fn stream(name: &str, first: u32, lengths: &[usize]) -> Arc<dyn TokenStream> {
     let mut next = first;
     let documents: Vec<Vec<u32>> = lengths

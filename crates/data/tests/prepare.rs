@@ -556,7 +556,8 @@ fn a_vocabulary_learned_for_a_dataset_is_reused() {
     assert_eq!(contents(&mine).len(), 1);
 }
 
-/// The actions of another process between the two locks of a learning process, simulated in its progress callback.
+/// The actions of another process between the two locks of a learning process, simulated in its progress
+/// callback.
 #[test]
 fn files_written_to_a_folder_while_its_vocabulary_is_learned_stay_unchanged() {
     let (input, parent) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());

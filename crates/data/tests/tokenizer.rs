@@ -1,4 +1,5 @@
-//! Fast paths of tokenizers agree with the `tokenizers` crate, splitting changes no token, and files are saved verbatim.
+//! Fast paths of tokenizers agree with the `tokenizers` crate, splitting changes no token, and files are
+//! saved verbatim.
 
 use std::ops::ControlFlow;
 use std::path::Path;
@@ -37,7 +38,8 @@ fn load_json(json: &Value) -> Tokenizer {
     Tokenizer::load(&file).unwrap()
 }
 
-/// A vocabulary like Llama 2's: characters with marked spaces, merges over the whole text, bytes for unknown characters.
+/// A vocabulary like Llama 2's: characters with marked spaces, merges over the whole text, bytes for unknown
+/// characters.
 fn spaced() -> Value {
     let mut vocab: Vec<String> = ["<unk>", "<s>", "</s>"].map(str::to_owned).into();
     vocab.extend((0..=255).map(|byte| format!("<0x{byte:02X}>")));

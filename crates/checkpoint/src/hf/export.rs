@@ -27,8 +27,8 @@ pub enum ExportDtype {
     Fp32,
     /// Two bytes per weight, rounded to nearest even.
     Bf16,
-    /// One byte per weight of linear layers, E4M3 with a scale for each block of 128 x 128, as DeepSeek-V3 and Qwen3-FP8
-    /// are published; all other weights as bf16.
+    /// One byte per weight of linear layers, E4M3 with a scale for each block of 128 x 128, as DeepSeek-V3
+    /// and Qwen3-FP8 are published; all other weights as bf16.
     Fp8,
 }
 
@@ -63,16 +63,16 @@ impl Default for ExportOptions {
     }
 }
 
-/// Writes a Hugging Face folder: the weights, and `files` (name and content: `config.json`, the tokenizer). Calls
-/// `source` for the values (row-major) of each entry of `names`, once and in order.
+/// Writes a Hugging Face folder: the weights, and `files` (name and content: `config.json`, the tokenizer).
+/// Calls `source` for the values (row-major) of each entry of `names`, once and in order.
 ///
-/// The folder is complete or absent. An old folder is replaced atomically, if the file system can exchange names;
-/// otherwise it is complete under `<name>.old-<pid>` for a moment.
+/// The folder is complete or absent. An old folder is replaced atomically, if the file system can exchange
+/// names; otherwise it is complete under `<name>.old-<pid>` for a moment.
 ///
 /// # Errors
-/// A target that exists (without `overwrite`) or holds more than a model; a value that is not finite before or after
-/// rounding ([`CheckpointError::Unsupported`], with the tensor and element); a failing disk; errors of `source`;
-/// [`CheckpointError::Internal`] for a wrong number of values or an invalid file name.
+/// A target that exists (without `overwrite`) or holds more than a model; a value that is not finite before
+/// or after rounding ([`CheckpointError::Unsupported`], with the tensor and element); a failing disk; errors
+/// of `source`; [`CheckpointError::Internal`] for a wrong number of values or an invalid file name.
 pub fn export(
     folder: &Path,
     names: &NameMap,
@@ -254,7 +254,8 @@ fn to_bf16(values: &[f32]) -> Vec<bf16> {
     out
 }
 
-/// Resolves links in the path of the target, so that the rename replaces the real folder. Creates the parent folder.
+/// Resolves links in the path of the target, so that the rename replaces the real folder. Creates the parent
+/// folder.
 fn resolve(folder: &Path) -> Result<PathBuf> {
     if folder.exists() {
         return fs::canonicalize(folder).map_err(CheckpointError::io(folder, "find"));

@@ -1,6 +1,6 @@
 //! FP8 matrices with a scale for each block of 128 x 128, in the layout of DeepSeek-V3: `NAME` in E4M3, and
-//! `NAME_scale_inv`, the factor that dequantizes each block. Blocks at the edges are smaller if 128 does not divide
-//! the size.
+//! `NAME_scale_inv`, the factor that dequantizes each block. Blocks at the edges are smaller if 128 does not
+//! divide the size.
 
 use rayon::prelude::*;
 use xtrain_tensor::formats::{cast_scale, narrow};
@@ -28,8 +28,8 @@ pub(super) fn is_e4m3(tensor: &TensorInfo) -> bool {
     tensor.dtype == StoredDtype::F8_E4M3
 }
 
-/// True for an inverse scale with which dequantized values are exact in bf16 and survive a second cast: a power of two
-/// of moderate size.
+/// True for an inverse scale with which dequantized values are exact in bf16 and survive a second cast: a
+/// power of two of moderate size.
 pub(super) fn is_exact_in_bf16(inverse: f32) -> bool {
     inverse.to_bits() & 0x807F_FFFF == 0 && (2f32.powi(-100)..=2f32.powi(100)).contains(&inverse)
 }
@@ -79,8 +79,8 @@ fn multiply_blocks(values: &mut [f32], cols: usize, factors: &[f32]) {
     }
 }
 
-/// Checks the type of a tensor whose shape is known to be right. It must be readable and have no scales, or be an E4M3
-/// matrix with block scales.
+/// Checks the type of a tensor whose shape is known to be right. It must be readable and have no scales, or
+/// be an E4M3 matrix with block scales.
 pub(super) fn check_type(source: &HfFolder, file: &TensorFile, tensor: &TensorInfo) -> Result<()> {
     let (name, dtype) = (&tensor.name, tensor.dtype);
     let scale_name = scale_name(name);
@@ -124,7 +124,8 @@ pub(super) fn check_type(source: &HfFolder, file: &TensorFile, tensor: &TensorIn
     }
 }
 
-/// Reads and dequantizes an FP8 matrix that [`check_type`] accepted: each value times its scale, rounded once to f32.
+/// Reads and dequantizes an FP8 matrix that [`check_type`] accepted: each value times its scale, rounded once
+/// to f32.
 pub(super) fn read_dequantized(
     source: &HfFolder,
     file: &TensorFile,

@@ -9,14 +9,14 @@ use super::{ExportDtype, NameMap, TiedName, first_position, fp8};
 use crate::error::{BoxError, CheckpointError, Result, comma_separated};
 use crate::tensor_file::{StoredDtype, TensorFile, TensorInfo};
 
-/// Reads a Hugging Face folder: calls `sink` with the name and values (`f32`, row-major) of each entry of `names`, once
-/// and in order. At most one entry is in memory at a time.
+/// Reads a Hugging Face folder: calls `sink` with the name and values (`f32`, row-major) of each entry of
+/// `names`, once and in order. At most one entry is in memory at a time.
 ///
 /// # Errors
-/// Before the first call: a folder without safetensors; damaged files; tensors that are missing, unknown, of other
-/// shapes, quantised in another format than [`ExportDtype::Fp8`], or tied but not equal. During the calls: a value that
-/// is not finite or too large for `f32` ([`CheckpointError::Unsupported`], with the tensor and element), a file that
-/// shrinks, and errors of `sink`.
+/// Before the first call: a folder without safetensors; damaged files; tensors that are missing, unknown, of
+/// other shapes, quantised in another format than [`ExportDtype::Fp8`], or tied but not equal. During the
+/// calls: a value that is not finite or too large for `f32` ([`CheckpointError::Unsupported`], with the
+/// tensor and element), a file that shrinks, and errors of `sink`.
 pub fn import(
     folder: &Path,
     names: &NameMap,
@@ -57,9 +57,9 @@ pub fn import(
     Ok(())
 }
 
-/// The smallest element type in which an export by `names` loses nothing of the weights in `folder`. It is FP8 if just
-/// the matrices that `names` exports as FP8 are FP8, with scales that are powers of two, and all others are bf16; bf16
-/// if all tensors are bf16 or such FP8; otherwise fp32.
+/// The smallest element type in which an export by `names` loses nothing of the weights in `folder`. It is
+/// FP8 if just the matrices that `names` exports as FP8 are FP8, with scales that are powers of two, and all
+/// others are bf16; bf16 if all tensors are bf16 or such FP8; otherwise fp32.
 ///
 /// # Errors
 /// A folder without safetensors; damaged files.

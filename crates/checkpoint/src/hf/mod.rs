@@ -1,10 +1,11 @@
 //! Hugging Face folders: `model.safetensors`, or shards with an index, imported and exported by a name map.
 //!
-//! A name map is data: it lists the Hugging Face tensors that, stacked along dimension 0, form each tensor of the
-//! model. FP8 is E4M3 with block scales (see `fp8`); other quantised weights are refused.
-//! Invariant: imported and exported weights are finite. An infinity or a NaN is an error that names the element.
-//! Deliberately absent: `config.json` and the tokenizer, which belong to the model and data crates. [`export`] writes
-//! their bytes unchanged.
+//! A name map is data: it lists the Hugging Face tensors that, stacked along dimension 0, form each tensor of
+//! the model. FP8 is E4M3 with block scales (see `fp8`); other quantised weights are refused.
+//! Invariant: imported and exported weights are finite. An infinity or a NaN is an error that names the
+//! element.
+//! Deliberately absent: `config.json` and the tokenizer, which belong to the model and data crates.
+//! [`export`] writes their bytes unchanged.
 
 mod export;
 mod folder;
@@ -48,16 +49,16 @@ pub struct NameEntry {
     pub shape: Vec<usize>,
     /// The Hugging Face tensors, top to bottom.
     pub parts: Vec<NamePart>,
-    /// The scales to export a matrix with as [`ExportDtype::Fp8`]; without them it is exported as bf16. Import ignores
-    /// this, because the files say which tensors are FP8.
+    /// The scales to export a matrix with as [`ExportDtype::Fp8`]; without them it is exported as bf16.
+    /// Import ignores this, because the files say which tensors are FP8.
     pub fp8: Option<Fp8Scales>,
 }
 
 /// Scales of an FP8 matrix, one for each block of 128 x 128: 448 / amax of the block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fp8Scales {
-    /// Rounded down to powers of two. Scaling is then exact, bf16 holds the dequantized values exactly, and a second
-    /// cast reproduces the same FP8.
+    /// Rounded down to powers of two. Scaling is then exact, bf16 holds the dequantized values exactly, and a
+    /// second cast reproduces the same FP8.
     PowersOfTwo,
     /// Not rounded.
     Exact,
@@ -74,8 +75,8 @@ pub struct NamePart {
 
 /// A Hugging Face tensor that repeats another one (`lm_head.weight` of a tied head).
 ///
-/// It may be absent, or present and bit-identical to `same_as`. If `same_as` is absent, it is read in its place. It is
-/// never exported.
+/// It may be absent, or present and bit-identical to `same_as`. If `same_as` is absent, it is read in its
+/// place. It is never exported.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TiedName {
     /// The tensor that may be absent.

@@ -1,11 +1,12 @@
 //! Replacement of a folder by a new one, which loses neither if the process is killed.
 //!
-//! The new folder is complete and synced as `<name>.tmp-<pid>`. It exchanges its name with the old one atomically,
-//! and the old one is removed.
+//! The new folder is complete and synced as `<name>.tmp-<pid>`. It exchanges its name with the old one
+//! atomically, and the old one is removed.
 //!
-//! On file systems that cannot exchange names, the old folder is renamed to `<name>.old-<pid>`, the new one to `<name>`,
-//! and the old one is removed. After a kill between the two renames, the old folder is complete under `.old-<pid>`,
-//! and the next export to `<name>` restores it first. After a kill later than that, the next export removes it.
+//! On file systems that cannot exchange names, the old folder is renamed to `<name>.old-<pid>`, the new one
+//! to `<name>`, and the old one is removed. After a kill between the two renames, the old folder is complete
+//! under `.old-<pid>`, and the next export to `<name>` restores it first. After a kill later than that, the
+//! next export removes it.
 
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -1,7 +1,7 @@
 //! The reader of a checkpoint. The caller gets only bytes that match their checksum.
 //!
-//! A tensor is read into a buffer, hashed there and passed on from there, so a change of the file cannot come between
-//! verification and use.
+//! A tensor is read into a buffer, hashed there and passed on from there, so a change of the file cannot come
+//! between verification and use.
 
 use std::collections::HashMap;
 use std::fs;
@@ -25,7 +25,8 @@ pub struct Checkpoint {
 }
 
 impl Checkpoint {
-    /// Opens the folder of `step` if it is complete. Checksums are compared when tensors and documents are read.
+    /// Opens the folder of `step` if it is complete. Checksums are compared when tensors and documents are
+    /// read.
     pub(super) fn open(path: &Path, step: u64) -> Result<Self> {
         let manifest_path = path.join(MANIFEST_FILE);
         let manifest = Manifest::parse(&manifest_path, &files::read(&manifest_path)?)?;
@@ -104,14 +105,15 @@ impl Checkpoint {
         read().map_err(|error| self.with_advice(error))
     }
 
-    /// Calls `sink(i, bytes)` once per tensor of `expected`, in the order of the files. The bytes match their checksum
-    /// and are aligned to the element size. `expected` must list exactly the saved tensors, in any order. One tensor is
-    /// in memory at a time.
+    /// Calls `sink(i, bytes)` once per tensor of `expected`, in the order of the files. The bytes match their
+    /// checksum and are aligned to the element size. `expected` must list exactly the saved tensors, in any
+    /// order. One tensor is in memory at a time.
     ///
     /// # Errors
-    /// Before the first call: [`CheckpointError::Tensors`], with the tensors that are missing, unexpected, or of
-    /// another type or shape. During the calls: [`CheckpointError::Damaged`], with the tensor, the file and a verified
-    /// checkpoint to use instead (tensors already passed to `sink` are good, but incomplete), and errors of `sink`.
+    /// Before the first call: [`CheckpointError::Tensors`], with the tensors that are missing, unexpected, or
+    /// of another type or shape. During the calls: [`CheckpointError::Damaged`], with the tensor, the file
+    /// and a verified checkpoint to use instead (tensors already passed to `sink` are good, but incomplete),
+    /// and errors of `sink`.
     pub fn load(
         &self,
         expected: &[TensorSpec],

@@ -1,8 +1,9 @@
 //! The checkpoint store: a folder of `step-<N>/` folders, each complete or absent.
 //!
-//! A step is written to `step-<N>.tmp-<pid>/` (tensors, documents, and the manifest last), synced and renamed. Its
-//! content decides whether it is complete: a step without a manifest, or with missing or shorter files, is skipped.
-//! A folder in which all steps are incomplete is an error, so that a resume never restarts from zero by mistake.
+//! A step is written to `step-<N>.tmp-<pid>/` (tensors, documents, and the manifest last), synced and
+//! renamed. Its content decides whether it is complete: a step without a manifest, or with missing or shorter
+//! files, is skipped. A folder in which all steps are incomplete is an error, so that a resume never restarts
+//! from zero by mistake.
 
 mod load;
 mod lock;
@@ -58,8 +59,8 @@ pub struct CheckpointStore {
 }
 
 impl CheckpointStore {
-    /// Opens a folder, creating it if needed, and removes leftovers of ended processes. Steps that another process is
-    /// writing are not touched.
+    /// Opens a folder, creating it if needed, and removes leftovers of ended processes. Steps that another
+    /// process is writing are not touched.
     ///
     /// # Errors
     /// [`CheckpointError::Io`] if the folder cannot be created or listed.
@@ -69,18 +70,19 @@ impl CheckpointStore {
         Ok(Self { folder: folder.to_path_buf() })
     }
 
-    /// Writes the checkpoint of `step` and returns its folder. An existing checkpoint of that step stays if it matches
-    /// its checksums and has equal documents; otherwise it is replaced. An intact one is replaced atomically, or kept
-    /// if the file system cannot exchange names.
+    /// Writes the checkpoint of `step` and returns its folder. An existing checkpoint of that step stays if
+    /// it matches its checksums and has equal documents; otherwise it is replaced. An intact one is replaced
+    /// atomically, or kept if the file system cannot exchange names.
     ///
-    /// `read(i)` returns the bytes (little-endian, row-major; packed formats in their packed form) of `tensors[i]`. It
-    /// is called once per tensor, in the order of the files; one tensor is in memory at a time. `documents` are named
-    /// JSON values; they must not contain values that JSON cannot hold (NaN, infinities).
+    /// `read(i)` returns the bytes (little-endian, row-major; packed formats in their packed form) of
+    /// `tensors[i]`. It is called once per tensor, in the order of the files; one tensor is in memory at a
+    /// time. `documents` are named JSON values; they must not contain values that JSON cannot hold (NaN,
+    /// infinities).
     ///
     /// # Errors
-    /// [`CheckpointError::Io`] if the disk fails (no temporary remains), [`CheckpointError::Tensors`] if the step is
-    /// complete with other tensors, [`CheckpointError::Locked`] if another process is writing it, the error of `read`,
-    /// and [`CheckpointError::Internal`] for repeated names or a wrong number of bytes.
+    /// [`CheckpointError::Io`] if the disk fails (no temporary remains), [`CheckpointError::Tensors`] if the
+    /// step is complete with other tensors, [`CheckpointError::Locked`] if another process is writing it, the
+    /// error of `read`, and [`CheckpointError::Internal`] for repeated names or a wrong number of bytes.
     pub fn save<B: AsRef<[u8]>>(
         &self,
         step: u64,
@@ -91,8 +93,8 @@ impl CheckpointStore {
         save::save(&self.step_folder(step), MAX_SHARD_BYTES, step, tensors, read, documents)
     }
 
-    /// The newest complete checkpoint; `None` if the folder has no steps. Skips incomplete newer ones, with a warning
-    /// in the log.
+    /// The newest complete checkpoint; `None` if the folder has no steps. Skips incomplete newer ones, with a
+    /// warning in the log.
     ///
     /// # Errors
     /// [`CheckpointError::Folder`] if there are steps but none is complete, with the problem of each;
@@ -119,8 +121,8 @@ impl CheckpointStore {
         Err(CheckpointError::folder(&self.folder, problem, advice))
     }
 
-    /// The newest intact checkpoint before `step`: the one to return to if that of `step` is damaged. Reads all its
-    /// bytes to compare checksums. Skips damaged newer ones, with a warning in the log.
+    /// The newest intact checkpoint before `step`: the one to return to if that of `step` is damaged. Reads
+    /// all its bytes to compare checksums. Skips damaged newer ones, with a warning in the log.
     ///
     /// # Errors
     /// [`CheckpointError::Io`] if the folder cannot be listed.
@@ -141,8 +143,8 @@ impl CheckpointStore {
     /// The checkpoint of `step`.
     ///
     /// # Errors
-    /// [`CheckpointError::Folder`] if it does not exist, with the steps that do; [`CheckpointError::Damaged`] if it is
-    /// incomplete.
+    /// [`CheckpointError::Folder`] if it does not exist, with the steps that do; [`CheckpointError::Damaged`]
+    /// if it is incomplete.
     pub fn checkpoint(&self, step: u64) -> Result<Checkpoint> {
         let path = self.step_folder(step);
         if !path.exists() {
@@ -157,8 +159,8 @@ impl CheckpointStore {
         Checkpoint::open(&path, step)
     }
 
-    /// Removes old complete checkpoints, each atomically. Keeps the newest `keep_last` (at least one), the multiples
-    /// of `keep_every` (0: none) and the `protected` steps.
+    /// Removes old complete checkpoints, each atomically. Keeps the newest `keep_last` (at least one), the
+    /// multiples of `keep_every` (0: none) and the `protected` steps.
     ///
     /// # Errors
     /// [`CheckpointError::Io`] if the folder cannot be listed or a checkpoint cannot be removed.

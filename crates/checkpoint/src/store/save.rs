@@ -17,8 +17,8 @@ use crate::files::write_new;
 use crate::temporary::{self, Temporary};
 use crate::tensor_file::{StoredTensor, TensorFileWriter, split_into_shards};
 
-/// Writes the checkpoint of `step` to the folder `target`, in shards of up to `max_shard_bytes` (a larger tensor gets
-/// its own shard); see [`super::CheckpointStore::save`].
+/// Writes the checkpoint of `step` to the folder `target`, in shards of up to `max_shard_bytes` (a larger
+/// tensor gets its own shard); see [`super::CheckpointStore::save`].
 pub(super) fn save<B: AsRef<[u8]>>(
     target: &Path,
     max_shard_bytes: usize,
@@ -75,7 +75,8 @@ fn write_content<B: AsRef<[u8]>>(
     documents: &[(String, Value)],
     max_shard_bytes: usize,
 ) -> Result<Manifest> {
-    // Widest elements first, so that every tensor is aligned to its element size for readers that map the file.
+    // Widest elements first, so that every tensor is aligned to its element size for readers that map the
+    // file.
     let mut order: Vec<usize> = (0..tensors.len()).collect();
     order.sort_by_key(|&i| std::cmp::Reverse(stored(&tensors[i]).0.bitsize()));
     let mut shards = Vec::new();

@@ -5,8 +5,9 @@ use xtrain_tensor::{DType, formats, vectorized};
 
 use super::StoredDtype;
 
-/// Converts little-endian F64, F32, F16, BF16 or F8_E4M3 elements to `f32`; other types leave `out` unchanged. F64
-/// rounds to nearest even. Returns the position and value of the first finite F64 that overflows.
+/// Converts little-endian F64, F32, F16, BF16 or F8_E4M3 elements to `f32`; other types leave `out`
+/// unchanged. F64 rounds to nearest even. Returns the position and value of the first finite F64 that
+/// overflows.
 pub(super) fn widen(dtype: StoredDtype, bytes: &[u8], out: &mut [f32]) -> Option<(usize, f64)> {
     match dtype {
         StoredDtype::F64 => {

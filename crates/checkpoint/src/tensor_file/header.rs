@@ -1,7 +1,7 @@
 //! The header of a safetensors file, parsed from untrusted bytes.
 //!
-//! The `safetensors` crate supplies the element types. Its parser is not used, because it lets a repeated name
-//! replace the first one silently, and its errors do not name the tensor.
+//! The `safetensors` crate supplies the element types. Its parser is not used, because it lets a repeated
+//! name replace the first one silently, and its errors do not name the tensor.
 
 use std::collections::HashSet;
 use std::fmt;
@@ -47,8 +47,8 @@ pub struct Header {
 }
 
 impl Header {
-    /// Parses the header of a file of `file_bytes` bytes. `start` holds the beginning of the file, at least the whole
-    /// header; `path` is for errors.
+    /// Parses the header of a file of `file_bytes` bytes. `start` holds the beginning of the file, at least
+    /// the whole header; `path` is for errors.
     ///
     /// # Errors
     /// [`CheckpointError::Damaged`], with the tensor and the offset, unless the header is valid.
@@ -108,7 +108,8 @@ pub(crate) fn stored_bytes(dtype: StoredDtype, shape: &[usize]) -> Option<usize>
     (bits % 8 == 0).then_some(bits / 8)
 }
 
-/// Checks each tensor's byte range against its shape, its neighbours and the file, and sorts the tensors by offset.
+/// Checks each tensor's byte range against its shape, its neighbours and the file, and sorts the tensors by
+/// offset.
 fn locate_tensors(
     path: &Path,
     raw: Vec<(String, RawTensor)>,

@@ -1,7 +1,7 @@
 //! Safetensors files: a reader that validates the header, and a writer that streams one tensor at a time.
 //!
-//! A file has eight bytes of header length (little-endian), a JSON header that maps each name to element type, shape
-//! and byte range, and then the tensors' bytes without gaps.
+//! A file has eight bytes of header length (little-endian), a JSON header that maps each name to element
+//! type, shape and byte range, and then the tensors' bytes without gaps.
 //! Deliberately absent: reading tensors as anything but raw bytes or `f32`.
 
 mod convert;

@@ -1,4 +1,5 @@
-//! The reader of a safetensors file: validates the header on opening, then reads tensors into the caller's buffers.
+//! The reader of a safetensors file: validates the header on opening, then reads tensors into the caller's
+//! buffers.
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -23,8 +24,8 @@ impl TensorFile {
     /// Opens the file and validates its header.
     ///
     /// # Errors
-    /// [`CheckpointError::Io`] when it cannot be opened; [`CheckpointError::Damaged`] for anything but a complete
-    /// safetensors file.
+    /// [`CheckpointError::Io`] when it cannot be opened; [`CheckpointError::Damaged`] for anything but a
+    /// complete safetensors file.
     pub fn open(path: &Path) -> Result<Self> {
         let file = OpenFile::open(path)?;
         // Enough bytes to recognise a git-lfs pointer.
@@ -55,8 +56,8 @@ impl TensorFile {
     /// Reads a tensor's bytes, unconverted: little-endian, row-major.
     ///
     /// # Errors
-    /// [`CheckpointError::Shrunk`] if the file was truncated after it was opened; [`CheckpointError::Internal`] if
-    /// `out` has another length.
+    /// [`CheckpointError::Shrunk`] if the file was truncated after it was opened;
+    /// [`CheckpointError::Internal`] if `out` has another length.
     pub fn read_bytes(&self, tensor: &TensorInfo, out: &mut [u8]) -> Result<()> {
         check_room(tensor, "bytes", tensor.range.len(), out.len())?;
         self.file.read_large_at(tensor.range.start, out)
@@ -76,9 +77,9 @@ impl TensorFile {
     /// Reads a tensor of F64, F32, F16 or BF16 elements as `f32`; F64 rounds to nearest even.
     ///
     /// # Errors
-    /// [`CheckpointError::Unsupported`] for other element types and for finite F64 elements beyond the range of
-    /// `f32`; [`CheckpointError::Shrunk`] if the file was truncated; [`CheckpointError::Internal`] if `out` has
-    /// another number of elements.
+    /// [`CheckpointError::Unsupported`] for other element types and for finite F64 elements beyond the range
+    /// of `f32`; [`CheckpointError::Shrunk`] if the file was truncated; [`CheckpointError::Internal`] if
+    /// `out` has another number of elements.
     pub fn read_f32(&self, tensor: &TensorInfo, out: &mut [f32]) -> Result<()> {
         check_room(tensor, "elements", tensor.shape.iter().product(), out.len())?;
         self.read_f32_part(tensor, 0, out)

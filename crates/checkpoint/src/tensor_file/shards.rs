@@ -2,8 +2,8 @@
 
 use std::ops::Range;
 
-/// Splits tensors of `sizes` bytes, in their order, into runs of at most `max_bytes`. A larger tensor gets a run of
-/// its own. Without tensors there is no run.
+/// Splits tensors of `sizes` bytes, in their order, into runs of at most `max_bytes`. A larger tensor gets a
+/// run of its own. Without tensors there is no run.
 pub(crate) fn split_into_shards(sizes: impl IntoIterator<Item = u64>, max_bytes: u64) -> Vec<Range<usize>> {
     let mut shards: Vec<Range<usize>> = Vec::new();
     let mut bytes = 0u64;

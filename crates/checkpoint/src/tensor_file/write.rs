@@ -23,7 +23,8 @@ pub struct StoredTensor {
     pub shape: Vec<usize>,
 }
 
-/// A safetensors file that is being written. Dropping it before [`TensorFileWriter::finish`] removes the file.
+/// A safetensors file that is being written. Dropping it before [`TensorFileWriter::finish`] removes the
+/// file.
 #[derive(Debug)]
 pub struct TensorFileWriter {
     /// The final name, for errors.
@@ -37,11 +38,12 @@ pub struct TensorFileWriter {
 }
 
 impl TensorFileWriter {
-    /// Creates a temporary file beside `path` and writes the header for `tensors`, whose bytes follow in that order.
+    /// Creates a temporary file beside `path` and writes the header for `tensors`, whose bytes follow in that
+    /// order.
     ///
     /// # Errors
-    /// [`CheckpointError::Io`] if the disk fails; [`CheckpointError::Internal`] for repeated names or sizes that
-    /// overflow.
+    /// [`CheckpointError::Io`] if the disk fails; [`CheckpointError::Internal`] for repeated names or sizes
+    /// that overflow.
     pub fn create(path: &Path, tensors: &[StoredTensor], metadata: &[(&str, &str)]) -> Result<Self> {
         let header = Layout::new(path, tensors, metadata)?;
         let temporary = Temporary::file(path)?;
@@ -71,8 +73,8 @@ impl TensorFileWriter {
     /// Appends the next tensor's bytes (little-endian, row-major).
     ///
     /// # Errors
-    /// [`CheckpointError::Io`] if the disk fails (is full, for example); [`CheckpointError::Internal`] if the number
-    /// of bytes does not match dtype and shape.
+    /// [`CheckpointError::Io`] if the disk fails (is full, for example); [`CheckpointError::Internal`] if the
+    /// number of bytes does not match dtype and shape.
     pub fn write(&mut self, bytes: &[u8]) -> Result<()> {
         let Some((name, size)) = self.expected.get(self.next) else {
             let (path, count) = (self.path.display(), self.expected.len());
@@ -109,7 +111,8 @@ impl TensorFileWriter {
     }
 }
 
-/// The header's JSON, padded so that the data starts at a multiple of eight bytes, and the sizes of the tensors.
+/// The header's JSON, padded so that the data starts at a multiple of eight bytes, and the sizes of the
+/// tensors.
 struct Layout {
     json: Vec<u8>,
     sizes: Vec<(String, usize)>,

@@ -46,8 +46,9 @@ pub struct InputFile {
     pub modified_ns: u64,
 }
 
-/// Lists input files. A name is a file, a folder (all files of known kinds below it, except hidden ones) or a pattern
-/// with `*`, `?` and `**`. Files are in the order of the names, and sorted within a folder or pattern.
+/// Lists input files. A name is a file, a folder (all files of known kinds below it, except hidden ones) or a
+/// pattern with `*`, `?` and `**`. Files are in the order of the names, and sorted within a folder or
+/// pattern.
 ///
 /// # Errors
 /// A name without a file, a file of unknown kind, a file named twice, no names.
@@ -72,7 +73,8 @@ pub fn list_inputs<P: AsRef<Path>>(names: &[P]) -> Result<Vec<InputFile>> {
     if paths.is_empty() {
         return Err(DataError::invalid("no input is named", format!("name {KINDS}")));
     }
-    // Compared by real path: `a.txt` and `./a.txt` are one file. A path that cannot be resolved fails when it is read.
+    // Compared by real path: `a.txt` and `./a.txt` are one file. A path that cannot be resolved fails when it
+    // is read.
     let mut seen = HashSet::new();
     let real_path = |path: &PathBuf| path.canonicalize().unwrap_or_else(|_| path.clone());
     if let Some(twice) = paths.iter().find(|path| !seen.insert(real_path(path))) {

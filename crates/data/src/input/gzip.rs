@@ -1,4 +1,5 @@
-//! Gzip files: several members in a row, with optional zero padding after the last one (from tapes and block devices).
+//! Gzip files: several members in a row, with optional zero padding after the last one (from tapes and block
+//! devices).
 
 use std::io::{self, BufRead, ErrorKind, Read};
 

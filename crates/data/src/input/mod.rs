@@ -1,9 +1,9 @@
 //! Readers of documents: `.txt`, `.jsonl` and `.parquet`, the first two also as `.gz` and `.zst`.
 //!
-//! [`list_inputs`] resolves names, folders and patterns to files in a fixed order; [`read_documents`] streams one
-//! file. Memory use does not grow with the file: a long document comes in pieces of about 1 MiB, split where the
-//! tokenizer's [`CutRule`] allows. A file always gives the same pieces. Errors name the file and the line, row or
-//! byte.
+//! [`list_inputs`] resolves names, folders and patterns to files in a fixed order; [`read_documents`] streams
+//! one file. Memory use does not grow with the file: a long document comes in pieces of about 1 MiB, split
+//! where the tokenizer's [`CutRule`] allows. A file always gives the same pieces. Errors name the file and
+//! the line, row or byte.
 
 mod files;
 mod glob;
@@ -117,7 +117,8 @@ fn naming_advice(noun: &str, quoted: &[String]) -> String {
 
 /// Maximum size of a piece, unless no safe cut comes before it.
 pub(crate) const PIECE_BYTES: usize = 1 << 20;
-/// Maximum length of text without a safe cut. Longer text is refused, because it must be in memory as a whole.
+/// Maximum length of text without a safe cut. Longer text is refused, because it must be in memory as a
+/// whole.
 const MAX_UNCUT_BYTES: usize = 32 << 20;
 
 /// Maximum size of a piece under `rule`.
@@ -135,8 +136,8 @@ enum NextPiece {
     More,
 }
 
-/// Decides on the next piece; `None` if there is no safe cut. The result depends on the document only, not on how much
-/// of it has been read.
+/// Decides on the next piece; `None` if there is no safe cut. The result depends on the document only, not on
+/// how much of it has been read.
 fn next_piece(text: &str, is_complete: bool, rule: CutRule) -> Option<NextPiece> {
     if text.len() <= PIECE_BYTES {
         return Some(if is_complete { NextPiece::Rest } else { NextPiece::More });

@@ -172,7 +172,8 @@ impl ParquetColumn {
         Ok(true)
     }
 
-    /// The error for pages that hold another number of rows than the footer says; `read` is the size of the last batch.
+    /// The error for pages that hold another number of rows than the footer says; `read` is the size of the
+    /// last batch.
     fn row_count_error(&self, read: u64) -> DataError {
         let said = if read > self.rows_left { "fewer" } else { "more" };
         let problem =

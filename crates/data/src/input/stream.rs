@@ -69,7 +69,8 @@ impl InputStream {
         Ok(len > 0)
     }
 
-    /// Appends bytes up to and including the next newline, at most `limit`. Returns their number, 0 at the end.
+    /// Appends bytes up to and including the next newline, at most `limit`. Returns their number, 0 at the
+    /// end.
     pub(super) fn read_line(&mut self, limit: usize, out: &mut Vec<u8>) -> Result<usize> {
         let len = match (&mut self.reader).take(limit as u64).read_until(b'\n', out) {
             Ok(len) => len,
@@ -98,7 +99,8 @@ impl InputStream {
     }
 }
 
-/// Problem and advice for an error of zstd that means that the file needs special options rather than that it is damaged.
+/// Problem and advice for an error of zstd that means that the file needs special options rather than that it
+/// is damaged.
 fn zstd_option_needed(error: &str) -> Option<(&'static str, &'static str)> {
     match error {
         "Frame requires too much memory for decoding" => Some((

@@ -19,8 +19,9 @@ pub struct Batch {
     pub targets: Vec<i32>,
     /// `[B*S]` positions for RoPE, from 0 in each sequence and, with a document mask, in each document.
     pub positions: Vec<i32>,
-    /// `[B*S]` start of each token's document within its sequence; 0 without a document mask. The token at t attends to
-    /// `doc_start[t]..=t`. The first document of a sequence starts at 0, because its earlier part is not visible.
+    /// `[B*S]` start of each token's document within its sequence; 0 without a document mask. The token at t
+    /// attends to `doc_start[t]..=t`. The first document of a sequence starts at 0, because its earlier part
+    /// is not visible.
     pub doc_start: Vec<i32>,
     /// Number of targets that are not ignored.
     pub valid_targets: usize,
@@ -50,7 +51,8 @@ impl Batch {
         }
     }
 
-    /// Appends the sequence of `targets` targets that starts at `start`, padded to S with token 0 and ignored targets.
+    /// Appends the sequence of `targets` targets that starts at `start`, padded to S with token 0 and ignored
+    /// targets.
     pub(super) fn push(
         &mut self,
         stream: &dyn TokenStream,

@@ -1,10 +1,10 @@
 //! The mixture of sources: assigns each sample to a source.
 //!
-//! Weights become whole numbers of samples per cycle. A cycle is scheduled so that after any number of samples each
-//! source is less than one sample away from its share: the n-th sample of a source has an earliest and a latest slot,
-//! and each slot goes to the source with the earliest deadline among those that may come (proportionate progress;
-//! Baruah et al. 1996, who prove that a schedule exists and that this finds one). A look-up in the cycle then gives
-//! any sample's source and its index within the source.
+//! Weights become whole numbers of samples per cycle. A cycle is scheduled so that after any number of
+//! samples each source is less than one sample away from its share: the n-th sample of a source has an
+//! earliest and a latest slot, and each slot goes to the source with the earliest deadline among those that
+//! may come (proportionate progress; Baruah et al. 1996, who prove that a schedule exists and that this finds
+//! one). A look-up in the cycle then gives any sample's source and its index within the source.
 
 use crate::error::{DataError, Result};
 

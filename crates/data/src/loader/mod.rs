@@ -1,9 +1,9 @@
 //! The loader: packs, shuffles and mixes token streams into batches, identically on any number of ranks.
 //!
-//! The seed and the index of a sample in the run determine the sample. The mixture gives the source and the sample's
-//! index within the source; dividing that by the number of windows gives the epoch and the index in the epoch; the
-//! epoch's permutation gives the window. There is no other state, so any rank can read any range of samples, and a
-//! run resumes from one number. `docs/data-format.md` specifies the order.
+//! The seed and the index of a sample in the run determine the sample. The mixture gives the source and the
+//! sample's index within the source; dividing that by the number of windows gives the epoch and the index in
+//! the epoch; the epoch's permutation gives the window. There is no other state, so any rank can read any
+//! range of samples, and a run resumes from one number. `docs/data-format.md` specifies the order.
 //!
 //! Deliberately absent: a history of samples, and a shuffle buffer.
 
@@ -32,7 +32,8 @@ use split::{Remainder, Windows};
 pub struct MixtureSource {
     /// The tokens.
     pub stream: Arc<dyn TokenStream>,
-    /// Positive weight of any scale. The stream's share of the samples is its weight over the sum of all weights.
+    /// Positive weight of any scale. The stream's share of the samples is its weight over the sum of all
+    /// weights.
     pub weight: f64,
 }
 
@@ -82,7 +83,8 @@ impl Loader {
     /// A loader over `sources`. Their order is part of the sample order.
     ///
     /// # Errors
-    /// No sources; invalid weights; a source too short for one sequence; a held-out fraction that cannot be split off.
+    /// No sources; invalid weights; a source too short for one sequence; a held-out fraction that cannot be
+    /// split off.
     pub fn new(sources: Vec<MixtureSource>, options: LoaderOptions) -> Result<Loader> {
         if options.seq_len == 0 {
             return Err(DataError::invalid("the sequence length is 0", "set at least 1"));
@@ -127,7 +129,8 @@ impl Loader {
         Ok(batch)
     }
 
-    /// Number of targets in `samples`, by which the loss of a global batch is divided. Does not read the samples.
+    /// Number of targets in `samples`, by which the loss of a global batch is divided. Does not read the
+    /// samples.
     pub fn valid_targets(&self, samples: Range<u64>) -> u64 {
         // Training windows are full and have no ignored targets.
         (samples.end - samples.start) * self.options.seq_len as u64

@@ -1,8 +1,9 @@
 //! A seeded permutation of `0..size`, computed point by point without a table.
 //!
-//! A Feistel network (Luby & Rackoff 1988) over the smallest power of two that is at least `size`, applied until the
-//! value is below `size` (cycle walking; Black & Rogaway 2002), fewer than two times on average. Each round adds a
-//! keyed hash of one half to the other. That is invertible for any hash, so every value occurs once.
+//! A Feistel network (Luby & Rackoff 1988) over the smallest power of two that is at least `size`, applied
+//! until the value is below `size` (cycle walking; Black & Rogaway 2002), fewer than two times on average.
+//! Each round adds a keyed hash of one half to the other. That is invertible for any hash, so every value
+//! occurs once.
 
 /// Rounds of the network. Four suffice for large domains; small ones, whose halves have few bits, need more.
 const ROUNDS: u64 = 12;

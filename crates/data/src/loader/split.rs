@@ -12,9 +12,9 @@ const MAX_BLOCKS: u64 = 16;
 /// Minimum number of sequences between two blocks. Each block cuts off an incomplete sequence before it.
 const SEQUENCES_A_BLOCK: u64 = 32;
 
-/// Splits a source of `tokens` tokens into training and validation ranges. The held-out `fraction` is taken from the ends
-/// of equal parts of the source, because its documents may be sorted. The split does not depend on seed and weights, so
-/// held-out tokens stay held out if those change.
+/// Splits a source of `tokens` tokens into training and validation ranges. The held-out `fraction` is taken
+/// from the ends of equal parts of the source, because its documents may be sorted. The split does not depend
+/// on seed and weights, so held-out tokens stay held out if those change.
 ///
 /// # Errors
 /// A fraction that holds out nothing or everything.
@@ -45,8 +45,8 @@ pub(super) fn split(fraction: f64, tokens: u64, seq_len: usize, name: &str) -> R
     Ok((train, valid))
 }
 
-/// Number of blocks for `held` held-out tokens. It is limited so that few training tokens are outside a full sequence,
-/// and each block has at least one target.
+/// Number of blocks for `held` held-out tokens. It is limited so that few training tokens are outside a full
+/// sequence, and each block has at least one target.
 fn blocks(tokens: u64, held: u64, seq_len: usize) -> u64 {
     MAX_BLOCKS.min(tokens / (SEQUENCES_A_BLOCK * seq_len as u64)).min(held / 2).max(1)
 }
@@ -60,8 +60,8 @@ pub(super) enum Remainder {
     ShortWindow,
 }
 
-/// Windows over ranges of a token stream. Window w of a range that starts at p has the inputs `p + w S .. p + (w+1) S`
-/// and the targets shifted by one, so each token of a range except the first is a target once.
+/// Windows over ranges of a token stream. Window w of a range that starts at p has the inputs `p + w S .. p +
+/// (w+1) S` and the targets shifted by one, so each token of a range except the first is a target once.
 #[derive(Debug, Clone)]
 pub(super) struct Windows {
     ranges: Ranges,

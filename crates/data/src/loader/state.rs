@@ -54,8 +54,8 @@ impl Loader {
         }
     }
 
-    /// Checks that this loader continues with the same samples as the loader that saved `state`, and returns the index
-    /// of the next sample.
+    /// Checks that this loader continues with the same samples as the loader that saved `state`, and returns
+    /// the index of the next sample.
     ///
     /// # Errors
     /// Other data, weights, held-out fraction, sequence length or seed. The error names the difference.

@@ -63,8 +63,8 @@ impl Validation {
         self.used
     }
 
-    /// Sequences `first .. first + count` as one batch. After the last sequence, rows without targets pad it to `count`,
-    /// so that all batches have one shape.
+    /// Sequences `first .. first + count` as one batch. After the last sequence, rows without targets pad it
+    /// to `count`, so that all batches have one shape.
     ///
     /// # Errors
     /// A shard that shrank or holds tokens outside its vocabulary.
@@ -87,7 +87,8 @@ impl Validation {
         (0..self.used.div_ceil(batch_size as u64)).map(move |b| self.batch(b * batch_size as u64, batch_size))
     }
 
-    /// Unigram entropy of the targets, in nats per token: the loss of a model that knows only token frequencies.
+    /// Unigram entropy of the targets, in nats per token: the loss of a model that knows only token
+    /// frequencies.
     ///
     /// # Errors
     /// Those of [`Validation::batch`].
@@ -106,8 +107,8 @@ impl Validation {
         Ok(entropy_nats(&counts))
     }
 
-    /// Bytes of text that the targets encode; `None` if a source does not know its own. A part of a source counts in
-    /// proportion to its targets, because bytes per token differ between sources.
+    /// Bytes of text that the targets encode; `None` if a source does not know its own. A part of a source
+    /// counts in proportion to its targets, because bytes per token differ between sources.
     pub fn text_bytes(&self) -> Result<Option<f64>> {
         let mut targets = vec![0_u64; self.parts.len()];
         for number in 0..self.used {

@@ -1,7 +1,7 @@
 //! The cache of datasets and vocabularies on disk.
 //!
-//! An entry is a folder named by a hash of all that determines its content; its `source.json` lists the input files.
-//! Entries of a file that has changed are removed, because they can never be used again.
+//! An entry is a folder named by a hash of all that determines its content; its `source.json` lists the input
+//! files. Entries of a file that has changed are removed, because they can never be used again.
 
 use std::fs;
 use std::ops::ControlFlow;
@@ -20,8 +20,8 @@ use crate::input::InputFile;
 use crate::shard::Dataset;
 use crate::tokenizer::Tokenizer;
 
-/// Cached [`prepare()`](super::prepare()): equal input, tokenizer and options return the dataset of an earlier call.
-/// If several processes prepare the same dataset, one does and the others wait.
+/// Cached [`prepare()`](super::prepare()): equal input, tokenizer and options return the dataset of an
+/// earlier call. If several processes prepare the same dataset, one does and the others wait.
 ///
 /// # Errors
 /// Those of [`prepare()`](super::prepare()).
@@ -56,8 +56,8 @@ pub fn prepare_cached(
     prepare_locked(inputs, tokenizer, options, &folder, on_progress)
 }
 
-/// Cached [`learn()`](super::learn()): equal texts and options return the vocabulary of an earlier call. `on_progress`
-/// is called a few times a second; [`ControlFlow::Break`] stops the work and discards it.
+/// Cached [`learn()`](super::learn()): equal texts and options return the vocabulary of an earlier call.
+/// `on_progress` is called a few times a second; [`ControlFlow::Break`] stops the work and discards it.
 ///
 /// # Errors
 /// Damaged input, with file and location; input without text; a folder that cannot be written;
@@ -128,8 +128,8 @@ impl Provenance {
         files::write_json(&folder.join(SOURCE_FILE), self)
     }
 
-    /// Removes entries of `cache` with an older state of a file in this one. Entries that cannot be removed or are being
-    /// written stay; they only take space.
+    /// Removes entries of `cache` with an older state of a file in this one. Entries that cannot be removed
+    /// or are being written stay; they only take space.
     fn remove_outdated(&self, cache: &Path) {
         for folder in fs::read_dir(cache).into_iter().flatten().flatten().map(|entry| entry.path()) {
             let is_outdated = Provenance::load(&folder).is_some_and(|other| other.is_outdated_by(self));

@@ -18,7 +18,8 @@ use crate::shard::{Dataset, DatasetIndex, INDEX_FILE, SHARD_VERSION, Shard, Shar
 use crate::stream::TokenStream;
 use crate::tokenizer::Tokenizer;
 
-/// Maximum number of documents per shard, which limits the table of document ends if documents are very short.
+/// Maximum number of documents per shard, which limits the table of document ends if documents are very
+/// short.
 const SHARD_DOCUMENTS: u64 = 4 << 20;
 
 /// A dataset that is being written: the record of its complete shards, and the open shard.

@@ -1,7 +1,7 @@
 //! Vocabularies learned from text, stored in a folder and reused for equal input and options.
 //!
-//! The folder holds the tokenizer and a record with the hashes of the tokenizer and of its input. The record is written
-//! first, so a folder in which a process was killed is never mistaken for a complete one.
+//! The folder holds the tokenizer and a record with the hashes of the tokenizer and of its input. The record
+//! is written first, so a folder in which a process was killed is never mistaken for a complete one.
 
 use std::cell::RefCell;
 use std::fs::{self, File};
@@ -20,7 +20,8 @@ use crate::files;
 use crate::shard::INDEX_FILE;
 use crate::tokenizer::{CutRule, Tokenizer};
 
-/// Maximum size of the text that a BPE vocabulary is learned from. More text changes it little and takes more memory.
+/// Maximum size of the text that a BPE vocabulary is learned from. More text changes it little and takes more
+/// memory.
 const BPE_SAMPLE_BYTES: u64 = 128 << 20;
 /// Version of the learning algorithm; it changes when equal text gives another vocabulary.
 const VERSION: u32 = 1;
@@ -37,9 +38,9 @@ pub enum VocabularyKind {
     Chars,
 }
 
-/// Learns the vocabulary for a dataset and stores it in the dataset's folder, so that a repeated command continues with
-/// the same vocabulary. `on_progress` is called a few times a second; [`ControlFlow::Break`] stops the work and
-/// discards it.
+/// Learns the vocabulary for a dataset and stores it in the dataset's folder, so that a repeated command
+/// continues with the same vocabulary. `on_progress` is called a few times a second; [`ControlFlow::Break`]
+/// stops the work and discards it.
 ///
 /// # Errors
 /// Damaged input, with file and location; input without text; a folder with another dataset or other files;
@@ -83,7 +84,8 @@ pub(super) fn learn_in(
     Ok(tokenizer)
 }
 
-/// Prepares `folder` for a vocabulary: removes an unfinished run without shards, and refuses any other content.
+/// Prepares `folder` for a vocabulary: removes an unfinished run without shards, and refuses any other
+/// content.
 fn clear_for_vocabulary(folder: &Path) -> Result<()> {
     if folder.join(INDEX_FILE).exists() {
         return Err(other_dataset(folder));
@@ -146,15 +148,16 @@ pub(super) fn remove_stale_record(folder: &Path, tokenizer: &Tokenizer) -> Resul
     }
 }
 
-/// True if the file `name` in `folder` belongs to a vocabulary learned there. The record is written first, so without it
-/// a tokenizer is the user's, and only a temporary of the record is ours.
+/// True if the file `name` in `folder` belongs to a vocabulary learned there. The record is written first, so
+/// without it a tokenizer is the user's, and only a temporary of the record is ours.
 pub(super) fn belongs_to_vocabulary(folder: &Path, name: &str) -> bool {
     let whole = name.strip_suffix(".tmp").unwrap_or(name);
     whole == LEARNED_FILE
         || ["tokenizer.json", "tokenizer_config.json"].contains(&whole) && folder.join(LEARNED_FILE).exists()
 }
 
-/// Hash of all that determines a vocabulary: its kind, and options, names, sizes and times of the input files.
+/// Hash of all that determines a vocabulary: its kind, and options, names, sizes and times of the input
+/// files.
 pub(super) fn learned_from(texts: &[TextFiles], vocabulary: VocabularyKind) -> Result<String> {
     let mut sources = Vec::with_capacity(texts.len());
     for TextFiles { inputs, options } in texts {

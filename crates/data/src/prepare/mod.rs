@@ -1,8 +1,9 @@
 //! Preparation of datasets: reads input files, tokenizes them in parallel and writes shards.
 //!
-//! Memory use does not grow with the input. The shards depend only on the files, the tokenizer and the options, not on
-//! the number of threads or on interruptions: a stopped or killed run continues after its last complete shard and
-//! ends with the same bytes. The index is written last, so a folder with an index is a complete dataset.
+//! Memory use does not grow with the input. The shards depend only on the files, the tokenizer and the
+//! options, not on the number of threads or on interruptions: a stopped or killed run continues after its
+//! last complete shard and ends with the same bytes. The index is written last, so a folder with an index is
+//! a complete dataset.
 
 mod cache;
 mod dataset_writer;
@@ -46,13 +47,13 @@ impl Default for PrepareOptions {
     }
 }
 
-/// Tokenizes `inputs` into a dataset at `folder`. Continues an interrupted run of equal input, tokenizer and options,
-/// or returns its finished dataset. `on_progress` is called a few times a second at most; [`ControlFlow::Break`]
-/// stops the run, which can be continued later.
+/// Tokenizes `inputs` into a dataset at `folder`. Continues an interrupted run of equal input, tokenizer and
+/// options, or returns its finished dataset. `on_progress` is called a few times a second at most;
+/// [`ControlFlow::Break`] stops the run, which can be continued later.
 ///
 /// # Errors
-/// Damaged input, with file and location; input without text; input that changed during the run; a folder with other
-/// files; a full disk; [`DataError::Interrupted`].
+/// Damaged input, with file and location; input without text; input that changed during the run; a folder
+/// with other files; a full disk; [`DataError::Interrupted`].
 pub fn prepare(
     inputs: &[InputFile],
     tokenizer: &Tokenizer,
@@ -164,8 +165,8 @@ fn no_text(inputs: &[InputFile]) -> DataError {
     DataError::invalid(problem, "name input that is not empty")
 }
 
-/// Fails if the folder contains the user's files, so that a dataset never mixes with or overwrites them. Our own files
-/// (a vocabulary learned for this dataset, a record of the cache) are accepted.
+/// Fails if the folder contains the user's files, so that a dataset never mixes with or overwrites them. Our
+/// own files (a vocabulary learned for this dataset, a record of the cache) are accepted.
 fn refuse_foreign_files(folder: &Path) -> Result<()> {
     for entry in fs::read_dir(folder).map_err(DataError::io(folder, "list the folder"))? {
         let name = entry.map_err(DataError::io(folder, "list the folder"))?.file_name();
@@ -182,8 +183,8 @@ fn refuse_foreign_files(folder: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Removes the files of an unfinished run without a complete shard. Removes the record last, because it identifies the
-/// other files.
+/// Removes the files of an unfinished run without a complete shard. Removes the record last, because it
+/// identifies the other files.
 ///
 /// # Errors
 /// The run has complete shards.

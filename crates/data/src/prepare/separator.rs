@@ -3,9 +3,9 @@
 use crate::input::{Format, InputFile, InputOptions};
 use crate::tokenizer::Tokenizer;
 
-/// Detector of an unconfigured separator. Many text collections end documents with the name of the tokenizer's end
-/// token. Without a configured separator that name is plain text, and the documents are merged into one; the first
-/// occurrence logs a warning.
+/// Detector of an unconfigured separator. Many text collections end documents with the name of the
+/// tokenizer's end token. Without a configured separator that name is plain text, and the documents are
+/// merged into one; the first occurrence logs a warning.
 pub(super) struct UnusedSeparator {
     /// The name to look for; `None` if a separator is configured, or after the warning.
     name: Option<String>,

@@ -82,8 +82,8 @@ impl Iterator for TextFileReader<'_> {
     }
 }
 
-/// A deterministic sample of about `max_bytes` of the text, spread evenly over `texts`. Reads all of the text and
-/// returns a part.
+/// A deterministic sample of about `max_bytes` of the text, spread evenly over `texts`. Reads all of the text
+/// and returns a part.
 pub(super) fn sample<'t>(
     texts: &[TextFiles],
     reader: TextFileReader<'t>,

@@ -48,7 +48,8 @@ impl Unfinished {
         files::write_json(&folder.join(UNFINISHED_FILE), self)
     }
 
-    /// True for the temporary name of the record, the leftover of a run killed while writing its first record.
+    /// True for the temporary name of the record, the leftover of a run killed while writing its first
+    /// record.
     pub(super) fn is_first_temporary(name: &OsStr) -> bool {
         files::temporary_path(Path::new(UNFINISHED_FILE)).file_name() == Some(name)
     }
@@ -59,7 +60,8 @@ impl Unfinished {
     }
 }
 
-/// Hash of all that determines the output of a run: tokenizer, options, and names, sizes and times of its input files.
+/// Hash of all that determines the output of a run: tokenizer, options, and names, sizes and times of its
+/// input files.
 pub(super) fn made_from(
     inputs: &[InputFile],
     tokenizer: &Tokenizer,

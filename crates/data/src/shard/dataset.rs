@@ -79,7 +79,8 @@ impl Dataset {
     /// Opens a folder and checks index, headers and sizes. [`Dataset::verify`] checks the content.
     ///
     /// # Errors
-    /// A folder without a dataset or with an unfinished one; a shard that is missing, damaged or not the one in the index.
+    /// A folder without a dataset or with an unfinished one; a shard that is missing, damaged or not the one
+    /// in the index.
     pub fn open(folder: impl AsRef<Path>) -> Result<Dataset> {
         let folder = folder.as_ref();
         let index_path = folder.join(INDEX_FILE);
@@ -270,7 +271,8 @@ impl TokenStream for Dataset {
         if range.is_empty() {
             return Ok(());
         }
-        // A document that ends with a shard ends at the first position of the next one, so start one position earlier.
+        // A document that ends with a shard ends at the first position of the next one, so start one position
+        // earlier.
         let first = self.shard_at(range.start.saturating_sub(1));
         for (shard, &base) in self.shards[first..].iter().zip(&self.starts[first..]) {
             if base >= range.end {

@@ -1,8 +1,8 @@
 //! The reader of a shard, with random access.
 //!
-//! Opening checks the header, the size and the table of checksums, some kilobytes in all; [`Shard::verify`] checks the
-//! content. Nothing is cached or memory-mapped: truncation of a file in use is an error, where touching a truncated
-//! mapping would kill the process.
+//! Opening checks the header, the size and the table of checksums, some kilobytes in all; [`Shard::verify`]
+//! checks the content. Nothing is cached or memory-mapped: truncation of a file in use is an error, where
+//! touching a truncated mapping would kill the process.
 
 use std::fs::File;
 use std::io;
@@ -36,8 +36,8 @@ impl Shard {
     /// Opens a shard and checks everything except its content.
     ///
     /// # Errors
-    /// A missing file; not a regular file; not a shard; another version; a damaged header; a size that differs from the
-    /// header's.
+    /// A missing file; not a regular file; not a shard; another version; a damaged header; a size that
+    /// differs from the header's.
     pub fn open(path: &Path) -> Result<Shard> {
         let corrupt = |problem: String| DataError::corrupt(path, problem, ADVICE);
         let file = files::open(path, "open the shard")?;
@@ -98,15 +98,15 @@ impl Shard {
         Ok(())
     }
 
-    /// Appends the positions in `range` at which a document has ended (the position after its last token), ascending.
-    /// Positions count from this shard's first token, and include the one after its last token.
+    /// Appends the positions in `range` at which a document has ended (the position after its last token),
+    /// ascending. Positions count from this shard's first token, and include the one after its last token.
     ///
     /// # Errors
     /// A file that shrank; ends out of order.
     pub fn document_ends(&self, range: Range<u64>, out: &mut Vec<u64>) -> Result<()> {
         let count = self.header.document_count;
-        // A binary search whose every probe reads the file. The first two probes enclose the position that equal
-        // document lengths would give; the last few ends are read together.
+        // A binary search whose every probe reads the file. The first two probes enclose the position that
+        // equal document lengths would give; the last few ends are read together.
         let guess = u128::from(range.start) * u128::from(count) / u128::from(self.header.token_count.max(1));
         let margin = 2 * READ_ENDS as u64;
         let mut probes =

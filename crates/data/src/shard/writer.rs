@@ -1,4 +1,5 @@
-//! The writer of a shard: streams tokens to a temporary file, writes the header last, then syncs and renames the file.
+//! The writer of a shard: streams tokens to a temporary file, writes the header last, then syncs and renames
+//! the file.
 
 use std::fs::{self, File};
 use std::io::{BufWriter, Seek, SeekFrom, Write};

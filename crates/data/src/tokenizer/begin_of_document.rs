@@ -1,7 +1,7 @@
 //! The tokens at the start of each document.
 //!
-//! Prompts start with the tokens that the tokenizer's file specifies, here and in other engines. A model that never saw
-//! them in training would start from an unknown context, so documents start with them too.
+//! Prompts start with the tokens that the tokenizer's file specifies, here and in other engines. A model that
+//! never saw them in training would start from an unknown context, so documents start with them too.
 
 use std::str::FromStr;
 
@@ -70,7 +70,8 @@ impl FromStr for BeginOfDocument {
 }
 
 impl Tokenizer {
-    /// Sets the tokens at the start of documents and prompts. A loaded tokenizer has [`BeginOfDocument::Auto`].
+    /// Sets the tokens at the start of documents and prompts. A loaded tokenizer has
+    /// [`BeginOfDocument::Auto`].
     ///
     /// # Errors
     /// [`BeginOfDocument::Always`] if no file names such a token.
@@ -103,7 +104,8 @@ impl Tokenizer {
     }
 }
 
-/// The tokens that the template of `tokenizer` puts before a text. `ends` are the tokens that it may put after one.
+/// The tokens that the template of `tokenizer` puts before a text. `ends` are the tokens that it may put
+/// after one.
 pub(super) fn tokens_before_text(
     tokenizer: &tokenizers::Tokenizer,
     ends: &[u32],

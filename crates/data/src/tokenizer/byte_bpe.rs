@@ -1,7 +1,9 @@
-//! Byte-level BPE: the fast path for the vocabularies of GPT-2, SmolLM, Qwen 2/3, Llama 3 and those trained here.
+//! Byte-level BPE: the fast path for the vocabularies of GPT-2, SmolLM, Qwen 2/3, Llama 3 and those trained
+//! here.
 //!
-//! It gives the tokens of the `tokenizers` crate without tracking offsets: scan a word, look it up in a cache, and merge
-//! it if it is new. Files with other features (unknown tokens, other regular expressions) are left to that crate.
+//! It gives the tokens of the `tokenizers` crate without tracking offsets: scan a word, look it up in a
+//! cache, and merge it if it is new. Files with other features (unknown tokens, other regular expressions)
+//! are left to that crate.
 
 use std::collections::HashMap;
 
@@ -76,7 +78,8 @@ impl ByteBpe {
     }
 }
 
-/// The word splitting of a `pre_tokenizer` entry; `Some(None)` for bytes without words, `None` for an unknown entry.
+/// The word splitting of a `pre_tokenizer` entry; `Some(None)` for bytes without words, `None` for an unknown
+/// entry.
 fn words(pre_tokenizer: &Value) -> Option<Option<Words>> {
     let byte_level = |step: &Value| {
         (step.get("type")? == "ByteLevel" && step.get("add_prefix_space")? == false)

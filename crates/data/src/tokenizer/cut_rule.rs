@@ -1,9 +1,10 @@
-//! The rule for splitting long documents so that the pieces, encoded one by one, give the tokens of the document.
+//! The rule for splitting long documents so that the pieces, encoded one by one, give the tokens of the
+//! document.
 //!
-//! "Between words" is after a single newline between two characters that are not white space, or before a single space
-//! between two letters. At these positions every word pattern of this crate ends a word, regardless of the text that
-//! follows. A vocabulary without words may be cut there if none of its tokens spans such a position. Tests compare
-//! pieces and documents on random text.
+//! "Between words" is after a single newline between two characters that are not white space, or before a
+//! single space between two letters. At these positions every word pattern of this crate ends a word,
+//! regardless of the text that follows. A vocabulary without words may be cut there if none of its tokens
+//! spans such a position. Tests compare pieces and documents on random text.
 
 use super::words::{CharClass, char_class};
 

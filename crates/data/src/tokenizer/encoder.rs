@@ -9,8 +9,8 @@ use super::byte_bpe::ByteBpe;
 use super::cut_rule::CutRule;
 use super::space_bpe::SpaceBpe;
 
-/// Encoder of documents. `added` are names of added tokens that are recognised in documents; a text with one of them is
-/// encoded by the `tokenizers` crate.
+/// Encoder of documents. `added` are names of added tokens that are recognised in documents; a text with one
+/// of them is encoded by the `tokenizers` crate.
 #[derive(Debug)]
 pub(super) enum Encoder {
     Chars(HashMap<char, u32>),
@@ -54,7 +54,8 @@ fn space_bpe(json: &Value, in_text: &[&AddedToken]) -> Option<(Encoder, CutRule)
     let cut = if bpe.joins_before_spaces() || in_text.iter().any(|token| reaches_past_itself(token)) {
         CutRule::Never
     } else if bpe.joins_newlines() || !in_text.is_empty() {
-        // Texts with such tokens are encoded by the `tokenizers` crate, for which later pieces must start with a space.
+        // Texts with such tokens are encoded by the `tokenizers` crate, for which later pieces must start
+        // with a space.
         CutRule::BeforeSpaces
     } else {
         CutRule::BetweenWords

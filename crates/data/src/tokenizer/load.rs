@@ -1,8 +1,8 @@
 //! The loader of `tokenizer.json` and its side files, which name the tokens that begin and end a text.
 //!
-//! The token that ends documents and those that stop generation may differ: a chat model stops at the end of a turn,
-//! but its documents end with the token of pre-training. The end-of-document token is therefore a well-known one if the
-//! vocabulary has it, otherwise the tokenizer's own end token.
+//! The token that ends documents and those that stop generation may differ: a chat model stops at the end of
+//! a turn, but its documents end with the token of pre-training. The end-of-document token is therefore a
+//! well-known one if the vocabulary has it, otherwise the tokenizer's own end token.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -196,8 +196,8 @@ fn switch_dropout_off(hf: &mut tokenizers::Tokenizer) {
     }
 }
 
-/// Refuses character maps that declare a larger size than they have. The `tokenizers` crate allocates the declared size,
-/// and an allocation that is too large ends the process.
+/// Refuses character maps that declare a larger size than they have. The `tokenizers` crate allocates the
+/// declared size, and an allocation that is too large ends the process.
 fn check_charsmaps(normalizer: &Value) -> std::result::Result<(), String> {
     const KEY: &str = "precompiled_charsmap";
     if let Some(map) = normalizer.get(KEY).and_then(Value::as_str)
@@ -213,7 +213,8 @@ fn check_charsmaps(normalizer: &Value) -> std::result::Result<(), String> {
     }
 }
 
-/// The declared size at the start of a character map, a little-endian number in base64; `None` if it is invalid.
+/// The declared size at the start of a character map, a little-endian number in base64; `None` if it is
+/// invalid.
 fn charsmap_bytes(base64: &str) -> Option<u32> {
     let sixth = |digit: u8| match digit {
         b'A'..=b'Z' => Some(digit - b'A'),

@@ -155,8 +155,8 @@ impl WordCache {
     }
 }
 
-/// A short multiplicative hash for words and pairs of ids. It does not resist adversarial keys, which could only slow
-/// down a run.
+/// A short multiplicative hash for words and pairs of ids. It does not resist adversarial keys, which could
+/// only slow down a run.
 #[derive(Debug, Default, Clone, Copy)]
 pub(super) struct WordHasher(u64);
 

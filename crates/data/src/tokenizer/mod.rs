@@ -1,12 +1,12 @@
 //! Tokenizers: encode text to tokens and decode it again.
 //!
-//! A [`Tokenizer`] always has a `tokenizer.json`, loaded or generated here, so that other engines tokenize exactly as
-//! training did. The file is stored and saved verbatim. Fast paths of this crate encode documents for four kinds
-//! (byte-level BPE with a known word pattern, BPE with marked spaces, bytes, characters). The `tokenizers` crate
-//! encodes documents of all other kinds, encodes prompts, and decodes.
+//! A [`Tokenizer`] always has a `tokenizer.json`, loaded or generated here, so that other engines tokenize
+//! exactly as training did. The file is stored and saved verbatim. Fast paths of this crate encode documents
+//! for four kinds (byte-level BPE with a known word pattern, BPE with marked spaces, bytes, characters). The
+//! `tokenizers` crate encodes documents of all other kinds, encodes prompts, and decodes.
 //!
-//! Documents are encoded as plain text: the name of a special token in a document is not that token. Prompts are
-//! encoded as the file specifies, with special tokens. Both start with the same tokens.
+//! Documents are encoded as plain text: the name of a special token in a document is not that token. Prompts
+//! are encoded as the file specifies, with special tokens. Both start with the same tokens.
 
 mod begin_of_document;
 mod byte_bpe;
@@ -66,15 +66,18 @@ pub struct Tokenizer {
     config_tokens: load::ConfigTokens,
 }
 
-/// Maximum size of text in the `tokenizers` crate at a time, over all threads. Its memory use is up to 300 times that.
+/// Maximum size of text in the `tokenizers` crate at a time, over all threads. Its memory use is up to 300
+/// times that.
 pub(crate) const MAX_HF_BYTES: usize = 3 << 20;
 
 impl Tokenizer {
-    /// Loads a `tokenizer.json`, or a folder with one. Other Hugging Face files in the folder (`tokenizer_config.json`,
-    /// `special_tokens_map.json`, `generation_config.json`, `config.json`) name the tokens that begin and end a text.
+    /// Loads a `tokenizer.json`, or a folder with one. Other Hugging Face files in the folder
+    /// (`tokenizer_config.json`, `special_tokens_map.json`, `generation_config.json`, `config.json`) name the
+    /// tokens that begin and end a text.
     ///
     /// # Errors
-    /// A missing or unreadable file; a file that is not a tokenizer; a tokenizer without an end-of-document token.
+    /// A missing or unreadable file; a file that is not a tokenizer; a tokenizer without an end-of-document
+    /// token.
     pub fn load(path: impl AsRef<Path>) -> Result<Tokenizer> {
         load::load(path.as_ref())
     }
@@ -84,8 +87,8 @@ impl Tokenizer {
         Tokenizer::from_generated_json(&tokenizer_json::bytes()).expect("the bytes tokenizer is a constant")
     }
 
-    /// The tokenizer of characters: one token per distinct character of `texts`, in the order of code points, and the
-    /// end-of-document token. Encoding any other character is an error.
+    /// The tokenizer of characters: one token per distinct character of `texts`, in the order of code points,
+    /// and the end-of-document token. Encoding any other character is an error.
     ///
     /// # Errors
     /// Texts without characters; the first error of `texts`.
@@ -100,13 +103,14 @@ impl Tokenizer {
         Tokenizer::from_generated_json(&tokenizer_json::chars(&alphabet))
     }
 
-    /// Trains byte-level BPE on `texts`: 256 bytes, merges, and the end-of-document token as the last id, at most
-    /// `vocab_size` tokens. There are fewer if the text has too few repeated pairs. Equal texts give byte-identical
-    /// files, with any number of threads. `on_merge` gets the number of merges found and the maximum before each merge;
-    /// [`ControlFlow::Break`] stops the training.
+    /// Trains byte-level BPE on `texts`: 256 bytes, merges, and the end-of-document token as the last id, at
+    /// most `vocab_size` tokens. There are fewer if the text has too few repeated pairs. Equal texts give
+    /// byte-identical files, with any number of threads. `on_merge` gets the number of merges found and the
+    /// maximum before each merge; [`ControlFlow::Break`] stops the training.
     ///
     /// # Errors
-    /// A `vocab_size` below 257; texts without characters; the first error of `texts`; [`DataError::Interrupted`].
+    /// A `vocab_size` below 257; texts without characters; the first error of `texts`;
+    /// [`DataError::Interrupted`].
     pub fn train_bpe(
         texts: impl IntoIterator<Item = Result<String>>,
         vocab_size: usize,
@@ -155,8 +159,9 @@ impl Tokenizer {
         self.encode_piece(text, true)
     }
 
-    /// Encodes a piece of a document that was split by [`Tokenizer::cut_rule`]. The tokens of all pieces in order are
-    /// those of the document. Some vocabularies put a space before a document, so the first piece is marked.
+    /// Encodes a piece of a document that was split by [`Tokenizer::cut_rule`]. The tokens of all pieces in
+    /// order are those of the document. Some vocabularies put a space before a document, so the first piece
+    /// is marked.
     ///
     /// # Errors
     /// Those of [`Tokenizer::encode`].
@@ -191,8 +196,9 @@ impl Tokenizer {
         Ok(ids)
     }
 
-    /// Encodes a prompt: the begin tokens of a document, then the text, with special tokens recognised. Tokens that the
-    /// file's template puts after a text are not added, because the model continues the prompt.
+    /// Encodes a prompt: the begin tokens of a document, then the text, with special tokens recognised.
+    /// Tokens that the file's template puts after a text are not added, because the model continues the
+    /// prompt.
     ///
     /// # Errors
     /// A character that a character vocabulary lacks; errors of the `tokenizers` crate.
@@ -211,8 +217,8 @@ impl Tokenizer {
         Ok([&self.document_begin, encoding.get_ids()].concat())
     }
 
-    /// Decodes tokens. Bytes that are not UTF-8 become U+FFFD. Ids without a token (a model's vocabulary may be padded)
-    /// are skipped.
+    /// Decodes tokens. Bytes that are not UTF-8 become U+FFFD. Ids without a token (a model's vocabulary may
+    /// be padded) are skipped.
     ///
     /// # Errors
     /// Errors of the `tokenizers` crate.
@@ -231,8 +237,8 @@ impl Tokenizer {
         side.chain([("tokenizer.json", self.json.as_ref())])
     }
 
-    /// Writes [`Tokenizer::files`] to `folder`, and a `generation_config.json` with the begin and end tokens of the
-    /// model's config, if it named any, so that a tokenizer loaded from `folder` has the same ones.
+    /// Writes [`Tokenizer::files`] to `folder`, and a `generation_config.json` with the begin and end tokens
+    /// of the model's config, if it named any, so that a tokenizer loaded from `folder` has the same ones.
     ///
     /// # Errors
     /// The folder or a file cannot be written.
@@ -275,7 +281,8 @@ impl Tokenizer {
         self.begin
     }
 
-    /// SHA-256 of `tokenizer.json` in canonical form (sorted keys, no white space), which does not depend on formatting.
+    /// SHA-256 of `tokenizer.json` in canonical form (sorted keys, no white space), which does not depend on
+    /// formatting.
     pub fn hash(&self) -> [u8; 32] {
         self.hash
     }

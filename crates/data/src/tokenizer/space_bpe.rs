@@ -1,9 +1,11 @@
-//! BPE over characters with marked spaces: the fast path for Llama 2, Mistral and other vocabularies from SentencePiece.
+//! BPE over characters with marked spaces: the fast path for Llama 2, Mistral and other vocabularies from
+//! SentencePiece.
 //!
-//! Such a tokenizer replaces each space by ▁, puts one before the text, and merges the characters of the whole text.
-//! Unknown characters are encoded as bytes. There are no words, but two adjacent characters that are adjacent in no
-//! token are never merged, nor is anything across them. The text is therefore split there into runs, mostly words with
-//! the space before them, and merging the runs one by one gives the tokens of the whole text.
+//! Such a tokenizer replaces each space by ▁, puts one before the text, and merges the characters of the
+//! whole text. Unknown characters are encoded as bytes. There are no words, but two adjacent characters that
+//! are adjacent in no token are never merged, nor is anything across them. The text is therefore split there
+//! into runs, mostly words with the space before them, and merging the runs one by one gives the tokens of
+//! the whole text.
 
 use std::collections::HashSet;
 use std::hash::BuildHasherDefault;
@@ -145,7 +147,8 @@ impl SpaceBpe {
     }
 }
 
-/// The prefix, and whether the text is split before each mark; `None` if the file processes text in another way.
+/// The prefix, and whether the text is split before each mark; `None` if the file processes text in another
+/// way.
 fn spaces(normalizer: Option<&Value>, pre_tokenizer: Option<&Value>) -> Option<(Prefix, bool)> {
     let is_absent = |value: Option<&Value>| value.is_none_or(Value::is_null);
     let is = |value: &Value, kind: &str| value.get("type").is_some_and(|t| t == kind);

@@ -3,9 +3,9 @@
 use super::{SpecialTokens, Tokenizer};
 use crate::error::Result;
 
-/// Decoder that takes one token at a time and returns text as soon as it is complete. The bytes of a character may be
-/// spread over several tokens, and some decoders treat the first token of a text differently, so each new token is
-/// decoded with a short context.
+/// Decoder that takes one token at a time and returns text as soon as it is complete. The bytes of a
+/// character may be spread over several tokens, and some decoders treat the first token of a text
+/// differently, so each new token is decoded with a short context.
 #[derive(Debug)]
 pub struct StreamDecoder<'t> {
     tokenizer: &'t Tokenizer,
@@ -16,8 +16,8 @@ pub struct StreamDecoder<'t> {
     pending: usize,
 }
 
-/// Maximum number of pending tokens. If there are more, all but the last character is returned, because no character
-/// has that many tokens.
+/// Maximum number of pending tokens. If there are more, all but the last character is returned, because no
+/// character has that many tokens.
 const MAX_PENDING: usize = 8;
 
 impl<'t> StreamDecoder<'t> {

@@ -1,7 +1,7 @@
 //! Generator of `tokenizer.json` for vocabularies learned here: byte-level BPE, plain bytes, characters.
 //!
-//! The files use only standard features of the format, so that other engines tokenize as training did. Merges are
-//! written as strings ("a b"), which all versions of all readers accept.
+//! The files use only standard features of the format, so that other engines tokenize as training did. Merges
+//! are written as strings ("a b"), which all versions of all readers accept.
 
 use std::collections::BTreeSet;
 

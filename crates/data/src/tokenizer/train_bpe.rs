@@ -1,8 +1,9 @@
 //! Training of a byte-level BPE vocabulary (Sennrich et al. 2016; on bytes, Radford et al. 2019).
 //!
-//! The result is deterministic: words are counted in a hash map and then sorted; the most frequent pair is merged first,
-//! among equally frequent ones the pair with the smaller ids. A pair that would form an existing token is not merged, so
-//! every token has exactly one merge. Memory use grows with the distinct words of the sample, whose size is limited.
+//! The result is deterministic: words are counted in a hash map and then sorted; the most frequent pair is
+//! merged first, among equally frequent ones the pair with the smaller ids. A pair that would form an
+//! existing token is not merged, so every token has exactly one merge. Memory use grows with the distinct
+//! words of the sample, whose size is limited.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap, HashSet};
@@ -42,8 +43,8 @@ impl WordCounts {
         }
     }
 
-    /// Learns at most `max_merges` merges. The i-th merge forms token 256 + i; ids below 256 are bytes. `on_merge` is
-    /// called before each merge and can stop the training.
+    /// Learns at most `max_merges` merges. The i-th merge forms token 256 + i; ids below 256 are bytes.
+    /// `on_merge` is called before each merge and can stop the training.
     pub(super) fn learn_merges(
         self,
         max_merges: usize,

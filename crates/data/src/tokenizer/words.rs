@@ -1,9 +1,9 @@
 //! Word scanners equivalent to the regular expressions of GPT-2, Qwen 2/3 and Llama 3.
 //!
-//! Byte-level BPE splits text into words with a regular expression, then merges within each word. The three expressions
-//! below cover most open models and all vocabularies trained here; hand-written scanners are about ten times faster
-//! than a backtracking engine. Other expressions are left to the `tokenizers` crate. Tests compare the scanners with
-//! that crate on random text.
+//! Byte-level BPE splits text into words with a regular expression, then merges within each word. The three
+//! expressions below cover most open models and all vocabularies trained here; hand-written scanners are
+//! about ten times faster than a backtracking engine. Other expressions are left to the `tokenizers` crate.
+//! Tests compare the scanners with that crate on random text.
 
 use std::sync::LazyLock;
 
@@ -42,8 +42,8 @@ impl Words {
         }
         let mut rest = text;
         while let Some(first) = rest.chars().next() {
-            // Digits as defined by the standard library, as in the `tokenizers` crate. The pattern may use another
-            // version of Unicode.
+            // Digits as defined by the standard library, as in the `tokenizers` crate. The pattern may use
+            // another version of Unicode.
             let len = match (first.is_numeric(), self.digits) {
                 (true, Digits::Alone) => first.len_utf8(),
                 (is_numeric, _) => rest.find(|c: char| c.is_numeric() != is_numeric).unwrap_or(rest.len()),

@@ -132,7 +132,7 @@ enum NextPiece {
     Cut(usize),
     /// All remaining text as the document's last piece.
     Rest,
-    /// None yet: read more text first.
+    /// Undecided: read more text first.
     More,
 }
 

@@ -210,7 +210,7 @@ fn write_weights(
                 CheckpointError::unsupported(target, &out.stored.name, problem, advice)
             };
             if let Some(at) = first_position(part, |x| !x.is_finite()) {
-                let advice = "a model with such weights only computes NaN: export an earlier checkpoint";
+                let advice = "a model with such weights is useless: export an earlier checkpoint";
                 return Err(refused(at, format!("is {}", part[at]), advice));
             }
             match (out.encoding, &out.stored.shape[..]) {

@@ -47,7 +47,7 @@ pub fn import(
             }
             if let Some(at) = first_position(values, |x| !x.is_finite()) {
                 let problem = format!("element {at} of {:?} is {}", tensor.shape, values[at]);
-                let advice = "a model with such weights only computes NaN: download the file again";
+                let advice = "a model with such weights is useless: download the file again";
                 return Err(CheckpointError::unsupported(file.path(), &tensor.name, problem, advice));
             }
             rest = later;

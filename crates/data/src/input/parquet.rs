@@ -175,9 +175,9 @@ impl ParquetColumn {
     /// The error for pages that hold another number of rows than the footer says; `read` is the size of the
     /// last batch.
     fn row_count_error(&self, read: u64) -> DataError {
-        let said = if read > self.rows_left { "fewer" } else { "more" };
+        let comparison = if read > self.rows_left { "fewer" } else { "more" };
         let problem =
-            format!("its footer counts {said} rows of column {:?} than there are", self.column_name);
+            format!("its footer counts {comparison} rows of column {:?} than there are", self.column_name);
         damaged(&self.path, &format!("row group {}", self.next_group - 1), &problem)
     }
 

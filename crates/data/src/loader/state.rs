@@ -60,23 +60,26 @@ impl Loader {
     /// # Errors
     /// Other data, weights, held-out fraction, sequence length or seed. The error names the difference.
     pub fn resume(&self, state: &LoaderState) -> Result<u64> {
-        let here = self.state(state.samples);
+        let current = self.state(state.samples);
         let refuse = |problem: String| {
             Err(DataError::invalid(
                 format!("the checkpoint cannot continue with this data: {problem}"),
                 "restore the data and settings that the run started with, or start a new run from the checkpoint's weights",
             ))
         };
-        if here.seed != state.seed {
-            return refuse(format!("the seed was {}, now it is {}", state.seed, here.seed));
+        if current.seed != state.seed {
+            return refuse(format!("the seed was {}, now it is {}", state.seed, current.seed));
         }
-        if here.seq_len != state.seq_len {
-            return refuse(format!("the sequence length was {}, now it is {}", state.seq_len, here.seq_len));
+        if current.seq_len != state.seq_len {
+            return refuse(format!(
+                "the sequence length was {}, now it is {}",
+                state.seq_len, current.seq_len
+            ));
         }
-        if here.sources.len() != state.sources.len() {
-            return refuse(format!("it had {} sources, now {}", state.sources.len(), here.sources.len()));
+        if current.sources.len() != state.sources.len() {
+            return refuse(format!("it had {} sources, now {}", state.sources.len(), current.sources.len()));
         }
-        for (now, before) in here.sources.iter().zip(&state.sources) {
+        for (now, before) in current.sources.iter().zip(&state.sources) {
             if now.fingerprint != before.fingerprint {
                 return refuse(format!("the tokens of {} are not those of {}", now.name, before.name));
             }

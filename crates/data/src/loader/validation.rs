@@ -27,12 +27,13 @@ impl Validation {
         if seq_len == 0 {
             return Err(DataError::invalid("the sequence length is 0", "set at least 1"));
         }
-        let whole = |stream: Arc<dyn TokenStream>| {
+        let with_all_tokens = |stream: Arc<dyn TokenStream>| {
             let all = std::iter::once(0..stream.token_count()).collect();
             (stream, all)
         };
         let names: Vec<String> = streams.iter().map(|stream| stream.name().to_owned()).collect();
-        let validation = Validation::from_parts(streams.into_iter().map(whole).collect(), seq_len, mask);
+        let validation =
+            Validation::from_parts(streams.into_iter().map(with_all_tokens).collect(), seq_len, mask);
         if validation.used == 0 {
             let problem = format!("{}: fewer than two tokens, too few for validation", names.join(", "));
             return Err(DataError::invalid(problem, "name more text"));

@@ -12,7 +12,8 @@ use serde::{Deserialize, Serialize};
 use super::learn::{VocabularyKind, learn_in, learned_from};
 use super::progress::{LearnProgress, Progress};
 use super::{
-    PrepareOptions, TextFiles, finished, lock_in_turn, open_lock, prepare_locked, refuse_empty, unfinished,
+    PrepareOptions, TextFiles, lock_or_wait, open_finished, open_lock, prepare_locked, refuse_empty,
+    unfinished,
 };
 use crate::error::{DataError, Result};
 use crate::files;
@@ -43,14 +44,14 @@ pub fn prepare_cached(
         }
         other => other,
     };
-    if let Some(dataset) = finished(&folder, &made_from).map_err(remedy)? {
+    if let Some(dataset) = open_finished(&folder, &made_from).map_err(remedy)? {
         return Ok(dataset);
     }
     refuse_empty(inputs)?;
     files::create_folder(&folder)?;
-    let _lock = lock_in_turn(&folder)?;
-    let made = format!("tokens, with the tokenizer {}", tokenizer.hash_hex());
-    let source = Provenance::new(made, inputs)?;
+    let _lock = lock_or_wait(&folder)?;
+    let description = format!("tokens, with the tokenizer {}", tokenizer.hash_hex());
+    let source = Provenance::new(description, inputs)?;
     source.save(&folder)?;
     source.remove_outdated(cache);
     prepare_locked(inputs, tokenizer, options, &folder, on_progress)
@@ -70,14 +71,14 @@ pub fn learn_cached(
 ) -> Result<Tokenizer> {
     let learned_from = learned_from(texts, vocabulary)?;
     let folder = entry_folder(cache, &learned_from);
-    let tokenizer = learn_in(&folder, lock_in_turn, learned_from, texts, vocabulary, on_progress)?;
+    let tokenizer = learn_in(&folder, lock_or_wait, learned_from, texts, vocabulary, on_progress)?;
     if !folder.join(SOURCE_FILE).exists() {
-        let made = match vocabulary {
+        let description = match vocabulary {
             VocabularyKind::Bpe { size } => format!("a vocabulary of at most {size} tokens"),
             VocabularyKind::Chars => "a vocabulary of characters".to_owned(),
         };
         let inputs: Vec<InputFile> = texts.iter().flat_map(|texts| texts.inputs.iter().cloned()).collect();
-        let source = Provenance::new(made, &inputs)?;
+        let source = Provenance::new(description, &inputs)?;
         source.save(&folder)?;
         source.remove_outdated(cache);
     }
@@ -94,7 +95,8 @@ const SOURCE_FILE: &str = "source.json";
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Provenance {
-    made: String,
+    #[serde(rename = "made")]
+    description: String,
     inputs: Vec<ProvenanceFile>,
 }
 
@@ -107,7 +109,7 @@ struct ProvenanceFile {
 }
 
 impl Provenance {
-    fn new(made: String, inputs: &[InputFile]) -> Result<Provenance> {
+    fn new(description: String, inputs: &[InputFile]) -> Result<Provenance> {
         let mut files = Vec::with_capacity(inputs.len());
         for InputFile { path, bytes, modified_ns, .. } in inputs {
             let path = fs::canonicalize(path).map_err(DataError::io(path, "open the input"))?;
@@ -117,7 +119,7 @@ impl Provenance {
                 modified_ns: *modified_ns,
             });
         }
-        Ok(Provenance { made, inputs: files })
+        Ok(Provenance { description, inputs: files })
     }
 
     fn load(folder: &Path) -> Option<Provenance> {

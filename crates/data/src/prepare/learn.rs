@@ -14,7 +14,7 @@ use sha2::{Digest, Sha256};
 
 use super::progress::LearnProgress;
 use super::text_files::{TextFileReader, TextFiles, sample};
-use super::{discard_unfinished, lock_at_once, other_dataset, refuse_foreign_files, unfinished};
+use super::{discard_unfinished, lock_or_fail, other_dataset, refuse_foreign_files, unfinished};
 use crate::error::Result;
 use crate::files;
 use crate::shard::INDEX_FILE;
@@ -51,7 +51,7 @@ pub fn learn_for_dataset(
     folder: &Path,
     on_progress: &mut dyn FnMut(LearnProgress) -> ControlFlow<()>,
 ) -> Result<Tokenizer> {
-    learn_in(folder, lock_at_once, learned_from(texts, vocabulary)?, texts, vocabulary, on_progress)
+    learn_in(folder, lock_or_fail, learned_from(texts, vocabulary)?, texts, vocabulary, on_progress)
 }
 
 pub(super) fn learn_in(
@@ -151,9 +151,10 @@ pub(super) fn remove_stale_record(folder: &Path, tokenizer: &Tokenizer) -> Resul
 /// True if the file `name` in `folder` belongs to a vocabulary learned there. The record is written first, so
 /// without it a tokenizer is the user's, and only a temporary of the record is ours.
 pub(super) fn belongs_to_vocabulary(folder: &Path, name: &str) -> bool {
-    let whole = name.strip_suffix(".tmp").unwrap_or(name);
-    whole == LEARNED_FILE
-        || ["tokenizer.json", "tokenizer_config.json"].contains(&whole) && folder.join(LEARNED_FILE).exists()
+    let final_name = name.strip_suffix(".tmp").unwrap_or(name);
+    final_name == LEARNED_FILE
+        || ["tokenizer.json", "tokenizer_config.json"].contains(&final_name)
+            && folder.join(LEARNED_FILE).exists()
 }
 
 /// Hash of all that determines a vocabulary: its kind, and options, names, sizes and times of the input

@@ -63,7 +63,7 @@ pub fn prepare(
 ) -> Result<Dataset> {
     refuse_empty(inputs)?;
     files::create_folder(folder)?;
-    let _lock = lock_at_once(folder)?;
+    let _lock = lock_or_fail(folder)?;
     prepare_locked(inputs, tokenizer, options, folder, on_progress)
 }
 
@@ -81,7 +81,7 @@ fn open_lock(folder: &Path) -> Result<File> {
 }
 
 /// Locks a folder; fails if another process holds the lock.
-fn lock_at_once(folder: &Path) -> Result<File> {
+fn lock_or_fail(folder: &Path) -> Result<File> {
     let lock = open_lock(folder)?;
     match lock.try_lock() {
         Ok(()) => Ok(lock),
@@ -94,7 +94,7 @@ fn lock_at_once(folder: &Path) -> Result<File> {
 }
 
 /// Locks a folder; waits if another process holds the lock.
-fn lock_in_turn(folder: &Path) -> Result<File> {
+fn lock_or_wait(folder: &Path) -> Result<File> {
     let lock = open_lock(folder)?;
     lock.lock().map_err(DataError::io(folder, "lock the folder"))?;
     Ok(lock)
@@ -111,7 +111,7 @@ fn prepare_locked(
         return Err(DataError::invalid("the shard size is 0 tokens", "set at least 1"));
     }
     let made_from = unfinished::made_from(inputs, tokenizer, options)?;
-    if let Some(dataset) = finished(folder, &made_from)? {
+    if let Some(dataset) = open_finished(folder, &made_from)? {
         return Ok(dataset);
     }
     let unfinished = match Unfinished::load(folder)? {
@@ -120,10 +120,10 @@ fn prepare_locked(
             discard_unfinished(folder)?;
             refuse_foreign_files(folder)?;
             learn::remove_stale_record(folder, tokenizer)?;
-            let begun = Unfinished::begin(made_from);
+            let record = Unfinished::new(made_from);
             // The record comes first, so that all later files in the folder are known to belong to this run.
-            begun.save(folder)?;
-            begun
+            record.save(folder)?;
+            record
         }
     };
     tokenizer.save(folder)?;
@@ -137,7 +137,7 @@ fn prepare_locked(
 }
 
 /// The finished dataset in `folder`, if any. A dataset of other input, tokenizer or options is an error.
-fn finished(folder: &Path, made_from: &str) -> Result<Option<Dataset>> {
+fn open_finished(folder: &Path, made_from: &str) -> Result<Option<Dataset>> {
     if !folder.join(INDEX_FILE).exists() {
         return Ok(None);
     }

@@ -34,7 +34,7 @@ pub(super) struct Unfinished {
 }
 
 impl Unfinished {
-    pub(super) fn begin(made_from: String) -> Unfinished {
+    pub(super) fn new(made_from: String) -> Unfinished {
         let position = InputPosition { file: 0, pieces: 0 };
         Unfinished { made_from, position, shards: Vec::new() }
     }

@@ -258,10 +258,10 @@ impl TokenStream for Dataset {
             let number = self.shard_at(at);
             let shard = &self.shards[number];
             let inside = at - self.starts[number];
-            let here = (shard.header().token_count - inside).min(out.len() as u64);
-            let (now, later) = out.split_at_mut(here as usize);
+            let in_shard = (shard.header().token_count - inside).min(out.len() as u64);
+            let (now, later) = out.split_at_mut(in_shard as usize);
             shard.read(inside, now)?;
-            at += here;
+            at += in_shard;
             out = later;
         }
         Ok(())

@@ -201,10 +201,10 @@ fn switch_dropout_off(hf: &mut tokenizers::Tokenizer) {
 fn check_charsmaps(normalizer: &Value) -> std::result::Result<(), String> {
     const KEY: &str = "precompiled_charsmap";
     if let Some(map) = normalizer.get(KEY).and_then(Value::as_str)
-        && let Some(said) = charsmap_bytes(map)
-        && said as usize > map.len()
+        && let Some(declared) = charsmap_bytes(map)
+        && declared as usize > map.len()
     {
-        return Err(format!("its {KEY} declares {said} bytes, more than it has"));
+        return Err(format!("its {KEY} declares {declared} bytes, more than it has"));
     }
     match normalizer {
         Value::Object(entries) => entries.values().try_for_each(check_charsmaps),

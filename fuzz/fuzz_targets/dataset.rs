@@ -1,4 +1,4 @@
-//! The index of a folder of token shards.
+//! Index of a dataset folder.
 #![no_main]
 
 use xtrain_data::Dataset;

@@ -1,4 +1,4 @@
-//! Text input; the first byte says as what the rest is read.
+//! Text input. The first byte selects the format.
 #![no_main]
 
 use xtrain_data::input::read_documents;
@@ -14,7 +14,7 @@ libfuzzer_sys::fuzz_target!(|bytes: &[u8]| {
         let files = list_inputs(&[path]).expect("a file that exists, of a known kind");
         let options = InputOptions { separator: Some("<|end|>".into()), ..InputOptions::default() };
         let Ok(documents) = read_documents(&files[0], &options, CutRule::Anywhere) else { return };
-        // A few bytes may be a bomb: no more is taken than shows that reading streams.
+        // Limited, because a few compressed bytes may expand to gigabytes.
         for piece in documents.take(1000) {
             let _ = piece;
         }

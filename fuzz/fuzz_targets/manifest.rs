@@ -1,4 +1,4 @@
-//! The manifest of a checkpoint whose files are missing.
+//! Manifest of a checkpoint whose other files are missing.
 #![no_main]
 
 use xtrain_checkpoint::CheckpointStore;
@@ -8,7 +8,7 @@ libfuzzer_sys::fuzz_target!(|bytes: &[u8]| {
     with_file("step-1/manifest.json", bytes, |path| {
         let folder = path.parent().and_then(|step| step.parent()).expect("the file lies in two folders");
         let store = CheckpointStore::open(folder).expect("the folder of checkpoints is whole");
-        let _ = store.at(1);
+        let _ = store.checkpoint(1);
         let _ = store.latest();
     });
 });

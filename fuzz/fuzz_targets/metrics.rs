@@ -1,4 +1,4 @@
-//! metrics.jsonl: records that are read are written as lines that are read the same.
+//! metrics.jsonl: accepted records round-trip.
 #![no_main]
 
 use std::path::Path;

@@ -1,4 +1,4 @@
-//! A run file: parsed, resolved, printed, and parsed again to the same configuration.
+//! Run file: an accepted configuration round-trips through printing.
 #![no_main]
 
 use std::path::Path;

@@ -1,4 +1,4 @@
-//! A safetensors file: every tensor of an accepted header can be asked for.
+//! Safetensors file: all tensors of an accepted header can be read without a panic.
 #![no_main]
 
 use xtrain_checkpoint::tensor_file::{Header, TensorFile};

@@ -1,4 +1,4 @@
-//! A token shard: whatever is accepted can be read to its end.
+//! Token shard: an accepted shard can be read to its end without a panic.
 #![no_main]
 
 use xtrain_data::Shard;

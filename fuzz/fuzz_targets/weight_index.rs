@@ -1,4 +1,4 @@
-//! model.safetensors.index.json beside no shards at all.
+//! model.safetensors.index.json without its shards.
 #![no_main]
 
 use xtrain_checkpoint::hf::{NameMap, import};

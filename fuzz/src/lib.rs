@@ -1,12 +1,12 @@
-//! What the targets share.
+//! Helpers of the fuzz targets.
 
 use std::fs;
 use std::path::Path;
 
-/// Calls `body` with the path of a file of that name and content, in a folder of its own that is then removed.
+/// Calls `body` with the path of a file with this name and content, in a temporary folder.
 ///
 /// # Panics
-/// If the file cannot be written: the machine's fault, which the fuzzer shall show.
+/// If the file cannot be written.
 pub fn with_file(name: &str, bytes: &[u8], body: impl FnOnce(&Path)) {
     let folder = tempfile::tempdir().expect("a temporary folder");
     let path = folder.path().join(name);

@@ -54,7 +54,7 @@ def faults(export, exact, in_bf16):
     if (read.quant_method, tuple(read.weight_block_size), read.activation_scheme) != ("fp8", (BLOCK, BLOCK), "dynamic"):
         yield f"transformers reads {read.to_dict()}"
     if told["fmt"] != "e4m3" or read.modules_to_not_convert != ["lm_head", *in_bf16]:
-        yield f"quantization_config is {told}"
+        yield f"wrong quantization_config: {told}"
     for name, tensor in given.items():
         now, scales = found.pop(name), found.pop(f"{name}_scale_inv", None)
         module = name.removesuffix(".weight")

@@ -4,7 +4,7 @@
     python tests/training/against_torch.py TEXT --precision fp32 --steps 100
     python tests/training/against_torch.py TEXT --precision bf16 --steps 160 --device cpu --xtrain target/release/xtrain
 
-TEXT is what `xtrain tokenize` takes. Needs torch and transformers; takes seconds on a card, minutes on a CPU. In fp32 the bar is
+TEXT is what `xtrain tokenize` takes. Needs torch and transformers; takes seconds on a GPU, minutes on a CPU. In fp32 the bar is
 the relative difference of every step's loss, in bf16 (PyTorch: autocast over fp32 weights) that of the mean over the last 20 steps.
 Prints one line of JSON, and ends with 1 where the bar is missed.
 

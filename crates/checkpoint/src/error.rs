@@ -1,109 +1,109 @@
 //! The errors of this crate.
 //!
-//! Every message is one line that says what was wrong, where (file, tensor, offset) and what to do about it.
+//! Every message is one line: the problem, its location (file, tensor, offset) and advice.
 
 use std::io;
 use std::path::{Path, PathBuf};
 
-/// Any error of a caller's sink or source.
+/// An error of the caller's sink or source.
 pub type BoxError = Box<dyn std::error::Error + Send + Sync>;
 
 /// The result type of this crate.
 pub(crate) type Result<T> = std::result::Result<T, CheckpointError>;
 
-/// What can go wrong with safetensors files, Hugging Face folders and checkpoints.
+/// Errors of safetensors files, Hugging Face folders and checkpoints.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum CheckpointError {
-    /// The operating system refused something.
+    /// An operation of the operating system failed.
     #[error("{}: cannot {action}: {source}{}", path.display(), hint(source))]
     Io {
         /// The file or folder.
         path: PathBuf,
-        /// What was being done, as a verb: "open", "write".
+        /// The operation, as a verb: "open", "write".
         action: &'static str,
         /// The system's error.
         #[source]
         source: io::Error,
     },
-    /// A file is damaged, or is not what its name says.
-    #[error("{}, {place}: {what}; {fix}", path.display())]
+    /// A file is damaged, or of another kind than its name says.
+    #[error("{}, {location}: {problem}; {advice}", path.display())]
     Damaged {
         /// The file.
         path: PathBuf,
         /// Header, tensor, document or byte offset.
-        place: String,
-        /// What was wrong.
-        what: String,
-        /// What to do.
-        fix: String,
+        location: String,
+        /// The problem.
+        problem: String,
+        /// Advice for the user.
+        advice: String,
     },
     /// A file became shorter while it was being read.
     #[error(
         "{}: shrank from {opened_bytes} to {now_bytes} bytes while it was being read; \
-         let whoever writes it finish, then run the same command again", path.display()
+         wait until its writer has finished, then run the same command again", path.display()
     )]
     Shrunk {
         /// The file.
         path: PathBuf,
-        /// Its length when it was opened.
+        /// Length when it was opened.
         opened_bytes: u64,
-        /// Its length now.
+        /// Length now.
         now_bytes: u64,
     },
-    /// A tensor is of a type that this version does not read, or has values that are not finite in the type asked for.
-    #[error("{}, tensor '{tensor}': {what}; {fix}", path.display())]
+    /// A tensor has a type that this version does not read, or values that the requested type cannot hold.
+    #[error("{}, tensor '{tensor}': {problem}; {advice}", path.display())]
     Unsupported {
         /// The file.
         path: PathBuf,
         /// The tensor.
         tensor: String,
-        /// What is wrong with it.
-        what: String,
-        /// What to do.
-        fix: String,
+        /// The problem.
+        problem: String,
+        /// Advice for the user.
+        advice: String,
     },
-    /// A folder is absent, already there, or not what was expected.
-    #[error("{}: {what}; {fix}", path.display())]
+    /// A folder is missing, exists already, or holds something unexpected.
+    #[error("{}: {problem}; {advice}", path.display())]
     Folder {
         /// The folder.
         path: PathBuf,
-        /// What was wrong.
-        what: String,
-        /// What to do.
-        fix: String,
+        /// The problem.
+        problem: String,
+        /// Advice for the user.
+        advice: String,
     },
-    /// The tensors of a folder are not the ones that the model has: missing, unknown or of other shapes.
-    #[error("{}: {what}; {fix}", path.display())]
+    /// The tensors of a folder do not match the model: missing, unknown or of other shapes.
+    #[error("{}: {problem}; {advice}", path.display())]
     Tensors {
         /// The folder.
         path: PathBuf,
-        /// Which tensors, and how they differ.
-        what: String,
-        /// What to do.
-        fix: String,
+        /// The tensors and how they differ.
+        problem: String,
+        /// Advice for the user.
+        advice: String,
     },
-    /// Someone else is writing here.
+    /// Another process is writing here.
     #[error("{}: in use by {holder}; wait until it ends, or choose another folder", path.display())]
     Locked {
         /// The folder or file.
         path: PathBuf,
-        /// Who holds it, as far as that is known.
+        /// The process that holds the lock, as far as known.
         holder: String,
     },
-    /// The caller's sink or source failed; the error is passed on as it is.
+    /// The caller's sink or source failed; its error, unchanged.
     #[error(transparent)]
     Caller(BoxError),
-    /// A fault of this program, not of its input.
+    /// A bug of this program.
     #[error("internal error: {0}; please report it")]
     Internal(String),
 }
 
 impl CheckpointError {
-    /// True when the user can mend it (files, folders, disk); false for a fault of this program.
+    /// True if the user can fix the cause (files, folders, disk); false for a bug of this program.
     ///
-    /// A [`CheckpointError::Caller`] counts as the user's unless it wraps an error of this crate that does not:
-    /// whoever made the inner error knows better and can downcast it.
+    /// A [`CheckpointError::Caller`] counts as the user's, unless it wraps an error of this crate that does
+    /// not. The caller can downcast it to decide otherwise.
     pub fn is_users(&self) -> bool {
         match self {
             CheckpointError::Internal(_) => false,
@@ -114,15 +114,17 @@ impl CheckpointError {
         }
     }
 
-    /// What is wrong, with the file's name alone and without advice: for lists.
+    /// The problem with the bare file name and without advice, for lists.
     pub(crate) fn brief(&self) -> String {
         let name = |path: &Path| path.file_name().unwrap_or_default().display().to_string();
         match self {
             CheckpointError::Io { path, action, source } => {
                 format!("{}: cannot {action}: {source}", name(path))
             }
-            CheckpointError::Damaged { path, place, what, .. } => format!("{}, {place}: {what}", name(path)),
-            CheckpointError::Folder { path, what, .. } => format!("{}: {what}", name(path)),
+            CheckpointError::Damaged { path, location, problem, .. } => {
+                format!("{}, {location}: {problem}", name(path))
+            }
+            CheckpointError::Folder { path, problem, .. } => format!("{}: {problem}", name(path)),
             other => other.to_string(),
         }
     }
@@ -134,45 +136,53 @@ impl CheckpointError {
 
     pub(crate) fn damaged(
         path: &Path,
-        place: impl Into<String>,
-        what: impl Into<String>,
-        fix: impl Into<String>,
+        location: impl Into<String>,
+        problem: impl Into<String>,
+        advice: impl Into<String>,
     ) -> CheckpointError {
         CheckpointError::Damaged {
             path: path.to_path_buf(),
-            place: place.into(),
-            what: what.into(),
-            fix: fix.into(),
+            location: location.into(),
+            problem: problem.into(),
+            advice: advice.into(),
         }
     }
 
     pub(crate) fn unsupported(
         path: &Path,
         tensor: &str,
-        what: impl Into<String>,
-        fix: impl Into<String>,
+        problem: impl Into<String>,
+        advice: impl Into<String>,
     ) -> CheckpointError {
         CheckpointError::Unsupported {
             path: path.to_path_buf(),
             tensor: tensor.to_string(),
-            what: what.into(),
-            fix: fix.into(),
+            problem: problem.into(),
+            advice: advice.into(),
         }
     }
 
-    pub(crate) fn folder(path: &Path, what: impl Into<String>, fix: impl Into<String>) -> CheckpointError {
-        CheckpointError::Folder { path: path.to_path_buf(), what: what.into(), fix: fix.into() }
+    pub(crate) fn folder(
+        path: &Path,
+        problem: impl Into<String>,
+        advice: impl Into<String>,
+    ) -> CheckpointError {
+        CheckpointError::Folder { path: path.to_path_buf(), problem: problem.into(), advice: advice.into() }
     }
 
-    pub(crate) fn tensors(path: &Path, what: impl Into<String>, fix: impl Into<String>) -> CheckpointError {
-        CheckpointError::Tensors { path: path.to_path_buf(), what: what.into(), fix: fix.into() }
+    pub(crate) fn tensors(
+        path: &Path,
+        problem: impl Into<String>,
+        advice: impl Into<String>,
+    ) -> CheckpointError {
+        CheckpointError::Tensors { path: path.to_path_buf(), problem: problem.into(), advice: advice.into() }
     }
 }
 
-/// The first few of `items`, comma-separated, and how many more there are.
-pub(crate) fn listed<T: std::fmt::Display>(items: &[T]) -> String {
+/// The first few of `items`, comma-separated, and the number of those left out.
+pub(crate) fn comma_separated<T: std::fmt::Display>(items: &[T]) -> String {
     const SHOWN: usize = 5;
-    /// Bytes of an item: names in files may have any length, and others are to be seen beside one that is too long.
+    /// Bytes shown of an item: names in files may have any length.
     const LONGEST: usize = 240;
     let shown = items.iter().take(SHOWN).map(|item| {
         let mut text = item.to_string();
@@ -189,7 +199,7 @@ pub(crate) fn listed<T: std::fmt::Display>(items: &[T]) -> String {
     text
 }
 
-/// What to do about the system errors that users meet.
+/// Advice for the system errors that users meet.
 fn hint(error: &io::Error) -> &'static str {
     match error.kind() {
         io::ErrorKind::NotFound => "; check the path",

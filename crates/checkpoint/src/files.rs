@@ -1,7 +1,8 @@
-//! Files and folders with errors that name them: whole writes, reads at a position, and the sync of folders.
+//! File access with errors that name the file: writes of new files, reads at an offset, and the sync of
+//! folders.
 //!
-//! Files are read into memory of our own and never mapped: touching a mapped page of a file that has been cut kills
-//! the process, and what was verified in a map need not be what is read from it a moment later.
+//! Files are read into buffers and never memory-mapped: touching a mapped page of a file that was truncated
+//! kills the process, and a mapped page may change after it was verified.
 
 use std::fs::{self, File};
 use std::io::{self, Write};
@@ -12,17 +13,17 @@ use rayon::prelude::*;
 
 use crate::error::{CheckpointError, Result};
 
-/// Bytes of one read. A multiple of every element size.
+/// Bytes per read. A multiple of every element size.
 pub(crate) const PIECE_BYTES: usize = 4 << 20;
 
-/// Writes a file that does not exist yet and syncs it to the disk.
+/// Writes a new file and syncs it to the disk.
 pub(crate) fn write_new(path: &Path, bytes: &[u8]) -> Result<()> {
     let mut file = File::create_new(path).map_err(CheckpointError::io(path, "create"))?;
     file.write_all(bytes).map_err(CheckpointError::io(path, "write"))?;
     file.sync_all().map_err(CheckpointError::io(path, "sync to the disk"))
 }
 
-/// A regular file that is open for reading, and its length at that time.
+/// A regular file, open for reading, and its length when it was opened.
 #[derive(Debug)]
 pub(crate) struct OpenFile {
     path: PathBuf,
@@ -48,10 +49,10 @@ impl OpenFile {
         self.bytes as usize
     }
 
-    /// Fills `out` with the bytes from `start` on.
+    /// Reads `out.len()` bytes at offset `start`.
     ///
     /// # Errors
-    /// [`CheckpointError::Shrunk`] when the file has been cut since it was opened.
+    /// [`CheckpointError::Shrunk`] if the file was truncated after it was opened.
     pub(crate) fn read_at(&self, start: usize, out: &mut [u8]) -> Result<()> {
         self.file.read_exact_at(out, start as u64).map_err(|error| match error.kind() {
             io::ErrorKind::UnexpectedEof => CheckpointError::Shrunk {
@@ -63,7 +64,7 @@ impl OpenFile {
         })
     }
 
-    /// As [`OpenFile::read_at`], in pieces on all cores.
+    /// [`OpenFile::read_at`] in pieces, on all cores.
     pub(crate) fn read_large_at(&self, start: usize, out: &mut [u8]) -> Result<()> {
         let pieces = out.par_chunks_mut(PIECE_BYTES).enumerate();
         pieces.try_for_each(|(i, piece)| self.read_at(start + i * PIECE_BYTES, piece))
@@ -76,7 +77,7 @@ pub(crate) fn read(path: &Path) -> Result<Vec<u8>> {
     fs::read(path).map_err(CheckpointError::io(path, "read"))
 }
 
-/// Asked before opening: opening a named pipe would wait for a writer.
+/// Checked before opening, because opening a named pipe waits for a writer.
 fn check_regular(path: &Path) -> Result<()> {
     let kind = fs::metadata(path).map_err(CheckpointError::io(path, "open"))?;
     if kind.is_file() {
@@ -85,7 +86,7 @@ fn check_regular(path: &Path) -> Result<()> {
     Err(CheckpointError::folder(path, "is not a file", "name a regular file"))
 }
 
-/// Creates a folder and its parents, each of which survives a power cut.
+/// Creates a folder and its parents, and syncs them so that they survive a power cut.
 pub(crate) fn create_folders(path: &Path) -> Result<()> {
     if path.is_dir() || path.as_os_str().is_empty() {
         return Ok(());
@@ -93,7 +94,7 @@ pub(crate) fn create_folders(path: &Path) -> Result<()> {
     let parent = path.parent().unwrap_or(Path::new(""));
     create_folders(parent)?;
     match fs::create_dir(path) {
-        // Someone else may have been faster.
+        // Another process may have created it meanwhile.
         Err(_) if path.is_dir() => Ok(()),
         Err(e) => Err(CheckpointError::io(path, "create the folder")(e)),
         Ok(()) => sync_folder(parent),
@@ -104,21 +105,21 @@ pub(crate) fn create_folders(path: &Path) -> Result<()> {
 pub(crate) fn sync_folder(path: &Path) -> Result<()> {
     let folder = if path.as_os_str().is_empty() { Path::new(".") } else { path };
     match File::open(folder).and_then(|file| file.sync_all()) {
-        // Not every file system lets a folder be synced; those order their names themselves.
+        // Some file systems cannot sync a folder; those order their directory updates themselves.
         Err(e) if matches!(e.kind(), io::ErrorKind::InvalidInput | io::ErrorKind::Unsupported) => Ok(()),
         other => other.map_err(CheckpointError::io(folder, "sync the folder")),
     }
 }
 
-/// True when `name` can only mean a file directly in the folder that it is joined to.
+/// True for a name that, joined to a folder, can only be a file directly in it.
 pub(crate) fn is_plain_name(name: &str) -> bool {
     !name.is_empty() && name != "." && name != ".." && !name.contains(['/', '\\', '\0', ':'])
 }
 
-/// True when the bytes are the small text that git-lfs leaves in place of a file that was not downloaded.
+/// True for the content of a git-lfs pointer, the small text in place of a file that was not downloaded.
 pub(crate) fn is_lfs_pointer(bytes: &[u8]) -> bool {
     bytes.starts_with(b"version https://git-lfs")
 }
 
-/// What to do about a git-lfs pointer.
-pub(crate) const LFS_FIX: &str = "run `git lfs pull` in that folder, or download the file itself";
+/// Advice for a git-lfs pointer.
+pub(crate) const LFS_ADVICE: &str = "run `git lfs pull` in that folder, or download the file itself";

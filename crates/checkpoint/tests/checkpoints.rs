@@ -1,4 +1,4 @@
-//! Checkpoints: to the bit, complete or absent, and honest about damage.
+//! Checkpoints load bit-identically, are complete or absent, and report damage.
 
 use std::fs;
 use std::path::Path;
@@ -12,7 +12,7 @@ fn spec(name: &str, dtype: DType, shape: &[usize]) -> TensorSpec {
     TensorSpec { name: name.to_string(), dtype, shape: shape.to_vec() }
 }
 
-/// Every element type, odd shapes, a scalar and empty tensors.
+/// Tensors of every element type, with odd shapes, a scalar and an empty tensor.
 fn specs() -> Vec<TensorSpec> {
     vec![
         spec("packed", DType::E5M6, &[3, 7]),
@@ -53,8 +53,8 @@ fn load(checkpoint: &Checkpoint, expected: &[TensorSpec]) -> Result<(), Checkpoi
     Ok(())
 }
 
-/// Flips a bit of the last byte of a file, which leaves its length: bit rot.
-fn rot(path: &Path) {
+/// Flips a bit in the last byte of a file and keeps its length.
+fn flip_last_bit(path: &Path) {
     let mut bytes = fs::read(path).unwrap();
     *bytes.last_mut().unwrap() ^= 1;
     fs::write(path, bytes).unwrap();
@@ -68,7 +68,7 @@ fn names_in(folder: &Path) -> Vec<String> {
 }
 
 #[test]
-fn what_is_saved_is_loaded_to_the_bit_in_any_order() {
+fn saved_tensors_load_to_the_bit_in_any_order() {
     let dir = tempfile::tempdir().unwrap();
     let store = CheckpointStore::open(&dir.path().join("a/checkpoints")).unwrap();
     assert!(store.latest().unwrap().is_none());
@@ -81,7 +81,7 @@ fn what_is_saved_is_loaded_to_the_bit_in_any_order() {
     load(&latest, &specs()).unwrap();
     let mut reversed = specs();
     reversed.reverse();
-    load(&store.at(9).unwrap(), &reversed).unwrap();
+    load(&store.checkpoint(9).unwrap(), &reversed).unwrap();
     assert_eq!(latest.document("trainer").unwrap(), json!({ "step": 10, "best": 10.1 }));
     assert_eq!(names_in(latest.path()), ["manifest.json", "state-00001.safetensors", "trainer.json"]);
 }
@@ -97,7 +97,7 @@ proptest! {
         let store = CheckpointStore::open(dir.path()).unwrap();
         let document = json!({ "floats": floats, "int": int });
         store.save::<Vec<u8>>(1, &[], &mut |_| unreachable!(), &[("d".to_string(), document.clone())]).unwrap();
-        let found = store.at(1).unwrap().document("d").unwrap();
+        let found = store.checkpoint(1).unwrap().document("d").unwrap();
         let bits = |value: &Value| -> Vec<u64> {
             value["floats"].as_array().unwrap().iter().map(|x| x.as_f64().unwrap().to_bits()).collect()
         };
@@ -106,7 +106,7 @@ proptest! {
     }
 
     #[test]
-    fn a_changed_or_cut_file_is_never_loaded_as_something_else(
+    fn a_changed_or_truncated_file_never_loads_as_other_data(
         file in 0usize..3, at: prop::sample::Index, flip in 1u8.., cut: bool
     ) {
         let dir = tempfile::tempdir()?;
@@ -123,14 +123,15 @@ proptest! {
             bytes[at] ^= flip;
         }
         fs::write(&path, bytes)?;
-        match store.at(5) {
-            // Cut files, and most changes of the manifest, are seen at once; the older one is then the latest.
+        match store.checkpoint(5) {
+            // Opening detects truncated files and most changes of the manifest; the older step is then the
+            // latest.
             Err(error) => {
                 prop_assert!(error.is_users());
                 prop_assert_eq!(store.latest().unwrap().unwrap().step(), 4);
                 prop_assert_eq!(store.steps().unwrap(), [4]);
             }
-            // Anything else is either harmless (white space) or named, with what to use instead.
+            // Other changes are harmless (white space) or an error that names the checkpoint to use instead.
             Ok(checkpoint) => {
                 let errors = [load(&checkpoint, &specs()).err(), checkpoint.document("trainer").err()];
                 prop_assert_eq!(checkpoint.verify().is_ok(), errors.iter().all(Option::is_none));
@@ -150,63 +151,63 @@ fn a_flipped_bit_in_a_tensor_is_named_with_its_file_and_the_checkpoint_to_use() 
     let store = CheckpointStore::open(dir.path()).unwrap();
     save(&store, 3);
     save(&store, 7);
-    // The widest elements come first, so the last byte belongs to the last of the one-byte tensors.
-    rot(&dir.path().join("step-7/state-00001.safetensors"));
+    // The widest elements come first, so the last byte belongs to the last one-byte tensor.
+    flip_last_bit(&dir.path().join("step-7/state-00001.safetensors"));
     let error = load(&store.latest().unwrap().unwrap(), &specs()).unwrap_err().to_string();
     assert!(error.contains("tensor 'bytes': does not match its checksum"), "{error}");
     assert!(error.contains("step-7/state-00001.safetensors") && error.contains("step-3 instead"), "{error}");
 }
 
 #[test]
-fn the_checkpoint_that_an_error_names_to_go_back_to_has_been_verified() {
+fn an_error_recommends_only_a_verified_checkpoint() {
     let dir = tempfile::tempdir().unwrap();
     let store = CheckpointStore::open(dir.path()).unwrap();
     for step in 1..=4 {
         save(&store, step);
     }
-    rot(&dir.path().join("step-4/state-00001.safetensors"));
-    rot(&dir.path().join("step-3/state-00001.safetensors"));
-    rot(&dir.path().join("step-2/trainer.json"));
+    flip_last_bit(&dir.path().join("step-4/state-00001.safetensors"));
+    flip_last_bit(&dir.path().join("step-3/state-00001.safetensors"));
+    flip_last_bit(&dir.path().join("step-2/trainer.json"));
     let latest = store.latest().unwrap().unwrap();
     let error = load(&latest, &specs()).unwrap_err().to_string();
-    assert!(latest.step() == 4 && error.contains("step-1 instead, which has been verified"), "{error}");
-    assert_eq!(store.before(4).unwrap().unwrap().step(), 1);
-    rot(&dir.path().join("step-1/state-00001.safetensors"));
-    assert!(store.before(4).unwrap().is_none());
+    assert!(latest.step() == 4 && error.contains("step-1 instead, which is verified"), "{error}");
+    assert_eq!(store.newest_intact_before(4).unwrap().unwrap().step(), 1);
+    flip_last_bit(&dir.path().join("step-1/state-00001.safetensors"));
+    assert!(store.newest_intact_before(4).unwrap().is_none());
     let error = load(&latest, &specs()).unwrap_err().to_string();
-    assert!(error.contains("no older checkpoint is whole: restore this one"), "{error}");
+    assert!(error.contains("no older checkpoint is intact: restore this one"), "{error}");
 }
 
 #[test]
-fn verification_names_the_first_damage_and_gives_no_advice_that_was_not_checked() {
+fn verify_names_the_first_damage_and_recommends_no_unverified_checkpoint() {
     let dir = tempfile::tempdir().unwrap();
     let store = CheckpointStore::open(dir.path()).unwrap();
     save(&store, 1);
     save(&store, 2);
-    let checkpoint = store.at(2).unwrap();
+    let checkpoint = store.checkpoint(2).unwrap();
     checkpoint.verify().unwrap();
-    rot(&dir.path().join("step-2/state-00001.safetensors"));
+    flip_last_bit(&dir.path().join("step-2/state-00001.safetensors"));
     let error = checkpoint.verify().unwrap_err().to_string();
     assert!(
         error.contains("state-00001.safetensors, tensor 'bytes': does not match its checksum"),
         "{error}"
     );
     assert!(!error.contains("step-1"), "{error}");
-    rot(&dir.path().join("step-1/trainer.json"));
-    let error = store.at(1).unwrap().verify().unwrap_err().to_string();
+    flip_last_bit(&dir.path().join("step-1/trainer.json"));
+    let error = store.checkpoint(1).unwrap().verify().unwrap_err().to_string();
     assert!(error.contains("trainer.json, document: does not match its checksum"), "{error}");
 }
 
 #[test]
-fn a_file_that_is_cut_while_its_tensors_are_handed_over_gives_true_bytes_or_an_error() {
+fn a_file_truncated_during_a_load_gives_true_bytes_or_an_error() {
     let dir = tempfile::tempdir().unwrap();
     let store = CheckpointStore::open(dir.path()).unwrap();
     let specs: Vec<TensorSpec> = (0..3).map(|i| spec(&format!("t{i}"), DType::F32, &[300_000 + i])).collect();
     store.save(1, &specs, &mut |i| Ok(content(&specs[i], 1)), &[]).unwrap();
     let path = dir.path().join("step-1/state-00001.safetensors");
     let mut seen = 0;
-    let result = store.at(1).unwrap().load(&specs, &mut |i, bytes| {
-        // Whoever copies over a checkpoint cuts it first. What was handed over must stay what it was.
+    let result = store.checkpoint(1).unwrap().load(&specs, &mut |i, bytes| {
+        // Copying over a file truncates it first. The bytes passed to the sink must not change.
         fs::File::options().write(true).open(&path)?.set_len(100)?;
         assert!(bytes == content(&specs[i], 1), "{}", specs[i].name);
         seen += 1;
@@ -225,9 +226,9 @@ fn tensors_that_differ_from_the_expected_are_all_named() {
     other[0].name = "new".to_string();
     other[1].shape = vec![5, 7];
     other[2].dtype = DType::F32;
-    let checkpoint = store.at(1).unwrap();
+    let checkpoint = store.checkpoint(1).unwrap();
     let error =
-        checkpoint.load(&other, &mut |_, _| panic!("nothing may be handed over")).unwrap_err().to_string();
+        checkpoint.load(&other, &mut |_, _| panic!("the sink may not be called")).unwrap_err().to_string();
     assert!(error.contains("missing ('new')") && error.contains("not in this run ('packed')"), "{error}");
     assert!(error.contains("'master' is f32 [7, 5], not f32 [5, 7]"), "{error}");
     assert!(error.contains("'moment' is bf16 [3], not f32 [3]"), "{error}");
@@ -238,32 +239,33 @@ fn tensors_that_differ_from_the_expected_are_all_named() {
 }
 
 #[test]
-fn a_step_that_is_intact_is_left_as_it_is_and_one_that_is_not_is_written_again() {
+fn an_intact_step_stays_and_a_damaged_one_is_replaced() {
     let dir = tempfile::tempdir().unwrap();
     let store = CheckpointStore::open(dir.path()).unwrap();
     save(&store, 2);
-    let again =
-        store.save::<Vec<u8>>(2, &specs(), &mut |_| panic!("must not be read"), &documents(2)).unwrap();
+    let again = store
+        .save::<Vec<u8>>(2, &specs(), &mut |_| panic!("tensors must not be read"), &documents(2))
+        .unwrap();
     assert_eq!(again, dir.path().join("step-2"));
     let state = again.join("state-00001.safetensors");
     let damages: [&dyn Fn(); 5] = [
         &|| fs::remove_file(again.join("manifest.json")).unwrap(),
         &|| fs::remove_file(&state).unwrap(),
         &|| fs::write(&state, "").unwrap(),
-        &|| rot(&state),
-        &|| rot(&again.join("trainer.json")),
+        &|| flip_last_bit(&state),
+        &|| flip_last_bit(&again.join("trainer.json")),
     ];
     for damage in damages {
         damage();
         save(&store, 2);
         load(&store.latest().unwrap().unwrap(), &specs()).unwrap();
-        store.at(2).unwrap().verify().unwrap();
+        store.checkpoint(2).unwrap().verify().unwrap();
         assert_eq!(names_in(dir.path()), ["step-2"]);
     }
 }
 
 #[test]
-fn a_step_whose_documents_have_changed_is_replaced_and_nothing_else_is_left() {
+fn a_step_with_changed_documents_is_replaced_and_nothing_else_remains() {
     let dir = tempfile::tempdir().unwrap();
     let store = CheckpointStore::open(dir.path()).unwrap();
     save(&store, 1);
@@ -277,23 +279,23 @@ fn a_step_whose_documents_have_changed_is_replaced_and_nothing_else_is_left() {
 }
 
 #[test]
-fn a_damaged_step_stays_until_a_whole_one_takes_its_place() {
+fn a_damaged_step_stays_until_a_complete_one_replaces_it() {
     let dir = tempfile::tempdir().unwrap();
     let store = CheckpointStore::open(dir.path()).unwrap();
     save(&store, 2);
-    rot(&dir.path().join("step-2/trainer.json"));
-    let failed = store.save::<Vec<u8>>(2, &specs(), &mut |_| Err("the card is gone".into()), &[]);
-    assert_eq!(failed.unwrap_err().to_string(), "the card is gone");
-    // Its tensors are still good, and someone may want them.
-    load(&store.at(2).unwrap(), &specs()).unwrap();
+    flip_last_bit(&dir.path().join("step-2/trainer.json"));
+    let failed = store.save::<Vec<u8>>(2, &specs(), &mut |_| Err("the device is lost".into()), &[]);
+    assert_eq!(failed.unwrap_err().to_string(), "the device is lost");
+    // Its tensors are still good.
+    load(&store.checkpoint(2).unwrap(), &specs()).unwrap();
     assert_eq!(names_in(dir.path()), ["step-2"]);
 }
 
 #[test]
-fn damaged_steps_are_never_taken_for_none() {
+fn a_folder_of_damaged_steps_is_not_taken_for_an_empty_one() {
     let dir = tempfile::tempdir().unwrap();
     let store = CheckpointStore::open(dir.path()).unwrap();
-    assert!(store.latest().unwrap().is_none(), "none where there is no step at all");
+    assert!(store.latest().unwrap().is_none(), "the folder has no step");
     for step in [1, 2, 3] {
         save(&store, step);
     }
@@ -307,16 +309,17 @@ fn damaged_steps_are_never_taken_for_none() {
     assert!(text.contains("step-3 (manifest.json: cannot open: No such file"), "{text}");
     assert!(text.contains("step-2 (state-00001.safetensors, length: has 0 bytes"), "{text}");
     assert!(text.contains("step-1 (manifest.json, manifest: is not as expected"), "{text}");
-    assert!(text.contains("remove them to start again from the beginning"), "{text}");
+    assert!(text.contains("remove them to start from the beginning"), "{text}");
 }
 
 #[test]
-fn a_failed_save_leaves_nothing_and_says_whose_fault_it_was() {
+fn a_failed_save_leaves_nothing_and_tells_bugs_from_errors_of_the_caller() {
     let dir = tempfile::tempdir().unwrap();
     let store = CheckpointStore::open(dir.path()).unwrap();
     let specs = specs();
-    let failed = store.save::<Vec<u8>>(1, &specs, &mut |_| Err("the card is gone".into()), &[]).unwrap_err();
-    assert_eq!(failed.to_string(), "the card is gone");
+    let failed =
+        store.save::<Vec<u8>>(1, &specs, &mut |_| Err("the device is lost".into()), &[]).unwrap_err();
+    assert_eq!(failed.to_string(), "the device is lost");
     let short = store.save(1, &specs, &mut |_| Ok(vec![0; 1]), &[]).unwrap_err();
     let twice = [specs[0].clone(), specs[0].clone()];
     let twice = store.save(1, &twice, &mut |_| Ok(Vec::new()), &[]).unwrap_err();
@@ -329,7 +332,7 @@ fn a_failed_save_leaves_nothing_and_says_whose_fault_it_was() {
 }
 
 #[test]
-fn opening_removes_what_dead_processes_left_and_nothing_else() {
+fn opening_removes_leftovers_of_ended_processes_and_nothing_else() {
     let dir = tempfile::tempdir().unwrap();
     for name in ["step-5.tmp-1", "step-7.tmp-1.old", "notes.tmp-1", "step-x.tmp-1", "step-6"] {
         fs::create_dir(dir.path().join(name)).unwrap();
@@ -342,12 +345,12 @@ fn opening_removes_what_dead_processes_left_and_nothing_else() {
         CheckpointStore::open(&path).unwrap();
         Ok(content(&specs[i], 8))
     };
-    store.save(8, &specs, read, &[]).expect("others may open the store while it is written to");
-    load(&store.at(8).unwrap(), &specs).unwrap();
+    store.save(8, &specs, read, &[]).expect("the store may be opened during a save");
+    load(&store.checkpoint(8).unwrap(), &specs).unwrap();
 }
 
 #[test]
-fn retention_keeps_the_last_the_milestones_and_the_protected() {
+fn retain_keeps_the_last_the_milestones_and_the_protected() {
     let dir = tempfile::tempdir().unwrap();
     let store = CheckpointStore::open(dir.path()).unwrap();
     for step in [10, 20, 25, 30, 35, 40] {
@@ -362,7 +365,7 @@ fn retention_keeps_the_last_the_milestones_and_the_protected() {
     assert_eq!(store.steps().unwrap(), [40]);
     store.retain(0, 0, &[]).unwrap();
     assert_eq!(store.steps().unwrap(), [40], "the latest is never removed");
-    let error = store.at(20).unwrap_err().to_string();
+    let error = store.checkpoint(20).unwrap_err().to_string();
     assert!(error.contains("step-20: does not exist; complete checkpoints: 40"), "{error}");
 }
 
@@ -373,7 +376,7 @@ fn a_renamed_checkpoint_is_not_taken_for_another_step() {
     save(&store, 1);
     fs::rename(dir.path().join("step-1"), dir.path().join("step-100")).unwrap();
     assert!(store.latest().unwrap_err().to_string().contains("is of step 1"));
-    assert!(store.at(100).unwrap_err().to_string().contains("is of step 1"));
+    assert!(store.checkpoint(100).unwrap_err().to_string().contains("is of step 1"));
 }
 
 #[test]

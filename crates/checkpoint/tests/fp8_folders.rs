@@ -1,4 +1,5 @@
-//! Matrices in FP8 with scales of blocks: what is written is what was meant, and comes back as the numbers that it stands for.
+//! FP8 matrices with block scales: exported bytes and scales are right, and import returns the dequantized
+//! values.
 
 use std::collections::HashMap;
 use std::fs;
@@ -15,12 +16,13 @@ type Tensors = HashMap<String, Vec<f32>>;
 
 const COLS: usize = 200;
 
-/// A fused matrix of which no part is of whole blocks, one that is, and a norm.
+/// A fused matrix whose parts do not consist of full blocks, a matrix of full blocks, an embedding and a
+/// norm.
 fn names(scales: Option<Fp8Scales>) -> NameMap {
-    let entry = |ours: &str, shape: &[usize], parts: &[(&str, usize)], fp8| NameEntry {
-        ours: ours.to_owned(),
+    let entry = |name: &str, shape: &[usize], parts: &[(&str, usize)], fp8| NameEntry {
+        name: name.to_owned(),
         shape: shape.to_vec(),
-        parts: parts.iter().map(|&(theirs, rows)| NamePart { theirs: theirs.to_owned(), rows }).collect(),
+        parts: parts.iter().map(|&(hf_name, rows)| NamePart { hf_name: hf_name.to_owned(), rows }).collect(),
         fp8,
     };
     let qkv = [("q.weight", 130), ("k.weight", 64), ("v.weight", 300)];
@@ -35,7 +37,8 @@ fn names(scales: Option<Fp8Scales>) -> NameMap {
     }
 }
 
-/// Values of all magnitudes, so that blocks have scales of their own; a block of zeros; and a large one at the end of a part.
+/// Values of many magnitudes, so that blocks have different scales; a block of zeros; a large value at the
+/// end of a part.
 fn values() -> Tensors {
     let mut state = 7u32;
     let mut next = || {
@@ -46,11 +49,11 @@ fn values() -> Tensors {
         let numel: usize = entry.shape.iter().product();
         let cols = *entry.shape.last().expect("a shape");
         let magnitude = |i: usize| 2f32.powi((i / cols / 50 * 3 + i % cols / 60) as i32 - 9);
-        (entry.ours.clone(), (0..numel).map(|i| next() * magnitude(i)).collect::<Vec<f32>>())
+        (entry.name.clone(), (0..numel).map(|i| next() * magnitude(i)).collect::<Vec<f32>>())
     };
     let mut all: Tensors = names(None).entries.iter().map(one).collect();
     let qkv = all.get_mut("qkv").expect("there");
-    // The last row of q is beside the first of k: neither counts for the other.
+    // The last row of q precedes the first of k: they belong to different blocks.
     qkv[129 * COLS] = 999.5;
     qkv[130 * COLS..194 * COLS].chunks_mut(COLS).for_each(|row| row[..128].fill(0.0));
     all
@@ -60,7 +63,7 @@ fn options(dtype: ExportDtype, max_shard_bytes: u64) -> ExportOptions {
     ExportOptions { dtype, max_shard_bytes, overwrite: false }
 }
 
-fn out(
+fn export_to(
     folder: &Path,
     names: &NameMap,
     tensors: &Tensors,
@@ -69,7 +72,7 @@ fn out(
     export(folder, names, &mut |name| Ok(tensors[name].clone()), &[], options)
 }
 
-fn back(folder: &Path) -> Result<Tensors, CheckpointError> {
+fn import_from(folder: &Path) -> Result<Tensors, CheckpointError> {
     let mut tensors = HashMap::new();
     import(folder, &names(None), &mut |name, values| {
         tensors.insert(name.to_owned(), values.to_vec());
@@ -82,15 +85,15 @@ fn bits(values: &[f32]) -> Vec<u32> {
     values.iter().map(|x| x.to_bits()).collect()
 }
 
-/// Element by element: the bytes and scales of a matrix, and the numbers that they stand for.
+/// Reference cast, element by element: bytes, inverse scales and dequantized values of a matrix.
 fn by_hand(values: &[f32], cols: usize, pow2: bool) -> (Vec<u8>, Vec<f32>, Vec<f32>) {
     let rows = values.len() / cols;
     let (down, across) = (rows.div_ceil(128), cols.div_ceil(128));
     let block = |i: usize| i / cols / 128 * across + i % cols / 128;
     let mut scales = Vec::new();
     for n in 0..down * across {
-        let of_block = values.iter().enumerate().filter(|(i, _)| block(*i) == n);
-        let amax = of_block.fold(0f32, |a, (_, x)| a.max(x.abs()));
+        let in_block = values.iter().enumerate().filter(|(i, _)| block(*i) == n);
+        let amax = in_block.fold(0f32, |a, (_, x)| a.max(x.abs()));
         let scale = if amax == 0.0 { 1.0 } else { 448.0 / amax };
         scales.push(if pow2 { f64::from(scale).log2().floor().exp2() as f32 } else { scale });
     }
@@ -100,7 +103,7 @@ fn by_hand(values: &[f32], cols: usize, pow2: bool) -> (Vec<u8>, Vec<f32>, Vec<f
     (bytes, inverse, meant)
 }
 
-/// All files of a folder with weights.
+/// All safetensors files of a folder.
 fn files(folder: &Path) -> Vec<TensorFile> {
     let mut paths: Vec<_> = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()).collect();
     paths.retain(|path| path.extension().is_some_and(|e| e == "safetensors"));
@@ -117,10 +120,10 @@ fn stored(folder: &Path, name: &str) -> (StoredDtype, Vec<usize>, Vec<u8>) {
 }
 
 #[test]
-fn blocks_are_those_of_each_matrix_and_come_back_as_what_they_stand_for() {
+fn each_exported_matrix_has_its_own_blocks_and_imports_as_its_dequantized_values() {
     let dir = tempfile::tempdir().unwrap();
     let tensors = values();
-    // One file, a file for each tensor, and shards that part a matrix from its scales.
+    // One file, a file for each tensor, and shards that separate a matrix from its scales.
     for (kind, max_shard_bytes) in [
         (Fp8Scales::PowersOfTwo, 1 << 30),
         (Fp8Scales::PowersOfTwo, 0),
@@ -128,8 +131,9 @@ fn blocks_are_those_of_each_matrix_and_come_back_as_what_they_stand_for() {
         (Fp8Scales::Exact, 130 * COLS as u64 + 2000),
     ] {
         let folder = dir.path().join(format!("{kind:?}-{max_shard_bytes}"));
-        out(&folder, &names(Some(kind)), &tensors, &options(ExportDtype::Fp8, max_shard_bytes)).unwrap();
-        let found = back(&folder).unwrap();
+        export_to(&folder, &names(Some(kind)), &tensors, &options(ExportDtype::Fp8, max_shard_bytes))
+            .unwrap();
+        let found = import_from(&folder).unwrap();
         let (mut meant, mut at) = (Vec::new(), 0);
         for (name, rows, down) in [("q.weight", 130, 2), ("k.weight", 64, 1), ("v.weight", 300, 3)] {
             let part = &tensors["qkv"][at..at + rows * COLS];
@@ -153,15 +157,15 @@ fn blocks_are_those_of_each_matrix_and_come_back_as_what_they_stand_for() {
 }
 
 #[test]
-fn with_powers_of_two_a_second_export_gives_the_same_numbers_and_bf16_holds_them() {
+fn with_powers_of_two_a_second_export_is_equal_and_bf16_is_exact() {
     let dir = tempfile::tempdir().unwrap();
     let [first, second, bf16] = ["first", "second", "bf16"].map(|name| dir.path().join(name));
     let names = names(Some(Fp8Scales::PowersOfTwo));
-    out(&first, &names, &values(), &options(ExportDtype::Fp8, 1 << 30)).unwrap();
-    let once = back(&first).unwrap();
-    out(&second, &names, &once, &options(ExportDtype::Fp8, 1 << 30)).unwrap();
-    out(&bf16, &names, &once, &options(ExportDtype::Bf16, 1 << 30)).unwrap();
-    for again in [back(&second).unwrap(), back(&bf16).unwrap()] {
+    export_to(&first, &names, &values(), &options(ExportDtype::Fp8, 1 << 30)).unwrap();
+    let once = import_from(&first).unwrap();
+    export_to(&second, &names, &once, &options(ExportDtype::Fp8, 1 << 30)).unwrap();
+    export_to(&bf16, &names, &once, &options(ExportDtype::Bf16, 1 << 30)).unwrap();
+    for again in [import_from(&second).unwrap(), import_from(&bf16).unwrap()] {
         for (name, values) in &once {
             assert_eq!(bits(&again[name]), bits(values), "{name}");
         }
@@ -169,17 +173,17 @@ fn with_powers_of_two_a_second_export_gives_the_same_numbers_and_bf16_holds_them
 }
 
 #[test]
-fn what_loses_nothing_is_told_of_fp8_too() {
+fn fp8_is_lossless_if_scales_and_choice_of_matrices_match() {
     let dir = tempfile::tempdir().unwrap();
     let folder = |name: &str, fp8: &NameMap, dtype| {
         let folder = dir.path().join(name);
-        out(&folder, fp8, &values(), &options(dtype, 1 << 30)).unwrap();
+        export_to(&folder, fp8, &values(), &options(dtype, 1 << 30)).unwrap();
         folder
     };
     let powers = names(Some(Fp8Scales::PowersOfTwo));
     let whole = folder("whole", &powers, ExportDtype::Fp8);
     assert_eq!(lossless_dtype(&whole, &powers).unwrap(), ExportDtype::Fp8);
-    // Not all that would be FP8 is so, and something that would not be.
+    // The folder and the map differ in which matrices are FP8.
     let mut other = powers.clone();
     other.entries[3].fp8 = None;
     assert_eq!(lossless_dtype(&whole, &other).unwrap(), ExportDtype::Bf16);
@@ -192,29 +196,29 @@ fn what_loses_nothing_is_told_of_fp8_too() {
 }
 
 #[test]
-fn weights_that_are_not_finite_do_not_become_fp8() {
+fn weights_that_are_not_finite_are_not_exported_as_fp8() {
     let dir = tempfile::tempdir().unwrap();
     for bad in [f32::NAN, f32::INFINITY] {
         let mut tensors = values();
         tensors.get_mut("qkv").unwrap()[131 * COLS + 3] = bad;
         let folder = dir.path().join("model");
         let names = names(Some(Fp8Scales::PowersOfTwo));
-        let error = out(&folder, &names, &tensors, &options(ExportDtype::Fp8, 1 << 30)).unwrap_err();
+        let error = export_to(&folder, &names, &tensors, &options(ExportDtype::Fp8, 1 << 30)).unwrap_err();
         let text = error.to_string();
         assert!(error.is_users() && text.contains("'k.weight': element 203 of [64, 200] is"), "{text}");
     }
 }
 
-/// A tensor of a file: name, type, shape, and the bytes of every element.
-type Given = (&'static str, StoredDtype, Vec<usize>, Vec<u8>);
+/// A tensor of a file: name, type, shape, and the bytes that every element has.
+type RawTensor = (&'static str, StoredDtype, Vec<usize>, Vec<u8>);
 
-/// What is wrong with a folder.
-type Change = fn(&mut Vec<Given>);
+/// A change that breaks a folder.
+type Change = fn(&mut Vec<RawTensor>);
 
 const ONE: [u8; 4] = 1f32.to_le_bytes();
 
-/// A folder that is read: every FP8 number is 0x38, which is 1, and every scale 1.
-fn good() -> Vec<Given> {
+/// A valid folder: every FP8 element is 0x38, which is 1, and every scale is 1.
+fn good() -> Vec<RawTensor> {
     let (fp8, f32) = (StoredDtype::F8_E4M3, StoredDtype::F32);
     vec![
         ("embed.weight", StoredDtype::BF16, vec![5, COLS], vec![0x80, 0x3F]),
@@ -229,7 +233,7 @@ fn good() -> Vec<Given> {
     ]
 }
 
-fn read(tensors: &[Given]) -> Result<Tensors, CheckpointError> {
+fn read(tensors: &[RawTensor]) -> Result<Tensors, CheckpointError> {
     let dir = tempfile::tempdir().unwrap();
     let layout: Vec<StoredTensor> = tensors
         .iter()
@@ -244,11 +248,11 @@ fn read(tensors: &[Given]) -> Result<Tensors, CheckpointError> {
         writer.write(&element.repeat(shape.iter().product())).unwrap();
     }
     writer.finish().unwrap();
-    back(dir.path())
+    import_from(dir.path())
 }
 
 #[test]
-fn folders_that_are_not_as_they_should_be_are_refused_in_one_line() {
+fn invalid_folders_are_refused_in_one_line() {
     let found = read(&good()).expect("scales in bf16, and matrices of both types");
     assert!(found.values().flatten().all(|&x| x == 1.0));
     let cases: [(&str, Change, &[&str]); 12] = [
@@ -257,17 +261,17 @@ fn folders_that_are_not_as_they_should_be_are_refused_in_one_line() {
         (
             "other blocks",
             |t| t[2].2 = vec![130, 2],
-            &["'q.weight_scale_inv': is [130, 2]", "blocks of 128 x 128 of [130, 200] make [2, 2]"],
+            &["'q.weight_scale_inv': is [130, 2]", "blocks of 128 x 128 of [130, 200] need [2, 2]"],
         ),
-        ("a scale for all", |t| t[2].2 = vec![], &["is []", "make [2, 2]"]),
-        ("rows in place of columns", |t| t[8].2 = vec![2, 1], &["is [2, 1]", "make [1, 2]"]),
+        ("a scale for all", |t| t[2].2 = vec![], &["is []", "need [2, 2]"]),
+        ("rows in place of columns", |t| t[8].2 = vec![2, 1], &["is [2, 1]", "need [1, 2]"]),
         (
             "another matrix",
             |t| t[1].2 = vec![131, COLS],
-            &["'q.weight' is [131, 200] and should be [130, 200]"],
+            &["'q.weight' is [131, 200] but should be [130, 200]"],
         ),
         (
-            "scales of what is not scaled",
+            "scales of a bf16 matrix",
             |t| t[1] = ("q.weight", StoredDtype::BF16, vec![130, COLS], vec![0, 0]),
             &["'q.weight_scale_inv': holds scales for 'q.weight', which is BF16"],
         ),
@@ -277,10 +281,10 @@ fn folders_that_are_not_as_they_should_be_are_refused_in_one_line() {
                 t[6] = ("norm.weight", StoredDtype::F8_E4M3, vec![COLS], vec![0x38]);
                 t.push(("norm.weight_scale_inv", StoredDtype::F32, vec![2], ONE.to_vec()));
             },
-            &["'norm.weight'", "matrices only"],
+            &["'norm.weight'", "must be matrices"],
         ),
         (
-            "scales without anything",
+            "scales of an unknown matrix",
             |t| t.push(("o.weight_scale_inv", StoredDtype::F32, vec![2], ONE.to_vec())),
             &["no place in the model: 'o.weight_scale_inv'"],
         ),
@@ -292,20 +296,20 @@ fn folders_that_are_not_as_they_should_be_are_refused_in_one_line() {
         ),
         ("another name of scales", |t| t[2].0 = "q.weight_scale", &["there is no 'q.weight_scale_inv'"]),
     ];
-    for (what, change, named) in cases {
+    for (case, change, named) in cases {
         let mut tensors = good();
         change(&mut tensors);
-        let text = refusal(&tensors, what);
-        assert!(named.iter().all(|part| text.contains(part)), "{what}: {text}");
+        let text = refusal(&tensors, case);
+        assert!(named.iter().all(|part| text.contains(part)), "{case}: {text}");
     }
 }
 
 #[test]
-fn numbers_in_fp8_that_are_none_are_refused_by_their_place() {
+fn fp8_values_that_are_not_finite_are_refused_with_their_element() {
     let cases: [(&str, Change, &[&str]); 4] = [
-        ("a number that is none", |t| t[1].3 = vec![0x7F], &["'q.weight': element 0 of [130, 200] is NaN"]),
+        ("an element that is NaN", |t| t[1].3 = vec![0x7F], &["'q.weight': element 0 of [130, 200] is NaN"]),
         (
-            "a scale that is none",
+            "a scale that is NaN",
             |t| t[8].3 = f32::NAN.to_le_bytes().to_vec(),
             &["'down.weight_scale_inv': element 0 of [1, 2] is NaN", "finite"],
         ),
@@ -315,23 +319,23 @@ fn numbers_in_fp8_that_are_none_are_refused_by_their_place() {
             &["'down.weight_scale_inv': element 0 of [1, 2] is -1"],
         ),
         (
-            "448 times what is too large for that",
+            "448 times a scale, which overflows",
             |t| (t[7].3, t[8].3) = (vec![0x7E], 3e38f32.to_le_bytes().to_vec()),
             &["'down.weight': element 0 of [128, 256] is inf"],
         ),
     ];
-    for (what, change, named) in cases {
+    for (case, change, named) in cases {
         let mut tensors = good();
         change(&mut tensors);
-        let text = refusal(&tensors, what);
-        assert!(named.iter().all(|part| text.contains(part)), "{what}: {text}");
+        let text = refusal(&tensors, case);
+        assert!(named.iter().all(|part| text.contains(part)), "{case}: {text}");
     }
 }
 
-/// The line with which a folder of these tensors is refused.
-fn refusal(tensors: &[Given], what: &str) -> String {
-    let error = read(tensors).map(drop).expect_err(what);
+/// The error message for a folder of these tensors.
+fn refusal(tensors: &[RawTensor], case: &str) -> String {
+    let error = read(tensors).map(drop).expect_err(case);
     let text = error.to_string();
-    assert!(error.is_users() && !text.contains('\n') && text.contains("; "), "{what}: {text}");
+    assert!(error.is_users() && !text.contains('\n') && text.contains("; "), "{case}: {text}");
     text
 }

@@ -1,4 +1,4 @@
-//! Folders in and out by a name map, and what is said when they do not fit.
+//! Export and import of Hugging Face folders by a name map, and the errors for folders that do not match it.
 
 use std::collections::HashMap;
 use std::fs;
@@ -16,10 +16,10 @@ use xtrain_checkpoint::tensor_file::{StoredDtype, StoredTensor, TensorFileWriter
 
 type Tensors = HashMap<String, Vec<f32>>;
 
-fn entry(ours: &str, shape: &[usize], parts: &[(&str, usize)]) -> NameEntry {
+fn entry(name: &str, shape: &[usize], parts: &[(&str, usize)]) -> NameEntry {
     let parts =
-        parts.iter().map(|(theirs, rows)| NamePart { theirs: theirs.to_string(), rows: *rows }).collect();
-    NameEntry { ours: ours.to_string(), shape: shape.to_vec(), parts, fp8: None }
+        parts.iter().map(|(hf_name, rows)| NamePart { hf_name: hf_name.to_string(), rows: *rows }).collect();
+    NameEntry { name: name.to_string(), shape: shape.to_vec(), parts, fp8: None }
 }
 
 /// A small model with a fused QKV, a scalar, an empty tensor and a tied head.
@@ -33,7 +33,7 @@ fn names() -> NameMap {
             entry("none", &[0, 3], &[("model.none", 0)]),
         ],
         tied: vec![TiedName {
-            theirs: "lm_head.weight".to_string(),
+            hf_name: "lm_head.weight".to_string(),
             same_as: "model.embed_tokens.weight".to_string(),
         }],
         ignorable_suffixes: vec!["rotary_emb.inv_freq".to_string()],
@@ -47,10 +47,10 @@ fn values(seed: u32) -> Tensors {
         let mut next = || {
             state = state.wrapping_mul(747_796_405).wrapping_add(2_891_336_453);
             let bits = state ^ (state >> 15);
-            // Neither infinite nor NaN, nor so large that bf16 cannot hold it.
+            // Finite, and not too large for bf16.
             f32::from_bits(if bits >> 23 & 0xFF >= 0xFE { bits ^ 1 << 30 } else { bits })
         };
-        (entry.ours.clone(), (0..numel(entry)).map(|_| next()).collect())
+        (entry.name.clone(), (0..numel(entry)).map(|_| next()).collect())
     };
     names().entries.iter().map(one).collect()
 }
@@ -59,12 +59,12 @@ fn options(dtype: ExportDtype, max_shard_bytes: u64) -> ExportOptions {
     ExportOptions { dtype, max_shard_bytes, overwrite: false }
 }
 
-fn out(folder: &Path, tensors: &Tensors, options: &ExportOptions) -> Result<(), CheckpointError> {
+fn export_to(folder: &Path, tensors: &Tensors, options: &ExportOptions) -> Result<(), CheckpointError> {
     let config = ("config.json".to_string(), b"{}".to_vec());
     export(folder, &names(), &mut |name| Ok(tensors[name].clone()), &[config], options)
 }
 
-fn back(folder: &Path, names: &NameMap) -> Result<Tensors, CheckpointError> {
+fn import_from(folder: &Path, names: &NameMap) -> Result<Tensors, CheckpointError> {
     let mut tensors = HashMap::new();
     import(folder, names, &mut |name, values| {
         assert!(tensors.insert(name.to_string(), values.to_vec()).is_none());
@@ -80,7 +80,7 @@ fn bits(tensors: &Tensors) -> HashMap<&str, Vec<u32>> {
         .collect()
 }
 
-/// Writes one safetensors file of f32 tensors whose values are all `value`.
+/// Writes a safetensors file of tensors whose bytes are all `value`.
 fn write_file(path: &Path, tensors: &[(&str, &[usize])], dtype: StoredDtype, value: u8) {
     let layout: Vec<StoredTensor> = tensors
         .iter()
@@ -94,7 +94,7 @@ fn write_file(path: &Path, tensors: &[(&str, &[usize])], dtype: StoredDtype, val
     writer.finish().unwrap();
 }
 
-const WHOLE: [(&str, &[usize]); 7] = [
+const ALL_TENSORS: [(&str, &[usize]); 7] = [
     ("model.embed_tokens.weight", &[5, 3]),
     ("model.q.weight", &[4, 3]),
     ("model.k.weight", &[2, 3]),
@@ -104,7 +104,7 @@ const WHOLE: [(&str, &[usize]); 7] = [
     ("model.none", &[0, 3]),
 ];
 
-/// The message of importing a folder with a single file of `tensors`.
+/// The error message for a folder with one file of `tensors`.
 fn import_error(tensors: &[(&str, &[usize])], dtype: StoredDtype) -> String {
     let dir = tempfile::tempdir().unwrap();
     write_file(&dir.path().join("model.safetensors"), tensors, dtype, 0);
@@ -114,7 +114,7 @@ fn import_error(tensors: &[(&str, &[usize])], dtype: StoredDtype) -> String {
         Ok(())
     })
     .unwrap_err();
-    assert_eq!(calls, 0, "nothing is handed over before everything has been checked");
+    assert_eq!(calls, 0, "the sink is called only after all checks");
     assert!(error.is_users());
     error.to_string()
 }
@@ -122,12 +122,12 @@ fn import_error(tensors: &[(&str, &[usize])], dtype: StoredDtype) -> String {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(48))]
     #[test]
-    fn f32_comes_back_to_the_bit_from_any_number_of_shards(seed: u32, max_shard_bytes in 0u64..300) {
+    fn f32_round_trips_to_the_bit_in_any_number_of_shards(seed: u32, max_shard_bytes in 0u64..300) {
         let dir = tempfile::tempdir()?;
         let folder = dir.path().join("a/b/model");
         let tensors = values(seed);
-        out(&folder, &tensors, &options(ExportDtype::Fp32, max_shard_bytes)).unwrap();
-        let found = back(&folder, &names()).unwrap();
+        export_to(&folder, &tensors, &options(ExportDtype::Fp32, max_shard_bytes)).unwrap();
+        let found = import_from(&folder, &names()).unwrap();
         prop_assert_eq!(bits(&found), bits(&tensors));
         prop_assert_eq!(fs::read(folder.join("config.json"))?, b"{}");
         let shards = fs::read_dir(&folder)?.flatten().filter(|e| e.path().extension().unwrap() == "safetensors");
@@ -139,16 +139,16 @@ proptest! {
             prop_assert_eq!(&index["metadata"]["total_size"], (5 * 3 + 7 * 3 + 3 + 1) * 4);
             prop_assert_eq!(index["weight_map"].as_object().unwrap().len(), 7);
         }
-        prop_assert_eq!(fs::read_dir(dir.path().join("a/b"))?.count(), 1, "nothing is left beside the folder");
+        prop_assert_eq!(fs::read_dir(dir.path().join("a/b"))?.count(), 1, "nothing else remains");
     }
 
     #[test]
-    fn bf16_comes_back_rounded_to_nearest_even(seed: u32) {
+    fn bf16_round_trips_rounded_to_nearest_even(seed: u32) {
         let dir = tempfile::tempdir()?;
         let folder = dir.path().join("model");
         let tensors = values(seed);
-        out(&folder, &tensors, &options(ExportDtype::Bf16, 40)).unwrap();
-        for (name, values) in back(&folder, &names()).unwrap() {
+        export_to(&folder, &tensors, &options(ExportDtype::Bf16, 40)).unwrap();
+        for (name, values) in import_from(&folder, &names()).unwrap() {
             for (found, value) in values.iter().zip(&tensors[&name]) {
                 let expected = half::bf16::from_f32(*value).to_f32();
                 prop_assert!(found.to_bits() == expected.to_bits() || (found.is_nan() && expected.is_nan()));
@@ -158,67 +158,68 @@ proptest! {
 }
 
 #[test]
-fn tensors_that_do_not_fit_are_named_before_anything_is_read() {
-    let without_q: Vec<_> = WHOLE.iter().copied().filter(|(name, _)| *name != "model.q.weight").collect();
+fn tensors_that_do_not_match_the_map_are_named_before_any_is_read() {
+    let without_q: Vec<_> =
+        ALL_TENSORS.iter().copied().filter(|(name, _)| *name != "model.q.weight").collect();
     let error = import_error(&without_q, StoredDtype::F32);
     assert!(error.contains("1 of the model's 7 tensors are missing: 'model.q.weight'"), "{error}");
 
-    let mut renamed = WHOLE;
+    let mut renamed = ALL_TENSORS;
     renamed[1].0 = "q.weight";
     let error = import_error(&renamed, StoredDtype::F32);
     assert!(error.contains("'model.q.weight' (nearest: 'q.weight')"), "{error}");
 
-    let mut misshapen = WHOLE;
+    let mut misshapen = ALL_TENSORS;
     misshapen[2].1 = &[3, 2];
     let error = import_error(&misshapen, StoredDtype::F32);
-    assert!(error.contains("'model.k.weight' is [3, 2] and should be [2, 3]"), "{error}");
+    assert!(error.contains("'model.k.weight' is [3, 2] but should be [2, 3]"), "{error}");
 
-    let with_bias: Vec<_> = WHOLE.iter().copied().chain([("model.q.bias", &[4usize][..])]).collect();
+    let with_bias: Vec<_> = ALL_TENSORS.iter().copied().chain([("model.q.bias", &[4usize][..])]).collect();
     let error = import_error(&with_bias, StoredDtype::F32);
     assert!(error.contains("1 tensors have no place in the model: 'model.q.bias'"), "{error}");
 
-    let error = import_error(&WHOLE, StoredDtype::F8_E5M2);
+    let error = import_error(&ALL_TENSORS, StoredDtype::F8_E5M2);
     assert!(error.contains("has F8_E5M2 elements") && error.contains("convert it to bf16"), "{error}");
 }
 
 #[test]
-fn ignorable_tensors_may_be_left_over() {
+fn ignorable_tensors_are_ignored() {
     let dir = tempfile::tempdir().unwrap();
     let more = ("model.layers.0.rotary_emb.inv_freq", &[2usize][..]);
-    let tensors: Vec<_> = WHOLE.iter().copied().chain([more]).collect();
+    let tensors: Vec<_> = ALL_TENSORS.iter().copied().chain([more]).collect();
     write_file(&dir.path().join("model.safetensors"), &tensors, StoredDtype::F16, 0);
-    assert_eq!(back(dir.path(), &names()).unwrap().len(), 5);
+    assert_eq!(import_from(dir.path(), &names()).unwrap().len(), 5);
 }
 
 #[test]
-fn a_tied_head_is_absent_equal_or_alone_and_else_an_error() {
+fn a_tied_head_must_be_absent_equal_or_alone() {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("model.safetensors");
     let head = ("lm_head.weight", &[5usize, 3][..]);
-    let both: Vec<_> = WHOLE.iter().copied().chain([head]).collect();
+    let both: Vec<_> = ALL_TENSORS.iter().copied().chain([head]).collect();
     write_file(&file, &both, StoredDtype::BF16, 7);
-    assert!(back(dir.path(), &names()).is_ok(), "equal");
+    assert!(import_from(dir.path(), &names()).is_ok(), "equal");
 
     let mut bytes = fs::read(&file).unwrap();
     *bytes.last_mut().unwrap() ^= 1;
     fs::write(&file, bytes).unwrap();
-    let error = back(dir.path(), &names()).unwrap_err().to_string();
+    let error = import_from(dir.path(), &names()).unwrap_err().to_string();
     assert!(error.contains("'lm_head.weight' differs from 'model.embed_tokens.weight'"), "{error}");
 
     let alone: Vec<_> = both[1..].to_vec();
     write_file(&file, &alone, StoredDtype::BF16, 7);
-    assert_eq!(back(dir.path(), &names()).unwrap()["embed"].len(), 15, "only the head is there");
+    assert_eq!(import_from(dir.path(), &names()).unwrap()["embed"].len(), 15, "only the head is there");
 }
 
-/// A folder of two shards, and the message of importing it after `damage`.
+/// The error message for a folder of two shards after `damage`.
 fn sharded_error(damage: impl FnOnce(&Path)) -> String {
     let dir = tempfile::tempdir().unwrap();
-    write_file(&dir.path().join("one.safetensors"), &WHOLE[..3], StoredDtype::F32, 0);
-    write_file(&dir.path().join("two.safetensors"), &WHOLE[3..], StoredDtype::F32, 0);
+    write_file(&dir.path().join("one.safetensors"), &ALL_TENSORS[..3], StoredDtype::F32, 0);
+    write_file(&dir.path().join("two.safetensors"), &ALL_TENSORS[3..], StoredDtype::F32, 0);
     write_index(dir.path(), |_| {});
-    assert!(back(dir.path(), &names()).is_ok());
+    assert!(import_from(dir.path(), &names()).is_ok());
     damage(dir.path());
-    let error = back(dir.path(), &names()).unwrap_err();
+    let error = import_from(dir.path(), &names()).unwrap_err();
     assert!(error.is_users());
     error.to_string()
 }
@@ -226,14 +227,14 @@ fn sharded_error(damage: impl FnOnce(&Path)) -> String {
 fn write_index(folder: &Path, change: impl FnOnce(&mut serde_json::Value)) {
     let file = |i| if i < 3 { "one.safetensors" } else { "two.safetensors" };
     let map: serde_json::Map<_, _> =
-        WHOLE.iter().enumerate().map(|(i, (name, _))| (name.to_string(), file(i).into())).collect();
+        ALL_TENSORS.iter().enumerate().map(|(i, (name, _))| (name.to_string(), file(i).into())).collect();
     let mut index = serde_json::json!({ "metadata": {}, "weight_map": map });
     change(&mut index["weight_map"]);
     fs::write(folder.join("model.safetensors.index.json"), index.to_string()).unwrap();
 }
 
 #[test]
-fn an_index_that_does_not_fit_its_shards_is_an_error() {
+fn an_index_that_does_not_match_its_shards_is_an_error() {
     let error = sharded_error(|folder| fs::remove_file(folder.join("two.safetensors")).unwrap());
     assert!(error.contains("1 of 2 shards are missing: two.safetensors"), "{error}");
 
@@ -242,14 +243,14 @@ fn an_index_that_does_not_fit_its_shards_is_an_error() {
         assert!(error.contains("which is not a plain name"), "{error}");
     }
     let error = sharded_error(|folder| write_index(folder, |map| map["model.x"] = "one.safetensors".into()));
-    assert!(error.contains("says that 'model.x' is in one.safetensors, and it is not"), "{error}");
+    assert!(error.contains("says that 'model.x' is in one.safetensors, but it is not"), "{error}");
     let error = sharded_error(|folder| {
         write_index(folder, |map| drop(map.as_object_mut().unwrap().remove("model.v.weight")));
     });
     assert!(error.contains("does not name 'model.v.weight', which is in "), "{error}");
 
     let error = sharded_error(|folder| {
-        write_file(&folder.join("two.safetensors"), &WHOLE[2..], StoredDtype::F32, 0);
+        write_file(&folder.join("two.safetensors"), &ALL_TENSORS[2..], StoredDtype::F32, 0);
     });
     assert!(error.contains("tensor 'model.k.weight': is also in"), "{error}");
 
@@ -258,9 +259,9 @@ fn an_index_that_does_not_fit_its_shards_is_an_error() {
 }
 
 #[test]
-fn folders_without_safetensors_say_what_they_have() {
+fn the_error_for_a_folder_without_safetensors_names_what_it_has() {
     let dir = tempfile::tempdir().unwrap();
-    let error = |path: &Path| back(path, &names()).unwrap_err().to_string();
+    let error = |path: &Path| import_from(path, &names()).unwrap_err().to_string();
     assert!(error(&dir.path().join("no")).contains("does not exist; check the path"));
     assert!(error(dir.path()).contains("has neither model.safetensors nor"));
     fs::write(dir.path().join("other.safetensors"), "").unwrap();
@@ -271,28 +272,30 @@ fn folders_without_safetensors_say_what_they_have() {
 }
 
 #[test]
-fn a_target_that_is_there_is_replaced_only_on_request_and_only_if_it_is_a_model() {
+fn an_existing_target_is_replaced_only_on_request_and_only_if_it_is_a_model() {
     let dir = tempfile::tempdir().unwrap();
     let folder = dir.path().join("model");
     let (old, new) = (values(1), values(2));
     let keep = options(ExportDtype::Fp32, 1000);
     let replace = ExportOptions { overwrite: true, ..keep.clone() };
     fs::create_dir(&folder).unwrap();
-    out(&folder, &old, &keep).expect("an empty folder may be filled");
-    assert!(out(&folder, &new, &keep).unwrap_err().to_string().contains("exists already"));
-    assert_eq!(bits(&back(&folder, &names()).unwrap()), bits(&old));
-    out(&folder, &new, &replace).unwrap();
-    assert_eq!(bits(&back(&folder, &names()).unwrap()), bits(&new));
-    assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1, "nothing is left beside the folder");
+    export_to(&folder, &old, &keep).expect("an empty folder may be filled");
+    assert!(export_to(&folder, &new, &keep).unwrap_err().to_string().contains("already exists"));
+    assert_eq!(bits(&import_from(&folder, &names()).unwrap()), bits(&old));
+    export_to(&folder, &new, &replace).unwrap();
+    assert_eq!(bits(&import_from(&folder, &names()).unwrap()), bits(&new));
+    assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1, "nothing else remains");
 
     fs::create_dir(folder.join(".git")).unwrap();
-    assert!(out(&folder, &old, &replace).unwrap_err().to_string().contains("it is more than a model"));
+    assert!(export_to(&folder, &old, &replace).unwrap_err().to_string().contains("it is more than a model"));
     let home = dir.path().join("home");
     fs::create_dir(&home).unwrap();
     fs::write(home.join("thesis.tex"), "x").unwrap();
-    assert!(out(&home, &old, &replace).unwrap_err().to_string().contains("holds no model"));
-    assert!(out(&home.join("thesis.tex"), &old, &replace).unwrap_err().to_string().contains("is a file"));
-    assert_eq!(bits(&back(&folder, &names()).unwrap()), bits(&new));
+    assert!(export_to(&home, &old, &replace).unwrap_err().to_string().contains("contains no model"));
+    assert!(
+        export_to(&home.join("thesis.tex"), &old, &replace).unwrap_err().to_string().contains("is a file")
+    );
+    assert_eq!(bits(&import_from(&folder, &names()).unwrap()), bits(&new));
 }
 
 #[test]
@@ -300,41 +303,41 @@ fn a_source_that_fails_damages_nothing() {
     let dir = tempfile::tempdir().unwrap();
     let folder = dir.path().join("model");
     let old = values(3);
-    out(&folder, &old, &options(ExportDtype::Fp32, 60)).unwrap();
+    export_to(&folder, &old, &options(ExportDtype::Fp32, 60)).unwrap();
     let replace = ExportOptions { overwrite: true, ..options(ExportDtype::Fp32, 60) };
     let mut source = |name: &str| match name {
-        "norm" => Err("the card is gone".into()),
+        "norm" => Err("the device is lost".into()),
         name => Ok(old[name].clone()),
     };
     let error = export(&folder, &names(), &mut source, &[], &replace).unwrap_err();
-    assert!(matches!(&error, CheckpointError::Caller(_)) && error.to_string() == "the card is gone");
+    assert!(matches!(&error, CheckpointError::Caller(_)) && error.to_string() == "the device is lost");
     let short = export(&folder, &names(), &mut |_| Ok(vec![0.0]), &[], &replace).unwrap_err();
     assert!(!short.is_users());
-    assert_eq!(bits(&back(&folder, &names()).unwrap()), bits(&old));
+    assert_eq!(bits(&import_from(&folder, &names()).unwrap()), bits(&old));
     assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1);
 }
 
 #[test]
-fn a_swap_that_was_killed_between_its_renames_loses_nothing() {
+fn a_replacement_killed_between_its_renames_loses_nothing() {
     let dir = tempfile::tempdir().unwrap();
     let folder = dir.path().join("model");
     let old = values(4);
-    out(&folder, &old, &options(ExportDtype::Fp32, 1000)).unwrap();
-    // The state between the two renames: the old folder set aside, the new one not yet in place.
+    export_to(&folder, &old, &options(ExportDtype::Fp32, 1000)).unwrap();
+    // The state between the two renames: the old folder is renamed, the new one is not.
     fs::rename(&folder, dir.path().join("model.old-77")).unwrap();
     fs::create_dir(dir.path().join("model.tmp-77")).unwrap();
-    let error = back(&folder, &names()).unwrap_err().to_string();
+    let error = import_from(&folder, &names()).unwrap_err().to_string();
     assert!(error.contains("interrupted: rename") && error.contains("model.old-77"), "{error}");
-    let error = out(&folder, &values(5), &options(ExportDtype::Fp32, 1000)).unwrap_err().to_string();
-    assert!(error.contains("exists already"), "{error}");
-    assert_eq!(bits(&back(&folder, &names()).unwrap()), bits(&old));
+    let error = export_to(&folder, &values(5), &options(ExportDtype::Fp32, 1000)).unwrap_err().to_string();
+    assert!(error.contains("already exists"), "{error}");
+    assert_eq!(bits(&import_from(&folder, &names()).unwrap()), bits(&old));
     assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1);
 }
 
 #[test]
 fn bf16_is_lossless_where_every_weight_is_bf16_and_nothing_else_is() {
     let dir = tempfile::tempdir().unwrap();
-    let of = |dtype: StoredDtype, rest: StoredDtype| {
+    let lossless = |dtype: StoredDtype, rest: StoredDtype| {
         let sharded = dir.path().join(format!("{dtype:?}-{rest:?}"));
         fs::create_dir(&sharded).unwrap();
         let tensors: [(&str, &[usize]); 2] = [("a", &[3]), ("b", &[2])];
@@ -344,18 +347,18 @@ fn bf16_is_lossless_where_every_weight_is_bf16_and_nothing_else_is() {
             .unwrap();
         write_file(&sharded.join("1.safetensors"), &tensors[..1], dtype, 0);
         write_file(&sharded.join("2.safetensors"), &tensors[1..], rest, 0);
-        // Holds nothing that is learnt, and is of no account.
+        // Holds no trained weights and is ignored.
         write_file(&sharded.join("3.safetensors"), &[("rotary_emb.inv_freq", &[2])], StoredDtype::F32, 0);
         lossless_dtype(&sharded, &names()).unwrap()
     };
     let (bf16, f16, f32) = (StoredDtype::BF16, StoredDtype::F16, StoredDtype::F32);
-    assert_eq!(of(bf16, bf16), ExportDtype::Bf16);
+    assert_eq!(lossless(bf16, bf16), ExportDtype::Bf16);
     for (dtype, rest) in [(f32, f32), (f16, f16), (bf16, f32), (bf16, f16)] {
-        assert_eq!(of(dtype, rest), ExportDtype::Fp32, "{dtype:?} {rest:?}");
+        assert_eq!(lossless(dtype, rest), ExportDtype::Fp32, "{dtype:?} {rest:?}");
     }
 }
 
-/// Whether the file system has the one step; elsewhere a replaced folder is absent for a moment.
+/// True if the file system can exchange names; otherwise a replaced folder is absent for a moment.
 fn can_exchange_names(folder: &Path) -> bool {
     let [one, two] = ["one", "two"].map(|name| folder.join(name));
     [&one, &two].iter().for_each(|path| fs::create_dir(path).unwrap());
@@ -365,12 +368,12 @@ fn can_exchange_names(folder: &Path) -> bool {
 }
 
 #[test]
-fn readers_find_a_whole_folder_at_every_moment_of_a_replacement() {
+fn readers_find_a_complete_folder_at_every_moment_of_a_replacement() {
     let dir = tempfile::tempdir().unwrap();
     let folder = dir.path().join("model");
     let replace = ExportOptions { overwrite: true, ..options(ExportDtype::Fp32, 1000) };
     let tensors = values(8);
-    out(&folder, &tensors, &replace).unwrap();
+    export_to(&folder, &tensors, &replace).unwrap();
     let is_done = AtomicBool::new(false);
     let absences = std::thread::scope(|scope| {
         let watcher = scope.spawn(|| {
@@ -381,12 +384,12 @@ fn readers_find_a_whole_folder_at_every_moment_of_a_replacement() {
             absences
         });
         for _ in 0..60 {
-            out(&folder, &tensors, &replace).unwrap();
+            export_to(&folder, &tensors, &replace).unwrap();
         }
         is_done.store(true, Ordering::Relaxed);
         watcher.join().unwrap()
     });
-    assert!(absences == 0 || !can_exchange_names(dir.path()), "it was not there {absences} times");
+    assert!(absences == 0 || !can_exchange_names(dir.path()), "it was absent {absences} times");
     assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1);
 }
 
@@ -396,21 +399,21 @@ fn weights_that_are_not_finite_are_neither_exported_nor_imported() {
     let folder = dir.path().join("model");
     for (bad, shown) in [(f32::NAN, "NaN"), (f32::INFINITY, "inf"), (f32::NEG_INFINITY, "-inf")] {
         let mut tensors = values(7);
-        // Our row 4, column 1 is row 0 of their second part.
+        // Row 4 of the fused matrix is row 0 of its second part.
         tensors.get_mut("qkv").unwrap()[4 * 3 + 1] = bad;
         for dtype in [ExportDtype::Fp32, ExportDtype::Bf16] {
-            let error = out(&folder, &tensors, &options(dtype, 1000)).unwrap_err();
+            let error = export_to(&folder, &tensors, &options(dtype, 1000)).unwrap_err();
             let (text, expected) =
                 (error.to_string(), format!("tensor 'model.k.weight': element 1 of [2, 3] is {shown};"));
             assert!(error.is_users() && text.contains(&expected), "{text}");
             assert!(text.starts_with(&format!("{}, ", folder.display())), "{text}");
-            assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0, "nothing is left of it");
+            assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0, "nothing remains of it");
         }
     }
     let error = {
         // Every byte 0xFF is a NaN.
-        write_file(&dir.path().join("model.safetensors"), &WHOLE, StoredDtype::F16, 0xFF);
-        back(dir.path(), &names()).unwrap_err()
+        write_file(&dir.path().join("model.safetensors"), &ALL_TENSORS, StoredDtype::F16, 0xFF);
+        import_from(dir.path(), &names()).unwrap_err()
     };
     let text = error.to_string();
     assert!(
@@ -420,26 +423,26 @@ fn weights_that_are_not_finite_are_neither_exported_nor_imported() {
 }
 
 #[test]
-fn finite_weights_that_the_other_type_cannot_hold_are_named() {
+fn finite_weights_that_overflow_in_the_target_type_are_named() {
     let dir = tempfile::tempdir().unwrap();
     let folder = dir.path().join("model");
     let mut tensors = values(7);
-    // The largest f32 is beyond the middle between the largest bf16 and the next one that there would be.
+    // The largest f32 rounds up to infinity in bf16.
     tensors.get_mut("norm").unwrap()[2] = f32::MIN;
-    let error = out(&folder, &tensors, &options(ExportDtype::Bf16, 1000)).unwrap_err();
+    let error = export_to(&folder, &tensors, &options(ExportDtype::Bf16, 1000)).unwrap_err();
     let text = error.to_string();
     let expected = "tensor 'model.norm.weight': element 2 of [3] is -3.4028235e38, which is infinite in bf16";
     assert!(error.is_users() && text.contains(expected) && text.contains("export as fp32"), "{text}");
     assert!(!folder.exists());
-    out(&folder, &tensors, &options(ExportDtype::Fp32, 1000)).unwrap();
-    assert_eq!(bits(&back(&folder, &names()).unwrap()), bits(&tensors));
+    export_to(&folder, &tensors, &options(ExportDtype::Fp32, 1000)).unwrap();
+    assert_eq!(bits(&import_from(&folder, &names()).unwrap()), bits(&tensors));
     tensors.get_mut("norm").unwrap()[2] = half::bf16::MAX.to_f32();
     let replace = ExportOptions { overwrite: true, ..options(ExportDtype::Bf16, 1000) };
-    out(&folder, &tensors, &replace).expect("the largest bf16 is one");
+    export_to(&folder, &tensors, &replace).expect("the largest bf16 is representable");
 
     // Bytes 0x7E make doubles of about 1e301.
-    write_file(&dir.path().join("model.safetensors"), &WHOLE, StoredDtype::F64, 0x7E);
-    let text = back(dir.path(), &names()).unwrap_err().to_string();
+    write_file(&dir.path().join("model.safetensors"), &ALL_TENSORS, StoredDtype::F64, 0x7E);
+    let text = import_from(dir.path(), &names()).unwrap_err().to_string();
     assert!(
         text.contains("'model.embed_tokens.weight': element 0 is ") && text.contains("too large for f32"),
         "{text}"
@@ -447,7 +450,7 @@ fn finite_weights_that_the_other_type_cannot_hold_are_named() {
 }
 
 #[test]
-fn a_map_or_file_name_that_makes_no_sense_is_our_own_bug() {
+fn an_inconsistent_map_or_invalid_file_name_is_an_internal_error() {
     let dir = tempfile::tempdir().unwrap();
     let mut rows = names();
     rows.entries[1].parts[0].rows = 3;
@@ -456,7 +459,7 @@ fn a_map_or_file_name_that_makes_no_sense_is_our_own_bug() {
     let mut tied = names();
     tied.tied[0].same_as = "nothing".to_string();
     for wrong in [rows, twice, tied] {
-        assert!(!back(dir.path(), &wrong).unwrap_err().is_users());
+        assert!(!import_from(dir.path(), &wrong).unwrap_err().is_users());
     }
     let tensors = values(6);
     for name in ["../x", "model.safetensors", ""] {

@@ -1,7 +1,7 @@
-//! What a killed process and a full disk leave behind, with real processes.
+//! Killed processes and full disks never damage checkpoints or exports, shown with real processes.
 //!
-//! The tests start this test binary again as a child that runs only `child`, which is told by its environment what
-//! to do.
+//! The tests run this test binary again as a child process that runs only `child`; environment variables
+//! select its job.
 
 use std::fs;
 use std::io::{BufRead, BufReader};
@@ -37,8 +37,8 @@ fn content(spec: &TensorSpec, step: u64) -> Vec<u8> {
 }
 
 fn names() -> NameMap {
-    let part = NamePart { theirs: "w".to_string(), rows: 50 };
-    let entry = NameEntry { ours: "w".to_string(), shape: vec![50, 1000], parts: vec![part], fp8: None };
+    let part = NamePart { hf_name: "w".to_string(), rows: 50 };
+    let entry = NameEntry { name: "w".to_string(), shape: vec![50, 1000], parts: vec![part], fp8: None };
     NameMap { entries: vec![entry], ..NameMap::default() }
 }
 
@@ -46,14 +46,14 @@ fn overwrite() -> ExportOptions {
     ExportOptions { dtype: ExportDtype::Fp32, overwrite: true, ..ExportOptions::default() }
 }
 
-/// Not a test of its own: what the child processes of the others run.
+/// The job of a child process; not a test.
 #[test]
-#[ignore = "run by the other tests, in a process of its own"]
+#[ignore = "the other tests run it in a child process"]
 fn child() {
     let (Ok(job), Ok(folder)) = (std::env::var(JOB), std::env::var(FOLDER)) else { return };
     match job.as_str() {
         "save" => save_for_ever(Path::new(&folder)),
-        "mend" => mend_for_ever(Path::new(&folder)),
+        "repair" => repair_for_ever(Path::new(&folder)),
         "export" => export_for_ever(Path::new(&folder)),
         "full" => fill_the_disk(Path::new(&folder)),
         other => panic!("no job '{other}'"),
@@ -77,8 +77,8 @@ fn save_step(store: &CheckpointStore, step: u64) {
     store.save(step, &specs, &mut |i| Ok(content(&specs[i], step)), &documents).unwrap();
 }
 
-/// Step 2 rots and is saved again, over and over.
-fn mend_for_ever(folder: &Path) {
+/// Damages step 2 and saves it again, in a loop.
+fn repair_for_ever(folder: &Path) {
     let store = CheckpointStore::open(folder).unwrap();
     let path = folder.join("step-2/state-00001.safetensors");
     println!("started");
@@ -96,7 +96,7 @@ fn export_for_ever(folder: &Path) {
     }
 }
 
-/// Both writers, on a disk that takes files up to some KiB only.
+/// Runs both writers under a limit of some KiB on file sizes.
 fn fill_the_disk(folder: &Path) {
     let store = CheckpointStore::open(folder).unwrap();
     let specs = specs();
@@ -119,7 +119,7 @@ fn child_command(job: &str, folder: &Path) -> Command {
     command
 }
 
-/// Starts the child, waits until it works, and kills it (SIGKILL) a moment later.
+/// Starts the child, waits until it has started its job, and kills it (SIGKILL) after `moment`.
 fn kill_soon(job: &str, folder: &Path, moment: Duration) {
     let mut child = child_command(job, folder).spawn().unwrap();
     let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
@@ -133,7 +133,7 @@ fn kill_soon(job: &str, folder: &Path, moment: Duration) {
     assert!(started && failed.is_none(), "the child failed: {}", String::from_utf8_lossy(&output.stderr));
 }
 
-/// Moments between none and `most`, other ones in every run of the test.
+/// Random delays of up to `most`, different in every run of the test.
 fn moments(most: Duration) -> impl Iterator<Item = Duration> {
     let mut state = SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_nanos() as u64 | 1;
     std::iter::repeat_with(move || {
@@ -169,7 +169,7 @@ fn a_killed_run_leaves_a_complete_checkpoint_whose_step_never_goes_back() {
             fs::read_dir(dir.path()).unwrap().flatten().map(|entry| entry.path()).collect();
         leftovers += usize::from(names.iter().any(|name| name.to_string_lossy().contains(".tmp-")));
         let latest = CheckpointStore::open(dir.path()).unwrap().latest().unwrap();
-        assert!(latest.is_some() || newest.is_none(), "checkpoints are gone after {kills} kills");
+        assert!(latest.is_some() || newest.is_none(), "the checkpoints are missing after {kills} kills");
         if let Some(latest) = latest {
             assert_loads(&latest);
             assert!(newest.is_none_or(|newest| latest.step() >= newest), "went back to {}", latest.step());
@@ -177,37 +177,37 @@ fn a_killed_run_leaves_a_complete_checkpoint_whose_step_never_goes_back() {
         }
         let swept = fs::read_dir(dir.path()).unwrap().flatten();
         assert!(swept.into_iter().all(|entry| !entry.file_name().to_string_lossy().contains(".tmp-")));
-        // A slow disk: enough has been seen.
+        // Stop early on a slow disk.
         if started.elapsed() > Duration::from_secs(40) {
             break;
         }
     }
-    assert!(newest > Some(0), "{kills} kills, and no second checkpoint");
-    assert!(leftovers > 0, "{kills} kills, and none while writing");
+    assert!(newest > Some(0), "{kills} kills, but no second checkpoint");
+    assert!(leftovers > 0, "{kills} kills, but none during a write");
 }
 
 #[test]
-fn a_step_that_is_being_mended_when_the_run_is_killed_is_damaged_or_whole_and_never_gone() {
+fn a_kill_while_a_step_is_repaired_leaves_it_damaged_or_intact_but_never_missing() {
     let dir = tempfile::tempdir().unwrap();
     let store = CheckpointStore::open(dir.path()).unwrap();
     save_step(&store, 1);
     save_step(&store, 2);
-    let (mut whole, mut leftovers) = (0, 0);
+    let (mut intact, mut leftovers) = (0, 0);
     for moment in moments(Duration::from_millis(60)).take(25) {
-        kill_soon("mend", dir.path(), moment);
+        kill_soon("repair", dir.path(), moment);
         leftovers += usize::from(fs::read_dir(dir.path()).unwrap().count() > 2);
         let latest = CheckpointStore::open(dir.path()).unwrap().latest().unwrap().unwrap();
-        assert_eq!(latest.step(), 2, "step 2 is there with all its files");
+        assert_eq!(latest.step(), 2, "step 2 has all its files");
         if latest.verify().is_ok() {
             assert_loads(&latest);
-            whole += 1;
+            intact += 1;
         }
-        let older = store.before(2).unwrap().expect("step 1 is not touched");
+        let older = store.newest_intact_before(2).unwrap().expect("step 1 is intact");
         assert!(older.step() == 1 && fs::read_dir(dir.path()).unwrap().count() == 2);
     }
-    assert!(whole < 25 && leftovers > 0, "{whole} whole, {leftovers} leftovers: no kill hit a save");
+    assert!(intact < 25 && leftovers > 0, "{intact} intact, {leftovers} leftovers: no kill hit a save");
     save_step(&store, 2);
-    assert_loads(&store.at(2).unwrap());
+    assert_loads(&store.checkpoint(2).unwrap());
 }
 
 #[test]
@@ -220,7 +220,7 @@ fn a_killed_export_loses_neither_the_old_folder_nor_the_new_one() {
         let is_old = |path: &PathBuf| path.to_string_lossy().contains("model.old-");
         let names_in = || fs::read_dir(dir.path()).unwrap().flatten().map(|entry| entry.path());
         let place =
-            if model.exists() { model.clone() } else { names_in().find(is_old).expect("a whole folder") };
+            if model.exists() { model.clone() } else { names_in().find(is_old).expect("a complete folder") };
         let mut values = Vec::new();
         import(&place, &names(), &mut |_, found| {
             values = found.to_vec();
@@ -241,7 +241,8 @@ fn a_full_disk_is_an_error_that_names_the_file_and_leaves_the_older_checkpoint()
     let specs = specs();
     let documents = [("trainer".to_string(), json!({ "step": 1 }))];
     store.save(1, &specs, &mut |i| Ok(content(&specs[i], 1)), &documents).unwrap();
-    // A limit on file sizes stands for the full disk: it needs no rights. Ignored, its signal becomes an error.
+    // A limit on file sizes simulates the full disk without privileges. Ignoring its signal turns it into an
+    // error.
     let plain = child_command("full", dir.path());
     let mut command = Command::new("sh");
     command

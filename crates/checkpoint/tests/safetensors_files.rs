@@ -1,4 +1,4 @@
-//! Safetensors files against the reference crate, and against every kind of damage.
+//! Safetensors files agree with the reference crate, and damage of any kind is an error.
 
 use std::collections::HashMap;
 use std::fs;
@@ -22,7 +22,7 @@ const DTYPES: [StoredDtype; 7] = [
     StoredDtype::U8,
 ];
 
-/// Tensors of any type and shape (scalars and empty ones too), with random bytes.
+/// Tensors of any type and shape, including scalars and empty ones, with random bytes.
 fn tensors() -> impl Strategy<Value = Vec<(StoredTensor, Vec<u8>)>> {
     let one = ("[a-z\"\\\\é.]{1,9}", 0..DTYPES.len(), prop::collection::vec(0usize..5, 0..4), any::<u64>());
     prop::collection::vec(one, 0..7).prop_map(|tensors| {
@@ -51,7 +51,7 @@ fn bytes_of(file: &TensorFile, tensor: &TensorInfo) -> Vec<u8> {
     bytes
 }
 
-/// Opens a file and touches everything in it.
+/// Opens a file and reads all tensors.
 fn read_all(path: &Path) -> Result<(), CheckpointError> {
     let file = TensorFile::open(path)?;
     for tensor in &file.header().tensors {
@@ -63,44 +63,44 @@ fn read_all(path: &Path) -> Result<(), CheckpointError> {
 
 proptest! {
     #[test]
-    fn what_we_write_the_reference_reads_and_so_do_we(tensors in tensors()) {
+    fn the_reference_and_our_reader_read_what_our_writer_wrote(tensors in tensors()) {
         let dir = tempfile::tempdir()?;
         let path = dir.path().join("x.safetensors");
         write(&path, &tensors);
-        prop_assert_eq!(fs::read_dir(dir.path())?.count(), 1, "nothing is left beside the file");
+        prop_assert_eq!(fs::read_dir(dir.path())?.count(), 1, "no temporary remains");
         let bytes = fs::read(&path)?;
-        let theirs = SafeTensors::deserialize(&bytes)?;
-        let ours = TensorFile::open(&path).unwrap();
-        prop_assert_eq!(theirs.len(), tensors.len());
-        prop_assert_eq!(ours.header().tensors.len(), tensors.len());
-        prop_assert_eq!(&ours.header().metadata, &[("format".to_string(), "pt".to_string())]);
+        let reference = SafeTensors::deserialize(&bytes)?;
+        let file = TensorFile::open(&path).unwrap();
+        prop_assert_eq!(reference.len(), tensors.len());
+        prop_assert_eq!(file.header().tensors.len(), tensors.len());
+        prop_assert_eq!(&file.header().metadata, &[("format".to_string(), "pt".to_string())]);
         for (tensor, bytes) in &tensors {
-            let view = theirs.tensor(&tensor.name)?;
+            let view = reference.tensor(&tensor.name)?;
             prop_assert_eq!((view.dtype(), view.shape(), view.data()), (tensor.dtype, &tensor.shape[..], &bytes[..]));
-            let found = ours.tensor(&tensor.name).unwrap();
+            let found = file.tensor(&tensor.name).unwrap();
             prop_assert_eq!((found.dtype, &found.shape), (tensor.dtype, &tensor.shape));
-            prop_assert_eq!(&bytes_of(&ours, found), bytes);
+            prop_assert_eq!(&bytes_of(&file, found), bytes);
         }
     }
 
     #[test]
-    fn what_the_reference_writes_we_read(tensors in tensors()) {
+    fn our_reader_reads_what_the_reference_wrote(tensors in tensors()) {
         let dir = tempfile::tempdir()?;
         let path = dir.path().join("x.safetensors");
         let views = tensors.iter().map(|(t, bytes)| {
             (t.name.as_str(), TensorView::new(t.dtype, t.shape.clone(), bytes).unwrap())
         });
         fs::write(&path, safetensors::serialize(views, None)?)?;
-        let ours = TensorFile::open(&path).unwrap();
+        let file = TensorFile::open(&path).unwrap();
         for (tensor, bytes) in &tensors {
-            let found = ours.tensor(&tensor.name).unwrap();
+            let found = file.tensor(&tensor.name).unwrap();
             prop_assert_eq!((found.dtype, &found.shape), (tensor.dtype, &tensor.shape));
-            prop_assert_eq!(&bytes_of(&ours, found), bytes);
+            prop_assert_eq!(&bytes_of(&file, found), bytes);
         }
     }
 
     #[test]
-    fn a_file_cut_anywhere_or_with_more_behind_it_is_an_error(
+    fn a_truncated_file_or_one_with_trailing_bytes_is_an_error(
         tensors in tensors(), cut: prop::sample::Index, more in prop::collection::vec(any::<u8>(), 1..9)
     ) {
         let dir = tempfile::tempdir()?;
@@ -126,7 +126,7 @@ proptest! {
         bytes[at / 8] ^= 1 << (at % 8);
         fs::write(&path, &bytes)?;
         if let Ok(file) = TensorFile::open(&path) {
-            // Names, types of the same width and shapes of the same size can change unnoticed; never the extents.
+            // A flip can change a name, or a type or shape to one of equal size, but never the byte ranges.
             let total: usize = file.header().tensors.iter().map(|t| t.range.len()).sum();
             prop_assert_eq!(total, tensors.iter().map(|(_, bytes)| bytes.len()).sum::<usize>());
             read_all(&path).unwrap();
@@ -162,7 +162,7 @@ fn with_header(json: &str) -> Vec<u8> {
 }
 
 #[test]
-fn each_fault_of_a_header_is_named_with_its_tensor() {
+fn each_fault_of_a_header_is_reported_with_its_tensor() {
     let cases = [
         (r#"[]"#, "does not start with '{'"),
         (r#"{"a":"#, "not valid at 'a'"),
@@ -170,22 +170,25 @@ fn each_fault_of_a_header_is_named_with_its_tensor() {
         (r#"{"a":{"dtype":"F32","shape":[-1],"data_offsets":[0,4]}}"#, "not valid at 'a'"),
         (r#"{"a":{"dtype":"F32","shape":[1]}}"#, "missing field `data_offsets`"),
         (r#"{"a":{"dtype":"F31","shape":[1],"data_offsets":[0,4]}}"#, "unknown element type 'F31'"),
-        (r#"{"a":{"dtype":"F32","shape":[2],"data_offsets":[0,4]}}"#, "takes 8 bytes, but has 4"),
-        (r#"{"a":{"dtype":"F32","shape":[2],"data_offsets":[4,12]}}"#, "takes bytes 4 to 12 of 8"),
-        (r#"{"a":{"dtype":"F32","shape":[1],"data_offsets":[4,0]}}"#, "takes bytes 4 to 0"),
+        (r#"{"a":{"dtype":"F32","shape":[2],"data_offsets":[0,4]}}"#, "takes 8 bytes, but its range has 4"),
+        (
+            r#"{"a":{"dtype":"F32","shape":[2],"data_offsets":[4,12]}}"#,
+            "has the byte range 4 to 12, but the data has 8 bytes",
+        ),
+        (r#"{"a":{"dtype":"F32","shape":[1],"data_offsets":[4,0]}}"#, "has the byte range 4 to 0"),
         (r#"{"a":{"dtype":"F32","shape":[1],"data_offsets":[4,8]}}"#, "leaves a gap"),
         (r#"{"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}}"#, "has 4 bytes more"),
-        (r#"{"a":{"dtype":"F4","shape":[3],"data_offsets":[0,2]}}"#, "no whole number of bytes"),
+        (r#"{"a":{"dtype":"F4","shape":[3],"data_offsets":[0,2]}}"#, "not a whole number of bytes"),
         (
             r#"{"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]},"b":{"dtype":"F32","shape":[1],"data_offsets":[4,8]}}"#,
             "tensor 'b': starts at byte",
         ),
         (
             r#"{"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]},"a":{"dtype":"F32","shape":[1],"data_offsets":[4,8]}}"#,
-            "stands twice",
+            "appears twice",
         ),
         (r#"{"__metadata__":{"a":1}}"#, "not valid at '__metadata__'"),
-        (r#"{"__metadata__":{},"__metadata__":{}}"#, "stands twice"),
+        (r#"{"__metadata__":{},"__metadata__":{}}"#, "appears twice"),
     ];
     for (json, expected) in cases {
         let mut bytes = with_header(json);
@@ -197,7 +200,7 @@ fn each_fault_of_a_header_is_named_with_its_tensor() {
 }
 
 #[test]
-fn files_that_are_something_else_are_told_so() {
+fn files_of_another_kind_are_recognised() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("x.safetensors");
     fs::write(&path, "version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 5\n").unwrap();
@@ -219,7 +222,7 @@ fn a_file_that_shrinks_while_it_is_open_is_an_error() {
     let file = TensorFile::open(&path).unwrap();
     fs::File::options().write(true).open(&path).unwrap().set_len(5_000).unwrap();
     let (first, second) = (&file.header().tensors[0], &file.header().tensors[1]);
-    assert_eq!(bytes_of(&file, first), [1; 4000], "what is still there can be read");
+    assert_eq!(bytes_of(&file, first), [1; 4000], "the bytes before the cut can be read");
     let read = file.read_bytes(second, &mut [0; 4000]);
     assert!(matches!(read, Err(CheckpointError::Shrunk { now_bytes: 5_000, .. })));
     let read = file.read_f32(second, &mut [0.0; 2000]);
@@ -227,7 +230,7 @@ fn a_file_that_shrinks_while_it_is_open_is_an_error() {
 }
 
 #[test]
-fn every_half_and_bf16_pattern_widens_exactly_and_f64_rounds() {
+fn every_f16_and_bf16_pattern_widens_exactly_and_f64_rounds() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("x.safetensors");
     let patterns: Vec<u8> = (0..=u16::MAX).flat_map(u16::to_le_bytes).collect();
@@ -245,8 +248,8 @@ fn every_half_and_bf16_pattern_widens_exactly_and_f64_rounds() {
     let file = TensorFile::open(&path).unwrap();
     let read = |name: &str| {
         let tensor = file.tensor(name).unwrap();
-        let mut out = vec![0.0f32; tensor.shape[0]];
-        file.read_f32(tensor, &mut out).map(|()| out)
+        let mut export_to = vec![0.0f32; tensor.shape[0]];
+        file.read_f32(tensor, &mut export_to).map(|()| export_to)
     };
     let same = |a: f32, b: f32| a.to_bits() == b.to_bits() || (a.is_nan() && b.is_nan());
     for (bits, (half, brain)) in
@@ -260,7 +263,7 @@ fn every_half_and_bf16_pattern_widens_exactly_and_f64_rounds() {
 }
 
 #[test]
-fn a_tensor_of_several_pieces_is_put_together_and_the_first_f64_that_f32_cannot_hold_is_named() {
+fn a_tensor_is_read_in_several_pieces_and_the_first_f64_that_overflows_is_named() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("x.safetensors");
     let n = 2_000_003;
@@ -282,8 +285,8 @@ fn a_tensor_of_several_pieces_is_put_together_and_the_first_f64_that_f32_cannot_
         TensorFile::open(&path).unwrap()
     };
     let read = |file: &TensorFile, name: &str| {
-        let mut out = vec![0.0f32; n];
-        file.read_f32(file.tensor(name).unwrap(), &mut out).map(|()| out)
+        let mut export_to = vec![0.0f32; n];
+        file.read_f32(file.tensor(name).unwrap(), &mut export_to).map(|()| export_to)
     };
     let file = write_with(&doubles);
     assert!(read(&file, "f64").unwrap().iter().enumerate().all(|(i, x)| *x == value(i) as f32));
@@ -298,7 +301,7 @@ fn a_tensor_of_several_pieces_is_put_together_and_the_first_f64_that_f32_cannot_
 }
 
 #[test]
-fn a_dropped_writer_leaves_nothing_and_wrong_bytes_are_our_own_bug() {
+fn a_dropped_writer_leaves_nothing_and_wrong_bytes_are_an_internal_error() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("x.safetensors");
     let tensor = StoredTensor { name: "a".to_string(), dtype: StoredDtype::F32, shape: vec![2] };

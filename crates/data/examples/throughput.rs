@@ -6,8 +6,8 @@ use std::path::Path;
 use std::time::Instant;
 
 use xtrain_data::{
-    InputOptions, PrepareOptions, Texts, TokenStream, Tokenizer, Vocabulary, learn_for_dataset, list_inputs,
-    prepare,
+    InputOptions, PrepareOptions, TextFiles, TokenStream, Tokenizer, VocabularyKind, learn_for_dataset,
+    list_inputs, prepare,
 };
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -19,9 +19,9 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let begun = Instant::now();
     let tokenizer = match kind.parse::<usize>() {
         Ok(size) => {
-            let texts = [Texts { inputs: inputs.clone(), options: InputOptions::default() }];
+            let texts = [TextFiles { inputs: inputs.clone(), options: InputOptions::default() }];
             let go_on = &mut |_| ControlFlow::Continue(());
-            learn_for_dataset(&texts, Vocabulary::Bpe { size }, Path::new(out), go_on)?
+            learn_for_dataset(&texts, VocabularyKind::Bpe { size }, Path::new(out), go_on)?
         }
         Err(_) if kind == "bytes" => Tokenizer::bytes(),
         Err(_) => Tokenizer::load(kind)?,

@@ -1,7 +1,7 @@
 //! The errors of this crate.
 //!
-//! Every message is one line that says what was wrong, where (file, line, byte offset, shard, source) and what
-//! to do about it. Nothing here is a panic: bad input is expected input.
+//! Every message is one line: the problem, its location (file, line, byte offset, shard, source) and advice.
+//! Bad input never panics.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -9,70 +9,70 @@ use std::path::{Path, PathBuf};
 /// The result type of this crate.
 pub type Result<T> = std::result::Result<T, DataError>;
 
-/// What can go wrong with tokenizers, input files, shards and the loader.
+/// Errors of tokenizers, input files, shards and the loader.
 #[derive(Debug, thiserror::Error)]
 pub enum DataError {
-    /// The operating system refused something.
+    /// An operation of the operating system failed.
     #[error("{}: cannot {action}: {source}{}", path.display(), hint(source))]
     Io {
         /// The file or folder.
         path: PathBuf,
-        /// What was being done, as a verb: "open", "write the shard".
+        /// The operation, as a verb: "open", "write the shard".
         action: &'static str,
         /// The system's error.
         #[source]
         source: io::Error,
     },
-    /// An input file holds something that cannot be read as documents.
-    #[error("{}, {place}: {what}; {fix}", path.display())]
+    /// An input file cannot be read as documents.
+    #[error("{}, {location}: {problem}; {advice}", path.display())]
     Input {
         /// The input file.
         path: PathBuf,
         /// Line, row or byte offset.
-        place: String,
-        /// What was wrong.
-        what: String,
-        /// What to do.
-        fix: String,
+        location: String,
+        /// The problem.
+        problem: String,
+        /// Advice for the user.
+        advice: String,
     },
     /// A tokenizer cannot be loaded, trained or applied.
-    #[error("tokenizer {place}: {what}; {fix}")]
+    #[error("tokenizer {location}: {problem}; {advice}")]
     Tokenizer {
-        /// The tokenizer's file or kind.
-        place: String,
-        /// What was wrong.
-        what: String,
-        /// What to do.
-        fix: String,
+        /// File or kind of the tokenizer.
+        location: String,
+        /// The problem.
+        problem: String,
+        /// Advice for the user.
+        advice: String,
     },
-    /// A shard or dataset is damaged, or is not what it says.
-    #[error("{}: {what}; {fix}", path.display())]
+    /// A shard or dataset is damaged or inconsistent.
+    #[error("{}: {problem}; {advice}", path.display())]
     Corrupt {
         /// The shard, index or folder.
         path: PathBuf,
-        /// What was wrong, with the byte offset where it is known.
-        what: String,
-        /// What to do.
-        fix: String,
+        /// The problem, with the byte offset if known.
+        problem: String,
+        /// Advice for the user.
+        advice: String,
     },
-    /// Options, or options and data together, make no sense.
-    #[error("{what}; {fix}")]
+    /// Options are invalid, alone or for this data.
+    #[error("{problem}; {advice}")]
     Invalid {
-        /// What was wrong.
-        what: String,
-        /// What to do.
-        fix: String,
+        /// The problem.
+        problem: String,
+        /// Advice for the user.
+        advice: String,
     },
-    /// The caller asked to stop; finished shards and vocabularies are kept.
-    #[error("stopped before the end; run the same command again to go on from what is complete")]
+    /// The caller stopped the work. Finished shards and vocabularies stay on disk.
+    #[error("stopped before the end; run the same command again to continue")]
     Interrupted,
-    /// A fault of this program, not of its input.
+    /// A bug of this program.
     #[error("internal error: {0}; please report it")]
     Internal(String),
 }
 
 impl DataError {
-    /// True when the user can mend it (files, options, disk); false for a fault of this program.
+    /// True if the user can fix the cause (files, options, disk); false for a bug of this program.
     pub fn is_users(&self) -> bool {
         !matches!(self, DataError::Internal(_))
     }
@@ -84,41 +84,46 @@ impl DataError {
 
     pub(crate) fn input(
         path: &Path,
-        place: impl Into<String>,
-        what: impl Into<String>,
-        fix: impl Into<String>,
+        location: impl Into<String>,
+        problem: impl Into<String>,
+        advice: impl Into<String>,
     ) -> DataError {
-        DataError::Input { path: path.to_path_buf(), place: place.into(), what: what.into(), fix: fix.into() }
+        DataError::Input {
+            path: path.to_path_buf(),
+            location: location.into(),
+            problem: problem.into(),
+            advice: advice.into(),
+        }
     }
 
     pub(crate) fn tokenizer(
-        place: impl Into<String>,
-        what: impl Into<String>,
-        fix: impl Into<String>,
+        location: impl Into<String>,
+        problem: impl Into<String>,
+        advice: impl Into<String>,
     ) -> DataError {
-        DataError::Tokenizer { place: place.into(), what: what.into(), fix: fix.into() }
+        DataError::Tokenizer { location: location.into(), problem: problem.into(), advice: advice.into() }
     }
 
-    /// A tokenizer's complaint about a text, with the file that the text is from; any other error as it is.
+    /// Turns an error of the tokenizer into one of the input file `path`; other errors stay unchanged.
     pub(crate) fn in_file(self, path: &Path) -> DataError {
         match self {
-            DataError::Tokenizer { place, what, fix } => {
-                DataError::input(path, format!("tokenizer {place}"), what, fix)
+            DataError::Tokenizer { location, problem, advice } => {
+                DataError::input(path, format!("tokenizer {location}"), problem, advice)
             }
             other => other,
         }
     }
 
-    pub(crate) fn corrupt(path: &Path, what: impl Into<String>, fix: impl Into<String>) -> DataError {
-        DataError::Corrupt { path: path.to_path_buf(), what: what.into(), fix: fix.into() }
+    pub(crate) fn corrupt(path: &Path, problem: impl Into<String>, advice: impl Into<String>) -> DataError {
+        DataError::Corrupt { path: path.to_path_buf(), problem: problem.into(), advice: advice.into() }
     }
 
-    pub(crate) fn invalid(what: impl Into<String>, fix: impl Into<String>) -> DataError {
-        DataError::Invalid { what: what.into(), fix: fix.into() }
+    pub(crate) fn invalid(problem: impl Into<String>, advice: impl Into<String>) -> DataError {
+        DataError::Invalid { problem: problem.into(), advice: advice.into() }
     }
 }
 
-/// What to do about the system errors that users meet.
+/// Advice for the system errors that users meet.
 fn hint(error: &io::Error) -> &'static str {
     match error.kind() {
         io::ErrorKind::NotFound => "; check the path",

@@ -1,4 +1,4 @@
-//! Whole-file writes that are complete or absent, and reads whose errors name the file.
+//! Atomic writes of whole files, and reads with errors that name the file.
 
 use std::fs::{self, File};
 use std::io::{self, Read, Write};
@@ -9,40 +9,40 @@ use serde::de::DeserializeOwned;
 
 use crate::error::{DataError, Result};
 
-/// Writes `bytes` beside `path`, syncs them to the disk and renames: a reader sees the old file or the new one.
+/// Writes a file atomically: temporary, fsync, rename. Readers see the old file or the new one.
 pub(crate) fn write_atomically(path: &Path, bytes: &[u8]) -> Result<()> {
-    let aside = aside(path);
-    let written = File::create(&aside).and_then(|mut file| {
+    let temporary = temporary_path(path);
+    let written = File::create(&temporary).and_then(|mut file| {
         file.write_all(bytes)?;
         file.sync_all()
     });
     if let Err(source) = written {
-        // The half-written file is of no use to anyone; the error that matters is the first one.
-        let _ = fs::remove_file(&aside);
+        // The first error is the one to report.
+        let _ = fs::remove_file(&temporary);
         return Err(DataError::io(path, "write")(source));
     }
-    publish(&aside, path)
+    publish(&temporary, path)
 }
 
-/// Renames a finished `aside` file to `path` and syncs the folder, so that the name survives a power cut.
-pub(crate) fn publish(aside: &Path, path: &Path) -> Result<()> {
-    fs::rename(aside, path).map_err(DataError::io(path, "rename into place"))?;
+/// Renames a complete temporary file to `path` and syncs the folder, so that the name survives a power cut.
+pub(crate) fn publish(temporary: &Path, path: &Path) -> Result<()> {
+    fs::rename(temporary, path).map_err(DataError::io(path, "rename into place"))?;
     let folder = path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    // Not every file system lets a folder be opened and synced; the rename itself has already succeeded.
+    // Some file systems cannot sync a folder. The rename itself has succeeded.
     if let Ok(folder) = File::open(folder) {
         let _ = folder.sync_all();
     }
     Ok(())
 }
 
-/// The name under which `path` is written before it is complete.
-pub(crate) fn aside(path: &Path) -> PathBuf {
+/// The temporary name of `path`.
+pub(crate) fn temporary_path(path: &Path) -> PathBuf {
     let mut name = path.file_name().unwrap_or_default().to_os_string();
     name.push(".tmp");
     path.with_file_name(name)
 }
 
-/// Removes a file; one that is not there is removed already.
+/// Removes a file. One that does not exist is no error.
 pub(crate) fn remove(path: &Path) -> Result<()> {
     match fs::remove_file(path) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => Err(DataError::io(path, "remove")(error)),
@@ -50,11 +50,11 @@ pub(crate) fn remove(path: &Path) -> Result<()> {
     }
 }
 
-/// No tokenizer and no list of shards is nearly as large.
+/// Maximum size of a file that is read whole. Tokenizers and indexes are far smaller.
 const MAX_BYTES: u64 = 1 << 30;
 
-/// Opens a file to `action` it. What is no regular file, such as a device or a named pipe, would fill the memory or be waited for; a
-/// folder is refused where it is read.
+/// Opens a file; `action` is for errors. Refuses devices and named pipes, whose reads may never end. Reading
+/// a folder fails on its own.
 pub(crate) fn open(path: &Path, action: &'static str) -> Result<File> {
     let kind = fs::metadata(path).map_err(DataError::io(path, action))?;
     if !kind.is_file() && !kind.is_dir() {
@@ -65,7 +65,7 @@ pub(crate) fn open(path: &Path, action: &'static str) -> Result<File> {
 
 /// The error for a device, a named pipe and the like.
 pub(crate) fn not_regular(path: &Path) -> DataError {
-    DataError::corrupt(path, "is no regular file", "name a regular file")
+    DataError::corrupt(path, "is not a regular file", "name a regular file")
 }
 
 /// Reads a whole regular file.
@@ -74,8 +74,8 @@ pub(crate) fn read(path: &Path) -> Result<Vec<u8>> {
     let file = open(path, "read")?;
     file.take(MAX_BYTES + 1).read_to_end(&mut bytes).map_err(DataError::io(path, "read"))?;
     if bytes.len() as u64 > MAX_BYTES {
-        let what = format!("has more than {} GiB, far more than such a file can hold", MAX_BYTES >> 30);
-        return Err(DataError::corrupt(path, what, "check that it is the right file"));
+        let problem = format!("is larger than {} GiB, far larger than such a file can be", MAX_BYTES >> 30);
+        return Err(DataError::corrupt(path, problem, "check that it is the right file"));
     }
     Ok(bytes)
 }
@@ -85,10 +85,11 @@ pub(crate) fn create_folder(path: &Path) -> Result<()> {
     fs::create_dir_all(path).map_err(DataError::io(path, "create the folder"))
 }
 
-/// Reads a JSON file; `fix` says what to do when it does not parse.
-pub(crate) fn read_json<T: DeserializeOwned>(path: &Path, fix: &str) -> Result<T> {
+/// Reads a JSON file; `advice` is for the error if it does not parse.
+pub(crate) fn read_json<T: DeserializeOwned>(path: &Path, advice: &str) -> Result<T> {
     let bytes = read(path)?;
-    serde_json::from_slice(&bytes).map_err(|e| DataError::corrupt(path, format!("not as expected: {e}"), fix))
+    serde_json::from_slice(&bytes)
+        .map_err(|e| DataError::corrupt(path, format!("not as expected: {e}"), advice))
 }
 
 /// Writes a value as indented JSON, atomically.

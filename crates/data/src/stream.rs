@@ -1,50 +1,51 @@
-//! What the loader reads: one long sequence of tokens in which documents end.
+//! The token stream, the input of the loader: one sequence of tokens with the positions where documents end.
 
 use std::fmt::Debug;
 use std::ops::Range;
 
 use crate::error::{DataError, Result};
 
-/// A sequence of tokens that can be read anywhere.
+/// A sequence of tokens with random access.
 pub trait TokenStream: Send + Sync + Debug {
-    /// What to call it in messages.
+    /// Name for messages.
     fn name(&self) -> &str;
 
-    /// How many tokens there are, end-of-document tokens included.
+    /// Number of tokens, including end-of-document tokens.
     fn token_count(&self) -> u64;
 
-    /// Bytes of the text behind all tokens, where it is known; what bits per byte are counted by.
+    /// Size of the text that the tokens encode, if known. Bits per byte are computed from it.
     fn text_bytes(&self) -> Option<u64>;
 
-    /// Every token is below this.
+    /// Exclusive upper bound of token ids.
     fn vocab_size(&self) -> usize;
 
-    /// Changes with the tokens, their order and the ends of documents.
+    /// Hash of the tokens, their order and the ends of documents.
     fn fingerprint(&self) -> u64;
 
-    /// Fills `out` with the tokens from position `start` on.
+    /// Reads `out.len()` tokens at position `start`.
     ///
     /// # Errors
     /// A read past the end, a file that shrank, a token outside the vocabulary.
     fn read(&self, start: u64, out: &mut [i32]) -> Result<()>;
 
-    /// Appends, ascending, each position in `range` that follows the end of a document: the next one begins there.
+    /// Appends the positions in `range` at which a document has ended, ascending. The next document begins
+    /// there.
     ///
     /// # Errors
     /// A file that shrank.
     fn document_ends(&self, range: Range<u64>, out: &mut Vec<u64>) -> Result<()>;
 }
 
-/// The error for a read beyond a stream's tokens: ours, as callers know the count.
+/// The error for a read past the end, a bug of the caller.
 pub(crate) fn past_the_end(stream: &dyn TokenStream, start: u64, len: usize) -> DataError {
     DataError::Internal(format!(
-        "{len} tokens wanted at {start} of {}, which has {}",
+        "a read of {len} tokens at {start} of {}, which has {}",
         stream.name(),
         stream.token_count()
     ))
 }
 
-/// The error for a token that the vocabulary does not have.
+/// The error for a token outside the vocabulary.
 pub(crate) fn outside_vocabulary(name: &str, token: u32, at: u64, vocab_size: usize) -> DataError {
     DataError::invalid(
         format!("{name}: token {token} at position {at} is outside the vocabulary of {vocab_size}"),

@@ -1,4 +1,4 @@
-//! Files that are damaged, or made to do harm, are errors that name them: no panic, nothing lost in silence.
+//! Damaged and malicious files are errors that name the file: no panic, and no silent loss.
 
 use std::io::Write;
 use std::ops::ControlFlow;
@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 use xtrain_data::input::read_documents;
 use xtrain_data::{CutRule, DataError, InputOptions, PrepareOptions, Tokenizer, list_inputs, prepare};
 
-/// `tokenizer.json` of plain bytes, to be changed.
+/// `tokenizer.json` of the bytes tokenizer.
 fn bytes_json() -> Value {
     let folder = tempfile::tempdir().unwrap();
     Tokenizer::bytes().save(folder.path()).unwrap();
@@ -31,7 +31,7 @@ fn load_and_encode(json: &Value) -> Result<(), DataError> {
 }
 
 #[test]
-fn a_tokenizer_that_its_library_cannot_stand_is_an_error_that_names_the_file() {
+fn a_tokenizer_that_makes_its_library_panic_is_an_error_that_names_the_file() {
     let charsmap = |map: &str| json!({"type": "Precompiled", "precompiled_charsmap": map});
     let sequence = |normalizer: Value| json!({"type": "Sequence", "normalizers": [normalizer]});
     let template = json!({
@@ -45,7 +45,7 @@ fn a_tokenizer_that_its_library_cannot_stand_is_an_error_that_names_the_file() {
         ("/normalizer", charsmap("")),
         ("/normalizer", charsmap("!!")),
         ("/normalizer", charsmap("AAAAAA==")),
-        // Says to hold 4 GiB of entries.
+        // Declares 4 GiB of entries.
         ("/normalizer", charsmap("/P///w==")),
         ("/normalizer", sequence(charsmap("/P///wAAAAAAAAAA"))),
         ("/normalizer", json!({"type": "Prepend", "prepend": ""})),
@@ -59,16 +59,16 @@ fn a_tokenizer_that_its_library_cannot_stand_is_an_error_that_names_the_file() {
         assert!(matches!(error, DataError::Tokenizer { .. }), "{value}: {message}");
         assert!(message.contains("damaged-tokenizer.json") && !message.contains('\n'), "{value}: {message}");
     }
-    // A merge that is shorter than the prefix that every second token is to have.
+    // A merge that is shorter than the prefix of its second token.
     let mut json = bytes_json();
     json["model"]["vocab"]["ab"] = json!(300);
     json["model"]["merges"] = json!([["a", "b"]]);
     json["model"]["continuing_subword_prefix"] = json!("##");
-    let message = load_and_encode(&json).expect_err("a prefix that is not there").to_string();
+    let message = load_and_encode(&json).expect_err("a missing prefix").to_string();
     assert!(message.contains("damaged-tokenizer.json"), "{message}");
 }
 
-/// How many documents a file gives.
+/// Number of documents in a file.
 fn documents(file: &Path) -> Result<usize, DataError> {
     let inputs = list_inputs(&[file])?;
     let pieces: Result<Vec<_>, _> =
@@ -77,7 +77,7 @@ fn documents(file: &Path) -> Result<usize, DataError> {
 }
 
 #[test]
-fn a_parquet_page_that_counts_other_rows_than_the_footer_loses_none_in_silence() {
+fn a_parquet_page_with_another_row_count_than_the_footer_is_an_error() {
     let schema = parse_message_type("message schema { required binary text (UTF8); }").unwrap();
     let properties = WriterProperties::builder().set_dictionary_enabled(false).build();
     let mut writer = SerializedFileWriter::new(Vec::new(), Arc::new(schema), Arc::new(properties)).unwrap();
@@ -94,7 +94,7 @@ fn a_parquet_page_that_counts_other_rows_than_the_footer_loses_none_in_silence()
     let file = folder.path().join("rows.parquet");
     std::fs::write(&file, &whole).unwrap();
     assert_eq!(documents(&file).unwrap(), 200);
-    // The second page's header is its second hundred, in the variable-length zigzag form of 100.
+    // The row count of the second page: the second occurrence of 100 as a zigzag varint.
     let hundred =
         |from: usize| from + whole[from..].windows(2).position(|pair| pair == [0xC8, 0x01]).unwrap();
     let at = hundred(hundred(0) + 2);
@@ -109,7 +109,7 @@ fn a_parquet_page_that_counts_other_rows_than_the_footer_loses_none_in_silence()
 }
 
 #[test]
-fn a_file_that_is_rewritten_at_the_same_length_while_it_is_read_is_refused() {
+fn a_file_rewritten_with_the_same_length_while_it_is_read_is_refused() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("text.txt");
     std::fs::write(&file, "one two three").unwrap();
@@ -120,13 +120,13 @@ fn a_file_that_is_rewritten_at_the_same_length_while_it_is_read_is_refused() {
     let (tokenizer, out) = (Tokenizer::bytes(), folder.path().join("out"));
     let options = PrepareOptions::default();
     let made = prepare(&inputs, &tokenizer, &options, &out, &mut |_| ControlFlow::Continue(()));
-    let message = made.expect_err("a torn text").to_string();
+    let message = made.expect_err("a changed text").to_string();
     assert!(message.contains("text.txt") && message.contains("written to while it was read"), "{message}");
     assert!(!out.join("dataset.json").exists());
 }
 
 #[test]
-fn a_tokenizer_with_dropout_encodes_a_text_one_way() {
+fn a_tokenizer_with_dropout_encodes_deterministically() {
     let text = "the river ran under the stone bridge and the sea";
     let learned = Tokenizer::train_bpe([Ok(text.repeat(9))], 320, &mut |_, _| ControlFlow::Continue(()));
     let learned = learned.unwrap();
@@ -149,7 +149,7 @@ fn a_tokenizer_with_dropout_encodes_a_text_one_way() {
 
 #[cfg(target_os = "linux")]
 #[test]
-fn names_that_are_no_utf_8_are_read_and_links_that_lead_nowhere_are_errors() {
+fn names_that_are_not_utf_8_are_read_and_dangling_links_are_errors() {
     use std::ffi::OsStr;
     use std::os::unix::ffi::OsStrExt;
     let folder = tempfile::tempdir().unwrap();
@@ -169,7 +169,7 @@ fn names_that_are_no_utf_8_are_read_and_links_that_lead_nowhere_are_errors() {
 }
 
 #[test]
-fn a_token_id_beyond_any_vocabulary_is_refused() {
+fn a_token_id_that_is_too_large_is_refused() {
     for id in [u32::MAX, i32::MAX as u32] {
         let mut json = bytes_json();
         json["model"]["vocab"]["beyond"] = json!(id);
@@ -206,7 +206,7 @@ fn a_parquet_file_without_columns_says_so() {
 }
 
 #[test]
-fn zeros_behind_gzip_data_are_padding_and_anything_else_is_damage() {
+fn zeros_after_gzip_data_are_padding_and_other_bytes_are_damage() {
     let member = |text: &str| {
         let mut encoder = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
         encoder.write_all(text.as_bytes()).unwrap();
@@ -220,7 +220,7 @@ fn zeros_behind_gzip_data_are_padding_and_anything_else_is_damage() {
         (vec![&one, &two], Some(2)),
         (vec![&one, &zeros], Some(1)),
         (vec![&one, &two, &zeros], Some(2)),
-        // Behind zeros nothing is looked for, and nothing is lost in silence.
+        // A member after zeros is an error, so that its text is not lost silently.
         (vec![&one, &zeros, &two], None),
         (vec![&one, &b"more".to_vec()], None),
         (vec![&zeros], None),
@@ -232,7 +232,7 @@ fn zeros_behind_gzip_data_are_padding_and_anything_else_is_damage() {
             (Err(error), Some(_)) => panic!("{error}"),
         }
     }
-    // A member that is cut is no end.
+    // A truncated member is an error.
     std::fs::write(&file, &one[..one.len() - 3]).unwrap();
     assert!(documents(&file).is_err());
 }

@@ -1,4 +1,4 @@
-//! Readers of input files: documents come back as they were written, broken files say where they broke.
+//! Readers of input files return the documents as written, and errors give the position of the damage.
 
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -24,7 +24,7 @@ fn zstd_frame(bytes: &[u8]) -> Vec<u8> {
     zstd::encode_all(bytes, 1).unwrap()
 }
 
-/// Every way to store a text file: (extension, bytes).
+/// Extension and bytes of a text file, uncompressed and in each compression.
 fn stored(extension: &str, bytes: &[u8]) -> [(String, Vec<u8>); 3] {
     [
         (extension.to_owned(), bytes.to_vec()),
@@ -77,7 +77,7 @@ fn documents(pieces: &[Piece]) -> Vec<String> {
     documents
 }
 
-/// Writes a file and reads its documents back.
+/// Writes a file and reads its documents, under all cut rules.
 fn read_back(extension: &str, bytes: &[u8], options: &InputOptions) -> Result<Vec<String>, DataError> {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join(format!("input.{extension}"));
@@ -96,8 +96,8 @@ fn read_back(extension: &str, bytes: &[u8], options: &InputOptions) -> Result<Ve
 
 fn message(extension: &str, bytes: &[u8], options: &InputOptions) -> String {
     let message = read_back(extension, bytes, options).unwrap_err().to_string();
-    assert!(message.contains(&format!("input.{extension}")), "names the file: {message}");
-    assert!(!message.contains('\n'), "is one line: {message}");
+    assert!(message.contains(&format!("input.{extension}")), "the message names the file: {message}");
+    assert!(!message.contains('\n'), "the message is one line: {message}");
     message
 }
 
@@ -117,9 +117,9 @@ proptest! {
     }
 
     #[test]
-    fn separators_split_a_text_file_like_split_does(text in "[ab#\n]{0,60}", separator in "(#|##|\n\n|#a#)") {
+    fn separators_split_a_text_file_like_str_split(text in "[ab#\n]{0,60}", separator in "(#|##|\n\n|#a#)") {
         let mut expected: Vec<String> = text.split(&separator).map(str::to_owned).collect();
-        // What follows the last separator is a document only if there is something.
+        // Empty text after the last separator is not a document.
         if expected.last().is_some_and(String::is_empty) {
             expected.pop();
         }
@@ -127,7 +127,7 @@ proptest! {
     }
 
     #[test]
-    fn json_lines_give_their_field(
+    fn json_lines_return_their_field(
         texts in prop::collection::vec(any::<String>(), 0..20), field in "[a-z]{1,8}", blank in "( |\t|\r){0,2}",
     ) {
         let mut file = String::new();
@@ -142,7 +142,7 @@ proptest! {
     }
 
     #[test]
-    fn parquet_rows_give_their_column(texts in prop::collection::vec(any::<String>(), 0..250)) {
+    fn parquet_rows_return_their_column(texts in prop::collection::vec(any::<String>(), 0..250)) {
         let rows: Vec<Option<&str>> = texts.iter().map(|text| Some(text.as_str())).collect();
         prop_assert_eq!(read_back("parquet", &parquet_file(&rows), &InputOptions::default()).unwrap(), texts);
     }
@@ -163,7 +163,7 @@ proptest! {
     }
 
     #[test]
-    fn text_cut_inside_a_character_is_an_error_at_that_byte(text in "[é東😀]{1,20}", cut: prop::sample::Index) {
+    fn text_truncated_within_a_character_is_an_error_at_that_byte(text in "[é東😀]{1,20}", cut: prop::sample::Index) {
         let cut = cut.index(text.len());
         prop_assume!(!text.is_char_boundary(cut));
         let at = text.floor_char_boundary(cut);
@@ -207,7 +207,7 @@ proptest! {
 }
 
 #[test]
-fn a_long_document_comes_in_pieces_and_whole() {
+fn a_long_document_comes_in_pieces_that_the_rule_allows() {
     let text: String = (0..300_000).map(|i| format!("word{} ", i % 977)).collect();
     assert!(text.len() > 2 << 20);
     let folder = tempfile::tempdir().unwrap();
@@ -239,22 +239,22 @@ fn text_without_a_safe_cut_is_refused_before_it_fills_the_memory() {
     let message = pieces(&path, &InputOptions::default(), CutRule::BetweenWords).unwrap_err().to_string();
     assert!(message.contains("32 MiB"), "{message}");
     assert!(pieces(&path, &InputOptions::default(), CutRule::Anywhere).is_ok());
-    // A tokenizer that must see the whole text takes a hundred times its size.
+    // A tokenizer that encodes the whole text at once needs a hundred times its size.
     std::fs::write(&path, "some words ".repeat(1 << 20)).unwrap();
     let message = pieces(&path, &InputOptions::default(), CutRule::Never).unwrap_err().to_string();
-    assert!(message.contains("more than 3 MiB") && message.contains("in one go"), "{message}");
+    assert!(message.contains("longer than 3 MiB") && message.contains("as a whole"), "{message}");
     assert!(pieces(&path, &InputOptions::default(), CutRule::BeforeSpaces).is_ok());
 }
 
 #[test]
-fn a_byte_order_mark_is_no_text() {
+fn a_byte_order_mark_is_dropped() {
     let options = InputOptions::default();
     assert_eq!(read_back("txt", "\u{FEFF}hello".as_bytes(), &options).unwrap(), ["hello"]);
     assert_eq!(read_back("jsonl", "\u{FEFF}{\"text\": \"a\"}".as_bytes(), &options).unwrap(), ["a"]);
 }
 
 #[test]
-fn errors_say_what_is_wrong_and_where() {
+fn errors_give_problem_and_location() {
     let options = InputOptions::default();
     for (extension, bytes, expected) in [
         ("txt", &b"fine\xFFnot"[..], "byte 4: 0xFF"),

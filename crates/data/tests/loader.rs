@@ -1,4 +1,4 @@
-//! The loader: each window once an epoch, the same whoever asks, and exactly resumable.
+//! The loader gives each window once per epoch, independent of batching and ranks, and resumes exactly.
 
 mod common;
 
@@ -9,13 +9,14 @@ use common::MemoryTokens;
 use proptest::prelude::*;
 use xtrain_data::loader::SampleLocation;
 use xtrain_data::{
-    DocumentMask, IGNORED_TARGET, Loader, LoaderOptions, LoaderState, Source, TokenStream, Validation,
+    DocumentMask, IGNORED_TARGET, Loader, LoaderOptions, LoaderState, MixtureSource, TokenStream, Validation,
 };
 
 const END: u32 = 0;
 const VOCAB: usize = 1 << 20;
 
-/// Documents of the given lengths whose tokens are all different (but the end), counted from `first`.
+/// Documents of the given lengths, whose tokens count up from `first`, so that all differ except the end
+/// tokens.
 fn stream(name: &str, first: u32, lengths: &[usize]) -> Arc<dyn TokenStream> {
     let mut next = first;
     let documents: Vec<Vec<u32>> = lengths
@@ -34,7 +35,7 @@ fn options(seq_len: usize, seed: u64) -> LoaderOptions {
 }
 
 fn one_source(stream: Arc<dyn TokenStream>, options: LoaderOptions) -> Loader {
-    Loader::new(vec![Source { stream, weight: 1.0 }], options).unwrap()
+    Loader::new(vec![MixtureSource { stream, weight: 1.0 }], options).unwrap()
 }
 
 fn tokens_of(stream: &dyn TokenStream) -> Vec<i32> {
@@ -55,7 +56,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
     #[test]
-    fn an_epoch_is_each_window_once_and_the_next_is_in_another_order(
+    fn an_epoch_has_each_window_once_in_an_order_of_its_own(
         lengths in lengths(), seq_len in 1_usize..12, seed: u64,
     ) {
         let loader = one_source(stream("a", 1, &lengths), options(seq_len, seed));
@@ -82,7 +83,7 @@ proptest! {
     }
 
     #[test]
-    fn a_batch_is_what_a_plain_implementation_makes(
+    fn a_batch_equals_that_of_a_plain_implementation(
         lengths in lengths(), seq_len in 1_usize..20, seed: u64, mask in mask(), first in 0_u64..1000,
     ) {
         let source = stream("a", 1, &lengths);
@@ -95,7 +96,7 @@ proptest! {
             let window = &tokens[start..=start + seq_len];
             let mut begin = 0;
             for t in 0..seq_len {
-                // A document begins behind an end token, and nowhere else.
+                // A document starts after an end token.
                 if mask == DocumentMask::On && t > 0 && window[t - 1] == END as i32 {
                     begin = t;
                 }
@@ -109,25 +110,25 @@ proptest! {
     }
 
     #[test]
-    fn how_samples_are_grouped_and_shared_out_changes_nothing(
+    fn samples_do_not_depend_on_ranks_and_micro_batches(
         lengths in lengths(), seed: u64, world_size in 1_usize..4, micro_batch in 1_usize..4, micro_steps in 1_usize..3,
     ) {
         let loader = one_source(stream("a", 1, &lengths), options(5, seed));
         let global_batch = world_size * micro_batch * micro_steps;
         let first = 3 * global_batch as u64;
         let whole = loader.batch(first, global_batch).unwrap();
-        // Ranks take equal parts of a step, in micro-batches from the front.
+        // Ranks take equal parts of a step, as consecutive micro-batches.
         let micro_batches = (0..global_batch).step_by(micro_batch);
         let parts = micro_batches.map(|at| loader.batch(first + at as u64, micro_batch).unwrap().tokens);
         prop_assert_eq!(parts.collect::<Vec<_>>().concat(), whole.tokens);
     }
 
     #[test]
-    fn a_mixture_gives_each_source_its_share_and_each_window_in_turn(
+    fn a_mixture_gives_each_source_its_share_and_each_window_once_per_epoch(
         weights in prop::collection::vec(1_u32..9, 2..4), seed: u64, samples in 1_u64..600,
     ) {
         let total = f64::from(weights.iter().sum::<u32>());
-        let sources = weights.iter().enumerate().map(|(number, &weight)| Source {
+        let sources = weights.iter().enumerate().map(|(number, &weight)| MixtureSource {
             stream: stream("s", 1000 * number as u32 + 1, &[50 + 30 * number]),
             weight: f64::from(weight) / total,
         });
@@ -139,7 +140,7 @@ proptest! {
             seen.entry((source, epoch)).or_default().push(window);
             counts[source] += 1;
             let token = loader.batch(sample, 1).unwrap().tokens[0];
-            // A window may begin with an end token; any other tells its source.
+            // Every token except the end token identifies its source.
             prop_assert!(token == END as i32 || token as usize / 1000 == source);
         }
         for (source, &count) in counts.iter().enumerate() {
@@ -158,7 +159,7 @@ proptest! {
     }
 
     #[test]
-    fn what_is_held_out_is_never_trained_on(
+    fn held_out_tokens_are_never_trained_on(
         lengths in lengths(), seq_len in 1_usize..8, seed: u64, fraction in 0.1_f64..0.5,
     ) {
         let source = stream("a", 1, &lengths);
@@ -180,19 +181,19 @@ proptest! {
         }
         prop_assert!(trained.is_disjoint(&validated));
         let held = (source.token_count() as f64 * fraction).round() as usize;
-        // The first token of a block is no target.
+        // The first token of a block is not a target.
         let blocks = (source.token_count() as usize / (32 * seq_len)).min(held / 2).clamp(1, 16);
         prop_assert_eq!(targets, held - blocks);
         prop_assert_eq!(loader.epoch_tokens(), loader.windows()[0] * seq_len as u64);
     }
 
     #[test]
-    fn validation_sees_every_target_once_in_order_and_one_shape(
+    fn validation_has_every_target_once_in_order_and_batches_of_one_shape(
         lengths in lengths(), seq_len in 1_usize..12, batch_size in 1_usize..5, mask in mask(),
     ) {
         let source = stream("a", 1, &lengths);
         let tokens = tokens_of(source.as_ref());
-        let validation = Validation::of(vec![source], seq_len, mask).unwrap();
+        let validation = Validation::new(vec![source], seq_len, mask).unwrap();
         let mut targets = Vec::new();
         for batch in validation.batches(batch_size) {
             let batch = batch.unwrap();
@@ -205,7 +206,7 @@ proptest! {
             targets.extend(valid);
         }
         prop_assert_eq!(&targets, &tokens[1..]);
-        // All tokens differ, but for those that end a document.
+        // All tokens differ, except the end tokens.
         let ends = targets.iter().filter(|&&target| target == END as i32).count() as f64;
         let count = targets.len() as f64;
         let expected = ends / count * (count / ends).ln() + (count - ends) / count * count.ln();
@@ -218,36 +219,36 @@ proptest! {
 
 #[test]
 fn validation_counts_the_bytes_of_its_own_text() {
-    // 99 targets at 3 bytes a token, and 299 at 7: no single ratio fits both.
+    // 99 targets with 3 bytes per token, and 299 with 7.
     let source = |name, first, length: u32, bytes| -> Arc<dyn TokenStream> {
         let documents = [(first..first + length - 1).collect::<Vec<u32>>()];
         let tokens = MemoryTokens::from_documents(name, documents, END, VOCAB);
         Arc::new(tokens.with_text_bytes(bytes))
     };
     let sources = || vec![source("a", 1, 100, 99 * 3), source("b", 1000, 300, 299 * 7)];
-    let whole = Validation::of(sources(), 13, DocumentMask::Off).unwrap();
+    let whole = Validation::new(sources(), 13, DocumentMask::Off).unwrap();
     assert_eq!(whole.text_bytes().unwrap(), Some(f64::from(99 * 3 + 299 * 7)));
 
     let held_out = Some(0.2);
-    let mixed = sources().into_iter().map(|stream| Source { stream, weight: 1.0 }).collect();
+    let mixed = sources().into_iter().map(|stream| MixtureSource { stream, weight: 1.0 }).collect();
     let loader = Loader::new(mixed, LoaderOptions { held_out, ..options(13, 0) }).unwrap();
     let blocks = loader.validation().unwrap();
-    // Blocks of 20 and 60 tokens: their first ones are no targets.
+    // Blocks of 20 and 60 tokens, whose first tokens are not targets.
     assert!((blocks.text_bytes().unwrap().unwrap() - f64::from(19 * 3 + 59 * 7)).abs() < 1e-9);
-    // Windows of 13 targets: the first of two is of `a`, the other of `b`.
+    // Two windows of 13 targets, one from `a` and one from `b`.
     let some = blocks.at_most(2);
     assert!((some.text_bytes().unwrap().unwrap() - f64::from(13 * 3 + 13 * 7)).abs() < 1e-9);
 
-    let unknown = Validation::of(vec![stream("c", 1, &[9])], 4, DocumentMask::Off).unwrap();
+    let unknown = Validation::new(vec![stream("c", 1, &[9])], 4, DocumentMask::Off).unwrap();
     assert_eq!(unknown.text_bytes().unwrap(), None);
 }
 
 #[test]
-fn a_run_resumed_from_its_state_goes_on_exactly() {
+fn a_run_resumed_from_its_state_continues_exactly() {
     let make = || {
         let sources = vec![
-            Source { stream: stream("a", 1, &[400]), weight: 0.3 },
-            Source { stream: stream("b", 1000, &[90, 80]), weight: 0.123456789 },
+            MixtureSource { stream: stream("a", 1, &[400]), weight: 0.3 },
+            MixtureSource { stream: stream("b", 1000, &[90, 80]), weight: 0.123456789 },
         ];
         Loader::new(sources, options(6, 17)).unwrap()
     };
@@ -263,13 +264,13 @@ fn a_run_resumed_from_its_state_goes_on_exactly() {
 }
 
 #[test]
-fn resuming_with_anything_else_says_what_differs() {
-    let base = || vec![Source { stream: stream("first", 1, &[400]), weight: 1.0 }];
+fn resuming_with_other_data_or_options_names_the_difference() {
+    let base = || vec![MixtureSource { stream: stream("first", 1, &[400]), weight: 1.0 }];
     let state = Loader::new(base(), options(6, 17)).unwrap().state(40);
     let held_out = Some(0.25);
-    let two = vec![base().remove(0), Source { stream: stream("b", 500, &[100]), weight: 1.0 }];
-    let changed = vec![Source { stream: stream("other", 2, &[400]), weight: 1.0 }];
-    let moved_end = vec![Source { stream: stream("other", 1, &[399]), weight: 1.0 }];
+    let two = vec![base().remove(0), MixtureSource { stream: stream("b", 500, &[100]), weight: 1.0 }];
+    let changed = vec![MixtureSource { stream: stream("other", 2, &[400]), weight: 1.0 }];
+    let moved_end = vec![MixtureSource { stream: stream("other", 1, &[399]), weight: 1.0 }];
     for (sources, options, expected) in [
         (base(), options(6, 18), "the seed was 17, now it is 18"),
         (base(), options(7, 17), "the sequence length was 6, now it is 7"),
@@ -277,7 +278,7 @@ fn resuming_with_anything_else_says_what_differs() {
         (changed, options(6, 17), "the tokens of other are not those of first"),
         (moved_end, options(6, 17), "the tokens of other are not those of first"),
         (
-            vec![Source { weight: 2.0, ..base().remove(0) }],
+            vec![MixtureSource { weight: 2.0, ..base().remove(0) }],
             options(6, 17),
             "the weight of first was 1, now 2",
         ),
@@ -289,10 +290,10 @@ fn resuming_with_anything_else_says_what_differs() {
 }
 
 #[test]
-fn data_and_options_that_do_not_fit_are_refused() {
-    let source = |length| vec![Source { stream: stream("a", 1, &[length]), weight: 1.0 }];
+fn data_and_options_that_do_not_match_are_refused() {
+    let source = |length| vec![MixtureSource { stream: stream("a", 1, &[length]), weight: 1.0 }];
     let message = Loader::new(source(5), options(6, 0)).unwrap_err().to_string();
-    assert!(message.contains("6 training tokens in one piece, too few for one sequence of 6"), "{message}");
+    assert!(message.contains("6 contiguous training tokens, too few for one sequence of 6"), "{message}");
     assert!(Loader::new(source(6), options(6, 0)).is_ok());
     assert!(Loader::new(source(5), options(0, 0)).is_err());
     assert!(Loader::new(Vec::new(), options(6, 0)).is_err());
@@ -300,10 +301,10 @@ fn data_and_options_that_do_not_fit_are_refused() {
         let options = LoaderOptions { held_out: Some(fraction), ..options(6, 0) };
         assert!(Loader::new(source(100), options).is_err(), "{fraction}");
     }
-    // A text a little longer than a sequence trains, whatever is held out of it.
+    // A held-out part does not make a short text unusable for training.
     let options = LoaderOptions { held_out: Some(0.05), ..options(6, 0) };
     assert_eq!(Loader::new(source(6 * 15), options).unwrap().windows(), [14]);
-    assert!(Validation::of(vec![stream("a", 1, &[0])], 4, DocumentMask::Off).is_err());
+    assert!(Validation::new(vec![stream("a", 1, &[0])], 4, DocumentMask::Off).is_err());
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! From files to datasets: the same bytes however it is done, and nothing lost when it is interrupted.
+//! Datasets are byte-identical with any number of threads and after any interruption.
 
 mod common;
 
@@ -11,9 +11,9 @@ use common::MemoryTokens;
 use proptest::prelude::*;
 use xtrain_data::input::read_documents;
 use xtrain_data::{
-    BeginOfDocument, DataError, Dataset, DocumentMask, InputOptions, Learning, PrepareOptions, Progress,
-    Texts, TokenStream, Tokenizer, Validation, Vocabulary, learn_cached, learn_for_dataset, list_inputs,
-    prepare, prepare_cached,
+    BeginOfDocument, DataError, Dataset, DocumentMask, InputOptions, LearnProgress, PrepareOptions, Progress,
+    TextFiles, TokenStream, Tokenizer, Validation, VocabularyKind, learn_cached, learn_for_dataset,
+    list_inputs, prepare, prepare_cached,
 };
 
 fn go_on(_: &Progress) -> ControlFlow<()> {
@@ -36,7 +36,7 @@ fn run(
     prepare(&list_inputs(&[input])?, tokenizer, options, out, &mut go_on)
 }
 
-/// Every file of a folder but the lock.
+/// All files of a folder except the lock.
 fn contents(folder: &Path) -> BTreeMap<String, Vec<u8>> {
     let entries = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap());
     entries
@@ -88,12 +88,12 @@ proptest! {
         prop_assert_eq!(dataset.document_count(), documents.len() as u64);
         prop_assert_eq!(dataset.text_bytes(), Some(dataset.token_count() - dataset.document_count()));
         prop_assert_eq!(dataset.tokenizer().unwrap().hash(), tokenizer.hash());
-        // Any range across shards gives the same ends as the plain list.
+        // Ends agree with the reference for any range, also across shards.
         for start in 0..expected.token_count() {
-            let (mut ours, mut theirs) = (Vec::new(), Vec::new());
-            dataset.document_ends(start..start + 9, &mut ours).unwrap();
-            expected.document_ends(start..start + 9, &mut theirs).unwrap();
-            prop_assert_eq!(ours, theirs);
+            let (mut found, mut reference) = (Vec::new(), Vec::new());
+            dataset.document_ends(start..start + 9, &mut found).unwrap();
+            expected.document_ends(start..start + 9, &mut reference).unwrap();
+            prop_assert_eq!(found, reference);
         }
     }
 
@@ -112,19 +112,19 @@ proptest! {
         fs::write(out.path().join(&name), &bytes).unwrap();
         let after = Dataset::open(out.path()).and_then(|dataset| {
             dataset.verify()?;
-            // A damaged tokenizer is either no tokenizer or another one; its side file is free text.
+            // Loading detects a damaged tokenizer; the content of its side file is free.
             if name == "tokenizer.json" {
                 dataset.tokenizer()?;
             }
             Ok((all_tokens(&dataset), dataset.tokenizer_hash().to_owned(), dataset.text_bytes()))
         });
-        // A flip in white space, or in what only tells how the dataset was made, changes nothing that is read.
+        // A flip in white space, or in the hash of the input, changes nothing that is read.
         prop_assert!(after.is_err() || after.unwrap() == before, "{name} byte {at}");
     }
 }
 
 #[test]
-fn every_byte_of_an_index_counts_or_tells_only_how_it_was_made() {
+fn a_changed_byte_of_an_index_is_an_error_or_changes_nothing_that_is_read() {
     let (input, out) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     write_files(input.path(), &["some text#more text".repeat(4)]);
     let before = run(input.path(), &Tokenizer::bytes(), &small_shards(40), out.path()).unwrap();
@@ -157,7 +157,7 @@ fn bpe() -> Tokenizer {
     Tokenizer::train_bpe([Ok(text)], 400, &mut |_, _| ControlFlow::Continue(())).unwrap()
 }
 
-/// Bytes, with a token that begins texts: id 257.
+/// The bytes tokenizer with a template that starts texts with the token 257.
 fn with_begin() -> Tokenizer {
     let folder = tempfile::tempdir().unwrap();
     Tokenizer::bytes().save(folder.path()).unwrap();
@@ -178,7 +178,7 @@ fn with_begin() -> Tokenizer {
 }
 
 #[test]
-fn each_document_begins_as_a_prompt_does() {
+fn each_document_starts_with_the_begin_tokens_of_a_prompt() {
     let (input, cache) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     write_files(input.path(), &["ab##c".to_owned(), "d".to_owned()]);
     let inputs = list_inputs(&[input.path()]).unwrap();
@@ -193,15 +193,15 @@ fn each_document_begins_as_a_prompt_does() {
     assert_eq!(all_tokens(&dataset), (expected, vec![4, 7, 10]));
     assert_eq!((dataset.begin_of_document(), dataset.text_bytes()), (&[257][..], Some(4)));
     assert_eq!(dataset.tokenizer().unwrap().document_begin(), [257]);
-    // A document's first token belongs to it where documents do not see each other.
-    let validation = Validation::of(vec![std::sync::Arc::new(dataset)], 9, DocumentMask::On).unwrap();
+    // With a document mask, the begin token belongs to its document.
+    let validation = Validation::new(vec![std::sync::Arc::new(dataset)], 9, DocumentMask::On).unwrap();
     assert_eq!(validation.batch(0, 1).unwrap().doc_start, [0, 0, 0, 0, 4, 4, 4, 7, 7]);
 
     let without = get(&with_begin().with_begin_of_document(BeginOfDocument::Never).unwrap());
     assert_eq!(all_tokens(&without), (vec![97, 98, end, 99, end, 100, end], vec![3, 5, 7]));
     assert_eq!(without.begin_of_document(), [0; 0]);
     assert_eq!(without.tokenizer().unwrap().document_begin(), [0; 0]);
-    // An index that says otherwise than the tokens is found.
+    // `verify` detects an index that disagrees with the tokens.
     let index = without.folder().join("dataset.json");
     let text = fs::read_to_string(&index).unwrap();
     fs::write(&index, text.replace("\"begin_of_document\": []", "\"begin_of_document\": [257]")).unwrap();
@@ -210,7 +210,7 @@ fn each_document_begins_as_a_prompt_does() {
 }
 
 #[test]
-fn the_number_of_threads_changes_no_byte() {
+fn the_number_of_threads_does_not_change_the_dataset() {
     let input = tempfile::tempdir().unwrap();
     long_input(input.path());
     let tokenizer = bpe();
@@ -236,7 +236,7 @@ fn a_run_interrupted_anywhere_continues_to_the_same_bytes() {
     let expected = contents(whole.path());
     let shards = expected.keys().filter(|name| name.ends_with(".tokens")).count();
 
-    // The state that a kill leaves after each shard is the record of that moment and any half-written rest.
+    // A kill after a shard leaves the record and incomplete files.
     let out = tempfile::tempdir().unwrap();
     let stopped = prepare(&inputs, &tokenizer, &options, out.path(), &mut |_| ControlFlow::Break(()));
     assert!(matches!(stopped, Err(DataError::Interrupted)));
@@ -255,7 +255,7 @@ fn a_run_interrupted_anywhere_continues_to_the_same_bytes() {
 }
 
 #[test]
-fn a_run_cut_back_to_any_shard_continues_to_the_same_bytes() {
+fn a_run_interrupted_after_any_shard_continues_to_the_same_bytes() {
     let input = tempfile::tempdir().unwrap();
     write_files(input.path(), &["ab#c".repeat(25), String::new(), "#d#".repeat(25), "efgh".repeat(30)]);
     let tokenizer = Tokenizer::bytes();
@@ -263,7 +263,7 @@ fn a_run_cut_back_to_any_shard_continues_to_the_same_bytes() {
     let whole = tempfile::tempdir().unwrap();
     run(input.path(), &tokenizer, &options, whole.path()).unwrap();
     let expected = contents(whole.path());
-    // Runs over a growing part of the pieces leave each record that there can be.
+    // Build the record after each shard, with the position in the input where the shard ends.
     let out = tempfile::tempdir().unwrap();
     let inputs = list_inputs(&[input.path()]).unwrap();
     let _ = prepare(&inputs, &tokenizer, &options, out.path(), &mut |_| ControlFlow::Break(()));
@@ -303,7 +303,7 @@ fn a_run_cut_back_to_any_shard_continues_to_the_same_bytes() {
 }
 
 #[test]
-fn a_finished_dataset_is_found_again_and_never_overwritten() {
+fn a_finished_dataset_is_reused_and_never_overwritten() {
     let (input, out) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     write_files(input.path(), &["hello".to_owned()]);
     let options = PrepareOptions::default();
@@ -313,14 +313,14 @@ fn a_finished_dataset_is_found_again_and_never_overwritten() {
     run(input.path(), &tokenizer, &options, out.path()).unwrap();
     assert_eq!(contents(out.path()), before);
     let other = run(input.path(), &tokenizer, &small_shards(7), out.path()).unwrap_err().to_string();
-    assert!(other.contains("already holds a dataset"), "{other}");
+    assert!(other.contains("already contains a dataset"), "{other}");
     write_files(input.path(), &["hello, changed".to_owned()]);
     assert!(run(input.path(), &tokenizer, &options, out.path()).is_err());
     assert_eq!(contents(out.path()), before);
 }
 
 #[test]
-fn an_unfinished_run_over_other_input_is_not_continued_and_in_the_way_only_if_it_has_a_shard() {
+fn an_unfinished_run_of_other_input_is_replaced_unless_it_has_a_shard() {
     let (input, out) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     write_files(input.path(), &["hello".to_owned()]);
     let inputs = list_inputs(&[input.path()]).unwrap();
@@ -328,13 +328,16 @@ fn an_unfinished_run_over_other_input_is_not_continued_and_in_the_way_only_if_it
         let _ = prepare(&inputs, tokenizer, options, out.path(), &mut |_| ControlFlow::Break(()));
         assert!(out.path().join("unfinished.json").exists());
     };
-    // No shard is complete; the tokenizer has one file more than the next one.
+    // No shard is complete, and this tokenizer has one more file than the next.
     let folder = tempfile::tempdir().unwrap();
     Tokenizer::bytes().save(folder.path()).unwrap();
     fs::write(folder.path().join("generation_config.json"), r#"{"eos_token_id": 256}"#).unwrap();
     stop(&PrepareOptions::default(), &Tokenizer::load(folder.path()).unwrap());
     stop(&small_shards(2), &Tokenizer::bytes());
-    assert!(!out.path().join("generation_config.json").exists(), "nothing is left of the other tokenizer");
+    assert!(
+        !out.path().join("generation_config.json").exists(),
+        "the files of the other tokenizer are removed"
+    );
     write_files(input.path(), &["hello, changed".to_owned()]);
     let message =
         run(input.path(), &Tokenizer::bytes(), &small_shards(2), out.path()).unwrap_err().to_string();
@@ -342,7 +345,7 @@ fn an_unfinished_run_over_other_input_is_not_continued_and_in_the_way_only_if_it
 }
 
 #[test]
-fn a_run_killed_at_its_very_beginning_begins_again() {
+fn a_run_killed_while_writing_its_first_record_starts_again() {
     let (input, out) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     write_files(input.path(), &["some text".into()]);
     std::fs::write(out.path().join("unfinished.json.tmp"), b"{\"made").unwrap();
@@ -351,16 +354,17 @@ fn a_run_killed_at_its_very_beginning_begins_again() {
 }
 
 #[test]
-fn a_run_killed_at_any_write_of_its_vocabulary_begins_again() {
+fn a_run_killed_at_any_write_of_its_vocabulary_starts_again() {
     let (input, whole) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     write_files(input.path(), &["some text".into()]);
-    let texts = [Texts { inputs: list_inputs(&[input.path()]).unwrap(), options: InputOptions::default() }];
+    let texts =
+        [TextFiles { inputs: list_inputs(&[input.path()]).unwrap(), options: InputOptions::default() }];
     let learn = |out: &Path| {
-        learn_for_dataset(&texts, Vocabulary::Chars, out, &mut |_| ControlFlow::Continue(())).unwrap()
+        learn_for_dataset(&texts, VocabularyKind::Chars, out, &mut |_| ControlFlow::Continue(())).unwrap()
     };
     let tokenizer = learn(whole.path());
     let kept = contents(whole.path());
-    // The record first, then the tokenizer's files by name: of each there may be a part, or it may be whole.
+    // The record is written first, then the tokenizer's files by name. Each may be incomplete or complete.
     let mut order: Vec<&String> = kept.keys().collect();
     order.sort_by_key(|name| *name != "learned.json");
     for killed_at in 0..order.len() {
@@ -375,8 +379,8 @@ fn a_run_killed_at_any_write_of_its_vocabulary_begins_again() {
 }
 
 #[test]
-fn a_run_over_no_text_leaves_nothing_in_the_way_of_the_next() {
-    // A tokenizer whose model's files named tokens is saved with one file more.
+fn a_run_without_text_does_not_block_the_next() {
+    // A tokenizer with tokens from the model's config is saved with one more file.
     let folder = tempfile::tempdir().unwrap();
     Tokenizer::bytes().save(folder.path()).unwrap();
     fs::write(folder.path().join("generation_config.json"), r#"{"eos_token_id": 256}"#).unwrap();
@@ -389,8 +393,8 @@ fn a_run_over_no_text_leaves_nothing_in_the_way_of_the_next() {
         for _ in 0..2 {
             let message =
                 run(&input.path().join("000.txt"), &tokenizer, &options, &out).unwrap_err().to_string();
-            assert!(message.contains("000.txt holds no text"), "{message}");
-            assert_eq!(out.exists(), !empty.is_empty(), "files without a byte need no folder");
+            assert!(message.contains("000.txt contains no text"), "{message}");
+            assert_eq!(out.exists(), !empty.is_empty(), "no folder is created for empty files");
         }
     }
     write_files(input.path(), &["some text".into()]);
@@ -398,7 +402,7 @@ fn a_run_over_no_text_leaves_nothing_in_the_way_of_the_next() {
 }
 
 #[test]
-fn a_folder_with_other_things_in_it_is_left_alone() {
+fn a_folder_with_other_files_is_refused() {
     let (input, out) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     write_files(input.path(), &["hello".to_owned()]);
     fs::write(out.path().join("thesis.doc"), "important").unwrap();
@@ -420,7 +424,7 @@ fn two_writers_do_not_share_a_folder() {
 }
 
 #[test]
-fn the_cache_gives_one_dataset_to_all_who_ask_at_once() {
+fn concurrent_requests_share_one_dataset_in_the_cache() {
     let (input, cache) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     long_input(input.path());
     let inputs = list_inputs(&[input.path()]).unwrap();
@@ -438,24 +442,24 @@ fn the_cache_gives_one_dataset_to_all_who_ask_at_once() {
 }
 
 #[test]
-fn progress_reaches_the_whole_and_counts_what_is_written() {
+fn progress_reaches_the_total_and_counts_all_tokens() {
     let (input, out) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     long_input(input.path());
     let inputs = list_inputs(&[input.path()]).unwrap();
-    let mut told: Vec<Progress> = Vec::new();
+    let mut reports: Vec<Progress> = Vec::new();
     let dataset = prepare(&inputs, &bpe(), &small_shards(60_000), out.path(), &mut |progress| {
-        told.push(*progress);
+        reports.push(*progress);
         ControlFlow::Continue(())
     });
-    let (dataset, last) = (dataset.unwrap(), told.last().unwrap());
-    assert!(told.is_sorted_by_key(|progress| (progress.bytes_done, progress.tokens)));
+    let (dataset, last) = (dataset.unwrap(), reports.last().unwrap());
+    assert!(reports.is_sorted_by_key(|progress| (progress.bytes_done, progress.tokens)));
     assert_eq!(last.bytes_done, last.bytes_total);
     assert_eq!((last.tokens, last.documents), (dataset.token_count(), dataset.document_count()));
     assert!(last.mb_per_s() > 0.0);
 }
 
 #[test]
-fn errors_in_the_text_name_the_file_and_keep_finished_shards() {
+fn errors_in_the_text_name_the_file_and_finished_shards_stay() {
     let (input, out) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     let options = small_shards(10);
     write_files(input.path(), &["abcabcabcabcabc".to_owned(), "abcxabc".to_owned()]);
@@ -477,103 +481,106 @@ fn a_vocabulary_is_learned_once_and_can_be_stopped() {
     long_input(input.path());
     let texts = || {
         let inputs = list_inputs(&[input.path()]).unwrap();
-        [Texts { inputs, options: small_shards(1).input }]
+        [TextFiles { inputs, options: small_shards(1).input }]
     };
-    let vocabulary = Vocabulary::Bpe { size: 262 };
-    let mut told = Vec::new();
-    let mut learn = |vocabulary, stop: &dyn Fn(Learning) -> bool| {
-        told.clear();
+    let vocabulary = VocabularyKind::Bpe { size: 262 };
+    let mut reports = Vec::new();
+    let mut learn = |vocabulary, stop: &dyn Fn(LearnProgress) -> bool| {
+        reports.clear();
         let learned = learn_cached(&texts(), vocabulary, cache.path(), &mut |learning| {
-            told.push(learning);
+            reports.push(learning);
             if stop(learning) { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
         });
-        (learned.map(|tokenizer| tokenizer.hash()), told.clone())
+        (learned.map(|tokenizer| tokenizer.hash()), reports.clone())
     };
-    let stops: [&dyn Fn(Learning) -> bool; 2] =
-        [&|_| true, &|learning| matches!(learning, Learning::Merging { done: 3, total: 5 })];
+    let stops: [&dyn Fn(LearnProgress) -> bool; 2] =
+        [&|_| true, &|learning| matches!(learning, LearnProgress::Merging { done: 3, total: 5 })];
     for stop in stops {
-        let (learned, told) = learn(vocabulary, stop);
-        assert!(matches!(learned, Err(DataError::Interrupted)), "{told:?}");
-        assert_eq!(fs::read_dir(cache.path()).unwrap().count(), 0, "nothing is kept of it");
+        let (learned, reports) = learn(vocabulary, stop);
+        assert!(matches!(learned, Err(DataError::Interrupted)), "{reports:?}");
+        assert_eq!(fs::read_dir(cache.path()).unwrap().count(), 0, "a stopped run is discarded");
     }
-    let (first, told) = learn(vocabulary, &|_| false);
-    assert!(matches!(told[0], Learning::Reading { bytes_done, bytes_total } if bytes_done <= bytes_total));
-    assert_eq!(told.last(), Some(&Learning::Merging { done: 4, total: 5 }));
-    // Found again, without reading anything.
-    let (again, told) = learn(vocabulary, &|_| true);
-    assert_eq!((again.unwrap(), told.len()), (first.unwrap(), 0));
+    let (first, reports) = learn(vocabulary, &|_| false);
     assert!(
-        !learn(Vocabulary::Bpe { size: 263 }, &|_| false).1.is_empty(),
+        matches!(reports[0], LearnProgress::Reading { bytes_done, bytes_total } if bytes_done <= bytes_total)
+    );
+    assert_eq!(reports.last(), Some(&LearnProgress::Merging { done: 4, total: 5 }));
+    // Reused without reading the input.
+    let (again, reports) = learn(vocabulary, &|_| true);
+    assert_eq!((again.unwrap(), reports.len()), (first.unwrap(), 0));
+    assert!(
+        !learn(VocabularyKind::Bpe { size: 263 }, &|_| false).1.is_empty(),
         "another size is another vocabulary"
     );
-    assert!(!learn(Vocabulary::Chars, &|_| false).1.is_empty());
+    assert!(!learn(VocabularyKind::Chars, &|_| false).1.is_empty());
     assert_eq!(fs::read_dir(cache.path()).unwrap().count(), 3);
-    // One that is damaged is learned again.
+    // A damaged vocabulary is learned again.
     for entry in fs::read_dir(cache.path()).unwrap() {
         fs::write(entry.unwrap().path().join("tokenizer.json"), "{").unwrap();
     }
-    let (mended, told) = learn(vocabulary, &|_| false);
-    assert!(mended.is_ok() && !told.is_empty());
+    let (relearned, reports) = learn(vocabulary, &|_| false);
+    assert!(relearned.is_ok() && !reports.is_empty());
     fs::write(input.path().join("more.txt"), "more").unwrap();
     assert!(!learn(vocabulary, &|_| false).1.is_empty(), "other text is another vocabulary");
 }
 
 #[test]
-fn a_vocabulary_learned_for_a_dataset_stays_with_it() {
+fn a_vocabulary_learned_for_a_dataset_is_reused() {
     let (input, parent) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     write_files(input.path(), &["some text and more text".repeat(20)]);
     let inputs = list_inputs(&[input.path()]).unwrap();
     let options = PrepareOptions::default();
     let out = parent.path().join("out");
-    let texts = [Texts { inputs: inputs.clone(), options: options.input.clone() }];
+    let texts = [TextFiles { inputs: inputs.clone(), options: options.input.clone() }];
     let learn = |size, stop| {
         let decide = if stop { ControlFlow::Break(()) } else { ControlFlow::Continue(()) };
-        learn_for_dataset(&texts, Vocabulary::Bpe { size }, &out, &mut |_| decide)
+        learn_for_dataset(&texts, VocabularyKind::Bpe { size }, &out, &mut |_| decide)
     };
     assert!(learn(260, true).is_err());
     assert!(!out.exists());
-    // Changing one's mind before any shard is there is no reason to begin elsewhere.
+    // Before the first shard, another vocabulary replaces it.
     learn(260, false).unwrap();
     let tokenizer = learn(262, false).unwrap();
-    assert_eq!(learn(262, true).unwrap().hash(), tokenizer.hash(), "it is kept");
+    assert_eq!(learn(262, true).unwrap().hash(), tokenizer.hash(), "it is reused");
     prepare(&inputs, &tokenizer, &options, &out, &mut go_on).unwrap();
     let finished = contents(&out);
     assert_eq!(learn(262, true).unwrap().hash(), tokenizer.hash());
     let message = learn(261, false).unwrap_err().to_string();
-    assert!(message.contains("already holds a dataset of other"), "{message}");
+    assert!(message.contains("already contains a dataset of other"), "{message}");
     assert_eq!(contents(&out), finished);
     fs::create_dir(parent.path().join("mine")).unwrap();
     fs::write(parent.path().join("mine/thesis.doc"), "important").unwrap();
     let mine = parent.path().join("mine");
-    let message = learn_for_dataset(&texts, Vocabulary::Chars, &mine, &mut |_| ControlFlow::Continue(()));
+    let message = learn_for_dataset(&texts, VocabularyKind::Chars, &mine, &mut |_| ControlFlow::Continue(()));
     assert!(message.unwrap_err().to_string().contains("thesis.doc"));
     assert_eq!(contents(&mine).len(), 1);
 }
 
-/// What another process does between the two locks of one that learns is done here while that one reads.
+/// The actions of another process between the two locks of a learning process, simulated in its progress
+/// callback.
 #[test]
-fn what_is_put_into_a_folder_while_a_vocabulary_is_learned_for_it_stays_as_it_is() {
+fn files_written_to_a_folder_while_its_vocabulary_is_learned_stay_unchanged() {
     let (input, parent) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     write_files(input.path(), &["some text and more text".repeat(20)]);
     let inputs = list_inputs(&[input.path()]).unwrap();
     let options = small_shards(50);
-    let texts = [Texts { inputs: inputs.clone(), options: options.input.clone() }];
+    let texts = [TextFiles { inputs: inputs.clone(), options: options.input.clone() }];
     let learn = |size, out: &Path, meanwhile: &mut dyn FnMut()| {
-        let mut told = false;
-        learn_for_dataset(&texts, Vocabulary::Bpe { size }, out, &mut |_| {
-            if !std::mem::replace(&mut told, true) {
+        let mut called = false;
+        learn_for_dataset(&texts, VocabularyKind::Bpe { size }, out, &mut |_| {
+            if !std::mem::replace(&mut called, true) {
                 meanwhile();
             }
             ControlFlow::Continue(())
         })
     };
-    // The whole of another command: it finishes, or is stopped after a shard.
+    // The other command, which finishes or is stopped after a shard.
     let tokenize = |size, out: &Path, go_on: ControlFlow<()>| {
         let tokenizer = learn(size, out, &mut || ()).unwrap();
         prepare(&inputs, &tokenizer, &options, out, &mut |_| go_on).map(|_| tokenizer.hash())
     };
     for (name, others, word) in [
-        ("finished", ControlFlow::Continue(()), "already holds a dataset"),
+        ("finished", ControlFlow::Continue(()), "already contains a dataset"),
         ("begun", ControlFlow::Break(()), "unfinished"),
     ] {
         let out = parent.path().join(name);
@@ -587,7 +594,7 @@ fn what_is_put_into_a_folder_while_a_vocabulary_is_learned_for_it_stays_as_it_is
         assert!(there.keys().any(|name| name.ends_with(".tokens")));
         assert_eq!(contents(&out), there);
     }
-    // Who asks for the same finds it made.
+    // An equal request reuses the finished dataset.
     let out = parent.path().join("same");
     let mut there = None;
     let learned = learn(262, &out, &mut || {
@@ -605,7 +612,7 @@ fn what_is_put_into_a_folder_while_a_vocabulary_is_learned_for_it_stays_as_it_is
 }
 
 #[test]
-fn an_entry_of_the_cache_says_what_it_is_and_goes_when_its_text_has_changed() {
+fn a_cache_entry_describes_itself_and_is_removed_when_its_text_changes() {
     let (input, cache) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     write_files(input.path(), &["some text".to_owned(), "other text".to_owned()]);
     let options = PrepareOptions::default();
@@ -615,8 +622,8 @@ fn an_entry_of_the_cache_says_what_it_is_and_goes_when_its_text_has_changed() {
     };
     let learn = |name: &str| {
         let inputs = list_inputs(&[input.path().join(name)]).unwrap();
-        let texts = [Texts { inputs, options: options.input.clone() }];
-        learn_cached(&texts, Vocabulary::Chars, cache.path(), &mut |_| ControlFlow::Continue(())).unwrap()
+        let texts = [TextFiles { inputs, options: options.input.clone() }];
+        learn_cached(&texts, VocabularyKind::Chars, cache.path(), &mut |_| ControlFlow::Continue(())).unwrap()
     };
     let entries = || fs::read_dir(cache.path()).unwrap().count();
     let (bytes, chars) = (Tokenizer::bytes(), learn("000.txt"));
@@ -631,13 +638,13 @@ fn an_entry_of_the_cache_says_what_it_is_and_goes_when_its_text_has_changed() {
 
     fs::write(input.path().join("000.txt"), "some text, changed").unwrap();
     let new = make("000.txt", &bytes);
-    assert_eq!(entries(), 2, "all that was made of the text before is gone");
+    assert_eq!(entries(), 2, "all entries of the old text are removed");
     assert!(!old.folder().exists() && new.folder().exists());
-    assert_eq!(all_tokens(&old).1, [10], "who has it open still reads it");
+    assert_eq!(all_tokens(&old).1, [10], "an open dataset can still be read");
     make("001.txt", &bytes);
     learn("000.txt");
     assert_eq!(entries(), 3);
-    // One that is just being made is left alone.
+    // An entry that is being written stays.
     let lock = fs::File::open(new.folder().join(".lock")).unwrap();
     lock.lock().unwrap();
     fs::write(input.path().join("000.txt"), "some text, changed again").unwrap();

@@ -1,4 +1,4 @@
-//! Shards and datasets on the disk: what is written is read, and what is damaged is found.
+//! Shards and datasets return what was written, and damage is detected.
 
 mod common;
 
@@ -16,7 +16,7 @@ static BYTES: LazyLock<Tokenizer> = LazyLock::new(Tokenizer::bytes);
 fn write(path: &Path, documents: &[Vec<u32>]) {
     let mut writer = ShardWriter::create(path, &BYTES).unwrap();
     for document in documents {
-        // Pieces of any size make the same file.
+        // The file does not depend on the pieces that are pushed.
         let (one, two) = document.split_at(document.len() / 3);
         writer.push(one, one.len() as u64).unwrap();
         writer.push(two, two.len() as u64).unwrap();
@@ -37,7 +37,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(48))]
 
     #[test]
-    fn a_shard_gives_back_what_was_written(
+    fn a_shard_returns_what_was_written(
         documents in documents(), start: prop::sample::Index, len: prop::sample::Index,
     ) {
         let folder = tempfile::tempdir().unwrap();
@@ -52,19 +52,19 @@ proptest! {
         prop_assert_eq!(shard.header().text_bytes, count - documents.len() as u64);
         let start = start.index(count as usize) as u64;
         let len = len.index((count - start) as usize + 1);
-        let (mut ours, mut reference) = (vec![0; len], vec![0; len]);
-        shard.read(start, &mut ours).unwrap();
+        let (mut found, mut reference) = (vec![0; len], vec![0; len]);
+        shard.read(start, &mut found).unwrap();
         expected.read(start, &mut reference).unwrap();
-        prop_assert_eq!(ours, reference);
-        let (mut ours, mut reference) = (Vec::new(), Vec::new());
-        shard.document_ends(start..start + len as u64, &mut ours).unwrap();
+        prop_assert_eq!(found, reference);
+        let (mut found, mut reference) = (Vec::new(), Vec::new());
+        shard.document_ends(start..start + len as u64, &mut found).unwrap();
         expected.document_ends(start..start + len as u64, &mut reference).unwrap();
-        prop_assert_eq!(ours, reference);
+        prop_assert_eq!(found, reference);
         prop_assert!(shard.read(count, &mut [0]).is_err());
     }
 
     #[test]
-    fn any_flipped_bit_is_found(documents in documents(), at: prop::sample::Index, bit in 0..8) {
+    fn any_flipped_bit_is_detected(documents in documents(), at: prop::sample::Index, bit in 0..8) {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("a.tokens");
         write(&path, &documents);
@@ -73,7 +73,7 @@ proptest! {
         bytes[at] ^= 1_u8 << bit;
         fs::write(&path, &bytes).unwrap();
         let message = Shard::open(&path).and_then(|shard| {
-            // Reading before verifying must stand it too.
+            // Reading damaged data must not panic.
             let _ = shard.read(0, &mut vec![0; shard.header().token_count as usize]);
             let _ = shard.document_ends(0..shard.header().token_count, &mut Vec::new());
             shard.verify()
@@ -82,7 +82,7 @@ proptest! {
     }
 
     #[test]
-    fn a_file_of_any_other_length_is_refused(documents in documents(), cut: prop::sample::Index, more in 1_usize..9) {
+    fn a_file_of_another_length_is_refused(documents in documents(), cut: prop::sample::Index, more in 1_usize..9) {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("a.tokens");
         write(&path, &documents);
@@ -94,7 +94,7 @@ proptest! {
     }
 
     #[test]
-    fn any_bytes_are_no_shard(bytes in prop::collection::vec(any::<u8>(), 0..600), keep in 0_usize..256) {
+    fn arbitrary_bytes_are_not_a_shard(bytes in prop::collection::vec(any::<u8>(), 0..600), keep in 0_usize..256) {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("a.tokens");
         write(&path, &[vec![1, 2, 3]]);
@@ -131,7 +131,7 @@ fn a_shard_that_shrinks_while_it_is_open_is_an_error() {
 }
 
 #[test]
-fn a_shard_that_is_cut_during_reads_never_ends_the_process() {
+fn truncating_a_shard_during_reads_never_ends_the_process() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("a.tokens");
     write(&path, &[vec![7; 1 << 20]]);
@@ -156,14 +156,14 @@ fn a_shard_that_is_cut_during_reads_never_ends_the_process() {
         }
         is_done.store(true, Ordering::Relaxed);
     });
-    assert_eq!(whole + cut, 300, "a read is whole, or says that the file shrank");
+    assert_eq!(whole + cut, 300, "every read is complete, or an error that the file shrank");
 }
 
 #[test]
-fn document_ends_are_found_among_many_of_uneven_lengths() {
+fn document_ends_are_found_for_many_documents_of_uneven_lengths() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("a.tokens");
-    // Empty ones first, then long ones: the place of a document says little about its number.
+    // Short documents first, then long ones, so that the first guess of the search is wrong.
     let length = |i: usize| if i < 9000 { i % 2 } else { 20 + i % 70 };
     let documents: Vec<Vec<u32>> = (0..12_000).map(|i| vec![7; length(i)]).collect();
     write(&path, &documents);
@@ -173,23 +173,23 @@ fn document_ends_are_found_among_many_of_uneven_lengths() {
     for start in starts {
         for len in [0, 1, 50, 5000, count] {
             let range = start..start.saturating_add(len);
-            let (mut ours, mut reference) = (vec![1], vec![1]);
-            shard.document_ends(range.clone(), &mut ours).unwrap();
+            let (mut found, mut reference) = (vec![1], vec![1]);
+            shard.document_ends(range.clone(), &mut found).unwrap();
             expected.document_ends(range.clone(), &mut reference).unwrap();
-            assert_eq!(ours, reference, "{range:?}");
+            assert_eq!(found, reference, "{range:?}");
         }
     }
 }
 
 #[test]
-fn tokens_outside_the_vocabulary_are_refused_on_the_way_in_and_out() {
+fn tokens_outside_the_vocabulary_are_refused_when_written_and_read() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("a.tokens");
     let mut writer = ShardWriter::create(&path, &BYTES).unwrap();
     let message = writer.push(&[1, 257], 2).unwrap_err().to_string();
     assert!(message.contains("token 257"), "{message}");
     drop(writer);
-    assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0, "an unfinished shard leaves nothing");
+    assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0, "an unfinished shard is removed");
 
     write(&path, &[vec![1, 2, 3]]);
     let mut bytes = fs::read(&path).unwrap();
@@ -200,7 +200,7 @@ fn tokens_outside_the_vocabulary_are_refused_on_the_way_in_and_out() {
 }
 
 #[test]
-fn the_width_follows_the_vocabulary() {
+fn the_token_width_depends_on_the_vocabulary() {
     use xtrain_data::shard::TokenWidth;
     assert_eq!(TokenWidth::for_vocab(1 << 16), TokenWidth::U16);
     assert_eq!(TokenWidth::for_vocab((1 << 16) + 1), TokenWidth::U32);
@@ -224,7 +224,7 @@ fn a_vocabulary_beyond_16_bits_is_stored_in_32() {
 }
 
 #[test]
-fn a_folder_that_is_no_dataset_says_so() {
+fn the_error_says_that_a_folder_is_not_a_dataset() {
     let folder = tempfile::tempdir().unwrap();
     let open = || Dataset::open(folder.path()).unwrap_err().to_string();
     assert!(open().contains("no dataset.json"));

@@ -1,4 +1,5 @@
-//! Tokenizers: the fast paths give what the tokenizers crate gives, cuts change nothing, files come back whole.
+//! Fast paths of tokenizers agree with the `tokenizers` crate, splitting changes no token, and files are
+//! saved verbatim.
 
 use std::ops::ControlFlow;
 use std::path::Path;
@@ -37,7 +38,8 @@ fn load_json(json: &Value) -> Tokenizer {
     Tokenizer::load(&file).unwrap()
 }
 
-/// A vocabulary in the form of Llama 2's: characters with marked spaces, merges over the whole text, bytes for the rest.
+/// A vocabulary like Llama 2's: characters with marked spaces, merges over the whole text, bytes for unknown
+/// characters.
 fn spaced() -> Value {
     let mut vocab: Vec<String> = ["<unk>", "<s>", "</s>"].map(str::to_owned).into();
     vocab.extend((0..=255).map(|byte| format!("<0x{byte:02X}>")));
@@ -45,7 +47,7 @@ fn spaced() -> Value {
     let characters: std::collections::BTreeSet<char> =
         marked.chars().filter(|&c| c != '\n' && c != '東').collect();
     vocab.extend(characters.iter().map(char::to_string));
-    // The most frequent pair again and again, within words that begin with their mark.
+    // Merge the most frequent pair repeatedly, within words that start with a mark.
     let with_mark =
         |(number, word): (usize, &str)| if number == 0 { word.to_owned() } else { format!("▁{word}") };
     let mut words: Vec<Vec<String>> = marked
@@ -75,7 +77,7 @@ fn spaced() -> Value {
         merges.push(json!([left, right]));
         vocab.push(format!("{left}{right}"));
     }
-    // Runs of spaces are tokens too.
+    // Tokens for runs of spaces.
     merges.extend([json!(["▁", "▁"]), json!(["▁▁", "▁▁"])]);
     vocab.extend(["▁▁".to_owned(), "▁▁▁▁".to_owned()]);
     let ids: serde_json::Map<String, Value> =
@@ -113,7 +115,7 @@ fn spaced() -> Value {
     })
 }
 
-/// `json` with one more merge, and the tokens that it needs.
+/// `json` with an additional merge and its tokens.
 fn with_merge(json: &Value, left: &str, right: &str) -> Value {
     let mut json = json.clone();
     let vocab = json["model"]["vocab"].as_object_mut().unwrap();
@@ -125,7 +127,7 @@ fn with_merge(json: &Value, left: &str, right: &str) -> Value {
     json
 }
 
-/// The same vocabulary under each form that has a fast path.
+/// A vocabulary in each form that has a fast path, with the reference tokenizer.
 fn variants() -> Vec<(Tokenizer, tokenizers::Tokenizer)> {
     let qwen = saved_json(&trained());
     let mut gpt2 = qwen.clone();
@@ -163,7 +165,7 @@ fn variants() -> Vec<(Tokenizer, tokenizers::Tokenizer)> {
         json["added_tokens"].as_array_mut().unwrap().push(think.clone());
     }
     let [llama2_added, metaspace_added] = spaced_added;
-    // Tokens that reach over a newline, and over a space from the letter before it.
+    // Tokens that span a newline, and the position before a space.
     let over_newlines = with_merge(&with_merge(&llama2, "\n", "\n"), "a", "\n");
     let over_spaces = with_merge(&llama2, "e", "▁");
     [
@@ -192,7 +194,7 @@ fn variants() -> Vec<(Tokenizer, tokenizers::Tokenizer)> {
     .collect()
 }
 
-/// Text that meets every branch of the word patterns.
+/// Text that reaches every branch of the word patterns.
 fn tricky_text() -> impl Strategy<Value = String> {
     let part = prop_oneof![
         4 => "[a-zA-Z]{1,6}",
@@ -213,11 +215,11 @@ fn tricky_text() -> impl Strategy<Value = String> {
 }
 
 #[test]
-fn a_stream_gives_no_half_character_behind_replacement_characters() {
+fn a_stream_returns_no_partial_character_after_replacement_characters() {
     let tokenizer = Tokenizer::bytes();
     for count in 0..12 {
-        for behind in ["", "a", "é", "🌀", "🌀\u{FFFD}🌀"] {
-            let text = "\u{FFFD}".repeat(count) + behind;
+        for suffix in ["", "a", "é", "🌀", "🌀\u{FFFD}🌀"] {
+            let text = "\u{FFFD}".repeat(count) + suffix;
             let mut stream = tokenizer.stream_decoder(SpecialTokens::Show);
             let mut pieces: Vec<String> = Vec::new();
             for id in tokenizer.encode(&text).unwrap() {
@@ -235,19 +237,19 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(400))]
 
     #[test]
-    fn the_fast_path_gives_the_ids_of_the_tokenizers_crate(text in tricky_text()) {
+    fn fast_paths_agree_with_the_tokenizers_crate(text in tricky_text()) {
         thread_local!(static VARIANTS: Vec<(Tokenizer, tokenizers::Tokenizer)> = variants());
         VARIANTS.with(|variants| {
-            for (ours, reference) in variants {
+            for (tokenizer, reference) in variants {
                 let expected = reference.encode_fast(text.as_str(), false).unwrap().get_ids().to_vec();
-                prop_assert_eq!(ours.encode(&text).unwrap(), expected);
+                prop_assert_eq!(tokenizer.encode(&text).unwrap(), expected);
             }
             Ok(())
         })?;
     }
 
     #[test]
-    fn pieces_cut_by_the_rule_encode_like_the_whole(text in tricky_text(), limit in 1_usize..60) {
+    fn pieces_split_by_the_rule_encode_like_the_document(text in tricky_text(), limit in 1_usize..60) {
         thread_local!(static VARIANTS: Vec<(Tokenizer, tokenizers::Tokenizer)> = variants());
         VARIANTS.with(|variants| {
             for (tokenizer, _) in variants {
@@ -269,7 +271,7 @@ proptest! {
     }
 
     #[test]
-    fn decoding_gives_the_text_back_whole_or_streamed(text in tricky_text()) {
+    fn decoding_restores_the_text_at_once_and_streamed(text in tricky_text()) {
         thread_local!(static TOKENIZERS: [Tokenizer; 2] = [trained(), Tokenizer::bytes()]);
         TOKENIZERS.with(|tokenizers| {
             for tokenizer in tokenizers {
@@ -300,7 +302,7 @@ proptest! {
     }
 
     #[test]
-    fn a_damaged_tokenizer_file_is_an_error_or_still_a_tokenizer(at in 0_usize..20_000, byte in any::<u8>()) {
+    fn a_damaged_tokenizer_file_is_an_error_or_a_valid_tokenizer(at in 0_usize..20_000, byte in any::<u8>()) {
         thread_local!(static FILE: Vec<u8> = saved_json(&trained()).to_string().into_bytes());
         let mut bytes = FILE.with(Clone::clone);
         let at = at % bytes.len();
@@ -317,7 +319,7 @@ proptest! {
 }
 
 #[test]
-fn known_forms_may_be_cut_and_unknown_ones_may_not() {
+fn documents_may_be_split_only_for_known_forms() {
     let rules: Vec<CutRule> = variants().iter().map(|(tokenizer, _)| tokenizer.cut_rule()).collect();
     let (words, spaces) = (CutRule::BetweenWords, CutRule::BeforeSpaces);
     assert_eq!(rules[..10], [words; 10]);
@@ -342,7 +344,7 @@ fn training_twice_writes_the_same_files_to_the_byte() {
 }
 
 #[test]
-fn a_trained_vocabulary_has_the_size_asked_for_and_ends_with_the_end_of_document() {
+fn a_trained_vocabulary_has_the_requested_size_and_ends_with_the_end_of_document() {
     let tokenizer = train_bpe([Ok(TEXT.repeat(3))], 300).unwrap();
     assert_eq!(tokenizer.vocab_size(), 300);
     assert_eq!(tokenizer.end_of_document(), 299);
@@ -351,7 +353,7 @@ fn a_trained_vocabulary_has_the_size_asked_for_and_ends_with_the_end_of_document
 }
 
 #[test]
-fn a_special_token_in_a_document_is_text_and_in_a_prompt_is_itself() {
+fn the_name_of_a_special_token_is_text_in_a_document_and_the_token_in_a_prompt() {
     let tokenizer = trained();
     let end = tokenizer.end_of_document();
     assert!(!tokenizer.encode("a<|endoftext|>b").unwrap().contains(&end));
@@ -360,7 +362,7 @@ fn a_special_token_in_a_document_is_text_and_in_a_prompt_is_itself() {
 }
 
 #[test]
-fn a_prompt_keeps_what_the_file_adds_before_it_and_not_what_it_adds_after() {
+fn a_prompt_has_the_templates_tokens_before_the_text_but_not_those_after_it() {
     let mut json = saved_json(&trained());
     let end = json["added_tokens"][0]["id"].clone();
     let special = json!({"SpecialToken": {"id": "<|endoftext|>", "type_id": 0}});
@@ -378,9 +380,9 @@ fn a_prompt_keeps_what_the_file_adds_before_it_and_not_what_it_adds_after() {
 }
 
 #[test]
-fn documents_and_prompts_begin_alike() {
+fn documents_and_prompts_start_with_the_same_tokens() {
     let end = trained().end_of_document();
-    // A template that puts two tokens before a text, and a begin token that only a side file names.
+    // A template with two tokens before a text, and a begin token that only a side file names.
     let with_template = || {
         let mut json = saved_json(&trained());
         json["post_processor"] = json!({
@@ -407,7 +409,7 @@ fn documents_and_prompts_begin_alike() {
         let text = [begin, tokenizer.encode("fox").unwrap()].concat();
         assert_eq!(tokenizer.encode_prompt("fox").unwrap(), text, "{choice:?}");
     }
-    assert_eq!(with_template().document_begin(), [end, 7], "what is loaded does as its file says");
+    assert_eq!(with_template().document_begin(), [end, 7], "a loaded tokenizer follows its file");
     let message = trained().with_begin_of_document(always).unwrap_err().to_string();
     assert!(message.contains("begin_of_document = true") && message.contains("bos_token"), "{message}");
     for (choice, written) in [(auto, json!("auto")), (always, json!(true)), (never, json!(false))] {
@@ -433,7 +435,7 @@ fn characters_map_one_to_one_and_an_unknown_one_is_named() {
 }
 
 #[test]
-fn the_hash_ignores_formatting_and_notices_any_change_of_meaning() {
+fn the_hash_ignores_formatting_and_changes_with_the_content() {
     let tokenizer = trained();
     let json = saved_json(&tokenizer);
     assert_eq!(load_json(&json).hash(), tokenizer.hash());
@@ -443,7 +445,7 @@ fn the_hash_ignores_formatting_and_notices_any_change_of_meaning() {
 }
 
 #[test]
-fn saving_a_loaded_folder_keeps_its_files_to_the_byte() {
+fn a_loaded_folder_is_saved_verbatim() {
     let source = tempfile::tempdir().unwrap();
     trained().save(source.path()).unwrap();
     std::fs::write(source.path().join("chat_template.jinja"), "{{ messages }}").unwrap();
@@ -476,7 +478,7 @@ fn folder_with(files: &[(&str, Value)]) -> tempfile::TempDir {
 }
 
 #[test]
-fn end_and_begin_tokens_come_from_the_files_around_the_tokenizer() {
+fn end_and_begin_tokens_come_from_side_files() {
     let end = trained().end_of_document();
     let folder = folder_with(&[
         ("tokenizer_config.json", json!({"eos_token": {"content": "<|im_end|>"}, "bos_token": "<s>"})),
@@ -489,7 +491,7 @@ fn end_and_begin_tokens_come_from_the_files_around_the_tokenizer() {
 }
 
 #[test]
-fn a_saved_tokenizer_still_knows_the_tokens_that_the_models_files_named() {
+fn a_saved_tokenizer_keeps_the_tokens_that_the_models_config_named() {
     let end = trained().end_of_document();
     let folder = folder_with(&[
         ("tokenizer_config.json", json!({})),
@@ -505,11 +507,11 @@ fn a_saved_tokenizer_still_knows_the_tokens_that_the_models_files_named() {
     assert_eq!(second.begin_of_sequence(), Some(end + 2));
     let lone = tempfile::tempdir().unwrap();
     trained().save(lone.path()).unwrap();
-    assert!(!lone.path().join("generation_config.json").exists(), "nothing was named");
+    assert!(!lone.path().join("generation_config.json").exists(), "the config named no tokens");
 }
 
 #[test]
-fn folders_and_files_that_are_no_tokenizer_say_so() {
+fn the_error_says_that_a_folder_or_file_is_not_a_tokenizer() {
     let empty = tempfile::tempdir().unwrap();
     let error = |path: &Path| Tokenizer::load(path).unwrap_err();
     assert!(error(empty.path()).to_string().contains("no tokenizer.json"));
@@ -525,7 +527,7 @@ fn folders_and_files_that_are_no_tokenizer_say_so() {
 }
 
 #[test]
-fn vocabularies_of_nothing_are_refused() {
+fn empty_vocabularies_are_refused() {
     assert!(train_bpe([Ok(String::new())], 300).is_err());
     assert!(train_bpe([Ok("text".to_owned())], 256).is_err());
     assert!(Tokenizer::chars([]).is_err());

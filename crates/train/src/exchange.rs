@@ -113,12 +113,12 @@ pub fn export_options(config: &Config) -> ExportOptions {
 /// What the parameters of `model` are called in a Hugging Face folder.
 pub fn name_map(model: &Architecture) -> NameMap {
     let entry = |p: xtrain_model::ParameterSpec| NameEntry {
-        ours: p.name,
+        name: p.name,
         shape: p.shape,
-        parts: p.parts.into_iter().map(|part| NamePart { theirs: part.name, rows: part.rows }).collect(),
+        parts: p.parts.into_iter().map(|part| NamePart { hf_name: part.name, rows: part.rows }).collect(),
         fp8: None,
     };
-    let tied = TiedName { theirs: "lm_head.weight".into(), same_as: "model.embed_tokens.weight".into() };
+    let tied = TiedName { hf_name: "lm_head.weight".into(), same_as: "model.embed_tokens.weight".into() };
     NameMap {
         entries: model.parameters().into_iter().map(entry).collect(),
         tied: if model.tie_embeddings { vec![tied] } else { Vec::new() },
@@ -137,7 +137,7 @@ pub(crate) fn fp8_names(model: &Architecture, numerics: &Numerics) -> NameMap {
     for entry in &mut names.entries {
         let mut sizes = entry.parts.iter().map(|part| part.rows).chain(entry.shape.get(1).copied());
         let is_whole = sizes.all(|size| size.is_multiple_of(TILE));
-        entry.fp8 = match fprops.get(&entry.ours) {
+        entry.fp8 = match fprops.get(&entry.name) {
             _ if !is_whole => None,
             Some(Ok(gemm)) => Some(scales(gemm.factors[1])),
             Some(Err(Kept::Recipe)) => Some(Fp8Scales::PowersOfTwo),
@@ -172,7 +172,7 @@ const WHY_BF16: &str = "they have sizes that are no multiples of 128, or the run
 fn warn_of_bf16(names: &NameMap) {
     let linear: Vec<&NameEntry> = names.entries.iter().filter(|entry| is_linear(entry)).collect();
     let kept: Vec<&str> =
-        linear.iter().filter(|entry| entry.fp8.is_none()).map(|entry| entry.ours.as_str()).collect();
+        linear.iter().filter(|entry| entry.fp8.is_none()).map(|entry| entry.name.as_str()).collect();
     if let [first, ..] = kept[..] {
         let (n, of) = (kept.len(), linear.len());
         tracing::warn!("{n} of {of} linear layers go out as bf16, {first} for one: {WHY_BF16}");
@@ -181,13 +181,13 @@ fn warn_of_bf16(names: &NameMap) {
 
 /// Whether it is the matrix of a linear layer in a block.
 fn is_linear(entry: &NameEntry) -> bool {
-    entry.ours.starts_with("blocks.") && entry.shape.len() == 2
+    entry.name.starts_with("blocks.") && entry.shape.len() == 2
 }
 
 /// What Hugging Face calls the linear layers that `names` has not in FP8; the head is always one, also where it is tied.
 fn modules_in_bf16(names: &NameMap) -> Vec<String> {
     let kept = names.entries.iter().filter(|entry| is_linear(entry) && entry.fp8.is_none());
     let parts = kept.flat_map(|entry| &entry.parts);
-    let module = |part: &NamePart| part.theirs.strip_suffix(".weight").unwrap_or(&part.theirs).to_owned();
+    let module = |part: &NamePart| part.hf_name.strip_suffix(".weight").unwrap_or(&part.hf_name).to_owned();
     std::iter::once("lm_head".to_owned()).chain(parts.map(module)).collect()
 }

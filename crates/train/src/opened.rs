@@ -149,10 +149,10 @@ pub(crate) fn checkpoint(run: &RunFolder, which: Which) -> Result<Checkpoint, Ru
         store.latest()?.ok_or_else(|| RunError::Refused(format!("{place} has no complete checkpoint yet")))
     };
     match which {
-        Which::Step(step) => Ok(store.at(step)?),
+        Which::Step(step) => Ok(store.checkpoint(step)?),
         Which::Latest => latest(),
         Which::Best => match saved::best(&latest()?)? {
-            Some((step, _)) => Ok(store.at(step)?),
+            Some((step, _)) => Ok(store.checkpoint(step)?),
             None => Err(RunError::Refused(format!(
                 "no checkpoint of {place} is known to be the best: its run kept none (checkpoint.keep_best), or evaluated none \
                  yet; leave out --best, or name a --step"
@@ -179,7 +179,7 @@ pub(crate) fn load_masters(
             run.config().display()
         )));
     }
-    checkpoint.load_some(&specs, &mut |at, bytes| {
+    checkpoint.load_subset(&specs, &mut |at, bytes| {
         weights.engine().write_state(StateKind::Master, &masters[at].name, bytes).map_err(BoxError::from)
     })?;
     Ok(weights.refresh()?)

@@ -8,7 +8,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use tracing_subscriber::EnvFilter;
-use xtrain_data::{Learning, Progress, Vocabulary};
+use xtrain_data::{LearnProgress, Progress, VocabularyKind};
 use xtrain_train::config::Config;
 use xtrain_train::metrics::{self, Event};
 use xtrain_train::run::{Notice, Observer};
@@ -182,15 +182,19 @@ pub(crate) struct TextBar {
 }
 
 impl TextBar {
-    pub(crate) fn learning(&mut self, vocabulary: Vocabulary, progress: Learning) {
+    pub(crate) fn learning(&mut self, vocabulary: VocabularyKind, progress: LearnProgress) {
         let (doing, done, total) = match progress {
-            Learning::Reading { bytes_done, bytes_total } => ("reading the text", bytes_done, bytes_total),
-            Learning::Merging { done, total } => ("learning merges", done as u64, total as u64),
+            LearnProgress::Reading { bytes_done, bytes_total } => {
+                ("reading the text", bytes_done, bytes_total)
+            }
+            LearnProgress::Merging { done, total } => ("learning merges", done as u64, total as u64),
         };
-        if matches!(progress, Learning::Reading { .. }) && self.bar.doing != doing {
+        if matches!(progress, LearnProgress::Reading { .. }) && self.bar.doing != doing {
             log_line(&match vocabulary {
-                Vocabulary::Bpe { size } => format!("learning a vocabulary of {size} tokens from the text"),
-                Vocabulary::Chars => "making a vocabulary of the characters of the text".to_owned(),
+                VocabularyKind::Bpe { size } => {
+                    format!("learning a vocabulary of {size} tokens from the text")
+                }
+                VocabularyKind::Chars => "making a vocabulary of the characters of the text".to_owned(),
             });
         }
         self.bar.show(doing, done, total);

@@ -1,4 +1,4 @@
-//! Ours into a folder that transformers, vLLM and llama.cpp load: written aside, then put in place whole.
+//! Export to a folder that transformers, vLLM and llama.cpp load. The folder appears atomically.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -11,30 +11,32 @@ use serde::{Deserialize, Serialize};
 use serde_json::json;
 use xtrain_tensor::formats::narrow_bf16;
 
-use super::{Fp8Scales, INDEX_FILE, NameEntry, NameMap, NamePart, SINGLE_FILE, fp8, position_first, swap};
-use crate::aside::{self, Aside};
+use super::{
+    Fp8Scales, INDEX_FILE, NameEntry, NameMap, NamePart, SINGLE_FILE, first_position, fp8, replace_folder,
+};
 use crate::error::{BoxError, CheckpointError, Result};
 use crate::files::{create_folders, is_plain_name, write_new};
-use crate::tensor_file::{StoredDtype, StoredTensor, TensorFileWriter};
+use crate::temporary::{self, Temporary};
+use crate::tensor_file::{StoredDtype, StoredTensor, TensorFileWriter, split_into_shards};
 
 /// The element type of exported weights.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum ExportDtype {
-    /// Four bytes a weight, as they are.
+    /// Four bytes per weight, not rounded.
     Fp32,
-    /// Two bytes a weight, rounded to nearest even.
+    /// Two bytes per weight, rounded to nearest even.
     Bf16,
-    /// The matrices of linear layers in one byte a weight, E4M3 with a scale for each block of 128 x 128, as DeepSeek-V3 and
-    /// Qwen3-FP8 are published; the rest as bf16.
+    /// One byte per weight of linear layers, E4M3 with a scale for each block of 128 x 128, as DeepSeek-V3
+    /// and Qwen3-FP8 are published; all other weights as bf16.
     Fp8,
 }
 
 impl ExportDtype {
-    /// All of them.
+    /// All element types.
     pub const ALL: [ExportDtype; 3] = [ExportDtype::Fp32, ExportDtype::Bf16, ExportDtype::Fp8];
 
-    /// Its name in run files.
+    /// Name in run files.
     pub const fn name(self) -> &'static str {
         match self {
             ExportDtype::Fp32 => "fp32",
@@ -44,14 +46,14 @@ impl ExportDtype {
     }
 }
 
-/// How a folder is exported.
+/// Options of an export.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ExportOptions {
     /// The element type of the tensors.
     pub dtype: ExportDtype,
-    /// A shard takes tensors up to this size; a larger tensor gets a shard of its own.
+    /// Maximum size of a shard; a larger tensor gets its own shard.
     pub max_shard_bytes: u64,
-    /// Whether a model that is there already may be replaced.
+    /// Permission to replace an existing model.
     pub overwrite: bool,
 }
 
@@ -61,16 +63,16 @@ impl Default for ExportOptions {
     }
 }
 
-/// Writes a Hugging Face folder: calls `source` once for every entry of `names`, in order, for its values
-/// (row-major), and adds `files` (name and content: `config.json`, the tokenizer) beside the weights.
+/// Writes a Hugging Face folder: the weights, and `files` (name and content: `config.json`, the tokenizer).
+/// Calls `source` for the values (row-major) of each entry of `names`, once and in order.
 ///
-/// The folder is complete or absent. One that is replaced is whole until the new one is in place, which is one step
-/// where the file system has it; elsewhere it is for a moment whole under `<name>.old-<pid>`.
+/// The folder is complete or absent. An old folder is replaced atomically, if the file system can exchange
+/// names; otherwise it is complete under `<name>.old-<pid>` for a moment.
 ///
 /// # Errors
-/// A target that exists (without `overwrite`) or is more than a model; a value that is not finite, or not after it has
-/// been rounded ([`CheckpointError::Unsupported`] names tensor and element); a disk that refuses; what `source`
-/// returns; [`CheckpointError::Internal`] for values of another number, or files whose names are not plain.
+/// A target that exists (without `overwrite`) or holds more than a model; a value that is not finite before
+/// or after rounding ([`CheckpointError::Unsupported`], with the tensor and element); a failing disk; errors
+/// of `source`; [`CheckpointError::Internal`] for a wrong number of values or an invalid file name.
 pub fn export(
     folder: &Path,
     names: &NameMap,
@@ -81,57 +83,70 @@ pub fn export(
     names.check()?;
     let taken = |name: &str| name.starts_with("model") && name.contains(".safetensors");
     if let Some((name, _)) = files.iter().find(|(name, _)| !is_plain_name(name) || taken(name)) {
-        return Err(CheckpointError::Internal(format!("'{name}' is no name for a file beside the weights")));
+        return Err(CheckpointError::Internal(format!(
+            "'{name}' is not a valid name for a file beside the weights"
+        )));
     }
     let target = resolve(folder)?;
-    swap::recover(&target)?;
-    swap::check_target(&target, options.overwrite)?;
-    let aside = Aside::folder(&target)?;
-    write_weights(aside.path(), &target, names, source, options)?;
+    replace_folder::recover(&target)?;
+    replace_folder::check_target(&target, options.overwrite)?;
+    let temporary = Temporary::folder(&target)?;
+    write_weights(temporary.path(), &target, names, source, options)?;
     for (name, bytes) in files {
-        write_new(&aside.path().join(name), bytes)?;
+        write_new(&temporary.path().join(name), bytes)?;
     }
-    swap::publish(aside, &target)
+    replace_folder::publish(temporary, &target)
 }
 
-/// One tensor of theirs on its way out.
-struct Outgoing {
+/// A tensor of the exported files.
+struct ExportedTensor {
     stored: StoredTensor,
+    /// Index in the name map.
     entry: usize,
     numel: usize,
-    form: Form,
+    encoding: Encoding,
 }
 
-/// What is written of a part.
+/// Encoding of an exported tensor.
 #[derive(Clone, Copy)]
-enum Form {
-    /// Its values, in the type of the tensor.
+enum Encoding {
+    /// The values, in the element type of the tensor.
     Plain,
-    /// Its values in FP8.
+    /// The values in FP8.
     Fp8(Fp8Scales),
-    /// The scales of the part before.
+    /// The scales of the preceding FP8 tensor.
     Scales,
 }
 
-impl Outgoing {
-    /// The tensors that a part becomes: one, or a matrix in FP8 and its scales.
-    fn of_part(entry: &NameEntry, index: usize, part: &NamePart, dtype: ExportDtype) -> Vec<Outgoing> {
+impl ExportedTensor {
+    /// The tensors for a part: one, or an FP8 matrix and its scales.
+    fn from_part(
+        entry: &NameEntry,
+        index: usize,
+        part: &NamePart,
+        dtype: ExportDtype,
+    ) -> Vec<ExportedTensor> {
         let shape = entry.part_shape(part);
-        let tensor = |name: &str, dtype: StoredDtype, shape: &[usize], form: Form| Outgoing {
+        let tensor = |name: &str, dtype: StoredDtype, shape: &[usize], encoding: Encoding| ExportedTensor {
             stored: StoredTensor { name: name.to_owned(), dtype, shape: shape.to_vec() },
             entry: index,
             numel: shape.iter().product(),
-            form,
+            encoding,
         };
-        let name = &part.theirs;
+        let name = &part.hf_name;
         match (dtype, entry.fp8, &shape[..]) {
             (ExportDtype::Fp8, Some(scales), &[rows, cols]) => vec![
-                tensor(name, StoredDtype::F8_E4M3, &shape, Form::Fp8(scales)),
-                tensor(&fp8::scale_name(name), StoredDtype::F32, &fp8::blocks(rows, cols), Form::Scales),
+                tensor(name, StoredDtype::F8_E4M3, &shape, Encoding::Fp8(scales)),
+                tensor(
+                    &fp8::scale_name(name),
+                    StoredDtype::F32,
+                    &fp8::block_grid(rows, cols),
+                    Encoding::Scales,
+                ),
             ],
-            (ExportDtype::Fp32, ..) => vec![tensor(name, StoredDtype::F32, &shape, Form::Plain)],
+            (ExportDtype::Fp32, ..) => vec![tensor(name, StoredDtype::F32, &shape, Encoding::Plain)],
             (ExportDtype::Bf16 | ExportDtype::Fp8, ..) => {
-                vec![tensor(name, StoredDtype::BF16, &shape, Form::Plain)]
+                vec![tensor(name, StoredDtype::BF16, &shape, Encoding::Plain)]
             }
         }
     }
@@ -141,7 +156,7 @@ impl Outgoing {
     }
 }
 
-/// Writes the weights into `folder`; errors about values name `target`, where it is going to be.
+/// Writes the weights into `folder`. Errors about values name `target`, its final name.
 fn write_weights(
     folder: &Path,
     target: &Path,
@@ -149,63 +164,67 @@ fn write_weights(
     source: &mut dyn FnMut(&str) -> std::result::Result<Vec<f32>, BoxError>,
     options: &ExportOptions,
 ) -> Result<()> {
-    let mut outgoing = Vec::new();
+    let mut exported = Vec::new();
     for (index, entry) in names.entries.iter().enumerate() {
         let parts = entry.parts.iter();
-        outgoing.extend(parts.flat_map(|part| Outgoing::of_part(entry, index, part, options.dtype)));
+        exported.extend(parts.flat_map(|part| ExportedTensor::from_part(entry, index, part, options.dtype)));
     }
-    let shards = cut(&outgoing, options.max_shard_bytes);
+    let mut shards = split_into_shards(exported.iter().map(ExportedTensor::bytes), options.max_shard_bytes);
+    if shards.is_empty() {
+        shards.push(0..0);
+    }
+    let shards: Vec<&[ExportedTensor]> = shards.into_iter().map(|shard| &exported[shard]).collect();
     let shard_name = |shard: usize| match shards.len() {
         0 | 1 => SINGLE_FILE.to_string(),
         n => format!("model-{:05}-of-{n:05}.safetensors", shard + 1),
     };
-    // The values of one entry, of which parts may fall into two shards.
+    // The values of the current entry, whose parts may be in different shards.
     let mut current: Option<usize> = None;
     let mut values = Vec::new();
-    let mut at = 0;
-    // Those of the matrix that was written last, which may be in another shard.
+    let mut offset = 0;
+    // The scales of the last FP8 matrix, which may be in the next shard.
     let mut scales = Vec::new();
     for (index, shard) in shards.iter().enumerate() {
         let stored: Vec<StoredTensor> = shard.iter().map(|out| out.stored.clone()).collect();
         let path = folder.join(shard_name(index));
         let mut writer = TensorFileWriter::create_in_place(&path, &stored, &[("format", "pt")])?;
         for out in *shard {
-            if let Form::Scales = out.form {
+            if let Encoding::Scales = out.encoding {
                 writer.write(bytemuck::cast_slice(&scales))?;
                 continue;
             }
             if current != Some(out.entry) {
                 let entry = &names.entries[out.entry];
-                values = source(&entry.ours).map_err(CheckpointError::Caller)?;
+                values = source(&entry.name).map_err(CheckpointError::Caller)?;
                 if values.len() != entry.numel() {
-                    let (ours, shape, found) = (&entry.ours, &entry.shape, values.len());
-                    let what = format!("'{ours}' is {shape:?}, and {found} values were handed over");
-                    return Err(CheckpointError::Internal(what));
+                    let (name, shape, found) = (&entry.name, &entry.shape, values.len());
+                    let problem = format!("'{name}' is {shape:?}, but the source returned {found} values");
+                    return Err(CheckpointError::Internal(problem));
                 }
-                (current, at) = (Some(out.entry), 0);
+                (current, offset) = (Some(out.entry), 0);
             }
-            let part = &values[at..at + out.numel];
-            at += out.numel;
-            let refused = |at: usize, is: String, fix: &str| {
-                let what = format!("element {at} of {:?} {is}", out.stored.shape);
-                CheckpointError::unsupported(target, &out.stored.name, what, fix)
+            let part = &values[offset..offset + out.numel];
+            offset += out.numel;
+            let refused = |at: usize, problem: String, advice: &str| {
+                let problem = format!("element {at} of {:?} {problem}", out.stored.shape);
+                CheckpointError::unsupported(target, &out.stored.name, problem, advice)
             };
-            if let Some(at) = position_first(part, |x| !x.is_finite()) {
-                let fix = "a model with such weights computes nothing: export an earlier checkpoint";
-                return Err(refused(at, format!("is {}", part[at]), fix));
+            if let Some(at) = first_position(part, |x| !x.is_finite()) {
+                let advice = "a model with such weights is useless: export an earlier checkpoint";
+                return Err(refused(at, format!("is {}", part[at]), advice));
             }
-            match (out.form, &out.stored.shape[..]) {
-                (Form::Fp8(kind), &[_, cols]) => {
+            match (out.encoding, &out.stored.shape[..]) {
+                (Encoding::Fp8(kind), &[_, cols]) => {
                     let numbers;
                     (numbers, scales) = fp8::quantize(part, cols, kind);
                     writer.write(&numbers)?;
                 }
                 _ if out.stored.dtype == StoredDtype::F32 => writer.write(bytemuck::cast_slice(part))?,
                 _ => {
-                    let rounded = rounded(part);
-                    if let Some(at) = position_first(&rounded, |x| !x.is_finite()) {
-                        let is = format!("is {:e}, which is infinite in bf16", part[at]);
-                        return Err(refused(at, is, "export as fp32"));
+                    let rounded = to_bf16(part);
+                    if let Some(at) = first_position(&rounded, |x| !x.is_finite()) {
+                        let problem = format!("is {:e}, which is infinite in bf16", part[at]);
+                        return Err(refused(at, problem, "export as fp32"));
                     }
                     writer.write(bytemuck::cast_slice(&rounded))?;
                 }
@@ -214,7 +233,7 @@ fn write_weights(
         writer.finish()?;
     }
     if shards.len() > 1 {
-        let total: u64 = outgoing.iter().map(Outgoing::bytes).sum();
+        let total: u64 = exported.iter().map(ExportedTensor::bytes).sum();
         let weight_map: BTreeMap<&str, String> = shards
             .iter()
             .enumerate()
@@ -227,23 +246,7 @@ fn write_weights(
     Ok(())
 }
 
-/// Cuts the tensors into runs of at most `max_bytes`, or of one tensor; there is always one run.
-fn cut(outgoing: &[Outgoing], max_bytes: u64) -> Vec<&[Outgoing]> {
-    let mut shards = Vec::new();
-    let (mut start, mut bytes) = (0, 0u64);
-    for (i, out) in outgoing.iter().enumerate() {
-        let more = out.bytes();
-        if i > start && bytes.saturating_add(more) > max_bytes {
-            shards.push(&outgoing[start..i]);
-            (start, bytes) = (i, 0);
-        }
-        bytes += more;
-    }
-    shards.push(&outgoing[start..]);
-    shards
-}
-
-fn rounded(values: &[f32]) -> Vec<bf16> {
+fn to_bf16(values: &[f32]) -> Vec<bf16> {
     const TASK_ELEMENTS: usize = 1 << 16;
     let mut out = vec![bf16::ZERO; values.len()];
     let tasks = out.par_chunks_mut(TASK_ELEMENTS).zip(values.par_chunks(TASK_ELEMENTS));
@@ -251,7 +254,8 @@ fn rounded(values: &[f32]) -> Vec<bf16> {
     out
 }
 
-/// The folder to export to with links followed, so that the rename replaces what is meant; its parent exists.
+/// Resolves links in the path of the target, so that the rename replaces the real folder. Creates the parent
+/// folder.
 fn resolve(folder: &Path) -> Result<PathBuf> {
     if folder.exists() {
         return fs::canonicalize(folder).map_err(CheckpointError::io(folder, "find"));
@@ -259,7 +263,7 @@ fn resolve(folder: &Path) -> Result<PathBuf> {
     let Some(name) = folder.file_name() else {
         return Err(CheckpointError::folder(folder, "has no name", "name a folder to export to"));
     };
-    let parent = aside::parent(folder);
+    let parent = temporary::parent(folder);
     create_folders(parent)?;
     let parent = fs::canonicalize(parent).map_err(CheckpointError::io(parent, "find"))?;
     Ok(parent.join(name))

@@ -1,4 +1,4 @@
-//! Finding and opening the safetensors files of a Hugging Face folder.
+//! The safetensors files of a Hugging Face folder: the single file, or the shards that the index names.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fmt;
@@ -8,10 +8,10 @@ use std::path::{Path, PathBuf};
 use serde::de::{Error as _, MapAccess, Visitor};
 use serde::{Deserialize, Deserializer};
 
-use super::swap::interrupted;
+use super::replace_folder::interrupted;
 use super::{INDEX_FILE, SINGLE_FILE};
-use crate::error::{CheckpointError, Result, listed};
-use crate::files::{self, LFS_FIX, is_lfs_pointer, is_plain_name};
+use crate::error::{CheckpointError, Result, comma_separated};
+use crate::files::{self, LFS_ADVICE, is_lfs_pointer, is_plain_name};
 use crate::tensor_file::{TensorFile, TensorInfo};
 
 /// All tensors of a folder, each in exactly one of its files.
@@ -19,35 +19,32 @@ use crate::tensor_file::{TensorFile, TensorInfo};
 pub(super) struct HfFolder {
     path: PathBuf,
     files: Vec<TensorFile>,
-    /// Which file holds a tensor.
+    /// The index of the file that holds each tensor.
     by_name: BTreeMap<String, usize>,
 }
 
 impl HfFolder {
-    /// Opens the single file, or every shard that the index names.
+    /// Opens the single file, or all shards that the index names.
     pub(super) fn open(path: &Path) -> Result<Self> {
         if !path.exists() {
-            let fix = match interrupted(path) {
+            let advice = match interrupted(path) {
                 Some(old) => format!(
-                    "an export that replaced it was interrupted: rename {} back to get what was there",
+                    "an export that replaced it was interrupted: rename {} back to restore the old model",
                     old.display()
                 ),
                 None => "check the path, or download the model there first".to_string(),
             };
-            return Err(CheckpointError::folder(path, "does not exist", fix));
+            return Err(CheckpointError::folder(path, "does not exist", advice));
         }
         if !path.is_dir() {
-            let fix = "name the folder that holds config.json and model.safetensors";
-            return Err(CheckpointError::folder(path, "is not a folder", fix));
+            let advice = "name the folder that holds config.json and model.safetensors";
+            return Err(CheckpointError::folder(path, "is not a folder", advice));
         }
         let single = path.join(SINGLE_FILE);
         let index = path.join(INDEX_FILE);
         if single.exists() {
             if index.exists() {
-                tracing::warn!(
-                    "{}: {SINGLE_FILE} is read, and {INDEX_FILE} beside it is not",
-                    path.display()
-                );
+                tracing::warn!("{}: reading {SINGLE_FILE} and ignoring {INDEX_FILE}", path.display());
             }
             Self::gather(path, vec![TensorFile::open(&single)?])
         } else if index.exists() {
@@ -62,7 +59,7 @@ impl HfFolder {
         &self.path
     }
 
-    /// The tensor of that name, and the file that holds it.
+    /// The tensor `name`, and the file that holds it.
     pub(super) fn get(&self, name: &str) -> Option<(&TensorFile, &TensorInfo)> {
         let file = &self.files[*self.by_name.get(name)?];
         Some((file, file.tensor(name)?))
@@ -76,13 +73,14 @@ impl HfFolder {
     fn open_sharded(folder: &Path, index_path: &Path) -> Result<Self> {
         let index = Index::read(index_path)?;
         let shards: BTreeSet<&str> = index.weight_map.0.values().map(String::as_str).collect();
-        let at_index =
-            |what: String, fix: &str| CheckpointError::damaged(index_path, "weight_map", what, fix);
+        let at_index = |problem: String, advice: &str| {
+            CheckpointError::damaged(index_path, "weight_map", problem, advice)
+        };
         let mut missing = Vec::new();
         for shard in &shards {
             if !is_plain_name(shard) {
-                let fix = "shards lie in the same folder: get the index from its source again";
-                return Err(at_index(format!("names the file '{shard}', which is not a plain name"), fix));
+                let advice = "shards must be in the same folder: download the index again";
+                return Err(at_index(format!("names the file '{shard}', which is not a plain name"), advice));
             }
             if !folder.join(shard).exists() {
                 missing.push(*shard);
@@ -90,18 +88,18 @@ impl HfFolder {
         }
         if !missing.is_empty() {
             let (n, all) = (missing.len(), shards.len());
-            let what = format!("{n} of {all} shards are missing: {}", listed(&missing));
-            return Err(CheckpointError::folder(folder, what, "download the missing files"));
+            let problem = format!("{n} of {all} shards are missing: {}", comma_separated(&missing));
+            return Err(CheckpointError::folder(folder, problem, "download the missing files"));
         }
         let files: Result<Vec<_>> =
             shards.iter().map(|shard| TensorFile::open(&folder.join(shard))).collect();
         let opened = Self::gather(folder, files?)?;
-        let mixed = "index and shards are of different versions: download them all again";
+        let mixed = "index and shards belong to different versions: download all of them again";
         for (tensor, shard) in &index.weight_map.0 {
             let found = opened.get(tensor).and_then(|(file, _)| file.path().file_name());
             if found != Some(std::ffi::OsStr::new(shard)) {
-                let what = format!("says that '{tensor}' is in {shard}, and it is not");
-                return Err(at_index(what, mixed));
+                let problem = format!("says that '{tensor}' is in {shard}, but it is not");
+                return Err(at_index(problem, mixed));
             }
         }
         if let Some((tensor, &file)) =
@@ -122,7 +120,7 @@ impl HfFolder {
                         file.path(),
                         format!("tensor '{}'", tensor.name),
                         format!("is also in {}", files[other].path().display()),
-                        "shards of different versions are mixed: download them all again",
+                        "the shards belong to different versions: download all of them again",
                     ));
                 }
             }
@@ -131,13 +129,13 @@ impl HfFolder {
     }
 }
 
-/// `model.safetensors.index.json`, of which only the map from tensors to files matters.
+/// The part of `model.safetensors.index.json` that is used: the map from tensors to files.
 #[derive(Deserialize)]
 struct Index {
     weight_map: WeightMap,
 }
 
-/// From tensor names to file names; a repeated name is an error.
+/// File names by tensor name. A repeated tensor name is an error.
 struct WeightMap(HashMap<String, String>);
 
 impl Index {
@@ -147,11 +145,11 @@ impl Index {
 
     fn parse(path: &Path, bytes: &[u8]) -> Result<Self> {
         if is_lfs_pointer(bytes) {
-            return Err(CheckpointError::damaged(path, "byte 0", "is a git-lfs pointer", LFS_FIX));
+            return Err(CheckpointError::damaged(path, "byte 0", "is a git-lfs pointer", LFS_ADVICE));
         }
         serde_json::from_slice(bytes).map_err(|e| {
-            let fix = "the index is damaged: download it again";
-            CheckpointError::damaged(path, "index", format!("is not as expected: {e}"), fix)
+            let advice = "the index is damaged: download it again";
+            CheckpointError::damaged(path, "index", format!("is not as expected: {e}"), advice)
         })
     }
 }
@@ -175,7 +173,7 @@ impl<'de> Visitor<'de> for WeightMapVisitor {
         let mut files = HashMap::new();
         while let Some((tensor, file)) = map.next_entry::<String, String>()? {
             if files.contains_key(&tensor) {
-                return Err(A::Error::custom(format!("tensor '{tensor}' stands twice")));
+                return Err(A::Error::custom(format!("tensor '{tensor}' appears twice")));
             }
             files.insert(tensor, file);
         }
@@ -183,28 +181,29 @@ impl<'de> Visitor<'de> for WeightMapVisitor {
     }
 }
 
-/// Why a folder has no weights for us, by what it has instead.
+/// The error for a folder without safetensors weights, with advice that depends on its other files.
 fn no_weights(path: &Path) -> CheckpointError {
     let names: Vec<String> = match fs::read_dir(path) {
         Ok(entries) => entries.flatten().filter_map(|e| e.file_name().into_string().ok()).collect(),
         Err(e) => return CheckpointError::io(path, "list")(e),
     };
     let first = |fits: &dyn Fn(&str) -> bool| names.iter().filter(|name| fits(name)).min();
-    let what = format!("has neither {SINGLE_FILE} nor {INDEX_FILE}");
+    let problem = format!("has neither {SINGLE_FILE} nor {INDEX_FILE}");
     let pickled = |name: &str| name.starts_with("pytorch_model") && name.contains(".bin");
     if let Some(name) = first(&pickled) {
-        let fix = "convert to safetensors first (transformers: save_pretrained), since pickles can run code";
-        return CheckpointError::folder(path, format!("{what}, only {name}"), fix);
+        let advice =
+            "convert to safetensors first (transformers: save_pretrained), since pickles can run code";
+        return CheckpointError::folder(path, format!("{problem}, only {name}"), advice);
     }
     if let Some(name) = first(&|name| name.ends_with(".gguf")) {
-        let fix = "get the safetensors version of this model";
-        return CheckpointError::folder(path, format!("{what}, only {name}"), fix);
+        let advice = "get the safetensors version of this model";
+        return CheckpointError::folder(path, format!("{problem}, only {name}"), advice);
     }
     if let Some(name) = first(&|name| name.ends_with(".safetensors")) {
-        let fix = "download the folder whole (an index is missing, or the file has another name)";
-        return CheckpointError::folder(path, format!("{what}, only {name}"), fix);
+        let advice = "download the complete folder (the index is missing, or the file has another name)";
+        return CheckpointError::folder(path, format!("{problem}, only {name}"), advice);
     }
-    CheckpointError::folder(path, what, "name a folder with a model in safetensors files")
+    CheckpointError::folder(path, problem, "name a folder with a model in safetensors files")
 }
 
 #[cfg(test)]
@@ -228,7 +227,7 @@ mod tests {
     }
 
     #[test]
-    fn a_tensor_that_stands_twice_in_the_index_is_an_error() {
+    fn a_tensor_that_appears_twice_in_the_index_is_an_error() {
         let text = br#"{"weight_map":{"a":"f.safetensors","a":"g.safetensors"}}"#;
         assert!(Index::parse(Path::new("x"), text).is_err());
     }

@@ -1,13 +1,13 @@
-//! Matrices in FP8 with a scale for each block of 128 x 128, in the form in which DeepSeek-V3 was published: `NAME` in E4M3, and
-//! `NAME_scale_inv`, what the numbers of a block are multiplied by to get what they stand for. At edges that 128 does not divide, the last
-//! blocks are smaller.
+//! FP8 matrices with a scale for each block of 128 x 128, in the layout of DeepSeek-V3: `NAME` in E4M3, and
+//! `NAME_scale_inv`, the factor that dequantizes each block. Blocks at the edges are smaller if 128 does not
+//! divide the size.
 
 use rayon::prelude::*;
 use xtrain_tensor::formats::{cast_scale, narrow};
 use xtrain_tensor::{DType, TILE, vectorized};
 
 use super::folder::HfFolder;
-use super::{Fp8Scales, position_first};
+use super::{Fp8Scales, first_position};
 use crate::error::{CheckpointError, Result};
 use crate::tensor_file::{StoredDtype, TensorFile, TensorInfo};
 
@@ -18,29 +18,30 @@ pub(super) fn scale_name(name: &str) -> String {
     format!("{name}{SUFFIX}")
 }
 
-/// The name of the matrix whose scales `name` would be.
+/// The name of the matrix that the scales `name` belong to; `None` if `name` is not that of scales.
 pub(super) fn scaled_name(name: &str) -> Option<&str> {
     name.strip_suffix(SUFFIX)
 }
 
-/// Whether a tensor is FP8 of the kind that is read.
-pub(super) fn is(tensor: &TensorInfo) -> bool {
+/// True for a tensor in the FP8 type that can be read.
+pub(super) fn is_e4m3(tensor: &TensorInfo) -> bool {
     tensor.dtype == StoredDtype::F8_E4M3
 }
 
-/// Whether what is scaled by it is exact in bf16, and the same when it is cast again: a power of two of usual size.
-pub(super) fn is_exact(inverse: f32) -> bool {
+/// True for an inverse scale with which dequantized values are exact in bf16 and survive a second cast: a
+/// power of two of moderate size.
+pub(super) fn is_exact_in_bf16(inverse: f32) -> bool {
     inverse.to_bits() & 0x807F_FFFF == 0 && (2f32.powi(-100)..=2f32.powi(100)).contains(&inverse)
 }
 
-/// Blocks down and across: the shape of the scales of a matrix.
-pub(super) fn blocks(rows: usize, cols: usize) -> [usize; 2] {
+/// The number of blocks down and across, which is the shape of the scales of a matrix.
+pub(super) fn block_grid(rows: usize, cols: usize) -> [usize; 2] {
     [rows.div_ceil(TILE), cols.div_ceil(TILE)]
 }
 
-/// Casts a matrix of finite values, row-major in rows of `cols`, to E4M3: its bytes, and the reciprocals of its scales.
+/// Casts a row-major matrix of finite values, `cols` wide, to E4M3. Returns its bytes and the inverse scales.
 pub(super) fn quantize(values: &[f32], cols: usize, scales: Fp8Scales) -> (Vec<u8>, Vec<f32>) {
-    let [down, across] = blocks(values.len() / cols.max(1), cols);
+    let [down, across] = block_grid(values.len() / cols.max(1), cols);
     let (mut numbers, mut inverse) = (vec![0u8; values.len()], vec![0.0; down * across]);
     let band = (TILE * cols).max(1);
     let bands = numbers.par_chunks_mut(band).zip(values.par_chunks(band));
@@ -50,7 +51,7 @@ pub(super) fn quantize(values: &[f32], cols: usize, scales: Fp8Scales) -> (Vec<u
         vectorized(
             #[inline(always)]
             || {
-                // Magnitudes first, then scales.
+                // `inverse` holds the amax of each block first, then its scale.
                 for row in values.chunks_exact(cols) {
                     for (amax, piece) in inverse.iter_mut().zip(row.chunks(TILE)) {
                         *amax = piece.iter().fold(*amax, |a: f32, x| a.max(x.abs()));
@@ -59,7 +60,7 @@ pub(super) fn quantize(values: &[f32], cols: usize, scales: Fp8Scales) -> (Vec<u
                 for scale in inverse.iter_mut() {
                     *scale = cast_scale(DType::E4M3, *scale, scales == Fp8Scales::PowersOfTwo);
                 }
-                multiply(&mut scaled, cols, inverse);
+                multiply_blocks(&mut scaled, cols, inverse);
                 narrow(DType::E4M3, &scaled, numbers);
             },
         );
@@ -68,80 +69,86 @@ pub(super) fn quantize(values: &[f32], cols: usize, scales: Fp8Scales) -> (Vec<u
     (numbers, inverse)
 }
 
-/// Multiplies the rows of one row of blocks by the numbers of their blocks.
+/// Multiplies one row of blocks by one factor per block.
 #[inline(always)]
-fn multiply(values: &mut [f32], cols: usize, by: &[f32]) {
+fn multiply_blocks(values: &mut [f32], cols: usize, factors: &[f32]) {
     for row in values.chunks_exact_mut(cols) {
-        for (piece, &by) in row.chunks_mut(TILE).zip(by) {
-            piece.iter_mut().for_each(|x| *x *= by);
+        for (piece, &factor) in row.chunks_mut(TILE).zip(factors) {
+            piece.iter_mut().for_each(|x| *x *= factor);
         }
     }
 }
 
-/// Checks the type of a tensor that has the shape that it should have: one that is read as it is and has no scales, or a matrix of E4M3
-/// with scales of its blocks.
-pub(super) fn check(source: &HfFolder, file: &TensorFile, tensor: &TensorInfo) -> Result<()> {
+/// Checks the type of a tensor whose shape is known to be right. It must be readable and have no scales, or
+/// be an E4M3 matrix with block scales.
+pub(super) fn check_type(source: &HfFolder, file: &TensorFile, tensor: &TensorInfo) -> Result<()> {
     let (name, dtype) = (&tensor.name, tensor.dtype);
     let scale_name = scale_name(name);
-    let refuse = |file: &TensorFile, name: &str, what: String, fix: &str| {
-        Err(CheckpointError::unsupported(file.path(), name, what, fix))
+    let refuse = |file: &TensorFile, name: &str, problem: String, advice: &str| {
+        Err(CheckpointError::unsupported(file.path(), name, problem, advice))
     };
-    match (is(tensor), source.get(&scale_name)) {
+    match (is_e4m3(tensor), source.get(&scale_name)) {
         (false, None) => file.check_readable(tensor),
         (false, Some((scale_file, _))) => {
             file.check_readable(tensor)?;
-            let what = format!("holds scales for '{name}', which is {dtype} and has none");
+            let problem = format!("holds scales for '{name}', which is {dtype} and takes none");
             refuse(
                 scale_file,
                 &scale_name,
-                what,
-                "weights of different versions are mixed: download them all again",
+                problem,
+                "the weights belong to different versions: download all of them again",
             )
         }
         (true, None) => {
-            let what = format!("is F8_E4M3, and there is no '{scale_name}'");
-            let fix = "FP8 weights are read with scales for blocks of 128 x 128 beside them: check that the download is \
+            let problem = format!("is F8_E4M3, but there is no '{scale_name}'");
+            let advice = "FP8 weights need scales for blocks of 128 x 128: check that the download is \
                        complete, or use the bf16 version of this model";
-            refuse(file, name, what, fix)
+            refuse(file, name, problem, advice)
         }
         (true, Some((scale_file, scale))) => {
             let &[rows, cols] = &tensor.shape[..] else {
-                let what =
-                    format!("is F8_E4M3 of shape {:?}, and FP8 is read as matrices only", tensor.shape);
-                return refuse(file, name, what, "use the bf16 version of this model");
+                let problem =
+                    format!("is F8_E4M3 of shape {:?}, but FP8 tensors must be matrices", tensor.shape);
+                return refuse(file, name, problem, "use the bf16 version of this model");
             };
             scale_file.check_readable(scale)?;
-            let (found, expected) = (&scale.shape, blocks(rows, cols));
+            let (found, expected) = (&scale.shape, block_grid(rows, cols));
             if *found != expected {
-                let what =
-                    format!("is {found:?}, and blocks of 128 x 128 of {:?} make {expected:?}", tensor.shape);
-                let fix = "other blocks are not read: use the bf16 version of this model";
-                return refuse(scale_file, &scale_name, what, fix);
+                let problem =
+                    format!("is {found:?}, but blocks of 128 x 128 of {:?} need {expected:?}", tensor.shape);
+                let advice = "other block sizes are not supported: use the bf16 version of this model";
+                return refuse(scale_file, &scale_name, problem, advice);
             }
             Ok(())
         }
     }
 }
 
-/// Reads a matrix that [`check`] found to be FP8 as the numbers that it stands for: each times its scale, rounded once to f32.
-pub(super) fn read(source: &HfFolder, file: &TensorFile, tensor: &TensorInfo, out: &mut [f32]) -> Result<()> {
-    let (inverse, &[_, cols]) = (scales(source, tensor)?, &tensor.shape[..]) else {
+/// Reads and dequantizes an FP8 matrix that [`check_type`] accepted: each value times its scale, rounded once
+/// to f32.
+pub(super) fn read_dequantized(
+    source: &HfFolder,
+    file: &TensorFile,
+    tensor: &TensorInfo,
+    out: &mut [f32],
+) -> Result<()> {
+    let (inverse, &[_, cols]) = (read_scales(source, tensor)?, &tensor.shape[..]) else {
         return Err(CheckpointError::Internal(format!("'{}' is no matrix", tensor.name)));
     };
     file.read_e4m3(tensor, out)?;
     let across = cols.div_ceil(TILE);
     let bands = out.par_chunks_mut((TILE * cols).max(1)).zip(inverse.par_chunks(across.max(1)));
-    bands.for_each(|(values, by)| {
+    bands.for_each(|(values, inverse)| {
         vectorized(
             #[inline(always)]
-            || multiply(values, cols, by),
+            || multiply_blocks(values, cols, inverse),
         );
     });
     Ok(())
 }
 
 /// The scales of a matrix in FP8, finite and not negative.
-pub(super) fn scales(source: &HfFolder, tensor: &TensorInfo) -> Result<Vec<f32>> {
+pub(super) fn read_scales(source: &HfFolder, tensor: &TensorInfo) -> Result<Vec<f32>> {
     let Some((file, scale)) = source.get(&scale_name(&tensor.name)) else {
         return Err(CheckpointError::Internal(format!(
             "the scales of '{}' were checked and are gone",
@@ -150,15 +157,15 @@ pub(super) fn scales(source: &HfFolder, tensor: &TensorInfo) -> Result<Vec<f32>>
     };
     let mut inverse = vec![0.0; scale.shape.iter().product()];
     file.read_f32(scale, &mut inverse)?;
-    match position_first(&inverse, |x| !(x.is_finite() && *x >= 0.0)) {
+    match first_position(&inverse, |x| !(x.is_finite() && *x >= 0.0)) {
         None => Ok(inverse),
         Some(at) => {
-            let what = format!(
-                "element {at} of {:?} is {}, and scales are finite and not negative",
+            let problem = format!(
+                "element {at} of {:?} is {}, but scales must be finite and not negative",
                 scale.shape, inverse[at]
             );
-            let fix = "the file is damaged: get it again from its source";
-            Err(CheckpointError::unsupported(file.path(), &scale.name, what, fix))
+            let advice = "the file is damaged: download it again";
+            Err(CheckpointError::unsupported(file.path(), &scale.name, problem, advice))
         }
     }
 }

@@ -1,17 +1,18 @@
-//! Hugging Face folders: `model.safetensors`, or shards with an index, read and written by a name map.
+//! Hugging Face folders: `model.safetensors`, or shards with an index, imported and exported by a name map.
 //!
-//! A name map is data: which of their tensors, stacked along dimension 0, make one of ours.
-//! FP8 is E4M3 with scales of blocks, as `fp8` has it; other quantised weights are refused.
-//! Invariant: weights are finite, on the way in and out. An infinity or a NaN is an error that names it.
-//! Deliberately absent: `config.json` and the tokenizer. They belong to the model and data crates, and pass through
-//! [`export`] as finished bytes.
+//! A name map is data: it lists the Hugging Face tensors that, stacked along dimension 0, form each tensor of
+//! the model. FP8 is E4M3 with block scales (see `fp8`); other quantised weights are refused.
+//! Invariant: imported and exported weights are finite. An infinity or a NaN is an error that names the
+//! element.
+//! Deliberately absent: `config.json` and the tokenizer, which belong to the model and data crates.
+//! [`export`] writes their bytes unchanged.
 
 mod export;
 mod folder;
 mod fp8;
 mod import;
-mod nearest;
-mod swap;
+mod nearest_name;
+mod replace_folder;
 
 pub use export::{ExportDtype, ExportOptions, export};
 pub use import::{import, lossless_dtype};
@@ -22,95 +23,95 @@ use rayon::prelude::*;
 
 use crate::error::{CheckpointError, Result};
 
-/// The single file of a small model.
+/// The weights of a model in one file.
 pub(crate) const SINGLE_FILE: &str = "model.safetensors";
 
-/// The index of a sharded model.
+/// The index of a model in shards.
 pub(crate) const INDEX_FILE: &str = "model.safetensors.index.json";
 
-/// How our tensors are called in a Hugging Face folder.
+/// The mapping between the model's tensors and those of a Hugging Face folder.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct NameMap {
-    /// Every tensor of ours, once.
+    /// The model's tensors, each once.
     pub entries: Vec<NameEntry>,
-    /// Names of theirs that share the values of another one.
+    /// Hugging Face tensors that repeat the values of another one.
     pub tied: Vec<TiedName>,
-    /// Names of theirs that end so hold nothing that is learnt, and may be left over ("rotary_emb.inv_freq").
+    /// Suffixes of Hugging Face tensors that hold no trained weights and are ignored ("rotary_emb.inv_freq").
     pub ignorable_suffixes: Vec<String>,
 }
 
-/// One tensor of ours: their parts stacked along dimension 0.
+/// A tensor of the model: Hugging Face tensors stacked along dimension 0.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NameEntry {
-    /// Our name.
-    pub ours: String,
-    /// Our shape. The rows of the parts add up to its first dimension; a scalar has one part.
+    /// Name in the model.
+    pub name: String,
+    /// Shape in the model. The rows of the parts add up to its first dimension; a scalar has one part.
     pub shape: Vec<usize>,
-    /// Their tensors, top to bottom.
+    /// The Hugging Face tensors, top to bottom.
     pub parts: Vec<NamePart>,
-    /// How they go out as [`ExportDtype::Fp8`], where they are matrices; without it as bf16. Of no account on the way in, where their
-    /// files say what is FP8.
+    /// The scales to export a matrix with as [`ExportDtype::Fp8`]; without them it is exported as bf16.
+    /// Import ignores this, because the files say which tensors are FP8.
     pub fp8: Option<Fp8Scales>,
 }
 
-/// The scales of a matrix in FP8, one for each block of 128 x 128: 448 over the block's largest magnitude.
+/// Scales of an FP8 matrix, one for each block of 128 x 128: 448 / amax of the block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fp8Scales {
-    /// Rounded down to powers of two: scaling then rounds nothing, the numbers are exact in bf16 too, and casting them again
-    /// gives them again.
+    /// Rounded down to powers of two. Scaling is then exact, bf16 holds the dequantized values exactly, and a
+    /// second cast reproduces the same FP8.
     PowersOfTwo,
-    /// As they are.
+    /// Not rounded.
     Exact,
 }
 
-/// One tensor of theirs, of shape `[rows, ..]` with the other dimensions of ours.
+/// A Hugging Face tensor of shape `[rows, ..]`, with the other dimensions of the model's tensor.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NamePart {
-    /// Their name.
-    pub theirs: String,
-    /// Its first dimension; 1 for a scalar.
+    /// Name in the Hugging Face folder.
+    pub hf_name: String,
+    /// First dimension; 1 for a scalar.
     pub rows: usize,
 }
 
-/// A name of theirs whose values are another's (`lm_head.weight`, of a tied head).
+/// A Hugging Face tensor that repeats another one (`lm_head.weight` of a tied head).
 ///
-/// It may be absent, or present and equal to `same_as` to the bit. Where only it is present, it is read in place of
-/// `same_as`. It is never exported.
+/// It may be absent, or present and bit-identical to `same_as`. If `same_as` is absent, it is read in its
+/// place. It is never exported.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TiedName {
-    /// The name that may be absent.
-    pub theirs: String,
-    /// Their name (one of the parts) for the tensor that it repeats.
+    /// The tensor that may be absent.
+    pub hf_name: String,
+    /// The tensor that it repeats, one of the parts.
     pub same_as: String,
 }
 
 impl NameMap {
-    /// Checks that the map makes sense in itself; anything else is our own bug.
+    /// Checks that the map is consistent; an error is a bug of the caller.
     pub(crate) fn check(&self) -> Result<()> {
         let mut names = HashSet::new();
-        let mut theirs = HashSet::new();
+        let mut hf_names = HashSet::new();
         for entry in &self.entries {
-            let NameEntry { ours, shape, parts, fp8 } = entry;
+            let NameEntry { name, shape, parts, fp8 } = entry;
             let rows: usize = parts.iter().map(|part| part.rows).sum();
             if parts.is_empty() || rows != shape.first().copied().unwrap_or(1) {
-                return Err(internal(format!("'{ours}' {shape:?} has parts of {rows} rows in all")));
+                return Err(internal(format!("'{name}' {shape:?} has parts with {rows} rows in total")));
             }
             if shape.is_empty() && parts.len() != 1 {
-                return Err(internal(format!("the scalar '{ours}' has {} parts", parts.len())));
+                return Err(internal(format!("the scalar '{name}' has {} parts", parts.len())));
             }
             if fp8.is_some() && shape.len() != 2 {
-                return Err(internal(format!("'{ours}' {shape:?} is no matrix and has no blocks for FP8")));
+                return Err(internal(format!("'{name}' {shape:?} is not a matrix, so it cannot be FP8")));
             }
-            if !names.insert(ours) {
-                return Err(internal(format!("our name '{ours}' stands twice")));
+            if !names.insert(name) {
+                return Err(internal(format!("the name '{name}' appears twice")));
             }
-            if let Some(part) = parts.iter().find(|part| !theirs.insert(&part.theirs)) {
-                return Err(internal(format!("their name '{}' stands twice", part.theirs)));
+            if let Some(part) = parts.iter().find(|part| !hf_names.insert(&part.hf_name)) {
+                return Err(internal(format!("the Hugging Face name '{}' appears twice", part.hf_name)));
             }
         }
-        for TiedName { theirs: name, same_as } in &self.tied {
-            if theirs.contains(name) || !theirs.contains(same_as) {
-                return Err(internal(format!("'{name}' cannot be tied to '{same_as}'")));
+        for TiedName { hf_name, same_as } in &self.tied {
+            if hf_names.contains(hf_name) || !hf_names.contains(same_as) {
+                return Err(internal(format!("'{hf_name}' cannot be tied to '{same_as}'")));
             }
         }
         Ok(())
@@ -118,7 +119,7 @@ impl NameMap {
 }
 
 impl NameEntry {
-    /// The shape that one of the parts has in their files.
+    /// The shape of a part in the Hugging Face files.
     pub(crate) fn part_shape(&self, part: &NamePart) -> Vec<usize> {
         let mut shape = self.shape.clone();
         if let Some(rows) = shape.first_mut() {
@@ -132,13 +133,13 @@ impl NameEntry {
     }
 }
 
-/// The position of the first value of which `is` holds, searched on all cores.
-fn position_first<T: Sync>(values: &[T], is: impl Fn(&T) -> bool + Sync) -> Option<usize> {
+/// The position of the first value for which `predicate` holds, searched on all cores.
+fn first_position<T: Sync>(values: &[T], predicate: impl Fn(&T) -> bool + Sync) -> Option<usize> {
     const TASK_ELEMENTS: usize = 1 << 16;
     let tasks = values.par_chunks(TASK_ELEMENTS).enumerate();
-    tasks.find_map_first(|(i, values)| Some(i * TASK_ELEMENTS + values.iter().position(&is)?))
+    tasks.find_map_first(|(i, values)| Some(i * TASK_ELEMENTS + values.iter().position(&predicate)?))
 }
 
-fn internal(what: String) -> CheckpointError {
-    CheckpointError::Internal(format!("name map: {what}"))
+fn internal(problem: String) -> CheckpointError {
+    CheckpointError::Internal(format!("name map: {problem}"))
 }

@@ -1,4 +1,4 @@
-//! One writer a run folder.
+//! The lock of a run folder, which admits one writer.
 
 use std::fs::{File, TryLockError};
 use std::io::{Read, Write};
@@ -7,20 +7,19 @@ use std::path::Path;
 use crate::error::{CheckpointError, Result};
 use crate::files::create_folders;
 
-/// The right to write to a run folder, held until this value or the process ends, however it ends.
+/// The exclusive right to write to a run folder. It ends when this value is dropped or the process ends.
 #[derive(Debug)]
 pub struct RunLock {
-    /// The lock belongs to the open file.
+    /// Closing the file releases the lock.
     _file: File,
 }
 
 impl RunLock {
-    /// Locks `<folder>/.lock`; the folder is created where it is not there. Where the file system has no locks,
-    /// a warning in the log says so.
+    /// Locks `<folder>/.lock`, creating the folder if needed. Logs a warning if the file system has no locks.
     ///
     /// # Errors
-    /// [`CheckpointError::Locked`] when another process (or another lock of this one) holds it;
-    /// [`CheckpointError::Io`] when the file cannot be created.
+    /// [`CheckpointError::Locked`] if another process (or another lock in this one) holds it;
+    /// [`CheckpointError::Io`] if the file cannot be created.
     pub fn acquire(folder: &Path) -> Result<RunLock> {
         create_folders(folder)?;
         let path = folder.join(".lock");
@@ -31,7 +30,7 @@ impl RunLock {
             Ok(()) => {}
             Err(TryLockError::WouldBlock) => {
                 let mut pid = String::new();
-                // Only for the message: an unreadable id is as good as none.
+                // The id is for the message only, so failing to read it is no error.
                 let _ = file.take(20).read_to_string(&mut pid);
                 let holder = match pid.trim().parse::<u32>() {
                     Ok(pid) => format!("another run (process {pid})"),
@@ -40,11 +39,14 @@ impl RunLock {
                 return Err(CheckpointError::Locked { path: folder.to_path_buf(), holder });
             }
             Err(TryLockError::Error(error)) => {
-                tracing::warn!("{}: cannot be locked ({error}); start no second run there", folder.display());
+                tracing::warn!(
+                    "{}: cannot be locked ({error}); do not start a second run there",
+                    folder.display()
+                );
             }
         }
         let id = std::process::id();
-        // Likewise only for others' messages; a full disk must not keep a run from starting to free it.
+        // Likewise for the message of other processes. A full disk must not prevent a run from starting.
         let _ = file.set_len(0).and_then(|()| writeln!(file, "{id}"));
         Ok(RunLock { _file: file })
     }

@@ -1,4 +1,4 @@
-//! `manifest.json`: what a checkpoint consists of, with sizes and checksums. Written last.
+//! `manifest.json`: the parts of a checkpoint with sizes and checksums. It is written last.
 
 use std::collections::HashSet;
 use std::path::Path;
@@ -18,17 +18,17 @@ pub(super) const MANIFEST_FILE: &str = "manifest.json";
 
 const FORMAT: &str = "xtrain-checkpoint";
 const VERSION: u32 = 1;
-/// What to do about a checkpoint that is damaged, as far as that is known without looking at others.
-pub(super) const FIX: &str = "the checkpoint is damaged: use another one";
+/// Advice for a damaged checkpoint before others have been checked.
+pub(super) const ADVICE: &str = "the checkpoint is damaged: use another one";
 
-/// A checkpoint's table of contents.
+/// The table of contents of a checkpoint.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Manifest {
     pub(super) step: u64,
     pub(super) shards: Vec<FileEntry>,
     pub(super) specs: Vec<TensorSpec>,
-    /// Beside each of `specs`: where it is.
-    pub(super) places: Vec<Place>,
+    /// One for each of `specs`.
+    pub(super) locations: Vec<TensorLocation>,
     pub(super) documents: Vec<DocumentEntry>,
 }
 
@@ -40,9 +40,9 @@ pub(super) struct FileEntry {
     pub(super) bytes: u64,
 }
 
-/// Where a tensor is, and what its bytes hash to.
+/// The shard that holds a tensor, and the hash of its bytes.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) struct Place {
+pub(super) struct TensorLocation {
     pub(super) shard: usize,
     pub(super) xxh3: u64,
 }
@@ -57,10 +57,10 @@ pub(super) struct DocumentEntry {
     pub(super) xxh3: u64,
 }
 
-/// The file as it is: the content, and the hash of the content's compact JSON.
+/// The file's structure: the content, and the hash of the content as compact JSON.
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Sealed {
+struct ChecksummedContent {
     content: Value,
     #[serde(with = "hex")]
     xxh3: u64,
@@ -91,12 +91,12 @@ struct TensorEntry {
 impl Manifest {
     /// The bytes of `manifest.json`.
     pub(super) fn to_bytes(&self) -> Result<Vec<u8>> {
-        let tensors = self.specs.iter().zip(&self.places).map(|(spec, place)| TensorEntry {
+        let tensors = self.specs.iter().zip(&self.locations).map(|(spec, location)| TensorEntry {
             name: spec.name.clone(),
             dtype: spec.dtype.name().to_string(),
             shape: spec.shape.clone(),
-            shard: place.shard,
-            xxh3: place.xxh3,
+            shard: location.shard,
+            xxh3: location.xxh3,
         });
         let content = Content {
             format: FORMAT.to_string(),
@@ -106,37 +106,37 @@ impl Manifest {
             tensors: tensors.collect(),
             documents: self.documents.clone(),
         };
-        let sealed = serde_json::to_value(content).map(|content| {
+        let checksummed = serde_json::to_value(content).map(|content| {
             let xxh3 = hash(&content);
-            Sealed { content, xxh3 }
+            ChecksummedContent { content, xxh3 }
         });
-        let bytes = sealed.and_then(|sealed| serde_json::to_vec_pretty(&sealed));
+        let bytes = checksummed.and_then(|checksummed| serde_json::to_vec_pretty(&checksummed));
         let mut bytes =
             bytes.map_err(|e| CheckpointError::Internal(format!("a manifest does not serialise: {e}")))?;
         bytes.push(b'\n');
         Ok(bytes)
     }
 
-    /// Parses and checks bytes that may be anything; `path` is only named in errors.
+    /// Parses and checks untrusted bytes; `path` is for errors.
     pub(super) fn parse(path: &Path, bytes: &[u8]) -> Result<Self> {
-        let bad = |what: String| CheckpointError::damaged(path, "manifest", what, FIX);
-        let sealed: Sealed =
+        let bad = |problem: String| CheckpointError::damaged(path, "manifest", problem, ADVICE);
+        let checksummed: ChecksummedContent =
             serde_json::from_slice(bytes).map_err(|e| bad(format!("is not as expected: {e}")))?;
-        if hash(&sealed.content) != sealed.xxh3 {
+        if hash(&checksummed.content) != checksummed.xxh3 {
             return Err(bad("does not match its checksum".to_string()));
         }
-        // Looked at first: another version may have other fields.
-        let version = &sealed.content["version"];
-        if sealed.content["format"] != FORMAT || *version != VERSION {
+        // Checked before the fields, which may differ in another version.
+        let version = &checksummed.content["version"];
+        if checksummed.content["format"] != FORMAT || *version != VERSION {
             return Err(CheckpointError::damaged(
                 path,
                 "manifest",
-                format!("is version {version}, and this program reads version {VERSION} of {FORMAT}"),
+                format!("has version {version}, but this program reads version {VERSION} of {FORMAT}"),
                 "use the version of this program that wrote it",
             ));
         }
-        let content: Content =
-            serde_json::from_value(sealed.content).map_err(|e| bad(format!("is not as expected: {e}")))?;
+        let content: Content = serde_json::from_value(checksummed.content)
+            .map_err(|e| bad(format!("is not as expected: {e}")))?;
         let Content { step, shards, tensors, documents, .. } = content;
         for (index, shard) in shards.iter().enumerate() {
             if shard.file != shard_file(index) {
@@ -144,41 +144,41 @@ impl Manifest {
             }
         }
         let mut names = HashSet::new();
-        let (mut specs, mut places) = (Vec::new(), Vec::new());
+        let (mut specs, mut locations) = (Vec::new(), Vec::new());
         for entry in &tensors {
             let name = entry.name.clone();
             let dtype = dtype_named(&entry.dtype)
                 .ok_or_else(|| bad(format!("tensor '{name}' has the unknown type '{}'", entry.dtype)))?;
             let spec = TensorSpec { name, dtype, shape: entry.shape.clone() };
             if !names.insert(entry.name.as_str()) || entry.shard >= shards.len() || spec.bytes().is_none() {
-                return Err(bad(format!("the entry of tensor '{}' makes no sense", spec.name)));
+                return Err(bad(format!("the entry of tensor '{}' is invalid", spec.name)));
             }
             specs.push(spec);
-            places.push(Place { shard: entry.shard, xxh3: entry.xxh3 });
+            locations.push(TensorLocation { shard: entry.shard, xxh3: entry.xxh3 });
         }
         if let Some(document) = documents.iter().find(|document| !is_document_name(&document.name)) {
-            return Err(bad(format!("names a document '{}'", document.name)));
+            return Err(bad(format!("lists a document with the invalid name '{}'", document.name)));
         }
-        Ok(Self { step, shards, specs, places, documents })
+        Ok(Self { step, shards, specs, locations, documents })
     }
 }
 
-/// The file of shard `index`, counted from 0.
+/// File name of shard `index`, counted from 0.
 pub(super) fn shard_file(index: usize) -> String {
     format!("state-{:05}.safetensors", index + 1)
 }
 
-/// The file of a document.
+/// File name of a document.
 pub(super) fn document_file(name: &str) -> String {
     format!("{name}.json")
 }
 
-/// Whether a document may be called so.
+/// True for a valid name of a document.
 pub(super) fn is_document_name(name: &str) -> bool {
     is_plain_name(name) && document_file(name) != MANIFEST_FILE
 }
 
-/// How a tensor lies in its safetensors file: packed formats as bytes, everything else as what it is.
+/// Type and shape of a tensor in its safetensors file. Packed formats are stored as bytes.
 pub(super) fn stored(spec: &TensorSpec) -> (StoredDtype, Vec<usize>) {
     let dtype = match spec.dtype {
         DType::F64 => StoredDtype::F64,
@@ -203,7 +203,7 @@ fn hash(content: &Value) -> u64 {
     xxh3_64(content.to_string().as_bytes())
 }
 
-/// Hashes as sixteen hexadecimal digits: JSON numbers lose bits in many readers.
+/// Serialization of hashes as sixteen hexadecimal digits, because many readers lose bits of JSON numbers.
 mod hex {
     use serde::{Deserialize, Deserializer, Serializer, de::Error};
 
@@ -229,7 +229,7 @@ mod tests {
             step,
             shards: vec![FileEntry { file: shard_file(0), bytes: 12 }],
             specs: vec![TensorSpec { name: "a.\"b\"".to_string(), dtype: DType::E5M6, shape: vec![3, 5] }],
-            places: vec![Place { shard: 0, xxh3 }],
+            locations: vec![TensorLocation { shard: 0, xxh3 }],
             documents: vec![DocumentEntry { name: "trainer".to_string(), bytes: 3, xxh3: step }],
         }
     }
@@ -247,7 +247,7 @@ mod tests {
         ) {
             let manifest = manifest(step, step);
             let mut bytes = manifest.to_bytes()?;
-            // The last byte is a line end, which may go.
+            // The last byte is a line end, which may be missing.
             let cut = cut.index(bytes.len() - 1);
             prop_assert!(Manifest::parse(Path::new("x"), &bytes[..cut]).is_err());
             let at = at.index(bytes.len());

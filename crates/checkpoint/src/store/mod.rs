@@ -1,8 +1,9 @@
-//! Checkpoints: a folder of `step-<N>/` folders, each complete or absent.
+//! The checkpoint store: a folder of `step-<N>/` folders, each complete or absent.
 //!
-//! A step is written as `step-<N>.tmp-<pid>/` (tensors, documents, and the manifest last), synced and renamed. What
-//! counts is the content: a step whose manifest is missing, or names files that are not there in full, is passed over,
-//! but never taken for none.
+//! A step is written to `step-<N>.tmp-<pid>/` (tensors, documents, and the manifest last), synced and
+//! renamed. Its content decides whether it is complete: a step without a manifest, or with missing or shorter
+//! files, is skipped. A folder in which all steps are incomplete is an error, so that a resume never restarts
+//! from zero by mistake.
 
 mod load;
 mod lock;
@@ -18,11 +19,11 @@ use std::path::{Path, PathBuf};
 use serde_json::Value;
 use xtrain_tensor::DType;
 
-use crate::aside;
-use crate::error::{BoxError, CheckpointError, Result, listed};
+use crate::error::{BoxError, CheckpointError, Result, comma_separated};
 use crate::files;
+use crate::temporary;
 
-/// A shard takes tensors up to this size.
+/// Maximum size of a shard with more than one tensor.
 const MAX_SHARD_BYTES: usize = 4 << 30;
 
 /// Name, element type and shape of a tensor of the training state.
@@ -37,7 +38,7 @@ pub struct TensorSpec {
 }
 
 impl TensorSpec {
-    /// Bytes that the tensor takes; `None` where that overflows.
+    /// Size of the tensor in bytes; `None` if it overflows.
     pub(crate) fn bytes(&self) -> Option<usize> {
         let numel = self.shape.iter().try_fold(1usize, |n, &dim| n.checked_mul(dim))?;
         numel.checked_mul(self.dtype.bits())?;
@@ -58,29 +59,30 @@ pub struct CheckpointStore {
 }
 
 impl CheckpointStore {
-    /// Opens a folder, which is created where it is not there. What processes that have ended left half-written is
-    /// removed; what another one is writing now is not touched.
+    /// Opens a folder, creating it if needed, and removes leftovers of ended processes. Steps that another
+    /// process is writing are not touched.
     ///
     /// # Errors
-    /// [`CheckpointError::Io`] when the folder cannot be created or listed.
+    /// [`CheckpointError::Io`] if the folder cannot be created or listed.
     pub fn open(folder: &Path) -> Result<Self> {
         files::create_folders(folder)?;
-        aside::sweep(folder, |target| step_of(target).is_some())?;
+        temporary::sweep(folder, |target| step_of(target).is_some())?;
         Ok(Self { folder: folder.to_path_buf() })
     }
 
-    /// Writes the checkpoint of `step` and returns its folder. A step that is there already, matches all its
-    /// checksums and has the same documents is left as it is; any other is replaced. One that is intact is replaced in
-    /// one step, or stays where the file system has no such step.
+    /// Writes the checkpoint of `step` and returns its folder. An existing checkpoint of that step stays if
+    /// it matches its checksums and has equal documents; otherwise it is replaced. An intact one is replaced
+    /// atomically, or kept if the file system cannot exchange names.
     ///
-    /// `read(i)` returns the bytes (little-endian, row-major; packed formats as they are packed) of `tensors[i]`; it
-    /// is called once for each, not in order, and one tensor is in memory at a time. `documents` are named JSON
-    /// values; what JSON cannot hold (NaN, infinities) must not be in them.
+    /// `read(i)` returns the bytes (little-endian, row-major; packed formats in their packed form) of
+    /// `tensors[i]`. It is called once per tensor, in the order of the files; one tensor is in memory at a
+    /// time. `documents` are named JSON values; they must not contain values that JSON cannot hold (NaN,
+    /// infinities).
     ///
     /// # Errors
-    /// [`CheckpointError::Io`] when the disk refuses (nothing is left behind), [`CheckpointError::Tensors`] when the
-    /// step is complete with other tensors, [`CheckpointError::Locked`] when it is being written by someone else,
-    /// what `read` returns, and [`CheckpointError::Internal`] for repeated names or bytes of another number.
+    /// [`CheckpointError::Io`] if the disk fails (no temporary remains), [`CheckpointError::Tensors`] if the
+    /// step is complete with other tensors, [`CheckpointError::Locked`] if another process is writing it, the
+    /// error of `read`, and [`CheckpointError::Internal`] for repeated names or a wrong number of bytes.
     pub fn save<B: AsRef<[u8]>>(
         &self,
         step: u64,
@@ -91,22 +93,22 @@ impl CheckpointStore {
         save::save(&self.step_folder(step), MAX_SHARD_BYTES, step, tensors, read, documents)
     }
 
-    /// The newest complete checkpoint; `None` where there is no step at all. Newer ones that are not complete are
-    /// passed over with a warning in the log.
+    /// The newest complete checkpoint; `None` if the folder has no steps. Skips incomplete newer ones, with a
+    /// warning in the log.
     ///
     /// # Errors
-    /// [`CheckpointError::Folder`] when there are steps and none of them is complete, with what is wrong with each;
-    /// [`CheckpointError::Io`] when the folder cannot be listed.
+    /// [`CheckpointError::Folder`] if there are steps but none is complete, with the problem of each;
+    /// [`CheckpointError::Io`] if the folder cannot be listed.
     pub fn latest(&self) -> Result<Option<Checkpoint>> {
         let mut faults = Vec::new();
-        for step in candidates(&self.folder)?.into_iter().rev() {
+        for step in step_numbers(&self.folder)?.into_iter().rev() {
             let path = self.step_folder(step);
             match Checkpoint::open(&path, step) {
                 Ok(checkpoint) => return Ok(Some(checkpoint)),
-                // Removed meanwhile, by the run that writes here.
+                // Removed meanwhile by the run that writes here.
                 Err(_) if !path.exists() => {}
                 Err(error) => {
-                    tracing::warn!("passing over an incomplete checkpoint: {error}");
+                    tracing::warn!("skipping an incomplete checkpoint: {error}");
                     faults.push(format!("step-{step} ({})", error.brief()));
                 }
             }
@@ -114,60 +116,60 @@ impl CheckpointStore {
         if faults.is_empty() {
             return Ok(None);
         }
-        let what = format!("holds no complete checkpoint: {}", listed(&faults));
-        let fix = "restore one of them from a copy, or remove them to start again from the beginning";
-        Err(CheckpointError::folder(&self.folder, what, fix))
+        let problem = format!("holds no complete checkpoint: {}", comma_separated(&faults));
+        let advice = "restore one of them from a copy, or remove them to start from the beginning";
+        Err(CheckpointError::folder(&self.folder, problem, advice))
     }
 
-    /// The newest checkpoint before `step` of which every byte matches its checksum: what to go back to when that of
-    /// `step` is damaged. Reads it whole; newer ones that are not intact are passed over with a warning in the log.
+    /// The newest intact checkpoint before `step`: the one to return to if that of `step` is damaged. Reads
+    /// all its bytes to compare checksums. Skips damaged newer ones, with a warning in the log.
     ///
     /// # Errors
-    /// [`CheckpointError::Io`] when the folder cannot be listed.
-    pub fn before(&self, step: u64) -> Result<Option<Checkpoint>> {
+    /// [`CheckpointError::Io`] if the folder cannot be listed.
+    pub fn newest_intact_before(&self, step: u64) -> Result<Option<Checkpoint>> {
         newest_intact(&self.folder, step)
     }
 
     /// The steps of all complete checkpoints, ascending.
     ///
     /// # Errors
-    /// [`CheckpointError::Io`] when the folder cannot be listed.
+    /// [`CheckpointError::Io`] if the folder cannot be listed.
     pub fn steps(&self) -> Result<Vec<u64>> {
-        let mut steps = candidates(&self.folder)?;
+        let mut steps = step_numbers(&self.folder)?;
         steps.retain(|&step| Checkpoint::open(&self.step_folder(step), step).is_ok());
         Ok(steps)
     }
 
-    /// The checkpoint of that step.
+    /// The checkpoint of `step`.
     ///
     /// # Errors
-    /// [`CheckpointError::Folder`] when there is none, naming those that there are; [`CheckpointError::Damaged`]
-    /// when it is not complete.
-    pub fn at(&self, step: u64) -> Result<Checkpoint> {
+    /// [`CheckpointError::Folder`] if it does not exist, with the steps that do; [`CheckpointError::Damaged`]
+    /// if it is incomplete.
+    pub fn checkpoint(&self, step: u64) -> Result<Checkpoint> {
         let path = self.step_folder(step);
         if !path.exists() {
             let steps = self.steps()?;
             let newest_first: Vec<u64> = steps.iter().rev().copied().collect();
-            let fix = match steps.is_empty() {
-                true => "and there is no complete checkpoint in that folder".to_string(),
-                false => format!("complete checkpoints: {}", listed(&newest_first)),
+            let advice = match steps.is_empty() {
+                true => "that folder has no complete checkpoint".to_string(),
+                false => format!("complete checkpoints: {}", comma_separated(&newest_first)),
             };
-            return Err(CheckpointError::folder(&path, "does not exist", fix));
+            return Err(CheckpointError::folder(&path, "does not exist", advice));
         }
         Checkpoint::open(&path, step)
     }
 
-    /// Removes old checkpoints: all complete ones but the newest `keep_last` (at least one is kept), the multiples of
-    /// `keep_every` (0: none) and the `protected` steps. Each is there whole or gone at every moment.
+    /// Removes old complete checkpoints, each atomically. Keeps the newest `keep_last` (at least one), the
+    /// multiples of `keep_every` (0: none) and the `protected` steps.
     ///
     /// # Errors
-    /// [`CheckpointError::Io`] when the folder cannot be listed or a checkpoint not be removed.
+    /// [`CheckpointError::Io`] if the folder cannot be listed or a checkpoint cannot be removed.
     pub fn retain(&self, keep_last: usize, keep_every: u64, protected: &[u64]) -> Result<()> {
         let steps = self.steps()?;
         for &step in &steps[..steps.len().saturating_sub(keep_last.max(1))] {
             let milestone = keep_every > 0 && step.is_multiple_of(keep_every);
             if !milestone && !protected.contains(&step) {
-                aside::remove_atomically(&self.step_folder(step))?;
+                temporary::remove_atomically(&self.step_folder(step))?;
             }
         }
         Ok(())
@@ -178,21 +180,21 @@ impl CheckpointStore {
     }
 }
 
-/// The newest checkpoint of a folder before that of `step` that matches all its checksums.
+/// The newest checkpoint before step `before` that matches all its checksums.
 fn newest_intact(folder: &Path, before: u64) -> Result<Option<Checkpoint>> {
-    for step in candidates(folder)?.into_iter().rev().filter(|&step| step < before) {
+    for step in step_numbers(folder)?.into_iter().rev().filter(|&step| step < before) {
         let path = folder.join(format!("step-{step}"));
         tracing::info!("verifying {}", path.display());
         match Checkpoint::open(&path, step).and_then(|checkpoint| checkpoint.verify().map(|()| checkpoint)) {
             Ok(checkpoint) => return Ok(Some(checkpoint)),
-            Err(error) => tracing::warn!("passing over a damaged checkpoint: {error}"),
+            Err(error) => tracing::warn!("skipping a damaged checkpoint: {error}"),
         }
     }
     Ok(None)
 }
 
-/// The steps that have a folder, complete or not, ascending.
-fn candidates(folder: &Path) -> Result<Vec<u64>> {
+/// All steps that have a folder, complete or not, ascending.
+fn step_numbers(folder: &Path) -> Result<Vec<u64>> {
     let mut steps = Vec::new();
     for entry in fs::read_dir(folder).map_err(CheckpointError::io(folder, "list"))? {
         let entry = entry.map_err(CheckpointError::io(folder, "list"))?;
@@ -202,7 +204,7 @@ fn candidates(folder: &Path) -> Result<Vec<u64>> {
     Ok(steps)
 }
 
-/// `N` of `step-N`, in its one spelling.
+/// `N` of the folder name `step-N`; `None` for any other spelling.
 fn step_of(name: &str) -> Option<u64> {
     let step: u64 = name.strip_prefix("step-")?.parse().ok()?;
     (name == format!("step-{step}")).then_some(step)

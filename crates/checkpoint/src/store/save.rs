@@ -1,4 +1,4 @@
-//! Writing one checkpoint: aside, tensor by tensor, hashed on the way; the manifest last.
+//! The writer of a checkpoint: tensors, each hashed as it is written, then documents, then the manifest.
 
 use std::collections::HashSet;
 use std::path::{Path, PathBuf};
@@ -8,17 +8,17 @@ use xxhash_rust::xxh3::xxh3_64;
 
 use super::load::Checkpoint;
 use super::manifest::{
-    DocumentEntry, FileEntry, MANIFEST_FILE, Manifest, Place, document_file, is_document_name, shard_file,
-    stored,
+    DocumentEntry, FileEntry, MANIFEST_FILE, Manifest, TensorLocation, document_file, is_document_name,
+    shard_file, stored,
 };
 use super::{TensorSpec, load};
-use crate::aside::{self, Aside};
 use crate::error::{BoxError, CheckpointError, Result};
 use crate::files::write_new;
-use crate::tensor_file::{StoredTensor, TensorFileWriter};
+use crate::temporary::{self, Temporary};
+use crate::tensor_file::{StoredTensor, TensorFileWriter, split_into_shards};
 
-/// Writes the checkpoint of `step` to the folder `target`, in shards of tensors up to `max_shard_bytes` (a larger
-/// tensor gets a shard of its own); see [`super::CheckpointStore::save`].
+/// Writes the checkpoint of `step` to the folder `target`, in shards of up to `max_shard_bytes` (a larger
+/// tensor gets its own shard); see [`super::CheckpointStore::save`].
 pub(super) fn save<B: AsRef<[u8]>>(
     target: &Path,
     max_shard_bytes: usize,
@@ -30,39 +30,39 @@ pub(super) fn save<B: AsRef<[u8]>>(
     let sizes = check_names(tensors, documents)?;
     let mut intact = false;
     if target.exists() {
-        let there = Checkpoint::open(target, step);
-        if let Ok(there) = &there {
-            load::check_specs(there, tensors, load::Others::AreErrors)?;
+        let existing = Checkpoint::open(target, step);
+        if let Ok(existing) = &existing {
+            load::check_specs(existing, tensors, load::Unexpected::Refuse)?;
         }
-        match there.and_then(|there| there.verify().map(|()| there)) {
-            Ok(there) => {
+        match existing.and_then(|existing| existing.verify().map(|()| existing)) {
+            Ok(existing) => {
                 let entries = documents.iter().map(|(name, value)| document_entry(name, value).0);
-                if entries.eq(there.manifest.documents.iter().cloned()) {
+                if entries.eq(existing.manifest.documents.iter().cloned()) {
                     return Ok(target.to_path_buf());
                 }
                 intact = true;
             }
-            Err(error) => tracing::warn!("writing step {step} again: {error}"),
+            Err(error) => tracing::warn!("replacing the damaged step {step}: {error}"),
         }
     }
-    let mut aside = Aside::folder(target)?;
-    let manifest = write_content(aside.path(), step, tensors, &sizes, read, documents, max_shard_bytes)?;
-    write_new(&aside.path().join(MANIFEST_FILE), &manifest.to_bytes()?)?;
+    let mut temporary = Temporary::folder(target)?;
+    let manifest = write_content(temporary.path(), step, tensors, &sizes, read, documents, max_shard_bytes)?;
+    write_new(&temporary.path().join(MANIFEST_FILE), &manifest.to_bytes()?)?;
     if target.exists() {
-        if aside.exchange(target)? {
+        if temporary.exchange(target)? {
             return Ok(target.to_path_buf());
         }
         if intact {
             tracing::warn!(
-                "{}: keeps its older documents: this file system cannot exchange folders",
+                "{}: its documents stay unchanged, because this file system cannot exchange folders",
                 target.display()
             );
             return Ok(target.to_path_buf());
         }
-        // What is lost if this process is killed now could not be loaded.
-        aside::remove_atomically(target)?;
+        // The removed checkpoint is damaged, so a kill before the rename below loses nothing.
+        temporary::remove_atomically(target)?;
     }
-    aside.publish(target)?;
+    temporary.publish(target)?;
     Ok(target.to_path_buf())
 }
 
@@ -75,12 +75,16 @@ fn write_content<B: AsRef<[u8]>>(
     documents: &[(String, Value)],
     max_shard_bytes: usize,
 ) -> Result<Manifest> {
-    // Wide elements first: every tensor then starts at a multiple of its element size, for readers that map the file.
+    // Widest elements first, so that every tensor is aligned to its element size for readers that map the
+    // file.
     let mut order: Vec<usize> = (0..tensors.len()).collect();
     order.sort_by_key(|&i| std::cmp::Reverse(stored(&tensors[i]).0.bitsize()));
     let mut shards = Vec::new();
-    let mut places = vec![Place { shard: 0, xxh3: 0 }; tensors.len()];
-    for (shard, members) in cut(&order, sizes, max_shard_bytes).into_iter().enumerate() {
+    let mut locations = vec![TensorLocation { shard: 0, xxh3: 0 }; tensors.len()];
+    let sizes_in_order = order.iter().map(|&i| sizes[i] as u64);
+    for (shard, members) in split_into_shards(sizes_in_order, max_shard_bytes as u64).into_iter().enumerate()
+    {
+        let members = &order[members];
         let layout: Vec<StoredTensor> = members
             .iter()
             .map(|&i| {
@@ -93,7 +97,7 @@ fn write_content<B: AsRef<[u8]>>(
         for &i in members {
             let bytes = read(i).map_err(CheckpointError::Caller)?;
             writer.write(bytes.as_ref())?;
-            places[i] = Place { shard, xxh3: xxh3_64(bytes.as_ref()) };
+            locations[i] = TensorLocation { shard, xxh3: xxh3_64(bytes.as_ref()) };
         }
         shards.push(FileEntry { file, bytes: writer.finish()? });
     }
@@ -103,48 +107,31 @@ fn write_content<B: AsRef<[u8]>>(
         write_new(&folder.join(document_file(name)), &bytes)?;
         entries.push(entry);
     }
-    Ok(Manifest { step, shards, specs: tensors.to_vec(), places, documents: entries })
+    Ok(Manifest { step, shards, specs: tensors.to_vec(), locations, documents: entries })
 }
 
-/// A document's file, and what the manifest says of it.
+/// A document's entry in the manifest, and the bytes of its file.
 fn document_entry(name: &str, value: &Value) -> (DocumentEntry, Vec<u8>) {
     let bytes = format!("{value:#}\n").into_bytes();
     (DocumentEntry { name: name.to_owned(), bytes: bytes.len() as u64, xxh3: xxh3_64(&bytes) }, bytes)
 }
 
-/// The tensors' sizes; names that are repeated or impossible are our own bug.
+/// The sizes of the tensors. Repeated or invalid names are bugs of the caller.
 fn check_names(tensors: &[TensorSpec], documents: &[(String, Value)]) -> Result<Vec<usize>> {
     let mut names = HashSet::new();
     if let Some((name, _)) = documents.iter().find(|(name, _)| !is_document_name(name) || !names.insert(name))
     {
-        return Err(CheckpointError::Internal(format!("a document cannot be called '{name}'")));
+        return Err(CheckpointError::Internal(format!("'{name}' is not a valid name for a document")));
     }
     let mut names = HashSet::new();
     let sizes = tensors.iter().map(|spec| {
         let name = &spec.name;
         if !names.insert(name) {
-            return Err(CheckpointError::Internal(format!("two tensors are called '{name}'")));
+            return Err(CheckpointError::Internal(format!("two tensors have the name '{name}'")));
         }
         spec.bytes().ok_or_else(|| CheckpointError::Internal(format!("the size of '{name}' overflows")))
     });
     sizes.collect()
-}
-
-/// Cuts the order into runs of at most `max_bytes`, or of one tensor.
-fn cut<'a>(order: &'a [usize], sizes: &[usize], max_bytes: usize) -> Vec<&'a [usize]> {
-    let mut runs = Vec::new();
-    let (mut start, mut bytes) = (0, 0usize);
-    for (i, &tensor) in order.iter().enumerate() {
-        if i > start && bytes.saturating_add(sizes[tensor]) > max_bytes {
-            runs.push(&order[start..i]);
-            (start, bytes) = (i, 0);
-        }
-        bytes = bytes.saturating_add(sizes[tensor]);
-    }
-    if start < order.len() {
-        runs.push(&order[start..]);
-    }
-    runs
 }
 
 #[cfg(test)]
@@ -156,7 +143,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_is_saved_in_any_number_of_shards_loads_to_the_bit(
+        fn tensors_saved_in_any_number_of_shards_load_to_the_bit(
             sizes in prop::collection::vec((0usize..40, 0usize..4), 0..12), max_shard_bytes in 0usize..200
         ) {
             let dtypes = [DType::U8, DType::BF16, DType::F32, DType::F64];
@@ -180,9 +167,9 @@ mod tests {
                 prop_assert_eq!(found, Some(bytes(i)));
             }
             for entry in &checkpoint.manifest.shards {
-                let members = checkpoint.manifest.places.iter().enumerate();
+                let members = checkpoint.manifest.locations.iter().enumerate();
                 let sizes: Vec<usize> = members
-                    .filter(|(_, place)| shard_file(place.shard) == entry.file)
+                    .filter(|(_, location)| shard_file(location.shard) == entry.file)
                     .map(|(i, _)| specs[i].bytes().unwrap())
                     .collect();
                 prop_assert!(sizes.len() == 1 || sizes.iter().sum::<usize>() <= max_shard_bytes);

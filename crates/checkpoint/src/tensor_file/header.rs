@@ -1,7 +1,7 @@
-//! The header of a safetensors file, parsed from bytes that may be anything.
+//! The header of a safetensors file, parsed from untrusted bytes.
 //!
-//! The `safetensors` crate supplies the element types. Its own parser is not used here because it lets a repeated
-//! name replace the first one silently, and its errors do not say which tensor is at fault.
+//! The `safetensors` crate supplies the element types. Its parser is not used, because it lets a repeated
+//! name replace the first one silently, and its errors do not name the tensor.
 
 use std::collections::HashSet;
 use std::fmt;
@@ -14,15 +14,15 @@ use serde::{Deserialize, Deserializer};
 
 use super::StoredDtype;
 use crate::error::{CheckpointError, Result};
-use crate::files::{LFS_FIX, is_lfs_pointer};
+use crate::files::{LFS_ADVICE, is_lfs_pointer};
 
-/// Bytes before the JSON: its length as a little-endian u64.
+/// Size of the length before the JSON, a little-endian u64.
 pub(crate) const LENGTH_BYTES: usize = 8;
 
-/// The longest header that is read or written; the limit of the reference implementation.
+/// Maximum length of a header, as in the reference implementation.
 pub(crate) const MAX_HEADER_BYTES: usize = 100_000_000;
 
-const FIX: &str = "the file is damaged or incomplete: download or copy it again";
+const ADVICE: &str = "the file is damaged or incomplete: download or copy it again";
 
 /// One tensor of a file.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -33,78 +33,84 @@ pub struct TensorInfo {
     pub dtype: StoredDtype,
     /// Its shape; empty for a scalar.
     pub shape: Vec<usize>,
-    /// Its bytes, as offsets from the start of the file.
+    /// Its bytes, as offsets in the file.
     pub range: Range<usize>,
 }
 
-/// A validated header: the tensors cover the file to its last byte, without gaps or overlaps.
+/// A validated header. Its tensors cover the data without gaps or overlaps, to the last byte of the file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Header {
     /// The tensors, in the order of their bytes.
     pub tensors: Vec<TensorInfo>,
-    /// The free text pairs under `__metadata__`, in the file's order.
+    /// The text pairs under `__metadata__`, in the order of the file.
     pub metadata: Vec<(String, String)>,
 }
 
 impl Header {
-    /// Parses the header of a file of `file_bytes` bytes, of which `start` holds at least the header; `path` is
-    /// only named in errors.
+    /// Parses the header of a file of `file_bytes` bytes. `start` holds the beginning of the file, at least
+    /// the whole header; `path` is for errors.
     ///
     /// # Errors
-    /// [`CheckpointError::Damaged`] names the tensor and the offset for anything but a valid header.
+    /// [`CheckpointError::Damaged`], with the tensor and the offset, unless the header is valid.
     pub fn parse(path: &Path, start: &[u8], file_bytes: usize) -> Result<Self> {
         let length = Self::json_bytes(path, start, file_bytes)?;
         let data_start = LENGTH_BYTES + length;
         let Some(json) = start.get(LENGTH_BYTES..data_start) else {
-            return Err(CheckpointError::Internal(format!("{}: header not passed whole", path.display())));
+            return Err(CheckpointError::Internal(format!(
+                "{}: the header was passed in part",
+                path.display()
+            )));
         };
-        let header = |what: String| CheckpointError::damaged(path, "header", what, FIX);
+        let header = |problem: String| CheckpointError::damaged(path, "header", problem, ADVICE);
         if json.first() != Some(&b'{') {
             return Err(header("does not start with '{', so this is not a safetensors file".to_string()));
         }
         let raw = RawHeader::parse(json).map_err(header)?;
-        let tensors = place(path, raw.tensors, data_start, file_bytes)?;
+        let tensors = locate_tensors(path, raw.tensors, data_start, file_bytes)?;
         Ok(Self { tensors, metadata: raw.metadata })
     }
 
-    /// The length of the JSON of a file that starts with `start` (eight bytes suffice), once it is plausible.
+    /// The length of the JSON, read from the first eight bytes and checked against the limit and the file.
     pub(crate) fn json_bytes(path: &Path, start: &[u8], file_bytes: usize) -> Result<usize> {
-        let header = |what: String| CheckpointError::damaged(path, "header", what, FIX);
+        let header = |problem: String| CheckpointError::damaged(path, "header", problem, ADVICE);
         if is_lfs_pointer(start) {
             return Err(CheckpointError::damaged(
                 path,
                 "byte 0",
                 "is a git-lfs pointer, not the weights themselves",
-                LFS_FIX,
+                LFS_ADVICE,
             ));
         }
         let Some(length) = start.first_chunk::<LENGTH_BYTES>() else {
-            return Err(header(format!("the file has {file_bytes} bytes, and a header takes at least 8")));
+            return Err(header(format!("the file has {file_bytes} bytes, but a header takes at least 8")));
         };
         let length = u64::from_le_bytes(*length);
         let room = file_bytes.saturating_sub(LENGTH_BYTES) as u64;
         if length > MAX_HEADER_BYTES as u64 {
             let limit = MAX_HEADER_BYTES;
-            return Err(header(format!("says that it takes {length} bytes, more than the limit of {limit}")));
+            return Err(header(format!(
+                "declares a length of {length} bytes, more than the limit of {limit}"
+            )));
         }
         if length > room {
             return Err(header(format!(
-                "says that it takes {length} bytes, and the file ends {room} bytes behind its start"
+                "declares a length of {length} bytes, but the file ends after {room}"
             )));
         }
         Ok(length as usize)
     }
 }
 
-/// Bytes that `shape` takes in elements of `dtype`; `None` where that overflows or ends inside a byte.
+/// Bytes of a tensor; `None` if the number overflows or is not whole.
 pub(crate) fn stored_bytes(dtype: StoredDtype, shape: &[usize]) -> Option<usize> {
     let numel = shape.iter().try_fold(1usize, |n, &dim| n.checked_mul(dim))?;
     let bits = numel.checked_mul(dtype.bitsize())?;
     (bits % 8 == 0).then_some(bits / 8)
 }
 
-/// Checks every tensor's range against its shape, its neighbours and the file.
-fn place(
+/// Checks each tensor's byte range against its shape, its neighbours and the file, and sorts the tensors by
+/// offset.
+fn locate_tensors(
     path: &Path,
     raw: Vec<(String, RawTensor)>,
     data_start: usize,
@@ -114,26 +120,29 @@ fn place(
     let mut seen = HashSet::with_capacity(raw.len());
     let mut tensors = Vec::with_capacity(raw.len());
     for (name, raw) in &raw {
-        let at = |what: String| CheckpointError::damaged(path, format!("tensor '{name}'"), what, FIX);
+        let at =
+            |problem: String| CheckpointError::damaged(path, format!("tensor '{name}'"), problem, ADVICE);
         if !seen.insert(name.as_str()) {
-            return Err(at("stands twice in the header".to_string()));
+            return Err(at("appears twice in the header".to_string()));
         }
         let text: StrDeserializer<'_, serde::de::value::Error> = raw.dtype.as_str().into_deserializer();
         let dtype = StoredDtype::deserialize(text)
             .map_err(|_| at(format!("has the unknown element type '{}'", raw.dtype)))?;
         let [begin, end] = raw.data_offsets;
         if begin > end || end > data_bytes {
-            return Err(at(format!("takes bytes {begin} to {end} of {data_bytes}")));
+            return Err(at(format!(
+                "has the byte range {begin} to {end}, but the data has {data_bytes} bytes"
+            )));
         }
         let shape = &raw.shape;
         match stored_bytes(dtype, shape) {
             Some(bytes) if bytes == end - begin => {}
             Some(bytes) => {
                 let found = end - begin;
-                return Err(at(format!("{dtype} {shape:?} takes {bytes} bytes, but has {found}")));
+                return Err(at(format!("{dtype} {shape:?} takes {bytes} bytes, but its range has {found}")));
             }
             None => {
-                return Err(at(format!("{dtype} {shape:?} is no whole number of bytes that fits memory")));
+                return Err(at(format!("{dtype} {shape:?} is not a whole number of bytes, or too large")));
             }
         }
         let range = data_start + begin..data_start + end;
@@ -144,12 +153,13 @@ fn place(
     for tensor in &tensors {
         let start = tensor.range.start;
         if start != next {
-            let what = if start < next { "overlaps the tensor before it" } else { "leaves a gap before it" };
+            let problem =
+                if start < next { "overlaps the tensor before it" } else { "leaves a gap before it" };
             return Err(CheckpointError::damaged(
                 path,
                 format!("tensor '{}'", tensor.name),
-                format!("starts at byte {start} and {what}, which ends at byte {next}"),
-                FIX,
+                format!("starts at byte {start} and {problem}, which ends at byte {next}"),
+                ADVICE,
             ));
         }
         next = tensor.range.end;
@@ -158,19 +168,19 @@ fn place(
         return Err(CheckpointError::damaged(
             path,
             format!("byte {next}"),
-            format!("the last tensor ends here, and the file has {} bytes more", file_bytes - next),
-            FIX,
+            format!("the last tensor ends here, but the file has {} bytes more", file_bytes - next),
+            ADVICE,
         ));
     }
     Ok(tensors)
 }
 
-/// The header as it stands in the JSON, with repeated names kept.
+/// The header as in the JSON, including repeated names.
 #[derive(Default)]
 struct RawHeader {
     tensors: Vec<(String, RawTensor)>,
     metadata: Vec<(String, String)>,
-    /// Where the parser is, for its errors.
+    /// The entry being parsed, for errors.
     at: String,
 }
 
@@ -218,7 +228,7 @@ impl<'de> Visitor<'de> for Entries<'_> {
             raw.at.clone_from(&name);
             if name == "__metadata__" {
                 if std::mem::replace(&mut metadata_seen, true) {
-                    return Err(A::Error::custom("stands twice"));
+                    return Err(A::Error::custom("appears twice"));
                 }
                 raw.metadata = map.next_value_seed(TextPairs)?;
             } else {
@@ -230,7 +240,7 @@ impl<'de> Visitor<'de> for Entries<'_> {
     }
 }
 
-/// `__metadata__`: text to text, or null as some writers put it.
+/// Parser of `__metadata__`: a map from text to text, or null, which some writers emit.
 struct TextPairs;
 
 impl<'de> DeserializeSeed<'de> for TextPairs {

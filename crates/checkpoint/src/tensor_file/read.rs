@@ -1,4 +1,5 @@
-//! The reader: one safetensors file whose header has been validated whole, read at positions into given memory.
+//! The reader of a safetensors file: validates the header on opening, then reads tensors into the caller's
+//! buffers.
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -23,11 +24,11 @@ impl TensorFile {
     /// Opens the file and validates its header.
     ///
     /// # Errors
-    /// [`CheckpointError::Io`] when it cannot be opened; [`CheckpointError::Damaged`] for anything but a complete
-    /// safetensors file.
+    /// [`CheckpointError::Io`] when it cannot be opened; [`CheckpointError::Damaged`] for anything but a
+    /// complete safetensors file.
     pub fn open(path: &Path) -> Result<Self> {
         let file = OpenFile::open(path)?;
-        // Long enough to tell a git-lfs pointer from a strange header length.
+        // Enough bytes to recognise a git-lfs pointer.
         let mut start = vec![0; file.len().min(64)];
         file.read_at(0, &mut start)?;
         start.resize(LENGTH_BYTES + Header::json_bytes(path, &start, file.len())?, 0);
@@ -52,18 +53,18 @@ impl TensorFile {
         self.by_name.get(name).map(|&index| &self.header.tensors[index])
     }
 
-    /// Fills `out` with a tensor's bytes as they are in the file: little-endian, row-major.
+    /// Reads a tensor's bytes, unconverted: little-endian, row-major.
     ///
     /// # Errors
-    /// [`CheckpointError::Shrunk`] when the file has been cut since it was opened; [`CheckpointError::Internal`]
-    /// when `out` has another number of bytes.
+    /// [`CheckpointError::Shrunk`] if the file was truncated after it was opened;
+    /// [`CheckpointError::Internal`] if `out` has another length.
     pub fn read_bytes(&self, tensor: &TensorInfo, out: &mut [u8]) -> Result<()> {
         check_room(tensor, "bytes", tensor.range.len(), out.len())?;
         self.file.read_large_at(tensor.range.start, out)
     }
 
-    /// Hands out a tensor's bytes in order, in pieces of some MiB.
-    pub(crate) fn pieces(&self, tensor: &TensorInfo, mut each: impl FnMut(&[u8])) -> Result<()> {
+    /// Calls `each` with the tensor's bytes, in order, in pieces of up to [`PIECE_BYTES`].
+    pub(crate) fn for_each_piece(&self, tensor: &TensorInfo, mut each: impl FnMut(&[u8])) -> Result<()> {
         let mut buffer = vec![0; tensor.range.len().min(PIECE_BYTES)];
         for start in tensor.range.clone().step_by(PIECE_BYTES) {
             let piece = &mut buffer[..PIECE_BYTES.min(tensor.range.end - start)];
@@ -73,24 +74,24 @@ impl TensorFile {
         Ok(())
     }
 
-    /// Converts a tensor of F64, F32, F16 or BF16 elements to `f32`, rounding F64 to nearest even.
+    /// Reads a tensor of F64, F32, F16 or BF16 elements as `f32`; F64 rounds to nearest even.
     ///
     /// # Errors
-    /// [`CheckpointError::Unsupported`] for other element types and for finite F64 elements beyond the range of
-    /// `f32`; [`CheckpointError::Shrunk`] when the file has been cut; [`CheckpointError::Internal`] when `out` has
-    /// another number of elements.
+    /// [`CheckpointError::Unsupported`] for other element types and for finite F64 elements beyond the range
+    /// of `f32`; [`CheckpointError::Shrunk`] if the file was truncated; [`CheckpointError::Internal`] if
+    /// `out` has another number of elements.
     pub fn read_f32(&self, tensor: &TensorInfo, out: &mut [f32]) -> Result<()> {
         check_room(tensor, "elements", tensor.shape.iter().product(), out.len())?;
         self.read_f32_part(tensor, 0, out)
     }
 
-    /// As [`TensorFile::read_f32`], for as many elements as `out` has room for, from element `start` on.
+    /// [`TensorFile::read_f32`] of `out.len()` elements, from element `start` on.
     pub(crate) fn read_f32_part(&self, tensor: &TensorInfo, start: usize, out: &mut [f32]) -> Result<()> {
         self.check_readable(tensor)?;
         self.convert(tensor, start, out)
     }
 
-    /// As [`TensorFile::read_f32`], for the numbers of E4M3 as they are, without what scales them.
+    /// Reads a tensor of E4M3 elements as `f32`, without applying scales.
     pub(crate) fn read_e4m3(&self, tensor: &TensorInfo, out: &mut [f32]) -> Result<()> {
         check_room(tensor, "elements", tensor.shape.iter().product(), out.len())?;
         if tensor.dtype != StoredDtype::F8_E4M3 {
@@ -99,7 +100,7 @@ impl TensorFile {
         self.convert(tensor, 0, out)
     }
 
-    /// Fills `out` with the elements from `start` on, of a type that is converted.
+    /// Reads and converts `out.len()` elements from `start` on. The caller has checked the element type.
     fn convert(&self, tensor: &TensorInfo, start: usize, out: &mut [f32]) -> Result<()> {
         let size = tensor.dtype.bitsize() / 8;
         let begin = tensor.range.start + start * size;
@@ -120,7 +121,7 @@ impl TensorFile {
             ))
         };
         let pieces = out.par_chunks_mut(piece_len).enumerate().map_init(Vec::new, convert);
-        // Of several errors the first in the file, whatever the number of threads.
+        // The first error in the file, independent of the number of threads.
         pieces.find_map_first(Result::err).map_or(Ok(()), Err)
     }
 
@@ -134,7 +135,7 @@ impl TensorFile {
                     self.path(),
                     &tensor.name,
                     format!(
-                        "has {} elements; of quantised weights, matrices of F8_E4M3 with scales for blocks of 128 x 128 are read",
+                        "has {} elements; the only quantised weights that can be read are F8_E4M3 matrices with scales for blocks of 128 x 128",
                         tensor.dtype
                     ),
                     "use the bf16 version of this model, or convert it to bf16 first",
@@ -143,7 +144,7 @@ impl TensorFile {
             _ => Err(CheckpointError::unsupported(
                 self.path(),
                 &tensor.name,
-                format!("has {} elements, and weights are F64, F32, F16 or BF16", tensor.dtype),
+                format!("has {} elements; weights must be F64, F32, F16 or BF16", tensor.dtype),
                 "this folder's weights are packed or quantised: use the bf16 version of this model",
             )),
         }
@@ -155,5 +156,5 @@ fn check_room(tensor: &TensorInfo, unit: &str, expected: usize, room: usize) -> 
         return Ok(());
     }
     let name = &tensor.name;
-    Err(CheckpointError::Internal(format!("room for {room} of {expected} {unit} of '{name}'")))
+    Err(CheckpointError::Internal(format!("a buffer of {room} {unit} for the {expected} of '{name}'")))
 }

@@ -1,4 +1,4 @@
-//! The writer: the header first, from shapes alone, then one tensor at a time.
+//! The writer of a safetensors file: the header first, from the shapes, then one tensor at a time.
 
 use std::collections::{HashMap, HashSet};
 use std::fs::File;
@@ -9,10 +9,10 @@ use safetensors::tensor::{Metadata, TensorInfo as Entry};
 
 use super::StoredDtype;
 use super::header::{LENGTH_BYTES, MAX_HEADER_BYTES, stored_bytes};
-use crate::aside::Aside;
 use crate::error::{CheckpointError, Result};
+use crate::temporary::Temporary;
 
-/// A tensor that is going to be written.
+/// Name, type and shape of a tensor to be written.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StoredTensor {
     /// Its name, unique in the file.
@@ -23,33 +23,35 @@ pub struct StoredTensor {
     pub shape: Vec<usize>,
 }
 
-/// A safetensors file under way. Dropped before [`TensorFileWriter::finish`], it leaves nothing behind.
+/// A safetensors file that is being written. Dropping it before [`TensorFileWriter::finish`] removes the
+/// file.
 #[derive(Debug)]
 pub struct TensorFileWriter {
-    /// The file's final name, which errors speak of.
+    /// The final name, for errors.
     path: PathBuf,
     out: BufWriter<File>,
-    /// `None` in a folder that is itself written aside.
-    aside: Option<Aside>,
-    /// Names and bytes of the tensors, in file order.
+    /// `None` in a folder that is itself temporary.
+    temporary: Option<Temporary>,
+    /// Names and sizes in bytes of the tensors, in the order of the file.
     expected: Vec<(String, usize)>,
     next: usize,
 }
 
 impl TensorFileWriter {
-    /// Starts a file beside `path`, of which `tensors` will be written in that order. `metadata` is free text.
+    /// Creates a temporary file beside `path` and writes the header for `tensors`, whose bytes follow in that
+    /// order.
     ///
     /// # Errors
-    /// [`CheckpointError::Io`] when the disk refuses; [`CheckpointError::Internal`] for repeated names or sizes that
-    /// overflow.
+    /// [`CheckpointError::Io`] if the disk fails; [`CheckpointError::Internal`] for repeated names or sizes
+    /// that overflow.
     pub fn create(path: &Path, tensors: &[StoredTensor], metadata: &[(&str, &str)]) -> Result<Self> {
         let header = Layout::new(path, tensors, metadata)?;
-        let aside = Aside::file(path)?;
-        let file = aside.handle().try_clone().map_err(CheckpointError::io(path, "create"))?;
-        Self::start(path, file, Some(aside), header)
+        let temporary = Temporary::file(path)?;
+        let file = temporary.handle().try_clone().map_err(CheckpointError::io(path, "create"))?;
+        Self::start(path, file, Some(temporary), header)
     }
 
-    /// As [`TensorFileWriter::create`], but under the final name at once: for folders that are written aside.
+    /// [`TensorFileWriter::create`] under the final name, for a folder that is itself temporary.
     pub(crate) fn create_in_place(
         path: &Path,
         tensors: &[StoredTensor],
@@ -60,19 +62,19 @@ impl TensorFileWriter {
         Self::start(path, file, None, header)
     }
 
-    fn start(path: &Path, file: File, aside: Option<Aside>, layout: Layout) -> Result<Self> {
+    fn start(path: &Path, file: File, temporary: Option<Temporary>, layout: Layout) -> Result<Self> {
         let mut out = BufWriter::with_capacity(1 << 20, file);
         out.write_all(&(layout.json.len() as u64).to_le_bytes())
             .and_then(|()| out.write_all(&layout.json))
             .map_err(CheckpointError::io(path, "write"))?;
-        Ok(Self { path: path.to_path_buf(), out, aside, expected: layout.sizes, next: 0 })
+        Ok(Self { path: path.to_path_buf(), out, temporary, expected: layout.sizes, next: 0 })
     }
 
-    /// Appends the bytes (little-endian, row-major) of the next tensor.
+    /// Appends the next tensor's bytes (little-endian, row-major).
     ///
     /// # Errors
-    /// [`CheckpointError::Io`] when the disk refuses (full, for one); [`CheckpointError::Internal`] when the bytes
-    /// are not as many as dtype and shape ask for.
+    /// [`CheckpointError::Io`] if the disk fails (is full, for example); [`CheckpointError::Internal`] if the
+    /// number of bytes does not match dtype and shape.
     pub fn write(&mut self, bytes: &[u8]) -> Result<()> {
         let Some((name, size)) = self.expected.get(self.next) else {
             let (path, count) = (self.path.display(), self.expected.len());
@@ -81,7 +83,7 @@ impl TensorFileWriter {
         if bytes.len() != *size {
             let (path, found) = (self.path.display(), bytes.len());
             return Err(CheckpointError::Internal(format!(
-                "{path}: tensor '{name}' takes {size} bytes, and {found} were handed over"
+                "{path}: tensor '{name}' takes {size} bytes, but got {found}"
             )));
         }
         self.out.write_all(bytes).map_err(CheckpointError::io(&self.path, "write"))?;
@@ -89,27 +91,28 @@ impl TensorFileWriter {
         Ok(())
     }
 
-    /// Syncs the file to the disk, gives it its final name and returns its length in bytes.
+    /// Syncs the file, renames it to its final name and returns its length in bytes.
     ///
     /// # Errors
-    /// [`CheckpointError::Io`] when the disk refuses; [`CheckpointError::Internal`] when tensors are missing.
+    /// [`CheckpointError::Io`] if the disk fails; [`CheckpointError::Internal`] if tensors are missing.
     pub fn finish(self) -> Result<u64> {
-        let Self { path, out, aside, expected, next } = self;
+        let Self { path, out, temporary, expected, next } = self;
         if next != expected.len() {
             let (path, count) = (path.display(), expected.len());
             return Err(CheckpointError::Internal(format!("{path}: {next} of {count} tensors were written")));
         }
         let file = out.into_inner().map_err(|e| CheckpointError::io(&path, "write")(e.into_error()))?;
         file.sync_all().map_err(CheckpointError::io(&path, "sync to the disk"))?;
-        let bytes = file.metadata().map_err(CheckpointError::io(&path, "read back the size of"))?.len();
-        if let Some(aside) = aside {
-            aside.publish(&path)?;
+        let bytes = file.metadata().map_err(CheckpointError::io(&path, "read the size of"))?.len();
+        if let Some(temporary) = temporary {
+            temporary.publish(&path)?;
         }
         Ok(bytes)
     }
 }
 
-/// The header's JSON, padded so that the data starts at a multiple of eight bytes, and the tensors' sizes.
+/// The header's JSON, padded so that the data starts at a multiple of eight bytes, and the sizes of the
+/// tensors.
 struct Layout {
     json: Vec<u8>,
     sizes: Vec<(String, usize)>,
@@ -117,7 +120,7 @@ struct Layout {
 
 impl Layout {
     fn new(path: &Path, tensors: &[StoredTensor], metadata: &[(&str, &str)]) -> Result<Self> {
-        let ours = |what: String| CheckpointError::Internal(format!("{}: {what}", path.display()));
+        let internal = |problem: String| CheckpointError::Internal(format!("{}: {problem}", path.display()));
         let mut names = HashSet::new();
         let mut sizes = Vec::with_capacity(tensors.len());
         let mut entries = Vec::with_capacity(tensors.len());
@@ -125,10 +128,10 @@ impl Layout {
         for tensor in tensors {
             let StoredTensor { name, dtype, shape } = tensor;
             if name == "__metadata__" || !names.insert(name.as_str()) {
-                return Err(ours(format!("the name '{name}' is taken")));
+                return Err(internal(format!("the name '{name}' is taken")));
             }
             let bytes = stored_bytes(*dtype, shape).filter(|bytes| end.checked_add(*bytes).is_some());
-            let bytes = bytes.ok_or_else(|| ours(format!("the size of '{name}' {shape:?} overflows")))?;
+            let bytes = bytes.ok_or_else(|| internal(format!("the size of '{name}' {shape:?} overflows")))?;
             entries.push((
                 name.clone(),
                 Entry { dtype: *dtype, shape: shape.clone(), data_offsets: (end, end + bytes) },
@@ -139,12 +142,12 @@ impl Layout {
         let metadata: HashMap<String, String> =
             metadata.iter().map(|(key, value)| (key.to_string(), value.to_string())).collect();
         let header = Metadata::new((!metadata.is_empty()).then_some(metadata), entries)
-            .map_err(|e| ours(format!("the header is not valid: {e}")))?;
-        let mut json =
-            serde_json::to_vec(&header).map_err(|e| ours(format!("the header does not serialise: {e}")))?;
+            .map_err(|e| internal(format!("the header is not valid: {e}")))?;
+        let mut json = serde_json::to_vec(&header)
+            .map_err(|e| internal(format!("the header does not serialise: {e}")))?;
         json.resize(json.len().next_multiple_of(LENGTH_BYTES), b' ');
         if json.len() > MAX_HEADER_BYTES {
-            return Err(ours(format!("the header takes {} bytes", json.len())));
+            return Err(internal(format!("the header takes {} bytes", json.len())));
         }
         Ok(Self { json, sizes })
     }

@@ -1,4 +1,4 @@
-//! From names, folders and patterns to input files in a fixed order.
+//! The list of input files: resolves names, folders and patterns to files in a fixed order.
 
 use std::collections::HashSet;
 use std::fs;
@@ -9,21 +9,21 @@ use super::glob;
 use crate::error::{DataError, Result};
 use crate::files;
 
-/// How a file's documents are written.
+/// Format of an input file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Format {
     /// Plain UTF-8 text.
     Text,
-    /// One JSON object a line.
+    /// One JSON object per line.
     JsonLines,
     /// Apache Parquet.
     Parquet,
 }
 
-/// How a file is compressed as a whole.
+/// Compression of an input file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Compression {
-    /// Not at all (parquet compresses inside).
+    /// None (parquet compresses inside).
     None,
     /// `.gz`
     Gzip,
@@ -31,26 +31,27 @@ pub enum Compression {
     Zstd,
 }
 
-/// An input file and what tells it from a changed one.
+/// An input file, with the size and time that identify its content.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct InputFile {
-    /// Where it is, as it was named.
+    /// Path, as the user gave it.
     pub path: PathBuf,
-    /// From its name.
+    /// Format, by the extension.
     pub format: Format,
-    /// From its name.
+    /// Compression, by the extension.
     pub compression: Compression,
     /// Size on the disk.
     pub bytes: u64,
-    /// Time of the last change, in nanoseconds since 1970; 0 where the system does not say.
+    /// Modification time in nanoseconds since 1970; 0 if the system does not report it.
     pub modified_ns: u64,
 }
 
-/// Lists input files. A name may be a file, a folder (all files below it of a known kind, hidden ones left out) or
-/// a pattern with `*`, `?` and `**`. Files keep the order of the names; inside a folder or pattern they are sorted.
+/// Lists input files. A name is a file, a folder (all files of known kinds below it, except hidden ones) or a
+/// pattern with `*`, `?` and `**`. Files are in the order of the names, and sorted within a folder or
+/// pattern.
 ///
 /// # Errors
-/// A name that leads to no file, a file of unknown kind, a file named twice, no names at all.
+/// A name without a file, a file of unknown kind, a file named twice, no names.
 pub fn list_inputs<P: AsRef<Path>>(names: &[P]) -> Result<Vec<InputFile>> {
     let mut paths = Vec::new();
     for name in names {
@@ -64,21 +65,22 @@ pub fn list_inputs<P: AsRef<Path>>(names: &[P]) -> Result<Vec<InputFile>> {
         }
         if paths.len() == before {
             return Err(DataError::invalid(
-                format!("{} holds or matches no input file", name.display()),
-                format!("name {KINDS}, or a folder or pattern that leads to some"),
+                format!("{} contains or matches no input file", name.display()),
+                format!("name {KINDS}, or a folder or pattern for such files"),
             ));
         }
     }
     if paths.is_empty() {
         return Err(DataError::invalid("no input is named", format!("name {KINDS}")));
     }
-    // By where they lead: `a.txt` and `./a.txt` are one file. What cannot be looked up fails where it is read.
+    // Compared by real path: `a.txt` and `./a.txt` are one file. A path that cannot be resolved fails when it
+    // is read.
     let mut seen = HashSet::new();
-    let place = |path: &PathBuf| path.canonicalize().unwrap_or_else(|_| path.clone());
-    if let Some(twice) = paths.iter().find(|path| !seen.insert(place(path))) {
+    let real_path = |path: &PathBuf| path.canonicalize().unwrap_or_else(|_| path.clone());
+    if let Some(twice) = paths.iter().find(|path| !seen.insert(real_path(path))) {
         return Err(DataError::invalid(
             format!("{} is named twice", twice.display()),
-            "name each file once; to see it more often give its dataset a weight",
+            "name each file once; to repeat it, give its dataset a larger weight",
         ));
     }
     paths.into_iter().map(describe).collect()
@@ -106,22 +108,22 @@ fn modified_ns(meta: &fs::Metadata) -> u64 {
 }
 
 impl InputFile {
-    /// An error where the file is another one than when it was listed: what was read of it is a mixture of old and new.
+    /// Fails if the file changed after it was listed, because the text read may mix old and new content.
     pub(crate) fn refuse_changed(&self) -> Result<()> {
         let now = fs::metadata(&self.path).map_err(DataError::io(&self.path, "read the input"))?;
-        let what = if now.len() != self.bytes {
+        let problem = if now.len() != self.bytes {
             format!("the file changed from {} to {} bytes while it was read", self.bytes, now.len())
         } else if modified_ns(&now) != self.modified_ns {
             "the file was written to while it was read".to_owned()
         } else {
             return Ok(());
         };
-        let fix = "wait until it is complete and begin again in a new folder";
-        Err(DataError::input(&self.path, format!("byte {}", self.bytes.min(now.len())), what, fix))
+        let advice = "wait until it is complete and start again in a new folder";
+        Err(DataError::input(&self.path, format!("byte {}", self.bytes.min(now.len())), problem, advice))
     }
 }
 
-/// What a file is, by the end of its name, which need not be UTF-8.
+/// Format and compression by extension; `None` for an unknown kind. The name need not be UTF-8.
 fn kind(path: &Path) -> Option<(Format, Compression)> {
     let name = path.file_name()?.as_encoded_bytes().to_ascii_lowercase();
     let (stem, compression) = if let Some(stem) = name.strip_suffix(b".gz") {
@@ -143,18 +145,13 @@ fn kind(path: &Path) -> Option<(Format, Compression)> {
 fn list_folder(folder: &Path, paths: &mut Vec<PathBuf>) -> Result<()> {
     for path in glob::sorted_entries(folder)? {
         if path.is_dir() {
-            // A linked folder may lead back to where it lies.
+            // A linked folder may lead back to this one.
             if !path.is_symlink() {
                 list_folder(&path, paths)?;
             }
-        } else if kind(&path).is_some() && is_file(&path)? {
+        } else if kind(&path).is_some() && glob::is_file(&path)? {
             paths.push(path);
         }
     }
     Ok(())
-}
-
-/// Whether an entry of a folder is a file. A link that leads nowhere is an error: its text would be missing in silence.
-pub(super) fn is_file(path: &Path) -> Result<bool> {
-    Ok(fs::metadata(path).map_err(DataError::io(path, "open the input"))?.is_file())
 }

@@ -1,9 +1,8 @@
-//! File patterns: `*` and `?` inside a name, `**` for any number of folders. Hidden files match no wildcard.
+//! File patterns: `*` and `?` within a name, `**` for any number of folders. Wildcards match no hidden files.
 
 use std::fs;
 use std::path::{Component, Path, PathBuf};
 
-use super::files::is_file;
 use crate::error::{DataError, Result};
 
 /// True for a name with a wildcard in it.
@@ -28,7 +27,7 @@ pub(super) fn expand(pattern: &Path) -> Result<Vec<PathBuf>> {
                         matches(&name, &entry_name) && (is_last || entry.is_dir())
                     }));
                 }
-                // A link that leads nowhere matches too, and is an error below.
+                // A dangling link matches too; it is an error below.
                 other if is_last => {
                     next.extend(Some(base.join(other)).filter(|path| path.is_symlink() || path.exists()));
                 }
@@ -48,7 +47,12 @@ pub(super) fn expand(pattern: &Path) -> Result<Vec<PathBuf>> {
     Ok(files)
 }
 
-/// What a folder holds, sorted, hidden entries left out. The empty path is the current folder.
+/// True for a file. A dangling link is an error, because skipping it would silently lose its text.
+pub(super) fn is_file(path: &Path) -> Result<bool> {
+    Ok(fs::metadata(path).map_err(DataError::io(path, "open the input"))?.is_file())
+}
+
+/// Entries of a folder, sorted, without hidden ones. The empty path is the current folder.
 pub(super) fn sorted_entries(folder: &Path) -> Result<Vec<PathBuf>> {
     let opened = if folder.as_os_str().is_empty() { Path::new(".") } else { folder };
     let mut entries = Vec::new();
@@ -72,7 +76,7 @@ fn folders_below(folder: &Path, found: &mut Vec<PathBuf>) -> Result<()> {
     Ok(())
 }
 
-/// Wildcard match of one name: on a mismatch the last `*` takes one character more.
+/// Matches one name. After a mismatch it backtracks: the last `*` takes one more character.
 fn matches(pattern: &str, name: &str) -> bool {
     let (pattern, name): (Vec<char>, Vec<char>) = (pattern.chars().collect(), name.chars().collect());
     let (mut p, mut n) = (0, 0);

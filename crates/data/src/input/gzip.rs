@@ -1,22 +1,23 @@
-//! Gzip files: members one behind the other, and zeros behind the last one, as tapes and block devices leave them.
+//! Gzip files: several members in a row, with optional zero padding after the last one (from tapes and block
+//! devices).
 
 use std::io::{self, BufRead, ErrorKind, Read};
 
 use flate2::bufread::GzDecoder;
 
-/// The bytes of all members of a gzip file.
-pub(super) struct Members<R> {
-    /// Nothing only while the next one takes the file over.
+/// Decompressed bytes of all members of a gzip file.
+pub(super) struct GzipMembers<R> {
+    /// `None` only while the next member takes over the file.
     member: Option<GzDecoder<R>>,
 }
 
-impl<R: BufRead> Members<R> {
+impl<R: BufRead> GzipMembers<R> {
     pub(super) fn new(file: R) -> Self {
-        Members { member: Some(GzDecoder::new(file)) }
+        GzipMembers { member: Some(GzDecoder::new(file)) }
     }
 }
 
-impl<R: BufRead> Read for Members<R> {
+impl<R: BufRead> Read for GzipMembers<R> {
     fn read(&mut self, out: &mut [u8]) -> io::Result<usize> {
         loop {
             let Some(member) = &mut self.member else { return Ok(0) };
@@ -24,8 +25,8 @@ impl<R: BufRead> Read for Members<R> {
             if len > 0 || out.is_empty() {
                 return Ok(len);
             }
-            // This member has been read and its checksum is right.
-            if !begins_another(member.get_mut())? {
+            // The member has ended and its checksum matches.
+            if !has_another_member(member.get_mut())? {
                 return Ok(0);
             }
             self.member = self.member.take().map(|member| GzDecoder::new(member.into_inner()));
@@ -33,8 +34,8 @@ impl<R: BufRead> Read for Members<R> {
     }
 }
 
-/// Whether there is more than zeros behind a member.
-fn begins_another(file: &mut impl BufRead) -> io::Result<bool> {
+/// True if another member follows. Zeros are padding; anything after them is an error.
+fn has_another_member(file: &mut impl BufRead) -> io::Result<bool> {
     let mut has_zeros = false;
     loop {
         let bytes = match file.fill_buf() {
@@ -46,7 +47,7 @@ fn begins_another(file: &mut impl BufRead) -> io::Result<bool> {
             0 if zeros == 0 => return Ok(false),
             0 => {}
             _ if has_zeros || zeros > 0 => {
-                return Err(io::Error::new(ErrorKind::InvalidData, "there is something behind padding"));
+                return Err(io::Error::new(ErrorKind::InvalidData, "there is data after the padding"));
             }
             _ => return Ok(true),
         }

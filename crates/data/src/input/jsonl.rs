@@ -1,4 +1,4 @@
-//! JSON lines: one object a line, one of its fields the document.
+//! JSON lines: one object per line, with the document in one of its fields.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -6,29 +6,29 @@ use std::fmt;
 use serde::de::{DeserializeSeed, Deserializer, IgnoredAny, MapAccess, SeqAccess, Visitor};
 
 use super::stream::InputStream;
-use super::{Piece, name_the, push_document, uncuttable};
+use super::{Piece, naming_advice, no_safe_cut, push_document};
 use crate::error::{DataError, Result};
 use crate::tokenizer::CutRule;
 
-/// A longer line is refused: a line has to be in memory whole.
+/// Maximum length of a line. A line must be in memory as a whole.
 const MAX_LINE_BYTES: usize = 256 << 20;
 
-/// Reads the documents of a `.jsonl` file. Blank lines are passed over.
+/// Reads the documents of a `.jsonl` file. Skips blank lines.
 pub(super) struct JsonLines {
     stream: InputStream,
     field: String,
     rule: CutRule,
     line: Vec<u8>,
     line_number: u64,
-    ready: VecDeque<Piece>,
+    queue: VecDeque<Piece>,
 }
 
 impl JsonLines {
     pub(super) fn new(stream: InputStream, field: String, rule: CutRule) -> Self {
-        JsonLines { stream, field, rule, line: Vec::new(), line_number: 0, ready: VecDeque::new() }
+        JsonLines { stream, field, rule, line: Vec::new(), line_number: 0, queue: VecDeque::new() }
     }
 
-    /// Reads the next line with something on it; false at the end of the file.
+    /// Reads the next line that is not blank; false at the end of the file.
     fn read_line(&mut self) -> Result<bool> {
         loop {
             self.line.clear();
@@ -53,30 +53,31 @@ impl JsonLines {
 
     fn parse_line(&mut self) -> Result<()> {
         let mut json = serde_json::Deserializer::from_slice(&self.line);
-        let parsed = PickField(&self.field).deserialize(&mut json).and_then(|text| json.end().map(|()| text));
+        let parsed =
+            FieldSelector(&self.field).deserialize(&mut json).and_then(|text| json.end().map(|()| text));
         let text = match parsed {
-            Ok(Picked::Text(text)) => text,
-            Ok(Picked::Other(kind)) => {
-                let what = format!("field {:?} is {kind}, not a string", self.field);
-                return Err(self.error(what, &name_the("field", &[])));
+            Ok(FieldValue::Text(text)) => text,
+            Ok(FieldValue::Other(kind)) => {
+                let problem = format!("field {:?} is {kind}, not a string", self.field);
+                return Err(self.error(problem, &naming_advice("field", &[])));
             }
-            Ok(Picked::Missing(keys)) => {
-                let what = format!("there is no field {:?}; the line has {}", self.field, keys.join(", "));
-                return Err(self.error(what, &name_the("field", &keys)));
+            Ok(FieldValue::Missing(keys)) => {
+                let problem = format!("there is no field {:?}; the line has {}", self.field, keys.join(", "));
+                return Err(self.error(problem, &naming_advice("field", &keys)));
             }
             Err(error) => {
                 let reason = error.to_string();
                 let reason = reason.rsplit_once(" at line ").map_or(reason.as_str(), |(reason, _)| reason);
-                let what = format!("broken JSON at column {}: {reason}", error.column());
-                return Err(self.error(what, "mend or remove the line (one JSON object a line, UTF-8)"));
+                let problem = format!("broken JSON at column {}: {reason}", error.column());
+                return Err(self.error(problem, "fix or remove the line (one JSON object per line, UTF-8)"));
             }
         };
-        push_document(&mut self.ready, text, self.rule)
-            .ok_or_else(|| uncuttable(self.stream.path(), format!("line {}", self.line_number), self.rule))
+        push_document(&mut self.queue, text, self.rule)
+            .ok_or_else(|| no_safe_cut(self.stream.path(), format!("line {}", self.line_number), self.rule))
     }
 
-    fn error(&self, what: impl Into<String>, fix: &str) -> DataError {
-        DataError::input(self.stream.path(), format!("line {}", self.line_number), what, fix)
+    fn error(&self, problem: impl Into<String>, advice: &str) -> DataError {
+        DataError::input(self.stream.path(), format!("line {}", self.line_number), problem, advice)
     }
 }
 
@@ -84,7 +85,7 @@ impl Iterator for JsonLines {
     type Item = Result<Piece>;
 
     fn next(&mut self) -> Option<Result<Piece>> {
-        if self.ready.is_empty() {
+        if self.queue.is_empty() {
             match self.read_line() {
                 Ok(true) => {}
                 Ok(false) => return None,
@@ -94,47 +95,47 @@ impl Iterator for JsonLines {
                 return Some(Err(error));
             }
         }
-        self.ready.pop_front().map(Ok)
+        self.queue.pop_front().map(Ok)
     }
 }
 
-/// What the wanted field of an object turned out to be.
-enum Picked {
+/// Value of the text field of an object.
+enum FieldValue {
     Text(String),
-    /// Its JSON type, with article.
+    /// Not a string: its JSON type, with an article.
     Other(&'static str),
-    /// The first keys that are there instead.
+    /// No such field: the first keys of the object.
     Missing(Vec<String>),
 }
 
-/// Parses an object and keeps one field of it.
-struct PickField<'f>(&'f str);
+/// Parser of an object that keeps one field.
+struct FieldSelector<'f>(&'f str);
 
-impl<'de> DeserializeSeed<'de> for PickField<'_> {
-    type Value = Picked;
+impl<'de> DeserializeSeed<'de> for FieldSelector<'_> {
+    type Value = FieldValue;
 
-    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> std::result::Result<Picked, D::Error> {
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> std::result::Result<FieldValue, D::Error> {
         deserializer.deserialize_map(self)
     }
 }
 
-impl<'de> Visitor<'de> for PickField<'_> {
-    type Value = Picked;
+impl<'de> Visitor<'de> for FieldSelector<'_> {
+    type Value = FieldValue;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("an object")
     }
 
-    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> std::result::Result<Picked, A::Error> {
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> std::result::Result<FieldValue, A::Error> {
         const SHOWN_KEYS: usize = 8;
-        let mut picked = Picked::Missing(Vec::new());
+        let mut found = FieldValue::Missing(Vec::new());
         while let Some(key) = map.next_key::<String>()? {
             if key == self.0 {
-                picked = map.next_value_seed(TextOrKind)?;
+                found = map.next_value_seed(TextOrKind)?;
                 continue;
             }
             map.next_value::<IgnoredAny>()?;
-            if let Picked::Missing(keys) = &mut picked {
+            if let FieldValue::Missing(keys) = &mut found {
                 match keys.len() {
                     len if len < SHOWN_KEYS => keys.push(format!("{key:?}")),
                     SHOWN_KEYS => keys.push("...".to_owned()),
@@ -142,68 +143,68 @@ impl<'de> Visitor<'de> for PickField<'_> {
                 }
             }
         }
-        if let Picked::Missing(keys) = &mut picked
+        if let FieldValue::Missing(keys) = &mut found
             && keys.is_empty()
         {
             keys.push("no fields".to_owned());
         }
-        Ok(picked)
+        Ok(found)
     }
 }
 
-/// Parses any value and keeps it if it is a string.
+/// Parser of any value that keeps a string.
 struct TextOrKind;
 
 impl<'de> DeserializeSeed<'de> for TextOrKind {
-    type Value = Picked;
+    type Value = FieldValue;
 
-    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> std::result::Result<Picked, D::Error> {
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> std::result::Result<FieldValue, D::Error> {
         deserializer.deserialize_any(self)
     }
 }
 
 impl<'de> Visitor<'de> for TextOrKind {
-    type Value = Picked;
+    type Value = FieldValue;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("a string")
     }
 
-    fn visit_str<E>(self, text: &str) -> std::result::Result<Picked, E> {
-        Ok(Picked::Text(text.to_owned()))
+    fn visit_str<E>(self, text: &str) -> std::result::Result<FieldValue, E> {
+        Ok(FieldValue::Text(text.to_owned()))
     }
 
-    fn visit_string<E>(self, text: String) -> std::result::Result<Picked, E> {
-        Ok(Picked::Text(text))
+    fn visit_string<E>(self, text: String) -> std::result::Result<FieldValue, E> {
+        Ok(FieldValue::Text(text))
     }
 
-    fn visit_unit<E>(self) -> std::result::Result<Picked, E> {
-        Ok(Picked::Other("null"))
+    fn visit_unit<E>(self) -> std::result::Result<FieldValue, E> {
+        Ok(FieldValue::Other("null"))
     }
 
-    fn visit_bool<E>(self, _: bool) -> std::result::Result<Picked, E> {
-        Ok(Picked::Other("a boolean"))
+    fn visit_bool<E>(self, _: bool) -> std::result::Result<FieldValue, E> {
+        Ok(FieldValue::Other("a boolean"))
     }
 
-    fn visit_i64<E>(self, _: i64) -> std::result::Result<Picked, E> {
-        Ok(Picked::Other("a number"))
+    fn visit_i64<E>(self, _: i64) -> std::result::Result<FieldValue, E> {
+        Ok(FieldValue::Other("a number"))
     }
 
-    fn visit_u64<E>(self, _: u64) -> std::result::Result<Picked, E> {
-        Ok(Picked::Other("a number"))
+    fn visit_u64<E>(self, _: u64) -> std::result::Result<FieldValue, E> {
+        Ok(FieldValue::Other("a number"))
     }
 
-    fn visit_f64<E>(self, _: f64) -> std::result::Result<Picked, E> {
-        Ok(Picked::Other("a number"))
+    fn visit_f64<E>(self, _: f64) -> std::result::Result<FieldValue, E> {
+        Ok(FieldValue::Other("a number"))
     }
 
-    fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> std::result::Result<Picked, A::Error> {
+    fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> std::result::Result<FieldValue, A::Error> {
         while seq.next_element::<IgnoredAny>()?.is_some() {}
-        Ok(Picked::Other("an array"))
+        Ok(FieldValue::Other("an array"))
     }
 
-    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> std::result::Result<Picked, A::Error> {
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> std::result::Result<FieldValue, A::Error> {
         while map.next_entry::<IgnoredAny, IgnoredAny>()?.is_some() {}
-        Ok(Picked::Other("an object"))
+        Ok(FieldValue::Other("an object"))
     }
 }

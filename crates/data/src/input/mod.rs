@@ -1,9 +1,9 @@
-//! Documents from files: `.txt`, `.jsonl` and `.parquet`, the first two also as `.gz` and `.zst`.
+//! Readers of documents: `.txt`, `.jsonl` and `.parquet`, the first two also as `.gz` and `.zst`.
 //!
-//! [`list_inputs`] turns names, folders and patterns into files in a fixed order; [`read_documents`] streams one
-//! file. Memory does not grow with the file: a long document comes in pieces of about 1 MiB, cut where the
-//! tokenizer's [`CutRule`] allows, and the pieces of a file are always the same. Errors name the file and the
-//! line, row or byte.
+//! [`list_inputs`] resolves names, folders and patterns to files in a fixed order; [`read_documents`] streams
+//! one file. Memory use does not grow with the file: a long document comes in pieces of about 1 MiB, split
+//! where the tokenizer's [`CutRule`] allows. A file always gives the same pieces. Errors name the file and
+//! the line, row or byte.
 
 mod files;
 mod glob;
@@ -21,14 +21,14 @@ use std::sync::atomic::{AtomicU64, Ordering};
 pub use files::{Compression, Format, InputFile, list_inputs};
 
 use crate::error::{DataError, Result};
-use crate::tokenizer::{CutRule, MAX_GENERAL_BYTES};
+use crate::tokenizer::{CutRule, MAX_HF_BYTES};
 
-/// How documents lie in files.
+/// Location of documents in input files.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct InputOptions {
-    /// The field of `.jsonl` lines and the column of `.parquet` files that holds the text.
+    /// Field of `.jsonl` lines and column of `.parquet` files with the text.
     pub field: String,
-    /// What separates documents in `.txt` files; without it each file is one document.
+    /// Text between documents of `.txt` files. Without it each file is one document.
     pub separator: Option<String>,
 }
 
@@ -38,10 +38,10 @@ impl Default for InputOptions {
     }
 }
 
-/// A document, or a part of a long one.
+/// A document or a part of a long one.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Piece {
-    /// The text, never empty unless it is a whole, empty document.
+    /// The text; empty only for an empty document.
     pub text: String,
     /// True for the first piece of a document.
     pub begins_document: bool,
@@ -49,7 +49,7 @@ pub struct Piece {
     pub ends_document: bool,
 }
 
-/// The stream of one file's documents. After an error it ends.
+/// Iterator over the documents of one file. It ends after the first error.
 pub struct Documents {
     pieces: Box<dyn Iterator<Item = Result<Piece>> + Send>,
     bytes_read: Arc<AtomicU64>,
@@ -57,7 +57,7 @@ pub struct Documents {
 }
 
 impl Documents {
-    /// Bytes of the file (as it lies on the disk) read so far.
+    /// Bytes of the (possibly compressed) file read so far.
     pub fn bytes_read(&self) -> u64 {
         self.bytes_read.load(Ordering::Relaxed)
     }
@@ -82,10 +82,10 @@ impl std::fmt::Debug for Documents {
     }
 }
 
-/// Opens one file.
+/// Opens an input file.
 ///
 /// # Errors
-/// The file cannot be opened, or (parquet) its footer is broken or lacks the column.
+/// The file cannot be opened, or the footer of a parquet file is damaged or lacks the column.
 pub fn read_documents(file: &InputFile, options: &InputOptions, rule: CutRule) -> Result<Documents> {
     let bytes_read = Arc::new(AtomicU64::new(0));
     let pieces: Box<dyn Iterator<Item = Result<Piece>> + Send> = match file.format {
@@ -104,38 +104,40 @@ pub fn read_documents(file: &InputFile, options: &InputOptions, rule: CutRule) -
     Ok(Documents { pieces, bytes_read, failed: false })
 }
 
-/// What to do where a field or column is not the one of the text; `quoted` are the names that there are, and one alone is named.
-fn name_the(what: &str, quoted: &[String]) -> String {
+/// Advice for a wrong field or column (`noun`). `quoted` are the existing names; a single one is suggested.
+fn naming_advice(noun: &str, quoted: &[String]) -> String {
     let name = match quoted {
         [only] if only.starts_with('"') => only,
         _ => "...",
     };
     format!(
-        "name the {what} that holds the text: data.text_field = {name} in a run file, --text-field {name} elsewhere"
+        "name the {noun} that holds the text: data.text_field = {name} in a run file, --text-field {name} elsewhere"
     )
 }
 
-/// Pieces are cut at or before this size where they can be.
+/// Maximum size of a piece, unless no safe cut comes before it.
 pub(crate) const PIECE_BYTES: usize = 1 << 20;
-/// Text without a safe cut for longer than this is refused, because it would have to be held in memory whole.
+/// Maximum length of text without a safe cut. Longer text is refused, because it must be in memory as a
+/// whole.
 const MAX_UNCUT_BYTES: usize = 32 << 20;
 
-/// The longest piece that `rule` may lead to.
+/// Maximum size of a piece under `rule`.
 fn max_piece_bytes(rule: CutRule) -> usize {
-    if rule == CutRule::Never { MAX_GENERAL_BYTES } else { MAX_UNCUT_BYTES }
+    if rule == CutRule::Never { MAX_HF_BYTES } else { MAX_UNCUT_BYTES }
 }
 
-/// What to do with the text of a document read so far.
+/// Decision about the next piece of a document.
 enum NextPiece {
-    /// Take this many bytes as a piece; the document goes on.
+    /// A piece of this many bytes; the document continues.
     Cut(usize),
-    /// The rest is the document's last piece.
+    /// All remaining text as the document's last piece.
     Rest,
-    /// More text is needed to decide.
+    /// Undecided: read more text first.
     More,
 }
 
-/// Decides on the next piece. The answer depends on the document alone, not on how much of it has been read.
+/// Decides on the next piece; `None` if there is no safe cut. The result depends on the document only, not on
+/// how much of it has been read.
 fn next_piece(text: &str, is_complete: bool, rule: CutRule) -> Option<NextPiece> {
     if text.len() <= PIECE_BYTES {
         return Some(if is_complete { NextPiece::Rest } else { NextPiece::More });
@@ -149,20 +151,20 @@ fn next_piece(text: &str, is_complete: bool, rule: CutRule) -> Option<NextPiece>
     }
 }
 
-/// The error for text that offers no safe cut.
-fn uncuttable(path: &Path, place: String, rule: CutRule) -> DataError {
+/// The error for text without a safe cut.
+fn no_safe_cut(path: &Path, location: String, rule: CutRule) -> DataError {
     let longest = max_piece_bytes(rule) >> 20;
-    let what = match rule {
+    let problem = match rule {
         CutRule::Never => format!(
-            "one document has more than {longest} MiB, which a tokenizer of this kind would have to encode in one go"
+            "one document is longer than {longest} MiB, and this kind of tokenizer must encode it as a whole"
         ),
-        _ => format!("more than {longest} MiB of one document without a place where it can be cut safely"),
+        _ => format!("more than {longest} MiB of one document have no position where it can be split safely"),
     };
-    let fix = "separate documents (a separator, or one document a line), or tokenize as bytes";
-    DataError::input(path, place, what, fix)
+    let advice = "separate documents (with a separator, or one document per line), or tokenize as bytes";
+    DataError::input(path, location, problem, advice)
 }
 
-/// Cuts a document that is in memory already; for readers whose documents come whole.
+/// Splits a document that is in memory as a whole. `None` if there is no safe cut.
 fn push_document(queue: &mut VecDeque<Piece>, text: String, rule: CutRule) -> Option<()> {
     let mut rest = text.as_str();
     while let NextPiece::Cut(at) = next_piece(rest, true, rule)? {

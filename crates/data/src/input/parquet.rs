@@ -1,4 +1,4 @@
-//! Parquet: one column of strings, a small batch of rows at a time.
+//! Parquet: one column of strings, read in small batches of rows.
 
 use std::collections::VecDeque;
 use std::fs::File;
@@ -11,15 +11,15 @@ use parquet::data_type::{ByteArray, ByteArrayType};
 use parquet::file::reader::{FileReader, SerializedFileReader};
 
 use super::files::InputFile;
-use super::{Piece, name_the, push_document, uncuttable};
+use super::{Piece, naming_advice, no_safe_cut, push_document};
+use crate::catch_panic::catch_panic;
 use crate::error::{DataError, Result};
-use crate::guard::guarded;
 use crate::tokenizer::CutRule;
 
-/// Rows decoded at a time; what bounds the memory is the page, which parquet decodes whole.
-const ROWS: usize = 64;
+/// Rows per batch. Memory use depends on the page size, because parquet decodes whole pages.
+const BATCH_ROWS: usize = 64;
 
-/// Reads one column of a parquet file as documents.
+/// Reads the documents in one column of a parquet file.
 pub(super) struct ParquetColumn {
     file: SerializedFileReader<File>,
     path: PathBuf,
@@ -32,10 +32,10 @@ pub(super) struct ParquetColumn {
     reader: Option<ColumnReaderImpl<ByteArrayType>>,
     rows_done: u64,
     rows_total: u64,
-    /// Rows of the open group that have not come yet, by the footer.
+    /// Rows of the open group that remain, according to the footer.
     rows_left: u64,
     bytes_read: Arc<AtomicU64>,
-    ready: VecDeque<Piece>,
+    queue: VecDeque<Piece>,
 }
 
 impl ParquetColumn {
@@ -47,7 +47,8 @@ impl ParquetColumn {
     ) -> Result<Self> {
         let path = &input.path;
         let opened = File::open(path).map_err(DataError::io(path, "open the input"))?;
-        let file = guarded(|| SerializedFileReader::new(opened)).map_err(|e| damaged(path, "footer", &e))?;
+        let file =
+            catch_panic(|| SerializedFileReader::new(opened)).map_err(|e| damaged(path, "footer", &e))?;
         let metadata = file.metadata().file_metadata();
         let columns = metadata.schema_descr().columns();
         let Some(index) = columns.iter().position(|c| c.path().string() == column) else {
@@ -58,7 +59,7 @@ impl ParquetColumn {
                 path,
                 "schema",
                 format!("there is no column {column:?}; the file has {has}"),
-                name_the("column", &names),
+                naming_advice("column", &names),
             ));
         };
         let chosen = &columns[index];
@@ -67,7 +68,7 @@ impl ParquetColumn {
                 path,
                 "schema",
                 format!("column {column:?} is not a column of strings"),
-                name_the("column", &[]),
+                naming_advice("column", &[]),
             ));
         }
         Ok(ParquetColumn {
@@ -84,11 +85,11 @@ impl ParquetColumn {
             rows_done: 0,
             rows_left: 0,
             bytes_read,
-            ready: VecDeque::new(),
+            queue: VecDeque::new(),
         })
     }
 
-    /// Queues the documents of the next rows; false at the end of the file.
+    /// Queues the documents of the next batch of rows; false at the end of the file.
     fn read_rows(&mut self) -> Result<bool> {
         loop {
             if self.reader.is_none() && !self.open_group()? {
@@ -97,15 +98,16 @@ impl ParquetColumn {
             let Some(reader) = &mut self.reader else { continue };
             let (mut levels, mut values) = (Vec::new(), Vec::new());
             let wants_levels = self.is_optional;
-            let read =
-                guarded(|| reader.read_records(ROWS, wants_levels.then_some(&mut levels), None, &mut values));
+            let read = catch_panic(|| {
+                reader.read_records(BATCH_ROWS, wants_levels.then_some(&mut levels), None, &mut values)
+            });
             let rows = match read {
                 Ok((rows, _, _)) => rows,
-                Err(error) => return Err(damaged(&self.path, &self.place(0), &error)),
+                Err(error) => return Err(damaged(&self.path, &self.location(0), &error)),
             };
-            // A page that says to hold more or less than it was written with would add or lose documents.
+            // A page with a wrong row count would add or lose documents silently.
             if (rows == 0) != (self.rows_left == 0) || rows as u64 > self.rows_left {
-                return Err(self.miscounted(rows as u64));
+                return Err(self.row_count_error(rows as u64));
             }
             self.rows_left -= rows as u64;
             if rows == 0 {
@@ -113,13 +115,13 @@ impl ParquetColumn {
                 continue;
             }
             if values.len() != rows && !self.is_optional {
-                return Err(damaged(&self.path, &self.place(0), &"a page has too few values".to_owned()));
+                return Err(damaged(&self.path, &self.location(0), &"a page has too few values".to_owned()));
             }
             if values.len() != rows {
                 let row = levels.iter().position(|&level| level == 0).unwrap_or(0);
                 return Err(DataError::input(
                     &self.path,
-                    self.place(row),
+                    self.location(row),
                     format!("column {:?} has no value (null)", self.column_name),
                     "drop such rows, or name another column",
                 ));
@@ -138,23 +140,23 @@ impl ParquetColumn {
         let text = std::str::from_utf8(value.data()).map_err(|e| {
             DataError::input(
                 &self.path,
-                self.place(row),
+                self.location(row),
                 format!("byte {} of column {:?} is not valid UTF-8", e.valid_up_to(), self.column_name),
                 "write the column as strings, or name another one",
             )
         })?;
-        push_document(&mut self.ready, text.to_owned(), self.rule)
-            .ok_or_else(|| uncuttable(&self.path, self.place(row), self.rule))
+        push_document(&mut self.queue, text.to_owned(), self.rule)
+            .ok_or_else(|| no_safe_cut(&self.path, self.location(row), self.rule))
     }
 
-    /// Opens the column in the next row group; false when there is none.
+    /// Opens the column in the next row group; false if there is none.
     fn open_group(&mut self) -> Result<bool> {
         if self.next_group >= self.file.num_row_groups() {
             return Ok(false);
         }
         let (group, column) = (self.next_group, self.column);
         self.next_group += 1;
-        let opened = guarded(|| self.file.get_row_group(group)?.get_column_reader(column));
+        let opened = catch_panic(|| self.file.get_row_group(group)?.get_column_reader(column));
         match opened {
             Ok(ColumnReader::ByteArrayColumnReader(reader)) => {
                 self.reader = Some(reader);
@@ -162,23 +164,25 @@ impl ParquetColumn {
                     u64::try_from(self.file.metadata().row_group(group).num_rows()).unwrap_or_default();
             }
             Ok(_) => {
-                let what = "its type differs from the schema's".to_owned();
-                return Err(damaged(&self.path, &format!("row group {group}"), &what));
+                let problem = "its type differs from the schema's".to_owned();
+                return Err(damaged(&self.path, &format!("row group {group}"), &problem));
             }
             Err(error) => return Err(damaged(&self.path, &format!("row group {group}"), &error)),
         }
         Ok(true)
     }
 
-    /// The error for an open group whose pages hold `more` rows when others are to come, or none.
-    fn miscounted(&self, more: u64) -> DataError {
-        let said = if more > self.rows_left { "fewer" } else { "more" };
-        let what = format!("its footer counts {said} rows of column {:?} than there are", self.column_name);
-        damaged(&self.path, &format!("row group {}", self.next_group - 1), &what)
+    /// The error for pages that hold another number of rows than the footer says; `read` is the size of the
+    /// last batch.
+    fn row_count_error(&self, read: u64) -> DataError {
+        let comparison = if read > self.rows_left { "fewer" } else { "more" };
+        let problem =
+            format!("its footer counts {comparison} rows of column {:?} than there are", self.column_name);
+        damaged(&self.path, &format!("row group {}", self.next_group - 1), &problem)
     }
 
-    /// The row, counted from 1 over the whole file.
-    fn place(&self, row_of_batch: usize) -> String {
+    /// A row of the current batch, counted from 1 in the file.
+    fn location(&self, row_of_batch: usize) -> String {
         format!("row {}", self.rows_done + row_of_batch as u64 + 1)
     }
 }
@@ -187,22 +191,22 @@ impl Iterator for ParquetColumn {
     type Item = Result<Piece>;
 
     fn next(&mut self) -> Option<Result<Piece>> {
-        if self.ready.is_empty() {
+        if self.queue.is_empty() {
             match self.read_rows() {
                 Ok(true) => {}
                 Ok(false) => return None,
                 Err(error) => return Some(Err(error)),
             }
         }
-        self.ready.pop_front().map(Ok)
+        self.queue.pop_front().map(Ok)
     }
 }
 
-fn damaged(path: &Path, place: &str, what: &String) -> DataError {
+fn damaged(path: &Path, location: &str, problem: &String) -> DataError {
     DataError::input(
         path,
-        place,
-        format!("the parquet data is damaged ({what})"),
+        location,
+        format!("the parquet data is damaged ({problem})"),
         "fetch or write the file again",
     )
 }

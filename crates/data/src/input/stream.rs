@@ -1,4 +1,4 @@
-//! An input file as a stream of its decompressed bytes, with errors that say where it broke.
+//! An input file as a stream of decompressed bytes, with errors that give the position.
 
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, Read};
@@ -7,12 +7,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::files::{Compression, InputFile};
-use super::gzip::Members;
+use super::gzip::GzipMembers;
 use crate::error::{DataError, Result};
 
 const BUFFER_BYTES: usize = 256 << 10;
 
-/// Decompressed bytes, counted.
+/// Reader of decompressed bytes that counts them.
 pub(super) struct InputStream {
     reader: Box<dyn BufRead + Send>,
     path: PathBuf,
@@ -20,15 +20,15 @@ pub(super) struct InputStream {
     offset: u64,
 }
 
-/// Opens a file; `bytes_read` follows the position in it as it lies on the disk.
+/// Opens a file; `bytes_read` is updated with the position in the (possibly compressed) file.
 pub(super) fn open(file: &InputFile, bytes_read: Arc<AtomicU64>) -> Result<InputStream> {
     let opened = File::open(&file.path).map_err(DataError::io(&file.path, "open the input"))?;
-    let counted = BufReader::with_capacity(BUFFER_BYTES, Counted { file: opened, bytes_read });
+    let counted = BufReader::with_capacity(BUFFER_BYTES, CountingReader { file: opened, bytes_read });
     let reader: Box<dyn BufRead + Send> = match file.compression {
         Compression::None => Box::new(counted),
-        // An empty file is no compressed stream at all, but the decoders take it for an empty text.
+        // An empty file is not a compressed stream, but the decoders accept it as empty text.
         _ if file.bytes == 0 => return Err(damaged(&file.path, 0, "the file is empty")),
-        Compression::Gzip => Box::new(BufReader::with_capacity(BUFFER_BYTES, Members::new(counted))),
+        Compression::Gzip => Box::new(BufReader::with_capacity(BUFFER_BYTES, GzipMembers::new(counted))),
         Compression::Zstd => {
             let decoder =
                 zstd::Decoder::with_buffer(counted).map_err(|e| damaged(&file.path, 0, &e.to_string()))?;
@@ -44,17 +44,17 @@ impl InputStream {
         &self.path
     }
 
-    /// Decompressed bytes handed out so far.
+    /// Number of decompressed bytes read so far.
     pub(super) fn offset(&self) -> u64 {
         self.offset
     }
 
-    /// Appends the next bytes to `out`; false at the end of the file.
+    /// Appends some bytes to `out`; false at the end of the file.
     pub(super) fn read_some(&mut self, out: &mut Vec<u8>) -> Result<bool> {
         let filled = loop {
             match self.reader.fill_buf() {
                 Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
-                // The buffer is asked for again below: returning it from the loop would keep it borrowed.
+                // Returning the buffer from the loop would keep it borrowed, so it is fetched again below.
                 other => break other.map(<[u8]>::len),
             }
         };
@@ -69,7 +69,8 @@ impl InputStream {
         Ok(len > 0)
     }
 
-    /// Appends bytes up to and with the next newline, at most `limit`; returns how many (0 at the end).
+    /// Appends bytes up to and including the next newline, at most `limit`. Returns their number, 0 at the
+    /// end.
     pub(super) fn read_line(&mut self, limit: usize, out: &mut Vec<u8>) -> Result<usize> {
         let len = match (&mut self.reader).take(limit as u64).read_until(b'\n', out) {
             Ok(len) => len,
@@ -83,52 +84,53 @@ impl InputStream {
         if self.compression == Compression::None || error.raw_os_error().is_some() {
             return DataError::io(&self.path, "read the input")(error);
         }
-        let what = error.to_string();
+        let problem = error.to_string();
         if self.compression == Compression::Zstd
-            && let Some((what, fix)) = asks_for_more(&what)
+            && let Some((problem, advice)) = zstd_option_needed(&problem)
         {
             return DataError::input(
                 &self.path,
                 format!("after {} decompressed bytes", self.offset),
-                what,
-                fix,
+                problem,
+                advice,
             );
         }
-        damaged(&self.path, self.offset, &what)
+        damaged(&self.path, self.offset, &problem)
     }
 }
 
-/// What is wrong and what to do where zstd's `error` is of a file that is whole, but needs more to be read than it is given.
-fn asks_for_more(error: &str) -> Option<(&'static str, &'static str)> {
+/// Problem and advice for an error of zstd that means that the file needs special options rather than that it
+/// is damaged.
+fn zstd_option_needed(error: &str) -> Option<(&'static str, &'static str)> {
     match error {
         "Frame requires too much memory for decoding" => Some((
             "it is compressed with a window of more than 128 MiB",
             "decompress it first (zstd -d --long=31), or compress it again without --long",
         )),
         "Dictionary mismatch" => Some((
-            "it is compressed with a dictionary, which is needed to read it",
+            "it is compressed with a dictionary, which reading it needs",
             "decompress it first (zstd -d -D <dictionary>), or compress it again without one",
         )),
         _ => None,
     }
 }
 
-fn damaged(path: &Path, offset: u64, what: &str) -> DataError {
+fn damaged(path: &Path, offset: u64, problem: &str) -> DataError {
     DataError::input(
         path,
         format!("after {offset} decompressed bytes"),
-        format!("the compressed data is damaged or ends early ({what})"),
+        format!("the compressed data is damaged or ends early ({problem})"),
         "fetch or compress the file again",
     )
 }
 
-/// A file that tells how far it has been read.
-struct Counted {
+/// A file that counts the bytes read.
+struct CountingReader {
     file: File,
     bytes_read: Arc<AtomicU64>,
 }
 
-impl Read for Counted {
+impl Read for CountingReader {
     fn read(&mut self, out: &mut [u8]) -> io::Result<usize> {
         let len = self.file.read(out)?;
         self.bytes_read.fetch_add(len as u64, Ordering::Relaxed);

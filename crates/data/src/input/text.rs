@@ -1,22 +1,22 @@
-//! Plain text: one document a file, or documents between separators.
+//! Plain text: one document per file, or documents between separators.
 
 use super::stream::InputStream;
-use super::{NextPiece, Piece, next_piece, uncuttable};
+use super::{NextPiece, Piece, next_piece, no_safe_cut};
 use crate::error::{DataError, Result};
 use crate::tokenizer::CutRule;
 
-/// Reads pieces of documents from UTF-8 text. A byte-order mark at the start is dropped.
+/// Reads documents from UTF-8 text. Drops a byte-order mark at the start.
 pub(super) struct TextReader {
     stream: InputStream,
     separator: Option<String>,
     rule: CutRule,
-    /// Bytes that may be the start of a character.
+    /// Bytes that may be an incomplete character.
     undecoded: Vec<u8>,
-    /// Text not given out yet begins at `start`.
+    /// Decoded text. The part from `start` on has not been returned yet.
     text: String,
     start: usize,
     at_end: bool,
-    /// Whether the last piece left its document open: the next one goes on with it.
+    /// True if the last piece did not end its document.
     inside_document: bool,
 }
 
@@ -25,7 +25,7 @@ impl TextReader {
         if separator.as_deref() == Some("") {
             return Err(DataError::invalid(
                 "the document separator is empty",
-                "leave it out for one document a file, or give the text between documents",
+                "omit it for one document per file, or give the text between documents",
             ));
         }
         Ok(TextReader {
@@ -47,19 +47,19 @@ impl TextReader {
             let (document, is_complete) = match separator_at {
                 Some(at) => (&waiting[..at], true),
                 None if self.at_end => (waiting, true),
-                // The last bytes may be the start of a separator.
+                // The last bytes may begin a separator.
                 None => {
-                    let kept_back = self.separator.as_ref().map_or(0, |separator| separator.len() - 1);
-                    let end = waiting.floor_char_boundary(waiting.len().saturating_sub(kept_back));
+                    let held_back = self.separator.as_ref().map_or(0, |separator| separator.len() - 1);
+                    let end = waiting.floor_char_boundary(waiting.len().saturating_sub(held_back));
                     (&waiting[..end], false)
                 }
             };
             if self.at_end && separator_at.is_none() && document.is_empty() && !self.inside_document {
                 return Ok(None);
             }
-            let place = || format!("byte {}", self.stream.offset() - waiting.len() as u64);
+            let location = || format!("byte {}", self.stream.offset() - waiting.len() as u64);
             let decision = next_piece(document, is_complete, self.rule)
-                .ok_or_else(|| uncuttable(self.stream.path(), place(), self.rule))?;
+                .ok_or_else(|| no_safe_cut(self.stream.path(), location(), self.rule))?;
             let (len, ends_document) = match decision {
                 NextPiece::Cut(at) => (at, false),
                 NextPiece::Rest => (document.len(), true),
@@ -78,7 +78,7 @@ impl TextReader {
         }
     }
 
-    /// Reads about one piece more.
+    /// Reads text for about one more piece.
     fn fill(&mut self) -> Result<()> {
         self.text.drain(..self.start);
         self.start = 0;
@@ -94,7 +94,7 @@ impl TextReader {
         Ok(())
     }
 
-    /// Moves whole characters from `undecoded` to `text`.
+    /// Moves complete characters from `undecoded` to `text`.
     fn decode(&mut self) -> Result<()> {
         let (valid, problem) = match std::str::from_utf8(&self.undecoded) {
             Ok(text) => (text.len(), None),
@@ -107,7 +107,7 @@ impl TextReader {
                 self.stream.path(),
                 format!("byte {at}"),
                 format!("0x{byte:02X} is not valid UTF-8 here"),
-                "convert the file to UTF-8 (iconv -t UTF-8) or leave it out",
+                "convert the file to UTF-8 (iconv -t UTF-8) or omit it",
             ));
         }
         let text = std::str::from_utf8(&self.undecoded[..valid])

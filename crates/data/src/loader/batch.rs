@@ -1,39 +1,39 @@
-//! One batch of packed sequences.
+//! A batch of packed sequences.
 
 use crate::error::Result;
 use crate::stream::TokenStream;
 
-/// The label of a position that has no target.
+/// Target of a position without a target.
 pub const IGNORED_TARGET: i32 = -100;
 
-/// B sequences of S tokens, flattened row by row: element `b * S + t` is position t of sequence b.
+/// B sequences of S tokens, flattened in rows: element `b * S + t` is position t of sequence b.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Batch {
     /// B.
     pub batch_size: usize,
     /// S.
     pub seq_len: usize,
-    /// `[B*S]` inputs.
+    /// `[B*S]` input tokens.
     pub tokens: Vec<i32>,
-    /// `[B*S]` the token after each input, or [`IGNORED_TARGET`].
+    /// `[B*S]` the next token of each input, or [`IGNORED_TARGET`].
     pub targets: Vec<i32>,
-    /// `[B*S]` for RoPE: counts from 0 in each sequence and, with a document mask, in each document.
+    /// `[B*S]` positions for RoPE, from 0 in each sequence and, with a document mask, in each document.
     pub positions: Vec<i32>,
-    /// `[B*S]` where, within its sequence, the document of each token begins; 0 without a document mask. Attention
-    /// at t may look at `doc_start[t]..=t`. The first document of a sequence begins at 0, as no earlier part of it
-    /// can be seen.
+    /// `[B*S]` start of each token's document within its sequence; 0 without a document mask. The token at t
+    /// attends to `doc_start[t]..=t`. The first document of a sequence starts at 0, because its earlier part
+    /// is not visible.
     pub doc_start: Vec<i32>,
-    /// Targets that are not ignored.
+    /// Number of targets that are not ignored.
     pub valid_targets: usize,
 }
 
-/// Whether attention and positions stay inside documents.
+/// Restriction of attention and positions to documents.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum DocumentMask {
-    /// A sequence is one context, whatever documents it holds.
+    /// None: a sequence is one context.
     #[default]
     Off,
-    /// A document sees nothing of the one before it.
+    /// Tokens attend only to their own document.
     On,
 }
 
@@ -51,8 +51,8 @@ impl Batch {
         }
     }
 
-    /// Appends the sequence whose first token is at `start` and which has `targets` targets; what is missing to S
-    /// is filled with token 0 and ignored.
+    /// Appends the sequence of `targets` targets that starts at `start`, padded to S with token 0 and ignored
+    /// targets.
     pub(super) fn push(
         &mut self,
         stream: &dyn TokenStream,
@@ -85,7 +85,7 @@ impl Batch {
         Ok(())
     }
 
-    /// Appends a sequence without any target.
+    /// Appends a sequence without targets.
     pub(super) fn push_padding(&mut self) {
         self.tokens.extend(std::iter::repeat_n(0, self.seq_len));
         self.targets.extend(std::iter::repeat_n(IGNORED_TARGET, self.seq_len));

@@ -1,32 +1,32 @@
-//! Which source each sample comes from.
+//! The mixture of sources: assigns each sample to a source.
 //!
-//! Weights become whole numbers of samples per cycle, and one cycle is laid out so that after any number of
-//! samples each source is less than one sample away from its share: the n-th sample of a source may come no
-//! earlier and no later than its share allows, and among those that may come now the most urgent comes (earliest
-//! deadline first, which finds such an order whenever there is one, and there always is: Baruah et al. 1996,
-//! proportionate progress). So any sample's source, and its number among that source's samples, is one look-up.
+//! Weights become whole numbers of samples per cycle. A cycle is scheduled so that after any number of
+//! samples each source is less than one sample away from its share: the n-th sample of a source has an
+//! earliest and a latest slot, and each slot goes to the source with the earliest deadline among those that
+//! may come (proportionate progress; Baruah et al. 1996, who prove that a schedule exists and that this finds
+//! one). A look-up in the cycle then gives any sample's source and its index within the source.
 
 use crate::error::{DataError, Result};
 
-/// Weights that are multiples of 1/n for some n up to this are kept exactly.
+/// Weights that are multiples of 1/n for an n up to this are represented exactly.
 const MAX_EXACT_CYCLE: u64 = 10_000;
-/// Other weights are rounded to multiples of one in this many.
+/// Other weights are rounded to multiples of 1 / this.
 const ROUNDED_CYCLE: u64 = 1_000_000;
 
-/// The order in which sources take turns.
+/// The periodic order of sources.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Mixture {
-    /// Samples of each source in a cycle.
+    /// Samples of each source per cycle.
     shares: Vec<u64>,
-    /// For each sample of a cycle: its source, and how many of that source came before it in the cycle.
+    /// For each sample of a cycle: its source, and the number of earlier samples of that source in the cycle.
     cycle: Vec<(u32, u32)>,
 }
 
 impl Mixture {
-    /// A mixture by weights of any positive scale.
+    /// A mixture by positive weights of any scale.
     ///
     /// # Errors
-    /// No weights; a weight that is not a positive number; one too small beside the others to be met.
+    /// No weights; a weight that is not a positive number; a weight below a millionth of the sum.
     pub fn new(weights: &[f64]) -> Result<Mixture> {
         let shares = shares(weights)?;
         let total: u64 = shares.iter().sum();
@@ -43,14 +43,14 @@ impl Mixture {
         Ok(Mixture { shares, cycle })
     }
 
-    /// The source of sample `index`, and how many samples of that source come before it.
-    pub fn at(&self, index: u64) -> (usize, u64) {
+    /// The source of sample `index`, and the number of earlier samples of that source.
+    pub fn locate(&self, index: u64) -> (usize, u64) {
         let length = self.cycle.len() as u64;
         let (source, before) = self.cycle[(index % length) as usize];
         (source as usize, index / length * self.shares[source as usize] + u64::from(before))
     }
 
-    /// How many of the first `samples` samples come from each source.
+    /// Number of samples of each source among the first `samples`.
     pub fn counts(&self, samples: u64) -> Vec<u64> {
         let length = self.cycle.len() as u64;
         let mut counts: Vec<u64> = self.shares.iter().map(|share| samples / length * share).collect();
@@ -61,7 +61,7 @@ impl Mixture {
     }
 }
 
-/// Whole numbers in the proportion of the weights.
+/// Whole numbers proportional to the weights.
 fn shares(weights: &[f64]) -> Result<Vec<u64>> {
     if weights.is_empty() {
         return Err(DataError::invalid("there is no data source", "name at least one"));
@@ -69,7 +69,7 @@ fn shares(weights: &[f64]) -> Result<Vec<u64>> {
     if let Some((source, weight)) = weights.iter().enumerate().find(|(_, w)| !(w.is_finite() && **w > 0.0)) {
         return Err(DataError::invalid(
             format!("the weight {weight} of data source {} is not a positive number", source + 1),
-            "give a positive weight, or leave the source out",
+            "set a positive weight, or remove the source",
         ));
     }
     let total: f64 = weights.iter().sum();
@@ -85,7 +85,7 @@ fn shares(weights: &[f64]) -> Result<Vec<u64>> {
     if let Some(shares) = (1..=MAX_EXACT_CYCLE).find_map(exact) {
         return Ok(shares);
     }
-    // Rounded down, then the largest remainders get what is left over.
+    // Largest remainder method.
     let scaled: Vec<f64> = weights.iter().map(|weight| weight / total * ROUNDED_CYCLE as f64).collect();
     let mut shares: Vec<u64> = scaled.iter().map(|share| share.floor() as u64).collect();
     let mut by_remainder: Vec<usize> = (0..shares.len()).collect();
@@ -96,8 +96,8 @@ fn shares(weights: &[f64]) -> Result<Vec<u64>> {
     }
     if let Some(source) = shares.iter().position(|&share| share == 0) {
         return Err(DataError::invalid(
-            format!("the weight of data source {} is under a millionth of the whole", source + 1),
-            "give it more weight, or leave it out",
+            format!("the weight of data source {} is less than a millionth of the sum", source + 1),
+            "increase its weight, or remove it",
         ));
     }
     Ok(shares)
@@ -122,7 +122,7 @@ mod tests {
             let mut counts = vec![0_u64; weights.len()];
             for index in 0..2000 {
                 prop_assert_eq!(&mixture.counts(index), &counts);
-                let (source, before) = mixture.at(index);
+                let (source, before) = mixture.locate(index);
                 prop_assert_eq!(before, counts[source]);
                 counts[source] += 1;
                 for (count, weight) in counts.iter().zip(&weights) {
@@ -133,7 +133,7 @@ mod tests {
         }
 
         #[test]
-        fn weights_of_no_common_measure_are_met_to_a_millionth(
+        fn other_weights_are_met_to_a_millionth(
             weights in prop::collection::vec(0.001_f64..1.0, 2..5),
         ) {
             let total: f64 = weights.iter().sum();
@@ -151,7 +151,7 @@ mod tests {
     }
 
     #[test]
-    fn weights_that_cannot_be_met_are_refused() {
+    fn invalid_weights_are_refused() {
         for weights in [&[][..], &[1.0, 0.0], &[-1.0], &[f64::NAN], &[f64::INFINITY], &[1.0, 1e-9]] {
             assert!(Mixture::new(weights).is_err(), "{weights:?}");
         }

@@ -1,11 +1,11 @@
-//! From token streams to batches: packed, shuffled, mixed, and the same on any number of ranks.
+//! The loader: packs, shuffles and mixes token streams into batches, identically on any number of ranks.
 //!
-//! The number i of a sample in the whole run decides, with the seed, everything about it: the mixture gives the
-//! source and the sample's number within it; that number over the source's windows gives epoch and place; the
-//! epoch's permutation of the windows gives the window. There is no other state, so a rank reads any slice it
-//! likes and a run resumes from one number. docs/data-format.md has the order in full.
+//! The seed and the index of a sample in the run determine the sample. The mixture gives the source and the
+//! sample's index within the source; dividing that by the number of windows gives the epoch and the index in
+//! the epoch; the epoch's permutation gives the window. There is no other state, so any rank can read any
+//! range of samples, and a run resumes from one number. `docs/data-format.md` specifies the order.
 //!
-//! Deliberately absent: any memory of what was read before, and any shuffling buffer.
+//! Deliberately absent: a history of samples, and a shuffle buffer.
 
 mod batch;
 mod mixture;
@@ -25,31 +25,32 @@ pub use validation::Validation;
 
 use crate::error::{DataError, Result};
 use crate::stream::TokenStream;
-use split::{LastWindow, Windows};
+use split::{Remainder, Windows};
 
-/// A token stream and how much of it to use.
+/// A token stream and its weight in the mixture.
 #[derive(Debug, Clone)]
-pub struct Source {
+pub struct MixtureSource {
     /// The tokens.
     pub stream: Arc<dyn TokenStream>,
-    /// Its share of the samples is its weight over the sum of all weights.
+    /// Positive weight of any scale. The stream's share of the samples is its weight over the sum of all
+    /// weights.
     pub weight: f64,
 }
 
-/// What shapes the samples.
+/// Options of the loader.
 #[derive(Debug, Clone, PartialEq)]
 pub struct LoaderOptions {
-    /// S, tokens a sequence.
+    /// S, tokens per sequence.
     pub seq_len: usize,
-    /// Decides the order.
+    /// Seed of the order.
     pub seed: u64,
-    /// Whether documents see each other.
+    /// Attention across documents, or not.
     pub document_mask: DocumentMask,
-    /// The fraction of each source that is kept for validation.
+    /// Fraction of each source held out for validation.
     pub held_out: Option<f64>,
 }
 
-/// The training samples of a run, by number.
+/// Training samples of a run, by index.
 #[derive(Debug)]
 pub struct Loader {
     sources: Vec<LoadedSource>,
@@ -65,47 +66,48 @@ struct LoadedSource {
     weight: f64,
 }
 
-/// Which window a sample is.
+/// The window of a sample.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SampleLocation {
-    /// The source, by its number.
+    /// Index of the source.
     pub source: usize,
-    /// How often the source has been used up before.
+    /// Number of complete passes over the source before.
     pub epoch: u64,
-    /// The window among the source's training windows.
+    /// Index of the window among the source's training windows.
     pub window: u64,
     /// Position of the window's first token in the source.
     pub position: u64,
 }
 
 impl Loader {
-    /// A loader over `sources`, in whose order the mixture counts.
+    /// A loader over `sources`. Their order is part of the sample order.
     ///
     /// # Errors
-    /// No sources; weights that cannot be met; a source too short for one sequence; a split that cannot be made.
-    pub fn new(sources: Vec<Source>, options: LoaderOptions) -> Result<Loader> {
+    /// No sources; invalid weights; a source too short for one sequence; a held-out fraction that cannot be
+    /// split off.
+    pub fn new(sources: Vec<MixtureSource>, options: LoaderOptions) -> Result<Loader> {
         if options.seq_len == 0 {
-            return Err(DataError::invalid("the sequence length is 0", "give at least 1"));
+            return Err(DataError::invalid("the sequence length is 0", "set at least 1"));
         }
         let weights: Vec<f64> = sources.iter().map(|source| source.weight).collect();
         let mixture = Mixture::new(&weights)?;
         let mut loaded = Vec::with_capacity(sources.len());
-        for Source { stream, weight } in sources {
+        for MixtureSource { stream, weight } in sources {
             let tokens = stream.token_count();
             let (train, held_out) = match options.held_out {
                 Some(fraction) => split::split(fraction, tokens, options.seq_len, stream.name())?,
                 None => (std::iter::once(0..tokens).collect(), Vec::new()),
             };
-            let windows = Windows::new(train, options.seq_len, LastWindow::Full);
+            let windows = Windows::new(train, options.seq_len, Remainder::Drop);
             if windows.count() == 0 {
                 return Err(DataError::invalid(
                     format!(
-                        "{} has {} training tokens in one piece, too few for one sequence of {} and its targets",
+                        "{} has {} contiguous training tokens, too few for one sequence of {} and its targets",
                         stream.name(),
                         windows.longest(),
                         options.seq_len
                     ),
-                    "use more text, a shorter sequence, or hold out less",
+                    "use more text or a shorter sequence, or hold out less",
                 ));
             }
             loaded.push(LoadedSource { stream, windows, held_out, weight });
@@ -127,42 +129,42 @@ impl Loader {
         Ok(batch)
     }
 
-    /// How many targets `samples` have together; what the loss of a global batch is divided
-    /// by. Known without reading them.
+    /// Number of targets in `samples`, by which the loss of a global batch is divided. Does not read the
+    /// samples.
     pub fn valid_targets(&self, samples: Range<u64>) -> u64 {
-        // Training windows are full and no target in them is ignored.
+        // Training windows are full and have no ignored targets.
         (samples.end - samples.start) * self.options.seq_len as u64
     }
 
-    /// Which window sample `index` is.
+    /// The window of sample `index`.
     pub fn locate(&self, index: u64) -> SampleLocation {
-        let (number, count) = self.mixture.at(index);
+        let (number, count) = self.mixture.locate(index);
         let windows = &self.sources[number].windows;
-        let (epoch, place) = (count / windows.count(), count % windows.count());
+        let (epoch, index_in_epoch) = (count / windows.count(), count % windows.count());
         let key = permutation::hash(self.options.seed, number as u64, epoch);
-        let window = Permutation::new(windows.count(), key).at(place);
-        let (position, _) = windows.at(window);
+        let window = Permutation::new(windows.count(), key).apply(index_in_epoch);
+        let (position, _) = windows.locate(window);
         SampleLocation { source: number, epoch, window, position }
     }
 
-    /// The held-out part of all sources, or `None` where nothing is held out.
+    /// The held-out parts of all sources; `None` if nothing is held out.
     pub fn validation(&self) -> Option<Validation> {
         self.options.held_out?;
         let parts = self.sources.iter().map(|s| (Arc::clone(&s.stream), s.held_out.clone())).collect();
-        Some(Validation::of_parts(parts, self.options.seq_len, self.options.document_mask))
+        Some(Validation::from_parts(parts, self.options.seq_len, self.options.document_mask))
     }
 
-    /// Targets in all windows of all sources: what a pass over the data trains on, where sources are mixed by size.
+    /// Number of targets in all windows of all sources: one epoch, if sources are mixed by size.
     pub fn epoch_tokens(&self) -> u64 {
         self.windows().into_iter().sum::<u64>() * self.options.seq_len as u64
     }
 
-    /// Windows of each source: its samples in an epoch.
+    /// Number of windows of each source, which is its number of samples per epoch.
     pub fn windows(&self) -> Vec<u64> {
         self.sources.iter().map(|source| source.windows.count()).collect()
     }
 
-    /// How many epochs of each source the first `samples` samples are.
+    /// Epochs of each source in the first `samples` samples.
     pub fn epochs(&self, samples: u64) -> Vec<f64> {
         let counts = self.mixture.counts(samples);
         counts.iter().zip(self.windows()).map(|(&count, windows)| count as f64 / windows as f64).collect()

@@ -1,10 +1,11 @@
-//! A seeded permutation of `0..size` that is computed where it is asked, without a table.
+//! A seeded permutation of `0..size`, computed point by point without a table.
 //!
-//! A Feistel network (Luby & Rackoff 1988) over the smallest power of two that is not below `size`, walked until
-//! the value falls inside (cycle walking; Black & Rogaway 2002): fewer than two walks on average. Each round adds
-//! a keyed hash of one half to the other, which can be undone whatever the hash, so every value occurs once.
+//! A Feistel network (Luby & Rackoff 1988) over the smallest power of two that is at least `size`, applied
+//! until the value is below `size` (cycle walking; Black & Rogaway 2002), fewer than two times on average.
+//! Each round adds a keyed hash of one half to the other. That is invertible for any hash, so every value
+//! occurs once.
 
-/// Rounds of the network. Four would mix large domains; small ones, with halves of few bits, need more.
+/// Rounds of the network. Four suffice for large domains; small ones, whose halves have few bits, need more.
 const ROUNDS: u64 = 12;
 
 /// A permutation of `0..size`.
@@ -17,15 +18,15 @@ pub struct Permutation {
 }
 
 impl Permutation {
-    /// The permutation of `0..size` that belongs to `key`.
+    /// The permutation of `0..size` with this key.
     pub fn new(size: u64, key: u64) -> Permutation {
         let bits = u64::BITS - size.saturating_sub(1).leading_zeros();
         let low_bits = bits / 2;
         Permutation { size, low_bits, high_bits: bits - low_bits, key }
     }
 
-    /// Where `index`, which is below the size, goes.
-    pub fn at(&self, index: u64) -> u64 {
+    /// The image of `index`, which must be below the size.
+    pub fn apply(&self, index: u64) -> u64 {
         debug_assert!(index < self.size, "{index} is outside a permutation of {}", self.size);
         let mut value = index;
         loop {
@@ -51,7 +52,7 @@ impl Permutation {
     }
 }
 
-/// A hash of three numbers, by the finaliser of SplitMix64 (Steele et al. 2014) after each.
+/// Hash of three numbers, with the finaliser of SplitMix64 (Steele et al. 2014) after each.
 pub(super) fn hash(key: u64, a: u64, b: u64) -> u64 {
     mix(mix(mix(key) ^ a) ^ b)
 }
@@ -73,18 +74,18 @@ mod tests {
         #[test]
         fn every_value_occurs_once(size in 1_u64..3000, key: u64) {
             let permutation = Permutation::new(size, key);
-            let mut values: Vec<u64> = (0..size).map(|i| permutation.at(i)).collect();
+            let mut values: Vec<u64> = (0..size).map(|i| permutation.apply(i)).collect();
             values.sort_unstable();
             prop_assert_eq!(values, (0..size).collect::<Vec<_>>());
         }
 
         #[test]
         fn huge_sizes_stay_inside(size in 1_u64 << 40.., index: u64, key: u64) {
-            prop_assert!(Permutation::new(size, key).at(index % size) < size);
+            prop_assert!(Permutation::new(size, key).apply(index % size) < size);
         }
     }
 
-    /// Chi-squared of counts against a uniform distribution, in standard deviations from its mean.
+    /// Chi-squared statistic of counts against a uniform distribution, in standard deviations from its mean.
     fn chi_squared_sigmas(counts: &[u64]) -> f64 {
         let expected = counts.iter().sum::<u64>() as f64 / counts.len() as f64;
         let chi: f64 = counts.iter().map(|&count| (count as f64 - expected).powi(2) / expected).sum();
@@ -97,7 +98,7 @@ mod tests {
         let mut counts = std::collections::BTreeMap::new();
         for key in 0..24_000 {
             let permutation = Permutation::new(4, key);
-            *counts.entry([0, 1, 2, 3].map(|i| permutation.at(i))).or_insert(0) += 1;
+            *counts.entry([0, 1, 2, 3].map(|i| permutation.apply(i))).or_insert(0) += 1;
         }
         assert_eq!(counts.len(), 24);
         let sigmas = chi_squared_sigmas(&counts.into_values().collect::<Vec<_>>());
@@ -111,7 +112,7 @@ mod tests {
         for key in 0..100 {
             let permutation = Permutation::new(size, key);
             for i in 0..size - 1 {
-                counts[((permutation.at(i + 1) + size - permutation.at(i)) % size) as usize] += 1;
+                counts[((permutation.apply(i + 1) + size - permutation.apply(i)) % size) as usize] += 1;
             }
         }
         assert_eq!(counts.remove(0), 0);

@@ -1,4 +1,4 @@
-//! Which part of a source is held out for validation, and where its windows begin.
+//! The split of a source into training and held-out ranges, and of ranges into windows.
 
 use std::ops::Range;
 
@@ -7,17 +7,17 @@ use crate::error::{DataError, Result};
 /// Ranges of token positions, ascending and disjoint.
 type Ranges = Vec<Range<u64>>;
 
-/// The most blocks that a held-out part lies in.
+/// Maximum number of held-out blocks.
 const MAX_BLOCKS: u64 = 16;
-/// Each block cuts off the end of the sequences before it; so many whole ones are between two blocks.
+/// Minimum number of sequences between two blocks. Each block cuts off an incomplete sequence before it.
 const SEQUENCES_A_BLOCK: u64 = 32;
 
-/// Splits a source of `tokens` tokens into training and validation. The held-out `fraction` lies at the ends of equal
-/// parts of the source, as its documents may be sorted. Seed and weights play no part, so that what is held out stays
-/// held out when those change.
+/// Splits a source of `tokens` tokens into training and validation ranges. The held-out `fraction` is taken
+/// from the ends of equal parts of the source, because its documents may be sorted. The split does not depend
+/// on seed and weights, so held-out tokens stay held out if those change.
 ///
 /// # Errors
-/// Nothing or everything would be held out.
+/// A fraction that holds out nothing or everything.
 pub(super) fn split(fraction: f64, tokens: u64, seq_len: usize, name: &str) -> Result<(Ranges, Ranges)> {
     if !(fraction > 0.0 && fraction < 1.0) {
         return Err(DataError::invalid(
@@ -29,12 +29,12 @@ pub(super) fn split(fraction: f64, tokens: u64, seq_len: usize, name: &str) -> R
     if held < 2 || held >= tokens {
         return Err(DataError::invalid(
             format!("{name} has {tokens} tokens, too few to hold out {fraction} of them"),
-            "use more text, hold out another part of it, or nothing",
+            "use more text, or hold out another fraction or nothing",
         ));
     }
     let blocks = blocks(tokens, held, seq_len);
     let (mut train, mut valid) = (Ranges::new(), Ranges::new());
-    // Products of counts and block numbers may exceed 64 bits.
+    // A count times a block index may exceed 64 bits.
     let part = |count: u64, block: u64| (u128::from(count) * u128::from(block) / u128::from(blocks)) as u64;
     for block in 0..blocks {
         let (start, end) = (part(tokens, block), part(tokens, block + 1));
@@ -45,34 +45,34 @@ pub(super) fn split(fraction: f64, tokens: u64, seq_len: usize, name: &str) -> R
     Ok((train, valid))
 }
 
-/// In how many blocks `held` of `tokens` tokens are held out: so many that little of the text around them is in no
-/// whole sequence, and each has a target.
+/// Number of blocks for `held` held-out tokens. It is limited so that few training tokens are outside a full
+/// sequence, and each block has at least one target.
 fn blocks(tokens: u64, held: u64, seq_len: usize) -> u64 {
     MAX_BLOCKS.min(tokens / (SEQUENCES_A_BLOCK * seq_len as u64)).min(held / 2).max(1)
 }
 
-/// What happens to the tokens behind a range's last full window.
+/// Treatment of the tokens after a range's last full window.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum LastWindow {
+pub(super) enum Remainder {
     /// They are not used.
-    Full,
-    /// They make a shorter window.
-    Short,
+    Drop,
+    /// They form a shorter window.
+    ShortWindow,
 }
 
-/// Windows over ranges of a token stream. Window w of a range that begins at position p has the inputs
-/// `p + w S .. p + (w+1) S` and the targets one further, so each token but a range's first is a target once.
+/// Windows over ranges of a token stream. Window w of a range that starts at p has the inputs `p + w S .. p +
+/// (w+1) S` and the targets shifted by one, so each token of a range except the first is a target once.
 #[derive(Debug, Clone)]
 pub(super) struct Windows {
     ranges: Ranges,
-    /// Number of each range's first window.
+    /// Index of each range's first window.
     first: Vec<u64>,
     count: u64,
     seq_len: u64,
 }
 
 impl Windows {
-    pub(super) fn new(ranges: Ranges, seq_len: usize, last: LastWindow) -> Windows {
+    pub(super) fn new(ranges: Ranges, seq_len: usize, last: Remainder) -> Windows {
         let seq_len = seq_len as u64;
         let mut count = 0;
         let mut first = Vec::with_capacity(ranges.len());
@@ -80,25 +80,25 @@ impl Windows {
             first.push(count);
             let targets = (range.end - range.start).saturating_sub(1);
             count += match last {
-                LastWindow::Full => targets / seq_len,
-                LastWindow::Short => targets.div_ceil(seq_len),
+                Remainder::Drop => targets / seq_len,
+                Remainder::ShortWindow => targets.div_ceil(seq_len),
             };
         }
         Windows { ranges, first, count, seq_len }
     }
 
-    /// How many windows there are.
+    /// Number of windows.
     pub(super) fn count(&self) -> u64 {
         self.count
     }
 
-    /// How many tokens the longest range holds.
+    /// Number of tokens in the longest range.
     pub(super) fn longest(&self) -> u64 {
         self.ranges.iter().map(|range| range.end - range.start).max().unwrap_or(0)
     }
 
-    /// Where the window's first token is, and how many targets it has.
-    pub(super) fn at(&self, window: u64) -> (u64, usize) {
+    /// Position of the window's first token, and its number of targets.
+    pub(super) fn locate(&self, window: u64) -> (u64, usize) {
         let number = self.first.partition_point(|&first| first <= window) - 1;
         let range = &self.ranges[number];
         let start = range.start + (window - self.first[number]) * self.seq_len;
@@ -127,12 +127,12 @@ mod tests {
         }
 
         #[test]
-        fn blocks_cost_little_of_the_text(tokens in 1_000_u64..1_000_000, seq_len in 16_usize..10_000) {
+        fn blocks_leave_few_tokens_unused(tokens in 1_000_u64..1_000_000, seq_len in 16_usize..10_000) {
             let (train, valid) = split(0.005, tokens, seq_len, "test").unwrap();
-            let windows = Windows::new(train, seq_len, LastWindow::Full);
+            let windows = Windows::new(train, seq_len, Remainder::Drop);
             let held: u64 = valid.iter().map(|range| range.end - range.start).sum();
             let unused = tokens - held - windows.count() * seq_len as u64;
-            // What a text in one piece loses too, and of more pieces at most a sequence in 32.
+            // An unsplit text loses up to one sequence; blocks lose at most one sequence in 32.
             prop_assert!(unused <= (seq_len as u64).max(tokens / 32 + 16), "{unused} of {tokens}");
         }
 
@@ -143,13 +143,13 @@ mod tests {
             let mut at = 0;
             let ranges: Ranges = lengths.iter().map(|length| { at += length + 3; at - length..at }).collect();
             let expected: Vec<u64> = ranges.iter().flat_map(|range| range.clone().skip(1)).collect();
-            let windows = Windows::new(ranges.clone(), seq_len, LastWindow::Short);
+            let windows = Windows::new(ranges.clone(), seq_len, Remainder::ShortWindow);
             let targets = |windows: &Windows| -> Vec<u64> {
-                (0..windows.count()).map(|w| windows.at(w)).flat_map(|(p, n)| p + 1..p + 1 + n as u64).collect()
+                (0..windows.count()).map(|w| windows.locate(w)).flat_map(|(p, n)| p + 1..p + 1 + n as u64).collect()
             };
             prop_assert_eq!(targets(&windows), expected);
-            let full = Windows::new(ranges, seq_len, LastWindow::Full);
-            prop_assert!((0..full.count()).all(|w| full.at(w).1 == seq_len));
+            let full = Windows::new(ranges, seq_len, Remainder::Drop);
+            prop_assert!((0..full.count()).all(|w| full.locate(w).1 == seq_len));
         }
     }
 }

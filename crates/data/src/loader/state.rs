@@ -1,37 +1,37 @@
-//! What a checkpoint keeps of the loader: one number, and what it was a number in.
+//! The loader's state in a checkpoint: the index of the next sample, and the data that it refers to.
 
 use serde::{Deserialize, Serialize};
 
 use super::Loader;
 use crate::error::{DataError, Result};
 
-/// How far a run is in its data, and in which data.
+/// A run's position in its data, with a description of the data.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct LoaderState {
-    /// Samples consumed by all ranks together; the next one has this number.
+    /// Samples consumed by all ranks together, which is the index of the next sample.
     pub samples: u64,
     /// The seed of the order.
     pub seed: u64,
-    /// S, tokens a sequence.
+    /// S, tokens per sequence.
     pub seq_len: usize,
-    /// The sources, in their order.
+    /// The sources, in order.
     pub sources: Vec<SourceState>,
 }
 
-/// One source in a [`LoaderState`].
+/// A source in a [`LoaderState`].
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct SourceState {
-    /// What it was called; for messages, as data may move.
+    /// Name, for messages only, because data may be moved.
     pub name: String,
-    /// Of its tokens and document ends, in hexadecimal.
+    /// Fingerprint of its tokens and document ends, in hexadecimal.
     pub fingerprint: String,
-    /// Its weight.
+    /// Weight in the mixture.
     pub weight: f64,
-    /// Its training windows; changes with what is held out.
+    /// Number of training windows, which depends on the held-out fraction.
     pub windows: u64,
-    /// Samples taken from it.
+    /// Number of samples taken from it.
     pub samples: u64,
 }
 
@@ -54,33 +54,36 @@ impl Loader {
         }
     }
 
-    /// Checks that this loader gives the samples that the one of `state` would have given, and returns the number
-    /// of the next sample.
+    /// Checks that this loader continues with the same samples as the loader that saved `state`, and returns
+    /// the index of the next sample.
     ///
     /// # Errors
-    /// Other data, weights, held-out part, sequence length or seed; what differs is named.
+    /// Other data, weights, held-out fraction, sequence length or seed. The error names the difference.
     pub fn resume(&self, state: &LoaderState) -> Result<u64> {
-        let here = self.state(state.samples);
-        let refuse = |what: String| {
+        let current = self.state(state.samples);
+        let refuse = |problem: String| {
             Err(DataError::invalid(
-                format!("the checkpoint cannot go on with this data: {what}"),
-                "restore what the run began with, or start a new run from the checkpoint's weights",
+                format!("the checkpoint cannot continue with this data: {problem}"),
+                "restore the data and settings that the run started with, or start a new run from the checkpoint's weights",
             ))
         };
-        if here.seed != state.seed {
-            return refuse(format!("the seed was {}, now it is {}", state.seed, here.seed));
+        if current.seed != state.seed {
+            return refuse(format!("the seed was {}, now it is {}", state.seed, current.seed));
         }
-        if here.seq_len != state.seq_len {
-            return refuse(format!("the sequence length was {}, now it is {}", state.seq_len, here.seq_len));
+        if current.seq_len != state.seq_len {
+            return refuse(format!(
+                "the sequence length was {}, now it is {}",
+                state.seq_len, current.seq_len
+            ));
         }
-        if here.sources.len() != state.sources.len() {
-            return refuse(format!("it had {} sources, now {}", state.sources.len(), here.sources.len()));
+        if current.sources.len() != state.sources.len() {
+            return refuse(format!("it had {} sources, now {}", state.sources.len(), current.sources.len()));
         }
-        for (now, before) in here.sources.iter().zip(&state.sources) {
+        for (now, before) in current.sources.iter().zip(&state.sources) {
             if now.fingerprint != before.fingerprint {
                 return refuse(format!("the tokens of {} are not those of {}", now.name, before.name));
             }
-            // JSON may lose the last bit of a number.
+            // A JSON parser may lose the last bit of a number.
             if (now.weight - before.weight).abs() > 1e-12 * before.weight.abs() {
                 return refuse(format!(
                     "the weight of {} was {}, now {}",

@@ -1,70 +1,71 @@
-//! Held-out tokens in their order.
+//! Validation sequences: held-out tokens in order.
 
 use std::ops::Range;
 use std::sync::Arc;
 
 use super::batch::{Batch, DocumentMask, IGNORED_TARGET};
-use super::split::{LastWindow, Windows};
+use super::split::{Remainder, Windows};
 use crate::error::{DataError, Result};
 use crate::stream::TokenStream;
 
-/// Sequences for evaluation: every token but the first of each part is a target exactly once.
+/// Sequences for evaluation. Every token except the first of each range is a target exactly once.
 #[derive(Debug, Clone)]
 pub struct Validation {
     parts: Vec<(Arc<dyn TokenStream>, Windows)>,
     seq_len: usize,
     mask: DocumentMask,
-    /// How many windows are used; fewer than there are means evenly spaced ones.
+    /// Number of windows used. If smaller than the total, they are evenly spaced.
     used: u64,
 }
 
 impl Validation {
-    /// All tokens of `streams`, one after the other.
+    /// All tokens of `streams`, in order.
     ///
     /// # Errors
-    /// A sequence length of 0; streams without a single target.
-    pub fn of(streams: Vec<Arc<dyn TokenStream>>, seq_len: usize, mask: DocumentMask) -> Result<Validation> {
+    /// A sequence length of 0; streams without targets.
+    pub fn new(streams: Vec<Arc<dyn TokenStream>>, seq_len: usize, mask: DocumentMask) -> Result<Validation> {
         if seq_len == 0 {
-            return Err(DataError::invalid("the sequence length is 0", "give at least 1"));
+            return Err(DataError::invalid("the sequence length is 0", "set at least 1"));
         }
-        let whole = |stream: Arc<dyn TokenStream>| {
+        let with_all_tokens = |stream: Arc<dyn TokenStream>| {
             let all = std::iter::once(0..stream.token_count()).collect();
             (stream, all)
         };
         let names: Vec<String> = streams.iter().map(|stream| stream.name().to_owned()).collect();
-        let validation = Validation::of_parts(streams.into_iter().map(whole).collect(), seq_len, mask);
+        let validation =
+            Validation::from_parts(streams.into_iter().map(with_all_tokens).collect(), seq_len, mask);
         if validation.used == 0 {
-            let what = format!("{}: fewer than two tokens, too few to validate on", names.join(", "));
-            return Err(DataError::invalid(what, "name more text"));
+            let problem = format!("{}: fewer than two tokens, too few for validation", names.join(", "));
+            return Err(DataError::invalid(problem, "name more text"));
         }
         Ok(validation)
     }
 
-    pub(super) fn of_parts(
+    pub(super) fn from_parts(
         parts: Vec<(Arc<dyn TokenStream>, Vec<Range<u64>>)>,
         seq_len: usize,
         mask: DocumentMask,
     ) -> Validation {
-        let windows = |ranges| Windows::new(ranges, seq_len, LastWindow::Short);
+        let windows = |ranges| Windows::new(ranges, seq_len, Remainder::ShortWindow);
         let parts: Vec<_> = parts.into_iter().map(|(stream, ranges)| (stream, windows(ranges))).collect();
         let used = parts.iter().map(|(_, windows)| windows.count()).sum();
         Validation { parts, seq_len, mask, used }
     }
 
-    /// At most `max_windows` of the sequences, evenly spaced; the same ones each time.
+    /// Restricts this to at most `max_windows` sequences, evenly spaced and deterministic.
     #[must_use]
     pub fn at_most(mut self, max_windows: u64) -> Validation {
         self.used = self.used.min(max_windows.max(1));
         self
     }
 
-    /// How many sequences there are.
+    /// Number of sequences.
     pub fn window_count(&self) -> u64 {
         self.used
     }
 
-    /// Sequences `first .. first + count` as one batch. Behind the last sequence, rows without any target make it
-    /// up to `count`, so that every batch has one shape.
+    /// Sequences `first .. first + count` as one batch. After the last sequence, rows without targets pad it
+    /// to `count`, so that all batches have one shape.
     ///
     /// # Errors
     /// A shard that shrank or holds tokens outside its vocabulary.
@@ -72,7 +73,7 @@ impl Validation {
         let mut batch = Batch::with_capacity(count, self.seq_len);
         for number in first..first + count as u64 {
             if number < self.used {
-                let (part, start, targets) = self.at(number)?;
+                let (part, start, targets) = self.locate(number)?;
                 batch.push(self.parts[part].0.as_ref(), start, targets, self.mask)?;
             } else {
                 batch.push_padding();
@@ -87,8 +88,8 @@ impl Validation {
         (0..self.used.div_ceil(batch_size as u64)).map(move |b| self.batch(b * batch_size as u64, batch_size))
     }
 
-    /// Entropy, in nats a token, of the targets taken one by one: what a model that knows only how often each
-    /// token occurs would reach here.
+    /// Unigram entropy of the targets, in nats per token: the loss of a model that knows only token
+    /// frequencies.
     ///
     /// # Errors
     /// Those of [`Validation::batch`].
@@ -96,7 +97,7 @@ impl Validation {
         let mut counts = Vec::new();
         for batch in self.batches(16) {
             for target in batch?.targets.into_iter().filter(|&target| target != IGNORED_TARGET) {
-                // Targets are checked against the vocabulary when they are read, so they are not negative.
+                // Not negative, because tokens are checked against the vocabulary when they are read.
                 let token = target as usize;
                 if token >= counts.len() {
                     counts.resize(token + 1, 0);
@@ -107,12 +108,12 @@ impl Validation {
         Ok(entropy_nats(&counts))
     }
 
-    /// Bytes of text behind the targets, where every source knows its own. Of a whole source it is all of its text; a
-    /// part of one counts by its targets, as how many bytes a token has differs from source to source.
+    /// Bytes of text that the targets encode; `None` if a source does not know its own. A part of a source
+    /// counts in proportion to its targets, because bytes per token differ between sources.
     pub fn text_bytes(&self) -> Result<Option<f64>> {
         let mut targets = vec![0_u64; self.parts.len()];
         for number in 0..self.used {
-            let (part, _, here) = self.at(number)?;
+            let (part, _, here) = self.locate(number)?;
             targets[part] += here as u64;
         }
         let bytes = self.parts.iter().zip(targets).map(|((stream, _), targets)| {
@@ -122,22 +123,22 @@ impl Validation {
         Ok(bytes.sum())
     }
 
-    /// The part of sequence `number`, its first token's position there, and how many targets it has.
-    fn at(&self, number: u64) -> Result<(usize, u64, usize)> {
+    /// Part, start position and number of targets of sequence `number`.
+    fn locate(&self, number: u64) -> Result<(usize, u64, usize)> {
         let total: u64 = self.parts.iter().map(|(_, windows)| windows.count()).sum();
         let mut window = (u128::from(number) * u128::from(total) / u128::from(self.used)) as u64;
         for (part, (_, windows)) in self.parts.iter().enumerate() {
             if window < windows.count() {
-                let (start, targets) = windows.at(window);
+                let (start, targets) = windows.locate(window);
                 return Ok((part, start, targets));
             }
             window -= windows.count();
         }
-        Err(DataError::Internal(format!("validation window {number} of {} wanted", self.used)))
+        Err(DataError::Internal(format!("validation window {number} of {} was requested", self.used)))
     }
 }
 
-/// Entropy in nats of a distribution given by counts.
+/// Entropy in nats of the distribution given by counts.
 fn entropy_nats(counts: &[u64]) -> f64 {
     let total = counts.iter().sum::<u64>() as f64;
     let terms = counts.iter().filter(|&&count| count > 0).map(|&count| {

@@ -1,7 +1,7 @@
-//! Vocabularies that are made of the text: learned once, kept, and found again for equal input and options.
+//! Vocabularies learned from text, stored in a folder and reused for equal input and options.
 //!
-//! A folder keeps one together with a record of what it was learned from. The record is written first and names the
-//! tokenizer by its hash, so that a folder in which a process was killed is never taken for more than it is.
+//! The folder holds the tokenizer and a record with the hashes of the tokenizer and of its input. The record
+//! is written first, so a folder in which a process was killed is never mistaken for a complete one.
 
 use std::cell::RefCell;
 use std::fs::{self, File};
@@ -12,96 +12,81 @@ use serde::{Deserialize, Serialize};
 use serde_json::json;
 use sha2::{Digest, Sha256};
 
-use super::texts::{Reader, Texts, sample};
-use super::{discard_unfinished, lock_at_once, other_dataset, refuse_foreign_files, resume};
+use super::progress::LearnProgress;
+use super::text_files::{TextFileReader, TextFiles, sample};
+use super::{discard_unfinished, lock_or_fail, other_dataset, refuse_foreign_files, unfinished};
 use crate::error::Result;
 use crate::files;
 use crate::shard::INDEX_FILE;
 use crate::tokenizer::{CutRule, Tokenizer};
 
-/// How much text a BPE vocabulary is learned from at most: more does not change it much, and memory grows with it.
+/// Maximum size of the text that a BPE vocabulary is learned from. More text changes it little and takes more
+/// memory.
 const BPE_SAMPLE_BYTES: u64 = 128 << 20;
-/// Changes when the same text would give another vocabulary.
+/// Version of the learning algorithm; it changes when equal text gives another vocabulary.
 const VERSION: u32 = 1;
 
-/// A vocabulary that is made of the text.
+/// Kind of a vocabulary learned from text.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Vocabulary {
+pub enum VocabularyKind {
     /// Byte-level BPE.
     Bpe {
-        /// Tokens that it has at most.
+        /// Maximum number of tokens.
         size: usize,
     },
-    /// The characters that occur.
+    /// One token per character of the text.
     Chars,
 }
 
-/// How far the making of a vocabulary is.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Learning {
-    /// The text is read.
-    Reading {
-        /// Bytes of the input files, as they lie on the disk, that are done.
-        bytes_done: u64,
-        /// Bytes of all input files.
-        bytes_total: u64,
-    },
-    /// The most frequent pairs of tokens are merged.
-    Merging {
-        /// Merges that are found.
-        done: usize,
-        /// Merges that are found at most.
-        total: usize,
-    },
-}
-
-/// The vocabulary of `texts` in the folder of a dataset that is to be made with it: who runs the same command again goes
-/// on with the vocabulary that it had. `on_progress` is called a few times a second; [`ControlFlow::Break`] stops the
-/// making, of which nothing is kept.
+/// Learns the vocabulary for a dataset and stores it in the dataset's folder, so that a repeated command
+/// continues with the same vocabulary. `on_progress` is called a few times a second; [`ControlFlow::Break`]
+/// stops the work and discards it.
 ///
 /// # Errors
-/// Broken input, by file and place; no text at all; [`crate::DataError::Interrupted`]; a folder that holds another dataset, or anything else.
+/// Damaged input, with file and location; input without text; a folder with another dataset or other files;
+/// [`crate::DataError::Interrupted`].
 pub fn learn_for_dataset(
-    texts: &[Texts],
-    vocabulary: Vocabulary,
+    texts: &[TextFiles],
+    vocabulary: VocabularyKind,
     folder: &Path,
-    on_progress: &mut dyn FnMut(Learning) -> ControlFlow<()>,
+    on_progress: &mut dyn FnMut(LearnProgress) -> ControlFlow<()>,
 ) -> Result<Tokenizer> {
-    learn_in(folder, lock_at_once, learned_from(texts, vocabulary)?, texts, vocabulary, on_progress)
+    learn_in(folder, lock_or_fail, learned_from(texts, vocabulary)?, texts, vocabulary, on_progress)
 }
 
 pub(super) fn learn_in(
     folder: &Path,
     lock: fn(&Path) -> Result<File>,
     learned_from: String,
-    texts: &[Texts],
-    vocabulary: Vocabulary,
-    on_progress: &mut dyn FnMut(Learning) -> ControlFlow<()>,
+    texts: &[TextFiles],
+    vocabulary: VocabularyKind,
+    on_progress: &mut dyn FnMut(LearnProgress) -> ControlFlow<()>,
 ) -> Result<Tokenizer> {
-    if let Some(tokenizer) = kept(folder, &learned_from) {
+    if let Some(tokenizer) = load_learned(folder, &learned_from) {
         return Ok(tokenizer);
     }
-    // What refuses does so before anything is learned.
+    // Fail before the slow part.
     if folder.exists() {
         let _lock = lock(folder)?;
-        make_room(folder)?;
+        clear_for_vocabulary(folder)?;
     }
     let tokenizer = learn(texts, vocabulary, on_progress)?;
     files::create_folder(folder)?;
     let _lock = lock(folder)?;
-    // Nobody was kept out meanwhile: learning takes minutes, and the folder may be a finished dataset by now.
-    if let Some(tokenizer) = kept(folder, &learned_from) {
+    // The folder was not locked while learning, which takes minutes; it may be a finished dataset by now.
+    if let Some(tokenizer) = load_learned(folder, &learned_from) {
         return Ok(tokenizer);
     }
-    make_room(folder)?;
-    let learned = Learned { learned_from, tokenizer: tokenizer.hash_hex() };
+    clear_for_vocabulary(folder)?;
+    let learned = VocabularyRecord { learned_from, tokenizer: tokenizer.hash_hex() };
     files::write_json(&folder.join(LEARNED_FILE), &learned)?;
     tokenizer.save(folder)?;
     Ok(tokenizer)
 }
 
-/// Sees to it that a vocabulary can be kept in `folder`: that nothing is there but what nobody misses.
-fn make_room(folder: &Path) -> Result<()> {
+/// Prepares `folder` for a vocabulary: removes an unfinished run without shards, and refuses any other
+/// content.
+fn clear_for_vocabulary(folder: &Path) -> Result<()> {
     if folder.join(INDEX_FILE).exists() {
         return Err(other_dataset(folder));
     }
@@ -109,75 +94,79 @@ fn make_room(folder: &Path) -> Result<()> {
     refuse_foreign_files(folder)
 }
 
-/// A tokenizer made of `texts`, kept nowhere.
+/// Learns a vocabulary from `texts` without storing it.
 ///
 /// # Errors
-/// Texts that cannot be read or hold nothing; [`crate::DataError::Interrupted`] where `on_progress` breaks off.
+/// Damaged input; input without text; [`crate::DataError::Interrupted`] if `on_progress` returns
+/// [`ControlFlow::Break`].
 pub fn learn(
-    texts: &[Texts],
-    vocabulary: Vocabulary,
-    on_progress: &mut dyn FnMut(Learning) -> ControlFlow<()>,
+    texts: &[TextFiles],
+    vocabulary: VocabularyKind,
+    on_progress: &mut dyn FnMut(LearnProgress) -> ControlFlow<()>,
 ) -> Result<Tokenizer> {
-    // The reader and the merging tell of their progress in turn.
+    // Shared by the reader and the merging, which report in turn.
     let on_progress = RefCell::new(on_progress);
-    let tell = |learning| (on_progress.borrow_mut())(learning);
+    let report = |learning| (on_progress.borrow_mut())(learning);
     match vocabulary {
-        Vocabulary::Chars => Tokenizer::chars(Reader::new(texts, CutRule::Anywhere, &tell)),
-        Vocabulary::Bpe { size } => {
-            let reader = Reader::new(texts, CutRule::BetweenWords, &tell);
-            let mut on_merge = |done, total| tell(Learning::Merging { done, total });
+        VocabularyKind::Chars => Tokenizer::chars(TextFileReader::new(texts, CutRule::Anywhere, &report)),
+        VocabularyKind::Bpe { size } => {
+            let reader = TextFileReader::new(texts, CutRule::BetweenWords, &report);
+            let mut on_merge = |done, total| report(LearnProgress::Merging { done, total });
             Tokenizer::train_bpe(sample(texts, reader, BPE_SAMPLE_BYTES), size, &mut on_merge)
         }
     }
 }
 
-/// The record beside a tokenizer that was made of the text.
+/// File name of the record of a learned vocabulary.
 pub(super) const LEARNED_FILE: &str = "learned.json";
 
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Learned {
-    /// A hash of what decides it.
+struct VocabularyRecord {
+    /// Hash of the input and options.
     learned_from: String,
-    /// The hash of the tokenizer.
+    /// Hash of the tokenizer.
     tokenizer: String,
 }
 
-/// The tokenizer in `folder`, if it is whole and was learned from just that.
-fn kept(folder: &Path, learned_from: &str) -> Option<Tokenizer> {
+/// The tokenizer in `folder`, if it is complete and was learned from equal input and options.
+fn load_learned(folder: &Path, learned_from: &str) -> Option<Tokenizer> {
     let bytes = fs::read(folder.join(LEARNED_FILE)).ok()?;
-    let learned: Learned = serde_json::from_slice(&bytes).ok()?;
+    let learned: VocabularyRecord = serde_json::from_slice(&bytes).ok()?;
     let tokenizer = Tokenizer::load(folder).ok().filter(|_| learned.learned_from == learned_from)?;
     (tokenizer.hash_hex() == learned.tokenizer).then_some(tokenizer)
 }
 
-/// Removes the record of a vocabulary that `tokenizer` is about to replace.
-pub(super) fn forget_other(folder: &Path, tokenizer: &Tokenizer) -> Result<()> {
+/// Removes the record of another vocabulary than `tokenizer`, which is about to replace it.
+pub(super) fn remove_stale_record(folder: &Path, tokenizer: &Tokenizer) -> Result<()> {
     let path = folder.join(LEARNED_FILE);
-    let learned = fs::read(&path).ok().and_then(|bytes| serde_json::from_slice::<Learned>(&bytes).ok());
+    let learned =
+        fs::read(&path).ok().and_then(|bytes| serde_json::from_slice::<VocabularyRecord>(&bytes).ok());
     match learned.is_some_and(|learned| learned.tokenizer == tokenizer.hash_hex()) {
         true => Ok(()),
         false => files::remove(&path),
     }
 }
 
-/// Whether a file of this name in `folder` is of a vocabulary that was learned there. The record is written first: without it a
-/// tokenizer is someone else's, and what is left of writing the record is all that can be there.
-pub(super) fn is_of_learned(folder: &Path, name: &str) -> bool {
-    let whole = name.strip_suffix(".tmp").unwrap_or(name);
-    whole == LEARNED_FILE
-        || ["tokenizer.json", "tokenizer_config.json"].contains(&whole) && folder.join(LEARNED_FILE).exists()
+/// True if the file `name` in `folder` belongs to a vocabulary learned there. The record is written first, so
+/// without it a tokenizer is the user's, and only a temporary of the record is ours.
+pub(super) fn belongs_to_vocabulary(folder: &Path, name: &str) -> bool {
+    let final_name = name.strip_suffix(".tmp").unwrap_or(name);
+    final_name == LEARNED_FILE
+        || ["tokenizer.json", "tokenizer_config.json"].contains(&final_name)
+            && folder.join(LEARNED_FILE).exists()
 }
 
-/// A hash of everything that decides a vocabulary, and of the sizes and times of the input files.
-pub(super) fn learned_from(texts: &[Texts], vocabulary: Vocabulary) -> Result<String> {
+/// Hash of all that determines a vocabulary: its kind, and options, names, sizes and times of the input
+/// files.
+pub(super) fn learned_from(texts: &[TextFiles], vocabulary: VocabularyKind) -> Result<String> {
     let mut sources = Vec::with_capacity(texts.len());
-    for Texts { inputs, options } in texts {
-        sources.push(json!([resume::listed(inputs)?, options.field, options.separator]));
+    for TextFiles { inputs, options } in texts {
+        sources.push(json!([unfinished::input_identities(inputs)?, options.field, options.separator]));
     }
     let kind = match vocabulary {
-        Vocabulary::Bpe { size } => json!({"bpe": size, "sample_bytes": BPE_SAMPLE_BYTES}),
-        Vocabulary::Chars => json!("chars"),
+        VocabularyKind::Bpe { size } => json!({"bpe": size, "sample_bytes": BPE_SAMPLE_BYTES}),
+        VocabularyKind::Chars => json!("chars"),
     };
     let everything = json!({"version": VERSION, "vocabulary": kind, "sources": sources});
     Ok(files::hex(&Sha256::digest(everything.to_string())))

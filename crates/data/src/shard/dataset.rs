@@ -1,4 +1,4 @@
-//! A dataset folder: shards, their index, and the tokenizer that made them.
+//! A dataset folder: shards, their index and their tokenizer.
 
 use std::ops::Range;
 use std::path::{Path, PathBuf};
@@ -12,32 +12,32 @@ use crate::files;
 use crate::stream::{TokenStream, past_the_end};
 use crate::tokenizer::Tokenizer;
 
-/// The index; it is written last, so a folder that has it is complete.
+/// File name of the index. It is written last, so a folder with an index is complete.
 pub(crate) const INDEX_FILE: &str = "dataset.json";
-const FIX: &str = "tokenize again, or restore the folder";
+const ADVICE: &str = "tokenize again, or restore the folder";
 
-/// What `dataset.json` says.
+/// Content of `dataset.json`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct DatasetIndex {
-    /// Of the shard format.
+    /// Version of the shard format.
     pub(crate) version: u32,
     /// SHA-256 of the canonical `tokenizer.json`, in hexadecimal.
     pub(crate) tokenizer: String,
     pub(crate) vocab_size: u32,
     pub(crate) end_of_document: u32,
-    /// The tokens that begin each document; mostly none or one.
+    /// Tokens at the start of each document, usually none or one.
     #[serde(default)]
     pub(crate) begin_of_document: Vec<u32>,
     pub(crate) tokens: u64,
     pub(crate) documents: u64,
     pub(crate) text_bytes: u64,
-    /// Of tokenizer, input files (names, sizes, times) and options: tells whether a run would make the same.
+    /// Hash of tokenizer, input files (names, sizes, times) and options. Equal hashes mean equal datasets.
     pub(crate) made_from: String,
     pub(crate) shards: Vec<ShardEntry>,
 }
 
-/// One shard in the index.
+/// A shard in the index.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct ShardEntry {
@@ -45,13 +45,13 @@ pub(crate) struct ShardEntry {
     pub(crate) tokens: u64,
     pub(crate) documents: u64,
     pub(crate) text_bytes: u64,
-    /// Of the shard's header, in hexadecimal; it stands for the whole content.
+    /// Checksum of the shard's header, in hexadecimal. It covers the whole content.
     pub(crate) checksum: String,
 }
 
 impl ShardEntry {
     /// The entry of an open shard.
-    pub(crate) fn of(file: String, shard: &Shard) -> ShardEntry {
+    pub(crate) fn from_shard(file: String, shard: &Shard) -> ShardEntry {
         let header = shard.header();
         ShardEntry {
             file,
@@ -63,7 +63,7 @@ impl ShardEntry {
     }
 }
 
-/// An open dataset: its shards as one sequence of tokens.
+/// An open dataset: the tokens of its shards as one sequence.
 #[derive(Debug)]
 pub struct Dataset {
     folder: PathBuf,
@@ -76,26 +76,27 @@ pub struct Dataset {
 }
 
 impl Dataset {
-    /// Opens a folder and checks index, headers and sizes; the content is checked by [`Dataset::verify`].
+    /// Opens a folder and checks index, headers and sizes. [`Dataset::verify`] checks the content.
     ///
     /// # Errors
-    /// No dataset there, an unfinished one, a shard that is missing, damaged or not the one in the index.
+    /// A folder without a dataset or with an unfinished one; a shard that is missing, damaged or not the one
+    /// in the index.
     pub fn open(folder: impl AsRef<Path>) -> Result<Dataset> {
         let folder = folder.as_ref();
         let index_path = folder.join(INDEX_FILE);
         if !index_path.exists() {
             return Err(DataError::corrupt(
                 folder,
-                format!("there is no {INDEX_FILE} in it, so it is no dataset or not a finished one"),
+                format!("it has no {INDEX_FILE}, so it is not a dataset or not a finished one"),
                 "name the folder that `tokenize` wrote, or run the same `tokenize` again to finish it",
             ));
         }
-        let index: DatasetIndex = files::read_json(&index_path, FIX)?;
-        let corrupt = |what: String| DataError::corrupt(&index_path, what, FIX);
+        let index: DatasetIndex = files::read_json(&index_path, ADVICE)?;
+        let corrupt = |problem: String| DataError::corrupt(&index_path, problem, ADVICE);
         if index.version != SHARD_VERSION {
             let version = index.version;
             return Err(corrupt(format!(
-                "its version is {version}, this program reads version {SHARD_VERSION}"
+                "its version is {version}, but this program reads version {SHARD_VERSION}"
             )));
         }
         let mut shards = Vec::with_capacity(index.shards.len());
@@ -103,19 +104,23 @@ impl Dataset {
         let (mut tokens, mut documents, mut text_bytes) = (0_u64, 0_u64, 0_u64);
         let mut checksums = Vec::new();
         for entry in &index.shards {
-            // An index names files in its own folder and nothing else.
+            // The index may only name files in its own folder.
             if Path::new(&entry.file).components().count() != 1 || entry.file.starts_with("..") {
                 return Err(corrupt(format!("it names a shard {:?} outside its folder", entry.file)));
             }
             let path = folder.join(&entry.file);
             let shard = Shard::open(&path)?;
             let header = shard.header();
-            let same = ShardEntry::of(entry.file.clone(), &shard) == *entry
+            let same = ShardEntry::from_shard(entry.file.clone(), &shard) == *entry
                 && files::hex(&header.tokenizer_hash) == index.tokenizer
                 && header.vocab_size == index.vocab_size
                 && header.end_of_document == index.end_of_document;
             if !same {
-                return Err(DataError::corrupt(&path, format!("it is not the shard in {INDEX_FILE}"), FIX));
+                return Err(DataError::corrupt(
+                    &path,
+                    format!("it is not the shard that {INDEX_FILE} describes"),
+                    ADVICE,
+                ));
             }
             checksums.extend(header.checksum().to_le_bytes());
             starts.push(tokens);
@@ -127,7 +132,7 @@ impl Dataset {
         let counted = (tokens, documents, text_bytes);
         if counted != (index.tokens, index.documents, index.text_bytes) || tokens == 0 {
             return Err(corrupt(format!(
-                "it counts {} tokens of {} bytes of text in {} documents, its shards {tokens} of {text_bytes} in {documents}",
+                "it counts {} tokens of {} bytes of text in {} documents, but its shards {tokens} of {text_bytes} in {documents}",
                 index.tokens, index.text_bytes, index.documents
             )));
         }
@@ -141,17 +146,17 @@ impl Dataset {
         })
     }
 
-    /// The same dataset, called `name` in messages: one in a cache by the text that it was made from.
+    /// Sets the name for messages; a dataset in a cache is named for its text.
     #[must_use]
     pub fn with_name(mut self, name: impl Into<String>) -> Dataset {
         self.name = name.into();
         self
     }
 
-    /// Reads every shard whole and compares every checksum, and the first document's beginning with the index.
+    /// Reads all shards and compares all checksums, and the first document's begin tokens with the index.
     ///
     /// # Errors
-    /// The first damaged shard and byte range; an index that says another beginning than the tokens.
+    /// The first damaged shard and byte range; begin tokens that differ from the index.
     pub fn verify(&self) -> Result<()> {
         self.shards.iter().try_for_each(Shard::verify)?;
         let expected = self.begin_of_document();
@@ -164,23 +169,23 @@ impl Dataset {
             return Err(DataError::corrupt(
                 &self.folder.join(INDEX_FILE),
                 format!("it says that documents begin with {expected:?}, but the first one does not"),
-                FIX,
+                ADVICE,
             ));
         }
         Ok(())
     }
 
-    /// Loads the tokenizer that the folder carries.
+    /// Loads the tokenizer in the folder.
     ///
     /// # Errors
-    /// It cannot be loaded, or is not the one that made the shards.
+    /// A tokenizer that cannot be loaded or is not that of the shards.
     pub fn tokenizer(&self) -> Result<Tokenizer> {
         let tokenizer = Tokenizer::load(&self.folder)?;
         if files::hex(&tokenizer.hash()) != self.index.tokenizer {
             return Err(DataError::corrupt(
                 &self.folder,
-                "its tokenizer.json is not the one that made its shards",
-                FIX,
+                "its tokenizer.json is not the tokenizer of its shards",
+                ADVICE,
             ));
         }
         let tokenizer = tokenizer.with_end_of_document_id(self.index.end_of_document)?;
@@ -192,12 +197,12 @@ impl Dataset {
         &self.folder
     }
 
-    /// SHA-256 of the tokenizer that made the shards, in hexadecimal.
+    /// SHA-256 of the tokenizer, in hexadecimal.
     pub fn tokenizer_hash(&self) -> &str {
         &self.index.tokenizer
     }
 
-    /// How many documents there are.
+    /// Number of documents.
     pub fn document_count(&self) -> u64 {
         self.index.documents
     }
@@ -207,17 +212,17 @@ impl Dataset {
         self.index.end_of_document
     }
 
-    /// The tokens that begin each document; mostly none or one.
+    /// The tokens at the start of each document, usually none or one.
     pub fn begin_of_document(&self) -> &[u32] {
         &self.index.begin_of_document
     }
 
-    /// What the dataset was made from, as a hash; see [`mod@crate::prepare`].
+    /// Hash of the input, tokenizer and options; see [`mod@crate::prepare`].
     pub(crate) fn made_from(&self) -> &str {
         &self.index.made_from
     }
 
-    /// The shard that holds position `at`, by its number.
+    /// Index of the shard that holds position `at`.
     fn shard_at(&self, at: u64) -> usize {
         self.starts.partition_point(|&start| start <= at).saturating_sub(1)
     }
@@ -253,10 +258,10 @@ impl TokenStream for Dataset {
             let number = self.shard_at(at);
             let shard = &self.shards[number];
             let inside = at - self.starts[number];
-            let here = (shard.header().token_count - inside).min(out.len() as u64);
-            let (now, later) = out.split_at_mut(here as usize);
+            let in_shard = (shard.header().token_count - inside).min(out.len() as u64);
+            let (now, later) = out.split_at_mut(in_shard as usize);
             shard.read(inside, now)?;
-            at += here;
+            at += in_shard;
             out = later;
         }
         Ok(())
@@ -266,7 +271,8 @@ impl TokenStream for Dataset {
         if range.is_empty() {
             return Ok(());
         }
-        // A document that ends with a shard ends at the next one's first position: look one position back.
+        // A document that ends with a shard ends at the first position of the next one, so start one position
+        // earlier.
         let first = self.shard_at(range.start.saturating_sub(1));
         for (shard, &base) in self.shards[first..].iter().zip(&self.starts[first..]) {
             if base >= range.end {

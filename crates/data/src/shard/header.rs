@@ -1,18 +1,18 @@
-//! The 256 bytes at the start of a shard, and where everything behind them lies.
+//! The header of a shard, its first 256 bytes, and the byte ranges of the parts after it.
 
 use std::ops::Range;
 
 use xxhash_rust::xxh3::xxh3_64;
 
 const MAGIC: &[u8; 8] = b"XTRSHARD";
-/// The version of the format that this crate writes and reads.
+/// Version of the format that this crate writes and reads.
 pub const SHARD_VERSION: u32 = 1;
-/// Bytes of a header; the tokens begin behind it.
+/// Size of a header; the tokens follow it.
 pub(super) const HEADER_BYTES: usize = 256;
-/// One checksum covers this many bytes.
+/// Bytes that one checksum covers.
 pub(super) const CHUNK_BYTES: u64 = 4 << 20;
 
-/// How a token is stored.
+/// Number of bytes per stored token.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum TokenWidth {
     /// Two bytes: vocabularies of at most 65,536.
@@ -22,12 +22,12 @@ pub enum TokenWidth {
 }
 
 impl TokenWidth {
-    /// The narrowest that holds every token of a vocabulary.
+    /// The smallest width for a vocabulary.
     pub fn for_vocab(vocab_size: usize) -> TokenWidth {
         if vocab_size <= 1 << 16 { TokenWidth::U16 } else { TokenWidth::U32 }
     }
 
-    /// Bytes a token.
+    /// Bytes per token.
     pub fn bytes(self) -> usize {
         match self {
             TokenWidth::U16 => 2,
@@ -36,31 +36,31 @@ impl TokenWidth {
     }
 }
 
-/// What a shard says about itself.
+/// Header of a shard.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ShardHeader {
-    /// How a token is stored.
+    /// Width of a token.
     pub width: TokenWidth,
-    /// [`Tokenizer::hash`](crate::Tokenizer::hash) of the tokenizer that made the tokens.
+    /// [`Tokenizer::hash`](crate::Tokenizer::hash) of the tokenizer.
     pub tokenizer_hash: [u8; 32],
-    /// Every token is below this.
+    /// Exclusive upper bound of token ids.
     pub vocab_size: u32,
     /// The token that ends each document.
     pub end_of_document: u32,
     /// The largest token in the shard.
     pub largest_token: u32,
-    /// Tokens in the shard, end-of-document tokens included.
+    /// Tokens in the shard, including end-of-document tokens.
     pub token_count: u64,
     /// Documents that end in the shard.
     pub document_count: u64,
-    /// Bytes of the text behind the tokens.
+    /// Bytes of text that the tokens encode.
     pub text_bytes: u64,
-    /// Checksum of the table of checksums, so that the header stands for the whole content.
+    /// Checksum of the table of checksums, which makes the header's checksum cover the whole content.
     pub(super) table_checksum: u64,
 }
 
 impl ShardHeader {
-    /// The header as it lies in the file, with its own checksum at the end.
+    /// The header's bytes, which end with its own checksum.
     pub(super) fn to_bytes(&self) -> [u8; HEADER_BYTES] {
         let mut bytes = [0; HEADER_BYTES];
         let mut at = 0;
@@ -84,15 +84,18 @@ impl ShardHeader {
         bytes
     }
 
-    /// Reads a header; the error says what is wrong with it.
+    /// Parses a header. The error is the problem, without the path.
     pub(super) fn from_bytes(bytes: &[u8; HEADER_BYTES]) -> Result<ShardHeader, String> {
         let u32_at = |at: usize| u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]);
         let u64_at = |at: usize| u64::from(u32_at(at)) | u64::from(u32_at(at + 4)) << 32;
         if &bytes[..8] != MAGIC {
-            return Err("it does not begin like a token shard".to_owned());
+            return Err("it does not start with the magic bytes of a token shard".to_owned());
         }
         if u32_at(8) != SHARD_VERSION {
-            return Err(format!("its version is {}, this program reads version {SHARD_VERSION}", u32_at(8)));
+            return Err(format!(
+                "its version is {}, but this program reads version {SHARD_VERSION}",
+                u32_at(8)
+            ));
         }
         if xxh3_64(&bytes[..HEADER_BYTES - 8]) != u64_at(HEADER_BYTES - 8) {
             return Err("the checksum of its header (bytes 0 to 255) is wrong".to_owned());
@@ -127,12 +130,12 @@ impl ShardHeader {
         Ok(header)
     }
 
-    /// The header's own checksum, which stands for the whole content.
+    /// The header's own checksum, which covers the whole content through the table of checksums.
     pub(super) fn checksum(&self) -> u64 {
         xxh3_64(&self.to_bytes()[..HEADER_BYTES - 8])
     }
 
-    /// Where things lie, or `None` where the counts cannot be those of a file.
+    /// Byte ranges of the parts of the file; `None` if the counts are impossible.
     pub(super) fn layout(&self) -> Option<Layout> {
         let start = HEADER_BYTES as u64;
         let tokens_end = self.token_count.checked_mul(self.width.bytes() as u64)?.checked_add(start)?;
@@ -154,10 +157,10 @@ impl ShardHeader {
 pub(super) struct Layout {
     /// The tokens.
     pub(super) tokens: Range<u64>,
-    /// The positions behind each document's last token, counted from the shard's first token.
+    /// Positions after each document's last token, counted from the shard's first token.
     pub(super) ends: Range<u64>,
-    /// Tokens, padding and ends: what the checksums cover.
+    /// Tokens, padding and ends, which the checksums cover.
     pub(super) data: Range<u64>,
-    /// The checksums; their end is the file's.
+    /// The checksums, up to the end of the file.
     pub(super) table: Range<u64>,
 }

@@ -1,7 +1,7 @@
-//! Token shards on the disk: a file of tokens, read at positions, and the folder that holds a dataset of them.
+//! Token shards, files of tokens with random access, and datasets, folders of shards.
 //!
-//! docs/data-format.md specifies both. A file is complete or absent, says which tokenizer made it, and carries
-//! checksums with which any flipped bit is found and located.
+//! `docs/data-format.md` specifies both. A shard is complete or absent, records the hash of its tokenizer,
+//! and has checksums that detect and locate any flipped bit.
 
 mod dataset;
 mod header;

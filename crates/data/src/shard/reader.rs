@@ -1,8 +1,8 @@
-//! Reading a shard at positions, into given memory.
+//! The reader of a shard, with random access.
 //!
-//! Opening checks the header, the size and the table of checksums, which together are some kilobytes; the content
-//! is checked by [`Shard::verify`]. Nothing is kept in memory and nothing is mapped: a file that is cut while it is
-//! in use is an error, where touching its map would be the end of the process.
+//! Opening checks the header, the size and the table of checksums, some kilobytes in all; [`Shard::verify`]
+//! checks the content. Nothing is cached or memory-mapped: truncation of a file in use is an error, where
+//! touching a truncated mapping would kill the process.
 
 use std::fs::File;
 use std::io;
@@ -17,11 +17,11 @@ use crate::error::{DataError, Result};
 use crate::files;
 use crate::stream::outside_vocabulary;
 
-/// Tokens of one read of the file.
+/// Tokens per read of the file.
 const READ_TOKENS: usize = 1 << 16;
-/// Document ends of one read of the file.
+/// Document ends per read of the file.
 const READ_ENDS: usize = 512;
-const FIX: &str = "tokenize again, or restore the file";
+const ADVICE: &str = "tokenize again, or restore the file";
 
 /// An open shard.
 #[derive(Debug)]
@@ -33,12 +33,13 @@ pub struct Shard {
 }
 
 impl Shard {
-    /// Opens a shard and checks everything but its content.
+    /// Opens a shard and checks everything except its content.
     ///
     /// # Errors
-    /// No such file; no regular file; no shard; another version; a damaged header; a size that is not the header's.
+    /// A missing file; not a regular file; not a shard; another version; a damaged header; a size that
+    /// differs from the header's.
     pub fn open(path: &Path) -> Result<Shard> {
-        let corrupt = |what: String| DataError::corrupt(path, what, FIX);
+        let corrupt = |problem: String| DataError::corrupt(path, problem, ADVICE);
         let file = files::open(path, "open the shard")?;
         let file_bytes = file.metadata().map_err(DataError::io(path, "open the shard"))?.len();
         let mut bytes = [0; HEADER_BYTES];
@@ -52,7 +53,7 @@ impl Shard {
         let layout = header.layout().ok_or_else(|| corrupt("its counts are impossible".to_owned()))?;
         if file_bytes != layout.table.end {
             let expected = layout.table.end;
-            return Err(corrupt(format!("it has {file_bytes} bytes where its header says {expected}")));
+            return Err(corrupt(format!("it has {file_bytes} bytes, but its header says {expected}")));
         }
         let shard = Shard { path: path.to_path_buf(), file, header, layout };
         if xxh3_64(&shard.table()?) != shard.header.table_checksum {
@@ -61,12 +62,12 @@ impl Shard {
         Ok(shard)
     }
 
-    /// What the shard says about itself.
+    /// The header.
     pub fn header(&self) -> &ShardHeader {
         &self.header
     }
 
-    /// Fills `out` with the tokens from position `start` of this shard on.
+    /// Reads `out.len()` tokens at position `start` of this shard.
     ///
     /// # Errors
     /// A read past the end, a file that shrank, a token outside the vocabulary.
@@ -77,7 +78,7 @@ impl Shard {
             let (len, count) = (out.len(), self.header.token_count);
             let name = self.path.display();
             return Err(DataError::Internal(format!(
-                "{len} tokens wanted at {start} of {name}, which has {count}"
+                "a read of {len} tokens at {start} of {name}, which has {count}"
             )));
         };
         let mut bytes = vec![0; out.len().min(READ_TOKENS) * width as usize];
@@ -97,26 +98,26 @@ impl Shard {
         Ok(())
     }
 
-    /// Appends, ascending, each position in `range` behind a document's last token. Positions count from this
-    /// shard's first token; the one behind its last token may be among them.
+    /// Appends the positions in `range` at which a document has ended (the position after its last token),
+    /// ascending. Positions count from this shard's first token, and include the one after its last token.
     ///
     /// # Errors
-    /// A file that shrank; ends that are out of order.
+    /// A file that shrank; ends out of order.
     pub fn document_ends(&self, range: Range<u64>, out: &mut Vec<u64>) -> Result<()> {
         let count = self.header.document_count;
-        // Each look is a read of the file: the first two are on either side of where the range begins if documents
-        // are of one length, and the last few ends are read together.
+        // A binary search whose every probe reads the file. The first two probes enclose the position that
+        // equal document lengths would give; the last few ends are read together.
         let guess = u128::from(range.start) * u128::from(count) / u128::from(self.header.token_count.max(1));
         let margin = 2 * READ_ENDS as u64;
-        let mut looks =
+        let mut probes =
             [(guess as u64).saturating_sub(margin), (guess as u64).saturating_add(margin)].into_iter();
         let (mut low, mut high) = (0, count);
         while high - low > READ_ENDS as u64 {
-            let look = looks.next().filter(|look| (low..high).contains(look));
-            let look = look.unwrap_or(low + (high - low) / 2);
+            let probe = probes.next().filter(|probe| (low..high).contains(probe));
+            let probe = probe.unwrap_or(low + (high - low) / 2);
             let mut end = [0];
-            self.read_ends(look, &mut end)?;
-            if end[0] < range.start { low = look + 1 } else { high = look }
+            self.read_ends(probe, &mut end)?;
+            if end[0] < range.start { low = probe + 1 } else { high = probe }
         }
         let before = out.len();
         let mut ends = [0; READ_ENDS];
@@ -138,10 +139,10 @@ impl Shard {
         Ok(())
     }
 
-    /// Reads the whole file and compares every checksum.
+    /// Reads the whole file and compares all checksums.
     ///
     /// # Errors
-    /// The first chunk that differs, by its byte range.
+    /// The byte range of the first chunk that differs.
     pub fn verify(&self) -> Result<()> {
         let mut chunk = vec![0; CHUNK_BYTES as usize];
         for (number, expected) in self.table()?.chunks_exact(8).enumerate() {
@@ -156,7 +157,7 @@ impl Shard {
         Ok(())
     }
 
-    /// The checksums of the chunks, as they are in the file.
+    /// The table of checksums, as stored.
     fn table(&self) -> Result<Vec<u8>> {
         let table = &self.layout.table;
         let mut bytes = vec![0; (table.end - table.start) as usize];
@@ -164,14 +165,14 @@ impl Shard {
         Ok(bytes)
     }
 
-    /// Fills `out` with the ends from that of document `first` on.
+    /// Reads document ends, from that of document `first` on.
     fn read_ends(&self, first: u64, out: &mut [u64]) -> Result<()> {
         self.read_at(self.layout.ends.start + first * 8, bytemuck::cast_slice_mut(out))?;
         out.iter_mut().for_each(|end| *end = u64::from_le(*end));
         Ok(())
     }
 
-    /// Fills `out` with the bytes of the file from `start` on.
+    /// Reads bytes of the file at offset `start`.
     fn read_at(&self, start: u64, out: &mut [u8]) -> Result<()> {
         self.file.read_exact_at(out, start).map_err(|error| match error.kind() {
             io::ErrorKind::UnexpectedEof => {
@@ -183,12 +184,12 @@ impl Shard {
         })
     }
 
-    fn corrupt(&self, what: String) -> DataError {
-        DataError::corrupt(&self.path, what, FIX)
+    fn corrupt(&self, problem: String) -> DataError {
+        DataError::corrupt(&self.path, problem, ADVICE)
     }
 }
 
-/// Converts stored tokens and returns the largest.
+/// Converts stored tokens to `i32` and returns the largest.
 fn unpack<const N: usize>(bytes: &[u8], out: &mut [i32], token: impl Fn([u8; N]) -> u32) -> u32 {
     let mut largest = 0;
     for (out, bytes) in out.iter_mut().zip(bytes.as_chunks().0) {

@@ -1,4 +1,5 @@
-//! Writing a shard: tokens stream to a file aside, the header follows last, then it is synced and renamed.
+//! The writer of a shard: streams tokens to a temporary file, writes the header last, then syncs and renames
+//! the file.
 
 use std::fs::{self, File};
 use std::io::{BufWriter, Seek, SeekFrom, Write};
@@ -12,27 +13,27 @@ use crate::files;
 use crate::stream::outside_vocabulary;
 use crate::tokenizer::Tokenizer;
 
-/// Writes one shard. Dropped before [`ShardWriter::finish`] it leaves nothing behind.
+/// A shard that is being written. Dropping it before [`ShardWriter::finish`] removes the file.
 #[derive(Debug)]
 pub struct ShardWriter {
     path: PathBuf,
-    aside: PathBuf,
+    temporary: PathBuf,
     file: BufWriter<File>,
     header: ShardHeader,
-    /// 8 bytes a document of this shard.
+    /// Position after each document's last token.
     ends: Vec<u64>,
     sums: ChunkSums,
     is_finished: bool,
 }
 
 impl ShardWriter {
-    /// Starts a shard that will appear at `path`.
+    /// Creates the temporary file of the shard `path`.
     ///
     /// # Errors
     /// The file cannot be created.
     pub fn create(path: &Path, tokenizer: &Tokenizer) -> Result<ShardWriter> {
-        let aside = files::aside(path);
-        let file = File::create(&aside).map_err(DataError::io(&aside, "create the shard"))?;
+        let temporary = files::temporary_path(path);
+        let file = File::create(&temporary).map_err(DataError::io(&temporary, "create the shard"))?;
         let header = ShardHeader {
             width: TokenWidth::for_vocab(tokenizer.vocab_size()),
             tokenizer_hash: tokenizer.hash(),
@@ -46,7 +47,7 @@ impl ShardWriter {
         };
         let mut writer = ShardWriter {
             path: path.to_path_buf(),
-            aside,
+            temporary,
             file: BufWriter::with_capacity(1 << 20, file),
             header,
             ends: Vec::new(),
@@ -57,7 +58,7 @@ impl ShardWriter {
         Ok(writer)
     }
 
-    /// Appends tokens of the current document, which came from `text_bytes` bytes of text.
+    /// Appends tokens of the current document, which encode `text_bytes` bytes of text.
     ///
     /// # Errors
     /// A token outside the vocabulary; a full disk.
@@ -79,7 +80,7 @@ impl ShardWriter {
         Ok(())
     }
 
-    /// Ends the current document: writes the end-of-document token and remembers the place.
+    /// Ends the current document: writes the end-of-document token and records the position.
     ///
     /// # Errors
     /// A full disk.
@@ -90,20 +91,20 @@ impl ShardWriter {
         Ok(())
     }
 
-    /// Tokens so far.
+    /// Number of tokens so far.
     pub fn token_count(&self) -> u64 {
         self.header.token_count
     }
 
-    /// Documents ended so far.
+    /// Number of documents ended so far.
     pub fn document_count(&self) -> u64 {
         self.header.document_count
     }
 
-    /// Completes the file: it is on the disk under its name when this returns.
+    /// Completes the shard, syncs it and renames it to its final name.
     ///
     /// # Errors
-    /// A full disk; nothing is left under the name then.
+    /// A full disk; no file has the final name then.
     pub fn finish(mut self) -> Result<ShardHeader> {
         let tokens_bytes = self.header.token_count as usize * self.header.width.bytes();
         self.write_data(&[0; 8][..tokens_bytes.next_multiple_of(8) - tokens_bytes])?;
@@ -120,7 +121,7 @@ impl ShardWriter {
             .and_then(|()| self.file.flush())
             .and_then(|()| self.file.get_ref().sync_all())
             .map_err(DataError::io(&self.path, "write the shard"))?;
-        files::publish(&self.aside, &self.path)?;
+        files::publish(&self.temporary, &self.path)?;
         self.is_finished = true;
         Ok(self.header.clone())
     }
@@ -138,8 +139,8 @@ impl ShardWriter {
 impl Drop for ShardWriter {
     fn drop(&mut self) {
         if !self.is_finished {
-            // Only tidiness: the next run overwrites what is left.
-            let _ = fs::remove_file(&self.aside);
+            // Best effort: the next run overwrites a leftover.
+            let _ = fs::remove_file(&self.temporary);
         }
     }
 }

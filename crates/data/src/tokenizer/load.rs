@@ -1,8 +1,8 @@
-//! Loading `tokenizer.json` and finding, in the files around it, which tokens begin and end a text.
+//! The loader of `tokenizer.json` and its side files, which name the tokens that begin and end a text.
 //!
-//! What ends a document while packing and what stops generation differ: a chat model stops at the end of a turn
-//! but documents still end with the token that pre-training used. So the end-of-document token is a well-known
-//! one where the vocabulary has it, else the tokenizer's own end token.
+//! The token that ends documents and those that stop generation may differ: a chat model stops at the end of
+//! a turn, but its documents end with the token of pre-training. The end-of-document token is therefore a
+//! well-known one if the vocabulary has it, otherwise the tokenizer's own end token.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -12,13 +12,14 @@ use std::sync::OnceLock;
 use serde_json::{Map, Value, json};
 use tokenizers::{AddedToken, ModelWrapper};
 
-use super::budget::Budget;
-use super::{MAX_GENERAL_BYTES, Tokenizer, begin, build, canonical_hash, choose_engine};
+use super::byte_budget::ByteBudget;
+use super::encoder::choose_encoder;
+use super::{MAX_HF_BYTES, Tokenizer, begin_of_document, canonical_hash, tokenizer_json};
+use crate::catch_panic::catch_panic;
 use crate::error::{DataError, Result};
 use crate::files;
-use crate::guard::guarded;
 
-/// Files that travel with a tokenizer and are kept as they are.
+/// Files that belong to a tokenizer and are saved verbatim.
 const SIDE_FILES: [&str; 8] = [
     "tokenizer_config.json",
     "special_tokens_map.json",
@@ -30,25 +31,25 @@ const SIDE_FILES: [&str; 8] = [
     "tokenizer.model",
 ];
 
-/// Names that mean the end of a document in whatever vocabulary has them as special tokens.
-const DOCUMENT_ENDS: [&str; 3] = [build::END_OF_TEXT, "<|end_of_text|>", "<｜end▁of▁sentence｜>"];
-/// Names tried last, for a lone `tokenizer.json`.
+/// Special tokens that end a document in every vocabulary that has them.
+const DOCUMENT_ENDS: [&str; 3] = [tokenizer_json::END_OF_TEXT, "<|end_of_text|>", "<｜end▁of▁sentence｜>"];
+/// End tokens tried last, for a `tokenizer.json` without side files.
 const TEXT_ENDS: [&str; 4] = ["</s>", "<eos>", "<|im_end|>", "<|eot_id|>"];
 
 /// Tokens of a batch are `i32`.
 const MAX_VOCAB_SIZE: usize = i32::MAX as usize;
 
-/// Where a tokenizer that is saved without its model says which tokens the model's own files named.
+/// The file in which a saved tokenizer stores begin and end tokens that the model's config named.
 const NAMED_FILE: &str = "generation_config.json";
 
-/// Token ids that a model's own files name.
+/// Begin and end tokens that a model's config names.
 #[derive(Debug, Default)]
-pub(super) struct Named {
+pub(super) struct ConfigTokens {
     ends: Vec<u32>,
     begin: Option<u32>,
 }
 
-/// Every file that a tokenizer may be saved as.
+/// Names of all files that a tokenizer may be saved in.
 pub(super) fn saved_names() -> impl Iterator<Item = &'static str> {
     SIDE_FILES.into_iter().chain(["tokenizer.json", NAMED_FILE])
 }
@@ -60,7 +61,7 @@ pub(super) fn load(path: &Path) -> Result<Tokenizer> {
             &path.display().to_string(),
             files::read(path)?,
             BTreeMap::new(),
-            Named::default(),
+            ConfigTokens::default(),
         );
     }
     let file = path.join("tokenizer.json");
@@ -78,46 +79,43 @@ pub(super) fn load(path: &Path) -> Result<Tokenizer> {
             side_files.insert(name.to_owned(), files::read(&side)?);
         }
     }
-    let mut named = Named::default();
+    let mut config_tokens = ConfigTokens::default();
     for name in [NAMED_FILE, "config.json"] {
         let side = path.join(name);
         if side.exists() {
             let config: Value = files::read_json(&side, "restore the file, or remove it")?;
-            named.add(&config);
+            config_tokens.add(&config);
         }
     }
-    from_parts(&file.display().to_string(), files::read(&file)?, side_files, named)
+    from_parts(&file.display().to_string(), files::read(&file)?, side_files, config_tokens)
 }
 
-/// Builds a tokenizer from the bytes of its files; `place` is for messages.
+/// Builds a tokenizer from the bytes of its files; `location` is for messages.
 pub(super) fn from_parts(
-    place: &str,
+    location: &str,
     json: Vec<u8>,
     mut side_files: BTreeMap<String, Vec<u8>>,
-    named: Named,
+    config_tokens: ConfigTokens,
 ) -> Result<Tokenizer> {
-    let broken = |what: String| {
-        DataError::tokenizer(place, what, "name a tokenizer.json as Hugging Face tokenizers writes it")
+    let broken = |problem: String| {
+        DataError::tokenizer(location, problem, "name a tokenizer.json as Hugging Face tokenizers writes it")
     };
     let parsed: Value = serde_json::from_slice(&json).map_err(|e| broken(format!("is not JSON: {e}")))?;
     check_charsmaps(parsed.get("normalizer").unwrap_or(&Value::Null)).map_err(broken)?;
-    let mut whole = guarded(|| tokenizers::Tokenizer::from_bytes(&json))
-        .map_err(|e| broken(format!("is not a tokenizer this version reads: {e}")))?;
-    // Documents are neither cut nor filled up here, whatever the file's last user did.
-    whole.with_padding(None);
-    whole.with_truncation(None).map_err(|e| broken(e.to_string()))?;
-    switch_dropout_off(&mut whole);
-    let vocab_size = whole.get_vocab(true).values().max().map_or(0, |&id| id as usize + 1);
+    let mut hf = catch_panic(|| tokenizers::Tokenizer::from_bytes(&json))
+        .map_err(|e| broken(format!("is not a tokenizer that this version reads: {e}")))?;
+    // Padding and truncation are settings of the file's last user, not of the vocabulary.
+    hf.with_padding(None);
+    hf.with_truncation(None).map_err(|e| broken(e.to_string()))?;
+    switch_dropout_off(&mut hf);
+    let vocab_size = hf.get_vocab(true).values().max().map_or(0, |&id| id as usize + 1);
     if vocab_size == 0 {
         return Err(broken("has no tokens".to_owned()));
     }
     if vocab_size > MAX_VOCAB_SIZE {
-        return Err(broken(format!(
-            "has a token with the id {}, which is no place in a vocabulary",
-            vocab_size - 1
-        )));
+        return Err(broken(format!("has a token with the id {}, which is too large", vocab_size - 1)));
     }
-    let added: Vec<(u32, AddedToken)> = whole.get_added_tokens_decoder().into_iter().collect();
+    let added: Vec<(u32, AddedToken)> = hf.get_added_tokens_decoder().into_iter().collect();
     let is_special = |id: u32| added.iter().any(|(at, token)| *at == id && token.special);
 
     let mut configs = Vec::new();
@@ -128,16 +126,15 @@ pub(super) fn from_parts(
             configs.push(config);
         }
     }
-    let by_key =
-        |key: &str| configs.iter().find_map(|config| whole.token_to_id(token_name(config.get(key)?)?));
+    let by_key = |key: &str| configs.iter().find_map(|config| hf.token_to_id(token_name(config.get(key)?)?));
     let own_end = by_key("eos_token");
     let known =
-        |names: &[&str]| names.iter().filter_map(|name| whole.token_to_id(name)).find(|&id| is_special(id));
+        |names: &[&str]| names.iter().filter_map(|name| hf.token_to_id(name)).find(|&id| is_special(id));
     let (listed, strange): (Vec<u32>, Vec<u32>) =
-        named.ends.iter().partition(|&&id| whole.id_to_token(id).is_some());
+        config_tokens.ends.iter().partition(|&&id| hf.id_to_token(id).is_some());
     if !strange.is_empty() {
         tracing::warn!(
-            "{place} has no token for the end ids {strange:?} of the model's config; they are ignored"
+            "{location} has no token for the end ids {strange:?} of the model's config; they are ignored"
         );
     }
     let end_of_document = known(&DOCUMENT_ENDS)
@@ -146,36 +143,37 @@ pub(super) fn from_parts(
         .or_else(|| known(&TEXT_ENDS))
         .ok_or_else(|| {
             DataError::tokenizer(
-                place,
+                location,
                 "no token ends a document: no tokenizer_config.json, generation_config.json or config.json names one",
                 "load the whole folder, or add \"eos_token\" to its tokenizer_config.json",
             )
         })?;
-    let named = Named { ends: listed, begin: named.begin.filter(|&id| whole.id_to_token(id).is_some()) };
+    let config_tokens =
+        ConfigTokens { ends: listed, begin: config_tokens.begin.filter(|&id| hf.id_to_token(id).is_some()) };
     let mut stop_tokens: Vec<u32> =
-        named.ends.iter().copied().chain(own_end).chain([end_of_document]).collect();
+        config_tokens.ends.iter().copied().chain(own_end).chain([end_of_document]).collect();
     stop_tokens.sort_unstable();
     stop_tokens.dedup();
-    let begin = by_key("bos_token").or(named.begin);
-    let template_begin = guarded(|| begin::of_template(&whole, &stop_tokens))
+    let begin = by_key("bos_token").or(config_tokens.begin);
+    let template_begin = catch_panic(|| begin_of_document::tokens_before_text(&hf, &stop_tokens))
         .map_err(|e| broken(format!("cannot encode a letter: {e}")))?;
 
     if !side_files.contains_key("tokenizer_config.json") {
-        let name = whole.id_to_token(end_of_document).unwrap_or_default();
-        let config = serde_json::to_vec_pretty(&build::config(&name))
+        let name = hf.id_to_token(end_of_document).unwrap_or_default();
+        let config = serde_json::to_vec_pretty(&tokenizer_json::config(&name))
             .map_err(|e| DataError::Internal(e.to_string()))?;
         side_files.insert("tokenizer_config.json".to_owned(), config);
     }
-    let (engine, cut) = choose_engine(&parsed, &added);
+    let (encoder, cut) = choose_encoder(&parsed, &added);
     Ok(Tokenizer {
-        place: place.to_owned(),
+        location: location.to_owned(),
         hash: canonical_hash(&parsed),
         json,
         side_files,
-        whole,
-        literal: OnceLock::new(),
-        engine,
-        budget: Budget::new(MAX_GENERAL_BYTES),
+        hf,
+        hf_plain_text: OnceLock::new(),
+        encoder,
+        budget: ByteBudget::new(MAX_HF_BYTES),
         cut,
         vocab_size,
         end_of_document,
@@ -183,30 +181,30 @@ pub(super) fn from_parts(
         begin,
         document_begin: template_begin.clone(),
         template_begin,
-        named,
+        config_tokens,
     })
 }
 
-/// Merges left out by chance are for those who train with them again and again: here a text has one encoding.
-fn switch_dropout_off(whole: &mut tokenizers::Tokenizer) {
-    if let ModelWrapper::BPE(bpe) = whole.get_model()
+/// Turns off BPE dropout, a random regularisation: here a text has one encoding.
+fn switch_dropout_off(hf: &mut tokenizers::Tokenizer) {
+    if let ModelWrapper::BPE(bpe) = hf.get_model()
         && bpe.dropout.is_some()
     {
         let mut certain = bpe.clone();
         certain.dropout = None;
-        whole.with_model(certain);
+        hf.with_model(certain);
     }
 }
 
-/// Refuses tables of characters that say to be larger than they are: the tokenizers crate reserves what they say, and a
-/// process that asks for too much is ended.
+/// Refuses character maps that declare a larger size than they have. The `tokenizers` crate allocates the
+/// declared size, and an allocation that is too large ends the process.
 fn check_charsmaps(normalizer: &Value) -> std::result::Result<(), String> {
     const KEY: &str = "precompiled_charsmap";
     if let Some(map) = normalizer.get(KEY).and_then(Value::as_str)
-        && let Some(said) = charsmap_bytes(map)
-        && said as usize > map.len()
+        && let Some(declared) = charsmap_bytes(map)
+        && declared as usize > map.len()
     {
-        return Err(format!("its {KEY} says to hold {said} bytes, which is more than there are"));
+        return Err(format!("its {KEY} declares {declared} bytes, more than it has"));
     }
     match normalizer {
         Value::Object(entries) => entries.values().try_for_each(check_charsmaps),
@@ -215,7 +213,8 @@ fn check_charsmaps(normalizer: &Value) -> std::result::Result<(), String> {
     }
 }
 
-/// The size at the head of a table of characters, a little-endian number in base64; nothing where it is cut or no base64.
+/// The declared size at the start of a character map, a little-endian number in base64; `None` if it is
+/// invalid.
 fn charsmap_bytes(base64: &str) -> Option<u32> {
     let sixth = |digit: u8| match digit {
         b'A'..=b'Z' => Some(digit - b'A'),
@@ -230,8 +229,8 @@ fn charsmap_bytes(base64: &str) -> Option<u32> {
     Some(((bits >> 4) as u32).swap_bytes())
 }
 
-impl Named {
-    /// The file that says the same to [`load`], if there is anything to say.
+impl ConfigTokens {
+    /// Name and content of the file from which [`load`] restores these tokens; `None` if there are none.
     pub(super) fn file(&self) -> Option<(&'static str, String)> {
         let mut ids = Map::new();
         if let Some(begin) = self.begin {
@@ -243,7 +242,7 @@ impl Named {
         (!ids.is_empty()).then(|| (NAMED_FILE, format!("{:#}\n", Value::Object(ids))))
     }
 
-    /// Adds `eos_token_id` (a number or a list) and `bos_token_id` of a model's config.
+    /// Adds `eos_token_id` (a number or a list) and `bos_token_id` from a model's config.
     fn add(&mut self, config: &Value) {
         let id = |value: &Value| value.as_u64().and_then(|id| u32::try_from(id).ok());
         let ends = match config.get("eos_token_id") {

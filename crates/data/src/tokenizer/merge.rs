@@ -1,4 +1,4 @@
-//! What every form of BPE here shares: merging the symbols of one word, and remembering words met before.
+//! BPE merging of the symbols of one word, and the cache of merged words.
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap};
@@ -7,20 +7,21 @@ use std::sync::{Mutex, PoisonError};
 
 use serde_json::Value;
 
-/// Words a cache holds before it starts again.
+/// Maximum number of words in a cache. A full cache is cleared.
 const CACHED_WORDS: usize = 1 << 16;
-/// Words longer than this many bytes are merged anew each time.
+/// Maximum length of a cached word, in bytes.
 const CACHED_WORD_BYTES: usize = 64;
-/// Up to this length a scan for the best pair beats a heap.
+/// Maximum number of symbols for which scanning for the best pair is faster than a heap.
 const SCANNED_SYMBOLS: usize = 32;
 
+/// Hash map with [`WordHasher`].
 pub(super) type FastMap<K, V> = HashMap<K, V, BuildHasherDefault<WordHasher>>;
 
-/// Pair of ids to (rank, merged id).
+/// Rank and merged id by pair of ids.
 pub(super) type Merges = FastMap<(u32, u32), (u32, u32)>;
 
-/// The merges of a model, each as its two halves, best first.
-pub(super) fn listed(model: &Value) -> Option<Vec<(&str, &str)>> {
+/// The merges of a model as pairs of tokens, by rank.
+pub(super) fn parse_merges(model: &Value) -> Option<Vec<(&str, &str)>> {
     let merges = model.get("merges")?.as_array()?.iter();
     merges
         .map(|merge| match merge {
@@ -31,8 +32,8 @@ pub(super) fn listed(model: &Value) -> Option<Vec<(&str, &str)>> {
         .collect()
 }
 
-/// The listed merges by the ids of their halves; `None` where one is not of the vocabulary.
-pub(super) fn ranked(listed: &[(&str, &str)], id_of: impl Fn(&str) -> Option<u32>) -> Option<Merges> {
+/// Merges by ids; `None` if a token is missing from the vocabulary.
+pub(super) fn rank_merges(listed: &[(&str, &str)], id_of: impl Fn(&str) -> Option<u32>) -> Option<Merges> {
     let ranked = listed.iter().enumerate().map(|(rank, (left, right))| {
         let merged = id_of(&format!("{left}{right}"))?;
         Some(((id_of(left)?, id_of(right)?), (rank as u32, merged)))
@@ -40,8 +41,8 @@ pub(super) fn ranked(listed: &[(&str, &str)], id_of: impl Fn(&str) -> Option<u32
     ranked.collect()
 }
 
-/// Whether the model has none of these settings, or has them turned off.
-pub(super) fn has_none_of(model: &Value, keys: &[&str]) -> bool {
+/// True if each of these settings of the model is absent or turned off.
+pub(super) fn are_all_off(model: &Value, keys: &[&str]) -> bool {
     keys.iter().all(|key| match model.get(key) {
         None | Some(Value::Null | Value::Bool(false)) => true,
         Some(Value::String(text)) => text.is_empty(),
@@ -68,7 +69,7 @@ fn merge_by_scan(mut ids: Vec<u32>, merges: &Merges) -> Vec<u32> {
     }
 }
 
-/// The same in n log n, for words of any length: a linked list of symbols and a heap of candidate pairs.
+/// [`merge_by_scan`] in n log n, with a linked list of symbols and a heap of candidate pairs.
 fn merge_by_heap(mut ids: Vec<u32>, merges: &Merges) -> Vec<u32> {
     const NONE: usize = usize::MAX;
     let len = ids.len();
@@ -100,12 +101,12 @@ fn merge_by_heap(mut ids: Vec<u32>, merges: &Merges) -> Vec<u32> {
     ids.into_iter().zip(alive).filter_map(|(id, alive)| alive.then_some(id)).collect()
 }
 
-/// Caches, one for each thread that encodes at the time.
+/// A pool of caches, one per thread that is encoding.
 #[derive(Debug, Default)]
 pub(super) struct Caches(Mutex<Vec<WordCache>>);
 
 impl Caches {
-    /// Does `work` with a cache of its own, so that threads never wait for each other inside.
+    /// Runs `work` with an exclusive cache, so that threads do not wait for each other.
     pub(super) fn with(&self, work: impl FnOnce(&mut WordCache)) {
         let mut cache = self.lock().pop().unwrap_or_default();
         work(&mut cache);
@@ -113,12 +114,12 @@ impl Caches {
     }
 
     fn lock(&self) -> std::sync::MutexGuard<'_, Vec<WordCache>> {
-        // Nothing can panic while the lock is held, and a cache is only ever a copy of what can be recomputed.
+        // Nothing panics while the lock is held.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// Words met before and their tokens.
+/// Tokens of words seen before.
 #[derive(Debug, Default)]
 pub(super) struct WordCache {
     spans: FastMap<Box<[u8]>, (u32, u32)>,
@@ -126,14 +127,14 @@ pub(super) struct WordCache {
 }
 
 impl WordCache {
-    /// Appends the tokens of `word`, which `merged` makes where they are not known.
-    pub(super) fn encode(&mut self, word: &[u8], out: &mut Vec<u32>, merged: impl FnOnce() -> Vec<u32>) {
+    /// Appends the tokens of `word`, computed by `merge` if they are not cached.
+    pub(super) fn encode(&mut self, word: &[u8], out: &mut Vec<u32>, merge: impl FnOnce() -> Vec<u32>) {
         if word.len() > CACHED_WORD_BYTES {
-            out.extend(merged());
+            out.extend(merge());
         } else if let Some(ids) = self.get(word) {
             out.extend_from_slice(ids);
         } else {
-            let ids = merged();
+            let ids = merge();
             out.extend_from_slice(&ids);
             self.insert(word, &ids);
         }
@@ -154,8 +155,8 @@ impl WordCache {
     }
 }
 
-/// A short multiplicative hash: keys are words and pairs of ids, and none of them comes from an enemy who gains
-/// anything but a slower run.
+/// A short multiplicative hash for words and pairs of ids. It does not resist adversarial keys, which could
+/// only slow down a run.
 #[derive(Debug, Default, Clone, Copy)]
 pub(super) struct WordHasher(u64);
 

@@ -1,59 +1,60 @@
-//! Text to tokens and back.
+//! Tokenizers: encode text to tokens and decode it again.
 //!
-//! A [`Tokenizer`] is always backed by a `tokenizer.json`, loaded or made here, so that whatever serves the model
-//! elsewhere tokenizes exactly as training did. The file is kept verbatim and written back verbatim. Four of its
-//! forms (byte-level BPE with a known word pattern, BPE with marked spaces, bytes, characters) are encoded by fast
-//! paths of this crate; all others, and everything that concerns prompts and decoding, by the tokenizers crate.
+//! A [`Tokenizer`] always has a `tokenizer.json`, loaded or generated here, so that other engines tokenize
+//! exactly as training did. The file is stored and saved verbatim. Fast paths of this crate encode documents
+//! for four kinds (byte-level BPE with a known word pattern, BPE with marked spaces, bytes, characters). The
+//! `tokenizers` crate encodes documents of all other kinds, encodes prompts, and decodes.
 //!
-//! Documents are encoded as plain text: the name of a special token inside a document is not that token. Prompts
-//! are encoded as the file says, special tokens included. Both begin with the same tokens.
+//! Documents are encoded as plain text: the name of a special token in a document is not that token. Prompts
+//! are encoded as the file specifies, with special tokens. Both start with the same tokens.
 
-mod begin;
-mod bpe;
-mod budget;
-mod build;
-mod cut;
-mod decode;
+mod begin_of_document;
+mod byte_bpe;
+mod byte_budget;
+mod cut_rule;
+mod encoder;
 mod load;
 mod merge;
-mod spaces;
-mod train;
+mod space_bpe;
+mod stream_decoder;
+mod tokenizer_json;
+mod train_bpe;
 mod words;
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::ControlFlow;
 use std::path::Path;
 use std::sync::OnceLock;
 
 use serde_json::Value;
 use sha2::{Digest, Sha256};
-use tokenizers::{AddedToken, NormalizedString, Normalizer};
+use tokenizers::{NormalizedString, Normalizer};
 
-pub use begin::BeginOfDocument;
-pub use cut::CutRule;
-pub use decode::StreamDecoder;
+pub use begin_of_document::BeginOfDocument;
+pub use cut_rule::CutRule;
+pub use stream_decoder::StreamDecoder;
 
+use crate::catch_panic::catch_panic;
 use crate::error::{DataError, Result};
 use crate::files;
-use crate::guard::guarded;
-use bpe::ByteBpe;
-use budget::Budget;
-use spaces::{Prefix, SpaceBpe};
-use train::WordCounts;
+use byte_budget::ByteBudget;
+use encoder::Encoder;
+use space_bpe::Prefix;
+use train_bpe::WordCounts;
 
-/// A tokenizer: encode documents and prompts, decode, save.
+/// A tokenizer: encodes documents and prompts, decodes, and is saved with datasets and models.
 #[derive(Debug)]
 pub struct Tokenizer {
-    /// The file that it is from, for messages.
-    place: String,
+    /// Path of its file, for messages.
+    location: String,
     json: Vec<u8>,
     side_files: BTreeMap<String, Vec<u8>>,
-    whole: tokenizers::Tokenizer,
-    /// The same with special tokens read as text; made when a document first needs it.
-    literal: OnceLock<tokenizers::Tokenizer>,
-    engine: Engine,
-    /// How much text the tokenizers crate works on at a time.
-    budget: Budget,
+    hf: tokenizers::Tokenizer,
+    /// `hf` with special tokens as plain text; created when first needed.
+    hf_plain_text: OnceLock<tokenizers::Tokenizer>,
+    encoder: Encoder,
+    /// Limits the text that the `tokenizers` crate encodes at a time.
+    budget: ByteBudget,
     cut: CutRule,
     hash: [u8; 32],
     vocab_size: usize,
@@ -62,43 +63,35 @@ pub struct Tokenizer {
     begin: Option<u32>,
     template_begin: Vec<u32>,
     document_begin: Vec<u32>,
-    named: load::Named,
+    config_tokens: load::ConfigTokens,
 }
 
-/// What encodes a document.
-#[derive(Debug)]
-enum Engine {
-    Chars(HashMap<char, u32>),
-    ByteBpe { bpe: Box<ByteBpe>, nfc: bool, added: Vec<String> },
-    SpaceBpe { bpe: Box<SpaceBpe>, added: Vec<String> },
-    General,
-}
-
-/// So much text is with the tokenizers crate at a time, of one thread or of all together: it needs up to 300 times the
-/// size of a text.
-pub(crate) const MAX_GENERAL_BYTES: usize = 3 << 20;
+/// Maximum size of text in the `tokenizers` crate at a time, over all threads. Its memory use is up to 300
+/// times that.
+pub(crate) const MAX_HF_BYTES: usize = 3 << 20;
 
 impl Tokenizer {
-    /// Loads a `tokenizer.json`, or a folder that holds one beside the usual Hugging Face files
-    /// (`tokenizer_config.json`, `special_tokens_map.json`, `generation_config.json`, `config.json`), which say
-    /// which tokens begin and end a text.
+    /// Loads a `tokenizer.json`, or a folder with one. Other Hugging Face files in the folder
+    /// (`tokenizer_config.json`, `special_tokens_map.json`, `generation_config.json`, `config.json`) name the
+    /// tokens that begin and end a text.
     ///
     /// # Errors
-    /// A missing or unreadable file, a file that is no tokenizer, and one without an end-of-document token.
+    /// A missing or unreadable file; a file that is not a tokenizer; a tokenizer without an end-of-document
+    /// token.
     pub fn load(path: impl AsRef<Path>) -> Result<Tokenizer> {
         load::load(path.as_ref())
     }
 
-    /// Plain bytes: 256 tokens and the end-of-document token, so a vocabulary of 257.
+    /// The tokenizer of plain bytes: 256 tokens and the end-of-document token.
     pub fn bytes() -> Tokenizer {
-        Tokenizer::made_here(&build::bytes()).expect("the bytes tokenizer is a constant")
+        Tokenizer::from_generated_json(&tokenizer_json::bytes()).expect("the bytes tokenizer is a constant")
     }
 
-    /// One token for every distinct character of `texts`, in the order of code points, and the end-of-document
-    /// token. Encoding a character that is not among them is an error.
+    /// The tokenizer of characters: one token per distinct character of `texts`, in the order of code points,
+    /// and the end-of-document token. Encoding any other character is an error.
     ///
     /// # Errors
-    /// Texts without any character; and the first error of `texts` itself.
+    /// Texts without characters; the first error of `texts`.
     pub fn chars(texts: impl IntoIterator<Item = Result<String>>) -> Result<Tokenizer> {
         let mut alphabet = BTreeSet::new();
         for text in texts {
@@ -107,16 +100,16 @@ impl Tokenizer {
         if alphabet.is_empty() {
             return Err(no_text("chars"));
         }
-        Tokenizer::made_here(&build::chars(&alphabet))
+        Tokenizer::from_generated_json(&tokenizer_json::chars(&alphabet))
     }
 
-    /// Trains byte-level BPE on `texts`: 256 bytes, merges, and the end-of-document token as the last id, together
-    /// at most `vocab_size`. Fewer where the text runs out of repeated pairs. The same texts give the same file to
-    /// the byte, on any number of threads. `on_merge` hears, before each merge, how many are found and how many are
-    /// looked for; [`ControlFlow::Break`] ends it.
+    /// Trains byte-level BPE on `texts`: 256 bytes, merges, and the end-of-document token as the last id, at
+    /// most `vocab_size` tokens. There are fewer if the text has too few repeated pairs. Equal texts give
+    /// byte-identical files, with any number of threads. `on_merge` gets the number of merges found and the
+    /// maximum before each merge; [`ControlFlow::Break`] stops the training.
     ///
     /// # Errors
-    /// `vocab_size` under 257; texts without any character; the first error of `texts` itself;
+    /// A `vocab_size` below 257; texts without characters; the first error of `texts`;
     /// [`DataError::Interrupted`].
     pub fn train_bpe(
         texts: impl IntoIterator<Item = Result<String>>,
@@ -126,7 +119,7 @@ impl Tokenizer {
         let Some(max_merges) = vocab_size.checked_sub(257) else {
             return Err(DataError::invalid(
                 format!("a byte-level vocabulary of {vocab_size} tokens is too small"),
-                "ask for at least 257 (256 bytes and the end-of-document token)",
+                "use at least 257 (256 bytes and the end-of-document token)",
             ));
         };
         let mut counts = WordCounts::default();
@@ -155,34 +148,35 @@ impl Tokenizer {
                 257 + merges.len()
             );
         }
-        Tokenizer::made_here(&build::byte_level_bpe(&merges))
+        Tokenizer::from_generated_json(&tokenizer_json::byte_level_bpe(&merges))
     }
 
-    /// The tokens of a document, without any special token.
+    /// Encodes a document, without special tokens.
     ///
     /// # Errors
-    /// A character outside a character vocabulary, named; a text too long for this kind of tokenizer.
+    /// A character that a character vocabulary lacks; a text too long for this kind of tokenizer.
     pub fn encode(&self, text: &str) -> Result<Vec<u32>> {
         self.encode_piece(text, true)
     }
 
-    /// The tokens of a piece of a document, cut by [`Tokenizer::cut_rule`]: those of the document are those of its
-    /// pieces in their order. Some vocabularies put a space before a document, so it matters which piece is the first.
+    /// Encodes a piece of a document that was split by [`Tokenizer::cut_rule`]. The tokens of all pieces in
+    /// order are those of the document. Some vocabularies put a space before a document, so the first piece
+    /// is marked.
     ///
     /// # Errors
     /// Those of [`Tokenizer::encode`].
     pub fn encode_piece(&self, text: &str, begins_document: bool) -> Result<Vec<u32>> {
         let contains = |added: &[String]| added.iter().any(|token| text.contains(token.as_str()));
         let mut ids = Vec::with_capacity(text.len() / 3);
-        match &self.engine {
-            Engine::Chars(vocab) => {
+        match &self.encoder {
+            Encoder::Chars(vocab) => {
                 for (at, c) in text.char_indices() {
                     ids.push(*vocab.get(&c).ok_or_else(|| unknown_character(text, at))?);
                 }
             }
-            Engine::ByteBpe { bpe, nfc, added } => {
+            Encoder::ByteBpe { bpe, nfc, added } => {
                 if contains(added) {
-                    return self.encode_general(text);
+                    return self.encode_with_hf(text);
                 }
                 // No character below U+0300 changes under NFC.
                 if *nfc && text.chars().any(|c| c >= '\u{300}') {
@@ -191,24 +185,25 @@ impl Tokenizer {
                     bpe.encode(text, &mut ids);
                 }
             }
-            Engine::SpaceBpe { bpe, added } if contains(added) => {
-                // A later piece begins with the space that the file would put before it.
+            Encoder::SpaceBpe { bpe, added } if contains(added) => {
+                // A later piece starts with a space, which the `tokenizers` crate would add again.
                 let puts_space = bpe.prefix() == Prefix::Mark && !begins_document;
-                return self.encode_general(text.strip_prefix(' ').filter(|_| puts_space).unwrap_or(text));
+                return self.encode_with_hf(text.strip_prefix(' ').filter(|_| puts_space).unwrap_or(text));
             }
-            Engine::SpaceBpe { bpe, .. } => bpe.encode(text, begins_document, &mut ids),
-            Engine::General => return self.encode_general(text),
+            Encoder::SpaceBpe { bpe, .. } => bpe.encode(text, begins_document, &mut ids),
+            Encoder::HuggingFace => return self.encode_with_hf(text),
         }
         Ok(ids)
     }
 
-    /// The tokens of a prompt: those that begin a document, then those of the text, in which special tokens are
-    /// recognised. What the file adds at the end of a text is not added: the prompt goes on.
+    /// Encodes a prompt: the begin tokens of a document, then the text, with special tokens recognised.
+    /// Tokens that the file's template puts after a text are not added, because the model continues the
+    /// prompt.
     ///
     /// # Errors
-    /// A character outside a character vocabulary; whatever the tokenizer itself refuses.
+    /// A character that a character vocabulary lacks; errors of the `tokenizers` crate.
     pub fn encode_prompt(&self, text: &str) -> Result<Vec<u32>> {
-        if let Engine::Chars(vocab) = &self.engine {
+        if let Encoder::Chars(vocab) = &self.encoder {
             let end = self.end_of_document_name().unwrap_or_default();
             let mut at = 0;
             for part in text.split(end.as_str()) {
@@ -218,93 +213,93 @@ impl Tokenizer {
                 at += part.len() + end.len();
             }
         }
-        let encoding = guarded(|| self.whole.encode_fast(text, false)).map_err(|e| self.refused(&e))?;
+        let encoding = catch_panic(|| self.hf.encode_fast(text, false)).map_err(|e| self.refused(&e))?;
         Ok([&self.document_begin, encoding.get_ids()].concat())
     }
 
-    /// The text of `ids`. Bytes that are no UTF-8 become U+FFFD; ids without a token (a model's vocabulary may be
-    /// padded beyond its tokenizer's) give nothing.
+    /// Decodes tokens. Bytes that are not UTF-8 become U+FFFD. Ids without a token (a model's vocabulary may
+    /// be padded) are skipped.
     ///
     /// # Errors
-    /// Whatever the file's decoder refuses.
+    /// Errors of the `tokenizers` crate.
     pub fn decode(&self, ids: &[u32], special: SpecialTokens) -> Result<String> {
-        guarded(|| self.whole.decode(ids, special == SpecialTokens::Hide)).map_err(|e| self.refused(&e))
+        catch_panic(|| self.hf.decode(ids, special == SpecialTokens::Hide)).map_err(|e| self.refused(&e))
     }
 
-    /// A decoder that takes one token at a time and gives text as soon as it is complete.
+    /// A decoder that takes one token at a time and returns text as soon as it is complete.
     pub fn stream_decoder(&self, special: SpecialTokens) -> StreamDecoder<'_> {
         StreamDecoder::new(self, special)
     }
 
-    /// `tokenizer.json` and the files around it, by name: what `AutoTokenizer` loads.
+    /// `tokenizer.json` and its side files, by name, as `AutoTokenizer` loads them.
     pub fn files(&self) -> impl Iterator<Item = (&str, &[u8])> {
         let side = self.side_files.iter().map(|(name, bytes)| (name.as_ref(), bytes.as_ref()));
         side.chain([("tokenizer.json", self.json.as_ref())])
     }
 
-    /// Writes [`Tokenizer::files`] into `folder`, and a `generation_config.json` with the tokens that the model's own files named where
-    /// there were any: what is loaded from `folder` begins and ends texts as this one does.
+    /// Writes [`Tokenizer::files`] to `folder`, and a `generation_config.json` with the begin and end tokens
+    /// of the model's config, if it named any, so that a tokenizer loaded from `folder` has the same ones.
     ///
     /// # Errors
     /// The folder or a file cannot be written.
     pub fn save(&self, folder: &Path) -> Result<()> {
         files::create_folder(folder)?;
         self.files().try_for_each(|(name, bytes)| files::write_atomically(&folder.join(name), bytes))?;
-        match self.named.file() {
+        match self.config_tokens.file() {
             Some((name, text)) => files::write_atomically(&folder.join(name), text.as_bytes()),
             None => Ok(()),
         }
     }
 
-    /// The names of all files that [`Tokenizer::save`] may write.
+    /// Names of all files that [`Tokenizer::save`] may write.
     pub(crate) fn saved_names() -> impl Iterator<Item = &'static str> {
         load::saved_names()
     }
 
-    /// One more than the largest token id, added tokens included.
+    /// Largest token id plus one, including added tokens.
     pub fn vocab_size(&self) -> usize {
         self.vocab_size
     }
 
-    /// The token that the packer puts after each document.
+    /// The token after each document of a dataset.
     pub fn end_of_document(&self) -> u32 {
         self.end_of_document
     }
 
-    /// The name of that token.
+    /// Name of the end-of-document token.
     pub fn end_of_document_name(&self) -> Option<String> {
-        self.whole.id_to_token(self.end_of_document)
+        self.hf.id_to_token(self.end_of_document)
     }
 
-    /// The tokens at which generation stops; the end-of-document token is among them. Ascending.
+    /// Tokens at which generation stops, including the end-of-document token. Ascending.
     pub fn stop_tokens(&self) -> &[u32] {
         &self.stop_tokens
     }
 
-    /// The beginning-of-sequence token, where the files name one.
+    /// The beginning-of-sequence token, if the files name one.
     pub fn begin_of_sequence(&self) -> Option<u32> {
         self.begin
     }
 
-    /// SHA-256 of `tokenizer.json` in canonical form (keys sorted, no white space): reformatting a file keeps it,
-    /// any change of meaning changes it.
+    /// SHA-256 of `tokenizer.json` in canonical form (sorted keys, no white space), which does not depend on
+    /// formatting.
     pub fn hash(&self) -> [u8; 32] {
         self.hash
     }
 
-    /// [`Tokenizer::hash`] in hexadecimal, as [`crate::Dataset::tokenizer_hash`] says it.
+    /// [`Tokenizer::hash`] in hexadecimal, comparable with [`crate::Dataset::tokenizer_hash`].
     pub fn hash_hex(&self) -> String {
         files::hex(&self.hash)
     }
 
-    /// Where a long document may be cut so that its pieces give the same tokens as the whole.
+    /// The rule for splitting long documents without changing their tokens.
     pub fn cut_rule(&self) -> CutRule {
         self.cut
     }
 
-    /// The same tokenizer with another end-of-document token.
+    /// Replaces the end-of-document token.
     pub(crate) fn with_end_of_document_id(mut self, id: u32) -> Result<Tokenizer> {
-        if self.whole.id_to_token(id).is_none() {
+        if self.hf.id_to_token(id).is_none() {
             return Err(DataError::tokenizer(
                 "option",
                 format!("there is no token {id} to end documents"),
@@ -318,135 +313,60 @@ impl Tokenizer {
         Ok(self)
     }
 
-    fn made_here(json: &Value) -> Result<Tokenizer> {
+    fn from_generated_json(json: &Value) -> Result<Tokenizer> {
         let bytes = serde_json::to_vec_pretty(json).map_err(|e| DataError::Internal(e.to_string()))?;
-        let config = serde_json::to_vec_pretty(&build::config(build::END_OF_TEXT))
+        let config = serde_json::to_vec_pretty(&tokenizer_json::config(tokenizer_json::END_OF_TEXT))
             .map_err(|e| DataError::Internal(e.to_string()))?;
         let side_files = BTreeMap::from([("tokenizer_config.json".to_owned(), config)]);
-        load::from_parts("made here", bytes, side_files, load::Named::default())
+        load::from_parts("generated", bytes, side_files, load::ConfigTokens::default())
     }
 
-    /// Documents as the tokenizers crate sees them: special tokens are text.
-    fn encode_general(&self, text: &str) -> Result<Vec<u32>> {
-        if text.len() > MAX_GENERAL_BYTES {
+    /// Encodes a document with the `tokenizers` crate, with special tokens as plain text.
+    fn encode_with_hf(&self, text: &str) -> Result<Vec<u32>> {
+        if text.len() > MAX_HF_BYTES {
             return Err(DataError::tokenizer(
                 "of this kind",
                 format!("cannot encode {} MiB of text as one document", text.len() >> 20),
-                "split the document (a separator, or one document a line)",
+                "split the document (with a separator, or one document per line)",
             ));
         }
-        let literal = self.literal.get_or_init(|| {
-            let mut copy = self.whole.clone();
+        let hf_plain_text = self.hf_plain_text.get_or_init(|| {
+            let mut copy = self.hf.clone();
             copy.set_encode_special_tokens(true);
             copy
         });
         let _share = self.budget.take(text.len());
-        let encoding = guarded(|| literal.encode_fast(text, false)).map_err(|e| self.refused(&e))?;
+        let encoding =
+            catch_panic(|| hf_plain_text.encode_fast(text, false)).map_err(|e| self.refused(&e))?;
         Ok(encoding.get_ids().to_vec())
     }
 
     fn normalise(&self, text: &str) -> Result<String> {
         let mut normalised = NormalizedString::from(text);
-        if let Some(normalizer) = self.whole.get_normalizer() {
-            guarded(|| normalizer.normalize(&mut normalised)).map_err(|e| self.refused(&e))?;
+        if let Some(normalizer) = self.hf.get_normalizer() {
+            catch_panic(|| normalizer.normalize(&mut normalised)).map_err(|e| self.refused(&e))?;
         }
         Ok(normalised.get().to_owned())
     }
 
     fn refused(&self, error: &str) -> DataError {
-        DataError::tokenizer(&self.place, format!("failed: {error}"), "check the file that it came from")
+        DataError::tokenizer(&self.location, format!("failed: {error}"), "check that file")
     }
 }
 
-/// Whether decoding shows special tokens such as `<|endoftext|>`.
+/// Treatment of special tokens such as `<|endoftext|>` in decoding.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SpecialTokens {
-    /// Leave them out.
+    /// Skip them.
     Hide,
     /// Write their names.
     Show,
 }
 
-/// Training counts words in batches of about this size.
+/// Bytes of text per batch in which training counts words.
 const FEED_BYTES: usize = 8 << 20;
 
-/// Chooses how documents are encoded, from what the file asks for.
-fn choose_engine(json: &Value, added: &[(u32, AddedToken)]) -> (Engine, CutRule) {
-    let in_text: Vec<&AddedToken> =
-        added.iter().map(|(_, token)| token).filter(|token| !token.special).collect();
-    let normalizer = json.get("normalizer").filter(|normalizer| !normalizer.is_null());
-    let chars = char_vocab(json).filter(|_| normalizer.is_none() && in_text.is_empty());
-    chars
-        .map(|vocab| (Engine::Chars(vocab), CutRule::Anywhere))
-        .or_else(|| byte_bpe(json, normalizer, &in_text))
-        .or_else(|| space_bpe(json, &in_text))
-        .unwrap_or((Engine::General, CutRule::Never))
-}
-
-fn byte_bpe(json: &Value, normalizer: Option<&Value>, in_text: &[&AddedToken]) -> Option<(Engine, CutRule)> {
-    let nfc = normalizer.is_some();
-    if normalizer.is_some_and(|normalizer| normalizer.get("type").is_none_or(|t| t != "NFC")) {
-        return None;
-    }
-    let bpe = ByteBpe::recognise(json)?;
-    let cut = if bpe.is_bytes_only() && in_text.is_empty() && !nfc {
-        CutRule::Anywhere
-    } else if bpe.is_bytes_only() || in_text.iter().any(|token| reaches_past_itself(token)) {
-        CutRule::Never
-    } else {
-        CutRule::BetweenWords
-    };
-    Some((Engine::ByteBpe { bpe: Box::new(bpe), nfc, added: names(in_text) }, cut))
-}
-
-fn space_bpe(json: &Value, in_text: &[&AddedToken]) -> Option<(Engine, CutRule)> {
-    // A token that is looked for after spaces are marked may be spelled otherwise in the text.
-    let bpe = SpaceBpe::recognise(json).filter(|_| !in_text.iter().any(|token| token.normalized))?;
-    let cut = if bpe.joins_before_spaces() || in_text.iter().any(|token| reaches_past_itself(token)) {
-        CutRule::Never
-    } else if bpe.joins_newlines() || !in_text.is_empty() {
-        // The general path, which texts with such tokens take, can only go on with a piece that begins with a space.
-        CutRule::BeforeSpaces
-    } else {
-        CutRule::BetweenWords
-    };
-    Some((Engine::SpaceBpe { bpe: Box::new(bpe), added: names(in_text) }, cut))
-}
-
-fn names(tokens: &[&AddedToken]) -> Vec<String> {
-    tokens.iter().map(|token| token.content.clone()).collect()
-}
-
-/// True for a token that a cut between words could break or change.
-fn reaches_past_itself(token: &AddedToken) -> bool {
-    token.lstrip || token.rstrip || token.single_word || token.content.contains(char::is_whitespace)
-}
-
-/// The vocabulary of a file whose every token is one character, with no merges and nothing around them.
-fn char_vocab(json: &Value) -> Option<HashMap<char, u32>> {
-    let model = json.get("model")?;
-    let absent = |parent: &Value, key: &str| parent.get(key).is_none_or(Value::is_null);
-    let plain = model.get("type")? == "BPE"
-        && model.get("merges")?.as_array()?.is_empty()
-        && model.get("byte_fallback").is_none_or(|fallback| fallback == false)
-        && ["unk_token", "continuing_subword_prefix", "end_of_word_suffix"]
-            .iter()
-            .all(|key| absent(model, key))
-        && absent(json, "pre_tokenizer");
-    if !plain {
-        return None;
-    }
-    let entries = model.get("vocab")?.as_object()?.iter();
-    entries
-        .map(|(token, id)| {
-            let mut chars = token.chars();
-            let only = chars.next().filter(|_| chars.next().is_none())?;
-            Some((only, u32::try_from(id.as_u64()?).ok()?))
-        })
-        .collect()
-}
-
-/// SHA-256 over the value with its keys sorted.
+/// SHA-256 of a JSON value with sorted keys.
 fn canonical_hash(value: &Value) -> [u8; 32] {
     fn sorted(value: &Value) -> Value {
         match value {
@@ -462,16 +382,16 @@ fn canonical_hash(value: &Value) -> [u8; 32] {
 }
 
 fn no_text(kind: &str) -> DataError {
-    DataError::tokenizer(kind, "there is no text to make a vocabulary from", "name input that is not empty")
+    DataError::tokenizer(kind, "there is no text to learn a vocabulary from", "name input that is not empty")
 }
 
-/// Names the character at byte `at` of `text`, with what stands before it, so that it can be searched for.
+/// The error for the character at byte `at` of `text`, with the text before it, which users can search for.
 fn unknown_character(text: &str, at: usize) -> DataError {
     let c = text[at..].chars().next().unwrap_or_default();
     let before: String = text[text.floor_char_boundary(at.saturating_sub(24))..at].to_owned();
     DataError::tokenizer(
         "chars",
         format!("the character {c:?} (U+{:04X}) after {before:?} is not in the vocabulary", c as u32),
-        "make the vocabulary from text that has it, or use bytes or BPE",
+        "learn the vocabulary from text with that character, or use bytes or BPE",
     )
 }

@@ -1,4 +1,4 @@
-//! What the tests share: tokens in memory, the plainest stream there is.
+//! An in-memory token stream, the reference for shards and datasets.
 #![allow(dead_code, unreachable_pub, reason = "each test binary uses a part")]
 
 use std::ops::Range;
@@ -16,7 +16,7 @@ pub struct MemoryTokens {
 }
 
 impl MemoryTokens {
-    /// Packs documents: each one's tokens, then `end_of_document`.
+    /// Packs documents: the tokens of each, then `end_of_document`.
     pub fn from_documents<D: AsRef<[u32]>>(
         name: impl Into<String>,
         documents: impl IntoIterator<Item = D>,
@@ -37,13 +37,13 @@ impl MemoryTokens {
             }
             packed.ends.push(packed.token_count());
         }
-        let of_tokens = xxhash_rust::xxh3::xxh3_64(bytemuck::cast_slice(&packed.tokens));
+        let tokens_hash = xxhash_rust::xxh3::xxh3_64(bytemuck::cast_slice(&packed.tokens));
         packed.fingerprint =
-            xxhash_rust::xxh3::xxh3_64_with_seed(bytemuck::cast_slice(&packed.ends), of_tokens);
+            xxhash_rust::xxh3::xxh3_64_with_seed(bytemuck::cast_slice(&packed.ends), tokens_hash);
         packed
     }
 
-    /// The same tokens, made from this many bytes of text.
+    /// Sets the size of the text.
     #[must_use]
     pub fn with_text_bytes(self, text_bytes: u64) -> MemoryTokens {
         MemoryTokens { text_bytes: Some(text_bytes), ..self }
@@ -74,7 +74,7 @@ impl TokenStream for MemoryTokens {
     fn read(&self, start: u64, out: &mut [i32]) -> Result<()> {
         let range = usize::try_from(start).ok().and_then(|start| Some(start..start.checked_add(out.len())?));
         let tokens = range.and_then(|range| self.tokens.get(range));
-        out.copy_from_slice(tokens.expect("a read inside"));
+        out.copy_from_slice(tokens.expect("a read within the stream"));
         Ok(())
     }
 

@@ -84,7 +84,7 @@ impl HeldOut {
         let seq_len = usize::try_from(longest).map_or(asked, |longest| asked.min(longest.max(1)));
         let document_mask = options.document_mask.unwrap_or(opened.document_mask);
         let mask = if document_mask { DocumentMask::On } else { DocumentMask::Off };
-        let validation = Validation::of(streams, seq_len, mask)?;
+        let validation = Validation::new(streams, seq_len, mask)?;
         Ok(Some(HeldOut { validation, text_bytes, seq_len, document_mask, _temporary: temporary }))
     }
 

@@ -9,8 +9,8 @@ use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use xtrain_data::{
-    DataError, Dataset, DocumentMask, InputOptions, Loader, LoaderOptions, PrepareOptions, Texts,
-    TokenStream, Tokenizer, Validation, Vocabulary, learn_cached, list_inputs, prepare_cached,
+    DataError, Dataset, DocumentMask, InputOptions, Loader, LoaderOptions, PrepareOptions, TextFiles,
+    TokenStream, Tokenizer, Validation, VocabularyKind, learn_cached, list_inputs, prepare_cached,
 };
 
 /// What a run reads.
@@ -49,7 +49,7 @@ impl Corpus {
             Some(valid) => {
                 let valid: Vec<_> = cache.streams(valid)?.into_iter().map(|s| s.stream).collect();
                 refuse_shared_tokens(&streams, &valid)?;
-                Some(Validation::of(valid, data.seq_len, mask)?)
+                Some(Validation::new(valid, data.seq_len, mask)?)
             }
             None => None,
         };
@@ -73,7 +73,7 @@ struct Input {
 /// How an input lies on the disk.
 enum Opened {
     Shards(Dataset),
-    Text(Texts),
+    Text(TextFiles),
 }
 
 /// Opens what `sources`, the value of `key`, name. Neighbours that are text, have no weight and are read alike are one input, as the files of a
@@ -99,7 +99,7 @@ fn open_inputs(config: &Config, key: &str, sources: &Sources) -> Result<Vec<Inpu
             };
             let opened = match are_shards(first) {
                 true => Opened::Shards(Dataset::open(&first.path)?),
-                false => Opened::Text(Texts {
+                false => Opened::Text(TextFiles {
                     inputs: list_inputs(&paths).map_err(|error| not_there(key, error))?,
                     options: options(first),
                 }),
@@ -177,7 +177,7 @@ fn refuse_shared_paths(train: &[Input], valid: &[Input]) -> Result<(), RunError>
 
 /// The same by tokens, for texts that were copied and texts that were tokenized before.
 fn refuse_shared_tokens(
-    train: &[xtrain_data::Source],
+    train: &[xtrain_data::MixtureSource],
     valid: &[Arc<dyn TokenStream>],
 ) -> Result<(), RunError> {
     let is_trained = |stream: &Arc<dyn TokenStream>| {
@@ -212,10 +212,10 @@ fn tokenizer(
     let vocabulary = match choice {
         TokenizerChoice::Path(path) => return Ok(Tokenizer::load(path)?),
         TokenizerChoice::Bytes => return Ok(Tokenizer::bytes()),
-        TokenizerChoice::Chars => Vocabulary::Chars,
-        TokenizerChoice::Bpe => Vocabulary::Bpe { size: config.data.bpe_vocab_size() },
+        TokenizerChoice::Chars => VocabularyKind::Chars,
+        TokenizerChoice::Bpe => VocabularyKind::Bpe { size: config.data.bpe_vocab_size() },
     };
-    let texts: Vec<Texts> = train
+    let texts: Vec<TextFiles> = train
         .iter()
         .filter_map(|input| match &input.opened {
             Opened::Text(texts) => Some(texts.clone()),
@@ -235,12 +235,12 @@ struct Cache<'a> {
 }
 
 impl Cache<'_> {
-    fn streams(&mut self, inputs: Vec<Input>) -> Result<Vec<xtrain_data::Source>, RunError> {
+    fn streams(&mut self, inputs: Vec<Input>) -> Result<Vec<xtrain_data::MixtureSource>, RunError> {
         let mut out = Vec::new();
         for Input { name, weight, opened } in inputs {
             let dataset = match opened {
                 Opened::Shards(dataset) => dataset,
-                Opened::Text(Texts { inputs, options }) => {
+                Opened::Text(TextFiles { inputs, options }) => {
                     let options = PrepareOptions { input: options, ..PrepareOptions::default() };
                     let cache = Path::new(&self.config.data.cache_dir);
                     let notice = &mut *self.notice;
@@ -268,7 +268,7 @@ impl Cache<'_> {
             let stream: Arc<dyn TokenStream> = Arc::new(dataset);
             // Without weights, sources are mixed by size.
             let weight = weight.unwrap_or(stream.token_count() as f64);
-            out.push(xtrain_data::Source { stream, weight });
+            out.push(xtrain_data::MixtureSource { stream, weight });
         }
         Ok(out)
     }

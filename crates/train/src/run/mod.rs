@@ -31,7 +31,7 @@ pub use setup::{Planned, plan, plan_on};
 pub(crate) use trainer::IN_FLIGHT;
 pub use trainer::{Observer, Outcome, Start, train, train_profiled};
 
-use xtrain_data::{Learning, Progress, Vocabulary};
+use xtrain_data::{LearnProgress, Progress, VocabularyKind};
 
 /// Something that a run does before its first step.
 #[derive(Clone, Debug)]
@@ -39,9 +39,9 @@ pub enum Notice {
     /// A vocabulary is made of the training text.
     Learning {
         /// Which.
-        vocabulary: Vocabulary,
+        vocabulary: VocabularyKind,
         /// How far it is.
-        progress: Learning,
+        progress: LearnProgress,
     },
     /// A text is turned into tokens.
     Tokenizing {

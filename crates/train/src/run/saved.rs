@@ -217,7 +217,7 @@ impl Saved {
         let named: HashSet<&str> = wanted.iter().map(|spec| spec.name.as_str()).collect();
         let is_of_casts = |name: &str| of_casts.iter().any(|kind| name.starts_with(&prefix(*kind)));
         let load = match held.keys().filter(|name| !named.contains(*name)).all(|name| is_of_casts(name)) {
-            true => Checkpoint::load_some,
+            true => Checkpoint::load_subset,
             false => Checkpoint::load,
         };
         load(&checkpoint, &wanted, &mut |at, bytes| {
@@ -373,7 +373,7 @@ pub(super) fn parts<'m>(mut memory: &'m mut [u8], places: &[Range<usize>]) -> Ve
 /// The latest checkpoint of the run in `folder`; those that are not complete are told where the run goes on.
 fn newest(folder: &RunFolder) -> Result<Option<Checkpoint>, RunError> {
     let store = CheckpointStore::open(&folder.checkpoints())?;
-    Ok(store.steps()?.pop().map(|step| store.at(step)).transpose()?)
+    Ok(store.steps()?.pop().map(|step| store.checkpoint(step)).transpose()?)
 }
 
 /// The precision that the run in `folder` goes on with unless it is told otherwise: that of its latest checkpoint. Where a process was killed,

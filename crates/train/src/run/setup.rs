@@ -9,7 +9,7 @@ use std::io::ErrorKind;
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use xtrain_checkpoint::hf::ExportDtype;
-use xtrain_data::{DataError, Dataset, InputOptions, Texts, TokenStream, Tokenizer, learn, list_inputs};
+use xtrain_data::{DataError, Dataset, InputOptions, TextFiles, TokenStream, Tokenizer, learn, list_inputs};
 use xtrain_model::Recipe;
 use xtrain_model::decoder::{Batch, Loss};
 use xtrain_model::hf::HfConfig;
@@ -117,7 +117,7 @@ fn characters(config: &Config) -> Result<Vocabulary, RunError> {
         let field = config.data.text_field(source).to_owned();
         let separator = config.data.separator(source).map(str::to_owned);
         match list_inputs(&[&source.path]) {
-            Ok(inputs) => texts.push(Texts { inputs, options: InputOptions { field, separator } }),
+            Ok(inputs) => texts.push(TextFiles { inputs, options: InputOptions { field, separator } }),
             Err(DataError::Io { source: error, .. }) if error.kind() == ErrorKind::NotFound => {
                 let why =
                     format!("{} is not there to count its characters; these are all of Unicode", source.path);
@@ -127,7 +127,7 @@ fn characters(config: &Config) -> Result<Vocabulary, RunError> {
             Err(other) => return Err(other.into()),
         }
     }
-    let tokenizer = learn(&texts, xtrain_data::Vocabulary::Chars, &mut |_| ControlFlow::Continue(()))?;
+    let tokenizer = learn(&texts, xtrain_data::VocabularyKind::Chars, &mut |_| ControlFlow::Continue(()))?;
     Ok(Vocabulary::of(&tokenizer))
 }
 

@@ -6,8 +6,8 @@ use crate::signals::Stop;
 use crate::terminal::{self, TextBar};
 use std::ops::ControlFlow;
 use xtrain_data::{
-    DataError, InputOptions, Learning, PrepareOptions, Texts, TokenStream, Tokenizer, Vocabulary,
-    learn_for_dataset, list_inputs, prepare,
+    DataError, InputOptions, LearnProgress, PrepareOptions, TextFiles, TokenStream, Tokenizer,
+    VocabularyKind, learn_for_dataset, list_inputs, prepare,
 };
 use xtrain_train::metrics;
 
@@ -16,7 +16,7 @@ pub(crate) fn run(args: &TokenizeArgs) -> Result<(), Failure> {
     let stop = Stop::on_signals()?;
     let inputs = list_inputs(&args.inputs)?;
     let options = InputOptions { field: args.text_field.clone(), separator: args.separator.clone() };
-    let texts = Texts { inputs, options };
+    let texts = TextFiles { inputs, options };
     let mut bar = TextBar::default();
     let tokenizer = tokenizer(args, &texts, &mut |vocabulary, progress| {
         bar.learning(vocabulary, progress);
@@ -68,14 +68,14 @@ fn say_stopped() -> Result<(), Failure> {
 
 fn tokenizer(
     args: &TokenizeArgs,
-    texts: &Texts,
-    on_progress: &mut dyn FnMut(Vocabulary, Learning) -> ControlFlow<()>,
+    texts: &TextFiles,
+    on_progress: &mut dyn FnMut(VocabularyKind, LearnProgress) -> ControlFlow<()>,
 ) -> Result<Tokenizer, DataError> {
     let t = &args.tokenizer;
     let vocabulary = match (&t.tokenizer, t.bpe_vocab_size, t.chars) {
         (Some(path), ..) => return Tokenizer::load(path),
-        (_, Some(size), _) => Vocabulary::Bpe { size },
-        (_, _, true) => Vocabulary::Chars,
+        (_, Some(size), _) => VocabularyKind::Bpe { size },
+        (_, _, true) => VocabularyKind::Chars,
         _ => return Ok(Tokenizer::bytes()),
     };
     let texts = std::slice::from_ref(texts);

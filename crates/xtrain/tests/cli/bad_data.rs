@@ -118,7 +118,7 @@ fn a_named_pipe_in_place_of_a_shard_or_a_text_is_refused_instead_of_waited_for()
     for (data, file) in
         [("shards", "shard-00000.tokens"), ("pipe.txt", "pipe.txt"), ("pipe.parquet", "pipe.parquet")]
     {
-        refused(&place, data, &[file, "is no regular file", "name a regular file"]);
+        refused(&place, data, &[file, "is not a regular file", "name a regular file"]);
     }
 }
 
@@ -168,7 +168,7 @@ fn files_and_folders_in_each_others_place_are_refused() {
     place.run("report folder.txt").refuses(&["folder.txt"]);
     place.run("report file").refuses(&["file"]);
     // A folder that is a dataset already is not mixed with another one.
-    place.run("tokenize b.txt --bytes --out shards").refuses(&["shards", "already holds a dataset"]);
+    place.run("tokenize b.txt --bytes --out shards").refuses(&["shards", "already contains a dataset"]);
     place.write("used/notes.txt", b"mine");
     place.run("tokenize b.txt --bytes --out used").refuses(&["used", "not empty"]);
     assert_eq!(place.read("used/notes.txt"), b"mine");
@@ -238,9 +238,9 @@ fn what_is_no_regular_file_is_neither_waited_for_nor_read_without_end() {
     pipe("folder/tokenizer.json");
     for name in ["/dev/zero", "pipe"] {
         place.run(&format!("train {name}")).refuses(&[name, "no regular file"]);
-        place.run(&format!("tokenize a.txt --tokenizer {name} --out t")).refuses(&[name, "no regular file"]);
+        place.run(&format!("tokenize a.txt --tokenizer {name} --out t")).refuses(&[name, "not a regular file"]);
     }
-    place.run("tokenize a.txt --tokenizer folder --out t").refuses(&["tokenizer.json", "no regular file"]);
+    place.run("tokenize a.txt --tokenizer folder --out t").refuses(&["tokenizer.json", "not a regular file"]);
     // Sparse: takes no room.
     for (name, bytes) in
         [("big.toml", 17 << 20), ("big.json", (1 << 30) + 1), ("out/hf/config.json", 17 << 20)]

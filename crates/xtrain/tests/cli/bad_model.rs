@@ -30,8 +30,8 @@ fn damaged_checkpoints_are_passed_over_or_named() {
     // A truncated one is not complete: the one before is used.
     place.write(STATE, &whole[..whole.len() - 1]);
     let ran = place.run("generate out --prompt the -n 2 --temperature 0").succeeds();
-    assert!(ran.stderr.contains("passing over an incomplete checkpoint"), "{}", ran.stderr);
-    place.run("generate out --prompt the --step 6").refuses(&["step-6", "bytes", "not complete"]);
+    assert!(ran.stderr.contains("skipping an incomplete checkpoint"), "{}", ran.stderr);
+    place.run("generate out --prompt the --step 6").refuses(&["step-6", "bytes", "incomplete"]);
     // A flipped bit in the header of the tensors.
     let mut header = whole.clone();
     header[20] ^= 0x10;
@@ -45,7 +45,7 @@ fn damaged_checkpoints_are_passed_over_or_named() {
     assert!(ran.stderr.contains("manifest.json"), "{}", ran.stderr);
     // Resumed from step 3, the run makes step 6 again, the same, and says once what it passes over.
     let ran = place.run("train run.toml --out out --resume --set train.steps=6").succeeds();
-    assert_eq!(ran.stderr.matches("passing over an incomplete checkpoint").count(), 1, "{}", ran.stderr);
+    assert_eq!(ran.stderr.matches("skipping an incomplete checkpoint").count(), 1, "{}", ran.stderr);
     assert!(place.read(STATE) == whole, "the state of step 6 differs");
     // Where all are damaged, a run does not quietly begin again over what it had.
     for step in place.names("out/checkpoints") {

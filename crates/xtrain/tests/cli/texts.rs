@@ -100,7 +100,7 @@ fn an_epoch_is_every_sequence_once() {
     epoch("one", "--set data.seq_len=3300");
     place.run(&format!("{run} --out none --set data.seq_len=3500")).refuses(&[
         "short.txt",
-        "3406 training tokens in one piece",
+        "3406 contiguous training tokens",
         "sequence of 3500",
     ]);
 }

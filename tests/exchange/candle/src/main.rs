@@ -4,7 +4,8 @@
 //! exchange-candle REQUEST.json RESPONSE.json
 //! ```
 //!
-//! Every config.json goes through candle's own types, so that a key that candle insists on and an export lacks is found.
+//! Every config.json goes through candle's own types, so that a key that candle insists on and an export
+//! lacks is found.
 
 use candle_core::{DType, Device, Tensor};
 use candle_nn::VarBuilder;

@@ -1,4 +1,4 @@
-//! What an interrupted run left: finished shards and the place in the input behind them.
+//! The record of an unfinished run: its complete shards, and the position in the input after them.
 
 use std::ffi::OsStr;
 use std::fs;
@@ -15,51 +15,53 @@ use crate::input::InputFile;
 use crate::shard::{SHARD_VERSION, ShardEntry};
 use crate::tokenizer::Tokenizer;
 
-const FILE: &str = "unfinished.json";
+const UNFINISHED_FILE: &str = "unfinished.json";
 
-/// A place in the input: so many pieces of a file are done, and every file before it.
+/// A position in the input: all files before `file`, and `pieces` pieces of that file, are done.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct Position {
+pub(super) struct InputPosition {
     pub(super) file: usize,
     pub(super) pieces: u64,
 }
 
-/// The record of an unfinished run, replaced each time a shard is complete.
+/// The record of an unfinished run. It is updated whenever a shard is complete.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Unfinished {
     pub(super) made_from: String,
-    pub(super) position: Position,
+    pub(super) position: InputPosition,
     pub(super) shards: Vec<ShardEntry>,
 }
 
 impl Unfinished {
-    pub(super) fn begin(made_from: String) -> Unfinished {
-        let position = Position { file: 0, pieces: 0 };
+    pub(super) fn new(made_from: String) -> Unfinished {
+        let position = InputPosition { file: 0, pieces: 0 };
         Unfinished { made_from, position, shards: Vec::new() }
     }
 
     pub(super) fn load(folder: &Path) -> Result<Option<Unfinished>> {
-        let path = folder.join(FILE);
-        path.exists().then(|| files::read_json(&path, "delete the folder and begin again")).transpose()
+        let path = folder.join(UNFINISHED_FILE);
+        path.exists().then(|| files::read_json(&path, "delete the folder and start again")).transpose()
     }
 
     pub(super) fn save(&self, folder: &Path) -> Result<()> {
-        files::write_json(&folder.join(FILE), self)
+        files::write_json(&folder.join(UNFINISHED_FILE), self)
     }
 
-    /// Whether a file of this name is what a run killed at its very beginning leaves: a record that was never complete.
-    pub(super) fn is_beginning(name: &OsStr) -> bool {
-        files::aside(Path::new(FILE)).file_name() == Some(name)
+    /// True for the temporary name of the record, the leftover of a run killed while writing its first
+    /// record.
+    pub(super) fn is_first_temporary(name: &OsStr) -> bool {
+        files::temporary_path(Path::new(UNFINISHED_FILE)).file_name() == Some(name)
     }
 
     pub(super) fn remove(folder: &Path) -> Result<()> {
-        let path = folder.join(FILE);
+        let path = folder.join(UNFINISHED_FILE);
         fs::remove_file(&path).map_err(DataError::io(&path, "remove"))
     }
 }
 
-/// A hash of everything that decides what a run writes, and of the sizes and times of its input files.
+/// Hash of all that determines the output of a run: tokenizer, options, and names, sizes and times of its
+/// input files.
 pub(super) fn made_from(
     inputs: &[InputFile],
     tokenizer: &Tokenizer,
@@ -73,17 +75,22 @@ pub(super) fn made_from(
         "field": options.input.field,
         "separator": options.input.separator,
         "shard_tokens": options.shard_tokens,
-        "inputs": listed(inputs)?,
+        "inputs": input_identities(inputs)?,
     });
     Ok(files::hex(&Sha256::digest(everything.to_string())))
 }
 
-/// Names, sizes and times of input files: what tells whether they changed.
-pub(super) fn listed(inputs: &[InputFile]) -> Result<Value> {
-    let mut listed = Vec::with_capacity(inputs.len());
+/// Names, sizes and times of input files, which identify their content.
+pub(super) fn input_identities(inputs: &[InputFile]) -> Result<Value> {
+    let mut identities = Vec::with_capacity(inputs.len());
     for input in inputs {
         let path = fs::canonicalize(&input.path).map_err(DataError::io(&input.path, "open the input"))?;
-        listed.push(json!([path.as_os_str().as_encoded_bytes(), input.bytes, input.modified_ns]));
+        identities.push(json!([path.as_os_str().as_encoded_bytes(), input.bytes, input.modified_ns]));
     }
-    Ok(listed.into())
+    Ok(identities.into())
+}
+
+/// File name of the shard with this number.
+pub(super) fn shard_name(number: usize) -> String {
+    format!("shard-{number:05}.tokens")
 }

@@ -1,10 +1,11 @@
-//! Files and folders that are written aside, as `<name>.tmp-<pid>`, and renamed when they are complete. What is removed
-//! is renamed first, to `<name>.tmp-<pid>.old`.
+//! Temporary files and folders, `<name>.tmp-<pid>`, which are renamed to `<name>` when they are complete. To
+//! remove a file or folder atomically, it is first renamed to `<name>.tmp-<pid>.old`.
 //!
-//! Whoever writes aside holds a lock on it (`flock`), which the system frees when the process ends, however it ends.
-//! A leftover is therefore one whose lock can be had. That stays true where process ids are reused, or mean
-//! nothing because the folder is shared between containers or hosts.
-//! Invariant: what is named `*.tmp-<pid>` or `*.tmp-<pid>.old` is never worth keeping.
+//! The writer holds a lock (`flock`) on its temporary; the system releases it when the process ends, for
+//! whatever reason. A temporary whose lock is free is therefore a leftover. Process ids cannot tell this:
+//! they are reused, and have no meaning in a folder that containers or hosts share.
+//! Invariant: a file or folder named `*.tmp-<pid>` or `*.tmp-<pid>.old` may be deleted once its writer has
+//! ended.
 
 use std::fs::{self, File, TryLockError};
 use std::io;
@@ -17,18 +18,20 @@ use rustix::io::Errno;
 use crate::error::{CheckpointError, Result};
 use crate::files::sync_folder;
 
-/// What this process is writing now: how its own leftovers are told where the file system has no locks.
-static LIVE: Mutex<Vec<PathBuf>> = Mutex::new(Vec::new());
+/// Paths that this process is writing. Where the file system has no locks, they tell its temporaries from
+/// leftovers.
+static OPEN_TEMPORARIES: Mutex<Vec<PathBuf>> = Mutex::new(Vec::new());
 
-/// A file or folder under its temporary name, which is removed on drop.
+/// A file or folder under its temporary name. Dropping it removes the file or folder, unless it was
+/// published.
 #[derive(Debug)]
-pub(crate) struct Aside {
+pub(crate) struct Temporary {
     path: PathBuf,
     kind: Kind,
-    /// Holds the lock for as long as this value lives.
+    /// Holds the lock while this value lives.
     handle: File,
-    /// Whether drop leaves what has the temporary name.
-    stays: bool,
+    /// Drop removes `path`. False once the file or folder has its final name.
+    remove_on_drop: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -37,7 +40,7 @@ enum Kind {
     Folder,
 }
 
-impl Aside {
+impl Temporary {
     /// Creates the empty folder `<target>.tmp-<pid>`.
     pub(crate) fn folder(target: &Path) -> Result<Self> {
         Self::create(target, Kind::Folder)
@@ -57,28 +60,30 @@ impl Aside {
         &self.handle
     }
 
-    /// Syncs, renames to `target` and syncs the parent folder. Everything inside must have been synced before.
+    /// Syncs, renames to `target` and syncs the parent folder. The caller has synced the files inside.
     pub(crate) fn publish(mut self, target: &Path) -> Result<()> {
         self.sync()?;
         fs::rename(&self.path, target).map_err(CheckpointError::io(target, "rename into place"))?;
-        self.stays = true;
+        self.remove_on_drop = false;
         sync_folder(parent(target))
     }
 
-    /// Puts this in the place of what is at `target`, in one step: a whole one is there at every moment. What was
-    /// there is removed when this value is dropped. False, and nothing is done, where the file system has no such step.
+    /// Exchanges the names of this and `target` atomically, so that a complete one has the final name at
+    /// every moment. Dropping this value then removes the old one. Returns false, without an effect, if the
+    /// file system cannot exchange names.
     pub(crate) fn exchange(&mut self, target: &Path) -> Result<bool> {
         self.sync()?;
         match renameat_with(CWD, &self.path, CWD, target, RenameFlags::EXCHANGE) {
             Ok(()) => {}
-            // The last one is what some sandboxes say of a call that they do not know.
+            // Some sandboxes return PERM for a system call that they do not know.
             Err(Errno::INVAL | Errno::NOSYS | Errno::NOTSUP | Errno::PERM) => return Ok(false),
             Err(e) => return Err(CheckpointError::io(target, "exchange")(e.into())),
         }
-        // What was there stays until this is on the disk: a power cut could bring back its name, but not its content.
-        self.stays = true;
+        // The old one stays until the rename is on disk: a power cut could restore its name, but not its
+        // content.
+        self.remove_on_drop = false;
         sync_folder(parent(target))?;
-        self.stays = false;
+        self.remove_on_drop = true;
         Ok(true)
     }
 
@@ -91,8 +96,8 @@ impl Aside {
     }
 
     fn create(target: &Path, kind: Kind) -> Result<Self> {
-        let path = aside_path(target);
-        // Another process that sweeps may remove what we have just created, before we hold its lock: start again.
+        let path = temporary_path(target);
+        // A sweep of another process may remove the new temporary before it is locked: try again.
         for _ in 0..100 {
             let created = match kind {
                 Kind::Folder => fs::create_dir(&path),
@@ -101,13 +106,13 @@ impl Aside {
             match created {
                 Ok(()) => {}
                 Err(e) if e.kind() == io::ErrorKind::AlreadyExists => match claim(&path) {
-                    // An earlier process had our id.
+                    // A leftover of an earlier process with the same id.
                     Claim::Ours(_) => {
                         remove(&path)?;
                         continue;
                     }
                     Claim::Busy => {
-                        let holder = "another process that is writing it".to_string();
+                        let holder = "another process, which is writing it".to_string();
                         return Err(CheckpointError::Locked { path: target.to_path_buf(), holder });
                     }
                     Claim::Gone => continue,
@@ -125,41 +130,41 @@ impl Aside {
             };
             match handle.try_lock() {
                 Err(TryLockError::WouldBlock) => continue,
-                // Without locks on this file system a leftover is told by its process id instead.
+                // On a file system without locks, the process id identifies leftovers.
                 Ok(()) | Err(TryLockError::Error(_)) => {}
             }
             if path.exists() {
-                live().push(path.clone());
-                return Ok(Self { path, kind, handle, stays: false });
+                open_temporaries().push(path.clone());
+                return Ok(Self { path, kind, handle, remove_on_drop: true });
             }
         }
-        Err(CheckpointError::folder(&path, "keeps being removed by someone else", "stop that process"))
+        Err(CheckpointError::folder(&path, "keeps being removed by another process", "stop that process"))
     }
 }
 
-impl Drop for Aside {
+impl Drop for Temporary {
     fn drop(&mut self) {
-        if !self.stays
+        if self.remove_on_drop
             && let Err(error) = remove(&self.path)
         {
             tracing::warn!("{error}");
         }
-        live().retain(|path| *path != self.path);
+        open_temporaries().retain(|path| *path != self.path);
     }
 }
 
-/// Removes what dead processes left in `folder` under temporary names of targets that `wanted` accepts.
-pub(crate) fn sweep(folder: &Path, wanted: impl Fn(&str) -> bool) -> Result<()> {
+/// Removes leftovers of dead processes from `folder`: temporaries of those targets that `is_target` accepts.
+pub(crate) fn sweep(folder: &Path, is_target: impl Fn(&str) -> bool) -> Result<()> {
     for entry in fs::read_dir(folder).map_err(CheckpointError::io(folder, "list"))? {
         let entry = entry.map_err(CheckpointError::io(folder, "list"))?;
         let name = entry.file_name();
-        let Some((target, _)) = name.to_str().and_then(split_aside) else { continue };
-        if !wanted(target) {
+        let Some((target, _)) = name.to_str().and_then(split_temporary_name) else { continue };
+        if !is_target(target) {
             continue;
         }
         if let Claim::Ours(_lock) = claim(&entry.path()) {
-            tracing::debug!("removing {}, left by a process that has ended", entry.path().display());
-            // A reader may sweep a folder that it must not write to: what cannot be removed stays.
+            tracing::debug!("removing {}, a leftover of a process that has ended", entry.path().display());
+            // A reader may lack the permission to write here; the leftover then stays.
             if let Err(error) = remove(&entry.path()) {
                 tracing::warn!("{error}");
             }
@@ -168,19 +173,20 @@ pub(crate) fn sweep(folder: &Path, wanted: impl Fn(&str) -> bool) -> Result<()> 
     Ok(())
 }
 
-/// Renames `path` to a temporary name and removes it: it is there whole, or gone.
+/// Removes `path` atomically: renames it to a temporary name, then deletes that. `path` is complete or
+/// absent.
 pub(crate) fn remove_atomically(path: &Path) -> Result<()> {
-    // Not the name that a successor of `path` may be written under right now.
-    let mut doomed = aside_path(path).into_os_string();
-    doomed.push(".old");
-    let doomed = PathBuf::from(doomed);
-    remove(&doomed)?;
-    fs::rename(path, &doomed).map_err(CheckpointError::io(path, "rename for removal"))?;
+    // The plain temporary name may belong to a successor of `path` that is being written.
+    let mut old = temporary_path(path).into_os_string();
+    old.push(".old");
+    let old = PathBuf::from(old);
+    remove(&old)?;
+    fs::rename(path, &old).map_err(CheckpointError::io(path, "rename for removal"))?;
     sync_folder(parent(path))?;
-    remove(&doomed)
+    remove(&old)
 }
 
-/// Removes a file or folder; being gone already is fine.
+/// Removes a file or folder. One that does not exist is no error.
 pub(crate) fn remove(path: &Path) -> Result<()> {
     let kind = match fs::symlink_metadata(path) {
         Ok(kind) => kind,
@@ -199,32 +205,36 @@ pub(crate) fn parent(path: &Path) -> &Path {
     path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."))
 }
 
-/// `path` with `.tmp-<pid>` behind its name.
-pub(crate) fn aside_path(path: &Path) -> PathBuf {
+/// The temporary name of `path`: `<path>.tmp-<pid>`.
+pub(crate) fn temporary_path(path: &Path) -> PathBuf {
     with_suffix(path, "tmp")
 }
 
-/// `path` with `.<suffix>-<pid>` behind its name.
+/// `<path>.<suffix>-<pid>`.
 pub(crate) fn with_suffix(path: &Path, suffix: &str) -> PathBuf {
     let mut name = path.file_name().unwrap_or_default().to_os_string();
     name.push(format!(".{suffix}-{}", std::process::id()));
     path.with_file_name(name)
 }
 
-/// `("step-5", 123)` of `step-5.tmp-123` and of `step-5.tmp-123.old`.
-fn split_aside(name: &str) -> Option<(&str, u32)> {
+/// Target and process id of a temporary name: `("step-5", 123)` for `step-5.tmp-123` and
+/// `step-5.tmp-123.old`.
+fn split_temporary_name(name: &str) -> Option<(&str, u32)> {
     let (target, pid) = name.strip_suffix(".old").unwrap_or(name).rsplit_once(".tmp-")?;
     Some((target, pid.parse().ok()?))
 }
 
+/// Ownership of an existing temporary.
 enum Claim {
-    /// Held for its lock.
+    /// Its writer has ended. Holds the lock, if the file system has locks.
     Ours(Option<File>),
+    /// Its writer is alive, or may be.
     Busy,
+    /// It no longer exists.
     Gone,
 }
 
-/// Tries to become the owner of a temporary name that someone else made.
+/// Tries to take over a temporary that another process created.
 fn claim(path: &Path) -> Claim {
     let handle = match File::open(path) {
         Ok(handle) => handle,
@@ -239,19 +249,19 @@ fn claim(path: &Path) -> Claim {
     }
 }
 
-/// Whether the process whose id stands in the name has ended, for file systems without locks. Unknown is no.
+/// For file systems without locks: true if the process whose id is in the name has surely ended.
 fn is_dead(path: &Path) -> bool {
     let name = path.file_name().and_then(|name| name.to_str());
-    let Some((_, pid)) = name.and_then(split_aside) else { return false };
+    let Some((_, pid)) = name.and_then(split_temporary_name) else { return false };
     if pid == std::process::id() {
-        return !live().iter().any(|living| living == path);
+        return !open_temporaries().iter().any(|living| living == path);
     }
     let processes = Path::new("/proc");
     processes.join("self").exists() && !processes.join(pid.to_string()).exists()
 }
 
-fn live() -> std::sync::MutexGuard<'static, Vec<PathBuf>> {
-    LIVE.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+fn open_temporaries() -> std::sync::MutexGuard<'static, Vec<PathBuf>> {
+    OPEN_TEMPORARIES.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
 }
 
 #[cfg(test)]
@@ -259,30 +269,30 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_dropped_aside_leaves_nothing_and_a_published_one_leaves_the_target() {
+    fn a_dropped_temporary_leaves_nothing_and_a_published_one_leaves_the_target() {
         let dir = tempfile::tempdir().unwrap();
         let target = dir.path().join("step-1");
-        drop(Aside::folder(&target).unwrap());
+        drop(Temporary::folder(&target).unwrap());
         assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0);
-        Aside::folder(&target).unwrap().publish(&target).unwrap();
+        Temporary::folder(&target).unwrap().publish(&target).unwrap();
         assert!(target.is_dir());
         assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1);
     }
 
     #[test]
-    fn an_exchange_puts_the_new_one_in_place_and_removes_the_old_one() {
+    fn an_exchange_publishes_the_new_folder_and_removes_the_old_one() {
         let dir = tempfile::tempdir().unwrap();
         let target = dir.path().join("step-1");
         fs::create_dir(&target).unwrap();
         fs::write(target.join("old"), b"x").unwrap();
-        let mut aside = Aside::folder(&target).unwrap();
-        fs::write(aside.path().join("new"), b"x").unwrap();
-        if !aside.exchange(&target).unwrap() {
-            assert!(target.join("old").exists(), "without that step nothing is done");
+        let mut temporary = Temporary::folder(&target).unwrap();
+        fs::write(temporary.path().join("new"), b"x").unwrap();
+        if !temporary.exchange(&target).unwrap() {
+            assert!(target.join("old").exists(), "without support for the exchange nothing changes");
             return;
         }
-        assert!(target.join("new").exists() && aside.path().join("old").exists());
-        drop(aside);
+        assert!(target.join("new").exists() && temporary.path().join("old").exists());
+        drop(temporary);
         assert!(target.join("new").exists());
         assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1);
     }
@@ -292,17 +302,17 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let target = dir.path().join("step-1");
         fs::create_dir(&target).unwrap();
-        let aside = Aside::folder(&target).unwrap();
+        let temporary = Temporary::folder(&target).unwrap();
         remove_atomically(&target).unwrap();
         assert!(!target.exists());
-        aside.publish(&target).unwrap();
+        temporary.publish(&target).unwrap();
         assert!(target.is_dir());
     }
 
     #[test]
-    fn sweeping_spares_what_is_being_written_and_removes_what_is_not() {
+    fn a_sweep_spares_temporaries_that_are_being_written_and_removes_leftovers() {
         let dir = tempfile::tempdir().unwrap();
-        let alive = Aside::folder(&dir.path().join("a")).unwrap();
+        let alive = Temporary::folder(&dir.path().join("a")).unwrap();
         let dead = dir.path().join("a.tmp-1");
         fs::create_dir(&dead).unwrap();
         fs::write(dead.join("x"), b"x").unwrap();
@@ -316,17 +326,17 @@ mod tests {
     fn two_writers_of_one_target_do_not_share_a_temporary() {
         let dir = tempfile::tempdir().unwrap();
         let target = dir.path().join("a");
-        let _first = Aside::folder(&target).unwrap();
-        assert!(matches!(Aside::folder(&target), Err(CheckpointError::Locked { .. })));
+        let _first = Temporary::folder(&target).unwrap();
+        assert!(matches!(Temporary::folder(&target), Err(CheckpointError::Locked { .. })));
     }
 
     #[test]
-    fn a_leftover_of_an_earlier_process_with_our_id_is_replaced() {
+    fn a_leftover_of_an_earlier_process_with_the_same_id_is_replaced() {
         let dir = tempfile::tempdir().unwrap();
         let target = dir.path().join("a");
-        fs::create_dir(aside_path(&target)).unwrap();
-        fs::write(aside_path(&target).join("old"), b"x").unwrap();
-        let aside = Aside::folder(&target).unwrap();
-        assert_eq!(fs::read_dir(aside.path()).unwrap().count(), 0);
+        fs::create_dir(temporary_path(&target)).unwrap();
+        fs::write(temporary_path(&target).join("old"), b"x").unwrap();
+        let temporary = Temporary::folder(&target).unwrap();
+        assert_eq!(fs::read_dir(temporary.path()).unwrap().count(), 0);
     }
 }

@@ -1,8 +1,9 @@
-//! Byte-level BPE: the fast path for the vocabularies of GPT-2, SmolLM, Qwen 2/3, Llama 3 and those trained here.
+//! Byte-level BPE: the fast path for the vocabularies of GPT-2, SmolLM, Qwen 2/3, Llama 3 and those trained
+//! here.
 //!
-//! The same ids as the tokenizers crate gives, without its bookkeeping of offsets: scan a word, look it up in a
-//! cache, merge it where it is new. A file that asks for anything more (unknown tokens, another regular
-//! expression) is not recognised here and stays with that crate.
+//! It gives the tokens of the `tokenizers` crate without tracking offsets: scan a word, look it up in a
+//! cache, and merge it if it is new. Files with other features (unknown tokens, other regular expressions)
+//! are left to that crate.
 
 use std::collections::HashMap;
 
@@ -16,19 +17,19 @@ use super::words::{Digits, WordPattern, Words};
 pub(super) struct ByteBpe {
     byte_ids: [u32; 256],
     merges: Merges,
-    /// Whole words that skip the merges, for vocabularies that say `ignore_merges`.
+    /// Words that are tokens and skip the merges, for vocabularies with `ignore_merges`.
     whole_words: Option<FastMap<Box<[u8]>, u32>>,
     words: Option<Words>,
     caches: Caches,
 }
 
 impl ByteBpe {
-    /// Reads the vocabulary from a parsed `tokenizer.json`, or `None` where it is not of this kind.
-    pub(super) fn recognise(json: &Value) -> Option<ByteBpe> {
+    /// Reads the vocabulary from a parsed `tokenizer.json`; `None` if it is of another kind.
+    pub(super) fn from_json(json: &Value) -> Option<ByteBpe> {
         let model = json.get("model")?;
         let is_bpe = model.get("type").is_none_or(|t| t == "BPE");
         let others = ["unk_token", "continuing_subword_prefix", "end_of_word_suffix", "byte_fallback"];
-        if !is_bpe || !merge::has_none_of(model, &others) {
+        if !is_bpe || !merge::are_all_off(model, &others) {
             return None;
         }
         let vocab = model.get("vocab")?.as_object()?;
@@ -37,7 +38,7 @@ impl ByteBpe {
         for byte in 0..=255_u8 {
             byte_ids[byte as usize] = id_of(byte_char(byte).encode_utf8(&mut [0; 4]))?;
         }
-        let merges = merge::ranked(&merge::listed(model)?, id_of)?;
+        let merges = merge::rank_merges(&merge::parse_merges(model)?, id_of)?;
         let words = words(json.get("pre_tokenizer")?)?;
         if words.is_none() && !merges.is_empty() {
             return None;
@@ -49,7 +50,7 @@ impl ByteBpe {
         Some(ByteBpe { byte_ids, merges, whole_words, words, caches: Caches::default() })
     }
 
-    /// True when merges never cross a byte, so that text may be cut anywhere.
+    /// True if there are no merges, so that text may be split anywhere.
     pub(super) fn is_bytes_only(&self) -> bool {
         self.words.is_none()
     }
@@ -77,7 +78,8 @@ impl ByteBpe {
     }
 }
 
-/// The words of a `pre_tokenizer` entry: `Some(None)` is byte-level without words, `None` is unknown.
+/// The word splitting of a `pre_tokenizer` entry; `Some(None)` for bytes without words, `None` for an unknown
+/// entry.
 fn words(pre_tokenizer: &Value) -> Option<Option<Words>> {
     let byte_level = |step: &Value| {
         (step.get("type")? == "ByteLevel" && step.get("add_prefix_space")? == false)
@@ -97,14 +99,14 @@ fn words(pre_tokenizer: &Value) -> Option<Option<Words>> {
         "Split" if !use_regex => {
             let isolated = first.get("behavior")? == "Isolated"
                 && first.get("invert").is_none_or(|invert| invert == false);
-            let pattern = WordPattern::of_regex(first.get("pattern")?.get("Regex")?.as_str()?)?;
+            let pattern = WordPattern::from_regex(first.get("pattern")?.get("Regex")?.as_str()?)?;
             isolated.then_some(Some(Words { pattern, digits: Digits::InWords }))
         }
         _ => None,
     }
 }
 
-/// The printable character that stands for a byte in byte-level vocabularies (Radford et al. 2019, GPT-2).
+/// The printable character that represents a byte in byte-level vocabularies (Radford et al. 2019, GPT-2).
 pub(super) fn byte_char(byte: u8) -> char {
     let printable = |b: u8| matches!(b, b'!'..=b'~' | 0xA1..=0xAC | 0xAE..=0xFF);
     if printable(byte) {
@@ -114,7 +116,7 @@ pub(super) fn byte_char(byte: u8) -> char {
     char::from_u32(256 + earlier).expect("256 to 511 are characters")
 }
 
-/// The bytes behind a token's printable characters; `None` where a character stands for no byte.
+/// The bytes that a token's printable characters represent; `None` if a character represents none.
 fn token_bytes(token: &str) -> Option<Vec<u8>> {
     static BYTES: std::sync::LazyLock<HashMap<char, u8>> =
         std::sync::LazyLock::new(|| (0..=255).map(|b| (byte_char(b), b)).collect());

@@ -1,22 +1,23 @@
-//! Where a long document may be cut so that its pieces, encoded one by one, give the tokens of the whole.
+//! The rule for splitting long documents so that the pieces, encoded one by one, give the tokens of the
+//! document.
 //!
-//! Between words means: after a newline that stands alone between two characters that are no white space, or
-//! before a single space between two letters. At those places every word pattern of this crate ends a word
-//! whatever follows, and the piece before ends as it would inside the whole. A vocabulary without words may be cut
-//! there if none of its tokens reaches over such a place. Tests compare both ways on random text.
+//! "Between words" is after a single newline between two characters that are not white space, or before a
+//! single space between two letters. At these positions every word pattern of this crate ends a word,
+//! regardless of the text that follows. A vocabulary without words may be cut there if none of its tokens
+//! spans such a position. Tests compare pieces and documents on random text.
 
-use super::words::{Class, class};
+use super::words::{CharClass, char_class};
 
-/// Where a document may be cut. The reader of long text files cuts by it.
+/// Positions at which a document may be split. Input readers split long documents by this rule.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum CutRule {
     /// Between any two characters.
     Anywhere,
-    /// Only where one word surely ends and the next begins.
+    /// Only at certain boundaries of words.
     BetweenWords,
     /// Only before a single space between two letters.
     BeforeSpaces,
-    /// Nowhere: each document is encoded in one go.
+    /// Nowhere: each document is encoded as a whole.
     Never,
 }
 
@@ -29,7 +30,7 @@ impl CutRule {
             CutRule::BetweenWords | CutRule::BeforeSpaces => {
                 let mut end = limit;
                 while let Some(at) = text[..end].rfind(self.marks()) {
-                    // A newline is cut behind, a space before; a newline that ends at the limit still counts.
+                    // The cut is after a newline or before a space.
                     if let Some(cut) = cut_at(text, at) {
                         return Some(cut);
                     }
@@ -49,7 +50,7 @@ impl CutRule {
         match self {
             CutRule::Anywhere => Some(text.ceil_char_boundary(from.max(1))).filter(|&at| at < text.len()),
             CutRule::BetweenWords | CutRule::BeforeSpaces => {
-                // The newline just before `from` is cut at `from`.
+                // A newline just before `from` gives a cut at `from`.
                 let start = text.floor_char_boundary(from.saturating_sub(1));
                 let mut marks = text[start..].match_indices(self.marks());
                 marks.find_map(|(at, _)| cut_at(text, start + at).filter(|&cut| cut >= from))
@@ -58,19 +59,19 @@ impl CutRule {
         }
     }
 
-    /// The characters at which there may be a cut.
+    /// Characters at which a cut is possible.
     fn marks(self) -> &'static [char] {
         if self == CutRule::BeforeSpaces { &[' '] } else { &[' ', '\n'] }
     }
 }
 
-/// The cut that belongs to the space or newline at byte `at`, if it is a safe one.
+/// The safe cut at the space or newline at byte `at`, if any.
 fn cut_at(text: &str, at: usize) -> Option<usize> {
-    let before = text[..at].chars().next_back().map(class)?;
-    let after = text[at + 1..].chars().next().map(class)?;
+    let before = text[..at].chars().next_back().map(char_class)?;
+    let after = text[at + 1..].chars().next().map(char_class)?;
     match text.as_bytes()[at] {
-        b'\n' if before != Class::Space && after != Class::Space => Some(at + 1),
-        b' ' if before == Class::Letter && after == Class::Letter => Some(at),
+        b'\n' if before != CharClass::Space && after != CharClass::Space => Some(at + 1),
+        b' ' if before == CharClass::Letter && after == CharClass::Letter => Some(at),
         _ => None,
     }
 }

@@ -1,52 +1,48 @@
-//! The text of input files, for making a vocabulary of it: all of it, or an even sample.
+//! The text of input files from which a vocabulary is learned: all of it, or an even sample.
 
 use std::ops::ControlFlow;
-use std::time::{Duration, Instant};
 
-use super::learn::Learning;
+use super::progress::{LearnProgress, ProgressTimer};
 use crate::error::{DataError, Result};
 use crate::input::{Compression, Documents, Format, InputFile, InputOptions, read_documents};
 use crate::tokenizer::CutRule;
 
-/// Input files that are read alike.
+/// Input files with common options.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Texts {
+pub struct TextFiles {
     /// The files, in their order.
     pub inputs: Vec<InputFile>,
-    /// How documents lie in them.
+    /// Location of documents in them.
     pub options: InputOptions,
 }
 
-/// Who reads hears of it at most this often.
-const INTERVAL: Duration = Duration::from_millis(100);
-
-/// Reads the text of files piece by piece, and asks now and then whether to go on.
-pub(super) struct Reader<'t> {
+/// Iterator over the text of input files, in pieces. Reports progress, and stops if the caller asks for it.
+pub(super) struct TextFileReader<'t> {
     files: Box<dyn Iterator<Item = (&'t InputFile, &'t InputOptions)> + 't>,
     rule: CutRule,
     open: Option<(Documents, u64)>,
     bytes_before: u64,
     bytes_total: u64,
-    tell: &'t dyn Fn(Learning) -> ControlFlow<()>,
-    last_told: Option<Instant>,
+    report: &'t dyn Fn(LearnProgress) -> ControlFlow<()>,
+    progress_timer: ProgressTimer,
 }
 
-impl<'t> Reader<'t> {
+impl<'t> TextFileReader<'t> {
     pub(super) fn new(
-        texts: &'t [Texts],
+        texts: &'t [TextFiles],
         rule: CutRule,
-        tell: &'t dyn Fn(Learning) -> ControlFlow<()>,
-    ) -> Reader<'t> {
+        report: &'t dyn Fn(LearnProgress) -> ControlFlow<()>,
+    ) -> TextFileReader<'t> {
         let files = || texts.iter().flat_map(|t| t.inputs.iter().map(|input| (input, &t.options)));
         let bytes_total = files().map(|(input, _)| input.bytes).sum();
-        Reader {
+        TextFileReader {
             files: Box::new(files()),
             rule,
             open: None,
             bytes_before: 0,
             bytes_total,
-            tell,
-            last_told: None,
+            report,
+            progress_timer: ProgressTimer::default(),
         }
     }
 
@@ -56,7 +52,7 @@ impl<'t> Reader<'t> {
                 let bytes = *bytes;
                 if let Some(piece) = documents.next() {
                     let bytes_done = self.bytes_before + documents.bytes_read().min(bytes);
-                    self.tell(bytes_done)?;
+                    self.report(bytes_done)?;
                     return Ok(Some(piece?.text));
                 }
                 self.bytes_before += bytes;
@@ -67,19 +63,18 @@ impl<'t> Reader<'t> {
         }
     }
 
-    fn tell(&mut self, bytes_done: u64) -> Result<()> {
-        if self.last_told.is_some_and(|last| last.elapsed() < INTERVAL) {
+    fn report(&mut self, bytes_done: u64) -> Result<()> {
+        if !self.progress_timer.is_due() {
             return Ok(());
         }
-        self.last_told = Some(Instant::now());
-        match (self.tell)(Learning::Reading { bytes_done, bytes_total: self.bytes_total }) {
+        match (self.report)(LearnProgress::Reading { bytes_done, bytes_total: self.bytes_total }) {
             ControlFlow::Continue(()) => Ok(()),
             ControlFlow::Break(()) => Err(DataError::Interrupted),
         }
     }
 }
 
-impl Iterator for Reader<'_> {
+impl Iterator for TextFileReader<'_> {
     type Item = Result<String>;
 
     fn next(&mut self) -> Option<Result<String>> {
@@ -87,11 +82,11 @@ impl Iterator for Reader<'_> {
     }
 }
 
-/// At most about `max_bytes` of what `reader` reads of `texts`, taken evenly from beginning to end; the same each
-/// time. Everything is read, only a part is given.
+/// A deterministic sample of about `max_bytes` of the text, spread evenly over `texts`. Reads all of the text
+/// and returns a part.
 pub(super) fn sample<'t>(
-    texts: &[Texts],
-    reader: Reader<'t>,
+    texts: &[TextFiles],
+    reader: TextFileReader<'t>,
     max_bytes: u64,
 ) -> impl Iterator<Item = Result<String>> + use<'t> {
     let expected: u64 = texts.iter().flat_map(|texts| &texts.inputs).map(expected_text_bytes).sum();
@@ -99,7 +94,7 @@ pub(super) fn sample<'t>(
     reader.filter(move |text| {
         let Ok(text) = text else { return true };
         seen += text.len() as u64;
-        // Taken is kept at seen * max / expected.
+        // Keeps `taken` close to `seen * max_bytes / expected`.
         let is_due = u128::from(taken) * u128::from(expected) < u128::from(seen) * u128::from(max_bytes);
         let is_taken = is_due && taken < max_bytes;
         taken += if is_taken { text.len() as u64 } else { 0 };
@@ -107,7 +102,7 @@ pub(super) fn sample<'t>(
     })
 }
 
-/// A guess of how much text a file holds; compressed text is a third to a quarter of its size.
+/// Estimated size of the text in a file. Text compresses to a third or a quarter of its size.
 fn expected_text_bytes(input: &InputFile) -> u64 {
     let is_compressed = input.compression != Compression::None || input.format == Format::Parquet;
     if is_compressed { input.bytes * 4 } else { input.bytes }
@@ -119,18 +114,18 @@ mod tests {
     use crate::input::list_inputs;
 
     #[test]
-    fn a_sample_is_even_bounded_and_the_same_each_time() {
+    fn a_sample_is_even_bounded_and_deterministic() {
         let folder = tempfile::tempdir().unwrap();
         let written: Vec<String> = (0..50).map(|file| format!("{file:02}").repeat(500)).collect();
         for (number, text) in written.iter().enumerate() {
             std::fs::write(folder.path().join(format!("{number:02}.txt")), text).unwrap();
         }
-        // Spread over two sources, of which the sample is one.
+        // Two groups of files, sampled as one.
         let mut inputs = list_inputs(&[folder.path()]).unwrap();
-        let second = Texts { inputs: inputs.split_off(20), options: InputOptions::default() };
-        let texts = [Texts { inputs, options: InputOptions::default() }, second];
+        let second = TextFiles { inputs: inputs.split_off(20), options: InputOptions::default() };
+        let texts = [TextFiles { inputs, options: InputOptions::default() }, second];
         let sample = |bytes| -> Vec<String> {
-            let reader = Reader::new(&texts, CutRule::BetweenWords, &|_| ControlFlow::Continue(()));
+            let reader = TextFileReader::new(&texts, CutRule::BetweenWords, &|_| ControlFlow::Continue(()));
             sample(&texts, reader, bytes).map(Result::unwrap).collect()
         };
         assert_eq!(sample(1 << 20), written);

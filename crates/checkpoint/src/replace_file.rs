@@ -1,37 +1,37 @@
-//! One file, replaced whole.
+//! Atomic replacement of one file.
 
 use std::fs::File;
 use std::io::{self, BufWriter, Write};
 use std::path::Path;
 
-use crate::aside::{self, Aside};
 use crate::error::{CheckpointError, Result};
+use crate::temporary::{self, Temporary};
 
-/// Puts what `write` writes at `path`, in the place of what is there. Whoever reads `path` finds the old file or the
-/// new one, whole, and after this returns the new one, also when the power fails.
+/// Writes a file atomically: readers of `path` find the old file or the new one, never a part of either.
+/// After the return it is the new one, even if the power fails.
 ///
-/// It is written as `<name>.tmp-<pid>` beside `path` (see `docs/checkpoint-format.md`), synced, renamed, and the folder
-/// synced. What processes that have ended left of it under such names is removed.
+/// `write` fills the temporary `<name>.tmp-<pid>` beside `path` (see `docs/checkpoint-format.md`), which is
+/// synced and renamed; then the folder is synced and leftovers of ended processes are removed.
 ///
 /// # Errors
-/// [`CheckpointError::Io`], which names `path`, when the disk or `write` refuses: the old file stays, and nothing is
-/// left beside it. [`CheckpointError::Locked`] when this process is writing `path` already.
+/// [`CheckpointError::Io`], naming `path`, if the disk or `write` fails: the old file stays, and no temporary
+/// remains. [`CheckpointError::Locked`] if this process is writing `path` already.
 pub fn replace_file(path: &Path, write: impl FnOnce(&mut BufWriter<&File>) -> io::Result<()>) -> Result<()> {
     let replaced = || -> Result<()> {
-        let aside = Aside::file(path)?;
-        let mut out = BufWriter::new(aside.handle());
+        let temporary = Temporary::file(path)?;
+        let mut out = BufWriter::new(temporary.handle());
         write(&mut out).and_then(|()| out.flush()).map_err(CheckpointError::io(path, "write"))?;
         drop(out);
-        aside.publish(path)
+        temporary.publish(path)
     };
     replaced().map_err(|error| match error {
-        // Of its steps the caller knows one.
+        // The caller asked for one write; the step that failed does not matter.
         CheckpointError::Io { source, .. } => CheckpointError::io(path, "write")(source),
         other => other,
     })?;
     let name = path.file_name().and_then(|name| name.to_str());
-    if let Err(error) = aside::sweep(aside::parent(path), |target| Some(target) == name) {
-        tracing::debug!("leftovers of {} stay: {error}", path.display());
+    if let Err(error) = temporary::sweep(temporary::parent(path), |target| Some(target) == name) {
+        tracing::debug!("cannot remove leftovers of {}: {error}", path.display());
     }
     Ok(())
 }
@@ -53,8 +53,8 @@ mod tests {
             replace_file(&path, |out| out.write_all(text.as_bytes())).unwrap();
             assert_eq!(fs::read_to_string(&path).unwrap(), text);
         }
-        assert!(!dir.path().join("a.json.tmp-1").exists(), "of a process that has ended");
-        assert!(dir.path().join("b.json.tmp-1").exists(), "of another file");
+        assert!(!dir.path().join("a.json.tmp-1").exists(), "its process has ended");
+        assert!(dir.path().join("b.json.tmp-1").exists(), "it belongs to another file");
     }
 
     #[test]
@@ -74,7 +74,7 @@ mod tests {
         );
         assert_eq!(fs::read_to_string(&path).unwrap(), "old");
         assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1);
-        // A folder is no file.
+        // A folder is not replaced by a file.
         fs::create_dir(dir.path().join("b")).unwrap();
         assert!(replace_file(&dir.path().join("b"), |out| out.write_all(b"x")).is_err());
         assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 2);

@@ -1,9 +1,11 @@
-//! BPE over characters with marked spaces: the fast path for Llama 2, Mistral and what else came from SentencePiece.
+//! BPE over characters with marked spaces: the fast path for Llama 2, Mistral and other vocabularies from
+//! SentencePiece.
 //!
-//! Such a file writes each space as ▁, puts one before the text, and merges the characters of the whole text at once;
-//! a character that it does not know becomes its bytes. It names no words, but two neighbours that stand side by side
-//! in no token are never merged, and neither is anything across them. So the text falls into runs, mostly words with
-//! the space before them, each of which is merged on its own to the ids that the whole would give.
+//! Such a tokenizer replaces each space by ▁, puts one before the text, and merges the characters of the
+//! whole text. Unknown characters are encoded as bytes. There are no words, but two adjacent characters that
+//! are adjacent in no token are never merged, nor is anything across them. The text is therefore split there
+//! into runs, mostly words with the space before them, and merging the runs one by one gives the tokens of
+//! the whole text.
 
 use std::collections::HashSet;
 use std::hash::BuildHasherDefault;
@@ -12,10 +14,10 @@ use serde_json::Value;
 
 use super::merge::{self, Caches, FastMap, Merges, WordCache, WordHasher};
 
-/// What stands for a space.
+/// Replacement of a space.
 const MARK: char = '▁';
 
-/// A vocabulary of characters, bytes for all others, and ranked merges.
+/// A vocabulary of characters, bytes for unknown characters, and ranked merges.
 #[derive(Debug)]
 pub(super) struct SpaceBpe {
     chars: FastMap<char, u32>,
@@ -26,24 +28,24 @@ pub(super) struct SpaceBpe {
     caches: Caches,
 }
 
-/// What is put before a text.
+/// Prefix that is added to a text.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Prefix {
-    /// Nothing.
+    /// None.
     None,
     /// A mark.
     Mark,
-    /// A mark, if the text does not begin with one.
+    /// A mark, unless the text starts with one.
     MarkOnce,
 }
 
 impl SpaceBpe {
-    /// Reads the vocabulary from a parsed `tokenizer.json`, or `None` where it is not of this kind.
-    pub(super) fn recognise(json: &Value) -> Option<SpaceBpe> {
+    /// Reads the vocabulary from a parsed `tokenizer.json`; `None` if it is of another kind.
+    pub(super) fn from_json(json: &Value) -> Option<SpaceBpe> {
         let model = json.get("model")?;
         let others = ["continuing_subword_prefix", "end_of_word_suffix", "ignore_merges"];
         let falls_back = model.get("byte_fallback").is_some_and(|fallback| fallback == true);
-        if model.get("type").is_some_and(|t| t != "BPE") || !falls_back || !merge::has_none_of(model, &others)
+        if model.get("type").is_some_and(|t| t != "BPE") || !falls_back || !merge::are_all_off(model, &others)
         {
             return None;
         }
@@ -61,9 +63,9 @@ impl SpaceBpe {
                 chars.insert(only, id_of(token)?);
             }
         }
-        let listed = merge::listed(model)?;
-        let merges = merge::ranked(&listed, id_of)?;
-        // A byte that took part in a merge would do so whatever characters are around it.
+        let listed = merge::parse_merges(model)?;
+        let merges = merge::rank_merges(&listed, id_of)?;
+        // Merges of byte tokens could span the boundaries of runs.
         let is_byte = |id: &u32| byte_ids.contains(id);
         if merges.iter().any(|((left, right), (_, merged))| [left, right, merged].into_iter().any(is_byte)) {
             return None;
@@ -72,7 +74,7 @@ impl SpaceBpe {
         for (left, right) in listed {
             let mut before = None;
             for c in left.chars().chain(right.chars()) {
-                // A file that splits at each mark lets nothing reach over it.
+                // If the file splits before marks, no merge spans that position.
                 if let Some(before) = before.filter(|_| !(splits && c == MARK)) {
                     neighbours.insert(before, c);
                 }
@@ -82,22 +84,22 @@ impl SpaceBpe {
         Some(SpaceBpe { chars, byte_ids, merges, neighbours, prefix, caches: Caches::default() })
     }
 
-    /// What it puts before a text.
+    /// The prefix of a text.
     pub(super) fn prefix(&self) -> Prefix {
         self.prefix
     }
 
-    /// Whether a token may reach over a space from what stands before it.
+    /// True if a token may span the position before a space.
     pub(super) fn joins_before_spaces(&self) -> bool {
         self.neighbours.any(|before, after| before != MARK && after == MARK)
     }
 
-    /// Whether a token may reach over either side of a newline.
+    /// True if a token may span a side of a newline.
     pub(super) fn joins_newlines(&self) -> bool {
         self.neighbours.any(|before, after| before == '\n' || after == '\n')
     }
 
-    /// Appends the tokens of `text`; only what begins a document is given a prefix.
+    /// Appends the tokens of `text`. Only the start of a document gets the prefix.
     pub(super) fn encode(&self, text: &str, begins_document: bool, out: &mut Vec<u32>) {
         let mut marked = String::with_capacity(text.len() + text.len() / 2);
         let is_marked = text.starts_with([' ', MARK]);
@@ -145,7 +147,8 @@ impl SpaceBpe {
     }
 }
 
-/// How spaces are marked, and whether the text is split before each mark; `None` for any other treatment of text.
+/// The prefix, and whether the text is split before each mark; `None` if the file processes text in another
+/// way.
 fn spaces(normalizer: Option<&Value>, pre_tokenizer: Option<&Value>) -> Option<(Prefix, bool)> {
     let is_absent = |value: Option<&Value>| value.is_none_or(Value::is_null);
     let is = |value: &Value, kind: &str| value.get("type").is_some_and(|t| t == kind);
@@ -181,15 +184,15 @@ fn spaces(normalizer: Option<&Value>, pre_tokenizer: Option<&Value>) -> Option<(
     Some((prefix, space.get("split").and_then(Value::as_bool).unwrap_or(true)))
 }
 
-/// Pairs of characters that stand side by side in some token.
+/// Pairs of characters that are adjacent in some token.
 #[derive(Debug)]
 struct Neighbours {
     pairs: HashSet<(char, char), BuildHasherDefault<WordHasher>>,
-    /// The same for pairs of ASCII and the mark, which most text is made of.
+    /// Bit table for pairs of ASCII characters and the mark, which are the most frequent.
     common: Vec<bool>,
 }
 
-/// Characters in the table of common pairs.
+/// Number of characters in the table of common pairs.
 const SLOTS: usize = 129;
 
 impl Default for Neighbours {

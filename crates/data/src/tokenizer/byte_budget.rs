@@ -1,27 +1,27 @@
-//! A bound on how much is worked on at a time.
+//! A limit on the bytes that all threads together work on.
 
 use std::sync::{Condvar, Mutex, PoisonError};
 
-/// So many bytes may be worked on at a time, over all threads; who wants more than are free waits.
+/// A number of bytes that threads take from and return to. A thread waits if too few are free.
 #[derive(Debug)]
-pub(super) struct Budget {
+pub(super) struct ByteBudget {
     total: usize,
     free: Mutex<usize>,
     returned: Condvar,
 }
 
-/// A part of a budget, given back when it is dropped.
+/// A part of a budget, returned on drop.
 pub(super) struct Share<'b> {
-    budget: &'b Budget,
+    budget: &'b ByteBudget,
     bytes: usize,
 }
 
-impl Budget {
-    pub(super) fn new(total: usize) -> Budget {
-        Budget { total, free: Mutex::new(total), returned: Condvar::new() }
+impl ByteBudget {
+    pub(super) fn new(total: usize) -> ByteBudget {
+        ByteBudget { total, free: Mutex::new(total), returned: Condvar::new() }
     }
 
-    /// Waits until `bytes` are free, or all of them where that is less.
+    /// Waits until `bytes` (at most the total) are free and takes them.
     pub(super) fn take(&self, bytes: usize) -> Share<'_> {
         let bytes = bytes.min(self.total);
         // Nothing can panic while the lock is held.
@@ -46,8 +46,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn never_more_than_the_total_is_out_and_everyone_gets_a_turn() {
-        let budget = Budget::new(10);
+    fn never_more_than_the_total_is_taken_and_every_thread_gets_its_share() {
+        let budget = ByteBudget::new(10);
         let (out, done) = (AtomicUsize::new(0), AtomicUsize::new(0));
         std::thread::scope(|scope| {
             for bytes in [0, 1, 3, 4, 6, 10, 25] {

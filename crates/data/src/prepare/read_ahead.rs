@@ -4,43 +4,43 @@ use std::thread::Scope;
 
 use crossbeam_channel::{Receiver, Sender, bounded};
 
-use super::resume::Position;
+use super::unfinished::InputPosition;
 use crate::error::Result;
 use crate::input::{InputFile, InputOptions, PIECE_BYTES, Piece, read_documents};
 use crate::tokenizer::CutRule;
 
-/// Consecutive pieces of the input, each with the place behind it.
-pub(super) struct Batch {
-    pub(super) pieces: Vec<(Piece, Position)>,
-    /// Bytes of all input files read when the batch was complete.
+/// Consecutive pieces of the input, each with the position after it.
+pub(super) struct PieceBatch {
+    pub(super) pieces: Vec<(Piece, InputPosition)>,
+    /// Bytes of input read by the end of the batch.
     pub(super) bytes_done: u64,
 }
 
-/// Batches in the order of the input; after an error there is none.
-pub(super) struct Feed {
-    batches: Receiver<Result<Batch>>,
+/// Batches in the order of the input. An error is the last item.
+pub(super) struct ReadAhead {
+    batches: Receiver<Result<PieceBatch>>,
 }
 
-impl Feed {
-    /// Starts reading at `from`. Dropping the feed stops the thread.
+impl ReadAhead {
+    /// Starts a thread that reads from `from` on. Dropping this value stops it.
     pub(super) fn start<'scope>(
         scope: &'scope Scope<'scope, '_>,
         inputs: &'scope [InputFile],
         options: &'scope InputOptions,
         rule: CutRule,
-        from: Position,
-    ) -> Feed {
+        from: InputPosition,
+    ) -> ReadAhead {
         let (sender, batches) = bounded(2);
         scope.spawn(move || {
             if let Err(error) = read_all(inputs, options, rule, from, &sender) {
-                // A receiver that is gone has an error of its own to report.
+                // If the receiver is gone, it has its own error to report.
                 let _ = sender.send(Err(error));
             }
         });
-        Feed { batches }
+        ReadAhead { batches }
     }
 
-    pub(super) fn batches(&self) -> &Receiver<Result<Batch>> {
+    pub(super) fn batches(&self) -> &Receiver<Result<PieceBatch>> {
         &self.batches
     }
 }
@@ -49,24 +49,24 @@ fn read_all(
     inputs: &[InputFile],
     options: &InputOptions,
     rule: CutRule,
-    from: Position,
-    sender: &Sender<Result<Batch>>,
+    from: InputPosition,
+    sender: &Sender<Result<PieceBatch>>,
 ) -> Result<()> {
-    // Enough pieces for every thread, whatever the machine; batches do not show in the result.
+    // Enough pieces for all threads. The result does not depend on the size of batches.
     let batch_bytes = (2 * PIECE_BYTES * rayon::current_num_threads()).clamp(8 << 20, 128 << 20);
     let mut bytes_before: u64 = inputs[..from.file.min(inputs.len())].iter().map(|input| input.bytes).sum();
     let mut pieces = Vec::new();
     let mut bytes = 0;
     for (file, input) in inputs.iter().enumerate().skip(from.file) {
-        let mut position = Position { file, pieces: 0 };
+        let mut position = InputPosition { file, pieces: 0 };
         let mut documents = read_documents(input, options, rule)?;
         while let Some(piece) = documents.next() {
             let piece = match piece {
                 Ok(piece) => piece,
                 Err(error) => {
-                    // What is good before the error is used first, so that its shards are kept.
-                    let _ =
-                        sender.send(Ok(Batch { pieces, bytes_done: bytes_before + documents.bytes_read() }));
+                    // Pieces before the error are sent first, so that their shards are completed.
+                    let _ = sender
+                        .send(Ok(PieceBatch { pieces, bytes_done: bytes_before + documents.bytes_read() }));
                     return Err(error);
                 }
             };
@@ -79,7 +79,7 @@ fn read_all(
             if bytes >= batch_bytes {
                 bytes = 0;
                 let bytes_done = bytes_before + documents.bytes_read().min(input.bytes);
-                if sender.send(Ok(Batch { pieces: std::mem::take(&mut pieces), bytes_done })).is_err() {
+                if sender.send(Ok(PieceBatch { pieces: std::mem::take(&mut pieces), bytes_done })).is_err() {
                     return Ok(());
                 }
             }
@@ -87,10 +87,10 @@ fn read_all(
         input.refuse_changed()?;
         bytes_before += input.bytes;
     }
-    // Nobody listening means that the run has stopped already.
-    let _ = sender.send(Ok(Batch { pieces, bytes_done: bytes_before }));
+    // Without a receiver the run has already stopped.
+    let _ = sender.send(Ok(PieceBatch { pieces, bytes_done: bytes_before }));
     Ok(())
 }
 
-/// What a piece costs beside its text; it bounds batches of very short documents.
+/// Assumed memory of a piece in addition to its text. Limits batches of very short documents.
 const PIECE_OVERHEAD_BYTES: usize = 64;

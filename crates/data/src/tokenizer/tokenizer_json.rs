@@ -1,19 +1,19 @@
-//! Writing `tokenizer.json` for the vocabularies made here: byte-level BPE, plain bytes, characters.
+//! Generator of `tokenizer.json` for vocabularies learned here: byte-level BPE, plain bytes, characters.
 //!
-//! All three are ordinary files of the format, so whatever serves the model elsewhere tokenizes as training did.
-//! Merges are written as strings ("a b"), which every version of every reader accepts.
+//! The files use only standard features of the format, so that other engines tokenize as training did. Merges
+//! are written as strings ("a b"), which all versions of all readers accept.
 
 use std::collections::BTreeSet;
 
 use serde_json::{Map, Value, json};
 
-use super::bpe::byte_char;
+use super::byte_bpe::byte_char;
 use super::words::QWEN;
 
-/// The end-of-document token of every vocabulary made here; always the last id.
+/// The end-of-document token of generated vocabularies; always the last id.
 pub(super) const END_OF_TEXT: &str = "<|endoftext|>";
 
-/// The file for byte-level BPE. Ids: bytes 0 to 255, then one per merge, then the end-of-document token.
+/// File for byte-level BPE. Ids: bytes 0 to 255, then one per merge, then the end-of-document token.
 pub(super) fn byte_level_bpe(merges: &[(u32, u32)]) -> Value {
     let mut tokens: Vec<String> = (0..=255).map(|b| byte_char(b).to_string()).collect();
     let mut lines = Vec::with_capacity(merges.len());
@@ -29,19 +29,19 @@ pub(super) fn byte_level_bpe(merges: &[(u32, u32)]) -> Value {
     file(tokens, lines, words, byte_level_step())
 }
 
-/// The file for plain bytes: id b is byte b, 256 ends a document.
+/// File for plain bytes: id b is byte b, 256 is the end-of-document token.
 pub(super) fn bytes() -> Value {
     let tokens = (0..=255).map(|b| byte_char(b).to_string()).collect();
     file(tokens, Vec::new(), byte_level_step(), byte_level_step())
 }
 
-/// The file for characters, in the order of their code points.
+/// File for characters, in the order of code points.
 pub(super) fn chars(alphabet: &BTreeSet<char>) -> Value {
     let tokens = alphabet.iter().map(char::to_string).collect();
     file(tokens, Vec::new(), Value::Null, json!({"type": "Fuse"}))
 }
 
-/// What `transformers` reads beside `tokenizer.json` to load it as a fast tokenizer.
+/// `tokenizer_config.json`, with which transformers loads `tokenizer.json` as a fast tokenizer.
 pub(super) fn config(end_of_document: &str) -> Value {
     json!({
         "tokenizer_class": "PreTrainedTokenizerFast",

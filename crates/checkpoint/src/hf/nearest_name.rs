@@ -1,11 +1,11 @@
-//! The names that someone may have meant.
+//! Suggestions for misspelt tensor names.
 
-/// The candidate with the fewest edits to `name`, where that is under half of its length.
-pub(super) fn nearest<'a>(name: &str, candidates: impl Iterator<Item = &'a str>) -> Option<&'a str> {
-    /// Enough for any model, and bounded for a folder that is no model at all.
-    const LOOKED_AT: usize = 20_000;
+/// The candidate with the smallest edit distance to `name`, if that is less than half of its length.
+pub(super) fn nearest_name<'a>(name: &str, candidates: impl Iterator<Item = &'a str>) -> Option<&'a str> {
+    /// Enough for any model; a limit for a folder that is not one.
+    const MAX_CANDIDATES: usize = 20_000;
     candidates
-        .take(LOOKED_AT)
+        .take(MAX_CANDIDATES)
         .map(|candidate| (edits(name, candidate), candidate))
         .min()
         .filter(|(edits, _)| edits * 2 < name.len())
@@ -31,10 +31,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_same_tensor_under_another_prefix_is_nearest() {
+    fn a_tensor_with_another_prefix_is_nearest() {
         let names = ["layers.1.mlp.up_proj.weight", "layers.0.mlp.up_proj.weight", "norm.weight"];
-        let found = nearest("model.layers.0.mlp.up_proj.weight", names.into_iter());
+        let found = nearest_name("model.layers.0.mlp.up_proj.weight", names.into_iter());
         assert_eq!(found, Some(names[1]));
-        assert_eq!(nearest("lm_head.weight", ["something.entirely.other"].into_iter()), None);
+        assert_eq!(nearest_name("lm_head.weight", ["something.entirely.other"].into_iter()), None);
     }
 }

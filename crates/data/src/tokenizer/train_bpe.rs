@@ -1,9 +1,9 @@
-//! Training a byte-level BPE vocabulary (Sennrich et al. 2016; on bytes, Radford et al. 2019).
+//! Training of a byte-level BPE vocabulary (Sennrich et al. 2016; on bytes, Radford et al. 2019).
 //!
-//! Deterministic to the byte: words are counted in a hash map but then sorted; the most frequent pair is merged
-//! first, and of equally frequent ones the pair with the smaller ids. A pair whose bytes together are a token
-//! already is never merged, so every token has exactly one merge. Memory grows with the distinct words of the
-//! sample, and the sample is capped.
+//! The result is deterministic: words are counted in a hash map and then sorted; the most frequent pair is
+//! merged first, among equally frequent ones the pair with the smaller ids. A pair that would form an
+//! existing token is not merged, so every token has exactly one merge. Memory use grows with the distinct
+//! words of the sample, whose size is limited.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap, HashSet};
@@ -16,14 +16,14 @@ use super::merge::{FastMap, WordHasher};
 use super::words::WordPattern;
 use crate::error::{DataError, Result};
 
-/// A pair seen only once is no pattern.
+/// Minimum frequency of a merged pair.
 const MIN_COUNT: i64 = 2;
-/// Longer words (encoded files, mostly) teach nothing and are left out.
+/// Maximum length of a counted word. Longer ones are mostly encoded files.
 const MAX_WORD_BYTES: usize = 1024;
 
 type Pair = (u32, u32);
 
-/// How often each word occurs in the text fed so far.
+/// Frequencies of words in the text so far.
 #[derive(Debug, Default)]
 pub(super) struct WordCounts {
     counts: FastMap<Box<[u8]>, u64>,
@@ -43,14 +43,14 @@ impl WordCounts {
         }
     }
 
-    /// Learns at most `max_merges` merges; the i-th makes token 256 + i, ids below 256 are the bytes. `on_merge` is asked
-    /// before each whether to go on.
+    /// Learns at most `max_merges` merges. The i-th merge forms token 256 + i; ids below 256 are bytes.
+    /// `on_merge` is called before each merge and can stop the training.
     pub(super) fn learn_merges(
         self,
         max_merges: usize,
         on_merge: &mut dyn FnMut(usize, usize) -> ControlFlow<()>,
     ) -> Result<Vec<Pair>> {
-        // Sorted, so that nothing depends on the order of a hash map.
+        // Sorted, so that the result does not depend on the order of the hash map.
         let sorted: BTreeMap<_, _> = self.counts.into_iter().collect();
         let mut words: Vec<Word> = sorted
             .into_iter()
@@ -59,7 +59,7 @@ impl WordCounts {
                 count: count as i64,
             })
             .collect();
-        let mut pairs = PairTable::of(&words);
+        let mut pairs = PairTable::new(&words);
         let mut tokens: Vec<Vec<u8>> = (0..=255).map(|b| vec![b]).collect();
         let mut known: HashSet<Vec<u8>> = tokens.iter().cloned().collect();
         let mut merges = Vec::new();
@@ -95,26 +95,26 @@ struct Word {
     count: i64,
 }
 
-/// Every adjacent pair: how often it occurs, in which words, and a queue by count.
+/// Adjacent pairs, with their frequencies, the words that contain them, and a queue by frequency.
 struct PairTable {
     counts: FastMap<Pair, i64>,
-    /// Words that hold the pair, or held it once; may repeat.
+    /// Words that contain the pair or did so earlier; may repeat.
     words: FastMap<Pair, Vec<u32>>,
-    /// May hold counts that are out of date: they are refreshed when they surface.
+    /// Counts may be outdated; they are updated when popped.
     queue: BinaryHeap<(i64, Reverse<Pair>)>,
 }
 
 impl PairTable {
-    fn of(words: &[Word]) -> PairTable {
+    fn new(words: &[Word]) -> PairTable {
         let mut table =
             PairTable { counts: FastMap::default(), words: FastMap::default(), queue: BinaryHeap::new() };
         for (at, word) in words.iter().enumerate() {
             for pair in word.symbols.windows(2) {
                 let pair = (pair[0], pair[1]);
                 *table.counts.entry(pair).or_default() += word.count;
-                let places = table.words.entry(pair).or_default();
-                if places.last() != Some(&(at as u32)) {
-                    places.push(at as u32);
+                let locations = table.words.entry(pair).or_default();
+                if locations.last() != Some(&(at as u32)) {
+                    locations.push(at as u32);
                 }
             }
         }
@@ -153,9 +153,9 @@ impl PairTable {
                 *self.counts.entry(new).or_default() += word.count;
                 if new.0 == merged || new.1 == merged {
                     grown.insert(new);
-                    let places = self.words.entry(new).or_default();
-                    if places.last() != Some(&at) {
-                        places.push(at);
+                    let locations = self.words.entry(new).or_default();
+                    if locations.last() != Some(&at) {
+                        locations.push(at);
                     }
                 }
             }
@@ -186,7 +186,7 @@ mod tests {
 
     use super::*;
 
-    /// The definition: recount everything before every merge.
+    /// Reference implementation: recounts everything before every merge.
     fn naive_merges(text: &str, max_merges: usize) -> Vec<Pair> {
         let mut words: Vec<(Vec<u32>, u64)> = count_words(text)
             .into_iter()
@@ -227,14 +227,14 @@ mod tests {
 
     proptest! {
         #[test]
-        fn incremental_counts_learn_what_recounting_learns(text in "[ab c\n1]{0,400}", merges in 0_usize..60) {
+        fn incremental_counts_learn_the_merges_of_the_reference(text in "[ab c\n1]{0,400}", merges in 0_usize..60) {
             let mut counts = WordCounts::default();
             counts.feed(std::slice::from_ref(&text));
             prop_assert_eq!(learn(counts, merges), naive_merges(&text, merges));
         }
 
         #[test]
-        fn how_the_text_is_batched_changes_nothing(parts in prop::collection::vec("[a-d ]{0,40}", 0..20)) {
+        fn batching_of_the_text_changes_nothing(parts in prop::collection::vec("[a-d ]{0,40}", 0..20)) {
             let mut together = WordCounts::default();
             together.feed(&parts);
             let mut one_by_one = WordCounts::default();

@@ -1,41 +1,41 @@
-//! Putting a finished folder in place of another one, so that a kill at any moment loses neither.
+//! Replacement of a folder by a new one, which loses neither if the process is killed.
 //!
-//! The new folder is complete and synced as `<name>.tmp-<pid>`, exchanges its name with the old one in one step, and
-//! the old one is removed.
+//! The new folder is complete and synced as `<name>.tmp-<pid>`. It exchanges its name with the old one
+//! atomically, and the old one is removed.
 //!
-//! Some file systems cannot exchange names. There the old folder is renamed to `<name>.old-<pid>`, the new one to
-//! `<name>`, and the old one is removed. Killed between the two renames, the old folder is whole under `.old-<pid>`,
-//! and the next export to that name brings it back before anything else. Killed after them, the next export removes
-//! it.
+//! On file systems that cannot exchange names, the old folder is renamed to `<name>.old-<pid>`, the new one
+//! to `<name>`, and the old one is removed. After a kill between the two renames, the old folder is complete
+//! under `.old-<pid>`, and the next export to `<name>` restores it first. After a kill later than that, the
+//! next export removes it.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
 use super::{INDEX_FILE, SINGLE_FILE};
-use crate::aside::{self, Aside};
 use crate::error::{CheckpointError, Result};
 use crate::files::sync_folder;
+use crate::temporary::{self, Temporary};
 
-/// Brings back what an interrupted swap left, and removes the leftovers of dead processes.
+/// Completes an interrupted replacement, and removes leftovers of ended processes.
 pub(super) fn recover(target: &Path) -> Result<()> {
-    for old in olds(target) {
+    for old in old_folders(target) {
         if target.exists() {
-            // The swap had done everything but this.
-            aside::remove_atomically(&old)?;
+            // Both renames were done: only the removal is missing.
+            temporary::remove_atomically(&old)?;
         } else {
-            tracing::warn!("{}: bringing back {}, left by a killed export", target.display(), old.display());
-            fs::rename(&old, target).map_err(CheckpointError::io(target, "bring back"))?;
-            sync_folder(aside::parent(target))?;
+            tracing::warn!("{}: restoring {}, left by a killed export", target.display(), old.display());
+            fs::rename(&old, target).map_err(CheckpointError::io(target, "restore"))?;
+            sync_folder(temporary::parent(target))?;
         }
     }
     let Some(name) = target.file_name().and_then(|name| name.to_str()) else { return Ok(()) };
     let old = format!("{name}.old-");
-    aside::sweep(aside::parent(target), |other| other == name || other.starts_with(&old))
+    temporary::sweep(temporary::parent(target), |other| other == name || other.starts_with(&old))
 }
 
-/// The folder that an interrupted swap left under another name, where nothing is at `target`.
+/// The old folder that an interrupted replacement left under another name; `None` if `target` exists.
 pub(super) fn interrupted(target: &Path) -> Option<PathBuf> {
-    if target.exists() { None } else { olds(target).into_iter().next() }
+    if target.exists() { None } else { old_folders(target).into_iter().next() }
 }
 
 /// Refuses a target that must not be replaced.
@@ -53,23 +53,25 @@ pub(super) fn check_target(target: &Path, overwrite: bool) -> Result<()> {
         return Ok(());
     }
     if !overwrite {
-        let fix = "choose another folder, or ask for it to be overwritten";
-        return Err(CheckpointError::folder(target, "exists already and is not empty", fix));
+        let advice = "choose another folder, or allow overwriting it";
+        return Err(CheckpointError::folder(target, "already exists and is not empty", advice));
     }
     let is_model = target.join(SINGLE_FILE).exists() || target.join(INDEX_FILE).exists();
     let folder = entries.iter().find(|entry| entry.path().is_dir());
     if !is_model || folder.is_some() {
-        let what = match folder {
-            Some(folder) => format!("holds the folder {:?}, so it is more than a model", folder.file_name()),
-            None => "holds no model, so it will not be overwritten".to_string(),
+        let problem = match folder {
+            Some(folder) => {
+                format!("contains the folder {:?}, so it is more than a model", folder.file_name())
+            }
+            None => "contains no model, so it will not be overwritten".to_string(),
         };
-        return Err(CheckpointError::folder(target, what, "choose another folder"));
+        return Err(CheckpointError::folder(target, problem, "choose another folder"));
     }
     Ok(())
 }
 
-/// Puts the finished folder at `target`, replacing what [`check_target`] allowed to be replaced.
-pub(super) fn publish(mut finished: Aside, target: &Path) -> Result<()> {
+/// Renames the finished folder to `target`, replacing a folder that [`check_target`] accepted.
+pub(super) fn publish(mut finished: Temporary, target: &Path) -> Result<()> {
     if !target.exists() {
         return finished.publish(target);
     }
@@ -79,21 +81,21 @@ pub(super) fn publish(mut finished: Aside, target: &Path) -> Result<()> {
     publish_by_two_renames(finished, target)
 }
 
-fn publish_by_two_renames(finished: Aside, target: &Path) -> Result<()> {
-    let old = aside::with_suffix(target, "old");
-    aside::remove(&old)?;
-    fs::rename(target, &old).map_err(CheckpointError::io(target, "set aside"))?;
+fn publish_by_two_renames(finished: Temporary, target: &Path) -> Result<()> {
+    let old = temporary::with_suffix(target, "old");
+    temporary::remove(&old)?;
+    fs::rename(target, &old).map_err(CheckpointError::io(target, "rename the old folder"))?;
     if let Err(error) = finished.publish(target) {
-        // The error that matters is the first one; the old folder is whole under either name.
+        // The first error is the one to report; the old folder is complete under either name.
         let _ = fs::rename(&old, target);
         return Err(error);
     }
-    // From here on it is rubbish, and under a name that says so: it must never be brought back half removed.
-    aside::remove_atomically(&old)
+    // Renamed before it is deleted, so that a partly deleted folder is never restored.
+    temporary::remove_atomically(&old)
 }
 
-/// `<name>.old-<pid>` beside `target`, sorted.
-fn olds(target: &Path) -> Vec<PathBuf> {
+/// All `<name>.old-<pid>` beside `target`, sorted.
+fn old_folders(target: &Path) -> Vec<PathBuf> {
     let Some(name) = target.file_name().and_then(|name| name.to_str()) else { return Vec::new() };
     let prefix = format!("{name}.old-");
     let is_old = |path: &PathBuf| {
@@ -101,21 +103,21 @@ fn olds(target: &Path) -> Vec<PathBuf> {
         let pid = name.and_then(|name| name.strip_prefix(&prefix));
         pid.is_some_and(|pid| pid.parse::<u32>().is_ok())
     };
-    let Ok(entries) = fs::read_dir(aside::parent(target)) else { return Vec::new() };
-    let mut olds: Vec<PathBuf> = entries.flatten().map(|entry| entry.path()).filter(is_old).collect();
-    olds.sort();
-    olds
+    let Ok(entries) = fs::read_dir(temporary::parent(target)) else { return Vec::new() };
+    let mut old_folders: Vec<PathBuf> = entries.flatten().map(|entry| entry.path()).filter(is_old).collect();
+    old_folders.sort();
+    old_folders
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    /// A folder of one file that holds `text`, finished but still aside.
-    fn finished(target: &Path, text: &str) -> Aside {
-        let aside = Aside::folder(target).unwrap();
-        fs::write(aside.path().join(SINGLE_FILE), text).unwrap();
-        aside
+    /// A temporary folder with one file that holds `text`.
+    fn finished(target: &Path, text: &str) -> Temporary {
+        let temporary = Temporary::folder(target).unwrap();
+        fs::write(temporary.path().join(SINGLE_FILE), text).unwrap();
+        temporary
     }
 
     fn text_in(target: &Path) -> String {
@@ -123,7 +125,7 @@ mod tests {
     }
 
     #[test]
-    fn both_ways_of_replacing_put_the_new_folder_in_place_and_leave_nothing_else() {
+    fn both_kinds_of_replacement_publish_the_new_folder_and_leave_nothing_else() {
         for replace in [publish, publish_by_two_renames] {
             let dir = tempfile::tempdir().unwrap();
             let target = dir.path().join("model");
@@ -135,8 +137,8 @@ mod tests {
     }
 
     #[test]
-    fn what_a_kill_leaves_after_any_step_is_recovered() {
-        // The files beside each other at that moment, with what is in them, and what there is in the end.
+    fn a_kill_after_any_step_is_recovered() {
+        // The folders and their content after the kill, and the content of `model` after recovery.
         let moments: [(&[(&str, &str)], &str); 5] = [
             (&[("model", "old"), ("model.tmp-1", "new")], "old"),
             (&[("model", "new"), ("model.tmp-1", "old")], "new"),

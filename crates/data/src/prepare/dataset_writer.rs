@@ -1,0 +1,189 @@
+//! The writer of a dataset folder: tokenizes batches in parallel and writes shards, then the index.
+
+use std::ops::ControlFlow;
+use std::path::{Path, PathBuf};
+use std::time::Instant;
+
+use rayon::prelude::*;
+
+use super::progress::{Progress, ProgressTimer};
+use super::read_ahead::PieceBatch;
+use super::separator::UnusedSeparator;
+use super::unfinished::{InputPosition, Unfinished, shard_name};
+use super::{PrepareOptions, discard_unfinished, learn, no_text};
+use crate::error::{DataError, Result};
+use crate::files;
+use crate::input::{InputFile, Piece};
+use crate::shard::{Dataset, DatasetIndex, INDEX_FILE, SHARD_VERSION, Shard, ShardEntry, ShardWriter};
+use crate::stream::TokenStream;
+use crate::tokenizer::Tokenizer;
+
+/// Maximum number of documents per shard, which limits the table of document ends if documents are very
+/// short.
+const SHARD_DOCUMENTS: u64 = 4 << 20;
+
+/// A dataset that is being written: the record of its complete shards, and the open shard.
+pub(super) struct DatasetWriter<'r> {
+    unfinished: Unfinished,
+    inputs: &'r [InputFile],
+    tokenizer: &'r Tokenizer,
+    options: &'r PrepareOptions,
+    folder: PathBuf,
+    writer: Option<ShardWriter>,
+    separator: UnusedSeparator,
+    started: Instant,
+    progress_timer: ProgressTimer,
+    /// Bytes that earlier runs read. A continued run knows them once its first batch has arrived.
+    bytes_before: Option<u64>,
+}
+
+impl<'r> DatasetWriter<'r> {
+    pub(super) fn start(
+        unfinished: Unfinished,
+        tokenizer: &'r Tokenizer,
+        options: &'r PrepareOptions,
+        folder: &Path,
+        inputs: &'r [InputFile],
+    ) -> Result<DatasetWriter<'r>> {
+        for entry in &unfinished.shards {
+            let path = folder.join(&entry.file);
+            if ShardEntry::from_shard(entry.file.clone(), &Shard::open(&path)?) != *entry {
+                return Err(DataError::corrupt(
+                    &path,
+                    "it is not the shard that the interrupted run wrote",
+                    "delete the folder and start again",
+                ));
+            }
+        }
+        Ok(DatasetWriter {
+            bytes_before: unfinished.shards.is_empty().then_some(0),
+            unfinished,
+            inputs,
+            tokenizer,
+            options,
+            folder: folder.to_path_buf(),
+            writer: None,
+            separator: UnusedSeparator::new(tokenizer, &options.input),
+            started: Instant::now(),
+            progress_timer: ProgressTimer::default(),
+        })
+    }
+
+    /// Tokenizes a batch in parallel and writes its tokens in order.
+    pub(super) fn add_batch(
+        &mut self,
+        batch: PieceBatch,
+        on_progress: &mut dyn FnMut(&Progress) -> ControlFlow<()>,
+    ) -> Result<()> {
+        let encode = |piece: &Piece| self.tokenizer.encode_piece(&piece.text, piece.begins_document);
+        let encoded: Vec<Result<Vec<u32>>> =
+            batch.pieces.par_iter().map(|(piece, _)| encode(piece)).collect();
+        for ((piece, position), tokens) in batch.pieces.iter().zip(encoded) {
+            self.separator.check(&self.inputs[position.file], &piece.text);
+            let tokens = tokens.map_err(|error| error.in_file(&self.inputs[position.file].path))?;
+            self.write(piece, &tokens, *position)?;
+        }
+        self.report(batch.bytes_done, on_progress)
+    }
+
+    fn write(&mut self, piece: &Piece, tokens: &[u32], position: InputPosition) -> Result<()> {
+        // Only a complete document can be empty.
+        if piece.text.is_empty() && piece.begins_document {
+            return Ok(());
+        }
+        let writer = match &mut self.writer {
+            Some(writer) => writer,
+            None => {
+                let path = self.folder.join(shard_name(self.unfinished.shards.len()));
+                self.writer.insert(ShardWriter::create(&path, self.tokenizer)?)
+            }
+        };
+        if piece.begins_document {
+            writer.push(self.tokenizer.document_begin(), 0)?;
+        }
+        writer.push(tokens, piece.text.len() as u64)?;
+        if piece.ends_document {
+            writer.end_document()?;
+        }
+        if writer.token_count() >= self.options.shard_tokens || writer.document_count() >= SHARD_DOCUMENTS {
+            self.close_shard(position)?;
+        }
+        Ok(())
+    }
+
+    /// Finishes the open shard and records that all input before `position` is on disk.
+    fn close_shard(&mut self, position: InputPosition) -> Result<()> {
+        let Some(writer) = self.writer.take() else { return Ok(()) };
+        writer.finish()?;
+        let name = shard_name(self.unfinished.shards.len());
+        let shard = Shard::open(&self.folder.join(&name))?;
+        self.unfinished.shards.push(ShardEntry::from_shard(name, &shard));
+        self.unfinished.position = position;
+        self.unfinished.save(&self.folder)
+    }
+
+    fn report(
+        &mut self,
+        bytes_done: u64,
+        on_progress: &mut dyn FnMut(&Progress) -> ControlFlow<()>,
+    ) -> Result<()> {
+        let bytes_before = *self.bytes_before.get_or_insert(bytes_done);
+        if !self.progress_timer.is_due() {
+            return Ok(());
+        }
+        let writing = self.writer.as_ref();
+        let shards = &self.unfinished.shards;
+        let progress = Progress {
+            bytes_done,
+            bytes_total: self.inputs.iter().map(|input| input.bytes).sum(),
+            tokens: shards.iter().map(|s| s.tokens).sum::<u64>()
+                + writing.map_or(0, ShardWriter::token_count),
+            documents: shards.iter().map(|s| s.documents).sum::<u64>()
+                + writing.map_or(0, ShardWriter::document_count),
+            elapsed: self.started.elapsed(),
+            bytes_before,
+        };
+        match on_progress(&progress) {
+            ControlFlow::Continue(()) => Ok(()),
+            ControlFlow::Break(()) => Err(DataError::Interrupted),
+        }
+    }
+
+    pub(super) fn finish(
+        mut self,
+        on_progress: &mut dyn FnMut(&Progress) -> ControlFlow<()>,
+    ) -> Result<Dataset> {
+        self.progress_timer = ProgressTimer::default();
+        self.report(self.inputs.iter().map(|input| input.bytes).sum(), on_progress)?;
+        self.close_shard(InputPosition { file: self.inputs.len(), pieces: 0 })?;
+        let shards = std::mem::take(&mut self.unfinished.shards);
+        let index = DatasetIndex {
+            version: SHARD_VERSION,
+            tokenizer: files::hex(&self.tokenizer.hash()),
+            vocab_size: self.tokenizer.vocab_size() as u32,
+            end_of_document: self.tokenizer.end_of_document(),
+            begin_of_document: self.tokenizer.document_begin().to_vec(),
+            tokens: shards.iter().map(|shard| shard.tokens).sum(),
+            documents: shards.iter().map(|shard| shard.documents).sum(),
+            text_bytes: shards.iter().map(|shard| shard.text_bytes).sum(),
+            made_from: self.unfinished.made_from.clone(),
+            shards,
+        };
+        if index.tokens == 0 {
+            // Leave nothing that would block the next run.
+            discard_unfinished(&self.folder)?;
+            files::remove(&self.folder.join(learn::LEARNED_FILE))?;
+            return Err(no_text(self.inputs));
+        }
+        files::write_json(&self.folder.join(INDEX_FILE), &index)?;
+        Unfinished::remove(&self.folder)?;
+        let dataset = Dataset::open(&self.folder)?;
+        tracing::info!(
+            "{}: {} tokens in {} documents",
+            dataset.name(),
+            dataset.token_count(),
+            dataset.document_count()
+        );
+        Ok(dataset)
+    }
+}

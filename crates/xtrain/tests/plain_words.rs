@@ -1,0 +1,238 @@
+//! Plain words in comments, docs and messages: the glossary of CONTRIBUTING.md, openings of doc comments, and
+//! the width of comment lines.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// Places that have not been edited by the glossary yet. Remove an entry when its folder is done.
+const NOT_YET: &[&str] = &[
+    "ARCHITECTURE.md",
+    "CHANGELOG.md",
+    "CONTRIBUTING.md",
+    "README.md",
+    "benches",
+    "crates/cuda",
+    "crates/emulator",
+    "crates/model",
+    "crates/ops",
+    "crates/program",
+    "crates/runtime",
+    "crates/tensor",
+    "crates/train",
+    "crates/xtrain",
+    "docs/benchmarks.md",
+    "docs/configuration.md",
+    "docs/fp8.md",
+    "docs/numerics.md",
+];
+
+/// Maximum number of refused phrases, so that the list stays memorable.
+const MAX_PHRASES: usize = 25;
+
+/// Maximum width of a comment line.
+const COLUMNS: usize = 110;
+
+/// Words that open no doc comment, because they do not say what the thing is.
+const VAGUE_OPENINGS: [&str; 5] = ["What ", "Whether ", "The same ", "How many ", "That "];
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
+}
+
+fn read(path: &Path) -> String {
+    fs::read_to_string(path).unwrap_or_else(|e| panic!("{}: {e}", path.display()))
+}
+
+/// The quoted phrases in the left column of the glossary, in lower case.
+fn phrases() -> Vec<String> {
+    let page = read(&root().join("CONTRIBUTING.md"));
+    let table = page.split("| instead of | write |").nth(1).expect("the glossary in CONTRIBUTING.md");
+    let rows = table.lines().skip(2).take_while(|line| line.starts_with('|'));
+    rows.filter_map(|row| row.split('|').nth(1))
+        .flat_map(|left| left.split('"').skip(1).step_by(2))
+        .map(str::to_lowercase)
+        .collect()
+}
+
+/// All files of the tree with text for readers, relative to the root, except those not edited yet.
+fn files() -> Vec<PathBuf> {
+    let mut found = Vec::new();
+    let mut folders = vec![root()];
+    while let Some(folder) = folders.pop() {
+        for entry in fs::read_dir(&folder).expect("a folder") {
+            let path = entry.expect("an entry").path();
+            let inside = path.strip_prefix(root()).expect("a path in the tree").to_path_buf();
+            let name = inside.file_name().expect("a name").to_string_lossy().into_owned();
+            let is_hidden = name.starts_with('.') || name == "target" || name == "shared";
+            if is_hidden || path.is_symlink() || NOT_YET.iter().any(|place| inside.starts_with(place)) {
+                continue;
+            }
+            let extension = inside.extension().and_then(|e| e.to_str()).unwrap_or_default();
+            if path.is_dir() {
+                folders.push(path);
+            } else if ["rs", "cu", "cuh", "md", "toml", "py", "sh"].contains(&extension) {
+                found.push(inside);
+            }
+        }
+    }
+    found.sort();
+    found
+}
+
+/// Comments and string literals of a file in Rust or CUDA: line number and text. Consecutive comment lines are one
+/// text, so that a phrase is found across a line break.
+fn comments_and_strings(source: &str) -> Vec<(usize, String)> {
+    let mut texts: Vec<(usize, String)> = Vec::new();
+    let mut chars = source.char_indices().peekable();
+    let (mut line, mut last_comment_line) = (1, 0);
+    while let Some((at, c)) = chars.next() {
+        let rest = &source[at..];
+        let text = match c {
+            '/' if rest.starts_with("//") => rest.lines().next().unwrap_or_default(),
+            '/' if rest.starts_with("/*") => rest.split_inclusive("*/").next().unwrap_or_default(),
+            'r' if raw_string(rest).is_some() => raw_string(rest).unwrap_or_default(),
+            '"' => plain_string(rest),
+            // The literals of a quote and of a backslash are not the start of a string.
+            '\'' if rest.starts_with("'\"'") => "'\"'",
+            '\'' if rest.starts_with("'\\") => &rest[..rest.len().min(3)],
+            '\n' => {
+                line += 1;
+                continue;
+            }
+            _ => continue,
+        };
+        if text.starts_with("//") {
+            let words = text.trim_start_matches(['/', '!']);
+            match texts.last_mut() {
+                Some((_, comment)) if last_comment_line + 1 == line => {
+                    comment.push('\n');
+                    comment.push_str(words);
+                }
+                _ => texts.push((line, words.to_owned())),
+            }
+            last_comment_line = line;
+        } else {
+            texts.push((line, text.replace("\\\n", " ")));
+        }
+        line += text.matches('\n').count();
+        while chars.next_if(|(next, _)| *next < at + text.len()).is_some() {}
+    }
+    texts
+}
+
+/// The string literal at the start of `rest`, with its quotes.
+fn plain_string(rest: &str) -> &str {
+    let mut is_escaped = false;
+    let end = rest.char_indices().skip(1).find(|(_, c)| {
+        let ends = *c == '"' && !is_escaped;
+        is_escaped = *c == '\\' && !is_escaped;
+        ends
+    });
+    &rest[..end.map_or(rest.len(), |(at, _)| at + 1)]
+}
+
+/// The raw string literal at the start of `rest`, with its quotes, if there is one.
+fn raw_string(rest: &str) -> Option<&str> {
+    let hashes = rest[1..].len() - rest[1..].trim_start_matches('#').len();
+    let body = rest[1 + hashes..].strip_prefix('"')?;
+    let close = format!("\"{}", "#".repeat(hashes));
+    let end = body.find(&close)?;
+    Some(&rest[..1 + hashes + 1 + end + close.len()])
+}
+
+/// Text for readers in a file: line number and text.
+fn prose(file: &Path) -> Vec<(usize, String)> {
+    let text = read(&root().join(file));
+    match file.extension().and_then(|e| e.to_str()) {
+        Some("rs" | "cu" | "cuh") => comments_and_strings(&text),
+        // The glossary itself names the phrases.
+        _ if file == Path::new("CONTRIBUTING.md") => {
+            let (before, rest) = text.split_once("| instead of | write |").expect("the glossary");
+            let after = rest.split_once("\n## ").expect("a section after the glossary").1;
+            vec![(1, before.to_owned()), (1 + before.matches('\n').count(), after.to_owned())]
+        }
+        Some("md") => vec![(1, text)],
+        _ => vec![(1, text.replace('#', ""))],
+    }
+}
+
+/// The words of a text in lower case, each with the index of its line.
+fn words(text: &str) -> Vec<(usize, String)> {
+    let is_separator = |c: char| !c.is_alphanumeric() && !['\'', '-', '_'].contains(&c);
+    let lines = text.lines().enumerate();
+    lines
+        .flat_map(|(line, text)| text.split(is_separator).map(move |word| (line, word.to_lowercase())))
+        .filter(|(_, word)| !word.is_empty())
+        .collect()
+}
+
+/// The line of each occurrence of `phrase` in `words`.
+fn occurrences(words: &[(usize, String)], phrase: &str) -> Vec<usize> {
+    let phrase: Vec<&str> = phrase.split(' ').collect();
+    let matches = |window: &&[(usize, String)]| window.iter().map(|(_, word)| word).eq(phrase.iter());
+    words.windows(phrase.len()).filter(matches).map(|window| window[0].0).collect()
+}
+
+#[test]
+fn comments_docs_and_messages_use_the_words_of_the_glossary() {
+    let phrases = phrases();
+    assert!(!phrases.is_empty() && phrases.len() <= MAX_PHRASES, "{} phrases in the glossary", phrases.len());
+    let mut found = Vec::new();
+    for file in files() {
+        for (line, text) in prose(&file) {
+            let words = words(&text);
+            for phrase in &phrases {
+                for offset in occurrences(&words, phrase) {
+                    found.push(format!("{}:{}: \"{phrase}\"", file.display(), line + offset));
+                }
+            }
+        }
+    }
+    assert!(found.is_empty(), "see the glossary in CONTRIBUTING.md:\n{}", found.join("\n"));
+}
+
+#[test]
+fn doc_comments_open_with_what_the_thing_is() {
+    let mut found = Vec::new();
+    for file in files().iter().filter(|file| file.extension().is_some_and(|e| e == "rs")) {
+        let mut is_inside = false;
+        for (number, line) in read(&root().join(file)).lines().enumerate() {
+            let comment = line.trim_start().strip_prefix("///").or(line.trim_start().strip_prefix("//!"));
+            let opening = comment.filter(|_| !is_inside).map(str::trim_start).unwrap_or_default();
+            if VAGUE_OPENINGS.iter().any(|vague| opening.starts_with(vague)) {
+                found.push(format!("{}:{}: {opening}", file.display(), number + 1));
+            }
+            is_inside = comment.is_some();
+        }
+    }
+    assert!(found.is_empty(), "say what the thing is:\n{}", found.join("\n"));
+}
+
+#[test]
+fn comment_lines_are_not_too_wide() {
+    let mut found = Vec::new();
+    for file in files()
+        .iter()
+        .filter(|file| file.extension().is_some_and(|e| ["rs", "cu", "cuh"].map(Some).contains(&e.to_str())))
+    {
+        for (number, line) in read(&root().join(file)).lines().enumerate() {
+            let columns = line.chars().count();
+            if line.trim_start().starts_with("//") && columns > COLUMNS {
+                found.push(format!("{}:{}: {columns} columns", file.display(), number + 1));
+            }
+        }
+    }
+    assert!(found.is_empty(), "a comment line has at most {COLUMNS} columns:\n{}", found.join("\n"));
+}
+
+#[test]
+fn phrases_are_found_in_comments_and_strings_across_lines_but_not_in_code() {
+    let source = "let red_apple = 'a'; // a red\n// apple\nlet s = r#\"red \"apple\"\"#;\n\
+                  let t = \"a red \\\n apple\\\"\"; let q = '\"'; red(apple);\n";
+    let found: Vec<_> = comments_and_strings(source)
+        .into_iter()
+        .flat_map(|(line, text)| occurrences(&words(&text), "red apple").into_iter().map(move |at| line + at))
+        .collect();
+    assert_eq!(found, [1, 3, 4]);
+    assert_eq!(occurrences(&words("Red\napple, red apples"), "red apple"), [0]);
+}

@@ -201,7 +201,7 @@ mod tests {
         let numerics = Numerics { recipe: Recipe::Fp8Current, fp8 };
         let of = |block: Option<u32>, gemm, extents| {
             let (site, role, stage) = ("mlp.down_proj".into(), Role::Forward, Stage::Forward);
-            let origin = Origin { block, site, role, stage, slot: 0 };
+            let origin = Origin { block, site, role, stage };
             numerics.of(Candidate { origin: &origin, gemm, extents }, 8)
         };
         let (fprop, dgrad, wgrad) = (LinearGemm::Fprop, LinearGemm::Dgrad, LinearGemm::Wgrad);
@@ -225,7 +225,7 @@ mod tests {
         // The same in each product, whose extents are otherwise, and in evaluation.
         for (gemm, extents) in [(fprop, [5, 16, 32]), (dgrad, [64, 32, 16])] {
             let (site, role, stage) = ("mlp.down_proj".into(), Role::Forward, Stage::Forward);
-            let origin = Origin { block: Some(3), site, role, stage, slot: 0 };
+            let origin = Origin { block: Some(3), site, role, stage };
             let kept = slower.of(Candidate { origin: &origin, gemm, extents }, 8).expect_err("it is kept");
             assert_eq!(kept.to_string(), "FP8 is slower: 0.93 of bf16's speed at 4096 x 32 x 16");
         }
@@ -237,7 +237,6 @@ mod tests {
                         site: "x".into(),
                         role: Role::Forward,
                         stage: Stage::Forward,
-                        slot: 0
                     },
                     gemm: fprop,
                     extents: [16; 3]

@@ -76,10 +76,9 @@ pub fn refresh_program(program: &Program, ops: &dyn PassOps) -> Result<Program, 
         let master = out.add_state(StateKind::Master, &p.name, program.ty(p.master));
         let compute = p.compute.map(|c| out.add_state(StateKind::Compute, &p.name, program.ty(c)));
         if let Some(compute) = compute {
-            out.values[compute.0 as usize].represents = Some(master);
             let code = Code::Plain(ops.cast(out.ty(compute).dtype));
             let (role, stage) = (Role::Precision, Stage::Forward);
-            let origin = Origin { block: None, site: p.name.clone(), role, stage, slot: 0 };
+            let origin = Origin { block: None, site: p.name.clone(), role, stage };
             let instance = instantiate(&mut out, code, &[master], &[Some(compute)], origin)?;
             out.instances.push(instance);
         }
@@ -126,7 +125,6 @@ fn in_compute_type(
     let name: Arc<str> = program.parameters[p].name.clone();
     let ty = program.ty(v).with_dtype(precision.compute);
     let compute = program.add_state(StateKind::Compute, &name, ty);
-    program.values[compute.0 as usize].represents = Some(v);
     program.parameters[p].compute = Some(compute);
     compute
 }

@@ -439,9 +439,6 @@ impl Pass<'_> {
         if let (Some(last), Some((value, mode))) = (cast.outputs.last_mut(), recorded) {
             *last = Output { value, mode };
         }
-        for made in &values {
-            self.out.values[made.0 as usize].represents = Some(value);
-        }
         self.out.instances.push(cast);
         Ok(values)
     }
@@ -504,7 +501,6 @@ impl Pass<'_> {
         let mut values = Vec::new();
         for (name, &ty) in names.zip(&types) {
             let value = self.out.add_state(StateKind::Compute, &name.into(), ty);
-            self.out.values[value.0 as usize].represents = Some(master);
             values.push(value);
         }
         self.out.parameters[parameter].quantized.push(Quantized {

@@ -121,7 +121,6 @@ impl Linear<'_> {
             site: self.site().into(),
             role: Role::Forward,
             stage: Stage::Forward,
-            slot: 0,
         };
         let extents = gemm.extents(tokens, outputs, inputs);
         numerics.of(Candidate { origin: &origin, gemm, extents }, m.layers)

@@ -175,20 +175,13 @@ fn what_is_traced_is_what_the_model_lists_and_decays_as_it_says() {
 }
 
 #[test]
-fn compute_copies_represent_their_masters_and_the_update_writes_both() {
+fn all_parameters_but_norms_have_compute_copies_and_the_update_writes_both() {
     let spec =
         TrainingSpec { recipe: Recipe::Bf16, ..spec(small_model(), Batch { sequences: 1, seq_len: 4 }) };
     let refresh = programs::weights(&spec.model, &spec.numerics()).expect("a program");
     let training = programs::training(&spec).expect("a program");
     for program in [&refresh, &training] {
-        let mut copies = 0;
-        for p in &program.parameters {
-            let represented: Vec<_> = program.representations(p.master).collect();
-            assert_eq!(represented, p.compute.into_iter().collect::<Vec<_>>(), "{}", p.name);
-            copies += represented.len();
-        }
-        // All but the norms.
-        assert_eq!(copies, 2 + 4 * 3);
+        assert_eq!(program.parameters.iter().filter(|p| p.compute.is_some()).count(), 2 + 4 * 3);
     }
     let update = training.instances.iter().find(|i| i.code.op().name() == "adamw").expect("an update");
     let written = |id: xtrain_program::ValueId| update.effects(&training).any(|effect| effect == id);

@@ -3,8 +3,9 @@
 use crate::decoder::{HEAD, O_PROJ};
 use crate::{ProductPattern, Recipe};
 use std::fmt;
-use xtrain_program::kept::{self, Reader};
-use xtrain_program::quantized::{Candidate, LinearGemm, Quantization, ScaledGemm};
+use xtrain_program::quantize::Candidate;
+use xtrain_program::save_fp8::{self, Reader};
+use xtrain_program::{LinearGemm, Quantization, ScaledGemm};
 use xtrain_tensor::{DType, Scaling};
 
 /// The formats that a model computes in.
@@ -138,15 +139,18 @@ impl Numerics {
         }
         // Sums of products with scales of tiles leave the tensor cores in any case.
         let is_whole = matches!(factors[0].scaling, Scaling::Tensor | Scaling::Row);
-        Ok(ScaledGemm { factors, fast_accumulation: is_whole && fp8.fast_accumulation.contains(&gemm) })
+        Ok(ScaledGemm {
+            operands: factors,
+            fast_accumulation: is_whole && fp8.fast_accumulation.contains(&gemm),
+        })
     }
 }
 
 impl Numerics {
     /// In which format the input of SwiGLU or of the linear layer behind attention of a model of this many blocks is kept for the backward,
     /// where it is not as it stands.
-    pub fn kept_input(&self, candidate: kept::Candidate<'_>, layers: usize) -> Option<Quantization> {
-        let kept::Candidate { origin, reader, columns } = candidate;
+    pub fn kept_input(&self, candidate: save_fp8::Candidate<'_>, layers: usize) -> Option<Quantization> {
+        let save_fp8::Candidate { origin, reader, columns } = candidate;
         let block = origin.block? as usize;
         let fp8 = &self.fp8;
         // SwiGLU has two inputs beside each other.
@@ -212,7 +216,7 @@ mod tests {
         assert_eq!(of(Some(3), wgrad, [16; 3]), Err(Kept::Pattern("*.down_proj:wgrad".into())));
         assert_eq!(of(Some(3), dgrad, [24, 16, 16]), Err(Kept::Size(24)));
         let made = of(Some(3), fprop, [5, 16, 32]).expect("any number of tokens");
-        assert!(made.fast_accumulation && made.factors.iter().all(|factor| factor.pow2_scales));
+        assert!(made.fast_accumulation && made.operands.iter().all(|operand| operand.pow2_scales));
         assert!(!of(Some(3), dgrad, [16; 3]).expect("a product").fast_accumulation);
         let layer = "mlp.down_proj".to_owned();
         let slower = Numerics {

@@ -1,6 +1,7 @@
 //! Programs: values, op instances, and what passes need to know of each.
 
-use crate::quantized::{Delayed, Quantized};
+use crate::measure_casts::MeasuredCast;
+use crate::quantize::{Delayed, Quantized};
 use crate::{Differentiable, Op};
 use std::collections::HashMap;
 use std::fmt;
@@ -16,8 +17,10 @@ pub struct Program {
     pub instances: Vec<Instance>,
     /// The parameters in the order in which the model declared them.
     pub parameters: Vec<Parameter>,
-    /// What is cast to FP8 with scales of earlier steps' amaxes.
+    /// The tensors with delayed scales.
     pub delayed: Vec<Delayed>,
+    /// The casts that [`crate::measure_casts`] measures.
+    pub measured: Vec<MeasuredCast>,
 }
 
 /// The index of a value in [`Program::values`].
@@ -37,8 +40,10 @@ pub struct Value {
     pub ty: TensorType,
     /// Where it lives and for how long.
     pub storage: Storage,
-    /// A boundary of recomputation: always kept from forward to backward, even when its block is recomputed.
+    /// A boundary of recomputation: always saved from forward to backward, even if its block is recomputed.
     pub boundary: bool,
+    /// For a value that the backward recomputes: the forward value whose bits it repeats.
+    pub repeats: Option<ValueId>,
 }
 
 /// Where a value lives and for how long.
@@ -321,7 +326,7 @@ impl Program {
 
     /// Adds a value.
     pub fn add_value(&mut self, ty: TensorType, storage: Storage) -> ValueId {
-        self.values.push(Value { ty, storage, boundary: false });
+        self.values.push(Value { ty, storage, boundary: false, repeats: None });
         ValueId(self.values.len() as u32 - 1)
     }
 

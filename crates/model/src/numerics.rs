@@ -3,8 +3,9 @@
 use crate::decoder::{HEAD, O_PROJ};
 use crate::{ProductPattern, Recipe};
 use std::fmt;
-use xtrain_program::kept::{self, Reader};
-use xtrain_program::quantized::{Candidate, LinearGemm, Quantization, ScaledGemm};
+use xtrain_program::quantize::Candidate;
+use xtrain_program::save_fp8::{self, Reader};
+use xtrain_program::{LinearGemm, Quantization, ScaledGemm};
 use xtrain_tensor::{DType, Scaling};
 
 /// The formats that a model computes in.
@@ -138,15 +139,18 @@ impl Numerics {
         }
         // Sums of products with scales of tiles leave the tensor cores in any case.
         let is_whole = matches!(factors[0].scaling, Scaling::Tensor | Scaling::Row);
-        Ok(ScaledGemm { factors, fast_accumulation: is_whole && fp8.fast_accumulation.contains(&gemm) })
+        Ok(ScaledGemm {
+            operands: factors,
+            fast_accumulation: is_whole && fp8.fast_accumulation.contains(&gemm),
+        })
     }
 }
 
 impl Numerics {
     /// In which format the input of SwiGLU or of the linear layer behind attention of a model of this many blocks is kept for the backward,
     /// where it is not as it stands.
-    pub fn kept_input(&self, candidate: kept::Candidate<'_>, layers: usize) -> Option<Quantization> {
-        let kept::Candidate { origin, reader, columns } = candidate;
+    pub fn kept_input(&self, candidate: save_fp8::Candidate<'_>, layers: usize) -> Option<Quantization> {
+        let save_fp8::Candidate { origin, reader, columns } = candidate;
         let block = origin.block? as usize;
         let fp8 = &self.fp8;
         // SwiGLU has two inputs beside each other.
@@ -201,7 +205,7 @@ mod tests {
         let numerics = Numerics { recipe: Recipe::Fp8Current, fp8 };
         let of = |block: Option<u32>, gemm, extents| {
             let (site, role, stage) = ("mlp.down_proj".into(), Role::Forward, Stage::Forward);
-            let origin = Origin { block, site, role, stage, slot: 0 };
+            let origin = Origin { block, site, role, stage };
             numerics.of(Candidate { origin: &origin, gemm, extents }, 8)
         };
         let (fprop, dgrad, wgrad) = (LinearGemm::Fprop, LinearGemm::Dgrad, LinearGemm::Wgrad);
@@ -212,7 +216,7 @@ mod tests {
         assert_eq!(of(Some(3), wgrad, [16; 3]), Err(Kept::Pattern("*.down_proj:wgrad".into())));
         assert_eq!(of(Some(3), dgrad, [24, 16, 16]), Err(Kept::Size(24)));
         let made = of(Some(3), fprop, [5, 16, 32]).expect("any number of tokens");
-        assert!(made.fast_accumulation && made.factors.iter().all(|factor| factor.pow2_scales));
+        assert!(made.fast_accumulation && made.operands.iter().all(|operand| operand.pow2_scales));
         assert!(!of(Some(3), dgrad, [16; 3]).expect("a product").fast_accumulation);
         let layer = "mlp.down_proj".to_owned();
         let slower = Numerics {
@@ -225,7 +229,7 @@ mod tests {
         // The same in each product, whose extents are otherwise, and in evaluation.
         for (gemm, extents) in [(fprop, [5, 16, 32]), (dgrad, [64, 32, 16])] {
             let (site, role, stage) = ("mlp.down_proj".into(), Role::Forward, Stage::Forward);
-            let origin = Origin { block: Some(3), site, role, stage, slot: 0 };
+            let origin = Origin { block: Some(3), site, role, stage };
             let kept = slower.of(Candidate { origin: &origin, gemm, extents }, 8).expect_err("it is kept");
             assert_eq!(kept.to_string(), "FP8 is slower: 0.93 of bf16's speed at 4096 x 32 x 16");
         }
@@ -237,7 +241,6 @@ mod tests {
                         site: "x".into(),
                         role: Role::Forward,
                         stage: Stage::Forward,
-                        slot: 0
                     },
                     gemm: fprop,
                     extents: [16; 3]

@@ -1,7 +1,7 @@
 //! Patterns that name products of linear layers.
 
 use std::fmt;
-use xtrain_program::quantized::LinearGemm;
+use xtrain_program::LinearGemm;
 
 /// Names products: `*.o_proj:wgrad`, where `*` stands for any text; without a colon all three of a layer.
 #[derive(Clone, Debug, PartialEq, Eq)]

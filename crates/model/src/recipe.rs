@@ -2,8 +2,7 @@
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
-use xtrain_program::Precision;
-use xtrain_program::quantized::{LinearGemm, Quantization};
+use xtrain_program::{LinearGemm, Precision, Quantization};
 use xtrain_tensor::{DType, Scaling};
 
 /// A recipe, as numerics.md defines it.

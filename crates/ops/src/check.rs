@@ -197,7 +197,11 @@ fn gradients(
     }
     let wrt: Vec<ValueId> =
         (0..ids.len()).filter(|&n| inputs[n].ty().dtype.is_float()).map(|n| ids[n]).collect();
-    let plain: Vec<ValueId> = wrt.iter().copied().filter(|v| program.parameter_of(*v).is_none()).collect();
+    let parameters: Vec<(usize, String)> = (program.parameters.iter())
+        .filter_map(|p| Some((ids.iter().position(|&v| v == p.master)?, p.name.to_string())))
+        .collect();
+    let is_parameter = |v: &ValueId| parameters.iter().any(|(n, _)| ids[*n] == *v);
+    let plain: Vec<ValueId> = wrt.iter().copied().filter(|v| !is_parameter(v)).collect();
     let (mut program, grads) = backward::backward(program, &roots, &plain, &PassSet)
         .unwrap_or_else(|e| panic!("{}: {e}", describe(sample)));
     let mut named = HashMap::new();
@@ -207,11 +211,6 @@ fn gradients(
             named.insert(g, program.ty(g));
         }
     }
-    let parameters: Vec<(usize, String)> = ids
-        .iter()
-        .enumerate()
-        .filter_map(|(n, &v)| program.parameter_of(v).map(|p| (n, program.parameters[p].name.to_string())))
-        .collect();
     let mut engine = engine();
     let id = engine.load(program).expect("every op has a CPU kernel");
     for (n, t) in inputs.iter().enumerate() {

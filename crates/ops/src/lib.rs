@@ -28,6 +28,7 @@ pub mod normal;
 pub mod qk_norm_rope;
 pub mod quantize;
 pub mod registry;
+pub mod rewrites;
 pub mod rms_norm;
 #[cfg(test)]
 mod run_op;

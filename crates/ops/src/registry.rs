@@ -1,12 +1,11 @@
 //! The list of all ops: their kernels, the ops that passes insert, and the samples that checks and benchmarks draw from.
 
 use crate::quantize::{Dequantize, Quantize};
-use crate::scaled_matmul::ScaledMatmul;
 use std::sync::Arc;
 use xtrain_cuda::{CudaKernel, KernelSource};
-use xtrain_program::casts::MeasuringOps;
-use xtrain_program::quantized::{Quantization, QuantizedOps, ScaledGemm};
-use xtrain_program::{Differentiable, KernelTable, Op, Operand, PassOps};
+use xtrain_program::measure_casts::MeasureOps;
+use xtrain_program::quantize::QuantizeOps;
+use xtrain_program::{Differentiable, KernelTable, Op, Operand, PassOps, Quantization};
 use xtrain_tensor::{CpuKernel, DType, HostTensor, Philox, Scaling, TensorType};
 
 /// The CPU kernels by op.
@@ -298,7 +297,7 @@ ops![
     crate::scaled_matmul::ScaledMatmul: card,
     crate::swiglu::Swiglu: card,
     crate::swiglu::SwigluGrad: card,
-    crate::swiglu::SwigluKeeping: card,
+    crate::swiglu::SwigluSaving: card,
 ];
 
 /// The ops that passes insert.
@@ -315,21 +314,17 @@ impl PassOps for PassSet {
     }
 }
 
-impl QuantizedOps for PassSet {
-    fn quantize(&self, quantization: Quantization, made: [bool; 2]) -> Arc<dyn Op> {
-        Arc::new(Quantize::of_factor(quantization, made))
+impl QuantizeOps for PassSet {
+    fn quantize(&self, quantization: Quantization, layouts: [bool; 2]) -> Arc<dyn Op> {
+        Arc::new(Quantize::of_operand(quantization, layouts))
     }
 
     fn dequantize(&self, out: DType) -> Arc<dyn Op> {
         Arc::new(Dequantize { out, scaling: Scaling::Tile })
     }
-
-    fn scaled_matmul(&self, gemm: ScaledGemm, out: DType, bias: bool) -> Arc<dyn Op> {
-        Arc::new(ScaledMatmul::of(gemm, out, bias))
-    }
 }
 
-impl MeasuringOps for PassSet {
+impl MeasureOps for PassSet {
     fn cast_statistics(&self, scaling: Scaling, transposed: bool) -> Arc<dyn Op> {
         Arc::new(crate::cast_statistics::CastStatistics { scaling, transposed })
     }

@@ -10,9 +10,10 @@ use xtrain_ops::adamw::{AdamW, AdamWParameter};
 use xtrain_ops::qk_norm_rope::QkNormRopeGrad;
 use xtrain_ops::quantize::{Dequantize, Known, Layouts, Quantize};
 use xtrain_ops::registry::{cpu_kernels, cuda_kernels};
+use xtrain_ops::rewrites;
 use xtrain_ops::rms_norm::{AddRmsNorm, RmsNorm, RmsNormGrad};
-use xtrain_ops::swiglu::{Swiglu, SwigluGrad, SwigluKeeping};
-use xtrain_program::{Code, Op, Program, Tracer, fuse, measured};
+use xtrain_ops::swiglu::{Swiglu, SwigluGrad, SwigluSaving};
+use xtrain_program::{Code, Op, Program, Tracer, fuse};
 use xtrain_runtime::{CpuEngine, CudaEngine, Engine, Part};
 use xtrain_tensor::{DType, HostTensor, Philox, Scaling, Shape, TILE, TensorType};
 
@@ -82,7 +83,7 @@ fn makers() -> Vec<Maker> {
         Maker { keeps: true, ..maker(Arc::new(grad), both, 0) },
         maker(Arc::new(Swiglu), gate_up, 0),
         maker(Arc::new(grad), both, 0),
-        maker(Arc::new(SwigluKeeping), gate_up, 0),
+        maker(Arc::new(SwigluSaving), gate_up, 0),
         maker(Arc::new(RmsNorm { eps }), |t, d, ty| vec![normal(ty, &[t, d]), normal(DType::F32, &[d])], 0),
         norm_of_sum(),
         measuring(
@@ -274,7 +275,7 @@ fn check(new: &dyn Fn() -> Box<dyn Engine>, maker: &Maker, cases: &Cases) -> Res
     }
     for (cast, scale, shape, dtype) in common::drawn(all, cases.count) {
         let apart = program(maker, cast, shape, dtype);
-        let fused = fuse::apply(apart.clone()).and_then(measured::apply).expect("a program");
+        let fused = fuse::apply(apart.clone(), rewrites::ALL).expect("a program");
         let names =
             |program: &Program| -> Vec<_> { program.instances.iter().map(|i| i.code.op().name()).collect() };
         let (before, after) = (names(&apart), names(&fused));

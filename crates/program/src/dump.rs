@@ -18,9 +18,9 @@ impl fmt::Display for Program {
         }
         let mut phase = None;
         for instance in &self.instances {
-            if phase != Some(instance.phase) {
-                phase = Some(instance.phase);
-                writeln!(f, "{}:", if instance.phase == Phase::Micro { "micro-step" } else { "update" })?;
+            if phase != Some(instance.phase()) {
+                phase = Some(instance.phase());
+                writeln!(f, "{}:", if instance.phase() == Phase::Micro { "micro-step" } else { "update" })?;
             }
             let outputs = instance.outputs.iter().map(|o| {
                 let mark = match o.mode {

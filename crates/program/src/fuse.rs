@@ -1,115 +1,416 @@
-//! The pass that lets an op and the only reader of one of its outputs become one op, so that what passed between them never exists.
+//! The engine that applies rewrites: pairs of instances that become one, or that share work.
 //!
-//! Casts to FP8 come out of the norm or activation that they cast: memory that would be written and read again is neither, and what is
-//! made is the same to the bit. Which ops can be one, they say themselves ([`crate::Op::fuse`]).
+//! A [`Rewrite`] looks at a producer and a consumer and answers with a [`Replacement`]: the ops in their places and how these are
+//! wired. It says what is equal; the engine says what is legal. Rewrites never change a bit of a program's results.
+//!
+//! The pass is the last one, after recomputation and the update, so that every op is fused once and no other pass sees a fused op.
+//! The order of rewrites is their priority: each passes over the whole program before the next. The caller chooses which apply.
 
 use crate::trace::instantiate;
-use crate::{
-    Code, Fused, Fusion, Instance, Output, Program, Source, Stage, Storage, TraceError, ValueId, WriteMode,
-};
+use crate::{Code, Instance, Op, Output, Program, Stage, Storage, TraceError, ValueId, WriteMode};
+use std::any::Any;
+use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
 
-/// Makes one of each op and its reader that can be. Value ids keep their meaning; what nothing makes any more, nothing reads.
-pub fn apply(mut program: Program) -> Result<Program, TraceError> {
-    let mut reads = vec![0; program.values.len()];
-    for v in program.instances.iter().flat_map(|i| &i.inputs) {
-        reads[v.0 as usize] += 1;
+/// A rule that replaces a producer and a consumer.
+pub struct Rewrite {
+    /// Its name.
+    pub name: &'static str,
+    /// How the two are connected.
+    pub link: Link,
+    /// The replacement, if the rule fits the pair.
+    pub apply: fn(&Pair<'_>) -> Option<Replacement>,
+}
+
+/// How the two instances of a pair are connected.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Link {
+    /// The consumer reads an output of the producer.
+    Output,
+    /// The consumer reads the producer's first input, too.
+    Input,
+}
+
+/// Two instances of one stage, the producer before the consumer, as a rewrite sees them.
+pub struct Pair<'a> {
+    producer: &'a Instance,
+    consumer: &'a Instance,
+    /// For each output of the producer, true if the consumer alone reads it and it doesn't outlive its readers.
+    is_private: Vec<bool>,
+}
+
+impl Pair<'_> {
+    /// The producer, if it is this op.
+    pub fn producer<T: Op>(&self) -> Option<&T> {
+        (self.producer.code.op() as &dyn Any).downcast_ref()
     }
-    // By value: the instance that makes it, and as which output.
-    let mut made: Vec<Option<(usize, usize)>> = vec![None; program.values.len()];
-    let mut done: Vec<Option<Instance>> = Vec::with_capacity(program.instances.len());
-    for mut instance in std::mem::take(&mut program.instances) {
-        while let Some((at, fusion, position)) = found(&program, &done, &reads, &made, &instance) {
-            let Some(maker) = done[at].take() else { unreachable!("it was found there") };
-            let (rest, fused) = merged(&mut program, &maker, fusion, &instance, position)?;
-            made.resize(program.values.len(), None);
-            reads.resize(program.values.len(), 0);
-            for v in maker.inputs.iter().chain(&instance.inputs) {
-                reads[v.0 as usize] -= 1;
-            }
-            for v in fused.inputs.iter().chain(rest.iter().flat_map(|rest| &rest.inputs)) {
-                reads[v.0 as usize] += 1;
-            }
-            note(&mut made, at, rest.as_ref());
-            done[at] = rest;
-            instance = fused;
-        }
-        note(&mut made, done.len(), Some(&instance));
-        done.push(Some(instance));
+
+    /// The consumer, if it is this op.
+    pub fn consumer<T: Op>(&self) -> Option<&T> {
+        (self.consumer.code.op() as &dyn Any).downcast_ref()
     }
-    program.instances = done.into_iter().flatten().collect();
+
+    /// The stage of both.
+    pub fn stage(&self) -> Stage {
+        self.producer.origin.stage
+    }
+
+    /// The number of the consumer's inputs.
+    pub fn consumer_inputs(&self) -> usize {
+        self.consumer.inputs.len()
+    }
+
+    /// The number of the producer's inputs.
+    pub fn producer_inputs(&self) -> usize {
+        self.producer.inputs.len()
+    }
+
+    /// The number of the producer's outputs.
+    pub fn producer_outputs(&self) -> usize {
+        self.producer.outputs.len()
+    }
+
+    /// The output of the producer that the consumer's n-th input is.
+    pub fn reads(&self, input: usize) -> Option<usize> {
+        let value = *self.consumer.inputs.get(input)?;
+        self.producer.outputs.iter().position(|o| o.value == value)
+    }
+
+    /// The input of the consumer that the producer's n-th input is, too.
+    pub fn shares(&self, input: usize) -> Option<usize> {
+        let value = *self.producer.inputs.get(input)?;
+        self.consumer.inputs.iter().position(|v| *v == value)
+    }
+
+    /// True if nothing but the consumer reads this output of the producer, so that it need not be written.
+    pub fn is_private(&self, output: usize) -> bool {
+        self.is_private[output]
+    }
+}
+
+/// The ops in the places of a producer and a consumer.
+pub struct Replacement {
+    /// In the producer's place.
+    pub producer: Place,
+    /// In the consumer's place.
+    pub consumer: Place,
+}
+
+/// The op in a place.
+pub enum Place {
+    /// The one that was there.
+    Same,
+    /// None.
+    Empty,
+    /// Another.
+    New(Node),
+}
+
+/// An op and its operands.
+pub struct Node {
+    /// The op.
+    pub op: Arc<dyn Op>,
+    /// Its inputs.
+    pub inputs: Vec<Edge>,
+    /// Its outputs.
+    pub outputs: Vec<Edge>,
+}
+
+/// An operand of a [`Node`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Edge {
+    /// The n-th input of the producer that was.
+    ProducerInput(usize),
+    /// Its n-th output.
+    ProducerOutput(usize),
+    /// The n-th input of the consumer that was.
+    ConsumerInput(usize),
+    /// Its n-th output.
+    ConsumerOutput(usize),
+    /// The n-th new value: written by the node in the producer's place and read by the consumer's.
+    New(usize),
+}
+
+/// Applies these rewrites, one after the other. Value ids keep their meaning.
+pub fn apply<'a>(
+    mut program: Program,
+    rewrites: impl IntoIterator<Item = &'a Rewrite>,
+) -> Result<Program, TraceError> {
+    for rewrite in rewrites {
+        program = Sweep::new(program, rewrite).run()?;
+    }
     Ok(program)
 }
 
-/// Notes what an instance makes.
-fn note(made: &mut [Option<(usize, usize)>], at: usize, instance: Option<&Instance>) {
-    for (k, o) in instance.iter().flat_map(|i| i.outputs.iter().enumerate()) {
-        made[o.value.0 as usize] = Some((at, k));
-    }
+/// One rewrite on its way through a program.
+struct Sweep<'a> {
+    rewrite: &'a Rewrite,
+    program: Program,
+    /// The instances that were passed.
+    done: Vec<Option<Instance>>,
+    /// By value: how many inputs of instances it is.
+    reads: Vec<usize>,
+    /// By value: the instance of `done` that wrote it last.
+    writers: Vec<Option<usize>>,
+    /// By value: the instances of `done` whose first input it is.
+    first_readers: HashMap<ValueId, Vec<usize>>,
+    /// By value: true if the backward reads it.
+    read_in_backward: Vec<bool>,
+    /// By a forward value that a replacement did away with: the new values beside it.
+    new_values: HashMap<ValueId, Vec<ValueId>>,
 }
 
-/// The maker of an input of `reader` with which it becomes one, how, and which input that is.
-fn found(
-    program: &Program,
-    done: &[Option<Instance>],
-    reads: &[usize],
-    made: &[Option<(usize, usize)>],
-    reader: &Instance,
-) -> Option<(usize, Fusion, usize)> {
-    if reader.origin.stage == Stage::Update {
-        return None;
-    }
-    reader.inputs.iter().enumerate().find_map(|(position, v)| {
-        let value = program.value(*v);
-        let passes =
-            matches!(value.storage, Storage::Transient) && !value.boundary && reads[v.0 as usize] == 1;
-        let (at, output) = made[v.0 as usize].filter(|_| passes)?;
-        let maker = done[at].as_ref()?;
-        // What the backward reads of a forward value is what was kept of it.
-        let is_near =
-            maker.origin.stage == reader.origin.stage && maker.outputs[output].mode == WriteMode::Assign;
-        let fusion = is_near.then(|| maker.code.op().fuse(output, reader.code.op(), position))??;
-        // What else it makes is made later then, so nothing may read it before.
-        let moves = fusion.rest.is_none();
-        let is_read = |o: &Output| done[at + 1..].iter().flatten().any(|i| i.inputs.contains(&o.value));
-        if moves && maker.outputs.iter().any(is_read) {
-            return None;
+impl<'a> Sweep<'a> {
+    fn new(program: Program, rewrite: &'a Rewrite) -> Self {
+        let count = program.values.len();
+        let mut sweep = Sweep {
+            rewrite,
+            done: Vec::with_capacity(program.instances.len()),
+            reads: vec![0; count],
+            writers: vec![None; count],
+            first_readers: HashMap::new(),
+            read_in_backward: vec![false; count],
+            new_values: HashMap::new(),
+            program,
+        };
+        for instance in &sweep.program.instances {
+            for v in &instance.inputs {
+                sweep.reads[v.0 as usize] += 1;
+                sweep.read_in_backward[v.0 as usize] |= instance.origin.stage == Stage::Backward;
+            }
         }
-        Some((at, fusion, position))
-    })
+        sweep
+    }
+
+    fn run(mut self) -> Result<Program, TraceError> {
+        for instance in std::mem::take(&mut self.program.instances) {
+            let mut instance = Some(instance);
+            let mut delayed = Vec::new();
+            // A replaced consumer may be the consumer of another pair.
+            while let Some((at, found)) = instance.as_ref().and_then(|consumer| self.find(consumer)) {
+                let Some(consumer) = instance.take() else { unreachable!("a pair has a consumer") };
+                let (replaced, late) = self.replace(at, consumer, found)?;
+                instance = replaced;
+                delayed.splice(0..0, late);
+            }
+            instance.into_iter().chain(delayed).for_each(|instance| self.push(instance));
+        }
+        self.program.instances = self.done.into_iter().flatten().collect();
+        Ok(self.program)
+    }
+
+    fn push(&mut self, instance: Instance) {
+        if let Some(first) = instance.inputs.first() {
+            self.first_readers.entry(*first).or_default().push(self.done.len());
+        }
+        self.done.push(Some(instance));
+        self.note_outputs(self.done.len() - 1);
+    }
+
+    fn note_outputs(&mut self, at: usize) {
+        for o in self.done[at].iter().flat_map(|instance| &instance.outputs) {
+            self.writers[o.value.0 as usize] = Some(at);
+        }
+    }
+
+    /// A producer for this consumer, and how the pair is replaced.
+    fn find(&self, consumer: &Instance) -> Option<(usize, Replacement)> {
+        let mut producers: Vec<usize> = Vec::new();
+        for v in &consumer.inputs {
+            match self.rewrite.link {
+                Link::Output => producers.extend(self.writers[v.0 as usize]),
+                Link::Input => producers.extend(self.first_readers.get(v).into_iter().flatten()),
+            }
+        }
+        producers.into_iter().find_map(|at| {
+            let producer = self.done[at].as_ref()?;
+            let is_assigned = producer
+                .outputs
+                .iter()
+                .all(|o| o.mode == WriteMode::Assign || !consumer.inputs.contains(&o.value));
+            if producer.origin.stage != consumer.origin.stage || !is_assigned {
+                return None;
+            }
+            let is_private = |o: &Output| {
+                let value = self.program.value(o.value);
+                let read_here = consumer.inputs.iter().filter(|v| **v == o.value).count();
+                matches!(value.storage, Storage::Transient)
+                    && !value.boundary
+                    && self.reads[o.value.0 as usize] == read_here
+            };
+            let is_private = producer.outputs.iter().map(is_private).collect();
+            let replacement = (self.rewrite.apply)(&Pair { producer, consumer, is_private })?;
+            self.is_legal(at, consumer, &replacement).then_some((at, replacement))
+        })
+    }
+
+    /// True if the replacement leaves every value to its readers, and in order.
+    fn is_legal(&self, at: usize, consumer: &Instance, replacement: &Replacement) -> bool {
+        let Some(producer) = &self.done[at] else { return false };
+        // What the consumer wrote moves up to the producer: nothing up to there may read or write it, or write what it is computed from.
+        if matches!(replacement.consumer, Place::Empty) {
+            let touches = |i: &Instance| consumer.outputs.iter().any(|o| touched(i).any(|v| v == o.value));
+            let writes_inputs = |i: &Instance| i.outputs.iter().any(|o| consumer.inputs.contains(&o.value));
+            let mut between = self.done[at + 1..].iter().flatten();
+            return !touches(producer) && !between.any(|i| touches(i) || writes_inputs(i));
+        }
+        // What the producer wrote moves down to the consumer: its readers wait, so the consumer must not be one of them.
+        let mut late = moved_down(producer, replacement);
+        for instance in self.done[at + 1..].iter().flatten() {
+            is_late(instance, &mut late);
+        }
+        !consumer.inputs.iter().any(|v| late.contains(v))
+    }
+
+    /// Replaces a pair; returns what stands in the consumer's place, and instances that were before it and now come after.
+    fn replace(
+        &mut self,
+        at: usize,
+        consumer: Instance,
+        replacement: Replacement,
+    ) -> Result<(Option<Instance>, Vec<Instance>), TraceError> {
+        let Some(producer) = self.done[at].take() else { unreachable!("a producer was found there") };
+        let mut late = moved_down(&producer, &replacement);
+        let mut delayed = Vec::new();
+        for place in &mut self.done[at + 1..] {
+            if place.as_ref().is_some_and(|instance| is_late(instance, &mut late)) {
+                delayed.extend(place.take());
+            }
+        }
+        for v in producer.inputs.iter().chain(&consumer.inputs) {
+            self.reads[v.0 as usize] -= 1;
+        }
+        let mut wiring = Wiring { producer, consumer, repeats: HashMap::new(), new: Vec::new() };
+        let mut first = replacement.producer;
+        if let Place::New(node) = &first
+            && let Some((repeats, new)) = self.repeated(&wiring, node)
+        {
+            (wiring.repeats, wiring.new) = (repeats, new);
+            first = Place::Empty;
+        }
+        let first = match first {
+            Place::Same => Some(wiring.producer.clone()),
+            Place::Empty => None,
+            Place::New(node) => Some(wiring.producer_node(&mut self.program, node)?),
+        };
+        let second = match replacement.consumer {
+            Place::Same => Some(wiring.consumer.clone()),
+            Place::Empty => None,
+            Place::New(node) => Some(wiring.consumer_node(&mut self.program, node)?),
+        };
+        let Wiring { producer, consumer, new, .. } = wiring;
+        for o in &producer.outputs {
+            if consumer.inputs.contains(&o.value) && !new.is_empty() {
+                self.new_values.insert(o.value, new.clone());
+            }
+        }
+        let count = self.program.values.len();
+        self.reads.resize(count, 0);
+        self.writers.resize(count, None);
+        self.read_in_backward.resize(count, false);
+        for v in first.iter().chain(&second).flat_map(|instance| &instance.inputs) {
+            self.reads[v.0 as usize] += 1;
+        }
+        self.done[at] = first;
+        self.note_outputs(at);
+        Ok((second, delayed))
+    }
+
+    /// For a node in the place of a recomputed producer: the forward values that its outputs repeat, if the backward reads these anyway,
+    /// and the forward's new values. The node then need not run.
+    fn repeated(&self, wiring: &Wiring, node: &Node) -> Option<(HashMap<usize, ValueId>, Vec<ValueId>)> {
+        let mut repeats = HashMap::new();
+        let mut new_count = 0;
+        for edge in &node.outputs {
+            match *edge {
+                Edge::ProducerOutput(n) => {
+                    let repeated = self.program.value(wiring.producer.outputs[n].value).repeats?;
+                    self.read_in_backward[repeated.0 as usize].then(|| repeats.insert(n, repeated))?;
+                }
+                Edge::New(_) => new_count += 1,
+                _ => return None,
+            }
+        }
+        let passed = wiring.producer.outputs.iter().find(|o| wiring.consumer.inputs.contains(&o.value))?;
+        let repeated = self.program.value(passed.value).repeats?;
+        let new = self.new_values.get(&repeated).cloned().unwrap_or_default();
+        (new.len() == new_count).then_some((repeats, new))
+    }
 }
 
-/// What is left of `maker`, and what stands in the place of its `reader`.
-fn merged(
-    program: &mut Program,
-    maker: &Instance,
-    fusion: Fusion,
-    reader: &Instance,
-    position: usize,
-) -> Result<(Option<Instance>, Instance), TraceError> {
-    let others: Vec<Output> =
-        maker.outputs.iter().copied().filter(|o| o.value != reader.inputs[position]).collect();
-    let mut beside: Vec<ValueId> = Vec::new();
-    let mut rest = None;
-    if let Some((op, inputs)) = fusion.rest {
-        let inputs: Vec<_> = inputs.into_iter().map(|n| maker.inputs[n]).collect();
-        let targets: Vec<_> = others.iter().map(|o| Some(o.value)).collect();
-        let mut made = instantiate(program, Code::Plain(op), &inputs, &targets, maker.origin.clone())?;
-        beside.extend(made.outputs[others.len()..].iter().map(|o| o.value));
-        made.outputs[..others.len()].copy_from_slice(&others);
-        rest = Some(made);
+/// The values that an instance reads or writes.
+fn touched(instance: &Instance) -> impl Iterator<Item = ValueId> {
+    instance.inputs.iter().copied().chain(instance.outputs.iter().map(|o| o.value))
+}
+
+/// True if the instance reads or writes a value that is `late`, which then includes what it writes.
+fn is_late(instance: &Instance, late: &mut HashSet<ValueId>) -> bool {
+    let is_late = !late.is_empty() && touched(instance).any(|v| late.contains(&v));
+    late.extend(instance.outputs.iter().filter(|_| is_late).map(|o| o.value));
+    is_late
+}
+
+/// The outputs of the producer that the node in the consumer's place writes.
+fn moved_down(producer: &Instance, replacement: &Replacement) -> HashSet<ValueId> {
+    let Place::New(node) = &replacement.consumer else { return HashSet::new() };
+    let outputs = node.outputs.iter().filter_map(|edge| match *edge {
+        Edge::ProducerOutput(n) => Some(producer.outputs[n].value),
+        _ => None,
+    });
+    outputs.collect()
+}
+
+/// A pair whose nodes are being made instances.
+struct Wiring {
+    producer: Instance,
+    consumer: Instance,
+    /// By output of the producer: the forward value to read instead.
+    repeats: HashMap<usize, ValueId>,
+    new: Vec<ValueId>,
+}
+
+impl Wiring {
+    fn producer_node(&mut self, program: &mut Program, node: Node) -> Result<Instance, TraceError> {
+        let instance = self.instance(program, &node, &self.producer)?;
+        let written = node.outputs.iter().zip(&instance.outputs);
+        self.new.extend(written.filter(|(edge, _)| matches!(edge, Edge::New(_))).map(|(_, o)| o.value));
+        Ok(instance)
     }
-    let inputs: Vec<_> = (fusion.inputs.iter())
-        .map(|input| match *input {
-            Fused::Made(Source::Input(n)) => maker.inputs[n],
-            Fused::Made(Source::Output(n)) => maker.outputs[n].value,
-            Fused::Beside(n) => beside[n],
-            Fused::Read(n) => reader.inputs[n],
-        })
-        .collect();
-    let left = if rest.is_none() { others } else { Vec::new() };
-    let outputs: Vec<Output> = reader.outputs.iter().copied().chain(left).collect();
-    let targets: Vec<_> = outputs.iter().map(|o| Some(o.value)).collect();
-    let code = Code::Plain(fusion.op);
-    let fused = instantiate(program, code, &inputs, &targets, reader.origin.clone())?;
-    Ok((rest, Instance { outputs, ..fused }))
+
+    fn consumer_node(&self, program: &mut Program, node: Node) -> Result<Instance, TraceError> {
+        self.instance(program, &node, &self.consumer)
+    }
+
+    /// The instance of a node in this one's place.
+    fn instance(&self, program: &mut Program, node: &Node, place: &Instance) -> Result<Instance, TraceError> {
+        let inputs: Vec<ValueId> = node.inputs.iter().map(|&edge| self.input(edge)).collect();
+        let outputs: Vec<Option<Output>> = node.outputs.iter().map(|&edge| self.output(edge)).collect();
+        let targets: Vec<Option<ValueId>> = outputs.iter().map(|o| o.map(|o| o.value)).collect();
+        let code = Code::Plain(node.op.clone());
+        let mut instance = instantiate(program, code, &inputs, &targets, place.origin.clone())?;
+        for (made, output) in instance.outputs.iter_mut().zip(outputs) {
+            *made = output.unwrap_or(*made);
+        }
+        Ok(instance)
+    }
+
+    fn input(&self, edge: Edge) -> ValueId {
+        match edge {
+            Edge::ProducerInput(n) => self.producer.inputs[n],
+            Edge::ProducerOutput(n) => {
+                self.repeats.get(&n).copied().unwrap_or(self.producer.outputs[n].value)
+            }
+            Edge::ConsumerInput(n) => self.consumer.inputs[n],
+            Edge::ConsumerOutput(n) => self.consumer.outputs[n].value,
+            Edge::New(n) => self.new[n],
+        }
+    }
+
+    fn output(&self, edge: Edge) -> Option<Output> {
+        match edge {
+            Edge::ProducerOutput(n) => Some(self.producer.outputs[n]),
+            Edge::ConsumerOutput(n) => Some(self.consumer.outputs[n]),
+            Edge::ProducerInput(_) | Edge::ConsumerInput(_) | Edge::New(_) => None,
+        }
+    }
 }

@@ -1,37 +1,41 @@
 //! The step program: a flat list of op instances over values, and the passes that turn one program into another.
 //!
-//! A training step has static shapes, so it is described once and run many times: model code traces ops ([`Tracer`]) → [`Program`] → passes
-//! ([`precision`], [`backward`], [`casts`], [`kept`], [`quantized`], [`fuse`], [`recompute`], [`measured`]) → [`Plan`] → an executor.
+//! A training step has static shapes, so it is described once and run many times: model code traces ops ([`Tracer`]) → [`Program`] →
+//! passes → [`Plan`] → an executor. The passes of this crate, in the order in which they run: [`precision`], [`backward`],
+//! [`measure_casts`], [`save_fp8`], [`quantize`], [`recompute`], [`narrow`], [`refresh`], [`fuse`].
 //!
 //! Invariants:
-//! - This crate names no op and no device. Passes that insert ops are handed them ([`PassOps`]).
+//! - This crate names no op and no device. Passes that insert ops are handed them ([`PassOps`]), and so are the rewrites of [`fuse`].
 //! - List order is execution order within a lane; across lanes only [`order`] says what happens before what.
-//! - Every value, and the workspace that a device's kernels declare, has a place in the [`Plan`] before the first instance runs. What a
-//!   kernel takes beside that while it runs is not in the plan: CPU kernels widen bf16 operands, transpose keys and pack blocks for
-//!   GEMMs in memory of their own.
+//! - Every value, and the workspace that a device's kernels declare, has a place in the [`Plan`] before the first instance runs. CPU
+//!   kernels allocate further memory while they run, which the plan doesn't count: they widen bf16 operands, transpose keys and pack
+//!   blocks for GEMMs.
 
 pub mod backward;
-pub mod casts;
 mod dispatch;
 mod dump;
 pub mod fuse;
-pub mod kept;
-pub mod measured;
+mod gemm;
+pub mod measure_casts;
 mod memory;
+pub mod narrow;
 mod op;
 pub mod order;
 mod plan;
 pub mod precision;
 mod program;
-pub mod quantized;
+pub mod quantize;
 pub mod recompute;
-mod remake;
+pub mod refresh;
+pub mod save_fp8;
 mod trace;
 
 pub use backward::{Backward, Root};
 pub use dispatch::KernelTable;
+pub use fuse::{Edge, Link, Node, Pair, Place, Replacement, Rewrite};
+pub use gemm::{Fp8Twin, Gemms, LinearGemm, OpGemm, OperandSource, Quantization, ScaledGemm};
 pub use memory::{MemoryRow, MemoryTable, Purpose};
-pub use op::{Cost, Differentiable, Fused, Fusion, Op, OpError, Operand, PassOps, Rebuild, Source};
+pub use op::{Cost, Differentiable, Op, OpError, Operand, PassOps, Rebuild, Source};
 pub use plan::{Location, Plan, Region, WorkspaceOf};
 pub use precision::Precision;
 pub use program::{

@@ -1,7 +1,6 @@
 //! What an op is: shape inference, cost, and, for what models are made of, its backward.
 
-use crate::Backward;
-use crate::quantized::{LinearGemm, Quantization, ScaledGemm};
+use crate::{Backward, Gemms};
 use std::any::Any;
 use std::fmt::Debug;
 use std::sync::Arc;
@@ -10,21 +9,15 @@ use xtrain_tensor::{DType, TensorType};
 
 /// An operation on tensors. An implementor is one instance's attributes (eps, head counts): a plain value.
 ///
-/// Kernels are not part of this trait; an executor finds them by the implementor's type in a [`crate::KernelTable`].
-///
-/// Passes call the hooks in their own order, each on what those before it left in the program. [`Op::infer`] is called wherever an instance is
-/// made. Then precision asks for [`Op::operand`] and the backward for [`Op::accumulates`]; kept for [`Op::may_keep_in_fp8`], [`Op::linear_gemm`]
-/// and [`Op::keeping`]; quantized for [`Op::linear_gemm`], [`Op::inner_gemms`] and [`Op::with_fp8_gemms`]; fuse for [`Op::fuse`], of what has
-/// been fused too, until no two become one. Recompute comes behind it and asks for [`Op::may_repeat`], [`Op::is_cheap`] and [`Op::rebuild`],
-/// then for [`Op::with_outputs`] in the forward, and last for [`Op::remaking`] in the backward. Measured comes behind all and the update: it
-/// asks what makes a reader's input for [`Op::casting`], then the reader for [`Op::with_known_amax`], and only then that maker for
-/// [`Op::measuring`]. So an op that a pass puts in answers the hooks of the passes behind: a fused cast is cheap, rebuilt and repeated as the
-/// plain one is. The plan and the engines ask for [`Op::in_place`], and what reports for [`Op::cost`].
+/// Kernels are not part of this trait; an executor finds them by the implementor's type in a [`crate::KernelTable`]. Nor are
+/// fusions: they are a table of rewrites ([`crate::fuse`]). Which pass calls which method is said where the passes are listed
+/// (`PIPELINE` of xtrain-train); the plan and the engines call [`Op::in_place`], reports call [`Op::cost`].
 pub trait Op: Any + Debug + Send + Sync {
     /// The op's name in dumps, traces and errors, e.g. `rms_norm`.
     fn name(&self) -> &'static str;
 
-    /// The types of the outputs for inputs of these types, those saved for the backward among them, or what is wrong with the inputs.
+    /// The types of the outputs for inputs of these types, those saved for the backward among them, or what is wrong with the
+    /// inputs.
     fn infer(&self, inputs: &[TensorType]) -> Result<Vec<TensorType>, OpError>;
 
     /// How the precision pass may treat an input.
@@ -38,7 +31,7 @@ pub trait Op: Any + Debug + Send + Sync {
         &[]
     }
 
-    /// Whether the kernel can add to an output instead of overwriting it. Gradients of parameters need it.
+    /// True if the kernel can add to this output instead of overwriting it. Gradients of parameters need it.
     fn accumulates(&self, _output: usize) -> bool {
         false
     }
@@ -48,87 +41,19 @@ pub trait Op: Any + Debug + Send + Sync {
         Cost::default()
     }
 
-    /// Which product of a linear layer it is, where it is one that may be computed of FP8 factors ([`crate::quantized`]).
-    fn linear_gemm(&self) -> Option<LinearGemm> {
-        None
-    }
-
-    /// Which products of a linear layer it has inside, where they may be computed of FP8 factors ([`crate::quantized`]): of its inputs 0
-    /// and 1, x and the weight, and of what it makes and nobody else sees in the place of dy. [`Op::with_fp8_gemms`] then has an op for
-    /// any of them.
-    fn inner_gemms(&self) -> Vec<LinearGemm> {
-        Vec::new()
-    }
-
-    /// The op that computes these products, in the order of [`LinearGemm::ALL`], of FP8 factors. It makes what this one makes and, behind that,
-    /// largest magnitudes `f32[1]`: of x and of what is in the place of dy, each if it is cast with a scale of earlier steps, then one of all
-    /// that is cast otherwise. It takes x and the inputs behind the weight;
-    /// then, for each product that reads the weight, that as this one does, or numbers and scales; then the scales of its casts that are of
-    /// earlier steps.
-    fn with_fp8_gemms(&self, _: [Option<ScaledGemm>; 3]) -> Option<Arc<dyn Op>> {
-        None
-    }
-
-    /// Whether making this output again is nearly free (norms, activations), given the outputs that are not: what the recompute
-    /// policy `norms` leaves unsaved. Asked of what runs forward.
+    /// True if recomputing this output is nearly free (norms, activations), given the outputs that are not: such outputs the
+    /// recompute policy `norms` leaves unsaved. Called for forward ops.
     fn is_cheap(&self, _output: usize) -> bool {
         false
     }
 
-    /// Whether its input may be kept in FP8 for the backward ([`crate::kept`]), which makes its output again of that. Asked of what runs
-    /// forward, of one input.
-    fn may_keep_in_fp8(&self) -> bool {
-        false
+    /// How to compute the outputs that are not `saved`.
+    fn rebuild(&self, _saved: &[bool]) -> Rebuild {
+        Rebuild::Same
     }
 
-    /// The op that also makes, behind what this one makes, numbers and scales of its input in this format, which are kept so. None where
-    /// that is a cast of its own.
-    fn keeping(&self, _: Quantization) -> Option<Arc<dyn Op>> {
-        None
-    }
-
-    /// Whether a second run with the same inputs changes nothing more, even where the first one added to an output: a largest value stays
-    /// what it is. What may not be repeated is kept, whatever is recomputed.
-    fn may_repeat(&self) -> bool {
-        false
-    }
-
-    /// How to make the outputs that were not kept, given which were. The default runs the same op on the same inputs.
-    fn rebuild(&self, _kept: &[bool]) -> Option<Rebuild> {
-        None
-    }
-
-    /// The op that makes fewer of the outputs, and which, where it is known which are read.
-    fn with_outputs(&self, _read: &[bool]) -> Option<(Arc<dyn Op>, Vec<usize>)> {
-        None
-    }
-
-    /// How this op and the only `reader` of an output, which is its input at `position`, become one that never writes that output
-    /// ([`crate::fuse`]).
-    fn fuse(&self, _output: usize, _reader: &dyn Op, _position: usize) -> Option<Fusion> {
-        None
-    }
-
-    /// The op that makes this one's outputs and, behind them, the largest magnitude of this output as it is stored, `f32[1]`
-    /// ([`crate::measured`]).
-    fn measuring(&self, _output: usize) -> Option<Arc<dyn Op>> {
-        None
-    }
-
-    /// The op that makes this one's outputs and, behind them, those of `reader`: `made` says of each of the reader's inputs which output of
-    /// this one it is, as it is stored, and the first is one. It takes the reader's other inputs behind this one's ([`crate::measured`]).
-    fn casting(&self, _made: &[Option<usize>], _reader: &dyn Op) -> Option<Arc<dyn Op>> {
-        None
-    }
-
-    /// The op that takes the largest magnitude of its first input, `f32[1]` behind its inputs, where this one would measure it.
-    fn with_known_amax(&self) -> Option<Arc<dyn Op>> {
-        None
-    }
-
-    /// The op that makes this one's outputs and, behind them, the first output of `other`, whose inputs are this one's at `positions`. A
-    /// gradient that reads what `other` reads makes its output again on the way, where running `other` would read it once more.
-    fn remaking(&self, _other: &dyn Op, _positions: &[usize]) -> Option<Arc<dyn Op>> {
+    /// The linear layer's GEMMs that the op computes and that may run on FP8 operands, for inputs of these types.
+    fn gemms(&self, _inputs: &[TensorType]) -> Option<Gemms> {
         None
     }
 }
@@ -156,36 +81,21 @@ pub struct Cost {
     pub flops: f64,
 }
 
-/// A cheaper way to make the outputs of an instance that were not kept.
-pub struct Rebuild {
-    /// The op that makes them.
-    pub op: Arc<dyn Op>,
-    /// Its inputs, as inputs and kept outputs of the original.
-    pub inputs: Vec<Source>,
-    /// For each output of `op`, which output of the original it is equal to (to the bit).
-    pub outputs: Vec<usize>,
-}
-
-/// An op and the only reader of one of its outputs in other terms: that output is never written.
-pub struct Fusion {
-    /// What makes the op's other outputs, in their order, and behind them what the new one needs beside; and which of the op's inputs it
-    /// reads. None where nothing is left to make, or the new op makes them.
-    pub rest: Option<(Arc<dyn Op>, Vec<usize>)>,
-    /// The op in the reader's place, which makes the reader's outputs and behind them, where nothing else does, the op's others.
-    pub op: Arc<dyn Op>,
-    /// Its inputs.
-    pub inputs: Vec<Fused>,
-}
-
-/// An input of what an op and its reader become.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Fused {
-    /// An input or another output of the op.
-    Made(Source),
-    /// The n-th of what the rest makes behind the op's other outputs.
-    Beside(usize),
-    /// The reader's n-th input.
-    Read(usize),
+/// How the outputs of an instance that were not saved are computed.
+pub enum Rebuild {
+    /// By the same op from the same inputs. For ops that only assign their outputs.
+    Same,
+    /// Not at all: the op writes state or adds to an output, so it runs once and its outputs are saved.
+    Never,
+    /// By this op. Running it beside the original changes nothing, even if the original adds to an output: that is a maximum.
+    By {
+        /// The op.
+        op: Arc<dyn Op>,
+        /// Its inputs, as inputs and saved outputs of the original.
+        inputs: Vec<Source>,
+        /// For each output of `op`, the output of the original that it equals to the bit.
+        outputs: Vec<usize>,
+    },
 }
 
 /// An operand of the original instance.

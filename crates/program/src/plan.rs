@@ -179,7 +179,7 @@ fn buffers(program: &Program, order: &Order, workspace: &WorkspaceOf<'_>) -> Vec
             }
             for &u in &users[v.0 as usize] {
                 assert!(
-                    program.instances[u].phase == instance.phase,
+                    program.instances[u].phase() == instance.phase(),
                     "{v:?} lives across phases; it must be state"
                 );
                 buffers[b].is_used_by(u, order);

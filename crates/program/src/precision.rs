@@ -5,11 +5,8 @@
 //! that a compute operand reads gets a representation in it ([`crate::StateKind::Compute`]), which the optimizer writes with the master.
 //! With `fp32` the program is the traced one, unchanged.
 
-use crate::quantized::{self, Delayed, Quantized};
 use crate::trace::instantiate;
-use crate::{
-    Code, Operand, Origin, Parameter, PassOps, Program, Role, Stage, StateKind, Storage, TraceError, ValueId,
-};
+use crate::{Operand, Program, StateKind, Storage, TraceError, ValueId};
 use std::sync::Arc;
 use xtrain_tensor::DType;
 
@@ -68,35 +65,6 @@ pub fn apply(program: Program, precision: Precision) -> Result<Program, TraceErr
     Ok(out)
 }
 
-/// The program that holds the parameters of `program` and makes every compute copy and FP8 representation from its master: run once after
-/// masters were initialised or loaded. Without any it has no instances.
-pub fn refresh_program(program: &Program, ops: &dyn PassOps) -> Result<Program, TraceError> {
-    let mut out = Program::default();
-    for p in &program.parameters {
-        let master = out.add_state(StateKind::Master, &p.name, program.ty(p.master));
-        let compute = p.compute.map(|c| out.add_state(StateKind::Compute, &p.name, program.ty(c)));
-        if let Some(compute) = compute {
-            out.values[compute.0 as usize].represents = Some(master);
-            let code = Code::Plain(ops.cast(out.ty(compute).dtype));
-            let (role, stage) = (Role::Precision, Stage::Forward);
-            let origin = Origin { block: None, site: p.name.clone(), role, stage, slot: 0 };
-            let instance = instantiate(&mut out, code, &[master], &[Some(compute)], origin)?;
-            out.instances.push(instance);
-        }
-        let mut quantized = Vec::new();
-        for of in &p.quantized {
-            let values = of.values.iter().map(|&v| out.copy_state(program, v)).collect();
-            let delayed = of.delayed.clone().map(|delayed| {
-                let [amax, scale] = [delayed.amax, delayed.scale].map(|v| out.copy_state(program, v));
-                Delayed { amax, scale, ..delayed }
-            });
-            quantized.push(Quantized { values, delayed, ..of.clone() });
-        }
-        out.parameters.push(Parameter { name: p.name.clone(), master, compute, quantized, gradient: None });
-    }
-    quantized::remake(out, Stage::Forward)
-}
-
 fn retype(dtype: &mut DType, to: DType) {
     if *dtype == DType::F32 {
         *dtype = to;
@@ -126,7 +94,6 @@ fn in_compute_type(
     let name: Arc<str> = program.parameters[p].name.clone();
     let ty = program.ty(v).with_dtype(precision.compute);
     let compute = program.add_state(StateKind::Compute, &name, ty);
-    program.values[compute.0 as usize].represents = Some(v);
     program.parameters[p].compute = Some(compute);
     compute
 }

@@ -1,6 +1,7 @@
 //! Programs: values, op instances, and what passes need to know of each.
 
-use crate::quantized::{Delayed, Quantized};
+use crate::measure_casts::MeasuredCast;
+use crate::quantize::{Delayed, Quantized};
 use crate::{Differentiable, Op};
 use std::collections::HashMap;
 use std::fmt;
@@ -16,8 +17,10 @@ pub struct Program {
     pub instances: Vec<Instance>,
     /// The parameters in the order in which the model declared them.
     pub parameters: Vec<Parameter>,
-    /// What is cast to FP8 with scales of earlier steps' amaxes.
+    /// The tensors with delayed scales.
     pub delayed: Vec<Delayed>,
+    /// The casts that [`crate::measure_casts`] measures.
+    pub measured: Vec<MeasuredCast>,
 }
 
 /// The index of a value in [`Program::values`].
@@ -37,10 +40,10 @@ pub struct Value {
     pub ty: TensorType,
     /// Where it lives and for how long.
     pub storage: Storage,
-    /// The value that this one represents in another format: a bf16 or FP8 copy of an fp32 master, say.
-    pub represents: Option<ValueId>,
-    /// A boundary of recomputation: always kept from forward to backward, even when its block is recomputed.
+    /// A boundary of recomputation: always saved from forward to backward, even if its block is recomputed.
     pub boundary: bool,
+    /// For a value that the backward recomputes: the forward value whose bits it repeats.
+    pub repeats: Option<ValueId>,
 }
 
 /// Where a value lives and for how long.
@@ -151,8 +154,6 @@ pub struct Instance {
     pub origin: Origin,
     /// Where it runs.
     pub lane: Lane,
-    /// When it runs: the phase of its origin's stage.
-    pub phase: Phase,
 }
 
 /// The op of an instance. What a model traced can be differentiated; what passes emit need not be.
@@ -216,8 +217,6 @@ pub struct Origin {
     pub role: Role,
     /// When in the step it runs.
     pub stage: Stage,
-    /// The pipeline slot (micro-batch in flight) it works on; 0 without pipeline parallelism.
-    pub slot: u16,
 }
 
 impl fmt::Display for Origin {
@@ -327,7 +326,7 @@ impl Program {
 
     /// Adds a value.
     pub fn add_value(&mut self, ty: TensorType, storage: Storage) -> ValueId {
-        self.values.push(Value { ty, storage, represents: None, boundary: false });
+        self.values.push(Value { ty, storage, boundary: false, repeats: None });
         ValueId(self.values.len() as u32 - 1)
     }
 
@@ -377,16 +376,6 @@ impl Program {
         })
     }
 
-    /// The values that represent `id` in another format.
-    pub fn representations(&self, id: ValueId) -> impl Iterator<Item = ValueId> {
-        self.ids().filter(move |&v| self.value(v).represents == Some(id))
-    }
-
-    /// The parameter that `id` is the master or a representation of: its index.
-    pub fn parameter_of(&self, id: ValueId) -> Option<usize> {
-        self.parameters.iter().position(|p| p.master == id || p.compute == Some(id))
-    }
-
     /// The parameter that each master and each compute copy belongs to: its index.
     pub(crate) fn parameters_by_value(&self) -> HashMap<ValueId, usize> {
         let values = |p: &Parameter| [Some(p.master), p.compute];
@@ -417,6 +406,11 @@ impl Program {
 }
 
 impl Instance {
+    /// The phase that it runs in.
+    pub fn phase(&self) -> Phase {
+        self.origin.stage.phase()
+    }
+
     /// The state values that it writes: its effects.
     pub fn effects(&self, program: &Program) -> impl Iterator<Item = ValueId> {
         let state = |id: &ValueId| matches!(program.value(*id).storage, Storage::State { .. });

@@ -1,28 +1,28 @@
-//! The recompute pass: values of the forward that the backward needs are made again there instead of being kept.
+//! The pass that recomputes forward values in the backward instead of saving them.
 //!
-//! Trades arithmetic for memory (Chen et al., arXiv 1604.06174). Every op is deterministic and its randomness counter-based,
-//! so the gradients are equal to the bit with it and without.
+//! Trades arithmetic for memory (Chen et al., arXiv 1604.06174). Every op is deterministic and its randomness counter-based, so the
+//! gradients are equal to the bit with it and without.
 
-use crate::remake;
+use crate::Instance;
 use crate::trace::instantiate;
 use crate::{
-    Code, Instance, OpError, Origin, Program, Role, Source, Stage, Storage, TraceError, ValueId, WriteMode,
+    Code, OpError, Origin, Program, Rebuild, Role, Source, Stage, Storage, TraceError, ValueId, WriteMode,
 };
 use std::collections::HashMap;
 
-/// What is made again in the backward.
+/// The forward values that the backward recomputes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Recompute {
-    /// Nothing: all saved.
+    /// None: all are saved.
     #[default]
     None,
-    /// The outputs that are cheap to make: norms and activations.
+    /// The outputs that are cheap to compute: norms and activations.
     Norms,
     /// All of every block but its boundary.
     Block,
 }
 
-/// Applies the policy to a program that has its backward: to its first `blocks` blocks, or, where there is no such number, to all of it.
+/// Applies the policy to a program that has its backward: to its first `blocks` blocks, or without a number to all.
 pub fn apply(program: Program, policy: Recompute, blocks: Option<usize>) -> Result<Program, TraceError> {
     if policy == Recompute::None {
         return Ok(program);
@@ -30,7 +30,7 @@ pub fn apply(program: Program, policy: Recompute, blocks: Option<usize>) -> Resu
     let mut pass = Pass {
         producers: producers(&program),
         forward: program.instances.clone(),
-        again: HashMap::new(),
+        recomputed: HashMap::new(),
         out: program,
         policy,
         blocks,
@@ -44,24 +44,7 @@ pub fn apply(program: Program, policy: Recompute, blocks: Option<usize>) -> Resu
         }
         pass.out.instances.push(instance);
     }
-    Ok(remake::apply(narrowed(pass.out)))
-}
-
-/// What the forward makes for the backward alone, which makes it again, is made there alone.
-fn narrowed(mut program: Program) -> Program {
-    let mut is_read: Vec<bool> =
-        program.values.iter().map(|v| v.boundary || !matches!(v.storage, Storage::Transient)).collect();
-    for v in program.instances.iter().flat_map(|i| &i.inputs) {
-        is_read[v.0 as usize] = true;
-    }
-    for instance in program.instances.iter_mut().filter(|i| i.origin.stage == Stage::Forward) {
-        let read: Vec<bool> = instance.outputs.iter().map(|o| is_read[o.value.0 as usize]).collect();
-        if let Some((op, left)) = instance.code.op().with_outputs(&read) {
-            instance.code = Code::Plain(op);
-            instance.outputs = left.into_iter().map(|n| instance.outputs[n]).collect();
-        }
-    }
-    program
+    Ok(pass.out)
 }
 
 /// For each value written by a forward instance, that instance and which output it is.
@@ -80,46 +63,64 @@ struct Pass {
     out: Program,
     forward: Vec<Instance>,
     producers: HashMap<ValueId, (usize, usize)>,
-    again: HashMap<ValueId, ValueId>,
+    /// By forward value, the one that the backward reads instead.
+    recomputed: HashMap<ValueId, ValueId>,
     policy: Recompute,
     blocks: Option<usize>,
 }
 
 impl Pass {
-    fn keeps(&self, v: ValueId) -> bool {
+    fn is_saved(&self, v: ValueId) -> bool {
         let value = self.out.value(v);
         let Some(&(i, k)) = self.producers.get(&v) else { return true };
         let instance = &self.forward[i];
-        // What changes state or adds to a value must run once, unless the second time changes nothing more.
-        let changes = instance.effects(&self.out).next().is_some()
-            || instance.outputs.iter().any(|o| o.mode != WriteMode::Assign);
-        let once = changes && !instance.code.op().may_repeat();
-        let fixed = value.boundary || !matches!(value.storage, Storage::Transient) || once;
-        let exempt =
-            self.blocks.is_some_and(|blocks| instance.origin.block.is_none_or(|b| b as usize >= blocks));
-        fixed
-            || exempt
-            || match self.policy {
-                Recompute::None => true,
-                Recompute::Norms => !instance.code.op().is_cheap(k),
-                Recompute::Block => instance.origin.block.is_none(),
-            }
+        if value.boundary || !matches!(value.storage, Storage::Transient) || self.runs_once(instance) {
+            return true;
+        }
+        let block = instance.origin.block.map(|block| block as usize);
+        if self.blocks.is_some_and(|blocks| block.is_none_or(|block| block >= blocks)) {
+            return true;
+        }
+        match self.policy {
+            Recompute::None => true,
+            Recompute::Norms => !instance.code.op().is_cheap(k),
+            Recompute::Block => block.is_none(),
+        }
     }
 
-    /// `v` itself where it is kept, else the value that holds the same bits in the backward, emitting what makes it.
+    /// True if a second run of the instance would change more than its first: what it adds to, or state.
+    fn runs_once(&self, instance: &Instance) -> bool {
+        let op = instance.code.op();
+        match op.rebuild(&vec![false; instance.outputs.len()]) {
+            Rebuild::Never => true,
+            Rebuild::By { .. } => false,
+            Rebuild::Same => {
+                let only_assigns = instance.effects(&self.out).next().is_none()
+                    && instance.outputs.iter().all(|o| o.mode == WriteMode::Assign);
+                assert!(
+                    only_assigns,
+                    "{} writes state or adds, so it cannot be rebuilt as the same",
+                    op.name()
+                );
+                false
+            }
+        }
+    }
+
+    /// `v` itself if it is saved, else the value that holds the same bits in the backward, after emitting the op that computes it.
     fn available(&mut self, v: ValueId) -> Result<ValueId, TraceError> {
-        if self.keeps(v) {
+        if self.is_saved(v) {
             return Ok(v);
         }
-        if let Some(&again) = self.again.get(&v) {
-            return Ok(again);
+        if let Some(&recomputed) = self.recomputed.get(&v) {
+            return Ok(recomputed);
         }
         let (i, _) = self.producers[&v];
         let original = self.forward[i].clone();
-        let kept: Vec<bool> = original.outputs.iter().map(|o| self.keeps(o.value)).collect();
-        let (code, sources, made) = match original.code.op().rebuild(&kept) {
-            Some(r) => (Code::Plain(r.op), r.inputs, r.outputs),
-            None => (
+        let saved: Vec<bool> = original.outputs.iter().map(|o| self.is_saved(o.value)).collect();
+        let (code, sources, outputs) = match original.code.op().rebuild(&saved) {
+            Rebuild::By { op, inputs, outputs } => (Code::Plain(op), inputs, outputs),
+            Rebuild::Same | Rebuild::Never => (
                 original.code.clone(),
                 (0..original.inputs.len()).map(Source::Input).collect(),
                 (0..original.outputs.len()).collect(),
@@ -134,15 +135,17 @@ impl Pass {
         }
         let origin = Origin { role: Role::Recompute, stage: Stage::Backward, ..original.origin.clone() };
         let instance = instantiate(&mut self.out, code, &inputs, &[], origin)?;
-        for (o, &n) in instance.outputs.iter().zip(&made) {
-            self.again.insert(original.outputs[n].value, o.value);
+        for (o, &n) in instance.outputs.iter().zip(&outputs) {
+            let repeated = original.outputs[n].value;
+            self.recomputed.insert(repeated, o.value);
+            self.out.values[o.value.0 as usize].repeats = Some(repeated);
         }
         self.out.instances.push(instance);
-        self.again.get(&v).copied().ok_or_else(|| TraceError {
+        self.recomputed.get(&v).copied().ok_or_else(|| TraceError {
             site: original.origin.to_string(),
             op: original.code.op().name(),
             operands: String::new(),
-            error: OpError("rebuilding it does not make an output that the backward needs".into()),
+            error: OpError("rebuilding it does not compute an output that the backward needs".into()),
         })
     }
 }

@@ -65,7 +65,7 @@ impl Tracer {
             Storage::Output { .. } | Storage::Transient => None,
         };
         let names = program.ids().filter_map(name).collect();
-        Tracer { program, origin: Origin { block: None, site: "".into(), role, stage, slot: 0 }, names }
+        Tracer { program, origin: Origin { block: None, site: "".into(), role, stage }, names }
     }
 
     /// The traced program.
@@ -251,6 +251,5 @@ pub(crate) fn instantiate(
         };
         outputs.push(Output { value, mode: WriteMode::Assign });
     }
-    let phase = origin.stage.phase();
-    Ok(Instance { code, inputs: inputs.to_vec(), outputs, origin, lane: Lane::Compute, phase })
+    Ok(Instance { code, inputs: inputs.to_vec(), outputs, origin, lane: Lane::Compute })
 }

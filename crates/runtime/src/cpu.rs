@@ -252,7 +252,7 @@ impl Engine for CpuEngine {
         };
         for index in 0..self.programs[program.0].program.instances.len() {
             let instance = &self.programs[program.0].program.instances[index];
-            if !part.includes(instance.phase) {
+            if !part.includes(instance.phase()) {
                 continue;
             }
             let _range = nvtx::range(format_args!("{} {}", instance.code.op().name(), instance.origin));

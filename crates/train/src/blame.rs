@@ -19,8 +19,8 @@ use serde::Serialize;
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use xtrain_model::{Numerics, ProductPattern, Recipe};
+use xtrain_program::LinearGemm;
 use xtrain_program::StateKind;
-use xtrain_program::quantized::LinearGemm;
 use xtrain_runtime::{ProgramId, StateEntry};
 
 /// What is looked at, how much of it, and where it is computed.

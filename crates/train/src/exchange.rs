@@ -13,7 +13,7 @@ use xtrain_checkpoint::hf::{
 use xtrain_data::Tokenizer;
 use xtrain_model::hf::{HfConfig, IGNORABLE_SUFFIXES};
 use xtrain_model::{Architecture, Kept, Numerics};
-use xtrain_program::quantized::Quantization;
+use xtrain_program::Quantization;
 use xtrain_tensor::{Scaling, TILE};
 
 /// What a Hugging Face folder says of a model beside its weights.
@@ -139,7 +139,7 @@ pub(crate) fn fp8_names(model: &Architecture, numerics: &Numerics) -> NameMap {
         let is_whole = sizes.all(|size| size.is_multiple_of(TILE));
         entry.fp8 = match fprops.get(&entry.name) {
             _ if !is_whole => None,
-            Some(Ok(gemm)) => Some(scales(gemm.factors[1])),
+            Some(Ok(gemm)) => Some(scales(gemm.operands[1])),
             Some(Err(Kept::Recipe)) => Some(Fp8Scales::PowersOfTwo),
             Some(Err(_)) | None => None,
         };

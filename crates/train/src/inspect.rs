@@ -1,7 +1,7 @@
 //! What casts to FP8 do to the tensors of a training step: of a checkpoint, on the batch that its run would have seen next.
 //!
 //! Forward and backward are made once, in the formats of the run, and every factor of the products of the blocks' linear layers is cast on
-//! the way and compared with its cast (`xtrain_program::casts`). So inputs, weights and gradients are those of the step, and the memory is
+//! the way and compared with its cast (`xtrain_program::measure_casts`). So inputs, weights and gradients are those of the step, and the memory is
 //! that of a step without its optimizer. The checkpoint stays as it is.
 
 use crate::config::Device;
@@ -15,8 +15,8 @@ use serde::Serialize;
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use xtrain_model::Recipe;
-use xtrain_program::casts::MeasuredCast;
-use xtrain_program::quantized::LinearGemm;
+use xtrain_program::LinearGemm;
+use xtrain_program::measure_casts::MeasuredCast;
 use xtrain_runtime::Outputs;
 use xtrain_tensor::Scaling;
 
@@ -108,7 +108,8 @@ pub fn inspect(
         })?;
     let (spec, casts) = (&probe.spec, &probe.casts);
     processor.check(spec.recipe)?;
-    let (program, measured) = programs::inspection(spec, casts).map_err(LearnError::from)?;
+    let program = programs::inspection(spec, casts).map_err(LearnError::from)?;
+    let measured = program.measured.clone();
     let (mut weights, id) = probe.load(processor, program)?;
     let steps = probe.micro_steps();
     let mut sums = vec![Sums::default(); measured.len()];
@@ -157,7 +158,7 @@ impl Sums {
             block,
             site: cast.layer.site.to_string(),
             product: cast.gemm.name(),
-            factor: cast.factor.name(),
+            factor: cast.operand.name(),
             format: cast.quantization.format.to_string(),
             scaling: match cast.quantization.scaling {
                 Scaling::Tensor => "tensor",

@@ -17,6 +17,7 @@ pub mod inspect;
 pub mod learner;
 pub mod metrics;
 pub mod opened;
+pub mod passes;
 mod probe;
 pub mod products;
 pub mod profile;

@@ -5,8 +5,8 @@ use std::collections::HashMap;
 use std::ops::Range;
 use xtrain_model::decoder::{HEAD, linear_names};
 use xtrain_model::{Architecture, Kept, Numerics};
-use xtrain_program::quantized::{Candidate, LinearGemm, ScaledGemm};
-use xtrain_program::{Origin, Role, Stage};
+use xtrain_program::quantize::Candidate;
+use xtrain_program::{LinearGemm, Origin, Role, ScaledGemm, Stage};
 
 /// A linear layer that several blocks have alike.
 #[derive(Clone, Debug, PartialEq)]
@@ -121,7 +121,6 @@ impl Linear<'_> {
             site: self.site().into(),
             role: Role::Forward,
             stage: Stage::Forward,
-            slot: 0,
         };
         let extents = gemm.extents(tokens, outputs, inputs);
         numerics.of(Candidate { origin: &origin, gemm, extents }, m.layers)

@@ -1,5 +1,6 @@
 //! The programs of a run: the training step, evaluation, prefill and decode, each a model traced and put through passes.
 
+use crate::passes::{self, Setting};
 use std::collections::HashMap;
 use thiserror::Error;
 use xtrain_model::decoder::{Batch, Context, Loss, io, trace_logits, trace_loss};
@@ -10,12 +11,10 @@ use xtrain_ops::clip::Clip;
 use xtrain_ops::delayed_scaling::{DelayedScaling, DelayedTensor};
 use xtrain_ops::grad_norm::GradNorm;
 use xtrain_ops::normal::Normal;
-use xtrain_program::backward::{BackwardError, backward};
-use xtrain_program::casts::{self, MeasuredCast};
-use xtrain_program::quantized::Delayed;
+use xtrain_program::backward::BackwardError;
+use xtrain_program::quantize::{self, Delayed};
 use xtrain_program::{
-    Program, Recompute, Role, Root, Stage, StateKind, Storage, TraceError, Tracer, ValueId, fuse, kept,
-    measured, precision, quantized, recompute,
+    Program, Recompute, Role, Stage, StateKind, Storage, TraceError, Tracer, ValueId, refresh,
 };
 use xtrain_tensor::{DType, Shape, TensorType};
 
@@ -115,34 +114,32 @@ pub fn saved_bytes(program: &Program) -> usize {
 
 /// The training step: forward and backward of a micro-batch, then the update.
 pub fn training(spec: &TrainingSpec) -> Result<Program, ProgramError> {
-    Ok(with_update(differentiation(spec)?, spec)?)
+    passes::run(traced(spec)?, &Setting::training(spec, &spec.numerics()))
+}
+
+/// The training step after the pass of this name ([`passes::PIPELINE`]).
+pub fn training_after(spec: &TrainingSpec, pass: &str) -> Result<Program, ProgramError> {
+    passes::run_to(traced(spec)?, &Setting::training(spec, &spec.numerics()), pass)
 }
 
 /// Forward and backward of a micro-batch of the training step.
 pub fn differentiation(spec: &TrainingSpec) -> Result<Program, ProgramError> {
-    let program = in_fp8(gradients(spec)?, spec.model.layers, &spec.numerics())?;
-    Ok(recompute::apply(program, spec.recompute, spec.recompute_blocks)?)
+    passes::run(traced(spec)?, &Setting::differentiation(spec, &spec.numerics(), None))
 }
 
-/// Forward and backward of a micro-batch of the training step, in which the casts that `casts` has for the linear layers' factors are
-/// measured, whatever formats the step computes in; and what is measured.
-pub fn inspection(
-    spec: &TrainingSpec,
-    casts: &Numerics,
-) -> Result<(Program, Vec<MeasuredCast>), ProgramError> {
-    let (program, measured) = casts::apply(gradients(spec)?, &PassSet, &|gemm| casts.factors(gemm))?;
-    let program = in_fp8(program, spec.model.layers, &spec.numerics())?;
-    Ok((recompute::apply(program, spec.recompute, spec.recompute_blocks)?, measured))
+/// Forward and backward of a micro-batch of the training step, in which the casts that `casts` has for the operands of linear layers are
+/// measured ([`Program::measured`]), whatever formats the step computes in.
+pub fn inspection(spec: &TrainingSpec, casts: &Numerics) -> Result<Program, ProgramError> {
+    passes::run(traced(spec)?, &Setting::differentiation(spec, &spec.numerics(), Some(casts)))
 }
 
-/// Forward and backward of a micro-batch, in the types of the recipe and without FP8.
-fn gradients(spec: &TrainingSpec) -> Result<Program, ProgramError> {
+/// The forward of a micro-batch, up to the loss.
+fn traced(spec: &TrainingSpec) -> Result<Program, ProgramError> {
     let mut tracer = Tracer::default();
     let (document_mask, deterministic) = (spec.document_mask, spec.attention_deterministic);
     let context = Context::Sequence { document_mask, deterministic };
-    let objective = trace_loss(&mut tracer, &spec.model, spec.batch, context, spec.loss, spec.dropout)?;
-    let program = precision::apply(tracer.finish(), spec.recipe.precision())?;
-    Ok(backward(program, &[Root { value: objective, grad: None }], &[], &PassSet)?.0)
+    trace_loss(&mut tracer, &spec.model, spec.batch, context, spec.loss, spec.dropout)?;
+    Ok(tracer.finish())
 }
 
 /// The loss of a batch, without gradients.
@@ -173,17 +170,9 @@ pub fn logits(
     forward(tracer, model, numerics)
 }
 
-/// What was traced, in these formats.
+/// The traced forward in these formats.
 fn forward(tracer: Tracer, model: &Architecture, numerics: &Numerics) -> Result<Program, ProgramError> {
-    let program = precision::apply(tracer.finish(), numerics.recipe.precision())?;
-    Ok(in_fp8(program, model.layers, numerics)?)
-}
-
-/// The linear layers' products of FP8 factors, where these formats of a model of so many blocks have them so.
-pub(crate) fn in_fp8(program: Program, layers: usize, numerics: &Numerics) -> Result<Program, TraceError> {
-    let program = kept::apply(program, &PassSet, &|candidate| numerics.kept_input(candidate, layers))?;
-    let program = quantized::apply(program, &PassSet, &|candidate| numerics.of(candidate, layers).ok())?;
-    fuse::apply(program)
+    passes::run(tracer.finish(), &Setting::forward(numerics, model.layers))
 }
 
 /// The program that holds the model's parameters and remakes compute copies after masters were written.
@@ -195,7 +184,7 @@ pub fn weights(model: &Architecture, numerics: &Numerics) -> Result<Program, Pro
 
 /// The program that remakes what `program` reads of its masters in other types.
 pub fn refresh(program: &Program) -> Result<Program, ProgramError> {
-    Ok(precision::refresh_program(program, &PassSet)?)
+    Ok(refresh::program(program, &PassSet)?)
 }
 
 /// The Philox stream of initialisation; steps use their own numbers.
@@ -229,13 +218,13 @@ fn next_scales(t: &mut Tracer, delayed: &[Delayed], how: &DelayedScales) -> Resu
     Ok(t.at("scales").emit_into(op, &inputs, &targets)?[0])
 }
 
-/// Appends gradient norm, clip, AdamW, and what makes the parameters' FP8 representations of their new masters.
-fn with_update(program: Program, spec: &TrainingSpec) -> Result<Program, TraceError> {
+/// Appends the scales of the next step, gradient norm, clip and AdamW.
+pub(crate) fn with_update(program: Program, spec: &TrainingSpec) -> Result<Program, TraceError> {
     let decays: HashMap<String, bool> =
         spec.model.parameters().into_iter().map(|p| (p.name, p.decay)).collect();
     let parameters = program.parameters.clone();
     let objective = program.output(io::OBJECTIVE);
-    let mut amax = program.state(StateKind::Amax, quantized::AMAX);
+    let mut amax = program.state(StateKind::Amax, quantize::AMAX);
     let delayed = program.delayed.clone();
     let mut t = Tracer::new(program, Stage::Update, Role::Update);
     if !delayed.is_empty() {
@@ -274,5 +263,5 @@ fn with_update(program: Program, spec: &TrainingSpec) -> Result<Program, TraceEr
     t.at("adamw").emit_into(AdamW::new(options, betas, eps, seed), &inputs, &targets)?;
     t.output(update_io::GRAD_NORM, norm);
     t.output(update_io::SKIPPED, skip);
-    measured::apply(quantized::remake(t.finish(), Stage::Update)?)
+    Ok(t.finish())
 }

@@ -6,7 +6,7 @@ mod common;
 use common::{spec, wide_model};
 use xtrain_model::Recipe;
 use xtrain_model::decoder::Batch;
-use xtrain_program::casts::Factor;
+use xtrain_program::measure_casts::LinearOperand;
 use xtrain_program::{Program, Recompute, Stage, StateKind, Storage};
 use xtrain_train::engine::Target;
 use xtrain_train::programs::{self, TrainingSpec};
@@ -26,18 +26,19 @@ fn every_factor_of_every_product_is_measured_and_what_is_the_same_is_cast_once()
     // Inputs, weights and gradients, each for two products; squares and whole tensors have the same scales in both.
     for (casts, different) in [(Recipe::Fp8Current, 3), (Recipe::Fp8Row, 6), (Recipe::Fp8Block, 5)] {
         let spec = of(Recipe::Bf16);
-        let (program, measured) = programs::inspection(&spec, &casts.into()).expect("a program");
+        let program = programs::inspection(&spec, &casts.into()).expect("a program");
+        let measured = &program.measured;
         let linears = 4 * spec.model.layers;
         assert_eq!(measured.len(), 6 * linears, "{casts:?}");
         assert_eq!(count(&program, "quantize"), different * linears, "{casts:?}");
         assert_eq!(count(&program, "cast_statistics"), different * linears, "{casts:?}");
-        for cast in &measured {
+        for cast in measured {
             for name in &cast.outputs {
                 assert!(program.output(name).is_some(), "{name}");
             }
         }
         let mut names: Vec<String> =
-            measured.iter().map(|c| format!("{}:{} {}", c.layer, c.gemm.name(), c.factor.name())).collect();
+            measured.iter().map(|c| format!("{}:{} {}", c.layer, c.gemm.name(), c.operand.name())).collect();
         names.sort();
         names.dedup();
         assert_eq!(names.len(), measured.len(), "{casts:?}");
@@ -46,19 +47,18 @@ fn every_factor_of_every_product_is_measured_and_what_is_the_same_is_cast_once()
 
 #[test]
 fn inputs_and_weights_are_measured_in_the_forward_and_weights_are_masters() {
-    let (program, measured) =
-        programs::inspection(&of(Recipe::Bf16), &Recipe::Fp8Row.into()).expect("a program");
-    for cast in measured {
+    let program = programs::inspection(&of(Recipe::Bf16), &Recipe::Fp8Row.into()).expect("a program");
+    for cast in &program.measured {
         let output = program.output(&cast.outputs[0]).expect("an output");
         let measures = |i: &&xtrain_program::Instance| i.outputs.iter().any(|o| o.value == output);
         let instance = program.instances.iter().find(measures).expect("what measures it");
-        let is_forward = cast.factor != Factor::OutputGradient;
+        let is_forward = cast.operand != LinearOperand::OutputGradient;
         assert_eq!(instance.origin.stage == Stage::Forward, is_forward, "{cast:?}");
         let is_master = matches!(
             program.value(instance.inputs[0]).storage,
             Storage::State { kind: StateKind::Master, .. }
         );
-        assert_eq!(is_master, cast.factor == Factor::Weight, "{cast:?}");
+        assert_eq!(is_master, cast.operand == LinearOperand::Weight, "{cast:?}");
     }
 }
 
@@ -69,7 +69,7 @@ fn a_measured_step_takes_no_more_memory_than_a_plain_one_and_has_the_same_produc
             for casts in Recipe::FP8 {
                 let spec = TrainingSpec { recompute, ..of(recipe) };
                 let plain = programs::training(&spec).expect("a program");
-                let (program, _) = programs::inspection(&spec, &casts.into()).expect("a program");
+                let program = programs::inspection(&spec, &casts.into()).expect("a program");
                 let bytes = |program: &Program| Target::Cpu.plan(program).total_bytes();
                 // Moments are the optimizer's; the numbers that come out take a piece of the memory each.
                 let moments = 2 * 4 * plain.parameter_count();

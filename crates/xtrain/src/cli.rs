@@ -16,6 +16,7 @@ use xtrain_data::{BeginOfDocument, PrepareOptions};
 use xtrain_model::Recipe;
 use xtrain_train::config::Device;
 use xtrain_train::config::keys_like;
+use xtrain_train::passes::PIPELINE;
 
 /// Train language models: pre-train, continue and fine-tune from one run file.
 #[derive(Debug, Parser)]
@@ -156,6 +157,14 @@ pub(crate) struct PlanArgs {
     /// Print the step program, one line an instance
     #[arg(long)]
     pub(crate) dump: bool,
+    /// Print the step program as it is after this pass, one line an instance; ARCHITECTURE.md says what each does
+    #[arg(long, value_name = "PASS", conflicts_with = "dump", value_parser = pass_names())]
+    pub(crate) dump_after: Option<String>,
+}
+
+/// The names that `--dump-after` takes.
+fn pass_names() -> PossibleValuesParser {
+    PIPELINE.iter().map(|pass| pass.name).collect::<Vec<_>>().into()
 }
 
 #[derive(Debug, Args)]

@@ -129,7 +129,7 @@ fn linears(products: &[LinearProducts]) -> String {
         };
         let [outputs, inputs] = linear.extents;
         let cells = linear.products.each_ref().map(|product| match product {
-            Ok(gemm) => format!("{} x {}", gemm.factors[0].format, gemm.factors[1].format),
+            Ok(gemm) => format!("{} x {}", gemm.operands[0].format, gemm.operands[1].format),
             Err(_) => "bf16".to_owned(),
         });
         let mut why: Vec<String> = linear

@@ -25,9 +25,8 @@ mod cuda;
 mod tests;
 
 use crate::float_shaped;
-use crate::quantize::{Known, Layouts, Of, Quantize};
+use crate::quantize::{Known, Layouts, Quantize};
 use crate::registry::{Fill, MULTIPROCESSORS, OnCard, Registered, Sample, SampleInput};
-use std::sync::Arc;
 use xtrain_cuda::KernelSource;
 use xtrain_program::{Op, OpError, Operand};
 use xtrain_tensor::{DType, Scaling, TensorType};
@@ -86,7 +85,7 @@ impl AdamW {
     }
 
     /// Which outputs are the new masters.
-    fn masters(&self) -> impl Iterator<Item = usize> {
+    pub(crate) fn masters(&self) -> impl Iterator<Item = usize> {
         let made = |p: &AdamWParameter| 3 + usize::from(p.compute.is_some());
         self.parameters.iter().scan(0, move |next, p| Some(std::mem::replace(next, *next + made(p))))
     }
@@ -110,6 +109,26 @@ impl AdamW {
             *next += usize::from(cast.is_given());
             Some(scale)
         })
+    }
+
+    /// The update that also casts the new master of parameter `p`, after its other outputs; the delayed scale is its last input. None if
+    /// that one is measured or cast already: one launch updates a parameter, and casts it once.
+    pub(crate) fn casting(&self, p: usize, cast: Quantize) -> Option<AdamW> {
+        let is_first = self.casts.iter().all(|&(q, _)| q != p) && !self.measured.contains(&p);
+        let casts = self.casts.iter().copied().chain([(p, cast)]).collect();
+        is_first.then(|| AdamW { casts, ..self.clone() })
+    }
+
+    /// The update that also writes the amax of the new master of parameter `p`, as its last output. None after casts, whose outputs come
+    /// after all amaxes.
+    pub(crate) fn measuring(&self, p: usize) -> Option<AdamW> {
+        let measured = self.measured.iter().copied().chain([p]).collect();
+        self.casts.is_empty().then(|| AdamW { measured, ..self.clone() })
+    }
+
+    /// Which output the amax of the new master of parameter `p` is.
+    pub(crate) fn amax(&self, p: usize) -> Option<usize> {
+        Some(self.first_amax() + self.measured.iter().position(|&q| q == p)?)
     }
 
     /// The parameters in the order of the operands.
@@ -155,24 +174,6 @@ impl Op for AdamW {
             outputs.extend(cast.infer(&of)?);
         }
         Ok(outputs)
-    }
-
-    /// A new master, by blocks or with a scale that is known.
-    fn casting(&self, made: &[Option<usize>], reader: &dyn Op) -> Option<Arc<dyn Op>> {
-        let of = self.masters().position(|master| made == [Some(master)] || made == [Some(master), None])?;
-        let cast = Quantize::on_the_way(Of::Input, reader).filter(|cast| cast.scaling != Scaling::Tile)?;
-        let casts = self.casts.iter().copied().chain([(of, cast)]).collect();
-        // One cast a parameter, as one launch updates it, and that launch measures no master.
-        let is_first = self.casts.iter().all(|&(p, _)| p != of) && !self.measured.contains(&of);
-        is_first.then(|| Arc::new(AdamW { casts, ..self.clone() }) as Arc<dyn Op>)
-    }
-
-    /// A new master.
-    fn measuring(&self, output: usize) -> Option<Arc<dyn Op>> {
-        // Outputs of casts stand behind those that are measured.
-        let of = self.masters().position(|master| master == output).filter(|_| self.casts.is_empty())?;
-        let measured = self.measured.iter().copied().chain([of]).collect();
-        Some(Arc::new(AdamW { measured, ..self.clone() }))
     }
 
     fn operand(&self, _: usize) -> Operand {

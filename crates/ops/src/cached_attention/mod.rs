@@ -15,7 +15,7 @@ mod tests;
 use crate::registry::{Fill, OnCard, Registered, Sample, SampleInput};
 use crate::{fused_heads, int_vector};
 use xtrain_cuda::KernelSource;
-use xtrain_program::{Cost, Op, OpError, Operand};
+use xtrain_program::{Cost, Op, OpError, Operand, Rebuild};
 use xtrain_tensor::TensorType;
 
 /// `(qkv_tc, positions_t, k_cache, v_cache) -> (o_tn, k_cache', v_cache')` with c = (h + 2k) e and n = h e columns, the caches
@@ -59,6 +59,11 @@ impl Op for CachedAttention {
         })?;
         let output = TensorType::new(qkv.dtype, [tokens, self.heads * self.head_dim]);
         Ok(vec![output, k_cache, v_cache])
+    }
+
+    /// It writes its caches.
+    fn rebuild(&self, _: &[bool]) -> Rebuild {
+        Rebuild::Never
     }
 
     fn operand(&self, input: usize) -> Operand {

@@ -8,10 +8,13 @@ mod cuda_bias;
 mod cuda_row;
 
 use crate::registry::{OnCard, Registered, Sample, SampleInput};
+use crate::scaled_matmul::ScaledMatmul;
 use crate::{float_shaped, matrix};
+use std::sync::Arc;
 use xtrain_cuda::{Gemm, KernelSource};
-use xtrain_program::quantized::LinearGemm;
-use xtrain_program::{Backward, Cost, Differentiable, Op, OpError, Role};
+use xtrain_program::{
+    Backward, Cost, Differentiable, Gemms, LinearGemm, Op, OpError, OpGemm, OperandSource, Role, ScaledGemm,
+};
 use xtrain_tensor::{DType, TensorType};
 
 /// `(x_ti, w_oi[, bias_o]) -> y_to`: y = x w^T + bias, summed in f32 (f64) and rounded once.
@@ -44,8 +47,9 @@ impl Op for Linear {
         gemm_cost(outputs[0].numel(), inputs[0].shape[1])
     }
 
-    fn linear_gemm(&self) -> Option<LinearGemm> {
-        Some(LinearGemm::Fprop)
+    fn gemms(&self, inputs: &[TensorType]) -> Option<Gemms> {
+        let ((tokens, width), (out, _)) = (inputs[0].shape.rows_cols(), inputs[1].shape.rows_cols());
+        Some(only(LinearGemm::Fprop, [tokens, out, width], inputs[0].dtype, inputs.len() > 2))
     }
 }
 
@@ -88,8 +92,9 @@ impl Op for LinearDgrad {
         Ok(vec![TensorType::new(inputs[0].dtype, [tokens, width])])
     }
 
-    fn linear_gemm(&self) -> Option<LinearGemm> {
-        Some(LinearGemm::Dgrad)
+    fn gemms(&self, inputs: &[TensorType]) -> Option<Gemms> {
+        let ((tokens, out), (_, width)) = (inputs[0].shape.rows_cols(), inputs[1].shape.rows_cols());
+        Some(only(LinearGemm::Dgrad, [tokens, out, width], inputs[0].dtype, false))
     }
 
     fn cost(&self, inputs: &[TensorType], outputs: &[TensorType]) -> Cost {
@@ -116,8 +121,9 @@ impl Op for LinearWgrad {
         Ok(vec![TensorType::new(self.out, [out, width])])
     }
 
-    fn linear_gemm(&self) -> Option<LinearGemm> {
-        Some(LinearGemm::Wgrad)
+    fn gemms(&self, inputs: &[TensorType]) -> Option<Gemms> {
+        let ((tokens, out), (_, width)) = (inputs[0].shape.rows_cols(), inputs[1].shape.rows_cols());
+        Some(only(LinearGemm::Wgrad, [tokens, out, width], self.out, false))
     }
 
     fn accumulates(&self, _: usize) -> bool {
@@ -150,6 +156,17 @@ impl Op for BiasGrad {
     fn accumulates(&self, _: usize) -> bool {
         true
     }
+}
+
+/// An op that is one GEMM of a layer of so many tokens, outputs and inputs.
+fn only(kind: LinearGemm, [tokens, outputs, inputs]: [usize; 3], out: DType, bias: bool) -> Gemms {
+    let operands = [OperandSource::Input(0), OperandSource::Input(1)];
+    let gemm = OpGemm { kind, operands, extents: kind.extents(tokens, outputs, inputs) };
+    let in_fp8 = move |formats: [Option<ScaledGemm>; 3]| -> Arc<dyn Op> {
+        let Some(format) = formats[kind as usize] else { unreachable!("the GEMM that the op is") };
+        Arc::new(ScaledMatmul::new(format, out, bias))
+    };
+    Gemms { list: vec![gemm], in_fp8: Box::new(in_fp8) }
 }
 
 fn gemm_cost(outputs: usize, summed: usize) -> Cost {

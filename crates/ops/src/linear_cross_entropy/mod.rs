@@ -17,8 +17,9 @@ use crate::{float_shaped, int_vector, matrix};
 use std::ops::Range;
 use std::sync::Arc;
 use xtrain_cuda::{Gemm, KernelSource};
-use xtrain_program::quantized::{LinearGemm, ScaledGemm};
-use xtrain_program::{Backward, Cost, Differentiable, Op, OpError, Operand};
+use xtrain_program::{
+    Backward, Cost, Differentiable, Gemms, LinearGemm, Op, OpError, OpGemm, Operand, OperandSource, Rebuild,
+};
 use xtrain_tensor::{DType, TensorType};
 
 /// The target of a token that has none.
@@ -117,12 +118,13 @@ impl Op for LinearCrossEntropy {
         true
     }
 
-    fn inner_gemms(&self) -> Vec<LinearGemm> {
-        vec![LinearGemm::Fprop]
+    /// It adds to its outputs.
+    fn rebuild(&self, _: &[bool]) -> Rebuild {
+        Rebuild::Never
     }
 
-    fn with_fp8_gemms(&self, gemms: [Option<ScaledGemm>; 3]) -> Option<Arc<dyn Op>> {
-        LinearCrossEntropyGrad { loss: *self, dx: false, dw: None }.with_fp8_gemms(gemms)
+    fn gemms(&self, inputs: &[TensorType]) -> Option<Gemms> {
+        LinearCrossEntropyGrad { loss: *self, dx: false, dw: None }.gemms(inputs)
     }
 
     fn cost(&self, inputs: &[TensorType], _: &[TensorType]) -> Cost {
@@ -147,6 +149,13 @@ impl Differentiable for LinearCrossEntropy {
     }
 }
 
+impl LinearCrossEntropyGrad {
+    /// For each of [`LinearGemm::ALL`], true if it is computed.
+    fn computes(&self) -> [bool; 3] {
+        [true, self.dx, self.dw.is_some()]
+    }
+}
+
 impl Op for LinearCrossEntropyGrad {
     fn name(&self) -> &'static str {
         "linear_cross_entropy_grad"
@@ -167,13 +176,26 @@ impl Op for LinearCrossEntropyGrad {
         !(self.dx && output == 2)
     }
 
-    fn inner_gemms(&self) -> Vec<LinearGemm> {
-        let made = [true, self.dx, self.dw.is_some()];
-        LinearGemm::ALL.into_iter().zip(made).filter(|(_, is_made)| *is_made).map(|(gemm, _)| gemm).collect()
+    fn rebuild(&self, _: &[bool]) -> Rebuild {
+        Rebuild::Never
     }
 
-    fn with_fp8_gemms(&self, gemms: [Option<ScaledGemm>; 3]) -> Option<Arc<dyn Op>> {
-        Some(Arc::new(ScaledLinearCrossEntropy { of: *self, gemms }))
+    /// Of x, the weight and, inside, dlogits.
+    fn gemms(&self, inputs: &[TensorType]) -> Option<Gemms> {
+        let ((tokens, width), (vocab, _)) = (inputs[0].shape.rows_cols(), inputs[1].shape.rows_cols());
+        let weight = [OperandSource::Inside, OperandSource::Input(1)];
+        let operands = [weight, weight, [OperandSource::Inside; 2]];
+        let list = (LinearGemm::ALL.into_iter().zip(operands).zip(self.computes()))
+            .filter(|(_, is_computed)| *is_computed)
+            .map(|((kind, operands), _)| OpGemm {
+                kind,
+                operands,
+                extents: kind.extents(tokens, vocab, width),
+            })
+            .collect();
+        let grad = *self;
+        let in_fp8 = move |gemms| Arc::new(ScaledLinearCrossEntropy { of: grad, gemms }) as Arc<dyn Op>;
+        Some(Gemms { list, in_fp8: Box::new(in_fp8) })
     }
 
     fn cost(&self, inputs: &[TensorType], _: &[TensorType]) -> Cost {

@@ -18,7 +18,6 @@ pub use table::{RopeScaling, rotation_table};
 
 use crate::registry::{Fill, OnCard, Registered, Sample, SampleInput};
 use crate::{float_shaped, fused_heads, int_vector, matrix};
-use std::sync::Arc;
 use xtrain_cuda::KernelSource;
 use xtrain_program::{Backward, Differentiable, Op, OpError, Operand, Role};
 use xtrain_tensor::{DType, TensorType};
@@ -142,11 +141,6 @@ impl Op for QkNormRopeGrad {
 
     fn in_place(&self) -> &[(usize, usize)] {
         &[(0, 0)]
-    }
-
-    fn measuring(&self, output: usize) -> Option<Arc<dyn Op>> {
-        let can = output == 0 && !self.amax;
-        can.then(|| Arc::new(QkNormRopeGrad { amax: true, ..*self }) as Arc<dyn Op>)
     }
 
     fn accumulates(&self, output: usize) -> bool {

@@ -25,7 +25,7 @@ impl CpuKernel for Quantize {
             known(Known::Scale).filter(|&scale| scale != 0.0).or(measured
                 .map(|amax| cast_scale(self.format, f32::from_bits(magnitude(amax)), self.pow2_scales)));
         let (outputs, copy) = outputs.split_at_mut(self.amax() + 1);
-        if self.of == Of::SwigluKeeping {
+        if self.of == Of::SwigluSaving {
             keep(inputs[0], copy);
         }
         let Some((amax, made)) = outputs.split_last_mut() else { unreachable!("amax is always made") };

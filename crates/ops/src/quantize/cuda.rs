@@ -141,7 +141,7 @@ fn number(of: Of) -> i64 {
         Of::Input => INPUT,
         Of::Swiglu { kept: false } => SWIGLU,
         Of::Swiglu { kept: true } => SWIGLU_OF_KEPT,
-        Of::SwigluKeeping => SWIGLU_KEEPING,
+        Of::SwigluSaving => SWIGLU_KEEPING,
         Of::SwigluGrad { kept: false } => SWIGLU_GRAD,
         Of::SwigluGrad { kept: true } => SWIGLU_GRAD_OF_KEPT,
         Of::Norm => NORM,
@@ -450,7 +450,7 @@ impl Quantize {
 
     /// Whether gate and up are kept by a second op: where their tiles are not their own.
     fn keeps_apart(&self, inputs: &[TensorType]) -> bool {
-        self.of == Of::SwigluKeeping && !self.of.extents(inputs).1.is_multiple_of(TILE)
+        self.of == Of::SwigluSaving && !self.of.extents(inputs).1.is_multiple_of(TILE)
     }
 }
 

@@ -26,8 +26,7 @@ use crate::matrix;
 use crate::registry::{Fill, OnCard, Registered, Sample, SampleInput};
 use std::sync::Arc;
 use xtrain_cuda::KernelSource;
-use xtrain_program::quantized::Quantization;
-use xtrain_program::{Fused, Fusion, Op, OpError, Operand, Rebuild, Source};
+use xtrain_program::{Op, OpError, Operand, Quantization, Rebuild, Source};
 use xtrain_tensor::{DType, Scaling, TensorType};
 
 /// `(x [R, C] (, scale f32[1, 1] or amax f32[1])) -> (q [R, C], inv_scale) as it stands, (q [C, R], inv_scale) transposed, amax f32[1]`;
@@ -59,10 +58,10 @@ impl Quantize {
         Quantize { of: Of::Input, format, scaling, pow2_scales, layouts, known: Known::Nothing }
     }
 
-    /// The cast of a factor, in the layouts that products need: as it stands, transposed.
-    pub fn of_factor(quantization: Quantization, made: [bool; 2]) -> Self {
+    /// The cast of an operand, in the layouts that GEMMs need: row-major, transposed.
+    pub fn of_operand(quantization: Quantization, layouts: [bool; 2]) -> Self {
         let Quantization { format, scaling, pow2_scales, delayed } = quantization;
-        let layouts = match made {
+        let layouts = match layouts {
             [_, false] => Layouts::Direct,
             [false, true] => Layouts::Transposed,
             [true, true] => Layouts::Both,
@@ -125,7 +124,7 @@ impl Op for Quantize {
     fn name(&self) -> &'static str {
         match self.of {
             Of::Input => "quantize",
-            Of::Swiglu { .. } | Of::SwigluKeeping => "swiglu_quantize",
+            Of::Swiglu { .. } | Of::SwigluSaving => "swiglu_quantize",
             Of::SwigluGrad { .. } => "swiglu_grad_quantize",
             Of::Norm => "norm_quantize",
         }
@@ -163,7 +162,7 @@ impl Op for Quantize {
             }
         }
         made.push(TensorType::new(DType::F32, [1]));
-        if self.of == Of::SwigluKeeping {
+        if self.of == Of::SwigluSaving {
             made.extend(kept_types(inputs[0]));
         }
         Ok(made)
@@ -173,41 +172,20 @@ impl Op for Quantize {
         Operand::Full
     }
 
-    /// The transpose, which the backward needs: a norm or an activation that is made again there is cast again.
+    /// The transpose, which the backward reads: it costs little once what is cast is there.
     fn is_cheap(&self, output: usize) -> bool {
         self.layouts == Layouts::Both && matches!(output, 2 | 3)
     }
 
-    fn rebuild(&self, kept: &[bool]) -> Option<Rebuild> {
-        if self.of == Of::SwigluKeeping {
-            // Behind the forward, nothing reads more of it than the copy.
-            let outputs = vec![self.amax() + 1, self.amax() + 2];
-            return Some(Rebuild { op: Arc::new(KEEP), inputs: vec![Source::Input(0)], outputs });
-        }
-        let only_transposed = self.layouts == Layouts::Both && kept[0] && !kept[2];
-        only_transposed.then(|| Rebuild {
-            op: Arc::new(Quantize { layouts: Layouts::Transposed, ..*self }),
-            inputs: (0..self.inputs()).map(Source::Input).collect(),
-            outputs: vec![2, 3, 4],
-        })
-    }
-
-    fn with_outputs(&self, read: &[bool]) -> Option<(Arc<dyn Op>, Vec<usize>)> {
-        let is_direct = self.layouts == Layouts::Both && !read[2] && !read[3];
-        let outputs = [0, 1].into_iter().chain(4..read.len()).collect();
-        is_direct.then(|| (Arc::new(Quantize { layouts: Layouts::Direct, ..*self }) as Arc<dyn Op>, outputs))
-    }
-
-    fn with_known_amax(&self) -> Option<Arc<dyn Op>> {
-        let measures =
-            self.scaling == Scaling::Tensor && self.known == Known::Nothing && self.of == Of::Input;
-        (measures && self.format != DType::E5M6)
-            .then(|| Arc::new(Quantize { known: Known::Amax, ..*self }) as Arc<dyn Op>)
-    }
-
-    /// What it casts again is no larger than it was.
-    fn may_repeat(&self) -> bool {
-        true
+    /// In the layouts that are not saved; a second cast has the same amax.
+    fn rebuild(&self, saved: &[bool]) -> Rebuild {
+        let inputs = (0..self.inputs()).map(Source::Input).collect();
+        let (layouts, outputs) = match (self.layouts, saved) {
+            (Layouts::Both, [true, _, false, ..]) => (Layouts::Transposed, vec![2, 3, 4]),
+            (Layouts::Both, [false, _, true, true, ..]) => (Layouts::Direct, vec![0, 1, 4]),
+            _ => (self.layouts, (0..saved.len()).collect()),
+        };
+        Rebuild::By { op: Arc::new(Quantize { layouts, ..*self }), inputs, outputs }
     }
 
     fn accumulates(&self, output: usize) -> bool {
@@ -237,16 +215,6 @@ impl Op for Dequantize {
     fn operand(&self, _: usize) -> Operand {
         Operand::Full
     }
-
-    /// Into a cast of what is made of gate and up that are kept so.
-    fn fuse(&self, _: usize, reader: &dyn Op, position: usize) -> Option<Fusion> {
-        let op = Quantize::of_kept(reader, position)
-            .filter(|_| self.scaling == Scaling::Tile && self.out == DType::BF16)?;
-        let restored = [0, 1].map(|n| Fused::Made(Source::Input(n)));
-        let mut inputs: Vec<_> = (0..op.inputs() - 1).map(Fused::Read).collect();
-        inputs.splice(position..=position, restored);
-        Some(Fusion { rest: None, op: Arc::new(op), inputs })
-    }
 }
 
 impl Registered for Quantize {
@@ -271,7 +239,7 @@ impl Registered for Quantize {
             Sample::plain(given, [SampleInput::activation([5, 140]), scale]),
             Sample::plain(measured, [SampleInput::activation([5, 140]), amax()]),
             Sample::plain(of(Of::Swiglu { kept: false }, Scaling::Tile), [SampleInput::activation([7, 22])]),
-            Sample::plain(of(Of::SwigluKeeping, Scaling::Row), [SampleInput::activation([7, 22])]),
+            Sample::plain(of(Of::SwigluSaving, Scaling::Row), [SampleInput::activation([7, 22])]),
             Sample::plain(
                 of(Of::SwigluGrad { kept: false }, Scaling::Row),
                 [SampleInput::activation([7, 11]), SampleInput::activation([7, 22])],
@@ -382,7 +350,7 @@ fn made_on_the_way() -> Vec<Sample> {
             let inputs: Vec<SampleInput> = match of {
                 Of::Input => vec![SampleInput::activation([rows, cols]).computed()],
                 Of::Swiglu { kept } => gate_up(kept),
-                Of::SwigluKeeping => gate_up(false),
+                Of::SwigluSaving => gate_up(false),
                 Of::SwigluGrad { kept } => {
                     [vec![SampleInput::activation([rows, cols]).computed()], gate_up(kept)].concat()
                 }
@@ -396,7 +364,7 @@ fn made_on_the_way() -> Vec<Sample> {
         };
         let swiglu =
             [false, true].into_iter().flat_map(|kept| [Of::Swiglu { kept }, Of::SwigluGrad { kept }]);
-        for (of, inputs) in swiglu.chain([Of::Norm, Of::SwigluKeeping]).map(of) {
+        for (of, inputs) in swiglu.chain([Of::Norm, Of::SwigluSaving]).map(of) {
             for (scaling, pow2_scales) in
                 [(Scaling::Tensor, false), (Scaling::Row, true), (Scaling::Tile, true)]
             {
@@ -404,7 +372,7 @@ fn made_on_the_way() -> Vec<Sample> {
                 all.push(Sample::plain(op, inputs.clone()));
             }
             // A copy is kept of whole areas.
-            if [rows, cols] == (if of == Of::SwigluKeeping { [256, 384] } else { [131, 264] }) {
+            if [rows, cols] == (if of == Of::SwigluSaving { [256, 384] } else { [131, 264] }) {
                 for layouts in [Layouts::Direct, Layouts::Transposed] {
                     for scaling in [Scaling::Tensor, Scaling::Row, Scaling::Tile] {
                         let op = Quantize::new(DType::E4M3, scaling, scaling != Scaling::Tensor, layouts);

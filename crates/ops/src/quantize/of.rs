@@ -3,8 +3,6 @@
 use super::{Dequantize, Quantize};
 use crate::rms_norm::{scaled, scaled_type};
 use crate::swiglu::{Swiglu, SwigluGrad};
-use std::any::Any;
-use std::ops::Range;
 use xtrain_program::{Op, OpError};
 use xtrain_tensor::{CpuKernel, DType, HostTensor, Scaling, TensorType, View, ViewMut};
 
@@ -20,7 +18,7 @@ pub enum Of {
     },
     /// `gate_up`: the same, of a plain tensor of which a copy in E4M3 by tiles with scales of powers of two is made too: numbers and scales
     /// are the cast's last outputs.
-    SwigluKeeping,
+    SwigluSaving,
     /// `dy, gate_up`: what [`SwigluGrad`] makes. `kept`: the same, restored in the type of dy.
     SwigluGrad {
         /// Whether that is so.
@@ -34,7 +32,7 @@ impl Of {
     /// How many inputs it is made of.
     pub const fn inputs(self) -> usize {
         match self {
-            Of::Input | Of::SwigluKeeping => 1,
+            Of::Input | Of::SwigluSaving => 1,
             Of::Swiglu { kept } => 1 + kept as usize,
             Of::SwigluGrad { kept } => 2 + kept as usize,
             Of::Norm => 3,
@@ -73,7 +71,7 @@ impl Of {
         let types = self.restored_types(inputs)?;
         match self {
             Of::Input => Ok(types[0]),
-            Of::Swiglu { .. } | Of::SwigluKeeping => Ok(Swiglu.infer(&types)?[0]),
+            Of::Swiglu { .. } | Of::SwigluSaving => Ok(Swiglu.infer(&types)?[0]),
             Of::SwigluGrad { .. } => Ok(SwigluGrad { remake: false }.infer(&types)?[0]),
             Of::Norm => scaled_type(&types),
         }
@@ -84,7 +82,7 @@ impl Of {
         let (rows, cols) = inputs[0].shape.rows_cols();
         match self {
             Of::Input | Of::Norm => (rows, cols),
-            Of::Swiglu { .. } | Of::SwigluKeeping => (rows, cols / 2),
+            Of::Swiglu { .. } | Of::SwigluSaving => (rows, cols / 2),
             Of::SwigluGrad { .. } => (rows, cols * 2),
         }
     }
@@ -108,7 +106,7 @@ impl Of {
         let mut made = HostTensor::zeros(ty);
         match self {
             Of::Input => return None,
-            Of::Swiglu { .. } | Of::SwigluKeeping => {
+            Of::Swiglu { .. } | Of::SwigluSaving => {
                 Swiglu.run(&[gate_up(0)], &mut [ViewMut::new(ty, made.bytes_mut(), false)]);
             }
             Of::SwigluGrad { .. } => {
@@ -145,24 +143,6 @@ impl Known {
 }
 
 impl Quantize {
-    /// The same cast as that of `reader` at this input, of what is made on the way.
-    pub(crate) fn of_made(of: Of, reader: &dyn Op, position: usize) -> Option<Self> {
-        let cast = *(reader as &dyn Any).downcast_ref::<Quantize>()?;
-        let casts = position == 0 && cast.of == Of::Input && cast.format != DType::E5M6;
-        casts.then_some(Quantize { of, ..cast })
-    }
-
-    /// The same cast as that of `reader`, with gate and up restored on the way, where they are its input at this place.
-    pub(super) fn of_kept(reader: &dyn Op, position: usize) -> Option<Self> {
-        let cast = *(reader as &dyn Any).downcast_ref::<Quantize>()?;
-        let of = match cast.of {
-            Of::Swiglu { kept: false } => Of::Swiglu { kept: true },
-            Of::SwigluGrad { kept: false } => Of::SwigluGrad { kept: true },
-            _ => return None,
-        };
-        (of.kept() == Some(position)).then_some(Quantize { of, ..cast })
-    }
-
     /// Which output amax is; behind it is a copy that is kept.
     pub(crate) fn amax(self) -> usize {
         2 * self.layouts.made().into_iter().filter(|&made| made).count()
@@ -179,12 +159,6 @@ impl Quantize {
         self.format != DType::E5M6 && is_known
     }
 
-    /// The cast of `reader`, if it is such a cast of `of`.
-    pub(crate) fn on_the_way(of: Of, reader: &dyn Op) -> Option<Self> {
-        let cast = *(reader as &dyn Any).downcast_ref::<Quantize>()?;
-        (cast.of == of && cast.is_on_the_way()).then_some(cast)
-    }
-
     /// Whether its scale is an input.
     pub(crate) fn is_given(&self) -> bool {
         self.known == Known::Scale
@@ -192,16 +166,11 @@ impl Quantize {
 
     /// How many outputs it has.
     pub(crate) fn outputs(self) -> usize {
-        self.amax() + if self.of == Of::SwigluKeeping { 3 } else { 1 }
+        self.amax() + if self.of == Of::SwigluSaving { 3 } else { 1 }
     }
 
     /// How many inputs it has.
     pub(crate) fn inputs(self) -> usize {
         self.of.inputs() + usize::from(self.known != Known::Nothing)
-    }
-
-    /// Which inputs of the cast of a tensor are behind the tensor.
-    pub(crate) fn beside(self) -> Range<usize> {
-        1..1 + self.inputs() - self.of.inputs()
     }
 }

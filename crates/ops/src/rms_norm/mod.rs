@@ -10,12 +10,9 @@ pub(crate) use cpu::scaled;
 use crate::quantize::{Known, Layouts, Of, Quantize};
 use crate::registry::{Fill, OnCard, Registered, Sample, SampleInput};
 use crate::{float_shaped, matrix};
-use std::any::Any;
 use std::sync::Arc;
 use xtrain_cuda::KernelSource;
-use xtrain_program::{
-    Backward, Differentiable, Fused, Fusion, Op, OpError, Operand, Rebuild, Role, Source, ValueId,
-};
+use xtrain_program::{Backward, Differentiable, Op, OpError, Operand, Rebuild, Role, Source, ValueId};
 use xtrain_tensor::{DType, Scaling, TensorType};
 
 /// `(x_td, w_d) -> (y_td, rstd_t)`.
@@ -44,13 +41,6 @@ impl Op for RmsNorm {
     /// y. 1/rms is a number a token, and costs as much as y.
     fn is_cheap(&self, output: usize) -> bool {
         output == 0
-    }
-
-    fn fuse(&self, output: usize, reader: &dyn Op, position: usize) -> Option<Fusion> {
-        let of_y = [Source::Input(0), Source::Output(1), Source::Input(1)];
-        (output == 0).then(|| {
-            fused(Rms { eps: self.eps, adds: false, amax: false, cast: None }, of_y, reader, position)
-        })?
     }
 }
 
@@ -93,20 +83,16 @@ impl Op for AddRmsNorm {
         output == 1
     }
 
-    /// With the sum kept, only the norm is run again.
-    fn rebuild(&self, kept: &[bool]) -> Option<Rebuild> {
-        kept[0].then(|| Rebuild {
+    /// With the sum saved, only the norm runs again.
+    fn rebuild(&self, saved: &[bool]) -> Rebuild {
+        if !saved[0] {
+            return Rebuild::Same;
+        }
+        Rebuild::By {
             op: Arc::new(RmsNorm { eps: self.eps }),
             inputs: vec![Source::Output(0), Source::Input(2)],
             outputs: vec![1, 2],
-        })
-    }
-
-    fn fuse(&self, output: usize, reader: &dyn Op, position: usize) -> Option<Fusion> {
-        let of_y = [Source::Output(0), Source::Output(2), Source::Input(2)];
-        (output == 1).then(|| {
-            fused(Rms { eps: self.eps, adds: true, amax: false, cast: None }, of_y, reader, position)
-        })?
+        }
     }
 }
 
@@ -186,45 +172,9 @@ impl Op for Rms {
         if input > usize::from(self.adds) { Operand::Full } else { Operand::Compute }
     }
 
-    /// Its norm, where all is known of it that the cast needs.
-    fn casting(&self, made: &[Option<usize>], reader: &dyn Op) -> Option<Arc<dyn Op>> {
-        let cast = Quantize::on_the_way(Of::Norm, reader)?;
-        let is_of_sum = self.adds && made.starts_with(&[Some(0), Some(1), None]);
-        (is_of_sum && !self.amax && self.cast.is_none())
-            .then(|| Arc::new(Rms { cast: Some(cast), ..*self }) as Arc<dyn Op>)
-    }
-
     fn accumulates(&self, output: usize) -> bool {
         self.cast.is_some_and(|cast| output == 2 + cast.amax())
     }
-
-    /// With the sum kept, nothing is added again.
-    fn rebuild(&self, kept: &[bool]) -> Option<Rebuild> {
-        let outputs: Vec<_> = (1..kept.len()).collect();
-        let weight = self.amax.then_some(Source::Input(2));
-        (self.adds && self.cast.is_none() && kept[0]).then(|| Rebuild {
-            op: Arc::new(Rms { adds: false, ..*self }),
-            inputs: [Source::Output(0)].into_iter().chain(weight).collect(),
-            outputs,
-        })
-    }
-}
-
-/// A norm whose y is made as it is cast: `of_y` is what y is made of. One scale for all of y is known from what is left of the norm, which
-/// measures.
-fn fused(rest: Rms, of_y: [Source; 3], reader: &dyn Op, position: usize) -> Option<Fusion> {
-    let mut cast = Quantize::of_made(Of::Norm, reader, position)?;
-    let measures = cast.scaling == Scaling::Tensor && cast.known == Known::Nothing;
-    let mut inputs: Vec<_> = of_y.map(Fused::Made).into();
-    if measures {
-        cast.known = Known::Amax;
-        inputs.push(Fused::Beside(0));
-    } else {
-        inputs.extend(cast.beside().map(Fused::Read));
-    }
-    let reads = 1 + usize::from(rest.adds) + usize::from(measures);
-    let rest = Rms { amax: measures, ..rest };
-    Some(Fusion { rest: Some((Arc::new(rest), (0..reads).collect())), op: Arc::new(cast), inputs })
 }
 
 /// `(dy_td, x_td, rstd_t, w_d[, dresidual_td]) -> (dx_td, dw_d)`: with n = x * rstd, dx = rstd * (dy w - n mean(dy w n)) + dresidual
@@ -262,19 +212,9 @@ impl Op for RmsNormGrad {
         Ok(outputs)
     }
 
-    fn measuring(&self, output: usize) -> Option<Arc<dyn Op>> {
-        let can = output == 0 && !self.amax && !self.remake;
-        can.then(|| Arc::new(RmsNormGrad { amax: true, ..*self }) as Arc<dyn Op>)
-    }
-
     /// dy dies here in a training step.
     fn in_place(&self) -> &[(usize, usize)] {
         if self.remake { &[(2, 0)] } else { &[] }
-    }
-
-    fn remaking(&self, other: &dyn Op, positions: &[usize]) -> Option<Arc<dyn Op>> {
-        let is_forward = (other as &dyn Any).is::<RmsNorm>() && positions == [1, 3] && !self.amax;
-        is_forward.then(|| Arc::new(RmsNormGrad { remake: true, ..*self }) as Arc<dyn Op>)
     }
 
     fn operand(&self, input: usize) -> Operand {

@@ -12,8 +12,7 @@ use crate::matrix;
 use crate::quantize::DEQUANTIZE;
 use crate::registry::{Fill, OnCard, Registered, Sample, SampleInput};
 use xtrain_cuda::{Gemm, KernelSource};
-use xtrain_program::quantized::ScaledGemm;
-use xtrain_program::{Cost, Op, OpError, Operand};
+use xtrain_program::{Cost, Op, OpError, Operand, ScaledGemm};
 use xtrain_tensor::{DType, Scaling, TensorType};
 
 /// Sizes of FP8 factors on tensor cores are multiples of it.
@@ -38,10 +37,10 @@ pub struct ScaledMatmul {
 }
 
 impl ScaledMatmul {
-    /// A product as the pass says it ([`xtrain_program::quantized`]).
-    pub fn of(gemm: ScaledGemm, out: DType, bias: bool) -> Self {
-        let ScaledGemm { factors, fast_accumulation } = gemm;
-        ScaledMatmul { out, scaling: factors.map(|factor| factor.scaling), fast_accumulation, bias }
+    /// The GEMM of operands that are cast so.
+    pub fn new(gemm: ScaledGemm, out: DType, bias: bool) -> Self {
+        let ScaledGemm { operands, fast_accumulation } = gemm;
+        ScaledMatmul { out, scaling: operands.map(|operand| operand.scaling), fast_accumulation, bias }
     }
 }
 

@@ -1,6 +1,6 @@
 //! CPU kernels of [`Swiglu`] and [`SwigluGrad`].
 
-use super::{Swiglu, SwigluGrad, SwigluKeeping};
+use super::{Swiglu, SwigluGrad, SwigluSaving};
 use crate::host::math::{exp, vectorized};
 use crate::host::rows::for_row_blocks;
 use crate::quantize;
@@ -33,7 +33,7 @@ fn forward_row<T: Real>(gate: &[T], up: &[T], y: &mut [T]) {
     );
 }
 
-impl CpuKernel for SwigluKeeping {
+impl CpuKernel for SwigluSaving {
     fn run(&self, inputs: &[View<'_>], outputs: &mut [ViewMut<'_>]) {
         let (y, copy) = outputs.split_at_mut(1);
         Swiglu.run(inputs, y);

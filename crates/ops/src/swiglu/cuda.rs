@@ -1,7 +1,7 @@
 //! The kernels of [`Swiglu`] and [`SwigluGrad`] on a card.
 #![allow(unsafe_code, reason = "it launches kernels")]
 
-use super::{Swiglu, SwigluGrad, SwigluKeeping};
+use super::{Swiglu, SwigluGrad, SwigluSaving};
 use crate::device::{ELEMENTWISE_THREADS, lanes, plane, suffix, warps_of};
 use crate::quantize::{keeping, keeping_workspace};
 use xtrain_cuda::{CudaError, CudaKernel, DevicePtr, Function, Gpu, KernelSource, Launch, Operands, Work};
@@ -45,7 +45,7 @@ impl CudaKernel for Swiglu {
     }
 }
 
-impl CudaKernel for SwigluKeeping {
+impl CudaKernel for SwigluSaving {
     fn workspace(&self, inputs: &[TensorType]) -> Vec<TensorType> {
         keeping_workspace(inputs)
     }

@@ -8,13 +8,10 @@ mod cuda;
 mod tests;
 
 use crate::matrix;
-use crate::quantize::{KEEP, Of, Quantize, kept_types};
+use crate::quantize::kept_types;
 use crate::registry::{OnCard, Registered, Sample, SampleInput};
-use std::any::Any;
-use std::sync::Arc;
 use xtrain_cuda::{Header, KernelSource};
-use xtrain_program::quantized::Quantization;
-use xtrain_program::{Backward, Differentiable, Fused, Fusion, Op, OpError, Rebuild, Role, Source};
+use xtrain_program::{Backward, Differentiable, Op, OpError, Role};
 use xtrain_tensor::TensorType;
 
 /// What the kernels of a card that compute it have in common.
@@ -38,46 +35,22 @@ impl Op for Swiglu {
     fn is_cheap(&self, _: usize) -> bool {
         true
     }
-
-    /// Gate and up, the largest tensor of a block (DeepSeek-V3, arXiv 2412.19437, section 3.3.3).
-    fn may_keep_in_fp8(&self) -> bool {
-        true
-    }
-
-    fn keeping(&self, how: Quantization) -> Option<Arc<dyn Op>> {
-        let Quantize { format, scaling, pow2_scales, .. } = KEEP;
-        let is_own = how == Quantization { format, scaling, pow2_scales, delayed: false };
-        is_own.then(|| Arc::new(SwigluKeeping) as Arc<dyn Op>)
-    }
-
-    fn fuse(&self, _: usize, reader: &dyn Op, position: usize) -> Option<Fusion> {
-        fused(Of::Swiglu { kept: false }, reader, position)
-    }
 }
 
 /// `gate_up_t2f -> y_tf, (q_t2f, inv_scale)`: [`Swiglu`], and gate and up in E4M3 by tiles with scales of powers of two, which are kept for
 /// the backward.
 #[derive(Clone, Copy, Debug)]
-pub struct SwigluKeeping;
+pub struct SwigluSaving;
 
-impl Op for SwigluKeeping {
+impl Op for SwigluSaving {
     fn name(&self) -> &'static str {
-        "swiglu_keeping"
+        "swiglu_saving"
     }
 
     fn infer(&self, inputs: &[TensorType]) -> Result<Vec<TensorType>, OpError> {
         let mut outputs = Swiglu.infer(inputs)?;
         outputs.extend(kept_types(inputs[0]));
         Ok(outputs)
-    }
-
-    /// The copy alone: nothing else of it is read behind the forward.
-    fn rebuild(&self, _: &[bool]) -> Option<Rebuild> {
-        Some(Rebuild { op: Arc::new(KEEP), inputs: vec![Source::Input(0)], outputs: vec![1, 2] })
-    }
-
-    fn fuse(&self, output: usize, reader: &dyn Op, position: usize) -> Option<Fusion> {
-        if output == 0 { fused(Of::SwigluKeeping, reader, position) } else { None }
     }
 }
 
@@ -116,22 +89,6 @@ impl Op for SwigluGrad {
     fn in_place(&self) -> &[(usize, usize)] {
         if self.remake { &[(0, 1), (1, 0)] } else { &[(0, 1)] }
     }
-
-    fn remaking(&self, other: &dyn Op, positions: &[usize]) -> Option<Arc<dyn Op>> {
-        let is_forward = (other as &dyn Any).is::<Swiglu>() && positions == [1];
-        is_forward.then(|| Arc::new(SwigluGrad { remake: true }) as Arc<dyn Op>)
-    }
-
-    fn fuse(&self, _: usize, reader: &dyn Op, position: usize) -> Option<Fusion> {
-        if self.remake { None } else { fused(Of::SwigluGrad { kept: false }, reader, position) }
-    }
-}
-
-/// Made where it is cast.
-fn fused(of: Of, reader: &dyn Op, position: usize) -> Option<Fusion> {
-    let op = Quantize::of_made(of, reader, position)?;
-    let made = (0..of.inputs()).map(|n| Fused::Made(Source::Input(n)));
-    Some(Fusion { rest: None, inputs: made.chain(op.beside().map(Fused::Read)).collect(), op: Arc::new(op) })
 }
 
 /// t and f of a tensor of gate and up.
@@ -156,15 +113,13 @@ impl Registered for Swiglu {
     }
 }
 
-impl Registered for SwigluKeeping {
+impl Registered for SwigluSaving {
     fn samples() -> Vec<Sample> {
-        [[13, 14], [5, 266]]
-            .map(|shape| Sample::plain(SwigluKeeping, [SampleInput::activation(shape)]))
-            .into()
+        [[13, 14], [5, 266]].map(|shape| Sample::plain(SwigluSaving, [SampleInput::activation(shape)])).into()
     }
 
     fn large() -> Sample {
-        Sample::plain(SwigluKeeping, [SampleInput::activation([300, 512])])
+        Sample::plain(SwigluSaving, [SampleInput::activation([300, 512])])
     }
 }
 
@@ -189,11 +144,11 @@ impl OnCard for Swiglu {
     }
 }
 
-impl OnCard for SwigluKeeping {
+impl OnCard for SwigluSaving {
     const SOURCES: &'static [KernelSource] = &[cuda::SOURCE];
 
     fn card_samples() -> Vec<Sample> {
-        let sample = |[t, f]: [usize; 2]| Sample::plain(SwigluKeeping, [SampleInput::activation([t, 2 * f])]);
+        let sample = |[t, f]: [usize; 2]| Sample::plain(SwigluSaving, [SampleInput::activation([t, 2 * f])]);
         [[70, 1024], [37, 301]].map(sample).into()
     }
 }

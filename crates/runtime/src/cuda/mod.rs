@@ -117,7 +117,7 @@ impl CudaEngine {
         let (mut kinds, mut leading, mut following) = (HashSet::new(), Vec::new(), Vec::new());
         for (index, instance) in loaded.program.instances.iter().enumerate() {
             let is_ready = loaded.works[index][loaded.variant(index, first)].is_some();
-            if !part.includes(instance.phase) || is_ready {
+            if !part.includes(instance.phase()) || is_ready {
                 continue;
             }
             let kind = (instance.code.op().name(), &instance.origin.site, instance.origin.role.name());
@@ -254,7 +254,7 @@ impl Loaded {
     /// The instances of a part.
     fn indices(&self, part: Part) -> impl Iterator<Item = usize> {
         let instances = self.program.instances.iter().enumerate();
-        instances.filter(move |(_, instance)| part.includes(instance.phase)).map(|(index, _)| index)
+        instances.filter(move |(_, instance)| part.includes(instance.phase())).map(|(index, _)| index)
     }
 
     fn span(&self, value: ValueId) -> Span {

@@ -7,6 +7,7 @@
 use super::trial::filled;
 use super::{TrialOptions, median};
 use crate::engine::{Processor, Target};
+use crate::passes::{self, Setting};
 use crate::programs::{self, ProgramError};
 use crate::run::RunError;
 use crate::weights::LearnError;
@@ -15,7 +16,7 @@ use xtrain_model::{Numerics, Recipe};
 use xtrain_ops::PassSet;
 use xtrain_ops::linear::Linear;
 use xtrain_program::backward::{Root, backward};
-use xtrain_program::{Program, Role, Stage, StateKind, Tracer, precision, quantized};
+use xtrain_program::{Program, Role, Stage, StateKind, Tracer, precision, refresh};
 use xtrain_runtime::{Checks, Engine, EngineError, Part, ProgramId, TimedWork, Timing};
 use xtrain_tensor::{DType, TensorType};
 
@@ -250,8 +251,8 @@ fn program(LinearShape { m, k, n }: LinearShape, recipe: Recipe) -> Result<Progr
     let of_y = t.ty(y);
     let dy = t.state(StateKind::Cache, "dy", of_y);
     let (program, _) = backward(t.finish(), &[Root { value: y, grad: Some(dy) }], &[x], &PassSet)?;
-    let program = programs::in_fp8(program, 1, &Numerics::from(recipe))?;
-    Ok(quantized::remake(program, Stage::Update)?)
+    let program = passes::run_after(program, &Setting::forward(&Numerics::from(recipe), 1), "backward")?;
+    Ok(refresh::apply(program, Stage::Update)?)
 }
 
 /// From how many tokens on each recipe is no slower than bf16, for each size of weights in the order of the rows.

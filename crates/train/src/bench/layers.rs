@@ -19,6 +19,7 @@ use std::time::Instant;
 use xtrain_model::decoder::{LINEAR_SITES, Loss, io};
 use xtrain_model::{Architecture, Fp8Overrides, ProductPattern};
 use xtrain_ops::registry::kernel_sources;
+use xtrain_program::Instance;
 use xtrain_runtime::{Checks, Engine, Part, ProgramId, TimedWork, Timing};
 
 /// A linear layer of a run in bf16 and in the run's FP8 recipe.
@@ -202,9 +203,13 @@ impl Blocks {
             }
         }
         let program = engine.program(id);
+        let is_linear = |instance: &Instance| {
+            let gemms = instance.code.op().gemms(&program.input_types(instance));
+            gemms.is_some_and(|gemms| gemms.only().is_some())
+        };
         let is_own = |index: &usize| {
             let instance = &program.instances[*index];
-            instance.code.op().linear_gemm().is_some() && instance.origin.site.to_string() == layer
+            is_linear(instance) && instance.origin.site.to_string() == layer
         };
         Ok(measured.iter().filter(|(index, _)| is_own(index)).map(|(_, times)| median(times)).sum())
     }

@@ -20,7 +20,7 @@ use std::ops::ControlFlow;
 use std::path::Path;
 use xtrain_data::{DataError, Tokenizer};
 use xtrain_model::Kept;
-use xtrain_program::quantized::LinearGemm;
+use xtrain_program::LinearGemm;
 use xtrain_runtime::Checks;
 
 /// What needs less memory than a run that does not fit.

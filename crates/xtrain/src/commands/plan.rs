@@ -22,6 +22,10 @@ pub(crate) fn run(args: &PlanArgs) -> Result<(), Failure> {
         Some(processor) => slower::foreseen(planned, processor)?,
         None => planned,
     };
+    if let Some(pass) = &args.dump_after {
+        let program = programs::training_after(&planned.spec, pass).map_err(LearnError::from)?;
+        return terminal::print(&program.to_string()).map(|_| ());
+    }
     let program = programs::training(&planned.spec).map_err(LearnError::from)?;
     if args.dump {
         return terminal::print(&program.to_string()).map(|_| ());

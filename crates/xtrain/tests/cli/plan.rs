@@ -313,3 +313,18 @@ fn a_head_in_fp8_is_shown_and_one_that_cannot_be_is_told() {
         .run(&format!("plan run.toml {set} --set model.vocab_size=288 --set precision.skip=[\"lm_head.x\"]"))
         .refuses(&["names nothing; the linear layers", "behind the blocks there is lm_head"]);
 }
+
+#[test]
+fn the_program_after_a_pass_is_printed_and_an_unknown_pass_gets_the_nearest_name() {
+    let place = Place::new();
+    let file = examples("fp8.toml");
+    let small = "--set train.device=cpu --set train.recompute=norms";
+    let after = |pass: &str| plan(&place, &format!("{file} {small} --dump-after {pass}"));
+    let (quantize, fuse) = (after("quantize"), after("fuse"));
+    assert!(quantize.contains("AddRmsNorm") && !quantize.contains("AdamW"), "{quantize}");
+    assert!(fuse.contains("Rms {") && !fuse.contains("AddRmsNorm {"), "{fuse}");
+    assert_eq!(fuse, plan(&place, &format!("{file} {small} --dump")));
+    let refused = place.run(&format!("plan {file} --dump-after quantise"));
+    assert_eq!(refused.code(), Some(2), "{}", refused.stderr);
+    assert!(refused.stderr.contains("'quantize'"), "{}", refused.stderr);
+}

@@ -3,7 +3,7 @@
 use super::super::cpu::{Rows, check_targets};
 use super::{ChunkCast, ScaledLinearCrossEntropy, Weights};
 use crate::host::product::{Factor, Onto, product};
-use xtrain_program::quantized::LinearGemm;
+use xtrain_program::LinearGemm;
 use xtrain_tensor::{CpuKernel, HostTensor, TensorType, View, ViewMut};
 
 impl CpuKernel for ScaledLinearCrossEntropy {

@@ -4,7 +4,7 @@ use super::super::cuda::Chunks;
 use super::{ChunkCast, ScaledLinearCrossEntropy, Weights};
 use std::ops::Range;
 use xtrain_cuda::{CudaError, CudaKernel, CudaOutput, CudaTensor, Gemm, Gpu, Operands, Work};
-use xtrain_program::quantized::LinearGemm;
+use xtrain_program::LinearGemm;
 use xtrain_tensor::{DType, TensorType};
 
 impl ChunkCast {

@@ -16,8 +16,7 @@ use crate::scaled_matmul::{MULTIPLE, ScaledMatmul};
 use crate::{float_shaped, int_vector, matrix};
 use std::ops::Range;
 use xtrain_cuda::{Gemm, KernelSource};
-use xtrain_program::quantized::{LinearGemm, Quantization, ScaledGemm};
-use xtrain_program::{Cost, Op, OpError, Operand};
+use xtrain_program::{Cost, LinearGemm, Op, OpError, Operand, Quantization, Rebuild, ScaledGemm};
 use xtrain_tensor::{DType, Scaling, TILE, TensorType};
 
 /// `(x_td, targets_t, inv_targets, w for logits[, w for dx][, scale of x][, scale of dlogits]) -> (objective, cross_entropy[, dx_td]
@@ -79,13 +78,13 @@ impl ScaledLinearCrossEntropy {
     /// How x is cast, and how dlogits are; an error where one is to be cast in two ways.
     fn casts(&self) -> Result<[Option<Quantize>; 2], OpError> {
         let [logits, dx, dw] = self.gemms;
-        let factor = |gemm: Option<ScaledGemm>, n: usize| gemm.map(|gemm| gemm.factors[n]);
+        let factor = |gemm: Option<ScaledGemm>, n: usize| gemm.map(|gemm| gemm.operands[n]);
         let both = [("x", [factor(logits, 0), factor(dw, 1)]), ("dlogits", [factor(dx, 0), factor(dw, 0)])];
         let [x, dlogits] = both.map(|(name, ways): (_, [Option<Quantization>; 2])| {
             let mut given = ways.into_iter().flatten();
             let Some(way) = given.next() else { return Ok(None) };
             OpError::ensure(given.all(|other| other == way), || format!("{name} is cast in one way alone"))?;
-            Ok(Some(Quantize::of_factor(way, ways.map(|way| way.is_some()))))
+            Ok(Some(Quantize::of_operand(way, ways.map(|way| way.is_some()))))
         });
         Ok([x?, dlogits?])
     }
@@ -97,7 +96,7 @@ impl ScaledLinearCrossEntropy {
 
     /// One of the products, where it is of FP8 factors.
     fn product(&self, gemm: LinearGemm, out: DType) -> Option<ScaledMatmul> {
-        self.gemms[gemm as usize].map(|how| ScaledMatmul::of(how, out, false))
+        self.gemms[gemm as usize].map(|how| ScaledMatmul::new(how, out, false))
     }
 
     /// How many operands the weight is for logits, and for dx.
@@ -158,10 +157,9 @@ impl Op for ScaledLinearCrossEntropy {
         let [x_cast, dlogits_cast] = self.casts()?;
         OpError::arity(self.name(), inputs, self.inputs())?;
         let grad = self.of;
-        let made = grad.inner_gemms();
-        let is_made = |(gemm, how): (LinearGemm, Option<ScaledGemm>)| how.is_none() || made.contains(&gemm);
-        OpError::ensure(LinearGemm::ALL.into_iter().zip(self.gemms).all(is_made), || {
-            "a product whose result is not wanted cannot be of FP8 factors".into()
+        let is_computed = |(gemm, is_computed): (Option<ScaledGemm>, bool)| gemm.is_none() || is_computed;
+        OpError::ensure(self.gemms.into_iter().zip(grad.computes()).all(is_computed), || {
+            "a GEMM whose result is not wanted cannot run on FP8 operands".into()
         })?;
         grad.loss.check()?;
         let ((tokens, width), (vocab, _)) = (matrix("x", inputs[0])?, matrix("the weight", inputs[3])?);
@@ -222,6 +220,10 @@ impl Op for ScaledLinearCrossEntropy {
         !(self.of.dx && output == 2)
     }
 
+    fn rebuild(&self, _: &[bool]) -> Rebuild {
+        Rebuild::Never
+    }
+
     fn cost(&self, inputs: &[TensorType], _: &[TensorType]) -> Cost {
         let (_, v) = self.extents(inputs);
         gemm_cost(inputs[0], v, 1.0 + f64::from(self.of.dx) + f64::from(self.of.dw.is_some()))
@@ -242,7 +244,7 @@ fn sample(
     let gemms = [[x, w], [dlogits, w], [dlogits, x]];
     let gemms = [0, 1, 2].map(|n| {
         let fast_accumulation = false;
-        in_fp8[n].then_some(ScaledGemm { factors: gemms[n], fast_accumulation })
+        in_fp8[n].then_some(ScaledGemm { operands: gemms[n], fast_accumulation })
     });
     let loss = LinearCrossEntropy { chunk_tokens, z_loss: 1e-3 };
     let of = LinearCrossEntropyGrad { loss, dx, dw: dw.then_some(DType::F32) };

@@ -43,7 +43,7 @@ impl Case {
 
     /// What the op makes, given these scales where it casts with such.
     fn run(&self, op: &ScaledLinearCrossEntropy, scales: [f64; 2]) -> Vec<HostTensor> {
-        let cast = Quantize::of_factor(self.weight, [true; 2]);
+        let cast = Quantize::of_operand(self.weight, [true; 2]);
         let made = run(&cast, &[&self.w]);
         let mut inputs = vec![&self.x, &self.targets, &self.inv_targets];
         for n in 0..=usize::from(op.of.dx) {
@@ -77,7 +77,7 @@ fn op(
     let loss = LinearCrossEntropy { chunk_tokens, z_loss: 1e-3 };
     let of = LinearCrossEntropyGrad { loss, dx: true, dw: Some(DType::F32) };
     let factors = [[x, w], [dlogits, w], [dlogits, x]];
-    let gemm = |n: usize| ScaledGemm { factors: factors[n], fast_accumulation: false };
+    let gemm = |n: usize| ScaledGemm { operands: factors[n], fast_accumulation: false };
     ScaledLinearCrossEntropy { of, gemms: [0, 1, 2].map(|n| in_fp8[n].then(|| gemm(n))) }
 }
 
@@ -89,7 +89,7 @@ fn logits_are_of_what_the_casts_stand_for() {
         let op = op(way, 1024, [true, false, false]);
         let restored = |of: &HostTensor, way: Quantization| {
             let way = Quantization { delayed: false, ..way };
-            let made = run(&Quantize::of_factor(way, [true, false]), &[of]);
+            let made = run(&Quantize::of_operand(way, [true, false]), &[of]);
             let views = [0, 1].map(|n| View::new(made[n].ty(), made[n].bytes()));
             let reals: Vec<f64> =
                 dequantized(views[0], views[1], way.scaling).iter().map(|&x| x.into()).collect();
@@ -152,7 +152,7 @@ fn chunks_change_nothing_where_scales_are_given_and_sums_are_added_to() {
 
         let case = Case::new(way[1], DType::F32, fresh_seed());
         let op = op(way, 128, [false, true, true]);
-        let cast = run(&Quantize::of_factor(case.weight, [false, true]), &[&case.w]);
+        let cast = run(&Quantize::of_operand(case.weight, [false, true]), &[&case.w]);
         let scales =
             [50.0, 1e4].map(|scale| HostTensor::from_f64(TensorType::new(DType::F32, [1, 1]), &[scale]));
         let mut inputs = vec![&case.x, &case.targets, &case.inv_targets, &case.w, &cast[0], &cast[1]];
@@ -197,7 +197,7 @@ fn what_does_not_fit_is_refused() {
     );
     assert!(refused(&all, &narrow).contains("multiple of 16 tokens and columns"));
     let mut other = all;
-    other.gemms[2] = Some(ScaledGemm { factors: [current[0]; 2], fast_accumulation: false });
+    other.gemms[2] = Some(ScaledGemm { operands: [current[0]; 2], fast_accumulation: false });
     assert!(refused(&other, &types(32, 48)).contains("dlogits is cast in one way"));
     let forward =
         ScaledLinearCrossEntropy { of: LinearCrossEntropyGrad { dx: false, dw: None, ..all.of }, ..all };

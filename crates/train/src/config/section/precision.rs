@@ -4,7 +4,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use xtrain_model::decoder::{HEAD, LINEAR_SITES, linear_names};
 use xtrain_model::{Architecture, DelayedScales, Fp8Overrides, ProductPattern, Recipe, SlowerLayer};
-use xtrain_program::quantized::LinearGemm;
+use xtrain_program::LinearGemm;
 
 section! {
     /// The keys of `[precision]`. What the section is for stands at

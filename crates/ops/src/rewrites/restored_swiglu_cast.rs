@@ -1,0 +1,27 @@
+//! A cast of a SwiGLU, or of its gradient, restores gate and up itself from the copy that was saved in FP8.
+
+use super::{edges, one};
+use crate::quantize::{Dequantize, Of, Quantize};
+use xtrain_program::{Edge, Link, Pair, Replacement, Rewrite};
+use xtrain_tensor::{DType, Scaling};
+
+pub(super) const REWRITE: Rewrite = Rewrite { name: "restored_swiglu_cast", link: Link::Output, apply };
+
+/// `Dequantize(q, inv_scale) -> gate_up`, `Quantize([dy, ]gate_up[, scale]) -> casts` => `Quantize([dy, ]q, inv_scale[, scale]) -> casts`.
+fn apply(pair: &Pair<'_>) -> Option<Replacement> {
+    let restore = pair.producer::<Dequantize>()?;
+    let cast = *pair.consumer::<Quantize>()?;
+    let (of, gate_up) = match cast.of {
+        Of::Swiglu { kept: false } => (Of::Swiglu { kept: true }, 0),
+        Of::SwigluGrad { kept: false } => (Of::SwigluGrad { kept: true }, 1),
+        _ => return None,
+    };
+    let is_copy = restore.scaling == Scaling::Tile && restore.out == DType::BF16;
+    if !is_copy || pair.reads(gate_up) != Some(0) || !pair.is_private(0) {
+        return None;
+    }
+    let mut inputs: Vec<Edge> = edges(Edge::ConsumerInput, 0..pair.consumer_inputs()).collect();
+    inputs.splice(gate_up..=gate_up, edges(Edge::ProducerInput, 0..2));
+    let outputs = edges(Edge::ConsumerOutput, 0..cast.outputs()).collect();
+    Some(one(Quantize { of, ..cast }, inputs, outputs))
+}

@@ -1,0 +1,24 @@
+//! The cast of a sum's norm comes out of the op that adds and takes the norm. The norm itself is never written.
+//!
+//! It needs a scale that is known before all of the norm is: one that is given, or those of tiles and blocks.
+
+use super::{cast, edges, node};
+use crate::quantize::{Of, Quantize};
+use crate::rms_norm::{AddRmsNorm, Rms};
+use xtrain_program::{Edge, Link, Pair, Place, Replacement, Rewrite};
+
+pub(super) const REWRITE: Rewrite = Rewrite { name: super::SUM_NORM_CAST, link: Link::Output, apply };
+
+/// `AddRmsNorm(x, delta, w) -> (sum, y, rstd)`, `Quantize(y[, scale]) -> casts`
+/// => `Rms(x, delta, w[, scale]) -> (sum, rstd, casts)`.
+fn apply(pair: &Pair<'_>) -> Option<Replacement> {
+    const Y: usize = 1;
+    let &AddRmsNorm { eps } = pair.producer()?;
+    let cast = cast(pair, Y).filter(|cast| cast.is_on_the_way() && pair.is_private(Y))?;
+    let op = Rms { eps, adds: true, amax: false, cast: Some(Quantize { of: Of::Norm, ..cast }) };
+    let scale = edges(Edge::ConsumerInput, 1..pair.consumer_inputs());
+    let inputs = edges(Edge::ProducerInput, 0..3).chain(scale).collect();
+    let casts = edges(Edge::ConsumerOutput, 0..cast.outputs());
+    let outputs = [0, 2].map(Edge::ProducerOutput).into_iter().chain(casts).collect();
+    Some(Replacement { producer: node(op, inputs, outputs), consumer: Place::Empty })
+}

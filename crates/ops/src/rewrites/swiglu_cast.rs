@@ -1,0 +1,27 @@
+//! A cast computes the SwiGLU, or the gradient of it, that it casts. What is cast is never written.
+
+use super::{cast, edges, one};
+use crate::quantize::{Of, Quantize};
+use crate::swiglu::{Swiglu, SwigluGrad, SwigluSaving};
+use xtrain_program::{Edge, Link, Pair, Replacement, Rewrite};
+
+pub(super) const REWRITE: Rewrite = Rewrite { name: "swiglu_cast", link: Link::Output, apply };
+
+/// `Swiglu(gate_up) -> y`, `Quantize(y[, scale]) -> casts` => `Quantize(gate_up[, scale]) -> casts`; so for `SwigluSaving`, whose copy comes
+/// after the casts, and for `SwigluGrad(dy, gate_up)`.
+fn apply(pair: &Pair<'_>) -> Option<Replacement> {
+    let of = if pair.producer::<Swiglu>().is_some() {
+        Of::Swiglu { kept: false }
+    } else if pair.producer::<SwigluSaving>().is_some() {
+        Of::SwigluSaving
+    } else {
+        pair.producer::<SwigluGrad>().filter(|grad| !grad.remake)?;
+        Of::SwigluGrad { kept: false }
+    };
+    let cast = cast(pair, 0).filter(|_| pair.is_private(0))?;
+    let scale = edges(Edge::ConsumerInput, 1..pair.consumer_inputs());
+    let inputs = edges(Edge::ProducerInput, 0..of.inputs()).chain(scale).collect();
+    let copy = edges(Edge::ProducerOutput, 1..pair.producer_outputs());
+    let outputs = edges(Edge::ConsumerOutput, 0..cast.outputs()).chain(copy).collect();
+    Some(one(Quantize { of, ..cast }, inputs, outputs))
+}

@@ -1,0 +1,410 @@
+//! The pass that runs the GEMMs of linear layers on FP8 operands.
+//!
+//! It runs after the backward pass, when all three GEMMs of a layer are known: fprop `x w^T`, dgrad `dy w`, wgrad `dy^T x`. Tensor cores
+//! want both operands of FP8 along the sums, so each of x, w and dy is read row-major by one GEMM and transposed by another. The pass
+//! casts every value that a GEMM reads, once for each layout. The bf16 value dies at its cast, so between forward and backward one byte
+//! an element is saved instead of two.
+//!
+//! The FP8 copies of parameters are state that the update refreshes ([`crate::refresh`]): once a step, whatever the accumulation.
+//!
+//! A delayed scale comes from the amaxes of earlier steps: the scale is state, and so is this step's amax, from which the update computes
+//! the next scale ([`Delayed`]). Every other cast raises one state value, [`AMAX`]: a cast saturates and would hide an infinity, so the
+//! update looks there whether the step was finite.
+//!
+//! An op with GEMMs inside, as the loss has the head's, casts their operands itself, except for the weight.
+//!
+//! The caller chooses the GEMMs and their formats; model code knows nothing of it.
+
+use crate::trace::instantiate;
+use crate::{
+    Code, Gemms, Instance, LinearGemm, Op, OperandSource, Origin, Output, Program, Quantization, Role,
+    ScaledGemm, Stage, StateKind, Storage, TraceError, ValueId, WriteMode,
+};
+use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
+use xtrain_tensor::{DType, Shape, TensorType};
+
+/// The name of the state value `f32[1]` that casts raise.
+pub const AMAX: &str = "largest magnitude cast";
+
+/// A tensor with a delayed scale. All of it is state, found by `name`.
+#[derive(Clone, Debug)]
+pub struct Delayed {
+    /// The layer that reads it first, and which of its operands it is.
+    pub name: Arc<str>,
+    /// The format that it is cast to.
+    pub format: DType,
+    /// True if its scale is a power of two.
+    pub pow2_scales: bool,
+    /// [`StateKind::Amax`], `f32[1]`: this step's amax.
+    pub amax: ValueId,
+    /// [`StateKind::Scale`], `f32[1, 1]`. 0 means "not set".
+    pub scale: ValueId,
+}
+
+/// The ops that the pass inserts.
+pub trait QuantizeOps {
+    /// Casts a matrix. Outputs are, for each of the `layouts` (row-major, transposed) that is true, the numbers and their scales, and last
+    /// the amax, which accumulates as a maximum. A delayed scale is a second input; if it is 0, the matrix's own amax gives the scale.
+    fn quantize(&self, quantization: Quantization, layouts: [bool; 2]) -> Arc<dyn Op>;
+    /// Restores a row-major matrix that was cast by tiles.
+    fn dequantize(&self, out: DType) -> Arc<dyn Op>;
+}
+
+/// A GEMM that may run on FP8 operands, as the caller is shown it.
+#[derive(Clone, Copy, Debug)]
+pub struct Candidate<'a> {
+    /// Its layer.
+    pub origin: &'a Origin,
+    /// Which of the layer's three.
+    pub gemm: LinearGemm,
+    /// Rows and columns of the result, and the length of the sums.
+    pub extents: [usize; 3],
+}
+
+/// FP8 copies of a parameter that one cast of its master writes.
+#[derive(Clone)]
+pub struct Quantized {
+    /// The cast.
+    pub op: Arc<dyn Op>,
+    /// The layer that reads them first.
+    pub origin: Origin,
+    /// State: numbers and scales of each layout.
+    pub values: Vec<ValueId>,
+    /// Its delayed scale, if it has one.
+    pub delayed: Option<Delayed>,
+}
+
+/// The casts of a value in one quantization: row-major, and transposed.
+#[derive(Default)]
+struct Casts {
+    /// The first stage in which each layout is read.
+    stages: [Option<Stage>; 2],
+    /// Numbers and scales, once they are cast.
+    values: [Option<[ValueId; 2]>; 2],
+    /// The delayed scale, once the value is cast.
+    delayed: Option<Delayed>,
+}
+
+/// Runs the GEMMs for which `choose` returns a format on FP8 operands. Value ids keep their meaning; compute copies of parameters that
+/// nothing reads any more become transient.
+pub fn apply(
+    program: Program,
+    ops: &dyn QuantizeOps,
+    choose: &dyn Fn(Candidate<'_>) -> Option<ScaledGemm>,
+) -> Result<Program, TraceError> {
+    let chosen: Vec<Option<Chosen>> =
+        program.instances.iter().map(|instance| Chosen::new(&program, instance, choose)).collect();
+    if chosen.iter().all(Option::is_none) {
+        return Ok(program);
+    }
+    let mut pass = Pass {
+        parameters: program.parameters_by_value(),
+        casts: HashMap::new(),
+        read_in_backward: HashSet::new(),
+        amax: None,
+        trains: program.parameters.iter().any(|p| p.gradient.is_some()),
+        ops,
+        out: program,
+    };
+    for (instance, chosen) in pass.out.instances.iter().zip(&chosen) {
+        let stage = instance.origin.stage;
+        if stage == Stage::Backward {
+            let is_itself = chosen.as_ref().is_some_and(|chosen| chosen.gemms.only().is_some());
+            pass.read_in_backward.extend(&instance.inputs[if is_itself { 2 } else { 0 }..]);
+        }
+        for operand in chosen.iter().flat_map(Chosen::operands) {
+            let casts = pass.casts.entry((instance.inputs[operand.input], operand.quantization)).or_default();
+            casts.stages[usize::from(operand.transposed)].get_or_insert(stage);
+        }
+    }
+    let instances = std::mem::take(&mut pass.out.instances);
+    for (mut instance, chosen) in instances.into_iter().zip(chosen) {
+        if let Some(chosen) = chosen {
+            match chosen.gemms.only() {
+                Some(_) => pass.replace_gemm(&mut instance, &chosen)?,
+                None => pass.replace_gemms_inside(&mut instance, &chosen)?,
+            }
+        }
+        pass.out.instances.push(instance);
+    }
+    Ok(without_unread_copies(pass.out))
+}
+
+/// The GEMMs of an instance that run on FP8 operands.
+struct Chosen {
+    gemms: Gemms,
+    /// In the order of [`LinearGemm::ALL`].
+    formats: [Option<ScaledGemm>; 3],
+}
+
+/// An operand that the pass casts.
+struct Operand {
+    /// The instance's input.
+    input: usize,
+    quantization: Quantization,
+    transposed: bool,
+    gemm: LinearGemm,
+}
+
+impl Chosen {
+    fn new(
+        program: &Program,
+        instance: &Instance,
+        choose: &dyn Fn(Candidate<'_>) -> Option<ScaledGemm>,
+    ) -> Option<Chosen> {
+        let gemms = instance.code.op().gemms(&program.input_types(instance))?;
+        let formats = LinearGemm::ALL.map(|kind| {
+            let gemm = gemms.list.iter().find(|gemm| gemm.kind == kind)?;
+            choose(Candidate { origin: &instance.origin, gemm: kind, extents: gemm.extents })
+        });
+        formats.iter().any(Option::is_some).then_some(Chosen { gemms, formats })
+    }
+
+    /// The operands that are inputs of the instance.
+    fn operands(&self) -> Vec<Operand> {
+        let mut operands = Vec::new();
+        for gemm in &self.gemms.list {
+            let Some(format) = self.formats[gemm.kind as usize] else { continue };
+            for (n, transposed) in gemm.kind.transposed().into_iter().enumerate() {
+                if let OperandSource::Input(input) = gemm.operands[n] {
+                    let quantization = format.operands[n];
+                    operands.push(Operand { input, quantization, transposed, gemm: gemm.kind });
+                }
+            }
+        }
+        operands
+    }
+}
+
+struct Pass<'a> {
+    out: Program,
+    parameters: HashMap<ValueId, usize>,
+    casts: HashMap<(ValueId, Quantization), Casts>,
+    /// Values that the backward reads uncast, so that they are there to be cast again: no cast of them is saved.
+    read_in_backward: HashSet<ValueId>,
+    amax: Option<ValueId>,
+    /// True in training, where amaxes are recorded for the scales of later steps.
+    trains: bool,
+    ops: &'a dyn QuantizeOps,
+}
+
+impl Pass<'_> {
+    /// Puts the FP8 twin in the place of a GEMM, after the casts that no earlier GEMM needed.
+    fn replace_gemm(&mut self, instance: &mut Instance, chosen: &Chosen) -> Result<(), TraceError> {
+        let mut inputs = Vec::new();
+        for operand in chosen.operands() {
+            inputs.extend(self.cast(instance.inputs[operand.input], &operand, &instance.origin)?);
+        }
+        inputs.extend(&instance.inputs[2..]);
+        let code = Code::Plain((chosen.gemms.in_fp8)(chosen.formats));
+        let targets = [Some(instance.outputs[0].value)];
+        let twin = instantiate(&mut self.out, code, &inputs, &targets, instance.origin.clone())?;
+        *instance = Instance { outputs: instance.outputs.clone(), ..twin };
+        Ok(())
+    }
+
+    /// Puts the FP8 twin in the place of an op with GEMMs inside, which casts all operands but the weight.
+    fn replace_gemms_inside(&mut self, instance: &mut Instance, chosen: &Chosen) -> Result<(), TraceError> {
+        let origin = instance.origin.clone();
+        let mut inputs = vec![instance.inputs[0]];
+        inputs.extend(&instance.inputs[2..]);
+        let operands = chosen.operands();
+        for gemm in [LinearGemm::Fprop, LinearGemm::Dgrad] {
+            match operands.iter().find(|operand| operand.gemm == gemm) {
+                Some(operand) => {
+                    inputs.extend(self.cast(instance.inputs[operand.input], operand, &origin)?)
+                }
+                None if chosen.gemms.list.iter().any(|found| found.kind == gemm) => {
+                    inputs.push(instance.inputs[1]);
+                }
+                None => {}
+            }
+        }
+        let [fprop, dgrad, wgrad] = chosen.formats;
+        let quantization = |gemm: Option<ScaledGemm>, n: usize| gemm.map(|gemm| gemm.operands[n]);
+        let casts = [
+            ("input", quantization(fprop, 0).or(quantization(wgrad, 1))),
+            ("output gradient", quantization(dgrad, 0).or(quantization(wgrad, 0))),
+        ];
+        let mut amaxes = Vec::new();
+        for (operand, quantization) in casts {
+            if let Some(quantization) = quantization.filter(|quantization| quantization.delayed) {
+                let delayed = self.add_delayed(format!("{origin} {operand}"), quantization);
+                inputs.push(delayed.scale);
+                amaxes.push(
+                    self.trains.then_some(Output { value: delayed.amax, mode: WriteMode::AddAfterFirst }),
+                );
+            }
+        }
+        if casts.iter().any(|(_, quantization)| quantization.is_some_and(|q| !q.delayed)) {
+            amaxes.push(Some(self.next_amax()));
+        }
+        let targets: Vec<_> = instance.outputs.iter().map(|output| Some(output.value)).collect();
+        let code = Code::Plain((chosen.gemms.in_fp8)(chosen.formats));
+        let mut twin = instantiate(&mut self.out, code, &inputs, &targets, origin)?;
+        let outputs = instance.outputs.iter().copied().map(Some).chain(amaxes);
+        for (output, recorded) in twin.outputs.iter_mut().zip(outputs) {
+            *output = recorded.unwrap_or(*output);
+        }
+        *instance = twin;
+        Ok(())
+    }
+
+    /// The state value that casts raise, and how the next cast writes it.
+    fn next_amax(&mut self) -> Output {
+        let mode = if self.amax.is_none() { WriteMode::AddAfterFirst } else { WriteMode::Add };
+        let value = *self.amax.get_or_insert_with(|| {
+            self.out.add_state(StateKind::Amax, &AMAX.into(), TensorType::new(DType::F32, [1]))
+        });
+        Output { value, mode }
+    }
+
+    /// Numbers and scales of a value, cast as an operand of a layer's GEMM. The first call emits the cast, in all layouts that are needed.
+    fn cast(
+        &mut self,
+        value: ValueId,
+        operand: &Operand,
+        origin: &Origin,
+    ) -> Result<[ValueId; 2], TraceError> {
+        let &Operand { quantization, transposed, .. } = operand;
+        let key = (value, quantization);
+        let layout = usize::from(transposed);
+        let casts = &self.casts[&key];
+        if let Some(values) = casts.values[layout] {
+            return Ok(values);
+        }
+        let parameter = self.parameters.get(&value).copied();
+        // A second cast takes less time than saving the first one's transpose takes memory.
+        let again =
+            parameter.is_none() && origin.stage == Stage::Forward && self.read_in_backward.contains(&value);
+        let layouts = [0, 1].map(|n| {
+            let is_needed = casts.stages[n].is_some_and(|stage| !again || stage == Stage::Forward);
+            is_needed && casts.values[n].is_none()
+        });
+        let op = self.ops.quantize(quantization, layouts);
+        let values = match parameter {
+            Some(parameter) => self.cast_parameter(parameter, key, layouts, op, origin)?,
+            None => self.cast_activation(key, op, operand, origin)?,
+        };
+        let mut pairs = values.as_chunks::<2>().0.iter().copied();
+        let Some(casts) = self.casts.get_mut(&key) else { unreachable!("it was read above") };
+        for (held, is_cast) in casts.values.iter_mut().zip(layouts) {
+            *held = if is_cast { pairs.next() } else { *held };
+        }
+        casts.values[layout].ok_or_else(|| unreachable!("every layout that is needed was noted"))
+    }
+
+    /// Emits a cast before the first GEMM that reads it; returns its outputs but for the amax.
+    fn cast_activation(
+        &mut self,
+        key: (ValueId, Quantization),
+        op: Arc<dyn Op>,
+        operand: &Operand,
+        origin: &Origin,
+    ) -> Result<Vec<ValueId>, TraceError> {
+        let is_first = self.casts[&key].delayed.is_none();
+        // The input of wgrad is that of fprop, unless it was restored from fewer bits.
+        let name = match (operand.gemm, operand.input) {
+            (LinearGemm::Fprop, _) => "input",
+            (LinearGemm::Wgrad, 1) => "input of wgrad",
+            _ => "output gradient",
+        };
+        let delayed = key.1.delayed.then(|| self.delayed(key, format!("{origin} {name}")));
+        let inputs: Vec<_> = [key.0].into_iter().chain(delayed.as_ref().map(|d| d.scale)).collect();
+        let origin = Origin { role: Role::Precision, ..origin.clone() };
+        let mut cast = instantiate(&mut self.out, Code::Plain(op), &inputs, &[], origin)?;
+        let recorded = match delayed {
+            // Once: the amax of a second cast, in the other layout, is the same.
+            Some(delayed) => (self.trains && is_first)
+                .then_some(Output { value: delayed.amax, mode: WriteMode::AddAfterFirst }),
+            None => Some(self.next_amax()),
+        };
+        let values = cast.outputs.iter().map(|o| o.value).take(cast.outputs.len() - 1).collect();
+        if let (Some(amax), Some(recorded)) = (cast.outputs.last_mut(), recorded) {
+            *amax = recorded;
+        }
+        self.out.instances.push(cast);
+        Ok(values)
+    }
+
+    /// The delayed scale of a value, called `name` if this is its first cast.
+    fn delayed(&mut self, key: (ValueId, Quantization), name: String) -> Delayed {
+        if let Some(delayed) = self.casts[&key].delayed.clone() {
+            return delayed;
+        }
+        let delayed = self.add_delayed(name, key.1);
+        if let Some(casts) = self.casts.get_mut(&key) {
+            casts.delayed = Some(delayed.clone());
+        }
+        delayed
+    }
+
+    /// Adds the state of a delayed scale.
+    fn add_delayed(&mut self, name: String, quantization: Quantization) -> Delayed {
+        let name: Arc<str> = name.into();
+        let mut state = |kind, shape: &[usize]| {
+            let ty = TensorType { dtype: DType::F32, shape: Shape::new(shape) };
+            self.out.add_state(kind, &name, ty)
+        };
+        let (amax, scale) = (state(StateKind::Amax, &[1]), state(StateKind::Scale, &[1, 1]));
+        let Quantization { format, pow2_scales, .. } = quantization;
+        let delayed = Delayed { name, format, pow2_scales, amax, scale };
+        if self.trains {
+            self.out.delayed.push(delayed.clone());
+        }
+        delayed
+    }
+
+    /// Adds state for what a cast writes of a parameter's master.
+    fn cast_parameter(
+        &mut self,
+        parameter: usize,
+        key: (ValueId, Quantization),
+        layouts: [bool; 2],
+        op: Arc<dyn Op>,
+        origin: &Origin,
+    ) -> Result<Vec<ValueId>, TraceError> {
+        let (name, master) =
+            (self.out.parameters[parameter].name.clone(), self.out.parameters[parameter].master);
+        let delayed = key.1.delayed.then(|| self.delayed(key, name.to_string()));
+        let mut inputs = vec![self.out.ty(master)];
+        inputs.extend(delayed.as_ref().map(|d| self.out.ty(d.scale)));
+        let types = op.infer(&inputs).map_err(|error| TraceError {
+            site: name.to_string(),
+            op: op.name(),
+            operands: self.out.ty(master).to_string(),
+            error,
+        })?;
+        let Quantization { format, scaling, pow2_scales, .. } = key.1;
+        let powers = if pow2_scales { ", powers of two" } else { "" };
+        let [row_major, transposed] = layouts;
+        // Engines and checkpoints know copies by these names.
+        let layouts = [("as it stands", row_major), ("transposed", transposed)];
+        let names = layouts.into_iter().filter(|(_, is_cast)| *is_cast).flat_map(|(layout, _)| {
+            ["", " scales"].map(|part| format!("{name} {format}{part} ({scaling:?}{powers}, {layout})"))
+        });
+        let values: Vec<ValueId> = (names.zip(&types))
+            .map(|(name, &ty)| self.out.add_state(StateKind::Compute, &name.into(), ty))
+            .collect();
+        let origin = Origin { role: Role::Precision, ..origin.clone() };
+        let quantized = Quantized { op, origin, values: values.clone(), delayed };
+        self.out.parameters[parameter].quantized.push(quantized);
+        Ok(values)
+    }
+}
+
+/// The program without the compute copies of parameters that nothing reads any more.
+fn without_unread_copies(mut program: Program) -> Program {
+    let mut is_read = vec![false; program.values.len()];
+    for v in program.instances.iter().flat_map(|i| &i.inputs) {
+        is_read[v.0 as usize] = true;
+    }
+    for parameter in &mut program.parameters {
+        if let Some(copy) = parameter.compute.filter(|copy| !is_read[copy.0 as usize]) {
+            program.values[copy.0 as usize].storage = Storage::Transient;
+            parameter.compute = None;
+        }
+    }
+    program
+}

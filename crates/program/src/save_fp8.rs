@@ -1,0 +1,134 @@
+//! The pass that saves the inputs of some ops in fewer bits from forward to backward (DeepSeek-V3, arXiv 2412.19437, section 3.3.3).
+//!
+//! The input of SwiGLU is the largest tensor of a block. After the forward, everything that read it or SwiGLU's output reads what is
+//! restored from an FP8 copy, and SwiGLU runs again on that. A linear layer's input is saved so if an op other than the layer's own
+//! gradient reads it too (else the layer's cast of its operand is enough): attention's output, which attention's gradient reads. What is
+//! restored differs from the input in its last bits: the gradients are those of the restored input, whatever is recomputed.
+//!
+//! An activation's input is restored before each of its readers, so that each can be fused with the restoring op ([`crate::fuse`]); a
+//! linear layer's is restored once, before the first.
+
+use crate::quantize::QuantizeOps;
+use crate::trace::instantiate;
+use crate::{
+    Code, Instance, LinearGemm, Origin, Program, Quantization, Role, Stage, Storage, TraceError, ValueId,
+};
+use std::collections::HashMap;
+
+/// The op whose input may be saved in fewer bits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reader {
+    /// An activation, which then runs again in the backward.
+    Activation,
+    /// A linear layer.
+    Linear,
+}
+
+/// An input that may be saved in fewer bits, as the caller is shown it.
+#[derive(Clone, Copy, Debug)]
+pub struct Candidate<'a> {
+    /// Of the op that reads it.
+    pub origin: &'a Origin,
+    /// The kind of that op.
+    pub reader: Reader,
+    /// Columns of the input.
+    pub columns: usize,
+}
+
+/// An input that is saved in fewer bits.
+struct Saved {
+    /// Numbers and scales.
+    copy: [ValueId; 2],
+    /// The instance that reads it.
+    instance: Instance,
+    reader: Reader,
+    /// The restored value, if all share one.
+    restored: Option<ValueId>,
+}
+
+/// Saves the inputs for which `choose` returns a format; inputs that the backward doesn't read stay as they are.
+pub fn apply(
+    program: Program,
+    ops: &dyn QuantizeOps,
+    choose: &dyn Fn(Candidate<'_>) -> Option<Quantization>,
+) -> Result<Program, TraceError> {
+    let mut out = Program { instances: Vec::new(), ..program.clone() };
+    let is_backward = |instance: &Instance| instance.origin.stage == Stage::Backward;
+    let backward: Vec<_> = program.instances.iter().filter(|i| is_backward(i)).collect();
+    // By the input, and by an activation's output.
+    let mut saved_as: HashMap<ValueId, usize> = HashMap::new();
+    let mut all: Vec<Saved> = Vec::new();
+    for mut instance in program.instances.iter().cloned() {
+        if let Some(reader) = reader(&program, &instance) {
+            let input = instance.inputs[0];
+            let mut values = vec![input];
+            if reader == Reader::Activation {
+                values.push(instance.outputs[0].value);
+            }
+            let is_read = backward.iter().any(|i| i.inputs.iter().any(|v| values.contains(v)));
+            let is_transient = matches!(program.value(input).storage, Storage::Transient);
+            let columns = program.ty(input).shape.rows_cols().1;
+            let candidate = Candidate { origin: &instance.origin, reader, columns };
+            if let Some(quantization) = choose(candidate).filter(|_| is_read && is_transient) {
+                let origin = Origin { role: Role::Precision, ..instance.origin.clone() };
+                let quantize = Code::Plain(ops.quantize(quantization, [true, false]));
+                let cast = instantiate(&mut out, quantize, &[input], &[], origin)?;
+                let copy = [0, 1].map(|n| cast.outputs[n].value);
+                out.instances.push(cast);
+                saved_as.extend(values.into_iter().map(|value| (value, all.len())));
+                all.push(Saved { copy, instance: instance.clone(), reader, restored: None });
+            }
+        }
+        if is_backward(&instance) {
+            for v in &mut instance.inputs {
+                if let Some(&at) = saved_as.get(v) {
+                    *v = restored(&mut out, ops, &mut all[at], *v)?;
+                }
+            }
+        }
+        out.instances.push(instance);
+    }
+    Ok(out)
+}
+
+/// The kind of a forward instance whose input may be saved in fewer bits.
+fn reader(program: &Program, instance: &Instance) -> Option<Reader> {
+    let op = instance.code.op();
+    if instance.origin.stage != Stage::Forward {
+        return None;
+    }
+    let gemm = op.gemms(&program.input_types(instance)).and_then(|gemms| gemms.only());
+    if gemm.is_some_and(|gemm| gemm.kind == LinearGemm::Fprop) {
+        return Some(Reader::Linear);
+    }
+    let is_activation = instance.inputs.len() == 1 && instance.outputs.len() == 1 && op.is_cheap(0);
+    is_activation.then_some(Reader::Activation)
+}
+
+/// The restored input or, if `v` is an activation's output, that of the activation's second run.
+fn restored(
+    program: &mut Program,
+    ops: &dyn QuantizeOps,
+    saved: &mut Saved,
+    v: ValueId,
+) -> Result<ValueId, TraceError> {
+    if let Some(restored) = saved.restored {
+        return Ok(restored);
+    }
+    let input = saved.instance.inputs[0];
+    let origin = |role| Origin { role, stage: Stage::Backward, ..saved.instance.origin.clone() };
+    let restore = Code::Plain(ops.dequantize(program.ty(input).dtype));
+    let restore = instantiate(program, restore, &saved.copy, &[], origin(Role::Precision))?;
+    let mut restored = restore.outputs[0].value;
+    program.instances.push(restore);
+    if saved.reader == Reader::Linear {
+        saved.restored = Some(restored);
+    }
+    if v != input {
+        let code = saved.instance.code.clone();
+        let again = instantiate(program, code, &[restored], &[], origin(Role::Recompute))?;
+        restored = again.outputs[0].value;
+        program.instances.push(again);
+    }
+    Ok(restored)
+}

@@ -1,5 +1,6 @@
 //! cuBLASLt on a card: its handle, its descriptors, and the algorithms that were chosen in this process.
 
+use crate::capture_lock;
 use crate::context::Context;
 use crate::error::CudaError;
 use crate::ffi::cublaslt::{
@@ -7,7 +8,6 @@ use crate::ffi::cublaslt::{
 };
 use crate::ffi::open::{c_string, cublaslt};
 use crate::gemm::Algorithm;
-use crate::turns;
 use std::collections::HashMap;
 use std::ffi::{c_int, c_void};
 use std::sync::{Arc, Mutex, OnceLock};
@@ -49,7 +49,7 @@ impl Blas {
 
 impl Drop for Blas {
     fn drop(&mut self) {
-        let _turn = turns::beside_others();
+        let _no_capture = capture_lock::exclude_capture();
         if self.context.enter().is_ok() {
             // SAFETY: created once, destroyed once; plans keep the handle.
             unsafe { (self.lt.cublasLtDestroy)(self.handle) };

@@ -1,6 +1,6 @@
 //! What was found out once for a card, on the disk: compiled kernels and chosen algorithms, each found by everything that it depends on.
 //!
-//! A file is the SHA-256 of what it holds, then that. One that does not fit its sum is made anew. Files are written aside and renamed,
+//! A file is the SHA-256 of what it holds, then that. One that does not fit its sum is made anew. Files are written to a temporary file and renamed,
 //! so several processes may share a folder.
 
 use crate::compiler::{Arch, Compiler};
@@ -26,7 +26,7 @@ pub struct KernelCache {
 
 impl KernelCache {
     /// The user's: `$XTRAIN_CACHE`, else `$XDG_CACHE_HOME/xtrain`, else `~/.cache/xtrain`, each with `kernels` inside.
-    pub fn of_user() -> KernelCache {
+    pub fn for_user() -> KernelCache {
         let set = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
         let folder = set("XTRAIN_CACHE")
             .or_else(|| set("XDG_CACHE_HOME").map(|cache| cache.join("xtrain")))
@@ -35,7 +35,7 @@ impl KernelCache {
     }
 
     /// One in `folder`, which need not exist yet.
-    pub fn at(folder: &Path) -> KernelCache {
+    pub fn in_folder(folder: &Path) -> KernelCache {
         KernelCache { folder: Some(folder.to_owned()) }
     }
 
@@ -46,7 +46,7 @@ impl KernelCache {
 
     /// Why nothing can be kept, and what to do, where that is so. It is tried: the folder is made, and a file written there and removed.
     pub fn problem(&self) -> Option<String> {
-        let tried = write_aside(&self.folder.as_ref()?.join("tried"), &[]).and_then(fs::remove_file);
+        let tried = write_temporary(&self.folder.as_ref()?.join("tried"), &[]).and_then(fs::remove_file);
         tried.err().map(|error| format!("cannot be written ({error}); {REMEDY}"))
     }
 
@@ -87,13 +87,13 @@ impl KernelCache {
     }
 
     /// What was kept under `key` for another process or start, if it is whole.
-    pub(crate) fn kept(&self, key: &str, extension: &str) -> Option<Vec<u8>> {
+    pub(crate) fn get(&self, key: &str, extension: &str) -> Option<Vec<u8>> {
         read(&self.path(key, extension)?)
     }
 
     /// Keeps `bytes` under `key`, and returns what stands there: where another process was first, what that one kept. Only what
     /// `fits` counts; something else is replaced.
-    pub(crate) fn keep(
+    pub(crate) fn insert_if_absent(
         &self,
         key: &str,
         extension: &str,
@@ -124,8 +124,8 @@ impl KernelCache {
 
 /// Says, of the first file, that nothing can be kept.
 fn warn_once(path: &Path, error: &io::Error) {
-    static SAID: Once = Once::new();
-    SAID.call_once(|| {
+    static WARNED: Once = Once::new();
+    WARNED.call_once(|| {
         tracing::warn!("{}: cannot be kept for the next start ({error}); {REMEDY}", path.display());
     });
 }
@@ -163,39 +163,39 @@ fn read(path: &Path) -> Option<Vec<u8>> {
 }
 
 fn write(path: &Path, held: &[u8]) -> io::Result<()> {
-    let aside = write_aside(path, held)?;
-    clean_up(&aside, fs::rename(&aside, path))
+    let temporary = write_temporary(path, held)?;
+    clean_up(&temporary, fs::rename(&temporary, path))
 }
 
 /// As [`write`], unless something that `fits` is there already: what is there in the end.
 fn write_first(path: &Path, held: &[u8], fits: impl Fn(&[u8]) -> bool) -> io::Result<Vec<u8>> {
-    let aside = write_aside(path, held)?;
+    let temporary = write_temporary(path, held)?;
     // A link, unlike a renamed file, replaces nothing: of several processes one is first, and all learn what it wrote.
-    if fs::hard_link(&aside, path).is_ok() {
-        return clean_up(&aside, fs::remove_file(&aside)).map(|()| held.to_vec());
+    if fs::hard_link(&temporary, path).is_ok() {
+        return clean_up(&temporary, fs::remove_file(&temporary)).map(|()| held.to_vec());
     }
     match path.exists().then(|| read(path)).flatten().filter(|first| fits(first)) {
-        Some(first) => clean_up(&aside, fs::remove_file(&aside)).map(|()| first),
-        None => clean_up(&aside, fs::rename(&aside, path)).map(|()| held.to_vec()),
+        Some(first) => clean_up(&temporary, fs::remove_file(&temporary)).map(|()| first),
+        None => clean_up(&temporary, fs::rename(&temporary, path)).map(|()| held.to_vec()),
     }
 }
 
-/// Writes what `path` is to become into a file of its own beside it.
-fn write_aside(path: &Path, held: &[u8]) -> io::Result<PathBuf> {
+/// Writes what `path` is to become into a temporary file beside it.
+fn write_temporary(path: &Path, held: &[u8]) -> io::Result<PathBuf> {
     static WRITTEN: AtomicU64 = AtomicU64::new(0);
     let number = WRITTEN.fetch_add(1, Ordering::Relaxed);
-    let aside = path.with_extension(format!("tmp-{}-{number}", std::process::id()));
+    let temporary = path.with_extension(format!("tmp-{}-{number}", std::process::id()));
     fs::create_dir_all(path.parent().unwrap_or(Path::new(".")))?;
     let mut bytes = Sha256::digest(held).to_vec();
     bytes.extend_from_slice(held);
-    clean_up(&aside, fs::write(&aside, bytes)).map(|()| aside)
+    clean_up(&temporary, fs::write(&temporary, bytes)).map(|()| temporary)
 }
 
-/// Removes the file aside where the step after it failed.
-fn clean_up(aside: &Path, step: io::Result<()>) -> io::Result<()> {
+/// Removes the temporary file if the step after it failed.
+fn clean_up(temporary: &Path, step: io::Result<()>) -> io::Result<()> {
     if step.is_err() {
         // The first error is the one that matters.
-        let _ = fs::remove_file(aside);
+        let _ = fs::remove_file(temporary);
     }
     step
 }
@@ -223,30 +223,31 @@ mod tests {
     #[test]
     fn the_first_to_keep_something_is_the_one_that_counts() {
         let folder = tempfile::tempdir().unwrap();
-        let cache = KernelCache::at(&folder.path().join("inner"));
-        let keep = |bytes: &[u8]| cache.keep("a key", "algo", bytes, |held| held.starts_with(b"algo"));
-        assert_eq!(cache.kept("a key", "algo"), None);
-        assert_eq!(keep(b"algorithm 1"), b"algorithm 1");
-        assert_eq!(keep(b"algorithm 2"), b"algorithm 1");
-        assert_eq!(cache.kept("a key", "algo").as_deref(), Some(b"algorithm 1".as_slice()));
+        let cache = KernelCache::in_folder(&folder.path().join("inner"));
+        let insert =
+            |bytes: &[u8]| cache.insert_if_absent("a key", "algo", bytes, |held| held.starts_with(b"algo"));
+        assert_eq!(cache.get("a key", "algo"), None);
+        assert_eq!(insert(b"algorithm 1"), b"algorithm 1");
+        assert_eq!(insert(b"algorithm 2"), b"algorithm 1");
+        assert_eq!(cache.get("a key", "algo").as_deref(), Some(b"algorithm 1".as_slice()));
         // What is damaged, or whole and of no use, is replaced.
         let path = cache.path("a key", "algo").unwrap();
         fs::write(&path, b"cut").unwrap();
-        assert_eq!(keep(b"algorithm 3"), b"algorithm 3");
+        assert_eq!(insert(b"algorithm 3"), b"algorithm 3");
         write(&path, b"something else").unwrap();
-        assert_eq!(keep(b"algorithm 4"), b"algorithm 4");
-        assert_eq!(cache.kept("a key", "algo").as_deref(), Some(b"algorithm 4".as_slice()));
+        assert_eq!(insert(b"algorithm 4"), b"algorithm 4");
+        assert_eq!(cache.get("a key", "algo").as_deref(), Some(b"algorithm 4".as_slice()));
         cache.replace("a key", "algo", b"algorithm 5");
-        assert_eq!(cache.kept("a key", "algo").as_deref(), Some(b"algorithm 5".as_slice()));
+        assert_eq!(cache.get("a key", "algo").as_deref(), Some(b"algorithm 5".as_slice()));
         cache.replace("a key", "algo", b"algorithm 4");
-        assert_eq!(cache.kept("another key", "algo"), None);
+        assert_eq!(cache.get("another key", "algo"), None);
         // A folder in a file's place is passed over.
         fs::create_dir(cache.path("a third key", "algo").unwrap()).unwrap();
-        assert_eq!(cache.kept("a third key", "algo"), None);
-        assert_eq!(cache.keep("a third key", "algo", b"algorithm 5", |_| true), b"algorithm 5");
+        assert_eq!(cache.get("a third key", "algo"), None);
+        assert_eq!(cache.insert_if_absent("a third key", "algo", b"algorithm 5", |_| true), b"algorithm 5");
         let held = SUM_BYTES as u64 + "algorithm 4".len() as u64;
-        assert_eq!(cache.size(), (1, held), "nothing is left aside");
-        assert_eq!(KernelCache::at(&folder.path().join("none")).size(), (0, 0));
+        assert_eq!(cache.size(), (1, held), "no temporary file is left");
+        assert_eq!(KernelCache::in_folder(&folder.path().join("none")).size(), (0, 0));
     }
 
     #[test]

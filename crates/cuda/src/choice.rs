@@ -1,8 +1,8 @@
-//! Which of several ways an op is computed: the fastest on this card, timed once and kept on the disk, as with the algorithms of products.
+//! Which of several implementations an op is computed: the fastest on this card, timed once and kept on the disk, as with the algorithms of products.
 //! What was chosen can be told and handed to a later process, so that a run goes on by the same kernels, to the same bits, without the disk
 //! that it began with.
 //!
-//! `XTRAIN_PREFER` names ways, separated by commas, that are taken wherever they are offered, whatever their speed: for tests of each, and
+//! `XTRAIN_PREFER` names implementations, separated by commas, that are taken wherever they are offered, whatever their speed: for tests of each, and
 //! to measure one against another.
 
 use crate::error::CudaError;
@@ -13,29 +13,32 @@ use std::collections::BTreeMap;
 use std::sync::{MutexGuard, PoisonError};
 
 /// A way to compute something.
-pub struct Candidate<'a> {
+pub struct AlgorithmCandidate<'a> {
     name: &'a str,
-    make: &'a dyn Fn(Purpose) -> Result<Option<Work>, CudaError>,
+    make: &'a dyn Fn(WorkPurpose) -> Result<Option<Work>, CudaError>,
 }
 
 /// What work is made for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Purpose {
+pub enum WorkPurpose {
     /// To be timed once; on operands that are made up where the time depends on what they hold.
     Timing,
     /// To be used.
     Use,
 }
 
-impl<'a> Candidate<'a> {
+impl<'a> AlgorithmCandidate<'a> {
     /// One of this name; `make` gives none where it does not take the operands.
-    pub fn new(name: &'a str, make: &'a dyn Fn(Purpose) -> Result<Option<Work>, CudaError>) -> Candidate<'a> {
-        Candidate { name, make }
+    pub fn new(
+        name: &'a str,
+        make: &'a dyn Fn(WorkPurpose) -> Result<Option<Work>, CudaError>,
+    ) -> AlgorithmCandidate<'a> {
+        AlgorithmCandidate { name, make }
     }
 }
 
-/// The ways that `XTRAIN_PREFER` names, the first one first.
-pub fn preferred_ways() -> Vec<String> {
+/// The implementations that `XTRAIN_PREFER` names, the first one first.
+pub fn preferred_algorithms() -> Vec<String> {
     let named = std::env::var("XTRAIN_PREFER").unwrap_or_default();
     named.split(',').map(str::trim).filter(|name| !name.is_empty()).map(str::to_owned).collect()
 }
@@ -61,16 +64,20 @@ impl Gpu {
 
     /// The fastest of `candidates` for `what`, which says all that the choice depends on but the card; none where none takes the operands.
     /// The first time on a card they are run, which overwrites what they write; then the choice is kept, and only its work is made.
-    pub fn fastest(&self, what: &str, candidates: &[Candidate<'_>]) -> Result<Option<Work>, CudaError> {
+    pub fn fastest(
+        &self,
+        what: &str,
+        candidates: &[AlgorithmCandidate<'_>],
+    ) -> Result<Option<Work>, CudaError> {
         if let [only] = candidates {
-            return (only.make)(Purpose::Use);
+            return (only.make)(WorkPurpose::Use);
         }
         let make = |name: &str| match candidates.iter().find(|c| c.name == name) {
-            Some(candidate) => (candidate.make)(Purpose::Use),
+            Some(candidate) => (candidate.make)(WorkPurpose::Use),
             None => Ok(None),
         };
         let key = self.key(what, candidates);
-        for name in preferred_ways() {
+        for name in preferred_algorithms() {
             if let Some(work) = make(&name)? {
                 self.lock_choices().insert(key, name);
                 return Ok(Some(work));
@@ -81,23 +88,23 @@ impl Gpu {
         }
         let mut works = Vec::new();
         for candidate in candidates {
-            let Some(work) = (candidate.make)(Purpose::Timing)? else { continue };
-            match timing::runs(self.context(), |stream| work.put(stream))? {
+            let Some(work) = (candidate.make)(WorkPurpose::Timing)? else { continue };
+            match timing::runs(self.context(), |stream| work.enqueue(stream))? {
                 None => works.push((candidate.name, work)),
                 Some(why) => tracing::debug!("{what}: {} is refused: {why}", candidate.name),
             }
         }
         let names: Vec<&str> = works.iter().map(|(name, _)| *name).collect();
-        let timed = timing::fastest(self.context(), &works, |(_, work), stream| work.put(stream))?;
+        let timed = timing::fastest(self.context(), &works, |(_, work), stream| work.enqueue(stream))?;
         let Some((index, seconds)) = timed else { return Ok(None) };
         let seconds = seconds.map_or("the only one".to_owned(), |seconds| format!("{:.1} us", seconds * 1e6));
         tracing::debug!("{what}: {}, {seconds}", names[index]);
         // Another process may have measured at the same time: all use what the first one kept.
-        make(&self.keep_choice(&key, names[index], &names))
+        make(&self.cache_choice(&key, names[index], &names))
     }
 
     /// All that a choice depends on; kernels of our own are those of a version.
-    fn key(&self, what: &str, candidates: &[Candidate<'_>]) -> String {
+    fn key(&self, what: &str, candidates: &[AlgorithmCandidate<'_>]) -> String {
         let (info, version) = (self.info(), env!("CARGO_PKG_VERSION"));
         let names: Vec<&str> = candidates.iter().map(|c| c.name).collect();
         let cudnn = self.dnn_version().map_or("no cuDNN".into(), |version| format!("cuDNN {version}"));
@@ -112,15 +119,15 @@ impl Gpu {
         if let Some(name) = self.lock_choices().get(key) {
             return Some(name.clone());
         }
-        let name = decode(&self.cache().kept(key, EXTENSION)?, key)?.to_owned();
+        let name = decode(&self.cache().get(key, EXTENSION)?, key)?.to_owned();
         self.lock_choices().insert(key.to_owned(), name.clone());
         Some(name)
     }
 
-    /// `names` are the ways that run here.
-    fn keep_choice(&self, key: &str, name: &str, names: &[&str]) -> String {
+    /// `names` are the implementations that run here.
+    fn cache_choice(&self, key: &str, name: &str, names: &[&str]) -> String {
         let usable = |held: &[u8]| decode(held, key).is_some_and(|name| names.contains(&name));
-        let kept = self.cache().keep(key, EXTENSION, encode(name, key).as_bytes(), usable);
+        let kept = self.cache().insert_if_absent(key, EXTENSION, encode(name, key).as_bytes(), usable);
         let name = decode(&kept, key).unwrap_or(name).to_owned();
         self.lock_choices().insert(key.to_owned(), name.clone());
         name

@@ -1,10 +1,10 @@
 //! A card in use: its primary context, and the driver that it was made with.
 
+use crate::capture_lock;
 use crate::device::Device;
 use crate::error::CudaError;
 use crate::ffi::driver::{CUDA_ERROR_OUT_OF_MEMORY, CuContext, Driver};
 use crate::ffi::open::{check, driver, status_error};
-use crate::turns;
 use std::ffi::c_int;
 use std::sync::Arc;
 
@@ -94,7 +94,7 @@ impl Context {
 
 impl Drop for Inner {
     fn drop(&mut self) {
-        let _turn = turns::beside_others();
+        let _no_capture = capture_lock::exclude_capture();
         // SAFETY: retained once in `new`, and nothing made in it is left: each keeps a clone.
         let status = unsafe { (self.driver.cuDevicePrimaryCtxRelease_v2)(self.device.handle) };
         if status != 0 {

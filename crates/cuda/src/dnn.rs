@@ -3,6 +3,7 @@
 //! A descriptor is an object of the library's, given attributes and then finalised. A graph is a list of operations over tensors; the
 //! library's heuristics propose engines for it, and the first that fits is planned once, whatever places its tensors then have.
 
+use crate::capture_lock;
 use crate::context::Context;
 use crate::error::CudaError;
 use crate::ffi::cudnn::{
@@ -12,7 +13,6 @@ use crate::ffi::cudnn::{
 use crate::ffi::open::{c_string, cudnn};
 use crate::memory::DevicePtr;
 use crate::stream::Stream;
-use crate::turns;
 use std::ffi::{c_char, c_int, c_void};
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -48,7 +48,7 @@ impl Dnn {
 
 impl Drop for Dnn {
     fn drop(&mut self) {
-        let _turn = turns::beside_others();
+        let _no_capture = capture_lock::exclude_capture();
         if self.context.enter().is_ok() {
             // SAFETY: created once, destroyed once; plans keep the `Dnn`.
             unsafe { (self.cudnn.cudnnDestroy)(self.handle) };
@@ -363,7 +363,7 @@ impl GraphBuilder {
     pub(crate) fn plan(self, workspace_bytes: usize, deterministic: bool) -> Result<GraphPlan, CudaError> {
         let dnn = self.dnn.clone();
         // What is timed would wait for the handle.
-        let _turn = turns::beside_others();
+        let _no_capture = capture_lock::exclude_capture();
         let _running = dnn.running.lock().unwrap_or_else(PoisonError::into_inner);
         let graph = Descriptor::new(&dnn, kind::OPERATION_GRAPH)?;
         let operations: Vec<&Descriptor> = self.operations.iter().map(|(_, op)| op).collect();
@@ -479,7 +479,7 @@ impl GraphPlan {
 
 impl PlacedGraph {
     /// Puts one run into `stream`.
-    pub(crate) fn put(&self, stream: &Stream) -> Result<(), CudaError> {
+    pub(crate) fn enqueue(&self, stream: &Stream) -> Result<(), CudaError> {
         let GraphPlan { plan, builder, .. } = &*self.graph;
         let dnn = &builder.dnn;
         let _running = dnn.running.lock().unwrap_or_else(PoisonError::into_inner);

@@ -32,7 +32,7 @@ pub enum CudaError {
     NoDevice,
     /// A card without the tensor cores that kernels are written for.
     #[error("{name} is of compute capability {}.{}; xtrain needs 8.0 (Ampere) or newer", arch.major, arch.minor)]
-    TooOldCard {
+    TooOldDevice {
         /// What it is called.
         name: String,
         /// Its architecture.
@@ -82,7 +82,7 @@ pub enum CudaError {
 
 impl CudaError {
     /// Whether there is simply no card in this machine.
-    pub fn means_no_card(&self) -> bool {
+    pub fn means_no_device(&self) -> bool {
         match self {
             CudaError::NoDevice => true,
             CudaError::Missing(missing) => missing.library == Library::Driver,
@@ -97,7 +97,7 @@ impl CudaError {
             CudaError::Missing(_)
                 | CudaError::TooOld { .. }
                 | CudaError::TooOldDriver { .. }
-                | CudaError::TooOldCard { .. }
+                | CudaError::TooOldDevice { .. }
                 | CudaError::NoDevice
                 | CudaError::Memory { .. }
         ) || matches!(self, CudaError::Driver { name, .. } if matches!(remedy(name), Some((Cause::Machine, _))))
@@ -187,7 +187,7 @@ mod tests {
                 "NVIDIA's driver is of CUDA 12.8; xtrain needs CUDA 13.0, which driver 580 brings"
             )
         );
-        assert!(error.is_about_the_machine() && !error.means_no_card());
+        assert!(error.is_about_the_machine() && !error.means_no_device());
     }
 
     #[test]

@@ -2,6 +2,7 @@
 
 use crate::blas::Blas;
 use crate::cache::KernelCache;
+use crate::capture_lock;
 use crate::compiler::{Arch, Compiler};
 use crate::context::Context;
 use crate::device::{Device, DeviceInfo};
@@ -11,7 +12,6 @@ use crate::ffi::open::{cublaslt, cudnn, driver_library};
 use crate::module::{Function, Module};
 use crate::sdpa::{Direction, Sdpa};
 use crate::source::KernelSource;
-use crate::turns;
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Instant;
@@ -27,7 +27,7 @@ pub struct Gpu {
     cache: KernelCache,
     /// By source and options.
     modules: Mutex<HashMap<(&'static str, Vec<String>), Arc<LoadedModule>>>,
-    /// Which of several ways was the fastest, by what it is a way to do.
+    /// Which of several implementations was the fastest, by what it is a way to do.
     pub(crate) choices: Mutex<BTreeMap<String, String>>,
     /// Opened by the first product.
     blas: OnceLock<Result<Arc<Blas>, CudaError>>,
@@ -48,7 +48,7 @@ impl Gpu {
     /// # Errors
     /// Where there is none, or a library without which nothing runs on it.
     pub fn open(ordinal: usize) -> Result<Gpu, CudaError> {
-        Gpu::with_cache(ordinal, KernelCache::of_user())
+        Gpu::with_cache(ordinal, KernelCache::for_user())
     }
 
     /// The same, what is found out about it kept in `cache`.
@@ -107,7 +107,7 @@ impl Gpu {
     /// cuBLASLt on this card.
     pub(crate) fn blas(&self) -> Result<&Arc<Blas>, CudaError> {
         let opened = self.blas.get_or_init(|| {
-            let _turn = turns::beside_others();
+            let _no_capture = capture_lock::exclude_capture();
             Blas::open(&self.context).map(Arc::new)
         });
         opened.as_ref().map_err(Clone::clone)
@@ -133,7 +133,7 @@ impl Gpu {
         drop(all);
         let planned = cell.get_or_init(|| {
             let dnn = self.dnns[direction as usize].get_or_init(|| {
-                let _turn = turns::beside_others();
+                let _no_capture = capture_lock::exclude_capture();
                 Dnn::open(&self.context).map(Arc::new)
             });
             let dnn = dnn.as_ref().map_err(Clone::clone)?;
@@ -174,7 +174,7 @@ fn open_card(ordinal: usize) -> Result<(DeviceInfo, Context), CudaError> {
     }
     let info = device.info()?;
     if info.arch < Arch::SM80 {
-        return Err(CudaError::TooOldCard { name: info.name, arch: info.arch });
+        return Err(CudaError::TooOldDevice { name: info.name, arch: info.arch });
     }
     Ok((info, Context::new(device)?))
 }

@@ -1,10 +1,10 @@
 //! Work of a stream, recorded once and replayed in one call.
 
+use crate::capture_lock;
 use crate::context::Context;
 use crate::error::CudaError;
 use crate::ffi::driver::{CU_STREAM_CAPTURE_MODE_THREAD_LOCAL, CuGraph, CuGraphExec};
 use crate::stream::Stream;
-use crate::turns;
 
 /// Recorded work.
 pub struct Graph {
@@ -28,7 +28,7 @@ impl Graph {
         let context = stream.context.clone();
         context.enter()?;
         let driver = context.driver();
-        let _alone = turns::alone();
+        let _exclusive = capture_lock::exclusive();
         // SAFETY: the stream lives; recording is ended below in any case.
         let status =
             unsafe { (driver.cuStreamBeginCapture_v2)(stream.handle, CU_STREAM_CAPTURE_MODE_THREAD_LOCAL) };
@@ -55,7 +55,7 @@ impl Graph {
 
     /// Makes it ready to run.
     pub fn instantiate(&self) -> Result<GraphExec, CudaError> {
-        let _turn = turns::beside_others();
+        let _no_capture = capture_lock::exclude_capture();
         self.context.enter()?;
         let mut handle = std::ptr::null_mut();
         let driver = self.context.driver();
@@ -99,7 +99,7 @@ impl GraphExec {
 
 impl Drop for GraphExec {
     fn drop(&mut self) {
-        let _turn = turns::beside_others();
+        let _no_capture = capture_lock::exclude_capture();
         if self.context.enter().is_ok() {
             // SAFETY: made by `instantiate`, destroyed once; the driver lets a run under way end.
             let status = unsafe { (self.context.driver().cuGraphExecDestroy)(self.handle) };

@@ -1,5 +1,6 @@
 //! Memory of the card that grows without moving: what was recorded with its addresses stays right.
 
+use crate::capture_lock;
 use crate::context::Context;
 use crate::error::CudaError;
 use crate::ffi::driver::{
@@ -8,7 +9,6 @@ use crate::ffi::driver::{
     CuMemLocation,
 };
 use crate::memory::DeviceSpan;
-use crate::turns;
 use std::ops::Range;
 
 /// A span of addresses as long as the card's memory, of which the first bytes are backed by memory.
@@ -75,7 +75,7 @@ impl GrowingMemory {
         if self.bytes + more > self.reserved {
             return Err(CudaError::Memory { bytes: more, free, total });
         }
-        let _turn = turns::beside_others();
+        let _no_capture = capture_lock::exclude_capture();
         let (driver, prop) = (self.context.driver(), properties(&self.context));
         let mut handle = 0;
         // SAFETY: writes one number; `prop` lives here.
@@ -113,7 +113,7 @@ fn properties(context: &Context) -> CuMemAllocationProp {
 
 impl Drop for GrowingMemory {
     fn drop(&mut self) {
-        let _turn = turns::beside_others();
+        let _no_capture = capture_lock::exclude_capture();
         if self.context.enter().is_err() {
             return;
         }

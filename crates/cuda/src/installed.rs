@@ -21,7 +21,7 @@ impl Installed {
     ///
     /// # Errors
     /// Where it is missing, cannot be opened, or is too old.
-    pub fn of(library: Library) -> Result<Option<Installed>, CudaError> {
+    pub fn open(library: Library) -> Result<Option<Installed>, CudaError> {
         let (path, version) = match library {
             Library::Driver => {
                 let path = &driver_library()?.path;

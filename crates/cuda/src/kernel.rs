@@ -16,7 +16,7 @@ pub trait CudaKernel: Send + Sync {
 
     /// All that can be done before the first run (compiling, choosing algorithms), and what puts a run into a stream. The operands keep
     /// their places for as long as what is returned is used; what stands in outputs and workspace may be overwritten here already.
-    fn ready(&self, gpu: &Gpu, operands: &Operands<'_>) -> Result<Work, CudaError>;
+    fn prepare(&self, gpu: &Gpu, operands: &Operands<'_>) -> Result<Work, CudaError>;
 }
 
 /// What an op reads, writes and works in. An input that an output is computed over has that output's place.
@@ -73,12 +73,12 @@ impl Work {
     }
 
     /// One after the other.
-    pub fn all(parts: Vec<Work>) -> Work {
-        Work::new(move |stream| parts.iter().try_for_each(|part| part.put(stream)))
+    pub fn sequence(parts: Vec<Work>) -> Work {
+        Work::new(move |stream| parts.iter().try_for_each(|part| part.enqueue(stream)))
     }
 
     /// Puts it into `stream` once.
-    pub fn put(&self, stream: &Stream) -> Result<(), CudaError> {
+    pub fn enqueue(&self, stream: &Stream) -> Result<(), CudaError> {
         (self.0)(stream)
     }
 }

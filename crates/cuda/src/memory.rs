@@ -1,10 +1,10 @@
 //! Memory of the card, memory of the host that the card can reach, and copies between them.
 
+use crate::capture_lock;
 use crate::context::Context;
 use crate::error::CudaError;
 use crate::ffi::driver::{CU_MEMHOSTALLOC_PORTABLE, CuDevicePtr};
 use crate::stream::Stream;
-use crate::turns;
 use std::ffi::c_void;
 use std::ops::{Deref, DerefMut, Range};
 
@@ -33,7 +33,7 @@ impl DeviceMemory {
     /// # Errors
     /// [`CudaError::Memory`] where the card has less.
     pub fn new(context: &Context, bytes: usize) -> Result<DeviceMemory, CudaError> {
-        let _turn = turns::beside_others();
+        let _no_capture = capture_lock::exclude_capture();
         context.enter()?;
         let mut pointer = 0;
         if bytes > 0 {
@@ -182,7 +182,7 @@ impl<'a> DeviceSpan<'a> {
 
 impl Drop for DeviceMemory {
     fn drop(&mut self) {
-        let _turn = turns::beside_others();
+        let _no_capture = capture_lock::exclude_capture();
         if self.bytes > 0 && self.context.enter().is_ok() {
             // SAFETY: allocated by `new`, freed once; the driver waits for work that uses it.
             let status = unsafe { (self.context.driver().cuMemFree_v2)(self.pointer) };
@@ -223,7 +223,7 @@ unsafe impl Sync for PinnedMemory {}
 impl PinnedMemory {
     /// `bytes` zeros.
     pub fn new(context: &Context, bytes: usize) -> Result<PinnedMemory, CudaError> {
-        let _turn = turns::beside_others();
+        let _no_capture = capture_lock::exclude_capture();
         context.enter()?;
         let mut pointer = std::ptr::null_mut();
         // SAFETY: writes one pointer. One byte at least, so that it is never null.
@@ -255,7 +255,7 @@ impl DerefMut for PinnedMemory {
 
 impl Drop for PinnedMemory {
     fn drop(&mut self) {
-        let _turn = turns::beside_others();
+        let _no_capture = capture_lock::exclude_capture();
         if self.context.enter().is_ok() {
             // SAFETY: allocated by `new`, freed once.
             let status = unsafe { (self.context.driver().cuMemFreeHost)(self.pointer.cast::<c_void>()) };

@@ -1,10 +1,10 @@
 //! Compiled kernels on a card, and their launch.
 
+use crate::capture_lock;
 use crate::context::Context;
 use crate::error::CudaError;
 use crate::ffi::driver::{self as ffi, CuFunction, CuLaunchAttribute, CuLaunchConfig, CuModule};
 use crate::stream::Stream;
-use crate::turns;
 use std::ffi::{CString, c_int, c_void};
 use std::sync::Arc;
 
@@ -27,7 +27,7 @@ unsafe impl Sync for Inner {}
 impl Module {
     /// Loads a cubin.
     pub fn load(context: &Context, cubin: &[u8]) -> Result<Module, CudaError> {
-        let _turn = turns::beside_others();
+        let _no_capture = capture_lock::exclude_capture();
         context.enter()?;
         let mut handle = std::ptr::null_mut();
         // SAFETY: an ELF image carries its own length; it comes from the compiler, whole (the cache checks it), and is copied.
@@ -44,7 +44,7 @@ impl Module {
             || CudaError::Library { call: "cuModuleGetFunction", text: format!("no kernel {name:?}") };
         let symbol = CString::new(name).map_err(|_| unfit())?;
         // The driver loads a kernel when it is first asked for, which may wait for all streams of the card.
-        let _turn = turns::beside_others();
+        let _no_capture = capture_lock::exclude_capture();
         context.enter()?;
         let mut handle = std::ptr::null_mut();
         // SAFETY: writes one pointer; the name ends with a zero.
@@ -59,7 +59,7 @@ impl Module {
 
 impl Drop for Inner {
     fn drop(&mut self) {
-        let _turn = turns::beside_others();
+        let _no_capture = capture_lock::exclude_capture();
         if self.context.enter().is_ok() {
             // SAFETY: loaded once, unloaded once; functions keep the module.
             let status = unsafe { (self.context.driver().cuModuleUnload)(self.handle) };

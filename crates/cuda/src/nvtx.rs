@@ -24,11 +24,11 @@ pub struct Range {
 
 /// Opens a range called `name`, which is only formed where a profiler listens.
 pub fn range(name: impl Display) -> Range {
-    Range::told_to(profiler(), name)
+    Range::push_to(profiler(), name)
 }
 
 impl Range {
-    fn told_to(profiler: Option<&'static Profiler>, name: impl Display) -> Range {
+    fn push_to(profiler: Option<&'static Profiler>, name: impl Display) -> Range {
         if let Some(profiler) = profiler {
             // A name with a zero in it ends there.
             let name = name.to_string().split('\0').next().map(CString::new);
@@ -221,9 +221,9 @@ mod tests {
         assert!(listening(refuses).is_none());
         let profiler: &'static Profiler = Box::leak(Box::new(listening(initialize).expect("it listens")));
         {
-            let _step = Range::told_to(Some(profiler), format_args!("step {}", 3));
-            drop(Range::told_to(Some(profiler), "linear a\0b"));
-            drop(Range::told_to(None, "unheard"));
+            let _step = Range::push_to(Some(profiler), format_args!("step {}", 3));
+            drop(Range::push_to(Some(profiler), "linear a\0b"));
+            drop(Range::push_to(None, "unheard"));
         }
         assert_eq!(*HEARD.lock().expect("no panic"), ["step 3", "linear a", "end", "end"]);
     }

@@ -92,7 +92,7 @@ impl Sdpa {
         let plan = gpu.attention(*self, Direction::Forward, |g| self.forward_plan(g))?;
         let [q, k, v] = self.places(qkv);
         let placed = plan.placed(&[q, k, v, o, lse], workspace)?;
-        Ok(Work::new(move |stream| placed.put(stream)))
+        Ok(Work::new(move |stream| placed.enqueue(stream)))
     }
 
     /// Its graph, over the first five places.
@@ -150,7 +150,7 @@ impl Sdpa {
             // Blocks add their parts of dq here.
             // SAFETY: the workspace has these bytes, by the promise of `backward`.
             unsafe { crate::memory::fill(&context, dq_at, 0, dq_bytes, stream)? };
-            placed.put(stream)
+            placed.enqueue(stream)
         }))
     }
 

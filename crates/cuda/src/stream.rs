@@ -1,12 +1,12 @@
 //! Streams and events: the order of work on a card.
 
+use crate::capture_lock;
 use crate::context::Context;
 use crate::error::CudaError;
 use crate::ffi::driver::{
     CU_EVENT_DISABLE_TIMING, CU_EVENT_RECORD_EXTERNAL, CU_STREAM_NON_BLOCKING, CUDA_ERROR_NOT_READY, CuEvent,
     CuStream,
 };
-use crate::turns;
 
 /// A queue of work on a card: what is put in runs in order.
 pub struct Stream {
@@ -62,7 +62,7 @@ impl Stream {
 
 impl Drop for Stream {
     fn drop(&mut self) {
-        let _turn = turns::beside_others();
+        let _no_capture = capture_lock::exclude_capture();
         if self.context.enter().is_ok() {
             // SAFETY: made by `new`, destroyed once; the driver lets what is in it run to its end.
             let status = unsafe { (self.context.driver().cuStreamDestroy_v2)(self.handle) };

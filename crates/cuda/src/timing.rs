@@ -1,9 +1,9 @@
-//! How long work takes on a card, so that one of several ways can be chosen.
+//! How long work takes on a card, so that one of several implementations can be chosen.
 
+use crate::capture_lock;
 use crate::context::Context;
 use crate::error::CudaError;
 use crate::stream::{Event, Stream};
-use crate::turns;
 
 /// Timed rounds, of which the median counts; one more goes before them. Fewer where a run under load follows.
 const ROUNDS: usize = 7;
@@ -36,7 +36,7 @@ pub(crate) fn runs(
     put: impl Fn(&Stream) -> Result<(), CudaError>,
 ) -> Result<Option<CudaError>, CudaError> {
     let stream = Stream::new(context)?;
-    let _alone = turns::alone();
+    let _exclusive = capture_lock::exclusive();
     let put = put(&stream);
     stream.synchronize()?;
     Ok(put.err())
@@ -66,7 +66,7 @@ pub(crate) fn fastest_under_load<C>(
     if candidates.len() < 2 {
         return fastest(context, candidates, put);
     }
-    let _alone = turns::alone();
+    let _exclusive = capture_lock::exclusive();
     let mut times = medians(context, candidates, FEW_ROUNDS, &put)?;
     let best = times.iter().copied().fold(f64::INFINITY, f64::min);
     if best < LONG_SECONDS {
@@ -127,7 +127,7 @@ fn medians<C>(
     rounds: usize,
     put: impl Fn(&C, &Stream) -> Result<(), CudaError>,
 ) -> Result<Vec<f64>, CudaError> {
-    let _alone = turns::alone();
+    let _exclusive = capture_lock::exclusive();
     let (stream, watch) = (Stream::new(context)?, Watch::new(context)?);
     // The first run of each loads what libraries load late.
     for candidate in candidates {

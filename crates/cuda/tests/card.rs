@@ -203,7 +203,7 @@ fn too_little_memory_is_told_in_bytes(card: &Card) -> Result<(), Failed> {
 
 fn kernels_are_kept_on_the_disk(card: &Card) -> Result<(), Failed> {
     let folder = tempfile::tempdir()?;
-    let (cache, compiler) = (KernelCache::at(folder.path()), Compiler::open()?);
+    let (cache, compiler) = (KernelCache::in_folder(folder.path()), Compiler::open()?);
     let get = || cache.compile(compiler, "test.cu", KERNELS, card.arch, &[]);
     let first = get()?;
     assert_eq!(std::fs::read_dir(folder.path())?.count(), 1);
@@ -303,7 +303,7 @@ impl<'a> Product<'a> {
         let ty = TensorType::new(self.gemm.d, [self.host[2].len()]);
         self.d.all().write(HostTensor::from_f64(ty, &self.host[2]).bytes(), &self.card.stream)?;
         self.workspace.all().fill(0xFF, &self.card.stream)?;
-        work.put(&self.card.stream)?;
+        work.enqueue(&self.card.stream)?;
         Ok(decode(ty, &self.d.all().read(&self.card.stream)?))
     }
 
@@ -350,7 +350,7 @@ impl<'a> Product<'a> {
 }
 
 fn gpu_with_cache(folder: &std::path::Path) -> Result<Gpu, CudaError> {
-    Gpu::with_cache(0, KernelCache::at(folder))
+    Gpu::with_cache(0, KernelCache::in_folder(folder))
 }
 
 /// Element types of the factors and of the product.
@@ -377,7 +377,7 @@ fn products_are_those_of_a_plain_loop(
             let expected = product.expected();
             let plan = gemm.plan(&gpu, &product.operands())?;
             product.assert_near(&product.run(&plan.work)?, &expected, &format!("{:?}", plan.choice));
-            let own = gemm.own(&gpu, &product.operands())?;
+            let own = gemm.fallback(&gpu, &product.operands())?;
             product.assert_near(&product.run(&own.work)?, &expected, "the kernel of our own");
         }
     }
@@ -401,8 +401,8 @@ fn large_products_are_those_of_the_other_kernel(card: &Card) -> Result<(), Faile
         for gemm in [logits, dx, dw, long] {
             let product = Product::new(card, gemm, false)?;
             let plan = gemm.plan(&gpu, &product.operands())?;
-            assert_ne!(plan.choice, GemmChoice::OwnKernel, "{gemm}");
-            let own = product.run(&gemm.own(&gpu, &product.operands())?.work)?;
+            assert_ne!(plan.choice, GemmChoice::Fallback, "{gemm}");
+            let own = product.run(&gemm.fallback(&gpu, &product.operands())?.work)?;
             let found = product.run(&plan.work)?;
             // Both are rounded.
             if gemm.d == DType::F32 {
@@ -439,7 +439,7 @@ fn promoted_products_are_those_of_a_plain_loop(card: &Card) -> Result<(), Failed
             let all = [plain, gapped, plain.accumulate(true), gapped.accumulate(true)];
             for gemm in all.into_iter().filter(|gemm| d == DType::F32 || !gemm.accumulate) {
                 let product = Product::new(card, gemm, false)?;
-                let Some(plan) = gemm.promoted(&gpu, &product.operands())? else {
+                let Some(plan) = gemm.block_scaled(&gpu, &product.operands())? else {
                     return Err(format!("{gemm} is not taken").into());
                 };
                 let found = product.run(&plan.work)?;
@@ -460,7 +460,7 @@ fn a_recorded_product_is_the_same(card: &Card) -> Result<(), Failed> {
         Product::new(card, Gemm::new([70, 90, 4000], DType::BF16, [true, false], DType::F32), false)?;
     let plan = product.gemm.plan(&gpu, &product.operands())?;
     let found = product.run(&plan.work)?;
-    let mut exec = Graph::record(&card.stream, || plan.work.put(&card.stream))?.instantiate()?;
+    let mut exec = Graph::record(&card.stream, || plan.work.enqueue(&card.stream))?.instantiate()?;
     for _ in 0..3 {
         product.d.all().fill(0xFF, &card.stream)?;
         product.workspace.all().fill(0xFF, &card.stream)?;
@@ -478,7 +478,7 @@ fn a_choice_of_an_algorithm_is_kept(card: &Card) -> Result<(), Failed> {
     let plan = |gpu: &Gpu| product.gemm.plan(gpu, &product.operands());
     let gpu = gpu_with_cache(folder.path())?;
     let first = plan(&gpu)?;
-    assert_eq!(first.choice, GemmChoice::Measured);
+    assert_eq!(first.choice, GemmChoice::Timed);
     let files = || std::fs::read_dir(folder.path()).map(|entries| entries.flatten().collect::<Vec<_>>());
     let file = match &files()?[..] {
         [file] => file.path(),
@@ -486,13 +486,13 @@ fn a_choice_of_an_algorithm_is_kept(card: &Card) -> Result<(), Failed> {
     };
     for gpu in [&gpu, &gpu_with_cache(folder.path())?] {
         let again = plan(gpu)?;
-        assert_eq!((again.choice, again.algorithm), (GemmChoice::Kept, first.algorithm));
+        assert_eq!((again.choice, again.algorithm), (GemmChoice::Cached, first.algorithm));
     }
     let whole = std::fs::read(&file)?;
     std::fs::write(&file, &whole[..50])?;
-    assert_eq!(plan(&gpu_with_cache(folder.path())?)?.choice, GemmChoice::Measured, "it was damaged");
+    assert_eq!(plan(&gpu_with_cache(folder.path())?)?.choice, GemmChoice::Timed, "it was damaged");
     assert_eq!(std::fs::read(&file)?.len(), whole.len());
-    assert_eq!(plan(&gpu_with_cache(folder.path())?)?.choice, GemmChoice::Kept);
+    assert_eq!(plan(&gpu_with_cache(folder.path())?)?.choice, GemmChoice::Cached);
     // Another product, and the same one with operands that are aligned otherwise, have choices of their own.
     let shifted = GemmOperands { a: product.a.pointer().offset(16), ..product.operands() };
     let shorter = Gemm { m: 255, ..product.gemm };
@@ -501,7 +501,7 @@ fn a_choice_of_an_algorithm_is_kept(card: &Card) -> Result<(), Failed> {
         shorter.plan(&gpu, &product.operands())?,
         shorter.plan(&gpu, &shifted)?,
     ];
-    assert!(others.iter().all(|other| other.choice == GemmChoice::Measured));
+    assert!(others.iter().all(|other| other.choice == GemmChoice::Timed));
     assert_eq!(files()?.len(), 4);
     Ok(())
 }
@@ -509,13 +509,13 @@ fn a_choice_of_an_algorithm_is_kept(card: &Card) -> Result<(), Failed> {
 fn the_small_trials_find_the_known_results(_: &Card) -> Result<(), Failed> {
     let folder = tempfile::tempdir()?;
     let gpu = gpu_with_cache(folder.path())?;
-    gpu.try_kernel()?;
-    Ok(gpu.try_product()?)
+    gpu.test_kernel()?;
+    Ok(gpu.test_gemm()?)
 }
 
 fn cudnn_finds_the_known_results(_: &Card) -> Result<(), Failed> {
     let folder = tempfile::tempdir()?;
-    Ok(gpu_with_cache(folder.path())?.try_attention()?)
+    Ok(gpu_with_cache(folder.path())?.test_attention()?)
 }
 
 fn main() {

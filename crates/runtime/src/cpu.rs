@@ -111,7 +111,7 @@ impl CpuEngine {
 
     /// Gives memory to the state and constants that `program` uses and the engine does not hold yet, to its `io`, and to `scratch`.
     /// Returns the chunk of `io`.
-    fn make_room(&mut self, program: &Program, io: usize, scratch: usize) -> Result<usize, EngineError> {
+    fn allocate_for(&mut self, program: &Program, io: usize, scratch: usize) -> Result<usize, EngineError> {
         let mut fresh = Vec::new();
         let mut bytes = 0;
         for value in &program.values {
@@ -214,7 +214,7 @@ impl Engine for CpuEngine {
         add_work(&mut self.work_bytes, &self.kernels, &program);
         let plan = Plan::of(&program, &cpu_workspace(&self.kernels));
         let region = |r: Region| plan.region_bytes[r as usize];
-        let io = self.make_room(&program, region(Region::Io), region(Region::Scratch))?;
+        let io = self.allocate_for(&program, region(Region::Io), region(Region::Scratch))?;
         let within = |chunk, at: Location| Span { chunk, offset: at.offset, bytes: at.bytes };
         let place = |id: ValueId| {
             let location = plan.locations[id.0 as usize]?;
@@ -277,7 +277,7 @@ impl Engine for CpuEngine {
             let span = spans[id.0 as usize].expect("every output is planned");
             bytes.extend_from_slice(self.memory.get(span));
         }
-        Ok(Ticket(Promise::Kept(Outputs { bytes, places: outputs.clone() })))
+        Ok(Ticket(Promise::Arrived(Outputs { bytes, places: outputs.clone() })))
     }
 
     fn is_ready(&self, _: &Ticket) -> Result<bool, EngineError> {
@@ -286,7 +286,7 @@ impl Engine for CpuEngine {
 
     fn collect(&mut self, ticket: Ticket) -> Result<Outputs, EngineError> {
         match ticket.0 {
-            Promise::Kept(outputs) => Ok(outputs),
+            Promise::Arrived(outputs) => Ok(outputs),
             Promise::Copying { .. } => {
                 Err(EngineError::Unknown { what: "ticket", name: "of another engine".into() })
             }

@@ -58,7 +58,7 @@ pub struct Ticket(pub(crate) Promise);
 
 pub(crate) enum Promise {
     /// They are here.
-    Kept(Outputs),
+    Arrived(Outputs),
     /// They are being copied; the number of the fetch.
     Copying { program: ProgramId, fetch: usize },
 }
@@ -255,7 +255,7 @@ pub enum EngineError {
     #[error(
         "the model and what it is to compute need {:.2} GiB of memory, but {}",
         gib(*needed_bytes as u64),
-        but(*needed_bytes as u64, *available_bytes)
+        refusal_reason(*needed_bytes as u64, *available_bytes)
     )]
     Memory {
         /// What the engine would then hold.
@@ -283,7 +283,7 @@ pub enum EngineError {
 }
 
 /// Why memory is not to be had. Limits of the process are not among what the system calls available.
-fn but(needed_bytes: u64, available_bytes: Option<u64>) -> String {
+fn refusal_reason(needed_bytes: u64, available_bytes: Option<u64>) -> String {
     match available_bytes {
         None => "the system refuses it".to_owned(),
         Some(bytes) if bytes < needed_bytes => format!("{:.2} GiB are available", gib(bytes)),

@@ -63,7 +63,7 @@ pub fn to_bf16(x: f32) -> u16 {
 /// Rounds to bfloat16 and back, up or down by chance: what `random`, 16 uniform bits, decides, so that the mean over all of them is `x`. What
 /// is a bfloat16 number stays it; NaN and what has no finite neighbour go the way of [`to_bf16`].
 #[inline(always)]
-pub fn round_bf16_by(x: f32, random: u32) -> f32 {
+pub fn round_bf16_stochastic(x: f32, random: u32) -> f32 {
     let bits = x.to_bits();
     let magnitude = bits & 0x7FFF_FFFF;
     // The largest finite number and what is above it, infinities and NaNs among that.
@@ -233,7 +233,7 @@ mod tests {
     fn rounding_to_bf16_by_chance_is_right_in_the_mean() {
         let numbers = [1.0f32, -1.0, 1.003, -0.7, 3.38e38, 1e-39, -9.3e-41, 0.0, -0.0, 2.9999998, 1e-3];
         for x in numbers {
-            let all = (0..1 << 16).map(|random| round_bf16_by(x, random | 0xABCD_0000));
+            let all = (0..1 << 16).map(|random| round_bf16_stochastic(x, random | 0xABCD_0000));
             let mut sum = 0.0;
             for y in all {
                 assert!(
@@ -248,11 +248,11 @@ mod tests {
         for random in [0, 0x8000, 0xFFFF] {
             for pattern in 0..=u16::MAX {
                 let x = from_bf16(bf16::from_bits(pattern));
-                let y = round_bf16_by(x, random);
+                let y = round_bf16_stochastic(x, random);
                 assert!(y.to_bits() == x.to_bits() || x.is_nan() && y.is_nan(), "{x:e} became {y:e}");
             }
-            assert!(round_bf16_by(f32::from_bits(0x7F80_0001), random).is_nan());
-            assert_eq!(round_bf16_by(f32::MIN, random), f32::NEG_INFINITY);
+            assert!(round_bf16_stochastic(f32::from_bits(0x7F80_0001), random).is_nan());
+            assert_eq!(round_bf16_stochastic(f32::MIN, random), f32::NEG_INFINITY);
         }
     }
 

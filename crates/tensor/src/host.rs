@@ -33,7 +33,7 @@ impl AlignedBytes {
     }
 
     /// Has the system give all pages now; else it gives each when it is first written to, which takes longer than many a copy.
-    pub fn take_pages(&mut self) {
+    pub fn commit_pages(&mut self) {
         const PAGE_BYTES: usize = 4096;
         for byte in self.as_mut_slice().iter_mut().step_by(PAGE_BYTES) {
             *std::hint::black_box(byte) = 0;

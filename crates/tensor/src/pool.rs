@@ -21,7 +21,7 @@ impl<T: Real> Pooled<T> {
     /// `len` elements that hold what was left in them; NaNs in debug builds, so that an element that is not written shows.
     pub fn take(len: usize) -> Self {
         let capacity = len.next_power_of_two().max(SMALLEST);
-        let kept = T::pool(|pool| pool.of(capacity).lend()).flatten();
+        let kept = T::pool(|pool| pool.shelf(capacity).lend()).flatten();
         let mut pooled = Pooled { buffer: kept.unwrap_or_else(|| bytemuck::zeroed_vec(capacity)), len };
         if cfg!(debug_assertions) {
             pooled.fill(T::of(f64::NAN));
@@ -41,7 +41,7 @@ impl<T: Real> Drop for Pooled<T> {
     fn drop(&mut self) {
         let buffer = take(&mut self.buffer);
         // A thread that is ending has no pool any more.
-        T::pool(|pool| pool.of(buffer.len()).take_back(buffer));
+        T::pool(|pool| pool.shelf(buffer.len()).take_back(buffer));
     }
 }
 
@@ -52,17 +52,17 @@ pub struct Pool<T>([Shelf<T>; usize::BITS as usize]);
 impl<T> Pool<T> {
     #[allow(clippy::new_without_default, reason = "it is made in constants only")]
     pub(crate) const fn new() -> Self {
-        Pool([const { Shelf { kept: Vec::new(), lent: 0, most_lent: 0 } }; usize::BITS as usize])
+        Pool([const { Shelf { free: Vec::new(), lent: 0, most_lent: 0 } }; usize::BITS as usize])
     }
 
-    fn of(&mut self, capacity: usize) -> &mut Shelf<T> {
+    fn shelf(&mut self, capacity: usize) -> &mut Shelf<T> {
         &mut self.0[capacity.trailing_zeros() as usize]
     }
 }
 
 /// The buffers of one capacity.
 struct Shelf<T> {
-    kept: Vec<Vec<T>>,
+    free: Vec<Vec<T>>,
     /// How many are away.
     lent: usize,
     most_lent: usize,
@@ -73,14 +73,14 @@ impl<T> Shelf<T> {
     fn lend(&mut self) -> Option<Vec<T>> {
         self.lent += 1;
         self.most_lent = self.most_lent.max(self.lent);
-        self.kept.pop()
+        self.free.pop()
     }
 
     fn take_back(&mut self, buffer: Vec<T>) {
         // Another thread may have lent it.
         self.lent = self.lent.saturating_sub(1);
-        if self.kept.len() < self.most_lent {
-            self.kept.push(buffer);
+        if self.free.len() < self.most_lent {
+            self.free.push(buffer);
         }
     }
 }
@@ -123,7 +123,7 @@ mod tests {
         for _ in 0..3 {
             assert!(from_elsewhere().iter().all(|x| *x == 0.0));
         }
-        let kept = f64::pool(|pool| pool.of(8192).kept.len());
+        let kept = f64::pool(|pool| pool.shelf(8192).free.len());
         assert_eq!(kept, Some(0));
     }
 }

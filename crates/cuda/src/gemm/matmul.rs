@@ -3,14 +3,14 @@
 //! The library's matrices are stored column after column. One that is stored row after row is, seen so, its own transpose; so what is
 //! asked for is D^T = B^T A^T: the factors change places, and nothing is moved.
 
-use super::{Factor, Gemm, GemmOperands};
+use super::{Gemm, GemmOperands, OperandLayout};
 use crate::blas::{Blas, MatmulDesc, MatrixLayout, Preference};
+use crate::capture_lock;
 use crate::error::CudaError;
 use crate::ffi::cublaslt as ffi;
 use crate::ffi::cublaslt::{LtAlgo, LtHeuristicResult};
 use crate::memory::DevicePtr;
 use crate::stream::Stream;
-use crate::turns;
 use std::ffi::{c_int, c_void};
 use std::sync::Arc;
 use xtrain_tensor::{DType, Scaling};
@@ -18,7 +18,7 @@ use xtrain_tensor::{DType, Scaling};
 /// How many algorithms are asked for.
 const CANDIDATES: usize = 8;
 
-/// Ways to bring the parts of a split sum together that are as exact as one sum, and the same in every run.
+/// Implementations to bring the parts of a split sum together that are as exact as one sum, and the same in every run.
 const REDUCTIONS: u32 = ffi::REDUCTION_SCHEME_NONE | ffi::REDUCTION_SCHEME_COMPUTE_TYPE;
 
 /// A product with its operands.
@@ -41,7 +41,8 @@ unsafe impl Sync for Matmul {}
 impl Matmul {
     pub(super) fn new(blas: &Arc<Blas>, gemm: &Gemm, operands: &GemmOperands) -> Result<Matmul, CudaError> {
         let desc = MatmulDesc::new(blas, ffi::CUBLAS_COMPUTE_32F, ffi::CUDA_R_32F)?;
-        let operation = |factor: Factor| if factor.transposed { ffi::CUBLAS_OP_T } else { ffi::CUBLAS_OP_N };
+        let operation =
+            |factor: OperandLayout| if factor.transposed { ffi::CUBLAS_OP_T } else { ffi::CUBLAS_OP_N };
         desc.set(ffi::MATMUL_DESC_TRANSA, operation(gemm.b))?;
         desc.set(ffi::MATMUL_DESC_TRANSB, operation(gemm.a))?;
         if let Some(bias) = operands.bias {
@@ -56,7 +57,7 @@ impl Matmul {
             desc.set(ffi::MATMUL_DESC_B_SCALE_POINTER, scales[0].0)?;
             desc.set(ffi::MATMUL_DESC_FAST_ACCUM, i8::from(gemm.fast_accumulation))?;
         }
-        let layout = |factor: Factor, rows: usize, columns: usize| {
+        let layout = |factor: OperandLayout, rows: usize, columns: usize| {
             let (rows, columns) = if factor.transposed { (columns, rows) } else { (rows, columns) };
             MatrixLayout::new(blas, cuda_type(factor.dtype), columns, rows, factor.stride)
         };
@@ -78,7 +79,7 @@ impl Matmul {
 
     /// The library's proposals that may be used, its favourite first; none where it has none.
     pub(super) fn candidates(&self) -> Result<Vec<LtAlgo>, CudaError> {
-        let _turn = turns::beside_others();
+        let _no_capture = capture_lock::exclude_capture();
         let wishes = Preference::new(&self.blas)?;
         wishes.set(ffi::PREF_MAX_WORKSPACE_BYTES, Gemm::WORKSPACE_BYTES as u64)?;
         wishes.set(ffi::PREF_REDUCTION_SCHEME_MASK, REDUCTIONS)?;
@@ -120,7 +121,7 @@ impl Matmul {
 
     /// Whether an algorithm that was kept can be used for this product, on this card, within the workspace.
     pub(super) fn takes(&self, algo: &LtAlgo) -> bool {
-        let _turn = turns::beside_others();
+        let _no_capture = capture_lock::exclude_capture();
         let mut result = LtHeuristicResult::default();
         // SAFETY: all handles live here; reads the algorithm, writes one result.
         let status = unsafe {
@@ -158,7 +159,7 @@ impl Matmul {
     }
 
     /// Puts the product into `stream`.
-    pub(super) fn put(&self, algo: &LtAlgo, stream: &Stream) -> Result<(), CudaError> {
+    pub(super) fn enqueue(&self, algo: &LtAlgo, stream: &Stream) -> Result<(), CudaError> {
         self.blas.context.enter()?;
         let GemmOperands { a, b, d, workspace, .. } = self.operands;
         let (one, beta) = (1.0f32, self.beta);
@@ -203,7 +204,7 @@ fn cuda_type(dtype: DType) -> c_int {
     }
 }
 
-fn scale_mode(factor: Factor) -> i32 {
+fn scale_mode(factor: OperandLayout) -> i32 {
     match factor.scaling {
         None | Some(Scaling::Tensor) => ffi::MATRIX_SCALE_SCALAR_32F,
         Some(Scaling::Row) => ffi::MATRIX_SCALE_OUTER_VEC_32F,

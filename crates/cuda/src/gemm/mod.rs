@@ -10,12 +10,12 @@
 //! accumulation is asked for.
 
 mod choose;
+mod fallback;
 mod matmul;
 mod noise;
-mod own;
 mod promoted;
 
-use crate::choice::preferred_ways;
+use crate::choice::preferred_algorithms;
 use crate::error::CudaError;
 use crate::gpu::Gpu;
 use crate::kernel::Work;
@@ -23,13 +23,13 @@ use crate::memory::DevicePtr;
 use crate::source::KernelSource;
 use crate::stream::Stream;
 use matmul::Matmul;
-use promoted::Promoted;
+use promoted::BlockScaledGemm;
 use std::fmt;
 use xtrain_tensor::{DType, Scaling, TensorType};
 
 /// A factor of a product.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Factor {
+pub struct OperandLayout {
     /// Its element type.
     pub dtype: DType,
     /// Whether its transpose is what stands in memory: `[k, m]` for A, `[n, k]` for B.
@@ -50,9 +50,9 @@ pub struct Gemm {
     /// Columns of A, rows of B.
     pub k: usize,
     /// The left factor.
-    pub a: Factor,
+    pub a: OperandLayout,
     /// The right factor.
-    pub b: Factor,
+    pub b: OperandLayout,
     /// The element type of D, and of the bias.
     pub d: DType,
     /// Elements from one row of D to the next.
@@ -94,46 +94,46 @@ pub struct GemmPlan {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Algorithm {
     /// cuBLASLt's, as it keeps it.
-    Library([u64; 8]),
+    CublasLt([u64; 8]),
     /// The kernel of our own that promotes the sums of every 128 products.
-    Promoted,
+    BlockScaled,
 }
 
 /// How an algorithm was found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum GemmChoice {
     /// It was the fastest just now.
-    Measured,
+    Timed,
     /// It was chosen before: earlier in this process, or in one that kept it on the disk.
-    Kept,
+    Cached,
     /// There is none: the slow kernel.
-    OwnKernel,
+    Fallback,
 }
 
 impl Gemm {
     /// The kernel of our own that takes any shape.
-    pub const SOURCE: KernelSource = own::SOURCE;
+    pub const SOURCE: KernelSource = fallback::SOURCE;
 
     /// The one for scales of every 128 along k.
     pub const PROMOTED_SOURCE: KernelSource = promoted::SOURCE;
 
-    /// The ways that `XTRAIN_PREFER` takes, whatever their speed, for products that both are for: [`Algorithm::Library`] and
-    /// [`Algorithm::Promoted`].
-    pub const WAYS: [&str; 2] = ["cublaslt", Gemm::PROMOTED];
+    /// The implementations that `XTRAIN_PREFER` takes, whatever their speed, for products that both are for: [`Algorithm::CublasLt`] and
+    /// [`Algorithm::BlockScaled`].
+    pub const ALGORITHM_NAMES: [&str; 2] = ["cublaslt", Gemm::BLOCK_SCALED];
 
-    const PROMOTED: &str = "promoted";
+    const BLOCK_SCALED: &str = "promoted";
 
     /// Bytes that algorithms may work in; those that want more are not used.
     pub const WORKSPACE_BYTES: usize = 32 << 20;
 
-    /// The product of factors of one type, their rows without gaps; `a_transposed` and `b_transposed` as [`Factor::transposed`].
+    /// The product of factors of one type, their rows without gaps; `a_transposed` and `b_transposed` as [`OperandLayout::transposed`].
     pub fn new(
         [m, n, k]: [usize; 3],
         dtype: DType,
         [a_transposed, b_transposed]: [bool; 2],
         d: DType,
     ) -> Gemm {
-        let factor = |transposed, stride| Factor { dtype, transposed, stride, scaling: None };
+        let factor = |transposed, stride| OperandLayout { dtype, transposed, stride, scaling: None };
         let a = factor(a_transposed, if a_transposed { m } else { k });
         let b = factor(b_transposed, if b_transposed { k } else { n });
         Gemm { m, n, k, a, b, d, d_stride: n, accumulate: false, fast_accumulation: false }
@@ -147,14 +147,14 @@ impl Gemm {
         fast_accumulation: bool,
     ) -> Gemm {
         let plain = Gemm::new([m, n, k], a, [false, true], d);
-        let a = Factor { scaling: Some(a_scaling), ..plain.a };
-        let b = Factor { dtype: b, scaling: Some(b_scaling), ..plain.b };
+        let a = OperandLayout { scaling: Some(a_scaling), ..plain.a };
+        let b = OperandLayout { dtype: b, scaling: Some(b_scaling), ..plain.b };
         Gemm { a, b, fast_accumulation, ..plain }
     }
 
     /// The same with A's rows in memory `stride` elements apart.
     pub fn a_stride(self, stride: usize) -> Gemm {
-        Gemm { a: Factor { stride, ..self.a }, ..self }
+        Gemm { a: OperandLayout { stride, ..self.a }, ..self }
     }
 
     /// The same with D's rows `stride` elements apart.
@@ -177,41 +177,41 @@ impl Gemm {
     /// # Panics
     /// If a kernel on a card is for no such element types: factors are f32, bf16, or FP8 with scales; D is f32, or bf16 of other than f32
     /// factors.
-    pub fn ready(&self, gpu: &Gpu, operands: &GemmOperands) -> Result<Work, CudaError> {
+    pub fn prepare(&self, gpu: &Gpu, operands: &GemmOperands) -> Result<Work, CudaError> {
         self.plan(gpu, operands).map(|plan| plan.work)
     }
 
     /// As [`Gemm::ready`], with how the algorithm was found.
     pub fn plan(&self, gpu: &Gpu, operands: &GemmOperands) -> Result<GemmPlan, CudaError> {
         if self.m == 0 || self.n == 0 || self.k == 0 {
-            return self.own(gpu, operands);
+            return self.fallback(gpu, operands);
         }
-        let ways = Ways::new(gpu, self, operands)?;
-        let (choice, algorithm) = choose::choose(gpu, self, operands, &ways)?;
+        let implementations = Implementations::new(gpu, self, operands)?;
+        let (choice, algorithm) = choose::choose(gpu, self, operands, &implementations)?;
         let Some(algorithm) = algorithm else {
             if self.a.scaling.is_some() {
                 return Err(self.unsupported(gpu));
             }
-            return self.own(gpu, operands);
+            return self.fallback(gpu, operands);
         };
-        let work = Work::new(move |stream| ways.put(&algorithm, stream));
+        let work = Work::new(move |stream| implementations.enqueue(&algorithm, stream));
         Ok(GemmPlan { choice, algorithm: Some(algorithm), work })
     }
 
     /// The product by the kernel of our own that takes any shape and is slow.
-    pub fn own(&self, gpu: &Gpu, operands: &GemmOperands) -> Result<GemmPlan, CudaError> {
-        let work = own::ready(gpu, self, operands)?;
-        Ok(GemmPlan { choice: GemmChoice::OwnKernel, algorithm: None, work })
+    pub fn fallback(&self, gpu: &Gpu, operands: &GemmOperands) -> Result<GemmPlan, CudaError> {
+        let work = fallback::prepare(gpu, self, operands)?;
+        Ok(GemmPlan { choice: GemmChoice::Fallback, algorithm: None, work })
     }
 
     /// The product by the kernel of our own that promotes the sums of every 128 products, where it takes it: on Hopper, of factors that are
     /// scaled by tiles, or the second by blocks, of sizes that are multiples of 16, without a bias.
-    pub fn promoted(&self, gpu: &Gpu, operands: &GemmOperands) -> Result<Option<GemmPlan>, CudaError> {
-        let promoted = Promoted::new(gpu, self, operands)?;
-        Ok(promoted.map(|promoted| GemmPlan {
-            choice: GemmChoice::Kept,
-            algorithm: Some(Algorithm::Promoted),
-            work: Work::new(move |stream| promoted.put(stream)),
+    pub fn block_scaled(&self, gpu: &Gpu, operands: &GemmOperands) -> Result<Option<GemmPlan>, CudaError> {
+        let block_scaled = BlockScaledGemm::new(gpu, self, operands)?;
+        Ok(block_scaled.map(|block_scaled| GemmPlan {
+            choice: GemmChoice::Cached,
+            algorithm: Some(Algorithm::BlockScaled),
+            work: Work::new(move |stream| block_scaled.enqueue(stream)),
         }))
     }
 
@@ -233,42 +233,43 @@ impl Gemm {
 }
 
 /// A product with its operands, as each that may compute it is told of it.
-struct Ways {
+struct Implementations {
     matmul: Matmul,
-    promoted: Option<Promoted>,
+    block_scaled: Option<BlockScaledGemm>,
 }
 
-impl Ways {
-    fn new(gpu: &Gpu, gemm: &Gemm, operands: &GemmOperands) -> Result<Ways, CudaError> {
+impl Implementations {
+    fn new(gpu: &Gpu, gemm: &Gemm, operands: &GemmOperands) -> Result<Implementations, CudaError> {
         let matmul = Matmul::new(gpu.blas()?, gemm, operands)?;
         // The first one of those that are named.
-        let mut named = preferred_ways().into_iter();
-        let library_alone =
-            named.find(|name| Gemm::WAYS.contains(&name.as_str())).is_some_and(|name| name != Gemm::PROMOTED);
-        let promoted = if library_alone { None } else { Promoted::new(gpu, gemm, operands)? };
-        Ok(Ways { matmul, promoted })
+        let mut named = preferred_algorithms().into_iter();
+        let library_alone = named
+            .find(|name| Gemm::ALGORITHM_NAMES.contains(&name.as_str()))
+            .is_some_and(|name| name != Gemm::BLOCK_SCALED);
+        let block_scaled = if library_alone { None } else { BlockScaledGemm::new(gpu, gemm, operands)? };
+        Ok(Implementations { matmul, block_scaled })
     }
 
     /// Those that may be used, the library's first, its favourite before its others.
     fn candidates(&self) -> Result<Vec<Algorithm>, CudaError> {
-        let library = self.matmul.candidates()?.into_iter().map(Algorithm::Library);
-        Ok(library.chain(self.promoted.is_some().then_some(Algorithm::Promoted)).collect())
+        let library = self.matmul.candidates()?.into_iter().map(Algorithm::CublasLt);
+        Ok(library.chain(self.block_scaled.is_some().then_some(Algorithm::BlockScaled)).collect())
     }
 
     /// Whether one that was kept can be used for this product, on this card.
     fn takes(&self, algorithm: &Algorithm) -> bool {
         match algorithm {
-            Algorithm::Library(algorithm) => self.matmul.takes(algorithm),
-            Algorithm::Promoted => self.promoted.is_some(),
+            Algorithm::CublasLt(algorithm) => self.matmul.takes(algorithm),
+            Algorithm::BlockScaled => self.block_scaled.is_some(),
         }
     }
 
     /// Puts the product into `stream`.
-    fn put(&self, algorithm: &Algorithm, stream: &Stream) -> Result<(), CudaError> {
-        match (algorithm, &self.promoted) {
-            (Algorithm::Library(algorithm), _) => self.matmul.put(algorithm, stream),
-            (Algorithm::Promoted, Some(promoted)) => promoted.put(stream),
-            (Algorithm::Promoted, None) => unreachable!("what is not taken is not chosen"),
+    fn enqueue(&self, algorithm: &Algorithm, stream: &Stream) -> Result<(), CudaError> {
+        match (algorithm, &self.block_scaled) {
+            (Algorithm::CublasLt(algorithm), _) => self.matmul.enqueue(algorithm, stream),
+            (Algorithm::BlockScaled, Some(block_scaled)) => block_scaled.enqueue(stream),
+            (Algorithm::BlockScaled, None) => unreachable!("what is not taken is not chosen"),
         }
     }
 }
@@ -276,7 +277,7 @@ impl Ways {
 impl fmt::Display for Gemm {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Gemm { m, n, k, a, b, d, .. } = self;
-        let t = |factor: &Factor| if factor.transposed { "^T" } else { "" };
+        let t = |factor: &OperandLayout| if factor.transposed { "^T" } else { "" };
         let equals = if self.accumulate { "+=" } else { "=" };
         write!(f, "{d}[{m}, {n}] {equals} {}{} {}{} over {k}", a.dtype, t(a), b.dtype, t(b))
     }

@@ -3,7 +3,7 @@
 //! What a card draws depends on the numbers: it multiplies zeros, which memory is full of before the first step, with less power than what
 //! training has, and a card at its limit of power is as fast as it is sparing. So they are timed on noise, in memory of its own.
 
-use super::{Factor, Gemm, GemmOperands};
+use super::{Gemm, GemmOperands, OperandLayout};
 use crate::context::Context;
 use crate::error::CudaError;
 use crate::memory::DeviceMemory;
@@ -47,9 +47,10 @@ impl Noise {
     fn fill(context: &Context, gemm: &Gemm, numbers: &[Vec<u8>; 3]) -> Result<Noise, CudaError> {
         let Gemm { m, n, k, a, b, d, d_stride, .. } = *gemm;
         let memory = |elements: usize, dtype: DType| DeviceMemory::new(context, elements * dtype.bytes(1));
-        let rows =
-            |factor: Factor, rows: usize, columns: usize| if factor.transposed { columns } else { rows };
-        let scales = |factor: Factor, rows: usize| {
+        let rows = |factor: OperandLayout, rows: usize, columns: usize| {
+            if factor.transposed { columns } else { rows }
+        };
+        let scales = |factor: OperandLayout, rows: usize| {
             let shape = factor.scaling.map_or([0, 0], |scaling| scaling.shape(rows, k));
             memory(shape.iter().product(), DType::F32)
         };

@@ -76,19 +76,19 @@ struct Arguments {
 }
 
 /// The product, ready for a stream.
-pub(super) struct Promoted {
+pub(super) struct BlockScaledGemm {
     function: Function,
     launch: Launch,
     arguments: Arguments,
 }
 
-impl Promoted {
+impl BlockScaledGemm {
     /// None where the kernel does not take the product or its operands, or is not for this card.
     pub(super) fn new(
         gpu: &Gpu,
         gemm: &Gemm,
         operands: &GemmOperands,
-    ) -> Result<Option<Promoted>, CudaError> {
+    ) -> Result<Option<BlockScaledGemm>, CudaError> {
         let (Some(scales), true) = (operands.scales, gpu.info().arch == Arch::SM90 && takes(gemm, operands))
         else {
             return Ok(None);
@@ -124,11 +124,11 @@ impl Promoted {
         let clusters = (down * across).min(gpu.info().multiprocessors as usize / CLUSTER).max(1);
         let row = Launch::row((clusters * CLUSTER) as u32, THREADS).shared(SHARED_BYTES as u32);
         let launch = Launch { cluster: [CLUSTER as u32, 1, 1], ..row };
-        Ok(Some(Promoted { function, launch, arguments }))
+        Ok(Some(BlockScaledGemm { function, launch, arguments }))
     }
 
     /// Puts the product into `stream`.
-    pub(super) fn put(&self, stream: &Stream) -> Result<(), CudaError> {
+    pub(super) fn enqueue(&self, stream: &Stream) -> Result<(), CudaError> {
         // SAFETY: the kernel takes one `Arguments`, of the formats and types that it was compiled for; the operands are as large as the product
         // says, are aligned as `takes` asks, and keep their places, as whoever named them promises.
         unsafe { self.function.launch(self.launch, &self.arguments, stream) }

@@ -19,7 +19,7 @@ pub(super) struct Span {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Chunk {
     Scratch,
-    Lasting(usize),
+    Persistent(usize),
 }
 
 impl Span {
@@ -39,7 +39,7 @@ pub(super) struct Arena {
     scratch: GrowingMemory,
     /// As planned; what backs it is a little more.
     scratch_bytes: usize,
-    lasting: Vec<DeviceMemory>,
+    persistent: Vec<DeviceMemory>,
     state: Vec<(StateKey, TensorType, Span)>,
     by_key: HashMap<StateKey, usize>,
 }
@@ -50,7 +50,7 @@ impl Arena {
             context: context.clone(),
             scratch: GrowingMemory::new(context)?,
             scratch_bytes: 0,
-            lasting: Vec::new(),
+            persistent: Vec::new(),
             state: Vec::new(),
             by_key: HashMap::new(),
         })
@@ -58,7 +58,7 @@ impl Arena {
 
     /// Gives memory to the state and constants that `program` uses and the engine does not hold yet, to its exchange with the host, and
     /// to scratch. State begins as zeros. Returns the span of the exchange.
-    pub(super) fn make_room(
+    pub(super) fn allocate_for(
         &mut self,
         program: &Program,
         plan: &Plan,
@@ -103,8 +103,8 @@ impl Arena {
         if bytes > 0 {
             memory.all().fill(0, stream)?;
         }
-        self.lasting.push(memory);
-        let chunk = Chunk::Lasting(self.lasting.len() - 1);
+        self.persistent.push(memory);
+        let chunk = Chunk::Persistent(self.persistent.len() - 1);
         for (key, value, offset) in fresh {
             let span = Span { chunk, offset, bytes: value.ty.bytes() };
             if let Storage::Constant { make, .. } = &value.storage {
@@ -121,12 +121,12 @@ impl Arena {
         let range = span.offset..span.offset + span.bytes;
         match span.chunk {
             Chunk::Scratch => self.scratch.span(range),
-            Chunk::Lasting(n) => self.lasting[n].span(range),
+            Chunk::Persistent(n) => self.persistent[n].span(range),
         }
     }
 
     /// Where a state value or a constant lives.
-    pub(super) fn lasting(&self, value: &Value) -> Option<Span> {
+    pub(super) fn persistent(&self, value: &Value) -> Option<Span> {
         self.by_key.get(&state_key(value)?).map(|&at| self.state[at].2)
     }
 
@@ -144,6 +144,6 @@ impl Arena {
 
     /// Bytes of all that was planned.
     pub(super) fn planned_bytes(&self) -> usize {
-        self.scratch_bytes + self.lasting.iter().map(DeviceMemory::bytes).sum::<usize>()
+        self.scratch_bytes + self.persistent.iter().map(DeviceMemory::bytes).sum::<usize>()
     }
 }

@@ -5,17 +5,16 @@
 //! pinned memory, so the host prepares a step while others run.
 
 mod arena;
-mod crew;
 mod ring;
 mod staging;
 mod stopwatch;
+mod thread_pool;
 
 use crate::engine::{Promise, ensure_length};
 use crate::{
     Checks, Engine, EngineError, Outputs, Part, ProgramId, StateEntry, Ticket, Timed, TimedWork, Timing,
 };
 use arena::{Arena, Span};
-use crew::make_all;
 use ring::{Inputs, Outputs as OutputRing};
 use staging::Staging;
 use std::collections::{BTreeMap, HashMap, HashSet};
@@ -23,9 +22,10 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::Instant;
 use stopwatch::Stopwatch;
+use thread_pool::map_parallel;
 use xtrain_cuda::{
     CudaError, CudaKernel, CudaOutput, CudaTensor, Event, Gpu, Graph, GraphExec, Operands, Stream, Work,
-    beside_others, nvtx,
+    exclude_capture, nvtx,
 };
 use xtrain_program::{Instance, KernelTable, Location, Op, Plan, Program, Region, StateKind, ValueId};
 use xtrain_tensor::TensorType;
@@ -76,8 +76,8 @@ struct Loaded {
 
 enum Recording {
     /// It ran once, op by op.
-    Tried,
-    Ready(GraphExec),
+    RanOnce,
+    Recorded(GraphExec),
 }
 
 /// The workspace that an op's kernel needs on a card; a plan for one takes it, and needs no card.
@@ -111,7 +111,7 @@ impl CudaEngine {
 
     /// Makes the instances of `part` ready that are not yet: first one of each kind, which compiles kernels and chooses algorithms, then the
     /// other blocks', which find all that.
-    fn make_ready(&mut self, id: ProgramId, part: Part) -> Result<(), EngineError> {
+    fn prepare_part(&mut self, id: ProgramId, part: Part) -> Result<(), EngineError> {
         let first = part.is_first();
         let loaded = &self.programs[id.0];
         let (mut kinds, mut leading, mut following) = (HashSet::new(), Vec::new(), Vec::new());
@@ -126,9 +126,9 @@ impl CudaEngine {
         let (gpu, arena, kernels) = (&self.gpu, &self.arena, &self.kernels);
         let make = |&index: &usize| {
             let kernel = find(kernels, &loaded.program.instances[index], gpu)?;
-            ready(kernel, gpu, arena, loaded, index, first)
+            prepare(kernel, gpu, arena, loaded, index, first)
         };
-        let works = make_all(&leading, make)?.into_iter().chain(make_all(&following, make)?);
+        let works = map_parallel(&leading, make)?.into_iter().chain(map_parallel(&following, make)?);
         let loaded = &mut self.programs[id.0];
         for (index, work) in leading.into_iter().chain(following).zip(works) {
             let variant = loaded.variant(index, first);
@@ -138,21 +138,21 @@ impl CudaEngine {
     }
 
     /// Puts the instances of `part` into the stream, one by one.
-    fn put_all(&self, id: ProgramId, part: Part, how: &Putting) -> Result<(), EngineError> {
+    fn enqueue_part(&self, id: ProgramId, part: Part, mode: &EnqueueMode) -> Result<(), EngineError> {
         let loaded = &self.programs[id.0];
         let first = part.is_first();
-        how.mark(0, &self.stream)?;
+        mode.mark(0, &self.stream)?;
         for (n, index) in loaded.indices(part).enumerate() {
             let instance = &loaded.program.instances[index];
-            let _range = (!how.recording)
+            let _range = (!mode.recording)
                 .then(|| nvtx::range(format_args!("{} {}", instance.code.op().name(), instance.origin)));
             if self.checks.poison {
                 self.poison(loaded, index, first)?;
             }
             loaded.copy_over(index, &self.arena, &self.stream)?;
             let work = loaded.works[index][loaded.variant(index, first)].as_ref().expect("made ready before");
-            (0..how.repeats).try_for_each(|_| work.put(&self.stream))?;
-            how.mark(n + 1, &self.stream)?;
+            (0..mode.repeats).try_for_each(|_| work.enqueue(&self.stream))?;
+            mode.mark(n + 1, &self.stream)?;
             if self.checks.numerics {
                 self.check_finite(loaded, instance)?;
             }
@@ -166,17 +166,17 @@ impl CudaEngine {
         let count = self.programs[id.0].indices(part).count();
         let marks = || (0..=count).map(|_| Event::timed(self.gpu.context())).collect::<Result<Vec<_>, _>>();
         if self.checks != Checks::default() || !self.programs[id.0].graphs.contains_key(&part) {
-            let how = Putting { recording: false, repeats, marks: marks()? };
-            let _turn = beside_others();
-            self.put_all(id, part, &how)?;
-            self.programs[id.0].graphs.entry(part).or_insert(Recording::Tried);
+            let mode = EnqueueMode { recording: false, repeats, marks: marks()? };
+            let _no_capture = exclude_capture();
+            self.enqueue_part(id, part, &mode)?;
+            self.programs[id.0].graphs.entry(part).or_insert(Recording::RanOnce);
             self.stream.synchronize()?;
-            return Ok(self.watch.ops(id, part, self.programs[id.0].indices(part), &how.marks)?);
+            return Ok(self.watch.ops(id, part, self.programs[id.0].indices(part), &mode.marks)?);
         }
         if !self.programs[id.0].timed.contains_key(&(part, repeats)) {
-            let how = Putting { recording: true, repeats, marks: marks()? };
-            let graph = Graph::record(&self.stream, || self.put_all(id, part, &how))?.instantiate()?;
-            self.programs[id.0].timed.insert((part, repeats), (graph, how.marks));
+            let mode = EnqueueMode { recording: true, repeats, marks: marks()? };
+            let graph = Graph::record(&self.stream, || self.enqueue_part(id, part, &mode))?.instantiate()?;
+            self.programs[id.0].timed.insert((part, repeats), (graph, mode.marks));
         }
         let loaded = &mut self.programs[id.0];
         let Some((graph, _)) = loaded.timed.get_mut(&(part, repeats)) else {
@@ -226,7 +226,7 @@ impl CudaEngine {
 }
 
 /// How the instances of a part are put in.
-struct Putting {
+struct EnqueueMode {
     /// As a graph is being recorded, or to run at once.
     recording: bool,
     /// How often each.
@@ -235,10 +235,10 @@ struct Putting {
     marks: Vec<Event>,
 }
 
-impl Putting {
+impl EnqueueMode {
     /// To run or to be recorded, once and without marks.
     fn plain(recording: bool) -> Self {
-        Putting { recording, repeats: 1, marks: Vec::new() }
+        EnqueueMode { recording, repeats: 1, marks: Vec::new() }
     }
 
     fn mark(&self, n: usize, stream: &Stream) -> Result<(), CudaError> {
@@ -292,7 +292,7 @@ fn find<'a>(
     })
 }
 
-fn ready(
+fn prepare(
     kernel: &dyn CudaKernel,
     gpu: &Gpu,
     arena: &Arena,
@@ -315,7 +315,7 @@ fn ready(
     }
     let workspace: Vec<CudaTensor> =
         loaded.workspaces[index].iter().map(|&(ty, span)| tensor(ty, span)).collect();
-    Ok(kernel.ready(gpu, &Operands { inputs: &inputs, outputs: &outputs, workspace: &workspace })?)
+    Ok(kernel.prepare(gpu, &Operands { inputs: &inputs, outputs: &outputs, workspace: &workspace })?)
 }
 
 impl Engine for CudaEngine {
@@ -328,14 +328,14 @@ impl Engine for CudaEngine {
         // What is under way may use what is written below.
         self.stream.synchronize()?;
         let planned = begun.elapsed();
-        let io = self.arena.make_room(&program, &plan, &self.stream)?;
+        let io = self.arena.allocate_for(&program, &plan, &self.stream)?;
         // Kernels are timed in streams of their own, which do not wait for this one.
         self.stream.synchronize()?;
         let placed = begun.elapsed();
         let place = |id: ValueId| {
             let at = plan.locations[id.0 as usize]?;
             match at.region {
-                Region::State => self.arena.lasting(program.value(id)),
+                Region::State => self.arena.persistent(program.value(id)),
                 Region::Io => Some(io.part(at.offset, at.bytes)),
                 Region::Scratch => Some(Span::scratch(at.offset, at.bytes)),
             }
@@ -372,7 +372,7 @@ impl Engine for CudaEngine {
         self.programs.push(loaded);
         let id = ProgramId(self.programs.len() - 1);
         // All parts now: trying algorithms writes where later parts find what earlier ones left.
-        let made = self.make_ready(id, Part::Whole).and_then(|()| self.make_ready(id, Part::Next));
+        let made = self.prepare_part(id, Part::Whole).and_then(|()| self.prepare_part(id, Part::Next));
         if made.is_err() {
             self.programs.pop();
         }
@@ -410,18 +410,19 @@ impl Engine for CudaEngine {
         }
         let begun = self.watch.begin(&self.stream)?;
         let plain = self.checks != Checks::default();
-        if !plain && matches!(self.programs[id.0].graphs.get(&part), Some(Recording::Tried)) {
-            let graph = Graph::record(&self.stream, || self.put_all(id, part, &Putting::plain(true)))?;
-            self.programs[id.0].graphs.insert(part, Recording::Ready(graph.instantiate()?));
+        if !plain && matches!(self.programs[id.0].graphs.get(&part), Some(Recording::RanOnce)) {
+            let graph =
+                Graph::record(&self.stream, || self.enqueue_part(id, part, &EnqueueMode::plain(true)))?;
+            self.programs[id.0].graphs.insert(part, Recording::Recorded(graph.instantiate()?));
         }
         match self.programs[id.0].graphs.get_mut(&part) {
-            Some(Recording::Ready(graph)) if !plain => graph.launch(&self.stream)?,
+            Some(Recording::Recorded(graph)) if !plain => graph.launch(&self.stream)?,
             _ => {
                 let started = Instant::now();
-                let _turn = beside_others();
-                self.put_all(id, part, &Putting::plain(false))?;
+                let _no_capture = exclude_capture();
+                self.enqueue_part(id, part, &EnqueueMode::plain(false))?;
                 tracing::debug!("{part:?} put in op by op in {:.3} s", started.elapsed().as_secs_f64());
-                self.programs[id.0].graphs.entry(part).or_insert(Recording::Tried);
+                self.programs[id.0].graphs.entry(part).or_insert(Recording::RanOnce);
             }
         }
         Ok(self.watch.end(begun, id, TimedWork::Part(part), &self.stream)?)
@@ -437,14 +438,14 @@ impl Engine for CudaEngine {
 
     fn is_ready(&self, ticket: &Ticket) -> Result<bool, EngineError> {
         match &ticket.0 {
-            Promise::Kept(_) => Ok(true),
+            Promise::Arrived(_) => Ok(true),
             Promise::Copying { program, fetch } => Ok(self.programs[program.0].outputs.is_here(*fetch)?),
         }
     }
 
     fn collect(&mut self, ticket: Ticket) -> Result<Outputs, EngineError> {
         match ticket.0 {
-            Promise::Kept(outputs) => Ok(outputs),
+            Promise::Arrived(outputs) => Ok(outputs),
             Promise::Copying { program, fetch } => {
                 let loaded = &mut self.programs[program.0];
                 let gone = || EngineError::Unknown { what: "ticket", name: fetch.to_string() };

@@ -38,14 +38,14 @@ impl<G> Drop for Held<G> {
 /// (CUDA programming guide, "Prohibited and Unhandled Operations" of stream capture), whichever thread does so. None where this thread
 /// holds the lock already, in either way.
 #[must_use]
-pub fn beside_others() -> Option<impl Sized> {
+pub fn exclude_capture() -> Option<impl Sized> {
     Held::new(|| RUNNING.read())
 }
 
 /// To be held by whoever takes the time or records a graph. None where this thread is alone already; not to be asked for within
-/// [`beside_others`], where it cannot be had.
+/// [`exclude_capture`], where it cannot be had.
 #[must_use]
-pub(crate) fn alone() -> Option<impl Sized> {
+pub(crate) fn exclusive() -> Option<impl Sized> {
     Held::new(|| RUNNING.write())
 }
 
@@ -55,12 +55,12 @@ mod tests {
 
     #[test]
     fn who_holds_the_lock_does_not_wait_for_itself() {
-        let alone = alone();
-        assert!(alone.is_some() && beside_others().is_none());
-        drop(alone);
-        let (outer, inner) = (beside_others(), beside_others());
+        let exclusive = exclusive();
+        assert!(exclusive.is_some() && exclude_capture().is_none());
+        drop(exclusive);
+        let (outer, inner) = (exclude_capture(), exclude_capture());
         assert!(outer.is_some() && inner.is_none());
         drop((inner, outer));
-        assert!(beside_others().is_some());
+        assert!(exclude_capture().is_some());
     }
 }

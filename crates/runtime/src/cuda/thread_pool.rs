@@ -8,7 +8,7 @@ use std::sync::{Mutex, PoisonError};
 ///
 /// # Errors
 /// Of those that failed the one that comes first. After a failure nothing new is begun.
-pub(super) fn make_all<I: Sync, T: Send, E: Send>(
+pub(super) fn map_parallel<I: Sync, T: Send, E: Send>(
     items: &[I],
     make: impl Fn(&I) -> Result<T, E> + Sync,
 ) -> Result<Vec<T>, E> {
@@ -29,8 +29,8 @@ pub(super) fn make_all<I: Sync, T: Send, E: Send>(
         }
     };
     std::thread::scope(|scope| {
-        let crew: Vec<_> = (0..threads).map(|_| scope.spawn(work)).collect();
-        for thread in crew {
+        let thread_pool: Vec<_> = (0..threads).map(|_| scope.spawn(work)).collect();
+        for thread in thread_pool {
             // Its own words, not those of the scope.
             thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
         }
@@ -51,9 +51,9 @@ mod tests {
     #[test]
     fn what_is_made_stands_in_the_order_of_its_items() {
         let items: Vec<u64> = (0..1000).collect();
-        let made = on_four(|| make_all(&items, |n| Ok::<_, ()>(n * n)));
+        let made = on_four(|| map_parallel(&items, |n| Ok::<_, ()>(n * n)));
         assert_eq!(made, Ok(items.iter().map(|n| n * n).collect()));
-        assert_eq!(make_all(&[], |n: &u64| Ok::<_, ()>(*n)), Ok(Vec::new()));
+        assert_eq!(map_parallel(&[], |n: &u64| Ok::<_, ()>(*n)), Ok(Vec::new()));
     }
 
     #[test]
@@ -61,7 +61,7 @@ mod tests {
         let items: Vec<usize> = (0..1000).collect();
         let done = AtomicUsize::new(0);
         let failed = on_four(|| {
-            make_all(&items, |&n| {
+            map_parallel(&items, |&n| {
                 done.fetch_add(1, Ordering::Relaxed);
                 if n == 5 { Err(n) } else { Ok(()) }
             })
@@ -69,7 +69,7 @@ mod tests {
         assert_eq!(failed, Err(5));
         assert!(done.load(Ordering::Relaxed) >= 6);
         let panicked = std::panic::catch_unwind(|| {
-            on_four(|| make_all(&items, |&n| if n == 9 { panic!("item {n}") } else { Ok::<_, ()>(()) }))
+            on_four(|| map_parallel(&items, |&n| if n == 9 { panic!("item {n}") } else { Ok::<_, ()>(()) }))
         });
         let words = panicked.expect_err("it panics");
         assert_eq!(words.downcast_ref::<String>().map(String::as_str), Some("item 9"));

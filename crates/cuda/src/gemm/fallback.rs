@@ -34,7 +34,7 @@ struct Arguments {
     accumulate: u32,
 }
 
-pub(super) fn ready(gpu: &Gpu, gemm: &Gemm, operands: &GemmOperands) -> Result<Work, CudaError> {
+pub(super) fn prepare(gpu: &Gpu, gemm: &Gemm, operands: &GemmOperands) -> Result<Work, CudaError> {
     let name = match (gemm.a.dtype, gemm.b.dtype, gemm.d) {
         (DType::F32, DType::F32, DType::F32) => "gemm_f32_f32",
         (DType::BF16, DType::BF16, DType::F32) => "gemm_bf16_f32",
@@ -65,7 +65,7 @@ pub(super) fn ready(gpu: &Gpu, gemm: &Gemm, operands: &GemmOperands) -> Result<W
     };
     let blocks = gemm.m.div_ceil(TILE) * gemm.n.div_ceil(TILE);
     if blocks == 0 {
-        return Ok(Work::all(Vec::new()));
+        return Ok(Work::sequence(Vec::new()));
     }
     // SAFETY: the kernel takes one `Arguments`, for the types that its name says; the operands are as large as the product says and keep
     // their places, as whoever named them promises.

@@ -33,7 +33,7 @@ impl Gpu {
     ///
     /// # Errors
     /// What failed, wrong numbers among it.
-    pub fn try_kernel(&self) -> Result<(), CudaError> {
+    pub fn test_kernel(&self) -> Result<(), CudaError> {
         const N: usize = 1000;
         let stream = Stream::new(self.context())?;
         let cubin = self.compiler().compile("trial.cu", SOURCE, self.info().arch, &[])?.cubin;
@@ -50,8 +50,8 @@ impl Gpu {
     /// Multiplies two matrices of ones in bf16 by cuBLASLt.
     ///
     /// # Errors
-    /// As [`Gpu::try_kernel`].
-    pub fn try_product(&self) -> Result<(), CudaError> {
+    /// As [`Gpu::test_kernel`].
+    pub fn test_gemm(&self) -> Result<(), CudaError> {
         const M: usize = 64;
         const N: usize = 128;
         const K: usize = 256;
@@ -70,15 +70,15 @@ impl Gpu {
             workspace: workspace.pointer(),
         };
         let gemm = Gemm::new([M, N, K], DType::BF16, [false, true], DType::F32);
-        gemm.ready(self, &operands)?.put(&stream)?;
+        gemm.prepare(self, &operands)?.enqueue(&stream)?;
         check("cuBLASLt's product", &floats(&d.all().read(&stream)?), |_| K as f32)
     }
 
     /// Attention by cuDNN, forward and backward, over keys that are all alike and values of one.
     ///
     /// # Errors
-    /// As [`Gpu::try_kernel`]; also where cuDNN is missing or has no engine for this card.
-    pub fn try_attention(&self) -> Result<(), CudaError> {
+    /// As [`Gpu::test_kernel`]; also where cuDNN is missing or has no engine for this card.
+    pub fn test_attention(&self) -> Result<(), CudaError> {
         const TOKENS: usize = 64;
         const HEADS: usize = 2;
         const WIDTH: usize = 64;
@@ -105,7 +105,7 @@ impl Gpu {
         // SAFETY: as above.
         let backward =
             unsafe { sdpa.backward(self, at(&d_o), at(&qkv), at(&o), at(&lse), at(&dqkv), at(&workspace))? };
-        Work::all(vec![forward, backward]).put(&stream)?;
+        Work::sequence(vec![forward, backward]).enqueue(&stream)?;
         check("cuDNN's attention", &halves(&o.all().read(&stream)?), |_| 1.0)?;
         // A value's gradient is the sum of the weights that it had: 1 / (i + 1) of each query i from its own on.
         let weights = |token: usize| (token..TOKENS).map(|i| 1.0 / (i + 1) as f32).sum::<f32>();

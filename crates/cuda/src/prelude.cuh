@@ -104,35 +104,35 @@ __device__ __forceinline__ u32 max_halves(u32 a, u32 b) {
 }
 
 // Raises a word to the magnitudes of the elements of another, as bits: bf16's are two a word.
-template <class T> __device__ __forceinline__ void raise_to(u32& most, u32 word) {
+template <class T> __device__ __forceinline__ void update_amax(u32& most, u32 word) {
     if constexpr (sizeof(T) == 2) most = max_halves(most, word & 0x7fff7fffu);
     else most = max(most, word & 0x7fffffffu);
 }
 
 // The larger of such a word's, as bits of f32.
-template <class T> __device__ __forceinline__ u32 larger_of(u32 most) {
+template <class T> __device__ __forceinline__ u32 amax_of_pair(u32 most) {
     return sizeof(T) == 2 ? max(most & 0xffff0000u, most << 16) : most;
 }
 
 // Raises what other blocks raise too: the largest of all comes out in any order. Most find that it is large enough.
-__device__ __forceinline__ void raise(u32* to, u32 x) {
+__device__ __forceinline__ void atomic_amax(u32* to, u32 x) {
     if (x > *(volatile u32*)to) atomicMax(to, x);
 }
 
 // The largest of as many words as a block has warps, in every thread of a warp.
-__device__ __forceinline__ u32 largest_of_warps(const u32* words) {
+__device__ __forceinline__ u32 max_over_warps(const u32* words) {
     u32 lane = threadIdx.x % 32;
     return __reduce_max_sync(0xffffffffu, lane < blockDim.x / 32 ? words[lane] : 0);
 }
 
 // Raises a word to the largest of this block's; `space` is a word a warp.
-__device__ __forceinline__ void raise_by_block(u32* to, u32 x, u32* space) {
+__device__ __forceinline__ void atomic_amax_of_block(u32* to, u32 x, u32* space) {
     x = __reduce_max_sync(0xffffffffu, x);
     if (threadIdx.x % 32 == 0) space[threadIdx.x / 32] = x;
     __syncthreads();
     if (threadIdx.x >= 32) return;
-    x = largest_of_warps(space);
-    if (threadIdx.x == 0) raise(to, x);
+    x = max_over_warps(space);
+    if (threadIdx.x == 0) atomic_amax(to, x);
 }
 
 // A tensor whose element type is told at run time: an operand that is small, or whose type is its own.

@@ -419,7 +419,7 @@ fn large_products_are_those_of_the_other_kernel(card: &Card) -> Result<(), Faile
 }
 
 /// Sizes that end within tiles and clusters, and more tiles than blocks that make them.
-fn promoted_products_are_those_of_a_plain_loop(card: &Card) -> Result<(), Failed> {
+fn block_scaled_gemms_equal_a_plain_loop(card: &Card) -> Result<(), Failed> {
     if card.arch != Arch::SM90 {
         return Ok(());
     }
@@ -539,7 +539,7 @@ fn main() {
         ("too_little_memory_is_told_in_bytes", too_little_memory_is_told_in_bytes),
         ("kernels_are_kept_on_the_disk", kernels_are_kept_on_the_disk),
         ("large_products_are_those_of_the_other_kernel", large_products_are_those_of_the_other_kernel),
-        ("promoted_products_are_those_of_a_plain_loop", promoted_products_are_those_of_a_plain_loop),
+        ("block_scaled_gemms_equal_a_plain_loop", block_scaled_gemms_equal_a_plain_loop),
         ("a_recorded_product_is_the_same", a_recorded_product_is_the_same),
         ("a_choice_of_an_algorithm_is_kept", a_choice_of_an_algorithm_is_kept),
         ("the_small_trials_find_the_known_results", the_small_trials_find_the_known_results),

@@ -9,7 +9,7 @@ use crate::module::Launch;
 use crate::source::KernelSource;
 use xtrain_tensor::DType;
 
-pub(super) const SOURCE: KernelSource = KernelSource::new("gemm/kernel.cu", include_str!("kernel.cu"));
+pub(super) const SOURCE: KernelSource = KernelSource::new("gemm/fallback.cu", include_str!("fallback.cu"));
 
 const TILE: usize = 64;
 const THREADS: u32 = 256;

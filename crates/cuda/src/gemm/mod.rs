@@ -9,11 +9,11 @@
 //! want both factors stored along what is summed, and keep 14 bits of a sum; so partial sums are promoted to f32 registers, unless fast
 //! accumulation is asked for.
 
+mod block_scaled;
 mod choose;
 mod fallback;
 mod matmul;
 mod noise;
-mod promoted;
 
 use crate::choice::preferred_algorithms;
 use crate::error::CudaError;
@@ -22,8 +22,8 @@ use crate::kernel::Work;
 use crate::memory::DevicePtr;
 use crate::source::KernelSource;
 use crate::stream::Stream;
+use block_scaled::BlockScaledGemm;
 use matmul::Matmul;
-use promoted::BlockScaledGemm;
 use std::fmt;
 use xtrain_tensor::{DType, Scaling, TensorType};
 
@@ -112,10 +112,10 @@ pub enum GemmChoice {
 
 impl Gemm {
     /// The kernel of our own that takes any shape.
-    pub const SOURCE: KernelSource = fallback::SOURCE;
+    pub const FALLBACK_SOURCE: KernelSource = fallback::SOURCE;
 
     /// The one for scales of every 128 along k.
-    pub const PROMOTED_SOURCE: KernelSource = promoted::SOURCE;
+    pub const BLOCK_SCALED_SOURCE: KernelSource = block_scaled::SOURCE;
 
     /// The implementations that `XTRAIN_PREFER` takes, whatever their speed, for products that both are for: [`Algorithm::CublasLt`] and
     /// [`Algorithm::BlockScaled`].

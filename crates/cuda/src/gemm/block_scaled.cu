@@ -1,9 +1,9 @@
 // D[m, n] (+)= A[m, k] B[n, k]^T of FP8 numbers that have scales for every 128 along k: sums of 128 products are made by Hopper's tensor cores,
 // which keep 14 bits of them, then scaled and added up in f32 registers (DeepSeek-V3, arXiv 2412.19437, section 3.5.2).
 //
-// Two blocks side by side form a cluster; each makes HIGH x WIDE of D, and both read the same rows of A, of which each fetches one half for
+// Two blocks side by side form a cluster; each makes TILE_M x TILE_N of D, and both read the same rows of A, of which each fetches one half for
 // both. One warp of a block has the copy engine fill STAGES of shared memory, and goes on to the next tile while this one is stored. Two groups
-// of four warps multiply: each has HIGH / 2 rows, 64 at a time, and while one scales what it has, the other keeps the tensor cores busy.
+// of four warps multiply: each has TILE_M / 2 rows, 64 at a time, and while one scales what it has, the other keeps the tensor cores busy.
 // Rows of B are fetched in such an order that the four columns of which a thread has sums in two neighbouring groups of eight are neighbours
 // in D: scales of columns are read, and results are written, four at a time.
 //
@@ -33,15 +33,15 @@ struct Arguments {
     u32 padding;
 };
 
-constexpr int HIGH = 256, WIDE = 128, DEEP = 128, STAGES = 4, GROUP = 128, THREADS = 3 * GROUP, CLUSTER = 2;
+constexpr int TILE_M = 256, TILE_N = 128, TILE_K = 128, STAGES = 4, GROUP = 128, THREADS = 3 * GROUP, CLUSTER = 2;
 // Rows of tiles that are made together, so that what the clusters of a card fetch at a time is much the same.
 constexpr u32 BAND = 8;
-constexpr u32 A_BYTES = HIGH * DEEP, B_BYTES = WIDE * DEEP;
+constexpr u32 A_BYTES = TILE_M * TILE_K, B_BYTES = TILE_N * TILE_K;
 
 // Where in shared memory what is, from its beginning on. Scales are A's, then B's of a stage.
-constexpr u32 A_AT = 0, B_AT = A_AT + STAGES * A_BYTES, SCALES_AT = B_AT + STAGES * B_BYTES, SCALES_BYTES = 4 * (HIGH + WIDE);
+constexpr u32 A_OFFSET = 0, B_OFFSET = A_OFFSET + STAGES * A_BYTES, SCALES_OFFSET = B_OFFSET + STAGES * B_BYTES, SCALES_BYTES = 4 * (TILE_M + TILE_N);
 // A stage is full, or empty again in both blocks.
-constexpr u32 FULL_AT = SCALES_AT + STAGES * SCALES_BYTES, EMPTY_AT = FULL_AT + 8 * STAGES;
+constexpr u32 FULL_OFFSET = SCALES_OFFSET + STAGES * SCALES_BYTES, EMPTY_OFFSET = FULL_OFFSET + 8 * STAGES;
 
 __device__ __forceinline__ void init_barrier(u32 barrier, u32 arrivals) {
     asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
@@ -54,7 +54,7 @@ __device__ __forceinline__ void wait(u32 barrier, u32 parity) {
 }
 
 // Arrives, and has the barrier wait for so many bytes too.
-__device__ __forceinline__ void expect(u32 barrier, u32 bytes) {
+__device__ __forceinline__ void arrive_expect(u32 barrier, u32 bytes) {
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
 }
 
@@ -98,13 +98,13 @@ __device__ __forceinline__ u64 matrix(u32 address) {
     return found;
 }
 
-__device__ __forceinline__ float load_shared(u32 at) {
+__device__ __forceinline__ float load_shared(u32 address) {
     float x;
-    asm volatile("ld.shared.f32 %0, [%1];" : "=f"(x) : "r"(at));
+    asm volatile("ld.shared.f32 %0, [%1];" : "=f"(x) : "r"(address));
     return x;
 }
-__device__ __forceinline__ void load_shared(u32 at, float* x) {
-    asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];" : "=f"(x[0]), "=f"(x[1]), "=f"(x[2]), "=f"(x[3]) : "r"(at));
+__device__ __forceinline__ void load_shared(u32 address, float* x) {
+    asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];" : "=f"(x[0]), "=f"(x[1]), "=f"(x[2]), "=f"(x[3]) : "r"(address));
 }
 
 #define FOUR(x, i) "+f"(x[i]), "+f"(x[i + 1]), "+f"(x[i + 2]), "+f"(x[i + 3])
@@ -120,7 +120,7 @@ __device__ __forceinline__ void load_shared(u32 at, float* x) {
 #define B_NAME "e4m3"
 #endif
 
-// sum (+)= 64 rows of A by WIDE rows of B over 32 columns. With g = lane / 4 and t = lane % 4, a thread of warp w has sums of rows 16 w + g (numbers
+// sum (+)= 64 rows of A by TILE_N rows of B over 32 columns. With g = lane / 4 and t = lane % 4, a thread of warp w has sums of rows 16 w + g (numbers
 // 4 i, 4 i + 1) and 16 w + g + 8 (4 i + 2, 4 i + 3) and columns 8 i + 2 t, 8 i + 2 t + 1.
 __device__ __forceinline__ void multiply(float (&sum)[64], u64 a, u64 b, bool add) {
     asm volatile(
@@ -136,87 +136,87 @@ __device__ __forceinline__ void multiply(float (&sum)[64], u64 a, u64 b, bool ad
 }
 
 // The tile of a cluster: bands of BAND rows of tiles one after the other, within a band column by column.
-__device__ __forceinline__ void place(const Arguments& at, u32 tile, u32& row, u32& column) {
-    u32 first = tile / (BAND * at.across) * BAND, within = tile % (BAND * at.across), high = min(BAND, at.down - first);
-    row = (first + within % high) * HIGH;
-    column = within / high * (CLUSTER * WIDE);
+__device__ __forceinline__ void tile_origin(const Arguments& args, u32 tile, u32& row, u32& column) {
+    u32 first = tile / (BAND * args.across) * BAND, in_band = tile % (BAND * args.across), high = min(BAND, args.down - first);
+    row = (first + in_band % high) * TILE_M;
+    column = in_band / high * (CLUSTER * TILE_N);
 }
 
 // Has the copy engine fill one stage after the other.
-__device__ __forceinline__ void fetch(const Arguments& at, u32 shared, u32 rank, u32 clusters) {
-    u32 turn = 0;
-    for (u32 tile = blockIdx.x / CLUSTER; tile < at.down * at.across; tile += clusters) {
+__device__ __forceinline__ void fetch(const Arguments& args, u32 shared, u32 rank, u32 clusters) {
+    u32 iteration = 0;
+    for (u32 tile = blockIdx.x / CLUSTER; tile < args.down * args.across; tile += clusters) {
         u32 row, column;
-        place(at, tile, row, column);
-        column += rank * WIDE;
+        tile_origin(args, tile, row, column);
+        column += rank * TILE_N;
         // What there is no scale of is not stored either.
-        u32 a_bytes = 4 * min((u32)HIGH, at.m - row);
-        u32 b_bytes = B_TILES && column < at.n ? 4 * min((u32)WIDE, at.n - column) : 0;
-        for (u32 block = 0; block < at.blocks; block++, turn++) {
-            u32 stage = turn % STAGES, full = shared + FULL_AT + 8 * stage, scales = shared + SCALES_AT + stage * SCALES_BYTES;
-            wait(shared + EMPTY_AT + 8 * stage, turn / STAGES % 2 ^ 1);
-            expect(full, A_BYTES + B_BYTES + a_bytes + b_bytes);
-            u32 half = rank * (HIGH / CLUSTER);
-            fetch_a(shared + A_AT + stage * A_BYTES + half * DEEP, at.a, block * DEEP, row + half, full);
-            fetch_b(shared + B_AT + stage * B_BYTES, at.b, block * DEEP, column / 16, full);
-            fetch_scales(scales, at.a_scale + (u64)block * at.m + row, a_bytes, full);
-            if (b_bytes != 0) fetch_scales(scales + 4 * HIGH, at.b_scale + (u64)block * at.n + column, b_bytes, full);
+        u32 a_bytes = 4 * min((u32)TILE_M, args.m - row);
+        u32 b_bytes = B_TILES && column < args.n ? 4 * min((u32)TILE_N, args.n - column) : 0;
+        for (u32 block = 0; block < args.blocks; block++, iteration++) {
+            u32 stage = iteration % STAGES, full = shared + FULL_OFFSET + 8 * stage, scales = shared + SCALES_OFFSET + stage * SCALES_BYTES;
+            wait(shared + EMPTY_OFFSET + 8 * stage, iteration / STAGES % 2 ^ 1);
+            arrive_expect(full, A_BYTES + B_BYTES + a_bytes + b_bytes);
+            u32 half = rank * (TILE_M / CLUSTER);
+            fetch_a(shared + A_OFFSET + stage * A_BYTES + half * TILE_K, args.a, block * TILE_K, row + half, full);
+            fetch_b(shared + B_OFFSET + stage * B_BYTES, args.b, block * TILE_K, column / 16, full);
+            fetch_scales(scales, args.a_scale + (u64)block * args.m + row, a_bytes, full);
+            if (b_bytes != 0) fetch_scales(scales + 4 * TILE_M, args.b_scale + (u64)block * args.n + column, b_bytes, full);
         }
     }
 }
 
 // Four neighbours of a row of D.
-__device__ __forceinline__ void put(const Arguments& at, u64 index, const float* x) {
+__device__ __forceinline__ void store_four(const Arguments& args, u64 index, const float* x) {
     if constexpr (OUT_F32) {
-        float* d = (float*)at.d + index;
+        float* d = (float*)args.d + index;
         // Added where memory is, by nobody else: nothing waits for what stands there.
-        if (at.accumulate)
+        if (args.accumulate)
             asm volatile("red.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(d), "f"(x[0]), "f"(x[1]), "f"(x[2]), "f"(x[3]) : "memory");
         else
             store<4>(d, x);
     } else {
-        store<4>((bf16*)at.d + index, x);
+        store<4>((bf16*)args.d + index, x);
     }
 }
 
 // Multiplies what the stages hold, one after the other; FIRST is the first of the group's rows.
-template <u32 FIRST> __device__ __forceinline__ void compute(const Arguments& at, u32 shared, u32 rank, u32 clusters) {
-    u32 lane = threadIdx.x % 32, within = threadIdx.x % GROUP / 32 * 16 + lane / 4, beside = 4 * (lane % 4);
-    u32 rows_scales = shared + SCALES_AT + 4 * (FIRST + within), columns_scales = shared + SCALES_AT + 4 * (HIGH + beside);
-    u32 turn = 0;
-    for (u32 tile = blockIdx.x / CLUSTER; tile < at.down * at.across; tile += clusters) {
+template <u32 FIRST> __device__ __forceinline__ void compute(const Arguments& args, u32 shared, u32 rank, u32 clusters) {
+    u32 lane = threadIdx.x % 32, row_in_tile = threadIdx.x % GROUP / 32 * 16 + lane / 4, column_in_tile = 4 * (lane % 4);
+    u32 rows_scales = shared + SCALES_OFFSET + 4 * (FIRST + row_in_tile), columns_scales = shared + SCALES_OFFSET + 4 * (TILE_M + column_in_tile);
+    u32 iteration = 0;
+    for (u32 tile = blockIdx.x / CLUSTER; tile < args.down * args.across; tile += clusters) {
         u32 row, column;
         const float* b_scale = nullptr;
-        float of_block = 1.0f;
+        float block_scale = 1.0f;
         if constexpr (!B_TILES) {
-            place(at, tile, row, column);
-            b_scale = at.b_scale + (u64)min(column + rank * WIDE, at.n - 1) / WIDE * at.b_across;
-            of_block = __ldg(b_scale);
+            tile_origin(args, tile, row, column);
+            b_scale = args.b_scale + (u64)min(column + rank * TILE_N, args.n - 1) / TILE_N * args.b_across;
+            block_scale = __ldg(b_scale);
         }
         float total[2][64];
 #pragma unroll
         for (int i = 0; i < 128; i++) total[i / 64][i % 64] = 0.0f;
-        for (u32 block = 0; block < at.blocks; block++, turn++) {
-            u32 stage = turn % STAGES;
-            float of_next = 1.0f;
+        for (u32 block = 0; block < args.blocks; block++, iteration++) {
+            u32 stage = iteration % STAGES;
+            float next_block_scale = 1.0f;
             // Asked for a block ahead.
-            if constexpr (!B_TILES) of_next = __ldg(b_scale + min(block + 1, at.blocks - 1));
-            wait(shared + FULL_AT + 8 * stage, turn / STAGES % 2);
-            u64 a = matrix(shared + A_AT + FIRST * DEEP + stage * A_BYTES), b = matrix(shared + B_AT + stage * B_BYTES);
-            float by[32];
+            if constexpr (!B_TILES) next_block_scale = __ldg(b_scale + min(block + 1, args.blocks - 1));
+            wait(shared + FULL_OFFSET + 8 * stage, iteration / STAGES % 2);
+            u64 a = matrix(shared + A_OFFSET + FIRST * TILE_K + stage * A_BYTES), b = matrix(shared + B_OFFSET + stage * B_BYTES);
+            float column_scales[32];
 #pragma unroll
             for (int half = 0; half < 2; half++) {
                 float sum[64];
                 asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
 #pragma unroll
-                for (int k = 0; k < DEEP / 32; k++) multiply(sum, a + half * (64 * DEEP >> 4) + k * (32 >> 4), b + k * (32 >> 4), k > 0);
+                for (int k = 0; k < TILE_K / 32; k++) multiply(sum, a + half * (64 * TILE_K >> 4) + k * (32 >> 4), b + k * (32 >> 4), k > 0);
                 asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
-                u32 of_stage = stage * SCALES_BYTES;
-                float upper = load_shared(rows_scales + of_stage + 256 * half) * of_block;
-                float lower = load_shared(rows_scales + of_stage + 256 * half + 32) * of_block;
+                u32 stage_offset = stage * SCALES_BYTES;
+                float upper = load_shared(rows_scales + stage_offset + 256 * half) * block_scale;
+                float lower = load_shared(rows_scales + stage_offset + 256 * half + 32) * block_scale;
                 if (B_TILES && half == 0) {
 #pragma unroll
-                    for (int pair = 0; pair < 8; pair++) load_shared(columns_scales + of_stage + 64 * pair, by + 4 * pair);
+                    for (int pair = 0; pair < 8; pair++) load_shared(columns_scales + stage_offset + 64 * pair, column_scales + 4 * pair);
                 }
                 asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
 #pragma unroll
@@ -224,37 +224,37 @@ template <u32 FIRST> __device__ __forceinline__ void compute(const Arguments& at
                 if (half == 1) {
                     // Nothing of the stage is read any more: each block's copies go to both.
                     __syncwarp();
-                    if (lane < CLUSTER) arrive(shared + EMPTY_AT + 8 * stage, lane);
+                    if (lane < CLUSTER) arrive(shared + EMPTY_OFFSET + 8 * stage, lane);
                 }
 #pragma unroll
                 for (int n = 0; n < 64; n++) {
                     // In this order: products of scales alone would keep more registers waiting.
-                    float x = B_TILES ? sum[n] * by[n / 4 * 2 + n % 2] : sum[n];
+                    float x = B_TILES ? sum[n] * column_scales[n / 4 * 2 + n % 2] : sum[n];
                     total[half][n] = fmaf(x, n % 4 < 2 ? upper : lower, total[half][n]);
                 }
             }
-            of_block = of_next;
+            block_scale = next_block_scale;
         }
-        place(at, tile, row, column);
-        column += rank * WIDE;
+        tile_origin(args, tile, row, column);
+        column += rank * TILE_N;
 #pragma unroll
         for (int half = 0; half < 2; half++)
 #pragma unroll
             for (int lower = 0; lower < 2; lower++) {
-                u32 to = row + FIRST + within + 64 * half + 8 * lower;
-                if (to >= at.m) continue;
-                u64 index = to * at.d_row + column + beside;
+                u32 to = row + FIRST + row_in_tile + 64 * half + 8 * lower;
+                if (to >= args.m) continue;
+                u64 index = to * args.d_row + column + column_in_tile;
 #pragma unroll
                 for (int pair = 0; pair < 8; pair++) {
                     const float* x = total[half] + 8 * pair + 2 * lower;
                     float four[4] = {x[0], x[1], x[4], x[5]};
-                    if (column + 16 * pair < at.n) put(at, index + 16 * pair, four);
+                    if (column + 16 * pair < args.n) store_four(args, index + 16 * pair, four);
                 }
             }
     }
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, 1) gemm_promoted(const __grid_constant__ Arguments at) {
+extern "C" __global__ void __launch_bounds__(THREADS, 1) gemm_block_scaled(const __grid_constant__ Arguments args) {
     extern __shared__ u8 space[];
     // Permuted pieces are where they are by their addresses.
     u32 shared = (shared_address(space) + 1023) / 1024 * 1024;
@@ -262,9 +262,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) gemm_promoted(const __g
     asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
     if (threadIdx.x == 0) {
         for (int stage = 0; stage < STAGES; stage++) {
-            init_barrier(shared + FULL_AT + 8 * stage, 1);
+            init_barrier(shared + FULL_OFFSET + 8 * stage, 1);
             // By each warp that multiplies, of both blocks.
-            init_barrier(shared + EMPTY_AT + 8 * stage, CLUSTER * 2 * GROUP / 32);
+            init_barrier(shared + EMPTY_OFFSET + 8 * stage, CLUSTER * 2 * GROUP / 32);
         }
         asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     }
@@ -272,12 +272,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) gemm_promoted(const __g
     // Registers go from those that fetch to those that multiply.
     if (threadIdx.x < GROUP) {
         asm volatile("setmaxnreg.dec.sync.aligned.u32 24;");
-        if (threadIdx.x == 0) fetch(at, shared, rank, clusters);
+        if (threadIdx.x == 0) fetch(args, shared, rank, clusters);
         __syncwarp();
     } else {
         asm volatile("setmaxnreg.inc.sync.aligned.u32 240;");
-        if (threadIdx.x < 2 * GROUP) compute<0>(at, shared, rank, clusters);
-        else compute<HIGH / 2>(at, shared, rank, clusters);
+        if (threadIdx.x < 2 * GROUP) compute<0>(args, shared, rank, clusters);
+        else compute<TILE_M / 2>(args, shared, rank, clusters);
     }
     // The other block may still arrive here.
     sync_cluster();

@@ -34,18 +34,18 @@ pub(super) const SOURCE: KernelSource = KernelSource {
     headers: &[TENSOR_CORES],
     archs: &[Arch::SM90],
     variants: &VARIANTS,
-    ..KernelSource::new("gemm/promoted.cu", include_str!("promoted.cu"))
+    ..KernelSource::new("gemm/block_scaled.cu", include_str!("block_scaled.cu"))
 };
 
 /// Rows of a block's tile, and columns; columns of a cluster's.
-const HIGH: usize = 256;
-const WIDE: usize = 128;
+const TILE_M: usize = 256;
+const TILE_N: usize = 128;
 const CLUSTER: usize = 2;
 
 const THREADS: u32 = 384;
 const STAGES: usize = 4;
 /// Factors and scales of a stage, its two barriers, and what aligning all of it takes.
-const SHARED_BYTES: usize = STAGES * ((HIGH + WIDE) * (TILE + size_of::<f32>()) + 16) + 1024;
+const SHARED_BYTES: usize = STAGES * ((TILE_M + TILE_N) * (TILE + size_of::<f32>()) + 16) + 1024;
 
 /// Rows of B that are fetched in an order of their own.
 const ROWS: usize = 16;
@@ -102,9 +102,9 @@ impl BlockScaledGemm {
             ("B_TILES", is(b_tiles)),
             ("OUT_F32", is(gemm.d == DType::F32)),
         ];
-        let function = gpu.function(&SOURCE, &defines, "gemm_promoted")?;
+        let function = gpu.function(&SOURCE, &defines, "gemm_block_scaled")?;
         function.allow_shared(SHARED_BYTES as u32)?;
-        let (down, across) = (m.div_ceil(HIGH), n.div_ceil(CLUSTER * WIDE));
+        let (down, across) = (m.div_ceil(TILE_M), n.div_ceil(CLUSTER * TILE_N));
         let arguments = Arguments {
             a: rows(gpu.context(), operands.a, [m, k], gemm.a.stride)?,
             b: rows_by_sixteen(gpu.context(), operands.b, [n, k], gemm.b.stride)?,
@@ -159,7 +159,7 @@ fn rows(
     [rows, cols]: [usize; 2],
     stride: usize,
 ) -> Result<ffi::CuTensorMap, CudaError> {
-    tensor_map(context, at, &[cols, rows], &[stride], &[TILE, HIGH / CLUSTER])
+    tensor_map(context, at, &[cols, rows], &[stride], &[TILE, TILE_M / CLUSTER])
 }
 
 /// The same, rows within each sixteen in another order: the kernel has sums of columns 8 i + 2 t and one beside it, i of two neighbours, in one
@@ -172,7 +172,7 @@ fn rows_by_sixteen(
 ) -> Result<ffi::CuTensorMap, CudaError> {
     let extents = [cols, 2, 4, 2, rows / ROWS];
     let strides = [stride, 4 * stride, 2 * stride, ROWS * stride];
-    tensor_map(context, at, &extents, &strides, &[TILE, 2, 4, 2, WIDE / ROWS])
+    tensor_map(context, at, &extents, &strides, &[TILE, 2, 4, 2, TILE_N / ROWS])
 }
 
 /// A tensor of bytes: its extents, from the one whose elements are neighbours on, and from one to the next along each of the others.

@@ -7,20 +7,24 @@
 mod dtype;
 pub mod formats;
 pub mod host;
-pub mod kernel;
+mod kernel;
 mod minifloat;
 mod normal;
 pub mod philox;
 mod pool;
+pub mod real;
 mod scaling;
 mod shape;
 mod simd;
+mod view;
 
 pub use dtype::DType;
 pub use host::{AlignedBytes, HostTensor};
-pub use kernel::{CpuKernel, Real, Reals, RealsMut, Stored, View, ViewMut};
+pub use kernel::CpuKernel;
 pub use philox::Philox;
-pub use pool::Pooled;
+pub use pool::{Poolable, Pooled};
+pub use real::{Real, Stored};
 pub use scaling::{Scaling, TILE};
 pub use shape::{Shape, TensorType};
 pub use simd::vectorized;
+pub use view::{Reals, RealsMut, View, ViewMut};

@@ -3,7 +3,7 @@
 //!
 //! Capacities are powers of two. For each of them a thread keeps no more buffers than it lent at once, until it ends.
 
-use crate::Real;
+use std::cell::RefCell;
 use std::mem::take;
 use std::ops::{Deref, DerefMut};
 
@@ -11,20 +11,20 @@ use std::ops::{Deref, DerefMut};
 const SMALLEST: usize = 256;
 
 /// Elements to work in, given back to the thread's pool when dropped.
-pub struct Pooled<T: Real> {
+pub struct Pooled<T: Poolable> {
     /// Its length is the capacity.
     buffer: Vec<T>,
     len: usize,
 }
 
-impl<T: Real> Pooled<T> {
+impl<T: Poolable> Pooled<T> {
     /// `len` elements that hold what was left in them; NaNs in debug builds, so that an element that is not written shows.
     pub fn take(len: usize) -> Self {
         let capacity = len.next_power_of_two().max(SMALLEST);
         let kept = T::pool(|pool| pool.shelf(capacity).lend()).flatten();
         let mut pooled = Pooled { buffer: kept.unwrap_or_else(|| bytemuck::zeroed_vec(capacity)), len };
         if cfg!(debug_assertions) {
-            pooled.fill(T::of(f64::NAN));
+            pooled.fill(T::NAN);
         }
         pooled
     }
@@ -32,12 +32,12 @@ impl<T: Real> Pooled<T> {
     /// `len` zeros.
     pub fn zeros(len: usize) -> Self {
         let mut pooled = Pooled::take(len);
-        pooled.fill(T::ZERO);
+        pooled.fill(T::zeroed());
         pooled
     }
 }
 
-impl<T: Real> Drop for Pooled<T> {
+impl<T: Poolable> Drop for Pooled<T> {
     fn drop(&mut self) {
         let buffer = take(&mut self.buffer);
         // A thread that is ending has no pool any more.
@@ -45,13 +45,39 @@ impl<T: Real> Drop for Pooled<T> {
     }
 }
 
+/// An element type whose buffers are pooled.
+pub trait Poolable: bytemuck::Pod {
+    #[doc(hidden)]
+    const NAN: Self;
+    /// Calls `f` with the thread's pool; None if the thread is ending.
+    #[doc(hidden)]
+    fn pool<R>(f: impl FnOnce(&mut Pool<Self>) -> R) -> Option<R>;
+}
+
+macro_rules! poolable {
+    ($t:ident) => {
+        impl Poolable for $t {
+            const NAN: Self = $t::NAN;
+            fn pool<R>(f: impl FnOnce(&mut Pool<Self>) -> R) -> Option<R> {
+                thread_local! {
+                    static POOL: RefCell<Pool<$t>> = const { RefCell::new(Pool::new()) };
+                }
+                POOL.try_with(|pool| f(&mut pool.borrow_mut())).ok()
+            }
+        }
+    };
+}
+
+poolable!(f32);
+poolable!(f64);
+
 /// The buffers of a thread, by the binary logarithm of their capacity.
 #[doc(hidden)]
 pub struct Pool<T>([Shelf<T>; usize::BITS as usize]);
 
 impl<T> Pool<T> {
     #[allow(clippy::new_without_default, reason = "it is made in constants only")]
-    pub(crate) const fn new() -> Self {
+    const fn new() -> Self {
         Pool([const { Shelf { free: Vec::new(), lent: 0, most_lent: 0 } }; usize::BITS as usize])
     }
 
@@ -85,14 +111,14 @@ impl<T> Shelf<T> {
     }
 }
 
-impl<T: Real> Deref for Pooled<T> {
+impl<T: Poolable> Deref for Pooled<T> {
     type Target = [T];
     fn deref(&self) -> &[T] {
         &self.buffer[..self.len]
     }
 }
 
-impl<T: Real> DerefMut for Pooled<T> {
+impl<T: Poolable> DerefMut for Pooled<T> {
     fn deref_mut(&mut self) -> &mut [T] {
         &mut self.buffer[..self.len]
     }

@@ -21,6 +21,16 @@ impl Scaling {
     /// All of them.
     pub const ALL: [Scaling; 4] = [Scaling::Tensor, Scaling::Row, Scaling::Tile, Scaling::Block];
 
+    /// The lower-case name.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Scaling::Tensor => "tensor",
+            Scaling::Row => "row",
+            Scaling::Tile => "tile",
+            Scaling::Block => "block",
+        }
+    }
+
     /// The rows and columns of the region that shares a scale, in a matrix of these extents.
     pub fn region(self, rows: usize, cols: usize) -> (usize, usize) {
         match self {

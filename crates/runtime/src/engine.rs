@@ -1,57 +1,13 @@
 //! What a trainer sees of an executor.
 
+use crate::error::EngineError;
+use crate::part::{Part, ProgramId};
+use crate::state::StateEntry;
 use crate::timing::{Timed, Timing};
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
-use thiserror::Error;
-use xtrain_cuda::CudaError;
-use xtrain_program::{Phase, Program, StateKind, Storage, Value, ValueId};
-use xtrain_tensor::TensorType;
-
-/// A program that an engine has loaded.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct ProgramId(pub(crate) usize);
-
-/// A state value that an engine holds.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct StateEntry {
-    /// What it is for.
-    pub kind: StateKind,
-    /// Its name within the kind.
-    pub name: String,
-    /// Shape and element type.
-    pub ty: TensorType,
-}
-
-/// What of a program is run at once.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Part {
-    /// All of it: an optimizer step with a single micro-step, or a program without an update.
-    Whole,
-    /// The first of several micro-steps.
-    First,
-    /// A micro-step after the first.
-    Next,
-    /// The update after the last micro-step.
-    Update,
-}
-
-impl Part {
-    /// Whether the instances of `phase` are among it.
-    pub fn includes(self, phase: Phase) -> bool {
-        match self {
-            Part::Whole => true,
-            Part::First | Part::Next => phase == Phase::Micro,
-            Part::Update => phase == Phase::Update,
-        }
-    }
-
-    /// Whether what accumulates over micro-steps begins anew.
-    pub fn is_first(self) -> bool {
-        matches!(self, Part::Whole | Part::First)
-    }
-}
+use xtrain_program::{Program, StateKind, ValueId};
 
 /// Outputs of a program, on their way to the host.
 pub struct Ticket(pub(crate) Promise);
@@ -77,44 +33,6 @@ impl Outputs {
         let place = self.places.iter().find(|(n, _)| **n == *name).map(|(_, place)| place.clone());
         let unknown = || EngineError::Unknown { what: "output", name: name.into() };
         Ok(&self.bytes[place.ok_or_else(unknown)?])
-    }
-}
-
-/// By what state and constants are found.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub(crate) enum StateKey {
-    State(StateKind, Arc<str>),
-    Constant(Arc<str>),
-}
-
-/// The key of a value that lasts.
-pub(crate) fn state_key(value: &Value) -> Option<StateKey> {
-    match &value.storage {
-        Storage::State { kind, name } => Some(StateKey::State(*kind, name.clone())),
-        Storage::Constant { name, .. } => Some(StateKey::Constant(name.clone())),
-        Storage::Input { .. } | Storage::Output { .. } | Storage::Transient => None,
-    }
-}
-
-impl StateKey {
-    /// An error where a value that is `held` is asked for as another type.
-    pub(crate) fn agrees(&self, held: TensorType, asked: TensorType) -> Result<(), EngineError> {
-        if held == asked {
-            return Ok(());
-        }
-        let (what, name) = match self {
-            StateKey::State(kind, name) => (kind.name(), name),
-            StateKey::Constant(name) => ("constant", name),
-        };
-        Err(EngineError::Conflict { what, name: name.to_string(), held: held.into(), asked: asked.into() })
-    }
-
-    /// What an engine tells of a state value of this type; nothing of constants.
-    pub(crate) fn entry(&self, ty: TensorType) -> Option<StateEntry> {
-        match self {
-            StateKey::State(kind, name) => Some(StateEntry { kind: *kind, name: name.to_string(), ty }),
-            StateKey::Constant(_) => None,
-        }
     }
 }
 
@@ -195,120 +113,4 @@ pub trait Engine: Send {
 
     /// Which of several kernels or algorithms were chosen by their speed, by what each is for: where results depend on it.
     fn choices(&self) -> BTreeMap<String, String>;
-}
-
-/// An error unless `bytes` are as many as the value called `name` has.
-pub(crate) fn ensure_length(name: &str, ty: TensorType, bytes: &[u8]) -> Result<(), EngineError> {
-    if bytes.len() == ty.bytes() {
-        return Ok(());
-    }
-    let (expected, found) = (ty.bytes(), bytes.len());
-    Err(EngineError::Length { name: name.into(), ty: ty.into(), expected, found })
-}
-
-/// What can go wrong between a trainer and an engine.
-#[derive(Clone, Debug, Error, PartialEq, Eq)]
-pub enum EngineError {
-    /// An op without a kernel for this device.
-    #[error("the op `{op}` (at {site}) has no kernel for {device}")]
-    NoKernel {
-        /// The op's name.
-        op: &'static str,
-        /// Block and site.
-        site: String,
-        /// The device.
-        device: String,
-    },
-    /// An input, output or state value that is not there.
-    #[error("there is no {what} called `{name}`")]
-    Unknown {
-        /// Input, output, or the kind of state.
-        what: &'static str,
-        /// The name asked for.
-        name: String,
-    },
-    /// Bytes of the wrong length.
-    #[error("`{name}` is {ty}, {expected} bytes, but {found} bytes were given")]
-    Length {
-        /// The name.
-        name: String,
-        /// Its type.
-        ty: Box<TensorType>,
-        /// Its length.
-        expected: usize,
-        /// The given length.
-        found: usize,
-    },
-    /// Two programs that disagree on a state value.
-    #[error("{what} `{name}` is {held} in the programs loaded before, but {asked} in this one")]
-    Conflict {
-        /// The kind of state.
-        what: &'static str,
-        /// The name.
-        name: String,
-        /// The type that it has.
-        held: Box<TensorType>,
-        /// The type asked for.
-        asked: Box<TensorType>,
-    },
-    /// More memory than there is. What would need less, only the caller knows.
-    #[error(
-        "the model and what it is to compute need {:.2} GiB of memory, but {}",
-        gib(*needed_bytes as u64),
-        refusal_reason(*needed_bytes as u64, *available_bytes)
-    )]
-    Memory {
-        /// What the engine would then hold.
-        needed_bytes: usize,
-        /// What it may hold, where the system tells.
-        available_bytes: Option<u64>,
-    },
-    /// A value that is not finite, found where the run checks every op.
-    #[error("{op} at {site} ({role}) made a non-finite value in its output {output} ({ty})")]
-    NonFinite {
-        /// The op's name.
-        op: &'static str,
-        /// Block and site.
-        site: String,
-        /// fprop, dgrad, ...
-        role: &'static str,
-        /// Which output.
-        output: usize,
-        /// The output's type.
-        ty: Box<TensorType>,
-    },
-    /// A card, its driver or a library that failed.
-    #[error(transparent)]
-    Cuda(#[from] CudaError),
-}
-
-/// Why memory is not to be had. Limits of the process are not among what the system calls available.
-fn refusal_reason(needed_bytes: u64, available_bytes: Option<u64>) -> String {
-    match available_bytes {
-        None => "the system refuses it".to_owned(),
-        Some(bytes) if bytes < needed_bytes => format!("{:.2} GiB are available", gib(bytes)),
-        Some(bytes) => format!(
-            "the system refuses it although {:.2} GiB seem to be available: a limit of this process (ulimit -v) may be lower",
-            gib(bytes)
-        ),
-    }
-}
-
-fn gib(bytes: u64) -> f64 {
-    bytes as f64 / (1u64 << 30) as f64
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_refusal_does_not_say_that_more_is_available_than_is_needed() {
-        let said = |needed: usize, available_bytes| {
-            EngineError::Memory { needed_bytes: needed << 30, available_bytes }.to_string()
-        };
-        assert!(said(3, Some(2 << 30)).ends_with("3.00 GiB of memory, but 2.00 GiB are available"));
-        assert!(said(3, Some(22 << 30)).contains("but the system refuses it although 22.00 GiB seem"));
-        assert!(said(3, None).ends_with("but the system refuses it"));
-    }
 }

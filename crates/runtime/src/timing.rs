@@ -1,6 +1,6 @@
 //! When what an engine ran was run: what traces and benchmarks are made of.
 
-use crate::{Part, ProgramId};
+use crate::part::{Part, ProgramId};
 use std::time::Instant;
 
 /// What an engine takes the time of, in the runs that follow.

@@ -1,12 +1,9 @@
 //! The memory of an engine on a card: state and exchange in chunks of their own, and scratch, which grows in place.
 
-use crate::engine::{StateKey, state_key};
-use crate::{EngineError, StateEntry};
-use std::collections::HashMap;
+use crate::error::EngineError;
+use crate::state::StateTable;
 use xtrain_cuda::{Context, CudaError, DeviceMemory, DeviceSpan, GrowingMemory, Stream};
-use xtrain_program::{Plan, Program, Region, StateKind, Storage, Value};
-use xtrain_tensor::TensorType;
-use xtrain_tensor::host::ALIGN_BYTES;
+use xtrain_program::{Plan, Program, Region};
 
 /// Bytes of a part of the memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -40,8 +37,7 @@ pub(super) struct Arena {
     /// As planned; what backs it is a little more.
     scratch_bytes: usize,
     persistent: Vec<DeviceMemory>,
-    state: Vec<(StateKey, TensorType, Span)>,
-    by_key: HashMap<StateKey, usize>,
+    state: StateTable<Span>,
 }
 
 impl Arena {
@@ -51,8 +47,7 @@ impl Arena {
             scratch: GrowingMemory::new(context)?,
             scratch_bytes: 0,
             persistent: Vec::new(),
-            state: Vec::new(),
-            by_key: HashMap::new(),
+            state: StateTable::new(),
         })
     }
 
@@ -64,19 +59,9 @@ impl Arena {
         plan: &Plan,
         stream: &Stream,
     ) -> Result<Span, EngineError> {
-        let mut fresh = Vec::new();
-        let mut bytes = plan.region_bytes[Region::Io as usize];
-        let io = bytes;
-        for value in &program.values {
-            let Some(key) = state_key(value) else { continue };
-            match self.by_key.get(&key) {
-                Some(&at) => key.agrees(self.state[at].1, value.ty)?,
-                None => {
-                    fresh.push((key, value, bytes));
-                    bytes += value.ty.bytes().next_multiple_of(ALIGN_BYTES);
-                }
-            }
-        }
+        let missing = self.state.missing(program)?;
+        let io = plan.region_bytes[Region::Io as usize];
+        let bytes = io + missing.bytes;
         let scratch = plan.region_bytes[Region::Scratch as usize];
         let held = self.planned_bytes();
         let more = bytes + scratch.saturating_sub(self.scratch_bytes);
@@ -105,14 +90,11 @@ impl Arena {
         }
         self.persistent.push(memory);
         let chunk = Chunk::Persistent(self.persistent.len() - 1);
-        for (key, value, offset) in fresh {
-            let span = Span { chunk, offset, bytes: value.ty.bytes() };
-            if let Storage::Constant { make, .. } = &value.storage {
-                self.at(span).write(make().bytes(), stream)?;
-            }
-            self.by_key.insert(key.clone(), self.state.len());
-            self.state.push((key, value.ty, span));
-        }
+        let place = |offset, bytes| Span { chunk, offset: io + offset, bytes };
+        let memory = &self.persistent[self.persistent.len() - 1];
+        self.state.add(missing, place, |span, bytes| {
+            memory.span(span.offset..span.offset + span.bytes).write(bytes, stream)
+        })?;
         Ok(Span { chunk, offset: 0, bytes: io })
     }
 
@@ -125,21 +107,9 @@ impl Arena {
         }
     }
 
-    /// Where a state value or a constant lives.
-    pub(super) fn persistent(&self, value: &Value) -> Option<Span> {
-        self.by_key.get(&state_key(value)?).map(|&at| self.state[at].2)
-    }
-
-    /// Type and place of a state value.
-    pub(super) fn state(&self, kind: StateKind, name: &str) -> Result<(TensorType, Span), EngineError> {
-        match self.by_key.get(&StateKey::State(kind, name.into())) {
-            Some(&at) => Ok((self.state[at].1, self.state[at].2)),
-            None => Err(EngineError::Unknown { what: kind.name(), name: name.into() }),
-        }
-    }
-
-    pub(super) fn state_entries(&self) -> Vec<StateEntry> {
-        self.state.iter().filter_map(|(key, ty, _)| key.entry(*ty)).collect()
+    /// The state values and constants.
+    pub(super) fn state(&self) -> &StateTable<Span> {
+        &self.state
     }
 
     /// Bytes of all that was planned.

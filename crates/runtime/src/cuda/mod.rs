@@ -10,10 +10,12 @@ mod staging;
 mod stopwatch;
 mod thread_pool;
 
-use crate::engine::{Promise, ensure_length};
-use crate::{
-    Checks, Engine, EngineError, Outputs, Part, ProgramId, StateEntry, Ticket, Timed, TimedWork, Timing,
-};
+use crate::checks::{Checks, check_finite, is_overwritten};
+use crate::engine::{Engine, Outputs, Promise, Ticket};
+use crate::error::{EngineError, ensure_length};
+use crate::part::{Part, ProgramId};
+use crate::state::StateEntry;
+use crate::timing::{Timed, TimedWork, Timing};
 use arena::{Arena, Span};
 use ring::{Inputs, Outputs as OutputRing};
 use staging::Staging;
@@ -154,7 +156,10 @@ impl CudaEngine {
             (0..mode.repeats).try_for_each(|_| work.enqueue(&self.stream))?;
             mode.mark(n + 1, &self.stream)?;
             if self.checks.numerics {
-                self.check_finite(loaded, instance)?;
+                check_finite(&loaded.program, instance, |output| {
+                    let span = loaded.span(instance.outputs[output].value);
+                    Ok(self.arena.at(span).read(&self.stream)?)
+                })?;
             }
         }
         Ok(())
@@ -190,36 +195,15 @@ impl CudaEngine {
 
     fn poison(&self, loaded: &Loaded, index: usize, first: bool) -> Result<(), EngineError> {
         let instance = &loaded.program.instances[index];
-        let in_place = instance.code.op().in_place();
+        let op = instance.code.op();
         for (k, o) in instance.outputs.iter().enumerate() {
             let ty = loaded.program.ty(o.value);
-            let holds_input = in_place.iter().any(|&(p, _)| p == k);
-            if !o.mode.accumulates(first) && !holds_input && ty.dtype.is_float() {
+            if is_overwritten(op, k, o.mode, first) && ty.dtype.is_float() {
                 self.arena.at(loaded.span(o.value)).fill(0xFF, &self.stream)?;
             }
         }
         for &(_, span) in &loaded.workspaces[index] {
             self.arena.at(span).fill(0xFF, &self.stream)?;
-        }
-        Ok(())
-    }
-
-    fn check_finite(&self, loaded: &Loaded, instance: &Instance) -> Result<(), EngineError> {
-        for (output, o) in instance.outputs.iter().enumerate() {
-            let ty = loaded.program.ty(o.value);
-            if !ty.dtype.is_float() {
-                continue;
-            }
-            let bytes = self.arena.at(loaded.span(o.value)).read(&self.stream)?;
-            if xtrain_tensor::host::decode(ty, &bytes).iter().any(|x| !x.is_finite()) {
-                return Err(EngineError::NonFinite {
-                    op: instance.code.op().name(),
-                    site: instance.origin.to_string(),
-                    role: instance.origin.role.name(),
-                    output,
-                    ty: ty.into(),
-                });
-            }
         }
         Ok(())
     }
@@ -285,11 +269,7 @@ fn find<'a>(
     instance: &'a Instance,
     gpu: &Gpu,
 ) -> Result<&'a dyn CudaKernel, EngineError> {
-    kernels.find(instance.code.op()).ok_or_else(|| EngineError::NoKernel {
-        op: instance.code.op().name(),
-        site: instance.origin.to_string(),
-        device: gpu.info().name.clone(),
-    })
+    kernels.find(instance.code.op()).ok_or_else(|| EngineError::no_kernel(instance, &gpu.info().name))
 }
 
 fn prepare(
@@ -335,7 +315,7 @@ impl Engine for CudaEngine {
         let place = |id: ValueId| {
             let at = plan.locations[id.0 as usize]?;
             match at.region {
-                Region::State => self.arena.persistent(program.value(id)),
+                Region::State => self.arena.state().span(program.value(id)),
                 Region::Io => Some(io.part(at.offset, at.bytes)),
                 Region::Scratch => Some(Span::scratch(at.offset, at.bytes)),
             }
@@ -392,10 +372,7 @@ impl Engine for CudaEngine {
         let Some((ty, range)) = loaded.input_places.get(name) else {
             return Err(EngineError::Unknown { what: "input", name: name.into() });
         };
-        if bytes.len() != range.len() {
-            let (expected, found) = (range.len(), bytes.len());
-            return Err(EngineError::Length { name: name.into(), ty: (*ty).into(), expected, found });
-        }
+        ensure_length(name, *ty, bytes)?;
         loaded.inputs.staged()[range.clone()].copy_from_slice(bytes);
         Ok(())
     }
@@ -456,11 +433,11 @@ impl Engine for CudaEngine {
     }
 
     fn state_entries(&self) -> Vec<StateEntry> {
-        self.arena.state_entries()
+        self.arena.state().entries()
     }
 
     fn read_state(&mut self, kind: StateKind, name: &str) -> Result<Vec<u8>, EngineError> {
-        let (ty, span) = self.arena.state(kind, name)?;
+        let (ty, span) = self.arena.state().get(kind, name)?;
         let mut bytes = vec![0u8; ty.bytes()];
         self.staging.read(&self.arena, vec![(span, &mut bytes)], &self.stream)?;
         Ok(bytes)
@@ -469,7 +446,7 @@ impl Engine for CudaEngine {
     fn copy_state(&mut self, entries: &[StateEntry], targets: &mut [&mut [u8]]) -> Result<(), EngineError> {
         let mut copies = Vec::with_capacity(entries.len());
         for (entry, target) in entries.iter().zip(targets) {
-            let (ty, span) = self.arena.state(entry.kind, &entry.name)?;
+            let (ty, span) = self.arena.state().get(entry.kind, &entry.name)?;
             ensure_length(&entry.name, ty, target)?;
             copies.push((span, &mut **target));
         }
@@ -477,7 +454,7 @@ impl Engine for CudaEngine {
     }
 
     fn write_state(&mut self, kind: StateKind, name: &str, bytes: &[u8]) -> Result<(), EngineError> {
-        let (ty, span) = self.arena.state(kind, name)?;
+        let (ty, span) = self.arena.state().get(kind, name)?;
         ensure_length(name, ty, bytes)?;
         Ok(self.staging.write(&self.arena, span, bytes, &self.stream)?)
     }

@@ -1,6 +1,8 @@
 //! When what a card ran was run, by events in its stream.
 
-use crate::{EngineError, Part, ProgramId, Timed, TimedWork, Timing};
+use crate::error::EngineError;
+use crate::part::{Part, ProgramId};
+use crate::timing::{Timed, TimedWork, Timing};
 use std::time::{Duration, Instant};
 use xtrain_cuda::{CudaError, Event, Stream};
 

@@ -7,10 +7,8 @@ use crate::ffi::cublaslt::{
     CUBLAS_STATUS_SUCCESS, CublasLt, LtHandle, LtMatmulDesc, LtMatrixLayout, LtPreference,
 };
 use crate::ffi::open::{c_string, cublaslt};
-use crate::gemm::Algorithm;
-use std::collections::HashMap;
 use std::ffi::{c_int, c_void};
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::Arc;
 
 /// The library, opened for one card.
 pub(crate) struct Blas {
@@ -18,12 +16,7 @@ pub(crate) struct Blas {
     pub(crate) lt: &'static CublasLt,
     pub(crate) handle: LtHandle,
     pub(crate) version: usize,
-    /// By all that a choice depends on.
-    pub(crate) choices: Mutex<HashMap<String, Arc<Choice>>>,
 }
-
-/// An algorithm, or none, or why neither is known; chosen by the first who asks.
-pub(crate) type Choice = OnceLock<Result<Option<Algorithm>, CudaError>>;
 
 // SAFETY: the library's calls may come from any thread with one handle.
 unsafe impl Send for Blas {}
@@ -39,7 +32,7 @@ impl Blas {
         check(lt, "cublasLtCreate", unsafe { (lt.cublasLtCreate)(&mut handle) })?;
         // SAFETY: returns a number.
         let version = unsafe { (lt.cublasLtGetVersion)() };
-        Ok(Blas { context: context.clone(), lt, handle, version, choices: Mutex::default() })
+        Ok(Blas { context: context.clone(), lt, handle, version })
     }
 
     pub(crate) fn check(&self, call: &'static str, status: c_int) -> Result<(), CudaError> {

@@ -3,7 +3,8 @@
 //! A file is the SHA-256 of what it holds, then that. One that does not fit its sum is made anew. Files are written to a temporary file and renamed,
 //! so several processes may share a folder.
 
-use crate::compiler::{Arch, Compiler};
+use crate::arch::Arch;
+use crate::compiler::Compiler;
 use crate::error::CudaError;
 use sha2::{Digest, Sha256};
 use std::fs;

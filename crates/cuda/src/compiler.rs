@@ -1,53 +1,11 @@
 //! NVRTC: CUDA C++ to machine code for one architecture, in this process.
 
+use crate::arch::Arch;
 use crate::error::CudaError;
 use crate::ffi::nvrtc::{NVRTC_ERROR_COMPILATION, NVRTC_SUCCESS, Nvrtc, NvrtcProgram};
 use crate::ffi::open::{Opened, c_string, nvrtc};
 use std::ffi::{CString, c_char, c_int};
-use std::fmt;
 use std::path::Path;
-
-/// A compute capability.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct Arch {
-    /// 9 of 9.0.
-    pub major: u32,
-    /// 0 of 9.0.
-    pub minor: u32,
-}
-
-impl Arch {
-    /// Ampere data centre: bf16 tensor cores.
-    pub const SM80: Arch = Arch::new(8, 0);
-    /// Ada: FP8 tensor cores.
-    pub const SM89: Arch = Arch::new(8, 9);
-    /// Hopper.
-    pub const SM90: Arch = Arch::new(9, 0);
-    /// Blackwell data centre.
-    pub const SM100: Arch = Arch::new(10, 0);
-    /// Blackwell.
-    pub const SM120: Arch = Arch::new(12, 0);
-
-    /// Those that kernels are written for.
-    pub const ALL: [Arch; 5] = [Arch::SM80, Arch::SM89, Arch::SM90, Arch::SM100, Arch::SM120];
-
-    /// A compute capability.
-    pub const fn new(major: u32, minor: u32) -> Arch {
-        Arch { major, minor }
-    }
-
-    /// The compiler's target. From Hopper on with `a`: what is compiled on the card that runs it may use all that it has.
-    pub fn target(self) -> String {
-        let suffix = if self.major >= 9 { "a" } else { "" };
-        format!("sm_{}{}{suffix}", self.major, self.minor)
-    }
-}
-
-impl fmt::Display for Arch {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.target())
-    }
-}
 
 /// The compiler.
 #[derive(Clone, Copy)]

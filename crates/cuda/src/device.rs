@@ -1,6 +1,6 @@
 //! The cards that the driver shows.
 
-use crate::compiler::Arch;
+use crate::arch::Arch;
 use crate::error::CudaError;
 use crate::ffi::driver::{self as ffi, CuDevice, Driver};
 use crate::ffi::open::{check, driver, driver_library};

@@ -1,6 +1,6 @@
 //! What can go wrong with a card, its driver and its libraries.
 
-use crate::compiler::Arch;
+use crate::arch::Arch;
 use crate::library::{Library, Missing};
 use std::path::PathBuf;
 use thiserror::Error;

@@ -1,16 +1,16 @@
 //! A card that programs run on: its context, the kernels compiled for it, and the libraries opened on it.
 
+use crate::arch::Arch;
 use crate::blas::Blas;
 use crate::cache::KernelCache;
 use crate::capture_lock;
-use crate::compiler::{Arch, Compiler};
+use crate::compiler::Compiler;
 use crate::context::Context;
 use crate::device::{Device, DeviceInfo};
-use crate::dnn::{Dnn, GraphBuilder, GraphPlan};
+use crate::dnn::{Direction, Dnn, GraphBuilder, GraphPlan};
 use crate::error::CudaError;
 use crate::ffi::open::{cublaslt, cudnn, driver_library};
 use crate::module::{Function, Module};
-use crate::sdpa::{Direction, Sdpa};
 use crate::source::KernelSource;
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
@@ -27,20 +27,26 @@ pub struct Gpu {
     cache: KernelCache,
     /// By source and options.
     modules: Mutex<HashMap<(&'static str, Vec<String>), Arc<LoadedModule>>>,
-    /// Which of several implementations was the fastest, by what it is a way to do.
+    /// The names of the algorithms chosen so far, by key.
     pub(crate) choices: Mutex<BTreeMap<String, String>>,
+    /// The algorithms of GEMMs as text, by key; each is chosen by the first thread that asks for it.
+    pub(crate) gemm_choices: Mutex<HashMap<String, Arc<GemmChoiceCell>>>,
     /// Opened by the first product.
     blas: OnceLock<Result<Arc<Blas>, CudaError>>,
     /// cuDNN, opened by the first operation graph; once for each direction of attention, as each plans for a good part of a second.
     dnns: [OnceLock<Result<Arc<Dnn>, CudaError>>; 2],
-    attentions: Mutex<HashMap<(Sdpa, Direction), Arc<PlannedAttention>>>,
+    /// cuDNN's plans, by key.
+    graph_plans: Mutex<HashMap<String, Arc<PlannedGraph>>>,
 }
+
+/// The algorithm of a GEMM as text, or why none is known.
+pub(crate) type GemmChoiceCell = OnceLock<Result<String, CudaError>>;
 
 /// A module, or why there is none; loaded by the first who asks.
 type LoadedModule = OnceLock<Result<Module, CudaError>>;
 
 /// What cuDNN has planned, or why it has not; planned by the first who asks.
-type PlannedAttention = OnceLock<Result<Arc<GraphPlan>, CudaError>>;
+type PlannedGraph = OnceLock<Result<Arc<GraphPlan>, CudaError>>;
 
 impl Gpu {
     /// The card at this place among those that can be seen.
@@ -78,9 +84,10 @@ impl Gpu {
             cache,
             modules: Mutex::default(),
             choices: Mutex::default(),
+            gemm_choices: Mutex::default(),
             blas: OnceLock::new(),
             dnns: Default::default(),
-            attentions: Mutex::default(),
+            graph_plans: Mutex::default(),
         })
     }
 
@@ -120,16 +127,16 @@ impl Gpu {
         Some(unsafe { (opened.table.cudnnGetVersion)() })
     }
 
-    /// cuDNN's plan for attention of these sizes, as `plan` makes it the first time: a model's layers share it.
-    pub(crate) fn attention(
+    /// cuDNN's plan of the graph with this key; `plan` makes it for the first caller.
+    pub(crate) fn graph_plan(
         &self,
-        sizes: Sdpa,
+        key: String,
         direction: Direction,
         plan: impl FnOnce(GraphBuilder) -> Result<GraphPlan, CudaError>,
     ) -> Result<Arc<GraphPlan>, CudaError> {
-        // What a thread that panicked left is whole: plans are added in one step.
-        let mut all = self.attentions.lock().unwrap_or_else(PoisonError::into_inner);
-        let cell = all.entry((sizes, direction)).or_default().clone();
+        // The map stays whole if a thread panics: a plan is added in one step.
+        let mut all = self.graph_plans.lock().unwrap_or_else(PoisonError::into_inner);
+        let cell = all.entry(key).or_default().clone();
         drop(all);
         let planned = cell.get_or_init(|| {
             let dnn = self.dnns[direction as usize].get_or_init(|| {

@@ -9,6 +9,7 @@
 //! Deliberately absent: models, programs, ops. Names of symbols and constants are NVIDIA's, from the headers of CUDA 13.0.
 #![allow(unsafe_code, reason = "it calls foreign functions with pointers")]
 
+mod arch;
 mod blas;
 mod cache;
 mod capture_lock;
@@ -36,10 +37,11 @@ mod stream;
 mod timing;
 mod tuning_cache;
 
+pub use arch::Arch;
 pub use cache::KernelCache;
 pub use capture_lock::exclude_capture;
 pub use choice::{AlgorithmCandidate, WorkPurpose, preferred_algorithms};
-pub use compiler::{Arch, Compiled, Compiler};
+pub use compiler::{Compiled, Compiler};
 pub use context::Context;
 pub use device::{Device, DeviceInfo};
 pub use error::CudaError;
@@ -55,3 +57,4 @@ pub use module::{Function, FunctionInfo, Launch, Module};
 pub use sdpa::Sdpa;
 pub use source::{Defines, Header, KernelSource, TENSOR_CORES};
 pub use stream::{Event, Stream};
+pub use tuning_cache::ChoiceKey;

@@ -3,7 +3,7 @@
 //! Shapes are B, H, S, D: sequences, heads, tokens of a sequence, a head's width. Queries, keys and values are columns of one matrix whose
 //! rows are tokens: h query heads, k key heads, k value heads.
 
-use crate::dnn::{Four, GraphBuilder, GraphPlan, INDEX, Pointwise, Reduce, TRUTH, Tensor, packed};
+use crate::dnn::{Direction, Four, GraphBuilder, GraphPlan, INDEX, Pointwise, Reduce, TRUTH, Tensor, packed};
 use crate::error::CudaError;
 use crate::ffi::cudnn::{DATA_BFLOAT16, DATA_FLOAT};
 use crate::gpu::Gpu;
@@ -89,7 +89,7 @@ impl Sdpa {
         lse: DevicePtr,
         workspace: DevicePtr,
     ) -> Result<Work, CudaError> {
-        let plan = gpu.attention(*self, Direction::Forward, |g| self.forward_plan(g))?;
+        let plan = gpu.graph_plan(self.key("attention"), Direction::Forward, |g| self.forward_plan(g))?;
         let [q, k, v] = self.places(qkv);
         let placed = plan.placed(&[q, k, v, o, lse], workspace)?;
         Ok(Work::new(move |stream| placed.enqueue(stream)))
@@ -141,7 +141,8 @@ impl Sdpa {
     ) -> Result<Work, CudaError> {
         let (sums_at, dq_at) = (workspace, workspace.offset(self.sums_bytes()));
         let engine_at = dq_at.offset(self.dq_bytes());
-        let plan = gpu.attention(*self, Direction::Backward, |g| self.backward_plan(g))?;
+        let plan =
+            gpu.graph_plan(self.key("attention backward"), Direction::Backward, |g| self.backward_plan(g))?;
         let ([q, k, v], [dq, dk, dv]) = (self.places(qkv), self.places(dqkv));
         let placed = plan.placed(&[q, k, v, o, lse, d_o, sums_at, dq_at, dq, dk, dv], engine_at)?;
         let context = gpu.context().clone();
@@ -251,6 +252,14 @@ impl Sdpa {
         Ok(masked)
     }
 
+    /// The key under which a plan of these sizes is shared by the layers of a model.
+    fn key(&self, graph: &str) -> String {
+        let Sdpa { sequences, seq_len, heads, kv_heads, head_dim, deterministic } = self;
+        format!(
+            "{graph} {sequences}x{seq_len}, {heads}/{kv_heads} heads of {head_dim}, deterministic {deterministic}"
+        )
+    }
+
     fn scale(&self) -> f32 {
         1.0 / (self.head_dim as f32).sqrt()
     }
@@ -280,13 +289,6 @@ impl Sdpa {
             out_strides: [s * h * d, d, h * d, 1],
         }
     }
-}
-
-/// Whether attention goes from its inputs to its output, or back with gradients.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) enum Direction {
-    Forward,
-    Backward,
 }
 
 /// Shapes and strides.

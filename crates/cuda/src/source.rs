@@ -1,6 +1,6 @@
 //! The sources of kernels: CUDA C++ that is compiled on the machine that runs it.
 
-use crate::compiler::Arch;
+use crate::arch::Arch;
 
 /// The beginning of every kernel's source: element types, vectors, reductions, random numbers. Nothing is included from elsewhere.
 const PRELUDE: Header = Header::new("prelude.cuh", include_str!("prelude.cuh"));

@@ -506,6 +506,30 @@ fn a_choice_of_an_algorithm_is_kept(card: &Card) -> Result<(), Failed> {
     Ok(())
 }
 
+/// The key is one that xtrain wrote to `choices.json` when keys were `Debug` output.
+fn a_choice_that_an_older_run_recorded_is_used(card: &Card) -> Result<(), Failed> {
+    let folders = [tempfile::tempdir()?, tempfile::tempdir()?];
+    let product =
+        Product::new(card, Gemm::new([256, 384, 512], DType::BF16, [false, true], DType::BF16), true)?;
+    let gpu = gpu_with_cache(folders[0].path())?;
+    let first = product.gemm.plan(&gpu, &product.operands())?;
+    let (key, value) = gpu.choices().pop_first().ok_or("nothing is recorded")?;
+    let device = key.split_once(": ").ok_or("the key names no device")?.0;
+    let former = format!(
+        "{device}: Gemm {{ m: 256, n: 384, k: 512, \
+         a: Factor {{ dtype: BF16, transposed: false, stride: 512, scaling: None }}, \
+         b: Factor {{ dtype: BF16, transposed: true, stride: 512, scaling: None }}, \
+         d: BF16, d_stride: 384, accumulate: false, fast_accumulation: false }}, \
+         aligned to [Some(256), Some(256), Some(256), Some(256)] bytes, working in 33554432"
+    );
+    let resumed = gpu_with_cache(folders[1].path())?;
+    resumed.adopt(&[(former, value.clone())].into());
+    let again = product.gemm.plan(&resumed, &product.operands())?;
+    assert_eq!((again.choice, again.algorithm), (GemmChoice::Cached, first.algorithm));
+    assert_eq!(resumed.choices().get(&key), Some(&value), "it is recorded under its current key");
+    Ok(())
+}
+
 fn the_small_trials_find_the_known_results(_: &Card) -> Result<(), Failed> {
     let folder = tempfile::tempdir()?;
     let gpu = gpu_with_cache(folder.path())?;
@@ -524,7 +548,7 @@ fn main() {
     if let Some(reason) = &missing {
         eprintln!("skipped, no card to test on: {reason}");
     }
-    let tests: [(&str, fn(&Card) -> Result<(), Failed>); 16] = [
+    let tests: [(&str, fn(&Card) -> Result<(), Failed>); 17] = [
         ("a_card_describes_itself", a_card_describes_itself),
         ("bytes_come_back_as_they_went", bytes_come_back_as_they_went),
         ("a_kernel_computes", a_kernel_computes),
@@ -542,6 +566,7 @@ fn main() {
         ("block_scaled_gemms_equal_a_plain_loop", block_scaled_gemms_equal_a_plain_loop),
         ("a_recorded_product_is_the_same", a_recorded_product_is_the_same),
         ("a_choice_of_an_algorithm_is_kept", a_choice_of_an_algorithm_is_kept),
+        ("a_choice_that_an_older_run_recorded_is_used", a_choice_that_an_older_run_recorded_is_used),
         ("the_small_trials_find_the_known_results", the_small_trials_find_the_known_results),
         ("cudnn_finds_the_known_results", cudnn_finds_the_known_results),
     ];

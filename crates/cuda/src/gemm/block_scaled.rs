@@ -2,7 +2,7 @@
 //! wgrad under such scales reaches two thirds of the rate that it has with one scale a tensor.
 
 use super::{Gemm, GemmOperands};
-use crate::compiler::Arch;
+use crate::arch::Arch;
 use crate::context::Context;
 use crate::error::CudaError;
 use crate::ffi::driver as ffi;
@@ -89,7 +89,8 @@ impl BlockScaledGemm {
         gemm: &Gemm,
         operands: &GemmOperands,
     ) -> Result<Option<BlockScaledGemm>, CudaError> {
-        let (Some(scales), true) = (operands.scales, gpu.info().arch == Arch::SM90 && takes(gemm, operands))
+        let (Some(scales), true) =
+            (operands.scales, gpu.info().arch == Arch::SM90 && supports(gemm, operands))
         else {
             return Ok(None);
         };
@@ -130,13 +131,13 @@ impl BlockScaledGemm {
     /// Puts the product into `stream`.
     pub(super) fn enqueue(&self, stream: &Stream) -> Result<(), CudaError> {
         // SAFETY: the kernel takes one `Arguments`, of the formats and types that it was compiled for; the operands are as large as the product
-        // says, are aligned as `takes` asks, and keep their places, as whoever named them promises.
+        // says, are aligned as `supports` asks, and keep their places, as whoever named them promises.
         unsafe { self.function.launch(self.launch, &self.arguments, stream) }
     }
 }
 
 /// Whether the kernel takes such a product of operands at such places.
-fn takes(gemm: &Gemm, operands: &GemmOperands) -> bool {
+fn supports(gemm: &Gemm, operands: &GemmOperands) -> bool {
     let Gemm { m, n, k, a, b, d, d_stride, accumulate, fast_accumulation } = *gemm;
     let scaled =
         a.scaling == Some(Scaling::Tile) && matches!(b.scaling, Some(Scaling::Tile | Scaling::Block));

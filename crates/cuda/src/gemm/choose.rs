@@ -4,64 +4,63 @@
 //! large, on noise, and the fastest is kept on the disk by the card, the library's version and the product. So a second start measures nothing,
 //! and a resumed run computes what an uninterrupted one would: the same file gives the same algorithm, and the same algorithm the same bits.
 
-use super::matmul::alignment;
+use super::key::choice_key;
 use super::noise::Noise;
 use super::{Algorithm, Gemm, GemmChoice, GemmOperands, Implementations};
 use crate::capture_lock;
-use crate::choice::{decode, encode, preferred_algorithms};
+use crate::choice::preferred_algorithms;
 use crate::error::CudaError;
 use crate::ffi::cublaslt::LtAlgo;
 use crate::gpu::Gpu;
 use crate::timing;
+use crate::tuning_cache::{ChoiceKey, RecordedChoices, decode, encode};
 use std::sync::{Once, PoisonError};
 
-/// The ending of the files in which choices are kept.
-const EXTENSION: &str = "product";
+/// The extension of files that hold the algorithms of GEMMs.
+pub(super) const EXTENSION: &str = "product";
 
-/// The algorithm, and how it was found; none where there is none.
+/// The algorithm and how it was found; None if only the fallback kernel supports the GEMM.
 pub(super) fn choose(
     gpu: &Gpu,
     gemm: &Gemm,
     operands: &GemmOperands,
     implementations: &Implementations,
 ) -> Result<(GemmChoice, Option<Algorithm>), CudaError> {
-    let blas = implementations.matmul.blas();
-    let key = key(gpu, blas.version, gemm, operands, implementations);
-    // What a thread that panicked left is whole: choices are added in one step.
-    let mut choices = blas.choices.lock().unwrap_or_else(PoisonError::into_inner);
-    let cell = choices.entry(key.clone()).or_default().clone();
+    let cublaslt = implementations.matmul.blas().version;
+    let key = choice_key(gpu.info(), cublaslt, gemm, operands, implementations.block_scaled.is_some());
+    // The map stays whole if a thread panics: a choice is added in one step.
+    let mut choices = gpu.gemm_choices.lock().unwrap_or_else(PoisonError::into_inner);
+    let cell = choices.entry(key.text.clone()).or_default().clone();
     drop(choices);
     let mut found = GemmChoice::Cached;
-    let algorithm = cell.get_or_init(|| {
-        let (choice, algorithm) = known_or_fastest(gpu, gemm, operands, implementations, &key)?;
+    let text = cell.get_or_init(|| {
+        let (choice, algorithm) = recorded_or_fastest(gpu, gemm, operands, implementations, &key)?;
         found = choice;
-        let text = algorithm.as_ref().map_or(OWN_KERNEL.to_owned(), to_text);
-        gpu.lock_choices().insert(key.clone(), text);
-        Ok(algorithm)
+        let text = algorithm.as_ref().map_or(NO_ALGORITHM.to_owned(), to_text);
+        gpu.lock_choices().insert(key.text.clone(), text.clone());
+        Ok(text)
     });
-    let algorithm = algorithm.clone()?;
+    let algorithm = from_text(&text.clone()?);
     Ok((if algorithm.is_some() { found } else { GemmChoice::Fallback }, algorithm))
 }
 
-/// The algorithm that was chosen before, or the fastest.
-fn known_or_fastest(
+/// The recorded algorithm, or else the fastest.
+fn recorded_or_fastest(
     gpu: &Gpu,
     gemm: &Gemm,
     operands: &GemmOperands,
     implementations: &Implementations,
-    key: &str,
+    key: &ChoiceKey,
 ) -> Result<(GemmChoice, Option<Algorithm>), CudaError> {
-    if implementations.block_scaled.is_some()
-        && preferred_algorithms().iter().any(|way| way == Gemm::BLOCK_SCALED)
-    {
+    let prefers_block_scaled = || preferred_algorithms().iter().any(|name| name == Gemm::BLOCK_SCALED);
+    if implementations.block_scaled.is_some() && prefers_block_scaled() {
         return Ok((GemmChoice::Cached, Some(Algorithm::BlockScaled)));
     }
-    let read = |text: &str| from_text(text).filter(|algorithm| implementations.takes(algorithm));
-    let usable = |held: &[u8]| decode(held, key).and_then(read);
-    let adopted = gpu.lock_choices().get(key).cloned().and_then(|text| read(&text));
-    let kept = gpu.cache().get(key, EXTENSION).and_then(|held| usable(&held));
-    // Run once, which loads its kernel, here instead of in the first step.
-    for algorithm in adopted.into_iter().chain(kept) {
+    let supported = |text: &str| from_text(text).filter(|algorithm| implementations.supports(algorithm));
+    let RecordedChoices { in_memory, on_disk } = gpu.recorded_choices(key, EXTENSION);
+    let on_disk: Vec<Algorithm> = on_disk.iter().filter_map(|text| supported(text)).collect();
+    // A test run loads the algorithm's kernel now, not in the first step.
+    for algorithm in in_memory.iter().filter_map(|text| supported(text)).chain(on_disk.iter().copied()) {
         if runs(gpu, gemm, implementations, &algorithm)? {
             return Ok((GemmChoice::Cached, Some(algorithm)));
         }
@@ -73,15 +72,16 @@ fn known_or_fastest(
     if !is_cacheable {
         return Ok((GemmChoice::Timed, Some(algorithm)));
     }
-    // Another process may have measured at the same time: all use what the first one kept, unless it was refused above.
-    let fits = |held: &[u8]| usable(held).is_some_and(|held| Some(held) != kept);
-    let first =
-        gpu.cache().insert_if_absent(key, EXTENSION, encode(&to_text(&algorithm), key).as_bytes(), fits);
-    Ok((GemmChoice::Timed, Some(usable(&first).unwrap_or(algorithm))))
+    // Another process may have timed at the same time: all use what was cached first, unless it was refused above.
+    let cached = |entry: &[u8]| decode(entry, &key.text).and_then(supported);
+    let is_valid = |entry: &[u8]| cached(entry).is_some_and(|algorithm| !on_disk.contains(&algorithm));
+    let entry = encode(&to_text(&algorithm), &key.text);
+    let first = gpu.cache().insert_if_absent(&key.text, EXTENSION, entry.as_bytes(), is_valid);
+    Ok((GemmChoice::Timed, Some(cached(&first).unwrap_or(algorithm))))
 }
 
 /// Stands for an algorithm where there is none.
-const OWN_KERNEL: &str = "own kernel";
+const NO_ALGORITHM: &str = "own kernel";
 
 /// An algorithm as text: the library's by its words in hexadecimal.
 fn to_text(algorithm: &Algorithm) -> String {
@@ -103,31 +103,6 @@ fn from_text(text: &str) -> Option<Algorithm> {
         *word = u64::from_str_radix(&text[16 * n..16 * (n + 1)], 16).ok()?;
     }
     Some(Algorithm::CublasLt(words))
-}
-
-/// All that the choice depends on.
-fn key(
-    gpu: &Gpu,
-    version: usize,
-    gemm: &Gemm,
-    operands: &GemmOperands,
-    implementations: &Implementations,
-) -> String {
-    let info = gpu.info();
-    let places = [Some(operands.a), Some(operands.b), Some(operands.d), operands.bias];
-    // Kernels of our own are those of a version.
-    let own = if implementations.block_scaled.is_some() {
-        concat!(" or xtrain ", env!("CARGO_PKG_VERSION"))
-    } else {
-        ""
-    };
-    format!(
-        "{} with {} multiprocessors, cuBLASLt {version}{own}: {gemm:?}, aligned to {:?} bytes, working in {}",
-        info.name,
-        info.multiprocessors,
-        places.map(|place| place.map(alignment)),
-        Gemm::WORKSPACE_BYTES,
-    )
 }
 
 /// Whether the product runs by this algorithm. Alone: products that are made ready side by side share their workspace.
@@ -215,7 +190,7 @@ mod tests {
         for algorithm in [library, Algorithm::BlockScaled] {
             assert_eq!(from_text(&to_text(&algorithm)), Some(algorithm));
         }
-        for text in [OWN_KERNEL, "", "\u{e9}", &"g".repeat(128), &"\u{e9}".repeat(64)] {
+        for text in [NO_ALGORITHM, "", "\u{e9}", &"g".repeat(128), &"\u{e9}".repeat(64)] {
             assert_eq!(from_text(text), None, "{text}");
         }
     }

@@ -120,7 +120,7 @@ impl Matmul {
     }
 
     /// Whether an algorithm that was kept can be used for this product, on this card, within the workspace.
-    pub(super) fn takes(&self, algo: &LtAlgo) -> bool {
+    pub(super) fn supports(&self, algo: &LtAlgo) -> bool {
         let _no_capture = capture_lock::exclude_capture();
         let mut result = LtHeuristicResult::default();
         // SAFETY: all handles live here; reads the algorithm, writes one result.

@@ -12,6 +12,7 @@
 mod block_scaled;
 mod choose;
 mod fallback;
+mod key;
 mod matmul;
 mod noise;
 
@@ -257,9 +258,9 @@ impl Implementations {
     }
 
     /// Whether one that was kept can be used for this product, on this card.
-    fn takes(&self, algorithm: &Algorithm) -> bool {
+    fn supports(&self, algorithm: &Algorithm) -> bool {
         match algorithm {
-            Algorithm::CublasLt(algorithm) => self.matmul.takes(algorithm),
+            Algorithm::CublasLt(algorithm) => self.matmul.supports(algorithm),
             Algorithm::BlockScaled => self.block_scaled.is_some(),
         }
     }

@@ -22,11 +22,6 @@ fn accepted(what: &str, sdpa: &Sdpa, work: Result<Work, CudaError>) -> Option<Wo
     work.map_err(|why| tracing::debug!("{what} of {sdpa:?} by a kernel of our own: {why}")).ok()
 }
 
-/// What a choice between kernels is told of documents.
-pub(super) const fn within(documents: bool) -> &'static str {
-    if documents { " within documents" } else { "" }
-}
-
 /// Attention by whole sequences in shared memory.
 pub(super) const WHOLE: &str = "whole";
 /// By cuDNN's engines.
@@ -62,10 +57,7 @@ impl CudaKernel for Attention {
             AlgorithmCandidate::new(CUDNN, &by_cudnn),
             AlgorithmCandidate::new(OWN, &by_own),
         ];
-        let within = within(operands.inputs.len() > 1);
-        // In what order gradients are summed is nothing to the forward.
-        let op = Attention { deterministic: true, ..*self };
-        let fastest = gpu.fastest(&format!("{op:?} of {:?}{within}", qkv.ty), &candidates)?;
+        let fastest = gpu.fastest(&self.forward_key(qkv.ty, operands.inputs.len() > 1), &candidates)?;
         fastest.map_or_else(|| self.plain_forward(gpu, operands), Ok)
     }
 }
@@ -109,8 +101,7 @@ impl CudaKernel for AttentionGrad {
             AlgorithmCandidate::new(CUDNN, &by_cudnn),
             AlgorithmCandidate::new(OWN, &by_own),
         ];
-        let within = within(operands.inputs.len() > 4);
-        let fastest = gpu.fastest(&format!("{self:?} of {:?}{within}", types[1]), &candidates)?;
+        let fastest = gpu.fastest(&self.0.backward_key(types[1], types.len() > 4), &candidates)?;
         fastest.map_or_else(|| self.0.plain_backward(gpu, operands), Ok)
     }
 }

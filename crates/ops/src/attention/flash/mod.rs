@@ -5,7 +5,6 @@
 #![allow(unsafe_code, reason = "it launches kernels")]
 
 use super::Attention;
-use super::cuda::within;
 use super::operands::{Backward, Forward};
 use std::collections::BTreeSet;
 use xtrain_cuda::{
@@ -251,10 +250,7 @@ impl Attention {
         let named: Vec<(String, _)> = tiles.into_iter().map(|t| (t.name(), make(t))).collect();
         let candidates: Vec<AlgorithmCandidate<'_>> =
             named.iter().map(|(name, make)| AlgorithmCandidate::new(name, make)).collect();
-        // Every sum of these kernels has one order.
-        let op = Attention { deterministic: true, ..*self };
-        let what = format!("{name} of {op:?}, {sequences} sequences{}", within(documents));
-        gpu.fastest(&what, &candidates)
+        gpu.fastest(&self.tiles_key(name, sequences, documents), &candidates)
     }
 
     /// What `kernels` do one after the other, over `qkv`; none where they do not take these operands, or no tiles fit. The second arguments

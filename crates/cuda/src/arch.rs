@@ -23,7 +23,7 @@ impl Arch {
     /// Blackwell.
     pub const SM120: Arch = Arch::new(12, 0);
 
-    /// Those that kernels are written for.
+    /// The architectures that kernels are written for.
     pub const ALL: [Arch; 5] = [Arch::SM80, Arch::SM89, Arch::SM90, Arch::SM100, Arch::SM120];
 
     /// A compute capability.
@@ -31,7 +31,8 @@ impl Arch {
         Arch { major, minor }
     }
 
-    /// The compiler's target. From Hopper on with `a`: what is compiled on the card that runs it may use all that it has.
+    /// The compiler's target. From Hopper on it has the suffix `a`: code compiled for exactly one
+    /// architecture may use its specific instructions.
     pub fn target(self) -> String {
         let suffix = if self.major >= 9 { "a" } else { "" };
         format!("sm_{}{}{suffix}", self.major, self.minor)

@@ -1,4 +1,4 @@
-//! cuBLASLt on a card: its handle, its descriptors, and the algorithms that were chosen in this process.
+//! cuBLASLt on a GPU: its handle and its descriptors.
 
 use crate::capture_lock;
 use crate::context::Context;
@@ -10,7 +10,7 @@ use crate::ffi::open::{c_string, cublaslt};
 use std::ffi::{c_int, c_void};
 use std::sync::Arc;
 
-/// The library, opened for one card.
+/// The library, opened for one GPU.
 pub(crate) struct Blas {
     pub(crate) context: Context,
     pub(crate) lt: &'static CublasLt,
@@ -59,7 +59,7 @@ fn check(lt: &CublasLt, call: &'static str, status: c_int) -> Result<(), CudaErr
     Err(CudaError::Library { call, text: text.unwrap_or_else(|| format!("status {status}")) })
 }
 
-/// What is done with the factors.
+/// The computation: transpositions, epilogue, scales.
 pub(crate) struct MatmulDesc {
     pub(crate) handle: LtMatmulDesc,
     blas: Arc<Blas>,
@@ -74,7 +74,7 @@ impl MatmulDesc {
         Ok(MatmulDesc { handle, blas: blas.clone() })
     }
 
-    /// Sets an attribute; a value of another size than the attribute's is an error of the library's.
+    /// Sets an attribute. The library refuses a value of the wrong size.
     pub(crate) fn set<T: Copy>(&self, attribute: c_int, value: T) -> Result<(), CudaError> {
         let at = std::ptr::from_ref(&value).cast::<c_void>();
         // SAFETY: copies as many bytes as `value` has.
@@ -92,7 +92,7 @@ impl Drop for MatmulDesc {
     }
 }
 
-/// How a matrix lies in memory, its columns one after the other.
+/// The layout of a matrix in memory, column-major.
 pub(crate) struct MatrixLayout {
     pub(crate) handle: LtMatrixLayout,
     blas: Arc<Blas>,
@@ -123,7 +123,7 @@ impl Drop for MatrixLayout {
     }
 }
 
-/// What algorithms are asked for.
+/// The limits that proposed algorithms must meet.
 pub(crate) struct Preference {
     pub(crate) handle: LtPreference,
     blas: Arc<Blas>,
@@ -138,7 +138,7 @@ impl Preference {
         Ok(Preference { handle, blas: blas.clone() })
     }
 
-    /// As [`MatmulDesc::set`].
+    /// Sets an attribute. The library refuses a value of the wrong size.
     pub(crate) fn set<T: Copy>(&self, attribute: c_int, value: T) -> Result<(), CudaError> {
         let at = std::ptr::from_ref(&value).cast::<c_void>();
         // SAFETY: copies as many bytes as `value` has.

@@ -1,7 +1,8 @@
-//! What was found out once for a card, on the disk: compiled kernels and chosen algorithms, each found by everything that it depends on.
+//! The disk cache: compiled kernels, chosen algorithms and measurements. An entry is found by everything it
+//! depends on.
 //!
-//! A file is the SHA-256 of what it holds, then that. One that does not fit its sum is made anew. Files are written to a temporary file and renamed,
-//! so several processes may share a folder.
+//! A file is the SHA-256 of its contents, followed by the contents. A file whose sum does not match is
+//! written again. Writes are atomic (a temporary file is renamed), so several processes may share a folder.
 
 use crate::arch::Arch;
 use crate::compiler::Compiler;
@@ -15,18 +16,20 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 const SUM_BYTES: usize = 32;
 
-/// What to do where nothing can be kept.
-const REMEDY: &str = "set XTRAIN_CACHE to a folder that can be written, or every start compiles anew";
+/// The remedy if the folder cannot be written.
+const REMEDY: &str =
+    "set XTRAIN_CACHE to a folder that can be written, else every start compiles all kernels";
 
-/// A folder of compiled kernels, and of the algorithms that were chosen for products.
+/// A folder of compiled kernels, chosen algorithms and measurements.
 #[derive(Clone, Debug)]
 pub struct KernelCache {
-    /// Nothing where no folder can be had: then every start compiles.
+    /// None if no folder can be determined; then every start compiles.
     folder: Option<PathBuf>,
 }
 
 impl KernelCache {
-    /// The user's: `$XTRAIN_CACHE`, else `$XDG_CACHE_HOME/xtrain`, else `~/.cache/xtrain`, each with `kernels` inside.
+    /// The user's cache: `$XTRAIN_CACHE`, else `$XDG_CACHE_HOME/xtrain`, else `~/.cache/xtrain`, each with
+    /// `kernels` inside.
     pub fn for_user() -> KernelCache {
         let set = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
         let folder = set("XTRAIN_CACHE")
@@ -35,33 +38,34 @@ impl KernelCache {
         KernelCache { folder: folder.map(|folder| folder.join("kernels")) }
     }
 
-    /// One in `folder`, which need not exist yet.
+    /// A cache in `folder`, which need not exist yet.
     pub fn in_folder(folder: &Path) -> KernelCache {
         KernelCache { folder: Some(folder.to_owned()) }
     }
 
-    /// The folder, where one can be had.
+    /// The folder; None if it cannot be determined.
     pub fn folder(&self) -> Option<&Path> {
         self.folder.as_deref()
     }
 
-    /// Why nothing can be kept, and what to do, where that is so. It is tried: the folder is made, and a file written there and removed.
+    /// The reason why the folder cannot be written, and the remedy; None if it can. The check creates the
+    /// folder, and writes and removes a file in it.
     pub fn problem(&self) -> Option<String> {
-        let tried = write_temporary(&self.folder.as_ref()?.join("tried"), &[]).and_then(fs::remove_file);
-        tried.err().map(|error| format!("cannot be written ({error}); {REMEDY}"))
+        let probe = write_temporary(&self.folder.as_ref()?.join("probe"), &[]).and_then(fs::remove_file);
+        probe.err().map(|error| format!("cannot be written ({error}); {REMEDY}"))
     }
 
-    /// How many files it holds, and their bytes; nothing where it is not there yet.
+    /// The number of files and their bytes; zero if the folder does not exist.
     pub fn size(&self) -> (usize, u64) {
         let entries = self.folder.iter().flat_map(fs::read_dir).flatten().flatten();
         let files = entries.filter_map(|entry| entry.metadata().ok()).filter(fs::Metadata::is_file);
         files.fold((0, 0), |(count, bytes), file| (count + 1, bytes + file.len()))
     }
 
-    /// The machine code of `source`: from the folder, or compiled and kept there.
+    /// The machine code of `source`, read from the folder or compiled and cached there.
     ///
     /// # Errors
-    /// Those of the compiler. A folder that cannot be read or written is no error: it is only slower.
+    /// Those of the compiler. A folder that cannot be read or written costs time, but is no error.
     pub fn compile(
         &self,
         compiler: Compiler,
@@ -87,28 +91,28 @@ impl KernelCache {
         Ok(compiled.cubin)
     }
 
-    /// What was kept under `key` for another process or start, if it is whole.
+    /// The bytes cached under `key`; None if there are none or the file is damaged.
     pub(crate) fn get(&self, key: &str, extension: &str) -> Option<Vec<u8>> {
         read(&self.path(key, extension)?)
     }
 
-    /// Keeps `bytes` under `key`, and returns what stands there: where another process was first, what that one kept. Only what
-    /// `fits` counts; something else is replaced.
+    /// Caches `bytes` under `key`, unless another process has cached valid ones; returns the cached bytes. An
+    /// entry that `is_valid` rejects is replaced.
     pub(crate) fn insert_if_absent(
         &self,
         key: &str,
         extension: &str,
         bytes: &[u8],
-        fits: impl Fn(&[u8]) -> bool,
+        is_valid: impl Fn(&[u8]) -> bool,
     ) -> Vec<u8> {
         let Some(path) = self.path(key, extension) else { return bytes.to_vec() };
-        write_first(&path, bytes, fits).unwrap_or_else(|error| {
+        write_first(&path, bytes, is_valid).unwrap_or_else(|error| {
             warn_once(&path, &error);
             bytes.to_vec()
         })
     }
 
-    /// Keeps `bytes` under `key`, whatever stands there.
+    /// Caches `bytes` under `key`, replacing an entry that exists.
     pub(crate) fn replace(&self, key: &str, extension: &str, bytes: &[u8]) {
         if let Some(path) = self.path(key, extension)
             && let Err(error) = write(&path, bytes)
@@ -123,15 +127,15 @@ impl KernelCache {
     }
 }
 
-/// Says, of the first file, that nothing can be kept.
+/// Warns, once in a process, that the cache cannot be written.
 fn warn_once(path: &Path, error: &io::Error) {
     static WARNED: Once = Once::new();
     WARNED.call_once(|| {
-        tracing::warn!("{}: cannot be kept for the next start ({error}); {REMEDY}", path.display());
+        tracing::warn!("{}: cannot be cached for the next start ({error}); {REMEDY}", path.display());
     });
 }
 
-/// A file name that differs where anything differs that the code depends on.
+/// The file name of compiled code. It differs if anything differs that the code depends on.
 fn key(version: (u32, u32), source: &str, arch: Arch, options: &[String]) -> String {
     let mut hash = Sha256::new();
     let (major, minor) = version;
@@ -148,17 +152,17 @@ fn hex(bytes: &[u8]) -> String {
 }
 
 fn read(path: &Path) -> Option<Vec<u8>> {
-    // A named pipe would be waited for.
+    // Reading a named pipe would block.
     let kind = fs::metadata(path).ok()?;
     if !kind.is_file() {
-        tracing::warn!("{}: is no regular file, and is passed over", path.display());
+        tracing::warn!("{}: not a regular file; ignored", path.display());
         return None;
     }
     let mut bytes = fs::read(path).ok()?;
     let held = bytes.split_off(SUM_BYTES.min(bytes.len()));
     let whole = bytes[..] == Sha256::digest(&held)[..];
     if !whole {
-        tracing::warn!("{}: damaged, and made anew", path.display());
+        tracing::warn!("{}: damaged; it will be written again", path.display());
     }
     whole.then_some(held)
 }
@@ -168,20 +172,22 @@ fn write(path: &Path, held: &[u8]) -> io::Result<()> {
     clean_up(&temporary, fs::rename(&temporary, path))
 }
 
-/// As [`write`], unless something that `fits` is there already: what is there in the end.
-fn write_first(path: &Path, held: &[u8], fits: impl Fn(&[u8]) -> bool) -> io::Result<Vec<u8>> {
+/// Writes the file unless a file exists that `is_valid` accepts; returns the contents of the file that
+/// remains.
+fn write_first(path: &Path, held: &[u8], is_valid: impl Fn(&[u8]) -> bool) -> io::Result<Vec<u8>> {
     let temporary = write_temporary(path, held)?;
-    // A link, unlike a renamed file, replaces nothing: of several processes one is first, and all learn what it wrote.
+    // Unlike a rename, a hard link replaces nothing: of several processes one is the first, and all read its
+    // contents.
     if fs::hard_link(&temporary, path).is_ok() {
         return clean_up(&temporary, fs::remove_file(&temporary)).map(|()| held.to_vec());
     }
-    match path.exists().then(|| read(path)).flatten().filter(|first| fits(first)) {
+    match path.exists().then(|| read(path)).flatten().filter(|first| is_valid(first)) {
         Some(first) => clean_up(&temporary, fs::remove_file(&temporary)).map(|()| first),
         None => clean_up(&temporary, fs::rename(&temporary, path)).map(|()| held.to_vec()),
     }
 }
 
-/// Writes what `path` is to become into a temporary file beside it.
+/// Writes the future contents of `path` to a temporary file beside it.
 fn write_temporary(path: &Path, held: &[u8]) -> io::Result<PathBuf> {
     static WRITTEN: AtomicU64 = AtomicU64::new(0);
     let number = WRITTEN.fetch_add(1, Ordering::Relaxed);
@@ -195,7 +201,7 @@ fn write_temporary(path: &Path, held: &[u8]) -> io::Result<PathBuf> {
 /// Removes the temporary file if the step after it failed.
 fn clean_up(temporary: &Path, step: io::Result<()>) -> io::Result<()> {
     if step.is_err() {
-        // The first error is the one that matters.
+        // The first error is the one to report.
         let _ = fs::remove_file(temporary);
     }
     step
@@ -231,7 +237,7 @@ mod tests {
         assert_eq!(insert(b"algorithm 1"), b"algorithm 1");
         assert_eq!(insert(b"algorithm 2"), b"algorithm 1");
         assert_eq!(cache.get("a key", "algo").as_deref(), Some(b"algorithm 1".as_slice()));
-        // What is damaged, or whole and of no use, is replaced.
+        // An entry that is damaged, or whole but invalid, is replaced.
         let path = cache.path("a key", "algo").unwrap();
         fs::write(&path, b"cut").unwrap();
         assert_eq!(insert(b"algorithm 3"), b"algorithm 3");
@@ -242,7 +248,7 @@ mod tests {
         assert_eq!(cache.get("a key", "algo").as_deref(), Some(b"algorithm 5".as_slice()));
         cache.replace("a key", "algo", b"algorithm 4");
         assert_eq!(cache.get("another key", "algo"), None);
-        // A folder in a file's place is passed over.
+        // A folder in place of the file is ignored.
         fs::create_dir(cache.path("a third key", "algo").unwrap()).unwrap();
         assert_eq!(cache.get("a third key", "algo"), None);
         assert_eq!(cache.insert_if_absent("a third key", "algo", b"algorithm 5", |_| true), b"algorithm 5");

@@ -1,23 +1,24 @@
-//! Who has the card to itself: what is timed or recorded, beside which nothing else may go on.
+//! The capture lock: nothing that may synchronise the device runs while a graph is captured or work is timed.
 
 use std::cell::Cell;
 use std::sync::{LockResult, PoisonError, RwLock};
 
-/// Locked to write by what must run alone, and to read by what may run beside others: programs are made ready on many threads.
-static RUNNING: RwLock<()> = RwLock::new(());
+/// Held exclusively while work is timed or a graph is captured, and shared by everything else that may
+/// synchronise the device: many threads prepare programs at the same time.
+static LOCK: RwLock<()> = RwLock::new(());
 
 thread_local! {
-    /// Whether this thread holds [`RUNNING`]: who holds it has what it wants, and would wait for itself.
+    /// True if this thread holds [`LOCK`]. Asking for it again would deadlock.
     static HELD: Cell<bool> = const { Cell::new(false) };
 }
 
-/// That [`RUNNING`] is held by this thread.
+/// A guard of [`LOCK`], held by this thread.
 struct Held<G> {
     _guard: G,
 }
 
 impl<G> Held<G> {
-    /// None where this thread holds it already.
+    /// Takes the lock; None if this thread holds it already.
     fn new(lock: impl FnOnce() -> LockResult<G>) -> Option<Held<G>> {
         (!HELD.get()).then(|| {
             let guard = lock().unwrap_or_else(PoisonError::into_inner);
@@ -33,20 +34,23 @@ impl<G> Drop for Held<G> {
     }
 }
 
-/// To be held by whoever runs something for the first time, or takes or gives back what is the card's: nothing is timed beside it, and no
-/// graph recorded. For such calls may wait for all streams of the card, and to wait for one that is recorded ends every recording in an error
-/// (CUDA programming guide, "Prohibited and Unhandled Operations" of stream capture), whichever thread does so. None where this thread
-/// holds the lock already, in either way.
+/// Excludes graph capture and timing while the guard lives. Hold it for whatever runs for the first time,
+/// allocates or frees: such calls may wait for all streams of the device, and waiting for a captured stream,
+/// from any thread, invalidates every capture of the process (CUDA programming guide, "Prohibited and
+/// Unhandled Operations" of stream capture).
+///
+/// None if this thread holds the lock already, shared or exclusive.
 #[must_use]
 pub fn exclude_capture() -> Option<impl Sized> {
-    Held::new(|| RUNNING.read())
+    Held::new(|| LOCK.read())
 }
 
-/// To be held by whoever takes the time or records a graph. None where this thread is alone already; not to be asked for within
-/// [`exclude_capture`], where it cannot be had.
+/// Excludes all other work while the guard lives. Hold it to time work or to capture a graph. None if this
+/// thread holds the lock exclusively already. Do not call it within [`exclude_capture`]: the lock cannot be
+/// upgraded.
 #[must_use]
 pub(crate) fn exclusive() -> Option<impl Sized> {
-    Held::new(|| RUNNING.write())
+    Held::new(|| LOCK.write())
 }
 
 #[cfg(test)]

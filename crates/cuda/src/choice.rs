@@ -1,10 +1,11 @@
-//! The choice between algorithms: each candidate is timed once on the device, and the fastest is cached on disk.
+//! The choice between algorithms: each candidate is timed once on the device, and the fastest is cached on
+//! disk.
 //!
-//! Choices can be exported and adopted by a later process, so that a resumed run computes with the same kernels, to the
-//! same bits, without the disk cache that it began with.
+//! Choices can be exported and adopted by a later process, so that a resumed run computes with the same
+//! kernels, to the same bits, without the disk cache that it began with.
 //!
-//! `XTRAIN_PREFER` names algorithms, separated by commas. A named algorithm is used wherever it is a candidate, whatever
-//! its speed: tests compare each algorithm, and benchmarks measure one against another.
+//! `XTRAIN_PREFER` names algorithms, separated by commas. A named algorithm is used wherever it is a
+//! candidate, whatever its speed: tests compare each algorithm, and benchmarks measure one against another.
 
 use crate::error::CudaError;
 use crate::gpu::Gpu;
@@ -54,7 +55,8 @@ impl Gpu {
         self.lock_choices().clone()
     }
 
-    /// Adopts choices of an earlier process. Call it before anything is prepared. Choices for other devices are ignored.
+    /// Adopts choices of an earlier process. Call it before anything is prepared. Choices for other devices
+    /// are ignored.
     pub fn adopt(&self, choices: &BTreeMap<String, String>) {
         self.lock_choices().extend(choices.iter().map(|(key, name)| (key.clone(), name.clone())));
     }
@@ -64,10 +66,11 @@ impl Gpu {
         self.choices.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The work of the fastest of `candidates`; None if none supports the operands. `task` names everything that the
-    /// choice depends on except the device and its libraries.
+    /// The work of the fastest of `candidates`; None if none supports the operands. `task` names everything
+    /// that the choice depends on except the device and its libraries.
     ///
-    /// The first time on a device the candidates run, which overwrites their outputs. Later only the chosen one is prepared.
+    /// The first time on a device the candidates run, which overwrites their outputs. Later only the chosen
+    /// one is prepared.
     pub fn fastest(
         &self,
         task: &ChoiceKey,

@@ -1,4 +1,4 @@
-//! NVRTC: CUDA C++ to machine code for one architecture, in this process.
+//! NVRTC: compiles CUDA C++ to machine code for one architecture, in this process.
 
 use crate::arch::Arch;
 use crate::error::CudaError;
@@ -19,12 +19,12 @@ pub struct Compiler {
 pub struct Compiled {
     /// An ELF image for one architecture.
     pub cubin: Vec<u8>,
-    /// What the compiler said: with `--ptxas-options=-v` also what each kernel takes.
+    /// The compiler's messages; with `--ptxas-options=-v` also the resources of each kernel.
     pub log: String,
 }
 
 impl Compiler {
-    /// Opens NVRTC; no card is needed.
+    /// Opens NVRTC. It needs no GPU.
     pub fn open() -> Result<Compiler, CudaError> {
         let opened = nvrtc()?;
         let (mut major, mut minor) = (0, 0);
@@ -35,17 +35,17 @@ impl Compiler {
         Ok(Compiler { version: (major as u32, minor as u32), ..compiler })
     }
 
-    /// Its version: (13, 0) of CUDA 13.0.
+    /// The version: (13, 0) for CUDA 13.0.
     pub fn version(self) -> (u32, u32) {
         self.version
     }
 
-    /// The file that was opened.
+    /// The file of the library.
     pub fn path(self) -> &'static Path {
         &self.opened.path
     }
 
-    /// Compiles `source`; `name` stands in messages. Every run of the same compiler gives the same bytes.
+    /// Compiles `source`. `name` is the file name in messages. The same compiler always emits the same bytes.
     ///
     /// # Errors
     /// [`CudaError::Compile`] with the compiler's messages.
@@ -85,7 +85,8 @@ impl Compiler {
             )
         };
         self.check("nvrtcCreateProgram", status)?;
-        // SAFETY: the program was made above; as many pointers as the count says, to strings that end with zeros.
+        // SAFETY: the program was created above; as many pointers as the count says, to strings that end with
+        // zeros.
         let status = unsafe {
             (nvrtc.nvrtcCompileProgram)(program.handle, pointers.len() as c_int, pointers.as_ptr())
         };
@@ -104,7 +105,7 @@ impl Compiler {
         Ok(Compiled { cubin, log })
     }
 
-    /// What a pair of calls, for the size and for the bytes, gives.
+    /// The bytes that a pair of functions returns, one for the size and one for the contents.
     fn fetch(
         self,
         program: &Program<'_>,

@@ -1,4 +1,4 @@
-//! A card that programs run on: its context, the kernels compiled for it, and the libraries opened on it.
+//! A GPU that programs run on: its context, its compiled kernels, and the libraries opened on it.
 
 use crate::arch::Arch;
 use crate::blas::Blas;
@@ -16,24 +16,25 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Instant;
 
-/// The version of the driver that runs what CUDA 13's libraries make.
+/// The oldest driver that CUDA 13's libraries support.
 const OLDEST_DRIVER: u32 = 13_000;
 
-/// A card, and what is kept for all that runs on it.
+/// A GPU, and everything that programs on it share.
 pub struct Gpu {
     context: Context,
     info: DeviceInfo,
     compiler: Compiler,
     cache: KernelCache,
-    /// By source and options.
+    /// Loaded modules, by source and compiler options.
     modules: Mutex<HashMap<(&'static str, Vec<String>), Arc<LoadedModule>>>,
     /// The names of the algorithms chosen so far, by key.
     pub(crate) choices: Mutex<BTreeMap<String, String>>,
     /// The algorithms of GEMMs as text, by key; each is chosen by the first thread that asks for it.
     pub(crate) gemm_choices: Mutex<HashMap<String, Arc<GemmChoiceCell>>>,
-    /// Opened by the first product.
+    /// cuBLASLt, opened by the first GEMM.
     blas: OnceLock<Result<Arc<Blas>, CudaError>>,
-    /// cuDNN, opened by the first operation graph; once for each direction of attention, as each plans for a good part of a second.
+    /// cuDNN, opened by the first operation graph. Each direction of attention has a handle, so that both are
+    /// planned at the same time.
     dnns: [OnceLock<Result<Arc<Dnn>, CudaError>>; 2],
     /// cuDNN's plans, by key.
     graph_plans: Mutex<HashMap<String, Arc<PlannedGraph>>>,
@@ -42,41 +43,43 @@ pub struct Gpu {
 /// The algorithm of a GEMM as text, or why none is known.
 pub(crate) type GemmChoiceCell = OnceLock<Result<String, CudaError>>;
 
-/// A module, or why there is none; loaded by the first who asks.
+/// A module or the reason why it failed; loaded by the first thread that asks.
 type LoadedModule = OnceLock<Result<Module, CudaError>>;
 
-/// What cuDNN has planned, or why it has not; planned by the first who asks.
+/// A plan of cuDNN or the reason why it failed; planned by the first thread that asks.
 type PlannedGraph = OnceLock<Result<Arc<GraphPlan>, CudaError>>;
 
 impl Gpu {
-    /// The card at this place among those that can be seen.
+    /// Opens the visible GPU of this index.
     ///
     /// # Errors
-    /// Where there is none, or a library without which nothing runs on it.
+    /// If there is none, or a required library is missing.
     pub fn open(ordinal: usize) -> Result<Gpu, CudaError> {
         Gpu::with_cache(ordinal, KernelCache::for_user())
     }
 
-    /// The same, what is found out about it kept in `cache`.
+    /// Opens the GPU with a disk cache of its own.
     pub fn with_cache(ordinal: usize, cache: KernelCache) -> Result<Gpu, CudaError> {
-        let begun = Instant::now();
-        // A machine without a driver is told before anything large is read.
+        let started = Instant::now();
+        // Reports a machine without a driver before any large file is read.
         driver_library()?;
-        // Libraries are files of hundreds of MB: they are opened beside the card, which takes as long.
-        let (card, compiler) = std::thread::scope(|scope| {
+        // Opening libraries of hundreds of MB takes as long as opening the GPU, so both happen at the same
+        // time.
+        let (device, compiler) = std::thread::scope(|scope| {
             let libraries = scope.spawn(|| -> Result<Compiler, CudaError> {
                 let compiler = Compiler::open()?;
-                // Nearly every program has products: better missed here than after minutes of reading.
+                // Nearly every program has GEMMs: report a missing cuBLASLt now, not after minutes of reading
+                // data.
                 cublaslt()?;
-                // Where it is missing, attention does without it.
+                // Optional: without cuDNN, attention uses other kernels.
                 let _ = cudnn();
                 Ok(compiler)
             });
-            let card = open_card(ordinal);
-            (card, libraries.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
+            let device = open_device(ordinal);
+            (device, libraries.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
         });
-        let ((info, context), compiler) = (card?, compiler?);
-        tracing::debug!("the GPU and its libraries opened in {:.3} s", begun.elapsed().as_secs_f64());
+        let ((info, context), compiler) = (device?, compiler?);
+        tracing::debug!("the GPU and its libraries opened in {:.3} s", started.elapsed().as_secs_f64());
         Ok(Gpu {
             context,
             info,
@@ -91,27 +94,27 @@ impl Gpu {
         })
     }
 
-    /// Its context.
+    /// The GPU's context.
     pub fn context(&self) -> &Context {
         &self.context
     }
 
-    /// What it says of itself.
+    /// The GPU's properties.
     pub fn info(&self) -> &DeviceInfo {
         &self.info
     }
 
-    /// The compiler of its kernels.
+    /// The compiler of kernels.
     pub(crate) fn compiler(&self) -> Compiler {
         self.compiler
     }
 
-    /// Where what is found out about it is kept.
+    /// The disk cache.
     pub fn cache(&self) -> &KernelCache {
         &self.cache
     }
 
-    /// cuBLASLt on this card.
+    /// cuBLASLt on this GPU.
     pub(crate) fn blas(&self) -> Result<&Arc<Blas>, CudaError> {
         let opened = self.blas.get_or_init(|| {
             let _no_capture = capture_lock::exclude_capture();
@@ -120,7 +123,7 @@ impl Gpu {
         opened.as_ref().map_err(Clone::clone)
     }
 
-    /// cuDNN's version, where it is found.
+    /// cuDNN's version; None if cuDNN is missing.
     pub(crate) fn dnn_version(&self) -> Option<usize> {
         let opened = cudnn().ok()?;
         // SAFETY: takes nothing and returns a number.
@@ -149,7 +152,8 @@ impl Gpu {
         planned.clone()
     }
 
-    /// The kernel `name` of `source`, compiled for this card with `defines`; compiled once, here and on the disk.
+    /// The kernel `name` of `source` with `defines`, compiled for this GPU. The compiled code is cached in
+    /// memory and on disk.
     pub fn function(
         &self,
         source: &KernelSource,
@@ -158,11 +162,11 @@ impl Gpu {
     ) -> Result<Function, CudaError> {
         let options = KernelSource::options(defines);
         let key = (source.name, options.clone());
-        // What a thread that panicked left is whole: modules are added in one step.
+        // The map stays whole if a thread panics: a module is added in one step.
         let mut modules = self.modules.lock().unwrap_or_else(PoisonError::into_inner);
         let cell = modules.entry(key).or_default().clone();
         drop(modules);
-        // Compiled by the first who asks; those who ask meanwhile wait, and others go on.
+        // The first thread that asks compiles; others that ask for the same module wait.
         let module = cell.get_or_init(|| {
             let text = source.full_text();
             let cubin = self.cache.compile(self.compiler, source.name, &text, self.info.arch, &options)?;
@@ -172,8 +176,8 @@ impl Gpu {
     }
 }
 
-/// What a card says of itself, and its context, where it is one that programs can run on.
-fn open_card(ordinal: usize) -> Result<(DeviceInfo, Context), CudaError> {
+/// The properties and the context of a GPU that programs can run on.
+fn open_device(ordinal: usize) -> Result<(DeviceInfo, Context), CudaError> {
     let device = Device::at(ordinal)?;
     let version = Device::driver_version()?;
     if version < OLDEST_DRIVER {

@@ -1,12 +1,14 @@
-//! NVIDIA's driver and libraries, opened at run time: devices, memory, streams, events, graphs, and kernels compiled for the card that
-//! is there.
+//! NVIDIA's driver and libraries, opened at run time: devices, memory, streams, events, graphs, and kernels
+//! compiled for the installed GPU.
 //!
-//! Invariants: nothing of NVIDIA's is needed to build or to start; a library that is missing, too old or of another release is an
-//! error that says which files were looked for and how to get one, never a panic. What is passed by value to a foreign function is
-//! plain integers and pointers: no foreign status or attribute becomes a Rust enum, so a newer driver cannot make one invalid.
-//! This crate and each op's `cuda.rs` hold all `unsafe` that concerns a device.
+//! Invariants: nothing of NVIDIA's is needed to build or to start. A library that is missing, too old or of
+//! another major release is an error that lists the searched places and says how to get the library; it is
+//! never a panic. Foreign functions take and return plain integers and pointers: no foreign status or
+//! attribute becomes a Rust enum, so a newer driver cannot make one invalid. This crate and each op's
+//! `cuda.rs` hold all `unsafe` code that concerns a device.
 //!
-//! Deliberately absent: models, programs, ops. Names of symbols and constants are NVIDIA's, from the headers of CUDA 13.0.
+//! Deliberately absent: models, programs, ops. Names of symbols and constants are NVIDIA's, from the headers
+//! of CUDA 13.0.
 #![allow(unsafe_code, reason = "it calls foreign functions with pointers")]
 
 mod arch;

@@ -1,8 +1,8 @@
 //! The tuning cache: algorithms that were the fastest on a device, and other measurements of it, on disk.
 //!
-//! An entry is found by its key, one line of text that names everything the entry depends on. A key is spelled by a
-//! method, never by `Debug` output, so that renaming a type does not lose what was measured. An entry holds its value,
-//! a newline and its key.
+//! An entry is found by its key, one line of text that names everything the entry depends on. A key is
+//! spelled by a method, never by `Debug` output, so that renaming a type does not lose what was measured. An
+//! entry holds its value, a newline and its key.
 
 use crate::device::Device;
 use crate::gpu::Gpu;
@@ -27,15 +27,16 @@ impl ChoiceKey {
 }
 
 impl Gpu {
-    /// The cached measurement of `subject`, one line of text. `subject` names everything that it depends on except
-    /// the machine.
+    /// The cached measurement of `subject`, one line of text. `subject` names everything that it depends on
+    /// except the machine.
     pub fn cached_measurement(&self, subject: &str) -> Option<String> {
         let key = self.measurement_key(subject);
         let entry = self.cache().get(&key, EXTENSION)?;
         decode(&entry, &key).map(str::to_owned)
     }
 
-    /// Caches `line` as the measurement of `subject`, unless another process has cached one; returns the cached one.
+    /// Caches `line` as the measurement of `subject`, unless another process has cached one; returns the
+    /// cached one.
     pub fn cache_measurement(&self, subject: &str, line: &str) -> String {
         let key = self.measurement_key(subject);
         let is_valid = |entry: &[u8]| decode(entry, &key).is_some();
@@ -59,7 +60,8 @@ impl Gpu {
         )
     }
 
-    /// The values recorded for `key`: those adopted from the run or chosen by this process, then those on disk.
+    /// The values recorded for `key`: those adopted from the run or chosen by this process, then those on
+    /// disk.
     pub(crate) fn recorded_choices(&self, key: &ChoiceKey, extension: &str) -> RecordedChoices {
         let choices = self.lock_choices();
         let in_memory = key.both().into_iter().filter_map(|key| choices.get(key).cloned()).collect();

@@ -1,4 +1,4 @@
-//! What needs a card. Without one every test counts as ignored, and the reason is printed.
+//! Tests that need a GPU. Without one, all count as ignored, and the reason is printed.
 #![allow(unsafe_code, reason = "it launches kernels")]
 
 use libtest_mimic::{Arguments, Failed, Trial};
@@ -70,7 +70,8 @@ impl Card {
         let n = memory.bytes() / 4;
         let arguments = Scale { x: memory.pointer(), by, n: n as i32 };
         let function = self.module.function("scale")?;
-        // SAFETY: the kernel takes one `Scale`, and writes the n numbers of `memory`, which the tests keep until they read it.
+        // SAFETY: the kernel takes one `Scale`, and writes the n numbers of `memory`, which the tests keep
+        // until they read it.
         unsafe { function.launch(Launch::row((n as u32).div_ceil(128), 128), &arguments, &self.stream) }
     }
 }
@@ -213,7 +214,7 @@ fn kernels_are_kept_on_the_disk(card: &Card) -> Result<(), Failed> {
     Ok(())
 }
 
-/// A product with operands on the card: every matrix lies in rows of its stride, what is between them is `GAP`.
+/// A GEMM with operands on the GPU. Rows are a stride apart; the elements between them are `GAP`.
 struct Product<'a> {
     gemm: Gemm,
     card: &'a Card,
@@ -221,14 +222,14 @@ struct Product<'a> {
     b: DeviceMemory,
     d: DeviceMemory,
     bias: Option<DeviceMemory>,
-    /// Of FP8 factors.
+    /// Scales of FP8 operands.
     scales: Option<[DeviceMemory; 2]>,
     workspace: DeviceMemory,
-    /// A, B, D as it is at first, and the bias: as they lie in memory, with what FP8 numbers stand for.
+    /// A, B, the initial D and the bias, as they lie in memory, FP8 numbers multiplied by their scales.
     host: [Vec<f64>; 4],
 }
 
-/// What stands between the rows of a matrix.
+/// The value of elements between the rows of a matrix.
 const GAP: f64 = -3.5;
 
 impl<'a> Product<'a> {
@@ -272,7 +273,7 @@ impl<'a> Product<'a> {
         };
         let (d_memory, d_host) = fill(2, d, m, n, gemm.d_stride)?;
         let (bias_memory, bias_host) = fill(3, d, 1, n, n)?;
-        // Choosing an algorithm runs the product in a stream of its own.
+        // Choosing an algorithm runs the GEMM on a stream of its own.
         card.stream.synchronize()?;
         Ok(Product {
             gemm,
@@ -298,7 +299,7 @@ impl<'a> Product<'a> {
         }
     }
 
-    /// D as the card makes it of the D of the beginning.
+    /// D, computed on the GPU from the initial D.
     fn run(&self, work: &Work) -> Result<Vec<f64>, CudaError> {
         let ty = TensorType::new(self.gemm.d, [self.host[2].len()]);
         self.d.all().write(HostTensor::from_f64(ty, &self.host[2]).bytes(), &self.card.stream)?;
@@ -335,13 +336,14 @@ impl<'a> Product<'a> {
         let inside = |x: &'_ [f64]| x.chunks(d_stride).flat_map(|row| row[..n].to_vec()).collect::<Vec<_>>();
         let (f, e) = (inside(found), inside(expected));
         assert_eq!((f.len(), e.len()), (m * n, m * n));
-        // Sums that happen to be near zero are no closer than the terms they are made of.
+        // Sums near zero are no more exact than their terms.
         let size = norm(&mut e.iter().copied()).max(((m * n) as f64).sqrt());
         let error = norm(&mut f.iter().zip(&e).map(|(f, e)| f - e)) / size;
-        // One rounding to bf16 is off by 2^-8 at most; long sums in f32 in another order by more than short ones.
+        // One rounding to bf16 costs at most 2^-8. Long f32 sums in another order differ more than short
+        // ones.
         let bar = if self.gemm.k > 4096 { 1e-4 } else { 1e-5 };
         let bar = if self.gemm.d == DType::BF16 { bar + 2f64.powi(-8) } else { bar };
-        // Of 128 products at a time tensor cores keep 14 bits.
+        // Tensor cores keep 14 bits of sums of 128 products.
         let bar = if self.scales.is_some() { bar + 1e-3 } else { bar };
         assert!(error <= bar, "{:?} by {by} is off by {error:e}", self.gemm);
         let between = found.chunks(d_stride).flat_map(|row| &row[n..]);
@@ -353,7 +355,7 @@ fn gpu_with_cache(folder: &std::path::Path) -> Result<Gpu, CudaError> {
     Gpu::with_cache(0, KernelCache::in_folder(folder))
 }
 
-/// Element types of the factors and of the product.
+/// Element types of the operands and of D.
 const PRODUCT_TYPES: [(DType, DType); 3] =
     [(DType::F32, DType::F32), (DType::BF16, DType::BF16), (DType::BF16, DType::F32)];
 
@@ -387,11 +389,11 @@ fn products_are_those_of_a_plain_loop(
 fn large_products_are_those_of_the_other_kernel(card: &Card) -> Result<(), Failed> {
     let folder = tempfile::tempdir()?;
     let gpu = gpu_with_cache(folder.path())?;
-    // The head of a model with an odd vocabulary, its two gradients, and a sum so long that it is worth splitting; as large as keeps the
-    // multiprocessors of an H100 busy, or those that there are.
+    // The GEMMs of a head with an odd vocabulary and its two gradients, and a sum so long that it is worth
+    // splitting. The sizes keep the multiprocessors of an H100 busy, scaled to this GPU's.
     let of_device = |size: usize| size * gpu.info().multiprocessors as usize / 132;
     let (c, d, v) = (96, 768, of_device(5025) | 1);
-    // As rows of logits lie in the workspace of the loss.
+    // The stride of logits in the workspace of the loss.
     let stride = v.next_multiple_of(64);
     for (dtype, out) in PRODUCT_TYPES {
         let logits = Gemm::new([c, v, d], dtype, [false, true], dtype).d_stride(stride);
@@ -404,7 +406,7 @@ fn large_products_are_those_of_the_other_kernel(card: &Card) -> Result<(), Faile
             assert_ne!(plan.choice, GemmChoice::Fallback, "{gemm}");
             let own = product.run(&gemm.fallback(&gpu, &product.operands())?.work)?;
             let found = product.run(&plan.work)?;
-            // Both are rounded.
+            // Both results are rounded.
             if gemm.d == DType::F32 {
                 product.assert_near(&found, &own, "cuBLASLt");
             } else {
@@ -418,7 +420,7 @@ fn large_products_are_those_of_the_other_kernel(card: &Card) -> Result<(), Faile
     Ok(())
 }
 
-/// Sizes that end within tiles and clusters, and more tiles than blocks that make them.
+/// Sizes that end within tiles and clusters, and more tiles than blocks.
 fn block_scaled_gemms_equal_a_plain_loop(card: &Card) -> Result<(), Failed> {
     if card.arch != Arch::SM90 {
         return Ok(());
@@ -493,7 +495,7 @@ fn a_choice_of_an_algorithm_is_kept(card: &Card) -> Result<(), Failed> {
     assert_eq!(plan(&gpu_with_cache(folder.path())?)?.choice, GemmChoice::Timed, "it was damaged");
     assert_eq!(std::fs::read(&file)?.len(), whole.len());
     assert_eq!(plan(&gpu_with_cache(folder.path())?)?.choice, GemmChoice::Cached);
-    // Another product, and the same one with operands that are aligned otherwise, have choices of their own.
+    // Another GEMM, and one with other alignments, have choices of their own.
     let shifted = GemmOperands { a: product.a.pointer().offset(16), ..product.operands() };
     let shorter = Gemm { m: 255, ..product.gemm };
     let others = [
@@ -506,7 +508,7 @@ fn a_choice_of_an_algorithm_is_kept(card: &Card) -> Result<(), Failed> {
     Ok(())
 }
 
-/// The key is one that xtrain wrote to `choices.json` when keys were `Debug` output.
+/// The former key is one that xtrain wrote to `choices.json` when keys were `Debug` output.
 fn a_choice_that_an_older_run_recorded_is_used(card: &Card) -> Result<(), Failed> {
     let folders = [tempfile::tempdir()?, tempfile::tempdir()?];
     let product =

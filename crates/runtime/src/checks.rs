@@ -9,7 +9,8 @@ use xtrain_tensor::host::decode;
 pub struct Checks {
     /// After each op, fails if an output is not finite, and names the first such output.
     pub numerics: bool,
-    /// Before each op, fills the outputs that it must overwrite with NaNs, so that an unwritten element shows.
+    /// Before each op, fills the outputs that it must overwrite with NaNs, so that an unwritten element
+    /// shows.
     pub poison: bool,
 }
 

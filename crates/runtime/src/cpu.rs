@@ -1,4 +1,4 @@
-//! The CPU interpreter: walks the list and calls each op's CPU kernel on the planned memory.
+//! The CPU engine: interprets a program with the CPU kernels on planned memory.
 
 use crate::available::available_bytes;
 use crate::checks::{Checks, check_finite, is_overwritten};
@@ -20,18 +20,18 @@ use xtrain_tensor::{CpuKernel, TensorType, View, ViewMut};
 /// The name of the device in messages.
 const DEVICE: &str = "the CPU";
 
-/// Bytes of a state value that a thread copies at a time.
+/// Bytes of a state value that one thread copies at a time.
 const COPY_BYTES: usize = 1 << 20;
 
-/// An engine on the CPU.
+/// The CPU engine.
 pub struct CpuEngine {
     kernels: Arc<KernelTable<dyn CpuKernel>>,
     memory: Memory,
     state: StateTable<Span>,
     programs: Vec<Loaded>,
-    /// By op, the most bytes that its kernel works in besides its operands, in any program.
+    /// The largest workspace of each op's kernel beyond its operands, in any program, in bytes.
     work_bytes: HashMap<&'static str, usize>,
-    /// Bytes that this engine may hold, where the system told when it was made.
+    /// Bytes that this engine may hold; None if the system does not report them.
     limit_bytes: Option<u64>,
     checks: Checks,
     timing: Timing,
@@ -40,23 +40,23 @@ pub struct CpuEngine {
 
 struct Loaded {
     program: Program,
-    /// By value id.
+    /// The spans of values, by id.
     spans: Vec<Option<Span>>,
-    /// By instance: the workspace of its kernel.
+    /// The workspace of each instance.
     workspaces: Vec<Vec<(TensorType, Span)>>,
-    /// The names of the outputs, and where each lies among them.
+    /// The name and the place of each output among the outputs' bytes.
     outputs: Arc<Vec<(Arc<str>, Range<usize>)>>,
 }
 
-/// The workspace that an op's kernel needs on the CPU; a plan for one takes it.
+/// The workspace of each op's CPU kernel, for planning a program.
 pub fn cpu_workspace(
     kernels: &KernelTable<dyn CpuKernel>,
 ) -> impl Fn(&dyn Op, &[TensorType]) -> Vec<TensorType> {
     |op, inputs| kernels.find(op).map(|kernel| kernel.workspace(inputs)).unwrap_or_default()
 }
 
-/// Bytes that kernels work in beside what the plans of `programs` hold, at most, on as many threads as there are now: of each op its
-/// largest run, because buffers are kept for the next one.
+/// An upper bound of the kernels' memory beyond the plans of `programs`, in bytes, on the current number of
+/// threads. It adds the largest run of each op, because threads keep their buffers for the next run.
 pub fn cpu_work_bytes(kernels: &KernelTable<dyn CpuKernel>, programs: &[&Program]) -> usize {
     let mut most = HashMap::new();
     programs.iter().for_each(|program| add_work(&mut most, kernels, program));
@@ -98,13 +98,13 @@ impl CpuEngine {
         }
     }
 
-    /// Sets what is checked from now on.
+    /// Sets the checks of the runs that follow.
     pub fn set_checks(&mut self, checks: Checks) {
         self.checks = checks;
     }
 
-    /// Allocates the state and constants that `program` uses and the engine lacks, its exchange with the host (`io`
-    /// bytes), and `scratch` bytes in all. Returns the chunk of the exchange.
+    /// Allocates the state and constants that `program` uses and the engine lacks, its exchange with the host
+    /// (`io` bytes), and `scratch` bytes in all. Returns the chunk of the exchange.
     fn allocate_for(&mut self, program: &Program, io: usize, scratch: usize) -> Result<usize, EngineError> {
         let missing = self.state.missing(program)?;
         let grown = scratch.saturating_sub(self.memory.scratch_bytes());
@@ -215,7 +215,7 @@ impl Engine for CpuEngine {
 
     fn run(&mut self, program: ProgramId, part: Part) -> Result<(), EngineError> {
         let begun = Instant::now();
-        // A run stands before its ops.
+        // A run precedes its ops.
         let at = self.timed.len();
         let (by_op, repeats) = match self.timing {
             Timing::Ops { repeats } => (true, repeats),
@@ -277,7 +277,7 @@ impl Engine for CpuEngine {
         for (entry, target) in entries.iter().zip(targets) {
             let (ty, span) = self.state.get(entry.kind, &entry.name)?;
             ensure_length(&entry.name, ty, target)?;
-            // In pieces: one thread cannot keep memory busy.
+            // In pieces: one thread cannot saturate the memory.
             let pieces = self.memory.get(span).par_chunks(COPY_BYTES);
             target.par_chunks_mut(COPY_BYTES).zip(pieces).for_each(|(to, from)| to.copy_from_slice(from));
         }

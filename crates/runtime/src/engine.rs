@@ -1,4 +1,4 @@
-//! What a trainer sees of an executor.
+//! The interface of an engine.
 
 use crate::error::EngineError;
 use crate::part::{Part, ProgramId};
@@ -9,21 +9,21 @@ use std::ops::Range;
 use std::sync::Arc;
 use xtrain_program::{Program, StateKind, ValueId};
 
-/// Outputs of a program, on their way to the host.
+/// The outputs of a run, on their way to the host.
 pub struct Ticket(pub(crate) Promise);
 
 pub(crate) enum Promise {
-    /// They are here.
+    /// The outputs have arrived.
     Arrived(Outputs),
-    /// They are being copied; the number of the fetch.
+    /// The outputs are being copied; `fetch` numbers the copy.
     Copying { program: ProgramId, fetch: usize },
 }
 
-/// The outputs of a program as they were when they were fetched.
+/// The outputs of a program at the time of the fetch.
 #[derive(Clone, Debug)]
 pub struct Outputs {
     pub(crate) bytes: Vec<u8>,
-    /// By name.
+    /// The place of each output in `bytes`, by name.
     pub(crate) places: Arc<Vec<(Arc<str>, Range<usize>)>>,
 }
 
@@ -36,7 +36,7 @@ impl Outputs {
     }
 }
 
-/// Where each output lies when all of them stand one behind the other in the program's order.
+/// The place of each output if all are concatenated in the program's order.
 pub(crate) fn output_places(program: &Program) -> Vec<(Arc<str>, Range<usize>)> {
     let mut end = 0;
     let place = |(name, id): (Arc<str>, ValueId)| {
@@ -47,29 +47,30 @@ pub(crate) fn output_places(program: &Program) -> Vec<(Arc<str>, Range<usize>)> 
     program.outputs().map(place).collect()
 }
 
-/// An executor: memory for state, which all its programs share by (kind, name), and the means to run them.
+/// An engine: memory for state, which all its programs share by (kind, name), and the means to run them.
 ///
-/// Programs that use the same state must agree on its type. Scratch memory is shared, so nothing transient outlives a `run`.
+/// Programs that use the same state must agree on its type. Scratch memory is shared, so nothing transient
+/// outlives a `run`.
 pub trait Engine: Send {
-    /// Plans a program and gives it memory; state that is not there yet starts as zeros.
+    /// Plans a program and allocates its memory. New state starts as zeros.
     fn load(&mut self, program: Program) -> Result<ProgramId, EngineError>;
 
     /// Writes the program's input called `name`, for the runs that follow.
     fn write_input(&mut self, program: ProgramId, name: &str, bytes: &[u8]) -> Result<(), EngineError>;
 
-    /// Runs a part of the program, or puts it in line to be run: what goes wrong in it may be told by a later call.
+    /// Runs a part of the program, or enqueues it; a later call may return its error.
     fn run(&mut self, program: ProgramId, part: Part) -> Result<(), EngineError>;
 
-    /// Has the program's outputs copied as the runs before leave them, without waiting.
+    /// Starts a copy of the program's outputs, as the runs before leave them, without waiting.
     fn fetch(&mut self, program: ProgramId) -> Result<Ticket, EngineError>;
 
-    /// Whether they are there, so that [`Engine::collect`] does not wait.
+    /// True if [`Engine::collect`] would not wait.
     fn is_ready(&self, ticket: &Ticket) -> Result<bool, EngineError>;
 
-    /// The fetched outputs, waited for.
+    /// The fetched outputs; waits for the copy.
     fn collect(&mut self, ticket: Ticket) -> Result<Outputs, EngineError>;
 
-    /// The program's outputs as the runs before leave them, waited for.
+    /// The program's outputs, as the runs before leave them; waits for the copy.
     fn outputs(&mut self, program: ProgramId) -> Result<Outputs, EngineError> {
         let ticket = self.fetch(program)?;
         self.collect(ticket)
@@ -78,19 +79,20 @@ pub trait Engine: Send {
     /// All state values, in the order in which they were first loaded.
     fn state_entries(&self) -> Vec<StateEntry>;
 
-    /// Reads a state value's bytes.
+    /// The bytes of a state value.
     fn read_state(&mut self, kind: StateKind, name: &str) -> Result<Vec<u8>, EngineError>;
 
-    /// Reads many state values, each into the slice beside it: what a checkpoint takes, as fast as memory allows.
+    /// Reads many state values, each into its slice, at the speed of memory. Checkpoints use it.
     ///
     /// # Errors
-    /// [`EngineError::Length`] where a slice has another length than its value.
+    /// [`EngineError::Length`] if a slice and its value differ in length.
     fn copy_state(&mut self, entries: &[StateEntry], targets: &mut [&mut [u8]]) -> Result<(), EngineError>;
 
     /// Overwrites a state value.
     fn write_state(&mut self, kind: StateKind, name: &str, bytes: &[u8]) -> Result<(), EngineError>;
 
-    /// Bytes that the engine holds in all regions: what was planned. What kernels of the CPU work in beside it is not among them.
+    /// Bytes that the engine has allocated in all regions, as planned. The buffers of CPU kernels are not
+    /// included.
     fn memory_bytes(&self) -> usize;
 
     /// A loaded program.
@@ -99,18 +101,19 @@ pub trait Engine: Send {
     /// Sets what is timed from now on.
     fn set_timing(&mut self, timing: Timing) -> Result<(), EngineError>;
 
-    /// What was timed since this was asked last, in the order in which it began; what is under way is waited for.
+    /// The times since the last call, in order of beginning; waits for work in progress.
     fn take_times(&mut self) -> Result<Vec<Timed>, EngineError>;
 
-    /// Bytes that the processor has left, where it tells.
+    /// Free bytes of the device; None if it does not report them.
     fn free_bytes(&self) -> Option<u64>;
 
-    /// Rows of a matrix product that keep the processor busy: fewer take as long. What may be cut at will is cut into so many.
+    /// Rows of a GEMM that saturate the device: fewer rows take as long. Work that may be cut at will is cut
+    /// into so many rows.
     fn busy_rows(&self) -> usize;
 
-    /// Bytes a second that the processor's memory can move at most, where that is known.
+    /// The peak memory bandwidth of the device in bytes a second; None if it is unknown.
     fn memory_bandwidth(&self) -> Option<f64>;
 
-    /// Which of several kernels or algorithms were chosen by their speed, by what each is for: where results depend on it.
+    /// The kernels and algorithms that were chosen by speed, by key. Results depend on them.
     fn choices(&self) -> BTreeMap<String, String>;
 }

@@ -52,7 +52,7 @@ pub enum EngineError {
     },
     /// Too little memory. Only the caller knows which settings would need less.
     #[error(
-        "the model and what it is to compute need {:.2} GiB of memory, but {}",
+        "the model and its workload need {:.2} GiB of memory, but {}",
         gib(*needed_bytes as u64),
         refusal_reason(*needed_bytes as u64, *available_bytes)
     )]
@@ -63,7 +63,7 @@ pub enum EngineError {
         available_bytes: Option<u64>,
     },
     /// A non-finite value, found by [`Checks::numerics`](crate::Checks::numerics).
-    #[error("{op} at {site} ({role}) made a non-finite value in its output {output} ({ty})")]
+    #[error("{op} at {site} ({role}) computed a non-finite value in its output {output} ({ty})")]
     NonFinite {
         /// The op's name.
         op: &'static str,

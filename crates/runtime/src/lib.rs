@@ -1,7 +1,8 @@
-//! Executors: they run any program and name no op.
+//! Engines: they run any program and name no op.
 //!
-//! [`Engine`] is what a trainer sees of one: memory that programs share by name, inputs to write, parts to run, outputs to read.
-//! [`CpuEngine`] interprets the list with the CPU kernels, [`CudaEngine`] replays it as graphs on a card.
+//! [`Engine`] is the interface that a trainer uses: state that programs share by name, inputs to write, parts
+//! to run, outputs to read. [`CpuEngine`] interprets a program with the CPU kernels; [`CudaEngine`] replays
+//! it as graphs on a GPU.
 
 mod available;
 mod checks;

@@ -86,8 +86,8 @@ impl<S: Copy> StateTable<S> {
         Ok(missing)
     }
 
-    /// Adds the missing values. `place` returns the span of a value from its offset and its bytes; `write` writes the
-    /// bytes of a constant.
+    /// Adds the missing values. `place` returns the span of a value from its offset and its bytes; `write`
+    /// writes the bytes of a constant.
     pub(crate) fn add<E>(
         &mut self,
         missing: MissingState<'_>,

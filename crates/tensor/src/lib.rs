@@ -1,8 +1,9 @@
-//! Data types, shapes, host tensors, number formats, the Philox generator, and the trait behind which CPU kernels stand.
+//! Data types, shapes, host tensors, number formats, the Philox generator, and the trait of CPU kernels.
 //!
-//! Invariants: nothing here allocates on or talks to a device; a cast is the same function everywhere in xtrain
-//! (`formats` is the specification that GPU casts are compared with).
-//! Deliberately absent: arithmetic on tensors. That lives in ops.
+//! Invariants: nothing here allocates on a device or talks to one. A cast is the same function everywhere in
+//! xtrain: `formats` is the specification that GPU casts are compared with.
+//!
+//! Deliberately absent: arithmetic on tensors, which lives in ops.
 
 mod dtype;
 pub mod formats;

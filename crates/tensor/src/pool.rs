@@ -1,24 +1,25 @@
-//! Memory that kernels work in besides their operands: buffers that a thread keeps when they are given back, so that a step asks the
-//! system for nothing and touches no fresh pages.
+//! A pool of kernels' temporary buffers. A thread caches the buffers that are returned to it, so that a step
+//! allocates nothing and touches no fresh pages.
 //!
-//! Capacities are powers of two. For each of them a thread keeps no more buffers than it lent at once, until it ends.
+//! Capacities are powers of two. For each capacity a thread caches at most as many buffers as it lent at
+//! once, until it ends.
 
 use std::cell::RefCell;
 use std::mem::take;
 use std::ops::{Deref, DerefMut};
 
-/// The least capacity.
+/// The smallest capacity.
 const SMALLEST: usize = 256;
 
-/// Elements to work in, given back to the thread's pool when dropped.
+/// A temporary buffer, returned to the thread's pool when dropped.
 pub struct Pooled<T: Poolable> {
-    /// Its length is the capacity.
+    /// The buffer; its length is the capacity.
     buffer: Vec<T>,
     len: usize,
 }
 
 impl<T: Poolable> Pooled<T> {
-    /// `len` elements that hold what was left in them; NaNs in debug builds, so that an element that is not written shows.
+    /// A buffer of `len` uninitialised elements; NaNs in debug builds, so that an unwritten element shows.
     pub fn take(len: usize) -> Self {
         let capacity = len.next_power_of_two().max(SMALLEST);
         let kept = T::pool(|pool| pool.shelf(capacity).lend()).flatten();
@@ -29,7 +30,7 @@ impl<T: Poolable> Pooled<T> {
         pooled
     }
 
-    /// `len` zeros.
+    /// A buffer of `len` zeros.
     pub fn zeros(len: usize) -> Self {
         let mut pooled = Pooled::take(len);
         pooled.fill(T::zeroed());
@@ -40,7 +41,7 @@ impl<T: Poolable> Pooled<T> {
 impl<T: Poolable> Drop for Pooled<T> {
     fn drop(&mut self) {
         let buffer = take(&mut self.buffer);
-        // A thread that is ending has no pool any more.
+        // A thread that is ending has no pool.
         T::pool(|pool| pool.shelf(buffer.len()).take_back(buffer));
     }
 }
@@ -71,7 +72,7 @@ macro_rules! poolable {
 poolable!(f32);
 poolable!(f64);
 
-/// The buffers of a thread, by the binary logarithm of their capacity.
+/// A thread's buffers, by the binary logarithm of their capacity.
 #[doc(hidden)]
 pub struct Pool<T>([Shelf<T>; usize::BITS as usize]);
 
@@ -89,13 +90,13 @@ impl<T> Pool<T> {
 /// The buffers of one capacity.
 struct Shelf<T> {
     free: Vec<Vec<T>>,
-    /// How many are away.
+    /// The number of buffers that are in use.
     lent: usize,
     most_lent: usize,
 }
 
 impl<T> Shelf<T> {
-    /// Counts one more as lent, and gives it if there is one.
+    /// Counts one more buffer as in use; returns a free one if there is one.
     fn lend(&mut self) -> Option<Vec<T>> {
         self.lent += 1;
         self.most_lent = self.most_lent.max(self.lent);
@@ -103,7 +104,7 @@ impl<T> Shelf<T> {
     }
 
     fn take_back(&mut self, buffer: Vec<T>) {
-        // Another thread may have lent it.
+        // The buffer may come from another thread's pool.
         self.lent = self.lent.saturating_sub(1);
         if self.free.len() < self.most_lent {
             self.free.push(buffer);

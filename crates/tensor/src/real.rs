@@ -1,4 +1,4 @@
-//! The types in which CPU kernels compute, and the types in which they store elements.
+//! Types in which CPU kernels compute, and types in which they store elements.
 
 use crate::DType;
 use crate::formats::{from_bf16, narrow_bf16, to_bf16, widen_bf16};
@@ -6,19 +6,19 @@ use crate::pool::Poolable;
 pub use half::bf16;
 use rayon::prelude::*;
 
-/// Elements that one task widens or rounds.
+/// Elements that one task casts.
 const BLOCK: usize = 32 * 1024;
 
-/// How the elements that a loop reads or writes are stored: in the compute type itself, or in bf16, which the loop widens and rounds in
-/// its registers.
+/// A storage type of elements that a loop reads or writes: the compute type itself, or bf16, which the loop
+/// casts in registers.
 pub trait Stored: bytemuck::Pod + Send + Sync {
     /// The compute type.
     type Real: Real;
     /// The element type.
     const DTYPE: DType;
-    /// The element's value.
+    /// The value of the element.
     fn real(self) -> Self::Real;
-    /// The element of this value, rounded to nearest even.
+    /// The element of a value, rounded to nearest even.
     fn of_real(x: Self::Real) -> Self;
 }
 
@@ -61,7 +61,7 @@ impl Stored for bf16 {
     }
 }
 
-/// The types that CPU kernels compute in: f32 and f64.
+/// A type in which CPU kernels compute: f32 or f64.
 pub trait Real:
     Stored<Real = Self>
     + Poolable
@@ -82,7 +82,7 @@ pub trait Real:
     const ZERO: Self;
     /// One.
     const ONE: Self;
-    /// The least value of all.
+    /// Negative infinity.
     const NEG_INFINITY: Self;
     /// From f64, rounded.
     fn of(x: f64) -> Self;
@@ -94,13 +94,13 @@ pub trait Real:
     fn exp(self) -> Self;
     /// Natural logarithm.
     fn ln(self) -> Self;
-    /// Magnitude.
+    /// The absolute value.
     fn abs(self) -> Self;
-    /// The larger of two; NaN loses.
+    /// The larger of two numbers; of a NaN and a number, the number.
     fn max(self, other: Self) -> Self;
-    /// The smaller of two; NaN loses.
+    /// The smaller of two numbers; of a NaN and a number, the number.
     fn min(self, other: Self) -> Self;
-    /// Neither NaN nor infinite.
+    /// True for numbers other than NaN and the infinities.
     fn is_finite(self) -> bool;
 
     #[doc(hidden)]
@@ -210,7 +210,7 @@ impl Real for f64 {
     }
 }
 
-/// Runs `$body` with `$S` naming the type in which elements of `$dtype` are stored: f64, bf16, else f32.
+/// Runs `$body` with `$S` as the storage type of `$dtype`: f64, bf16, else f32.
 #[macro_export]
 macro_rules! with_stored {
     ($dtype:expr, $S:ident => $body:expr) => {
@@ -231,7 +231,7 @@ macro_rules! with_stored {
     };
 }
 
-/// Runs `$body` with `$T` naming the compute type of `$dtype`: f64 for F64, else f32.
+/// Runs `$body` with `$T` as the compute type of `$dtype`: f64 for F64, else f32.
 #[macro_export]
 macro_rules! with_real {
     ($dtype:expr, $T:ident => $body:expr) => {

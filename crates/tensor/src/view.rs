@@ -5,7 +5,7 @@ use crate::{DType, Pooled, TensorType};
 use half::bf16;
 use std::ops::{Deref, DerefMut, Range};
 
-/// A tensor to be read.
+/// A tensor for reading.
 #[derive(Clone, Copy)]
 pub struct View<'a> {
     /// Its type.
@@ -23,7 +23,8 @@ impl<'a> View<'a> {
         View { ty, bytes }
     }
 
-    /// The place of an input that an output was computed over: its type without its values, which are in the output.
+    /// The view of an input that an output overwrites in place: it has a type and no values, which are in the
+    /// output.
     pub fn in_output(ty: TensorType) -> Self {
         View { ty, bytes: &[] }
     }
@@ -33,7 +34,7 @@ impl<'a> View<'a> {
         self.bytes
     }
 
-    /// The elements `range`, in the order in which they are stored, as a vector: a part of a tensor that a task reads.
+    /// The elements `range` in storage order, as a vector.
     ///
     /// # Panics
     /// If the range ends after the tensor, or starts within a byte of a packed format.
@@ -42,7 +43,7 @@ impl<'a> View<'a> {
         View::new(ty, &self.bytes[bytes])
     }
 
-    /// The tensor in pieces of `elements` in the order in which they are stored (the last may be shorter), each as a vector.
+    /// Pieces of `elements` elements in storage order, each as a vector; the last may be shorter.
     pub fn chunks(&self, elements: usize) -> impl Iterator<Item = View<'a>> + use<'a> {
         let (view, numel) = (*self, self.ty.numel());
         (0..numel).step_by(elements).map(move |at| view.slice(at..numel.min(at + elements)))
@@ -54,7 +55,8 @@ impl<'a> View<'a> {
         self.slice(rows.start * cols..rows.end * cols)
     }
 
-    /// The elements in the kernel's compute type: borrowed where they are stored in it, widened where they are bf16.
+    /// The elements in the kernel's compute type: borrowed if they are stored in it, widened if they are
+    /// bf16.
     pub fn reals<T: Real>(&self) -> Reals<'a, T> {
         match self.stored() {
             Some(stored) => Reals::Stored(stored),
@@ -66,12 +68,12 @@ impl<'a> View<'a> {
         }
     }
 
-    /// The elements where they are stored as `S`.
+    /// The elements; None if they are not stored as `S`.
     pub fn stored<S: Stored>(&self) -> Option<&'a [S]> {
         (self.ty.dtype == S::DTYPE).then(|| bytemuck::cast_slice(self.bytes))
     }
 
-    /// Writes the elements to `to`, which has as many, in the kernel's compute type.
+    /// Writes the elements to `to`, in the kernel's compute type. Both have the same length.
     pub fn widen_into<T: Real>(&self, to: &mut [T]) {
         assert_eq!(to.len(), self.ty.numel(), "the elements of {}", self.ty);
         T::load(self.ty.dtype, self.bytes, to);
@@ -89,17 +91,18 @@ impl<'a> View<'a> {
         bytemuck::cast_slice(self.bytes)
     }
 
-    /// The one element of a tensor that has one.
+    /// The element of a tensor with one element.
     pub fn scalar<T: Real>(&self) -> T {
         self.reals::<T>()[0]
     }
 }
 
-/// A tensor to be written.
+/// A tensor for writing.
 pub struct ViewMut<'a> {
     /// Its type.
     pub ty: TensorType,
-    /// Whether the kernel adds to what is there instead of overwriting it. Only ops that say that an output accumulates see it set.
+    /// True if the kernel adds to the tensor instead of overwriting it. Only outputs that the op declares as
+    /// accumulating have it set.
     pub accumulate: bool,
     bytes: &'a mut [u8],
 }
@@ -119,12 +122,12 @@ impl<'a> ViewMut<'a> {
         self.bytes
     }
 
-    /// The tensor, to be read.
+    /// The tensor, for reading.
     pub fn view(&self) -> View<'_> {
         View::new(self.ty, self.bytes)
     }
 
-    /// The elements `range`, in the order in which they are stored, as a vector.
+    /// The elements `range` in storage order, as a vector.
     ///
     /// # Panics
     /// As [`View::slice`].
@@ -133,8 +136,8 @@ impl<'a> ViewMut<'a> {
         ViewMut::new(ty, &mut self.bytes[bytes], self.accumulate)
     }
 
-    /// The tensor in pieces of `elements` in the order in which they are stored (the last may be shorter), each as a vector: parts that
-    /// tasks write in parallel.
+    /// Pieces of `elements` elements in storage order, each as a vector, for tasks that write in parallel;
+    /// the last may be shorter.
     ///
     /// # Panics
     /// If `elements` is zero, or ends within a byte of a packed format.
@@ -142,7 +145,7 @@ impl<'a> ViewMut<'a> {
         ViewMut::new(self.ty, self.bytes, self.accumulate).into_chunks(elements)
     }
 
-    /// The same for as long as the tensor is lent.
+    /// [`ViewMut::chunks`] with the lifetime of the memory.
     pub fn into_chunks(self, elements: usize) -> impl Iterator<Item = ViewMut<'a>> {
         let (dtype, numel, accumulate) = (self.ty.dtype, self.ty.numel(), self.accumulate);
         assert_eq!(elements * dtype.bits() % 8, 0, "{dtype} is cut within a byte every {elements} elements");
@@ -152,8 +155,8 @@ impl<'a> ViewMut<'a> {
         })
     }
 
-    /// The elements in the kernel's compute type. They hold what is in memory (which in-place and accumulating kernels read);
-    /// a bf16 tensor is written back, rounded once, when the guard is dropped.
+    /// The elements in the kernel's compute type, with the values in memory, which in-place and accumulating
+    /// kernels read. A bf16 tensor is written back, rounded once, when the guard is dropped.
     pub fn reals<T: Real>(&mut self) -> RealsMut<'_, T> {
         let mut reals = open(self.ty.dtype, self.bytes);
         if let RealsMut::Widened { work, target } = &mut reals {
@@ -162,12 +165,12 @@ impl<'a> ViewMut<'a> {
         reals
     }
 
-    /// The same without reading what is in memory, for a kernel that writes every element.
+    /// [`ViewMut::reals`] with uninitialised elements, for a kernel that writes each of them.
     pub fn fresh<T: Real>(&mut self) -> RealsMut<'_, T> {
         open(self.ty.dtype, self.bytes)
     }
 
-    /// Overwrites all elements, rounding them where the tensor is bf16.
+    /// Overwrites all elements, rounding them if the tensor is bf16.
     pub fn write<T: Real>(&mut self, from: &[T]) {
         assert_eq!(from.len(), self.ty.numel(), "the elements of {}", self.ty);
         match self.ty.dtype == T::DTYPE {
@@ -176,7 +179,7 @@ impl<'a> ViewMut<'a> {
         }
     }
 
-    /// Overwrites all elements, or adds to them where the kernel is to [`accumulate`](ViewMut::accumulate).
+    /// Overwrites all elements, or adds to them if [`accumulate`](ViewMut::accumulate) is set.
     pub fn store<T: Real>(&mut self, from: &[T]) {
         if !self.accumulate {
             return self.write(from);
@@ -192,7 +195,7 @@ impl<'a> ViewMut<'a> {
     }
 }
 
-/// The type of the elements `range` of a tensor, and where their bytes are.
+/// The type and the bytes of the elements `range` of a tensor.
 fn part(ty: TensorType, range: Range<usize>) -> (TensorType, Range<usize>) {
     let dtype = ty.dtype;
     assert!(range.end <= ty.numel(), "elements {range:?} of {ty}");
@@ -200,7 +203,8 @@ fn part(ty: TensorType, range: Range<usize>) -> (TensorType, Range<usize>) {
     (TensorType::new(dtype, [range.len()]), dtype.bytes(range.start)..dtype.bytes(range.end))
 }
 
-/// Opens elements for writing: in place if they are stored in the compute type, else in a buffer that is rounded to bf16.
+/// Opens elements for writing: in place if they are stored in the compute type, else in a buffer that is
+/// rounded to bf16.
 fn open<T: Real>(dtype: DType, bytes: &mut [u8]) -> RealsMut<'_, T> {
     if dtype == T::DTYPE {
         return RealsMut::Stored(bytemuck::cast_slice_mut(bytes));
@@ -215,7 +219,7 @@ fn bf16_elements(dtype: DType, bytes: &mut [u8]) -> &mut [bf16] {
     bytemuck::cast_slice_mut(bytes)
 }
 
-/// Elements being read; see [`View::reals`].
+/// Elements for reading; see [`View::reals`].
 pub enum Reals<'a, T: Real> {
     /// Stored in the compute type itself.
     Stored(&'a [T]),
@@ -233,15 +237,15 @@ impl<T: Real> Deref for Reals<'_, T> {
     }
 }
 
-/// Elements being written; see [`ViewMut::reals`] and [`ViewMut::fresh`].
+/// Elements for writing; see [`ViewMut::reals`] and [`ViewMut::fresh`].
 pub enum RealsMut<'a, T: Real> {
     /// Stored in the compute type itself.
     Stored(&'a mut [T]),
     /// Rounded to bf16 when dropped.
     Widened {
-        /// What the kernel works on.
+        /// The buffer that the kernel writes.
         work: Pooled<T>,
-        /// Where it is rounded to.
+        /// The elements that the buffer is rounded into.
         target: &'a mut [bf16],
     },
 }

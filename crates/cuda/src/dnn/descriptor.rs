@@ -1,4 +1,4 @@
-//! cuDNN's descriptors: objects of the library that are given attributes and then finalised.
+//! cuDNN's handle and its descriptors, which are objects of the library with attributes.
 
 use crate::capture_lock;
 use crate::context::Context;
@@ -8,16 +8,17 @@ use crate::ffi::open::{c_string, cudnn};
 use std::ffi::{c_char, c_int, c_void};
 use std::sync::{Arc, Mutex};
 
-/// The library, opened for one card.
+/// The library, opened for one GPU.
 pub(crate) struct Dnn {
     pub(super) context: Context,
     pub(super) cudnn: &'static Cudnn,
     pub(super) handle: CudnnHandle,
-    /// The handle is used by one at a time: to plan, and to run, before which its stream is set.
+    /// Serialises use of the handle: planning, and each run, which sets the handle's stream.
     pub(super) running: Mutex<()>,
 }
 
-// SAFETY: the handle may be used from any thread by one at a time, which `running` sees to; descriptors are their owners'.
+// SAFETY: the handle may be used from any thread by one at a time, which `running` sees to; descriptors are
+// their owners'.
 unsafe impl Send for Dnn {}
 // SAFETY: as above.
 unsafe impl Sync for Dnn {}
@@ -57,7 +58,7 @@ pub(super) fn check(cudnn: &Cudnn, call: &'static str, status: c_int) -> Result<
     Err(CudaError::Library { call, text })
 }
 
-/// A descriptor.
+/// A descriptor: created, given attributes, then finalised.
 pub(super) struct Descriptor {
     pub(super) handle: CudnnDescriptor,
     dnn: Arc<Dnn>,
@@ -77,9 +78,10 @@ impl Descriptor {
         Ok(Descriptor { handle, dnn: dnn.clone() })
     }
 
-    /// Sets an attribute to `values`, whose type is the one that `ty` names.
+    /// Sets an attribute to `values`, whose element type is the one that `ty` names.
     pub(super) fn set<T>(&self, name: c_int, ty: c_int, values: &[T]) -> Result<(), CudaError> {
-        // SAFETY: the library copies as many elements as the slice has, of the type that the callers below pair `ty` with.
+        // SAFETY: the library copies as many elements as the slice has, of the type that the callers below
+        // pair `ty` with.
         let status = unsafe {
             (self.dnn.cudnn.cudnnBackendSetAttribute)(
                 self.handle,
@@ -108,10 +110,11 @@ impl Descriptor {
         Ok(self)
     }
 
-    /// Reads up to `values.len()` elements of an attribute; how many there were.
+    /// Reads up to `values.len()` elements of an attribute; returns their number.
     pub(super) fn get<T>(&self, name: c_int, ty: c_int, values: &mut [T]) -> Result<usize, CudaError> {
         let mut count = 0;
-        // SAFETY: writes at most as many elements as the slice has, of the type that the callers below pair `ty` with.
+        // SAFETY: writes at most as many elements as the slice has, of the type that the callers below pair
+        // `ty` with.
         let status = unsafe {
             (self.dnn.cudnn.cudnnBackendGetAttribute)(
                 self.handle,

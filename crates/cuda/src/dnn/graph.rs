@@ -1,4 +1,4 @@
-//! Operation graphs: operations over tensors, as cuDNN's engines recognise them.
+//! Operation graphs: operations over tensors, in the form that cuDNN's engines recognise.
 
 use super::descriptor::{Descriptor, Dnn};
 use crate::error::CudaError;
@@ -6,17 +6,17 @@ use crate::ffi::cudnn::{DATA_BOOLEAN, DATA_FLOAT, DATA_INT32, NOT_PROPAGATE_NAN,
 use std::ffi::c_int;
 use std::sync::Arc;
 
-/// Bytes that every tensor begins at a multiple of.
+/// The alignment of every tensor, in bytes.
 const ALIGNMENT: i64 = 16;
 
-/// Four extents, or the elements between neighbours along each.
+/// Four extents, or four strides in elements.
 pub(crate) type Four = [i64; 4];
 
-/// A tensor of a graph, by its place in the list.
+/// A tensor of a graph, by its index.
 #[derive(Clone, Copy)]
 pub(crate) struct Tensor(usize);
 
-/// What an elementwise operation computes; numbers of `cudnnPointwiseMode_t`.
+/// An elementwise operation, numbered as in `cudnnPointwiseMode_t`.
 #[derive(Clone, Copy)]
 pub(crate) enum Pointwise {
     Add = 0,
@@ -29,20 +29,20 @@ pub(crate) enum Pointwise {
     GreaterOrEqual = 303,
 }
 
-/// How a dimension is summed up; numbers of `cudnnReduceTensorOp_t`.
+/// A reduction over dimensions, numbered as in `cudnnReduceTensorOp_t`.
 #[derive(Clone, Copy)]
 pub(crate) enum Reduce {
     Add = 0,
     Max = 3,
 }
 
-/// What a tensor of a run stands for.
+/// The storage of a tensor.
 pub(super) enum Data {
-    /// Never in memory.
+    /// Inside an engine, never in memory.
     Virtual,
-    /// In memory, at the place with this number among those that a run is given.
+    /// In memory, at the address with this index among those given to a run.
     At(usize),
-    /// A number, which the library reads from here.
+    /// A number in host memory, which the library reads here.
     Value(Box<f32>),
 }
 
@@ -50,7 +50,7 @@ pub(super) enum Data {
 pub(crate) struct GraphBuilder {
     pub(super) dnn: Arc<Dnn>,
     pub(super) tensors: Vec<(Descriptor, Data, Four)>,
-    /// The last of each operation's own descriptors is the operation; those before it are what it needs.
+    /// For each operation the descriptors that it refers to, and its own.
     pub(super) operations: Vec<(Vec<Descriptor>, Descriptor)>,
 }
 
@@ -75,7 +75,7 @@ impl GraphBuilder {
         Ok(Tensor(self.tensors.len() - 1))
     }
 
-    /// A tensor in memory: of the places that a run is given, at the one with the number `place`.
+    /// A tensor in memory, at the address with index `place` among those given to a run.
     pub(crate) fn at(
         &mut self,
         dtype: c_int,
@@ -86,12 +86,12 @@ impl GraphBuilder {
         self.tensor(dtype, dims, strides, Data::At(place))
     }
 
-    /// A tensor that passes from one operation to the next, its rows one behind the other.
+    /// A packed tensor that passes from one operation to the next.
     pub(crate) fn passing(&mut self, dtype: c_int, dims: Four) -> Result<Tensor, CudaError> {
         self.tensor(dtype, dims, packed(dims), Data::Virtual)
     }
 
-    /// The same with these strides.
+    /// A tensor with these strides that passes from one operation to the next.
     pub(crate) fn passing_with(
         &mut self,
         dtype: c_int,
@@ -106,7 +106,7 @@ impl GraphBuilder {
         self.tensor(DATA_FLOAT, [1; 4], [1; 4], Data::Value(Box::new(value)))
     }
 
-    /// `to = a b`, row by column in the last two dimensions, summed in f32.
+    /// `to = a b`, a matrix product of the last two dimensions, summed in f32.
     pub(crate) fn matmul(&mut self, a: Tensor, b: Tensor, to: Tensor) -> Result<(), CudaError> {
         let m = Descriptor::new(&self.dnn, kind::MATMUL)?;
         m.set_int(attribute::MATMUL_COMP_TYPE, ty::DATA_TYPE, DATA_FLOAT)?;
@@ -119,7 +119,7 @@ impl GraphBuilder {
         self.add(vec![m], op)
     }
 
-    /// `to = mode(x)` or `mode(x, b)`, in f32 (a comparison: as truth values).
+    /// `to = mode(x)` or `mode(x, b)`, in f32; a comparison computes booleans.
     pub(crate) fn pointwise(
         &mut self,
         mode: Pointwise,
@@ -158,7 +158,8 @@ impl GraphBuilder {
         self.add(vec![p], op)
     }
 
-    /// `to` = `x` summed up along the dimensions in which `to` has one element (or fewer: groups).
+    /// `to` = `x` reduced along the dimensions in which `to` is shorter: to one element, or to one for each
+    /// group.
     pub(crate) fn reduce(&mut self, operator: Reduce, x: Tensor, to: Tensor) -> Result<(), CudaError> {
         let r = Descriptor::new(&self.dnn, kind::REDUCTION)?;
         r.set_int(attribute::REDUCTION_OPERATOR, ty::REDUCTION_OPERATOR, operator as c_int)?;
@@ -171,7 +172,7 @@ impl GraphBuilder {
         self.add(vec![r], op)
     }
 
-    /// `to` = `x` with other strides or of another type.
+    /// `to` = `x` with other strides or another type.
     pub(crate) fn reshape(&mut self, x: Tensor, to: Tensor) -> Result<(), CudaError> {
         let op = Descriptor::new(&self.dnn, kind::OPERATION_RESHAPE)?;
         op.set_descriptors(attribute::OP_RESHAPE_X, &[self.of(x)])?;
@@ -222,11 +223,11 @@ impl GraphBuilder {
 const GEN_INDEX: c_int = 501;
 /// `CUDNN_POINTWISE_BINARY_SELECT`.
 const BINARY_SELECT: c_int = 601;
-/// The element types of what comparisons need.
+/// The element types of operands of comparisons.
 pub(crate) const INDEX: c_int = DATA_INT32;
 pub(crate) const TRUTH: c_int = DATA_BOOLEAN;
 
-/// Strides of rows one behind the other.
+/// The strides of a packed, row-major tensor.
 pub(crate) const fn packed(dims: Four) -> Four {
     [dims[1] * dims[2] * dims[3], dims[2] * dims[3], dims[3], 1]
 }

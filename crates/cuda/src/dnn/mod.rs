@@ -1,7 +1,7 @@
 //! cuDNN on a GPU: operation graphs built from descriptors, and the plans that run them.
 //!
-//! A graph is a list of operations over tensors. The library's heuristics propose engines for it; the first one that meets
-//! the limits is planned once and serves all tensors of the same shapes.
+//! A graph is a list of operations over tensors. The library's heuristics propose engines for it; the first
+//! one that meets the limits is planned once and serves all tensors of the same shapes.
 
 mod descriptor;
 mod graph;

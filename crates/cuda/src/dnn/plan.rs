@@ -1,4 +1,4 @@
-//! Plans: the engine of cuDNN that runs a graph, and its runs.
+//! Plans: graphs with the engine that computes them.
 
 use super::descriptor::{Descriptor, Dnn, check};
 use super::graph::{Data, GraphBuilder};
@@ -12,18 +12,19 @@ use crate::stream::Stream;
 use std::ffi::{c_int, c_void};
 use std::sync::{Arc, PoisonError};
 
-/// Engines that are tried, the best first.
+/// The number of proposed engines that are tried, best first.
 const MOST_ENGINES: usize = 8;
 
 impl GraphBuilder {
-    /// Plans the graph for an engine that needs at most `workspace_bytes`, and, where `deterministic` says so, gives the same bits in every
-    /// run. That takes long: a plan serves all tensors of these shapes.
+    /// Plans the graph for the first engine that needs at most `workspace_bytes` and, if `deterministic`,
+    /// computes the same bits in every run. Planning takes a good part of a second; one plan serves all
+    /// tensors of these shapes.
     ///
     /// # Errors
-    /// Where the library has no such engine.
+    /// If the library has no such engine.
     pub(crate) fn plan(self, workspace_bytes: usize, deterministic: bool) -> Result<GraphPlan, CudaError> {
         let dnn = self.dnn.clone();
-        // What is timed would wait for the handle.
+        // Timed work would wait for the handle.
         let _no_capture = capture_lock::exclude_capture();
         let _running = dnn.running.lock().unwrap_or_else(PoisonError::into_inner);
         let graph = Descriptor::new(&dnn, kind::OPERATION_GRAPH)?;
@@ -55,7 +56,10 @@ fn no_engine(why: &str) -> CudaError {
     CudaError::Library { call: "cuDNN", text: format!("no engine for this graph: {why}") }
 }
 
-/// A plan for the engine of `config`, where it keeps to the terms.
+/// A plan for the engine of `config`.
+///
+/// # Errors
+/// If the engine exceeds the workspace or is not deterministic although it must be.
 fn plan_for(
     dnn: &Arc<Dnn>,
     config: Descriptor,
@@ -87,21 +91,21 @@ fn plan_for(
 pub(crate) struct GraphPlan {
     plan: Descriptor,
     _graph: Descriptor,
-    /// Holds the numbers that runs read.
+    /// Owns the numbers that runs read.
     builder: GraphBuilder,
 }
 
-/// A planned graph with the places of its tensors.
+/// A planned graph with the addresses of its tensors.
 pub(crate) struct PlacedGraph {
     graph: Arc<GraphPlan>,
     pack: Descriptor,
 }
 
 impl GraphPlan {
-    /// The graph over tensors at these places, working at `workspace`.
+    /// The graph over tensors at these addresses, with its workspace.
     ///
     /// # Panics
-    /// If a tensor was declared at a place that is not among them: a bug of whoever built the graph.
+    /// If a tensor's index is not among `places`: a bug of the code that built the graph.
     pub(crate) fn placed(
         self: &Arc<Self>,
         places: &[DevicePtr],
@@ -126,7 +130,7 @@ impl GraphPlan {
 }
 
 impl PlacedGraph {
-    /// Puts one run into `stream`.
+    /// Enqueues one run on `stream`.
     pub(crate) fn enqueue(&self, stream: &Stream) -> Result<(), CudaError> {
         let GraphPlan { plan, builder, .. } = &*self.graph;
         let dnn = &builder.dnn;
@@ -135,7 +139,8 @@ impl PlacedGraph {
         // SAFETY: both live here.
         let status = unsafe { (dnn.cudnn.cudnnSetStream)(dnn.handle, stream.handle) };
         check(dnn.cudnn, "cudnnSetStream", status)?;
-        // SAFETY: plan and pack are final; the places in the pack live as long as the caller promised, its numbers as long as `self`.
+        // SAFETY: plan and pack are final; the addresses in the pack live as long as the caller promised, its
+        // numbers as long as `self`.
         let status = unsafe { (dnn.cudnn.cudnnBackendExecute)(dnn.handle, plan.handle, self.pack.handle) };
         check(dnn.cudnn, "cudnnBackendExecute", status)
     }

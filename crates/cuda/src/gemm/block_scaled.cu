@@ -1,16 +1,19 @@
-// D[m, n] (+)= A[m, k] B[n, k]^T of FP8 numbers that have scales for every 128 along k: sums of 128 products are made by Hopper's tensor cores,
-// which keep 14 bits of them, then scaled and added up in f32 registers (DeepSeek-V3, arXiv 2412.19437, section 3.5.2).
+// D[m, n] (+)= A[m, k] B[n, k]^T of FP8 numbers with a scale for every 128 elements along k. Hopper's tensor
+// cores compute sums of 128 products with 14 bits, which are then scaled and added up in f32 registers
+// (DeepSeek-V3, arXiv 2412.19437, section 3.5.2).
 //
-// Two blocks side by side form a cluster; each makes TILE_M x TILE_N of D, and both read the same rows of A, of which each fetches one half for
-// both. One warp of a block has the copy engine fill STAGES of shared memory, and goes on to the next tile while this one is stored. Two groups
-// of four warps multiply: each has TILE_M / 2 rows, 64 at a time, and while one scales what it has, the other keeps the tensor cores busy.
-// Rows of B are fetched in such an order that the four columns of which a thread has sums in two neighbouring groups of eight are neighbours
-// in D: scales of columns are read, and results are written, four at a time.
+// Two blocks form a cluster, side by side along n. Each computes TILE_M x TILE_N of D. Both read the same
+// rows of A: each fetches one half and multicasts it to both. One warp of a block drives the copy engine,
+// which fills STAGES of shared memory and runs ahead into the next tile while this one is stored. Two groups
+// of four warps multiply. Each computes TILE_M / 2 rows, 64 at a time; while one scales its sums, the other
+// keeps the tensor cores busy. Rows of B are fetched in a permuted order: the four columns of which a thread
+// has sums in two neighbouring groups of eight are neighbours in D, so that column scales are read and
+// results are written four at a time.
 //
-// A's scales are [ceil(k / 128), m]. A_E5M2 and B_E5M2 (which formats), B_TILES (B's scales are [ceil(k / 128), n]; else [ceil(n / 128), b_across])
-// and OUT_F32 (else D is bf16, and not added to) are defined where this is compiled.
+// A's scales are [ceil(k / 128), m]. Macros: A_E5M2 and B_E5M2 (formats), B_TILES (B's scales are [ceil(k /
+// 128), n], else [ceil(n / 128), b_across]), OUT_F32 (else D is bf16 and not added to).
 
-// What the copy engine knows of a matrix in memory.
+// The copy engine's map of a matrix in memory.
 struct alignas(64) TensorMap {
     u64 words[16];
 };
@@ -21,26 +24,26 @@ struct Arguments {
     const float* a_scale;
     const float* b_scale;
     void* d;
-    // Elements from a row of D to the next.
+    // Stride of D's rows, in elements.
     u64 d_row;
     u32 m, n;
     // Blocks of 128 along k.
     u32 blocks;
     u32 b_across;
-    // Clusters' tiles below each other, and side by side.
+    // Tiles of clusters along m and n.
     u32 down, across;
     u32 accumulate;
     u32 padding;
 };
 
 constexpr int TILE_M = 256, TILE_N = 128, TILE_K = 128, STAGES = 4, GROUP = 128, THREADS = 3 * GROUP, CLUSTER = 2;
-// Rows of tiles that are made together, so that what the clusters of a card fetch at a time is much the same.
+// Rows of tiles in a band. Concurrent clusters work within a band, so that they fetch much the same data.
 constexpr u32 BAND = 8;
 constexpr u32 A_BYTES = TILE_M * TILE_K, B_BYTES = TILE_N * TILE_K;
 
-// Where in shared memory what is, from its beginning on. Scales are A's, then B's of a stage.
+// Offsets in shared memory. A stage's scales are A's, then B's.
 constexpr u32 A_OFFSET = 0, B_OFFSET = A_OFFSET + STAGES * A_BYTES, SCALES_OFFSET = B_OFFSET + STAGES * B_BYTES, SCALES_BYTES = 4 * (TILE_M + TILE_N);
-// A stage is full, or empty again in both blocks.
+// Barriers: a stage is full, or empty again in both blocks.
 constexpr u32 FULL_OFFSET = SCALES_OFFSET + STAGES * SCALES_BYTES, EMPTY_OFFSET = FULL_OFFSET + 8 * STAGES;
 
 __device__ __forceinline__ void init_barrier(u32 barrier, u32 arrivals) {
@@ -53,12 +56,12 @@ __device__ __forceinline__ void wait(u32 barrier, u32 parity) {
         : "memory");
 }
 
-// Arrives, and has the barrier wait for so many bytes too.
+// Arrives, and makes the barrier wait for so many bytes too.
 __device__ __forceinline__ void arrive_expect(u32 barrier, u32 bytes) {
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
 }
 
-// Arrives at the same barrier of the cluster's block of this rank.
+// Arrives at the same barrier of the block with this rank in the cluster.
 __device__ __forceinline__ void arrive(u32 barrier, u32 rank) {
     asm volatile("{\n.reg .b32 there;\nmapa.shared::cluster.u32 there, %0, %1;\nmbarrier.arrive.shared::cluster.b64 _, [there];\n}" ::"r"(barrier),
                  "r"(rank)
@@ -69,7 +72,7 @@ __device__ __forceinline__ void sync_cluster() {
     asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
 }
 
-// 128 rows of A from this one on, into both blocks.
+// Fetches 128 rows of A, from this one on, into both blocks.
 __device__ __forceinline__ void fetch_a(u32 to, const TensorMap& map, u32 column, u32 row, u32 barrier) {
     asm volatile(
         "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%0], [%1, {%2, %3}], [%4], %5;" ::"r"(to),
@@ -77,7 +80,7 @@ __device__ __forceinline__ void fetch_a(u32 to, const TensorMap& map, u32 column
         : "memory");
 }
 
-// 128 rows of B from this group of sixteen on.
+// Fetches 128 rows of B, from this group of sixteen on.
 __device__ __forceinline__ void fetch_b(u32 to, const TensorMap& map, u32 column, u32 sixteen, u32 barrier) {
     asm volatile(
         "cp.async.bulk.tensor.5d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %3, %3, %4}], [%5];" ::"r"(to), "l"(&map),
@@ -91,7 +94,8 @@ __device__ __forceinline__ void fetch_scales(u32 to, const float* from, u32 byte
                  : "memory");
 }
 
-// How the tensor cores find a matrix in shared memory: rows of 128 bytes, whose 16-byte pieces are permuted within eight rows of 1024 bytes.
+// The tensor cores' descriptor of a matrix in shared memory: rows of 128 bytes, in which 16-byte pieces are
+// permuted within each eight rows (1024 bytes).
 __device__ __forceinline__ u64 matrix(u32 address) {
     u64 found;
     asm("mov.b64 %0, {%1, %2};" : "=l"(found) : "r"((address & 0x3ffffu) >> 4 | 1 << 16), "r"(1 << 30 | 1024 >> 4));
@@ -120,8 +124,9 @@ __device__ __forceinline__ void load_shared(u32 address, float* x) {
 #define B_NAME "e4m3"
 #endif
 
-// sum (+)= 64 rows of A by TILE_N rows of B over 32 columns. With g = lane / 4 and t = lane % 4, a thread of warp w has sums of rows 16 w + g (numbers
-// 4 i, 4 i + 1) and 16 w + g + 8 (4 i + 2, 4 i + 3) and columns 8 i + 2 t, 8 i + 2 t + 1.
+// sum (+)= 64 rows of A times TILE_N rows of B over 32 columns. With g = lane / 4 and t = lane % 4, a thread
+// of warp w holds sums of rows 16 w + g (elements 4 i, 4 i + 1) and 16 w + g + 8 (4 i + 2, 4 i + 3), columns
+// 8 i + 2 t and 8 i + 2 t + 1.
 __device__ __forceinline__ void multiply(float (&sum)[64], u64 a, u64 b, bool add) {
     asm volatile(
         "{\n.reg .pred add;\nsetp.ne.b32 add, %66, 0;\n"
@@ -135,21 +140,21 @@ __device__ __forceinline__ void multiply(float (&sum)[64], u64 a, u64 b, bool ad
         : "l"(a), "l"(b), "r"((u32)add));
 }
 
-// The tile of a cluster: bands of BAND rows of tiles one after the other, within a band column by column.
+// The tile of a cluster: bands of BAND rows of tiles in sequence, column by column within a band.
 __device__ __forceinline__ void tile_origin(const Arguments& args, u32 tile, u32& row, u32& column) {
     u32 first = tile / (BAND * args.across) * BAND, in_band = tile % (BAND * args.across), high = min(BAND, args.down - first);
     row = (first + in_band % high) * TILE_M;
     column = in_band / high * (CLUSTER * TILE_N);
 }
 
-// Has the copy engine fill one stage after the other.
+// Drives the copy engine, which fills stage after stage.
 __device__ __forceinline__ void fetch(const Arguments& args, u32 shared, u32 rank, u32 clusters) {
     u32 iteration = 0;
     for (u32 tile = blockIdx.x / CLUSTER; tile < args.down * args.across; tile += clusters) {
         u32 row, column;
         tile_origin(args, tile, row, column);
         column += rank * TILE_N;
-        // What there is no scale of is not stored either.
+        // Rows and columns without scales are not stored either.
         u32 a_bytes = 4 * min((u32)TILE_M, args.m - row);
         u32 b_bytes = B_TILES && column < args.n ? 4 * min((u32)TILE_N, args.n - column) : 0;
         for (u32 block = 0; block < args.blocks; block++, iteration++) {
@@ -165,11 +170,11 @@ __device__ __forceinline__ void fetch(const Arguments& args, u32 shared, u32 ran
     }
 }
 
-// Four neighbours of a row of D.
+// Stores four neighbours of a row of D.
 __device__ __forceinline__ void store_four(const Arguments& args, u64 index, const float* x) {
     if constexpr (OUT_F32) {
         float* d = (float*)args.d + index;
-        // Added where memory is, by nobody else: nothing waits for what stands there.
+        // The memory system adds, so the thread waits for no read. No other thread adds to these elements.
         if (args.accumulate)
             asm volatile("red.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(d), "f"(x[0]), "f"(x[1]), "f"(x[2]), "f"(x[3]) : "memory");
         else
@@ -179,7 +184,7 @@ __device__ __forceinline__ void store_four(const Arguments& args, u64 index, con
     }
 }
 
-// Multiplies what the stages hold, one after the other; FIRST is the first of the group's rows.
+// Multiplies stage after stage. FIRST is the first row of the group.
 template <u32 FIRST> __device__ __forceinline__ void compute(const Arguments& args, u32 shared, u32 rank, u32 clusters) {
     u32 lane = threadIdx.x % 32, row_in_tile = threadIdx.x % GROUP / 32 * 16 + lane / 4, column_in_tile = 4 * (lane % 4);
     u32 rows_scales = shared + SCALES_OFFSET + 4 * (FIRST + row_in_tile), columns_scales = shared + SCALES_OFFSET + 4 * (TILE_M + column_in_tile);
@@ -199,7 +204,7 @@ template <u32 FIRST> __device__ __forceinline__ void compute(const Arguments& ar
         for (u32 block = 0; block < args.blocks; block++, iteration++) {
             u32 stage = iteration % STAGES;
             float next_block_scale = 1.0f;
-            // Asked for a block ahead.
+            // Loaded one block ahead.
             if constexpr (!B_TILES) next_block_scale = __ldg(b_scale + min(block + 1, args.blocks - 1));
             wait(shared + FULL_OFFSET + 8 * stage, iteration / STAGES % 2);
             u64 a = matrix(shared + A_OFFSET + FIRST * TILE_K + stage * A_BYTES), b = matrix(shared + B_OFFSET + stage * B_BYTES);
@@ -222,13 +227,13 @@ template <u32 FIRST> __device__ __forceinline__ void compute(const Arguments& ar
 #pragma unroll
                 for (int i = 0; i < 64; i++) asm volatile("" : "+f"(sum[i])::"memory");
                 if (half == 1) {
-                    // Nothing of the stage is read any more: each block's copies go to both.
+                    // The stage is no longer read. Copies fill both blocks, so both must know.
                     __syncwarp();
                     if (lane < CLUSTER) arrive(shared + EMPTY_OFFSET + 8 * stage, lane);
                 }
 #pragma unroll
                 for (int n = 0; n < 64; n++) {
-                    // In this order: products of scales alone would keep more registers waiting.
+                    // The order matters: products of scales would occupy more registers.
                     float x = B_TILES ? sum[n] * column_scales[n / 4 * 2 + n % 2] : sum[n];
                     total[half][n] = fmaf(x, n % 4 < 2 ? upper : lower, total[half][n]);
                 }
@@ -256,20 +261,20 @@ template <u32 FIRST> __device__ __forceinline__ void compute(const Arguments& ar
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1) gemm_block_scaled(const __grid_constant__ Arguments args) {
     extern __shared__ u8 space[];
-    // Permuted pieces are where they are by their addresses.
+    // The permutation of pieces depends on addresses, so stages begin at multiples of 1024.
     u32 shared = (shared_address(space) + 1023) / 1024 * 1024;
     u32 rank, clusters = gridDim.x / CLUSTER;
     asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
     if (threadIdx.x == 0) {
         for (int stage = 0; stage < STAGES; stage++) {
             init_barrier(shared + FULL_OFFSET + 8 * stage, 1);
-            // By each warp that multiplies, of both blocks.
+            // Every multiplying warp of both blocks arrives.
             init_barrier(shared + EMPTY_OFFSET + 8 * stage, CLUSTER * 2 * GROUP / 32);
         }
         asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     }
     sync_cluster();
-    // Registers go from those that fetch to those that multiply.
+    // Moves registers from the fetching warps to the multiplying ones.
     if (threadIdx.x < GROUP) {
         asm volatile("setmaxnreg.dec.sync.aligned.u32 24;");
         if (threadIdx.x == 0) fetch(args, shared, rank, clusters);
@@ -279,6 +284,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) gemm_block_scaled(const
         if (threadIdx.x < 2 * GROUP) compute<0>(args, shared, rank, clusters);
         else compute<TILE_M / 2>(args, shared, rank, clusters);
     }
-    // The other block may still arrive here.
+    // The other block may still arrive at this block's barriers.
     sync_cluster();
 }

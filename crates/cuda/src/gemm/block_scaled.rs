@@ -1,5 +1,7 @@
-//! The product of FP8 factors that have scales for every 128 along k, by a kernel of our own on Hopper's tensor cores: beside cuBLASLt's, whose
-//! wgrad under such scales reaches two thirds of the rate that it has with one scale a tensor.
+//! The GEMM of FP8 operands with a scale for every 128 elements along k: a kernel for Hopper's tensor cores.
+//!
+//! It is a candidate beside cuBLASLt, whose wgrad is slower with such scales than with one scale per tensor
+//! (`docs/decisions/block-scaled-gemm.md`).
 
 use super::{Gemm, GemmOperands};
 use crate::arch::Arch;
@@ -14,7 +16,7 @@ use crate::stream::Stream;
 use std::ffi::c_void;
 use xtrain_tensor::{DType, Scaling, TILE};
 
-/// What of the kernel there is: formats of the factors, scales of B, type of D.
+/// The variants of the kernel: formats of the operands, scaling of B, type of D.
 const VARIANTS: [Defines; 12] = [
     &[("A_E5M2", 0), ("B_E5M2", 0), ("B_TILES", 0), ("OUT_F32", 0)],
     &[("A_E5M2", 0), ("B_E5M2", 0), ("B_TILES", 0), ("OUT_F32", 1)],
@@ -37,20 +39,20 @@ pub(super) const SOURCE: KernelSource = KernelSource {
     ..KernelSource::new("gemm/block_scaled.cu", include_str!("block_scaled.cu"))
 };
 
-/// Rows of a block's tile, and columns; columns of a cluster's.
+/// Rows and columns of a block's tile; blocks of a cluster, side by side.
 const TILE_M: usize = 256;
 const TILE_N: usize = 128;
 const CLUSTER: usize = 2;
 
 const THREADS: u32 = 384;
 const STAGES: usize = 4;
-/// Factors and scales of a stage, its two barriers, and what aligning all of it takes.
+/// Operands, scales and the two barriers of all stages, and padding for alignment.
 const SHARED_BYTES: usize = STAGES * ((TILE_M + TILE_N) * (TILE + size_of::<f32>()) + 16) + 1024;
 
-/// Rows of B that are fetched in an order of their own.
+/// Rows of B that one fetch permutes among themselves.
 const ROWS: usize = 16;
 
-/// Multiples that sizes and rows in memory must be of, for what copies and writes 16 bytes at a time.
+/// Sizes and strides must be multiples of these: copies and stores move 16 bytes at a time.
 const SIZES: usize = 16;
 const D_ROWS: usize = 4;
 
@@ -68,14 +70,14 @@ struct Arguments {
     /// Blocks of 128 along k.
     blocks: u32,
     b_across: u32,
-    /// Clusters' tiles.
+    /// Tiles of clusters along m and n.
     down: u32,
     across: u32,
     accumulate: u32,
     padding: u32,
 }
 
-/// The product, ready for a stream.
+/// The GEMM with its kernel and operands.
 pub(super) struct BlockScaledGemm {
     function: Function,
     launch: Launch,
@@ -83,7 +85,7 @@ pub(super) struct BlockScaledGemm {
 }
 
 impl BlockScaledGemm {
-    /// None where the kernel does not take the product or its operands, or is not for this card.
+    /// The GEMM; None if the kernel does not support the GEMM, its operands or this GPU.
     pub(super) fn new(
         gpu: &Gpu,
         gemm: &Gemm,
@@ -128,15 +130,16 @@ impl BlockScaledGemm {
         Ok(Some(BlockScaledGemm { function, launch, arguments }))
     }
 
-    /// Puts the product into `stream`.
+    /// Enqueues the GEMM on `stream`.
     pub(super) fn enqueue(&self, stream: &Stream) -> Result<(), CudaError> {
-        // SAFETY: the kernel takes one `Arguments`, of the formats and types that it was compiled for; the operands are as large as the product
-        // says, are aligned as `supports` asks, and keep their places, as whoever named them promises.
+        // SAFETY: the kernel takes one `Arguments`, of the formats and types that it was compiled for; the
+        // operands are as large as the GEMM says, are aligned as `supports` requires, and keep their
+        // addresses, as the caller that named them promises.
         unsafe { self.function.launch(self.launch, &self.arguments, stream) }
     }
 }
 
-/// Whether the kernel takes such a product of operands at such places.
+/// True if the kernel supports the GEMM with operands at these addresses.
 fn supports(gemm: &Gemm, operands: &GemmOperands) -> bool {
     let Gemm { m, n, k, a, b, d, d_stride, accumulate, fast_accumulation } = *gemm;
     let scaled =
@@ -145,7 +148,7 @@ fn supports(gemm: &Gemm, operands: &GemmOperands) -> bool {
     let sized = [m, n, k, a.stride, b.stride].iter().all(|size| size.is_multiple_of(SIZES))
         && d_stride.is_multiple_of(D_ROWS)
         && [m, n, k].iter().all(|&size| size <= i32::MAX as usize);
-    // What is added to is f32.
+    // Only an f32 result can be added to.
     let written = d == DType::F32 || d == DType::BF16 && !accumulate;
     let places =
         [operands.a, operands.b, operands.d].into_iter().chain(operands.scales.into_iter().flatten());
@@ -153,7 +156,7 @@ fn supports(gemm: &Gemm, operands: &GemmOperands) -> bool {
     scaled && stored && sized && written && aligned && operands.bias.is_none() && !fast_accumulation
 }
 
-/// What the copy engine is told of a matrix: boxes of 128 rows by 128 columns, zeros outside.
+/// The copy engine's map of a matrix: boxes of 128 rows by 128 columns, with zeros outside the matrix.
 fn rows(
     context: &Context,
     at: DevicePtr,
@@ -163,8 +166,9 @@ fn rows(
     tensor_map(context, at, &[cols, rows], &[stride], &[TILE, TILE_M / CLUSTER])
 }
 
-/// The same, rows within each sixteen in another order: the kernel has sums of columns 8 i + 2 t and one beside it, i of two neighbours, in one
-/// thread t of four, where columns 4 t to 4 t + 3 are wanted. So row 8 i + 2 t + e of a box is row 4 t + 2 i + e in memory.
+/// The copy engine's map of B, which permutes each 16 rows. In the kernel a thread t of four holds sums of
+/// columns 8 i + 2 t and 8 i + 2 t + 1, for two neighbouring i; it needs columns 4 t to 4 t + 3. So row 8 i +
+/// 2 t + e of a box is row 4 t + 2 i + e in memory.
 fn rows_by_sixteen(
     context: &Context,
     at: DevicePtr,
@@ -176,7 +180,8 @@ fn rows_by_sixteen(
     tensor_map(context, at, &extents, &strides, &[TILE, 2, 4, 2, TILE_N / ROWS])
 }
 
-/// A tensor of bytes: its extents, from the one whose elements are neighbours on, and from one to the next along each of the others.
+/// The map of a tensor of bytes. Extents begin with the contiguous dimension; strides are those of the other
+/// dimensions.
 fn tensor_map(
     context: &Context,
     at: DevicePtr,
@@ -189,7 +194,8 @@ fn tensor_map(
     let (extents, strides, steps) = (wide(extents), wide(strides), vec![1u32; boxed.len()]);
     let mut map = ffi::CuTensorMap { words: [0; 16] };
     context.enter()?;
-    // SAFETY: writes one map; reads as many numbers as the rank says, one less of strides. The address is only noted.
+    // SAFETY: writes one map; reads as many numbers as the rank says, one less of strides. The address is not
+    // dereferenced.
     let status = unsafe {
         (context.driver().cuTensorMapEncodeTiled)(
             &mut map,

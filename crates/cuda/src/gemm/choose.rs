@@ -1,8 +1,9 @@
-//! Which algorithm a product runs by.
+//! The choice of a GEMM's algorithm.
 //!
-//! cuBLASLt proposes some, and a kernel of our own may be one more; they are timed once, on the operands themselves or, where a product is
-//! large, on noise, and the fastest is kept on the disk by the card, the library's version and the product. So a second start measures nothing,
-//! and a resumed run computes what an uninterrupted one would: the same file gives the same algorithm, and the same algorithm the same bits.
+//! cuBLASLt proposes several, and the block-scaled kernel may be one more. They are timed once, on the
+//! operands themselves or, if the GEMM is large, on noise. The fastest is cached on disk by device, library
+//! version and GEMM. So a second start times nothing, and a resumed run computes what an uninterrupted one
+//! would: the same algorithm gives the same bits.
 
 use super::key::choice_key;
 use super::noise::Noise;
@@ -72,7 +73,8 @@ fn recorded_or_fastest(
     if !is_cacheable {
         return Ok((GemmChoice::Timed, Some(algorithm)));
     }
-    // Another process may have timed at the same time: all use what was cached first, unless it was refused above.
+    // Another process may have timed at the same time: all use what was cached first, unless it was refused
+    // above.
     let cached = |entry: &[u8]| decode(entry, &key.text).and_then(supported);
     let is_valid = |entry: &[u8]| cached(entry).is_some_and(|algorithm| !on_disk.contains(&algorithm));
     let entry = encode(&to_text(&algorithm), &key.text);
@@ -80,10 +82,10 @@ fn recorded_or_fastest(
     Ok((GemmChoice::Timed, Some(cached(&first).unwrap_or(algorithm))))
 }
 
-/// Stands for an algorithm where there is none.
+/// The text that is recorded if only the fallback kernel supports the GEMM.
 const NO_ALGORITHM: &str = "own kernel";
 
-/// An algorithm as text: the library's by its words in hexadecimal.
+/// An algorithm as text; cuBLASLt's as its words in hexadecimal.
 fn to_text(algorithm: &Algorithm) -> String {
     match algorithm {
         Algorithm::CublasLt(words) => words.iter().map(|word| format!("{word:016x}")).collect(),
@@ -105,7 +107,8 @@ fn from_text(text: &str) -> Option<Algorithm> {
     Some(Algorithm::CublasLt(words))
 }
 
-/// Whether the product runs by this algorithm. Alone: products that are made ready side by side share their workspace.
+/// True if the GEMM runs with this algorithm. Nothing else runs meanwhile: GEMMs prepared in parallel share
+/// their workspace.
 fn runs(
     gpu: &Gpu,
     gemm: &Gemm,
@@ -119,16 +122,16 @@ fn runs(
     Ok(refused.is_none())
 }
 
-/// From this many operations on a product may be one of a step that the card's power bounds, and is timed on noise.
+/// GEMMs with at least so many operations may run at the power limit, and are timed on noise.
 const LARGE_FLOPS: f64 = 1e10;
 
 struct Fastest {
     algorithm: Algorithm,
-    /// Whether it was timed as it should be.
+    /// True if it was timed under the intended conditions.
     is_cacheable: bool,
 }
 
-/// The fastest of those that run.
+/// The fastest of the candidates that run.
 fn fastest(
     gpu: &Gpu,
     gemm: &Gemm,
@@ -147,16 +150,16 @@ fn fastest(
         true => {
             static ANNOUNCED: Once = Once::new();
             ANNOUNCED.call_once(|| {
-                tracing::info!("timing large products on this card, once: what is fastest is kept")
+                tracing::info!("timing large GEMMs on this GPU, once; the fastest algorithms are cached")
             });
             let numbers = Noise::numbers(gemm);
-            // One at a time, so that the noise of one is there.
+            // One at a time, so that only one set of noise occupies memory.
             let _exclusive = capture_lock::exclusive();
             let noise = Noise::new(context, gemm, &numbers)?;
-            let over = |noise: &Noise| Implementations::new(gpu, gemm, &noise.operands(operands));
-            let noisy = noise.as_ref().map(over).transpose()?;
+            let with_noise = |noise: &Noise| Implementations::new(gpu, gemm, &noise.operands(operands));
+            let noisy = noise.as_ref().map(with_noise).transpose()?;
             if noisy.is_none() {
-                tracing::debug!("{gemm}: no room for noise; timed on what is there, and not kept");
+                tracing::debug!("{gemm}: too little memory for noise; timed on the operands, and not cached");
                 is_cacheable = false;
             }
             let implementations = noisy.as_ref().unwrap_or(implementations);
@@ -172,7 +175,7 @@ fn fastest(
         let algorithm = candidates[chosen];
         if let Some(seconds) = seconds {
             let speed = gemm.flops() / seconds * 1e-12;
-            let whose = if algorithm == Algorithm::BlockScaled { ", our own" } else { "" };
+            let whose = if algorithm == Algorithm::BlockScaled { ", xtrain's own" } else { "" };
             let count = candidates.len();
             tracing::debug!("{gemm}: algorithm {chosen} of {count}{whose}, {speed:.1} TFLOP/s");
         }

@@ -1,6 +1,6 @@
-// D[m, n] = A[m, k] B[k, n] (+ D) (+ bias[n]) for any shape, any strides: what is left where cuBLASLt has no algorithm.
-// A block makes 64 x 64 of D from slices of 16 along k in shared memory; a thread makes 4 x 4. Sums run along k in order, in f32.
-// Not for speed: it reaches a fraction of what the cores can do.
+// D[m, n] = A[m, k] B[k, n] (+ D) (+ bias[n]) for any shape and any strides: the fallback if cuBLASLt has no
+// algorithm. A block computes 64 x 64 of D from slices of 16 along k in shared memory; a thread computes 4 x
+// 4. Sums run along k in order, in f32. It reaches a fraction of the cores' peak.
 
 struct Arguments {
     const void* a;
@@ -8,7 +8,7 @@ struct Arguments {
     void* d;
     const void* bias;
     u64 m, n, k;
-    // From one row, and from one column, to the next, in elements.
+    // Strides of rows and columns, in elements.
     u64 a_row, a_column;
     u64 b_row, b_column;
     u64 d_row;
@@ -20,7 +20,8 @@ constexpr int TILE_K = 16;
 constexpr int THREADS = 256;
 constexpr int PER_THREAD = 4;
 
-// A slice of TILE_MN x TILE_K of a factor, k along the second index; zeros outside. Neighbours in memory are read by neighbours.
+// Loads a slice of TILE_MN x TILE_K of an operand, k along the second index, zeros outside. Neighbouring
+// threads read neighbours in memory.
 template <class T>
 __device__ __forceinline__ void load(float (&slice)[TILE_K][TILE_MN + 1], const T* x, u64 first, u64 rows, u64 row, u64 p0, u64 k,
                                      u64 column) {

@@ -1,4 +1,4 @@
-//! The product where cuBLASLt has no algorithm for it.
+//! The fallback GEMM: a slow kernel for any shape, used if cuBLASLt has no algorithm.
 
 use super::{Gemm, GemmOperands};
 use crate::error::CudaError;
@@ -20,12 +20,12 @@ struct Arguments {
     a: DevicePtr,
     b: DevicePtr,
     d: DevicePtr,
-    /// Zero without one.
+    /// Null if there is no bias.
     bias: DevicePtr,
     m: u64,
     n: u64,
     k: u64,
-    /// From one row, and from one column, to the next, in elements.
+    /// Strides of rows and columns, in elements.
     a_row: u64,
     a_column: u64,
     b_row: u64,
@@ -39,7 +39,7 @@ pub(super) fn prepare(gpu: &Gpu, gemm: &Gemm, operands: &GemmOperands) -> Result
         (DType::F32, DType::F32, DType::F32) => "gemm_f32_f32",
         (DType::BF16, DType::BF16, DType::F32) => "gemm_bf16_f32",
         (DType::BF16, DType::BF16, DType::BF16) => "gemm_bf16_bf16",
-        (a, b, d) => panic!("products on a card are of f32, or of bf16, not {d} of {a} and {b}"),
+        (a, b, d) => panic!("the fallback GEMM supports f32 and bf16, not {a} and {b} to {d}"),
     };
     let function = gpu.function(&SOURCE, &[], name)?;
     let steps = |transposed: bool, stride: usize| match transposed {
@@ -67,7 +67,7 @@ pub(super) fn prepare(gpu: &Gpu, gemm: &Gemm, operands: &GemmOperands) -> Result
     if blocks == 0 {
         return Ok(Work::sequence(Vec::new()));
     }
-    // SAFETY: the kernel takes one `Arguments`, for the types that its name says; the operands are as large as the product says and keep
-    // their places, as whoever named them promises.
+    // SAFETY: the kernel takes one `Arguments`, for the types that its name says; the operands are as large
+    // as the GEMM says and keep their addresses, as the caller that named them promises.
     Ok(unsafe { Work::launch(function, Launch::row(blocks as u32, THREADS), arguments) })
 }

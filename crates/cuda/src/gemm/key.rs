@@ -6,8 +6,8 @@ use crate::device::DeviceInfo;
 use crate::tuning_cache::ChoiceKey;
 use xtrain_tensor::{DType, Scaling};
 
-/// Everything that the choice of an algorithm depends on. `block_scaled` says that the kernel of [`super::block_scaled`]
-/// is a candidate: it belongs to a version of xtrain.
+/// Everything that the choice of an algorithm depends on. `block_scaled` says that the kernel of
+/// [`super::block_scaled`] is a candidate: it belongs to a version of xtrain.
 pub(super) fn choice_key(
     info: &DeviceInfo,
     cublaslt: usize,

@@ -1,11 +1,12 @@
-//! The memory of an engine on a card: state and exchange in chunks of their own, and scratch, which grows in place.
+//! The memory of a CUDA engine: chunks for state and for the exchange with the host, and scratch, which grows
+//! in place.
 
 use crate::error::EngineError;
 use crate::state::StateTable;
 use xtrain_cuda::{Context, CudaError, DeviceMemory, DeviceSpan, GrowingMemory, Stream};
 use xtrain_program::{Plan, Program, Region};
 
-/// Bytes of a part of the memory.
+/// A span of the engine's memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Span {
     chunk: Chunk,
@@ -25,7 +26,7 @@ impl Span {
         Span { chunk: Chunk::Scratch, offset, bytes }
     }
 
-    /// `bytes` of it from its byte `offset` on.
+    /// The `bytes` bytes of this span from its byte `offset` on.
     pub(super) fn part(self, offset: usize, bytes: usize) -> Span {
         Span { offset: self.offset + offset, bytes, ..self }
     }
@@ -34,7 +35,7 @@ impl Span {
 pub(super) struct Arena {
     context: Context,
     scratch: GrowingMemory,
-    /// As planned; what backs it is a little more.
+    /// The planned bytes; slightly more are backed.
     scratch_bytes: usize,
     persistent: Vec<DeviceMemory>,
     state: StateTable<Span>,
@@ -51,8 +52,8 @@ impl Arena {
         })
     }
 
-    /// Gives memory to the state and constants that `program` uses and the engine does not hold yet, to its exchange with the host, and
-    /// to scratch. State begins as zeros. Returns the span of the exchange.
+    /// Allocates the state and constants that `program` uses and the engine lacks, its exchange with the
+    /// host, and scratch. State begins as zeros. Returns the span of the exchange.
     pub(super) fn allocate_for(
         &mut self,
         program: &Program,
@@ -73,18 +74,18 @@ impl Arena {
         if more > free {
             return Err(refused(free));
         }
-        let told = |error: CudaError| match error {
+        let refusal = |error: CudaError| match error {
             CudaError::Memory { free, .. } => refused(free),
             other => other.into(),
         };
         let backed = self.scratch.bytes();
-        self.scratch.grow(scratch).map_err(told)?;
+        self.scratch.grow(scratch).map_err(refusal)?;
         self.scratch_bytes = self.scratch_bytes.max(scratch);
         if self.scratch.bytes() > backed {
-            // Kernels are timed before there is data: on zeros, not on what another process left.
+            // Kernels are timed before there is data: on zeros, not on leftovers of another process.
             self.scratch.span(backed..self.scratch.bytes()).fill(0, stream)?;
         }
-        let memory = DeviceMemory::new(&self.context, bytes).map_err(told)?;
+        let memory = DeviceMemory::new(&self.context, bytes).map_err(refusal)?;
         if bytes > 0 {
             memory.all().fill(0, stream)?;
         }
@@ -99,7 +100,7 @@ impl Arena {
     }
 
     /// The memory of a span.
-    pub(super) fn at(&self, span: Span) -> DeviceSpan<'_> {
+    pub(super) fn memory(&self, span: Span) -> DeviceSpan<'_> {
         let range = span.offset..span.offset + span.bytes;
         match span.chunk {
             Chunk::Scratch => self.scratch.span(range),
@@ -112,7 +113,7 @@ impl Arena {
         &self.state
     }
 
-    /// Bytes of all that was planned.
+    /// All planned bytes.
     pub(super) fn planned_bytes(&self) -> usize {
         self.scratch_bytes + self.persistent.iter().map(DeviceMemory::bytes).sum::<usize>()
     }

@@ -1,8 +1,9 @@
-//! The executor on a card: an arena as planned, every op made ready once, and the parts of a program recorded as graphs.
+//! The CUDA engine: planned memory, ops prepared once, and the parts of a program captured as graphs.
 //!
-//! A part runs op by op the first time, which lets libraries load what they load late; the second time it is recorded, and from then on
-//! replayed by one call. Addresses never change: state is allocated once, and scratch grows in place. Inputs travel through a ring of
-//! pinned memory, so the host prepares a step while others run.
+//! A part runs op by op the first time, which triggers lazy loading in libraries. The second time it is
+//! captured as a graph, and from then on one call replays it. Addresses never change: state is allocated
+//! once, and scratch grows in place. Inputs travel through a ring of pinned memory, so the host prepares a
+//! step while others run.
 
 mod arena;
 mod ring;
@@ -32,7 +33,7 @@ use xtrain_cuda::{
 use xtrain_program::{Instance, KernelTable, Location, Op, Plan, Program, Region, StateKind, ValueId};
 use xtrain_tensor::TensorType;
 
-/// An engine on one card.
+/// An engine on one GPU.
 pub struct CudaEngine {
     kernels: Arc<KernelTable<dyn CudaKernel>>,
     gpu: Gpu,
@@ -45,34 +46,35 @@ pub struct CudaEngine {
 }
 
 impl Drop for CudaEngine {
-    /// Steps may be under way, whose memory goes with the engine.
+    /// Waits for enqueued steps: their memory is freed with the engine.
     fn drop(&mut self) {
         if let Err(error) = self.stream.synchronize() {
-            tracing::debug!("the card's last steps: {error}");
+            tracing::debug!("the last steps on the GPU failed: {error}");
         }
     }
 }
 
 struct Loaded {
     program: Program,
-    /// By value id.
+    /// The spans of values, by id.
     spans: Vec<Option<Span>>,
-    /// By instance: the workspace of its kernel.
+    /// The workspace of each instance.
     workspaces: Vec<Vec<(TensorType, Span)>>,
-    /// By instance; for a micro-step's the work of the first one and that of the following ones, where they differ.
+    /// The work of each instance. A micro-step's instance has one for the first micro-step and one for the
+    /// others, if they differ.
     works: Vec<[Option<Work>; 2]>,
     graphs: HashMap<Part, Recording>,
-    /// The same with a mark after each op, by the number of its repeats.
+    /// Graphs with an event after each op, by part and by the repeats of each op.
     timed: HashMap<(Part, usize), (GraphExec, Vec<Event>)>,
-    /// Where the inputs lie on the card, and their way to it.
+    /// The inputs on the GPU, and their staging buffers.
     input_span: Span,
     inputs: Inputs,
-    /// Where the outputs lie on the card, and their way from it.
+    /// The outputs on the GPU, and their staging buffers.
     output_span: Span,
     outputs: OutputRing,
-    /// Where each output lies in their span.
+    /// The place of each output in the outputs' span.
     output_places: Arc<Vec<(Arc<str>, Range<usize>)>>,
-    /// The offset of each input in their span, and its length, by name.
+    /// The type and the place of each input in the inputs' span, by name.
     input_places: HashMap<Arc<str>, (TensorType, Range<usize>)>,
 }
 
@@ -82,7 +84,7 @@ enum Recording {
     Recorded(GraphExec),
 }
 
-/// The workspace that an op's kernel needs on a card; a plan for one takes it, and needs no card.
+/// The workspace of each op's GPU kernel, for planning a program. It needs no GPU.
 pub fn cuda_workspace(
     kernels: &KernelTable<dyn CudaKernel>,
 ) -> impl Fn(&dyn Op, &[TensorType]) -> Vec<TensorType> {
@@ -106,13 +108,13 @@ impl CudaEngine {
         })
     }
 
-    /// Sets what is checked from now on. Any check has every op run by itself.
+    /// Sets the checks of the runs that follow. With any check, ops run one by one instead of as a graph.
     pub fn set_checks(&mut self, checks: Checks) {
         self.checks = checks;
     }
 
-    /// Makes the instances of `part` ready that are not yet: first one of each kind, which compiles kernels and chooses algorithms, then the
-    /// other blocks', which find all that.
+    /// Prepares the instances of `part`: first one of each kind, which compiles kernels and chooses
+    /// algorithms, then the other blocks' instances, which reuse both.
     fn prepare_part(&mut self, id: ProgramId, part: Part) -> Result<(), EngineError> {
         let first = part.is_first();
         let loaded = &self.programs[id.0];
@@ -139,7 +141,7 @@ impl CudaEngine {
         Ok(())
     }
 
-    /// Puts the instances of `part` into the stream, one by one.
+    /// Enqueues the instances of `part`, one by one.
     fn enqueue_part(&self, id: ProgramId, part: Part, mode: &EnqueueMode) -> Result<(), EngineError> {
         let loaded = &self.programs[id.0];
         let first = part.is_first();
@@ -151,22 +153,22 @@ impl CudaEngine {
             if self.checks.poison {
                 self.poison(loaded, index, first)?;
             }
-            loaded.copy_over(index, &self.arena, &self.stream)?;
-            let work = loaded.works[index][loaded.variant(index, first)].as_ref().expect("made ready before");
+            loaded.copy_in_place_inputs(index, &self.arena, &self.stream)?;
+            let work = loaded.works[index][loaded.variant(index, first)].as_ref().expect("prepared before");
             (0..mode.repeats).try_for_each(|_| work.enqueue(&self.stream))?;
             mode.mark(n + 1, &self.stream)?;
             if self.checks.numerics {
                 check_finite(&loaded.program, instance, |output| {
                     let span = loaded.span(instance.outputs[output].value);
-                    Ok(self.arena.at(span).read(&self.stream)?)
+                    Ok(self.arena.memory(span).read(&self.stream)?)
                 })?;
             }
         }
         Ok(())
     }
 
-    /// Runs `part` with the time taken of each op: as a graph with marks in it, so that the host's pace does not count, where that may be
-    /// recorded by now.
+    /// Runs `part` and times each op. Where the part may be captured by now, it runs as a graph with events
+    /// in it, so that the host's speed does not count.
     fn run_ops(&mut self, id: ProgramId, part: Part, repeats: usize) -> Result<(), EngineError> {
         let count = self.programs[id.0].indices(part).count();
         let marks = || (0..=count).map(|_| Event::timed(self.gpu.context())).collect::<Result<Vec<_>, _>>();
@@ -199,28 +201,28 @@ impl CudaEngine {
         for (k, o) in instance.outputs.iter().enumerate() {
             let ty = loaded.program.ty(o.value);
             if is_overwritten(op, k, o.mode, first) && ty.dtype.is_float() {
-                self.arena.at(loaded.span(o.value)).fill(0xFF, &self.stream)?;
+                self.arena.memory(loaded.span(o.value)).fill(0xFF, &self.stream)?;
             }
         }
         for &(_, span) in &loaded.workspaces[index] {
-            self.arena.at(span).fill(0xFF, &self.stream)?;
+            self.arena.memory(span).fill(0xFF, &self.stream)?;
         }
         Ok(())
     }
 }
 
-/// How the instances of a part are put in.
+/// The mode in which the instances of a part are enqueued.
 struct EnqueueMode {
-    /// As a graph is being recorded, or to run at once.
+    /// True while a graph is captured.
     recording: bool,
-    /// How often each.
+    /// Runs of each op.
     repeats: usize,
-    /// An event before the first one and after each; or none.
+    /// An event before the first op and after each; empty if nothing is timed.
     marks: Vec<Event>,
 }
 
 impl EnqueueMode {
-    /// To run or to be recorded, once and without marks.
+    /// The mode without repeats and events.
     fn plain(recording: bool) -> Self {
         EnqueueMode { recording, repeats: 1, marks: Vec::new() }
     }
@@ -245,19 +247,19 @@ impl Loaded {
         self.spans[value.0 as usize].expect("every operand is planned")
     }
 
-    /// Which of an instance's works runs: 1 where it adds to what the first micro-step overwrites.
+    /// The index of an instance's work: 1 if it adds to outputs that the first micro-step overwrites.
     fn variant(&self, index: usize, first: bool) -> usize {
         let outputs = &self.program.instances[index].outputs;
         usize::from(!first && outputs.iter().any(|o| o.mode.accumulates(false) != o.mode.accumulates(true)))
     }
 
-    /// Copies the inputs that outputs are computed over and whose memory these do not share.
-    fn copy_over(&self, index: usize, arena: &Arena, stream: &Stream) -> Result<(), CudaError> {
+    /// Copies the inputs of in-place ops whose memory the planner did not share.
+    fn copy_in_place_inputs(&self, index: usize, arena: &Arena, stream: &Stream) -> Result<(), CudaError> {
         let instance = &self.program.instances[index];
         for &(o, n) in instance.code.op().in_place() {
             let (from, to) = (self.span(instance.inputs[n]), self.span(instance.outputs[o].value));
             if from != to {
-                arena.at(to).copy_from(arena.at(from), stream)?;
+                arena.memory(to).copy_from(arena.memory(from), stream)?;
             }
         }
         Ok(())
@@ -281,12 +283,12 @@ fn prepare(
     first: bool,
 ) -> Result<Work, EngineError> {
     let instance = &loaded.program.instances[index];
-    let tensor = |ty, span| CudaTensor { ty, place: arena.at(span).pointer() };
+    let tensor = |ty, span| CudaTensor { ty, place: arena.memory(span).pointer() };
     let mut inputs: Vec<CudaTensor> =
         instance.inputs.iter().map(|&v| tensor(loaded.program.ty(v), loaded.span(v))).collect();
     let output = |o: &xtrain_program::Output| CudaOutput {
         ty: loaded.program.ty(o.value),
-        place: arena.at(loaded.span(o.value)).pointer(),
+        place: arena.memory(loaded.span(o.value)).pointer(),
         accumulate: o.mode.accumulates(first),
     };
     let outputs: Vec<CudaOutput> = instance.outputs.iter().map(output).collect();
@@ -303,15 +305,15 @@ impl Engine for CudaEngine {
         for instance in &program.instances {
             find(&self.kernels, instance, &self.gpu)?;
         }
-        let begun = Instant::now();
+        let started = Instant::now();
         let plan = Plan::of(&program, &cuda_workspace(&self.kernels));
-        // What is under way may use what is written below.
+        // Work in progress may use the memory that is written below.
         self.stream.synchronize()?;
-        let planned = begun.elapsed();
+        let planned = started.elapsed();
         let io = self.arena.allocate_for(&program, &plan, &self.stream)?;
-        // Kernels are timed in streams of their own, which do not wait for this one.
+        // Kernels are timed on streams of their own, which do not wait for this one.
         self.stream.synchronize()?;
-        let placed = begun.elapsed();
+        let placed = started.elapsed();
         let place = |id: ValueId| {
             let at = plan.locations[id.0 as usize]?;
             match at.region {
@@ -327,14 +329,14 @@ impl Engine for CudaEngine {
         let workspaces = plan.workspaces.iter().map(workspace).collect();
         let context = self.gpu.context();
         let output_bytes = plan.region_bytes[Region::Io as usize] - plan.input_bytes;
-        let place_of = |id: ValueId, base: usize| {
+        let range_of = |id: ValueId, base: usize| {
             let at = plan.location(id);
             at.offset - base..at.offset - base + at.bytes
         };
         let input_places =
-            program.inputs().map(|(name, id)| (name, (program.ty(id), place_of(id, 0)))).collect();
+            program.inputs().map(|(name, id)| (name, (program.ty(id), range_of(id, 0)))).collect();
         let output_places =
-            Arc::new(program.outputs().map(|(name, id)| (name, place_of(id, plan.input_bytes))).collect());
+            Arc::new(program.outputs().map(|(name, id)| (name, range_of(id, plan.input_bytes))).collect());
         let loaded = Loaded {
             input_span: io.part(0, plan.input_bytes),
             inputs: Inputs::new(context, plan.input_bytes)?,
@@ -351,18 +353,18 @@ impl Engine for CudaEngine {
         };
         self.programs.push(loaded);
         let id = ProgramId(self.programs.len() - 1);
-        // All parts now: trying algorithms writes where later parts find what earlier ones left.
-        let made = self.prepare_part(id, Part::Whole).and_then(|()| self.prepare_part(id, Part::Next));
-        if made.is_err() {
+        // Prepares all parts now: timing algorithms overwrites values that later parts read.
+        let prepared = self.prepare_part(id, Part::Whole).and_then(|()| self.prepare_part(id, Part::Next));
+        if prepared.is_err() {
             self.programs.pop();
         }
-        made?;
+        prepared?;
         tracing::debug!(
-            "a program of {} ops planned in {:.3} s, given memory in {:.3} s, made ready in {:.3} s",
+            "a program of {} ops: planned in {:.3} s, memory allocated in {:.3} s, prepared in {:.3} s",
             self.programs[id.0].works.len(),
             planned.as_secs_f64(),
             (placed - planned).as_secs_f64(),
-            (begun.elapsed() - placed).as_secs_f64()
+            (started.elapsed() - placed).as_secs_f64()
         );
         Ok(id)
     }
@@ -380,7 +382,7 @@ impl Engine for CudaEngine {
     fn run(&mut self, id: ProgramId, part: Part) -> Result<(), EngineError> {
         let begun = self.watch.begin(&self.stream)?;
         let loaded = &mut self.programs[id.0];
-        loaded.inputs.send(self.arena.at(loaded.input_span), &self.stream)?;
+        loaded.inputs.send(self.arena.memory(loaded.input_span), &self.stream)?;
         self.watch.end(begun, id, TimedWork::Inputs, &self.stream)?;
         if let Timing::Ops { repeats } = self.watch.timing() {
             return self.run_ops(id, part, repeats);
@@ -398,7 +400,7 @@ impl Engine for CudaEngine {
                 let started = Instant::now();
                 let _no_capture = exclude_capture();
                 self.enqueue_part(id, part, &EnqueueMode::plain(false))?;
-                tracing::debug!("{part:?} put in op by op in {:.3} s", started.elapsed().as_secs_f64());
+                tracing::debug!("{part:?} enqueued op by op in {:.3} s", started.elapsed().as_secs_f64());
                 self.programs[id.0].graphs.entry(part).or_insert(Recording::RanOnce);
             }
         }
@@ -408,7 +410,7 @@ impl Engine for CudaEngine {
     fn fetch(&mut self, program: ProgramId) -> Result<Ticket, EngineError> {
         let begun = self.watch.begin(&self.stream)?;
         let loaded = &mut self.programs[program.0];
-        let fetch = loaded.outputs.fetch(self.arena.at(loaded.output_span), &self.stream)?;
+        let fetch = loaded.outputs.fetch(self.arena.memory(loaded.output_span), &self.stream)?;
         self.watch.end(begun, program, TimedWork::Outputs, &self.stream)?;
         Ok(Ticket(Promise::Copying { program, fetch }))
     }
@@ -416,7 +418,9 @@ impl Engine for CudaEngine {
     fn is_ready(&self, ticket: &Ticket) -> Result<bool, EngineError> {
         match &ticket.0 {
             Promise::Arrived(_) => Ok(true),
-            Promise::Copying { program, fetch } => Ok(self.programs[program.0].outputs.is_here(*fetch)?),
+            Promise::Copying { program, fetch } => {
+                Ok(self.programs[program.0].outputs.has_arrived(*fetch)?)
+            }
         }
     }
 
@@ -425,8 +429,8 @@ impl Engine for CudaEngine {
             Promise::Arrived(outputs) => Ok(outputs),
             Promise::Copying { program, fetch } => {
                 let loaded = &mut self.programs[program.0];
-                let gone = || EngineError::Unknown { what: "ticket", name: fetch.to_string() };
-                let bytes = loaded.outputs.take(fetch)?.ok_or_else(gone)?;
+                let unknown = || EngineError::Unknown { what: "ticket", name: fetch.to_string() };
+                let bytes = loaded.outputs.take(fetch)?.ok_or_else(unknown)?;
                 Ok(Outputs { bytes, places: loaded.output_places.clone() })
             }
         }

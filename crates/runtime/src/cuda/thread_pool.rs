@@ -1,13 +1,14 @@
-//! Work that is done before a program runs, on all threads.
+//! A thread pool for preparing programs.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
 
-/// What `make` makes of each of `items`, in their order; made on as many threads as compute. They are threads of their own: what is made
-/// waits for locks, which a pool's threads must not while they could be handed work that needs the same.
+/// Applies `make` to each of `items` on as many threads as compute, and returns the results in order. The
+/// threads are new ones: `make` waits for locks, which rayon's threads must not while rayon may hand them
+/// work that needs the same lock.
 ///
 /// # Errors
-/// Of those that failed the one that comes first. After a failure nothing new is begun.
+/// The first error in order. After an error no further item is begun.
 pub(super) fn map_parallel<I: Sync, T: Send, E: Send>(
     items: &[I],
     make: impl Fn(&I) -> Result<T, E> + Sync,
@@ -16,7 +17,7 @@ pub(super) fn map_parallel<I: Sync, T: Send, E: Send>(
     if threads < 2 {
         return items.iter().map(make).collect();
     }
-    let (next, made) = (AtomicUsize::new(0), Mutex::new(Vec::with_capacity(items.len())));
+    let (next, results) = (AtomicUsize::new(0), Mutex::new(Vec::with_capacity(items.len())));
     let work = || {
         loop {
             let n = next.fetch_add(1, Ordering::Relaxed);
@@ -25,19 +26,19 @@ pub(super) fn map_parallel<I: Sync, T: Send, E: Send>(
             if result.is_err() {
                 next.store(items.len(), Ordering::Relaxed);
             }
-            made.lock().unwrap_or_else(PoisonError::into_inner).push((n, result));
+            results.lock().unwrap_or_else(PoisonError::into_inner).push((n, result));
         }
     };
     std::thread::scope(|scope| {
-        let thread_pool: Vec<_> = (0..threads).map(|_| scope.spawn(work)).collect();
-        for thread in thread_pool {
-            // Its own words, not those of the scope.
+        let threads: Vec<_> = (0..threads).map(|_| scope.spawn(work)).collect();
+        for thread in threads {
+            // Re-raise the thread's own panic, not the scope's.
             thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
         }
     });
-    let mut made = made.into_inner().unwrap_or_else(PoisonError::into_inner);
-    made.sort_by_key(|(n, _)| *n);
-    made.into_iter().map(|(_, result)| result).collect()
+    let mut results = results.into_inner().unwrap_or_else(PoisonError::into_inner);
+    results.sort_by_key(|(n, _)| *n);
+    results.into_iter().map(|(_, result)| result).collect()
 }
 
 #[cfg(test)]
@@ -49,15 +50,15 @@ mod tests {
     }
 
     #[test]
-    fn what_is_made_stands_in_the_order_of_its_items() {
+    fn results_are_in_the_order_of_the_items() {
         let items: Vec<u64> = (0..1000).collect();
-        let made = on_four(|| map_parallel(&items, |n| Ok::<_, ()>(n * n)));
-        assert_eq!(made, Ok(items.iter().map(|n| n * n).collect()));
+        let squares = on_four(|| map_parallel(&items, |n| Ok::<_, ()>(n * n)));
+        assert_eq!(squares, Ok(items.iter().map(|n| n * n).collect()));
         assert_eq!(map_parallel(&[], |n: &u64| Ok::<_, ()>(*n)), Ok(Vec::new()));
     }
 
     #[test]
-    fn a_failure_ends_it_and_a_panic_keeps_its_words() {
+    fn an_error_ends_it_and_a_panic_keeps_its_message() {
         let items: Vec<usize> = (0..1000).collect();
         let done = AtomicUsize::new(0);
         let failed = on_four(|| {
@@ -71,7 +72,7 @@ mod tests {
         let panicked = std::panic::catch_unwind(|| {
             on_four(|| map_parallel(&items, |&n| if n == 9 { panic!("item {n}") } else { Ok::<_, ()>(()) }))
         });
-        let words = panicked.expect_err("it panics");
-        assert_eq!(words.downcast_ref::<String>().map(String::as_str), Some("item 9"));
+        let message = panicked.expect_err("it panics");
+        assert_eq!(message.downcast_ref::<String>().map(String::as_str), Some("item 9"));
     }
 }

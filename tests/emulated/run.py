@@ -29,7 +29,7 @@ SUITES = [
 ]
 # Tests that the emulator cannot run, with the reasons.
 SKIPPED = {
-    "cuda/card promoted_products_are_those_of_a_plain_loop": "wgmma, mbarriers and tensor copies are not emulated",
+    "cuda/card block_scaled_gemms_equal_a_plain_loop": "wgmma, mbarriers and tensor copies are not emulated",
     "cuda/card cudnn_finds_the_known_results": "there is no cuDNN",
 }
 # The architecture of most tests, and the architectures of a few more.
@@ -53,7 +53,7 @@ OTHERS_SHARE = 0.03
 # Tests that always run on a second architecture: its smaller shared memory selects other kernel variants.
 ALSO = {"ops/card (attention_card_|attention_grad_card_.*f32)": "sm_89"}
 # Sources with Hopper's own instructions, which are not emulated.
-HOPPER = {"gemm/promoted.cu"}
+HOPPER = {"gemm/block_scaled.cu"}
 TIMEOUT = 600
 
 

@@ -1,29 +1,22 @@
-//! cuBLASLt on a card: its handle, its descriptors, and the algorithms that were chosen in this process.
+//! cuBLASLt on a GPU: its handle and its descriptors.
 
+use crate::capture_lock;
 use crate::context::Context;
 use crate::error::CudaError;
 use crate::ffi::cublaslt::{
     CUBLAS_STATUS_SUCCESS, CublasLt, LtHandle, LtMatmulDesc, LtMatrixLayout, LtPreference,
 };
 use crate::ffi::open::{c_string, cublaslt};
-use crate::gemm::Algorithm;
-use crate::turns;
-use std::collections::HashMap;
 use std::ffi::{c_int, c_void};
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::Arc;
 
-/// The library, opened for one card.
+/// The library, opened for one GPU.
 pub(crate) struct Blas {
     pub(crate) context: Context,
     pub(crate) lt: &'static CublasLt,
     pub(crate) handle: LtHandle,
     pub(crate) version: usize,
-    /// By all that a choice depends on.
-    pub(crate) choices: Mutex<HashMap<String, Arc<Choice>>>,
 }
-
-/// An algorithm, or none, or why neither is known; chosen by the first who asks.
-pub(crate) type Choice = OnceLock<Result<Option<Algorithm>, CudaError>>;
 
 // SAFETY: the library's calls may come from any thread with one handle.
 unsafe impl Send for Blas {}
@@ -39,7 +32,7 @@ impl Blas {
         check(lt, "cublasLtCreate", unsafe { (lt.cublasLtCreate)(&mut handle) })?;
         // SAFETY: returns a number.
         let version = unsafe { (lt.cublasLtGetVersion)() };
-        Ok(Blas { context: context.clone(), lt, handle, version, choices: Mutex::default() })
+        Ok(Blas { context: context.clone(), lt, handle, version })
     }
 
     pub(crate) fn check(&self, call: &'static str, status: c_int) -> Result<(), CudaError> {
@@ -49,7 +42,7 @@ impl Blas {
 
 impl Drop for Blas {
     fn drop(&mut self) {
-        let _turn = turns::beside_others();
+        let _no_capture = capture_lock::exclude_capture();
         if self.context.enter().is_ok() {
             // SAFETY: created once, destroyed once; plans keep the handle.
             unsafe { (self.lt.cublasLtDestroy)(self.handle) };
@@ -66,7 +59,7 @@ fn check(lt: &CublasLt, call: &'static str, status: c_int) -> Result<(), CudaErr
     Err(CudaError::Library { call, text: text.unwrap_or_else(|| format!("status {status}")) })
 }
 
-/// What is done with the factors.
+/// The computation: transpositions, epilogue, scales.
 pub(crate) struct MatmulDesc {
     pub(crate) handle: LtMatmulDesc,
     blas: Arc<Blas>,
@@ -81,7 +74,7 @@ impl MatmulDesc {
         Ok(MatmulDesc { handle, blas: blas.clone() })
     }
 
-    /// Sets an attribute; a value of another size than the attribute's is an error of the library's.
+    /// Sets an attribute. The library refuses a value of the wrong size.
     pub(crate) fn set<T: Copy>(&self, attribute: c_int, value: T) -> Result<(), CudaError> {
         let at = std::ptr::from_ref(&value).cast::<c_void>();
         // SAFETY: copies as many bytes as `value` has.
@@ -99,7 +92,7 @@ impl Drop for MatmulDesc {
     }
 }
 
-/// How a matrix lies in memory, its columns one after the other.
+/// The layout of a matrix in memory, column-major.
 pub(crate) struct MatrixLayout {
     pub(crate) handle: LtMatrixLayout,
     blas: Arc<Blas>,
@@ -130,7 +123,7 @@ impl Drop for MatrixLayout {
     }
 }
 
-/// What algorithms are asked for.
+/// The limits that proposed algorithms must meet.
 pub(crate) struct Preference {
     pub(crate) handle: LtPreference,
     blas: Arc<Blas>,
@@ -145,7 +138,7 @@ impl Preference {
         Ok(Preference { handle, blas: blas.clone() })
     }
 
-    /// As [`MatmulDesc::set`].
+    /// Sets an attribute. The library refuses a value of the wrong size.
     pub(crate) fn set<T: Copy>(&self, attribute: c_int, value: T) -> Result<(), CudaError> {
         let at = std::ptr::from_ref(&value).cast::<c_void>();
         // SAFETY: copies as many bytes as `value` has.

@@ -1,9 +1,11 @@
-//! What was found out once for a card, on the disk: compiled kernels and chosen algorithms, each found by everything that it depends on.
+//! The disk cache: compiled kernels, chosen algorithms and measurements. An entry is found by everything it
+//! depends on.
 //!
-//! A file is the SHA-256 of what it holds, then that. One that does not fit its sum is made anew. Files are written aside and renamed,
-//! so several processes may share a folder.
+//! A file is the SHA-256 of its contents, followed by the contents. A file whose sum does not match is
+//! written again. Writes are atomic (a temporary file is renamed), so several processes may share a folder.
 
-use crate::compiler::{Arch, Compiler};
+use crate::arch::Arch;
+use crate::compiler::Compiler;
 use crate::error::CudaError;
 use sha2::{Digest, Sha256};
 use std::fs;
@@ -14,19 +16,21 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 const SUM_BYTES: usize = 32;
 
-/// What to do where nothing can be kept.
-const REMEDY: &str = "set XTRAIN_CACHE to a folder that can be written, or every start compiles anew";
+/// The remedy if the folder cannot be written.
+const REMEDY: &str =
+    "set XTRAIN_CACHE to a folder that can be written, else every start compiles all kernels";
 
-/// A folder of compiled kernels, and of the algorithms that were chosen for products.
+/// A folder of compiled kernels, chosen algorithms and measurements.
 #[derive(Clone, Debug)]
 pub struct KernelCache {
-    /// Nothing where no folder can be had: then every start compiles.
+    /// None if no folder can be determined; then every start compiles.
     folder: Option<PathBuf>,
 }
 
 impl KernelCache {
-    /// The user's: `$XTRAIN_CACHE`, else `$XDG_CACHE_HOME/xtrain`, else `~/.cache/xtrain`, each with `kernels` inside.
-    pub fn of_user() -> KernelCache {
+    /// The user's cache: `$XTRAIN_CACHE`, else `$XDG_CACHE_HOME/xtrain`, else `~/.cache/xtrain`, each with
+    /// `kernels` inside.
+    pub fn for_user() -> KernelCache {
         let set = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
         let folder = set("XTRAIN_CACHE")
             .or_else(|| set("XDG_CACHE_HOME").map(|cache| cache.join("xtrain")))
@@ -34,33 +38,34 @@ impl KernelCache {
         KernelCache { folder: folder.map(|folder| folder.join("kernels")) }
     }
 
-    /// One in `folder`, which need not exist yet.
-    pub fn at(folder: &Path) -> KernelCache {
+    /// A cache in `folder`, which need not exist yet.
+    pub fn in_folder(folder: &Path) -> KernelCache {
         KernelCache { folder: Some(folder.to_owned()) }
     }
 
-    /// The folder, where one can be had.
+    /// The folder; None if it cannot be determined.
     pub fn folder(&self) -> Option<&Path> {
         self.folder.as_deref()
     }
 
-    /// Why nothing can be kept, and what to do, where that is so. It is tried: the folder is made, and a file written there and removed.
+    /// The reason why the folder cannot be written, and the remedy; None if it can. The check creates the
+    /// folder, and writes and removes a file in it.
     pub fn problem(&self) -> Option<String> {
-        let tried = write_aside(&self.folder.as_ref()?.join("tried"), &[]).and_then(fs::remove_file);
-        tried.err().map(|error| format!("cannot be written ({error}); {REMEDY}"))
+        let probe = write_temporary(&self.folder.as_ref()?.join("probe"), &[]).and_then(fs::remove_file);
+        probe.err().map(|error| format!("cannot be written ({error}); {REMEDY}"))
     }
 
-    /// How many files it holds, and their bytes; nothing where it is not there yet.
+    /// The number of files and their bytes; zero if the folder does not exist.
     pub fn size(&self) -> (usize, u64) {
         let entries = self.folder.iter().flat_map(fs::read_dir).flatten().flatten();
         let files = entries.filter_map(|entry| entry.metadata().ok()).filter(fs::Metadata::is_file);
         files.fold((0, 0), |(count, bytes), file| (count + 1, bytes + file.len()))
     }
 
-    /// The machine code of `source`: from the folder, or compiled and kept there.
+    /// The machine code of `source`, read from the folder or compiled and cached there.
     ///
     /// # Errors
-    /// Those of the compiler. A folder that cannot be read or written is no error: it is only slower.
+    /// Those of the compiler. A folder that cannot be read or written costs time, but is no error.
     pub fn compile(
         &self,
         compiler: Compiler,
@@ -86,28 +91,28 @@ impl KernelCache {
         Ok(compiled.cubin)
     }
 
-    /// What was kept under `key` for another process or start, if it is whole.
-    pub(crate) fn kept(&self, key: &str, extension: &str) -> Option<Vec<u8>> {
+    /// The bytes cached under `key`; None if there are none or the file is damaged.
+    pub(crate) fn get(&self, key: &str, extension: &str) -> Option<Vec<u8>> {
         read(&self.path(key, extension)?)
     }
 
-    /// Keeps `bytes` under `key`, and returns what stands there: where another process was first, what that one kept. Only what
-    /// `fits` counts; something else is replaced.
-    pub(crate) fn keep(
+    /// Caches `bytes` under `key`, unless another process has cached valid ones; returns the cached bytes. An
+    /// entry that `is_valid` rejects is replaced.
+    pub(crate) fn insert_if_absent(
         &self,
         key: &str,
         extension: &str,
         bytes: &[u8],
-        fits: impl Fn(&[u8]) -> bool,
+        is_valid: impl Fn(&[u8]) -> bool,
     ) -> Vec<u8> {
         let Some(path) = self.path(key, extension) else { return bytes.to_vec() };
-        write_first(&path, bytes, fits).unwrap_or_else(|error| {
+        write_first(&path, bytes, is_valid).unwrap_or_else(|error| {
             warn_once(&path, &error);
             bytes.to_vec()
         })
     }
 
-    /// Keeps `bytes` under `key`, whatever stands there.
+    /// Caches `bytes` under `key`, replacing an entry that exists.
     pub(crate) fn replace(&self, key: &str, extension: &str, bytes: &[u8]) {
         if let Some(path) = self.path(key, extension)
             && let Err(error) = write(&path, bytes)
@@ -122,15 +127,15 @@ impl KernelCache {
     }
 }
 
-/// Says, of the first file, that nothing can be kept.
+/// Warns, once in a process, that the cache cannot be written.
 fn warn_once(path: &Path, error: &io::Error) {
-    static SAID: Once = Once::new();
-    SAID.call_once(|| {
-        tracing::warn!("{}: cannot be kept for the next start ({error}); {REMEDY}", path.display());
+    static WARNED: Once = Once::new();
+    WARNED.call_once(|| {
+        tracing::warn!("{}: cannot be cached for the next start ({error}); {REMEDY}", path.display());
     });
 }
 
-/// A file name that differs where anything differs that the code depends on.
+/// The file name of compiled code. It differs if anything differs that the code depends on.
 fn key(version: (u32, u32), source: &str, arch: Arch, options: &[String]) -> String {
     let mut hash = Sha256::new();
     let (major, minor) = version;
@@ -147,55 +152,57 @@ fn hex(bytes: &[u8]) -> String {
 }
 
 fn read(path: &Path) -> Option<Vec<u8>> {
-    // A named pipe would be waited for.
+    // Reading a named pipe would block.
     let kind = fs::metadata(path).ok()?;
     if !kind.is_file() {
-        tracing::warn!("{}: is no regular file, and is passed over", path.display());
+        tracing::warn!("{}: not a regular file; ignored", path.display());
         return None;
     }
     let mut bytes = fs::read(path).ok()?;
     let held = bytes.split_off(SUM_BYTES.min(bytes.len()));
     let whole = bytes[..] == Sha256::digest(&held)[..];
     if !whole {
-        tracing::warn!("{}: damaged, and made anew", path.display());
+        tracing::warn!("{}: damaged; it will be written again", path.display());
     }
     whole.then_some(held)
 }
 
 fn write(path: &Path, held: &[u8]) -> io::Result<()> {
-    let aside = write_aside(path, held)?;
-    clean_up(&aside, fs::rename(&aside, path))
+    let temporary = write_temporary(path, held)?;
+    clean_up(&temporary, fs::rename(&temporary, path))
 }
 
-/// As [`write`], unless something that `fits` is there already: what is there in the end.
-fn write_first(path: &Path, held: &[u8], fits: impl Fn(&[u8]) -> bool) -> io::Result<Vec<u8>> {
-    let aside = write_aside(path, held)?;
-    // A link, unlike a renamed file, replaces nothing: of several processes one is first, and all learn what it wrote.
-    if fs::hard_link(&aside, path).is_ok() {
-        return clean_up(&aside, fs::remove_file(&aside)).map(|()| held.to_vec());
+/// Writes the file unless a file exists that `is_valid` accepts; returns the contents of the file that
+/// remains.
+fn write_first(path: &Path, held: &[u8], is_valid: impl Fn(&[u8]) -> bool) -> io::Result<Vec<u8>> {
+    let temporary = write_temporary(path, held)?;
+    // Unlike a rename, a hard link replaces nothing: of several processes one is the first, and all read its
+    // contents.
+    if fs::hard_link(&temporary, path).is_ok() {
+        return clean_up(&temporary, fs::remove_file(&temporary)).map(|()| held.to_vec());
     }
-    match path.exists().then(|| read(path)).flatten().filter(|first| fits(first)) {
-        Some(first) => clean_up(&aside, fs::remove_file(&aside)).map(|()| first),
-        None => clean_up(&aside, fs::rename(&aside, path)).map(|()| held.to_vec()),
+    match path.exists().then(|| read(path)).flatten().filter(|first| is_valid(first)) {
+        Some(first) => clean_up(&temporary, fs::remove_file(&temporary)).map(|()| first),
+        None => clean_up(&temporary, fs::rename(&temporary, path)).map(|()| held.to_vec()),
     }
 }
 
-/// Writes what `path` is to become into a file of its own beside it.
-fn write_aside(path: &Path, held: &[u8]) -> io::Result<PathBuf> {
+/// Writes the future contents of `path` to a temporary file beside it.
+fn write_temporary(path: &Path, held: &[u8]) -> io::Result<PathBuf> {
     static WRITTEN: AtomicU64 = AtomicU64::new(0);
     let number = WRITTEN.fetch_add(1, Ordering::Relaxed);
-    let aside = path.with_extension(format!("tmp-{}-{number}", std::process::id()));
+    let temporary = path.with_extension(format!("tmp-{}-{number}", std::process::id()));
     fs::create_dir_all(path.parent().unwrap_or(Path::new(".")))?;
     let mut bytes = Sha256::digest(held).to_vec();
     bytes.extend_from_slice(held);
-    clean_up(&aside, fs::write(&aside, bytes)).map(|()| aside)
+    clean_up(&temporary, fs::write(&temporary, bytes)).map(|()| temporary)
 }
 
-/// Removes the file aside where the step after it failed.
-fn clean_up(aside: &Path, step: io::Result<()>) -> io::Result<()> {
+/// Removes the temporary file if the step after it failed.
+fn clean_up(temporary: &Path, step: io::Result<()>) -> io::Result<()> {
     if step.is_err() {
-        // The first error is the one that matters.
-        let _ = fs::remove_file(aside);
+        // The first error is the one to report.
+        let _ = fs::remove_file(temporary);
     }
     step
 }
@@ -223,30 +230,31 @@ mod tests {
     #[test]
     fn the_first_to_keep_something_is_the_one_that_counts() {
         let folder = tempfile::tempdir().unwrap();
-        let cache = KernelCache::at(&folder.path().join("inner"));
-        let keep = |bytes: &[u8]| cache.keep("a key", "algo", bytes, |held| held.starts_with(b"algo"));
-        assert_eq!(cache.kept("a key", "algo"), None);
-        assert_eq!(keep(b"algorithm 1"), b"algorithm 1");
-        assert_eq!(keep(b"algorithm 2"), b"algorithm 1");
-        assert_eq!(cache.kept("a key", "algo").as_deref(), Some(b"algorithm 1".as_slice()));
-        // What is damaged, or whole and of no use, is replaced.
+        let cache = KernelCache::in_folder(&folder.path().join("inner"));
+        let insert =
+            |bytes: &[u8]| cache.insert_if_absent("a key", "algo", bytes, |held| held.starts_with(b"algo"));
+        assert_eq!(cache.get("a key", "algo"), None);
+        assert_eq!(insert(b"algorithm 1"), b"algorithm 1");
+        assert_eq!(insert(b"algorithm 2"), b"algorithm 1");
+        assert_eq!(cache.get("a key", "algo").as_deref(), Some(b"algorithm 1".as_slice()));
+        // An entry that is damaged, or whole but invalid, is replaced.
         let path = cache.path("a key", "algo").unwrap();
         fs::write(&path, b"cut").unwrap();
-        assert_eq!(keep(b"algorithm 3"), b"algorithm 3");
+        assert_eq!(insert(b"algorithm 3"), b"algorithm 3");
         write(&path, b"something else").unwrap();
-        assert_eq!(keep(b"algorithm 4"), b"algorithm 4");
-        assert_eq!(cache.kept("a key", "algo").as_deref(), Some(b"algorithm 4".as_slice()));
+        assert_eq!(insert(b"algorithm 4"), b"algorithm 4");
+        assert_eq!(cache.get("a key", "algo").as_deref(), Some(b"algorithm 4".as_slice()));
         cache.replace("a key", "algo", b"algorithm 5");
-        assert_eq!(cache.kept("a key", "algo").as_deref(), Some(b"algorithm 5".as_slice()));
+        assert_eq!(cache.get("a key", "algo").as_deref(), Some(b"algorithm 5".as_slice()));
         cache.replace("a key", "algo", b"algorithm 4");
-        assert_eq!(cache.kept("another key", "algo"), None);
-        // A folder in a file's place is passed over.
+        assert_eq!(cache.get("another key", "algo"), None);
+        // A folder in place of the file is ignored.
         fs::create_dir(cache.path("a third key", "algo").unwrap()).unwrap();
-        assert_eq!(cache.kept("a third key", "algo"), None);
-        assert_eq!(cache.keep("a third key", "algo", b"algorithm 5", |_| true), b"algorithm 5");
+        assert_eq!(cache.get("a third key", "algo"), None);
+        assert_eq!(cache.insert_if_absent("a third key", "algo", b"algorithm 5", |_| true), b"algorithm 5");
         let held = SUM_BYTES as u64 + "algorithm 4".len() as u64;
-        assert_eq!(cache.size(), (1, held), "nothing is left aside");
-        assert_eq!(KernelCache::at(&folder.path().join("none")).size(), (0, 0));
+        assert_eq!(cache.size(), (1, held), "no temporary file is left");
+        assert_eq!(KernelCache::in_folder(&folder.path().join("none")).size(), (0, 0));
     }
 
     #[test]

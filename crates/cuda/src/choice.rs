@@ -1,152 +1,162 @@
-//! Which of several ways an op is computed: the fastest on this card, timed once and kept on the disk, as with the algorithms of products.
-//! What was chosen can be told and handed to a later process, so that a run goes on by the same kernels, to the same bits, without the disk
-//! that it began with.
+//! The choice between algorithms: each candidate is timed once on the device, and the fastest is cached on
+//! disk.
 //!
-//! `XTRAIN_PREFER` names ways, separated by commas, that are taken wherever they are offered, whatever their speed: for tests of each, and
-//! to measure one against another.
+//! Choices can be exported and adopted by a later process, so that a resumed run computes with the same
+//! kernels, to the same bits, without the disk cache that it began with.
+//!
+//! `XTRAIN_PREFER` names algorithms, separated by commas. A named algorithm is used wherever it is a
+//! candidate, whatever its speed: tests compare each algorithm, and benchmarks measure one against another.
 
 use crate::error::CudaError;
 use crate::gpu::Gpu;
 use crate::kernel::Work;
 use crate::timing;
+use crate::tuning_cache::{ChoiceKey, decode, encode};
 use std::collections::BTreeMap;
 use std::sync::{MutexGuard, PoisonError};
 
-/// A way to compute something.
-pub struct Candidate<'a> {
+/// A named algorithm that may compute an op.
+pub struct AlgorithmCandidate<'a> {
     name: &'a str,
-    make: &'a dyn Fn(Purpose) -> Result<Option<Work>, CudaError>,
+    prepare: &'a Prepare<'a>,
 }
 
-/// What work is made for.
+/// Prepares an algorithm's work; None if the algorithm does not support the operands.
+type Prepare<'a> = dyn Fn(WorkPurpose) -> Result<Option<Work>, CudaError> + 'a;
+
+/// The purpose for which work is prepared.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Purpose {
-    /// To be timed once; on operands that are made up where the time depends on what they hold.
+pub enum WorkPurpose {
+    /// To be timed; on synthetic operands if the time depends on the data.
     Timing,
-    /// To be used.
+    /// To be run in the program.
     Use,
 }
 
-impl<'a> Candidate<'a> {
-    /// One of this name; `make` gives none where it does not take the operands.
-    pub fn new(name: &'a str, make: &'a dyn Fn(Purpose) -> Result<Option<Work>, CudaError>) -> Candidate<'a> {
-        Candidate { name, make }
+impl<'a> AlgorithmCandidate<'a> {
+    /// A candidate of this name. `prepare` returns None if the algorithm does not support the operands.
+    pub fn new(name: &'a str, prepare: &'a Prepare<'a>) -> AlgorithmCandidate<'a> {
+        AlgorithmCandidate { name, prepare }
     }
 }
 
-/// The ways that `XTRAIN_PREFER` names, the first one first.
-pub fn preferred_ways() -> Vec<String> {
+/// The algorithms that `XTRAIN_PREFER` names, in order of preference.
+pub fn preferred_algorithms() -> Vec<String> {
     let named = std::env::var("XTRAIN_PREFER").unwrap_or_default();
     named.split(',').map(str::trim).filter(|name| !name.is_empty()).map(str::to_owned).collect()
 }
 
-/// The ending of the files in which choices are kept.
+/// The extension of files that hold choices.
 const EXTENSION: &str = "choice";
 
 impl Gpu {
-    /// All that was chosen in this process: what was chosen for what on which card.
+    /// All choices of this process: the name of the algorithm, by key.
     pub fn choices(&self) -> BTreeMap<String, String> {
         self.lock_choices().clone()
     }
 
-    /// Takes over what was chosen before; to be called before anything is made ready. What does not fit this card is not asked for.
+    /// Adopts choices of an earlier process. Call it before anything is prepared. Choices for other devices
+    /// are ignored.
     pub fn adopt(&self, choices: &BTreeMap<String, String>) {
         self.lock_choices().extend(choices.iter().map(|(key, name)| (key.clone(), name.clone())));
     }
 
     pub(crate) fn lock_choices(&self) -> MutexGuard<'_, BTreeMap<String, String>> {
-        // What a thread that panicked left is whole: choices are added in one step.
+        // The map stays whole if a thread panics: a choice is added in one step.
         self.choices.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The fastest of `candidates` for `what`, which says all that the choice depends on but the card; none where none takes the operands.
-    /// The first time on a card they are run, which overwrites what they write; then the choice is kept, and only its work is made.
-    pub fn fastest(&self, what: &str, candidates: &[Candidate<'_>]) -> Result<Option<Work>, CudaError> {
+    /// The work of the fastest of `candidates`; None if none supports the operands. `task` names everything
+    /// that the choice depends on except the device and its libraries.
+    ///
+    /// The first time on a device the candidates run, which overwrites their outputs. Later only the chosen
+    /// one is prepared.
+    pub fn fastest(
+        &self,
+        task: &ChoiceKey,
+        candidates: &[AlgorithmCandidate<'_>],
+    ) -> Result<Option<Work>, CudaError> {
         if let [only] = candidates {
-            return (only.make)(Purpose::Use);
+            return (only.prepare)(WorkPurpose::Use);
         }
-        let make = |name: &str| match candidates.iter().find(|c| c.name == name) {
-            Some(candidate) => (candidate.make)(Purpose::Use),
+        let prepare = |name: &str| match candidates.iter().find(|c| c.name == name) {
+            Some(candidate) => (candidate.prepare)(WorkPurpose::Use),
             None => Ok(None),
         };
-        let key = self.key(what, candidates);
-        for name in preferred_ways() {
-            if let Some(work) = make(&name)? {
-                self.lock_choices().insert(key, name);
+        let key = self.choice_key(task, candidates);
+        let recorded = self.recorded_choices(&key, EXTENSION);
+        let known = recorded.in_memory.into_iter().chain(recorded.on_disk);
+        for name in preferred_algorithms().into_iter().chain(known) {
+            if let Some(work) = prepare(&name)? {
+                self.lock_choices().insert(key.text, name);
                 return Ok(Some(work));
             }
         }
-        if let Some(work) = self.chosen(&key).map(|name| make(&name)).transpose()?.flatten() {
-            return Ok(Some(work));
-        }
         let mut works = Vec::new();
         for candidate in candidates {
-            let Some(work) = (candidate.make)(Purpose::Timing)? else { continue };
-            match timing::runs(self.context(), |stream| work.put(stream))? {
+            let Some(work) = (candidate.prepare)(WorkPurpose::Timing)? else { continue };
+            match timing::runs(self.context(), |stream| work.enqueue(stream))? {
                 None => works.push((candidate.name, work)),
-                Some(why) => tracing::debug!("{what}: {} is refused: {why}", candidate.name),
+                Some(why) => tracing::debug!("{}: {} is refused: {why}", task.text, candidate.name),
             }
         }
         let names: Vec<&str> = works.iter().map(|(name, _)| *name).collect();
-        let timed = timing::fastest(self.context(), &works, |(_, work), stream| work.put(stream))?;
+        let timed = timing::fastest(self.context(), &works, |(_, work), stream| work.enqueue(stream))?;
         let Some((index, seconds)) = timed else { return Ok(None) };
         let seconds = seconds.map_or("the only one".to_owned(), |seconds| format!("{:.1} us", seconds * 1e6));
-        tracing::debug!("{what}: {}, {seconds}", names[index]);
-        // Another process may have measured at the same time: all use what the first one kept.
-        make(&self.keep_choice(&key, names[index], &names))
+        tracing::debug!("{}: {}, {seconds}", task.text, names[index]);
+        // Another process may have timed them at the same time: all use the choice that was cached first.
+        prepare(&self.cache_choice(&key.text, names[index], &names))
     }
 
-    /// All that a choice depends on; kernels of our own are those of a version.
-    fn key(&self, what: &str, candidates: &[Candidate<'_>]) -> String {
+    /// Everything that a choice depends on. Kernels of xtrain's own depend on its version.
+    fn choice_key(&self, task: &ChoiceKey, candidates: &[AlgorithmCandidate<'_>]) -> ChoiceKey {
         let (info, version) = (self.info(), env!("CARGO_PKG_VERSION"));
-        let names: Vec<&str> = candidates.iter().map(|c| c.name).collect();
         let cudnn = self.dnn_version().map_or("no cuDNN".into(), |version| format!("cuDNN {version}"));
-        format!(
-            "{} with {} multiprocessors, {cudnn}, xtrain {version}: {what}, of {names:?}",
-            info.name, info.multiprocessors
-        )
+        let device =
+            format!("{} with {} multiprocessors, {cudnn}, xtrain {version}", info.name, info.multiprocessors);
+        on_device(&device, task, &candidates.iter().map(|c| c.name).collect::<Vec<_>>())
     }
 
-    /// What was chosen before, in this process or an earlier one.
-    fn chosen(&self, key: &str) -> Option<String> {
-        if let Some(name) = self.lock_choices().get(key) {
-            return Some(name.clone());
-        }
-        let name = decode(&self.cache().kept(key, EXTENSION)?, key)?.to_owned();
-        self.lock_choices().insert(key.to_owned(), name.clone());
-        Some(name)
-    }
-
-    /// `names` are the ways that run here.
-    fn keep_choice(&self, key: &str, name: &str, names: &[&str]) -> String {
-        let usable = |held: &[u8]| decode(held, key).is_some_and(|name| names.contains(&name));
-        let kept = self.cache().keep(key, EXTENSION, encode(name, key).as_bytes(), usable);
-        let name = decode(&kept, key).unwrap_or(name).to_owned();
+    /// Caches the choice of `name`, unless another process has cached one of `names`; returns the cached one.
+    fn cache_choice(&self, key: &str, name: &str, names: &[&str]) -> String {
+        let is_valid = |entry: &[u8]| decode(entry, key).is_some_and(|name| names.contains(&name));
+        let cached = self.cache().insert_if_absent(key, EXTENSION, encode(name, key).as_bytes(), is_valid);
+        let name = decode(&cached, key).unwrap_or(name).to_owned();
         self.lock_choices().insert(key.to_owned(), name.clone());
         name
     }
 }
 
-/// What is kept: the name, then what it was chosen for.
-pub(crate) fn encode(name: &str, key: &str) -> String {
-    format!("{name}\n{key}")
-}
-
-pub(crate) fn decode<'h>(held: &'h [u8], key: &str) -> Option<&'h str> {
-    let (name, chosen_for) = std::str::from_utf8(held).ok()?.split_once('\n')?;
-    (chosen_for == key).then_some(name)
+/// The key of a choice between the algorithms `names` for `task` on `device`.
+fn on_device(device: &str, task: &ChoiceKey, names: &[&str]) -> ChoiceKey {
+    let quoted: Vec<String> = names.iter().map(|name| format!("\"{name}\"")).collect();
+    ChoiceKey {
+        text: format!("{device}: {}, among {}", task.text, names.join(", ")),
+        former: format!("{device}: {}, of [{}]", task.former, quoted.join(", ")),
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::cache::KernelCache;
+    use std::path::Path;
 
+    /// A file that xtrain wrote when keys were `Debug` output.
     #[test]
-    fn a_choice_is_read_for_the_same_thing_alone() {
-        let held = encode("own", "a kernel");
-        assert_eq!(decode(held.as_bytes(), "a kernel"), Some("own"));
-        assert_eq!(decode(held.as_bytes(), "another"), None);
-        assert_eq!(decode(b"own", "a kernel"), None);
-        assert_eq!(decode(&[0xff], ""), None);
+    fn a_choice_that_an_older_run_cached_is_found() {
+        let cache = KernelCache::in_folder(&Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/former"));
+        let sizes = "seq_len: 257, heads: 2, kv_heads: 1, head_dim: 128, deterministic: true";
+        let former = format!("flash_keys of Attention {{ {sizes} }}, 1 sequences within documents");
+        let task = ChoiceKey { text: "tiles of flash_keys".into(), former };
+        let device = "Emulated GPU sm_80 with 8 multiprocessors, no cuDNN, xtrain 0.1.0";
+        let key = on_device(device, &task, &["4x1 over 32", "4x1 over 16", "8x1 over 32"]);
+        assert_eq!(
+            key.text,
+            format!("{device}: tiles of flash_keys, among 4x1 over 32, 4x1 over 16, 8x1 over 32")
+        );
+        let entry = cache.get(&key.former, EXTENSION).expect("the file of an older run");
+        assert_eq!(decode(&entry, &key.former), Some("4x1 over 16"));
     }
 }

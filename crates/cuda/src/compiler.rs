@@ -1,53 +1,11 @@
-//! NVRTC: CUDA C++ to machine code for one architecture, in this process.
+//! NVRTC: compiles CUDA C++ to machine code for one architecture, in this process.
 
+use crate::arch::Arch;
 use crate::error::CudaError;
 use crate::ffi::nvrtc::{NVRTC_ERROR_COMPILATION, NVRTC_SUCCESS, Nvrtc, NvrtcProgram};
 use crate::ffi::open::{Opened, c_string, nvrtc};
 use std::ffi::{CString, c_char, c_int};
-use std::fmt;
 use std::path::Path;
-
-/// A compute capability.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct Arch {
-    /// 9 of 9.0.
-    pub major: u32,
-    /// 0 of 9.0.
-    pub minor: u32,
-}
-
-impl Arch {
-    /// Ampere data centre: bf16 tensor cores.
-    pub const SM80: Arch = Arch::new(8, 0);
-    /// Ada: FP8 tensor cores.
-    pub const SM89: Arch = Arch::new(8, 9);
-    /// Hopper.
-    pub const SM90: Arch = Arch::new(9, 0);
-    /// Blackwell data centre.
-    pub const SM100: Arch = Arch::new(10, 0);
-    /// Blackwell.
-    pub const SM120: Arch = Arch::new(12, 0);
-
-    /// Those that kernels are written for.
-    pub const ALL: [Arch; 5] = [Arch::SM80, Arch::SM89, Arch::SM90, Arch::SM100, Arch::SM120];
-
-    /// A compute capability.
-    pub const fn new(major: u32, minor: u32) -> Arch {
-        Arch { major, minor }
-    }
-
-    /// The compiler's target. From Hopper on with `a`: what is compiled on the card that runs it may use all that it has.
-    pub fn target(self) -> String {
-        let suffix = if self.major >= 9 { "a" } else { "" };
-        format!("sm_{}{}{suffix}", self.major, self.minor)
-    }
-}
-
-impl fmt::Display for Arch {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.target())
-    }
-}
 
 /// The compiler.
 #[derive(Clone, Copy)]
@@ -61,12 +19,12 @@ pub struct Compiler {
 pub struct Compiled {
     /// An ELF image for one architecture.
     pub cubin: Vec<u8>,
-    /// What the compiler said: with `--ptxas-options=-v` also what each kernel takes.
+    /// The compiler's messages; with `--ptxas-options=-v` also the resources of each kernel.
     pub log: String,
 }
 
 impl Compiler {
-    /// Opens NVRTC; no card is needed.
+    /// Opens NVRTC. It needs no GPU.
     pub fn open() -> Result<Compiler, CudaError> {
         let opened = nvrtc()?;
         let (mut major, mut minor) = (0, 0);
@@ -77,17 +35,17 @@ impl Compiler {
         Ok(Compiler { version: (major as u32, minor as u32), ..compiler })
     }
 
-    /// Its version: (13, 0) of CUDA 13.0.
+    /// The version: (13, 0) for CUDA 13.0.
     pub fn version(self) -> (u32, u32) {
         self.version
     }
 
-    /// The file that was opened.
+    /// The file of the library.
     pub fn path(self) -> &'static Path {
         &self.opened.path
     }
 
-    /// Compiles `source`; `name` stands in messages. Every run of the same compiler gives the same bytes.
+    /// Compiles `source`. `name` is the file name in messages. The same compiler always emits the same bytes.
     ///
     /// # Errors
     /// [`CudaError::Compile`] with the compiler's messages.
@@ -127,7 +85,8 @@ impl Compiler {
             )
         };
         self.check("nvrtcCreateProgram", status)?;
-        // SAFETY: the program was made above; as many pointers as the count says, to strings that end with zeros.
+        // SAFETY: the program was created above; as many pointers as the count says, to strings that end with
+        // zeros.
         let status = unsafe {
             (nvrtc.nvrtcCompileProgram)(program.handle, pointers.len() as c_int, pointers.as_ptr())
         };
@@ -146,7 +105,7 @@ impl Compiler {
         Ok(Compiled { cubin, log })
     }
 
-    /// What a pair of calls, for the size and for the bytes, gives.
+    /// The bytes that a pair of functions returns, one for the size and one for the contents.
     fn fetch(
         self,
         program: &Program<'_>,

@@ -1,14 +1,15 @@
-//! A card in use: its primary context, and the driver that it was made with.
+//! A GPU in use: its primary context.
 
+use crate::capture_lock;
 use crate::device::Device;
 use crate::error::CudaError;
 use crate::ffi::driver::{CUDA_ERROR_OUT_OF_MEMORY, CuContext, Driver};
 use crate::ffi::open::{check, driver, status_error};
-use crate::turns;
 use std::ffi::c_int;
 use std::sync::Arc;
 
-/// A card's primary context, shared with the libraries that use the card in this process. Clones share it; the last one lets go.
+/// The primary context of a GPU, shared with the libraries that use the GPU in this process. Clones share it;
+/// the last clone releases it.
 #[derive(Clone)]
 pub struct Context {
     inner: Arc<Inner>,
@@ -26,11 +27,12 @@ unsafe impl Send for Inner {}
 unsafe impl Sync for Inner {}
 
 impl Context {
-    /// Takes hold of the card, and makes it this thread's.
+    /// Retains the GPU's primary context and makes it current on this thread.
     pub fn new(device: Device) -> Result<Context, CudaError> {
         let driver = &driver()?.table;
         let mut handle = std::ptr::null_mut();
-        // SAFETY: writes one pointer; `device` came from the driver. Given back when the last clone is dropped.
+        // SAFETY: writes one pointer; `device` came from the driver. Given back when the last clone is
+        // dropped.
         let status = unsafe { (driver.cuDevicePrimaryCtxRetain)(&mut handle, device.handle) };
         check(driver, "cuDevicePrimaryCtxRetain", status)?;
         let context = Context { inner: Arc::new(Inner { driver, device, handle }) };
@@ -38,19 +40,19 @@ impl Context {
         Ok(context)
     }
 
-    /// The card.
+    /// The GPU.
     pub fn device(&self) -> Device {
         self.inner.device
     }
 
-    /// Makes the context this thread's. Every method of this crate that needs it does so itself.
+    /// Makes the context current on this thread. The methods of this crate that need it call this themselves.
     pub fn enter(&self) -> Result<(), CudaError> {
         // SAFETY: the context lives as long as `self`.
         let status = unsafe { (self.driver().cuCtxSetCurrent)(self.inner.handle) };
         self.check("cuCtxSetCurrent", status)
     }
 
-    /// Bytes of the card's memory that are free, and all of them.
+    /// Free bytes and all bytes of the GPU's memory.
     pub fn memory(&self) -> Result<(usize, usize), CudaError> {
         self.enter()?;
         let (mut free, mut total) = (0, 0);
@@ -68,7 +70,7 @@ impl Context {
         check(self.inner.driver, call, status)
     }
 
-    /// As [`Context::check`], where the call asked for `bytes` of memory.
+    /// [`Context::check`] for a call that allocates `bytes` of memory.
     pub(crate) fn check_allocation(
         &self,
         call: &'static str,
@@ -84,7 +86,7 @@ impl Context {
         }
     }
 
-    /// For destructors: nobody could act on the error, so it is logged.
+    /// Logs an error of a destructor, which nobody could act on.
     pub(crate) fn release(&self, call: &'static str, status: c_int) {
         if status != 0 {
             tracing::warn!("{}", status_error(self.inner.driver, call, status));
@@ -94,8 +96,8 @@ impl Context {
 
 impl Drop for Inner {
     fn drop(&mut self) {
-        let _turn = turns::beside_others();
-        // SAFETY: retained once in `new`, and nothing made in it is left: each keeps a clone.
+        let _no_capture = capture_lock::exclude_capture();
+        // SAFETY: retained once in `new`, and nothing created in it is left: each object keeps a clone.
         let status = unsafe { (self.driver.cuDevicePrimaryCtxRelease_v2)(self.device.handle) };
         if status != 0 {
             tracing::warn!("{}", status_error(self.driver, "cuDevicePrimaryCtxRelease", status));

@@ -1,24 +1,24 @@
-//! The cards that the driver shows.
+//! The GPUs that the driver reports.
 
-use crate::compiler::Arch;
+use crate::arch::Arch;
 use crate::error::CudaError;
 use crate::ffi::driver::{self as ffi, CuDevice, Driver};
 use crate::ffi::open::{check, driver, driver_library};
 use std::ffi::{CStr, c_char, c_int};
 
-/// A card, by its place among those that `CUDA_VISIBLE_DEVICES` lets through.
+/// A GPU, by its index among those that `CUDA_VISIBLE_DEVICES` makes visible.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Device {
     pub(crate) handle: CuDevice,
     ordinal: usize,
 }
 
-/// What a card says of itself.
+/// The properties of a GPU.
 #[derive(Clone, Debug, PartialEq)]
 pub struct DeviceInfo {
-    /// NVIDIA's name for it, e.g. `NVIDIA H200`.
+    /// NVIDIA's name of the model, e.g. `NVIDIA H200`.
     pub name: String,
-    /// Its identity, which no renumbering changes.
+    /// The identity of the device, which survives renumbering.
     pub uuid: [u8; 16],
     /// Compute capability.
     pub arch: Arch,
@@ -28,17 +28,18 @@ pub struct DeviceInfo {
     pub memory_bytes: usize,
     /// Bytes of its L2 cache.
     pub l2_bytes: usize,
-    /// The most shared memory that a block can ask for, in bytes.
+    /// The largest shared memory of a block, in bytes.
     pub shared_bytes_per_block: usize,
-    /// The most threads of a block.
+    /// The largest number of threads in a block.
     pub threads_per_block: u32,
-    /// Bytes a second that its memory could move at its clock: a bound, not what is reached.
+    /// The memory's peak bandwidth in bytes a second, from its clock and bus width. It is an upper bound.
     pub memory_bandwidth: f64,
-    /// Highest clock of the multiprocessors, in Hz.
+    /// The highest clock of the multiprocessors, in Hz.
     pub clock_hz: f64,
 }
 
-/// The bf16 operations a second of tensor cores with f32 sums, dense, that NVIDIA's data sheets state; the first name that fits.
+/// Peak bf16 operations a second of dense tensor-core GEMMs with f32 sums, from NVIDIA's data sheets. The
+/// first name that the device's name contains applies.
 const PEAK_BF16_FLOPS: [(&str, f64); 12] = [
     ("H200", 989.4e12),
     ("H100 PCIe", 756.0e12),
@@ -55,14 +56,14 @@ const PEAK_BF16_FLOPS: [(&str, f64); 12] = [
 ];
 
 impl DeviceInfo {
-    /// The most bf16 operations a second with f32 sums that the card can do, where its data sheet is known: what MFU is a share of.
+    /// Peak bf16 operations a second with f32 sums, which MFU is relative to; None if no data sheet is known.
     pub fn peak_bf16_flops(&self) -> Option<f64> {
         PEAK_BF16_FLOPS.iter().find(|(name, _)| self.name.contains(name)).map(|(_, flops)| *flops)
     }
 }
 
 impl Device {
-    /// The driver's version, in NVIDIA's form: 13000 is CUDA 13.0, which driver 580 brings. No card is needed.
+    /// The driver's version in NVIDIA's form: 13000 is CUDA 13.0, which driver 580 supports. It needs no GPU.
     pub fn driver_version() -> Result<u32, CudaError> {
         let driver = &driver_library()?.table;
         let mut version = 0;
@@ -71,7 +72,7 @@ impl Device {
         Ok(version as u32)
     }
 
-    /// All cards.
+    /// All visible GPUs.
     pub fn all() -> Result<Vec<Device>, CudaError> {
         let driver = &driver()?.table;
         let mut count = 0;
@@ -80,7 +81,7 @@ impl Device {
         (0..count).map(|ordinal| Device::of(driver, ordinal)).collect()
     }
 
-    /// The card with this place.
+    /// The GPU of this index.
     pub fn at(ordinal: usize) -> Result<Device, CudaError> {
         Device::all()?.get(ordinal).copied().ok_or(CudaError::NoDevice)
     }
@@ -92,12 +93,12 @@ impl Device {
         Ok(Device { handle, ordinal: ordinal as usize })
     }
 
-    /// Its place.
+    /// The index.
     pub fn ordinal(self) -> usize {
         self.ordinal
     }
 
-    /// What it says of itself.
+    /// The properties.
     pub fn info(self) -> Result<DeviceInfo, CudaError> {
         let driver = &driver()?.table;
         let mut name = [0 as c_char; 256];
@@ -119,10 +120,11 @@ impl Device {
             check(driver, "cuDeviceGetAttribute", status)?;
             Ok(value.max(0) as u32)
         };
-        // Two transfers a clock, of as many bits as the bus is wide.
+        // Double data rate: two transfers a clock.
         let clock = f64::from(attribute(ffi::MEMORY_CLOCK_RATE_KHZ)?) * 1e3;
         let bus_bytes = f64::from(attribute(ffi::GLOBAL_MEMORY_BUS_WIDTH_BITS)?) / 8.0;
-        // SAFETY: the buffer ends with a zero: the driver fills at most 255 characters and ends them with one.
+        // SAFETY: the buffer ends with a zero: the driver fills at most 255 characters and ends them with
+        // one.
         let name = unsafe { CStr::from_ptr(name.as_ptr()) };
         Ok(DeviceInfo {
             name: name.to_string_lossy().into_owned(),

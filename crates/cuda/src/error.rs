@@ -1,79 +1,79 @@
-//! What can go wrong with a card, its driver and its libraries.
+//! Errors of a GPU, its driver and its libraries.
 
-use crate::compiler::Arch;
+use crate::arch::Arch;
 use crate::library::{Library, Missing};
 use std::path::PathBuf;
 use thiserror::Error;
 
-/// What went wrong, where, and what to do.
+/// An error of a GPU, its driver or a library.
 #[derive(Clone, Debug, Error, PartialEq, Eq)]
 pub enum CudaError {
-    /// A library that is not there.
+    /// A missing library.
     #[error(transparent)]
     Missing(#[from] Missing),
-    /// A library that lacks a function.
+    /// A library without a needed function.
     #[error("{} has no function {symbol}: it is too old; {remedy}", path.display())]
     TooOld {
-        /// The file.
+        /// The library's file.
         path: PathBuf,
         /// The function.
         symbol: &'static str,
-        /// How to get a newer one.
+        /// The way to get a newer one.
         remedy: &'static str,
     },
-    /// A driver that is older than the libraries that xtrain is written for.
-    #[error("NVIDIA's driver is of CUDA {}.{}; xtrain needs CUDA 13.0, which driver 580 brings; install that or a newer one", version / 1000, version % 1000 / 10)]
+    /// A driver older than the libraries that xtrain is written for.
+    #[error("NVIDIA's driver supports CUDA {}.{}; xtrain needs CUDA 13.0: install driver 580 or newer", version / 1000, version % 1000 / 10)]
     TooOldDriver {
-        /// As the driver says it: 12080 is CUDA 12.8.
+        /// The version in the driver's form: 12080 is CUDA 12.8.
         version: u32,
     },
-    /// No card.
+    /// No usable GPU.
     #[error("there is no NVIDIA GPU that the driver can use; check `nvidia-smi` and CUDA_VISIBLE_DEVICES")]
     NoDevice,
-    /// A card without the tensor cores that kernels are written for.
-    #[error("{name} is of compute capability {}.{}; xtrain needs 8.0 (Ampere) or newer", arch.major, arch.minor)]
-    TooOldCard {
-        /// What it is called.
+    /// A GPU without the tensor cores that kernels are written for.
+    #[error("{name} has compute capability {}.{}; xtrain needs 8.0 (Ampere) or newer", arch.major, arch.minor)]
+    TooOldDevice {
+        /// The GPU's name.
         name: String,
         /// Its architecture.
         arch: Arch,
     },
-    /// The card's memory is used up.
+    /// The GPU is out of memory.
     #[error(
-        "the GPU has no {bytes} bytes left ({free} of {total} are free); see in `nvidia-smi` whether other programs hold the rest"
+        "the GPU cannot allocate {bytes} bytes ({free} of {total} are free); check `nvidia-smi` for other programs that use it"
     )]
     Memory {
-        /// Asked for.
+        /// Requested bytes.
         bytes: usize,
-        /// Free at that time.
+        /// Free bytes at that time.
         free: usize,
-        /// The card's.
+        /// All bytes of the GPU.
         total: usize,
     },
-    /// A call that the driver refused.
+    /// A failed call of the driver.
     #[error("{call} failed: {name} ({text}){}", remedy(name).map_or_else(String::new, |(_, what)| format!("; {what}")))]
     Driver {
         /// The function.
         call: &'static str,
-        /// The status by name.
+        /// The name of the status.
         name: String,
-        /// The driver's words for it.
+        /// The driver's description of the status.
         text: String,
     },
-    /// A call that a library refused.
+    /// A failed call of a library.
     #[error("{call} failed: {text}")]
     Library {
         /// The function.
         call: &'static str,
-        /// The library's words for it.
+        /// The library's description.
         text: String,
     },
-    /// A kernel that does not compile: a bug of ours, or a compiler that is too old.
+    /// A kernel that does not compile: a bug in xtrain, or a compiler that is too old.
     #[error("the kernel {name} does not compile for {arch}:\n{log}")]
     Compile {
         /// The kernel's file.
         name: String,
-        /// For which architecture.
+        /// The architecture.
         arch: String,
         /// The compiler's messages.
         log: String,
@@ -81,8 +81,8 @@ pub enum CudaError {
 }
 
 impl CudaError {
-    /// Whether there is simply no card in this machine.
-    pub fn means_no_card(&self) -> bool {
+    /// True if the machine has no GPU or no driver.
+    pub fn means_no_device(&self) -> bool {
         match self {
             CudaError::NoDevice => true,
             CudaError::Missing(missing) => missing.library == Library::Driver,
@@ -90,67 +90,67 @@ impl CudaError {
         }
     }
 
-    /// Whether its cause is what the machine has or lacks, which its user can change.
+    /// True if the machine's user can remove the cause: hardware, driver, libraries, memory.
     pub fn is_about_the_machine(&self) -> bool {
         matches!(
             self,
             CudaError::Missing(_)
                 | CudaError::TooOld { .. }
                 | CudaError::TooOldDriver { .. }
-                | CudaError::TooOldCard { .. }
+                | CudaError::TooOldDevice { .. }
                 | CudaError::NoDevice
                 | CudaError::Memory { .. }
         ) || matches!(self, CudaError::Driver { name, .. } if matches!(remedy(name), Some((Cause::Machine, _))))
     }
 
-    /// Whether another program, or a smaller one, could help: the card's memory is used up.
+    /// True if the GPU is out of memory: a smaller program may fit, or another process may free some.
     pub fn is_out_of_memory(&self) -> bool {
         matches!(self, CudaError::Memory { .. })
             || matches!(self, CudaError::Driver { name, .. } if name == "CUDA_ERROR_OUT_OF_MEMORY")
     }
 }
 
-/// Where a refusal of the driver's comes from.
+/// The origin of a driver's error.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Cause {
-    /// What the machine has, lacks, or how it is set up: its user can change it.
+    /// The machine's hardware or setup, which its user can change.
     Machine,
-    /// The card or a kernel of ours failed.
+    /// The GPU or a kernel of xtrain failed.
     Failure,
 }
 
-/// What to do about a status of the driver's, by its name, where something can be done.
+/// The remedy for a status of the driver, by name; None if none is known.
 fn remedy(status: &str) -> Option<(Cause, &'static str)> {
     use Cause::{Failure, Machine};
     Some(match status {
         "CUDA_ERROR_OUT_OF_MEMORY" => (
             Machine,
-            "the GPU's memory is used up: see in `nvidia-smi` which programs hold it, and end them or wait",
+            "the GPU's memory is full: check `nvidia-smi` for programs that use it, and end them or wait",
         ),
         "CUDA_ERROR_DEVICE_UNAVAILABLE" => (
             Machine,
-            "another program has the GPU for itself: see `nvidia-smi`, and end it, wait, or allow several by `nvidia-smi -c DEFAULT`",
+            "another program uses the GPU exclusively: find it with `nvidia-smi`, end it or wait, or allow several by `nvidia-smi -c DEFAULT`",
         ),
         "CUDA_ERROR_SYSTEM_DRIVER_MISMATCH" => (
             Machine,
-            "the driver's library is of another version than its kernel module, as after an update: restart the machine",
+            "the driver's library and its kernel module have different versions, as after an update: restart the machine",
         ),
         "CUDA_ERROR_COMPAT_NOT_SUPPORTED_ON_DEVICE" => (
             Machine,
-            "the compatibility library of a CUDA toolkit is found before the driver's own: take its `compat` folder out of LD_LIBRARY_PATH",
+            "the compatibility library of a CUDA toolkit is found before the driver's own: remove its `compat` folder from LD_LIBRARY_PATH",
         ),
         "CUDA_ERROR_STUB_LIBRARY" => (
             Machine,
-            "a toolkit's stub is found in the place of the driver: take its `stubs` folder out of LD_LIBRARY_PATH",
+            "a toolkit's stub is found instead of the driver: remove its `stubs` folder from LD_LIBRARY_PATH",
         ),
         "CUDA_ERROR_SYSTEM_NOT_READY" => (
             Machine,
-            "a service that the GPU needs does not run: start nvidia-fabricmanager (machines with NVSwitch) and nvidia-persistenced",
+            "a service that the GPU needs is not running: start nvidia-fabricmanager (machines with NVSwitch) and nvidia-persistenced",
         ),
         "CUDA_ERROR_NOT_PERMITTED" | "CUDA_ERROR_OPERATING_SYSTEM" | "CUDA_ERROR_UNKNOWN" => (
             Machine,
-            "the system keeps the GPU from this process or its driver is in a bad state: check that `nvidia-smi` works here and that \
-             /dev/nvidia* can be opened (in a container, that it was given the GPU), else restart the machine",
+            "the system denies this process the GPU, or the driver is in a bad state: check that `nvidia-smi` works here and that \
+             /dev/nvidia* can be opened (in a container: that it has access to the GPU), else restart the machine",
         ),
         "CUDA_ERROR_ECC_UNCORRECTABLE"
         | "CUDA_ERROR_NVLINK_UNCORRECTABLE"
@@ -158,7 +158,7 @@ fn remedy(status: &str) -> Option<(Cause, &'static str)> {
         | "CUDA_ERROR_CONTAINED"
         | "CUDA_ERROR_EXTERNAL_DEVICE" => (
             Machine,
-            "the GPU's hardware failed: `dmesg | grep Xid` names the fault; go on with --resume once the GPU is reset \
+            "the GPU's hardware failed: `dmesg | grep Xid` names the fault; resume with --resume after a reset of the GPU \
              (`nvidia-smi --gpu-reset`) or on another one",
         ),
         "CUDA_ERROR_LAUNCH_FAILED"
@@ -167,7 +167,7 @@ fn remedy(status: &str) -> Option<(Cause, &'static str)> {
         | "CUDA_ERROR_ILLEGAL_INSTRUCTION"
         | "CUDA_ERROR_CONTEXT_IS_DESTROYED" => (
             Failure,
-            "the GPU stopped this process's work: `dmesg | grep Xid` and `nvidia-smi` say whether the GPU failed; --resume goes on from \
+            "the GPU stopped this process's work: `dmesg | grep Xid` and `nvidia-smi` say whether the GPU failed; --resume continues from \
              the last checkpoint",
         ),
         _ => return None,
@@ -179,15 +179,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_driver_that_is_too_old_is_told_with_the_one_that_is_needed() {
+    fn a_driver_that_is_too_old_is_reported_with_the_needed_one() {
         let error = CudaError::TooOldDriver { version: 12_080 };
-        let said = error.to_string();
+        let message = error.to_string();
         assert!(
-            said.starts_with(
-                "NVIDIA's driver is of CUDA 12.8; xtrain needs CUDA 13.0, which driver 580 brings"
+            message.starts_with(
+                "NVIDIA's driver supports CUDA 12.8; xtrain needs CUDA 13.0: install driver 580"
             )
         );
-        assert!(error.is_about_the_machine() && !error.means_no_card());
+        assert!(error.is_about_the_machine() && !error.means_no_device());
     }
 
     #[test]
@@ -202,7 +202,7 @@ mod tests {
         assert!(held.is_out_of_memory());
         let failed = refused("CUDA_ERROR_ECC_UNCORRECTABLE");
         assert!(failed.to_string().contains("--resume") && failed.is_about_the_machine());
-        // It may be a kernel of ours that reads where it should not.
+        // A kernel of xtrain may have read out of bounds.
         let stopped = refused("CUDA_ERROR_ILLEGAL_ADDRESS");
         assert!(stopped.to_string().contains("Xid") && !stopped.is_about_the_machine());
         let other = refused("CUDA_ERROR_INVALID_VALUE");

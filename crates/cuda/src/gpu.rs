@@ -1,76 +1,85 @@
-//! A card that programs run on: its context, the kernels compiled for it, and the libraries opened on it.
+//! A GPU that programs run on: its context, its compiled kernels, and the libraries opened on it.
 
+use crate::arch::Arch;
 use crate::blas::Blas;
 use crate::cache::KernelCache;
-use crate::compiler::{Arch, Compiler};
+use crate::capture_lock;
+use crate::compiler::Compiler;
 use crate::context::Context;
 use crate::device::{Device, DeviceInfo};
-use crate::dnn::{Dnn, GraphBuilder, GraphPlan};
+use crate::dnn::{Direction, Dnn, GraphBuilder, GraphPlan};
 use crate::error::CudaError;
 use crate::ffi::open::{cublaslt, cudnn, driver_library};
 use crate::module::{Function, Module};
-use crate::sdpa::{Direction, Sdpa};
 use crate::source::KernelSource;
-use crate::turns;
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Instant;
 
-/// The version of the driver that runs what CUDA 13's libraries make.
+/// The oldest driver that CUDA 13's libraries support.
 const OLDEST_DRIVER: u32 = 13_000;
 
-/// A card, and what is kept for all that runs on it.
+/// A GPU, and everything that programs on it share.
 pub struct Gpu {
     context: Context,
     info: DeviceInfo,
     compiler: Compiler,
     cache: KernelCache,
-    /// By source and options.
+    /// Loaded modules, by source and compiler options.
     modules: Mutex<HashMap<(&'static str, Vec<String>), Arc<LoadedModule>>>,
-    /// Which of several ways was the fastest, by what it is a way to do.
+    /// The names of the algorithms chosen so far, by key.
     pub(crate) choices: Mutex<BTreeMap<String, String>>,
-    /// Opened by the first product.
+    /// The algorithms of GEMMs as text, by key; each is chosen by the first thread that asks for it.
+    pub(crate) gemm_choices: Mutex<HashMap<String, Arc<GemmChoiceCell>>>,
+    /// cuBLASLt, opened by the first GEMM.
     blas: OnceLock<Result<Arc<Blas>, CudaError>>,
-    /// cuDNN, opened by the first operation graph; once for each direction of attention, as each plans for a good part of a second.
+    /// cuDNN, opened by the first operation graph. Each direction of attention has a handle, so that both are
+    /// planned at the same time.
     dnns: [OnceLock<Result<Arc<Dnn>, CudaError>>; 2],
-    attentions: Mutex<HashMap<(Sdpa, Direction), Arc<PlannedAttention>>>,
+    /// cuDNN's plans, by key.
+    graph_plans: Mutex<HashMap<String, Arc<PlannedGraph>>>,
 }
 
-/// A module, or why there is none; loaded by the first who asks.
+/// The algorithm of a GEMM as text, or why none is known.
+pub(crate) type GemmChoiceCell = OnceLock<Result<String, CudaError>>;
+
+/// A module or the reason why it failed; loaded by the first thread that asks.
 type LoadedModule = OnceLock<Result<Module, CudaError>>;
 
-/// What cuDNN has planned, or why it has not; planned by the first who asks.
-type PlannedAttention = OnceLock<Result<Arc<GraphPlan>, CudaError>>;
+/// A plan of cuDNN or the reason why it failed; planned by the first thread that asks.
+type PlannedGraph = OnceLock<Result<Arc<GraphPlan>, CudaError>>;
 
 impl Gpu {
-    /// The card at this place among those that can be seen.
+    /// Opens the visible GPU of this index.
     ///
     /// # Errors
-    /// Where there is none, or a library without which nothing runs on it.
+    /// If there is none, or a required library is missing.
     pub fn open(ordinal: usize) -> Result<Gpu, CudaError> {
-        Gpu::with_cache(ordinal, KernelCache::of_user())
+        Gpu::with_cache(ordinal, KernelCache::for_user())
     }
 
-    /// The same, what is found out about it kept in `cache`.
+    /// Opens the GPU with a disk cache of its own.
     pub fn with_cache(ordinal: usize, cache: KernelCache) -> Result<Gpu, CudaError> {
-        let begun = Instant::now();
-        // A machine without a driver is told before anything large is read.
+        let started = Instant::now();
+        // Reports a machine without a driver before any large file is read.
         driver_library()?;
-        // Libraries are files of hundreds of MB: they are opened beside the card, which takes as long.
-        let (card, compiler) = std::thread::scope(|scope| {
+        // Opening libraries of hundreds of MB takes as long as opening the GPU, so both happen at the same
+        // time.
+        let (device, compiler) = std::thread::scope(|scope| {
             let libraries = scope.spawn(|| -> Result<Compiler, CudaError> {
                 let compiler = Compiler::open()?;
-                // Nearly every program has products: better missed here than after minutes of reading.
+                // Nearly every program has GEMMs: report a missing cuBLASLt now, not after minutes of reading
+                // data.
                 cublaslt()?;
-                // Where it is missing, attention does without it.
+                // Optional: without cuDNN, attention uses other kernels.
                 let _ = cudnn();
                 Ok(compiler)
             });
-            let card = open_card(ordinal);
-            (card, libraries.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
+            let device = open_device(ordinal);
+            (device, libraries.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
         });
-        let ((info, context), compiler) = (card?, compiler?);
-        tracing::debug!("the GPU and its libraries opened in {:.3} s", begun.elapsed().as_secs_f64());
+        let ((info, context), compiler) = (device?, compiler?);
+        tracing::debug!("the GPU and its libraries opened in {:.3} s", started.elapsed().as_secs_f64());
         Ok(Gpu {
             context,
             info,
@@ -78,62 +87,63 @@ impl Gpu {
             cache,
             modules: Mutex::default(),
             choices: Mutex::default(),
+            gemm_choices: Mutex::default(),
             blas: OnceLock::new(),
             dnns: Default::default(),
-            attentions: Mutex::default(),
+            graph_plans: Mutex::default(),
         })
     }
 
-    /// Its context.
+    /// The GPU's context.
     pub fn context(&self) -> &Context {
         &self.context
     }
 
-    /// What it says of itself.
+    /// The GPU's properties.
     pub fn info(&self) -> &DeviceInfo {
         &self.info
     }
 
-    /// The compiler of its kernels.
+    /// The compiler of kernels.
     pub(crate) fn compiler(&self) -> Compiler {
         self.compiler
     }
 
-    /// Where what is found out about it is kept.
+    /// The disk cache.
     pub fn cache(&self) -> &KernelCache {
         &self.cache
     }
 
-    /// cuBLASLt on this card.
+    /// cuBLASLt on this GPU.
     pub(crate) fn blas(&self) -> Result<&Arc<Blas>, CudaError> {
         let opened = self.blas.get_or_init(|| {
-            let _turn = turns::beside_others();
+            let _no_capture = capture_lock::exclude_capture();
             Blas::open(&self.context).map(Arc::new)
         });
         opened.as_ref().map_err(Clone::clone)
     }
 
-    /// cuDNN's version, where it is found.
+    /// cuDNN's version; None if cuDNN is missing.
     pub(crate) fn dnn_version(&self) -> Option<usize> {
         let opened = cudnn().ok()?;
         // SAFETY: takes nothing and returns a number.
         Some(unsafe { (opened.table.cudnnGetVersion)() })
     }
 
-    /// cuDNN's plan for attention of these sizes, as `plan` makes it the first time: a model's layers share it.
-    pub(crate) fn attention(
+    /// cuDNN's plan of the graph with this key; `plan` makes it for the first caller.
+    pub(crate) fn graph_plan(
         &self,
-        sizes: Sdpa,
+        key: String,
         direction: Direction,
         plan: impl FnOnce(GraphBuilder) -> Result<GraphPlan, CudaError>,
     ) -> Result<Arc<GraphPlan>, CudaError> {
-        // What a thread that panicked left is whole: plans are added in one step.
-        let mut all = self.attentions.lock().unwrap_or_else(PoisonError::into_inner);
-        let cell = all.entry((sizes, direction)).or_default().clone();
+        // The map stays whole if a thread panics: a plan is added in one step.
+        let mut all = self.graph_plans.lock().unwrap_or_else(PoisonError::into_inner);
+        let cell = all.entry(key).or_default().clone();
         drop(all);
         let planned = cell.get_or_init(|| {
             let dnn = self.dnns[direction as usize].get_or_init(|| {
-                let _turn = turns::beside_others();
+                let _no_capture = capture_lock::exclude_capture();
                 Dnn::open(&self.context).map(Arc::new)
             });
             let dnn = dnn.as_ref().map_err(Clone::clone)?;
@@ -142,7 +152,8 @@ impl Gpu {
         planned.clone()
     }
 
-    /// The kernel `name` of `source`, compiled for this card with `defines`; compiled once, here and on the disk.
+    /// The kernel `name` of `source` with `defines`, compiled for this GPU. The compiled code is cached in
+    /// memory and on disk.
     pub fn function(
         &self,
         source: &KernelSource,
@@ -151,11 +162,11 @@ impl Gpu {
     ) -> Result<Function, CudaError> {
         let options = KernelSource::options(defines);
         let key = (source.name, options.clone());
-        // What a thread that panicked left is whole: modules are added in one step.
+        // The map stays whole if a thread panics: a module is added in one step.
         let mut modules = self.modules.lock().unwrap_or_else(PoisonError::into_inner);
         let cell = modules.entry(key).or_default().clone();
         drop(modules);
-        // Compiled by the first who asks; those who ask meanwhile wait, and others go on.
+        // The first thread that asks compiles; others that ask for the same module wait.
         let module = cell.get_or_init(|| {
             let text = source.full_text();
             let cubin = self.cache.compile(self.compiler, source.name, &text, self.info.arch, &options)?;
@@ -165,8 +176,8 @@ impl Gpu {
     }
 }
 
-/// What a card says of itself, and its context, where it is one that programs can run on.
-fn open_card(ordinal: usize) -> Result<(DeviceInfo, Context), CudaError> {
+/// The properties and the context of a GPU that programs can run on.
+fn open_device(ordinal: usize) -> Result<(DeviceInfo, Context), CudaError> {
     let device = Device::at(ordinal)?;
     let version = Device::driver_version()?;
     if version < OLDEST_DRIVER {
@@ -174,7 +185,7 @@ fn open_card(ordinal: usize) -> Result<(DeviceInfo, Context), CudaError> {
     }
     let info = device.info()?;
     if info.arch < Arch::SM80 {
-        return Err(CudaError::TooOldCard { name: info.name, arch: info.arch });
+        return Err(CudaError::TooOldDevice { name: info.name, arch: info.arch });
     }
     Ok((info, Context::new(device)?))
 }

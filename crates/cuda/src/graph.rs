@@ -1,12 +1,12 @@
-//! Work of a stream, recorded once and replayed in one call.
+//! Work of a stream, captured once and replayed by one call.
 
+use crate::capture_lock;
 use crate::context::Context;
 use crate::error::CudaError;
 use crate::ffi::driver::{CU_STREAM_CAPTURE_MODE_THREAD_LOCAL, CuGraph, CuGraphExec};
 use crate::stream::Stream;
-use crate::turns;
 
-/// Recorded work.
+/// Captured work.
 pub struct Graph {
     context: Context,
     handle: CuGraph,
@@ -16,11 +16,12 @@ pub struct Graph {
 unsafe impl Send for Graph {}
 
 impl Graph {
-    /// Records what `work` puts into `stream` instead of running it. Work on other streams joins the recording where they wait for
-    /// an event of this one, and must be waited for again before the end.
+    /// Captures the work that `work` enqueues on `stream` instead of running it. Work on another stream joins
+    /// the capture if that stream waits for an event of this one; this one must wait for it again before the
+    /// end.
     ///
     /// # Errors
-    /// Those of `work`, and of calls that cannot be recorded (allocation, synchronisation).
+    /// Those of `work`, and of calls that cannot be captured (allocation, synchronisation).
     pub fn record<E: From<CudaError>>(
         stream: &Stream,
         work: impl FnOnce() -> Result<(), E>,
@@ -28,14 +29,14 @@ impl Graph {
         let context = stream.context.clone();
         context.enter()?;
         let driver = context.driver();
-        let _alone = turns::alone();
-        // SAFETY: the stream lives; recording is ended below in any case.
+        let _exclusive = capture_lock::exclusive();
+        // SAFETY: the stream lives; the capture is ended below in any case.
         let status =
             unsafe { (driver.cuStreamBeginCapture_v2)(stream.handle, CU_STREAM_CAPTURE_MODE_THREAD_LOCAL) };
         context.check("cuStreamBeginCapture", status)?;
         let put_in = work();
         let mut handle = std::ptr::null_mut();
-        // SAFETY: the stream is being recorded; writes one pointer, null where recording failed.
+        // SAFETY: the stream is being captured; writes one pointer, null if the capture failed.
         let status = unsafe { (driver.cuStreamEndCapture)(stream.handle, &mut handle) };
         let graph = Graph { context: context.clone(), handle };
         put_in?;
@@ -43,23 +44,23 @@ impl Graph {
         Ok(graph)
     }
 
-    /// How many launches and copies it holds.
+    /// The number of launches, copies and other nodes.
     pub fn nodes(&self) -> Result<usize, CudaError> {
         let mut count = 0;
         let driver = self.context.driver();
-        // SAFETY: a null array asks for the number alone.
+        // SAFETY: with a null array only the number is written.
         let status = unsafe { (driver.cuGraphGetNodes)(self.handle, std::ptr::null_mut(), &mut count) };
         self.context.check("cuGraphGetNodes", status)?;
         Ok(count)
     }
 
-    /// Makes it ready to run.
+    /// Prepares the graph for launching.
     pub fn instantiate(&self) -> Result<GraphExec, CudaError> {
-        let _turn = turns::beside_others();
+        let _no_capture = capture_lock::exclude_capture();
         self.context.enter()?;
         let mut handle = std::ptr::null_mut();
         let driver = self.context.driver();
-        // SAFETY: writes one pointer; the graph lives here and need not outlive what is made.
+        // SAFETY: writes one pointer; the graph lives here and need not outlive the executable graph.
         let status = unsafe { (driver.cuGraphInstantiateWithFlags)(&mut handle, self.handle, 0) };
         self.context.check("cuGraphInstantiate", status)?;
         Ok(GraphExec { context: self.context.clone(), handle })
@@ -69,14 +70,14 @@ impl Graph {
 impl Drop for Graph {
     fn drop(&mut self) {
         if !self.handle.is_null() && self.context.enter().is_ok() {
-            // SAFETY: made by `record`, destroyed once.
+            // SAFETY: created by `record`, destroyed once.
             let status = unsafe { (self.context.driver().cuGraphDestroy)(self.handle) };
             self.context.release("cuGraphDestroy", status);
         }
     }
 }
 
-/// Recorded work, ready to run. The memory that it uses must live until it has run for the last time.
+/// Captured work, ready to launch. The memory that it uses must live until the last launch has finished.
 pub struct GraphExec {
     context: Context,
     handle: CuGraphExec,
@@ -88,7 +89,7 @@ unsafe impl Send for GraphExec {}
 unsafe impl Sync for GraphExec {}
 
 impl GraphExec {
-    /// Puts it into `stream` once more.
+    /// Enqueues one launch on `stream`.
     pub fn launch(&mut self, stream: &Stream) -> Result<(), CudaError> {
         self.context.enter()?;
         // SAFETY: both live here.
@@ -99,9 +100,9 @@ impl GraphExec {
 
 impl Drop for GraphExec {
     fn drop(&mut self) {
-        let _turn = turns::beside_others();
+        let _no_capture = capture_lock::exclude_capture();
         if self.context.enter().is_ok() {
-            // SAFETY: made by `instantiate`, destroyed once; the driver lets a run under way end.
+            // SAFETY: created by `instantiate`, destroyed once; the driver lets a run in progress finish.
             let status = unsafe { (self.context.driver().cuGraphExecDestroy)(self.handle) };
             self.context.release("cuGraphExecDestroy", status);
         }

@@ -1,5 +1,6 @@
-//! Memory of the card that grows without moving: what was recorded with its addresses stays right.
+//! GPU memory that grows without moving, so that addresses in a captured graph stay valid.
 
+use crate::capture_lock;
 use crate::context::Context;
 use crate::error::CudaError;
 use crate::ffi::driver::{
@@ -8,22 +9,21 @@ use crate::ffi::driver::{
     CuMemLocation,
 };
 use crate::memory::DeviceSpan;
-use crate::turns;
 use std::ops::Range;
 
-/// A span of addresses as long as the card's memory, of which the first bytes are backed by memory.
+/// A range of addresses as long as the GPU's memory, the first bytes of which are backed by memory.
 pub struct GrowingMemory {
     context: Context,
     pointer: CuDevicePtr,
     reserved: usize,
     granularity: usize,
-    /// What backs it, in order, each with its length.
+    /// The allocations that back it, in order, with their lengths.
     pieces: Vec<(CuMemHandle, usize)>,
     bytes: usize,
 }
 
 impl GrowingMemory {
-    /// An empty one.
+    /// An empty range.
     pub fn new(context: &Context) -> Result<GrowingMemory, CudaError> {
         let (_, total) = context.memory()?;
         let driver = context.driver();
@@ -49,23 +49,23 @@ impl GrowingMemory {
         })
     }
 
-    /// The bytes `range` of it, whose place never changes.
+    /// The bytes `range`. Their addresses never change.
     ///
     /// # Panics
-    /// If the range ends behind what is backed.
+    /// If the range ends after the backed bytes.
     pub fn span(&self, range: Range<usize>) -> DeviceSpan<'_> {
         DeviceSpan::of(&self.context, self.pointer, self.bytes, range)
     }
 
-    /// How many bytes are backed.
+    /// The number of backed bytes.
     pub fn bytes(&self) -> usize {
         self.bytes
     }
 
-    /// Backs at least the first `bytes`; what was backed keeps its contents.
+    /// Backs at least the first `bytes` bytes. Backed bytes keep their contents.
     ///
     /// # Errors
-    /// [`CudaError::Memory`] where the card has less; then it is as long as before.
+    /// [`CudaError::Memory`] if the GPU has too little memory; the backed length is then unchanged.
     pub fn grow(&mut self, bytes: usize) -> Result<(), CudaError> {
         let more = bytes.saturating_sub(self.bytes).next_multiple_of(self.granularity);
         if more == 0 {
@@ -75,7 +75,7 @@ impl GrowingMemory {
         if self.bytes + more > self.reserved {
             return Err(CudaError::Memory { bytes: more, free, total });
         }
-        let _turn = turns::beside_others();
+        let _no_capture = capture_lock::exclude_capture();
         let (driver, prop) = (self.context.driver(), properties(&self.context));
         let mut handle = 0;
         // SAFETY: writes one number; `prop` lives here.
@@ -99,7 +99,7 @@ impl GrowingMemory {
     }
 }
 
-/// Memory of the context's card, plain.
+/// The properties of ordinary memory of the context's GPU.
 fn properties(context: &Context) -> CuMemAllocationProp {
     let location = CuMemLocation { kind: CU_MEM_LOCATION_TYPE_DEVICE, id: context.device().ordinal() as i32 };
     CuMemAllocationProp {
@@ -113,14 +113,15 @@ fn properties(context: &Context) -> CuMemAllocationProp {
 
 impl Drop for GrowingMemory {
     fn drop(&mut self) {
-        let _turn = turns::beside_others();
+        let _no_capture = capture_lock::exclude_capture();
         if self.context.enter().is_err() {
             return;
         }
         let driver = self.context.driver();
         let mut at = self.pointer;
         for &(handle, bytes) in &self.pieces {
-            // SAFETY: mapped here by `grow`, unmapped once; whoever put work into a stream that uses it has waited for that.
+            // SAFETY: mapped here by `grow`, unmapped once; callers that enqueued work on it have waited for
+            // that work.
             self.context.release("cuMemUnmap", unsafe { (driver.cuMemUnmap)(at, bytes) });
             // SAFETY: created by `grow`, released once.
             self.context.release("cuMemRelease", unsafe { (driver.cuMemRelease)(handle) });

@@ -1,4 +1,4 @@
-//! Which of NVIDIA's libraries this machine has: the files, and what they say of themselves.
+//! NVIDIA's libraries on this machine: files and versions.
 
 use crate::compiler::Compiler;
 use crate::device::Device;
@@ -7,21 +7,21 @@ use crate::ffi::open::{cublaslt, cudnn, driver_library};
 use crate::library::Library;
 use std::path::{Path, PathBuf};
 
-/// A library that can be opened and has all functions that are used.
+/// An installed library that opens and has all needed functions.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Installed {
-    /// The file.
+    /// The library's file.
     pub path: PathBuf,
-    /// Its version, for people.
+    /// The version in readable form.
     pub version: String,
 }
 
 impl Installed {
-    /// Opens `library`; no card is needed. NCCL is used nowhere yet: of it nothing is told.
+    /// Opens `library`, which needs no GPU. None for NCCL, which xtrain does not use yet.
     ///
     /// # Errors
-    /// Where it is missing, cannot be opened, or is too old.
-    pub fn of(library: Library) -> Result<Option<Installed>, CudaError> {
+    /// If the library is missing, cannot be opened, or is too old.
+    pub fn open(library: Library) -> Result<Option<Installed>, CudaError> {
         let (path, version) = match library {
             Library::Driver => {
                 let path = &driver_library()?.path;
@@ -44,8 +44,8 @@ impl Installed {
                 let version = unsafe { (opened.table.cudnnGetVersion)() };
                 // SAFETY: returns a number.
                 let toolkit = unsafe { (opened.table.cudnnGetCudartVersion)() };
-                let of = format!("{}, made for CUDA {}", dotted(version), cuda(toolkit));
-                (opened.path.as_path(), of)
+                let text = format!("{}, built for CUDA {}", dotted(version), cuda(toolkit));
+                (opened.path.as_path(), text)
             }
             Library::Nccl => return Ok(None),
         };
@@ -53,7 +53,7 @@ impl Installed {
     }
 }
 
-/// `CUDA 13.0 (driver 580.95.05)`; the release stands in the file's name alone.
+/// `CUDA 13.0 (driver 580.95.05)`. Only the name of the file contains the release.
 fn driver(version: u32, path: &Path) -> String {
     let name = path.file_name().unwrap_or_default().to_string_lossy();
     let release = name.split_once(".so.").map(|(_, release)| release).filter(|release| release.contains('.'));

@@ -1,4 +1,4 @@
-//! The trait behind which an op's kernels for a card stand, and what they are handed.
+//! The trait of an op's GPU kernels, and their operands.
 
 use crate::error::CudaError;
 use crate::gpu::Gpu;
@@ -7,54 +7,55 @@ use crate::module::{Function, Launch};
 use crate::stream::Stream;
 use xtrain_tensor::TensorType;
 
-/// How an op is computed on a card.
+/// The GPU kernel of an op.
 pub trait CudaKernel: Send + Sync {
-    /// The tensors that a run works in, which are planned with the operands: known without a card.
+    /// The tensors that a run uses as workspace, planned with the operands. The answer needs no GPU.
     fn workspace(&self, _inputs: &[TensorType]) -> Vec<TensorType> {
         Vec::new()
     }
 
-    /// All that can be done before the first run (compiling, choosing algorithms), and what puts a run into a stream. The operands keep
-    /// their places for as long as what is returned is used; what stands in outputs and workspace may be overwritten here already.
-    fn ready(&self, gpu: &Gpu, operands: &Operands<'_>) -> Result<Work, CudaError>;
+    /// Does everything that precedes the first run (compiling, choosing algorithms) and returns the work of a
+    /// run. The operands stay at their addresses for as long as the work is used. Preparing may overwrite
+    /// outputs and workspace.
+    fn prepare(&self, gpu: &Gpu, operands: &Operands<'_>) -> Result<Work, CudaError>;
 }
 
-/// What an op reads, writes and works in. An input that an output is computed over has that output's place.
+/// The tensors of an op. An input that the op computes in place has the address of its output.
 #[derive(Clone, Copy)]
 pub struct Operands<'a> {
-    /// Its inputs.
+    /// The inputs.
     pub inputs: &'a [CudaTensor],
-    /// Its outputs.
+    /// The outputs.
     pub outputs: &'a [CudaOutput],
-    /// What [`CudaKernel::workspace`] asked for.
+    /// The tensors of [`CudaKernel::workspace`].
     pub workspace: &'a [CudaTensor],
 }
 
-/// A tensor in a card's memory, at a multiple of 256 bytes.
+/// A tensor in GPU memory, aligned to 256 bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CudaTensor {
     /// Shape and element type.
     pub ty: TensorType,
-    /// Its first byte.
+    /// The address of the first byte.
     pub place: DevicePtr,
 }
 
-/// A tensor to be written.
+/// A tensor that a kernel writes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CudaOutput {
     /// Shape and element type.
     pub ty: TensorType,
-    /// Its first byte.
+    /// The address of the first byte.
     pub place: DevicePtr,
-    /// Whether the kernel adds to what is there instead of overwriting it.
+    /// True if the kernel adds to the tensor instead of overwriting it.
     pub accumulate: bool,
 }
 
-/// What puts work into a stream, as often as it is asked to.
+/// Work that can be enqueued on a stream any number of times.
 pub struct Work(Box<dyn Fn(&Stream) -> Result<(), CudaError> + Send + Sync>);
 
 impl Work {
-    /// Work that `put` puts in.
+    /// Work that `enqueue` puts into a stream.
     pub fn new(put: impl Fn(&Stream) -> Result<(), CudaError> + Send + Sync + 'static) -> Work {
         Work(Box::new(put))
     }
@@ -62,7 +63,7 @@ impl Work {
     /// One launch of a kernel.
     ///
     /// # Safety
-    /// As [`Function::launch`], whenever the work is put in.
+    /// The terms of [`Function::launch`] hold whenever the work is enqueued.
     pub unsafe fn launch<A: Copy + Send + Sync + 'static>(
         function: Function,
         launch: Launch,
@@ -72,13 +73,13 @@ impl Work {
         Work::new(move |stream| unsafe { function.launch(launch, &arguments, stream) })
     }
 
-    /// One after the other.
-    pub fn all(parts: Vec<Work>) -> Work {
-        Work::new(move |stream| parts.iter().try_for_each(|part| part.put(stream)))
+    /// Works in sequence.
+    pub fn sequence(parts: Vec<Work>) -> Work {
+        Work::new(move |stream| parts.iter().try_for_each(|part| part.enqueue(stream)))
     }
 
-    /// Puts it into `stream` once.
-    pub fn put(&self, stream: &Stream) -> Result<(), CudaError> {
+    /// Enqueues the work once on `stream`.
+    pub fn enqueue(&self, stream: &Stream) -> Result<(), CudaError> {
         (self.0)(stream)
     }
 }

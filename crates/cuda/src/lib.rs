@@ -1,16 +1,20 @@
-//! NVIDIA's driver and libraries, opened at run time: devices, memory, streams, events, graphs, and kernels compiled for the card that
-//! is there.
+//! NVIDIA's driver and libraries, opened at run time: devices, memory, streams, events, graphs, and kernels
+//! compiled for the installed GPU.
 //!
-//! Invariants: nothing of NVIDIA's is needed to build or to start; a library that is missing, too old or of another release is an
-//! error that says which files were looked for and how to get one, never a panic. What is passed by value to a foreign function is
-//! plain integers and pointers: no foreign status or attribute becomes a Rust enum, so a newer driver cannot make one invalid.
-//! This crate and each op's `cuda.rs` hold all `unsafe` that concerns a device.
+//! Invariants: nothing of NVIDIA's is needed to build or to start. A library that is missing, too old or of
+//! another major release is an error that lists the searched places and says how to get the library; it is
+//! never a panic. Foreign functions take and return plain integers and pointers: no foreign status or
+//! attribute becomes a Rust enum, so a newer driver cannot make one invalid. This crate and each op's
+//! `cuda.rs` hold all `unsafe` code that concerns a device.
 //!
-//! Deliberately absent: models, programs, ops. Names of symbols and constants are NVIDIA's, from the headers of CUDA 13.0.
+//! Deliberately absent: models, programs, ops. Names of symbols and constants are NVIDIA's, from the headers
+//! of CUDA 13.0.
 #![allow(unsafe_code, reason = "it calls foreign functions with pointers")]
 
+mod arch;
 mod blas;
 mod cache;
+mod capture_lock;
 mod choice;
 mod compiler;
 mod context;
@@ -25,24 +29,25 @@ mod growing;
 mod installed;
 mod kernel;
 mod library;
-mod measured;
 mod memory;
 mod module;
 pub mod nvtx;
 mod sdpa;
+mod self_test;
 mod source;
 mod stream;
 mod timing;
-mod trial;
-mod turns;
+mod tuning_cache;
 
+pub use arch::Arch;
 pub use cache::KernelCache;
-pub use choice::{Candidate, Purpose, preferred_ways};
-pub use compiler::{Arch, Compiled, Compiler};
+pub use capture_lock::exclude_capture;
+pub use choice::{AlgorithmCandidate, WorkPurpose, preferred_algorithms};
+pub use compiler::{Compiled, Compiler};
 pub use context::Context;
 pub use device::{Device, DeviceInfo};
 pub use error::CudaError;
-pub use gemm::{Algorithm, Factor, Gemm, GemmChoice, GemmOperands, GemmPlan};
+pub use gemm::{Algorithm, Gemm, GemmChoice, GemmOperands, GemmPlan, OperandLayout};
 pub use gpu::Gpu;
 pub use graph::{Graph, GraphExec};
 pub use growing::GrowingMemory;
@@ -54,4 +59,4 @@ pub use module::{Function, FunctionInfo, Launch, Module};
 pub use sdpa::Sdpa;
 pub use source::{Defines, Header, KernelSource, TENSOR_CORES};
 pub use stream::{Event, Stream};
-pub use turns::beside_others;
+pub use tuning_cache::ChoiceKey;

@@ -1,9 +1,10 @@
-//! Finding and opening NVIDIA's shared libraries.
+//! The search for NVIDIA's shared libraries.
 //!
-//! Of all files with the right name, the newest is opened: the major release is part of the name, and newer minor releases are
-//! compatible. Searched are the folders of `XTRAIN_CUDA_LIBRARIES` (which, where it has the file, ends the search), what the loader
-//! knows (`LD_LIBRARY_PATH`, ld.so.cache), CUDA toolkits, and the `nvidia/*/lib` folders that pip installs, in the active virtual or
-//! conda environment and in the system's Pythons.
+//! Of all files with the right name, the newest is opened: the name contains the major release, and newer
+//! minor releases are compatible. The search covers the folders in `XTRAIN_CUDA_LIBRARIES` (if one has the
+//! file, the search ends there), the loader's places (`LD_LIBRARY_PATH`, ld.so.cache), CUDA toolkits, and the
+//! `nvidia/*/lib` folders that pip installs, in the active virtual or conda environment and in the system's
+//! Pythons.
 
 use std::collections::BTreeSet;
 use std::env;
@@ -13,10 +14,10 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use thiserror::Error;
 
-/// Folders to search first, separated by `:`.
+/// The variable with folders to search first, separated by `:`.
 const FOLDERS_VARIABLE: &str = "XTRAIN_CUDA_LIBRARIES";
 
-/// How the loader says that there is no such file.
+/// The loader's message for a file that does not exist.
 const NO_FILE: &str = "cannot open shared object file: No such file";
 
 /// One of NVIDIA's libraries.
@@ -26,7 +27,7 @@ pub enum Library {
     Driver,
     /// The compiler of kernels.
     Nvrtc,
-    /// Matrix products.
+    /// GEMMs.
     CublasLt,
     /// Attention.
     Cudnn,
@@ -34,22 +35,22 @@ pub enum Library {
     Nccl,
 }
 
-/// A library that cannot be used: why, and how to get one that can.
+/// A library that cannot be used, with the reason and the remedy.
 #[derive(Clone, Debug, Error, PartialEq, Eq)]
 #[error("{library} ({}) {problem}; {}", library.file_name(), library.remedy())]
 pub struct Missing {
-    /// Which one.
+    /// The library.
     pub library: Library,
-    /// What was found, or where was searched.
+    /// The reason.
     pub problem: String,
 }
 
 impl Library {
-    /// All of them, in the order in which they depend on each other.
+    /// All libraries, in the order in which they depend on each other.
     pub const ALL: [Library; 5] =
         [Library::Driver, Library::Nvrtc, Library::CublasLt, Library::Cudnn, Library::Nccl];
 
-    /// The file's name, of the major release that xtrain is written for.
+    /// The file name, with the major release that xtrain is written for.
     pub const fn file_name(self) -> &'static str {
         match self {
             Library::Driver => "libcuda.so.1",
@@ -60,7 +61,7 @@ impl Library {
         }
     }
 
-    /// How to get it.
+    /// The way to get the library.
     pub const fn remedy(self) -> &'static str {
         match self {
             Library::Driver => "install NVIDIA's driver, 580 or newer",
@@ -71,18 +72,18 @@ impl Library {
         }
     }
 
-    /// What xtrain does without it.
+    /// The consequence of a missing library.
     pub const fn without(self) -> &'static str {
         match self {
             Library::Driver => "no GPU can be used",
             Library::Nvrtc => "no kernel can be compiled, so no GPU is used",
-            Library::CublasLt => "there are no matrix products on a GPU, so none is used",
+            Library::CublasLt => "GEMMs cannot run on a GPU, so no GPU is used",
             Library::Cudnn => "attention runs by xtrain's own kernels alone, which may be slower",
-            Library::Nccl => "nothing is lost yet: one GPU is used",
+            Library::Nccl => "nothing yet: xtrain uses one GPU",
         }
     }
 
-    /// Where it is looked for, in order; of the folders those that are there.
+    /// The places to search, in order; folders that do not exist are left out.
     pub fn places(self) -> Vec<String> {
         let of_folder = |folder: &PathBuf| {
             let why_not = fault(folder).map_or_else(String::new, |why| format!(": {why}"));
@@ -91,7 +92,7 @@ impl Library {
         let mut places: Vec<String> = named_folders().iter().map(of_folder).collect();
         if self != Library::Driver {
             let folders = toolkit_folders().into_iter().filter(|folder| folder.is_dir());
-            // A link that leads to another folder of the list would be that folder twice.
+            // A link to another folder of the list would repeat that folder.
             let mut seen = BTreeSet::new();
             let folders = folders.filter(|folder| seen.insert(fs::canonicalize(folder).ok()));
             places.extend(folders.map(|folder| folder.display().to_string()));
@@ -102,11 +103,11 @@ impl Library {
         places
     }
 
-    /// Opens the newest file there is. The file stays open for as long as what is returned lives.
+    /// Opens the newest file. The file stays open while the returned library lives.
     pub(crate) fn open(self) -> Result<(libloading::Library, PathBuf), Missing> {
         let mut refusals = Vec::new();
         for path in self.candidates() {
-            // NVRTC looks for its companion where the loader looks, which need not be beside it.
+            // NVRTC looks for its companion in the loader's places only.
             if self == Library::Nvrtc {
                 open_companions(&path, "libnvrtc-builtins.so.13");
             }
@@ -116,7 +117,7 @@ impl Library {
                     tracing::debug!("{self}: {}", path.display());
                     return Ok((library, path));
                 }
-                // The loader's words for a bare name that it knows no file for.
+                // The loader knows no file of this bare name.
                 Err(reason) if reason.starts_with(&format!("{}: {NO_FILE}", self.file_name())) => {}
                 Err(reason) => refusals.push(reason),
             }
@@ -128,7 +129,8 @@ impl Library {
         Err(Missing { library: self, problem })
     }
 
-    /// The files to try, the best first; last, unless folders were named that have it, the bare name, which the loader resolves.
+    /// The files to try, best first. The last is the bare name, which the loader resolves; it is left out if
+    /// a named folder has the file.
     fn candidates(self) -> Vec<PathBuf> {
         let name = self.file_name();
         let named = named_folders().into_iter().map(|folder| folder.join(name));
@@ -144,7 +146,7 @@ impl Library {
                 .map(|folder| folder.join(name))
                 .filter(|path| path.is_file())
                 .collect();
-            // Stable: of equal versions the first found stays first.
+            // The sort is stable: of equal versions the first found stays first.
             all.sort_by_key(|path| std::cmp::Reverse(version_of(path)));
         }
         all.push(name.into());
@@ -164,24 +166,24 @@ impl fmt::Display for Library {
     }
 }
 
-/// The folders of [`FOLDERS_VARIABLE`]; an empty name is none.
+/// The folders in [`FOLDERS_VARIABLE`], without empty names.
 fn named_folders() -> Vec<PathBuf> {
     let named = env::var_os(FOLDERS_VARIABLE).unwrap_or_default();
     env::split_paths(&named).filter(|folder| !folder.as_os_str().is_empty()).collect()
 }
 
-/// What is wrong with each folder that `XTRAIN_CUDA_LIBRARIES` names, and with the variable itself, a sentence each.
+/// The problems of `XTRAIN_CUDA_LIBRARIES` and of each folder in it, a sentence each.
 pub fn named_folder_faults() -> Vec<String> {
     let folders = named_folders();
     if folders.is_empty() && env::var_os(FOLDERS_VARIABLE).is_some() {
         return vec![format!("{FOLDERS_VARIABLE} is set and names no folder; unset it")];
     }
-    let told =
+    let sentence =
         |folder: &PathBuf| Some(format!("{FOLDERS_VARIABLE} names {}: {}", folder.display(), fault(folder)?));
-    folders.iter().filter_map(told).collect()
+    folders.iter().filter_map(sentence).collect()
 }
 
-/// Why no library is found in `folder`; nothing where one is.
+/// The reason why `folder` provides no library; None if it provides one.
 fn fault(folder: &Path) -> Option<String> {
     if let Err(error) = fs::metadata(folder) {
         return Some(match fs::read_link(folder) {
@@ -206,10 +208,11 @@ fn fault(folder: &Path) -> Option<String> {
 
 fn open_file(path: &Path) -> Result<libloading::Library, String> {
     use libloading::os::unix;
-    // SAFETY: initialisers of NVIDIA's libraries run, which may be run at any time. Symbols are global so that libraries that open
-    // each other by name (cuDNN its engines, and those cuBLASLt) find what is open already.
+    // SAFETY: initialisers of NVIDIA's libraries run, which may be run at any time. Symbols are global so
+    // that libraries that open each other by name (cuDNN its engines, and those cuBLASLt) find what is open
+    // already.
     let opened = unsafe { unix::Library::open(Some(path), unix::RTLD_NOW | unix::RTLD_GLOBAL) };
-    // The loader's own words stand behind the error.
+    // The loader's own message is the error's source.
     let words =
         |error: libloading::Error| error.source().map_or_else(|| error.to_string(), ToString::to_string);
     opened.map(Into::into).map_err(words)
@@ -226,10 +229,10 @@ fn open_companions(path: &Path, prefix: &str) {
     }
 }
 
-/// The file of that name that this process has mapped, as the kernel tells it.
+/// The file of this name that the process has mapped, from `/proc/self/maps`.
 fn loaded_path(name: &str) -> Option<PathBuf> {
     let maps = fs::read_to_string("/proc/self/maps").ok()?;
-    // The mapped file may carry its full version: libcublasLt.so.13.1.0.3.
+    // The mapped file may have its full version in its name: libcublasLt.so.13.1.0.3.
     let path = maps.lines().filter_map(|line| line.split_once('/')).map(|(_, path)| format!("/{path}"));
     path.map(PathBuf::from).find(|path| {
         let file = path.file_name().unwrap_or_default().to_string_lossy();
@@ -238,7 +241,8 @@ fn loaded_path(name: &str) -> Option<PathBuf> {
     })
 }
 
-/// The version in a library's own name or, for a file that pip installed, in its package's: highest wins.
+/// The version from the library's file name or, for a file that pip installed, from its package. The highest
+/// wins.
 fn version_of(path: &Path) -> Vec<u32> {
     let real = fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
     let name = real.file_name().unwrap_or_default().to_string_lossy().into_owned();
@@ -246,7 +250,8 @@ fn version_of(path: &Path) -> Vec<u32> {
     if own.len() > 1 {
         return own;
     }
-    // site-packages/nvidia/<package>/lib/<file> beside site-packages/nvidia_<package>*-<version>.dist-info
+    // site-packages/nvidia/<package>/lib/<file> belongs to
+    // site-packages/nvidia_<package>*-<version>.dist-info.
     let package = || {
         let folder = path.parent()?.parent()?;
         let site = folder.parent()?.parent()?;
@@ -258,7 +263,7 @@ fn version_of(path: &Path) -> Vec<u32> {
             let fits = names.iter().any(|stem| package.starts_with("nvidia_") && package.contains(stem));
             fits.then(|| numbers(version))
         });
-        // Packages for other major releases may lie beside it.
+        // Packages for other major releases may be installed too.
         info.filter(|version| own.is_empty() || version.first() == own.first()).max()
     };
     package().unwrap_or(own)
@@ -268,7 +273,7 @@ fn numbers(version: &str) -> Vec<u32> {
     version.split('.').map_while(|part| part.parse().ok()).collect()
 }
 
-/// Folders of CUDA toolkits and of distributions.
+/// The library folders of CUDA toolkits and of distributions.
 fn toolkit_folders() -> Vec<PathBuf> {
     let mut roots: Vec<PathBuf> = ["CUDA_HOME", "CUDA_PATH", "CONDA_PREFIX"]
         .iter()
@@ -290,11 +295,12 @@ fn toolkit_folders() -> Vec<PathBuf> {
     folders
 }
 
-/// Where pip installs to: the active environments first, then the Pythons of the system and of the user.
+/// The folders that pip installs to: the active environments first, then the Pythons of the system and of the
+/// user.
 fn site_packages() -> Vec<PathBuf> {
     let set = |name: &str| env::var_os(name).map(PathBuf::from);
     let home = set("HOME").map(|home| home.join(".local"));
-    // A virtual environment's python3 is a link to the system's: both have their packages.
+    // A virtual environment's python3 is a link to the system's: both have packages.
     let pythons = env::var_os("PATH").into_iter().flat_map(|path| {
         env::split_paths(&path)
             .map(|bin| bin.join("python3"))
@@ -304,7 +310,7 @@ fn site_packages() -> Vec<PathBuf> {
     let prefixes = pythons.flat_map(|python| [Some(python.clone()), fs::canonicalize(python).ok()]).flatten();
     let prefixes = prefixes.filter_map(|python| Some(python.parent()?.parent()?.to_owned()));
     let roots = [set("VIRTUAL_ENV"), set("CONDA_PREFIX")].into_iter().flatten().chain(prefixes);
-    // pyenv's python3 on the path is a script that stands beside no packages.
+    // pyenv's python3 on the path is a script without packages beside it.
     let pyenv = set("PYENV_ROOT").or_else(|| set("HOME").map(|home| home.join(".pyenv")));
     let pyenv = pyenv.iter().flat_map(|root| entries(&root.join("versions"), ""));
     let roots: Vec<PathBuf> =
@@ -321,7 +327,7 @@ fn site_packages() -> Vec<PathBuf> {
     sites
 }
 
-/// `folder/*/inner`, sorted, where it exists.
+/// The folders `folder/*/inner` that exist, sorted.
 fn entries(folder: &Path, inner: &str) -> Vec<PathBuf> {
     let entries = fs::read_dir(folder).into_iter().flatten().flatten();
     let mut found: Vec<PathBuf> =

@@ -1,26 +1,26 @@
-//! Memory of the card, memory of the host that the card can reach, and copies between them.
+//! GPU memory, host memory that the GPU can access, and copies between them.
 
+use crate::capture_lock;
 use crate::context::Context;
 use crate::error::CudaError;
 use crate::ffi::driver::{CU_MEMHOSTALLOC_PORTABLE, CuDevicePtr};
 use crate::stream::Stream;
-use crate::turns;
 use std::ffi::c_void;
 use std::ops::{Deref, DerefMut, Range};
 
-/// A place in a card's memory.
+/// An address in GPU memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(transparent)]
 pub struct DevicePtr(pub u64);
 
 impl DevicePtr {
-    /// The place `bytes` behind it.
+    /// The address `bytes` after this one.
     pub fn offset(self, bytes: usize) -> DevicePtr {
         DevicePtr(self.0 + bytes as u64)
     }
 }
 
-/// A span of a card's memory, freed when dropped. 256-byte aligned at least.
+/// An allocation of GPU memory, freed when dropped. It is aligned to at least 256 bytes.
 pub struct DeviceMemory {
     context: Context,
     pointer: CuDevicePtr,
@@ -28,12 +28,12 @@ pub struct DeviceMemory {
 }
 
 impl DeviceMemory {
-    /// Memory with whatever was left in it.
+    /// Allocates memory without initialising it.
     ///
     /// # Errors
-    /// [`CudaError::Memory`] where the card has less.
+    /// [`CudaError::Memory`] if the GPU has too little memory.
     pub fn new(context: &Context, bytes: usize) -> Result<DeviceMemory, CudaError> {
-        let _turn = turns::beside_others();
+        let _no_capture = capture_lock::exclude_capture();
         context.enter()?;
         let mut pointer = 0;
         if bytes > 0 {
@@ -44,31 +44,31 @@ impl DeviceMemory {
         Ok(DeviceMemory { context: context.clone(), pointer, bytes })
     }
 
-    /// Its length in bytes.
+    /// The length in bytes.
     pub fn bytes(&self) -> usize {
         self.bytes
     }
 
-    /// Its first byte.
+    /// The address of the first byte.
     pub fn pointer(&self) -> DevicePtr {
         DevicePtr(self.pointer)
     }
 
-    /// The bytes `range` of it.
+    /// The bytes `range`.
     ///
     /// # Panics
-    /// If the range ends behind the memory.
+    /// If the range ends after the allocation.
     pub fn span(&self, range: Range<usize>) -> DeviceSpan<'_> {
         DeviceSpan::of(&self.context, self.pointer, self.bytes, range)
     }
 
-    /// All of it.
+    /// All bytes.
     pub fn all(&self) -> DeviceSpan<'_> {
         self.span(0..self.bytes)
     }
 }
 
-/// Bytes of a card's memory, to be copied and filled.
+/// A span of GPU memory, to be copied and filled.
 #[derive(Clone, Copy)]
 pub struct DeviceSpan<'a> {
     context: &'a Context,
@@ -77,7 +77,7 @@ pub struct DeviceSpan<'a> {
 }
 
 impl<'a> DeviceSpan<'a> {
-    /// The bytes `range` of the `held` ones from `pointer` on.
+    /// The bytes `range` of an allocation that begins at `pointer` and has `held` bytes.
     pub(crate) fn of(
         context: &'a Context,
         pointer: CuDevicePtr,
@@ -88,13 +88,13 @@ impl<'a> DeviceSpan<'a> {
         DeviceSpan { context, pointer: pointer + range.start as u64, bytes: range.len() }
     }
 
-    /// Its first byte.
+    /// The address of the first byte.
     pub fn pointer(&self) -> DevicePtr {
         DevicePtr(self.pointer)
     }
 
-    /// Puts a copy of `source` into `stream`. The host memory has been read when this returns, unless it is pinned: then it must stay
-    /// as it is until the stream has passed.
+    /// Enqueues a copy from `source` on `stream`. Ordinary host memory has been read when this returns.
+    /// Pinned memory must stay unchanged until the copy has run.
     ///
     /// # Panics
     /// If the lengths differ.
@@ -113,10 +113,10 @@ impl<'a> DeviceSpan<'a> {
         self.context.check("cuMemcpyHtoDAsync", status)
     }
 
-    /// Puts a copy to pinned memory, from its byte `at` on, into `stream`. It holds the values when the stream has passed.
+    /// Enqueues a copy into pinned memory, from its byte `at` on. The bytes are there once the copy has run.
     ///
     /// # Panics
-    /// If it ends behind that memory.
+    /// If the copy would end after the pinned memory.
     pub fn read_into(&self, target: &mut PinnedMemory, at: usize, stream: &Stream) -> Result<(), CudaError> {
         let target = &mut target[at..at + self.bytes];
         self.context.enter()?;
@@ -132,7 +132,7 @@ impl<'a> DeviceSpan<'a> {
         self.context.check("cuMemcpyDtoHAsync", status)
     }
 
-    /// The bytes, once everything in `stream` has run.
+    /// The bytes, after all work enqueued on `stream`.
     pub fn read(&self, stream: &Stream) -> Result<Vec<u8>, CudaError> {
         let mut target = vec![0u8; self.bytes];
         self.context.enter()?;
@@ -145,13 +145,13 @@ impl<'a> DeviceSpan<'a> {
                 stream.handle,
             )
         };
-        // Waited for in any case: a copy may be under way into `target`.
+        // Wait even after an error: a copy into `target` may be in progress.
         let copied = self.context.check("cuMemcpyDtoHAsync", status);
         stream.synchronize()?;
         copied.map(|()| target)
     }
 
-    /// Puts a fill with one byte into `stream`.
+    /// Enqueues a fill with one byte.
     pub fn fill(&self, byte: u8, stream: &Stream) -> Result<(), CudaError> {
         self.context.enter()?;
         // SAFETY: the span lies within its memory.
@@ -160,7 +160,7 @@ impl<'a> DeviceSpan<'a> {
         self.context.check("cuMemsetD8Async", status)
     }
 
-    /// Puts a copy of `source` into `stream`.
+    /// Enqueues a copy from another span.
     ///
     /// # Panics
     /// If the lengths differ.
@@ -182,7 +182,7 @@ impl<'a> DeviceSpan<'a> {
 
 impl Drop for DeviceMemory {
     fn drop(&mut self) {
-        let _turn = turns::beside_others();
+        let _no_capture = capture_lock::exclude_capture();
         if self.bytes > 0 && self.context.enter().is_ok() {
             // SAFETY: allocated by `new`, freed once; the driver waits for work that uses it.
             let status = unsafe { (self.context.driver().cuMemFree_v2)(self.pointer) };
@@ -191,10 +191,10 @@ impl Drop for DeviceMemory {
     }
 }
 
-/// Puts a fill of `bytes` bytes at `place` with one byte into `stream`.
+/// Enqueues a fill of `bytes` bytes at `place` with one byte.
 ///
 /// # Safety
-/// The bytes are the card's memory until the stream has passed, and nothing else uses them meanwhile.
+/// The bytes are GPU memory until the fill has run, and nothing else uses them meanwhile.
 pub(crate) unsafe fn fill(
     context: &Context,
     place: DevicePtr,
@@ -208,7 +208,8 @@ pub(crate) unsafe fn fill(
     context.check("cuMemsetD8Async", status)
 }
 
-/// Host memory that the card reads and writes itself, so that copies run beside the host; zero at first.
+/// Pinned host memory, which the GPU reads and writes directly, so that copies overlap with work of the host.
+/// It begins as zeros.
 pub struct PinnedMemory {
     context: Context,
     pointer: *mut u8,
@@ -223,7 +224,7 @@ unsafe impl Sync for PinnedMemory {}
 impl PinnedMemory {
     /// `bytes` zeros.
     pub fn new(context: &Context, bytes: usize) -> Result<PinnedMemory, CudaError> {
-        let _turn = turns::beside_others();
+        let _no_capture = capture_lock::exclude_capture();
         context.enter()?;
         let mut pointer = std::ptr::null_mut();
         // SAFETY: writes one pointer. One byte at least, so that it is never null.
@@ -255,7 +256,7 @@ impl DerefMut for PinnedMemory {
 
 impl Drop for PinnedMemory {
     fn drop(&mut self) {
-        let _turn = turns::beside_others();
+        let _no_capture = capture_lock::exclude_capture();
         if self.context.enter().is_ok() {
             // SAFETY: allocated by `new`, freed once.
             let status = unsafe { (self.context.driver().cuMemFreeHost)(self.pointer.cast::<c_void>()) };

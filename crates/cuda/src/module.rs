@@ -1,14 +1,14 @@
-//! Compiled kernels on a card, and their launch.
+//! Compiled kernels on a GPU, and their launch.
 
+use crate::capture_lock;
 use crate::context::Context;
 use crate::error::CudaError;
 use crate::ffi::driver::{self as ffi, CuFunction, CuLaunchAttribute, CuLaunchConfig, CuModule};
 use crate::stream::Stream;
-use crate::turns;
 use std::ffi::{CString, c_int, c_void};
 use std::sync::Arc;
 
-/// The kernels of one source, on a card.
+/// The kernels of one source, loaded on a GPU.
 #[derive(Clone)]
 pub struct Module {
     inner: Arc<Inner>,
@@ -27,24 +27,25 @@ unsafe impl Sync for Inner {}
 impl Module {
     /// Loads a cubin.
     pub fn load(context: &Context, cubin: &[u8]) -> Result<Module, CudaError> {
-        let _turn = turns::beside_others();
+        let _no_capture = capture_lock::exclude_capture();
         context.enter()?;
         let mut handle = std::ptr::null_mut();
-        // SAFETY: an ELF image carries its own length; it comes from the compiler, whole (the cache checks it), and is copied.
+        // SAFETY: an ELF image carries its own length; it comes from the compiler, whole (the cache checks
+        // it), and is copied.
         let status =
             unsafe { (context.driver().cuModuleLoadData)(&mut handle, cubin.as_ptr().cast::<c_void>()) };
         context.check("cuModuleLoadData", status)?;
         Ok(Module { inner: Arc::new(Inner { context: context.clone(), handle }) })
     }
 
-    /// The kernel of this name (declared `extern "C"`).
+    /// The kernel of this name, which is declared `extern "C"`.
     pub fn function(&self, name: &str) -> Result<Function, CudaError> {
         let Inner { context, handle: module } = &*self.inner;
         let unfit =
             || CudaError::Library { call: "cuModuleGetFunction", text: format!("no kernel {name:?}") };
         let symbol = CString::new(name).map_err(|_| unfit())?;
-        // The driver loads a kernel when it is first asked for, which may wait for all streams of the card.
-        let _turn = turns::beside_others();
+        // The driver loads a kernel lazily, on the first request, and may wait for all streams of the device.
+        let _no_capture = capture_lock::exclude_capture();
         context.enter()?;
         let mut handle = std::ptr::null_mut();
         // SAFETY: writes one pointer; the name ends with a zero.
@@ -59,7 +60,7 @@ impl Module {
 
 impl Drop for Inner {
     fn drop(&mut self) {
-        let _turn = turns::beside_others();
+        let _no_capture = capture_lock::exclude_capture();
         if self.context.enter().is_ok() {
             // SAFETY: loaded once, unloaded once; functions keep the module.
             let status = unsafe { (self.context.driver().cuModuleUnload)(self.handle) };
@@ -80,14 +81,14 @@ unsafe impl Send for Function {}
 // SAFETY: as for modules.
 unsafe impl Sync for Function {}
 
-/// What a kernel takes.
+/// The resources of a kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FunctionInfo {
-    /// Registers a thread.
+    /// Registers of a thread.
     pub registers: u32,
-    /// Bytes of local memory a thread: spilled registers and arrays that are indexed.
+    /// Bytes of local memory of a thread: spilled registers and indexed arrays.
     pub local_bytes: u32,
-    /// Bytes of static shared memory a block.
+    /// Bytes of static shared memory of a block.
     pub shared_bytes: u32,
 }
 
@@ -98,26 +99,26 @@ pub struct Launch {
     pub grid: [u32; 3],
     /// Threads of a block along x, y, z.
     pub block: [u32; 3],
-    /// Bytes of dynamic shared memory a block.
+    /// Bytes of dynamic shared memory of a block.
     pub shared_bytes: u32,
     /// Blocks of a cluster along x, y, z; all ones without clusters.
     pub cluster: [u32; 3],
 }
 
 impl Launch {
-    /// A row of `blocks` blocks of `threads` threads.
+    /// A one-dimensional launch of `blocks` blocks of `threads` threads.
     pub fn row(blocks: u32, threads: u32) -> Launch {
         Launch { grid: [blocks, 1, 1], block: [threads, 1, 1], shared_bytes: 0, cluster: [1; 3] }
     }
 
-    /// The same with dynamic shared memory.
+    /// The launch with dynamic shared memory.
     pub fn shared(self, bytes: u32) -> Launch {
         Launch { shared_bytes: bytes, ..self }
     }
 }
 
 impl Function {
-    /// What it takes.
+    /// The kernel's resources.
     pub fn info(&self) -> Result<FunctionInfo, CudaError> {
         let attribute = |attribute: c_int| -> Result<u32, CudaError> {
             let mut value = 0;
@@ -135,7 +136,7 @@ impl Function {
         })
     }
 
-    /// Lets launches ask for up to `bytes` of dynamic shared memory; needed above 48 KiB.
+    /// Allows launches to use up to `bytes` of dynamic shared memory. More than 48 KiB needs this call.
     pub fn allow_shared(&self, bytes: u32) -> Result<(), CudaError> {
         let context = self.context();
         context.enter()?;
@@ -145,11 +146,12 @@ impl Function {
         context.check("cuFuncSetAttribute", status)
     }
 
-    /// Puts one run of the kernel into `stream`.
+    /// Enqueues one run of the kernel on `stream`.
     ///
     /// # Safety
-    /// The kernel takes exactly one argument, by value, of the layout of `A`. The memory that it reaches through pointers in it is
-    /// the card's, lives until the run has ended, and is written by nothing else that runs at that time.
+    /// The kernel takes exactly one argument, by value, with the layout of `A`. Memory that the kernel
+    /// reaches through pointers in it is GPU memory, lives until the run has ended, and is written by nothing
+    /// else during the run.
     pub unsafe fn launch<A: Copy>(
         &self,
         launch: Launch,
@@ -170,7 +172,8 @@ impl Function {
             attribute_count: u32::from(launch.cluster != [1; 3]),
         };
         let mut pointers = [std::ptr::from_ref(arguments).cast_mut().cast::<c_void>()];
-        // SAFETY: the driver copies the one argument before it returns; its layout and what it points to are the caller's promise.
+        // SAFETY: the driver copies the one argument before it returns; its layout and what it points to are
+        // the caller's promise.
         let status = unsafe {
             (context.driver().cuLaunchKernelEx)(
                 &config,

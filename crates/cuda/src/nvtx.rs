@@ -1,8 +1,9 @@
 //! NVTX ranges: names on the time line of NVIDIA's profilers.
 //!
-//! A profiler that is attached (`nsys profile xtrain train ..`) names its library in `NVTX_INJECTION64_PATH`. Here it is opened as NVTX's
-//! own headers do it: `InitializeInjectionNvtx2` of that library is handed a function that gives it tables, and writes the addresses of
-//! its functions where these point. Nothing of NVTX need be installed, and without a profiler a range costs one look at a constant.
+//! An attached profiler (`nsys profile xtrain train ..`) names its library in `NVTX_INJECTION64_PATH`. This
+//! module speaks the protocol of NVTX's headers: it opens the library and passes `InitializeInjectionNvtx2` a
+//! function that returns tables, and the profiler writes the addresses of its functions into them. NVTX need
+//! not be installed. Without a profiler a range costs one read of a constant.
 
 use std::ffi::{CString, c_char, c_int, c_uint, c_void};
 use std::fmt::Display;
@@ -11,26 +12,26 @@ use std::ptr::null_mut;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicPtr, Ordering};
 
-/// Where a profiler says which library of its is to be told.
+/// The variable in which a profiler names its library.
 const INJECTION: &str = "NVTX_INJECTION64_PATH";
 
-/// A range on the time line of the thread that it was opened on; dropping it closes it.
+/// A range on the time line of the thread that opened it. Dropping it closes it.
 #[must_use = "it is closed where it is dropped"]
 pub struct Range {
     profiler: Option<&'static Profiler>,
-    /// Ranges are closed where they were opened.
+    /// A range must be closed by the thread that opened it, so it is not `Send`.
     _thread: PhantomData<*const ()>,
 }
 
-/// Opens a range called `name`, which is only formed where a profiler listens.
+/// Opens a range called `name`. The name is formatted only if a profiler is attached.
 pub fn range(name: impl Display) -> Range {
-    Range::told_to(profiler(), name)
+    Range::push_to(profiler(), name)
 }
 
 impl Range {
-    fn told_to(profiler: Option<&'static Profiler>, name: impl Display) -> Range {
+    fn push_to(profiler: Option<&'static Profiler>, name: impl Display) -> Range {
         if let Some(profiler) = profiler {
-            // A name with a zero in it ends there.
+            // The name ends at its first zero byte.
             let name = name.to_string().split('\0').next().map(CString::new);
             let name = name.and_then(Result::ok).unwrap_or_default();
             // SAFETY: the profiler's function, which takes a string that it copies.
@@ -58,13 +59,13 @@ struct Profiler {
 type Push = unsafe extern "C" fn(*const c_char) -> c_int;
 type Pop = unsafe extern "C" fn() -> c_int;
 
-/// The profiler that listens to this process, if any.
+/// The attached profiler; None if there is none.
 fn profiler() -> Option<&'static Profiler> {
     static PROFILER: OnceLock<Option<Profiler>> = OnceLock::new();
     PROFILER.get_or_init(attached).as_ref()
 }
 
-/// `InitializeInjectionNvtx2`: true where the profiler listens.
+/// `InitializeInjectionNvtx2`: returns true if the profiler listens.
 type Initialize = unsafe extern "C" fn(unsafe extern "C" fn(c_uint) -> *const c_void) -> c_int;
 
 fn attached() -> Option<Profiler> {
@@ -74,12 +75,13 @@ fn attached() -> Option<Profiler> {
     // SAFETY: what this name stands for in every such library.
     let initialize: Initialize = *unsafe { library.get(b"InitializeInjectionNvtx2\0") }.ok()?;
     let found = listening(initialize);
-    // Its functions are called until the process ends; and one that does not listen may have threads.
+    // The profiler's functions are called until the process ends, and its library may run threads: never
+    // close it.
     std::mem::forget(library);
     found
 }
 
-/// What a profiler's library wants to be told.
+/// The functions that the profiler's library registers; None if it does not listen.
 fn listening(initialize: Initialize) -> Option<Profiler> {
     // SAFETY: it is handed what the interface says.
     if unsafe { initialize(export_table) } == 0 {
@@ -107,10 +109,11 @@ const CORE_SIZE: usize = 16;
 /// `NVTX_VERSION`.
 const VERSION: u32 = 3;
 
-/// Where a profiler writes the addresses of its functions, by id.
+/// The addresses of the profiler's functions, by id. The profiler writes them.
 static SLOTS: [AtomicPtr<c_void>; CORE_SIZE] = [const { AtomicPtr::new(null_mut()) }; CORE_SIZE];
 
-/// Pointers to [`SLOTS`], the first and the last null: what a profiler is shown of the module `core`.
+/// Pointers to [`SLOTS`], the first and the last null: the table of the module `core` that the profiler
+/// reads.
 static TABLE: [AtomicPtr<AtomicPtr<c_void>>; CORE_SIZE + 1] =
     [const { AtomicPtr::new(null_mut()) }; CORE_SIZE + 1];
 
@@ -135,7 +138,7 @@ struct VersionInfo {
 static VERSION_TABLE: VersionInfo =
     VersionInfo { bytes: size_of::<VersionInfo>(), version: VERSION, reserved: 0, set_version };
 
-/// The profiler says what it was built for; nothing here depends on it.
+/// The profiler reports the version that it was built for; nothing here depends on it.
 extern "C" fn set_version(_: u32) {}
 
 /// `nvtxGetExportTable`.
@@ -187,7 +190,7 @@ mod tests {
         0
     }
 
-    /// A profiler's library, as NVTX's headers have it written: it asks for the tables as C would.
+    /// A profiler's library: it asks for the tables as NVTX's headers define them.
     unsafe extern "C" fn initialize(export: unsafe extern "C" fn(c_uint) -> *const c_void) -> c_int {
         // SAFETY: what the interface says of the tables.
         unsafe {
@@ -221,9 +224,9 @@ mod tests {
         assert!(listening(refuses).is_none());
         let profiler: &'static Profiler = Box::leak(Box::new(listening(initialize).expect("it listens")));
         {
-            let _step = Range::told_to(Some(profiler), format_args!("step {}", 3));
-            drop(Range::told_to(Some(profiler), "linear a\0b"));
-            drop(Range::told_to(None, "unheard"));
+            let _step = Range::push_to(Some(profiler), format_args!("step {}", 3));
+            drop(Range::push_to(Some(profiler), "linear a\0b"));
+            drop(Range::push_to(None, "unheard"));
         }
         assert_eq!(*HEARD.lock().expect("no panic"), ["step 3", "linear a", "end", "end"]);
     }

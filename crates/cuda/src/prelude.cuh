@@ -1,4 +1,4 @@
-// What every kernel can use. No header is included: the compiler that runs beside the program has none.
+// The prelude of every kernel. It includes no header: NVRTC has none.
 
 typedef unsigned char u8;
 typedef unsigned short u16;
@@ -9,7 +9,7 @@ typedef long long i64;
 #define INFINITY_F __int_as_float(0x7f800000)
 #define NAN_F __int_as_float(0x7fc00000)
 
-// A bf16 number by its bits. Conversions are explicit: a kernel computes in float, and rounds once on writing.
+// A bf16 number by its bits. Conversions are explicit: a kernel computes in float and rounds once on writing.
 struct bf16 {
     u16 bits;
 };
@@ -19,7 +19,8 @@ __device__ __forceinline__ float widen(bf16 x) { return __uint_as_float((u32)x.b
 
 template <class T> __device__ __forceinline__ T narrow(float x);
 template <> __device__ __forceinline__ float narrow<float>(float x) { return x; }
-// To nearest, ties to even. By the instruction for two: that for one is of the unit for special functions, at a quarter of the rate.
+// Rounds to nearest, ties to even. The instruction that converts two numbers is faster: that for one runs on
+// the special function unit, at a quarter of the rate.
 template <> __device__ __forceinline__ bf16 narrow<bf16>(float x) {
     u32 pair;
     asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(0.0f), "f"(x));
@@ -33,11 +34,11 @@ template <class T, int N> struct alignas(sizeof(T) * N) Vec {
     T v[N];
 };
 
-// As many elements as 16 bytes hold.
+// The number of elements in 16 bytes.
 template <class T> constexpr int LANES = 16 / sizeof(T);
 template <class T> using Vec16 = Vec<T, LANES<T>>;
 
-// The elements of 16 bytes that were read at once, widened: bf16 numbers two a word, the first in the low half.
+// Widens the elements of a 16-byte load. bf16 numbers are two a word, the first in the low half.
 template <class T> __device__ __forceinline__ void unpack(uint4 raw, float* to);
 template <> __device__ __forceinline__ void unpack<float>(uint4 raw, float* to) {
     to[0] = __uint_as_float(raw.x), to[1] = __uint_as_float(raw.y);
@@ -50,7 +51,7 @@ template <> __device__ __forceinline__ void unpack<bf16>(uint4 raw, float* to) {
     unpack_pair(raw.x, to), unpack_pair(raw.y, to + 2), unpack_pair(raw.z, to + 4), unpack_pair(raw.w, to + 6);
 }
 
-// The other way, each number rounded once.
+// Packs elements into 16 bytes, each rounded once.
 template <class T> __device__ __forceinline__ uint4 pack(const float* from);
 template <> __device__ __forceinline__ uint4 pack<float>(const float* from) {
     return make_uint4(__float_as_uint(from[0]), __float_as_uint(from[1]), __float_as_uint(from[2]),
@@ -65,7 +66,7 @@ template <> __device__ __forceinline__ uint4 pack<bf16>(const float* from) {
     return make_uint4(pack_pair(from), pack_pair(from + 2), pack_pair(from + 4), pack_pair(from + 6));
 }
 
-// Reads N neighbours, as many bytes at once as N and 16 allow; `from` is aligned to those.
+// Loads N neighbours, with the widest loads that N and 16 bytes allow. `from` is aligned to such a load.
 template <int N, class T> __device__ __forceinline__ void load(const T* from, float* to) {
     if constexpr (N % LANES<T> == 0) {
 #pragma unroll
@@ -79,7 +80,7 @@ template <int N, class T> __device__ __forceinline__ void load(const T* from, fl
     }
 }
 
-// Writes N neighbours, each rounded once, under the same terms.
+// Stores N neighbours, each rounded once, with the widest stores. `to` is aligned to such a store.
 template <int N, class T> __device__ __forceinline__ void store(T* to, const float* from) {
     if constexpr (N % LANES<T> == 0) {
 #pragma unroll
@@ -92,7 +93,7 @@ template <int N, class T> __device__ __forceinline__ void store(T* to, const flo
     }
 }
 
-// The larger of both halves of two words, none of which has its highest bit.
+// The maximum of the halves of two words, neither of which has its highest bit set.
 __device__ __forceinline__ u32 max_halves(u32 a, u32 b) {
 #if __CUDA_ARCH__ >= 900
     u32 most;
@@ -103,42 +104,44 @@ __device__ __forceinline__ u32 max_halves(u32 a, u32 b) {
 #endif
 }
 
-// Raises a word to the magnitudes of the elements of another, as bits: bf16's are two a word.
-template <class T> __device__ __forceinline__ void raise_to(u32& most, u32 word) {
+// Raises the running amax `most` to the magnitudes of a word's elements, as bits. bf16 elements are two a
+// word.
+template <class T> __device__ __forceinline__ void update_amax(u32& most, u32 word) {
     if constexpr (sizeof(T) == 2) most = max_halves(most, word & 0x7fff7fffu);
     else most = max(most, word & 0x7fffffffu);
 }
 
-// The larger of such a word's, as bits of f32.
-template <class T> __device__ __forceinline__ u32 larger_of(u32 most) {
+// The amax of such a word, as bits of f32.
+template <class T> __device__ __forceinline__ u32 amax_of_pair(u32 most) {
     return sizeof(T) == 2 ? max(most & 0xffff0000u, most << 16) : most;
 }
 
-// Raises what other blocks raise too: the largest of all comes out in any order. Most find that it is large enough.
-__device__ __forceinline__ void raise(u32* to, u32 x) {
+// Raises an amax that other blocks raise too; the result does not depend on their order. The plain read
+// avoids most atomics.
+__device__ __forceinline__ void atomic_amax(u32* to, u32 x) {
     if (x > *(volatile u32*)to) atomicMax(to, x);
 }
 
-// The largest of as many words as a block has warps, in every thread of a warp.
-__device__ __forceinline__ u32 largest_of_warps(const u32* words) {
+// The maximum of one word per warp of the block, in every thread of a warp.
+__device__ __forceinline__ u32 max_over_warps(const u32* words) {
     u32 lane = threadIdx.x % 32;
     return __reduce_max_sync(0xffffffffu, lane < blockDim.x / 32 ? words[lane] : 0);
 }
 
-// Raises a word to the largest of this block's; `space` is a word a warp.
-__device__ __forceinline__ void raise_by_block(u32* to, u32 x, u32* space) {
+// Raises `to` to the amax of this block. `space` is one word of shared memory per warp.
+__device__ __forceinline__ void atomic_amax_of_block(u32* to, u32 x, u32* space) {
     x = __reduce_max_sync(0xffffffffu, x);
     if (threadIdx.x % 32 == 0) space[threadIdx.x / 32] = x;
     __syncthreads();
     if (threadIdx.x >= 32) return;
-    x = largest_of_warps(space);
-    if (threadIdx.x == 0) raise(to, x);
+    x = max_over_warps(space);
+    if (threadIdx.x == 0) atomic_amax(to, x);
 }
 
-// A tensor whose element type is told at run time: an operand that is small, or whose type is its own.
+// A tensor whose element type is known only at run time: a small operand, or one with a type of its own.
 struct Floats {
     void* at;
-    // Whether it is of bf16; else it is of f32.
+    // 1 for bf16, 0 for f32.
     u64 is_bf16;
 };
 
@@ -158,7 +161,7 @@ __device__ __forceinline__ float load(const Floats& x, u64 index) {
     return value;
 }
 
-// The sum over a warp, in every lane; always added in the same order.
+// The sum over a warp, in every lane, always added in the same order.
 __device__ __forceinline__ float warp_sum(float x) {
 #pragma unroll
     for (int lane = 16; lane > 0; lane /= 2) x += __shfl_xor_sync(0xffffffffu, x, lane);
@@ -171,7 +174,8 @@ __device__ __forceinline__ float warp_max(float x) {
     return x;
 }
 
-// The sum over a block of THREADS, in every thread; `space` is 32 floats of shared memory, free again after the next barrier.
+// The sum over a block of THREADS, in every thread. `space` is 32 floats of shared memory, free again after
+// the next barrier.
 template <int THREADS> __device__ __forceinline__ float block_sum(float x, float* space) {
     x = warp_sum(x);
     if (THREADS == 32) return x;
@@ -183,7 +187,7 @@ template <int THREADS> __device__ __forceinline__ float block_sum(float x, float
     return x;
 }
 
-// The same for a block of any whole number of warps.
+// The sum over a block of any whole number of warps.
 __device__ __forceinline__ float block_sum(float x, float* space) {
     x = warp_sum(x);
     if (threadIdx.x % 32 == 0) space[threadIdx.x / 32] = x;
@@ -205,8 +209,9 @@ template <int THREADS> __device__ __forceinline__ float block_max(float x, float
     return x;
 }
 
-// The second stage of sums over rows. `parts` holds `count` rows of partial sums of `width` columns. A block of 32 by 32 threads sums 32
-// columns: warp w the rows w, w + 32 and so on, then its first warp the warps' sums, in order. `out` is written, or added to.
+// The second stage of sums over rows. `parts` holds `count` rows of partial sums of `width` columns. A block
+// of 32 by 32 threads sums 32 columns: warp w adds the rows w, w + 32 and so on, then the first warp adds the
+// warps' sums, in order. `out` is overwritten, or added to if `accumulate`.
 __device__ __forceinline__ void sum_parts(const float* parts, u32 count, u64 width, u64 column, bool accumulate,
                                           const Floats& out, u64 out_column) {
     __shared__ float sums[32][32];
@@ -224,8 +229,8 @@ __device__ __forceinline__ void sum_parts(const float* parts, u32 count, u64 wid
     store<1>(out, out_column, &sum);
 }
 
-// A stream of random numbers, as the host's `Philox`: Philox4x32-10 (Salmon et al., SC 2011, section 3), a pure function of seed, step,
-// site and index.
+// A stream of random numbers, equal to the host's `Philox`: Philox4x32-10 (Salmon et al., SC 2011, section
+// 3), a pure function of seed, step, site and index.
 struct Philox {
     u32 seed_low, seed_high, step, site;
 
@@ -246,13 +251,14 @@ struct Philox {
 // A word's top 24 bits as a number in [0, 1).
 __device__ __forceinline__ float unit(u32 word) { return (float)(word >> 8) * (1.0f / 16777216.0f); }
 
-// The numbers of a format of 1 + EXPONENT + MANTISSA bits from f32, as the host's `Minifloat`: to nearest, ties to even, saturated to the
-// largest finite one, whose bits as f32 are `largest`. A NaN is all ones but for its sign.
+// Casts f32 to a format of 1 + EXPONENT + MANTISSA bits, equal to the host's `Minifloat`: to nearest, ties to
+// even, saturated to the largest finite number, whose bits as f32 are `largest`. NaN becomes all ones except
+// the sign.
 template <int EXPONENT, int MANTISSA> __device__ __forceinline__ u32 to_minifloat(float x, u32 largest) {
     constexpr u32 DROPPED = 23 - MANTISSA, REBIAS = 127 - ((1 << (EXPONENT - 1)) - 1);
     u32 bits = __float_as_uint(x), sign = bits >> 31 << (EXPONENT + MANTISSA), magnitude = bits & 0x7fffffffu;
     u32 clamped = min(magnitude, largest);
-    // A carry into the exponent is right.
+    // A carry into the exponent is correct.
     u32 normal = ((clamped + (1u << (DROPPED - 1)) - 1 + (clamped >> DROPPED & 1)) >> DROPPED) - (REBIAS << MANTISSA);
     // f32's own addition rounds subnormal numbers to the format's smallest unit, that of the sum.
     u32 rounder = (REBIAS + 1 + DROPPED) << 23;
@@ -261,7 +267,7 @@ template <int EXPONENT, int MANTISSA> __device__ __forceinline__ u32 to_minifloa
     return magnitude > 0x7f800000u ? (1u << (EXPONENT + MANTISSA)) - 1 : sign | finite;
 }
 
-// Two FP8 numbers, the first in the low byte: by the instruction where there is one.
+// Two FP8 numbers, the first in the low byte. Newer GPUs have an instruction.
 #if __CUDA_ARCH__ >= 890
 __device__ __forceinline__ u32 to_e4m3_pair(float a, float b) {
     u16 pair;
@@ -274,7 +280,7 @@ __device__ __forceinline__ u32 to_e5m2_pair(float a, float b) {
     return pair;
 }
 #else
-// 448 and 57344 as f32.
+// The bits of 448 and 57344 as f32.
 __device__ __forceinline__ u32 to_e4m3_pair(float a, float b) {
     return to_minifloat<4, 3>(a, 0x43e00000u) | to_minifloat<4, 3>(b, 0x43e00000u) << 8;
 }
@@ -283,7 +289,7 @@ __device__ __forceinline__ u32 to_e5m2_pair(float a, float b) {
 }
 #endif
 
-// Twelve bits. 65024 as f32.
+// Casts to the twelve bits of E5M6. The constant is 65024 as f32.
 __device__ __forceinline__ u32 to_e5m6(float x) { return to_minifloat<5, 6>(x, 0x477e0000u); }
 
 __device__ __forceinline__ float widen_f16(u16 bits) {
@@ -292,12 +298,13 @@ __device__ __forceinline__ float widen_f16(u16 bits) {
     return x;
 }
 
-// By binary16, whose exponent is as wide as that of E5M2 and E5M6, and wider than that of E4M3, where it differs by a factor of 256.
+// FP8 numbers widen through binary16. Its exponent is as wide as that of E5M2 and E5M6, and wider than that
+// of E4M3, hence the factor of 256.
 __device__ __forceinline__ float from_e4m3(u32 bits) {
     float x = widen_f16((u16)((bits & 0x80u) << 8 | (bits & 0x7fu) << 7)) * 256.0f;
     return (bits & 0x7fu) == 0x7fu ? NAN_F : x;
 }
-// Four of them, the first in the low byte: by the instruction where there is one.
+// Four E4M3 numbers, the first in the low byte. Newer GPUs have an instruction.
 __device__ __forceinline__ void from_e4m3_quad(u32 bytes, float* to) {
 #if __CUDA_ARCH__ >= 890
 #pragma unroll

@@ -1,28 +1,29 @@
-//! Causal scaled-dot-product attention by cuDNN, forward and backward, as the operation graphs that its engines recognise.
+//! Causal scaled-dot-product attention by cuDNN, forward and backward, as operation graphs that its engines
+//! recognise.
 //!
-//! Shapes are B, H, S, D: sequences, heads, tokens of a sequence, a head's width. Queries, keys and values are columns of one matrix whose
-//! rows are tokens: h query heads, k key heads, k value heads.
+//! Shapes are B, H, S, D: sequences, heads, tokens of a sequence, head width. Queries, keys and values are
+//! columns of one matrix whose rows are tokens: h query heads, k key heads, k value heads.
 
-use crate::dnn::{Four, GraphBuilder, GraphPlan, INDEX, Pointwise, Reduce, TRUTH, Tensor, packed};
+use crate::dnn::{Direction, Four, GraphBuilder, GraphPlan, INDEX, Pointwise, Reduce, TRUTH, Tensor, packed};
 use crate::error::CudaError;
 use crate::ffi::cudnn::{DATA_BFLOAT16, DATA_FLOAT};
 use crate::gpu::Gpu;
 use crate::kernel::Work;
 use crate::memory::DevicePtr;
 
-/// Bytes that an engine may work in beside what the graph names.
+/// Workspace of an engine beyond the tensors of the graph, in bytes.
 const ENGINE_BYTES: usize = 4 << 20;
 
-// The places that a run is given, by number. The forward has five of them.
+// The indices of the addresses that a run is given. The forward uses the first five.
 const Q: usize = 0;
 const K: usize = 1;
 const V: usize = 2;
 const O: usize = 3;
 const LSE: usize = 4;
 const D_O: usize = 5;
-/// Sums of d_o o.
+/// Row sums of d_o o.
 const SUMS: usize = 6;
-/// What becomes dq.
+/// dq in f32, before the cast.
 const DQ_SUMS: usize = 7;
 const DQ: usize = 8;
 const DK: usize = 9;
@@ -41,23 +42,23 @@ pub struct Sdpa {
     pub kv_heads: usize,
     /// D.
     pub head_dim: usize,
-    /// Whether the backward must give the same bits in every run.
+    /// True if the backward must compute the same bits in every run.
     pub deterministic: bool,
 }
 
 impl Sdpa {
-    /// Whether cuDNN may have an engine for it; the rest is asked of it.
+    /// True if cuDNN may have an engine for these sizes; only planning tells for sure.
     pub fn may_run(&self) -> bool {
         self.head_dim.is_multiple_of(8) && self.head_dim <= 256 && self.seq_len > 1
     }
 
-    /// Bytes that the forward works in.
+    /// Workspace of the forward in bytes.
     pub fn forward_bytes(&self) -> usize {
         ENGINE_BYTES
     }
 
-    /// Bytes that the backward works in: sums of d_o o, dq in f32, and what an engine needs, dq once more; a deterministic one needs two
-    /// bytes a score besides.
+    /// Workspace of the backward in bytes: row sums of d_o o, dq in f32, and the engine's own workspace,
+    /// which holds dq once more. A deterministic engine needs two more bytes for each score.
     pub fn backward_bytes(&self) -> usize {
         let scores = self.sequences * self.heads * self.seq_len * self.seq_len;
         self.sums_bytes()
@@ -74,13 +75,14 @@ impl Sdpa {
         (4 * self.sequences * self.heads * self.seq_len * self.head_dim).next_multiple_of(256)
     }
 
-    /// `o` and the log-sum-exps `lse` of `qkv`, working in [`Sdpa::forward_bytes`].
+    /// Computes `o` and the log-sum-exps `lse` from `qkv`, with a workspace of [`Sdpa::forward_bytes`].
     ///
     /// # Errors
-    /// Where cuDNN is missing or has no engine for these sizes.
+    /// If cuDNN is missing or has no engine for these sizes.
     ///
     /// # Safety
-    /// The places hold as many elements as the sizes say, bf16 but for lse's f32, for as long as the work is put in.
+    /// Whenever the work is enqueued, the addresses hold as many elements as the sizes say: f32 for `lse`,
+    /// bf16 for all others.
     pub unsafe fn forward(
         &self,
         gpu: &Gpu,
@@ -89,13 +91,13 @@ impl Sdpa {
         lse: DevicePtr,
         workspace: DevicePtr,
     ) -> Result<Work, CudaError> {
-        let plan = gpu.attention(*self, Direction::Forward, |g| self.forward_plan(g))?;
+        let plan = gpu.graph_plan(self.key("attention"), Direction::Forward, |g| self.forward_plan(g))?;
         let [q, k, v] = self.places(qkv);
         let placed = plan.placed(&[q, k, v, o, lse], workspace)?;
-        Ok(Work::new(move |stream| placed.put(stream)))
+        Ok(Work::new(move |stream| placed.enqueue(stream)))
     }
 
-    /// Its graph, over the first five places.
+    /// The graph of the forward, over the first five addresses.
     fn forward_plan(&self, mut g: GraphBuilder) -> Result<GraphPlan, CudaError> {
         let h = self.layout();
         let q = g.at(DATA_BFLOAT16, h.wide, h.row_strides, Q)?;
@@ -121,13 +123,14 @@ impl Sdpa {
         g.plan(self.forward_bytes(), true)
     }
 
-    /// `dqkv` from the output's gradient and what the forward left, working in [`Sdpa::backward_bytes`].
+    /// Computes `dqkv` from the output's gradient and the results of the forward, with a workspace of
+    /// [`Sdpa::backward_bytes`].
     ///
     /// # Errors
-    /// As [`Sdpa::forward`]; also where gradients must be deterministic and no such engine fits.
+    /// Those of [`Sdpa::forward`]; also if gradients must be deterministic and no such engine fits.
     ///
     /// # Safety
-    /// As [`Sdpa::forward`].
+    /// The terms of [`Sdpa::forward`].
     #[allow(clippy::too_many_arguments, reason = "five tensors in, one out")]
     pub unsafe fn backward(
         &self,
@@ -141,20 +144,21 @@ impl Sdpa {
     ) -> Result<Work, CudaError> {
         let (sums_at, dq_at) = (workspace, workspace.offset(self.sums_bytes()));
         let engine_at = dq_at.offset(self.dq_bytes());
-        let plan = gpu.attention(*self, Direction::Backward, |g| self.backward_plan(g))?;
+        let plan =
+            gpu.graph_plan(self.key("attention backward"), Direction::Backward, |g| self.backward_plan(g))?;
         let ([q, k, v], [dq, dk, dv]) = (self.places(qkv), self.places(dqkv));
         let placed = plan.placed(&[q, k, v, o, lse, d_o, sums_at, dq_at, dq, dk, dv], engine_at)?;
         let context = gpu.context().clone();
         let dq_bytes = self.dq_bytes();
         Ok(Work::new(move |stream| {
-            // Blocks add their parts of dq here.
+            // Blocks add their parts of dq to this tensor.
             // SAFETY: the workspace has these bytes, by the promise of `backward`.
             unsafe { crate::memory::fill(&context, dq_at, 0, dq_bytes, stream)? };
-            placed.put(stream)
+            placed.enqueue(stream)
         }))
     }
 
-    /// Its graph, over all places.
+    /// The graph of the backward, over all addresses.
     fn backward_plan(&self, mut g: GraphBuilder) -> Result<GraphPlan, CudaError> {
         let h = self.layout();
         let q = g.at(DATA_BFLOAT16, h.wide, h.row_strides, Q)?;
@@ -208,7 +212,8 @@ impl Sdpa {
         g.plan(engine_bytes, self.deterministic)
     }
 
-    /// `scores_transposed rows`, the gradient of keys or values, at the place of this number; with groups the sum over each group's query heads.
+    /// `scores_transposed rows`, the gradient of keys or values, written to the address with index `place`.
+    /// Under grouped-query attention it is the sum over the query heads of each group.
     fn summed_over_group(
         &self,
         g: &mut GraphBuilder,
@@ -226,7 +231,7 @@ impl Sdpa {
         g.reduce(Reduce::Add, by_head, to)
     }
 
-    /// `scale q k` where a key is not behind its query, elsewhere the least finite number.
+    /// `scale q k` for keys up to the query's own position; the least finite number for later keys.
     fn masked_scores(&self, g: &mut GraphBuilder, q: Tensor, k: Tensor) -> Result<Tensor, CudaError> {
         let dims = self.scores();
         let products = g.passing(DATA_FLOAT, dims)?;
@@ -251,6 +256,14 @@ impl Sdpa {
         Ok(masked)
     }
 
+    /// The key under which the layers of a model share a plan of these sizes.
+    fn key(&self, graph: &str) -> String {
+        let Sdpa { sequences, seq_len, heads, kv_heads, head_dim, deterministic } = self;
+        format!(
+            "{graph} {sequences}x{seq_len}, {heads}/{kv_heads} heads of {head_dim}, deterministic {deterministic}"
+        )
+    }
+
     fn scale(&self) -> f32 {
         1.0 / (self.head_dim as f32).sqrt()
     }
@@ -259,7 +272,7 @@ impl Sdpa {
         [self.sequences as i64, self.heads as i64, self.seq_len as i64, self.seq_len as i64]
     }
 
-    /// Where queries, keys and values begin in the matrix at `qkv`.
+    /// The addresses of queries, keys and values in the matrix at `qkv`.
     fn places(&self, qkv: DevicePtr) -> [DevicePtr; 3] {
         [0, self.heads, self.heads + self.kv_heads].map(|head| qkv.offset(2 * head * self.head_dim))
     }
@@ -282,22 +295,15 @@ impl Sdpa {
     }
 }
 
-/// Whether attention goes from its inputs to its output, or back with gradients.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) enum Direction {
-    Forward,
-    Backward,
-}
-
-/// Shapes and strides.
+/// The shapes and strides of the graphs' tensors.
 struct Layout {
-    /// Of queries and outputs.
+    /// Shape of queries and outputs.
     wide: Four,
-    /// Of keys and values.
+    /// Shape of keys and values.
     narrow: Four,
-    /// Of keys, seen from a query.
+    /// Shape of transposed keys, as the scores' matrix product reads them.
     keys: Four,
-    /// A number a query.
+    /// Shape of one number for each query.
     rows: Four,
     scores: Four,
     scores_transposed: Four,

@@ -1,26 +1,27 @@
-//! Streams and events: the order of work on a card.
+//! Streams and events: the order of work on a GPU.
 
+use crate::capture_lock;
 use crate::context::Context;
 use crate::error::CudaError;
 use crate::ffi::driver::{
     CU_EVENT_DISABLE_TIMING, CU_EVENT_RECORD_EXTERNAL, CU_STREAM_NON_BLOCKING, CUDA_ERROR_NOT_READY, CuEvent,
     CuStream,
 };
-use crate::turns;
 
-/// A queue of work on a card: what is put in runs in order.
+/// A queue of work on a GPU, which runs in order.
 pub struct Stream {
     pub(crate) context: Context,
     pub(crate) handle: CuStream,
 }
 
-// SAFETY: a stream may be used from any thread; each call makes the context current first, and the driver locks the queue.
+// SAFETY: a stream may be used from any thread; each call makes the context current first, and the driver
+// locks the queue.
 unsafe impl Send for Stream {}
 // SAFETY: as above.
 unsafe impl Sync for Stream {}
 
 impl Stream {
-    /// A new stream, which does not wait for the default one.
+    /// A new stream, independent of the default stream.
     pub fn new(context: &Context) -> Result<Stream, CudaError> {
         context.enter()?;
         let mut handle = std::ptr::null_mut();
@@ -30,7 +31,7 @@ impl Stream {
         Ok(Stream { context: context.clone(), handle })
     }
 
-    /// The card that it runs on.
+    /// The context of the stream's GPU.
     pub fn context(&self) -> &Context {
         &self.context
     }
@@ -40,10 +41,10 @@ impl Stream {
         self.handle
     }
 
-    /// Waits until everything put in so far has run.
+    /// Waits until all enqueued work has run.
     ///
     /// # Errors
-    /// Those of the work itself among them: a kernel that read where it must not is told here.
+    /// Also those of the work: a kernel that accessed memory out of bounds is reported here.
     pub fn synchronize(&self) -> Result<(), CudaError> {
         self.context.enter()?;
         // SAFETY: the stream lives as long as `self`.
@@ -51,7 +52,7 @@ impl Stream {
         self.context.check("cuStreamSynchronize", status)
     }
 
-    /// Lets what is put in from now on wait for `event`.
+    /// Makes work that is enqueued from now on wait for `event`.
     pub fn wait(&self, event: &Event) -> Result<(), CudaError> {
         self.context.enter()?;
         // SAFETY: both live here.
@@ -62,9 +63,9 @@ impl Stream {
 
 impl Drop for Stream {
     fn drop(&mut self) {
-        let _turn = turns::beside_others();
+        let _no_capture = capture_lock::exclude_capture();
         if self.context.enter().is_ok() {
-            // SAFETY: made by `new`, destroyed once; the driver lets what is in it run to its end.
+            // SAFETY: created by `new`, destroyed once; the driver lets enqueued work finish.
             let status = unsafe { (self.context.driver().cuStreamDestroy_v2)(self.handle) };
             self.context.release("cuStreamDestroy", status);
         }
@@ -83,12 +84,12 @@ unsafe impl Send for Event {}
 unsafe impl Sync for Event {}
 
 impl Event {
-    /// An event for order alone.
+    /// An event for ordering only.
     pub fn new(context: &Context) -> Result<Event, CudaError> {
         Event::with_flags(context, CU_EVENT_DISABLE_TIMING)
     }
 
-    /// An event that also takes the time.
+    /// An event that also records the time.
     pub fn timed(context: &Context) -> Result<Event, CudaError> {
         Event::with_flags(context, 0)
     }
@@ -102,7 +103,7 @@ impl Event {
         Ok(Event { context: context.clone(), handle })
     }
 
-    /// Marks the point that `stream` has reached in its queue.
+    /// Records the current end of `stream`'s queue.
     pub fn record(&self, stream: &Stream) -> Result<(), CudaError> {
         self.context.enter()?;
         // SAFETY: both live here.
@@ -110,7 +111,7 @@ impl Event {
         self.context.check("cuEventRecord", status)
     }
 
-    /// The same where `stream` is being recorded as a graph: each replay marks the point anew.
+    /// Records the event in a captured stream: each replay of the graph records it again.
     pub fn record_in_graph(&self, stream: &Stream) -> Result<(), CudaError> {
         self.context.enter()?;
         let driver = self.context.driver();
@@ -120,7 +121,7 @@ impl Event {
         self.context.check("cuEventRecordWithFlags", status)
     }
 
-    /// Whether the stream has passed the point.
+    /// True if the stream has passed the point.
     pub fn is_done(&self) -> Result<bool, CudaError> {
         self.context.enter()?;
         // SAFETY: the event lives as long as `self`.
@@ -138,7 +139,7 @@ impl Event {
         self.context.check("cuEventSynchronize", status)
     }
 
-    /// Seconds from this event to a later one. Both are timed and have been passed.
+    /// Seconds from this event to a later one. Both must be timed and passed.
     pub fn seconds_until(&self, end: &Event) -> Result<f64, CudaError> {
         let mut milliseconds = 0.0;
         // SAFETY: writes one number; both events live here.
@@ -152,7 +153,7 @@ impl Event {
 impl Drop for Event {
     fn drop(&mut self) {
         if self.context.enter().is_ok() {
-            // SAFETY: made by `with_flags`, destroyed once.
+            // SAFETY: created by `with_flags`, destroyed once.
             let status = unsafe { (self.context.driver().cuEventDestroy_v2)(self.handle) };
             self.context.release("cuEventDestroy", status);
         }

@@ -1,49 +1,53 @@
-//! How long work takes on a card, so that one of several ways can be chosen.
+//! Timing of work on a GPU, for choosing the fastest of several algorithms.
 
+use crate::capture_lock;
 use crate::context::Context;
 use crate::error::CudaError;
 use crate::stream::{Event, Stream};
-use crate::turns;
 
-/// Timed rounds, of which the median counts; one more goes before them. Fewer where a run under load follows.
+/// Timed rounds, of which the median counts, after one warm-up round. There are fewer if runs under load
+/// follow.
 const ROUNDS: usize = 7;
 const FEW_ROUNDS: usize = 3;
 
-/// A timed run lasts this long at least, if need be by repeating the work.
+/// The shortest timed run; shorter work is repeated.
 const RUN_SECONDS: f64 = 400e-6;
 const MOST_REPEATS: f64 = 32.0;
 
-/// Under load a candidate runs this long before it is timed, so that clocks are those that its power allows, and this long while it is.
+/// Seconds for which a candidate runs under load before it is timed, so that clocks settle within the power
+/// limit, and seconds for which it is timed.
 const LOAD_SECONDS: f64 = 60e-3;
 
-/// What takes less than this is not timed under load: a step has so much beside it that clocks do not follow it.
+/// Shorter work is not timed under load: within a step it does not determine the clocks.
 const LONG_SECONDS: f64 = 200e-6;
 
-/// What is slower by more than this in short runs is not tried under load: what is fast before the card is at its limit of power and what is
-/// sparing there differ by that much.
+/// Candidates slower by more than this factor in short runs are not timed under load. Below the power limit
+/// and at it, two algorithms may differ by that much.
 const NEARLY: f64 = 1.12;
 
-/// What is no slower than the fastest by more than this is as fast: the order of the candidates decides.
+/// Candidates slower than the fastest by at most this factor count as equally fast; then the first one is
+/// chosen.
 const AS_FAST: f64 = 1.01;
 const AS_FAST_UNDER_LOAD: f64 = 1.003;
 
-/// Runs something once, alone: nothing where it runs, else why it is refused.
+/// Runs work once, with nothing else running. Returns the reason if the work is refused.
 ///
 /// # Errors
-/// What goes wrong on the card itself, which is no refusal: nothing can be run there any more.
+/// A failure of the GPU itself, after which nothing more can run on it.
 pub(crate) fn runs(
     context: &Context,
     put: impl Fn(&Stream) -> Result<(), CudaError>,
 ) -> Result<Option<CudaError>, CudaError> {
     let stream = Stream::new(context)?;
-    let _alone = turns::alone();
+    let _exclusive = capture_lock::exclusive();
     let put = put(&stream);
     stream.synchronize()?;
     Ok(put.err())
 }
 
-/// Which of `candidates` is the fastest, the first of those that are as fast as it, and the seconds it takes; `put` puts one into a stream.
-/// None where there are no candidates; one alone is not run, and has no time. Nothing else is timed meanwhile.
+/// The index of the fastest of `candidates` and its seconds; of equally fast ones the first. `enqueue` puts
+/// one on a stream. None if there are no candidates. A single candidate does not run and has no time. Nothing
+/// else runs meanwhile.
 pub(crate) fn fastest<C>(
     context: &Context,
     candidates: &[C],
@@ -56,8 +60,8 @@ pub(crate) fn fastest<C>(
     })
 }
 
-/// The same where the card's power, and not its clocks, may be what bounds a step that does much of this: the few that are nearly as fast
-/// as the fastest are run one after the other, each for long enough to find its own clocks.
+/// [`fastest`] for work that may run at the GPU's power limit: the candidates that are nearly as fast as the
+/// fastest run one after the other, each for long enough to settle at its own clocks.
 pub(crate) fn fastest_under_load<C>(
     context: &Context,
     candidates: &[C],
@@ -66,7 +70,7 @@ pub(crate) fn fastest_under_load<C>(
     if candidates.len() < 2 {
         return fastest(context, candidates, put);
     }
-    let _alone = turns::alone();
+    let _exclusive = capture_lock::exclusive();
     let mut times = medians(context, candidates, FEW_ROUNDS, &put)?;
     let best = times.iter().copied().fold(f64::INFINITY, f64::min);
     if best < LONG_SECONDS {
@@ -85,14 +89,14 @@ pub(crate) fn fastest_under_load<C>(
     Ok(choose(&times, AS_FAST_UNDER_LOAD))
 }
 
-/// The first of those that are as fast as the fastest, and its seconds.
+/// The first candidate that is as fast as the fastest, and its seconds.
 fn choose(seconds: &[f64], as_fast: f64) -> Option<(usize, Option<f64>)> {
     let best = seconds.iter().copied().fold(f64::INFINITY, f64::min);
     let chosen = seconds.iter().position(|&seconds| seconds <= best * as_fast)?;
     Some((chosen, Some(seconds[chosen])))
 }
 
-/// Takes the time of work.
+/// A stopwatch for enqueued work.
 struct Watch {
     start: Event,
     end: Event,
@@ -103,7 +107,7 @@ impl Watch {
         Ok(Watch { start: Event::timed(context)?, end: Event::timed(context)? })
     }
 
-    /// That of one of `repeats` runs, one after the other.
+    /// Seconds of one run, from `repeats` consecutive runs.
     fn seconds(
         &self,
         stream: &Stream,
@@ -120,23 +124,23 @@ impl Watch {
     }
 }
 
-/// The seconds that each of some candidates takes in short runs.
+/// The median seconds of each candidate in short runs.
 fn medians<C>(
     context: &Context,
     candidates: &[C],
     rounds: usize,
     put: impl Fn(&C, &Stream) -> Result<(), CudaError>,
 ) -> Result<Vec<f64>, CudaError> {
-    let _alone = turns::alone();
+    let _exclusive = capture_lock::exclusive();
     let (stream, watch) = (Stream::new(context)?, Watch::new(context)?);
-    // The first run of each loads what libraries load late.
+    // A first run of each candidate triggers lazy loading.
     for candidate in candidates {
         put(candidate, &stream)?;
     }
     let seconds = |candidate, repeats| watch.seconds(&stream, repeats, |stream| put(candidate, stream));
     let about = seconds(&candidates[0], 1)?.max(1e-7);
     let repeats = (RUN_SECONDS / about).ceil().clamp(1.0, MOST_REPEATS) as usize;
-    // Round by round, so that what changes with time (clocks, heat) meets all alike.
+    // Interleaved rounds expose all candidates alike to changes of clocks and heat.
     let mut times = vec![Vec::new(); candidates.len()];
     for round in 0..=rounds {
         for (candidate, times) in candidates.iter().zip(&mut times) {

@@ -1,4 +1,4 @@
-//! What needs a card. Without one every test counts as ignored, and the reason is printed.
+//! Tests that need a GPU. Without one, all count as ignored, and the reason is printed.
 #![allow(unsafe_code, reason = "it launches kernels")]
 
 use libtest_mimic::{Arguments, Failed, Trial};
@@ -70,7 +70,8 @@ impl Card {
         let n = memory.bytes() / 4;
         let arguments = Scale { x: memory.pointer(), by, n: n as i32 };
         let function = self.module.function("scale")?;
-        // SAFETY: the kernel takes one `Scale`, and writes the n numbers of `memory`, which the tests keep until they read it.
+        // SAFETY: the kernel takes one `Scale`, and writes the n numbers of `memory`, which the tests keep
+        // until they read it.
         unsafe { function.launch(Launch::row((n as u32).div_ceil(128), 128), &arguments, &self.stream) }
     }
 }
@@ -203,7 +204,7 @@ fn too_little_memory_is_told_in_bytes(card: &Card) -> Result<(), Failed> {
 
 fn kernels_are_kept_on_the_disk(card: &Card) -> Result<(), Failed> {
     let folder = tempfile::tempdir()?;
-    let (cache, compiler) = (KernelCache::at(folder.path()), Compiler::open()?);
+    let (cache, compiler) = (KernelCache::in_folder(folder.path()), Compiler::open()?);
     let get = || cache.compile(compiler, "test.cu", KERNELS, card.arch, &[]);
     let first = get()?;
     assert_eq!(std::fs::read_dir(folder.path())?.count(), 1);
@@ -213,7 +214,7 @@ fn kernels_are_kept_on_the_disk(card: &Card) -> Result<(), Failed> {
     Ok(())
 }
 
-/// A product with operands on the card: every matrix lies in rows of its stride, what is between them is `GAP`.
+/// A GEMM with operands on the GPU. Rows are a stride apart; the elements between them are `GAP`.
 struct Product<'a> {
     gemm: Gemm,
     card: &'a Card,
@@ -221,14 +222,14 @@ struct Product<'a> {
     b: DeviceMemory,
     d: DeviceMemory,
     bias: Option<DeviceMemory>,
-    /// Of FP8 factors.
+    /// Scales of FP8 operands.
     scales: Option<[DeviceMemory; 2]>,
     workspace: DeviceMemory,
-    /// A, B, D as it is at first, and the bias: as they lie in memory, with what FP8 numbers stand for.
+    /// A, B, the initial D and the bias, as they lie in memory, FP8 numbers multiplied by their scales.
     host: [Vec<f64>; 4],
 }
 
-/// What stands between the rows of a matrix.
+/// The value of elements between the rows of a matrix.
 const GAP: f64 = -3.5;
 
 impl<'a> Product<'a> {
@@ -272,7 +273,7 @@ impl<'a> Product<'a> {
         };
         let (d_memory, d_host) = fill(2, d, m, n, gemm.d_stride)?;
         let (bias_memory, bias_host) = fill(3, d, 1, n, n)?;
-        // Choosing an algorithm runs the product in a stream of its own.
+        // Choosing an algorithm runs the GEMM on a stream of its own.
         card.stream.synchronize()?;
         Ok(Product {
             gemm,
@@ -298,12 +299,12 @@ impl<'a> Product<'a> {
         }
     }
 
-    /// D as the card makes it of the D of the beginning.
+    /// D, computed on the GPU from the initial D.
     fn run(&self, work: &Work) -> Result<Vec<f64>, CudaError> {
         let ty = TensorType::new(self.gemm.d, [self.host[2].len()]);
         self.d.all().write(HostTensor::from_f64(ty, &self.host[2]).bytes(), &self.card.stream)?;
         self.workspace.all().fill(0xFF, &self.card.stream)?;
-        work.put(&self.card.stream)?;
+        work.enqueue(&self.card.stream)?;
         Ok(decode(ty, &self.d.all().read(&self.card.stream)?))
     }
 
@@ -335,13 +336,14 @@ impl<'a> Product<'a> {
         let inside = |x: &'_ [f64]| x.chunks(d_stride).flat_map(|row| row[..n].to_vec()).collect::<Vec<_>>();
         let (f, e) = (inside(found), inside(expected));
         assert_eq!((f.len(), e.len()), (m * n, m * n));
-        // Sums that happen to be near zero are no closer than the terms they are made of.
+        // Sums near zero are no more exact than their terms.
         let size = norm(&mut e.iter().copied()).max(((m * n) as f64).sqrt());
         let error = norm(&mut f.iter().zip(&e).map(|(f, e)| f - e)) / size;
-        // One rounding to bf16 is off by 2^-8 at most; long sums in f32 in another order by more than short ones.
+        // One rounding to bf16 costs at most 2^-8. Long f32 sums in another order differ more than short
+        // ones.
         let bar = if self.gemm.k > 4096 { 1e-4 } else { 1e-5 };
         let bar = if self.gemm.d == DType::BF16 { bar + 2f64.powi(-8) } else { bar };
-        // Of 128 products at a time tensor cores keep 14 bits.
+        // Tensor cores keep 14 bits of sums of 128 products.
         let bar = if self.scales.is_some() { bar + 1e-3 } else { bar };
         assert!(error <= bar, "{:?} by {by} is off by {error:e}", self.gemm);
         let between = found.chunks(d_stride).flat_map(|row| &row[n..]);
@@ -350,10 +352,10 @@ impl<'a> Product<'a> {
 }
 
 fn gpu_with_cache(folder: &std::path::Path) -> Result<Gpu, CudaError> {
-    Gpu::with_cache(0, KernelCache::at(folder))
+    Gpu::with_cache(0, KernelCache::in_folder(folder))
 }
 
-/// Element types of the factors and of the product.
+/// Element types of the operands and of D.
 const PRODUCT_TYPES: [(DType, DType); 3] =
     [(DType::F32, DType::F32), (DType::BF16, DType::BF16), (DType::BF16, DType::F32)];
 
@@ -377,7 +379,7 @@ fn products_are_those_of_a_plain_loop(
             let expected = product.expected();
             let plan = gemm.plan(&gpu, &product.operands())?;
             product.assert_near(&product.run(&plan.work)?, &expected, &format!("{:?}", plan.choice));
-            let own = gemm.own(&gpu, &product.operands())?;
+            let own = gemm.fallback(&gpu, &product.operands())?;
             product.assert_near(&product.run(&own.work)?, &expected, "the kernel of our own");
         }
     }
@@ -387,11 +389,11 @@ fn products_are_those_of_a_plain_loop(
 fn large_products_are_those_of_the_other_kernel(card: &Card) -> Result<(), Failed> {
     let folder = tempfile::tempdir()?;
     let gpu = gpu_with_cache(folder.path())?;
-    // The head of a model with an odd vocabulary, its two gradients, and a sum so long that it is worth splitting; as large as keeps the
-    // multiprocessors of an H100 busy, or those that there are.
+    // The GEMMs of a head with an odd vocabulary and its two gradients, and a sum so long that it is worth
+    // splitting. The sizes keep the multiprocessors of an H100 busy, scaled to this GPU's.
     let of_device = |size: usize| size * gpu.info().multiprocessors as usize / 132;
     let (c, d, v) = (96, 768, of_device(5025) | 1);
-    // As rows of logits lie in the workspace of the loss.
+    // The stride of logits in the workspace of the loss.
     let stride = v.next_multiple_of(64);
     for (dtype, out) in PRODUCT_TYPES {
         let logits = Gemm::new([c, v, d], dtype, [false, true], dtype).d_stride(stride);
@@ -401,10 +403,10 @@ fn large_products_are_those_of_the_other_kernel(card: &Card) -> Result<(), Faile
         for gemm in [logits, dx, dw, long] {
             let product = Product::new(card, gemm, false)?;
             let plan = gemm.plan(&gpu, &product.operands())?;
-            assert_ne!(plan.choice, GemmChoice::OwnKernel, "{gemm}");
-            let own = product.run(&gemm.own(&gpu, &product.operands())?.work)?;
+            assert_ne!(plan.choice, GemmChoice::Fallback, "{gemm}");
+            let own = product.run(&gemm.fallback(&gpu, &product.operands())?.work)?;
             let found = product.run(&plan.work)?;
-            // Both are rounded.
+            // Both results are rounded.
             if gemm.d == DType::F32 {
                 product.assert_near(&found, &own, "cuBLASLt");
             } else {
@@ -418,8 +420,8 @@ fn large_products_are_those_of_the_other_kernel(card: &Card) -> Result<(), Faile
     Ok(())
 }
 
-/// Sizes that end within tiles and clusters, and more tiles than blocks that make them.
-fn promoted_products_are_those_of_a_plain_loop(card: &Card) -> Result<(), Failed> {
+/// Sizes that end within tiles and clusters, and more tiles than blocks.
+fn block_scaled_gemms_equal_a_plain_loop(card: &Card) -> Result<(), Failed> {
     if card.arch != Arch::SM90 {
         return Ok(());
     }
@@ -439,7 +441,7 @@ fn promoted_products_are_those_of_a_plain_loop(card: &Card) -> Result<(), Failed
             let all = [plain, gapped, plain.accumulate(true), gapped.accumulate(true)];
             for gemm in all.into_iter().filter(|gemm| d == DType::F32 || !gemm.accumulate) {
                 let product = Product::new(card, gemm, false)?;
-                let Some(plan) = gemm.promoted(&gpu, &product.operands())? else {
+                let Some(plan) = gemm.block_scaled(&gpu, &product.operands())? else {
                     return Err(format!("{gemm} is not taken").into());
                 };
                 let found = product.run(&plan.work)?;
@@ -460,7 +462,7 @@ fn a_recorded_product_is_the_same(card: &Card) -> Result<(), Failed> {
         Product::new(card, Gemm::new([70, 90, 4000], DType::BF16, [true, false], DType::F32), false)?;
     let plan = product.gemm.plan(&gpu, &product.operands())?;
     let found = product.run(&plan.work)?;
-    let mut exec = Graph::record(&card.stream, || plan.work.put(&card.stream))?.instantiate()?;
+    let mut exec = Graph::record(&card.stream, || plan.work.enqueue(&card.stream))?.instantiate()?;
     for _ in 0..3 {
         product.d.all().fill(0xFF, &card.stream)?;
         product.workspace.all().fill(0xFF, &card.stream)?;
@@ -478,7 +480,7 @@ fn a_choice_of_an_algorithm_is_kept(card: &Card) -> Result<(), Failed> {
     let plan = |gpu: &Gpu| product.gemm.plan(gpu, &product.operands());
     let gpu = gpu_with_cache(folder.path())?;
     let first = plan(&gpu)?;
-    assert_eq!(first.choice, GemmChoice::Measured);
+    assert_eq!(first.choice, GemmChoice::Timed);
     let files = || std::fs::read_dir(folder.path()).map(|entries| entries.flatten().collect::<Vec<_>>());
     let file = match &files()?[..] {
         [file] => file.path(),
@@ -486,14 +488,14 @@ fn a_choice_of_an_algorithm_is_kept(card: &Card) -> Result<(), Failed> {
     };
     for gpu in [&gpu, &gpu_with_cache(folder.path())?] {
         let again = plan(gpu)?;
-        assert_eq!((again.choice, again.algorithm), (GemmChoice::Kept, first.algorithm));
+        assert_eq!((again.choice, again.algorithm), (GemmChoice::Cached, first.algorithm));
     }
     let whole = std::fs::read(&file)?;
     std::fs::write(&file, &whole[..50])?;
-    assert_eq!(plan(&gpu_with_cache(folder.path())?)?.choice, GemmChoice::Measured, "it was damaged");
+    assert_eq!(plan(&gpu_with_cache(folder.path())?)?.choice, GemmChoice::Timed, "it was damaged");
     assert_eq!(std::fs::read(&file)?.len(), whole.len());
-    assert_eq!(plan(&gpu_with_cache(folder.path())?)?.choice, GemmChoice::Kept);
-    // Another product, and the same one with operands that are aligned otherwise, have choices of their own.
+    assert_eq!(plan(&gpu_with_cache(folder.path())?)?.choice, GemmChoice::Cached);
+    // Another GEMM, and one with other alignments, have choices of their own.
     let shifted = GemmOperands { a: product.a.pointer().offset(16), ..product.operands() };
     let shorter = Gemm { m: 255, ..product.gemm };
     let others = [
@@ -501,21 +503,45 @@ fn a_choice_of_an_algorithm_is_kept(card: &Card) -> Result<(), Failed> {
         shorter.plan(&gpu, &product.operands())?,
         shorter.plan(&gpu, &shifted)?,
     ];
-    assert!(others.iter().all(|other| other.choice == GemmChoice::Measured));
+    assert!(others.iter().all(|other| other.choice == GemmChoice::Timed));
     assert_eq!(files()?.len(), 4);
+    Ok(())
+}
+
+/// The former key is one that xtrain wrote to `choices.json` when keys were `Debug` output.
+fn a_choice_that_an_older_run_recorded_is_used(card: &Card) -> Result<(), Failed> {
+    let folders = [tempfile::tempdir()?, tempfile::tempdir()?];
+    let product =
+        Product::new(card, Gemm::new([256, 384, 512], DType::BF16, [false, true], DType::BF16), true)?;
+    let gpu = gpu_with_cache(folders[0].path())?;
+    let first = product.gemm.plan(&gpu, &product.operands())?;
+    let (key, value) = gpu.choices().pop_first().ok_or("nothing is recorded")?;
+    let device = key.split_once(": ").ok_or("the key names no device")?.0;
+    let former = format!(
+        "{device}: Gemm {{ m: 256, n: 384, k: 512, \
+         a: Factor {{ dtype: BF16, transposed: false, stride: 512, scaling: None }}, \
+         b: Factor {{ dtype: BF16, transposed: true, stride: 512, scaling: None }}, \
+         d: BF16, d_stride: 384, accumulate: false, fast_accumulation: false }}, \
+         aligned to [Some(256), Some(256), Some(256), Some(256)] bytes, working in 33554432"
+    );
+    let resumed = gpu_with_cache(folders[1].path())?;
+    resumed.adopt(&[(former, value.clone())].into());
+    let again = product.gemm.plan(&resumed, &product.operands())?;
+    assert_eq!((again.choice, again.algorithm), (GemmChoice::Cached, first.algorithm));
+    assert_eq!(resumed.choices().get(&key), Some(&value), "it is recorded under its current key");
     Ok(())
 }
 
 fn the_small_trials_find_the_known_results(_: &Card) -> Result<(), Failed> {
     let folder = tempfile::tempdir()?;
     let gpu = gpu_with_cache(folder.path())?;
-    gpu.try_kernel()?;
-    Ok(gpu.try_product()?)
+    gpu.test_kernel()?;
+    Ok(gpu.test_gemm()?)
 }
 
 fn cudnn_finds_the_known_results(_: &Card) -> Result<(), Failed> {
     let folder = tempfile::tempdir()?;
-    Ok(gpu_with_cache(folder.path())?.try_attention()?)
+    Ok(gpu_with_cache(folder.path())?.test_attention()?)
 }
 
 fn main() {
@@ -524,7 +550,7 @@ fn main() {
     if let Some(reason) = &missing {
         eprintln!("skipped, no card to test on: {reason}");
     }
-    let tests: [(&str, fn(&Card) -> Result<(), Failed>); 16] = [
+    let tests: [(&str, fn(&Card) -> Result<(), Failed>); 17] = [
         ("a_card_describes_itself", a_card_describes_itself),
         ("bytes_come_back_as_they_went", bytes_come_back_as_they_went),
         ("a_kernel_computes", a_kernel_computes),
@@ -539,9 +565,10 @@ fn main() {
         ("too_little_memory_is_told_in_bytes", too_little_memory_is_told_in_bytes),
         ("kernels_are_kept_on_the_disk", kernels_are_kept_on_the_disk),
         ("large_products_are_those_of_the_other_kernel", large_products_are_those_of_the_other_kernel),
-        ("promoted_products_are_those_of_a_plain_loop", promoted_products_are_those_of_a_plain_loop),
+        ("block_scaled_gemms_equal_a_plain_loop", block_scaled_gemms_equal_a_plain_loop),
         ("a_recorded_product_is_the_same", a_recorded_product_is_the_same),
         ("a_choice_of_an_algorithm_is_kept", a_choice_of_an_algorithm_is_kept),
+        ("a_choice_that_an_older_run_recorded_is_used", a_choice_that_an_older_run_recorded_is_used),
         ("the_small_trials_find_the_known_results", the_small_trials_find_the_known_results),
         ("cudnn_finds_the_known_results", cudnn_finds_the_known_results),
     ];

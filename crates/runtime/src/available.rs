@@ -1,12 +1,12 @@
-//! How much memory the machine, or the container around this process, has and can still give.
+//! Memory that the machine, or the container around this process, has and can still provide.
 //!
-//! Linux only; elsewhere nothing is known and nothing is refused. Of control groups, version 2 is read: every group on the way from
-//! this process up to the root may set a limit.
+//! Linux only; elsewhere nothing is known and nothing is refused. Control groups of version 2 are read: every
+//! group from this process up to the root may set a limit.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// Bytes that this process can still use, where the system says so.
+/// Bytes that this process can still use; None if the system does not report them.
 pub fn available_bytes() -> Option<u64> {
     let groups = groups().into_iter().filter_map(|group| {
         let cache = stat(&group, "inactive_file").unwrap_or(0);
@@ -16,7 +16,7 @@ pub fn available_bytes() -> Option<u64> {
     groups.chain(meminfo("MemAvailable:")).min()
 }
 
-/// Bytes that this process could use if nothing else ran, where the system says so.
+/// Bytes that this process could use if nothing else ran; None if the system does not report them.
 pub fn total_bytes() -> Option<u64> {
     let groups = groups().into_iter().filter_map(|group| number(&group.join("memory.max")));
     groups.chain(meminfo("MemTotal:")).min()
@@ -36,7 +36,7 @@ fn groups() -> Vec<PathBuf> {
     Path::new(own).ancestors().map(|group| Path::new("/sys/fs/cgroup").join(group)).collect()
 }
 
-/// The number that a file holds; nothing for `max`, which is no limit.
+/// The number in a file; None for `max`, which is no limit.
 fn number(path: &Path) -> Option<u64> {
     fs::read_to_string(path).ok()?.trim().parse().ok()
 }

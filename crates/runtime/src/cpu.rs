@@ -1,42 +1,37 @@
-//! The CPU interpreter: walks the list and calls each op's CPU kernel on the planned memory.
+//! The CPU engine: interprets a program with the CPU kernels on planned memory.
 
 use crate::available::available_bytes;
-use crate::engine::{Promise, StateKey, ensure_length, output_places, state_key};
+use crate::checks::{Checks, check_finite, is_overwritten};
+use crate::engine::{Engine, Outputs, Promise, Ticket, output_places};
+use crate::error::{EngineError, ensure_length};
 use crate::memory::{Memory, SCRATCH, Span};
-use crate::{Engine, EngineError, Outputs, Part, ProgramId, StateEntry, Ticket, Timed, TimedWork, Timing};
+use crate::part::{Part, ProgramId};
+use crate::state::{StateEntry, StateTable};
+use crate::timing::{Timed, TimedWork, Timing};
 use rayon::prelude::*;
 use std::collections::{BTreeMap, HashMap};
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::Instant;
 use xtrain_cuda::nvtx;
-use xtrain_program::{
-    Instance, KernelTable, Location, Op, Plan, Program, Region, StateKind, Storage, ValueId, WriteMode,
-};
+use xtrain_program::{KernelTable, Location, Op, Plan, Program, Region, StateKind, ValueId, WriteMode};
 use xtrain_tensor::{CpuKernel, TensorType, View, ViewMut};
 
-/// Bytes of a state value that a thread copies at a time.
+/// The name of the device in messages.
+const DEVICE: &str = "the CPU";
+
+/// Bytes of a state value that one thread copies at a time.
 const COPY_BYTES: usize = 1 << 20;
 
-/// What the interpreter checks while it runs.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Checks {
-    /// After every op, that its outputs are finite; the first bad one is named.
-    pub numerics: bool,
-    /// Before every op, fill the outputs that it must overwrite with NaNs, so that an unwritten element shows.
-    pub poison: bool,
-}
-
-/// An engine on the CPU.
+/// The CPU engine.
 pub struct CpuEngine {
     kernels: Arc<KernelTable<dyn CpuKernel>>,
     memory: Memory,
-    state: Vec<(StateKey, TensorType, Span)>,
-    by_key: HashMap<StateKey, usize>,
+    state: StateTable<Span>,
     programs: Vec<Loaded>,
-    /// By op, the most bytes that its kernel works in besides its operands, in any program.
+    /// The largest workspace of each op's kernel beyond its operands, in any program, in bytes.
     work_bytes: HashMap<&'static str, usize>,
-    /// Bytes that this engine may hold, where the system told when it was made.
+    /// Bytes that this engine may hold; None if the system does not report them.
     limit_bytes: Option<u64>,
     checks: Checks,
     timing: Timing,
@@ -45,23 +40,23 @@ pub struct CpuEngine {
 
 struct Loaded {
     program: Program,
-    /// By value id.
+    /// The spans of values, by id.
     spans: Vec<Option<Span>>,
-    /// By instance: the workspace of its kernel.
+    /// The workspace of each instance.
     workspaces: Vec<Vec<(TensorType, Span)>>,
-    /// The names of the outputs, and where each lies among them.
+    /// The name and the place of each output among the outputs' bytes.
     outputs: Arc<Vec<(Arc<str>, Range<usize>)>>,
 }
 
-/// The workspace that an op's kernel needs on the CPU; a plan for one takes it.
+/// The workspace of each op's CPU kernel, for planning a program.
 pub fn cpu_workspace(
     kernels: &KernelTable<dyn CpuKernel>,
 ) -> impl Fn(&dyn Op, &[TensorType]) -> Vec<TensorType> {
     |op, inputs| kernels.find(op).map(|kernel| kernel.workspace(inputs)).unwrap_or_default()
 }
 
-/// Bytes that kernels work in beside what the plans of `programs` hold, at most, on as many threads as there are now: of each op its
-/// largest run, because buffers are kept for the next one.
+/// An upper bound of the kernels' memory beyond the plans of `programs`, in bytes, on the current number of
+/// threads. It adds the largest run of each op, because threads keep their buffers for the next run.
 pub fn cpu_work_bytes(kernels: &KernelTable<dyn CpuKernel>, programs: &[&Program]) -> usize {
     let mut most = HashMap::new();
     programs.iter().for_each(|program| add_work(&mut most, kernels, program));
@@ -93,8 +88,7 @@ impl CpuEngine {
         CpuEngine {
             kernels,
             memory: Memory::new(),
-            state: Vec::new(),
-            by_key: HashMap::new(),
+            state: StateTable::new(),
             programs: Vec::new(),
             work_bytes: HashMap::new(),
             limit_bytes: available_bytes(),
@@ -104,28 +98,17 @@ impl CpuEngine {
         }
     }
 
-    /// Sets what is checked from now on.
+    /// Sets the checks of the runs that follow.
     pub fn set_checks(&mut self, checks: Checks) {
         self.checks = checks;
     }
 
-    /// Gives memory to the state and constants that `program` uses and the engine does not hold yet, to its `io`, and to `scratch`.
-    /// Returns the chunk of `io`.
-    fn make_room(&mut self, program: &Program, io: usize, scratch: usize) -> Result<usize, EngineError> {
-        let mut fresh = Vec::new();
-        let mut bytes = 0;
-        for value in &program.values {
-            let Some(key) = state_key(value) else { continue };
-            match self.by_key.get(&key) {
-                Some(&at) => key.agrees(self.state[at].1, value.ty)?,
-                None => {
-                    fresh.push((key, value, bytes));
-                    bytes += value.ty.bytes().next_multiple_of(xtrain_tensor::host::ALIGN_BYTES);
-                }
-            }
-        }
+    /// Allocates the state and constants that `program` uses and the engine lacks, its exchange with the host
+    /// (`io` bytes), and `scratch` bytes in all. Returns the chunk of the exchange.
+    fn allocate_for(&mut self, program: &Program, io: usize, scratch: usize) -> Result<usize, EngineError> {
+        let missing = self.state.missing(program)?;
         let grown = scratch.saturating_sub(self.memory.scratch_bytes());
-        let needed_bytes = [bytes, io, grown, sum(&self.work_bytes)]
+        let needed_bytes = [missing.bytes, io, grown, sum(&self.work_bytes)]
             .into_iter()
             .fold(self.memory.total_bytes(), usize::saturating_add);
         let refused = EngineError::Memory { needed_bytes, available_bytes: self.limit_bytes };
@@ -134,27 +117,16 @@ impl CpuEngine {
         }
         let room = self.memory.grow_scratch(scratch).and_then(|()| self.memory.add(io));
         let io = room.ok_or_else(|| refused.clone())?;
-        if fresh.is_empty() {
-            return Ok(io);
-        }
-        let chunk = self.memory.add(bytes).ok_or(refused)?;
-        for (key, value, offset) in fresh {
-            let span = Span { chunk, offset, bytes: value.ty.bytes() };
-            if let Storage::Constant { make, .. } = &value.storage {
-                self.memory.get_mut(span).copy_from_slice(make().bytes());
-            }
-            self.by_key.insert(key.clone(), self.state.len());
-            self.state.push((key, value.ty, span));
+        if missing.bytes > 0 {
+            let chunk = self.memory.add(missing.bytes).ok_or(refused)?;
+            let place = |offset, bytes| Span { chunk, offset, bytes };
+            let memory = &mut self.memory;
+            self.state.add(missing, place, |span, bytes| {
+                memory.get_mut(span).copy_from_slice(bytes);
+                Ok::<_, EngineError>(())
+            })?;
         }
         Ok(io)
-    }
-
-    fn state_span(&self, kind: StateKind, name: &str) -> Result<(TensorType, Span), EngineError> {
-        let key = StateKey::State(kind, name.into());
-        match self.by_key.get(&key) {
-            Some(&at) => Ok((self.state[at].1, self.state[at].2)),
-            None => Err(EngineError::Unknown { what: kind.name(), name: name.into() }),
-        }
     }
 
     fn run_instance(&mut self, id: ProgramId, index: usize, first: bool) -> Result<(), EngineError> {
@@ -162,7 +134,7 @@ impl CpuEngine {
         let instance = &program.instances[index];
         let op = instance.code.op();
         let span = |v: ValueId| spans[v.0 as usize].expect("every operand is planned");
-        let kernel = self.kernels.find(op).ok_or_else(|| no_kernel(instance))?;
+        let kernel = self.kernels.find(op).ok_or_else(|| EngineError::no_kernel(instance, DEVICE))?;
 
         let outputs = instance.outputs.iter().map(|o| (program.ty(o.value), o.mode, span(o.value)));
         let workspace = workspaces[index].iter().map(|&(ty, span)| (ty, WriteMode::Assign, span));
@@ -178,8 +150,7 @@ impl CpuEngine {
         }
         if self.checks.poison {
             for (k, &(ty, mode, span)) in written.iter().enumerate() {
-                let holds_input = op.in_place().iter().any(|&(p, _)| p == k);
-                if !mode.accumulates(first) && !holds_input && ty.dtype.is_float() {
+                if is_overwritten(op, k, mode, first) && ty.dtype.is_float() {
                     self.memory.get_mut(span).fill(0xFF);
                 }
             }
@@ -200,7 +171,7 @@ impl CpuEngine {
         kernel.run(&inputs, &mut outputs);
 
         if self.checks.numerics {
-            check_finite(program, instance, |k| self.memory.get(writes[k]))?;
+            check_finite(program, instance, |k| Ok(self.memory.get(writes[k])))?;
         }
         Ok(())
     }
@@ -209,17 +180,17 @@ impl CpuEngine {
 impl Engine for CpuEngine {
     fn load(&mut self, program: Program) -> Result<ProgramId, EngineError> {
         if let Some(instance) = program.instances.iter().find(|i| self.kernels.find(i.code.op()).is_none()) {
-            return Err(no_kernel(instance));
+            return Err(EngineError::no_kernel(instance, DEVICE));
         }
         add_work(&mut self.work_bytes, &self.kernels, &program);
         let plan = Plan::of(&program, &cpu_workspace(&self.kernels));
         let region = |r: Region| plan.region_bytes[r as usize];
-        let io = self.make_room(&program, region(Region::Io), region(Region::Scratch))?;
+        let io = self.allocate_for(&program, region(Region::Io), region(Region::Scratch))?;
         let within = |chunk, at: Location| Span { chunk, offset: at.offset, bytes: at.bytes };
         let place = |id: ValueId| {
             let location = plan.locations[id.0 as usize]?;
             Some(match location.region {
-                Region::State => self.state[self.by_key[&state_key(program.value(id))?]].2,
+                Region::State => self.state.span(program.value(id))?,
                 Region::Io => within(io, location),
                 Region::Scratch => within(SCRATCH, location),
             })
@@ -244,7 +215,7 @@ impl Engine for CpuEngine {
 
     fn run(&mut self, program: ProgramId, part: Part) -> Result<(), EngineError> {
         let begun = Instant::now();
-        // A run stands before its ops.
+        // A run precedes its ops.
         let at = self.timed.len();
         let (by_op, repeats) = match self.timing {
             Timing::Ops { repeats } => (true, repeats),
@@ -277,7 +248,7 @@ impl Engine for CpuEngine {
             let span = spans[id.0 as usize].expect("every output is planned");
             bytes.extend_from_slice(self.memory.get(span));
         }
-        Ok(Ticket(Promise::Kept(Outputs { bytes, places: outputs.clone() })))
+        Ok(Ticket(Promise::Arrived(Outputs { bytes, places: outputs.clone() })))
     }
 
     fn is_ready(&self, _: &Ticket) -> Result<bool, EngineError> {
@@ -286,7 +257,7 @@ impl Engine for CpuEngine {
 
     fn collect(&mut self, ticket: Ticket) -> Result<Outputs, EngineError> {
         match ticket.0 {
-            Promise::Kept(outputs) => Ok(outputs),
+            Promise::Arrived(outputs) => Ok(outputs),
             Promise::Copying { .. } => {
                 Err(EngineError::Unknown { what: "ticket", name: "of another engine".into() })
             }
@@ -294,19 +265,19 @@ impl Engine for CpuEngine {
     }
 
     fn state_entries(&self) -> Vec<StateEntry> {
-        self.state.iter().filter_map(|(key, ty, _)| key.entry(*ty)).collect()
+        self.state.entries()
     }
 
     fn read_state(&mut self, kind: StateKind, name: &str) -> Result<Vec<u8>, EngineError> {
-        let (_, span) = self.state_span(kind, name)?;
+        let (_, span) = self.state.get(kind, name)?;
         Ok(self.memory.get(span).to_vec())
     }
 
     fn copy_state(&mut self, entries: &[StateEntry], targets: &mut [&mut [u8]]) -> Result<(), EngineError> {
         for (entry, target) in entries.iter().zip(targets) {
-            let (ty, span) = self.state_span(entry.kind, &entry.name)?;
+            let (ty, span) = self.state.get(entry.kind, &entry.name)?;
             ensure_length(&entry.name, ty, target)?;
-            // In pieces: one thread cannot keep memory busy.
+            // In pieces: one thread cannot saturate the memory.
             let pieces = self.memory.get(span).par_chunks(COPY_BYTES);
             target.par_chunks_mut(COPY_BYTES).zip(pieces).for_each(|(to, from)| to.copy_from_slice(from));
         }
@@ -314,7 +285,7 @@ impl Engine for CpuEngine {
     }
 
     fn write_state(&mut self, kind: StateKind, name: &str, bytes: &[u8]) -> Result<(), EngineError> {
-        let (ty, span) = self.state_span(kind, name)?;
+        let (ty, span) = self.state.get(kind, name)?;
         write(&mut self.memory, name, ty, span, bytes)
     }
 
@@ -361,35 +332,5 @@ fn write(
 ) -> Result<(), EngineError> {
     ensure_length(name, ty, bytes)?;
     memory.get_mut(span).copy_from_slice(bytes);
-    Ok(())
-}
-
-fn no_kernel(instance: &Instance) -> EngineError {
-    EngineError::NoKernel {
-        op: instance.code.op().name(),
-        site: instance.origin.to_string(),
-        device: "the CPU".into(),
-    }
-}
-
-fn check_finite<'a>(
-    program: &Program,
-    instance: &Instance,
-    bytes: impl Fn(usize) -> &'a [u8],
-) -> Result<(), EngineError> {
-    for (output, o) in instance.outputs.iter().enumerate() {
-        let ty = program.ty(o.value);
-        if ty.dtype.is_float()
-            && xtrain_tensor::host::decode(ty, bytes(output)).iter().any(|x| !x.is_finite())
-        {
-            return Err(EngineError::NonFinite {
-                op: instance.code.op().name(),
-                site: instance.origin.to_string(),
-                role: instance.origin.role.name(),
-                output,
-                ty: ty.into(),
-            });
-        }
-    }
     Ok(())
 }

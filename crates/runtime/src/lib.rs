@@ -1,17 +1,26 @@
-//! Executors: they run any program and name no op.
+//! Engines: they run any program and name no op.
 //!
-//! [`Engine`] is what a trainer sees of one: memory that programs share by name, inputs to write, parts to run, outputs to read.
-//! [`CpuEngine`] interprets the list with the CPU kernels, [`CudaEngine`] replays it as graphs on a card.
+//! [`Engine`] is the interface that a trainer uses: state that programs share by name, inputs to write, parts
+//! to run, outputs to read. [`CpuEngine`] interprets a program with the CPU kernels; [`CudaEngine`] replays
+//! it as graphs on a GPU.
 
 mod available;
+mod checks;
 mod cpu;
 mod cuda;
 mod engine;
+mod error;
 mod memory;
+mod part;
+mod state;
 mod timing;
 
 pub use available::{available_bytes, total_bytes};
-pub use cpu::{Checks, CpuEngine, cpu_work_bytes, cpu_workspace};
+pub use checks::Checks;
+pub use cpu::{CpuEngine, cpu_work_bytes, cpu_workspace};
 pub use cuda::{CudaEngine, cuda_workspace};
-pub use engine::{Engine, EngineError, Outputs, Part, ProgramId, StateEntry, Ticket};
+pub use engine::{Engine, Outputs, Ticket};
+pub use error::EngineError;
+pub use part::{Part, ProgramId};
+pub use state::StateEntry;
 pub use timing::{Timed, TimedWork, Timing};

@@ -1,4 +1,4 @@
-//! Host memory of an engine: chunks of bytes, and how an instance's operands are lent out of them at once.
+//! The host memory of the CPU engine, and loans of an instance's operands.
 
 use xtrain_tensor::AlignedBytes;
 
@@ -10,12 +10,12 @@ pub(crate) struct Span {
     pub(crate) bytes: usize,
 }
 
-/// The chunks; the first is scratch, which grows to what the largest program needs.
+/// Chunks of memory. The first is scratch, which grows to the needs of the largest program.
 pub(crate) struct Memory {
     chunks: Vec<AlignedBytes>,
 }
 
-/// The chunk that scratch is in.
+/// The chunk of scratch.
 pub(crate) const SCRATCH: usize = 0;
 
 impl Memory {
@@ -23,19 +23,19 @@ impl Memory {
         Memory { chunks: vec![AlignedBytes::zeroed(0)] }
     }
 
-    /// A new chunk of zeros; returns its index, or nothing where the system refuses the bytes.
+    /// Adds a chunk of zeros and returns its index; None if the system refuses the bytes.
     pub(crate) fn add(&mut self, bytes: usize) -> Option<usize> {
         self.chunks.push(AlignedBytes::try_zeroed(bytes)?);
         Some(self.chunks.len() - 1)
     }
 
-    /// Makes scratch at least this large; nothing where the system refuses the bytes.
+    /// Grows scratch to at least `bytes`; None if the system refuses the bytes.
     pub(crate) fn grow_scratch(&mut self, bytes: usize) -> Option<()> {
         let held = self.scratch_bytes();
         if held >= bytes {
             return Some(());
         }
-        // The old one goes first, so that both never exist together.
+        // Free the old chunk first, so that both never exist together.
         self.chunks[SCRATCH] = AlignedBytes::zeroed(0);
         let grown = AlignedBytes::try_zeroed(bytes);
         let done = grown.is_some();
@@ -67,12 +67,13 @@ impl Memory {
         }
     }
 
-    /// Lends the spans of `reads` to be read and those of `writes` to be written, all at once.
+    /// Lends the spans `reads` for reading and `writes` for writing, all at once.
     ///
     /// # Panics
-    /// If a written span overlaps another one: the planner never places operands of one instance so.
+    /// If a written span overlaps another one. The planner never places operands of one instance so.
     pub(crate) fn lend(&mut self, reads: &[Span], writes: &[Span]) -> (Vec<&[u8]>, Vec<&mut [u8]>) {
-        // In memory order, so that each chunk can be cut front to back; each with its place among the operands.
+        // Sorted by address, each with its index among the operands, so that each chunk is split front to
+        // back.
         let operands = reads.iter().chain(writes).copied().enumerate();
         let mut spans: Vec<(Span, usize)> =
             operands.map(|(n, span)| (span, n)).filter(|(s, _)| s.bytes > 0).collect();
@@ -85,7 +86,7 @@ impl Memory {
             let mut bytes = chunk.as_mut_slice();
             let mut base = 0;
             while let Some(&(span, first)) = rest.first().filter(|(s, _)| s.chunk == index) {
-                // Operands that are the same span, one behind the other.
+                // Equal spans are neighbours.
                 let (same, others) = rest.split_at(rest.partition_point(|(s, _)| *s == span));
                 rest = others;
                 assert!(span.offset >= base, "operands overlap: {span:?}");

@@ -1,51 +1,52 @@
-//! When what an engine ran was run: what traces and benchmarks are made of.
+//! Times of an engine's work, for traces and benchmarks.
 
-use crate::{Part, ProgramId};
+use crate::part::{Part, ProgramId};
 use std::time::Instant;
 
-/// What an engine takes the time of, in the runs that follow.
+/// The work that an engine times.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Timing {
     /// Nothing.
     #[default]
     Off,
-    /// Each run as a whole, and what is copied for it. Nothing waits for it.
+    /// Each run as a whole, and its copies. Nothing waits.
     Runs,
-    /// Each op too, one after the other; each run is waited for.
+    /// Each op too, one after the other. Each run is waited for.
     Ops {
-        /// How often an op runs before the next one: more than once makes short ones measurable, and what they leave in memory useless.
+        /// Runs of each op before the next op. More than one makes short ops measurable, and the results
+        /// useless.
         repeats: usize,
     },
 }
 
-/// What was timed.
+/// A timed piece of work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TimedWork {
-    /// The copy of a run's inputs to a card.
+    /// The copy of a run's inputs to the GPU.
     Inputs,
-    /// A run.
+    /// A run of a part.
     Part(Part),
-    /// All repeats of an op: its index among the program's instances.
+    /// All repeats of an op, by its index among the program's instances.
     Instance(usize),
     /// The copy of outputs to the host.
     Outputs,
 }
 
-/// Something that was run, and when by the host's clock.
+/// A piece of work and its times by the host's clock.
 #[derive(Clone, Copy, Debug)]
 pub struct Timed {
-    /// Of which program.
+    /// The program.
     pub program: ProgramId,
-    /// What.
+    /// The work.
     pub work: TimedWork,
-    /// When it began.
+    /// The beginning.
     pub begin: Instant,
-    /// When it ended: no later than what runs after it begins.
+    /// The end, no later than the next beginning.
     pub end: Instant,
 }
 
 impl Timed {
-    /// How long it took.
+    /// The duration in seconds.
     pub fn seconds(&self) -> f64 {
         (self.end - self.begin).as_secs_f64()
     }

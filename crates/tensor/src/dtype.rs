@@ -26,7 +26,7 @@ pub enum DType {
 }
 
 impl DType {
-    /// Bits that one element takes in memory.
+    /// Bits of one element in memory.
     pub const fn bits(self) -> usize {
         match self {
             DType::F64 => 64,
@@ -37,17 +37,17 @@ impl DType {
         }
     }
 
-    /// Bytes that `numel` elements take; packed formats round up to a whole byte.
+    /// Bytes of `numel` elements; packed formats round up to a whole byte.
     pub const fn bytes(self, numel: usize) -> usize {
         (numel * self.bits()).div_ceil(8)
     }
 
-    /// Whether arithmetic on real numbers is meant by this type.
+    /// True for types of real numbers.
     pub const fn is_float(self) -> bool {
         !matches!(self, DType::U8 | DType::I32 | DType::U32)
     }
 
-    /// The type in which CPU kernels compute values of this type: itself for F64 and F32, F32 for the narrower floats.
+    /// The type in which CPU kernels compute: F64 for F64, F32 for all others.
     pub const fn compute(self) -> DType {
         match self {
             DType::F64 => DType::F64,

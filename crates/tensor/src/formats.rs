@@ -1,8 +1,10 @@
 //! The number formats narrower than 32 bits: casts from and to f32.
 //!
-//! Every cast rounds to nearest even and saturates to the largest finite value; NaN stays NaN (CUDA's SATFINITE).
-//! Sources: "FP8 Formats for Deep Learning" (arXiv 2209.05433), table 1; E5M6: DeepSeek-V3 (arXiv 2412.19437), section 3.3.3.
-//! Infinities of bf16 stay infinities: bf16 has f32's range and is not saturated.
+//! Every cast rounds to nearest even and saturates to the largest finite value; NaN stays NaN (CUDA's
+//! SATFINITE). Infinities of bf16 stay infinities: bf16 has f32's range and is not saturated.
+//!
+//! Sources: "FP8 Formats for Deep Learning" (arXiv 2209.05433), table 1; E5M6: DeepSeek-V3 (arXiv
+//! 2412.19437), section 3.3.3.
 
 use crate::minifloat::Minifloat;
 use crate::{DType, vectorized};
@@ -12,10 +14,10 @@ const E4M3: Minifloat = Minifloat { exponent: 4, mantissa: 3, max: 448.0, infini
 const E5M2: Minifloat = Minifloat { exponent: 5, mantissa: 2, max: 57344.0, infinities: true };
 const E5M6: Minifloat = Minifloat { exponent: 5, mantissa: 6, max: 65024.0, infinities: true };
 
-/// The largest finite value of a format that has fewer than 16 bits.
+/// The largest finite value of a scaled format, that is one of fewer than 16 bits.
 ///
 /// # Panics
-/// For any other type: only scaled formats have a use for it.
+/// For any other type.
 pub const fn max_finite(dtype: DType) -> f32 {
     match dtype {
         DType::E4M3 => E4M3.max,
@@ -25,11 +27,12 @@ pub const fn max_finite(dtype: DType) -> f32 {
     }
 }
 
-/// What the numbers of a region whose largest magnitude is `amax` are multiplied by before they are cast to `format`: what takes amax to
-/// the largest finite value, at most the largest finite f32; with `pow2` rounded down to a power of two. 1 where amax is 0 or not finite.
+/// The scale by which the numbers of a region with this amax are multiplied before the cast to `format`: it
+/// maps amax to the largest finite value. It is at most the largest finite f32, and rounded down to a power
+/// of two if `pow2`. The scale is 1 if amax is 0 or not finite.
 ///
 /// # Panics
-/// For a type without a scale, as [`max_finite`].
+/// For a format without a scale, as in [`max_finite`].
 pub fn cast_scale(format: DType, amax: f32, pow2: bool) -> f32 {
     if amax == 0.0 || !amax.is_finite() {
         return 1.0;
@@ -37,7 +40,8 @@ pub fn cast_scale(format: DType, amax: f32, pow2: bool) -> f32 {
     scale_to(max_finite(format), amax, pow2)
 }
 
-/// What takes a largest magnitude, positive and finite, to `most`; at most the largest finite f32, with `pow2` rounded down to a power of two.
+/// The scale that maps a positive, finite amax to `most`. It is at most the largest finite f32, and rounded
+/// down to a power of two if `pow2`.
 pub fn scale_to(most: f32, amax: f32, pow2: bool) -> f32 {
     let scale = (most / amax).min(f32::MAX);
     if pow2 { f32::from_bits(scale.to_bits() & 0xFF80_0000) } else { scale }
@@ -49,24 +53,25 @@ pub fn round_bf16(x: f32) -> f32 {
     f32::from_bits(u32::from(to_bf16(x)) << 16)
 }
 
-/// bfloat16's bits of `x`. NaNs become quiet and keep their sign and leading payload.
+/// The bits of `x` as bfloat16. NaNs become quiet and keep their sign and leading payload.
 #[inline(always)]
 pub fn to_bf16(x: f32) -> u16 {
     let bits = x.to_bits();
-    // The carry of the rounding addition may run into the exponent: that is the right result, up to infinity.
+    // A carry into the exponent is correct, up to infinity.
     let rounded = bits.wrapping_add(0x7FFF + ((bits >> 16) & 1));
     let wide = if bits & 0x7FFF_FFFF > 0x7F80_0000 { bits | 0x40_0000 } else { rounded };
-    // Shifted as a signed number, the upper half is packed by one instruction of every vector unit.
+    // Vector units pack the upper halves of signed words with one instruction.
     (wide as i32 >> 16) as u16
 }
 
-/// Rounds to bfloat16 and back, up or down by chance: what `random`, 16 uniform bits, decides, so that the mean over all of them is `x`. What
-/// is a bfloat16 number stays it; NaN and what has no finite neighbour go the way of [`to_bf16`].
+/// Rounds to bfloat16 and back by stochastic rounding. `random` holds 16 uniform bits in its lower half; the
+/// mean over all of them is `x`. bfloat16 numbers are exact. NaN and numbers without a finite neighbour round
+/// as in [`to_bf16`].
 #[inline(always)]
-pub fn round_bf16_by(x: f32, random: u32) -> f32 {
+pub fn round_bf16_stochastic(x: f32, random: u32) -> f32 {
     let bits = x.to_bits();
     let magnitude = bits & 0x7FFF_FFFF;
-    // The largest finite number and what is above it, infinities and NaNs among that.
+    // The largest finite number and everything above it, infinities and NaNs included.
     let rounded = if magnitude >= 0x7F7F_0000 {
         u32::from(to_bf16(x)) << 16
     } else {
@@ -97,7 +102,7 @@ pub fn narrow_bf16(src: &[f32], dst: &mut [bf16]) {
     );
 }
 
-/// E4M3's byte of `x`.
+/// The byte of `x` as E4M3.
 #[inline(always)]
 pub fn to_e4m3(x: f32) -> u8 {
     E4M3.encode(x) as u8
@@ -109,7 +114,7 @@ pub fn from_e4m3(bits: u8) -> f32 {
     E4M3.decode(bits.into())
 }
 
-/// E5M2's byte of `x`.
+/// The byte of `x` as E5M2.
 #[inline(always)]
 pub fn to_e5m2(x: f32) -> u8 {
     E5M2.encode(x) as u8
@@ -121,20 +126,21 @@ pub fn from_e5m2(bits: u8) -> f32 {
     E5M2.decode(bits.into())
 }
 
-/// E5M6's twelve bits of `x`: sign, 5 exponent bits of bias 15, 6 mantissa bits. It is IEEE binary16 with four mantissa bits fewer.
+/// The twelve bits of `x` as E5M6: sign, 5 exponent bits of bias 15, 6 mantissa bits. E5M6 is IEEE binary16
+/// with four mantissa bits fewer.
 #[inline(always)]
 pub fn to_e5m6(x: f32) -> u16 {
     E5M6.encode(x) as u16
 }
 
-/// The value of E5M6's twelve bits; the four above them are ignored.
+/// The value of E5M6's twelve bits; the four bits above them are ignored.
 #[inline(always)]
 pub fn from_e5m6(bits: u16) -> f32 {
     E5M6.decode(bits.into())
 }
 
-/// Rounds a slice into one of the scaled formats, packed where the format is. Called from code that is compiled for
-/// wide vectors, it is so too.
+/// Rounds a slice to a scaled format, packed if the format is. It is inlined, so that it is vectorised as its
+/// caller is.
 ///
 /// # Panics
 /// For another type, or if `dst` is not `dtype.bytes(src.len())` long.
@@ -149,7 +155,7 @@ pub fn narrow(dtype: DType, src: &[f32], dst: &mut [u8]) {
     }
 }
 
-/// The values of a slice of one of the scaled formats: the other way of [`narrow`].
+/// The values of a slice in a scaled format: the inverse of [`narrow`].
 ///
 /// # Panics
 /// For another type, or if `src` is not `dtype.bytes(dst.len())` long.
@@ -164,11 +170,12 @@ pub fn widen(dtype: DType, src: &[u8], dst: &mut [f32]) {
     }
 }
 
-/// Elements of E5M6 that are cast at once, which is vectorised, before they are packed eight by eight.
+/// Elements of E5M6 that are cast at once, by vectorised code, before they are packed eight by eight.
 const PACKED_AT_ONCE: usize = 64;
 const PACKED_BYTES: usize = DType::E5M6.bytes(PACKED_AT_ONCE);
 
-/// Packs E5M6: element 2i in byte 3i and the low half of byte 3i+1, element 2i+1 in the high half and byte 3i+2.
+/// Packs E5M6: element 2i in byte 3i and the low half of byte 3i+1, element 2i+1 in the high half and byte
+/// 3i+2.
 ///
 /// # Panics
 /// If `dst` is not `DType::E5M6.bytes(src.len())` long.
@@ -189,7 +196,7 @@ pub fn pack_e5m6(src: &[f32], dst: &mut [u8]) {
     }
 }
 
-/// Unpacks what [`pack_e5m6`] packed.
+/// Unpacks the output of [`pack_e5m6`].
 ///
 /// # Panics
 /// If `src` is not `DType::E5M6.bytes(dst.len())` long.
@@ -218,7 +225,7 @@ mod tests {
     use float8::{F8E4M3, F8E5M2};
     use proptest::prelude::*;
 
-    /// The nearest representable value by search over all patterns, ties to the even pattern, saturating.
+    /// The nearest representable value, by search over all patterns; ties to the even pattern, saturating.
     fn nearest(x: f32, patterns: impl Iterator<Item = u16>, value: impl Fn(u16) -> f32, max: f32) -> f32 {
         let x = f64::from(x.clamp(-max, max));
         patterns
@@ -230,10 +237,10 @@ mod tests {
     }
 
     #[test]
-    fn rounding_to_bf16_by_chance_is_right_in_the_mean() {
+    fn stochastic_rounding_to_bf16_is_unbiased() {
         let numbers = [1.0f32, -1.0, 1.003, -0.7, 3.38e38, 1e-39, -9.3e-41, 0.0, -0.0, 2.9999998, 1e-3];
         for x in numbers {
-            let all = (0..1 << 16).map(|random| round_bf16_by(x, random | 0xABCD_0000));
+            let all = (0..1 << 16).map(|random| round_bf16_stochastic(x, random | 0xABCD_0000));
             let mut sum = 0.0;
             for y in all {
                 assert!(
@@ -248,15 +255,15 @@ mod tests {
         for random in [0, 0x8000, 0xFFFF] {
             for pattern in 0..=u16::MAX {
                 let x = from_bf16(bf16::from_bits(pattern));
-                let y = round_bf16_by(x, random);
+                let y = round_bf16_stochastic(x, random);
                 assert!(y.to_bits() == x.to_bits() || x.is_nan() && y.is_nan(), "{x:e} became {y:e}");
             }
-            assert!(round_bf16_by(f32::from_bits(0x7F80_0001), random).is_nan());
-            assert_eq!(round_bf16_by(f32::MIN, random), f32::NEG_INFINITY);
+            assert!(round_bf16_stochastic(f32::from_bits(0x7F80_0001), random).is_nan());
+            assert_eq!(round_bf16_stochastic(f32::MIN, random), f32::NEG_INFINITY);
         }
     }
 
-    /// E5M6 by arithmetic in f64 instead of on bits.
+    /// E5M6 by arithmetic in f64 instead of bit operations.
     fn to_e5m6_in_f64(x: f32) -> u16 {
         let sign = ((x.to_bits() >> 31) as u16) << 11;
         let magnitude = f64::from(x.abs().min(65024.0));
@@ -267,8 +274,8 @@ mod tests {
         sign | (((exponent + 14) as u16) << 6).wrapping_add(units)
     }
 
-    /// No format keeps more than 6 bits of mantissa, so the low 12 of f32's bits only tell a tie from what is above it: a few of their
-    /// patterns stand for all.
+    /// No format has more than 6 bits of mantissa, so the low 12 bits of f32 only distinguish a tie from
+    /// numbers above it: a few of their patterns stand for all.
     #[test]
     fn casts_agree_with_other_definitions_on_every_class_of_numbers() {
         for high in 0..1u32 << 20 {

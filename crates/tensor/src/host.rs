@@ -5,8 +5,8 @@ use crate::{DType, TensorType};
 use bytemuck::{Pod, Zeroable};
 use half::bf16;
 
-/// The alignment of every buffer in host memory, and of every tensor inside an arena: a cache line, and what the
-/// widest vector loads want.
+/// The alignment of every buffer in host memory and of every tensor in an arena: a multiple of cache lines
+/// and of the widest vector loads.
 pub const ALIGN_BYTES: usize = 256;
 
 #[derive(Clone, Copy, Pod, Zeroable)]
@@ -26,14 +26,15 @@ impl AlignedBytes {
         AlignedBytes { lines: bytemuck::zeroed_vec(len.div_ceil(ALIGN_BYTES)), len }
     }
 
-    /// `len` zero bytes, or nothing where the system has no room for them.
+    /// `len` zero bytes; None if the system refuses them.
     pub fn try_zeroed(len: usize) -> Option<Self> {
         let lines = bytemuck::try_zeroed_vec(len.div_ceil(ALIGN_BYTES)).ok()?;
         Some(AlignedBytes { lines, len })
     }
 
-    /// Has the system give all pages now; else it gives each when it is first written to, which takes longer than many a copy.
-    pub fn take_pages(&mut self) {
+    /// Makes the system provide all pages now. Otherwise it provides each at its first write, which takes
+    /// longer than many a copy.
+    pub fn commit_pages(&mut self) {
         const PAGE_BYTES: usize = 4096;
         for byte in self.as_mut_slice().iter_mut().step_by(PAGE_BYTES) {
             *std::hint::black_box(byte) = 0;
@@ -45,7 +46,7 @@ impl AlignedBytes {
         &bytemuck::cast_slice(&self.lines)[..self.len]
     }
 
-    /// The bytes, to be written.
+    /// The bytes, for writing.
     pub fn as_mut_slice(&mut self) -> &mut [u8] {
         &mut bytemuck::cast_slice_mut(&mut self.lines)[..self.len]
     }
@@ -64,7 +65,7 @@ impl HostTensor {
         HostTensor { ty, bytes: AlignedBytes::zeroed(ty.bytes()) }
     }
 
-    /// A tensor of `ty` whose elements are given as f64 and rounded to nearest even into its type.
+    /// A tensor of type `ty` with these elements, each rounded to nearest even.
     ///
     /// # Panics
     /// If the number of elements differs from the shape's.
@@ -99,7 +100,7 @@ impl HostTensor {
         self.bytes.as_slice()
     }
 
-    /// The raw bytes, to be written.
+    /// The raw bytes, for writing.
     pub fn bytes_mut(&mut self) -> &mut [u8] {
         self.bytes.as_mut_slice()
     }
@@ -113,7 +114,7 @@ impl HostTensor {
 /// The elements of a tensor's raw bytes as f64, exactly.
 ///
 /// # Panics
-/// If `bytes` is not as long as `ty` says or not aligned for its element type.
+/// If the length of `bytes` differs from the type's, or `bytes` is not aligned for the element type.
 pub fn decode(ty: TensorType, bytes: &[u8]) -> Vec<f64> {
     assert_eq!(bytes.len(), ty.bytes(), "{ty} has {} bytes", ty.bytes());
     fn read<E: Pod>(bytes: &[u8], f: impl Fn(E) -> f64) -> Vec<f64> {
@@ -136,8 +137,8 @@ pub fn decode(ty: TensorType, bytes: &[u8]) -> Vec<f64> {
     }
 }
 
-/// f32 with the last bit set where `v` lies between two of its values: a second rounding, to a format narrower by two bits or more,
-/// then ends where one rounding of `v` would have.
+/// `v` rounded to odd: f32 with the last bit set if `v` lies between two f32 numbers. A second rounding, to a
+/// format narrower by at least two bits, then gives the same number as one rounding of `v`.
 fn round_to_odd(v: f64) -> f32 {
     let near = v as f32;
     let bits = near.to_bits();
@@ -159,7 +160,7 @@ mod tests {
     use proptest::prelude::*;
 
     proptest! {
-        /// f64 reaches nearer to the middle between two neighbours than f32 can.
+        /// f64 resolves numbers closer to a tie than f32 can.
         #[test]
         fn numbers_next_to_a_tie_are_rounded_once(mantissa in 0u32..64, exponent in -8i32..8, off in -52i32..-9) {
             let unit = 2f64.powi(exponent - 7);

@@ -1,26 +1,31 @@
-//! Data types, shapes, host tensors, number formats, the Philox generator, and the trait behind which CPU kernels stand.
+//! Data types, shapes, host tensors, number formats, the Philox generator, and the trait of CPU kernels.
 //!
-//! Invariants: nothing here allocates on or talks to a device; a cast is the same function everywhere in xtrain
-//! (`formats` is the specification that GPU casts are compared with).
-//! Deliberately absent: arithmetic on tensors. That lives in ops.
+//! Invariants: nothing here allocates on a device or talks to one. A cast is the same function everywhere in
+//! xtrain: `formats` is the specification that GPU casts are compared with.
+//!
+//! Deliberately absent: arithmetic on tensors, which lives in ops.
 
 mod dtype;
 pub mod formats;
 pub mod host;
-pub mod kernel;
+mod kernel;
 mod minifloat;
 mod normal;
 pub mod philox;
 mod pool;
+pub mod real;
 mod scaling;
 mod shape;
 mod simd;
+mod view;
 
 pub use dtype::DType;
 pub use host::{AlignedBytes, HostTensor};
-pub use kernel::{CpuKernel, Real, Reals, RealsMut, Stored, View, ViewMut};
+pub use kernel::CpuKernel;
 pub use philox::Philox;
-pub use pool::Pooled;
+pub use pool::{Poolable, Pooled};
+pub use real::{Real, Stored};
 pub use scaling::{Scaling, TILE};
 pub use shape::{Shape, TensorType};
 pub use simd::vectorized;
+pub use view::{Reals, RealsMut, View, ViewMut};

@@ -1,5 +1,5 @@
-//! Casts between f32 and formats of fewer than 16 bits, from the layout of their bits, in integer operations without branches:
-//! a loop over them is vectorised by the compiler.
+//! Casts between f32 and formats of fewer than 16 bits, from the layout of their bits. They are integer
+//! operations without branches, so the compiler vectorises loops over them.
 
 /// A format of one sign bit, `exponent` and `mantissa` bits, and the usual bias 2^(exponent - 1) - 1.
 #[derive(Clone, Copy)]
@@ -10,7 +10,8 @@ pub(crate) struct Minifloat {
     pub(crate) mantissa: u32,
     /// The largest finite value.
     pub(crate) max: f32,
-    /// Whether the largest exponent stands for infinities and NaNs, as in IEEE 754. If not, only the pattern of all ones is a NaN.
+    /// True if the largest exponent encodes infinities and NaNs, as in IEEE 754. If false, only the pattern
+    /// of all ones is a NaN.
     pub(crate) infinities: bool,
 }
 
@@ -24,24 +25,26 @@ impl Minifloat {
         (1 << (self.exponent - 1)) - 1
     }
 
-    /// All bits but the sign.
+    /// A mask of all bits except the sign.
     #[inline(always)]
     const fn mask(self) -> u32 {
         (1 << (self.exponent + self.mantissa)) - 1
     }
 
-    /// The pattern of `x`, rounded to nearest even, saturated to the largest finite value. A NaN becomes all ones but for its sign, which it
-    /// loses: as the instructions of cards have it.
+    /// The pattern of `x`, rounded to nearest even, saturated to the largest finite value. NaN becomes all
+    /// ones except the sign, as with the instructions of GPUs.
     #[inline(always)]
     pub(crate) fn encode(self, x: f32) -> u32 {
         let dropped = F32_MANTISSA - self.mantissa;
         let sign = (x.to_bits() >> 31) << (self.exponent + self.mantissa);
         let magnitude = x.to_bits() & 0x7FFF_FFFF;
         let clamped = magnitude.min(self.max.to_bits());
-        // Normal numbers: half a unit less one is added, and one if the unit's bit is odd; a carry into the exponent is right.
+        // Normal numbers: add half a unit less one, and one more if the unit's bit is odd. A carry into the
+        // exponent is correct.
         let rounded = clamped + (1 << (dropped - 1)) - 1 + ((clamped >> dropped) & 1);
         let normal = (rounded >> dropped).wrapping_sub((F32_BIAS - self.bias()) << self.mantissa);
-        // Subnormal ones: f32's own addition rounds them to the format's smallest unit, that of the sum.
+        // Subnormal numbers: f32's own addition rounds them to the format's smallest unit, which is that of
+        // the sum.
         let rounder = f32::from_bits((F32_BIAS + 1 - self.bias() + dropped) << F32_MANTISSA);
         let subnormal = (f32::from_bits(clamped) + rounder).to_bits().wrapping_sub(rounder.to_bits());
         let least_normal = (F32_BIAS + 1 - self.bias()) << F32_MANTISSA;
@@ -63,7 +66,7 @@ impl Minifloat {
             true => ((1 << self.exponent) - 1) << self.mantissa,
             false => self.mask(),
         };
-        // An infinity's mantissa is zero and a NaN's is not, here as there.
+        // An infinity's mantissa is zero and a NaN's is not, in both formats.
         let magnitude = if magnitude >= special { F32_INFINITY | magnitude << widened } else { finite };
         f32::from_bits(sign | magnitude)
     }

@@ -1,7 +1,9 @@
-//! Normal numbers from random words, by Box and Muller's transform (Annals of Mathematical Statistics 29, 1958, p. 610) in f64.
+//! Normal numbers from random words, by Box and Muller's transform (Annals of Mathematical Statistics 29,
+//! 1958, p. 610) in f64.
 //!
-//! Only sums, products, quotients and square roots are used, each of which every processor rounds alike, and nothing is fused: a kernel
-//! that does the same in the same order (`ops/src/normal/kernel.cu`) gives the same bits. A system's `ln`, `sin` and `cos` would not.
+//! It uses only sums, products, quotients and square roots, which every processor rounds alike, and no fused
+//! operations: a kernel that does the same in the same order (`ops/src/normal/kernel.cu`) computes the same
+//! bits. A system's `ln`, `sin` and `cos` would not.
 
 use std::f64::consts::{LN_2, SQRT_2, TAU};
 
@@ -13,7 +15,7 @@ pub(crate) fn pair(a: u32, b: u32, std: f64) -> [f32; 2] {
     [(radius * cos) as f32, (radius * sin) as f32]
 }
 
-/// ln((a + 1) / 2^32): of a number in (0, 1], so it is finite. To 2 units in the last place.
+/// ln((a + 1) / 2^32), of a number in (0, 1], so it is finite. It is exact to 2 units in the last place.
 #[inline(always)]
 fn ln(a: u32) -> f64 {
     const MANTISSA: u64 = (1 << 52) - 1;
@@ -23,7 +25,7 @@ fn ln(a: u32) -> f64 {
     let halve = m > SQRT_2;
     let m = if halve { 0.5 * m } else { m };
     let e = (bits >> 52) as i32 - 1023 + i32::from(halve);
-    // ln m = 2 artanh s, whose series needs eleven terms for |s| < 0.172.
+    // ln m = 2 artanh s. The series needs eleven terms for |s| < 0.172.
     let s = (m - 1.0) / (m + 1.0);
     let z = s * s;
     let mut sum = 1.0 / 21.0;
@@ -33,7 +35,8 @@ fn ln(a: u32) -> f64 {
     f64::from(e - 32) * LN_2 + 2.0 * s * sum
 }
 
-/// Sine and cosine of `b` / 2^32 turns. The nearest quarter turn is taken off exactly; what is left, up to an eighth, goes into the series.
+/// Sine and cosine of `b` / 2^32 turns. The nearest quarter turn is subtracted exactly; the rest, up to an
+/// eighth, goes into the series.
 #[inline(always)]
 fn sin_cos(b: u32) -> (f64, f64) {
     let quarters = b.wrapping_add(1 << 29) >> 30;
@@ -60,14 +63,14 @@ mod tests {
     use super::*;
     use crate::Philox;
 
-    /// Words at the edges of all cases, and others from all over.
+    /// Words at the edges of all cases, and random others.
     fn words() -> Vec<u32> {
         let mut words: Vec<u32> =
             (0..32).flat_map(|bit| [1u32 << bit, (1 << bit) - 1, !(1 << bit)]).collect();
         for eighth in 0..8u32 {
             words.extend((0..5).map(|off| (eighth << 29).wrapping_add(off).wrapping_sub(2)));
         }
-        // About the square root of two.
+        // Near the square root of two.
         words.extend((0..9).map(|off| 0xB504_F333 - 5 + off));
         let rng = Philox::new(5, 6, 7);
         words.extend((0..100_000).map(|i| rng.word(i)));
@@ -81,7 +84,7 @@ mod tests {
             assert!((ln(word) - exact).abs() <= 2.0 * f64::EPSILON * exact.abs(), "ln of {word}");
             let angle = TAU * f64::from(word) / 4_294_967_296.0;
             let (sin, cos) = sin_cos(word);
-            // The system is handed an angle that is rounded already.
+            // The system's functions receive an angle that is already rounded.
             assert!(
                 (sin - angle.sin()).abs() < 1.5e-15 && (cos - angle.cos()).abs() < 1.5e-15,
                 "turn by {word}"

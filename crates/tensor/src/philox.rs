@@ -1,8 +1,9 @@
-//! Philox4x32-10, the counter-based generator behind every random number of a run.
+//! Philox4x32-10, the counter-based generator of every random number in a run.
 //!
 //! Source: Salmon, Moraes, Dror, Shaw, "Parallel Random Numbers: As Easy as 1, 2, 3" (SC 2011), section 3.
-//! A number is a pure function of (seed, stream, index), so it depends neither on the order of evaluation nor on how work is cut
-//! over threads or ranks, and kernels on any device can make the same one.
+//!
+//! A number is a pure function of (seed, stream, index). It depends neither on the order of evaluation nor on
+//! the partition of work over threads or ranks, and kernels on any device can compute it.
 
 use crate::{normal, vectorized};
 use rayon::prelude::*;
@@ -29,7 +30,7 @@ pub fn philox4x32(mut counter: [u32; 4], mut key: [u32; 2]) -> [u32; 4] {
     counter
 }
 
-/// A stream of random numbers that can be read at any index.
+/// A stream of random numbers with random access.
 #[derive(Clone, Copy, Debug)]
 pub struct Philox {
     key: [u32; 2],
@@ -37,32 +38,32 @@ pub struct Philox {
 }
 
 impl Philox {
-    /// The stream (`step`, `site`) of `seed`. A site is one place that draws numbers: a layer's dropout, a parameter's
-    /// initialisation, the sampler.
+    /// The stream (`step`, `site`) of `seed`. A site is a place that draws numbers: a layer's dropout, the
+    /// initialisation of a parameter, the sampler.
     pub fn new(seed: u64, step: u32, site: u32) -> Self {
         Philox { key: [seed as u32, (seed >> 32) as u32], stream: [step, site] }
     }
 
-    /// Four 32-bit words at block `index`.
+    /// The four 32-bit words of block `index`.
     #[inline(always)]
     pub fn block(&self, index: u64) -> [u32; 4] {
         philox4x32([index as u32, (index >> 32) as u32, self.stream[0], self.stream[1]], self.key)
     }
 
-    /// The word at element `index`: word `index % 4` of block `index / 4`.
+    /// The word of element `index`: word `index % 4` of block `index / 4`.
     #[inline]
     pub fn word(&self, index: u64) -> u32 {
         self.block(index / 4)[(index % 4) as usize]
     }
 
-    /// Uniform in [0, 1) with 24 bits, at element `index`.
+    /// A uniform number in [0, 1) with 24 bits, for element `index`.
     #[inline]
     pub fn uniform(&self, index: u64) -> f32 {
         unit(self.word(index))
     }
 
-    /// Fills `out` with normal numbers of mean 0 and standard deviation `std`: each pair of neighbours from a pair of words. The same bits on
-    /// every processor.
+    /// Fills `out` with normal numbers of mean 0 and standard deviation `std`. Each pair of neighbours comes
+    /// from a pair of words. Every processor computes the same bits.
     pub fn fill_normal(&self, std: f32, out: &mut [f32]) {
         out.par_chunks_mut(4 * TASK_BLOCKS).enumerate().for_each(|(task, out)| {
             let first = (task * TASK_BLOCKS) as u64;
@@ -73,10 +74,10 @@ impl Philox {
         });
     }
 
-    /// Normal numbers from the blocks from `first` on.
+    /// Normal numbers from block `first` on.
     #[inline(always)]
     fn normals(&self, first: u64, std: f64, out: &mut [f32]) {
-        // Words apart by their place in a block, so that whole vectors of them are treated alike.
+        // Words grouped by their position in a block, so that vectors of them are processed alike.
         let mut words = [[0u32; LANES]; 4];
         for (n, out) in out.chunks_mut(4 * LANES).enumerate() {
             let first = first + (n * LANES) as u64;
@@ -97,13 +98,13 @@ impl Philox {
     }
 }
 
-/// Blocks that one task of [`Philox::fill_normal`] draws.
+/// Blocks that one task of [`Philox::fill_normal`] uses.
 const TASK_BLOCKS: usize = 4096;
 
-/// Blocks that are drawn side by side.
+/// Blocks that are processed side by side.
 const LANES: usize = 32;
 
-/// A word's top 24 bits as a number in [0, 1).
+/// A number in [0, 1) from a word's top 24 bits.
 #[inline]
 pub fn unit(word: u32) -> f32 {
     (word >> 8) as f32 * (1.0 / 16_777_216.0)

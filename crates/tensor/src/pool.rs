@@ -1,98 +1,125 @@
-//! Memory that kernels work in besides their operands: buffers that a thread keeps when they are given back, so that a step asks the
-//! system for nothing and touches no fresh pages.
+//! A pool of kernels' temporary buffers. A thread caches the buffers that are returned to it, so that a step
+//! allocates nothing and touches no fresh pages.
 //!
-//! Capacities are powers of two. For each of them a thread keeps no more buffers than it lent at once, until it ends.
+//! Capacities are powers of two. For each capacity a thread caches at most as many buffers as it lent at
+//! once, until it ends.
 
-use crate::Real;
+use std::cell::RefCell;
 use std::mem::take;
 use std::ops::{Deref, DerefMut};
 
-/// The least capacity.
+/// The smallest capacity.
 const SMALLEST: usize = 256;
 
-/// Elements to work in, given back to the thread's pool when dropped.
-pub struct Pooled<T: Real> {
-    /// Its length is the capacity.
+/// A temporary buffer, returned to the thread's pool when dropped.
+pub struct Pooled<T: Poolable> {
+    /// The buffer; its length is the capacity.
     buffer: Vec<T>,
     len: usize,
 }
 
-impl<T: Real> Pooled<T> {
-    /// `len` elements that hold what was left in them; NaNs in debug builds, so that an element that is not written shows.
+impl<T: Poolable> Pooled<T> {
+    /// A buffer of `len` uninitialised elements; NaNs in debug builds, so that an unwritten element shows.
     pub fn take(len: usize) -> Self {
         let capacity = len.next_power_of_two().max(SMALLEST);
-        let kept = T::pool(|pool| pool.of(capacity).lend()).flatten();
+        let kept = T::pool(|pool| pool.shelf(capacity).lend()).flatten();
         let mut pooled = Pooled { buffer: kept.unwrap_or_else(|| bytemuck::zeroed_vec(capacity)), len };
         if cfg!(debug_assertions) {
-            pooled.fill(T::of(f64::NAN));
+            pooled.fill(T::NAN);
         }
         pooled
     }
 
-    /// `len` zeros.
+    /// A buffer of `len` zeros.
     pub fn zeros(len: usize) -> Self {
         let mut pooled = Pooled::take(len);
-        pooled.fill(T::ZERO);
+        pooled.fill(T::zeroed());
         pooled
     }
 }
 
-impl<T: Real> Drop for Pooled<T> {
+impl<T: Poolable> Drop for Pooled<T> {
     fn drop(&mut self) {
         let buffer = take(&mut self.buffer);
-        // A thread that is ending has no pool any more.
-        T::pool(|pool| pool.of(buffer.len()).take_back(buffer));
+        // A thread that is ending has no pool.
+        T::pool(|pool| pool.shelf(buffer.len()).take_back(buffer));
     }
 }
 
-/// The buffers of a thread, by the binary logarithm of their capacity.
+/// An element type whose buffers are pooled.
+pub trait Poolable: bytemuck::Pod {
+    #[doc(hidden)]
+    const NAN: Self;
+    /// Calls `f` with the thread's pool; None if the thread is ending.
+    #[doc(hidden)]
+    fn pool<R>(f: impl FnOnce(&mut Pool<Self>) -> R) -> Option<R>;
+}
+
+macro_rules! poolable {
+    ($t:ident) => {
+        impl Poolable for $t {
+            const NAN: Self = $t::NAN;
+            fn pool<R>(f: impl FnOnce(&mut Pool<Self>) -> R) -> Option<R> {
+                thread_local! {
+                    static POOL: RefCell<Pool<$t>> = const { RefCell::new(Pool::new()) };
+                }
+                POOL.try_with(|pool| f(&mut pool.borrow_mut())).ok()
+            }
+        }
+    };
+}
+
+poolable!(f32);
+poolable!(f64);
+
+/// A thread's buffers, by the binary logarithm of their capacity.
 #[doc(hidden)]
 pub struct Pool<T>([Shelf<T>; usize::BITS as usize]);
 
 impl<T> Pool<T> {
     #[allow(clippy::new_without_default, reason = "it is made in constants only")]
-    pub(crate) const fn new() -> Self {
-        Pool([const { Shelf { kept: Vec::new(), lent: 0, most_lent: 0 } }; usize::BITS as usize])
+    const fn new() -> Self {
+        Pool([const { Shelf { free: Vec::new(), lent: 0, most_lent: 0 } }; usize::BITS as usize])
     }
 
-    fn of(&mut self, capacity: usize) -> &mut Shelf<T> {
+    fn shelf(&mut self, capacity: usize) -> &mut Shelf<T> {
         &mut self.0[capacity.trailing_zeros() as usize]
     }
 }
 
 /// The buffers of one capacity.
 struct Shelf<T> {
-    kept: Vec<Vec<T>>,
-    /// How many are away.
+    free: Vec<Vec<T>>,
+    /// The number of buffers that are in use.
     lent: usize,
     most_lent: usize,
 }
 
 impl<T> Shelf<T> {
-    /// Counts one more as lent, and gives it if there is one.
+    /// Counts one more buffer as in use; returns a free one if there is one.
     fn lend(&mut self) -> Option<Vec<T>> {
         self.lent += 1;
         self.most_lent = self.most_lent.max(self.lent);
-        self.kept.pop()
+        self.free.pop()
     }
 
     fn take_back(&mut self, buffer: Vec<T>) {
-        // Another thread may have lent it.
+        // The buffer may come from another thread's pool.
         self.lent = self.lent.saturating_sub(1);
-        if self.kept.len() < self.most_lent {
-            self.kept.push(buffer);
+        if self.free.len() < self.most_lent {
+            self.free.push(buffer);
         }
     }
 }
 
-impl<T: Real> Deref for Pooled<T> {
+impl<T: Poolable> Deref for Pooled<T> {
     type Target = [T];
     fn deref(&self) -> &[T] {
         &self.buffer[..self.len]
     }
 }
 
-impl<T: Real> DerefMut for Pooled<T> {
+impl<T: Poolable> DerefMut for Pooled<T> {
     fn deref_mut(&mut self) -> &mut [T] {
         &mut self.buffer[..self.len]
     }
@@ -123,7 +150,7 @@ mod tests {
         for _ in 0..3 {
             assert!(from_elsewhere().iter().all(|x| *x == 0.0));
         }
-        let kept = f64::pool(|pool| pool.of(8192).kept.len());
+        let kept = f64::pool(|pool| pool.shelf(8192).free.len());
         assert_eq!(kept, Some(0));
     }
 }

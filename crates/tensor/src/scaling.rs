@@ -1,25 +1,38 @@
-//! Which elements of a matrix share a scale, and how the scales lie.
+//! Scalings: the regions of a matrix that share a scale, and the layout of the scales.
 
 /// The edge of tiles and blocks.
 pub const TILE: usize = 128;
 
-/// Which elements of a matrix `[M, K]`, whose products are summed over K, share a scale, and how the scales lie in memory: as the
-/// products read them (cuBLAS 13, "Scaling modes"). At edges that 128 does not divide, the last tiles are smaller.
+/// A scaling of a matrix `[M, K]`, a GEMM operand that is summed over K: the region that shares a scale, and
+/// the layout of the scales in memory, which is the one that GEMMs read (cuBLAS 13, "Scaling modes"). At
+/// edges that 128 does not divide, the last tiles are smaller.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Scaling {
-    /// All: `[1, 1]`.
+    /// One scale for the whole matrix: `[1, 1]`.
     Tensor,
-    /// Those of a row: `[M, 1]`.
+    /// One scale for each row: `[M, 1]`.
     Row,
-    /// 128 neighbours in a row: `[ceil(K / 128), M]`, so that those of one column of tiles are neighbours.
+    /// One scale for 128 neighbours in a row: `[ceil(K / 128), M]`; scales of one column of tiles are
+    /// neighbours.
     Tile,
-    /// 128 rows by 128 columns: `[ceil(M / 128), P]`; P is ceil(K / 128) rounded up to a multiple of four, and what is beyond holds 0.
+    /// One scale for 128 rows by 128 columns: `[ceil(M / 128), P]`. P is ceil(K / 128) rounded up to a
+    /// multiple of four; the padding is 0.
     Block,
 }
 
 impl Scaling {
-    /// All of them.
+    /// All scalings.
     pub const ALL: [Scaling; 4] = [Scaling::Tensor, Scaling::Row, Scaling::Tile, Scaling::Block];
+
+    /// The lower-case name.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Scaling::Tensor => "tensor",
+            Scaling::Row => "row",
+            Scaling::Tile => "tile",
+            Scaling::Block => "block",
+        }
+    }
 
     /// The rows and columns of the region that shares a scale, in a matrix of these extents.
     pub fn region(self, rows: usize, cols: usize) -> (usize, usize) {
@@ -31,7 +44,7 @@ impl Scaling {
         }
     }
 
-    /// The shape of the scales of a matrix of these extents.
+    /// The shape of the scales for a matrix of these extents.
     pub fn shape(self, rows: usize, cols: usize) -> [usize; 2] {
         match self {
             Scaling::Tensor => [1, 1],
@@ -41,7 +54,7 @@ impl Scaling {
         }
     }
 
-    /// From the scale of one region to that of the one below it, and to that of the one beside it.
+    /// The strides of scales: to the region below, and to the region on the right.
     pub fn steps(self, rows: usize, cols: usize) -> (usize, usize) {
         match self {
             Scaling::Tensor => (0, 0),

@@ -17,7 +17,7 @@ impl Shape {
     /// A shape of these extents.
     ///
     /// # Panics
-    /// If there are more than four: no op of ours takes such a tensor.
+    /// If there are more than four extents: no op takes such a tensor.
     pub fn new(dims: &[usize]) -> Self {
         assert!(dims.len() <= MAX_RANK, "a shape has at most {MAX_RANK} extents, not {}", dims.len());
         let mut all = [1; MAX_RANK];
@@ -25,12 +25,12 @@ impl Shape {
         Shape { dims: all, rank: dims.len() as u8 }
     }
 
-    /// How many elements a tensor of this shape has.
+    /// The number of elements.
     pub fn numel(&self) -> usize {
         self.iter().product()
     }
 
-    /// The last extent, and the product of those before it: a tensor seen as `[rows, cols]`.
+    /// The product of all extents but the last, and the last: the tensor seen as `[rows, cols]`.
     pub fn rows_cols(&self) -> (usize, usize) {
         match self.split_last() {
             Some((cols, rows)) => (rows.iter().product(), *cols),
@@ -68,7 +68,7 @@ impl fmt::Display for Shape {
     }
 }
 
-/// A shape and an element type: all that is known of a tensor before it has values.
+/// A tensor's type: its shape and its element type.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct TensorType {
     /// The extents.
@@ -83,17 +83,17 @@ impl TensorType {
         TensorType { shape: shape.into(), dtype }
     }
 
-    /// How many elements such a tensor has.
+    /// The number of elements.
     pub fn numel(&self) -> usize {
         self.shape.numel()
     }
 
-    /// How many bytes such a tensor takes.
+    /// The number of bytes.
     pub fn bytes(&self) -> usize {
         self.dtype.bytes(self.numel())
     }
 
-    /// The same shape with another element type.
+    /// The type with another element type.
     pub fn with_dtype(self, dtype: DType) -> Self {
         TensorType { dtype, ..self }
     }

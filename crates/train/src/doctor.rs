@@ -143,16 +143,16 @@ pub fn examine() -> Examination {
         Ok(processor) => (processor, None),
         Err(error) => (Processor::Cpu, Some(error)),
     };
-    if let Some(error) = no_gpu.as_ref().filter(|error| !error.means_no_card()) {
+    if let Some(error) = no_gpu.as_ref().filter(|error| !error.means_no_device()) {
         trials.push(tried("open the GPU", begun, Err(error)));
     }
     let device = processor.describe();
     if let Processor::Cuda(gpu) = &processor {
         trials.push(tried("open the GPU", begun, Ok::<_, CudaError>(())));
         let parts: [(&str, fn(&Gpu) -> Result<(), CudaError>); 3] = [
-            ("compile and run a kernel", Gpu::try_kernel),
-            ("multiply matrices by cuBLASLt", Gpu::try_product),
-            ("attention by cuDNN, forward and backward", Gpu::try_attention),
+            ("compile and run a kernel", Gpu::test_kernel),
+            ("multiply matrices by cuBLASLt", Gpu::test_gemm),
+            ("attention by cuDNN, forward and backward", Gpu::test_attention),
         ];
         for (what, part) in parts {
             let begun = Instant::now();
@@ -179,7 +179,7 @@ pub fn examine() -> Examination {
 
 fn library(library: Library) -> LibraryFound {
     let (name, file) = (library.to_string(), library.file_name());
-    match Installed::of(library) {
+    match Installed::open(library) {
         Ok(found) => {
             let (path, version) = found.map(|found| (found.path, found.version)).unzip();
             LibraryFound { name, file, path, version, missing: None }
@@ -215,7 +215,7 @@ fn number(arch: Arch) -> String {
 }
 
 fn cache() -> CacheFound {
-    let cache = KernelCache::of_user();
+    let cache = KernelCache::for_user();
     let (files, bytes) = cache.size();
     CacheFound { folder: cache.folder().map(Path::to_owned), files, bytes, problem: cache.problem() }
 }

@@ -58,7 +58,7 @@ impl Processor {
             Ok(gpu) => Ok(Processor::Cuda(Box::new(gpu))),
             Err(error) if device == Device::Cuda => Err(error),
             Err(error) => {
-                if !error.means_no_card() {
+                if !error.means_no_device() {
                     tracing::warn!("the GPU is not used: {error}; `xtrain doctor` says more");
                 }
                 Ok(Processor::Cpu)
@@ -210,7 +210,7 @@ impl Processor {
                 Ok(Box::new(engine))
             }
             Processor::Cuda(gpu) => {
-                for unknown in unknown_ways(&xtrain_cuda::preferred_ways()) {
+                for unknown in unknown_ways(&xtrain_cuda::preferred_algorithms()) {
                     tracing::warn!("{unknown}");
                 }
                 let mut engine = CudaEngine::new(Arc::new(registry::cuda_kernels()), *gpu)?;
@@ -224,7 +224,7 @@ impl Processor {
 /// What to say of each of the `preferred` ways that is none, which would be passed over.
 fn unknown_ways(preferred: &[String]) -> Vec<String> {
     let mut known = attention::ways();
-    known.extend(Gemm::WAYS.map(str::to_owned));
+    known.extend(Gemm::ALGORITHM_NAMES.map(str::to_owned));
     let unknown = preferred.iter().filter(|name| !known.contains(name));
     let said = |name| {
         format!(

@@ -36,7 +36,7 @@ pub fn measure(planned: &Planned, recipes: &[Recipe], device: Device) -> Result<
         let blocks = Blocks::of(&planned.spec.computed_in(numerics), micro_steps(&planned.resolved.config));
         let layers = blocks.measure(Processor::asked(device)?)?;
         if let Processor::Cuda(gpu) = Processor::asked(device)? {
-            gpu.replace_measured(&blocks.name(), &line(&layers));
+            gpu.replace_measurement(&blocks.name(), &line(&layers));
         }
         all.push(RecipeLayers { recipe, layers });
     }
@@ -48,7 +48,7 @@ pub fn measure(planned: &Planned, recipes: &[Recipe], device: Device) -> Result<
 pub(crate) fn settled(planned: Planned, processor: &Processor) -> Result<Planned, RunError> {
     let (Processor::Cuda(gpu), true) = (processor, is_open(&planned)) else { return Ok(planned) };
     let blocks = blocks(&planned);
-    let known = gpu.measured(&blocks.name()).and_then(|line| layers(&line));
+    let known = gpu.cached_measurement(&blocks.name()).and_then(|line| layers(&line));
     let speeds = match known {
         Some(speeds) => speeds,
         None => {
@@ -59,7 +59,9 @@ pub(crate) fn settled(planned: Planned, processor: &Processor) -> Result<Planned
             );
             match Processor::asked(Device::Cuda).and_then(|other| blocks.measure(other)) {
                 // Another process may have measured at the same time: all use what the first one kept.
-                Ok(speeds) => layers(&gpu.keep_measured(&blocks.name(), &line(&speeds))).unwrap_or(speeds),
+                Ok(speeds) => {
+                    layers(&gpu.cache_measurement(&blocks.name(), &line(&speeds))).unwrap_or(speeds)
+                }
                 Err(error) => {
                     tracing::warn!(
                         "whether FP8 makes linear layers slower could not be measured, and all are in FP8: {error}"
@@ -82,7 +84,7 @@ pub(crate) fn settled(planned: Planned, processor: &Processor) -> Result<Planned
 /// The same without measuring: what is known already.
 pub fn foreseen(planned: Planned, processor: &Processor) -> Result<Planned, RunError> {
     let (Processor::Cuda(gpu), true) = (processor, is_open(&planned)) else { return Ok(planned) };
-    match gpu.measured(&blocks(&planned).name()).and_then(|line| layers(&line)) {
+    match gpu.cached_measurement(&blocks(&planned).name()).and_then(|line| layers(&line)) {
         Some(speeds) => planned.leaving(decided(&speeds)),
         None => Ok(planned),
     }

@@ -1,4 +1,4 @@
-//! `libcublasLt.so.13`: matrix products.
+//! `libcublasLt.so.13`: GEMMs.
 
 use super::driver::CuStream;
 use super::functions;
@@ -14,7 +14,7 @@ pub(crate) const CUBLAS_STATUS_SUCCESS: c_int = 0;
 pub(crate) const CUBLAS_STATUS_INVALID_VALUE: c_int = 7;
 pub(crate) const CUBLAS_STATUS_NOT_SUPPORTED: c_int = 15;
 
-/// `cublasComputeType_t`: sums in f32, and of f32 factors every bit counts (no TF32).
+/// `cublasComputeType_t`: sums in f32, and f32 operands in full precision (no TF32).
 pub(crate) const CUBLAS_COMPUTE_32F: c_int = 68;
 
 /// `cudaDataType_t`.
@@ -55,14 +55,14 @@ pub(crate) const PREF_MIN_ALIGNMENT_B_BYTES: c_int = 6;
 pub(crate) const PREF_MIN_ALIGNMENT_C_BYTES: c_int = 7;
 pub(crate) const PREF_MIN_ALIGNMENT_D_BYTES: c_int = 8;
 
-/// `cublasLtReductionScheme_t`: how the parts of a sum that is split over blocks come together.
+/// `cublasLtReductionScheme_t`: the reduction of a sum that is split over blocks.
 pub(crate) const REDUCTION_SCHEME_NONE: u32 = 0;
 pub(crate) const REDUCTION_SCHEME_COMPUTE_TYPE: u32 = 2;
 
 /// `cublasLtMatmulAlgoConfigAttributes_t`.
 pub(crate) const ALGO_CONFIG_REDUCTION_SCHEME: c_int = 3;
 
-/// `cublasLtMatmulAlgo_t`: may be kept and given to the same version of the library again.
+/// `cublasLtMatmulAlgo_t`: may be stored and given to the same version of the library again.
 pub(crate) type LtAlgo = [u64; 8];
 
 /// `cublasLtMatmulHeuristicResult_t`.
@@ -77,7 +77,7 @@ pub(crate) struct LtHeuristicResult {
 }
 
 functions! {
-    /// The functions that are used here.
+    /// The functions that xtrain calls.
     CublasLt {
         fn cublasLtGetVersion() -> usize;
         fn cublasLtGetStatusString(status: c_int) -> *const c_char;

@@ -98,15 +98,15 @@ pub(crate) const DATA_BFLOAT16: c_int = 9;
 pub(crate) const DATA_BOOLEAN: c_int = 11;
 
 pub(crate) const NOT_PROPAGATE_NAN: c_int = 0;
-/// `cudnnBackendHeurMode_t`: the best choice first.
+/// `cudnnBackendHeurMode_t`: the best engine first.
 pub(crate) const HEUR_MODE_A: c_int = 3;
 /// `cudnnBackendNumericalNote_t`.
 pub(crate) const NOTE_NONDETERMINISTIC: c_int = 4;
-/// Notes that an engine has at most.
+/// The largest number of notes of an engine.
 pub(crate) const MOST_NOTES: usize = 16;
 
 functions! {
-    /// The functions that are used here.
+    /// The functions that xtrain calls.
     Cudnn {
         fn cudnnGetVersion() -> usize;
         fn cudnnGetCudartVersion() -> usize;

@@ -14,7 +14,7 @@ pub(crate) type CuFunction = *mut c_void;
 pub(crate) type CuGraph = *mut c_void;
 pub(crate) type CuGraphExec = *mut c_void;
 pub(crate) type CuGraphNode = *mut c_void;
-/// Physical memory, by number.
+/// The handle of physical memory.
 pub(crate) type CuMemHandle = c_ulonglong;
 
 pub(crate) const CUDA_SUCCESS: c_int = 0;
@@ -70,7 +70,7 @@ pub(crate) struct CuMemAllocationProp {
     pub(crate) handle_types: c_int,
     pub(crate) location: CuMemLocation,
     pub(crate) win32: *mut c_void,
-    /// Compression, direct access by a network card, usage: none.
+    /// Compression, direct access by a network adapter, usage: none.
     pub(crate) flags: [u8; 8],
 }
 
@@ -101,7 +101,7 @@ pub(crate) struct CuLaunchAttribute {
     pub(crate) value: [u32; 16],
 }
 
-/// `CUtensorMapDataType` and the others that a tensor map is made of.
+/// `CUtensorMapDataType` and the other enumerations of a tensor map.
 pub(crate) const TENSOR_MAP_DATA_TYPE_UINT8: c_int = 0;
 pub(crate) const TENSOR_MAP_INTERLEAVE_NONE: c_int = 0;
 pub(crate) const TENSOR_MAP_SWIZZLE_128B: c_int = 3;
@@ -116,7 +116,7 @@ pub(crate) struct CuTensorMap {
 }
 
 functions! {
-    /// The driver's functions that are used here.
+    /// The functions that xtrain calls.
     Driver {
         fn cuInit(flags: c_uint) -> c_int;
         fn cuDriverGetVersion(version: *mut c_int) -> c_int;

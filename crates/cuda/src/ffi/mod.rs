@@ -1,4 +1,4 @@
-//! The foreign functions, as tables of pointers into libraries that were opened at run time.
+//! Foreign functions, as tables of pointers into libraries that are opened at run time.
 
 pub(crate) mod cublaslt;
 pub(crate) mod cudnn;
@@ -6,7 +6,7 @@ pub(crate) mod driver;
 pub(crate) mod nvrtc;
 pub(crate) mod open;
 
-/// Declares a table of foreign functions: a struct with one pointer a symbol, filled from an open library.
+/// Declares a table of foreign functions: a struct with one pointer per symbol, filled from an open library.
 macro_rules! functions {
     (
         $(#[$meta:meta])*
@@ -23,13 +23,14 @@ macro_rules! functions {
         }
 
         impl $table {
-            /// Looks all symbols up; the name of the first that is not there is the error.
+            /// Looks up all symbols. The error is the name of the first one that is missing.
             pub(crate) fn of(library: libloading::Library) -> Result<Self, &'static str> {
                 Ok($table {
                     $(
                         $name: {
-                            // SAFETY: the symbol is a function of this signature in every release of the library that carries
-                            // the versioned file name under which it was opened; the pointer lives as long as `_library`.
+                            // SAFETY: the symbol is a function of this signature in every release of the
+                            // library that carries the versioned file name under which it was opened; the
+                            // pointer lives as long as `_library`.
                             let symbol = unsafe { library.get(concat!(stringify!($name), "\0").as_bytes()) };
                             *symbol.map_err(|_| stringify!($name))?
                         },

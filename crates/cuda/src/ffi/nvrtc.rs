@@ -10,7 +10,7 @@ pub(crate) const NVRTC_SUCCESS: c_int = 0;
 pub(crate) const NVRTC_ERROR_COMPILATION: c_int = 6;
 
 functions! {
-    /// The compiler's functions that are used here.
+    /// The functions that xtrain calls.
     Nvrtc {
         fn nvrtcVersion(major: *mut c_int, minor: *mut c_int) -> c_int;
         fn nvrtcGetErrorString(result: c_int) -> *const c_char;

@@ -1,4 +1,4 @@
-//! The tables of functions, each opened once for the process.
+//! The tables of functions, each opened once per process.
 
 use super::cublaslt::CublasLt;
 use super::cudnn::Cudnn;
@@ -10,13 +10,13 @@ use std::ffi::{CStr, c_char, c_int};
 use std::path::PathBuf;
 use std::sync::OnceLock;
 
-/// A table and the file that it points into.
+/// A table and the file of its library.
 pub(crate) struct Opened<T> {
     pub(crate) table: T,
     pub(crate) path: PathBuf,
 }
 
-/// The driver, which need not have a card.
+/// The driver's library, which opens even without a GPU.
 pub(crate) fn driver_library() -> Result<&'static Opened<Driver>, CudaError> {
     static LIBRARY: OnceLock<Result<Opened<Driver>, CudaError>> = OnceLock::new();
     LIBRARY.get_or_init(|| open(Library::Driver, Driver::of)).as_ref().map_err(Clone::clone)
@@ -44,13 +44,13 @@ pub(crate) fn nvrtc() -> Result<&'static Opened<Nvrtc>, CudaError> {
     NVRTC.get_or_init(|| open(Library::Nvrtc, Nvrtc::of)).as_ref().map_err(Clone::clone)
 }
 
-/// Matrix products.
+/// cuBLASLt.
 pub(crate) fn cublaslt() -> Result<&'static Opened<CublasLt>, CudaError> {
     static CUBLASLT: OnceLock<Result<Opened<CublasLt>, CudaError>> = OnceLock::new();
     CUBLASLT.get_or_init(|| open(Library::CublasLt, CublasLt::of)).as_ref().map_err(Clone::clone)
 }
 
-/// Operation graphs.
+/// cuDNN.
 pub(crate) fn cudnn() -> Result<&'static Opened<Cudnn>, CudaError> {
     static CUDNN: OnceLock<Result<Opened<Cudnn>, CudaError>> = OnceLock::new();
     CUDNN.get_or_init(|| open(Library::Cudnn, Cudnn::of)).as_ref().map_err(Clone::clone)
@@ -67,24 +67,24 @@ fn open<T>(
     }
 }
 
-/// An error of the driver from its status.
+/// The error for a status of the driver.
 pub(crate) fn status_error(driver: &Driver, call: &'static str, status: c_int) -> CudaError {
-    let told = |ask: unsafe extern "C" fn(c_int, *mut *const c_char) -> c_int| {
-        let mut text: *const c_char = std::ptr::null();
+    let text = |ask: unsafe extern "C" fn(c_int, *mut *const c_char) -> c_int| {
+        let mut string: *const c_char = std::ptr::null();
         // SAFETY: the driver writes a pointer to a string of its own that lives for ever, or null.
-        unsafe { ask(status, &mut text) };
-        c_string(text).unwrap_or_else(|| format!("status {status}"))
+        unsafe { ask(status, &mut string) };
+        c_string(string).unwrap_or_else(|| format!("status {status}"))
     };
-    CudaError::Driver { call, name: told(driver.cuGetErrorName), text: told(driver.cuGetErrorString) }
+    CudaError::Driver { call, name: text(driver.cuGetErrorName), text: text(driver.cuGetErrorString) }
 }
 
-/// A foreign, lasting string; nothing for null.
+/// Copies a foreign string with static lifetime; None for null.
 pub(crate) fn c_string(text: *const c_char) -> Option<String> {
     // SAFETY: not null, and the library's strings end with a zero and are never freed.
     (!text.is_null()).then(|| unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned())
 }
 
-/// What a call of the driver came to: anything but success is an error that names it.
+/// Fails unless the status is success; the error names the call.
 pub(crate) fn check(driver: &Driver, call: &'static str, status: c_int) -> Result<(), CudaError> {
     if status == CUDA_SUCCESS { Ok(()) } else { Err(status_error(driver, call, status)) }
 }

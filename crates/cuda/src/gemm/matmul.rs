@@ -1,27 +1,27 @@
-//! A product as cuBLASLt is told of it.
+//! A GEMM in cuBLASLt's terms.
 //!
-//! The library's matrices are stored column after column. One that is stored row after row is, seen so, its own transpose; so what is
-//! asked for is D^T = B^T A^T: the factors change places, and nothing is moved.
+//! The library's matrices are column-major. A row-major matrix is its own transpose in that view, so the
+//! library computes D^T = B^T A^T: the operands change places, and no data moves.
 
-use super::{Factor, Gemm, GemmOperands};
+use super::{Gemm, GemmOperands, OperandLayout};
 use crate::blas::{Blas, MatmulDesc, MatrixLayout, Preference};
+use crate::capture_lock;
 use crate::error::CudaError;
 use crate::ffi::cublaslt as ffi;
 use crate::ffi::cublaslt::{LtAlgo, LtHeuristicResult};
 use crate::memory::DevicePtr;
 use crate::stream::Stream;
-use crate::turns;
 use std::ffi::{c_int, c_void};
 use std::sync::Arc;
 use xtrain_tensor::{DType, Scaling};
 
-/// How many algorithms are asked for.
+/// The number of algorithms to ask for.
 const CANDIDATES: usize = 8;
 
-/// Ways to bring the parts of a split sum together that are as exact as one sum, and the same in every run.
+/// Reductions of split sums that are as exact as one sum and the same in every run.
 const REDUCTIONS: u32 = ffi::REDUCTION_SCHEME_NONE | ffi::REDUCTION_SCHEME_COMPUTE_TYPE;
 
-/// A product with its operands.
+/// A GEMM with its descriptors and operands.
 pub(super) struct Matmul {
     blas: Arc<Blas>,
     desc: MatmulDesc,
@@ -41,7 +41,8 @@ unsafe impl Sync for Matmul {}
 impl Matmul {
     pub(super) fn new(blas: &Arc<Blas>, gemm: &Gemm, operands: &GemmOperands) -> Result<Matmul, CudaError> {
         let desc = MatmulDesc::new(blas, ffi::CUBLAS_COMPUTE_32F, ffi::CUDA_R_32F)?;
-        let operation = |factor: Factor| if factor.transposed { ffi::CUBLAS_OP_T } else { ffi::CUBLAS_OP_N };
+        let operation =
+            |operand: OperandLayout| if operand.transposed { ffi::CUBLAS_OP_T } else { ffi::CUBLAS_OP_N };
         desc.set(ffi::MATMUL_DESC_TRANSA, operation(gemm.b))?;
         desc.set(ffi::MATMUL_DESC_TRANSB, operation(gemm.a))?;
         if let Some(bias) = operands.bias {
@@ -56,9 +57,9 @@ impl Matmul {
             desc.set(ffi::MATMUL_DESC_B_SCALE_POINTER, scales[0].0)?;
             desc.set(ffi::MATMUL_DESC_FAST_ACCUM, i8::from(gemm.fast_accumulation))?;
         }
-        let layout = |factor: Factor, rows: usize, columns: usize| {
-            let (rows, columns) = if factor.transposed { (columns, rows) } else { (rows, columns) };
-            MatrixLayout::new(blas, cuda_type(factor.dtype), columns, rows, factor.stride)
+        let layout = |operand: OperandLayout, rows: usize, columns: usize| {
+            let (rows, columns) = if operand.transposed { (columns, rows) } else { (rows, columns) };
+            MatrixLayout::new(blas, cuda_type(operand.dtype), columns, rows, operand.stride)
         };
         let Gemm { m, n, k, .. } = *gemm;
         Ok(Matmul {
@@ -76,17 +77,17 @@ impl Matmul {
         &self.blas
     }
 
-    /// The library's proposals that may be used, its favourite first; none where it has none.
+    /// The library's proposals that may be used, its preferred one first.
     pub(super) fn candidates(&self) -> Result<Vec<LtAlgo>, CudaError> {
-        let _turn = turns::beside_others();
-        let wishes = Preference::new(&self.blas)?;
-        wishes.set(ffi::PREF_MAX_WORKSPACE_BYTES, Gemm::WORKSPACE_BYTES as u64)?;
-        wishes.set(ffi::PREF_REDUCTION_SCHEME_MASK, REDUCTIONS)?;
+        let _no_capture = capture_lock::exclude_capture();
+        let preference = Preference::new(&self.blas)?;
+        preference.set(ffi::PREF_MAX_WORKSPACE_BYTES, Gemm::WORKSPACE_BYTES as u64)?;
+        preference.set(ffi::PREF_REDUCTION_SCHEME_MASK, REDUCTIONS)?;
         let GemmOperands { a, b, d, .. } = self.operands;
-        wishes.set(ffi::PREF_MIN_ALIGNMENT_A_BYTES, alignment(b))?;
-        wishes.set(ffi::PREF_MIN_ALIGNMENT_B_BYTES, alignment(a))?;
-        wishes.set(ffi::PREF_MIN_ALIGNMENT_C_BYTES, alignment(d))?;
-        wishes.set(ffi::PREF_MIN_ALIGNMENT_D_BYTES, alignment(d))?;
+        preference.set(ffi::PREF_MIN_ALIGNMENT_A_BYTES, alignment(b))?;
+        preference.set(ffi::PREF_MIN_ALIGNMENT_B_BYTES, alignment(a))?;
+        preference.set(ffi::PREF_MIN_ALIGNMENT_C_BYTES, alignment(d))?;
+        preference.set(ffi::PREF_MIN_ALIGNMENT_D_BYTES, alignment(d))?;
         let mut results = [LtHeuristicResult::default(); CANDIDATES];
         let mut found: c_int = 0;
         // SAFETY: all handles live here; at most as many results are written as there is room for.
@@ -98,13 +99,13 @@ impl Matmul {
                 self.second.handle,
                 self.d.handle,
                 self.d.handle,
-                wishes.handle,
+                preference.handle,
                 CANDIDATES as c_int,
                 results.as_mut_ptr(),
                 &mut found,
             )
         };
-        // A shape that the library does not take is an answer.
+        // An unsupported shape is a valid answer: no proposals.
         if matches!(status, ffi::CUBLAS_STATUS_NOT_SUPPORTED | ffi::CUBLAS_STATUS_INVALID_VALUE) {
             return Ok(Vec::new());
         }
@@ -113,14 +114,14 @@ impl Matmul {
         let usable = proposed.filter(|result| {
             result.state == ffi::CUBLAS_STATUS_SUCCESS
                 && result.workspace_bytes <= Gemm::WORKSPACE_BYTES
-                && self.repeats(&result.algo)
+                && self.is_deterministic(&result.algo)
         });
         Ok(usable.map(|result| result.algo).collect())
     }
 
-    /// Whether an algorithm that was kept can be used for this product, on this card, within the workspace.
-    pub(super) fn takes(&self, algo: &LtAlgo) -> bool {
-        let _turn = turns::beside_others();
+    /// True if a recorded algorithm supports this GEMM on this GPU within the workspace.
+    pub(super) fn supports(&self, algo: &LtAlgo) -> bool {
+        let _no_capture = capture_lock::exclude_capture();
         let mut result = LtHeuristicResult::default();
         // SAFETY: all handles live here; reads the algorithm, writes one result.
         let status = unsafe {
@@ -137,14 +138,14 @@ impl Matmul {
         };
         status == ffi::CUBLAS_STATUS_SUCCESS
             && result.workspace_bytes <= Gemm::WORKSPACE_BYTES
-            && self.repeats(algo)
+            && self.is_deterministic(algo)
     }
 
-    /// Whether an algorithm says that it adds in an order that is the same in every run. The wish for it has been told already: an
-    /// algorithm that says nothing is one that the library took it to hold for.
-    fn repeats(&self, algo: &LtAlgo) -> bool {
+    /// True if the algorithm adds in the same order in every run. An algorithm without this attribute counts
+    /// as such: the preference that was passed to the library asks for it.
+    fn is_deterministic(&self, algo: &LtAlgo) -> bool {
         let (mut scheme, mut written) = (0u32, 0usize);
-        // SAFETY: reads the algorithm, writes at most the four bytes that it is told of.
+        // SAFETY: reads the algorithm, writes at most four bytes.
         let status = unsafe {
             (self.blas.lt.cublasLtMatmulAlgoConfigGetAttribute)(
                 algo,
@@ -157,13 +158,14 @@ impl Matmul {
         status != ffi::CUBLAS_STATUS_SUCCESS || scheme & !REDUCTIONS == 0
     }
 
-    /// Puts the product into `stream`.
-    pub(super) fn put(&self, algo: &LtAlgo, stream: &Stream) -> Result<(), CudaError> {
+    /// Enqueues the GEMM on `stream`.
+    pub(super) fn enqueue(&self, algo: &LtAlgo, stream: &Stream) -> Result<(), CudaError> {
         self.blas.context.enter()?;
         let GemmOperands { a, b, d, workspace, .. } = self.operands;
         let (one, beta) = (1.0f32, self.beta);
-        // SAFETY: the descriptors tell the shapes of the operands, which are the card's and keep their places, as whoever named them
-        // promises; the workspace has the bytes that it is said to have; the two numbers are read before the call returns.
+        // SAFETY: the descriptors hold the shapes of the operands, which are GPU memory and keep their
+        // addresses, as the caller that named them promises; the workspace has the stated bytes; the two
+        // numbers are read before the call returns.
         let status = unsafe {
             (self.blas.lt.cublasLtMatmul)(
                 self.blas.handle,
@@ -188,7 +190,8 @@ impl Matmul {
     }
 }
 
-/// The largest power of two that an address is a multiple of, up to 256 bytes, above which nothing asks.
+/// The largest power of two that divides the address, at most 256, the largest alignment that any algorithm
+/// requires.
 pub(super) fn alignment(place: DevicePtr) -> u32 {
     1 << place.0.trailing_zeros().min(8)
 }
@@ -199,12 +202,12 @@ fn cuda_type(dtype: DType) -> c_int {
         DType::BF16 => ffi::CUDA_R_16BF,
         DType::E4M3 => ffi::CUDA_R_8F_E4M3,
         DType::E5M2 => ffi::CUDA_R_8F_E5M2,
-        other => panic!("products on a card are of f32, bf16 and FP8, not {other}"),
+        other => panic!("GPU GEMMs take f32, bf16 and FP8 operands, not {other}"),
     }
 }
 
-fn scale_mode(factor: Factor) -> i32 {
-    match factor.scaling {
+fn scale_mode(operand: OperandLayout) -> i32 {
+    match operand.scaling {
         None | Some(Scaling::Tensor) => ffi::MATRIX_SCALE_SCALAR_32F,
         Some(Scaling::Row) => ffi::MATRIX_SCALE_OUTER_VEC_32F,
         Some(Scaling::Tile) => ffi::MATRIX_SCALE_VEC128_32F,

@@ -1,46 +1,49 @@
-//! Matrix products on a card: `D[m, n] = A[m, k] B[k, n] (+ D) (+ bias[n])`, summed in f32 and rounded once.
+//! GEMMs on a GPU: `D[m, n] = A[m, k] B[k, n] (+ D) (+ bias[n])`, summed in f32 and rounded once. Matrices
+//! are row-major.
 //!
-//! Matrices are stored row after row. cuBLASLt multiplies, or, on Hopper with scales for every 128 along k, a kernel of our own ([`promoted`]):
-//! which, and by which of its algorithms, is measured once a card and kept on the disk ([`choose`]). Where neither takes a product, a slow kernel
-//! that takes any does ([`own`]). Every algorithm that may be chosen gives the same
-//! bits in every run: none adds in the order in which blocks happen to end. f32 factors are multiplied as f32, never as TF32.
+//! cuBLASLt computes them. On Hopper, operands with a scale for every 128 elements along k may use a kernel
+//! of xtrain's own ([`block_scaled`]). The algorithm is timed once for each GPU and cached on disk
+//! ([`choose`]). If neither supports a GEMM, a slow kernel for any shape does ([`fallback`]). Every algorithm
+//! computes the same bits in every run: none adds in the order in which blocks happen to finish. f32 operands
+//! are multiplied as f32, never as TF32.
 //!
-//! Factors of FP8 have scales ([`Scaling`]) beside them: their reciprocals, which multiply what the numbers stand for. Hopper's tensor cores
-//! want both factors stored along what is summed, and keep 14 bits of a sum; so partial sums are promoted to f32 registers, unless fast
-//! accumulation is asked for.
+//! FP8 operands come with scales ([`Scaling`]): factors by which the stored numbers are multiplied. Hopper's
+//! tensor cores need both operands contiguous along k, and keep 14 bits of a sum; so partial sums are added
+//! up in f32 registers, unless fast accumulation is requested.
 
+mod block_scaled;
 mod choose;
+mod fallback;
+mod key;
 mod matmul;
 mod noise;
-mod own;
-mod promoted;
 
-use crate::choice::preferred_ways;
+use crate::choice::preferred_algorithms;
 use crate::error::CudaError;
 use crate::gpu::Gpu;
 use crate::kernel::Work;
 use crate::memory::DevicePtr;
 use crate::source::KernelSource;
 use crate::stream::Stream;
+use block_scaled::BlockScaledGemm;
 use matmul::Matmul;
-use promoted::Promoted;
 use std::fmt;
 use xtrain_tensor::{DType, Scaling, TensorType};
 
-/// A factor of a product.
+/// The layout of an operand in memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Factor {
-    /// Its element type.
+pub struct OperandLayout {
+    /// The element type.
     pub dtype: DType,
-    /// Whether its transpose is what stands in memory: `[k, m]` for A, `[n, k]` for B.
+    /// True if the transpose is stored: `[k, m]` for A, `[n, k]` for B.
     pub transposed: bool,
-    /// Elements from one row in memory to the next.
+    /// The stride of rows in memory, in elements.
     pub stride: usize,
-    /// Which elements of an FP8 factor share a scale, seen as `[m, k]` or `[n, k]`.
+    /// The scaling of an FP8 operand, seen as `[m, k]` or `[n, k]`.
     pub scaling: Option<Scaling>,
 }
 
-/// A product: all that its algorithm is chosen by, except how the operands are aligned.
+/// A GEMM: everything that its algorithm depends on, except the alignment of the operands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Gemm {
     /// Rows of A and D.
@@ -49,21 +52,21 @@ pub struct Gemm {
     pub n: usize,
     /// Columns of A, rows of B.
     pub k: usize,
-    /// The left factor.
-    pub a: Factor,
-    /// The right factor.
-    pub b: Factor,
-    /// The element type of D, and of the bias.
+    /// The left operand.
+    pub a: OperandLayout,
+    /// The right operand.
+    pub b: OperandLayout,
+    /// The element type of D and of the bias.
     pub d: DType,
-    /// Elements from one row of D to the next.
+    /// The stride of D's rows, in elements.
     pub d_stride: usize,
-    /// Whether the product is added to what stands in D.
+    /// True if the product is added to D.
     pub accumulate: bool,
-    /// Whether sums of FP8 products may stay in the tensor cores, with the bits that they keep.
+    /// True if FP8 sums may stay in the tensor cores, at their reduced precision.
     pub fast_accumulation: bool,
 }
 
-/// Where a product's operands are. They keep their places for as long as what is made ready for them is used.
+/// The addresses of a GEMM's operands. They stay the same for as long as the prepared work is used.
 #[derive(Clone, Copy, Debug)]
 pub struct GemmOperands {
     /// A.
@@ -74,72 +77,73 @@ pub struct GemmOperands {
     pub d: DevicePtr,
     /// One element for each column of D, added before rounding.
     pub bias: Option<DevicePtr>,
-    /// The reciprocal scales of A and B, where they are FP8, laid out as [`Scaling::shape`] says.
+    /// The reciprocal scales of FP8 operands A and B, in the layout of [`Scaling::shape`].
     pub scales: Option<[DevicePtr; 2]>,
-    /// [`Gemm::workspace`], of which nothing is expected and nothing left.
+    /// The tensor of [`Gemm::workspace`]. Its contents do not matter before or after a run.
     pub workspace: DevicePtr,
 }
 
-/// A product that is ready.
+/// A prepared GEMM.
 pub struct GemmPlan {
-    /// How its algorithm was found.
+    /// The origin of the algorithm.
     pub choice: GemmChoice,
-    /// What that is; none where only the slow kernel takes the product.
+    /// The algorithm; None if the fallback kernel computes the GEMM.
     pub algorithm: Option<Algorithm>,
-    /// The product.
+    /// The work of one run.
     pub work: Work,
 }
 
-/// What a product is computed by.
+/// An algorithm of a GEMM.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Algorithm {
-    /// cuBLASLt's, as it keeps it.
-    Library([u64; 8]),
-    /// The kernel of our own that promotes the sums of every 128 products.
-    Promoted,
+    /// An algorithm of cuBLASLt, in the library's encoding.
+    CublasLt([u64; 8]),
+    /// The kernel for scales of every 128 elements along k.
+    BlockScaled,
 }
 
-/// How an algorithm was found.
+/// The origin of an algorithm.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum GemmChoice {
     /// It was the fastest just now.
-    Measured,
-    /// It was chosen before: earlier in this process, or in one that kept it on the disk.
-    Kept,
-    /// There is none: the slow kernel.
-    OwnKernel,
+    Timed,
+    /// It was chosen earlier in this process, adopted from a run, or cached on disk.
+    Cached,
+    /// There is none: the fallback kernel computes the GEMM.
+    Fallback,
 }
 
 impl Gemm {
-    /// The kernel of our own that takes any shape.
-    pub const SOURCE: KernelSource = own::SOURCE;
+    /// The source of the fallback kernel.
+    pub const FALLBACK_SOURCE: KernelSource = fallback::SOURCE;
 
-    /// The one for scales of every 128 along k.
-    pub const PROMOTED_SOURCE: KernelSource = promoted::SOURCE;
+    /// The source of the kernel for scales of every 128 elements along k.
+    pub const BLOCK_SCALED_SOURCE: KernelSource = block_scaled::SOURCE;
 
-    /// The ways that `XTRAIN_PREFER` takes, whatever their speed, for products that both are for: [`Algorithm::Library`] and
-    /// [`Algorithm::Promoted`].
-    pub const WAYS: [&str; 2] = ["cublaslt", Gemm::PROMOTED];
+    /// The names that `XTRAIN_PREFER` accepts for [`Algorithm::CublasLt`] and [`Algorithm::BlockScaled`], for
+    /// GEMMs that both support.
+    pub const ALGORITHM_NAMES: [&str; 2] = ["cublaslt", Gemm::BLOCK_SCALED];
 
-    const PROMOTED: &str = "promoted";
+    const BLOCK_SCALED: &str = "promoted";
 
-    /// Bytes that algorithms may work in; those that want more are not used.
+    /// The workspace of algorithms in bytes; algorithms that need more are not used.
     pub const WORKSPACE_BYTES: usize = 32 << 20;
 
-    /// The product of factors of one type, their rows without gaps; `a_transposed` and `b_transposed` as [`Factor::transposed`].
+    /// The GEMM of packed operands of one type. `a_transposed` and `b_transposed` are
+    /// [`OperandLayout::transposed`].
     pub fn new(
         [m, n, k]: [usize; 3],
         dtype: DType,
         [a_transposed, b_transposed]: [bool; 2],
         d: DType,
     ) -> Gemm {
-        let factor = |transposed, stride| Factor { dtype, transposed, stride, scaling: None };
-        let a = factor(a_transposed, if a_transposed { m } else { k });
-        let b = factor(b_transposed, if b_transposed { k } else { n });
+        let operand = |transposed, stride| OperandLayout { dtype, transposed, stride, scaling: None };
+        let a = operand(a_transposed, if a_transposed { m } else { k });
+        let b = operand(b_transposed, if b_transposed { k } else { n });
         Gemm { m, n, k, a, b, d, d_stride: n, accumulate: false, fast_accumulation: false }
     }
 
-    /// The product of FP8 factors, both stored along k: `[m, k]` and `[n, k]`.
+    /// The GEMM of packed FP8 operands, both contiguous along k: `[m, k]` and `[n, k]`.
     pub fn scaled(
         [m, n, k]: [usize; 3],
         [(a, a_scaling), (b, b_scaling)]: [(DType, Scaling); 2],
@@ -147,80 +151,81 @@ impl Gemm {
         fast_accumulation: bool,
     ) -> Gemm {
         let plain = Gemm::new([m, n, k], a, [false, true], d);
-        let a = Factor { scaling: Some(a_scaling), ..plain.a };
-        let b = Factor { dtype: b, scaling: Some(b_scaling), ..plain.b };
+        let a = OperandLayout { scaling: Some(a_scaling), ..plain.a };
+        let b = OperandLayout { dtype: b, scaling: Some(b_scaling), ..plain.b };
         Gemm { a, b, fast_accumulation, ..plain }
     }
 
-    /// The same with A's rows in memory `stride` elements apart.
+    /// The GEMM with this stride of A's rows.
     pub fn a_stride(self, stride: usize) -> Gemm {
-        Gemm { a: Factor { stride, ..self.a }, ..self }
+        Gemm { a: OperandLayout { stride, ..self.a }, ..self }
     }
 
-    /// The same with D's rows `stride` elements apart.
+    /// The GEMM with this stride of D's rows.
     pub fn d_stride(self, stride: usize) -> Gemm {
         Gemm { d_stride: stride, ..self }
     }
 
-    /// The same, added to what stands in D where `accumulate` is true.
+    /// The GEMM that adds to D if `accumulate`.
     pub fn accumulate(self, accumulate: bool) -> Gemm {
         Gemm { accumulate, ..self }
     }
 
-    /// The tensor that a product works in, for [`CudaKernel::workspace`](crate::CudaKernel::workspace).
+    /// The workspace tensor, for [`CudaKernel::workspace`](crate::CudaKernel::workspace).
     pub fn workspace() -> TensorType {
         TensorType::new(DType::U8, [Gemm::WORKSPACE_BYTES])
     }
 
-    /// Makes the product ready. The first time that it is met on a card its algorithms are timed, which overwrites D and the workspace.
+    /// Prepares the GEMM. The first time on a GPU its algorithms are timed, which overwrites D and the
+    /// workspace.
     ///
     /// # Panics
-    /// If a kernel on a card is for no such element types: factors are f32, bf16, or FP8 with scales; D is f32, or bf16 of other than f32
-    /// factors.
-    pub fn ready(&self, gpu: &Gpu, operands: &GemmOperands) -> Result<Work, CudaError> {
+    /// If no kernel supports the element types: operands are f32, bf16, or FP8 with scales; D is f32, or bf16
+    /// if the operands are not f32.
+    pub fn prepare(&self, gpu: &Gpu, operands: &GemmOperands) -> Result<Work, CudaError> {
         self.plan(gpu, operands).map(|plan| plan.work)
     }
 
-    /// As [`Gemm::ready`], with how the algorithm was found.
+    /// [`Gemm::prepare`] with the algorithm and its origin.
     pub fn plan(&self, gpu: &Gpu, operands: &GemmOperands) -> Result<GemmPlan, CudaError> {
         if self.m == 0 || self.n == 0 || self.k == 0 {
-            return self.own(gpu, operands);
+            return self.fallback(gpu, operands);
         }
-        let ways = Ways::new(gpu, self, operands)?;
-        let (choice, algorithm) = choose::choose(gpu, self, operands, &ways)?;
+        let implementations = Implementations::new(gpu, self, operands)?;
+        let (choice, algorithm) = choose::choose(gpu, self, operands, &implementations)?;
         let Some(algorithm) = algorithm else {
             if self.a.scaling.is_some() {
                 return Err(self.unsupported(gpu));
             }
-            return self.own(gpu, operands);
+            return self.fallback(gpu, operands);
         };
-        let work = Work::new(move |stream| ways.put(&algorithm, stream));
+        let work = Work::new(move |stream| implementations.enqueue(&algorithm, stream));
         Ok(GemmPlan { choice, algorithm: Some(algorithm), work })
     }
 
-    /// The product by the kernel of our own that takes any shape and is slow.
-    pub fn own(&self, gpu: &Gpu, operands: &GemmOperands) -> Result<GemmPlan, CudaError> {
-        let work = own::ready(gpu, self, operands)?;
-        Ok(GemmPlan { choice: GemmChoice::OwnKernel, algorithm: None, work })
+    /// The GEMM by the fallback kernel.
+    pub fn fallback(&self, gpu: &Gpu, operands: &GemmOperands) -> Result<GemmPlan, CudaError> {
+        let work = fallback::prepare(gpu, self, operands)?;
+        Ok(GemmPlan { choice: GemmChoice::Fallback, algorithm: None, work })
     }
 
-    /// The product by the kernel of our own that promotes the sums of every 128 products, where it takes it: on Hopper, of factors that are
-    /// scaled by tiles, or the second by blocks, of sizes that are multiples of 16, without a bias.
-    pub fn promoted(&self, gpu: &Gpu, operands: &GemmOperands) -> Result<Option<GemmPlan>, CudaError> {
-        let promoted = Promoted::new(gpu, self, operands)?;
-        Ok(promoted.map(|promoted| GemmPlan {
-            choice: GemmChoice::Kept,
-            algorithm: Some(Algorithm::Promoted),
-            work: Work::new(move |stream| promoted.put(stream)),
+    /// The GEMM by the block-scaled kernel; None if that does not support it. It runs on Hopper and needs A
+    /// scaled by tile, B by tile or by block, sizes that are multiples of 16, and no bias.
+    pub fn block_scaled(&self, gpu: &Gpu, operands: &GemmOperands) -> Result<Option<GemmPlan>, CudaError> {
+        let block_scaled = BlockScaledGemm::new(gpu, self, operands)?;
+        Ok(block_scaled.map(|block_scaled| GemmPlan {
+            choice: GemmChoice::Cached,
+            algorithm: Some(Algorithm::BlockScaled),
+            work: Work::new(move |stream| block_scaled.enqueue(stream)),
         }))
     }
 
-    /// Why there is no such product of FP8 factors here.
+    /// The error for an FP8 GEMM that this GPU cannot compute.
     fn unsupported(&self, gpu: &Gpu) -> CudaError {
         let info = gpu.info();
         let text = format!(
             "{self} has no algorithm on {} ({}): FP8 needs compute capability 8.9 or newer, scales of rows, tiles and blocks 9.0, and \
-             sizes that are multiples of 16; choose another precision.recipe, or keep this product in bf16",
+             sizes that are multiples of 16; choose another precision.recipe, or keep this layer in bf16",
             info.name, info.arch
         );
         CudaError::Library { call: "cuBLASLt", text }
@@ -232,43 +237,44 @@ impl Gemm {
     }
 }
 
-/// A product with its operands, as each that may compute it is told of it.
-struct Ways {
+/// The implementations that may compute a GEMM, with its operands.
+struct Implementations {
     matmul: Matmul,
-    promoted: Option<Promoted>,
+    block_scaled: Option<BlockScaledGemm>,
 }
 
-impl Ways {
-    fn new(gpu: &Gpu, gemm: &Gemm, operands: &GemmOperands) -> Result<Ways, CudaError> {
+impl Implementations {
+    fn new(gpu: &Gpu, gemm: &Gemm, operands: &GemmOperands) -> Result<Implementations, CudaError> {
         let matmul = Matmul::new(gpu.blas()?, gemm, operands)?;
-        // The first one of those that are named.
-        let mut named = preferred_ways().into_iter();
-        let library_alone =
-            named.find(|name| Gemm::WAYS.contains(&name.as_str())).is_some_and(|name| name != Gemm::PROMOTED);
-        let promoted = if library_alone { None } else { Promoted::new(gpu, gemm, operands)? };
-        Ok(Ways { matmul, promoted })
+        // The first preferred name decides.
+        let mut named = preferred_algorithms().into_iter();
+        let library_alone = named
+            .find(|name| Gemm::ALGORITHM_NAMES.contains(&name.as_str()))
+            .is_some_and(|name| name != Gemm::BLOCK_SCALED);
+        let block_scaled = if library_alone { None } else { BlockScaledGemm::new(gpu, gemm, operands)? };
+        Ok(Implementations { matmul, block_scaled })
     }
 
-    /// Those that may be used, the library's first, its favourite before its others.
+    /// The usable algorithms: cuBLASLt's in its order of preference, then the block-scaled kernel.
     fn candidates(&self) -> Result<Vec<Algorithm>, CudaError> {
-        let library = self.matmul.candidates()?.into_iter().map(Algorithm::Library);
-        Ok(library.chain(self.promoted.is_some().then_some(Algorithm::Promoted)).collect())
+        let library = self.matmul.candidates()?.into_iter().map(Algorithm::CublasLt);
+        Ok(library.chain(self.block_scaled.is_some().then_some(Algorithm::BlockScaled)).collect())
     }
 
-    /// Whether one that was kept can be used for this product, on this card.
-    fn takes(&self, algorithm: &Algorithm) -> bool {
+    /// True if a recorded algorithm supports this GEMM on this GPU.
+    fn supports(&self, algorithm: &Algorithm) -> bool {
         match algorithm {
-            Algorithm::Library(algorithm) => self.matmul.takes(algorithm),
-            Algorithm::Promoted => self.promoted.is_some(),
+            Algorithm::CublasLt(algorithm) => self.matmul.supports(algorithm),
+            Algorithm::BlockScaled => self.block_scaled.is_some(),
         }
     }
 
-    /// Puts the product into `stream`.
-    fn put(&self, algorithm: &Algorithm, stream: &Stream) -> Result<(), CudaError> {
-        match (algorithm, &self.promoted) {
-            (Algorithm::Library(algorithm), _) => self.matmul.put(algorithm, stream),
-            (Algorithm::Promoted, Some(promoted)) => promoted.put(stream),
-            (Algorithm::Promoted, None) => unreachable!("what is not taken is not chosen"),
+    /// Enqueues the GEMM on `stream`.
+    fn enqueue(&self, algorithm: &Algorithm, stream: &Stream) -> Result<(), CudaError> {
+        match (algorithm, &self.block_scaled) {
+            (Algorithm::CublasLt(algorithm), _) => self.matmul.enqueue(algorithm, stream),
+            (Algorithm::BlockScaled, Some(block_scaled)) => block_scaled.enqueue(stream),
+            (Algorithm::BlockScaled, None) => unreachable!("an unsupported algorithm is not chosen"),
         }
     }
 }
@@ -276,7 +282,7 @@ impl Ways {
 impl fmt::Display for Gemm {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Gemm { m, n, k, a, b, d, .. } = self;
-        let t = |factor: &Factor| if factor.transposed { "^T" } else { "" };
+        let t = |operand: &OperandLayout| if operand.transposed { "^T" } else { "" };
         let equals = if self.accumulate { "+=" } else { "=" };
         write!(f, "{d}[{m}, {n}] {equals} {}{} {}{} over {k}", a.dtype, t(a), b.dtype, t(b))
     }

@@ -1,9 +1,10 @@
-//! The operands of a product while its algorithms are timed.
+//! Noise as the operands of a GEMM while its algorithms are timed.
 //!
-//! What a card draws depends on the numbers: it multiplies zeros, which memory is full of before the first step, with less power than what
-//! training has, and a card at its limit of power is as fast as it is sparing. So they are timed on noise, in memory of its own.
+//! A GPU's power draw depends on the data. Multiplying zeros, which fill memory before the first step, draws
+//! less power than training data does, and a GPU at its power limit lowers its clocks. So large GEMMs are
+//! timed on random data in memory of their own.
 
-use super::{Factor, Gemm, GemmOperands};
+use super::{Gemm, GemmOperands, OperandLayout};
 use crate::context::Context;
 use crate::error::CudaError;
 use crate::memory::DeviceMemory;
@@ -11,27 +12,27 @@ use crate::stream::Stream;
 use xtrain_tensor::formats::{max_finite, narrow, to_bf16};
 use xtrain_tensor::{DType, Philox};
 
-/// Numbers that differ; they are repeated.
+/// Distinct numbers, which are repeated.
 const NUMBERS: usize = 1 << 18;
-/// About the largest of so many normal ones.
+/// About the largest of so many normal numbers.
 const LARGEST: f32 = 5.0;
 
-/// Factors of a product that are normal numbers, and room for the result.
+/// Operands of a GEMM filled with normal numbers, and memory for the result.
 pub(super) struct Noise {
     a: DeviceMemory,
     b: DeviceMemory,
     d: DeviceMemory,
-    /// Ones, where factors have scales.
+    /// Scales of one, if operands are scaled.
     scales: Option<[DeviceMemory; 2]>,
 }
 
 impl Noise {
-    /// Numbers for the factors and the result.
+    /// Random numbers for A, B and D.
     pub(super) fn numbers(gemm: &Gemm) -> [Vec<u8>; 3] {
         [numbers(gemm.a.dtype, 0), numbers(gemm.b.dtype, 1), numbers(gemm.d, 2)]
     }
 
-    /// Of these numbers; none where the card has no room for it.
+    /// Operands filled with these numbers; None if the GPU has too little memory.
     pub(super) fn new(
         context: &Context,
         gemm: &Gemm,
@@ -47,10 +48,11 @@ impl Noise {
     fn fill(context: &Context, gemm: &Gemm, numbers: &[Vec<u8>; 3]) -> Result<Noise, CudaError> {
         let Gemm { m, n, k, a, b, d, d_stride, .. } = *gemm;
         let memory = |elements: usize, dtype: DType| DeviceMemory::new(context, elements * dtype.bytes(1));
-        let rows =
-            |factor: Factor, rows: usize, columns: usize| if factor.transposed { columns } else { rows };
-        let scales = |factor: Factor, rows: usize| {
-            let shape = factor.scaling.map_or([0, 0], |scaling| scaling.shape(rows, k));
+        let rows = |operand: OperandLayout, rows: usize, columns: usize| {
+            if operand.transposed { columns } else { rows }
+        };
+        let scales = |operand: OperandLayout, rows: usize| {
+            let shape = operand.scaling.map_or([0, 0], |scaling| scaling.shape(rows, k));
             memory(shape.iter().product(), DType::F32)
         };
         let noise = Noise {
@@ -65,8 +67,8 @@ impl Noise {
         let stream = Stream::new(context)?;
         let ones = 1.0f32.to_le_bytes().repeat(64);
         let scales = noise.scales.iter().flatten().map(|scales| (scales, ones.as_slice()));
-        let factors = [&noise.a, &noise.b, &noise.d].into_iter().zip(numbers.iter().map(Vec::as_slice));
-        for (memory, numbers) in factors.chain(scales) {
+        let operands = [&noise.a, &noise.b, &noise.d].into_iter().zip(numbers.iter().map(Vec::as_slice));
+        for (memory, numbers) in operands.chain(scales) {
             let mut filled = numbers.len().min(memory.bytes());
             memory.span(0..filled).write(&numbers[..filled], &stream)?;
             while filled < memory.bytes() {
@@ -79,7 +81,7 @@ impl Noise {
         Ok(noise)
     }
 
-    /// These operands with noise in the place of what only this product reads and writes.
+    /// The operands with noise in place of A, B, D and the scales.
     pub(super) fn operands(&self, operands: &GemmOperands) -> GemmOperands {
         let [a, b, d] = [&self.a, &self.b, &self.d].map(DeviceMemory::pointer);
         let scales = self.scales.as_ref().map(|scales| scales.each_ref().map(DeviceMemory::pointer));
@@ -93,7 +95,7 @@ fn numbers(dtype: DType, site: u32) -> Vec<u8> {
     Philox::new(0, 0, site).fill_normal(1.0, &mut numbers);
     match dtype {
         DType::BF16 => numbers.iter().flat_map(|&x| to_bf16(x).to_le_bytes()).collect(),
-        // As scaled as they are in training.
+        // Scaled as in training.
         DType::E4M3 | DType::E5M2 => {
             let scale = max_finite(dtype) / LARGEST;
             numbers.iter_mut().for_each(|x| *x *= scale);

@@ -7,7 +7,7 @@ use super::{AdamW, CONTROLS, OPERANDS, SITES};
 use crate::host::math::vectorized;
 use crate::quantize::largest_magnitude;
 use rayon::prelude::*;
-use xtrain_tensor::formats::round_bf16_by;
+use xtrain_tensor::formats::round_bf16_stochastic;
 use xtrain_tensor::{CpuKernel, DType, Philox, Real, View, ViewMut, with_real};
 
 /// Elements of a task: a multiple of the words that are drawn together.
@@ -171,7 +171,7 @@ impl Rest<'_> {
                 for (n, x) in moment.chunks_mut(4).enumerate() {
                     let words = self.rng.block(first + n as u64);
                     x.iter_mut().zip(words).for_each(|(x, word)| {
-                        *x = T::of(f64::from(round_bf16_by(x.f64() as f32, word >> bit)));
+                        *x = T::of(f64::from(round_bf16_stochastic(x.f64() as f32, word >> bit)));
                     });
                 }
             },

@@ -59,7 +59,7 @@ impl CudaKernel for AdamW {
         self.casts.iter().flat_map(of_one).collect()
     }
 
-    fn ready(&self, gpu: &Gpu, operands: &Operands<'_>) -> Result<Work, CudaError> {
+    fn prepare(&self, gpu: &Gpu, operands: &Operands<'_>) -> Result<Work, CudaError> {
         let Operands { inputs, outputs, .. } = operands;
         // On the way, or where rows are not made of eights, behind all.
         let (mut casting, mut behind) = (Vec::new(), Vec::new());
@@ -78,7 +78,7 @@ impl CudaKernel for AdamW {
             };
             match cast.within(gpu, &of)? {
                 Some(within) => casting.push((p, within)),
-                None => behind.push(cast.ready(gpu, &of)?),
+                None => behind.push(cast.prepare(gpu, &of)?),
             }
         }
         // The source's `Parameter` and `Chunk`, in words of 8 bytes.
@@ -109,7 +109,7 @@ impl CudaKernel for AdamW {
             chunks.extend((0..elements.div_ceil(CHUNK) as u64).map(|number| number | (p as u64) << 32));
         }
         if parameters.is_empty() {
-            return Ok(Work::all(Vec::new()));
+            return Ok(Work::sequence(Vec::new()));
         }
         let launch = Launch::row(chunks.len() as u32, THREADS);
         let clear = match self.measured.is_empty() {
@@ -160,6 +160,6 @@ impl CudaKernel for AdamW {
             unsafe { function.launch(launch, &arguments, stream) }
         }));
         works.extend(behind);
-        Ok(Work::all(works))
+        Ok(Work::sequence(works))
     }
 }

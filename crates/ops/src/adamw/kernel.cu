@@ -21,13 +21,13 @@ template <bool ROUNDS> __device__ __forceinline__ u32 update_chunk(const Update&
         float master[AT_ONCE];
         update<AT_ONCE, ROUNDS>(by, i, master);
 #pragma unroll
-        for (int k = 0; k < AT_ONCE; k++) raise_to<float>(largest, __float_as_uint(master[k]));
+        for (int k = 0; k < AT_ONCE; k++) update_amax<float>(largest, __float_as_uint(master[k]));
     }
     // One thread has what is left behind whole vectors.
     for (; i < end; i++) {
         float master[1];
         update<1, ROUNDS>(by, i, master);
-        raise_to<float>(largest, __float_as_uint(master[0]));
+        update_amax<float>(largest, __float_as_uint(master[0]));
     }
     return largest;
 }
@@ -45,5 +45,5 @@ extern "C" __global__ void __launch_bounds__(THREADS, 3) adamw(AdamW at) {
     Update by = update_of(at, chunk.parameter);
     u64 first = (u64)chunk.number * CHUNK, end = min(first + CHUNK, p.elements);
     u32 largest = by.m.is_bf16 || by.v.is_bf16 ? update_chunk<true>(by, first, end) : update_chunk<false>(by, first, end);
-    if (p.amax) raise_by_block(p.amax, largest, warps);
+    if (p.amax) atomic_amax_of_block(p.amax, largest, warps);
 }

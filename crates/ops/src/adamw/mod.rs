@@ -46,7 +46,7 @@ pub const SITES: u32 = 1 << 31;
 /// (clipping). With `skip` other than 0 no bit of masters and moments changes, and the compute copies are made from the masters as they are.
 ///
 /// Moments in bf16 are rounded by the stream (t, [`SITES`] + p) of the seed, p the parameter's place among `parameters`: element i by its word i, m
-/// by the lower half and v by the upper ([`round_bf16_by`](xtrain_tensor::formats::round_bf16_by)).
+/// by the lower half and v by the upper ([`round_bf16_stochastic`](xtrain_tensor::formats::round_bf16_stochastic)).
 #[derive(Clone, Debug)]
 pub struct AdamW {
     parameters: Vec<AdamWParameter>,

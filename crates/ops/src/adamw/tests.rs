@@ -5,7 +5,7 @@ use crate::check::{on_threads, seed};
 use crate::clip::Clip;
 use crate::run_op::{normal, run};
 use xtrain_program::Op;
-use xtrain_tensor::formats::round_bf16_by;
+use xtrain_tensor::formats::round_bf16_stochastic;
 use xtrain_tensor::{DType, HostTensor, Philox, TensorType};
 
 const BETA1: f64 = 0.9;
@@ -207,7 +207,7 @@ fn moments_in_bf16_are_rounded_by_the_stream_that_is_documented() {
         let rng = Philox::new(seed, t, SITES + place as u32);
         for (k, shift) in [(0, 0), (1, 16)] {
             for (i, (x, found)) in wide[k].iter().zip(&narrow[k]).enumerate() {
-                let expected = round_bf16_by(*x as f32, rng.word(i as u64) >> shift);
+                let expected = round_bf16_stochastic(*x as f32, rng.word(i as u64) >> shift);
                 assert_eq!(*found, f64::from(expected), "element {i} of moment {k} of parameter {place}");
             }
         }

@@ -17,7 +17,7 @@ struct Arguments {
 }
 
 impl CudaKernel for Add {
-    fn ready(&self, gpu: &Gpu, operands: &Operands<'_>) -> Result<Work, CudaError> {
+    fn prepare(&self, gpu: &Gpu, operands: &Operands<'_>) -> Result<Work, CudaError> {
         let (sum, b) = (operands.outputs[0], operands.inputs[1]);
         let function = gpu.function(&SOURCE, &[], &format!("add_{}", suffix(sum.ty)))?;
         let elements = sum.ty.numel() as u64;

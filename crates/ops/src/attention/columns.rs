@@ -4,7 +4,7 @@ use crate::host::gemm::Mat;
 use crate::host::math::vectorized;
 use std::ops::Range;
 use xtrain_tensor::formats::from_bf16;
-use xtrain_tensor::kernel::bf16;
+use xtrain_tensor::real::bf16;
 use xtrain_tensor::{Pooled, Real, Reals, View};
 
 /// Some columns of some rows: where they are stored in the compute type, else widened.

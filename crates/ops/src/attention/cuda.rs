@@ -4,7 +4,7 @@
 
 use super::rehearsal::Rehearsal;
 use super::{Attention, AttentionGrad, flash};
-use xtrain_cuda::{Candidate, CudaError, CudaKernel, Gpu, Operands, Purpose, Sdpa, Work};
+use xtrain_cuda::{AlgorithmCandidate, CudaError, CudaKernel, Gpu, Operands, Sdpa, Work, WorkPurpose};
 use xtrain_tensor::{DType, TensorType};
 
 impl Attention {
@@ -20,11 +20,6 @@ impl Attention {
 /// The work of cuDNN, where it has an engine.
 fn accepted(what: &str, sdpa: &Sdpa, work: Result<Work, CudaError>) -> Option<Work> {
     work.map_err(|why| tracing::debug!("{what} of {sdpa:?} by a kernel of our own: {why}")).ok()
-}
-
-/// What a choice between kernels is told of documents.
-pub(super) const fn within(documents: bool) -> &'static str {
-    if documents { " within documents" } else { "" }
 }
 
 /// Attention by whole sequences in shared memory.
@@ -44,9 +39,9 @@ impl CudaKernel for Attention {
         self.sdpa(inputs[0], inputs.len() > 1).map(|sdpa| bytes(sdpa.forward_bytes())).into_iter().collect()
     }
 
-    fn ready(&self, gpu: &Gpu, operands: &Operands<'_>) -> Result<Work, CudaError> {
+    fn prepare(&self, gpu: &Gpu, operands: &Operands<'_>) -> Result<Work, CudaError> {
         let (qkv, o, lse) = (operands.inputs[0], operands.outputs[0], operands.outputs[1]);
-        let by_cudnn = |_: Purpose| {
+        let by_cudnn = |_: WorkPurpose| {
             let Some(sdpa) = self.sdpa(qkv.ty, operands.inputs.len() > 1) else { return Ok(None) };
             // SAFETY: the operands have the shapes that `infer` checked against these sizes, and the workspace what was asked for.
             let work =
@@ -58,14 +53,11 @@ impl CudaKernel for Attention {
         let by_whole = |purpose| by(purpose, flash::FORWARD_OF_WHOLE);
         let by_own = |purpose| by(purpose, flash::TILED_FORWARD);
         let candidates = [
-            Candidate::new(WHOLE, &by_whole),
-            Candidate::new(CUDNN, &by_cudnn),
-            Candidate::new(OWN, &by_own),
+            AlgorithmCandidate::new(WHOLE, &by_whole),
+            AlgorithmCandidate::new(CUDNN, &by_cudnn),
+            AlgorithmCandidate::new(OWN, &by_own),
         ];
-        let within = within(operands.inputs.len() > 1);
-        // In what order gradients are summed is nothing to the forward.
-        let op = Attention { deterministic: true, ..*self };
-        let fastest = gpu.fastest(&format!("{op:?} of {:?}{within}", qkv.ty), &candidates)?;
+        let fastest = gpu.fastest(&self.forward_key(qkv.ty, operands.inputs.len() > 1), &candidates)?;
         fastest.map_or_else(|| self.plain_forward(gpu, operands), Ok)
     }
 }
@@ -90,9 +82,9 @@ impl CudaKernel for AttentionGrad {
         vec![bytes(self.sdpa(inputs).map_or(own, |sdpa| sdpa.backward_bytes()))]
     }
 
-    fn ready(&self, gpu: &Gpu, operands: &Operands<'_>) -> Result<Work, CudaError> {
+    fn prepare(&self, gpu: &Gpu, operands: &Operands<'_>) -> Result<Work, CudaError> {
         let types: Vec<TensorType> = operands.inputs.iter().map(|t| t.ty).collect();
-        let by_cudnn = |_: Purpose| {
+        let by_cudnn = |_: WorkPurpose| {
             let Some(sdpa) = self.sdpa(&types) else { return Ok(None) };
             let [d_o, qkv, o, lse] = [0, 1, 2, 3].map(|n| operands.inputs[n].place);
             let (dqkv, workspace) = (operands.outputs[0].place, operands.workspace[0].place);
@@ -105,12 +97,11 @@ impl CudaKernel for AttentionGrad {
         let by_whole = |purpose| by(purpose, flash::BACKWARD_OF_WHOLE);
         let by_own = |purpose| by(purpose, flash::TILED_BACKWARD);
         let candidates = [
-            Candidate::new(WHOLE, &by_whole),
-            Candidate::new(CUDNN, &by_cudnn),
-            Candidate::new(OWN, &by_own),
+            AlgorithmCandidate::new(WHOLE, &by_whole),
+            AlgorithmCandidate::new(CUDNN, &by_cudnn),
+            AlgorithmCandidate::new(OWN, &by_own),
         ];
-        let within = within(operands.inputs.len() > 4);
-        let fastest = gpu.fastest(&format!("{self:?} of {:?}{within}", types[1]), &candidates)?;
+        let fastest = gpu.fastest(&self.0.backward_key(types[1], types.len() > 4), &candidates)?;
         fastest.map_or_else(|| self.0.plain_backward(gpu, operands), Ok)
     }
 }

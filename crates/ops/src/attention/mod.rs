@@ -10,6 +10,7 @@
 //! section 3.1 and appendix B.2), so nothing of size s x s is ever stored.
 
 pub(crate) mod block;
+mod choice_key;
 pub(crate) mod columns;
 mod cpu;
 mod cuda;

@@ -88,6 +88,6 @@ impl Attention {
         let queries = unsafe { Work::launch(queries.0, queries.1, arguments) };
         // SAFETY: the same; it writes the columns of keys and values.
         let keys = unsafe { Work::launch(keys.0, keys.1, arguments) };
-        Ok(Work::all(vec![delta, queries, keys]))
+        Ok(Work::sequence(vec![delta, queries, keys]))
     }
 }

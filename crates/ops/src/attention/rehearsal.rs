@@ -1,7 +1,7 @@
 //! What attention within documents is timed on: how long it takes depends on where they start, which is not known before there is data.
 
 use super::Attention;
-use xtrain_cuda::{CudaError, CudaTensor, DeviceMemory, Gpu, Operands, Purpose, Stream};
+use xtrain_cuda::{CudaError, CudaTensor, DeviceMemory, Gpu, Operands, Stream, WorkPurpose};
 use xtrain_tensor::DType;
 
 /// Tokens of one document after the other, some 512 on average.
@@ -38,11 +38,11 @@ impl Rehearsal {
     }
 
     /// Those to use and those to be timed with, for work of this purpose.
-    pub(super) fn of<'a>(&'a self, purpose: Purpose, operands: &Operands<'a>) -> [Operands<'a>; 2] {
+    pub(super) fn of<'a>(&'a self, purpose: WorkPurpose, operands: &Operands<'a>) -> [Operands<'a>; 2] {
         let rehearsed = Operands { inputs: &self.inputs, ..*operands };
         match purpose {
-            Purpose::Timing => [rehearsed; 2],
-            Purpose::Use => [*operands, rehearsed],
+            WorkPurpose::Timing => [rehearsed; 2],
+            WorkPurpose::Use => [*operands, rehearsed],
         }
     }
 }

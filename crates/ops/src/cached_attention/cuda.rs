@@ -74,7 +74,7 @@ impl CudaKernel for CachedAttention {
         }
     }
 
-    fn ready(&self, gpu: &Gpu, operands: &Operands<'_>) -> Result<Work, CudaError> {
+    fn prepare(&self, gpu: &Gpu, operands: &Operands<'_>) -> Result<Work, CudaError> {
         let (qkv, positions) = (operands.inputs[0], operands.inputs[1]);
         let (o, keys, values) = (operands.outputs[0], operands.outputs[1], operands.outputs[2]);
         let (tokens, _) = qkv.ty.shape.rows_cols();
@@ -116,6 +116,6 @@ impl CudaKernel for CachedAttention {
         // SAFETY: the same; this one writes rows of the caches within their capacity.
         let fill =
             unsafe { Work::launch(function("_fill")?, Launch::row(tokens.max(1) as u32, 128), arguments) };
-        Ok(Work::all(vec![fill, attend]))
+        Ok(Work::sequence(vec![fill, attend]))
     }
 }

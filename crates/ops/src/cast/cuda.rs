@@ -19,7 +19,7 @@ struct Arguments {
 }
 
 impl CudaKernel for Cast {
-    fn ready(&self, gpu: &Gpu, operands: &Operands<'_>) -> Result<Work, CudaError> {
+    fn prepare(&self, gpu: &Gpu, operands: &Operands<'_>) -> Result<Work, CudaError> {
         let (x, y) = (operands.inputs[0], operands.outputs[0]);
         let function = gpu.function(&SOURCE, &[], &format!("cast_{}_{}", suffix(x.ty), suffix(y.ty)))?;
         let elements = x.ty.numel() as u64;

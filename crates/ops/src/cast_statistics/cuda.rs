@@ -49,7 +49,7 @@ impl CudaKernel for CastStatistics {
         vec![TensorType::new(DType::F64, [parts, 2]), TensorType::new(DType::U32, [parts, 5])]
     }
 
-    fn ready(&self, gpu: &Gpu, operands: &Operands<'_>) -> Result<Work, CudaError> {
+    fn prepare(&self, gpu: &Gpu, operands: &Operands<'_>) -> Result<Work, CudaError> {
         let (x, q) = (operands.inputs[0], operands.inputs[1]);
         let (rows, cols) = x.ty.shape.rows_cols();
         let (q_rows, q_cols) = q.ty.shape.rows_cols();
@@ -82,6 +82,6 @@ impl CudaKernel for CastStatistics {
         // SAFETY: both kernels take one `Arguments`. x is [rows, cols] of the type that it says; q has as many bytes, in rows of `rows` or
         // `cols` as it is transposed or not, and a scale for each region; the workspace has a part for each block of the first.
         let put = |(function, launch)| unsafe { Work::launch(function, launch, arguments) };
-        Ok(Work::all(vec![put(rows), put(sum)]))
+        Ok(Work::sequence(vec![put(rows), put(sum)]))
     }
 }

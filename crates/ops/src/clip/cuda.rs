@@ -21,7 +21,7 @@ struct Arguments {
 }
 
 impl CudaKernel for Clip {
-    fn ready(&self, gpu: &Gpu, operands: &Operands<'_>) -> Result<Work, CudaError> {
+    fn prepare(&self, gpu: &Gpu, operands: &Operands<'_>) -> Result<Work, CudaError> {
         let Operands { inputs, outputs, .. } = operands;
         let arguments = Arguments {
             norm: inputs[0].into(),

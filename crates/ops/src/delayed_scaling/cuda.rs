@@ -21,7 +21,7 @@ struct Arguments {
 }
 
 impl CudaKernel for DelayedScaling {
-    fn ready(&self, gpu: &Gpu, operands: &Operands<'_>) -> Result<Work, CudaError> {
+    fn prepare(&self, gpu: &Gpu, operands: &Operands<'_>) -> Result<Work, CudaError> {
         let Operands { inputs, outputs, .. } = operands;
         // The source's `Tensor`, in words of 8 bytes.
         let mut words = Vec::new();

@@ -23,9 +23,9 @@ struct Arguments {
 }
 
 impl CudaKernel for Dropout {
-    fn ready(&self, gpu: &Gpu, operands: &Operands<'_>) -> Result<Work, CudaError> {
+    fn prepare(&self, gpu: &Gpu, operands: &Operands<'_>) -> Result<Work, CudaError> {
         if self.p == 0.0 {
-            return Ok(Work::all(Vec::new())); // In place: y already is x.
+            return Ok(Work::sequence(Vec::new())); // In place: y already is x.
         }
         let x = operands.outputs[0];
         let function = gpu.function(&SOURCE, &[], &format!("dropout_{}", suffix(x.ty)))?;

@@ -34,7 +34,7 @@ struct Lookup {
 }
 
 impl CudaKernel for Embedding {
-    fn ready(&self, gpu: &Gpu, operands: &Operands<'_>) -> Result<Work, CudaError> {
+    fn prepare(&self, gpu: &Gpu, operands: &Operands<'_>) -> Result<Work, CudaError> {
         let (ids, table, x) = (operands.inputs[0], operands.inputs[1], operands.outputs[0]);
         let (rows, width) = table.ty.shape.rows_cols();
         let row_bytes = table.ty.dtype.bytes(width);
@@ -105,7 +105,7 @@ impl CudaKernel for EmbeddingGrad {
         ]
     }
 
-    fn ready(&self, gpu: &Gpu, operands: &Operands<'_>) -> Result<Work, CudaError> {
+    fn prepare(&self, gpu: &Gpu, operands: &Operands<'_>) -> Result<Work, CudaError> {
         let Operands { inputs, outputs, workspace } = operands;
         let dx = inputs[1];
         let (tokens, width) = dx.ty.shape.rows_cols();
@@ -165,6 +165,6 @@ impl CudaKernel for EmbeddingGrad {
             // those of dx, and rows that the table does not have are left out.
             works.push(unsafe { Work::launch(function, launch, arguments) });
         }
-        Ok(Work::all(works))
+        Ok(Work::sequence(works))
     }
 }

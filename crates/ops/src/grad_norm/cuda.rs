@@ -30,7 +30,7 @@ impl CudaKernel for GradNorm {
         vec![TensorType::new(DType::F64, [chunks])]
     }
 
-    fn ready(&self, gpu: &Gpu, operands: &Operands<'_>) -> Result<Work, CudaError> {
+    fn prepare(&self, gpu: &Gpu, operands: &Operands<'_>) -> Result<Work, CudaError> {
         // The source's `Chunk`, in words of 8 bytes.
         let mut chunks = Vec::new();
         for grad in operands.inputs {

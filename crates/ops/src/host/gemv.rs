@@ -73,7 +73,7 @@ mod tests {
     use super::*;
     use crate::check::{on_threads, seed};
     use xtrain_tensor::Philox;
-    use xtrain_tensor::kernel::bf16;
+    use xtrain_tensor::real::bf16;
 
     fn normal(n: usize, site: u32) -> Vec<f32> {
         let mut x = vec![0.0; n];

@@ -13,7 +13,7 @@ use super::rows::{for_row_blocks, store_rows};
 use rayon::prelude::*;
 use std::ops::Range;
 use xtrain_tensor::formats::from_bf16;
-use xtrain_tensor::kernel::bf16;
+use xtrain_tensor::real::bf16;
 use xtrain_tensor::{
     DType, Pooled, Real, Stored, TensorType, View, ViewMut, vectorized, with_real, with_stored,
 };

@@ -10,14 +10,14 @@ impl CudaKernel for Linear {
         if tokens == 1 { Vec::new() } else { vec![Gemm::workspace()] }
     }
 
-    fn ready(&self, gpu: &Gpu, operands: &Operands<'_>) -> Result<Work, CudaError> {
+    fn prepare(&self, gpu: &Gpu, operands: &Operands<'_>) -> Result<Work, CudaError> {
         let ((t, i), (o, _)) =
             (operands.inputs[0].ty.shape.rows_cols(), operands.inputs[1].ty.shape.rows_cols());
         if t == 1 {
-            return cuda_row::ready(gpu, operands);
+            return cuda_row::prepare(gpu, operands);
         }
         let (x_ti, y_to) = (operands.inputs[0].ty.dtype, operands.outputs[0].ty.dtype);
-        Gemm::new([t, o, i], x_ti, [false, true], y_to).ready(gpu, &product(operands))
+        Gemm::new([t, o, i], x_ti, [false, true], y_to).prepare(gpu, &product(operands))
     }
 }
 
@@ -26,11 +26,11 @@ impl CudaKernel for LinearDgrad {
         vec![Gemm::workspace()]
     }
 
-    fn ready(&self, gpu: &Gpu, operands: &Operands<'_>) -> Result<Work, CudaError> {
+    fn prepare(&self, gpu: &Gpu, operands: &Operands<'_>) -> Result<Work, CudaError> {
         let ((t, o), (_, i)) =
             (operands.inputs[0].ty.shape.rows_cols(), operands.inputs[1].ty.shape.rows_cols());
         let (dy_to, dx_ti) = (operands.inputs[0].ty.dtype, operands.outputs[0].ty.dtype);
-        Gemm::new([t, i, o], dy_to, [false, false], dx_ti).ready(gpu, &product(operands))
+        Gemm::new([t, i, o], dy_to, [false, false], dx_ti).prepare(gpu, &product(operands))
     }
 }
 
@@ -39,12 +39,12 @@ impl CudaKernel for LinearWgrad {
         vec![Gemm::workspace()]
     }
 
-    fn ready(&self, gpu: &Gpu, operands: &Operands<'_>) -> Result<Work, CudaError> {
+    fn prepare(&self, gpu: &Gpu, operands: &Operands<'_>) -> Result<Work, CudaError> {
         let ((t, o), (_, i)) =
             (operands.inputs[0].ty.shape.rows_cols(), operands.inputs[1].ty.shape.rows_cols());
         let (dy_to, dw_oi) = (operands.inputs[0].ty.dtype, operands.outputs[0]);
         let gemm = Gemm::new([o, i, t], dy_to, [true, false], dw_oi.ty.dtype).accumulate(dw_oi.accumulate);
-        gemm.ready(gpu, &product(operands))
+        gemm.prepare(gpu, &product(operands))
     }
 }
 

@@ -42,7 +42,7 @@ impl CudaKernel for BiasGrad {
         vec![TensorType::new(DType::F32, [parts(rows), width])]
     }
 
-    fn ready(&self, gpu: &Gpu, operands: &Operands<'_>) -> Result<Work, CudaError> {
+    fn prepare(&self, gpu: &Gpu, operands: &Operands<'_>) -> Result<Work, CudaError> {
         let (dy, dbias, workspace) = (operands.inputs[0], operands.outputs[0], operands.workspace[0]);
         let (rows, width) = dy.ty.shape.rows_cols();
         let (path, n) = if width % lanes(dy.ty) == 0 { ("vector", lanes(dy.ty)) } else { ("any", 1) };
@@ -64,6 +64,6 @@ impl CudaKernel for BiasGrad {
         let function = gpu.function(&SOURCE, &[], "bias_grad_sum")?;
         // SAFETY: the kernel takes one `Sum`; the workspace is [count, width], all written before, and dbias has width elements.
         let sum = unsafe { Work::launch(function, plane([width.div_ceil(32), 1], [32, 32]), arguments) };
-        Ok(Work::all(vec![partial, sum]))
+        Ok(Work::sequence(vec![partial, sum]))
     }
 }

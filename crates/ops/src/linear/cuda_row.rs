@@ -35,7 +35,7 @@ fn split(n: usize, runs: usize) -> usize {
 }
 
 /// The product of `x [1, k]` with `w [n, k]`, to which a bias may be added.
-pub(super) fn ready(gpu: &Gpu, operands: &Operands<'_>) -> Result<Work, CudaError> {
+pub(super) fn prepare(gpu: &Gpu, operands: &Operands<'_>) -> Result<Work, CudaError> {
     let (x, w, y) = (operands.inputs[0], operands.inputs[1], operands.outputs[0]);
     let (n, k) = w.ty.shape.rows_cols();
     let (path, piece) = if k % lanes(w.ty) == 0 { ("vector", lanes(w.ty)) } else { ("any", 1) };

@@ -252,7 +252,7 @@ impl Registered for BiasGrad {
 }
 
 impl OnCard for Linear {
-    const SOURCES: &'static [KernelSource] = &[Gemm::SOURCE, cuda_row::SOURCE];
+    const SOURCES: &'static [KernelSource] = &[Gemm::FALLBACK_SOURCE, cuda_row::SOURCE];
 
     /// One token, and two; rows that are whole vectors and that are not, short and long, few and many.
     fn card_samples() -> Vec<Sample> {
@@ -278,11 +278,11 @@ impl OnCard for Linear {
 }
 
 impl OnCard for LinearDgrad {
-    const SOURCES: &'static [KernelSource] = &[Gemm::SOURCE];
+    const SOURCES: &'static [KernelSource] = &[Gemm::FALLBACK_SOURCE];
 }
 
 impl OnCard for LinearWgrad {
-    const SOURCES: &'static [KernelSource] = &[Gemm::SOURCE];
+    const SOURCES: &'static [KernelSource] = &[Gemm::FALLBACK_SOURCE];
 }
 
 impl OnCard for BiasGrad {

@@ -57,8 +57,8 @@ impl CudaKernel for LinearCrossEntropy {
         workspace(self, inputs)
     }
 
-    fn ready(&self, gpu: &Gpu, operands: &Operands<'_>) -> Result<Work, CudaError> {
-        ready(self, gpu, operands, [None, None])
+    fn prepare(&self, gpu: &Gpu, operands: &Operands<'_>) -> Result<Work, CudaError> {
+        prepare(self, gpu, operands, [None, None])
     }
 }
 
@@ -67,10 +67,10 @@ impl CudaKernel for LinearCrossEntropyGrad {
         workspace(&self.loss, inputs)
     }
 
-    fn ready(&self, gpu: &Gpu, operands: &Operands<'_>) -> Result<Work, CudaError> {
+    fn prepare(&self, gpu: &Gpu, operands: &Operands<'_>) -> Result<Work, CudaError> {
         let mut gradients = operands.outputs[2..].iter().copied();
         let dx = if self.dx { gradients.next() } else { None };
-        ready(&self.loss, gpu, operands, [dx, gradients.next()])
+        prepare(&self.loss, gpu, operands, [dx, gradients.next()])
     }
 }
 
@@ -93,7 +93,7 @@ fn row_of(ty: TensorType, place: DevicePtr, row: usize) -> DevicePtr {
     place.offset(ty.dtype.bytes(row * ty.shape[1]))
 }
 
-fn ready(
+fn prepare(
     loss: &LinearCrossEntropy,
     gpu: &Gpu,
     operands: &Operands<'_>,
@@ -129,7 +129,7 @@ fn ready(
         }
     }
     parts.push(chunks.sum(operands.outputs)?);
-    Ok(Work::all(parts))
+    Ok(Work::sequence(parts))
 }
 
 /// Where all is, and what is done chunk by chunk.
@@ -153,7 +153,7 @@ pub(super) struct Chunks<'a> {
 impl Chunks<'_> {
     fn product(&self, gemm: Gemm, a: DevicePtr, b: DevicePtr, d: DevicePtr) -> Result<Work, CudaError> {
         let workspace = self.products;
-        gemm.ready(self.gpu, &GemmOperands { a, b, d, bias: None, scales: None, workspace })
+        gemm.prepare(self.gpu, &GemmOperands { a, b, d, bias: None, scales: None, workspace })
     }
 
     fn dtype(&self) -> DType {

@@ -276,9 +276,9 @@ impl Registered for LinearCrossEntropyGrad {
 }
 
 impl OnCard for LinearCrossEntropy {
-    const SOURCES: &'static [KernelSource] = &[Gemm::SOURCE, cuda::SOURCE];
+    const SOURCES: &'static [KernelSource] = &[Gemm::FALLBACK_SOURCE, cuda::SOURCE];
 }
 
 impl OnCard for LinearCrossEntropyGrad {
-    const SOURCES: &'static [KernelSource] = &[Gemm::SOURCE, cuda::SOURCE];
+    const SOURCES: &'static [KernelSource] = &[Gemm::FALLBACK_SOURCE, cuda::SOURCE];
 }

@@ -23,7 +23,7 @@ struct Arguments {
 }
 
 impl CudaKernel for Normal {
-    fn ready(&self, gpu: &Gpu, operands: &Operands<'_>) -> Result<Work, CudaError> {
+    fn prepare(&self, gpu: &Gpu, operands: &Operands<'_>) -> Result<Work, CudaError> {
         let y = operands.outputs[0];
         let function = gpu.function(&SOURCE, &[], "normal_f32")?;
         let elements = y.ty.numel() as u64;

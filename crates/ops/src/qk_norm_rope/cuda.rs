@@ -137,11 +137,11 @@ fn rotation(
     let clear = cut.function(gpu, "rope_clear")?;
     // SAFETY: as above.
     let clear = unsafe { Work::launch(clear, Launch::row(1, 1), arguments) };
-    Ok(Work::all(vec![clear, rotated]))
+    Ok(Work::sequence(vec![clear, rotated]))
 }
 
 impl CudaKernel for QkNormRope {
-    fn ready(&self, gpu: &Gpu, operands: &Operands<'_>) -> Result<Work, CudaError> {
+    fn prepare(&self, gpu: &Gpu, operands: &Operands<'_>) -> Result<Work, CudaError> {
         let Operands { inputs, outputs, .. } = operands;
         let ty = inputs[0].ty;
         let (heads, kv_heads, head_dim) = (self.heads, self.kv_heads, self.head_dim);
@@ -209,7 +209,7 @@ impl CudaKernel for QkNormRopeGrad {
         vec![TensorType::new(DType::F32, [parts, 2 * self.head_dim])]
     }
 
-    fn ready(&self, gpu: &Gpu, operands: &Operands<'_>) -> Result<Work, CudaError> {
+    fn prepare(&self, gpu: &Gpu, operands: &Operands<'_>) -> Result<Work, CudaError> {
         let Operands { inputs, outputs, workspace } = operands;
         let (ty, head_dim) = (inputs[0].ty, self.head_dim);
         let cut = self.cut(ty);
@@ -260,6 +260,6 @@ impl CudaKernel for QkNormRopeGrad {
             // SAFETY: as above, with amax.
             steps.insert(0, unsafe { Work::launch(clear, Launch::row(1, 1), cleared) });
         }
-        Ok(Work::all(steps))
+        Ok(Work::sequence(steps))
     }
 }

@@ -118,7 +118,7 @@ template <class T, bool MEASURES> __device__ __forceinline__ void rope(const Rop
         }
         if (MEASURES) largest = largest_of<T, N>(b, largest_of<T, N>(a, largest));
     }
-    if (MEASURES) raise_by_block(at.amax, largest, space);
+    if (MEASURES) atomic_amax_of_block(at.amax, largest, space);
 }
 
 extern "C" __global__ void rope_clear(Rope at) { *at.amax = 0; }
@@ -192,7 +192,7 @@ template <class T, bool MEASURES> __device__ __forceinline__ void norm_rope_grad
     __shared__ u32 space[THREADS / 32];
     u32 largest = 0;
     if (MEASURES && blockIdx.y == gridDim.y - 1) {
-        raise_by_block(at.amax, largest_of_values<T>(at), space);
+        atomic_amax_of_block(at.amax, largest_of_values<T>(at), space);
         return;
     }
     u32 head = head_of_group(), width = at.heads.head_dim, half = width / 2;
@@ -269,7 +269,7 @@ template <class T, bool MEASURES> __device__ __forceinline__ void norm_rope_grad
         }
         part[column] = sum;
     }
-    if (MEASURES) raise_by_block(at.amax, largest, space);
+    if (MEASURES) atomic_amax_of_block(at.amax, largest, space);
 }
 
 extern "C" __global__ void qk_norm_rope_grad_clear(RopeGrad at) { *at.amax = 0; }

@@ -73,7 +73,7 @@ __device__ __forceinline__ float line_scale(const Quantize& at, const Side& side
     if (line >= side.rows) return 1.0f;
     u32 region = line * side.down + tile * side.across;
     if (MEASURES) {
-        raise(side.maxima + region, amax);
+        atomic_amax(side.maxima + region, amax);
         return 1.0f;
     }
     float scale = scale_of(at, PHASE == CAST ? ask(side.maxima + region) : amax);
@@ -140,7 +140,7 @@ __device__ __forceinline__ void cast_area(const Quantize& at, const Eight<T> (&p
             Magnitudes<T> mine;
             mine.of(piece[k]);
             if (ROWS) folded[k] = mine.folded();
-            all.raise(mine);
+            all.atomic_amax(mine);
         }
         u32 largest = __reduce_max_sync(0xffffffffu, all.largest());
         if (threadIdx.x % 32 == 0) words[warp] = largest;
@@ -174,7 +174,7 @@ __device__ __forceinline__ void cast_area(const Quantize& at, const Eight<T> (&p
         }
         if (!MEASURES) __syncthreads();
     }
-    if (SCALING == BLOCK && PHASE == FUSED) scale = scale_of(at, largest_of_warps(words));
+    if (SCALING == BLOCK && PHASE == FUSED) scale = scale_of(at, max_over_warps(words));
     if (ONCE && !MEASURES && threadIdx.x == 0 && (SCALING == BLOCK || (across == 0 && down == 0))) {
         float inverse = inverse_of(at, scale);
         if (DIRECT) at.direct.inv_scale[down * at.direct.down + across * at.direct.across] = inverse;
@@ -240,12 +240,12 @@ __device__ __forceinline__ void cast_area(const Quantize& at, const Eight<T> (&p
     // Where nothing else has waited for all threads.
     if (PHASE != CAST && !COLUMNS && SCALING != BLOCK && (!TRANSPOSED || MEASURES)) __syncthreads();
     if (PHASE != CAST && warp == 0) {
-        u32 largest = largest_of_warps(words);
+        u32 largest = max_over_warps(words);
         if (threadIdx.x == 0) {
-            raise(at.amax, largest);
+            atomic_amax(at.amax, largest);
             // A scale that is none yet is that of what is measured here.
-            if (UNMEASURED && PHASE == GIVEN && *at.scale == 0.0f) raise(DIRECT ? at.direct.maxima : at.transposed.maxima, largest);
-            if (MEASURES && ONCE) raise(at.direct.maxima + down * at.direct.down + across * at.direct.across, largest);
+            if (UNMEASURED && PHASE == GIVEN && *at.scale == 0.0f) atomic_amax(DIRECT ? at.direct.maxima : at.transposed.maxima, largest);
+            if (MEASURES && ONCE) atomic_amax(at.direct.maxima + down * at.direct.down + across * at.direct.across, largest);
         }
     }
 }

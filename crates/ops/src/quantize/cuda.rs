@@ -212,15 +212,15 @@ impl CudaKernel for Quantize {
         own.chain(beside).collect()
     }
 
-    fn ready(&self, gpu: &Gpu, operands: &Operands<'_>) -> Result<Work, CudaError> {
+    fn prepare(&self, gpu: &Gpu, operands: &Operands<'_>) -> Result<Work, CudaError> {
         let types: Vec<TensorType> = operands.inputs.iter().map(|t| t.ty).collect();
         if self.keeps_apart(&types) {
             let (outputs, copy) = operands.outputs.split_at(operands.outputs.len() - 2);
             let (workspace, beside) = operands.workspace.split_at(operands.workspace.len() - 2);
             let keep = keeping(gpu, operands.inputs[0], copy, beside)?;
             let cast = Quantize { of: Of::Swiglu { kept: false }, ..*self };
-            let cast = cast.ready(gpu, &Operands { inputs: operands.inputs, outputs, workspace })?;
-            return Ok(Work::all(vec![keep, cast]));
+            let cast = cast.prepare(gpu, &Operands { inputs: operands.inputs, outputs, workspace })?;
+            return Ok(Work::sequence(vec![keep, cast]));
         }
         let (rows, cols) = self.of.extents(&types);
         let stored = types[0].with_dtype(self.of.dtype(&types));
@@ -271,7 +271,7 @@ impl CudaKernel for Quantize {
         // them; a copy that is kept is as large as gate and up, with a scale a tile. The areas cover the matrix, so do the rows of blocks
         // that measure, which go on below, and the others every scale or pair of elements.
         let put = |(function, launch)| unsafe { Work::launch(function, launch, arguments) };
-        Ok(Work::all(steps.into_iter().map(put).collect()))
+        Ok(Work::sequence(steps.into_iter().map(put).collect()))
     }
 }
 
@@ -471,7 +471,7 @@ pub(crate) fn keeping(
     // Its amax is that of nothing.
     let amax = CudaOutput { ty: workspace[1].ty, place: workspace[1].place, accumulate: false };
     let outputs = [copy[0], copy[1], amax];
-    KEEP.ready(gpu, &Operands { inputs: &[gate_up], outputs: &outputs, workspace: &workspace[..1] })
+    KEEP.prepare(gpu, &Operands { inputs: &[gate_up], outputs: &outputs, workspace: &workspace[..1] })
 }
 
 #[derive(Clone, Copy)]
@@ -490,7 +490,7 @@ struct Back {
 }
 
 impl CudaKernel for Dequantize {
-    fn ready(&self, gpu: &Gpu, operands: &Operands<'_>) -> Result<Work, CudaError> {
+    fn prepare(&self, gpu: &Gpu, operands: &Operands<'_>) -> Result<Work, CudaError> {
         let (q, scales, x) = (operands.inputs[0], operands.inputs[1], operands.outputs[0]);
         let (rows, cols) = q.ty.shape.rows_cols();
         let ((high, wide), (down, across)) =

@@ -54,17 +54,17 @@ template <class T, int N> __device__ __forceinline__ void measure(const Quantize
             for (const Eight<T>& half : piece[k]) {
                 Magnitudes<T> mine;
                 mine.of(half);
-                most.raise(mine);
+                most.atomic_amax(mine);
             }
     }
     u32 largest = __reduce_max_sync(0xffffffffu, most.largest());
     if (threadIdx.x % 32 == 0) words[threadIdx.x / 32] = largest;
     __syncthreads();
     if (threadIdx.x >= 32) return;
-    largest = largest_of_warps(words);
+    largest = max_over_warps(words);
     if (threadIdx.x != 0) return;
-    raise(at.amax, largest);
-    raise(at.direct.q ? at.direct.maxima : at.transposed.maxima, largest);
+    atomic_amax(at.amax, largest);
+    atomic_amax(at.direct.q ? at.direct.maxima : at.transposed.maxima, largest);
 }
 
 template <class T, bool VECTOR, bool WHOLE> __device__ __forceinline__ void area(const Quantize& at, u32 across, u32 down) {

@@ -129,7 +129,7 @@ template <> struct Magnitudes<float> {
 #pragma unroll
         for (int i = 0; i < WIDTH; i++) bits[i] = raw[i] & 0x7fffffffu;
     }
-    __device__ __forceinline__ void raise(const Magnitudes& other) {
+    __device__ __forceinline__ void atomic_amax(const Magnitudes& other) {
 #pragma unroll
         for (int i = 0; i < WIDTH; i++) bits[i] = max(bits[i], other.bits[i]);
     }
@@ -160,7 +160,7 @@ template <> struct Magnitudes<bf16> {
 #pragma unroll
         for (int i = 0; i < WIDTH / 2; i++) pairs[i] = raw[i] & 0x7fff7fffu;
     }
-    __device__ __forceinline__ void raise(const Magnitudes& other) {
+    __device__ __forceinline__ void atomic_amax(const Magnitudes& other) {
 #pragma unroll
         for (int i = 0; i < WIDTH / 2; i++) pairs[i] = max_halves(pairs[i], other.pairs[i]);
     }

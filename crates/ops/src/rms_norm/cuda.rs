@@ -51,19 +51,19 @@ struct Norm {
 }
 
 impl CudaKernel for RmsNorm {
-    fn ready(&self, gpu: &Gpu, operands: &Operands<'_>) -> Result<Work, CudaError> {
+    fn prepare(&self, gpu: &Gpu, operands: &Operands<'_>) -> Result<Work, CudaError> {
         let Operands { inputs, outputs, .. } = operands;
         let what = What { w: Some(inputs[1]), y: Some(outputs[0]), ..What::new(inputs[0], outputs[1]) };
-        what.ready(gpu, self.eps)
+        what.prepare(gpu, self.eps)
     }
 }
 
 impl CudaKernel for AddRmsNorm {
-    fn ready(&self, gpu: &Gpu, operands: &Operands<'_>) -> Result<Work, CudaError> {
+    fn prepare(&self, gpu: &Gpu, operands: &Operands<'_>) -> Result<Work, CudaError> {
         let Operands { inputs, outputs, .. } = operands;
         let added = Some((inputs[1], outputs[0]));
         let what = What { w: Some(inputs[2]), y: Some(outputs[1]), ..What::new(inputs[0], outputs[2]) };
-        What { added, ..what }.ready(gpu, self.eps)
+        What { added, ..what }.prepare(gpu, self.eps)
     }
 }
 
@@ -73,21 +73,21 @@ impl CudaKernel for Rms {
         self.cast.map(|cast| cast.workspace(&inputs[..1])).unwrap_or_default()
     }
 
-    fn ready(&self, gpu: &Gpu, operands: &Operands<'_>) -> Result<Work, CudaError> {
+    fn prepare(&self, gpu: &Gpu, operands: &Operands<'_>) -> Result<Work, CudaError> {
         let Operands { inputs, outputs, workspace } = operands;
         let own = 1 + usize::from(self.adds);
         let added = self.adds.then(|| (inputs[1], outputs[0]));
         let what = What { added, ..What::new(inputs[0], outputs[own - 1]) };
         let Some(cast) = self.cast else {
             let (w, amax) = (inputs.get(own).copied(), outputs.get(own).copied());
-            return What { w, amax, ..what }.ready(gpu, self.eps);
+            return What { w, amax, ..what }.prepare(gpu, self.eps);
         };
         let made = outputs[..own].iter().map(|&CudaOutput { ty, place, .. }| CudaTensor { ty, place });
         let of: Vec<_> = made.chain(inputs[own..].iter().copied()).collect();
         let of = Operands { inputs: &of, outputs: &outputs[own..], workspace };
         match what.cast_with(gpu, cast, &of, self.eps)? {
             Some(work) => Ok(work),
-            None => Ok(Work::all(vec![what.ready(gpu, self.eps)?, cast.ready(gpu, &of)?])),
+            None => Ok(Work::sequence(vec![what.prepare(gpu, self.eps)?, cast.prepare(gpu, &of)?])),
         }
     }
 }
@@ -121,7 +121,7 @@ impl What {
         What { x, added: None, w: None, y: None, rstd, amax: None }
     }
 
-    fn ready(self, gpu: &Gpu, eps: f32) -> Result<Work, CudaError> {
+    fn prepare(self, gpu: &Gpu, eps: f32) -> Result<Work, CudaError> {
         let ty = self.x.ty;
         let (rows, width) = ty.shape.rows_cols();
         let (path, threads) = match self.threads() {
@@ -155,7 +155,7 @@ impl What {
         let clear = gpu.function(&SOURCE, &[], "rms_norm_clear")?;
         // SAFETY: as above, with amax.
         let clear = unsafe { Work::launch(clear, Launch::row(1, 1), arguments) };
-        Ok(Work::all(vec![clear, norm]))
+        Ok(Work::sequence(vec![clear, norm]))
     }
 
     /// Threads of a row whose vectors they keep; none where they could not.
@@ -206,7 +206,7 @@ impl What {
             // each; there is a block for every share of a strip's rows and every area, and a word that is 0 for each strip.
             unsafe { function.launch(launch, &arguments, stream) }
         });
-        Ok(Some(Work::all(before.into_iter().chain([joint]).chain(behind).collect())))
+        Ok(Some(Work::sequence(before.into_iter().chain([joint]).chain(behind).collect())))
     }
 }
 
@@ -257,7 +257,7 @@ impl CudaKernel for RmsNormGrad {
         vec![TensorType::new(DType::F32, [parts(inputs[0]), width])]
     }
 
-    fn ready(&self, gpu: &Gpu, operands: &Operands<'_>) -> Result<Work, CudaError> {
+    fn prepare(&self, gpu: &Gpu, operands: &Operands<'_>) -> Result<Work, CudaError> {
         let Operands { inputs, outputs, workspace } = operands;
         let ty = inputs[0].ty;
         let (rows, width) = ty.shape.rows_cols();
@@ -307,6 +307,6 @@ impl CudaKernel for RmsNormGrad {
         let launch = plane([width.div_ceil(32), 1], [32, 32]);
         // SAFETY: the kernel takes one `Sum`; the workspace is [parts, width], all of it written before, and dw has width elements.
         works.push(unsafe { Work::launch(gpu.function(&SOURCE, &[], "rms_norm_sum")?, launch, sum) });
-        Ok(Work::all(works))
+        Ok(Work::sequence(works))
     }
 }

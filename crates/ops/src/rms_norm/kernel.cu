@@ -63,7 +63,7 @@ template <class T, bool ADD, bool Y> __device__ __forceinline__ void norm_kept(c
 #pragma unroll
         for (int i = 0; i < LANES<T>; i++) largest = max(largest, __float_as_uint(x[i]) & 0x7fffffffu);
     }
-    if (!Y) raise_by_block(at.amax, largest, (u32*)space);
+    if (!Y) atomic_amax_of_block(at.amax, largest, (u32*)space);
 }
 
 // Rows of any width.
@@ -92,7 +92,7 @@ template <class T, bool ADD, bool Y> __device__ __forceinline__ void norm_any(co
         if (Y) ((T*)at.y)[first + i] = y;
         largest = max(largest, __float_as_uint(widen(y)) & 0x7fffffffu);
     }
-    if (!Y) raise_by_block(at.amax, largest, (u32*)space);
+    if (!Y) atomic_amax_of_block(at.amax, largest, (u32*)space);
 }
 
 struct NormGrad {
@@ -186,7 +186,7 @@ template <class T, bool MEASURES> __device__ __forceinline__ void grad_kept(cons
             ((uint4*)((T*)at.dx + row * at.width + column))[v] = raw;
             if (!MEASURES) continue;
             u32 largest = most[threadIdx.x];
-            raise_to<T>(largest, raw.x), raise_to<T>(largest, raw.y), raise_to<T>(largest, raw.z), raise_to<T>(largest, raw.w);
+            update_amax<T>(largest, raw.x), update_amax<T>(largest, raw.y), update_amax<T>(largest, raw.z), update_amax<T>(largest, raw.w);
             most[threadIdx.x] = largest;
         }
         if (!MEASURES && at.y) {
@@ -198,7 +198,7 @@ template <class T, bool MEASURES> __device__ __forceinline__ void grad_kept(cons
     if (owns) store<OWNED>(at.parts + (u64)blockIdx.x * at.width + column, dw);
     if (MEASURES) {
         __syncthreads();
-        raise_by_block(at.amax, larger_of<T>(most[threadIdx.x]), (u32*)sums[0]);
+        atomic_amax_of_block(at.amax, amax_of_pair<T>(most[threadIdx.x]), (u32*)sums[0]);
     }
 }
 
@@ -223,7 +223,7 @@ template <class T> __device__ __forceinline__ void grad_any(const NormGrad& at) 
         ((T*)at.dx)[first + i] = stored;
         largest = max(largest, __float_as_uint(widen(stored)) & 0x7fffffffu);
     }
-    if (at.amax) raise_by_block(at.amax, largest, (u32*)space);
+    if (at.amax) atomic_amax_of_block(at.amax, largest, (u32*)space);
 }
 
 // dw's partial sums for rows of any width: a block of 32 columns by 8 rows, of which it takes every gridDim.y-th eight.

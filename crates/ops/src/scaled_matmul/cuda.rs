@@ -19,7 +19,7 @@ impl CudaKernel for ScaledMatmul {
         [Gemm::workspace()].into_iter().chain(wide.into_iter().flatten()).collect()
     }
 
-    fn ready(&self, gpu: &Gpu, operands: &Operands<'_>) -> Result<Work, CudaError> {
+    fn prepare(&self, gpu: &Gpu, operands: &Operands<'_>) -> Result<Work, CudaError> {
         let [a, a_scales, b, b_scales] = [0, 1, 2, 3].map(|n| operands.inputs[n]);
         let ((m, k), (n, _)) = (a.ty.shape.rows_cols(), b.ty.shape.rows_cols());
         let d = operands.outputs[0];
@@ -35,19 +35,19 @@ impl CudaKernel for ScaledMatmul {
             let factors = [(a.ty.dtype, self.scaling[0]), (b.ty.dtype, self.scaling[1])];
             let gemm = Gemm::scaled([m, n, k], factors, self.out, self.fast_accumulation);
             let scales = Some([a_scales.place, b_scales.place]);
-            return gemm.accumulate(d.accumulate).ready(gpu, &of(a, b, scales));
+            return gemm.accumulate(d.accumulate).prepare(gpu, &of(a, b, scales));
         }
         let [wide_a, wide_b] = [operands.workspace[1], operands.workspace[2]];
         let widened = |q, scales, wide: CudaTensor, scaling| {
             let outputs = [CudaOutput { ty: wide.ty, place: wide.place, accumulate: false }];
             let operands = Operands { inputs: &[q, scales], outputs: &outputs, workspace: &[] };
-            Dequantize { out: DType::BF16, scaling }.ready(gpu, &operands)
+            Dequantize { out: DType::BF16, scaling }.prepare(gpu, &operands)
         };
         let gemm = Gemm::new([m, n, k], DType::BF16, [false, true], self.out).accumulate(d.accumulate);
-        Ok(Work::all(vec![
+        Ok(Work::sequence(vec![
             widened(a, a_scales, wide_a, self.scaling[0])?,
             widened(b, b_scales, wide_b, self.scaling[1])?,
-            gemm.ready(gpu, &of(wide_a, wide_b, None))?,
+            gemm.prepare(gpu, &of(wide_a, wide_b, None))?,
         ]))
     }
 }

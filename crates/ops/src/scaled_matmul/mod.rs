@@ -158,7 +158,7 @@ impl Registered for ScaledMatmul {
 }
 
 impl OnCard for ScaledMatmul {
-    const SOURCES: &'static [KernelSource] = &[Gemm::SOURCE, Gemm::PROMOTED_SOURCE, DEQUANTIZE];
+    const SOURCES: &'static [KernelSource] = &[Gemm::FALLBACK_SOURCE, Gemm::BLOCK_SCALED_SOURCE, DEQUANTIZE];
 
     /// Every pair of scalings and formats into both types, with and without a bias, over several tiles of each extent; one token, and a
     /// prompt of an odd number of them.

@@ -33,7 +33,7 @@ fn kernel(gpu: &Gpu, name: &str, y: TensorType) -> Result<(Function, Launch), Cu
 }
 
 impl CudaKernel for Swiglu {
-    fn ready(&self, gpu: &Gpu, operands: &Operands<'_>) -> Result<Work, CudaError> {
+    fn prepare(&self, gpu: &Gpu, operands: &Operands<'_>) -> Result<Work, CudaError> {
         let (gate_up, y) = (operands.inputs[0], operands.outputs[0]);
         let (rows, width) = y.ty.shape.rows_cols();
         let (function, launch) = kernel(gpu, "swiglu", y.ty)?;
@@ -50,16 +50,16 @@ impl CudaKernel for SwigluSaving {
         keeping_workspace(inputs)
     }
 
-    fn ready(&self, gpu: &Gpu, operands: &Operands<'_>) -> Result<Work, CudaError> {
+    fn prepare(&self, gpu: &Gpu, operands: &Operands<'_>) -> Result<Work, CudaError> {
         let Operands { inputs, outputs, workspace } = *operands;
         let (y, copy) = outputs.split_at(1);
         let keep = keeping(gpu, inputs[0], copy, workspace)?;
-        Ok(Work::all(vec![keep, Swiglu.ready(gpu, &Operands { inputs, outputs: y, workspace: &[] })?]))
+        Ok(Work::sequence(vec![keep, Swiglu.prepare(gpu, &Operands { inputs, outputs: y, workspace: &[] })?]))
     }
 }
 
 impl CudaKernel for SwigluGrad {
-    fn ready(&self, gpu: &Gpu, operands: &Operands<'_>) -> Result<Work, CudaError> {
+    fn prepare(&self, gpu: &Gpu, operands: &Operands<'_>) -> Result<Work, CudaError> {
         // Remaking, dy stands where y is to stand.
         let (dy, gate_up) = (operands.inputs[0], operands.outputs[0]);
         let (rows, width) = dy.ty.shape.rows_cols();

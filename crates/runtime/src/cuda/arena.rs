@@ -1,14 +1,12 @@
-//! The memory of an engine on a card: state and exchange in chunks of their own, and scratch, which grows in place.
+//! The memory of a CUDA engine: chunks for state and for the exchange with the host, and scratch, which grows
+//! in place.
 
-use crate::engine::{StateKey, state_key};
-use crate::{EngineError, StateEntry};
-use std::collections::HashMap;
+use crate::error::EngineError;
+use crate::state::StateTable;
 use xtrain_cuda::{Context, CudaError, DeviceMemory, DeviceSpan, GrowingMemory, Stream};
-use xtrain_program::{Plan, Program, Region, StateKind, Storage, Value};
-use xtrain_tensor::TensorType;
-use xtrain_tensor::host::ALIGN_BYTES;
+use xtrain_program::{Plan, Program, Region};
 
-/// Bytes of a part of the memory.
+/// A span of the engine's memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Span {
     chunk: Chunk,
@@ -19,7 +17,7 @@ pub(super) struct Span {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Chunk {
     Scratch,
-    Lasting(usize),
+    Persistent(usize),
 }
 
 impl Span {
@@ -28,7 +26,7 @@ impl Span {
         Span { chunk: Chunk::Scratch, offset, bytes }
     }
 
-    /// `bytes` of it from its byte `offset` on.
+    /// The `bytes` bytes of this span from its byte `offset` on.
     pub(super) fn part(self, offset: usize, bytes: usize) -> Span {
         Span { offset: self.offset + offset, bytes, ..self }
     }
@@ -37,11 +35,10 @@ impl Span {
 pub(super) struct Arena {
     context: Context,
     scratch: GrowingMemory,
-    /// As planned; what backs it is a little more.
+    /// The planned bytes; slightly more are backed.
     scratch_bytes: usize,
-    lasting: Vec<DeviceMemory>,
-    state: Vec<(StateKey, TensorType, Span)>,
-    by_key: HashMap<StateKey, usize>,
+    persistent: Vec<DeviceMemory>,
+    state: StateTable<Span>,
 }
 
 impl Arena {
@@ -50,33 +47,22 @@ impl Arena {
             context: context.clone(),
             scratch: GrowingMemory::new(context)?,
             scratch_bytes: 0,
-            lasting: Vec::new(),
-            state: Vec::new(),
-            by_key: HashMap::new(),
+            persistent: Vec::new(),
+            state: StateTable::new(),
         })
     }
 
-    /// Gives memory to the state and constants that `program` uses and the engine does not hold yet, to its exchange with the host, and
-    /// to scratch. State begins as zeros. Returns the span of the exchange.
-    pub(super) fn make_room(
+    /// Allocates the state and constants that `program` uses and the engine lacks, its exchange with the
+    /// host, and scratch. State begins as zeros. Returns the span of the exchange.
+    pub(super) fn allocate_for(
         &mut self,
         program: &Program,
         plan: &Plan,
         stream: &Stream,
     ) -> Result<Span, EngineError> {
-        let mut fresh = Vec::new();
-        let mut bytes = plan.region_bytes[Region::Io as usize];
-        let io = bytes;
-        for value in &program.values {
-            let Some(key) = state_key(value) else { continue };
-            match self.by_key.get(&key) {
-                Some(&at) => key.agrees(self.state[at].1, value.ty)?,
-                None => {
-                    fresh.push((key, value, bytes));
-                    bytes += value.ty.bytes().next_multiple_of(ALIGN_BYTES);
-                }
-            }
-        }
+        let missing = self.state.missing(program)?;
+        let io = plan.region_bytes[Region::Io as usize];
+        let bytes = io + missing.bytes;
         let scratch = plan.region_bytes[Region::Scratch as usize];
         let held = self.planned_bytes();
         let more = bytes + scratch.saturating_sub(self.scratch_bytes);
@@ -88,62 +74,47 @@ impl Arena {
         if more > free {
             return Err(refused(free));
         }
-        let told = |error: CudaError| match error {
+        let refusal = |error: CudaError| match error {
             CudaError::Memory { free, .. } => refused(free),
             other => other.into(),
         };
         let backed = self.scratch.bytes();
-        self.scratch.grow(scratch).map_err(told)?;
+        self.scratch.grow(scratch).map_err(refusal)?;
         self.scratch_bytes = self.scratch_bytes.max(scratch);
         if self.scratch.bytes() > backed {
-            // Kernels are timed before there is data: on zeros, not on what another process left.
+            // Kernels are timed before there is data: on zeros, not on leftovers of another process.
             self.scratch.span(backed..self.scratch.bytes()).fill(0, stream)?;
         }
-        let memory = DeviceMemory::new(&self.context, bytes).map_err(told)?;
+        let memory = DeviceMemory::new(&self.context, bytes).map_err(refusal)?;
         if bytes > 0 {
             memory.all().fill(0, stream)?;
         }
-        self.lasting.push(memory);
-        let chunk = Chunk::Lasting(self.lasting.len() - 1);
-        for (key, value, offset) in fresh {
-            let span = Span { chunk, offset, bytes: value.ty.bytes() };
-            if let Storage::Constant { make, .. } = &value.storage {
-                self.at(span).write(make().bytes(), stream)?;
-            }
-            self.by_key.insert(key.clone(), self.state.len());
-            self.state.push((key, value.ty, span));
-        }
+        self.persistent.push(memory);
+        let chunk = Chunk::Persistent(self.persistent.len() - 1);
+        let place = |offset, bytes| Span { chunk, offset: io + offset, bytes };
+        let memory = &self.persistent[self.persistent.len() - 1];
+        self.state.add(missing, place, |span, bytes| {
+            memory.span(span.offset..span.offset + span.bytes).write(bytes, stream)
+        })?;
         Ok(Span { chunk, offset: 0, bytes: io })
     }
 
     /// The memory of a span.
-    pub(super) fn at(&self, span: Span) -> DeviceSpan<'_> {
+    pub(super) fn memory(&self, span: Span) -> DeviceSpan<'_> {
         let range = span.offset..span.offset + span.bytes;
         match span.chunk {
             Chunk::Scratch => self.scratch.span(range),
-            Chunk::Lasting(n) => self.lasting[n].span(range),
+            Chunk::Persistent(n) => self.persistent[n].span(range),
         }
     }
 
-    /// Where a state value or a constant lives.
-    pub(super) fn lasting(&self, value: &Value) -> Option<Span> {
-        self.by_key.get(&state_key(value)?).map(|&at| self.state[at].2)
+    /// The state values and constants.
+    pub(super) fn state(&self) -> &StateTable<Span> {
+        &self.state
     }
 
-    /// Type and place of a state value.
-    pub(super) fn state(&self, kind: StateKind, name: &str) -> Result<(TensorType, Span), EngineError> {
-        match self.by_key.get(&StateKey::State(kind, name.into())) {
-            Some(&at) => Ok((self.state[at].1, self.state[at].2)),
-            None => Err(EngineError::Unknown { what: kind.name(), name: name.into() }),
-        }
-    }
-
-    pub(super) fn state_entries(&self) -> Vec<StateEntry> {
-        self.state.iter().filter_map(|(key, ty, _)| key.entry(*ty)).collect()
-    }
-
-    /// Bytes of all that was planned.
+    /// All planned bytes.
     pub(super) fn planned_bytes(&self) -> usize {
-        self.scratch_bytes + self.lasting.iter().map(DeviceMemory::bytes).sum::<usize>()
+        self.scratch_bytes + self.persistent.iter().map(DeviceMemory::bytes).sum::<usize>()
     }
 }

@@ -1,21 +1,23 @@
-//! The executor on a card: an arena as planned, every op made ready once, and the parts of a program recorded as graphs.
+//! The CUDA engine: planned memory, ops prepared once, and the parts of a program captured as graphs.
 //!
-//! A part runs op by op the first time, which lets libraries load what they load late; the second time it is recorded, and from then on
-//! replayed by one call. Addresses never change: state is allocated once, and scratch grows in place. Inputs travel through a ring of
-//! pinned memory, so the host prepares a step while others run.
+//! A part runs op by op the first time, which triggers lazy loading in libraries. The second time it is
+//! captured as a graph, and from then on one call replays it. Addresses never change: state is allocated
+//! once, and scratch grows in place. Inputs travel through a ring of pinned memory, so the host prepares a
+//! step while others run.
 
 mod arena;
-mod crew;
 mod ring;
 mod staging;
 mod stopwatch;
+mod thread_pool;
 
-use crate::engine::{Promise, ensure_length};
-use crate::{
-    Checks, Engine, EngineError, Outputs, Part, ProgramId, StateEntry, Ticket, Timed, TimedWork, Timing,
-};
+use crate::checks::{Checks, check_finite, is_overwritten};
+use crate::engine::{Engine, Outputs, Promise, Ticket};
+use crate::error::{EngineError, ensure_length};
+use crate::part::{Part, ProgramId};
+use crate::state::StateEntry;
+use crate::timing::{Timed, TimedWork, Timing};
 use arena::{Arena, Span};
-use crew::make_all;
 use ring::{Inputs, Outputs as OutputRing};
 use staging::Staging;
 use std::collections::{BTreeMap, HashMap, HashSet};
@@ -23,14 +25,15 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::Instant;
 use stopwatch::Stopwatch;
+use thread_pool::map_parallel;
 use xtrain_cuda::{
     CudaError, CudaKernel, CudaOutput, CudaTensor, Event, Gpu, Graph, GraphExec, Operands, Stream, Work,
-    beside_others, nvtx,
+    exclude_capture, nvtx,
 };
 use xtrain_program::{Instance, KernelTable, Location, Op, Plan, Program, Region, StateKind, ValueId};
 use xtrain_tensor::TensorType;
 
-/// An engine on one card.
+/// An engine on one GPU.
 pub struct CudaEngine {
     kernels: Arc<KernelTable<dyn CudaKernel>>,
     gpu: Gpu,
@@ -43,44 +46,45 @@ pub struct CudaEngine {
 }
 
 impl Drop for CudaEngine {
-    /// Steps may be under way, whose memory goes with the engine.
+    /// Waits for enqueued steps: their memory is freed with the engine.
     fn drop(&mut self) {
         if let Err(error) = self.stream.synchronize() {
-            tracing::debug!("the card's last steps: {error}");
+            tracing::debug!("the last steps on the GPU failed: {error}");
         }
     }
 }
 
 struct Loaded {
     program: Program,
-    /// By value id.
+    /// The spans of values, by id.
     spans: Vec<Option<Span>>,
-    /// By instance: the workspace of its kernel.
+    /// The workspace of each instance.
     workspaces: Vec<Vec<(TensorType, Span)>>,
-    /// By instance; for a micro-step's the work of the first one and that of the following ones, where they differ.
+    /// The work of each instance. A micro-step's instance has one for the first micro-step and one for the
+    /// others, if they differ.
     works: Vec<[Option<Work>; 2]>,
     graphs: HashMap<Part, Recording>,
-    /// The same with a mark after each op, by the number of its repeats.
+    /// Graphs with an event after each op, by part and by the repeats of each op.
     timed: HashMap<(Part, usize), (GraphExec, Vec<Event>)>,
-    /// Where the inputs lie on the card, and their way to it.
+    /// The inputs on the GPU, and their staging buffers.
     input_span: Span,
     inputs: Inputs,
-    /// Where the outputs lie on the card, and their way from it.
+    /// The outputs on the GPU, and their staging buffers.
     output_span: Span,
     outputs: OutputRing,
-    /// Where each output lies in their span.
+    /// The place of each output in the outputs' span.
     output_places: Arc<Vec<(Arc<str>, Range<usize>)>>,
-    /// The offset of each input in their span, and its length, by name.
+    /// The type and the place of each input in the inputs' span, by name.
     input_places: HashMap<Arc<str>, (TensorType, Range<usize>)>,
 }
 
 enum Recording {
     /// It ran once, op by op.
-    Tried,
-    Ready(GraphExec),
+    RanOnce,
+    Recorded(GraphExec),
 }
 
-/// The workspace that an op's kernel needs on a card; a plan for one takes it, and needs no card.
+/// The workspace of each op's GPU kernel, for planning a program. It needs no GPU.
 pub fn cuda_workspace(
     kernels: &KernelTable<dyn CudaKernel>,
 ) -> impl Fn(&dyn Op, &[TensorType]) -> Vec<TensorType> {
@@ -104,14 +108,14 @@ impl CudaEngine {
         })
     }
 
-    /// Sets what is checked from now on. Any check has every op run by itself.
+    /// Sets the checks of the runs that follow. With any check, ops run one by one instead of as a graph.
     pub fn set_checks(&mut self, checks: Checks) {
         self.checks = checks;
     }
 
-    /// Makes the instances of `part` ready that are not yet: first one of each kind, which compiles kernels and chooses algorithms, then the
-    /// other blocks', which find all that.
-    fn make_ready(&mut self, id: ProgramId, part: Part) -> Result<(), EngineError> {
+    /// Prepares the instances of `part`: first one of each kind, which compiles kernels and chooses
+    /// algorithms, then the other blocks' instances, which reuse both.
+    fn prepare_part(&mut self, id: ProgramId, part: Part) -> Result<(), EngineError> {
         let first = part.is_first();
         let loaded = &self.programs[id.0];
         let (mut kinds, mut leading, mut following) = (HashSet::new(), Vec::new(), Vec::new());
@@ -126,9 +130,9 @@ impl CudaEngine {
         let (gpu, arena, kernels) = (&self.gpu, &self.arena, &self.kernels);
         let make = |&index: &usize| {
             let kernel = find(kernels, &loaded.program.instances[index], gpu)?;
-            ready(kernel, gpu, arena, loaded, index, first)
+            prepare(kernel, gpu, arena, loaded, index, first)
         };
-        let works = make_all(&leading, make)?.into_iter().chain(make_all(&following, make)?);
+        let works = map_parallel(&leading, make)?.into_iter().chain(map_parallel(&following, make)?);
         let loaded = &mut self.programs[id.0];
         for (index, work) in leading.into_iter().chain(following).zip(works) {
             let variant = loaded.variant(index, first);
@@ -137,46 +141,49 @@ impl CudaEngine {
         Ok(())
     }
 
-    /// Puts the instances of `part` into the stream, one by one.
-    fn put_all(&self, id: ProgramId, part: Part, how: &Putting) -> Result<(), EngineError> {
+    /// Enqueues the instances of `part`, one by one.
+    fn enqueue_part(&self, id: ProgramId, part: Part, mode: &EnqueueMode) -> Result<(), EngineError> {
         let loaded = &self.programs[id.0];
         let first = part.is_first();
-        how.mark(0, &self.stream)?;
+        mode.mark(0, &self.stream)?;
         for (n, index) in loaded.indices(part).enumerate() {
             let instance = &loaded.program.instances[index];
-            let _range = (!how.recording)
+            let _range = (!mode.recording)
                 .then(|| nvtx::range(format_args!("{} {}", instance.code.op().name(), instance.origin)));
             if self.checks.poison {
                 self.poison(loaded, index, first)?;
             }
-            loaded.copy_over(index, &self.arena, &self.stream)?;
-            let work = loaded.works[index][loaded.variant(index, first)].as_ref().expect("made ready before");
-            (0..how.repeats).try_for_each(|_| work.put(&self.stream))?;
-            how.mark(n + 1, &self.stream)?;
+            loaded.copy_in_place_inputs(index, &self.arena, &self.stream)?;
+            let work = loaded.works[index][loaded.variant(index, first)].as_ref().expect("prepared before");
+            (0..mode.repeats).try_for_each(|_| work.enqueue(&self.stream))?;
+            mode.mark(n + 1, &self.stream)?;
             if self.checks.numerics {
-                self.check_finite(loaded, instance)?;
+                check_finite(&loaded.program, instance, |output| {
+                    let span = loaded.span(instance.outputs[output].value);
+                    Ok(self.arena.memory(span).read(&self.stream)?)
+                })?;
             }
         }
         Ok(())
     }
 
-    /// Runs `part` with the time taken of each op: as a graph with marks in it, so that the host's pace does not count, where that may be
-    /// recorded by now.
+    /// Runs `part` and times each op. Where the part may be captured by now, it runs as a graph with events
+    /// in it, so that the host's speed does not count.
     fn run_ops(&mut self, id: ProgramId, part: Part, repeats: usize) -> Result<(), EngineError> {
         let count = self.programs[id.0].indices(part).count();
         let marks = || (0..=count).map(|_| Event::timed(self.gpu.context())).collect::<Result<Vec<_>, _>>();
         if self.checks != Checks::default() || !self.programs[id.0].graphs.contains_key(&part) {
-            let how = Putting { recording: false, repeats, marks: marks()? };
-            let _turn = beside_others();
-            self.put_all(id, part, &how)?;
-            self.programs[id.0].graphs.entry(part).or_insert(Recording::Tried);
+            let mode = EnqueueMode { recording: false, repeats, marks: marks()? };
+            let _no_capture = exclude_capture();
+            self.enqueue_part(id, part, &mode)?;
+            self.programs[id.0].graphs.entry(part).or_insert(Recording::RanOnce);
             self.stream.synchronize()?;
-            return Ok(self.watch.ops(id, part, self.programs[id.0].indices(part), &how.marks)?);
+            return Ok(self.watch.ops(id, part, self.programs[id.0].indices(part), &mode.marks)?);
         }
         if !self.programs[id.0].timed.contains_key(&(part, repeats)) {
-            let how = Putting { recording: true, repeats, marks: marks()? };
-            let graph = Graph::record(&self.stream, || self.put_all(id, part, &how))?.instantiate()?;
-            self.programs[id.0].timed.insert((part, repeats), (graph, how.marks));
+            let mode = EnqueueMode { recording: true, repeats, marks: marks()? };
+            let graph = Graph::record(&self.stream, || self.enqueue_part(id, part, &mode))?.instantiate()?;
+            self.programs[id.0].timed.insert((part, repeats), (graph, mode.marks));
         }
         let loaded = &mut self.programs[id.0];
         let Some((graph, _)) = loaded.timed.get_mut(&(part, repeats)) else {
@@ -190,55 +197,34 @@ impl CudaEngine {
 
     fn poison(&self, loaded: &Loaded, index: usize, first: bool) -> Result<(), EngineError> {
         let instance = &loaded.program.instances[index];
-        let in_place = instance.code.op().in_place();
+        let op = instance.code.op();
         for (k, o) in instance.outputs.iter().enumerate() {
             let ty = loaded.program.ty(o.value);
-            let holds_input = in_place.iter().any(|&(p, _)| p == k);
-            if !o.mode.accumulates(first) && !holds_input && ty.dtype.is_float() {
-                self.arena.at(loaded.span(o.value)).fill(0xFF, &self.stream)?;
+            if is_overwritten(op, k, o.mode, first) && ty.dtype.is_float() {
+                self.arena.memory(loaded.span(o.value)).fill(0xFF, &self.stream)?;
             }
         }
         for &(_, span) in &loaded.workspaces[index] {
-            self.arena.at(span).fill(0xFF, &self.stream)?;
-        }
-        Ok(())
-    }
-
-    fn check_finite(&self, loaded: &Loaded, instance: &Instance) -> Result<(), EngineError> {
-        for (output, o) in instance.outputs.iter().enumerate() {
-            let ty = loaded.program.ty(o.value);
-            if !ty.dtype.is_float() {
-                continue;
-            }
-            let bytes = self.arena.at(loaded.span(o.value)).read(&self.stream)?;
-            if xtrain_tensor::host::decode(ty, &bytes).iter().any(|x| !x.is_finite()) {
-                return Err(EngineError::NonFinite {
-                    op: instance.code.op().name(),
-                    site: instance.origin.to_string(),
-                    role: instance.origin.role.name(),
-                    output,
-                    ty: ty.into(),
-                });
-            }
+            self.arena.memory(span).fill(0xFF, &self.stream)?;
         }
         Ok(())
     }
 }
 
-/// How the instances of a part are put in.
-struct Putting {
-    /// As a graph is being recorded, or to run at once.
+/// The mode in which the instances of a part are enqueued.
+struct EnqueueMode {
+    /// True while a graph is captured.
     recording: bool,
-    /// How often each.
+    /// Runs of each op.
     repeats: usize,
-    /// An event before the first one and after each; or none.
+    /// An event before the first op and after each; empty if nothing is timed.
     marks: Vec<Event>,
 }
 
-impl Putting {
-    /// To run or to be recorded, once and without marks.
+impl EnqueueMode {
+    /// The mode without repeats and events.
     fn plain(recording: bool) -> Self {
-        Putting { recording, repeats: 1, marks: Vec::new() }
+        EnqueueMode { recording, repeats: 1, marks: Vec::new() }
     }
 
     fn mark(&self, n: usize, stream: &Stream) -> Result<(), CudaError> {
@@ -261,19 +247,19 @@ impl Loaded {
         self.spans[value.0 as usize].expect("every operand is planned")
     }
 
-    /// Which of an instance's works runs: 1 where it adds to what the first micro-step overwrites.
+    /// The index of an instance's work: 1 if it adds to outputs that the first micro-step overwrites.
     fn variant(&self, index: usize, first: bool) -> usize {
         let outputs = &self.program.instances[index].outputs;
         usize::from(!first && outputs.iter().any(|o| o.mode.accumulates(false) != o.mode.accumulates(true)))
     }
 
-    /// Copies the inputs that outputs are computed over and whose memory these do not share.
-    fn copy_over(&self, index: usize, arena: &Arena, stream: &Stream) -> Result<(), CudaError> {
+    /// Copies the inputs of in-place ops whose memory the planner did not share.
+    fn copy_in_place_inputs(&self, index: usize, arena: &Arena, stream: &Stream) -> Result<(), CudaError> {
         let instance = &self.program.instances[index];
         for &(o, n) in instance.code.op().in_place() {
             let (from, to) = (self.span(instance.inputs[n]), self.span(instance.outputs[o].value));
             if from != to {
-                arena.at(to).copy_from(arena.at(from), stream)?;
+                arena.memory(to).copy_from(arena.memory(from), stream)?;
             }
         }
         Ok(())
@@ -285,14 +271,10 @@ fn find<'a>(
     instance: &'a Instance,
     gpu: &Gpu,
 ) -> Result<&'a dyn CudaKernel, EngineError> {
-    kernels.find(instance.code.op()).ok_or_else(|| EngineError::NoKernel {
-        op: instance.code.op().name(),
-        site: instance.origin.to_string(),
-        device: gpu.info().name.clone(),
-    })
+    kernels.find(instance.code.op()).ok_or_else(|| EngineError::no_kernel(instance, &gpu.info().name))
 }
 
-fn ready(
+fn prepare(
     kernel: &dyn CudaKernel,
     gpu: &Gpu,
     arena: &Arena,
@@ -301,12 +283,12 @@ fn ready(
     first: bool,
 ) -> Result<Work, EngineError> {
     let instance = &loaded.program.instances[index];
-    let tensor = |ty, span| CudaTensor { ty, place: arena.at(span).pointer() };
+    let tensor = |ty, span| CudaTensor { ty, place: arena.memory(span).pointer() };
     let mut inputs: Vec<CudaTensor> =
         instance.inputs.iter().map(|&v| tensor(loaded.program.ty(v), loaded.span(v))).collect();
     let output = |o: &xtrain_program::Output| CudaOutput {
         ty: loaded.program.ty(o.value),
-        place: arena.at(loaded.span(o.value)).pointer(),
+        place: arena.memory(loaded.span(o.value)).pointer(),
         accumulate: o.mode.accumulates(first),
     };
     let outputs: Vec<CudaOutput> = instance.outputs.iter().map(output).collect();
@@ -315,7 +297,7 @@ fn ready(
     }
     let workspace: Vec<CudaTensor> =
         loaded.workspaces[index].iter().map(|&(ty, span)| tensor(ty, span)).collect();
-    Ok(kernel.ready(gpu, &Operands { inputs: &inputs, outputs: &outputs, workspace: &workspace })?)
+    Ok(kernel.prepare(gpu, &Operands { inputs: &inputs, outputs: &outputs, workspace: &workspace })?)
 }
 
 impl Engine for CudaEngine {
@@ -323,19 +305,19 @@ impl Engine for CudaEngine {
         for instance in &program.instances {
             find(&self.kernels, instance, &self.gpu)?;
         }
-        let begun = Instant::now();
+        let started = Instant::now();
         let plan = Plan::of(&program, &cuda_workspace(&self.kernels));
-        // What is under way may use what is written below.
+        // Work in progress may use the memory that is written below.
         self.stream.synchronize()?;
-        let planned = begun.elapsed();
-        let io = self.arena.make_room(&program, &plan, &self.stream)?;
-        // Kernels are timed in streams of their own, which do not wait for this one.
+        let planned = started.elapsed();
+        let io = self.arena.allocate_for(&program, &plan, &self.stream)?;
+        // Kernels are timed on streams of their own, which do not wait for this one.
         self.stream.synchronize()?;
-        let placed = begun.elapsed();
+        let placed = started.elapsed();
         let place = |id: ValueId| {
             let at = plan.locations[id.0 as usize]?;
             match at.region {
-                Region::State => self.arena.lasting(program.value(id)),
+                Region::State => self.arena.state().span(program.value(id)),
                 Region::Io => Some(io.part(at.offset, at.bytes)),
                 Region::Scratch => Some(Span::scratch(at.offset, at.bytes)),
             }
@@ -347,14 +329,14 @@ impl Engine for CudaEngine {
         let workspaces = plan.workspaces.iter().map(workspace).collect();
         let context = self.gpu.context();
         let output_bytes = plan.region_bytes[Region::Io as usize] - plan.input_bytes;
-        let place_of = |id: ValueId, base: usize| {
+        let range_of = |id: ValueId, base: usize| {
             let at = plan.location(id);
             at.offset - base..at.offset - base + at.bytes
         };
         let input_places =
-            program.inputs().map(|(name, id)| (name, (program.ty(id), place_of(id, 0)))).collect();
+            program.inputs().map(|(name, id)| (name, (program.ty(id), range_of(id, 0)))).collect();
         let output_places =
-            Arc::new(program.outputs().map(|(name, id)| (name, place_of(id, plan.input_bytes))).collect());
+            Arc::new(program.outputs().map(|(name, id)| (name, range_of(id, plan.input_bytes))).collect());
         let loaded = Loaded {
             input_span: io.part(0, plan.input_bytes),
             inputs: Inputs::new(context, plan.input_bytes)?,
@@ -371,18 +353,18 @@ impl Engine for CudaEngine {
         };
         self.programs.push(loaded);
         let id = ProgramId(self.programs.len() - 1);
-        // All parts now: trying algorithms writes where later parts find what earlier ones left.
-        let made = self.make_ready(id, Part::Whole).and_then(|()| self.make_ready(id, Part::Next));
-        if made.is_err() {
+        // Prepares all parts now: timing algorithms overwrites values that later parts read.
+        let prepared = self.prepare_part(id, Part::Whole).and_then(|()| self.prepare_part(id, Part::Next));
+        if prepared.is_err() {
             self.programs.pop();
         }
-        made?;
+        prepared?;
         tracing::debug!(
-            "a program of {} ops planned in {:.3} s, given memory in {:.3} s, made ready in {:.3} s",
+            "a program of {} ops: planned in {:.3} s, memory allocated in {:.3} s, prepared in {:.3} s",
             self.programs[id.0].works.len(),
             planned.as_secs_f64(),
             (placed - planned).as_secs_f64(),
-            (begun.elapsed() - placed).as_secs_f64()
+            (started.elapsed() - placed).as_secs_f64()
         );
         Ok(id)
     }
@@ -392,10 +374,7 @@ impl Engine for CudaEngine {
         let Some((ty, range)) = loaded.input_places.get(name) else {
             return Err(EngineError::Unknown { what: "input", name: name.into() });
         };
-        if bytes.len() != range.len() {
-            let (expected, found) = (range.len(), bytes.len());
-            return Err(EngineError::Length { name: name.into(), ty: (*ty).into(), expected, found });
-        }
+        ensure_length(name, *ty, bytes)?;
         loaded.inputs.staged()[range.clone()].copy_from_slice(bytes);
         Ok(())
     }
@@ -403,25 +382,26 @@ impl Engine for CudaEngine {
     fn run(&mut self, id: ProgramId, part: Part) -> Result<(), EngineError> {
         let begun = self.watch.begin(&self.stream)?;
         let loaded = &mut self.programs[id.0];
-        loaded.inputs.send(self.arena.at(loaded.input_span), &self.stream)?;
+        loaded.inputs.send(self.arena.memory(loaded.input_span), &self.stream)?;
         self.watch.end(begun, id, TimedWork::Inputs, &self.stream)?;
         if let Timing::Ops { repeats } = self.watch.timing() {
             return self.run_ops(id, part, repeats);
         }
         let begun = self.watch.begin(&self.stream)?;
         let plain = self.checks != Checks::default();
-        if !plain && matches!(self.programs[id.0].graphs.get(&part), Some(Recording::Tried)) {
-            let graph = Graph::record(&self.stream, || self.put_all(id, part, &Putting::plain(true)))?;
-            self.programs[id.0].graphs.insert(part, Recording::Ready(graph.instantiate()?));
+        if !plain && matches!(self.programs[id.0].graphs.get(&part), Some(Recording::RanOnce)) {
+            let graph =
+                Graph::record(&self.stream, || self.enqueue_part(id, part, &EnqueueMode::plain(true)))?;
+            self.programs[id.0].graphs.insert(part, Recording::Recorded(graph.instantiate()?));
         }
         match self.programs[id.0].graphs.get_mut(&part) {
-            Some(Recording::Ready(graph)) if !plain => graph.launch(&self.stream)?,
+            Some(Recording::Recorded(graph)) if !plain => graph.launch(&self.stream)?,
             _ => {
                 let started = Instant::now();
-                let _turn = beside_others();
-                self.put_all(id, part, &Putting::plain(false))?;
-                tracing::debug!("{part:?} put in op by op in {:.3} s", started.elapsed().as_secs_f64());
-                self.programs[id.0].graphs.entry(part).or_insert(Recording::Tried);
+                let _no_capture = exclude_capture();
+                self.enqueue_part(id, part, &EnqueueMode::plain(false))?;
+                tracing::debug!("{part:?} enqueued op by op in {:.3} s", started.elapsed().as_secs_f64());
+                self.programs[id.0].graphs.entry(part).or_insert(Recording::RanOnce);
             }
         }
         Ok(self.watch.end(begun, id, TimedWork::Part(part), &self.stream)?)
@@ -430,36 +410,38 @@ impl Engine for CudaEngine {
     fn fetch(&mut self, program: ProgramId) -> Result<Ticket, EngineError> {
         let begun = self.watch.begin(&self.stream)?;
         let loaded = &mut self.programs[program.0];
-        let fetch = loaded.outputs.fetch(self.arena.at(loaded.output_span), &self.stream)?;
+        let fetch = loaded.outputs.fetch(self.arena.memory(loaded.output_span), &self.stream)?;
         self.watch.end(begun, program, TimedWork::Outputs, &self.stream)?;
         Ok(Ticket(Promise::Copying { program, fetch }))
     }
 
     fn is_ready(&self, ticket: &Ticket) -> Result<bool, EngineError> {
         match &ticket.0 {
-            Promise::Kept(_) => Ok(true),
-            Promise::Copying { program, fetch } => Ok(self.programs[program.0].outputs.is_here(*fetch)?),
+            Promise::Arrived(_) => Ok(true),
+            Promise::Copying { program, fetch } => {
+                Ok(self.programs[program.0].outputs.has_arrived(*fetch)?)
+            }
         }
     }
 
     fn collect(&mut self, ticket: Ticket) -> Result<Outputs, EngineError> {
         match ticket.0 {
-            Promise::Kept(outputs) => Ok(outputs),
+            Promise::Arrived(outputs) => Ok(outputs),
             Promise::Copying { program, fetch } => {
                 let loaded = &mut self.programs[program.0];
-                let gone = || EngineError::Unknown { what: "ticket", name: fetch.to_string() };
-                let bytes = loaded.outputs.take(fetch)?.ok_or_else(gone)?;
+                let unknown = || EngineError::Unknown { what: "ticket", name: fetch.to_string() };
+                let bytes = loaded.outputs.take(fetch)?.ok_or_else(unknown)?;
                 Ok(Outputs { bytes, places: loaded.output_places.clone() })
             }
         }
     }
 
     fn state_entries(&self) -> Vec<StateEntry> {
-        self.arena.state_entries()
+        self.arena.state().entries()
     }
 
     fn read_state(&mut self, kind: StateKind, name: &str) -> Result<Vec<u8>, EngineError> {
-        let (ty, span) = self.arena.state(kind, name)?;
+        let (ty, span) = self.arena.state().get(kind, name)?;
         let mut bytes = vec![0u8; ty.bytes()];
         self.staging.read(&self.arena, vec![(span, &mut bytes)], &self.stream)?;
         Ok(bytes)
@@ -468,7 +450,7 @@ impl Engine for CudaEngine {
     fn copy_state(&mut self, entries: &[StateEntry], targets: &mut [&mut [u8]]) -> Result<(), EngineError> {
         let mut copies = Vec::with_capacity(entries.len());
         for (entry, target) in entries.iter().zip(targets) {
-            let (ty, span) = self.arena.state(entry.kind, &entry.name)?;
+            let (ty, span) = self.arena.state().get(entry.kind, &entry.name)?;
             ensure_length(&entry.name, ty, target)?;
             copies.push((span, &mut **target));
         }
@@ -476,7 +458,7 @@ impl Engine for CudaEngine {
     }
 
     fn write_state(&mut self, kind: StateKind, name: &str, bytes: &[u8]) -> Result<(), EngineError> {
-        let (ty, span) = self.arena.state(kind, name)?;
+        let (ty, span) = self.arena.state().get(kind, name)?;
         ensure_length(name, ty, bytes)?;
         Ok(self.staging.write(&self.arena, span, bytes, &self.stream)?)
     }

@@ -1,15 +1,15 @@
-//! Pinned memory in a ring, through which a program's inputs and outputs travel while the card works.
+//! A ring of pinned buffers, through which a program's inputs and outputs travel while the GPU works.
 
 use std::collections::VecDeque;
 use xtrain_cuda::{Context, CudaError, DeviceSpan, Event, PinnedMemory, Stream};
 
-/// Slots at first. More are added where more are under way at once.
+/// The initial number of slots; outputs add slots if more copies are in progress.
 const SLOTS: usize = 4;
 
-/// Pinned memory, and how far the last copy from or to it is.
+/// A pinned buffer with the event of its last copy.
 pub(super) struct Slot {
     pub(super) memory: PinnedMemory,
-    /// Passed when the copy from or to the slot is done.
+    /// Recorded after the copy from or to the buffer.
     pub(super) copied: Event,
 }
 
@@ -19,9 +19,9 @@ impl Slot {
     }
 }
 
-/// What the host writes, on its way to the card.
+/// Inputs on their way to the GPU.
 pub(super) struct Inputs {
-    /// The host's copy, which the next run takes.
+    /// The inputs of the next run, in ordinary memory.
     staged: Vec<u8>,
     slots: VecDeque<Slot>,
 }
@@ -32,12 +32,12 @@ impl Inputs {
         Ok(Inputs { staged: vec![0; bytes], slots })
     }
 
-    /// What the next run takes.
+    /// The inputs of the next run.
     pub(super) fn staged(&mut self) -> &mut [u8] {
         &mut self.staged
     }
 
-    /// Puts a copy of what is staged to `target` into `stream`. Waits where all slots are under way.
+    /// Enqueues a copy of the staged inputs to `target`. Waits if all slots are in use.
     pub(super) fn send(&mut self, target: DeviceSpan<'_>, stream: &Stream) -> Result<(), CudaError> {
         if self.staged.is_empty() {
             return Ok(());
@@ -53,22 +53,22 @@ impl Inputs {
     }
 }
 
-/// What the card made, on its way to the host.
+/// Outputs on their way to the host.
 pub(super) struct Outputs {
     bytes: usize,
     free: Vec<Slot>,
-    /// By number of the fetch; a slot is taken out when it is collected.
-    under_way: VecDeque<(usize, Slot)>,
+    /// Copies in progress, with the number of their fetch; collecting one removes it.
+    in_progress: VecDeque<(usize, Slot)>,
     fetched: usize,
 }
 
 impl Outputs {
     pub(super) fn new(context: &Context, bytes: usize) -> Result<Self, CudaError> {
         let free = (0..SLOTS).map(|_| Slot::new(context, bytes)).collect::<Result<_, _>>()?;
-        Ok(Outputs { bytes, free, under_way: VecDeque::new(), fetched: 0 })
+        Ok(Outputs { bytes, free, in_progress: VecDeque::new(), fetched: 0 })
     }
 
-    /// Puts a copy of `source` into `stream`; returns its number.
+    /// Enqueues a copy of `source`; returns its number.
     pub(super) fn fetch(&mut self, source: DeviceSpan<'_>, stream: &Stream) -> Result<usize, CudaError> {
         let mut slot = match self.free.pop() {
             Some(slot) => slot,
@@ -77,19 +77,22 @@ impl Outputs {
         source.read_into(&mut slot.memory, 0, stream)?;
         slot.copied.record(stream)?;
         self.fetched += 1;
-        self.under_way.push_back((self.fetched, slot));
+        self.in_progress.push_back((self.fetched, slot));
         Ok(self.fetched)
     }
 
-    /// Whether the copy of this number is here.
-    pub(super) fn is_here(&self, number: usize) -> Result<bool, CudaError> {
-        self.under_way.iter().find(|(n, _)| *n == number).map_or(Ok(true), |(_, slot)| slot.copied.is_done())
+    /// True if the copy of this number has arrived.
+    pub(super) fn has_arrived(&self, number: usize) -> Result<bool, CudaError> {
+        self.in_progress
+            .iter()
+            .find(|(n, _)| *n == number)
+            .map_or(Ok(true), |(_, slot)| slot.copied.is_done())
     }
 
-    /// The bytes of the copy of this number, waited for; nothing where it was taken before.
+    /// The bytes of the copy of this number; waits for it. None if it was taken before.
     pub(super) fn take(&mut self, number: usize) -> Result<Option<Vec<u8>>, CudaError> {
-        let Some(at) = self.under_way.iter().position(|(n, _)| *n == number) else { return Ok(None) };
-        let Some((_, slot)) = self.under_way.remove(at) else { return Ok(None) };
+        let Some(at) = self.in_progress.iter().position(|(n, _)| *n == number) else { return Ok(None) };
+        let Some((_, slot)) = self.in_progress.remove(at) else { return Ok(None) };
         slot.copied.synchronize()?;
         let bytes = slot.memory.to_vec();
         self.free.push(slot);

@@ -1,7 +1,8 @@
-//! State between a card and the host's ordinary memory, through a few pinned buffers.
+//! Copies of state between the GPU and ordinary host memory, through a few pinned buffers.
 //!
-//! The card copies to and from pinned memory at the full speed of its bus, and from other memory at a fraction of it. So large values
-//! are cut into pieces: while the card copies some, the cores move others between the buffers and where they belong.
+//! The GPU copies to and from pinned memory at the full speed of its bus, and from other memory at a fraction
+//! of it. So large values are cut into pieces: while the GPU copies some, the cores move others between the
+//! buffers and ordinary memory.
 
 use super::arena::{Arena, Span};
 use super::ring::Slot;
@@ -10,19 +11,19 @@ use xtrain_cuda::{CudaError, Stream};
 
 /// Bytes of a buffer.
 const PIECE_BYTES: usize = 8 << 20;
-/// Buffers: enough that the card never waits for the cores.
+/// The number of buffers: enough that the GPU never waits for the cores.
 const PIECES: usize = 4;
-/// Bytes that a thread moves at a time.
+/// Bytes that one thread moves at a time.
 const COPY_BYTES: usize = 512 << 10;
 
-/// The buffers, made when they are first needed.
+/// The buffers, allocated at the first use.
 #[derive(Default)]
 pub(super) struct Staging {
     slots: Vec<Slot>,
 }
 
 impl Staging {
-    /// Copies each span to the slice beside it, which has as many bytes, once what is in `stream` has run.
+    /// Copies each span into its slice, which has the same length, after all work enqueued on `stream`.
     pub(super) fn read(
         &mut self,
         arena: &Arena,
@@ -32,7 +33,7 @@ impl Staging {
         self.make_slots(stream)?;
         let read = self.read_pieces(arena, copies, stream);
         if read.is_err() {
-            // Nothing must be under way into the buffers when they are used next, or freed.
+            // No copy may be in progress when the buffers are next used or freed.
             let _ = stream.synchronize();
         }
         read
@@ -51,20 +52,21 @@ impl Staging {
         }
         for n in 0..pieces.len() + PIECES {
             let slot = &mut self.slots[n % PIECES];
-            // A piece leaves the buffer that the n-th takes.
+            // The n-th piece takes the buffer that an earlier piece leaves.
             if let Some((_, target)) = n.checked_sub(PIECES).and_then(|before| pieces.get_mut(before)) {
                 slot.copied.synchronize()?;
                 move_bytes(target, &slot.memory);
             }
             if let Some((span, _)) = pieces.get(n) {
-                arena.at(*span).read_into(&mut slot.memory, 0, stream)?;
+                arena.memory(*span).read_into(&mut slot.memory, 0, stream)?;
                 slot.copied.record(stream)?;
             }
         }
         Ok(())
     }
 
-    /// Puts a copy of `source` to the span, which has as many bytes, into `stream`. The source has been read when this returns.
+    /// Enqueues a copy of `source` to the span, which has the same length. The source has been read when this
+    /// returns.
     pub(super) fn write(
         &mut self,
         arena: &Arena,
@@ -74,12 +76,12 @@ impl Staging {
     ) -> Result<(), CudaError> {
         self.make_slots(stream)?;
         for (n, piece) in source.chunks(PIECE_BYTES).enumerate() {
-            // The one that has been under way for longest.
+            // The buffer whose copy began first.
             self.slots.rotate_left(1);
             let Some(slot) = self.slots.last_mut() else { unreachable!("they were made above") };
             slot.copied.synchronize()?;
             move_bytes(&mut slot.memory, piece);
-            let target = arena.at(span.part(n * PIECE_BYTES, piece.len()));
+            let target = arena.memory(span.part(n * PIECE_BYTES, piece.len()));
             target.write(&slot.memory[..piece.len()], stream)?;
             slot.copied.record(stream)?;
         }
@@ -94,7 +96,7 @@ impl Staging {
     }
 }
 
-/// Copies as many bytes as the shorter of both has.
+/// Copies as many bytes as the shorter slice has.
 fn move_bytes(target: &mut [u8], source: &[u8]) {
     target.par_chunks_mut(COPY_BYTES).zip(source.par_chunks(COPY_BYTES)).for_each(|(to, from)| {
         let bytes = to.len().min(from.len());

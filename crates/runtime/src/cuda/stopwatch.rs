@@ -1,19 +1,21 @@
-//! When what a card ran was run, by events in its stream.
+//! Times of a GPU's work, by events in its stream.
 
-use crate::{EngineError, Part, ProgramId, Timed, TimedWork, Timing};
+use crate::error::EngineError;
+use crate::part::{Part, ProgramId};
+use crate::timing::{Timed, TimedWork, Timing};
 use std::time::{Duration, Instant};
 use xtrain_cuda::{CudaError, Event, Stream};
 
-/// Takes the time of what is put into a stream.
+/// Times work that is enqueued on a stream.
 #[derive(Default)]
 pub(super) struct Stopwatch {
     timing: Timing,
-    /// A moment by both clocks.
+    /// One moment by both clocks.
     origin: Option<(Event, Instant)>,
-    /// What may still be under way.
+    /// Work that may still be in progress.
     marked: Vec<Marked>,
     done: Vec<Timed>,
-    /// The end of the last of them.
+    /// The end of the last timed work.
     last: Option<Instant>,
 }
 
@@ -29,7 +31,7 @@ impl Stopwatch {
         self.timing
     }
 
-    /// Sets what is timed. Where it was nothing before, the stream is waited for, as the clocks are compared.
+    /// Sets what is timed. If timing was off, waits for the stream in order to compare the clocks.
     pub(super) fn set(&mut self, timing: Timing, stream: &Stream) -> Result<(), CudaError> {
         if timing != Timing::Off && self.timing == Timing::Off {
             stream.synchronize()?;
@@ -42,7 +44,7 @@ impl Stopwatch {
         Ok(())
     }
 
-    /// Marks where something begins; nothing where nothing is timed.
+    /// Records where work begins; None if timing is off.
     pub(super) fn begin(&self, stream: &Stream) -> Result<Option<Event>, CudaError> {
         if self.timing == Timing::Off {
             return Ok(None);
@@ -52,7 +54,7 @@ impl Stopwatch {
         Ok(Some(event))
     }
 
-    /// Marks where what began at `begin` ends.
+    /// Records the end of the work that began at `begin`.
     pub(super) fn end(
         &mut self,
         begin: Option<Event>,
@@ -67,8 +69,8 @@ impl Stopwatch {
         Ok(())
     }
 
-    /// Takes the times of `part` and of its ops, which ran after all that was marked before: the first mark stands where the first of
-    /// `ops` begins, each other one where one ends. The stream has passed them all.
+    /// Takes the times of `part` and of its ops, which ran after all earlier work. The first event marks the
+    /// beginning of the first op, each other one the end of an op. The stream has passed them all.
     pub(super) fn ops(
         &mut self,
         program: ProgramId,
@@ -96,7 +98,7 @@ impl Stopwatch {
         Ok(std::mem::take(&mut self.done))
     }
 
-    /// Waits for what is marked.
+    /// Waits for the work in progress and takes its times.
     fn settle(&mut self) -> Result<(), CudaError> {
         for marked in std::mem::take(&mut self.marked) {
             marked.end.synchronize()?;
@@ -106,7 +108,8 @@ impl Stopwatch {
         Ok(())
     }
 
-    /// Adds what ran after all before it: where events tell a little less, by their resolution, it is moved to after them.
+    /// Adds work that ran after all work before it. Events have a limited resolution; a beginning that seems
+    /// earlier is moved.
     fn push(
         &mut self,
         program: ProgramId,
@@ -121,14 +124,14 @@ impl Stopwatch {
         (begin, end)
     }
 
-    /// When the stream passed `event`.
+    /// The time at which the stream passed `event`.
     fn instant(&self, event: &Event) -> Result<Instant, CudaError> {
         let Some((origin, at)) = &self.origin else { unreachable!("it is set where timing begins") };
         Ok(*at + between(origin, event)?)
     }
 }
 
-/// The time from one event to a later one: none where it is below what events tell.
+/// The time from one event to a later one; zero if it is below the events' resolution.
 fn between(begin: &Event, end: &Event) -> Result<Duration, CudaError> {
     Ok(Duration::try_from_secs_f64(begin.seconds_until(end)?).unwrap_or_default())
 }

@@ -320,7 +320,7 @@ impl Saved {
         if let Some(mut memory) = self.allocate(bytes) {
             // Without a thread the first copy takes the pages.
             let take = move || {
-                memory.take_pages();
+                memory.commit_pages();
                 memory
             };
             self.coming = thread::Builder::new().name("memory for saves".to_owned()).spawn(take).ok();

@@ -5,11 +5,11 @@
 #![allow(unsafe_code, reason = "it launches kernels")]
 
 use super::Attention;
-use super::cuda::within;
 use super::operands::{Backward, Forward};
 use std::collections::BTreeSet;
 use xtrain_cuda::{
-    Candidate, CudaError, Defines, Gpu, Header, KernelSource, Launch, Operands, Purpose, TENSOR_CORES, Work,
+    AlgorithmCandidate, CudaError, Defines, Gpu, Header, KernelSource, Launch, Operands, TENSOR_CORES, Work,
+    WorkPurpose,
 };
 use xtrain_tensor::{DType, TensorType};
 
@@ -245,15 +245,12 @@ impl Attention {
             Ok(Some(unsafe { Work::launch(function, launch, arguments) }))
         };
         let make = |t: Tiles| {
-            move |purpose| launch(t, if purpose == Purpose::Timing { rehearsed } else { arguments })
+            move |purpose| launch(t, if purpose == WorkPurpose::Timing { rehearsed } else { arguments })
         };
         let named: Vec<(String, _)> = tiles.into_iter().map(|t| (t.name(), make(t))).collect();
-        let candidates: Vec<Candidate<'_>> =
-            named.iter().map(|(name, make)| Candidate::new(name, make)).collect();
-        // Every sum of these kernels has one order.
-        let op = Attention { deterministic: true, ..*self };
-        let what = format!("{name} of {op:?}, {sequences} sequences{}", within(documents));
-        gpu.fastest(&what, &candidates)
+        let candidates: Vec<AlgorithmCandidate<'_>> =
+            named.iter().map(|(name, make)| AlgorithmCandidate::new(name, make)).collect();
+        gpu.fastest(&self.tiles_key(name, sequences, documents), &candidates)
     }
 
     /// What `kernels` do one after the other, over `qkv`; none where they do not take these operands, or no tiles fit. The second arguments
@@ -282,7 +279,7 @@ impl Attention {
                 None => return Ok(None),
             }
         }
-        Ok(Some(Work::all(works)))
+        Ok(Some(Work::sequence(works)))
     }
 
     /// The forward by `kernels`, where they take it; timed, if need be, on the second operands.

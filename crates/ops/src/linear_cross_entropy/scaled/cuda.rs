@@ -43,7 +43,7 @@ impl CudaKernel for ScaledLinearCrossEntropy {
         all
     }
 
-    fn ready(&self, gpu: &Gpu, operands: &Operands<'_>) -> Result<Work, CudaError> {
+    fn prepare(&self, gpu: &Gpu, operands: &Operands<'_>) -> Result<Work, CudaError> {
         let [x_td, targets_t, inv_targets, ..] = operands.inputs else {
             unreachable!("three inputs at least")
         };
@@ -79,7 +79,7 @@ impl CudaKernel for ScaledLinearCrossEntropy {
         let scaled = |gemm, out: CudaOutput, a: &[CudaTensor], b: &[CudaTensor]| {
             self.product(gemm, out.ty.dtype).map(|product| {
                 let inputs = [a, b].concat();
-                product.ready(gpu, &Operands { inputs: &inputs, outputs: &[out], workspace: products })
+                product.prepare(gpu, &Operands { inputs: &inputs, outputs: &[out], workspace: products })
             })
         };
         let mut works = Vec::new();
@@ -114,7 +114,7 @@ impl CudaKernel for ScaledLinearCrossEntropy {
             }
         }
         works.push(chunks.sum(operands.outputs)?);
-        Ok(Work::all(works))
+        Ok(Work::sequence(works))
     }
 }
 
@@ -144,7 +144,7 @@ fn made(
     let written = made.iter().map(|&CudaTensor { ty, place }| CudaOutput { ty, place, accumulate: false });
     let outputs: Vec<_> = written.chain([*amax]).collect();
     let inputs: Vec<_> = [x].into_iter().chain(scale.copied()).collect();
-    works.push(cast.cast.ready(gpu, &Operands { inputs: &inputs, outputs: &outputs, workspace: &own })?);
+    works.push(cast.cast.prepare(gpu, &Operands { inputs: &inputs, outputs: &outputs, workspace: &own })?);
     amax.accumulate = true;
     Ok(made)
 }

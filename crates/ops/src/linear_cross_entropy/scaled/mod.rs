@@ -311,7 +311,8 @@ impl Registered for ScaledLinearCrossEntropy {
 }
 
 impl OnCard for ScaledLinearCrossEntropy {
-    const SOURCES: &'static [KernelSource] = &[Gemm::SOURCE, Gemm::PROMOTED_SOURCE, super::cuda::SOURCE];
+    const SOURCES: &'static [KernelSource] =
+        &[Gemm::FALLBACK_SOURCE, Gemm::BLOCK_SCALED_SOURCE, super::cuda::SOURCE];
 
     /// Several chunks of whole areas, and the last one cut; a prompt of an odd number of tokens.
     fn card_samples() -> Vec<Sample> {

@@ -1,4 +1,4 @@
-//! Small work of known result on a card: whether the compiler, cuBLASLt and cuDNN do there what they should.
+//! Self-tests of a GPU: small computations with known results by the compiler, cuBLASLt and cuDNN.
 
 use crate::error::CudaError;
 use crate::gemm::{Gemm, GemmOperands};
@@ -29,29 +29,30 @@ struct Double {
 const ONE: [u8; 2] = [0x80, 0x3F];
 
 impl Gpu {
-    /// Compiles a kernel, not one that was kept, and runs it.
+    /// Compiles a kernel, bypassing the cache, and runs it.
     ///
     /// # Errors
-    /// What failed, wrong numbers among it.
-    pub fn try_kernel(&self) -> Result<(), CudaError> {
+    /// The failed call, or a wrong result.
+    pub fn test_kernel(&self) -> Result<(), CudaError> {
         const N: usize = 1000;
         let stream = Stream::new(self.context())?;
-        let cubin = self.compiler().compile("trial.cu", SOURCE, self.info().arch, &[])?.cubin;
+        let cubin = self.compiler().compile("self_test.cu", SOURCE, self.info().arch, &[])?.cubin;
         let function = Module::load(self.context(), &cubin)?.function("twice")?;
         let numbers: Vec<u8> = (0..N).flat_map(|i| (i as f32).to_le_bytes()).collect();
         let x = memory(self, &numbers, &stream)?;
         let arguments = Double { x: x.pointer(), n: N as i32 };
-        // SAFETY: the kernel takes one `Double`, and writes the N numbers of `x`, which is kept until they are read.
+        // SAFETY: the kernel takes one `Double`, and writes the N numbers of `x`, which is kept until they
+        // are read.
         unsafe { function.launch(Launch::row(N.div_ceil(128) as u32, 128), &arguments, &stream)? };
         let found = floats(&x.all().read(&stream)?);
         check("the kernel", &found, |i| 2.0 * i as f32)
     }
 
-    /// Multiplies two matrices of ones in bf16 by cuBLASLt.
+    /// Multiplies two bf16 matrices of ones by cuBLASLt.
     ///
     /// # Errors
-    /// As [`Gpu::try_kernel`].
-    pub fn try_product(&self) -> Result<(), CudaError> {
+    /// The failed call, or a wrong result.
+    pub fn test_gemm(&self) -> Result<(), CudaError> {
         const M: usize = 64;
         const N: usize = 128;
         const K: usize = 256;
@@ -59,7 +60,7 @@ impl Gpu {
         let ones = memory(self, &ONE.repeat(M.max(N) * K), &stream)?;
         let d = DeviceMemory::new(self.context(), 4 * M * N)?;
         let workspace = DeviceMemory::new(self.context(), Gemm::WORKSPACE_BYTES)?;
-        // What was put in before must have run: choosing an algorithm runs the product in a stream of its own.
+        // The copies must have run: choosing an algorithm runs the GEMM on a stream of its own.
         stream.synchronize()?;
         let operands = GemmOperands {
             a: ones.pointer(),
@@ -70,15 +71,15 @@ impl Gpu {
             workspace: workspace.pointer(),
         };
         let gemm = Gemm::new([M, N, K], DType::BF16, [false, true], DType::F32);
-        gemm.ready(self, &operands)?.put(&stream)?;
-        check("cuBLASLt's product", &floats(&d.all().read(&stream)?), |_| K as f32)
+        gemm.prepare(self, &operands)?.enqueue(&stream)?;
+        check("cuBLASLt's GEMM", &floats(&d.all().read(&stream)?), |_| K as f32)
     }
 
-    /// Attention by cuDNN, forward and backward, over keys that are all alike and values of one.
+    /// Computes attention by cuDNN, forward and backward, with equal keys and with values of one.
     ///
     /// # Errors
-    /// As [`Gpu::try_kernel`]; also where cuDNN is missing or has no engine for this card.
-    pub fn try_attention(&self) -> Result<(), CudaError> {
+    /// The failed call, or a wrong result; also if cuDNN is missing or has no engine for this GPU.
+    pub fn test_attention(&self) -> Result<(), CudaError> {
         const TOKENS: usize = 64;
         const HEADS: usize = 2;
         const WIDTH: usize = 64;
@@ -91,23 +92,24 @@ impl Gpu {
             deterministic: false,
         };
         let stream = Stream::new(self.context())?;
-        // A row is queries, keys, values: the first two are zero, so that every key weighs alike.
+        // A row holds queries, keys, values. Zeros in the first two give every key the same weight.
         let row = [[0; 2 * 2 * HEADS * WIDTH].as_slice(), &ONE.repeat(HEADS * WIDTH)].concat();
         let qkv = memory(self, &row.repeat(TOKENS), &stream)?;
         let d_o = memory(self, &ONE.repeat(TOKENS * HEADS * WIDTH), &stream)?;
-        let room = |bytes: usize| DeviceMemory::new(self.context(), bytes);
-        let (o, lse) = (room(2 * TOKENS * HEADS * WIDTH)?, room(4 * TOKENS * HEADS)?);
-        let dqkv = room(2 * TOKENS * 3 * HEADS * WIDTH)?;
-        let workspace = room(sdpa.forward_bytes().max(sdpa.backward_bytes()))?;
+        let allocate = |bytes: usize| DeviceMemory::new(self.context(), bytes);
+        let (o, lse) = (allocate(2 * TOKENS * HEADS * WIDTH)?, allocate(4 * TOKENS * HEADS)?);
+        let dqkv = allocate(2 * TOKENS * 3 * HEADS * WIDTH)?;
+        let workspace = allocate(sdpa.forward_bytes().max(sdpa.backward_bytes()))?;
         let at = DeviceMemory::pointer;
-        // SAFETY: the places hold what these sizes ask for, as allocated above, and are kept until the numbers are read.
+        // SAFETY: the addresses are allocations of these sizes, made above and alive until the numbers are
+        // read.
         let forward = unsafe { sdpa.forward(self, at(&qkv), at(&o), at(&lse), at(&workspace))? };
         // SAFETY: as above.
         let backward =
             unsafe { sdpa.backward(self, at(&d_o), at(&qkv), at(&o), at(&lse), at(&dqkv), at(&workspace))? };
-        Work::all(vec![forward, backward]).put(&stream)?;
+        Work::sequence(vec![forward, backward]).enqueue(&stream)?;
         check("cuDNN's attention", &halves(&o.all().read(&stream)?), |_| 1.0)?;
-        // A value's gradient is the sum of the weights that it had: 1 / (i + 1) of each query i from its own on.
+        // The gradient of value i is the sum of its weights: 1 / (j + 1) for each query j >= i.
         let weights = |token: usize| (token..TOKENS).map(|i| 1.0 / (i + 1) as f32).sum::<f32>();
         check("cuDNN's attention backward", &halves(&dqkv.all().read(&stream)?), |i| {
             let (token, column) = (i / (3 * HEADS * WIDTH), i % (3 * HEADS * WIDTH));
@@ -126,18 +128,18 @@ fn floats(bytes: &[u8]) -> Vec<f32> {
     bytes.as_chunks::<4>().0.iter().map(|&b| f32::from_le_bytes(b)).collect()
 }
 
-/// bf16 as f32: its upper half.
+/// bf16 numbers as f32: they are its upper half.
 fn halves(bytes: &[u8]) -> Vec<f32> {
     bytes.as_chunks::<2>().0.iter().map(|&[low, high]| f32::from_le_bytes([0, 0, low, high])).collect()
 }
 
-/// An error where a number is off by more than bf16's rounding.
-fn check(call: &'static str, found: &[f32], expected: impl Fn(usize) -> f32) -> Result<(), CudaError> {
+/// Fails if a number differs by more than bf16's rounding.
+fn check(call: &'static str, found: &[f32], reference: impl Fn(usize) -> f32) -> Result<(), CudaError> {
     let off = |(i, &x): (usize, &f32)| {
-        let wanted = expected(i);
-        // Written so that what is no number is off.
-        let is_near = (x - wanted).abs() <= 0.02 * wanted.abs().max(1.0);
-        (!is_near).then(|| format!("element {i} is {x} instead of {wanted}"))
+        let expected = reference(i);
+        // This form also rejects NaN.
+        let is_near = (x - expected).abs() <= 0.02 * expected.abs().max(1.0);
+        (!is_near).then(|| format!("element {i} is {x} instead of {expected}"))
     };
     match found.iter().enumerate().find_map(off) {
         None => Ok(()),
@@ -150,13 +152,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn wrong_numbers_are_told_and_roundings_are_not() {
+    fn wrong_numbers_are_reported_and_rounding_is_not() {
         assert_eq!(floats(&2.5f32.to_le_bytes()), [2.5]);
         assert_eq!(halves(&ONE), [1.0]);
         assert_eq!(check("x", &[1.0, 2.01, 0.0], |i| [1.0, 2.0, 0.0][i]), Ok(()));
         for wrong in [f32::NAN, f32::INFINITY, 3.1, 0.0] {
-            let said = check("x", &[1.0, wrong], |i| [1.0, 3.0][i]).unwrap_err().to_string();
-            assert!(said.starts_with("x failed: element 1 is ") && said.ends_with(" instead of 3"), "{said}");
+            let message = check("x", &[1.0, wrong], |i| [1.0, 3.0][i]).unwrap_err().to_string();
+            assert!(
+                message.starts_with("x failed: element 1 is ") && message.ends_with(" instead of 3"),
+                "{message}"
+            );
         }
     }
 }

@@ -1,8 +1,10 @@
-//! The product of FP8 factors that have scales for every 128 along k, by a kernel of our own on Hopper's tensor cores: beside cuBLASLt's, whose
-//! wgrad under such scales reaches two thirds of the rate that it has with one scale a tensor.
+//! The GEMM of FP8 operands with a scale for every 128 elements along k: a kernel for Hopper's tensor cores.
+//!
+//! It is a candidate beside cuBLASLt, whose wgrad is slower with such scales than with one scale per tensor
+//! (`docs/decisions/block-scaled-gemm.md`).
 
 use super::{Gemm, GemmOperands};
-use crate::compiler::Arch;
+use crate::arch::Arch;
 use crate::context::Context;
 use crate::error::CudaError;
 use crate::ffi::driver as ffi;
@@ -14,7 +16,7 @@ use crate::stream::Stream;
 use std::ffi::c_void;
 use xtrain_tensor::{DType, Scaling, TILE};
 
-/// What of the kernel there is: formats of the factors, scales of B, type of D.
+/// The variants of the kernel: formats of the operands, scaling of B, type of D.
 const VARIANTS: [Defines; 12] = [
     &[("A_E5M2", 0), ("B_E5M2", 0), ("B_TILES", 0), ("OUT_F32", 0)],
     &[("A_E5M2", 0), ("B_E5M2", 0), ("B_TILES", 0), ("OUT_F32", 1)],
@@ -34,23 +36,23 @@ pub(super) const SOURCE: KernelSource = KernelSource {
     headers: &[TENSOR_CORES],
     archs: &[Arch::SM90],
     variants: &VARIANTS,
-    ..KernelSource::new("gemm/promoted.cu", include_str!("promoted.cu"))
+    ..KernelSource::new("gemm/block_scaled.cu", include_str!("block_scaled.cu"))
 };
 
-/// Rows of a block's tile, and columns; columns of a cluster's.
-const HIGH: usize = 256;
-const WIDE: usize = 128;
+/// Rows and columns of a block's tile; blocks of a cluster, side by side.
+const TILE_M: usize = 256;
+const TILE_N: usize = 128;
 const CLUSTER: usize = 2;
 
 const THREADS: u32 = 384;
 const STAGES: usize = 4;
-/// Factors and scales of a stage, its two barriers, and what aligning all of it takes.
-const SHARED_BYTES: usize = STAGES * ((HIGH + WIDE) * (TILE + size_of::<f32>()) + 16) + 1024;
+/// Operands, scales and the two barriers of all stages, and padding for alignment.
+const SHARED_BYTES: usize = STAGES * ((TILE_M + TILE_N) * (TILE + size_of::<f32>()) + 16) + 1024;
 
-/// Rows of B that are fetched in an order of their own.
+/// Rows of B that one fetch permutes among themselves.
 const ROWS: usize = 16;
 
-/// Multiples that sizes and rows in memory must be of, for what copies and writes 16 bytes at a time.
+/// Sizes and strides must be multiples of these: copies and stores move 16 bytes at a time.
 const SIZES: usize = 16;
 const D_ROWS: usize = 4;
 
@@ -68,28 +70,29 @@ struct Arguments {
     /// Blocks of 128 along k.
     blocks: u32,
     b_across: u32,
-    /// Clusters' tiles.
+    /// Tiles of clusters along m and n.
     down: u32,
     across: u32,
     accumulate: u32,
     padding: u32,
 }
 
-/// The product, ready for a stream.
-pub(super) struct Promoted {
+/// The GEMM with its kernel and operands.
+pub(super) struct BlockScaledGemm {
     function: Function,
     launch: Launch,
     arguments: Arguments,
 }
 
-impl Promoted {
-    /// None where the kernel does not take the product or its operands, or is not for this card.
+impl BlockScaledGemm {
+    /// The GEMM; None if the kernel does not support the GEMM, its operands or this GPU.
     pub(super) fn new(
         gpu: &Gpu,
         gemm: &Gemm,
         operands: &GemmOperands,
-    ) -> Result<Option<Promoted>, CudaError> {
-        let (Some(scales), true) = (operands.scales, gpu.info().arch == Arch::SM90 && takes(gemm, operands))
+    ) -> Result<Option<BlockScaledGemm>, CudaError> {
+        let (Some(scales), true) =
+            (operands.scales, gpu.info().arch == Arch::SM90 && supports(gemm, operands))
         else {
             return Ok(None);
         };
@@ -102,9 +105,9 @@ impl Promoted {
             ("B_TILES", is(b_tiles)),
             ("OUT_F32", is(gemm.d == DType::F32)),
         ];
-        let function = gpu.function(&SOURCE, &defines, "gemm_promoted")?;
+        let function = gpu.function(&SOURCE, &defines, "gemm_block_scaled")?;
         function.allow_shared(SHARED_BYTES as u32)?;
-        let (down, across) = (m.div_ceil(HIGH), n.div_ceil(CLUSTER * WIDE));
+        let (down, across) = (m.div_ceil(TILE_M), n.div_ceil(CLUSTER * TILE_N));
         let arguments = Arguments {
             a: rows(gpu.context(), operands.a, [m, k], gemm.a.stride)?,
             b: rows_by_sixteen(gpu.context(), operands.b, [n, k], gemm.b.stride)?,
@@ -124,19 +127,20 @@ impl Promoted {
         let clusters = (down * across).min(gpu.info().multiprocessors as usize / CLUSTER).max(1);
         let row = Launch::row((clusters * CLUSTER) as u32, THREADS).shared(SHARED_BYTES as u32);
         let launch = Launch { cluster: [CLUSTER as u32, 1, 1], ..row };
-        Ok(Some(Promoted { function, launch, arguments }))
+        Ok(Some(BlockScaledGemm { function, launch, arguments }))
     }
 
-    /// Puts the product into `stream`.
-    pub(super) fn put(&self, stream: &Stream) -> Result<(), CudaError> {
-        // SAFETY: the kernel takes one `Arguments`, of the formats and types that it was compiled for; the operands are as large as the product
-        // says, are aligned as `takes` asks, and keep their places, as whoever named them promises.
+    /// Enqueues the GEMM on `stream`.
+    pub(super) fn enqueue(&self, stream: &Stream) -> Result<(), CudaError> {
+        // SAFETY: the kernel takes one `Arguments`, of the formats and types that it was compiled for; the
+        // operands are as large as the GEMM says, are aligned as `supports` requires, and keep their
+        // addresses, as the caller that named them promises.
         unsafe { self.function.launch(self.launch, &self.arguments, stream) }
     }
 }
 
-/// Whether the kernel takes such a product of operands at such places.
-fn takes(gemm: &Gemm, operands: &GemmOperands) -> bool {
+/// True if the kernel supports the GEMM with operands at these addresses.
+fn supports(gemm: &Gemm, operands: &GemmOperands) -> bool {
     let Gemm { m, n, k, a, b, d, d_stride, accumulate, fast_accumulation } = *gemm;
     let scaled =
         a.scaling == Some(Scaling::Tile) && matches!(b.scaling, Some(Scaling::Tile | Scaling::Block));
@@ -144,7 +148,7 @@ fn takes(gemm: &Gemm, operands: &GemmOperands) -> bool {
     let sized = [m, n, k, a.stride, b.stride].iter().all(|size| size.is_multiple_of(SIZES))
         && d_stride.is_multiple_of(D_ROWS)
         && [m, n, k].iter().all(|&size| size <= i32::MAX as usize);
-    // What is added to is f32.
+    // Only an f32 result can be added to.
     let written = d == DType::F32 || d == DType::BF16 && !accumulate;
     let places =
         [operands.a, operands.b, operands.d].into_iter().chain(operands.scales.into_iter().flatten());
@@ -152,18 +156,19 @@ fn takes(gemm: &Gemm, operands: &GemmOperands) -> bool {
     scaled && stored && sized && written && aligned && operands.bias.is_none() && !fast_accumulation
 }
 
-/// What the copy engine is told of a matrix: boxes of 128 rows by 128 columns, zeros outside.
+/// The copy engine's map of a matrix: boxes of 128 rows by 128 columns, with zeros outside the matrix.
 fn rows(
     context: &Context,
     at: DevicePtr,
     [rows, cols]: [usize; 2],
     stride: usize,
 ) -> Result<ffi::CuTensorMap, CudaError> {
-    tensor_map(context, at, &[cols, rows], &[stride], &[TILE, HIGH / CLUSTER])
+    tensor_map(context, at, &[cols, rows], &[stride], &[TILE, TILE_M / CLUSTER])
 }
 
-/// The same, rows within each sixteen in another order: the kernel has sums of columns 8 i + 2 t and one beside it, i of two neighbours, in one
-/// thread t of four, where columns 4 t to 4 t + 3 are wanted. So row 8 i + 2 t + e of a box is row 4 t + 2 i + e in memory.
+/// The copy engine's map of B, which permutes each 16 rows. In the kernel a thread t of four holds sums of
+/// columns 8 i + 2 t and 8 i + 2 t + 1, for two neighbouring i; it needs columns 4 t to 4 t + 3. So row 8 i +
+/// 2 t + e of a box is row 4 t + 2 i + e in memory.
 fn rows_by_sixteen(
     context: &Context,
     at: DevicePtr,
@@ -172,10 +177,11 @@ fn rows_by_sixteen(
 ) -> Result<ffi::CuTensorMap, CudaError> {
     let extents = [cols, 2, 4, 2, rows / ROWS];
     let strides = [stride, 4 * stride, 2 * stride, ROWS * stride];
-    tensor_map(context, at, &extents, &strides, &[TILE, 2, 4, 2, WIDE / ROWS])
+    tensor_map(context, at, &extents, &strides, &[TILE, 2, 4, 2, TILE_N / ROWS])
 }
 
-/// A tensor of bytes: its extents, from the one whose elements are neighbours on, and from one to the next along each of the others.
+/// The map of a tensor of bytes. Extents begin with the contiguous dimension; strides are those of the other
+/// dimensions.
 fn tensor_map(
     context: &Context,
     at: DevicePtr,
@@ -188,7 +194,8 @@ fn tensor_map(
     let (extents, strides, steps) = (wide(extents), wide(strides), vec![1u32; boxed.len()]);
     let mut map = ffi::CuTensorMap { words: [0; 16] };
     context.enter()?;
-    // SAFETY: writes one map; reads as many numbers as the rank says, one less of strides. The address is only noted.
+    // SAFETY: writes one map; reads as many numbers as the rank says, one less of strides. The address is not
+    // dereferenced.
     let status = unsafe {
         (context.driver().cuTensorMapEncodeTiled)(
             &mut map,

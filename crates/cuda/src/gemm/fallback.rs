@@ -1,4 +1,4 @@
-//! The product where cuBLASLt has no algorithm for it.
+//! The fallback GEMM: a slow kernel for any shape, used if cuBLASLt has no algorithm.
 
 use super::{Gemm, GemmOperands};
 use crate::error::CudaError;
@@ -9,7 +9,7 @@ use crate::module::Launch;
 use crate::source::KernelSource;
 use xtrain_tensor::DType;
 
-pub(super) const SOURCE: KernelSource = KernelSource::new("gemm/kernel.cu", include_str!("kernel.cu"));
+pub(super) const SOURCE: KernelSource = KernelSource::new("gemm/fallback.cu", include_str!("fallback.cu"));
 
 const TILE: usize = 64;
 const THREADS: u32 = 256;
@@ -20,12 +20,12 @@ struct Arguments {
     a: DevicePtr,
     b: DevicePtr,
     d: DevicePtr,
-    /// Zero without one.
+    /// Null if there is no bias.
     bias: DevicePtr,
     m: u64,
     n: u64,
     k: u64,
-    /// From one row, and from one column, to the next, in elements.
+    /// Strides of rows and columns, in elements.
     a_row: u64,
     a_column: u64,
     b_row: u64,
@@ -34,12 +34,12 @@ struct Arguments {
     accumulate: u32,
 }
 
-pub(super) fn ready(gpu: &Gpu, gemm: &Gemm, operands: &GemmOperands) -> Result<Work, CudaError> {
+pub(super) fn prepare(gpu: &Gpu, gemm: &Gemm, operands: &GemmOperands) -> Result<Work, CudaError> {
     let name = match (gemm.a.dtype, gemm.b.dtype, gemm.d) {
         (DType::F32, DType::F32, DType::F32) => "gemm_f32_f32",
         (DType::BF16, DType::BF16, DType::F32) => "gemm_bf16_f32",
         (DType::BF16, DType::BF16, DType::BF16) => "gemm_bf16_bf16",
-        (a, b, d) => panic!("products on a card are of f32, or of bf16, not {d} of {a} and {b}"),
+        (a, b, d) => panic!("the fallback GEMM supports f32 and bf16, not {a} and {b} to {d}"),
     };
     let function = gpu.function(&SOURCE, &[], name)?;
     let steps = |transposed: bool, stride: usize| match transposed {
@@ -65,9 +65,9 @@ pub(super) fn ready(gpu: &Gpu, gemm: &Gemm, operands: &GemmOperands) -> Result<W
     };
     let blocks = gemm.m.div_ceil(TILE) * gemm.n.div_ceil(TILE);
     if blocks == 0 {
-        return Ok(Work::all(Vec::new()));
+        return Ok(Work::sequence(Vec::new()));
     }
-    // SAFETY: the kernel takes one `Arguments`, for the types that its name says; the operands are as large as the product says and keep
-    // their places, as whoever named them promises.
+    // SAFETY: the kernel takes one `Arguments`, for the types that its name says; the operands are as large
+    // as the GEMM says and keep their addresses, as the caller that named them promises.
     Ok(unsafe { Work::launch(function, Launch::row(blocks as u32, THREADS), arguments) })
 }

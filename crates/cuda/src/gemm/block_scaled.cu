@@ -1,0 +1,289 @@
+// D[m, n] (+)= A[m, k] B[n, k]^T of FP8 numbers with a scale for every 128 elements along k. Hopper's tensor
+// cores compute sums of 128 products with 14 bits, which are then scaled and added up in f32 registers
+// (DeepSeek-V3, arXiv 2412.19437, section 3.5.2).
+//
+// Two blocks form a cluster, side by side along n. Each computes TILE_M x TILE_N of D. Both read the same
+// rows of A: each fetches one half and multicasts it to both. One warp of a block drives the copy engine,
+// which fills STAGES of shared memory and runs ahead into the next tile while this one is stored. Two groups
+// of four warps multiply. Each computes TILE_M / 2 rows, 64 at a time; while one scales its sums, the other
+// keeps the tensor cores busy. Rows of B are fetched in a permuted order: the four columns of which a thread
+// has sums in two neighbouring groups of eight are neighbours in D, so that column scales are read and
+// results are written four at a time.
+//
+// A's scales are [ceil(k / 128), m]. Macros: A_E5M2 and B_E5M2 (formats), B_TILES (B's scales are [ceil(k /
+// 128), n], else [ceil(n / 128), b_across]), OUT_F32 (else D is bf16 and not added to).
+
+// The copy engine's map of a matrix in memory.
+struct alignas(64) TensorMap {
+    u64 words[16];
+};
+
+struct Arguments {
+    TensorMap a;
+    TensorMap b;
+    const float* a_scale;
+    const float* b_scale;
+    void* d;
+    // Stride of D's rows, in elements.
+    u64 d_row;
+    u32 m, n;
+    // Blocks of 128 along k.
+    u32 blocks;
+    u32 b_across;
+    // Tiles of clusters along m and n.
+    u32 down, across;
+    u32 accumulate;
+    u32 padding;
+};
+
+constexpr int TILE_M = 256, TILE_N = 128, TILE_K = 128, STAGES = 4, GROUP = 128, THREADS = 3 * GROUP, CLUSTER = 2;
+// Rows of tiles in a band. Concurrent clusters work within a band, so that they fetch much the same data.
+constexpr u32 BAND = 8;
+constexpr u32 A_BYTES = TILE_M * TILE_K, B_BYTES = TILE_N * TILE_K;
+
+// Offsets in shared memory. A stage's scales are A's, then B's.
+constexpr u32 A_OFFSET = 0, B_OFFSET = A_OFFSET + STAGES * A_BYTES, SCALES_OFFSET = B_OFFSET + STAGES * B_BYTES, SCALES_BYTES = 4 * (TILE_M + TILE_N);
+// Barriers: a stage is full, or empty again in both blocks.
+constexpr u32 FULL_OFFSET = SCALES_OFFSET + STAGES * SCALES_BYTES, EMPTY_OFFSET = FULL_OFFSET + 8 * STAGES;
+
+__device__ __forceinline__ void init_barrier(u32 barrier, u32 arrivals) {
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
+}
+
+__device__ __forceinline__ void wait(u32 barrier, u32 parity) {
+    asm volatile(
+        "{\n.reg .pred done;\nagain:\nmbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n@!done bra again;\n}" ::"r"(barrier), "r"(parity)
+        : "memory");
+}
+
+// Arrives, and makes the barrier wait for so many bytes too.
+__device__ __forceinline__ void arrive_expect(u32 barrier, u32 bytes) {
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
+}
+
+// Arrives at the same barrier of the block with this rank in the cluster.
+__device__ __forceinline__ void arrive(u32 barrier, u32 rank) {
+    asm volatile("{\n.reg .b32 there;\nmapa.shared::cluster.u32 there, %0, %1;\nmbarrier.arrive.shared::cluster.b64 _, [there];\n}" ::"r"(barrier),
+                 "r"(rank)
+                 : "memory");
+}
+
+__device__ __forceinline__ void sync_cluster() {
+    asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
+}
+
+// Fetches 128 rows of A, from this one on, into both blocks.
+__device__ __forceinline__ void fetch_a(u32 to, const TensorMap& map, u32 column, u32 row, u32 barrier) {
+    asm volatile(
+        "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%0], [%1, {%2, %3}], [%4], %5;" ::"r"(to),
+        "l"(&map), "r"(column), "r"(row), "r"(barrier), "h"((u16)((1 << CLUSTER) - 1))
+        : "memory");
+}
+
+// Fetches 128 rows of B, from this group of sixteen on.
+__device__ __forceinline__ void fetch_b(u32 to, const TensorMap& map, u32 column, u32 sixteen, u32 barrier) {
+    asm volatile(
+        "cp.async.bulk.tensor.5d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %3, %3, %4}], [%5];" ::"r"(to), "l"(&map),
+        "r"(column), "r"(0), "r"(sixteen), "r"(barrier)
+        : "memory");
+}
+
+__device__ __forceinline__ void fetch_scales(u32 to, const float* from, u32 bytes, u32 barrier) {
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to), "l"(from), "r"(bytes),
+                 "r"(barrier)
+                 : "memory");
+}
+
+// The tensor cores' descriptor of a matrix in shared memory: rows of 128 bytes, in which 16-byte pieces are
+// permuted within each eight rows (1024 bytes).
+__device__ __forceinline__ u64 matrix(u32 address) {
+    u64 found;
+    asm("mov.b64 %0, {%1, %2};" : "=l"(found) : "r"((address & 0x3ffffu) >> 4 | 1 << 16), "r"(1 << 30 | 1024 >> 4));
+    return found;
+}
+
+__device__ __forceinline__ float load_shared(u32 address) {
+    float x;
+    asm volatile("ld.shared.f32 %0, [%1];" : "=f"(x) : "r"(address));
+    return x;
+}
+__device__ __forceinline__ void load_shared(u32 address, float* x) {
+    asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];" : "=f"(x[0]), "=f"(x[1]), "=f"(x[2]), "=f"(x[3]) : "r"(address));
+}
+
+#define FOUR(x, i) "+f"(x[i]), "+f"(x[i + 1]), "+f"(x[i + 2]), "+f"(x[i + 3])
+#define SIXTEEN(x, i) FOUR(x, i), FOUR(x, i + 4), FOUR(x, i + 8), FOUR(x, i + 12)
+#if A_E5M2
+#define A_NAME "e5m2"
+#else
+#define A_NAME "e4m3"
+#endif
+#if B_E5M2
+#define B_NAME "e5m2"
+#else
+#define B_NAME "e4m3"
+#endif
+
+// sum (+)= 64 rows of A times TILE_N rows of B over 32 columns. With g = lane / 4 and t = lane % 4, a thread
+// of warp w holds sums of rows 16 w + g (elements 4 i, 4 i + 1) and 16 w + g + 8 (4 i + 2, 4 i + 3), columns
+// 8 i + 2 t and 8 i + 2 t + 1.
+__device__ __forceinline__ void multiply(float (&sum)[64], u64 a, u64 b, bool add) {
+    asm volatile(
+        "{\n.reg .pred add;\nsetp.ne.b32 add, %66, 0;\n"
+        "wgmma.mma_async.sync.aligned.m64n128k32.f32." A_NAME "." B_NAME " "
+        "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
+        "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
+        "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
+        "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}, "
+        "%64, %65, add, 1, 1;\n}"
+        : SIXTEEN(sum, 0), SIXTEEN(sum, 16), SIXTEEN(sum, 32), SIXTEEN(sum, 48)
+        : "l"(a), "l"(b), "r"((u32)add));
+}
+
+// The tile of a cluster: bands of BAND rows of tiles in sequence, column by column within a band.
+__device__ __forceinline__ void tile_origin(const Arguments& args, u32 tile, u32& row, u32& column) {
+    u32 first = tile / (BAND * args.across) * BAND, in_band = tile % (BAND * args.across), high = min(BAND, args.down - first);
+    row = (first + in_band % high) * TILE_M;
+    column = in_band / high * (CLUSTER * TILE_N);
+}
+
+// Drives the copy engine, which fills stage after stage.
+__device__ __forceinline__ void fetch(const Arguments& args, u32 shared, u32 rank, u32 clusters) {
+    u32 iteration = 0;
+    for (u32 tile = blockIdx.x / CLUSTER; tile < args.down * args.across; tile += clusters) {
+        u32 row, column;
+        tile_origin(args, tile, row, column);
+        column += rank * TILE_N;
+        // Rows and columns without scales are not stored either.
+        u32 a_bytes = 4 * min((u32)TILE_M, args.m - row);
+        u32 b_bytes = B_TILES && column < args.n ? 4 * min((u32)TILE_N, args.n - column) : 0;
+        for (u32 block = 0; block < args.blocks; block++, iteration++) {
+            u32 stage = iteration % STAGES, full = shared + FULL_OFFSET + 8 * stage, scales = shared + SCALES_OFFSET + stage * SCALES_BYTES;
+            wait(shared + EMPTY_OFFSET + 8 * stage, iteration / STAGES % 2 ^ 1);
+            arrive_expect(full, A_BYTES + B_BYTES + a_bytes + b_bytes);
+            u32 half = rank * (TILE_M / CLUSTER);
+            fetch_a(shared + A_OFFSET + stage * A_BYTES + half * TILE_K, args.a, block * TILE_K, row + half, full);
+            fetch_b(shared + B_OFFSET + stage * B_BYTES, args.b, block * TILE_K, column / 16, full);
+            fetch_scales(scales, args.a_scale + (u64)block * args.m + row, a_bytes, full);
+            if (b_bytes != 0) fetch_scales(scales + 4 * TILE_M, args.b_scale + (u64)block * args.n + column, b_bytes, full);
+        }
+    }
+}
+
+// Stores four neighbours of a row of D.
+__device__ __forceinline__ void store_four(const Arguments& args, u64 index, const float* x) {
+    if constexpr (OUT_F32) {
+        float* d = (float*)args.d + index;
+        // The memory system adds, so the thread waits for no read. No other thread adds to these elements.
+        if (args.accumulate)
+            asm volatile("red.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(d), "f"(x[0]), "f"(x[1]), "f"(x[2]), "f"(x[3]) : "memory");
+        else
+            store<4>(d, x);
+    } else {
+        store<4>((bf16*)args.d + index, x);
+    }
+}
+
+// Multiplies stage after stage. FIRST is the first row of the group.
+template <u32 FIRST> __device__ __forceinline__ void compute(const Arguments& args, u32 shared, u32 rank, u32 clusters) {
+    u32 lane = threadIdx.x % 32, row_in_tile = threadIdx.x % GROUP / 32 * 16 + lane / 4, column_in_tile = 4 * (lane % 4);
+    u32 rows_scales = shared + SCALES_OFFSET + 4 * (FIRST + row_in_tile), columns_scales = shared + SCALES_OFFSET + 4 * (TILE_M + column_in_tile);
+    u32 iteration = 0;
+    for (u32 tile = blockIdx.x / CLUSTER; tile < args.down * args.across; tile += clusters) {
+        u32 row, column;
+        const float* b_scale = nullptr;
+        float block_scale = 1.0f;
+        if constexpr (!B_TILES) {
+            tile_origin(args, tile, row, column);
+            b_scale = args.b_scale + (u64)min(column + rank * TILE_N, args.n - 1) / TILE_N * args.b_across;
+            block_scale = __ldg(b_scale);
+        }
+        float total[2][64];
+#pragma unroll
+        for (int i = 0; i < 128; i++) total[i / 64][i % 64] = 0.0f;
+        for (u32 block = 0; block < args.blocks; block++, iteration++) {
+            u32 stage = iteration % STAGES;
+            float next_block_scale = 1.0f;
+            // Loaded one block ahead.
+            if constexpr (!B_TILES) next_block_scale = __ldg(b_scale + min(block + 1, args.blocks - 1));
+            wait(shared + FULL_OFFSET + 8 * stage, iteration / STAGES % 2);
+            u64 a = matrix(shared + A_OFFSET + FIRST * TILE_K + stage * A_BYTES), b = matrix(shared + B_OFFSET + stage * B_BYTES);
+            float column_scales[32];
+#pragma unroll
+            for (int half = 0; half < 2; half++) {
+                float sum[64];
+                asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+#pragma unroll
+                for (int k = 0; k < TILE_K / 32; k++) multiply(sum, a + half * (64 * TILE_K >> 4) + k * (32 >> 4), b + k * (32 >> 4), k > 0);
+                asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+                u32 stage_offset = stage * SCALES_BYTES;
+                float upper = load_shared(rows_scales + stage_offset + 256 * half) * block_scale;
+                float lower = load_shared(rows_scales + stage_offset + 256 * half + 32) * block_scale;
+                if (B_TILES && half == 0) {
+#pragma unroll
+                    for (int pair = 0; pair < 8; pair++) load_shared(columns_scales + stage_offset + 64 * pair, column_scales + 4 * pair);
+                }
+                asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
+#pragma unroll
+                for (int i = 0; i < 64; i++) asm volatile("" : "+f"(sum[i])::"memory");
+                if (half == 1) {
+                    // The stage is no longer read. Copies fill both blocks, so both must know.
+                    __syncwarp();
+                    if (lane < CLUSTER) arrive(shared + EMPTY_OFFSET + 8 * stage, lane);
+                }
+#pragma unroll
+                for (int n = 0; n < 64; n++) {
+                    // The order matters: products of scales would occupy more registers.
+                    float x = B_TILES ? sum[n] * column_scales[n / 4 * 2 + n % 2] : sum[n];
+                    total[half][n] = fmaf(x, n % 4 < 2 ? upper : lower, total[half][n]);
+                }
+            }
+            block_scale = next_block_scale;
+        }
+        tile_origin(args, tile, row, column);
+        column += rank * TILE_N;
+#pragma unroll
+        for (int half = 0; half < 2; half++)
+#pragma unroll
+            for (int lower = 0; lower < 2; lower++) {
+                u32 to = row + FIRST + row_in_tile + 64 * half + 8 * lower;
+                if (to >= args.m) continue;
+                u64 index = to * args.d_row + column + column_in_tile;
+#pragma unroll
+                for (int pair = 0; pair < 8; pair++) {
+                    const float* x = total[half] + 8 * pair + 2 * lower;
+                    float four[4] = {x[0], x[1], x[4], x[5]};
+                    if (column + 16 * pair < args.n) store_four(args, index + 16 * pair, four);
+                }
+            }
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, 1) gemm_block_scaled(const __grid_constant__ Arguments args) {
+    extern __shared__ u8 space[];
+    // The permutation of pieces depends on addresses, so stages begin at multiples of 1024.
+    u32 shared = (shared_address(space) + 1023) / 1024 * 1024;
+    u32 rank, clusters = gridDim.x / CLUSTER;
+    asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+    if (threadIdx.x == 0) {
+        for (int stage = 0; stage < STAGES; stage++) {
+            init_barrier(shared + FULL_OFFSET + 8 * stage, 1);
+            // Every multiplying warp of both blocks arrives.
+            init_barrier(shared + EMPTY_OFFSET + 8 * stage, CLUSTER * 2 * GROUP / 32);
+        }
+        asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+    }
+    sync_cluster();
+    // Moves registers from the fetching warps to the multiplying ones.
+    if (threadIdx.x < GROUP) {
+        asm volatile("setmaxnreg.dec.sync.aligned.u32 24;");
+        if (threadIdx.x == 0) fetch(args, shared, rank, clusters);
+        __syncwarp();
+    } else {
+        asm volatile("setmaxnreg.inc.sync.aligned.u32 240;");
+        if (threadIdx.x < 2 * GROUP) compute<0>(args, shared, rank, clusters);
+        else compute<TILE_M / 2>(args, shared, rank, clusters);
+    }
+    // The other block may still arrive at this block's barriers.
+    sync_cluster();
+}

@@ -1,0 +1,36 @@
+//! Programs that an engine has loaded, and the parts in which they run.
+
+use xtrain_program::Phase;
+
+/// A program that an engine has loaded.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct ProgramId(pub(crate) usize);
+
+/// The part of a program that one call runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Part {
+    /// The whole program: an optimizer step with a single micro-step, or a program without an update.
+    Whole,
+    /// The first of several micro-steps.
+    First,
+    /// A micro-step after the first.
+    Next,
+    /// The update after the last micro-step.
+    Update,
+}
+
+impl Part {
+    /// True if the part contains the instances of `phase`.
+    pub fn includes(self, phase: Phase) -> bool {
+        match self {
+            Part::Whole => true,
+            Part::First | Part::Next => phase == Phase::Micro,
+            Part::Update => phase == Phase::Update,
+        }
+    }
+
+    /// True if values that accumulate over micro-steps are overwritten instead of added to.
+    pub fn is_first(self) -> bool {
+        matches!(self, Part::Whole | Part::First)
+    }
+}

@@ -44,7 +44,7 @@ NEEDS = {
 }
 # The share of tests in a sample: on the main architecture, and on each other one.
 SHARES = {
-    "cuda/card products_": 0.25,
+    "cuda/card gemms_equal_": 0.25,
     "train/card (reference_segments_change_no_bit|what_a_run_left_in_bf16)": 0.4,
     "train/fp8 (a_kept_input_of_swiglu|an_output_of_attention_that_is_kept)": 0.5,
     "": 1.0,

@@ -95,7 +95,7 @@ impl Gpu {
         let mut works = Vec::new();
         for candidate in candidates {
             let Some(work) = (candidate.prepare)(WorkPurpose::Timing)? else { continue };
-            match timing::runs(self.context(), |stream| work.enqueue(stream))? {
+            match timing::try_run(self.context(), |stream| work.enqueue(stream))? {
                 None => works.push((candidate.name, work)),
                 Some(why) => tracing::debug!("{}: {} is refused: {why}", task.text, candidate.name),
             }

@@ -78,7 +78,7 @@ impl Device {
         let mut count = 0;
         // SAFETY: writes one integer.
         check(driver, "cuDeviceGetCount", unsafe { (driver.cuDeviceGetCount)(&mut count) })?;
-        (0..count).map(|ordinal| Device::of(driver, ordinal)).collect()
+        (0..count).map(|ordinal| Device::from_ordinal(driver, ordinal)).collect()
     }
 
     /// The GPU of this index.
@@ -86,7 +86,7 @@ impl Device {
         Device::all()?.get(ordinal).copied().ok_or(CudaError::NoDevice)
     }
 
-    fn of(driver: &Driver, ordinal: c_int) -> Result<Device, CudaError> {
+    fn from_ordinal(driver: &Driver, ordinal: c_int) -> Result<Device, CudaError> {
         let mut handle = 0;
         // SAFETY: writes one integer; the driver checks the ordinal.
         check(driver, "cuDeviceGet", unsafe { (driver.cuDeviceGet)(&mut handle, ordinal) })?;

@@ -54,7 +54,7 @@ impl GrowingMemory {
     /// # Panics
     /// If the range ends after the backed bytes.
     pub fn span(&self, range: Range<usize>) -> DeviceSpan<'_> {
-        DeviceSpan::of(&self.context, self.pointer, self.bytes, range)
+        DeviceSpan::new(&self.context, self.pointer, self.bytes, range)
     }
 
     /// The number of backed bytes.

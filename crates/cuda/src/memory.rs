@@ -59,7 +59,7 @@ impl DeviceMemory {
     /// # Panics
     /// If the range ends after the allocation.
     pub fn span(&self, range: Range<usize>) -> DeviceSpan<'_> {
-        DeviceSpan::of(&self.context, self.pointer, self.bytes, range)
+        DeviceSpan::new(&self.context, self.pointer, self.bytes, range)
     }
 
     /// All bytes.
@@ -78,7 +78,7 @@ pub struct DeviceSpan<'a> {
 
 impl<'a> DeviceSpan<'a> {
     /// The bytes `range` of an allocation that begins at `pointer` and has `held` bytes.
-    pub(crate) fn of(
+    pub(crate) fn new(
         context: &'a Context,
         pointer: CuDevicePtr,
         held: usize,

@@ -4,7 +4,9 @@
 //! Shapes are B, H, S, D: sequences, heads, tokens of a sequence, head width. Queries, keys and values are
 //! columns of one matrix whose rows are tokens: h query heads, k key heads, k value heads.
 
-use crate::dnn::{Direction, Four, GraphBuilder, GraphPlan, INDEX, Pointwise, Reduce, TRUTH, Tensor, packed};
+use crate::dnn::{
+    BOOLEAN_TYPE, Dims, Direction, GraphBuilder, GraphPlan, INDEX_TYPE, Pointwise, Reduce, Tensor, packed,
+};
 use crate::error::CudaError;
 use crate::ffi::cudnn::{DATA_BFLOAT16, DATA_FLOAT};
 use crate::gpu::Gpu;
@@ -92,33 +94,33 @@ impl Sdpa {
         workspace: DevicePtr,
     ) -> Result<Work, CudaError> {
         let plan = gpu.graph_plan(self.key("attention"), Direction::Forward, |g| self.forward_plan(g))?;
-        let [q, k, v] = self.places(qkv);
-        let placed = plan.placed(&[q, k, v, o, lse], workspace)?;
-        Ok(Work::new(move |stream| placed.enqueue(stream)))
+        let [q, k, v] = self.addresses(qkv);
+        let bound = plan.bind(&[q, k, v, o, lse], workspace)?;
+        Ok(Work::new(move |stream| bound.enqueue(stream)))
     }
 
     /// The graph of the forward, over the first five addresses.
     fn forward_plan(&self, mut g: GraphBuilder) -> Result<GraphPlan, CudaError> {
         let h = self.layout();
-        let q = g.at(DATA_BFLOAT16, h.wide, h.row_strides, Q)?;
-        let k = g.at(DATA_BFLOAT16, h.keys, h.key_strides, K)?;
+        let q = g.in_memory(DATA_BFLOAT16, h.query_dims, h.token_strides, Q)?;
+        let k = g.in_memory(DATA_BFLOAT16, h.transposed_key_dims, h.transposed_key_strides, K)?;
         let masked = self.masked_scores(&mut g, q, k)?;
-        let largest = g.passing(DATA_FLOAT, h.rows)?;
+        let largest = g.intermediate(DATA_FLOAT, h.row_dims)?;
         g.reduce(Reduce::Max, masked, largest)?;
-        let shifted = g.passing(DATA_FLOAT, h.scores)?;
+        let shifted = g.intermediate(DATA_FLOAT, h.score_dims)?;
         g.pointwise(Pointwise::Sub, masked, Some(largest), shifted)?;
-        let exponentials = g.passing(DATA_FLOAT, h.scores)?;
+        let exponentials = g.intermediate(DATA_FLOAT, h.score_dims)?;
         g.pointwise(Pointwise::Exp, shifted, None, exponentials)?;
-        let sums = g.passing(DATA_FLOAT, h.rows)?;
+        let sums = g.intermediate(DATA_FLOAT, h.row_dims)?;
         g.reduce(Reduce::Add, exponentials, sums)?;
-        let logarithms = g.passing(DATA_FLOAT, h.rows)?;
+        let logarithms = g.intermediate(DATA_FLOAT, h.row_dims)?;
         g.pointwise(Pointwise::Log, sums, None, logarithms)?;
-        let lse = g.at(DATA_FLOAT, h.rows, packed(h.rows), LSE)?;
+        let lse = g.in_memory(DATA_FLOAT, h.row_dims, packed(h.row_dims), LSE)?;
         g.pointwise(Pointwise::Add, largest, Some(logarithms), lse)?;
-        let probabilities = g.passing(DATA_BFLOAT16, h.scores)?;
+        let probabilities = g.intermediate(DATA_BFLOAT16, h.score_dims)?;
         g.pointwise(Pointwise::Div, exponentials, Some(sums), probabilities)?;
-        let v = g.at(DATA_BFLOAT16, h.narrow, h.row_strides, V)?;
-        let o = g.at(DATA_BFLOAT16, h.wide, h.out_strides, O)?;
+        let v = g.in_memory(DATA_BFLOAT16, h.key_dims, h.token_strides, V)?;
+        let o = g.in_memory(DATA_BFLOAT16, h.query_dims, h.output_strides, O)?;
         g.matmul(probabilities, v, o)?;
         g.plan(self.forward_bytes(), true)
     }
@@ -146,67 +148,67 @@ impl Sdpa {
         let engine_at = dq_at.offset(self.dq_bytes());
         let plan =
             gpu.graph_plan(self.key("attention backward"), Direction::Backward, |g| self.backward_plan(g))?;
-        let ([q, k, v], [dq, dk, dv]) = (self.places(qkv), self.places(dqkv));
-        let placed = plan.placed(&[q, k, v, o, lse, d_o, sums_at, dq_at, dq, dk, dv], engine_at)?;
+        let ([q, k, v], [dq, dk, dv]) = (self.addresses(qkv), self.addresses(dqkv));
+        let bound = plan.bind(&[q, k, v, o, lse, d_o, sums_at, dq_at, dq, dk, dv], engine_at)?;
         let context = gpu.context().clone();
         let dq_bytes = self.dq_bytes();
         Ok(Work::new(move |stream| {
             // Blocks add their parts of dq to this tensor.
             // SAFETY: the workspace has these bytes, by the promise of `backward`.
             unsafe { crate::memory::fill(&context, dq_at, 0, dq_bytes, stream)? };
-            placed.enqueue(stream)
+            bound.enqueue(stream)
         }))
     }
 
     /// The graph of the backward, over all addresses.
     fn backward_plan(&self, mut g: GraphBuilder) -> Result<GraphPlan, CudaError> {
         let h = self.layout();
-        let q = g.at(DATA_BFLOAT16, h.wide, h.row_strides, Q)?;
-        let k = g.at(DATA_BFLOAT16, h.keys, h.key_strides, K)?;
-        let v = g.at(DATA_BFLOAT16, h.keys, h.key_strides, V)?;
-        let o = g.at(DATA_BFLOAT16, h.wide, h.out_strides, O)?;
-        let d_o = g.at(DATA_BFLOAT16, h.wide, h.out_strides, D_O)?;
-        let lse = g.at(DATA_FLOAT, h.rows, packed(h.rows), LSE)?;
-        let scale = g.number(self.scale())?;
+        let q = g.in_memory(DATA_BFLOAT16, h.query_dims, h.token_strides, Q)?;
+        let k = g.in_memory(DATA_BFLOAT16, h.transposed_key_dims, h.transposed_key_strides, K)?;
+        let v = g.in_memory(DATA_BFLOAT16, h.transposed_key_dims, h.transposed_key_strides, V)?;
+        let o = g.in_memory(DATA_BFLOAT16, h.query_dims, h.output_strides, O)?;
+        let d_o = g.in_memory(DATA_BFLOAT16, h.query_dims, h.output_strides, D_O)?;
+        let lse = g.in_memory(DATA_FLOAT, h.row_dims, packed(h.row_dims), LSE)?;
+        let scale = g.scalar(self.scale())?;
 
-        let products = g.passing(DATA_FLOAT, h.wide)?;
+        let products = g.intermediate(DATA_FLOAT, h.query_dims)?;
         g.pointwise(Pointwise::Mul, d_o, Some(o), products)?;
-        let unscaled = g.passing(DATA_FLOAT, h.rows)?;
+        let unscaled = g.intermediate(DATA_FLOAT, h.row_dims)?;
         g.reduce(Reduce::Add, products, unscaled)?;
-        let one = g.number(1.0)?;
-        let sums = g.at(DATA_FLOAT, h.rows, packed(h.rows), SUMS)?;
+        let one = g.scalar(1.0)?;
+        let sums = g.in_memory(DATA_FLOAT, h.row_dims, packed(h.row_dims), SUMS)?;
         g.pointwise(Pointwise::Mul, unscaled, Some(one), sums)?;
 
-        let products = g.passing(DATA_FLOAT, h.scores)?;
+        let products = g.intermediate(DATA_FLOAT, h.score_dims)?;
         g.matmul(q, k, products)?;
-        let scores = g.passing(DATA_FLOAT, h.scores)?;
+        let scores = g.intermediate(DATA_FLOAT, h.score_dims)?;
         g.pointwise(Pointwise::Mul, products, Some(scale), scores)?;
-        let shifted = g.passing(DATA_FLOAT, h.scores)?;
+        let shifted = g.intermediate(DATA_FLOAT, h.score_dims)?;
         g.pointwise(Pointwise::Sub, scores, Some(lse), shifted)?;
         let masked = self.masked(&mut g, shifted)?;
-        let p = g.passing(DATA_FLOAT, h.scores)?;
+        let p = g.intermediate(DATA_FLOAT, h.score_dims)?;
         g.pointwise(Pointwise::Exp, masked, None, p)?;
-        let p_transposed = g.passing_with(DATA_BFLOAT16, h.scores, h.scores_transposed)?;
+        let p_transposed = g.intermediate_with(DATA_BFLOAT16, h.score_dims, h.transposed_score_strides)?;
         g.reshape(p, p_transposed)?;
         self.summed_over_group(&mut g, p_transposed, d_o, &h, DV)?;
 
-        let dp = g.passing(DATA_FLOAT, h.scores)?;
+        let dp = g.intermediate(DATA_FLOAT, h.score_dims)?;
         g.matmul(d_o, v, dp)?;
-        let centred = g.passing(DATA_FLOAT, h.scores)?;
+        let centred = g.intermediate(DATA_FLOAT, h.score_dims)?;
         g.pointwise(Pointwise::Sub, dp, Some(sums), centred)?;
-        let weighted = g.passing(DATA_FLOAT, h.scores)?;
+        let weighted = g.intermediate(DATA_FLOAT, h.score_dims)?;
         g.pointwise(Pointwise::Mul, centred, Some(p), weighted)?;
-        let ds = g.passing(DATA_FLOAT, h.scores)?;
+        let ds = g.intermediate(DATA_FLOAT, h.score_dims)?;
         g.pointwise(Pointwise::Mul, weighted, Some(scale), ds)?;
-        let ds_transposed = g.passing_with(DATA_BFLOAT16, h.scores, h.scores_transposed)?;
+        let ds_transposed = g.intermediate_with(DATA_BFLOAT16, h.score_dims, h.transposed_score_strides)?;
         g.reshape(ds, ds_transposed)?;
         self.summed_over_group(&mut g, ds_transposed, q, &h, DK)?;
 
-        let k_rows = g.passing_with(DATA_FLOAT, h.narrow, h.row_strides)?;
+        let k_rows = g.intermediate_with(DATA_FLOAT, h.key_dims, h.token_strides)?;
         g.reshape(k, k_rows)?;
-        let dq_sums = g.at(DATA_FLOAT, h.wide, packed(h.wide), DQ_SUMS)?;
+        let dq_sums = g.in_memory(DATA_FLOAT, h.query_dims, packed(h.query_dims), DQ_SUMS)?;
         g.matmul(ds, k_rows, dq_sums)?;
-        let dq = g.at(DATA_BFLOAT16, h.wide, h.row_strides, DQ)?;
+        let dq = g.in_memory(DATA_BFLOAT16, h.query_dims, h.token_strides, DQ)?;
         g.pointwise(Pointwise::Identity, dq_sums, None, dq)?;
         let engine_bytes = self.backward_bytes() - self.sums_bytes() - self.dq_bytes();
         g.plan(engine_bytes, self.deterministic)
@@ -222,11 +224,11 @@ impl Sdpa {
         h: &Layout,
         place: usize,
     ) -> Result<(), CudaError> {
-        let to = g.at(DATA_BFLOAT16, h.narrow, h.row_strides, place)?;
+        let to = g.in_memory(DATA_BFLOAT16, h.key_dims, h.token_strides, place)?;
         if self.heads == self.kv_heads {
             return g.matmul(scores_transposed, rows, to);
         }
-        let by_head = g.passing(DATA_BFLOAT16, h.wide)?;
+        let by_head = g.intermediate(DATA_BFLOAT16, h.query_dims)?;
         g.matmul(scores_transposed, rows, by_head)?;
         g.reduce(Reduce::Add, by_head, to)
     }
@@ -234,24 +236,24 @@ impl Sdpa {
     /// `scale q k` for keys up to the query's own position; the least finite number for later keys.
     fn masked_scores(&self, g: &mut GraphBuilder, q: Tensor, k: Tensor) -> Result<Tensor, CudaError> {
         let dims = self.scores();
-        let products = g.passing(DATA_FLOAT, dims)?;
+        let products = g.intermediate(DATA_FLOAT, dims)?;
         g.matmul(q, k, products)?;
-        let scale = g.number(self.scale())?;
-        let scores = g.passing(DATA_FLOAT, dims)?;
+        let scale = g.scalar(self.scale())?;
+        let scores = g.intermediate(DATA_FLOAT, dims)?;
         g.pointwise(Pointwise::Mul, products, Some(scale), scores)?;
         self.masked(g, scores)
     }
 
     fn masked(&self, g: &mut GraphBuilder, scores: Tensor) -> Result<Tensor, CudaError> {
         let dims = g.dims(scores);
-        let query = g.passing(INDEX, dims)?;
+        let query = g.intermediate(INDEX_TYPE, dims)?;
         g.index(2, scores, query)?;
-        let key = g.passing(INDEX, dims)?;
+        let key = g.intermediate(INDEX_TYPE, dims)?;
         g.index(3, scores, key)?;
-        let seen = g.passing(TRUTH, dims)?;
+        let seen = g.intermediate(BOOLEAN_TYPE, dims)?;
         g.pointwise(Pointwise::GreaterOrEqual, query, Some(key), seen)?;
-        let least = g.number(f32::MIN)?;
-        let masked = g.passing(DATA_FLOAT, dims)?;
+        let least = g.scalar(f32::MIN)?;
+        let masked = g.intermediate(DATA_FLOAT, dims)?;
         g.select(seen, scores, least, masked)?;
         Ok(masked)
     }
@@ -268,12 +270,12 @@ impl Sdpa {
         1.0 / (self.head_dim as f32).sqrt()
     }
 
-    fn scores(&self) -> Four {
+    fn scores(&self) -> Dims {
         [self.sequences as i64, self.heads as i64, self.seq_len as i64, self.seq_len as i64]
     }
 
     /// The addresses of queries, keys and values in the matrix at `qkv`.
-    fn places(&self, qkv: DevicePtr) -> [DevicePtr; 3] {
+    fn addresses(&self, qkv: DevicePtr) -> [DevicePtr; 3] {
         [0, self.heads, self.heads + self.kv_heads].map(|head| qkv.offset(2 * head * self.head_dim))
     }
 
@@ -282,15 +284,15 @@ impl Sdpa {
         let kv = self.kv_heads as i64;
         let width = (h + 2 * kv) * d;
         Layout {
-            wide: [b, h, s, d],
-            narrow: [b, kv, s, d],
-            keys: [b, kv, d, s],
-            rows: [b, h, s, 1],
-            scores: [b, h, s, s],
-            scores_transposed: [h * s * s, s * s, 1, s],
-            row_strides: [s * width, d, width, 1],
-            key_strides: [s * width, d, 1, width],
-            out_strides: [s * h * d, d, h * d, 1],
+            query_dims: [b, h, s, d],
+            key_dims: [b, kv, s, d],
+            transposed_key_dims: [b, kv, d, s],
+            row_dims: [b, h, s, 1],
+            score_dims: [b, h, s, s],
+            transposed_score_strides: [h * s * s, s * s, 1, s],
+            token_strides: [s * width, d, width, 1],
+            transposed_key_strides: [s * width, d, 1, width],
+            output_strides: [s * h * d, d, h * d, 1],
         }
     }
 }
@@ -298,16 +300,16 @@ impl Sdpa {
 /// The shapes and strides of the graphs' tensors.
 struct Layout {
     /// Shape of queries and outputs.
-    wide: Four,
+    query_dims: Dims,
     /// Shape of keys and values.
-    narrow: Four,
+    key_dims: Dims,
     /// Shape of transposed keys, as the scores' matrix product reads them.
-    keys: Four,
+    transposed_key_dims: Dims,
     /// Shape of one number for each query.
-    rows: Four,
-    scores: Four,
-    scores_transposed: Four,
-    row_strides: Four,
-    key_strides: Four,
-    out_strides: Four,
+    row_dims: Dims,
+    score_dims: Dims,
+    transposed_score_strides: Dims,
+    token_strides: Dims,
+    transposed_key_strides: Dims,
+    output_strides: Dims,
 }

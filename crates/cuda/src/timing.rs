@@ -19,11 +19,11 @@ const MOST_REPEATS: f64 = 32.0;
 const LOAD_SECONDS: f64 = 60e-3;
 
 /// Shorter work is not timed under load: within a step it does not determine the clocks.
-const LONG_SECONDS: f64 = 200e-6;
+const LEAST_SECONDS_UNDER_LOAD: f64 = 200e-6;
 
 /// Candidates slower by more than this factor in short runs are not timed under load. Below the power limit
 /// and at it, two algorithms may differ by that much.
-const NEARLY: f64 = 1.12;
+const NEARLY_AS_FAST: f64 = 1.12;
 
 /// Candidates slower than the fastest by at most this factor count as equally fast; then the first one is
 /// chosen.
@@ -34,15 +34,15 @@ const AS_FAST_UNDER_LOAD: f64 = 1.003;
 ///
 /// # Errors
 /// A failure of the GPU itself, after which nothing more can run on it.
-pub(crate) fn runs(
+pub(crate) fn try_run(
     context: &Context,
-    put: impl Fn(&Stream) -> Result<(), CudaError>,
+    enqueue: impl Fn(&Stream) -> Result<(), CudaError>,
 ) -> Result<Option<CudaError>, CudaError> {
     let stream = Stream::new(context)?;
     let _exclusive = capture_lock::exclusive();
-    let put = put(&stream);
+    let result = enqueue(&stream);
     stream.synchronize()?;
-    Ok(put.err())
+    Ok(result.err())
 }
 
 /// The index of the fastest of `candidates` and its seconds; of equally fast ones the first. `enqueue` puts
@@ -51,12 +51,12 @@ pub(crate) fn runs(
 pub(crate) fn fastest<C>(
     context: &Context,
     candidates: &[C],
-    put: impl Fn(&C, &Stream) -> Result<(), CudaError>,
+    enqueue: impl Fn(&C, &Stream) -> Result<(), CudaError>,
 ) -> Result<Option<(usize, Option<f64>)>, CudaError> {
     Ok(match candidates.len() {
         0 => None,
         1 => Some((0, None)),
-        _ => choose(&medians(context, candidates, ROUNDS, put)?, AS_FAST),
+        _ => choose(&medians(context, candidates, ROUNDS, enqueue)?, AS_FAST),
     })
 }
 
@@ -65,26 +65,26 @@ pub(crate) fn fastest<C>(
 pub(crate) fn fastest_under_load<C>(
     context: &Context,
     candidates: &[C],
-    put: impl Fn(&C, &Stream) -> Result<(), CudaError>,
+    enqueue: impl Fn(&C, &Stream) -> Result<(), CudaError>,
 ) -> Result<Option<(usize, Option<f64>)>, CudaError> {
     if candidates.len() < 2 {
-        return fastest(context, candidates, put);
+        return fastest(context, candidates, enqueue);
     }
     let _exclusive = capture_lock::exclusive();
-    let mut times = medians(context, candidates, FEW_ROUNDS, &put)?;
+    let mut times = medians(context, candidates, FEW_ROUNDS, &enqueue)?;
     let best = times.iter().copied().fold(f64::INFINITY, f64::min);
-    if best < LONG_SECONDS {
-        return fastest(context, candidates, put);
+    if best < LEAST_SECONDS_UNDER_LOAD {
+        return fastest(context, candidates, enqueue);
     }
-    let (stream, watch) = (Stream::new(context)?, Watch::new(context)?);
+    let (stream, watch) = (Stream::new(context)?, Stopwatch::new(context)?);
     for (candidate, time) in candidates.iter().zip(&mut times) {
-        if *time > best * NEARLY {
+        if *time > best * NEARLY_AS_FAST {
             *time = f64::INFINITY;
             continue;
         }
         let repeats = (LOAD_SECONDS / *time).ceil() as usize;
-        watch.seconds(&stream, repeats, |stream| put(candidate, stream))?;
-        *time = watch.seconds(&stream, repeats, |stream| put(candidate, stream))?;
+        watch.seconds(&stream, repeats, |stream| enqueue(candidate, stream))?;
+        *time = watch.seconds(&stream, repeats, |stream| enqueue(candidate, stream))?;
     }
     Ok(choose(&times, AS_FAST_UNDER_LOAD))
 }
@@ -97,14 +97,14 @@ fn choose(seconds: &[f64], as_fast: f64) -> Option<(usize, Option<f64>)> {
 }
 
 /// A stopwatch for enqueued work.
-struct Watch {
+struct Stopwatch {
     start: Event,
     end: Event,
 }
 
-impl Watch {
-    fn new(context: &Context) -> Result<Watch, CudaError> {
-        Ok(Watch { start: Event::timed(context)?, end: Event::timed(context)? })
+impl Stopwatch {
+    fn new(context: &Context) -> Result<Stopwatch, CudaError> {
+        Ok(Stopwatch { start: Event::timed(context)?, end: Event::timed(context)? })
     }
 
     /// Seconds of one run, from `repeats` consecutive runs.
@@ -112,11 +112,11 @@ impl Watch {
         &self,
         stream: &Stream,
         repeats: usize,
-        put: impl Fn(&Stream) -> Result<(), CudaError>,
+        enqueue: impl Fn(&Stream) -> Result<(), CudaError>,
     ) -> Result<f64, CudaError> {
         self.start.record(stream)?;
         for _ in 0..repeats {
-            put(stream)?;
+            enqueue(stream)?;
         }
         self.end.record(stream)?;
         self.end.synchronize()?;
@@ -129,24 +129,24 @@ fn medians<C>(
     context: &Context,
     candidates: &[C],
     rounds: usize,
-    put: impl Fn(&C, &Stream) -> Result<(), CudaError>,
+    enqueue: impl Fn(&C, &Stream) -> Result<(), CudaError>,
 ) -> Result<Vec<f64>, CudaError> {
     let _exclusive = capture_lock::exclusive();
-    let (stream, watch) = (Stream::new(context)?, Watch::new(context)?);
+    let (stream, watch) = (Stream::new(context)?, Stopwatch::new(context)?);
     // A first run of each candidate triggers lazy loading.
     for candidate in candidates {
-        put(candidate, &stream)?;
+        enqueue(candidate, &stream)?;
     }
-    let seconds = |candidate, repeats| watch.seconds(&stream, repeats, |stream| put(candidate, stream));
-    let about = seconds(&candidates[0], 1)?.max(1e-7);
-    let repeats = (RUN_SECONDS / about).ceil().clamp(1.0, MOST_REPEATS) as usize;
+    let seconds = |candidate, repeats| watch.seconds(&stream, repeats, |stream| enqueue(candidate, stream));
+    let estimate = seconds(&candidates[0], 1)?.max(1e-7);
+    let repeats = (RUN_SECONDS / estimate).ceil().clamp(1.0, MOST_REPEATS) as usize;
     // Interleaved rounds expose all candidates alike to changes of clocks and heat.
     let mut times = vec![Vec::new(); candidates.len()];
     for round in 0..=rounds {
         for (candidate, times) in candidates.iter().zip(&mut times) {
-            let taken = seconds(candidate, repeats)?;
+            let sample = seconds(candidate, repeats)?;
             if round > 0 {
-                times.push(taken);
+                times.push(sample);
             }
         }
     }

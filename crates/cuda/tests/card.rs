@@ -76,7 +76,7 @@ impl Card {
     }
 }
 
-fn a_card_describes_itself(card: &Card) -> Result<(), Failed> {
+fn a_gpu_describes_itself(card: &Card) -> Result<(), Failed> {
     let info = card.context.device().info()?;
     eprintln!("{info:?}, driver {}", Device::driver_version()?);
     assert!(info.multiprocessors > 0 && info.memory_bytes > 1 << 30 && info.memory_bandwidth > 1e11);
@@ -124,13 +124,13 @@ fn blocks_form_clusters(card: &Card) -> Result<(), Failed> {
     Ok(())
 }
 
-fn a_graph_replays_what_was_recorded(card: &Card) -> Result<(), Failed> {
+fn a_graph_replays_the_captured_work(card: &Card) -> Result<(), Failed> {
     let memory = card.floats(&[1.0; 77])?;
     let graph = Graph::record(&card.stream, || -> Result<(), CudaError> {
         card.scale(&memory, 2.0)?;
         card.scale(&memory, 5.0)
     })?;
-    assert_eq!(card.read(&memory)?, [1.0; 77], "recording runs nothing");
+    assert_eq!(card.read(&memory)?, [1.0; 77], "capture runs nothing");
     assert_eq!(graph.nodes()?, 2);
     let mut exec = graph.instantiate()?;
     for _ in 0..3 {
@@ -164,7 +164,7 @@ fn an_event_in_a_graph_marks_each_replay(card: &Card) -> Result<(), Failed> {
     Ok(())
 }
 
-fn what_cannot_be_recorded_is_an_error_and_the_stream_goes_on(card: &Card) -> Result<(), Failed> {
+fn a_call_that_cannot_be_captured_is_an_error_and_the_stream_stays_usable(card: &Card) -> Result<(), Failed> {
     let memory = card.floats(&[1.0; 8])?;
     let refused = Graph::record(&card.stream, || card.stream.synchronize());
     assert!(refused.is_err());
@@ -173,7 +173,7 @@ fn what_cannot_be_recorded_is_an_error_and_the_stream_goes_on(card: &Card) -> Re
     Ok(())
 }
 
-fn events_order_streams_and_take_the_time(card: &Card) -> Result<(), Failed> {
+fn events_order_streams_and_time_work(card: &Card) -> Result<(), Failed> {
     let other = Stream::new(&card.context)?;
     let multiprocessors = card.context.device().info()?.multiprocessors as usize;
     let memory = card.floats(&vec![1.0; multiprocessors << 15])?;
@@ -193,16 +193,16 @@ fn events_order_streams_and_take_the_time(card: &Card) -> Result<(), Failed> {
     Ok(())
 }
 
-fn too_little_memory_is_told_in_bytes(card: &Card) -> Result<(), Failed> {
+fn too_little_memory_is_reported_in_bytes(card: &Card) -> Result<(), Failed> {
     let (_, total) = card.context.memory()?;
     let Err(error) = DeviceMemory::new(&card.context, total + (1 << 30)) else {
-        return Err("it was given".into());
+        return Err("the allocation succeeded".into());
     };
     assert!(error.is_out_of_memory(), "{error}");
     Ok(())
 }
 
-fn kernels_are_kept_on_the_disk(card: &Card) -> Result<(), Failed> {
+fn kernels_are_cached_on_disk(card: &Card) -> Result<(), Failed> {
     let folder = tempfile::tempdir()?;
     let (cache, compiler) = (KernelCache::in_folder(folder.path()), Compiler::open()?);
     let get = || cache.compile(compiler, "test.cu", KERNELS, card.arch, &[]);
@@ -215,7 +215,7 @@ fn kernels_are_kept_on_the_disk(card: &Card) -> Result<(), Failed> {
 }
 
 /// A GEMM with operands on the GPU. Rows are a stride apart; the elements between them are `GAP`.
-struct Product<'a> {
+struct GemmCase<'a> {
     gemm: Gemm,
     card: &'a Card,
     a: DeviceMemory,
@@ -232,8 +232,8 @@ struct Product<'a> {
 /// The value of elements between the rows of a matrix.
 const GAP: f64 = -3.5;
 
-impl<'a> Product<'a> {
-    fn new(card: &'a Card, gemm: Gemm, bias: bool) -> Result<Product<'a>, CudaError> {
+impl<'a> GemmCase<'a> {
+    fn new(card: &'a Card, gemm: Gemm, bias: bool) -> Result<GemmCase<'a>, CudaError> {
         let seed =
             std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).map_or(0, |t| t.as_nanos());
         let fill = |site: u32, dtype: DType, rows: usize, columns: usize, stride: usize| {
@@ -275,7 +275,7 @@ impl<'a> Product<'a> {
         let (bias_memory, bias_host) = fill(3, d, 1, n, n)?;
         // Choosing an algorithm runs the GEMM on a stream of its own.
         card.stream.synchronize()?;
-        Ok(Product {
+        Ok(GemmCase {
             gemm,
             card,
             a: a_memory,
@@ -356,37 +356,33 @@ fn gpu_with_cache(folder: &std::path::Path) -> Result<Gpu, CudaError> {
 }
 
 /// Element types of the operands and of D.
-const PRODUCT_TYPES: [(DType, DType); 3] =
+const GEMM_TYPES: [(DType, DType); 3] =
     [(DType::F32, DType::F32), (DType::BF16, DType::BF16), (DType::BF16, DType::F32)];
 
 /// m, n and k.
 const SHAPES: [[usize; 3]; 6] =
     [[1, 1, 1], [13, 5, 7], [1, 40, 33], [64, 128, 64], [33, 129, 70], [130, 200, 257]];
 
-fn products_are_those_of_a_plain_loop(
-    card: &Card,
-    shape: [usize; 3],
-    transposed: [bool; 2],
-) -> Result<(), Failed> {
+fn gemms_equal_a_plain_loop(card: &Card, shape: [usize; 3], transposed: [bool; 2]) -> Result<(), Failed> {
     let folder = tempfile::tempdir()?;
     let gpu = gpu_with_cache(folder.path())?;
-    for (dtype, d) in PRODUCT_TYPES {
+    for (dtype, d) in GEMM_TYPES {
         let plain = Gemm::new(shape, dtype, transposed, d);
         let gapped = plain.a_stride(plain.a.stride + 3).d_stride(plain.n.next_multiple_of(64));
         let cases = [(plain, false), (plain, true), (plain.accumulate(true), false), (gapped, false)];
         for (gemm, bias) in cases.into_iter().chain([(gapped.accumulate(true), true)]) {
-            let product = Product::new(card, gemm, bias)?;
+            let product = GemmCase::new(card, gemm, bias)?;
             let expected = product.expected();
             let plan = gemm.plan(&gpu, &product.operands())?;
             product.assert_near(&product.run(&plan.work)?, &expected, &format!("{:?}", plan.choice));
             let own = gemm.fallback(&gpu, &product.operands())?;
-            product.assert_near(&product.run(&own.work)?, &expected, "the kernel of our own");
+            product.assert_near(&product.run(&own.work)?, &expected, "the fallback kernel");
         }
     }
     Ok(())
 }
 
-fn large_products_are_those_of_the_other_kernel(card: &Card) -> Result<(), Failed> {
+fn large_gemms_equal_the_fallback_kernel(card: &Card) -> Result<(), Failed> {
     let folder = tempfile::tempdir()?;
     let gpu = gpu_with_cache(folder.path())?;
     // The GEMMs of a head with an odd vocabulary and its two gradients, and a sum so long that it is worth
@@ -395,13 +391,13 @@ fn large_products_are_those_of_the_other_kernel(card: &Card) -> Result<(), Faile
     let (c, d, v) = (96, 768, of_device(5025) | 1);
     // The stride of logits in the workspace of the loss.
     let stride = v.next_multiple_of(64);
-    for (dtype, out) in PRODUCT_TYPES {
+    for (dtype, out) in GEMM_TYPES {
         let logits = Gemm::new([c, v, d], dtype, [false, true], dtype).d_stride(stride);
         let dx = Gemm::new([c, d, v], dtype, [false, false], dtype).a_stride(stride);
         let dw = Gemm::new([v, d, c], dtype, [true, false], DType::F32).a_stride(stride).accumulate(true);
         let long = Gemm::new([72, 136, of_device(30_000)], dtype, [true, false], out);
         for gemm in [logits, dx, dw, long] {
-            let product = Product::new(card, gemm, false)?;
+            let product = GemmCase::new(card, gemm, false)?;
             let plan = gemm.plan(&gpu, &product.operands())?;
             assert_ne!(plan.choice, GemmChoice::Fallback, "{gemm}");
             let own = product.run(&gemm.fallback(&gpu, &product.operands())?.work)?;
@@ -440,12 +436,12 @@ fn block_scaled_gemms_equal_a_plain_loop(card: &Card) -> Result<(), Failed> {
             let gapped = plain.a_stride(plain.a.stride + 16).d_stride(plain.n + 4);
             let all = [plain, gapped, plain.accumulate(true), gapped.accumulate(true)];
             for gemm in all.into_iter().filter(|gemm| d == DType::F32 || !gemm.accumulate) {
-                let product = Product::new(card, gemm, false)?;
+                let product = GemmCase::new(card, gemm, false)?;
                 let Some(plan) = gemm.block_scaled(&gpu, &product.operands())? else {
-                    return Err(format!("{gemm} is not taken").into());
+                    return Err(format!("{gemm} is not supported").into());
                 };
                 let found = product.run(&plan.work)?;
-                product.assert_near(&found, &product.expected(), "the kernel that promotes");
+                product.assert_near(&found, &product.expected(), "the block-scaled kernel");
                 for _ in 0..3 {
                     assert!(product.run(&plan.work)? == found, "{gemm} differs from run to run");
                 }
@@ -455,11 +451,11 @@ fn block_scaled_gemms_equal_a_plain_loop(card: &Card) -> Result<(), Failed> {
     Ok(())
 }
 
-fn a_recorded_product_is_the_same(card: &Card) -> Result<(), Failed> {
+fn a_captured_gemm_computes_the_same(card: &Card) -> Result<(), Failed> {
     let folder = tempfile::tempdir()?;
     let gpu = gpu_with_cache(folder.path())?;
     let product =
-        Product::new(card, Gemm::new([70, 90, 4000], DType::BF16, [true, false], DType::F32), false)?;
+        GemmCase::new(card, Gemm::new([70, 90, 4000], DType::BF16, [true, false], DType::F32), false)?;
     let plan = product.gemm.plan(&gpu, &product.operands())?;
     let found = product.run(&plan.work)?;
     let mut exec = Graph::record(&card.stream, || plan.work.enqueue(&card.stream))?.instantiate()?;
@@ -473,10 +469,10 @@ fn a_recorded_product_is_the_same(card: &Card) -> Result<(), Failed> {
     Ok(())
 }
 
-fn a_choice_of_an_algorithm_is_kept(card: &Card) -> Result<(), Failed> {
+fn the_choice_of_an_algorithm_is_cached(card: &Card) -> Result<(), Failed> {
     let folder = tempfile::tempdir()?;
     let product =
-        Product::new(card, Gemm::new([256, 384, 512], DType::BF16, [false, true], DType::BF16), true)?;
+        GemmCase::new(card, Gemm::new([256, 384, 512], DType::BF16, [false, true], DType::BF16), true)?;
     let plan = |gpu: &Gpu| product.gemm.plan(gpu, &product.operands());
     let gpu = gpu_with_cache(folder.path())?;
     let first = plan(&gpu)?;
@@ -512,7 +508,7 @@ fn a_choice_of_an_algorithm_is_kept(card: &Card) -> Result<(), Failed> {
 fn a_choice_that_an_older_run_recorded_is_used(card: &Card) -> Result<(), Failed> {
     let folders = [tempfile::tempdir()?, tempfile::tempdir()?];
     let product =
-        Product::new(card, Gemm::new([256, 384, 512], DType::BF16, [false, true], DType::BF16), true)?;
+        GemmCase::new(card, Gemm::new([256, 384, 512], DType::BF16, [false, true], DType::BF16), true)?;
     let gpu = gpu_with_cache(folders[0].path())?;
     let first = product.gemm.plan(&gpu, &product.operands())?;
     let (key, value) = gpu.choices().pop_first().ok_or("nothing is recorded")?;
@@ -532,7 +528,7 @@ fn a_choice_that_an_older_run_recorded_is_used(card: &Card) -> Result<(), Failed
     Ok(())
 }
 
-fn the_small_trials_find_the_known_results(_: &Card) -> Result<(), Failed> {
+fn the_self_tests_pass(_: &Card) -> Result<(), Failed> {
     let folder = tempfile::tempdir()?;
     let gpu = gpu_with_cache(folder.path())?;
     gpu.test_kernel()?;
@@ -548,28 +544,28 @@ fn main() {
     let arguments = Arguments::from_args();
     let missing = Card::new().err();
     if let Some(reason) = &missing {
-        eprintln!("skipped, no card to test on: {reason}");
+        eprintln!("skipped, no GPU to test on: {reason}");
     }
     let tests: [(&str, fn(&Card) -> Result<(), Failed>); 17] = [
-        ("a_card_describes_itself", a_card_describes_itself),
+        ("a_gpu_describes_itself", a_gpu_describes_itself),
         ("bytes_come_back_as_they_went", bytes_come_back_as_they_went),
         ("a_kernel_computes", a_kernel_computes),
         ("blocks_form_clusters", blocks_form_clusters),
-        ("a_graph_replays_what_was_recorded", a_graph_replays_what_was_recorded),
+        ("a_graph_replays_the_captured_work", a_graph_replays_the_captured_work),
         ("an_event_in_a_graph_marks_each_replay", an_event_in_a_graph_marks_each_replay),
         (
-            "what_cannot_be_recorded_is_an_error_and_the_stream_goes_on",
-            what_cannot_be_recorded_is_an_error_and_the_stream_goes_on,
+            "a_call_that_cannot_be_captured_is_an_error_and_the_stream_stays_usable",
+            a_call_that_cannot_be_captured_is_an_error_and_the_stream_stays_usable,
         ),
-        ("events_order_streams_and_take_the_time", events_order_streams_and_take_the_time),
-        ("too_little_memory_is_told_in_bytes", too_little_memory_is_told_in_bytes),
-        ("kernels_are_kept_on_the_disk", kernels_are_kept_on_the_disk),
-        ("large_products_are_those_of_the_other_kernel", large_products_are_those_of_the_other_kernel),
+        ("events_order_streams_and_time_work", events_order_streams_and_time_work),
+        ("too_little_memory_is_reported_in_bytes", too_little_memory_is_reported_in_bytes),
+        ("kernels_are_cached_on_disk", kernels_are_cached_on_disk),
+        ("large_gemms_equal_the_fallback_kernel", large_gemms_equal_the_fallback_kernel),
         ("block_scaled_gemms_equal_a_plain_loop", block_scaled_gemms_equal_a_plain_loop),
-        ("a_recorded_product_is_the_same", a_recorded_product_is_the_same),
-        ("a_choice_of_an_algorithm_is_kept", a_choice_of_an_algorithm_is_kept),
+        ("a_captured_gemm_computes_the_same", a_captured_gemm_computes_the_same),
+        ("the_choice_of_an_algorithm_is_cached", the_choice_of_an_algorithm_is_cached),
         ("a_choice_that_an_older_run_recorded_is_used", a_choice_that_an_older_run_recorded_is_used),
-        ("the_small_trials_find_the_known_results", the_small_trials_find_the_known_results),
+        ("the_self_tests_pass", the_self_tests_pass),
         ("cudnn_finds_the_known_results", cudnn_finds_the_known_results),
     ];
     let trials = tests.into_iter().map(|(name, test)| Trial::test(name, move || test(&Card::new()?)));
@@ -577,8 +573,8 @@ fn main() {
     for [m, n, k] in SHAPES {
         for [a, b] in [[false, false], [false, true], [true, false], [true, true]] {
             let of = |transposed| if transposed { "t" } else { "n" };
-            let name = format!("products_are_those_of_a_plain_loop_{m}x{n}x{k}_{}{}", of(a), of(b));
-            let test = move || products_are_those_of_a_plain_loop(&Card::new()?, [m, n, k], [a, b]);
+            let name = format!("gemms_equal_a_plain_loop_{m}x{n}x{k}_{}{}", of(a), of(b));
+            let test = move || gemms_equal_a_plain_loop(&Card::new()?, [m, n, k], [a, b]);
             trials.push(Trial::test(name, test));
         }
     }

@@ -214,7 +214,7 @@ impl Engine for CpuEngine {
     }
 
     fn run(&mut self, program: ProgramId, part: Part) -> Result<(), EngineError> {
-        let begun = Instant::now();
+        let started = Instant::now();
         // A run precedes its ops.
         let at = self.timed.len();
         let (by_op, repeats) = match self.timing {
@@ -236,7 +236,7 @@ impl Engine for CpuEngine {
         }
         if self.timing != Timing::Off {
             let work = TimedWork::Part(part);
-            self.timed.insert(at, Timed { program, work, begin: begun, end: Instant::now() });
+            self.timed.insert(at, Timed { program, work, begin: started, end: Instant::now() });
         }
         Ok(())
     }

@@ -168,15 +168,15 @@ mod tests {
             let tie = even + 0.5 * unit;
             let distance = 2f64.powi(exponent + off);
             let values = [tie - distance, tie, tie + distance, -tie - distance];
-            let made = HostTensor::from_f64(TensorType::new(DType::BF16, [4]), &values).to_f64();
-            prop_assert_eq!(made, [even, even, even + unit, -even - unit]);
+            let tensor = HostTensor::from_f64(TensorType::new(DType::BF16, [4]), &values).to_f64();
+            prop_assert_eq!(tensor, [even, even, even + unit, -even - unit]);
         }
 
         #[test]
         fn f32_becomes_bf16_as_everywhere(bits in any::<u32>().prop_filter("number", |&b| !f32::from_bits(b).is_nan())) {
             let x = f32::from_bits(bits);
-            let made = HostTensor::from_f64(TensorType::new(DType::BF16, [1]), &[x.into()]);
-            prop_assert_eq!(made.bytes(), to_bf16(x).to_le_bytes());
+            let tensor = HostTensor::from_f64(TensorType::new(DType::BF16, [1]), &[x.into()]);
+            prop_assert_eq!(tensor.bytes(), to_bf16(x).to_le_bytes());
         }
     }
 }

@@ -1,7 +1,7 @@
 //! A pool of kernels' temporary buffers. A thread caches the buffers that are returned to it, so that a step
 //! allocates nothing and touches no fresh pages.
 //!
-//! Capacities are powers of two. For each capacity a thread caches at most as many buffers as it lent at
+//! Capacities are powers of two. For each capacity a thread caches at most as many buffers as were in use at
 //! once, until it ends.
 
 use std::cell::RefCell;
@@ -22,8 +22,8 @@ impl<T: Poolable> Pooled<T> {
     /// A buffer of `len` uninitialised elements; NaNs in debug builds, so that an unwritten element shows.
     pub fn take(len: usize) -> Self {
         let capacity = len.next_power_of_two().max(SMALLEST);
-        let kept = T::pool(|pool| pool.shelf(capacity).lend()).flatten();
-        let mut pooled = Pooled { buffer: kept.unwrap_or_else(|| bytemuck::zeroed_vec(capacity)), len };
+        let free = T::pool(|pool| pool.shelf(capacity).take()).flatten();
+        let mut pooled = Pooled { buffer: free.unwrap_or_else(|| bytemuck::zeroed_vec(capacity)), len };
         if cfg!(debug_assertions) {
             pooled.fill(T::NAN);
         }
@@ -77,9 +77,9 @@ poolable!(f64);
 pub struct Pool<T>([Shelf<T>; usize::BITS as usize]);
 
 impl<T> Pool<T> {
-    #[allow(clippy::new_without_default, reason = "it is made in constants only")]
+    #[allow(clippy::new_without_default, reason = "it is created in constants only")]
     const fn new() -> Self {
-        Pool([const { Shelf { free: Vec::new(), lent: 0, most_lent: 0 } }; usize::BITS as usize])
+        Pool([const { Shelf { free: Vec::new(), in_use: 0, most_in_use: 0 } }; usize::BITS as usize])
     }
 
     fn shelf(&mut self, capacity: usize) -> &mut Shelf<T> {
@@ -91,22 +91,22 @@ impl<T> Pool<T> {
 struct Shelf<T> {
     free: Vec<Vec<T>>,
     /// The number of buffers that are in use.
-    lent: usize,
-    most_lent: usize,
+    in_use: usize,
+    most_in_use: usize,
 }
 
 impl<T> Shelf<T> {
     /// Counts one more buffer as in use; returns a free one if there is one.
-    fn lend(&mut self) -> Option<Vec<T>> {
-        self.lent += 1;
-        self.most_lent = self.most_lent.max(self.lent);
+    fn take(&mut self) -> Option<Vec<T>> {
+        self.in_use += 1;
+        self.most_in_use = self.most_in_use.max(self.in_use);
         self.free.pop()
     }
 
     fn take_back(&mut self, buffer: Vec<T>) {
         // The buffer may come from another thread's pool.
-        self.lent = self.lent.saturating_sub(1);
-        if self.free.len() < self.most_lent {
+        self.in_use = self.in_use.saturating_sub(1);
+        if self.free.len() < self.most_in_use {
             self.free.push(buffer);
         }
     }
@@ -130,27 +130,27 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_given_back_is_lent_again() {
+    fn returned_buffers_are_reused() {
         let places = |lens: &[usize]| -> Vec<usize> {
-            let lent: Vec<Pooled<f32>> = lens.iter().map(|&n| Pooled::take(n)).collect();
-            assert!(lent.iter().zip(lens).all(|(lent, &n)| lent.len() == n));
-            lent.iter().map(|p| p.as_ptr() as usize).collect()
+            let buffers: Vec<Pooled<f32>> = lens.iter().map(|&n| Pooled::take(n)).collect();
+            assert!(buffers.iter().zip(lens).all(|(buffer, &n)| buffer.len() == n));
+            buffers.iter().map(|p| p.as_ptr() as usize).collect()
         };
         let first = places(&[1000, 5, 1000, 3000]);
         let mut again = places(&[600, 1024, 2049, 200]);
         assert!(again.iter().all(|p| first.contains(p)), "{again:x?} of {first:x?}");
         again.sort_unstable();
         again.dedup();
-        assert_eq!(again.len(), 4, "a buffer is lent once at a time");
+        assert_eq!(again.len(), 4, "a buffer has one user at a time");
     }
 
     #[test]
-    fn a_thread_keeps_no_buffer_that_another_lent() {
+    fn a_thread_caches_no_buffer_of_another_thread() {
         let from_elsewhere = || std::thread::spawn(|| Pooled::<f64>::zeros(7000)).join().expect("a thread");
         for _ in 0..3 {
             assert!(from_elsewhere().iter().all(|x| *x == 0.0));
         }
-        let kept = f64::pool(|pool| pool.shelf(8192).free.len());
-        assert_eq!(kept, Some(0));
+        let free = f64::pool(|pool| pool.shelf(8192).free.len());
+        assert_eq!(free, Some(0));
     }
 }

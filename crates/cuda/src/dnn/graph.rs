@@ -10,7 +10,7 @@ use std::sync::Arc;
 const ALIGNMENT: i64 = 16;
 
 /// Four extents, or four strides in elements.
-pub(crate) type Four = [i64; 4];
+pub(crate) type Dims = [i64; 4];
 
 /// A tensor of a graph, by its index.
 #[derive(Clone, Copy)]
@@ -49,7 +49,7 @@ pub(super) enum Data {
 /// An operation graph being built.
 pub(crate) struct GraphBuilder {
     pub(super) dnn: Arc<Dnn>,
-    pub(super) tensors: Vec<(Descriptor, Data, Four)>,
+    pub(super) tensors: Vec<(Descriptor, Data, Dims)>,
     /// For each operation the descriptors that it refers to, and its own.
     pub(super) operations: Vec<(Vec<Descriptor>, Descriptor)>,
 }
@@ -59,7 +59,7 @@ impl GraphBuilder {
         GraphBuilder { dnn: dnn.clone(), tensors: Vec::new(), operations: Vec::new() }
     }
 
-    fn tensor(&mut self, dtype: c_int, dims: Four, strides: Four, data: Data) -> Result<Tensor, CudaError> {
+    fn tensor(&mut self, dtype: c_int, dims: Dims, strides: Dims, data: Data) -> Result<Tensor, CudaError> {
         let d = Descriptor::new(&self.dnn, kind::TENSOR)?;
         d.set_int(attribute::TENSOR_DATA_TYPE, ty::DATA_TYPE, dtype)?;
         d.set(attribute::TENSOR_DIMENSIONS, ty::INT64, &dims)?;
@@ -76,33 +76,33 @@ impl GraphBuilder {
     }
 
     /// A tensor in memory, at the address with index `place` among those given to a run.
-    pub(crate) fn at(
+    pub(crate) fn in_memory(
         &mut self,
         dtype: c_int,
-        dims: Four,
-        strides: Four,
+        dims: Dims,
+        strides: Dims,
         place: usize,
     ) -> Result<Tensor, CudaError> {
         self.tensor(dtype, dims, strides, Data::At(place))
     }
 
     /// A packed tensor that passes from one operation to the next.
-    pub(crate) fn passing(&mut self, dtype: c_int, dims: Four) -> Result<Tensor, CudaError> {
+    pub(crate) fn intermediate(&mut self, dtype: c_int, dims: Dims) -> Result<Tensor, CudaError> {
         self.tensor(dtype, dims, packed(dims), Data::Virtual)
     }
 
     /// A tensor with these strides that passes from one operation to the next.
-    pub(crate) fn passing_with(
+    pub(crate) fn intermediate_with(
         &mut self,
         dtype: c_int,
-        dims: Four,
-        strides: Four,
+        dims: Dims,
+        strides: Dims,
     ) -> Result<Tensor, CudaError> {
         self.tensor(dtype, dims, strides, Data::Virtual)
     }
 
     /// A number.
-    pub(crate) fn number(&mut self, value: f32) -> Result<Tensor, CudaError> {
+    pub(crate) fn scalar(&mut self, value: f32) -> Result<Tensor, CudaError> {
         self.tensor(DATA_FLOAT, [1; 4], [1; 4], Data::Value(Box::new(value)))
     }
 
@@ -112,9 +112,9 @@ impl GraphBuilder {
         m.set_int(attribute::MATMUL_COMP_TYPE, ty::DATA_TYPE, DATA_FLOAT)?;
         let m = m.finalize()?;
         let op = Descriptor::new(&self.dnn, kind::OPERATION_MATMUL)?;
-        op.set_descriptors(attribute::OP_MATMUL_A, &[self.of(a)])?;
-        op.set_descriptors(attribute::OP_MATMUL_B, &[self.of(b)])?;
-        op.set_descriptors(attribute::OP_MATMUL_C, &[self.of(to)])?;
+        op.set_descriptors(attribute::OP_MATMUL_A, &[self.descriptor(a)])?;
+        op.set_descriptors(attribute::OP_MATMUL_B, &[self.descriptor(b)])?;
+        op.set_descriptors(attribute::OP_MATMUL_C, &[self.descriptor(to)])?;
         op.set_descriptors(attribute::OP_MATMUL_DESCRIPTOR, &[&m])?;
         self.add(vec![m], op)
     }
@@ -131,7 +131,7 @@ impl GraphBuilder {
         let p = self.pointwise_descriptor(mode as c_int, precision, None)?;
         let op = self.pointwise_operation(&p, x, to)?;
         if let Some(b) = b {
-            op.set_descriptors(attribute::OP_POINTWISE_B, &[self.of(b)])?;
+            op.set_descriptors(attribute::OP_POINTWISE_B, &[self.descriptor(b)])?;
         }
         self.add(vec![p], op)
     }
@@ -153,8 +153,8 @@ impl GraphBuilder {
     ) -> Result<(), CudaError> {
         let p = self.pointwise_descriptor(BINARY_SELECT, DATA_FLOAT, None)?;
         let op = self.pointwise_operation(&p, x, to)?;
-        op.set_descriptors(attribute::OP_POINTWISE_B, &[self.of(other)])?;
-        op.set_descriptors(attribute::OP_POINTWISE_T, &[self.of(mask)])?;
+        op.set_descriptors(attribute::OP_POINTWISE_B, &[self.descriptor(other)])?;
+        op.set_descriptors(attribute::OP_POINTWISE_T, &[self.descriptor(mask)])?;
         self.add(vec![p], op)
     }
 
@@ -166,8 +166,8 @@ impl GraphBuilder {
         r.set_int(attribute::REDUCTION_COMP_TYPE, ty::DATA_TYPE, DATA_FLOAT)?;
         let r = r.finalize()?;
         let op = Descriptor::new(&self.dnn, kind::OPERATION_REDUCTION)?;
-        op.set_descriptors(attribute::OP_REDUCTION_X, &[self.of(x)])?;
-        op.set_descriptors(attribute::OP_REDUCTION_Y, &[self.of(to)])?;
+        op.set_descriptors(attribute::OP_REDUCTION_X, &[self.descriptor(x)])?;
+        op.set_descriptors(attribute::OP_REDUCTION_Y, &[self.descriptor(to)])?;
         op.set_descriptors(attribute::OP_REDUCTION_DESCRIPTOR, &[&r])?;
         self.add(vec![r], op)
     }
@@ -175,8 +175,8 @@ impl GraphBuilder {
     /// `to` = `x` with other strides or another type.
     pub(crate) fn reshape(&mut self, x: Tensor, to: Tensor) -> Result<(), CudaError> {
         let op = Descriptor::new(&self.dnn, kind::OPERATION_RESHAPE)?;
-        op.set_descriptors(attribute::OP_RESHAPE_X, &[self.of(x)])?;
-        op.set_descriptors(attribute::OP_RESHAPE_Y, &[self.of(to)])?;
+        op.set_descriptors(attribute::OP_RESHAPE_X, &[self.descriptor(x)])?;
+        op.set_descriptors(attribute::OP_RESHAPE_Y, &[self.descriptor(to)])?;
         self.add(Vec::new(), op)
     }
 
@@ -199,17 +199,17 @@ impl GraphBuilder {
     fn pointwise_operation(&self, p: &Descriptor, x: Tensor, to: Tensor) -> Result<Descriptor, CudaError> {
         let op = Descriptor::new(&self.dnn, kind::OPERATION_POINTWISE)?;
         op.set_descriptors(attribute::OP_POINTWISE_DESCRIPTOR, &[p])?;
-        op.set_descriptors(attribute::OP_POINTWISE_X, &[self.of(x)])?;
-        op.set_descriptors(attribute::OP_POINTWISE_Y, &[self.of(to)])?;
+        op.set_descriptors(attribute::OP_POINTWISE_X, &[self.descriptor(x)])?;
+        op.set_descriptors(attribute::OP_POINTWISE_Y, &[self.descriptor(to)])?;
         Ok(op)
     }
 
-    fn of(&self, tensor: Tensor) -> &Descriptor {
+    fn descriptor(&self, tensor: Tensor) -> &Descriptor {
         &self.tensors[tensor.0].0
     }
 
     /// The extents of a tensor.
-    pub(crate) fn dims(&self, tensor: Tensor) -> Four {
+    pub(crate) fn dims(&self, tensor: Tensor) -> Dims {
         self.tensors[tensor.0].2
     }
 
@@ -224,10 +224,10 @@ const GEN_INDEX: c_int = 501;
 /// `CUDNN_POINTWISE_BINARY_SELECT`.
 const BINARY_SELECT: c_int = 601;
 /// The element types of operands of comparisons.
-pub(crate) const INDEX: c_int = DATA_INT32;
-pub(crate) const TRUTH: c_int = DATA_BOOLEAN;
+pub(crate) const INDEX_TYPE: c_int = DATA_INT32;
+pub(crate) const BOOLEAN_TYPE: c_int = DATA_BOOLEAN;
 
 /// The strides of a packed, row-major tensor.
-pub(crate) const fn packed(dims: Four) -> Four {
+pub(crate) const fn packed(dims: Dims) -> Dims {
     [dims[1] * dims[2] * dims[3], dims[2] * dims[3], dims[3], 1]
 }

@@ -8,7 +8,7 @@ mod graph;
 mod plan;
 
 pub(crate) use descriptor::Dnn;
-pub(crate) use graph::{Four, GraphBuilder, INDEX, Pointwise, Reduce, TRUTH, Tensor, packed};
+pub(crate) use graph::{BOOLEAN_TYPE, Dims, GraphBuilder, INDEX_TYPE, Pointwise, Reduce, Tensor, packed};
 pub(crate) use plan::GraphPlan;
 
 /// The two directions of attention. Each has a cuDNN handle of its own, so that both are planned at once.

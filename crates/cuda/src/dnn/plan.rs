@@ -43,7 +43,7 @@ impl GraphBuilder {
         let count = heuristic.get(attribute::HEURISTIC_RESULTS, ty::DESCRIPTOR, &mut handles)?;
         let mut refusal = None;
         for config in configs.into_iter().take(count) {
-            match plan_for(&dnn, config, workspace_bytes, deterministic) {
+            match plan_engine(&dnn, config, workspace_bytes, deterministic) {
                 Ok(plan) => return Ok(GraphPlan { plan, _graph: graph, builder: self }),
                 Err(error) => refusal = refusal.or(Some(error)),
             }
@@ -60,7 +60,7 @@ fn no_engine(why: &str) -> CudaError {
 ///
 /// # Errors
 /// If the engine exceeds the workspace or is not deterministic although it must be.
-fn plan_for(
+fn plan_engine(
     dnn: &Arc<Dnn>,
     config: Descriptor,
     workspace_bytes: usize,
@@ -96,7 +96,7 @@ pub(crate) struct GraphPlan {
 }
 
 /// A planned graph with the addresses of its tensors.
-pub(crate) struct PlacedGraph {
+pub(crate) struct BoundGraph {
     graph: Arc<GraphPlan>,
     pack: Descriptor,
 }
@@ -105,18 +105,18 @@ impl GraphPlan {
     /// The graph over tensors at these addresses, with its workspace.
     ///
     /// # Panics
-    /// If a tensor's index is not among `places`: a bug of the code that built the graph.
-    pub(crate) fn placed(
+    /// If a tensor's index is not among `addresses`: a bug of the code that built the graph.
+    pub(crate) fn bind(
         self: &Arc<Self>,
-        places: &[DevicePtr],
+        addresses: &[DevicePtr],
         workspace: DevicePtr,
-    ) -> Result<PlacedGraph, CudaError> {
+    ) -> Result<BoundGraph, CudaError> {
         let pack = Descriptor::new(&self.builder.dnn, kind::VARIANT_PACK)?;
         let (mut ids, mut pointers) = (Vec::new(), Vec::new());
         for (id, (_, data, _)) in self.builder.tensors.iter().enumerate() {
             let pointer = match data {
                 Data::Virtual => continue,
-                Data::At(place) => places[*place].0 as *mut c_void,
+                Data::At(index) => addresses[*index].0 as *mut c_void,
                 Data::Value(value) => std::ptr::from_ref(&**value).cast_mut().cast::<c_void>(),
             };
             ids.push(id as i64);
@@ -125,11 +125,11 @@ impl GraphPlan {
         pack.set(attribute::PACK_UNIQUE_IDS, ty::INT64, &ids)?;
         pack.set(attribute::PACK_DATA_POINTERS, ty::VOID_PTR, &pointers)?;
         pack.set(attribute::PACK_WORKSPACE, ty::VOID_PTR, &[workspace.0 as *mut c_void])?;
-        Ok(PlacedGraph { graph: self.clone(), pack: pack.finalize()? })
+        Ok(BoundGraph { graph: self.clone(), pack: pack.finalize()? })
     }
 }
 
-impl PlacedGraph {
+impl BoundGraph {
     /// Enqueues one run on `stream`.
     pub(crate) fn enqueue(&self, stream: &Stream) -> Result<(), CudaError> {
         let GraphPlan { plan, builder, .. } = &*self.graph;

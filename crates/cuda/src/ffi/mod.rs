@@ -24,7 +24,7 @@ macro_rules! functions {
 
         impl $table {
             /// Looks up all symbols. The error is the name of the first one that is missing.
-            pub(crate) fn of(library: libloading::Library) -> Result<Self, &'static str> {
+            pub(crate) fn load(library: libloading::Library) -> Result<Self, &'static str> {
                 Ok($table {
                     $(
                         $name: {

@@ -19,7 +19,7 @@ pub(crate) struct Opened<T> {
 /// The driver's library, which opens even without a GPU.
 pub(crate) fn driver_library() -> Result<&'static Opened<Driver>, CudaError> {
     static LIBRARY: OnceLock<Result<Opened<Driver>, CudaError>> = OnceLock::new();
-    LIBRARY.get_or_init(|| open(Library::Driver, Driver::of)).as_ref().map_err(Clone::clone)
+    LIBRARY.get_or_init(|| open(Library::Driver, Driver::load)).as_ref().map_err(Clone::clone)
 }
 
 /// The driver, initialised.
@@ -41,19 +41,19 @@ pub(crate) fn driver() -> Result<&'static Opened<Driver>, CudaError> {
 /// The compiler.
 pub(crate) fn nvrtc() -> Result<&'static Opened<Nvrtc>, CudaError> {
     static NVRTC: OnceLock<Result<Opened<Nvrtc>, CudaError>> = OnceLock::new();
-    NVRTC.get_or_init(|| open(Library::Nvrtc, Nvrtc::of)).as_ref().map_err(Clone::clone)
+    NVRTC.get_or_init(|| open(Library::Nvrtc, Nvrtc::load)).as_ref().map_err(Clone::clone)
 }
 
 /// cuBLASLt.
 pub(crate) fn cublaslt() -> Result<&'static Opened<CublasLt>, CudaError> {
     static CUBLASLT: OnceLock<Result<Opened<CublasLt>, CudaError>> = OnceLock::new();
-    CUBLASLT.get_or_init(|| open(Library::CublasLt, CublasLt::of)).as_ref().map_err(Clone::clone)
+    CUBLASLT.get_or_init(|| open(Library::CublasLt, CublasLt::load)).as_ref().map_err(Clone::clone)
 }
 
 /// cuDNN.
 pub(crate) fn cudnn() -> Result<&'static Opened<Cudnn>, CudaError> {
     static CUDNN: OnceLock<Result<Opened<Cudnn>, CudaError>> = OnceLock::new();
-    CUDNN.get_or_init(|| open(Library::Cudnn, Cudnn::of)).as_ref().map_err(Clone::clone)
+    CUDNN.get_or_init(|| open(Library::Cudnn, Cudnn::load)).as_ref().map_err(Clone::clone)
 }
 
 fn open<T>(

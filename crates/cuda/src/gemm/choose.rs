@@ -115,7 +115,7 @@ fn runs(
     implementations: &Implementations,
     algorithm: &Algorithm,
 ) -> Result<bool, CudaError> {
-    let refused = timing::runs(gpu.context(), |stream| implementations.enqueue(algorithm, stream))?;
+    let refused = timing::try_run(gpu.context(), |stream| implementations.enqueue(algorithm, stream))?;
     if let Some(why) = &refused {
         tracing::debug!("{gemm}: an algorithm is refused: {why}");
     }

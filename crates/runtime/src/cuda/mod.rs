@@ -380,14 +380,14 @@ impl Engine for CudaEngine {
     }
 
     fn run(&mut self, id: ProgramId, part: Part) -> Result<(), EngineError> {
-        let begun = self.watch.begin(&self.stream)?;
+        let begin = self.watch.begin(&self.stream)?;
         let loaded = &mut self.programs[id.0];
         loaded.inputs.send(self.arena.memory(loaded.input_span), &self.stream)?;
-        self.watch.end(begun, id, TimedWork::Inputs, &self.stream)?;
+        self.watch.end(begin, id, TimedWork::Inputs, &self.stream)?;
         if let Timing::Ops { repeats } = self.watch.timing() {
             return self.run_ops(id, part, repeats);
         }
-        let begun = self.watch.begin(&self.stream)?;
+        let begin = self.watch.begin(&self.stream)?;
         let plain = self.checks != Checks::default();
         if !plain && matches!(self.programs[id.0].graphs.get(&part), Some(Recording::RanOnce)) {
             let graph =
@@ -404,14 +404,14 @@ impl Engine for CudaEngine {
                 self.programs[id.0].graphs.entry(part).or_insert(Recording::RanOnce);
             }
         }
-        Ok(self.watch.end(begun, id, TimedWork::Part(part), &self.stream)?)
+        Ok(self.watch.end(begin, id, TimedWork::Part(part), &self.stream)?)
     }
 
     fn fetch(&mut self, program: ProgramId) -> Result<Ticket, EngineError> {
-        let begun = self.watch.begin(&self.stream)?;
+        let begin = self.watch.begin(&self.stream)?;
         let loaded = &mut self.programs[program.0];
         let fetch = loaded.outputs.fetch(self.arena.memory(loaded.output_span), &self.stream)?;
-        self.watch.end(begun, program, TimedWork::Outputs, &self.stream)?;
+        self.watch.end(begin, program, TimedWork::Outputs, &self.stream)?;
         Ok(Ticket(Promise::Copying { program, fetch }))
     }
 

@@ -78,7 +78,7 @@ impl Staging {
         for (n, piece) in source.chunks(PIECE_BYTES).enumerate() {
             // The buffer whose copy began first.
             self.slots.rotate_left(1);
-            let Some(slot) = self.slots.last_mut() else { unreachable!("they were made above") };
+            let Some(slot) = self.slots.last_mut() else { unreachable!("they were added above") };
             slot.copied.synchronize()?;
             move_bytes(&mut slot.memory, piece);
             let target = arena.memory(span.part(n * PIECE_BYTES, piece.len()));

@@ -6,8 +6,8 @@ mod common;
 use libtest_mimic::{Arguments, Failed, Trial};
 use std::sync::Arc;
 use xtrain_cuda::{Arch, Gpu};
-use xtrain_ops::Sample;
-use xtrain_ops::registry::{SampleOp, card_samples, cpu_kernels, cuda_kernels, large_samples, samples};
+use xtrain_ops::registry::{cpu_kernels, cuda_kernels, gpu_samples, large_samples, samples};
+use xtrain_ops::samples::{Sample, SampleOp};
 use xtrain_program::{Code, Program, Tracer};
 use xtrain_runtime::{Checks, CpuEngine, CudaEngine, Engine, EngineError, Part};
 use xtrain_tensor::{DType, HostTensor, TensorType};
@@ -183,7 +183,7 @@ fn main() {
     let kernels = cuda_kernels();
     let mut tests = Vec::new();
     for (size, samples) in
-        [("small", samples()), ("large", large_samples()), ("card", card_samples(multiprocessors))]
+        [("small", samples()), ("large", large_samples()), ("card", gpu_samples(multiprocessors))]
     {
         for (n, sample) in samples.into_iter().enumerate().filter(|(_, s)| kernels.find(s.op()).is_some()) {
             let sample = Arc::new(sample);

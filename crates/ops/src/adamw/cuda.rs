@@ -17,7 +17,7 @@ pub(super) const SOURCE: KernelSource =
 
 pub(super) const CAST: KernelSource = KernelSource {
     headers: &[UPDATE, PIECE, AREA],
-    variants: quantize::ON_THE_WAY,
+    variants: quantize::LOCAL_VARIANTS,
     ..KernelSource::new("adamw/cast.cu", include_str!("cast.cu"))
 };
 

@@ -1,6 +1,6 @@
 //! CPU kernels of [`Quantize`] and [`Dequantize`]: one pass over the rows for amax, one for the cast.
 
-use super::{Dequantize, KEEP, Known, Of, Quantize};
+use super::{CastSource, Dequantize, Given, Quantize, SAVE};
 use crate::host::math::vectorized;
 use crate::host::rows::rows_per_task;
 use rayon::prelude::*;
@@ -15,17 +15,17 @@ fn even_rows_per_task(cols: usize) -> usize {
 
 impl CpuKernel for Quantize {
     fn run(&self, inputs: &[View<'_>], outputs: &mut [ViewMut<'_>]) {
-        let (own, beside) = inputs.split_at(self.of.inputs());
+        let (own, beside) = inputs.split_at(self.source.inputs());
         let beside = beside.first().map(View::scalar::<f32>);
-        let made = self.of.make(own);
+        let made = self.source.make(own);
         let x = made.as_ref().map_or(inputs[0], |made| View::new(made.ty(), made.bytes()));
-        let known = |known| beside.filter(|_| self.known == known);
-        let measured = known(Known::Amax);
+        let known = |known| beside.filter(|_| self.given == known);
+        let measured = known(Given::Amax);
         let given =
-            known(Known::Scale).filter(|&scale| scale != 0.0).or(measured
+            known(Given::Scale).filter(|&scale| scale != 0.0).or(measured
                 .map(|amax| cast_scale(self.format, f32::from_bits(magnitude(amax)), self.pow2_scales)));
         let (outputs, copy) = outputs.split_at_mut(self.amax() + 1);
-        if self.of == Of::SwigluSaving {
+        if self.source == CastSource::SwigluSaving {
             keep(inputs[0], copy);
         }
         let Some((amax, made)) = outputs.split_last_mut() else { unreachable!("amax is always made") };
@@ -44,8 +44,8 @@ impl CpuKernel for Quantize {
 
     /// The regions' maxima, those that they are put together from, and scales.
     fn work_bytes(&self, inputs: &[TensorType], _: usize) -> usize {
-        let (rows, cols) = self.of.extents(inputs);
-        let made = if self.of == Of::Input { 0 } else { inputs[0].dtype.bytes(rows * cols) };
+        let (rows, cols) = self.source.extents(inputs);
+        let made = if self.source == CastSource::Input { 0 } else { inputs[0].dtype.bytes(rows * cols) };
         let side = |rows: usize, cols: usize| {
             let (high, wide) = self.scaling.region(rows, cols);
             2 * size_of::<f32>() * rows.div_ceil(high.min(TILE)) * cols.div_ceil(wide)
@@ -57,7 +57,7 @@ impl CpuKernel for Quantize {
 /// Keeps a tensor in these numbers and scales.
 pub(crate) fn keep(x: View<'_>, copy: &mut [ViewMut<'_>]) {
     let [q, inv_scale] = copy else { unreachable!("numbers and scales") };
-    KEEP.side(Matrix { view: x, transposed: false }, None, q, inv_scale);
+    SAVE.side(Matrix { view: x, transposed: false }, None, q, inv_scale);
 }
 
 impl Quantize {

@@ -1,7 +1,7 @@
 //! The kernels of [`Quantize`] and [`Dequantize`] on a card.
 #![allow(unsafe_code, reason = "it launches kernels")]
 
-use super::{Dequantize, KEEP, Known, Of, Quantize};
+use super::{CastSource, Dequantize, Given, Quantize, SAVE};
 use crate::device::{ELEMENTWISE_THREADS, Floats, plane, suffix, warps_of};
 use xtrain_cuda::{
     CudaError, CudaKernel, CudaOutput, CudaTensor, Defines, DevicePtr, Gpu, Header, KernelSource, Launch,
@@ -95,12 +95,12 @@ const VARIANTS: &[Defines] = variants![
     NORM E4M3 TILES FUSED [1 1],
 ];
 /// Of those, casts by blocks and with a scale that is given.
-pub(crate) const ON_THE_WAY: &[Defines] = variants![
+pub(crate) const LOCAL_VARIANTS: &[Defines] = variants![
     INPUT E4M3 TENSOR GIVEN [1 0, 0 1, 1 1],
     INPUT E4M3 BLOCK FUSED [1 0, 0 1, 1 1],
 ];
 /// And of norms, by tiles too.
-pub(crate) const NORMS_ON_THE_WAY: &[Defines] = variants![
+pub(crate) const NORM_VARIANTS: &[Defines] = variants![
     NORM E4M3 TENSOR GIVEN [1 0, 0 1, 1 1],
     NORM E4M3 TILES FUSED [1 0, 0 1, 1 1],
     NORM E4M3 BLOCK FUSED [1 1],
@@ -136,15 +136,15 @@ const ROWS: usize = 2;
 const FEW: usize = 128;
 
 /// The number that stands in the sources for what is cast.
-fn number(of: Of) -> i64 {
-    match of {
-        Of::Input => INPUT,
-        Of::Swiglu { kept: false } => SWIGLU,
-        Of::Swiglu { kept: true } => SWIGLU_OF_KEPT,
-        Of::SwigluSaving => SWIGLU_KEEPING,
-        Of::SwigluGrad { kept: false } => SWIGLU_GRAD,
-        Of::SwigluGrad { kept: true } => SWIGLU_GRAD_OF_KEPT,
-        Of::Norm => NORM,
+fn number(source: CastSource) -> i64 {
+    match source {
+        CastSource::Input => INPUT,
+        CastSource::Swiglu { restored: false } => SWIGLU,
+        CastSource::Swiglu { restored: true } => SWIGLU_OF_KEPT,
+        CastSource::SwigluSaving => SWIGLU_KEEPING,
+        CastSource::SwigluGrad { restored: false } => SWIGLU_GRAD,
+        CastSource::SwigluGrad { restored: true } => SWIGLU_GRAD_OF_KEPT,
+        CastSource::Norm => NORM,
     }
 }
 
@@ -204,29 +204,29 @@ pub(crate) struct Arguments {
 impl CudaKernel for Quantize {
     /// The maxima of the regions of each layout that is made, and what a second op needs.
     fn workspace(&self, inputs: &[TensorType]) -> Vec<TensorType> {
-        let (rows, cols) = self.of.extents(inputs);
+        let (rows, cols) = self.source.extents(inputs);
         let sides = self.layouts.made().into_iter().zip([[rows, cols], [cols, rows]]);
         let maxima = |[rows, cols]: [usize; 2]| TensorType::new(DType::U32, self.scaling.shape(rows, cols));
         let own = sides.filter(|(is_made, _)| *is_made).map(|(_, extents)| maxima(extents));
-        let beside = if self.keeps_apart(inputs) { keeping_workspace(inputs) } else { Vec::new() };
+        let beside = if self.saves_apart(inputs) { saving_workspace(inputs) } else { Vec::new() };
         own.chain(beside).collect()
     }
 
     fn ready(&self, gpu: &Gpu, operands: &Operands<'_>) -> Result<Work, CudaError> {
         let types: Vec<TensorType> = operands.inputs.iter().map(|t| t.ty).collect();
-        if self.keeps_apart(&types) {
+        if self.saves_apart(&types) {
             let (outputs, copy) = operands.outputs.split_at(operands.outputs.len() - 2);
             let (workspace, beside) = operands.workspace.split_at(operands.workspace.len() - 2);
-            let keep = keeping(gpu, operands.inputs[0], copy, beside)?;
-            let cast = Quantize { of: Of::Swiglu { kept: false }, ..*self };
+            let keep = saving(gpu, operands.inputs[0], copy, beside)?;
+            let cast = Quantize { source: CastSource::Swiglu { restored: false }, ..*self };
             let cast = cast.ready(gpu, &Operands { inputs: operands.inputs, outputs, workspace })?;
             return Ok(Work::all(vec![keep, cast]));
         }
-        let (rows, cols) = self.of.extents(&types);
-        let stored = types[0].with_dtype(self.of.dtype(&types));
+        let (rows, cols) = self.source.extents(&types);
+        let stored = types[0].with_dtype(self.source.dtype(&types));
         let arguments = self.arguments(operands);
         let cover = self.cover([rows, cols]);
-        let of = number(self.of);
+        let of = number(self.source);
         // Where rows are not made of eights, those of a packed format share bytes.
         let pairs = self.format == DType::E5M6 && !cover.vector;
         // It is kept once.
@@ -244,16 +244,16 @@ impl CudaKernel for Quantize {
             let down = rows.div_ceil(ROWS).min(if phase == UNSET { FEW } else { u16::MAX.into() });
             Ok((function, plane([across.div_ceil(threads as usize), down], [threads, 1])))
         };
-        let phases = match (self.known, self.scaling) {
+        let phases = match (self.given, self.scaling) {
             _ if pairs => &[MEASURE][..],
-            (Known::Amax, _) => &[CAST],
-            (Known::Scale, _) => &[UNSET, GIVEN],
-            (Known::Nothing, Scaling::Tensor | Scaling::Row) => &[MEASURE, CAST],
-            (Known::Nothing, _) => &[FUSED],
+            (Given::Amax, _) => &[CAST],
+            (Given::Scale, _) => &[UNSET, GIVEN],
+            (Given::Nothing, Scaling::Tensor | Scaling::Row) => &[MEASURE, CAST],
+            (Given::Nothing, _) => &[FUSED],
         };
         let mut steps = Vec::new();
         // What is known before is raised by no block.
-        if self.known != Known::Amax && (pairs || !self.is_clear(&arguments)) {
+        if self.given != Given::Amax && (pairs || !self.is_clear(&arguments)) {
             steps.push((function(phases[0], "quantize_clear")?, clearing(&arguments)));
         }
         for &phase in phases {
@@ -311,7 +311,7 @@ impl Cover {
 
 impl Quantize {
     fn cover(self, [rows, cols]: [usize; 2]) -> Cover {
-        let is_halved = matches!(self.of, Of::SwigluGrad { .. });
+        let is_halved = matches!(self.source, CastSource::SwigluGrad { .. });
         let wide = if is_halved { cols / 2 } else { cols };
         let vector = wide.is_multiple_of(WIDTH);
         let (path, across) = match (vector, wide.is_multiple_of(TILE) && rows.is_multiple_of(TILE)) {
@@ -358,9 +358,9 @@ impl Quantize {
 
     fn arguments(self, operands: &Operands<'_>) -> Arguments {
         let types: Vec<TensorType> = operands.inputs.iter().map(|t| t.ty).collect();
-        let (inputs, beside) = operands.inputs.split_at(self.of.inputs());
-        let (rows, cols) = self.of.extents(&types);
-        let (x, kept, made) = (inputs[0], self.of.kept(), self.layouts.made());
+        let (inputs, beside) = operands.inputs.split_at(self.source.inputs());
+        let (rows, cols) = self.source.extents(&types);
+        let (x, kept, made) = (inputs[0], self.source.restored(), self.layouts.made());
         let cover = self.cover([rows, cols]);
         let mut pairs = operands.outputs.chunks_exact(2).zip(operands.workspace);
         let sides = made.map(|is_made| {
@@ -383,16 +383,16 @@ impl Quantize {
         let amax = operands.outputs[self.amax()];
         let copy = |n: usize| operands.outputs.get(self.amax() + n).map_or(DevicePtr(0), |t| t.place);
         let none = Floats::none();
-        let gate_up = match self.of {
-            Of::SwigluGrad { .. } => inputs[1].place,
+        let gate_up = match self.source {
+            CastSource::SwigluGrad { .. } => inputs[1].place,
             _ => DevicePtr(0),
         };
-        let [rstd, w] = match self.of {
-            Of::Norm => [inputs[1].into(), inputs[2].into()],
+        let [rstd, w] = match self.source {
+            CastSource::Norm => [inputs[1].into(), inputs[2].into()],
             _ => [none; 2],
         };
         let beside = beside.first().map_or(DevicePtr(0), |tensor| tensor.place);
-        let known = |known| if self.known == known { beside } else { DevicePtr(0) };
+        let known = |known| if self.given == known { beside } else { DevicePtr(0) };
         Arguments {
             x: x.place,
             gate_up,
@@ -402,8 +402,8 @@ impl Quantize {
             keep_scale: copy(2),
             rstd,
             w,
-            scale: known(Known::Scale),
-            measured: known(Known::Amax),
+            scale: known(Given::Scale),
+            measured: known(Given::Amax),
             amax: amax.place,
             sides,
             rows: rows as u32,
@@ -424,7 +424,7 @@ impl Quantize {
             return Ok(None);
         }
         let is_given = self.is_given();
-        let of = number(self.of);
+        let of = number(self.source);
         let defines = self.defines(of, if is_given { GIVEN } else { FUSED });
         let before = match self.is_clear(&arguments) {
             true => None,
@@ -449,20 +449,20 @@ impl Quantize {
     }
 
     /// Whether gate and up are kept by a second op: where their tiles are not their own.
-    fn keeps_apart(&self, inputs: &[TensorType]) -> bool {
-        self.of == Of::SwigluSaving && !self.of.extents(inputs).1.is_multiple_of(TILE)
+    fn saves_apart(&self, inputs: &[TensorType]) -> bool {
+        self.source == CastSource::SwigluSaving && !self.source.extents(inputs).1.is_multiple_of(TILE)
     }
 }
 
 /// The workspace of [`keeping`].
-pub(crate) fn keeping_workspace(gate_up: &[TensorType]) -> Vec<TensorType> {
-    let mut types = KEEP.workspace(&gate_up[..1]);
+pub(crate) fn saving_workspace(gate_up: &[TensorType]) -> Vec<TensorType> {
+    let mut types = SAVE.workspace(&gate_up[..1]);
     types.push(TensorType::new(DType::F32, [1]));
     types
 }
 
 /// Keeps gate and up in these numbers and scales.
-pub(crate) fn keeping(
+pub(crate) fn saving(
     gpu: &Gpu,
     gate_up: CudaTensor,
     copy: &[CudaOutput],
@@ -471,7 +471,7 @@ pub(crate) fn keeping(
     // Its amax is that of nothing.
     let amax = CudaOutput { ty: workspace[1].ty, place: workspace[1].place, accumulate: false };
     let outputs = [copy[0], copy[1], amax];
-    KEEP.ready(gpu, &Operands { inputs: &[gate_up], outputs: &outputs, workspace: &workspace[..1] })
+    SAVE.ready(gpu, &Operands { inputs: &[gate_up], outputs: &outputs, workspace: &workspace[..1] })
 }
 
 #[derive(Clone, Copy)]

@@ -18,7 +18,7 @@ pub(super) const SOURCE: KernelSource =
 
 pub(super) const CAST: KernelSource = KernelSource {
     headers: &[ROW, PIECE, AREA],
-    variants: quantize::NORMS_ON_THE_WAY,
+    variants: quantize::NORM_VARIANTS,
     ..KernelSource::new("rms_norm/cast.cu", include_str!("cast.cu"))
 };
 
@@ -270,7 +270,7 @@ impl CudaKernel for RmsNormGrad {
             residual: inputs.get(4).map_or(DevicePtr(0), |residual| residual.place),
             dx: outputs[0].place,
             // Remaking, dy stands where y is to stand.
-            y: if self.remake { outputs[2].place } else { DevicePtr(0) },
+            y: if self.rematerialise { outputs[2].place } else { DevicePtr(0) },
             parts: workspace[0].place,
             amax: if self.amax { outputs[outputs.len() - 1].place } else { DevicePtr(0) },
             rows: rows as u64,

@@ -5,12 +5,14 @@
 
 mod cpu;
 mod cuda;
+#[cfg(any(test, feature = "samples"))]
+mod samples;
 #[cfg(test)]
 mod tests;
 
 use crate::matrix;
 use crate::quantize::DEQUANTIZE;
-use crate::registry::{Fill, OnCard, Registered, Sample, SampleInput};
+use crate::registry::OnGpu;
 use xtrain_cuda::{Gemm, KernelSource};
 use xtrain_program::{Cost, Op, OpError, Operand, ScaledGemm};
 use xtrain_tensor::{DType, Scaling, TensorType};
@@ -106,28 +108,6 @@ impl Op for ScaledMatmul {
     }
 }
 
-/// A use of the op: sizes, formats, scalings, type of the result, bias.
-fn sample(
-    [m, n, k]: [usize; 3],
-    formats: [DType; 2],
-    scaling: [Scaling; 2],
-    out: DType,
-    bias: bool,
-    fast_accumulation: bool,
-) -> Sample {
-    let factor = |rows: usize, format| SampleInput::activation([rows, k]).in_format(format);
-    // Near each other: where some are many times as large, rounding there is large beside the rest of the result.
-    let scales = |rows: usize, scaling: Scaling| {
-        SampleInput::activation(scaling.shape(rows, k)).fill(Fill::Normal(1.0, 0.25))
-    };
-    let mut inputs =
-        vec![factor(m, formats[0]), scales(m, scaling[0]), factor(n, formats[1]), scales(n, scaling[1])];
-    if bias {
-        inputs.push(SampleInput::activation([n]).in_format(DType::BF16));
-    }
-    Sample::plain(ScaledMatmul { out, scaling, fast_accumulation, bias }, inputs)
-}
-
 const E4M3: [DType; 2] = [DType::E4M3; 2];
 const HYBRID: [DType; 2] = [DType::E5M2, DType::E4M3];
 
@@ -140,48 +120,6 @@ const PAIRS: [[Scaling; 2]; 5] = [
     [Scaling::Block, Scaling::Tile],
 ];
 
-impl Registered for ScaledMatmul {
-    fn samples() -> Vec<Sample> {
-        let [tensor, row, tile, weight, _] = PAIRS;
-        vec![
-            sample([32, 48, 16], E4M3, tensor, DType::F32, false, false),
-            sample([16, 32, 144], HYBRID, row, DType::F32, false, false),
-            sample([48, 16, 272], E4M3, tile, DType::F32, false, false),
-            sample([16, 144, 656], E4M3, weight, DType::F32, false, false),
-            sample([16, 32, 144], E4M3, tensor, DType::BF16, true, false),
-        ]
-    }
-
-    fn large() -> Sample {
-        sample([304, 272, 160], E4M3, [Scaling::Tensor; 2], DType::F32, false, false)
-    }
-}
-
-impl OnCard for ScaledMatmul {
+impl OnGpu for ScaledMatmul {
     const SOURCES: &'static [KernelSource] = &[Gemm::SOURCE, Gemm::PROMOTED_SOURCE, DEQUANTIZE];
-
-    /// Every pair of scalings and formats into both types, with and without a bias, over several tiles of each extent; one token, and a
-    /// prompt of an odd number of them.
-    fn card_samples() -> Vec<Sample> {
-        let mut all = Vec::new();
-        for scaling in PAIRS {
-            let is_whole = matches!(scaling[0], Scaling::Tensor | Scaling::Row);
-            for out in [DType::F32, DType::BF16] {
-                for formats in [E4M3, HYBRID, [DType::E4M3, DType::E5M2]] {
-                    all.push(sample([272, 400, 656], formats, scaling, out, false, false));
-                }
-                all.push(sample([512, 256, 1024], E4M3, scaling, out, false, false));
-                for tokens in [1, 77] {
-                    all.push(sample([tokens, 256, 384], E4M3, scaling, out, out == DType::BF16, false));
-                }
-                if out == DType::BF16 {
-                    all.push(sample([272, 400, 656], E4M3, scaling, out, true, false));
-                }
-                if is_whole {
-                    all.push(sample([272, 400, 656], E4M3, scaling, out, false, true));
-                }
-            }
-        }
-        all
-    }
 }

@@ -9,7 +9,7 @@ use xtrain_tensor::{DType, HostTensor, Scaling, TensorType};
 
 /// A factor, quantized: its numbers and scales.
 fn quantized(x: &HostTensor, format: DType, scaling: Scaling) -> [HostTensor; 2] {
-    let op = Quantize::new(format, scaling, false, Layouts::Direct);
+    let op = Quantize::new(format, scaling, false, Layouts::RowMajor);
     let mut made = run(&op, &[x]);
     made.truncate(2);
     made.try_into().unwrap_or_else(|_| panic!("a pair"))

@@ -17,16 +17,16 @@ impl CpuKernel for ScaledLinearCrossEntropy {
         check_targets(targets, v);
 
         let (scalars, rest) = outputs.split_at_mut(2);
-        let (dx, rest) = rest.split_at_mut(usize::from(self.of.dx));
-        let (dw, rest) = rest.split_at_mut(usize::from(self.of.dw.is_some()));
+        let (dx, rest) = rest.split_at_mut(usize::from(self.grad.dx));
+        let (dw, rest) = rest.split_at_mut(usize::from(self.grad.dw.is_some()));
         let (amaxes, workspace) = rest.split_at_mut(rest.len() - 2);
         let [logits, terms] = workspace else { unreachable!("two tensors of workspace") };
         let types: Vec<TensorType> = inputs.iter().map(|input| input.ty).collect();
         let of = self.amaxes();
         let rows = Rows::<f32> {
             inv_targets: inv_targets.scalar(),
-            z_loss: self.of.loss.z_loss,
-            gradients: self.of.dx || self.of.dw.is_some(),
+            z_loss: self.grad.loss.z_loss,
+            gradients: self.grad.dx || self.grad.dw.is_some(),
         };
         let (mut dx, mut dw) = (dx.first_mut(), dw.first_mut());
         for tokens in self.chunks(t) {

@@ -52,8 +52,8 @@ impl CudaKernel for ScaledLinearCrossEntropy {
         let ((t, v), d) = (self.extents(&types), x_td.ty.shape[1]);
         let dtype = x_td.ty.dtype;
         let mut rest = operands.outputs[2..].iter().copied();
-        let dx_td = if self.of.dx { rest.next() } else { None };
-        let mut dw_vd = if self.of.dw.is_some() { rest.next() } else { None };
+        let dx_td = if self.grad.dx { rest.next() } else { None };
+        let mut dw_vd = if self.grad.dw.is_some() { rest.next() } else { None };
         let mut amaxes: Vec<CudaOutput> = rest.collect();
         let of = self.amaxes();
 
@@ -64,7 +64,7 @@ impl CudaKernel for ScaledLinearCrossEntropy {
         let (of_dlogits, products) = workspace.split_at(counts[1]);
         let chunks = Chunks {
             gpu,
-            z_loss: self.of.loss.z_loss,
+            z_loss: self.grad.loss.z_loss,
             gradients: dx_td.is_some() || dw_vd.is_some(),
             x_td: *x_td,
             targets_t: *targets_t,

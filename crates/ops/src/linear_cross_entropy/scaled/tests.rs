@@ -1,7 +1,9 @@
 //! The loss of FP8 factors against the loss of the factors as they stand, and against itself cut otherwise.
 
+use super::samples::ways;
 use super::*;
 use crate::check::seed as fresh_seed;
+use crate::linear_cross_entropy::LinearCrossEntropy;
 use crate::quantize::dequantized;
 use crate::run_op::{normal, run, run_over};
 use xtrain_tensor::{HostTensor, View};
@@ -46,7 +48,7 @@ impl Case {
         let cast = Quantize::of_operand(self.weight, [true; 2]);
         let made = run(&cast, &[&self.w]);
         let mut inputs = vec![&self.x, &self.targets, &self.inv_targets];
-        for n in 0..=usize::from(op.of.dx) {
+        for n in 0..=usize::from(op.grad.dx) {
             match op.gemms[n] {
                 Some(_) => inputs.extend(&made[2 * n..2 * n + 2]),
                 None => inputs.push(&self.w),
@@ -78,7 +80,7 @@ fn op(
     let of = LinearCrossEntropyGrad { loss, dx: true, dw: Some(DType::F32) };
     let factors = [[x, w], [dlogits, w], [dlogits, x]];
     let gemm = |n: usize| ScaledGemm { operands: factors[n], fast_accumulation: false };
-    ScaledLinearCrossEntropy { of, gemms: [0, 1, 2].map(|n| in_fp8[n].then(|| gemm(n))) }
+    ScaledLinearCrossEntropy { grad: of, gemms: [0, 1, 2].map(|n| in_fp8[n].then(|| gemm(n))) }
 }
 
 #[test]
@@ -95,7 +97,7 @@ fn logits_are_of_what_the_casts_stand_for() {
                 dequantized(views[0], views[1], way.scaling).iter().map(|&x| x.into()).collect();
             HostTensor::from_f64(of.ty(), &reals)
         };
-        let expected = case.plain(op.of, &restored(&case.x, way[0]), &restored(&case.w, way[1]));
+        let expected = case.plain(op.grad, &restored(&case.x, way[0]), &restored(&case.w, way[1]));
         let made = case.run(&op, [0.0; 2]);
         for n in 0..2 {
             assert!(relative(&made[n], &expected[n]) < 1e-5, "{op:?}: {:?}", made[n].to_f64());
@@ -111,7 +113,7 @@ fn every_product_is_near_that_of_the_factors_as_they_stand() {
         let case = Case::new(way[1], dtype, fresh_seed());
         for in_fp8 in [[true, true, true], [false, true, false], [false, false, true], [false, true, true]] {
             let op = op(way, 128, in_fp8);
-            let expected = case.plain(op.of, &case.x, &case.w);
+            let expected = case.plain(op.grad, &case.x, &case.w);
             let made = case.run(&op, [0.0; 2]);
             // Logits, or nothing but rounding; casts to E5M2 are off by 5%.
             let bars = if in_fp8[0] { [2e-2, 2e-2, 0.2, 0.2] } else { [1e-6, 1e-6, 0.08, 0.08] };
@@ -200,7 +202,7 @@ fn what_does_not_fit_is_refused() {
     other.gemms[2] = Some(ScaledGemm { operands: [current[0]; 2], fast_accumulation: false });
     assert!(refused(&other, &types(32, 48)).contains("dlogits is cast in one way"));
     let forward =
-        ScaledLinearCrossEntropy { of: LinearCrossEntropyGrad { dx: false, dw: None, ..all.of }, ..all };
+        ScaledLinearCrossEntropy { grad: LinearCrossEntropyGrad { dx: false, dw: None, ..all.grad }, ..all };
     assert!(refused(&forward, &types(32, 48)[..5]).contains("not wanted"));
     let mut wide = types(32, 48);
     wide[5] = TensorType::new(DType::E4M3, [48, 32]);

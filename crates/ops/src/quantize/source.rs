@@ -8,13 +8,13 @@ use xtrain_tensor::{CpuKernel, DType, HostTensor, Scaling, TensorType, View, Vie
 
 /// What [`Quantize`] casts, of its first inputs. It is rounded as the op would store it, so that the cast is the same to the bit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Of {
+pub enum CastSource {
     /// `x`: that.
     Input,
     /// `gate_up`: what [`Swiglu`] makes. `kept`: of gate and up in E4M3 by tiles, two inputs, numbers and scales, restored in bf16.
     Swiglu {
         /// Whether that is so.
-        kept: bool,
+        restored: bool,
     },
     /// `gate_up`: the same, of a plain tensor of which a copy in E4M3 by tiles with scales of powers of two is made too: numbers and scales
     /// are the cast's last outputs.
@@ -22,41 +22,41 @@ pub enum Of {
     /// `dy, gate_up`: what [`SwigluGrad`] makes. `kept`: the same, restored in the type of dy.
     SwigluGrad {
         /// Whether that is so.
-        kept: bool,
+        restored: bool,
     },
     /// `x_td, rstd_t, w_d`: x * rstd * w, a norm's y.
     Norm,
 }
 
-impl Of {
+impl CastSource {
     /// How many inputs it is made of.
     pub const fn inputs(self) -> usize {
         match self {
-            Of::Input | Of::SwigluSaving => 1,
-            Of::Swiglu { kept } => 1 + kept as usize,
-            Of::SwigluGrad { kept } => 2 + kept as usize,
-            Of::Norm => 3,
+            CastSource::Input | CastSource::SwigluSaving => 1,
+            CastSource::Swiglu { restored } => 1 + restored as usize,
+            CastSource::SwigluGrad { restored } => 2 + restored as usize,
+            CastSource::Norm => 3,
         }
     }
 
     /// Which input gate and up are, where they are kept in FP8, with their scales behind them.
-    pub(super) const fn kept(self) -> Option<usize> {
+    pub(super) const fn restored(self) -> Option<usize> {
         match self {
-            Of::Swiglu { kept: true } => Some(0),
-            Of::SwigluGrad { kept: true } => Some(1),
+            CastSource::Swiglu { restored: true } => Some(0),
+            CastSource::SwigluGrad { restored: true } => Some(1),
             _ => None,
         }
     }
 
     /// The type in which what is cast would be stored.
     pub(super) fn dtype(self, inputs: &[TensorType]) -> DType {
-        if self == (Of::Swiglu { kept: true }) { DType::BF16 } else { inputs[0].dtype }
+        if self == (CastSource::Swiglu { restored: true }) { DType::BF16 } else { inputs[0].dtype }
     }
 
     /// The inputs as they are once gate and up are restored.
     fn restored_types(self, inputs: &[TensorType]) -> Result<Vec<TensorType>, OpError> {
         let mut types = inputs.to_vec();
-        if let Some(at) = self.kept() {
+        if let Some(at) = self.restored() {
             OpError::ensure(inputs[at].dtype == DType::E4M3, || {
                 format!("gate_up that is kept must be e4m3, not {}", inputs[at])
             })?;
@@ -70,10 +70,10 @@ impl Of {
     pub(super) fn infer(self, inputs: &[TensorType]) -> Result<TensorType, OpError> {
         let types = self.restored_types(inputs)?;
         match self {
-            Of::Input => Ok(types[0]),
-            Of::Swiglu { .. } | Of::SwigluSaving => Ok(Swiglu.infer(&types)?[0]),
-            Of::SwigluGrad { .. } => Ok(SwigluGrad { remake: false }.infer(&types)?[0]),
-            Of::Norm => scaled_type(&types),
+            CastSource::Input => Ok(types[0]),
+            CastSource::Swiglu { .. } | CastSource::SwigluSaving => Ok(Swiglu.infer(&types)?[0]),
+            CastSource::SwigluGrad { .. } => Ok(SwigluGrad { rematerialise: false }.infer(&types)?[0]),
+            CastSource::Norm => scaled_type(&types),
         }
     }
 
@@ -81,9 +81,9 @@ impl Of {
     pub(super) fn extents(self, inputs: &[TensorType]) -> (usize, usize) {
         let (rows, cols) = inputs[0].shape.rows_cols();
         match self {
-            Of::Input | Of::Norm => (rows, cols),
-            Of::Swiglu { .. } | Of::SwigluSaving => (rows, cols / 2),
-            Of::SwigluGrad { .. } => (rows, cols * 2),
+            CastSource::Input | CastSource::Norm => (rows, cols),
+            CastSource::Swiglu { .. } | CastSource::SwigluSaving => (rows, cols / 2),
+            CastSource::SwigluGrad { .. } => (rows, cols * 2),
         }
     }
 
@@ -92,7 +92,7 @@ impl Of {
         let types: Vec<_> = inputs.iter().map(|view| view.ty).collect();
         let (rows, cols) = self.extents(&types);
         let ty = TensorType::new(self.dtype(&types), [rows, cols]);
-        let restored = self.kept().map(|at| {
+        let restored = self.restored().map(|at| {
             let out = inputs[at].ty.with_dtype(ty.dtype);
             let mut restored = HostTensor::zeros(out);
             let view = ViewMut::new(out, restored.bytes_mut(), false);
@@ -105,16 +105,18 @@ impl Of {
         };
         let mut made = HostTensor::zeros(ty);
         match self {
-            Of::Input => return None,
-            Of::Swiglu { .. } | Of::SwigluSaving => {
+            CastSource::Input => return None,
+            CastSource::Swiglu { .. } | CastSource::SwigluSaving => {
                 Swiglu.run(&[gate_up(0)], &mut [ViewMut::new(ty, made.bytes_mut(), false)]);
             }
-            Of::SwigluGrad { .. } => {
+            CastSource::SwigluGrad { .. } => {
                 made.bytes_mut().copy_from_slice(gate_up(1).bytes());
                 let out = ViewMut::new(ty, made.bytes_mut(), false);
-                SwigluGrad { remake: false }.run(&[inputs[0], View::in_output(ty)], &mut [out]);
+                SwigluGrad { rematerialise: false }.run(&[inputs[0], View::in_output(ty)], &mut [out]);
             }
-            Of::Norm => scaled(inputs[0], inputs[1], inputs[2], ViewMut::new(ty, made.bytes_mut(), false)),
+            CastSource::Norm => {
+                scaled(inputs[0], inputs[1], inputs[2], ViewMut::new(ty, made.bytes_mut(), false))
+            }
         }
         Some(made)
     }
@@ -122,7 +124,7 @@ impl Of {
 
 /// What of the whole tensor is an input of [`Quantize`], behind what is cast.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Known {
+pub enum Given {
     /// Nothing.
     Nothing,
     /// `f32[1]`: its amax, measured by what made it.
@@ -131,13 +133,13 @@ pub enum Known {
     Scale,
 }
 
-impl Known {
+impl Given {
     /// The type of the input.
     pub(super) fn ty(self) -> Option<TensorType> {
         match self {
-            Known::Nothing => None,
-            Known::Amax => Some(TensorType::new(DType::F32, [1])),
-            Known::Scale => Some(TensorType::new(DType::F32, [1, 1])),
+            Given::Nothing => None,
+            Given::Amax => Some(TensorType::new(DType::F32, [1])),
+            Given::Scale => Some(TensorType::new(DType::F32, [1, 1])),
         }
     }
 }
@@ -154,23 +156,23 @@ impl Quantize {
     }
 
     /// Whether it casts by tiles or blocks, or with a scale that is given, so that whatever makes the tensor by blocks can cast it.
-    pub(crate) fn is_on_the_way(&self) -> bool {
-        let is_known = self.is_given() || (self.known == Known::Nothing && self.is_within_areas());
+    pub(crate) fn is_local(&self) -> bool {
+        let is_known = self.is_given() || (self.given == Given::Nothing && self.is_within_areas());
         self.format != DType::E5M6 && is_known
     }
 
     /// Whether its scale is an input.
     pub(crate) fn is_given(&self) -> bool {
-        self.known == Known::Scale
+        self.given == Given::Scale
     }
 
     /// How many outputs it has.
     pub(crate) fn outputs(self) -> usize {
-        self.amax() + if self.of == Of::SwigluSaving { 3 } else { 1 }
+        self.amax() + if self.source == CastSource::SwigluSaving { 3 } else { 1 }
     }
 
     /// How many inputs it has.
     pub(crate) fn inputs(self) -> usize {
-        self.of.inputs() + usize::from(self.known != Known::Nothing)
+        self.source.inputs() + usize::from(self.given != Given::Nothing)
     }
 }

@@ -14,8 +14,36 @@ pub struct Sample {
     pub inputs: Vec<SampleInput>,
     /// How many of the first outputs are differentiated; those after them are only saved for the backward.
     pub roots: usize,
-    /// Whether the first output is a loss, whose gradient is one.
+    /// True if the first output is a loss, whose gradient is one.
     pub loss: bool,
+    /// How far a GPU's results may be from the CPU's.
+    pub tolerance: GpuTolerance,
+    /// True if a GPU gives the same bits every time.
+    pub deterministic: bool,
+}
+
+/// How far an op's results on a GPU may be from the CPU's (docs/numerics.md).
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum GpuTolerance {
+    /// Outputs in f32 by this relative error, those in bf16 by their rounding, all others by no bit.
+    Rounding {
+        /// The relative error.
+        f32: f64,
+    },
+    /// The same with the error of [`GpuTolerance::DEFAULT`], and 3e-2 for outputs in FP8: they are cast from values that the op computes.
+    FusedCast {
+        /// True if outputs in bf16 must be equal to the bit: stochastic rounding is the same everywhere.
+        exact_bf16: bool,
+    },
+    /// Losses by a relative error of 4e-3, all other outputs of 3e-2: GEMMs run on casts of values that the op computes.
+    ScaledLoss,
+    /// By no bit.
+    Exact,
+}
+
+impl GpuTolerance {
+    /// What sums in another order are apart by.
+    pub const DEFAULT: GpuTolerance = GpuTolerance::Rounding { f32: 1e-5 };
 }
 
 /// The op of a sample.
@@ -53,13 +81,21 @@ pub enum Fill {
 
 impl Sample {
     /// A sample of an op that models are traced from.
-    pub fn forward(op: impl Differentiable, inputs: impl Into<Vec<SampleInput>>) -> Self {
-        Sample { op: SampleOp::Forward(Arc::new(op)), inputs: inputs.into(), roots: 1, loss: false }
+    pub(crate) fn forward(op: impl Differentiable + Sampled, inputs: impl Into<Vec<SampleInput>>) -> Self {
+        let inputs = inputs.into();
+        let types: Vec<TensorType> = inputs.iter().map(|input| input.ty).collect();
+        let (tolerance, deterministic) = (op.tolerance(&types), op.is_deterministic());
+        let op = SampleOp::Forward(Arc::new(op));
+        Sample { op, inputs, roots: 1, loss: false, tolerance, deterministic }
     }
 
     /// A sample of an op without a backward.
-    pub fn plain(op: impl Op, inputs: impl Into<Vec<SampleInput>>) -> Self {
-        Sample { op: SampleOp::Plain(Arc::new(op)), inputs: inputs.into(), roots: 0, loss: false }
+    pub(crate) fn plain(op: impl Sampled, inputs: impl Into<Vec<SampleInput>>) -> Self {
+        let inputs = inputs.into();
+        let types: Vec<TensorType> = inputs.iter().map(|input| input.ty).collect();
+        let (tolerance, deterministic) = (op.tolerance(&types), op.is_deterministic());
+        let op = SampleOp::Plain(Arc::new(op));
+        Sample { op, inputs, roots: 0, loss: false, tolerance, deterministic }
     }
 
     /// The same with the first `n` outputs differentiated.
@@ -175,6 +211,16 @@ pub(crate) trait Sampled: Op + Sized {
 
     /// A use that is large enough for several threads.
     fn large() -> Sample;
+
+    /// How far a GPU's results may be from the CPU's, with inputs of these types.
+    fn tolerance(&self, _inputs: &[TensorType]) -> GpuTolerance {
+        GpuTolerance::DEFAULT
+    }
+
+    /// True if a GPU gives the same bits every time.
+    fn is_deterministic(&self) -> bool {
+        true
+    }
 
     /// Uses that run on a GPU alone: of sizes that its kernels tell apart, and too large for gradient checks.
     fn gpu_samples() -> Vec<Sample> {

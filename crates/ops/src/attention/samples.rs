@@ -4,6 +4,10 @@ use super::{Attention, AttentionGrad};
 use crate::samples::{Fill, Sample, SampleInput, Sampled};
 
 impl Sampled for Attention {
+    fn is_deterministic(&self) -> bool {
+        self.deterministic
+    }
+
     fn samples() -> Vec<Sample> {
         let of = |seq_len, heads, kv_heads, head_dim| Attention {
             seq_len,
@@ -36,6 +40,10 @@ impl Sampled for Attention {
 }
 
 impl Sampled for AttentionGrad {
+    fn is_deterministic(&self) -> bool {
+        self.0.deterministic
+    }
+
     fn samples() -> Vec<Sample> {
         let op =
             AttentionGrad(Attention { seq_len: 21, heads: 4, kv_heads: 2, head_dim: 6, deterministic: true });

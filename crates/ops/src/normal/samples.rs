@@ -1,10 +1,14 @@
 //! Samples of [`Normal`].
 
 use super::Normal;
-use crate::samples::{MULTIPROCESSORS, Sample, Sampled};
-use xtrain_tensor::Shape;
+use crate::samples::{GpuTolerance, MULTIPROCESSORS, Sample, Sampled};
+use xtrain_tensor::{Shape, TensorType};
 
 impl Sampled for Normal {
+    fn tolerance(&self, _: &[TensorType]) -> GpuTolerance {
+        GpuTolerance::Exact
+    }
+
     fn samples() -> Vec<Sample> {
         vec![sample(&[3, 11]), sample(&[1]), sample(&[64])]
     }

@@ -1,10 +1,17 @@
 //! Samples of [`Quantize`] and [`Dequantize`].
 
 use super::{CastSource, Dequantize, Given, Layouts, Quantize};
-use crate::samples::{Fill, Sample, SampleInput, Sampled};
-use xtrain_tensor::{DType, Scaling};
+use crate::samples::{Fill, GpuTolerance, Sample, SampleInput, Sampled};
+use xtrain_tensor::{DType, Scaling, TensorType};
 
 impl Sampled for Quantize {
+    fn tolerance(&self, _: &[TensorType]) -> GpuTolerance {
+        match self.source {
+            CastSource::Input => GpuTolerance::DEFAULT,
+            _ => GpuTolerance::FusedCast { exact_bf16: false },
+        }
+    }
+
     fn samples() -> Vec<Sample> {
         let sample = |format, scaling, pow2_scales, layouts, shape| {
             let op = Quantize::new(format, scaling, pow2_scales, layouts);

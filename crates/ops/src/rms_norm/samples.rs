@@ -2,8 +2,8 @@
 
 use super::{AddRmsNorm, Rms, RmsNorm, RmsNormGrad};
 use crate::quantize::{CastSource, Given, Layouts, Quantize};
-use crate::samples::{Fill, Sample, SampleInput, Sampled};
-use xtrain_tensor::{DType, Scaling};
+use crate::samples::{Fill, GpuTolerance, Sample, SampleInput, Sampled};
+use xtrain_tensor::{DType, Scaling, TensorType};
 
 impl Sampled for RmsNorm {
     fn samples() -> Vec<Sample> {
@@ -65,6 +65,13 @@ impl Sampled for AddRmsNorm {
 }
 
 impl Sampled for Rms {
+    fn tolerance(&self, _: &[TensorType]) -> GpuTolerance {
+        match self.cast {
+            Some(_) => GpuTolerance::FusedCast { exact_bf16: false },
+            None => GpuTolerance::DEFAULT,
+        }
+    }
+
     fn samples() -> Vec<Sample> {
         let mut all = Vec::new();
         for (adds, amax) in [(false, false), (false, true), (true, false), (true, true)] {

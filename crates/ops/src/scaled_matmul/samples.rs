@@ -1,10 +1,23 @@
 //! Samples of [`ScaledMatmul`].
 
-use super::{E4M3, HYBRID, PAIRS, ScaledMatmul};
-use crate::samples::{Fill, Sample, SampleInput, Sampled};
-use xtrain_tensor::{DType, Scaling};
+use super::{E4M3, HYBRID, MULTIPLE, PAIRS, ScaledMatmul};
+use crate::samples::{Fill, GpuTolerance, Sample, SampleInput, Sampled};
+use xtrain_tensor::{DType, Scaling, TensorType};
 
 impl Sampled for ScaledMatmul {
+    /// Tensor cores keep 14 bits of the products of FP8 numbers: for 128 of them or, fast, for all. Sizes that they do not take are multiplied
+    /// in bf16, to which the operands are rounded.
+    fn tolerance(&self, inputs: &[TensorType]) -> GpuTolerance {
+        let is_in_bf16 = !inputs[0].shape[0].is_multiple_of(MULTIPLE);
+        GpuTolerance::Rounding {
+            f32: match is_in_bf16 {
+                true => 4e-3,
+                false if self.fast_accumulation => 7e-4,
+                false => 2e-4,
+            },
+        }
+    }
+
     fn samples() -> Vec<Sample> {
         let [tensor, row, tile, weight, _] = PAIRS;
         vec![

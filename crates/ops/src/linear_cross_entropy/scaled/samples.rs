@@ -3,11 +3,15 @@
 use super::ScaledLinearCrossEntropy;
 use crate::linear_cross_entropy::{IGNORED, LinearCrossEntropy, LinearCrossEntropyGrad};
 use crate::quantize::Quantize;
-use crate::samples::{Fill, Sample, SampleInput, Sampled};
+use crate::samples::{Fill, GpuTolerance, Sample, SampleInput, Sampled};
 use xtrain_program::{Quantization, ScaledGemm};
-use xtrain_tensor::{DType, Scaling};
+use xtrain_tensor::{DType, Scaling, TensorType};
 
 impl Sampled for ScaledLinearCrossEntropy {
+    fn tolerance(&self, _: &[TensorType]) -> GpuTolerance {
+        GpuTolerance::ScaledLoss
+    }
+
     fn samples() -> Vec<Sample> {
         let all = |way| sample([32, 16, 48], 16, way, [true; 3], [true; 2]);
         let mut samples: Vec<Sample> = ways().into_iter().map(all).collect();

@@ -159,7 +159,7 @@ fn check(sample: &Sample, dtype: DType, replays: bool) -> Result<(), Failed> {
 
 fn main() {
     let arguments = Arguments::from_args();
-    let card = common::card();
+    let card = common::gpu();
     let multiprocessors = card.as_ref().map_or(1, |card| card.info().multiprocessors as usize);
     let kernels = cuda_kernels();
     let mut tests = Vec::new();

@@ -317,7 +317,7 @@ fn check(new: &dyn Fn() -> Box<dyn Engine>, maker: &Maker, cases: &Cases) -> Res
 
 fn main() {
     let arguments = Arguments::from_args();
-    let card = common::card();
+    let card = common::gpu();
     let is_missing = card.is_none();
     let mut tests = Vec::new();
     let on_card = || {

@@ -8,13 +8,14 @@
 //! master' = master - lr (mhat / (sqrt(vhat) + eps) + weight_decay * master)
 //! ```
 //!
-//! in f32 (f64 where the masters are), the two bias corrections in f64 from t, the number of updates applied. The copy of the new master
-//! that GEMMs read is written in the same pass.
+//! in f32 (f64 if the masters are), the two bias corrections in f64 from t, the number of updates applied.
+//! The same pass writes the copy of the new master that GEMMs read.
 //!
-//! Moments may be stored in bf16 (DeepSeek-V3, arXiv 2412.19437, section 3.3.3): they are widened on reading, and the update takes m' and v'
-//! before they are rounded. They are rounded up or down by chance, right in the mean: to the nearest number, a moment would stay as it is
-//! wherever a step moves it by less than half a unit, and v by no more than that in any step for a beta2 above 0.998, so that it could
-//! never fall. The numbers that decide are those of a Philox stream: of the seed, t, the parameter's place and the element's. Every device
+//! Moments may be stored in bf16 (DeepSeek-V3, arXiv 2412.19437, section 3.3.3): they are widened on reading,
+//! and the update uses m' and v' before they are rounded. They use stochastic rounding, which is right in the
+//! mean: rounded to nearest, a moment would not change if a step moves it by less than half a unit, and v
+//! moves by no more than that in any step for a beta2 above 0.998, so that it could never fall. The random
+//! numbers are those of a Philox stream, by seed, t, the parameter's place and the element's. Every device
 //! rounds to the same bits.
 //!
 //! Deliberately absent: a pass that clears gradients. The first micro-step of the next step overwrites them.
@@ -37,15 +38,17 @@ use xtrain_tensor::{DType, TensorType};
 const CONTROLS: usize = 4;
 /// Inputs of a parameter: master, m, v, grad. The first three are also outputs, in place.
 const OPERANDS: usize = 4;
-/// The first of the streams that round moments: behind all that a model draws from.
+/// The first stream of stochastic rounding: after all streams that a model draws from.
 pub const SITES: u32 = 1 << 31;
 
-/// `(lr [], coefficient [], applied u32[1], skip u32[], then for each parameter master, m, v, grad, and behind all for each cast with a known
-/// scale that, f32[1, 1]) -> (for each parameter master', m', v' in place[, compute], behind all the largest magnitudes f32[1] of the masters'
-/// that are measured, and behind those what casts of some to FP8 make ([`Quantize`]))`.
+/// `(lr [], coefficient [], applied u32[1], skip u32[], then for each parameter master, m, v, grad, and last
+/// for each cast with a delayed scale that scale, f32[1, 1]) -> (for each parameter master', m', v' in
+/// place[, compute], then the amaxes f32[1] of measured masters, then the outputs of casts of masters to FP8
+/// ([`Quantize`]))`.
 ///
-/// `applied` is t and already counts this update, so it is at least 1 unless `skip` is set. The gradient is multiplied by `coefficient`
-/// (clipping). With `skip` other than 0 no bit of masters and moments changes, and the compute copies are made from the masters as they are.
+/// `applied` is t and already counts this update, so it is at least 1 unless `skip` is set. The gradient is
+/// multiplied by `coefficient` (clipping). With `skip` other than 0 no bit of masters and moments changes,
+/// and the compute copies are written from the unchanged masters.
 ///
 /// Moments in bf16 are rounded by the stream (t, [`SITES`] + p) of the seed, p the parameter's place among `parameters`: element i by its word i, m
 /// by the lower half and v by the upper ([`round_bf16_by`](xtrain_tensor::formats::round_bf16_by)).
@@ -57,24 +60,24 @@ pub struct AdamW {
     eps: f64,
     seed: u64,
     in_place: Vec<(usize, usize)>,
-    /// Whose new masters are measured.
+    /// Parameters whose new masters' amaxes are written.
     measured: Vec<usize>,
-    /// Whose are cast, and how: by blocks, or with a scale that is known.
+    /// Parameters whose new masters are cast: by blocks, or with a delayed scale.
     casts: Vec<(usize, Quantize)>,
 }
 
-/// How one parameter is updated.
+/// The options of a parameter's update.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct AdamWParameter {
     /// The decoupled decay, multiplied by the learning rate: 0 for norms, biases and embeddings.
     pub weight_decay: f64,
-    /// The element type of the copy that GEMMs read, where it differs from the master's.
+    /// The element type of the copy that GEMMs read, if it differs from the master's.
     pub compute: Option<DType>,
 }
 
 impl AdamW {
-    /// An update of these parameters, with the decay rates of the moments, what is added to the root of the second, and the seed of what
-    /// rounds them where they are bf16.
+    /// An update of these parameters, with the decay rates of the moments, the addend to the root of the
+    /// second, and the seed of stochastic rounding.
     pub fn new(parameters: Vec<AdamWParameter>, [beta1, beta2]: [f64; 2], eps: f64, seed: u64) -> Self {
         let mut in_place = Vec::with_capacity(3 * parameters.len());
         let mut output = 0;
@@ -86,24 +89,24 @@ impl AdamW {
         AdamW { parameters, beta1, beta2, eps, seed, in_place, measured: Vec::new(), casts: Vec::new() }
     }
 
-    /// Which outputs are the new masters.
+    /// The outputs that are new masters.
     pub(crate) fn masters(&self) -> impl Iterator<Item = usize> {
         let made = |p: &AdamWParameter| 3 + usize::from(p.compute.is_some());
         self.parameters.iter().scan(0, move |next, p| Some(std::mem::replace(next, *next + made(p))))
     }
 
-    /// Which output is the first amax: behind masters, moments and compute copies.
+    /// The index of the first amax: after masters, moments and compute copies.
     fn first_amax(&self) -> usize {
         self.parameters.iter().map(|p| 3 + usize::from(p.compute.is_some())).sum()
     }
 
-    /// The first output of each cast, behind all others.
+    /// The index of the first output of each cast, after all others.
     fn cast_outputs(&self) -> impl Iterator<Item = usize> {
         let first = self.first_amax() + self.measured.len();
         self.casts.iter().scan(first, |next, (_, cast)| Some(std::mem::replace(next, *next + cast.outputs())))
     }
 
-    /// Which input each cast's scale is, where it is known.
+    /// The input that is each cast's delayed scale, if it has one.
     fn scales(&self) -> impl Iterator<Item = Option<usize>> {
         let first = CONTROLS + OPERANDS * self.parameters.len();
         self.casts.iter().scan(first, |next, (_, cast)| {
@@ -128,7 +131,7 @@ impl AdamW {
         self.casts.is_empty().then(|| AdamW { measured, ..self.clone() })
     }
 
-    /// Which output the amax of the new master of parameter `p` is.
+    /// The index of the amax of the new master of parameter `p`.
     pub(crate) fn amax(&self, p: usize) -> Option<usize> {
         Some(self.first_amax() + self.measured.iter().position(|&q| q == p)?)
     }
@@ -188,7 +191,7 @@ impl Op for AdamW {
 }
 
 impl AdamWParameter {
-    /// The type of the compute copy, or what is wrong with `[master, m, v, grad]`.
+    /// The type of the compute copy, or an error about `[master, m, v, grad]`.
     fn infer(&self, operands: &[TensorType]) -> Result<Option<TensorType>, OpError> {
         let master = operands[0];
         let allowed: &[DType] = match master.dtype.compute() {

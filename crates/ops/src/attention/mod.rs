@@ -30,7 +30,7 @@ use xtrain_program::{Backward, Cost, Differentiable, Op, OpError, Operand, Role}
 use xtrain_tensor::TensorType;
 
 /// The ways to compute attention on a card, by the names that `XTRAIN_PREFER` takes: whose kernels, and, of our own, in which tiles.
-pub fn ways() -> Vec<String> {
+pub fn algorithms() -> Vec<String> {
     [cuda::CUDNN, cuda::OWN, cuda::WHOLE].map(str::to_owned).into_iter().chain(flash::tile_names()).collect()
 }
 
@@ -75,7 +75,7 @@ impl Op for Attention {
 
     /// Two products of the lower half of the s x s scores.
     fn cost(&self, inputs: &[TensorType], _: &[TensorType]) -> Cost {
-        self.products(2.0, inputs[0].shape[0])
+        self.gemm_cost(2.0, inputs[0].shape[0])
     }
 }
 
@@ -101,7 +101,7 @@ impl Attention {
     }
 
     /// The cost of `n` products of size s x s x e for each query head, of which only the causal half is counted.
-    fn products(&self, n: f64, tokens: usize) -> Cost {
+    fn gemm_cost(&self, n: f64, tokens: usize) -> Cost {
         let width = (self.heads * self.head_dim) as f64;
         Cost { flops: n * tokens as f64 * width * self.seq_len as f64 }
     }
@@ -151,7 +151,7 @@ impl Op for AttentionGrad {
 
     /// Five products of the lower half of the s x s scores: the scores once more, and those of dp, dv, dq and dk.
     fn cost(&self, inputs: &[TensorType], _: &[TensorType]) -> Cost {
-        self.0.products(5.0, inputs[0].shape[0])
+        self.0.gemm_cost(5.0, inputs[0].shape[0])
     }
 }
 

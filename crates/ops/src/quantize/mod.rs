@@ -1,16 +1,17 @@
-//! Casts to and from the formats that need a scale: what the FP8 recipes put before GEMMs, and DeepSeek-V3's E5M6 for a saved activation.
+//! Casts to and from the formats that need a scale: the operands of FP8 GEMMs, and DeepSeek-V3's E5M6 for a
+//! saved activation.
 //!
-//! The elements of a region ([`Scaling`]) share `scale = max_finite(format) / amax`, at most the largest finite f32, where amax is the
-//! largest magnitude in the region; it multiplies before the cast, and its reciprocal comes out. An amax of 0 gives scale 1. So does an
-//! amax that is infinite or NaN, and it comes out as it is, so that the step can be marked as not finite: the cast itself saturates and
-//! would hide an infinity.
+//! The elements of a region ([`Scaling`]) share `scale = max_finite(format) / amax`, at most the largest
+//! finite f32. The scale multiplies before the cast; its reciprocal is an output. An amax of 0 gives scale 1.
+//! So does an amax that is infinite or NaN, and the cast emits it unchanged, so that the step can be marked
+//! as not finite: the cast itself saturates and would hide an infinity.
 //!
-//! GEMMs of FP8 sum over what lies side by side in memory, in both factors. A tensor that is one GEMM's factor as it stands is another's
-//! as its transpose, with scales of its own; one pass over the tensor makes either or both.
+//! FP8 GEMMs sum along rows in memory, in both operands. A tensor that is one GEMM's operand row-major is
+//! another's transposed, with scales of its own; one pass over the tensor writes either layout or both.
 //!
-//! E5M6 is scaled as the others are: DeepSeek-V3 (arXiv 2412.19437, section 3.3.3) keeps that activation with tile scales of powers of two
-//! as well, one rule is simpler than two, and with its 5 bits of exponent the region's small values stay 30 binary orders apart from its
-//! largest one. Whoever wants no scaling gets it from a power of two: it changes no bit of a mantissa.
+//! E5M6 has a scale like the FP8 formats: DeepSeek-V3 (arXiv 2412.19437, section 3.3.3) saves that activation
+//! with tile scales of powers of two, and one rule is simpler than two. Its 5 exponent bits cover 30 binary
+//! orders below a region's largest number. A scale that is a power of two changes no bit of a mantissa.
 
 mod cpu;
 pub(crate) mod cuda;
@@ -31,26 +32,28 @@ use xtrain_cuda::KernelSource;
 use xtrain_program::{Op, OpError, Operand, Quantization, Rebuild, Source};
 use xtrain_tensor::{DType, Scaling, TensorType};
 
-/// `(x [R, C] (, scale f32[1, 1] or amax f32[1])) -> (q [R, C], inv_scale) as it stands, (q [C, R], inv_scale) transposed, amax f32[1]`;
-/// which of the pairs is made says [`Layouts`], and [`Scaling::shape`] the shape of the scales, which are f32.
+/// `(x [R, C] (, scale f32[1, 1] or amax f32[1])) -> (q [R, C], inv_scale) row-major, (q [C, R], inv_scale)
+/// transposed, amax f32[1]`. [`Layouts`] says which of the pairs there are; scales are f32 of the shape
+/// [`Scaling::shape`].
 ///
-/// q is x * scale in f32, rounded to nearest even and saturated to the largest finite value; NaN stays NaN. amax is the element of x of
-/// the largest bits without the sign, a NaN if there is one; it accumulates as the largest of all. Where a scale is given it is used for
-/// the whole tensor, whatever amax is; where it is 0 there is none yet, and that of amax takes its place. What is cast may be what another op
-/// would make: then its inputs stand in the place of x, and what it makes beside is behind amax ([`Of`]).
+/// q is x * scale in f32, rounded to nearest even and saturated to the largest finite value; NaN stays NaN.
+/// amax is the magnitude of x with the largest bits, a NaN if there is one; it accumulates as a maximum. A
+/// given scale applies to the whole tensor, whatever its amax; a scale of 0 means "not set", and the amax
+/// gives the scale. With another [`CastSource`] than `Input` the op casts a value that it computes itself:
+/// that value's inputs take the place of x, and further outputs come after amax.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Quantize {
-    /// What is cast.
+    /// The value to cast.
     pub source: CastSource,
-    /// E4M3 or E5M2; E5M6 (packed) as it stands only.
+    /// E4M3 or E5M2; E5M6 (packed) row-major only.
     pub format: DType,
-    /// Which elements share a scale.
+    /// The elements that share a scale.
     pub scaling: Scaling,
-    /// Whether scales are rounded down to a power of two, so that scaling adds no rounding error.
+    /// True if scales are rounded down to a power of two, so that scaling adds no rounding error.
     pub pow2_scales: bool,
-    /// What is made.
+    /// The layouts of the result.
     pub layouts: Layouts,
-    /// What of the whole tensor is known before.
+    /// The input about the whole tensor.
     pub given: Given,
 }
 
@@ -73,10 +76,10 @@ impl Quantize {
     }
 }
 
-/// The cast that keeps gate and up for the backward.
+/// The cast that saves gate and up for the backward.
 pub(crate) const SAVE: Quantize = Quantize::new(DType::E4M3, Scaling::Tile, true, Layouts::RowMajor);
 
-/// In which layouts a tensor is quantized.
+/// The layouts of a cast.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Layouts {
     /// The tensor's own.
@@ -88,8 +91,8 @@ pub enum Layouts {
 }
 
 impl Layouts {
-    /// Whether each is made: as it stands, transposed.
-    pub fn made(self) -> [bool; 2] {
+    /// For each layout (row-major, transposed), true if it is written.
+    pub fn written(self) -> [bool; 2] {
         match self {
             Layouts::RowMajor => [true, false],
             Layouts::Transposed => [false, true],
@@ -103,11 +106,11 @@ impl Layouts {
 pub struct Dequantize {
     /// F32 or BF16.
     pub out: DType,
-    /// Which elements share a scale.
+    /// The elements that share a scale.
     pub scaling: Scaling,
 }
 
-/// Numbers and scales of what [`SAVE`] makes of gate and up.
+/// The types of numbers and scales that [`SAVE`] writes for gate and up.
 pub(crate) fn saved_types(gate_up: TensorType) -> [TensorType; 2] {
     let (rows, cols) = gate_up.shape.rows_cols();
     [gate_up.with_dtype(DType::E4M3), TensorType::new(DType::F32, Scaling::Tile.shape(rows, cols))]
@@ -122,7 +125,7 @@ fn is_plain(dtype: DType) -> bool {
 }
 
 impl Op for Quantize {
-    /// By what it casts, so that profiles tell the casts apart.
+    /// Named by its source, so that profiles tell the casts apart.
     fn name(&self) -> &'static str {
         match self.source {
             CastSource::Input => "quantize",
@@ -158,7 +161,7 @@ impl Op for Quantize {
             format!("no amax is known of what {:?} casts to {}", self.source, self.format)
         })?;
         let mut made = Vec::new();
-        for (is_made, [rows, cols]) in self.layouts.made().into_iter().zip([[rows, cols], [cols, rows]]) {
+        for (is_made, [rows, cols]) in self.layouts.written().into_iter().zip([[rows, cols], [cols, rows]]) {
             if is_made {
                 made.push(TensorType::new(self.format, [rows, cols]));
                 made.push(TensorType::new(DType::F32, self.scaling.shape(rows, cols)));
@@ -175,7 +178,7 @@ impl Op for Quantize {
         Operand::Full
     }
 
-    /// The transpose, which the backward reads: it costs little once what is cast is there.
+    /// The transpose, which the backward reads: a second cast costs little once its input is there.
     fn is_cheap(&self, output: usize) -> bool {
         self.layouts == Layouts::Both && matches!(output, 2 | 3)
     }

@@ -87,14 +87,14 @@ impl Sampled for Quantize {
                     let scale = |value| SampleInput::activation([1, 1]).fill(Fill::Values(vec![value]));
                     let measured = (format != DType::E5M6).then(|| (Given::Amax, amax()));
                     let scales = [scale(0.37), scale(0.0)].map(|scale| (Given::Scale, scale));
-                    let all_known: Vec<_> = scales.into_iter().chain(measured).collect();
-                    for (known, beside) in all_known {
-                        let op = Quantize { given: known, ..op };
+                    let all_given: Vec<_> = scales.into_iter().chain(measured).collect();
+                    for (given, input) in all_given {
+                        let op = Quantize { given, ..op };
                         all.push(Sample::plain(
                             op,
-                            [SampleInput::activation([304, 264]).computed(), beside.clone()],
+                            [SampleInput::activation([304, 264]).computed(), input.clone()],
                         ));
-                        all.push(Sample::plain(op, [special.clone(), beside]));
+                        all.push(Sample::plain(op, [special.clone(), input]));
                     }
                 }
             }
@@ -198,9 +198,9 @@ fn cast_in_place_of_sources() -> Vec<Sample> {
             let scale = |value| SampleInput::activation([1, 1]).fill(Fill::Values(vec![value]));
             let measured = (of == CastSource::Norm).then(|| (Given::Amax, amax()));
             let scales = [scale(0.37), scale(0.0)].map(|scale| (Given::Scale, scale));
-            for (known, beside) in scales.into_iter().chain(measured) {
-                let op = Quantize { given: known, ..whole };
-                all.push(Sample::plain(op, [inputs.clone(), vec![beside]].concat()));
+            for (given, input) in scales.into_iter().chain(measured) {
+                let op = Quantize { given, ..whole };
+                all.push(Sample::plain(op, [inputs.clone(), vec![input]].concat()));
             }
         }
     }

@@ -1,4 +1,4 @@
-//! What is cast: a tensor, or what an op would make, which then is not written.
+//! The source of a cast: a tensor, or a value that the cast computes itself and never writes.
 
 use super::{Dequantize, Quantize};
 use crate::rms_norm::{scaled, scaled_type};
@@ -6,30 +6,32 @@ use crate::swiglu::{Swiglu, SwigluGrad};
 use xtrain_program::{Op, OpError};
 use xtrain_tensor::{CpuKernel, DType, HostTensor, Scaling, TensorType, View, ViewMut};
 
-/// What [`Quantize`] casts, of its first inputs. It is rounded as the op would store it, so that the cast is the same to the bit.
+/// The value that [`Quantize`] casts, from its first inputs. It is rounded as its op would store it, so that
+/// the cast is equal to the bit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum CastSource {
-    /// `x`: that.
+    /// `x`: the tensor x.
     Input,
-    /// `gate_up`: what [`Swiglu`] makes. `kept`: of gate and up in E4M3 by tiles, two inputs, numbers and scales, restored in bf16.
+    /// `gate_up`: the output of [`Swiglu`]. `restored`: from gate and up in E4M3 by tiles, two inputs,
+    /// numbers and scales, restored in bf16.
     Swiglu {
-        /// Whether that is so.
+        /// True if gate and up are saved in FP8.
         restored: bool,
     },
-    /// `gate_up`: the same, of a plain tensor of which a copy in E4M3 by tiles with scales of powers of two is made too: numbers and scales
-    /// are the cast's last outputs.
+    /// `gate_up`: the output of [`Swiglu`] from a plain tensor, of which the op also saves a copy in E4M3 by
+    /// tiles with scales of powers of two: numbers and scales are the last outputs.
     SwigluSaving,
-    /// `dy, gate_up`: what [`SwigluGrad`] makes. `kept`: the same, restored in the type of dy.
+    /// `dy, gate_up`: the output of [`SwigluGrad`]. `restored`: as above, restored in the type of dy.
     SwigluGrad {
-        /// Whether that is so.
+        /// True if gate and up are saved in FP8.
         restored: bool,
     },
-    /// `x_td, rstd_t, w_d`: x * rstd * w, a norm's y.
+    /// `x_td, rstd_t, w_d`: x * rstd * w, the output of a norm.
     Norm,
 }
 
 impl CastSource {
-    /// How many inputs it is made of.
+    /// The number of its inputs.
     pub const fn inputs(self) -> usize {
         match self {
             CastSource::Input | CastSource::SwigluSaving => 1,
@@ -39,7 +41,7 @@ impl CastSource {
         }
     }
 
-    /// Which input gate and up are, where they are kept in FP8, with their scales behind them.
+    /// The input that holds gate and up, if they are saved in FP8; their scales are the next one.
     pub(super) const fn restored(self) -> Option<usize> {
         match self {
             CastSource::Swiglu { restored: true } => Some(0),
@@ -48,17 +50,17 @@ impl CastSource {
         }
     }
 
-    /// The type in which what is cast would be stored.
+    /// The element type in which its op would store it.
     pub(super) fn dtype(self, inputs: &[TensorType]) -> DType {
         if self == (CastSource::Swiglu { restored: true }) { DType::BF16 } else { inputs[0].dtype }
     }
 
-    /// The inputs as they are once gate and up are restored.
+    /// The types of the inputs after gate and up are restored.
     fn restored_types(self, inputs: &[TensorType]) -> Result<Vec<TensorType>, OpError> {
         let mut types = inputs.to_vec();
         if let Some(at) = self.restored() {
             OpError::ensure(inputs[at].dtype == DType::E4M3, || {
-                format!("gate_up that is kept must be e4m3, not {}", inputs[at])
+                format!("a saved gate_up must be e4m3, not {}", inputs[at])
             })?;
             let restore = Dequantize { out: self.dtype(inputs), scaling: Scaling::Tile };
             types.splice(at..at + 2, restore.infer(&inputs[at..at + 2])?);
@@ -66,7 +68,7 @@ impl CastSource {
         Ok(types)
     }
 
-    /// The type of what is cast, or what is wrong with the inputs.
+    /// Its type, or an error about the inputs.
     pub(super) fn infer(self, inputs: &[TensorType]) -> Result<TensorType, OpError> {
         let types = self.restored_types(inputs)?;
         match self {
@@ -77,7 +79,7 @@ impl CastSource {
         }
     }
 
-    /// Rows and columns of what is cast, of inputs that fit.
+    /// Its rows and columns, for valid inputs.
     pub(super) fn extents(self, inputs: &[TensorType]) -> (usize, usize) {
         let (rows, cols) = inputs[0].shape.rows_cols();
         match self {
@@ -87,7 +89,7 @@ impl CastSource {
         }
     }
 
-    /// What is cast, where it is not an input, by the kernels of the op that would make it.
+    /// The value, computed by the CPU kernels of its op; None for `Input`.
     pub(super) fn make(self, inputs: &[View<'_>]) -> Option<HostTensor> {
         let types: Vec<_> = inputs.iter().map(|view| view.ty).collect();
         let (rows, cols) = self.extents(&types);
@@ -122,14 +124,14 @@ impl CastSource {
     }
 }
 
-/// What of the whole tensor is an input of [`Quantize`], behind what is cast.
+/// The input of [`Quantize`] about the whole tensor, after those of its source.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Given {
-    /// Nothing.
+    /// None.
     Nothing,
-    /// `f32[1]`: its amax, measured by what made it.
+    /// `f32[1]`: its amax, written by the op that computed it.
     Amax,
-    /// `f32[1, 1]`: its scale, or 0 where there is none yet, and that of its own amax takes its place.
+    /// `f32[1, 1]`: its delayed scale. 0 means "not set"; the tensor's own amax then gives the scale.
     Scale,
 }
 
@@ -145,33 +147,34 @@ impl Given {
 }
 
 impl Quantize {
-    /// Which output amax is; behind it is a copy that is kept.
+    /// The index of the output amax; a saved copy comes after it.
     pub(crate) fn amax(self) -> usize {
-        2 * self.layouts.made().into_iter().filter(|&made| made).count()
+        2 * self.layouts.written().into_iter().filter(|&made| made).count()
     }
 
-    /// Whether no region that shares a scale is larger than an area of a block.
+    /// True if no region is larger than the area that a thread block casts.
     pub(super) fn is_within_areas(&self) -> bool {
         matches!(self.scaling, Scaling::Tile | Scaling::Block)
     }
 
-    /// Whether it casts by tiles or blocks, or with a scale that is given, so that whatever makes the tensor by blocks can cast it.
+    /// True if each area can be cast on its own: by tiles or blocks, or with a given scale. A kernel that
+    /// computes the tensor by areas can then cast it.
     pub(crate) fn is_local(&self) -> bool {
         let is_known = self.is_given() || (self.given == Given::Nothing && self.is_within_areas());
         self.format != DType::E5M6 && is_known
     }
 
-    /// Whether its scale is an input.
+    /// True if its scale is an input.
     pub(crate) fn is_given(&self) -> bool {
         self.given == Given::Scale
     }
 
-    /// How many outputs it has.
+    /// The number of its outputs.
     pub(crate) fn outputs(self) -> usize {
         self.amax() + if self.source == CastSource::SwigluSaving { 3 } else { 1 }
     }
 
-    /// How many inputs it has.
+    /// The number of its inputs.
     pub(crate) fn inputs(self) -> usize {
         self.source.inputs() + usize::from(self.given != Given::Nothing)
     }

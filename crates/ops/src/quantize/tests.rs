@@ -281,7 +281,7 @@ fn what_was_quantized_with_powers_of_two_is_quantized_again_without_error() {
 
 #[test]
 fn tiles_along_one_dimension_requantize_exactly_along_the_other_where_range_allows() {
-    // Within a factor of 100 of the region's largest, no element becomes subnormal, and powers of two keep every mantissa.
+    // FusedCast a factor of 100 of the region's largest, no element becomes subnormal, and powers of two keep every mantissa.
     let shape = [256, 256];
     let x: Vec<f32> = random(shape).iter().map(|x| x.signum() * (1.0 + x.abs().fract() * 100.0)).collect();
     let tiles = |layouts| Quantize::new(DType::E4M3, Scaling::Tile, true, layouts);

@@ -117,23 +117,24 @@ impl Differentiable for AddRmsNorm {
     }
 }
 
-/// `x_td -> rstd_t` or, adding, `(x_td, delta_td) -> (sum_td, rstd_t)`: [`RmsNorm`] or [`AddRmsNorm`] without y, where y is made as it is
-/// cast. With `amax` the weight w_d is the last input, and the largest magnitude of y, `f32[1]`, the last output. With `cast`, where it adds
-/// and does not measure, the inputs end with `w_d [, scale of y]` and the outputs with what the cast of y makes ([`Quantize`]).
+/// `x_td -> rstd_t` or, adding, `(x_td, delta_td) -> (sum_td, rstd_t)`: [`RmsNorm`] or [`AddRmsNorm`] without
+/// y, which a cast computes. With `amax` the weight w_d is the last input and the amax of y, `f32[1]`, the
+/// last output. With `cast`, for sums and without `amax`, the inputs end with `w_d [, scale of y]` and the
+/// outputs with those of the cast of y ([`Quantize`]).
 #[derive(Clone, Copy, Debug)]
 pub struct Rms {
     /// Added to the mean square.
     pub eps: f32,
-    /// Whether x is added to before.
+    /// True if a second input is added to x first.
     pub adds: bool,
-    /// Whether y is measured.
+    /// True if it writes the amax of y.
     pub amax: bool,
-    /// How y is cast: by tiles, by blocks or with a scale that is given.
+    /// The cast of y: by tiles, by blocks or with a given scale.
     pub cast: Option<Quantize>,
 }
 
 impl Rms {
-    /// What the cast is of: the sum, 1/rms, and the inputs behind x and what is added.
+    /// The types of the cast's inputs: the sum, 1/rms, and the op's inputs after x and delta.
     fn cast_inputs(&self, inputs: &[TensorType]) -> Vec<TensorType> {
         let (rows, _) = inputs[0].shape.rows_cols();
         [inputs[0], rstd(inputs[0], rows)].into_iter().chain(inputs[2..].iter().copied()).collect()
@@ -152,8 +153,8 @@ impl Op for Rms {
         OpError::ensure(self.cast.is_none_or(casts), || {
             "rms casts a norm where it adds and does not measure, by tiles, by blocks or with a scale that is given".into()
         })?;
-        let beside = self.cast.map_or(usize::from(self.amax), |cast| cast.inputs() - 2);
-        OpError::arity(self.name(), inputs, own + beside)?;
+        let further = self.cast.map_or(usize::from(self.amax), |cast| cast.inputs() - 2);
+        OpError::arity(self.name(), inputs, own + further)?;
         let (rows, cols) = matrix("x", inputs[0])?;
         OpError::ensure(inputs[own - 1] == inputs[0], || {
             "x and what is added to it must have one type".into()
@@ -180,16 +181,17 @@ impl Op for Rms {
     }
 }
 
-/// `(dy_td, x_td, rstd_t, w_d[, dresidual_td]) -> (dx_td, dw_d)`: with n = x * rstd, dx = rstd * (dy w - n mean(dy w n)) + dresidual
-/// and dw = sum over tokens of dy n. dw accumulates. Remaking, also `-> y_td` of the forward, in place of dy. With `amax`, which
-/// is not for remaking, the largest magnitude of dx, `f32[1]`, is the last output.
+/// `(dy_td, x_td, rstd_t, w_d[, dresidual_td]) -> (dx_td, dw_d)`: with n = x * rstd, dx = rstd * (dy w - n
+/// mean(dy w n)) + dresidual and dw = sum over tokens of dy n. dw accumulates. With `rematerialise` the
+/// forward's y_td is the last output, in place of dy; with `amax` the amax of dx, `f32[1]`. It does one of
+/// both at most.
 #[derive(Clone, Copy, Debug)]
 pub struct RmsNormGrad {
     /// The element type of dw.
     pub out: DType,
-    /// Whether y is made again.
+    /// True if it also writes the forward's y.
     pub rematerialise: bool,
-    /// Whether dx is measured.
+    /// True if it also writes the amax of dx.
     pub amax: bool,
 }
 
@@ -236,7 +238,7 @@ fn rstd(x: TensorType, rows: usize) -> TensorType {
     TensorType::new(x.dtype.compute(), [rows])
 }
 
-/// The type of x * rstd * w for `(x_td, rstd_t, w_d)`, or what is wrong with those.
+/// The type of x * rstd * w for `(x_td, rstd_t, w_d)`, or an error about those.
 pub(crate) fn scaled_type(inputs: &[TensorType]) -> Result<TensorType, OpError> {
     let (rows, cols) = matrix("x", inputs[0])?;
     float_shaped("rstd", inputs[1], &[rows])?;

@@ -1,6 +1,6 @@
 //! Samples of [`ScaledMatmul`].
 
-use super::{E4M3, HYBRID, MULTIPLE, PAIRS, ScaledMatmul};
+use super::{MULTIPLE, ScaledMatmul};
 use crate::samples::{Fill, GpuTolerance, Sample, SampleInput, Sampled};
 use xtrain_tensor::{DType, Scaling, TensorType};
 
@@ -68,15 +68,28 @@ fn sample(
     bias: bool,
     fast_accumulation: bool,
 ) -> Sample {
-    let factor = |rows: usize, format| SampleInput::activation([rows, k]).in_format(format);
+    let operand = |rows: usize, format| SampleInput::activation([rows, k]).in_format(format);
     // Near each other: where some are many times as large, rounding there is large beside the rest of the result.
     let scales = |rows: usize, scaling: Scaling| {
         SampleInput::activation(scaling.shape(rows, k)).fill(Fill::Normal(1.0, 0.25))
     };
     let mut inputs =
-        vec![factor(m, formats[0]), scales(m, scaling[0]), factor(n, formats[1]), scales(n, scaling[1])];
+        vec![operand(m, formats[0]), scales(m, scaling[0]), operand(n, formats[1]), scales(n, scaling[1])];
     if bias {
         inputs.push(SampleInput::activation([n]).in_format(DType::BF16));
     }
     Sample::plain(ScaledMatmul { out, scaling, fast_accumulation, bias }, inputs)
 }
+
+pub(super) const E4M3: [DType; 2] = [DType::E4M3; 2];
+
+pub(super) const HYBRID: [DType; 2] = [DType::E5M2, DType::E4M3];
+
+/// The pairs of scalings that there are.
+pub(super) const PAIRS: [[Scaling; 2]; 5] = [
+    [Scaling::Tensor, Scaling::Tensor],
+    [Scaling::Row, Scaling::Row],
+    [Scaling::Tile, Scaling::Tile],
+    [Scaling::Tile, Scaling::Block],
+    [Scaling::Block, Scaling::Tile],
+];

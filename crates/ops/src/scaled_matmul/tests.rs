@@ -1,6 +1,7 @@
 //! The product against its definition in f64, and what it refuses.
 
-use super::{E4M3, HYBRID, PAIRS, ScaledMatmul};
+use super::ScaledMatmul;
+use super::samples::{E4M3, HYBRID, PAIRS};
 use crate::check::seed;
 use crate::quantize::{Layouts, Quantize};
 use crate::run_op::{normal, run, run_over};

@@ -1,4 +1,4 @@
-//! The kernels of [`Swiglu`] and [`SwigluGrad`] on a card.
+//! The GPU kernels of [`Swiglu`] and [`SwigluGrad`].
 #![allow(unsafe_code, reason = "it launches kernels")]
 
 use super::{Swiglu, SwigluGrad, SwigluSaving};
@@ -60,7 +60,7 @@ impl CudaKernel for SwigluSaving {
 
 impl CudaKernel for SwigluGrad {
     fn ready(&self, gpu: &Gpu, operands: &Operands<'_>) -> Result<Work, CudaError> {
-        // Remaking, dy stands where y is to stand.
+        // With `rematerialise`, y takes the place of dy.
         let (dy, gate_up) = (operands.inputs[0], operands.outputs[0]);
         let (rows, width) = dy.ty.shape.rows_cols();
         let name = if self.rematerialise { "swiglu_grad_remaking" } else { "swiglu_grad" };

@@ -16,7 +16,7 @@ use xtrain_cuda::{Header, KernelSource};
 use xtrain_program::{Backward, Differentiable, Op, OpError, Role};
 use xtrain_tensor::TensorType;
 
-/// What the kernels of a card that compute it have in common.
+/// Device code that kernels of SwiGLU share.
 pub(crate) const GATE: Header = Header::new("swiglu/gate.cuh", include_str!("gate.cuh"));
 
 /// `gate_up_t2f -> y_tf`: y = silu(gate) * up, with silu(g) = g / (1 + e^-g).
@@ -39,8 +39,8 @@ impl Op for Swiglu {
     }
 }
 
-/// `gate_up_t2f -> y_tf, (q_t2f, inv_scale)`: [`Swiglu`], and gate and up in E4M3 by tiles with scales of powers of two, which are kept for
-/// the backward.
+/// `gate_up_t2f -> y_tf, (q_t2f, inv_scale)`: [`Swiglu`], and a copy of gate and up in E4M3 by tiles with
+/// scales of powers of two, saved for the backward.
 #[derive(Clone, Copy, Debug)]
 pub struct SwigluSaving;
 
@@ -64,11 +64,12 @@ impl Differentiable for Swiglu {
     }
 }
 
-/// `(dy_tf, gate_up_t2f) -> dgate_up_t2f`, in place of gate_up: with s = 1 / (1 + e^-gate),
-/// dgate = dy up s (1 + gate (1 - s)) and dup = dy gate s. Remaking, also `-> y_tf` of the forward, in place of dy.
+/// `(dy_tf, gate_up_t2f) -> dgate_up_t2f`, in place of gate_up: with s = 1 / (1 + e^-gate), dgate = dy up s
+/// (1 + gate (1 - s)) and dup = dy gate s. With `rematerialise` the forward's y_tf is the last output, in
+/// place of dy.
 #[derive(Clone, Copy, Debug)]
 pub struct SwigluGrad {
-    /// Whether y is made again.
+    /// True if it also writes the forward's y.
     pub rematerialise: bool,
 }
 
@@ -87,7 +88,7 @@ impl Op for SwigluGrad {
         Ok(outputs)
     }
 
-    /// Gate and up die here in a training step, and so does dy: what is made takes their place.
+    /// Gate, up and dy die here in a training step; the outputs take their place.
     fn in_place(&self) -> &[(usize, usize)] {
         if self.rematerialise { &[(0, 1), (1, 0)] } else { &[(0, 1)] }
     }

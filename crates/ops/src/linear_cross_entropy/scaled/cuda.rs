@@ -17,8 +17,8 @@ impl ScaledLinearCrossEntropy {
     /// What the product that makes the logits of a chunk of so many tokens works in: that of the others is the first of it.
     fn product_workspace(&self, inputs: &[TensorType], c: usize) -> Vec<TensorType> {
         let [x, _] = self.chunk_casts(inputs, c);
-        match (self.product(LinearGemm::Fprop, inputs[0].dtype), x) {
-            (Some(product), Some(x)) => product.workspace(&[&x.made[..2], &inputs[3..5]].concat()),
+        match (self.scaled_gemm(LinearGemm::Fprop, inputs[0].dtype), x) {
+            (Some(gemm), Some(x)) => gemm.workspace(&[&x.made[..2], &inputs[3..5]].concat()),
             _ => vec![Gemm::workspace()],
         }
     }
@@ -77,9 +77,9 @@ impl CudaKernel for ScaledLinearCrossEntropy {
         };
         // A product of FP8 factors.
         let scaled = |gemm, out: CudaOutput, a: &[CudaTensor], b: &[CudaTensor]| {
-            self.product(gemm, out.ty.dtype).map(|product| {
+            self.scaled_gemm(gemm, out.ty.dtype).map(|gemm| {
                 let inputs = [a, b].concat();
-                product.ready(gpu, &Operands { inputs: &inputs, outputs: &[out], workspace: products })
+                gemm.ready(gpu, &Operands { inputs: &inputs, outputs: &[out], workspace: products })
             })
         };
         let mut works = Vec::new();

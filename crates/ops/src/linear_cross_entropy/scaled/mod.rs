@@ -77,16 +77,22 @@ impl ScaledLinearCrossEntropy {
         })
     }
 
-    /// How x is cast, and how dlogits are; an error where one is to be cast in two ways.
+    /// How x is cast, and how dlogits are; an error where one is to be cast in two quantizations.
     fn casts(&self) -> Result<[Option<Quantize>; 2], OpError> {
         let [logits, dx, dw] = self.gemms;
-        let factor = |gemm: Option<ScaledGemm>, n: usize| gemm.map(|gemm| gemm.operands[n]);
-        let both = [("x", [factor(logits, 0), factor(dw, 1)]), ("dlogits", [factor(dx, 0), factor(dw, 0)])];
-        let [x, dlogits] = both.map(|(name, ways): (_, [Option<Quantization>; 2])| {
-            let mut given = ways.into_iter().flatten();
-            let Some(way) = given.next() else { return Ok(None) };
-            OpError::ensure(given.all(|other| other == way), || format!("{name} is cast in one way alone"))?;
-            Ok(Some(Quantize::of_operand(way, ways.map(|way| way.is_some()))))
+        let operand = |gemm: Option<ScaledGemm>, n: usize| gemm.map(|gemm| gemm.operands[n]);
+        let both =
+            [("x", [operand(logits, 0), operand(dw, 1)]), ("dlogits", [operand(dx, 0), operand(dw, 0)])];
+        let [x, dlogits] = both.map(|(name, quantizations): (_, [Option<Quantization>; 2])| {
+            let mut given = quantizations.into_iter().flatten();
+            let Some(quantization) = given.next() else { return Ok(None) };
+            OpError::ensure(given.all(|other| other == quantization), || {
+                format!("{name} is cast in one format only")
+            })?;
+            Ok(Some(Quantize::of_operand(
+                quantization,
+                quantizations.map(|quantization| quantization.is_some()),
+            )))
         });
         Ok([x?, dlogits?])
     }
@@ -97,7 +103,7 @@ impl ScaledLinearCrossEntropy {
     }
 
     /// One of the products, where it is of FP8 factors.
-    fn product(&self, gemm: LinearGemm, out: DType) -> Option<ScaledMatmul> {
+    fn scaled_gemm(&self, gemm: LinearGemm, out: DType) -> Option<ScaledMatmul> {
         self.gemms[gemm as usize].map(|how| ScaledMatmul::new(how, out, false))
     }
 
@@ -188,20 +194,20 @@ impl Op for ScaledLinearCrossEntropy {
         let [x_made, dlogits_made] = [(x_cast, x, scales[0]), (dlogits_cast, dlogits, scales[1])]
             .map(|(cast, ty, scale)| cast.map_or(Ok(Vec::new()), |cast| made_by(cast, ty, scale.copied())));
         let (x_made, dlogits_made) = (x_made?, dlogits_made?);
-        let products = [LinearGemm::Fprop, LinearGemm::Dgrad];
-        for ((gemm, weight), made) in products.into_iter().zip(weights).zip([&x_made, &dlogits_made]) {
-            match self.product(gemm, x.dtype) {
-                Some(product) => drop(product.infer(&[&made[..2], weight].concat())?),
+        let gemms = [LinearGemm::Fprop, LinearGemm::Dgrad];
+        for ((gemm, weight), made) in gemms.into_iter().zip(weights).zip([&x_made, &dlogits_made]) {
+            match self.scaled_gemm(gemm, x.dtype) {
+                Some(gemm) => drop(gemm.infer(&[&made[..2], weight].concat())?),
                 None => OpError::ensure(weight.iter().all(|found| *found == w), || {
                     format!("the weight of a product of factors as they stand is {w}, not {}", weight[0])
                 })?,
             }
         }
-        if let (Some(product), Some(dtype)) =
-            (self.product(LinearGemm::Wgrad, grad.dw.unwrap_or(x.dtype)), grad.dw)
+        if let (Some(gemm), Some(dtype)) =
+            (self.scaled_gemm(LinearGemm::Wgrad, grad.dw.unwrap_or(x.dtype)), grad.dw)
         {
             let transposed = |made: &[TensorType]| made[made.len() - 2..].to_vec();
-            let made = product.infer(&[transposed(&dlogits_made), transposed(&x_made)].concat())?;
+            let made = gemm.infer(&[transposed(&dlogits_made), transposed(&x_made)].concat())?;
             OpError::ensure(made == [w.with_dtype(dtype)], || format!("dw is {w}, not {}", made[0]))?;
         }
         let scalar = TensorType::new(x.dtype.compute(), []);

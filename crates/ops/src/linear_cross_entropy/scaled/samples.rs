@@ -13,9 +13,9 @@ impl Sampled for ScaledLinearCrossEntropy {
     }
 
     fn samples() -> Vec<Sample> {
-        let all = |way| sample([32, 16, 48], 16, way, [true; 3], [true; 2]);
-        let mut samples: Vec<Sample> = ways().into_iter().map(all).collect();
-        let [current, delayed, _, block] = ways();
+        let all = |quantization| sample([32, 16, 48], 16, quantization, [true; 3], [true; 2]);
+        let mut samples: Vec<Sample> = quantizations().into_iter().map(all).collect();
+        let [current, delayed, _, block] = quantizations();
         samples.extend([
             sample([21, 32, 16], 8, current, [true, false, false], [false; 2]),
             sample([32, 32, 16], 100, delayed, [true, false, true], [true; 2]),
@@ -27,18 +27,18 @@ impl Sampled for ScaledLinearCrossEntropy {
     }
 
     fn large() -> Sample {
-        sample([304, 48, 160], 128, ways()[3], [true; 3], [true; 2])
+        sample([304, 48, 160], 128, quantizations()[3], [true; 3], [true; 2])
     }
 
     /// Several chunks of whole areas, and the last one cut; a prompt of an odd number of tokens.
     fn gpu_samples() -> Vec<Sample> {
-        let of = |way| {
+        let of = |quantization| {
             [
-                sample([656, 256, 1040], 256, way, [true; 3], [true; 2]),
-                sample([77, 128, 512], 64, way, [true, false, false], [false; 2]),
+                sample([656, 256, 1040], 256, quantization, [true; 3], [true; 2]),
+                sample([77, 128, 512], 64, quantization, [true, false, false], [false; 2]),
             ]
         };
-        ways().into_iter().flat_map(of).collect()
+        quantizations().into_iter().flat_map(of).collect()
     }
 }
 
@@ -85,8 +85,8 @@ fn sample(
     Sample::plain(op, inputs)
 }
 
-/// The ways of the recipes: of inputs, weights and gradients.
-pub(super) fn ways() -> [[Quantization; 3]; 4] {
+/// The quantizations of the recipes: of inputs, weights and gradients.
+pub(super) fn quantizations() -> [[Quantization; 3]; 4] {
     let by = |format, scaling, pow2_scales, delayed| Quantization { format, scaling, pow2_scales, delayed };
     let [e4m3, e5m2] = [DType::E4M3, DType::E5M2];
     let whole = |delayed| {

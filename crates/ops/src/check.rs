@@ -2,7 +2,8 @@
 
 use crate::PassSet;
 use crate::linear::Linear;
-use crate::registry::{self, CpuKernels, Registered, Sample, SampleOp};
+use crate::registry::{self, CpuKernels};
+use crate::samples::{Sample, SampleOp, Sampled};
 use example::{Gelu, GeluGrad};
 use std::collections::HashMap;
 use std::sync::Arc;

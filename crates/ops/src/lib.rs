@@ -1,7 +1,7 @@
 //! The ops: one folder each, holding what it computes, its backward and its kernels.
 //!
 //! In a folder: `mod.rs` (shapes, attributes, `infer`, backward), `cpu.rs` (the CPU kernel: the specification), `cuda.rs` and `kernel.cu`
-//! (the kernel on a card), and samples that the registry turns into checks ([`registry`]). Adding an op is one folder and one line in [`registry`].
+//! (the kernel for a GPU), and `samples.rs`, from which the registry makes checks ([`registry`]). Adding an op is one folder and one line in [`registry`].
 //!
 //! Shape legend, used in names as suffixes: t tokens of the batch (B sequences flattened, B*S), d model width, o and i a linear's
 //! outputs and inputs, h query heads, k key/value heads, e head width, f feed-forward width, v vocabulary.
@@ -32,10 +32,12 @@ pub mod rewrites;
 pub mod rms_norm;
 #[cfg(test)]
 mod run_op;
+#[cfg(any(test, feature = "samples"))]
+pub mod samples;
 pub mod scaled_matmul;
 pub mod swiglu;
 
-pub use registry::{CpuKernels, CudaKernels, Fill, PassSet, Sample, SampleInput};
+pub use registry::{CpuKernels, CudaKernels, PassSet};
 
 use xtrain_program::OpError;
 use xtrain_tensor::{DType, TensorType};

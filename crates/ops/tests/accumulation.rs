@@ -1,5 +1,5 @@
 //! What Hopper's tensor cores lose of sums of FP8 products, and that leaving them every 128 products keeps it (DeepSeek-V3, arXiv
-//! 2412.19437, section 3.5.2): a model of their sums, to which the CPU has none of the loss, and, on such a card, its products. Without one
+//! 2412.19437, section 3.5.2): a model of their sums, to which the CPU has none of the loss, and, on such a card, its terms. Without one
 //! those tests count as ignored.
 //!
 //! The model: 32 products and the sum so far are aligned to the largest of them, of each 13 bits behind that one's leading bit stay, and so
@@ -43,9 +43,9 @@ fn cut(x: f64, unit: f64) -> f64 {
 fn modelled(a: &[f64], b: &[f64], promotes: bool) -> f64 {
     let (mut outside, mut sum) = (0.0f32, 0.0f64);
     for (n, (a, b)) in a.chunks(AT_ONCE).zip(b.chunks(AT_ONCE)).enumerate() {
-        let products = a.iter().zip(b).map(|(a, b)| a * b);
-        let unit_of_all = unit(products.clone().fold(sum.abs(), |most, p| most.max(p.abs())));
-        let all: f64 = products.map(|p| cut(p, unit_of_all)).sum::<f64>() + cut(sum, unit_of_all);
+        let terms = a.iter().zip(b).map(|(a, b)| a * b);
+        let unit_of_all = unit(terms.clone().fold(sum.abs(), |most, p| most.max(p.abs())));
+        let all: f64 = terms.map(|p| cut(p, unit_of_all)).sum::<f64>() + cut(sum, unit_of_all);
         sum = cut(all, unit(all.abs()));
         if promotes && ((n + 1) * AT_ONCE).is_multiple_of(PROMOTED) {
             outside += sum as f32;
@@ -60,7 +60,7 @@ fn exact(a: &[f64], b: &[f64]) -> f64 {
 }
 
 /// A factor of E4M3 numbers, up to 448.
-fn factor(draw: Draw, rows: usize, k: usize, site: u32) -> HostTensor {
+fn operand(draw: Draw, rows: usize, k: usize, site: u32) -> HostTensor {
     let rng = Philox::new(11, 0, site);
     let mut x = vec![0.0f32; rows * k];
     match draw {
@@ -72,7 +72,7 @@ fn factor(draw: Draw, rows: usize, k: usize, site: u32) -> HostTensor {
 }
 
 /// `a b^T`.
-fn product(
+fn gemm(
     engine: &mut dyn Engine,
     a: &HostTensor,
     b: &HostTensor,
@@ -128,7 +128,7 @@ const EXPERIMENTS: [(Draw, usize); 3] =
 
 fn the_model_has_the_errors_that_were_measured() -> Result<(), Failed> {
     for (draw, k) in EXPERIMENTS {
-        let (a, b) = (factor(draw, 16, k, 0), factor(draw, 16, k, 1));
+        let (a, b) = (operand(draw, 16, k, 0), operand(draw, 16, k, 1));
         for (promotes, [least, most]) in [false, true].into_iter().zip(bars(draw, k)) {
             let error = error(&a, &b, 16, |_, _, row, column| modelled(row, column, promotes));
             println!("{draw:?} numbers, K = {k}, promoted: {promotes}: {error:.2e}");
@@ -141,9 +141,9 @@ fn the_model_has_the_errors_that_were_measured() -> Result<(), Failed> {
 fn the_cpu_loses_nothing_of_it() -> Result<(), Failed> {
     let mut cpu = CpuEngine::new(Arc::new(cpu_kernels()));
     for draw in [Draw::Positive, Draw::Normal] {
-        let (a, b) = (factor(draw, 16, 4096, 0), factor(draw, 16, 4096, 1));
+        let (a, b) = (operand(draw, 16, 4096, 0), operand(draw, 16, 4096, 1));
         for fast in [false, true] {
-            let made = product(&mut cpu, &a, &b, fast)?;
+            let made = gemm(&mut cpu, &a, &b, fast)?;
             let error = error(&a, &b, 16, |i, j, _, _| made[i * 16 + j]);
             assert!(error < 2e-6, "{draw:?}: {error:e}");
         }
@@ -163,9 +163,9 @@ fn a_card_has_the_errors_that_were_measured() -> Result<(), Failed> {
     // The longest sums take a host too long.
     for &(draw, k) in &EXPERIMENTS[..2] {
         let (_, wide) = card()?;
-        let (a, b) = (factor(draw, wide, k, 0), factor(draw, wide, k, 1));
+        let (a, b) = (operand(draw, wide, k, 0), operand(draw, wide, k, 1));
         for (promotes, [least, most]) in [false, true].into_iter().zip(bars(draw, k)) {
-            let made = product(&mut card()?.0, &a, &b, !promotes)?;
+            let made = gemm(&mut card()?.0, &a, &b, !promotes)?;
             let error = error(&a, &b, 32, |i, j, _, _| made[i * wide + j]);
             println!("{draw:?} numbers, K = {k}, promoted: {promotes}: {error:.2e}");
             assert!(error > least && error < most, "{draw:?}, K = {k}, promoted: {promotes}: {error:e}");
@@ -178,13 +178,13 @@ fn a_card_has_the_errors_that_were_measured() -> Result<(), Failed> {
 fn a_card_keeps_13_bits_and_cuts_off_the_rest() -> Result<(), Failed> {
     let (k, (_, wide)) = (256, card()?);
     let sum = |at: usize, [x, y]: [f64; 2], fast| -> Result<f64, Failed> {
-        let factor = |number| {
+        let operand = |number| {
             let mut row = vec![0.0; k];
             (row[0], row[at]) = (1.0, number);
             HostTensor::from_f64(TensorType::new(DType::E4M3, [wide, k]), &row.repeat(wide))
         };
-        let (a, b) = (factor(x), factor(y));
-        let found = product(&mut card()?.0, &a, &b, fast)?;
+        let (a, b) = (operand(x), operand(y));
+        let found = gemm(&mut card()?.0, &a, &b, fast)?;
         assert!(found.iter().all(|x| *x == found[0]), "sums of the same numbers differ");
         let (a, b) = (a.to_f64(), b.to_f64());
         let expected = modelled(&a[..k], &b[..k], !fast);
@@ -208,7 +208,7 @@ type Test = fn() -> Result<(), Failed>;
 
 fn main() {
     let arguments = Arguments::from_args();
-    let card = common::card();
+    let card = common::gpu();
     let is_hopper = card.as_ref().is_some_and(|card| card.info().arch.major == 9);
     if card.is_some() && !is_hopper {
         eprintln!("the card is no Hopper: its tensor cores sum in another way");

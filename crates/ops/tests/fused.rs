@@ -8,7 +8,7 @@ use std::sync::Arc;
 use xtrain_cuda::Gpu;
 use xtrain_ops::adamw::{AdamW, AdamWParameter};
 use xtrain_ops::qk_norm_rope::QkNormRopeGrad;
-use xtrain_ops::quantize::{Dequantize, Known, Layouts, Quantize};
+use xtrain_ops::quantize::{Dequantize, Given, Layouts, Quantize};
 use xtrain_ops::registry::{cpu_kernels, cuda_kernels};
 use xtrain_ops::rewrites;
 use xtrain_ops::rms_norm::{AddRmsNorm, RmsNorm, RmsNormGrad};
@@ -18,10 +18,10 @@ use xtrain_runtime::{CpuEngine, CudaEngine, Engine, Part};
 use xtrain_tensor::{DType, HostTensor, Philox, Scaling, Shape, TILE, TensorType};
 
 /// An input: its type, and what it is filled with.
-type Given = (TensorType, Values);
+type TestInput = (TensorType, Values);
 
 /// Inputs for so many rows and columns, of which activations have this type.
-type Inputs = fn(usize, usize, DType) -> Vec<Given>;
+type Inputs = fn(usize, usize, DType) -> Vec<TestInput>;
 
 /// What an input is filled with.
 #[derive(Clone, Copy)]
@@ -53,7 +53,7 @@ impl Values {
 }
 
 /// A normal input of this type and shape.
-fn normal(dtype: DType, shape: &[usize]) -> Given {
+fn normal(dtype: DType, shape: &[usize]) -> TestInput {
     (TensorType { dtype, shape: Shape::new(shape) }, Values::Normal)
 }
 
@@ -71,8 +71,8 @@ struct Maker {
 
 fn makers() -> Vec<Maker> {
     let maker = |op, inputs, output| Maker { op, inputs, output, keeps: false, measures: false };
-    let dx = RmsNormGrad { out: DType::F32, remake: false, amax: false };
-    let (grad, eps) = (SwigluGrad { remake: false }, 1e-5);
+    let dx = RmsNormGrad { out: DType::F32, rematerialise: false, amax: false };
+    let (grad, eps) = (SwigluGrad { rematerialise: false }, 1e-5);
     let gate_up: Inputs = |t, d, ty| vec![normal(ty, &[t, 2 * d])];
     let both: Inputs = |t, d, ty| vec![normal(ty, &[t, d]), normal(ty, &[t, 2 * d])];
     let parameter = AdamWParameter { weight_decay: 0.1, compute: None };
@@ -129,7 +129,7 @@ fn norm_of_sum() -> Maker {
 
 /// The gradient of the rotation of H query and K key heads of E columns, without the norm and with it.
 fn rotations<const H: usize, const K: usize, const E: usize>() -> [Maker; 2] {
-    fn rotation<const H: usize, const K: usize, const E: usize>(t: usize, ty: DType) -> Vec<Given> {
+    fn rotation<const H: usize, const K: usize, const E: usize>(t: usize, ty: DType) -> Vec<TestInput> {
         let positions = (TensorType::new(DType::I32, [t]), Values::Positions(9));
         vec![normal(ty, &[t, (H + 2 * K) * E]), positions, normal(DType::F32, &[9, E])]
     }
@@ -154,7 +154,7 @@ fn program(maker: &Maker, cast: Quantize, [rows, cols]: [usize; 2], dtype: DType
         given.iter().enumerate().map(|(n, (ty, _))| t.input(&format!("in{n}"), *ty)).collect();
     if maker.keeps {
         let Some(gate_up) = inputs.last_mut() else { unreachable!("makers have inputs") };
-        let keep = Quantize::new(DType::E4M3, Scaling::Tile, true, Layouts::Direct);
+        let keep = Quantize::new(DType::E4M3, Scaling::Tile, true, Layouts::RowMajor);
         let copy = t.emit(keep, &[*gate_up]).expect("a matrix");
         // Of what is an output, nothing is lost.
         t.output("kept", copy[0]);
@@ -162,7 +162,7 @@ fn program(maker: &Maker, cast: Quantize, [rows, cols]: [usize; 2], dtype: DType
         *gate_up = t.emit(restore, &copy[..2]).expect("tiles")[0];
     }
     let made = t.apply_code(Code::Plain(maker.op.clone()), &inputs).expect("operands that fit");
-    let scale = (cast.known == Known::Scale).then(|| t.input("scale", TensorType::new(DType::F32, [1, 1])));
+    let scale = (cast.given == Given::Scale).then(|| t.input("scale", TensorType::new(DType::F32, [1, 1])));
     let read: Vec<_> = [made[maker.output]].into_iter().chain(scale).collect();
     let casts = t.emit(cast, &read).expect("a matrix");
     let rest = made.iter().enumerate().filter(|(k, _)| *k != maker.output).map(|(_, v)| *v);
@@ -176,7 +176,7 @@ fn program(maker: &Maker, cast: Quantize, [rows, cols]: [usize; 2], dtype: DType
 fn run(
     engine: &mut dyn Engine,
     program: Program,
-    inputs: &[Given],
+    inputs: &[TestInput],
     scale: Option<f32>,
     seed: u64,
     parts: &[Part],
@@ -218,7 +218,7 @@ fn plain(format: DType, scaling: Scaling, pow2_scales: bool, layouts: Layouts) -
 /// With a scale that is known, or none yet.
 fn given(format: DType, scale: f32, layouts: Layouts) -> (Quantize, Option<f32>) {
     let cast = Quantize::new(format, Scaling::Tensor, false, layouts);
-    (Quantize { known: Known::Scale, ..cast }, Some(scale))
+    (Quantize { given: Given::Scale, ..cast }, Some(scale))
 }
 
 /// The smallest width of [`Cases::large`].
@@ -233,7 +233,7 @@ impl Cases {
             plain(e5m2, Scaling::Tensor, true, Layouts::Transposed),
             plain(e4m3, Scaling::Row, true, Layouts::Both),
             plain(e4m3, Scaling::Tile, true, Layouts::Both),
-            plain(e4m3, Scaling::Tile, false, Layouts::Direct),
+            plain(e4m3, Scaling::Tile, false, Layouts::RowMajor),
             plain(e4m3, Scaling::Block, true, Layouts::Both),
             given(e4m3, 20.0, Layouts::Both),
             given(e5m2, 0.0, Layouts::Transposed),
@@ -248,13 +248,13 @@ impl Cases {
     fn large(width: usize, l2_bytes: usize) -> Cases {
         let casts = vec![
             plain(DType::E4M3, Scaling::Tile, true, Layouts::Both),
-            plain(DType::E4M3, Scaling::Tile, true, Layouts::Direct),
+            plain(DType::E4M3, Scaling::Tile, true, Layouts::RowMajor),
             plain(DType::E4M3, Scaling::Tile, true, Layouts::Transposed),
             plain(DType::E4M3, Scaling::Tile, false, Layouts::Transposed),
             plain(DType::E4M3, Scaling::Block, true, Layouts::Both),
             given(DType::E4M3, 20.0, Layouts::Both),
             given(DType::E4M3, 0.0, Layouts::Both),
-            given(DType::E4M3, 0.0, Layouts::Direct),
+            given(DType::E4M3, 0.0, Layouts::RowMajor),
             given(DType::E4M3, 0.0, Layouts::Transposed),
         ];
         let rows = (l2_bytes / (4 * width)).next_multiple_of(TILE) + TILE;
@@ -281,8 +281,8 @@ fn check(new: &dyn Fn() -> Box<dyn Engine>, maker: &Maker, cases: &Cases) -> Res
         let (before, after) = (names(&apart), names(&fused));
         if maker.measures {
             // The update casts by blocks, or with what is given, itself.
-            let is_on_the_way = cast.scaling == Scaling::Block || scale.is_some();
-            let casts = is_on_the_way && maker.op.name() == "adamw";
+            let is_local = cast.scaling == Scaling::Block || scale.is_some();
+            let casts = is_local && maker.op.name() == "adamw";
             assert_eq!(fused.instances.len() == 1, casts, "{cast:?}");
             // Where one scale is for all.
             let told = fused.instances.get(1).is_some_and(|cast| cast.inputs.len() == 2);
@@ -317,7 +317,7 @@ fn check(new: &dyn Fn() -> Box<dyn Engine>, maker: &Maker, cases: &Cases) -> Res
 
 fn main() {
     let arguments = Arguments::from_args();
-    let card = common::card();
+    let card = common::gpu();
     let is_missing = card.is_none();
     let mut tests = Vec::new();
     let on_card = || {

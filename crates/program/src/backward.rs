@@ -17,16 +17,16 @@ use xtrain_tensor::{DType, TensorType};
 /// A value to differentiate.
 #[derive(Clone, Copy, Debug)]
 pub struct Root {
-    /// The value, e.g. the loss.
+    /// E.g. the loss.
     pub value: ValueId,
-    /// Its gradient, a value of the same type; none for a loss, whose gradient is one.
+    /// Its gradient, of the same type. None for a loss, whose gradient is one.
     pub grad: Option<ValueId>,
 }
 
 /// Why a program has no backward.
 #[derive(Clone, Debug, Error, PartialEq, Eq)]
 pub enum BackwardError {
-    /// An op's backward was given something it cannot handle.
+    /// An op's backward refused its operands.
     #[error("backward of {op} at {site}: {error}")]
     Op {
         /// Block and site.
@@ -36,7 +36,7 @@ pub enum BackwardError {
         /// What is wrong.
         error: OpError,
     },
-    /// An op without a backward between what is differentiated and what a gradient is wanted of.
+    /// An op without a backward stands between a root and a value whose gradient is wanted.
     #[error("{op} at {site} has no backward, and a gradient would have to pass it; trace an op that has one")]
     NoBackward {
         /// Block and site.
@@ -44,7 +44,7 @@ pub enum BackwardError {
         /// The op's name.
         op: &'static str,
     },
-    /// A parameter that nothing differentiated depends on.
+    /// No root depends on this parameter.
     #[error("parameter `{0}` has no influence on the loss, so it has no gradient")]
     Unreached(Arc<str>),
 }
@@ -87,7 +87,7 @@ pub fn backward(
     Ok((cx.program, wanted))
 }
 
-/// Which values depend on a parameter or on one of `wrt`.
+/// By value: true if it depends on a parameter or on one of `wrt`.
 fn influenced(program: &Program, wrt: &[ValueId]) -> Vec<bool> {
     let mut requires = vec![false; program.values.len()];
     for p in &program.parameters {
@@ -103,7 +103,7 @@ fn influenced(program: &Program, wrt: &[ValueId]) -> Vec<bool> {
     requires
 }
 
-/// What an op's backward sees of the instance being reversed, and how it emits ops.
+/// The instance being reversed, as its op's backward sees it, and the means to emit ops.
 pub struct Backward<'a> {
     program: Program,
     /// The parameter that a value is the master or the compute copy of.
@@ -136,17 +136,17 @@ impl Backward<'_> {
         self.instance().inputs.len()
     }
 
-    /// The gradient of the n-th output, if anything that was differentiated depends on it.
+    /// The gradient of the n-th output, if a root depends on it.
     pub fn grad(&self, n: usize) -> Option<ValueId> {
         self.grads.get(&self.output(n)).copied()
     }
 
-    /// Whether the n-th output is a loss: its gradient is one, and [`Backward::grad`] has none.
+    /// True if the n-th output is a loss: its gradient is one, and [`Backward::grad`] returns None.
     pub fn is_root(&self, n: usize) -> bool {
         self.roots.contains(&self.output(n))
     }
 
-    /// Whether a gradient of the n-th input is wanted.
+    /// True if a gradient of the n-th input is wanted.
     pub fn wants(&self, n: usize) -> bool {
         self.requires[self.input(n).0 as usize]
     }
@@ -164,8 +164,8 @@ impl Backward<'_> {
         self.emit_code(role, Code::Plain(Arc::new(op)), inputs)
     }
 
-    /// Puts `op` in the place of the forward instance, for ops that form gradients while they run forward. It takes `inputs`
-    /// and its first outputs are those of the instance; the further ones are returned.
+    /// Replaces the forward instance by `op`, for ops that compute gradients during the forward. `op` takes `inputs`; its first
+    /// outputs are those of the instance, and the others are returned.
     pub fn replace_forward(&mut self, op: impl Op, inputs: &[ValueId]) -> Result<Vec<ValueId>, OpError> {
         let old = self.instance().clone();
         let targets: Vec<_> = old.outputs.iter().map(|o| Some(o.value)).collect();
@@ -181,7 +181,7 @@ impl Backward<'_> {
         Ok(further)
     }
 
-    /// Hands over the gradient of the n-th input. Ignored where none is wanted.
+    /// Sets the gradient of the n-th input. Does nothing if none is wanted.
     pub fn set_grad(&mut self, n: usize, grad: ValueId) -> Result<(), OpError> {
         if !self.wants(n) {
             return Ok(());
@@ -216,7 +216,7 @@ impl Backward<'_> {
         Ok(outputs)
     }
 
-    /// Makes whatever writes `grad` write the parameter's gradient instead.
+    /// Redirects the writer of `grad` to the parameter's gradient.
     fn bind_parameter_gradient(&mut self, parameter: usize, grad: ValueId) -> Result<(), OpError> {
         let (name, ty) = (self.program.parameters[parameter].name.clone(), self.ty(grad));
         let known = self.program.parameters[parameter].gradient;

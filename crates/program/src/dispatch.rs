@@ -1,4 +1,4 @@
-//! Finding an op's kernel by the op's type, so that executors name no op and programs name no device.
+//! The table from an op's type to its kernel, so that executors name no op and programs name no device.
 
 use crate::Op;
 use std::any::{Any, TypeId};
@@ -27,7 +27,7 @@ impl<K: ?Sized + 'static> KernelTable<K> {
         self.kernels.insert(TypeId::of::<T>(), find);
     }
 
-    /// The kernel of `op`, or nothing if this device has none.
+    /// The kernel of `op`, or None if this device has none.
     pub fn find<'a>(&self, op: &'a dyn Op) -> Option<&'a K> {
         let any: &dyn Any = op;
         self.kernels.get(&any.type_id()).map(|find| find(any))

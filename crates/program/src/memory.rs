@@ -1,27 +1,26 @@
-//! The memory table: what every byte of a plan is for.
+//! The memory table: every byte of a plan by its purpose.
 
 use crate::plan::{Buffer, Holds};
 use crate::{Instance, Program, Stage, StateKind, Storage};
 use std::collections::BTreeMap;
 
-/// What a plan's memory is for. The rows add up to the plan, to the byte; for scratch they are what is live at the moment of its peak.
+/// A plan's memory by purpose. The rows add up to the plan, to the byte; for scratch they count what is live at its peak.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct MemoryTable {
     /// The rows, none of them empty.
     pub rows: Vec<MemoryRow>,
-    /// Where the peak of scratch is: block, site and role.
+    /// The instance at the peak of scratch: block, site and role.
     pub peak_at: String,
-    /// Workspace that is not live at the peak, so that its bytes are among those of other rows: for each site, of all blocks, the
-    /// largest.
+    /// Workspace that is not live at the peak, whose bytes other rows count: for each site the largest of all blocks.
     pub elsewhere: Vec<MemoryRow>,
 }
 
 /// One purpose and its bytes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MemoryRow {
-    /// What for.
+    /// The purpose.
     pub what: Purpose,
-    /// How much.
+    /// The bytes.
     pub bytes: usize,
 }
 
@@ -34,9 +33,9 @@ pub enum Purpose {
     Constants,
     /// Token ids, control scalars, metrics.
     HostExchange,
-    /// Activations kept from forward to backward, by block (nothing: outside the blocks).
+    /// Activations saved from forward to backward, by block (None: outside the blocks).
     Saved(Option<u32>),
-    /// Activations and gradients on their way from one op to the next.
+    /// Activations and gradients between one op and the next.
     Passing,
     /// Workspace of an op, named by its site.
     Workspace(String),

@@ -1,4 +1,4 @@
-//! What an op is: shape inference, cost, and, for what models are made of, its backward.
+//! The `Op` trait: shape inference, cost, and for ops of models the backward.
 
 use crate::{Backward, Gemms};
 use std::any::Any;
@@ -13,11 +13,10 @@ use xtrain_tensor::{DType, TensorType};
 /// fusions: they are a table of rewrites ([`crate::fuse`]). Which pass calls which method is said where the passes are listed
 /// (`PIPELINE` of xtrain-train); the plan and the engines call [`Op::in_place`], reports call [`Op::cost`].
 pub trait Op: Any + Debug + Send + Sync {
-    /// The op's name in dumps, traces and errors, e.g. `rms_norm`.
+    /// Its name in dumps, traces and errors, e.g. `rms_norm`.
     fn name(&self) -> &'static str;
 
-    /// The types of the outputs for inputs of these types, those saved for the backward among them, or what is wrong with the
-    /// inputs.
+    /// The types of the outputs for inputs of these types, those saved for the backward among them, or an error about the inputs.
     fn infer(&self, inputs: &[TensorType]) -> Result<Vec<TensorType>, OpError>;
 
     /// How the precision pass may treat an input.
@@ -25,8 +24,8 @@ pub trait Op: Any + Debug + Send + Sync {
         Operand::Compute
     }
 
-    /// Pairs (output, input) where the output is computed in the input's memory. Executors hand the kernel the output already
-    /// holding the input's values: shared memory where the input dies here, else a copy.
+    /// Pairs (output, input) where the output is computed in the input's memory. When the kernel starts, the output
+    /// already holds the input's values: executors share the memory if the input dies here, else they copy.
     fn in_place(&self) -> &[(usize, usize)] {
         &[]
     }
@@ -58,9 +57,9 @@ pub trait Op: Any + Debug + Send + Sync {
     }
 }
 
-/// An op that models are traced from: it brings its own backward.
+/// An op of models, with its backward.
 pub trait Differentiable: Op {
-    /// Emits the ops that form the gradients of the inputs from those of the outputs, and hands them to
+    /// Emits the ops that compute the gradients of the inputs from those of the outputs, and sets them with
     /// [`Backward::set_grad`].
     fn backward(&self, cx: &mut Backward<'_>) -> Result<(), OpError>;
 }
@@ -70,14 +69,14 @@ pub trait Differentiable: Op {
 pub enum Operand {
     /// An activation, or a parameter read in the compute type.
     Compute,
-    /// Kept as it is: norm weights, tables, control scalars.
+    /// Left as it is: norm weights, tables, control scalars.
     Full,
 }
 
 /// The arithmetic of one run of an op.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Cost {
-    /// Floating-point operations; a multiply-add counts two. A float, because a step of a large model has more than 64 bits count.
+    /// Floating-point operations; a multiply-add counts two. A float, because a step of a large model overflows 64 bits.
     pub flops: f64,
 }
 
@@ -107,7 +106,7 @@ pub enum Source {
     Output(usize),
 }
 
-/// The few ops that passes insert. Handed in, because this crate names none.
+/// The ops that the first passes insert. Callers hand them in, because this crate names none.
 pub trait PassOps {
     /// `a + b`, in place of `a`.
     fn add(&self) -> Arc<dyn Op>;
@@ -115,7 +114,7 @@ pub trait PassOps {
     fn cast(&self, dtype: DType) -> Arc<dyn Op>;
 }
 
-/// Operands that an op cannot take: what was wrong and with which shapes.
+/// The error of an op that refuses its operands, with their shapes.
 #[derive(Clone, Debug, Error, PartialEq, Eq)]
 #[error("{0}")]
 pub struct OpError(pub String);

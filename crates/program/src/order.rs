@@ -1,10 +1,10 @@
-//! What happens before what: lane order, and the data dependencies between lanes.
+//! The happens-before relation: lane order, and the data dependencies between lanes.
 
 use crate::{Lane, Program, ValueId};
 
 /// The happens-before relation of a program's instances, as vector clocks over the lanes.
 pub struct Order {
-    /// For instance i and lane l: how many instances of l have completed before i starts.
+    /// For instance i and lane l: the number of instances of l that complete before i starts.
     clocks: Vec<[u32; Lane::COUNT]>,
     /// The position of each instance within its lane.
     positions: Vec<u32>,
@@ -14,8 +14,8 @@ pub struct Order {
 }
 
 impl Order {
-    /// The order of `program`: an instance follows those before it in its lane, whatever wrote what it reads, and whatever
-    /// read or wrote what it writes.
+    /// The order of `program`: an instance follows those before it in its lane, the writers of its inputs, and the readers and
+    /// writers of its outputs.
     pub fn of(program: &Program) -> Self {
         let n = program.instances.len();
         let mut order = Order {
@@ -55,8 +55,8 @@ impl Order {
         order
     }
 
-    /// What an instance must wait for that comes after `latest` in its lane and depends on `dependencies`, and its clock then: of
-    /// each other lane the last dependency, unless what else is waited for has seen it.
+    /// The instances that an instance after `latest` in its lane must wait for, given its `dependencies`, and its clock then: of
+    /// each other lane the last dependency, unless another one already follows it.
     fn waited_for(&self, dependencies: &[usize], latest: Option<usize>) -> (Vec<usize>, [u32; Lane::COUNT]) {
         let mut clock = latest.map_or([0; Lane::COUNT], |d| self.after(d));
         let mut last: [Option<usize>; Lane::COUNT] = [None; Lane::COUNT];
@@ -82,13 +82,13 @@ impl Order {
         clock
     }
 
-    /// Whether instance `a` has completed before instance `b` starts, however the lanes run.
+    /// True if instance `a` completes before instance `b` starts, whatever the timing of the lanes.
     pub fn before(&self, a: usize, b: usize) -> bool {
         self.clocks[b][self.lanes[a]] > self.positions[a]
     }
 
-    /// The instances of other lanes that `i` must wait for, at most one of each: the events that an executor emits. Together with the
-    /// order within lanes they are the whole relation, and none follows from the others.
+    /// The instances of other lanes that `i` must wait for, at most one of each: the events that an executor records. With the order
+    /// within lanes they imply the whole relation, and none is redundant.
     pub fn waits(&self, i: usize) -> &[usize] {
         &self.waits[i]
     }
@@ -103,7 +103,7 @@ impl Order {
         self.positions[i]
     }
 
-    /// How many instances of each lane completed before `i` starts.
+    /// The number of instances of each lane that complete before `i` starts.
     pub(crate) fn clock(&self, i: usize) -> [u32; Lane::COUNT] {
         self.clocks[i]
     }

@@ -1,8 +1,9 @@
-//! The arena planner: every value's place, before anything is allocated.
+//! The arena planner: the place of every value, before anything is allocated.
 //!
-//! Three regions: `State` (across steps: masters, moments, gradients, caches, constants), `Io` (what the host writes and reads) and
+//! Three regions: `State` (across steps: masters, moments, gradients, caches, constants), `Io` (inputs and outputs of the host) and
 //! `Scratch` (within a phase). Two scratch values may share bytes only if every use of one happens before the first of the other
 //! ([`Order`]), whatever lanes they run on.
+//!
 //! Placement is greedy by size (Pisarchyk & Lee, "Efficient Memory Management for Deep Neural Net Inference", arXiv
 //! 2001.03288, section 5.2): the largest buffer first, each at the lowest offset free of conflicts.
 
@@ -11,21 +12,21 @@ use crate::{Lane, MemoryTable, Op, Program, Storage, ValueId};
 use xtrain_tensor::TensorType;
 use xtrain_tensor::host::ALIGN_BYTES;
 
-/// The tensors that an op's kernel works in while it runs, besides its operands: given the op and the types of its inputs. It differs
-/// from device to device, and is known without one.
+/// The workspace of an op's kernel: the tensors that it uses while it runs besides its operands, given the op and the types of its
+/// inputs. It differs between devices, and is known without one.
 pub type WorkspaceOf<'a> = dyn Fn(&dyn Op, &[TensorType]) -> Vec<TensorType> + 'a;
 
-/// Where every value of a program lives.
+/// The place of every value of a program.
 pub struct Plan {
-    /// By value id. Nothing for a transient value that no instance uses.
+    /// By value id. None for a transient value that no instance uses.
     pub locations: Vec<Option<Location>>,
     /// By instance: the workspace of its kernel.
     pub workspaces: Vec<Vec<(TensorType, Location)>>,
     /// Bytes of each region, in the order of [`Region`].
     pub region_bytes: [usize; 3],
-    /// The first bytes of the exchange with the host, which the inputs take: they travel as one. The outputs follow.
+    /// Bytes of the inputs, which come first in [`Region::Io`] and are copied as one. The outputs follow.
     pub input_bytes: usize,
-    /// What the memory is for.
+    /// The memory by purpose.
     pub memory: MemoryTable,
 }
 
@@ -43,9 +44,9 @@ pub struct Location {
 /// A part of the arena.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Region {
-    /// Kept across steps and shared by programs.
+    /// Lives across steps, shared by programs.
     State,
-    /// Written and read by the host, kept for the program.
+    /// Written and read by the host; of one program.
     Io,
     /// Reused within a step, shared by programs.
     Scratch,
@@ -64,9 +65,9 @@ pub(crate) struct Buffer {
     done: Clock,
 }
 
-/// What a span of scratch is for.
+/// The contents of a span of scratch.
 pub(crate) enum Holds {
-    /// A value, or several that took its place one after the other.
+    /// A value, or several of which each was computed in place of the one before.
     Values(Vec<ValueId>),
     /// A tensor of the workspace of the first user's kernel.
     Workspace(TensorType),
@@ -76,7 +77,7 @@ impl Plan {
     /// Plans `program` for a device whose kernels need `workspace`.
     ///
     /// # Panics
-    /// If a transient value is read before it is written, or lives across phases: both are bugs of whoever built the program.
+    /// If a transient value is read before it is written, or lives across phases: both are bugs of the code that built the program.
     pub fn of(program: &Program, workspace: &WorkspaceOf<'_>) -> Self {
         let order = Order::of(program);
         let mut locations = vec![None; program.values.len()];
@@ -131,7 +132,8 @@ pub(crate) fn round_up(bytes: usize) -> usize {
     bytes.next_multiple_of(ALIGN_BYTES)
 }
 
-/// The scratch buffers: one a transient value, those joined that an op computes in place of a dying input, and one a tensor of workspace.
+/// The scratch buffers: one for each transient value, shared if an op computes it in place of a dying input, and one for each tensor of
+/// workspace.
 fn buffers(program: &Program, order: &Order, workspace: &WorkspaceOf<'_>) -> Vec<Buffer> {
     let mut users: Vec<Vec<usize>> = vec![Vec::new(); program.values.len()];
     for (i, instance) in program.instances.iter().enumerate() {
@@ -206,13 +208,13 @@ impl Buffer {
     }
 }
 
-/// Buffers at one offset. They share bytes, so they are used one after the other; they stand in that order.
+/// Buffers at one offset. They share bytes, so they are used one after the other, in this order.
 struct Place {
     offset: usize,
     turns: Vec<Turn>,
 }
 
-/// A buffer that was placed: when it is used, and where it ends.
+/// A placed buffer: when it is used, and where it ends.
 struct Turn {
     clock: Clock,
     done: Clock,
@@ -224,10 +226,10 @@ type Clock = [u32; Lane::COUNT];
 
 /// Gives every buffer an offset; returns the bytes of the region.
 fn assign(buffers: &mut [Buffer], order: &Order) -> usize {
-    // What is empty shares no byte with anything.
+    // An empty buffer shares no byte.
     let mut by_size: Vec<usize> = (0..buffers.len()).filter(|&b| buffers[b].bytes > 0).collect();
     by_size.sort_by_key(|&b| (std::cmp::Reverse(buffers[b].bytes), buffers[b].first));
-    // Whether what is `done` then has completed at `clock`.
+    // True if an instance with the clock `clock` starts after all that is `done`.
     let precedes = |done: &Clock, clock: &Clock| done.iter().zip(clock).all(|(done, seen)| done <= seen);
     // In the order of their offsets.
     let mut places: Vec<Place> = Vec::new();

@@ -1,8 +1,8 @@
-//! The precision pass for whole-program element types: which type parameters are kept in, and which type is computed in.
+//! The pass that sets a program's element types: the masters' type and the compute type.
 //!
 //! A model is traced in f32. The pass rewrites the types: activations follow the compute type through each op's `infer`; operands that
-//! an op declares [`Operand::Full`] stay as they are. Where the compute type differs from the master's, every parameter
-//! that a compute operand reads gets a representation in it ([`crate::StateKind::Compute`]), which the optimizer writes with the master.
+//! an op declares [`Operand::Full`] stay as they are. If the compute type differs from the masters', every parameter that a compute
+//! operand reads gets a copy in it ([`crate::StateKind::Compute`]), which the optimizer writes with the master.
 //! With `fp32` the program is the traced one, unchanged.
 
 use crate::trace::instantiate;
@@ -13,9 +13,9 @@ use xtrain_tensor::DType;
 /// The element types of a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Precision {
-    /// Of masters, gradients of parameters, and moments.
+    /// The type of masters, gradients of parameters, and moments.
     pub master: DType,
-    /// Of activations, their gradients, and the parameters that GEMMs read.
+    /// The type of activations, their gradients, and the copies of parameters that GEMMs read.
     pub compute: DType,
 }
 
@@ -49,14 +49,14 @@ pub fn apply(program: Program, precision: Precision) -> Result<Program, TraceErr
                 *v = in_compute_type(&mut out, *v, parameters.get(v).copied(), precision);
             }
         }
-        let kept: Vec<Option<ValueId>> = instance.outputs.iter().map(|o| Some(o.value)).collect();
+        let targets: Vec<Option<ValueId>> = instance.outputs.iter().map(|o| Some(o.value)).collect();
         let types: Vec<_> = inputs.iter().map(|&v| out.ty(v)).collect();
         if let Ok(made) = op.infer(&types) {
             for (o, ty) in instance.outputs.iter().zip(&made) {
                 out.values[o.value.0 as usize].ty = *ty;
             }
         }
-        let mut new = instantiate(&mut out, instance.code, &inputs, &kept, instance.origin)?;
+        let mut new = instantiate(&mut out, instance.code, &inputs, &targets, instance.origin)?;
         for (n, o) in new.outputs.iter_mut().zip(&instance.outputs) {
             n.mode = o.mode;
         }
@@ -71,8 +71,8 @@ fn retype(dtype: &mut DType, to: DType) {
     }
 }
 
-/// The value to read where `v` is a compute operand: of a parameter (its index) the representation in the compute type, else `v`
-/// itself, an f32 input of the program retyped.
+/// The value to read for a compute operand `v`: the copy in the compute type if `v` is a parameter (its index), else `v` itself; an f32
+/// input of the program is retyped.
 fn in_compute_type(
     program: &mut Program,
     v: ValueId,

@@ -1,4 +1,4 @@
-//! Programs: values, op instances, and what passes need to know of each.
+//! Programs: values, op instances, and the facts about each that passes go by.
 
 use crate::measure_casts::MeasuredCast;
 use crate::quantize::{Delayed, Quantized};
@@ -51,33 +51,33 @@ pub struct Value {
 pub enum Storage {
     /// Across steps and programs, found by kind and name.
     State {
-        /// What it is for.
+        /// Its purpose.
         kind: StateKind,
         /// Unique within its kind: the parameter's name for masters, gradients, moments and compute copies.
         name: Arc<str>,
     },
-    /// Fixed at tracing, e.g. a table of rotation angles. Shared by programs where name and type agree.
+    /// Fixed at tracing, e.g. a table of rotation angles. Programs share it if name and type agree.
     Constant {
         /// Unique among the constants of a model.
         name: Arc<str>,
-        /// Makes the contents: an engine calls it once, a plan never.
+        /// Computes the contents: an engine calls it once, a plan never.
         make: Arc<dyn Fn() -> HostTensor + Send + Sync>,
     },
     /// Written by the host before each run.
     Input {
-        /// By which the host finds it.
+        /// The host finds it by this name.
         name: Arc<str>,
     },
     /// Read by the host after a run.
     Output {
-        /// By which the host finds it.
+        /// The host finds it by this name.
         name: Arc<str>,
     },
     /// Within one phase of one run, in the planned arena.
     Transient,
 }
 
-/// What a state value is for; the rows of the memory table.
+/// The purpose of a state value; the rows of the memory table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum StateKind {
     /// A parameter's master copy.
@@ -94,11 +94,11 @@ pub enum StateKind {
     Counter,
     /// Keys and values of generated tokens.
     Cache,
-    /// Largest magnitudes of what is cast to FP8.
+    /// Amaxes of tensors that are cast to FP8.
     Amax,
-    /// The scales of casts to FP8 that are of earlier steps' amaxes.
+    /// Delayed scales of casts to FP8.
     Scale,
-    /// Those amaxes, the latest first.
+    /// Amaxes of earlier steps, the latest first.
     AmaxHistory,
 }
 
@@ -119,7 +119,7 @@ impl StateKind {
         }
     }
 
-    /// Whether checkpoints hold it: the rest is made from what they hold, or of no use afterwards.
+    /// True if checkpoints hold it: other state is computed from it, or of no use afterwards.
     pub const fn is_saved(self) -> bool {
         use StateKind::{AmaxHistory, Counter, Master, Moment1, Moment2, Scale};
         matches!(self, Master | Moment1 | Moment2 | Counter | Scale | AmaxHistory)
@@ -133,9 +133,9 @@ pub struct Parameter {
     pub name: Arc<str>,
     /// The master copy.
     pub master: ValueId,
-    /// The copy that GEMMs read, where the precision differs from the master's.
+    /// The copy that GEMMs read, if the compute type differs from the master's.
     pub compute: Option<ValueId>,
-    /// Its representations in FP8.
+    /// Its copies in FP8.
     pub quantized: Vec<Quantized>,
     /// Its gradient, once the backward pass ran.
     pub gradient: Option<ValueId>,
@@ -146,17 +146,17 @@ pub struct Parameter {
 pub struct Instance {
     /// The op with its attributes.
     pub code: Code,
-    /// What it reads.
+    /// Its inputs.
     pub inputs: Vec<ValueId>,
-    /// What it writes, in the order of the op's signature.
+    /// Its outputs, in the order of the op's signature.
     pub outputs: Vec<Output>,
-    /// Where it comes from.
+    /// Its place in the model and in the step.
     pub origin: Origin,
-    /// Where it runs.
+    /// Its lane.
     pub lane: Lane,
 }
 
-/// The op of an instance. What a model traced can be differentiated; what passes emit need not be.
+/// The op of an instance. An op that a model traced can be differentiated; one that a pass emits need not be.
 #[derive(Clone)]
 pub enum Code {
     /// Traced by a model.
@@ -180,23 +180,23 @@ impl Code {
 pub struct Output {
     /// The value.
     pub value: ValueId,
-    /// Overwritten or added to.
+    /// How it is written.
     pub mode: WriteMode,
 }
 
-/// Whether an instance overwrites a value or adds to it.
+/// How an instance writes a value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WriteMode {
     /// Overwrites.
     Assign,
-    /// Adds to what is there.
+    /// Adds to the value.
     Add,
     /// Overwrites in the first micro-step of an optimizer step and adds in the following ones.
     AddAfterFirst,
 }
 
 impl WriteMode {
-    /// Whether the kernel adds, given whether this is the first micro-step.
+    /// True if the kernel adds, in the first micro-step or in a later one.
     pub fn accumulates(self, first_micro_step: bool) -> bool {
         match self {
             WriteMode::Assign => false,
@@ -206,16 +206,16 @@ impl WriteMode {
     }
 }
 
-/// Where an instance comes from: what names in dumps, traces and recipes are made of, and what passes go by.
+/// The origin of an instance: names in dumps, traces and recipes consist of it, and passes go by it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Origin {
     /// The transformer block, if it is in one.
     pub block: Option<u32>,
     /// The place within the block or model, e.g. `attn.qkv_proj`.
     pub site: Arc<str>,
-    /// What it does there: for names. Passes ask for the stage.
+    /// Its part there, for names. Passes go by the stage.
     pub role: Role,
-    /// When in the step it runs.
+    /// Its stage of the step.
     pub stage: Stage,
 }
 
@@ -228,10 +228,10 @@ impl fmt::Display for Origin {
     }
 }
 
-/// When in a step an instance runs.
+/// A stage of a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Stage {
-    /// Before the gradients of activations are known. What it writes may be kept for the backward, or made again there.
+    /// Before the gradients of activations are known. Its outputs may be saved for the backward, or recomputed there.
     Forward,
     /// From the loss back.
     Backward,
@@ -240,7 +240,7 @@ pub enum Stage {
 }
 
 impl Stage {
-    /// The phase that it is a part of.
+    /// The phase that includes it.
     pub const fn phase(self) -> Phase {
         match self {
             Stage::Forward | Stage::Backward => Phase::Micro,
@@ -249,7 +249,7 @@ impl Stage {
     }
 }
 
-/// What an instance does at its site, whenever it runs: a change of representation may be part of any stage.
+/// The part of an instance at its site, whatever the stage: casts belong to all stages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Role {
     /// Forward; for a linear, its fprop GEMM.
@@ -262,7 +262,7 @@ pub enum Role {
     Wgrad,
     /// A forward op run again in the backward.
     Recompute,
-    /// A change of representation inserted by the precision pass.
+    /// A cast that a pass inserted.
     Precision,
     /// Gradient norm, clip, AdamW.
     Update,
@@ -283,7 +283,7 @@ impl Role {
     }
 }
 
-/// Where an instance runs. Instances of one lane run in list order; lanes meet only at data dependencies.
+/// A queue of instances, which run in list order. Lanes wait for each other only at data dependencies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Lane {
     /// Kernels.
@@ -299,10 +299,10 @@ impl Lane {
     pub const COUNT: usize = 3;
 }
 
-/// When an instance runs within an optimizer step.
+/// A part of an optimizer step that runs as one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Phase {
-    /// Forward and backward of one micro-batch; also all there is in evaluation and generation.
+    /// Forward and backward of one micro-batch; evaluation and generation have this phase only.
     Micro,
     /// Once after the last micro-step.
     Update,
@@ -335,7 +335,7 @@ impl Program {
         self.add_value(ty, Storage::State { kind, name: name.clone() })
     }
 
-    /// The state value that `id` is in another program.
+    /// Adds the state value that `id` is in `other`.
     pub(crate) fn copy_state(&mut self, other: &Program, id: ValueId) -> ValueId {
         let value = other.value(id);
         self.add_value(value.ty, value.storage.clone())
@@ -376,7 +376,7 @@ impl Program {
         })
     }
 
-    /// The parameter that each master and each compute copy belongs to: its index.
+    /// The index of the parameter of each master and each compute copy.
     pub(crate) fn parameters_by_value(&self) -> HashMap<ValueId, usize> {
         let values = |p: &Parameter| [Some(p.master), p.compute];
         let indexed = self.parameters.iter().enumerate();

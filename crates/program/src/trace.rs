@@ -10,7 +10,7 @@ use std::sync::Arc;
 use thiserror::Error;
 use xtrain_tensor::{HostTensor, TensorType};
 
-/// An op that was given operands it cannot take: where, which op, and why.
+/// The error of an op that refuses its operands.
 #[derive(Clone, Debug, Error, PartialEq, Eq)]
 #[error("{site}: {op} cannot take {operands}: {error}")]
 pub struct TraceError {
@@ -24,14 +24,14 @@ pub struct TraceError {
     pub error: OpError,
 }
 
-/// Builds a program, one op instance after the other.
+/// Builder of a program, one op instance after the other.
 pub struct Tracer {
     program: Program,
     origin: Origin,
     names: HashMap<(Space, Arc<str>), ValueId>,
 }
 
-/// What a name is unique in.
+/// A set in which names are unique.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 enum Space {
     State(StateKind),
@@ -83,12 +83,12 @@ impl Tracer {
         self.program.ty(id)
     }
 
-    /// Places what follows in transformer block `block`.
+    /// Enters transformer block `block`: later instances belong to it.
     pub fn enter_block(&mut self, block: Option<u32>) {
         self.origin.block = block;
     }
 
-    /// Names the place of what follows, e.g. `attn.qkv_proj`.
+    /// Sets the site of later instances, e.g. `attn.qkv_proj`.
     pub fn at(&mut self, site: &str) -> &mut Self {
         self.origin.site = site.into();
         self
@@ -130,8 +130,8 @@ impl Tracer {
         self.named(Space::Input, name, ty, |name| Storage::Input { name })
     }
 
-    /// The constant called `name`, of type `ty`; a second call is the same constant, so the name says all that its contents depend on.
-    /// `make` runs where an engine loads the program, so that a plan costs no table.
+    /// The constant called `name`, of type `ty`; a second call is the same constant, so the name includes
+    /// everything that its contents depend on. `make` runs when an engine loads the program, so that a plan costs no table.
     ///
     /// # Panics
     /// If it has another type.
@@ -166,13 +166,12 @@ impl Tracer {
         id
     }
 
-    /// Marks a value as a boundary of recomputation: kept even when its block is recomputed.
+    /// Marks a value as a boundary of recomputation: saved even if its block is recomputed.
     pub fn boundary(&mut self, id: ValueId) {
         self.program.values[id.0 as usize].boundary = true;
     }
 
-    /// Makes a transient value an output that the host reads under `name`, accumulated over the micro-steps where the op that
-    /// makes it can.
+    /// Turns a transient value into an output that the host reads under `name`. It accumulates over micro-steps if its op can.
     pub fn output(&mut self, name: &str, id: ValueId) {
         self.program.values[id.0 as usize].storage = Storage::Output { name: name.into() };
         for instance in &mut self.program.instances {
@@ -188,7 +187,7 @@ impl Tracer {
         self.push(Code::Forward(Arc::new(op)), inputs, &[])
     }
 
-    /// Applies an op that has no backward: of the optimizer, of a pass, of generation.
+    /// Applies an op without a backward: of the optimizer, of a pass, of generation.
     pub fn emit(&mut self, op: impl Op, inputs: &[ValueId]) -> Result<Vec<ValueId>, TraceError> {
         self.push(Code::Plain(Arc::new(op)), inputs, &[])
     }

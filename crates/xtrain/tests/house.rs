@@ -151,7 +151,7 @@ fn the_op_that_contributing_adds_is_compiled_and_checked() {
     let read = |path: &str| fs::read_to_string(root().join(path)).unwrap_or_else(|e| panic!("{path}: {e}"));
     let page = read("CONTRIBUTING.md");
     let shown = blocks(&page, "rust");
-    for file in ["mod.rs", "cpu.rs"] {
+    for file in ["mod.rs", "cpu.rs", "samples.rs"] {
         let compiled = read(&format!("crates/ops/src/check/example/{file}"));
         let stands_there = shown.contains(&compiled.trim_end());
         assert!(

@@ -25,12 +25,12 @@ struct Block<'a> {
     of: Rest<'a>,
 }
 
-/// What is only read of it.
+/// Its operands that are only read.
 #[derive(Clone, Copy)]
 struct Rest<'a> {
     grad: View<'a>,
     weight_decay: f64,
-    /// What moments are rounded by.
+    /// The random numbers of stochastic rounding.
     rng: Philox,
     /// The place of the block's first element in the parameter.
     first: usize,
@@ -195,7 +195,7 @@ struct Numbers<T> {
 }
 
 impl<T: Real> Numbers<T> {
-    /// A function of slices, which the compiler then knows to be apart: else it would not vectorise.
+    /// A function of slices, so that the compiler knows that they don't overlap and vectorises.
     #[inline(always)]
     fn apply(self, master: &mut [T], m: &mut [T], v: &mut [T], grad: &[T]) {
         let n = grad.len();
@@ -216,10 +216,10 @@ impl Block<'_> {
         cut(states, self.compute.as_mut(), self.of, PIECE)
     }
 
-    /// Makes the compute copy from the master as it is stored.
+    /// Writes the compute copy from the stored master.
     fn write_compute<T: Real>(&mut self) {
         let Block { master, compute: Some(compute), .. } = self else { return };
-        // Seen through a reading view: skipped updates must not so much as quieten a NaN.
+        // Read through a view: skipped updates must not even quieten a NaN.
         let ty = master.ty;
         let master = View::new(ty, master.bytes());
         compute.write::<T>(&master.reals::<T>());

@@ -1,4 +1,4 @@
-//! The kernel of [`AdamW`] on a card.
+//! The GPU kernels of [`AdamW`].
 #![allow(unsafe_code, reason = "it launches kernels")]
 
 use super::{AdamW, CONTROLS, OPERANDS, SITES};
@@ -17,7 +17,7 @@ pub(super) const SOURCE: KernelSource =
 
 pub(super) const CAST: KernelSource = KernelSource {
     headers: &[UPDATE, PIECE, AREA],
-    variants: quantize::ON_THE_WAY,
+    variants: quantize::LOCAL_VARIANTS,
     ..KernelSource::new("adamw/cast.cu", include_str!("cast.cu"))
 };
 
@@ -61,8 +61,8 @@ impl CudaKernel for AdamW {
 
     fn prepare(&self, gpu: &Gpu, operands: &Operands<'_>) -> Result<Work, CudaError> {
         let Operands { inputs, outputs, .. } = operands;
-        // On the way, or where rows are not made of eights, behind all.
-        let (mut casting, mut behind) = (Vec::new(), Vec::new());
+        // Fused, or after all updates if rows are no multiples of 8.
+        let (mut casting, mut after) = (Vec::new(), Vec::new());
         let masters: Vec<usize> = self.masters().collect();
         let mut workspace = operands.workspace;
         for ((&(p, cast), first), scale) in self.casts.iter().zip(self.cast_outputs()).zip(self.scales()) {
@@ -76,9 +76,9 @@ impl CudaKernel for AdamW {
                 outputs: &outputs[first..first + cast.outputs()],
                 workspace: own,
             };
-            match cast.within(gpu, &of)? {
-                Some(within) => casting.push((p, within)),
-                None => behind.push(cast.prepare(gpu, &of)?),
+            match cast.fused(gpu, &of)? {
+                Some(fused) => casting.push((p, fused)),
+                None => after.push(cast.ready(gpu, &of)?),
             }
         }
         // The source's `Parameter` and `Chunk`, in words of 8 bytes.
@@ -136,14 +136,14 @@ impl CudaKernel for AdamW {
         let function = gpu.function(&SOURCE, &[], "adamw")?;
         let has_chunks = launch.grid[0] > 0;
         let mut works = Vec::new();
-        for (p, within) in casting {
-            let function = gpu.function(&CAST, &within.defines, &format!("adamw_cast_{}", within.path))?;
-            let arguments = Casting { by: arguments, at: within.arguments, parameter: p as u64 };
-            works.extend(within.before);
+        for (p, fused) in casting {
+            let function = gpu.function(&CAST, &fused.defines, &format!("adamw_cast_{}", fused.path))?;
+            let arguments = Casting { by: arguments, at: fused.arguments, parameter: p as u64 };
+            works.extend(fused.before);
             // SAFETY: the kernel takes one `Casting`. A block has an area of the master, which lies as `Quantize` says and is as large as the
             // parameter's other operands; the tables live as long as the last of these works, which is kept with them.
-            works.push(unsafe { Work::launch(function, within.launch, arguments) });
-            works.extend(within.behind);
+            works.push(unsafe { Work::launch(function, fused.launch, arguments) });
+            works.extend(fused.after);
         }
         works.push(Work::new(move |stream| {
             // The tables live as long as the work.
@@ -159,7 +159,7 @@ impl CudaKernel for AdamW {
             // block, and a parameter's operands have its elements, of the types that its bits say.
             unsafe { function.launch(launch, &arguments, stream) }
         }));
-        works.extend(behind);
-        Ok(Work::sequence(works))
+        works.extend(after);
+        Ok(Work::all(works))
     }
 }

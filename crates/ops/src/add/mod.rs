@@ -2,8 +2,10 @@
 
 mod cpu;
 mod cuda;
+#[cfg(any(test, feature = "samples"))]
+mod samples;
 
-use crate::registry::{OnCard, Registered, Sample, SampleInput};
+use crate::registry::OnGpu;
 use xtrain_cuda::KernelSource;
 use xtrain_program::{Op, OpError};
 use xtrain_tensor::TensorType;
@@ -30,16 +32,6 @@ impl Op for Add {
     }
 }
 
-impl Registered for Add {
-    fn samples() -> Vec<Sample> {
-        vec![Sample::plain(Add, [SampleInput::activation([5, 7]), SampleInput::activation([5, 7])])]
-    }
-
-    fn large() -> Sample {
-        Sample::plain(Add, [SampleInput::activation([300, 160]), SampleInput::activation([300, 160])])
-    }
-}
-
-impl OnCard for Add {
+impl OnGpu for Add {
     const SOURCES: &'static [KernelSource] = &[cuda::SOURCE];
 }

@@ -2,8 +2,10 @@
 
 mod cpu;
 mod cuda;
+#[cfg(any(test, feature = "samples"))]
+mod samples;
 
-use crate::registry::{OnCard, Registered, Sample, SampleInput};
+use crate::registry::OnGpu;
 use xtrain_cuda::KernelSource;
 use xtrain_program::{Op, OpError, Operand};
 use xtrain_tensor::{DType, TensorType};
@@ -37,27 +39,6 @@ impl Op for Cast {
     }
 }
 
-impl Registered for Cast {
-    fn samples() -> Vec<Sample> {
-        vec![
-            Sample::plain(Cast { to: DType::BF16 }, [SampleInput::activation([5, 7])]),
-            Sample::plain(Cast { to: DType::F32 }, [SampleInput::activation([3, 11]).in_format(DType::BF16)]),
-        ]
-    }
-
-    fn large() -> Sample {
-        Sample::plain(Cast { to: DType::BF16 }, [SampleInput::activation([300, 160])])
-    }
-}
-
-impl OnCard for Cast {
+impl OnGpu for Cast {
     const SOURCES: &'static [KernelSource] = &[cuda::SOURCE];
-
-    fn card_samples() -> Vec<Sample> {
-        let sample = |to, n| Sample::plain(Cast { to }, [SampleInput::activation([n]).computed()]);
-        [1, 8, 4099, 1 << 20]
-            .into_iter()
-            .flat_map(|n| [DType::BF16, DType::F32].map(|to| sample(to, n)))
-            .collect()
-    }
 }

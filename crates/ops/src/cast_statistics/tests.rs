@@ -2,14 +2,14 @@
 
 use super::CastStatistics;
 use crate::check::seed;
-use crate::quantize::{Known, Layouts, Quantize};
+use crate::quantize::{Given, Layouts, Quantize};
 use crate::run_op::{normal, run};
 use xtrain_program::Op;
 use xtrain_tensor::{DType, HostTensor, Scaling, TensorType};
 
 /// Counts and sizes of a cast of `x` in one layout.
 fn measured(x: &HostTensor, format: DType, scaling: Scaling, transposed: bool) -> (Vec<f64>, Vec<f64>) {
-    let layouts = if transposed { Layouts::Transposed } else { Layouts::Direct };
+    let layouts = if transposed { Layouts::Transposed } else { Layouts::RowMajor };
     let cast = run(&Quantize::new(format, scaling, false, layouts), &[x]);
     let made = run(&CastStatistics { scaling, transposed }, &[x, &cast[0], &cast[1]]);
     (made[0].to_f64(), made[1].to_f64())
@@ -36,8 +36,8 @@ fn what_a_scale_from_elsewhere_cuts_off_is_counted() {
     // 464 lies halfway to the number that E4M3 does not have behind 448.
     let x = HostTensor::from_f64(ty, &[463.0, 464.0, -1000.0, 1.0]);
     let scale = HostTensor::from_f64(TensorType::new(DType::F32, [1, 1]), &[1.0]);
-    let quantize = Quantize::new(DType::E4M3, Scaling::Tensor, false, Layouts::Direct);
-    let cast = run(&Quantize { known: Known::Scale, ..quantize }, &[&x, &scale]);
+    let quantize = Quantize::new(DType::E4M3, Scaling::Tensor, false, Layouts::RowMajor);
+    let cast = run(&Quantize { given: Given::Scale, ..quantize }, &[&x, &scale]);
     let statistics = CastStatistics { scaling: Scaling::Tensor, transposed: false };
     let counts = run(&statistics, &[&x, &cast[0], &cast[1]])[0].to_f64();
     assert_eq!(counts, [4.0, 0.0, 2.0, 0.0]);

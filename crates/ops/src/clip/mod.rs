@@ -2,11 +2,13 @@
 
 mod cpu;
 mod cuda;
+#[cfg(any(test, feature = "samples"))]
+mod samples;
 #[cfg(test)]
 mod tests;
 
 use crate::float_shaped;
-use crate::registry::{Fill, OnCard, Registered, Sample, SampleInput};
+use crate::registry::OnGpu;
 use xtrain_cuda::KernelSource;
 use xtrain_program::{Op, OpError, Operand};
 use xtrain_tensor::{DType, TensorType};
@@ -56,31 +58,6 @@ impl Op for Clip {
     }
 }
 
-impl Registered for Clip {
-    fn samples() -> Vec<Sample> {
-        let sample = |max_norm, norm| {
-            Sample::plain(
-                Clip { max_norm },
-                [
-                    SampleInput::activation([]).fill(Fill::Values(vec![norm])),
-                    SampleInput::activation([]),
-                    SampleInput::counters([41]),
-                ],
-            )
-        };
-        let with_amax = |amax| {
-            let mut sample = sample(1.0, 4.0);
-            sample.inputs.push(SampleInput::activation([1]).fill(Fill::Values(vec![amax])));
-            sample
-        };
-        vec![sample(1.0, 0.25), sample(1.5, 4.0), sample(0.0, 9.0), with_amax(7.0), with_amax(f64::INFINITY)]
-    }
-
-    fn large() -> Sample {
-        Clip::samples().swap_remove(0)
-    }
-}
-
-impl OnCard for Clip {
+impl OnGpu for Clip {
     const SOURCES: &'static [KernelSource] = &[cuda::SOURCE];
 }

@@ -4,8 +4,10 @@
 
 mod cpu;
 mod cuda;
+#[cfg(any(test, feature = "samples"))]
+mod samples;
 
-use crate::registry::{Fill, OnCard, Registered, Sample, SampleInput};
+use crate::registry::OnGpu;
 use xtrain_cuda::KernelSource;
 use xtrain_program::{Op, OpError, Operand};
 use xtrain_tensor::formats::max_finite;
@@ -87,48 +89,8 @@ impl Op for DelayedScaling {
     }
 }
 
-/// Tensors with these amaxes, lengths of histories and scales.
-fn sample(tensors: &[(f64, usize)], margin: u32, latest: bool) -> Sample {
-    let of = |n: usize| match n % 2 {
-        0 => DelayedTensor { format: DType::E4M3, pow2_scales: n.is_multiple_of(3) },
-        _ => DelayedTensor { format: DType::E5M2, pow2_scales: false },
-    };
-    let op = DelayedScaling::new((0..tensors.len()).map(of).collect(), margin, latest);
-    let given = |values: Vec<f64>| Fill::Values(values);
-    let inputs = tensors.iter().flat_map(|&(amax, length)| {
-        let past = (0..length).map(|i| if i < length / 2 { (i * 37 % 101) as f64 * 0.25 } else { 0.0 });
-        [
-            SampleInput::activation([1]).fill(given(vec![amax])).in_format(DType::F32),
-            SampleInput::activation([length]).fill(given(past.collect())),
-            SampleInput::activation([1, 1]).fill(given(vec![3.5])),
-        ]
-    });
-    Sample::plain(op, inputs.collect::<Vec<_>>())
-}
-
-impl Registered for DelayedScaling {
-    fn samples() -> Vec<Sample> {
-        let some = [(2.5, 4), (0.0, 4), (448.0, 1), (1e-44, 16)];
-        vec![sample(&some, 0, false), sample(&some, 3, true)]
-    }
-
-    fn large() -> Sample {
-        sample(&(0..96).map(|n| (n as f64 * 0.37, 1024)).collect::<Vec<_>>(), 1, false)
-    }
-}
-
-impl OnCard for DelayedScaling {
+impl OnGpu for DelayedScaling {
     const SOURCES: &'static [KernelSource] = &[cuda::SOURCE];
-
-    fn card_samples() -> Vec<Sample> {
-        let long = [(30.0, 1), (0.125, 255), (2.0, 256), (2.0, 257), (3.0, 1500)];
-        let special = [(2.5, 4), (f64::INFINITY, 7), (448.0, 1)];
-        vec![
-            sample(&long, 0, false),
-            sample(&special, 0, false),
-            sample(&[(f64::NAN, 3), (1e30, 5)], 1, true),
-        ]
-    }
 }
 
 #[cfg(test)]

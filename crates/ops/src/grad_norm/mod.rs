@@ -2,10 +2,12 @@
 
 mod cpu;
 mod cuda;
+#[cfg(any(test, feature = "samples"))]
+mod samples;
 #[cfg(test)]
 mod tests;
 
-use crate::registry::{MULTIPROCESSORS, OnCard, Registered, Sample, SampleInput};
+use crate::registry::OnGpu;
 use xtrain_cuda::KernelSource;
 use xtrain_program::{Op, OpError, Operand};
 use xtrain_tensor::{DType, TensorType};
@@ -39,34 +41,6 @@ impl Op for GradNorm {
     }
 }
 
-impl Registered for GradNorm {
-    fn samples() -> Vec<Sample> {
-        vec![
-            Sample::plain(GradNorm, [SampleInput::activation([5, 7])]),
-            Sample::plain(
-                GradNorm,
-                [
-                    SampleInput::activation([1]),
-                    SampleInput::activation([33, 3]),
-                    SampleInput::activation([2, 3, 5]),
-                ],
-            ),
-        ]
-    }
-
-    fn large() -> Sample {
-        Sample::plain(GradNorm, [SampleInput::activation([300, 500]), SampleInput::activation([700, 300])])
-    }
-}
-
-impl OnCard for GradNorm {
+impl OnGpu for GradNorm {
     const SOURCES: &'static [KernelSource] = &[cuda::SOURCE];
-
-    /// Many gradients of very different lengths.
-    fn busy_samples(multiprocessors: usize) -> Vec<Sample> {
-        let most = 3_000_001 * multiprocessors / MULTIPROCESSORS;
-        let lengths = [1, 2, 7, 8, 9, 63, 500, 32_767, 32_768, 32_769, 100_000, most];
-        let grads: Vec<_> = (0..50).map(|n| SampleInput::activation([lengths[n % lengths.len()]])).collect();
-        vec![Sample::plain(GradNorm, grads)]
-    }
 }

@@ -5,6 +5,6 @@
 pub(crate) mod gemm;
 pub(crate) mod gemv;
 pub(crate) mod math;
+pub(crate) mod matmul;
 pub(crate) mod norm;
-pub(crate) mod product;
 pub(crate) mod rows;

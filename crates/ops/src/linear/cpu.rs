@@ -1,33 +1,33 @@
 //! CPU kernels of the linear layer: products as their operands are stored, summed in f32 or f64.
 
 use super::{BiasGrad, Linear, LinearDgrad, LinearWgrad};
-use crate::host::product::{Factor, Onto, product};
+use crate::host::matmul::{MatmulOperand, Onto, matmul};
 use crate::host::rows::{add_into, sum_bytes, sum_over_rows};
 use xtrain_tensor::{CpuKernel, TensorType, View, ViewMut, with_real};
 
 impl CpuKernel for Linear {
     fn run(&self, inputs: &[View<'_>], outputs: &mut [ViewMut<'_>]) {
         let ((t, i), (o, _)) = (inputs[0].ty.shape.rows_cols(), inputs[1].ty.shape.rows_cols());
-        let (x_ti, w_oi) = (Factor::new(inputs[0], t, i), Factor::new(inputs[1], o, i));
+        let (x_ti, w_oi) = (MatmulOperand::new(inputs[0], t, i), MatmulOperand::new(inputs[1], o, i));
         let onto = inputs.get(2).map_or(Onto::Nothing, |bias| Onto::Bias(*bias));
-        product(x_ti, w_oi.t(), &mut outputs[0], onto);
+        matmul(x_ti, w_oi.t(), &mut outputs[0], onto);
     }
 }
 
 impl CpuKernel for LinearDgrad {
     fn run(&self, inputs: &[View<'_>], outputs: &mut [ViewMut<'_>]) {
         let ((t, o), (_, i)) = (inputs[0].ty.shape.rows_cols(), inputs[1].ty.shape.rows_cols());
-        let (dy_to, w_oi) = (Factor::new(inputs[0], t, o), Factor::new(inputs[1], o, i));
-        product(dy_to, w_oi, &mut outputs[0], Onto::Nothing);
+        let (dy_to, w_oi) = (MatmulOperand::new(inputs[0], t, o), MatmulOperand::new(inputs[1], o, i));
+        matmul(dy_to, w_oi, &mut outputs[0], Onto::Nothing);
     }
 }
 
 impl CpuKernel for LinearWgrad {
     fn run(&self, inputs: &[View<'_>], outputs: &mut [ViewMut<'_>]) {
         let ((t, o), (_, i)) = (inputs[0].ty.shape.rows_cols(), inputs[1].ty.shape.rows_cols());
-        let (dy_to, x_ti) = (Factor::new(inputs[0], t, o), Factor::new(inputs[1], t, i));
+        let (dy_to, x_ti) = (MatmulOperand::new(inputs[0], t, o), MatmulOperand::new(inputs[1], t, i));
         let onto = if outputs[0].accumulate { Onto::Held } else { Onto::Nothing };
-        product(dy_to.t(), x_ti, &mut outputs[0], onto);
+        matmul(dy_to.t(), x_ti, &mut outputs[0], onto);
     }
 }
 

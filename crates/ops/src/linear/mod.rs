@@ -6,8 +6,10 @@ mod cpu;
 mod cuda;
 mod cuda_bias;
 mod cuda_row;
+#[cfg(any(test, feature = "samples"))]
+mod samples;
 
-use crate::registry::{OnCard, Registered, Sample, SampleInput};
+use crate::registry::OnGpu;
 use crate::scaled_matmul::ScaledMatmul;
 use crate::{float_shaped, matrix};
 use std::sync::Arc;
@@ -173,126 +175,18 @@ fn gemm_cost(outputs: usize, summed: usize) -> Cost {
     Cost { flops: 2.0 * outputs as f64 * summed as f64 }
 }
 
-impl Registered for Linear {
-    fn samples() -> Vec<Sample> {
-        vec![
-            Sample::forward(Linear, [SampleInput::activation([13, 7]), SampleInput::parameter([5, 7])]),
-            Sample::forward(
-                Linear,
-                [
-                    SampleInput::activation([3, 17]),
-                    SampleInput::parameter([9, 17]),
-                    SampleInput::parameter([9]),
-                ],
-            ),
-            // Rows that are 16-byte vectors in every type: another product on a card.
-            Sample::forward(
-                Linear,
-                [
-                    SampleInput::activation([24, 32]),
-                    SampleInput::parameter([16, 32]),
-                    SampleInput::parameter([16]),
-                ],
-            ),
-        ]
-    }
-
-    fn large() -> Sample {
-        Sample::forward(
-            Linear,
-            [
-                SampleInput::activation([300, 160]),
-                SampleInput::parameter([170, 160]),
-                SampleInput::parameter([170]),
-            ],
-        )
-    }
+impl OnGpu for Linear {
+    const SOURCES: &'static [KernelSource] = &[Gemm::SOURCE, cuda_row::SOURCE];
 }
 
-impl Registered for LinearDgrad {
-    fn samples() -> Vec<Sample> {
-        [[13, 5, 7], [24, 16, 32]]
-            .map(|[t, o, i]| {
-                Sample::plain(LinearDgrad, [SampleInput::activation([t, o]), SampleInput::activation([o, i])])
-            })
-            .into()
-    }
-
-    fn large() -> Sample {
-        Sample::plain(LinearDgrad, [SampleInput::activation([300, 170]), SampleInput::activation([170, 160])])
-    }
+impl OnGpu for LinearDgrad {
+    const SOURCES: &'static [KernelSource] = &[Gemm::SOURCE];
 }
 
-impl Registered for LinearWgrad {
-    fn samples() -> Vec<Sample> {
-        [[13, 5, 7], [24, 16, 32]]
-            .map(|[t, o, i]| {
-                let inputs = [SampleInput::activation([t, o]), SampleInput::activation([t, i])];
-                Sample::plain(LinearWgrad { out: DType::F32 }, inputs)
-            })
-            .into()
-    }
-
-    fn large() -> Sample {
-        Sample::plain(
-            LinearWgrad { out: DType::F32 },
-            [SampleInput::activation([600, 170]), SampleInput::activation([600, 160])],
-        )
-    }
+impl OnGpu for LinearWgrad {
+    const SOURCES: &'static [KernelSource] = &[Gemm::SOURCE];
 }
 
-impl Registered for BiasGrad {
-    fn samples() -> Vec<Sample> {
-        vec![Sample::plain(BiasGrad { out: DType::F32 }, [SampleInput::activation([131, 5])])]
-    }
-
-    fn large() -> Sample {
-        Sample::plain(BiasGrad { out: DType::F32 }, [SampleInput::activation([300, 160])])
-    }
-}
-
-impl OnCard for Linear {
-    const SOURCES: &'static [KernelSource] = &[Gemm::FALLBACK_SOURCE, cuda_row::SOURCE];
-
-    /// One token, and two; rows that are whole vectors and that are not, short and long, few and many.
-    fn card_samples() -> Vec<Sample> {
-        let sample = |[t, i, o]: [usize; 3]| {
-            let [x, w] = [SampleInput::activation([t, i]), SampleInput::parameter([o, i])];
-            [
-                Sample::forward(Linear, [x.clone(), w.clone()]),
-                Sample::forward(Linear, [x, w, SampleInput::parameter([o])]),
-            ]
-        };
-        let shapes = [
-            [1, 7, 5],
-            [1, 1, 1],
-            [1, 40, 3],
-            [1, 1536, 2051],
-            [1, 8960, 77],
-            [1, 1537, 300],
-            [1, 264, 9001],
-            [2, 264, 33],
-        ];
-        shapes.into_iter().flat_map(sample).collect()
-    }
-}
-
-impl OnCard for LinearDgrad {
-    const SOURCES: &'static [KernelSource] = &[Gemm::FALLBACK_SOURCE];
-}
-
-impl OnCard for LinearWgrad {
-    const SOURCES: &'static [KernelSource] = &[Gemm::FALLBACK_SOURCE];
-}
-
-impl OnCard for BiasGrad {
+impl OnGpu for BiasGrad {
     const SOURCES: &'static [KernelSource] = &[cuda_bias::SOURCE];
-
-    fn card_samples() -> Vec<Sample> {
-        let sample = |[t, o]: [usize; 2]| {
-            [DType::F32, DType::BF16]
-                .map(|out| Sample::plain(BiasGrad { out }, [SampleInput::activation([t, o])]))
-        };
-        [[1, 8192], [2100, 264], [5003, 77]].into_iter().flat_map(sample).collect()
-    }
 }

@@ -6,7 +6,7 @@
 
 use super::{IGNORED, LinearCrossEntropy, LinearCrossEntropyGrad};
 use crate::host::math::{Rounding, exponentials, max, vectorized};
-use crate::host::product::{Factor, Onto, product};
+use crate::host::matmul::{MatmulOperand, Onto, matmul};
 use crate::host::rows::for_row_blocks;
 use xtrain_tensor::{CpuKernel, Pooled, Real, TensorType, View, ViewMut, with_real};
 
@@ -60,23 +60,23 @@ fn chunks<T: Real>(
         z_loss: T::of(f64::from(loss.z_loss)),
         gradients: grads.dx.is_some() || grads.dw.is_some(),
     };
-    let w_vd = Factor::new(*w, v, d);
+    let w_vd = MatmulOperand::new(*w, v, d);
     let Grads { mut dx, mut dw } = grads;
     let mut dw_holds_a_sum = dw.as_ref().is_some_and(|dw| dw.accumulate);
     for tokens in loss.chunks(t) {
         let (first, c) = (tokens.start, tokens.len());
-        let x_cd = Factor::new(x.rows(tokens.clone()), c, d);
+        let x_cd = MatmulOperand::new(x.rows(tokens.clone()), c, d);
         let mut logits = logits.slice_mut(0..c * v);
-        product(x_cd, w_vd.t(), &mut logits, Onto::Nothing);
+        matmul(x_cd, w_vd.t(), &mut logits, Onto::Nothing);
         let mut terms = terms.slice_mut(2 * first..2 * tokens.end);
         rows.run_chunk(&mut logits, &targets[tokens.clone()], &mut terms);
-        let dlogits_cv = Factor::new(logits.view(), c, v);
+        let dlogits_cv = MatmulOperand::new(logits.view(), c, v);
         if let Some(dx) = &mut dx {
-            product(dlogits_cv, w_vd, &mut dx.slice_mut(first * d..tokens.end * d), Onto::Nothing);
+            matmul(dlogits_cv, w_vd, &mut dx.slice_mut(first * d..tokens.end * d), Onto::Nothing);
         }
         if let Some(dw) = &mut dw {
             let onto = if dw_holds_a_sum { Onto::Held } else { Onto::Nothing };
-            product(dlogits_cv.t(), x_cd, dw, onto);
+            matmul(dlogits_cv.t(), x_cd, dw, onto);
             dw_holds_a_sum = true;
         }
     }

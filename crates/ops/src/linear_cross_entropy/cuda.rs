@@ -151,7 +151,7 @@ pub(super) struct Chunks<'a> {
 }
 
 impl Chunks<'_> {
-    fn product(&self, gemm: Gemm, a: DevicePtr, b: DevicePtr, d: DevicePtr) -> Result<Work, CudaError> {
+    fn gemm(&self, gemm: Gemm, a: DevicePtr, b: DevicePtr, d: DevicePtr) -> Result<Work, CudaError> {
         let workspace = self.products;
         gemm.prepare(self.gpu, &GemmOperands { a, b, d, bias: None, scales: None, workspace })
     }
@@ -184,7 +184,7 @@ impl Chunks<'_> {
             let (w_rd, logits_cr) = (row_of(w_vd.ty, w_vd.place, rows.start), self.column(rows.start));
             let gemm =
                 Gemm::new([tokens.len(), rows.len(), self.d], self.dtype(), [false, true], self.dtype());
-            parts.push(self.product(gemm.d_stride(self.stride()), self.x_cd(tokens), w_rd, logits_cr)?);
+            parts.push(self.gemm(gemm.d_stride(self.stride()), self.x_cd(tokens), w_rd, logits_cr)?);
         }
         Ok(())
     }
@@ -224,7 +224,7 @@ impl Chunks<'_> {
             let gemm = gemm.a_stride(self.stride()).accumulate(n > 0);
             let w_rd = row_of(w_vd.ty, w_vd.place, rows.start);
             let dx_cd = row_of(dx.ty, dx.place, tokens.start);
-            parts.push(self.product(gemm, self.column(rows.start), w_rd, dx_cd)?);
+            parts.push(self.gemm(gemm, self.column(rows.start), w_rd, dx_cd)?);
         }
         Ok(())
     }
@@ -242,7 +242,7 @@ impl Chunks<'_> {
                 Gemm::new([rows.len(), self.d, tokens.len()], self.dtype(), [true, false], dw.ty.dtype);
             let gemm = gemm.a_stride(self.stride()).accumulate(accumulate);
             let dw_rd = row_of(dw.ty, dw.place, rows.start);
-            parts.push(self.product(gemm, self.column(rows.start), self.x_cd(tokens), dw_rd)?);
+            parts.push(self.gemm(gemm, self.column(rows.start), self.x_cd(tokens), dw_rd)?);
         }
         Ok(())
     }

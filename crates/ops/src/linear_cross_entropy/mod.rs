@@ -6,13 +6,15 @@
 
 mod cpu;
 mod cuda;
+#[cfg(any(test, feature = "samples"))]
+mod samples;
 mod scaled;
 #[cfg(test)]
 mod tests;
 
 pub use scaled::ScaledLinearCrossEntropy;
 
-use crate::registry::{Fill, OnCard, Registered, Sample, SampleInput};
+use crate::registry::OnGpu;
 use crate::{float_shaped, int_vector, matrix};
 use std::ops::Range;
 use std::sync::Arc;
@@ -194,7 +196,7 @@ impl Op for LinearCrossEntropyGrad {
             })
             .collect();
         let grad = *self;
-        let in_fp8 = move |gemms| Arc::new(ScaledLinearCrossEntropy { of: grad, gemms }) as Arc<dyn Op>;
+        let in_fp8 = move |gemms| Arc::new(ScaledLinearCrossEntropy { grad, gemms }) as Arc<dyn Op>;
         Some(Gemms { list, in_fp8: Box::new(in_fp8) })
     }
 
@@ -208,77 +210,10 @@ fn gemm_cost(x: TensorType, vocab: usize, gemms: f64) -> Cost {
     Cost { flops: 2.0 * gemms * x.numel() as f64 * vocab as f64 }
 }
 
-/// Inputs with these targets.
-fn sample_inputs(width: usize, vocab: usize, targets: &[i32]) -> [SampleInput; 4] {
-    let count = targets.iter().filter(|&&t| t != IGNORED).count();
-    let targets_t = SampleInput::ids(targets.len(), vocab as i32)
-        .fill(Fill::Values(targets.iter().map(|&t| t.into()).collect()));
-    [
-        SampleInput::activation([targets.len(), width]),
-        // Logits of a model's size, whatever the width: of large ones a bf16 rounding is more than a bar allows.
-        SampleInput::parameter([vocab, width]).fill(Fill::Normal(0.0, 1.5 / (width as f32).sqrt())),
-        targets_t,
-        SampleInput::activation([]).fill(Fill::Values(vec![1.0 / count.max(1) as f64])),
-    ]
+impl OnGpu for LinearCrossEntropy {
+    const SOURCES: &'static [KernelSource] = &[Gemm::SOURCE, cuda::SOURCE];
 }
 
-fn large_inputs() -> [SampleInput; 4] {
-    let targets: Vec<i32> = (0..150).map(|t| if t % 7 == 3 { IGNORED } else { t * 4 }).collect();
-    sample_inputs(96, 600, &targets)
-}
-
-impl Registered for LinearCrossEntropy {
-    fn samples() -> Vec<Sample> {
-        let sample = |chunk_tokens, z_loss, inputs: [SampleInput; 4]| {
-            Sample::forward(LinearCrossEntropy { chunk_tokens, z_loss }, inputs).loss()
-        };
-        vec![
-            sample(100, 0.0, sample_inputs(5, 11, &[0, 10, 3, 3, 7])),
-            sample(4, 0.1, sample_inputs(9, 17, &[16, IGNORED, 0, 5, 5, IGNORED, IGNORED, 2, 8, 1, 11])),
-            sample(1, 1e-4, sample_inputs(3, 5, &[4, 0, IGNORED])),
-            sample(2, 0.1, sample_inputs(3, 5, &[IGNORED; 3])),
-        ]
-    }
-
-    fn large() -> Sample {
-        Sample::forward(LinearCrossEntropy { chunk_tokens: 64, z_loss: 1e-2 }, large_inputs()).loss()
-    }
-}
-
-impl Registered for LinearCrossEntropyGrad {
-    fn samples() -> Vec<Sample> {
-        let loss = LinearCrossEntropy { chunk_tokens: 4, z_loss: 1e-2 };
-        let sample = |dx, dw| {
-            let inputs = sample_inputs(9, 17, &[16, IGNORED, 0, 5, 5, IGNORED, 2, 8, 1]);
-            Sample::plain(LinearCrossEntropyGrad { loss, dx, dw }, inputs)
-        };
-        // Rows so wide that a card goes over them in several rounds, the last of them not full.
-        let wide = LinearCrossEntropyGrad {
-            loss: LinearCrossEntropy { chunk_tokens: 2, z_loss: 1e-3 },
-            dx: true,
-            dw: Some(DType::F32),
-        };
-        let mut wide_inputs = sample_inputs(8, 20_011, &[20_010, 0, IGNORED, 16_384, 20_007]);
-        // Of so many logits some are large unless most are small.
-        wide_inputs[1].fill = Fill::Normal(0.0, 0.15);
-        vec![
-            sample(true, Some(DType::F32)),
-            sample(true, None),
-            sample(false, Some(DType::F32)),
-            Sample::plain(wide, wide_inputs),
-        ]
-    }
-
-    fn large() -> Sample {
-        let loss = LinearCrossEntropy { chunk_tokens: 64, z_loss: 1e-2 };
-        Sample::plain(LinearCrossEntropyGrad { loss, dx: true, dw: Some(DType::F32) }, large_inputs())
-    }
-}
-
-impl OnCard for LinearCrossEntropy {
-    const SOURCES: &'static [KernelSource] = &[Gemm::FALLBACK_SOURCE, cuda::SOURCE];
-}
-
-impl OnCard for LinearCrossEntropyGrad {
-    const SOURCES: &'static [KernelSource] = &[Gemm::FALLBACK_SOURCE, cuda::SOURCE];
+impl OnGpu for LinearCrossEntropyGrad {
+    const SOURCES: &'static [KernelSource] = &[Gemm::SOURCE, cuda::SOURCE];
 }

@@ -2,8 +2,10 @@
 
 mod cpu;
 mod cuda;
+#[cfg(any(test, feature = "samples"))]
+mod samples;
 
-use crate::registry::{MULTIPROCESSORS, OnCard, Registered, Sample};
+use crate::registry::OnGpu;
 use xtrain_cuda::KernelSource;
 use xtrain_program::{Op, OpError};
 use xtrain_tensor::{DType, Shape, TensorType};
@@ -35,27 +37,6 @@ impl Op for Normal {
     }
 }
 
-fn sample(shape: &[usize]) -> Sample {
-    let op =
-        Normal { shape: Shape::new(shape), std: 0.02, seed: 0xFEDC_BA98_7654_3210, step: u32::MAX, site: 7 };
-    Sample::plain(op, [])
-}
-
-impl Registered for Normal {
-    fn samples() -> Vec<Sample> {
-        vec![sample(&[3, 11]), sample(&[1]), sample(&[64])]
-    }
-
-    fn large() -> Sample {
-        sample(&[300, 161])
-    }
-}
-
-impl OnCard for Normal {
+impl OnGpu for Normal {
     const SOURCES: &'static [KernelSource] = &[cuda::SOURCE];
-
-    fn busy_samples(multiprocessors: usize) -> Vec<Sample> {
-        // Enough words to meet every case of the functions that they go through.
-        vec![sample(&[4097 * multiprocessors / MULTIPROCESSORS, 1023])]
-    }
 }

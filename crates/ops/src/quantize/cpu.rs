@@ -1,6 +1,6 @@
 //! CPU kernels of [`Quantize`] and [`Dequantize`]: one pass over the rows for amax, one for the cast.
 
-use super::{Dequantize, KEEP, Known, Of, Quantize};
+use super::{CastSource, Dequantize, Given, Quantize, SAVE};
 use crate::host::math::vectorized;
 use crate::host::rows::rows_per_task;
 use rayon::prelude::*;
@@ -15,21 +15,21 @@ fn even_rows_per_task(cols: usize) -> usize {
 
 impl CpuKernel for Quantize {
     fn run(&self, inputs: &[View<'_>], outputs: &mut [ViewMut<'_>]) {
-        let (own, beside) = inputs.split_at(self.of.inputs());
-        let beside = beside.first().map(View::scalar::<f32>);
-        let made = self.of.make(own);
+        let (own, given) = inputs.split_at(self.source.inputs());
+        let given = given.first().map(View::scalar::<f32>);
+        let made = self.source.make(own);
         let x = made.as_ref().map_or(inputs[0], |made| View::new(made.ty(), made.bytes()));
-        let known = |known| beside.filter(|_| self.known == known);
-        let measured = known(Known::Amax);
+        let given_as = |kind| given.filter(|_| self.given == kind);
+        let measured = given_as(Given::Amax);
         let given =
-            known(Known::Scale).filter(|&scale| scale != 0.0).or(measured
+            given_as(Given::Scale).filter(|&scale| scale != 0.0).or(measured
                 .map(|amax| cast_scale(self.format, f32::from_bits(magnitude(amax)), self.pow2_scales)));
         let (outputs, copy) = outputs.split_at_mut(self.amax() + 1);
-        if self.of == Of::SwigluSaving {
+        if self.source == CastSource::SwigluSaving {
             keep(inputs[0], copy);
         }
         let Some((amax, made)) = outputs.split_last_mut() else { unreachable!("amax is always made") };
-        let sides = [false, true].into_iter().zip(self.layouts.made()).filter(|(_, is_made)| *is_made);
+        let sides = [false, true].into_iter().zip(self.layouts.written()).filter(|(_, is_made)| *is_made);
         let mut largest = 0;
         for ((transposed, _), pair) in sides.zip(made.chunks_exact_mut(2)) {
             let [q, inv_scale] = pair else { unreachable!("pairs") };
@@ -42,10 +42,10 @@ impl CpuKernel for Quantize {
         *amax = f32::from_bits(largest.max(held));
     }
 
-    /// The regions' maxima, those that they are put together from, and scales.
+    /// The regions' maxima, partial maxima, and scales.
     fn work_bytes(&self, inputs: &[TensorType], _: usize) -> usize {
-        let (rows, cols) = self.of.extents(inputs);
-        let made = if self.of == Of::Input { 0 } else { inputs[0].dtype.bytes(rows * cols) };
+        let (rows, cols) = self.source.extents(inputs);
+        let made = if self.source == CastSource::Input { 0 } else { inputs[0].dtype.bytes(rows * cols) };
         let side = |rows: usize, cols: usize| {
             let (high, wide) = self.scaling.region(rows, cols);
             2 * size_of::<f32>() * rows.div_ceil(high.min(TILE)) * cols.div_ceil(wide)
@@ -54,10 +54,10 @@ impl CpuKernel for Quantize {
     }
 }
 
-/// Keeps a tensor in these numbers and scales.
+/// Saves a tensor in these numbers and scales.
 pub(crate) fn keep(x: View<'_>, copy: &mut [ViewMut<'_>]) {
     let [q, inv_scale] = copy else { unreachable!("numbers and scales") };
-    KEEP.side(Matrix { view: x, transposed: false }, None, q, inv_scale);
+    SAVE.side(Matrix { view: x, transposed: false }, None, q, inv_scale);
 }
 
 impl Quantize {
@@ -110,7 +110,7 @@ impl CpuKernel for Dequantize {
     }
 }
 
-/// Whole rows of FP8, of which `first` is the first, as the numbers that they stand for.
+/// Whole rows of FP8 as the numbers that they represent; `first` is the first row.
 fn restore(q: &View<'_>, regions: &Regions, first: usize, by: &[f32], to: &mut [f32]) {
     vectorized(
         #[inline(always)]
@@ -121,7 +121,7 @@ fn restore(q: &View<'_>, regions: &Regions, first: usize, by: &[f32], to: &mut [
     );
 }
 
-/// All of a matrix of FP8 as the numbers that it stands for.
+/// A matrix of FP8 as the numbers that it represents.
 pub(crate) fn dequantized(q: View<'_>, inv_scale: View<'_>, scaling: Scaling) -> Pooled<f32> {
     let (rows, cols) = q.ty.shape.rows_cols();
     let regions = Regions::new(scaling, rows, cols);
@@ -135,7 +135,7 @@ pub(crate) fn dequantized(q: View<'_>, inv_scale: View<'_>, scaling: Scaling) ->
     all
 }
 
-/// What is quantized: a matrix, or its transpose.
+/// The matrix to cast, or its transpose.
 #[derive(Clone, Copy)]
 struct Matrix<'a> {
     view: View<'a>,
@@ -176,12 +176,12 @@ struct Regions {
     steps: (usize, usize),
 }
 
-/// Bits of magnitudes are compared as integers: that orders numbers as they are, and NaNs above all.
+/// Magnitudes are compared as integers: that orders numbers, and puts NaNs above all.
 fn magnitude(x: f32) -> u32 {
     x.to_bits() & 0x7FFF_FFFF
 }
 
-/// The largest magnitude of f32 or bf16.
+/// The amax of a tensor of f32 or bf16.
 pub(crate) fn largest_magnitude(x: View<'_>) -> f32 {
     let pieces: Vec<_> = x.chunks(1 << 16).collect();
     let of = |piece: View<'_>| piece.reals::<f32>().iter().fold(0, |most, &x| magnitude(x).max(most));
@@ -194,25 +194,25 @@ impl Regions {
         Regions { rows, cols, high, wide, across: cols.div_ceil(wide), steps: scaling.steps(rows, cols) }
     }
 
-    /// Where the scale of the n-th region lies.
+    /// The place of the scale of the n-th region.
     fn place(&self, n: usize) -> usize {
         n / self.across * self.steps.0 + n % self.across * self.steps.1
     }
 
-    /// Writes the reciprocals of the scales to where they belong, and zeros between them.
+    /// Writes the reciprocals of the scales to their places, and zeros between them.
     fn lay_out(&self, scales: &[f32], to: &mut [f32]) {
         to.fill(0.0);
         scales.iter().enumerate().for_each(|(n, scale)| to[self.place(n)] = 1.0 / scale);
     }
 
-    /// By region, the number that was laid out for it.
+    /// The number of each region, read from its place.
     fn gather(&self, from: &[f32]) -> Vec<f32> {
         (0..self.rows.div_ceil(self.high) * self.across).map(|n| from[self.place(n)]).collect()
     }
 
     /// The amax of every region.
     fn amax(&self, x: &Matrix<'_>) -> Vec<f32> {
-        // Rows of regions that are no higher than a tile are made by one task each; higher ones are put together from tiles.
+        // A task computes a row of regions no higher than a tile; higher ones are reduced from tiles.
         let high = self.high.min(TILE);
         let mut bits = vec![0u32; self.rows.div_ceil(high) * self.across];
         bits.par_chunks_mut(self.across).enumerate().for_each(|(n, bits)| {
@@ -242,7 +242,7 @@ impl Regions {
         }
     }
 
-    /// Multiplies whole rows, of which `first` is the first, by the numbers of their regions.
+    /// Multiplies whole rows by the numbers of their regions; `first` is the first row.
     #[inline(always)]
     fn multiply(&self, first: usize, elements: &mut [f32], by: &[f32]) {
         for (n, row) in elements.chunks_exact_mut(self.cols).enumerate() {

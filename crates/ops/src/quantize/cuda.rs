@@ -1,7 +1,7 @@
-//! The kernels of [`Quantize`] and [`Dequantize`] on a card.
+//! The GPU kernels of [`Quantize`] and [`Dequantize`].
 #![allow(unsafe_code, reason = "it launches kernels")]
 
-use super::{Dequantize, KEEP, Known, Of, Quantize};
+use super::{CastSource, Dequantize, Given, Quantize, SAVE};
 use crate::device::{ELEMENTWISE_THREADS, Floats, plane, suffix, warps_of};
 use xtrain_cuda::{
     CudaError, CudaKernel, CudaOutput, CudaTensor, Defines, DevicePtr, Gpu, Header, KernelSource, Launch,
@@ -10,7 +10,7 @@ use xtrain_cuda::{
 use xtrain_tensor::formats::max_finite;
 use xtrain_tensor::{DType, Scaling, TILE, TensorType};
 
-/// What casts areas of anything that a thread has in registers.
+/// Device code that casts an area held in registers.
 pub(crate) const PIECE: Header = Header::new("quantize/piece.cuh", include_str!("piece.cuh"));
 pub(crate) const AREA: Header = Header::new("quantize/area.cuh", include_str!("area.cuh"));
 const MADE: Header = Header::new("quantize/made.cuh", include_str!("made.cuh"));
@@ -24,7 +24,7 @@ pub(super) const SOURCE: KernelSource = KernelSource {
 pub(crate) const DEQUANTIZE: KernelSource =
     KernelSource::new("quantize/dequantize.cu", include_str!("dequantize.cu"));
 
-/// Rows of a thread's piece: fewer of what it holds most of on the way.
+/// Rows of a thread's piece: fewer for sources that hold most in registers.
 const fn high(of: i64) -> i64 {
     match of {
         SWIGLU_GRAD | SWIGLU_GRAD_OF_KEPT | SWIGLU_KEEPING => 4,
@@ -32,8 +32,8 @@ const fn high(of: i64) -> i64 {
     }
 }
 
-/// Of what is cast to which format, what is done with regions of which size, in the source's numbers, in each of these layouts: as it
-/// stands, transposed.
+/// Variants: source, format, scaling and phase as the kernels number them, in each of these layouts
+/// (row-major, transposed).
 macro_rules! variants {
     ($($of:ident $format:ident $scaling:ident $phase:ident [$($direct:literal $transposed:literal),*]),* $(,)?) => {
         &[$($(&[
@@ -58,7 +58,7 @@ const VARIANTS: &[Defines] = variants![
     INPUT E4M3 TILES FUSED [1 0, 0 1, 1 1],
     INPUT E4M3 BLOCK FUSED [1 0, 0 1, 1 1],
     INPUT E5M6 TILES FUSED [1 0],
-    // Before packed pairs.
+    // For packed pairs.
     INPUT E5M6 TILES MEASURE [1 0],
     SWIGLU E4M3 TENSOR MEASURE [1 1],
     SWIGLU E4M3 TENSOR CAST [1 0, 0 1, 1 1],
@@ -94,13 +94,13 @@ const VARIANTS: &[Defines] = variants![
     NORM E4M3 ROW CAST [1 1],
     NORM E4M3 TILES FUSED [1 1],
 ];
-/// Of those, casts by blocks and with a scale that is given.
-pub(crate) const ON_THE_WAY: &[Defines] = variants![
+/// Variants of tensors that another kernel computes and casts: by blocks, and with a given scale.
+pub(crate) const LOCAL_VARIANTS: &[Defines] = variants![
     INPUT E4M3 TENSOR GIVEN [1 0, 0 1, 1 1],
     INPUT E4M3 BLOCK FUSED [1 0, 0 1, 1 1],
 ];
-/// And of norms, by tiles too.
-pub(crate) const NORMS_ON_THE_WAY: &[Defines] = variants![
+/// Variants of norms that another kernel computes and casts: by tiles, by blocks, and with a given scale.
+pub(crate) const NORM_VARIANTS: &[Defines] = variants![
     NORM E4M3 TENSOR GIVEN [1 0, 0 1, 1 1],
     NORM E4M3 TILES FUSED [1 0, 0 1, 1 1],
     NORM E4M3 BLOCK FUSED [1 1],
@@ -129,32 +129,32 @@ const UNSET: i64 = 4;
 const WIDTH: usize = 8;
 /// Threads of a block that casts an area of a norm.
 pub(crate) const NORM_THREADS: u32 = (TILE / WIDTH * TILE / high(NORM) as usize) as u32;
-/// Threads of a block that measures, at most, and the least rows of one.
+/// The most threads of a block that reduces an amax, and its fewest rows.
 const MEASURING: usize = 256;
 const ROWS: usize = 2;
-/// Rows of blocks that measure where that is seldom needed.
+/// Rows of blocks that reduce an amax that is seldom needed.
 const FEW: usize = 128;
 
-/// The number that stands in the sources for what is cast.
-fn number(of: Of) -> i64 {
-    match of {
-        Of::Input => INPUT,
-        Of::Swiglu { kept: false } => SWIGLU,
-        Of::Swiglu { kept: true } => SWIGLU_OF_KEPT,
-        Of::SwigluSaving => SWIGLU_KEEPING,
-        Of::SwigluGrad { kept: false } => SWIGLU_GRAD,
-        Of::SwigluGrad { kept: true } => SWIGLU_GRAD_OF_KEPT,
-        Of::Norm => NORM,
+/// The number of a source in the kernels.
+fn number(source: CastSource) -> i64 {
+    match source {
+        CastSource::Input => INPUT,
+        CastSource::Swiglu { restored: false } => SWIGLU,
+        CastSource::Swiglu { restored: true } => SWIGLU_OF_KEPT,
+        CastSource::SwigluSaving => SWIGLU_KEEPING,
+        CastSource::SwigluGrad { restored: false } => SWIGLU_GRAD,
+        CastSource::SwigluGrad { restored: true } => SWIGLU_GRAD_OF_KEPT,
+        CastSource::Norm => NORM,
     }
 }
 
-/// A launch of a thread for every scale.
+/// A launch with a thread for every scale.
 fn clearing(arguments: &Arguments) -> Launch {
     let scales = arguments.sides.iter().map(|side| side.scales as usize).max().unwrap_or(0);
     Launch::row(scales.max(1).div_ceil(MEASURING) as u32, MEASURING as u32)
 }
 
-/// The number that stands for a format in the sources.
+/// The number of a format in the kernels.
 fn format(dtype: DType) -> i64 {
     match dtype {
         DType::E4M3 => E4M3,
@@ -163,7 +163,7 @@ fn format(dtype: DType) -> i64 {
     }
 }
 
-/// One layout; all zeros where it is not made.
+/// One layout; all zeros if it is not written.
 #[derive(Clone, Copy, Default)]
 #[repr(C)]
 struct Side {
@@ -202,34 +202,34 @@ pub(crate) struct Arguments {
 }
 
 impl CudaKernel for Quantize {
-    /// The maxima of the regions of each layout that is made, and what a second op needs.
+    /// The maxima of the regions of each written layout, and the workspace of a separate save.
     fn workspace(&self, inputs: &[TensorType]) -> Vec<TensorType> {
-        let (rows, cols) = self.of.extents(inputs);
-        let sides = self.layouts.made().into_iter().zip([[rows, cols], [cols, rows]]);
+        let (rows, cols) = self.source.extents(inputs);
+        let sides = self.layouts.written().into_iter().zip([[rows, cols], [cols, rows]]);
         let maxima = |[rows, cols]: [usize; 2]| TensorType::new(DType::U32, self.scaling.shape(rows, cols));
         let own = sides.filter(|(is_made, _)| *is_made).map(|(_, extents)| maxima(extents));
-        let beside = if self.keeps_apart(inputs) { keeping_workspace(inputs) } else { Vec::new() };
-        own.chain(beside).collect()
+        let for_saving = if self.saves_apart(inputs) { saving_workspace(inputs) } else { Vec::new() };
+        own.chain(for_saving).collect()
     }
 
     fn prepare(&self, gpu: &Gpu, operands: &Operands<'_>) -> Result<Work, CudaError> {
         let types: Vec<TensorType> = operands.inputs.iter().map(|t| t.ty).collect();
-        if self.keeps_apart(&types) {
+        if self.saves_apart(&types) {
             let (outputs, copy) = operands.outputs.split_at(operands.outputs.len() - 2);
-            let (workspace, beside) = operands.workspace.split_at(operands.workspace.len() - 2);
-            let keep = keeping(gpu, operands.inputs[0], copy, beside)?;
-            let cast = Quantize { of: Of::Swiglu { kept: false }, ..*self };
-            let cast = cast.prepare(gpu, &Operands { inputs: operands.inputs, outputs, workspace })?;
-            return Ok(Work::sequence(vec![keep, cast]));
+            let (workspace, saving_workspace) = operands.workspace.split_at(operands.workspace.len() - 2);
+            let keep = saving(gpu, operands.inputs[0], copy, saving_workspace)?;
+            let cast = Quantize { source: CastSource::Swiglu { restored: false }, ..*self };
+            let cast = cast.ready(gpu, &Operands { inputs: operands.inputs, outputs, workspace })?;
+            return Ok(Work::all(vec![keep, cast]));
         }
-        let (rows, cols) = self.of.extents(&types);
-        let stored = types[0].with_dtype(self.of.dtype(&types));
+        let (rows, cols) = self.source.extents(&types);
+        let stored = types[0].with_dtype(self.source.dtype(&types));
         let arguments = self.arguments(operands);
         let cover = self.cover([rows, cols]);
-        let of = number(self.of);
-        // Where rows are not made of eights, those of a packed format share bytes.
+        let of = number(self.source);
+        // In rows that are no multiple of 8, elements of a packed format share bytes.
         let pairs = self.format == DType::E5M6 && !cover.vector;
-        // It is kept once.
+        // The copy is saved once.
         let of = |phase| if of == SWIGLU_KEEPING && matches!(phase, CAST | UNSET) { SWIGLU } else { of };
         let function = |phase, name: &str| gpu.function(&SOURCE, &self.defines(of(phase), phase), name);
         let area = |phase| {
@@ -244,16 +244,16 @@ impl CudaKernel for Quantize {
             let down = rows.div_ceil(ROWS).min(if phase == UNSET { FEW } else { u16::MAX.into() });
             Ok((function, plane([across.div_ceil(threads as usize), down], [threads, 1])))
         };
-        let phases = match (self.known, self.scaling) {
+        let phases = match (self.given, self.scaling) {
             _ if pairs => &[MEASURE][..],
-            (Known::Amax, _) => &[CAST],
-            (Known::Scale, _) => &[UNSET, GIVEN],
-            (Known::Nothing, Scaling::Tensor | Scaling::Row) => &[MEASURE, CAST],
-            (Known::Nothing, _) => &[FUSED],
+            (Given::Amax, _) => &[CAST],
+            (Given::Scale, _) => &[UNSET, GIVEN],
+            (Given::Nothing, Scaling::Tensor | Scaling::Row) => &[MEASURE, CAST],
+            (Given::Nothing, _) => &[FUSED],
         };
         let mut steps = Vec::new();
-        // What is known before is raised by no block.
-        if self.known != Known::Amax && (pairs || !self.is_clear(&arguments)) {
+        // No block raises a given amax.
+        if self.given != Given::Amax && (pairs || !self.is_clear(&arguments)) {
             steps.push((function(phases[0], "quantize_clear")?, clearing(&arguments)));
         }
         for &phase in phases {
@@ -266,43 +266,45 @@ impl CudaKernel for Quantize {
             let launch = Launch::row(pairs.div_ceil(MEASURING) as u32, MEASURING as u32);
             steps.push((function(phase, &name)?, launch));
         }
-        // SAFETY: the kernels take one `Arguments`. What is cast is [rows, cols], and what it is made of as large as `Of` says and of the type
-        // that the name says; each side that is made is as large as its extents say, in the format, with its scales and a word for each of
-        // them; a copy that is kept is as large as gate and up, with a scale a tile. The areas cover the matrix, so do the rows of blocks
-        // that measure, which go on below, and the others every scale or pair of elements.
+        // SAFETY: the kernels take one `Arguments`. The value to cast is [rows, cols], and its inputs have
+        // the sizes that `CastSource` gives and the type in the kernel's name; each written side has its own
+        // extents, in the format, with its scales and a word for each of them; a saved copy is as large as
+        // gate and up, with a scale for each tile. The areas cover the matrix, so do the blocks that reduce
+        // the amax, which loop over further rows, and the other launches cover every scale or pair of
+        // elements.
         let put = |(function, launch)| unsafe { Work::launch(function, launch, arguments) };
         Ok(Work::sequence(steps.into_iter().map(put).collect()))
     }
 }
 
-/// What a kernel that casts areas of what it makes is told and compiled with.
-pub(crate) struct Within {
+/// The arguments, defines and launches of a kernel that computes a tensor by areas and casts it.
+pub(crate) struct FusedCast {
     pub(crate) arguments: Arguments,
     pub(crate) defines: [(&'static str, i64); 8],
-    /// Whether areas are whole, or rows are at least made of eights.
+    /// `whole` if all areas are, `vector` if rows are multiples of 8.
     pub(crate) path: &'static str,
-    /// A block an area.
+    /// One block for each area.
     pub(crate) launch: Launch,
-    /// What runs before it, and behind.
+    /// Launches before and after it.
     pub(crate) before: Option<Work>,
-    pub(crate) behind: Option<Work>,
+    pub(crate) after: Option<Work>,
 }
 
-/// How areas cover what is cast.
+/// The grid of areas over the value to cast.
 struct Cover {
-    /// The kernels for it.
+    /// The kernels' name for it.
     path: &'static str,
-    /// Whether rows are made of eights.
+    /// True if rows are multiples of 8.
     vector: bool,
-    /// Columns of it, or of each half of two.
+    /// Its columns, or those of each half of two.
     wide: usize,
-    /// Blocks side by side, and one below the other.
+    /// Blocks in a row, and in a column.
     across: usize,
     down: usize,
 }
 
 impl Cover {
-    /// A block an area, of threads with pieces of so many rows.
+    /// One block for each area, of threads with pieces of so many rows.
     fn launch(&self, high: i64) -> Launch {
         let threads = TILE / WIDTH * TILE / high as usize;
         plane([self.across, self.down], [threads as u32, 1])
@@ -311,7 +313,7 @@ impl Cover {
 
 impl Quantize {
     fn cover(self, [rows, cols]: [usize; 2]) -> Cover {
-        let is_halved = matches!(self.of, Of::SwigluGrad { .. });
+        let is_halved = matches!(self.source, CastSource::SwigluGrad { .. });
         let wide = if is_halved { cols / 2 } else { cols };
         let vector = wide.is_multiple_of(WIDTH);
         let (path, across) = match (vector, wide.is_multiple_of(TILE) && rows.is_multiple_of(TILE)) {
@@ -323,7 +325,7 @@ impl Quantize {
         Cover { path, vector, wide, across, down: rows.div_ceil(TILE) }
     }
 
-    /// What its sources are compiled with, in this phase and of what has this number.
+    /// The defines of its kernels, in this phase and for the source with this number.
     fn defines(self, of: i64, phase: i64) -> [(&'static str, i64); 8] {
         let scaling = match self.scaling {
             Scaling::Tensor => TENSOR,
@@ -331,7 +333,7 @@ impl Quantize {
             Scaling::Tile => TILES,
             Scaling::Block => BLOCK,
         };
-        let [direct, transposed] = self.layouts.made().map(i64::from);
+        let [direct, transposed] = self.layouts.written().map(i64::from);
         [
             ("OF", of),
             ("HIGH", high(of)),
@@ -344,8 +346,8 @@ impl Quantize {
         ]
     }
 
-    /// Whether nothing is to be cleared before areas are cast: by tiles or blocks, none of the scales stands for no region, of which cuBLASLt
-    /// wants some (rows of blocks in fours), and the amax adds to one before.
+    /// True if nothing needs clearing before areas are cast: by tiles or blocks, without scales that belong
+    /// to no region (cuBLASLt pads rows of blocks to fours), and with an amax that accumulates.
     fn is_clear(self, arguments: &Arguments) -> bool {
         let has_padding = arguments.sides.iter().any(|side| {
             let (rows, cols) = (side.rows as usize, side.cols as usize);
@@ -358,9 +360,9 @@ impl Quantize {
 
     fn arguments(self, operands: &Operands<'_>) -> Arguments {
         let types: Vec<TensorType> = operands.inputs.iter().map(|t| t.ty).collect();
-        let (inputs, beside) = operands.inputs.split_at(self.of.inputs());
-        let (rows, cols) = self.of.extents(&types);
-        let (x, kept, made) = (inputs[0], self.of.kept(), self.layouts.made());
+        let (inputs, given) = operands.inputs.split_at(self.source.inputs());
+        let (rows, cols) = self.source.extents(&types);
+        let (x, kept, made) = (inputs[0], self.source.restored(), self.layouts.written());
         let cover = self.cover([rows, cols]);
         let mut pairs = operands.outputs.chunks_exact(2).zip(operands.workspace);
         let sides = made.map(|is_made| {
@@ -383,16 +385,16 @@ impl Quantize {
         let amax = operands.outputs[self.amax()];
         let copy = |n: usize| operands.outputs.get(self.amax() + n).map_or(DevicePtr(0), |t| t.place);
         let none = Floats::none();
-        let gate_up = match self.of {
-            Of::SwigluGrad { .. } => inputs[1].place,
+        let gate_up = match self.source {
+            CastSource::SwigluGrad { .. } => inputs[1].place,
             _ => DevicePtr(0),
         };
-        let [rstd, w] = match self.of {
-            Of::Norm => [inputs[1].into(), inputs[2].into()],
+        let [rstd, w] = match self.source {
+            CastSource::Norm => [inputs[1].into(), inputs[2].into()],
             _ => [none; 2],
         };
-        let beside = beside.first().map_or(DevicePtr(0), |tensor| tensor.place);
-        let known = |known| if self.known == known { beside } else { DevicePtr(0) };
+        let given = given.first().map_or(DevicePtr(0), |tensor| tensor.place);
+        let given_as = |kind| if self.given == kind { given } else { DevicePtr(0) };
         Arguments {
             x: x.place,
             gate_up,
@@ -402,8 +404,8 @@ impl Quantize {
             keep_scale: copy(2),
             rstd,
             w,
-            scale: known(Known::Scale),
-            measured: known(Known::Amax),
+            scale: given_as(Given::Scale),
+            measured: given_as(Given::Amax),
             amax: amax.place,
             sides,
             rows: rows as u32,
@@ -415,16 +417,16 @@ impl Quantize {
         }
     }
 
-    /// How a kernel that makes a tensor by areas casts it on the way, by tiles, by blocks or with a scale that is given; `operands` are those of
-    /// the cast. Nothing where rows are not made of eights.
-    pub(crate) fn within(self, gpu: &Gpu, operands: &Operands<'_>) -> Result<Option<Within>, CudaError> {
+    /// The means for a kernel that computes a tensor by areas to cast it, if the cast is local; `operands`
+    /// are those of the cast. None if rows are no multiples of 8.
+    pub(crate) fn fused(self, gpu: &Gpu, operands: &Operands<'_>) -> Result<Option<FusedCast>, CudaError> {
         let arguments = self.arguments(operands);
         let cover = self.cover([arguments.rows as usize, arguments.cols as usize]);
         if !cover.vector {
             return Ok(None);
         }
         let is_given = self.is_given();
-        let of = number(self.of);
+        let of = number(self.source);
         let defines = self.defines(of, if is_given { GIVEN } else { FUSED });
         let before = match self.is_clear(&arguments) {
             true => None,
@@ -435,43 +437,43 @@ impl Quantize {
             }
         };
         let launch = cover.launch(high(of));
-        let behind = match is_given {
-            // A scale of 0 is that of what has been measured on the way.
+        let after = match is_given {
+            // A scale of 0 is replaced by that of the amax reduced meanwhile.
             true => {
                 let name = format!("quantize_{}_{}", cover.path, suffix(operands.inputs[0].ty));
                 let function = gpu.function(&SOURCE, &self.defines(of, CAST), &name)?;
-                // SAFETY: as that of a cast by itself.
+                // SAFETY: as for a cast on its own.
                 Some(unsafe { Work::launch(function, launch, arguments) })
             }
             false => None,
         };
-        Ok(Some(Within { arguments, defines, path: cover.path, launch, before, behind }))
+        Ok(Some(FusedCast { arguments, defines, path: cover.path, launch, before, after }))
     }
 
-    /// Whether gate and up are kept by a second op: where their tiles are not their own.
-    fn keeps_apart(&self, inputs: &[TensorType]) -> bool {
-        self.of == Of::SwigluSaving && !self.of.extents(inputs).1.is_multiple_of(TILE)
+    /// True if a separate launch saves gate and up: their halves are no multiples of tiles.
+    fn saves_apart(&self, inputs: &[TensorType]) -> bool {
+        self.source == CastSource::SwigluSaving && !self.source.extents(inputs).1.is_multiple_of(TILE)
     }
 }
 
-/// The workspace of [`keeping`].
-pub(crate) fn keeping_workspace(gate_up: &[TensorType]) -> Vec<TensorType> {
-    let mut types = KEEP.workspace(&gate_up[..1]);
+/// The workspace of [`saving`].
+pub(crate) fn saving_workspace(gate_up: &[TensorType]) -> Vec<TensorType> {
+    let mut types = SAVE.workspace(&gate_up[..1]);
     types.push(TensorType::new(DType::F32, [1]));
     types
 }
 
-/// Keeps gate and up in these numbers and scales.
-pub(crate) fn keeping(
+/// Saves gate and up in these numbers and scales.
+pub(crate) fn saving(
     gpu: &Gpu,
     gate_up: CudaTensor,
     copy: &[CudaOutput],
     workspace: &[CudaTensor],
 ) -> Result<Work, CudaError> {
-    // Its amax is that of nothing.
+    // Nothing reads its amax.
     let amax = CudaOutput { ty: workspace[1].ty, place: workspace[1].place, accumulate: false };
     let outputs = [copy[0], copy[1], amax];
-    KEEP.prepare(gpu, &Operands { inputs: &[gate_up], outputs: &outputs, workspace: &workspace[..1] })
+    SAVE.ready(gpu, &Operands { inputs: &[gate_up], outputs: &outputs, workspace: &workspace[..1] })
 }
 
 #[derive(Clone, Copy)]

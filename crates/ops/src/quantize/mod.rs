@@ -1,84 +1,89 @@
-//! Casts to and from the formats that need a scale: what the FP8 recipes put before GEMMs, and DeepSeek-V3's E5M6 for a saved activation.
+//! Casts to and from the formats that need a scale: the operands of FP8 GEMMs, and DeepSeek-V3's E5M6 for a
+//! saved activation.
 //!
-//! The elements of a region ([`Scaling`]) share `scale = max_finite(format) / amax`, at most the largest finite f32, where amax is the
-//! largest magnitude in the region; it multiplies before the cast, and its reciprocal comes out. An amax of 0 gives scale 1. So does an
-//! amax that is infinite or NaN, and it comes out as it is, so that the step can be marked as not finite: the cast itself saturates and
-//! would hide an infinity.
+//! The elements of a region ([`Scaling`]) share `scale = max_finite(format) / amax`, at most the largest
+//! finite f32. The scale multiplies before the cast; its reciprocal is an output. An amax of 0 gives scale 1.
+//! So does an amax that is infinite or NaN, and the cast emits it unchanged, so that the step can be marked
+//! as not finite: the cast itself saturates and would hide an infinity.
 //!
-//! GEMMs of FP8 sum over what lies side by side in memory, in both factors. A tensor that is one GEMM's factor as it stands is another's
-//! as its transpose, with scales of its own; one pass over the tensor makes either or both.
+//! FP8 GEMMs sum along rows in memory, in both operands. A tensor that is one GEMM's operand row-major is
+//! another's transposed, with scales of its own; one pass over the tensor writes either layout or both.
 //!
-//! E5M6 is scaled as the others are: DeepSeek-V3 (arXiv 2412.19437, section 3.3.3) keeps that activation with tile scales of powers of two
-//! as well, one rule is simpler than two, and with its 5 bits of exponent the region's small values stay 30 binary orders apart from its
-//! largest one. Whoever wants no scaling gets it from a power of two: it changes no bit of a mantissa.
+//! E5M6 has a scale like the FP8 formats: DeepSeek-V3 (arXiv 2412.19437, section 3.3.3) saves that activation
+//! with tile scales of powers of two, and one rule is simpler than two. Its 5 exponent bits cover 30 binary
+//! orders below a region's largest number. A scale that is a power of two changes no bit of a mantissa.
 
 mod cpu;
 pub(crate) mod cuda;
-mod of;
+#[cfg(any(test, feature = "samples"))]
+mod samples;
+mod source;
 #[cfg(test)]
 mod tests;
 
 pub(crate) use cpu::{dequantized, keep, largest_magnitude};
-pub(crate) use cuda::{DEQUANTIZE, keeping, keeping_workspace};
-pub use of::{Known, Of};
+pub(crate) use cuda::{DEQUANTIZE, saving, saving_workspace};
+pub use source::{CastSource, Given};
 
 use crate::matrix;
-use crate::registry::{Fill, OnCard, Registered, Sample, SampleInput};
+use crate::registry::OnGpu;
 use std::sync::Arc;
 use xtrain_cuda::KernelSource;
 use xtrain_program::{Op, OpError, Operand, Quantization, Rebuild, Source};
 use xtrain_tensor::{DType, Scaling, TensorType};
 
-/// `(x [R, C] (, scale f32[1, 1] or amax f32[1])) -> (q [R, C], inv_scale) as it stands, (q [C, R], inv_scale) transposed, amax f32[1]`;
-/// which of the pairs is made says [`Layouts`], and [`Scaling::shape`] the shape of the scales, which are f32.
+/// `(x [R, C] (, scale f32[1, 1] or amax f32[1])) -> (q [R, C], inv_scale) row-major, (q [C, R], inv_scale)
+/// transposed, amax f32[1]`. [`Layouts`] says which of the pairs there are; scales are f32 of the shape
+/// [`Scaling::shape`].
 ///
-/// q is x * scale in f32, rounded to nearest even and saturated to the largest finite value; NaN stays NaN. amax is the element of x of
-/// the largest bits without the sign, a NaN if there is one; it accumulates as the largest of all. Where a scale is given it is used for
-/// the whole tensor, whatever amax is; where it is 0 there is none yet, and that of amax takes its place. What is cast may be what another op
-/// would make: then its inputs stand in the place of x, and what it makes beside is behind amax ([`Of`]).
+/// q is x * scale in f32, rounded to nearest even and saturated to the largest finite value; NaN stays NaN.
+/// amax is the magnitude of x with the largest bits, a NaN if there is one; it accumulates as a maximum. A
+/// given scale applies to the whole tensor, whatever its amax; a scale of 0 means "not set", and the amax
+/// gives the scale. With another [`CastSource`] than `Input` the op casts a value that it computes itself:
+/// that value's inputs take the place of x, and further outputs come after amax.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Quantize {
-    /// What is cast.
-    pub of: Of,
-    /// E4M3 or E5M2; E5M6 (packed) as it stands only.
+    /// The value to cast.
+    pub source: CastSource,
+    /// E4M3 or E5M2; E5M6 (packed) row-major only.
     pub format: DType,
-    /// Which elements share a scale.
+    /// The elements that share a scale.
     pub scaling: Scaling,
-    /// Whether scales are rounded down to a power of two, so that scaling adds no rounding error.
+    /// True if scales are rounded down to a power of two, so that scaling adds no rounding error.
     pub pow2_scales: bool,
-    /// What is made.
+    /// The layouts of the result.
     pub layouts: Layouts,
-    /// What of the whole tensor is known before.
-    pub known: Known,
+    /// The input about the whole tensor.
+    pub given: Given,
 }
 
 impl Quantize {
     /// The cast of a tensor.
     pub const fn new(format: DType, scaling: Scaling, pow2_scales: bool, layouts: Layouts) -> Self {
-        Quantize { of: Of::Input, format, scaling, pow2_scales, layouts, known: Known::Nothing }
+        Quantize { source: CastSource::Input, format, scaling, pow2_scales, layouts, given: Given::Nothing }
     }
 
     /// The cast of an operand, in the layouts that GEMMs need: row-major, transposed.
     pub fn of_operand(quantization: Quantization, layouts: [bool; 2]) -> Self {
         let Quantization { format, scaling, pow2_scales, delayed } = quantization;
         let layouts = match layouts {
-            [_, false] => Layouts::Direct,
+            [_, false] => Layouts::RowMajor,
             [false, true] => Layouts::Transposed,
             [true, true] => Layouts::Both,
         };
-        let known = if delayed { Known::Scale } else { Known::Nothing };
-        Quantize { known, ..Quantize::new(format, scaling, pow2_scales, layouts) }
+        let given = if delayed { Given::Scale } else { Given::Nothing };
+        Quantize { given, ..Quantize::new(format, scaling, pow2_scales, layouts) }
     }
 }
 
-/// The cast that keeps gate and up for the backward.
-pub(crate) const KEEP: Quantize = Quantize::new(DType::E4M3, Scaling::Tile, true, Layouts::Direct);
+/// The cast that saves gate and up for the backward.
+pub(crate) const SAVE: Quantize = Quantize::new(DType::E4M3, Scaling::Tile, true, Layouts::RowMajor);
 
-/// In which layouts a tensor is quantized.
+/// The layouts of a cast.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Layouts {
-    /// As it stands.
-    Direct,
+    /// The tensor's own.
+    RowMajor,
     /// Its transpose.
     Transposed,
     /// Both, in this order.
@@ -86,10 +91,10 @@ pub enum Layouts {
 }
 
 impl Layouts {
-    /// Whether each is made: as it stands, transposed.
-    pub fn made(self) -> [bool; 2] {
+    /// For each layout (row-major, transposed), true if it is written.
+    pub fn written(self) -> [bool; 2] {
         match self {
-            Layouts::Direct => [true, false],
+            Layouts::RowMajor => [true, false],
             Layouts::Transposed => [false, true],
             Layouts::Both => [true, true],
         }
@@ -101,12 +106,12 @@ impl Layouts {
 pub struct Dequantize {
     /// F32 or BF16.
     pub out: DType,
-    /// Which elements share a scale.
+    /// The elements that share a scale.
     pub scaling: Scaling,
 }
 
-/// Numbers and scales of what [`KEEP`] makes of gate and up.
-pub(crate) fn kept_types(gate_up: TensorType) -> [TensorType; 2] {
+/// The types of numbers and scales that [`SAVE`] writes for gate and up.
+pub(crate) fn saved_types(gate_up: TensorType) -> [TensorType; 2] {
     let (rows, cols) = gate_up.shape.rows_cols();
     [gate_up.with_dtype(DType::E4M3), TensorType::new(DType::F32, Scaling::Tile.shape(rows, cols))]
 }
@@ -120,20 +125,20 @@ fn is_plain(dtype: DType) -> bool {
 }
 
 impl Op for Quantize {
-    /// By what it casts, so that profiles tell the casts apart.
+    /// Named by its source, so that profiles tell the casts apart.
     fn name(&self) -> &'static str {
-        match self.of {
-            Of::Input => "quantize",
-            Of::Swiglu { .. } | Of::SwigluSaving => "swiglu_quantize",
-            Of::SwigluGrad { .. } => "swiglu_grad_quantize",
-            Of::Norm => "norm_quantize",
+        match self.source {
+            CastSource::Input => "quantize",
+            CastSource::Swiglu { .. } | CastSource::SwigluSaving => "swiglu_quantize",
+            CastSource::SwigluGrad { .. } => "swiglu_grad_quantize",
+            CastSource::Norm => "norm_quantize",
         }
     }
 
     fn infer(&self, inputs: &[TensorType]) -> Result<Vec<TensorType>, OpError> {
         OpError::arity(self.name(), inputs, self.inputs())?;
-        let own = self.of.inputs();
-        let cast = self.of.infer(&inputs[..own])?;
+        let own = self.source.inputs();
+        let cast = self.source.infer(&inputs[..own])?;
         let (rows, cols) = matrix("what is quantized", cast)?;
         OpError::ensure(rows > 0 && cols > 0 && is_plain(cast.dtype), || {
             format!("what is quantized must be f32 or bf16 and not empty, not {cast}")
@@ -141,29 +146,30 @@ impl Op for Quantize {
         OpError::ensure(is_scaled(self.format), || {
             format!("{} takes no scale; quantize makes e4m3, e5m2 or e5m6", self.format)
         })?;
-        OpError::ensure(self.format != DType::E5M6 || self.layouts == Layouts::Direct, || {
+        OpError::ensure(self.format != DType::E5M6 || self.layouts == Layouts::RowMajor, || {
             "e5m6 is no factor of a GEMM: quantize makes it as the tensor stands only".into()
         })?;
-        if let (Some(&given), Some(expected)) = (inputs.get(own), self.known.ty()) {
+        if let (Some(&given), Some(expected)) = (inputs.get(own), self.given.ty()) {
             OpError::ensure(given == expected && self.scaling == Scaling::Tensor, || {
                 let scaling = self.scaling;
                 format!("what is known of a whole tensor is {expected}, not {given} by {scaling:?}")
             })?;
         }
-        let measures = matches!(self.of, Of::Input | Of::Norm) && self.format != DType::E5M6;
-        OpError::ensure(self.known != Known::Amax || measures, || {
-            format!("no amax is known of what {:?} casts to {}", self.of, self.format)
+        let measures =
+            matches!(self.source, CastSource::Input | CastSource::Norm) && self.format != DType::E5M6;
+        OpError::ensure(self.given != Given::Amax || measures, || {
+            format!("no amax is known of what {:?} casts to {}", self.source, self.format)
         })?;
         let mut made = Vec::new();
-        for (is_made, [rows, cols]) in self.layouts.made().into_iter().zip([[rows, cols], [cols, rows]]) {
+        for (is_made, [rows, cols]) in self.layouts.written().into_iter().zip([[rows, cols], [cols, rows]]) {
             if is_made {
                 made.push(TensorType::new(self.format, [rows, cols]));
                 made.push(TensorType::new(DType::F32, self.scaling.shape(rows, cols)));
             }
         }
         made.push(TensorType::new(DType::F32, [1]));
-        if self.of == Of::SwigluSaving {
-            made.extend(kept_types(inputs[0]));
+        if self.source == CastSource::SwigluSaving {
+            made.extend(saved_types(inputs[0]));
         }
         Ok(made)
     }
@@ -172,7 +178,7 @@ impl Op for Quantize {
         Operand::Full
     }
 
-    /// The transpose, which the backward reads: it costs little once what is cast is there.
+    /// The transpose, which the backward reads: a second cast costs little once its input is there.
     fn is_cheap(&self, output: usize) -> bool {
         self.layouts == Layouts::Both && matches!(output, 2 | 3)
     }
@@ -182,7 +188,7 @@ impl Op for Quantize {
         let inputs = (0..self.inputs()).map(Source::Input).collect();
         let (layouts, outputs) = match (self.layouts, saved) {
             (Layouts::Both, [true, _, false, ..]) => (Layouts::Transposed, vec![2, 3, 4]),
-            (Layouts::Both, [false, _, true, true, ..]) => (Layouts::Direct, vec![0, 1, 4]),
+            (Layouts::Both, [false, _, true, true, ..]) => (Layouts::RowMajor, vec![0, 1, 4]),
             _ => (self.layouts, (0..saved.len()).collect()),
         };
         Rebuild::By { op: Arc::new(Quantize { layouts, ..*self }), inputs, outputs }
@@ -217,203 +223,10 @@ impl Op for Dequantize {
     }
 }
 
-impl Registered for Quantize {
-    fn samples() -> Vec<Sample> {
-        let sample = |format, scaling, pow2_scales, layouts, shape| {
-            let op = Quantize::new(format, scaling, pow2_scales, layouts);
-            Sample::plain(op, [SampleInput::activation(shape)])
-        };
-        let current = Quantize::new(DType::E5M2, Scaling::Tensor, false, Layouts::Both);
-        let given = Quantize { known: Known::Scale, ..current };
-        let measured = Quantize { known: Known::Amax, ..current };
-        let scale = SampleInput::activation([1, 1]).fill(Fill::Values(vec![100.0]));
-        let of = |of, scaling| Quantize { of, scaling, ..current };
-        vec![
-            sample(DType::E4M3, Scaling::Tensor, false, Layouts::Direct, [13, 7]),
-            sample(DType::E5M2, Scaling::Row, false, Layouts::Both, [3, 17]),
-            sample(DType::E4M3, Scaling::Row, true, Layouts::Transposed, [19, 5]),
-            sample(DType::E4M3, Scaling::Tile, true, Layouts::Both, [3, 131]),
-            sample(DType::E5M2, Scaling::Tile, false, Layouts::Transposed, [131, 3]),
-            sample(DType::E4M3, Scaling::Block, true, Layouts::Both, [129, 130]),
-            sample(DType::E5M6, Scaling::Tile, true, Layouts::Direct, [3, 129]),
-            Sample::plain(given, [SampleInput::activation([5, 140]), scale]),
-            Sample::plain(measured, [SampleInput::activation([5, 140]), amax()]),
-            Sample::plain(of(Of::Swiglu { kept: false }, Scaling::Tile), [SampleInput::activation([7, 22])]),
-            Sample::plain(of(Of::SwigluSaving, Scaling::Row), [SampleInput::activation([7, 22])]),
-            Sample::plain(
-                of(Of::SwigluGrad { kept: false }, Scaling::Row),
-                [SampleInput::activation([7, 11]), SampleInput::activation([7, 22])],
-            ),
-            Sample::plain(
-                of(Of::Norm, Scaling::Tensor),
-                [
-                    SampleInput::activation([7, 11]),
-                    SampleInput::activation([7]),
-                    SampleInput::parameter([11]),
-                ],
-            ),
-        ]
-    }
-
-    fn large() -> Sample {
-        let op = Quantize::new(DType::E4M3, Scaling::Tensor, true, Layouts::Both);
-        Sample::plain(op, [SampleInput::activation([300, 160])])
-    }
-}
-
-impl Registered for Dequantize {
-    fn samples() -> Vec<Sample> {
-        let sample = |format, scaling: Scaling, out| {
-            let q = SampleInput::activation([5, 131]).in_format(format);
-            Sample::plain(Dequantize { out, scaling }, [q, SampleInput::activation(scaling.shape(5, 131))])
-        };
-        vec![
-            sample(DType::E4M3, Scaling::Tensor, DType::F32),
-            sample(DType::E5M2, Scaling::Tile, DType::BF16),
-            sample(DType::E5M6, Scaling::Row, DType::F32),
-        ]
-    }
-
-    fn large() -> Sample {
-        let q = SampleInput::activation([300, 160]).in_format(DType::E4M3);
-        let op = Dequantize { out: DType::BF16, scaling: Scaling::Block };
-        Sample::plain(op, [q, SampleInput::activation(Scaling::Block.shape(300, 160))])
-    }
-}
-
-impl OnCard for Quantize {
+impl OnGpu for Quantize {
     const SOURCES: &'static [KernelSource] = &[cuda::SOURCE];
-
-    /// Every format with every scaling in every layout, in rows and columns of whole vectors and in others, over several areas; and what a
-    /// scale must make an exception of.
-    fn card_samples() -> Vec<Sample> {
-        let mut all = made_on_the_way();
-        // Zeros, what f32 holds at its ends, an infinity and numbers that are none, each in a tile of its own.
-        let special = [0.0, 1e-44, 3e38, f64::INFINITY, f64::NAN, -0.0];
-        let value = |i: usize| match i.is_multiple_of(5) {
-            true => special[i / 128 % 6],
-            false => (i % 128) as f64 * 1e-3 * (i / 128 % 3 / 2) as f64,
-        };
-        let special = SampleInput::activation([4, 768])
-            .computed()
-            .fill(Fill::Values((0..4 * 768).map(value).collect()));
-        for format in [DType::E4M3, DType::E5M2, DType::E5M6] {
-            let layouts = match format {
-                DType::E5M6 => &[Layouts::Direct][..],
-                _ => &[Layouts::Direct, Layouts::Transposed, Layouts::Both],
-            };
-            for (scaling, &layouts) in Scaling::ALL.iter().flat_map(|&s| layouts.iter().map(move |l| (s, l)))
-            {
-                for (n, shape) in [[304, 264], [256, 384], [131, 277], [1, 1]].into_iter().enumerate() {
-                    let op = Quantize::new(format, scaling, n < 2, layouts);
-                    all.push(Sample::plain(op, [SampleInput::activation(shape).computed()]));
-                }
-                let op = Quantize::new(format, scaling, false, layouts);
-                all.push(Sample::plain(op, [special.clone()]));
-                if scaling == Scaling::Tensor {
-                    let scale = |value| SampleInput::activation([1, 1]).fill(Fill::Values(vec![value]));
-                    let measured = (format != DType::E5M6).then(|| (Known::Amax, amax()));
-                    let scales = [scale(0.37), scale(0.0)].map(|scale| (Known::Scale, scale));
-                    let all_known: Vec<_> = scales.into_iter().chain(measured).collect();
-                    for (known, beside) in all_known {
-                        let op = Quantize { known, ..op };
-                        all.push(Sample::plain(
-                            op,
-                            [SampleInput::activation([304, 264]).computed(), beside.clone()],
-                        ));
-                        all.push(Sample::plain(op, [special.clone(), beside]));
-                    }
-                }
-            }
-        }
-        all
-    }
 }
 
-/// An amax that was measured.
-fn amax() -> SampleInput {
-    SampleInput::activation([1]).fill(Fill::Values(vec![5.5]))
-}
-
-/// Casts of what is made on the way: of whole areas, of tiles that rows end with, of rows of eights in each layout, and of any.
-fn made_on_the_way() -> Vec<Sample> {
-    let mut all = Vec::new();
-    for [rows, cols] in [[256, 384], [304, 256], [131, 264], [70, 77]] {
-        let gate_up = |kept| match kept {
-            false => vec![SampleInput::activation([rows, 2 * cols]).computed()],
-            true => vec![
-                SampleInput::activation([rows, 2 * cols]).in_format(DType::E4M3),
-                SampleInput::activation(Scaling::Tile.shape(rows, 2 * cols)),
-            ],
-        };
-        let of = |of| {
-            let inputs: Vec<SampleInput> = match of {
-                Of::Input => vec![SampleInput::activation([rows, cols]).computed()],
-                Of::Swiglu { kept } => gate_up(kept),
-                Of::SwigluSaving => gate_up(false),
-                Of::SwigluGrad { kept } => {
-                    [vec![SampleInput::activation([rows, cols]).computed()], gate_up(kept)].concat()
-                }
-                Of::Norm => vec![
-                    SampleInput::activation([rows, cols]).computed(),
-                    SampleInput::activation([rows]),
-                    SampleInput::parameter([cols]),
-                ],
-            };
-            (of, inputs)
-        };
-        let swiglu =
-            [false, true].into_iter().flat_map(|kept| [Of::Swiglu { kept }, Of::SwigluGrad { kept }]);
-        for (of, inputs) in swiglu.chain([Of::Norm, Of::SwigluSaving]).map(of) {
-            for (scaling, pow2_scales) in
-                [(Scaling::Tensor, false), (Scaling::Row, true), (Scaling::Tile, true)]
-            {
-                let op = Quantize { of, ..Quantize::new(DType::E4M3, scaling, pow2_scales, Layouts::Both) };
-                all.push(Sample::plain(op, inputs.clone()));
-            }
-            // A copy is kept of whole areas.
-            if [rows, cols] == (if of == Of::SwigluSaving { [256, 384] } else { [131, 264] }) {
-                for layouts in [Layouts::Direct, Layouts::Transposed] {
-                    for scaling in [Scaling::Tensor, Scaling::Row, Scaling::Tile] {
-                        let op = Quantize::new(DType::E4M3, scaling, scaling != Scaling::Tensor, layouts);
-                        all.push(Sample::plain(Quantize { of, ..op }, inputs.clone()));
-                    }
-                    let op = Quantize::new(DType::E4M3, Scaling::Tensor, false, layouts);
-                    let scale = SampleInput::activation([1, 1]).fill(Fill::Values(vec![0.37]));
-                    let given = Quantize { of, known: Known::Scale, ..op };
-                    all.push(Sample::plain(given, [inputs.clone(), vec![scale]].concat()));
-                }
-            }
-            let whole = Quantize { of, ..Quantize::new(DType::E5M2, Scaling::Tensor, false, Layouts::Both) };
-            if matches!(of, Of::SwigluGrad { .. }) {
-                all.push(Sample::plain(whole, inputs.clone()));
-            }
-            let scale = |value| SampleInput::activation([1, 1]).fill(Fill::Values(vec![value]));
-            let measured = (of == Of::Norm).then(|| (Known::Amax, amax()));
-            let scales = [scale(0.37), scale(0.0)].map(|scale| (Known::Scale, scale));
-            for (known, beside) in scales.into_iter().chain(measured) {
-                let op = Quantize { known, ..whole };
-                all.push(Sample::plain(op, [inputs.clone(), vec![beside]].concat()));
-            }
-        }
-    }
-    all
-}
-
-impl OnCard for Dequantize {
+impl OnGpu for Dequantize {
     const SOURCES: &'static [KernelSource] = &[DEQUANTIZE];
-
-    fn card_samples() -> Vec<Sample> {
-        let mut all = Vec::new();
-        for format in [DType::E4M3, DType::E5M2, DType::E5M6] {
-            for scaling in Scaling::ALL {
-                for ([rows, cols], out) in [([300, 264], DType::BF16), ([131, 277], DType::F32)] {
-                    let q = SampleInput::activation([rows, cols]).in_format(format);
-                    let scales = SampleInput::activation(scaling.shape(rows, cols));
-                    all.push(Sample::plain(Dequantize { out, scaling }, [q, scales]));
-                }
-            }
-        }
-        all
-    }
 }

@@ -1,7 +1,7 @@
 //! Quantisation against its definition one element at a time, and its promises: exact powers of two, bounded errors, numbers that are not
 //! finite.
 
-use super::{Dequantize, Known, Layouts, Quantize};
+use super::{Dequantize, Given, Layouts, Quantize};
 use crate::check::{on_threads, seed};
 use crate::run_op::{run, run_over};
 use xtrain_program::Op;
@@ -82,7 +82,7 @@ fn places(scaling: Scaling, [rows, cols]: [usize; 2]) -> Vec<usize> {
 fn all_ops() -> impl Iterator<Item = Quantize> {
     FORMATS.into_iter().flat_map(|format| {
         Scaling::ALL.into_iter().flat_map(move |scaling| {
-            let layouts = Layouts::Direct;
+            let layouts = Layouts::RowMajor;
             [false, true].map(|pow2_scales| Quantize::new(format, scaling, pow2_scales, layouts))
         })
     })
@@ -154,7 +154,7 @@ fn a_scale_that_is_given_is_used_and_amax_comes_out_all_the_same() {
     let x = tensor(DType::F32, [2, 3], &[1.0, -3.5, 0.25, f32::INFINITY, 2.0, -0.5]);
     let scale = tensor(DType::F32, [1, 1], &[200.0]);
     let op = Quantize::new(DType::E4M3, Scaling::Tensor, false, Layouts::Both);
-    let made = quantize_all(Quantize { known: Known::Scale, ..op }, &[&x, &scale]);
+    let made = quantize_all(Quantize { given: Given::Scale, ..op }, &[&x, &scale]);
     assert_eq!(floats(&made[0].q), [192.0, -448.0, 48.0, 448.0, 384.0, -96.0]);
     assert_eq!(floats(&made[1].q), [192.0, 448.0, -448.0, 384.0, 48.0, -96.0]);
     assert!(made.iter().all(|made| floats(&made.inv_scale) == [1.0 / 200.0] && made.amax == f32::INFINITY));
@@ -169,7 +169,7 @@ fn an_amax_that_is_known_gives_the_scale() {
         let measured = quantize_all(op, &[&x]);
         let amax = tensor(DType::F32, [1, 1], &[measured[0].amax]);
         let amax = HostTensor::from_f64(TensorType::new(DType::F32, [1]), &amax.to_f64());
-        let known = quantize_all(Quantize { known: Known::Amax, ..op }, &[&x, &amax]);
+        let known = quantize_all(Quantize { given: Given::Amax, ..op }, &[&x, &amax]);
         for (a, b) in measured.iter().zip(&known) {
             assert_eq!(a.q.bytes(), b.q.bytes(), "{format}");
             assert_eq!((a.inv_scale.bytes(), a.amax), (b.inv_scale.bytes(), b.amax), "{format}");
@@ -179,7 +179,7 @@ fn an_amax_that_is_known_gives_the_scale() {
 
 #[test]
 fn amax_accumulates_as_the_largest_of_all() {
-    let op = Quantize::new(DType::E4M3, Scaling::Row, false, Layouts::Direct);
+    let op = Quantize::new(DType::E4M3, Scaling::Row, false, Layouts::RowMajor);
     let of =
         |x: f32, held: Vec<HostTensor>| run_over(&op, &[&tensor(DType::F32, [1, 2], &[x, 0.5])], held, true);
     let held = run(&op, &[&tensor(DType::F32, [1, 2], &[3.0, 1.0])]);
@@ -194,7 +194,7 @@ fn amax_accumulates_as_the_largest_of_all() {
 fn scales_are_those_worked_out_by_hand() {
     let x = tensor(DType::F32, [2, 3], &[1.0, -3.5, 0.25, 7.0, 2.0, -0.5]);
     let op = |format, scaling, pow2_scales, layouts| Quantize::new(format, scaling, pow2_scales, layouts);
-    let direct = |format, scaling, pow2_scales| op(format, scaling, pow2_scales, Layouts::Direct);
+    let direct = |format, scaling, pow2_scales| op(format, scaling, pow2_scales, Layouts::RowMajor);
     let inverse = |op| floats(&quantize(op, &x).inv_scale);
     // 448 / 7 = 64; by rows 448 / 3.5 = 128; by columns 448 / 2 = 224 and 448 / 0.5 = 896 are no powers of two.
     assert_eq!(inverse(direct(DType::E4M3, Scaling::Tensor, false)), [1.0 / 64.0]);
@@ -237,7 +237,7 @@ fn every_finite_pattern_passes_unchanged() {
         let finite: Vec<f32> = patterns.into_iter().filter(|x| x.is_finite()).collect();
         let x = tensor(DType::F32, [1, finite.len()], &finite);
         for pow2_scales in [false, true] {
-            let op = Quantize::new(format, Scaling::Tensor, pow2_scales, Layouts::Direct);
+            let op = Quantize::new(format, Scaling::Tensor, pow2_scales, Layouts::RowMajor);
             let made = quantize(op, &x);
             assert_eq!(floats(&made.inv_scale), [1.0]);
             assert!(made.q.bytes() == tensor(format, [1, finite.len()], &finite).bytes(), "{format}");
@@ -281,11 +281,11 @@ fn what_was_quantized_with_powers_of_two_is_quantized_again_without_error() {
 
 #[test]
 fn tiles_along_one_dimension_requantize_exactly_along_the_other_where_range_allows() {
-    // Within a factor of 100 of the region's largest, no element becomes subnormal, and powers of two keep every mantissa.
+    // FusedCast a factor of 100 of the region's largest, no element becomes subnormal, and powers of two keep every mantissa.
     let shape = [256, 256];
     let x: Vec<f32> = random(shape).iter().map(|x| x.signum() * (1.0 + x.abs().fract() * 100.0)).collect();
     let tiles = |layouts| Quantize::new(DType::E4M3, Scaling::Tile, true, layouts);
-    let (along, across) = (tiles(Layouts::Direct), tiles(Layouts::Transposed));
+    let (along, across) = (tiles(Layouts::RowMajor), tiles(Layouts::Transposed));
     let rows = dequantize(along, &quantize(along, &tensor(DType::F32, shape, &x)));
     let columns = dequantize(across, &quantize(across, &rows));
     assert_eq!(transposed(shape, &floats(&rows)), floats(&columns));
@@ -295,7 +295,7 @@ fn tiles_along_one_dimension_requantize_exactly_along_the_other_where_range_allo
 fn packed_elements_of_odd_rows_come_back_in_their_places() {
     for shape in [[1, 1], [3, 3], [17, 33], [33, 31], [129, 5]] {
         let x = random(shape);
-        let op = Quantize::new(DType::E5M6, Scaling::Row, true, Layouts::Direct);
+        let op = Quantize::new(DType::E5M6, Scaling::Row, true, Layouts::RowMajor);
         let made = quantize(op, &tensor(DType::F32, shape, &x));
         let mut q = vec![0.0; x.len()];
         unpack_e5m6(made.q.bytes(), &mut q);
@@ -386,7 +386,7 @@ fn results_have_the_same_bits_on_any_number_of_threads() {
 #[test]
 fn operands_that_make_no_sense_are_refused() {
     let ty = |dtype, shape: [usize; 2]| TensorType::new(dtype, shape);
-    let op = Quantize::new(DType::E4M3, Scaling::Row, false, Layouts::Direct);
+    let op = Quantize::new(DType::E4M3, Scaling::Row, false, Layouts::RowMajor);
     assert!(op.infer(&[ty(DType::F64, [2, 2])]).is_err());
     assert!(op.infer(&[ty(DType::F32, [0, 2])]).is_err());
     assert!(op.infer(&[TensorType::new(DType::F32, [4])]).is_err());

@@ -12,7 +12,7 @@ fn apply(pair: &Pair<'_>) -> Option<Replacement> {
     let adamw = pair.producer::<AdamW>()?;
     let p = adamw.masters().position(|master| pair.reads(0) == Some(master))?;
     let cast = cast(pair, pair.reads(0)?)?;
-    let is_possible = cast.is_on_the_way() && cast.scaling != Scaling::Tile;
+    let is_possible = cast.is_local() && cast.scaling != Scaling::Tile;
     let op = adamw.casting(p, cast).filter(|_| is_possible)?;
     let scale = edges(Edge::ConsumerInput, 1..pair.consumer_inputs());
     let inputs = edges(Edge::ProducerInput, 0..pair.producer_inputs()).chain(scale).collect();

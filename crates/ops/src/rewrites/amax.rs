@@ -3,7 +3,7 @@
 use super::{cast, edges, node};
 use crate::adamw::AdamW;
 use crate::qk_norm_rope::QkNormRopeGrad;
-use crate::quantize::{Known, Quantize};
+use crate::quantize::{Given, Quantize};
 use crate::rms_norm::RmsNormGrad;
 use std::sync::Arc;
 use xtrain_program::{Edge, Link, Node, Op, Pair, Place, Replacement, Rewrite};
@@ -15,7 +15,7 @@ pub(super) const REWRITE: Rewrite = Rewrite { name: super::AMAX, link: Link::Out
 fn apply(pair: &Pair<'_>) -> Option<Replacement> {
     let x = pair.reads(0)?;
     let cast = cast(pair, x)?;
-    if cast.scaling != Scaling::Tensor || cast.known != Known::Nothing {
+    if cast.scaling != Scaling::Tensor || cast.given != Given::Nothing {
         return None;
     }
     let (producer, amax) = match measuring(pair, x)? {
@@ -27,7 +27,7 @@ fn apply(pair: &Pair<'_>) -> Option<Replacement> {
         }
     };
     let outputs = edges(Edge::ConsumerOutput, 0..cast.outputs()).collect();
-    let consumer = node(Quantize { known: Known::Amax, ..cast }, vec![Edge::ConsumerInput(0), amax], outputs);
+    let consumer = node(Quantize { given: Given::Amax, ..cast }, vec![Edge::ConsumerInput(0), amax], outputs);
     Some(Replacement { producer, consumer })
 }
 
@@ -42,7 +42,7 @@ enum Measuring {
 /// How the producer can write the amax of its output `x`.
 fn measuring(pair: &Pair<'_>, x: usize) -> Option<Measuring> {
     let last = pair.producer_outputs() - 1;
-    if let Some(grad) = pair.producer::<RmsNormGrad>().filter(|grad| x == 0 && !grad.remake) {
+    if let Some(grad) = pair.producer::<RmsNormGrad>().filter(|grad| x == 0 && !grad.rematerialise) {
         let by = || Measuring::By(Arc::new(RmsNormGrad { amax: true, ..*grad }));
         return Some(if grad.amax { Measuring::Already(last) } else { by() });
     }

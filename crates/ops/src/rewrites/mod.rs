@@ -12,7 +12,7 @@ mod save_swiglu;
 mod sum_norm_cast;
 mod swiglu_cast;
 
-use crate::quantize::{Of, Quantize};
+use crate::quantize::{CastSource, Quantize};
 use std::ops::Range;
 use std::sync::Arc;
 use xtrain_program::{Edge, Node, Op, Pair, Place, Replacement, Rewrite};
@@ -40,7 +40,7 @@ pub const ALL: &[Rewrite] = &[
 /// The consumer, if it casts this output of the producer to FP8.
 fn cast(pair: &Pair<'_>, output: usize) -> Option<Quantize> {
     let cast = *pair.consumer::<Quantize>()?;
-    let is_plain = cast.of == Of::Input && cast.format != DType::E5M6;
+    let is_plain = cast.source == CastSource::Input && cast.format != DType::E5M6;
     (pair.reads(0) == Some(output) && is_plain).then_some(cast)
 }
 

@@ -2,7 +2,7 @@
 //! tensor, the norm's amax.
 
 use super::{cast, edges, node};
-use crate::quantize::{Known, Of, Quantize};
+use crate::quantize::{CastSource, Given, Quantize};
 use crate::rms_norm::{AddRmsNorm, Rms, RmsNorm};
 use xtrain_program::{Edge, Link, Pair, Replacement, Rewrite};
 use xtrain_tensor::Scaling;
@@ -21,8 +21,8 @@ fn apply(pair: &Pair<'_>) -> Option<Replacement> {
     let (x, rstd) =
         (if adds { Edge::ProducerOutput(0) } else { Edge::ProducerInput(0) }, Edge::ProducerOutput(y + 1));
     let cast = cast(pair, y).filter(|_| pair.is_private(y))?;
-    let measures = cast.scaling == Scaling::Tensor && cast.known == Known::Nothing;
-    let known = if measures { Known::Amax } else { cast.known };
+    let measures = cast.scaling == Scaling::Tensor && cast.given == Given::Nothing;
+    let known = if measures { Given::Amax } else { cast.given };
 
     let rest = Rms { eps, adds, amax: measures, cast: None };
     let rest_inputs = edges(Edge::ProducerInput, 0..w + usize::from(measures)).collect();
@@ -33,7 +33,7 @@ fn apply(pair: &Pair<'_>) -> Option<Replacement> {
     let scale = edges(Edge::ConsumerInput, 1..pair.consumer_inputs());
     let inputs = [x, rstd, Edge::ProducerInput(w)].into_iter().chain(scale).chain(amax).collect();
     let outputs = edges(Edge::ConsumerOutput, 0..cast.outputs()).collect();
-    let of_norm = Quantize { of: Of::Norm, known, ..cast };
+    let of_norm = Quantize { source: CastSource::Norm, given: known, ..cast };
     Some(Replacement {
         producer: node(rest, rest_inputs, rest_outputs),
         consumer: node(of_norm, inputs, outputs),

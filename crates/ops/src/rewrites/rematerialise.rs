@@ -16,15 +16,16 @@ fn apply(pair: &Pair<'_>) -> Option<Replacement> {
     }
     if pair.producer::<Swiglu>().is_some() && pair.shares(0) == Some(1) {
         let grad = *pair.consumer::<SwigluGrad>()?;
-        return (!grad.remake)
-            .then(|| one(SwigluGrad { remake: true }, edges(Edge::ConsumerInput, 0..2).collect(), and_y(1)));
+        return (!grad.rematerialise).then(|| {
+            one(SwigluGrad { rematerialise: true }, edges(Edge::ConsumerInput, 0..2).collect(), and_y(1))
+        });
     }
     pair.producer::<RmsNorm>()?;
     let grad = *pair.consumer::<RmsNormGrad>()?;
     let reads_the_same = [pair.shares(0), pair.shares(1)] == [Some(1), Some(3)];
-    let is_possible = reads_the_same && !grad.remake && !grad.amax && pair.is_private(1);
+    let is_possible = reads_the_same && !grad.rematerialise && !grad.amax && pair.is_private(1);
     let inputs = edges(Edge::ConsumerInput, 0..pair.consumer_inputs()).collect();
-    is_possible.then(|| one(RmsNormGrad { remake: true, ..grad }, inputs, and_y(2)))
+    is_possible.then(|| one(RmsNormGrad { rematerialise: true, ..grad }, inputs, and_y(2)))
 }
 
 /// So many outputs of the gradient, then y.

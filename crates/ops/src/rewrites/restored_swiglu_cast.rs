@@ -1,7 +1,7 @@
 //! A cast of a SwiGLU, or of its gradient, restores gate and up itself from the copy that was saved in FP8.
 
 use super::{edges, one};
-use crate::quantize::{Dequantize, Of, Quantize};
+use crate::quantize::{CastSource, Dequantize, Quantize};
 use xtrain_program::{Edge, Link, Pair, Replacement, Rewrite};
 use xtrain_tensor::{DType, Scaling};
 
@@ -11,9 +11,9 @@ pub(super) const REWRITE: Rewrite = Rewrite { name: "restored_swiglu_cast", link
 fn apply(pair: &Pair<'_>) -> Option<Replacement> {
     let restore = pair.producer::<Dequantize>()?;
     let cast = *pair.consumer::<Quantize>()?;
-    let (of, gate_up) = match cast.of {
-        Of::Swiglu { kept: false } => (Of::Swiglu { kept: true }, 0),
-        Of::SwigluGrad { kept: false } => (Of::SwigluGrad { kept: true }, 1),
+    let (of, gate_up) = match cast.source {
+        CastSource::Swiglu { restored: false } => (CastSource::Swiglu { restored: true }, 0),
+        CastSource::SwigluGrad { restored: false } => (CastSource::SwigluGrad { restored: true }, 1),
         _ => return None,
     };
     let is_copy = restore.scaling == Scaling::Tile && restore.out == DType::BF16;
@@ -23,5 +23,5 @@ fn apply(pair: &Pair<'_>) -> Option<Replacement> {
     let mut inputs: Vec<Edge> = edges(Edge::ConsumerInput, 0..pair.consumer_inputs()).collect();
     inputs.splice(gate_up..=gate_up, edges(Edge::ProducerInput, 0..2));
     let outputs = edges(Edge::ConsumerOutput, 0..cast.outputs()).collect();
-    Some(one(Quantize { of, ..cast }, inputs, outputs))
+    Some(one(Quantize { source: of, ..cast }, inputs, outputs))
 }

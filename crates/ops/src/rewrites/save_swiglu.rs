@@ -1,7 +1,7 @@
 //! The cast that saves SwiGLU's input for the backward comes out of SwiGLU, which reads that input anyway.
 
 use super::{edges, one};
-use crate::quantize::{KEEP, Quantize};
+use crate::quantize::{Quantize, SAVE};
 use crate::swiglu::{Swiglu, SwigluSaving};
 use xtrain_program::{Edge, Link, Pair, Replacement, Rewrite};
 
@@ -10,7 +10,7 @@ pub(super) const REWRITE: Rewrite = Rewrite { name: "save_swiglu", link: Link::I
 /// `Quantize(gate_up) -> (q, inv_scale, amax)`, `Swiglu(gate_up) -> y` => `SwigluSaving(gate_up) -> (y, q, inv_scale)`.
 fn apply(pair: &Pair<'_>) -> Option<Replacement> {
     pair.consumer::<Swiglu>()?;
-    let is_saved = *pair.producer::<Quantize>()? == KEEP && pair.is_private(KEEP.amax());
+    let is_saved = *pair.producer::<Quantize>()? == SAVE && pair.is_private(SAVE.amax());
     let outputs = [Edge::ConsumerOutput(0)].into_iter().chain(edges(Edge::ProducerOutput, 0..2)).collect();
     is_saved.then(|| one(SwigluSaving, vec![Edge::ConsumerInput(0)], outputs))
 }

@@ -3,7 +3,7 @@
 //! It needs a scale that is known before all of the norm is: one that is given, or those of tiles and blocks.
 
 use super::{cast, edges, node};
-use crate::quantize::{Of, Quantize};
+use crate::quantize::{CastSource, Quantize};
 use crate::rms_norm::{AddRmsNorm, Rms};
 use xtrain_program::{Edge, Link, Pair, Place, Replacement, Rewrite};
 
@@ -14,8 +14,8 @@ pub(super) const REWRITE: Rewrite = Rewrite { name: super::SUM_NORM_CAST, link: 
 fn apply(pair: &Pair<'_>) -> Option<Replacement> {
     const Y: usize = 1;
     let &AddRmsNorm { eps } = pair.producer()?;
-    let cast = cast(pair, Y).filter(|cast| cast.is_on_the_way() && pair.is_private(Y))?;
-    let op = Rms { eps, adds: true, amax: false, cast: Some(Quantize { of: Of::Norm, ..cast }) };
+    let cast = cast(pair, Y).filter(|cast| cast.is_local() && pair.is_private(Y))?;
+    let op = Rms { eps, adds: true, amax: false, cast: Some(Quantize { source: CastSource::Norm, ..cast }) };
     let scale = edges(Edge::ConsumerInput, 1..pair.consumer_inputs());
     let inputs = edges(Edge::ProducerInput, 0..3).chain(scale).collect();
     let casts = edges(Edge::ConsumerOutput, 0..cast.outputs());

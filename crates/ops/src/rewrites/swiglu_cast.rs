@@ -1,7 +1,7 @@
 //! A cast computes the SwiGLU, or the gradient of it, that it casts. What is cast is never written.
 
 use super::{cast, edges, one};
-use crate::quantize::{Of, Quantize};
+use crate::quantize::{CastSource, Quantize};
 use crate::swiglu::{Swiglu, SwigluGrad, SwigluSaving};
 use xtrain_program::{Edge, Link, Pair, Replacement, Rewrite};
 
@@ -11,17 +11,17 @@ pub(super) const REWRITE: Rewrite = Rewrite { name: "swiglu_cast", link: Link::O
 /// after the casts, and for `SwigluGrad(dy, gate_up)`.
 fn apply(pair: &Pair<'_>) -> Option<Replacement> {
     let of = if pair.producer::<Swiglu>().is_some() {
-        Of::Swiglu { kept: false }
+        CastSource::Swiglu { restored: false }
     } else if pair.producer::<SwigluSaving>().is_some() {
-        Of::SwigluSaving
+        CastSource::SwigluSaving
     } else {
-        pair.producer::<SwigluGrad>().filter(|grad| !grad.remake)?;
-        Of::SwigluGrad { kept: false }
+        pair.producer::<SwigluGrad>().filter(|grad| !grad.rematerialise)?;
+        CastSource::SwigluGrad { restored: false }
     };
     let cast = cast(pair, 0).filter(|_| pair.is_private(0))?;
     let scale = edges(Edge::ConsumerInput, 1..pair.consumer_inputs());
     let inputs = edges(Edge::ProducerInput, 0..of.inputs()).chain(scale).collect();
     let copy = edges(Edge::ProducerOutput, 1..pair.producer_outputs());
     let outputs = edges(Edge::ConsumerOutput, 0..cast.outputs()).chain(copy).collect();
-    Some(one(Quantize { of, ..cast }, inputs, outputs))
+    Some(one(Quantize { source: of, ..cast }, inputs, outputs))
 }

@@ -165,7 +165,7 @@ fn root_mean_squares<T: Real>(x: &[T], eps: T, rstd: &mut [T]) {
     );
 }
 
-/// A norm's y of its input, the rows' 1/rms and the weight.
+/// The norm's y from its input, the rows' 1/rms and the weight.
 pub(crate) fn scaled(x: View<'_>, rstd: View<'_>, w: View<'_>, mut y: ViewMut<'_>) {
     let (t, _) = x.ty.shape.rows_cols();
     with_real!(x.ty.dtype, T => {
@@ -177,7 +177,7 @@ pub(crate) fn scaled(x: View<'_>, rstd: View<'_>, w: View<'_>, mut y: ViewMut<'_
     });
 }
 
-/// y of the forward, of the rows' saved rstd.
+/// The forward's y from the rows' saved 1/rms.
 fn scale_rows<T: Real>(x: &[T], rstd: &[T], w: &[T], y: &mut [T]) {
     let d = w.len();
     vectorized(

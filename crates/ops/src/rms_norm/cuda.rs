@@ -1,10 +1,10 @@
-//! The kernels of the norms on a card.
+//! The GPU kernels of the norms.
 #![allow(unsafe_code, reason = "it launches kernels")]
 
 use super::{AddRmsNorm, Rms, RmsNorm, RmsNormGrad};
 use crate::device::{Floats, PARTS, lanes, plane, suffix, table, warps_of};
 use crate::quantize::Quantize;
-use crate::quantize::cuda::{self as quantize, AREA, PIECE, Within};
+use crate::quantize::cuda::{self as quantize, AREA, FusedCast, PIECE};
 use xtrain_cuda::{
     CudaError, CudaKernel, CudaOutput, CudaTensor, DevicePtr, Gpu, Header, KernelSource, Launch, Operands,
     Work,
@@ -18,19 +18,19 @@ pub(super) const SOURCE: KernelSource =
 
 pub(super) const CAST: KernelSource = KernelSource {
     headers: &[ROW, PIECE, AREA],
-    variants: quantize::NORMS_ON_THE_WAY,
+    variants: quantize::NORM_VARIANTS,
     ..KernelSource::new("rms_norm/cast.cu", include_str!("cast.cu"))
 };
 
 /// Threads of a block, at most.
 const THREADS: usize = 1024;
-/// Vectors that a thread keeps of a row; as in the source.
+/// Vectors of a row that a thread holds in registers; equal to HELD in the kernels.
 const HELD: usize = 4;
-/// Blocks with casts that a multiprocessor has at a time, at most.
+/// The most resident blocks with casts of a multiprocessor.
 const AT_ONCE: usize = 4;
-/// Rows below which a card has threads to spare.
+/// Fewer rows leave threads of a GPU idle.
 const FEW: usize = 64;
-/// Columns that a thread of the backward has; as in the source.
+/// Columns of a thread of the backward; equal to OWNED in the kernels.
 const OWNED: usize = 8;
 /// Rows of a block that sums columns.
 const ROWS: usize = 8;
@@ -53,8 +53,12 @@ struct Norm {
 impl CudaKernel for RmsNorm {
     fn prepare(&self, gpu: &Gpu, operands: &Operands<'_>) -> Result<Work, CudaError> {
         let Operands { inputs, outputs, .. } = operands;
-        let what = What { w: Some(inputs[1]), y: Some(outputs[0]), ..What::new(inputs[0], outputs[1]) };
-        what.prepare(gpu, self.eps)
+        let norm = NormOperands {
+            w: Some(inputs[1]),
+            y: Some(outputs[0]),
+            ..NormOperands::new(inputs[0], outputs[1])
+        };
+        norm.ready(gpu, self.eps)
     }
 }
 
@@ -62,13 +66,17 @@ impl CudaKernel for AddRmsNorm {
     fn prepare(&self, gpu: &Gpu, operands: &Operands<'_>) -> Result<Work, CudaError> {
         let Operands { inputs, outputs, .. } = operands;
         let added = Some((inputs[1], outputs[0]));
-        let what = What { w: Some(inputs[2]), y: Some(outputs[1]), ..What::new(inputs[0], outputs[2]) };
-        What { added, ..what }.prepare(gpu, self.eps)
+        let norm = NormOperands {
+            w: Some(inputs[2]),
+            y: Some(outputs[1]),
+            ..NormOperands::new(inputs[0], outputs[2])
+        };
+        NormOperands { added, ..norm }.ready(gpu, self.eps)
     }
 }
 
 impl CudaKernel for Rms {
-    /// That of the cast.
+    /// The cast's workspace.
     fn workspace(&self, inputs: &[TensorType]) -> Vec<TensorType> {
         self.cast.map(|cast| cast.workspace(&inputs[..1])).unwrap_or_default()
     }
@@ -77,17 +85,17 @@ impl CudaKernel for Rms {
         let Operands { inputs, outputs, workspace } = operands;
         let own = 1 + usize::from(self.adds);
         let added = self.adds.then(|| (inputs[1], outputs[0]));
-        let what = What { added, ..What::new(inputs[0], outputs[own - 1]) };
+        let norm = NormOperands { added, ..NormOperands::new(inputs[0], outputs[own - 1]) };
         let Some(cast) = self.cast else {
             let (w, amax) = (inputs.get(own).copied(), outputs.get(own).copied());
-            return What { w, amax, ..what }.prepare(gpu, self.eps);
+            return NormOperands { w, amax, ..norm }.ready(gpu, self.eps);
         };
         let made = outputs[..own].iter().map(|&CudaOutput { ty, place, .. }| CudaTensor { ty, place });
         let of: Vec<_> = made.chain(inputs[own..].iter().copied()).collect();
         let of = Operands { inputs: &of, outputs: &outputs[own..], workspace };
-        match what.cast_with(gpu, cast, &of, self.eps)? {
+        match norm.cast_with(gpu, cast, &of, self.eps)? {
             Some(work) => Ok(work),
-            None => Ok(Work::sequence(vec![what.prepare(gpu, self.eps)?, cast.prepare(gpu, &of)?])),
+            None => Ok(Work::all(vec![norm.ready(gpu, self.eps)?, cast.ready(gpu, &of)?])),
         }
     }
 }
@@ -104,11 +112,11 @@ struct NormCast {
     eps: f32,
 }
 
-/// What a norm reads and makes.
+/// The operands of a norm.
 #[derive(Clone, Copy)]
-struct What {
+struct NormOperands {
     x: CudaTensor,
-    /// What is added to x, and the sum.
+    /// The addend of x, and the sum.
     added: Option<(CudaTensor, CudaOutput)>,
     w: Option<CudaTensor>,
     y: Option<CudaOutput>,
@@ -116,9 +124,9 @@ struct What {
     amax: Option<CudaOutput>,
 }
 
-impl What {
-    fn new(x: CudaTensor, rstd: CudaOutput) -> What {
-        What { x, added: None, w: None, y: None, rstd, amax: None }
+impl NormOperands {
+    fn new(x: CudaTensor, rstd: CudaOutput) -> NormOperands {
+        NormOperands { x, added: None, w: None, y: None, rstd, amax: None }
     }
 
     fn prepare(self, gpu: &Gpu, eps: f32) -> Result<Work, CudaError> {
@@ -158,17 +166,17 @@ impl What {
         Ok(Work::sequence(vec![clear, norm]))
     }
 
-    /// Threads of a row whose vectors they keep; none where they could not.
+    /// Threads of a row that hold it in registers; None if they cannot.
     fn threads(self) -> Option<u32> {
         let (rows, width) = self.x.ty.shape.rows_cols();
         let vectors = width / lanes(self.x.ty);
         let is_kept = width.is_multiple_of(lanes(self.x.ty)) && vectors <= HELD * THREADS;
-        // Few rows leave the card idle: then every thread that helps is there.
+        // Few rows leave the GPU idle, so every thread helps.
         is_kept.then(|| warps_of(if rows < FEW { vectors } else { vectors.div_ceil(HELD) }, THREADS))
     }
 
-    /// The sum and its rows' 1/rms with the cast of its norm, of these operands, in one launch: of whole areas in bf16 whose rows are not too
-    /// wide for the threads of one. A sum of which the cache has most in any case is cast sooner by a second launch.
+    /// The sum, its rows' 1/rms and the cast of its norm in one launch: for whole areas in bf16 whose rows
+    /// fit the threads of one area. If the L2 cache holds most of the sum, a second launch is faster.
     fn cast_with(
         self,
         gpu: &Gpu,
@@ -186,8 +194,8 @@ impl What {
         if !is_whole || is_in_cache || threads > quantize::NORM_THREADS {
             return Ok(None);
         }
-        let Some(within) = cast.within(gpu, of)? else { return Ok(None) };
-        let Within { arguments: at, defines, launch, before, behind, .. } = within;
+        let Some(fused) = cast.fused(gpu, of)? else { return Ok(None) };
+        let FusedCast { arguments: at, defines, launch, before, after, .. } = fused;
         let ([across, down, _], [block, ..]) = (launch.grid, launch.block);
         // Blocks that make the rows of a strip.
         let makers = TILE as u32 / (block / threads);
@@ -206,7 +214,7 @@ impl What {
             // each; there is a block for every share of a strip's rows and every area, and a word that is 0 for each strip.
             unsafe { function.launch(launch, &arguments, stream) }
         });
-        Ok(Some(Work::sequence(before.into_iter().chain([joint]).chain(behind).collect())))
+        Ok(Some(Work::all(before.into_iter().chain([joint]).chain(after).collect())))
     }
 }
 
@@ -236,7 +244,8 @@ struct Sum {
     accumulate: u32,
 }
 
-/// Whether each thread of a block can have the same few columns of every row; f32 takes more registers, so blocks are smaller.
+/// True if each thread of a block holds the same few columns of every row; f32 takes more registers, so
+/// blocks are smaller.
 fn is_kept(ty: TensorType) -> bool {
     let (_, width) = ty.shape.rows_cols();
     width.is_multiple_of(OWNED) && width <= OWNED * THREADS * 2 / ty.dtype.bytes(1)
@@ -270,7 +279,7 @@ impl CudaKernel for RmsNormGrad {
             residual: inputs.get(4).map_or(DevicePtr(0), |residual| residual.place),
             dx: outputs[0].place,
             // Remaking, dy stands where y is to stand.
-            y: if self.remake { outputs[2].place } else { DevicePtr(0) },
+            y: if self.rematerialise { outputs[2].place } else { DevicePtr(0) },
             parts: workspace[0].place,
             amax: if self.amax { outputs[outputs.len() - 1].place } else { DevicePtr(0) },
             rows: rows as u64,

@@ -4,16 +4,18 @@
 
 mod cpu;
 mod cuda;
+#[cfg(any(test, feature = "samples"))]
+mod samples;
 
 pub(crate) use cpu::scaled;
 
-use crate::quantize::{Known, Layouts, Of, Quantize};
-use crate::registry::{Fill, OnCard, Registered, Sample, SampleInput};
+use crate::quantize::{CastSource, Quantize};
+use crate::registry::OnGpu;
 use crate::{float_shaped, matrix};
 use std::sync::Arc;
 use xtrain_cuda::KernelSource;
 use xtrain_program::{Backward, Differentiable, Op, OpError, Operand, Rebuild, Role, Source, ValueId};
-use xtrain_tensor::{DType, Scaling, TensorType};
+use xtrain_tensor::{DType, TensorType};
 
 /// `(x_td, w_d) -> (y_td, rstd_t)`.
 #[derive(Clone, Copy, Debug)]
@@ -115,23 +117,24 @@ impl Differentiable for AddRmsNorm {
     }
 }
 
-/// `x_td -> rstd_t` or, adding, `(x_td, delta_td) -> (sum_td, rstd_t)`: [`RmsNorm`] or [`AddRmsNorm`] without y, where y is made as it is
-/// cast. With `amax` the weight w_d is the last input, and the largest magnitude of y, `f32[1]`, the last output. With `cast`, where it adds
-/// and does not measure, the inputs end with `w_d [, scale of y]` and the outputs with what the cast of y makes ([`Quantize`]).
+/// `x_td -> rstd_t` or, adding, `(x_td, delta_td) -> (sum_td, rstd_t)`: [`RmsNorm`] or [`AddRmsNorm`] without
+/// y, which a cast computes. With `amax` the weight w_d is the last input and the amax of y, `f32[1]`, the
+/// last output. With `cast`, for sums and without `amax`, the inputs end with `w_d [, scale of y]` and the
+/// outputs with those of the cast of y ([`Quantize`]).
 #[derive(Clone, Copy, Debug)]
 pub struct Rms {
     /// Added to the mean square.
     pub eps: f32,
-    /// Whether x is added to before.
+    /// True if a second input is added to x first.
     pub adds: bool,
-    /// Whether y is measured.
+    /// True if it writes the amax of y.
     pub amax: bool,
-    /// How y is cast: by tiles, by blocks or with a scale that is given.
+    /// The cast of y: by tiles, by blocks or with a given scale.
     pub cast: Option<Quantize>,
 }
 
 impl Rms {
-    /// What the cast is of: the sum, 1/rms, and the inputs behind x and what is added.
+    /// The types of the cast's inputs: the sum, 1/rms, and the op's inputs after x and delta.
     fn cast_inputs(&self, inputs: &[TensorType]) -> Vec<TensorType> {
         let (rows, _) = inputs[0].shape.rows_cols();
         [inputs[0], rstd(inputs[0], rows)].into_iter().chain(inputs[2..].iter().copied()).collect()
@@ -145,12 +148,13 @@ impl Op for Rms {
 
     fn infer(&self, inputs: &[TensorType]) -> Result<Vec<TensorType>, OpError> {
         let own = 1 + usize::from(self.adds);
-        let casts = |cast: Quantize| cast.of == Of::Norm && cast.is_on_the_way() && self.adds && !self.amax;
+        let casts =
+            |cast: Quantize| cast.source == CastSource::Norm && cast.is_local() && self.adds && !self.amax;
         OpError::ensure(self.cast.is_none_or(casts), || {
             "rms casts a norm where it adds and does not measure, by tiles, by blocks or with a scale that is given".into()
         })?;
-        let beside = self.cast.map_or(usize::from(self.amax), |cast| cast.inputs() - 2);
-        OpError::arity(self.name(), inputs, own + beside)?;
+        let further = self.cast.map_or(usize::from(self.amax), |cast| cast.inputs() - 2);
+        OpError::arity(self.name(), inputs, own + further)?;
         let (rows, cols) = matrix("x", inputs[0])?;
         OpError::ensure(inputs[own - 1] == inputs[0], || {
             "x and what is added to it must have one type".into()
@@ -177,16 +181,17 @@ impl Op for Rms {
     }
 }
 
-/// `(dy_td, x_td, rstd_t, w_d[, dresidual_td]) -> (dx_td, dw_d)`: with n = x * rstd, dx = rstd * (dy w - n mean(dy w n)) + dresidual
-/// and dw = sum over tokens of dy n. dw accumulates. Remaking, also `-> y_td` of the forward, in place of dy. With `amax`, which
-/// is not for remaking, the largest magnitude of dx, `f32[1]`, is the last output.
+/// `(dy_td, x_td, rstd_t, w_d[, dresidual_td]) -> (dx_td, dw_d)`: with n = x * rstd, dx = rstd * (dy w - n
+/// mean(dy w n)) + dresidual and dw = sum over tokens of dy n. dw accumulates. With `rematerialise` the
+/// forward's y_td is the last output, in place of dy; with `amax` the amax of dx, `f32[1]`. It does one of
+/// both at most.
 #[derive(Clone, Copy, Debug)]
 pub struct RmsNormGrad {
     /// The element type of dw.
     pub out: DType,
-    /// Whether y is made again.
-    pub remake: bool,
-    /// Whether dx is measured.
+    /// True if it also writes the forward's y.
+    pub rematerialise: bool,
+    /// True if it also writes the amax of dx.
     pub amax: bool,
 }
 
@@ -196,7 +201,9 @@ impl Op for RmsNormGrad {
     }
 
     fn infer(&self, inputs: &[TensorType]) -> Result<Vec<TensorType>, OpError> {
-        OpError::ensure(!(self.amax && self.remake), || "rms_norm_grad measures dx or makes y again".into())?;
+        OpError::ensure(!(self.amax && self.rematerialise), || {
+            "rms_norm_grad measures dx or makes y again".into()
+        })?;
         OpError::ensure(matches!(inputs.len(), 4 | 5), || {
             format!("rms_norm_grad takes 4 or 5 inputs, not {}", inputs.len())
         })?;
@@ -207,14 +214,14 @@ impl Op for RmsNormGrad {
         float_shaped("rstd", inputs[2], &[rows])?;
         float_shaped("the norm's weight", inputs[3], &[cols])?;
         let mut outputs = vec![inputs[0], TensorType::new(self.out, [cols])];
-        outputs.extend(self.remake.then_some(inputs[0]));
+        outputs.extend(self.rematerialise.then_some(inputs[0]));
         outputs.extend(self.amax.then_some(TensorType::new(DType::F32, [1])));
         Ok(outputs)
     }
 
     /// dy dies here in a training step.
     fn in_place(&self) -> &[(usize, usize)] {
-        if self.remake { &[(2, 0)] } else { &[] }
+        if self.rematerialise { &[(2, 0)] } else { &[] }
     }
 
     fn operand(&self, input: usize) -> Operand {
@@ -231,7 +238,7 @@ fn rstd(x: TensorType, rows: usize) -> TensorType {
     TensorType::new(x.dtype.compute(), [rows])
 }
 
-/// The type of x * rstd * w for `(x_td, rstd_t, w_d)`, or what is wrong with those.
+/// The type of x * rstd * w for `(x_td, rstd_t, w_d)`, or an error about those.
 pub(crate) fn scaled_type(inputs: &[TensorType]) -> Result<TensorType, OpError> {
     let (rows, cols) = matrix("x", inputs[0])?;
     float_shaped("rstd", inputs[1], &[rows])?;
@@ -241,184 +248,26 @@ pub(crate) fn scaled_type(inputs: &[TensorType]) -> Result<TensorType, OpError> 
 
 /// Emits the backward; `weight` is the input of the norm's weight.
 fn grad(cx: &mut Backward<'_>, inputs: &[ValueId], weight: usize) -> Result<[ValueId; 2], OpError> {
-    let made =
-        cx.emit(Role::Dgrad, RmsNormGrad { out: cx.grad_dtype(weight), remake: false, amax: false }, inputs)?;
+    let made = cx.emit(
+        Role::Dgrad,
+        RmsNormGrad { out: cx.grad_dtype(weight), rematerialise: false, amax: false },
+        inputs,
+    )?;
     Ok([made[0], made[1]])
 }
 
-impl Registered for RmsNorm {
-    fn samples() -> Vec<Sample> {
-        vec![Sample::forward(
-            RmsNorm { eps: 1e-5 },
-            [SampleInput::activation([13, 7]), SampleInput::parameter([7])],
-        )]
-    }
-
-    fn large() -> Sample {
-        Sample::forward(
-            RmsNorm { eps: 1e-5 },
-            [SampleInput::activation([300, 160]), SampleInput::parameter([160])],
-        )
-    }
-}
-
-impl Registered for AddRmsNorm {
-    fn samples() -> Vec<Sample> {
-        vec![
-            Sample::forward(
-                AddRmsNorm { eps: 1e-5 },
-                [
-                    SampleInput::activation([5, 33]),
-                    SampleInput::activation([5, 33]),
-                    SampleInput::parameter([33]),
-                ],
-            )
-            .roots(2),
-        ]
-    }
-
-    fn large() -> Sample {
-        Sample::forward(
-            AddRmsNorm { eps: 1e-5 },
-            [
-                SampleInput::activation([300, 160]),
-                SampleInput::activation([300, 160]),
-                SampleInput::parameter([160]),
-            ],
-        )
-    }
-}
-
-impl Registered for Rms {
-    fn samples() -> Vec<Sample> {
-        let mut all = Vec::new();
-        for (adds, amax) in [(false, false), (false, true), (true, false), (true, true)] {
-            all.push(rms([5, 33], adds, amax));
-        }
-        all
-    }
-
-    fn large() -> Sample {
-        rms([300, 160], true, true)
-    }
-}
-
-/// The op with so much of what it can do.
-fn rms([t, d]: [usize; 2], adds: bool, amax: bool) -> Sample {
-    let mut inputs = vec![SampleInput::activation([t, d]); 1 + usize::from(adds)];
-    inputs.extend(amax.then(|| SampleInput::parameter([d])));
-    Sample::plain(Rms { eps: 1e-5, adds, amax, cast: None }, inputs)
-}
-
-/// The op with a cast, and the scale where it is one that is given.
-fn casting([t, d]: [usize; 2], cast: Quantize, scale: Option<f64>) -> Sample {
-    let mut inputs = vec![SampleInput::activation([t, d]); 2];
-    inputs.push(SampleInput::parameter([d]));
-    inputs.extend(scale.map(|scale| SampleInput::activation([1, 1]).fill(Fill::Values(vec![scale]))));
-    let cast = Some(Quantize { of: Of::Norm, ..cast });
-    Sample::plain(Rms { eps: 1e-5, adds: true, amax: false, cast }, inputs)
-}
-
-impl Registered for RmsNormGrad {
-    fn samples() -> Vec<Sample> {
-        let inputs = || {
-            [
-                SampleInput::activation([13, 7]),
-                SampleInput::activation([13, 7]),
-                SampleInput::activation([13]),
-                SampleInput::activation([7]),
-                SampleInput::activation([13, 7]),
-            ]
-        };
-        [(false, false), (true, false), (false, true)]
-            .map(|(remake, amax)| Sample::plain(RmsNormGrad { out: DType::F32, remake, amax }, inputs()))
-            .into()
-    }
-
-    fn large() -> Sample {
-        Sample::plain(
-            RmsNormGrad { out: DType::F32, remake: true, amax: false },
-            [
-                SampleInput::activation([300, 160]),
-                SampleInput::activation([300, 160]),
-                SampleInput::activation([300]),
-                SampleInput::activation([160]),
-                SampleInput::activation([300, 160]),
-            ],
-        )
-    }
-}
-
-/// Rows and widths that reach the kernels on a card: whole vectors, tails, one row, long rows, rows that no block can keep, more rows than
-/// blocks sum.
-const ON_CARD: [[usize; 2]; 6] = [[1300, 256], [1, 2048], [7, 8200], [3, 33_000], [601, 1003], [5, 5120]];
-
-impl OnCard for RmsNorm {
+impl OnGpu for RmsNorm {
     const SOURCES: &'static [KernelSource] = &[cuda::SOURCE];
-
-    fn card_samples() -> Vec<Sample> {
-        let sample = |[t, d]: [usize; 2]| {
-            let inputs = [SampleInput::activation([t, d]), SampleInput::parameter([d])];
-            Sample::forward(RmsNorm { eps: 1e-5 }, inputs)
-        };
-        ON_CARD.map(sample).into()
-    }
 }
 
-impl OnCard for AddRmsNorm {
+impl OnGpu for AddRmsNorm {
     const SOURCES: &'static [KernelSource] = &[cuda::SOURCE];
-
-    fn card_samples() -> Vec<Sample> {
-        let sample = |[t, d]: [usize; 2]| {
-            let x = || SampleInput::activation([t, d]);
-            Sample::forward(AddRmsNorm { eps: 1e-5 }, [x(), x(), SampleInput::parameter([d])])
-        };
-        ON_CARD.map(sample).into()
-    }
 }
 
-impl OnCard for Rms {
+impl OnGpu for Rms {
     const SOURCES: &'static [KernelSource] = &[cuda::SOURCE, cuda::CAST];
-
-    /// And with casts.
-    fn card_samples() -> Vec<Sample> {
-        let plain = ON_CARD.into_iter().zip([true, false].into_iter().cycle());
-        let plain = plain.map(|(shape, adds)| rms(shape, adds, true));
-        let shapes = [[256, 384], [130, 264]];
-        let tiles = |layouts| (Quantize::new(DType::E4M3, Scaling::Tile, false, layouts), None);
-        let given = |scale, layouts| {
-            let cast = Quantize::new(DType::E4M3, Scaling::Tensor, false, layouts);
-            (Quantize { known: Known::Scale, ..cast }, Some(scale))
-        };
-        let casts = [
-            given(30.0, Layouts::Both),
-            given(0.0, Layouts::Both),
-            given(30.0, Layouts::Direct),
-            given(30.0, Layouts::Transposed),
-            tiles(Layouts::Both),
-            tiles(Layouts::Direct),
-            tiles(Layouts::Transposed),
-        ];
-        let casting =
-            shapes.into_iter().flat_map(|shape| casts.map(|(cast, scale)| casting(shape, cast, scale)));
-        plain.chain(casting).collect()
-    }
 }
 
-impl OnCard for RmsNormGrad {
+impl OnGpu for RmsNormGrad {
     const SOURCES: &'static [KernelSource] = &[cuda::SOURCE];
-
-    fn card_samples() -> Vec<Sample> {
-        let mut all = Vec::new();
-        for [t, d] in ON_CARD {
-            let (x, rstd) = (|| SampleInput::activation([t, d]), SampleInput::activation([t]));
-            let mut inputs = vec![x(), x(), rstd, SampleInput::activation([d])];
-            let of = |out, remake, amax| RmsNormGrad { out, remake, amax };
-            all.push(Sample::plain(of(DType::BF16, true, false), inputs.clone()));
-            inputs.push(x());
-            all.push(Sample::plain(of(DType::F32, false, false), inputs.clone()));
-            all.push(Sample::plain(of(DType::F32, false, true), inputs));
-        }
-        all
-    }
 }

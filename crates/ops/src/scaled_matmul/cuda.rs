@@ -1,21 +1,22 @@
-//! [`ScaledMatmul`] on a card: cuBLASLt's; sizes that it does not take are multiplied in bf16.
+//! [`ScaledMatmul`] on a GPU: by cuBLASLt; sizes that it does not support run in bf16.
 
 use super::{MULTIPLE, ScaledMatmul};
 use crate::quantize::Dequantize;
 use xtrain_cuda::{CudaError, CudaKernel, CudaOutput, CudaTensor, Gemm, GemmOperands, Gpu, Operands, Work};
 use xtrain_tensor::{DType, TensorType};
 
-/// Whether tensor cores take a product of factors of these types. Generation asks for one token, and a prompt has any number of them.
+/// True if tensor cores support operands of these types. Generation multiplies one token, and a prompt any
+/// number of them.
 fn fits(a: TensorType, b: TensorType) -> bool {
     let sizes = [a.shape[0], a.shape[1], b.shape[0]];
     sizes.iter().all(|size| size.is_multiple_of(MULTIPLE))
 }
 
 impl CudaKernel for ScaledMatmul {
-    /// Behind the product's own, both factors in bf16 where they are multiplied so.
+    /// The GEMM's own workspace, then both operands in bf16 if it runs so.
     fn workspace(&self, inputs: &[TensorType]) -> Vec<TensorType> {
         let (a, b) = (inputs[0], inputs[2]);
-        let wide = (!fits(a, b)).then(|| [a, b].map(|factor| factor.with_dtype(DType::BF16)));
+        let wide = (!fits(a, b)).then(|| [a, b].map(|operand| operand.with_dtype(DType::BF16)));
         [Gemm::workspace()].into_iter().chain(wide.into_iter().flatten()).collect()
     }
 
@@ -32,8 +33,8 @@ impl CudaKernel for ScaledMatmul {
             workspace: operands.workspace[0].place,
         };
         if fits(a.ty, b.ty) {
-            let factors = [(a.ty.dtype, self.scaling[0]), (b.ty.dtype, self.scaling[1])];
-            let gemm = Gemm::scaled([m, n, k], factors, self.out, self.fast_accumulation);
+            let operands = [(a.ty.dtype, self.scaling[0]), (b.ty.dtype, self.scaling[1])];
+            let gemm = Gemm::scaled([m, n, k], operands, self.out, self.fast_accumulation);
             let scales = Some([a_scales.place, b_scales.place]);
             return gemm.accumulate(d.accumulate).prepare(gpu, &of(a, b, scales));
         }

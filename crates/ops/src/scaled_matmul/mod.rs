@@ -1,43 +1,47 @@
-//! The product of FP8 matrices: what the GEMMs of a linear layer are under the FP8 recipes.
+//! The GEMM of FP8 matrices: the GEMMs of linear layers under the FP8 recipes.
 //!
-//! Both factors are stored along what is summed, as Hopper's tensor cores want them: fprop is x_ti w_oi^T, dgrad dy_to (w^T)_io^T and
-//! wgrad (dy^T)_ot (x^T)_it^T, so each of the three tensors is quantized in one layout or the other ([`crate::quantize`]).
+//! Both operands are stored along the sums, as Hopper's tensor cores want them: fprop is x_ti w_oi^T, dgrad
+//! dy_to (w^T)_io^T and wgrad (dy^T)_ot (x^T)_it^T, so each of the three tensors is cast row-major or
+//! transposed ([`crate::quantize`]).
 
 mod cpu;
 mod cuda;
+#[cfg(any(test, feature = "samples"))]
+mod samples;
 #[cfg(test)]
 mod tests;
 
 use crate::matrix;
 use crate::quantize::DEQUANTIZE;
-use crate::registry::{Fill, OnCard, Registered, Sample, SampleInput};
+use crate::registry::OnGpu;
 use xtrain_cuda::{Gemm, KernelSource};
 use xtrain_program::{Cost, Op, OpError, Operand, ScaledGemm};
 use xtrain_tensor::{DType, Scaling, TensorType};
 
-/// Sizes of FP8 factors on tensor cores are multiples of it.
+/// Sizes of FP8 operands on tensor cores are multiples of it.
 pub(crate) const MULTIPLE: usize = 16;
 
 /// `(a_mk FP8, inv_scale, b_nk FP8, inv_scale [, bias_n]) -> d_mn`: `d = (a inv_scale) (b inv_scale)^T + bias`, summed in f32 and rounded
 /// once. Without a bias the output accumulates.
 ///
-/// Which pairs of scalings there are is the tensor cores' and cuBLASLt's matter: tensor with tensor, row with row, tile with tile, tile
-/// with block, block with tile. At most one factor is E5M2. On a card, sizes that are no multiples of 16 are multiplied in bf16.
+/// The pairs of scalings are those of tensor cores and cuBLASLt: tensor with tensor, row with row, tile with
+/// tile, tile with block, block with tile. At most one operand is E5M2. On a GPU, GEMMs whose sizes are no
+/// multiples of 16 run in bf16.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct ScaledMatmul {
     /// F32 or BF16.
     pub out: DType,
-    /// Which elements of a share a scale, and which of b.
+    /// The elements of a that share a scale, and those of b.
     pub scaling: [Scaling; 2],
-    /// Whether sums may stay in the tensor cores, which keep 14 bits of them (DeepSeek-V3, arXiv 2412.19437, section 3.5.2); with scales
-    /// of tensors and rows. A CPU sums in f32 in any case.
+    /// True if sums may stay in the tensor cores, which keep 14 bits of them (DeepSeek-V3, arXiv 2412.19437,
+    /// section 3.5.2); for scales of tensors and rows. A CPU sums in f32 in any case.
     pub fast_accumulation: bool,
-    /// Whether there is a bias, which is bf16, as the output then is: cuBLASLt has no other.
+    /// True if there is a bias. It is bf16, and so is the output: cuBLASLt has no other.
     pub bias: bool,
 }
 
 impl ScaledMatmul {
-    /// The GEMM of operands that are cast so.
+    /// The GEMM of operands in this format.
     pub fn new(gemm: ScaledGemm, out: DType, bias: bool) -> Self {
         let ScaledGemm { operands, fast_accumulation } = gemm;
         ScaledMatmul { out, scaling: operands.map(|operand| operand.scaling), fast_accumulation, bias }
@@ -57,7 +61,7 @@ impl Op for ScaledMatmul {
         let pair =
             [[DType::E4M3; 2], [DType::E5M2, DType::E4M3], [DType::E4M3, DType::E5M2]].contains(&formats);
         OpError::ensure(pair, || {
-            format!("factors are e4m3, or one of them e5m2, not {} and {}", formats[0], formats[1])
+            format!("operands are e4m3, or one of them e5m2, not {} and {}", formats[0], formats[1])
         })?;
         for (scales, scaling, rows) in [(inputs[1], self.scaling[0], m), (inputs[3], self.scaling[1], n)] {
             let shape = scaling.shape(rows, k);
@@ -75,7 +79,7 @@ impl Op for ScaledMatmul {
         let may_be_fast = matches!(one, Scaling::Tensor | Scaling::Row);
         OpError::ensure(!self.fast_accumulation || may_be_fast, || {
             format!(
-                "sums of products with scales by {one:?} leave the tensor cores every 128 products: there is no fast accumulation"
+                "sums with scales by {one:?} leave the tensor cores every 128 numbers: there is no fast accumulation"
             )
         })?;
         OpError::ensure(matches!(self.out, DType::F32 | DType::BF16), || {
@@ -85,7 +89,7 @@ impl Op for ScaledMatmul {
             let shape = TensorType::new(DType::BF16, [n]);
             OpError::ensure(*bias == shape && self.out == DType::BF16, || {
                 format!(
-                    "a bias is {shape}, added to a product in bf16; it is {bias}, and the product in {}",
+                    "a bias is {shape}, added to a result in bf16; it is {bias}, and the result in {}",
                     self.out
                 )
             })?;
@@ -106,82 +110,6 @@ impl Op for ScaledMatmul {
     }
 }
 
-/// A use of the op: sizes, formats, scalings, type of the result, bias.
-fn sample(
-    [m, n, k]: [usize; 3],
-    formats: [DType; 2],
-    scaling: [Scaling; 2],
-    out: DType,
-    bias: bool,
-    fast_accumulation: bool,
-) -> Sample {
-    let factor = |rows: usize, format| SampleInput::activation([rows, k]).in_format(format);
-    // Near each other: where some are many times as large, rounding there is large beside the rest of the result.
-    let scales = |rows: usize, scaling: Scaling| {
-        SampleInput::activation(scaling.shape(rows, k)).fill(Fill::Normal(1.0, 0.25))
-    };
-    let mut inputs =
-        vec![factor(m, formats[0]), scales(m, scaling[0]), factor(n, formats[1]), scales(n, scaling[1])];
-    if bias {
-        inputs.push(SampleInput::activation([n]).in_format(DType::BF16));
-    }
-    Sample::plain(ScaledMatmul { out, scaling, fast_accumulation, bias }, inputs)
-}
-
-const E4M3: [DType; 2] = [DType::E4M3; 2];
-const HYBRID: [DType; 2] = [DType::E5M2, DType::E4M3];
-
-/// The pairs of scalings that there are.
-const PAIRS: [[Scaling; 2]; 5] = [
-    [Scaling::Tensor, Scaling::Tensor],
-    [Scaling::Row, Scaling::Row],
-    [Scaling::Tile, Scaling::Tile],
-    [Scaling::Tile, Scaling::Block],
-    [Scaling::Block, Scaling::Tile],
-];
-
-impl Registered for ScaledMatmul {
-    fn samples() -> Vec<Sample> {
-        let [tensor, row, tile, weight, _] = PAIRS;
-        vec![
-            sample([32, 48, 16], E4M3, tensor, DType::F32, false, false),
-            sample([16, 32, 144], HYBRID, row, DType::F32, false, false),
-            sample([48, 16, 272], E4M3, tile, DType::F32, false, false),
-            sample([16, 144, 656], E4M3, weight, DType::F32, false, false),
-            sample([16, 32, 144], E4M3, tensor, DType::BF16, true, false),
-        ]
-    }
-
-    fn large() -> Sample {
-        sample([304, 272, 160], E4M3, [Scaling::Tensor; 2], DType::F32, false, false)
-    }
-}
-
-impl OnCard for ScaledMatmul {
-    const SOURCES: &'static [KernelSource] = &[Gemm::FALLBACK_SOURCE, Gemm::BLOCK_SCALED_SOURCE, DEQUANTIZE];
-
-    /// Every pair of scalings and formats into both types, with and without a bias, over several tiles of each extent; one token, and a
-    /// prompt of an odd number of them.
-    fn card_samples() -> Vec<Sample> {
-        let mut all = Vec::new();
-        for scaling in PAIRS {
-            let is_whole = matches!(scaling[0], Scaling::Tensor | Scaling::Row);
-            for out in [DType::F32, DType::BF16] {
-                for formats in [E4M3, HYBRID, [DType::E4M3, DType::E5M2]] {
-                    all.push(sample([272, 400, 656], formats, scaling, out, false, false));
-                }
-                all.push(sample([512, 256, 1024], E4M3, scaling, out, false, false));
-                for tokens in [1, 77] {
-                    all.push(sample([tokens, 256, 384], E4M3, scaling, out, out == DType::BF16, false));
-                }
-                if out == DType::BF16 {
-                    all.push(sample([272, 400, 656], E4M3, scaling, out, true, false));
-                }
-                if is_whole {
-                    all.push(sample([272, 400, 656], E4M3, scaling, out, false, true));
-                }
-            }
-        }
-        all
-    }
+impl OnGpu for ScaledMatmul {
+    const SOURCES: &'static [KernelSource] = &[Gemm::SOURCE, Gemm::PROMOTED_SOURCE, DEQUANTIZE];
 }

@@ -1,6 +1,7 @@
 //! The product against its definition in f64, and what it refuses.
 
-use super::{E4M3, HYBRID, PAIRS, ScaledMatmul};
+use super::ScaledMatmul;
+use super::samples::{E4M3, HYBRID, PAIRS};
 use crate::check::seed;
 use crate::quantize::{Layouts, Quantize};
 use crate::run_op::{normal, run, run_over};
@@ -9,7 +10,7 @@ use xtrain_tensor::{DType, HostTensor, Scaling, TensorType};
 
 /// A factor, quantized: its numbers and scales.
 fn quantized(x: &HostTensor, format: DType, scaling: Scaling) -> [HostTensor; 2] {
-    let op = Quantize::new(format, scaling, false, Layouts::Direct);
+    let op = Quantize::new(format, scaling, false, Layouts::RowMajor);
     let mut made = run(&op, &[x]);
     made.truncate(2);
     made.try_into().unwrap_or_else(|_| panic!("a pair"))

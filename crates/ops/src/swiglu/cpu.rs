@@ -81,7 +81,7 @@ fn grad_row<T: Real>(dy: &[T], gate: &mut [T], up: &mut [T]) {
     );
 }
 
-/// The same, and replaces dy by y.
+/// Replaces gate and up by their gradients, and dy by y.
 fn grad_row_remaking<T: Real>(dy: &mut [T], gate: &mut [T], up: &mut [T]) {
     vectorized(
         #[inline(always)]

@@ -1,9 +1,9 @@
-//! The kernels of [`Swiglu`] and [`SwigluGrad`] on a card.
+//! The GPU kernels of [`Swiglu`] and [`SwigluGrad`].
 #![allow(unsafe_code, reason = "it launches kernels")]
 
 use super::{Swiglu, SwigluGrad, SwigluSaving};
 use crate::device::{ELEMENTWISE_THREADS, lanes, plane, suffix, warps_of};
-use crate::quantize::{keeping, keeping_workspace};
+use crate::quantize::{saving, saving_workspace};
 use xtrain_cuda::{CudaError, CudaKernel, DevicePtr, Function, Gpu, KernelSource, Launch, Operands, Work};
 use xtrain_tensor::TensorType;
 
@@ -47,23 +47,23 @@ impl CudaKernel for Swiglu {
 
 impl CudaKernel for SwigluSaving {
     fn workspace(&self, inputs: &[TensorType]) -> Vec<TensorType> {
-        keeping_workspace(inputs)
+        saving_workspace(inputs)
     }
 
     fn prepare(&self, gpu: &Gpu, operands: &Operands<'_>) -> Result<Work, CudaError> {
         let Operands { inputs, outputs, workspace } = *operands;
         let (y, copy) = outputs.split_at(1);
-        let keep = keeping(gpu, inputs[0], copy, workspace)?;
-        Ok(Work::sequence(vec![keep, Swiglu.prepare(gpu, &Operands { inputs, outputs: y, workspace: &[] })?]))
+        let keep = saving(gpu, inputs[0], copy, workspace)?;
+        Ok(Work::all(vec![keep, Swiglu.ready(gpu, &Operands { inputs, outputs: y, workspace: &[] })?]))
     }
 }
 
 impl CudaKernel for SwigluGrad {
-    fn prepare(&self, gpu: &Gpu, operands: &Operands<'_>) -> Result<Work, CudaError> {
-        // Remaking, dy stands where y is to stand.
+    fn ready(&self, gpu: &Gpu, operands: &Operands<'_>) -> Result<Work, CudaError> {
+        // With `rematerialise`, y takes the place of dy.
         let (dy, gate_up) = (operands.inputs[0], operands.outputs[0]);
         let (rows, width) = dy.ty.shape.rows_cols();
-        let name = if self.remake { "swiglu_grad_remaking" } else { "swiglu_grad" };
+        let name = if self.rematerialise { "swiglu_grad_remaking" } else { "swiglu_grad" };
         let (function, launch) = kernel(gpu, name, dy.ty)?;
         let arguments =
             Arguments { read: dy.place, written: gate_up.place, rows: rows as u64, width: width as u32 };

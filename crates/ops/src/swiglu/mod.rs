@@ -4,17 +4,19 @@
 
 mod cpu;
 mod cuda;
+#[cfg(any(test, feature = "samples"))]
+mod samples;
 #[cfg(test)]
 mod tests;
 
 use crate::matrix;
-use crate::quantize::kept_types;
-use crate::registry::{OnCard, Registered, Sample, SampleInput};
+use crate::quantize::saved_types;
+use crate::registry::OnGpu;
 use xtrain_cuda::{Header, KernelSource};
 use xtrain_program::{Backward, Differentiable, Op, OpError, Role};
 use xtrain_tensor::TensorType;
 
-/// What the kernels of a card that compute it have in common.
+/// Device code that kernels of SwiGLU share.
 pub(crate) const GATE: Header = Header::new("swiglu/gate.cuh", include_str!("gate.cuh"));
 
 /// `gate_up_t2f -> y_tf`: y = silu(gate) * up, with silu(g) = g / (1 + e^-g).
@@ -37,8 +39,8 @@ impl Op for Swiglu {
     }
 }
 
-/// `gate_up_t2f -> y_tf, (q_t2f, inv_scale)`: [`Swiglu`], and gate and up in E4M3 by tiles with scales of powers of two, which are kept for
-/// the backward.
+/// `gate_up_t2f -> y_tf, (q_t2f, inv_scale)`: [`Swiglu`], and a copy of gate and up in E4M3 by tiles with
+/// scales of powers of two, saved for the backward.
 #[derive(Clone, Copy, Debug)]
 pub struct SwigluSaving;
 
@@ -49,7 +51,7 @@ impl Op for SwigluSaving {
 
     fn infer(&self, inputs: &[TensorType]) -> Result<Vec<TensorType>, OpError> {
         let mut outputs = Swiglu.infer(inputs)?;
-        outputs.extend(kept_types(inputs[0]));
+        outputs.extend(saved_types(inputs[0]));
         Ok(outputs)
     }
 }
@@ -57,17 +59,18 @@ impl Op for SwigluSaving {
 impl Differentiable for Swiglu {
     fn backward(&self, cx: &mut Backward<'_>) -> Result<(), OpError> {
         let Some(dy) = cx.grad(0) else { return Ok(()) };
-        let dgate_up = cx.emit(Role::Dgrad, SwigluGrad { remake: false }, &[dy, cx.input(0)])?[0];
+        let dgate_up = cx.emit(Role::Dgrad, SwigluGrad { rematerialise: false }, &[dy, cx.input(0)])?[0];
         cx.set_grad(0, dgate_up)
     }
 }
 
-/// `(dy_tf, gate_up_t2f) -> dgate_up_t2f`, in place of gate_up: with s = 1 / (1 + e^-gate),
-/// dgate = dy up s (1 + gate (1 - s)) and dup = dy gate s. Remaking, also `-> y_tf` of the forward, in place of dy.
+/// `(dy_tf, gate_up_t2f) -> dgate_up_t2f`, in place of gate_up: with s = 1 / (1 + e^-gate), dgate = dy up s
+/// (1 + gate (1 - s)) and dup = dy gate s. With `rematerialise` the forward's y_tf is the last output, in
+/// place of dy.
 #[derive(Clone, Copy, Debug)]
 pub struct SwigluGrad {
-    /// Whether y is made again.
-    pub remake: bool,
+    /// True if it also writes the forward's y.
+    pub rematerialise: bool,
 }
 
 impl Op for SwigluGrad {
@@ -81,13 +84,13 @@ impl Op for SwigluGrad {
         let expected = TensorType::new(inputs[1].dtype, [tokens, width]);
         OpError::ensure(inputs[0] == expected, || format!("dy must be {expected}, not {}", inputs[0]))?;
         let mut outputs = vec![inputs[1]];
-        outputs.extend(self.remake.then_some(expected));
+        outputs.extend(self.rematerialise.then_some(expected));
         Ok(outputs)
     }
 
-    /// Gate and up die here in a training step, and so does dy: what is made takes their place.
+    /// Gate, up and dy die here in a training step; the outputs take their place.
     fn in_place(&self) -> &[(usize, usize)] {
-        if self.remake { &[(0, 1), (1, 0)] } else { &[(0, 1)] }
+        if self.rematerialise { &[(0, 1), (1, 0)] } else { &[(0, 1)] }
     }
 }
 
@@ -100,67 +103,14 @@ fn halves(gate_up: TensorType) -> Result<(usize, usize), OpError> {
     Ok((tokens, cols / 2))
 }
 
-impl Registered for Swiglu {
-    fn samples() -> Vec<Sample> {
-        [[13, 14], [5, 66], [1, 2]]
-            .into_iter()
-            .map(|shape| Sample::forward(Swiglu, [SampleInput::activation(shape)]))
-            .collect()
-    }
-
-    fn large() -> Sample {
-        Sample::forward(Swiglu, [SampleInput::activation([300, 320])])
-    }
-}
-
-impl Registered for SwigluSaving {
-    fn samples() -> Vec<Sample> {
-        [[13, 14], [5, 266]].map(|shape| Sample::plain(SwigluSaving, [SampleInput::activation(shape)])).into()
-    }
-
-    fn large() -> Sample {
-        Sample::plain(SwigluSaving, [SampleInput::activation([300, 512])])
-    }
-}
-
-impl Registered for SwigluGrad {
-    fn samples() -> Vec<Sample> {
-        let inputs = || [SampleInput::activation([13, 17]), SampleInput::activation([13, 34])];
-        [false, true].map(|remake| Sample::plain(SwigluGrad { remake }, inputs())).into()
-    }
-
-    fn large() -> Sample {
-        let inputs = [SampleInput::activation([300, 160]), SampleInput::activation([300, 320])];
-        Sample::plain(SwigluGrad { remake: true }, inputs)
-    }
-}
-
-impl OnCard for Swiglu {
+impl OnGpu for Swiglu {
     const SOURCES: &'static [KernelSource] = &[cuda::SOURCE];
-
-    fn card_samples() -> Vec<Sample> {
-        let sample = |[t, f]: [usize; 2]| Sample::forward(Swiglu, [SampleInput::activation([t, 2 * f])]);
-        [[1, 8192], [70, 1024], [37, 3001], [600, 264]].map(sample).into()
-    }
 }
 
-impl OnCard for SwigluSaving {
+impl OnGpu for SwigluSaving {
     const SOURCES: &'static [KernelSource] = &[cuda::SOURCE];
-
-    fn card_samples() -> Vec<Sample> {
-        let sample = |[t, f]: [usize; 2]| Sample::plain(SwigluSaving, [SampleInput::activation([t, 2 * f])]);
-        [[70, 1024], [37, 301]].map(sample).into()
-    }
 }
 
-impl OnCard for SwigluGrad {
+impl OnGpu for SwigluGrad {
     const SOURCES: &'static [KernelSource] = &[cuda::SOURCE];
-
-    fn card_samples() -> Vec<Sample> {
-        let sample = |([t, f], remake): ([usize; 2], bool)| {
-            let inputs = [SampleInput::activation([t, f]), SampleInput::activation([t, 2 * f])];
-            Sample::plain(SwigluGrad { remake }, inputs)
-        };
-        [([1, 8192], false), ([70, 1024], true), ([37, 3001], true), ([600, 264], false)].map(sample).into()
-    }
 }

@@ -36,7 +36,7 @@ fn large_gates_reach_the_limits() {
         let gate_up = HostTensor::from_f64(TensorType::new(dtype, [1, 2 * n]), &[&gates[..], &up].concat());
         let dy = HostTensor::from_f64(TensorType::new(dtype, [1, n]), &vec![2.0; n]);
         let y = run(&Swiglu, &[&gate_up])[0].to_f64();
-        let grads = run(&SwigluGrad { remake: false }, &[&dy, &gate_up])[0].to_f64();
+        let grads = run(&SwigluGrad { rematerialise: false }, &[&dy, &gate_up])[0].to_f64();
         let gates = &gate_up.to_f64()[..n];
         for (j, &g) in gates.iter().enumerate() {
             let near = |found: f64, expected: f64, what: &str| {
@@ -65,6 +65,7 @@ fn an_odd_number_of_columns_is_refused() {
     let error = Swiglu.infer(&[TensorType::new(DType::F32, [3, 7])]).unwrap_err();
     assert!(error.0.contains("f32[3, 7]"), "{error}");
     let dy = TensorType::new(DType::F32, [3, 3]);
-    let error = SwigluGrad { remake: false }.infer(&[dy, TensorType::new(DType::F32, [3, 8])]).unwrap_err();
+    let error =
+        SwigluGrad { rematerialise: false }.infer(&[dy, TensorType::new(DType::F32, [3, 8])]).unwrap_err();
     assert!(error.0.contains("f32[3, 4]") && error.0.contains("f32[3, 3]"), "{error}");
 }

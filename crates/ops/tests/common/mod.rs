@@ -4,9 +4,9 @@
 use xtrain_cuda::{CudaError, Gpu};
 use xtrain_tensor::Philox;
 
-/// The GPU, or none, and the reason is printed; GPU tests are then ignored. Hold it until the end: all tests share its context, which would
-/// otherwise be created again while some of them run.
-pub(crate) fn card() -> Option<Gpu> {
+/// The card, or, said once, why there is none: then its tests count as ignored. Kept to the end, its context is that of every test, and would
+/// else be made anew while some run.
+pub(crate) fn gpu() -> Option<Gpu> {
     match Gpu::open(0) {
         Ok(gpu) => Some(gpu),
         Err(error @ (CudaError::Missing(_) | CudaError::NoDevice)) => {

@@ -1,8 +1,9 @@
 //! GELU in its tanh form (Hendrycks & Gimpel, arXiv 1606.08415, section 2): the activation of GPT-2 and Gemma.
 
 mod cpu;
+#[cfg(any(test, feature = "samples"))]
+mod samples;
 
-use crate::registry::{Registered, Sample, SampleInput};
 use xtrain_program::{Backward, Differentiable, Op, OpError, Role};
 use xtrain_tensor::TensorType;
 
@@ -54,25 +55,5 @@ impl Op for GeluGrad {
 
     fn in_place(&self) -> &[(usize, usize)] {
         &[(0, 0)]
-    }
-}
-
-impl Registered for Gelu {
-    fn samples() -> Vec<Sample> {
-        vec![Sample::forward(Gelu, [SampleInput::activation([13, 7])])]
-    }
-
-    fn large() -> Sample {
-        Sample::forward(Gelu, [SampleInput::activation([300, 160])])
-    }
-}
-
-impl Registered for GeluGrad {
-    fn samples() -> Vec<Sample> {
-        vec![Sample::plain(GeluGrad, [SampleInput::activation([13, 7]), SampleInput::activation([13, 7])])]
-    }
-
-    fn large() -> Sample {
-        Sample::plain(GeluGrad, [SampleInput::activation([300, 160]), SampleInput::activation([300, 160])])
     }
 }

@@ -2,7 +2,7 @@
 
 use super::super::cpu::{Rows, check_targets};
 use super::{ChunkCast, ScaledLinearCrossEntropy, Weights};
-use crate::host::product::{Factor, Onto, product};
+use crate::host::matmul::{MatmulOperand, Onto, matmul};
 use xtrain_program::LinearGemm;
 use xtrain_tensor::{CpuKernel, HostTensor, TensorType, View, ViewMut};
 
@@ -17,16 +17,16 @@ impl CpuKernel for ScaledLinearCrossEntropy {
         check_targets(targets, v);
 
         let (scalars, rest) = outputs.split_at_mut(2);
-        let (dx, rest) = rest.split_at_mut(usize::from(self.of.dx));
-        let (dw, rest) = rest.split_at_mut(usize::from(self.of.dw.is_some()));
+        let (dx, rest) = rest.split_at_mut(usize::from(self.grad.dx));
+        let (dw, rest) = rest.split_at_mut(usize::from(self.grad.dw.is_some()));
         let (amaxes, workspace) = rest.split_at_mut(rest.len() - 2);
         let [logits, terms] = workspace else { unreachable!("two tensors of workspace") };
         let types: Vec<TensorType> = inputs.iter().map(|input| input.ty).collect();
         let of = self.amaxes();
         let rows = Rows::<f32> {
             inv_targets: inv_targets.scalar(),
-            z_loss: self.of.loss.z_loss,
-            gradients: self.of.dx || self.of.dw.is_some(),
+            z_loss: self.grad.loss.z_loss,
+            gradients: self.grad.dx || self.grad.dw.is_some(),
         };
         let (mut dx, mut dw) = (dx.first_mut(), dw.first_mut());
         for tokens in self.chunks(t) {
@@ -36,11 +36,11 @@ impl CpuKernel for ScaledLinearCrossEntropy {
             let x_made = made(x_cast, x_cd, scales[0], amaxes.get_mut(of[0]));
             let mut logits = logits.slice_mut(0..c * v);
             let mut logits = ViewMut::new(TensorType::new(dtype, [c, v]), logits.bytes(), false);
-            match self.product(LinearGemm::Fprop, dtype) {
+            match self.scaled_gemm(LinearGemm::Fprop, dtype) {
                 Some(of_fp8) => of_fp8.run(&[&direct(&x_made), w_logits].concat(), &mut [lent(&mut logits)]),
                 None => {
-                    let w_vd = Factor::new(w_logits[0], v, d);
-                    product(Factor::new(x_cd, c, d), w_vd.t(), &mut logits, Onto::Nothing);
+                    let w_vd = MatmulOperand::new(w_logits[0], v, d);
+                    matmul(MatmulOperand::new(x_cd, c, d), w_vd.t(), &mut logits, Onto::Nothing);
                 }
             }
             let mut terms = terms.slice_mut(2 * tokens.start..2 * tokens.end);
@@ -50,23 +50,28 @@ impl CpuKernel for ScaledLinearCrossEntropy {
             if let Some(dx) = &mut dx {
                 let mut dx = dx.slice_mut(tokens.start * d..tokens.end * d);
                 let mut dx = ViewMut::new(TensorType::new(dtype, [c, d]), dx.bytes(), false);
-                match self.product(LinearGemm::Dgrad, dtype) {
+                match self.scaled_gemm(LinearGemm::Dgrad, dtype) {
                     Some(of_fp8) => of_fp8.run(&[&direct(&dlogits_made), w_dx].concat(), &mut [dx]),
                     None => {
-                        let w_vd = Factor::new(w_dx[0], v, d);
-                        product(Factor::new(dlogits, c, v), w_vd, &mut dx, Onto::Nothing);
+                        let w_vd = MatmulOperand::new(w_dx[0], v, d);
+                        matmul(MatmulOperand::new(dlogits, c, v), w_vd, &mut dx, Onto::Nothing);
                     }
                 }
             }
             if let Some(dw) = &mut dw {
-                match self.product(LinearGemm::Wgrad, dw.ty.dtype) {
+                match self.scaled_gemm(LinearGemm::Wgrad, dw.ty.dtype) {
                     Some(of_fp8) => {
-                        let factors = [transposed(&dlogits_made), transposed(&x_made)].concat();
-                        of_fp8.run(&factors, &mut [lent(dw)]);
+                        let operands = [transposed(&dlogits_made), transposed(&x_made)].concat();
+                        of_fp8.run(&operands, &mut [lent(dw)]);
                     }
                     None => {
                         let onto = if dw.accumulate { Onto::Held } else { Onto::Nothing };
-                        product(Factor::new(dlogits, c, v).t(), Factor::new(x_cd, c, d), dw, onto);
+                        matmul(
+                            MatmulOperand::new(dlogits, c, v).t(),
+                            MatmulOperand::new(x_cd, c, d),
+                            dw,
+                            onto,
+                        );
                     }
                 }
                 dw.accumulate = true;

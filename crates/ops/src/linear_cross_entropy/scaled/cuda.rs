@@ -17,8 +17,8 @@ impl ScaledLinearCrossEntropy {
     /// What the product that makes the logits of a chunk of so many tokens works in: that of the others is the first of it.
     fn product_workspace(&self, inputs: &[TensorType], c: usize) -> Vec<TensorType> {
         let [x, _] = self.chunk_casts(inputs, c);
-        match (self.product(LinearGemm::Fprop, inputs[0].dtype), x) {
-            (Some(product), Some(x)) => product.workspace(&[&x.made[..2], &inputs[3..5]].concat()),
+        match (self.scaled_gemm(LinearGemm::Fprop, inputs[0].dtype), x) {
+            (Some(gemm), Some(x)) => gemm.workspace(&[&x.made[..2], &inputs[3..5]].concat()),
             _ => vec![Gemm::workspace()],
         }
     }
@@ -52,8 +52,8 @@ impl CudaKernel for ScaledLinearCrossEntropy {
         let ((t, v), d) = (self.extents(&types), x_td.ty.shape[1]);
         let dtype = x_td.ty.dtype;
         let mut rest = operands.outputs[2..].iter().copied();
-        let dx_td = if self.of.dx { rest.next() } else { None };
-        let mut dw_vd = if self.of.dw.is_some() { rest.next() } else { None };
+        let dx_td = if self.grad.dx { rest.next() } else { None };
+        let mut dw_vd = if self.grad.dw.is_some() { rest.next() } else { None };
         let mut amaxes: Vec<CudaOutput> = rest.collect();
         let of = self.amaxes();
 
@@ -64,7 +64,7 @@ impl CudaKernel for ScaledLinearCrossEntropy {
         let (of_dlogits, products) = workspace.split_at(counts[1]);
         let chunks = Chunks {
             gpu,
-            z_loss: self.of.loss.z_loss,
+            z_loss: self.grad.loss.z_loss,
             gradients: dx_td.is_some() || dw_vd.is_some(),
             x_td: *x_td,
             targets_t: *targets_t,
@@ -77,9 +77,9 @@ impl CudaKernel for ScaledLinearCrossEntropy {
         };
         // A product of FP8 factors.
         let scaled = |gemm, out: CudaOutput, a: &[CudaTensor], b: &[CudaTensor]| {
-            self.product(gemm, out.ty.dtype).map(|product| {
+            self.scaled_gemm(gemm, out.ty.dtype).map(|gemm| {
                 let inputs = [a, b].concat();
-                product.prepare(gpu, &Operands { inputs: &inputs, outputs: &[out], workspace: products })
+                gemm.ready(gpu, &Operands { inputs: &inputs, outputs: &[out], workspace: products })
             })
         };
         let mut works = Vec::new();

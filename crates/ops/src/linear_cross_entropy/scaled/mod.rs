@@ -6,18 +6,20 @@
 
 mod cpu;
 mod cuda;
+#[cfg(any(test, feature = "samples"))]
+mod samples;
 #[cfg(test)]
 mod tests;
 
-use super::{LinearCrossEntropy, LinearCrossEntropyGrad, gemm_cost};
+use super::{LinearCrossEntropyGrad, gemm_cost};
 use crate::quantize::Quantize;
-use crate::registry::{Fill, OnCard, Registered, Sample, SampleInput};
+use crate::registry::OnGpu;
 use crate::scaled_matmul::{MULTIPLE, ScaledMatmul};
 use crate::{float_shaped, int_vector, matrix};
 use std::ops::Range;
 use xtrain_cuda::{Gemm, KernelSource};
 use xtrain_program::{Cost, LinearGemm, Op, OpError, Operand, Quantization, Rebuild, ScaledGemm};
-use xtrain_tensor::{DType, Scaling, TILE, TensorType};
+use xtrain_tensor::{DType, TILE, TensorType};
 
 /// `(x_td, targets_t, inv_targets, w for logits[, w for dx][, scale of x][, scale of dlogits]) -> (objective, cross_entropy[, dx_td]
 /// [, dw_vd], amaxes)`: what [`LinearCrossEntropyGrad`] makes, or with neither gradient [`LinearCrossEntropy`], with some
@@ -30,7 +32,7 @@ use xtrain_tensor::{DType, Scaling, TILE, TensorType};
 #[derive(Clone, Copy, Debug)]
 pub struct ScaledLinearCrossEntropy {
     /// What is made.
-    pub of: LinearCrossEntropyGrad,
+    pub grad: LinearCrossEntropyGrad,
     /// How logits, dx and dw are computed of FP8 factors, in the order of [`LinearGemm::ALL`]; None as they stand.
     pub gemms: [Option<ScaledGemm>; 3],
 }
@@ -75,16 +77,22 @@ impl ScaledLinearCrossEntropy {
         })
     }
 
-    /// How x is cast, and how dlogits are; an error where one is to be cast in two ways.
+    /// How x is cast, and how dlogits are; an error where one is to be cast in two quantizations.
     fn casts(&self) -> Result<[Option<Quantize>; 2], OpError> {
         let [logits, dx, dw] = self.gemms;
-        let factor = |gemm: Option<ScaledGemm>, n: usize| gemm.map(|gemm| gemm.operands[n]);
-        let both = [("x", [factor(logits, 0), factor(dw, 1)]), ("dlogits", [factor(dx, 0), factor(dw, 0)])];
-        let [x, dlogits] = both.map(|(name, ways): (_, [Option<Quantization>; 2])| {
-            let mut given = ways.into_iter().flatten();
-            let Some(way) = given.next() else { return Ok(None) };
-            OpError::ensure(given.all(|other| other == way), || format!("{name} is cast in one way alone"))?;
-            Ok(Some(Quantize::of_operand(way, ways.map(|way| way.is_some()))))
+        let operand = |gemm: Option<ScaledGemm>, n: usize| gemm.map(|gemm| gemm.operands[n]);
+        let both =
+            [("x", [operand(logits, 0), operand(dw, 1)]), ("dlogits", [operand(dx, 0), operand(dw, 0)])];
+        let [x, dlogits] = both.map(|(name, quantizations): (_, [Option<Quantization>; 2])| {
+            let mut given = quantizations.into_iter().flatten();
+            let Some(quantization) = given.next() else { return Ok(None) };
+            OpError::ensure(given.all(|other| other == quantization), || {
+                format!("{name} is cast in one format only")
+            })?;
+            Ok(Some(Quantize::of_operand(
+                quantization,
+                quantizations.map(|quantization| quantization.is_some()),
+            )))
         });
         Ok([x?, dlogits?])
     }
@@ -95,14 +103,14 @@ impl ScaledLinearCrossEntropy {
     }
 
     /// One of the products, where it is of FP8 factors.
-    fn product(&self, gemm: LinearGemm, out: DType) -> Option<ScaledMatmul> {
+    fn scaled_gemm(&self, gemm: LinearGemm, out: DType) -> Option<ScaledMatmul> {
         self.gemms[gemm as usize].map(|how| ScaledMatmul::new(how, out, false))
     }
 
     /// How many operands the weight is for logits, and for dx.
     fn weights(&self) -> [usize; 2] {
         let [logits, dx, _] = self.gemms.map(|gemm| if gemm.is_some() { 2 } else { 1 });
-        [logits, if self.of.dx { dx } else { 0 }]
+        [logits, if self.grad.dx { dx } else { 0 }]
     }
 
     /// The operands behind the first three.
@@ -137,7 +145,7 @@ impl ScaledLinearCrossEntropy {
     /// The chunks that the tokens are cut into: as few as can be, of whole tiles of 128 but for the last, and of one tile at least.
     fn chunks(&self, tokens: usize) -> impl Iterator<Item = Range<usize>> {
         let tiles = tokens.div_ceil(TILE);
-        let n = tiles.div_ceil((self.of.loss.chunk_tokens / TILE).max(1));
+        let n = tiles.div_ceil((self.grad.loss.chunk_tokens / TILE).max(1));
         let end = move |i: usize| (i * tiles / n * TILE).min(tokens);
         (0..n).map(move |i| end(i)..end(i + 1))
     }
@@ -156,7 +164,7 @@ impl Op for ScaledLinearCrossEntropy {
     fn infer(&self, inputs: &[TensorType]) -> Result<Vec<TensorType>, OpError> {
         let [x_cast, dlogits_cast] = self.casts()?;
         OpError::arity(self.name(), inputs, self.inputs())?;
-        let grad = self.of;
+        let grad = self.grad;
         let is_computed = |(gemm, is_computed): (Option<ScaledGemm>, bool)| gemm.is_none() || is_computed;
         OpError::ensure(self.gemms.into_iter().zip(grad.computes()).all(is_computed), || {
             "a GEMM whose result is not wanted cannot run on FP8 operands".into()
@@ -186,20 +194,20 @@ impl Op for ScaledLinearCrossEntropy {
         let [x_made, dlogits_made] = [(x_cast, x, scales[0]), (dlogits_cast, dlogits, scales[1])]
             .map(|(cast, ty, scale)| cast.map_or(Ok(Vec::new()), |cast| made_by(cast, ty, scale.copied())));
         let (x_made, dlogits_made) = (x_made?, dlogits_made?);
-        let products = [LinearGemm::Fprop, LinearGemm::Dgrad];
-        for ((gemm, weight), made) in products.into_iter().zip(weights).zip([&x_made, &dlogits_made]) {
-            match self.product(gemm, x.dtype) {
-                Some(product) => drop(product.infer(&[&made[..2], weight].concat())?),
+        let gemms = [LinearGemm::Fprop, LinearGemm::Dgrad];
+        for ((gemm, weight), made) in gemms.into_iter().zip(weights).zip([&x_made, &dlogits_made]) {
+            match self.scaled_gemm(gemm, x.dtype) {
+                Some(gemm) => drop(gemm.infer(&[&made[..2], weight].concat())?),
                 None => OpError::ensure(weight.iter().all(|found| *found == w), || {
                     format!("the weight of a product of factors as they stand is {w}, not {}", weight[0])
                 })?,
             }
         }
-        if let (Some(product), Some(dtype)) =
-            (self.product(LinearGemm::Wgrad, grad.dw.unwrap_or(x.dtype)), grad.dw)
+        if let (Some(gemm), Some(dtype)) =
+            (self.scaled_gemm(LinearGemm::Wgrad, grad.dw.unwrap_or(x.dtype)), grad.dw)
         {
             let transposed = |made: &[TensorType]| made[made.len() - 2..].to_vec();
-            let made = product.infer(&[transposed(&dlogits_made), transposed(&x_made)].concat())?;
+            let made = gemm.infer(&[transposed(&dlogits_made), transposed(&x_made)].concat())?;
             OpError::ensure(made == [w.with_dtype(dtype)], || format!("dw is {w}, not {}", made[0]))?;
         }
         let scalar = TensorType::new(x.dtype.compute(), []);
@@ -217,7 +225,7 @@ impl Op for ScaledLinearCrossEntropy {
     }
 
     fn accumulates(&self, output: usize) -> bool {
-        !(self.of.dx && output == 2)
+        !(self.grad.dx && output == 2)
     }
 
     fn rebuild(&self, _: &[bool]) -> Rebuild {
@@ -226,102 +234,10 @@ impl Op for ScaledLinearCrossEntropy {
 
     fn cost(&self, inputs: &[TensorType], _: &[TensorType]) -> Cost {
         let (_, v) = self.extents(inputs);
-        gemm_cost(inputs[0], v, 1.0 + f64::from(self.of.dx) + f64::from(self.of.dw.is_some()))
+        gemm_cost(inputs[0], v, 1.0 + f64::from(self.grad.dx) + f64::from(self.grad.dw.is_some()))
     }
 }
 
-/// A use of the op, with a scaling for x and dlogits and one for the weight.
-fn sample(
-    [tokens, width, vocab]: [usize; 3],
-    chunk_tokens: usize,
-    [x, w, dlogits]: [Quantization; 3],
-    in_fp8: [bool; 3],
-    [dx, dw]: [bool; 2],
-) -> Sample {
-    let targets: Vec<i32> =
-        (0..tokens).map(|t| if t % 7 == 3 { super::IGNORED } else { (t * 31 % vocab) as i32 }).collect();
-    let [x_td, w_vd, targets_t, inv_targets] = super::sample_inputs(width, vocab, &targets);
-    let gemms = [[x, w], [dlogits, w], [dlogits, x]];
-    let gemms = [0, 1, 2].map(|n| {
-        let fast_accumulation = false;
-        in_fp8[n].then_some(ScaledGemm { operands: gemms[n], fast_accumulation })
-    });
-    let loss = LinearCrossEntropy { chunk_tokens, z_loss: 1e-3 };
-    let of = LinearCrossEntropyGrad { loss, dx, dw: dw.then_some(DType::F32) };
-    let op = ScaledLinearCrossEntropy { of, gemms };
-    let mut inputs = vec![x_td, targets_t, inv_targets];
-    let scale = 1.5 / (width as f64).sqrt();
-    for (is_scaled, shape) in
-        [(in_fp8[0], [vocab, width]), (in_fp8[1], [width, vocab])].into_iter().take(1 + usize::from(dx))
-    {
-        if is_scaled {
-            let scales = w.scaling.shape(shape[0], shape[1]);
-            inputs.push(SampleInput::activation(shape).in_format(w.format));
-            inputs
-                .push(SampleInput::activation(scales).fill(Fill::Values(vec![scale; scales[0] * scales[1]])));
-        } else {
-            inputs.push(w_vd.clone());
-        }
-    }
-    // One that is none yet, and one of gradients' size.
-    let given = op
-        .known_casts()
-        .into_iter()
-        .zip([0.0, 3e4])
-        .filter(|(cast, _)| cast.as_ref().is_some_and(Quantize::is_given));
-    inputs.extend(given.map(|(_, scale)| SampleInput::activation([1, 1]).fill(Fill::Values(vec![scale]))));
-    Sample::plain(op, inputs)
-}
-
-/// The ways of the recipes: of inputs, weights and gradients.
-fn ways() -> [[Quantization; 3]; 4] {
-    let by = |format, scaling, pow2_scales, delayed| Quantization { format, scaling, pow2_scales, delayed };
-    let [e4m3, e5m2] = [DType::E4M3, DType::E5M2];
-    let whole = |delayed| {
-        let forward = by(e4m3, Scaling::Tensor, false, delayed);
-        [forward, forward, by(e5m2, Scaling::Tensor, false, delayed)]
-    };
-    let tiles = by(e4m3, Scaling::Tile, true, false);
-    [
-        whole(false),
-        whole(true),
-        [by(e4m3, Scaling::Row, true, false); 3],
-        [tiles, by(e4m3, Scaling::Block, true, false), tiles],
-    ]
-}
-
-impl Registered for ScaledLinearCrossEntropy {
-    fn samples() -> Vec<Sample> {
-        let all = |way| sample([32, 16, 48], 16, way, [true; 3], [true; 2]);
-        let mut samples: Vec<Sample> = ways().into_iter().map(all).collect();
-        let [current, delayed, _, block] = ways();
-        samples.extend([
-            sample([21, 32, 16], 8, current, [true, false, false], [false; 2]),
-            sample([32, 32, 16], 100, delayed, [true, false, true], [true; 2]),
-            sample([160, 32, 32], 128, block, [true, true, false], [true; 2]),
-            sample([16, 32, 32], 128, block, [false, true, true], [true, true]),
-            sample([16, 16, 32], 128, block, [true, false, true], [false, true]),
-        ]);
-        samples
-    }
-
-    fn large() -> Sample {
-        sample([304, 48, 160], 128, ways()[3], [true; 3], [true; 2])
-    }
-}
-
-impl OnCard for ScaledLinearCrossEntropy {
-    const SOURCES: &'static [KernelSource] =
-        &[Gemm::FALLBACK_SOURCE, Gemm::BLOCK_SCALED_SOURCE, super::cuda::SOURCE];
-
-    /// Several chunks of whole areas, and the last one cut; a prompt of an odd number of tokens.
-    fn card_samples() -> Vec<Sample> {
-        let of = |way| {
-            [
-                sample([656, 256, 1040], 256, way, [true; 3], [true; 2]),
-                sample([77, 128, 512], 64, way, [true, false, false], [false; 2]),
-            ]
-        };
-        ways().into_iter().flat_map(of).collect()
-    }
+impl OnGpu for ScaledLinearCrossEntropy {
+    const SOURCES: &'static [KernelSource] = &[Gemm::SOURCE, Gemm::PROMOTED_SOURCE, super::cuda::SOURCE];
 }

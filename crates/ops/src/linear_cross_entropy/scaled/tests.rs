@@ -1,7 +1,9 @@
 //! The loss of FP8 factors against the loss of the factors as they stand, and against itself cut otherwise.
 
+use super::samples::quantizations;
 use super::*;
 use crate::check::seed as fresh_seed;
+use crate::linear_cross_entropy::LinearCrossEntropy;
 use crate::quantize::dequantized;
 use crate::run_op::{normal, run, run_over};
 use xtrain_tensor::{HostTensor, View};
@@ -46,7 +48,7 @@ impl Case {
         let cast = Quantize::of_operand(self.weight, [true; 2]);
         let made = run(&cast, &[&self.w]);
         let mut inputs = vec![&self.x, &self.targets, &self.inv_targets];
-        for n in 0..=usize::from(op.of.dx) {
+        for n in 0..=usize::from(op.grad.dx) {
             match op.gemms[n] {
                 Some(_) => inputs.extend(&made[2 * n..2 * n + 2]),
                 None => inputs.push(&self.w),
@@ -76,26 +78,27 @@ fn op(
 ) -> ScaledLinearCrossEntropy {
     let loss = LinearCrossEntropy { chunk_tokens, z_loss: 1e-3 };
     let of = LinearCrossEntropyGrad { loss, dx: true, dw: Some(DType::F32) };
-    let factors = [[x, w], [dlogits, w], [dlogits, x]];
-    let gemm = |n: usize| ScaledGemm { operands: factors[n], fast_accumulation: false };
-    ScaledLinearCrossEntropy { of, gemms: [0, 1, 2].map(|n| in_fp8[n].then(|| gemm(n))) }
+    let operands = [[x, w], [dlogits, w], [dlogits, x]];
+    let gemm = |n: usize| ScaledGemm { operands: operands[n], fast_accumulation: false };
+    ScaledLinearCrossEntropy { grad: of, gemms: [0, 1, 2].map(|n| in_fp8[n].then(|| gemm(n))) }
 }
 
 #[test]
 fn logits_are_of_what_the_casts_stand_for() {
-    for way in ways() {
-        let case = Case::new(way[1], DType::F32, fresh_seed());
+    for quantization in quantizations() {
+        let case = Case::new(quantization[1], DType::F32, fresh_seed());
         // In one chunk, as a chunk may have a scale of its own.
-        let op = op(way, 1024, [true, false, false]);
-        let restored = |of: &HostTensor, way: Quantization| {
-            let way = Quantization { delayed: false, ..way };
-            let made = run(&Quantize::of_operand(way, [true, false]), &[of]);
+        let op = op(quantization, 1024, [true, false, false]);
+        let restored = |of: &HostTensor, quantization: Quantization| {
+            let quantization = Quantization { delayed: false, ..quantization };
+            let made = run(&Quantize::of_operand(quantization, [true, false]), &[of]);
             let views = [0, 1].map(|n| View::new(made[n].ty(), made[n].bytes()));
             let reals: Vec<f64> =
-                dequantized(views[0], views[1], way.scaling).iter().map(|&x| x.into()).collect();
+                dequantized(views[0], views[1], quantization.scaling).iter().map(|&x| x.into()).collect();
             HostTensor::from_f64(of.ty(), &reals)
         };
-        let expected = case.plain(op.of, &restored(&case.x, way[0]), &restored(&case.w, way[1]));
+        let expected =
+            case.plain(op.grad, &restored(&case.x, quantization[0]), &restored(&case.w, quantization[1]));
         let made = case.run(&op, [0.0; 2]);
         for n in 0..2 {
             assert!(relative(&made[n], &expected[n]) < 1e-5, "{op:?}: {:?}", made[n].to_f64());
@@ -106,12 +109,14 @@ fn logits_are_of_what_the_casts_stand_for() {
 
 #[test]
 fn every_product_is_near_that_of_the_factors_as_they_stand() {
-    for (dtype, way) in [DType::F32, DType::BF16].into_iter().flat_map(|dtype| ways().map(|way| (dtype, way)))
+    for (dtype, quantization) in [DType::F32, DType::BF16]
+        .into_iter()
+        .flat_map(|dtype| quantizations().map(|quantization| (dtype, quantization)))
     {
-        let case = Case::new(way[1], dtype, fresh_seed());
+        let case = Case::new(quantization[1], dtype, fresh_seed());
         for in_fp8 in [[true, true, true], [false, true, false], [false, false, true], [false, true, true]] {
-            let op = op(way, 128, in_fp8);
-            let expected = case.plain(op.of, &case.x, &case.w);
+            let op = op(quantization, 128, in_fp8);
+            let expected = case.plain(op.grad, &case.x, &case.w);
             let made = case.run(&op, [0.0; 2]);
             // Logits, or nothing but rounding; casts to E5M2 are off by 5%.
             let bars = if in_fp8[0] { [2e-2, 2e-2, 0.2, 0.2] } else { [1e-6, 1e-6, 0.08, 0.08] };
@@ -126,8 +131,8 @@ fn every_product_is_near_that_of_the_factors_as_they_stand() {
             // One for x, if it is cast, and one for dlogits, of which no element is larger than for a probability of 1; or one for both.
             let amaxes = &made[4..];
             let casts_x = in_fp8[0] || in_fp8[2];
-            assert_eq!(amaxes.len(), if way[0].delayed { 1 + usize::from(casts_x) } else { 1 });
-            if casts_x && !way[0].delayed {
+            assert_eq!(amaxes.len(), if quantization[0].delayed { 1 + usize::from(casts_x) } else { 1 });
+            if casts_x && !quantization[0].delayed {
                 assert_eq!(amaxes[0].to_f64()[0], largest(&case.x));
                 continue;
             }
@@ -139,10 +144,11 @@ fn every_product_is_near_that_of_the_factors_as_they_stand() {
 
 #[test]
 fn chunks_change_nothing_where_scales_are_given_and_sums_are_added_to() {
-    let [_, delayed, row, block] = ways();
-    for way in [delayed, row, block] {
-        let case = Case::new(way[1], DType::BF16, fresh_seed());
-        let made = |chunk_tokens| case.run(&op(way, chunk_tokens, [true, true, false]), [100.0, 2e4]);
+    let [_, delayed, row, block] = quantizations();
+    for quantization in [delayed, row, block] {
+        let case = Case::new(quantization[1], DType::BF16, fresh_seed());
+        let made =
+            |chunk_tokens| case.run(&op(quantization, chunk_tokens, [true, true, false]), [100.0, 2e4]);
         let (one, three) = (made(1000), made(1));
         // Rows, tiles along a row and the whole have the same scales however tokens are cut; only sums over chunks have another order.
         for n in [0, 1, 2].into_iter().chain(4..one.len()) {
@@ -150,13 +156,13 @@ fn chunks_change_nothing_where_scales_are_given_and_sums_are_added_to() {
         }
         assert!(relative(&three[3], &one[3]) < 1e-5);
 
-        let case = Case::new(way[1], DType::F32, fresh_seed());
-        let op = op(way, 128, [false, true, true]);
+        let case = Case::new(quantization[1], DType::F32, fresh_seed());
+        let op = op(quantization, 128, [false, true, true]);
         let cast = run(&Quantize::of_operand(case.weight, [false, true]), &[&case.w]);
         let scales =
             [50.0, 1e4].map(|scale| HostTensor::from_f64(TensorType::new(DType::F32, [1, 1]), &[scale]));
         let mut inputs = vec![&case.x, &case.targets, &case.inv_targets, &case.w, &cast[0], &cast[1]];
-        inputs.extend(scales.iter().filter(|_| way[0].delayed));
+        inputs.extend(scales.iter().filter(|_| quantization[0].delayed));
         let first = run(&op, &inputs);
         let second = run_over(&op, &inputs, first.clone(), true);
         for (n, (first, second)) in first.iter().zip(&second).enumerate() {
@@ -169,7 +175,7 @@ fn chunks_change_nothing_where_scales_are_given_and_sums_are_added_to() {
 
 #[test]
 fn what_does_not_fit_is_refused() {
-    let [current, ..] = ways();
+    let [current, ..] = quantizations();
     let types = |tokens: usize, vocab: usize| {
         let float = |dtype, shape: [usize; 2]| TensorType::new(dtype, shape);
         vec![
@@ -198,9 +204,9 @@ fn what_does_not_fit_is_refused() {
     assert!(refused(&all, &narrow).contains("multiple of 16 tokens and columns"));
     let mut other = all;
     other.gemms[2] = Some(ScaledGemm { operands: [current[0]; 2], fast_accumulation: false });
-    assert!(refused(&other, &types(32, 48)).contains("dlogits is cast in one way"));
+    assert!(refused(&other, &types(32, 48)).contains("dlogits is cast in one format"));
     let forward =
-        ScaledLinearCrossEntropy { of: LinearCrossEntropyGrad { dx: false, dw: None, ..all.of }, ..all };
+        ScaledLinearCrossEntropy { grad: LinearCrossEntropyGrad { dx: false, dw: None, ..all.grad }, ..all };
     assert!(refused(&forward, &types(32, 48)[..5]).contains("not wanted"));
     let mut wide = types(32, 48);
     wide[5] = TensorType::new(DType::E4M3, [48, 32]);

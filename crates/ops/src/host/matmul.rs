@@ -20,7 +20,7 @@ use xtrain_tensor::{
 
 /// A matrix to be multiplied.
 #[derive(Clone, Copy)]
-pub(crate) struct Factor<'a> {
+pub(crate) struct MatmulOperand<'a> {
     view: View<'a>,
     /// As stored.
     rows: usize,
@@ -39,16 +39,16 @@ pub(crate) enum Onto<'a> {
     Bias(View<'a>),
 }
 
-impl<'a> Factor<'a> {
+impl<'a> MatmulOperand<'a> {
     /// `view` as `rows` rows of `cols` elements.
     pub(crate) fn new(view: View<'a>, rows: usize, cols: usize) -> Self {
         assert_eq!(view.ty.numel(), rows * cols, "{} as {rows}x{cols}", view.ty);
-        Factor { view, rows, cols, transposed: false }
+        MatmulOperand { view, rows, cols, transposed: false }
     }
 
     /// The transpose.
     pub(crate) fn t(self) -> Self {
-        Factor { transposed: !self.transposed, ..self }
+        MatmulOperand { transposed: !self.transposed, ..self }
     }
 
     /// Rows and columns.
@@ -64,7 +64,7 @@ impl<'a> Factor<'a> {
 }
 
 /// c = a b, onto what `onto` says.
-pub(crate) fn product(a: Factor<'_>, b: Factor<'_>, c: &mut ViewMut<'_>, onto: Onto<'_>) {
+pub(crate) fn matmul(a: MatmulOperand<'_>, b: MatmulOperand<'_>, c: &mut ViewMut<'_>, onto: Onto<'_>) {
     let ((m, k), (b_rows, n)) = (a.extents(), b.extents());
     assert!(k == b_rows && c.ty.numel() == m * n, "{m}x{k} times {b_rows}x{n} into {}", c.ty);
     if m == 1 && k > 0 && b.transposed && !matches!(onto, Onto::Held) {
@@ -76,7 +76,7 @@ pub(crate) fn product(a: Factor<'_>, b: Factor<'_>, c: &mut ViewMut<'_>, onto: O
     }
 }
 
-fn one_row<S: Stored>(x: Factor<'_>, w: Factor<'_>, y: &mut ViewMut<'_>, onto: Onto<'_>) {
+fn one_row<S: Stored>(x: MatmulOperand<'_>, w: MatmulOperand<'_>, y: &mut ViewMut<'_>, onto: Onto<'_>) {
     let bias = bias::<S::Real>(onto);
     let weights = w.view.stored::<S>().expect("the type it was chosen by");
     gemv(&x.view.reals::<S::Real>(), weights, bias.as_deref(), &mut y.fresh::<S::Real>());
@@ -89,7 +89,7 @@ fn bias<T: Real>(onto: Onto<'_>) -> Option<Pooled<T>> {
     Some(bias)
 }
 
-fn whole<T: Real>(a: Factor<'_>, b: Factor<'_>, c: &mut ViewMut<'_>, onto: Onto<'_>) {
+fn whole<T: Real>(a: MatmulOperand<'_>, b: MatmulOperand<'_>, c: &mut ViewMut<'_>, onto: Onto<'_>) {
     let ((m, k), (_, n)) = (a.extents(), b.extents());
     let (a_reals, b_reals) = (a.view.reals::<T>(), b.view.reals::<T>());
     if let Some(bias) = bias::<T>(onto) {
@@ -122,7 +122,7 @@ const COLS: usize = 256;
 const ROW_UNIT: usize = 6;
 const COL_UNIT: usize = 16;
 
-fn in_blocks(a: Factor<'_>, b: Factor<'_>, c: &mut ViewMut<'_>, onto: Onto<'_>) {
+fn in_blocks(a: MatmulOperand<'_>, b: MatmulOperand<'_>, c: &mut ViewMut<'_>, onto: Onto<'_>) {
     let ((m, k), (_, n)) = (a.extents(), b.extents());
     let bias = bias::<f32>(onto);
     let blocks = cut(c, cuts(m, ROWS, ROW_UNIT).collect(), cuts(n, COLS, COL_UNIT).collect());
@@ -213,7 +213,7 @@ struct Widened {
     transposed: bool,
 }
 
-impl Factor<'_> {
+impl MatmulOperand<'_> {
     /// These rows and columns of a bf16 matrix.
     fn widened(&self, rows: Range<usize>, cols: Range<usize>) -> Widened {
         let (rows, cols) = if self.transposed { (cols, rows) } else { (rows, cols) };
@@ -247,22 +247,22 @@ mod tests {
     use xtrain_tensor::HostTensor;
 
     /// a b onto `held` or a bias, where factors are stored as they are or transposed.
-    fn made(
+    fn computed(
         [a, b]: [&HostTensor; 2],
         [a_t, b_t]: [bool; 2],
         onto: Option<&HostTensor>,
         mut c: HostTensor,
         held: bool,
     ) -> HostTensor {
-        fn factor(x: &HostTensor, transposed: bool) -> Factor<'_> {
+        fn operand(x: &HostTensor, transposed: bool) -> MatmulOperand<'_> {
             let (rows, cols) = x.ty().shape.rows_cols();
-            let stored = Factor::new(View::new(x.ty(), x.bytes()), rows, cols);
+            let stored = MatmulOperand::new(View::new(x.ty(), x.bytes()), rows, cols);
             if transposed { stored.t() } else { stored }
         }
         let bias = onto.map(|bias| Onto::Bias(View::new(bias.ty(), bias.bytes())));
         let onto = bias.unwrap_or(if held { Onto::Held } else { Onto::Nothing });
         let ty = c.ty();
-        product(factor(a, a_t), factor(b, b_t), &mut ViewMut::new(ty, c.bytes_mut(), held), onto);
+        matmul(operand(a, a_t), operand(b, b_t), &mut ViewMut::new(ty, c.bytes_mut(), held), onto);
         c
     }
 
@@ -295,8 +295,8 @@ mod tests {
             };
             let (a_stored, b_stored) = (transposed(&a), transposed(&b));
             for [a_t, b_t] in [[false, false], [true, false], [false, true]] {
-                let factors = [if a_t { &a_stored } else { &a }, if b_t { &b_stored } else { &b }];
-                let wide = made(factors, [a_t, b_t], None, empty(DType::F32), false);
+                let operands = [if a_t { &a_stored } else { &a }, if b_t { &b_stored } else { &b }];
+                let wide = computed(operands, [a_t, b_t], None, empty(DType::F32), false);
                 let bar = 1e-6 * (k as f64).sqrt() + 1e-7;
                 for (found, exact) in wide.to_f64().iter().zip(&exact) {
                     assert!(
@@ -304,16 +304,17 @@ mod tests {
                         "{m}x{k}x{n}: {found}, {exact}"
                     );
                 }
-                let narrow = made(factors, [a_t, b_t], None, empty(DType::BF16), false);
+                let narrow = computed(operands, [a_t, b_t], None, empty(DType::BF16), false);
                 let rounded = HostTensor::from_f64(narrow.ty(), &wide.to_f64());
                 assert!(narrow.bytes() == rounded.bytes(), "{m}x{k}x{n}");
-                let added = made(factors, [a_t, b_t], None, wide.clone(), true);
+                let added = computed(operands, [a_t, b_t], None, wide.clone(), true);
                 for (found, exact) in added.to_f64().iter().zip(&exact) {
                     assert!((found - 2.0 * exact).abs() < 3.0 * bar * (1.0 + exact.abs()), "{m}x{k}x{n}");
                 }
             }
             let bias = normal(DType::BF16, [n], 1.0, seed());
-            let found = made([&a, &b_stored], [false, true], Some(&bias), empty(DType::F32), false).to_f64();
+            let found =
+                computed([&a, &b_stored], [false, true], Some(&bias), empty(DType::F32), false).to_f64();
             let bias = bias.to_f64();
             for (i, (found, exact)) in found.iter().zip(&exact).enumerate() {
                 assert!((found - exact - bias[i % n]).abs() < 1e-4, "{m}x{k}x{n}");
@@ -331,7 +332,7 @@ mod tests {
             let rows = a.ty().shape[0];
             let held = &held.to_f64()[first * n..(first + rows) * n];
             let c = HostTensor::from_f64(TensorType::new(DType::F32, [rows, n]), held);
-            made([a, &b], [false, true], None, c, true).to_f64()
+            computed([a, &b], [false, true], None, c, true).to_f64()
         };
         let whole = on_threads(1, || of(&a, 0));
         assert!(on_threads(3, || of(&a, 0)) == whole);

@@ -1,0 +1,132 @@
+//! Samples of [`AdamW`].
+
+use super::{AdamW, AdamWParameter, OPERANDS};
+use crate::quantize::{Given, Layouts, Quantize};
+use crate::samples::{Fill, GpuTolerance, MULTIPROCESSORS, Sample, SampleInput, Sampled};
+use xtrain_tensor::{DType, Scaling, TensorType};
+
+impl Sampled for AdamW {
+    fn tolerance(&self, _: &[TensorType]) -> GpuTolerance {
+        // Copies in bf16 are rounded from masters, which differ by their rounding.
+        let has_bf16_copy = self.parameters.iter().any(|p| p.compute == Some(DType::BF16));
+        GpuTolerance::FusedCast { exact_bf16: !has_bf16_copy }
+    }
+
+    fn samples() -> Vec<Sample> {
+        vec![sample([5, 7], 1, 0), sample([5, 7], 30, 0), sample([5, 7], 30, 1)]
+    }
+
+    fn large() -> Sample {
+        sample([300, 500], 30, 0)
+    }
+
+    /// Many parameters of very different lengths, with and without copies and decay, updated and skipped; then with moments in bf16, both or
+    /// one of them, and without copies; and masters that are cast.
+    fn busy_samples(multiprocessors: usize) -> Vec<Sample> {
+        let most = 1_000_003 * multiprocessors / MULTIPROCESSORS;
+        let lengths = [1, 2, 7, 8, 9, 63, 500, 16_383, 16_384, 16_385, 40_001, most / 10, most];
+        let sample = |applied, skip, moments: [DType; 2]| {
+            let copies = if moments == [DType::F32; 2] {
+                [None, Some(DType::BF16), Some(DType::F32)]
+            } else {
+                [None; 3]
+            };
+            let mut inputs = vec![
+                SampleInput::activation([]).fill(Fill::Values(vec![0.02])),
+                SampleInput::activation([]).fill(Fill::Values(vec![0.75])),
+                SampleInput::counters([applied]),
+                SampleInput::flag(skip),
+            ];
+            let mut parameters = Vec::new();
+            for n in 0..3 * lengths.len() {
+                let [master, m, v, grad] = operands([lengths[n % lengths.len()]]);
+                inputs.extend([master, m.in_format(moments[0]), v.in_format(moments[1]), grad]);
+                parameters
+                    .push(AdamWParameter { weight_decay: 0.1 * (n % 2) as f64, compute: copies[n % 3] });
+            }
+            let op = AdamW::new(parameters, [0.9, 0.95], 1e-8, 0xFEDC_BA98_7654_3210);
+            Sample::plain(AdamW { measured: (0..lengths.len()).step_by(2).collect(), ..op }, inputs)
+        };
+        let (f32s, bf16s) = ([DType::F32; 2], [DType::BF16; 2]);
+        let one = [DType::F32, DType::BF16];
+        vec![
+            sample(7, 0, f32s),
+            sample(7, 1, f32s),
+            sample(9, 0, bf16s),
+            sample(9, 1, bf16s),
+            sample(10, 0, one),
+            casting(0, f32s),
+            casting(1, f32s),
+            casting(0, bf16s),
+        ]
+    }
+}
+
+/// An update of a matrix with decay and a bf16 copy, and of a vector without.
+fn sample(matrix: [usize; 2], applied: u32, skip: u32) -> Sample {
+    let mut inputs = vec![
+        SampleInput::activation([]).fill(Fill::Values(vec![0.02])),
+        SampleInput::activation([]).fill(Fill::Values(vec![0.75])),
+        SampleInput::counters([applied]),
+        SampleInput::flag(skip),
+    ];
+    inputs.extend(operands(matrix));
+    inputs.extend(operands([13]));
+    let parameters = vec![
+        AdamWParameter { weight_decay: 0.1, compute: Some(DType::BF16) },
+        AdamWParameter { weight_decay: 0.0, compute: None },
+    ];
+    let measured = vec![1, 0];
+    let op = AdamW { measured, ..AdamW::new(parameters, [0.9, 0.95], 1e-8, 7) };
+    Sample::plain(op, inputs)
+}
+
+/// Masters that are cast: whole blocks, rows that are not made of eights, cut ones, and with scales that are given and that are none yet. Some
+/// are no numbers.
+fn casting(skip: u32, moments: [DType; 2]) -> Sample {
+    let by_blocks = |layouts| Quantize::new(DType::E4M3, Scaling::Block, true, layouts);
+    let with_scale = |format, layouts| {
+        let cast = Quantize::new(format, Scaling::Tensor, false, layouts);
+        Quantize { given: Given::Scale, ..cast }
+    };
+    let of = [
+        ([256, 128], by_blocks(Layouts::Both)),
+        ([70, 77], by_blocks(Layouts::Both)),
+        ([131, 264], by_blocks(Layouts::Transposed)),
+        ([128, 256], with_scale(DType::E4M3, Layouts::Both)),
+        ([40, 24], with_scale(DType::E5M2, Layouts::RowMajor)),
+        ([130, 40], by_blocks(Layouts::RowMajor)),
+        ([130, 24], with_scale(DType::E4M3, Layouts::RowMajor)),
+        ([40, 136], with_scale(DType::E4M3, Layouts::Transposed)),
+    ];
+    let mut inputs = vec![
+        SampleInput::activation([]).fill(Fill::Values(vec![0.02])),
+        SampleInput::activation([]).fill(Fill::Values(vec![0.75])),
+        SampleInput::counters([5]),
+        SampleInput::flag(skip),
+    ];
+    for (n, (shape, _)) in of.iter().enumerate() {
+        let [master, m, v, grad] = operands(*shape);
+        let special = [0.0, 1e-44, 3e38, f64::INFINITY, f64::NAN, -0.0];
+        // In the second block.
+        let value = |i: usize| if i < 128 * 128 { (i % 97) as f64 - 40.0 } else { special[i % 6] };
+        let master =
+            if n == 0 { master.fill(Fill::Values((0..256 * 128).map(value).collect())) } else { master };
+        inputs.extend([master, m.in_format(moments[0]), v.in_format(moments[1]), grad]);
+    }
+    inputs.extend(
+        [0.0, 30.0, 7.0, 0.5].map(|scale| SampleInput::activation([1, 1]).fill(Fill::Values(vec![scale]))),
+    );
+    // As an embedding that is the head too has both a copy and casts.
+    let copy = |n: usize| (n.is_multiple_of(2)).then_some(DType::BF16);
+    let parameters = (0..of.len()).map(|n| AdamWParameter { weight_decay: 0.1, compute: copy(n) }).collect();
+    let casts = of.iter().enumerate().map(|(n, (_, cast))| (n, *cast)).collect();
+    Sample::plain(AdamW { casts, ..AdamW::new(parameters, [0.9, 0.95], 1e-8, 3) }, inputs)
+}
+
+/// Master, m, v and grad of a sample.
+fn operands<const N: usize>(shape: [usize; N]) -> [SampleInput; OPERANDS] {
+    let normal = || SampleInput::activation(shape);
+    let squares = (0..shape.iter().product()).map(|i: usize| 0.1 + 0.01 * i as f64).collect();
+    [normal(), normal(), normal().fill(Fill::Values(squares)), normal()]
+}

@@ -1,0 +1,137 @@
+//! Samples of [`Attention`] and [`AttentionGrad`].
+
+use super::{Attention, AttentionGrad};
+use crate::samples::{Fill, Sample, SampleInput, Sampled};
+
+impl Sampled for Attention {
+    fn is_deterministic(&self) -> bool {
+        self.deterministic
+    }
+
+    fn samples() -> Vec<Sample> {
+        let of = |seq_len, heads, kv_heads, head_dim| Attention {
+            seq_len,
+            heads,
+            kv_heads,
+            head_dim,
+            deterministic: true,
+        };
+        vec![
+            Sample::forward(of(5, 4, 2, 3), [SampleInput::activation([10, 24])]),
+            Sample::forward(of(21, 2, 1, 2), [SampleInput::activation([42, 8]), sample_documents()]),
+            Sample::forward(of(1, 3, 3, 5), [SampleInput::activation([2, 45])]),
+        ]
+    }
+
+    fn large() -> Sample {
+        let op = Attention { seq_len: 150, heads: 4, kv_heads: 2, head_dim: 20, deterministic: true };
+        Sample::forward(op, [SampleInput::activation([300, 160])])
+    }
+
+    fn gpu_samples() -> Vec<Sample> {
+        let sample = |(b, seq_len, heads, kv_heads, head_dim, documents)| {
+            let op = Attention { seq_len, heads, kv_heads, head_dim, deterministic: true };
+            let mut inputs = vec![SampleInput::activation([b * seq_len, (heads + 2 * kv_heads) * head_dim])];
+            inputs.extend(bool::then(documents, || doubling_documents(b, seq_len)));
+            Sample::forward(op, inputs)
+        };
+        ON_CARD.into_iter().map(sample).collect()
+    }
+}
+
+impl Sampled for AttentionGrad {
+    fn is_deterministic(&self) -> bool {
+        self.0.deterministic
+    }
+
+    fn samples() -> Vec<Sample> {
+        let op =
+            AttentionGrad(Attention { seq_len: 21, heads: 4, kv_heads: 2, head_dim: 6, deterministic: true });
+        let inputs = [
+            SampleInput::activation([42, 24]),
+            SampleInput::activation([42, 48]),
+            SampleInput::activation([42, 24]),
+            SampleInput::activation([2, 4, 21]).fill(Fill::Normal(3.0, 0.3)),
+        ];
+        vec![
+            Sample::plain(op, inputs.clone()),
+            Sample::plain(op, inputs.into_iter().chain([sample_documents()]).collect::<Vec<_>>()),
+        ]
+    }
+
+    fn large() -> Sample {
+        let op = AttentionGrad(Attention {
+            seq_len: 150,
+            heads: 4,
+            kv_heads: 2,
+            head_dim: 20,
+            deterministic: true,
+        });
+        Sample::plain(
+            op,
+            [
+                SampleInput::activation([300, 80]),
+                SampleInput::activation([300, 160]),
+                SampleInput::activation([300, 80]),
+                SampleInput::activation([2, 4, 150]).fill(Fill::Normal(3.0, 0.3)),
+            ],
+        )
+    }
+
+    fn gpu_samples() -> Vec<Sample> {
+        let sample = |deterministic, (b, seq_len, heads, kv_heads, head_dim, documents)| {
+            let (tokens, width) = (b * seq_len, heads * head_dim);
+            let mut inputs = vec![
+                SampleInput::activation([tokens, width]),
+                // Scores below some 2, since no softmax bounds what is made up here: of a large product of a large probability and a
+                // large gradient a bf16 rounding is more than a bar allows.
+                SampleInput::activation([tokens, width + 2 * kv_heads * head_dim])
+                    .fill(Fill::Normal(0.0, 0.7)),
+                SampleInput::activation([tokens, width]),
+                SampleInput::activation([b, heads, seq_len]).fill(Fill::Normal(6.0, 0.3)),
+            ];
+            inputs.extend(bool::then(documents, || doubling_documents(b, seq_len)));
+            Sample::plain(
+                AttentionGrad(Attention { seq_len, heads, kv_heads, head_dim, deterministic }),
+                inputs,
+            )
+        };
+        // In any order where cuDNN may sum so: it knows no documents.
+        let in_any_order = ON_CARD.into_iter().filter(|shape| !shape.5).map(|shape| sample(false, shape));
+        ON_CARD.into_iter().map(|shape| sample(true, shape)).chain(in_any_order).collect()
+    }
+}
+
+/// Two sequences of 21 tokens, of three documents and of one.
+fn sample_documents() -> SampleInput {
+    let starts = (0..21).map(|t| if t < 3 { 0.0 } else { f64::from(3 + 16 * i32::from(t > 18)) });
+    SampleInput::ids(42, 1).fill(Fill::Values(starts.chain([0.0; 21]).collect()))
+}
+
+/// Shapes of models: B, s, h, k, e, and whether documents are told apart.
+const ON_CARD: [(usize, usize, usize, usize, usize, bool); 16] = [
+    (2, 200, 4, 4, 32, false),
+    (1, 333, 4, 2, 64, true),
+    (2, 128, 4, 1, 64, false),
+    (1, 257, 2, 1, 128, true),
+    (1, 100, 2, 2, 256, false),
+    (3, 70, 3, 1, 96, true),
+    (2, 300, 4, 2, 32, true),
+    (1, 150, 2, 2, 48, false),
+    (2, 40, 2, 1, 16, true),
+    (1, 513, 1, 1, 80, false),
+    // Whole sequences in a block: of up to 128, 256 and 512 tokens.
+    (2, 100, 2, 2, 32, true),
+    (1, 400, 1, 1, 32, false),
+    (2, 90, 2, 2, 64, true),
+    (1, 200, 2, 2, 64, false),
+    (1, 120, 2, 2, 128, true),
+    (1, 250, 2, 1, 128, false),
+];
+
+/// Documents of very different lengths: 1, 2, 4, .. tokens.
+fn doubling_documents(sequences: usize, seq_len: usize) -> SampleInput {
+    let start = |t: usize| (1usize << (t + 1).ilog2()) - 1;
+    let starts: Vec<f64> = (0..sequences * seq_len).map(|t| start(t % seq_len) as f64).collect();
+    SampleInput::ids(starts.len(), 1).fill(Fill::Values(starts))
+}

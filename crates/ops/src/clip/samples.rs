@@ -1,0 +1,29 @@
+//! Samples of [`Clip`].
+
+use super::Clip;
+use crate::samples::{Fill, Sample, SampleInput, Sampled};
+
+impl Sampled for Clip {
+    fn samples() -> Vec<Sample> {
+        let sample = |max_norm, norm| {
+            Sample::plain(
+                Clip { max_norm },
+                [
+                    SampleInput::activation([]).fill(Fill::Values(vec![norm])),
+                    SampleInput::activation([]),
+                    SampleInput::counters([41]),
+                ],
+            )
+        };
+        let with_amax = |amax| {
+            let mut sample = sample(1.0, 4.0);
+            sample.inputs.push(SampleInput::activation([1]).fill(Fill::Values(vec![amax])));
+            sample
+        };
+        vec![sample(1.0, 0.25), sample(1.5, 4.0), sample(0.0, 9.0), with_amax(7.0), with_amax(f64::INFINITY)]
+    }
+
+    fn large() -> Sample {
+        Clip::samples().swap_remove(0)
+    }
+}

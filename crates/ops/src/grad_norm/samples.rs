@@ -1,0 +1,32 @@
+//! Samples of [`GradNorm`].
+
+use super::GradNorm;
+use crate::samples::{MULTIPROCESSORS, Sample, SampleInput, Sampled};
+
+impl Sampled for GradNorm {
+    fn samples() -> Vec<Sample> {
+        vec![
+            Sample::plain(GradNorm, [SampleInput::activation([5, 7])]),
+            Sample::plain(
+                GradNorm,
+                [
+                    SampleInput::activation([1]),
+                    SampleInput::activation([33, 3]),
+                    SampleInput::activation([2, 3, 5]),
+                ],
+            ),
+        ]
+    }
+
+    fn large() -> Sample {
+        Sample::plain(GradNorm, [SampleInput::activation([300, 500]), SampleInput::activation([700, 300])])
+    }
+
+    /// Many gradients of very different lengths.
+    fn busy_samples(multiprocessors: usize) -> Vec<Sample> {
+        let most = 3_000_001 * multiprocessors / MULTIPROCESSORS;
+        let lengths = [1, 2, 7, 8, 9, 63, 500, 32_767, 32_768, 32_769, 100_000, most];
+        let grads: Vec<_> = (0..50).map(|n| SampleInput::activation([lengths[n % lengths.len()]])).collect();
+        vec![Sample::plain(GradNorm, grads)]
+    }
+}

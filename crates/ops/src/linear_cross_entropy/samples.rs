@@ -1,0 +1,72 @@
+//! Samples of [`LinearCrossEntropy`] and [`LinearCrossEntropyGrad`].
+
+use super::{IGNORED, LinearCrossEntropy, LinearCrossEntropyGrad};
+use crate::samples::{Fill, Sample, SampleInput, Sampled};
+use xtrain_tensor::DType;
+
+impl Sampled for LinearCrossEntropy {
+    fn samples() -> Vec<Sample> {
+        let sample = |chunk_tokens, z_loss, inputs: [SampleInput; 4]| {
+            Sample::forward(LinearCrossEntropy { chunk_tokens, z_loss }, inputs).loss()
+        };
+        vec![
+            sample(100, 0.0, sample_inputs(5, 11, &[0, 10, 3, 3, 7])),
+            sample(4, 0.1, sample_inputs(9, 17, &[16, IGNORED, 0, 5, 5, IGNORED, IGNORED, 2, 8, 1, 11])),
+            sample(1, 1e-4, sample_inputs(3, 5, &[4, 0, IGNORED])),
+            sample(2, 0.1, sample_inputs(3, 5, &[IGNORED; 3])),
+        ]
+    }
+
+    fn large() -> Sample {
+        Sample::forward(LinearCrossEntropy { chunk_tokens: 64, z_loss: 1e-2 }, large_inputs()).loss()
+    }
+}
+
+impl Sampled for LinearCrossEntropyGrad {
+    fn samples() -> Vec<Sample> {
+        let loss = LinearCrossEntropy { chunk_tokens: 4, z_loss: 1e-2 };
+        let sample = |dx, dw| {
+            let inputs = sample_inputs(9, 17, &[16, IGNORED, 0, 5, 5, IGNORED, 2, 8, 1]);
+            Sample::plain(LinearCrossEntropyGrad { loss, dx, dw }, inputs)
+        };
+        // Rows so wide that a card goes over them in several rounds, the last of them not full.
+        let wide = LinearCrossEntropyGrad {
+            loss: LinearCrossEntropy { chunk_tokens: 2, z_loss: 1e-3 },
+            dx: true,
+            dw: Some(DType::F32),
+        };
+        let mut wide_inputs = sample_inputs(8, 20_011, &[20_010, 0, IGNORED, 16_384, 20_007]);
+        // Of so many logits some are large unless most are small.
+        wide_inputs[1].fill = Fill::Normal(0.0, 0.15);
+        vec![
+            sample(true, Some(DType::F32)),
+            sample(true, None),
+            sample(false, Some(DType::F32)),
+            Sample::plain(wide, wide_inputs),
+        ]
+    }
+
+    fn large() -> Sample {
+        let loss = LinearCrossEntropy { chunk_tokens: 64, z_loss: 1e-2 };
+        Sample::plain(LinearCrossEntropyGrad { loss, dx: true, dw: Some(DType::F32) }, large_inputs())
+    }
+}
+
+fn large_inputs() -> [SampleInput; 4] {
+    let targets: Vec<i32> = (0..150).map(|t| if t % 7 == 3 { IGNORED } else { t * 4 }).collect();
+    sample_inputs(96, 600, &targets)
+}
+
+/// Inputs with these targets.
+pub(super) fn sample_inputs(width: usize, vocab: usize, targets: &[i32]) -> [SampleInput; 4] {
+    let count = targets.iter().filter(|&&t| t != IGNORED).count();
+    let targets_t = SampleInput::ids(targets.len(), vocab as i32)
+        .fill(Fill::Values(targets.iter().map(|&t| t.into()).collect()));
+    [
+        SampleInput::activation([targets.len(), width]),
+        // Logits of a model's size, whatever the width: of large ones a bf16 rounding is more than a bar allows.
+        SampleInput::parameter([vocab, width]).fill(Fill::Normal(0.0, 1.5 / (width as f32).sqrt())),
+        targets_t,
+        SampleInput::activation([]).fill(Fill::Values(vec![1.0 / count.max(1) as f64])),
+    ]
+}

@@ -1,0 +1,106 @@
+//! Samples of [`QkNormRope`] and [`QkNormRopeGrad`].
+
+use super::{QkNormRope, QkNormRopeGrad};
+use crate::samples::{Fill, Sample, SampleInput, Sampled};
+use xtrain_tensor::DType;
+
+impl Sampled for QkNormRope {
+    fn samples() -> Vec<Sample> {
+        let rotation = QkNormRope { heads: 3, kv_heads: 1, head_dim: 6, norm: None };
+        let normed = QkNormRope { heads: 2, kv_heads: 2, head_dim: 10, norm: Some(1e-6) };
+        let weight = || SampleInput::parameter([10]).fill(Fill::Normal(1.0, 0.3));
+        vec![
+            Sample::forward(
+                rotation,
+                [SampleInput::activation([7, 30]), SampleInput::ids(7, 9), SampleInput::activation([9, 6])],
+            ),
+            Sample::forward(
+                normed,
+                [
+                    SampleInput::activation([5, 60]),
+                    SampleInput::ids(5, 4),
+                    SampleInput::activation([4, 10]),
+                    weight(),
+                    weight(),
+                ],
+            ),
+        ]
+    }
+
+    fn large() -> Sample {
+        Sample::forward(
+            QkNormRope { heads: 4, kv_heads: 2, head_dim: 20, norm: Some(1e-6) },
+            [
+                SampleInput::activation([300, 160]),
+                SampleInput::ids(300, 9),
+                SampleInput::activation([9, 20]),
+                SampleInput::parameter([20]),
+                SampleInput::parameter([20]),
+            ],
+        )
+    }
+
+    fn gpu_samples() -> Vec<Sample> {
+        let mut all = Vec::new();
+        for [t, heads, kv_heads, head_dim] in ON_CARD {
+            let (cols, weight) = ((heads + 2 * kv_heads) * head_dim, || SampleInput::parameter([head_dim]));
+            let mut inputs = vec![
+                SampleInput::activation([t, cols]),
+                SampleInput::ids(t, 9),
+                SampleInput::activation([9, head_dim]),
+            ];
+            let of = |norm| QkNormRope { heads, kv_heads, head_dim, norm };
+            all.push(Sample::forward(of(None), inputs.clone()));
+            inputs.extend([weight(), weight()]);
+            all.push(Sample::forward(of(Some(1e-6)), inputs));
+        }
+        all
+    }
+}
+
+impl Sampled for QkNormRopeGrad {
+    fn samples() -> Vec<Sample> {
+        let of = |weights| QkNormRopeGrad { heads: 4, kv_heads: 2, head_dim: 34, weights, amax: false };
+        let rotation =
+            [SampleInput::activation([131, 272]), SampleInput::ids(131, 9), SampleInput::activation([9, 34])];
+        let norm = [
+            SampleInput::activation([131, 272]),
+            SampleInput::activation([131, 6]),
+            SampleInput::activation([34]),
+            SampleInput::activation([34]),
+        ];
+        let normed: Vec<_> = rotation.iter().cloned().chain(norm).collect();
+        vec![
+            Sample::plain(of(None), rotation.clone()),
+            Sample::plain(QkNormRopeGrad { amax: true, ..of(None) }, rotation.clone()),
+            Sample::plain(of(Some([DType::F32; 2])), normed.clone()),
+            Sample::plain(QkNormRopeGrad { amax: true, ..of(Some([DType::F32; 2])) }, normed),
+        ]
+    }
+
+    fn large() -> Sample {
+        QkNormRopeGrad::samples().swap_remove(2)
+    }
+
+    fn gpu_samples() -> Vec<Sample> {
+        let mut all = Vec::new();
+        for [t, heads, kv_heads, head_dim] in ON_CARD {
+            let qkv = || SampleInput::activation([t, (heads + 2 * kv_heads) * head_dim]);
+            let weight = || SampleInput::activation([head_dim]);
+            let mut inputs = vec![qkv(), SampleInput::ids(t, 9), SampleInput::activation([9, head_dim])];
+            let of = |weights| QkNormRopeGrad { heads, kv_heads, head_dim, weights, amax: false };
+            all.push(Sample::plain(of(None), inputs.clone()));
+            all.push(Sample::plain(QkNormRopeGrad { amax: true, ..of(None) }, inputs.clone()));
+            inputs.extend([qkv(), SampleInput::activation([t, heads + kv_heads]), weight(), weight()]);
+            let normed = of(Some([DType::F32, DType::BF16]));
+            all.push(Sample::plain(normed, inputs.clone()));
+            all.push(Sample::plain(QkNormRopeGrad { amax: true, ..normed }, inputs));
+        }
+        all
+    }
+}
+
+/// Tokens, query heads, key heads and their width: usual heads, more than one block has, wide and odd ones, one token, and more tokens than
+/// blocks sum.
+const ON_CARD: [[usize; 4]; 6] =
+    [[700, 8, 2, 128], [9, 40, 40, 128], [1, 6, 2, 64], [40, 3, 1, 512], [5, 2, 2, 300], [530, 2, 1, 80]];

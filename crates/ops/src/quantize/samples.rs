@@ -1,0 +1,213 @@
+//! Samples of [`Quantize`] and [`Dequantize`].
+
+use super::{CastSource, Dequantize, Given, Layouts, Quantize};
+use crate::samples::{Fill, GpuTolerance, Sample, SampleInput, Sampled};
+use xtrain_tensor::{DType, Scaling, TensorType};
+
+impl Sampled for Quantize {
+    fn tolerance(&self, _: &[TensorType]) -> GpuTolerance {
+        match self.source {
+            CastSource::Input => GpuTolerance::DEFAULT,
+            _ => GpuTolerance::FusedCast { exact_bf16: false },
+        }
+    }
+
+    fn samples() -> Vec<Sample> {
+        let sample = |format, scaling, pow2_scales, layouts, shape| {
+            let op = Quantize::new(format, scaling, pow2_scales, layouts);
+            Sample::plain(op, [SampleInput::activation(shape)])
+        };
+        let current = Quantize::new(DType::E5M2, Scaling::Tensor, false, Layouts::Both);
+        let given = Quantize { given: Given::Scale, ..current };
+        let measured = Quantize { given: Given::Amax, ..current };
+        let scale = SampleInput::activation([1, 1]).fill(Fill::Values(vec![100.0]));
+        let of = |of, scaling| Quantize { source: of, scaling, ..current };
+        vec![
+            sample(DType::E4M3, Scaling::Tensor, false, Layouts::RowMajor, [13, 7]),
+            sample(DType::E5M2, Scaling::Row, false, Layouts::Both, [3, 17]),
+            sample(DType::E4M3, Scaling::Row, true, Layouts::Transposed, [19, 5]),
+            sample(DType::E4M3, Scaling::Tile, true, Layouts::Both, [3, 131]),
+            sample(DType::E5M2, Scaling::Tile, false, Layouts::Transposed, [131, 3]),
+            sample(DType::E4M3, Scaling::Block, true, Layouts::Both, [129, 130]),
+            sample(DType::E5M6, Scaling::Tile, true, Layouts::RowMajor, [3, 129]),
+            Sample::plain(given, [SampleInput::activation([5, 140]), scale]),
+            Sample::plain(measured, [SampleInput::activation([5, 140]), amax()]),
+            Sample::plain(
+                of(CastSource::Swiglu { restored: false }, Scaling::Tile),
+                [SampleInput::activation([7, 22])],
+            ),
+            Sample::plain(of(CastSource::SwigluSaving, Scaling::Row), [SampleInput::activation([7, 22])]),
+            Sample::plain(
+                of(CastSource::SwigluGrad { restored: false }, Scaling::Row),
+                [SampleInput::activation([7, 11]), SampleInput::activation([7, 22])],
+            ),
+            Sample::plain(
+                of(CastSource::Norm, Scaling::Tensor),
+                [
+                    SampleInput::activation([7, 11]),
+                    SampleInput::activation([7]),
+                    SampleInput::parameter([11]),
+                ],
+            ),
+        ]
+    }
+
+    fn large() -> Sample {
+        let op = Quantize::new(DType::E4M3, Scaling::Tensor, true, Layouts::Both);
+        Sample::plain(op, [SampleInput::activation([300, 160])])
+    }
+
+    /// Every format with every scaling in every layout, in rows and columns of whole vectors and in others, over several areas; and what a
+    /// scale must make an exception of.
+    fn gpu_samples() -> Vec<Sample> {
+        let mut all = cast_in_place_of_sources();
+        // Zeros, what f32 holds at its ends, an infinity and numbers that are none, each in a tile of its own.
+        let special = [0.0, 1e-44, 3e38, f64::INFINITY, f64::NAN, -0.0];
+        let value = |i: usize| match i.is_multiple_of(5) {
+            true => special[i / 128 % 6],
+            false => (i % 128) as f64 * 1e-3 * (i / 128 % 3 / 2) as f64,
+        };
+        let special = SampleInput::activation([4, 768])
+            .computed()
+            .fill(Fill::Values((0..4 * 768).map(value).collect()));
+        for format in [DType::E4M3, DType::E5M2, DType::E5M6] {
+            let layouts = match format {
+                DType::E5M6 => &[Layouts::RowMajor][..],
+                _ => &[Layouts::RowMajor, Layouts::Transposed, Layouts::Both],
+            };
+            for (scaling, &layouts) in Scaling::ALL.iter().flat_map(|&s| layouts.iter().map(move |l| (s, l)))
+            {
+                for (n, shape) in [[304, 264], [256, 384], [131, 277], [1, 1]].into_iter().enumerate() {
+                    let op = Quantize::new(format, scaling, n < 2, layouts);
+                    all.push(Sample::plain(op, [SampleInput::activation(shape).computed()]));
+                }
+                let op = Quantize::new(format, scaling, false, layouts);
+                all.push(Sample::plain(op, [special.clone()]));
+                if scaling == Scaling::Tensor {
+                    let scale = |value| SampleInput::activation([1, 1]).fill(Fill::Values(vec![value]));
+                    let measured = (format != DType::E5M6).then(|| (Given::Amax, amax()));
+                    let scales = [scale(0.37), scale(0.0)].map(|scale| (Given::Scale, scale));
+                    let all_given: Vec<_> = scales.into_iter().chain(measured).collect();
+                    for (given, input) in all_given {
+                        let op = Quantize { given, ..op };
+                        all.push(Sample::plain(
+                            op,
+                            [SampleInput::activation([304, 264]).computed(), input.clone()],
+                        ));
+                        all.push(Sample::plain(op, [special.clone(), input]));
+                    }
+                }
+            }
+        }
+        all
+    }
+}
+
+impl Sampled for Dequantize {
+    fn samples() -> Vec<Sample> {
+        let sample = |format, scaling: Scaling, out| {
+            let q = SampleInput::activation([5, 131]).in_format(format);
+            Sample::plain(Dequantize { out, scaling }, [q, SampleInput::activation(scaling.shape(5, 131))])
+        };
+        vec![
+            sample(DType::E4M3, Scaling::Tensor, DType::F32),
+            sample(DType::E5M2, Scaling::Tile, DType::BF16),
+            sample(DType::E5M6, Scaling::Row, DType::F32),
+        ]
+    }
+
+    fn large() -> Sample {
+        let q = SampleInput::activation([300, 160]).in_format(DType::E4M3);
+        let op = Dequantize { out: DType::BF16, scaling: Scaling::Block };
+        Sample::plain(op, [q, SampleInput::activation(Scaling::Block.shape(300, 160))])
+    }
+
+    fn gpu_samples() -> Vec<Sample> {
+        let mut all = Vec::new();
+        for format in [DType::E4M3, DType::E5M2, DType::E5M6] {
+            for scaling in Scaling::ALL {
+                for ([rows, cols], out) in [([300, 264], DType::BF16), ([131, 277], DType::F32)] {
+                    let q = SampleInput::activation([rows, cols]).in_format(format);
+                    let scales = SampleInput::activation(scaling.shape(rows, cols));
+                    all.push(Sample::plain(Dequantize { out, scaling }, [q, scales]));
+                }
+            }
+        }
+        all
+    }
+}
+
+/// Casts of what is made on the way: of whole areas, of tiles that rows end with, of rows of eights in each layout, and of any.
+fn cast_in_place_of_sources() -> Vec<Sample> {
+    let mut all = Vec::new();
+    for [rows, cols] in [[256, 384], [304, 256], [131, 264], [70, 77]] {
+        let gate_up = |restored| match restored {
+            false => vec![SampleInput::activation([rows, 2 * cols]).computed()],
+            true => vec![
+                SampleInput::activation([rows, 2 * cols]).in_format(DType::E4M3),
+                SampleInput::activation(Scaling::Tile.shape(rows, 2 * cols)),
+            ],
+        };
+        let of = |of| {
+            let inputs: Vec<SampleInput> = match of {
+                CastSource::Input => vec![SampleInput::activation([rows, cols]).computed()],
+                CastSource::Swiglu { restored } => gate_up(restored),
+                CastSource::SwigluSaving => gate_up(false),
+                CastSource::SwigluGrad { restored } => {
+                    [vec![SampleInput::activation([rows, cols]).computed()], gate_up(restored)].concat()
+                }
+                CastSource::Norm => vec![
+                    SampleInput::activation([rows, cols]).computed(),
+                    SampleInput::activation([rows]),
+                    SampleInput::parameter([cols]),
+                ],
+            };
+            (of, inputs)
+        };
+        let swiglu = [false, true]
+            .into_iter()
+            .flat_map(|restored| [CastSource::Swiglu { restored }, CastSource::SwigluGrad { restored }]);
+        for (of, inputs) in swiglu.chain([CastSource::Norm, CastSource::SwigluSaving]).map(of) {
+            for (scaling, pow2_scales) in
+                [(Scaling::Tensor, false), (Scaling::Row, true), (Scaling::Tile, true)]
+            {
+                let op = Quantize {
+                    source: of,
+                    ..Quantize::new(DType::E4M3, scaling, pow2_scales, Layouts::Both)
+                };
+                all.push(Sample::plain(op, inputs.clone()));
+            }
+            // A copy is kept of whole areas.
+            if [rows, cols] == (if of == CastSource::SwigluSaving { [256, 384] } else { [131, 264] }) {
+                for layouts in [Layouts::RowMajor, Layouts::Transposed] {
+                    for scaling in [Scaling::Tensor, Scaling::Row, Scaling::Tile] {
+                        let op = Quantize::new(DType::E4M3, scaling, scaling != Scaling::Tensor, layouts);
+                        all.push(Sample::plain(Quantize { source: of, ..op }, inputs.clone()));
+                    }
+                    let op = Quantize::new(DType::E4M3, Scaling::Tensor, false, layouts);
+                    let scale = SampleInput::activation([1, 1]).fill(Fill::Values(vec![0.37]));
+                    let given = Quantize { source: of, given: Given::Scale, ..op };
+                    all.push(Sample::plain(given, [inputs.clone(), vec![scale]].concat()));
+                }
+            }
+            let whole =
+                Quantize { source: of, ..Quantize::new(DType::E5M2, Scaling::Tensor, false, Layouts::Both) };
+            if matches!(of, CastSource::SwigluGrad { .. }) {
+                all.push(Sample::plain(whole, inputs.clone()));
+            }
+            let scale = |value| SampleInput::activation([1, 1]).fill(Fill::Values(vec![value]));
+            let measured = (of == CastSource::Norm).then(|| (Given::Amax, amax()));
+            let scales = [scale(0.37), scale(0.0)].map(|scale| (Given::Scale, scale));
+            for (given, input) in scales.into_iter().chain(measured) {
+                let op = Quantize { given, ..whole };
+                all.push(Sample::plain(op, [inputs.clone(), vec![input]].concat()));
+            }
+        }
+    }
+    all
+}
+
+/// An amax that was measured.
+fn amax() -> SampleInput {
+    SampleInput::activation([1]).fill(Fill::Values(vec![5.5]))
+}

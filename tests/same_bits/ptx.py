@@ -1,4 +1,4 @@
-"""PTX of kernels: the sources that a commit's own test would compile, compiled by NVRTC, and a form of PTX that names do not change."""
+"""PTX of the kernels that a commit's own test compiles, in a form that names do not change."""
 
 import concurrent.futures
 import ctypes
@@ -87,7 +87,6 @@ class Nvrtc:
         self.library = ctypes.CDLL(str(path), ctypes.RTLD_GLOBAL)
         self.folder = folder
         folder.mkdir(parents=True, exist_ok=True)
-        # Two builds of one version have the same bytes or different ones; the hash of the file tells them apart.
         self.version = digest(pathlib.Path(path).read_bytes())
 
     def key(self, compile):
@@ -130,7 +129,7 @@ class Nvrtc:
 
 
 def virtual(options):
-    """The options for PTX: of a virtual architecture, without line information and the assembler's options."""
+    """The options for PTX: for a virtual architecture, without line information and ptxas's options."""
     left = [o for o in options if not re.fullmatch("--ptxas-options=.*|-lineinfo|--generate-line-info", o)]
     return [o.replace("--gpu-architecture=sm_", "--gpu-architecture=compute_") for o in left]
 
@@ -140,7 +139,7 @@ def check(status, compile, log):
         raise SystemExit(f"{compile.variant} {compile.arch}: NVRTC returned {status}\n{log}")
 
 
-# A comment, a string, a name (directives, instructions and registers included), a number, or one other character.
+# A comment, a string, a word (name, directive, instruction or register), a number, or one other character.
 TOKEN = re.compile(r'//[^\n]*|/\*.*?\*/|"(?:[^"\\]|\\.)*"|[.%]?[A-Za-z_$][\w$.]*|\.?\d[\w.]*|\S', re.DOTALL)
 NAME = re.compile(r"[A-Za-z_$][\w$]*")
 # Words without a dot or a percent sign that are PTX's own, beside instructions.
@@ -150,14 +149,15 @@ WORDS = {"generic", "mask", "WARP_SZ", "_"}
 def tokens(ptx):
     """The tokens of a module but for comments, each with whether it is a name."""
     found = []
-    # The tokens of the statement so far. An instruction is its first word, or the first one after a predicate: `@%p1 bra`.
+    # The tokens of the statement so far. Its first word is the instruction; in `@%p1 bra`, the first after
+    # the predicate.
     statement = []
     for match in TOKEN.finditer(ptx):
         token = match.group()
         if token.startswith(("//", "/*")):
             continue
         if NAME.match(token):
-            first = not statement or (statement[0] == "@" and len(statement) == 2 + (statement[1] == "!"))
+            first = not statement or (statement[0] == "@" and len(statement) == (3 if "!" in statement else 2))
             label = not statement and ptx[match.end() : match.end() + 1] == ":"
             if first and not label:
                 found.append((token, False))
@@ -215,8 +215,8 @@ def declared(item):
 def kernels(ptx):
     """The module's kernels: from each name to its normalised text.
 
-    The text is the kernel, then the functions and variables that it uses, in the order of their first use. Names are numbered in the order of
-    their first appearance, one statement a line.
+    The text is the kernel, then the functions and variables that it uses, in the order of their first use, one
+    statement a line. Names are numbered in the order of their first appearance.
     """
     all_items = items(tokens(ptx))
     by_name = {}
@@ -248,8 +248,9 @@ def kernels(ptx):
 
 
 def compiled_kernels(compiles, library, folder, jobs):
-    """What each compile gives, for the recording."""
-    with concurrent.futures.ProcessPoolExecutor(jobs, initializer=open_library, initargs=(library, folder)) as pool:
+    """The entries of a recording, one a compile."""
+    pool = concurrent.futures.ProcessPoolExecutor(jobs, initializer=open_library, initargs=(library, folder))
+    with pool:
         return list(pool.map(compiled_kernel, compiles, chunksize=4))
 
 

@@ -1,4 +1,4 @@
-"""Records what a commit computes: short runs on the CPU, memory plans and programs, and the PTX of its kernels."""
+"""Recordings of a commit: short runs on the CPU, memory plans, programs, and the PTX of its kernels."""
 
 import collections
 import concurrent.futures
@@ -23,7 +23,8 @@ RECOMPUTE = ["none", "norms", "block"]
 # The text of the runs: the first bytes of this checkout's example, and their number.
 TEXT, TEXT_BYTES = HERE / "../../examples/data/snapshot.txt.gz", 60_000
 
-# The two models differ in what a block and the optimizer may have. All sizes of linear layers are multiples of 128.
+# The two models differ in what a block and the optimizer may have. All sizes of linear layers are multiples
+# of 128.
 FAMILIES = {
     "llama": {"model.qkv_bias": True, "model.rope_scaling": "{ type = 'linear', factor = 2.0 }"},
     "qwen3": {
@@ -34,7 +35,7 @@ FAMILIES = {
         "optimizer.moments": "bf16",
     },
 }
-# What the second model adds to the FP8 recipes: all that may be in FP8, or saved in a short format.
+# Further settings of the second model under FP8 recipes.
 FP8 = {"qwen3": {"precision.head": "fp8", "precision.swiglu_input": "fp8", "precision.attention_output": "e5m6"}}
 RUN = """
 [model]
@@ -80,7 +81,8 @@ tokens = 512
 # Fields of metrics.jsonl that depend on the time or on the machine.
 VOLATILE = {"time", "step_ms", "tokens_per_second", "tflops", "seconds_left", "memory_total_bytes", "seconds", "ms"}
 
-# Settings under which each run file is planned, and those of one small file. No plan depends on the machine's memory and threads.
+# The planned run files, the settings of all plans, and the further settings of one small file. No plan depends
+# on the machine's memory and threads.
 PLANNED = ["examples/*.toml", "benches/configs/*.toml"]
 ALWAYS = {"train.threads": 2, "data.train": "text.txt"}
 VARIED = "examples/fp8.toml"
@@ -219,17 +221,18 @@ def text():
 
 
 def precision(recipe):
-    """The settings of a recipe. No layer is left out of FP8 because a measurement says so."""
-    return {"precision.recipe": recipe} | ({"precision.skip_slower": "[]"} if recipe.startswith("fp8") else {})
+    """The settings of a recipe. No measurement decides which layers are in FP8."""
+    measured = {"precision.skip_slower": "[]"} if recipe.startswith("fp8") else {}
+    return {"precision.recipe": recipe} | measured
 
 
 def options(settings):
-    words = {True: "true", False: "false"}
-    return [f"--set={key}={words.get(value, value) if isinstance(value, bool) else value}" for key, value in settings.items()]
+    words = {key: str(value).lower() if isinstance(value, bool) else value for key, value in settings.items()}
+    return [f"--set={key}={word}" for key, word in words.items()]
 
 
 def tensor_hashes(file):
-    """The hash of each tensor of a safetensors file with its type and shape, so that their places in files do not count."""
+    """The type, shape and hash of each tensor of a safetensors file, by name."""
     (length,) = struct.unpack("<Q", file[:8])
     header = json.loads(file[8 : 8 + length])
     header.pop("__metadata__", None)
@@ -248,10 +251,10 @@ VALUE = re.compile(r"([*+]?)%(\d+)(?:: (\w+\[[\d, ]*\]))?")
 
 
 def program(dump):
-    """A program of `plan --dump` in numbers, the numbers of blocks left out.
+    """The counts of a program of `plan --dump`, the numbers of blocks left out.
 
-    ops: launches by the op's name. launches: launches by part, site, types of outputs (`*` and `+` say how they are written) and of inputs.
-    values: values outside of the scratch memory by kind and type.
+    ops: launches by the op's name. launches: launches by part, site, and types of inputs and outputs; `*` and `+`
+    say how an output is written. values: values outside of scratch memory by kind and type.
     """
     ops, launches, values = collections.Counter(), collections.Counter(), collections.Counter()
     types, part = {}, 0
@@ -271,4 +274,5 @@ def program(dump):
             launches[f"{part} {site}: {' '.join(ins)} -> {' '.join(outs)}".replace(", ", "x")] += 1
         elif line:
             raise SystemExit(f"cannot read this line of plan --dump: {line}")
-    return {"ops": dict(sorted(ops.items())), "launches": dict(sorted(launches.items())), "values": dict(sorted(values.items()))}
+    counts = {"ops": ops, "launches": launches, "values": values}
+    return {kind: dict(sorted(counter.items())) for kind, counter in counts.items()}

@@ -1,6 +1,6 @@
-/* A stand-in for NVRTC that compiles nothing: it writes each source and its options into a file of the folder SAME_BITS_RECORD names.
-   Loaded in place of libnvrtc.so.13, it records what a commit's own test would compile. A file holds strings, each ended by a zero byte:
-   the source's name, the source, the options. */
+/* A replacement for libnvrtc.so.13 that records compiles instead of compiling. Each compile becomes a file in the
+   folder that SAME_BITS_RECORD names. The file holds strings, each ended by a zero byte: the source's name, the
+   source, the options. */
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -13,8 +13,8 @@ typedef struct {
 static char *copy(const char *text) {
     text = text ? text : "";
     size_t bytes = strlen(text) + 1;
-    char *made = malloc(bytes);
-    return made ? memcpy(made, text, bytes) : NULL;
+    char *result = malloc(bytes);
+    return result ? memcpy(result, text, bytes) : NULL;
 }
 
 int nvrtcVersion(int *major, int *minor) {
@@ -30,7 +30,7 @@ const char *nvrtcGetErrorString(int status) {
 int nvrtcCreateProgram(Program **program, const char *source, const char *name, int header_count, const char *const *headers,
                        const char *const *header_names) {
     (void)headers, (void)header_names;
-    if (header_count != 0) return 1; /* xtrain's sources are whole. */
+    if (header_count != 0) return 1; /* xtrain passes whole sources. */
     *program = malloc(sizeof **program);
     if (!*program) return 1;
     **program = (Program){copy(name), copy(source)};

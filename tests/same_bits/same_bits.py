@@ -20,7 +20,7 @@ import record
 
 HERE = pathlib.Path(__file__).parent
 PARTS = ["runs", "plans", "kernels"]
-# Names of ops in `plan --dump` that were changed: the old name and the new one. Several may have one new name.
+# Renamed ops in `plan --dump`: old name, new name. Several old names may have the same new name.
 OP_NAMES = {}
 # Each line: a pattern of differences, a tab, the reason why they are right.
 ACCEPTED = HERE / "accepted.tsv"
@@ -30,7 +30,7 @@ MOST = 8
 
 @dataclasses.dataclass(frozen=True)
 class Difference:
-    """Something that is not the same. `name` is what accepted.tsv matches. A detail that takes long is a function."""
+    """Something that is not the same. Patterns in accepted.tsv match `name`. A slow detail is a function."""
 
     name: str
     detail: str | typing.Callable[[], str]

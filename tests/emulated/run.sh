@@ -4,15 +4,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 target=$(realpath -m "${CARGO_TARGET_DIR:-target}")
-
-if [ -z "${XTRAIN_EMULATOR_NVRTC:-}" ]; then
-    venv=$target/kernels-venv
-    [ -x "$venv/bin/pip" ] || python3 -m venv "$venv"
-    "$venv/bin/pip" install --quiet --disable-pip-version-check 'nvidia-cuda-nvrtc==13.0.*'
-    XTRAIN_EMULATOR_NVRTC=$(find "$venv" -name libnvrtc.so.13 | head -n 1)
-    export XTRAIN_EMULATOR_NVRTC
-fi
-
+. tests/nvrtc.sh
 cargo build --package xtrain-emulator
 # Links NVIDIA's library names to the emulator. The last two files are empty and fail to load, so that no real library is found elsewhere.
 folder=$target/emulated/lib

@@ -224,7 +224,7 @@ impl Processor {
 /// What to say of each of the `preferred` ways that is none, which would be passed over.
 fn unknown_ways(preferred: &[String]) -> Vec<String> {
     let mut known = attention::algorithms();
-    known.extend(Gemm::WAYS.map(str::to_owned));
+    known.extend(Gemm::ALGORITHM_NAMES.map(str::to_owned));
     let unknown = preferred.iter().filter(|name| !known.contains(name));
     let said = |name| {
         format!(

@@ -78,7 +78,7 @@ impl CudaKernel for AdamW {
             };
             match cast.fused(gpu, &of)? {
                 Some(fused) => casting.push((p, fused)),
-                None => after.push(cast.ready(gpu, &of)?),
+                None => after.push(cast.prepare(gpu, &of)?),
             }
         }
         // The source's `Parameter` and `Chunk`, in words of 8 bytes.
@@ -160,6 +160,6 @@ impl CudaKernel for AdamW {
             unsafe { function.launch(launch, &arguments, stream) }
         }));
         works.extend(after);
-        Ok(Work::all(works))
+        Ok(Work::sequence(works))
     }
 }

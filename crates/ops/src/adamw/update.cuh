@@ -51,7 +51,7 @@ __device__ __forceinline__ double power(double base, u32 exponent) {
     return result;
 }
 
-// To bf16, up or down by chance, as the host's `round_bf16_by`.
+// To bf16, up or down by chance, as the host's `round_bf16_stochastic`.
 __device__ __forceinline__ float round_by(float x, u32 random) {
     u32 bits = __float_as_uint(x);
     if ((bits & 0x7fffffffu) >= 0x7f7f0000u) return x; // Rounded where it is stored.

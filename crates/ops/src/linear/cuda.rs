@@ -17,7 +17,7 @@ impl CudaKernel for Linear {
             return cuda_row::prepare(gpu, operands);
         }
         let (x_ti, y_to) = (operands.inputs[0].ty.dtype, operands.outputs[0].ty.dtype);
-        Gemm::new([t, o, i], x_ti, [false, true], y_to).ready(gpu, &gemm_operands(operands))
+        Gemm::new([t, o, i], x_ti, [false, true], y_to).prepare(gpu, &gemm_operands(operands))
     }
 }
 
@@ -30,7 +30,7 @@ impl CudaKernel for LinearDgrad {
         let ((t, o), (_, i)) =
             (operands.inputs[0].ty.shape.rows_cols(), operands.inputs[1].ty.shape.rows_cols());
         let (dy_to, dx_ti) = (operands.inputs[0].ty.dtype, operands.outputs[0].ty.dtype);
-        Gemm::new([t, i, o], dy_to, [false, false], dx_ti).ready(gpu, &gemm_operands(operands))
+        Gemm::new([t, i, o], dy_to, [false, false], dx_ti).prepare(gpu, &gemm_operands(operands))
     }
 }
 
@@ -44,7 +44,7 @@ impl CudaKernel for LinearWgrad {
             (operands.inputs[0].ty.shape.rows_cols(), operands.inputs[1].ty.shape.rows_cols());
         let (dy_to, dw_oi) = (operands.inputs[0].ty.dtype, operands.outputs[0]);
         let gemm = Gemm::new([o, i, t], dy_to, [true, false], dw_oi.ty.dtype).accumulate(dw_oi.accumulate);
-        gemm.ready(gpu, &gemm_operands(operands))
+        gemm.prepare(gpu, &gemm_operands(operands))
     }
 }
 

@@ -176,15 +176,15 @@ fn gemm_cost(outputs: usize, summed: usize) -> Cost {
 }
 
 impl OnGpu for Linear {
-    const SOURCES: &'static [KernelSource] = &[Gemm::SOURCE, cuda_row::SOURCE];
+    const SOURCES: &'static [KernelSource] = &[Gemm::FALLBACK_SOURCE, cuda_row::SOURCE];
 }
 
 impl OnGpu for LinearDgrad {
-    const SOURCES: &'static [KernelSource] = &[Gemm::SOURCE];
+    const SOURCES: &'static [KernelSource] = &[Gemm::FALLBACK_SOURCE];
 }
 
 impl OnGpu for LinearWgrad {
-    const SOURCES: &'static [KernelSource] = &[Gemm::SOURCE];
+    const SOURCES: &'static [KernelSource] = &[Gemm::FALLBACK_SOURCE];
 }
 
 impl OnGpu for BiasGrad {

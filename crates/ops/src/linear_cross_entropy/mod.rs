@@ -211,9 +211,9 @@ fn gemm_cost(x: TensorType, vocab: usize, gemms: f64) -> Cost {
 }
 
 impl OnGpu for LinearCrossEntropy {
-    const SOURCES: &'static [KernelSource] = &[Gemm::SOURCE, cuda::SOURCE];
+    const SOURCES: &'static [KernelSource] = &[Gemm::FALLBACK_SOURCE, cuda::SOURCE];
 }
 
 impl OnGpu for LinearCrossEntropyGrad {
-    const SOURCES: &'static [KernelSource] = &[Gemm::SOURCE, cuda::SOURCE];
+    const SOURCES: &'static [KernelSource] = &[Gemm::FALLBACK_SOURCE, cuda::SOURCE];
 }

@@ -219,8 +219,8 @@ impl CudaKernel for Quantize {
             let (workspace, saving_workspace) = operands.workspace.split_at(operands.workspace.len() - 2);
             let keep = saving(gpu, operands.inputs[0], copy, saving_workspace)?;
             let cast = Quantize { source: CastSource::Swiglu { restored: false }, ..*self };
-            let cast = cast.ready(gpu, &Operands { inputs: operands.inputs, outputs, workspace })?;
-            return Ok(Work::all(vec![keep, cast]));
+            let cast = cast.prepare(gpu, &Operands { inputs: operands.inputs, outputs, workspace })?;
+            return Ok(Work::sequence(vec![keep, cast]));
         }
         let (rows, cols) = self.source.extents(&types);
         let stored = types[0].with_dtype(self.source.dtype(&types));
@@ -473,7 +473,7 @@ pub(crate) fn saving(
     // Nothing reads its amax.
     let amax = CudaOutput { ty: workspace[1].ty, place: workspace[1].place, accumulate: false };
     let outputs = [copy[0], copy[1], amax];
-    SAVE.ready(gpu, &Operands { inputs: &[gate_up], outputs: &outputs, workspace: &workspace[..1] })
+    SAVE.prepare(gpu, &Operands { inputs: &[gate_up], outputs: &outputs, workspace: &workspace[..1] })
 }
 
 #[derive(Clone, Copy)]

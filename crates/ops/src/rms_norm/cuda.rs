@@ -58,7 +58,7 @@ impl CudaKernel for RmsNorm {
             y: Some(outputs[0]),
             ..NormOperands::new(inputs[0], outputs[1])
         };
-        norm.ready(gpu, self.eps)
+        norm.prepare(gpu, self.eps)
     }
 }
 
@@ -71,7 +71,7 @@ impl CudaKernel for AddRmsNorm {
             y: Some(outputs[1]),
             ..NormOperands::new(inputs[0], outputs[2])
         };
-        NormOperands { added, ..norm }.ready(gpu, self.eps)
+        NormOperands { added, ..norm }.prepare(gpu, self.eps)
     }
 }
 
@@ -88,14 +88,14 @@ impl CudaKernel for Rms {
         let norm = NormOperands { added, ..NormOperands::new(inputs[0], outputs[own - 1]) };
         let Some(cast) = self.cast else {
             let (w, amax) = (inputs.get(own).copied(), outputs.get(own).copied());
-            return NormOperands { w, amax, ..norm }.ready(gpu, self.eps);
+            return NormOperands { w, amax, ..norm }.prepare(gpu, self.eps);
         };
         let made = outputs[..own].iter().map(|&CudaOutput { ty, place, .. }| CudaTensor { ty, place });
         let of: Vec<_> = made.chain(inputs[own..].iter().copied()).collect();
         let of = Operands { inputs: &of, outputs: &outputs[own..], workspace };
         match norm.cast_with(gpu, cast, &of, self.eps)? {
             Some(work) => Ok(work),
-            None => Ok(Work::all(vec![norm.ready(gpu, self.eps)?, cast.ready(gpu, &of)?])),
+            None => Ok(Work::sequence(vec![norm.prepare(gpu, self.eps)?, cast.prepare(gpu, &of)?])),
         }
     }
 }
@@ -214,7 +214,7 @@ impl NormOperands {
             // each; there is a block for every share of a strip's rows and every area, and a word that is 0 for each strip.
             unsafe { function.launch(launch, &arguments, stream) }
         });
-        Ok(Some(Work::all(before.into_iter().chain([joint]).chain(after).collect())))
+        Ok(Some(Work::sequence(before.into_iter().chain([joint]).chain(after).collect())))
     }
 }
 

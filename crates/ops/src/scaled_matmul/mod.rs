@@ -111,5 +111,5 @@ impl Op for ScaledMatmul {
 }
 
 impl OnGpu for ScaledMatmul {
-    const SOURCES: &'static [KernelSource] = &[Gemm::SOURCE, Gemm::PROMOTED_SOURCE, DEQUANTIZE];
+    const SOURCES: &'static [KernelSource] = &[Gemm::FALLBACK_SOURCE, Gemm::BLOCK_SCALED_SOURCE, DEQUANTIZE];
 }

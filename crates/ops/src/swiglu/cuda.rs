@@ -54,12 +54,12 @@ impl CudaKernel for SwigluSaving {
         let Operands { inputs, outputs, workspace } = *operands;
         let (y, copy) = outputs.split_at(1);
         let keep = saving(gpu, inputs[0], copy, workspace)?;
-        Ok(Work::all(vec![keep, Swiglu.ready(gpu, &Operands { inputs, outputs: y, workspace: &[] })?]))
+        Ok(Work::sequence(vec![keep, Swiglu.prepare(gpu, &Operands { inputs, outputs: y, workspace: &[] })?]))
     }
 }
 
 impl CudaKernel for SwigluGrad {
-    fn ready(&self, gpu: &Gpu, operands: &Operands<'_>) -> Result<Work, CudaError> {
+    fn prepare(&self, gpu: &Gpu, operands: &Operands<'_>) -> Result<Work, CudaError> {
         // With `rematerialise`, y takes the place of dy.
         let (dy, gate_up) = (operands.inputs[0], operands.outputs[0]);
         let (rows, width) = dy.ty.shape.rows_cols();

@@ -79,7 +79,7 @@ impl CudaKernel for ScaledLinearCrossEntropy {
         let scaled = |gemm, out: CudaOutput, a: &[CudaTensor], b: &[CudaTensor]| {
             self.scaled_gemm(gemm, out.ty.dtype).map(|gemm| {
                 let inputs = [a, b].concat();
-                gemm.ready(gpu, &Operands { inputs: &inputs, outputs: &[out], workspace: products })
+                gemm.prepare(gpu, &Operands { inputs: &inputs, outputs: &[out], workspace: products })
             })
         };
         let mut works = Vec::new();

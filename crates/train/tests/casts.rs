@@ -27,7 +27,7 @@ fn every_factor_of_every_product_is_measured_and_what_is_the_same_is_cast_once()
     for (casts, different) in [(Recipe::Fp8Current, 3), (Recipe::Fp8Row, 6), (Recipe::Fp8Block, 5)] {
         let spec = of(Recipe::Bf16);
         let (program, measured) = programs::inspection(&spec, &casts.into()).expect("a program");
-        let linears = 4 * spec.model.layers;
+        let linears = 4 * spec.model.layers.len();
         assert_eq!(measured.len(), 6 * linears, "{casts:?}");
         assert_eq!(count(&program, "quantize"), different * linears, "{casts:?}");
         assert_eq!(count(&program, "cast_statistics"), different * linears, "{casts:?}");

@@ -71,6 +71,8 @@ VARIANTS = [
     Variant("qwen2", "v4", "F32", 3, head=True),
     Variant("llama3", "v5", "F32", 2),
     Variant("llama3", "v4", "F16", 1),
+    Variant("mistral", "v5", "BF16", 2),
+    Variant("mistral", "v4", "F32", 1),
     Variant("llama2", "v5", "F32", 1),
     Variant("llama2", "v4", "F32", 1, linear=True, buffers=True, bare=True),
 ]

@@ -40,6 +40,7 @@ MODELS = {
     "qwen2": {},
     "llama": {},
     "llama_wide": {"candle": f"{NARROW}, and no linear scaling"},
+    "mistral": {},
     "fp8": {},
 }
 # Of the models made here, those that go out as FP8 too, with the layers that stay in bf16.
@@ -51,6 +52,7 @@ TAKEN_IN = {
     "qwen3-v4": {},
     "qwen2-v5": {},
     "llama3-v5": {"candle": NARROW},
+    "mistral-v5": {},
     "llama2-v5": {},
 }
 

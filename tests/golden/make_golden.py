@@ -90,6 +90,13 @@ MODELS = {
         1.0,
         "GQA, llama3 rope scaling with positions past the original context, theta and eps not the defaults, untied head",
     ),
+    "mistral": (
+        transformers.MistralConfig,
+        COMMON | dict(head_dim=8, rms_norm_eps=1e-5, sliding_window=None,
+                      rope_parameters={"rope_type": "default", "rope_theta": 1_000_000.0}),
+        1.0,
+        "GQA, head_dim * heads unlike hidden_size, no sliding window, theta and eps not the defaults, untied head",
+    ),
     "llama2": (
         transformers.LlamaConfig,
         COMMON | dict(hidden_size=16, intermediate_size=27, num_attention_heads=2, num_key_value_heads=2,

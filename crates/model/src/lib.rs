@@ -1,19 +1,28 @@
-//! Decoder-only language models: their sizes, their parameters, how they are traced, and how they are called elsewhere.
+//! Decoder-only language models and how they are trained: layers, parameters, tracing, families and their
+//! files, precision recipes, optimizers.
 //!
-//! Invariants: model code names neither a device nor a precision nor a parallelism; those are passes over the program that
-//! [`decoder`] traces. A family differs from another only by data ([`Architecture`]) and by names ([`hf`]).
+//! Invariants: model code names neither a device nor a precision nor a parallelism; those are passes over the
+//! program that [`decoder`] traces. A model is data, layer by layer ([`Architecture`]); a [`Family`] is one
+//! file of `families/`.
 
-mod config;
+mod architecture;
 pub mod decoder;
+mod description;
+mod families;
 pub mod hf;
+mod layer;
 mod numerics;
+pub mod optimizer;
 mod parameters;
 mod pattern;
 mod recipe;
 
-pub use config::{Architecture, Family, ModelError};
+pub use architecture::{Architecture, ModelError};
+pub use description::Description;
+pub use families::Family;
+pub use layer::{FeedForward, Layer, LinearSpec, Mixer, Mlp, Rotary, SelfAttention};
 pub use numerics::{DelayedScales, Fp8Overrides, Kept, Numerics, SlowerLayer};
-pub use parameters::{Init, ParameterSpec, Part};
+pub use parameters::{Init, ParameterGroup, ParameterSpec, Part, in_block};
 pub use pattern::ProductPattern;
 pub use recipe::Recipe;
 pub use xtrain_ops::qk_norm_rope::RopeScaling;

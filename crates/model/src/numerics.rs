@@ -1,6 +1,7 @@
-//! Which products of a model are computed of FP8 factors: the recipe, and what a run changes in it.
+//! The GEMMs of a model that have FP8 operands: the recipe, and a run's overrides of it.
 
-use crate::decoder::{HEAD, O_PROJ};
+use crate::decoder::HEAD;
+use crate::layer::O_PROJ;
 use crate::{ProductPattern, Recipe};
 use std::fmt;
 use xtrain_program::quantize::Candidate;
@@ -11,56 +12,56 @@ use xtrain_tensor::{DType, Scaling};
 /// The formats that a model computes in.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Numerics {
-    /// By name.
+    /// The recipe.
     pub recipe: Recipe,
-    /// What is otherwise than the recipe has it.
+    /// Overrides of the recipe.
     pub fp8: Fp8Overrides,
 }
 
-/// What is otherwise than an FP8 recipe has it. Nothing by default.
+/// Overrides of an FP8 recipe; none by default.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Fp8Overrides {
-    /// Products that stay in bf16.
+    /// GEMMs that stay in bf16.
     pub skip: Vec<ProductPattern>,
-    /// Linear layers that stay in bf16 in all blocks, as FP8 makes them slower.
+    /// Linear layers that stay in bf16 in all blocks, because FP8 makes them slower.
     pub slower: Vec<SlowerLayer>,
-    /// The first blocks, all of whose products stay in bf16.
+    /// The number of first blocks whose GEMMs all stay in bf16.
     pub bf16_first_layers: usize,
-    /// The last blocks likewise.
+    /// The number of last blocks whose GEMMs all stay in bf16.
     pub bf16_last_layers: usize,
-    /// Whether the head's products are of FP8 factors too.
+    /// FP8 operands for the head's GEMMs too.
     pub head: bool,
-    /// Products whose sums may stay in the tensor cores, which keep 14 bits of them.
+    /// GEMMs whose sums may stay in the tensor cores, which keep 14 bits of them.
     pub fast_accumulation: Vec<LinearGemm>,
-    /// Whether scales are powers of two.
+    /// Scales that are powers of two; without it the recipe decides.
     pub pow2_scales: Option<bool>,
-    /// How scales are made of earlier steps, where the recipe does that.
+    /// Delayed scales, for the recipe that has them.
     pub delayed: DelayedScales,
-    /// Whether SwiGLU's input is kept for the backward in E4M3, by tiles.
+    /// SwiGLU's input saved for the backward in E4M3, by tiles; without it the recipe decides.
     pub swiglu_input: Option<bool>,
-    /// Whether attention's output is kept for the backward in E5M6, by tiles.
+    /// Attention's output saved for the backward in E5M6, by tiles; without it the recipe decides.
     pub attention_output: Option<bool>,
 }
 
-/// A linear layer that FP8 makes slower than bf16, where that was measured.
+/// A linear layer that was measured to be slower in FP8 than in bf16.
 #[derive(Clone, Debug, PartialEq)]
 pub struct SlowerLayer {
     /// Its place in a block, e.g. `attn.o_proj`.
     pub layer: String,
     /// Its speed in FP8, casts included, as a share of that in bf16.
     pub speed: f64,
-    /// Of how many tokens at a time.
+    /// Tokens at a time in the measurement.
     pub tokens: usize,
 }
 
-/// How the scale of a cast is made of the largest magnitudes of earlier steps.
+/// Delayed scales: the scale of a cast follows from the amax of earlier steps.
 #[derive(Clone, Debug, PartialEq)]
 pub struct DelayedScales {
-    /// Of how many steps.
+    /// Steps of which the amax counts.
     pub history: usize,
-    /// Whether of the last one alone.
+    /// The last step's amax alone counts.
     pub latest: bool,
-    /// How many halvings below what would take the largest magnitude to the format's largest number.
+    /// Halvings of the scale that would map the amax to the format's largest number.
     pub margin: u32,
 }
 
@@ -70,25 +71,25 @@ impl Default for DelayedScales {
     }
 }
 
-/// Why a product stays in bf16.
+/// The reason why a GEMM stays in bf16.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Kept {
     /// The recipe has no FP8.
     Recipe,
-    /// It is the head's, which the run keeps.
+    /// It is the head's, and the run has no FP8 head.
     Head,
-    /// It is in one of the first or last blocks, which the run keeps.
+    /// It is in one of the first or last blocks, which the run leaves in bf16.
     Layer,
-    /// This pattern of the run's names it.
+    /// This pattern of the run names it.
     Pattern(String),
-    /// A size that tensor cores do not take.
+    /// An extent that tensor cores do not take.
     Size(usize),
-    /// FP8 has this share of bf16's speed there, at these sizes.
+    /// FP8 is slower there: the measured share of bf16's speed and the sizes.
     Slower(String),
 }
 
 impl Kept {
-    /// Sizes of FP8 factors must be multiples of it.
+    /// Extents of FP8 operands must be multiples of it.
     pub const MULTIPLE: usize = 16;
 }
 
@@ -99,15 +100,16 @@ impl From<Recipe> for Numerics {
 }
 
 impl Numerics {
-    /// How what a product multiplies is cast, in a recipe that has FP8; whether this product is computed of it or not.
+    /// The casts of a GEMM's operands under an FP8 recipe, whether or not this GEMM has FP8 operands.
     pub fn factors(&self, gemm: LinearGemm) -> Option<[Quantization; 2]> {
         let factors = self.recipe.factors(gemm)?;
         let pow2 = |of: Quantization| self.fp8.pow2_scales.unwrap_or(of.pow2_scales);
         Some(factors.map(|of| Quantization { pow2_scales: pow2(of), ..of }))
     }
 
-    /// How a product of a linear layer of a model of this many blocks is computed of FP8 factors, or why it is not. Tokens are free in
-    /// fprop alone, as evaluation and generation have any number of them.
+    /// The FP8 form of a linear layer's GEMM in a model of this many blocks, or the reason why it stays in
+    /// bf16. In fprop alone the number of tokens does not decide, because evaluation and generation have any
+    /// number of them.
     pub fn of(&self, candidate: Candidate<'_>, layers: usize) -> Result<ScaledGemm, Kept> {
         let gemm = candidate.gemm;
         let factors = self.factors(gemm).ok_or(Kept::Recipe)?;
@@ -137,7 +139,7 @@ impl Numerics {
             let sizes = format!("{} x {inputs} x {outputs}", slower.tokens);
             return Err(Kept::Slower(format!("{:.2} of bf16's speed at {sizes}", slower.speed)));
         }
-        // Sums of products with scales of tiles leave the tensor cores in any case.
+        // With scales of tiles, sums leave the tensor cores in any case.
         let is_whole = matches!(factors[0].scaling, Scaling::Tensor | Scaling::Row);
         Ok(ScaledGemm {
             operands: factors,
@@ -147,13 +149,13 @@ impl Numerics {
 }
 
 impl Numerics {
-    /// In which format the input of SwiGLU or of the linear layer behind attention of a model of this many blocks is kept for the backward,
-    /// where it is not as it stands.
+    /// The format in which the input of SwiGLU, or of the linear layer after attention, is saved for the
+    /// backward in a model of this many blocks; `None` saves it as it is.
     pub fn kept_input(&self, candidate: save_fp8::Candidate<'_>, layers: usize) -> Option<Quantization> {
         let save_fp8::Candidate { origin, reader, columns } = candidate;
         let block = origin.block? as usize;
         let fp8 = &self.fp8;
-        // SwiGLU has two inputs beside each other.
+        // SwiGLU's input holds gate and up side by side.
         let (width, asked, format) = match reader {
             Reader::Activation => (columns / 2, fp8.swiglu_input, DType::E4M3),
             Reader::Linear if &*origin.site == O_PROJ => (columns, fp8.attention_output, DType::E5M6),
@@ -166,7 +168,7 @@ impl Numerics {
         let quantization = Quantization {
             format,
             scaling: Scaling::Tile,
-            // Then what is restored is a bf16 number.
+            // So that every restored number is a bf16 number.
             pow2_scales: true,
             delayed: false,
         };
@@ -193,7 +195,7 @@ mod tests {
     use xtrain_program::{Origin, Role, Stage};
 
     #[test]
-    fn what_stays_in_bf16_is_told_with_its_reason() {
+    fn a_gemm_that_stays_in_bf16_has_a_reason() {
         let fp8 = Fp8Overrides {
             skip: vec![ProductPattern::parse("*.down_proj:wgrad").expect("a pattern")],
             bf16_first_layers: 1,
@@ -226,7 +228,7 @@ mod tests {
             },
             ..numerics.clone()
         };
-        // The same in each product, whose extents are otherwise, and in evaluation.
+        // Alike for each GEMM of the layer, whose extents differ, and for evaluation.
         for (gemm, extents) in [(fprop, [5, 16, 32]), (dgrad, [64, 32, 16])] {
             let (site, role, stage) = ("mlp.down_proj".into(), Role::Forward, Stage::Forward);
             let origin = Origin { block: Some(3), site, role, stage };

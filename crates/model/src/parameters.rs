@@ -1,8 +1,8 @@
-//! The parameters of a model: names, shapes, how they start, whether they decay, and what they are called elsewhere.
+//! The parameters of a model: names, shapes, groups, initial values, and their names in Hugging Face folders.
 //!
 //! The list is the one place for all of it: tracing declares by name what it finds here ([`Parameters`]).
 
-use crate::Architecture;
+use crate::{Architecture, FeedForward, Layer, LinearSpec, Mixer};
 use std::collections::HashMap;
 use xtrain_program::{Tracer, ValueId};
 use xtrain_tensor::{DType, Shape, TensorType};
@@ -14,12 +14,28 @@ pub struct ParameterSpec {
     pub name: String,
     /// Its extents, outermost first.
     pub shape: Vec<usize>,
-    /// How it starts.
+    /// Its role, by which optimizers treat it.
+    pub group: ParameterGroup,
+    /// Its initial values.
     pub init: Init,
-    /// Whether weight decay applies: matrices, but not embeddings.
-    pub decay: bool,
-    /// The tensors of a Hugging Face folder that it consists of, stacked along the first dimension.
+    /// The tensors of a Hugging Face folder that it consists of, stacked along the first dimension: q, k and
+    /// v of a fused projection.
     pub parts: Vec<Part>,
+}
+
+/// The role of a parameter in a model. Optimizers treat the parameters of a group alike.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum ParameterGroup {
+    /// The table of token embeddings, also where the head reads it.
+    Embedding,
+    /// The weights of a linear layer in a block.
+    Matrix,
+    /// The weights of a head of its own.
+    Head,
+    /// The weights of a norm.
+    Norm,
+    /// The bias of a linear layer.
+    Bias,
 }
 
 /// A tensor of a Hugging Face folder.
@@ -27,11 +43,11 @@ pub struct ParameterSpec {
 pub struct Part {
     /// Its name there.
     pub name: String,
-    /// How many of our rows it is.
+    /// Its rows, within those of ours.
     pub rows: usize,
 }
 
-/// How a parameter starts.
+/// The initial values of a parameter.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Init {
     /// All ones: norms.
@@ -42,15 +58,16 @@ pub enum Init {
     Normal(f32),
 }
 
-/// Names of the parameters within a block, and of those outside.
+/// The name of what is at `site` in a block: `blocks.3.attn.o_proj`.
+pub fn in_block(block: usize, site: &str) -> String {
+    format!("blocks.{block}.{site}")
+}
+
+/// Names of the parameters outside of the blocks.
 pub(crate) mod names {
     pub(crate) const EMBED: &str = "embed.weight";
     pub(crate) const FINAL_NORM: &str = "norm.weight";
     pub(crate) const HEAD: &str = "lm_head.weight";
-
-    pub(crate) fn block(layer: usize, rest: &str) -> String {
-        format!("blocks.{layer}.{rest}")
-    }
 }
 
 /// The parameters of a model by name, to be declared while it is traced.
@@ -66,7 +83,8 @@ impl Parameters {
     /// The parameter called `name`, in f32.
     ///
     /// # Panics
-    /// If the model's list does not have it: a parameter that is not initialised, saved and exported would be a bug.
+    /// If the model's list does not have it: a parameter that is not initialised, saved and exported would be
+    /// a bug.
     pub(crate) fn declare(&self, t: &mut Tracer, name: &str) -> ValueId {
         let shape = self
             .shapes
@@ -79,83 +97,102 @@ impl Parameters {
 impl Architecture {
     /// All parameters, in the order in which the model uses them.
     pub fn parameters(&self) -> Vec<ParameterSpec> {
-        let d = self.dim;
-        let whole = |theirs: String, rows: usize| vec![Part { name: theirs, rows }];
-        let norm = |name: String, width: usize, theirs: String| ParameterSpec {
-            name,
-            shape: vec![width],
-            init: Init::Ones,
-            decay: false,
-            parts: whole(theirs, width),
-        };
-        // GPT-2's rule (Radford et al. 2019, section 2.3): what adds to the residual stream starts smaller by sqrt(additions).
-        let residual = Init::Normal(1.0 / (2.0 * self.layers.max(1) as f32).sqrt());
-        let matrix = |name: String, rows: usize, cols: usize, init: Init, parts: Vec<Part>| ParameterSpec {
-            name,
-            shape: vec![rows, cols],
-            init,
-            decay: true,
-            parts,
-        };
-        let mut all = vec![ParameterSpec {
-            decay: false,
-            ..matrix(
-                names::EMBED.into(),
-                self.vocab_size,
-                d,
-                Init::Normal(1.0),
-                whole("model.embed_tokens.weight".into(), self.vocab_size),
-            )
-        }];
-        let (q, kv) = (self.attention_dim(), self.kv_heads * self.head_dim);
-        for layer in 0..self.layers {
-            let ours = |rest: &str| names::block(layer, rest);
-            let theirs = |rest: &str| format!("model.layers.{layer}.{rest}");
-            let qkv = |what: &str| {
-                let part = |n: &str, rows| Part { name: theirs(&format!("self_attn.{n}_proj.{what}")), rows };
-                vec![part("q", q), part("k", kv), part("v", kv)]
-            };
-            all.push(norm(ours("attn_norm.weight"), d, theirs("input_layernorm.weight")));
-            all.push(matrix(
-                ours("attn.qkv_proj.weight"),
-                self.qkv_dim(),
-                d,
-                Init::Normal(1.0),
-                qkv("weight"),
-            ));
-            if self.qkv_bias {
-                all.push(ParameterSpec {
-                    name: ours("attn.qkv_proj.bias"),
-                    shape: vec![self.qkv_dim()],
-                    init: Init::Zeros,
-                    decay: false,
-                    parts: qkv("bias"),
-                });
-            }
-            if self.qk_norm {
-                all.push(norm(ours("attn.q_norm.weight"), self.head_dim, theirs("self_attn.q_norm.weight")));
-                all.push(norm(ours("attn.k_norm.weight"), self.head_dim, theirs("self_attn.k_norm.weight")));
-            }
-            let o_proj = whole(theirs("self_attn.o_proj.weight"), d);
-            all.push(matrix(ours("attn.o_proj.weight"), d, q, residual, o_proj));
-            all.push(norm(ours("mlp_norm.weight"), d, theirs("post_attention_layernorm.weight")));
-            let gate_up = ["gate", "up"]
-                .map(|n| Part { name: theirs(&format!("mlp.{n}_proj.weight")), rows: self.ffn_dim });
-            all.push(matrix(
-                ours("mlp.gate_up_proj.weight"),
-                2 * self.ffn_dim,
-                d,
-                Init::Normal(1.0),
-                gate_up.to_vec(),
-            ));
-            let down = whole(theirs("mlp.down_proj.weight"), d);
-            all.push(matrix(ours("mlp.down_proj.weight"), d, self.ffn_dim, residual, down));
+        let mut list = List { model: self, parameters: Vec::new() };
+        list.matrix(
+            ParameterGroup::Embedding,
+            names::EMBED,
+            [self.vocab_size, self.dim],
+            Init::Normal(1.0),
+            vec![Part { name: "model.embed_tokens.weight".into(), rows: self.vocab_size }],
+        );
+        for (block, layer) in self.layers.iter().enumerate() {
+            list.layer(block, layer);
         }
-        all.push(norm(names::FINAL_NORM.into(), d, "model.norm.weight".into()));
+        list.norm(names::FINAL_NORM, self.dim, "model.norm.weight");
         if !self.tie_embeddings {
-            let parts = whole("lm_head.weight".into(), self.vocab_size);
-            all.push(matrix(names::HEAD.into(), self.vocab_size, d, Init::Normal(1.0), parts));
+            let parts = vec![Part { name: names::HEAD.into(), rows: self.vocab_size }];
+            let shape = [self.vocab_size, self.dim];
+            list.matrix(ParameterGroup::Head, names::HEAD, shape, Init::Normal(1.0), parts);
         }
-        all
+        list.parameters
+    }
+}
+
+/// The list while it is built.
+struct List<'a> {
+    model: &'a Architecture,
+    parameters: Vec<ParameterSpec>,
+}
+
+impl List<'_> {
+    fn layer(&mut self, block: usize, layer: &Layer) {
+        let (model, dim) = (self.model, self.model.dim);
+        let ours = |site: &str| in_block(block, site);
+        let theirs = |module: &str| format!("model.layers.{block}.{module}.weight");
+        self.norm(&ours("attn_norm.weight"), dim, &theirs("input_layernorm"));
+        match &layer.mixer {
+            Mixer::Attention(attention) => {
+                self.linear(block, &attention.qkv_proj(dim));
+                if attention.qk_norm {
+                    for (site, module) in [
+                        ("attn.q_norm.weight", "self_attn.q_norm"),
+                        ("attn.k_norm.weight", "self_attn.k_norm"),
+                    ] {
+                        self.norm(&ours(site), attention.head_dim, &theirs(module));
+                    }
+                }
+                self.linear(block, &attention.o_proj(dim));
+            }
+        }
+        self.norm(&ours("mlp_norm.weight"), model.dim, &theirs("post_attention_layernorm"));
+        match &layer.feed_forward {
+            FeedForward::Dense(mlp) => {
+                self.linear(block, &mlp.gate_up_proj(dim));
+                self.linear(block, &mlp.down_proj(dim));
+            }
+        }
+    }
+
+    /// The weights of a linear layer, and its bias.
+    fn linear(&mut self, block: usize, linear: &LinearSpec) {
+        let name = |of: &str| format!("{}.{of}", in_block(block, linear.site));
+        let parts = |of: &str| {
+            let part = |&(module, rows): &(&str, usize)| Part {
+                name: format!("model.layers.{block}.{module}.{of}"),
+                rows,
+            };
+            linear.modules.iter().map(part).collect::<Vec<_>>()
+        };
+        // GPT-2's rule (Radford et al. 2019, section 2.3): weights whose output is added to the residual
+        // stream start smaller by sqrt(additions).
+        let scale = match linear.is_residual {
+            true => 1.0 / (2.0 * self.model.layers.len().max(1) as f32).sqrt(),
+            false => 1.0,
+        };
+        let shape = [linear.outputs(), linear.inputs];
+        self.matrix(ParameterGroup::Matrix, &name("weight"), shape, Init::Normal(scale), parts("weight"));
+        if linear.bias {
+            self.parameters.push(ParameterSpec {
+                name: name("bias"),
+                shape: vec![linear.outputs()],
+                group: ParameterGroup::Bias,
+                init: Init::Zeros,
+                parts: parts("bias"),
+            });
+        }
+    }
+
+    fn matrix(&mut self, group: ParameterGroup, name: &str, shape: [usize; 2], init: Init, parts: Vec<Part>) {
+        self.parameters.push(ParameterSpec { name: name.into(), shape: shape.to_vec(), group, init, parts });
+    }
+
+    fn norm(&mut self, name: &str, width: usize, theirs: &str) {
+        self.parameters.push(ParameterSpec {
+            name: name.into(),
+            shape: vec![width],
+            group: ParameterGroup::Norm,
+            init: Init::Ones,
+            parts: vec![Part { name: theirs.into(), rows: width }],
+        });
     }
 }

@@ -1,9 +1,10 @@
-//! Patterns that name products of linear layers.
+//! Patterns that name GEMMs of linear layers.
 
 use std::fmt;
 use xtrain_program::LinearGemm;
 
-/// Names products: `*.o_proj:wgrad`, where `*` stands for any text; without a colon all three of a layer.
+/// A pattern such as `*.o_proj:wgrad`, where `*` stands for any text; without a colon it names all three
+/// GEMMs of a layer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ProductPattern {
     text: String,
@@ -12,10 +13,10 @@ pub struct ProductPattern {
 }
 
 impl ProductPattern {
-    /// The pattern that `text` is.
+    /// Parses a pattern.
     ///
     /// # Errors
-    /// What stands behind a colon and is no product.
+    /// The text after a colon, where it is no GEMM.
     pub fn parse(text: &str) -> Result<Self, String> {
         let (linear, gemm) = match text.split_once(':') {
             None => (text, None),
@@ -27,13 +28,13 @@ impl ProductPattern {
         Ok(ProductPattern { text: text.to_owned(), linear: linear.to_owned(), gemm })
     }
 
-    /// Whether it names this product of the layer `linear`, such as `blocks.3.attn.o_proj`.
+    /// Matches this GEMM of the layer `linear`, such as `blocks.3.attn.o_proj`.
     pub fn names(&self, linear: &str, gemm: LinearGemm) -> bool {
         self.gemm.is_none_or(|named| named == gemm) && is_like(linear, &self.linear)
     }
 }
 
-/// Whether `text` is `pattern`, in which `*` stands for any text.
+/// Matches `text` with `pattern`, in which `*` stands for any text.
 fn is_like(text: &str, pattern: &str) -> bool {
     let Some((before, rest)) = pattern.split_once('*') else { return text == pattern };
     let Some(mut text) = text.strip_prefix(before) else { return false };

@@ -11,19 +11,19 @@ use xtrain_tensor::{DType, Scaling};
 pub enum Recipe {
     /// Everything in fp32.
     Fp32,
-    /// Activations and the operands of matrix products in bf16, their sums in fp32. On the CPU bf16 is emulated by
-    /// rounding, which is slower than `fp32`.
+    /// Activations and GEMM operands in bf16, sums in fp32. On the CPU bf16 is emulated by rounding, which is
+    /// slower than `fp32`.
     Bf16,
-    /// As `bf16`, with the linear layers of the blocks in FP8: E4M3 for inputs and weights, E5M2 for gradients, one scale a
-    /// tensor, from the tensor itself.
+    /// As `bf16`, with the linear layers of the blocks in FP8: E4M3 for inputs and weights, E5M2 for
+    /// gradients, one scale a tensor, from the tensor's own amax.
     Fp8Current,
-    /// The same with scales from the largest magnitudes of earlier steps.
+    /// As `fp8-current` with delayed scales: from the amax of earlier steps.
     Fp8Delayed,
-    /// As `fp8-current` with E4M3 for all and a scale, a power of two, for each row of the left and each column of the right factor of a
-    /// product.
+    /// As `fp8-current` with E4M3 for all and a scale, a power of two, for each row of the left and each
+    /// column of the right operand of a GEMM.
     Fp8Row,
-    /// The same with E4M3 for all and scales, powers of two, for tiles of 128 numbers along what is summed; for blocks of
-    /// 128 x 128 of the weights (DeepSeek-V3).
+    /// As `fp8-current` with E4M3 for all and scales, powers of two, for tiles of 128 numbers along the
+    /// summed dimension, and for blocks of 128 x 128 of the weights (DeepSeek-V3).
     Fp8Block,
 }
 
@@ -38,7 +38,7 @@ impl Recipe {
         Recipe::Fp8Block,
     ];
 
-    /// Those that have FP8 in them.
+    /// The recipes with FP8.
     pub const FP8: [Recipe; 4] = [Recipe::Fp8Current, Recipe::Fp8Delayed, Recipe::Fp8Row, Recipe::Fp8Block];
 
     /// The types that the precision pass applies.
@@ -61,12 +61,12 @@ impl Recipe {
         }
     }
 
-    /// Whether it has FP8 in it.
+    /// A recipe with FP8.
     pub fn is_fp8(self) -> bool {
         Recipe::FP8.contains(&self)
     }
 
-    /// How the two tensors that a product multiplies are cast.
+    /// The casts of a GEMM's two operands.
     pub(crate) fn factors(self, gemm: LinearGemm) -> Option<[Quantization; 2]> {
         let delayed = self == Recipe::Fp8Delayed;
         let by = |format, scaling, pow2_scales| Quantization { format, scaling, pow2_scales, delayed };

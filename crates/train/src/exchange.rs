@@ -23,13 +23,20 @@ pub struct Identity {
 
 impl Identity {
     /// The description of `model`, on top of that of the folder it came from, if any.
-    pub fn new(source: Option<HfConfig>, model: &Architecture, tokenizer: &Tokenizer) -> Self {
+    ///
+    /// # Errors
+    /// A model that no config.json describes.
+    pub fn new(
+        source: Option<HfConfig>,
+        model: &Architecture,
+        tokenizer: &Tokenizer,
+    ) -> Result<Self, RunError> {
+        let model =
+            model.description().map_err(|error| RunError::Model { place: "the model".into(), error })?;
         let bos_token_id = tokenizer.begin_of_sequence();
         let eos_token_ids = tokenizer.stop_tokens().to_vec();
         let (source, generation) = source.map(|hf| (hf.source, hf.generation)).unwrap_or_default();
-        Identity {
-            config: HfConfig { model: model.clone(), bos_token_id, eos_token_ids, source, generation },
-        }
+        Ok(Identity { config: HfConfig { model, bos_token_id, eos_token_ids, source, generation } })
     }
 
     /// config.json and generation_config.json beside weights of this type, exported by `names`.

@@ -175,9 +175,7 @@ fn widen(dtype: DType, bytes: &[u8], to: &mut Vec<f32>) {
 /// Bytes that are read for a token after which the cache holds `held`: every weight once (of an embedding of its own a row, which is as
 /// good as nothing), and the keys and values so far.
 fn token_bytes(model: &Architecture, dtype: DType, held: usize) -> f64 {
-    let embedding = if model.tie_embeddings { 0 } else { model.vocab_size * model.dim };
-    let cached = 2 * model.layers * model.kv_heads * model.head_dim * held;
-    dtype.bytes(model.parameter_count() - embedding + cached) as f64
+    dtype.bytes(model.multiplied_parameters() + model.cached_numbers() * held) as f64
 }
 
 impl Generator {

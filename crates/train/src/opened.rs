@@ -91,9 +91,11 @@ pub fn open(
     }
     let source = setup::read_hf_config(folder)?;
     let tokenizer = Tokenizer::load(folder)?;
-    let mut weights = weights(device, source.model.clone(), recipe.unwrap_or(Recipe::Fp32).into())?;
+    let model = source.model.architecture();
+    let model = model.map_err(|error| RunError::Model { place: folder.display().to_string(), error })?;
+    let mut weights = weights(device, model, recipe.unwrap_or(Recipe::Fp32).into())?;
     exchange::import(&mut weights, folder)?;
-    let identity = Identity::new(Some(source), weights.model(), &tokenizer);
+    let identity = Identity::new(Some(source), weights.model(), &tokenizer)?;
     let export_dtype = hf::lossless_dtype(folder, &exchange::fp8_names(weights.model(), weights.numerics()))?;
     Ok(OpenedModel {
         weights,
@@ -124,7 +126,7 @@ fn open_run(
     let tokenizer = Tokenizer::load(run.tokenizer())?;
     let tokenizer = tokenizer.with_begin_of_document(parsed.config.data.begin_of_document)?;
     let source = setup::kept_init(&parsed.config, run)?;
-    let identity = Identity::new(source, weights.model(), &tokenizer);
+    let identity = Identity::new(source, weights.model(), &tokenizer)?;
     Ok(OpenedModel {
         weights,
         tokenizer,

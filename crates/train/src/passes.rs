@@ -150,7 +150,7 @@ impl<'a> Setting<'a> {
     /// A training step in the formats `numerics` of its own.
     pub(crate) fn training(spec: &'a TrainingSpec, numerics: &'a Numerics) -> Self {
         let step = Some(Step { spec, measured: None, updates: true });
-        Setting { numerics, layers: spec.model.layers, step }
+        Setting { numerics, layers: spec.model.layers.len(), step }
     }
 
     /// Forward and backward of a training step, perhaps with casts measured.
@@ -160,7 +160,7 @@ impl<'a> Setting<'a> {
         measured: Option<&'a Numerics>,
     ) -> Self {
         let step = Some(Step { spec, measured, updates: false });
-        Setting { numerics, layers: spec.model.layers, step }
+        Setting { numerics, layers: spec.model.layers.len(), step }
     }
 
     fn measured(&self) -> Option<&'a Numerics> {

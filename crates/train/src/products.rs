@@ -3,8 +3,7 @@
 use crate::programs::TrainingSpec;
 use std::collections::HashMap;
 use std::ops::Range;
-use xtrain_model::decoder::{HEAD, linear_names};
-use xtrain_model::{Architecture, Kept, Numerics};
+use xtrain_model::{Architecture, Kept, LinearSpec, Numerics, in_block};
 use xtrain_program::quantize::Candidate;
 use xtrain_program::{LinearGemm, Origin, Role, ScaledGemm, Stage};
 
@@ -32,6 +31,13 @@ impl LinearProducts {
         self.products.iter().all(Result::is_ok)
     }
 
+    /// Whether `next` is the same linear layer of the next block, alike.
+    fn goes_on_with(&self, next: &LinearProducts) -> bool {
+        let is_alike =
+            self.site == next.site && self.extents == next.extents && self.products == next.products;
+        is_alike && self.blocks.end == next.blocks.start
+    }
+
     /// How many layers it stands for.
     pub fn layers(&self) -> usize {
         self.blocks.len().max(1)
@@ -46,85 +52,54 @@ impl LinearProducts {
 /// The linear layers of the blocks, those of neighbours that are alike together, and at last the head.
 pub fn linear_products(spec: &TrainingSpec) -> Vec<LinearProducts> {
     let (m, numerics) = (&spec.model, spec.numerics());
-    let tokens = spec.batch.sequences * spec.batch.seq_len;
+    let of = |block: Option<usize>, linear: &LinearSpec| {
+        let products =
+            LinearGemm::ALL.map(|gemm| product(block, linear, gemm, spec.batch.tokens(), m, &numerics));
+        let extents = [linear.outputs(), linear.inputs];
+        let blocks = block.map_or(0..0, |block| block..block + 1);
+        LinearProducts { blocks, site: linear.site.to_owned(), extents, products }
+    };
     let mut all: Vec<LinearProducts> = Vec::new();
-    for (n, extents) in linear_extents(m).into_iter().enumerate() {
-        let first = all.len();
-        for block in 0..m.layers {
-            let linear = Linear { block: Some(block), name: &linear_names(block)[n], extents };
-            let products = LinearGemm::ALL.map(|gemm| linear.product(gemm, tokens, m, &numerics));
-            match all[first..].last_mut().filter(|last| last.products == products) {
+    for site in m.linear_sites() {
+        for (block, linear) in m.linears().filter(|(_, linear)| linear.site == site) {
+            let one = of(Some(block), &linear);
+            match all.last_mut().filter(|last| last.goes_on_with(&one)) {
                 Some(last) => last.blocks.end = block + 1,
-                None => {
-                    let (blocks, site) = (block..block + 1, linear.site().to_owned());
-                    all.push(LinearProducts { blocks, site, extents, products });
-                }
+                None => all.push(one),
             }
         }
     }
-    let extents = [m.vocab_size, m.dim];
-    let head = Linear { block: None, name: HEAD, extents };
-    let products = LinearGemm::ALL.map(|gemm| head.product(gemm, tokens, m, &numerics));
-    all.push(LinearProducts { blocks: 0..0, site: HEAD.to_owned(), extents, products });
+    all.push(of(None, &m.head()));
     all
 }
 
 /// How fprop of each linear layer of the blocks is computed of FP8 factors, or why it is not, by the name of its weights.
 pub(crate) fn fprops(m: &Architecture, numerics: &Numerics) -> HashMap<String, Result<ScaledGemm, Kept>> {
-    let of = |block: usize| {
-        let of = move |(name, extents): (String, [usize; 2])| {
-            // Any number of tokens: it does not count in fprop.
-            let product = Linear { block: Some(block), name: &name, extents }.product(
-                LinearGemm::Fprop,
-                1,
-                m,
-                numerics,
-            );
-            (format!("{name}.weight"), product)
-        };
-        linear_names(block).into_iter().zip(linear_extents(m)).map(of)
+    let of = |(block, linear): (usize, LinearSpec)| {
+        // Any number of tokens: it does not count in fprop.
+        let product = product(Some(block), &linear, LinearGemm::Fprop, 1, m, numerics);
+        (format!("{}.weight", in_block(block, linear.site)), product)
     };
-    (0..m.layers).flat_map(of).collect()
+    m.linears().map(of).collect()
 }
 
-/// Outputs and inputs of the linear layers of a block, in the order of [`linear_names`].
-pub(crate) fn linear_extents(m: &Architecture) -> [[usize; 2]; 4] {
-    [[m.qkv_dim(), m.dim], [m.dim, m.attention_dim()], [2 * m.ffn_dim, m.dim], [m.dim, m.ffn_dim]]
-}
-
-/// A linear layer.
-struct Linear<'a> {
+/// How one of a linear layer's products is computed.
+fn product(
     block: Option<usize>,
-    name: &'a str,
-    /// Outputs and inputs.
-    extents: [usize; 2],
-}
-
-impl Linear<'_> {
-    /// Its place in the block.
-    fn site(&self) -> &str {
-        let block = self.block.map(|block| format!("blocks.{block}."));
-        block.and_then(|block| self.name.strip_prefix(&block)).unwrap_or(self.name)
-    }
-
-    /// How one of its products is computed.
-    fn product(
-        &self,
-        gemm: LinearGemm,
-        tokens: usize,
-        m: &Architecture,
-        numerics: &Numerics,
-    ) -> Result<ScaledGemm, Kept> {
-        let [outputs, inputs] = self.extents;
-        let origin = Origin {
-            block: self.block.map(|block| block as u32),
-            site: self.site().into(),
-            role: Role::Forward,
-            stage: Stage::Forward,
-        };
-        let extents = gemm.extents(tokens, outputs, inputs);
-        numerics.of(Candidate { origin: &origin, gemm, extents }, m.layers)
-    }
+    linear: &LinearSpec,
+    gemm: LinearGemm,
+    tokens: usize,
+    m: &Architecture,
+    numerics: &Numerics,
+) -> Result<ScaledGemm, Kept> {
+    let origin = Origin {
+        block: block.map(|block| block as u32),
+        site: linear.site.into(),
+        role: Role::Forward,
+        stage: Stage::Forward,
+    };
+    let extents = gemm.extents(tokens, linear.outputs(), linear.inputs);
+    numerics.of(Candidate { origin: &origin, gemm, extents }, m.layers.len())
 }
 
 /// The share of the blocks' linear layers' operations that are of FP8 factors.

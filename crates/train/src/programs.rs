@@ -4,9 +4,9 @@ use crate::passes::{self, Setting};
 use std::collections::HashMap;
 use thiserror::Error;
 use xtrain_model::decoder::{Batch, Context, Loss, io, trace_logits, trace_loss};
-use xtrain_model::{Architecture, DelayedScales, Fp8Overrides, Init, Numerics, Recipe};
+use xtrain_model::optimizer::{Controls, Optimizer, Updated};
+use xtrain_model::{Architecture, DelayedScales, Fp8Overrides, Init, Numerics, ParameterSpec, Recipe};
 use xtrain_ops::PassSet;
-use xtrain_ops::adamw::{AdamW, AdamWParameter};
 use xtrain_ops::clip::Clip;
 use xtrain_ops::delayed_scaling::{DelayedScaling, DelayedTensor};
 use xtrain_ops::grad_norm::GradNorm;
@@ -53,27 +53,12 @@ pub struct TrainingSpec {
     pub recompute: Recompute,
     /// In how many blocks, the first ones; without a number in all.
     pub recompute_blocks: Option<usize>,
-    /// AdamW's constants.
-    pub optimizer: OptimizerSpec,
+    /// The gradient norm above which gradients are scaled down; 0 leaves them.
+    pub max_grad_norm: f64,
+    /// The optimizer.
+    pub optimizer: Optimizer,
     /// Whether the same step in bf16 is there too, for reference segments.
     pub reference: bool,
-}
-
-/// AdamW's constants (Loshchilov & Hutter, arXiv 1711.05101).
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct OptimizerSpec {
-    /// Decay rates of the two moments.
-    pub betas: [f64; 2],
-    /// Added to the root of the second moment.
-    pub eps: f64,
-    /// Decay of matrices.
-    pub weight_decay: f64,
-    /// The gradient norm above which gradients are scaled down; 0 leaves them.
-    pub max_norm: f64,
-    /// The type of both moments: F32, or BF16.
-    pub moments: DType,
-    /// The seed of what rounds them to BF16.
-    pub seed: u64,
 }
 
 /// Why a program could not be made: sizes that the configuration should have refused, or a bug of ours.
@@ -172,7 +157,7 @@ pub fn logits(
 
 /// The traced forward in these formats.
 fn forward(tracer: Tracer, model: &Architecture, numerics: &Numerics) -> Result<Program, ProgramError> {
-    passes::run(tracer.finish(), &Setting::forward(numerics, model.layers))
+    passes::run(tracer.finish(), &Setting::forward(numerics, model.layers.len()))
 }
 
 /// The program that holds the model's parameters and remakes compute copies after masters were written.
@@ -218,10 +203,10 @@ fn next_scales(t: &mut Tracer, delayed: &[Delayed], how: &DelayedScales) -> Resu
     Ok(t.at("scales").emit_into(op, &inputs, &targets)?[0])
 }
 
-/// Appends the scales of the next step, gradient norm, clip and AdamW.
+/// Appends the scales of the next step, gradient norm, clip and the optimizer's update.
 pub(crate) fn with_update(program: Program, spec: &TrainingSpec) -> Result<Program, TraceError> {
-    let decays: HashMap<String, bool> =
-        spec.model.parameters().into_iter().map(|p| (p.name, p.decay)).collect();
+    let specs = spec.model.parameters();
+    let specs: HashMap<&str, &ParameterSpec> = specs.iter().map(|p| (p.name.as_str(), p)).collect();
     let parameters = program.parameters.clone();
     let objective = program.output(io::OBJECTIVE);
     let mut amax = program.state(StateKind::Amax, quantize::AMAX);
@@ -234,7 +219,7 @@ pub(crate) fn with_update(program: Program, spec: &TrainingSpec) -> Result<Progr
     let gradients: Vec<_> = parameters.iter().filter_map(|p| p.gradient).collect();
     let norm = t.at("grad_norm").emit(GradNorm, &gradients)?[0];
     let applied = t.state(StateKind::Counter, update_io::APPLIED, TensorType::new(DType::U32, [1]));
-    let clip = Clip { max_norm: spec.optimizer.max_norm };
+    let clip = Clip { max_norm: spec.max_grad_norm };
     let mut inputs = vec![norm];
     inputs.extend(objective);
     inputs.push(applied);
@@ -242,25 +227,10 @@ pub(crate) fn with_update(program: Program, spec: &TrainingSpec) -> Result<Progr
     let decided = t.at("clip").emit_into(clip, &inputs, &[Some(applied)])?;
     let (coefficient, skip) = (decided[1], decided[2]);
 
-    let mut inputs = vec![lr, coefficient, applied, skip];
-    let mut targets = Vec::new();
-    let mut options = Vec::new();
-    for p in &parameters {
-        let ty = t.ty(p.master).with_dtype(spec.optimizer.moments);
-        let m = t.state(StateKind::Moment1, &p.name, ty);
-        let v = t.state(StateKind::Moment2, &p.name, ty);
-        inputs.extend([p.master, m, v]);
-        inputs.extend(p.gradient);
-        targets.extend([Some(p.master), Some(m), Some(v)]);
-        targets.extend(p.compute.map(Some));
-        // Every traced parameter is in the list: tracing declares from it.
-        options.push(AdamWParameter {
-            weight_decay: if decays[&*p.name] { spec.optimizer.weight_decay } else { 0.0 },
-            compute: p.compute.map(|c| t.ty(c).dtype),
-        });
-    }
-    let OptimizerSpec { betas, eps, seed, .. } = spec.optimizer;
-    t.at("adamw").emit_into(AdamW::new(options, betas, eps, seed), &inputs, &targets)?;
+    // Every traced parameter is in the list: tracing declares from it.
+    let updated: Vec<_> =
+        parameters.iter().map(|p| Updated { parameter: p, spec: specs[&*p.name] }).collect();
+    spec.optimizer.trace(&mut t, &updated, Controls { lr, coefficient, applied, skip })?;
     t.output(update_io::GRAD_NORM, norm);
     t.output(update_io::SKIPPED, skip);
     Ok(t.finish())

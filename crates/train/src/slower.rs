@@ -146,7 +146,6 @@ mod tests {
     use crate::products::{fp8_share, linear_products};
     use crate::run::plan_on;
     use std::path::Path;
-    use xtrain_model::decoder::LINEAR_SITES;
 
     /// Speeds of the layers of a block in their order.
     fn table(speeds: [f64; 4]) -> Vec<LayerSpeed> {
@@ -159,7 +158,8 @@ mod tests {
             fp8_seconds: 1e-4,
             is_longer: speed < 1.0,
         };
-        LINEAR_SITES.into_iter().zip(speeds).map(of).collect()
+        let sites = planned(&[]).spec.model.linear_sites();
+        sites.into_iter().zip(speeds).map(of).collect()
     }
 
     fn planned(sets: &[&str]) -> Planned {

@@ -3,7 +3,7 @@
 
 mod common;
 
-use common::{drawn, in_documents, random_batch, relative, slice, small_model, spec, wide_model};
+use common::{adamw, drawn, in_documents, random_batch, relative, slice, small_model, spec, wide_model};
 use libtest_mimic::{Arguments, Failed, Trial};
 use safetensors::SafeTensors;
 use std::collections::BTreeMap;
@@ -50,7 +50,7 @@ fn specs() -> Vec<TrainingSpec> {
         for recipe in Recipe::ALL.into_iter().filter(is_there) {
             for document_mask in [false, true] {
                 let mut spec = TrainingSpec { recipe, document_mask, ..spec(model.clone(), BATCH) };
-                spec.optimizer.moments = if document_mask { DType::BF16 } else { DType::F32 };
+                adamw(&mut spec).moments = if document_mask { DType::BF16 } else { DType::F32 };
                 specs.push(spec);
             }
         }
@@ -154,7 +154,7 @@ fn generation_agrees_with_the_cpu() -> Result<(), Failed> {
             let (_, cpu) = generated(Device::Cpu, &tokens)?;
             for (n, (card, cpu)) in card.iter().zip(&cpu).enumerate() {
                 let error = relative(card, cpu);
-                assert!(error < bar, "{recipe:?}, {:?}: token {n} is off by {error:e}", model.head_dim);
+                assert!(error < bar, "{recipe:?}, {model}: token {n} is off by {error:e}");
             }
         }
     }

@@ -28,7 +28,7 @@ fn every_factor_of_every_product_is_measured_and_what_is_the_same_is_cast_once()
         let spec = of(Recipe::Bf16);
         let program = programs::inspection(&spec, &casts.into()).expect("a program");
         let measured = &program.measured;
-        let linears = 4 * spec.model.layers;
+        let linears = 4 * spec.model.layers.len();
         assert_eq!(measured.len(), 6 * linears, "{casts:?}");
         assert_eq!(count(&program, "quantize"), different * linears, "{casts:?}");
         assert_eq!(count(&program, "cast_statistics"), different * linears, "{casts:?}");

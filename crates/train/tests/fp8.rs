@@ -4,11 +4,12 @@
 mod common;
 
 use common::{
-    Step, drawn, in_documents, random_batch, relative, small_model, spec, step_from, typical, wide_model,
+    Step, built, drawn, in_documents, random_batch, relative, small_model, spec, step_from, typical, wide,
+    wide_model,
 };
 use xtrain_data::Batch as TokenBatch;
 use xtrain_model::decoder::Batch;
-use xtrain_model::{DelayedScales, Fp8Overrides, ProductPattern, Recipe};
+use xtrain_model::{DelayedScales, Description, Fp8Overrides, ProductPattern, Recipe};
 use xtrain_program::{Instance, Recompute, Stage, StateKind, Storage};
 use xtrain_tensor::DType;
 use xtrain_train::engine::Target;
@@ -40,7 +41,7 @@ fn every_linear_of_the_blocks_is_of_fp8_and_nothing_else() {
         let program = programs::training(&spec).expect("a program");
         let named = |name: &str| program.instances.iter().filter(|i| i.code.op().name() == name).count();
         // Four layers a block, three products each.
-        assert_eq!(named("scaled_matmul"), 12 * spec.model.layers, "{recipe:?}");
+        assert_eq!(named("scaled_matmul"), 12 * spec.model.layers.len(), "{recipe:?}");
         assert_eq!(["linear", "linear_dgrad", "linear_wgrad"].map(named), [0; 3], "{recipe:?}");
         // Casts come out of what makes the tensor: SwiGLU is nowhere by itself, and norms alone whose y no product of FP8 factors reads.
         assert_eq!(
@@ -50,13 +51,13 @@ fn every_linear_of_the_blocks_is_of_fp8_and_nothing_else() {
         );
         // What adds before it casts too, where it need not see the whole tensor or row first.
         let sees_all = matches!(recipe, Recipe::Fp8Current | Recipe::Fp8Row);
-        let sums = 2 * spec.model.layers - 1;
+        let sums = 2 * spec.model.layers.len() - 1;
         let joint = if sees_all { [sums + 1, 0] } else { [1, sums] };
         assert_eq!(["rms", "rms_quantize"].map(named), joint, "{recipe:?}");
         // No product reads a bf16 copy; only the embedding and the head have one.
         let copies = program.parameters.iter().filter(|p| p.compute.is_some()).map(|p| p.name.to_string());
         assert_eq!(copies.collect::<Vec<_>>(), ["embed.weight", "lm_head.weight"], "{recipe:?}");
-        let linears = 4 * spec.model.layers;
+        let linears = 4 * spec.model.layers.len();
         assert_eq!(program.parameters.iter().filter(|p| !p.quantized.is_empty()).count(), linears);
     }
 }
@@ -77,7 +78,7 @@ fn what_the_backward_casts_again_the_forward_casts_once() {
         casts.filter(|i| is_cast(i)).map(layouts).collect::<Vec<_>>()
     };
     // Of the inputs of four linears a block: attention's output is there to be cast again in any case.
-    let layers = wide_model().layers;
+    let layers = wide_model().layers.len();
     assert_eq!(forward(Recompute::None), [2, 1, 2, 2].repeat(layers));
     assert_eq!(forward(Recompute::Norms), [1; 4].repeat(layers));
 }
@@ -90,8 +91,8 @@ fn a_tensor_is_measured_by_what_makes_it() {
 }
 
 fn is_measured_by_what_makes_it(qk_norm: bool) {
-    let mut spec = fp8(Recipe::Fp8Current);
-    spec.model.qk_norm = qk_norm;
+    let model = built(Description { qk_norm, ..wide() });
+    let spec = TrainingSpec { model, ..fp8(Recipe::Fp8Current) };
     let program = programs::training(&spec).expect("a program");
     let told = |stage| {
         let casts = program.instances.iter().filter(|i| i.origin.stage == stage && is_cast(i));
@@ -99,7 +100,7 @@ fn is_measured_by_what_makes_it(qk_norm: bool) {
             casts.partition(|i| format!("{:?}", i.code.op()).contains("known: Amax"));
         (told.len(), by_itself.len())
     };
-    let layers = wide_model().layers;
+    let layers = wide_model().layers.len();
     // In a block: norms' outputs forward, what leaves the rotation and the norms backward. Attention's output, each time that it is cast, SwiGLU's
     // and its gradient measure themselves.
     assert_eq!(told(Stage::Forward), (2 * layers, 2 * layers));
@@ -195,8 +196,8 @@ fn recompute_changes_no_bit_and_saves_memory() {
             // Of each block qkv, o and gate_up are multiplied again, and nothing of the block before.
             let program = programs::training(&spec).expect("a program");
             let products = program.instances.iter().filter(|i| i.code.op().name() == "scaled_matmul").count();
-            let again = if recompute == Recompute::Block { 3 * spec.model.layers } else { 0 };
-            assert_eq!(products, 12 * spec.model.layers + again, "{recompute:?} of {recipe:?}");
+            let again = if recompute == Recompute::Block { 3 * spec.model.layers.len() } else { 0 };
+            assert_eq!(products, 12 * spec.model.layers.len() + again, "{recompute:?} of {recipe:?}");
         }
     }
 }
@@ -307,8 +308,8 @@ fn a_kept_input_of_swiglu_saves_memory_and_stays_near() {
         let program = |s: &TrainingSpec| programs::training(s).expect("a program");
         let scratch = |s: &TrainingSpec| Target::Cpu.plan(&program(s)).region_bytes[2];
         // Of a token and a block two bytes less for each gate and up, and one for what is made of them; less their scales.
-        let (tokens, width) = (16 * 48, plain.model.ffn_dim);
-        let saved = tokens * 3 * width * plain.model.layers;
+        let (tokens, width) = (16 * 48, wide().ffn_dim);
+        let saved = tokens * 3 * width * plain.model.layers.len();
         assert!(scratch(&plain) - scratch(&kept) > saved * 3 / 4, "{recipe:?}");
         // Nothing is restored for itself.
         assert!(program(&kept).instances.iter().all(|i| i.code.op().name() != "dequantize"), "{recipe:?}");
@@ -342,14 +343,14 @@ fn an_output_of_attention_that_is_kept_in_12_bits_saves_memory_and_stays_near() 
             "{recipe:?}"
         );
         // Half a byte less for each number, and a scale for at most 128 of them.
-        let (rows, width) = (16 * 48, plain.model.heads * plain.model.head_dim);
-        let saved = (rows * width / 2 - rows * 4 * width.div_ceil(128)) * plain.model.layers;
+        let (rows, width) = (16 * 48, wide().heads * wide().head_dim);
+        let saved = (rows * width / 2 - rows * 4 * width.div_ceil(128)) * plain.model.layers.len();
         assert!(scratch(&plain) - scratch(&kept) > saved * 9 / 10, "{recipe:?}");
         // It is restored once a block, for the gradients of attention and of the weight.
         let program = program(&kept);
         let restored: Vec<_> =
             program.instances.iter().filter(|i| i.code.op().name() == "dequantize").collect();
-        assert_eq!(restored.len(), plain.model.layers, "{recipe:?}");
+        assert_eq!(restored.len(), plain.model.layers.len(), "{recipe:?}");
         for instance in restored {
             assert_eq!(program.ty(instance.inputs[0]).dtype, DType::E5M6);
             let value = instance.outputs[0].value;

@@ -2,14 +2,14 @@
 
 mod common;
 
-use common::{random_batch, small_model, spec};
+use common::{built, random_batch, small, small_model, spec};
 use serde_json::{Value, json};
 use std::path::Path;
 use xtrain_checkpoint::hf::{ExportDtype, ExportOptions};
 use xtrain_checkpoint::tensor_file::{StoredDtype, TensorFile};
 use xtrain_data::Tokenizer;
 use xtrain_model::decoder::Batch;
-use xtrain_model::{Architecture, Fp8Overrides, Numerics, ProductPattern, Recipe};
+use xtrain_model::{Architecture, Description, Fp8Overrides, Numerics, ProductPattern, Recipe};
 use xtrain_program::StateKind;
 use xtrain_tensor::Scaling;
 use xtrain_train::exchange::{Identity, export, import};
@@ -21,8 +21,12 @@ use xtrain_train::weights::Weights;
 const BATCH: Batch = Batch { sequences: 1, seq_len: 16 };
 
 /// A model of whole blocks.
+fn whole() -> Description {
+    Description { dim: 128, layers: 2, heads: 2, kv_heads: 1, head_dim: 128, ffn_dim: 256, ..small() }
+}
+
 fn model() -> Architecture {
-    Architecture { dim: 128, layers: 2, heads: 2, kv_heads: 1, head_dim: 128, ffn_dim: 256, ..small_model() }
+    built(whole())
 }
 
 /// A model after a step of training.
@@ -35,7 +39,7 @@ fn trained(model: Architecture, recipe: Recipe, fp8: Fp8Overrides) -> Learner {
 
 fn written(weights: &mut Weights, folder: &Path) -> Result<(), RunError> {
     let tokenizer = Tokenizer::bytes();
-    let identity = Identity::new(None, weights.model(), &tokenizer);
+    let identity = Identity::new(None, weights.model(), &tokenizer)?;
     let options = ExportOptions { dtype: ExportDtype::Fp8, overwrite: true, ..ExportOptions::default() };
     export(weights, &identity, &tokenizer, folder, &options)
 }
@@ -130,7 +134,7 @@ fn what_the_run_left_in_bf16_and_what_is_not_of_whole_blocks_goes_out_as_bf16() 
     };
     let of_block = [&QKV[..], &["self_attn.o_proj"], &GATE_UP, &["mlp.down_proj"]].concat();
     // Keys and values of half a block.
-    let narrow = Architecture { heads: 4, kv_heads: 1, head_dim: 64, ..model() };
+    let narrow = built(Description { heads: 4, kv_heads: 1, head_dim: 64, ..whole() });
     let cases = [
         (model(), Recipe::Fp8Current, left.clone(), [all(0, &GATE_UP), all(1, &of_block)].concat()),
         // A run in bf16 has left nothing out.

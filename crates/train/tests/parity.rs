@@ -11,7 +11,7 @@ use std::ops::ControlFlow;
 use xtrain_data::Batch as TokenBatch;
 use xtrain_model::decoder::{Batch, Context, io};
 use xtrain_model::hf::HfConfig;
-use xtrain_model::{ParameterSpec, Recipe};
+use xtrain_model::{Architecture, ParameterSpec, Recipe};
 use xtrain_program::StateKind;
 use xtrain_runtime::Part;
 use xtrain_train::exchange::import;
@@ -20,7 +20,7 @@ use xtrain_train::learner::Learner;
 use xtrain_train::programs::{self, TrainingSpec};
 use xtrain_train::weights::Weights;
 
-const MODELS: [&str; 4] = ["qwen3", "qwen2", "llama3", "llama2"];
+const MODELS: [&str; 5] = ["qwen3", "qwen2", "llama3", "mistral", "llama2"];
 
 struct Golden {
     name: &'static str,
@@ -76,9 +76,13 @@ impl Golden {
         p.parts.iter().flat_map(|part| self.floats(&format!("{prefix}{}", part.name))).collect()
     }
 
+    fn model(&self) -> Architecture {
+        common::built(self.hf.model)
+    }
+
     fn learner(&self, recipe: Recipe) -> Learner {
-        let mut spec = TrainingSpec { recipe, ..common::spec(self.hf.model.clone(), self.batch) };
-        spec.optimizer.max_norm = self.manifest["optimizer"]["max_norm"].as_f64().expect("max_norm");
+        let mut spec = TrainingSpec { recipe, ..common::spec(self.model(), self.batch) };
+        spec.max_grad_norm = self.manifest["optimizer"]["max_norm"].as_f64().expect("max_norm");
         let mut learner = Learner::new(common::engine(), spec, 0).expect("a learner");
         import(learner.weights(), &golden(self.name)).expect("the folder imports");
         learner
@@ -96,7 +100,7 @@ impl Golden {
     /// The loss and every gradient of each batch that is trained on, by Hugging Face's names, with the weights as they start.
     fn gradients(&self, recipe: Recipe) -> Vec<(f64, Vec<(String, Vec<f32>)>)> {
         let mut learner = self.learner(recipe);
-        let parameters = self.hf.model.parameters();
+        let parameters = self.model().parameters();
         let step = |n| {
             let batch = self.training_batch(n);
             let result = learner.step(n as u64, 0.0, &[batch]).expect("a step");
@@ -143,12 +147,12 @@ fn bf16_is_as_near_to_fp32_as_pytorchs_is() {
 fn logits_agree_with_pytorch() {
     for name in MODELS {
         let g = Golden::load(name);
-        let mut weights = Weights::new(common::engine(), g.hf.model.clone(), Recipe::Fp32).expect("weights");
+        let mut weights = Weights::new(common::engine(), g.model(), Recipe::Fp32).expect("weights");
         import(&mut weights, &golden(name)).expect("the folder imports");
         let tokens = g.ints("input_ids");
         let rows: Vec<i32> = (0..tokens.len() as i32).collect();
         let context = Context::Sequence { document_mask: false, deterministic: true };
-        let program = programs::logits(&g.hf.model, &Recipe::Fp32.into(), g.batch, context, rows.len())
+        let program = programs::logits(&g.model(), &Recipe::Fp32.into(), g.batch, context, rows.len())
             .expect("a program");
         let id = weights.load(program).expect("loads");
         let batch = g.batch_of(&tokens, &tokens);
@@ -171,7 +175,7 @@ fn loss_and_every_gradient_agree_with_pytorch() {
         let mut learner = g.learner(Recipe::Fp32);
         let batch = g.batch_of(&g.ints("input_ids"), &g.ints("labels"));
         let loss = learner.step(0, 0.0, &[batch]).expect("a step").loss;
-        for p in g.hf.model.parameters() {
+        for p in g.model().parameters() {
             let found: Vec<f32> = bytemuck::pod_collect_to_vec(
                 &learner.read_state(StateKind::Gradient, &p.name).expect("a gradient"),
             );
@@ -205,7 +209,7 @@ fn twenty_adamw_steps_agree_with_pytorch() {
                 result.grad_norm
             );
         }
-        for p in g.hf.model.parameters() {
+        for p in g.model().parameters() {
             let error = relative(
                 &learner.weights().read_master(&p.name).expect("a master"),
                 &g.parameter("final.", &p),
@@ -219,7 +223,7 @@ fn twenty_adamw_steps_agree_with_pytorch() {
 fn greedy_generation_agrees_with_transformers() {
     for name in MODELS {
         let g = Golden::load(name);
-        let mut weights = Weights::new(common::engine(), g.hf.model.clone(), Recipe::Fp32).expect("weights");
+        let mut weights = Weights::new(common::engine(), g.model(), Recipe::Fp32).expect("weights");
         import(&mut weights, &golden(name)).expect("the folder imports");
         let prompt: Vec<u32> = g.ints("generate.prompt").into_iter().map(|t| t as u32).collect();
         let expected: Vec<u32> = g.ints("generate.tokens").into_iter().map(|t| t as u32).collect();

@@ -2,11 +2,11 @@
 
 mod common;
 
-use common::{small_model, spec};
+use common::{adamw, built, small, small_model, spec};
 use std::any::Any;
 use std::collections::HashMap;
 use xtrain_model::decoder::Batch;
-use xtrain_model::{Architecture, Family, Recipe, RopeScaling};
+use xtrain_model::{Architecture, Description, Family, ParameterGroup, ParameterSpec, Recipe, RopeScaling};
 use xtrain_ops::adamw::AdamW;
 use xtrain_program::{Recompute, Role, Stage, Storage};
 use xtrain_train::engine::Target;
@@ -15,7 +15,7 @@ use xtrain_train::programs::{self, TrainingSpec};
 
 /// Llama 3 8B.
 fn llama() -> Architecture {
-    Architecture {
+    built(Description {
         dim: 4096,
         layers: 32,
         heads: 32,
@@ -25,8 +25,8 @@ fn llama() -> Architecture {
         vocab_size: 128_256,
         max_position_embeddings: 1 << 30,
         qk_norm: false,
-        ..small_model()
-    }
+        ..small()
+    })
 }
 
 #[test]
@@ -37,19 +37,20 @@ fn the_arithmetic_of_a_step_is_that_of_its_products_at_any_length() {
         let program = programs::training(&spec(model.clone(), batch)).expect("a program");
         let done = program.flops(|i| i.origin.stage != Stage::Update);
         let tokens = (batch.sequences * seq_len) as f64;
-        let matrices: usize =
-            model.parameters().iter().filter(|p| p.decay).map(|p| p.shape.iter().product::<usize>()).sum();
+        let is_matrix = |group| matches!(group, ParameterGroup::Matrix | ParameterGroup::Head);
+        let matrices = model.parameters().into_iter().filter(|p| is_matrix(p.group));
+        let matrices: usize = matrices.map(|p| p.shape.iter().product::<usize>()).sum();
         // Three products with every matrix; two products of the causal half of the scores in the forward and five in the backward.
-        let scores = 7.0 * (model.layers * model.attention_dim()) as f64 * seq_len as f64;
+        let scores = 7.0 * (32 * 32 * 128) as f64 * seq_len as f64;
         let expected = tokens * (6.0 * matrices as f64 + scores);
         assert!((done / expected - 1.0).abs() < 1e-12, "{done:e} instead of {expected:e} at {seq_len}");
     }
 }
 
 /// The names of a program's constants.
-fn constants(model: &Architecture, seq_len: usize) -> Vec<String> {
+fn constants(model: Description, seq_len: usize) -> Vec<String> {
     let program =
-        programs::training(&spec(model.clone(), Batch { sequences: 1, seq_len })).expect("a program");
+        programs::training(&spec(built(model), Batch { sequences: 1, seq_len })).expect("a program");
     let named = |v: &xtrain_program::Value| match &v.storage {
         Storage::Constant { name, .. } => Some(name.to_string()),
         _ => None,
@@ -59,18 +60,18 @@ fn constants(model: &Architecture, seq_len: usize) -> Vec<String> {
 
 #[test]
 fn rotation_tables_that_differ_have_names_that_differ() {
-    let base = small_model();
+    let base = small();
     let llama3 = |factor, low, high, context| RopeScaling::Llama3 {
         factor,
         low_freq_factor: low,
         high_freq_factor: high,
         original_max_position_embeddings: context,
     };
-    let scaled = |rope_scaling| Architecture { rope_scaling, ..base.clone() };
+    let scaled = |rope_scaling| Description { rope_scaling, ..base };
     let models = [
-        base.clone(),
-        Architecture { rope_theta: 1e5, ..base.clone() },
-        Architecture { head_dim: 8, ..base.clone() },
+        base,
+        Description { rope_theta: 1e5, ..base },
+        Description { head_dim: 8, ..base },
         scaled(RopeScaling::Linear { factor: 2.0 }),
         scaled(RopeScaling::Linear { factor: 4.0 }),
         scaled(llama3(8.0, 1.0, 4.0, 8192)),
@@ -79,13 +80,13 @@ fn rotation_tables_that_differ_have_names_that_differ() {
         scaled(llama3(8.0, 1.0, 2.0, 8192)),
         scaled(llama3(8.0, 1.0, 4.0, 4096)),
     ];
-    let mut names: Vec<String> = models.iter().flat_map(|m| constants(m, 16)).collect();
-    names.extend(constants(&base, 17));
+    let mut names: Vec<String> = models.iter().flat_map(|m| constants(*m, 16)).collect();
+    names.extend(constants(base, 17));
     assert_eq!(names.len(), models.len() + 1, "{names:?}");
     names.sort();
     names.dedup();
     assert_eq!(names.len(), models.len() + 1, "{names:?}");
-    assert_eq!(constants(&base, 16), constants(&base, 16));
+    assert_eq!(constants(base, 16), constants(base, 16));
 }
 
 #[test]
@@ -149,13 +150,13 @@ fn recomputation_ends_with_the_block_that_is_named() {
 
 #[test]
 fn what_is_traced_is_what_the_model_lists_and_decays_as_it_says() {
-    for family in [Family::Llama, Family::Qwen2, Family::Qwen3] {
+    for &family in Family::ALL {
         for (tie_embeddings, qkv_bias, qk_norm) in
             (0..8).map(|bits| (bits & 1 != 0, bits & 2 != 0, bits & 4 != 0))
         {
-            let model = Architecture { family, tie_embeddings, qkv_bias, qk_norm, ..small_model() };
+            let model = built(Description { family, tie_embeddings, qkv_bias, qk_norm, ..small() });
             let mut spec = spec(model.clone(), Batch { sequences: 1, seq_len: 4 });
-            spec.optimizer.weight_decay = 0.25;
+            adamw(&mut spec).weight_decay = 0.25;
             let program = programs::training(&spec).expect("a program");
             let traced: Vec<(String, Vec<usize>)> = (program.parameters.iter())
                 .map(|p| (p.name.to_string(), program.ty(p.master).shape.to_vec()))
@@ -165,11 +166,13 @@ fn what_is_traced_is_what_the_model_lists_and_decays_as_it_says() {
             assert_eq!(traced, listed, "{model:?}");
             // Options are in the order of the parameters.
             let update = program.instances.iter().find(|i| i.code.op().name() == "adamw").expect("an update");
-            let adamw: &dyn Any = update.code.op();
-            let adamw = adamw.downcast_ref::<AdamW>().expect("it is AdamW");
-            let decay: Vec<f64> = adamw.parameters().iter().map(|p| p.weight_decay).collect();
+            let op: &dyn Any = update.code.op();
+            let op = op.downcast_ref::<AdamW>().expect("it is AdamW");
+            let decay: Vec<f64> = op.parameters().iter().map(|p| p.weight_decay).collect();
+            // Of matrices, the embedding's table has none.
+            let is_decayed = |p: &ParameterSpec| p.shape.len() == 2 && p.name != "embed.weight";
             let expected: Vec<f64> =
-                model.parameters().iter().map(|p| if p.decay { 0.25 } else { 0.0 }).collect();
+                model.parameters().iter().map(|p| if is_decayed(p) { 0.25 } else { 0.0 }).collect();
             assert_eq!(decay, expected, "{model:?}");
         }
     }

@@ -3,17 +3,17 @@
 mod common;
 
 use common::{
-    Step, engine, in_documents, learner, on_card, random_batch, relative, slice, small_model, spec,
-    step_from, typical, wide_model,
+    Step, adamw, built, engine, in_documents, learner, on_card, random_batch, relative, slice, small,
+    small_model, spec, step_from, typical, wide_model,
 };
 use xtrain_data::Batch as TokenBatch;
 use xtrain_model::decoder::{Batch, Context, io};
-use xtrain_model::{Init, Recipe};
+use xtrain_model::{Description, Init, Recipe};
 use xtrain_program::{Recompute, StateKind};
 use xtrain_runtime::Part;
 use xtrain_tensor::{DType, Philox};
 use xtrain_train::engine::Target;
-use xtrain_train::programs::{self, OptimizerSpec, TrainingSpec};
+use xtrain_train::programs::{self, TrainingSpec};
 use xtrain_train::weights::Weights;
 
 const BATCH: Batch = Batch { sequences: 4, seq_len: 13 };
@@ -43,9 +43,7 @@ fn step(spec: &TrainingSpec, batch: &TokenBatch) -> Step {
 fn variants() -> Vec<TrainingSpec> {
     let base = spec(small_model(), BATCH);
     let mut tied = base.clone();
-    tied.model.tie_embeddings = true;
-    tied.model.qkv_bias = true;
-    tied.model.qk_norm = false;
+    tied.model = built(Description { tie_embeddings: true, qkv_bias: true, qk_norm: false, ..small() });
     let mut dropout = base.clone();
     dropout.dropout = 0.2;
     let mut bf16 = base.clone();
@@ -139,8 +137,8 @@ fn bf16_stays_near_fp32() {
 fn moments_in_bf16_take_half_as_much_and_training_stays_near() {
     for recipe in [Recipe::Fp32, Recipe::Bf16, Recipe::Fp8Block] {
         let base = TrainingSpec { recipe, ..spec(wide_model(), BATCH) };
-        let optimizer = OptimizerSpec { moments: DType::BF16, ..base.optimizer };
-        let narrow = TrainingSpec { optimizer, ..base.clone() };
+        let mut narrow = base.clone();
+        adamw(&mut narrow).moments = DType::BF16;
         let saved = |s: &TrainingSpec| programs::saved_bytes(&programs::training(s).expect("a program"));
         let parameters: usize =
             base.model.parameters().iter().map(|p| p.shape.iter().product::<usize>()).sum();

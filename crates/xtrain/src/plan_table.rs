@@ -23,20 +23,7 @@ pub(crate) fn text(
     let repeated = program.flops(|i| i.origin.role == Role::Recompute) / tokens;
     let mut out = String::new();
     let mut line = |name: &str, value: String| out.push_str(&format!("{name:<28}{value}\n"));
-    line(
-        "model",
-        format!(
-            "{}, {} layers, dim {}, {}/{} heads of {}, ffn {}, vocabulary {}",
-            m.family.name(),
-            m.layers,
-            m.dim,
-            m.heads,
-            m.kv_heads,
-            m.head_dim,
-            m.ffn_dim,
-            m.vocab_size
-        ),
-    );
+    line("model", m.to_string());
     line(
         "parameters",
         format!(

@@ -147,17 +147,19 @@ fn blocks<'a>(page: &'a str, language: &str) -> Vec<&'a str> {
 }
 
 #[test]
-fn the_op_that_contributing_adds_is_compiled_and_checked() {
+fn the_examples_that_contributing_adds_are_compiled_and_checked() {
     let read = |path: &str| fs::read_to_string(root().join(path)).unwrap_or_else(|e| panic!("{path}: {e}"));
     let page = read("CONTRIBUTING.md");
     let shown = blocks(&page, "rust");
-    for file in ["mod.rs", "cpu.rs", "samples.rs"] {
-        let compiled = read(&format!("crates/ops/src/check/example/{file}"));
-        let stands_there = shown.contains(&compiled.trim_end());
-        assert!(
-            stands_there,
-            "the example in CONTRIBUTING.md is not crates/ops/src/check/example/{file}; copy it"
-        );
+    for file in [
+        "ops/src/check/example/mod.rs",
+        "ops/src/check/example/cpu.rs",
+        "ops/src/check/example/samples.rs",
+        "model/src/families/example.rs",
+    ] {
+        let compiled = read(&format!("crates/{file}"));
+        let is_shown = shown.contains(&compiled.trim_end());
+        assert!(is_shown, "the example in CONTRIBUTING.md is not crates/{file}; copy it");
     }
 }
 
@@ -167,6 +169,7 @@ fn the_tests_that_contributing_lists_are_those_that_there_are() {
     let page = read("CONTRIBUTING.md");
     let lists = [
         ("crates/ops/src/check.rs", "-p xtrain-ops check::"),
+        ("crates/model/src/families/tests.rs", "-p xtrain-model families::"),
         ("crates/train/tests/parity.rs", "--test parity"),
     ];
     for (file, command) in lists {

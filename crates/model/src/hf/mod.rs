@@ -1,41 +1,46 @@
-//! Hugging Face's config.json: read in the old form and in transformers v5's (`read`), written so that both old and new readers agree
-//! (`write`).
+//! Hugging Face's config.json: read in the old form and in transformers v5's (`read`), written so that old
+//! and new readers agree (`write`).
 //!
-//! What we do not understand but cannot change the result is kept and written back; what would change it (another activation,
-//! sliding windows, other rope types) is refused by name.
+//! Keys that we do not know are kept and written back. Settings that would change the result (another
+//! activation, sliding windows, other rope types) are refused by name.
 
+mod keys;
 mod read;
+mod rope;
 #[cfg(test)]
 mod tests;
 mod write;
 
-use crate::{Architecture, ModelError};
+pub(crate) use keys::Keys;
+
+use crate::{Description, ModelError};
 use serde_json::{Map, Value};
 
 /// A parsed config.json.
 #[derive(Clone, Debug, PartialEq)]
 pub struct HfConfig {
     /// The model that it describes.
-    pub model: Architecture,
+    pub model: Description,
     /// The first token of every text, if any.
     pub bos_token_id: Option<u32>,
     /// The tokens that end a text.
     pub eos_token_ids: Vec<u32>,
-    /// The file as it was, for what else is in it.
+    /// The keys of the file as it was read; an export writes those that we do not know back.
     pub source: Map<String, Value>,
-    /// The generation_config.json beside it as it was; empty where there is none.
+    /// The keys of the generation_config.json beside it; empty where there is none.
     pub generation: Map<String, Value>,
 }
 
-/// The context of the first training, in tokens.
+/// The key for the context of the first training, in tokens.
 const CONTEXT: &str = "original_max_position_embeddings";
 
-/// What is said of weights that are quantized.
+/// The table that describes quantized weights.
 const QUANTIZATION: &str = "quantization_config";
 
-/// Names that need not be imported: tables that the model computes.
+/// Endings of names that are not imported: tables that the model computes.
 pub const IGNORABLE_SUFFIXES: [&str; 1] = ["rotary_emb.inv_freq"];
 
-fn fail(message: impl Into<String>) -> ModelError {
+/// An error in config.json.
+pub(crate) fn fail(message: impl Into<String>) -> ModelError {
     ModelError::HuggingFace { file: "config.json", message: message.into() }
 }

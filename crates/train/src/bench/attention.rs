@@ -10,6 +10,8 @@ use crate::profile::Work;
 use crate::run::{RunError, plan_on};
 use crate::weights::LearnError;
 use serde::Serialize;
+use xtrain_model::decoder::Batch;
+use xtrain_model::{Mixer, SelfAttention};
 use xtrain_ops::attention::{Attention, AttentionGrad};
 use xtrain_program::{Program, Role, Stage};
 use xtrain_tensor::{DType, Philox, TensorType};
@@ -46,17 +48,14 @@ pub struct AttentionSpeed {
     pub rates: Rates,
 }
 
-/// The attention of a run file's model.
+/// The attention of the first layer of a run file's model.
 pub fn attention_of(parsed: &Parsed) -> Result<AttentionShape, RunError> {
     let spec = plan_on(parsed, Processor::of(&parsed.config)?.target())?.spec;
-    let (batch, model) = (spec.batch, spec.model);
-    Ok(AttentionShape {
-        batch: batch.sequences,
-        seq_len: batch.seq_len,
-        heads: model.heads,
-        kv_heads: model.kv_heads,
-        head_dim: model.head_dim,
-    })
+    let Batch { sequences: batch, seq_len } = spec.batch;
+    // A model is validated to have a layer.
+    let Mixer::Attention(first) = &spec.model.layers[0].mixer;
+    let &SelfAttention { heads, kv_heads, head_dim, .. } = first;
+    Ok(AttentionShape { batch, seq_len, heads, kv_heads, head_dim })
 }
 
 /// The attention to measure where none is named: that of a model of a billion parameters, or on cores what is done in a moment.

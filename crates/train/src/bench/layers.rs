@@ -16,7 +16,7 @@ use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::time::Instant;
-use xtrain_model::decoder::{LINEAR_SITES, Loss, io};
+use xtrain_model::decoder::{Loss, io};
 use xtrain_model::{Architecture, Fp8Overrides, ProductPattern};
 use xtrain_ops::registry::kernel_sources;
 use xtrain_program::Instance;
@@ -73,11 +73,7 @@ const STEPS: usize = 5;
 impl Blocks {
     /// Those of a run; what changes no time of its layers is made alike, so that other runs find what was measured.
     pub(crate) fn of(spec: &TrainingSpec, micro_steps: usize) -> Blocks {
-        let model = Architecture {
-            layers: spec.model.layers.min(BLOCKS),
-            vocab_size: VOCABULARY,
-            ..spec.model.clone()
-        };
+        let model = Architecture { vocab_size: VOCABULARY, ..spec.model.truncated(BLOCKS) };
         let fp8 = Fp8Overrides {
             pow2_scales: spec.fp8.pow2_scales,
             fast_accumulation: spec.fp8.fast_accumulation.clone(),
@@ -94,9 +90,10 @@ impl Blocks {
     /// All that the times depend on but the machine, as text.
     pub(crate) fn name(&self) -> String {
         let Blocks { spec, micro_steps } = self;
-        let TrainingSpec { model, recipe, fp8, batch, document_mask, dropout, recompute, .. } = spec;
+        let model = spec.model.key();
+        let TrainingSpec { recipe, fp8, batch, document_mask, dropout, recompute, .. } = spec;
         format!(
-            "linear layers in FP8 and bf16: {model:?}, {recipe:?}, {fp8:?}, {batch:?}, {document_mask}, {dropout}, {recompute:?}, \
+            "linear layers in FP8 and bf16: {model}, {recipe:?}, {fp8:?}, {batch:?}, {document_mask}, {dropout}, {recompute:?}, \
              {micro_steps} micro-batches, kernels {:016x}",
             kernels()
         )
@@ -121,7 +118,8 @@ impl Blocks {
         // All over the same masters.
         let mut ids = vec![weights.load(programs::training(&self.spec)?)?];
         let mut refreshes = Vec::new();
-        for layer in LINEAR_SITES {
+        let sites = self.spec.model.linear_sites();
+        for layer in &sites {
             let program = programs::training(&self.without(layer))?;
             refreshes.push(weights.load(programs::refresh(&program)?)?);
             ids.push(weights.load(program)?);
@@ -133,7 +131,7 @@ impl Blocks {
         }
         let steps = self.steps(engine, &ids)?;
         let mut speeds = Vec::new();
-        for ((layer, without), &id) in LINEAR_SITES.iter().zip(&steps[1..]).zip(&ids[1..]) {
+        for ((layer, without), &id) in sites.iter().zip(&steps[1..]).zip(&ids[1..]) {
             // Of a size that FP8 does not take, it is the same step.
             let is_same = engine.program(id).to_string() == engine.program(ids[0]).to_string();
             let mut longer: Vec<f64> =
@@ -229,11 +227,9 @@ impl Blocks {
     /// Of the seconds of its products, and how much `longer` each step took with it in FP8.
     fn speed(&self, layer: &str, products: f64, longer: &mut [f64]) -> LayerSpeed {
         let m = &self.spec.model;
-        let [outputs, inputs] = match LINEAR_SITES.iter().position(|site| *site == layer) {
-            Some(n) => crate::products::linear_extents(m)[n],
-            None => unreachable!("it is one of them"),
-        };
-        let blocks = m.layers.max(1) as f64;
+        let mut alike = m.linears().filter(|(_, linear)| linear.site == layer);
+        let (_, linear) = alike.next().expect("it is one of the model's");
+        let blocks = (1 + alike.count()) as f64;
         // Noise is no reason for a negative time.
         let fp8_seconds = (products + median(longer)).max(products / 100.0) / blocks;
         longer.sort_by(f64::total_cmp);
@@ -242,8 +238,8 @@ impl Blocks {
         LayerSpeed {
             layer: layer.to_owned(),
             tokens,
-            inputs,
-            outputs,
+            inputs: linear.inputs,
+            outputs: linear.outputs(),
             bf16_seconds: products / blocks,
             fp8_seconds,
             is_longer,

@@ -7,14 +7,14 @@ use super::print::toml_value;
 use super::section::TokenizerChoice;
 use super::{Config, ConfigErrors, Parsed, rules};
 use xtrain_checkpoint::hf::ExportDtype;
-use xtrain_model::{Architecture, Recipe};
+use xtrain_model::{Architecture, Description, Recipe};
 
 /// What the run file cannot know. The default knows nothing, which is enough for a configuration that was
 /// resolved before.
 #[derive(Clone, Debug, Default)]
 pub struct Facts {
-    /// The architecture in `model.init_from`'s config.json.
-    pub init: Option<Architecture>,
+    /// The model of `model.init_from`'s config.json.
+    pub init: Option<Description>,
     /// Number of tokens in the tokenizer's vocabulary.
     pub tokenizer_vocab_size: Option<usize>,
     /// The first folder of token shards among the training data: its tokenizer stands for one that would be made from text.
@@ -64,10 +64,14 @@ impl Parsed {
         let mut report = Report::new(self.file.clone(), self.origins.clone(), Vec::new());
         let mut config = self.config.clone();
         fill_data(&mut config, facts, &mut report);
-        let architecture = architecture(&config, facts, &mut report);
-        if let Some(architecture) = &architecture {
-            config.model.fill_from(architecture);
+        let model = model(&config, facts, &mut report);
+        if let Some(model) = &model {
+            config.model.fill_from(model);
             rules::positions(&config, &mut report);
+        }
+        let architecture = model.map(|model| model.architecture());
+        if let Some(Err(error)) = &architecture {
+            report.about(&["model.layers"], error.to_string());
         }
         let steps = config.train.total_steps(config.data.seq_len, facts.epoch_tokens);
         if let Some(steps) = steps {
@@ -76,7 +80,8 @@ impl Parsed {
         config.schedule.fill(steps);
         self.fill_run(&mut config, facts);
         report.finish()?;
-        let architecture = architecture.expect("an unknown architecture has been reported");
+        let architecture =
+            architecture.and_then(Result::ok).expect("an unknown architecture has been reported");
         Ok(Resolved { config, architecture, steps })
     }
 
@@ -143,9 +148,9 @@ fn fill_data(config: &mut Config, facts: &Facts, report: &mut Report) {
     }
 }
 
-fn architecture(config: &Config, facts: &Facts, report: &mut Report) -> Option<Architecture> {
+fn model(config: &Config, facts: &Facts, report: &mut Report) -> Option<Description> {
     let known_vocab_size = facts.tokenizer_vocab_size.or(config.data.bpe_vocab_size);
-    let architecture = match (&config.model.init_from, &facts.init) {
+    let model = match (&config.model.init_from, &facts.init) {
         (Some(folder), Some(init)) => from_folder(config, folder, init, report),
         (Some(folder), None) if !complete(config) => {
             let message = format!(
@@ -155,7 +160,7 @@ fn architecture(config: &Config, facts: &Facts, report: &mut Report) -> Option<A
             return None;
         }
         _ => match config.model.describe(known_vocab_size, config.data.seq_len) {
-            Some(architecture) => architecture,
+            Some(model) => model,
             None => {
                 let message = "`vocab_size` is missing, and no tokenizer was read that could tell it; \
                     for example `vocab_size = 32000`";
@@ -165,9 +170,9 @@ fn architecture(config: &Config, facts: &Facts, report: &mut Report) -> Option<A
         },
     };
     if let Some(tokens) = facts.tokenizer_vocab_size
-        && architecture.vocab_size < tokens
+        && model.vocab_size < tokens
     {
-        let rows = architecture.vocab_size;
+        let rows = model.vocab_size;
         let keys = ["model.vocab_size", "data.tokenizer", "model.init_from"];
         let message = match &config.model.init_from {
             Some(folder) if config.data.tokenizer == Some(TokenizerChoice::Path(folder.clone())) => format!(
@@ -185,7 +190,7 @@ fn architecture(config: &Config, facts: &Facts, report: &mut Report) -> Option<A
         };
         report.about(&keys, message);
     }
-    Some(architecture)
+    Some(model)
 }
 
 /// Whether the file gives every number that a folder would.
@@ -195,8 +200,8 @@ fn complete(config: &Config) -> bool {
     taken.map(|key| &json[key]).all(|value| !value.is_null())
 }
 
-/// The folder's architecture with the file's context extension.
-fn from_folder(config: &Config, folder: &str, init: &Architecture, report: &mut Report) -> Architecture {
+/// The folder's model with the file's context extension.
+fn from_folder(config: &Config, folder: &str, init: &Description, report: &mut Report) -> Description {
     let mut model = config.model.clone();
     model.fill_from(init);
     let (given, found) = (serde_json::json!(config.model), serde_json::json!(model));
@@ -212,11 +217,11 @@ fn from_folder(config: &Config, folder: &str, init: &Architecture, report: &mut 
             );
         }
     }
-    let mut architecture = init.clone();
     let given = &config.model;
-    architecture.max_position_embeddings =
-        given.max_position_embeddings.unwrap_or(init.max_position_embeddings);
-    architecture.rope_theta = given.rope_theta.unwrap_or(init.rope_theta);
-    architecture.rope_scaling = given.rope_scaling.map_or(init.rope_scaling, Into::into);
-    architecture
+    Description {
+        max_position_embeddings: given.max_position_embeddings.unwrap_or(init.max_position_embeddings),
+        rope_theta: given.rope_theta.unwrap_or(init.rope_theta),
+        rope_scaling: given.rope_scaling.map_or(init.rope_scaling, Into::into),
+        ..*init
+    }
 }

@@ -3,11 +3,10 @@
 use super::RunError;
 use crate::engine::{Processor, Target};
 use crate::metrics::format;
-use crate::programs::{self, OptimizerSpec, TrainingSpec};
+use crate::programs::{self, TrainingSpec};
 use crate::weights::LearnError;
 use std::fmt;
 use xtrain_program::{Recompute, Region};
-use xtrain_tensor::DType;
 
 /// What a step needs, beside what there is.
 #[derive(Clone, Debug, PartialEq)]
@@ -84,13 +83,15 @@ impl Fit {
                 outcome.beside("precision.reference_every=0", needed_bytes)
             }
             false => match search.outcome()? {
-                // The last one is what changes how the model learns.
-                Outcome::Nothing { .. } if spec.optimizer.moments == DType::F32 => {
-                    let optimizer = OptimizerSpec { moments: DType::BF16, ..spec.optimizer };
-                    let with = TrainingSpec { optimizer, ..spec.clone() };
-                    let Fit { needed_bytes, outcome, .. } = Fit::of(&with, target, batch_size, room)?;
-                    outcome.beside("optimizer.moments=bf16", needed_bytes)
-                }
+                nothing @ Outcome::Nothing { .. } => match spec.optimizer.smaller() {
+                    // The last one is what changes how the model learns.
+                    Some((optimizer, setting)) => {
+                        let with = TrainingSpec { optimizer, ..spec.clone() };
+                        let Fit { needed_bytes, outcome, .. } = Fit::of(&with, target, batch_size, room)?;
+                        outcome.beside(setting, needed_bytes)
+                    }
+                    None => nothing,
+                },
                 outcome => outcome,
             },
         };
@@ -310,7 +311,7 @@ impl Search<'_> {
     /// `recompute` in more and more blocks, in all at last.
     fn recomputing(&self, recompute: Recompute, name: &str) -> Vec<Changed> {
         let TrainingSpec { recompute: now, recompute_blocks: blocks, .. } = *self.spec;
-        let layers = self.spec.model.layers;
+        let layers = self.spec.model.layers.len();
         let done = match now {
             Recompute::None => 0,
             _ if now == recompute => blocks.unwrap_or(layers),

@@ -68,7 +68,7 @@ impl Run {
         })?;
         let prompts = prompts(&parsed.config, &corpus.tokenizer)?;
         let facts = Facts {
-            init: hf.as_ref().map(|hf| hf.model.clone()),
+            init: hf.as_ref().map(|hf| hf.model),
             tokenizer_vocab_size: Some(corpus.tokenizer.vocab_size()),
             shards: setup::shards(&parsed.config)?.map(|dataset| dataset.folder().display().to_string()),
             epoch_tokens: Some(corpus.loader.epoch_tokens()),
@@ -152,7 +152,7 @@ impl Run {
         };
         let sink = MetricsSink::open(folder.path(), outputs, metrics)?;
         let schedule = Schedule::of(&config, steps);
-        let hf = exchange::Identity::new(hf, &learner.spec().model, &corpus.tokenizer);
+        let hf = exchange::Identity::new(hf, &learner.spec().model, &corpus.tokenizer)?;
         let evaluator = match &corpus.validation {
             Some(_) => {
                 let (batch, mask, chunk) =
@@ -298,7 +298,6 @@ fn prompts(config: &Config, tokenizer: &Tokenizer) -> Result<Vec<Vec<u32>>, RunE
 
 /// The model in a few words.
 pub(super) fn describe(spec: &TrainingSpec) -> String {
-    let m = &spec.model;
     let fp8 = match spec.recipe.is_fp8() {
         true => {
             let products = linear_products(spec);
@@ -309,5 +308,5 @@ pub(super) fn describe(spec: &TrainingSpec) -> String {
         }
         false => String::new(),
     };
-    format!("{}, {} layers, dim {}, {} heads{fp8}", m.family.name(), m.layers, m.dim, m.heads)
+    format!("{}{fp8}", spec.model.title())
 }

@@ -19,6 +19,7 @@ use std::thread::{self, JoinHandle};
 use std::time::Instant;
 use xtrain_checkpoint::{BoxError, Checkpoint, CheckpointError, CheckpointStore, RunLock, TensorSpec};
 use xtrain_data::{Loader, LoaderState, Tokenizer};
+use xtrain_model::optimizer::Optimizer;
 use xtrain_program::StateKind;
 use xtrain_runtime::StateEntry;
 use xtrain_tensor::host::{ALIGN_BYTES, AlignedBytes};
@@ -196,15 +197,17 @@ impl Saved {
             entries.retain(|entry| !of_casts.contains(&entry.kind) || goes_on(entry));
         }
         let mut wanted = specs(&entries);
+        let optimizer = learner.spec().optimizer;
         for (spec, entry) in wanted.iter_mut().zip(&entries) {
-            spec.dtype = kept_type(&checkpoint, entry);
+            spec.dtype = saved_type(&checkpoint, entry, optimizer);
         }
         if let Some((spec, entry)) =
             wanted.iter().zip(&entries).find(|(spec, entry)| spec.dtype != entry.ty.dtype)
         {
             tracing::info!(
-                "from step {} on moments are kept in {}; those of the checkpoint are in {}, and {}",
+                "from step {} on {} are kept in {}; those of the checkpoint are in {}, and {}",
                 position.step + 1,
+                optimizer.state_name(),
                 entry.ty.dtype,
                 spec.dtype,
                 if entry.ty.dtype == DType::BF16 {
@@ -444,13 +447,13 @@ pub(crate) fn specs(entries: &[StateEntry]) -> Vec<TensorSpec> {
     entries.iter().map(spec).collect()
 }
 
-/// The type that the checkpoint has an entry in: of moments the one that the run kept them in until then; else the entry's, as there is no
-/// other.
-fn kept_type(checkpoint: &Checkpoint, entry: &StateEntry) -> DType {
+/// The element type of an entry in the checkpoint: the optimizer's state may be there in another type than the run now has; all else has
+/// one type.
+fn saved_type(checkpoint: &Checkpoint, entry: &StateEntry, optimizer: Optimizer) -> DType {
     let types = [DType::F32, DType::BF16];
-    let is_moment = matches!(entry.kind, StateKind::Moment1 | StateKind::Moment2);
+    let may_differ = optimizer.state().contains(&entry.kind);
     let name = tensor_name(entry);
-    let held = checkpoint.tensors().iter().find(|tensor| is_moment && tensor.name == name);
+    let held = checkpoint.tensors().iter().find(|tensor| may_differ && tensor.name == name);
     held.map(|tensor| tensor.dtype).filter(|dtype| types.contains(dtype)).unwrap_or(entry.ty.dtype)
 }
 

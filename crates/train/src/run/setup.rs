@@ -4,7 +4,7 @@ use super::{RunError, RunFolder, fit};
 use crate::config::{Config, Facts, Parsed, Recompute, Resolved, Slower, Source, TokenizerChoice, nearest};
 use crate::engine::{Processor, Target};
 use crate::exchange;
-use crate::programs::{OptimizerSpec, TrainingSpec};
+use crate::programs::TrainingSpec;
 use std::io::ErrorKind;
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
@@ -62,7 +62,7 @@ pub fn plan_on(parsed: &Parsed, target: Target) -> Result<Planned, RunError> {
         }
     };
     let facts = Facts {
-        init: init.as_ref().map(|hf| hf.model.clone()),
+        init: init.as_ref().map(|hf| hf.model),
         tokenizer_vocab_size: vocabulary.size,
         shards: shards.map(|dataset| dataset.folder().display().to_string()),
         recipe: Some(target.recipe()),
@@ -257,14 +257,8 @@ pub(crate) fn planned(resolved: Resolved) -> Result<Planned, RunError> {
             Recompute::Block => program::Recompute::Block,
         },
         recompute_blocks: c.train.recompute_blocks,
-        optimizer: OptimizerSpec {
-            betas: c.optimizer.betas,
-            eps: c.optimizer.eps,
-            weight_decay: c.optimizer.weight_decay,
-            max_norm: c.optimizer.grad_clip,
-            moments: c.optimizer.moments.into(),
-            seed: c.train.seed,
-        },
+        max_grad_norm: c.optimizer.grad_clip,
+        optimizer: c.optimizer.optimizer(c.train.seed),
         reference: c.precision.reference_every > 0,
         model,
     };
@@ -287,10 +281,8 @@ fn check_sizes(spec: &TrainingSpec, batch_size: usize) -> Result<(), RunError> {
         )));
     }
     let tokens = wide(spec.batch.sequences) * wide(spec.batch.seq_len);
-    let widths = [m.dim, m.qkv_dim(), 2 * m.ffn_dim, m.vocab_size, m.head_dim];
-    let widest = widths.into_iter().max().map_or(0, wide);
     // More than all activations and their gradients: a block has fewer than 32 values, of 4 bytes an element at most.
-    if tokens * widest * 128 * wide(m.layers + 2) < 1 << 62 {
+    if tokens * wide(m.widest()) * 128 * wide(m.layers.len() + 2) < 1 << 62 {
         return Ok(());
     }
     Err(RunError::Refused(format!(

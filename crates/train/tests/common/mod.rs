@@ -4,14 +4,15 @@
 use std::path::{Path, PathBuf};
 use xtrain_data::Batch as TokenBatch;
 use xtrain_model::decoder::{Batch, Loss};
-use xtrain_model::{Architecture, Family, Fp8Overrides, Recipe, RopeScaling};
+use xtrain_model::optimizer::{AdamWSpec, Optimizer};
+use xtrain_model::{Architecture, Description, Family, Fp8Overrides, Recipe, RopeScaling};
 use xtrain_program::{Recompute, StateKind};
 use xtrain_runtime::{Checks, Engine};
 use xtrain_tensor::{DType, Philox};
 use xtrain_train::config::Device;
 use xtrain_train::engine::Processor;
 use xtrain_train::learner::{Learner, StepResult};
-use xtrain_train::programs::{OptimizerSpec, TrainingSpec};
+use xtrain_train::programs::TrainingSpec;
 
 /// Whether tests run on a card: with XTRAIN_TEST_DEVICE=cuda.
 pub fn on_card() -> bool {
@@ -41,8 +42,8 @@ pub fn engine() -> Box<dyn Engine> {
 }
 
 /// A small Qwen3-like model with every size its own.
-pub fn small_model() -> Architecture {
-    Architecture {
+pub fn small() -> Description {
+    Description {
         family: Family::Qwen3,
         dim: 20,
         layers: 3,
@@ -61,9 +62,9 @@ pub fn small_model() -> Architecture {
     }
 }
 
-/// A model with heads as wide as real ones, so that attention takes the ways that real models take, and of sizes that FP8 takes.
-pub fn wide_model() -> Architecture {
-    Architecture {
+/// A model with heads as wide as real ones, so that attention takes the algorithms that real models take, and of sizes that FP8 takes.
+pub fn wide() -> Description {
+    Description {
         dim: 96,
         layers: 2,
         heads: 4,
@@ -71,8 +72,27 @@ pub fn wide_model() -> Architecture {
         head_dim: 64,
         ffn_dim: 160,
         max_position_embeddings: 1024,
-        ..small_model()
+        ..small()
     }
+}
+
+/// The model of a description.
+pub fn built(description: Description) -> Architecture {
+    description.architecture().expect("a model")
+}
+
+pub fn small_model() -> Architecture {
+    built(small())
+}
+
+pub fn wide_model() -> Architecture {
+    built(wide())
+}
+
+/// The constants of the spec's optimizer.
+pub fn adamw(spec: &mut TrainingSpec) -> &mut AdamWSpec {
+    let Optimizer::AdamW(adamw) = &mut spec.optimizer;
+    adamw
 }
 
 pub fn spec(model: Architecture, batch: Batch) -> TrainingSpec {
@@ -87,14 +107,14 @@ pub fn spec(model: Architecture, batch: Batch) -> TrainingSpec {
         dropout: 0.0,
         recompute: Recompute::None,
         recompute_blocks: None,
-        optimizer: OptimizerSpec {
+        max_grad_norm: 1.0,
+        optimizer: Optimizer::AdamW(AdamWSpec {
             betas: [0.9, 0.95],
             eps: 1e-8,
             weight_decay: 0.1,
-            max_norm: 1.0,
             moments: DType::F32,
             seed: 7,
-        },
+        }),
         reference: false,
     }
 }

@@ -9,7 +9,7 @@
 
 use candle_core::{DType, Device, Tensor};
 use candle_nn::VarBuilder;
-use candle_transformers::models::{llama, qwen2, qwen3};
+use candle_transformers::models::{llama, mistral, qwen2, qwen3};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
 use std::error::Error;
@@ -78,6 +78,7 @@ fn answer(run: &Run) -> Result<Vec<Vec<f32>>> {
 
 enum Model {
     Llama(llama::Llama, llama::Cache),
+    Mistral(mistral::Model),
     Qwen2(qwen2::ModelForCausalLM),
     Qwen3(qwen3::ModelForCausalLM),
 }
@@ -103,6 +104,9 @@ impl Model {
                 let cache = llama::Cache::new(true, dtype, &parsed, &Device::Cpu)?;
                 Model::Llama(llama::Llama::load(weights, &parsed)?, cache)
             }
+            Some("mistral") => {
+                Model::Mistral(mistral::Model::new(&serde_json::from_str(&text)?, weights)?)
+            }
             Some("qwen2") => {
                 Model::Qwen2(qwen2::ModelForCausalLM::new(&serde_json::from_str(&text)?, weights)?)
             }
@@ -116,6 +120,7 @@ impl Model {
     fn forward(&mut self, tokens: &Tensor, position: usize) -> candle_core::Result<Tensor> {
         match self {
             Model::Llama(model, cache) => model.forward(tokens, position, cache),
+            Model::Mistral(model) => model.forward(tokens, position),
             Model::Qwen2(model) => model.forward(tokens, position),
             Model::Qwen3(model) => model.forward(tokens, position),
         }

@@ -1,11 +1,11 @@
 //! `[model]`: what is trained, either described here or taken from a Hugging Face folder.
 //!
-//! [`ModelConfig`] is what the file says; [`Architecture`] is what it means, every number known. The
-//! defaults that depend on other keys are worked out in one place, [`ModelConfig::describe`].
+//! [`ModelConfig`] holds the keys of the file; a [`Description`] has every number. The defaults that depend on other keys are
+//! computed in one place, [`ModelConfig::describe`].
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
-use xtrain_model::{Architecture, Family};
+use xtrain_model::{Description, Family};
 
 /// The base of the paper that introduced RoPE (arXiv 2104.09864).
 const ROPE_THETA: f64 = 10_000.0;
@@ -24,8 +24,7 @@ section! {
             "pretrained", "model_name_or_path", "checkpoint", "hf_assets_path", "base_model"
         ]))]
         pub init_from: Option<String> = None,
-        /// Model family: decides what a block is made of and how the export names its parts. Mistral models
-        /// without sliding windows are `llama`.
+        /// Model family: decides what a block is made of and how the export names its parts.
         #[schemars(extend("x-default" = "`\"qwen3\"`"))]
         #[schemars(extend("x-aliases" = ["model_type", "flavor", "name", "architecture"]))]
         pub family: Option<Family> = None,
@@ -101,11 +100,11 @@ section! {
         ]))]
         pub tie_embeddings: Option<bool> = None,
         /// Whether the query, key and value projections have biases.
-        #[schemars(extend("x-default" = "true for `qwen2`, else false"))]
+        #[schemars(extend("x-default" = true_for(Family::qkv_bias)))]
         #[schemars(extend("x-aliases" = ["attention_bias", "bias"]))]
         pub qkv_bias: Option<bool> = None,
         /// Whether each query and key head passes an RMSNorm of its own before RoPE.
-        #[schemars(extend("x-default" = "true for `qwen3`, else false"))]
+        #[schemars(extend("x-default" = true_for(Family::qk_norm)))]
         #[schemars(extend("x-aliases" = ["use_qk_norm", "qk_layernorm"]))]
         pub qk_norm: Option<bool> = None,
         /// Probability of dropping an element after the embedding and at the end of each residual branch,
@@ -203,6 +202,11 @@ impl RopeScaling {
     }
 }
 
+/// The default of an option of the block, in words.
+fn true_for(has: fn(Family) -> bool) -> String {
+    format!("true for {}, else false", Family::listing(has, "`"))
+}
+
 impl ModelConfig {
     /// The family given, or the default one.
     pub fn family(&self) -> Family {
@@ -219,15 +223,15 @@ impl ModelConfig {
         self.head_dim.or_else(|| self.dim?.checked_div(self.heads?))
     }
 
-    /// The architecture described by the keys alone, or `None` while `dim`, `layers`, `heads` or
+    /// The model described by the keys alone, or `None` while `dim`, `layers`, `heads` or
     /// `vocab_size` is not known.
     ///
     /// `vocab_size` and `seq_len` (tokens) stand in for `vocab_size` and `max_position_embeddings` where
     /// those are not given.
-    pub fn describe(&self, vocab_size: Option<usize>, seq_len: usize) -> Option<Architecture> {
+    pub fn describe(&self, vocab_size: Option<usize>, seq_len: usize) -> Option<Description> {
         let dim = self.dim?;
         let family = self.family();
-        Some(Architecture {
+        Some(Description {
             family,
             dim,
             layers: self.layers?,
@@ -246,10 +250,9 @@ impl ModelConfig {
         })
     }
 
-    /// Writes every number of `architecture` into the keys, as the resolved configuration shows them.
-    pub(in crate::config) fn fill_from(&mut self, architecture: &Architecture) {
-        let Architecture { family, dim, layers, heads, kv_heads, head_dim, ffn_dim, vocab_size, .. } =
-            *architecture;
+    /// Writes every number of `model` into the keys, as the resolved configuration shows them.
+    pub(in crate::config) fn fill_from(&mut self, model: &Description) {
+        let Description { family, dim, layers, heads, kv_heads, head_dim, ffn_dim, vocab_size, .. } = *model;
         self.family = Some(family);
         self.dim = Some(dim);
         self.layers = Some(layers);
@@ -258,12 +261,12 @@ impl ModelConfig {
         self.head_dim = Some(head_dim);
         self.ffn_dim = Some(ffn_dim);
         self.vocab_size = Some(vocab_size);
-        self.max_position_embeddings = Some(architecture.max_position_embeddings);
-        self.rope_theta = Some(architecture.rope_theta);
-        self.rope_scaling = RopeScaling::of(architecture.rope_scaling);
-        self.norm_eps = Some(architecture.norm_eps);
-        self.tie_embeddings = Some(architecture.tie_embeddings);
-        self.qkv_bias = Some(architecture.qkv_bias);
-        self.qk_norm = Some(architecture.qk_norm);
+        self.max_position_embeddings = Some(model.max_position_embeddings);
+        self.rope_theta = Some(model.rope_theta);
+        self.rope_scaling = RopeScaling::of(model.rope_scaling);
+        self.norm_eps = Some(model.norm_eps);
+        self.tie_embeddings = Some(model.tie_embeddings);
+        self.qkv_bias = Some(model.qkv_bias);
+        self.qk_norm = Some(model.qk_norm);
     }
 }

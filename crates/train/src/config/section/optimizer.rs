@@ -2,6 +2,7 @@
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
+use xtrain_model::optimizer::{AdamWSpec, Optimizer};
 use xtrain_tensor::DType;
 
 section! {
@@ -45,6 +46,19 @@ pub enum MomentFormat {
     Fp32,
     /// Rounded by chance.
     Bf16,
+}
+
+impl OptimizerConfig {
+    /// The optimizer of a run with this seed.
+    pub(crate) fn optimizer(&self, seed: u64) -> Optimizer {
+        Optimizer::AdamW(AdamWSpec {
+            betas: self.betas,
+            eps: self.eps,
+            weight_decay: self.weight_decay,
+            moments: self.moments.into(),
+            seed,
+        })
+    }
 }
 
 impl From<MomentFormat> for DType {

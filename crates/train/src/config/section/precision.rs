@@ -2,8 +2,10 @@
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
-use xtrain_model::decoder::{HEAD, LINEAR_SITES, linear_names};
-use xtrain_model::{Architecture, DelayedScales, Fp8Overrides, ProductPattern, Recipe, SlowerLayer};
+use xtrain_model::decoder::HEAD;
+use xtrain_model::{
+    Architecture, DelayedScales, Fp8Overrides, ProductPattern, Recipe, SlowerLayer, in_block,
+};
 use xtrain_program::LinearGemm;
 
 section! {
@@ -173,7 +175,7 @@ impl PrecisionConfig {
         let slower = self.skip_slower.iter().flatten();
         let overrides = Fp8Overrides {
             skip,
-            slower: slower.map(layer).collect::<Result<_, _>>()?,
+            slower: slower.map(|slower| layer(slower, model)).collect::<Result<_, _>>()?,
             bf16_first_layers: self.bf16_first_layers,
             bf16_last_layers: self.bf16_last_layers,
             head: has_head,
@@ -253,15 +255,16 @@ fn refuse(
     ))
 }
 
-/// The layer that `slower` names, if there is one.
-fn layer(slower: &Slower) -> Result<SlowerLayer, String> {
+/// The layer of `model` that `slower` names, if there is one.
+fn layer(slower: &Slower, model: &Architecture) -> Result<SlowerLayer, String> {
     let Slower { layer, speed, tokens } = slower.clone();
-    if LINEAR_SITES.contains(&layer.as_str()) {
+    let sites = model.linear_sites();
+    if sites.contains(&layer.as_str()) {
         return Ok(SlowerLayer { layer, speed, tokens });
     }
     Err(format!(
         "[precision] skip_slower: {layer:?} is no linear layer of a block; they are {}",
-        LINEAR_SITES.join(", ")
+        sites.join(", ")
     ))
 }
 
@@ -270,9 +273,9 @@ fn pattern(text: &str, model: &Architecture, head: Option<&str>) -> Result<Produ
     let pattern = ProductPattern::parse(text).map_err(|product| {
         format!("[precision] skip: {text:?}: {product:?} is no product; behind the colon stands fprop, dgrad or wgrad")
     })?;
-    let names = |block: usize| linear_names(block).into_iter();
+    let names = || model.linears().map(|(block, linear)| in_block(block, linear.site));
     let has = |pattern: &ProductPattern| {
-        let mut all = (0..model.layers).flat_map(names).chain(head.map(str::to_owned));
+        let mut all = names().chain(head.map(str::to_owned));
         all.any(|name| LinearGemm::ALL.iter().any(|&gemm| pattern.names(&name, gemm)))
     };
     if has(&pattern) {
@@ -292,8 +295,8 @@ fn pattern(text: &str, model: &Architecture, head: Option<&str>) -> Result<Produ
         ),
         None => format!(
             "[precision] skip: {text:?} names nothing{}; the linear layers of a block are {}{}",
-            meant(text, model.layers, head, &has),
-            names(0).collect::<Vec<_>>().join(", "),
+            meant(text, model.layers.len(), head, &has),
+            model.linear_sites().iter().map(|site| in_block(0, site)).collect::<Vec<_>>().join(", "),
             head.map(|head| format!(", and behind the blocks there is {head}")).unwrap_or_default()
         ),
     })

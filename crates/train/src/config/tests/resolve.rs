@@ -3,11 +3,11 @@
 use super::super::*;
 use super::{MINIMAL, minimal, parse};
 use xtrain_checkpoint::hf::ExportDtype;
-use xtrain_model::{Architecture, Family, Recipe, RopeScaling};
+use xtrain_model::{Description, Family, Recipe, RopeScaling};
 
 /// What a folder with a Qwen3-0.6B in it says.
-fn folder() -> Architecture {
-    Architecture {
+fn folder() -> Description {
+    Description {
         family: Family::Qwen3,
         dim: 1024,
         layers: 28,
@@ -44,7 +44,7 @@ fn continued(sets: &[&str]) -> Result<Resolved, ConfigErrors> {
 fn the_defaults_of_a_described_model_follow_its_sizes() {
     let facts = Facts { tokenizer_vocab_size: Some(3000), ..Facts::default() };
     let Resolved { architecture, steps, .. } = minimal(&[]).resolve(&facts).unwrap();
-    let expected = Architecture {
+    let expected = Description {
         family: Family::Qwen3,
         dim: 64,
         layers: 2,
@@ -61,29 +61,37 @@ fn the_defaults_of_a_described_model_follow_its_sizes() {
         qkv_bias: false,
         qk_norm: true,
     };
-    assert_eq!((architecture, steps), (expected, Some(1000)));
+    assert_eq!((architecture.description(), steps), (Ok(expected), Some(1000)));
 }
 
 #[test]
 fn families_differ_in_bias_and_norm() {
     let of = |family: &str| {
         let resolved = minimal(&[&format!("model.family={family}")]).resolve(&Facts::default()).unwrap();
-        (resolved.architecture.qkv_bias, resolved.architecture.qk_norm)
+        let model = resolved.architecture.description().expect("layers are alike");
+        (model.qkv_bias, model.qk_norm)
     };
-    assert_eq!([of("llama"), of("qwen2"), of("qwen3")], [(false, false), (true, false), (false, true)]);
+    let [llama, mistral] = ["llama", "mistral"].map(of);
+    assert_eq!(
+        [llama, mistral, of("qwen2"), of("qwen3")],
+        [(false, false), (false, false), (true, false), (false, true)]
+    );
 }
 
 #[test]
 fn a_folder_gives_architecture_and_tokenizer() {
     let resolved = continued(&[]).unwrap();
-    assert_eq!(resolved.architecture, folder());
+    assert_eq!(resolved.architecture.description(), Ok(folder()));
     assert_eq!(resolved.config.model.layers, Some(28));
     assert_eq!(resolved.config.data.tokenizer, Some(TokenizerChoice::Path("models/q".to_owned())));
 }
 
 #[test]
 fn keys_that_agree_with_the_folder_may_stand_beside_it() {
-    assert_eq!(continued(&["model.layers=28", "model.family=qwen3"]).unwrap().architecture, folder());
+    assert_eq!(
+        continued(&["model.layers=28", "model.family=qwen3"]).unwrap().architecture.description(),
+        Ok(folder())
+    );
 }
 
 #[test]
@@ -104,7 +112,8 @@ fn the_file_may_extend_the_folders_context() {
     ])
     .unwrap();
     assert_eq!(longer.architecture.max_position_embeddings, 131_072);
-    assert_eq!(longer.architecture.rope_scaling, RopeScaling::Linear { factor: 4.0 });
+    let scaling = longer.architecture.description().map(|model| model.rope_scaling);
+    assert_eq!(scaling, Ok(RopeScaling::Linear { factor: 4.0 }));
     assert_eq!(
         continued(&["data.seq_len=65536"]).unwrap_err().to_string(),
         "--set data.seq_len=65536: [model] `max_position_embeddings` is 40960, less than `data.seq_len` = 65536; raise it (with \

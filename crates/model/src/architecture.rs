@@ -1,0 +1,231 @@
+//! A model without its weights: its widths, its layers, and what follows from them.
+
+use crate::decoder::HEAD;
+use crate::layer::is_positive_f32;
+use crate::{Family, FeedForward, Layer, LinearSpec, Mixer};
+use std::fmt;
+use thiserror::Error;
+
+/// Everything that determines a model but its weights.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Architecture {
+    /// The family under whose name the model is exported.
+    pub family: Family,
+    /// Width of the residual stream.
+    pub dim: usize,
+    /// The transformer blocks, first to last; at least one.
+    pub layers: Vec<Layer>,
+    /// Rows of the embedding.
+    pub vocab_size: usize,
+    /// The longest sequence that the model is meant for, in tokens.
+    pub max_position_embeddings: usize,
+    /// Added to the mean square in every norm; positive.
+    pub norm_eps: f64,
+    /// The head reads the embedding's weights.
+    pub tie_embeddings: bool,
+}
+
+/// An error in a model's description, and what to do about it.
+#[derive(Clone, Debug, Error, PartialEq, Eq)]
+pub enum ModelError {
+    /// Sizes that contradict each other.
+    #[error("{0}")]
+    Sizes(String),
+    /// A file of a Hugging Face folder that cannot be taken as it is.
+    #[error("{file}: {message}")]
+    HuggingFace {
+        /// `config.json` or `generation_config.json`.
+        file: &'static str,
+        /// The error, and what to do about it.
+        message: String,
+    },
+}
+
+impl Architecture {
+    /// The largest of every other size: what `i32` indices in kernels and files can name.
+    const MAX_SIZE: usize = i32::MAX as usize;
+
+    /// The most blocks; the deepest models that were ever trained have a thousand, and plans of more would
+    /// take minutes.
+    pub const MAX_LAYERS: usize = 1024;
+
+    /// The most parameters: a hundred thousand times today's models, and few enough that no count of bytes
+    /// overflows.
+    const MAX_PARAMETERS: u128 = 1 << 57;
+
+    /// Checks that the sizes fit each other.
+    pub fn validate(&self) -> Result<(), ModelError> {
+        let fail = |message: String| Err(ModelError::Sizes(message));
+        let own = [
+            ("dim", self.dim),
+            ("vocab_size", self.vocab_size),
+            ("max_position_embeddings", self.max_position_embeddings),
+        ];
+        let sizes = || self.layers.iter().flat_map(Layer::sizes).chain(own);
+        if let Some((name, _)) =
+            [("layers", self.layers.len())].into_iter().chain(sizes()).find(|(_, n)| *n == 0)
+        {
+            return fail(format!("{name} is 0; it must be at least 1"));
+        }
+        Self::check_layers(self.layers.len())?;
+        let bounded = sizes().find(|(_, size)| *size > Self::MAX_SIZE);
+        if let Some((name, size)) = bounded {
+            return Err(too_large(name, size, Self::MAX_SIZE));
+        }
+        let parameters = self.parameter_estimate();
+        if parameters > Self::MAX_PARAMETERS {
+            return fail(format!(
+                "the sizes make a model of {:.1e} parameters; check them for a slip",
+                parameters as f64
+            ));
+        }
+        self.layers.iter().try_for_each(Layer::validate)?;
+        if !is_positive_f32(self.norm_eps) {
+            return fail(format!("norm_eps is {:?}; it must be a positive number within f32", self.norm_eps));
+        }
+        Ok(())
+    }
+
+    /// Refuses a number of layers that no model has.
+    pub(crate) fn check_layers(layers: usize) -> Result<(), ModelError> {
+        match layers <= Self::MAX_LAYERS {
+            true => Ok(()),
+            false => Err(too_large("layers", layers, Self::MAX_LAYERS)),
+        }
+    }
+
+    /// The parameters of the matrices, in numbers that no sizes overflow.
+    fn parameter_estimate(&self) -> u128 {
+        let matrix = |linear: LinearSpec| linear.inputs as u128 * linear.outputs() as u128;
+        self.linears().map(|(_, linear)| matrix(linear)).sum::<u128>() + 2 * matrix(self.head())
+    }
+
+    /// The linear layers of the blocks with the number of their block, in the order in which the model
+    /// applies them.
+    pub fn linears(&self) -> impl Iterator<Item = (usize, LinearSpec)> {
+        let of = |(block, layer): (usize, &Layer)| {
+            layer.linears(self.dim).into_iter().map(move |linear| (block, linear))
+        };
+        self.layers.iter().enumerate().flat_map(of)
+    }
+
+    /// The sites of the blocks' linear layers, each once, in the order in which they first appear.
+    pub fn linear_sites(&self) -> Vec<&'static str> {
+        let mut sites = Vec::new();
+        for (_, linear) in self.linears() {
+            if !sites.contains(&linear.site) {
+                sites.push(linear.site);
+            }
+        }
+        sites
+    }
+
+    /// The linear layer after the blocks.
+    pub fn head(&self) -> LinearSpec {
+        LinearSpec {
+            site: HEAD,
+            inputs: self.dim,
+            modules: vec![("lm_head", self.vocab_size)],
+            bias: false,
+            is_residual: false,
+        }
+    }
+
+    /// The first `layers` blocks of the model, with its embedding and head.
+    pub fn truncated(&self, layers: usize) -> Architecture {
+        Architecture { layers: self.layers.iter().take(layers).cloned().collect(), ..self.clone() }
+    }
+
+    /// Columns of the widest activation.
+    pub fn widest(&self) -> usize {
+        let linears = self.linears().flat_map(|(_, linear)| [linear.inputs, linear.outputs()]);
+        linears.chain([self.dim, self.vocab_size]).max().unwrap_or_default()
+    }
+
+    /// Trained numbers in all, tied weights counted once.
+    pub fn parameter_count(&self) -> usize {
+        self.parameters().iter().map(|p| p.shape.iter().product::<usize>()).sum()
+    }
+
+    /// Parameters that every token is multiplied with: all but an embedding that is not the head too.
+    pub fn multiplied_parameters(&self) -> usize {
+        let embedding = if self.tie_embeddings { 0 } else { self.vocab_size * self.dim };
+        self.parameter_count() - embedding
+    }
+
+    /// Floating-point operations of training on one token, as PaLM counts them (arXiv 2204.02311, appendix
+    /// B): 6 per parameter but the input embedding's, and 12 * attention width * sequence length for the
+    /// attention scores of each layer, without subtracting what the causal mask leaves out. MFU is this times
+    /// tokens per second over the device's dense peak.
+    pub fn flops_per_token(&self, seq_len: usize) -> f64 {
+        let scores: usize =
+            self.layers.iter().map(|Layer { mixer: Mixer::Attention(a), .. }| a.query_dim()).sum();
+        6.0 * self.multiplied_parameters() as f64 + 12.0 * scores as f64 * seq_len as f64
+    }
+
+    /// Numbers that the key/value caches of all layers hold for a token.
+    pub fn cached_numbers(&self) -> usize {
+        self.layers.iter().map(Layer::cached_numbers).sum()
+    }
+
+    /// All that kernels' times depend on, as the key of a cache on disk.
+    pub fn key(&self) -> String {
+        let alike: Vec<String> = (self.layers.chunk_by(|a, b| a == b))
+            .map(|layers| {
+                let Mixer::Attention(a) = &layers[0].mixer;
+                format!("{} x ({}, qkv_bias {}, qk_norm {})", layers.len(), layers[0], a.qkv_bias, a.qk_norm)
+            })
+            .collect();
+        let (dim, vocab_size, tied) = (self.dim, self.vocab_size, self.tie_embeddings);
+        format!("dim {dim}, vocab_size {vocab_size}, tie_embeddings {tied}, {}", alike.join(", "))
+    }
+
+    /// The model in a few words: `qwen3, 4 layers, dim 192, 6 heads`.
+    pub fn title(&self) -> String {
+        let mut heads = Vec::new();
+        for Layer { mixer: Mixer::Attention(attention), .. } in &self.layers {
+            let own = attention.heads.to_string();
+            if heads.last() != Some(&own) {
+                heads.push(own);
+            }
+        }
+        format!(
+            "{}, {} layers, dim {}, {} heads",
+            self.family.name(),
+            self.layers.len(),
+            self.dim,
+            heads.join(" then ")
+        )
+    }
+}
+
+/// All sizes of the model in a line.
+impl fmt::Display for Architecture {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}, {} layers, dim {}, ", self.family.name(), self.layers.len(), self.dim)?;
+        let alike: Vec<&[Layer]> = self.layers.chunk_by(|a, b| a == b).collect();
+        for layers in &alike {
+            if alike.len() > 1 {
+                write!(f, "{} of ", layers.len())?;
+            }
+            write!(f, "{}, ", layers[0])?;
+        }
+        write!(f, "vocabulary {}", self.vocab_size)
+    }
+}
+
+/// The sizes of the layer: `32/8 heads of 128, ffn 14336`.
+impl fmt::Display for Layer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.mixer {
+            Mixer::Attention(a) => write!(f, "{}/{} heads of {}", a.heads, a.kv_heads, a.head_dim)?,
+        }
+        match &self.feed_forward {
+            FeedForward::Dense(mlp) => write!(f, ", ffn {}", mlp.width),
+        }
+    }
+}
+
+fn too_large(name: &str, size: usize, most: usize) -> ModelError {
+    ModelError::Sizes(format!("{name} = {size} is more than a model can have ({most}); check for a slip"))
+}

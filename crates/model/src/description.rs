@@ -1,0 +1,172 @@
+//! A model as config.json and run files describe it: one number for each size, from which all layers follow.
+
+use crate::{Architecture, Family, FeedForward, Layer, Mixer, Mlp, ModelError, Rotary, SelfAttention};
+use xtrain_ops::qk_norm_rope::RopeScaling;
+
+/// The sizes and options of a model whose layers are alike.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Description {
+    /// The family under whose name the model is exported.
+    pub family: Family,
+    /// Width of the residual stream.
+    pub dim: usize,
+    /// Transformer blocks.
+    pub layers: usize,
+    /// Query heads of each attention.
+    pub heads: usize,
+    /// Key and value heads of each attention.
+    pub kv_heads: usize,
+    /// Width of a head.
+    pub head_dim: usize,
+    /// Width of the feed-forward's gate and up projections.
+    pub ffn_dim: usize,
+    /// Rows of the embedding.
+    pub vocab_size: usize,
+    /// The longest sequence that the model is meant for, in tokens.
+    pub max_position_embeddings: usize,
+    /// Base of the rotation frequencies.
+    pub rope_theta: f64,
+    /// Stretching of the frequencies for longer contexts.
+    pub rope_scaling: RopeScaling,
+    /// Added to the mean square in every norm.
+    pub norm_eps: f64,
+    /// The head reads the embedding's weights.
+    pub tie_embeddings: bool,
+    /// Biases on the q, k and v projections.
+    pub qkv_bias: bool,
+    /// An RMSNorm on each query and key head.
+    pub qk_norm: bool,
+}
+
+impl Description {
+    /// The model that it describes; [`Architecture::validate`] checks its sizes.
+    ///
+    /// # Errors
+    /// More layers than a model can have.
+    pub fn architecture(&self) -> Result<Architecture, ModelError> {
+        Architecture::check_layers(self.layers)?;
+        let attention = SelfAttention {
+            heads: self.heads,
+            kv_heads: self.kv_heads,
+            head_dim: self.head_dim,
+            rotary: Rotary { theta: self.rope_theta, scaling: self.rope_scaling },
+            qkv_bias: self.qkv_bias,
+            qk_norm: self.qk_norm,
+        };
+        let layer = Layer {
+            mixer: Mixer::Attention(attention),
+            feed_forward: FeedForward::Dense(Mlp { width: self.ffn_dim }),
+        };
+        Ok(Architecture {
+            family: self.family,
+            dim: self.dim,
+            layers: vec![layer; self.layers],
+            vocab_size: self.vocab_size,
+            max_position_embeddings: self.max_position_embeddings,
+            norm_eps: self.norm_eps,
+            tie_embeddings: self.tie_embeddings,
+        })
+    }
+}
+
+impl Architecture {
+    /// The description that gives this model.
+    ///
+    /// # Errors
+    /// Layers that differ: no config.json of our families describes them.
+    pub fn description(&self) -> Result<Description, ModelError> {
+        let first = self.layers.first().filter(|first| self.layers.iter().all(|layer| layer == *first));
+        let Some(Layer { mixer: Mixer::Attention(attention), feed_forward: FeedForward::Dense(mlp) }) = first
+        else {
+            return Err(ModelError::Sizes(format!(
+                "the {} layers differ, which no config.json of a {} model can say",
+                self.layers.len(),
+                self.family.name()
+            )));
+        };
+        Ok(Description {
+            family: self.family,
+            dim: self.dim,
+            layers: self.layers.len(),
+            heads: attention.heads,
+            kv_heads: attention.kv_heads,
+            head_dim: attention.head_dim,
+            ffn_dim: mlp.width,
+            vocab_size: self.vocab_size,
+            max_position_embeddings: self.max_position_embeddings,
+            rope_theta: attention.rotary.theta,
+            rope_scaling: attention.rotary.scaling,
+            norm_eps: self.norm_eps,
+            tie_embeddings: self.tie_embeddings,
+            qkv_bias: attention.qkv_bias,
+            qk_norm: attention.qk_norm,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn small() -> Description {
+        Description {
+            family: Family::Qwen3,
+            dim: 20,
+            layers: 3,
+            heads: 4,
+            kv_heads: 2,
+            head_dim: 6,
+            ffn_dim: 28,
+            vocab_size: 37,
+            max_position_embeddings: 64,
+            rope_theta: 1e4,
+            rope_scaling: RopeScaling::None,
+            norm_eps: 1e-6,
+            tie_embeddings: false,
+            qkv_bias: true,
+            qk_norm: true,
+        }
+    }
+
+    #[test]
+    fn a_description_and_its_model_say_the_same() {
+        let model = small().architecture().expect("a model");
+        assert_eq!(model.validate(), Ok(()));
+        assert_eq!(model.description(), Ok(small()));
+        assert_eq!(model.to_string(), "qwen3, 3 layers, dim 20, 4/2 heads of 6, ffn 28, vocabulary 37");
+        assert_eq!(model.title(), "qwen3, 3 layers, dim 20, 4 heads");
+    }
+
+    #[test]
+    fn layers_may_differ_and_are_then_no_description() {
+        let mut model = small().architecture().expect("a model");
+        model.layers[0].feed_forward = FeedForward::Dense(Mlp { width: 90 });
+        let Mixer::Attention(last) = &mut model.layers[2].mixer;
+        last.heads = 2;
+        last.qk_norm = false;
+        assert_eq!(model.validate(), Ok(()));
+        assert!(model.description().is_err_and(|e| e.to_string().contains("differ")));
+        let shape = |name: &str| {
+            let all = model.parameters();
+            all.into_iter().find(|p| p.name == name).map(|p| p.shape)
+        };
+        assert_eq!(shape("blocks.0.mlp.down_proj.weight"), Some(vec![20, 90]));
+        assert_eq!(shape("blocks.1.mlp.down_proj.weight"), Some(vec![20, 28]));
+        assert_eq!(shape("blocks.1.attn.qkv_proj.weight"), Some(vec![48, 20]));
+        assert_eq!(shape("blocks.2.attn.qkv_proj.weight"), Some(vec![36, 20]));
+        assert_eq!(shape("blocks.2.attn.q_norm.weight"), None);
+        assert_eq!(
+            model.to_string(),
+            "qwen3, 3 layers, dim 20, 1 of 4/2 heads of 6, ffn 90, 1 of 4/2 heads of 6, ffn 28, 1 of 2/2 heads of 6, ffn 28, \
+             vocabulary 37"
+        );
+    }
+
+    #[test]
+    fn numbers_of_layers_that_no_model_has_are_refused() {
+        for (layers, message) in [(0, "layers is 0"), (1 << 60, "more than a model can have (1024)")] {
+            let model = Description { layers, ..small() }.architecture().and_then(|model| model.validate());
+            assert!(model.is_err_and(|e| e.to_string().contains(message)), "{layers}");
+        }
+    }
+}

@@ -1,0 +1,163 @@
+//! Families: a file each for what config.json and run files of a family mean, and what is refused.
+//!
+//! All families share one decoder, one list of parameters and their names in files. A new family is a file
+//! here (with its `mod` line) and a line in the list; [CONTRIBUTING.md](../../../../CONTRIBUTING.md) adds one
+//! as an example.
+
+#[cfg(test)]
+mod example;
+mod llama;
+mod mistral;
+mod qwen2;
+mod qwen3;
+#[cfg(test)]
+mod tests;
+
+use crate::hf::Keys;
+use crate::{Description, ModelError};
+use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
+use serde::de::Error;
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+use serde_json::{Value, json};
+use std::borrow::Cow;
+
+/// Declares [`Family`]: a line for each family, its name in code and its file.
+macro_rules! families {
+    ($($(#[$only:meta])? $family:ident: $file:ident,)*) => {
+        /// A family of models, by whose name other programs load an export.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+        pub enum Family {
+            $($(#[$only])? #[doc = concat!("The family of `families/", stringify!($file), ".rs`.")] $family,)*
+        }
+
+        impl Family {
+            /// All families.
+            pub const ALL: &[Family] = &[$($(#[$only])? Family::$family,)*];
+
+            pub(crate) fn rules(self) -> &'static Rules {
+                match self {
+                    $($(#[$only])? Family::$family => &$file::RULES,)*
+                }
+            }
+        }
+    };
+}
+
+families! {
+    Llama: llama,
+    Mistral: mistral,
+    Qwen2: qwen2,
+    Qwen3: qwen3,
+    #[cfg(test)] SeedOss: example,
+}
+
+/// Everything that sets a family apart.
+pub(crate) struct Rules {
+    /// `model_type` in config.json, and `family` in run files.
+    name: &'static str,
+    /// A sentence for docs/configuration.md.
+    about: &'static str,
+    /// The class of transformers that runs it.
+    pub(crate) class: &'static str,
+    /// Biases on the q, k and v projections.
+    qkv_bias: bool,
+    /// An RMSNorm on each query and key head.
+    qk_norm: bool,
+    /// Values of keys that a config.json leaves out, as transformers takes them.
+    pub(crate) defaults: Defaults,
+    /// Keys of config.json that must not be true, with the reason.
+    pub(crate) refused: &'static [(&'static str, &'static str)],
+    /// Reads and refuses what only config.json files of this family say.
+    pub(crate) read: fn(&Keys<'_>, &mut Description) -> Result<(), ModelError>,
+    /// Keys that an export sets, beside those of all families.
+    pub(crate) written: fn(&Description) -> Value,
+    /// Keys on which engines insist; a value from the folder that the model came from stays.
+    pub(crate) filled: fn(&Description) -> Value,
+}
+
+/// Values of keys that a config.json leaves out.
+pub(crate) struct Defaults {
+    /// `num_key_value_heads`; `None` takes `num_attention_heads`.
+    pub(crate) kv_heads: Option<usize>,
+    /// `head_dim`; `None` takes `hidden_size / num_attention_heads`.
+    pub(crate) head_dim: Option<usize>,
+    /// `max_position_embeddings`.
+    pub(crate) max_position_embeddings: usize,
+}
+
+const ATTENTION_BIAS: (&str, &str) =
+    ("attention_bias", "biases on all attention projections are not supported");
+const MLP_BIAS: (&str, &str) = ("mlp_bias", "biases in the feed-forward are not supported");
+const SLIDING_WINDOW: (&str, &str) = ("use_sliding_window", "sliding-window attention is not supported");
+
+/// For families without keys of their own.
+fn read_nothing(_: &Keys<'_>, _: &mut Description) -> Result<(), ModelError> {
+    Ok(())
+}
+
+/// For families without keys on which engines insist.
+fn fill_nothing(_: &Description) -> Value {
+    json!({})
+}
+
+impl Family {
+    /// The family of this name.
+    pub fn named(name: &str) -> Option<Family> {
+        Family::ALL.iter().copied().find(|family| family.name() == name)
+    }
+
+    /// The name in config files and Hugging Face's `model_type`.
+    pub fn name(self) -> &'static str {
+        self.rules().name
+    }
+
+    /// Biases on the q, k and v projections.
+    pub fn qkv_bias(self) -> bool {
+        self.rules().qkv_bias
+    }
+
+    /// An RMSNorm on each query and key head.
+    pub fn qk_norm(self) -> bool {
+        self.rules().qk_norm
+    }
+
+    /// The names of the families of which `is` holds, for a sentence: ``a, b and c``.
+    pub fn listing(is: impl Fn(Family) -> bool, quote: &str) -> String {
+        let names: Vec<String> = Family::ALL
+            .iter()
+            .filter(|family| is(**family))
+            .map(|family| format!("{quote}{}{quote}", family.name()))
+            .collect();
+        match names.split_last() {
+            Some((last, [])) => last.clone(),
+            Some((last, others)) => format!("{} and {last}", others.join(", ")),
+            None => "none".into(),
+        }
+    }
+}
+
+impl Serialize for Family {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(self.name())
+    }
+}
+
+impl<'de> Deserialize<'de> for Family {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let name = Cow::<str>::deserialize(deserializer)?;
+        let unknown =
+            || D::Error::custom(format!("{name:?} is no family; they are {}", Family::listing(|_| true, "")));
+        Family::named(&name).ok_or_else(unknown)
+    }
+}
+
+impl JsonSchema for Family {
+    fn schema_name() -> Cow<'static, str> {
+        "Family".into()
+    }
+
+    fn json_schema(_: &mut SchemaGenerator) -> Schema {
+        let word = |family: &Family| json!({ "const": family.name(), "description": family.rules().about, "type": "string" });
+        json_schema!({ "oneOf": Family::ALL.iter().map(word).collect::<Vec<_>>() })
+    }
+}

@@ -1,0 +1,19 @@
+//! Qwen2 and 2.5 (arXiv 2407.10671): biases on q, k and v.
+
+use super::{ATTENTION_BIAS, Defaults, MLP_BIAS, Rules, SLIDING_WINDOW, read_nothing};
+use serde_json::json;
+
+pub(super) static RULES: Rules = Rules {
+    name: "qwen2",
+    about: "Qwen2 and 2.5 (arXiv 2407.10671): biases on q, k and v.",
+    class: "Qwen2ForCausalLM",
+    qkv_bias: true,
+    qk_norm: false,
+    // transformers 5, configuration_qwen2.py.
+    defaults: Defaults { kv_heads: Some(32), head_dim: None, max_position_embeddings: 32_768 },
+    refused: &[ATTENTION_BIAS, MLP_BIAS, SLIDING_WINDOW],
+    read: read_nothing,
+    written: |_| json!({ "use_sliding_window": false }),
+    // candle insists on both, though the window is off.
+    filled: |model| json!({ "max_window_layers": model.layers, "sliding_window": model.max_position_embeddings }),
+};

@@ -74,7 +74,7 @@ pub(crate) fn read(path: &Path) -> Result<Vec<u8>> {
     let file = open(path, "read")?;
     file.take(MAX_BYTES + 1).read_to_end(&mut bytes).map_err(DataError::io(path, "read"))?;
     if bytes.len() as u64 > MAX_BYTES {
-        let problem = format!("is larger than {} GiB, far larger than such a file can be", MAX_BYTES >> 30);
+        let problem = format!("has more than {} GiB, far more than such a file can have", MAX_BYTES >> 30);
         return Err(DataError::corrupt(path, problem, "check that it is the right file"));
     }
     Ok(bytes)

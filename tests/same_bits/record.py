@@ -81,8 +81,8 @@ tokens = 512
 # Fields of metrics.jsonl that depend on the time or on the machine.
 VOLATILE = {"time", "step_ms", "tokens_per_second", "tflops", "seconds_left", "memory_total_bytes", "seconds", "ms"}
 
-# The planned run files, the settings of all plans, and the further settings of one small file. No plan depends
-# on the machine's memory and threads.
+# The planned run files, the settings of all plans, and the further settings of one small file. No plan depends on
+# the machine's memory and threads.
 PLANNED = ["examples/*.toml", "benches/configs/*.toml"]
 ALWAYS = {"train.threads": 2, "data.train": "text.txt"}
 VARIED = "examples/fp8.toml"
@@ -111,7 +111,9 @@ class Recorder:
         kept = {k: v for k, v in os.environ.items() if not k.startswith("XTRAIN_")}
         # No GPU is looked at, and nothing that one has measured.
         nowhere = {"CUDA_VISIBLE_DEVICES": "", "XTRAIN_CACHE": str(folder / "cache")}
-        self.environment = kept | nowhere | {"CARGO_TARGET_DIR": str(self.build), "CARGO_TERM_COLOR": "never"}
+        # Without incremental builds, which an interrupted build may damage.
+        cargo = {"CARGO_TARGET_DIR": str(self.build), "CARGO_TERM_COLOR": "never", "CARGO_INCREMENTAL": "0"}
+        self.environment = kept | nowhere | cargo
 
     def recording(self, commit, part, library):
         """One part of a commit's recording, from its file or made now."""

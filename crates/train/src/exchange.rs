@@ -1,15 +1,15 @@
 //! Models in and out: Hugging Face folders to and from masters.
 
-use crate::config::Config;
+use crate::error::RunError;
 use crate::products::fprops;
-use crate::run::RunError;
-use crate::run::setup::{CONFIG_FILE, GENERATION_FILE};
+use crate::source::{CONFIG_FILE, GENERATION_FILE};
 use crate::weights::Weights;
 use std::path::Path;
 use xtrain_checkpoint::BoxError;
 use xtrain_checkpoint::hf::{
     self, ExportDtype, ExportOptions, Fp8Scales, NameEntry, NameMap, NamePart, TiedName,
 };
+use xtrain_config::Config;
 use xtrain_data::Tokenizer;
 use xtrain_model::hf::{HfConfig, IGNORABLE_SUFFIXES};
 use xtrain_model::{Architecture, Kept, Numerics};

@@ -3,27 +3,26 @@
 //! Invariants: policy lives here and arithmetic in ops; nothing here knows which device an [`Engine`](xtrain_runtime::Engine) is.
 //! Deliberately absent: flags and terminals, which are the binary's.
 
-mod advice;
-pub mod bench;
-pub mod blame;
-pub mod config;
-pub mod doctor;
+pub mod corpus;
 pub mod engine;
+pub mod error;
 pub mod evaluate;
 pub mod exchange;
-mod files;
+pub mod fit;
+pub mod folder;
 pub mod generate;
-pub mod inspect;
+pub mod held_out;
 pub mod learner;
-pub mod metrics;
 pub mod opened;
-mod probe;
+pub mod position;
 pub mod products;
 pub mod profile;
 pub mod programs;
-pub mod report;
+pub mod random_batch;
 pub mod run;
-mod sampling;
 pub mod schedule;
 pub mod slower;
+pub mod source;
+mod spans;
+pub mod spec;
 pub mod weights;

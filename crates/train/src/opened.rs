@@ -1,13 +1,17 @@
 //! A model opened to be used: from a run folder or from a Hugging Face folder.
 
-use crate::config::{Config, Device};
 use crate::engine::Processor;
+use crate::error::{LearnError, RunError};
 use crate::exchange::{self, Identity};
-use crate::run::{RunError, RunFolder, saved, setup};
-use crate::weights::{LearnError, Weights};
+use crate::folder::RunFolder;
+use crate::position;
+use crate::source;
+use crate::spec;
+use crate::weights::Weights;
 use std::path::{Path, PathBuf};
 use xtrain_checkpoint::hf::{self, ExportDtype};
 use xtrain_checkpoint::{BoxError, Checkpoint, CheckpointStore};
+use xtrain_config::{Config, Device};
 use xtrain_data::{LoaderState, Tokenizer};
 use xtrain_model::{Architecture, Numerics, Recipe};
 use xtrain_program::StateKind;
@@ -64,7 +68,7 @@ pub fn open(
     recipe: Option<Recipe>,
 ) -> Result<OpenedModel, RunError> {
     if !folder.exists() {
-        return Err(setup::no_such_folder(folder));
+        return Err(source::no_such_folder(folder));
     }
     let run = RunFolder::at(folder);
     if run.is_begun() {
@@ -89,7 +93,7 @@ pub fn open(
             folder.display()
         )));
     }
-    let source = setup::read_hf_config(folder)?;
+    let source = source::read_hf_config(folder)?;
     let tokenizer = Tokenizer::load(folder)?;
     let mut weights = weights(device, source.model.clone(), recipe.unwrap_or(Recipe::Fp32).into())?;
     exchange::import(&mut weights, folder)?;
@@ -115,15 +119,15 @@ fn open_run(
 ) -> Result<OpenedModel, RunError> {
     let mut parsed = Config::load::<&str>(&run.config(), &[])?;
     let checkpoint = checkpoint(run, which)?;
-    parsed.config.precision = saved::precision_of(&checkpoint)?;
-    let planned = setup::planned(parsed.resolve(&Default::default())?)?;
+    parsed.config.precision = position::precision_of(&checkpoint)?;
+    let planned = spec::planned(parsed.resolve(&Default::default())?)?;
     let trained = planned.spec.numerics();
     let numerics = Numerics { recipe: recipe.unwrap_or(trained.recipe), ..trained };
     let mut weights = weights(device, planned.spec.model.clone(), numerics)?;
     load_masters(&mut weights, &checkpoint, run)?;
     let tokenizer = Tokenizer::load(run.tokenizer())?;
     let tokenizer = tokenizer.with_begin_of_document(parsed.config.data.begin_of_document)?;
-    let source = setup::kept_init(&parsed.config, run)?;
+    let source = source::kept_init(&parsed.config, run)?;
     let identity = Identity::new(source, weights.model(), &tokenizer);
     Ok(OpenedModel {
         weights,
@@ -134,7 +138,7 @@ fn open_run(
         seq_len: Some(planned.spec.batch.seq_len),
         export_dtype: exchange::export_options(&planned.resolved.config).dtype,
         run: Some(OfRun {
-            loader: saved::loader_state(&checkpoint)?,
+            loader: position::loader_state(&checkpoint)?,
             tokenizer: run.tokenizer(),
             config: planned.resolved.config,
         }),
@@ -142,7 +146,7 @@ fn open_run(
 }
 
 /// The checkpoint of `run` that is meant.
-pub(crate) fn checkpoint(run: &RunFolder, which: Which) -> Result<Checkpoint, RunError> {
+pub fn checkpoint(run: &RunFolder, which: Which) -> Result<Checkpoint, RunError> {
     let store = CheckpointStore::open(&run.checkpoints())?;
     let place = run.path().display();
     let latest = || {
@@ -151,7 +155,7 @@ pub(crate) fn checkpoint(run: &RunFolder, which: Which) -> Result<Checkpoint, Ru
     match which {
         Which::Step(step) => Ok(store.at(step)?),
         Which::Latest => latest(),
-        Which::Best => match saved::best(&latest()?)? {
+        Which::Best => match position::best(&latest()?)? {
             Some((step, _)) => Ok(store.at(step)?),
             None => Err(RunError::Refused(format!(
                 "no checkpoint of {place} is known to be the best: its run kept none (checkpoint.keep_best), or evaluated none \
@@ -162,14 +166,10 @@ pub(crate) fn checkpoint(run: &RunFolder, which: Which) -> Result<Checkpoint, Ru
 }
 
 /// Reads the masters of a checkpoint of `run`, and makes what is made of them.
-pub(crate) fn load_masters(
-    weights: &mut Weights,
-    checkpoint: &Checkpoint,
-    run: &RunFolder,
-) -> Result<(), RunError> {
+pub fn load_masters(weights: &mut Weights, checkpoint: &Checkpoint, run: &RunFolder) -> Result<(), RunError> {
     let masters = weights.masters();
-    let specs = saved::specs(&masters);
-    let is_master = |name: &str| name.starts_with(&saved::prefix(StateKind::Master));
+    let specs = position::specs(&masters);
+    let is_master = |name: &str| name.starts_with(&position::prefix(StateKind::Master));
     let unknown = |name: &str| is_master(name) && !specs.iter().any(|spec| spec.name == name);
     if let Some(other) = checkpoint.tensors().iter().find(|tensor| unknown(&tensor.name)) {
         return Err(RunError::Refused(format!(

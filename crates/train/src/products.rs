@@ -88,7 +88,7 @@ pub(crate) fn fprops(m: &Architecture, numerics: &Numerics) -> HashMap<String, R
 }
 
 /// Outputs and inputs of the linear layers of a block, in the order of [`linear_names`].
-pub(crate) fn linear_extents(m: &Architecture) -> [[usize; 2]; 4] {
+pub fn linear_extents(m: &Architecture) -> [[usize; 2]; 4] {
     [[m.qkv_dim(), m.dim], [m.dim, m.attention_dim()], [2 * m.ffn_dim, m.dim], [m.dim, m.ffn_dim]]
 }
 

@@ -180,7 +180,7 @@ fn forward(tracer: Tracer, model: &Architecture, numerics: &Numerics) -> Result<
 }
 
 /// The linear layers' products of FP8 factors, where these formats of a model of so many blocks have them so.
-pub(crate) fn in_fp8(program: Program, layers: usize, numerics: &Numerics) -> Result<Program, TraceError> {
+pub fn in_fp8(program: Program, layers: usize, numerics: &Numerics) -> Result<Program, TraceError> {
     let program = kept::apply(program, &PassSet, &|candidate| numerics.kept_input(candidate, layers))?;
     let program = quantized::apply(program, &PassSet, &|candidate| numerics.of(candidate, layers).ok())?;
     fuse::apply(program)

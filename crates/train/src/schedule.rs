@@ -1,6 +1,6 @@
 //! The learning rate of every step.
 
-use crate::config::{Config, DecayShape, ScheduleKind};
+use xtrain_config::{Config, DecayShape, ScheduleKind};
 
 /// A learning-rate schedule: linear warmup, then one of the kinds of the run file.
 #[derive(Clone, Debug, PartialEq)]

@@ -12,10 +12,10 @@ use xtrain_model::decoder::Batch;
 use xtrain_model::{Architecture, Fp8Overrides, Numerics, ProductPattern, Recipe};
 use xtrain_program::StateKind;
 use xtrain_tensor::Scaling;
+use xtrain_train::error::RunError;
 use xtrain_train::exchange::{Identity, export, import};
 use xtrain_train::learner::Learner;
 use xtrain_train::programs::TrainingSpec;
-use xtrain_train::run::RunError;
 use xtrain_train::weights::Weights;
 
 const BATCH: Batch = Batch { sequences: 1, seq_len: 16 };

@@ -8,6 +8,7 @@ use libtest_mimic::{Arguments, Failed, Trial};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use xtrain_config::Device;
 use xtrain_cuda::{Arch, CudaError, Gpu};
 use xtrain_model::Recipe;
 use xtrain_model::decoder::Batch;
@@ -16,7 +17,6 @@ use xtrain_runtime::{
     Checks, Engine, EngineError, Outputs, Part, ProgramId, StateEntry, Ticket, Timed, Timing,
 };
 use xtrain_tensor::{DType, TensorType};
-use xtrain_train::config::Device;
 use xtrain_train::engine::Processor;
 use xtrain_train::learner::Learner;
 use xtrain_train::programs::TrainingSpec;

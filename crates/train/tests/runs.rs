@@ -3,9 +3,10 @@
 use std::ops::ControlFlow;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
-use xtrain_train::config::{Config, Parsed};
-use xtrain_train::metrics::Event;
-use xtrain_train::run::{Notice, Observer, Outcome, Start, train};
+use xtrain_config::{Config, Parsed};
+use xtrain_report::metrics::Event;
+use xtrain_train::corpus::Notice;
+use xtrain_train::run::{Observer, Outcome, Start, train};
 
 /// The texts that the examples are trained on: this project's own sources and documents.
 const TEXT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../examples/data/snapshot.txt.gz");

@@ -12,10 +12,10 @@ use std::io::Write;
 use std::ops::RangeInclusive;
 use std::path::PathBuf;
 use xtrain_checkpoint::hf::{ExportDtype, ExportOptions};
+use xtrain_config::Device;
+use xtrain_config::keys_like;
 use xtrain_data::{BeginOfDocument, PrepareOptions};
 use xtrain_model::Recipe;
-use xtrain_train::config::Device;
-use xtrain_train::config::keys_like;
 
 /// Train language models: pre-train, continue and fine-tune from one run file.
 #[derive(Debug, Parser)]

@@ -6,11 +6,11 @@ use std::panic::{self, AssertUnwindSafe};
 use std::process::ExitCode;
 use std::sync::{Arc, Mutex, PoisonError};
 use xtrain_checkpoint::CheckpointError;
+use xtrain_config::ConfigErrors;
 use xtrain_data::DataError;
-use xtrain_train::config::ConfigErrors;
-use xtrain_train::report::ReportError;
-use xtrain_train::run::RunError;
-use xtrain_train::weights::LearnError;
+use xtrain_report::ReportError;
+use xtrain_train::error::LearnError;
+use xtrain_train::error::RunError;
 
 /// A failed command.
 #[derive(Debug)]

@@ -8,15 +8,16 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use tracing_subscriber::EnvFilter;
+use xtrain_config::Config;
 use xtrain_data::{Learning, Progress, Vocabulary};
-use xtrain_train::config::Config;
-use xtrain_train::metrics::{self, Event};
-use xtrain_train::run::{Notice, Observer};
+use xtrain_report::metrics::{self, Event};
+use xtrain_train::corpus::Notice;
+use xtrain_train::run::Observer;
 
 /// Sends warnings and what `RUST_LOG` asks for to standard error.
 pub(crate) fn log() {
     let filter = EnvFilter::try_from_default_env()
-        .unwrap_or_else(|_| EnvFilter::new("warn,xtrain::commands=info,xtrain_train=info"));
+        .unwrap_or_else(|_| EnvFilter::new("warn,xtrain::commands=info,xtrain_train=info,xtrain_lab=info"));
     tracing_subscriber::fmt()
         .with_env_filter(filter)
         .with_writer(std::io::stderr)

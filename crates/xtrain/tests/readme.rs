@@ -4,8 +4,8 @@ use std::fs;
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use xtrain::prelude::*;
-use xtrain::train::metrics::format::grouped;
-use xtrain::train::run::Corpus;
+use xtrain::report::metrics::format::grouped;
+use xtrain::train::corpus::Corpus;
 use xtrain::train::{engine, programs, run};
 
 fn path(name: &str) -> PathBuf {

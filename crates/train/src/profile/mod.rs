@@ -5,19 +5,17 @@
 //! events between the ops, and waited for. Nothing that is computed depends on either.
 
 mod chrome;
-mod host;
 
-pub(crate) use host::{doing, doing_step};
-
+use crate::error::{LearnError, RunError};
+use crate::folder::RunFolder;
 use crate::learner::Learner;
-use crate::metrics::format::percent;
-use crate::run::{RunError, RunFolder};
-use crate::weights::LearnError;
+use crate::spans;
 use chrome::{Trace, Track};
 use serde_json::{Value, json};
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 use xtrain_program::{Instance, Program};
+use xtrain_report::metrics::format::percent;
 use xtrain_runtime::{Part, ProgramId, Timed, TimedWork, Timing};
 use xtrain_tensor::TensorType;
 
@@ -118,7 +116,7 @@ impl Profiler {
         }
         if self.timing == Timing::Off {
             self.begun = Instant::now();
-            host::record();
+            spans::record();
         }
         self.last = done + 1;
         self.set(timing, learner)
@@ -143,7 +141,7 @@ impl Profiler {
         let times = engine.take_times().map_err(LearnError::from)?;
         self.set(Timing::Off, learner)?;
         let idle = self.idle_share(&times, learner.program());
-        let text = self.trace(&times, &host::recorded(), learner, device, idle);
+        let text = self.trace(&times, &spans::recorded(), learner, device, idle);
         // A run is worth more than its trace.
         match folder.write(TRACE_FILE, &text) {
             Ok(()) => tracing::info!(
@@ -188,7 +186,7 @@ impl Profiler {
     fn trace(
         &self,
         times: &[Timed],
-        done: &[host::Done],
+        done: &[spans::Done],
         learner: &mut Learner,
         device: &str,
         idle: Option<f64>,
@@ -290,7 +288,7 @@ impl OpLabel {
 
 /// What one run of an op does.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub(crate) struct Work {
+pub struct Work {
     /// Floating-point operations.
     pub flops: f64,
     /// Bytes of all operands, each once.
@@ -298,7 +296,8 @@ pub(crate) struct Work {
 }
 
 impl Work {
-    pub(crate) fn of(program: &Program, instance: &Instance) -> Self {
+    /// Operations and operands of `instance`.
+    pub fn of(program: &Program, instance: &Instance) -> Self {
         let (inputs, outputs) = (program.input_types(instance), program.output_types(instance));
         let bytes = inputs.iter().chain(&outputs).map(TensorType::bytes).sum();
         Work { flops: instance.code.op().cost(&inputs, &outputs).flops, bytes }

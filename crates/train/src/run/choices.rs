@@ -1,11 +1,12 @@
 //! Which kernels a run computes by, where several would do and the fastest was taken: recorded with the run, so that it goes on by the same,
 //! to the same bits, wherever what this machine keeps is lost.
 
-use super::{RunError, RunFolder};
 use crate::engine::Processor;
-use crate::files;
+use crate::error::RunError;
+use crate::folder::RunFolder;
 use std::collections::BTreeMap;
 use std::io::ErrorKind;
+use xtrain_config::files;
 use xtrain_runtime::Engine;
 
 const FILE: &str = "choices.json";

@@ -1,15 +1,15 @@
 //! The end of a run: export, samples, summary and report.
 
-use super::RunError;
 use super::open::describe;
 use super::trainer::{Observer, Outcome, Run, Watch};
+use crate::error::RunError;
 use crate::exchange;
 use crate::generate::{Generator, MadeToken, Sampling};
-use crate::metrics::Sample;
-use crate::report::{self, RunSummary};
 use std::ops::ControlFlow;
 use std::time::{Duration, Instant};
 use xtrain_data::SpecialTokens;
+use xtrain_report::RunSummary;
+use xtrain_report::metrics::Sample;
 
 impl Run {
     /// Export and samples where all steps are done; summary and report always, whatever becomes of the others. Returns how the run ended:
@@ -52,7 +52,7 @@ impl Run {
         }
         self.summary(outcome).write(self.folder.path())?;
         if self.config.log.jsonl {
-            observer.wrote("report", &report::write(self.folder.path())?);
+            observer.wrote("report", &xtrain_report::write(self.folder.path())?);
         }
         Ok(())
     }

@@ -9,45 +9,14 @@
 //! ```
 
 mod choices;
-mod corpus;
-mod error;
 mod finish;
-pub(crate) mod fit;
-mod folder;
 mod open;
 mod reference;
-pub(crate) mod saved;
-pub(crate) mod setup;
+mod snapshot;
 #[cfg(test)]
 mod tests;
 mod trainer;
 mod writing;
 
-pub use corpus::Corpus;
-pub use error::RunError;
-pub use fit::{Fit, Outcome as FitOutcome, Room, Way};
-pub use folder::RunFolder;
-pub use setup::{Planned, plan, plan_on};
-pub(crate) use trainer::IN_FLIGHT;
+pub use crate::spec::plan;
 pub use trainer::{Observer, Outcome, Start, train, train_profiled};
-
-use xtrain_data::{Learning, Progress, Vocabulary};
-
-/// Something that a run does before its first step.
-#[derive(Clone, Debug)]
-pub enum Notice {
-    /// A vocabulary is made of the training text.
-    Learning {
-        /// Which.
-        vocabulary: Vocabulary,
-        /// How far it is.
-        progress: Learning,
-    },
-    /// A text is turned into tokens.
-    Tokenizing {
-        /// The source.
-        path: String,
-        /// How far it is.
-        progress: Progress,
-    },
-}

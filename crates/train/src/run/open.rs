@@ -1,26 +1,30 @@
 //! Opening a run: its folder, data and model, at its beginning or at its latest checkpoint.
 
-use super::corpus::Corpus;
+use super::choices;
 use super::reference::Aside;
-use super::saved::{self, Position, Saved, check_tokenizer};
+use super::snapshot::Saved;
 use super::trainer::{Observer, Run, Start};
-use super::{RunError, RunFolder, choices, fit, setup};
-use crate::config::{Config, Facts, Parsed, Resolved};
+use crate::corpus::Corpus;
 use crate::engine::Processor;
+use crate::error::LearnError;
+use crate::error::RunError;
 use crate::evaluate::Evaluator;
 use crate::exchange;
+use crate::folder::RunFolder;
 use crate::learner::Learner;
-use crate::metrics::{Event, Lost, MetricsSink, Outputs, Resumed, Start as MetricsStart};
+use crate::position::{self, Position};
 use crate::products::{LinearProducts, fp8_share, linear_products};
 use crate::programs::TrainingSpec;
 use crate::schedule::Schedule;
 use crate::slower;
-use crate::weights::LearnError;
+use crate::{fit, source, spec};
 use std::ops::ControlFlow;
 use std::path::Path;
+use xtrain_config::{Config, Facts, Parsed, Resolved, TokenizerChoice};
 use xtrain_data::{DataError, Tokenizer};
 use xtrain_model::Kept;
 use xtrain_program::quantized::LinearGemm;
+use xtrain_report::metrics::{Event, Lost, MetricsSink, Outputs, Resumed, Start as MetricsStart};
 use xtrain_runtime::Checks;
 
 /// What needs less memory than a run that does not fit.
@@ -52,16 +56,16 @@ impl Run {
             check_export(&folder, parsed.config.model.init_from.as_deref())?;
         }
         let hf = match going_on {
-            true => setup::kept_init(&parsed.config, &folder)?,
-            false => setup::init(&parsed.config)?,
+            true => source::kept_init(&parsed.config, &folder)?,
+            false => source::init(&parsed.config)?,
         };
         let tokenizer = folder.tokenizer();
         let kept = going_on.then_some(tokenizer.as_path()).filter(|t| t.is_dir());
         let processor = Processor::of(&parsed.config)?;
         if !going_on {
-            setup::check_before_text(parsed, &processor)?;
+            check_before_text(parsed, &processor)?;
         }
-        let began = if going_on { Some(saved::precision(&folder)?) } else { None };
+        let began = if going_on { Some(position::precision(&folder)?) } else { None };
         let corpus = Corpus::open(&parsed.config, kept, &mut |notice| match time_is_up() {
             true => ControlFlow::Break(()),
             false => observer.notice(notice),
@@ -70,7 +74,7 @@ impl Run {
         let facts = Facts {
             init: hf.as_ref().map(|hf| hf.model.clone()),
             tokenizer_vocab_size: Some(corpus.tokenizer.vocab_size()),
-            shards: setup::shards(&parsed.config)?.map(|dataset| dataset.folder().display().to_string()),
+            shards: source::shards(&parsed.config)?.map(|dataset| dataset.folder().display().to_string()),
             epoch_tokens: Some(corpus.loader.epoch_tokens()),
             // A run keeps its precision wherever it goes on.
             recipe: match &began {
@@ -78,7 +82,7 @@ impl Run {
                 None => Some(processor.target().recipe()),
             },
         };
-        let planned = setup::planned(parsed.resolve(&facts)?)?;
+        let planned = spec::planned(parsed.resolve(&facts)?)?;
         let Resolved { config, steps, .. } = &planned.resolved;
         let steps = steps.ok_or_else(|| RunError::Refused("the length of the run is not known".into()))?;
         if going_on {
@@ -124,7 +128,7 @@ impl Run {
             // Again, now that nobody else can write here.
             check_free(&folder)?;
             corpus.tokenizer.save(&folder.tokenizer())?;
-            setup::keep_init(&parsed.config, &folder)?;
+            source::keep_init(&parsed.config, &folder)?;
             if let Some(from) = &parsed.config.model.init_from {
                 exchange::warn_of_what_stays(Path::new(from), &corpus.tokenizer);
             }
@@ -194,7 +198,7 @@ impl Run {
 
 /// The steps that the run in `folder` has made, where they are all that it is asked for and nothing of its end is left to do.
 fn finished(folder: &RunFolder, config: &Config, steps: u64) -> Result<Option<u64>, RunError> {
-    let at = saved::position(folder)?.filter(|at| at.step >= steps && at.evaluation.is_none());
+    let at = position::position(folder)?.filter(|at| at.step >= steps && at.evaluation.is_none());
     let Some(at) = at else { return Ok(None) };
     Ok(folder.unwritten(at.step, config)?.is_nothing().then_some(at.step))
 }
@@ -310,4 +314,48 @@ pub(super) fn describe(spec: &TrainingSpec) -> String {
         false => String::new(),
     };
     format!("{}, {} layers, dim {}, {} heads{fp8}", m.family.name(), m.layers, m.dim, m.heads)
+}
+
+/// Refuses a run that does not fit before its text is turned into tokens, which may take long; nothing where only the text tells the size of
+/// the vocabulary.
+fn check_before_text(parsed: &Parsed, processor: &Processor) -> Result<(), RunError> {
+    let config = &parsed.config;
+    let is_told = config.model.vocab_size.is_some() || config.model.init_from.is_some();
+    let is_read = matches!(config.tokenizer(), TokenizerChoice::Bytes | TokenizerChoice::Path(_));
+    if !(is_told || is_read || source::shards(config)?.is_some()) {
+        return Ok(());
+    }
+    let spec::Planned { resolved, spec, .. } = spec::plan_on(parsed, processor.target())?;
+    fit::check(&spec, resolved.config.train.batch_size, processor)
+}
+
+/// Refuses to go on with another tokenizer than `kept`, which the run in `folder` began with: its tokens are that one's. Both
+/// configurations are resolved. A tokenizer that only lies elsewhere now is the same.
+fn check_tokenizer(folder: &RunFolder, config: &Config, kept: &Tokenizer) -> Result<(), RunError> {
+    let path = folder.config();
+    let text = xtrain_config::files::read(&path, xtrain_config::MAX_FILE_BYTES)
+        .map_err(RunError::io(&path, "read"))?;
+    // What cannot be understood any more says nothing of what changed; the run keeps what it began with in any case.
+    let Ok(before) = Config::parse::<&str>(&path, &text, &[]) else { return Ok(()) };
+    let of = |config: &Config| (config.tokenizer(), config.data.bpe_vocab_size);
+    let is_kept = match config.tokenizer() {
+        _ if of(&before.config) == of(config) => true,
+        TokenizerChoice::Path(path) => Tokenizer::load(path).is_ok_and(|t| t.hash() == kept.hash()),
+        TokenizerChoice::Bytes => Tokenizer::bytes().hash() == kept.hash(),
+        TokenizerChoice::Bpe | TokenizerChoice::Chars => false,
+    };
+    if is_kept {
+        return Ok(());
+    }
+    let changes: Vec<String> = xtrain_config::diff(&before.config, config)
+        .iter()
+        .filter(|change| ["data.tokenizer", "data.bpe_vocab_size"].contains(&change.key.as_str()))
+        .map(xtrain_config::Change::to_string)
+        .collect();
+    Err(RunError::Refused(format!(
+        "the tokenizer is another one than the run in {} began with ({}), and its weights know only that one; resume with the \
+         tokenizer that it began with, or begin a new run",
+        folder.path().display(),
+        changes.join(", ")
+    )))
 }

@@ -5,50 +5,18 @@
 //! when the last of them is done, the gap is told. What is known until then is part of the position, so a run that is resumed in the middle
 //! of a segment tells the same.
 
-use super::RunError;
-use super::saved::{parts, places};
-use super::trainer::{IN_FLIGHT, Observer, Outcome, Run, Watch, due, during_step};
-use crate::learner::Learner;
-use crate::metrics::{Reference, format};
-use crate::profile::doing_step;
-use serde::{Deserialize, Serialize};
+use super::snapshot::{parts, places};
+use super::trainer::{Observer, Outcome, Run, Watch, due, during_step};
+use crate::error::RunError;
+use crate::learner::{IN_FLIGHT, Learner};
+use crate::position::{Segment, added};
+use crate::spans::doing_step;
 use std::collections::VecDeque;
 use std::ops::{ControlFlow, Range};
 use std::time::Instant;
+use xtrain_report::metrics::format;
 use xtrain_runtime::StateEntry;
 use xtrain_tensor::host::AlignedBytes;
-
-/// A segment whose steps in bf16 are made, and its own not all.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub(super) struct Segment {
-    /// Steps before it.
-    after: u64,
-    /// Steps of it.
-    steps: u64,
-    /// The sum of their losses in bf16; JSON has none that is not finite.
-    bf16_sum: Option<f64>,
-    /// The sum of those of its own that are done.
-    sum: Option<f64>,
-}
-
-impl Segment {
-    /// Adds the loss of a step of the run; what it comes to with the last one.
-    pub(super) fn add(&mut self, step: u64, loss: f64) -> Option<Reference> {
-        self.sum = added(self.sum, loss);
-        let mean = |sum: Option<f64>| sum.map_or(f64::NAN, |sum| sum / self.steps as f64);
-        (step == self.after + self.steps).then(|| Reference {
-            step,
-            steps: self.steps,
-            loss: mean(self.sum),
-            bf16_loss: mean(self.bf16_sum),
-        })
-    }
-}
-
-fn added(sum: Option<f64>, loss: f64) -> Option<f64> {
-    sum.map(|sum| sum + loss).filter(|sum| sum.is_finite())
-}
 
 /// Where the state is kept meanwhile.
 pub(super) struct Aside {

@@ -1,17 +1,21 @@
 //! Saves that are under way while training goes on. What writes their files is replaced, so that no test depends on how long it takes.
 
 use super::open::Opened;
-use super::saved::{Saved, Snapshot, position};
+use super::snapshot::{Saved, Snapshot};
 use super::trainer::{Run, Watch};
-use super::{Notice, Observer, Outcome, RunError, RunFolder, Start};
-use crate::config::{Config, Parsed};
-use crate::metrics::Event;
+use super::{Observer, Outcome, Start};
+use crate::corpus::Notice;
+use crate::error::RunError;
+use crate::folder::RunFolder;
+use crate::position::position;
 use std::io::{Error, ErrorKind};
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 use xtrain_checkpoint::{CheckpointError, CheckpointStore};
+use xtrain_config::{Config, Parsed};
+use xtrain_report::metrics::Event;
 
 /// Nothing here takes nearly as long.
 const PATIENCE: Duration = Duration::from_secs(60);

@@ -1,25 +1,29 @@
 //! The training loop.
 
-use super::corpus::Corpus;
 use super::open::Opened;
 use super::reference::Aside;
-use super::saved::{Position, Saved};
+use super::snapshot::Saved;
 use super::writing::Written;
-use super::{Notice, RunError, RunFolder};
-use crate::config::{Config, Parsed};
+use crate::corpus::Corpus;
+use crate::corpus::Notice;
+use crate::error::LearnError;
+use crate::error::RunError;
 use crate::evaluate::{Evaluator, Tally};
 use crate::exchange;
-use crate::learner::{Learner, Step, StepResult};
-use crate::metrics::{Checkpoint, EvalMetrics, Event, MetricsSink, SkippedStep, StepMetrics};
-use crate::profile::{ProfileOptions, Profiler, doing, doing_step};
+use crate::folder::RunFolder;
+use crate::learner::{IN_FLIGHT, Learner, Step, StepResult};
+use crate::position::Position;
+use crate::profile::{ProfileOptions, Profiler};
 use crate::schedule::Schedule;
-use crate::weights::LearnError;
+use crate::spans::{doing, doing_step};
 use std::collections::VecDeque;
 use std::ops::ControlFlow;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
+use xtrain_config::{Config, Parsed};
 use xtrain_data::DataError;
+use xtrain_report::metrics::{Checkpoint, EvalMetrics, Event, MetricsSink, SkippedStep, StepMetrics};
 use xtrain_runtime::{EngineError, Ticket};
 
 /// Whether a run begins or goes on.
@@ -481,9 +485,6 @@ impl<'a> Watch<'a> {
         is_over.then_some(Outcome::TimeLimit)
     }
 }
-
-/// Steps that may be under way beside the one that is being prepared: an engine that runs beside the host is never without work.
-pub(crate) const IN_FLIGHT: usize = 2;
 
 /// The steps whose results are not here yet, and what was seen of those before them.
 #[derive(Default)]

@@ -1,6 +1,6 @@
 //! A checkpoint that is written while training goes on.
 
-use super::RunError;
+use crate::error::RunError;
 use std::path::{Path, PathBuf};
 use std::thread::{Builder, JoinHandle};
 use std::time::{Duration, Instant};

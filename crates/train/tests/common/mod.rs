@@ -2,13 +2,13 @@
 #![allow(dead_code, unreachable_pub, reason = "each test binary uses a part")]
 
 use std::path::{Path, PathBuf};
+use xtrain_config::Device;
 use xtrain_data::Batch as TokenBatch;
 use xtrain_model::decoder::{Batch, Loss};
 use xtrain_model::{Architecture, Family, Fp8Overrides, Recipe, RopeScaling};
 use xtrain_program::{Recompute, StateKind};
 use xtrain_runtime::{Checks, Engine};
 use xtrain_tensor::{DType, Philox};
-use xtrain_train::config::Device;
 use xtrain_train::engine::Processor;
 use xtrain_train::learner::{Learner, StepResult};
 use xtrain_train::programs::{OptimizerSpec, TrainingSpec};

@@ -3,9 +3,9 @@
 use super::{RunFile, bounded, device, named};
 use clap::{Args, Subcommand};
 use std::path::PathBuf;
+use xtrain_config::Device;
+use xtrain_lab::bench::LinearShape;
 use xtrain_model::Recipe;
-use xtrain_train::bench::LinearShape;
-use xtrain_train::config::Device;
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum BenchCommand {

@@ -3,9 +3,9 @@
 use crate::cli::{BenchOpArgs, BenchStepArgs};
 use crate::failure::Failure;
 use crate::terminal;
-use xtrain_train::bench::{self, BenchOptions, OpSpeed, StepSpeed};
-use xtrain_train::config::Config;
-use xtrain_train::metrics::format;
+use xtrain_config::Config;
+use xtrain_lab::bench::{self, BenchOptions, OpSpeed, StepSpeed};
+use xtrain_report::metrics::format;
 
 /// `xtrain bench step`.
 pub(crate) fn step(args: &BenchStepArgs) -> Result<(), Failure> {

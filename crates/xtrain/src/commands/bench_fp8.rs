@@ -4,13 +4,13 @@ use crate::cli::BenchFp8Args;
 use crate::failure::Failure;
 use crate::terminal;
 use serde_json::json;
+use xtrain_config::Config;
+use xtrain_lab::bench::{self, Fp8Speeds, LinearShape, TrialOptions};
 use xtrain_model::Recipe;
-use xtrain_train::bench::{self, Fp8Speeds, LinearShape, TrialOptions};
-use xtrain_train::config::Config;
+use xtrain_report::metrics::format;
 use xtrain_train::engine::{Processor, Target};
-use xtrain_train::metrics::format;
-use xtrain_train::run::plan_on;
-use xtrain_train::slower::{self, RecipeLayers};
+use xtrain_train::slower::{self, LayerSpeed, RecipeLayers};
+use xtrain_train::spec::plan_on;
 
 /// `xtrain bench fp8`.
 pub(crate) fn fp8(args: &BenchFp8Args) -> Result<(), Failure> {
@@ -81,7 +81,7 @@ fn of_run(args: &BenchFp8Args) -> Result<(), Failure> {
 }
 
 fn rows(of: &RecipeLayers, is_kept: bool) -> Vec<serde_json::Value> {
-    let row = |layer: &bench::LayerSpeed| {
+    let row = |layer: &LayerSpeed| {
         json!({
             "recipe": of.recipe, "layer": layer.layer, "tokens": layer.tokens, "inputs": layer.inputs,
             "outputs": layer.outputs, "bf16_seconds": layer.bf16_seconds, "fp8_seconds": layer.fp8_seconds,

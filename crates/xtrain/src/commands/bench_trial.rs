@@ -4,10 +4,10 @@ use crate::cli::{BenchAttentionArgs, BenchGemmArgs, TrialArgs};
 use crate::failure::Failure;
 use crate::terminal;
 use serde::Serialize;
-use xtrain_train::bench::{self, AttentionShape, ProductShape, Rates, TrialOptions, Trials};
-use xtrain_train::config::{Config, Parsed};
+use xtrain_config::{Config, Parsed};
+use xtrain_lab::bench::{self, AttentionShape, ProductShape, Rates, TrialOptions, Trials};
+use xtrain_report::metrics::format;
 use xtrain_train::engine::Target;
-use xtrain_train::metrics::format;
 
 /// `xtrain bench gemm`.
 pub(crate) fn gemm(args: &BenchGemmArgs) -> Result<(), Failure> {

@@ -6,9 +6,10 @@ use crate::failure::Failure;
 use crate::signals::Stop;
 use crate::terminal::{self, Bar};
 use xtrain_data::DataError;
-use xtrain_train::blame::{Blame, BlameOptions, Distance, Doing, PutBack, blame};
-use xtrain_train::metrics::format;
-use xtrain_train::run::{Notice, RunError};
+use xtrain_lab::blame::{Blame, BlameOptions, Distance, Doing, PutBack, blame};
+use xtrain_report::metrics::format;
+use xtrain_train::corpus::Notice;
+use xtrain_train::error::RunError;
 
 pub(crate) fn run(args: &BlameArgs) -> Result<(), Failure> {
     terminal::use_threads(args.probe.threads)?;

@@ -3,8 +3,8 @@
 use crate::cli::CompareArgs;
 use crate::failure::{Failure, one_line};
 use crate::terminal;
-use xtrain_train::metrics::format;
-use xtrain_train::report::gap::{COMPARE_FILE, Comparison, Figure};
+use xtrain_report::gap::{COMPARE_FILE, Comparison, Figure};
+use xtrain_report::metrics::format;
 
 pub(crate) fn run(args: &CompareArgs) -> Result<(), Failure> {
     let comparison = Comparison::load(&args.baseline, &args.runs, args.last)?;

@@ -3,8 +3,8 @@
 use crate::cli::DoctorArgs;
 use crate::failure::Failure;
 use crate::terminal;
-use xtrain_train::doctor::{Examination, LibraryFound, examine};
-use xtrain_train::metrics::format;
+use xtrain_lab::doctor::{Examination, LibraryFound, examine};
+use xtrain_report::metrics::format;
 
 pub(crate) fn run(args: &DoctorArgs) -> Result<(), Failure> {
     let found = examine();

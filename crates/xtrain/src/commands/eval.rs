@@ -8,8 +8,8 @@ use crate::terminal::{self, Bar};
 use serde_json::{Value, json};
 use xtrain_data::InputOptions;
 use xtrain_model::Recipe;
-use xtrain_train::evaluate::{Doing, HeldOut, TextLoss, TextOptions};
-use xtrain_train::metrics::format;
+use xtrain_report::metrics::format;
+use xtrain_train::held_out::{Doing, HeldOut, TextLoss, TextOptions};
 
 /// What was found in one precision.
 struct Found {

@@ -6,7 +6,7 @@ use crate::failure::Failure;
 use crate::terminal;
 use std::path::Path;
 use xtrain_checkpoint::hf::ExportOptions;
-use xtrain_train::config::Device;
+use xtrain_config::Device;
 use xtrain_train::exchange::{export, warn_of_what_stays};
 
 pub(crate) fn run(args: &ExportArgs) -> Result<(), Failure> {

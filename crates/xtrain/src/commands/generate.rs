@@ -10,8 +10,8 @@ use serde_json::{Value, json};
 use std::io::Read;
 use std::ops::ControlFlow;
 use xtrain_data::{SpecialTokens, Tokenizer};
+use xtrain_report::metrics::format;
 use xtrain_train::generate::{Generator, MadeToken, Pace, Sampling};
-use xtrain_train::metrics::format;
 
 pub(crate) fn run(args: &GenerateArgs) -> Result<(), Failure> {
     if !(args.temperature.is_finite() && args.temperature >= 0.0) {

@@ -6,10 +6,11 @@ use crate::failure::Failure;
 use crate::signals::Stop;
 use crate::terminal::{self, Bar};
 use xtrain_data::DataError;
-use xtrain_train::inspect::{Doing, InspectOptions, Inspection, TensorCast, inspect};
-use xtrain_train::metrics::format;
-use xtrain_train::report::{INSPECT_FILE, write_inspection};
-use xtrain_train::run::{Notice, RunError};
+use xtrain_lab::inspect::{Doing, InspectOptions, inspect};
+use xtrain_report::metrics::format;
+use xtrain_report::inspection::{INSPECT_FILE, Inspection, TensorCast, write_inspection};
+use xtrain_train::corpus::Notice;
+use xtrain_train::error::RunError;
 
 pub(crate) fn run(args: &InspectArgs) -> Result<(), Failure> {
     terminal::use_threads(args.probe.threads)?;

@@ -19,8 +19,8 @@ mod transcript;
 use crate::cli::ModelArgs;
 use crate::failure::Failure;
 use crate::terminal;
+use xtrain_config::Device;
 use xtrain_model::Recipe;
-use xtrain_train::config::Device;
 use xtrain_train::opened::{OpenedModel, Which, open};
 
 /// Opens the model that a command names, on `device`; `recipe` replaces the one that it computes with.

@@ -9,7 +9,7 @@ use xtrain_data::{
     DataError, InputOptions, Learning, PrepareOptions, Texts, TokenStream, Tokenizer, Vocabulary,
     learn_for_dataset, list_inputs, prepare,
 };
-use xtrain_train::metrics;
+use xtrain_report::metrics;
 
 pub(crate) fn run(args: &TokenizeArgs) -> Result<(), Failure> {
     terminal::use_threads(args.threads)?;

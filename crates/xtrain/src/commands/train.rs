@@ -4,7 +4,7 @@ use crate::cli::TrainArgs;
 use crate::failure::Failure;
 use crate::signals::Stop;
 use crate::terminal::{self, TrainingView};
-use xtrain_train::config::{Config, Override};
+use xtrain_config::{Config, Override};
 use xtrain_train::profile::ProfileOptions;
 use xtrain_train::run::{Outcome, Start, train_profiled};
 

@@ -1,0 +1,318 @@
+//! `[precision]`: the recipe, and what a run has otherwise than an FP8 recipe has it.
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+use xtrain_model::decoder::{HEAD, LINEAR_SITES, linear_names};
+use xtrain_model::{Architecture, DelayedScales, Fp8Overrides, ProductPattern, Recipe, SlowerLayer};
+use xtrain_program::quantized::LinearGemm;
+
+section! {
+    /// The keys of `[precision]`. What the section is for stands at
+    /// [`Config::precision`](crate::Config).
+    pub struct PrecisionConfig {
+        /// The recipe by name. A run that goes on keeps its own where the file and `--set` say none. FP8 on a GPU needs Ada or newer,
+        /// `fp8-row` and `fp8-block` Hopper; on the CPU it is emulated.
+        #[schemars(extend("x-default" = "`\"bf16\"` on a GPU, `\"fp32\"` on the CPU"))]
+        #[schemars(extend("x-aliases" = [
+            "dtype", "mixed_precision", "precision", "torch_dtype", "mixed_precision_param"
+        ]))]
+        pub recipe: Option<Recipe> = None,
+        /// Products of linear layers that an FP8 recipe leaves in bf16: `blocks.3.attn.o_proj:wgrad`, where `*` stands for
+        /// any text; without a colon all three of a layer.
+        #[schemars(extend("x-example" = ["*.o_proj:wgrad"]))]
+        #[schemars(extend("x-aliases" = ["filter_fqns", "skip_modules", "exclude", "ignored_layers"]))]
+        pub skip: Vec<String> = Vec::new(),
+        /// Linear layers that an FP8 recipe leaves in bf16 in all blocks, as FP8 would make them slower, each with its speed in FP8 as a
+        /// share of that in bf16. Without the key they are measured on the card where the run begins (docs/fp8.md), and kept with the
+        /// run; `[]` leaves none.
+        #[schemars(extend("x-default" = "those that are slower by 2% on a card; none on the CPU"))]
+        #[schemars(extend("x-example" = [{ "layer": "attn.o_proj", "speed": 0.93, "tokens": 4096 }]))]
+        pub skip_slower: Option<Vec<Slower>> = None,
+        /// The first blocks, which an FP8 recipe leaves in bf16.
+        #[schemars(range(min = 0, max = 1_000_000))]
+        #[schemars(extend("x-unit" = "blocks"))]
+        #[schemars(extend("x-aliases" = ["num_layers_at_start_in_bf16", "first_last_layers_bf16"]))]
+        pub bf16_first_layers: usize = 0,
+        /// The last blocks likewise.
+        #[schemars(range(min = 0, max = 1_000_000))]
+        #[schemars(extend("x-unit" = "blocks"))]
+        #[schemars(extend("x-aliases" = ["num_layers_at_end_in_bf16"]))]
+        pub bf16_last_layers: usize = 0,
+        /// What the products of the head are computed of: `fp8` has them so too, as the recipe has those of the blocks (docs/fp8.md says what
+        /// that does to a loss, and to a step).
+        #[schemars(extend("x-aliases" = ["lm_head", "fp8_head", "fp8_lm_head"]))]
+        pub head: HeadFormat = HeadFormat::Bf16,
+        /// Products whose sums may stay in the tensor cores, which keep 14 bits of them (DeepSeek-V3, arXiv 2412.19437, section
+        /// 3.5.2). Of all recipes but `fp8-block`.
+        #[schemars(extend("x-example" = ["fprop"]))]
+        #[schemars(extend("x-aliases" = ["use_fast_accum", "fp8_fast_accum"]))]
+        pub fast_accumulation: Vec<Product> = Vec::new(),
+        /// Whether the scales of an FP8 recipe are rounded down to powers of two, so that scaling rounds nothing.
+        #[schemars(extend("x-default" = "as the recipe has it"))]
+        #[schemars(extend("x-aliases" = ["round_scales_to_power_of_2", "force_pow_2_scales"]))]
+        pub pow2_scales: Option<bool> = None,
+        /// In which format the input of SwiGLU, the largest tensor of a block, is kept for the backward: `fp8` is E4M3 in tiles of 128
+        /// numbers; its output is then made again of that.
+        #[schemars(extend("x-default" = "`\"fp8\"` under `fp8-block`, else `\"bf16\"`"))]
+        pub swiglu_input: Option<KeptFormat> = None,
+        /// In which format attention's output, which is the input of the linear layer behind it, is kept for the backward: `e5m6` has 12
+        /// bits, in tiles of 128 numbers, and attention's gradient is made of that too.
+        #[schemars(extend("x-default" = "`\"e5m6\"` under `fp8-block`, else `\"bf16\"`"))]
+        pub attention_output: Option<AttentionFormat> = None,
+        /// How many steps' largest magnitudes a scale of `fp8-delayed` is made of.
+        #[schemars(range(min = 1, max = 65_536))]
+        #[schemars(extend("x-unit" = "steps"))]
+        #[schemars(extend("x-aliases" = ["amax_history_length", "fp8_amax_history_len"]))]
+        pub amax_history_len: usize = 1024,
+        /// Which of them counts: the largest, or that of the step before.
+        #[schemars(extend("x-aliases" = ["amax_compute_algo", "fp8_amax_compute_algo"]))]
+        pub amax_compute: AmaxCompute = AmaxCompute::Max,
+        /// How many halvings below the format's largest number the scales of `fp8-delayed` take that magnitude: room for growth.
+        #[schemars(range(min = 0, max = 16))]
+        #[schemars(extend("x-aliases" = ["fp8_margin"]))]
+        pub margin: u32 = 0,
+        /// Steps from one reference segment of an FP8 run to the next; 0 makes none. A segment makes the steps that follow in bf16
+        /// first, aside, and tells how much higher the losses of the run then are (docs/fp8.md).
+        #[schemars(range(min = 0, max = 1_000_000_000))]
+        #[schemars(extend("x-unit" = "steps"))]
+        pub reference_every: u64 = 0,
+        /// Steps of a segment.
+        #[schemars(range(min = 1, max = 1_000_000))]
+        #[schemars(extend("x-unit" = "steps"))]
+        pub reference_steps: u64 = 10,
+    }
+}
+
+/// A linear layer that FP8 makes slower.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Slower {
+    /// Its place in a block.
+    #[schemars(length(min = 1), extend("x-example" = "attn.o_proj"))]
+    pub layer: String,
+    /// Its speed in FP8 as a share of that in bf16, casts included.
+    #[schemars(extend("exclusiveMinimum" = 0.0, "x-example" = 0.93))]
+    pub speed: f64,
+    /// Tokens that it was measured with at a time.
+    #[schemars(range(min = 1), extend("x-example" = 4096))]
+    pub tokens: usize,
+}
+
+/// What the head is computed in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum HeadFormat {
+    /// In bf16.
+    Bf16,
+    /// As the linear layers of the blocks.
+    Fp8,
+}
+
+/// A format in which an activation is kept.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum KeptFormat {
+    /// As it stands.
+    Bf16,
+    /// In E4M3, with a scale for every 128 numbers of a row.
+    Fp8,
+}
+
+/// A format in which attention's output is kept.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum AttentionFormat {
+    /// As it stands.
+    Bf16,
+    /// In E5M6, with a scale for every 128 numbers of a row (DeepSeek-V3, arXiv 2412.19437, section 3.3.3).
+    E5m6,
+}
+
+/// Which of the largest magnitudes of earlier steps counts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum AmaxCompute {
+    /// The largest.
+    Max,
+    /// That of the last step.
+    MostRecent,
+}
+
+/// A product of a linear layer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum Product {
+    /// Of inputs and weights.
+    Fprop,
+    /// Of the outputs' gradients and weights.
+    Dgrad,
+    /// Of the outputs' gradients and inputs.
+    Wgrad,
+}
+
+impl From<Product> for LinearGemm {
+    fn from(product: Product) -> Self {
+        match product {
+            Product::Fprop => LinearGemm::Fprop,
+            Product::Dgrad => LinearGemm::Dgrad,
+            Product::Wgrad => LinearGemm::Wgrad,
+        }
+    }
+}
+
+impl PrecisionConfig {
+    /// What `model` has otherwise than an FP8 recipe has it.
+    ///
+    /// # Errors
+    /// What cannot be meant: a pattern that names nothing, products that the recipe has not.
+    pub fn fp8(&self, model: &Architecture) -> Result<Fp8Overrides, String> {
+        let has_head = self.head == HeadFormat::Fp8;
+        let head = has_head.then_some(HEAD);
+        let skip: Vec<_> =
+            self.skip.iter().map(|text| pattern(text, model, head)).collect::<Result<_, _>>()?;
+        let slower = self.skip_slower.iter().flatten();
+        let overrides = Fp8Overrides {
+            skip,
+            slower: slower.map(layer).collect::<Result<_, _>>()?,
+            bf16_first_layers: self.bf16_first_layers,
+            bf16_last_layers: self.bf16_last_layers,
+            head: has_head,
+            fast_accumulation: self.fast_accumulation.iter().copied().map(LinearGemm::from).collect(),
+            pow2_scales: self.pow2_scales,
+            delayed: DelayedScales {
+                history: self.amax_history_len,
+                latest: self.amax_compute == AmaxCompute::MostRecent,
+                margin: self.margin,
+            },
+            swiglu_input: self.swiglu_input.map(|format| format == KeptFormat::Fp8),
+            attention_output: self.attention_output.map(|format| format == AttentionFormat::E5m6),
+        };
+        let recipe = self.recipe.unwrap_or(Recipe::Fp32);
+        let own = overrides.delayed.clone();
+        let of_delayed = DelayedScales::default();
+        let delayed = [
+            (own.history != of_delayed.history, "amax_history_len", "1024"),
+            (own.latest != of_delayed.latest, "amax_compute", "max"),
+            (own.margin != of_delayed.margin, "margin", "0"),
+        ];
+        if !recipe.is_fp8() {
+            let all = [
+                (!self.skip.is_empty(), "skip", "[]"),
+                (self.skip_slower.as_ref().is_some_and(|slower| !slower.is_empty()), "skip_slower", ""),
+                (self.bf16_first_layers > 0, "bf16_first_layers", "0"),
+                (self.bf16_last_layers > 0, "bf16_last_layers", "0"),
+                (has_head, "head", "bf16"),
+                (!self.fast_accumulation.is_empty(), "fast_accumulation", "[]"),
+                (self.pow2_scales.is_some(), "pow2_scales", ""),
+                (self.swiglu_input.is_some(), "swiglu_input", ""),
+                (self.attention_output.is_some(), "attention_output", ""),
+                (self.reference_every > 0, "reference_every", "0"),
+            ];
+            refuse(recipe, "has no FP8", "an FP8 recipe", all.into_iter().chain(delayed))?;
+        } else if recipe != Recipe::Fp8Delayed {
+            refuse(recipe, "makes its scales of what it casts", "fp8-delayed", delayed.into_iter())?;
+        }
+        if recipe == Recipe::Fp8Block && !overrides.fast_accumulation.is_empty() {
+            return Err("[precision] fast_accumulation: under fp8-block sums leave the tensor cores every 128 products; leave it out, or take it back \
+                        with --set 'precision.fast_accumulation=[]'"
+                .into());
+        }
+        if self.reference_every > 0 && self.reference_steps > self.reference_every {
+            return Err(format!(
+                "[precision] reference_steps = {} is more than reference_every = {}: the next segment would begin in this one; lower \
+                 reference_steps, or raise reference_every",
+                self.reference_steps, self.reference_every
+            ));
+        }
+        Ok(overrides)
+    }
+}
+
+/// An error where a key is given that changes nothing under `recipe`, which is so, but under `others`; with what takes it back, as a run that
+/// goes on in another recipe needs it.
+fn refuse(
+    recipe: Recipe,
+    is_so: &str,
+    others: &str,
+    keys: impl Iterator<Item = (bool, &'static str, &'static str)>,
+) -> Result<(), String> {
+    let given: Vec<_> = keys.filter(|(is_given, ..)| *is_given).collect();
+    if given.is_empty() {
+        return Ok(());
+    }
+    let names: Vec<String> = given.iter().map(|(_, key, _)| format!("`{key}`")).collect();
+    let sets: Vec<String> =
+        given.iter().map(|(_, key, none)| format!("--set 'precision.{key}={none}'")).collect();
+    Err(format!(
+        "[precision] recipe = {:?} {is_so}, so {} would change nothing: leave {} out, or take back what the file has with {}, or choose \
+         {others}",
+        recipe.name(),
+        names.join(", "),
+        if names.len() == 1 { "it" } else { "them" },
+        sets.join(" ")
+    ))
+}
+
+/// The layer that `slower` names, if there is one.
+fn layer(slower: &Slower) -> Result<SlowerLayer, String> {
+    let Slower { layer, speed, tokens } = slower.clone();
+    if LINEAR_SITES.contains(&layer.as_str()) {
+        return Ok(SlowerLayer { layer, speed, tokens });
+    }
+    Err(format!(
+        "[precision] skip_slower: {layer:?} is no linear layer of a block; they are {}",
+        LINEAR_SITES.join(", ")
+    ))
+}
+
+/// The pattern that `text` is, if it names a product of `model`: of its blocks or of its head, where that may be of FP8 factors.
+fn pattern(text: &str, model: &Architecture, head: Option<&str>) -> Result<ProductPattern, String> {
+    let pattern = ProductPattern::parse(text).map_err(|product| {
+        format!("[precision] skip: {text:?}: {product:?} is no product; behind the colon stands fprop, dgrad or wgrad")
+    })?;
+    let names = |block: usize| linear_names(block).into_iter();
+    let has = |pattern: &ProductPattern| {
+        let mut all = (0..model.layers).flat_map(names).chain(head.map(str::to_owned));
+        all.any(|name| LinearGemm::ALL.iter().any(|&gemm| pattern.names(&name, gemm)))
+    };
+    if has(&pattern) {
+        return Ok(pattern);
+    }
+    let parts = [
+        ("q_proj", "qkv_proj"),
+        ("k_proj", "qkv_proj"),
+        ("v_proj", "qkv_proj"),
+        ("gate_proj", "gate_up_proj"),
+        ("up_proj", "gate_up_proj"),
+    ];
+    let part = parts.into_iter().find(|(part, _)| text.contains(part));
+    Err(match part {
+        Some((part, whole)) => format!(
+            "[precision] skip: {text:?} names nothing: {part} is a part of {whole}, which is one product; name that"
+        ),
+        None => format!(
+            "[precision] skip: {text:?} names nothing{}; the linear layers of a block are {}{}",
+            meant(text, model.layers, head, &has),
+            names(0).collect::<Vec<_>>().join(", "),
+            head.map(|head| format!(", and behind the blocks there is {head}")).unwrap_or_default()
+        ),
+    })
+}
+
+/// What may be meant by a pattern that names nothing.
+fn meant(text: &str, layers: usize, head: Option<&str>, has: &dyn Fn(&ProductPattern) -> bool) -> String {
+    let anywhere = format!("*.{text}");
+    let block = text.strip_prefix("blocks.").and_then(|rest| rest.split('.').next()?.parse().ok());
+    match block {
+        _ if ProductPattern::parse(&anywhere).is_ok_and(|pattern| has(&pattern)) => {
+            format!("; did you mean {anywhere:?}?")
+        }
+        Some(block) if layers <= block => format!(": the blocks are 0 to {}", layers.saturating_sub(1)),
+        _ if text.contains("head") && head.is_none() => {
+            ": the head is in bf16 unless precision.head is \"fp8\"".to_owned()
+        }
+        _ if text.contains("embed") => ": the embedding is never in FP8".to_owned(),
+        _ if text.contains(['[', '{', '?']) => ": only * stands for other text".to_owned(),
+        _ => String::new(),
+    }
+}

@@ -1,0 +1,202 @@
+//! A few ops on random operands, timed one by one on a processor, beside what that processor reaches at best.
+
+use super::copy_rate::copy_rate;
+use serde::Serialize;
+use xtrain_config::Device;
+use xtrain_model::Recipe;
+use xtrain_program::{Program, Role, Stage, StateKind, TraceError, Tracer, ValueId};
+use xtrain_runtime::{Checks, Engine, EngineError, Part, TimedWork, Timing};
+use xtrain_tensor::{DType, HostTensor, Philox, TensorType};
+use xtrain_train::engine::{Processor, Target};
+use xtrain_train::error::LearnError;
+use xtrain_train::error::RunError;
+use xtrain_train::slower::median;
+
+/// Where ops are tried, and how long.
+#[derive(Clone, Copy, Debug)]
+pub struct TrialOptions {
+    /// On what.
+    pub device: Device,
+    /// In what precision; `None` is that which suits the processor.
+    pub recipe: Option<Recipe>,
+    /// Measurements of each op, of which the median counts.
+    pub repeats: usize,
+    /// Runs of a measurement, one after the other.
+    pub runs: usize,
+}
+
+/// What was measured of some ops.
+#[derive(Clone, Debug, Serialize)]
+pub struct Trials<Row> {
+    /// What they ran on.
+    pub device: String,
+    /// `fp32`, `bf16`, ..
+    pub precision: String,
+    /// What it reaches at best, measured before.
+    pub ceiling: Ceiling,
+    /// A row each.
+    pub rows: Vec<Row>,
+}
+
+/// What a processor reaches at best.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub struct Ceiling {
+    /// The extent of the square matrices that were multiplied.
+    pub product: usize,
+    /// 10^12 floating-point operations a second of that product.
+    pub tflops: f64,
+    /// 10^9 bytes a second that a copy within its memory reads and writes together.
+    pub gigabytes_per_second: f64,
+}
+
+/// How fast an op is.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub struct Rates {
+    /// Seconds of one run.
+    pub seconds: f64,
+    /// 10^12 floating-point operations a second.
+    pub tflops: f64,
+    /// 10^9 bytes of operands a second.
+    pub gigabytes_per_second: f64,
+    /// The rate of operations as a share of the ceiling's product.
+    pub of_product: f64,
+    /// The rate of bytes as a share of the ceiling's copy.
+    pub of_copy: f64,
+}
+
+impl Rates {
+    pub(super) fn of(seconds: f64, flops: f64, bytes: usize, ceiling: Ceiling) -> Self {
+        let (tflops, gigabytes_per_second) = (flops / seconds / 1e12, bytes as f64 / seconds / 1e9);
+        Rates {
+            seconds,
+            tflops,
+            gigabytes_per_second,
+            of_product: tflops / ceiling.tflops,
+            of_copy: gigabytes_per_second / ceiling.gigabytes_per_second,
+        }
+    }
+}
+
+/// Where ops are tried: a processor, and what it reaches at best.
+#[derive(Clone)]
+pub(super) struct Setup {
+    options: TrialOptions,
+    pub(super) device: String,
+    pub(super) target: Target,
+    pub(super) recipe: Recipe,
+    pub(super) ceiling: Ceiling,
+}
+
+/// What needs less memory than ops that do not fit.
+const LESS: &str = "take smaller sizes";
+
+impl Setup {
+    pub(super) fn of(options: TrialOptions) -> Result<Setup, RunError> {
+        let processor = Processor::asked(options.device)?;
+        let (device, target) = (processor.describe(), processor.target());
+        let gigabytes_per_second = copy_rate(&processor, options.repeats).map_err(LearnError::from)? / 1e9;
+        let recipe = options.recipe.unwrap_or(target.recipe());
+        // Large enough for the best rate, and on a card so long that its power is at the limit, as in training.
+        let (product, runs) = match (target, recipe) {
+            (Target::Cpu, _) => (512, options.runs),
+            (Target::Cuda, Recipe::Fp32) => (8192, 10),
+            (Target::Cuda, _) => (8192, 100),
+        };
+        let none = Ceiling { product, tflops: f64::NAN, gigabytes_per_second };
+        let mut setup = Setup { options, device, target, recipe, ceiling: none };
+        let (forward, _) = super::product::forward(product, product, product, setup.dtype())?;
+        let seconds =
+            Setup { options: TrialOptions { runs, ..options }, ..setup.clone() }.seconds(forward, &[])?;
+        setup.ceiling.tflops = 2.0 * (product as f64).powi(3) / median(&seconds) / 1e12;
+        Ok(setup)
+    }
+
+    /// The type of activations.
+    pub(super) fn dtype(&self) -> DType {
+        match self.recipe {
+            Recipe::Fp32 => DType::F32,
+            _ => DType::BF16,
+        }
+    }
+
+    /// Seconds of each instance of `program`. Its state is filled with random numbers; `inputs` are written by name.
+    pub(super) fn seconds(
+        &self,
+        program: Program,
+        inputs: &[(&str, Vec<i32>)],
+    ) -> Result<Vec<f64>, RunError> {
+        // An engine of its own, whose memory goes with it.
+        let mut engine =
+            Processor::asked(self.options.device)?.engine(Checks::default()).map_err(LearnError::from)?;
+        let measured = measure(engine.as_mut(), program, inputs, self.options);
+        let measured = measured.map_err(|e| LearnError::from(e).advising(LESS))?;
+        Ok(measured.iter().map(|of_one| median(of_one)).collect())
+    }
+
+    pub(super) fn trials<Row>(self, rows: Vec<Row>) -> Trials<Row> {
+        Trials { device: self.device, precision: self.recipe.name().into(), ceiling: self.ceiling, rows }
+    }
+}
+
+/// Seconds of each instance, as often as it is measured.
+fn measure(
+    engine: &mut dyn Engine,
+    program: Program,
+    inputs: &[(&str, Vec<i32>)],
+    options: TrialOptions,
+) -> Result<Vec<Vec<f64>>, EngineError> {
+    let (repeats, runs) = (options.repeats.max(1), options.runs.max(1));
+    let mut measured = vec![Vec::with_capacity(repeats); program.instances.len()];
+    let id = engine.load(program)?;
+    for (site, entry) in engine.state_entries().into_iter().enumerate() {
+        engine.write_state(entry.kind, &entry.name, &filled(entry.ty, site as u32, 1.0))?;
+    }
+    for (name, values) in inputs {
+        engine.write_input(id, name, bytemuck::cast_slice(values))?;
+    }
+    engine.run(id, Part::Whole)?;
+    engine.set_timing(Timing::Ops { repeats: runs })?;
+    // The first is for warmth.
+    for n in 0..=repeats {
+        engine.run(id, Part::Whole)?;
+        for timed in engine.take_times()? {
+            if let (TimedWork::Instance(index), true) = (timed.work, n > 0) {
+                measured[index].push(timed.seconds() / runs as f64);
+            }
+        }
+    }
+    Ok(measured)
+}
+
+/// Normal numbers of this standard deviation, the same ones over and over: their values are to be ordinary, as they decide how much power a
+/// product takes.
+pub(super) fn filled(ty: TensorType, site: u32, std: f32) -> Vec<u8> {
+    const BLOCK: usize = 1 << 18;
+    let mut values = vec![0.0; BLOCK.min(ty.numel())];
+    Philox::new(0, 0, site).fill_normal(std, &mut values);
+    let values: Vec<f64> = values.into_iter().map(f64::from).collect();
+    let block = HostTensor::from_f64(TensorType::new(ty.dtype, [values.len()]), &values);
+    block.bytes().iter().copied().cycle().take(ty.bytes()).collect()
+}
+
+/// Adds to `program` what `trace` traces, as of this stage and role.
+pub(super) fn traced<T>(
+    program: Program,
+    stage: Stage,
+    role: Role,
+    trace: impl FnOnce(&mut Tracer) -> Result<T, TraceError>,
+) -> Result<(Program, T), LearnError> {
+    let mut tracer = Tracer::new(program, stage, role);
+    let made = trace(&mut tracer).map_err(xtrain_train::programs::ProgramError::from)?;
+    Ok((tracer.finish(), made))
+}
+
+/// An operand that lasts and is not to be recomputed: an activation, a weight or a gradient.
+pub(super) fn operand<const N: usize>(
+    t: &mut Tracer,
+    name: &str,
+    dtype: DType,
+    shape: [usize; N],
+) -> ValueId {
+    t.state(StateKind::Compute, name, TensorType::new(dtype, shape))
+}

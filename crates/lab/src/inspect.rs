@@ -1,0 +1,133 @@
+//! What casts to FP8 do to the tensors of a training step: of a checkpoint, on the batch that its run would have seen next.
+//!
+//! Forward and backward are made once, in the formats of the run, and every factor of the products of the blocks' linear layers is cast on
+//! the way and compared with its cast (`xtrain_program::casts`). So inputs, weights and gradients are those of the step, and the memory is
+//! that of a step without its optimizer. The checkpoint stays as it is.
+
+use crate::probe::Probe;
+use std::ops::ControlFlow;
+use std::path::Path;
+use xtrain_config::Device;
+use xtrain_model::Recipe;
+use xtrain_program::casts::MeasuredCast;
+use xtrain_program::quantized::LinearGemm;
+use xtrain_report::inspection::{Inspection, TensorCast};
+use xtrain_runtime::Outputs;
+use xtrain_tensor::Scaling;
+use xtrain_train::corpus::Notice;
+use xtrain_train::error::LearnError;
+use xtrain_train::error::RunError;
+use xtrain_train::opened::Which;
+use xtrain_train::products::{LinearProducts, linear_products};
+use xtrain_train::programs;
+
+/// What is looked at, and where it is computed.
+#[derive(Clone, Copy, Debug)]
+pub struct InspectOptions {
+    /// Which checkpoint of the run.
+    pub which: Which,
+    /// Where.
+    pub device: Device,
+    /// The recipe whose casts are measured; without one that of the run, or, where this has no FP8, [`Recipe::Fp8Block`].
+    pub casts: Option<Recipe>,
+}
+
+/// What an inspection does at the moment.
+#[derive(Clone, Debug)]
+pub enum Doing {
+    /// Something with the run's text, which is not in the cache any more.
+    Text(Notice),
+    /// So many of so many micro-batches of the step are done.
+    Step(u64, u64),
+}
+
+/// Looks at a run, or at the run and the step of a checkpoint folder. `doing` is told what it does, and may stop it.
+///
+/// # Errors
+/// No run or checkpoint there, data that is not there any more, a recipe without FP8, too little memory;
+/// [`DataError::Interrupted`](xtrain_data::DataError::Interrupted) where it was stopped.
+pub fn inspect(
+    folder: &Path,
+    options: &InspectOptions,
+    doing: &mut dyn FnMut(Doing) -> ControlFlow<()>,
+) -> Result<Inspection, RunError> {
+    let (probe, processor) =
+        Probe::open(folder, options.which, options.device, options.casts, &mut |notice| {
+            doing(Doing::Text(notice))
+        })?;
+    let (spec, casts) = (&probe.spec, &probe.casts);
+    processor.check(spec.recipe)?;
+    let (program, measured) = programs::inspection(spec, casts).map_err(LearnError::from)?;
+    let (mut weights, id) = probe.load(processor, program)?;
+    let steps = probe.micro_steps();
+    let mut sums = vec![Sums::default(); measured.len()];
+    let mut go_on = |n: usize| doing(Doing::Step(n as u64, steps as u64));
+    let loss = probe.step(&mut weights, id, 0, &mut go_on, &mut |made| {
+        sums.iter_mut().zip(&measured).try_for_each(|(sums, cast)| sums.add(made, cast))
+    })?;
+    let products = linear_products(&spec.computed_in(casts.clone()));
+    let tensors = measured.iter().zip(&sums).map(|(cast, sums)| sums.of(cast, steps, &products)).collect();
+    let (recipe, casts) = (spec.recipe.name().to_owned(), casts.recipe.name().to_owned());
+    let (run, step) = (probe.run.path().to_owned(), probe.checkpoint.step());
+    Ok(Inspection { run, step, recipe, casts, loss, tensors })
+}
+
+/// What was counted and summed of a cast, over micro-batches.
+#[derive(Clone, Debug, Default)]
+struct Sums {
+    counts: [u64; 4],
+    amax: f64,
+    squares: f64,
+    errors: f64,
+}
+
+impl Sums {
+    fn add(&mut self, made: &Outputs, cast: &MeasuredCast) -> Result<(), LearnError> {
+        let [counts, sizes] = &cast.outputs;
+        let counts: [u32; 4] = bytemuck::pod_read_unaligned(made.get(counts)?);
+        let [amax, norm, error]: [f32; 3] = bytemuck::pod_read_unaligned(made.get(sizes)?);
+        self.counts.iter_mut().zip(counts).for_each(|(sum, count)| *sum += u64::from(count));
+        self.amax = self.amax.max(amax.into());
+        self.squares += f64::from(norm).powi(2);
+        self.errors += f64::from(error).powi(2);
+        Ok(())
+    }
+
+    fn of(&self, cast: &MeasuredCast, steps: usize, products: &[LinearProducts]) -> TensorCast {
+        let [something, underflowed, saturated, not_finite] = self.counts;
+        let all = (cast.elements * steps).max(1) as f64;
+        let share = |count: u64| count as f64 / something.max(1) as f64;
+        let block = cast.layer.block.unwrap_or(0);
+        let is_it = |p: &&LinearProducts| *p.site == *cast.layer.site && p.blocks.contains(&(block as usize));
+        let at = LinearGemm::ALL.iter().position(|gemm| *gemm == cast.gemm).unwrap_or(0);
+        let kept = products.iter().find(is_it).and_then(|p| p.products[at].as_ref().err());
+        TensorCast {
+            name: format!("{}:{}", cast.layer, cast.gemm.name()),
+            block,
+            site: cast.layer.site.to_string(),
+            product: cast.gemm.name(),
+            factor: cast.factor.name(),
+            format: cast.quantization.format.to_string(),
+            scaling: match cast.quantization.scaling {
+                Scaling::Tensor => "tensor",
+                Scaling::Row => "row",
+                Scaling::Tile => "tile",
+                Scaling::Block => "block",
+            },
+            amax: self.amax,
+            zeros: 1.0 - (something + not_finite) as f64 / all,
+            underflow: share(underflowed),
+            saturation: share(saturated),
+            not_finite,
+            sqnr_db: if self.squares == 0.0 && not_finite > 0 {
+                // Nothing was compared.
+                f64::NAN
+            } else if self.errors == 0.0 {
+                f64::INFINITY
+            } else {
+                10.0 * (self.squares / self.errors).log10()
+            },
+            kept: kept.map(ToString::to_string),
+        }
+    }
+}

@@ -1,0 +1,11 @@
+//! Tools that measure and examine: speed, casts to FP8, and the machine.
+//!
+//! Invariants: no tool changes a run or its checkpoints; each runs the programs that training runs, so that what it measures is what
+//! training does.
+//! Deliberately absent: flags and terminals, which are the binary's.
+
+pub mod bench;
+pub mod blame;
+pub mod doctor;
+pub mod inspect;
+mod probe;

@@ -1,0 +1,114 @@
+//! Whether a training step fits into memory, and what would: said before anything of it is allocated.
+
+mod search;
+#[cfg(test)]
+mod tests;
+mod text;
+
+use crate::engine::{Processor, Room, Target};
+use crate::error::RunError;
+use crate::programs::{OptimizerSpec, TrainingSpec};
+use search::Search;
+use xtrain_report::metrics::format;
+use xtrain_tensor::DType;
+
+/// What a step needs, beside what there is.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Fit {
+    /// The plan, what kernels work in beside it, and what libraries take.
+    pub needed_bytes: u64,
+    /// What there is.
+    pub room: Room,
+    /// What it comes to.
+    pub outcome: Outcome,
+}
+
+/// Whether it fits.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Outcome {
+    /// As it is.
+    Fits,
+    /// Not as it is; these would, the one that costs the least speed first.
+    Would(Vec<Way>),
+    /// However little is asked for at once.
+    Nothing {
+        /// What takes the least.
+        least: Way,
+        /// Bytes of it that no setting changes: weights, gradients, moments.
+        state_bytes: u64,
+        /// Whether it would fit if no other program held memory.
+        is_held: bool,
+    },
+}
+
+/// Settings that take less memory, and how much.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Way {
+    /// `train.recompute=norms`, as `--set` takes them. The global batch stays.
+    pub settings: Vec<String>,
+    /// What the step then needs.
+    pub bytes: u64,
+}
+
+impl Fit {
+    /// Whether the step of `spec`, of a global batch of `batch_size` sequences, fits into what a `target`'s memory has `room` for.
+    pub fn of(spec: &TrainingSpec, target: Target, batch_size: usize, room: Room) -> Result<Fit, RunError> {
+        let mut search = Search { spec, target, batch_size, room, needed_bytes: 0 };
+        search.needed_bytes = search.bytes(spec)?;
+        let needed_bytes = search.needed_bytes;
+        let outcome = match needed_bytes <= room.available_bytes {
+            true => Outcome::Fits,
+            // The first thing to do without is what the model does not learn by.
+            false if spec.reference => {
+                let without = TrainingSpec { reference: false, ..spec.clone() };
+                let Fit { needed_bytes, outcome, .. } = Fit::of(&without, target, batch_size, room)?;
+                outcome.beside("precision.reference_every=0", needed_bytes)
+            }
+            false => match search.outcome()? {
+                // The last one is what changes how the model learns.
+                Outcome::Nothing { .. } if spec.optimizer.moments == DType::F32 => {
+                    let optimizer = OptimizerSpec { moments: DType::BF16, ..spec.optimizer };
+                    let with = TrainingSpec { optimizer, ..spec.clone() };
+                    let Fit { needed_bytes, outcome, .. } = Fit::of(&with, target, batch_size, room)?;
+                    outcome.beside("optimizer.moments=bf16", needed_bytes)
+                }
+                outcome => outcome,
+            },
+        };
+        Ok(Fit { needed_bytes, room, outcome })
+    }
+
+    /// An error where it does not fit into the memory that `owner` has.
+    fn check(&self, owner: &str) -> Result<(), RunError> {
+        if self.outcome == Outcome::Fits {
+            return Ok(());
+        }
+        Err(RunError::Refused(format!(
+            "the run needs {} of memory, but {}; {}. `xtrain plan` shows what it is for",
+            format::gib(self.needed_bytes),
+            self.available(owner),
+            self.outcome
+        )))
+    }
+}
+
+/// An error where the step of `spec` does not fit into what `processor` has available, as far as the system tells.
+pub fn check(spec: &TrainingSpec, batch_size: usize, processor: &Processor) -> Result<(), RunError> {
+    match processor.room() {
+        Some(room) => Fit::of(spec, processor.target(), batch_size, room)?.check(&processor.owner()),
+        None => Ok(()),
+    }
+}
+
+impl Outcome {
+    /// The same where `setting` was needed to come to it, and then `bytes`.
+    fn beside(mut self, setting: &str, bytes: u64) -> Self {
+        let add = |way: &mut Way| way.settings.insert(0, setting.to_owned());
+        match &mut self {
+            Outcome::Fits => return Outcome::Would(vec![Way { settings: vec![setting.to_owned()], bytes }]),
+            Outcome::Would(ways) => ways.iter_mut().for_each(add),
+            Outcome::Nothing { least, .. } => add(least),
+        }
+        self
+    }
+}

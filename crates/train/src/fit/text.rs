@@ -1,0 +1,58 @@
+//! The words in which a run file's author reads whether a step fits, and what would.
+
+use super::{Fit, Outcome, Way};
+use crate::engine::Room;
+use std::fmt;
+use xtrain_report::metrics::format;
+
+impl Fit {
+    /// Who has how much: `NVIDIA H200 has 2.00 GiB available`, and, where it would help, who holds the rest.
+    pub fn available(&self, owner: &str) -> String {
+        let Room { available_bytes, alone_bytes } = self.room;
+        let is_held = match &self.outcome {
+            Outcome::Fits => false,
+            Outcome::Would(_) => self.needed_bytes <= alone_bytes,
+            Outcome::Nothing { is_held, .. } => *is_held,
+        };
+        let rest = match is_held {
+            true => format!(", as other programs hold the rest of its {}", format::gib(alone_bytes)),
+            false => String::new(),
+        };
+        format!("{owner} has {} available{rest}", format::gib(available_bytes))
+    }
+}
+
+impl fmt::Display for Outcome {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Outcome::Fits => f.write_str("it fits"),
+            Outcome::Would(ways) => {
+                let ways: Vec<String> = ways.iter().map(Way::to_string).collect();
+                write!(f, "what would fit: {}", ways.join(", or "))
+            }
+            Outcome::Nothing { least, state_bytes, is_held } => write!(
+                f,
+                "nothing fits: {}, {} of it for weights, gradients and moments, which no setting makes less; {}choose a smaller model{}",
+                match least.settings.is_empty() {
+                    true => "no setting makes it less".to_owned(),
+                    false => format!("even {least} is too much"),
+                },
+                format::gib(*state_bytes),
+                match is_held {
+                    true => "end the other programs (`nvidia-smi` lists those on a GPU), wait for them, or ",
+                    false => "",
+                },
+                if 2 * state_bytes < least.bytes { " or a shorter data.seq_len" } else { "" }
+            ),
+        }
+    }
+}
+
+impl fmt::Display for Way {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for setting in &self.settings {
+            write!(f, "--set {setting} ")?;
+        }
+        write!(f, "({})", format::gib(self.bytes))
+    }
+}

@@ -1,0 +1,236 @@
+//! Linear layers that FP8 makes slower stay in bf16: measured on a card, kept there, and recorded in the configuration of the run.
+//!
+//! A run's numbers depend on what is in FP8, so the stopwatch decides once: where a run begins whose file does not say. From then on
+//! its configuration says it (`precision.skip_slower`), wherever the run goes on and whoever reads its checkpoints.
+
+mod layers;
+
+pub use layers::{LayerSpeed, median};
+
+use crate::engine::Processor;
+use crate::error::RunError;
+use crate::fit;
+use crate::spec::Planned;
+use layers::Blocks;
+use serde::Serialize;
+use xtrain_config::{Config, Device, PrecisionConfig, Slower};
+use xtrain_model::{Numerics, Recipe};
+
+/// A layer is left in bf16 where FP8 has less of its speed than this, and that is no chance: FP8 saves memory.
+const FASTER_IN_BF16: f64 = 0.98;
+
+/// The linear layers of a run under one recipe.
+#[derive(Clone, Debug, Serialize)]
+pub struct RecipeLayers {
+    /// The recipe.
+    pub recipe: Recipe,
+    /// The layers.
+    pub layers: Vec<LayerSpeed>,
+}
+
+/// Whether runs leave this layer in bf16.
+pub fn is_slower(layer: &LayerSpeed) -> bool {
+    layer.is_longer && layer.speed() < FASTER_IN_BF16
+}
+
+/// Measures the linear layers of a run under each recipe, where they stand in its blocks, and, on a card, keeps what is found for runs.
+pub fn measure(planned: &Planned, recipes: &[Recipe], device: Device) -> Result<Vec<RecipeLayers>, RunError> {
+    let mut all = Vec::new();
+    for &recipe in recipes {
+        let own = planned.spec.numerics();
+        let numerics = if recipe == own.recipe { own } else { Numerics::from(recipe) };
+        let blocks = Blocks::of(&planned.spec.computed_in(numerics), micro_steps(&planned.resolved.config));
+        let layers = blocks.measure(Processor::asked(device)?)?;
+        if let Processor::Cuda(gpu) = Processor::asked(device)? {
+            gpu.replace_measured(&blocks.name(), &line(&layers));
+        }
+        all.push(RecipeLayers { recipe, layers });
+    }
+    Ok(all)
+}
+
+/// The run with what its card has found slower left in bf16; measured, where that is not known yet and the run fits. A run that says itself
+/// what is left, and one on cores, is as it was.
+pub fn settled(planned: Planned, processor: &Processor) -> Result<Planned, RunError> {
+    let (Processor::Cuda(gpu), true) = (processor, is_open(&planned)) else { return Ok(planned) };
+    let blocks = blocks(&planned);
+    let known = gpu.measured(&blocks.name()).and_then(|line| layers(&line));
+    let speeds = match known {
+        Some(speeds) => speeds,
+        None => {
+            // What does not fit need not be timed.
+            fit::check(&planned.spec, planned.resolved.config.train.batch_size, processor)?;
+            tracing::info!(
+                "timing the linear layers in FP8 and in bf16 on this card, once: what is found is kept"
+            );
+            match Processor::asked(Device::Cuda).and_then(|other| blocks.measure(other)) {
+                // Another process may have measured at the same time: all use what the first one kept.
+                Ok(speeds) => layers(&gpu.keep_measured(&blocks.name(), &line(&speeds))).unwrap_or(speeds),
+                Err(error) => {
+                    tracing::warn!(
+                        "whether FP8 makes linear layers slower could not be measured, and all are in FP8: {error}"
+                    );
+                    return Ok(planned);
+                }
+            }
+        }
+    };
+    let left = decided(&speeds);
+    for Slower { layer, speed, tokens } in &left {
+        tracing::info!(
+            "{layer} stays in bf16: in FP8 it has {speed:.2} of that speed here, at {tokens} tokens; --set 'precision.skip_slower=[]' \
+             has it in FP8"
+        );
+    }
+    planned.leaving(left)
+}
+
+/// The same without measuring: what is known already.
+pub fn foreseen(planned: Planned, processor: &Processor) -> Result<Planned, RunError> {
+    let (Processor::Cuda(gpu), true) = (processor, is_open(&planned)) else { return Ok(planned) };
+    match gpu.measured(&blocks(&planned).name()).and_then(|line| layers(&line)) {
+        Some(speeds) => planned.leaving(decided(&speeds)),
+        None => Ok(planned),
+    }
+}
+
+/// The run as one that began with `began` goes on: what was left in bf16 then is left, under the same recipe. Under another one it is found
+/// out as where a run begins.
+pub(crate) fn gone_on(
+    planned: Planned,
+    began: &PrecisionConfig,
+    processor: &Processor,
+) -> Result<Planned, RunError> {
+    match &began.skip_slower {
+        _ if planned.resolved.config.precision.recipe != began.recipe => settled(planned, processor),
+        Some(slower) if is_open(&planned) => planned.leaving(slower.clone()),
+        // What says nothing left nothing.
+        _ => Ok(planned),
+    }
+}
+
+/// Whether it is to be found out what is slower.
+pub fn is_open(planned: &Planned) -> bool {
+    planned.spec.recipe.is_fp8() && planned.resolved.config.precision.skip_slower.is_none()
+}
+
+/// The layers to leave in bf16.
+fn decided(speeds: &[LayerSpeed]) -> Vec<Slower> {
+    let slower = speeds.iter().filter(|speed| is_slower(speed));
+    let entry = |of: &LayerSpeed| Slower {
+        layer: of.layer.clone(),
+        // More digits than that are noise.
+        speed: (of.speed() * 1000.0).round() / 1000.0,
+        tokens: of.tokens,
+    };
+    slower.map(entry).collect()
+}
+
+fn blocks(planned: &Planned) -> Blocks {
+    Blocks::of(&planned.spec, micro_steps(&planned.resolved.config))
+}
+
+fn micro_steps(config: &Config) -> usize {
+    config.train.batch_size / config.train.micro_batch_size()
+}
+
+/// What is kept: JSON, in one line.
+fn line(speeds: &[LayerSpeed]) -> String {
+    serde_json::to_string(speeds).unwrap_or_default()
+}
+
+fn layers(line: &str) -> Option<Vec<LayerSpeed>> {
+    serde_json::from_str(line).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::engine::Target;
+    use crate::products::{fp8_share, linear_products};
+    use crate::spec::plan_on;
+    use std::path::Path;
+    use xtrain_model::decoder::LINEAR_SITES;
+
+    /// Speeds of the layers of a block in their order.
+    fn table(speeds: [f64; 4]) -> Vec<LayerSpeed> {
+        let of = |(layer, speed): (&str, f64)| LayerSpeed {
+            layer: layer.into(),
+            tokens: 4096,
+            inputs: 32,
+            outputs: 64,
+            bf16_seconds: 1e-4 * speed,
+            fp8_seconds: 1e-4,
+            is_longer: speed < 1.0,
+        };
+        LINEAR_SITES.into_iter().zip(speeds).map(of).collect()
+    }
+
+    fn planned(sets: &[&str]) -> Planned {
+        let text = "[model]\ndim = 32\nlayers = 2\nheads = 2\nffn_dim = 64\n[data]\ntrain = 'a.txt'\ntokenizer = 'bytes'\nseq_len = 32\n\
+                    [train]\nsteps = 1\n";
+        let parsed = Config::parse(Path::new("run.toml"), text.as_bytes(), sets).expect("a run file");
+        plan_on(&parsed, Target::Cpu).expect("a plan")
+    }
+
+    #[test]
+    fn what_a_table_says_is_slower_by_more_than_noise_stays_in_bf16() {
+        let left = decided(&table([1.3, 0.9312, 0.985, 0.9799]));
+        let told: Vec<(&str, f64, usize)> =
+            left.iter().map(|of| (of.layer.as_str(), of.speed, of.tokens)).collect();
+        assert_eq!(told, [("attn.o_proj", 0.931, 4096), ("mlp.down_proj", 0.98, 4096)]);
+        let run = planned(&["precision.recipe=fp8-current"]).leaving(left).expect("a plan");
+        let kept: Vec<String> = linear_products(&run.spec)
+            .iter()
+            .map(|linear| {
+                linear.products.iter().flat_map(|p| p.as_ref().err()).map(ToString::to_string).collect()
+            })
+            .collect();
+        let why = "FP8 is slower: 0.93 of bf16's speed at 4096 x 32 x 32".repeat(3);
+        assert_eq!(kept[..3], [String::new(), why, String::new()]);
+        assert!(kept[3].contains("at 4096 x 64 x 32"), "{}", kept[3]);
+        let share = fp8_share(&linear_products(&run.spec));
+        assert!((share - (96.0 + 128.0) / (96.0 + 32.0 + 128.0 + 64.0)).abs() < 1e-12, "{share}");
+        // The configuration says it, and says it again when it is read.
+        let text = run.resolved.config.to_toml();
+        assert!(
+            text.contains("skip_slower = [{ layer = \"attn.o_proj\", speed = 0.931, tokens = 4096 }, "),
+            "{text}"
+        );
+        let again =
+            Config::parse::<&str>(Path::new("config.toml"), text.as_bytes(), &[]).expect("a run file");
+        assert_eq!(plan_on(&again, Target::Cpu).expect("a plan").spec, run.spec);
+    }
+
+    #[test]
+    fn a_run_goes_on_with_what_it_left_under_its_own_recipe() {
+        let fp8 = ["precision.recipe=fp8-current"];
+        let began =
+            planned(&fp8).leaving(decided(&table([0.5; 4]))).expect("a plan").resolved.config.precision;
+        let spec = |sets: &[&str], began: &PrecisionConfig| {
+            gone_on(planned(sets), began, &Processor::Cpu).expect("a plan").spec
+        };
+        assert_eq!(spec(&fp8, &began).fp8.slower.len(), 4);
+        // What the file says itself counts, and so does another recipe.
+        let own = [fp8[0], "precision.skip_slower=[]"];
+        assert_eq!(spec(&own, &began).fp8.slower, []);
+        assert_eq!(spec(&["precision.recipe=fp8-row"], &began).fp8.slower, []);
+        assert_eq!(spec(&["precision.recipe=bf16"], &began).fp8.slower, []);
+        // It began before anything was measured, or on cores.
+        let silent = PrecisionConfig { skip_slower: None, ..began };
+        let run = gone_on(planned(&fp8), &silent, &Processor::Cpu).expect("a plan");
+        assert_eq!(run.resolved.config.precision, silent);
+    }
+
+    #[test]
+    fn on_cores_nothing_is_measured_and_what_was_kept_is_read_whole() {
+        let run = planned(&["precision.recipe=fp8-block"]);
+        let spec = run.spec.clone();
+        assert!(is_open(&run));
+        let settled = settled(run, &Processor::Cpu).expect("a plan");
+        assert_eq!((settled.spec, settled.resolved.config.precision.skip_slower), (spec, None));
+        let speeds = table([1.0, 1.25, 0.1, 3.0]);
+        assert_eq!(layers(&line(&speeds)), Some(speeds));
+        assert_eq!(layers("[{\"layer\": \"attn"), None);
+    }
+}

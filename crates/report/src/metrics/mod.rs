@@ -27,7 +27,7 @@ pub use event::{
     Checkpoint, EvalMetrics, Event, Record, Reference, Resumed, Sample, SkippedStep, StepMetrics,
 };
 pub use line::line;
-pub use sink::{Lost, MetricsSink, Outputs, Start};
+pub use sink::{Lost, MetricsSink, Outputs, SinkStart};
 
 #[cfg(test)]
 mod tests;

@@ -18,7 +18,7 @@ pub struct Outputs {
 
 /// Whether the run folder's metrics begin or go on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Start {
+pub enum SinkStart {
     /// A new run: it is an error if `metrics.jsonl` holds anything.
     Fresh,
     /// A run that goes on from a checkpoint, or from its start. What it makes again is taken out of the files.
@@ -65,12 +65,12 @@ pub struct MetricsSink {
 
 impl MetricsSink {
     /// Opens the files of `outputs` in `folder`, which must exist. A resumed run records that it was resumed.
-    pub fn open(folder: &Path, outputs: Outputs, start: Start) -> Result<Self, MetricsError> {
+    pub fn open(folder: &Path, outputs: Outputs, start: SinkStart) -> Result<Self, MetricsError> {
         let path = folder.join(jsonl::FILE_NAME);
         let mut sink = Self { jsonl: None, tensorboard: None, recovery: jsonl::Recovery::default() };
         let lost = match start {
-            Start::Fresh => None,
-            Start::Resumed(lost) => Some(lost),
+            SinkStart::Fresh => None,
+            SinkStart::Resumed(lost) => Some(lost),
         };
         if outputs.jsonl {
             sink.jsonl = Some(match lost {

@@ -5,8 +5,11 @@
 //! when the last of them is done, the gap is told. What is known until then is part of the position, so a run that is resumed in the middle
 //! of a segment tells the same.
 
+use super::observer::{Observer, Outcome};
 use super::snapshot::{parts, places};
-use super::trainer::{Observer, Outcome, Run, Watch, due, during_step};
+use super::steps::during_step;
+use super::watch::Watch;
+use super::{Run, is_due};
 use crate::error::RunError;
 use crate::learner::{IN_FLIGHT, Learner};
 use crate::position::{Segment, added};
@@ -19,13 +22,13 @@ use xtrain_runtime::StateEntry;
 use xtrain_tensor::host::AlignedBytes;
 
 /// Where the state is kept meanwhile.
-pub(super) struct Aside {
+pub(super) struct StateCopy {
     entries: Vec<StateEntry>,
     places: Vec<Range<usize>>,
     memory: AlignedBytes,
 }
 
-impl Aside {
+impl StateCopy {
     /// Memory for the state of `learner`, which the system gives when it is first needed.
     pub(super) fn of(learner: &mut Learner) -> Result<Self, RunError> {
         let entries = learner.saved_state();
@@ -39,7 +42,7 @@ impl Aside {
                 format::bytes(bytes as u64)
             ))
         })?;
-        Ok(Aside { entries, places, memory })
+        Ok(StateCopy { entries, places, memory })
     }
 
     fn keep(&mut self, learner: &mut Learner) -> Result<(), RunError> {
@@ -57,10 +60,10 @@ impl Aside {
 impl Run {
     /// Whether a segment begins behind so many steps.
     pub(super) fn is_reference_due(&self, step: u64) -> bool {
-        self.aside.is_some()
+        self.state_copy.is_some()
             && step > 0
             && step < self.steps
-            && due(step, self.config.precision.reference_every)
+            && is_due(step, self.config.precision.reference_every)
     }
 
     /// Makes the steps of the segment that begins here, if one does, in bf16, and leaves the state as it was. Where the run is asked to
@@ -70,24 +73,24 @@ impl Run {
         watch: &mut Watch<'_>,
         observer: &mut dyn Observer,
     ) -> Result<Option<Outcome>, RunError> {
-        let after = self.at.step;
+        let after = self.position.step;
         if !self.is_reference_due(after) {
             return Ok(None);
         }
-        let Some(mut aside) = self.aside.take() else { return Ok(None) };
+        let Some(mut copy) = self.state_copy.take() else { return Ok(None) };
         let _segment = doing_step("reference", after);
         if let Some(profiler) = &mut self.profiler {
             profiler.before_evaluation(&mut self.learner)?;
         }
-        aside.keep(&mut self.learner)?;
+        copy.keep(&mut self.learner)?;
         self.learner.begin_reference()?;
         let made = self.in_bf16(after, watch);
-        aside.put_back(&mut self.learner)?;
+        copy.put_back(&mut self.learner)?;
         self.learner.end_reference()?;
-        self.aside = Some(aside);
+        self.state_copy = Some(copy);
         match made? {
             ControlFlow::Continue(segment) => {
-                self.at.reference = Some(segment);
+                self.position.reference = Some(segment);
                 Ok(None)
             }
             ControlFlow::Break(outcome) => {
@@ -114,7 +117,7 @@ impl Run {
             }
             let is_more = next < after + steps && ended.is_none();
             if is_more {
-                flying.push_back((next + 1, self.put_step(next, self.schedule.lr(next))?));
+                flying.push_back((next + 1, self.launch(next, self.schedule.lr(next))?));
                 next += 1;
             }
             if flying.len() > if is_more { IN_FLIGHT } else { 0 }

@@ -1,42 +1,38 @@
-//! What a checkpoint holds of a run, and how it goes back.
+//! Checkpoints of a run, written while it trains.
 //!
-//! A save stops training for a copy of the state in host memory, from which a thread of its own writes the files while training goes on.
-//! Two saves never overlap, and older checkpoints are dropped when the new one is complete.
+//! A save stops training for a copy of the state into host memory; a thread then writes the files from that copy while training goes on.
+//! Two saves never overlap, and older checkpoints are deleted when the new one is complete.
 
-use super::writing::{Writing, Written};
+use super::background_save::{BackgroundSave, WrittenCheckpoint};
 use crate::error::RunError;
-use crate::evaluate::Tally;
 use crate::folder::RunFolder;
 use crate::learner::Learner;
-use crate::position::{CONFIG, LOADER, POSITION, Position, document, prefix, specs, tensor_name};
-use std::collections::{HashMap, HashSet};
+use crate::position::{CONFIG, LOADER, POSITION, Position, specs};
 use std::ops::Range;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 use std::time::Instant;
-use xtrain_checkpoint::{BoxError, Checkpoint, CheckpointError, CheckpointStore, RunLock, TensorSpec};
-use xtrain_config::{self as config, Config};
-use xtrain_data::{Loader, LoaderState};
-use xtrain_program::StateKind;
+use xtrain_checkpoint::{BoxError, CheckpointError, CheckpointStore, RunLock, TensorSpec};
+use xtrain_config::Config;
+use xtrain_data::Loader;
 use xtrain_report::metrics::jsonl::Unsynced;
 use xtrain_runtime::StateEntry;
 use xtrain_tensor::host::{ALIGN_BYTES, AlignedBytes};
-use xtrain_tensor::{DType, HostTensor, TensorType, View, ViewMut};
 
 /// The checkpoints of a run folder, which is locked as long as this lives.
-pub(super) struct Saved {
-    store: Arc<CheckpointStore>,
+pub(super) struct CheckpointWriter {
+    pub(super) store: Arc<CheckpointStore>,
     folder: PathBuf,
     /// The step that was saved last, or is being saved.
-    last: Option<u64>,
-    writing: Option<Writing>,
+    pub(super) last: Option<u64>,
+    writing: Option<BackgroundSave>,
     /// The memory of the copy, kept from one save to the next.
     memory: Arc<AlignedBytes>,
     /// That memory while the system gives it its pages.
-    coming: Option<JoinHandle<AlignedBytes>>,
+    next_memory: Option<JoinHandle<AlignedBytes>>,
     /// Whether it was told that there is no room for one.
-    is_told: bool,
+    has_warned: bool,
     /// Bytes of memory that are left, where the system tells. A copy takes half of them at most.
     pub(super) available_bytes: fn() -> Option<u64>,
     pub(super) write: Write,
@@ -65,7 +61,7 @@ impl Snapshot {
 }
 
 /// Which checkpoints are kept.
-struct Retention {
+pub(super) struct Retention {
     keep_last: usize,
     keep_every: u64,
     protected: Vec<u64>,
@@ -73,7 +69,7 @@ struct Retention {
 
 impl Retention {
     /// What the configuration keeps at this position.
-    fn of(config: &Config, at: &Position) -> Self {
+    pub(super) fn of(config: &Config, at: &Position) -> Self {
         let protected = at.best.map(|(step, _)| step).into_iter().chain([at.step]).collect();
         Retention {
             keep_last: config.checkpoint.keep_last,
@@ -82,124 +78,27 @@ impl Retention {
         }
     }
 
-    fn apply(&self, store: &CheckpointStore) -> Result<(), CheckpointError> {
+    pub(super) fn apply(&self, store: &CheckpointStore) -> Result<(), CheckpointError> {
         store.retain(self.keep_last, self.keep_every, &self.protected)
     }
 }
 
-impl Saved {
+impl CheckpointWriter {
     /// Opens the checkpoints of `folder`, making it if need be; another process that writes there is an error.
     pub(super) fn open(folder: &RunFolder) -> Result<Self, RunError> {
         let lock = RunLock::acquire(folder.path())?;
-        Ok(Saved {
+        Ok(CheckpointWriter {
             store: Arc::new(CheckpointStore::open(&folder.checkpoints())?),
             folder: folder.checkpoints(),
             last: None,
             writing: None,
             memory: Arc::new(AlignedBytes::zeroed(0)),
-            coming: None,
-            is_told: false,
+            next_memory: None,
+            has_warned: false,
             available_bytes: xtrain_runtime::available_bytes,
             write: Snapshot::write,
             _lock: lock,
         })
-    }
-
-    /// Puts the latest complete checkpoint back, if there is one.
-    pub(super) fn restore(
-        &mut self,
-        learner: &mut Learner,
-        loader: &Loader,
-        config: &Config,
-    ) -> Result<Option<Position>, RunError> {
-        let Some(checkpoint) = self.store.latest()? else { return Ok(None) };
-        let text = document::<String>(&checkpoint, CONFIG)?;
-        let before = Config::parse::<&str>(&checkpoint.path().join("config.toml"), text.as_bytes(), &[]).ok();
-        if let Some(before) = &before {
-            for change in config::diff(&before.config, config) {
-                tracing::info!("changed since the checkpoint: {change}");
-            }
-        }
-        let mut position: Position = document(&checkpoint, POSITION)?;
-        if let (Some(before), Some(recipe)) = (&before, config.precision.recipe)
-            && before.config.precision.recipe != Some(recipe)
-        {
-            tracing::info!(
-                "from step {} on the run computes in {}: masters, moments and counters are those of the checkpoint, and what products \
-                 read is made of them",
-                position.step + 1,
-                recipe.name()
-            );
-        }
-        let is_as_before = before.is_some_and(|before| before.config.precision == config.precision);
-        if !is_as_before {
-            // What was begun in other formats is begun again, or left.
-            position.evaluation = position.evaluation.map(|_| Tally::default());
-            position.reference = None;
-        }
-        let state: LoaderState = document(&checkpoint, LOADER)?;
-        let samples = loader.resume(&state)?;
-        let expected = position.step * config.train.batch_size as u64;
-        if samples != expected {
-            return Err(RunError::Refused(format!(
-                "the checkpoint is at sample {samples} of its data, but {} steps of train.batch_size = {} are {expected}; resume with the batch \
-                 size that the run began with",
-                position.step, config.train.batch_size
-            )));
-        }
-        // A recipe that makes scales of earlier steps begins without any where the checkpoint is of another.
-        let of_casts = [StateKind::Scale, StateKind::AmaxHistory];
-        let held: HashMap<&str, &[usize]> = checkpoint
-            .tensors()
-            .iter()
-            .map(|tensor| (tensor.name.as_str(), tensor.shape.as_slice()))
-            .collect();
-        let mut entries = learner.saved_state();
-        if !is_as_before {
-            // Nor can a history go on with another length: scales stay, and it begins anew.
-            let goes_on = |entry: &StateEntry| {
-                let shape = held.get(tensor_name(entry).as_str());
-                shape.is_some_and(|shape| entry.kind != StateKind::AmaxHistory || **shape == *entry.ty.shape)
-            };
-            entries.retain(|entry| !of_casts.contains(&entry.kind) || goes_on(entry));
-        }
-        let mut wanted = specs(&entries);
-        for (spec, entry) in wanted.iter_mut().zip(&entries) {
-            spec.dtype = kept_type(&checkpoint, entry);
-        }
-        if let Some((spec, entry)) =
-            wanted.iter().zip(&entries).find(|(spec, entry)| spec.dtype != entry.ty.dtype)
-        {
-            tracing::info!(
-                "from step {} on moments are kept in {}; those of the checkpoint are in {}, and {}",
-                position.step + 1,
-                entry.ty.dtype,
-                spec.dtype,
-                if entry.ty.dtype == DType::BF16 {
-                    "are rounded to the nearest"
-                } else {
-                    "stay the numbers that they are"
-                }
-            );
-        }
-        let named: HashSet<&str> = wanted.iter().map(|spec| spec.name.as_str()).collect();
-        let is_of_casts = |name: &str| of_casts.iter().any(|kind| name.starts_with(&prefix(*kind)));
-        let load = match held.keys().filter(|name| !named.contains(*name)).all(|name| is_of_casts(name)) {
-            true => Checkpoint::load_some,
-            false => Checkpoint::load,
-        };
-        load(&checkpoint, &wanted, &mut |at, bytes| {
-            let entry = &entries[at];
-            let tensor =
-                (wanted[at].dtype != entry.ty.dtype).then(|| in_type(bytes, wanted[at].dtype, entry.ty));
-            let bytes = tensor.as_ref().map_or(bytes, HostTensor::bytes);
-            learner.write_state(entry.kind, &entry.name, bytes).map_err(BoxError::from)
-        })?;
-        learner.weights().refresh()?;
-        self.last = Some(checkpoint.step());
-        // A process that was killed right after a save has left what that save was to push out.
-        Retention::of(config, &position).apply(&self.store)?;
-        Ok(Some(position))
     }
 
     /// Forgets that this step is saved: what is known of it has changed.
@@ -217,19 +116,19 @@ impl Saved {
         self.last == Some(step)
     }
 
-    /// Whether a save is under way that [`Saved::finish`] may have to wait for.
+    /// Whether a save is under way that [`CheckpointWriter::finish`] may have to wait for.
     pub(super) fn is_writing(&self) -> bool {
         self.writing.is_some()
     }
 
-    /// Whether a save that was under way is done, so that [`Saved::finish`] does not wait for it.
+    /// Whether a save that was under way is done, so that [`CheckpointWriter::finish`] does not wait for it.
     pub(super) fn is_written(&self) -> bool {
-        self.writing.as_ref().is_some_and(Writing::is_done)
+        self.writing.as_ref().is_some_and(BackgroundSave::is_done)
     }
 
     /// What became of the save under way, waited for; nothing where there is none.
-    pub(super) fn finish(&mut self) -> Result<Option<Written>, RunError> {
-        self.writing.take().map(Writing::finish).transpose()
+    pub(super) fn finish(&mut self) -> Result<Option<WrittenCheckpoint>, RunError> {
+        self.writing.take().map(BackgroundSave::finish).transpose()
     }
 
     /// Copies the state, and begins to write it and to drop what the configuration does not keep. The checkpoint is complete only
@@ -241,7 +140,7 @@ impl Saved {
         config: &Config,
         at: &Position,
         metrics: Option<Unsynced>,
-    ) -> Result<Option<Written>, RunError> {
+    ) -> Result<Option<WrittenCheckpoint>, RunError> {
         debug_assert!(self.writing.is_none(), "two saves never overlap");
         let begun = Instant::now();
         let (step, entries) = (at.step, learner.saved_state());
@@ -253,7 +152,7 @@ impl Saved {
         let (tensors, retention) = (specs(&entries), Retention::of(config, at));
         let sync = move || metrics.map_or(Ok(()), |metrics| metrics.sync());
         let Some(places) = self.make_room(&entries) else {
-            if !std::mem::replace(&mut self.is_told, true) {
+            if !std::mem::replace(&mut self.has_warned, true) {
                 tracing::warn!(
                     "there is too little memory for a copy of the state: training waits for each save"
                 );
@@ -264,7 +163,7 @@ impl Saved {
             let path = self.store.save(step, &tensors, &mut read, &documents)?;
             self.last = Some(step);
             retention.apply(&self.store)?;
-            return Ok(Some(Written { step, path, took: begun.elapsed() }));
+            return Ok(Some(WrittenCheckpoint { step, path, took: begun.elapsed() }));
         };
         // The thread that wrote the last one has let go of it.
         let Some(memory) = Arc::get_mut(&mut self.memory) else { unreachable!("two saves never overlap") };
@@ -277,7 +176,7 @@ impl Saved {
             retention.apply(&store)?;
             Ok(path)
         };
-        self.writing = Some(Writing::start(step, begun, &self.folder, save)?);
+        self.writing = Some(BackgroundSave::start(step, begun, &self.folder, save)?);
         self.last = Some(step);
         Ok(None)
     }
@@ -291,13 +190,13 @@ impl Saved {
                 memory.take_pages();
                 memory
             };
-            self.coming = thread::Builder::new().name("memory for saves".to_owned()).spawn(take).ok();
+            self.next_memory = thread::Builder::new().name("memory for saves".to_owned()).spawn(take).ok();
         }
     }
 
     /// Where each value lies in the memory of the copy; nothing where there is too little of it.
     fn make_room(&mut self, entries: &[StateEntry]) -> Option<Vec<Range<usize>>> {
-        if let Some(Ok(memory)) = self.coming.take().map(JoinHandle::join) {
+        if let Some(Ok(memory)) = self.next_memory.take().map(JoinHandle::join) {
             self.memory = Arc::new(memory);
         }
         let (places, bytes) = places(entries);
@@ -336,23 +235,4 @@ pub(super) fn parts<'m>(mut memory: &'m mut [u8], places: &[Range<usize>]) -> Ve
         part
     };
     places.iter().map(&mut part).collect()
-}
-
-/// The type that the checkpoint has an entry in: of moments the one that the run kept them in until then; else the entry's, as there is no
-/// other.
-fn kept_type(checkpoint: &Checkpoint, entry: &StateEntry) -> DType {
-    let types = [DType::F32, DType::BF16];
-    let is_moment = matches!(entry.kind, StateKind::Moment1 | StateKind::Moment2);
-    let name = tensor_name(entry);
-    let held = checkpoint.tensors().iter().find(|tensor| is_moment && tensor.name == name);
-    held.map(|tensor| tensor.dtype).filter(|dtype| types.contains(dtype)).unwrap_or(entry.ty.dtype)
-}
-
-/// The elements of a tensor of `ty`, kept as `dtype`, in its own type.
-fn in_type(bytes: &[u8], dtype: DType, ty: TensorType) -> HostTensor {
-    let mut wide = vec![0.0f32; ty.numel()];
-    View::new(ty.with_dtype(dtype), bytes).widen_into(&mut wide);
-    let mut tensor = HostTensor::zeros(ty);
-    ViewMut::new(ty, tensor.bytes_mut(), false).write(&wide);
-    tensor
 }

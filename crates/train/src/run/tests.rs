@@ -1,8 +1,9 @@
 //! Saves that are under way while training goes on. What writes their files is replaced, so that no test depends on how long it takes.
 
-use super::open::Opened;
-use super::snapshot::{Saved, Snapshot};
-use super::trainer::{Run, Watch};
+use super::assemble::Opened;
+use super::open::open;
+use super::snapshot::{CheckpointWriter, Snapshot};
+use super::watch::Watch;
 use super::{Observer, Outcome, Start};
 use crate::corpus::Notice;
 use crate::error::RunError;
@@ -69,13 +70,13 @@ impl Observer for Ear {
 fn run(
     parsed: &Parsed,
     done: &'static AtomicU64,
-    prepare: impl FnOnce(&mut Saved),
+    prepare: impl FnOnce(&mut CheckpointWriter),
 ) -> (Result<Outcome, RunError>, Vec<Told>) {
     let mut ear = Ear { told: Vec::new(), done };
-    let Ok(Opened::Run(mut run)) = Run::open(parsed, Start::New, &mut ear, &|| false) else {
+    let Ok(Opened::Run(mut run)) = open(parsed, Start::New, &mut ear, &|| false) else {
         panic!("it does not open")
     };
-    prepare(&mut run.saved);
+    prepare(&mut run.checkpoints);
     let ended = run.go(Watch::new(&AtomicBool::new(false), Instant::now(), None), &mut ear);
     (ended, ear.told)
 }
@@ -144,12 +145,13 @@ fn a_save_that_is_under_way_when_the_steps_end_badly_is_completed() {
     let folder = tempfile::tempdir().expect("a folder");
     let mut ear = Ear { told: Vec::new(), done: &DONE };
     let parsed = run_file(folder.path(), "out");
-    let Ok(Opened::Run(mut run)) = Run::open(&parsed, Start::New, &mut ear, &|| false) else {
+    let Ok(Opened::Run(mut run)) = open(&parsed, Start::New, &mut ear, &|| false) else {
         panic!("it does not open")
     };
     let metrics = run.sink.unsynced().expect("metrics");
-    run.at.step = 3;
-    let begun = run.saved.begin(&mut run.learner, &run.corpus.loader, &run.config, &run.at, metrics);
+    run.position.step = 3;
+    let begun =
+        run.checkpoints.begin(&mut run.learner, &run.corpus.loader, &run.config, &run.position, metrics);
     assert!(begun.expect("a save").is_none(), "it is under way");
     drop(run);
     let kept = position(&RunFolder::at(folder.path().join("out"))).expect("checkpoints").expect("one");

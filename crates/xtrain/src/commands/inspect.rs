@@ -7,8 +7,8 @@ use crate::signals::Stop;
 use crate::terminal::{self, Bar};
 use xtrain_data::DataError;
 use xtrain_lab::inspect::{Doing, InspectOptions, inspect};
-use xtrain_report::metrics::format;
 use xtrain_report::inspection::{INSPECT_FILE, Inspection, TensorCast, write_inspection};
+use xtrain_report::metrics::format;
 use xtrain_train::corpus::Notice;
 use xtrain_train::error::RunError;
 

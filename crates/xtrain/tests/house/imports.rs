@@ -23,22 +23,22 @@ struct Module {
     paths: Vec<Vec<String>>,
 }
 
-/// The cycles in the crate with these sources, each as `a -> b -> a` with the files that import.
+/// The cycles in the crate with these sources: of each set of modules that import each other a shortest cycle, with its imports.
 pub fn cycles(sources: &Path) -> Vec<String> {
     let mut modules = BTreeMap::new();
     read(sources, &[], &mut modules);
     let mut found = Vec::new();
-    let places: BTreeSet<Place> = modules.keys().cloned().collect();
-    let edges = edges(&modules);
-    for parent in &places {
-        let Some(graph) = edges.get(parent) else { continue };
-        let mut seen: BTreeSet<&str> = BTreeSet::new();
+    for graph in edges(&modules).values() {
+        let mut seen = BTreeSet::new();
         for start in graph.keys() {
-            let Some(cycle) = cycle(graph, start).filter(|_| !seen.contains(start.as_str())) else { continue };
-            seen.extend(reached(graph, start).into_iter().filter(|other| reached(graph, other).contains(start.as_str())));
-            let imports: Vec<String> = cycle.windows(2).map(|pair| graph[pair[0]][pair[1]].clone()).collect();
-            let size = seen.len();
-            found.push(format!("{} ({size} modules in cycles here: {})", cycle.join(" -> "), imports.join("; ")));
+            let Some(cycle) = cycle(graph, start).filter(|_| !seen.contains(start)) else { continue };
+            let is_in_it = |other: &&String| {
+                reached(graph, start).contains(*other) && reached(graph, other).contains(start)
+            };
+            let set: Vec<&String> = graph.keys().filter(is_in_it).collect();
+            let imports: Vec<&str> = cycle.windows(2).map(|pair| graph[pair[0]][pair[1]].as_str()).collect();
+            found.push(format!("{} of {} modules: {}", cycle.join(" -> "), set.len(), imports.join("; ")));
+            seen.extend(set);
         }
     }
     found
@@ -46,7 +46,8 @@ pub fn cycles(sources: &Path) -> Vec<String> {
 
 /// Reads the modules in `folder`, which is that of the module at `place`.
 fn read(folder: &Path, place: &[String], modules: &mut BTreeMap<Place, Module>) {
-    let mut entries: Vec<_> = fs::read_dir(folder).expect("a folder").map(|entry| entry.expect("an entry").path()).collect();
+    let mut entries: Vec<_> =
+        fs::read_dir(folder).expect("a folder").map(|entry| entry.expect("an entry").path()).collect();
     entries.sort();
     for path in entries {
         let name = path.file_stem().expect("a name").to_string_lossy().into_owned();
@@ -92,7 +93,10 @@ fn parse(module: &mut Module) -> Vec<(usize, usize)> {
     let (mut at, mut found) = (0, Vec::new());
     for line in code.split_inclusive('\n') {
         let declared = line.trim_start();
-        let declared = declared.strip_prefix("pub ").or_else(|| declared.strip_prefix("pub(")?.split_once(") ").map(|(_, rest)| rest)).unwrap_or(declared);
+        let declared = declared
+            .strip_prefix("pub ")
+            .or_else(|| declared.strip_prefix("pub(")?.split_once(") ").map(|(_, rest)| rest))
+            .unwrap_or(declared);
         if let Some(rest) = declared.strip_prefix("use ") {
             let begin = at + line.len() - rest.len();
             let end = begin + code[begin..].find(';').unwrap_or(0);
@@ -127,8 +131,11 @@ fn branch(tree: &str, prefix: &[String], module: &mut Module) {
         return branch(&list[begin..], &prefix, module);
     }
     let (path, alias) = tree.split_once(" as ").map_or((tree, None), |(path, alias)| (path, Some(alias)));
-    let mut path: Vec<String> =
-        prefix.iter().cloned().chain(path.split("::").map(|s| s.trim().to_owned()).filter(|s| !s.is_empty())).collect();
+    let mut path: Vec<String> = prefix
+        .iter()
+        .cloned()
+        .chain(path.split("::").map(|s| s.trim().to_owned()).filter(|s| !s.is_empty()))
+        .collect();
     if path.last().is_some_and(|last| last == "self") && path.len() > 1 {
         path.pop();
     }
@@ -157,7 +164,8 @@ fn find_paths(module: &mut Module, of_use: &[(usize, usize)]) {
                 continue;
             }
             let end = code[at..].find(|c: char| !is_word(c) && c != ':').map_or(code.len(), |n| at + n);
-            module.paths.push(code[at..end].split("::").map(str::to_owned).filter(|s| !s.is_empty()).collect());
+            let path = code[at..end].split("::").map(|s| s.trim_end_matches(':').to_owned());
+            module.paths.push(path.filter(|s| !s.is_empty()).collect());
         }
     }
 }
@@ -190,7 +198,8 @@ fn declares(modules: &BTreeMap<Place, Module>, from: &Place, path: &[String], de
         }
         place.pop();
         let module = modules.get(&place)?;
-        let follow = |target: &[String]| (depth > 0).then(|| declares(modules, &place, target, depth - 1)).flatten();
+        let follow =
+            |target: &[String]| (depth > 0).then(|| declares(modules, &place, target, depth - 1)).flatten();
         if let Some((_, target)) = module.names.iter().find(|(name, _)| name == next) {
             return follow(target).or(Some(place));
         }
@@ -235,31 +244,28 @@ fn edges(modules: &BTreeMap<Place, Module>) -> BTreeMap<Place, Graph> {
 }
 
 /// All that `start` imports, directly or not.
-fn reached<'g>(graph: &'g Graph, start: &str) -> BTreeSet<&'g str> {
-    let mut seen = BTreeSet::new();
-    let mut queue: VecDeque<&str> = graph.get(start).into_iter().flat_map(|to| to.keys()).map(String::as_str).collect();
-    while let Some(next) = queue.pop_front() {
-        if seen.insert(next) {
-            queue.extend(graph.get(next).into_iter().flat_map(|to| to.keys()).map(String::as_str));
-        }
+fn reached<'g>(graph: &'g Graph, start: &'g String) -> BTreeSet<&'g String> {
+    let (mut seen, mut queue) = (BTreeSet::new(), vec![start]);
+    while let Some(at) = queue.pop() {
+        queue.extend(graph.get(at).into_iter().flat_map(|to| to.keys()).filter(|to| seen.insert(*to)));
     }
-    // The names of the graph live as long as it does.
-    graph.iter().flat_map(|(from, to)| std::iter::once(from).chain(to.keys())).map(String::as_str).filter(|name| seen.contains(name)).collect()
+    seen
 }
 
-/// The shortest cycle through `start`.
-fn cycle<'g>(graph: &'g Graph, start: &'g str) -> Option<Vec<&'g str>> {
-    let mut before: BTreeMap<&str, &str> = BTreeMap::new();
+/// The shortest cycle through `start`, which is its first and its last module.
+fn cycle<'g>(graph: &'g Graph, start: &'g String) -> Option<Vec<&'g str>> {
+    let mut before: BTreeMap<&String, &String> = BTreeMap::new();
     let mut queue = VecDeque::from([start]);
-    while let Some(at) = queue.pop_front() {
-        for next in graph.get(at).into_iter().flat_map(|to| to.keys()).map(String::as_str) {
+    while let Some(mut at) = queue.pop_front() {
+        for next in graph.get(at).into_iter().flat_map(|to| to.keys()) {
             if next == start {
-                let mut cycle = vec![start, at];
-                while let Some(&last) = cycle.last().filter(|last| **last != start) {
-                    cycle.push(before[last]);
+                let mut cycle = vec![start.as_str(), at];
+                while at != start {
+                    at = before[at];
+                    cycle.push(at);
                 }
                 cycle.reverse();
-                return Some(if cycle.len() == 2 && at == start { vec![start, start] } else { cycle });
+                return Some(cycle);
             }
             if !before.contains_key(next) {
                 before.insert(next, at);

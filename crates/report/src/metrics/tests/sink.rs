@@ -20,7 +20,7 @@ fn event_files(folder: &Path) -> Vec<PathBuf> {
 #[test]
 fn an_event_is_in_the_file_when_record_returns() {
     let folder = tempfile::tempdir().unwrap();
-    let mut sink = MetricsSink::open(folder.path(), BOTH, Start::Fresh).unwrap();
+    let mut sink = MetricsSink::open(folder.path(), BOTH, SinkStart::Fresh).unwrap();
     sink.record(step(1)).unwrap();
     assert_eq!(events(folder.path()), [step(1).into()]);
     sink.record(EvalMetrics { step: 1, loss: 2.0, bits_per_byte: None }).unwrap();
@@ -31,12 +31,12 @@ fn an_event_is_in_the_file_when_record_returns() {
 #[test]
 fn a_killed_and_resumed_run_has_one_history() {
     let folder = tempfile::tempdir().unwrap();
-    let mut sink = MetricsSink::open(folder.path(), BOTH, Start::Fresh).unwrap();
+    let mut sink = MetricsSink::open(folder.path(), BOTH, SinkStart::Fresh).unwrap();
     for at in 1..=5 {
         sink.record(step(at)).unwrap();
     }
     drop(sink);
-    let mut sink = MetricsSink::open(folder.path(), BOTH, Start::Resumed(Lost::after(3))).unwrap();
+    let mut sink = MetricsSink::open(folder.path(), BOTH, SinkStart::Resumed(Lost::after(3))).unwrap();
     assert_eq!((sink.recovery().kept, sink.recovery().lost_steps), (3, 2));
     for at in 4..=6 {
         sink.record(step(at)).unwrap();
@@ -57,14 +57,14 @@ fn what_a_run_makes_again_at_the_step_that_it_resumes_from_is_said_once() {
         [(false, false, vec![0, 1, 2, 3], 4), (false, true, vec![0, 1, 2], 3), (true, true, vec![0, 2], 2)]
     {
         let folder = tempfile::tempdir().unwrap();
-        let mut sink = MetricsSink::open(folder.path(), BOTH, Start::Fresh).unwrap();
+        let mut sink = MetricsSink::open(folder.path(), BOTH, SinkStart::Fresh).unwrap();
         all.iter().for_each(|event| sink.record(event.clone()).unwrap());
         drop(sink);
         let first = event_files(folder.path()).remove(0);
         MetricsSink::open(
             folder.path(),
             BOTH,
-            Start::Resumed(Lost { evaluation, samples, ..Lost::after(3) }),
+            SinkStart::Resumed(Lost { evaluation, samples, ..Lost::after(3) }),
         )
         .unwrap();
         let expected = kept.iter().map(|&at: &usize| all[at].clone()).chain([Resumed::after(3).into()]);
@@ -82,8 +82,8 @@ fn what_a_run_makes_again_at_the_step_that_it_resumes_from_is_said_once() {
 #[test]
 fn a_fresh_run_never_writes_into_another_runs_metrics() {
     let folder = tempfile::tempdir().unwrap();
-    MetricsSink::open(folder.path(), BOTH, Start::Fresh).unwrap().record(step(1)).unwrap();
-    let error = MetricsSink::open(folder.path(), BOTH, Start::Fresh).unwrap_err();
+    MetricsSink::open(folder.path(), BOTH, SinkStart::Fresh).unwrap().record(step(1)).unwrap();
+    let error = MetricsSink::open(folder.path(), BOTH, SinkStart::Fresh).unwrap_err();
     assert!(matches!(&error, MetricsError::Exists { path } if path.ends_with("metrics.jsonl")));
     assert!(error.to_string().contains("resume that run, or choose another run folder"), "{error}");
     assert_eq!(events(folder.path()), [step(1).into()]);
@@ -93,7 +93,8 @@ fn a_fresh_run_never_writes_into_another_runs_metrics() {
 fn only_the_chosen_files_are_made() {
     let folder = tempfile::tempdir().unwrap();
     let mut sink =
-        MetricsSink::open(folder.path(), Outputs { jsonl: false, tensorboard: false }, Start::Fresh).unwrap();
+        MetricsSink::open(folder.path(), Outputs { jsonl: false, tensorboard: false }, SinkStart::Fresh)
+            .unwrap();
     sink.record(step(1)).unwrap();
     assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0);
 }
@@ -101,6 +102,7 @@ fn only_the_chosen_files_are_made() {
 #[test]
 fn a_missing_run_folder_is_an_error_that_names_the_file() {
     let folder = tempfile::tempdir().unwrap();
-    let error = MetricsSink::open(&folder.path().join("none"), BOTH, Start::Fresh).unwrap_err().to_string();
+    let error =
+        MetricsSink::open(&folder.path().join("none"), BOTH, SinkStart::Fresh).unwrap_err().to_string();
     assert!(error.contains("none/metrics.jsonl: cannot open metrics: "), "{error}");
 }

@@ -1,30 +1,30 @@
-//! A checkpoint that is written while training goes on.
+//! A thread that writes a checkpoint while training goes on.
 
 use crate::error::RunError;
 use std::path::{Path, PathBuf};
 use std::thread::{Builder, JoinHandle};
 use std::time::{Duration, Instant};
 
-/// A checkpoint that is complete.
+/// A complete checkpoint.
 #[derive(Debug)]
-pub(super) struct Written {
-    /// The steps before it.
+pub(super) struct WrittenCheckpoint {
+    /// Steps that were done before it.
     pub step: u64,
     /// Its folder.
     pub path: PathBuf,
-    /// The time from the copy of the state on.
+    /// Time from the copy of the state to the last write.
     pub took: Duration,
 }
 
-/// A thread that writes one. Dropped, it is waited for: what was begun is completed.
-pub(super) struct Writing {
+/// A save under way. Dropping it waits for its thread, so a checkpoint that was begun is completed.
+pub(super) struct BackgroundSave {
     step: u64,
     begun: Instant,
     thread: Option<JoinHandle<(Result<PathBuf, RunError>, Instant)>>,
 }
 
-impl Writing {
-    /// Has `write` write the checkpoint of `step`, of which `begun` is the beginning, below `folder`.
+impl BackgroundSave {
+    /// Starts a thread that runs `write` for the checkpoint of `step`; `begun` is when the save began, `folder` names it in errors.
     pub(super) fn start(
         step: u64,
         begun: Instant,
@@ -36,27 +36,27 @@ impl Writing {
             (written, Instant::now())
         });
         let thread = thread.map_err(RunError::io(folder, "start a thread that writes"))?;
-        Ok(Writing { step, begun, thread: Some(thread) })
+        Ok(BackgroundSave { step, begun, thread: Some(thread) })
     }
 
-    /// Whether [`Writing::finish`] does not wait.
+    /// True if [`BackgroundSave::finish`] would not wait.
     pub(super) fn is_done(&self) -> bool {
         self.thread.as_ref().is_none_or(JoinHandle::is_finished)
     }
 
-    /// What became of it, waited for.
-    pub(super) fn finish(mut self) -> Result<Written, RunError> {
+    /// Waits for the thread and returns the checkpoint, or the error that it met.
+    pub(super) fn finish(mut self) -> Result<WrittenCheckpoint, RunError> {
         let Some(thread) = self.thread.take() else { unreachable!("it is taken here and when dropped") };
         match thread.join() {
             Ok((path, ended)) => {
-                Ok(Written { step: self.step, path: path?, took: ended.duration_since(self.begun) })
+                Ok(WrittenCheckpoint { step: self.step, path: path?, took: ended.duration_since(self.begun) })
             }
             Err(panic) => std::panic::resume_unwind(panic),
         }
     }
 }
 
-impl Drop for Writing {
+impl Drop for BackgroundSave {
     fn drop(&mut self) {
         if let Some(Ok((Err(error), _))) = self.thread.take().map(JoinHandle::join) {
             tracing::warn!("step {}: {error}", self.step);

@@ -1,0 +1,64 @@
+//! The model of a run in a few words, and warnings where an FP8 recipe leaves in bf16 what a reader takes to be in FP8.
+
+use crate::products::{LinearProducts, fp8_share, linear_products};
+use crate::programs::TrainingSpec;
+use xtrain_model::Kept;
+use xtrain_program::quantized::LinearGemm;
+
+/// The model in a few words.
+pub(super) fn describe(spec: &TrainingSpec) -> String {
+    let m = &spec.model;
+    let fp8 = match spec.recipe.is_fp8() {
+        true => {
+            let products = linear_products(spec);
+            let share = 100.0 * fp8_share(&products);
+            let has_head = products.iter().any(|p| p.is_head() && p.is_all_fp8());
+            let head = if has_head { " and the head" } else { "" };
+            format!(", {} ({share:.0}% of the linear layers{head})", spec.recipe.name())
+        }
+        false => String::new(),
+    };
+    format!("{}, {} layers, dim {}, {} heads{fp8}", m.family.name(), m.layers, m.dim, m.heads)
+}
+
+/// Warns of an FP8 recipe that leaves all GEMMs in bf16: nothing else of the run would show it.
+pub(super) fn warn_of_no_fp8(spec: &TrainingSpec) {
+    let products = linear_products(spec);
+    warn_of_bf16_head(spec, &products);
+    if !spec.recipe.is_fp8() || products.iter().flat_map(|linear| &linear.products).any(Result::is_ok) {
+        return;
+    }
+    let why = products.iter().flat_map(|linear| &linear.products).find_map(|product| product.as_ref().err());
+    tracing::warn!(
+        "precision.recipe = {}, but no product of a linear layer is in FP8{}; xtrain plan says why of each",
+        spec.recipe.name(),
+        why.map(|why| format!(" ({why})")).unwrap_or_default()
+    );
+}
+
+/// Warns of a head that cannot be in FP8 although the run asks for it.
+fn warn_of_bf16_head(spec: &TrainingSpec, products: &[LinearProducts]) {
+    let Some(head) = products.iter().find(|p| p.is_head() && spec.fp8.head && spec.recipe.is_fp8()) else {
+        return;
+    };
+    let (m, tokens) = (&spec.model, spec.batch.sequences * spec.batch.seq_len);
+    let explained = |why: &Kept| match why {
+        Kept::Size(size) if *size == m.vocab_size => {
+            format!(
+                "{why}: the vocabulary, to which model.vocab_size gives more rows where a model begins from random weights"
+            )
+        }
+        Kept::Size(size) if *size == m.dim => format!("{why}: model.dim"),
+        Kept::Size(size) if *size == tokens => format!("{why}: the tokens of a micro-batch"),
+        _ => why.to_string(),
+    };
+    let of = LinearGemm::ALL.into_iter().zip(&head.products);
+    let whys: Vec<String> = of
+        .filter_map(|(gemm, product)| {
+            Some(format!("{} ({})", gemm.name(), explained(product.as_ref().err()?)))
+        })
+        .collect();
+    if !whys.is_empty() {
+        tracing::warn!("precision.head = \"fp8\", but products of the head are in bf16: {}", whys.join(", "));
+    }
+}

@@ -10,19 +10,15 @@ use xtrain_model::decoder::io;
 use xtrain_model::{Fp8Overrides, Numerics, Recipe};
 use xtrain_program::Program;
 use xtrain_runtime::{Checks, Outputs, Part, ProgramId};
-use xtrain_train::corpus::Corpus;
-use xtrain_train::corpus::Notice;
+use xtrain_train::corpus::{Corpus, Notice};
 use xtrain_train::engine::Processor;
-use xtrain_train::error::LearnError;
-use xtrain_train::error::RunError;
+use xtrain_train::error::{LearnError, RunError};
 use xtrain_train::folder::RunFolder;
 use xtrain_train::learner::{draws, feed};
 use xtrain_train::opened::{Which, checkpoint, load_masters};
-use xtrain_train::position;
 use xtrain_train::programs::{self, TrainingSpec};
-use xtrain_train::source;
-use xtrain_train::spec;
 use xtrain_train::weights::Weights;
+use xtrain_train::{position, source, spec};
 
 /// A checkpoint, and what its run would have done next.
 pub(crate) struct Probe {

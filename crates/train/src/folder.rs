@@ -5,8 +5,7 @@ use std::fs;
 use std::io::{ErrorKind, Write};
 use std::path::{Path, PathBuf};
 use xtrain_checkpoint::replace_file;
-use xtrain_config::Config;
-use xtrain_config::files;
+use xtrain_config::{Config, files};
 use xtrain_report::{REPORT_FILE, SAMPLE_FILE, SUMMARY_FILE};
 
 /// What a run locks: made before anything else of it.

@@ -12,8 +12,7 @@ use std::io::Write;
 use std::ops::RangeInclusive;
 use std::path::PathBuf;
 use xtrain_checkpoint::hf::{ExportDtype, ExportOptions};
-use xtrain_config::Device;
-use xtrain_config::keys_like;
+use xtrain_config::{Device, keys_like};
 use xtrain_data::{BeginOfDocument, PrepareOptions};
 use xtrain_model::Recipe;
 

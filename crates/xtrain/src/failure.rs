@@ -9,8 +9,7 @@ use xtrain_checkpoint::CheckpointError;
 use xtrain_config::ConfigErrors;
 use xtrain_data::DataError;
 use xtrain_report::ReportError;
-use xtrain_train::error::LearnError;
-use xtrain_train::error::RunError;
+use xtrain_train::error::{LearnError, RunError};
 
 /// A failed command.
 #[derive(Debug)]

@@ -6,9 +6,8 @@ use xtrain_report::metrics::format;
 use xtrain_train::engine::Target;
 use xtrain_train::fit::{Fit, Outcome as FitOutcome};
 use xtrain_train::products::{LinearProducts, fp8_share, linear_products};
-use xtrain_train::programs;
-use xtrain_train::slower;
 use xtrain_train::spec::Planned;
+use xtrain_train::{programs, slower};
 
 /// Parameters, arithmetic and memory of a planned run on `target`, as text; `reference` is the step that its reference segments are made of.
 pub(crate) fn text(

@@ -3,15 +3,15 @@
 //! The ops are run as a model's are, so what is measured is what they choose on the processor; `XTRAIN_PREFER` names another way than the
 //! fastest ([`xtrain_cuda::Gpu::fastest`]).
 
-use super::trial::{Rates, Setup, TrialOptions, Trials, operand, traced};
+use super::op_bench::{OpBench, OpBenchOptions, OpSpeeds, Rates};
+use super::operands::{operand, traced};
 use serde::Serialize;
 use xtrain_config::Parsed;
 use xtrain_ops::attention::{Attention, AttentionGrad};
 use xtrain_program::{Program, Role, Stage};
 use xtrain_tensor::{DType, TensorType};
 use xtrain_train::engine::{Processor, Target};
-use xtrain_train::error::LearnError;
-use xtrain_train::error::RunError;
+use xtrain_train::error::{LearnError, RunError};
 use xtrain_train::profile::Work;
 use xtrain_train::random_batch::documents;
 use xtrain_train::spec::plan_on;
@@ -73,25 +73,25 @@ pub fn common_attention(target: Target) -> AttentionShape {
 pub fn attention(
     shape: AttentionShape,
     mean: usize,
-    options: TrialOptions,
-) -> Result<Trials<AttentionSpeed>, RunError> {
-    let setup = Setup::of(options)?;
+    options: OpBenchOptions,
+) -> Result<OpSpeeds<AttentionSpeed>, RunError> {
+    let bench = OpBench::of(options)?;
     // On cores there is one order.
-    let orders: &[bool] = if setup.target == Target::Cpu { &[true] } else { &[false, true] };
+    let orders: &[bool] = if bench.target == Target::Cpu { &[true] } else { &[false, true] };
     let starts = documents([shape.batch, shape.seq_len], mean);
     let mut rows = Vec::new();
     for masked in [false, true] {
         let inputs = if masked { vec![("doc_start", starts.clone())] } else { Vec::new() };
-        let (program, made) = program(shape, masked, orders, setup.dtype())?;
+        let (program, made) = program(shape, masked, orders, bench.dtype())?;
         let works: Vec<Work> = program.instances.iter().map(|i| Work::of(&program, i)).collect();
-        let seconds = setup.seconds(program, &inputs)?;
+        let seconds = bench.seconds(program, &inputs)?;
         let (share, length) = if masked { seen(shape, &starts) } else { (1.0, None) };
         for ((work, seconds), (op, deterministic)) in works.into_iter().zip(seconds).zip(made) {
-            let rates = Rates::of(seconds, work.flops * share, work.bytes, setup.ceiling);
+            let rates = Rates::of(seconds, work.flops * share, work.bytes, bench.ceiling);
             rows.push(AttentionSpeed { shape, op: op.into(), deterministic, document_tokens: length, rates });
         }
     }
-    Ok(setup.trials(rows))
+    Ok(bench.speeds(rows))
 }
 
 /// Attention, then its gradients in each of these orders; and the name and order of each op.
@@ -167,17 +167,17 @@ mod tests {
 
     #[test]
     fn attention_is_measured_forward_and_backward_whole_and_within_documents() {
-        let options = TrialOptions { device: Device::Cpu, recipe: None, repeats: 1, runs: 2 };
-        let trials = attention(SHAPE, 8, options).expect("measured");
+        let options = OpBenchOptions { device: Device::Cpu, recipe: None, repeats: 1, runs: 2 };
+        let speeds = attention(SHAPE, 8, options).expect("measured");
         let rows: Vec<(&str, bool)> =
-            trials.rows.iter().map(|row| (row.op.as_str(), row.document_tokens.is_some())).collect();
+            speeds.rows.iter().map(|row| (row.op.as_str(), row.document_tokens.is_some())).collect();
         let wanted =
             [("attention", false), ("attention_grad", false), ("attention", true), ("attention_grad", true)];
         assert_eq!(rows, wanted);
         let flops = |row: &AttentionSpeed| row.rates.tflops * row.rates.seconds * 1e12;
         let whole = 2.0 * 128.0 * 8.0 * 64.0;
-        assert!((flops(&trials.rows[0]) / whole - 1.0).abs() < 1e-9);
-        assert!((flops(&trials.rows[1]) / whole - 2.5).abs() < 1e-9);
-        assert!(flops(&trials.rows[2]) < 0.5 * whole, "what no token sees is not counted");
+        assert!((flops(&speeds.rows[0]) / whole - 1.0).abs() < 1e-9);
+        assert!((flops(&speeds.rows[1]) / whole - 2.5).abs() < 1e-9);
+        assert!(flops(&speeds.rows[2]) < 0.5 * whole, "what no token sees is not counted");
     }
 }

@@ -4,8 +4,8 @@
 //! computed of FP8 factors make it, so casts are those of a step in which nothing beside the layer can make them. Weights are cast once a
 //! step, behind the update; gradients of weights are added to, as in every micro-batch but the first.
 
-use super::TrialOptions;
-use super::trial::filled;
+use super::op_bench::OpBenchOptions;
+use super::operands::filled;
 use serde::Serialize;
 use xtrain_model::{Numerics, Recipe};
 use xtrain_ops::PassSet;
@@ -15,8 +15,7 @@ use xtrain_program::{Program, Role, Stage, StateKind, Tracer, precision, quantiz
 use xtrain_runtime::{Checks, Engine, EngineError, Part, ProgramId, TimedWork, Timing};
 use xtrain_tensor::{DType, TensorType};
 use xtrain_train::engine::{Processor, Target};
-use xtrain_train::error::LearnError;
-use xtrain_train::error::RunError;
+use xtrain_train::error::{LearnError, RunError};
 use xtrain_train::programs::{self, ProgramError};
 use xtrain_train::slower::median;
 
@@ -134,7 +133,7 @@ pub fn fp8_recipes(asked: &[Recipe], processor: &Processor) -> Result<Vec<Recipe
 
 /// Measures linear layers of these shapes in bf16 and under each of the recipes `asked` for, all where that is none; `options.recipe` is not
 /// asked.
-pub fn fp8(shapes: &[LinearShape], asked: &[Recipe], options: TrialOptions) -> Result<Fp8Speeds, RunError> {
+pub fn fp8(shapes: &[LinearShape], asked: &[Recipe], options: OpBenchOptions) -> Result<Fp8Speeds, RunError> {
     let processor = Processor::asked(options.device)?;
     let recipes = fp8_recipes(asked, &processor)?;
     let (device, emulated) = (processor.describe(), processor.target() == Target::Cpu);
@@ -154,7 +153,7 @@ fn linear(
     engine: &mut dyn Engine,
     shape: LinearShape,
     recipes: &[Recipe],
-    options: TrialOptions,
+    options: OpBenchOptions,
 ) -> Result<Fp8Speed, LearnError> {
     // All over the same master and the same activations.
     let mut loaded = Vec::new();
@@ -195,7 +194,7 @@ fn linear(
 fn measure(
     engine: &mut dyn Engine,
     ids: &[ProgramId],
-    options: TrialOptions,
+    options: OpBenchOptions,
 ) -> Result<Vec<LinearSeconds>, EngineError> {
     let (repeats, runs) = (options.repeats.max(1), options.runs.max(1));
     let parts = |engine: &dyn Engine, id: ProgramId| {
@@ -310,7 +309,7 @@ mod tests {
 
     #[test]
     fn a_layer_is_measured_under_every_recipe() {
-        let options = TrialOptions { device: Device::Cpu, recipe: None, repeats: 1, runs: 1 };
+        let options = OpBenchOptions { device: Device::Cpu, recipe: None, repeats: 1, runs: 1 };
         let shape = LinearShape { m: 16, k: 32, n: 48 };
         let found = fp8(&[shape], &[], options).expect("measured");
         let [row] = &found.rows[..] else { panic!("{found:?}") };

@@ -1,185 +1,22 @@
-//! Speed: of training steps, measured as a run makes them, on its data where that is there as token shards, and of ops.
+//! Speed of training steps, of their ops one by one, and of ops by themselves.
+//!
+//! A step is measured as a run makes it, on the run's data if that is token shards.
 
 mod attention;
 mod copy_rate;
 mod fp8;
-mod op;
-mod product;
+mod gemm;
+mod op_bench;
+mod operands;
+mod step;
+mod step_ops;
 mod tokens;
-mod trial;
 
 pub use attention::{AttentionShape, AttentionSpeed, attention, attention_of, common_attention};
 pub use fp8::{
     BreakEven, Fp8Speed, Fp8Speeds, LinearSeconds, LinearShape, RecipeSpeed, fp8, fp8_recipes, fp8_shapes,
 };
-pub use op::{OpSpeed, ops};
-pub use product::{ProductShape, ProductSpeed, common_shapes, products, shapes_of};
-pub use trial::{Ceiling, Rates, TrialOptions, Trials};
-
-use serde::Serialize;
-use std::collections::VecDeque;
-use std::time::Instant;
-use tokens::Tokens;
-use trial::Setup;
-use xtrain_config::{Config, Parsed};
-use xtrain_runtime::Checks;
-use xtrain_train::engine::{Processor, Target};
-use xtrain_train::error::LearnError;
-use xtrain_train::error::RunError;
-use xtrain_train::fit;
-use xtrain_train::learner::IN_FLIGHT;
-use xtrain_train::learner::{Learner, Step};
-use xtrain_train::slower::{self, median};
-use xtrain_train::spec::plan_on;
-
-/// How long to measure.
-#[derive(Clone, Copy, Debug)]
-pub struct BenchOptions {
-    /// Steps before the measurement: what is done once is done in them.
-    pub warmup: usize,
-    /// Measurements, of which the median counts.
-    pub repeats: usize,
-    /// Steps of a measurement.
-    pub steps: usize,
-}
-
-/// What was measured.
-#[derive(Clone, Debug, Serialize)]
-pub struct StepSpeed {
-    /// What it ran on.
-    pub device: String,
-    /// `fp32`, `bf16`, ..
-    pub precision: String,
-    /// Whose tokens: `shards`, those of the run file, or `random`.
-    pub data: &'static str,
-    /// Tokens of an optimizer step.
-    pub tokens: u64,
-    /// Seconds of a step: the median of the measurements.
-    pub seconds: f64,
-    /// Seconds of a step in each measurement.
-    pub measured: Vec<f64>,
-    /// Tokens a second.
-    pub tokens_per_second: f64,
-    /// 10^12 floating-point operations a second, by PaLM's count.
-    pub tflops: f64,
-    /// Their share of the card's dense bf16 peak, where that is known.
-    pub mfu: Option<f64>,
-    /// What the processor reaches at best, measured after the steps.
-    pub ceiling: Ceiling,
-    /// The rate of operations as a share of the ceiling's product.
-    pub of_product: f64,
-    /// Bytes of the planned arena.
-    pub planned_bytes: u64,
-    /// Bytes that were taken of the card beside its context, where there is one: the arena, libraries, recorded graphs.
-    pub card_bytes: Option<u64>,
-    /// Seconds from opening the processor to the end of the first step.
-    pub first_step_seconds: f64,
-    /// The loss of the last step: one that is not finite was not measured well.
-    pub loss: f64,
-}
-
-/// A learner of a run file with fresh weights, and what it runs on.
-struct Bench {
-    learner: Learner,
-    config: Config,
-    tokens: Tokens,
-    device: String,
-    target: Target,
-    /// Operations a second that the processor can do at most, where that is known.
-    peak_flops: Option<f64>,
-    /// Bytes that the processor had left before, where it tells.
-    free_before: Option<u64>,
-}
-
-impl Bench {
-    fn of(parsed: &Parsed) -> Result<Bench, RunError> {
-        let processor = Processor::of(&parsed.config)?;
-        let planned = slower::settled(plan_on(parsed, processor.target())?, &processor)?;
-        let free_before = processor.available_bytes();
-        fit::check(&planned.spec, planned.resolved.config.train.batch_size, &processor)?;
-        let (device, target, peak_flops) = (processor.describe(), processor.target(), processor.peak_flops());
-        let config: Config = planned.resolved.config;
-        let tokens = Tokens::of(&config, planned.spec.model.vocab_size)?;
-        let engine = processor.engine(Checks::default()).map_err(LearnError::from)?;
-        let mut learner = Learner::new(engine, planned.spec, config.train.seed)?;
-        learner.weights().initialize(config.train.seed, config.model.init_std)?;
-        Ok(Bench { learner, config, tokens, device, target, peak_flops, free_before })
-    }
-}
-
-/// Measures the step of a run file as a run makes it: inputs are written for each, and results fetched and read late.
-pub fn step(parsed: &Parsed, options: BenchOptions) -> Result<StepSpeed, RunError> {
-    let begun = Instant::now();
-    let Bench { mut learner, config, tokens, device, target, peak_flops, free_before } = Bench::of(parsed)?;
-    let spec = learner.spec().clone();
-    let micro_steps = config.train.batch_size / config.train.micro_batch_size();
-    let valid_targets = config.step_tokens() as usize;
-
-    let (mut number, mut loss) = (0, f64::NAN);
-    let mut run = |learner: &mut Learner, steps: usize| -> Result<f64, RunError> {
-        let begun = Instant::now();
-        let mut flying = VecDeque::new();
-        for _ in 0..steps {
-            let step = Step { number, lr: LR, valid_targets, micro_steps };
-            for n in 0..micro_steps {
-                let batch = tokens.batch(&spec, number as usize * micro_steps + n)?;
-                learner.micro_step(&step, n, &batch)?;
-            }
-            flying.push_back(learner.fetch()?);
-            number += 1;
-            if flying.len() > IN_FLIGHT
-                && let Some(oldest) = flying.pop_front()
-            {
-                loss = learner.collect(oldest)?.loss;
-            }
-        }
-        for ticket in flying {
-            loss = learner.collect(ticket)?.loss;
-        }
-        Ok(begun.elapsed().as_secs_f64() / steps as f64)
-    };
-    run(&mut learner, 1)?;
-    let first_step_seconds = begun.elapsed().as_secs_f64();
-    run(&mut learner, options.warmup.max(2))?;
-    let mut measured = Vec::new();
-    for _ in 0..options.repeats.max(1) {
-        measured.push(run(&mut learner, options.steps.max(1))?);
-    }
-    let taken = |free: u64| Some(free_before?.saturating_sub(free));
-    let card_bytes = match target {
-        Target::Cpu => None,
-        Target::Cuda => learner.weights().engine().free_bytes().and_then(taken),
-    };
-    let planned_bytes = learner.memory_bytes() as u64;
-    drop(learner);
-    let ceiling = ceiling(&config)?;
-    let seconds = median(&measured);
-    let step_tokens = config.step_tokens();
-    let flops = spec.model.flops_per_token(config.data.seq_len) * step_tokens as f64 / seconds;
-    Ok(StepSpeed {
-        device,
-        precision: spec.recipe.name().into(),
-        data: tokens.name(),
-        tokens: step_tokens,
-        seconds,
-        measured,
-        tokens_per_second: step_tokens as f64 / seconds,
-        tflops: flops / 1e12,
-        mfu: peak_flops.map(|peak| flops / peak),
-        ceiling,
-        of_product: flops / 1e12 / ceiling.tflops,
-        planned_bytes,
-        card_bytes,
-        first_step_seconds,
-        loss,
-    })
-}
-
-/// What the processor of a run reaches at best, in its precision.
-fn ceiling(config: &Config) -> Result<Ceiling, RunError> {
-    let (device, recipe) = (config.train.device, config.precision.recipe);
-    Ok(Setup::of(TrialOptions { device, recipe, repeats: 5, runs: 10 })?.ceiling)
-}
-
-/// The learning rate of steps that are measured.
-const LR: f64 = 1e-4;
+pub use gemm::{GemmShape, GemmSpeed, common_gemms, gemms, gemms_of};
+pub use op_bench::{Ceiling, OpBenchOptions, OpSpeeds, Rates};
+pub use step::{BenchOptions, StepSpeed, step};
+pub use step_ops::{OpSpeed, ops};

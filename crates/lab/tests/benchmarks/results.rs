@@ -1,9 +1,8 @@
 //! What is in benches/: results, a JSON object a line, and the bars.
 
 use serde::Deserialize;
-use std::fs;
-use std::io;
 use std::path::{Path, PathBuf};
+use std::{fs, io};
 use thiserror::Error;
 
 /// A result: a line of `benches/results/<date>-<card>-<topic>.jsonl`.

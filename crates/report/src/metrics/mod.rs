@@ -19,6 +19,7 @@ mod event;
 pub mod format;
 pub mod jsonl;
 mod line;
+mod lost;
 mod sink;
 pub mod tensorboard;
 
@@ -27,7 +28,8 @@ pub use event::{
     Checkpoint, EvalMetrics, Event, Record, Reference, Resumed, Sample, SkippedStep, StepMetrics,
 };
 pub use line::line;
-pub use sink::{Lost, MetricsSink, Outputs, SinkStart};
+pub use lost::Lost;
+pub use sink::{MetricsSink, Outputs, SinkStart};
 
 #[cfg(test)]
 mod tests;

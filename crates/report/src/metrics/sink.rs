@@ -1,13 +1,13 @@
-//! Where a run's events go.
+//! The metrics files of a run, to which each event is written.
 
 use std::path::Path;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use super::event::{EVAL, Event, Record, Resumed, SAMPLE};
+use super::event::{Event, Record, Resumed};
+use super::lost::Lost;
 use super::{MetricsError, jsonl, tensorboard};
-use xtrain_model::Recipe;
 
-/// Which files a run writes its metrics to.
+/// The files that a run writes its metrics to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Outputs {
     /// `metrics.jsonl`.
@@ -16,43 +16,13 @@ pub struct Outputs {
     pub tensorboard: bool,
 }
 
-/// Whether the run folder's metrics begin or go on.
+/// How the metrics files of a run start in this process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SinkStart {
     /// A new run: it is an error if `metrics.jsonl` holds anything.
     Fresh,
-    /// A run that goes on from a checkpoint, or from its start. What it makes again is taken out of the files.
+    /// A run that goes on from a checkpoint, or from its start. The records that it will write again are removed from the files.
     Resumed(Lost),
-}
-
-/// What a resumed run makes again, so that its files say it once.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Lost {
-    /// Attempted steps that the checkpoint holds; 0 at the start. Everything of later steps is made again.
-    pub after: u64,
-    /// So is the evaluation of that step itself: the run was stopped in it.
-    pub evaluation: bool,
-    /// So are the samples of that step itself: it is the last one.
-    pub samples: bool,
-    /// See [`Resumed::switched`].
-    pub switched: Option<[Recipe; 2]>,
-}
-
-impl Lost {
-    /// What is lost of a run that goes on with the step after `step`.
-    pub fn after(step: u64) -> Self {
-        Lost { after: step, evaluation: false, samples: false, switched: None }
-    }
-
-    /// Whether a record of this step and kind is lost.
-    pub(super) fn holds(&self, step: u64, kind: &str) -> bool {
-        let again = match kind {
-            EVAL => self.evaluation,
-            SAMPLE => self.samples,
-            _ => false,
-        };
-        step > self.after || (step == self.after && again)
-    }
 }
 
 /// The open metrics files of a run.

@@ -1,11 +1,10 @@
 //! The parts that beginning and resuming a run have in common, and the [`Run`] that they are assembled into.
 
-use super::choices;
 use super::describe::{describe, warn_of_no_fp8};
 use super::observer::Observer;
 use super::reference::StateCopy;
 use super::snapshot::CheckpointWriter;
-use super::{Hardware, Run};
+use super::{Hardware, Run, choices};
 use crate::corpus::Corpus;
 use crate::engine::Processor;
 use crate::error::{LearnError, RunError};

@@ -35,7 +35,7 @@ pub(crate) struct BenchOpArgs {
 
 /// Ops by themselves: of a run file or of sizes, where and how long.
 #[derive(Debug, Args)]
-pub(crate) struct TrialArgs {
+pub(crate) struct OpBenchArgs {
     /// A run file (TOML), whose sizes, precision and device are taken
     pub(crate) file: Option<PathBuf>,
     /// Override a key of the run file, e.g. --set train.micro_batch_size=4; may be repeated
@@ -69,7 +69,7 @@ pub(crate) struct TrialArgs {
   xtrain bench gemm --m 8192 --n 4096 --k 4096 --precision bf16")]
 pub(crate) struct BenchGemmArgs {
     #[command(flatten)]
-    pub(crate) trial: TrialArgs,
+    pub(crate) bench: OpBenchArgs,
     /// Tokens
     #[arg(long, conflicts_with = "file", requires_all = ["n", "k"], value_parser = bounded(1..=1 << 22))]
     pub(crate) m: Option<usize>,
@@ -88,7 +88,7 @@ pub(crate) struct BenchGemmArgs {
   xtrain bench attention --batch 2 --seq-len 8192 --heads 32 --kv-heads 8 --head-dim 128")]
 pub(crate) struct BenchAttentionArgs {
     #[command(flatten)]
-    pub(crate) trial: TrialArgs,
+    pub(crate) bench: OpBenchArgs,
     /// Sequences; what of these sizes is not given is that of a common model
     #[arg(long, conflicts_with = "file", value_parser = bounded(1..=1 << 20))]
     pub(crate) batch: Option<usize>,

@@ -5,7 +5,7 @@ use crate::failure::Failure;
 use crate::terminal;
 use serde_json::json;
 use xtrain_config::Config;
-use xtrain_lab::bench::{self, Fp8Speeds, LinearShape, TrialOptions};
+use xtrain_lab::bench::{self, Fp8Speeds, LinearShape, OpBenchOptions};
 use xtrain_model::Recipe;
 use xtrain_report::metrics::format;
 use xtrain_train::engine::{Processor, Target};
@@ -20,7 +20,8 @@ pub(crate) fn fp8(args: &BenchFp8Args) -> Result<(), Failure> {
     terminal::use_threads(args.threads)?;
     let common = bench::fp8_shapes(Target::of(args.device));
     let shapes = if args.shape.is_empty() { &common } else { &args.shape };
-    let options = TrialOptions { device: args.device, recipe: None, repeats: args.repeats, runs: args.runs };
+    let options =
+        OpBenchOptions { device: args.device, recipe: None, repeats: args.repeats, runs: args.runs };
     let speeds = bench::fp8(shapes, &args.recipe, options)?;
     let text = match args.json {
         true => serde_json::to_string(&speeds).unwrap_or_default() + "\n",

@@ -1,33 +1,33 @@
 //! `xtrain bench gemm` and `xtrain bench attention`.
 
-use crate::cli::{BenchAttentionArgs, BenchGemmArgs, TrialArgs};
+use crate::cli::{BenchAttentionArgs, BenchGemmArgs, OpBenchArgs};
 use crate::failure::Failure;
 use crate::terminal;
 use serde::Serialize;
 use xtrain_config::{Config, Parsed};
-use xtrain_lab::bench::{self, AttentionShape, ProductShape, Rates, TrialOptions, Trials};
+use xtrain_lab::bench::{self, AttentionShape, GemmShape, OpBenchOptions, OpSpeeds, Rates};
 use xtrain_report::metrics::format;
 use xtrain_train::engine::Target;
 
 /// `xtrain bench gemm`.
 pub(crate) fn gemm(args: &BenchGemmArgs) -> Result<(), Failure> {
-    let (parsed, options) = what(&args.trial)?;
+    let (parsed, options) = what(&args.bench)?;
     let shapes = match (&parsed, args.m, args.n, args.k) {
-        (Some(parsed), ..) => bench::shapes_of(parsed)?,
-        (None, Some(m), Some(n), Some(k)) => vec![ProductShape { site: String::new(), m, n, k }],
-        _ => bench::common_shapes(Target::of(options.device)),
+        (Some(parsed), ..) => bench::gemms_of(parsed)?,
+        (None, Some(m), Some(n), Some(k)) => vec![GemmShape { site: String::new(), m, n, k }],
+        _ => bench::common_gemms(Target::of(options.device)),
     };
-    let trials = bench::products(&shapes, options)?;
-    let columns = |row: &bench::ProductSpeed| {
+    let speeds = bench::gemms(&shapes, options)?;
+    let columns = |row: &bench::GemmSpeed| {
         format!("{:<18}{:<8}{:>8}{:>8}{:>8}", row.site, row.role, row.m, row.n, row.k)
     };
     let head = format!("{:<18}{:<8}{:>8}{:>8}{:>8}", "site", "role", "m", "n", "k");
-    show(&trials, args.trial.json, &head, columns, |row| row.rates)
+    show(&speeds, args.bench.json, &head, columns, |row| row.rates)
 }
 
 /// `xtrain bench attention`.
 pub(crate) fn attention(args: &BenchAttentionArgs) -> Result<(), Failure> {
-    let (parsed, options) = what(&args.trial)?;
+    let (parsed, options) = what(&args.bench)?;
     let shape = match &parsed {
         Some(parsed) => bench::attention_of(parsed)?,
         None => {
@@ -48,7 +48,7 @@ pub(crate) fn attention(args: &BenchAttentionArgs) -> Result<(), Failure> {
             shape.heads, shape.kv_heads
         )));
     }
-    let trials = bench::attention(shape, args.document_tokens, options)?;
+    let speeds = bench::attention(shape, args.document_tokens, options)?;
     let columns = |row: &bench::AttentionSpeed| {
         let AttentionShape { batch, seq_len, heads, kv_heads, head_dim } = row.shape;
         let shape = format!("{batch} x {seq_len}, {heads}/{kv_heads} x {head_dim}");
@@ -57,11 +57,11 @@ pub(crate) fn attention(args: &BenchAttentionArgs) -> Result<(), Failure> {
         format!("{:<16}{:<7}{:>10}  {:<26}", row.op, order, documents, shape)
     };
     let head = format!("{:<16}{:<7}{:>10}  {:<26}", "op", "order", "documents", "sequences, heads");
-    show(&trials, args.trial.json, &head, columns, |row| row.rates)
+    show(&speeds, args.bench.json, &head, columns, |row| row.rates)
 }
 
 /// The run file, where one is named, and how to measure.
-fn what(args: &TrialArgs) -> Result<(Option<Parsed>, TrialOptions), Failure> {
+fn what(args: &OpBenchArgs) -> Result<(Option<Parsed>, OpBenchOptions), Failure> {
     let parsed = args.file.as_ref().map(|file| Config::load(file, &args.set)).transpose()?;
     let (device, recipe, threads) = match &parsed {
         Some(Parsed { config, .. }) => {
@@ -71,25 +71,25 @@ fn what(args: &TrialArgs) -> Result<(Option<Parsed>, TrialOptions), Failure> {
         None => (args.device, args.precision, args.threads),
     };
     terminal::use_threads(threads)?;
-    Ok((parsed, TrialOptions { device, recipe, repeats: args.repeats, runs: args.runs }))
+    Ok((parsed, OpBenchOptions { device, recipe, repeats: args.repeats, runs: args.runs }))
 }
 
 fn show<Row: Serialize>(
-    trials: &Trials<Row>,
+    speeds: &OpSpeeds<Row>,
     json: bool,
     head: &str,
     columns: impl Fn(&Row) -> String,
     rates: impl Fn(&Row) -> Rates,
 ) -> Result<(), Failure> {
     if json {
-        let text = serde_json::to_string(trials).unwrap_or_default() + "\n";
+        let text = serde_json::to_string(speeds).unwrap_or_default() + "\n";
         return terminal::print(&text).map(|_| ());
     }
-    let ceiling = trials.ceiling;
+    let ceiling = speeds.ceiling;
     let mut out = format!(
         "{}, {}: at best {} TFLOP/s ({}^3), {} GB/s (a copy)\n{head}{:>11}{:>10}{:>7}{:>9}{:>7}\n",
-        trials.device,
-        trials.precision,
+        speeds.device,
+        speeds.precision,
         format::significant(ceiling.tflops),
         ceiling.product,
         format::significant(ceiling.gigabytes_per_second),
@@ -99,7 +99,7 @@ fn show<Row: Serialize>(
         "GB/s",
         "%"
     );
-    for row in &trials.rows {
+    for row in &speeds.rows {
         let Rates { seconds, tflops, gigabytes_per_second, of_product, of_copy } = rates(row);
         out.push_str(&format!(
             "{}{:>11.1}{:>10}{:>7.1}{:>9}{:>7.1}\n",

@@ -4,13 +4,11 @@ use crate::cli::PlanArgs;
 use crate::failure::Failure;
 use crate::{plan_table, terminal};
 use xtrain_config::Config;
-use xtrain_train::engine::Room;
-use xtrain_train::engine::{Processor, Target};
+use xtrain_train::engine::{Processor, Room, Target};
 use xtrain_train::error::LearnError;
 use xtrain_train::fit::Fit;
-use xtrain_train::programs;
-use xtrain_train::slower;
 use xtrain_train::spec::plan_on;
+use xtrain_train::{programs, slower};
 
 pub(crate) fn run(args: &PlanArgs) -> Result<(), Failure> {
     let parsed = Config::load(&args.run.file, &args.run.set)?;

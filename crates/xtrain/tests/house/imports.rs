@@ -24,7 +24,7 @@ struct Module {
 }
 
 /// The cycles in the crate with these sources: of each set of modules that import each other a shortest cycle, with its imports.
-pub fn cycles(sources: &Path) -> Vec<String> {
+pub(crate) fn cycles(sources: &Path) -> Vec<String> {
     let mut modules = BTreeMap::new();
     read(sources, &[], &mut modules);
     let mut found = Vec::new();

@@ -1,20 +1,20 @@
 //! A few ops on random operands, timed one by one on a processor, beside what that processor reaches at best.
 
 use super::copy_rate::copy_rate;
+use super::operands::{filled, linear_forward};
 use serde::Serialize;
 use xtrain_config::Device;
 use xtrain_model::Recipe;
-use xtrain_program::{Program, Role, Stage, StateKind, TraceError, Tracer, ValueId};
+use xtrain_program::Program;
 use xtrain_runtime::{Checks, Engine, EngineError, Part, TimedWork, Timing};
-use xtrain_tensor::{DType, HostTensor, Philox, TensorType};
+use xtrain_tensor::DType;
 use xtrain_train::engine::{Processor, Target};
-use xtrain_train::error::LearnError;
-use xtrain_train::error::RunError;
+use xtrain_train::error::{LearnError, RunError};
 use xtrain_train::slower::median;
 
 /// Where ops are tried, and how long.
 #[derive(Clone, Copy, Debug)]
-pub struct TrialOptions {
+pub struct OpBenchOptions {
     /// On what.
     pub device: Device,
     /// In what precision; `None` is that which suits the processor.
@@ -27,7 +27,7 @@ pub struct TrialOptions {
 
 /// What was measured of some ops.
 #[derive(Clone, Debug, Serialize)]
-pub struct Trials<Row> {
+pub struct OpSpeeds<Row> {
     /// What they ran on.
     pub device: String,
     /// `fp32`, `bf16`, ..
@@ -79,8 +79,8 @@ impl Rates {
 
 /// Where ops are tried: a processor, and what it reaches at best.
 #[derive(Clone)]
-pub(super) struct Setup {
-    options: TrialOptions,
+pub(super) struct OpBench {
+    options: OpBenchOptions,
     pub(super) device: String,
     pub(super) target: Target,
     pub(super) recipe: Recipe,
@@ -90,8 +90,8 @@ pub(super) struct Setup {
 /// What needs less memory than ops that do not fit.
 const LESS: &str = "take smaller sizes";
 
-impl Setup {
-    pub(super) fn of(options: TrialOptions) -> Result<Setup, RunError> {
+impl OpBench {
+    pub(super) fn of(options: OpBenchOptions) -> Result<OpBench, RunError> {
         let processor = Processor::asked(options.device)?;
         let (device, target) = (processor.describe(), processor.target());
         let gigabytes_per_second = copy_rate(&processor, options.repeats).map_err(LearnError::from)? / 1e9;
@@ -103,12 +103,12 @@ impl Setup {
             (Target::Cuda, _) => (8192, 100),
         };
         let none = Ceiling { product, tflops: f64::NAN, gigabytes_per_second };
-        let mut setup = Setup { options, device, target, recipe, ceiling: none };
-        let (forward, _) = super::product::forward(product, product, product, setup.dtype())?;
+        let mut bench = OpBench { options, device, target, recipe, ceiling: none };
+        let (forward, _) = linear_forward(product, product, product, bench.dtype())?;
         let seconds =
-            Setup { options: TrialOptions { runs, ..options }, ..setup.clone() }.seconds(forward, &[])?;
-        setup.ceiling.tflops = 2.0 * (product as f64).powi(3) / median(&seconds) / 1e12;
-        Ok(setup)
+            OpBench { options: OpBenchOptions { runs, ..options }, ..bench.clone() }.seconds(forward, &[])?;
+        bench.ceiling.tflops = 2.0 * (product as f64).powi(3) / median(&seconds) / 1e12;
+        Ok(bench)
     }
 
     /// The type of activations.
@@ -133,8 +133,8 @@ impl Setup {
         Ok(measured.iter().map(|of_one| median(of_one)).collect())
     }
 
-    pub(super) fn trials<Row>(self, rows: Vec<Row>) -> Trials<Row> {
-        Trials { device: self.device, precision: self.recipe.name().into(), ceiling: self.ceiling, rows }
+    pub(super) fn speeds<Row>(self, rows: Vec<Row>) -> OpSpeeds<Row> {
+        OpSpeeds { device: self.device, precision: self.recipe.name().into(), ceiling: self.ceiling, rows }
     }
 }
 
@@ -143,7 +143,7 @@ fn measure(
     engine: &mut dyn Engine,
     program: Program,
     inputs: &[(&str, Vec<i32>)],
-    options: TrialOptions,
+    options: OpBenchOptions,
 ) -> Result<Vec<Vec<f64>>, EngineError> {
     let (repeats, runs) = (options.repeats.max(1), options.runs.max(1));
     let mut measured = vec![Vec::with_capacity(repeats); program.instances.len()];
@@ -166,37 +166,4 @@ fn measure(
         }
     }
     Ok(measured)
-}
-
-/// Normal numbers of this standard deviation, the same ones over and over: their values are to be ordinary, as they decide how much power a
-/// product takes.
-pub(super) fn filled(ty: TensorType, site: u32, std: f32) -> Vec<u8> {
-    const BLOCK: usize = 1 << 18;
-    let mut values = vec![0.0; BLOCK.min(ty.numel())];
-    Philox::new(0, 0, site).fill_normal(std, &mut values);
-    let values: Vec<f64> = values.into_iter().map(f64::from).collect();
-    let block = HostTensor::from_f64(TensorType::new(ty.dtype, [values.len()]), &values);
-    block.bytes().iter().copied().cycle().take(ty.bytes()).collect()
-}
-
-/// Adds to `program` what `trace` traces, as of this stage and role.
-pub(super) fn traced<T>(
-    program: Program,
-    stage: Stage,
-    role: Role,
-    trace: impl FnOnce(&mut Tracer) -> Result<T, TraceError>,
-) -> Result<(Program, T), LearnError> {
-    let mut tracer = Tracer::new(program, stage, role);
-    let made = trace(&mut tracer).map_err(xtrain_train::programs::ProgramError::from)?;
-    Ok((tracer.finish(), made))
-}
-
-/// An operand that lasts and is not to be recomputed: an activation, a weight or a gradient.
-pub(super) fn operand<const N: usize>(
-    t: &mut Tracer,
-    name: &str,
-    dtype: DType,
-    shape: [usize; N],
-) -> ValueId {
-    t.state(StateKind::Compute, name, TensorType::new(dtype, shape))
 }

@@ -1,22 +1,22 @@
 //! Matrix products, as linear layers make them.
 
-use super::trial::{Rates, Setup, TrialOptions, Trials, operand, traced};
+use super::op_bench::{OpBench, OpBenchOptions, OpSpeeds, Rates};
+use super::operands::{linear_forward, operand, traced};
 use serde::Serialize;
 use xtrain_config::Parsed;
 use xtrain_model::Recipe;
-use xtrain_ops::linear::{Linear, LinearDgrad, LinearWgrad};
-use xtrain_program::{Program, Role, Stage, ValueId, WriteMode};
+use xtrain_ops::linear::{LinearDgrad, LinearWgrad};
+use xtrain_program::{Program, Role, Stage, WriteMode};
 use xtrain_tensor::DType;
 use xtrain_train::engine::{Processor, Target};
-use xtrain_train::error::LearnError;
-use xtrain_train::error::RunError;
+use xtrain_train::error::{LearnError, RunError};
 use xtrain_train::profile::Work;
 use xtrain_train::programs::{self, TrainingSpec};
 use xtrain_train::spec::plan_on;
 
 /// The products of a linear layer: m tokens, from k to n columns.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ProductShape {
+pub struct GemmShape {
     /// Where in a model; empty where no model was asked for.
     pub site: String,
     /// Tokens.
@@ -29,7 +29,7 @@ pub struct ProductShape {
 
 /// How fast one product of a linear layer is.
 #[derive(Clone, Debug, Serialize)]
-pub struct ProductSpeed {
+pub struct GemmSpeed {
     /// Where in a model; empty where no model was asked for.
     pub site: String,
     /// fprop, dgrad or wgrad, which adds to an fp32 gradient.
@@ -46,27 +46,27 @@ pub struct ProductSpeed {
 }
 
 /// Measures the three products of each shape.
-pub fn products(shapes: &[ProductShape], options: TrialOptions) -> Result<Trials<ProductSpeed>, RunError> {
-    let setup = Setup::of(options)?;
+pub fn gemms(shapes: &[GemmShape], options: OpBenchOptions) -> Result<OpSpeeds<GemmSpeed>, RunError> {
+    let bench = OpBench::of(options)?;
     let mut rows = Vec::new();
-    for ProductShape { site, m, n, k } in shapes {
-        let program = program(*m, *n, *k, setup.dtype())?;
+    for GemmShape { site, m, n, k } in shapes {
+        let program = program(*m, *n, *k, bench.dtype())?;
         let works: Vec<(&str, Work)> =
             program.instances.iter().map(|i| (i.origin.role.name(), Work::of(&program, i))).collect();
-        let seconds = setup.seconds(program.clone(), &[])?;
+        let seconds = bench.seconds(program.clone(), &[])?;
         for ((role, work), seconds) in works.into_iter().zip(seconds) {
-            let rates = Rates::of(seconds, work.flops, work.bytes, setup.ceiling);
+            let rates = Rates::of(seconds, work.flops, work.bytes, bench.ceiling);
             let (site, role) = (site.clone(), role.to_owned());
-            rows.push(ProductSpeed { site, role, m: *m, n: *n, k: *k, rates });
+            rows.push(GemmSpeed { site, role, m: *m, n: *n, k: *k, rates });
         }
     }
-    Ok(setup.trials(rows))
+    Ok(bench.speeds(rows))
 }
 
 /// Shapes to measure where none are named: those of models of some billion parameters, or on cores what is done in a moment.
-pub fn common_shapes(target: Target) -> Vec<ProductShape> {
+pub fn common_gemms(target: Target) -> Vec<GemmShape> {
     let of = |sizes: &[[usize; 3]]| {
-        sizes.iter().map(|&[m, n, k]| ProductShape { site: String::new(), m, n, k }).collect()
+        sizes.iter().map(|&[m, n, k]| GemmShape { site: String::new(), m, n, k }).collect()
     };
     match target {
         Target::Cpu => of(&[[256, 256, 256]]),
@@ -77,15 +77,15 @@ pub fn common_shapes(target: Target) -> Vec<ProductShape> {
 }
 
 /// The shapes of a run file's linear layers, each once, that of its head among them: a chunk of tokens at a time.
-pub fn shapes_of(parsed: &Parsed) -> Result<Vec<ProductShape>, RunError> {
+pub fn gemms_of(parsed: &Parsed) -> Result<Vec<GemmShape>, RunError> {
     let spec = plan_on(parsed, Processor::of(&parsed.config)?.target())?.spec;
     Ok(linears(&spec)?)
 }
 
-fn linears(spec: &TrainingSpec) -> Result<Vec<ProductShape>, LearnError> {
+fn linears(spec: &TrainingSpec) -> Result<Vec<GemmShape>, LearnError> {
     // Whatever they are computed of.
     let program = programs::training(&spec.computed_in(Recipe::Bf16))?;
-    let mut shapes: Vec<ProductShape> = Vec::new();
+    let mut shapes: Vec<GemmShape> = Vec::new();
     for instance in program.instances.iter().filter(|i| i.origin.stage == Stage::Forward) {
         let chunk = match instance.code.op().name() {
             "linear" => usize::MAX,
@@ -95,7 +95,7 @@ fn linears(spec: &TrainingSpec) -> Result<Vec<ProductShape>, LearnError> {
         let types = program.input_types(instance);
         let (x, w) = (types[0].shape, types[1].shape);
         let shape =
-            ProductShape { site: instance.origin.site.to_string(), m: x[0].min(chunk), n: w[0], k: w[1] };
+            GemmShape { site: instance.origin.site.to_string(), m: x[0].min(chunk), n: w[0], k: w[1] };
         if !shapes.contains(&shape) {
             shapes.push(shape);
         }
@@ -103,23 +103,9 @@ fn linears(spec: &TrainingSpec) -> Result<Vec<ProductShape>, LearnError> {
     Ok(shapes)
 }
 
-/// fprop of a linear layer, and its x and w.
-pub(super) fn forward(
-    m: usize,
-    n: usize,
-    k: usize,
-    dtype: DType,
-) -> Result<(Program, (ValueId, ValueId)), LearnError> {
-    traced(Program::default(), Stage::Forward, Role::Forward, |t| {
-        let (x, w) = (operand(t, "x", dtype, [m, k]), operand(t, "w", dtype, [n, k]));
-        t.apply(Linear, &[x, w])?;
-        Ok((x, w))
-    })
-}
-
 /// fprop, dgrad and wgrad of a linear layer.
 fn program(m: usize, n: usize, k: usize, dtype: DType) -> Result<Program, LearnError> {
-    let (program, (x, w)) = forward(m, n, k, dtype)?;
+    let (program, (x, w)) = linear_forward(m, n, k, dtype)?;
     let (program, dy) = traced(program, Stage::Backward, Role::Dgrad, |t| {
         let dy = operand(t, "dy", dtype, [m, n]);
         t.emit(LinearDgrad, &[dy, w])?;
@@ -151,7 +137,7 @@ mod tests {
         let shapes = |text: &str| -> Vec<(usize, usize, usize)> {
             let parsed =
                 Config::parse::<&str>(Path::new("run.toml"), text.as_bytes(), &[]).expect("a run file");
-            shapes_of(&parsed).expect("planned").iter().map(|s| (s.m, s.n, s.k)).collect()
+            gemms_of(&parsed).expect("planned").iter().map(|s| (s.m, s.n, s.k)).collect()
         };
         let expected = [(128, 32, 16), (128, 16, 16), (128, 48, 16), (128, 16, 24), (40, 300, 16)];
         assert_eq!(shapes(text), expected);
@@ -163,21 +149,21 @@ mod tests {
 
     #[test]
     fn each_product_of_a_layer_is_measured_against_the_ceiling() {
-        let options = TrialOptions { device: Device::Cpu, recipe: None, repeats: 1, runs: 1 };
-        let shape = ProductShape { site: "a".into(), m: 8, n: 16, k: 4 };
-        let trials = products(&[shape], options).expect("measured");
-        assert_eq!(trials.precision, "fp32");
-        assert!(trials.ceiling.tflops > 0.0 && trials.ceiling.gigabytes_per_second > 0.0);
-        let roles: Vec<&str> = trials.rows.iter().map(|row| row.role.as_str()).collect();
+        let options = OpBenchOptions { device: Device::Cpu, recipe: None, repeats: 1, runs: 1 };
+        let shape = GemmShape { site: "a".into(), m: 8, n: 16, k: 4 };
+        let speeds = gemms(&[shape], options).expect("measured");
+        assert_eq!(speeds.precision, "fp32");
+        assert!(speeds.ceiling.tflops > 0.0 && speeds.ceiling.gigabytes_per_second > 0.0);
+        let roles: Vec<&str> = speeds.rows.iter().map(|row| row.role.as_str()).collect();
         assert_eq!(roles, ["fprop", "dgrad", "wgrad"]);
-        for row in &trials.rows {
+        for row in &speeds.rows {
             let Rates { seconds, tflops, gigabytes_per_second, of_product, of_copy } = row.rates;
             assert!((tflops * seconds * 1e12 / 1024.0 - 1.0).abs() < 1e-9, "{row:?}");
             let bytes = 4.0 * (8 * 4 + 16 * 4 + 8 * 16) as f64;
             assert!((gigabytes_per_second * seconds * 1e9 / bytes - 1.0).abs() < 1e-9, "{row:?}");
-            assert!((of_product * trials.ceiling.tflops / tflops - 1.0).abs() < 1e-9);
+            assert!((of_product * speeds.ceiling.tflops / tflops - 1.0).abs() < 1e-9);
             assert!(
-                (of_copy * trials.ceiling.gigabytes_per_second / gigabytes_per_second - 1.0).abs() < 1e-9
+                (of_copy * speeds.ceiling.gigabytes_per_second / gigabytes_per_second - 1.0).abs() < 1e-9
             );
         }
     }

@@ -1,12 +1,12 @@
 //! The ops of a training step, each as it runs there.
 
-use super::{Bench, LR, Rates};
+use super::op_bench::Rates;
+use super::step::{LR, StepBench, ceiling};
 use serde::Serialize;
 use std::collections::BTreeMap;
 use xtrain_config::Parsed;
 use xtrain_runtime::{TimedWork, Timing};
-use xtrain_train::error::LearnError;
-use xtrain_train::error::RunError;
+use xtrain_train::error::{LearnError, RunError};
 use xtrain_train::learner::Step;
 use xtrain_train::profile::Work;
 use xtrain_train::slower::median;
@@ -31,8 +31,8 @@ pub struct OpSpeed {
 ///
 /// Steps are made, not ops again and again: an op that works in place grows or shrinks its operands until they are no longer numbers.
 pub fn ops(parsed: &Parsed, repeats: usize) -> Result<Vec<OpSpeed>, RunError> {
-    let ceiling = super::ceiling(&parsed.config)?;
-    let Bench { mut learner, tokens, .. } = Bench::of(parsed)?;
+    let ceiling = ceiling(&parsed.config)?;
+    let StepBench { mut learner, tokens, .. } = StepBench::of(parsed)?;
     let id = learner.program();
     let mut measured: BTreeMap<usize, Vec<f64>> = BTreeMap::new();
     // The first for what is done once, the second for warmth.

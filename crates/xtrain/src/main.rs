@@ -29,9 +29,9 @@ fn main() -> ExitCode {
         cli::Command::Doctor(args) => commands::doctor::run(&args),
         cli::Command::Bench(cli::BenchCommand::Step(args)) => commands::bench::step(&args),
         cli::Command::Bench(cli::BenchCommand::Op(args)) => commands::bench::op(&args),
-        cli::Command::Bench(cli::BenchCommand::Gemm(args)) => commands::bench_trial::gemm(&args),
+        cli::Command::Bench(cli::BenchCommand::Gemm(args)) => commands::bench_ops::gemm(&args),
         cli::Command::Bench(cli::BenchCommand::Fp8(args)) => commands::bench_fp8::fp8(&args),
-        cli::Command::Bench(cli::BenchCommand::Attention(args)) => commands::bench_trial::attention(&args),
+        cli::Command::Bench(cli::BenchCommand::Attention(args)) => commands::bench_ops::attention(&args),
     });
     match done {
         Ok(()) => ExitCode::SUCCESS,

@@ -11,12 +11,15 @@ use crate::programs::{self, TrainingSpec, update_io};
 use crate::random_batch::random_batch;
 use crate::weights::Weights;
 use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value, json};
 use std::collections::BTreeMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::time::Instant;
 use xtrain_model::decoder::{LINEAR_SITES, Loss, io};
+use xtrain_model::hf::HfConfig;
 use xtrain_model::{Architecture, Fp8Overrides, ProductPattern};
 use xtrain_ops::registry::kernel_sources;
+use xtrain_program::Recompute;
 use xtrain_runtime::{Checks, Engine, Part, ProgramId, TimedWork, Timing};
 
 /// A linear layer of a run in bf16 and in the run's FP8 recipe.
@@ -88,15 +91,37 @@ impl Blocks {
         Blocks { spec, micro_steps }
     }
 
-    /// All that the times depend on but the machine, as text.
+    /// Everything that the times depend on except the machine, in one line: the name of the measurement in the tuning cache.
     pub(super) fn name(&self) -> String {
         let Blocks { spec, micro_steps } = self;
-        let TrainingSpec { model, recipe, fp8, batch, document_mask, dropout, recompute, .. } = spec;
-        format!(
-            "linear layers in FP8 and bf16: {model:?}, {recipe:?}, {fp8:?}, {batch:?}, {document_mask}, {dropout}, {recompute:?}, \
-             {micro_steps} micro-batches, kernels {:016x}",
-            kernels()
-        )
+        let model = HfConfig {
+            model: spec.model.clone(),
+            bos_token_id: None,
+            eos_token_ids: Vec::new(),
+            source: Map::new(),
+            generation: Map::new(),
+        };
+        let model: Value = serde_json::from_str(&model.to_json("bfloat16")).unwrap_or_default();
+        let key = json!({
+            "model": model,
+            "recipe": spec.recipe.name(),
+            "pow2_scales": spec.fp8.pow2_scales,
+            "fast_accumulation": spec.fp8.fast_accumulation.iter().map(|gemm| gemm.name()).collect::<Vec<_>>(),
+            "swiglu_input": spec.fp8.swiglu_input,
+            "attention_output": spec.fp8.attention_output,
+            "sequences": spec.batch.sequences,
+            "seq_len": spec.batch.seq_len,
+            "document_mask": spec.document_mask,
+            "dropout": spec.dropout,
+            "recompute": match spec.recompute {
+                Recompute::None => "none",
+                Recompute::Norms => "norms",
+                Recompute::Block => "block",
+            },
+            "micro_steps": micro_steps,
+            "kernels": format!("{:016x}", kernels()),
+        });
+        format!("linear layers in FP8 and bf16: {key}")
     }
 
     /// The same with this layer in bf16.

@@ -1,6 +1,7 @@
-//! The flags of `xtrain bench`.
+//! The options of `xtrain bench`.
 
-use super::{RunFile, bounded, device, named};
+use super::options::{RunFile, Threads};
+use super::values::{bounded, device, named};
 use clap::{Args, Subcommand};
 use std::path::PathBuf;
 use xtrain_config::Device;
@@ -48,9 +49,8 @@ pub(crate) struct OpBenchArgs {
     /// Compute in this precision instead of that which suits the device: bf16 on a GPU, fp32 on the CPU
     #[arg(long, conflicts_with = "file", value_parser = named(&Recipe::ALL, Recipe::name))]
     pub(crate) precision: Option<Recipe>,
-    /// CPU threads; 0 takes all
-    #[arg(long, default_value_t = 0, value_parser = bounded(0..=1024))]
-    pub(crate) threads: usize,
+    #[command(flatten)]
+    pub(crate) cpu: Threads,
     /// Measurements, of which the median counts
     #[arg(long, default_value_t = 5, value_parser = bounded(1..=10_000))]
     pub(crate) repeats: usize,
@@ -152,9 +152,8 @@ pub(crate) struct BenchFp8Args {
     #[arg(long, value_name = "DEVICE", default_value = "auto", conflicts_with = "file",
         value_parser = device())]
     pub(crate) device: Device,
-    /// CPU threads; 0 takes all
-    #[arg(long, default_value_t = 0, value_parser = bounded(0..=1024))]
-    pub(crate) threads: usize,
+    #[command(flatten)]
+    pub(crate) cpu: Threads,
     /// Measurements, of which the median counts
     #[arg(long, default_value_t = 5, conflicts_with = "file", value_parser = bounded(1..=10_000))]
     pub(crate) repeats: usize,

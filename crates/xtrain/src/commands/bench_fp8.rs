@@ -17,7 +17,7 @@ pub(crate) fn fp8(args: &BenchFp8Args) -> Result<(), Failure> {
     if args.file.is_some() {
         return of_run(args);
     }
-    terminal::use_threads(args.threads)?;
+    terminal::use_threads(args.cpu.threads)?;
     let common = bench::fp8_shapes(Target::of(args.device));
     let shapes = if args.shape.is_empty() { &common } else { &args.shape };
     let options =
@@ -35,7 +35,7 @@ fn of_run(args: &BenchFp8Args) -> Result<(), Failure> {
     let Some(file) = &args.file else { return Ok(()) };
     let parsed = Config::load(file, &args.set)?;
     let train = &parsed.config.train;
-    terminal::use_threads(if args.threads > 0 { args.threads } else { train.threads })?;
+    terminal::use_threads(if args.cpu.threads > 0 { args.cpu.threads } else { train.threads })?;
     let processor = Processor::of(&parsed.config)?;
     let planned = plan_on(&parsed, processor.target())?;
     let own = Some(planned.spec.recipe).filter(|recipe| args.recipe.is_empty() && recipe.is_fp8());

@@ -12,11 +12,11 @@ use xtrain_train::corpus::Notice;
 use xtrain_train::error::RunError;
 
 pub(crate) fn run(args: &BlameArgs) -> Result<(), Failure> {
-    terminal::use_threads(args.probe.threads)?;
+    terminal::use_threads(args.probe.cpu.threads)?;
     let stop = Stop::on_signals()?;
     let options = BlameOptions {
         which: which(args.probe.step, args.probe.best),
-        device: args.probe.device,
+        device: args.probe.on.device,
         casts: args.probe.casts,
         batches: args.batches,
         by_block: args.by_block,

@@ -59,8 +59,8 @@ fn evaluate(args: &EvalArgs, bar: &mut Bar) -> Result<Option<Vec<Found>>, Failur
     let (mut held_out, mut all) = (None, Vec::new());
     for precision in precisions {
         let mut opened = match held_out {
-            None => open_model(&args.model, args.device, precision)?,
-            Some(_) => open_once_more(&args.model, args.device, precision)?,
+            None => open_model(&args.model, args.on.device, precision)?,
+            Some(_) => open_once_more(&args.model, args.on.device, precision)?,
         };
         let tokens = match held_out.take() {
             Some(tokens) => Some(tokens),

@@ -20,7 +20,7 @@ pub(crate) fn run(args: &GenerateArgs) -> Result<(), Failure> {
     if !(args.top_p > 0.0 && args.top_p <= 1.0) {
         return Err(Failure::user(format!("--top-p is {:?}; it must be above 0 and at most 1", args.top_p)));
     }
-    let mut opened = open_model(&args.model, args.compute.device, args.compute.precision)?;
+    let mut opened = open_model(&args.model, args.compute.on.device, args.compute.precision)?;
     let tokens = prompt_tokens(&args.prompt, &opened.tokenizer)?;
     let vocab_size = opened.weights.model().vocab_size;
     if let Some(bad) = tokens.iter().find(|&&t| t as usize >= vocab_size) {

@@ -13,11 +13,11 @@ use xtrain_train::corpus::Notice;
 use xtrain_train::error::RunError;
 
 pub(crate) fn run(args: &InspectArgs) -> Result<(), Failure> {
-    terminal::use_threads(args.probe.threads)?;
+    terminal::use_threads(args.probe.cpu.threads)?;
     let stop = Stop::on_signals()?;
     let options = InspectOptions {
         which: which(args.probe.step, args.probe.best),
-        device: args.probe.device,
+        device: args.probe.on.device,
         casts: args.probe.casts,
     };
     let mut bar = Bar::default();

@@ -1,8 +1,8 @@
-//! One file a verb.
+//! The verbs, one file each; their options are in `cli`, in files of the same names.
 
 pub(crate) mod bench;
 pub(crate) mod bench_fp8;
-pub(crate) mod bench_trial;
+pub(crate) mod bench_ops;
 pub(crate) mod blame;
 pub(crate) mod compare;
 pub(crate) mod doctor;
@@ -25,7 +25,7 @@ use xtrain_train::opened::{OpenedModel, Which, open};
 
 /// Opens the model that a command names, on `device`; `recipe` replaces the one that it computes with.
 fn open_model(args: &ModelArgs, device: Device, recipe: Option<Recipe>) -> Result<OpenedModel, Failure> {
-    terminal::use_threads(args.threads)?;
+    terminal::use_threads(args.cpu.threads)?;
     open_once_more(args, device, recipe)
 }
 

@@ -12,7 +12,7 @@ use xtrain_data::{
 use xtrain_report::metrics;
 
 pub(crate) fn run(args: &TokenizeArgs) -> Result<(), Failure> {
-    terminal::use_threads(args.threads)?;
+    terminal::use_threads(args.cpu.threads)?;
     let stop = Stop::on_signals()?;
     let inputs = list_inputs(&args.inputs)?;
     let options = InputOptions { field: args.text_field.clone(), separator: args.separator.clone() };

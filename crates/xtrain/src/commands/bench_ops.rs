@@ -65,10 +65,10 @@ fn what(args: &OpBenchArgs) -> Result<(Option<Parsed>, OpBenchOptions), Failure>
     let parsed = args.file.as_ref().map(|file| Config::load(file, &args.set)).transpose()?;
     let (device, recipe, threads) = match &parsed {
         Some(Parsed { config, .. }) => {
-            let threads = if args.threads > 0 { args.threads } else { config.train.threads };
+            let threads = if args.cpu.threads > 0 { args.cpu.threads } else { config.train.threads };
             (config.train.device, config.precision.recipe, threads)
         }
-        None => (args.device, args.precision, args.threads),
+        None => (args.device, args.precision, args.cpu.threads),
     };
     terminal::use_threads(threads)?;
     Ok((parsed, OpBenchOptions { device, recipe, repeats: args.repeats, runs: args.runs }))

@@ -20,8 +20,8 @@ use xtrain_report::inspection::finite;
 use xtrain_runtime::{ProgramId, StateEntry};
 use xtrain_train::corpus::Notice;
 use xtrain_train::error::{LearnError, RunError};
+use xtrain_train::linear_gemms::{LinearGemms, linear_gemms};
 use xtrain_train::opened::Which;
-use xtrain_train::products::{LinearProducts, linear_products};
 use xtrain_train::programs::{self, TrainingSpec};
 use xtrain_train::weights::Weights;
 
@@ -97,7 +97,7 @@ pub struct PutBack {
 
 /// What the search does at the moment.
 #[derive(Clone, Debug)]
-pub enum Doing {
+pub enum BlameProgress {
     /// Something with the run's text, which is not in the cache any more.
     Text(Notice),
     /// A forward and backward.
@@ -119,17 +119,17 @@ pub enum Doing {
 pub fn blame(
     folder: &Path,
     options: &BlameOptions,
-    doing: &mut dyn FnMut(Doing) -> ControlFlow<()>,
+    doing: &mut dyn FnMut(BlameProgress) -> ControlFlow<()>,
 ) -> Result<Blame, RunError> {
     let (probe, processor) =
         Probe::open(folder, options.which, options.device, options.casts, &mut |notice| {
-            doing(Doing::Text(notice))
+            doing(BlameProgress::Text(notice))
         })?;
     processor.check(probe.casts.recipe)?;
     // What is not the same in every pass would be taken for an error.
     let spec = TrainingSpec { attention_deterministic: true, ..probe.spec.clone() };
     let in_fp8 = spec.computed_in(probe.casts.clone());
-    let products = linear_products(&in_fp8);
+    let products = linear_gemms(&in_fp8);
     let groups = groups(&products);
     if groups.is_empty() {
         return Err(nothing_in_fp8(&in_fp8, &products));
@@ -224,20 +224,20 @@ impl Group {
     }
 
     /// The share of the operations of the blocks' linear layers, and of the head where that is in FP8.
-    fn operations(&self, products: &[LinearProducts]) -> f64 {
-        let counts = |p: &&LinearProducts| !p.is_head() || p.products.iter().any(Result::is_ok);
+    fn operations(&self, products: &[LinearGemms]) -> f64 {
+        let counts = |p: &&LinearGemms| !p.is_head() || p.gemms.iter().any(Result::is_ok);
         let all: f64 = products.iter().filter(counts).map(|p| 3.0 * p.size()).sum();
-        let of_one = |p: &LinearProducts| p.size() / p.layers() as f64;
+        let of_one = |p: &LinearGemms| p.size() / p.layers() as f64;
         let of = products.iter().find(|p| p.site == self.site).map_or(0.0, of_one);
         of * self.blocks.len().max(1) as f64 / all
     }
 }
 
 /// All products that are in FP8 somewhere, in the order of the layers.
-fn groups(products: &[LinearProducts]) -> Vec<Group> {
+fn groups(products: &[LinearGemms]) -> Vec<Group> {
     let mut groups: Vec<Group> = Vec::new();
     for linear in products {
-        for (gemm, product) in LinearGemm::ALL.into_iter().zip(&linear.products) {
+        for (gemm, product) in LinearGemm::ALL.into_iter().zip(&linear.gemms) {
             if product.is_err() {
                 continue;
             }
@@ -256,11 +256,11 @@ fn groups(products: &[LinearProducts]) -> Vec<Group> {
     groups
 }
 
-fn nothing_in_fp8(spec: &TrainingSpec, products: &[LinearProducts]) -> RunError {
+fn nothing_in_fp8(spec: &TrainingSpec, products: &[LinearGemms]) -> RunError {
     let mut reasons: Vec<String> = products
         .iter()
         .filter(|p| !p.is_head() || spec.fp8.head)
-        .flat_map(|p| &p.products)
+        .flat_map(|p| &p.gemms)
         .filter_map(|p| p.as_ref().err())
         .map(ToString::to_string)
         .collect();
@@ -308,7 +308,7 @@ struct Search<'a> {
     bf16: ProgramId,
     /// The gradients that a pass leaves.
     entries: Vec<StateEntry>,
-    doing: &'a mut dyn FnMut(Doing) -> ControlFlow<()>,
+    doing: &'a mut dyn FnMut(BlameProgress) -> ControlFlow<()>,
     /// Micro-batches, and those of a pass over a batch.
     done: u64,
     all: u64,
@@ -358,8 +358,9 @@ impl Search<'_> {
         batch: u64,
     ) -> Result<f64, RunError> {
         let Search { probe, doing, done, all, .. } = self;
-        let mut go_on =
-            |n: usize| doing(Doing::Pass { what: what.to_owned(), done: *done + n as u64, all: *all });
+        let mut go_on = |n: usize| {
+            doing(BlameProgress::Pass { what: what.to_owned(), done: *done + n as u64, all: *all })
+        };
         let loss = probe.step(weights, id, batch, &mut go_on, &mut |_| Ok(()))?;
         self.done += self.steps;
         Ok(loss)
@@ -402,7 +403,7 @@ fn found(
     bf16_loss: f64,
     batches: u64,
     all: Distance,
-    products: &[LinearProducts],
+    products: &[LinearGemms],
 ) -> Vec<PutBack> {
     let of = |(group, variant): (&Group, &Variant)| {
         let distance = variant.sums.distance(bf16_loss, batches);

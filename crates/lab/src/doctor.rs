@@ -5,7 +5,7 @@ use std::fmt::Display;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 use xtrain_config::{Config, Device};
-use xtrain_cuda::{Arch, Context, CudaError, Device as Card, Gpu, Installed, KernelCache, Library};
+use xtrain_cuda::{Arch, Context, CudaError, Device as CudaDevice, Gpu, Installed, KernelCache, Library};
 use xtrain_data::Batch as TokenBatch;
 use xtrain_runtime::Checks;
 use xtrain_train::engine::{Processor, RECIPES};
@@ -26,9 +26,9 @@ pub struct Examination {
     /// What is wrong with the folders that `XTRAIN_CUDA_LIBRARIES` names.
     pub folder_faults: Vec<String>,
     /// The cards that the driver shows.
-    pub cards: Vec<CardFound>,
+    pub cards: Vec<GpuFound>,
     /// What was tried, in order.
-    pub trials: Vec<Trial>,
+    pub trials: Vec<SelfTest>,
     /// The recipes, each with the first architecture that runs it.
     pub recipes: Vec<RecipeRow>,
     /// Where compiled kernels are kept.
@@ -67,7 +67,7 @@ pub struct MissingLibrary {
 
 /// A card.
 #[derive(Clone, Debug, Serialize)]
-pub struct CardFound {
+pub struct GpuFound {
     /// Its place among those that `CUDA_VISIBLE_DEVICES` lets through; training takes the first, 0.
     pub ordinal: usize,
     /// NVIDIA's name for it.
@@ -86,7 +86,7 @@ pub struct CardFound {
 
 /// Something that was tried.
 #[derive(Clone, Debug, Serialize)]
-pub struct Trial {
+pub struct SelfTest {
     /// What.
     pub what: String,
     /// Whether it did what it should.
@@ -135,7 +135,7 @@ pub fn examine() -> Examination {
     // Before the trials, which add to it and take from it.
     let (kernel_cache, cpu) = (cache(), cpu());
     let libraries = [Library::Driver, Library::Nvrtc, Library::CublasLt, Library::Cudnn].map(library);
-    let cards = Card::all().unwrap_or_default();
+    let cards = CudaDevice::all().unwrap_or_default();
     let cards = cards.into_iter().filter_map(|device| card(device).ok()).collect();
     let mut trials = Vec::new();
     let begun = Instant::now();
@@ -144,11 +144,11 @@ pub fn examine() -> Examination {
         Err(error) => (Processor::Cpu, Some(error)),
     };
     if let Some(error) = no_gpu.as_ref().filter(|error| !error.means_no_card()) {
-        trials.push(tried("open the GPU", begun, Err(error)));
+        trials.push(self_test("open the GPU", begun, Err(error)));
     }
     let device = processor.describe();
     if let Processor::Cuda(gpu) = &processor {
-        trials.push(tried("open the GPU", begun, Ok::<_, CudaError>(())));
+        trials.push(self_test("open the GPU", begun, Ok::<_, CudaError>(())));
         let parts: [(&str, fn(&Gpu) -> Result<(), CudaError>); 3] = [
             ("compile and run a kernel", Gpu::try_kernel),
             ("multiply matrices by cuBLASLt", Gpu::try_product),
@@ -156,13 +156,13 @@ pub fn examine() -> Examination {
         ];
         for (what, part) in parts {
             let begun = Instant::now();
-            trials.push(tried(what, begun, part(gpu)));
+            trials.push(self_test(what, begun, part(gpu)));
         }
     }
     let begun = Instant::now();
-    let trained = train_a_little(processor);
+    let trained = train_small_model(processor);
     let works = trained.is_ok();
-    trials.push(tried("train a small model", begun, trained));
+    trials.push(self_test("train a small model", begun, trained));
     Examination {
         device,
         works,
@@ -196,10 +196,10 @@ fn library(library: Library) -> LibraryFound {
     }
 }
 
-fn card(device: Card) -> Result<CardFound, CudaError> {
+fn card(device: CudaDevice) -> Result<GpuFound, CudaError> {
     let info = device.info()?;
     let free = Context::new(device).and_then(|context| context.memory()).map(|(free, _)| free as u64);
-    Ok(CardFound {
+    Ok(GpuFound {
         ordinal: device.ordinal(),
         compute_capability: number(info.arch),
         multiprocessors: info.multiprocessors,
@@ -228,10 +228,10 @@ fn cpu() -> CpuFound {
     }
 }
 
-fn tried(what: &str, begun: Instant, result: Result<(), impl Display>) -> Trial {
+fn self_test(what: &str, begun: Instant, result: Result<(), impl Display>) -> SelfTest {
     let seconds = begun.elapsed().as_secs_f64();
     let problem = result.err().map(|error| error.to_string());
-    Trial { what: what.into(), ok: problem.is_none(), problem, seconds }
+    SelfTest { what: what.into(), ok: problem.is_none(), problem, seconds }
 }
 
 /// A model that trains in no time and yet has everything: grouped queries, several heads, wide enough for the card's kernels.
@@ -242,7 +242,7 @@ const RUN: &str = "[model]\ndim = 128\nlayers = 2\nheads = 2\nkv_heads = 1\nhead
 const STEPS: u64 = 4;
 
 /// Trains a small model on one batch, whose loss must fall.
-fn train_a_little(processor: Processor) -> Result<(), String> {
+fn train_small_model(processor: Processor) -> Result<(), String> {
     let text = |error: &dyn Display| error.to_string();
     let parsed = Config::parse::<&str>(Path::new("doctor"), RUN.as_bytes(), &[]).map_err(|e| text(&e))?;
     let spec = plan_on(&parsed, processor.target()).map_err(|e| text(&e))?.spec;
@@ -277,7 +277,7 @@ mod tests {
 
     #[test]
     fn the_small_model_learns_on_the_cpu() {
-        train_a_little(Processor::Cpu).expect("the loss falls");
+        train_small_model(Processor::Cpu).expect("the loss falls");
     }
 
     #[test]

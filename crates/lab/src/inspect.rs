@@ -16,8 +16,8 @@ use xtrain_runtime::Outputs;
 use xtrain_tensor::Scaling;
 use xtrain_train::corpus::Notice;
 use xtrain_train::error::{LearnError, RunError};
+use xtrain_train::linear_gemms::{LinearGemms, linear_gemms};
 use xtrain_train::opened::Which;
-use xtrain_train::products::{LinearProducts, linear_products};
 use xtrain_train::programs;
 
 /// What is looked at, and where it is computed.
@@ -33,7 +33,7 @@ pub struct InspectOptions {
 
 /// What an inspection does at the moment.
 #[derive(Clone, Debug)]
-pub enum Doing {
+pub enum InspectProgress {
     /// Something with the run's text, which is not in the cache any more.
     Text(Notice),
     /// So many of so many micro-batches of the step are done.
@@ -48,11 +48,11 @@ pub enum Doing {
 pub fn inspect(
     folder: &Path,
     options: &InspectOptions,
-    doing: &mut dyn FnMut(Doing) -> ControlFlow<()>,
+    doing: &mut dyn FnMut(InspectProgress) -> ControlFlow<()>,
 ) -> Result<Inspection, RunError> {
     let (probe, processor) =
         Probe::open(folder, options.which, options.device, options.casts, &mut |notice| {
-            doing(Doing::Text(notice))
+            doing(InspectProgress::Text(notice))
         })?;
     let (spec, casts) = (&probe.spec, &probe.casts);
     processor.check(spec.recipe)?;
@@ -60,11 +60,11 @@ pub fn inspect(
     let (mut weights, id) = probe.load(processor, program)?;
     let steps = probe.micro_steps();
     let mut sums = vec![Sums::default(); measured.len()];
-    let mut go_on = |n: usize| doing(Doing::Step(n as u64, steps as u64));
+    let mut go_on = |n: usize| doing(InspectProgress::Step(n as u64, steps as u64));
     let loss = probe.step(&mut weights, id, 0, &mut go_on, &mut |made| {
         sums.iter_mut().zip(&measured).try_for_each(|(sums, cast)| sums.add(made, cast))
     })?;
-    let products = linear_products(&spec.computed_in(casts.clone()));
+    let products = linear_gemms(&spec.computed_in(casts.clone()));
     let tensors = measured.iter().zip(&sums).map(|(cast, sums)| sums.of(cast, steps, &products)).collect();
     let (recipe, casts) = (spec.recipe.name().to_owned(), casts.recipe.name().to_owned());
     let (run, step) = (probe.run.path().to_owned(), probe.checkpoint.step());
@@ -92,14 +92,14 @@ impl Sums {
         Ok(())
     }
 
-    fn of(&self, cast: &MeasuredCast, steps: usize, products: &[LinearProducts]) -> TensorCast {
+    fn of(&self, cast: &MeasuredCast, steps: usize, products: &[LinearGemms]) -> TensorCast {
         let [something, underflowed, saturated, not_finite] = self.counts;
         let all = (cast.elements * steps).max(1) as f64;
         let share = |count: u64| count as f64 / something.max(1) as f64;
         let block = cast.layer.block.unwrap_or(0);
-        let is_it = |p: &&LinearProducts| *p.site == *cast.layer.site && p.blocks.contains(&(block as usize));
+        let is_it = |p: &&LinearGemms| *p.site == *cast.layer.site && p.blocks.contains(&(block as usize));
         let at = LinearGemm::ALL.iter().position(|gemm| *gemm == cast.gemm).unwrap_or(0);
-        let kept = products.iter().find(is_it).and_then(|p| p.products[at].as_ref().err());
+        let kept = products.iter().find(is_it).and_then(|p| p.gemms[at].as_ref().err());
         TensorCast {
             name: format!("{}:{}", cast.layer, cast.gemm.name()),
             block,

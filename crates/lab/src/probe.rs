@@ -44,7 +44,7 @@ impl Probe {
         casts: Option<Recipe>,
         notice: &mut dyn FnMut(Notice) -> ControlFlow<()>,
     ) -> Result<(Probe, Processor), RunError> {
-        let (run, which) = meant(folder, which)?;
+        let (run, which) = find_run(folder, which)?;
         let checkpoint = checkpoint(&run, which)?;
         let mut parsed = Config::load::<&str>(&run.config(), &[])?;
         parsed.config.precision = position::precision_of(&checkpoint)?;
@@ -68,7 +68,7 @@ impl Probe {
         let refresh = programs::refresh(&program).map_err(LearnError::from)?;
         let engine = processor.engine(Checks::default()).map_err(LearnError::from)?;
         let (model, numerics) = (self.spec.model.clone(), self.spec.numerics());
-        let mut weights = Weights::refreshed_by(refresh, engine, model, numerics).map_err(advise)?;
+        let mut weights = Weights::with_refresh(refresh, engine, model, numerics).map_err(advise)?;
         let id = weights.load(program).map_err(advise)?;
         load_masters(&mut weights, &self.checkpoint, &self.run)?;
         Ok((weights, id))
@@ -132,7 +132,7 @@ fn advise(error: LearnError) -> LearnError {
 }
 
 /// The run that `folder` is or belongs to, and which of its checkpoints is meant.
-fn meant(folder: &Path, which: Which) -> Result<(RunFolder, Which), RunError> {
+fn find_run(folder: &Path, which: Which) -> Result<(RunFolder, Which), RunError> {
     if !folder.exists() {
         return Err(source::no_such_folder(folder));
     }

@@ -87,11 +87,11 @@ struct Input {
     /// For messages.
     name: String,
     weight: Option<f64>,
-    opened: Opened,
+    data: InputData,
 }
 
 /// How an input lies on the disk.
-enum Opened {
+enum InputData {
     Shards(Dataset),
     Text(Texts),
 }
@@ -117,14 +117,14 @@ fn open_inputs(config: &Config, key: &str, sources: &Sources) -> Result<Vec<Inpu
                 [first, others @ ..] => format!("{first} and {} more", others.len()),
                 [] => String::new(),
             };
-            let opened = match are_shards(first) {
-                true => Opened::Shards(Dataset::open(&first.path)?),
-                false => Opened::Text(Texts {
+            let data = match are_shards(first) {
+                true => InputData::Shards(Dataset::open(&first.path)?),
+                false => InputData::Text(Texts {
                     inputs: list_inputs(&paths).map_err(|error| not_there(key, error))?,
                     options: options(first),
                 }),
             };
-            Ok(Input { name, weight: first.weight, opened })
+            Ok(Input { name, weight: first.weight, data })
         })
         .collect()
 }
@@ -141,12 +141,12 @@ fn not_there(key: &str, error: DataError) -> RunError {
     }
 }
 
-impl Opened {
+impl InputData {
     /// The files or the folder, by where they lead. What cannot be looked up fails where it is read.
     fn paths(&self) -> Vec<PathBuf> {
         let paths = match self {
-            Opened::Shards(dataset) => vec![dataset.folder()],
-            Opened::Text(texts) => texts.inputs.iter().map(|file| file.path.as_path()).collect(),
+            InputData::Shards(dataset) => vec![dataset.folder()],
+            InputData::Text(texts) => texts.inputs.iter().map(|file| file.path.as_path()).collect(),
         };
         paths.into_iter().filter_map(|path| path.canonicalize().ok()).collect()
     }
@@ -154,8 +154,8 @@ impl Opened {
     /// How documents lie in it; nothing where it is tokens.
     fn options(&self) -> Option<&InputOptions> {
         match self {
-            Opened::Shards(_) => None,
-            Opened::Text(texts) => Some(&texts.options),
+            InputData::Shards(_) => None,
+            InputData::Text(texts) => Some(&texts.options),
         }
     }
 }
@@ -165,10 +165,9 @@ impl Opened {
 fn refuse_repeated_paths(key: &str, inputs: &[Input]) -> Result<(), RunError> {
     let mut seen: Vec<(PathBuf, &Input)> = Vec::new();
     for input in inputs {
-        for path in input.opened.paths() {
-            let is_repeated = |(other, by): &(PathBuf, &Input)| {
-                *other == path && by.opened.options() == input.opened.options()
-            };
+        for path in input.data.paths() {
+            let is_repeated =
+                |(other, by): &(PathBuf, &Input)| *other == path && by.data.options() == input.data.options();
             if let Some((_, by)) = seen.iter().find(|seen| is_repeated(seen)) {
                 return Err(RunError::Refused(format!(
                     "{key} names {} twice, in {:?} and in {:?}; name it once, with the sum of their weights",
@@ -185,9 +184,9 @@ fn refuse_repeated_paths(key: &str, inputs: &[Input]) -> Result<(), RunError> {
 
 /// Refuses files and datasets that are both trained and validated on: the loss there would be of text that is learned by heart.
 fn refuse_shared_paths(train: &[Input], valid: &[Input]) -> Result<(), RunError> {
-    let trained: HashSet<PathBuf> = train.iter().flat_map(|input| input.opened.paths()).collect();
+    let trained: HashSet<PathBuf> = train.iter().flat_map(|input| input.data.paths()).collect();
     for input in valid {
-        if let Some(shared) = input.opened.paths().into_iter().find(|path| trained.contains(path)) {
+        if let Some(shared) = input.data.paths().into_iter().find(|path| trained.contains(path)) {
             let name = shared.file_name().unwrap_or_default().to_string_lossy().into_owned();
             return Err(trained_on(&format!("{name} of data.valid = {:?}", input.name), "is"));
         }
@@ -222,9 +221,9 @@ fn tokenizer(
     notice: &mut dyn FnMut(Notice) -> ControlFlow<()>,
 ) -> Result<Tokenizer, RunError> {
     let choice = config.tokenizer();
-    let shards = train.iter().find_map(|input| match &input.opened {
-        Opened::Shards(dataset) => Some(dataset),
-        Opened::Text(_) => None,
+    let shards = train.iter().find_map(|input| match &input.data {
+        InputData::Shards(dataset) => Some(dataset),
+        InputData::Text(_) => None,
     });
     if let (Some(dataset), TokenizerChoice::Bpe | TokenizerChoice::Chars) = (shards, &choice) {
         return Ok(dataset.tokenizer()?);
@@ -237,9 +236,9 @@ fn tokenizer(
     };
     let texts: Vec<Texts> = train
         .iter()
-        .filter_map(|input| match &input.opened {
-            Opened::Text(texts) => Some(texts.clone()),
-            Opened::Shards(_) => None,
+        .filter_map(|input| match &input.data {
+            InputData::Text(texts) => Some(texts.clone()),
+            InputData::Shards(_) => None,
         })
         .collect();
     let cache = Path::new(&config.data.cache_dir);
@@ -257,10 +256,10 @@ struct Cache<'a> {
 impl Cache<'_> {
     fn streams(&mut self, inputs: Vec<Input>) -> Result<Vec<xtrain_data::Source>, RunError> {
         let mut out = Vec::new();
-        for Input { name, weight, opened } in inputs {
-            let dataset = match opened {
-                Opened::Shards(dataset) => dataset,
-                Opened::Text(Texts { inputs, options }) => {
+        for Input { name, weight, data } in inputs {
+            let dataset = match data {
+                InputData::Shards(dataset) => dataset,
+                InputData::Text(Texts { inputs, options }) => {
                     let options = PrepareOptions { input: options, ..PrepareOptions::default() };
                     let cache = Path::new(&self.config.data.cache_dir);
                     let notice = &mut *self.notice;

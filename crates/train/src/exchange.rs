@@ -1,7 +1,7 @@
 //! Models in and out: Hugging Face folders to and from masters.
 
 use crate::error::RunError;
-use crate::products::fprops;
+use crate::linear_gemms::fprops;
 use crate::source::{CONFIG_FILE, GENERATION_FILE};
 use crate::weights::Weights;
 use std::path::Path;
@@ -79,7 +79,7 @@ pub fn export(
 }
 
 /// Names in the log what the Hugging Face folder `folder` holds and an export does not: model cards, licences, weights in other formats.
-pub fn warn_of_what_stays(folder: &Path, tokenizer: &Tokenizer) {
+pub fn warn_of_unexported_files(folder: &Path, tokenizer: &Tokenizer) {
     let is_carried = |name: &str| {
         let beside =
             tokenizer.files().any(|(file, _)| file == name) || [CONFIG_FILE, GENERATION_FILE].contains(&name);

@@ -33,11 +33,11 @@ pub struct OpenedModel {
     /// The length of the sequences that it was trained on, where it came from a run.
     pub seq_len: Option<usize>,
     /// The run that it came from, if any.
-    pub(crate) run: Option<OfRun>,
+    pub(crate) run: Option<RunOrigin>,
 }
 
 /// What finds the data of a run.
-pub(crate) struct OfRun {
+pub(crate) struct RunOrigin {
     /// Its settings.
     pub(crate) config: Config,
     /// The folder of its tokenizer.
@@ -125,7 +125,7 @@ fn open_run(
     load_masters(&mut weights, &checkpoint, run)?;
     let tokenizer = Tokenizer::load(run.tokenizer())?;
     let tokenizer = tokenizer.with_begin_of_document(parsed.config.data.begin_of_document)?;
-    let source = source::kept_init(&parsed.config, run)?;
+    let source = source::saved_init(&parsed.config, run)?;
     let identity = Identity::new(source, weights.model(), &tokenizer);
     Ok(OpenedModel {
         weights,
@@ -135,7 +135,7 @@ fn open_run(
         document_mask: planned.spec.document_mask,
         seq_len: Some(planned.spec.batch.seq_len),
         export_dtype: exchange::export_options(&planned.resolved.config).dtype,
-        run: Some(OfRun {
+        run: Some(RunOrigin {
             loader: position::loader_state(&checkpoint)?,
             tokenizer: run.tokenizer(),
             config: planned.resolved.config,

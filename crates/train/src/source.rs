@@ -29,14 +29,14 @@ pub(crate) fn shards(config: &Config) -> Result<Option<Dataset>, RunError> {
 /// The model folder that training starts from, if any.
 pub(crate) fn init(config: &Config) -> Result<Option<HfConfig>, RunError> {
     let Some(folder) = config.model.init_from.as_deref().map(Path::new) else { return Ok(None) };
-    if let Some(refused) = no_hf_folder_but_a_run(folder) {
+    if let Some(refused) = refuse_run_folder(folder) {
         return Err(refused);
     }
     read_hf_config(folder).map(Some)
 }
 
 /// The same for a run that has begun: what it kept. The folder may be gone or changed since.
-pub(crate) fn kept_init(config: &Config, run: &RunFolder) -> Result<Option<HfConfig>, RunError> {
+pub(crate) fn saved_init(config: &Config, run: &RunFolder) -> Result<Option<HfConfig>, RunError> {
     match &config.model.init_from {
         Some(_) if run.source().is_dir() => read_hf_config(&run.source()).map(Some),
         _ => init(config),
@@ -47,7 +47,7 @@ pub(crate) fn kept_init(config: &Config, run: &RunFolder) -> Result<Option<HfCon
 const MAX_CONFIG_BYTES: u64 = 16 << 20;
 
 /// Keeps in the run folder what the model folder that training starts from says of its model.
-pub(crate) fn keep_init(config: &Config, run: &RunFolder) -> Result<(), RunError> {
+pub(crate) fn save_init(config: &Config, run: &RunFolder) -> Result<(), RunError> {
     let Some(folder) = &config.model.init_from else { return Ok(()) };
     std::fs::create_dir_all(run.source()).map_err(RunError::io(&run.source(), "create"))?;
     for name in [CONFIG_FILE, GENERATION_FILE] {
@@ -62,7 +62,7 @@ pub(crate) fn keep_init(config: &Config, run: &RunFolder) -> Result<(), RunError
 }
 
 /// What is said of a run folder, or of a checkpoint, that training is to start from.
-fn no_hf_folder_but_a_run(folder: &Path) -> Option<RunError> {
+fn refuse_run_folder(folder: &Path) -> Option<RunError> {
     let (run, what, of_step) = match RunFolder::of_checkpoint(folder) {
         Some((run, step)) => (run, "a checkpoint of a run", format!(" --step {step}")),
         None => (Some(RunFolder::at(folder)).filter(RunFolder::is_begun)?, "a run folder", String::new()),
@@ -161,11 +161,11 @@ mod tests {
             Config::parse::<&str>(Path::new("run.toml"), text.as_bytes(), &[]).expect("a run file").config;
         let before = init(&config).expect("read").expect("there is one");
         assert_eq!(before.generation["temperature"], 0.6);
-        keep_init(&config, &run).expect("kept");
+        save_init(&config, &run).expect("kept");
         assert_eq!(fs::read_to_string(run.source().join(CONFIG_FILE)).expect("there"), CONFIG);
         fs::remove_dir_all(&folder).expect("removed");
-        assert_eq!(kept_init(&config, &run).expect("read"), Some(before));
+        assert_eq!(saved_init(&config, &run).expect("read"), Some(before));
         fs::remove_dir_all(run.source()).expect("removed");
-        assert!(kept_init(&config, &run).is_err(), "what is lost is not passed over");
+        assert!(saved_init(&config, &run).is_err(), "what is lost is not passed over");
     }
 }

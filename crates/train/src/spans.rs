@@ -6,7 +6,7 @@ use xtrain_cuda::nvtx;
 
 /// Something that a thread did.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Done {
+pub(crate) struct Span {
     pub name: &'static str,
     /// The step that it was done for, from 1.
     pub step: Option<u64>,
@@ -16,7 +16,7 @@ pub(crate) struct Done {
 
 thread_local! {
     /// What this thread did since [`record`]; nothing where nobody records.
-    static RECORD: RefCell<Option<Vec<Done>>> = const { RefCell::new(None) };
+    static RECORD: RefCell<Option<Vec<Span>>> = const { RefCell::new(None) };
 }
 
 /// Records from now on what this thread does.
@@ -25,7 +25,7 @@ pub(crate) fn record() {
 }
 
 /// Ends the recording; returns what was done, in the order in which it began.
-pub(crate) fn recorded() -> Vec<Done> {
+pub(crate) fn recorded() -> Vec<Span> {
     let mut done = RECORD.take().unwrap_or_default();
     done.sort_by_key(|done| (done.begin, std::cmp::Reverse(done.end)));
     done
@@ -33,7 +33,7 @@ pub(crate) fn recorded() -> Vec<Done> {
 
 /// Something that is done until this is dropped.
 #[must_use = "it ends where it is dropped"]
-pub(crate) struct Doing {
+pub(crate) struct SpanGuard {
     name: &'static str,
     step: Option<u64>,
     begin: Option<Instant>,
@@ -41,24 +41,24 @@ pub(crate) struct Doing {
 }
 
 /// Says that this thread does `name` from now on.
-pub(crate) fn doing(name: &'static str) -> Doing {
-    begun(name, None, nvtx::range(name))
+pub(crate) fn span(name: &'static str) -> SpanGuard {
+    start(name, None, nvtx::range(name))
 }
 
 /// The same for the step of this number, from 1.
-pub(crate) fn doing_step(name: &'static str, step: u64) -> Doing {
-    begun(name, Some(step), nvtx::range(format_args!("{name} {step}")))
+pub(crate) fn step_span(name: &'static str, step: u64) -> SpanGuard {
+    start(name, Some(step), nvtx::range(format_args!("{name} {step}")))
 }
 
-fn begun(name: &'static str, step: Option<u64>, range: nvtx::Range) -> Doing {
+fn start(name: &'static str, step: Option<u64>, range: nvtx::Range) -> SpanGuard {
     let begin = RECORD.with_borrow(Option::is_some).then(Instant::now);
-    Doing { name, step, begin, _range: range }
+    SpanGuard { name, step, begin, _range: range }
 }
 
-impl Drop for Doing {
+impl Drop for SpanGuard {
     fn drop(&mut self) {
         let Some(begin) = self.begin else { return };
-        let done = Done { name: self.name, step: self.step, begin, end: Instant::now() };
+        let done = Span { name: self.name, step: self.step, begin, end: Instant::now() };
         RECORD.with_borrow_mut(|record| record.iter_mut().for_each(|all| all.push(done)));
     }
 }
@@ -69,14 +69,14 @@ mod tests {
 
     #[test]
     fn only_what_begins_and_ends_while_it_is_recorded_is_told_outer_first() {
-        let before = doing("before");
+        let before = span("before");
         record();
         drop(before);
         {
-            let _outer = doing_step("outer", 7);
-            drop(doing("inner"));
+            let _outer = step_span("outer", 7);
+            drop(span("inner"));
         }
-        let within = doing("within");
+        let within = span("within");
         let told: Vec<_> = recorded().iter().map(|done| (done.name, done.step)).collect();
         assert_eq!(told, [("outer", Some(7)), ("inner", None)]);
         drop(within);

@@ -26,7 +26,7 @@ pub struct Planned {
 
 impl Planned {
     /// The same with these layers left in bf16, as its configuration then says.
-    pub(crate) fn leaving(self, slower: Vec<Slower>) -> Result<Planned, RunError> {
+    pub(crate) fn with_slower(self, slower: Vec<Slower>) -> Result<Planned, RunError> {
         let Planned { mut resolved, vocabulary_bound, .. } = self;
         resolved.config.precision.skip_slower = Some(slower);
         Ok(Planned { vocabulary_bound, ..planned(resolved)? })
@@ -36,7 +36,7 @@ impl Planned {
 /// Resolves a run file without turning its text into tokens: what `xtrain plan` shows. Of the data it opens only what tells the size of
 /// the vocabulary: the index of token shards, or the text whose characters are counted. One that is not known is taken at its bound.
 pub fn plan(parsed: &Parsed) -> Result<Planned, RunError> {
-    plan_on(parsed, Target::of(parsed.config.train.device))
+    plan_on(parsed, Target::for_device(parsed.config.train.device))
 }
 
 /// The same for what its device comes to elsewhere.

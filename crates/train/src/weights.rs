@@ -24,11 +24,11 @@ impl Weights {
     ) -> Result<Self, LearnError> {
         let numerics = numerics.into();
         let refresh = programs::weights(&model, &numerics)?;
-        Weights::refreshed_by(refresh, engine, model, numerics)
+        Weights::with_refresh(refresh, engine, model, numerics)
     }
 
     /// The same where more is made of the masters than a forward reads.
-    pub fn refreshed_by(
+    pub fn with_refresh(
         refresh: Program,
         mut engine: Box<dyn Engine>,
         model: Architecture,

@@ -144,7 +144,7 @@ fn generation_agrees_with_the_cpu() -> Result<(), Failed> {
                 generator.reset();
                 let greedy = Sampling { temperature: 0.0, top_k: 0, top_p: 1.0, seed: 0 };
                 all.clear();
-                let mut each = |made: xtrain_train::generate::MadeToken<'_>| {
+                let mut each = |made: xtrain_train::generate::GeneratedToken<'_>| {
                     all.push(made.logits.to_vec());
                     ControlFlow::Continue(())
                 };

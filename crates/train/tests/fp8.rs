@@ -12,7 +12,7 @@ use xtrain_model::{DelayedScales, Fp8Overrides, ProductPattern, Recipe};
 use xtrain_program::{Instance, Recompute, Stage, StateKind, Storage};
 use xtrain_tensor::DType;
 use xtrain_train::engine::Target;
-use xtrain_train::products::{LinearProducts, linear_products};
+use xtrain_train::linear_gemms::{LinearGemms, linear_gemms};
 use xtrain_train::programs::{self, TrainingSpec};
 
 const BATCH: Batch = Batch { sequences: 4, seq_len: 48 };
@@ -129,7 +129,7 @@ fn what_a_run_leaves_in_bf16_is_left_there() {
         let count = |overrides: &Fp8Overrides| {
             let spec = TrainingSpec { fp8: overrides.clone(), ..fp8(recipe) };
             let program = programs::training(&spec).expect("a program");
-            let shown = linear_products(&spec).iter().map(of_fp8).sum::<usize>();
+            let shown = linear_gemms(&spec).iter().map(of_fp8).sum::<usize>();
             let made = program.instances.iter().filter(|i| i.code.op().name() == "scaled_matmul").count();
             assert_eq!(made, shown, "what is shown is what is made");
             made
@@ -143,8 +143,8 @@ fn what_a_run_leaves_in_bf16_is_left_there() {
 }
 
 /// How many of these products are of FP8 factors.
-fn of_fp8(linear: &LinearProducts) -> usize {
-    linear.blocks.len() * linear.products.iter().filter(|product| product.is_ok()).count()
+fn of_fp8(linear: &LinearGemms) -> usize {
+    linear.blocks.len() * linear.gemms.iter().filter(|product| product.is_ok()).count()
 }
 
 #[test]

@@ -46,7 +46,7 @@
 //! let mut generator = Generator::new(&mut model.weights, prompt.len() + 10)?;
 //! let greedy = Sampling { temperature: 0.0, top_k: 0, top_p: 1.0, seed: 0 };
 //! let stop_tokens = model.tokenizer.stop_tokens().to_vec();
-//! let mut each = |_: MadeToken<'_>| ControlFlow::Continue(());
+//! let mut each = |_: GeneratedToken<'_>| ControlFlow::Continue(());
 //! let made = generator.generate(&mut model.weights, &prompt, 10, greedy, &stop_tokens, &mut each)?;
 //! println!("to be{}", model.tokenizer.decode(&made, SpecialTokens::Hide)?);
 //!
@@ -71,7 +71,7 @@ pub mod prelude {
     pub use xtrain_train::error::RunError;
     pub use xtrain_train::evaluate::Evaluator;
     pub use xtrain_train::exchange::{export, import};
-    pub use xtrain_train::generate::{Generator, MadeToken, Sampling};
+    pub use xtrain_train::generate::{GeneratedToken, Generator, Sampling};
     pub use xtrain_train::held_out::{TextLoss, TextOptions, text as evaluate_text};
     pub use xtrain_train::learner::Learner;
     pub use xtrain_train::opened::{OpenedModel, Which, open};

@@ -4,8 +4,8 @@ use xtrain_model::Kept;
 use xtrain_program::{MemoryRow, MemoryTable, Program, Purpose, Role, Stage, StateKind};
 use xtrain_report::metrics::format;
 use xtrain_train::engine::Target;
-use xtrain_train::fit::{Fit, Outcome as FitOutcome};
-use xtrain_train::products::{LinearProducts, fp8_share, linear_products};
+use xtrain_train::fit::{Fit, Verdict};
+use xtrain_train::linear_gemms::{LinearGemms, fp8_share, linear_gemms};
 use xtrain_train::spec::Planned;
 use xtrain_train::{programs, slower};
 
@@ -48,7 +48,7 @@ pub(crate) fn text(
     if let Some(why) = &planned.vocabulary_bound {
         line("vocabulary", format!("at most {}: {why}", format::grouped(m.vocab_size as u64)));
     }
-    let products = linear_products(spec);
+    let products = linear_gemms(spec);
     line(
         "precision",
         match spec.recipe.is_fp8() {
@@ -106,7 +106,7 @@ pub(crate) fn text(
     }
     if spec.recipe.is_fp8() {
         out.push_str(&linears(&products));
-        if slower::is_open(planned) && target == Target::Cuda {
+        if slower::is_undecided(planned) && target == Target::Cuda {
             out.push_str(
                 "which of the blocks' layers FP8 makes slower is measured on the card where the run begins, or by xtrain bench fp8 with this file; those \
                  stay in bf16\n",
@@ -119,7 +119,7 @@ pub(crate) fn text(
 }
 
 /// The linear layers and their products: the formats of both factors, or why they are bf16.
-fn linears(products: &[LinearProducts]) -> String {
+fn linears(products: &[LinearGemms]) -> String {
     let mut out = format!("\n{:<30}{:<16}{:<14}{:<14}{}\n", "linear", "out x in", "fprop", "dgrad", "wgrad");
     for linear in products {
         let blocks = match linear.blocks.len() {
@@ -128,16 +128,12 @@ fn linears(products: &[LinearProducts]) -> String {
             _ => format!("blocks {}-{} ", linear.blocks.start, linear.blocks.end - 1),
         };
         let [outputs, inputs] = linear.extents;
-        let cells = linear.products.each_ref().map(|product| match product {
+        let cells = linear.gemms.each_ref().map(|product| match product {
             Ok(gemm) => format!("{} x {}", gemm.factors[0].format, gemm.factors[1].format),
             Err(_) => "bf16".to_owned(),
         });
-        let mut why: Vec<String> = linear
-            .products
-            .iter()
-            .filter_map(|product| product.as_ref().err())
-            .map(Kept::to_string)
-            .collect();
+        let mut why: Vec<String> =
+            linear.gemms.iter().filter_map(|product| product.as_ref().err()).map(Kept::to_string).collect();
         why.dedup();
         let why = if why.is_empty() { String::new() } else { format!("  ({})", why.join("; ")) };
         let [fprop, dgrad, wgrad] = cells;
@@ -153,11 +149,11 @@ fn linears(products: &[LinearProducts]) -> String {
 /// Whether it fits, and what would, in a line or one for each way; `owner` is who has the memory.
 pub(crate) fn fit(fit: &Fit, owner: &str) -> String {
     let (needed, available) = (format::gib(fit.needed_bytes), fit.available(owner));
-    let fits = if fit.outcome == FitOutcome::Fits { "yes" } else { "no" };
+    let fits = if fit.verdict == Verdict::Fits { "yes" } else { "no" };
     let mut out = format!("\n{:<28}{fits}: it needs {needed}, and {available}\n", "fits");
-    match &fit.outcome {
-        FitOutcome::Fits => {}
-        FitOutcome::Would(ways) => {
+    match &fit.verdict {
+        Verdict::Fits => {}
+        Verdict::WouldFit(ways) => {
             for (n, way) in ways.iter().enumerate() {
                 let name = if n == 0 { "what would fit" } else { "" };
                 out.push_str(&format!("{name:<28}{way}\n"));

@@ -52,6 +52,6 @@ pub use eval::EvalConfig;
 pub use log::LogConfig;
 pub use model::{ModelConfig, RopeScaling};
 pub use optimizer::OptimizerConfig;
-pub use precision::{PrecisionConfig, Product, Slower};
+pub use precision::{Gemm, PrecisionConfig, Slower};
 pub use schedule::{DecayShape, ScheduleConfig, ScheduleKind};
 pub use train::{Device, Recompute, TrainConfig};

@@ -46,7 +46,7 @@ section! {
         /// 3.5.2). Of all recipes but `fp8-block`.
         #[schemars(extend("x-example" = ["fprop"]))]
         #[schemars(extend("x-aliases" = ["use_fast_accum", "fp8_fast_accum"]))]
-        pub fast_accumulation: Vec<Product> = Vec::new(),
+        pub fast_accumulation: Vec<Gemm> = Vec::new(),
         /// Whether the scales of an FP8 recipe are rounded down to powers of two, so that scaling rounds nothing.
         #[schemars(extend("x-default" = "as the recipe has it"))]
         #[schemars(extend("x-aliases" = ["round_scales_to_power_of_2", "force_pow_2_scales"]))]
@@ -54,7 +54,7 @@ section! {
         /// In which format the input of SwiGLU, the largest tensor of a block, is kept for the backward: `fp8` is E4M3 in tiles of 128
         /// numbers; its output is then made again of that.
         #[schemars(extend("x-default" = "`\"fp8\"` under `fp8-block`, else `\"bf16\"`"))]
-        pub swiglu_input: Option<KeptFormat> = None,
+        pub swiglu_input: Option<SavedFormat> = None,
         /// In which format attention's output, which is the input of the linear layer behind it, is kept for the backward: `e5m6` has 12
         /// bits, in tiles of 128 numbers, and attention's gradient is made of that too.
         #[schemars(extend("x-default" = "`\"e5m6\"` under `fp8-block`, else `\"bf16\"`"))]
@@ -111,7 +111,7 @@ pub enum HeadFormat {
 /// A format in which an activation is kept.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
-pub enum KeptFormat {
+pub enum SavedFormat {
     /// As it stands.
     Bf16,
     /// In E4M3, with a scale for every 128 numbers of a row.
@@ -141,7 +141,7 @@ pub enum AmaxCompute {
 /// A product of a linear layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
-pub enum Product {
+pub enum Gemm {
     /// Of inputs and weights.
     Fprop,
     /// Of the outputs' gradients and weights.
@@ -150,12 +150,12 @@ pub enum Product {
     Wgrad,
 }
 
-impl From<Product> for LinearGemm {
-    fn from(product: Product) -> Self {
+impl From<Gemm> for LinearGemm {
+    fn from(product: Gemm) -> Self {
         match product {
-            Product::Fprop => LinearGemm::Fprop,
-            Product::Dgrad => LinearGemm::Dgrad,
-            Product::Wgrad => LinearGemm::Wgrad,
+            Gemm::Fprop => LinearGemm::Fprop,
+            Gemm::Dgrad => LinearGemm::Dgrad,
+            Gemm::Wgrad => LinearGemm::Wgrad,
         }
     }
 }
@@ -184,7 +184,7 @@ impl PrecisionConfig {
                 latest: self.amax_compute == AmaxCompute::MostRecent,
                 margin: self.margin,
             },
-            swiglu_input: self.swiglu_input.map(|format| format == KeptFormat::Fp8),
+            swiglu_input: self.swiglu_input.map(|format| format == SavedFormat::Fp8),
             attention_output: self.attention_output.map(|format| format == AttentionFormat::E5m6),
         };
         let recipe = self.recipe.unwrap_or(Recipe::Fp32);

@@ -2,7 +2,7 @@
 
 use super::minimal;
 use crate::resolve::Facts;
-use crate::{Config, PrecisionConfig, Product};
+use crate::{Config, Gemm, PrecisionConfig};
 use std::path::Path;
 use xtrain_model::{Architecture, Recipe};
 
@@ -36,7 +36,7 @@ fn what_cannot_be_meant_is_refused_with_what_can() {
     assert!(refused(with(Recipe::Bf16, "*")).contains("choose an FP8 recipe"));
     let fast = PrecisionConfig {
         recipe: Some(Recipe::Fp8Block),
-        fast_accumulation: vec![Product::Fprop],
+        fast_accumulation: vec![Gemm::Fprop],
         ..Default::default()
     };
     let said = refused(fast);
@@ -53,7 +53,7 @@ fn what_only_fp8_has_is_refused_without_it_and_with_what_takes_it_back() {
         skip: vec!["*.o_proj:wgrad".into()],
         bf16_first_layers: 1,
         bf16_last_layers: 2,
-        fast_accumulation: vec![Product::Fprop],
+        fast_accumulation: vec![Gemm::Fprop],
         pow2_scales: Some(false),
         reference_every: 9,
         ..Default::default()

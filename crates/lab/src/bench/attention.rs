@@ -50,7 +50,7 @@ pub struct AttentionSpeed {
 
 /// The attention of a run file's model.
 pub fn attention_of(parsed: &Parsed) -> Result<AttentionShape, RunError> {
-    let spec = plan_on(parsed, Processor::of(&parsed.config)?.target())?.spec;
+    let spec = plan_on(parsed, Processor::for_config(&parsed.config)?.target())?.spec;
     let (batch, model) = (spec.batch, spec.model);
     Ok(AttentionShape {
         batch: batch.sequences,

@@ -134,7 +134,7 @@ pub fn fp8_recipes(asked: &[Recipe], processor: &Processor) -> Result<Vec<Recipe
 /// Measures linear layers of these shapes in bf16 and under each of the recipes `asked` for, all where that is none; `options.recipe` is not
 /// asked.
 pub fn fp8(shapes: &[LinearShape], asked: &[Recipe], options: OpBenchOptions) -> Result<Fp8Speeds, RunError> {
-    let processor = Processor::asked(options.device)?;
+    let processor = Processor::by_name(options.device)?;
     let recipes = fp8_recipes(asked, &processor)?;
     let (device, emulated) = (processor.describe(), processor.target() == Target::Cpu);
     drop(processor);
@@ -142,7 +142,7 @@ pub fn fp8(shapes: &[LinearShape], asked: &[Recipe], options: OpBenchOptions) ->
     for &shape in shapes {
         // An engine of its own, whose memory goes with it.
         let mut engine =
-            Processor::asked(options.device)?.engine(Checks::default()).map_err(LearnError::from)?;
+            Processor::by_name(options.device)?.engine(Checks::default()).map_err(LearnError::from)?;
         let measured = linear(engine.as_mut(), shape, &recipes, options);
         rows.push(measured.map_err(|e| e.advising("take smaller sizes"))?);
     }

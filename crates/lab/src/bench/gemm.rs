@@ -78,7 +78,7 @@ pub fn common_gemms(target: Target) -> Vec<GemmShape> {
 
 /// The shapes of a run file's linear layers, each once, that of its head among them: a chunk of tokens at a time.
 pub fn gemms_of(parsed: &Parsed) -> Result<Vec<GemmShape>, RunError> {
-    let spec = plan_on(parsed, Processor::of(&parsed.config)?.target())?.spec;
+    let spec = plan_on(parsed, Processor::for_config(&parsed.config)?.target())?.spec;
     Ok(linears(&spec)?)
 }
 

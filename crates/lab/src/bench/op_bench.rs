@@ -92,7 +92,7 @@ const LESS: &str = "take smaller sizes";
 
 impl OpBench {
     pub(super) fn of(options: OpBenchOptions) -> Result<OpBench, RunError> {
-        let processor = Processor::asked(options.device)?;
+        let processor = Processor::by_name(options.device)?;
         let (device, target) = (processor.describe(), processor.target());
         let gigabytes_per_second = copy_rate(&processor, options.repeats).map_err(LearnError::from)? / 1e9;
         let recipe = options.recipe.unwrap_or(target.recipe());
@@ -127,7 +127,7 @@ impl OpBench {
     ) -> Result<Vec<f64>, RunError> {
         // An engine of its own, whose memory goes with it.
         let mut engine =
-            Processor::asked(self.options.device)?.engine(Checks::default()).map_err(LearnError::from)?;
+            Processor::by_name(self.options.device)?.engine(Checks::default()).map_err(LearnError::from)?;
         let measured = measure(engine.as_mut(), program, inputs, self.options);
         let measured = measured.map_err(|e| LearnError::from(e).advising(LESS))?;
         Ok(measured.iter().map(|of_one| median(of_one)).collect())

@@ -75,8 +75,8 @@ pub(super) struct StepBench {
 
 impl StepBench {
     pub(super) fn of(parsed: &Parsed) -> Result<StepBench, RunError> {
-        let processor = Processor::of(&parsed.config)?;
-        let planned = slower::settled(plan_on(parsed, processor.target())?, &processor)?;
+        let processor = Processor::for_config(&parsed.config)?;
+        let planned = slower::decide(plan_on(parsed, processor.target())?, &processor)?;
         let free_before = processor.available_bytes();
         fit::check(&planned.spec, planned.resolved.config.train.batch_size, &processor)?;
         let (device, target, peak_flops) = (processor.describe(), processor.target(), processor.peak_flops());

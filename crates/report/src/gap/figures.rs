@@ -21,14 +21,14 @@ pub struct Gap {
     /// The bar that docs/numerics.md sets for the loss of this recipe over that of the baseline's, in percent.
     pub bar_percent: Option<f64>,
     /// Over the last steps that both have made; nothing where there is no loss to tell, which the notes explain.
-    pub training: Option<Figure>,
+    pub training: Option<LossGap>,
     /// Of the last evaluation that all of them have made.
-    pub validation: Option<Figure>,
+    pub validation: Option<LossGap>,
 }
 
 /// A loss beside that of the baseline.
 #[derive(Clone, Debug, Serialize)]
-pub struct Figure {
+pub struct LossGap {
     /// The first place, in steps or tokens, whose loss is in it, and the last.
     pub from: u64,
     /// See `from`.
@@ -169,12 +169,12 @@ pub(super) fn measured(
     Some(Measured { loss, beside, baseline: of_base, gap: Sample::of(&gaps)?, paired, spread })
 }
 
-impl Figure {
+impl LossGap {
     fn of(measured: &Measured, range: (u64, u64), bar_percent: Option<f64>) -> Self {
         let Measured { loss, beside, baseline, gap, paired, spread } = measured;
         let gap_percent = 100.0 * gap.mean;
         let spread = spread.map(|spread| 100.0 * spread);
-        Figure {
+        LossGap {
             from: range.0,
             to: range.1,
             loss: *loss,
@@ -215,22 +215,22 @@ impl<'p> Ends<'p> {
         Ends { own: within(&own, &range), base: within(&base, &range), end }
     }
 
-    fn figure(&self, group: &Group, baseline: &Group, bar: Option<f64>) -> Option<Figure> {
+    fn figure(&self, group: &Group, baseline: &Group, bar: Option<f64>) -> Option<LossGap> {
         let found = measured(group, &self.own, baseline, &self.base)?;
         let firsts = self.own.iter().chain(&self.base).filter_map(|points| points.first());
         let first = firsts.map(|p| p.0).fold(self.end, f64::min);
-        Some(Figure::of(&found, (first.round() as u64, self.end.round() as u64), bar))
+        Some(LossGap::of(&found, (first.round() as u64, self.end.round() as u64), bar))
     }
 }
 
 /// The last evaluation that all runs of a group and of the baseline have made.
-fn at_evaluation(losses: &Losses, group: &Group, baseline: &Group, bar: Option<f64>) -> Option<Figure> {
+fn at_evaluation(losses: &Losses, group: &Group, baseline: &Group, bar: Option<f64>) -> Option<LossGap> {
     let (own, base) = (curves(&losses.validation, group), curves(&losses.validation, baseline));
     let has = |points: &&[Point], x: f64| points.iter().any(|p| p.0 == x);
     let is_shared = |x: &f64| own.iter().chain(&base).all(|points| has(points, *x));
     let at = own.first()?.iter().rev().map(|p| p.0).find(is_shared)?;
     let found = measured(group, &within(&own, &(at..=at)), baseline, &within(&base, &(at..=at)))?;
-    Some(Figure::of(&found, (at.round() as u64, at.round() as u64), bar))
+    Some(LossGap::of(&found, (at.round() as u64, at.round() as u64), bar))
 }
 
 /// Sets all other groups against the first.

@@ -79,7 +79,7 @@ pub(super) fn of(runs: &[RunData], base: usize) -> Vec<Group> {
 }
 
 /// Keys that may be otherwise in two runs whose losses differ by chance alone: where and how they are computed, and what is told of them.
-const BY_THE_WAY: [&str; 18] = [
+const KEYS_WITHOUT_EFFECT: [&str; 18] = [
     "train.seed",
     "train.out",
     "train.threads",
@@ -100,13 +100,15 @@ const BY_THE_WAY: [&str; 18] = [
     "eval.prompts",
 ];
 /// Sections of such keys.
-const OF_NO_MATTER: [&str; 2] = ["log.", "checkpoint."];
+const SECTIONS_WITHOUT_EFFECT: [&str; 2] = ["log.", "checkpoint."];
 
 /// The keys that differ and that the loss may depend on.
 fn matters(one: &Config, other: &Config) -> Vec<String> {
     let keys = diff(one, other).into_iter().map(|change| change.key);
-    let chance =
-        |key: &str| BY_THE_WAY.contains(&key) || OF_NO_MATTER.iter().any(|section| key.starts_with(section));
+    let chance = |key: &str| {
+        KEYS_WITHOUT_EFFECT.contains(&key)
+            || SECTIONS_WITHOUT_EFFECT.iter().any(|section| key.starts_with(section))
+    };
     // Which layers stay in bf16 matters, not how slow FP8 was when that was measured.
     let slower = |config: &Config| -> Vec<String> {
         config.precision.skip_slower.iter().flatten().map(|slower| slower.layer.clone()).collect()

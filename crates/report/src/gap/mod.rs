@@ -22,7 +22,7 @@ use crate::ReportError;
 use serde::Serialize;
 use std::path::{Path, PathBuf};
 
-pub use figures::{Figure, Gap};
+pub use figures::{Gap, LossGap};
 use groups::Group;
 
 /// The page's name inside the folder of the first run that is compared.
@@ -58,9 +58,9 @@ pub struct Baseline {
     /// Their recipe, where they have one and the same.
     pub recipe: Option<String>,
     /// Over their own last steps.
-    pub training: Option<Figure>,
+    pub training: Option<LossGap>,
     /// Of their own last evaluation.
-    pub validation: Option<Figure>,
+    pub validation: Option<LossGap>,
 }
 
 impl Comparison {

@@ -1,6 +1,6 @@
 //! A comparison as a page: the figures, the losses, and the gap along the runs.
 
-use super::figures::{Figure, Losses, common_end, curves, measured, within};
+use super::figures::{LossGap, Losses, common_end, curves, measured, within};
 use super::{Comparison, Gap};
 use crate::axis::Axis;
 use crate::chart::{Band, COLORS, Chart, Series, Style};
@@ -107,7 +107,7 @@ fn row(
     names: Option<String>,
     recipe: Option<&str>,
     what: &str,
-    figure: Option<&Figure>,
+    figure: Option<&LossGap>,
     bar: Option<f64>,
 ) {
     let head = match &names {
@@ -117,7 +117,7 @@ fn row(
     let _ = write!(out, "<tr><th>{head}</th>");
     let is_baseline = color == 0;
     let yes = |inside: Option<bool>| inside.map(|inside| if inside { "yes" } else { "<b>no</b>" }.to_owned());
-    let figure_of = |of: &dyn Fn(&Figure) -> Option<String>| figure.and_then(of);
+    let figure_of = |of: &dyn Fn(&LossGap) -> Option<String>| figure.and_then(of);
     let cells = [
         names.and(recipe).map(|recipe| escape(recipe).to_string()),
         Some(what.to_owned()),
@@ -139,14 +139,14 @@ fn row(
     out.push_str("</tr>\n");
 }
 
-fn place(figure: &Figure) -> String {
+fn place(figure: &LossGap) -> String {
     match figure.from == figure.to {
         true => format::grouped(figure.to),
         false => format!("{}–{}", format::grouped(figure.from), format::grouped(figure.to)),
     }
 }
 
-fn gap_text(figure: &Figure) -> String {
+fn gap_text(figure: &LossGap) -> String {
     let interval = figure.gap_interval_percent.map(|interval| format!(" ±{interval:.3}%"));
     format!("<b>{:+.3}%</b>{}", figure.gap_percent, interval.unwrap_or_default())
 }

@@ -29,7 +29,7 @@ fn compare(runs: &[RunData], base: usize) -> Comparison {
     Comparison::of(runs.to_vec(), base, 100)
 }
 
-fn training(comparison: &Comparison) -> &Figure {
+fn training(comparison: &Comparison) -> &LossGap {
     comparison.compared[0].training.as_ref().unwrap_or_else(|| panic!("{:?}", comparison.notes))
 }
 

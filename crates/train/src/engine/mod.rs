@@ -22,7 +22,7 @@ pub enum Processor {
 }
 
 /// Bytes of a processor's memory that no program can have: what the system or the driver keeps, and a card's context. A bound.
-const KEPT_BYTES: u64 = 1 << 30;
+const RESERVED_BYTES: u64 = 1 << 30;
 
 /// Memory that a step may take.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -72,12 +72,12 @@ impl Processor {
     }
 
     /// The processor that somebody asks for by its name.
-    pub fn asked(device: Device) -> Result<Processor, RunError> {
+    pub fn by_name(device: Device) -> Result<Processor, RunError> {
         Processor::choose(device).map_err(|error| RunError::Refused(format!("{}: {error}", device.name())))
     }
 
     /// The processor that a run file asks for.
-    pub fn of(config: &Config) -> Result<Processor, RunError> {
+    pub fn for_config(config: &Config) -> Result<Processor, RunError> {
         Processor::choose(config.train.device)
             .map_err(|error| RunError::Refused(format!("[train] device = \"cuda\": {error}")))
     }
@@ -154,7 +154,7 @@ impl Processor {
     /// What programs can take of its memory, and could if nothing else ran, where the system tells.
     pub fn room(&self) -> Option<Room> {
         let available_bytes = self.available_bytes()?;
-        let alone_bytes = self.total_bytes().map_or(0, |bytes| bytes.saturating_sub(KEPT_BYTES));
+        let alone_bytes = self.total_bytes().map_or(0, |bytes| bytes.saturating_sub(RESERVED_BYTES));
         Some(Room { available_bytes, alone_bytes: alone_bytes.max(available_bytes) })
     }
 
@@ -174,7 +174,7 @@ impl Processor {
                 Ok(Box::new(engine))
             }
             Processor::Cuda(gpu) => {
-                for unknown in unknown_ways(&xtrain_cuda::preferred_ways()) {
+                for unknown in unknown_algorithms(&xtrain_cuda::preferred_ways()) {
                     tracing::warn!("{unknown}");
                 }
                 let mut engine = CudaEngine::new(Arc::new(registry::cuda_kernels()), *gpu)?;
@@ -186,7 +186,7 @@ impl Processor {
 }
 
 /// What to say of each of the `preferred` ways that is none, which would be passed over.
-fn unknown_ways(preferred: &[String]) -> Vec<String> {
+fn unknown_algorithms(preferred: &[String]) -> Vec<String> {
     let mut known = attention::ways();
     known.extend(Gemm::WAYS.map(str::to_owned));
     let unknown = preferred.iter().filter(|name| !known.contains(name));
@@ -205,8 +205,9 @@ mod tests {
 
     #[test]
     fn a_way_that_is_none_is_told_with_those_that_are() {
-        let named =
-            |names: &[&str]| unknown_ways(&names.iter().map(|&name| name.to_owned()).collect::<Vec<_>>());
+        let named = |names: &[&str]| {
+            unknown_algorithms(&names.iter().map(|&name| name.to_owned()).collect::<Vec<_>>())
+        };
         assert_eq!(named(&["own", "cuDNN", "whole", "4x1 over 64"]), Vec::<String>::new());
         let said = named(&["own", "nonsense"]);
         assert_eq!(said.len(), 1);

@@ -20,7 +20,7 @@ pub enum Target {
 
 impl Target {
     /// What `device` comes to on this machine; a card that is asked for need not be there.
-    pub fn of(device: Device) -> Target {
+    pub fn for_device(device: Device) -> Target {
         match device {
             Device::Cpu => Target::Cpu,
             Device::Cuda => Target::Cuda,

@@ -20,20 +20,20 @@ pub struct Fit {
     /// What there is.
     pub room: Room,
     /// What it comes to.
-    pub outcome: Outcome,
+    pub verdict: Verdict,
 }
 
 /// Whether it fits.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Outcome {
+pub enum Verdict {
     /// As it is.
     Fits,
     /// Not as it is; these would, the one that costs the least speed first.
-    Would(Vec<Way>),
+    WouldFit(Vec<Alternative>),
     /// However little is asked for at once.
     Nothing {
         /// What takes the least.
-        least: Way,
+        least: Alternative,
         /// Bytes of it that no setting changes: weights, gradients, moments.
         state_bytes: u64,
         /// Whether it would fit if no other program held memory.
@@ -43,7 +43,7 @@ pub enum Outcome {
 
 /// Settings that take less memory, and how much.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Way {
+pub struct Alternative {
     /// `train.recompute=norms`, as `--set` takes them. The global batch stays.
     pub settings: Vec<String>,
     /// What the step then needs.
@@ -56,38 +56,38 @@ impl Fit {
         let mut search = Search { spec, target, batch_size, room, needed_bytes: 0 };
         search.needed_bytes = search.bytes(spec)?;
         let needed_bytes = search.needed_bytes;
-        let outcome = match needed_bytes <= room.available_bytes {
-            true => Outcome::Fits,
+        let verdict = match needed_bytes <= room.available_bytes {
+            true => Verdict::Fits,
             // The first thing to do without is what the model does not learn by.
             false if spec.reference => {
                 let without = TrainingSpec { reference: false, ..spec.clone() };
-                let Fit { needed_bytes, outcome, .. } = Fit::of(&without, target, batch_size, room)?;
-                outcome.beside("precision.reference_every=0", needed_bytes)
+                let Fit { needed_bytes, verdict, .. } = Fit::of(&without, target, batch_size, room)?;
+                verdict.with_setting("precision.reference_every=0", needed_bytes)
             }
-            false => match search.outcome()? {
+            false => match search.verdict()? {
                 // The last one is what changes how the model learns.
-                Outcome::Nothing { .. } if spec.optimizer.moments == DType::F32 => {
+                Verdict::Nothing { .. } if spec.optimizer.moments == DType::F32 => {
                     let optimizer = OptimizerSpec { moments: DType::BF16, ..spec.optimizer };
                     let with = TrainingSpec { optimizer, ..spec.clone() };
-                    let Fit { needed_bytes, outcome, .. } = Fit::of(&with, target, batch_size, room)?;
-                    outcome.beside("optimizer.moments=bf16", needed_bytes)
+                    let Fit { needed_bytes, verdict, .. } = Fit::of(&with, target, batch_size, room)?;
+                    verdict.with_setting("optimizer.moments=bf16", needed_bytes)
                 }
-                outcome => outcome,
+                verdict => verdict,
             },
         };
-        Ok(Fit { needed_bytes, room, outcome })
+        Ok(Fit { needed_bytes, room, verdict })
     }
 
     /// An error where it does not fit into the memory that `owner` has.
     fn check(&self, owner: &str) -> Result<(), RunError> {
-        if self.outcome == Outcome::Fits {
+        if self.verdict == Verdict::Fits {
             return Ok(());
         }
         Err(RunError::Refused(format!(
             "the run needs {} of memory, but {}; {}. `xtrain plan` shows what it is for",
             format::gib(self.needed_bytes),
             self.available(owner),
-            self.outcome
+            self.verdict
         )))
     }
 }
@@ -100,14 +100,16 @@ pub fn check(spec: &TrainingSpec, batch_size: usize, processor: &Processor) -> R
     }
 }
 
-impl Outcome {
+impl Verdict {
     /// The same where `setting` was needed to come to it, and then `bytes`.
-    fn beside(mut self, setting: &str, bytes: u64) -> Self {
-        let add = |way: &mut Way| way.settings.insert(0, setting.to_owned());
+    fn with_setting(mut self, setting: &str, bytes: u64) -> Self {
+        let add = |alternative: &mut Alternative| alternative.settings.insert(0, setting.to_owned());
         match &mut self {
-            Outcome::Fits => return Outcome::Would(vec![Way { settings: vec![setting.to_owned()], bytes }]),
-            Outcome::Would(ways) => ways.iter_mut().for_each(add),
-            Outcome::Nothing { least, .. } => add(least),
+            Verdict::Fits => {
+                return Verdict::WouldFit(vec![Alternative { settings: vec![setting.to_owned()], bytes }]);
+            }
+            Verdict::WouldFit(alternatives) => alternatives.iter_mut().for_each(add),
+            Verdict::Nothing { least, .. } => add(least),
         }
         self
     }

@@ -1,6 +1,6 @@
 //! The search for settings with which a step that does not fit would.
 
-use super::{Outcome, Way};
+use super::{Alternative, Verdict};
 use crate::engine::{Room, Target};
 use crate::error::{LearnError, RunError};
 use crate::programs::{self, TrainingSpec};
@@ -44,7 +44,7 @@ impl Search<'_> {
     }
 
     /// The first of `from`, of which each takes less than the one before, that fits, and its bytes.
-    fn first(&self, from: &[Changed]) -> Result<Option<(Changed, Way)>, RunError> {
+    fn first(&self, from: &[Changed]) -> Result<Option<(Changed, Alternative)>, RunError> {
         let available = self.room.available_bytes;
         let Some(last) = from.len().checked_sub(1) else { return Ok(None) };
         let mut bytes = self.bytes(&from[last].spec)?;
@@ -67,10 +67,10 @@ impl Search<'_> {
                 (begin, over) = (at + 1, found);
             }
         }
-        Ok(Some((from[end].clone(), Way { settings: from[end].settings.clone(), bytes })))
+        Ok(Some((from[end].clone(), Alternative { settings: from[end].settings.clone(), bytes })))
     }
 
-    pub(super) fn outcome(&self) -> Result<Outcome, RunError> {
+    pub(super) fn verdict(&self) -> Result<Verdict, RunError> {
         let as_it_is = [Changed { spec: self.spec.clone(), settings: Vec::new() }];
         let norms = self.recomputing(Recompute::Norms, "norms");
         let blocks = self.recomputing(Recompute::Block, "block");
@@ -86,31 +86,35 @@ impl Search<'_> {
             let program = programs::training(&spec).map_err(LearnError::from)?;
             let state_bytes = self.target.plan(&program).region_bytes[Region::State as usize] as u64;
             let is_held = bytes <= self.room.alone_bytes;
-            return Ok(Outcome::Nothing { least: Way { settings, bytes }, state_bytes, is_held });
+            return Ok(Verdict::Nothing { least: Alternative { settings, bytes }, state_bytes, is_held });
         }
-        let ways = self.cheapest(&as_it_is[0], &norms, &blocks)?;
-        if !ways.is_empty() {
-            return Ok(Outcome::Would(ways));
+        let alternatives = self.cheapest(&as_it_is[0], &norms, &blocks)?;
+        if !alternatives.is_empty() {
+            return Ok(Verdict::WouldFit(alternatives));
         }
         // Where the run recomputes all already, what else there is goes with that.
         let recompute = if recompute.is_empty() { as_it_is.to_vec() } else { recompute };
         let chunked = recompute.iter().map(chunk);
         let cut = recompute.iter().map(micro);
         let both = recompute.iter().map(|from| micro(&smallest(from)));
-        let mut ways = Vec::new();
+        let mut alternatives = Vec::new();
         for from in chunked.chain(cut).chain(both) {
-            let found = self.first(&from)?.map(|(_, way)| way);
+            let found = self.first(&from)?.map(|(_, alternative)| alternative);
             // Not what is told already with a setting more.
-            let is_more = |way: &Way, told: &Way| told.settings.iter().all(|s| way.settings.contains(s));
-            ways.extend(found.filter(|way| !ways.iter().any(|told| is_more(way, told))));
-            if ways.len() == MOST_COMBINED {
+            let is_more = |alternative: &Alternative, told: &Alternative| {
+                told.settings.iter().all(|s| alternative.settings.contains(s))
+            };
+            alternatives.extend(
+                found.filter(|alternative| !alternatives.iter().any(|told| is_more(alternative, told))),
+            );
+            if alternatives.len() == MOST_COMBINED {
                 break;
             }
         }
-        if ways.is_empty() {
-            ways.push(Way { settings, bytes });
+        if alternatives.is_empty() {
+            alternatives.push(Alternative { settings, bytes });
         }
-        Ok(Outcome::Would(ways))
+        Ok(Verdict::WouldFit(alternatives))
     }
 
     /// What fits by one setting, or by `norms` and fewer sequences at a time where those are more than without.
@@ -119,7 +123,7 @@ impl Search<'_> {
         as_it_is: &Changed,
         norms: &[Changed],
         blocks: &[Changed],
-    ) -> Result<Vec<Way>, RunError> {
+    ) -> Result<Vec<Alternative>, RunError> {
         // What costs little arithmetic, then smaller products, then all products smaller, then much arithmetic.
         let by_norms = self.first(norms)?;
         let by_chunk = self.first(&self.chunks(as_it_is))?;
@@ -133,8 +137,8 @@ impl Search<'_> {
             by_both = by_both.filter(|(changed, _)| changed.spec.batch.sequences > sequences);
             by_blocks = self.first(blocks)?;
         }
-        let ways = [by_norms, by_chunk, by_both, by_micro, by_blocks];
-        Ok(ways.into_iter().flatten().map(|(_, way)| way).collect())
+        let alternatives = [by_norms, by_chunk, by_both, by_micro, by_blocks];
+        Ok(alternatives.into_iter().flatten().map(|(_, alternative)| alternative).collect())
     }
 
     /// `recompute` in more and more blocks, in all at last.

@@ -32,7 +32,7 @@ fn the_last_byte_decides_and_kernels_and_libraries_count() {
         let beside = target.work_bytes(&[&program]) as u64 + target.library_bytes();
         let needed = target.plan(&program).total_bytes() as u64 + beside;
         assert!(beside > 0);
-        assert_eq!(fit(target, needed).outcome, Outcome::Fits);
+        assert_eq!(fit(target, needed).verdict, Verdict::Fits);
         fit(target, needed).check("it").expect("it fits");
         let message = fit(target, needed - 1).check("the card").expect_err("it does not").to_string();
         assert!(message.contains("but the card has "), "{message}");
@@ -52,22 +52,24 @@ fn reference_segments_are_the_first_to_be_left_out() {
         let program = programs::training(&spec).expect("a program");
         let aside = if target == Target::Cpu { programs::saved_bytes(&program) as u64 } else { 0 };
         assert!(with > without + aside, "{with} and {without}");
-        assert_eq!(of(with).outcome, Outcome::Fits);
-        let left_out = |room| match of(room).outcome {
-            Outcome::Would(ways) => ways,
+        assert_eq!(of(with).verdict, Verdict::Fits);
+        let left_out = |room| match of(room).verdict {
+            Verdict::WouldFit(alternatives) => alternatives,
             other => panic!("{other}"),
         };
-        let only = Way { settings: vec!["precision.reference_every=0".into()], bytes: without };
+        let only = Alternative { settings: vec!["precision.reference_every=0".into()], bytes: without };
         for room in [without, with - 1] {
             assert_eq!(left_out(room), std::slice::from_ref(&only));
         }
         // Then what would fit without them.
         let (plain, _) = planned(RUN, &fp8[..1], target);
         let fit = Fit::of(&plain, target, batch_size, Room::of(without - 1)).expect("a plan");
-        let Outcome::Would(ways) = fit.outcome else { panic!("something fits") };
+        let Verdict::WouldFit(alternatives) = fit.verdict else { panic!("something fits") };
         let mut told = left_out(without - 1);
-        told.iter_mut().for_each(|way| assert_eq!(way.settings.remove(0), "precision.reference_every=0"));
-        assert_eq!(told, ways);
+        told.iter_mut().for_each(|alternative| {
+            assert_eq!(alternative.settings.remove(0), "precision.reference_every=0")
+        });
+        assert_eq!(told, alternatives);
     }
 }
 
@@ -80,13 +82,15 @@ fn each_way_needs_what_it_says_and_fits() {
         let mut seen = 0;
         for step in 0..=40 {
             let available = floor + (all - 1 - floor) * step / 40;
-            let Outcome::Would(ways) = fit(target, available).outcome else { panic!("{available}: nothing") };
-            for way in &ways {
-                assert!(way.bytes <= available, "{way} in {available}");
-                let set: Vec<&str> = way.settings.iter().map(String::as_str).collect();
-                assert_eq!(needed(&set, target), way.bytes, "{way}");
+            let Verdict::WouldFit(alternatives) = fit(target, available).verdict else {
+                panic!("{available}: nothing")
+            };
+            for alternative in &alternatives {
+                assert!(alternative.bytes <= available, "{alternative} in {available}");
+                let set: Vec<&str> = alternative.settings.iter().map(String::as_str).collect();
+                assert_eq!(needed(&set, target), alternative.bytes, "{alternative}");
             }
-            seen |= ways.iter().map(|way| 1 << way.settings.len()).sum::<u64>();
+            seen |= alternatives.iter().map(|alternative| 1 << alternative.settings.len()).sum::<u64>();
         }
         // Single settings, pairs and all three were needed.
         assert_eq!(seen & 0b1110, 0b1110, "{target:?}");
@@ -97,17 +101,18 @@ fn each_way_needs_what_it_says_and_fits() {
 fn norms_are_recomputed_in_no_more_blocks_than_must_be_and_beside_a_larger_micro_batch() {
     for target in [Target::Cpu, Target::Cuda] {
         let two = needed(&["train.recompute=norms", "train.recompute_blocks=2"], target);
-        let Outcome::Would(ways) = fit(target, two).outcome else { panic!("something fits") };
-        assert_eq!(ways[0].settings, ["train.recompute=norms", "train.recompute_blocks=2"]);
+        let Verdict::WouldFit(alternatives) = fit(target, two).verdict else { panic!("something fits") };
+        assert_eq!(alternatives[0].settings, ["train.recompute=norms", "train.recompute_blocks=2"]);
         let all = needed(&["train.recompute=norms"], target);
-        let Outcome::Would(ways) = fit(target, all).outcome else { panic!("something fits") };
-        assert_eq!(ways[0].settings, ["train.recompute=norms"]);
+        let Verdict::WouldFit(alternatives) = fit(target, all).verdict else { panic!("something fits") };
+        assert_eq!(alternatives[0].settings, ["train.recompute=norms"]);
         // Six sequences at a time fit with norms, and without them fewer.
         let six = needed(&["train.recompute=norms", "train.micro_batch_size=6"], target);
-        let Outcome::Would(ways) = fit(target, six).outcome else { panic!("something fits") };
-        let both =
-            ways.iter().find(|way| way.settings == ["train.recompute=norms", "train.micro_batch_size=6"]);
-        assert_eq!(both.map(|way| way.bytes), Some(six), "{ways:?}");
+        let Verdict::WouldFit(alternatives) = fit(target, six).verdict else { panic!("something fits") };
+        let both = alternatives.iter().find(|alternative| {
+            alternative.settings == ["train.recompute=norms", "train.micro_batch_size=6"]
+        });
+        assert_eq!(both.map(|alternative| alternative.bytes), Some(six), "{alternatives:?}");
     }
 }
 
@@ -116,8 +121,8 @@ fn a_run_that_recomputes_is_offered_more_of_the_same() {
     let target = Target::Cuda;
     let offered = |set: &[&str], available| {
         let (spec, batch_size) = planned(RUN, set, target);
-        match Fit::of(&spec, target, batch_size, Room::of(available)).expect("a plan").outcome {
-            Outcome::Would(ways) => ways[0].settings.clone(),
+        match Fit::of(&spec, target, batch_size, Room::of(available)).expect("a plan").verdict {
+            Verdict::WouldFit(alternatives) => alternatives[0].settings.clone(),
             other => panic!("{other}"),
         }
     };
@@ -149,8 +154,10 @@ fn memory_that_others_hold_is_told() {
 fn the_micro_batch_is_the_largest_that_divides_the_batch_and_fits() {
     let target = Target::Cuda;
     let four = needed(&["train.micro_batch_size=4"], target);
-    let Outcome::Would(ways) = fit(target, four).outcome else { panic!("something fits") };
-    let micro = ways.iter().find(|way| way.settings[0].starts_with("train.micro_batch_size="));
+    let Verdict::WouldFit(alternatives) = fit(target, four).verdict else { panic!("something fits") };
+    let micro = alternatives
+        .iter()
+        .find(|alternative| alternative.settings[0].starts_with("train.micro_batch_size="));
     assert_eq!(micro.expect("a smaller micro-batch").settings, ["train.micro_batch_size=4"]);
 }
 

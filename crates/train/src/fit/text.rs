@@ -1,6 +1,6 @@
 //! The words in which a run file's author reads whether a step fits, and what would.
 
-use super::{Fit, Outcome, Way};
+use super::{Alternative, Fit, Verdict};
 use crate::engine::Room;
 use std::fmt;
 use xtrain_report::metrics::format;
@@ -9,10 +9,10 @@ impl Fit {
     /// Who has how much: `NVIDIA H200 has 2.00 GiB available`, and, where it would help, who holds the rest.
     pub fn available(&self, owner: &str) -> String {
         let Room { available_bytes, alone_bytes } = self.room;
-        let is_held = match &self.outcome {
-            Outcome::Fits => false,
-            Outcome::Would(_) => self.needed_bytes <= alone_bytes,
-            Outcome::Nothing { is_held, .. } => *is_held,
+        let is_held = match &self.verdict {
+            Verdict::Fits => false,
+            Verdict::WouldFit(_) => self.needed_bytes <= alone_bytes,
+            Verdict::Nothing { is_held, .. } => *is_held,
         };
         let rest = match is_held {
             true => format!(", as other programs hold the rest of its {}", format::gib(alone_bytes)),
@@ -22,15 +22,15 @@ impl Fit {
     }
 }
 
-impl fmt::Display for Outcome {
+impl fmt::Display for Verdict {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Outcome::Fits => f.write_str("it fits"),
-            Outcome::Would(ways) => {
-                let ways: Vec<String> = ways.iter().map(Way::to_string).collect();
-                write!(f, "what would fit: {}", ways.join(", or "))
+            Verdict::Fits => f.write_str("it fits"),
+            Verdict::WouldFit(alternatives) => {
+                let alternatives: Vec<String> = alternatives.iter().map(Alternative::to_string).collect();
+                write!(f, "what would fit: {}", alternatives.join(", or "))
             }
-            Outcome::Nothing { least, state_bytes, is_held } => write!(
+            Verdict::Nothing { least, state_bytes, is_held } => write!(
                 f,
                 "nothing fits: {}, {} of it for weights, gradients and moments, which no setting makes less; {}choose a smaller model{}",
                 match least.settings.is_empty() {
@@ -48,7 +48,7 @@ impl fmt::Display for Outcome {
     }
 }
 
-impl fmt::Display for Way {
+impl fmt::Display for Alternative {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for setting in &self.settings {
             write!(f, "--set {setting} ")?;

@@ -22,7 +22,7 @@ const PREFILL_TOKENS: usize = 64;
 
 /// A token that was made, and what it was chosen from.
 #[derive(Clone, Copy, Debug)]
-pub struct MadeToken<'a> {
+pub struct GeneratedToken<'a> {
     /// Its id.
     pub token: u32,
     /// The logits after everything before it, one a row of the vocabulary.
@@ -195,7 +195,7 @@ impl Generator {
         max_tokens: usize,
         sampling: Sampling,
         stop: &[u32],
-        on_token: &mut dyn FnMut(MadeToken<'_>) -> ControlFlow<()>,
+        on_token: &mut dyn FnMut(GeneratedToken<'_>) -> ControlFlow<()>,
     ) -> Result<Vec<u32>, LearnError> {
         let mut made = Vec::new();
         if max_tokens == 0 {
@@ -214,7 +214,7 @@ impl Generator {
                 return Ok(made);
             }
             made.push(token);
-            let asked_to_end = on_token(MadeToken { token, logits: &self.logits }).is_break();
+            let asked_to_end = on_token(GeneratedToken { token, logits: &self.logits }).is_break();
             if asked_to_end || made.len() == max_tokens {
                 return Ok(made);
             }

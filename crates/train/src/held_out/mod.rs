@@ -5,7 +5,7 @@
 
 mod text;
 
-pub use text::{Doing, TextLoss, TextOptions, text};
+pub use text::{EvalProgress, TextLoss, TextOptions, text};
 
 use crate::corpus::{Corpus, Notice};
 use crate::error::RunError;
@@ -48,7 +48,7 @@ impl HeldOut {
         opened: &OpenedModel,
         data: &[PathBuf],
         options: &TextOptions,
-        go_on: &mut dyn FnMut(Doing<'_>) -> ControlFlow<()>,
+        go_on: &mut dyn FnMut(EvalProgress<'_>) -> ControlFlow<()>,
     ) -> Result<Option<HeldOut>, RunError> {
         let model = opened.weights.model();
         let limit = model.max_position_embeddings;
@@ -99,7 +99,7 @@ impl HeldOut {
     /// A model that comes of no run; a run without validation; data that is gone, or is not what the run read; as above.
     pub fn of_run(
         opened: &OpenedModel,
-        go_on: &mut dyn FnMut(Doing<'_>) -> ControlFlow<()>,
+        go_on: &mut dyn FnMut(EvalProgress<'_>) -> ControlFlow<()>,
     ) -> Result<Option<HeldOut>, RunError> {
         let Some(of_run) = &opened.run else {
             return Err(RunError::Refused(
@@ -108,7 +108,9 @@ impl HeldOut {
         };
         let config = &of_run.config;
         let corpus = Corpus::open(config, Some(&of_run.tokenizer), &mut |notice| match notice {
-            Notice::Tokenizing { path, progress } => go_on(Doing::Tokenizing(Path::new(&path), &progress)),
+            Notice::Tokenizing { path, progress } => {
+                go_on(EvalProgress::Tokenizing(Path::new(&path), &progress))
+            }
             Notice::Learning { .. } => ControlFlow::Continue(()),
         });
         let corpus = match corpus {
@@ -137,7 +139,7 @@ impl HeldOut {
         &self,
         opened: &mut OpenedModel,
         batch_size: usize,
-        go_on: &mut dyn FnMut(Doing<'_>) -> ControlFlow<()>,
+        go_on: &mut dyn FnMut(EvalProgress<'_>) -> ControlFlow<()>,
     ) -> Result<Option<TextLoss>, RunError> {
         let HeldOut { validation, text_bytes, seq_len, document_mask, .. } = self;
         let (seq_len, document_mask) = (*seq_len, *document_mask);
@@ -151,7 +153,7 @@ impl HeldOut {
         let mut next = || {
             let done = all.min(begun);
             begun += sequences as u64;
-            go_on(Doing::Evaluating(done, all))
+            go_on(EvalProgress::Evaluating(done, all))
         };
         if evaluator.add(&mut opened.weights, validation, &mut tally, &mut next)?.is_break() {
             return Ok(None);
@@ -167,7 +169,7 @@ fn dataset(
     tokenizer: &Tokenizer,
     input: &InputOptions,
     cache: &Path,
-    go_on: &mut dyn FnMut(Doing<'_>) -> ControlFlow<()>,
+    go_on: &mut dyn FnMut(EvalProgress<'_>) -> ControlFlow<()>,
 ) -> Result<Dataset, RunError> {
     if is_dataset(path) {
         let dataset = Dataset::open(path)?;
@@ -190,7 +192,7 @@ fn dataset(
     let files = list_inputs(&[path])?;
     let options = PrepareOptions { input: input.clone(), ..PrepareOptions::default() };
     let made = prepare_cached(&files, tokenizer, &options, cache, &mut |progress| {
-        go_on(Doing::Tokenizing(path, progress))
+        go_on(EvalProgress::Tokenizing(path, progress))
     })?;
     Ok(made.with_name(path.display().to_string()))
 }

@@ -63,7 +63,7 @@ impl TextLoss {
 
 /// What an evaluation is at.
 #[derive(Clone, Copy, Debug)]
-pub enum Doing<'a> {
+pub enum EvalProgress<'a> {
     /// The text at this path is turned into tokens.
     Tokenizing(&'a Path, &'a Progress),
     /// So many sequences are evaluated, of how many.
@@ -79,7 +79,7 @@ pub fn text(
     opened: &mut OpenedModel,
     data: &[PathBuf],
     options: &TextOptions,
-    go_on: &mut dyn FnMut(Doing<'_>) -> ControlFlow<()>,
+    go_on: &mut dyn FnMut(EvalProgress<'_>) -> ControlFlow<()>,
 ) -> Result<Option<TextLoss>, RunError> {
     match HeldOut::of_texts(opened, data, options, go_on)? {
         Some(held_out) => held_out.loss(opened, options.batch_size, go_on),

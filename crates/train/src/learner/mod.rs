@@ -6,7 +6,7 @@ pub use feed::{draws, feed};
 
 use crate::error::LearnError;
 use crate::programs::{self, TrainingSpec, update_io};
-use crate::spans::doing;
+use crate::spans::span;
 use crate::weights::Weights;
 use xtrain_data::Batch as TokenBatch;
 use xtrain_model::decoder::io;
@@ -45,7 +45,7 @@ pub struct Learner {
     weights: Weights,
     spec: TrainingSpec,
     train: ProgramId,
-    reference: Option<Reference>,
+    reference: Option<ReferencePrograms>,
     /// The program of the steps that are made now.
     current: ProgramId,
     seed: u64,
@@ -53,7 +53,7 @@ pub struct Learner {
 
 /// The step in bf16 over the same state.
 #[derive(Clone, Copy)]
-struct Reference {
+struct ReferencePrograms {
     train: ProgramId,
     /// Makes what it reads of the masters.
     refresh: ProgramId,
@@ -65,14 +65,14 @@ impl Learner {
     pub fn new(engine: Box<dyn Engine>, spec: TrainingSpec, seed: u64) -> Result<Self, LearnError> {
         let program = programs::training(&spec)?;
         let refresh = programs::refresh(&program)?;
-        let mut weights = Weights::refreshed_by(refresh, engine, spec.model.clone(), spec.numerics())?;
+        let mut weights = Weights::with_refresh(refresh, engine, spec.model.clone(), spec.numerics())?;
         let train = weights.load(program)?;
         let reference = match spec.in_reference() {
             None => None,
             Some(bf16) => {
                 let program = programs::training(&bf16)?;
                 let refresh = weights.load(programs::refresh(&program)?)?;
-                Some(Reference { train: weights.load(program)?, refresh })
+                Some(ReferencePrograms { train: weights.load(program)?, refresh })
             }
         };
         Ok(Learner { weights, spec, train, reference, current: train, seed })
@@ -80,7 +80,7 @@ impl Learner {
 
     /// Has the steps that follow made in bf16, of the masters as they are now. Nothing where its spec has no reference.
     pub(crate) fn begin_reference(&mut self) -> Result<(), LearnError> {
-        let Some(Reference { train, refresh }) = self.reference else { return Ok(()) };
+        let Some(ReferencePrograms { train, refresh }) = self.reference else { return Ok(()) };
         self.weights.engine().run(refresh, Part::Whole)?;
         self.current = train;
         Ok(())
@@ -149,9 +149,9 @@ impl Learner {
 
     /// Puts the `n`-th micro-batch of `step` in line; with the last one, the update.
     pub fn micro_step(&mut self, step: &Step, n: usize, batch: &TokenBatch) -> Result<(), LearnError> {
-        let _micro_step = doing("micro-step");
+        let _micro_step = span("micro-step");
         let (engine, train) = (self.weights.engine(), self.current);
-        let inputs = doing("write inputs");
+        let inputs = span("write inputs");
         feed(engine, train, batch, self.spec.document_mask, step.valid_targets)?;
         if self.spec.dropout > 0.0 {
             let draws = draws(&self.spec, self.seed, step.number, n);
@@ -162,7 +162,7 @@ impl Learner {
             engine.write_input(train, update_io::LR, bytemuck::bytes_of(&(step.lr as f32)))?;
         }
         drop(inputs);
-        let launch = doing("launch");
+        let launch = span("launch");
         match (n, last) {
             (0, true) => return Ok(engine.run(train, Part::Whole)?),
             (0, false) => engine.run(train, Part::First)?,
@@ -170,7 +170,7 @@ impl Learner {
         }
         drop(launch);
         if last {
-            let _update = doing("update");
+            let _update = span("update");
             engine.run(train, Part::Update)?;
         }
         Ok(())
@@ -178,7 +178,7 @@ impl Learner {
 
     /// Has the result of the step that was put in line last brought here, without waiting for it.
     pub fn fetch(&mut self) -> Result<Ticket, LearnError> {
-        let _fetch = doing("fetch");
+        let _fetch = span("fetch");
         Ok(self.weights.engine().fetch(self.current)?)
     }
 
@@ -189,7 +189,7 @@ impl Learner {
 
     /// The result of a step, waited for.
     pub fn collect(&mut self, ticket: Ticket) -> Result<StepResult, LearnError> {
-        let _collect = doing("collect");
+        let _collect = span("collect");
         let outputs = self.weights.engine().collect(ticket)?;
         let number = |name: &str| -> Result<f64, EngineError> {
             Ok(bytemuck::pod_read_unaligned::<f32>(outputs.get(name)?).into())

@@ -186,7 +186,7 @@ impl Profiler {
     fn trace(
         &self,
         times: &[Timed],
-        done: &[spans::Done],
+        done: &[spans::Span],
         learner: &mut Learner,
         device: &str,
         idle: Option<f64>,

@@ -25,13 +25,13 @@ pub(super) fn begin(
     check_free(&folder)?;
     check_export(parsed, &folder)?;
     let hf = source::init(&parsed.config)?;
-    let processor = Processor::of(&parsed.config)?;
+    let processor = Processor::for_config(&parsed.config)?;
     check_before_text(parsed, &processor)?;
     let recipe = Some(processor.target().recipe());
     let Prepared { corpus, prompts, planned, steps } =
         prepare(parsed, hf.as_ref(), None, recipe, observer, time_is_up)?;
     processor.check(planned.spec.recipe)?;
-    let planned = slower::settled(planned, &processor)?;
+    let planned = slower::decide(planned, &processor)?;
     check_fits(&planned, &processor)?;
     let config = planned.resolved.config;
     let mut loaded: Loaded = load(planned.spec, &config, processor)?;
@@ -41,9 +41,9 @@ pub(super) fn begin(
     // Again, now that no other process can write here.
     check_free(&folder)?;
     corpus.tokenizer.save(&folder.tokenizer())?;
-    source::keep_init(&parsed.config, &folder)?;
+    source::save_init(&parsed.config, &folder)?;
     if let Some(from) = &parsed.config.model.init_from {
-        exchange::warn_of_what_stays(Path::new(from), &corpus.tokenizer);
+        exchange::warn_of_unexported_files(Path::new(from), &corpus.tokenizer);
     }
     let parts = Parts {
         config,

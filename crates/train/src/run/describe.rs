@@ -1,6 +1,6 @@
 //! The model of a run in a few words, and warnings where an FP8 recipe leaves in bf16 what a reader takes to be in FP8.
 
-use crate::products::{LinearProducts, fp8_share, linear_products};
+use crate::linear_gemms::{LinearGemms, fp8_share, linear_gemms};
 use crate::programs::TrainingSpec;
 use xtrain_model::Kept;
 use xtrain_program::quantized::LinearGemm;
@@ -10,7 +10,7 @@ pub(super) fn describe(spec: &TrainingSpec) -> String {
     let m = &spec.model;
     let fp8 = match spec.recipe.is_fp8() {
         true => {
-            let products = linear_products(spec);
+            let products = linear_gemms(spec);
             let share = 100.0 * fp8_share(&products);
             let has_head = products.iter().any(|p| p.is_head() && p.is_all_fp8());
             let head = if has_head { " and the head" } else { "" };
@@ -23,12 +23,12 @@ pub(super) fn describe(spec: &TrainingSpec) -> String {
 
 /// Warns of an FP8 recipe that leaves all GEMMs in bf16: nothing else of the run would show it.
 pub(super) fn warn_of_no_fp8(spec: &TrainingSpec) {
-    let products = linear_products(spec);
+    let products = linear_gemms(spec);
     warn_of_bf16_head(spec, &products);
-    if !spec.recipe.is_fp8() || products.iter().flat_map(|linear| &linear.products).any(Result::is_ok) {
+    if !spec.recipe.is_fp8() || products.iter().flat_map(|linear| &linear.gemms).any(Result::is_ok) {
         return;
     }
-    let why = products.iter().flat_map(|linear| &linear.products).find_map(|product| product.as_ref().err());
+    let why = products.iter().flat_map(|linear| &linear.gemms).find_map(|product| product.as_ref().err());
     tracing::warn!(
         "precision.recipe = {}, but no product of a linear layer is in FP8{}; xtrain plan says why of each",
         spec.recipe.name(),
@@ -37,7 +37,7 @@ pub(super) fn warn_of_no_fp8(spec: &TrainingSpec) {
 }
 
 /// Warns of a head that cannot be in FP8 although the run asks for it.
-fn warn_of_bf16_head(spec: &TrainingSpec, products: &[LinearProducts]) {
+fn warn_of_bf16_head(spec: &TrainingSpec, products: &[LinearGemms]) {
     let Some(head) = products.iter().find(|p| p.is_head() && spec.fp8.head && spec.recipe.is_fp8()) else {
         return;
     };
@@ -52,7 +52,7 @@ fn warn_of_bf16_head(spec: &TrainingSpec, products: &[LinearProducts]) {
         Kept::Size(size) if *size == tokens => format!("{why}: the tokens of a micro-batch"),
         _ => why.to_string(),
     };
-    let of = LinearGemm::ALL.into_iter().zip(&head.products);
+    let of = LinearGemm::ALL.into_iter().zip(&head.gemms);
     let whys: Vec<String> = of
         .filter_map(|(gemm, product)| {
             Some(format!("{} ({})", gemm.name(), explained(product.as_ref().err()?)))

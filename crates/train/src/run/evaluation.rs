@@ -5,7 +5,7 @@ use super::watch::Watch;
 use super::{Run, is_due};
 use crate::error::RunError;
 use crate::evaluate::Tally;
-use crate::spans::doing_step;
+use crate::spans::step_span;
 use std::ops::ControlFlow;
 use std::time::Instant;
 use xtrain_report::metrics::EvalMetrics;
@@ -42,7 +42,7 @@ impl Run {
         else {
             return Ok(None);
         };
-        let _evaluation = doing_step("evaluation", self.position.step);
+        let _evaluation = step_span("evaluation", self.position.step);
         if let Some(profiler) = &mut self.profiler {
             profiler.before_evaluation(&mut self.learner)?;
         }

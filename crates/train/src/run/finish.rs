@@ -6,7 +6,7 @@ use super::observer::{Observer, Outcome};
 use super::watch::Watch;
 use crate::error::RunError;
 use crate::exchange;
-use crate::generate::{Generator, MadeToken, Sampling};
+use crate::generate::{GeneratedToken, Generator, Sampling};
 use std::ops::ControlFlow;
 use std::time::{Duration, Instant};
 use xtrain_data::SpecialTokens;
@@ -84,7 +84,7 @@ impl Run {
                 seed: self.config.train.seed + number as u64,
             };
             let (mut slowest, mut begun) = (Duration::ZERO, Instant::now());
-            let mut on_token = |_: MadeToken<'_>| {
+            let mut on_token = |_: GeneratedToken<'_>| {
                 slowest = slowest.max(begun.elapsed());
                 begun = Instant::now();
                 ended = watch.ended(slowest);

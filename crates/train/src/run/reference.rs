@@ -7,13 +7,13 @@
 
 use super::observer::{Observer, Outcome};
 use super::snapshot::{parts, places};
-use super::steps::during_step;
+use super::steps::step_error;
 use super::watch::Watch;
 use super::{Run, is_due};
 use crate::error::RunError;
 use crate::learner::{IN_FLIGHT, Learner};
 use crate::position::{Segment, added};
-use crate::spans::doing_step;
+use crate::spans::step_span;
 use std::collections::VecDeque;
 use std::ops::{ControlFlow, Range};
 use std::time::Instant;
@@ -45,11 +45,11 @@ impl StateCopy {
         Ok(StateCopy { entries, places, memory })
     }
 
-    fn keep(&mut self, learner: &mut Learner) -> Result<(), RunError> {
+    fn store(&mut self, learner: &mut Learner) -> Result<(), RunError> {
         Ok(learner.copy_state(&self.entries, &mut parts(self.memory.as_mut_slice(), &self.places))?)
     }
 
-    fn put_back(&self, learner: &mut Learner) -> Result<(), RunError> {
+    fn restore(&self, learner: &mut Learner) -> Result<(), RunError> {
         for (entry, place) in self.entries.iter().zip(&self.places) {
             learner.write_state(entry.kind, &entry.name, &self.memory.as_slice()[place.clone()])?;
         }
@@ -78,14 +78,14 @@ impl Run {
             return Ok(None);
         }
         let Some(mut copy) = self.state_copy.take() else { return Ok(None) };
-        let _segment = doing_step("reference", after);
+        let _segment = step_span("reference", after);
         if let Some(profiler) = &mut self.profiler {
             profiler.before_evaluation(&mut self.learner)?;
         }
-        copy.keep(&mut self.learner)?;
+        copy.store(&mut self.learner)?;
         self.learner.begin_reference()?;
         let made = self.in_bf16(after, watch);
-        copy.put_back(&mut self.learner)?;
+        copy.restore(&mut self.learner)?;
         self.learner.end_reference()?;
         self.state_copy = Some(copy);
         match made? {
@@ -123,7 +123,7 @@ impl Run {
             if flying.len() > if is_more { IN_FLIGHT } else { 0 }
                 && let Some((step, ticket)) = flying.pop_front()
             {
-                let result = self.learner.collect(ticket).map_err(|e| during_step(step, e))?;
+                let result = self.learner.collect(ticket).map_err(|e| step_error(step, e))?;
                 segment.bf16_sum = added(segment.bf16_sum, result.loss);
             }
             watch.step = watch.step.max(begun.elapsed());

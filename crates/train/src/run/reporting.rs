@@ -4,7 +4,7 @@ use super::Run;
 use super::observer::Observer;
 use crate::error::RunError;
 use crate::learner::StepResult;
-use crate::spans::doing_step;
+use crate::spans::step_span;
 use std::time::Duration;
 use xtrain_report::metrics::{Event, SkippedStep, StepMetrics};
 
@@ -39,7 +39,7 @@ impl Run {
         progress.steps += 1;
         progress.took += took;
         let FinishedStep { step, result, .. } = finished;
-        let _metrics = doing_step("metrics", step);
+        let _metrics = step_span("metrics", step);
         observer.stepped(step, self.steps);
         if result.skipped {
             self.position.skipped += 1;

@@ -74,7 +74,7 @@ impl CheckpointWriter {
         }
         let mut wanted = specs(&entries);
         for (spec, entry) in wanted.iter_mut().zip(&entries) {
-            spec.dtype = kept_type(&checkpoint, entry);
+            spec.dtype = saved_type(&checkpoint, entry);
         }
         if let Some((spec, entry)) =
             wanted.iter().zip(&entries).find(|(spec, entry)| spec.dtype != entry.ty.dtype)
@@ -114,7 +114,7 @@ impl CheckpointWriter {
 
 /// The type that the checkpoint has an entry in: of moments the one that the run kept them in until then; else the entry's, as there is no
 /// other.
-fn kept_type(checkpoint: &Checkpoint, entry: &StateEntry) -> DType {
+fn saved_type(checkpoint: &Checkpoint, entry: &StateEntry) -> DType {
     let types = [DType::F32, DType::BF16];
     let is_moment = matches!(entry.kind, StateKind::Moment1 | StateKind::Moment2);
     let name = tensor_name(entry);

@@ -22,9 +22,9 @@ pub(super) fn resume(
     time_is_up: &dyn Fn() -> bool,
 ) -> Result<Opened, RunError> {
     check_export(parsed, &folder)?;
-    let hf = source::kept_init(&parsed.config, &folder)?;
+    let hf = source::saved_init(&parsed.config, &folder)?;
     let tokenizer = Some(folder.tokenizer()).filter(|tokenizer| tokenizer.is_dir());
-    let processor = Processor::of(&parsed.config)?;
+    let processor = Processor::for_config(&parsed.config)?;
     let before = position::precision(&folder)?;
     // A run keeps its precision wherever it goes on.
     let Prepared { corpus, prompts, planned, steps } =
@@ -34,7 +34,7 @@ pub(super) fn resume(
         return Ok(Opened::Finished { done, steps });
     }
     processor.check(planned.spec.recipe)?;
-    let planned = slower::gone_on(planned, &before, &processor)?;
+    let planned = slower::decide_for_resumed(planned, &before, &processor)?;
     check_fits(&planned, &processor)?;
     let recorded = choices::adopt(&folder, &processor);
     let config = planned.resolved.config;

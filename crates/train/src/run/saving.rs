@@ -5,7 +5,7 @@ use super::background_save::WrittenCheckpoint;
 use super::observer::Observer;
 use super::watch::Watch;
 use crate::error::RunError;
-use crate::spans::doing_step;
+use crate::spans::step_span;
 use std::time::Duration;
 use xtrain_report::metrics::Checkpoint;
 
@@ -19,7 +19,7 @@ impl Run {
         if self.checkpoints.holds(self.position.step) {
             return Ok(());
         }
-        let _save = doing_step("save", self.position.step);
+        let _save = step_span("save", self.position.step);
         self.settle(watch, observer)?;
         let metrics = self.sink.unsynced()?;
         let (loader, config, position) = (&self.corpus.loader, &self.config, &self.position);

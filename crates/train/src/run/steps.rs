@@ -7,7 +7,7 @@ use super::{Run, is_due};
 use crate::error::{LearnError, RunError};
 use crate::evaluate::Tally;
 use crate::learner::{IN_FLIGHT, Step};
-use crate::spans::{doing, doing_step};
+use crate::spans::{span, step_span};
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 use xtrain_runtime::{EngineError, Ticket};
@@ -111,15 +111,15 @@ impl Run {
         let first = number * batch_size as u64;
         let valid_targets = self.corpus.loader.valid_targets(first..first + batch_size as u64) as usize;
         let step = Step { number, lr, valid_targets, micro_steps: batch_size / micro };
-        let _step = doing_step("step", step.number + 1);
+        let _step = step_span("step", step.number + 1);
         for n in 0..step.micro_steps {
-            let prepare = doing("prepare");
+            let prepare = span("prepare");
             let batch = self.corpus.loader.batch(first + (n * micro) as u64, micro)?;
             drop(prepare);
             let done = self.learner.micro_step(&step, n, &batch);
-            done.map_err(|e| during_step(number + 1, e))?;
+            done.map_err(|e| step_error(number + 1, e))?;
         }
-        self.learner.fetch().map_err(|e| during_step(number + 1, e))
+        self.learner.fetch().map_err(|e| step_error(number + 1, e))
     }
 
     /// What follows the step that was launched last.
@@ -171,7 +171,7 @@ impl Run {
                 break;
             }
             let Some(StepInFlight { step, lr, ticket }) = steps.pop_front() else { break };
-            let result = self.learner.collect(ticket).map_err(|e| during_step(step, e))?;
+            let result = self.learner.collect(ticket).map_err(|e| step_error(step, e))?;
             finished.push(FinishedStep { step, lr, result });
         }
         Ok(finished)
@@ -210,7 +210,7 @@ impl Run {
 }
 
 /// The error of a run whose step failed.
-pub(super) fn during_step(step: u64, error: LearnError) -> RunError {
+pub(super) fn step_error(step: u64, error: LearnError) -> RunError {
     match error {
         LearnError::Engine(EngineError::NonFinite { .. }) => RunError::Diverged(format!(
             "step {step}: {error}; look at the numbers that it reads: a lower optimizer.lr, or other data or weights to start from, keep \

@@ -139,7 +139,7 @@ impl Blocks {
         let engine = processor.engine(Checks::default())?;
         let refresh = programs::refresh(&programs::training(&self.spec)?)?;
         let mut weights =
-            Weights::refreshed_by(refresh, engine, self.spec.model.clone(), self.spec.numerics())?;
+            Weights::with_refresh(refresh, engine, self.spec.model.clone(), self.spec.numerics())?;
         // All over the same masters.
         let mut ids = vec![weights.load(programs::training(&self.spec)?)?];
         let mut refreshes = Vec::new();
@@ -248,7 +248,7 @@ impl Blocks {
     fn speed(&self, layer: &str, products: f64, longer: &mut [f64]) -> LayerSpeed {
         let m = &self.spec.model;
         let [outputs, inputs] = match LINEAR_SITES.iter().position(|site| *site == layer) {
-            Some(n) => crate::products::linear_extents(m)[n],
+            Some(n) => crate::linear_gemms::linear_extents(m)[n],
             None => unreachable!("it is one of them"),
         };
         let blocks = m.layers.max(1) as f64;

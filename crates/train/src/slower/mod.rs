@@ -40,8 +40,8 @@ pub fn measure(planned: &Planned, recipes: &[Recipe], device: Device) -> Result<
         let own = planned.spec.numerics();
         let numerics = if recipe == own.recipe { own } else { Numerics::from(recipe) };
         let blocks = Blocks::of(&planned.spec.computed_in(numerics), micro_steps(&planned.resolved.config));
-        let layers = blocks.measure(Processor::asked(device)?)?;
-        if let Processor::Cuda(gpu) = Processor::asked(device)? {
+        let layers = blocks.measure(Processor::by_name(device)?)?;
+        if let Processor::Cuda(gpu) = Processor::by_name(device)? {
             gpu.replace_measured(&blocks.name(), &line(&layers));
         }
         all.push(RecipeLayers { recipe, layers });
@@ -51,8 +51,8 @@ pub fn measure(planned: &Planned, recipes: &[Recipe], device: Device) -> Result<
 
 /// The run with what its card has found slower left in bf16; measured, where that is not known yet and the run fits. A run that says itself
 /// what is left, and one on cores, is as it was.
-pub fn settled(planned: Planned, processor: &Processor) -> Result<Planned, RunError> {
-    let (Processor::Cuda(gpu), true) = (processor, is_open(&planned)) else { return Ok(planned) };
+pub fn decide(planned: Planned, processor: &Processor) -> Result<Planned, RunError> {
+    let (Processor::Cuda(gpu), true) = (processor, is_undecided(&planned)) else { return Ok(planned) };
     let blocks = blocks(&planned);
     let known = gpu.measured(&blocks.name()).and_then(|line| layers(&line));
     let speeds = match known {
@@ -63,7 +63,7 @@ pub fn settled(planned: Planned, processor: &Processor) -> Result<Planned, RunEr
             tracing::info!(
                 "timing the linear layers in FP8 and in bf16 on this card, once: what is found is kept"
             );
-            match Processor::asked(Device::Cuda).and_then(|other| blocks.measure(other)) {
+            match Processor::by_name(Device::Cuda).and_then(|other| blocks.measure(other)) {
                 // Another process may have measured at the same time: all use what the first one kept.
                 Ok(speeds) => layers(&gpu.keep_measured(&blocks.name(), &line(&speeds))).unwrap_or(speeds),
                 Err(error) => {
@@ -75,47 +75,47 @@ pub fn settled(planned: Planned, processor: &Processor) -> Result<Planned, RunEr
             }
         }
     };
-    let left = decided(&speeds);
+    let left = slower_layers(&speeds);
     for Slower { layer, speed, tokens } in &left {
         tracing::info!(
             "{layer} stays in bf16: in FP8 it has {speed:.2} of that speed here, at {tokens} tokens; --set 'precision.skip_slower=[]' \
              has it in FP8"
         );
     }
-    planned.leaving(left)
+    planned.with_slower(left)
 }
 
 /// The same without measuring: what is known already.
-pub fn foreseen(planned: Planned, processor: &Processor) -> Result<Planned, RunError> {
-    let (Processor::Cuda(gpu), true) = (processor, is_open(&planned)) else { return Ok(planned) };
+pub fn decide_if_measured(planned: Planned, processor: &Processor) -> Result<Planned, RunError> {
+    let (Processor::Cuda(gpu), true) = (processor, is_undecided(&planned)) else { return Ok(planned) };
     match gpu.measured(&blocks(&planned).name()).and_then(|line| layers(&line)) {
-        Some(speeds) => planned.leaving(decided(&speeds)),
+        Some(speeds) => planned.with_slower(slower_layers(&speeds)),
         None => Ok(planned),
     }
 }
 
 /// The run as one that began with `began` goes on: what was left in bf16 then is left, under the same recipe. Under another one it is found
 /// out as where a run begins.
-pub(crate) fn gone_on(
+pub(crate) fn decide_for_resumed(
     planned: Planned,
     began: &PrecisionConfig,
     processor: &Processor,
 ) -> Result<Planned, RunError> {
     match &began.skip_slower {
-        _ if planned.resolved.config.precision.recipe != began.recipe => settled(planned, processor),
-        Some(slower) if is_open(&planned) => planned.leaving(slower.clone()),
+        _ if planned.resolved.config.precision.recipe != began.recipe => decide(planned, processor),
+        Some(slower) if is_undecided(&planned) => planned.with_slower(slower.clone()),
         // What says nothing left nothing.
         _ => Ok(planned),
     }
 }
 
 /// Whether it is to be found out what is slower.
-pub fn is_open(planned: &Planned) -> bool {
+pub fn is_undecided(planned: &Planned) -> bool {
     planned.spec.recipe.is_fp8() && planned.resolved.config.precision.skip_slower.is_none()
 }
 
 /// The layers to leave in bf16.
-fn decided(speeds: &[LayerSpeed]) -> Vec<Slower> {
+fn slower_layers(speeds: &[LayerSpeed]) -> Vec<Slower> {
     let slower = speeds.iter().filter(|speed| is_slower(speed));
     let entry = |of: &LayerSpeed| Slower {
         layer: of.layer.clone(),
@@ -147,7 +147,7 @@ fn layers(line: &str) -> Option<Vec<LayerSpeed>> {
 mod tests {
     use super::*;
     use crate::engine::Target;
-    use crate::products::{fp8_share, linear_products};
+    use crate::linear_gemms::{fp8_share, linear_gemms};
     use crate::spec::plan_on;
     use std::path::Path;
     use xtrain_model::decoder::LINEAR_SITES;
@@ -175,21 +175,21 @@ mod tests {
 
     #[test]
     fn what_a_table_says_is_slower_by_more_than_noise_stays_in_bf16() {
-        let left = decided(&table([1.3, 0.9312, 0.985, 0.9799]));
+        let left = slower_layers(&table([1.3, 0.9312, 0.985, 0.9799]));
         let told: Vec<(&str, f64, usize)> =
             left.iter().map(|of| (of.layer.as_str(), of.speed, of.tokens)).collect();
         assert_eq!(told, [("attn.o_proj", 0.931, 4096), ("mlp.down_proj", 0.98, 4096)]);
-        let run = planned(&["precision.recipe=fp8-current"]).leaving(left).expect("a plan");
-        let kept: Vec<String> = linear_products(&run.spec)
+        let run = planned(&["precision.recipe=fp8-current"]).with_slower(left).expect("a plan");
+        let kept: Vec<String> = linear_gemms(&run.spec)
             .iter()
             .map(|linear| {
-                linear.products.iter().flat_map(|p| p.as_ref().err()).map(ToString::to_string).collect()
+                linear.gemms.iter().flat_map(|p| p.as_ref().err()).map(ToString::to_string).collect()
             })
             .collect();
         let why = "FP8 is slower: 0.93 of bf16's speed at 4096 x 32 x 32".repeat(3);
         assert_eq!(kept[..3], [String::new(), why, String::new()]);
         assert!(kept[3].contains("at 4096 x 64 x 32"), "{}", kept[3]);
-        let share = fp8_share(&linear_products(&run.spec));
+        let share = fp8_share(&linear_gemms(&run.spec));
         assert!((share - (96.0 + 128.0) / (96.0 + 32.0 + 128.0 + 64.0)).abs() < 1e-12, "{share}");
         // The configuration says it, and says it again when it is read.
         let text = run.resolved.config.to_toml();
@@ -205,10 +205,14 @@ mod tests {
     #[test]
     fn a_run_goes_on_with_what_it_left_under_its_own_recipe() {
         let fp8 = ["precision.recipe=fp8-current"];
-        let began =
-            planned(&fp8).leaving(decided(&table([0.5; 4]))).expect("a plan").resolved.config.precision;
+        let began = planned(&fp8)
+            .with_slower(slower_layers(&table([0.5; 4])))
+            .expect("a plan")
+            .resolved
+            .config
+            .precision;
         let spec = |sets: &[&str], began: &PrecisionConfig| {
-            gone_on(planned(sets), began, &Processor::Cpu).expect("a plan").spec
+            decide_for_resumed(planned(sets), began, &Processor::Cpu).expect("a plan").spec
         };
         assert_eq!(spec(&fp8, &began).fp8.slower.len(), 4);
         // What the file says itself counts, and so does another recipe.
@@ -218,7 +222,7 @@ mod tests {
         assert_eq!(spec(&["precision.recipe=bf16"], &began).fp8.slower, []);
         // It began before anything was measured, or on cores.
         let silent = PrecisionConfig { skip_slower: None, ..began };
-        let run = gone_on(planned(&fp8), &silent, &Processor::Cpu).expect("a plan");
+        let run = decide_for_resumed(planned(&fp8), &silent, &Processor::Cpu).expect("a plan");
         assert_eq!(run.resolved.config.precision, silent);
     }
 
@@ -226,9 +230,9 @@ mod tests {
     fn on_cores_nothing_is_measured_and_what_was_kept_is_read_whole() {
         let run = planned(&["precision.recipe=fp8-block"]);
         let spec = run.spec.clone();
-        assert!(is_open(&run));
-        let settled = settled(run, &Processor::Cpu).expect("a plan");
-        assert_eq!((settled.spec, settled.resolved.config.precision.skip_slower), (spec, None));
+        assert!(is_undecided(&run));
+        let decide = decide(run, &Processor::Cpu).expect("a plan");
+        assert_eq!((decide.spec, decide.resolved.config.precision.skip_slower), (spec, None));
         let speeds = table([1.0, 1.25, 0.1, 3.0]);
         assert_eq!(layers(&line(&speeds)), Some(speeds));
         assert_eq!(layers("[{\"layer\": \"attn"), None);

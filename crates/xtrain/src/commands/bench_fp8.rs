@@ -15,28 +15,28 @@ use xtrain_train::spec::plan_on;
 /// `xtrain bench fp8`.
 pub(crate) fn fp8(args: &BenchFp8Args) -> Result<(), Failure> {
     if args.file.is_some() {
-        return of_run(args);
+        return measure_run_file(args);
     }
     terminal::use_threads(args.cpu.threads)?;
-    let common = bench::fp8_shapes(Target::of(args.device));
+    let common = bench::fp8_shapes(Target::for_device(args.device));
     let shapes = if args.shape.is_empty() { &common } else { &args.shape };
     let options =
         OpBenchOptions { device: args.device, recipe: None, repeats: args.repeats, runs: args.runs };
     let speeds = bench::fp8(shapes, &args.recipe, options)?;
     let text = match args.json {
         true => serde_json::to_string(&speeds).unwrap_or_default() + "\n",
-        false => of_shapes(&speeds),
+        false => shapes_table(&speeds),
     };
     terminal::print(&text).map(|_| ())
 }
 
 /// The layers of a run file, where they stand in its blocks.
-fn of_run(args: &BenchFp8Args) -> Result<(), Failure> {
+fn measure_run_file(args: &BenchFp8Args) -> Result<(), Failure> {
     let Some(file) = &args.file else { return Ok(()) };
     let parsed = Config::load(file, &args.set)?;
     let train = &parsed.config.train;
     terminal::use_threads(if args.cpu.threads > 0 { args.cpu.threads } else { train.threads })?;
-    let processor = Processor::of(&parsed.config)?;
+    let processor = Processor::for_config(&parsed.config)?;
     let planned = plan_on(&parsed, processor.target())?;
     let own = Some(planned.spec.recipe).filter(|recipe| args.recipe.is_empty() && recipe.is_fp8());
     let asked: Vec<Recipe> = own.into_iter().chain(args.recipe.iter().copied()).collect();
@@ -93,7 +93,7 @@ fn rows(of: &RecipeLayers, is_kept: bool) -> Vec<serde_json::Value> {
 }
 
 /// The speed-ups of each shape, then from how many tokens on there are any.
-fn of_shapes(speeds: &Fp8Speeds) -> String {
+fn shapes_table(speeds: &Fp8Speeds) -> String {
     let recipes: Vec<Recipe> =
         speeds.rows.first().map_or(Vec::new(), |row| row.recipes.iter().map(|of| of.recipe).collect());
     let mut out = format!(

@@ -11,11 +11,11 @@ use xtrain_train::engine::Target;
 
 /// `xtrain bench gemm`.
 pub(crate) fn gemm(args: &BenchGemmArgs) -> Result<(), Failure> {
-    let (parsed, options) = what(&args.bench)?;
+    let (parsed, options) = op_bench_options(&args.bench)?;
     let shapes = match (&parsed, args.m, args.n, args.k) {
         (Some(parsed), ..) => bench::gemms_of(parsed)?,
         (None, Some(m), Some(n), Some(k)) => vec![GemmShape { site: String::new(), m, n, k }],
-        _ => bench::common_gemms(Target::of(options.device)),
+        _ => bench::common_gemms(Target::for_device(options.device)),
     };
     let speeds = bench::gemms(&shapes, options)?;
     let columns = |row: &bench::GemmSpeed| {
@@ -27,11 +27,11 @@ pub(crate) fn gemm(args: &BenchGemmArgs) -> Result<(), Failure> {
 
 /// `xtrain bench attention`.
 pub(crate) fn attention(args: &BenchAttentionArgs) -> Result<(), Failure> {
-    let (parsed, options) = what(&args.bench)?;
+    let (parsed, options) = op_bench_options(&args.bench)?;
     let shape = match &parsed {
         Some(parsed) => bench::attention_of(parsed)?,
         None => {
-            let common = bench::common_attention(Target::of(options.device));
+            let common = bench::common_attention(Target::for_device(options.device));
             let kv_heads = args.kv_heads.or(args.heads).unwrap_or(common.kv_heads);
             AttentionShape {
                 batch: args.batch.unwrap_or(common.batch),
@@ -61,7 +61,7 @@ pub(crate) fn attention(args: &BenchAttentionArgs) -> Result<(), Failure> {
 }
 
 /// The run file, where one is named, and how to measure.
-fn what(args: &OpBenchArgs) -> Result<(Option<Parsed>, OpBenchOptions), Failure> {
+fn op_bench_options(args: &OpBenchArgs) -> Result<(Option<Parsed>, OpBenchOptions), Failure> {
     let parsed = args.file.as_ref().map(|file| Config::load(file, &args.set)).transpose()?;
     let (device, recipe, threads) = match &parsed {
         Some(Parsed { config, .. }) => {

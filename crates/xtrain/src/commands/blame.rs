@@ -6,7 +6,7 @@ use crate::failure::Failure;
 use crate::signals::Stop;
 use crate::terminal::{self, Bar};
 use xtrain_data::DataError;
-use xtrain_lab::blame::{Blame, BlameOptions, Distance, Doing, PutBack, blame};
+use xtrain_lab::blame::{Blame, BlameOptions, BlameProgress, Distance, PutBack, blame};
 use xtrain_report::metrics::format;
 use xtrain_train::corpus::Notice;
 use xtrain_train::error::RunError;
@@ -24,9 +24,11 @@ pub(crate) fn run(args: &BlameArgs) -> Result<(), Failure> {
     let mut bar = Bar::default();
     let found = blame(&args.probe.run, &options, &mut |doing| {
         match doing {
-            Doing::Text(Notice::Tokenizing { path, progress }) => bar.tokenizing(&path, &progress),
-            Doing::Text(Notice::Learning { .. }) => {}
-            Doing::Pass { what, done, all } => bar.show_part("forward and backward,", &what, done, all),
+            BlameProgress::Text(Notice::Tokenizing { path, progress }) => bar.tokenizing(&path, &progress),
+            BlameProgress::Text(Notice::Learning { .. }) => {}
+            BlameProgress::Pass { what, done, all } => {
+                bar.show_part("forward and backward,", &what, done, all)
+            }
         }
         stop.go_on()
     });

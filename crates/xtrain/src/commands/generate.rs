@@ -11,7 +11,7 @@ use std::io::Read;
 use std::ops::ControlFlow;
 use xtrain_data::{SpecialTokens, Tokenizer};
 use xtrain_report::metrics::format;
-use xtrain_train::generate::{Generator, MadeToken, Pace, Sampling};
+use xtrain_train::generate::{GeneratedToken, Generator, Pace, Sampling};
 
 pub(crate) fn run(args: &GenerateArgs) -> Result<(), Failure> {
     if !(args.temperature.is_finite() && args.temperature >= 0.0) {
@@ -53,7 +53,7 @@ pub(crate) fn run(args: &GenerateArgs) -> Result<(), Failure> {
     let mut transcript = Transcript::new(args.logprobs);
     let mut text = String::new();
     let mut failed = None;
-    let mut each = |made: MadeToken<'_>| {
+    let mut each = |made: GeneratedToken<'_>| {
         let shown = decoder.push(made.token).map_err(Failure::from).and_then(|piece| {
             if args.json {
                 transcript.push(made);

@@ -6,7 +6,7 @@ use crate::failure::Failure;
 use crate::signals::Stop;
 use crate::terminal::{self, Bar};
 use xtrain_data::DataError;
-use xtrain_lab::inspect::{Doing, InspectOptions, inspect};
+use xtrain_lab::inspect::{InspectOptions, InspectProgress, inspect};
 use xtrain_report::inspection::{INSPECT_FILE, Inspection, TensorCast, write_inspection};
 use xtrain_report::metrics::format;
 use xtrain_train::corpus::Notice;
@@ -23,9 +23,9 @@ pub(crate) fn run(args: &InspectArgs) -> Result<(), Failure> {
     let mut bar = Bar::default();
     let found = inspect(&args.probe.run, &options, &mut |doing| {
         match doing {
-            Doing::Text(Notice::Tokenizing { path, progress }) => bar.tokenizing(&path, &progress),
-            Doing::Text(Notice::Learning { .. }) => {}
-            Doing::Step(done, all) => bar.show("measuring", done, all),
+            InspectProgress::Text(Notice::Tokenizing { path, progress }) => bar.tokenizing(&path, &progress),
+            InspectProgress::Text(Notice::Learning { .. }) => {}
+            InspectProgress::Step(done, all) => bar.show("measuring", done, all),
         }
         stop.go_on()
     });

@@ -26,11 +26,11 @@ use xtrain_train::opened::{OpenedModel, Which, open};
 /// Opens the model that a command names, on `device`; `recipe` replaces the one that it computes with.
 fn open_model(args: &ModelArgs, device: Device, recipe: Option<Recipe>) -> Result<OpenedModel, Failure> {
     terminal::use_threads(args.cpu.threads)?;
-    open_once_more(args, device, recipe)
+    reopen_model(args, device, recipe)
 }
 
 /// The same in a process whose threads are there.
-fn open_once_more(args: &ModelArgs, device: Device, recipe: Option<Recipe>) -> Result<OpenedModel, Failure> {
+fn reopen_model(args: &ModelArgs, device: Device, recipe: Option<Recipe>) -> Result<OpenedModel, Failure> {
     Ok(open(&args.model, which(args.step, args.best), device, recipe)?)
 }
 

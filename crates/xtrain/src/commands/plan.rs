@@ -19,7 +19,7 @@ pub(crate) fn run(args: &PlanArgs) -> Result<(), Failure> {
     let target = processor.as_ref().map_or(Target::Cuda, Processor::target);
     let planned = plan_on(&parsed, target)?;
     let planned = match &processor {
-        Some(processor) => slower::foreseen(planned, processor)?,
+        Some(processor) => slower::decide_if_measured(planned, processor)?,
         None => planned,
     };
     let program = programs::training(&planned.spec).map_err(LearnError::from)?;

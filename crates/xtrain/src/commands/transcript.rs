@@ -1,7 +1,7 @@
 //! What `xtrain generate --json` prints: the tokens that were made, how likely each was, and what came close.
 
 use serde_json::{Map, Value, json};
-use xtrain_train::generate::MadeToken;
+use xtrain_train::generate::GeneratedToken;
 
 /// The steps of one generation, each judged by the logits that its token was chosen from (before temperature and cuts).
 #[derive(Debug, Default)]
@@ -16,8 +16,8 @@ impl Transcript {
         Transcript { top, steps: Vec::new() }
     }
 
-    pub(crate) fn push(&mut self, made: MadeToken<'_>) {
-        let MadeToken { token, logits } = made;
+    pub(crate) fn push(&mut self, made: GeneratedToken<'_>) {
+        let GeneratedToken { token, logits } = made;
         let normalizer = log_sum_exp(logits);
         let named = |token: usize| {
             let logit = f64::from(logits[token]);
@@ -71,8 +71,8 @@ mod tests {
     fn steps_give_probabilities_margins_and_the_likeliest_first() {
         let logits: Vec<f32> = [1.0f32, 4.0, 3.0].iter().map(|p| p.ln()).collect();
         let mut transcript = Transcript::new(2);
-        transcript.push(MadeToken { token: 1, logits: &logits });
-        transcript.push(MadeToken { token: 0, logits: &logits });
+        transcript.push(GeneratedToken { token: 1, logits: &logits });
+        transcript.push(GeneratedToken { token: 0, logits: &logits });
         let all = transcript.finish(&[9], &[1, 0], "ba", 2);
         assert_eq!(all["finish_reason"], "length");
         let number = |at: usize, key: &str| all["steps"][at][key].as_f64().expect("a number");

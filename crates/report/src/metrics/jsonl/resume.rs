@@ -29,7 +29,7 @@ pub(super) fn drop_lost(path: &Path, lost: Lost) -> Result<Recovery, MetricsErro
         Err(source) => return Err(MetricsError::io("read metrics", path)(source)),
     };
     if scan.recovery.lost_steps + scan.recovery.unreadable > 0 || !scan.ended {
-        replace_file(path, |out| copy_kept(path, lost, scan.last_kept, out))?;
+        replace_file(path, |out| copy_records_before(path, lost, scan.last_kept, out))?;
     }
     Ok(scan.recovery)
 }
@@ -64,7 +64,7 @@ fn scan(file: File, lost: Lost) -> io::Result<Scan> {
     Ok(scan)
 }
 
-fn copy_kept(path: &Path, lost: Lost, last_kept: u64, out: &mut impl Write) -> io::Result<()> {
+fn copy_records_before(path: &Path, lost: Lost, last_kept: u64, out: &mut impl Write) -> io::Result<()> {
     let mut lines = Lines::new(BufReader::new(File::open(path)?));
     while let Some(line) = lines.next_line()?.filter(|line| line.number <= last_kept) {
         let Some(content) = line.content else { continue };

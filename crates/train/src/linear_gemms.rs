@@ -10,7 +10,7 @@ use xtrain_program::{Origin, Role, Stage};
 
 /// A linear layer that several blocks have alike.
 #[derive(Clone, Debug, PartialEq)]
-pub struct LinearProducts {
+pub struct LinearGemms {
     /// The blocks; none of the head, which is behind them.
     pub blocks: Range<usize>,
     /// Its place in them, e.g. `attn.qkv_proj`, or `lm_head`.
@@ -18,10 +18,10 @@ pub struct LinearProducts {
     /// Outputs and inputs.
     pub extents: [usize; 2],
     /// How fprop, dgrad and wgrad are computed of FP8 factors, or why they are not.
-    pub products: [Result<ScaledGemm, Kept>; 3],
+    pub gemms: [Result<ScaledGemm, Kept>; 3],
 }
 
-impl LinearProducts {
+impl LinearGemms {
     /// Whether it is the head.
     pub fn is_head(&self) -> bool {
         self.blocks.is_empty()
@@ -29,7 +29,7 @@ impl LinearProducts {
 
     /// Whether all its products are of FP8 factors.
     pub fn is_all_fp8(&self) -> bool {
-        self.products.iter().all(Result::is_ok)
+        self.gemms.iter().all(Result::is_ok)
     }
 
     /// How many layers it stands for.
@@ -44,28 +44,28 @@ impl LinearProducts {
 }
 
 /// The linear layers of the blocks, those of neighbours that are alike together, and at last the head.
-pub fn linear_products(spec: &TrainingSpec) -> Vec<LinearProducts> {
+pub fn linear_gemms(spec: &TrainingSpec) -> Vec<LinearGemms> {
     let (m, numerics) = (&spec.model, spec.numerics());
     let tokens = spec.batch.sequences * spec.batch.seq_len;
-    let mut all: Vec<LinearProducts> = Vec::new();
+    let mut all: Vec<LinearGemms> = Vec::new();
     for (n, extents) in linear_extents(m).into_iter().enumerate() {
         let first = all.len();
         for block in 0..m.layers {
             let linear = Linear { block: Some(block), name: &linear_names(block)[n], extents };
-            let products = LinearGemm::ALL.map(|gemm| linear.product(gemm, tokens, m, &numerics));
-            match all[first..].last_mut().filter(|last| last.products == products) {
+            let products = LinearGemm::ALL.map(|gemm| linear.scaled_gemm(gemm, tokens, m, &numerics));
+            match all[first..].last_mut().filter(|last| last.gemms == products) {
                 Some(last) => last.blocks.end = block + 1,
                 None => {
                     let (blocks, site) = (block..block + 1, linear.site().to_owned());
-                    all.push(LinearProducts { blocks, site, extents, products });
+                    all.push(LinearGemms { blocks, site, extents, gemms: products });
                 }
             }
         }
     }
     let extents = [m.vocab_size, m.dim];
     let head = Linear { block: None, name: HEAD, extents };
-    let products = LinearGemm::ALL.map(|gemm| head.product(gemm, tokens, m, &numerics));
-    all.push(LinearProducts { blocks: 0..0, site: HEAD.to_owned(), extents, products });
+    let products = LinearGemm::ALL.map(|gemm| head.scaled_gemm(gemm, tokens, m, &numerics));
+    all.push(LinearGemms { blocks: 0..0, site: HEAD.to_owned(), extents, gemms: products });
     all
 }
 
@@ -74,7 +74,7 @@ pub(crate) fn fprops(m: &Architecture, numerics: &Numerics) -> HashMap<String, R
     let of = |block: usize| {
         let of = move |(name, extents): (String, [usize; 2])| {
             // Any number of tokens: it does not count in fprop.
-            let product = Linear { block: Some(block), name: &name, extents }.product(
+            let product = Linear { block: Some(block), name: &name, extents }.scaled_gemm(
                 LinearGemm::Fprop,
                 1,
                 m,
@@ -108,7 +108,7 @@ impl Linear<'_> {
     }
 
     /// How one of its products is computed.
-    fn product(
+    fn scaled_gemm(
         &self,
         gemm: LinearGemm,
         tokens: usize,
@@ -129,9 +129,8 @@ impl Linear<'_> {
 }
 
 /// The share of the blocks' linear layers' operations that are of FP8 factors.
-pub fn fp8_share(products: &[LinearProducts]) -> f64 {
+pub fn fp8_share(products: &[LinearGemms]) -> f64 {
     let of_blocks = || products.iter().filter(|p| !p.is_head());
-    let in_fp8 =
-        |p: &LinearProducts| p.size() * p.products.iter().filter(|product| product.is_ok()).count() as f64;
+    let in_fp8 = |p: &LinearGemms| p.size() * p.gemms.iter().filter(|product| product.is_ok()).count() as f64;
     of_blocks().map(in_fp8).sum::<f64>() / of_blocks().map(|p| 3.0 * p.size()).sum::<f64>().max(1.0)
 }

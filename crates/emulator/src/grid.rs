@@ -5,8 +5,8 @@
 //! furthest back in the kernel's text first, which brings them together again after a branch. A launch in which no warp can go on ends
 //! with a fault, as does one in which all warps that can repeat the same states.
 
-use crate::context::{Context, Launch, PendingCopies, Position, Source};
 use crate::fault::{Fault, FaultKind, Outcome, Report};
+use crate::kernel::context::{Context, Launch, PendingCopies, Position, Source};
 use crate::kernel::{Action, Barrier, Code, End, ReductionKind, Target};
 use crate::memory::Local;
 use crate::random::Random;

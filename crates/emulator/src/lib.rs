@@ -12,8 +12,7 @@
 #![allow(unsafe_code, reason = "its functions are called from C, and device memory is mapped")]
 
 mod api;
-mod capture;
-mod context;
+mod compile;
 mod fault;
 mod grid;
 mod instructions;
@@ -21,10 +20,12 @@ mod kernel;
 mod machine;
 mod memory;
 mod numbers;
+mod poison;
 mod product;
 mod ptx;
 mod queue;
 mod random;
 mod registers;
 mod settings;
+mod status;
 mod work;

@@ -6,6 +6,7 @@
 //! process that maps the same file has the same memory and marks.
 
 use crate::fault::{Fault, FaultKind, Outcome};
+use crate::poison::POISON;
 use crate::registers::{LANES, Lanes};
 use rustix::fd::OwnedFd;
 use rustix::fs::{FallocateFlags, MemfdFlags};
@@ -257,9 +258,6 @@ pub(crate) struct Local {
     data: Box<[Cell<u8>]>,
     marks: Box<[Cell<u8>]>,
 }
-
-/// What memory holds that was never written.
-pub(crate) const POISON: u8 = 0xCB;
 
 impl Local {
     /// So many bytes, never written.

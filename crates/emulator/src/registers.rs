@@ -4,7 +4,7 @@
 //! makes the result unset. Bytes that were loaded from memory which was never written are marked alike, but computing with these is a fault.
 
 use crate::fault::{Fault, FaultKind, Outcome};
-use crate::memory::POISON;
+use crate::poison::POISON;
 use crate::ptx::Class;
 
 /// Threads of a warp.

@@ -1,12 +1,12 @@
 //! Work of a device: what is queued, what it waits for, and how long it nominally takes.
 
-use crate::api::Status;
-use crate::context::Launch;
 use crate::fault::{FaultKind, Report};
 use crate::grid;
 use crate::kernel::Code;
+use crate::kernel::context::Launch;
 use crate::memory::{Local, Memory};
 use crate::random::Random;
+use crate::status::Status;
 use std::sync::Arc;
 
 /// A nominal time: no launch takes less, so that a stopwatch that repeats short work repeats it a few times only.
@@ -91,9 +91,9 @@ pub(crate) struct Failure {
 impl From<Report> for Failure {
     fn from(report: Report) -> Failure {
         let status = match report.kind {
-            FaultKind::Address => crate::api::ILLEGAL_ADDRESS,
-            FaultKind::Alignment => crate::api::MISALIGNED_ADDRESS,
-            FaultKind::Uninitialised | FaultKind::Synchronisation => crate::api::LAUNCH_FAILED,
+            FaultKind::Address => crate::status::ILLEGAL_ADDRESS,
+            FaultKind::Alignment => crate::status::MISALIGNED_ADDRESS,
+            FaultKind::Uninitialised | FaultKind::Synchronisation => crate::status::LAUNCH_FAILED,
         };
         Failure { status, text: report.to_string() }
     }
@@ -153,7 +153,7 @@ impl Work {
     /// Does it, and counts the instructions of its warps.
     pub(crate) fn run(&self, memory: &Memory, random: &mut Random, steps: &mut u64) -> Result<(), Failure> {
         let outside = |what: &str, address: u64, bytes: u64| Failure {
-            status: crate::api::ILLEGAL_ADDRESS,
+            status: crate::status::ILLEGAL_ADDRESS,
             text: format!("{what} outside of memory, {}", memory.describe(address, bytes)),
         };
         match self {
@@ -212,7 +212,7 @@ impl Work {
             }
             Work::Product(product) => {
                 (product.run)(memory)
-                    .map_err(|text| Failure { status: crate::api::ILLEGAL_ADDRESS, text })?;
+                    .map_err(|text| Failure { status: crate::status::ILLEGAL_ADDRESS, text })?;
             }
             Work::Record(_) | Work::Nothing => {}
         }

@@ -7,11 +7,12 @@
 
 mod fp8;
 pub(crate) mod gemm;
+mod matrix;
 mod plain;
 #[cfg(test)]
 mod tests;
 
-use crate::api::{self, Status};
+use crate::status::{self, Status};
 use std::collections::HashMap;
 
 /// A `cublasStatus_t` other than success.
@@ -25,7 +26,7 @@ pub(crate) enum Refusal {
 
 impl From<Status> for Refusal {
     fn from(status: Status) -> Refusal {
-        if status == api::INVALID_VALUE { Refusal::InvalidValue } else { Refusal::ExecutionFailed }
+        if status == status::INVALID_VALUE { Refusal::InvalidValue } else { Refusal::ExecutionFailed }
     }
 }
 

@@ -1,7 +1,7 @@
 //! Graphs, and their capture from streams (CUDA driver API, stream management).
 
-use crate::api::{self, Status};
 use crate::machine::Machine;
+use crate::status::{self, Status};
 use crate::work::Work;
 use std::sync::Arc;
 use std::thread::ThreadId;
@@ -50,9 +50,9 @@ impl Capture {
 impl Machine {
     pub(crate) fn begin_capture(&mut self, stream: usize, thread: ThreadId) -> Result<(), Status> {
         let handle = self.handle();
-        let of = self.streams.get_mut(&stream).ok_or(api::INVALID_HANDLE)?;
+        let of = self.streams.get_mut(&stream).ok_or(status::INVALID_HANDLE)?;
         if of.captured.is_some() {
-            return Err(api::ILLEGAL_STATE);
+            return Err(status::ILLEGAL_STATE);
         }
         of.captured = Some((handle, Vec::new()));
         self.captures.insert(handle, Capture { thread, origin: stream, nodes: Vec::new(), is_valid: true });
@@ -60,16 +60,16 @@ impl Machine {
     }
 
     pub(crate) fn end_capture(&mut self, stream: usize, thread: ThreadId) -> Result<usize, Status> {
-        let of = self.streams.get(&stream).ok_or(api::INVALID_HANDLE)?;
-        let (handle, tail) = of.captured.clone().ok_or(api::ILLEGAL_STATE)?;
+        let of = self.streams.get(&stream).ok_or(status::INVALID_HANDLE)?;
+        let (handle, tail) = of.captured.clone().ok_or(status::ILLEGAL_STATE)?;
         let capture = &self.captures[&handle];
         if capture.thread != thread {
-            return Err(api::CAPTURE_WRONG_THREAD);
+            return Err(status::CAPTURE_WRONG_THREAD);
         }
         if capture.origin != stream {
-            return Err(api::CAPTURE_UNMATCHED);
+            return Err(status::CAPTURE_UNMATCHED);
         }
-        let Some(capture) = self.captures.remove(&handle) else { return Err(api::ILLEGAL_STATE) };
+        let Some(capture) = self.captures.remove(&handle) else { return Err(status::ILLEGAL_STATE) };
         for stream in self.streams.values_mut() {
             stream.captured.take_if(|(of, _)| *of == handle);
         }
@@ -77,10 +77,10 @@ impl Machine {
             event.captured.take_if(|(of, _)| *of == handle);
         }
         if !capture.is_valid {
-            return Err(api::CAPTURE_INVALIDATED);
+            return Err(status::CAPTURE_INVALIDATED);
         }
         if !capture.is_joined_by(&tail) {
-            return Err(api::CAPTURE_UNJOINED);
+            return Err(status::CAPTURE_UNJOINED);
         }
         let graph = self.handle();
         self.graphs.insert(graph, Graph { nodes: Arc::new(capture.nodes) });

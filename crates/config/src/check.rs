@@ -1,7 +1,8 @@
-//! The tree against the schema: unknown names, wrong types, values out of range, keys missing from a table.
+//! Checks the tree against the schema: unknown names, wrong types, values out of range, keys missing from a
+//! table.
 //!
-//! What is right is kept, so that the rules between keys can still look at it; what is wrong is reported and
-//! left at its default.
+//! Valid values are kept, so that the rules between keys can still look at them; an invalid value is reported
+//! and left at its default.
 
 use serde_json::{Map, Value as Json};
 
@@ -14,7 +15,7 @@ use super::suggest::{listing, nearest};
 use super::time_limit::TimeLimit;
 use super::tree::{Node, Tree, Value};
 
-/// The configuration that `tree` holds, as far as it is right; the rest goes to `report`.
+/// The configuration in `tree`, as far as it is valid; errors go to `report`.
 pub(super) fn config(tree: &Tree, report: &mut Report) -> Config {
     let mut json = Map::new();
     for (name, node) in &tree.root {

@@ -1,4 +1,4 @@
-//! Which keys differ between two configurations.
+//! Keys that differ between two configurations.
 
 use std::fmt;
 

@@ -46,11 +46,11 @@ impl fmt::Display for ConfigErrors {
 /// One thing wrong with a configuration. Prints as `runs/x.toml:12: [model] what is wrong; what to do`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ConfigError {
-    /// Where it was written.
+    /// Place of the value in the file or on the command line.
     pub origin: Origin,
     /// Name of the section, where it lies in one.
     pub section: Option<String>,
-    /// What is wrong and what to do.
+    /// The error and its remedy, in one line.
     pub message: String,
 }
 
@@ -66,7 +66,7 @@ impl fmt::Display for ConfigError {
     }
 }
 
-/// Where a value was written.
+/// Place where a value was written.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Origin {
     /// In a line of the run file.
@@ -98,7 +98,7 @@ impl fmt::Display for Origin {
     }
 }
 
-/// Where each section (`model`) and key (`model.dim`) was written.
+/// Place of each section (`model`) and key (`model.dim`).
 pub(super) type Origins = HashMap<String, Origin>;
 
 /// Collects errors while a configuration is checked.
@@ -147,8 +147,8 @@ impl Report {
         self.errors.push(ConfigError { origin, section, message });
     }
 
-    /// "leave it out", of the first of `keys`, which another of them contradicts; and how on the command line, where only the other was
-    /// written there.
+    /// The advice to leave out the first of `keys`, which another of them contradicts. It names the command
+    /// line if only the other key was given there.
     pub(super) fn leave_out(&self, keys: &[&str]) -> String {
         match self.only_in_the_file(keys) {
             Some(key) => format!("leave it out with --set {key}="),
@@ -156,7 +156,7 @@ impl Report {
         }
     }
 
-    /// The same for one of two keys, whichever.
+    /// The advice to leave out either one of two keys.
     pub(super) fn leave_one_out(&self, one: &str, other: &str) -> String {
         match self.only_in_the_file(&[one, other]).or(self.only_in_the_file(&[other, one])) {
             Some(key) => format!("leave one out, the file's with --set {key}="),

@@ -4,7 +4,8 @@ use std::fs::{self, File};
 use std::io::{Error, ErrorKind, Read, Result};
 use std::path::Path;
 
-/// Opens a regular file. What has no end, such as a device, or is waited for, such as a named pipe, is an error; a folder too.
+/// Opens a regular file. A folder is an error, and so is a device or a named pipe, which may have no end or
+/// block the reader.
 pub fn open(path: &Path) -> Result<File> {
     let kind = fs::metadata(path)?;
     match () {

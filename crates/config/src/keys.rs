@@ -8,11 +8,12 @@ use super::suggest::nearest;
 pub struct KeysLike {
     /// As `section.key`; several where sections share the name, none where no key is near.
     pub keys: Vec<String>,
-    /// Whether the name is theirs, here or in another program, rather than near to it.
+    /// True if the name is theirs, here or in another program; false if it is only similar.
     pub exact: bool,
 }
 
-/// The keys of the run file that `name` means: those of this name, else those that other programs call so, else those of the nearest name.
+/// The keys of the run file that `name` may mean: those of that name, else those that other programs call so,
+/// else those of the most similar name.
 pub fn keys_like(name: &str) -> KeysLike {
     let name = name.replace('-', "_");
     let all = || sections().iter().flat_map(|section| section.keys.iter().map(move |key| (section, key)));

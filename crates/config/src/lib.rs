@@ -59,8 +59,8 @@ pub const MAX_FILE_BYTES: u64 = 16 << 20;
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct Config {
-    /// What is trained. Either `init_from` names a Hugging Face folder and the architecture comes from it, or
-    /// `dim`, `layers` and `heads` describe a model that starts from random weights.
+    /// The model to train. Either `init_from` names a Hugging Face folder and the architecture comes from it,
+    /// or `dim`, `layers` and `heads` describe a model that starts from random weights.
     pub model: ModelConfig,
     /// Texts, tokenizer and sequence length. Paths are relative to the folder that the command is run in.
     #[schemars(extend("x-aliases" = ["dataset", "dataloader", "tokenizer"]))]
@@ -72,19 +72,18 @@ pub struct Config {
     /// AdamW with decoupled weight decay, and gradient clipping. The schedule scales `lr`.
     #[schemars(extend("x-aliases" = ["optim", "adamw"]))]
     pub optimizer: OptimizerConfig,
-    /// How the learning rate moves over the run: up in a linear warmup whose first step already uses
-    /// `lr / warmup_steps`, then by `kind`.
+    /// The learning rate over the run: a linear warmup whose first step already uses `lr / warmup_steps`,
+    /// then the decay that `kind` names.
     #[schemars(extend("x-aliases" = ["lr_scheduler", "scheduler", "lr_schedule"]))]
     pub schedule: ScheduleConfig,
-    /// How long to train, in what batches, on what, and into which folder. Exactly one of `steps`, `tokens`
-    /// and
-    /// `epochs` is given.
+    /// Length of the training, batches, device and run folder. Exactly one of `steps`, `tokens` and `epochs`
+    /// is given.
     #[schemars(extend("x-aliases" = ["training", "trainer", "job", "activation_checkpoint"]))]
     pub train: TrainConfig,
     /// When to save and what to keep. The last step is always saved.
     #[schemars(extend("x-aliases" = ["checkpointing", "save", "export"]))]
     pub checkpoint: CheckpointConfig,
-    /// How often a step is reported, and in which files beside the terminal.
+    /// Interval of reports, and the files that they are written to. The terminal shows them in any case.
     #[schemars(extend("x-aliases" = ["logging", "metrics", "logger", "wandb"]))]
     pub log: LogConfig,
     /// Validation during the run, and samples at its end.
@@ -102,8 +101,8 @@ pub struct Parsed {
 }
 
 impl Config {
-    /// Reads the run file at `path` and lays `overrides` over it, the last one winning. A string is what `--set` takes,
-    /// `section.key=value`.
+    /// Reads the run file at `path` and lays `overrides` over it, the last one winning. A string is what
+    /// `--set` takes, `section.key=value`.
     ///
     /// # Errors
     /// Everything that is wrong with the file and the arguments, as far as it can be told at once: a file

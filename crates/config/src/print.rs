@@ -43,7 +43,7 @@ pub(super) fn toml_value(value: &Json) -> String {
     }
 }
 
-/// `text` as a TOML basic string: JSON's escapes are a subset of TOML's, but JSON leaves DEL as it is.
+/// `text` as a TOML basic string. JSON's escapes are a subset of TOML's, but JSON does not escape DEL.
 pub(super) fn quoted(text: &str) -> String {
     Json::from(text).to_string().replace('\u{7f}', "\\u007f")
 }

@@ -7,7 +7,7 @@ use super::schema::{Key, Kind, Word, sections};
 const INTRODUCTION: &str = "\
 # The run file
 
-<!-- Generated from the types in crates/train/src/config by the test `the_reference_is_up_to_date`;
+<!-- Generated from the types in crates/config/src by the test `the_reference_is_up_to_date`;
      XTRAIN_UPDATE_DOCS=1 rewrites it. Edit the doc comments there. -->
 
 A run is one TOML file: `xtrain train run.toml`. The smallest one that trains:
@@ -61,7 +61,7 @@ fn row(text: &mut String, key: &Key) {
     let _ = writeln!(text, "| {} |", cells.map(|cell| cell.replace('|', "\\|")).join(" | "));
 }
 
-/// What a choice or a table consists of, below the section's table.
+/// Lists the words of a choice or the keys of a table, below the section's table.
 fn details(text: &mut String, section: &str, key: &Key) {
     match &key.kind {
         Kind::Choice(words) => {

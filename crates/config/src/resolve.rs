@@ -9,7 +9,7 @@ use super::{Config, ConfigErrors, Parsed, rules};
 use xtrain_checkpoint::hf::ExportDtype;
 use xtrain_model::{Architecture, Recipe};
 
-/// What the run file cannot know. The default knows nothing, which is enough for a configuration that was
+/// Facts that are not in the run file. The default has none, which is enough for a configuration that was
 /// resolved before.
 #[derive(Clone, Debug, Default)]
 pub struct Facts {
@@ -17,11 +17,13 @@ pub struct Facts {
     pub init: Option<Architecture>,
     /// Number of tokens in the tokenizer's vocabulary.
     pub tokenizer_vocab_size: Option<usize>,
-    /// The first folder of token shards among the training data: its tokenizer stands for one that would be made from text.
+    /// The first folder of token shards among the training data. Its tokenizer is used instead of one that
+    /// would be learned from text.
     pub shards: Option<String>,
-    /// Tokens of one pass over the training data, after `held_out` is taken off.
+    /// Tokens of one pass over the training data without the part that `held_out` removes.
     pub epoch_tokens: Option<u64>,
-    /// The recipe of a run file that names none: what the run began with, or what its processor is best at; without it fp32.
+    /// The recipe if the run file names none: the one that the run began with, or the best one of its
+    /// processor. Without it, fp32.
     pub recipe: Option<Recipe>,
 }
 
@@ -128,7 +130,7 @@ fn fill_data(config: &mut Config, facts: &Facts, report: &mut Report) {
                 );
                 report.about(&keys, message);
             }
-            // The word for one that is made was a default, not a choice.
+            // The word for a learned tokenizer was a default, not a choice.
             config.data.tokenizer.get_or_insert(TokenizerChoice::Path(shards.clone()));
         }
         _ => {
@@ -188,7 +190,7 @@ fn architecture(config: &Config, facts: &Facts, report: &mut Report) -> Option<A
     Some(architecture)
 }
 
-/// Whether the file gives every number that a folder would.
+/// True if the file gives every size that a folder would.
 fn complete(config: &Config) -> bool {
     let json = serde_json::json!(config.model);
     let taken = FIXED_BY_FOLDER.into_iter().chain(["max_position_embeddings", "rope_theta"]);

@@ -263,8 +263,8 @@ fn schedule(config: &Config, report: &mut Report) {
     }
 }
 
-/// The update and random weights are computed in f32, where a number out of its range is 0 or infinite: either one destroys the
-/// weights, or turns off what it was to set.
+/// The update and random weights are computed in f32, where a number out of range becomes 0 or infinity.
+/// Either one destroys the weights or disables the setting.
 fn within_f32(config: &Config, report: &mut Report) {
     let (model, optimizer) = (&config.model, &config.optimizer);
     for (section, name, value) in [

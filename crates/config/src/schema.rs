@@ -36,7 +36,7 @@ pub(super) struct Key {
     example: Option<String>,
 }
 
-/// What a key may hold.
+/// Type of a key's value.
 #[derive(Debug)]
 pub(super) enum Kind {
     Bool,
@@ -66,11 +66,11 @@ pub(super) enum Kind {
 pub(super) struct Word {
     pub(super) name: String,
     pub(super) doc: String,
-    /// What other programs call it.
+    /// Names of the key in other programs.
     pub(super) aliases: Vec<String>,
 }
 
-/// What a text must look like.
+/// Format of a string value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Format {
     Plain,
@@ -104,12 +104,12 @@ pub(super) fn sections() -> &'static [Section] {
 }
 
 impl Key {
-    /// Whether `name` is the key's name, here or in another program.
+    /// True if `name` is the key's name, here or in another program.
     pub(super) fn is_called(&self, name: &str) -> bool {
         self.name == name || self.aliases.iter().any(|alias| alias == name)
     }
 
-    /// What other programs call it.
+    /// Names of the key in other programs.
     #[cfg(test)]
     pub(super) fn aliases(&self) -> impl Iterator<Item = &str> {
         self.aliases.iter().map(String::as_str)
@@ -133,7 +133,7 @@ impl Interval {
 }
 
 impl Kind {
-    /// What is allowed, as the object of "must be".
+    /// Allowed values, as the object of "must be".
     pub(super) fn describe(&self) -> String {
         match self {
             Kind::Bool => "true or false".to_owned(),

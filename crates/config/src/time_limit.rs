@@ -16,7 +16,7 @@ use serde::{Deserialize, Serialize};
 #[schemars(with = "String", extend("format" = "time"))]
 pub struct TimeLimit(Duration);
 
-/// What is wrong with a text that should be a time.
+/// Error in a text that should be a time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum TimeLimitError {
     /// Something other than numbers with units, largest first.

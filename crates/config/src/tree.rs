@@ -17,12 +17,12 @@ const DEEPEST: usize = 8;
 /// A value laid over the run file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Override {
-    /// As `--set` takes it: `section.key=value`, whose value is TOML where it is TOML, else the words as they stand. Without a value it
-    /// takes the key out of the file.
+    /// The argument of `--set`: `section.key=value`. The value is read as TOML if it is TOML, else as a
+    /// string. Without a value the key is removed from the file.
     Set(String),
     /// A text for one key, whatever is in it.
     Text {
-        /// What gave it, as messages name it: `--out`.
+        /// The option that gave it, as messages name it: `--out`.
         option: &'static str,
         /// The key: `train.out`.
         key: &'static str,
@@ -50,7 +50,7 @@ pub(super) struct Node {
     pub(super) origin: Origin,
 }
 
-/// What TOML can hold. Integers are wider than any key allows, so that a range check sees them as they are.
+/// Value of TOML. Integers are wider than any key allows, so that a range check sees them unclamped.
 #[derive(Clone, Debug)]
 pub(super) enum Value {
     Bool(bool),
@@ -125,8 +125,8 @@ impl Tree {
         self.put(&path, Node { value, origin })
     }
 
-    /// Takes out what is at a path of at least two names. False where nothing is there and the path is no key either: what stands there
-    /// instead is then refused as any unknown key.
+    /// Removes the node at a path of at least two names. Returns false if there is no node and the path is no
+    /// key either; a node with an unknown name is refused like any unknown key.
     fn take_out(&mut self, path: &[&str]) -> bool {
         let Some((last, parents)) = path.split_last() else { return false };
         let mut entries = &mut self.root;
@@ -143,7 +143,7 @@ impl Tree {
         entries.len() < before || is_key(path)
     }
 
-    /// Puts `node` at a path of at least two names, in the place of what is there.
+    /// Puts `node` at a path of at least two names, and replaces the node there.
     fn put(&mut self, path: &[&str], node: Node) -> Result<(), ConfigError> {
         let origin = &node.origin;
         let Some((last, parents)) = path.split_last() else { return Ok(()) };
@@ -164,7 +164,7 @@ impl Tree {
         Ok(())
     }
 
-    /// Where each section and each key directly inside it was written.
+    /// Place of each section and of each key directly inside one.
     pub(super) fn origins(&self) -> Origins {
         let mut origins = Origins::new();
         for (section, node) in &self.root {
@@ -178,7 +178,7 @@ impl Tree {
     }
 }
 
-/// Whether the schema has a key at this path.
+/// True if the schema has a key at this path.
 fn is_key(path: &[&str]) -> bool {
     let section = sections().iter().find(|section| path.first().is_some_and(|name| section.name == *name));
     path.len() == 2 && section.is_some_and(|section| section.keys.iter().any(|key| key.name == path[1]))
@@ -206,7 +206,7 @@ fn position_or_insert(entries: &mut Vec<(String, Node)>, name: &str, node: impl 
 }
 
 fn syntax_message(error: &toml::de::Error) -> String {
-    // What else the parser would have taken ("expected nothing") helps nobody where a text lacks quotes.
+    // The rest of the parser's message ("expected nothing") does not help if a text lacks quotes.
     match error.message().split(", expected").next() {
         Some("string values must be quoted") => {
             "text stands in quotes in TOML, as in `kind = \"cosine\"`".to_owned()

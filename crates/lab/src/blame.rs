@@ -1,11 +1,12 @@
-//! Which products FP8 hurts: of a checkpoint, on the batches that its run would have seen next.
+//! GEMMs that FP8 hurts, found on a checkpoint with the batches that its run would have seen next.
 //!
-//! Forward and backward are made in bf16, in FP8, and in FP8 with one group of products after another put back to bf16: the same layer's
-//! fprop, dgrad or wgrad in all blocks. What counts is how near loss and gradients come to those of bf16. Errors of products hardly depend on
-//! each other, so their squares add up: the share of the squared error that goes is what a group is to blame for.
+//! Forward and backward run in bf16, in FP8, and in FP8 with one group of GEMMs after another returned to
+//! bf16: the same layer's fprop, dgrad or wgrad in all blocks. The measure is the distance of loss and
+//! gradients from those of bf16. Errors of GEMMs are nearly independent, so their squares add: a group's
+//! share of the blame is the share of the squared error that disappears with it.
 //!
-//! All programs are on one engine over the same masters, so a program more costs its copies of weights at most, and one runs at a time.
-//! The gradients of bf16 wait in host memory. The checkpoint stays as it is.
+//! All programs share the masters of one engine, so each further program costs at most its copies of weights,
+//! and they run one at a time. The gradients of bf16 are kept in host memory. The checkpoint is not changed.
 
 use crate::probe::Probe;
 use rayon::prelude::*;
@@ -25,22 +26,22 @@ use xtrain_train::opened::Which;
 use xtrain_train::programs::{self, TrainingSpec};
 use xtrain_train::weights::Weights;
 
-/// What is looked at, how much of it, and where it is computed.
+/// Checkpoint, extent and device of a search.
 #[derive(Clone, Copy, Debug)]
 pub struct BlameOptions {
-    /// Which checkpoint of the run.
+    /// The checkpoint of the run.
     pub which: Which,
     /// Where.
     pub device: Device,
-    /// The recipe that is blamed; without one that of the run, or, where this has no FP8, [`Recipe::Fp8Block`].
+    /// The recipe to examine; by default that of the run or, if this has no FP8, [`Recipe::Fp8Block`].
     pub casts: Option<Recipe>,
-    /// Steps of the run whose batches are taken.
+    /// Number of steps whose batches are used.
     pub batches: u64,
-    /// Of how many groups, the worst ones, each block is put back by itself as well.
+    /// Number of groups, the worst ones, of which each block is also returned to bf16 alone.
     pub by_block: usize,
 }
 
-/// What was found.
+/// Result of a search.
 #[derive(Clone, Debug, Serialize)]
 pub struct Blame {
     /// The run's folder.
@@ -49,13 +50,13 @@ pub struct Blame {
     pub step: u64,
     /// The recipe that is blamed.
     pub casts: String,
-    /// Batches of a step that were taken.
+    /// Number of steps whose batches were used.
     pub batches: u64,
     /// The mean loss in bf16, in nats a token.
     pub bf16_loss: f64,
     /// With all that the recipe has in FP8.
     pub all: Distance,
-    /// What the run leaves in bf16 already, as `[precision] skip` has it.
+    /// Patterns of `[precision] skip` that the run has already.
     pub skip: Vec<String>,
     /// Groups, the one to blame most first.
     pub groups: Vec<PutBack>,
@@ -63,10 +64,10 @@ pub struct Blame {
     pub blocks: Vec<PutBack>,
 }
 
-/// How far from bf16.
+/// Distance from bf16.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub struct Distance {
-    /// How much higher the mean loss is, in nats a token.
+    /// Increase of the mean loss, in nats a token.
     #[serde(serialize_with = "finite")]
     pub loss_gap: f64,
     /// The norm of the difference of all gradients, as a share of their norm.
@@ -74,7 +75,7 @@ pub struct Distance {
     pub gradient_error: f64,
 }
 
-/// A group of products that was put back to bf16.
+/// A group of GEMMs that was returned to bf16.
 #[derive(Clone, Debug, Serialize)]
 pub struct PutBack {
     /// The group as `[precision] skip` takes it: `*.o_proj:wgrad`.
@@ -85,24 +86,25 @@ pub struct PutBack {
     pub product: &'static str,
     /// The block, where it is in one alone.
     pub block: Option<usize>,
-    /// The share of the operations of the blocks' linear layers, and of the head where that is in FP8, that leaves FP8.
+    /// The share of the operations of the blocks' linear layers, and of the head where that is in FP8, that
+    /// leaves FP8.
     pub operations: f64,
-    /// How far from bf16 what is left is.
+    /// Distance from bf16 of the rest.
     #[serde(flatten)]
     pub distance: Distance,
-    /// The share of the squared error of the gradients that goes with it. Negative where it grows: then it is nothing but chance.
+    /// Share of the squared error of the gradients that disappears with it. A negative share is noise.
     #[serde(serialize_with = "finite")]
     pub blame: f64,
 }
 
-/// What the search does at the moment.
+/// Progress of a search.
 #[derive(Clone, Debug)]
 pub enum BlameProgress {
     /// Something with the run's text, which is not in the cache any more.
     Text(Notice),
     /// A forward and backward.
     Pass {
-        /// What it is in: `bf16`, `fp8-row`, or the pattern that is put back.
+        /// The variant: `bf16`, `fp8-row`, or the pattern that is returned to bf16.
         what: String,
         /// Micro-batches that are done.
         done: u64,
@@ -111,11 +113,13 @@ pub enum BlameProgress {
     },
 }
 
-/// Searches a run, or the run and the step of a checkpoint folder. `doing` is told what it does, and may stop it.
+/// Searches a run, or the run and the step of a checkpoint folder. `doing` receives the progress and may stop
+/// the search.
 ///
 /// # Errors
-/// No run or checkpoint there, data that is not there any more, a recipe that has no product in FP8, too little memory;
-/// [`DataError::Interrupted`](xtrain_data::DataError::Interrupted) where it was stopped.
+///
+/// No run or checkpoint there, data that is not there any more, a recipe without a GEMM in FP8, too little
+/// memory; [`DataError::Interrupted`](xtrain_data::DataError::Interrupted) if it was stopped.
 pub fn blame(
     folder: &Path,
     options: &BlameOptions,
@@ -126,7 +130,7 @@ pub fn blame(
             doing(BlameProgress::Text(notice))
         })?;
     processor.check(probe.casts.recipe)?;
-    // What is not the same in every pass would be taken for an error.
+    // Differences between passes would be counted as errors.
     let spec = TrainingSpec { attention_deterministic: true, ..probe.spec.clone() };
     let in_fp8 = spec.computed_in(probe.casts.clone());
     let products = linear_gemms(&in_fp8);
@@ -187,19 +191,19 @@ pub fn blame(
     })
 }
 
-/// The same product of the same layer in some blocks.
+/// One GEMM of one layer in some blocks.
 #[derive(Clone, Debug)]
 struct Group {
     site: String,
     gemm: LinearGemm,
     /// Those in which it is in FP8; none of the head.
     blocks: Vec<usize>,
-    /// Whether it is one block of several.
+    /// True for one block of several.
     is_single: bool,
 }
 
 impl Group {
-    /// What `[precision] skip` calls it.
+    /// Its pattern for `[precision] skip`.
     fn pattern(&self) -> String {
         let place = match &self.blocks[..] {
             [] => String::new(),
@@ -233,7 +237,7 @@ impl Group {
     }
 }
 
-/// All products that are in FP8 somewhere, in the order of the layers.
+/// All GEMMs that are in FP8 in some block, in the order of the layers.
 fn groups(products: &[LinearGemms]) -> Vec<Group> {
     let mut groups: Vec<Group> = Vec::new();
     for linear in products {
@@ -273,7 +277,7 @@ fn nothing_in_fp8(spec: &TrainingSpec, products: &[LinearGemms]) -> RunError {
     ))
 }
 
-/// What is computed, and how far from bf16 it was.
+/// A variant of the step, and its distance from bf16.
 struct Variant {
     name: String,
     numerics: Numerics,
@@ -317,7 +321,7 @@ struct Search<'a> {
 }
 
 impl Search<'_> {
-    /// Adds what each variant makes of each batch; returns the mean loss of bf16.
+    /// Runs each variant on each batch and adds up the distances; returns the mean loss of bf16.
     fn measure(&mut self, weights: &mut Weights, variants: &mut [Variant]) -> Result<f64, RunError> {
         let mut loss = 0.0;
         let mut reference: Vec<Vec<f32>> = Vec::new();
@@ -380,10 +384,10 @@ fn read(weights: &mut Weights, entry: &StateEntry, into: &mut Vec<f32>) -> Resul
     Ok(weights.engine().copy_state(std::slice::from_ref(entry), &mut [target]).map_err(LearnError::from)?)
 }
 
-/// Elements that are summed at a time: their sums are added in order, so the result does not depend on threads.
+/// Elements of a partial sum: partial sums are added in order, so the result does not depend on threads.
 const CHUNK: usize = 1 << 16;
 
-/// The sums of the squares of `expected`, and of how far `made` is from it.
+/// Sums of the squares of `expected`, and of the differences of `made` from it.
 fn squares(expected: &[f32], made: &[f32]) -> [f64; 2] {
     let chunks = expected.par_chunks(CHUNK).zip(made.par_chunks(CHUNK));
     let sums: Vec<[f64; 2]> = chunks

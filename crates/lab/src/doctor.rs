@@ -1,4 +1,5 @@
-//! What this machine has to train with, what is missing, and whether it works: each part is tried, not only looked for.
+//! Hardware and libraries that this machine has for training, and self tests of each: parts are tried, not
+//! only searched for.
 
 use serde::Serialize;
 use std::fmt::Display;
@@ -12,35 +13,35 @@ use xtrain_train::engine::{Processor, RECIPES};
 use xtrain_train::learner::Learner;
 use xtrain_train::spec::plan_on;
 
-/// What was found, and what became of the trials.
+/// Result of an examination.
 #[derive(Clone, Debug, Serialize)]
 pub struct Examination {
-    /// What `device = "auto"` trains on, for people.
+    /// Device that `device = "auto"` trains on, for people.
     pub device: String,
-    /// Whether training works there.
+    /// True if training works there.
     pub works: bool,
     /// Why no GPU is used; nothing where one is.
     pub no_gpu: Option<String>,
     /// NVIDIA's libraries.
     pub libraries: Vec<LibraryFound>,
-    /// What is wrong with the folders that `XTRAIN_CUDA_LIBRARIES` names.
+    /// Problems of the folders that `XTRAIN_CUDA_LIBRARIES` names.
     pub folder_faults: Vec<String>,
-    /// The cards that the driver shows.
+    /// The GPUs that the driver shows.
     pub cards: Vec<GpuFound>,
-    /// What was tried, in order.
+    /// The self tests, in order.
     pub trials: Vec<SelfTest>,
     /// The recipes, each with the first architecture that runs it.
     pub recipes: Vec<RecipeRow>,
-    /// Where compiled kernels are kept.
+    /// Cache of compiled kernels.
     pub kernel_cache: CacheFound,
-    /// The machine around the card.
+    /// CPU and memory.
     pub cpu: CpuFound,
 }
 
 /// A library of NVIDIA's.
 #[derive(Clone, Debug, Serialize)]
 pub struct LibraryFound {
-    /// What it is called.
+    /// Its name.
     pub name: String,
     /// The file's name.
     pub file: &'static str,
@@ -48,7 +49,7 @@ pub struct LibraryFound {
     pub path: Option<PathBuf>,
     /// Its version.
     pub version: Option<String>,
-    /// What is in the way of using it, and what that means; nothing where it serves.
+    /// Reason why it cannot be used, and the consequence; `None` if it works.
     pub missing: Option<MissingLibrary>,
 }
 
@@ -57,15 +58,15 @@ pub struct LibraryFound {
 pub struct MissingLibrary {
     /// Why.
     pub problem: String,
-    /// Where it was looked for.
+    /// Places that were searched.
     pub looked_in: Vec<String>,
-    /// How to get it.
+    /// Instructions to install it.
     pub remedy: &'static str,
-    /// What of xtrain that leaves out.
+    /// Parts of xtrain that do not work without it.
     pub without_it: &'static str,
 }
 
-/// A card.
+/// A GPU.
 #[derive(Clone, Debug, Serialize)]
 pub struct GpuFound {
     /// Its place among those that `CUDA_VISIBLE_DEVICES` lets through; training takes the first, 0.
@@ -78,7 +79,7 @@ pub struct GpuFound {
     pub multiprocessors: u32,
     /// Bytes of its memory.
     pub memory_bytes: u64,
-    /// Bytes of it that are free beside the context of this process; nothing where it cannot be opened.
+    /// Bytes of it that are free besides the context of this process; `None` if it cannot be opened.
     pub free_bytes: Option<u64>,
     /// The recipes that it runs.
     pub recipes: Vec<&'static str>,
@@ -87,9 +88,9 @@ pub struct GpuFound {
 /// Something that was tried.
 #[derive(Clone, Debug, Serialize)]
 pub struct SelfTest {
-    /// What.
+    /// Its name.
     pub what: String,
-    /// Whether it did what it should.
+    /// True if it passed.
     pub ok: bool,
     /// Why not.
     pub problem: Option<String>,
@@ -234,7 +235,8 @@ fn self_test(what: &str, begun: Instant, result: Result<(), impl Display>) -> Se
     SelfTest { what: what.into(), ok: problem.is_none(), problem, seconds }
 }
 
-/// A model that trains in no time and yet has everything: grouped queries, several heads, wide enough for the card's kernels.
+/// A model that trains quickly and yet exercises everything: grouped queries, several heads, wide enough for
+/// the GPU's kernels.
 const RUN: &str = "[model]\ndim = 128\nlayers = 2\nheads = 2\nkv_heads = 1\nhead_dim = 64\nffn_dim = 256\n\
                    [data]\ntrain = 'none'\ntokenizer = 'bytes'\nseq_len = 64\n[train]\nsteps = 1\nbatch_size = 4\n";
 

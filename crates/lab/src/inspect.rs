@@ -1,8 +1,10 @@
-//! What casts to FP8 do to the tensors of a training step: of a checkpoint, on the batch that its run would have seen next.
+//! Errors of casts to FP8 in a training step, measured on a checkpoint with the batch that its run would have
+//! seen next.
 //!
-//! Forward and backward are made once, in the formats of the run, and every factor of the products of the blocks' linear layers is cast on
-//! the way and compared with its cast (`xtrain_program::casts`). So inputs, weights and gradients are those of the step, and the memory is
-//! that of a step without its optimizer. The checkpoint stays as it is.
+//! Forward and backward run once, in the formats of the run, and every operand of the GEMMs of the blocks'
+//! linear layers is cast next to its producer and compared with its cast. So inputs, weights and gradients
+//! are those of the step, and the memory is that of a step without its optimizer. The checkpoint is not
+//! changed.
 
 use crate::probe::Probe;
 use std::ops::ControlFlow;
@@ -20,31 +22,34 @@ use xtrain_train::linear_gemms::{LinearGemms, linear_gemms};
 use xtrain_train::opened::Which;
 use xtrain_train::programs;
 
-/// What is looked at, and where it is computed.
+/// Checkpoint and device of an inspection.
 #[derive(Clone, Copy, Debug)]
 pub struct InspectOptions {
-    /// Which checkpoint of the run.
+    /// The checkpoint of the run.
     pub which: Which,
     /// Where.
     pub device: Device,
-    /// The recipe whose casts are measured; without one that of the run, or, where this has no FP8, [`Recipe::Fp8Block`].
+    /// The recipe whose casts are measured; by default that of the run or, if this has no FP8,
+    /// [`Recipe::Fp8Block`].
     pub casts: Option<Recipe>,
 }
 
-/// What an inspection does at the moment.
+/// Progress of an inspection.
 #[derive(Clone, Debug)]
 pub enum InspectProgress {
     /// Something with the run's text, which is not in the cache any more.
     Text(Notice),
-    /// So many of so many micro-batches of the step are done.
+    /// Micro-batches of the step that are done, and all.
     Step(u64, u64),
 }
 
-/// Looks at a run, or at the run and the step of a checkpoint folder. `doing` is told what it does, and may stop it.
+/// Inspects a run, or the run and the step of a checkpoint folder. `doing` receives the progress and may stop
+/// it.
 ///
 /// # Errors
+///
 /// No run or checkpoint there, data that is not there any more, a recipe without FP8, too little memory;
-/// [`DataError::Interrupted`](xtrain_data::DataError::Interrupted) where it was stopped.
+/// [`DataError::Interrupted`](xtrain_data::DataError::Interrupted) if it was stopped.
 pub fn inspect(
     folder: &Path,
     options: &InspectOptions,
@@ -71,7 +76,7 @@ pub fn inspect(
     Ok(Inspection { run, step, recipe, casts, loss, tensors })
 }
 
-/// What was counted and summed of a cast, over micro-batches.
+/// Counts and sums of a cast over micro-batches.
 #[derive(Clone, Debug, Default)]
 struct Sums {
     counts: [u64; 4],

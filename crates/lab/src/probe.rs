@@ -1,5 +1,5 @@
-//! A checkpoint opened to be looked at: its masters on an engine, and forward and backward of the batches that its run would have seen
-//! next. The checkpoint stays as it is.
+//! A checkpoint opened for examination: its masters on an engine, and forward and backward of the batches
+//! that its run would have seen next. The checkpoint is not changed.
 
 use std::ops::ControlFlow;
 use std::path::Path;
@@ -24,7 +24,7 @@ use xtrain_train::{position, source, spec};
 pub(crate) struct Probe {
     pub(crate) run: RunFolder,
     pub(crate) checkpoint: Checkpoint,
-    /// What the run trains.
+    /// The specification of the run's step.
     pub(crate) spec: TrainingSpec,
     /// The FP8 formats that are asked about.
     pub(crate) casts: Numerics,
@@ -35,8 +35,9 @@ pub(crate) struct Probe {
 }
 
 impl Probe {
-    /// Opens a run, or the run and the step of a checkpoint folder. `casts` are the formats that are asked about; without them those of the
-    /// run, or, where it has no FP8, [`Recipe::Fp8Block`]. `notice` is told what is done to texts, and may stop it. Beside it: what computes.
+    /// Opens a run, or the run and the step of a checkpoint folder. `casts` names the FP8 formats to examine;
+    /// by default those of the run or, if it has no FP8, [`Recipe::Fp8Block`]. `notice` receives the progress
+    /// of preparing texts and may stop it. Also returns the processor.
     pub(crate) fn open(
         folder: &Path,
         which: Which,
@@ -59,7 +60,8 @@ impl Probe {
         Ok((Probe { run, checkpoint, spec, casts, config, corpus, first }, processor))
     }
 
-    /// The masters on an engine of `processor` that has loaded `program`, and what this reads of them in other types.
+    /// The masters on an engine of `processor` that has loaded `program`, and the copies of them that it
+    /// reads.
     pub(crate) fn load(
         &self,
         processor: Processor,
@@ -74,7 +76,7 @@ impl Probe {
         Ok((weights, id))
     }
 
-    /// Loads another program over the same masters, and makes what it reads of them in other types.
+    /// Loads another program over the same masters, and refreshes the copies of them that it reads.
     pub(crate) fn add(&self, weights: &mut Weights, program: Program) -> Result<ProgramId, RunError> {
         let refresh = programs::refresh(&program).map_err(LearnError::from)?;
         let refresh = weights.load(refresh).map_err(advise)?;
@@ -88,8 +90,8 @@ impl Probe {
         self.config.train.batch_size / self.config.train.micro_batch_size()
     }
 
-    /// Forward and backward of the step that is `ahead` of the next: the loss in nats a token. Gradients are left in the state. `go_on` is
-    /// asked before the n-th micro-batch; `made` is shown what each makes.
+    /// Forward and backward of the step that is `ahead` of the next: the loss in nats a token. Gradients are
+    /// left in the state. `go_on` is called before the n-th micro-batch; `made` receives the outputs of each.
     pub(crate) fn step(
         &self,
         weights: &mut Weights,

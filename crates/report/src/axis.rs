@@ -1,6 +1,6 @@
 //! Axes: from values to places between 0 and 1, and round numbers to label them with.
 
-/// How values are spread over an axis.
+/// Scale of an axis.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Scale {
     /// Equal differences are equally long.
@@ -42,8 +42,8 @@ impl Axis {
         Self { scale: Scale::Linear, low, high, ticks: values.into_iter().zip(labels).collect() }
     }
 
-    /// A logarithmic axis over `low..=high`, both positive: ticks at powers of ten, and at 2 and 5 times them where there are
-    /// few.
+    /// A logarithmic axis over `low..=high`, both positive: ticks at powers of ten, and at 2 and 5 times them
+    /// where there are few.
     pub(super) fn log(low: f64, high: f64) -> Self {
         let (low, high) = (low.max(f64::MIN_POSITIVE), high.max(low * 1.01).max(f64::MIN_POSITIVE * 2.0));
         let (first, last) = (low.log10().floor() as i32, high.log10().ceil() as i32);
@@ -59,7 +59,7 @@ impl Axis {
         Self { scale: Scale::Log, low, high, ticks }
     }
 
-    /// Where `value` lies: 0 at `low`, 1 at `high`, outside of that beyond the ends. NaN where it has no place.
+    /// Position of `value`: 0 at `low`, 1 at `high`, beyond these outside of the axis. NaN if it has none.
     pub(super) fn place(&self, value: f64) -> f64 {
         match self.scale {
             Scale::Linear => (value - self.low) / (self.high - self.low),
@@ -76,7 +76,7 @@ fn drawable(low: f64, high: f64) -> (f64, f64) {
     if low.is_nan() || high.is_nan() {
         return (0.0, 1.0);
     }
-    // Below this the ticks could not be told apart.
+    // Ticks closer than this could not be distinguished.
     let least = (low.abs().max(high.abs()) * 1e-9).max(1e-300);
     if high - low >= least {
         return (low, high);
@@ -99,7 +99,8 @@ fn nice_step(rough: f64) -> f64 {
     multiple * power
 }
 
-/// Labels of one form for all: plain decimals, thousands with a suffix, or powers of ten for the very small and large.
+/// Labels in one form: plain decimals, thousands with a suffix, or powers of ten for very small and very
+/// large values.
 fn linear_labels(values: &[f64], step: f64) -> Vec<String> {
     let largest = values.iter().fold(0.0, |largest: f64, value| largest.max(value.abs()));
     let (unit, suffix) = match largest {

@@ -1,7 +1,7 @@
 //! A line chart: SVG curves in a frame of HTML labels.
 //!
-//! The curves stretch with the page while labels and line widths keep their size, so one chart serves a phone, a wide
-//! screen and paper. Values for the reader's pointer stand in `data-` attributes beside each curve.
+//! The curves stretch with the page while labels and line widths keep their size, so one chart serves a
+//! phone, a wide screen and paper. Values for the reader's pointer are in `data-` attributes of each curve.
 
 use std::fmt::Write;
 
@@ -20,9 +20,9 @@ const DOTS: usize = 80;
 /// A chart, ready to be drawn.
 pub(super) struct Chart {
     pub(super) title: &'static str,
-    /// What the y axis measures.
+    /// Unit of the y axis.
     pub(super) unit: &'static str,
-    /// What the x axis counts: `step` or `tokens`.
+    /// Quantity on the x axis: `step` or `tokens`.
     pub(super) x_name: &'static str,
     pub(super) x: Axis,
     pub(super) y: Axis,
@@ -64,7 +64,7 @@ pub(super) struct Band {
     pub(super) points: Vec<(f64, f64, f64)>,
 }
 
-/// How a curve is drawn.
+/// Style of a curve.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Style {
     /// Faint: single values behind their mean.
@@ -254,7 +254,7 @@ impl Chart {
         }
     }
 
-    /// What the chart shows, for those who hear the page.
+    /// Description of the chart for screen readers.
     fn spoken(&self) -> String {
         let mut text = format!("{}, {}.", self.title, self.unit);
         for series in self.series.iter().filter(|series| series.style != Style::Raw) {

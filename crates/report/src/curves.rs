@@ -1,4 +1,4 @@
-//! Which charts a report has, and which curves they show.
+//! The charts of a report and their curves.
 
 use super::axis::Axis;
 use super::chart::{Chart, Series, Style};
@@ -8,14 +8,14 @@ use super::range::{axis_from_zero, axis_of, outside};
 use super::thin::{self, Point};
 use crate::metrics::{StepMetrics, format};
 
-/// Fewer reports than this are shown as they are.
+/// Curves of fewer reports than this are not smoothed.
 const SMOOTHED_FROM: usize = 40;
 
 /// One run with what is derived from it.
 pub(super) struct View<'a> {
     pub(super) run: &'a RunData,
     pub(super) history: History,
-    /// What a step counts for on the x axis: 1, or its tokens.
+    /// Length of a step on the x axis: 1, or its tokens.
     pub(super) x_per_step: f64,
     /// Number of its colour among several.
     pub(super) color: usize,
@@ -75,7 +75,8 @@ impl<'a> Views<'a> {
         ))
     }
 
-    /// Learning rate, gradient norm, throughput and the gap of reference segments, as far as there are values.
+    /// Learning rate, gradient norm, throughput and the gap of reference segments, as far as there are
+    /// values.
     pub(super) fn others(&self) -> Vec<Chart> {
         let lr = self.each("learning rate", |m| m.lr);
         let norms = self.smoothed("norm", |m| m.grad_norm);
@@ -96,7 +97,7 @@ impl<'a> Views<'a> {
 
     fn chart(&self, title: &'static str, unit: &'static str, y: Axis, series: Vec<Series>) -> Chart {
         let notes = if self.views.len() == 1 { notes(&series, &y) } else { Vec::new() };
-        // The events of several runs would not be told apart.
+        // Events of several runs could not be told from each other in one chart.
         let (mut skipped, mut resumed) = (Vec::new(), Vec::new());
         if let [view] = &self.views[..] {
             skipped.extend(view.history.skipped.iter().map(|s| s.step as f64 * view.x_per_step));
@@ -147,7 +148,7 @@ impl<'a> Views<'a> {
         series
     }
 
-    /// How much higher the loss of each reference segment is than in bf16, in percent.
+    /// Gap of each reference segment: its loss above that in bf16, in percent.
     fn gaps(&self) -> Vec<Series> {
         let several = self.views.len() > 1;
         let with_segments = self.views.iter().filter(|view| !view.history.references.is_empty());
@@ -198,8 +199,8 @@ impl<'a> Views<'a> {
     }
 }
 
-/// The smooth curve through `points` and how many of them each of its values comes from; nothing where they are few enough to be shown as
-/// they are.
+/// The smooth curve through `points`, and the number of points behind each of its values; `None` if they are
+/// too few to be smoothed.
 pub(super) fn smoothed(points: &[Point]) -> Option<(Vec<Point>, usize)> {
     (points.len() >= SMOOTHED_FROM).then(|| thin::smooth(points))
 }
@@ -208,7 +209,8 @@ fn points_of(series: &[Series]) -> Vec<&[Point]> {
     series.iter().map(|series| &series.points[..]).collect()
 }
 
-/// What a chart of one run does not show. A smooth curve repeats the values behind it and does not count.
+/// Notes on the values that a chart of one run leaves out. A smooth curve repeats the values that it is drawn
+/// through and does not count.
 fn notes(series: &[Series], y: &Axis) -> Vec<String> {
     let smoothed = series.iter().any(|series| series.style == Style::Raw);
     let reported: Vec<&[Point]> = series

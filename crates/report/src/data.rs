@@ -1,4 +1,4 @@
-//! What a run folder says.
+//! The contents of a run folder.
 
 use std::io;
 use std::path::Path;
@@ -26,12 +26,13 @@ pub struct RunData {
     pub sample: Option<String>,
     /// The contents of `summary.json`.
     pub summary: RunSummary,
-    /// What could not be understood, one sentence each. The report shows them.
+    /// Problems in the files, one sentence each. The report shows them.
     pub problems: Vec<String>,
 }
 
 impl RunData {
-    /// Reads the run in `folder`. Only `metrics.jsonl` is needed; what is damaged in any file becomes a problem to show.
+    /// Reads the run in `folder`. Only `metrics.jsonl` is required; damage in any file becomes an entry of
+    /// `problems`.
     pub fn load(folder: &Path) -> Result<Self, ReportError> {
         let mut run = Self { name: name_of(folder), ..Self::default() };
         run.read_metrics(folder)?;

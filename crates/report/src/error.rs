@@ -1,4 +1,4 @@
-//! Why a report could not be made.
+//! Errors of reports.
 
 use std::io;
 use std::path::PathBuf;

@@ -48,7 +48,8 @@ fn perplexity(view: &View<'_>) -> Option<Figure> {
     Some(Figure { label: "Perplexity", value: format::significant(last.perplexity()), notes })
 }
 
-/// Where the curve of the training loss ends, and how many reports each of its values comes from: 1 where it is not smoothed.
+/// Last value of the training loss's curve, and the number of reports that it averages: 1 if the curve is not
+/// smoothed.
 pub(super) fn final_training_loss(steps: &[StepMetrics]) -> Option<(f64, usize)> {
     let losses: Vec<Point> = steps.iter().map(|m| (m.step as f64, m.loss)).collect();
     let (curve, reports) = smoothed(&losses).unwrap_or((losses, 1));

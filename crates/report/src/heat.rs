@@ -7,7 +7,7 @@ use super::html::escape;
 /// A heat map, ready to be drawn.
 pub(super) struct HeatMap {
     pub(super) title: &'static str,
-    /// What the values are, and what the colours mean.
+    /// Unit of the values and meaning of the colours.
     pub(super) unit: &'static str,
     /// Group and name of each column; those of a group are neighbours.
     pub(super) columns: Vec<(String, String)>,
@@ -31,7 +31,7 @@ pub(super) struct Cell {
 /// The colours from 0 to 1.
 #[derive(Clone, Copy)]
 pub(super) enum Ramp {
-    /// From what is well to what is not: blue, yellow, red, which the colour-blind tell apart.
+    /// From good to bad: blue, yellow, red, which colour-blind readers can distinguish.
     Concern,
     /// From little to much.
     Amount,

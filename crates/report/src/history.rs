@@ -4,9 +4,9 @@ use crate::metrics::{
     Checkpoint, EvalMetrics, Event, Record, Reference, Resumed, Sample, SkippedStep, StepMetrics,
 };
 
-/// What happened, each list in the order of its steps.
+/// Events of a run, each list in the order of its steps.
 ///
-/// Where the records go back (a run resumed by a program that did not clean up, or files put one after the other) the
+/// Where the records go back (a run resumed by a program that did not clean up, or concatenated files), the
 /// later ones count.
 #[derive(Debug, Default)]
 pub(super) struct History {

@@ -1,4 +1,4 @@
-//! Text made safe for HTML.
+//! Escaping of text for HTML.
 
 use std::fmt::{self, Display};
 

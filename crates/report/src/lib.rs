@@ -4,14 +4,14 @@
 //! run folder -> RunData (what is in the files) -> History (one line of time) -> charts, figures -> page
 //! ```
 //!
-//! The page needs nothing but itself: styles, curves (SVG) and a small script for reading values under the pointer are
-//! inside; without the script nothing else is missing. It follows the reader's light or dark setting, fits a phone,
-//! and prints. Several runs share one page: their curves lie over each other, and the keys in which their
-//! configurations differ are listed.
+//! The page needs nothing but itself: styles, curves (SVG) and a small script for reading values under the
+//! pointer are inside; without the script nothing else is missing. It follows the reader's light or dark
+//! setting, fits a phone, and prints. Several runs share one page: their curves lie over each other, and the
+//! keys in which their configurations differ are listed.
 //!
-//! Invariants: whatever the files hold is escaped, so no run can put markup or script into the page; the page's size
-//! does not grow with the number of steps, and thinning a curve keeps its extremes; numbers that are not finite break a
-//! curve and are counted, never drawn.
+//! Invariants: whatever the files hold is escaped, so no run can put markup or script into the page; the
+//! page's size does not grow with the number of steps, and thinning a curve keeps its extremes; numbers that
+//! are not finite break a curve and are counted, never drawn.
 
 mod axis;
 mod chart;
@@ -68,8 +68,8 @@ pub fn write(run_folder: &Path) -> Result<PathBuf, ReportError> {
 
 /// Writes one report for the runs in `run_folders` to `path`.
 ///
-/// A run is called by its folder's name, or by the whole path as given where another folder has the same name. A file that is there
-/// is replaced where it is such a report, or `overwrite` says so.
+/// A run is named after its folder, or by the whole path if another folder has the same name. An existing
+/// file is replaced if it is such a report or `overwrite` is set.
 pub fn write_comparison(
     run_folders: &[impl AsRef<Path>],
     path: &Path,
@@ -81,7 +81,7 @@ pub fn write_comparison(
     write_whole(path, &render_all(&load_named(run_folders)?))
 }
 
-/// The runs in these folders, each called by its folder's name, or by the whole path where another has the same name.
+/// The runs in these folders, each named after its folder, or by the whole path if another has the same name.
 fn load_named(run_folders: &[impl AsRef<Path>]) -> Result<Vec<RunData>, ReportError> {
     let loaded: Result<Vec<_>, _> = run_folders.iter().map(|folder| RunData::load(folder.as_ref())).collect();
     let mut runs = loaded?;
@@ -94,7 +94,7 @@ fn load_named(run_folders: &[impl AsRef<Path>]) -> Result<Vec<RunData>, ReportEr
     Ok(runs)
 }
 
-/// Whether nothing that anyone would miss is at `path`: no file, an empty one, or a report.
+/// True if there is no file at `path`, or an empty one, or a report.
 fn may_be_replaced(path: &Path) -> Result<bool, ReportError> {
     let cannot_read = |source| ReportError::Read { path: path.to_owned(), source };
     match std::fs::metadata(path) {

@@ -18,7 +18,7 @@ const TEXT_BYTES: usize = 64 << 10;
 /// Rows of a table; of more, the first and the last are shown.
 const ROWS: usize = 400;
 
-/// How every report begins, and no other page does.
+/// First bytes of every report, and of no other page.
 pub(super) const HEAD: &str = "<!DOCTYPE html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n\
                                <meta name=\"generator\" content=\"xtrain report\">\n";
 
@@ -66,7 +66,7 @@ pub(super) fn begun(title: &str, maker: &str) -> String {
     out
 }
 
-/// The page with its end; `source` is what it was made from.
+/// Closes the page; `source` names the command that wrote it.
 pub(super) fn ended(mut out: String, source: &str) -> String {
     let _ = write!(
         out,

@@ -1,13 +1,13 @@
-//! Which part of the values an axis shows: all of them, unless a few would flatten the rest.
+//! Range of an axis: all values, unless a few would flatten the rest.
 
 use super::axis::{Axis, Scale};
 use super::thin::Point;
 
 /// The axis for the finite values of `curves`; `None` if there are none.
 ///
-/// Where the highest hundredth of a curve (but not its first value: a loss begins high) is further from the rest than half
-/// the rest's height, the axis ends below it; [`outside`] counts what is left out. The axis is logarithmic where the rest
-/// spans more than a factor of `log_above` and nothing is negative.
+/// Where the highest hundredth of a curve (but not its first value: a loss begins high) is further from the
+/// rest than half the rest's height, the axis ends below it; [`outside`] counts what is left out. The axis is
+/// logarithmic where the rest spans more than a factor of `log_above` and nothing is negative.
 pub(super) fn axis_of(curves: &[&[Point]], log_above: f64) -> Option<Axis> {
     let range = Range::of(curves)?;
     if range.low >= 0.0
@@ -40,7 +40,7 @@ pub(super) fn outside(curves: &[&[Point]], axis: &Axis) -> usize {
     values.filter(|&value| value.is_finite() && !inside(value)).count()
 }
 
-/// Where the finite values of some curves lie.
+/// Range of the finite values of some curves.
 struct Range {
     low: f64,
     high: f64,

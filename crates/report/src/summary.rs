@@ -6,7 +6,8 @@ use serde::{Deserialize, Serialize};
 
 use super::{ReportError, SUMMARY_FILE, write_whole};
 
-/// Facts about a run, each of them optional. Unknown fields are ignored, so that reports of older and newer runs work.
+/// Facts about a run, each of them optional. Unknown fields are ignored, so that reports of older and newer
+/// runs work.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct RunSummary {
@@ -19,7 +20,7 @@ pub struct RunSummary {
     /// The precision recipe's name.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub precision: Option<String>,
-    /// What it ran on, such as `CPU, 2 threads` or `NVIDIA H200`.
+    /// Device, such as `CPU, 2 threads` or `NVIDIA H200`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub device: Option<String>,
     /// Steps that were asked for.
@@ -28,16 +29,17 @@ pub struct RunSummary {
     /// Wall time spent in training steps, in seconds, over all parts of a resumed run.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub train_seconds: Option<f64>,
-    /// Entropy of the frequencies of the tokens that evaluations predict, in nats: the loss of a model that ignores context.
+    /// Entropy of the frequencies of the tokens that evaluations predict, in nats: the loss of a model that
+    /// ignores context.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub unigram_entropy: Option<f64>,
     /// The step of the checkpoint with the lowest validation loss.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub best_step: Option<u64>,
-    /// That loss, in nats a token.
+    /// Loss of the best checkpoint, in nats a token.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub best_loss: Option<f64>,
-    /// How the run ended, such as `finished` or `stopped at the time limit`.
+    /// End of the run, such as `finished` or `stopped at the time limit`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub outcome: Option<String>,
 }

@@ -1,17 +1,18 @@
-//! Curves made smooth, and made small without losing their extremes.
+//! Smoothing of curves, and thinning that keeps their extremes.
 
 /// A point of a curve.
 pub(super) type Point = (f64, f64);
 
-/// Most blocks that [`smooth`] makes of a curve.
+/// Largest number of blocks that [`smooth`] cuts a curve into.
 const BLOCKS: usize = 4000;
 
-/// A curve through `points` without their noise, and how many points each of its values comes from.
+/// A curve through `points` without their noise, and the number of points behind each of its values.
 ///
-/// A running median, so that a single spike does not bend it, under a short running mean. The window is a fiftieth of the
-/// curve. Towards the start it shrinks on both sides alike, so that the curve does not lag behind a steep fall; towards the
-/// end it only loses its later half. Long curves are first cut into blocks, each with its own median. Values that are not
-/// finite are left out; where nothing else is, the result is NaN.
+/// It is a running median, which a single spike does not bend, followed by a short running mean. The window
+/// is a fiftieth of the curve. Towards the start it shrinks on both sides alike, so that the curve does not
+/// lag behind a steep fall; towards the end it only loses its later half. Long curves are first cut into
+/// blocks, each with its own median. Values that are not finite are ignored; where there is nothing else, the
+/// result is NaN.
 pub(super) fn smooth(points: &[Point]) -> (Vec<Point>, usize) {
     let block = (points.len() / BLOCKS).max(1);
     let blocks: Vec<Point> =
@@ -37,10 +38,11 @@ fn mean(points: &[Point]) -> f64 {
     finite().sum::<f64>() / finite().count() as f64
 }
 
-/// `points` as unbroken pieces, with at most four points in each of `columns` equal parts of their x range: the first, the
-/// lowest, the highest and the last. A drawing that is `columns` pixels wide looks the same.
+/// `points` as unbroken pieces, with at most four points in each of `columns` equal parts of their x range:
+/// the first, the lowest, the highest and the last. A drawing that is `columns` pixels wide looks the same.
 ///
-/// A value that is not finite ends a piece, unless finite ones of its own column surround it. The x must not fall.
+/// A value that is not finite ends a piece, unless finite ones of its own column surround it. The x must not
+/// fall.
 pub(super) fn thin(points: &[Point], columns: usize) -> Vec<Vec<Point>> {
     let (Some(&(x_first, _)), Some(&(x_last, _))) = (points.first(), points.last()) else {
         return Vec::new();

@@ -17,35 +17,35 @@ use xtrain_data::{
 /// Something that a run does before its first step.
 #[derive(Clone, Debug)]
 pub enum Notice {
-    /// A vocabulary is made of the training text.
+    /// A vocabulary is learned from the training text.
     Learning {
-        /// Which.
+        /// The vocabulary.
         vocabulary: Vocabulary,
-        /// How far it is.
+        /// Its progress.
         progress: Learning,
     },
     /// A text is turned into tokens.
     Tokenizing {
         /// The source.
         path: String,
-        /// How far it is.
+        /// Its progress.
         progress: Progress,
     },
 }
 
-/// What a run reads.
+/// The data of a run.
 pub struct Corpus {
-    /// How text becomes tokens.
+    /// The tokenizer.
     pub tokenizer: Tokenizer,
     /// The training samples.
     pub loader: Loader,
-    /// What is validated on, all of it.
+    /// The validation data, all of it.
     pub validation: Option<Validation>,
 }
 
 impl Corpus {
-    /// Opens everything that `[data]` names, tokenizing text that is not in the cache yet. `saved` is the tokenizer of the run folder,
-    /// where a run goes on.
+    /// Opens everything that `[data]` names, and tokenizes text that is not in the cache yet. `saved` is the
+    /// tokenizer in the run folder, if a run is resumed.
     pub fn open(
         config: &Config,
         saved: Option<&Path>,
@@ -90,14 +90,14 @@ struct Input {
     data: InputData,
 }
 
-/// How an input lies on the disk.
+/// Data of an input.
 enum InputData {
     Shards(Dataset),
     Text(Texts),
 }
 
-/// Opens what `sources`, the value of `key`, name. Neighbours that are text, have no weight and are read alike are one input, as the files of a
-/// folder are: each may be shorter than a sequence.
+/// Opens `sources`, the value of `key`. Neighbouring texts that have no weight and are read with the same
+/// options are one input, like the files of a folder: each may be shorter than a sequence.
 fn open_inputs(config: &Config, key: &str, sources: &Sources) -> Result<Vec<Input>, RunError> {
     let options = |source: &Source| InputOptions {
         field: config.data.text_field(source).to_owned(),
@@ -151,7 +151,7 @@ impl InputData {
         paths.into_iter().filter_map(|path| path.canonicalize().ok()).collect()
     }
 
-    /// How documents lie in it; nothing where it is tokens.
+    /// Options for reading its documents; `None` if it is tokens.
     fn options(&self) -> Option<&InputOptions> {
         match self {
             InputData::Shards(_) => None,
@@ -160,8 +160,8 @@ impl InputData {
     }
 }
 
-/// Refuses what two sources of `key` name and read alike: its weight would be the sum of both, which nobody sees. Two fields of one file
-/// are two texts.
+/// Refuses a path that two sources of `key` read with the same options: its weight would be the sum of both,
+/// unnoticed. Two fields of one file are two texts.
 fn refuse_repeated_paths(key: &str, inputs: &[Input]) -> Result<(), RunError> {
     let mut seen: Vec<(PathBuf, &Input)> = Vec::new();
     for input in inputs {
@@ -182,7 +182,8 @@ fn refuse_repeated_paths(key: &str, inputs: &[Input]) -> Result<(), RunError> {
     Ok(())
 }
 
-/// Refuses files and datasets that are both trained and validated on: the loss there would be of text that is learned by heart.
+/// Refuses files and datasets that are both trained and validated on: the validation loss would be that of
+/// memorised text.
 fn refuse_shared_paths(train: &[Input], valid: &[Input]) -> Result<(), RunError> {
     let trained: HashSet<PathBuf> = train.iter().flat_map(|input| input.data.paths()).collect();
     for input in valid {
@@ -194,7 +195,7 @@ fn refuse_shared_paths(train: &[Input], valid: &[Input]) -> Result<(), RunError>
     Ok(())
 }
 
-/// The same by tokens, for texts that were copied and texts that were tokenized before.
+/// Refuses validation tokens that are also trained on, for copied texts and texts that were tokenized before.
 fn refuse_shared_tokens(
     train: &[xtrain_data::Source],
     valid: &[Arc<dyn TokenStream>],
@@ -214,7 +215,8 @@ fn trained_on(what: &str, is: &str) -> RunError {
     ))
 }
 
-/// The tokenizer that the configuration asks for; one that is to be made from the text is that of token shards where there are any.
+/// The tokenizer of the configuration. If it would be learned from the text but there are token shards,
+/// theirs is used.
 fn tokenizer(
     config: &Config,
     train: &[Input],
@@ -293,7 +295,7 @@ impl Cache<'_> {
     }
 }
 
-/// The error for shards whose documents begin otherwise than the run's.
+/// The error for shards whose documents begin with other tokens than the run's.
 fn other_beginning(path: &str, dataset: &Dataset, tokenizer: &Tokenizer) -> RunError {
     let shown = |tokens: &[u32]| match tokens {
         [] => "with no token of their own".to_owned(),

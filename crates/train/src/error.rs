@@ -12,7 +12,7 @@ use xtrain_report::ReportError;
 use xtrain_report::metrics::MetricsError;
 use xtrain_runtime::EngineError;
 
-/// What can end a run. [`RunError::is_users`] tells the exit code.
+/// Error that ends a run. [`RunError::is_users`] decides the exit code.
 #[derive(Debug, Error)]
 pub enum RunError {
     /// The run file.
@@ -29,7 +29,7 @@ pub enum RunError {
     Model {
         /// The folder or file.
         place: String,
-        /// What is wrong with it.
+        /// The error in it.
         error: ModelError,
     },
     /// The metrics files.
@@ -46,9 +46,9 @@ pub enum RunError {
     Io {
         /// The file.
         path: PathBuf,
-        /// What was tried.
+        /// The action that failed.
         action: &'static str,
-        /// What the system said.
+        /// The system's error.
         source: std::io::Error,
     },
     /// Anything else the user can mend: what is wrong, and what to do.
@@ -60,7 +60,7 @@ pub enum RunError {
 }
 
 impl RunError {
-    /// Whether the user can mend it: exit code 2; otherwise 1.
+    /// True if the user can fix it: exit code 2; otherwise 1.
     pub fn is_users(&self) -> bool {
         match self {
             RunError::Data(e) => e.is_users(),
@@ -77,10 +77,10 @@ impl RunError {
     }
 }
 
-/// What can fail while a model is trained or run.
+/// Error of a model that is trained or run.
 #[derive(Clone, Debug, Error)]
 pub enum LearnError {
-    /// A program could not be made.
+    /// A program could not be built.
     #[error(transparent)]
     Program(#[from] ProgramError),
     /// The engine refused something.
@@ -89,12 +89,12 @@ pub enum LearnError {
     /// More memory than there is, and what would need less.
     #[error("{error}; {advice}")]
     Memory {
-        /// How much more.
+        /// The error of the engine, with the missing bytes.
         error: EngineError,
-        /// What to ask for instead.
+        /// A request that needs less.
         advice: &'static str,
     },
-    /// A model that makes no sense.
+    /// A broken model.
     #[error(
         "the model's logits contain {0}: its weights are broken, or it diverged in training; use another checkpoint or folder"
     )]
@@ -102,7 +102,7 @@ pub enum LearnError {
 }
 
 impl LearnError {
-    /// The same error; one about memory with what would need less.
+    /// This error; an error about memory gets the advice.
     pub fn advising(self, advice: &'static str) -> Self {
         match self {
             LearnError::Engine(error @ EngineError::Memory { .. }) => LearnError::Memory { error, advice },
@@ -110,7 +110,7 @@ impl LearnError {
         }
     }
 
-    /// Whether the user can mend it: too little memory, and numbers that are not finite, come from what was asked for.
+    /// True if the user can fix it: too little memory, or numbers that are not finite.
     pub fn is_users(&self) -> bool {
         match self {
             LearnError::Logits(_) | LearnError::Memory { .. } => true,

@@ -46,8 +46,9 @@ impl Evaluator {
         Ok(bytemuck::pod_read_unaligned::<f32>(outputs.get(io::LOSS)?).into())
     }
 
-    /// Adds to `tally` the sequences of `validation` that it does not hold yet. `go_on` is asked before each batch;
-    /// [`ControlFlow::Break`] leaves the rest for another time, when the sum comes out the same to the bit.
+    /// Adds the sequences of `validation` that `tally` does not hold yet. `go_on` is called before each
+    /// batch; [`ControlFlow::Break`] leaves the rest for a later call, with which the sum is the same to the
+    /// bit.
     pub fn add(
         &self,
         weights: &mut Weights,
@@ -86,7 +87,7 @@ impl Evaluator {
     }
 }
 
-/// How far an evaluation is: small enough to be saved in the middle of one.
+/// State of an evaluation, small enough for a checkpoint in the middle of one.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Tally {

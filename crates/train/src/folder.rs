@@ -8,14 +8,14 @@ use xtrain_checkpoint::replace_file;
 use xtrain_config::{Config, files};
 use xtrain_report::{REPORT_FILE, SAMPLE_FILE, SUMMARY_FILE};
 
-/// What a run locks: made before anything else of it.
+/// File that a run locks, created before anything else of it.
 const LOCK: &str = ".lock";
-/// Where a run says that `hf/` is its own.
+/// File that marks `hf/` as the run's own.
 const EXPORTED: &str = ".exported";
-/// Where a run says after which step all that its end writes was written.
+/// File with the step after which the run's end was written completely.
 const FINISHED: &str = ".finished";
 
-/// What the end of a run writes, as far as it is not there yet.
+/// Parts of a run's end that are not written yet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Unwritten {
     pub export: bool,
@@ -70,12 +70,12 @@ impl RunFolder {
         self.path.join("tokenizer")
     }
 
-    /// What the Hugging Face folder that the run began from said of its model, where it began from one.
+    /// Metadata of the Hugging Face folder that the run began from, if it did.
     pub fn source(&self) -> PathBuf {
         self.path.join("source")
     }
 
-    /// Where checkpoints are.
+    /// The folder of checkpoints.
     pub fn checkpoints(&self) -> PathBuf {
         self.path.join("checkpoints")
     }
@@ -85,13 +85,14 @@ impl RunFolder {
         self.path.join("hf")
     }
 
-    /// Whether a run has begun here: a configuration, and what only a run makes. A `config.toml` alone is anyone's.
+    /// True if a run has begun here: there is a configuration and a file that only a run writes. A
+    /// `config.toml` alone may be anyone's.
     pub fn is_begun(&self) -> bool {
         self.config().is_file() && (self.lock().exists() || self.checkpoints().is_dir())
     }
 
-    /// What would be mixed with a new run here: the first name, in the order of names, that is not of a run that was stopped while it
-    /// began. Nothing in a folder that is empty or not there.
+    /// The first name here, in order, that does not belong to a run that was stopped while it began. `None`
+    /// if the folder is empty or missing.
     pub(crate) fn foreign(&self) -> Result<Option<String>, RunError> {
         let ours = self.lock().exists();
         let mut names = Vec::new();
@@ -127,7 +128,8 @@ impl RunFolder {
         self.write(EXPORTED, "hf/ is this run's export, and is replaced when the run ends again.\n")
     }
 
-    /// What `config` asks of the end of the run, after `step`, and is not here: all of it where no end came to its own end after this step.
+    /// Parts of the run's end after `step` that `config` asks for and that are missing: all of them unless
+    /// the end was completely written after this step.
     pub(crate) fn unwritten(&self, step: u64, config: &Config) -> Result<Unwritten, RunError> {
         let path = self.path.join(FINISHED);
         let all = match files::read(&path, 1 << 20) {

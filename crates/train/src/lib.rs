@@ -1,7 +1,7 @@
 //! The trainer: run configuration, step programs, the training loop, metrics, evaluation and generation.
 //!
-//! Invariants: policy lives here and arithmetic in ops; nothing here knows which device an [`Engine`](xtrain_runtime::Engine) is.
-//! Deliberately absent: flags and terminals, which are the binary's.
+//! Invariants: policy lives here and arithmetic in ops; nothing here knows which device an
+//! [`Engine`](xtrain_runtime::Engine) is. Deliberately absent: flags and terminals, which are the binary's.
 
 pub mod corpus;
 pub mod engine;

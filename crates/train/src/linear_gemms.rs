@@ -1,4 +1,5 @@
-//! Which products of a model's linear layers are computed of FP8 factors, and why others are not: what `xtrain plan` shows.
+//! The GEMMs of a model's linear layers that run in FP8, and the reasons why others do not, as `xtrain plan`
+//! shows them.
 
 use crate::programs::TrainingSpec;
 use std::collections::HashMap;
@@ -11,39 +12,39 @@ use xtrain_program::{Origin, Role, Stage};
 /// A linear layer that several blocks have alike.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LinearGemms {
-    /// The blocks; none of the head, which is behind them.
+    /// The blocks; empty for the head, which comes after them.
     pub blocks: Range<usize>,
     /// Its place in them, e.g. `attn.qkv_proj`, or `lm_head`.
     pub site: String,
     /// Outputs and inputs.
     pub extents: [usize; 2],
-    /// How fprop, dgrad and wgrad are computed of FP8 factors, or why they are not.
+    /// FP8 formats of fprop, dgrad and wgrad, or the reason why they are in bf16.
     pub gemms: [Result<ScaledGemm, Kept>; 3],
 }
 
 impl LinearGemms {
-    /// Whether it is the head.
+    /// True for the head.
     pub fn is_head(&self) -> bool {
         self.blocks.is_empty()
     }
 
-    /// Whether all its products are of FP8 factors.
+    /// True if all its GEMMs are in FP8.
     pub fn is_all_fp8(&self) -> bool {
         self.gemms.iter().all(Result::is_ok)
     }
 
-    /// How many layers it stands for.
+    /// Number of layers that it represents.
     pub fn layers(&self) -> usize {
         self.blocks.len().max(1)
     }
 
-    /// Multiply-adds of one of its products for a token.
+    /// Multiply-adds of one of its GEMMs for a token.
     pub fn size(&self) -> f64 {
         (self.layers() * self.extents[0] * self.extents[1]) as f64
     }
 }
 
-/// The linear layers of the blocks, those of neighbours that are alike together, and at last the head.
+/// The linear layers of the blocks, equal neighbours merged, and finally the head.
 pub fn linear_gemms(spec: &TrainingSpec) -> Vec<LinearGemms> {
     let (m, numerics) = (&spec.model, spec.numerics());
     let tokens = spec.batch.sequences * spec.batch.seq_len;
@@ -69,7 +70,8 @@ pub fn linear_gemms(spec: &TrainingSpec) -> Vec<LinearGemms> {
     all
 }
 
-/// How fprop of each linear layer of the blocks is computed of FP8 factors, or why it is not, by the name of its weights.
+/// The FP8 formats of fprop for each linear layer of the blocks, or the reason why it is in bf16, by the name
+/// of its weights.
 pub(crate) fn fprops(m: &Architecture, numerics: &Numerics) -> HashMap<String, Result<ScaledGemm, Kept>> {
     let of = |block: usize| {
         let of = move |(name, extents): (String, [usize; 2])| {
@@ -107,7 +109,7 @@ impl Linear<'_> {
         block.and_then(|block| self.name.strip_prefix(&block)).unwrap_or(self.name)
     }
 
-    /// How one of its products is computed.
+    /// FP8 formats of one of its GEMMs, or the reason why it is in bf16.
     fn scaled_gemm(
         &self,
         gemm: LinearGemm,
@@ -128,7 +130,7 @@ impl Linear<'_> {
     }
 }
 
-/// The share of the blocks' linear layers' operations that are of FP8 factors.
+/// Share of the operations of the blocks' linear layers that are in FP8.
 pub fn fp8_share(products: &[LinearGemms]) -> f64 {
     let of_blocks = || products.iter().filter(|p| !p.is_head());
     let in_fp8 = |p: &LinearGemms| p.size() * p.gemms.iter().filter(|product| product.is_ok()).count() as f64;

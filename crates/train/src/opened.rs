@@ -21,14 +21,15 @@ pub struct OpenedModel {
     pub weights: Weights,
     /// The tokenizer.
     pub tokenizer: Tokenizer,
-    /// What an export says of it.
+    /// Metadata for an export.
     pub identity: Identity,
     /// The step of the checkpoint, where it came from a run.
     pub step: Option<u64>,
-    /// Whether it was trained with attention inside documents: false for a Hugging Face folder, which does not say.
+    /// True if it was trained with attention inside documents; false for a Hugging Face folder, which does
+    /// not say.
     pub document_mask: bool,
-    /// The element type of an export that nobody asked to be another: the run's `checkpoint.export_dtype`, or what loses nothing of the
-    /// Hugging Face folder.
+    /// Default element type of an export: the run's `checkpoint.export_dtype`, or the one that loses nothing
+    /// of the Hugging Face folder.
     pub export_dtype: ExportDtype,
     /// The length of the sequences that it was trained on, where it came from a run.
     pub seq_len: Option<usize>,
@@ -36,29 +37,30 @@ pub struct OpenedModel {
     pub(crate) run: Option<RunOrigin>,
 }
 
-/// What finds the data of a run.
+/// Location of the data of a run.
 pub(crate) struct RunOrigin {
     /// Its settings.
     pub(crate) config: Config,
     /// The folder of its tokenizer.
     pub(crate) tokenizer: PathBuf,
-    /// What it read.
+    /// State of its loader.
     pub(crate) loader: LoaderState,
 }
 
-/// Which checkpoint of a run is meant.
+/// Choice of a run's checkpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Which {
     /// The latest complete one.
     Latest,
-    /// That with the lowest validation loss.
+    /// The one with the lowest validation loss.
     Best,
-    /// That of this step.
+    /// The one of this step.
     Step(u64),
 }
 
-/// Opens `folder`, a run folder (one with config.toml) or a Hugging Face folder (one with config.json), to be computed with on `device`.
-/// `recipe` replaces the run's, or fp32 for a Hugging Face folder; what the run has otherwise than an FP8 recipe stays so.
+/// Opens `folder`, a run folder (with config.toml) or a Hugging Face folder (with config.json), to compute on
+/// `device`. `recipe` replaces the run's, or fp32 for a Hugging Face folder; the run's overrides of an FP8
+/// recipe stay.
 pub fn open(
     folder: &Path,
     which: Which,
@@ -163,7 +165,7 @@ pub fn checkpoint(run: &RunFolder, which: Which) -> Result<Checkpoint, RunError>
     }
 }
 
-/// Reads the masters of a checkpoint of `run`, and makes what is made of them.
+/// Reads the masters of a checkpoint of `run`, and refreshes the copies that GEMMs read.
 pub fn load_masters(weights: &mut Weights, checkpoint: &Checkpoint, run: &RunFolder) -> Result<(), RunError> {
     let masters = weights.masters();
     let specs = position::specs(&masters);

@@ -1,4 +1,4 @@
-//! The position of a run, as its checkpoints hold it, and what else they say of the run beside its state.
+//! The position of a run, and everything else in a checkpoint besides the state.
 
 use crate::error::RunError;
 use crate::evaluate::Tally;
@@ -11,7 +11,7 @@ use xtrain_program::StateKind;
 use xtrain_report::metrics::Reference;
 use xtrain_runtime::StateEntry;
 
-/// How far a run is.
+/// Progress of a run.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Position {
@@ -21,7 +21,7 @@ pub(crate) struct Position {
     pub skipped: u64,
     /// Wall time in training steps.
     pub train_seconds: f64,
-    /// The step of the best evaluation whose state was kept, and its loss.
+    /// Step and loss of the best evaluation whose state was saved.
     pub best: Option<(u64, f64)>,
     /// The evaluation after this step, where the run was stopped in it.
     #[serde(default)]
@@ -29,12 +29,12 @@ pub(crate) struct Position {
     /// The reference segment that is under way.
     #[serde(default)]
     pub reference: Option<Segment>,
-    /// The entropy of the evaluated targets taken one by one, in nats, where there was an evaluation.
+    /// Unigram entropy of the evaluated targets in nats, once there was an evaluation.
     #[serde(default)]
     pub unigram_entropy: Option<f64>,
 }
 
-/// A segment whose steps in bf16 are made, and its own not all.
+/// A reference segment whose steps in bf16 are done, while the run's own steps are not.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Segment {
@@ -49,7 +49,7 @@ pub(crate) struct Segment {
 }
 
 impl Segment {
-    /// Adds the loss of a step of the run; what it comes to with the last one.
+    /// Adds the loss of a step of the run; with the last step, returns the result.
     pub(crate) fn add(&mut self, step: u64, loss: f64) -> Option<Reference> {
         self.sum = added(self.sum, loss);
         let mean = |sum: Option<f64>| sum.map_or(f64::NAN, |sum| sum / self.steps as f64);
@@ -70,19 +70,20 @@ pub(crate) const POSITION: &str = "position";
 pub(crate) const LOADER: &str = "loader";
 pub(crate) const CONFIG: &str = "config";
 
-/// What the run of a checkpoint read, and how far.
+/// State of the loader of a checkpoint's run.
 pub(crate) fn loader_state(checkpoint: &Checkpoint) -> Result<LoaderState, RunError> {
     document(checkpoint, LOADER)
 }
 
-/// The latest checkpoint of the run in `folder`; those that are not complete are told where the run goes on.
+/// The latest checkpoint of the run in `folder`, without a warning about incomplete ones, which a resume
+/// emits.
 fn newest(folder: &RunFolder) -> Result<Option<Checkpoint>, RunError> {
     let store = CheckpointStore::open(&folder.checkpoints())?;
     Ok(store.steps()?.pop().map(|step| store.at(step)).transpose()?)
 }
 
-/// The precision that the run in `folder` goes on with unless it is told otherwise: that of its latest checkpoint. Where a process was killed,
-/// its folder may say what was before or after it.
+/// The precision that a resumed run in `folder` keeps unless it is given another: that of its latest
+/// checkpoint. After a killed process, the folder's configuration may be older or newer than the checkpoint.
 pub(crate) fn precision(folder: &RunFolder) -> Result<PrecisionConfig, RunError> {
     match newest(folder)? {
         Some(checkpoint) => precision_of(&checkpoint),
@@ -97,7 +98,7 @@ pub fn precision_of(checkpoint: &Checkpoint) -> Result<PrecisionConfig, RunError
     Ok(Config::parse::<&str>(&path, text.as_bytes(), &[])?.config.precision)
 }
 
-/// How far the run in `folder` is by its latest complete checkpoint, if there is one.
+/// Progress of the run in `folder` by its latest complete checkpoint, if there is one.
 pub(crate) fn position(folder: &RunFolder) -> Result<Option<Position>, RunError> {
     newest(folder)?.map(|checkpoint| document(&checkpoint, POSITION)).transpose()
 }
@@ -107,7 +108,7 @@ pub fn next_sample(checkpoint: &Checkpoint, loader: &Loader) -> Result<u64, RunE
     Ok(loader.resume(&document::<LoaderState>(checkpoint, LOADER)?)?)
 }
 
-/// The step of the best checkpoint and its loss, as that checkpoint of its run knows it.
+/// Step and loss of the best checkpoint, as recorded in `checkpoint`, a later one of its run.
 pub(crate) fn best(checkpoint: &Checkpoint) -> Result<Option<(u64, f64)>, RunError> {
     Ok(document::<Position>(checkpoint, POSITION)?.best)
 }
@@ -124,7 +125,7 @@ pub(crate) fn tensor_name(entry: &StateEntry) -> String {
     prefix(entry.kind) + &entry.name
 }
 
-/// What the names of all of a kind begin with.
+/// Prefix of the names of all state of a kind.
 pub(crate) fn prefix(kind: StateKind) -> String {
     format!("{}/", kind.name())
 }

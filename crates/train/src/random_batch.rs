@@ -7,8 +7,9 @@ use xtrain_tensor::Philox;
 /// Documents have this many tokens on average, where attention stays within them.
 const DOCUMENT_TOKENS: usize = 512;
 
-/// Random tokens, which occur by Zipf's law as those of a text do: a token's rank is its number, and its logarithm is uniform. Tokens that
-/// are all as frequent leave nothing to learn, and hardly ever meet in the embedding's gradient.
+/// Random tokens with the frequencies of a text by Zipf's law: a token's rank is its number, and its
+/// logarithm is uniform. Uniform tokens would leave nothing to learn, and would hardly ever collide in the
+/// embedding's gradient.
 pub fn random_batch(spec: &TrainingSpec, n: u32) -> Batch {
     let (sequences, seq_len) = (spec.batch.sequences, spec.batch.seq_len);
     let count = sequences * seq_len;
@@ -31,7 +32,8 @@ pub fn random_batch(spec: &TrainingSpec, n: u32) -> Batch {
     }
 }
 
-/// Where the document of each token begins in its sequence: lengths are random about `mean`, most of them shorter, as texts are.
+/// Start of each token's document in its sequence. Lengths are random about `mean`, most of them shorter, as
+/// in texts.
 pub fn documents([sequences, seq_len]: [usize; 2], mean: usize) -> Vec<i32> {
     let rng = Philox::new(1, 0, 0);
     let (mut starts, mut drawn) = (Vec::with_capacity(sequences * seq_len), 0);

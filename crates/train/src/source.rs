@@ -1,4 +1,5 @@
-//! Where a model and its data come from: the Hugging Face folder that training starts from, and folders of token shards.
+//! Sources of a model and its data: the Hugging Face folder that training starts from, and folders of token
+//! shards.
 
 use crate::error::RunError;
 use crate::folder::RunFolder;
@@ -7,15 +8,15 @@ use xtrain_config::{Config, Source, nearest};
 use xtrain_data::Dataset;
 use xtrain_model::hf::HfConfig;
 
-/// What a Hugging Face folder says of its model.
+/// File in a Hugging Face folder that describes the model.
 pub(crate) const CONFIG_FILE: &str = "config.json";
-/// How text is made with it; not every folder has one.
+/// File with the settings of generation; not every folder has one.
 pub(crate) const GENERATION_FILE: &str = "generation_config.json";
 
-/// What a folder of token shards holds.
+/// File that marks a folder of token shards.
 const DATASET_FILE: &str = "dataset.json";
 
-/// Whether a source is token shards.
+/// True if a source is a folder of token shards.
 pub fn are_shards(source: &Source) -> bool {
     Path::new(&source.path).join(DATASET_FILE).is_file()
 }
@@ -35,7 +36,8 @@ pub(crate) fn init(config: &Config) -> Result<Option<HfConfig>, RunError> {
     read_hf_config(folder).map(Some)
 }
 
-/// The same for a run that has begun: what it kept. The folder may be gone or changed since.
+/// As [`init`] for a run that has begun: from the copies in the run folder, as the folder may be gone or
+/// changed since.
 pub(crate) fn saved_init(config: &Config, run: &RunFolder) -> Result<Option<HfConfig>, RunError> {
     match &config.model.init_from {
         Some(_) if run.source().is_dir() => read_hf_config(&run.source()).map(Some),
@@ -61,7 +63,7 @@ pub(crate) fn save_init(config: &Config, run: &RunFolder) -> Result<(), RunError
     Ok(())
 }
 
-/// What is said of a run folder, or of a checkpoint, that training is to start from.
+/// The refusal of a run folder or a checkpoint as `model.init_from`.
 fn refuse_run_folder(folder: &Path) -> Option<RunError> {
     let (run, what, of_step) = match RunFolder::of_checkpoint(folder) {
         Some((run, step)) => (run, "a checkpoint of a run", format!(" --step {step}")),
@@ -78,7 +80,7 @@ fn refuse_run_folder(folder: &Path) -> Option<RunError> {
     )))
 }
 
-/// What is said of a model folder that is not there.
+/// The error for a model folder that does not exist.
 pub fn no_such_folder(folder: &Path) -> RunError {
     let name = folder.to_string_lossy();
     if let Some(near) = near_folder(folder) {
@@ -93,7 +95,7 @@ pub fn no_such_folder(folder: &Path) -> RunError {
     RunError::Refused(format!("there is no folder {name}; check the path{download}"))
 }
 
-/// The folder beside `folder` whose name is nearest to its own, if one is near.
+/// The sibling of `folder` with the most similar name, if one is similar.
 fn near_folder(folder: &Path) -> Option<PathBuf> {
     let parent = folder.parent()?;
     let listed = if parent.as_os_str().is_empty() { Path::new(".") } else { parent };
@@ -111,7 +113,7 @@ fn looks_like_a_hub_id(name: &str) -> bool {
     name.split_once('/').is_some_and(|(owner, name)| is_part(owner) && is_part(name))
 }
 
-/// Reads the config.json of a Hugging Face folder, and the generation_config.json beside it.
+/// Reads config.json and generation_config.json of a Hugging Face folder.
 pub(crate) fn read_hf_config(folder: &Path) -> Result<HfConfig, RunError> {
     if !folder.exists() {
         return Err(no_such_folder(folder));

@@ -1,4 +1,5 @@
-//! What the host does, as NVTX ranges for a profiler that is attached and, while a trace is made, as slices for it.
+//! Activities of the host: NVTX ranges for an attached profiler and, while a trace is recorded, slices for
+//! it.
 
 use std::cell::RefCell;
 use std::time::Instant;
@@ -15,7 +16,7 @@ pub(crate) struct Span {
 }
 
 thread_local! {
-    /// What this thread did since [`record`]; nothing where nobody records.
+    /// Spans of this thread since [`record`]; `None` if it does not record.
     static RECORD: RefCell<Option<Vec<Span>>> = const { RefCell::new(None) };
 }
 
@@ -45,7 +46,7 @@ pub(crate) fn span(name: &'static str) -> SpanGuard {
     start(name, None, nvtx::range(name))
 }
 
-/// The same for the step of this number, from 1.
+/// Begins a span for the step of this number, from 1.
 pub(crate) fn step_span(name: &'static str, step: u64) -> SpanGuard {
     start(name, Some(step), nvtx::range(format_args!("{name} {step}")))
 }

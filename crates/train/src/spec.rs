@@ -14,18 +14,18 @@ use xtrain_model::Recipe;
 use xtrain_model::decoder::{Batch, Loss};
 use xtrain_program as program;
 
-/// What a run file comes to before its data is opened.
+/// A run file resolved before its data is opened.
 pub struct Planned {
     /// The configuration, every default filled in.
     pub resolved: Resolved,
-    /// What a step is made of.
+    /// The specification of the training step.
     pub spec: TrainingSpec,
     /// Why the vocabulary may turn out smaller than planned, where it may.
     pub vocabulary_bound: Option<String>,
 }
 
 impl Planned {
-    /// The same with these layers left in bf16, as its configuration then says.
+    /// This plan with these layers left in bf16, and recorded in its configuration.
     pub(crate) fn with_slower(self, slower: Vec<Slower>) -> Result<Planned, RunError> {
         let Planned { mut resolved, vocabulary_bound, .. } = self;
         resolved.config.precision.skip_slower = Some(slower);
@@ -33,13 +33,14 @@ impl Planned {
     }
 }
 
-/// Resolves a run file without turning its text into tokens: what `xtrain plan` shows. Of the data it opens only what tells the size of
-/// the vocabulary: the index of token shards, or the text whose characters are counted. One that is not known is taken at its bound.
+/// Resolves a run file without tokenizing its text, for `xtrain plan`. Of the data it opens only the part
+/// that determines the size of the vocabulary: the index of token shards, or the text whose characters are
+/// counted. An unknown size is planned at its upper bound.
 pub fn plan(parsed: &Parsed) -> Result<Planned, RunError> {
     plan_on(parsed, Target::for_device(parsed.config.train.device))
 }
 
-/// The same for what its device comes to elsewhere.
+/// As [`plan`], for this target.
 pub fn plan_on(parsed: &Parsed, target: Target) -> Result<Planned, RunError> {
     let config = &parsed.config;
     let init = init(config)?;
@@ -66,7 +67,7 @@ pub fn plan_on(parsed: &Parsed, target: Target) -> Result<Planned, RunError> {
     Ok(Planned { vocabulary_bound: vocabulary.bound, ..planned })
 }
 
-/// What a plan knows of the vocabulary.
+/// Size of the vocabulary, as far as a plan knows it.
 #[derive(Default)]
 struct Vocabulary {
     size: Option<usize>,
@@ -104,7 +105,7 @@ fn characters(config: &Config) -> Result<Vocabulary, RunError> {
 /// Code points that are characters: all but the surrogates.
 const UNICODE_CHARACTERS: usize = 0x11_0000 - 0x800;
 
-/// What a resolved configuration comes to.
+/// The plan of a resolved configuration.
 pub fn planned(resolved: Resolved) -> Result<Planned, RunError> {
     let c = &resolved.config;
     let model = resolved.architecture.clone();
@@ -156,7 +157,8 @@ fn check_sizes(spec: &TrainingSpec, batch_size: usize) -> Result<(), RunError> {
     let tokens = wide(spec.batch.sequences) * wide(spec.batch.seq_len);
     let widths = [m.dim, m.qkv_dim(), 2 * m.ffn_dim, m.vocab_size, m.head_dim];
     let widest = widths.into_iter().max().map_or(0, wide);
-    // More than all activations and their gradients: a block has fewer than 32 values, of 4 bytes an element at most.
+    // An upper bound of all activations and their gradients: a block has fewer than 32 values, of at most 4
+    // bytes an element.
     if tokens * widest * 128 * wide(m.layers + 2) < 1 << 62 {
         return Ok(());
     }

@@ -27,7 +27,7 @@ impl Weights {
         Weights::with_refresh(refresh, engine, model, numerics)
     }
 
-    /// The same where more is made of the masters than a forward reads.
+    /// As [`Weights::new`], with a refresh program that derives more from the masters than a forward reads.
     pub fn with_refresh(
         refresh: Program,
         mut engine: Box<dyn Engine>,
@@ -63,11 +63,12 @@ impl Weights {
         Ok(self.engine.load(program)?)
     }
 
-    /// Sets the masters to a fresh start: normal numbers of standard deviation `std` (residual projections less, see
-    /// [`Architecture::parameters`]), ones for norms, zeros for biases. A parameter's numbers depend only on `seed` and its place.
+    /// Initialises the masters: normal numbers of standard deviation `std` (less for residual projections,
+    /// see [`Architecture::parameters`]), ones for norms, zeros for biases. A parameter's numbers depend only
+    /// on `seed` and its place.
     pub fn initialize(&mut self, seed: u64, std: f64) -> Result<(), LearnError> {
         let begun = Instant::now();
-        // Drawn where they are kept: a copy from the host would take longer than all else that a start does.
+        // Drawn on the device: a copy from the host would take longer than the rest of the start.
         let normal = self.engine.load(programs::initial(&self.model, seed, std)?)?;
         self.engine.run(normal, Part::Whole)?;
         for p in self.model.parameters() {

@@ -1,5 +1,6 @@
-//! What a run does on a card: it resumes as if it had not been interrupted, goes on where the CPU stopped and back, and neither graphs nor
-//! recompute change a bit. Without a card every test counts as ignored, and the reason is printed.
+//! Runs on a GPU: they resume as if they had not been interrupted, move from the CPU to the GPU and back, and
+//! neither graphs nor recomputation change a bit. Without a GPU every test counts as ignored, and the reason
+//! is printed
 
 mod common;
 
@@ -123,7 +124,8 @@ fn state_goes_to_the_card_and_back() -> Result<(), Failed> {
     Ok(())
 }
 
-/// The logits from which a card chooses, after a prompt of more than one pass and from token to token, beside the CPU's.
+/// The logits from which a card chooses, after a prompt of more than one pass and from token to token, beside
+/// the CPU's.
 fn generation_agrees_with_the_cpu() -> Result<(), Failed> {
     let rng = Philox::new(3, 0, 0);
     let prompt: Vec<u32> = (0..700).map(|i| rng.word(i) % wide_model().vocab_size as u32).collect();
@@ -210,7 +212,8 @@ fn run_file(folder: &Path, out: &str, more: &[&str]) -> Result<Parsed, Failed> {
     Ok(Config::parse(Path::new("run.toml"), file.as_bytes(), &set)?)
 }
 
-/// Hears the losses of a run by step, those of evaluations by the step's negative, and has the run stop after some step.
+/// Hears the losses of a run by step, those of evaluations by the step's negative, and has the run stop after
+/// some step.
 struct Ear<'a> {
     losses: &'a mut BTreeMap<i64, f64>,
     stop: &'a AtomicBool,
@@ -235,8 +238,8 @@ impl Observer for Ear<'_> {
     fn wrote(&mut self, _: &str, _: &Path) {}
 }
 
-/// The losses of a run in this recipe, behind which more may be set, that is stopped after each of these steps and goes on on the next
-/// device.
+/// The losses of a run in this recipe, behind which more may be set, that is stopped after each of these
+/// steps and goes on on the next device.
 fn run(folder: &Path, out: &str, recipe: &str, parts: &[(&str, u64)]) -> Result<BTreeMap<i64, f64>, Failed> {
     let mut losses = BTreeMap::new();
     for (n, &(device, stop_after)) in parts.iter().enumerate() {
@@ -265,7 +268,7 @@ fn last_files(folder: &Path, out: &str) -> Result<BTreeMap<PathBuf, Vec<u8>>, Fa
     Ok(files)
 }
 
-/// What a safetensors file says of its tensors.
+/// The header of a safetensors file.
 fn header(bytes: &[u8]) -> Result<&[u8], Failed> {
     let (length, rest) = bytes.split_first_chunk().ok_or("no header")?;
     Ok(rest.get(..u64::from_le_bytes(*length) as usize).ok_or("half a header")?)
@@ -312,7 +315,8 @@ fn reference_segments_change_no_bit() -> Result<(), Failed> {
     Ok(())
 }
 
-/// What a run on the card left in bf16 is in its configuration, and is left where it goes on, whatever a stopwatch would say then.
+/// Layers that a run on a GPU left in bf16 are in its configuration, and stay in bf16 when it is resumed,
+/// whatever a new measurement would say.
 fn what_a_run_left_in_bf16_it_leaves_where_it_goes_on() -> Result<(), Failed> {
     let folder = tempfile::tempdir()?;
     let recipe = "fp8-current";
@@ -354,7 +358,8 @@ impl Observer for Counter<'_> {
     fn wrote(&mut self, _: &str, _: &Path) {}
 }
 
-/// A run that changes between devices, beside one on the CPU alone: the same files, losses within the bars of docs/numerics.md.
+/// A run that changes between devices, beside one on the CPU alone: the same files, losses within the bars of
+/// docs/numerics.md.
 fn a_run_goes_on_on_the_other_device() -> Result<(), Failed> {
     // AdamW makes a step of a gradient's sign, whatever its size: masters are further apart than losses.
     for (recipe, loss_bar, master_bar) in drawn([("fp32", 1e-4, 1e-3), ("bf16", 3e-3, 1e-1)], 1) {

@@ -1,5 +1,5 @@
-//! What must hold of a training step under the FP8 recipes: which products are of FP8, that they stay near bf16's, and that how a step is
-//! cut or remade changes nothing.
+//! Training steps under the FP8 recipes: which GEMMs are in FP8, that results stay near bf16's, and that
+//! cutting or recomputing a step changes nothing.
 
 mod common;
 
@@ -18,7 +18,7 @@ use xtrain_train::programs::{self, TrainingSpec};
 const BATCH: Batch = Batch { sequences: 4, seq_len: 48 };
 /// The standard deviation of weights that make attention sharp.
 const SHARP: f64 = 0.1;
-/// That of fresh ones.
+/// Standard deviation of fresh weights.
 const FRESH: f64 = 0.02;
 
 fn fp8(recipe: Recipe) -> TrainingSpec {
@@ -42,13 +42,14 @@ fn every_linear_of_the_blocks_is_of_fp8_and_nothing_else() {
         // Four layers a block, three products each.
         assert_eq!(named("scaled_matmul"), 12 * spec.model.layers, "{recipe:?}");
         assert_eq!(["linear", "linear_dgrad", "linear_wgrad"].map(named), [0; 3], "{recipe:?}");
-        // Casts come out of what makes the tensor: SwiGLU is nowhere by itself, and norms alone whose y no product of FP8 factors reads.
+        // Casts come out of what makes the tensor: SwiGLU is nowhere by itself, and norms alone whose y no
+        // product of FP8 factors reads.
         assert_eq!(
             ["swiglu", "swiglu_grad", "rms_norm", "add_rms_norm"].map(named),
             [0, 0, 0, 1],
             "{recipe:?}"
         );
-        // What adds before it casts too, where it need not see the whole tensor or row first.
+        // Fused additions cast too, unless the cast needs the whole tensor or row first.
         let sees_all = matches!(recipe, Recipe::Fp8Current | Recipe::Fp8Row);
         let sums = 2 * spec.model.layers - 1;
         let joint = if sees_all { [sums + 1, 0] } else { [1, sums] };
@@ -61,7 +62,7 @@ fn every_linear_of_the_blocks_is_of_fp8_and_nothing_else() {
     }
 }
 
-/// Whether an instance casts to FP8, whatever it makes on the way.
+/// True if an instance casts to FP8, fused or not.
 fn is_cast(instance: &Instance) -> bool {
     let name = instance.code.op().name();
     name == "quantize" || name.ends_with("_quantize")
@@ -100,8 +101,8 @@ fn is_measured_by_what_makes_it(qk_norm: bool) {
         (told.len(), by_itself.len())
     };
     let layers = wide_model().layers;
-    // In a block: norms' outputs forward, what leaves the rotation and the norms backward. Attention's output, each time that it is cast, SwiGLU's
-    // and its gradient measure themselves.
+    // In a block: norms' outputs forward, what leaves the rotation and the norms backward. Attention's
+    // output, each time that it is cast, SwiGLU's and its gradient measure themselves.
     assert_eq!(told(Stage::Forward), (2 * layers, 2 * layers));
     assert_eq!(told(Stage::Backward), (3 * layers, 2 * layers));
     assert_eq!(told(Stage::Update), (4 * layers, 0));
@@ -142,7 +143,7 @@ fn what_a_run_leaves_in_bf16_is_left_there() {
     }
 }
 
-/// How many of these products are of FP8 factors.
+/// Number of these GEMMs that are in FP8.
 fn of_fp8(linear: &LinearGemms) -> usize {
     linear.blocks.len() * linear.gemms.iter().filter(|product| product.is_ok()).count()
 }
@@ -168,7 +169,8 @@ fn gradients_are_as_near_to_those_of_bf16_as_formats_allow() {
         for recipe in drawn(Recipe::FP8, 2) {
             let steps = steps(recipe);
             let loss = typical(steps.iter().zip(&bf16).map(|(a, b)| a.1.loss / b.1.loss - 1.0));
-            // A cast to E4M3 is off by 2.6% of what it casts, both factors of every product are cast, and sharp attention magnifies.
+            // A cast to E4M3 is off by 2.6% of what it casts, both factors of every product are cast, and
+            // sharp attention magnifies.
             let mut worst = 0.0f64;
             for k in 0..bf16[0].0.len() {
                 let error = typical(steps.iter().zip(&bf16).map(|(a, b)| relative(&a.0[k].1, &b.0[k].1)));
@@ -306,7 +308,8 @@ fn a_kept_input_of_swiglu_saves_memory_and_stays_near() {
         let (plain, kept) = (with(recipe, false), with(recipe, true));
         let program = |s: &TrainingSpec| programs::training(s).expect("a program");
         let scratch = |s: &TrainingSpec| Target::Cpu.plan(&program(s)).region_bytes[2];
-        // Of a token and a block two bytes less for each gate and up, and one for what is made of them; less their scales.
+        // Of a token and a block two bytes less for each gate and up, and one for what is made of them; less
+        // their scales.
         let (tokens, width) = (16 * 48, plain.model.ffn_dim);
         let saved = tokens * 3 * width * plain.model.layers;
         assert!(scratch(&plain) - scratch(&kept) > saved * 3 / 4, "{recipe:?}");

@@ -49,7 +49,7 @@ fn stored(folder: &Path, name: &str) -> (StoredDtype, Vec<u8>) {
     (tensor.dtype, bytes)
 }
 
-/// What config.json says was left in bf16.
+/// The modules that config.json lists as left in bf16.
 fn modules_in_bf16(folder: &Path) -> Value {
     let text = std::fs::read(folder.join("config.json")).expect("a file");
     let config: Value = serde_json::from_slice(&text).expect("JSON");

@@ -1,4 +1,4 @@
-//! What must hold of a step whose head is of FP8 factors too.
+//! Steps whose head is in FP8 too.
 
 mod common;
 

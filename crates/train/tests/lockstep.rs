@@ -1,5 +1,5 @@
-//! Training steps on a GPU and on the CPU in lockstep. A failure names the step, the op and the output that differs.
-//! Without a GPU every test is ignored, and the reason is printed.
+//! Training steps on a GPU and on the CPU in lockstep. A failure names the step, the op and the output that
+//! differs. Without a GPU every test is ignored, and the reason is printed.
 
 mod common;
 
@@ -23,7 +23,8 @@ use xtrain_train::programs::TrainingSpec;
 
 const BATCH: Batch = Batch { sequences: 2, seq_len: 48 };
 
-/// An engine that runs each part on the CPU and on the GPU, compares the values, and copies the CPU's state to the GPU.
+/// An engine that runs each part on the CPU and on the GPU, compares the values, and copies the CPU's state
+/// to the GPU.
 struct Lockstep {
     cpu: Box<dyn Engine>,
     gpu: Box<dyn Engine>,
@@ -98,8 +99,8 @@ impl Lockstep {
     }
 }
 
-/// The norm of the difference relative to the norm of `expected`. FP8 and E5M6 values count as equal, because their power-of-two scales may
-/// differ where an amax is rounded differently.
+/// The norm of the difference relative to the norm of `expected`. FP8 and E5M6 values count as equal, because
+/// their power-of-two scales may differ where an amax is rounded differently.
 fn difference(ty: TensorType, found: &[u8], expected: &[u8]) -> f64 {
     let is_compared = matches!(ty.dtype, DType::F64 | DType::F32 | DType::BF16 | DType::I32 | DType::U32);
     if found == expected || !is_compared {
@@ -204,7 +205,8 @@ impl Engine for Lockstep {
     }
 }
 
-/// Runs four steps of two micro-batches, so that the GPU runs each part op by op, then records it as a graph, then replays that.
+/// Runs four steps of two micro-batches, so that the GPU runs each part op by op, then records it as a graph,
+/// then replays that.
 fn run_steps(spec: &TrainingSpec, compared: Compared, tolerance: f64) -> Result<(), Failed> {
     let engine = |device| -> Result<Box<dyn Engine>, Failed> {
         Ok(Processor::choose(device)?.engine(Checks::default())?)

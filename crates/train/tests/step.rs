@@ -1,4 +1,4 @@
-//! What must hold of a training step whatever the model: recompute, accumulation, batching and precision.
+//! Training steps of any model: recomputation, accumulation, batching and precision.
 
 mod common;
 
@@ -20,7 +20,7 @@ const BATCH: Batch = Batch { sequences: 4, seq_len: 13 };
 
 /// The standard deviation of weights that make attention sharp.
 const SHARP: f64 = 0.2;
-/// That of fresh ones.
+/// Standard deviation of fresh weights.
 const FRESH: f64 = 0.02;
 
 #[test]
@@ -87,8 +87,8 @@ fn accumulation_gives_the_gradients_of_the_whole_batch() {
     for (base, std) in variants().into_iter().flat_map(|base| [(base.clone(), FRESH), (base, SHARP)]) {
         let batch = batch_of(&base, 2);
         let whole = step_from(&base, &batch, std);
-        // On a card a product of another shape is summed in another order: sharp attention makes much of that, and so do small tensors
-        // whose gradient's terms cancel.
+        // On a card a product of another shape is summed in another order: sharp attention makes much of
+        // that, and so do small tensors whose gradient's terms cancel.
         let (all, each) = match (base.recipe, on_card()) {
             (Recipe::Bf16, _) => (2e-2, 2e-2),
             (_, true) if std == SHARP => (5e-6, 5e-6),

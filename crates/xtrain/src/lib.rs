@@ -1,7 +1,7 @@
 //! The public face of xtrain: `use xtrain::prelude::*`.
 //!
-//! The crates behind it hold the logic; this one names what a program that embeds training needs. From a text to a model that
-//! continues it:
+//! The crates behind it hold the logic; this one names what a program that embeds training needs. From a text
+//! to a model that continues it:
 //!
 //! ```
 //! use std::ops::ControlFlow;
@@ -57,7 +57,7 @@
 //! # }
 //! ```
 
-/// What a program that trains or runs models needs.
+/// The items that a program needs to train or run models.
 pub mod prelude {
     pub use xtrain_checkpoint::hf::{ExportDtype, ExportOptions};
     pub use xtrain_config::{Config, Device, Override, Parsed};

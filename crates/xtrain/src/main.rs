@@ -1,4 +1,5 @@
-//! The `xtrain` command line. It parses, calls, and says how it went: exit code 0, 2 for what the user can mend, 1 for our own failures.
+//! The `xtrain` command line: parses, calls, and reports. Exit code 0; 2 for errors that the user can fix; 1
+//! for our own failures.
 
 mod cli;
 mod commands;
@@ -36,7 +37,7 @@ fn main() -> ExitCode {
     match done {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => {
-            // Where nobody can read it, the exit code still says it.
+            // stderr may be closed; the exit code still reports the failure.
             let _ = writeln!(std::io::stderr(), "error: {failure}");
             failure.exit_code()
         }

@@ -9,7 +9,8 @@ use xtrain_train::linear_gemms::{LinearGemms, fp8_share, linear_gemms};
 use xtrain_train::spec::Planned;
 use xtrain_train::{programs, slower};
 
-/// Parameters, arithmetic and memory of a planned run on `target`, as text; `reference` is the step that its reference segments are made of.
+/// Parameters, arithmetic and memory of a planned run on `target`, as text; `reference` is the step of its
+/// reference segments.
 pub(crate) fn text(
     planned: &Planned,
     program: &Program,
@@ -118,7 +119,7 @@ pub(crate) fn text(
     out
 }
 
-/// The linear layers and their products: the formats of both factors, or why they are bf16.
+/// The linear layers and their GEMMs: the formats of both operands, or the reason for bf16.
 fn linears(products: &[LinearGemms]) -> String {
     let mut out = format!("\n{:<30}{:<16}{:<14}{:<14}{}\n", "linear", "out x in", "fprop", "dgrad", "wgrad");
     for linear in products {
@@ -146,7 +147,7 @@ fn linears(products: &[LinearGemms]) -> String {
     out
 }
 
-/// Whether it fits, and what would, in a line or one for each way; `owner` is who has the memory.
+/// The check that the run fits, with one line for each alternative; `owner` owns the memory.
 pub(crate) fn fit(fit: &Fit, owner: &str) -> String {
     let (needed, available) = (format::gib(fit.needed_bytes), fit.available(owner));
     let fits = if fit.verdict == Verdict::Fits { "yes" } else { "no" };

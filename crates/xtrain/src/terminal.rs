@@ -1,4 +1,4 @@
-//! What a person sees: a progress bar on a terminal, plain lines in a log.
+//! Output for people: a progress bar on a terminal, plain lines in a log.
 
 use crate::failure::Failure;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
@@ -39,7 +39,8 @@ pub(crate) fn use_threads(threads: usize) -> Result<(), Failure> {
     })
 }
 
-/// Prints to standard output. A reader that went away, as after `| head`, is no error but nothing more need be made for it.
+/// Prints to standard output. A reader that went away, as after `| head`, is no error; `Break` then says that
+/// no more output is needed.
 pub(crate) fn print(text: &str) -> Result<ControlFlow<()>, Failure> {
     let mut out = std::io::stdout().lock();
     match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
@@ -125,11 +126,11 @@ impl Observer for TrainingView {
     }
 }
 
-/// How far something is that takes a while, on a terminal; elsewhere nothing.
+/// Progress of a long task on a terminal; shows nothing elsewhere.
 #[derive(Default)]
 pub(crate) struct Bar {
     bar: Option<ProgressBar>,
-    /// What it is for.
+    /// Label of the bar.
     doing: String,
 }
 
@@ -150,7 +151,7 @@ impl Bar {
         bar.set_position(done);
     }
 
-    /// The same of something that has parts; `part` is under way.
+    /// Shows progress of a task with parts, of which `part` is under way.
     pub(crate) fn show_part(&mut self, doing: &str, part: &str, done: u64, total: u64) {
         self.show(doing, done, total);
         if let Some(bar) = &self.bar {
@@ -175,7 +176,7 @@ impl Bar {
     }
 }
 
-/// Shows what is made of texts: a vocabulary, tokens.
+/// Shows progress of vocabularies and tokens of texts.
 #[derive(Default)]
 pub(crate) struct TextBar {
     bar: Bar,
@@ -205,7 +206,7 @@ impl TextBar {
         self.tokens = Some(*progress);
     }
 
-    /// Clears the bar and says of what text tokens were made.
+    /// Clears the bar and reports the text whose tokens were prepared.
     pub(crate) fn finish(&mut self) {
         let path = self.bar.clear();
         if let Some(p) = self.tokens.take() {
@@ -214,14 +215,14 @@ impl TextBar {
         }
     }
 
-    /// Clears the bar, for those who say themselves what was made: returns how far it was with tokens.
+    /// Clears the bar and returns the progress with tokens, for callers that report themselves.
     pub(crate) fn take(&mut self) -> Option<Progress> {
         self.bar.clear();
         self.tokens.take()
     }
 }
 
-/// How much is in a dataset, in words.
+/// Size of a dataset, in words.
 pub(crate) fn totals(tokens: u64, documents: u64) -> String {
     let (tokens, many) = (metrics::format::grouped(tokens), if documents == 1 { "" } else { "s" });
     format!("{tokens} tokens in {} document{many}", metrics::format::grouped(documents))

@@ -1,5 +1,5 @@
-//! The house: crates depend downward only, modules of a crate import each other in no cycle, `unsafe` stays where ARCHITECTURE.md
-//! allows it, and CONTRIBUTING.md shows code that is compiled.
+//! The house: crates depend downward only, modules of a crate import each other in no cycle, `unsafe` stays
+//! where ARCHITECTURE.md allows it, and CONTRIBUTING.md shows code that is compiled.
 
 #[path = "house/imports.rs"]
 mod imports;
@@ -92,8 +92,8 @@ fn no_crate_depends_on_the_emulator() {
     }
 }
 
-/// Modules that may be unsafe, the ones below them too: all that calls NVIDIA's libraries or stands in for them, and the call into the
-/// GEMM library.
+/// Modules that may be unsafe, the ones below them too: all that calls NVIDIA's libraries or stands in for
+/// them, and the call into the GEMM library.
 const UNSAFE: [&str; 13] = [
     "crates/cuda/src/lib.rs",
     "crates/cuda/tests/card.rs",
@@ -150,7 +150,7 @@ fn listed_as(file: &Path) -> String {
     }
 }
 
-/// Whether the file speaks of the lint, in whatever form.
+/// True if the file names the lint, in any form.
 fn names_the_lint(text: &str) -> bool {
     text.lines().any(|line| !line.trim_start().starts_with("//") && line.contains(LINT))
 }

@@ -1,4 +1,4 @@
-//! What the README shows is what is there.
+//! The README's examples are compiled and its outputs are real.
 
 use std::fs;
 use std::ops::ControlFlow;

@@ -6,14 +6,14 @@ section! {
     /// The keys of `[checkpoint]`. What the section is for stands at
     /// [`Config::checkpoint`](crate::Config).
     pub struct CheckpointConfig {
-        /// Saves every this many steps. 0 saves only at the end, on SIGTERM and at `train.max_time`. `keep_best` adds at
-        /// most one save in as many steps.
+        /// Interval of saves. 0 saves only at the end, on SIGTERM and at `train.max_time`. `keep_best` adds
+        /// at most one save in as many steps.
         #[schemars(extend("x-unit" = "steps"))]
         #[schemars(extend("x-aliases" = [
             "interval", "save_steps", "save_interval", "save_every", "ckpt_interval"
         ]))]
         pub every: u64 = 1000,
-        /// How many of the latest checkpoints are kept.
+        /// Number of latest checkpoints that are kept.
         #[schemars(range(min = 1, max = 1_000_000))]
         #[schemars(extend("x-unit" = "checkpoints"))]
         #[schemars(extend("x-aliases" = ["keep_latest_k", "save_total_limit", "keep"]))]
@@ -22,8 +22,9 @@ section! {
         #[schemars(extend("x-unit" = "steps"))]
         #[schemars(extend("x-aliases" = ["keep_interval", "archive_every"]))]
         pub keep_every: u64 = 0,
-        /// Also keeps the checkpoint with the lowest validation loss; `--best` opens it. An evaluation that finds a lower
-        /// one saves it, if its step is saved anyway or the last one kept so is at least `every` steps back.
+        /// Also keeps the checkpoint with the lowest validation loss; `--best` opens it. An evaluation that
+        /// finds a lower loss saves a checkpoint if its step is saved anyway, or if at least `every` steps
+        /// have passed since the last best one.
         #[schemars(extend("x-default" = "true if `eval.every` is not 0"))]
         #[schemars(extend("x-aliases" = ["save_best", "load_best_model_at_end", "always_save_checkpoint"]))]
         pub keep_best: Option<bool> = None,

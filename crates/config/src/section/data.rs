@@ -14,8 +14,8 @@ const BPE_VOCAB_SIZE: usize = 4096;
 section! {
     /// The keys of `[data]`. What the section is for stands at [`Config::data`](crate::Config).
     pub struct DataConfig {
-        /// What to train on: a file or folder of text (.txt, .jsonl, .parquet) or of token shards; or a list
-        /// of such paths, mixed by size; or a list of tables `{ path, weight, text_field, separator }`.
+        /// Training data: a file or folder of text (.txt, .jsonl, .parquet) or of token shards; or a list of
+        /// such paths, mixed by size; or a list of tables `{ path, weight, text_field, separator }`.
         /// Neighbouring texts without a weight are one text, like the files of a folder.
         #[schemars(length(min = 1))]
         #[schemars(extend("x-default" = "required", "x-example" = "data/corpus.txt"))]
@@ -23,22 +23,22 @@ section! {
             "dataset", "dataset_path", "train_data", "train_path", "path", "input", "corpus"
         ]))]
         pub train: Sources = Sources::default(),
-        /// What to validate on, in the same forms as `train`.
+        /// Validation data, in the same forms as `train`.
         #[schemars(length(min = 1))]
         #[schemars(extend("x-default" = "none: `held_out` is split off `train`"))]
         #[schemars(extend("x-example" = "data/valid.txt"))]
         #[schemars(extend("x-aliases" = ["val", "validation", "valid_data", "val_path", "test"]))]
         pub valid: Option<Sources> = None,
-        /// Fraction of each source of `train` that is kept out of training, to validate on: the ends of 16
-        /// equal parts of it, of fewer where it is short. 0 trains on everything. Not with `valid`.
+        /// Fraction of each source of `train` that is held out of training for validation: the ends of 16
+        /// equal parts of the source, of fewer if it is short. 0 trains on everything. Cannot be given with
+        /// `valid`.
         #[schemars(range(max = 0.9), extend("minimum" = 0.0))]
         #[schemars(extend("x-default" = format!("{HELD_OUT} without `valid`")))]
         #[schemars(extend("x-aliases" = ["val_fraction", "valid_fraction", "test_size", "val_split"]))]
         pub held_out: Option<f64> = None,
-        /// How text becomes tokens: a tokenizer.json, a Hugging Face folder, or one that is made here:
-        /// `"bpe"` learns a byte-level vocabulary from the training text, `"bytes"` takes bytes, `"chars"`
-        /// takes the characters that occur in the training text. Token shards must have been made with the
-        /// same one.
+        /// Tokenizer: a tokenizer.json, a Hugging Face folder, or a word. `"bpe"` learns a byte-level
+        /// vocabulary from the training text, `"bytes"` uses bytes, `"chars"` uses the characters that occur
+        /// in the training text. Token shards must have been written with the same tokenizer.
         #[schemars(extend("x-default" = "`model.init_from`'s if set, else \"bpe\""))]
         #[schemars(extend("x-aliases" = ["tokenizer_path", "tokenizer_name", "encoding"]))]
         pub tokenizer: Option<TokenizerChoice> = None,
@@ -46,9 +46,9 @@ section! {
         #[schemars(range(min = 257, max = 16_777_216))]
         #[schemars(extend("x-unit" = "tokens", "x-default" = format!("{BPE_VOCAB_SIZE} for \"bpe\"")))]
         pub bpe_vocab_size: Option<usize> = None,
-        /// Puts the tokenizer's begin token before each document and each prompt. `"auto"` puts there what the
-        /// template of the tokenizer's file does, as the engines do that serve the model; `true` also takes the
-        /// `bos_token` that its files name. Token shards must have been made the same way.
+        /// Puts the tokenizer's begin token before each document and each prompt. `"auto"` follows the
+        /// template in the tokenizer's file, as inference engines do; `true` also uses the `bos_token` that
+        /// its files name. Token shards must have been written with the same setting.
         #[schemars(with = "WrittenBegin")]
         #[schemars(extend("x-aliases" = ["add_bos", "add_bos_token", "bos", "prepend_bos"]))]
         pub begin_of_document: BeginOfDocument = BeginOfDocument::Auto,
@@ -83,12 +83,12 @@ section! {
 }
 
 impl DataConfig {
-    /// The fraction of the training data that is validated on: none beside `valid`.
+    /// Fraction of the training data that is held out for validation; 0 if `valid` is given.
     pub fn held_out(&self) -> f64 {
         if self.valid.is_some() { 0.0 } else { self.held_out.unwrap_or(HELD_OUT) }
     }
 
-    /// Whether there is anything to validate on.
+    /// True if the run has validation data.
     pub fn has_validation_data(&self) -> bool {
         self.valid.is_some() || self.held_out() > 0.0
     }
@@ -194,7 +194,7 @@ enum WrittenAuto {
     Auto,
 }
 
-/// Where the tokenizer comes from. Written as one string; anything but the three words is a path.
+/// Source of the tokenizer. It is written as one string; anything but the three words is a path.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(from = "String", into = "String")]
 #[schemars(with = "String", extend("format" = "tokenizer", "minLength" = 1))]

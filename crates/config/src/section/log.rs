@@ -1,4 +1,4 @@
-//! `[log]`: how often a step is reported, and in which forms beside the terminal.
+//! `[log]`: interval of reports, and the files that they are written to.
 
 section! {
     /// The keys of `[log]`. What the section is for stands at [`Config::log`](crate::Config).
@@ -13,7 +13,7 @@ section! {
         /// Writes TensorBoard events into the run folder.
         #[schemars(extend("x-aliases" = ["enable_tensorboard", "tb", "tensorboard_log"]))]
         pub tensorboard: bool = true,
-        /// Writes metrics.jsonl, one JSON object a line, into the run folder. The report is made from it.
+        /// Writes metrics.jsonl, one JSON object a line, into the run folder. The report reads it.
         #[schemars(extend("x-aliases" = ["json", "metrics", "metrics_file"]))]
         pub jsonl: bool = true,
     }

@@ -24,8 +24,8 @@ section! {
             "pretrained", "model_name_or_path", "checkpoint", "hf_assets_path", "base_model"
         ]))]
         pub init_from: Option<String> = None,
-        /// Model family: decides what a block is made of and how the export names its parts. Mistral models
-        /// without sliding windows are `llama`.
+        /// Model family: determines the block and the names of tensors in an export. Mistral models without
+        /// sliding windows are `llama`.
         #[schemars(extend("x-default" = "`\"qwen3\"`"))]
         #[schemars(extend("x-aliases" = ["model_type", "flavor", "name", "architecture"]))]
         pub family: Option<Family> = None,
@@ -94,17 +94,17 @@ section! {
         #[schemars(extend("x-default" = format!("`{NORM_EPS:?}`")))]
         #[schemars(extend("x-aliases" = ["rms_norm_eps", "layer_norm_eps", "layernorm_epsilon"]))]
         pub norm_eps: Option<f64> = None,
-        /// Whether the output head shares the embedding's weights.
+        /// Shares the embedding's weights with the output head.
         #[schemars(extend("x-default" = "`false`"))]
         #[schemars(extend("x-aliases" = [
             "tie_word_embeddings", "weight_tying", "tied_embeddings", "enable_weight_tying"
         ]))]
         pub tie_embeddings: Option<bool> = None,
-        /// Whether the query, key and value projections have biases.
+        /// Gives the query, key and value projections biases.
         #[schemars(extend("x-default" = "true for `qwen2`, else false"))]
         #[schemars(extend("x-aliases" = ["attention_bias", "bias"]))]
         pub qkv_bias: Option<bool> = None,
-        /// Whether each query and key head passes an RMSNorm of its own before RoPE.
+        /// Normalises each query and key head by an RMSNorm before RoPE.
         #[schemars(extend("x-default" = "true for `qwen3`, else false"))]
         #[schemars(extend("x-aliases" = ["use_qk_norm", "qk_layernorm"]))]
         pub qk_norm: Option<bool> = None,
@@ -126,20 +126,20 @@ section! {
     }
 }
 
-/// How rotary frequencies are stretched for long contexts.
+/// Scaling of rotary frequencies for long contexts.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(tag = "type", rename_all = "lowercase", deny_unknown_fields)]
 pub enum RopeScaling {
-    /// Every frequency divided by `factor` (position interpolation).
+    /// Divides every frequency by `factor` (position interpolation).
     Linear {
-        /// How many times longer the context becomes.
+        /// Ratio of the new context to the original one.
         #[schemars(extend("minimum" = 1.0))]
         #[schemars(extend("x-example" = 4.0))]
         factor: f64,
     },
-    /// Llama 3.1's rule: low frequencies divided by `factor`, high ones kept, those between blended.
+    /// Llama 3.1's rule: divides low frequencies by `factor`, leaves high ones, and blends those between.
     Llama3 {
-        /// How many times longer the context becomes.
+        /// Ratio of the new context to the original one.
         #[schemars(extend("minimum" = 1.0))]
         #[schemars(extend("x-example" = 8.0))]
         factor: f64,
@@ -148,7 +148,7 @@ pub enum RopeScaling {
         #[schemars(extend("exclusiveMinimum" = 0.0))]
         #[schemars(extend("x-example" = 1.0))]
         low_freq_factor: f64,
-        /// Wavelengths below `original_max_position_embeddings / high_freq_factor` are kept.
+        /// Wavelengths below `original_max_position_embeddings / high_freq_factor` are left as they are.
         #[serde(default = "llama3_high_freq_factor")]
         #[schemars(extend("exclusiveMinimum" = 0.0))]
         #[schemars(extend("x-example" = 4.0))]

@@ -20,8 +20,8 @@ section! {
         #[schemars(extend("exclusiveMinimum" = 0.0))]
         #[schemars(extend("x-aliases" = ["epsilon", "adam_eps", "adam_epsilon"]))]
         pub eps: f64 = 1e-8,
-        /// In which type both moments are kept. `bf16` takes 4 bytes a parameter less, in checkpoints too; they are rounded by
-        /// chance, right in the mean (docs/numerics.md). A run may go on in the other.
+        /// Type of both moments. `bf16` saves 4 bytes a parameter, in checkpoints too, and uses stochastic
+        /// rounding (docs/numerics.md). A run may be resumed with the other type.
         #[schemars(extend("x-aliases" = ["exp_avg_dtype", "exp_avg_sq_dtype", "optimizer_state_dtype"]))]
         pub moments: MomentFormat = MomentFormat::Fp32,
         /// Weight decay of the matrices; norms, biases and embeddings have none.
@@ -37,13 +37,13 @@ section! {
     }
 }
 
-/// A type in which moments are kept.
+/// Type of the moments.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum MomentFormat {
     /// As they are computed.
     Fp32,
-    /// Rounded by chance.
+    /// bfloat16, with stochastic rounding.
     Bf16,
 }
 

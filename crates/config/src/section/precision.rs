@@ -1,4 +1,4 @@
-//! `[precision]`: the recipe, and what a run has otherwise than an FP8 recipe has it.
+//! `[precision]`: the recipe, and overrides of an FP8 recipe.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -10,21 +10,21 @@ section! {
     /// The keys of `[precision]`. What the section is for stands at
     /// [`Config::precision`](crate::Config).
     pub struct PrecisionConfig {
-        /// The recipe by name. A run that goes on keeps its own where the file and `--set` say none. FP8 on a GPU needs Ada or newer,
-        /// `fp8-row` and `fp8-block` Hopper; on the CPU it is emulated.
+        /// Name of the recipe. A resumed run keeps its own unless the file or `--set` names one. FP8 on a GPU
+        /// needs Ada or newer, `fp8-row` and `fp8-block` need Hopper; the CPU emulates it.
         #[schemars(extend("x-default" = "`\"bf16\"` on a GPU, `\"fp32\"` on the CPU"))]
         #[schemars(extend("x-aliases" = [
             "dtype", "mixed_precision", "precision", "torch_dtype", "mixed_precision_param"
         ]))]
         pub recipe: Option<Recipe> = None,
-        /// Products of linear layers that an FP8 recipe leaves in bf16: `blocks.3.attn.o_proj:wgrad`, where `*` stands for
-        /// any text; without a colon all three of a layer.
+        /// GEMMs of linear layers that an FP8 recipe leaves in bf16: `blocks.3.attn.o_proj:wgrad`, where `*`
+        /// matches any text; without a colon, all three GEMMs of a layer.
         #[schemars(extend("x-example" = ["*.o_proj:wgrad"]))]
         #[schemars(extend("x-aliases" = ["filter_fqns", "skip_modules", "exclude", "ignored_layers"]))]
         pub skip: Vec<String> = Vec::new(),
-        /// Linear layers that an FP8 recipe leaves in bf16 in all blocks, as FP8 would make them slower, each with its speed in FP8 as a
-        /// share of that in bf16. Without the key they are measured on the card where the run begins (docs/fp8.md), and kept with the
-        /// run; `[]` leaves none.
+        /// Linear layers that an FP8 recipe leaves in bf16 in all blocks because FP8 would make them slower,
+        /// each with its speed in FP8 as a share of that in bf16. Without the key they are measured on the
+        /// GPU when the run begins (docs/fp8.md), and recorded in the run's configuration; `[]` leaves none.
         #[schemars(extend("x-default" = "those that are slower by 2% on a card; none on the CPU"))]
         #[schemars(extend("x-example" = [{ "layer": "attn.o_proj", "speed": 0.93, "tokens": 4096 }]))]
         pub skip_slower: Option<Vec<Slower>> = None,
@@ -38,41 +38,44 @@ section! {
         #[schemars(extend("x-unit" = "blocks"))]
         #[schemars(extend("x-aliases" = ["num_layers_at_end_in_bf16"]))]
         pub bf16_last_layers: usize = 0,
-        /// What the products of the head are computed of: `fp8` has them so too, as the recipe has those of the blocks (docs/fp8.md says what
-        /// that does to a loss, and to a step).
+        /// Type of the head's GEMMs: `fp8` computes them as the recipe computes those of the blocks
+        /// (docs/fp8.md gives the effect on the loss and on the step time).
         #[schemars(extend("x-aliases" = ["lm_head", "fp8_head", "fp8_lm_head"]))]
         pub head: HeadFormat = HeadFormat::Bf16,
-        /// Products whose sums may stay in the tensor cores, which keep 14 bits of them (DeepSeek-V3, arXiv 2412.19437, section
-        /// 3.5.2). Of all recipes but `fp8-block`.
+        /// GEMMs that may accumulate in the tensor cores, which keep 14 bits of a sum (DeepSeek-V3, arXiv
+        /// 2412.19437, section 3.5.2). Applies to all recipes but `fp8-block`.
         #[schemars(extend("x-example" = ["fprop"]))]
         #[schemars(extend("x-aliases" = ["use_fast_accum", "fp8_fast_accum"]))]
         pub fast_accumulation: Vec<Gemm> = Vec::new(),
-        /// Whether the scales of an FP8 recipe are rounded down to powers of two, so that scaling rounds nothing.
+        /// Rounds the scales of an FP8 recipe down to powers of two, so that scaling itself rounds nothing.
         #[schemars(extend("x-default" = "as the recipe has it"))]
         #[schemars(extend("x-aliases" = ["round_scales_to_power_of_2", "force_pow_2_scales"]))]
         pub pow2_scales: Option<bool> = None,
-        /// In which format the input of SwiGLU, the largest tensor of a block, is kept for the backward: `fp8` is E4M3 in tiles of 128
-        /// numbers; its output is then made again of that.
+        /// Format in which SwiGLU's input, the largest tensor of a block, is saved for the backward: `fp8` is
+        /// E4M3 in tiles of 128 numbers; the backward then recomputes SwiGLU's output from it.
         #[schemars(extend("x-default" = "`\"fp8\"` under `fp8-block`, else `\"bf16\"`"))]
         pub swiglu_input: Option<SavedFormat> = None,
-        /// In which format attention's output, which is the input of the linear layer behind it, is kept for the backward: `e5m6` has 12
-        /// bits, in tiles of 128 numbers, and attention's gradient is made of that too.
+        /// Format in which attention's output, the input of the linear layer after it, is saved for the
+        /// backward: `e5m6` has 12 bits, in tiles of 128 numbers. Attention's gradient is computed from it
+        /// too.
         #[schemars(extend("x-default" = "`\"e5m6\"` under `fp8-block`, else `\"bf16\"`"))]
         pub attention_output: Option<AttentionFormat> = None,
-        /// How many steps' largest magnitudes a scale of `fp8-delayed` is made of.
+        /// Number of steps whose amaxes determine a scale of `fp8-delayed`.
         #[schemars(range(min = 1, max = 65_536))]
         #[schemars(extend("x-unit" = "steps"))]
         #[schemars(extend("x-aliases" = ["amax_history_length", "fp8_amax_history_len"]))]
         pub amax_history_len: usize = 1024,
-        /// Which of them counts: the largest, or that of the step before.
+        /// Amax that determines the scale: the largest in the history, or that of the step before.
         #[schemars(extend("x-aliases" = ["amax_compute_algo", "fp8_amax_compute_algo"]))]
         pub amax_compute: AmaxCompute = AmaxCompute::Max,
-        /// How many halvings below the format's largest number the scales of `fp8-delayed` take that magnitude: room for growth.
+        /// Halvings between the format's largest number and the number that the scales of `fp8-delayed` map
+        /// the amax to: room for growth.
         #[schemars(range(min = 0, max = 16))]
         #[schemars(extend("x-aliases" = ["fp8_margin"]))]
         pub margin: u32 = 0,
-        /// Steps from one reference segment of an FP8 run to the next; 0 makes none. A segment makes the steps that follow in bf16
-        /// first, aside, and tells how much higher the losses of the run then are (docs/fp8.md).
+        /// Steps from one reference segment of an FP8 run to the next; 0 runs none. A segment first runs the
+        /// steps that follow in bf16 on a copy of the state, and reports how much higher the losses of the
+        /// run then are (docs/fp8.md).
         #[schemars(range(min = 0, max = 1_000_000_000))]
         #[schemars(extend("x-unit" = "steps"))]
         pub reference_every: u64 = 0,
@@ -98,7 +101,7 @@ pub struct Slower {
     pub tokens: usize,
 }
 
-/// What the head is computed in.
+/// Type that the head is computed in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum HeadFormat {
@@ -108,7 +111,7 @@ pub enum HeadFormat {
     Fp8,
 }
 
-/// A format in which an activation is kept.
+/// Format in which an activation is saved for the backward.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum SavedFormat {
@@ -118,7 +121,7 @@ pub enum SavedFormat {
     Fp8,
 }
 
-/// A format in which attention's output is kept.
+/// Format in which attention's output is saved for the backward.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum AttentionFormat {
@@ -128,17 +131,17 @@ pub enum AttentionFormat {
     E5m6,
 }
 
-/// Which of the largest magnitudes of earlier steps counts.
+/// Choice among the amaxes of earlier steps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum AmaxCompute {
     /// The largest.
     Max,
-    /// That of the last step.
+    /// The amax of the step before.
     MostRecent,
 }
 
-/// A product of a linear layer.
+/// GEMM of a linear layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Gemm {
@@ -161,10 +164,11 @@ impl From<Gemm> for LinearGemm {
 }
 
 impl PrecisionConfig {
-    /// What `model` has otherwise than an FP8 recipe has it.
+    /// The overrides of an FP8 recipe for `model`.
     ///
     /// # Errors
-    /// What cannot be meant: a pattern that names nothing, products that the recipe has not.
+    ///
+    /// A pattern that names nothing, or GEMMs that the recipe does not have in FP8.
     pub fn fp8(&self, model: &Architecture) -> Result<Fp8Overrides, String> {
         let has_head = self.head == HeadFormat::Fp8;
         let head = has_head.then_some(HEAD);
@@ -228,8 +232,8 @@ impl PrecisionConfig {
     }
 }
 
-/// An error where a key is given that changes nothing under `recipe`, which is so, but under `others`; with what takes it back, as a run that
-/// goes on in another recipe needs it.
+/// An error if a key is given that has no effect under `recipe` but would under `others`. The message says
+/// how to take the key back, which a run that is resumed under another recipe needs.
 fn refuse(
     recipe: Recipe,
     is_so: &str,
@@ -265,7 +269,7 @@ fn layer(slower: &Slower) -> Result<SlowerLayer, String> {
     ))
 }
 
-/// The pattern that `text` is, if it names a product of `model`: of its blocks or of its head, where that may be of FP8 factors.
+/// The pattern in `text`, if it names a GEMM of `model`: of its blocks, or of its head if that may be in FP8.
 fn pattern(text: &str, model: &Architecture, head: Option<&str>) -> Result<ProductPattern, String> {
     let pattern = ProductPattern::parse(text).map_err(|product| {
         format!("[precision] skip: {text:?}: {product:?} is no product; behind the colon stands fprop, dgrad or wgrad")
@@ -299,7 +303,7 @@ fn pattern(text: &str, model: &Architecture, head: Option<&str>) -> Result<Produ
     })
 }
 
-/// What may be meant by a pattern that names nothing.
+/// A suggestion for a pattern that names nothing.
 fn meant(text: &str, layers: usize, head: Option<&str>, has: &dyn Fn(&ProductPattern) -> bool) -> String {
     let anywhere = format!("*.{text}");
     let block = text.strip_prefix("blocks.").and_then(|rest| rest.split('.').next()?.parse().ok());

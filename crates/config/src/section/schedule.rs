@@ -13,7 +13,7 @@ section! {
     /// The keys of `[schedule]`. What the section is for stands at
     /// [`Config::schedule`](crate::Config).
     pub struct ScheduleConfig {
-        /// What follows the warmup.
+        /// Learning rate after the warmup.
         #[schemars(extend("x-aliases" = [
             "lr_scheduler_type", "lr_scheduler", "decay_lr", "decay_type", "name", "type"
         ]))]
@@ -98,7 +98,7 @@ impl ScheduleConfig {
     }
 }
 
-/// What the learning rate does after the warmup.
+/// Learning rate after the warmup.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum ScheduleKind {
@@ -112,7 +112,7 @@ pub enum ScheduleKind {
     Wsd,
 }
 
-/// How the learning rate falls in the decay of `wsd`; x runs from 0 to 1 over the decay.
+/// Shape of the decay of `wsd`; x runs from 0 to 1 over the decay.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum DecayShape {

@@ -43,28 +43,30 @@ section! {
         /// Seed of weights, data order and dropout.
         #[schemars(extend("x-aliases" = ["random_seed", "data_seed"]))]
         pub seed: u64 = 0,
-        /// What the backward computes again instead of keeping it in memory. Changes no bit of the gradients.
+        /// Activations that the backward recomputes instead of reading them from memory. Changes no bit of
+        /// the gradients.
         #[schemars(extend("x-aliases" = [
             "activation_checkpoint", "activation_checkpointing", "gradient_checkpointing", "selective", "ac",
             "recompute_block"
         ]))]
         pub recompute: Recompute = Recompute::None,
-        /// In how many blocks, the first ones; the others keep everything. So memory that is there is used for speed.
+        /// Number of blocks, from the first one, in which `recompute` applies; the others save everything.
+        /// Trades spare memory for speed.
         #[schemars(range(min = 0, max = 1_000_000))]
         #[schemars(extend("x-unit" = "blocks", "x-default" = "all"))]
         #[schemars(extend("x-aliases" = ["recompute_layers", "recompute_num_layers"]))]
         pub recompute_blocks: Option<usize> = None,
-        /// Tokens whose logits exist at a time. Less takes less memory when the vocabulary is large. With `precision.head = "fp8"` in multiples
-        /// of 128, and at least 128.
+        /// Tokens whose logits exist at a time. A smaller number saves memory if the vocabulary is large.
+        /// With `precision.head = "fp8"` it must be a multiple of 128.
         #[schemars(range(min = 1, max = 1_073_741_824))]
         #[schemars(extend("x-unit" = "tokens"))]
         #[schemars(extend("x-aliases" = ["loss_chunk_size", "logits_chunk", "ce_chunk", "chunk_size"]))]
         pub loss_chunk: usize = 4096,
-        /// Where to compute.
+        /// Device to compute on.
         #[schemars(extend("x-aliases" = ["backend", "accelerator"]))]
         pub device: Device = Device::Auto,
-        /// On a GPU, adds attention's gradients in one order, so that a run repeated or resumed gives the same bits; the fastest
-        /// backward may not. On the CPU every run is so.
+        /// Adds attention's gradients in a fixed order on a GPU, so that a repeated or resumed run gives the
+        /// same bits; the fastest backward may not. The CPU always does.
         #[schemars(extend("x-aliases" = ["deterministic", "deterministic_attention", "use_deterministic_algorithms"]))]
         pub attention_deterministic: bool = false,
         /// CPU threads. 0 takes all.
@@ -116,25 +118,25 @@ impl TrainConfig {
     }
 }
 
-/// What the backward computes again instead of keeping it.
+/// Activations that the backward recomputes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Recompute {
-    /// Nothing: every activation is kept.
+    /// Nothing: every activation is saved.
     None,
     /// The outputs of norms and of SwiGLU, which cost little to compute and much to keep.
     Norms,
-    /// Whole blocks: only each block's input is kept.
+    /// Whole blocks: only each block's input is saved.
     Block,
 }
 
-/// Where to compute.
+/// Device to compute on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Device {
     /// The best device there is; `xtrain doctor` says which, and why.
     Auto,
-    /// The CPU, whatever else is there.
+    /// The CPU, even if there is a GPU.
     Cpu,
     /// An NVIDIA GPU, or an error.
     #[schemars(extend("x-aliases" = Device::Cuda.aliases()))]
@@ -154,7 +156,7 @@ impl Device {
         }
     }
 
-    /// What other programs call it.
+    /// Names of the device in other programs.
     pub const fn aliases(self) -> &'static [&'static str] {
         match self {
             Device::Auto | Device::Cpu => &[],

@@ -1,4 +1,4 @@
-//! Whatever the bytes, there is a configuration or a list of readable errors.
+//! Any bytes give a configuration or a list of readable errors.
 
 use std::path::Path;
 

@@ -1,11 +1,11 @@
-//! What a configuration resolves to.
+//! Resolution of configurations.
 
 use super::super::*;
 use super::{MINIMAL, minimal, parse};
 use xtrain_checkpoint::hf::ExportDtype;
 use xtrain_model::{Architecture, Family, Recipe, RopeScaling};
 
-/// What a folder with a Qwen3-0.6B in it says.
+/// Description in a folder of Qwen3-0.6B.
 fn folder() -> Architecture {
     Architecture {
         family: Family::Qwen3,

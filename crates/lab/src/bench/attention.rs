@@ -1,7 +1,7 @@
-//! Attention, forward and backward, over whole sequences and within documents.
+//! Speed of attention, forward and backward, over whole sequences and within documents.
 //!
-//! The ops are run as a model's are, so what is measured is what they choose on the processor; `XTRAIN_PREFER` names another way than the
-//! fastest ([`xtrain_cuda::Gpu::fastest`]).
+//! The ops run as in a model, with the algorithm that they choose on the processor; `XTRAIN_PREFER` names
+//! another one than the fastest.
 
 use super::op_bench::{OpBench, OpBenchOptions, OpSpeeds, Rates};
 use super::operands::{operand, traced};
@@ -31,7 +31,7 @@ pub struct AttentionShape {
     pub head_dim: usize,
 }
 
-/// How fast one of attention's ops is.
+/// Speed of one of attention's ops.
 #[derive(Clone, Debug, Serialize)]
 pub struct AttentionSpeed {
     /// The sizes.
@@ -39,7 +39,7 @@ pub struct AttentionSpeed {
     pub shape: AttentionShape,
     /// `attention` or `attention_grad`.
     pub op: String,
-    /// Whether gradients were added in one order.
+    /// True if gradients were added in a fixed order.
     pub deterministic: bool,
     /// Mean tokens of the documents that attention stayed within; nothing where a sequence is one.
     pub document_tokens: Option<f64>,
@@ -61,7 +61,7 @@ pub fn attention_of(parsed: &Parsed) -> Result<AttentionShape, RunError> {
     })
 }
 
-/// The attention to measure where none is named: that of a model of a billion parameters, or on cores what is done in a moment.
+/// The attention to measure by default: that of a model of a billion parameters, or on the CPU a small one.
 pub fn common_attention(target: Target) -> AttentionShape {
     match target {
         Target::Cpu => AttentionShape { batch: 1, seq_len: 128, heads: 4, kv_heads: 2, head_dim: 32 },
@@ -76,7 +76,7 @@ pub fn attention(
     options: OpBenchOptions,
 ) -> Result<OpSpeeds<AttentionSpeed>, RunError> {
     let bench = OpBench::of(options)?;
-    // On cores there is one order.
+    // The CPU has one order.
     let orders: &[bool] = if bench.target == Target::Cpu { &[true] } else { &[false, true] };
     let starts = documents([shape.batch, shape.seq_len], mean);
     let mut rows = Vec::new();
@@ -123,7 +123,7 @@ fn program(
     Ok((program, ops))
 }
 
-/// Which share of the pairs of tokens of whole sequences is within documents, and the documents' mean length.
+/// Share of the token pairs of whole sequences that lie within documents, and the mean length of documents.
 fn seen(shape: AttentionShape, starts: &[i32]) -> (f64, Option<f64>) {
     let mut lengths: Vec<usize> = Vec::new();
     for (at, &start) in starts.iter().enumerate() {

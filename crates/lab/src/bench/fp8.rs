@@ -1,8 +1,8 @@
-//! A linear layer in FP8 beside the same in bf16: forward and backward, casts included.
+//! Speed of a linear layer in FP8 and in bf16: forward and backward, casts included.
 //!
-//! The program is that of training with a model of nothing but the layer: the precision pass, the backward pass and the pass that has products
-//! computed of FP8 factors make it, so casts are those of a step in which nothing beside the layer can make them. Weights are cast once a
-//! step, behind the update; gradients of weights are added to, as in every micro-batch but the first.
+//! The program is that of training a model that consists of the layer alone, built by the same passes, so its
+//! casts are separate kernels: no neighbour can fuse them. Weights are cast once a step, after the update;
+//! weight gradients accumulate, as in every micro-batch but the first.
 
 use super::op_bench::OpBenchOptions;
 use super::operands::filled;
@@ -30,12 +30,12 @@ pub struct LinearShape {
     pub n: usize,
 }
 
-/// How long a linear layer takes.
+/// Time of a linear layer.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct LinearSeconds {
-    /// fprop, and the casts in front of it.
+    /// fprop, and the casts before it.
     pub forward: f64,
-    /// dgrad and wgrad, and the casts in front of them.
+    /// dgrad and wgrad, and the casts before them.
     pub backward: f64,
     /// The casts of the weights, once a step; the bf16 copy comes out of the optimizer.
     pub weights: f64,
@@ -53,9 +53,9 @@ impl LinearSeconds {
 pub struct RecipeSpeed {
     /// The recipe.
     pub recipe: Recipe,
-    /// How long it takes.
+    /// Its time.
     pub seconds: LinearSeconds,
-    /// How many times as fast as bf16 the forward is.
+    /// Speed of the forward relative to bf16.
     pub forward: f64,
     /// And the backward.
     pub backward: f64,
@@ -69,13 +69,13 @@ pub struct Fp8Speed {
     /// Its sizes.
     #[serde(flatten)]
     pub shape: LinearShape,
-    /// How long it takes in bf16.
+    /// Its time in bf16.
     pub bf16: LinearSeconds,
     /// Under each recipe.
     pub recipes: Vec<RecipeSpeed>,
 }
 
-/// From how many tokens on FP8 is faster.
+/// Number of tokens from which on FP8 is faster.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct BreakEven {
     /// The recipe.
@@ -84,16 +84,17 @@ pub struct BreakEven {
     pub k: usize,
     /// Columns of the output.
     pub n: usize,
-    /// The fewest of the measured tokens from which on it is no slower than bf16; none where it is slower with the most of them.
+    /// The smallest measured number of tokens from which on it is no slower than bf16; `None` if it is slower
+    /// at the largest.
     pub tokens: Option<usize>,
 }
 
-/// What was measured of linear layers.
+/// Measurements of linear layers.
 #[derive(Clone, Debug, Serialize)]
 pub struct Fp8Speeds {
     /// On what.
     pub device: String,
-    /// Whether FP8 is emulated there, so that its times say nothing of a card.
+    /// True if FP8 is emulated there, so that its times say nothing about a GPU.
     pub emulated: bool,
     /// A row a shape.
     pub rows: Vec<Fp8Speed>,
@@ -101,8 +102,8 @@ pub struct Fp8Speeds {
     pub break_even: Vec<BreakEven>,
 }
 
-/// Shapes to measure where none are named: those of models from some hundred million to some ten billion parameters, or on cores what is done
-/// in a moment.
+/// The shapes to measure by default: those of models from some hundred million to some ten billion
+/// parameters, or on the CPU small ones.
 pub fn fp8_shapes(target: Target) -> Vec<LinearShape> {
     let (tokens, weights): (&[usize], &[[usize; 2]]) = match target {
         Target::Cpu => (&[128, 256], &[[128, 128]]),
@@ -131,8 +132,8 @@ pub fn fp8_recipes(asked: &[Recipe], processor: &Processor) -> Result<Vec<Recipe
     }
 }
 
-/// Measures linear layers of these shapes in bf16 and under each of the recipes `asked` for, all where that is none; `options.recipe` is not
-/// asked.
+/// Measures linear layers of these shapes in bf16 and under each of the recipes in `asked`, under all if that
+/// is empty; `options.recipe` is ignored.
 pub fn fp8(shapes: &[LinearShape], asked: &[Recipe], options: OpBenchOptions) -> Result<Fp8Speeds, RunError> {
     let processor = Processor::by_name(options.device)?;
     let recipes = fp8_recipes(asked, &processor)?;
@@ -167,7 +168,8 @@ fn linear(
         let bytes = match entry.kind {
             StateKind::Master => filled(entry.ty, site as u32, 1.0 / of_weights),
             StateKind::Cache => filled(entry.ty, site as u32, 1.0),
-            // One of earlier steps is there in every step but the first: what takes the largest of such numbers near E4M3's.
+            // Every step but the first has a scale of an earlier one: the one that maps the largest of such
+            // numbers close to E4M3's.
             StateKind::Scale if entry.name == WEIGHTS => bytemuck::bytes_of(&(64.0 * of_weights)).to_vec(),
             StateKind::Scale => bytemuck::bytes_of(&64.0f32).to_vec(),
             _ => continue,
@@ -190,7 +192,7 @@ fn linear(
     Ok(Fp8Speed { shape, bf16, recipes: recipes.iter().zip(&seconds[1..]).map(speed).collect() })
 }
 
-/// How long each of the programs takes: in turn, so that what changes with time (clocks, heat) meets all alike.
+/// Time of each of the programs. They run in turn, so that slow changes (clocks, heat) affect all alike.
 fn measure(
     engine: &mut dyn Engine,
     ids: &[ProgramId],
@@ -201,7 +203,7 @@ fn measure(
         let casts_weights = engine.program(id).instances.iter().any(|i| i.origin.stage == Stage::Update);
         [Some(Part::Next), casts_weights.then_some(Part::Update)].into_iter().flatten()
     };
-    // What is done once is done here.
+    // Work that is done once is done here.
     for &id in ids {
         engine.run(id, Part::First)?;
         parts(engine, id).try_for_each(|part| engine.run(id, part))?;
@@ -236,7 +238,8 @@ fn measure(
 
 const WEIGHTS: &str = "w";
 
-/// Forward and backward of the layer, as training makes them under a recipe, and the casts of its weights behind the update.
+/// Forward and backward of the layer, as in training under a recipe, and the casts of its weights after the
+/// update.
 fn program(LinearShape { m, k, n }: LinearShape, recipe: Recipe) -> Result<Program, ProgramError> {
     let ty = |shape: [usize; 2]| TensorType::new(DType::F32, shape);
     let mut t = Tracer::default();
@@ -254,7 +257,8 @@ fn program(LinearShape { m, k, n }: LinearShape, recipe: Recipe) -> Result<Progr
     Ok(quantized::remake(program, Stage::Update)?)
 }
 
-/// From how many tokens on each recipe is no slower than bf16, for each size of weights in the order of the rows.
+/// Smallest number of tokens from which on each recipe is no slower than bf16, for each size of weights in
+/// the order of the rows.
 fn break_even(rows: &[Fp8Speed]) -> Vec<BreakEven> {
     let mut all: Vec<BreakEven> = Vec::new();
     for row in rows {

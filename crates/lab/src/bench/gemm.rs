@@ -1,4 +1,4 @@
-//! Matrix products, as linear layers make them.
+//! Speed of the GEMMs of linear layers.
 
 use super::op_bench::{OpBench, OpBenchOptions, OpSpeeds, Rates};
 use super::operands::{linear_forward, operand, traced};
@@ -14,10 +14,10 @@ use xtrain_train::profile::Work;
 use xtrain_train::programs::{self, TrainingSpec};
 use xtrain_train::spec::plan_on;
 
-/// The products of a linear layer: m tokens, from k to n columns.
+/// The GEMMs of a linear layer: m tokens, from k to n columns.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GemmShape {
-    /// Where in a model; empty where no model was asked for.
+    /// Place in a model; empty if no model was named.
     pub site: String,
     /// Tokens.
     pub m: usize,
@@ -27,10 +27,10 @@ pub struct GemmShape {
     pub k: usize,
 }
 
-/// How fast one product of a linear layer is.
+/// Speed of one GEMM of a linear layer.
 #[derive(Clone, Debug, Serialize)]
 pub struct GemmSpeed {
-    /// Where in a model; empty where no model was asked for.
+    /// Place in a model; empty if no model was named.
     pub site: String,
     /// fprop, dgrad or wgrad, which adds to an fp32 gradient.
     pub role: String,
@@ -45,7 +45,7 @@ pub struct GemmSpeed {
     pub rates: Rates,
 }
 
-/// Measures the three products of each shape.
+/// Measures the three GEMMs of each shape.
 pub fn gemms(shapes: &[GemmShape], options: OpBenchOptions) -> Result<OpSpeeds<GemmSpeed>, RunError> {
     let bench = OpBench::of(options)?;
     let mut rows = Vec::new();
@@ -63,7 +63,7 @@ pub fn gemms(shapes: &[GemmShape], options: OpBenchOptions) -> Result<OpSpeeds<G
     Ok(bench.speeds(rows))
 }
 
-/// Shapes to measure where none are named: those of models of some billion parameters, or on cores what is done in a moment.
+/// The shapes to measure by default: those of models of some billion parameters, or on the CPU small ones.
 pub fn common_gemms(target: Target) -> Vec<GemmShape> {
     let of = |sizes: &[[usize; 3]]| {
         sizes.iter().map(|&[m, n, k]| GemmShape { site: String::new(), m, n, k }).collect()
@@ -76,14 +76,15 @@ pub fn common_gemms(target: Target) -> Vec<GemmShape> {
     }
 }
 
-/// The shapes of a run file's linear layers, each once, that of its head among them: a chunk of tokens at a time.
+/// The distinct shapes of a run file's linear layers, including the head's, of which a chunk of tokens runs
+/// at a time.
 pub fn gemms_of(parsed: &Parsed) -> Result<Vec<GemmShape>, RunError> {
     let spec = plan_on(parsed, Processor::for_config(&parsed.config)?.target())?.spec;
     Ok(linears(&spec)?)
 }
 
 fn linears(spec: &TrainingSpec) -> Result<Vec<GemmShape>, LearnError> {
-    // Whatever they are computed of.
+    // Shapes do not depend on the recipe.
     let program = programs::training(&spec.computed_in(Recipe::Bf16))?;
     let mut shapes: Vec<GemmShape> = Vec::new();
     for instance in program.instances.iter().filter(|i| i.origin.stage == Stage::Forward) {
@@ -141,7 +142,7 @@ mod tests {
         };
         let expected = [(128, 32, 16), (128, 16, 16), (128, 48, 16), (128, 16, 24), (40, 300, 16)];
         assert_eq!(shapes(text), expected);
-        // Whatever it computes in.
+        // Shapes do not depend on the recipe.
         assert_eq!(shapes(&format!("{text}[precision]\nrecipe = 'fp8-row'\n")), expected);
         let head = text.replace("300", "304") + "[precision]\nrecipe = 'fp8-block'\nhead = 'fp8'\n";
         assert_eq!(shapes(&head)[4], (40, 304, 16));

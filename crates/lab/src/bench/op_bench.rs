@@ -1,4 +1,5 @@
-//! A few ops on random operands, timed one by one on a processor, beside what that processor reaches at best.
+//! Measurement of ops by themselves on random operands, and the ceiling of the processor that they are
+//! compared with.
 
 use super::copy_rate::copy_rate;
 use super::operands::{filled, linear_forward};
@@ -12,7 +13,7 @@ use xtrain_train::engine::{Processor, Target};
 use xtrain_train::error::{LearnError, RunError};
 use xtrain_train::slower::median;
 
-/// Where ops are tried, and how long.
+/// Device and length of a measurement.
 #[derive(Clone, Copy, Debug)]
 pub struct OpBenchOptions {
     /// On what.
@@ -25,31 +26,31 @@ pub struct OpBenchOptions {
     pub runs: usize,
 }
 
-/// What was measured of some ops.
+/// Speeds of some ops.
 #[derive(Clone, Debug, Serialize)]
 pub struct OpSpeeds<Row> {
-    /// What they ran on.
+    /// Their device.
     pub device: String,
     /// `fp32`, `bf16`, ..
     pub precision: String,
-    /// What it reaches at best, measured before.
+    /// Best rates of the device, measured before.
     pub ceiling: Ceiling,
     /// A row each.
     pub rows: Vec<Row>,
 }
 
-/// What a processor reaches at best.
+/// Best rates of a processor.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub struct Ceiling {
     /// The extent of the square matrices that were multiplied.
     pub product: usize,
-    /// 10^12 floating-point operations a second of that product.
+    /// 10^12 floating-point operations a second of that GEMM.
     pub tflops: f64,
     /// 10^9 bytes a second that a copy within its memory reads and writes together.
     pub gigabytes_per_second: f64,
 }
 
-/// How fast an op is.
+/// Speed of an op.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub struct Rates {
     /// Seconds of one run.
@@ -58,7 +59,7 @@ pub struct Rates {
     pub tflops: f64,
     /// 10^9 bytes of operands a second.
     pub gigabytes_per_second: f64,
-    /// The rate of operations as a share of the ceiling's product.
+    /// The rate of operations as a share of the ceiling's GEMM.
     pub of_product: f64,
     /// The rate of bytes as a share of the ceiling's copy.
     pub of_copy: f64,
@@ -77,7 +78,7 @@ impl Rates {
     }
 }
 
-/// Where ops are tried: a processor, and what it reaches at best.
+/// A processor on which ops are measured, and its ceiling.
 #[derive(Clone)]
 pub(super) struct OpBench {
     options: OpBenchOptions,
@@ -87,7 +88,7 @@ pub(super) struct OpBench {
     pub(super) ceiling: Ceiling,
 }
 
-/// What needs less memory than ops that do not fit.
+/// Advice for ops that do not fit into memory.
 const LESS: &str = "take smaller sizes";
 
 impl OpBench {
@@ -96,7 +97,8 @@ impl OpBench {
         let (device, target) = (processor.describe(), processor.target());
         let gigabytes_per_second = copy_rate(&processor, options.repeats).map_err(LearnError::from)? / 1e9;
         let recipe = options.recipe.unwrap_or(target.recipe());
-        // Large enough for the best rate, and on a card so long that its power is at the limit, as in training.
+        // Large enough for the best rate, and on a GPU long enough that its power is at the limit, as in
+        // training.
         let (product, runs) = match (target, recipe) {
             (Target::Cpu, _) => (512, options.runs),
             (Target::Cuda, Recipe::Fp32) => (8192, 10),
@@ -119,7 +121,8 @@ impl OpBench {
         }
     }
 
-    /// Seconds of each instance of `program`. Its state is filled with random numbers; `inputs` are written by name.
+    /// Seconds of each instance of `program`. Its state is filled with random numbers; `inputs` are written
+    /// by name.
     pub(super) fn seconds(
         &self,
         program: Program,
@@ -138,7 +141,7 @@ impl OpBench {
     }
 }
 
-/// Seconds of each instance, as often as it is measured.
+/// All measured seconds of each instance.
 fn measure(
     engine: &mut dyn Engine,
     program: Program,

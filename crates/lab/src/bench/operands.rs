@@ -6,8 +6,8 @@ use xtrain_tensor::{DType, HostTensor, Philox, TensorType};
 use xtrain_train::error::LearnError;
 use xtrain_train::programs::ProgramError;
 
-/// Normal numbers of this standard deviation, the same ones over and over: their values are to be ordinary, as they decide how much power a
-/// product takes.
+/// Normal numbers of this standard deviation, repeated. Their values matter, because they determine the power
+/// that a GEMM draws.
 pub(super) fn filled(ty: TensorType, site: u32, std: f32) -> Vec<u8> {
     const BLOCK: usize = 1 << 18;
     let mut values = vec![0.0; BLOCK.min(ty.numel())];

@@ -14,7 +14,7 @@ use xtrain_train::learner::{IN_FLIGHT, Learner, Step};
 use xtrain_train::slower::{self, median};
 use xtrain_train::spec::plan_on;
 
-/// How long to measure.
+/// Length of the measurement.
 #[derive(Clone, Copy, Debug)]
 pub struct BenchOptions {
     /// Steps before the measurement: what is done once is done in them.
@@ -25,14 +25,14 @@ pub struct BenchOptions {
     pub steps: usize,
 }
 
-/// What was measured.
+/// Speed of a training step.
 #[derive(Clone, Debug, Serialize)]
 pub struct StepSpeed {
-    /// What it ran on.
+    /// Its device.
     pub device: String,
     /// `fp32`, `bf16`, ..
     pub precision: String,
-    /// Whose tokens: `shards`, those of the run file, or `random`.
+    /// Source of the tokens: `shards`, those of the run file, or `random`.
     pub data: &'static str,
     /// Tokens of an optimizer step.
     pub tokens: u64,
@@ -44,15 +44,15 @@ pub struct StepSpeed {
     pub tokens_per_second: f64,
     /// 10^12 floating-point operations a second, by PaLM's count.
     pub tflops: f64,
-    /// Their share of the card's dense bf16 peak, where that is known.
+    /// Their share of the GPU's dense bf16 peak, if that is known.
     pub mfu: Option<f64>,
-    /// What the processor reaches at best, measured after the steps.
+    /// Best rates of the processor, measured after the steps.
     pub ceiling: Ceiling,
-    /// The rate of operations as a share of the ceiling's product.
+    /// The rate of operations as a share of the ceiling's GEMM.
     pub of_product: f64,
     /// Bytes of the planned arena.
     pub planned_bytes: u64,
-    /// Bytes that were taken of the card beside its context, where there is one: the arena, libraries, recorded graphs.
+    /// Bytes of GPU memory besides the context: the arena, libraries, recorded graphs.
     pub card_bytes: Option<u64>,
     /// Seconds from opening the processor to the end of the first step.
     pub first_step_seconds: f64,
@@ -69,7 +69,7 @@ pub(super) struct StepBench {
     target: Target,
     /// Operations a second that the processor can do at most, where that is known.
     peak_flops: Option<f64>,
-    /// Bytes that the processor had left before, where it tells.
+    /// Bytes that were available before, if the processor tells.
     free_before: Option<u64>,
 }
 
@@ -89,7 +89,8 @@ impl StepBench {
     }
 }
 
-/// Measures the step of a run file as a run makes it: inputs are written for each, and results fetched and read late.
+/// Measures the step of a run file as a run makes it: inputs are written for each step, and results are
+/// fetched and read late.
 pub fn step(parsed: &Parsed, options: BenchOptions) -> Result<StepSpeed, RunError> {
     let begun = Instant::now();
     let StepBench { mut learner, config, tokens, device, target, peak_flops, free_before } =
@@ -158,7 +159,7 @@ pub fn step(parsed: &Parsed, options: BenchOptions) -> Result<StepSpeed, RunErro
     })
 }
 
-/// What the processor of a run reaches at best, in its precision.
+/// Best rates of a run's processor, in the run's precision.
 pub(super) fn ceiling(config: &Config) -> Result<Ceiling, RunError> {
     let (device, recipe) = (config.train.device, config.precision.recipe);
     Ok(OpBench::of(OpBenchOptions { device, recipe, repeats: 5, runs: 10 })?.ceiling)

@@ -11,12 +11,12 @@ use xtrain_train::learner::Step;
 use xtrain_train::profile::Work;
 use xtrain_train::slower::median;
 
-/// What the instances of an op at a site, of all blocks, take of a step.
+/// Time of an op's instances at a site, over all blocks, in a step.
 #[derive(Clone, Debug, Serialize)]
 pub struct OpSpeed {
     /// The op.
     pub op: String,
-    /// Where in a block or model.
+    /// Place in a block or model.
     pub site: String,
     /// fprop, dgrad, ..
     pub role: String,
@@ -27,9 +27,11 @@ pub struct OpSpeed {
     pub rates: Rates,
 }
 
-/// Measures every op of the training step of a run file, the slowest first: the median of `repeats` steps of one micro-batch, op by op.
+/// Measures every op of the training step of a run file, the slowest first: the median of `repeats` steps of
+/// one micro-batch, op by op.
 ///
-/// Steps are made, not ops again and again: an op that works in place grows or shrinks its operands until they are no longer numbers.
+/// Whole steps run, not one op repeatedly: an op that works in place would grow or shrink its operands until
+/// they are no longer finite.
 pub fn ops(parsed: &Parsed, repeats: usize) -> Result<Vec<OpSpeed>, RunError> {
     let ceiling = ceiling(&parsed.config)?;
     let StepBench { mut learner, tokens, .. } = StepBench::of(parsed)?;

@@ -9,7 +9,7 @@ use xtrain_train::programs::TrainingSpec;
 use xtrain_train::random_batch::random_batch;
 use xtrain_train::source::are_shards;
 
-/// New tokens for every step. Those that were learned by heart leave gradients of zeros, which take a card less power.
+/// New tokens for every step. Memorised ones leave gradients of zeros, which draw less power.
 pub(super) enum Tokens {
     /// Those of the run file, which names token shards alone: there is nothing to prepare.
     Shards(Box<Loader>),

@@ -1,4 +1,5 @@
-//! docs/benchmarks.md and its pictures, written from the results in benches/results and the bars in benches/bars.toml.
+//! docs/benchmarks.md and its pictures, written from the results in benches/results and the bars in
+//! benches/bars.toml.
 //!
 //! Of every work and metric on a card the newest file that has them counts, in it the last line of each peer.
 
@@ -121,7 +122,7 @@ fn topic_section(made: &mut Benchmarks, topic: &str, bars: &Bars, all: &[Outcome
         Some(Ratio { label: format!("{}, {}", line.work, line.metric), ratio: line.ratio?, more, bar: None })
     });
     let drawn: Vec<Ratio> = drawn.collect();
-    // What the bars' picture shows already need not be drawn again.
+    // Values in the bars' picture need not be drawn again.
     if drawn.len() > 1 && !bars.bars.iter().any(|bar| bar.topic == topic && bar.is_set()) {
         show(made, topic, &format!("Ratios to the peers: {topic}"), &drawn);
     }
@@ -169,7 +170,7 @@ fn measures(line: &Line, bar: &Bar) -> bool {
     line.work == bar.work && line.metric == bar.metric
 }
 
-/// Whether more of a metric is better; nothing where that depends.
+/// True if more of a metric is better, false if less is; `None` if that depends.
 fn is_better_more(metric: &str) -> Option<bool> {
     match metric {
         "tok/s" | "TFLOP/s" | "GB/s" => Some(true),

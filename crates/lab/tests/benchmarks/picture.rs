@@ -11,9 +11,9 @@ fn escape(text: &str) -> String {
 pub(crate) struct Ratio {
     pub(crate) label: String,
     pub(crate) ratio: f64,
-    /// Whether more is better.
+    /// True if more is better.
     pub(crate) more: bool,
-    /// What is to be reached.
+    /// The target.
     pub(crate) bar: Option<f64>,
 }
 

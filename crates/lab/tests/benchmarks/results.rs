@@ -1,4 +1,4 @@
-//! What is in benches/: results, a JSON object a line, and the bars.
+//! The contents of benches/: results, a JSON object a line, and the bars.
 
 use serde::Deserialize;
 use std::path::{Path, PathBuf};
@@ -21,7 +21,7 @@ pub(crate) struct Line {
     pub(crate) driver: String,
     pub(crate) command: String,
     pub(crate) peer_command: Option<String>,
-    /// What else is to be known of how it was measured.
+    /// Further remarks on the measurement.
     pub(crate) note: Option<String>,
     pub(crate) commit: String,
     pub(crate) date: String,
@@ -48,7 +48,7 @@ pub(crate) struct Bars {
     pub(crate) bars: Vec<Bar>,
 }
 
-/// What a section of the page is called.
+/// Title of a section of the page.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Topic {
@@ -74,13 +74,13 @@ pub(crate) struct Bar {
 }
 
 impl Bar {
-    /// Whether anything is to be reached.
+    /// True if there is a target.
     pub(crate) fn is_set(&self) -> bool {
         self.at_least.is_some() || self.at_most.is_some() || self.value_at_most.is_some()
     }
 
-    /// The share of what is to be reached that `line` lacks, or has too much; 0 where it is reached, nothing where the line does not say
-    /// what it takes.
+    /// The share of what is to be reached that `line` lacks, or has too much; 0 where it is reached, nothing
+    /// where the line does not say what it takes.
     pub(crate) fn missed_by(&self, line: &Line) -> Option<f64> {
         let (mut by, ratio) = (0.0f64, line.ratio);
         if let Some(least) = self.at_least {
@@ -104,7 +104,7 @@ pub(crate) enum BenchmarksError {
     Io {
         /// The file.
         path: PathBuf,
-        /// What the system said.
+        /// The system's error.
         error: io::Error,
     },
     /// It cannot be understood.
@@ -112,7 +112,7 @@ pub(crate) enum BenchmarksError {
     Wrong {
         /// The file, and the line of it.
         place: String,
-        /// What is wrong, and what is wanted.
+        /// The error and the expected form.
         message: String,
     },
 }
@@ -165,7 +165,7 @@ pub(crate) fn outcomes(benches: &Path) -> Result<Vec<Outcome>, BenchmarksError> 
     Ok(all)
 }
 
-/// What a reader would stumble over.
+/// Checks a line for inconsistencies.
 fn check(line: &Line) -> Result<(), String> {
     let Line { value, peer_value, ratio, .. } = *line;
     match (line.peer.is_some(), peer_value, ratio) {

@@ -1,4 +1,4 @@
-//! The gap in figures: over the last steps that both have made, of training and of validation.
+//! Gaps of the training loss, over the last steps that both sides have made, and of the validation loss.
 
 use super::groups::Group;
 use super::spread::Sample;
@@ -18,15 +18,15 @@ pub struct Gap {
     pub runs: Vec<String>,
     /// Their recipe, where it is known.
     pub recipe: Option<String>,
-    /// The bar that docs/numerics.md sets for the loss of this recipe over that of the baseline's, in percent.
+    /// The bar of docs/numerics.md for the loss of this recipe over that of the baseline's, in percent.
     pub bar_percent: Option<f64>,
-    /// Over the last steps that both have made; nothing where there is no loss to tell, which the notes explain.
+    /// Over the last steps that both have made; `None` if there is no loss to compare, which a note explains.
     pub training: Option<LossGap>,
     /// Of the last evaluation that all of them have made.
     pub validation: Option<LossGap>,
 }
 
-/// A loss beside that of the baseline.
+/// A loss, compared with that of the baseline.
 #[derive(Clone, Debug, Serialize)]
 pub struct LossGap {
     /// The first place, in steps or tokens, whose loss is in it, and the last.
@@ -35,21 +35,25 @@ pub struct LossGap {
     pub to: u64,
     /// Mean cross-entropy, in nats a token, over these steps and over the runs.
     pub loss: f64,
-    /// The same of what the runs are set against: the baseline's runs of their seeds, or all of it.
+    /// Mean cross-entropy of the runs that these are compared with: the baseline's runs of the same seeds, or
+    /// all of the baseline.
     pub baseline_loss: f64,
-    /// How much higher it is, in percent: the mean over the runs, each set against the baseline's run of its seed where there is one.
+    /// Loss above that of the baseline, in percent: the mean over the runs, each compared with the baseline's
+    /// run of its seed if there is one.
     pub gap_percent: f64,
-    /// How many of the runs were set against a run of their seed.
+    /// Number of runs that were compared with a run of their seed.
     pub paired: usize,
-    /// How far from `gap_percent` the gap of more seeds would lie at most, with 95% confidence; of two runs and more.
+    /// Half width of the 95% confidence interval of the gap over seeds; for two runs or more.
     pub gap_interval_percent: Option<f64>,
     /// Standard deviation of the baseline over its seeds, in percent of its loss; of two runs and more.
     pub seed_deviation_percent: Option<f64>,
-    /// How far from the baseline as many runs of its own kind, with other seeds, would lie at most, with 95% confidence (Student's t).
+    /// Distance from the baseline within which as many runs of its own kind, with other seeds, would lie with
+    /// 95% confidence (Student's t).
     pub seed_spread_percent: Option<f64>,
-    /// Whether the gap lies inside that spread.
+    /// True if the gap lies inside that spread.
     pub inside_spread: Option<bool>,
-    /// Whether it lies inside the bar of the recipe. A loss that is lower is; nothing where its interval reaches to both sides of the bar.
+    /// True if the gap lies inside the bar of the recipe; a lower loss does. `None` if the confidence
+    /// interval reaches to both sides of the bar.
     pub inside_bar: Option<bool>,
 }
 
@@ -67,7 +71,7 @@ fn bar(recipe: Option<Recipe>, baseline: Option<Recipe>) -> Option<f64> {
 pub(super) struct Losses {
     pub(super) training: Vec<Vec<Point>>,
     validation: Vec<Vec<Point>>,
-    /// What a step of the baseline counts for.
+    /// Length of a baseline step on the x axis.
     pub(super) per_step: f64,
 }
 
@@ -128,7 +132,7 @@ fn mean(points: &[Point]) -> f64 {
     points.iter().map(|p| p.1).sum::<f64>() / points.len() as f64
 }
 
-/// What is known of a gap at one place: ratios, not percent.
+/// A gap at one place, in ratios, not percent.
 #[derive(Clone, Debug)]
 pub(super) struct Measured {
     pub(super) loss: f64,
@@ -137,11 +141,12 @@ pub(super) struct Measured {
     pub(super) baseline: Sample,
     pub(super) gap: Sample,
     pub(super) paired: usize,
-    /// How far from the baseline as many others of its kind lie at most.
+    /// Distance from the baseline within which as many others of its kind lie.
     pub(super) spread: Option<f64>,
 }
 
-/// The gap of these runs' points to those of the baseline's; nothing where any of them has none, or a loss that is no positive number.
+/// The gap of these runs' points to those of the baseline's; `None` if any of them has no point, or a loss
+/// that is not a positive number.
 pub(super) fn measured(
     group: &Group,
     runs: &[&[Point]],
@@ -194,12 +199,12 @@ impl LossGap {
     }
 }
 
-/// Where the shortest of some curves ends.
+/// End of the shortest of some curves.
 pub(super) fn common_end<'p>(curves: impl IntoIterator<Item = &'p [Point]>) -> f64 {
     curves.into_iter().map(|points| points.last().map_or(0.0, |p| p.0)).fold(f64::INFINITY, f64::min)
 }
 
-/// What is averaged of a group and of the baseline: the last steps that both have made.
+/// The last steps that a group and the baseline have both made, over which losses are averaged.
 struct Ends<'p> {
     own: Vec<&'p [Point]>,
     base: Vec<&'p [Point]>,
@@ -267,7 +272,7 @@ pub(super) fn compare(runs: Vec<RunData>, groups: Vec<Group>, last: u64) -> Comp
     Comparison { counted_in, last, baseline, compared, notes: notes.all, folders: Vec::new(), runs, groups }
 }
 
-/// What a reader of the figures must know, each said once.
+/// Notes for readers of the figures, each listed once.
 #[derive(Default)]
 struct Notes {
     all: Vec<String>,
@@ -280,7 +285,7 @@ impl Notes {
         }
     }
 
-    /// Of a run by itself: what could not be read, what it was skipped, where it stopped.
+    /// Notes on one run: unreadable parts, skipped steps, an early end.
     fn of_run(&mut self, view: &View<'_>) {
         let (name, history) = (&view.run.name, &view.history);
         for problem in &view.run.problems {

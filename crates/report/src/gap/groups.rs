@@ -1,4 +1,4 @@
-//! Which runs belong together: those that differ in nothing that the loss depends on but their seed.
+//! Groups of runs that differ only in their seed and in keys that the loss does not depend on.
 
 use crate::{CONFIG_FILE, RunData};
 use std::path::Path;
@@ -10,7 +10,7 @@ use xtrain_model::Recipe;
 pub(super) struct Group {
     /// Indices of its runs.
     pub(super) runs: Vec<usize>,
-    /// What each of them is configured as, where that can be read.
+    /// Configuration of each run, if it can be read.
     pub(super) configs: Vec<Option<Config>>,
 }
 
@@ -39,7 +39,7 @@ impl Group {
     }
 }
 
-/// Which runs are the first in all but their seed, that one among them.
+/// Marks the runs that equal the first one except for the seed; the first is one of them.
 pub(super) fn like_the_first(runs: &[RunData]) -> Vec<bool> {
     let first = runs.first().and_then(config);
     let is_like = |(n, run): (usize, &RunData)| match (&first, config(run)) {
@@ -50,13 +50,14 @@ pub(super) fn like_the_first(runs: &[RunData]) -> Vec<bool> {
     runs.iter().enumerate().map(is_like).collect()
 }
 
-/// What a run is configured as, where that can be read.
+/// Configuration of a run, if it can be read.
 fn config(run: &RunData) -> Option<Config> {
     let parsed = Config::parse::<&str>(Path::new(CONFIG_FILE), run.config.as_ref()?.as_bytes(), &[]);
     parsed.ok().map(|parsed| parsed.config)
 }
 
-/// The baseline, which is the first `base` runs, and the groups of the others in the order of their first runs.
+/// The group of the baseline, which is the first `base` runs, and the groups of the other runs in the order
+/// of their first ones.
 pub(super) fn of(runs: &[RunData], base: usize) -> Vec<Group> {
     let mut groups =
         vec![Group { runs: (0..base).collect(), configs: runs[..base].iter().map(config).collect() }];
@@ -64,7 +65,7 @@ pub(super) fn of(runs: &[RunData], base: usize) -> Vec<Group> {
         let config = config(run);
         let is_like = |group: &&mut Group| match (&group.configs[0], &config) {
             (Some(first), Some(config)) => matters(first, config).is_empty(),
-            // What cannot be read is like nothing.
+            // An unreadable configuration equals none.
             _ => false,
         };
         match groups[1..].iter_mut().find(is_like) {
@@ -78,7 +79,8 @@ pub(super) fn of(runs: &[RunData], base: usize) -> Vec<Group> {
     groups
 }
 
-/// Keys that may be otherwise in two runs whose losses differ by chance alone: where and how they are computed, and what is told of them.
+/// Keys that may differ between two runs whose losses differ by chance alone: place and device of the run,
+/// and its reports.
 const KEYS_WITHOUT_EFFECT: [&str; 18] = [
     "train.seed",
     "train.out",
@@ -109,7 +111,7 @@ fn matters(one: &Config, other: &Config) -> Vec<String> {
         KEYS_WITHOUT_EFFECT.contains(&key)
             || SECTIONS_WITHOUT_EFFECT.iter().any(|section| key.starts_with(section))
     };
-    // Which layers stay in bf16 matters, not how slow FP8 was when that was measured.
+    // The list of layers that stay in bf16 matters; their measured speeds do not.
     let slower = |config: &Config| -> Vec<String> {
         config.precision.skip_slower.iter().flatten().map(|slower| slower.layer.clone()).collect()
     };

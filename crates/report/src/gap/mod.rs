@@ -1,16 +1,18 @@
-//! The gap between runs: how much higher the loss of a recipe is than that of a baseline, set against what another seed would do.
+//! The gap between runs: how much higher the loss of a recipe is than that of a baseline, set against what
+//! another seed would do.
 //!
 //! ```text
 //! run folders -> groups (runs that differ in their seed alone) -> Gap (figures) -> table, JSON
 //!                                                              -> curves (the same all along the run) -> page
 //! ```
 //!
-//! A run is set against the baseline's run of the same seed where there is one, since both saw the same batches and their noise cancels;
-//! else against the mean of the baseline's runs. Runs of unequal length are compared up to where the shortest of the two groups ends,
-//! runs whose steps have different numbers of tokens by tokens.
+//! A run is set against the baseline's run of the same seed where there is one, since both saw the same
+//! batches and their noise cancels; else against the mean of the baseline's runs. Runs of unequal length are
+//! compared up to where the shortest of the two groups ends, runs whose steps have different numbers of
+//! tokens by tokens.
 //!
-//! Whether a gap lies inside the recipe's bar, of docs/numerics.md, and inside the spread of seeds, is said where it can be told; which of them
-//! matters is the reader's.
+//! Whether a gap lies inside the recipe's bar, of docs/numerics.md, and inside the spread of seeds, is said
+//! where it can be told; which of them matters is the reader's.
 
 mod figures;
 mod groups;
@@ -31,15 +33,15 @@ pub const COMPARE_FILE: &str = "compare.html";
 /// Runs set against a baseline.
 #[derive(Clone, Debug, Serialize)]
 pub struct Comparison {
-    /// What a run's place is counted in: `step`, or `tokens` where steps have different numbers of them.
+    /// Unit of a run's position: `step`, or `tokens` if steps have different numbers of them.
     pub counted_in: &'static str,
     /// Steps of the baseline, at the end of what is compared, over which losses are averaged.
     pub last: u64,
     /// The baseline.
     pub baseline: Baseline,
-    /// What is set against it, in the order of the runs.
+    /// The groups compared with it, in the order of the runs.
     pub compared: Vec<Gap>,
-    /// What a reader of the figures must know of the runs, one sentence each.
+    /// Notes for readers of the figures, one sentence each.
     pub notes: Vec<String>,
     /// The folders of all runs, the baseline's first.
     #[serde(skip)]
@@ -64,11 +66,12 @@ pub struct Baseline {
 }
 
 impl Comparison {
-    /// Sets the runs in `others` against those in `baseline`, each a run folder; what is in both is the baseline's. Without any, the first of the
-    /// others is the baseline, with those that differ from it in nothing but their seed, unless all do. Losses are averaged over the last
-    /// `last` steps.
+    /// Compares the runs in `others` with those in `baseline`, each a run folder; a run in both belongs to
+    /// the baseline. Without a baseline, the first of the others is the baseline, with those that differ from
+    /// it only in their seed, unless all do. Losses are averaged over the last `last` steps.
     ///
     /// # Errors
+    ///
     /// A folder that cannot be read or has no metrics; no run left to compare.
     pub fn load(baseline: &[PathBuf], others: &[PathBuf], last: u64) -> Result<Self, ReportError> {
         let mut folders: Vec<(PathBuf, PathBuf)> = Vec::new();
@@ -103,7 +106,7 @@ impl Comparison {
         self.folders.get(self.baseline.runs.len()).map_or(Path::new(""), PathBuf::as_path)
     }
 
-    /// The same of what is in memory: the first `base` runs are the baseline's.
+    /// A comparison of runs in memory: the first `base` runs are the baseline's.
     pub(super) fn of(runs: Vec<RunData>, base: usize, last: u64) -> Self {
         let groups = groups::of(&runs, base);
         figures::compare(runs, groups, last)
@@ -114,7 +117,8 @@ impl Comparison {
         page::render(self)
     }
 
-    /// Writes the page to `path`. A file that is there is replaced where it is a page of xtrain's, or `overwrite` says so.
+    /// Writes the page to `path`. An existing file is replaced if it is a page of xtrain's or `overwrite` is
+    /// set.
     pub fn write(&self, path: &Path, overwrite: bool) -> Result<(), ReportError> {
         if !overwrite && !may_be_replaced(path)? {
             return Err(ReportError::Taken { path: path.to_owned() });

@@ -151,7 +151,8 @@ fn gap_text(figure: &LossGap) -> String {
     format!("<b>{:+.3}%</b>{}", figure.gap_percent, interval.unwrap_or_default())
 }
 
-/// From middles and half widths, the latter's mean squares taken over an eighth of the run: what a few seeds say at a single place jumps.
+/// A band from middles and half widths. The half widths are root mean squares over an eighth of the run,
+/// because those of a few seeds at a single place jump.
 fn band(points: &[(f64, f64, f64)]) -> Vec<(f64, f64, f64)> {
     let eased = |(n, &(x, middle, _)): (usize, &(f64, f64, f64))| {
         let around = &points[n.saturating_sub(PLACES / 16)..(n + PLACES / 16 + 1).min(points.len())];
@@ -174,7 +175,7 @@ fn gap_chart(comparison: &Comparison, views: &Views<'_>) -> Option<Chart> {
         let all = || own.iter().chain(&base);
         let first = all().filter_map(|points| points.first()).map(|p| p.0).fold(0.0, f64::max);
         let end = common_end(all().copied());
-        // So that every window has a report of each.
+        // Every window has a report of each run.
         let reports = within(&all().copied().collect::<Vec<_>>(), &(first..=end));
         let spacing = |points: &&[Point]| (end - first) / points.len().saturating_sub(1).max(1) as f64;
         let least = 0.51 * reports.iter().map(spacing).fold(0.0, f64::max);

@@ -1,4 +1,4 @@
-//! What a few numbers say of those that were not seen: Student's t.
+//! Confidence intervals from a few numbers: Student's t.
 
 /// Of the distribution with 1, 2, ... degrees of freedom, the value that 2.5% of it exceeds.
 const T: [f64; 30] = [
@@ -27,12 +27,12 @@ impl Sample {
         Some(Self { count, mean, deviation })
     }
 
-    /// How far from its mean the mean of the whole population lies at most, with 95% confidence.
+    /// Distance from its mean within which the population's mean lies with 95% confidence.
     pub(super) fn of_mean(&self) -> Option<f64> {
         Some(self.t() * self.deviation? / (self.count as f64).sqrt())
     }
 
-    /// How far from its mean the mean of `others` more numbers lies at most, with 95% confidence.
+    /// Distance from its mean within which the mean of `others` more numbers lies with 95% confidence.
     pub(super) fn of_others(&self, others: usize) -> Option<f64> {
         Some(self.t() * self.deviation? * (1.0 / self.count as f64 + 1.0 / others as f64).sqrt())
     }

@@ -1,12 +1,12 @@
-//! What readers of a comparison may rely on.
+//! Promises to readers of a comparison.
 
 use super::*;
 use crate::RunSummary;
 use crate::metrics::{EvalMetrics, Event, Record, Resumed, StepMetrics};
 use xtrain_model::Recipe;
 
-/// A run of `steps` steps of 1000 tokens: its loss falls from 10 to 2 and is `1 + over` times that, with noise of its batches, which are
-/// those of its seed.
+/// A run of `steps` steps of 1000 tokens: its loss falls from 10 to 2 and is `1 + over` times that, with
+/// noise of its batches, which are those of its seed.
 fn run(name: &str, recipe: &str, seed: u64, steps: u64, over: f64) -> RunData {
     let noise = |step: u64| ((step * 7919 + seed * 104_729) % 1000) as f64 / 1000.0 - 0.5;
     let mut records = Vec::new();

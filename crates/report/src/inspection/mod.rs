@@ -20,14 +20,14 @@ pub struct Inspection {
     pub casts: String,
     /// The loss of the batch, in nats a token.
     pub loss: f64,
-    /// What was measured, in the order of the step.
+    /// The casts, in the order of the step.
     pub tensors: Vec<TensorCast>,
 }
 
-/// What a cast does to a factor of a product.
+/// Error of the cast of one GEMM operand.
 #[derive(Clone, Debug, Serialize)]
 pub struct TensorCast {
-    /// The product as `[precision] skip` takes it: `blocks.3.attn.o_proj:wgrad`.
+    /// The GEMM as `[precision] skip` names it: `blocks.3.attn.o_proj:wgrad`.
     pub name: String,
     /// The block.
     pub block: u32,
@@ -39,23 +39,23 @@ pub struct TensorCast {
     pub factor: &'static str,
     /// The format, `e4m3` or `e5m2`.
     pub format: String,
-    /// What shares a scale: `tensor`, `row`, `tile` or `block`.
+    /// Granularity of the scales: `tensor`, `row`, `tile` or `block`.
     pub scaling: &'static str,
-    /// The largest magnitude.
+    /// Largest absolute value.
     pub amax: f64,
     /// Share of the elements that are zero before the cast.
     pub zeros: f64,
-    /// Share of the others that the cast makes zero.
+    /// Share of the others that the cast turns to zero.
     pub underflow: f64,
     /// Share of the others that lie beyond the largest number of the format.
     pub saturation: f64,
     /// Elements that are not finite; they are in no other figure.
     pub not_finite: u64,
-    /// How much larger the tensor is than the error of its cast, in decibels; infinite where there is none, NaN where
-    /// numbers are too large to tell.
+    /// Signal-to-quantization-noise ratio in decibels; infinite if the cast is exact, NaN if numbers are too
+    /// large to compute it.
     #[serde(serialize_with = "finite")]
     pub sqnr_db: f64,
-    /// Why the run, or this recipe by itself, computes the product in bf16, where it does.
+    /// Reason why the run, or this recipe, computes the GEMM in bf16, if it does.
     pub kept: Option<String>,
 }
 

@@ -1,4 +1,4 @@
-//! The page of [`Inspection`]: heat maps of what casts do, by block and product, and the table behind them.
+//! The page of [`Inspection`]: heat maps of the errors of casts, by block and GEMM, and a table of them.
 
 use std::fmt::Write;
 use std::path::Path;
@@ -14,12 +14,14 @@ use crate::{ReportError, may_be_replaced, write_whole};
 /// The page's name inside a run folder.
 pub const INSPECT_FILE: &str = "inspect.html";
 
-/// Signal to noise, in decibels, at the two ends of the colours: a cast to E4M3 that loses nothing but mantissa has 31.5, one to E5M2 25.5.
+/// SQNR in decibels at the two ends of the colours. A cast to E4M3 that loses nothing but mantissa has 31.5
+/// dB, one to E5M2 25.5.
 const DECIBELS: [f64; 2] = [32.0, 14.0];
 /// Shares at the two ends of the colours, on a logarithmic scale.
 const SHARES: [f64; 2] = [1e-5, 1e-1];
 
-/// Writes the page of `inspection` to `path`. A file that is there is replaced where it is a page of xtrain's, or `overwrite` says so.
+/// Writes the page of `inspection` to `path`. An existing file is replaced if it is a page of xtrain's or
+/// `overwrite` is set.
 pub fn write_inspection(inspection: &Inspection, path: &Path, overwrite: bool) -> Result<(), ReportError> {
     if !overwrite && !may_be_replaced(path)? {
         return Err(ReportError::Taken { path: path.to_owned() });
@@ -70,7 +72,7 @@ pub(crate) fn render(inspection: &Inspection) -> String {
     ended(out, "a checkpoint and the batch that its run would have seen next")
 }
 
-/// Where each tensor lies in the maps.
+/// Position of each tensor in the maps.
 struct Grid<'a> {
     columns: Vec<(String, String)>,
     blocks: Vec<u32>,
@@ -83,7 +85,7 @@ impl<'a> Grid<'a> {
         let mut blocks: Vec<u32> = tensors.iter().map(|t| t.block).collect();
         blocks.sort_unstable();
         blocks.dedup();
-        // The order of the forward, whichever of its products comes first.
+        // In the order of the forward, whichever of a layer's GEMMs comes first.
         for tensor in tensors {
             if !columns.iter().any(|(site, _)| *site == tensor.site) {
                 for other in tensors.iter().filter(|other| other.site == tensor.site) {
@@ -118,7 +120,7 @@ impl<'a> Grid<'a> {
     }
 }
 
-/// Site, and product with factor.
+/// Site, and GEMM with operand.
 fn column(tensor: &TensorCast) -> (String, String) {
     let factor = if tensor.factor == "output gradient" { "dy" } else { tensor.factor };
     (tensor.site.clone(), format!("{} {factor}", tensor.product))

@@ -4,13 +4,13 @@ use std::io;
 use std::path::{Path, PathBuf};
 use xtrain_config::files::advice;
 
-/// A metrics file that could not be made, written or read.
+/// A metrics file that could not be created, written or read.
 #[derive(Debug, thiserror::Error)]
 pub enum MetricsError {
     /// A fresh run in a folder that already has the metrics of another.
     #[error("{} already holds the metrics of a run: resume that run, or choose another run folder", path.display())]
     Exists {
-        /// The file that is there.
+        /// The existing file.
         path: PathBuf,
     },
     /// A file cannot be put in the place of its older self.
@@ -19,7 +19,7 @@ pub enum MetricsError {
     /// The operating system refused.
     #[error("{}: cannot {action}: {source}{}", path.display(), advice(source))]
     Io {
-        /// What was tried, such as `write metrics`.
+        /// Action that failed, such as `write metrics`.
         action: &'static str,
         /// The file it was tried on.
         path: PathBuf,

@@ -3,14 +3,14 @@
 use std::path::PathBuf;
 use xtrain_model::Recipe;
 
-/// What an evaluation is called in the files.
+/// Name of an evaluation in the files.
 pub(super) const EVAL: &str = "eval";
-/// What a sample is called in the files.
+/// Name of a sample in the files.
 pub(super) const SAMPLE: &str = "sample";
 
-/// The figures of one reported optimizer step.
+/// Metrics of one reported optimizer step.
 ///
-/// Figures that may be NaN or infinite (loss, grad_norm) are kept as they are in every form.
+/// Values that may be NaN or infinite (loss, grad_norm) are reported unchanged in every format.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct StepMetrics {
     /// Number of attempted steps, this one included: the first step is 1.
@@ -107,21 +107,22 @@ impl Resumed {
     }
 }
 
-/// A reference segment: steps of an FP8 run that were also made in bf16, from the same state on the same batches.
+/// A reference segment: steps of an FP8 run that were also run in bf16, from the same state on the same
+/// batches.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Reference {
     /// Its last step.
     pub step: u64,
-    /// How many it has.
+    /// Number of its steps.
     pub steps: u64,
     /// Mean loss of the run's own steps, in nats a token.
     pub loss: f64,
-    /// The same of those in bf16.
+    /// Mean loss of the same steps in bf16.
     pub bf16_loss: f64,
 }
 
 impl Reference {
-    /// How much higher the loss of the run is than in bf16, as a share of the latter.
+    /// Loss of the run above that in bf16, as a share of the latter.
     pub fn gap(&self) -> f64 {
         self.loss / self.bf16_loss - 1.0
     }
@@ -132,9 +133,9 @@ impl Reference {
 pub struct Sample {
     /// Attempted steps before it.
     pub step: u64,
-    /// What the model was given.
+    /// The prompt.
     pub prompt: String,
-    /// How it went on, without the prompt.
+    /// The continuation, without the prompt.
     pub text: String,
 }
 
@@ -189,6 +190,6 @@ event_from!(StepMetrics => Step, EvalMetrics => Eval, Checkpoint => Checkpoint, 
 pub struct Record {
     /// Seconds since 1970-01-01 UTC, to the millisecond.
     pub time: f64,
-    /// What happened.
+    /// The event.
     pub event: Event,
 }

@@ -5,8 +5,8 @@ use super::format;
 
 /// The line for `event`; `total_steps`, where it is known, follows the step number.
 ///
-/// Successive step lines align. A sample's text keeps its own line breaks and is set in, so that its end is seen; control characters in
-/// it, which could reprogram a terminal, are shown as U+FFFD.
+/// Successive step lines align. A sample's text keeps its own line breaks and is set in, so that its end is
+/// seen; control characters in it, which could reprogram a terminal, are shown as U+FFFD.
 ///
 /// ```text
 /// step  120/2000  loss  3.4512  grad_norm  0.84  lr 9.98e-4  mem 0.42 GiB (2%)  61.2k tok/s  0.040 TFLOP/s  left 2m41s

@@ -3,7 +3,8 @@
 use super::event::{EVAL, SAMPLE};
 use xtrain_model::Recipe;
 
-/// Records after the checkpoint of a resumed run. They are removed from its files, because the run writes them again.
+/// Records after the checkpoint of a resumed run. They are removed from its files, because the run writes
+/// them again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Lost {
     /// Attempted steps that the checkpoint holds; 0 at the start. Records of later steps are lost.
@@ -17,7 +18,7 @@ pub struct Lost {
 }
 
 impl Lost {
-    /// The records lost by a run that goes on with the step after `step`.
+    /// The records lost by a run that resumes after `step`.
     pub fn after(step: u64) -> Self {
         Lost { after: step, evaluation: false, samples: false, switched: None }
     }

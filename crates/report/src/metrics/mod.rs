@@ -6,8 +6,8 @@
 //! | TensorBoard events | `events.out.tfevents.*` in the run folder ([`tensorboard`]) | dashboards |
 //! | one line of text | the terminal ([`line()`]) | people |
 //!
-//! An [`Event`] is made once by the trainer, and a [`MetricsSink`] writes it into each file; the text is a pure
-//! function, because the binary decides between a progress bar and plain lines.
+//! An [`Event`] is made once by the trainer, and a [`MetricsSink`] writes it into each file; the text is a
+//! pure function, because the binary decides between a progress bar and plain lines.
 //!
 //! Invariants: a line is in the file when `record` returns; a killed and resumed run has one history, without
 //! the steps that were lost; a write that fails names its file and leaves no half line behind.

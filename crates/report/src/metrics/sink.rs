@@ -16,12 +16,12 @@ pub struct Outputs {
     pub tensorboard: bool,
 }
 
-/// How the metrics files of a run start in this process.
+/// Start of a run's metrics files in this process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SinkStart {
     /// A new run: it is an error if `metrics.jsonl` holds anything.
     Fresh,
-    /// A run that goes on from a checkpoint, or from its start. The records that it will write again are removed from the files.
+    /// A resumed run. The records that it will write again are removed from the files.
     Resumed(Lost),
 }
 
@@ -61,7 +61,7 @@ impl MetricsSink {
         Ok(sink)
     }
 
-    /// What the resume dropped from `metrics.jsonl`; all zeros for a fresh run.
+    /// Lines that the resume dropped from `metrics.jsonl`; all zeros for a fresh run.
     pub fn recovery(&self) -> jsonl::Recovery {
         self.recovery
     }
@@ -81,7 +81,8 @@ impl MetricsSink {
         lines.and(events)
     }
 
-    /// The lines recorded so far. A checkpoint that is complete only after they are on the disk never outlives them.
+    /// The lines recorded so far. A checkpoint that is complete only after they are on the disk never
+    /// outlives them.
     pub fn unsynced(&self) -> Result<Option<jsonl::Unsynced>, MetricsError> {
         self.jsonl.as_ref().map(jsonl::Writer::unsynced).transpose()
     }

@@ -1,4 +1,5 @@
-//! A strict reader of the markup that a report uses: enough of HTML to find what a browser would silently repair.
+//! A strict reader of the markup that a report uses: enough of HTML to find what a browser would silently
+//! repair.
 
 /// The elements' text and the tags of a document, or what is wrong with it.
 pub(super) struct Document {
@@ -9,7 +10,8 @@ pub(super) struct Document {
 
 const VOID: [&str; 4] = ["meta", "input", "br", "link"];
 
-/// Reads `html`: every element closed in order, every attribute quoted and named once, no bare `<` or `&` in text.
+/// Reads `html`: every element closed in order, every attribute quoted and named once, no bare `<` or `&` in
+/// text.
 pub(super) fn read(html: &str) -> Result<Document, String> {
     let mut rest = html.strip_prefix("<!DOCTYPE html>\n").ok_or("no doctype")?;
     let mut document = Document { text: String::new(), tags: Vec::new() };

@@ -1,4 +1,4 @@
-//! What readers of a report may rely on.
+//! Promises to readers of a report.
 
 mod axis;
 mod curve;

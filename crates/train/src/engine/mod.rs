@@ -1,4 +1,4 @@
-//! Where programs run: nothing else here names an engine.
+//! Processors and their engines. Nothing else in this crate names an engine.
 
 mod target;
 
@@ -15,13 +15,14 @@ use xtrain_runtime::{Checks, CpuEngine, CudaEngine, Engine, EngineError};
 
 /// A processor that programs can run on.
 pub enum Processor {
-    /// The cores of this machine.
+    /// The CPU.
     Cpu,
-    /// A card of this machine.
+    /// A GPU of this machine.
     Cuda(Box<Gpu>),
 }
 
-/// Bytes of a processor's memory that no program can have: what the system or the driver keeps, and a card's context. A bound.
+/// Bytes of a processor's memory that no program can use: those of the system or the driver, and a GPU's
+/// context. An upper bound.
 const RESERVED_BYTES: u64 = 1 << 30;
 
 /// Memory that a step may take.
@@ -34,13 +35,14 @@ pub struct Room {
 }
 
 impl Room {
-    /// So many bytes, that nobody else holds any of.
+    /// Room of `bytes`, none of which another program holds.
     pub fn of(bytes: u64) -> Room {
         Room { available_bytes: bytes, alone_bytes: bytes }
     }
 }
 
-/// The recipes, each with the first architecture that runs it. A card between the named ones counts as the one before it.
+/// The recipes, each with the first architecture that runs it. A GPU between the named ones counts as the one
+/// before it.
 pub const RECIPES: [(Recipe, Arch); 6] = [
     (Recipe::Fp32, Arch::SM80),
     (Recipe::Bf16, Arch::SM80),
@@ -51,10 +53,12 @@ pub const RECIPES: [(Recipe, Arch); 6] = [
 ];
 
 impl Processor {
-    /// The processor that `device` asks for.
+    /// The processor for `device`.
     ///
     /// # Errors
-    /// Where a card is asked for and cannot be used. With [`Device::Auto`] that is a warning, and the cores serve.
+    ///
+    /// A GPU that is asked for and cannot be used. With [`Device::Auto`] that is a warning, and the CPU is
+    /// used.
     pub fn choose(device: Device) -> Result<Processor, CudaError> {
         if device == Device::Cpu {
             return Ok(Processor::Cpu);
@@ -103,7 +107,7 @@ impl Processor {
         }
     }
 
-    /// What programs for it are planned for.
+    /// The target that its programs are planned for.
     pub fn target(&self) -> Target {
         match self {
             Processor::Cpu => Target::Cpu,
@@ -111,7 +115,7 @@ impl Processor {
         }
     }
 
-    /// What it is, for people: `NVIDIA H200`, or `CPU, 2 threads`.
+    /// Its name for people: `NVIDIA H200`, or `CPU, 2 threads`.
     pub fn describe(&self) -> String {
         match self {
             Processor::Cpu => format!("CPU, {} threads", rayon::current_num_threads()),
@@ -119,7 +123,7 @@ impl Processor {
         }
     }
 
-    /// Whose memory it takes, for people.
+    /// Owner of its memory, for messages.
     pub fn owner(&self) -> String {
         match self {
             Processor::Cpu => "this machine".into(),
@@ -135,7 +139,7 @@ impl Processor {
         }
     }
 
-    /// Bytes of memory that programs can still take, where the system tells.
+    /// Bytes of memory that are available, if the system tells.
     pub fn available_bytes(&self) -> Option<u64> {
         match self {
             Processor::Cpu => xtrain_runtime::available_bytes(),
@@ -143,7 +147,7 @@ impl Processor {
         }
     }
 
-    /// Bytes of memory that programs could take if nothing else ran, where the system tells.
+    /// Bytes of memory that would be available if nothing else ran, if the system tells.
     pub fn total_bytes(&self) -> Option<u64> {
         match self {
             Processor::Cpu => xtrain_runtime::total_bytes(),
@@ -151,21 +155,21 @@ impl Processor {
         }
     }
 
-    /// What programs can take of its memory, and could if nothing else ran, where the system tells.
+    /// Memory that programs can use now, and could use if nothing else ran, if the system tells.
     pub fn room(&self) -> Option<Room> {
         let available_bytes = self.available_bytes()?;
         let alone_bytes = self.total_bytes().map_or(0, |bytes| bytes.saturating_sub(RESERVED_BYTES));
         Some(Room { available_bytes, alone_bytes: alone_bytes.max(available_bytes) })
     }
 
-    /// Has it compute by the kernels that were chosen before. The cores have no choice.
+    /// Makes it use recorded algorithms. The CPU has no choice of algorithms.
     pub fn adopt(&self, choices: &BTreeMap<String, String>) {
         if let Processor::Cuda(gpu) = self {
             gpu.adopt(choices);
         }
     }
 
-    /// An engine on it, empty, that makes these checks.
+    /// An empty engine on it that makes these checks.
     pub fn engine(self, checks: Checks) -> Result<Box<dyn Engine>, EngineError> {
         match self {
             Processor::Cpu => {
@@ -185,7 +189,7 @@ impl Processor {
     }
 }
 
-/// What to say of each of the `preferred` ways that is none, which would be passed over.
+/// A warning for each of the `preferred` algorithms that does not exist and would be ignored.
 fn unknown_algorithms(preferred: &[String]) -> Vec<String> {
     let mut known = attention::ways();
     known.extend(Gemm::WAYS.map(str::to_owned));

@@ -9,17 +9,17 @@ use xtrain_program::{Plan, Program, Region, Storage};
 use xtrain_runtime::{cpu_work_bytes, cpu_workspace, cuda_workspace};
 use xtrain_tensor::host::ALIGN_BYTES;
 
-/// What a program is planned for: no processor needs to be there.
+/// Kind of processor that a program is planned for. No such processor need be present.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Target {
     /// Cores.
     Cpu,
-    /// A card.
+    /// A GPU.
     Cuda,
 }
 
 impl Target {
-    /// What `device` comes to on this machine; a card that is asked for need not be there.
+    /// The target of `device` on this machine. A GPU that is asked for need not be present.
     pub fn for_device(device: Device) -> Target {
         match device {
             Device::Cpu => Target::Cpu,
@@ -28,7 +28,7 @@ impl Target {
         }
     }
 
-    /// The recipe that suits it: bf16 where tensor cores multiply it.
+    /// The default recipe: bf16 on tensor cores.
     pub fn recipe(self) -> Recipe {
         match self {
             Target::Cpu => Recipe::Fp32,
@@ -36,7 +36,7 @@ impl Target {
         }
     }
 
-    /// Where everything of `program` would live.
+    /// The memory plan of `program`.
     pub fn plan(self, program: &Program) -> Plan {
         match self {
             Target::Cpu => Plan::of(program, &cpu_workspace(&registry::cpu_kernels())),
@@ -44,7 +44,7 @@ impl Target {
         }
     }
 
-    /// Bytes that the kernels of `programs` work in beside what their plans hold, at most: none on a card.
+    /// Upper bound of the bytes that the kernels of `programs` use besides their plans: none on a GPU.
     pub fn work_bytes(self, programs: &[&Program]) -> usize {
         match self {
             Target::Cpu => cpu_work_bytes(&registry::cpu_kernels(), programs),
@@ -52,7 +52,8 @@ impl Target {
         }
     }
 
-    /// Bytes of the plans of `programs` on one engine: state counts once, and of scratch the largest, as they run one after the other.
+    /// Bytes of the plans of `programs` on one engine. State counts once; of scratch the largest counts, as
+    /// they run one after the other.
     pub fn plan_bytes(self, programs: &[&Program]) -> usize {
         let (mut state, mut exchange, mut scratch) = (HashMap::new(), 0, 0);
         for program in programs {
@@ -71,8 +72,8 @@ impl Target {
         state.values().sum::<usize>() + exchange + scratch
     }
 
-    /// Bytes of its memory that a run takes beside its plan and the context that is there when free memory is asked for: the code of
-    /// kernels, and what libraries and recorded graphs keep. A bound; measured were 20 MiB.
+    /// Upper bound of the bytes that a run uses besides its plan and the device context: code of kernels,
+    /// memory of libraries and of recorded graphs. Measured: 20 MiB.
     pub fn library_bytes(self) -> u64 {
         match self {
             Target::Cpu => 0,

@@ -1,4 +1,5 @@
-//! Whether a training step fits into memory, and what would: said before anything of it is allocated.
+//! Check that a training step fits into memory, and settings with which it would, before anything is
+//! allocated.
 
 mod search;
 #[cfg(test)]
@@ -12,31 +13,31 @@ use search::Search;
 use xtrain_report::metrics::format;
 use xtrain_tensor::DType;
 
-/// What a step needs, beside what there is.
+/// Memory that a step needs, and memory that there is.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Fit {
-    /// The plan, what kernels work in beside it, and what libraries take.
+    /// Bytes of the plan, of kernel workspace outside of it, and of libraries.
     pub needed_bytes: u64,
-    /// What there is.
+    /// Available memory.
     pub room: Room,
-    /// What it comes to.
+    /// The result.
     pub verdict: Verdict,
 }
 
-/// Whether it fits.
+/// Result of the check.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Verdict {
     /// As it is.
     Fits,
-    /// Not as it is; these would, the one that costs the least speed first.
+    /// It does not fit as configured; these alternatives would, the one that costs the least speed first.
     WouldFit(Vec<Alternative>),
     /// However little is asked for at once.
     Nothing {
-        /// What takes the least.
+        /// The alternative that needs the least.
         least: Alternative,
         /// Bytes of it that no setting changes: weights, gradients, moments.
         state_bytes: u64,
-        /// Whether it would fit if no other program held memory.
+        /// True if it would fit without other programs that hold memory.
         is_held: bool,
     },
 }
@@ -46,12 +47,13 @@ pub enum Verdict {
 pub struct Alternative {
     /// `train.recompute=norms`, as `--set` takes them. The global batch stays.
     pub settings: Vec<String>,
-    /// What the step then needs.
+    /// Bytes that the step then needs.
     pub bytes: u64,
 }
 
 impl Fit {
-    /// Whether the step of `spec`, of a global batch of `batch_size` sequences, fits into what a `target`'s memory has `room` for.
+    /// Checks the step of `spec`, with a global batch of `batch_size` sequences, against the `room` in a
+    /// `target`'s memory.
     pub fn of(spec: &TrainingSpec, target: Target, batch_size: usize, room: Room) -> Result<Fit, RunError> {
         let mut search = Search { spec, target, batch_size, room, needed_bytes: 0 };
         search.needed_bytes = search.bytes(spec)?;
@@ -92,7 +94,8 @@ impl Fit {
     }
 }
 
-/// An error where the step of `spec` does not fit into what `processor` has available, as far as the system tells.
+/// An error if the step of `spec` does not fit into the memory that `processor` has available, as far as the
+/// system tells.
 pub fn check(spec: &TrainingSpec, batch_size: usize, processor: &Processor) -> Result<(), RunError> {
     match processor.room() {
         Some(room) => Fit::of(spec, processor.target(), batch_size, room)?.check(&processor.owner()),
@@ -101,7 +104,7 @@ pub fn check(spec: &TrainingSpec, batch_size: usize, processor: &Processor) -> R
 }
 
 impl Verdict {
-    /// The same where `setting` was needed to come to it, and then `bytes`.
+    /// This verdict, reached with `setting`, with which the step needs `bytes`.
     fn with_setting(mut self, setting: &str, bytes: u64) -> Self {
         let add = |alternative: &mut Alternative| alternative.settings.insert(0, setting.to_owned());
         match &mut self {

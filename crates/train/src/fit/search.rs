@@ -6,10 +6,10 @@ use crate::error::{LearnError, RunError};
 use crate::programs::{self, TrainingSpec};
 use xtrain_program::{Recompute, Region};
 
-/// Chunks of the loss are advised down to so many tokens: below, matrix products are too small.
+/// Smallest chunk of the loss that is suggested, in tokens: below it GEMMs are too small.
 const SMALLEST_CHUNK: usize = 256;
 
-/// Combinations that are told at most where no single setting is enough.
+/// Largest number of combinations in a message, if no single setting is enough.
 const MOST_COMBINED: usize = 2;
 
 pub(super) struct Search<'a> {
@@ -17,7 +17,7 @@ pub(super) struct Search<'a> {
     pub(super) target: Target,
     pub(super) batch_size: usize,
     pub(super) room: Room,
-    /// What the step needs as it is.
+    /// Bytes that the step needs as configured.
     pub(super) needed_bytes: u64,
 }
 
@@ -35,7 +35,7 @@ impl Search<'_> {
         let reference = reference.map_err(LearnError::from)?;
         let loaded: Vec<_> = std::iter::once(&program).chain(&reference).collect();
         let (plan, work) = (self.target.plan_bytes(&loaded), self.target.work_bytes(&loaded));
-        // A reference segment puts the state aside in host memory, which is that of the cores.
+        // A reference segment copies the state to host memory, which is the CPU's.
         let aside = match self.target {
             Target::Cpu if spec.reference => programs::saved_bytes(&program),
             _ => 0,
@@ -55,7 +55,8 @@ impl Search<'_> {
         let (mut begin, mut end, mut over) = (0, last, self.needed_bytes);
         let mut by_share = true;
         while begin < end {
-            // A plan of many layers takes its time, and bytes mostly go down evenly: where they would cross, then halves, in turn.
+            // Planning many layers is slow, and bytes mostly fall evenly: try the interpolated crossing and
+            // the middle in turn.
             let share = (over - available) as f64 / (over - bytes) as f64;
             let crossing = (begin + (share * (end + 1 - begin) as f64).ceil() as usize).saturating_sub(1);
             let at = if by_share { crossing.clamp(begin, end - 1) } else { (begin + end) / 2 };
@@ -92,7 +93,7 @@ impl Search<'_> {
         if !alternatives.is_empty() {
             return Ok(Verdict::WouldFit(alternatives));
         }
-        // Where the run recomputes all already, what else there is goes with that.
+        // If the run recomputes everything already, only the other settings are left.
         let recompute = if recompute.is_empty() { as_it_is.to_vec() } else { recompute };
         let chunked = recompute.iter().map(chunk);
         let cut = recompute.iter().map(micro);
@@ -100,7 +101,7 @@ impl Search<'_> {
         let mut alternatives = Vec::new();
         for from in chunked.chain(cut).chain(both) {
             let found = self.first(&from)?.map(|(_, alternative)| alternative);
-            // Not what is told already with a setting more.
+            // Skip an alternative that adds a setting to one in the list.
             let is_more = |alternative: &Alternative, told: &Alternative| {
                 told.settings.iter().all(|s| alternative.settings.contains(s))
             };
@@ -117,14 +118,15 @@ impl Search<'_> {
         Ok(Verdict::WouldFit(alternatives))
     }
 
-    /// What fits by one setting, or by `norms` and fewer sequences at a time where those are more than without.
+    /// Alternatives of one setting, or of `norms` and a smaller micro-batch if that is larger than the one
+    /// without `norms`.
     fn cheapest(
         &self,
         as_it_is: &Changed,
         norms: &[Changed],
         blocks: &[Changed],
     ) -> Result<Vec<Alternative>, RunError> {
-        // What costs little arithmetic, then smaller products, then all products smaller, then much arithmetic.
+        // Ordered by cost: little arithmetic, smaller GEMMs of the head, all GEMMs smaller, much arithmetic.
         let by_norms = self.first(norms)?;
         let by_chunk = self.first(&self.chunks(as_it_is))?;
         let by_micro = self.first(&self.micro_batches(as_it_is))?;
@@ -141,7 +143,7 @@ impl Search<'_> {
         Ok(alternatives.into_iter().flatten().map(|(_, alternative)| alternative).collect())
     }
 
-    /// `recompute` in more and more blocks, in all at last.
+    /// `recompute` in a growing number of blocks, up to all.
     fn recomputing(&self, recompute: Recompute, name: &str) -> Vec<Changed> {
         let TrainingSpec { recompute: now, recompute_blocks: blocks, .. } = *self.spec;
         let layers = self.spec.model.layers;
@@ -149,7 +151,7 @@ impl Search<'_> {
             Recompute::None => 0,
             _ if now == recompute => blocks.unwrap_or(layers),
             Recompute::Norms => 0,
-            // It makes norms again as well.
+            // It recomputes norms as well.
             Recompute::Block => layers,
         };
         let change = |n: usize| {

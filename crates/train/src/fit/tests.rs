@@ -13,7 +13,7 @@ fn planned(text: &str, set: &[&str], target: Target) -> (TrainingSpec, usize) {
     (planned.spec, planned.resolved.config.train.batch_size)
 }
 
-/// What a step of `RUN` with these settings needs.
+/// Bytes that a step of `RUN` needs with these settings.
 fn needed(set: &[&str], target: Target) -> u64 {
     let (spec, batch_size) = planned(RUN, set, target);
     Fit::of(&spec, target, batch_size, Room::of(u64::MAX)).expect("a plan").needed_bytes
@@ -48,7 +48,8 @@ fn reference_segments_are_the_first_to_be_left_out() {
         let (with, without) = (needed(&fp8, target), needed(&fp8[..1], target));
         let (spec, batch_size) = planned(RUN, &fp8, target);
         let of = |room| Fit::of(&spec, target, batch_size, Room::of(room)).expect("a plan");
-        // The weights of the blocks in bf16 at least; on cores the state that is put aside is in the same memory.
+        // The weights of the blocks in bf16 at least; on cores the state that is put aside is in the same
+        // memory.
         let program = programs::training(&spec).expect("a program");
         let aside = if target == Target::Cpu { programs::saved_bytes(&program) as u64 } else { 0 };
         assert!(with > without + aside, "{with} and {without}");

@@ -6,7 +6,8 @@ use std::fmt;
 use xtrain_report::metrics::format;
 
 impl Fit {
-    /// Who has how much: `NVIDIA H200 has 2.00 GiB available`, and, where it would help, who holds the rest.
+    /// Owner and size of the available memory: `NVIDIA H200 has 2.00 GiB available`. If it would help, it
+    /// also says that other programs hold the rest.
     pub fn available(&self, owner: &str) -> String {
         let Room { available_bytes, alone_bytes } = self.room;
         let is_held = match &self.verdict {

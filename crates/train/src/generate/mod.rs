@@ -1,7 +1,8 @@
 //! Generation: prefill in chunks, then one token at a time over a key/value cache.
 //!
-//! Invariant: no token is ever at a position past the model's context, which it has not learned to read. Where the context is full, the
-//! older half is forgotten and the newer half read again from position 0, so that what follows is what a fresh prompt of it would give.
+//! Invariant: no token is ever at a position past the model's context, which the model has not learned to
+//! read. When the context is full, the older half is dropped and the newer half is read again from position
+//! 0, so the continuation is that of a fresh prompt.
 
 mod sampling;
 
@@ -20,7 +21,7 @@ use xtrain_tensor::{DType, vectorized};
 /// A prefill run takes a multiple of so many tokens.
 const PREFILL_TOKENS: usize = 64;
 
-/// A token that was made, and what it was chosen from.
+/// A generated token, and the logits that it was chosen from.
 #[derive(Clone, Copy, Debug)]
 pub struct GeneratedToken<'a> {
     /// Its id.
@@ -45,7 +46,7 @@ pub struct Generator {
     pace: Pace,
 }
 
-/// How long tokens took.
+/// Time that tokens took.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Pace {
     /// Tokens that were read, several at a time.
@@ -56,7 +57,7 @@ pub struct Pace {
     pub tokens: usize,
     /// The time that took.
     pub seconds: f64,
-    /// Bytes that memory must have moved for these: every weight and the filled part of the cache once a token.
+    /// Bytes read from memory for these: every weight and the filled part of the cache once a token.
     pub bytes: f64,
 }
 
@@ -73,11 +74,12 @@ impl Pace {
 }
 
 impl Generator {
-    /// Loads prefill and decode over `weights`, for `tokens` of prompt and continuation together or the model's context, whichever is less.
+    /// Loads prefill and decode over `weights`, for `tokens` of prompt and continuation together, or for the
+    /// model's context if that is less.
     pub fn new(weights: &mut Weights, tokens: usize) -> Result<Self, LearnError> {
         let capacity = tokens.clamp(1, weights.model().max_position_embeddings.max(1));
         let prefill_tokens = weights.engine().busy_rows().min(capacity).next_multiple_of(PREFILL_TOKENS);
-        // Padding of the last prefill chunk is written behind the prompt.
+        // Padding of the last prefill chunk is written after the prompt.
         let context = Context::Cache { capacity: capacity + prefill_tokens };
         let mut load = |seq_len| {
             let batch = Batch { sequences: 1, seq_len };
@@ -90,12 +92,12 @@ impl Generator {
         Ok(Generator { prefill, prefill_tokens, decode, capacity, dtype, held, logits, pace })
     }
 
-    /// How long tokens took so far.
+    /// Time that tokens took so far.
     pub fn pace(&self) -> Pace {
         self.pace
     }
 
-    /// The tokens that the next one is made from, oldest first.
+    /// The tokens in the cache, oldest first.
     pub fn held(&self) -> &[u32] {
         &self.held
     }
@@ -105,10 +107,12 @@ impl Generator {
         self.held.clear();
     }
 
-    /// Appends `tokens` and returns the logits after the last of them, one a row of the vocabulary. Where they do not fit, only the newest
-    /// half of the capacity is kept of all tokens, and read again from position 0.
+    /// Appends `tokens` and returns the logits after the last of them, one a row of the vocabulary. If they
+    /// do not fit, all but the newest half of the capacity is dropped, and that half is read again from
+    /// position 0.
     ///
     /// # Panics
+    ///
     /// If `tokens` is empty.
     pub fn append(&mut self, weights: &mut Weights, tokens: &[u32]) -> Result<&[f32], LearnError> {
         assert!(!tokens.is_empty(), "there are no logits before the first token");
@@ -174,8 +178,8 @@ fn widen(dtype: DType, bytes: &[u8], to: &mut Vec<f32>) {
     });
 }
 
-/// Bytes that are read for a token after which the cache holds `held`: every weight once (of an embedding of its own a row, which is as
-/// good as nothing), and the keys and values so far.
+/// Bytes read for a token after which the cache holds `held`: every weight once (of an untied embedding only
+/// a row, which is neglected), and the keys and values so far.
 fn token_bytes(model: &Architecture, dtype: DType, held: usize) -> f64 {
     let embedding = if model.tie_embeddings { 0 } else { model.vocab_size * model.dim };
     let cached = 2 * model.layers * model.kv_heads * model.head_dim * held;
@@ -183,10 +187,11 @@ fn token_bytes(model: &Architecture, dtype: DType, held: usize) -> f64 {
 }
 
 impl Generator {
-    /// Continues `prompt` by at most `max_tokens` tokens, ending before one of `stop`; each token is also given to `on_token`, which may
-    /// end it. Returns the new tokens.
+    /// Continues `prompt` by at most `max_tokens` tokens, and ends before one of `stop`. Each token is also
+    /// passed to `on_token`, which may end it. Returns the new tokens.
     ///
     /// # Errors
+    ///
     /// Logits that are not finite: the model is broken, and sampling from it would be noise.
     pub fn generate(
         &mut self,

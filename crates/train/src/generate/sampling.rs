@@ -1,12 +1,12 @@
-//! Which token comes next.
+//! Choice of the next token.
 //!
-//! The definition is `among`: all tokens in order of their logits, cut, and drawn from. [`Sampling::choose`] gives the same token without
-//! sorting a whole vocabulary for each.
+//! `among` is the definition: all tokens in order of their logits, truncated, and drawn from.
+//! [`Sampling::choose`] returns the same token without sorting the whole vocabulary each time.
 
 use rayon::prelude::*;
 use xtrain_tensor::{Philox, vectorized};
 
-/// How the next token is chosen.
+/// Settings of sampling.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Sampling {
     /// Divides the logits; 0 takes the likeliest token.
@@ -28,11 +28,11 @@ const CHUNK: usize = 2048;
 /// Tokens that are passed over at once where none of them is looked for.
 const LINE: usize = 256;
 
-/// Tokens that are less likely than the likeliest by a larger factor than e to this are drawn only now and then.
+/// Tokens whose weight is below exp(-LIKELY) of the likeliest one's are rarely drawn.
 const LIKELY: f64 = 12.0;
 
-/// Two sums of weights that differ by less than this part of all may differ because of rounding alone: each of up to 2^32 additions
-/// is off by less than 2^-53.
+/// Two sums of weights that differ by less than this share of all weights may differ by rounding alone: each
+/// of up to 2^32 additions is off by less than 2^-53.
 const DOUBT: f64 = 1e-6;
 
 impl Sampling {
@@ -78,7 +78,8 @@ impl Sampling {
         likeliest(logits)
     }
 
-    /// What [`Sampling::among`] gives for all tokens, found among the likely ones alone; nothing where that is in doubt.
+    /// The result of [`Sampling::among`] for all tokens, found among the likely ones alone; `None` if that is
+    /// in doubt.
     fn among_likely(&self, logits: &[f32], draw: f64) -> Option<u32> {
         let best = logits[likeliest(logits) as usize];
         let weight = |x: f32| self.weight(x, best);
@@ -89,7 +90,7 @@ impl Sampling {
         let least = best - (LIKELY * self.temperature) as f32;
         let mut order = keys(logits, |x| x >= least);
         order.sort_unstable();
-        // What the draw is scaled by: all weights, or those of the tokens that top_p keeps.
+        // Scale of the draw: all weights, or those of the tokens within top_p.
         let mut scale = total;
         if self.top_p < 1.0 {
             let (mut reached, goal) = (0.0, self.top_p * total);
@@ -111,7 +112,7 @@ impl Sampling {
         (left < -doubt).then_some(token(order[found]) as u32)
     }
 
-    /// How likely a token of this logit is beside the likeliest one.
+    /// Weight of a token with this logit, relative to the likeliest one.
     fn weight(&self, logit: f32, best: f32) -> f64 {
         (f64::from(logit - best) / self.temperature).exp()
     }
@@ -124,8 +125,8 @@ fn rank(x: f32) -> i32 {
     bits ^ (((bits >> 31) as u32) >> 1) as i32
 }
 
-/// The tokens whose logits are `wanted`, as numbers that are in order of logits when they are sorted: the largest first, and of equal
-/// ones the first of the vocabulary.
+/// Keys of the tokens whose logits are `wanted`. Sorted, they are in falling order of logits, and equal ones
+/// in the order of the vocabulary.
 fn keys(logits: &[f32], wanted: impl Fn(f32) -> bool) -> Vec<u64> {
     let mut keys = Vec::new();
     for (line, of_line) in logits.chunks(LINE).enumerate() {
@@ -147,7 +148,7 @@ fn token(key: u64) -> usize {
     (key & 0xffff_ffff) as usize
 }
 
-/// Whether all logits are finite.
+/// True if all logits are finite.
 pub(crate) fn are_finite(logits: &[f32]) -> bool {
     // Without a way out of the loop, so that it takes several at once.
     let most = vectorized(|| logits.iter().fold(0, |most: u32, x| most.max(x.to_bits() & 0x7FFF_FFFF)));

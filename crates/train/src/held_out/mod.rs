@@ -1,7 +1,8 @@
-//! What `xtrain eval` measures a loss on: texts and token shards that someone names, or what the model's run validated on.
+//! Data that `xtrain eval` measures a loss on: named texts and token shards, or the validation data of the
+//! model's run.
 //!
-//! Text is turned into tokens on the disk, in parallel and in bounded memory, as in training; then it is read from there, by one model
-//! after the other where several are compared.
+//! Text is tokenized to disk, in parallel and in bounded memory, as in training. Several models that are
+//! compared read it from there, one after the other.
 
 mod text;
 
@@ -38,12 +39,13 @@ pub struct HeldOut {
 }
 
 impl HeldOut {
-    /// Those of `data`, files and folders of text and folders of token shards, as `opened` reads them. `go_on` is told often how far it
-    /// is; where it breaks there are none.
+    /// The tokens of `data`, files and folders of text and folders of token shards, read with the settings of
+    /// `opened`. `go_on` is called often with the progress; if it breaks, there is no result.
     ///
     /// # Errors
-    /// Input that cannot be read or encoded, by file and place; shards of another tokenizer; a tokenizer that is not the model's; too
-    /// little disk.
+    ///
+    /// Input that cannot be read or encoded, by file and place; shards of another tokenizer; a tokenizer that
+    /// is not the model's; too little disk.
     pub fn of_texts(
         opened: &OpenedModel,
         data: &[PathBuf],
@@ -93,10 +95,12 @@ impl HeldOut {
         Ok(Some(HeldOut { validation, text_bytes, seq_len, document_mask, _temporary: temporary }))
     }
 
-    /// What the run of `opened` validated on, as much of it as an evaluation there took.
+    /// The validation data of the run of `opened`, as much of it as an evaluation there used.
     ///
     /// # Errors
-    /// A model that comes of no run; a run without validation; data that is gone, or is not what the run read; as above.
+    ///
+    /// A model that is not from a run; a run without validation; data that is gone or has changed since the
+    /// run read it; those of [`HeldOut::of_texts`].
     pub fn of_run(
         opened: &OpenedModel,
         go_on: &mut dyn FnMut(EvalProgress<'_>) -> ControlFlow<()>,
@@ -163,7 +167,7 @@ impl HeldOut {
     }
 }
 
-/// The shards at `path`, or those of the text there, made in `cache`.
+/// The shards at `path`, or those of the text there, written to `cache`.
 fn dataset(
     path: &Path,
     tokenizer: &Tokenizer,

@@ -7,16 +7,16 @@ use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use xtrain_data::{InputOptions, Progress};
 
-/// How texts are evaluated.
+/// Settings of an evaluation of texts.
 #[derive(Clone, Debug)]
 pub struct TextOptions {
     /// Tokens of context; else those of the model's run, else 1024 or what the model allows.
     pub seq_len: Option<usize>,
     /// Sequences at once, at least 1.
     pub batch_size: usize,
-    /// Whether attention stays within documents; else as the model's run did.
+    /// Keeps attention within documents; else as the model's run did.
     pub document_mask: Option<bool>,
-    /// How documents lie in the files.
+    /// Options for reading documents from the files.
     pub input: InputOptions,
     /// A folder that keeps the tokens for the next time; else they go to a temporary one that is removed.
     pub cache: Option<PathBuf>,
@@ -34,18 +34,18 @@ impl Default for TextOptions {
     }
 }
 
-/// What an evaluation found.
+/// Result of an evaluation.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct TextLoss {
     /// Mean cross-entropy of the targets, in nats a token.
     pub loss: f64,
-    /// How many targets: all tokens but the first of each part of the data.
+    /// Number of targets: all tokens but the first of each part of the data.
     pub tokens: usize,
-    /// Bytes of the text behind the tokens.
+    /// Bytes of the text that the tokens encode.
     pub text_bytes: u64,
     /// Tokens of context that were used: no more than the data fills.
     pub seq_len: usize,
-    /// Whether attention stayed within documents.
+    /// True if attention stayed within documents.
     pub document_mask: bool,
 }
 
@@ -61,19 +61,21 @@ impl TextLoss {
     }
 }
 
-/// What an evaluation is at.
+/// Progress of an evaluation.
 #[derive(Clone, Copy, Debug)]
 pub enum EvalProgress<'a> {
     /// The text at this path is turned into tokens.
     Tokenizing(&'a Path, &'a Progress),
-    /// So many sequences are evaluated, of how many.
+    /// Sequences evaluated so far, and all.
     Evaluating(u64, u64),
 }
 
-/// The loss of `opened` on `data`: files and folders of text, and folders of token shards. `go_on` is told often how far it is;
-/// [`ControlFlow::Break`] ends it without a result, and what is temporary is removed.
+/// The loss of `opened` on `data`: files and folders of text, and folders of token shards. `go_on` is called
+/// often with the progress; [`ControlFlow::Break`] ends the evaluation without a result and removes temporary
+/// files.
 ///
 /// # Errors
+///
 /// Those of [`HeldOut::of_texts`] and [`HeldOut::loss`].
 pub fn text(
     opened: &mut OpenedModel,

@@ -16,18 +16,18 @@ use xtrain_runtime::{Engine, EngineError, Part, ProgramId, StateEntry, Ticket};
 /// Steps that may be under way while the next one is prepared, so that a device is never idle.
 pub const IN_FLIGHT: usize = 2;
 
-/// What a step reports.
+/// Result of a step.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct StepResult {
     /// The mean cross-entropy of the step's targets, in nats.
     pub loss: f64,
     /// The global norm of the gradients before clipping.
     pub grad_norm: f64,
-    /// Whether a non-finite value made the update do nothing.
+    /// True if a non-finite value turned the update into a no-op.
     pub skipped: bool,
 }
 
-/// An optimizer step to be made.
+/// An optimizer step to launch.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Step {
     /// The number of the attempted step, from 0: what dropout draws by.
@@ -46,7 +46,7 @@ pub struct Learner {
     spec: TrainingSpec,
     train: ProgramId,
     reference: Option<ReferencePrograms>,
-    /// The program of the steps that are made now.
+    /// The program that steps run now.
     current: ProgramId,
     seed: u64,
 }
@@ -60,8 +60,8 @@ struct ReferencePrograms {
 }
 
 impl Learner {
-    /// Loads the training program of `spec` into `engine`. All state is zero until the weights are initialised or read; `seed`
-    /// is that of dropout.
+    /// Loads the training program of `spec` into `engine`. All state is zero until the weights are
+    /// initialised or read; `seed` is that of dropout.
     pub fn new(engine: Box<dyn Engine>, spec: TrainingSpec, seed: u64) -> Result<Self, LearnError> {
         let program = programs::training(&spec)?;
         let refresh = programs::refresh(&program)?;
@@ -78,7 +78,7 @@ impl Learner {
         Ok(Learner { weights, spec, train, reference, current: train, seed })
     }
 
-    /// Has the steps that follow made in bf16, of the masters as they are now. Nothing where its spec has no reference.
+    /// Runs the following steps in bf16, from the current masters. Does nothing if the spec has no reference.
     pub(crate) fn begin_reference(&mut self) -> Result<(), LearnError> {
         let Some(ReferencePrograms { train, refresh }) = self.reference else { return Ok(()) };
         self.weights.engine().run(refresh, Part::Whole)?;
@@ -86,13 +86,13 @@ impl Learner {
         Ok(())
     }
 
-    /// Has them made in the recipe again, of the masters as they are now.
+    /// Runs the following steps in the recipe again, from the current masters.
     pub(crate) fn end_reference(&mut self) -> Result<(), LearnError> {
         self.current = self.train;
         self.weights.refresh()
     }
 
-    /// What is being trained, and how.
+    /// The specification of the training step.
     pub fn spec(&self) -> &TrainingSpec {
         &self.spec
     }
@@ -112,7 +112,8 @@ impl Learner {
         self.weights.memory_bytes()
     }
 
-    /// The state that a checkpoint holds: masters, moments, counters. Gradients and compute copies are made from it.
+    /// The state in a checkpoint: masters, moments, counters. Gradients and compute copies are derived from
+    /// it.
     pub fn saved_state(&mut self) -> Vec<StateEntry> {
         self.weights.engine().state_entries().into_iter().filter(|entry| entry.kind.is_saved()).collect()
     }
@@ -122,7 +123,7 @@ impl Learner {
         Ok(self.weights.engine().read_state(kind, name)?)
     }
 
-    /// Copies state values, each into the slice beside it.
+    /// Copies state values, each into the slice of the same index.
     pub fn copy_state(
         &mut self,
         entries: &[StateEntry],
@@ -182,7 +183,7 @@ impl Learner {
         Ok(self.weights.engine().fetch(self.current)?)
     }
 
-    /// Whether a result is here.
+    /// True if the result of a step has arrived.
     pub fn is_ready(&mut self, ticket: &Ticket) -> Result<bool, LearnError> {
         Ok(self.weights.engine().is_ready(ticket)?)
     }

@@ -1,8 +1,10 @@
-//! A trace of some steps of a run, for ui.perfetto.dev and chrome://tracing: what the host did, and what the processor ran when.
+//! A trace of some steps of a run, for ui.perfetto.dev and chrome://tracing: host activity, and the work of
+//! the processor over time.
 //!
-//! Two kinds of steps follow each other in it. Those of the first kind run as all others do, on a card as one graph each that is put in
-//! line while others run: they show whether anything waits for the host. Those of the second kind are timed op by op, on a card by
-//! events between the ops, and waited for. Nothing that is computed depends on either.
+//! It holds two kinds of steps, one after the other. Steps of the first kind run as always, on a GPU as one
+//! graph each that is launched while others run: they show whether the device waits for the host. Steps of
+//! the second kind are timed op by op, on a GPU by events between the ops, and each is waited for. No result
+//! depends on either.
 
 mod chrome;
 
@@ -19,17 +21,17 @@ use xtrain_report::metrics::format::percent;
 use xtrain_runtime::{Part, ProgramId, Timed, TimedWork, Timing};
 use xtrain_tensor::TensorType;
 
-/// Which steps of a run are traced.
+/// Steps of a run to trace.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ProfileOptions {
     /// Steps that are timed op by op, after some that are timed as they run.
     pub steps: u64,
-    /// The first traced step, from 1; `None` is soon after the beginning. Where the run does not make it, or too few after it, that is
-    /// told, and its first or last steps are traced.
+    /// The first traced step, from 1; `None` is soon after the beginning. If the run does not reach it, or
+    /// too few steps follow, a warning says so and the first or last steps are traced.
     pub from: Option<u64>,
 }
 
-/// Steps before the traced ones where nothing else is asked for: the first runs op by op and the second is recorded.
+/// Steps before the traced ones by default: the first runs op by op and the second is recorded.
 const WARM_UP: u64 = 3;
 
 /// Steps that are timed as they run, where the run has as many: some more than are under way at once.
@@ -44,7 +46,7 @@ pub(crate) struct Profiler {
     last: u64,
 }
 
-/// The traced steps, by how many were made before each.
+/// The traced steps, by the number of steps before each.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Window {
     begin: u64,
@@ -54,7 +56,7 @@ struct Window {
 }
 
 impl Window {
-    /// What `options` come to in a run that is to make the steps from `first` to `steps`.
+    /// The window for `options` in a run that makes the steps from `first` to `steps`.
     fn of(options: ProfileOptions, first: u64, steps: u64) -> Self {
         let left = steps.saturating_sub(first);
         let by_op = options.steps.min(left);
@@ -64,7 +66,7 @@ impl Window {
         Window { begin, ops, end: ops + by_op }
     }
 
-    /// What to say where it does not begin with the step that was asked for.
+    /// A warning if it does not begin with the requested step.
     fn moved(&self, options: ProfileOptions, first: u64, steps: u64) -> Option<String> {
         let from = options.from.filter(|&from| from != self.begin + 1)?;
         Some(match self.begin == self.end {
@@ -97,7 +99,7 @@ impl Profiler {
         Profiler { window, timing: Timing::Off, begun: Instant::now(), last: 0 }
     }
 
-    /// Whether it changes how the step that follows `done` ones runs.
+    /// True if it changes how the step after `done` ones runs.
     pub(crate) fn acts(&self, done: u64) -> bool {
         self.window.timing(done) != self.timing
     }
@@ -167,11 +169,11 @@ impl Profiler {
         Ok(())
     }
 
-    /// The share of the time of the steps that ran as all do, from the first one's beginning to the last one's end, in which nothing ran
-    /// on the device.
+    /// Share of the time of the steps that ran as always, from the first one's beginning to the last one's
+    /// end, in which the device was idle.
     fn idle_share(&self, times: &[Timed], train: ProgramId) -> Option<f64> {
         let is_step = |t: &&Timed| t.program == train && matches!(t.work, TimedWork::Part(p) if p.is_first());
-        // What follows the steps as they run are those op by op, which are waited for.
+        // The steps after them are timed op by op, and are waited for.
         let steps = (self.window.ops - self.window.begin) as usize;
         let end = times.iter().filter(is_step).nth(steps).map(|first| first.begin);
         let ran: Vec<&Timed> = times.iter().take_while(|t| end.is_none_or(|end| t.begin < end)).collect();
@@ -248,12 +250,12 @@ pub(crate) const TRACE_FILE: &str = "trace.json";
 const HOST: Track = Track { process: 1, thread: 1 };
 const DEVICE: Track = Track { process: 2, thread: 1 };
 
-/// How op times are had, for who reads a trace.
+/// Explanation of op times, for readers of a trace.
 const OP_TIMES: &str = "On a card an op's time is that between two events, which are recorded in the step's graph before and after it: \
                         a microsecond or so of it is the event's, and ops that would overlap do not. So these steps take longer than the \
                         others. On the CPU it is the time between the op's call and its return.";
 
-/// What a trace says of an op.
+/// Labels of an op in a trace.
 struct OpLabel {
     name: String,
     role: &'static str,
@@ -286,7 +288,7 @@ impl OpLabel {
     }
 }
 
-/// What one run of an op does.
+/// Work of one run of an op.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Work {
     /// Floating-point operations.

@@ -45,8 +45,9 @@ pub(super) struct Prepared {
     pub(super) steps: u64,
 }
 
-/// Opens the data of a run file and resolves the file with it. `hf` describes the model that training starts from, `tokenizer` is the
-/// folder of a run's tokenizer, and `recipe` replaces a recipe that the file leaves open.
+/// Opens the data of a run file and resolves the file with it. `hf` describes the model that training starts
+/// from, `tokenizer` is the folder of a run's tokenizer, and `recipe` replaces a recipe that the file leaves
+/// open.
 pub(super) fn prepare(
     parsed: &Parsed,
     hf: Option<&HfConfig>,
@@ -90,7 +91,7 @@ fn prompts(config: &Config, tokenizer: &Tokenizer) -> Result<Vec<Vec<u32>>, RunE
     config.eval.prompts.iter().enumerate().map(encoded).collect()
 }
 
-/// Refuses an export at the end that would replace an `hf/` of someone else, or the folder that training starts from.
+/// Refuses an export that would replace an `hf/` of someone else or the folder that training starts from.
 pub(super) fn check_export(parsed: &Parsed, folder: &RunFolder) -> Result<(), RunError> {
     if !parsed.config.checkpoint.export_hf {
         return Ok(());
@@ -108,7 +109,8 @@ pub(super) fn check_export(parsed: &Parsed, folder: &RunFolder) -> Result<(), Ru
     )))
 }
 
-/// Refuses a run that does not fit into the memory of `processor`; warns of a recipe that leaves everything in bf16.
+/// Refuses a run that does not fit into the memory of `processor`; warns of a recipe that leaves everything
+/// in bf16.
 pub(super) fn check_fits(planned: &Planned, processor: &Processor) -> Result<(), RunError> {
     warn_of_no_fp8(&planned.spec);
     fit::check(&planned.spec, planned.resolved.config.train.batch_size, processor)
@@ -173,11 +175,11 @@ pub(super) struct Parts {
     pub(super) choices: Option<BTreeMap<String, String>>,
 }
 
-/// Opens the metrics files, loads the evaluation, and tells `observer` that the run starts.
+/// Opens the metrics files, loads the evaluation, and reports the start to `observer`.
 pub(super) fn assemble(parts: Parts, observer: &mut dyn Observer) -> Result<Run, RunError> {
     let Parts { config, steps, folder, corpus, prompts, hf, loaded, checkpoints, position, .. } = parts;
     let Loaded { mut learner, state_copy, hardware } = loaded;
-    // A run that has made steps writes it with its next checkpoint: until then its checkpoints are of the configuration that is there.
+    // A run that has made steps writes it with its next checkpoint, so that it always matches the latest one.
     if position.step == 0 {
         folder.write("config.toml", &config.to_toml())?;
     }

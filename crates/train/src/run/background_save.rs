@@ -24,7 +24,8 @@ pub(super) struct BackgroundSave {
 }
 
 impl BackgroundSave {
-    /// Starts a thread that runs `write` for the checkpoint of `step`; `begun` is when the save began, `folder` names it in errors.
+    /// Starts a thread that runs `write` for the checkpoint of `step`; `begun` is when the save began,
+    /// `folder` names it in errors.
     pub(super) fn start(
         step: u64,
         begun: Instant,

@@ -79,8 +79,8 @@ fn check_free(folder: &RunFolder) -> Result<(), RunError> {
     }
 }
 
-/// Refuses a run that does not fit before its text is turned into tokens, which may take long. Checks nothing where only the text
-/// tells the size of the vocabulary.
+/// Refuses a run that does not fit before its text is tokenized, which may take long. Checks nothing if only
+/// the text determines the size of the vocabulary.
 fn check_before_text(parsed: &Parsed, processor: &Processor) -> Result<(), RunError> {
     let config = &parsed.config;
     let is_given = config.model.vocab_size.is_some() || config.model.init_from.is_some();

@@ -1,4 +1,5 @@
-//! The model of a run in a few words, and warnings where an FP8 recipe leaves in bf16 what a reader takes to be in FP8.
+//! The model of a run in a few words, and warnings where an FP8 recipe leaves in bf16 what a reader takes to
+//! be in FP8.
 
 use crate::linear_gemms::{LinearGemms, fp8_share, linear_gemms};
 use crate::programs::TrainingSpec;

@@ -1,4 +1,4 @@
-//! Evaluation during a run, and which state it makes the best.
+//! Evaluation during a run, and the choice of the best state.
 
 use super::observer::{Observer, Outcome};
 use super::watch::Watch;
@@ -11,7 +11,8 @@ use std::time::Instant;
 use xtrain_report::metrics::EvalMetrics;
 
 impl Run {
-    /// Completes the evaluation that an earlier process was stopped in. Returns how the run ends if this one is stopped too.
+    /// Completes the evaluation that an earlier process was stopped in. Returns how the run ends if this one
+    /// is stopped too.
     pub(super) fn complete_evaluation(
         &mut self,
         watch: &mut Watch<'_>,
@@ -29,8 +30,8 @@ impl Run {
         Ok(None)
     }
 
-    /// Runs the evaluation that is due, or what is left of it. If it is asked to stop meanwhile, it saves its progress and returns how
-    /// the run ends.
+    /// Runs the evaluation that is due, or what is left of it. If it is asked to stop meanwhile, it saves its
+    /// progress and returns how the run ends.
     pub(super) fn evaluate(
         &mut self,
         watch: &mut Watch<'_>,
@@ -81,9 +82,9 @@ impl Run {
         Ok(None)
     }
 
-    /// Whether the state just evaluated is saved as the best: its loss is the lowest so far, and either this step is saved anyway or
-    /// `checkpoint.every` steps have passed since the last best. Without that interval, a run that still learns fast would save at
-    /// nearly every evaluation.
+    /// Decides if the state just evaluated is saved as the best: its loss is the lowest so far, and either
+    /// this step is saved anyway or `checkpoint.every` steps have passed since the last best. Without that
+    /// interval, a run that still learns fast would save at nearly every evaluation.
     fn is_best(&self, loss: f64) -> bool {
         let (step, every) = (self.position.step, self.config.checkpoint.every);
         let (last, lowest) = self.position.best.unwrap_or((0, f64::INFINITY));

@@ -14,8 +14,8 @@ use xtrain_report::RunSummary;
 use xtrain_report::metrics::Sample;
 
 impl Run {
-    /// Export and samples where all steps are done; summary and report always, whatever becomes of the others. Returns how the run ended:
-    /// it may be asked to stop once more while samples are made.
+    /// Writes export and samples if all steps are done; summary and report always, even if the others fail.
+    /// Returns how the run ended: it may be asked to stop once more while samples are generated.
     pub(super) fn finish(
         &mut self,
         outcome: Outcome,
@@ -26,9 +26,9 @@ impl Run {
             self.report_end(outcome, observer)?;
             return Ok(outcome);
         }
-        // What an earlier process wrote after this step is left as it is.
+        // Files that an earlier process wrote after this step are left as they are.
         let unwritten = self.folder.unwritten(self.position.step, &self.config)?;
-        // All is tried; the first error is told.
+        // All are tried; the first error is reported.
         let exported = if unwritten.export { self.export(observer) } else { Ok(()) };
         let sampled = if unwritten.samples { self.sample(watch, observer) } else { Ok(outcome) };
         let reported = self.report_end(*sampled.as_ref().unwrap_or(&outcome), observer);
@@ -59,7 +59,8 @@ impl Run {
         Ok(())
     }
 
-    /// Continues the prompts. What is made when it is to end is kept; a run that is resumed makes all of it again.
+    /// Continues the prompts. If the run is stopped meanwhile, the samples so far are written; a resumed run
+    /// generates all of them again.
     fn sample(&mut self, watch: &Watch<'_>, observer: &mut dyn Observer) -> Result<Outcome, RunError> {
         let eval = self.config.eval.clone();
         let Some(longest) = self.prompts.iter().map(Vec::len).max() else { return Ok(Outcome::Finished) };

@@ -1,11 +1,18 @@
-//! A training run from its file to its folder.
+//! A training run, from its file to its folder.
 //!
 //! ```text
-//! <out>/config.toml      the resolved configuration         <out>/checkpoints/step-N/   state, complete or absent
-//! <out>/tokenizer/       the tokenizer                      <out>/hf/                   the last state as a Hugging Face folder
-//! <out>/metrics.jsonl    every reported step and event      <out>/sample.txt            what the model wrote at the end
-//! <out>/events.out.*     the same for TensorBoard           <out>/report.html           curves and figures on one page
-//! <out>/source/          what init_from said of its model  <out>/trace.json           what was run when, with --profile
+//! <out>/config.toml      the resolved configuration
+//! <out>/tokenizer/       the tokenizer
+//! <out>/source/          metadata of the folder that init_from names
+//! <out>/choices.json     the algorithms that the run chose on a GPU
+//! <out>/metrics.jsonl    every reported step and event
+//! <out>/events.out.*     the same for TensorBoard
+//! <out>/checkpoints/     step-N/ with the state, complete or absent
+//! <out>/hf/              the last state as a Hugging Face folder
+//! <out>/sample.txt       the samples generated at the end
+//! <out>/summary.json     facts about the run for the report
+//! <out>/report.html      curves and figures on one page
+//! <out>/trace.json       a trace of some steps, with --profile
 //! ```
 
 mod assemble;
@@ -100,7 +107,7 @@ struct Run {
     identity: exchange::Identity,
     /// The tokens of `eval.prompts`.
     prompts: Vec<Vec<u32>>,
-    /// Whether the entropy in `position` is of the validation data that this process reads.
+    /// True if the entropy in `position` is that of the validation data that this process reads.
     entropy_is_known: bool,
     /// Holds the state during reference segments, if the run has any.
     state_copy: Option<StateCopy>,
@@ -134,7 +141,7 @@ impl Run {
     }
 }
 
-/// Whether `step` is one of every `every` steps; 0 is never.
+/// True if `step` is one of every `every` steps; never if that is 0.
 fn is_due(step: u64, every: u64) -> bool {
     every > 0 && step.is_multiple_of(every)
 }

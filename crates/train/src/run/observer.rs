@@ -1,4 +1,4 @@
-//! How a run starts and ends, and who watches it.
+//! Start and end of a run, and its observer.
 
 use crate::corpus::Notice;
 use std::ops::ControlFlow;
@@ -6,7 +6,7 @@ use std::path::Path;
 use xtrain_config::Config;
 use xtrain_report::metrics::Event;
 
-/// Whether a run begins or goes on.
+/// Start of a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Start {
     /// In a folder that is empty or not there.
@@ -15,7 +15,7 @@ pub enum Start {
     Resume,
 }
 
-/// How a run ended.
+/// End of a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome {
     /// All steps are done.
@@ -31,7 +31,8 @@ pub enum Outcome {
     Stopped,
     /// Its time was up; the state is saved.
     TimeLimit,
-    /// It was asked to stop, or its time was up, before its first step. Tokens that were prepared until then stay in the cache.
+    /// It was asked to stop, or its time was up, before its first step. Tokens that were prepared until then
+    /// stay in the cache.
     StoppedEarly,
 }
 
@@ -39,7 +40,8 @@ pub enum Outcome {
 pub trait Observer {
     /// Called for work before the first step; [`ControlFlow::Break`] stops it.
     fn notice(&mut self, notice: Notice) -> ControlFlow<()>;
-    /// Called before the first step of this process; if no step is left, before the rest of the run's end is written.
+    /// Called before the first step of this process; if no step is left, before the rest of the run's end is
+    /// written.
     fn started(&mut self, config: &Config, model: &str, device: &str, first_step: u64, steps: u64);
     /// Called when a step is done, with the number of steps done and the number of all.
     fn stepped(&mut self, done: u64, steps: u64);

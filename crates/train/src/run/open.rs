@@ -8,8 +8,8 @@ use crate::error::RunError;
 use crate::folder::RunFolder;
 use xtrain_config::Parsed;
 
-/// Opens the run of `parsed`, or refuses before anything of it is written; changes nothing of a finished one. `time_is_up` is asked
-/// while text is turned into tokens.
+/// Opens the run of `parsed`, or refuses before anything of it is written; changes nothing of a finished one.
+/// `time_is_up` is called while text is tokenized.
 pub(super) fn open(
     parsed: &Parsed,
     start: Start,

@@ -1,9 +1,9 @@
-//! Reference segments: some steps of an FP8 run are made in bf16 first, from the same state on the same batches, to tell how much higher its
-//! losses are.
+//! Reference segments: some steps of an FP8 run are first run in bf16, from the same state on the same
+//! batches, to measure how much higher the losses in FP8 are.
 //!
-//! The state is copied to host memory before and put back after, so the run goes on to the same bits as without. Its own steps follow;
-//! when the last of them is done, the gap is told. What is known until then is part of the position, so a run that is resumed in the middle
-//! of a segment tells the same.
+//! The state is copied to host memory before and restored after, so the run continues to the same bits as
+//! without the segment. The run's own steps follow; after the last of them the gap is reported. Intermediate
+//! sums are part of the position, so a run that is resumed inside a segment reports the same gap.
 
 use super::observer::{Observer, Outcome};
 use super::snapshot::{parts, places};
@@ -21,7 +21,7 @@ use xtrain_report::metrics::format;
 use xtrain_runtime::StateEntry;
 use xtrain_tensor::host::AlignedBytes;
 
-/// Where the state is kept meanwhile.
+/// A copy of the state in host memory during a segment.
 pub(super) struct StateCopy {
     entries: Vec<StateEntry>,
     places: Vec<Range<usize>>,
@@ -58,7 +58,7 @@ impl StateCopy {
 }
 
 impl Run {
-    /// Whether a segment begins behind so many steps.
+    /// True if a segment begins after `step` steps.
     pub(super) fn is_reference_due(&self, step: u64) -> bool {
         self.state_copy.is_some()
             && step > 0
@@ -66,8 +66,8 @@ impl Run {
             && is_due(step, self.config.precision.reference_every)
     }
 
-    /// Makes the steps of the segment that begins here, if one does, in bf16, and leaves the state as it was. Where the run is asked to
-    /// stop meanwhile, its state is saved, and a run that is resumed begins the segment again.
+    /// Runs the steps of the segment that begins here, if one does, in bf16, and restores the state. If the
+    /// run is asked to stop meanwhile, its state is saved, and a resumed run begins the segment again.
     pub(super) fn reference(
         &mut self,
         watch: &mut Watch<'_>,
@@ -100,7 +100,7 @@ impl Run {
         }
     }
 
-    /// Makes the steps; says how the run ends where it is asked to before they are all made.
+    /// Runs the steps; returns how the run ends if it is asked to stop before they are done.
     fn in_bf16(
         &mut self,
         after: u64,

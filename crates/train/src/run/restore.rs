@@ -42,7 +42,7 @@ impl CheckpointWriter {
         }
         let is_as_before = before.is_some_and(|before| before.config.precision == config.precision);
         if !is_as_before {
-            // What was begun in other formats is begun again, or left.
+            // An evaluation or a segment begun in other formats is begun again or dropped.
             position.evaluation = position.evaluation.map(|_| Tally::default());
             position.reference = None;
         }
@@ -56,7 +56,7 @@ impl CheckpointWriter {
                 position.step, config.train.batch_size
             )));
         }
-        // A recipe that makes scales of earlier steps begins without any where the checkpoint is of another.
+        // A recipe with delayed scales begins without any if the checkpoint is of another recipe.
         let of_casts = [StateKind::Scale, StateKind::AmaxHistory];
         let held: HashMap<&str, &[usize]> = checkpoint
             .tensors()
@@ -65,7 +65,7 @@ impl CheckpointWriter {
             .collect();
         let mut entries = learner.saved_state();
         if !is_as_before {
-            // Nor can a history go on with another length: scales stay, and it begins anew.
+            // A history of another length cannot be continued: scales stay, and the history begins anew.
             let goes_on = |entry: &StateEntry| {
                 let shape = held.get(tensor_name(entry).as_str());
                 shape.is_some_and(|shape| entry.kind != StateKind::AmaxHistory || **shape == *entry.ty.shape)
@@ -112,8 +112,8 @@ impl CheckpointWriter {
     }
 }
 
-/// The type that the checkpoint has an entry in: of moments the one that the run kept them in until then; else the entry's, as there is no
-/// other.
+/// Type of an entry in the checkpoint: for moments the type that the run used until then; for others the
+/// entry's own, as there is no other.
 fn saved_type(checkpoint: &Checkpoint, entry: &StateEntry) -> DType {
     let types = [DType::F32, DType::BF16];
     let is_moment = matches!(entry.kind, StateKind::Moment1 | StateKind::Moment2);
@@ -122,7 +122,7 @@ fn saved_type(checkpoint: &Checkpoint, entry: &StateEntry) -> DType {
     held.map(|tensor| tensor.dtype).filter(|dtype| types.contains(dtype)).unwrap_or(entry.ty.dtype)
 }
 
-/// The elements of a tensor of `ty`, kept as `dtype`, in its own type.
+/// The elements of a tensor of `ty`, saved as `dtype`, converted to its own type.
 fn in_type(bytes: &[u8], dtype: DType, ty: TensorType) -> HostTensor {
     let mut wide = vec![0.0f32; ty.numel()];
     View::new(ty.with_dtype(dtype), bytes).widen_into(&mut wide);

@@ -75,19 +75,21 @@ pub(super) fn resume(
     Ok(Opened::Run(Box::new(assemble(parts, observer)?)))
 }
 
-/// The steps that the run in `folder` has made, if they are all that it is asked for and its end is completely written.
+/// The steps that the run in `folder` has made, if they are all that it is asked for and its end is
+/// completely written.
 fn finished(folder: &RunFolder, config: &Config, steps: u64) -> Result<Option<u64>, RunError> {
     let position = position::position(folder)?.filter(|at| at.step >= steps && at.evaluation.is_none());
     let Some(position) = position else { return Ok(None) };
     Ok(folder.unwritten(position.step, config)?.is_nothing().then_some(position.step))
 }
 
-/// Refuses to go on with another tokenizer than `kept`, which the run in `folder` began with: its tokens are that one's. Both
-/// configurations are resolved. A tokenizer that only lies elsewhere now is the same.
+/// Refuses to resume with another tokenizer than `kept`, with which the run in `folder` began: its weights
+/// know only the tokens of that one. Both configurations are resolved. The same tokenizer at another path is
+/// accepted.
 fn check_tokenizer(folder: &RunFolder, config: &Config, kept: &Tokenizer) -> Result<(), RunError> {
     let path = folder.config();
     let text = files::read(&path, MAX_FILE_BYTES).map_err(RunError::io(&path, "read"))?;
-    // What cannot be understood any more says nothing of what changed; the run keeps what it began with in any case.
+    // An unreadable configuration cannot tell what changed; the run keeps its tokenizer in any case.
     let Ok(before) = Config::parse::<&str>(&path, &text, &[]) else { return Ok(()) };
     let of = |config: &Config| (config.tokenizer(), config.data.bpe_vocab_size);
     let is_kept = match config.tokenizer() {

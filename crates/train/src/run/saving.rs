@@ -10,7 +10,8 @@ use std::time::Duration;
 use xtrain_report::metrics::Checkpoint;
 
 impl Run {
-    /// Begins to save the state, unless this step is saved already; first waits for the save that is under way.
+    /// Begins to save the state, unless this step is saved already; first waits for the save that is under
+    /// way.
     pub(super) fn save(
         &mut self,
         watch: &mut Watch<'_>,

@@ -1,7 +1,8 @@
 //! Checkpoints of a run, written while it trains.
 //!
-//! A save stops training for a copy of the state into host memory; a thread then writes the files from that copy while training goes on.
-//! Two saves never overlap, and older checkpoints are deleted when the new one is complete.
+//! A save stops training for a copy of the state into host memory; a thread then writes the files from that
+//! copy while training goes on. Two saves never overlap, and older checkpoints are deleted when the new one
+//! is complete.
 
 use super::background_save::{BackgroundSave, WrittenCheckpoint};
 use crate::error::RunError;
@@ -27,27 +28,27 @@ pub(super) struct CheckpointWriter {
     /// The step that was saved last, or is being saved.
     pub(super) last: Option<u64>,
     writing: Option<BackgroundSave>,
-    /// The memory of the copy, kept from one save to the next.
+    /// Memory of the copy, reused by the next save.
     memory: Arc<AlignedBytes>,
-    /// That memory while the system gives it its pages.
+    /// The next such memory, while a thread touches its pages.
     next_memory: Option<JoinHandle<AlignedBytes>>,
-    /// Whether it was told that there is no room for one.
+    /// True after the warning that there is no memory for a copy.
     has_warned: bool,
-    /// Bytes of memory that are left, where the system tells. A copy takes half of them at most.
+    /// Bytes of available memory, if the system tells. A copy uses at most half of them.
     pub(super) available_bytes: fn() -> Option<u64>,
     pub(super) write: Write,
     /// Outlives the thread that writes.
     _lock: RunLock,
 }
 
-/// What writes the files of a checkpoint.
+/// Function that writes the files of a checkpoint.
 pub(super) type Write = fn(&CheckpointStore, &Snapshot) -> Result<PathBuf, CheckpointError>;
 
 /// The state of a run as it was after a step.
 pub(super) struct Snapshot {
     pub(super) step: u64,
     tensors: Vec<TensorSpec>,
-    /// Where each tensor lies in the memory.
+    /// Range of each tensor in the memory.
     places: Vec<Range<usize>>,
     memory: Arc<AlignedBytes>,
     documents: Vec<(String, serde_json::Value)>,
@@ -60,7 +61,7 @@ impl Snapshot {
     }
 }
 
-/// Which checkpoints are kept.
+/// Rule for the checkpoints that are not deleted.
 pub(super) struct Retention {
     keep_last: usize,
     keep_every: u64,
@@ -68,7 +69,7 @@ pub(super) struct Retention {
 }
 
 impl Retention {
-    /// What the configuration keeps at this position.
+    /// The rule of the configuration at this position.
     pub(super) fn of(config: &Config, at: &Position) -> Self {
         let protected = at.best.map(|(step, _)| step).into_iter().chain([at.step]).collect();
         Retention {
@@ -84,7 +85,8 @@ impl Retention {
 }
 
 impl CheckpointWriter {
-    /// Opens the checkpoints of `folder`, making it if need be; another process that writes there is an error.
+    /// Opens the checkpoints of `folder`, which is created if need be. Another process that writes there is
+    /// an error.
     pub(super) fn open(folder: &RunFolder) -> Result<Self, RunError> {
         let lock = RunLock::acquire(folder.path())?;
         Ok(CheckpointWriter {
@@ -106,33 +108,34 @@ impl CheckpointWriter {
         self.last = None;
     }
 
-    /// Whether any step is saved, or being saved.
+    /// True if any step is saved, or being saved.
     pub(super) fn has_any(&self) -> bool {
         self.last.is_some() || self.store.steps().is_ok_and(|steps| !steps.is_empty())
     }
 
-    /// Whether this step is saved, or being saved.
+    /// True if this step is saved, or being saved.
     pub(super) fn holds(&self, step: u64) -> bool {
         self.last == Some(step)
     }
 
-    /// Whether a save is under way that [`CheckpointWriter::finish`] may have to wait for.
+    /// True if a save is under way that [`CheckpointWriter::finish`] may have to wait for.
     pub(super) fn is_writing(&self) -> bool {
         self.writing.is_some()
     }
 
-    /// Whether a save that was under way is done, so that [`CheckpointWriter::finish`] does not wait for it.
+    /// True if a save that was under way is done, so that [`CheckpointWriter::finish`] does not wait for it.
     pub(super) fn is_written(&self) -> bool {
         self.writing.as_ref().is_some_and(BackgroundSave::is_done)
     }
 
-    /// What became of the save under way, waited for; nothing where there is none.
+    /// Waits for the save under way and returns its checkpoint; `None` if there is none.
     pub(super) fn finish(&mut self) -> Result<Option<WrittenCheckpoint>, RunError> {
         self.writing.take().map(BackgroundSave::finish).transpose()
     }
 
-    /// Copies the state, and begins to write it and to drop what the configuration does not keep. The checkpoint is complete only
-    /// after `metrics` are on the disk. Where there is no room for the copy, it is complete when this returns.
+    /// Copies the state, then begins to write it and to delete checkpoints that the configuration does not
+    /// keep. The checkpoint becomes complete only after `metrics` are on disk. Without memory for the copy,
+    /// it is complete when this returns.
     pub(super) fn begin(
         &mut self,
         learner: &mut Learner,
@@ -181,7 +184,8 @@ impl CheckpointWriter {
         Ok(None)
     }
 
-    /// Begins to take memory for copies beside the first steps, so that the first save stops training for no longer than the others.
+    /// Begins to allocate the memory for copies during the first steps, so that the first save stops training
+    /// for no longer than the others.
     pub(super) fn prepare(&mut self, learner: &mut Learner) {
         let (_, bytes) = places(&learner.saved_state());
         if let Some(mut memory) = self.allocate(bytes) {
@@ -194,7 +198,7 @@ impl CheckpointWriter {
         }
     }
 
-    /// Where each value lies in the memory of the copy; nothing where there is too little of it.
+    /// Range of each value in the memory of the copy; `None` if there is too little memory.
     fn make_room(&mut self, entries: &[StateEntry]) -> Option<Vec<Range<usize>>> {
         if let Some(Ok(memory)) = self.next_memory.take().map(JoinHandle::join) {
             self.memory = Arc::new(memory);
@@ -213,7 +217,7 @@ impl CheckpointWriter {
     }
 }
 
-/// Where each value lies in the memory of a copy, and the bytes of all.
+/// Range of each value in the memory of a copy, and the bytes of all.
 pub(super) fn places(entries: &[StateEntry]) -> (Vec<Range<usize>>, usize) {
     let mut end = 0;
     let place = |entry: &StateEntry| {

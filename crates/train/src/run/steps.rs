@@ -15,7 +15,7 @@ use xtrain_runtime::{EngineError, Ticket};
 /// Steps whose results are still to come, and the clock of the loop.
 struct Flight {
     steps: VecDeque<StepInFlight>,
-    /// When the step that is being made began: at the end of the one before, whose report it includes.
+    /// Beginning of the current step: the end of the one before, whose report is part of this step.
     begun: Instant,
     /// Time since the last finished step, which no step has been given yet.
     waited: Duration,
@@ -29,12 +29,12 @@ struct StepInFlight {
     ticket: Ticket,
 }
 
-/// What follows the step that was launched last.
+/// Work that follows the step that was launched last.
 struct Due {
     /// It is the last step of the run.
     last: bool,
     evaluate: bool,
-    /// How the run ends after it, if it ends early.
+    /// End of the run after it, if it ends early.
     ended: Option<Outcome>,
     /// The results of all steps are needed: the state is about to be looked at.
     all_results: bool,
@@ -72,8 +72,8 @@ impl Run {
         Ok(Outcome::Finished)
     }
 
-    /// A reference segment and a change of the profiler, where they come before the next step. Returns how the run ends if it is
-    /// stopped meanwhile.
+    /// A reference segment and a change of the profiler, where they come before the next step. Returns how
+    /// the run ends if it is stopped meanwhile.
     fn before_step(
         &mut self,
         flight: &mut Flight,
@@ -122,7 +122,7 @@ impl Run {
         self.learner.fetch().map_err(|e| step_error(number + 1, e))
     }
 
-    /// What follows the step that was launched last.
+    /// Work that follows the step that was launched last.
     fn due(&self, watch: &Watch<'_>) -> Due {
         let step = self.position.step;
         let last = step == self.steps;

@@ -1,4 +1,5 @@
-//! Saves that are under way while training goes on. What writes their files is replaced, so that no test depends on how long it takes.
+//! Saves that are under way while training goes on. What writes their files is replaced, so that no test
+//! depends on how long it takes.
 
 use super::assemble::Opened;
 use super::open::open;
@@ -36,7 +37,7 @@ fn run_file(folder: &Path, out: &str) -> Parsed {
     Config::parse(Path::new("run.toml"), file.as_bytes(), &set).expect("a run file")
 }
 
-/// What a run told, in order: steps as they were done, and checkpoints as they were complete.
+/// Events of a run in order: steps when they were done, checkpoints when they were complete.
 #[derive(Debug, PartialEq, Eq)]
 enum Told {
     Step(u64),
@@ -106,7 +107,8 @@ fn steps_are_made_while_a_checkpoint_is_written() {
         // No save begins before the last one is done.
         assert!(saved < at(&told, Told::Saved(step + 4)), "{told:?}");
     }
-    // What was written meanwhile is the state of its own step: the same as where training waits for each.
+    // A checkpoint written meanwhile holds the state of its own step: the same as if training waits for each
+    // save.
     let waiting =
         run(&run_file(folder.path(), "waiting"), &DONE, |saved| saved.available_bytes = || Some(0)).1;
     for step in [4, 8, 12, 16] {

@@ -22,7 +22,7 @@ impl<'a> Watch<'a> {
         Watch { stop, begun, limit, step: Duration::ZERO, batch: Duration::ZERO, save: Duration::ZERO }
     }
 
-    /// How the run ends now; `None` if it may go on with work that takes `next`.
+    /// The end of the run now; `None` if it may go on with work that takes `next`.
     pub(super) fn ended(&self, next: Duration) -> Option<Outcome> {
         if self.stop.load(Ordering::Relaxed) {
             return Some(Outcome::Stopped);

@@ -1,8 +1,8 @@
-//! The linear layers of a run, each in FP8 beside bf16 where it stands: in a block of the run's model.
+//! Speed of a run's linear layers in FP8 and in bf16, each measured inside a block of the run's model.
 //!
-//! What FP8 costs a layer is in its neighbours too: casts come out of the norm or activation before it, and what that no longer writes is
-//! saved; and small kernels cost more by themselves than one behind the other. So what is timed is whole steps of two blocks, all in FP8 and
-//! with one layer after the other in bf16, as a run has them recorded.
+//! Part of the cost of FP8 is in a layer's neighbours: casts are fused into the norm or activation before it,
+//! which then writes less; and small kernels cost more alone than back to back. So whole steps of two blocks
+//! are timed, once with all layers in FP8 and once for each layer in bf16, recorded as graphs like a run's.
 
 use crate::engine::Processor;
 use crate::error::{LearnError, RunError};
@@ -33,28 +33,30 @@ pub struct LayerSpeed {
     pub inputs: usize,
     /// Columns of its output.
     pub outputs: usize,
-    /// Seconds of its three products in bf16.
+    /// Seconds of its three GEMMs in bf16.
     pub bf16_seconds: f64,
-    /// The same, and how many more a step takes with it in FP8 than in bf16, all other layers being in FP8.
+    /// `bf16_seconds` plus the additional time of a step with this layer in FP8 instead of bf16, all other
+    /// layers being in FP8.
     pub fp8_seconds: f64,
-    /// Whether nine of ten steps took longer with it in FP8.
+    /// True if nine of ten steps took longer with it in FP8.
     pub is_longer: bool,
 }
 
 impl LayerSpeed {
-    /// How many times as fast as in bf16 it is in FP8.
+    /// Speed in FP8 relative to bf16.
     pub fn speed(&self) -> f64 {
         self.bf16_seconds / self.fp8_seconds
     }
 }
 
-/// What is measured: some blocks of a run's model, and into how many micro-batches its steps are cut, over which weights are cast once.
+/// The measured model: some blocks of a run's, with the number of micro-batches of its steps, since weights
+/// are cast once a step.
 pub(super) struct Blocks {
     spec: TrainingSpec,
     micro_steps: usize,
 }
 
-/// So that one has the other before it.
+/// Two, so that one block has another before it.
 const BLOCKS: usize = 2;
 
 /// Tokens of the vocabulary, which is no matter here.
@@ -67,11 +69,12 @@ const WARMUP: usize = 3;
 const ROUNDS: (usize, usize) = (9, 99);
 const SECONDS: f64 = 1.0;
 
-/// Steps of which a product's median counts.
+/// Steps over which the median of a GEMM's time is taken.
 const STEPS: usize = 5;
 
 impl Blocks {
-    /// Those of a run; what changes no time of its layers is made alike, so that other runs find what was measured.
+    /// The blocks of a run. Settings that do not affect the time of its layers are normalised, so that other
+    /// runs find the measurement.
     pub(super) fn of(spec: &TrainingSpec, micro_steps: usize) -> Blocks {
         let model = Architecture {
             layers: spec.model.layers.min(BLOCKS),
@@ -91,7 +94,8 @@ impl Blocks {
         Blocks { spec, micro_steps }
     }
 
-    /// Everything that the times depend on except the machine, in one line: the name of the measurement in the tuning cache.
+    /// Everything that the times depend on except the machine, in one line: the name of the measurement in
+    /// the tuning cache.
     pub(super) fn name(&self) -> String {
         let Blocks { spec, micro_steps } = self;
         let model = HfConfig {
@@ -124,7 +128,7 @@ impl Blocks {
         format!("linear layers in FP8 and bf16: {key}")
     }
 
-    /// The same with this layer in bf16.
+    /// The step with this layer in bf16.
     fn without(&self, layer: &str) -> TrainingSpec {
         let skip = ProductPattern::parse(&format!("*.{layer}")).into_iter().collect();
         TrainingSpec { fp8: Fp8Overrides { skip, ..self.spec.fp8.clone() }, ..self.spec.clone() }
@@ -168,8 +172,9 @@ impl Blocks {
         Ok(speeds)
     }
 
-    /// Seconds of a micro-batch of each program with its share of the update, round by round, in which they make theirs in turn, so that what
-    /// changes with time (clocks, heat) meets all alike. Nothing waits within a round, so that one follows the other at once.
+    /// Seconds of a micro-batch of each program with its share of the update, round by round. In a round each
+    /// program runs once, so that slow changes (clocks, heat) affect all alike; nothing waits within a round,
+    /// so that launches follow each other at once.
     fn steps(&self, engine: &mut dyn Engine, ids: &[ProgramId]) -> Result<Vec<Vec<f64>>, LearnError> {
         for &id in ids {
             self.feed(engine, id, 0)?;
@@ -211,7 +216,7 @@ impl Blocks {
         Ok(measured)
     }
 
-    /// Seconds of a layer's products in a program, which has them in bf16.
+    /// Seconds of a layer's GEMMs in a program that has them in bf16.
     fn products(&self, engine: &mut dyn Engine, id: ProgramId, layer: &str) -> Result<f64, LearnError> {
         engine.set_timing(Timing::Ops { repeats: 1 })?;
         let mut measured: BTreeMap<usize, Vec<f64>> = BTreeMap::new();
@@ -240,11 +245,11 @@ impl Blocks {
             let draws = draws(&self.spec, 0, n as u64, 0);
             engine.write_input(id, io::RNG, bytemuck::cast_slice(&draws))?;
         }
-        // Masters stay as they are, which all programs have in common.
+        // Learning rate 0: the masters, which all programs share, do not change.
         Ok(engine.write_input(id, update_io::LR, bytemuck::bytes_of(&0.0f32))?)
     }
 
-    /// Of the seconds of its products, and how much `longer` each step took with it in FP8.
+    /// The speed, from the seconds of its GEMMs and from how much `longer` each step took with it in FP8.
     fn speed(&self, layer: &str, products: f64, longer: &mut [f64]) -> LayerSpeed {
         let m = &self.spec.model;
         let [outputs, inputs] = match LINEAR_SITES.iter().position(|site| *site == layer) {

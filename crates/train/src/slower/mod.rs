@@ -1,7 +1,9 @@
-//! Linear layers that FP8 makes slower stay in bf16: measured on a card, kept there, and recorded in the configuration of the run.
+//! Linear layers that FP8 makes slower stay in bf16. The speeds are measured on the GPU, cached there, and
+//! recorded in the configuration of the run.
 //!
-//! A run's numbers depend on what is in FP8, so the stopwatch decides once: where a run begins whose file does not say. From then on
-//! its configuration says it (`precision.skip_slower`), wherever the run goes on and whoever reads its checkpoints.
+//! A run's numbers depend on which layers are in FP8, so the measurement decides once, when a run begins
+//! whose file does not decide. From then on the run's configuration holds the decision
+//! (`precision.skip_slower`), wherever it is resumed or its checkpoints are read.
 
 mod layers;
 
@@ -16,7 +18,8 @@ use serde::Serialize;
 use xtrain_config::{Config, Device, PrecisionConfig, Slower};
 use xtrain_model::{Numerics, Recipe};
 
-/// A layer is left in bf16 where FP8 has less of its speed than this, and that is no chance: FP8 saves memory.
+/// A layer stays in bf16 if its relative speed in FP8 is below this, beyond noise. A smaller loss of speed is
+/// worth the memory that FP8 saves.
 const FASTER_IN_BF16: f64 = 0.98;
 
 /// The linear layers of a run under one recipe.
@@ -28,12 +31,13 @@ pub struct RecipeLayers {
     pub layers: Vec<LayerSpeed>,
 }
 
-/// Whether runs leave this layer in bf16.
+/// True if runs leave this layer in bf16.
 pub fn is_slower(layer: &LayerSpeed) -> bool {
     layer.is_longer && layer.speed() < FASTER_IN_BF16
 }
 
-/// Measures the linear layers of a run under each recipe, where they stand in its blocks, and, on a card, keeps what is found for runs.
+/// Measures the linear layers of a run under each recipe, inside its blocks, and caches the result on a GPU
+/// for later runs.
 pub fn measure(planned: &Planned, recipes: &[Recipe], device: Device) -> Result<Vec<RecipeLayers>, RunError> {
     let mut all = Vec::new();
     for &recipe in recipes {
@@ -49,8 +53,8 @@ pub fn measure(planned: &Planned, recipes: &[Recipe], device: Device) -> Result<
     Ok(all)
 }
 
-/// The run with what its card has found slower left in bf16; measured, where that is not known yet and the run fits. A run that says itself
-/// what is left, and one on cores, is as it was.
+/// The run with the layers in bf16 that its GPU runs slower in FP8. Measures them if they are not cached and
+/// the run fits. A run that decides itself, and one on the CPU, is returned unchanged.
 pub fn decide(planned: Planned, processor: &Processor) -> Result<Planned, RunError> {
     let (Processor::Cuda(gpu), true) = (processor, is_undecided(&planned)) else { return Ok(planned) };
     let blocks = blocks(&planned);
@@ -58,13 +62,13 @@ pub fn decide(planned: Planned, processor: &Processor) -> Result<Planned, RunErr
     let speeds = match known {
         Some(speeds) => speeds,
         None => {
-            // What does not fit need not be timed.
+            // Do not time a run that does not fit.
             fit::check(&planned.spec, planned.resolved.config.train.batch_size, processor)?;
             tracing::info!(
                 "timing the linear layers in FP8 and in bf16 on this card, once: what is found is kept"
             );
             match Processor::by_name(Device::Cuda).and_then(|other| blocks.measure(other)) {
-                // Another process may have measured at the same time: all use what the first one kept.
+                // Another process may have measured at the same time: all use the first one's result.
                 Ok(speeds) => layers(&gpu.keep_measured(&blocks.name(), &line(&speeds))).unwrap_or(speeds),
                 Err(error) => {
                     tracing::warn!(
@@ -85,7 +89,7 @@ pub fn decide(planned: Planned, processor: &Processor) -> Result<Planned, RunErr
     planned.with_slower(left)
 }
 
-/// The same without measuring: what is known already.
+/// As [`decide`], with cached measurements only.
 pub fn decide_if_measured(planned: Planned, processor: &Processor) -> Result<Planned, RunError> {
     let (Processor::Cuda(gpu), true) = (processor, is_undecided(&planned)) else { return Ok(planned) };
     match gpu.measured(&blocks(&planned).name()).and_then(|line| layers(&line)) {
@@ -94,8 +98,8 @@ pub fn decide_if_measured(planned: Planned, processor: &Processor) -> Result<Pla
     }
 }
 
-/// The run as one that began with `began` goes on: what was left in bf16 then is left, under the same recipe. Under another one it is found
-/// out as where a run begins.
+/// The plan of a resumed run: under the recipe that it began with, the same layers stay in bf16; under
+/// another one it is decided anew.
 pub(crate) fn decide_for_resumed(
     planned: Planned,
     began: &PrecisionConfig,
@@ -104,12 +108,12 @@ pub(crate) fn decide_for_resumed(
     match &began.skip_slower {
         _ if planned.resolved.config.precision.recipe != began.recipe => decide(planned, processor),
         Some(slower) if is_undecided(&planned) => planned.with_slower(slower.clone()),
-        // What says nothing left nothing.
+        // A run without a record left no layer in bf16.
         _ => Ok(planned),
     }
 }
 
-/// Whether it is to be found out what is slower.
+/// True if the configuration does not decide which layers stay in bf16.
 pub fn is_undecided(planned: &Planned) -> bool {
     planned.spec.recipe.is_fp8() && planned.resolved.config.precision.skip_slower.is_none()
 }
@@ -134,7 +138,7 @@ fn micro_steps(config: &Config) -> usize {
     config.train.batch_size / config.train.micro_batch_size()
 }
 
-/// What is kept: JSON, in one line.
+/// The cached text: JSON in one line.
 fn line(speeds: &[LayerSpeed]) -> String {
     serde_json::to_string(speeds).unwrap_or_default()
 }
@@ -215,12 +219,12 @@ mod tests {
             decide_for_resumed(planned(sets), began, &Processor::Cpu).expect("a plan").spec
         };
         assert_eq!(spec(&fp8, &began).fp8.slower.len(), 4);
-        // What the file says itself counts, and so does another recipe.
+        // The file's own list counts, and so does another recipe.
         let own = [fp8[0], "precision.skip_slower=[]"];
         assert_eq!(spec(&own, &began).fp8.slower, []);
         assert_eq!(spec(&["precision.recipe=fp8-row"], &began).fp8.slower, []);
         assert_eq!(spec(&["precision.recipe=bf16"], &began).fp8.slower, []);
-        // It began before anything was measured, or on cores.
+        // It began before measurements existed, or on the CPU.
         let silent = PrecisionConfig { skip_slower: None, ..began };
         let run = decide_for_resumed(planned(&fp8), &silent, &Processor::Cpu).expect("a plan");
         assert_eq!(run.resolved.config.precision, silent);

@@ -1,4 +1,4 @@
-//! What the tests of whole models share.
+//! Helpers of the tests of whole models.
 #![allow(dead_code, unreachable_pub, reason = "each test binary uses a part")]
 
 use std::path::{Path, PathBuf};
@@ -13,12 +13,13 @@ use xtrain_train::engine::Processor;
 use xtrain_train::learner::{Learner, StepResult};
 use xtrain_train::programs::{OptimizerSpec, TrainingSpec};
 
-/// Whether tests run on a card: with XTRAIN_TEST_DEVICE=cuda.
+/// True if tests run on a GPU: with XTRAIN_TEST_DEVICE=cuda.
 pub fn on_card() -> bool {
     std::env::var("XTRAIN_TEST_DEVICE").as_deref() == Ok("cuda")
 }
 
-/// All cases; or a sample of `count` of them if `XTRAIN_TEST_SEED` is set, as on the slow emulated GPU, and `XTRAIN_TEST_ALL` is not.
+/// All cases; or a sample of `count` of them if `XTRAIN_TEST_SEED` is set, as on the slow emulated GPU, and
+/// `XTRAIN_TEST_ALL` is not.
 pub fn drawn<T>(all: impl IntoIterator<Item = T>, count: usize) -> Vec<T> {
     let mut all: Vec<T> = all.into_iter().collect();
     let seed =
@@ -62,7 +63,8 @@ pub fn small_model() -> Architecture {
     }
 }
 
-/// A model with heads as wide as real ones, so that attention takes the ways that real models take, and of sizes that FP8 takes.
+/// A model with heads as wide as real ones, so that attention takes the ways that real models take, and of
+/// sizes that FP8 takes.
 pub fn wide_model() -> Architecture {
     Architecture {
         dim: 96,
@@ -117,7 +119,7 @@ pub fn random_batch(batch: Batch, vocab_size: usize, seed: u64) -> TokenBatch {
     }
 }
 
-/// The same batch in documents of 1, 2, 4, .. tokens.
+/// The batch cut into documents of 1, 2, 4, .. tokens.
 pub fn in_documents(batch: TokenBatch) -> TokenBatch {
     let start = |i: usize| (1 << (i % batch.seq_len + 1).ilog2()) - 1;
     let n = batch.tokens.len();
@@ -180,7 +182,8 @@ pub fn gradients(learner: &mut Learner, model: &Architecture) -> Vec<(String, Ve
 /// The gradients by name, the step's result, and the masters after it.
 pub type Step = (Vec<(String, Vec<f32>)>, StepResult, Vec<Vec<f32>>);
 
-/// A step over a batch cut into micro-batches of `spec.batch`, from random weights of this standard deviation.
+/// A step over a batch cut into micro-batches of `spec.batch`, from random weights of this standard
+/// deviation.
 pub fn step_from(spec: &TrainingSpec, batch: &TokenBatch, std: f64) -> Step {
     let mut l = learner(spec.clone(), std);
     let firsts = (0..batch.batch_size).step_by(spec.batch.sequences);

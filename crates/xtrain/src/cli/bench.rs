@@ -14,9 +14,10 @@ pub(crate) enum BenchCommand {
     Step(BenchStepArgs),
     /// Measure every op of the training step of a run file
     Op(BenchOpArgs),
-    /// Measure matrix products: those of a run file's linear layers, one of these sizes, or common ones
+    /// Measure GEMMs: those of a run file's linear layers, one of these sizes, or common ones
     Gemm(BenchGemmArgs),
-    /// Measure linear layers in FP8 beside bf16, casts included: those of a run file, some of these sizes, or common ones
+    /// Measure linear layers in FP8 and in bf16, casts included: those of a run file, some of these sizes, or
+    /// common ones
     Fp8(BenchFp8Args),
     /// Measure attention, forward and backward: that of a run file, one of these sizes, or a common one
     Attention(BenchAttentionArgs),
@@ -37,7 +38,7 @@ pub(crate) struct BenchOpArgs {
 /// Ops by themselves: of a run file or of sizes, where and how long.
 #[derive(Debug, Args)]
 pub(crate) struct OpBenchArgs {
-    /// A run file (TOML), whose sizes, precision and device are taken
+    /// A run file (TOML) that gives sizes, precision and device
     pub(crate) file: Option<PathBuf>,
     /// Override a key of the run file, e.g. --set train.micro_batch_size=4; may be repeated
     #[arg(long = "set", value_name = "SECTION.KEY=VALUE", requires = "file")]
@@ -136,16 +137,17 @@ pub(crate) struct BenchStepArgs {
   xtrain bench fp8 run.toml --json
   xtrain bench fp8 --shape 8192,4096,4096 --shape 8192,4096,14336 --recipe fp8-delayed --recipe fp8-block")]
 pub(crate) struct BenchFp8Args {
-    /// A run file (TOML), whose linear layers are measured where they stand in its blocks; on a card what is found is kept, and
-    /// runs leave in bf16 what is slower in FP8
+    /// A run file (TOML) whose linear layers are measured inside its blocks; on a GPU the result is cached,
+    /// and runs leave in bf16 what is slower in FP8
     pub(crate) file: Option<PathBuf>,
     /// Override a key of the run file, e.g. --set train.micro_batch_size=4; may be repeated
     #[arg(long = "set", value_name = "SECTION.KEY=VALUE", requires = "file")]
     pub(crate) set: Vec<String>,
-    /// A linear layer by itself: tokens, columns of its input and of its output, multiples of 16; may be repeated
+    /// A linear layer alone: tokens, columns of its input and of its output, multiples of 16; may be repeated
     #[arg(long, value_name = "M,K,N", conflicts_with = "file", value_parser = shape)]
     pub(crate) shape: Vec<LinearShape>,
-    /// An FP8 recipe to measure; may be repeated. By default that of the run file, else all that the device runs
+    /// An FP8 recipe to measure; may be repeated. By default that of the run file, else all that the device
+    /// runs
     #[arg(long, value_parser = named(&Recipe::FP8, Recipe::name))]
     pub(crate) recipe: Vec<Recipe>,
     /// Compute here: auto (a GPU where there is one), cpu (which emulates FP8) or cuda

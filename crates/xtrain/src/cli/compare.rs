@@ -9,10 +9,12 @@ use std::path::PathBuf;
   xtrain compare runs/fp8-* --baseline runs/bf16-*
 Runs whose configurations differ in nothing but the seed are one row: name as many as there are.")]
 pub(crate) struct CompareArgs {
-    /// Run folders; without --baseline the first is the baseline, with those that are as it is but for their seed
+    /// Run folders; without --baseline the first is the baseline, with those that differ from it only in
+    /// their seed
     #[arg(required = true)]
     pub(crate) runs: Vec<PathBuf>,
-    /// The runs to compare with: one, or several that differ in their seeds, which then tell how far seeds alone lie apart
+    /// The runs to compare with: one, or several that differ only in their seeds, whose spread is then
+    /// reported
     #[arg(long, value_name = "RUN", num_args = 1..)]
     pub(crate) baseline: Vec<PathBuf>,
     /// Average training losses over the last N steps that both sides have made

@@ -1,4 +1,5 @@
-//! The command line: verbs and their options, one file a verb, beside the file of the same name in `commands`.
+//! The command line: verbs and their options, one file a verb, each with a counterpart of the same name in
+//! `commands`.
 
 mod bench;
 mod blame;
@@ -90,11 +91,11 @@ pub(crate) enum Command {
     Export(ExportArgs),
     /// Write the report of a run, or of several on one page
     Report(ReportArgs),
-    /// Set the losses of runs against those of a baseline: the gap, beside what other seeds do
+    /// Compare the losses of runs with those of a baseline: the gap, and the spread of seeds
     Compare(CompareArgs),
     /// Show what casts to FP8 do to the tensors of a step: underflow, saturation, signal to noise
     Inspect(InspectArgs),
-    /// Find the matrix products that FP8 hurts: put one after another back to bf16, on a checkpoint
+    /// Find the GEMMs that FP8 hurts: return one after another to bf16, on a checkpoint
     Blame(BlameArgs),
     /// Say what this machine has to train with and what is missing, and try it
     Doctor(DoctorArgs),

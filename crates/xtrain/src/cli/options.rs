@@ -10,7 +10,8 @@ use xtrain_model::Recipe;
 pub(crate) struct RunFile {
     /// The run file (TOML); docs/configuration.md lists its keys
     pub(crate) file: PathBuf,
-    /// Override a key of the run file, e.g. --set optimizer.lr=1e-3; --set section.key= takes it out; may be repeated
+    /// Override a key of the run file, e.g. --set optimizer.lr=1e-3; --set section.key= removes it; may be
+    /// repeated
     #[arg(long = "set", value_name = "SECTION.KEY=VALUE")]
     pub(crate) set: Vec<String>,
 }
@@ -46,7 +47,7 @@ pub(crate) struct ModelArgs {
     pub(crate) cpu: Threads,
 }
 
-/// How a model computes.
+/// Device and precision of a model.
 #[derive(Debug, Args)]
 pub(crate) struct ComputeArgs {
     #[command(flatten)]
@@ -67,7 +68,8 @@ pub(crate) struct ProbeArgs {
     /// Use the checkpoint with the lowest validation loss instead of the latest
     #[arg(long, conflicts_with = "step")]
     pub(crate) best: bool,
-    /// Look at the casts of this recipe instead of the run's own; by default fp8-block where the run has no FP8
+    /// Examine the casts of this recipe instead of the run's own; by default fp8-block where the run has no
+    /// FP8
     #[arg(long, value_name = "RECIPE", value_parser = named(&Recipe::FP8, Recipe::name))]
     pub(crate) casts: Option<Recipe>,
     #[command(flatten)]

@@ -12,8 +12,9 @@ use clap::Args;
 pub(crate) struct PlanArgs {
     #[command(flatten)]
     pub(crate) run: RunFile,
-    /// Say whether a step fits into this much memory, and what would: a number with a unit (500MB, 24GiB), or of
-    /// bytes; by default what is available on the device of the run, where it is there
+    /// Check that a step fits into this much memory, and list settings with which it would: a number with a
+    /// unit (500MB, 24GiB), or of bytes; by default the memory available on the device of the run, if it is
+    /// present
     #[arg(long, value_name = "SIZE")]
     pub(crate) memory: Option<Size>,
     /// Print the step program, one line an instance

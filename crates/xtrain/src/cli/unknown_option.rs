@@ -3,7 +3,8 @@
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use xtrain_config::keys_like;
 
-/// The message for an unknown option that is, or may be meant as, a key of the run file; `None` for any other error.
+/// The message for an unknown option that is, or may be meant as, a key of the run file; `None` for any other
+/// error.
 pub(super) fn key_instead(error: &clap::Error) -> Option<String> {
     let Some(ContextValue::String(option)) = error.get(ContextKind::InvalidArg) else { return None };
     let name = option.strip_prefix("--").filter(|_| error.kind() == ErrorKind::UnknownArgument)?;

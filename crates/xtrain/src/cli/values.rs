@@ -13,7 +13,7 @@ pub(super) fn named<T: Copy + Send + Sync>(
     parser.try_map(move |text| all.iter().copied().find(|&value| name(value) == text).ok_or("no such name"))
 }
 
-/// A device, by its name in run files; one by another's name for it is told ours.
+/// A device, by its name in run files. Another program's name for a device gets ours as a suggestion.
 pub(super) fn device() -> impl TypedValueParser<Value = Device> {
     let values = Device::ALL.map(|device| PossibleValue::new(device.name()).aliases(device.aliases()));
     PossibleValuesParser::new(values).try_map(|text| {

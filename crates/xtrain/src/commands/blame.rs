@@ -98,7 +98,7 @@ fn text(found: &Blame) -> String {
     out
 }
 
-/// What puts this back beside what the run leaves in bf16 already.
+/// The `--set` that returns this pattern to bf16, together with those that the run leaves in bf16 already.
 fn set(found: &Blame, pattern: &str) -> String {
     let all: Vec<String> =
         found.skip.iter().map(String::as_str).chain([pattern]).map(|p| format!("{p:?}")).collect();

@@ -11,7 +11,7 @@ use xtrain_model::Recipe;
 use xtrain_report::metrics::format;
 use xtrain_train::held_out::{EvalProgress, HeldOut, TextLoss, TextOptions};
 
-/// What was found in one precision.
+/// Result in one precision.
 struct Evaluated {
     precision: Recipe,
     step: Option<u64>,
@@ -96,7 +96,7 @@ fn alone(found: &TextLoss) -> String {
     )
 }
 
-/// What was evaluated.
+/// Description of the evaluated tokens.
 fn of_tokens(found: &TextLoss) -> String {
     let tokens = format::grouped(found.tokens as u64);
     format!("tokens         {tokens} in sequences of {}\n", found.seq_len)

@@ -10,7 +10,7 @@ use xtrain_config::Device;
 use xtrain_train::exchange::{export, warn_of_unexported_files};
 
 pub(crate) fn run(args: &ExportArgs) -> Result<(), Failure> {
-    // Said before the weights are read, which may take minutes; the export itself checks again what may be replaced.
+    // Checked before the weights are read, which may take minutes; the export itself checks again.
     let holds_something = |folder: &Path| folder.read_dir().is_ok_and(|mut entries| entries.next().is_some());
     if !args.overwrite && holds_something(&args.out) {
         return Err(Failure::user(format!(

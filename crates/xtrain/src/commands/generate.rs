@@ -1,5 +1,5 @@
-//! `xtrain generate`: the text alone goes to standard output, as it is made; with `--json` one object at the end. The speed is told on
-//! standard error.
+//! `xtrain generate`: the text alone goes to standard output while it is generated; with `--json`, one object
+//! at the end. The speed goes to standard error.
 
 use super::open_model;
 use super::transcript::Transcript;
@@ -92,7 +92,7 @@ pub(crate) fn run(args: &GenerateArgs) -> Result<(), Failure> {
     Ok(())
 }
 
-/// How fast tokens were made, beside what memory allows.
+/// Speed of generation, and the memory bandwidth that bounds it.
 struct Speed {
     pace: Pace,
     /// Bytes a second that the processor's memory moves at most.
@@ -100,7 +100,8 @@ struct Speed {
 }
 
 impl Speed {
-    /// Of the time that reading all weights and the cache would take at the full bandwidth, for each token, the part of what it took.
+    /// Time that reading all weights and the cache would take at full bandwidth, as a share of the time that
+    /// tokens took.
     fn share(&self) -> Option<f64> {
         Some(self.pace.bytes_per_second()? / self.bandwidth?)
     }

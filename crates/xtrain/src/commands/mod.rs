@@ -29,7 +29,7 @@ fn open_model(args: &ModelArgs, device: Device, recipe: Option<Recipe>) -> Resul
     reopen_model(args, device, recipe)
 }
 
-/// The same in a process whose threads are there.
+/// As [`open_model`] in a process whose threads are already started.
 fn reopen_model(args: &ModelArgs, device: Device, recipe: Option<Recipe>) -> Result<OpenedModel, Failure> {
     Ok(open(&args.model, which(args.step, args.best), device, recipe)?)
 }

@@ -51,7 +51,7 @@ pub(crate) fn run(args: &TokenizeArgs) -> Result<(), Failure> {
     Ok(())
 }
 
-/// What was made, or nothing where the user stopped it.
+/// The result, or `None` if the user stopped it.
 fn unless_stopped<T>(made: Result<T, DataError>) -> Result<Option<T>, Failure> {
     match made {
         Err(DataError::Interrupted) => Ok(None),
@@ -59,7 +59,7 @@ fn unless_stopped<T>(made: Result<T, DataError>) -> Result<Option<T>, Failure> {
     }
 }
 
-/// As a run that is stopped, this is no failure: what is complete is kept.
+/// As for a run, stopping is no failure: complete shards are kept.
 fn say_stopped() -> Result<(), Failure> {
     let said =
         "stopped before the end; what is complete is kept, run the same command again to go on from it\n";

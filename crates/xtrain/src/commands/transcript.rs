@@ -1,12 +1,13 @@
-//! What `xtrain generate --json` prints: the tokens that were made, how likely each was, and what came close.
+//! Output of `xtrain generate --json`: the generated tokens, their probabilities, and the runners-up.
 
 use serde_json::{Map, Value, json};
 use xtrain_train::generate::GeneratedToken;
 
-/// The steps of one generation, each judged by the logits that its token was chosen from (before temperature and cuts).
+/// The steps of one generation, each judged by the logits that its token was chosen from (before temperature
+/// and cuts).
 #[derive(Debug, Default)]
 pub(crate) struct Transcript {
-    /// How many of the likeliest tokens each step names.
+    /// Number of likeliest tokens that each step lists.
     top: usize,
     steps: Vec<Value>,
 }
@@ -36,7 +37,7 @@ impl Transcript {
         self.steps.push(Value::Object(step));
     }
 
-    /// One object for the whole generation; `max_tokens` tells an end at the limit from an end token.
+    /// One object for the whole generation; `max_tokens` distinguishes an end at the limit from an end token.
     pub(crate) fn finish(self, prompt: &[u32], made: &[u32], text: &str, max_tokens: usize) -> Value {
         let finish_reason = if made.len() == max_tokens { "length" } else { "stop" };
         json!({

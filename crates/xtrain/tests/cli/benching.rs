@@ -1,5 +1,5 @@
-//! `bench`: every kind measures on the CPU too, as a table and as JSON. No figure is asserted on, only what it is of. On a card where
-//! XTRAIN_TEST_DEVICE is `cuda`.
+//! `bench`: every kind measures on the CPU too, as a table and as JSON. No figure is asserted on, only what
+//! it is of. On a card where XTRAIN_TEST_DEVICE is `cuda`.
 
 use crate::place::{Place, Ran, device, finish};
 use serde_json::Value;

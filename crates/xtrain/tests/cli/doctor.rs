@@ -1,11 +1,13 @@
-//! `xtrain doctor`: what it says of a machine without a driver that can be used, and that what it prints agrees with itself.
+//! `xtrain doctor`: what it says of a machine without a driver that can be used, and that what it prints
+//! agrees with itself.
 
 use crate::place::{Place, Ran, finish};
 use serde_json::Value;
 
 const FILES: [&str; 4] = ["libcuda.so.1", "libnvrtc.so.13", "libcublasLt.so.13", "libcudnn.so.9"];
 
-/// A place with a folder of files that have the names of NVIDIA's libraries and are none, and one kept kernel.
+/// A place with a folder of files that have the names of NVIDIA's libraries and are none, and one kept
+/// kernel.
 fn broken() -> Place {
     let place = Place::new();
     for file in FILES {

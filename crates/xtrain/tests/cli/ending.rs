@@ -39,7 +39,7 @@ fn a_run_that_cannot_be_sampled_from_still_has_its_summary_and_its_report() {
 
 const SAMPLED: &str = "--set log.tensorboard=true --set eval.prompts=[\"the\",\"a\"]";
 
-/// How many steps, evaluations and samples the metrics of `out` have.
+/// Numbers of steps, evaluations and samples in the metrics of `out`.
 fn kinds(place: &Place) -> [usize; 3] {
     let text = String::from_utf8(place.read("out/metrics.jsonl")).expect("text");
     ["step", "eval", "sample"].map(|kind| text.matches(&format!("\"kind\":\"{kind}\"")).count())

@@ -10,7 +10,8 @@ use std::process::{Command, Stdio};
 const LONG_EVALUATIONS: &str = "train run.toml --resume --set train.steps=7 --set data.valid=long.txt --set eval.every=5 --set eval.tokens=0 \
                                 --set checkpoint.every=5 --set checkpoint.keep_best=false";
 
-/// A place whose long.txt is some 20,000 sequences to validate on; without a held-out part of the training text.
+/// A place whose long.txt is some 20,000 sequences to validate on; without a held-out part of the training
+/// text.
 fn with_much_to_evaluate() -> Place {
     let place = Place::new();
     let run = String::from_utf8(place.read("run.toml")).expect("text");

@@ -1,4 +1,4 @@
-//! What `--help` shows.
+//! The output of `--help`.
 
 use crate::place::Place;
 

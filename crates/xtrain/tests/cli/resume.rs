@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use std::process::Stdio;
 use std::time::{Duration, Instant};
 
-/// What a step or an evaluation recorded that does not depend on the clock.
+/// Records of a step or an evaluation that do not depend on the clock.
 pub(crate) fn recorded(place: &Place, out: &str) -> Vec<Value> {
     let text = String::from_utf8(place.read(&format!("{out}/metrics.jsonl"))).expect("text");
     let lines = text.lines().map(|line| serde_json::from_str::<Value>(line).expect("a line of JSON"));
@@ -121,7 +121,8 @@ fn killed_runs_with_delayed_scales_end_like_one_in_peace() {
 
 #[test]
 fn killed_runs_over_a_mixture_in_its_third_epoch_end_like_one_in_peace() {
-    // b.txt has about 300 sequences: 120 steps of 4, three quarters of them from it, use it up more than once.
+    // b.txt has about 300 sequences: 120 steps of 4, three quarters of them from it, use it up more than
+    // once.
     survives_kills(
         "mixture",
         "--set data.train=[{path='a.txt',weight=1.0},{path='b.txt',weight=3.0,separator='bridge'}] \

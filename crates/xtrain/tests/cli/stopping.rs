@@ -128,7 +128,8 @@ fn of_processes_that_begin_at_once_one_makes_the_run_and_the_others_are_refused(
             .collect();
         let codes: Vec<_> = all.iter_mut().map(|child| wait(child, "one of three").code()).collect();
         assert!(codes.iter().all(|code| matches!(code, Some(0 | 2))), "{codes:?}");
-        // With --resume, one that comes when another has finished finds nothing left to do, and says so with success.
+        // With --resume, one that comes when another has finished finds nothing left to do, and says so with
+        // success.
         assert!(codes.contains(&Some(0)), "{codes:?}");
         for (n, code) in codes.iter().enumerate().filter(|(_, code)| **code == Some(2)) {
             let said = String::from_utf8(place.read(&format!("said{n}"))).expect("text");

@@ -7,8 +7,8 @@ use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
 use std::process::{Command, Stdio};
 
-/// Runs `xtrain` with files limited to `blocks` of 512 bytes, which stands for a full disk and needs no rights. Ignored, the
-/// limit's signal becomes an error.
+/// Runs `xtrain` with files limited to `blocks` of 512 bytes, which stands for a full disk and needs no
+/// rights. Ignored, the limit's signal becomes an error.
 fn on_a_small_disk(place: &Place, blocks: usize, arguments: &str) -> Ran {
     let mut shell = Command::new("sh");
     let script =
@@ -65,7 +65,8 @@ fn a_full_disk_under_each_verb_is_one_line_and_leaves_nothing_half_made() {
     place.train("new", "--set train.steps=3");
 }
 
-/// Runs a script with a disk in memory of so many KiB at `small`, which vanishes with it; nothing where the system allows no such disk.
+/// Runs a script with a disk in memory of so many KiB at `small`, which vanishes with it; nothing where the
+/// system allows no such disk.
 #[cfg(target_os = "linux")]
 fn with_a_disk_of(kib: usize, place: &Place, script: &str) -> Option<Ran> {
     let in_own_mounts = |script: String| {

@@ -9,7 +9,7 @@ const RUN: &str = "--set data.seq_len=32 --set model.ffn_dim=32 --set checkpoint
                    --set eval.every=0 --set schedule.kind=constant --set precision.skip_slower=[]";
 const RECIPES: [&str; 6] = ["fp32", "bf16", "fp8-current", "fp8-delayed", "fp8-row", "fp8-block"];
 
-/// The same run under another name.
+/// Copies a run to another name.
 fn copy(place: &Place, from: &str, to: &str) {
     for (path, bytes) in place.contents(from) {
         let name = path.strip_prefix(place.path(from)).expect("within").display().to_string();
@@ -104,7 +104,8 @@ fn what_a_killed_process_would_have_changed_is_not_kept() {
     place.train("whole", &format!("{fp8} --set train.steps=12"));
     place.train("parts", &format!("{fp8} --set train.steps=6"));
     let before = config("parts");
-    // As a process leaves it that went on in bf16 and was killed before it saved anything, in the version that wrote its file at once.
+    // As a process leaves it that went on in bf16 and was killed before it saved anything, in the version
+    // that wrote its file at once.
     let bf16 = "--resume --set precision.recipe=bf16 --set train.steps=12";
     copy(&place, "parts", "other");
     place.train("other", &format!("{RUN} {bf16}"));

@@ -1,8 +1,8 @@
 //! Import cycles between the modules of a crate, read from its sources.
 //!
-//! A module stands for all that is below it: `run` imports `fit` where any file of `run` does. What a module and one of its ancestors
-//! import of each other is no cycle. Names are followed through re-exports and imports to the module that declares them. Code of tests,
-//! and paths that macros build, are not read.
+//! A module stands for all that is below it: `run` imports `fit` where any file of `run` does. What a module
+//! and one of its ancestors import of each other is no cycle. Names are followed through re-exports and
+//! imports to the module that declares them. Code of tests, and paths that macros build, are not read.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fs;
@@ -15,7 +15,7 @@ type Place = Vec<String>;
 struct Module {
     /// The text without comments and tests.
     code: String,
-    /// What `use` brings into scope: the name, and the path behind it.
+    /// Names that `use` brings into scope, and their paths.
     names: Vec<(String, Vec<String>)>,
     /// The paths whose items are all brought into scope.
     globs: Vec<Vec<String>>,
@@ -23,7 +23,8 @@ struct Module {
     paths: Vec<Vec<String>>,
 }
 
-/// The cycles in the crate with these sources: of each set of modules that import each other a shortest cycle, with its imports.
+/// The cycles in the crate with these sources: of each set of modules that import each other a shortest
+/// cycle, with its imports.
 pub(crate) fn cycles(sources: &Path) -> Vec<String> {
     let mut modules = BTreeMap::new();
     read(sources, &[], &mut modules);
@@ -74,7 +75,8 @@ fn without_comments(text: &str) -> String {
     text.lines().filter(|line| !line.trim_start().starts_with("//")).map(|line| format!("{line}\n")).collect()
 }
 
-/// Leaves out what follows `#[cfg(test)]`: a declaration to its end, or a module to the brace that closes it, as rustfmt sets it.
+/// Leaves out what follows `#[cfg(test)]`: a declaration to its end, or a module to the brace that closes it,
+/// as rustfmt sets it.
 fn without_tests(text: &str) -> String {
     let mut parts = text.split("#[cfg(test)]\n");
     let mut code = parts.next().unwrap_or_default().to_owned();
@@ -170,7 +172,8 @@ fn find_paths(module: &mut Module, of_use: &[(usize, usize)]) {
     }
 }
 
-/// The module that declares what `path`, written in the module at `from`, names; nothing where that is of another crate.
+/// The module that declares what `path`, written in the module at `from`, names; nothing where that is of
+/// another crate.
 fn declares(modules: &BTreeMap<Place, Module>, from: &Place, path: &[String], depth: usize) -> Option<Place> {
     let (mut place, mut rest) = (from.clone(), path);
     match path.first()?.as_str() {

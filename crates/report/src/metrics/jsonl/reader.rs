@@ -20,7 +20,7 @@ pub struct Reader<R> {
 pub struct BadLine {
     /// Its number, counted from 1.
     pub line: u64,
-    /// What is wrong with it.
+    /// Reason why the line is bad.
     pub reason: String,
     /// It is the last line and lacks its line end: a process died while writing it.
     pub torn: bool,

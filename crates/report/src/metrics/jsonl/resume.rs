@@ -9,15 +9,15 @@ use super::reader::Lines;
 use super::wire;
 use crate::metrics::{Lost, MetricsError};
 
-/// What became of the lines of a resumed run's metrics.
+/// Lines that a resume kept and dropped.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Recovery {
     /// Lines that stayed: those up to the checkpoint, and any line that stands before one of them.
     pub kept: u64,
-    /// Lines of what comes after the checkpoint, and is made again.
+    /// Lines of steps after the checkpoint, which the run writes again.
     pub lost_steps: u64,
-    /// Lines after the last one kept that could not be understood, a torn last line among them, and lines far too
-    /// long to be ours: dropped.
+    /// Lines after the last good one that could not be parsed, including a torn last line and overlong ones.
+    /// They are dropped.
     pub unreadable: u64,
 }
 

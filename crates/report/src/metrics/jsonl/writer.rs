@@ -26,10 +26,11 @@ impl Writer {
         }
     }
 
-    /// Opens the file of a run that goes on, without the lines of what is `lost` and without a torn last line. It need
-    /// not exist.
+    /// Opens the file of a resumed run, without the lines of `lost` records and without a torn last line. The
+    /// file need not exist.
     ///
-    /// The old file is replaced in one rename, after the new one is safely on disk: dying in between loses nothing.
+    /// The old file is replaced by one rename, after the new one is safely on disk, so a crash in between
+    /// loses nothing.
     pub fn resume(path: &Path, lost: Lost) -> Result<(Self, Recovery), MetricsError> {
         let recovery = resume::drop_lost(path, lost)?;
         Ok((Self::append(path)?, recovery))
@@ -42,7 +43,8 @@ impl Writer {
         let mut line = wire::encode(record);
         line.push('\n');
         if let Err(source) = self.file.write_all(line.as_bytes()) {
-            // The error to report is the write's; a device that cannot be cut back leaves a torn line, which readers expect.
+            // Report the error of the write. A device that cannot truncate the file leaves a torn line, which
+            // readers expect.
             let _ = self.file.set_len(self.len_bytes);
             return Err(MetricsError::io("write metrics", &self.path)(source));
         }
@@ -50,7 +52,7 @@ impl Writer {
         Ok(())
     }
 
-    /// What is written so far, to be waited for elsewhere.
+    /// The bytes written so far; another thread can wait until they are on disk.
     pub fn unsynced(&self) -> Result<Unsynced, MetricsError> {
         let file = self.file.try_clone().map_err(MetricsError::io("write metrics", &self.path))?;
         Ok(Unsynced { file, path: self.path.clone() })

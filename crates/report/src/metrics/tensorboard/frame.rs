@@ -11,7 +11,7 @@ use super::crc32c::crc32c;
 /// The longest payload that is read, in bytes: a damaged length must not fill the memory.
 const MAX_PAYLOAD_BYTES: u64 = 64 << 20;
 
-/// What a frame adds to its payload, in bytes.
+/// Bytes of a frame beside its payload.
 pub const OVERHEAD_BYTES: u64 = 16;
 
 /// `payload` with its length and checksums around it.
@@ -25,7 +25,7 @@ pub fn frame(payload: &[u8]) -> Vec<u8> {
     out
 }
 
-/// What comes next in a file of frames.
+/// Next item in a file of frames.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Next {
     /// A whole frame with this payload.

@@ -8,10 +8,10 @@ use super::frame::{self, Next};
 use super::proto;
 use crate::metrics::Lost;
 
-/// Cuts the file at `path` before its first event that is `lost`, or before a torn frame at its end.
+/// Truncates the file at `path` before its first event that is `lost`, or before a torn frame at its end.
 ///
-/// One process writes in order, a step's evaluation before its samples, so all that lies behind that event is lost too. A file with a damaged
-/// frame before it is left as it is: no reader gets past the damage.
+/// One process writes in order, a step's evaluation before its samples, so everything after that event is
+/// lost too. A file with a damaged frame before it is left unchanged: no reader gets past the damage.
 pub(super) fn cut(path: &Path, lost: Lost) -> io::Result<()> {
     let file = OpenOptions::new().read(true).write(true).open(path)?;
     let mut source = BufReader::new(&file);

@@ -20,11 +20,11 @@ pub struct Writer {
 }
 
 impl Writer {
-    /// Makes a new event file in `folder`, at `time` (seconds since 1970).
+    /// Creates an event file in `folder`, at `time` (seconds since 1970).
     ///
-    /// The name holds the time, or one second more than the newest file there, so that names sort in the order in which
-    /// the files were made. What is `lost` is cut off the files that are there, and its steps are declared void
-    /// in the new one.
+    /// The name holds the time, or one second more than the newest file there, so that names sort in the
+    /// order in which the files were created. Events that are `lost` are cut off the existing files, and
+    /// their steps are declared void in the new one.
     pub fn create(folder: &Path, time: f64, lost: Option<Lost>) -> Result<Self, MetricsError> {
         let files = event_files(folder).map_err(MetricsError::io("read the run folder", folder))?;
         if let Some(lost) = lost {
@@ -50,7 +50,7 @@ impl Writer {
         let (time, step) = (record.time, record.event.step());
         match &record.event {
             Event::Sample(sample) => {
-                // Four spaces make a Markdown code block: the text is shown as it is.
+                // Four spaces begin a Markdown code block, which shows the text verbatim.
                 let text = format!("{}{}", sample.prompt, sample.text);
                 let block: String = text.lines().map(|line| format!("    {line}\n")).collect();
                 self.append(&proto::text(time, step, SAMPLE, &block))

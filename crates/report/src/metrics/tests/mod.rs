@@ -1,4 +1,4 @@
-//! What readers of the metrics may rely on.
+//! Promises to readers of the metrics.
 
 mod jsonl;
 mod sink;

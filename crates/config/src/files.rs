@@ -11,7 +11,7 @@ pub fn open(path: &Path) -> Result<File> {
     match () {
         () if kind.is_file() => File::open(path),
         () if kind.is_dir() => Err(ErrorKind::IsADirectory.into()),
-        () => Err(Error::new(ErrorKind::InvalidInput, "it is no regular file")),
+        () => Err(Error::new(ErrorKind::InvalidInput, "it is not a regular file")),
     }
 }
 

@@ -59,9 +59,9 @@ pub struct Blame {
     /// Patterns of `[precision] skip` that the run has already.
     pub skip: Vec<String>,
     /// Groups, the one to blame most first.
-    pub groups: Vec<PutBack>,
+    pub groups: Vec<BlamedGroup>,
     /// The worst groups block by block, likewise.
-    pub blocks: Vec<PutBack>,
+    pub blocks: Vec<BlamedGroup>,
 }
 
 /// Distance from bf16.
@@ -77,7 +77,7 @@ pub struct Distance {
 
 /// A group of GEMMs that was returned to bf16.
 #[derive(Clone, Debug, Serialize)]
-pub struct PutBack {
+pub struct BlamedGroup {
     /// The group as `[precision] skip` takes it: `*.o_proj:wgrad`.
     pub pattern: String,
     /// The place in a block, e.g. `attn.o_proj`, or `lm_head`.
@@ -165,7 +165,7 @@ pub fn blame(
     let found = found(&groups, &variants[1..], bf16_loss, options.batches, all, &products);
 
     let mut worst: Vec<Group> = Vec::new();
-    let of = |PutBack { site, product, .. }: &PutBack| {
+    let of = |BlamedGroup { site, product, .. }: &BlamedGroup| {
         groups.iter().find(|group| group.site == *site && group.gemm.name() == *product)
     };
     let of_blocks = found.iter().filter_map(of).filter(|group| !group.blocks.is_empty());
@@ -271,7 +271,7 @@ fn nothing_in_fp8(spec: &TrainingSpec, products: &[LinearGemms]) -> RunError {
     reasons.sort();
     reasons.dedup();
     RunError::Refused(format!(
-        "{} leaves all products of this model in bf16 ({}), so none is to blame",
+        "{} leaves all GEMMs of this model in bf16 ({}), so none is to blame",
         spec.recipe.name(),
         reasons.join("; ")
     ))
@@ -408,10 +408,10 @@ fn found(
     batches: u64,
     all: Distance,
     products: &[LinearGemms],
-) -> Vec<PutBack> {
+) -> Vec<BlamedGroup> {
     let of = |(group, variant): (&Group, &Variant)| {
         let distance = variant.sums.distance(bf16_loss, batches);
-        PutBack {
+        BlamedGroup {
             pattern: group.pattern(),
             site: group.site.clone(),
             product: group.gemm.name(),
@@ -421,13 +421,13 @@ fn found(
             blame: 1.0 - (distance.gradient_error / all.gradient_error).powi(2),
         }
     };
-    let mut found: Vec<PutBack> = groups.iter().zip(variants).map(of).collect();
+    let mut found: Vec<BlamedGroup> = groups.iter().zip(variants).map(of).collect();
     by_blame(&mut found);
     found
 }
 
 /// The one to blame most first; what is not a number last.
-fn by_blame(found: &mut [PutBack]) {
-    let order = |of: &PutBack| if of.blame.is_nan() { f64::NEG_INFINITY } else { of.blame };
+fn by_blame(found: &mut [BlamedGroup]) {
+    let order = |of: &BlamedGroup| if of.blame.is_nan() { f64::NEG_INFINITY } else { of.blame };
     found.sort_by(|a, b| order(b).total_cmp(&order(a)));
 }

@@ -27,9 +27,11 @@ pub struct Examination {
     /// Problems of the folders that `XTRAIN_CUDA_LIBRARIES` names.
     pub folder_faults: Vec<String>,
     /// The GPUs that the driver shows.
-    pub cards: Vec<GpuFound>,
+    #[serde(rename = "cards")]
+    pub gpus: Vec<GpuFound>,
     /// The self tests, in order.
-    pub trials: Vec<SelfTest>,
+    #[serde(rename = "trials")]
+    pub self_tests: Vec<SelfTest>,
     /// The recipes, each with the first architecture that runs it.
     pub recipes: Vec<RecipeRow>,
     /// Cache of compiled kernels.
@@ -89,7 +91,8 @@ pub struct GpuFound {
 #[derive(Clone, Debug, Serialize)]
 pub struct SelfTest {
     /// Its name.
-    pub what: String,
+    #[serde(rename = "what")]
+    pub name: String,
     /// True if it passed.
     pub ok: bool,
     /// Why not.
@@ -133,45 +136,45 @@ pub struct CpuFound {
 
 /// Looks at everything and tries it.
 pub fn examine() -> Examination {
-    // Before the trials, which add to it and take from it.
+    // Before the self tests, which add to it and take from it.
     let (kernel_cache, cpu) = (cache(), cpu());
     let libraries = [Library::Driver, Library::Nvrtc, Library::CublasLt, Library::Cudnn].map(library);
-    let cards = CudaDevice::all().unwrap_or_default();
-    let cards = cards.into_iter().filter_map(|device| card(device).ok()).collect();
-    let mut trials = Vec::new();
+    let gpus = CudaDevice::all().unwrap_or_default();
+    let gpus = gpus.into_iter().filter_map(|device| gpu(device).ok()).collect();
+    let mut self_tests = Vec::new();
     let begun = Instant::now();
     let (processor, no_gpu) = match Processor::choose(Device::Cuda) {
         Ok(processor) => (processor, None),
         Err(error) => (Processor::Cpu, Some(error)),
     };
     if let Some(error) = no_gpu.as_ref().filter(|error| !error.means_no_card()) {
-        trials.push(self_test("open the GPU", begun, Err(error)));
+        self_tests.push(self_test("open the GPU", begun, Err(error)));
     }
     let device = processor.describe();
     if let Processor::Cuda(gpu) = &processor {
-        trials.push(self_test("open the GPU", begun, Ok::<_, CudaError>(())));
+        self_tests.push(self_test("open the GPU", begun, Ok::<_, CudaError>(())));
         let parts: [(&str, fn(&Gpu) -> Result<(), CudaError>); 3] = [
             ("compile and run a kernel", Gpu::try_kernel),
             ("multiply matrices by cuBLASLt", Gpu::try_product),
             ("attention by cuDNN, forward and backward", Gpu::try_attention),
         ];
-        for (what, part) in parts {
+        for (name, part) in parts {
             let begun = Instant::now();
-            trials.push(self_test(what, begun, part(gpu)));
+            self_tests.push(self_test(name, begun, part(gpu)));
         }
     }
     let begun = Instant::now();
     let trained = train_small_model(processor);
     let works = trained.is_ok();
-    trials.push(self_test("train a small model", begun, trained));
+    self_tests.push(self_test("train a small model", begun, trained));
     Examination {
         device,
         works,
         no_gpu: no_gpu.map(|error| error.to_string()),
         libraries: libraries.into(),
         folder_faults: xtrain_cuda::named_folder_faults(),
-        cards,
-        trials,
+        gpus,
+        self_tests,
         recipes: RECIPES.map(|(recipe, arch)| RecipeRow { recipe: recipe.name(), from: number(arch) }).into(),
         kernel_cache,
         cpu,
@@ -197,7 +200,7 @@ fn library(library: Library) -> LibraryFound {
     }
 }
 
-fn card(device: CudaDevice) -> Result<GpuFound, CudaError> {
+fn gpu(device: CudaDevice) -> Result<GpuFound, CudaError> {
     let info = device.info()?;
     let free = Context::new(device).and_then(|context| context.memory()).map(|(free, _)| free as u64);
     Ok(GpuFound {
@@ -229,10 +232,10 @@ fn cpu() -> CpuFound {
     }
 }
 
-fn self_test(what: &str, begun: Instant, result: Result<(), impl Display>) -> SelfTest {
+fn self_test(name: &str, begun: Instant, result: Result<(), impl Display>) -> SelfTest {
     let seconds = begun.elapsed().as_secs_f64();
     let problem = result.err().map(|error| error.to_string());
-    SelfTest { what: what.into(), ok: problem.is_none(), problem, seconds }
+    SelfTest { name: name.into(), ok: problem.is_none(), problem, seconds }
 }
 
 /// A model that trains quickly and yet exercises everything: grouped queries, several heads, wide enough for

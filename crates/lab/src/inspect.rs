@@ -69,8 +69,8 @@ pub fn inspect(
     let loss = probe.step(&mut weights, id, 0, &mut go_on, &mut |made| {
         sums.iter_mut().zip(&measured).try_for_each(|(sums, cast)| sums.add(made, cast))
     })?;
-    let products = linear_gemms(&spec.computed_in(casts.clone()));
-    let tensors = measured.iter().zip(&sums).map(|(cast, sums)| sums.of(cast, steps, &products)).collect();
+    let layers = linear_gemms(&spec.computed_in(casts.clone()));
+    let tensors = measured.iter().zip(&sums).map(|(cast, sums)| sums.of(cast, steps, &layers)).collect();
     let (recipe, casts) = (spec.recipe.name().to_owned(), casts.recipe.name().to_owned());
     let (run, step) = (probe.run.path().to_owned(), probe.checkpoint.step());
     Ok(Inspection { run, step, recipe, casts, loss, tensors })
@@ -97,20 +97,20 @@ impl Sums {
         Ok(())
     }
 
-    fn of(&self, cast: &MeasuredCast, steps: usize, products: &[LinearGemms]) -> TensorCast {
+    fn of(&self, cast: &MeasuredCast, steps: usize, layers: &[LinearGemms]) -> TensorCast {
         let [something, underflowed, saturated, not_finite] = self.counts;
         let all = (cast.elements * steps).max(1) as f64;
         let share = |count: u64| count as f64 / something.max(1) as f64;
         let block = cast.layer.block.unwrap_or(0);
         let is_it = |p: &&LinearGemms| *p.site == *cast.layer.site && p.blocks.contains(&(block as usize));
         let at = LinearGemm::ALL.iter().position(|gemm| *gemm == cast.gemm).unwrap_or(0);
-        let kept = products.iter().find(is_it).and_then(|p| p.gemms[at].as_ref().err());
+        let reason = layers.iter().find(is_it).and_then(|p| p.gemms[at].as_ref().err());
         TensorCast {
             name: format!("{}:{}", cast.layer, cast.gemm.name()),
             block,
             site: cast.layer.site.to_string(),
-            product: cast.gemm.name(),
-            factor: cast.factor.name(),
+            gemm: cast.gemm.name(),
+            operand: cast.factor.name(),
             format: cast.quantization.format.to_string(),
             scaling: match cast.quantization.scaling {
                 Scaling::Tensor => "tensor",
@@ -131,7 +131,7 @@ impl Sums {
             } else {
                 10.0 * (self.squares / self.errors).log10()
             },
-            kept: kept.map(ToString::to_string),
+            bf16_reason: reason.map(ToString::to_string),
         }
     }
 }

@@ -22,7 +22,7 @@ pub enum ReportError {
         source: io::Error,
     },
     /// Something else has the name that the page is to have.
-    #[error("{}: is there already and is no report of xtrain's; name another file, or replace it with --overwrite", path.display())]
+    #[error("{}: exists and is not a report of xtrain's; name another file, or replace it with --overwrite", path.display())]
     Taken {
         /// The file.
         path: PathBuf,

@@ -280,7 +280,7 @@ impl Cache<'_> {
                     None => format!("set data.tokenizer = \"{name}\", or tokenize the text again"),
                 };
                 return Err(RunError::Refused(format!(
-                    "the shards in {name} were made with another tokenizer than this run's; {remedy}"
+                    "the shards in {name} were written with another tokenizer than this run's; {remedy}"
                 )));
             }
             if dataset.begin_of_document() != self.tokenizer.document_begin() {

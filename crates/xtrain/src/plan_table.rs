@@ -49,15 +49,15 @@ pub(crate) fn text(
     if let Some(why) = &planned.vocabulary_bound {
         line("vocabulary", format!("at most {}: {why}", format::grouped(m.vocab_size as u64)));
     }
-    let products = linear_gemms(spec);
+    let layers = linear_gemms(spec);
     line(
         "precision",
         match spec.recipe.is_fp8() {
             true => format!(
                 "{}, {:.1}% of the operations of the blocks' linear layers in FP8{}",
                 spec.recipe.name(),
-                100.0 * fp8_share(&products),
-                if products.iter().any(|p| p.is_head() && p.is_all_fp8()) { ", and the head" } else { "" }
+                100.0 * fp8_share(&layers),
+                if layers.iter().any(|p| p.is_head() && p.is_all_fp8()) { ", and the head" } else { "" }
             ),
             false => spec.recipe.name().into(),
         },
@@ -98,19 +98,15 @@ pub(crate) fn text(
         let (every, steps) = (config.precision.reference_every, config.precision.reference_steps);
         line(
             "reference",
-            format!(
-                "every {} steps, {} in bf16 beside the run",
-                format::grouped(every),
-                format::grouped(steps)
-            ),
+            format!("every {} steps, {} of them in bf16 too", format::grouped(every), format::grouped(steps)),
         );
     }
     if spec.recipe.is_fp8() {
-        out.push_str(&linears(&products));
+        out.push_str(&linears(&layers));
         if slower::is_undecided(planned) && target == Target::Cuda {
             out.push_str(
-                "which of the blocks' layers FP8 makes slower is measured on the card where the run begins, or by xtrain bench fp8 with this file; those \
-                 stay in bf16\n",
+                "layers that FP8 makes slower stay in bf16; they are measured on the GPU when the run begins, or by xtrain bench fp8 \
+                     with this file\n",
             );
         }
     }
@@ -120,9 +116,9 @@ pub(crate) fn text(
 }
 
 /// The linear layers and their GEMMs: the formats of both operands, or the reason for bf16.
-fn linears(products: &[LinearGemms]) -> String {
+fn linears(layers: &[LinearGemms]) -> String {
     let mut out = format!("\n{:<30}{:<16}{:<14}{:<14}{}\n", "linear", "out x in", "fprop", "dgrad", "wgrad");
-    for linear in products {
+    for linear in layers {
         let blocks = match linear.blocks.len() {
             0 => String::new(),
             1 => format!("block {} ", linear.blocks.start),

@@ -97,7 +97,7 @@ impl Observer for TrainingView {
         self.texts.finish();
         let what = format!("{model}; {device}");
         if first_step == steps {
-            return log_line(&format!("{what}; all {steps} steps are made, what is left of the end follows"));
+            return log_line(&format!("{what}; all {steps} steps are done, the rest of the end follows"));
         }
         log_line(&config.to_toml());
         self.say(format!("{what}; steps {first_step} to {steps}"));

@@ -25,7 +25,7 @@ section! {
         /// Linear layers that an FP8 recipe leaves in bf16 in all blocks because FP8 would make them slower,
         /// each with its speed in FP8 as a share of that in bf16. Without the key they are measured on the
         /// GPU when the run begins (docs/fp8.md), and recorded in the run's configuration; `[]` leaves none.
-        #[schemars(extend("x-default" = "those that are slower by 2% on a card; none on the CPU"))]
+        #[schemars(extend("x-default" = "those that are slower by 2% on a GPU; none on the CPU"))]
         #[schemars(extend("x-example" = [{ "layer": "attn.o_proj", "speed": 0.93, "tokens": 4096 }]))]
         pub skip_slower: Option<Vec<Slower>> = None,
         /// The first blocks, which an FP8 recipe leaves in bf16.
@@ -217,7 +217,7 @@ impl PrecisionConfig {
             refuse(recipe, "makes its scales of what it casts", "fp8-delayed", delayed.into_iter())?;
         }
         if recipe == Recipe::Fp8Block && !overrides.fast_accumulation.is_empty() {
-            return Err("[precision] fast_accumulation: under fp8-block sums leave the tensor cores every 128 products; leave it out, or take it back \
+            return Err("[precision] fast_accumulation: under fp8-block sums leave the tensor cores every 128 multiply-adds; leave it out, or take it back \
                         with --set 'precision.fast_accumulation=[]'"
                 .into());
         }
@@ -272,7 +272,7 @@ fn layer(slower: &Slower) -> Result<SlowerLayer, String> {
 /// The pattern in `text`, if it names a GEMM of `model`: of its blocks, or of its head if that may be in FP8.
 fn pattern(text: &str, model: &Architecture, head: Option<&str>) -> Result<ProductPattern, String> {
     let pattern = ProductPattern::parse(text).map_err(|product| {
-        format!("[precision] skip: {text:?}: {product:?} is no product; behind the colon stands fprop, dgrad or wgrad")
+        format!("[precision] skip: {text:?}: {product:?} is not a GEMM; after the colon comes fprop, dgrad or wgrad")
     })?;
     let names = |block: usize| linear_names(block).into_iter();
     let has = |pattern: &ProductPattern| {
@@ -292,13 +292,13 @@ fn pattern(text: &str, model: &Architecture, head: Option<&str>) -> Result<Produ
     let part = parts.into_iter().find(|(part, _)| text.contains(part));
     Err(match part {
         Some((part, whole)) => format!(
-            "[precision] skip: {text:?} names nothing: {part} is a part of {whole}, which is one product; name that"
+            "[precision] skip: {text:?} names nothing: {part} is a part of {whole}, which is one GEMM; name that"
         ),
         None => format!(
             "[precision] skip: {text:?} names nothing{}; the linear layers of a block are {}{}",
             meant(text, model.layers, head, &has),
             names(0).collect::<Vec<_>>().join(", "),
-            head.map(|head| format!(", and behind the blocks there is {head}")).unwrap_or_default()
+            head.map(|head| format!(", and after the blocks {head}")).unwrap_or_default()
         ),
     })
 }

@@ -353,7 +353,7 @@ impl Notes {
         };
         let keys = baseline.differs_in(config);
         if keys.iter().any(|key| !key.starts_with("precision.")) {
-            self.add(format!("{names}: other than the baseline in {}", keys.join(", ")));
+            self.add(format!("{names}: differs from the baseline in {}", keys.join(", ")));
         }
     }
 

@@ -34,9 +34,11 @@ pub struct TensorCast {
     /// The place in it, e.g. `attn.o_proj`.
     pub site: String,
     /// `fprop`, `dgrad` or `wgrad`.
-    pub product: &'static str,
+    #[serde(rename = "product")]
+    pub gemm: &'static str,
     /// `input`, `weight` or `output gradient`.
-    pub factor: &'static str,
+    #[serde(rename = "factor")]
+    pub operand: &'static str,
     /// The format, `e4m3` or `e5m2`.
     pub format: String,
     /// Granularity of the scales: `tensor`, `row`, `tile` or `block`.
@@ -56,7 +58,8 @@ pub struct TensorCast {
     #[serde(serialize_with = "finite")]
     pub sqnr_db: f64,
     /// Reason why the run, or this recipe, computes the GEMM in bf16, if it does.
-    pub kept: Option<String>,
+    #[serde(rename = "kept")]
+    pub bf16_reason: Option<String>,
 }
 
 /// A number for JSON, which has none that are not finite.

@@ -122,8 +122,8 @@ impl<'a> Grid<'a> {
 
 /// Site, and GEMM with operand.
 fn column(tensor: &TensorCast) -> (String, String) {
-    let factor = if tensor.factor == "output gradient" { "dy" } else { tensor.factor };
-    (tensor.site.clone(), format!("{} {factor}", tensor.product))
+    let operand = if tensor.operand == "output gradient" { "dy" } else { tensor.operand };
+    (tensor.site.clone(), format!("{} {operand}", tensor.gemm))
 }
 
 fn heat(value: f64, [none, full]: [f64; 2]) -> f64 {
@@ -163,11 +163,11 @@ fn decibels(value: f64) -> String {
 }
 
 fn said(tensor: &TensorCast) -> String {
-    let kept = tensor.kept.as_ref().map(|why| format!("; in bf16: {why}")).unwrap_or_default();
+    let kept = tensor.bf16_reason.as_ref().map(|why| format!("; in bf16: {why}")).unwrap_or_default();
     format!(
         "{}, {}: {} dB, underflow {}, saturation {}, amax {} ({} by {}{kept})",
         tensor.name,
-        tensor.factor,
+        tensor.operand,
         decibels(tensor.sqnr_db),
         format::percent(tensor.underflow, 3),
         format::percent(tensor.saturation, 3),
@@ -188,7 +188,7 @@ fn table(tensors: &[TensorCast]) -> String {
             out,
             "<tr><th><code>{}</code></th><td>{}</td><td>{} by {}</td><td>{}</td><td>{}</td><td>{}</td><td>{}</td><td>{}</td><td>{}</td><td>{}</td></tr>",
             escape(&t.name),
-            t.factor,
+            t.operand,
             escape(&t.format),
             t.scaling,
             decibels(t.sqnr_db),
@@ -197,7 +197,7 @@ fn table(tensors: &[TensorCast]) -> String {
             format::significant(t.amax),
             format::percent(t.zeros, 2),
             format::grouped(t.not_finite),
-            escape(t.kept.as_deref().unwrap_or("–"))
+            escape(t.bf16_reason.as_deref().unwrap_or("–"))
         );
     }
     out.push_str("</tbody>\n</table></div>\n</details>\n");

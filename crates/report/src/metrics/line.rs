@@ -24,7 +24,7 @@ pub fn line(event: &Event, total_steps: Option<u64>) -> String {
             format!("save {}  {}", at(saved.step), printable(&saved.path.to_string_lossy()))
         }
         Event::Skipped(skip) => format!(
-            "skip {}  loss {}  grad_norm {}: not finite, no update made  skipped {}",
+            "skip {}  loss {}  grad_norm {}: not finite, no update  skipped {}",
             at(skip.step),
             format::significant(skip.loss),
             format::significant(skip.grad_norm),

@@ -2,13 +2,13 @@ use super::markup;
 use crate::inspection::render;
 use crate::inspection::{Inspection, TensorCast};
 
-fn cast(block: u32, product: &'static str, factor: &'static str, sqnr_db: f64) -> TensorCast {
+fn cast(block: u32, gemm: &'static str, operand: &'static str, sqnr_db: f64) -> TensorCast {
     TensorCast {
-        name: format!("blocks.{block}.mlp.down_proj:{product}"),
+        name: format!("blocks.{block}.mlp.down_proj:{gemm}"),
         block,
         site: "mlp.down_proj".into(),
-        product,
-        factor,
+        gemm,
+        operand,
         format: "e4m3".into(),
         scaling: "tile",
         amax: 3.5,
@@ -17,7 +17,7 @@ fn cast(block: u32, product: &'static str, factor: &'static str, sqnr_db: f64) -
         saturation: 0.0,
         not_finite: 0,
         sqnr_db,
-        kept: (block == 1).then(|| "<one of the last>".into()),
+        bf16_reason: (block == 1).then(|| "<one of the last>".into()),
     }
 }
 

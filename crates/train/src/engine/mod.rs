@@ -195,10 +195,7 @@ fn unknown_algorithms(preferred: &[String]) -> Vec<String> {
     known.extend(Gemm::WAYS.map(str::to_owned));
     let unknown = preferred.iter().filter(|name| !known.contains(name));
     let said = |name| {
-        format!(
-            "XTRAIN_PREFER names {name:?}, which is no way to compute anything; known are {}",
-            known.join(", ")
-        )
+        format!("XTRAIN_PREFER names {name:?}, which is not an algorithm; known are {}", known.join(", "))
     };
     unknown.map(said).collect()
 }

@@ -80,7 +80,7 @@ impl HeldOut {
         }
         if let Some(wide) = streams.iter().find(|s| s.vocab_size() > model.vocab_size) {
             return Err(RunError::Refused(format!(
-                "{} has a vocabulary of {}, the model's has {}: it was made with another tokenizer",
+                "{} has a vocabulary of {}, the model's has {}: it was written with another tokenizer",
                 wide.name(),
                 wide.vocab_size(),
                 model.vocab_size
@@ -179,7 +179,7 @@ fn dataset(
         let dataset = Dataset::open(path)?;
         if dataset.tokenizer_hash() != tokenizer.hash_hex() {
             return Err(RunError::Refused(format!(
-                "the shards in {} were made with another tokenizer than the model's; name the text, or tokenize it again",
+                "the shards in {} were written with another tokenizer than the model's; name the text, or tokenize it again",
                 path.display()
             )));
         }

@@ -251,7 +251,7 @@ const HOST: Track = Track { process: 1, thread: 1 };
 const DEVICE: Track = Track { process: 2, thread: 1 };
 
 /// Explanation of op times, for readers of a trace.
-const OP_TIMES: &str = "On a card an op's time is that between two events, which are recorded in the step's graph before and after it: \
+const OP_TIMES: &str = "On a GPU an op's time is that between two events, which are recorded in the step's graph before and after it: \
                         a microsecond or so of it is the event's, and ops that would overlap do not. So these steps take longer than the \
                         others. On the CPU it is the time between the op's call and its return.";
 

@@ -11,9 +11,9 @@ pub(super) fn describe(spec: &TrainingSpec) -> String {
     let m = &spec.model;
     let fp8 = match spec.recipe.is_fp8() {
         true => {
-            let products = linear_gemms(spec);
-            let share = 100.0 * fp8_share(&products);
-            let has_head = products.iter().any(|p| p.is_head() && p.is_all_fp8());
+            let layers = linear_gemms(spec);
+            let share = 100.0 * fp8_share(&layers);
+            let has_head = layers.iter().any(|p| p.is_head() && p.is_all_fp8());
             let head = if has_head { " and the head" } else { "" };
             format!(", {} ({share:.0}% of the linear layers{head})", spec.recipe.name())
         }
@@ -24,22 +24,22 @@ pub(super) fn describe(spec: &TrainingSpec) -> String {
 
 /// Warns of an FP8 recipe that leaves all GEMMs in bf16: nothing else of the run would show it.
 pub(super) fn warn_of_no_fp8(spec: &TrainingSpec) {
-    let products = linear_gemms(spec);
-    warn_of_bf16_head(spec, &products);
-    if !spec.recipe.is_fp8() || products.iter().flat_map(|linear| &linear.gemms).any(Result::is_ok) {
+    let layers = linear_gemms(spec);
+    warn_of_bf16_head(spec, &layers);
+    if !spec.recipe.is_fp8() || layers.iter().flat_map(|linear| &linear.gemms).any(Result::is_ok) {
         return;
     }
-    let why = products.iter().flat_map(|linear| &linear.gemms).find_map(|product| product.as_ref().err());
+    let why = layers.iter().flat_map(|linear| &linear.gemms).find_map(|product| product.as_ref().err());
     tracing::warn!(
-        "precision.recipe = {}, but no product of a linear layer is in FP8{}; xtrain plan says why of each",
+        "precision.recipe = {}, but no GEMM of a linear layer is in FP8{}; xtrain plan gives the reason for each",
         spec.recipe.name(),
         why.map(|why| format!(" ({why})")).unwrap_or_default()
     );
 }
 
 /// Warns of a head that cannot be in FP8 although the run asks for it.
-fn warn_of_bf16_head(spec: &TrainingSpec, products: &[LinearGemms]) {
-    let Some(head) = products.iter().find(|p| p.is_head() && spec.fp8.head && spec.recipe.is_fp8()) else {
+fn warn_of_bf16_head(spec: &TrainingSpec, layers: &[LinearGemms]) {
+    let Some(head) = layers.iter().find(|p| p.is_head() && spec.fp8.head && spec.recipe.is_fp8()) else {
         return;
     };
     let (m, tokens) = (&spec.model, spec.batch.sequences * spec.batch.seq_len);
@@ -60,6 +60,6 @@ fn warn_of_bf16_head(spec: &TrainingSpec, products: &[LinearGemms]) {
         })
         .collect();
     if !whys.is_empty() {
-        tracing::warn!("precision.head = \"fp8\", but products of the head are in bf16: {}", whys.join(", "));
+        tracing::warn!("precision.head = \"fp8\", but GEMMs of the head are in bf16: {}", whys.join(", "));
     }
 }

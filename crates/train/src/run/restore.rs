@@ -34,8 +34,8 @@ impl CheckpointWriter {
             && before.config.precision.recipe != Some(recipe)
         {
             tracing::info!(
-                "from step {} on the run computes in {}: masters, moments and counters are those of the checkpoint, and what products \
-                 read is made of them",
+                "from step {} on the run computes in {}: masters, moments and counters are those of the checkpoint, and the copies that \
+                 GEMMs read are derived from them",
                 position.step + 1,
                 recipe.name()
             );
@@ -80,7 +80,7 @@ impl CheckpointWriter {
             wanted.iter().zip(&entries).find(|(spec, entry)| spec.dtype != entry.ty.dtype)
         {
             tracing::info!(
-                "from step {} on moments are kept in {}; those of the checkpoint are in {}, and {}",
+                "from step {} on moments are stored in {}; those of the checkpoint are in {}, and {}",
                 position.step + 1,
                 entry.ty.dtype,
                 spec.dtype,

@@ -65,7 +65,7 @@ pub fn decide(planned: Planned, processor: &Processor) -> Result<Planned, RunErr
             // Do not time a run that does not fit.
             fit::check(&planned.spec, planned.resolved.config.train.batch_size, processor)?;
             tracing::info!(
-                "timing the linear layers in FP8 and in bf16 on this card, once: what is found is kept"
+                "timing the linear layers in FP8 and in bf16 on this GPU, once; the result is cached"
             );
             match Processor::by_name(Device::Cuda).and_then(|other| blocks.measure(other)) {
                 // Another process may have measured at the same time: all use the first one's result.

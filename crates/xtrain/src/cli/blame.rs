@@ -8,7 +8,7 @@ use clap::Args;
 #[command(after_help = "Examples:
   xtrain blame runs/fp8
   xtrain blame runs/bf16 --step 2000 --casts fp8-current --batches 4 --by-block 1
-A pattern that is to blame is put back to bf16 with [precision] skip.")]
+[precision] skip returns a pattern to bf16.")]
 pub(crate) struct BlameArgs {
     #[command(flatten)]
     pub(crate) probe: ProbeArgs,

@@ -8,7 +8,7 @@ use std::path::PathBuf;
 #[command(after_help = "Examples:
   xtrain inspect runs/fp8
   xtrain inspect runs/bf16 --step 2000 --casts fp8-current --all
-Names are those that [precision] skip takes: a product whose factors suffer is put back to bf16 with one of them.")]
+Names are patterns of [precision] skip, which returns a GEMM to bf16 if the casts of its operands are poor.")]
 pub(crate) struct InspectArgs {
     #[command(flatten)]
     pub(crate) probe: ProbeArgs,

@@ -75,8 +75,8 @@ fn measure_run_file(args: &BenchFp8Args) -> Result<(), Failure> {
         }
     }
     out.push_str(match is_kept {
-        true => "kept: runs that begin on this card choose by it what stays in bf16\n",
-        false => "the CPU emulates FP8: these times say nothing of a card, and runs do not choose by them\n",
+        true => "cached: runs that begin on this GPU use it to choose the layers that stay in bf16\n",
+        false => "the CPU emulates FP8: these times say nothing about a GPU, and runs do not use them\n",
     });
     terminal::print(&out).map(|_| ())
 }
@@ -129,7 +129,7 @@ fn shapes_table(speeds: &Fp8Speeds) -> String {
         out.push('\n');
     }
     if speeds.emulated {
-        out.push_str("the CPU emulates FP8: these times say nothing of a card\n");
+        out.push_str("the CPU emulates FP8: these times say nothing about a GPU\n");
     }
     out
 }

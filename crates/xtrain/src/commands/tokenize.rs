@@ -61,8 +61,7 @@ fn unless_stopped<T>(made: Result<T, DataError>) -> Result<Option<T>, Failure> {
 
 /// As for a run, stopping is no failure: complete shards are kept.
 fn say_stopped() -> Result<(), Failure> {
-    let said =
-        "stopped before the end; what is complete is kept, run the same command again to go on from it\n";
+    let said = "stopped before the end; complete shards are kept, run the same command again to continue\n";
     terminal::print(said).map(|_| ())
 }
 

@@ -237,7 +237,7 @@ fn what_is_no_regular_file_is_neither_waited_for_nor_read_without_end() {
     pipe("pipe");
     pipe("folder/tokenizer.json");
     for name in ["/dev/zero", "pipe"] {
-        place.run(&format!("train {name}")).refuses(&[name, "no regular file"]);
+        place.run(&format!("train {name}")).refuses(&[name, "not a regular file"]);
         place.run(&format!("tokenize a.txt --tokenizer {name} --out t")).refuses(&[name, "no regular file"]);
     }
     place.run("tokenize a.txt --tokenizer folder --out t").refuses(&["tokenizer.json", "no regular file"]);
@@ -252,6 +252,6 @@ fn what_is_no_regular_file_is_neither_waited_for_nor_read_without_end() {
     place.run("generate out/hf --prompt the").refuses(&["config.json", "more than 16 MiB"]);
     for name in ["out/summary.json", "out/metrics.jsonl"] {
         pipe(name);
-        place.run("report out").refuses(&[name, "no regular file"]);
+        place.run("report out").refuses(&[name, "not a regular file"]);
     }
 }

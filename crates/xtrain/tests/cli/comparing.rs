@@ -63,7 +63,7 @@ fn the_first_run_is_the_baseline_where_none_is_named() {
     place.train("a", SHORT);
     place.train("b", &format!("{SHORT} --set optimizer.lr=1e-3"));
     let ran = place.run("compare a b --out gap.html").succeeds();
-    assert!(ran.stdout.contains("note: b: other than the baseline in optimizer.lr"), "{}", ran.stdout);
+    assert!(ran.stdout.contains("note: b: differs from the baseline in optimizer.lr"), "{}", ran.stdout);
     assert!(place.exists("gap.html") && !place.exists("b/compare.html"));
     assert_eq!(json(&place, "a b")["compared"][0]["training"]["paired"], 1);
     place.run("compare a").refuses(&["nothing to compare", "--baseline"]);

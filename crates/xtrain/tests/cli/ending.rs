@@ -84,7 +84,7 @@ fn what_a_finished_run_lacks_of_its_end_is_made_and_nothing_is_said_twice() {
         if path.is_dir() { fs::remove_dir_all(path) } else { fs::remove_file(path) }.expect("removed");
         let ran = place.train("out", &format!("--resume {sampled} --set optimizer.lr=1e-5"));
         assert!(
-            !ran.stdout.contains("[model]") && ran.stdout.contains("all 4 steps are made"),
+            !ran.stdout.contains("[model]") && ran.stdout.contains("all 4 steps are done"),
             "{}",
             ran.stdout
         );

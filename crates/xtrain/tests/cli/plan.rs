@@ -257,7 +257,7 @@ fn a_plan_shows_every_linear_layer_with_its_formats_and_why_some_are_bf16() {
     let is_left = |line: &&str| line.starts_with("blocks 0-29 mlp.down_proj") && line.ends_with(why);
     assert_eq!(left.lines().filter(is_left).count(), 1, "{left}");
     // Where nobody has measured yet, it is told who does.
-    let note = "which of the blocks' layers FP8 makes slower is measured on the card where the run begins";
+    let note = "layers that FP8 makes slower stay in bf16; they are measured on the GPU when the run begins";
     assert!(plan(&place, &format!("{file} {sets} --set train.device=cuda")).contains(note));
     assert!(
         !plan(&place, &format!("{file} {sets} --set train.device=cuda --set precision.skip_slower=[]"))
@@ -312,5 +312,5 @@ fn a_head_in_fp8_is_shown_and_one_that_cannot_be_is_told() {
     }
     place
         .run(&format!("plan run.toml {set} --set model.vocab_size=288 --set precision.skip=[\"lm_head.x\"]"))
-        .refuses(&["names nothing; the linear layers", "behind the blocks there is lm_head"]);
+        .refuses(&["names nothing; the linear layers", "after the blocks lm_head"]);
 }

@@ -99,7 +99,7 @@ fn a_plan_counts_them() {
     let (with, said) = total(SEGMENTS);
     assert!(with > plain, "{said}");
     for word in [
-        "\nreference                   every 10 steps, 4 in bf16 beside the run\n",
+        "\nreference                   every 10 steps, 4 of them in bf16 too\n",
         "\nreference steps, in bf16 ",
         "\na reference segment puts ",
     ] {

@@ -52,7 +52,7 @@ fn other_events_are_one_line_each() {
         [
             "eval    2/2000  loss  2.5000  perplexity 12.2  1.8700 bits/byte",
             "eval    2/2000  loss 900.0000  perplexity inf",
-            "skip    3/2000  loss inf  grad_norm -inf: not finite, no update made  skipped 1",
+            "skip    3/2000  loss inf  grad_norm -inf: not finite, no update  skipped 1",
             "save    3/2000  runs/ä b/step-3",
             "resumed after step 3",
             "resumed after step 3, from bf16 to fp8-block",

@@ -3,11 +3,10 @@
 use std::fmt::Write;
 
 use super::chart::Chart;
-use super::compare;
 use super::curves::{View, Views};
 use super::figures::{Figure, figures};
 use super::html::{escape, shortened, utc};
-use super::{CONFIG_FILE, RunData};
+use super::{CONFIG_FILE, RunData, compare};
 use crate::metrics::{Event, Sample, format, line};
 
 const STYLE: &str = include_str!("style.css");

@@ -1,6 +1,5 @@
 use super::markup;
-use crate::inspection::render;
-use crate::inspection::{Inspection, TensorCast};
+use crate::inspection::{Inspection, TensorCast, render};
 
 fn cast(block: u32, gemm: &'static str, operand: &'static str, sqnr_db: f64) -> TensorCast {
     TensorCast {

@@ -216,7 +216,7 @@ fn tokenizing_that_is_stopped_ends_well_and_says_how_to_go_on() {
         assert!(sent.expect("a shell").success());
         assert_eq!(wait(&mut child, "stopped tokenizing").code(), Some(0), "{made}");
         let said = String::from_utf8(place.read("said")).expect("text");
-        assert!(said.ends_with("run the same command again to go on from it\n"), "{said}");
+        assert!(said.ends_with("run the same command again to continue\n"), "{said}");
         assert!(!place.exists("parts/dataset.json"), "{made}: it went on");
     }
     place.run(command).succeeds();

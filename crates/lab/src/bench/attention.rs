@@ -75,7 +75,7 @@ pub fn attention(
     mean: usize,
     options: OpBenchOptions,
 ) -> Result<OpSpeeds<AttentionSpeed>, RunError> {
-    let bench = OpBench::of(options)?;
+    let bench = OpBench::new(options)?;
     // The CPU has one order.
     let orders: &[bool] = if bench.target == Target::Cpu { &[true] } else { &[false, true] };
     let starts = documents([shape.batch, shape.seq_len], mean);
@@ -87,7 +87,7 @@ pub fn attention(
         let seconds = bench.seconds(program, &inputs)?;
         let (share, length) = if masked { seen(shape, &starts) } else { (1.0, None) };
         for ((work, seconds), (op, deterministic)) in works.into_iter().zip(seconds).zip(made) {
-            let rates = Rates::of(seconds, work.flops * share, work.bytes, bench.ceiling);
+            let rates = Rates::new(seconds, work.flops * share, work.bytes, bench.ceiling);
             rows.push(AttentionSpeed { shape, op: op.into(), deterministic, document_tokens: length, rates });
         }
     }

@@ -47,7 +47,7 @@ pub struct GemmSpeed {
 
 /// Measures the three GEMMs of each shape.
 pub fn gemms(shapes: &[GemmShape], options: OpBenchOptions) -> Result<OpSpeeds<GemmSpeed>, RunError> {
-    let bench = OpBench::of(options)?;
+    let bench = OpBench::new(options)?;
     let mut rows = Vec::new();
     for GemmShape { site, m, n, k } in shapes {
         let program = program(*m, *n, *k, bench.dtype())?;
@@ -55,7 +55,7 @@ pub fn gemms(shapes: &[GemmShape], options: OpBenchOptions) -> Result<OpSpeeds<G
             program.instances.iter().map(|i| (i.origin.role.name(), Work::of(&program, i))).collect();
         let seconds = bench.seconds(program.clone(), &[])?;
         for ((role, work), seconds) in works.into_iter().zip(seconds) {
-            let rates = Rates::of(seconds, work.flops, work.bytes, bench.ceiling);
+            let rates = Rates::new(seconds, work.flops, work.bytes, bench.ceiling);
             let (site, role) = (site.clone(), role.to_owned());
             rows.push(GemmSpeed { site, role, m: *m, n: *n, k: *k, rates });
         }

@@ -66,7 +66,7 @@ pub struct Rates {
 }
 
 impl Rates {
-    pub(super) fn of(seconds: f64, flops: f64, bytes: usize, ceiling: Ceiling) -> Self {
+    pub(super) fn new(seconds: f64, flops: f64, bytes: usize, ceiling: Ceiling) -> Self {
         let (tflops, gigabytes_per_second) = (flops / seconds / 1e12, bytes as f64 / seconds / 1e9);
         Rates {
             seconds,
@@ -92,7 +92,7 @@ pub(super) struct OpBench {
 const LESS: &str = "take smaller sizes";
 
 impl OpBench {
-    pub(super) fn of(options: OpBenchOptions) -> Result<OpBench, RunError> {
+    pub(super) fn new(options: OpBenchOptions) -> Result<OpBench, RunError> {
         let processor = Processor::by_name(options.device)?;
         let (device, target) = (processor.describe(), processor.target());
         let gigabytes_per_second = copy_rate(&processor, options.repeats).map_err(LearnError::from)? / 1e9;

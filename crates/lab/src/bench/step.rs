@@ -74,14 +74,14 @@ pub(super) struct StepBench {
 }
 
 impl StepBench {
-    pub(super) fn of(parsed: &Parsed) -> Result<StepBench, RunError> {
+    pub(super) fn new(parsed: &Parsed) -> Result<StepBench, RunError> {
         let processor = Processor::for_config(&parsed.config)?;
         let planned = slower::decide(plan_on(parsed, processor.target())?, &processor)?;
         let free_before = processor.available_bytes();
         fit::check(&planned.spec, planned.resolved.config.train.batch_size, &processor)?;
         let (device, target, peak_flops) = (processor.describe(), processor.target(), processor.peak_flops());
         let config: Config = planned.resolved.config;
-        let tokens = Tokens::of(&config, planned.spec.model.vocab_size)?;
+        let tokens = Tokens::open(&config, planned.spec.model.vocab_size)?;
         let engine = processor.engine(Checks::default()).map_err(LearnError::from)?;
         let mut learner = Learner::new(engine, planned.spec, config.train.seed)?;
         learner.weights().initialize(config.train.seed, config.model.init_std)?;
@@ -94,7 +94,7 @@ impl StepBench {
 pub fn step(parsed: &Parsed, options: BenchOptions) -> Result<StepSpeed, RunError> {
     let begun = Instant::now();
     let StepBench { mut learner, config, tokens, device, target, peak_flops, free_before } =
-        StepBench::of(parsed)?;
+        StepBench::new(parsed)?;
     let spec = learner.spec().clone();
     let micro_steps = config.train.batch_size / config.train.micro_batch_size();
     let valid_targets = config.step_tokens() as usize;
@@ -162,7 +162,7 @@ pub fn step(parsed: &Parsed, options: BenchOptions) -> Result<StepSpeed, RunErro
 /// Best rates of a run's processor, in the run's precision.
 pub(super) fn ceiling(config: &Config) -> Result<Ceiling, RunError> {
     let (device, recipe) = (config.train.device, config.precision.recipe);
-    Ok(OpBench::of(OpBenchOptions { device, recipe, repeats: 5, runs: 10 })?.ceiling)
+    Ok(OpBench::new(OpBenchOptions { device, recipe, repeats: 5, runs: 10 })?.ceiling)
 }
 
 /// The learning rate of steps that are measured.

@@ -34,7 +34,7 @@ pub struct OpSpeed {
 /// they are no longer finite.
 pub fn ops(parsed: &Parsed, repeats: usize) -> Result<Vec<OpSpeed>, RunError> {
     let ceiling = ceiling(&parsed.config)?;
-    let StepBench { mut learner, tokens, .. } = StepBench::of(parsed)?;
+    let StepBench { mut learner, tokens, .. } = StepBench::new(parsed)?;
     let id = learner.program();
     let mut measured: BTreeMap<usize, Vec<f64>> = BTreeMap::new();
     // The first for what is done once, the second for warmth.
@@ -69,7 +69,7 @@ pub fn ops(parsed: &Parsed, repeats: usize) -> Result<Vec<OpSpeed>, RunError> {
             site: site.into(),
             role: role.into(),
             count,
-            rates: Rates::of(seconds, work.flops, work.bytes, ceiling),
+            rates: Rates::new(seconds, work.flops, work.bytes, ceiling),
         };
     let mut all: Vec<OpSpeed> = rows.into_iter().map(speed).collect();
     all.sort_by(|a, b| b.rates.seconds.total_cmp(&a.rates.seconds));

@@ -18,7 +18,7 @@ pub(super) enum Tokens {
 }
 
 impl Tokens {
-    pub(super) fn of(config: &Config, vocab_size: usize) -> Result<Tokens, RunError> {
+    pub(super) fn open(config: &Config, vocab_size: usize) -> Result<Tokens, RunError> {
         let sources = &config.data.train.0;
         if let Some(other) = sources.iter().find(|source| !are_shards(source)) {
             tracing::info!("random tokens: {} is no folder of token shards", other.path);

@@ -54,7 +54,7 @@ pub struct Alternative {
 impl Fit {
     /// Checks the step of `spec`, with a global batch of `batch_size` sequences, against the `room` in a
     /// `target`'s memory.
-    pub fn of(spec: &TrainingSpec, target: Target, batch_size: usize, room: Room) -> Result<Fit, RunError> {
+    pub fn new(spec: &TrainingSpec, target: Target, batch_size: usize, room: Room) -> Result<Fit, RunError> {
         let mut search = Search { spec, target, batch_size, room, needed_bytes: 0 };
         search.needed_bytes = search.bytes(spec)?;
         let needed_bytes = search.needed_bytes;
@@ -63,7 +63,7 @@ impl Fit {
             // The first thing to do without is what the model does not learn by.
             false if spec.reference => {
                 let without = TrainingSpec { reference: false, ..spec.clone() };
-                let Fit { needed_bytes, verdict, .. } = Fit::of(&without, target, batch_size, room)?;
+                let Fit { needed_bytes, verdict, .. } = Fit::new(&without, target, batch_size, room)?;
                 verdict.with_setting("precision.reference_every=0", needed_bytes)
             }
             false => match search.verdict()? {
@@ -71,7 +71,7 @@ impl Fit {
                 Verdict::Nothing { .. } if spec.optimizer.moments == DType::F32 => {
                     let optimizer = OptimizerSpec { moments: DType::BF16, ..spec.optimizer };
                     let with = TrainingSpec { optimizer, ..spec.clone() };
-                    let Fit { needed_bytes, verdict, .. } = Fit::of(&with, target, batch_size, room)?;
+                    let Fit { needed_bytes, verdict, .. } = Fit::new(&with, target, batch_size, room)?;
                     verdict.with_setting("optimizer.moments=bf16", needed_bytes)
                 }
                 verdict => verdict,
@@ -98,7 +98,7 @@ impl Fit {
 /// system tells.
 pub fn check(spec: &TrainingSpec, batch_size: usize, processor: &Processor) -> Result<(), RunError> {
     match processor.room() {
-        Some(room) => Fit::of(spec, processor.target(), batch_size, room)?.check(&processor.owner()),
+        Some(room) => Fit::new(spec, processor.target(), batch_size, room)?.check(&processor.owner()),
         None => Ok(()),
     }
 }

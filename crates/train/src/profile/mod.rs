@@ -57,7 +57,7 @@ struct Window {
 
 impl Window {
     /// The window for `options` in a run that makes the steps from `first` to `steps`.
-    fn of(options: ProfileOptions, first: u64, steps: u64) -> Self {
+    fn new(options: ProfileOptions, first: u64, steps: u64) -> Self {
         let left = steps.saturating_sub(first);
         let by_op = options.steps.min(left);
         let wished = options.from.map_or(WARM_UP, |from| from.saturating_sub(first + 1));
@@ -92,7 +92,7 @@ impl Window {
 impl Profiler {
     /// A profiler of the steps from `first` to `steps`.
     pub(crate) fn new(options: ProfileOptions, first: u64, steps: u64) -> Self {
-        let window = Window::of(options, first, steps);
+        let window = Window::new(options, first, steps);
         if let Some(moved) = window.moved(options, first, steps) {
             tracing::warn!("{moved}");
         }
@@ -313,7 +313,7 @@ mod tests {
     #[test]
     fn the_traced_steps_are_within_the_run_and_as_many_as_were_asked_for_where_it_has_them() {
         let of = |steps, from, first, all| {
-            let Window { begin, ops, end } = Window::of(ProfileOptions { steps, from }, first, all);
+            let Window { begin, ops, end } = Window::new(ProfileOptions { steps, from }, first, all);
             (begin, ops, end)
         };
         assert_eq!(of(3, None, 0, 100), (3, 9, 12));

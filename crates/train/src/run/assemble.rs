@@ -133,7 +133,7 @@ pub(super) fn load(spec: TrainingSpec, config: &Config, processor: Processor) ->
     let checks = Checks { numerics: config.train.check_numerics, poison: false };
     let engine = processor.engine(checks).map_err(LearnError::from)?;
     let mut learner = Learner::new(engine, spec, config.train.seed).map_err(|e| e.advising(LESS))?;
-    let state_copy = if learner.spec().reference { Some(StateCopy::of(&mut learner)?) } else { None };
+    let state_copy = if learner.spec().reference { Some(StateCopy::new(&mut learner)?) } else { None };
     Ok(Loaded { learner, state_copy, hardware })
 }
 

@@ -30,7 +30,7 @@ pub(super) struct StateCopy {
 
 impl StateCopy {
     /// Memory for the state of `learner`, which the system gives when it is first needed.
-    pub(super) fn of(learner: &mut Learner) -> Result<Self, RunError> {
+    pub(super) fn new(learner: &mut Learner) -> Result<Self, RunError> {
         let entries = learner.saved_state();
         let (places, bytes) = places(&entries);
         let is_room = xtrain_runtime::available_bytes().is_none_or(|available| bytes as u64 <= available);

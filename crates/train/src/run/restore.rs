@@ -107,7 +107,7 @@ impl CheckpointWriter {
         learner.weights().refresh()?;
         self.last = Some(checkpoint.step());
         // A process that was killed right after a save has left what that save was to push out.
-        Retention::of(config, &position).apply(&self.store)?;
+        Retention::new(config, &position).apply(&self.store)?;
         Ok(Some(position))
     }
 }

@@ -70,7 +70,7 @@ pub(super) struct Retention {
 
 impl Retention {
     /// The rule of the configuration at this position.
-    pub(super) fn of(config: &Config, at: &Position) -> Self {
+    pub(super) fn new(config: &Config, at: &Position) -> Self {
         let protected = at.best.map(|(step, _)| step).into_iter().chain([at.step]).collect();
         Retention {
             keep_last: config.checkpoint.keep_last,
@@ -152,7 +152,7 @@ impl CheckpointWriter {
             (LOADER.to_owned(), serde_json::json!(loader.state(step * config.train.batch_size as u64))),
             (CONFIG.to_owned(), serde_json::json!(config.to_toml())),
         ];
-        let (tensors, retention) = (specs(&entries), Retention::of(config, at));
+        let (tensors, retention) = (specs(&entries), Retention::new(config, at));
         let sync = move || metrics.map_or(Ok(()), |metrics| metrics.sync());
         let Some(places) = self.make_room(&entries) else {
             if !std::mem::replace(&mut self.has_warned, true) {

@@ -75,7 +75,7 @@ const STEPS: usize = 5;
 impl Blocks {
     /// The blocks of a run. Settings that do not affect the time of its layers are normalised, so that other
     /// runs find the measurement.
-    pub(super) fn of(spec: &TrainingSpec, micro_steps: usize) -> Blocks {
+    pub(super) fn new(spec: &TrainingSpec, micro_steps: usize) -> Blocks {
         let model = Architecture {
             layers: spec.model.layers.min(BLOCKS),
             vocab_size: VOCABULARY,
@@ -304,7 +304,7 @@ mod tests {
     fn blocks(recipe: Recipe) -> Blocks {
         let set = [format!("precision.recipe={}", recipe.name())];
         let parsed = Config::parse(Path::new("run.toml"), RUN.as_bytes(), &set).expect("a run file");
-        Blocks::of(&plan_on(&parsed, Target::Cpu).expect("planned").spec, 1)
+        Blocks::new(&plan_on(&parsed, Target::Cpu).expect("planned").spec, 1)
     }
 
     #[test]
@@ -335,7 +335,7 @@ mod tests {
         let of = |set: &str| {
             let sets = ["precision.recipe=fp8-row".to_owned(), set.to_owned()];
             let parsed = Config::parse(Path::new("run.toml"), RUN.as_bytes(), &sets).expect("a run file");
-            Blocks::of(&plan_on(&parsed, Target::Cpu).expect("planned").spec, 1).name()
+            Blocks::new(&plan_on(&parsed, Target::Cpu).expect("planned").spec, 1).name()
         };
         let own = blocks(Recipe::Fp8Row).name();
         for set in

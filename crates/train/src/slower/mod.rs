@@ -43,7 +43,7 @@ pub fn measure(planned: &Planned, recipes: &[Recipe], device: Device) -> Result<
     for &recipe in recipes {
         let own = planned.spec.numerics();
         let numerics = if recipe == own.recipe { own } else { Numerics::from(recipe) };
-        let blocks = Blocks::of(&planned.spec.computed_in(numerics), micro_steps(&planned.resolved.config));
+        let blocks = Blocks::new(&planned.spec.computed_in(numerics), micro_steps(&planned.resolved.config));
         let layers = blocks.measure(Processor::by_name(device)?)?;
         if let Processor::Cuda(gpu) = Processor::by_name(device)? {
             gpu.replace_measured(&blocks.name(), &line(&layers));
@@ -131,7 +131,7 @@ fn slower_layers(speeds: &[LayerSpeed]) -> Vec<Slower> {
 }
 
 fn blocks(planned: &Planned) -> Blocks {
-    Blocks::of(&planned.spec, micro_steps(&planned.resolved.config))
+    Blocks::new(&planned.spec, micro_steps(&planned.resolved.config))
 }
 
 fn micro_steps(config: &Config) -> usize {

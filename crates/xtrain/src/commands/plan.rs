@@ -33,7 +33,7 @@ pub(crate) fn run(args: &PlanArgs) -> Result<(), Failure> {
     let has = processor.as_ref().and_then(|processor| Some((processor.room()?, processor.owner())));
     let room = args.memory.map(|size| (Room::of(size.0), "--memory".to_owned())).or(has);
     if let Some((room, owner)) = room {
-        text.push_str(&plan_table::fit(&Fit::of(&planned.spec, target, batch_size, room)?, &owner));
+        text.push_str(&plan_table::fit(&Fit::new(&planned.spec, target, batch_size, room)?, &owner));
     }
     terminal::print(&text).map(|_| ())
 }

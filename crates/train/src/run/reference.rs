@@ -29,7 +29,7 @@ pub(super) struct StateCopy {
 }
 
 impl StateCopy {
-    /// Memory for the state of `learner`, which the system gives when it is first needed.
+    /// Reserves memory for the state of `learner`; the system provides the pages when they are first written.
     pub(super) fn new(learner: &mut Learner) -> Result<Self, RunError> {
         let entries = learner.saved_state();
         let (places, bytes) = places(&entries);
@@ -37,7 +37,7 @@ impl StateCopy {
         let memory = if is_room { AlignedBytes::try_zeroed(bytes) } else { None };
         let memory = memory.ok_or_else(|| {
             RunError::Refused(format!(
-                "reference segments keep the state aside in host memory, {}, and there is not as much; do without them: --set \
+                "reference segments copy the state to host memory, {}, and there is not as much; do without them: --set \
                  precision.reference_every=0",
                 format::bytes(bytes as u64)
             ))

@@ -1,6 +1,6 @@
 //! Runs on a GPU: they resume as if they had not been interrupted, move from the CPU to the GPU and back, and
 //! neither graphs nor recomputation change a bit. Without a GPU every test counts as ignored, and the reason
-//! is printed
+//! is printed.
 
 mod common;
 
@@ -39,7 +39,7 @@ fn engine(device: Device, checks: Checks) -> Result<Box<dyn Engine>, Failed> {
     Ok(Processor::choose(device)?.engine(checks)?)
 }
 
-/// Each model in each recipe that the card has, within documents, then with moments in bf16, and without.
+/// Each model in each recipe that the GPU runs, within documents, then with moments in bf16, and without.
 fn specs() -> Vec<TrainingSpec> {
     let mut specs = Vec::new();
     let arch = Gpu::open(0).map_or(Arch::SM90, |gpu| gpu.info().arch);
@@ -124,8 +124,8 @@ fn state_goes_to_the_card_and_back() -> Result<(), Failed> {
     Ok(())
 }
 
-/// The logits from which a card chooses, after a prompt of more than one pass and from token to token, beside
-/// the CPU's.
+/// The logits from which a GPU chooses, after a prompt of more than one pass and from token to token,
+/// compared with the CPU's.
 fn generation_agrees_with_the_cpu() -> Result<(), Failed> {
     let rng = Philox::new(3, 0, 0);
     let prompt: Vec<u32> = (0..700).map(|i| rng.word(i) % wide_model().vocab_size as u32).collect();
@@ -135,7 +135,7 @@ fn generation_agrees_with_the_cpu() -> Result<(), Failed> {
                 let mut weights = Weights::new(engine(device, GRAPHS)?, model.clone(), recipe)?;
                 weights.initialize(3, 0.1)?;
                 let mut generator = Generator::new(&mut weights, prompt.len() + 20)?;
-                // The CPU is told the card's tokens, so that one near tie is not the end of the comparison.
+                // The CPU gets the GPU's tokens, so that one near tie does not end the comparison.
                 let mut all = vec![generator.append(&mut weights, prompt)?.to_vec()];
                 for token in made {
                     all.push(generator.append(&mut weights, &[*token])?.to_vec());
@@ -164,7 +164,7 @@ fn generation_agrees_with_the_cpu() -> Result<(), Failed> {
     Ok(())
 }
 
-/// Those of the card, by which the length of an evaluation goes.
+/// Multiprocessors of the GPU, which determine the length of an evaluation.
 fn multiprocessors() -> u32 {
     static COUNT: LazyLock<u32> = LazyLock::new(|| Gpu::open(0).map_or(1, |gpu| gpu.info().multiprocessors));
     *COUNT
@@ -238,8 +238,8 @@ impl Observer for Ear<'_> {
     fn wrote(&mut self, _: &str, _: &Path) {}
 }
 
-/// The losses of a run in this recipe, behind which more may be set, that is stopped after each of these
-/// steps and goes on on the next device.
+/// The losses of a run in this recipe, followed by further options, that is stopped after each of these steps
+/// and resumed on the next device.
 fn run(folder: &Path, out: &str, recipe: &str, parts: &[(&str, u64)]) -> Result<BTreeMap<i64, f64>, Failed> {
     let mut losses = BTreeMap::new();
     for (n, &(device, stop_after)) in parts.iter().enumerate() {
@@ -333,7 +333,7 @@ fn what_a_run_left_in_bf16_it_leaves_where_it_goes_on() -> Result<(), Failed> {
         files.remove(Path::new("state-00001.safetensors")).ok_or_else(|| "no state".into())
     };
     assert!(state("whole")? == state("parts")?, "the state differs");
-    // Another run that is told what this one found out need not measure.
+    // Another run that is given the decision of this one need not measure.
     let [told, fp8] =
         ["precision.skip_slower=[{layer='attn.o_proj',speed=0.5,tokens=64}]", "precision.recipe=fp8-current"];
     let stop = AtomicBool::new(false);
@@ -358,10 +358,10 @@ impl Observer for Counter<'_> {
     fn wrote(&mut self, _: &str, _: &Path) {}
 }
 
-/// A run that changes between devices, beside one on the CPU alone: the same files, losses within the bars of
-/// docs/numerics.md.
+/// A run that changes between devices, compared with one on the CPU alone: the same files, losses within the
+/// bars of docs/numerics.md.
 fn a_run_goes_on_on_the_other_device() -> Result<(), Failed> {
-    // AdamW makes a step of a gradient's sign, whatever its size: masters are further apart than losses.
+    // AdamW steps by a gradient's sign, whatever its size: masters are further apart than losses.
     for (recipe, loss_bar, master_bar) in drawn([("fp32", 1e-4, 1e-3), ("bf16", 3e-3, 1e-1)], 1) {
         let folder = tempfile::tempdir()?;
         let cpu = run(folder.path(), "cpu", recipe, &[("cpu", NEVER)])?;

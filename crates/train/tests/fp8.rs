@@ -39,11 +39,11 @@ fn every_linear_of_the_blocks_is_of_fp8_and_nothing_else() {
         let spec = fp8(recipe);
         let program = programs::training(&spec).expect("a program");
         let named = |name: &str| program.instances.iter().filter(|i| i.code.op().name() == name).count();
-        // Four layers a block, three products each.
+        // Four layers a block, three GEMMs each.
         assert_eq!(named("scaled_matmul"), 12 * spec.model.layers, "{recipe:?}");
         assert_eq!(["linear", "linear_dgrad", "linear_wgrad"].map(named), [0; 3], "{recipe:?}");
-        // Casts come out of what makes the tensor: SwiGLU is nowhere by itself, and norms alone whose y no
-        // product of FP8 factors reads.
+        // Casts are fused into their producers: SwiGLU is nowhere alone, and norms alone only where no FP8
+        // GEMM reads y.
         assert_eq!(
             ["swiglu", "swiglu_grad", "rms_norm", "add_rms_norm"].map(named),
             [0, 0, 0, 1],
@@ -54,7 +54,7 @@ fn every_linear_of_the_blocks_is_of_fp8_and_nothing_else() {
         let sums = 2 * spec.model.layers - 1;
         let joint = if sees_all { [sums + 1, 0] } else { [1, sums] };
         assert_eq!(["rms", "rms_quantize"].map(named), joint, "{recipe:?}");
-        // No product reads a bf16 copy; only the embedding and the head have one.
+        // No GEMM reads a bf16 copy; only the embedding and the head have one.
         let copies = program.parameters.iter().filter(|p| p.compute.is_some()).map(|p| p.name.to_string());
         assert_eq!(copies.collect::<Vec<_>>(), ["embed.weight", "lm_head.weight"], "{recipe:?}");
         let linears = 4 * spec.model.layers;
@@ -77,7 +77,7 @@ fn what_the_backward_casts_again_the_forward_casts_once() {
         let layouts = |i: &Instance| (i.outputs.len() - 1) / 2;
         casts.filter(|i| is_cast(i)).map(layouts).collect::<Vec<_>>()
     };
-    // Of the inputs of four linears a block: attention's output is there to be cast again in any case.
+    // Of the inputs of four linears a block: attention's output is saved and can be cast again in any case.
     let layers = wide_model().layers;
     assert_eq!(forward(Recompute::None), [2, 1, 2, 2].repeat(layers));
     assert_eq!(forward(Recompute::Norms), [1; 4].repeat(layers));
@@ -135,7 +135,7 @@ fn what_a_run_leaves_in_bf16_is_left_there() {
             assert_eq!(made, shown, "what is shown is what is made");
             made
         };
-        // Of 24 products in two blocks.
+        // Of 24 GEMMs in two blocks.
         assert_eq!([&some, &first, &all].map(count), [16, 12, 0], "{recipe:?}");
         let kept = TrainingSpec { fp8: some.clone(), ..fp8(recipe) };
         let loss = step(&kept, 1).1.loss / step(&fp8(Recipe::Bf16), 1).1.loss - 1.0;
@@ -169,8 +169,8 @@ fn gradients_are_as_near_to_those_of_bf16_as_formats_allow() {
         for recipe in drawn(Recipe::FP8, 2) {
             let steps = steps(recipe);
             let loss = typical(steps.iter().zip(&bf16).map(|(a, b)| a.1.loss / b.1.loss - 1.0));
-            // A cast to E4M3 is off by 2.6% of what it casts, both factors of every product are cast, and
-            // sharp attention magnifies.
+            // The error of a cast to E4M3 is 2.6%, both operands of every GEMM are cast, and sharp attention
+            // magnifies.
             let mut worst = 0.0f64;
             for k in 0..bf16[0].0.len() {
                 let error = typical(steps.iter().zip(&bf16).map(|(a, b)| relative(&a.0[k].1, &b.0[k].1)));
@@ -243,7 +243,7 @@ fn a_cast_that_meets_an_infinity_marks_the_step() {
     }
 }
 
-/// Losses of steps on fresh batches, and the scales and histories behind them.
+/// Losses of steps on fresh batches, and the scales and histories after them.
 fn some_steps(spec: &TrainingSpec, steps: u64) -> (Vec<f64>, Vec<(String, Vec<f32>)>) {
     let mut learner = common::learner(spec.clone(), SHARP);
     let losses = (0..steps).map(|n| learner.step(n, 1e-3, &[batch(n)]).expect("a step").loss).collect();
@@ -308,8 +308,8 @@ fn a_kept_input_of_swiglu_saves_memory_and_stays_near() {
         let (plain, kept) = (with(recipe, false), with(recipe, true));
         let program = |s: &TrainingSpec| programs::training(s).expect("a program");
         let scratch = |s: &TrainingSpec| Target::Cpu.plan(&program(s)).region_bytes[2];
-        // Of a token and a block two bytes less for each gate and up, and one for what is made of them; less
-        // their scales.
+        // Per token and block, two bytes less for each gate and up and one for SwiGLU's output; less their
+        // scales.
         let (tokens, width) = (16 * 48, plain.model.ffn_dim);
         let saved = tokens * 3 * width * plain.model.layers;
         assert!(scratch(&plain) - scratch(&kept) > saved * 3 / 4, "{recipe:?}");

@@ -130,7 +130,7 @@ fn scales_of_the_head_are_of_earlier_steps_under_delayed_scaling() {
         names.sort();
         assert_eq!(names, of_head, "{kind:?}");
     }
-    // Over micro-batches the largest counts, wherever it is: in a first step each casts by itself.
+    // Over micro-batches the largest amax counts; in a first step each micro-batch casts with its own.
     let parts = TrainingSpec { batch: Batch { sequences: 1, ..BATCH }, ..spec.clone() };
     let amax = |order: &[usize]| {
         let mut learner = common::learner(parts.clone(), SHARP);

@@ -17,7 +17,7 @@ fn weights(recipe: Recipe, context: usize) -> Weights {
     weights
 }
 
-/// Tokens made after `prompt`, and the bits of the logits that each was chosen from.
+/// Tokens generated after `prompt`, and the bits of the logits that each was chosen from.
 fn generated(weights: &mut Weights, prompt: &[u32], count: usize) -> (Vec<u32>, Vec<Vec<u32>>) {
     let sampling = Sampling { temperature: 1.0, top_k: 0, top_p: 1.0, seed: 8 };
     let mut bits = Vec::new();

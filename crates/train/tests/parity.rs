@@ -1,5 +1,5 @@
-//! Parity with PyTorch and transformers, on the golden files that tests/golden/make_golden.py made: logits,
-//! loss, every gradient, 20 AdamW steps, and greedy generation, to the bars of docs/numerics.md.
+//! Parity with PyTorch and transformers, on the golden files of tests/golden/make_golden.py: logits, loss,
+//! every gradient, 20 AdamW steps, and greedy generation, to the bars of docs/numerics.md.
 
 mod common;
 

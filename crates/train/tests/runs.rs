@@ -11,7 +11,7 @@ use xtrain_train::run::{Observer, Outcome, Start, train};
 /// The texts that the examples are trained on: this project's own sources and documents.
 const TEXT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../examples/data/snapshot.txt.gz");
 
-/// A run of a small model into `folder`/`out`, which keeps what it makes of the text beside it.
+/// A run of a small model into `folder`/`out`, with its cache in `folder`.
 fn run(folder: &Path, out: &str, more: &[&str]) -> Parsed {
     let file = "
         [model]

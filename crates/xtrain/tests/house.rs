@@ -141,7 +141,7 @@ fn only_the_listed_modules_may_be_unsafe() {
     assert_eq!(allowing, UNSAFE, "list the module here and in ARCHITECTURE.md, or do without unsafe code");
 }
 
-/// The entry of the list for a file: an op's kernels on a card are one entry.
+/// The entry of the list for a file: the GPU kernels of all ops are one entry.
 fn listed_as(file: &Path) -> String {
     let parts: Vec<_> = file.iter().map(|part| part.to_string_lossy()).collect();
     match parts.iter().map(|part| &**part).collect::<Vec<_>>()[..] {

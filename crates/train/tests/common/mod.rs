@@ -158,7 +158,7 @@ pub fn typical(errors: impl Iterator<Item = f64>) -> f64 {
     (sum / count).sqrt()
 }
 
-/// The folder of golden files made with PyTorch and transformers.
+/// The folder of golden files from PyTorch and transformers.
 pub fn golden(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden").join(name)
 }

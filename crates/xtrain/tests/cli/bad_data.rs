@@ -129,7 +129,7 @@ fn tokens_of_another_vocabulary_are_refused() {
     place.run("tokenize a.txt --bpe-vocab-size 400 --out bpe").succeeds();
     refused(&place, "bpe", &["bpe", "another tokenizer", "data.tokenizer"]);
     refused(&place, "['a.txt','chars']", &["chars", "another tokenizer"]);
-    // A token that no vocabulary of the header has: overwritten in place, where only reading can tell.
+    // A token outside of the header's vocabulary, overwritten in place, which only reading can find.
     let mut bytes = place.read("shards/shard-00000.tokens");
     let content = bytes.len() / 4..bytes.len() / 2;
     bytes[content.start / 2 * 2..content.end / 2 * 2].fill(0x7F);
@@ -207,7 +207,7 @@ fn tokenizing_that_is_stopped_ends_well_and_says_how_to_go_on() {
     place.write("big.txt", &place.read("a.txt").repeat(2000));
     let command = "tokenize big.txt --bpe-vocab-size 300 --shard-tokens 1M --out parts";
     let files = || if place.exists("parts") { place.names("parts").len() } else { 0 };
-    // Early, when it learns or a little later, and again when it has made more.
+    // Early, while it learns or a little later, and again when more is written.
     for made in ["the first file", "one more file"] {
         let before = files();
         let mut child = place.command(command).stdout(place.sink("said")).spawn().expect("starts");

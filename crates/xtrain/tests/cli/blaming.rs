@@ -63,7 +63,7 @@ fn a_head_in_fp8_is_put_back_too() {
     patterns.sort_unstable();
     assert_eq!(patterns, ["lm_head:dgrad", "lm_head:fprop", "lm_head:wgrad"]);
     assert!(of_head.iter().all(|group| group["block"].is_null()), "{found}");
-    // What its logits are off by is little beside what their gradients are.
+    // The error of its logits is small compared with that of their gradients.
     let blame: f64 = of_head.iter().map(|group| number(group, "blame")).sum();
     assert!((0.1..1.1).contains(&blame), "{found}");
     let operations: f64 = groups.iter().map(|group| number(group, "operations")).sum();
@@ -93,7 +93,7 @@ fn skip_takes_its_patterns_and_that_gemm_then_has_no_blame() {
     assert_eq!(list(&without, "groups").len(), 11, "{without}");
     let error = |of: &Value| number(of, "gradient_error");
     assert!(error(&without["all"]) < error(&found["all"]), "{without}");
-    // The step before was made without.
+    // The step before ran without.
     place.train("other", &format!("{FP8} --set checkpoint.every=4"));
     let on = "--resume --set train.steps=8 --set checkpoint.every=4";
     place.train("other", &format!("{FP8} {on} --set precision.skip=[\"{pattern}\"]"));

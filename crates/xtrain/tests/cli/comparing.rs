@@ -1,4 +1,4 @@
-//! `xtrain compare`: the gap between runs, told and drawn, whatever the runs are like.
+//! `xtrain compare`: the gap between runs, as text and as curves, for runs of all kinds.
 
 use crate::place::Place;
 use serde_json::Value;
@@ -68,7 +68,7 @@ fn the_first_run_is_the_baseline_where_none_is_named() {
     assert_eq!(json(&place, "a b")["compared"][0]["training"]["paired"], 1);
     place.run("compare a").refuses(&["nothing to compare", "--baseline"]);
     place.run("compare a --baseline a").refuses(&["nothing to compare"]);
-    // What a shell makes of a star holds the baseline too.
+    // A shell's star includes the baseline too.
     assert_eq!(json(&place, "a b --baseline a")["compared"][0]["runs"][0], "b");
     place.write("notes.txt", b"mine");
     place.run("compare a b --out notes.txt").refuses(&["notes.txt", "--overwrite"]);

@@ -58,7 +58,7 @@ fn a_finished_run_that_is_resumed_says_so_and_changes_nothing() {
         assert_eq!((ran.stdout, ran.stderr), (said, String::new()));
         assert_eq!(place.contents("out"), before, "{change}");
     }
-    // Its length is told by the key that it is given in, and what says so does go on.
+    // Its length is reported in the key that it is given in, and the suggested command continues the run.
     let tokens = SAMPLED.to_owned() + " --set train.steps= --set train.tokens";
     let ran = place.train("out", &format!("--resume {tokens}=256"));
     assert!(ran.stdout.contains("4 of 4 steps; go on with --set train.tokens=..."), "{}", ran.stdout);

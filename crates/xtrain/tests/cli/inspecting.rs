@@ -61,7 +61,7 @@ fn a_bf16_run_is_measured_under_any_recipe_and_computed_as_it_trains() {
     let weight = |found: &Value| of(found, "blocks.0.attn.o_proj:fprop", "weight").clone();
     assert_eq!((&weight(&found)["format"], &weight(&found)["scaling"]), (&"e4m3".into(), &"block".into()));
     assert_eq!(weight(&json(&place, "out --casts fp8-row"))["scaling"], "row");
-    // The same checkpoint by its folder.
+    // The checkpoint, named by its folder.
     assert_eq!(json(&place, "out/checkpoints/step-3")["tensors"], found["tensors"]);
     assert!(place.contents("out/checkpoints") == before, "an inspection changed a checkpoint");
 }
@@ -89,7 +89,7 @@ fn it_is_told_by_layer_and_drawn_on_a_page() {
     for part in ["Signal to noise", "Underflow", "Largest magnitude", "blocks.0.attn.o_proj:wgrad"] {
         assert!(page.contains(part), "{part}");
     }
-    // The run goes on with the page in its folder.
+    // The run resumes with the page in its folder.
     place.train("out", "--resume --set train.steps=3 --set precision.recipe=bf16");
 }
 

@@ -66,7 +66,7 @@ impl Place {
         place.write("a.txt", text(1, 400).as_bytes());
         place.write("b.txt", text(2, 150).as_bytes());
         place.write("run.toml", RUN.as_bytes());
-        // The same for a run that begins with a model folder, whose tokenizer it then takes.
+        // A run file that begins with a model folder, whose tokenizer it then uses.
         place.write("continued.toml", RUN.replace("tokenizer = \"bytes\"\n", "").as_bytes());
         place
     }

@@ -1,5 +1,4 @@
-//! `train --profile`: the trace, and that nothing else is changed by it. On a card where XTRAIN_TEST_DEVICE
-//! is `cuda`.
+//! `train --profile`: the trace, and that it changes nothing else. On a GPU if XTRAIN_TEST_DEVICE is `cuda`.
 
 use crate::place::{Place, device};
 use serde_json::Value;
@@ -170,7 +169,7 @@ fn the_traced_steps_are_those_that_were_asked_for_and_micro_steps_are_told_apart
         "{said}"
     );
     assert_eq!(read(&place, "late").about["steps op by op"], "12 to 12");
-    // A run that goes on traces its own steps, in the place of those before.
+    // A resumed run traces its own steps, in place of those before.
     place.run(&deterministic("train run.toml --out out --resume --profile --set train.steps=14")).succeeds();
     assert_eq!(read(&place, "out").about["steps op by op"], "13 to 14");
 }

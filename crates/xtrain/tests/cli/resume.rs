@@ -153,7 +153,7 @@ fn a_run_folder_that_exists_is_refused_without_resume() {
     ]);
     assert_eq!(line.lines().count(), 1);
     assert_eq!(place.contents("out"), before);
-    // More steps of the same run are a change that goes on.
+    // More steps are a change with which the run resumes.
     place.train(
         "out",
         "--resume --set train.steps=6 --set schedule.kind=constant --set schedule.warmup_steps=1",
@@ -185,6 +185,6 @@ fn resume_with_other_data_batches_tokenizer_or_seed_is_refused() {
     }
     // A tokenizer that lies elsewhere is no other one.
     place.train("out", "--resume --set data.tokenizer=same");
-    // After all these the run still goes on.
+    // After all these the run still resumes.
     place.train("out", "--resume --set train.steps=7 --set schedule.warmup_steps=1");
 }

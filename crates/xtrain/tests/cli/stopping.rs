@@ -46,7 +46,7 @@ fn sigterm_saves_and_ends_well_and_the_same_command_goes_on() {
         );
         assert!(place.exists("out/report.html"));
     }
-    // No step is missing and none is there twice.
+    // No step is missing or duplicated.
     let all = steps(&place);
     assert!(all.len() > 15 && all.iter().copied().eq(1..=all.len() as u64), "{all:?}");
 }

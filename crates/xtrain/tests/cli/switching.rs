@@ -1,4 +1,4 @@
-//! A run that goes on in another recipe than it began in.
+//! A run that is resumed in another recipe than it began in.
 
 use crate::place::Place;
 use serde_json::Value;
@@ -51,10 +51,10 @@ fn a_run_of_any_recipe_goes_on_in_any_other_as_if_it_were_its_own() {
             let changed = format!("changed since the checkpoint: precision.recipe: \"{from}\" -> \"{to}\"");
             assert_eq!(ran.stderr.contains(&changed), from != to, "{out}: {}", ran.stderr);
             went_on.push(losses(&place, &out));
-            // A run keeps the recipe that it goes on in.
+            // A run keeps the recipe that it was resumed in.
             let config = String::from_utf8(place.read(&format!("{out}/config.toml"))).expect("text");
             assert!(config.contains(&format!("recipe = \"{to}\"\n")), "{config}");
-            // All recipes have the same state, but for the scales that one makes of earlier steps.
+            // All recipes have the same state except for delayed scales.
             assert_eq!(tensors(&out, 12), tensors(from, 6), "{out}");
         }
         for (to, losses) in RECIPES.iter().zip(&went_on) {
@@ -87,7 +87,7 @@ fn layers_that_a_run_left_in_bf16_as_slower_are_left_where_it_goes_on() {
     assert!(config("parts").contains(kept), "{}", config("parts"));
     let plan = place.run("plan parts/config.toml").succeeds().stdout;
     assert!(plan.contains("(FP8 is slower: 0.50 of bf16's speed at 128 x 32 x 16)"), "{plan}");
-    // It was measured of this recipe; a file that has it is told how it is taken out.
+    // It was measured for this recipe; the message says how to remove it from a file.
     place.train("other", &format!("{RUN} --set precision.recipe=fp8-row {silent}"));
     assert!(!config("other").contains(kept), "{}", config("other"));
     let to_bf16 = "train parts/config.toml --resume --set train.steps=18 --set precision.recipe=bf16";

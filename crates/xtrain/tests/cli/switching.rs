@@ -206,7 +206,7 @@ fn a_run_goes_on_with_moments_in_the_other_type() {
         let kept = place.train(from, &format!("{} --resume --set train.steps=12", moments(from)));
         assert!(!kept.stderr.contains("moments"), "{}", kept.stderr);
         let ran = place.train(&out, &format!("{} --resume --set train.steps=12", moments(to)));
-        assert!(ran.stderr.contains("from step 7 on moments are kept in "), "{}", ran.stderr);
+        assert!(ran.stderr.contains("from step 7 on moments are stored in "), "{}", ran.stderr);
         let [of_from, of_to] = [types(from, 12), types(&out, 12)];
         assert!(of_from.len() > 8 && of_from.len() == of_to.len());
         assert!(of_from.iter().zip(&of_to).all(|(a, b)| a != b), "{of_from:?} {of_to:?}");

@@ -2,7 +2,7 @@
 #![no_main]
 
 use std::path::Path;
-use xtrain_train::metrics::jsonl::{Reader, decode, encode};
+use xtrain_report::metrics::jsonl::{Reader, decode, encode};
 
 libfuzzer_sys::fuzz_target!(|bytes: &[u8]| {
     for record in Reader::new(bytes, Path::new("metrics.jsonl")).flatten().flatten() {

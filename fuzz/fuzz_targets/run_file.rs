@@ -2,7 +2,7 @@
 #![no_main]
 
 use std::path::Path;
-use xtrain_train::config::{Config, Facts};
+use xtrain_config::{Config, Facts};
 
 libfuzzer_sys::fuzz_target!(|bytes: &[u8]| {
     let path = Path::new("run.toml");

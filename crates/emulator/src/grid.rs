@@ -5,8 +5,8 @@
 //! usually run first, which makes them converge after a branch; in some turns the others run first, so every lane makes progress. A launch
 //! ends with a fault if no warp can run, or if all warps that can run repeat the same states.
 
-use crate::context::{Context, Launch, PendingCopies, Position, Source};
 use crate::fault::{Fault, FaultKind, Outcome, Report};
+use crate::kernel::context::{Context, Launch, PendingCopies, Position, Source};
 use crate::kernel::{Action, Barrier, Code, End, ReductionKind, Target};
 use crate::memory::Local;
 use crate::random::Random;

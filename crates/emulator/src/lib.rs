@@ -11,8 +11,7 @@
 //! Deliberately absent: real timing (event times are nominal), caches, weak memory order, and functions that xtrain does not call.
 
 mod api;
-mod capture;
-mod context;
+mod compile;
 mod fault;
 mod gemm;
 mod grid;
@@ -21,9 +20,11 @@ mod kernel;
 mod machine;
 mod memory;
 mod numbers;
+mod poison;
 mod ptx;
 mod queue;
 mod random;
 mod registers;
 mod settings;
+mod status;
 mod work;

@@ -1,7 +1,8 @@
 //! The emulated machine: devices, streams, events and graphs.
 
-use crate::api::{self, Status};
-use crate::capture::{Capture, Graph, Node};
+mod capture;
+
+use crate::compile::compile;
 use crate::gemm;
 use crate::kernel::{Code, Symbols};
 use crate::memory::{Memory, Physical};
@@ -9,7 +10,9 @@ use crate::ptx::{Module, Space};
 use crate::queue::{ItemId, Queue};
 use crate::random::Random;
 use crate::settings::{Ordering, Settings};
+use crate::status::{self, Status};
 use crate::work::{Failure, Work};
+use capture::{Capture, Graph, Node};
 use std::collections::{BTreeMap, HashMap};
 use std::io::Write;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -154,9 +157,9 @@ impl Machine {
         {
             return Ok(());
         }
-        let of = self.streams.get_mut(&stream).ok_or(api::INVALID_HANDLE)?;
+        let of = self.streams.get_mut(&stream).ok_or(status::INVALID_HANDLE)?;
         if let Some((capture, tail)) = &mut of.captured {
-            let capture = self.captures.get_mut(capture).ok_or(api::INVALID_HANDLE)?;
+            let capture = self.captures.get_mut(capture).ok_or(status::INVALID_HANDLE)?;
             let node = capture.add(Node { work, after: std::mem::take(tail) });
             tail.push(node);
             return Ok(());
@@ -169,15 +172,15 @@ impl Machine {
     /// Records an event at the end of a stream.
     pub(crate) fn record(&mut self, event: usize, stream: usize, is_external: bool) -> Result<(), Status> {
         if !self.events.contains_key(&event) {
-            return Err(api::INVALID_HANDLE);
+            return Err(status::INVALID_HANDLE);
         }
         let omitted = self.omits(Ordering::Event);
-        let of = self.streams.get_mut(&stream).ok_or(api::INVALID_HANDLE)?;
+        let of = self.streams.get_mut(&stream).ok_or(status::INVALID_HANDLE)?;
         if let Some((capture, tail)) = of.captured.clone() {
             if is_external {
                 return if omitted { Ok(()) } else { self.put(stream, Work::Record(event)) };
             }
-            let event = self.events.get_mut(&event).ok_or(api::INVALID_HANDLE)?;
+            let event = self.events.get_mut(&event).ok_or(status::INVALID_HANDLE)?;
             event.captured = Some((capture, if omitted { Vec::new() } else { tail }));
             event.was_captured = false;
             return Ok(());
@@ -187,7 +190,7 @@ impl Machine {
         if !omitted {
             of.tail = Some(item);
         }
-        let event = self.events.get_mut(&event).ok_or(api::INVALID_HANDLE)?;
+        let event = self.events.get_mut(&event).ok_or(status::INVALID_HANDLE)?;
         *event = Event { recorded: Some(item), ..Event::default() };
         Ok(())
     }
@@ -195,16 +198,16 @@ impl Machine {
     /// Makes later work of a stream wait for an event.
     pub(crate) fn wait(&mut self, stream: usize, event: usize) -> Result<(), Status> {
         let omitted = self.omits(Ordering::Wait);
-        let event = self.events.get(&event).ok_or(api::INVALID_HANDLE)?;
+        let event = self.events.get(&event).ok_or(status::INVALID_HANDLE)?;
         if event.was_captured {
-            return Err(api::CAPTURED_EVENT);
+            return Err(status::CAPTURED_EVENT);
         }
-        let of = self.streams.get_mut(&stream).ok_or(api::INVALID_HANDLE)?;
+        let of = self.streams.get_mut(&stream).ok_or(status::INVALID_HANDLE)?;
         match (&event.captured, &mut of.captured) {
             (Some((of_event, nodes)), captured) => {
                 let (capture, tail) = captured.get_or_insert_with(|| (*of_event, Vec::new()));
                 if capture != of_event {
-                    return Err(self.invalidate_capture(*of_event, api::CAPTURE_MERGE));
+                    return Err(self.invalidate_capture(*of_event, status::CAPTURE_MERGE));
                 }
                 if omitted {
                     return Ok(());
@@ -217,7 +220,7 @@ impl Machine {
             (None, Some((capture, _))) => {
                 let capture = *capture;
                 if event.recorded.is_some() {
-                    return Err(self.invalidate_capture(capture, api::CAPTURE_ISOLATION));
+                    return Err(self.invalidate_capture(capture, status::CAPTURE_ISOLATION));
                 }
             }
             (None, None) => {
@@ -234,12 +237,12 @@ impl Machine {
 
     /// Adds all work of a graph to a stream, after earlier launches of the same graph.
     pub(crate) fn launch(&mut self, graph: usize, stream: usize) -> Result<(), Status> {
-        let of = self.streams.get(&stream).ok_or(api::INVALID_HANDLE)?;
+        let of = self.streams.get(&stream).ok_or(status::INVALID_HANDLE)?;
         if of.captured.is_some() {
-            return Err(api::NOT_SUPPORTED);
+            return Err(status::NOT_SUPPORTED);
         }
         let (device, ends) = (of.device, of.ends);
-        let Graph { nodes, last } = self.graphs.get(&graph).ok_or(api::INVALID_HANDLE)?.clone();
+        let Graph { nodes, last } = self.graphs.get(&graph).ok_or(status::INVALID_HANDLE)?.clone();
         let before: Vec<ItemId> = of.tail.into_iter().chain(last).collect();
         let mut items: Vec<ItemId> = Vec::with_capacity(nodes.len());
         for node in nodes.iter() {
@@ -262,8 +265,8 @@ impl Machine {
         }
         items.extend(before);
         let end = self.queue.add(device, Work::Nothing, &items, ends);
-        self.graphs.get_mut(&graph).ok_or(api::INVALID_HANDLE)?.last = Some(end);
-        self.streams.get_mut(&stream).ok_or(api::INVALID_HANDLE)?.tail = Some(end);
+        self.graphs.get_mut(&graph).ok_or(status::INVALID_HANDLE)?.last = Some(end);
+        self.streams.get_mut(&stream).ok_or(status::INVALID_HANDLE)?.tail = Some(end);
         Ok(())
     }
 
@@ -301,7 +304,7 @@ impl Machine {
 
     /// Runs work until a stream is empty.
     pub(crate) fn finish_stream(&mut self, stream: usize) -> Result<(), Status> {
-        let of = self.streams.get(&stream).ok_or(api::INVALID_HANDLE)?;
+        let of = self.streams.get(&stream).ok_or(status::INVALID_HANDLE)?;
         let (tail, device) = (of.tail, of.device);
         self.finish(tail);
         self.check(device)
@@ -316,9 +319,9 @@ impl Machine {
 
     /// The item that recorded an event. An error if a capture recorded it.
     fn completable(&self, event: usize) -> Result<Option<ItemId>, Status> {
-        let event = self.events.get(&event).ok_or(api::INVALID_HANDLE)?;
+        let event = self.events.get(&event).ok_or(status::INVALID_HANDLE)?;
         let is_captured = event.was_captured || event.captured.is_some();
-        if is_captured { Err(api::CAPTURED_EVENT) } else { Ok(event.recorded) }
+        if is_captured { Err(status::CAPTURED_EVENT) } else { Ok(event.recorded) }
     }
 
     /// True if the event has completed. Each query runs one queued item, so that polling ends.
@@ -354,16 +357,16 @@ impl Machine {
 
     /// Allocates device memory.
     pub(crate) fn allocate(&mut self, device: usize, bytes: u64) -> Result<u64, Status> {
-        self.devices[device].memory.allocate(bytes).map_err(|_| api::OUT_OF_MEMORY)
+        self.devices[device].memory.allocate(bytes).map_err(|_| status::OUT_OF_MEMORY)
     }
 
     /// Frees device memory. A failure if queued work uses it.
     pub(crate) fn free(&mut self, device: usize, start: u64) -> Result<(), Status> {
         let allocation = self.devices[device].memory.allocation(start).filter(|(begin, _)| *begin == start);
-        let (_, bytes) = allocation.ok_or(api::INVALID_VALUE)?;
+        let (_, bytes) = allocation.ok_or(status::INVALID_VALUE)?;
         if let Some(user) = self.user_of(start, bytes) {
             let text = format!("cuMemFree of memory that {user} uses, which is queued and has not run");
-            return Err(self.fail(device, Failure { status: api::ILLEGAL_ADDRESS, text }));
+            return Err(self.fail(device, Failure { status: status::ILLEGAL_ADDRESS, text }));
         }
         let memory = &mut self.devices[device].memory;
         if let Some(physical) = memory.unmap(start) {
@@ -376,18 +379,19 @@ impl Machine {
     pub(crate) fn load(&mut self, device: usize, text: &str) -> Result<usize, Status> {
         let parsed = crate::ptx::parse(text).map_err(|error| {
             eprintln!("emulated GPU: {error}");
-            api::INVALID_IMAGE
+            status::INVALID_IMAGE
         })?;
         let target = parsed.target.trim_start_matches("sm_").trim_end_matches('a');
         let arch = self.settings.arch;
         if target != format!("{}{}", arch.major, arch.minor) {
             eprintln!("emulated GPU: a module for {} on {arch}", parsed.target);
-            return Err(api::NO_BINARY);
+            return Err(status::NO_BINARY);
         }
         let (mut globals, mut allocations) = (Symbols::new(), Vec::new());
         for variable in parsed.variables.iter().filter(|variable| variable.space == Space::Global) {
             let start = self.allocate(device, variable.bytes.max(1))?;
-            let bytes = self.devices[device].memory.bytes(start, variable.bytes).ok_or(api::OUT_OF_MEMORY)?;
+            let bytes =
+                self.devices[device].memory.bytes(start, variable.bytes).ok_or(status::OUT_OF_MEMORY)?;
             bytes.fill(0);
             for (n, byte) in variable.initial.iter().enumerate() {
                 bytes.write(n, [*byte]);
@@ -396,7 +400,7 @@ impl Machine {
             allocations.push(start);
         }
         let handle = self.handle();
-        let source = crate::api::source_of(text).to_owned();
+        let source = crate::ptx::source_of(text).to_owned();
         for kernel in &parsed.kernels {
             self.log(&format!("loaded {source} {}", kernel.name));
         }
@@ -408,11 +412,12 @@ impl Machine {
     /// Prepares a kernel.
     pub(crate) fn function(&mut self, module: usize, name: &str) -> Result<usize, Status> {
         let handle = self.handle();
-        let loaded = self.modules.get_mut(&module).ok_or(api::INVALID_HANDLE)?;
-        let kernel = loaded.parsed.kernels.iter().find(|kernel| kernel.name == name).ok_or(api::NOT_FOUND)?;
-        let code = Code::new(&loaded.parsed, kernel, &loaded.globals).map_err(|problem| {
+        let loaded = self.modules.get_mut(&module).ok_or(status::INVALID_HANDLE)?;
+        let kernel =
+            loaded.parsed.kernels.iter().find(|kernel| kernel.name == name).ok_or(status::NOT_FOUND)?;
+        let code = compile(&loaded.parsed, kernel, &loaded.globals).map_err(|problem| {
             eprintln!("emulated GPU: kernel {name}: {problem}");
-            api::NOT_SUPPORTED
+            status::NOT_SUPPORTED
         })?;
         loaded.functions.push(handle);
         let log_entry = format!("launched {} {name}", loaded.source);
@@ -424,7 +429,7 @@ impl Machine {
 
     pub(crate) fn unload(&mut self, module: usize) -> Result<(), Status> {
         let LoadedModule { device, allocations, functions, .. } =
-            self.modules.remove(&module).ok_or(api::INVALID_HANDLE)?;
+            self.modules.remove(&module).ok_or(status::INVALID_HANDLE)?;
         functions.iter().for_each(|function| {
             self.functions.remove(function);
         });
@@ -454,6 +459,6 @@ impl Machine {
         let mut own = self.captures.values_mut().filter(|capture| capture.thread == thread).peekable();
         let is_refused = own.peek().is_some();
         own.for_each(|capture| capture.is_valid = false);
-        if is_refused { Err(api::CAPTURE_UNSUPPORTED) } else { Ok(()) }
+        if is_refused { Err(status::CAPTURE_UNSUPPORTED) } else { Ok(()) }
     }
 }

@@ -7,6 +7,7 @@
 #![allow(unsafe_code, reason = "it maps device memory and accesses it through pointers")]
 
 use crate::fault::{Fault, FaultKind, Outcome};
+use crate::poison::POISON;
 use crate::registers::{LANES, Lanes};
 use rustix::fd::OwnedFd;
 use rustix::fs::{FallocateFlags, MemfdFlags};
@@ -290,9 +291,6 @@ pub(crate) struct Local {
     data: Box<[Cell<u8>]>,
     marks: Box<[Cell<u8>]>,
 }
-
-/// Value of bytes that were never written.
-pub(crate) const POISON: u8 = 0xCB;
 
 impl Local {
     /// Uninitialised memory of `bytes` bytes.

@@ -4,7 +4,7 @@
 //! often do it, and its result is unset. Bytes loaded from uninitialised memory are marked too, but arithmetic with them is a fault.
 
 use crate::fault::{Fault, FaultKind, Outcome};
-use crate::memory::POISON;
+use crate::poison::POISON;
 use crate::ptx::Class;
 
 /// Threads of a warp.

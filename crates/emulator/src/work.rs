@@ -1,13 +1,13 @@
 //! Work of a device, and the nominal time that it takes.
 #![allow(unsafe_code, reason = "copies read and write host memory through pointers")]
 
-use crate::api::Status;
-use crate::context::Launch;
 use crate::fault::{FaultKind, Report};
 use crate::grid;
 use crate::kernel::Code;
+use crate::kernel::context::Launch;
 use crate::memory::{Local, Memory};
 use crate::random::Random;
+use crate::status::Status;
 use std::sync::Arc;
 
 /// The minimum nominal time of a launch, so that timing loops, which repeat short work, repeat it only a few times.
@@ -92,9 +92,9 @@ pub(crate) struct Failure {
 impl From<Report> for Failure {
     fn from(report: Report) -> Failure {
         let status = match report.kind {
-            FaultKind::Address => crate::api::ILLEGAL_ADDRESS,
-            FaultKind::Alignment => crate::api::MISALIGNED_ADDRESS,
-            FaultKind::Uninitialised | FaultKind::Synchronisation => crate::api::LAUNCH_FAILED,
+            FaultKind::Address => crate::status::ILLEGAL_ADDRESS,
+            FaultKind::Alignment => crate::status::MISALIGNED_ADDRESS,
+            FaultKind::Uninitialised | FaultKind::Synchronisation => crate::status::LAUNCH_FAILED,
         };
         Failure { status, text: report.to_string() }
     }
@@ -152,7 +152,7 @@ impl Work {
     /// Executes the work and adds its warp instructions to `steps`.
     pub(crate) fn run(&self, memory: &Memory, random: &mut Random, steps: &mut u64) -> Result<(), Failure> {
         let outside = |what: &str, address: u64, bytes: u64| Failure {
-            status: crate::api::ILLEGAL_ADDRESS,
+            status: crate::status::ILLEGAL_ADDRESS,
             text: format!("{what} out of bounds: {}", memory.describe(address, bytes)),
         };
         match self {
@@ -191,7 +191,7 @@ impl Work {
                 if !pieces.iter().all(|piece| piece.is_written()) {
                     let what = memory.describe(*source, *bytes);
                     let text = format!("a copy to the host reads bytes that no kernel or copy wrote: {what}");
-                    return Err(Failure { status: crate::api::LAUNCH_FAILED, text });
+                    return Err(Failure { status: crate::status::LAUNCH_FAILED, text });
                 }
                 let mut to = *target as *mut u8;
                 for piece in pieces {
@@ -215,7 +215,8 @@ impl Work {
                 pieces.into_iter().for_each(|piece| piece.fill(*byte));
             }
             Work::Gemm(gemm) => {
-                (gemm.run)(memory).map_err(|text| Failure { status: crate::api::ILLEGAL_ADDRESS, text })?;
+                (gemm.run)(memory)
+                    .map_err(|text| Failure { status: crate::status::ILLEGAL_ADDRESS, text })?;
             }
             Work::Record(_) | Work::Nothing => {}
         }

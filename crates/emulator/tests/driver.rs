@@ -158,14 +158,19 @@ fn allocate() -> c_int {
     type SetCurrent = unsafe extern "C" fn(usize) -> c_int;
     type Allocate = unsafe extern "C" fn(*mut u64, usize) -> c_int;
     let (mut context, mut pointer) = (0, 0);
-    // SAFETY: these are the types of the functions; each writes one of the variables here.
-    unsafe {
-        let retain = library.get::<Retain>(b"cuDevicePrimaryCtxRetain\0").expect("a function");
-        let set_current = library.get::<SetCurrent>(b"cuCtxSetCurrent\0").expect("a function");
-        let allocate = library.get::<Allocate>(b"cuMemAlloc_v2\0").expect("a function");
-        let statuses = [retain(&mut context, 0), set_current(context), allocate(&mut pointer, 128)];
-        statuses.into_iter().max().unwrap_or(0)
-    }
+    // SAFETY: this is the function's type.
+    let retain = unsafe { library.get::<Retain>(b"cuDevicePrimaryCtxRetain\0") }.expect("a function");
+    // SAFETY: this is the function's type.
+    let set_current = unsafe { library.get::<SetCurrent>(b"cuCtxSetCurrent\0") }.expect("a function");
+    // SAFETY: this is the function's type.
+    let allocate = unsafe { library.get::<Allocate>(b"cuMemAlloc_v2\0") }.expect("a function");
+    // SAFETY: it writes the variable here.
+    let retained = unsafe { retain(&mut context, 0) };
+    // SAFETY: it takes a number.
+    let current = unsafe { set_current(context) };
+    // SAFETY: it writes the variable here.
+    let allocated = unsafe { allocate(&mut pointer, 128) };
+    retained.max(current).max(allocated)
 }
 
 fn a_launch_takes_half_a_millisecond() -> Outcome {

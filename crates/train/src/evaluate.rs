@@ -1,20 +1,15 @@
 //! The loss of held-out text.
 
-mod held_out;
-mod text;
-
-pub use held_out::HeldOut;
-pub use text::{Doing, TextLoss, TextOptions, text};
-
+use crate::error::{LearnError, RunError};
+use crate::learner::{IN_FLIGHT, feed};
 use crate::programs;
-use crate::run::RunError;
-use crate::weights::{LearnError, Weights};
+use crate::weights::Weights;
 use serde::{Deserialize, Serialize};
 use std::collections::VecDeque;
 use std::ops::ControlFlow;
 use xtrain_data::{Batch as TokenBatch, Validation};
 use xtrain_model::decoder::{Batch, io};
-use xtrain_runtime::{Engine, EngineError, Part, ProgramId, Ticket};
+use xtrain_runtime::{Part, ProgramId, Ticket};
 
 /// The forward program of one batch shape.
 #[derive(Clone, Copy, Debug)]
@@ -51,8 +46,9 @@ impl Evaluator {
         Ok(bytemuck::pod_read_unaligned::<f32>(outputs.get(io::LOSS)?).into())
     }
 
-    /// Adds to `tally` the sequences of `validation` that it does not hold yet. `go_on` is asked before each batch;
-    /// [`ControlFlow::Break`] leaves the rest for another time, when the sum comes out the same to the bit.
+    /// Adds the sequences of `validation` that `tally` does not hold yet. `go_on` is called before each
+    /// batch; [`ControlFlow::Break`] leaves the rest for a later call, with which the sum is the same to the
+    /// bit.
     pub fn add(
         &self,
         weights: &mut Weights,
@@ -91,10 +87,7 @@ impl Evaluator {
     }
 }
 
-/// Batches that may be under way beside the one that is being prepared.
-const IN_FLIGHT: usize = 2;
-
-/// How far an evaluation is: small enough to be saved in the middle of one.
+/// State of an evaluation, small enough for a checkpoint in the middle of one.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Tally {
@@ -113,22 +106,4 @@ impl Tally {
     pub fn mean(&self) -> f64 {
         self.loss_sum / self.targets.max(1) as f64
     }
-}
-
-/// Writes a batch into a program's inputs; `valid_targets` is what its loss is divided by.
-pub(crate) fn feed(
-    engine: &mut dyn Engine,
-    id: ProgramId,
-    batch: &TokenBatch,
-    document_mask: bool,
-    valid_targets: usize,
-) -> Result<(), EngineError> {
-    engine.write_input(id, io::TOKENS, bytemuck::cast_slice(&batch.tokens))?;
-    engine.write_input(id, io::TARGETS, bytemuck::cast_slice(&batch.targets))?;
-    engine.write_input(id, io::POSITIONS, bytemuck::cast_slice(&batch.positions))?;
-    if document_mask {
-        engine.write_input(id, io::DOC_START, bytemuck::cast_slice(&batch.doc_start))?;
-    }
-    let inverse = 1.0 / valid_targets.max(1) as f32;
-    engine.write_input(id, io::INV_TARGETS, bytemuck::bytes_of(&inverse))
 }

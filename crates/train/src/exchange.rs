@@ -1,22 +1,22 @@
 //! Models in and out: Hugging Face folders to and from masters.
 
-use crate::config::Config;
-use crate::products::fprops;
-use crate::run::RunError;
-use crate::run::setup::{CONFIG_FILE, GENERATION_FILE};
+use crate::error::RunError;
+use crate::linear_gemms::fprops;
+use crate::source::{CONFIG_FILE, GENERATION_FILE};
 use crate::weights::Weights;
 use std::path::Path;
 use xtrain_checkpoint::BoxError;
 use xtrain_checkpoint::hf::{
     self, ExportDtype, ExportOptions, Fp8Scales, NameEntry, NameMap, NamePart, TiedName,
 };
+use xtrain_config::Config;
 use xtrain_data::Tokenizer;
 use xtrain_model::hf::{HfConfig, IGNORABLE_SUFFIXES};
 use xtrain_model::{Architecture, Kept, Numerics};
 use xtrain_program::Quantization;
 use xtrain_tensor::{Scaling, TILE};
 
-/// What a Hugging Face folder says of a model beside its weights.
+/// Metadata of a Hugging Face folder: everything but the weights.
 pub struct Identity {
     config: HfConfig,
 }
@@ -39,7 +39,7 @@ impl Identity {
         Ok(Identity { config: HfConfig { model, bos_token_id, eos_token_ids, source, generation } })
     }
 
-    /// config.json and generation_config.json beside weights of this type, exported by `names`.
+    /// config.json and generation_config.json for weights of this type, exported by `names`.
     fn files(&self, dtype: ExportDtype, names: &NameMap) -> Vec<(String, Vec<u8>)> {
         let config = match dtype {
             ExportDtype::Fp32 => self.config.to_json("float32"),
@@ -85,8 +85,9 @@ pub fn export(
     Ok(hf::export(folder, &names, &mut source, &files, options)?)
 }
 
-/// Names in the log what the Hugging Face folder `folder` holds and an export does not: model cards, licences, weights in other formats.
-pub fn warn_of_what_stays(folder: &Path, tokenizer: &Tokenizer) {
+/// Names in the log what the Hugging Face folder `folder` holds and an export does not: model cards,
+/// licences, weights in other formats.
+pub fn warn_of_unexported_files(folder: &Path, tokenizer: &Tokenizer) {
     let is_carried = |name: &str| {
         let beside =
             tokenizer.files().any(|(file, _)| file == name) || [CONFIG_FILE, GENERATION_FILE].contains(&name);
@@ -117,7 +118,7 @@ pub fn export_options(config: &Config) -> ExportOptions {
     ExportOptions { dtype, overwrite: true, ..ExportOptions::default() }
 }
 
-/// What the parameters of `model` are called in a Hugging Face folder.
+/// Names of the parameters of `model` in a Hugging Face folder.
 pub fn name_map(model: &Architecture) -> NameMap {
     let entry = |p: xtrain_model::ParameterSpec| NameEntry {
         name: p.name,
@@ -133,11 +134,12 @@ pub fn name_map(model: &Architecture) -> NameMap {
     }
 }
 
-/// The same with the linear layers that go out as FP8: those of the blocks, but what an FP8 recipe leaves in bf16 in the forward, and what
-/// is not of whole blocks of 128 x 128.
+/// Names of an export as FP8. It holds in FP8 the linear layers of the blocks, except those that an FP8
+/// recipe leaves in bf16 in the forward and those that do not consist of whole blocks of 128 x 128.
 ///
-/// Readers differ over blocks that are cut: transformers 5 takes the size of a block from the number of scales, and so reads 192 rows as
-/// two blocks of 96; vLLM and SGLang refuse most such layers. Parts that are one layer there (q, k, v; gate, up) must all be of one type.
+/// Readers differ on partial blocks: transformers 5 infers the block size from the number of scales, and so
+/// reads 192 rows as two blocks of 96; vLLM and SGLang refuse most such layers. Parts that are one layer
+/// there (q, k, v; gate, up) must all have one type.
 pub(crate) fn fp8_names(model: &Architecture, numerics: &Numerics) -> NameMap {
     let fprops = fprops(model, numerics);
     let mut names = name_map(model);
@@ -154,8 +156,9 @@ pub(crate) fn fp8_names(model: &Architecture, numerics: &Numerics) -> NameMap {
     names
 }
 
-/// The scales of weights in FP8: as they were in training, where they were of blocks; else powers of two, which lose the least (casting
-/// again gives the same numbers, bf16 holds them, and cards that take no other scales can use them).
+/// Scales of weights in FP8: those of training if they were per block; else powers of two, which lose the
+/// least (casting again gives the same numbers, bf16 holds them, and GPUs that take no other scales can use
+/// them).
 fn scales(trained: Quantization) -> Fp8Scales {
     match trained.scaling == Scaling::Block && !trained.pow2_scales {
         true => Fp8Scales::Exact,
@@ -175,7 +178,7 @@ pub(crate) fn check_fp8(names: &NameMap) -> Result<(), RunError> {
 
 const WHY_BF16: &str = "they have sizes that are no multiples of 128, or the run left them in bf16";
 
-/// Names in the log what stays in bf16.
+/// Warns of the linear layers that an export as FP8 holds in bf16.
 fn warn_of_bf16(names: &NameMap) {
     let linear: Vec<&NameEntry> = names.entries.iter().filter(|entry| is_linear(entry)).collect();
     let kept: Vec<&str> =
@@ -186,12 +189,13 @@ fn warn_of_bf16(names: &NameMap) {
     }
 }
 
-/// Whether it is the matrix of a linear layer in a block.
+/// True for the matrix of a linear layer in a block.
 fn is_linear(entry: &NameEntry) -> bool {
     entry.name.starts_with("blocks.") && entry.shape.len() == 2
 }
 
-/// What Hugging Face calls the linear layers that `names` has not in FP8; the head is always one, also where it is tied.
+/// Hugging Face's names of the linear layers that `names` does not export in FP8. The head is always one,
+/// also if it is tied.
 fn modules_in_bf16(names: &NameMap) -> Vec<String> {
     let kept = names.entries.iter().filter(|entry| is_linear(entry) && entry.fp8.is_none());
     let parts = kept.flat_map(|entry| &entry.parts);

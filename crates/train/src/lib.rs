@@ -1,30 +1,37 @@
-//! The trainer: run configuration, step programs, the training loop, metrics, evaluation and generation.
+//! The trainer: programs of a training step, the learner that runs them, and the run around it.
 //!
-//! Invariants: policy lives here and arithmetic in ops; nothing here knows which device an [`Engine`](xtrain_runtime::Engine) is.
-//! Deliberately absent: flags and terminals, which are the binary's.
+//! ```text
+//! run file (xtrain-config) -> spec, fit, slower -> run: begin or resume -> steps -> finish
+//! spec -> programs -> learner, evaluate, generate over weights on an engine
+//! opened: a run or a Hugging Face folder, for evaluation, generation and export
+//! ```
+//!
+//! Invariants: policy lives here and arithmetic in ops; nothing but `engine` knows which device an
+//! [`Engine`](xtrain_runtime::Engine) is.
+//! Deliberately absent: options and terminals, which are the binary's; the keys of the run file, and the form of
+//! metrics and reports, which are crates of their own.
 
-mod advice;
-pub mod bench;
-pub mod blame;
-pub mod config;
-pub mod doctor;
+pub mod corpus;
 pub mod engine;
+pub mod error;
 pub mod evaluate;
 pub mod exchange;
-mod files;
+pub mod fit;
+pub mod folder;
 pub mod generate;
-pub mod inspect;
+pub mod held_out;
 pub mod learner;
-pub mod metrics;
+pub mod linear_gemms;
 pub mod opened;
 pub mod passes;
-mod probe;
-pub mod products;
+pub mod position;
 pub mod profile;
 pub mod programs;
-pub mod report;
+pub mod random_batch;
 pub mod run;
-mod sampling;
 pub mod schedule;
 pub mod slower;
+pub mod source;
+mod spans;
+pub mod spec;
 pub mod weights;

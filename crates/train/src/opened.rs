@@ -1,13 +1,15 @@
 //! A model opened to be used: from a run folder or from a Hugging Face folder.
 
-use crate::config::{Config, Device};
 use crate::engine::Processor;
+use crate::error::{LearnError, RunError};
 use crate::exchange::{self, Identity};
-use crate::run::{RunError, RunFolder, saved, setup};
-use crate::weights::{LearnError, Weights};
+use crate::folder::RunFolder;
+use crate::weights::Weights;
+use crate::{position, source, spec};
 use std::path::{Path, PathBuf};
 use xtrain_checkpoint::hf::{self, ExportDtype};
 use xtrain_checkpoint::{BoxError, Checkpoint, CheckpointStore};
+use xtrain_config::{Config, Device};
 use xtrain_data::{LoaderState, Tokenizer};
 use xtrain_model::{Architecture, Numerics, Recipe};
 use xtrain_program::StateKind;
@@ -19,44 +21,46 @@ pub struct OpenedModel {
     pub weights: Weights,
     /// The tokenizer.
     pub tokenizer: Tokenizer,
-    /// What an export says of it.
+    /// Metadata for an export.
     pub identity: Identity,
     /// The step of the checkpoint, where it came from a run.
     pub step: Option<u64>,
-    /// Whether it was trained with attention inside documents: false for a Hugging Face folder, which does not say.
+    /// True if it was trained with attention inside documents; false for a Hugging Face folder, which does
+    /// not say.
     pub document_mask: bool,
-    /// The element type of an export that nobody asked to be another: the run's `checkpoint.export_dtype`, or what loses nothing of the
-    /// Hugging Face folder.
+    /// Default element type of an export: the run's `checkpoint.export_dtype`, or the one that loses nothing
+    /// of the Hugging Face folder.
     pub export_dtype: ExportDtype,
     /// The length of the sequences that it was trained on, where it came from a run.
     pub seq_len: Option<usize>,
     /// The run that it came from, if any.
-    pub(crate) run: Option<OfRun>,
+    pub(crate) run: Option<RunOrigin>,
 }
 
-/// What finds the data of a run.
-pub(crate) struct OfRun {
+/// Location of the data of a run.
+pub(crate) struct RunOrigin {
     /// Its settings.
     pub(crate) config: Config,
     /// The folder of its tokenizer.
     pub(crate) tokenizer: PathBuf,
-    /// What it read.
+    /// State of its loader.
     pub(crate) loader: LoaderState,
 }
 
-/// Which checkpoint of a run is meant.
+/// Choice of a run's checkpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Which {
     /// The latest complete one.
     Latest,
-    /// That with the lowest validation loss.
+    /// The one with the lowest validation loss.
     Best,
-    /// That of this step.
+    /// The one of this step.
     Step(u64),
 }
 
-/// Opens `folder`, a run folder (one with config.toml) or a Hugging Face folder (one with config.json), to be computed with on `device`.
-/// `recipe` replaces the run's, or fp32 for a Hugging Face folder; what the run has otherwise than an FP8 recipe stays so.
+/// Opens `folder`, a run folder (with config.toml) or a Hugging Face folder (with config.json), to compute on
+/// `device`. `recipe` replaces the run's, or fp32 for a Hugging Face folder; the run's overrides of an FP8
+/// recipe stay.
 pub fn open(
     folder: &Path,
     which: Which,
@@ -64,7 +68,7 @@ pub fn open(
     recipe: Option<Recipe>,
 ) -> Result<OpenedModel, RunError> {
     if !folder.exists() {
-        return Err(setup::no_such_folder(folder));
+        return Err(source::no_such_folder(folder));
     }
     let run = RunFolder::at(folder);
     if run.is_begun() {
@@ -89,7 +93,7 @@ pub fn open(
             folder.display()
         )));
     }
-    let source = setup::read_hf_config(folder)?;
+    let source = source::read_hf_config(folder)?;
     let tokenizer = Tokenizer::load(folder)?;
     let model = source.model.architecture();
     let model = model.map_err(|error| RunError::Model { place: folder.display().to_string(), error })?;
@@ -117,15 +121,15 @@ fn open_run(
 ) -> Result<OpenedModel, RunError> {
     let mut parsed = Config::load::<&str>(&run.config(), &[])?;
     let checkpoint = checkpoint(run, which)?;
-    parsed.config.precision = saved::precision_of(&checkpoint)?;
-    let planned = setup::planned(parsed.resolve(&Default::default())?)?;
+    parsed.config.precision = position::precision_of(&checkpoint)?;
+    let planned = spec::planned(parsed.resolve(&Default::default())?)?;
     let trained = planned.spec.numerics();
     let numerics = Numerics { recipe: recipe.unwrap_or(trained.recipe), ..trained };
     let mut weights = weights(device, planned.spec.model.clone(), numerics)?;
     load_masters(&mut weights, &checkpoint, run)?;
     let tokenizer = Tokenizer::load(run.tokenizer())?;
     let tokenizer = tokenizer.with_begin_of_document(parsed.config.data.begin_of_document)?;
-    let source = setup::kept_init(&parsed.config, run)?;
+    let source = source::saved_init(&parsed.config, run)?;
     let identity = Identity::new(source, weights.model(), &tokenizer)?;
     Ok(OpenedModel {
         weights,
@@ -135,8 +139,8 @@ fn open_run(
         document_mask: planned.spec.document_mask,
         seq_len: Some(planned.spec.batch.seq_len),
         export_dtype: exchange::export_options(&planned.resolved.config).dtype,
-        run: Some(OfRun {
-            loader: saved::loader_state(&checkpoint)?,
+        run: Some(RunOrigin {
+            loader: position::loader_state(&checkpoint)?,
             tokenizer: run.tokenizer(),
             config: planned.resolved.config,
         }),
@@ -144,7 +148,7 @@ fn open_run(
 }
 
 /// The checkpoint of `run` that is meant.
-pub(crate) fn checkpoint(run: &RunFolder, which: Which) -> Result<Checkpoint, RunError> {
+pub fn checkpoint(run: &RunFolder, which: Which) -> Result<Checkpoint, RunError> {
     let store = CheckpointStore::open(&run.checkpoints())?;
     let place = run.path().display();
     let latest = || {
@@ -153,7 +157,7 @@ pub(crate) fn checkpoint(run: &RunFolder, which: Which) -> Result<Checkpoint, Ru
     match which {
         Which::Step(step) => Ok(store.checkpoint(step)?),
         Which::Latest => latest(),
-        Which::Best => match saved::best(&latest()?)? {
+        Which::Best => match position::best(&latest()?)? {
             Some((step, _)) => Ok(store.checkpoint(step)?),
             None => Err(RunError::Refused(format!(
                 "no checkpoint of {place} is known to be the best: its run kept none (checkpoint.keep_best), or evaluated none \
@@ -163,15 +167,11 @@ pub(crate) fn checkpoint(run: &RunFolder, which: Which) -> Result<Checkpoint, Ru
     }
 }
 
-/// Reads the masters of a checkpoint of `run`, and makes what is made of them.
-pub(crate) fn load_masters(
-    weights: &mut Weights,
-    checkpoint: &Checkpoint,
-    run: &RunFolder,
-) -> Result<(), RunError> {
+/// Reads the masters of a checkpoint of `run`, and refreshes the copies that GEMMs read.
+pub fn load_masters(weights: &mut Weights, checkpoint: &Checkpoint, run: &RunFolder) -> Result<(), RunError> {
     let masters = weights.masters();
-    let specs = saved::specs(&masters);
-    let is_master = |name: &str| name.starts_with(&saved::prefix(StateKind::Master));
+    let specs = position::specs(&masters);
+    let is_master = |name: &str| name.starts_with(&position::prefix(StateKind::Master));
     let unknown = |name: &str| is_master(name) && !specs.iter().any(|spec| spec.name == name);
     if let Some(other) = checkpoint.tensors().iter().find(|tensor| unknown(&tensor.name)) {
         return Err(RunError::Refused(format!(

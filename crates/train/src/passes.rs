@@ -124,7 +124,7 @@ pub const PIPELINE: &[Pass] = &[
 ];
 
 /// What a program is for: what passes go by.
-pub(crate) struct Setting<'a> {
+pub struct Setting<'a> {
     numerics: &'a Numerics,
     /// Blocks of the model.
     layers: usize,
@@ -143,7 +143,7 @@ struct Step<'a> {
 
 impl<'a> Setting<'a> {
     /// Evaluation and generation: a forward alone.
-    pub(crate) fn forward(numerics: &'a Numerics, layers: usize) -> Self {
+    pub fn forward(numerics: &'a Numerics, layers: usize) -> Self {
         Setting { numerics, layers, step: None }
     }
 
@@ -195,11 +195,7 @@ pub(crate) fn run_to(program: Program, setting: &Setting<'_>, last: &str) -> Res
 }
 
 /// Runs the passes after the one of this name.
-pub(crate) fn run_after(
-    program: Program,
-    setting: &Setting<'_>,
-    first: &str,
-) -> Result<Program, ProgramError> {
+pub fn run_after(program: Program, setting: &Setting<'_>, first: &str) -> Result<Program, ProgramError> {
     let start = PIPELINE.iter().position(|pass| pass.name == first).map_or(0, |at| at + 1);
     PIPELINE[start..].iter().try_fold(program, |program, pass| (pass.run)(program, setting))
 }

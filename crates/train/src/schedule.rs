@@ -1,6 +1,6 @@
 //! The learning rate of every step.
 
-use crate::config::{Config, DecayShape, ScheduleKind};
+use xtrain_config::{Config, DecayShape, ScheduleKind};
 
 /// A learning-rate schedule: linear warmup, then one of the kinds of the run file.
 #[derive(Clone, Debug, PartialEq)]
@@ -29,8 +29,8 @@ impl Schedule {
         }
     }
 
-    /// The learning rate of attempted step `step`, counted from 0. The first step of the warmup uses `peak / warmup`, never 0; the last
-    /// step of the run uses the final rate.
+    /// The learning rate of attempted step `step`, counted from 0. The first step of the warmup uses `peak /
+    /// warmup`, never 0; the last step of the run uses the final rate.
     pub fn lr(&self, step: u64) -> f64 {
         if step < self.warmup {
             return self.peak * (step + 1) as f64 / self.warmup as f64;

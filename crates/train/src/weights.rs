@@ -1,55 +1,11 @@
 //! A model's weights on an engine: what training, evaluation and generation share.
 
-use crate::programs::{self, ProgramError};
+use crate::error::LearnError;
+use crate::programs;
 use std::time::Instant;
-use thiserror::Error;
 use xtrain_model::{Architecture, Init, Numerics};
 use xtrain_program::{Program, StateKind};
-use xtrain_runtime::{Engine, EngineError, Part, ProgramId, StateEntry};
-
-/// What can fail while a model is trained or run.
-#[derive(Clone, Debug, Error)]
-pub enum LearnError {
-    /// A program could not be made.
-    #[error(transparent)]
-    Program(#[from] ProgramError),
-    /// The engine refused something.
-    #[error(transparent)]
-    Engine(#[from] EngineError),
-    /// More memory than there is, and what would need less.
-    #[error("{error}; {advice}")]
-    Memory {
-        /// How much more.
-        error: EngineError,
-        /// What to ask for instead.
-        advice: &'static str,
-    },
-    /// A model that makes no sense.
-    #[error(
-        "the model's logits contain {0}: its weights are broken, or it diverged in training; use another checkpoint or folder"
-    )]
-    Logits(f32),
-}
-
-impl LearnError {
-    /// The same error; one about memory with what would need less.
-    pub(crate) fn advising(self, advice: &'static str) -> Self {
-        match self {
-            LearnError::Engine(error @ EngineError::Memory { .. }) => LearnError::Memory { error, advice },
-            other => other,
-        }
-    }
-
-    /// Whether the user can mend it: too little memory, and numbers that are not finite, come from what was asked for.
-    pub fn is_users(&self) -> bool {
-        match self {
-            LearnError::Logits(_) | LearnError::Memory { .. } => true,
-            LearnError::Engine(EngineError::Cuda(e)) => e.is_about_the_machine(),
-            LearnError::Engine(e) => matches!(e, EngineError::Memory { .. } | EngineError::NonFinite { .. }),
-            LearnError::Program(_) => false,
-        }
-    }
-}
+use xtrain_runtime::{Engine, Part, ProgramId, StateEntry};
 
 /// A model on an engine. Its masters are zero until they are initialised or written.
 pub struct Weights {
@@ -68,11 +24,11 @@ impl Weights {
     ) -> Result<Self, LearnError> {
         let numerics = numerics.into();
         let refresh = programs::weights(&model, &numerics)?;
-        Weights::refreshed_by(refresh, engine, model, numerics)
+        Weights::with_refresh(refresh, engine, model, numerics)
     }
 
-    /// The same where more is made of the masters than a forward reads.
-    pub(crate) fn refreshed_by(
+    /// As [`Weights::new`], with a refresh program that derives more from the masters than a forward reads.
+    pub fn with_refresh(
         refresh: Program,
         mut engine: Box<dyn Engine>,
         model: Architecture,
@@ -107,11 +63,12 @@ impl Weights {
         Ok(self.engine.load(program)?)
     }
 
-    /// Sets the masters to a fresh start: normal numbers of standard deviation `std` (residual projections less, see
-    /// [`Architecture::parameters`]), ones for norms, zeros for biases. A parameter's numbers depend only on `seed` and its place.
+    /// Initialises the masters: normal numbers of standard deviation `std` (less for residual projections,
+    /// see [`Architecture::parameters`]), ones for norms, zeros for biases. A parameter's numbers depend only
+    /// on `seed` and its place.
     pub fn initialize(&mut self, seed: u64, std: f64) -> Result<(), LearnError> {
         let begun = Instant::now();
-        // Drawn where they are kept: a copy from the host would take longer than all else that a start does.
+        // Drawn on the device: a copy from the host would take longer than the rest of the start.
         let normal = self.engine.load(programs::initial(&self.model, seed, std)?)?;
         self.engine.run(normal, Part::Whole)?;
         for p in self.model.parameters() {

@@ -1,5 +1,6 @@
-//! What a run does on a card: it resumes as if it had not been interrupted, goes on where the CPU stopped and back, and neither graphs nor
-//! recompute change a bit. Without a card every test counts as ignored, and the reason is printed.
+//! Runs on a GPU: they resume as if they had not been interrupted, move from the CPU to the GPU and back, and
+//! neither graphs nor recomputation change a bit. Without a GPU every test counts as ignored, and the reason
+//! is printed.
 
 mod common;
 
@@ -11,19 +12,20 @@ use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::sync::LazyLock;
 use std::sync::atomic::{AtomicBool, Ordering};
+use xtrain_config::{Config, Device, Parsed};
 use xtrain_cuda::{Arch, CudaError, Gpu};
 use xtrain_model::decoder::Batch;
 use xtrain_model::{Architecture, Recipe};
 use xtrain_program::Recompute;
+use xtrain_report::metrics::Event;
 use xtrain_runtime::{Checks, Engine};
 use xtrain_tensor::{DType, Philox};
-use xtrain_train::config::{Config, Device, Parsed};
+use xtrain_train::corpus::Notice;
 use xtrain_train::engine::Processor;
 use xtrain_train::generate::{Generator, Sampling};
 use xtrain_train::learner::Learner;
-use xtrain_train::metrics::Event;
 use xtrain_train::programs::TrainingSpec;
-use xtrain_train::run::{Notice, Observer, Outcome, Start, train};
+use xtrain_train::run::{Observer, Outcome, Start, train};
 use xtrain_train::weights::Weights;
 
 const GRAPHS: Checks = Checks { poison: false, numerics: false };
@@ -37,7 +39,7 @@ fn engine(device: Device, checks: Checks) -> Result<Box<dyn Engine>, Failed> {
     Ok(Processor::choose(device)?.engine(checks)?)
 }
 
-/// Each model in each recipe that the card has, within documents, then with moments in bf16, and without.
+/// Each model in each recipe that the GPU runs, within documents, then with moments in bf16, and without.
 fn specs() -> Vec<TrainingSpec> {
     let mut specs = Vec::new();
     let arch = Gpu::open(0).map_or(Arch::SM90, |gpu| gpu.info().arch);
@@ -122,7 +124,8 @@ fn state_goes_to_the_card_and_back() -> Result<(), Failed> {
     Ok(())
 }
 
-/// The logits from which a card chooses, after a prompt of more than one pass and from token to token, beside the CPU's.
+/// The logits from which a GPU chooses, after a prompt of more than one pass and from token to token,
+/// compared with the CPU's.
 fn generation_agrees_with_the_cpu() -> Result<(), Failed> {
     let rng = Philox::new(3, 0, 0);
     let prompt: Vec<u32> = (0..700).map(|i| rng.word(i) % wide_model().vocab_size as u32).collect();
@@ -132,7 +135,7 @@ fn generation_agrees_with_the_cpu() -> Result<(), Failed> {
                 let mut weights = Weights::new(engine(device, GRAPHS)?, model.clone(), recipe)?;
                 weights.initialize(3, 0.1)?;
                 let mut generator = Generator::new(&mut weights, prompt.len() + 20)?;
-                // The CPU is told the card's tokens, so that one near tie is not the end of the comparison.
+                // The CPU gets the GPU's tokens, so that one near tie does not end the comparison.
                 let mut all = vec![generator.append(&mut weights, prompt)?.to_vec()];
                 for token in made {
                     all.push(generator.append(&mut weights, &[*token])?.to_vec());
@@ -143,7 +146,7 @@ fn generation_agrees_with_the_cpu() -> Result<(), Failed> {
                 generator.reset();
                 let greedy = Sampling { temperature: 0.0, top_k: 0, top_p: 1.0, seed: 0 };
                 all.clear();
-                let mut each = |made: xtrain_train::generate::MadeToken<'_>| {
+                let mut each = |made: xtrain_train::generate::GeneratedToken<'_>| {
                     all.push(made.logits.to_vec());
                     ControlFlow::Continue(())
                 };
@@ -161,7 +164,7 @@ fn generation_agrees_with_the_cpu() -> Result<(), Failed> {
     Ok(())
 }
 
-/// Those of the card, by which the length of an evaluation goes.
+/// Multiprocessors of the GPU, which determine the length of an evaluation.
 fn multiprocessors() -> u32 {
     static COUNT: LazyLock<u32> = LazyLock::new(|| Gpu::open(0).map_or(1, |gpu| gpu.info().multiprocessors));
     *COUNT
@@ -209,7 +212,8 @@ fn run_file(folder: &Path, out: &str, more: &[&str]) -> Result<Parsed, Failed> {
     Ok(Config::parse(Path::new("run.toml"), file.as_bytes(), &set)?)
 }
 
-/// Hears the losses of a run by step, those of evaluations by the step's negative, and has the run stop after some step.
+/// Hears the losses of a run by step, those of evaluations by the step's negative, and has the run stop after
+/// some step.
 struct Ear<'a> {
     losses: &'a mut BTreeMap<i64, f64>,
     stop: &'a AtomicBool,
@@ -234,8 +238,8 @@ impl Observer for Ear<'_> {
     fn wrote(&mut self, _: &str, _: &Path) {}
 }
 
-/// The losses of a run in this recipe, behind which more may be set, that is stopped after each of these steps and goes on on the next
-/// device.
+/// The losses of a run in this recipe, followed by further options, that is stopped after each of these steps
+/// and resumed on the next device.
 fn run(folder: &Path, out: &str, recipe: &str, parts: &[(&str, u64)]) -> Result<BTreeMap<i64, f64>, Failed> {
     let mut losses = BTreeMap::new();
     for (n, &(device, stop_after)) in parts.iter().enumerate() {
@@ -264,7 +268,7 @@ fn last_files(folder: &Path, out: &str) -> Result<BTreeMap<PathBuf, Vec<u8>>, Fa
     Ok(files)
 }
 
-/// What a safetensors file says of its tensors.
+/// The header of a safetensors file.
 fn header(bytes: &[u8]) -> Result<&[u8], Failed> {
     let (length, rest) = bytes.split_first_chunk().ok_or("no header")?;
     Ok(rest.get(..u64::from_le_bytes(*length) as usize).ok_or("half a header")?)
@@ -311,7 +315,8 @@ fn reference_segments_change_no_bit() -> Result<(), Failed> {
     Ok(())
 }
 
-/// What a run on the card left in bf16 is in its configuration, and is left where it goes on, whatever a stopwatch would say then.
+/// Layers that a run on a GPU left in bf16 are in its configuration, and stay in bf16 when it is resumed,
+/// whatever a new measurement would say.
 fn what_a_run_left_in_bf16_it_leaves_where_it_goes_on() -> Result<(), Failed> {
     let folder = tempfile::tempdir()?;
     let recipe = "fp8-current";
@@ -328,7 +333,7 @@ fn what_a_run_left_in_bf16_it_leaves_where_it_goes_on() -> Result<(), Failed> {
         files.remove(Path::new("state-00001.safetensors")).ok_or_else(|| "no state".into())
     };
     assert!(state("whole")? == state("parts")?, "the state differs");
-    // Another run that is told what this one found out need not measure.
+    // Another run that is given the decision of this one need not measure.
     let [told, fp8] =
         ["precision.skip_slower=[{layer='attn.o_proj',speed=0.5,tokens=64}]", "precision.recipe=fp8-current"];
     let stop = AtomicBool::new(false);
@@ -353,9 +358,10 @@ impl Observer for Counter<'_> {
     fn wrote(&mut self, _: &str, _: &Path) {}
 }
 
-/// A run that changes between devices, beside one on the CPU alone: the same files, losses within the bars of docs/numerics.md.
+/// A run that changes between devices, compared with one on the CPU alone: the same files, losses within the
+/// bars of docs/numerics.md.
 fn a_run_goes_on_on_the_other_device() -> Result<(), Failed> {
-    // AdamW makes a step of a gradient's sign, whatever its size: masters are further apart than losses.
+    // AdamW steps by a gradient's sign, whatever its size: masters are further apart than losses.
     for (recipe, loss_bar, master_bar) in drawn([("fp32", 1e-4, 1e-3), ("bf16", 3e-3, 1e-1)], 1) {
         let folder = tempfile::tempdir()?;
         let cpu = run(folder.path(), "cpu", recipe, &[("cpu", NEVER)])?;

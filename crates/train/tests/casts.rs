@@ -1,5 +1,5 @@
-//! What must hold of a step whose casts are measured: it computes what the plain one does, takes no more memory, and measures each factor of
-//! each product once.
+//! Steps whose casts are measured: they compute the same as the plain step, use no more memory, and measure
+//! each operand of each GEMM once.
 
 mod common;
 
@@ -23,7 +23,8 @@ fn count(program: &Program, name: &str) -> usize {
 
 #[test]
 fn every_factor_of_every_product_is_measured_and_what_is_the_same_is_cast_once() {
-    // Inputs, weights and gradients, each for two products; squares and whole tensors have the same scales in both.
+    // Inputs, weights and gradients, each for two GEMMs; per-block and per-tensor casts have the same scales
+    // in both.
     for (casts, different) in [(Recipe::Fp8Current, 3), (Recipe::Fp8Row, 6), (Recipe::Fp8Block, 5)] {
         let spec = of(Recipe::Bf16);
         let program = programs::inspection(&spec, &casts.into()).expect("a program");

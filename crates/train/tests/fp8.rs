@@ -1,5 +1,5 @@
-//! What must hold of a training step under the FP8 recipes: which products are of FP8, that they stay near bf16's, and that how a step is
-//! cut or remade changes nothing.
+//! Training steps under the FP8 recipes: which GEMMs are in FP8, that results stay near bf16's, and that
+//! cutting or recomputing a step changes nothing.
 
 mod common;
 
@@ -13,13 +13,13 @@ use xtrain_model::{DelayedScales, Description, Fp8Overrides, ProductPattern, Rec
 use xtrain_program::{Instance, Recompute, Stage, StateKind, Storage};
 use xtrain_tensor::DType;
 use xtrain_train::engine::Target;
-use xtrain_train::products::{LinearProducts, linear_products};
+use xtrain_train::linear_gemms::{LinearGemms, linear_gemms};
 use xtrain_train::programs::{self, TrainingSpec};
 
 const BATCH: Batch = Batch { sequences: 4, seq_len: 48 };
 /// The standard deviation of weights that make attention sharp.
 const SHARP: f64 = 0.1;
-/// That of fresh ones.
+/// Standard deviation of fresh weights.
 const FRESH: f64 = 0.02;
 
 fn fp8(recipe: Recipe) -> TrainingSpec {
@@ -40,21 +40,22 @@ fn every_linear_of_the_blocks_is_of_fp8_and_nothing_else() {
         let spec = fp8(recipe);
         let program = programs::training(&spec).expect("a program");
         let named = |name: &str| program.instances.iter().filter(|i| i.code.op().name() == name).count();
-        // Four layers a block, three products each.
+        // Four layers a block, three GEMMs each.
         assert_eq!(named("scaled_matmul"), 12 * spec.model.layers.len(), "{recipe:?}");
         assert_eq!(["linear", "linear_dgrad", "linear_wgrad"].map(named), [0; 3], "{recipe:?}");
-        // Casts come out of what makes the tensor: SwiGLU is nowhere by itself, and norms alone whose y no product of FP8 factors reads.
+        // Casts are fused into their producers: SwiGLU is nowhere alone, and norms alone only where no FP8
+        // GEMM reads y.
         assert_eq!(
             ["swiglu", "swiglu_grad", "rms_norm", "add_rms_norm"].map(named),
             [0, 0, 0, 1],
             "{recipe:?}"
         );
-        // What adds before it casts too, where it need not see the whole tensor or row first.
+        // Fused additions cast too, unless the cast needs the whole tensor or row first.
         let sees_all = matches!(recipe, Recipe::Fp8Current | Recipe::Fp8Row);
         let sums = 2 * spec.model.layers.len() - 1;
         let joint = if sees_all { [sums + 1, 0] } else { [1, sums] };
         assert_eq!(["rms", "rms_quantize"].map(named), joint, "{recipe:?}");
-        // No product reads a bf16 copy; only the embedding and the head have one.
+        // No GEMM reads a bf16 copy; only the embedding and the head have one.
         let copies = program.parameters.iter().filter(|p| p.compute.is_some()).map(|p| p.name.to_string());
         assert_eq!(copies.collect::<Vec<_>>(), ["embed.weight", "lm_head.weight"], "{recipe:?}");
         let linears = 4 * spec.model.layers.len();
@@ -62,7 +63,7 @@ fn every_linear_of_the_blocks_is_of_fp8_and_nothing_else() {
     }
 }
 
-/// Whether an instance casts to FP8, whatever it makes on the way.
+/// True if an instance casts to FP8, fused or not.
 fn is_cast(instance: &Instance) -> bool {
     let name = instance.code.op().name();
     name == "quantize" || name.ends_with("_quantize")
@@ -77,7 +78,7 @@ fn what_the_backward_casts_again_the_forward_casts_once() {
         let layouts = |i: &Instance| (i.outputs.len() - 1) / 2;
         casts.filter(|i| is_cast(i)).map(layouts).collect::<Vec<_>>()
     };
-    // Of the inputs of four linears a block: attention's output is there to be cast again in any case.
+    // Of the inputs of four linears a block: attention's output is saved and can be cast again in any case.
     let layers = wide_model().layers.len();
     assert_eq!(forward(Recompute::None), [2, 1, 2, 2].repeat(layers));
     assert_eq!(forward(Recompute::Norms), [1; 4].repeat(layers));
@@ -101,8 +102,8 @@ fn is_measured_by_what_makes_it(qk_norm: bool) {
         (told.len(), by_itself.len())
     };
     let layers = wide_model().layers.len();
-    // In a block: norms' outputs forward, what leaves the rotation and the norms backward. Attention's output, each time that it is cast, SwiGLU's
-    // and its gradient measure themselves.
+    // In a block: norms' outputs forward, what leaves the rotation and the norms backward. Attention's
+    // output, each time that it is cast, SwiGLU's and its gradient measure themselves.
     assert_eq!(told(Stage::Forward), (2 * layers, 2 * layers));
     assert_eq!(told(Stage::Backward), (3 * layers, 2 * layers));
     assert_eq!(told(Stage::Update), (4 * layers, 0));
@@ -130,12 +131,12 @@ fn what_a_run_leaves_in_bf16_is_left_there() {
         let count = |overrides: &Fp8Overrides| {
             let spec = TrainingSpec { fp8: overrides.clone(), ..fp8(recipe) };
             let program = programs::training(&spec).expect("a program");
-            let shown = linear_products(&spec).iter().map(of_fp8).sum::<usize>();
+            let shown = linear_gemms(&spec).iter().map(of_fp8).sum::<usize>();
             let made = program.instances.iter().filter(|i| i.code.op().name() == "scaled_matmul").count();
             assert_eq!(made, shown, "what is shown is what is made");
             made
         };
-        // Of 24 products in two blocks.
+        // Of 24 GEMMs in two blocks.
         assert_eq!([&some, &first, &all].map(count), [16, 12, 0], "{recipe:?}");
         let kept = TrainingSpec { fp8: some.clone(), ..fp8(recipe) };
         let loss = step(&kept, 1).1.loss / step(&fp8(Recipe::Bf16), 1).1.loss - 1.0;
@@ -143,9 +144,9 @@ fn what_a_run_leaves_in_bf16_is_left_there() {
     }
 }
 
-/// How many of these products are of FP8 factors.
-fn of_fp8(linear: &LinearProducts) -> usize {
-    linear.blocks.len() * linear.products.iter().filter(|product| product.is_ok()).count()
+/// Number of these GEMMs that are in FP8.
+fn of_fp8(linear: &LinearGemms) -> usize {
+    linear.blocks.len() * linear.gemms.iter().filter(|product| product.is_ok()).count()
 }
 
 #[test]
@@ -169,7 +170,8 @@ fn gradients_are_as_near_to_those_of_bf16_as_formats_allow() {
         for recipe in drawn(Recipe::FP8, 2) {
             let steps = steps(recipe);
             let loss = typical(steps.iter().zip(&bf16).map(|(a, b)| a.1.loss / b.1.loss - 1.0));
-            // A cast to E4M3 is off by 2.6% of what it casts, both factors of every product are cast, and sharp attention magnifies.
+            // The error of a cast to E4M3 is 2.6%, both operands of every GEMM are cast, and sharp attention
+            // magnifies.
             let mut worst = 0.0f64;
             for k in 0..bf16[0].0.len() {
                 let error = typical(steps.iter().zip(&bf16).map(|(a, b)| relative(&a.0[k].1, &b.0[k].1)));
@@ -242,7 +244,7 @@ fn a_cast_that_meets_an_infinity_marks_the_step() {
     }
 }
 
-/// Losses of steps on fresh batches, and the scales and histories behind them.
+/// Losses of steps on fresh batches, and the scales and histories after them.
 fn some_steps(spec: &TrainingSpec, steps: u64) -> (Vec<f64>, Vec<(String, Vec<f32>)>) {
     let mut learner = common::learner(spec.clone(), SHARP);
     let losses = (0..steps).map(|n| learner.step(n, 1e-3, &[batch(n)]).expect("a step").loss).collect();
@@ -307,7 +309,8 @@ fn a_kept_input_of_swiglu_saves_memory_and_stays_near() {
         let (plain, kept) = (with(recipe, false), with(recipe, true));
         let program = |s: &TrainingSpec| programs::training(s).expect("a program");
         let scratch = |s: &TrainingSpec| Target::Cpu.plan(&program(s)).region_bytes[2];
-        // Of a token and a block two bytes less for each gate and up, and one for what is made of them; less their scales.
+        // Per token and block, two bytes less for each gate and up and one for SwiGLU's output; less their
+        // scales.
         let (tokens, width) = (16 * 48, wide().ffn_dim);
         let saved = tokens * 3 * width * plain.model.layers.len();
         assert!(scratch(&plain) - scratch(&kept) > saved * 3 / 4, "{recipe:?}");

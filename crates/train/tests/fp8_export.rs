@@ -12,10 +12,10 @@ use xtrain_model::decoder::Batch;
 use xtrain_model::{Architecture, Description, Fp8Overrides, Numerics, ProductPattern, Recipe};
 use xtrain_program::StateKind;
 use xtrain_tensor::Scaling;
+use xtrain_train::error::RunError;
 use xtrain_train::exchange::{Identity, export, import};
 use xtrain_train::learner::Learner;
 use xtrain_train::programs::TrainingSpec;
-use xtrain_train::run::RunError;
 use xtrain_train::weights::Weights;
 
 const BATCH: Batch = Batch { sequences: 1, seq_len: 16 };
@@ -53,7 +53,7 @@ fn stored(folder: &Path, name: &str) -> (StoredDtype, Vec<u8>) {
     (tensor.dtype, bytes)
 }
 
-/// What config.json says was left in bf16.
+/// The modules that config.json lists as left in bf16.
 fn modules_in_bf16(folder: &Path) -> Value {
     let text = std::fs::read(folder.join("config.json")).expect("a file");
     let config: Value = serde_json::from_slice(&text).expect("JSON");

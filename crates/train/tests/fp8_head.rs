@@ -1,4 +1,4 @@
-//! What must hold of a step whose head is of FP8 factors too.
+//! Steps whose head is in FP8 too.
 
 mod common;
 
@@ -6,7 +6,7 @@ use common::{Step, drawn, random_batch, relative, slice, spec, step_from, wide_m
 use xtrain_model::decoder::{Batch, Context};
 use xtrain_model::{Fp8Overrides, Kept, ProductPattern, Recipe};
 use xtrain_program::{Program, Recompute, Stage, StateKind, Storage};
-use xtrain_train::products::linear_products;
+use xtrain_train::linear_gemms::linear_gemms;
 use xtrain_train::programs::{self, TrainingSpec};
 
 /// 192 tokens: a whole chunk and a part of one.
@@ -62,8 +62,8 @@ fn the_head_is_of_fp8_factors_where_the_run_says_so() {
             assert_eq!(writers.map(|i| i.origin.stage).collect::<Vec<_>>(), [Stage::Update], "{recipe:?}");
         }
         let shown = |spec: &TrainingSpec| {
-            let all = linear_products(spec);
-            all.last().expect("a head").products.clone().map(|product| product.err())
+            let all = linear_gemms(spec);
+            all.last().expect("a head").gemms.clone().map(|product| product.err())
         };
         assert_eq!(shown(&with_head(recipe, false)), [(); 3].map(|()| Some(Kept::Head)));
         assert_eq!(shown(&with_head(recipe, true)), [None, None, None]);
@@ -84,8 +84,8 @@ fn the_head_is_of_fp8_factors_where_the_run_says_so() {
 fn a_vocabulary_that_tensor_cores_do_not_take_stays_in_bf16() {
     let mut spec = with_head(Recipe::Fp8Block, true);
     spec.model.vocab_size = 101;
-    let head = linear_products(&spec).pop().expect("a head");
-    assert_eq!(head.products, [(); 3].map(|()| Err(Kept::Size(101))));
+    let head = linear_gemms(&spec).pop().expect("a head");
+    assert_eq!(head.gemms, [(); 3].map(|()| Err(Kept::Size(101))));
     assert_eq!(named(&training(&spec), "linear_cross_entropy_grad"), 1);
 }
 
@@ -130,7 +130,7 @@ fn scales_of_the_head_are_of_earlier_steps_under_delayed_scaling() {
         names.sort();
         assert_eq!(names, of_head, "{kind:?}");
     }
-    // Over micro-batches the largest counts, wherever it is: in a first step each casts by itself.
+    // Over micro-batches the largest amax counts; in a first step each micro-batch casts with its own.
     let parts = TrainingSpec { batch: Batch { sequences: 1, ..BATCH }, ..spec.clone() };
     let amax = |order: &[usize]| {
         let mut learner = common::learner(parts.clone(), SHARP);

@@ -17,7 +17,7 @@ fn weights(recipe: Recipe, context: usize) -> Weights {
     weights
 }
 
-/// Tokens made after `prompt`, and the bits of the logits that each was chosen from.
+/// Tokens generated after `prompt`, and the bits of the logits that each was chosen from.
 fn generated(weights: &mut Weights, prompt: &[u32], count: usize) -> (Vec<u32>, Vec<Vec<u32>>) {
     let sampling = Sampling { temperature: 1.0, top_k: 0, top_p: 1.0, seed: 8 };
     let mut bits = Vec::new();
@@ -43,7 +43,8 @@ fn a_full_context_changes_nothing_before_it_and_is_a_fresh_prompt_after_it() {
         assert_eq!(made[..long.len()], long);
         assert_eq!(bits[..long.len()], long_bits);
 
-        // The eleventh no longer fits: it and the four before it are read from position 0, then five more fit, and so on.
+        // The eleventh no longer fits: it and the four before it are read from position 0, then five more
+        // fit, and so on.
         let mut checked = 0;
         let mut first = CONTEXT + 1 - CONTEXT / 2;
         while first + CONTEXT < all.len() {

@@ -1,5 +1,5 @@
-//! Training steps on a GPU and on the CPU in lockstep. A failure names the step, the op and the output that differs.
-//! Without a GPU every test is ignored, and the reason is printed.
+//! Training steps on a GPU and on the CPU in lockstep. A failure names the step, the op and the output that
+//! differs. Without a GPU every test is ignored, and the reason is printed.
 
 mod common;
 
@@ -8,6 +8,7 @@ use libtest_mimic::{Arguments, Failed, Trial};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use xtrain_config::Device;
 use xtrain_cuda::{Arch, CudaError, Gpu};
 use xtrain_model::Recipe;
 use xtrain_model::decoder::Batch;
@@ -16,14 +17,14 @@ use xtrain_runtime::{
     Checks, Engine, EngineError, Outputs, Part, ProgramId, StateEntry, Ticket, Timed, Timing,
 };
 use xtrain_tensor::{DType, TensorType};
-use xtrain_train::config::Device;
 use xtrain_train::engine::Processor;
 use xtrain_train::learner::Learner;
 use xtrain_train::programs::TrainingSpec;
 
 const BATCH: Batch = Batch { sequences: 2, seq_len: 48 };
 
-/// An engine that runs each part on the CPU and on the GPU, compares the values, and copies the CPU's state to the GPU.
+/// An engine that runs each part on the CPU and on the GPU, compares the values, and copies the CPU's state
+/// to the GPU.
 struct Lockstep {
     cpu: Box<dyn Engine>,
     gpu: Box<dyn Engine>,

@@ -1,5 +1,5 @@
-//! Parity with PyTorch and transformers, on the golden files that tests/golden/make_golden.py made: logits, loss, every gradient,
-//! 20 AdamW steps, and greedy generation, to the bars of docs/numerics.md.
+//! Parity with PyTorch and transformers, on the golden files of tests/golden/make_golden.py: logits, loss,
+//! every gradient, 20 AdamW steps, and greedy generation, to the bars of docs/numerics.md.
 
 mod common;
 
@@ -97,7 +97,8 @@ impl Golden {
         self.batch_of(&self.ints("train.input_ids")[range.clone()], &self.ints("train.labels")[range])
     }
 
-    /// The loss and every gradient of each batch that is trained on, by Hugging Face's names, with the weights as they start.
+    /// The loss and every gradient of each batch that is trained on, by Hugging Face's names, with the
+    /// weights as they start.
     fn gradients(&self, recipe: Recipe) -> Vec<(f64, Vec<(String, Vec<f32>)>)> {
         let mut learner = self.learner(recipe);
         let parameters = self.model().parameters();
@@ -120,8 +121,8 @@ impl Golden {
     }
 }
 
-/// Both take the weights of the golden files, on which attention is sharp, so both are off by more than a bf16 step of ordinary weights
-/// (tests/step.rs): what is compared is how far, over 20 batches.
+/// Both take the weights of the golden files, on which attention is sharp, so both are off by more than a
+/// bf16 step of ordinary weights (tests/step.rs): what is compared is how far, over 20 batches.
 #[test]
 fn bf16_is_as_near_to_fp32_as_pytorchs_is() {
     for name in MODELS {
@@ -202,7 +203,8 @@ fn twenty_adamw_steps_agree_with_pytorch() {
                 "{name}, step {step}: loss {} instead of {loss}",
                 result.loss
             );
-            // A gradient's norm amplifies rounding more than the loss does: torch's own is off by up to 1e-4 here (manifest.json).
+            // A gradient's norm amplifies rounding more than the loss does: torch's own is off by up to 1e-4
+            // here (manifest.json).
             assert!(
                 (result.grad_norm / norm - 1.0).abs() < 1e-3,
                 "{name}, step {step}: norm {} instead of {norm}",

@@ -1,4 +1,4 @@
-//! What the programs of a run hold, checked without running them.
+//! The programs of a run, checked without running them.
 
 mod common;
 
@@ -40,7 +40,8 @@ fn the_arithmetic_of_a_step_is_that_of_its_products_at_any_length() {
         let is_matrix = |group| matches!(group, ParameterGroup::Matrix | ParameterGroup::Head);
         let matrices = model.parameters().into_iter().filter(|p| is_matrix(p.group));
         let matrices: usize = matrices.map(|p| p.shape.iter().product::<usize>()).sum();
-        // Three products with every matrix; two products of the causal half of the scores in the forward and five in the backward.
+        // Three GEMMs with every matrix; two of the causal half of the scores in the forward and five in the
+        // backward.
         let scores = 7.0 * (32 * 32 * 128) as f64 * seq_len as f64;
         let expected = tokens * (6.0 * matrices as f64 + scores);
         assert!((done / expected - 1.0).abs() < 1e-12, "{done:e} instead of {expected:e} at {seq_len}");
@@ -101,7 +102,7 @@ fn a_linears_input_dies_before_the_gradient_of_its_size_is_born() {
         };
         let (wgrad, dgrad) = (at("linear_wgrad"), at("linear_dgrad"));
         assert_eq!((wgrad.len(), dgrad.len()), (4 * 32, 4 * 32));
-        // But for an input that is made again by a gradient which that of its size leads to, and takes its place.
+        // Except for an input that is recomputed next to the gradient that reads it.
         let is_remade = |site: &str| recompute == Recompute::Block && site.ends_with("mlp.down_proj");
         assert!(wgrad.iter().all(|(site, n)| is_remade(site) || *n < dgrad[site]), "{recompute:?}");
     }
@@ -118,8 +119,8 @@ fn norms_are_made_again_from_sums_that_are_kept() {
     let again = program.instances.iter().filter(|i| i.origin.role == Role::Recompute);
     let mut count: HashMap<&str, usize> = HashMap::new();
     again.for_each(|i| *count.entry(i.code.op().name()).or_default() += 1);
-    // Of each of the 3 blocks the rotation with its norm. The norms of rows and the feed-forward's activation are made again by their
-    // gradients, on the way.
+    // In each of the 3 blocks the rotation with its norm. Norms of rows and the feed-forward's activation are
+    // rematerialised by their gradients.
     assert_eq!(count, HashMap::from([("qk_norm_rope", 3)]));
     let outputs = |op: &str| {
         let found = program.instances.iter().filter(|i| i.code.op().name() == op);

@@ -1,16 +1,17 @@
-//! Whole runs: what the recipe does to where they end, and how they end where they are asked to stop.
+//! Whole runs: the effect of the recipe on their final loss, and runs that are asked to stop.
 
 use std::ops::ControlFlow;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
-use xtrain_train::config::{Config, Parsed};
-use xtrain_train::metrics::Event;
-use xtrain_train::run::{Notice, Observer, Outcome, Start, train};
+use xtrain_config::{Config, Parsed};
+use xtrain_report::metrics::Event;
+use xtrain_train::corpus::Notice;
+use xtrain_train::run::{Observer, Outcome, Start, train};
 
 /// The texts that the examples are trained on: this project's own sources and documents.
 const TEXT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../examples/data/snapshot.txt.gz");
 
-/// A run of a small model into `folder`/`out`, which keeps what it makes of the text beside it.
+/// A run of a small model into `folder`/`out`, with its cache in `folder`.
 fn run(folder: &Path, out: &str, more: &[&str]) -> Parsed {
     let file = "
         [model]
@@ -108,7 +109,7 @@ fn a_run_that_is_asked_to_stop_while_it_writes_samples_keeps_those_that_it_has()
     assert!(kept.starts_with("pub fn") && !kept.contains("\n\nThe"), "{kept:?}");
     assert!(read("summary.json").contains("stopped on request"));
     assert!(!read("report.html").is_empty());
-    // Who goes on has both, and says each once.
+    // A resumed run has both, and reports each once.
     let outcome = train(&run, Start::Resume, &AtomicBool::new(false), &mut ()).expect("a run");
     assert_eq!(outcome, Outcome::Finished);
     let all = read("sample.txt");

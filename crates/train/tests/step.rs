@@ -1,4 +1,4 @@
-//! What must hold of a training step whatever the model: recompute, accumulation, batching and precision.
+//! Training steps of any model: recomputation, accumulation, batching and precision.
 
 mod common;
 
@@ -20,7 +20,7 @@ const BATCH: Batch = Batch { sequences: 4, seq_len: 13 };
 
 /// The standard deviation of weights that make attention sharp.
 const SHARP: f64 = 0.2;
-/// That of fresh ones.
+/// Standard deviation of fresh weights.
 const FRESH: f64 = 0.02;
 
 #[test]
@@ -85,8 +85,8 @@ fn accumulation_gives_the_gradients_of_the_whole_batch() {
     for (base, std) in variants().into_iter().flat_map(|base| [(base.clone(), FRESH), (base, SHARP)]) {
         let batch = batch_of(&base, 2);
         let whole = step_from(&base, &batch, std);
-        // On a card a product of another shape is summed in another order: sharp attention makes much of that, and so do small tensors
-        // whose gradient's terms cancel.
+        // On a GPU a GEMM of another shape sums in another order: sharp attention magnifies that, and so do
+        // small tensors whose gradient's terms cancel.
         let (all, each) = match (base.recipe, on_card()) {
             (Recipe::Bf16, _) => (2e-2, 2e-2),
             (_, true) if std == SHARP => (5e-6, 5e-6),
@@ -150,7 +150,7 @@ fn moments_in_bf16_take_half_as_much_and_training_stays_near() {
         };
         let (wide, narrow) = (losses(&base), losses(&narrow));
         assert!(wide[11] < wide[0] / 2.0, "{recipe:?} learns nothing: {wide:?}");
-        // The first step is made of moments before they are rounded.
+        // The first update uses moments before they are rounded.
         assert!(wide[..2] == narrow[..2] && wide[2] != narrow[2], "{recipe:?}: {wide:?} {narrow:?}");
         for (step, (wide, narrow)) in wide.iter().zip(&narrow).enumerate() {
             assert!((narrow - wide).abs() < 2e-2, "{recipe:?}, step {step}: {narrow} instead of {wide}");
@@ -213,7 +213,7 @@ fn a_batch_gives_the_logits_of_its_sequences_one_by_one() {
     let looped: Vec<f32> = (0..BATCH.sequences).flat_map(|s| logits(&slice(&batch, s, 1), false)).collect();
     let together = logits(&batch, false);
     let error = relative(&together, &looped);
-    // On a card a product of another shape is summed in another order.
+    // On a GPU a GEMM of another shape sums in another order.
     assert!(if on_card() { error < 1e-6 } else { together == looped }, "{error:e}");
 }
 

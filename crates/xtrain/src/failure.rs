@@ -6,11 +6,10 @@ use std::panic::{self, AssertUnwindSafe};
 use std::process::ExitCode;
 use std::sync::{Arc, Mutex, PoisonError};
 use xtrain_checkpoint::CheckpointError;
+use xtrain_config::ConfigErrors;
 use xtrain_data::DataError;
-use xtrain_train::config::ConfigErrors;
-use xtrain_train::report::ReportError;
-use xtrain_train::run::RunError;
-use xtrain_train::weights::LearnError;
+use xtrain_report::ReportError;
+use xtrain_train::error::{LearnError, RunError};
 
 /// A failed command.
 #[derive(Debug)]
@@ -35,8 +34,8 @@ impl Failure {
     }
 }
 
-/// Does `work`. A panic that leaves it, which is always our fault, is an error as any other, with its place. One that is
-/// caught on the way, as those of the libraries that read files are, is not heard of.
+/// Runs `work`. A panic that leaves it, which is always our fault, becomes an error with its place. A panic
+/// that is caught inside, as those of libraries that read files are, is not reported.
 pub(crate) fn without_panic(work: impl FnOnce() -> Result<(), Failure>) -> Result<(), Failure> {
     let place = Arc::new(Mutex::new(None));
     let seen = place.clone();
@@ -104,11 +103,11 @@ impl From<ConfigErrors> for Failure {
     }
 }
 
-/// `text` as one line that a terminal shows as it is, and no longer than people read: names in it may come from files. Of a long one
-/// the middle is left out, as the end says what to do.
+/// `text` as one printable line of bounded length: names in it may come from files. The middle of a long one
+/// is left out, as the end says what to do.
 pub(crate) fn one_line(text: &str) -> String {
     const LONGEST: usize = 2000;
-    /// What makes a terminal or a pager end the line, or show it in another order.
+    /// True for characters that make a terminal or a pager end the line or reorder it.
     fn moves(c: char) -> bool {
         c.is_control() || matches!(c, '\u{2028}'..='\u{202E}' | '\u{2066}'..='\u{2069}')
     }

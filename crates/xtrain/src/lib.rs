@@ -1,7 +1,7 @@
 //! The public face of xtrain: `use xtrain::prelude::*`.
 //!
-//! The crates behind it hold the logic; this one names what a program that embeds training needs. From a text to a model that
-//! continues it:
+//! The crates behind it hold the logic; this one names what a program that embeds training needs. From a text
+//! to a model that continues it:
 //!
 //! ```
 //! use std::ops::ControlFlow;
@@ -46,7 +46,7 @@
 //! let mut generator = Generator::new(&mut model.weights, prompt.len() + 10)?;
 //! let greedy = Sampling { temperature: 0.0, top_k: 0, top_p: 1.0, seed: 0 };
 //! let stop_tokens = model.tokenizer.stop_tokens().to_vec();
-//! let mut each = |_: MadeToken<'_>| ControlFlow::Continue(());
+//! let mut each = |_: GeneratedToken<'_>| ControlFlow::Continue(());
 //! let made = generator.generate(&mut model.weights, &prompt, 10, greedy, &stop_tokens, &mut each)?;
 //! println!("to be{}", model.tokenizer.decode(&made, SpecialTokens::Hide)?);
 //!
@@ -57,26 +57,31 @@
 //! # }
 //! ```
 
-/// What a program that trains or runs models needs.
+/// The items that a program needs to train or run models.
 pub mod prelude {
     pub use xtrain_checkpoint::hf::{ExportDtype, ExportOptions};
+    pub use xtrain_config::{Config, Device, Override, Parsed};
     pub use xtrain_data::{Dataset, Loader, SpecialTokens, Tokenizer, Validation};
     pub use xtrain_model::{Architecture, Family, Recipe};
     pub use xtrain_program::{Plan, Program, Recompute, Tracer};
+    pub use xtrain_report::metrics::Event;
     pub use xtrain_runtime::{CpuEngine, Engine};
     pub use xtrain_tensor::{DType, HostTensor, Shape, TensorType};
-    pub use xtrain_train::config::{Config, Device, Override, Parsed};
-    pub use xtrain_train::evaluate::{Evaluator, TextLoss, TextOptions, text as evaluate_text};
+    pub use xtrain_train::corpus::Notice;
+    pub use xtrain_train::error::RunError;
+    pub use xtrain_train::evaluate::Evaluator;
     pub use xtrain_train::exchange::{export, import};
-    pub use xtrain_train::generate::{Generator, MadeToken, Sampling};
+    pub use xtrain_train::generate::{GeneratedToken, Generator, Sampling};
+    pub use xtrain_train::held_out::{TextLoss, TextOptions, text as evaluate_text};
     pub use xtrain_train::learner::Learner;
-    pub use xtrain_train::metrics::Event;
     pub use xtrain_train::opened::{OpenedModel, Which, open};
-    pub use xtrain_train::run::{Notice, Observer, Outcome, RunError, Start, plan, train};
+    pub use xtrain_train::run::{Observer, Outcome, Start, train};
+    pub use xtrain_train::spec::plan;
     pub use xtrain_train::weights::Weights;
 }
 
 pub use {
-    xtrain_checkpoint as checkpoint, xtrain_data as data, xtrain_model as model, xtrain_ops as ops,
-    xtrain_program as program, xtrain_runtime as runtime, xtrain_tensor as tensor, xtrain_train as train,
+    xtrain_checkpoint as checkpoint, xtrain_config as config, xtrain_data as data, xtrain_lab as lab,
+    xtrain_model as model, xtrain_ops as ops, xtrain_program as program, xtrain_report as report,
+    xtrain_runtime as runtime, xtrain_tensor as tensor, xtrain_train as train,
 };

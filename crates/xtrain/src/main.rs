@@ -1,4 +1,5 @@
-//! The `xtrain` command line. It parses, calls, and says how it went: exit code 0, 2 for what the user can mend, 1 for our own failures.
+//! The `xtrain` command line: parses, calls, and reports. Exit code 0; 2 for errors that the user can fix; 1
+//! for our own failures.
 
 mod cli;
 mod commands;
@@ -29,14 +30,14 @@ fn main() -> ExitCode {
         cli::Command::Doctor(args) => commands::doctor::run(&args),
         cli::Command::Bench(cli::BenchCommand::Step(args)) => commands::bench::step(&args),
         cli::Command::Bench(cli::BenchCommand::Op(args)) => commands::bench::op(&args),
-        cli::Command::Bench(cli::BenchCommand::Gemm(args)) => commands::bench_trial::gemm(&args),
+        cli::Command::Bench(cli::BenchCommand::Gemm(args)) => commands::bench_ops::gemm(&args),
         cli::Command::Bench(cli::BenchCommand::Fp8(args)) => commands::bench_fp8::fp8(&args),
-        cli::Command::Bench(cli::BenchCommand::Attention(args)) => commands::bench_trial::attention(&args),
+        cli::Command::Bench(cli::BenchCommand::Attention(args)) => commands::bench_ops::attention(&args),
     });
     match done {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => {
-            // Where nobody can read it, the exit code still says it.
+            // stderr may be closed; the exit code still reports the failure.
             let _ = writeln!(std::io::stderr(), "error: {failure}");
             failure.exit_code()
         }

@@ -2,14 +2,15 @@
 
 use xtrain_model::Kept;
 use xtrain_program::{MemoryRow, MemoryTable, Program, Purpose, Role, Stage, StateKind};
+use xtrain_report::metrics::format;
 use xtrain_train::engine::Target;
-use xtrain_train::metrics::format;
-use xtrain_train::products::{LinearProducts, fp8_share, linear_products};
-use xtrain_train::programs;
-use xtrain_train::run::{Fit, FitOutcome, Planned};
-use xtrain_train::slower;
+use xtrain_train::fit::{Fit, Verdict};
+use xtrain_train::linear_gemms::{LinearGemms, fp8_share, linear_gemms};
+use xtrain_train::spec::Planned;
+use xtrain_train::{programs, slower};
 
-/// Parameters, arithmetic and memory of a planned run on `target`, as text; `reference` is the step that its reference segments are made of.
+/// Parameters, arithmetic and memory of a planned run on `target`, as text; `reference` is the step of its
+/// reference segments.
 pub(crate) fn text(
     planned: &Planned,
     program: &Program,
@@ -35,15 +36,15 @@ pub(crate) fn text(
     if let Some(why) = &planned.vocabulary_bound {
         line("vocabulary", format!("at most {}: {why}", format::grouped(m.vocab_size as u64)));
     }
-    let products = linear_products(spec);
+    let layers = linear_gemms(spec);
     line(
         "precision",
         match spec.recipe.is_fp8() {
             true => format!(
                 "{}, {:.1}% of the operations of the blocks' linear layers in FP8{}",
                 spec.recipe.name(),
-                100.0 * fp8_share(&products),
-                if products.iter().any(|p| p.is_head() && p.is_all_fp8()) { ", and the head" } else { "" }
+                100.0 * fp8_share(&layers),
+                if layers.iter().any(|p| p.is_head() && p.is_all_fp8()) { ", and the head" } else { "" }
             ),
             false => spec.recipe.name().into(),
         },
@@ -84,19 +85,15 @@ pub(crate) fn text(
         let (every, steps) = (config.precision.reference_every, config.precision.reference_steps);
         line(
             "reference",
-            format!(
-                "every {} steps, {} in bf16 beside the run",
-                format::grouped(every),
-                format::grouped(steps)
-            ),
+            format!("every {} steps, {} of them in bf16 too", format::grouped(every), format::grouped(steps)),
         );
     }
     if spec.recipe.is_fp8() {
-        out.push_str(&linears(&products));
-        if slower::is_open(planned) && target == Target::Cuda {
+        out.push_str(&linears(&layers));
+        if slower::is_undecided(planned) && target == Target::Cuda {
             out.push_str(
-                "which of the blocks' layers FP8 makes slower is measured on the card where the run begins, or by xtrain bench fp8 with this file; those \
-                 stay in bf16\n",
+                "layers that FP8 makes slower stay in bf16; they are measured on the GPU when the run begins, or by xtrain bench fp8 \
+                     with this file\n",
             );
         }
     }
@@ -105,26 +102,22 @@ pub(crate) fn text(
     out
 }
 
-/// The linear layers and their products: the formats of both factors, or why they are bf16.
-fn linears(products: &[LinearProducts]) -> String {
+/// The linear layers and their GEMMs: the formats of both operands, or the reason for bf16.
+fn linears(layers: &[LinearGemms]) -> String {
     let mut out = format!("\n{:<30}{:<16}{:<14}{:<14}{}\n", "linear", "out x in", "fprop", "dgrad", "wgrad");
-    for linear in products {
+    for linear in layers {
         let blocks = match linear.blocks.len() {
             0 => String::new(),
             1 => format!("block {} ", linear.blocks.start),
             _ => format!("blocks {}-{} ", linear.blocks.start, linear.blocks.end - 1),
         };
         let [outputs, inputs] = linear.extents;
-        let cells = linear.products.each_ref().map(|product| match product {
+        let cells = linear.gemms.each_ref().map(|product| match product {
             Ok(gemm) => format!("{} x {}", gemm.operands[0].format, gemm.operands[1].format),
             Err(_) => "bf16".to_owned(),
         });
-        let mut why: Vec<String> = linear
-            .products
-            .iter()
-            .filter_map(|product| product.as_ref().err())
-            .map(Kept::to_string)
-            .collect();
+        let mut why: Vec<String> =
+            linear.gemms.iter().filter_map(|product| product.as_ref().err()).map(Kept::to_string).collect();
         why.dedup();
         let why = if why.is_empty() { String::new() } else { format!("  ({})", why.join("; ")) };
         let [fprop, dgrad, wgrad] = cells;
@@ -137,14 +130,14 @@ fn linears(products: &[LinearProducts]) -> String {
     out
 }
 
-/// Whether it fits, and what would, in a line or one for each way; `owner` is who has the memory.
+/// The check that the run fits, with one line for each alternative; `owner` owns the memory.
 pub(crate) fn fit(fit: &Fit, owner: &str) -> String {
     let (needed, available) = (format::gib(fit.needed_bytes), fit.available(owner));
-    let fits = if fit.outcome == FitOutcome::Fits { "yes" } else { "no" };
+    let fits = if fit.verdict == Verdict::Fits { "yes" } else { "no" };
     let mut out = format!("\n{:<28}{fits}: it needs {needed}, and {available}\n", "fits");
-    match &fit.outcome {
-        FitOutcome::Fits => {}
-        FitOutcome::Would(ways) => {
+    match &fit.verdict {
+        Verdict::Fits => {}
+        Verdict::WouldFit(ways) => {
             for (n, way) in ways.iter().enumerate() {
                 let name = if n == 0 { "what would fit" } else { "" };
                 out.push_str(&format!("{name:<28}{way}\n"));

@@ -1,14 +1,14 @@
-//! Numbers with units, as options take and show them: counts as `64M`, bytes as `5GB` or `4GiB`. Without a unit they are ones and
-//! bytes; so few bytes that a unit was meant are refused.
+//! Numbers with units in options: counts as `64M`, bytes as `5GB` or `4GiB`. Numbers without a unit are
+//! counts or bytes; a size of so few bytes that a unit was probably meant is refused.
 
 use std::fmt;
 use std::str::FromStr;
 
-/// A positive number of things, written as digits with or without K, M or G behind them.
+/// A positive count, written as digits with or without a suffix K, M or G.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Count(pub(crate) u64);
 
-/// A positive number of bytes, written as digits with or without a decimal or binary unit behind them.
+/// A positive number of bytes, written as digits with or without a decimal or binary unit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Size(pub(crate) u64);
 

@@ -10,24 +10,25 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// Signals that follow the first one sooner are one with it: some launchers, `timeout` among them, signal a process and then its group, and
-/// nobody means by that to lose what is not saved.
+/// Signals within this time after the first count as one with it: some launchers, `timeout` among them,
+/// signal a process and then its group, which is not meant to discard unsaved work.
 const ONE_WISH: Duration = Duration::from_secs(1);
 
 /// The exit code of a command that was ended at once.
 const ENDED_AT_ONCE: i32 = 130;
 
-/// Whoever reads may be gone: Ctrl-C ends a `tee` behind the command too.
+/// The reader may be gone: Ctrl-C ends a `tee` after the command too.
 fn say(line: &str) {
     let _ = writeln!(std::io::stderr(), "{line}");
 }
 
-/// Whether somebody asked to stop.
+/// Flag that is set when the user asks to stop.
 #[derive(Clone)]
 pub(crate) struct Stop(pub(crate) Arc<AtomicBool>);
 
 impl Stop {
-    /// From now on the first SIGTERM or Ctrl-C asks the command to stop; one that comes a second later or more ends it at once.
+    /// From now on the first SIGTERM or Ctrl-C asks the command to stop; one that comes a second later or
+    /// more ends it at once.
     pub(crate) fn on_signals() -> Result<Self, Failure> {
         let refused = |e| Failure::user(format!("cannot watch for signals: {e}"));
         let mut signals = Signals::new([SIGTERM, SIGINT]).map_err(refused)?;
@@ -49,7 +50,7 @@ impl Stop {
         Ok(Stop(stop))
     }
 
-    /// For what asks between two pieces of work whether to go on.
+    /// Control flow for callers that poll between two pieces of work.
     pub(crate) fn go_on(&self) -> ControlFlow<()> {
         if self.0.load(Ordering::Relaxed) { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
     }

@@ -1,4 +1,4 @@
-//! What a person sees: a progress bar on a terminal, plain lines in a log.
+//! Output for people: a progress bar on a terminal, plain lines in a log.
 
 use crate::failure::Failure;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
@@ -8,15 +8,16 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use tracing_subscriber::EnvFilter;
+use xtrain_config::Config;
 use xtrain_data::{LearnProgress, Progress, VocabularyKind};
-use xtrain_train::config::Config;
-use xtrain_train::metrics::{self, Event};
-use xtrain_train::run::{Notice, Observer};
+use xtrain_report::metrics::{self, Event};
+use xtrain_train::corpus::Notice;
+use xtrain_train::run::Observer;
 
 /// Sends warnings and what `RUST_LOG` asks for to standard error.
 pub(crate) fn log() {
     let filter = EnvFilter::try_from_default_env()
-        .unwrap_or_else(|_| EnvFilter::new("warn,xtrain::commands=info,xtrain_train=info"));
+        .unwrap_or_else(|_| EnvFilter::new("warn,xtrain::commands=info,xtrain_train=info,xtrain_lab=info"));
     tracing_subscriber::fmt()
         .with_env_filter(filter)
         .with_writer(std::io::stderr)
@@ -38,7 +39,8 @@ pub(crate) fn use_threads(threads: usize) -> Result<(), Failure> {
     })
 }
 
-/// Prints to standard output. A reader that went away, as after `| head`, is no error but nothing more need be made for it.
+/// Prints to standard output. A reader that went away, as after `| head`, is no error; `Break` then says that
+/// no more output is needed.
 pub(crate) fn print(text: &str) -> Result<ControlFlow<()>, Failure> {
     let mut out = std::io::stdout().lock();
     match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
@@ -95,7 +97,7 @@ impl Observer for TrainingView {
         self.texts.finish();
         let what = format!("{model}; {device}");
         if first_step == steps {
-            return log_line(&format!("{what}; all {steps} steps are made, what is left of the end follows"));
+            return log_line(&format!("{what}; all {steps} steps are done, the rest of the end follows"));
         }
         log_line(&config.to_toml());
         self.say(format!("{what}; steps {first_step} to {steps}"));
@@ -124,11 +126,11 @@ impl Observer for TrainingView {
     }
 }
 
-/// How far something is that takes a while, on a terminal; elsewhere nothing.
+/// Progress of a long task on a terminal; shows nothing elsewhere.
 #[derive(Default)]
 pub(crate) struct Bar {
     bar: Option<ProgressBar>,
-    /// What it is for.
+    /// Label of the bar.
     doing: String,
 }
 
@@ -149,7 +151,7 @@ impl Bar {
         bar.set_position(done);
     }
 
-    /// The same of something that has parts; `part` is under way.
+    /// Shows progress of a task with parts, of which `part` is under way.
     pub(crate) fn show_part(&mut self, doing: &str, part: &str, done: u64, total: u64) {
         self.show(doing, done, total);
         if let Some(bar) = &self.bar {
@@ -174,7 +176,7 @@ impl Bar {
     }
 }
 
-/// Shows what is made of texts: a vocabulary, tokens.
+/// Shows progress of vocabularies and tokens of texts.
 #[derive(Default)]
 pub(crate) struct TextBar {
     bar: Bar,
@@ -208,7 +210,7 @@ impl TextBar {
         self.tokens = Some(*progress);
     }
 
-    /// Clears the bar and says of what text tokens were made.
+    /// Clears the bar and reports the text whose tokens were prepared.
     pub(crate) fn finish(&mut self) {
         let path = self.bar.clear();
         if let Some(p) = self.tokens.take() {
@@ -217,14 +219,14 @@ impl TextBar {
         }
     }
 
-    /// Clears the bar, for those who say themselves what was made: returns how far it was with tokens.
+    /// Clears the bar and returns the progress with tokens, for callers that report themselves.
     pub(crate) fn take(&mut self) -> Option<Progress> {
         self.bar.clear();
         self.tokens.take()
     }
 }
 
-/// How much is in a dataset, in words.
+/// Size of a dataset, in words.
 pub(crate) fn totals(tokens: u64, documents: u64) -> String {
     let (tokens, many) = (metrics::format::grouped(tokens), if documents == 1 { "" } else { "s" });
     format!("{tokens} tokens in {} document{many}", metrics::format::grouped(documents))

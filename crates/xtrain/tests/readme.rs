@@ -1,11 +1,11 @@
-//! What the README shows is what is there.
+//! The README's examples are compiled and its outputs are real.
 
 use std::fs;
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use xtrain::prelude::*;
-use xtrain::train::metrics::format::grouped;
-use xtrain::train::run::Corpus;
+use xtrain::report::metrics::format::grouped;
+use xtrain::train::corpus::Corpus;
 use xtrain::train::{engine, programs, run};
 
 fn path(name: &str) -> PathBuf {

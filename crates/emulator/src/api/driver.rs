@@ -1,9 +1,9 @@
 //! `libcuda.so.1`: the driver's functions that xtrain calls.
 
-use super::{self as api, STATUSES, Status};
 use crate::machine::{self, Event, Machine};
 use crate::memory::PAGE;
 use crate::settings::Arch;
+use crate::status::{self, STATUSES, Status};
 use crate::work::{HostAddress, HostSource, KernelLaunch, Work};
 use std::cell::Cell;
 use std::ffi::{CStr, CString, c_char, c_int, c_uint, c_ulonglong, c_void};
@@ -25,14 +25,14 @@ pub(super) fn current() -> Option<usize> {
 /// Runs a call; `c_int` is what it returns.
 fn call(body: impl FnOnce(&mut Machine) -> Result<(), Status>) -> c_int {
     let mut machine = machine::lock();
-    let Some(machine) = &mut *machine else { return api::NO_DEVICE.0 };
-    body(machine).err().unwrap_or(api::SUCCESS).0
+    let Some(machine) = &mut *machine else { return status::NO_DEVICE.0 };
+    body(machine).err().unwrap_or(status::SUCCESS).0
 }
 
 /// As [`call`], of something that needs a context whose work has not failed.
 fn on_device(body: impl FnOnce(&mut Machine, usize) -> Result<(), Status>) -> c_int {
     call(|machine| {
-        let device = CURRENT.get().ok_or(api::INVALID_CONTEXT)?;
+        let device = CURRENT.get().ok_or(status::INVALID_CONTEXT)?;
         machine.check(device)?;
         body(machine, device)
     })
@@ -52,7 +52,7 @@ fn synchronizing(body: impl FnOnce(&mut Machine, usize) -> Result<(), Status>) -
 /// `to` is null or valid for a write.
 pub(super) unsafe fn put<T>(to: *mut T, value: T) -> Result<(), Status> {
     if to.is_null() {
-        return Err(api::INVALID_VALUE);
+        return Err(status::INVALID_VALUE);
     }
     // SAFETY: the caller's promise.
     unsafe { to.write(value) };
@@ -73,19 +73,19 @@ pub(super) use export;
 
 export! {
     fn cuInit(_flags: c_uint) {
-        call(|machine| if machine.devices.is_empty() { Err(api::NO_DEVICE) } else { Ok(()) })
+        call(|machine| if machine.devices.is_empty() { Err(status::NO_DEVICE) } else { Ok(()) })
     }
 
     fn cuDriverGetVersion(version: *mut c_int) {
         // SAFETY: the caller's pointer.
-        unsafe { put(version, 13_000) }.err().unwrap_or(api::SUCCESS).0
+        unsafe { put(version, 13_000) }.err().unwrap_or(status::SUCCESS).0
     }
 
     fn cuGetErrorName(error: c_int, name: *mut *const c_char) {
         let known = STATUSES.iter().find(|(number, ..)| *number == error);
         let text = known.map_or(std::ptr::null(), |(_, name, _)| name.as_ptr());
         // SAFETY: the caller's pointer.
-        unsafe { put(name, text) }.err().unwrap_or(api::SUCCESS).0
+        unsafe { put(name, text) }.err().unwrap_or(status::SUCCESS).0
     }
 
     fn cuGetErrorString(error: c_int, text: *mut *const c_char) {
@@ -111,7 +111,7 @@ export! {
                 // SAFETY: the caller's pointer.
                 unsafe { put(device, ordinal) }
             } else {
-                Err(api::INVALID_DEVICE)
+                Err(status::INVALID_DEVICE)
             }
         })
     }
@@ -133,17 +133,17 @@ export! {
         let mut number = *b"emulated GPU 000";
         number[15] = device as u8;
         // SAFETY: the caller's pointer.
-        unsafe { put(uuid, number) }.err().unwrap_or(api::SUCCESS).0
+        unsafe { put(uuid, number) }.err().unwrap_or(status::SUCCESS).0
     }
 
     fn cuDeviceGetAttribute(value: *mut c_int, attribute: c_int, _device: c_int) {
         // SAFETY: the caller's pointer.
-        call(|machine| unsafe { put(value, attribute_of(machine.settings.arch, attribute).ok_or(api::INVALID_VALUE)?) })
+        call(|machine| unsafe { put(value, attribute_of(machine.settings.arch, attribute).ok_or(status::INVALID_VALUE)?) })
     }
 
     fn cuDeviceTotalMem_v2(bytes: *mut usize, device: c_int) {
         call(|machine| {
-            let device = machine.devices.get(device as usize).ok_or(api::INVALID_DEVICE)?;
+            let device = machine.devices.get(device as usize).ok_or(status::INVALID_DEVICE)?;
             // SAFETY: the caller's pointer.
             unsafe { put(bytes, device.memory.free_and_total().1 as usize) }
         })
@@ -151,7 +151,7 @@ export! {
 
     fn cuDevicePrimaryCtxRetain(context: *mut Handle, device: c_int) {
         call(|machine| {
-            machine.devices.get_mut(device as usize).ok_or(api::INVALID_DEVICE)?.holders += 1;
+            machine.devices.get_mut(device as usize).ok_or(status::INVALID_DEVICE)?.holders += 1;
             // SAFETY: the caller's pointer.
             unsafe { put(context, device as usize + 1) }
         })
@@ -160,8 +160,8 @@ export! {
     fn cuDevicePrimaryCtxRelease_v2(device: c_int) {
         call(|machine| {
             machine.may_synchronize(std::thread::current().id())?;
-            let of = machine.devices.get_mut(device as usize).ok_or(api::INVALID_DEVICE)?;
-            of.holders = of.holders.checked_sub(1).ok_or(api::INVALID_CONTEXT)?;
+            let of = machine.devices.get_mut(device as usize).ok_or(status::INVALID_DEVICE)?;
+            of.holders = of.holders.checked_sub(1).ok_or(status::INVALID_CONTEXT)?;
             if of.holders == 0 {
                 machine.finish_all();
                 // A new context starts without the failure.
@@ -173,7 +173,7 @@ export! {
 
     fn cuCtxSetCurrent(context: Handle) {
         CURRENT.set(context.checked_sub(1));
-        api::SUCCESS.0
+        status::SUCCESS.0
     }
 
     fn cuMemGetInfo_v2(free: *mut usize, total: *mut usize) {
@@ -189,7 +189,7 @@ export! {
     fn cuMemAlloc_v2(pointer: *mut u64, bytes: usize) {
         synchronizing(|machine, device| {
             if bytes == 0 {
-                return Err(api::INVALID_VALUE);
+                return Err(status::INVALID_VALUE);
             }
             let start = machine.allocate(device, bytes as u64)?;
             // SAFETY: the caller's pointer.
@@ -203,16 +203,16 @@ export! {
 
     fn cuMemGetAllocationGranularity(bytes: *mut usize, _prop: *const c_void, _option: c_int) {
         // SAFETY: the caller's pointer.
-        unsafe { put(bytes, PAGE as usize) }.err().unwrap_or(api::SUCCESS).0
+        unsafe { put(bytes, PAGE as usize) }.err().unwrap_or(status::SUCCESS).0
     }
 
     fn cuMemAddressReserve(pointer: *mut u64, bytes: usize, _align: usize, _wished: u64, _flags: c_ulonglong) {
         on_device(|machine, device| {
             if !(bytes as u64).is_multiple_of(PAGE) {
-                return Err(api::INVALID_VALUE);
+                return Err(status::INVALID_VALUE);
             }
             let of = &mut machine.devices[device];
-            let start = of.memory.reserve(bytes as u64).map_err(|_| api::OUT_OF_MEMORY)?;
+            let start = of.memory.reserve(bytes as u64).map_err(|_| status::OUT_OF_MEMORY)?;
             of.reservations.insert(start, bytes as u64);
             // SAFETY: the caller's pointer.
             unsafe { put(pointer, start) }
@@ -226,12 +226,12 @@ export! {
                 Some(&reserved) if reserved == bytes as u64 => {
                     let is_mapped = (0..reserved).step_by(PAGE as usize).any(|at| of.memory.allocation(pointer + at).is_some());
                     if is_mapped {
-                        return Err(api::INVALID_VALUE);
+                        return Err(status::INVALID_VALUE);
                     }
                     of.reservations.remove(&pointer);
                     Ok(())
                 }
-                _ => Err(api::INVALID_VALUE),
+                _ => Err(status::INVALID_VALUE),
             }
         })
     }
@@ -239,11 +239,11 @@ export! {
     fn cuMemCreate(handle: *mut c_ulonglong, bytes: usize, _prop: *const c_void, _flags: c_ulonglong) {
         synchronizing(|machine, device| {
             if bytes == 0 || !(bytes as u64).is_multiple_of(PAGE) {
-                return Err(api::INVALID_VALUE);
+                return Err(status::INVALID_VALUE);
             }
             let number = machine.handle() as u64;
             let of = &mut machine.devices[device];
-            let physical = of.memory.create(bytes as u64).map_err(|_| api::OUT_OF_MEMORY)?;
+            let physical = of.memory.create(bytes as u64).map_err(|_| status::OUT_OF_MEMORY)?;
             of.physical.insert(number, (physical, 0));
             // SAFETY: the caller's pointer.
             unsafe { put(handle, number) }
@@ -253,11 +253,11 @@ export! {
     fn cuMemRelease(handle: c_ulonglong) {
         on_device(|machine, device| {
             let of = &mut machine.devices[device];
-            let (physical, mapped) = of.physical.remove(&handle).ok_or(api::INVALID_VALUE)?;
+            let (physical, mapped) = of.physical.remove(&handle).ok_or(status::INVALID_VALUE)?;
             if mapped > 0 {
                 // The driver would free it with the last mapping; xtrain does not need that.
                 of.physical.insert(handle, (physical, mapped));
-                return Err(api::NOT_SUPPORTED);
+                return Err(status::NOT_SUPPORTED);
             }
             of.memory.release(physical);
             Ok(())
@@ -267,13 +267,13 @@ export! {
     fn cuMemMap(pointer: u64, bytes: usize, offset: usize, handle: c_ulonglong, _flags: c_ulonglong) {
         synchronizing(|machine, device| {
             let of = &mut machine.devices[device];
-            let (physical, mapped) = of.physical.get_mut(&handle).ok_or(api::INVALID_VALUE)?;
+            let (physical, mapped) = of.physical.get_mut(&handle).ok_or(status::INVALID_VALUE)?;
             let is_reserved = of.reservations.range(..=pointer).next_back().is_some_and(|(start, length)| {
                 pointer + bytes as u64 <= start + length
             });
             let is_free = of.memory.is_free(pointer, bytes as u64);
             if !is_reserved || !is_free || offset != 0 || bytes as u64 != physical.bytes {
-                return Err(api::INVALID_VALUE);
+                return Err(status::INVALID_VALUE);
             }
             *mapped += 1;
             of.memory.map(pointer, *physical);
@@ -285,14 +285,14 @@ export! {
         synchronizing(|machine, device| {
             if let Some(user) = machine.user_of(pointer, bytes as u64) {
                 let text = format!("cuMemUnmap of memory that {user} uses, which is queued and has not run");
-                return Err(machine.fail(device, crate::work::Failure { status: api::ILLEGAL_ADDRESS, text }));
+                return Err(machine.fail(device, crate::work::Failure { status: status::ILLEGAL_ADDRESS, text }));
             }
             let of = &mut machine.devices[device];
             match of.memory.allocation(pointer) {
                 Some((start, length)) if (start, length) == (pointer, bytes as u64) => {}
-                _ => return Err(api::INVALID_VALUE),
+                _ => return Err(status::INVALID_VALUE),
             }
-            let physical = of.memory.unmap(pointer).ok_or(api::INVALID_VALUE)?;
+            let physical = of.memory.unmap(pointer).ok_or(status::INVALID_VALUE)?;
             for (_, mapped) in of.physical.values_mut().filter(|(held, _)| *held == physical) {
                 *mapped -= 1;
             }
@@ -303,17 +303,17 @@ export! {
     fn cuMemSetAccess(pointer: u64, bytes: usize, _access: *const c_void, _count: usize) {
         on_device(|machine, device| {
             let is_mapped = machine.devices[device].memory.allow_access(pointer, bytes as u64);
-            if is_mapped { Ok(()) } else { Err(api::INVALID_VALUE) }
+            if is_mapped { Ok(()) } else { Err(status::INVALID_VALUE) }
         })
     }
 
     fn cuMemHostAlloc(pointer: *mut *mut c_void, bytes: usize, _flags: c_uint) {
         synchronizing(|machine, _| {
             if bytes == 0 {
-                return Err(api::INVALID_VALUE);
+                return Err(status::INVALID_VALUE);
             }
             // Poison, so that uninitialised bytes show.
-            let memory: Box<[u8]> = vec![crate::memory::POISON; bytes].into();
+            let memory: Box<[u8]> = vec![crate::poison::POISON; bytes].into();
             let start = Box::into_raw(memory).cast::<c_void>();
             machine.pinned.insert(start as usize, bytes);
             // SAFETY: the caller's pointer.
@@ -323,7 +323,7 @@ export! {
 
     fn cuMemFreeHost(pointer: *mut c_void) {
         synchronizing(|machine, _| {
-            let bytes = machine.pinned.remove(&(pointer as usize)).ok_or(api::INVALID_VALUE)?;
+            let bytes = machine.pinned.remove(&(pointer as usize)).ok_or(status::INVALID_VALUE)?;
             // The driver waits for copies that use it.
             machine.finish_all();
             let memory = std::ptr::slice_from_raw_parts_mut(pointer.cast::<u8>(), bytes);
@@ -339,7 +339,7 @@ export! {
                 HostSource::Pinned(HostAddress(from as usize), bytes as u64)
             } else {
                 if machine.streams.get(&stream).is_some_and(|stream| stream.captured.is_some()) {
-                    return Err(api::NOT_SUPPORTED);
+                    return Err(status::NOT_SUPPORTED);
                 }
                 // SAFETY: the caller's memory, of this many bytes.
                 HostSource::Taken(unsafe { std::slice::from_raw_parts(from.cast::<u8>(), bytes) }.into())
@@ -352,7 +352,7 @@ export! {
         on_device(|machine, _| {
             let is_pinned = is_pinned(machine, to as usize, bytes);
             if !is_pinned && machine.streams.get(&stream).is_some_and(|stream| stream.captured.is_some()) {
-                return Err(api::NOT_SUPPORTED);
+                return Err(status::NOT_SUPPORTED);
             }
             machine.put(stream, Work::Download { target: HostAddress(to as usize), source: from, bytes: bytes as u64 })?;
             // A copy to pageable memory has ended when the call returns.
@@ -379,14 +379,14 @@ export! {
     fn cuStreamDestroy_v2(stream: Handle) {
         call(|machine| {
             // Its work still runs.
-            machine.streams.remove(&stream).map(|_| ()).ok_or(api::INVALID_HANDLE)
+            machine.streams.remove(&stream).map(|_| ()).ok_or(status::INVALID_HANDLE)
         })
     }
 
     fn cuStreamSynchronize(stream: Handle) {
         on_device(|machine, _| {
             if let Some((capture, _)) = machine.streams.get(&stream).and_then(|stream| stream.captured.clone()) {
-                return Err(machine.invalidate_capture(capture, api::CAPTURE_UNSUPPORTED));
+                return Err(machine.invalidate_capture(capture, status::CAPTURE_UNSUPPORTED));
             }
             machine.finish_stream(stream)
         })
@@ -400,7 +400,7 @@ export! {
         on_device(|machine, _| {
             // Only thread-local captures are emulated.
             if mode != 1 {
-                return Err(api::NOT_SUPPORTED);
+                return Err(status::NOT_SUPPORTED);
             }
             machine.begin_capture(stream, std::thread::current().id())
         })
@@ -436,14 +436,14 @@ export! {
         on_device(|machine, device| {
             let has_completed = machine.has_completed(event)?;
             machine.check(device)?;
-            if has_completed { Ok(()) } else { Err(api::NOT_READY) }
+            if has_completed { Ok(()) } else { Err(status::NOT_READY) }
         })
     }
 
     fn cuEventSynchronize(event: Handle) {
         on_device(|machine, device| {
             if let Some((capture, _)) = machine.events.get(&event).and_then(|event| event.captured.clone()) {
-                return Err(machine.invalidate_capture(capture, api::CAPTURED_EVENT));
+                return Err(machine.invalidate_capture(capture, status::CAPTURED_EVENT));
             }
             machine.finish_event(event)?;
             machine.check(device)
@@ -452,7 +452,7 @@ export! {
 
     fn cuEventElapsedTime(milliseconds: *mut f32, start: Handle, end: Handle) {
         on_device(|machine, _| {
-            let time = |event| machine.events.get(&event).ok_or(api::INVALID_HANDLE)?.time.ok_or(api::NOT_READY);
+            let time = |event| machine.events.get(&event).ok_or(status::INVALID_HANDLE)?.time.ok_or(status::NOT_READY);
             let seconds = time(end)? - time(start)?;
             // SAFETY: the caller's pointer.
             unsafe { put(milliseconds, (seconds * 1e3) as f32) }
@@ -460,12 +460,12 @@ export! {
     }
 
     fn cuEventDestroy_v2(event: Handle) {
-        call(|machine| machine.events.remove(&event).map(|_| ()).ok_or(api::INVALID_HANDLE))
+        call(|machine| machine.events.remove(&event).map(|_| ()).ok_or(status::INVALID_HANDLE))
     }
 
     fn cuGraphInstantiateWithFlags(exec: *mut Handle, graph: Handle, _flags: c_ulonglong) {
         synchronizing(|machine, _| {
-            let graph = machine.graphs.get(&graph).ok_or(api::INVALID_HANDLE)?.clone();
+            let graph = machine.graphs.get(&graph).ok_or(status::INVALID_HANDLE)?.clone();
             let handle = machine.handle();
             machine.graphs.insert(handle, graph);
             // SAFETY: the caller's pointer.
@@ -476,9 +476,9 @@ export! {
     fn cuGraphGetNodes(graph: Handle, nodes: *mut Handle, count: *mut usize) {
         call(|machine| {
             if !nodes.is_null() {
-                return Err(api::NOT_SUPPORTED);
+                return Err(status::NOT_SUPPORTED);
             }
-            let graph = machine.graphs.get(&graph).ok_or(api::INVALID_HANDLE)?;
+            let graph = machine.graphs.get(&graph).ok_or(status::INVALID_HANDLE)?;
             // SAFETY: the caller's pointer.
             unsafe { put(count, graph.nodes.len()) }
         })
@@ -489,17 +489,17 @@ export! {
     }
 
     fn cuGraphExecDestroy(exec: Handle) {
-        synchronizing(|machine, _| machine.graphs.remove(&exec).map(|_| ()).ok_or(api::INVALID_HANDLE))
+        synchronizing(|machine, _| machine.graphs.remove(&exec).map(|_| ()).ok_or(status::INVALID_HANDLE))
     }
 
     fn cuGraphDestroy(graph: Handle) {
-        call(|machine| machine.graphs.remove(&graph).map(|_| ()).ok_or(api::INVALID_HANDLE))
+        call(|machine| machine.graphs.remove(&graph).map(|_| ()).ok_or(status::INVALID_HANDLE))
     }
 
     fn cuModuleLoadData(module: *mut Handle, image: *const c_void) {
         synchronizing(|machine, device| {
             // SAFETY: an image of the emulated compiler's is text that ends with a zero.
-            let text = unsafe { CStr::from_ptr(image.cast()) }.to_str().map_err(|_| api::INVALID_IMAGE)?;
+            let text = unsafe { CStr::from_ptr(image.cast()) }.to_str().map_err(|_| status::INVALID_IMAGE)?;
             let handle = machine.load(device, text)?;
             // SAFETY: the caller's pointer.
             unsafe { put(module, handle) }
@@ -523,11 +523,11 @@ export! {
     fn cuFuncSetAttribute(function: Handle, attribute: c_int, value: c_int) {
         call(|machine| {
             let most = shared_per_block(machine.settings.arch);
-            let function = machine.functions.get_mut(&function).ok_or(api::INVALID_HANDLE)?;
-            let bytes = u64::try_from(value).map_err(|_| api::INVALID_VALUE)?;
+            let function = machine.functions.get_mut(&function).ok_or(status::INVALID_HANDLE)?;
+            let bytes = u64::try_from(value).map_err(|_| status::INVALID_VALUE)?;
             // CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
             if attribute != 8 || function.code.shared_bytes + bytes > most {
-                return Err(api::INVALID_VALUE);
+                return Err(status::INVALID_VALUE);
             }
             function.most_shared_bytes = bytes;
             Ok(())
@@ -536,12 +536,12 @@ export! {
 
     fn cuFuncGetAttribute(value: *mut c_int, attribute: c_int, function: Handle) {
         call(|machine| {
-            let code = &machine.functions.get(&function).ok_or(api::INVALID_HANDLE)?.code;
+            let code = &machine.functions.get(&function).ok_or(status::INVALID_HANDLE)?.code;
             let number = match attribute {
                 1 => code.shared_bytes,
                 3 => code.local_bytes,
                 4 => (code.slots.b32 + 2 * code.slots.b64).min(255) as u64,
-                _ => return Err(api::INVALID_VALUE),
+                _ => return Err(status::INVALID_VALUE),
             };
             // SAFETY: the caller's pointer.
             unsafe { put(value, number as c_int) }
@@ -552,7 +552,7 @@ export! {
         on_device(|machine, _| {
             // SAFETY: the caller's pointer.
             let config = unsafe { &*config };
-            let function = machine.functions.get_mut(&function).ok_or(api::INVALID_HANDLE)?;
+            let function = machine.functions.get_mut(&function).ok_or(status::INVALID_HANDLE)?;
             let (log_entry, most_shared_bytes) = (function.log_entry.take(), function.most_shared_bytes);
             let code = function.code.clone();
             if let Some(entry) = log_entry {
@@ -563,7 +563,7 @@ export! {
             let limits = [(config.grid, [i32::MAX as u32, 65_535, 65_535]), (config.block, [1024, 1024, 64])];
             let is_within = limits.iter().all(|(n, most)| n.iter().zip(most).all(|(n, most)| (1..=*most).contains(n)));
             if !fits || !is_within || threads > 1024 || u64::from(config.shared_bytes) > most_shared_bytes {
-                return Err(api::INVALID_VALUE);
+                return Err(status::INVALID_VALUE);
             }
             let mut cluster = [1; 3];
             for n in 0..config.attribute_count as usize {
@@ -571,12 +571,12 @@ export! {
                 let attribute = unsafe { &*config.attributes.wrapping_add(n) };
                 // CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
                 if attribute.id != 4 || machine.settings.arch < (Arch { major: 9, minor: 0 }) {
-                    return Err(api::NOT_SUPPORTED);
+                    return Err(status::NOT_SUPPORTED);
                 }
                 cluster.copy_from_slice(&attribute.value[..3]);
             }
             if config.grid.iter().zip(&cluster).any(|(grid, cluster)| *cluster == 0 || grid % cluster != 0) {
-                return Err(api::INVALID_VALUE);
+                return Err(status::INVALID_VALUE);
             }
             let mut parameters = vec![0; code.parameter_bytes as usize];
             for (n, &(offset, bytes)) in code.parameters.iter().enumerate() {
@@ -597,7 +597,7 @@ export! {
         _strides: *const c_ulonglong, _boxed: *const c_uint, _steps: *const c_uint, _interleave: c_int,
         _swizzle: c_int, _promotion: c_int, _fill: c_int,
     ) {
-        api::NOT_SUPPORTED.0
+        status::NOT_SUPPORTED.0
     }
 }
 

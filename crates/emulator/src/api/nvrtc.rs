@@ -1,5 +1,6 @@
 //! `libnvrtc.so.13`: calls the real compiler and asks it for PTX with source lines instead of machine code.
 
+use crate::ptx::COMPILED_FROM;
 use crate::settings::Settings;
 use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
 use std::collections::BTreeMap;
@@ -158,13 +159,6 @@ fn lock_sources() -> MutexGuard<'static, BTreeMap<usize, String>> {
 /// The comment with which the PTX of a program ends: its name and its defines.
 fn trailer(program: *mut c_void) -> String {
     format!("{COMPILED_FROM}{}\n\0", lock_sources().get(&(program as usize)).map_or("", String::as_str))
-}
-
-const COMPILED_FROM: &str = "// compiled from ";
-
-/// Name and defines of the program that a piece of PTX was compiled from.
-pub(crate) fn source_of(ptx: &str) -> &str {
-    ptx.rsplit_once(COMPILED_FROM).map_or("unknown", |(_, source)| source.trim_end())
 }
 
 #[unsafe(no_mangle)]

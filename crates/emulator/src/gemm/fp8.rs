@@ -5,9 +5,9 @@
 //!
 //! All of it is exact in f32: a product has 8 bits, and 33 numbers of 14 bits add up to less than 2^20 of the last kept one.
 
-use super::operation::Matrix;
+use super::matrix::Matrix;
 use super::{Element, Layout, ScaleMode};
-use crate::context::vectorized;
+use crate::kernel::context::vectorized;
 use crate::memory::Memory;
 
 /// Products that are summed at once.

@@ -6,12 +6,13 @@
 //! Deliberately absent: other types, batches, epilogues other than a bias, `alpha` and `beta` in device memory.
 
 mod fp8;
+mod matrix;
 pub(crate) mod operation;
 mod plain;
 #[cfg(test)]
 mod tests;
 
-use crate::api::{self, Status};
+use crate::status::{self, Status};
 use std::collections::HashMap;
 
 /// A `cublasStatus_t` other than success.
@@ -25,7 +26,7 @@ pub(crate) enum Refusal {
 
 impl From<Status> for Refusal {
     fn from(status: Status) -> Refusal {
-        if status == api::INVALID_VALUE { Refusal::InvalidValue } else { Refusal::ExecutionFailed }
+        if status == status::INVALID_VALUE { Refusal::InvalidValue } else { Refusal::ExecutionFailed }
     }
 }
 

@@ -2,8 +2,9 @@
 
 use super::operation::{Gemm, Operands};
 use super::*;
-use crate::memory::{Memory, POISON};
+use crate::memory::Memory;
 use crate::numbers::{E4M3, E5M2, from_bf16, to_bf16};
+use crate::poison::POISON;
 use crate::random::Random;
 use crate::settings::Arch;
 

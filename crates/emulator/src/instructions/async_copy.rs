@@ -4,8 +4,8 @@
 
 use super::memory::Address;
 use super::{Decoded, Decoder, lanes, unknown};
-use crate::context::{Context, PendingCopies, PendingCopy, Source};
 use crate::fault::Outcome;
+use crate::kernel::context::{Context, PendingCopies, PendingCopy, Source};
 use crate::ptx::{Instruction, Operand, Space};
 use crate::registers::{LANES, lanes_of};
 

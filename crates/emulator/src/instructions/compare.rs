@@ -1,7 +1,7 @@
 //! Comparisons (PTX ISA, section 9.7.6).
 
 use super::{Decoded, Decoder, lanes, unknown};
-use crate::context::test2;
+use crate::kernel::context::test2;
 use crate::ptx::Instruction;
 
 #[allow(

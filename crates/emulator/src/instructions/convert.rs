@@ -1,8 +1,8 @@
 //! Conversions between number formats (PTX ISA, section 9.7.9.21).
 
 use super::{AnySource, Decoded, Decoder, bits_of_bytes, bytes_of_bits, lanes, unknown};
-use crate::context::{map1, map2};
 use crate::kernel::Execute;
+use crate::kernel::context::{map1, map2};
 use crate::numbers::{E4M3, E5M2, Rounding, canonical, flush, from_f16, narrow, to_bf16, to_f16};
 use crate::ptx::{Instruction, Operand};
 use crate::registers::Marks;

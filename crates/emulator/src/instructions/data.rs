@@ -2,8 +2,8 @@
 
 use super::memory::window;
 use super::{AnySource, AnyTarget, Decoded, Decoder, carry, lanes, unknown};
-use crate::context::{Condition, Context, Source, map1};
 use crate::kernel::Execute;
+use crate::kernel::context::{Condition, Context, Source, map1};
 use crate::ptx::{Instruction, Operand, Space};
 use crate::registers::{LANES, Lane, Marks};
 

@@ -1,7 +1,7 @@
 //! f64 arithmetic (PTX ISA, section 9.7.3).
 
 use super::{Decoded, Decoder, lanes, unknown};
-use crate::context::{map1, map2, map3};
+use crate::kernel::context::{map1, map2, map3};
 use crate::ptx::Instruction;
 
 pub(super) fn decode(d: &Decoder<'_>, instruction: &Instruction, parts: &[&str]) -> Decoded {

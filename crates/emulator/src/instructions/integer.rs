@@ -1,8 +1,8 @@
 //! Integer arithmetic (PTX ISA, section 9.7.1).
 
 use super::{Action, Decoded, Decoder, lanes, unknown};
-use crate::context::{map1, map2, map3};
 use crate::kernel::Execute;
+use crate::kernel::context::{map1, map2, map3};
 use crate::ptx::{Instruction, Operand};
 use crate::registers::{LANES, Lane, lanes_of};
 

@@ -1,8 +1,8 @@
 //! Bitwise operations and shifts (PTX ISA, sections 9.7.1 and 9.7.8), which carry the marks of bytes that were never written.
 
 use super::{Decoded, Decoder, bits_of_bytes, bytes_of_bits, carry, lanes, unknown};
-use crate::context::{Context, Source};
 use crate::kernel::Execute;
+use crate::kernel::context::{Context, Source};
 use crate::ptx::{Instruction, Operand};
 use crate::registers::{LANES, Lane, Marks, Slot};
 use std::ops::{BitAnd, BitOr, BitXor, Not};

@@ -2,9 +2,9 @@
 
 use super::memory::Address;
 use super::{Decoded, Decoder, unknown};
-use crate::context::Source;
 use crate::fault::{Fault, FaultKind};
 use crate::kernel::Action;
+use crate::kernel::context::Source;
 use crate::numbers::{canonical, from_bf16};
 use crate::ptx::{Instruction, Operand, Space};
 use crate::registers::{LANES, Lane, Marks, Slot};
@@ -130,7 +130,7 @@ fn multiply(
                 sums[row][column] = value;
             }
         }
-        crate::context::vectorized(
+        crate::kernel::context::vectorized(
             #[inline(always)]
             || add_products(&left, &right, &mut sums),
         );

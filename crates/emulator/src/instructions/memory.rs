@@ -1,9 +1,9 @@
 //! Loads and stores (PTX ISA, sections 9.7.9.8 to 9.7.9.11).
 
 use super::{AnySource, AnyTarget, Decoded, Decoder, lanes, unknown};
-use crate::context::{Context, Source, vectorized};
 use crate::fault::{Fault, FaultKind, Outcome};
 use crate::kernel::Execute;
+use crate::kernel::context::{Context, Source, vectorized};
 use crate::memory::{Bytes, outside};
 use crate::ptx::{Class, Instruction, Operand, Space};
 use crate::registers::{LANES, Lanes, Marks, lanes_of, uninitialised};

@@ -25,8 +25,8 @@ mod single;
 mod tests;
 mod warp;
 
-use crate::context::{Condition, Context, Source, vectorized};
 use crate::fault::Outcome;
+use crate::kernel::context::{Condition, Context, Source, vectorized};
 use crate::kernel::{Action, Execute, Symbols};
 use crate::ptx::{Class, Instruction, Kernel, Operand, Register};
 use crate::registers::{LANES, Lane, Lanes, Marks, Slot};

@@ -1,7 +1,7 @@
 //! f32 arithmetic (PTX ISA, section 9.7.3). Results that are no number are the canonical NaN.
 
 use super::{Decoded, Decoder, lanes, unknown};
-use crate::context::{Source, map1, map2, map3};
+use crate::kernel::context::{Source, map1, map2, map3};
 use crate::numbers::{Rounding, canonical, flush, fma};
 use crate::ptx::Instruction;
 

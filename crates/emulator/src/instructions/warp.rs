@@ -1,7 +1,7 @@
 //! Exchanges among the lanes of a warp (PTX ISA, sections 9.7.9.6 and 9.7.13): all lanes that the mask names take part together.
 
 use super::{Decoded, Decoder, unknown};
-use crate::context::Source;
+use crate::kernel::context::Source;
 use crate::kernel::{Action, Execute};
 use crate::ptx::{Instruction, Operand};
 use crate::registers::{LANES, Lanes, Marks, lanes_of};

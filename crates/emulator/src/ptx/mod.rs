@@ -149,3 +149,11 @@ pub(crate) enum Operand {
     /// `_`: a result that is dropped.
     Sink,
 }
+
+/// Begins the line that NVRTC's stand-in appends to PTX: name and defines of its program.
+pub(crate) const COMPILED_FROM: &str = "// compiled from ";
+
+/// Name and defines of the program that a piece of PTX was compiled from.
+pub(crate) fn source_of(ptx: &str) -> &str {
+    ptx.rsplit_once(COMPILED_FROM).map_or("unknown", |(_, source)| source.trim_end())
+}

@@ -1,8 +1,9 @@
-//! The Trace Event Format of Chrome's tracing, which ui.perfetto.dev opens too: the part that is needed here.
+//! The part of Chrome's Trace Event Format that is needed here; ui.perfetto.dev opens it too.
 //!
-//! One JSON object with `traceEvents`: complete events (`"ph": "X"`, a beginning and a duration in microseconds) on tracks, and metadata
-//! events (`"M"`) that name these. A process groups tracks, each of which is a thread of it. The events of a track nest: of two, one
-//! holds the other or ends before it begins.
+//! One JSON object with `traceEvents`: complete events (`"ph": "X"`, a beginning and a duration in
+//! microseconds) on tracks, and metadata events (`"M"`) that name these. A process groups tracks, each of
+//! which is one of its threads. The events of a track nest: of two, one contains the other or ends before it
+//! begins.
 
 use serde_json::{Value, json};
 use std::time::Duration;

@@ -1,37 +1,37 @@
-//! A trace of some steps of a run, for ui.perfetto.dev and chrome://tracing: what the host did, and what the processor ran when.
+//! A trace of some steps of a run, for ui.perfetto.dev and chrome://tracing: host activity, and the work of
+//! the processor over time.
 //!
-//! Two kinds of steps follow each other in it. Those of the first kind run as all others do, on a card as one graph each that is put in
-//! line while others run: they show whether anything waits for the host. Those of the second kind are timed op by op, on a card by
-//! events between the ops, and waited for. Nothing that is computed depends on either.
+//! It holds two kinds of steps, one after the other. Steps of the first kind run as always, on a GPU as one
+//! graph each that is launched while others run: they show whether the device waits for the host. Steps of
+//! the second kind are timed op by op, on a GPU by events between the ops, and each is waited for. No result
+//! depends on either.
 
 mod chrome;
-mod host;
 
-pub(crate) use host::{doing, doing_step};
-
+use crate::error::{LearnError, RunError};
+use crate::folder::RunFolder;
 use crate::learner::Learner;
-use crate::metrics::format::percent;
-use crate::run::{RunError, RunFolder};
-use crate::weights::LearnError;
+use crate::spans;
 use chrome::{Trace, Track};
 use serde_json::{Value, json};
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 use xtrain_program::{Instance, Program};
+use xtrain_report::metrics::format::percent;
 use xtrain_runtime::{Part, ProgramId, Timed, TimedWork, Timing};
 use xtrain_tensor::TensorType;
 
-/// Which steps of a run are traced.
+/// Steps of a run to trace.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ProfileOptions {
     /// Steps that are timed op by op, after some that are timed as they run.
     pub steps: u64,
-    /// The first traced step, from 1; `None` is soon after the beginning. Where the run does not make it, or too few after it, that is
-    /// told, and its first or last steps are traced.
+    /// The first traced step, from 1; `None` is soon after the beginning. If the run does not reach it, or
+    /// too few steps follow, a warning says so and the first or last steps are traced.
     pub from: Option<u64>,
 }
 
-/// Steps before the traced ones where nothing else is asked for: the first runs op by op and the second is recorded.
+/// Steps before the traced ones by default: the first runs op by op and the second is recorded.
 const WARM_UP: u64 = 3;
 
 /// Steps that are timed as they run, where the run has as many: some more than are under way at once.
@@ -46,7 +46,7 @@ pub(crate) struct Profiler {
     last: u64,
 }
 
-/// The traced steps, by how many were made before each.
+/// The traced steps, by the number of steps before each.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Window {
     begin: u64,
@@ -56,8 +56,8 @@ struct Window {
 }
 
 impl Window {
-    /// What `options` come to in a run that is to make the steps from `first` to `steps`.
-    fn of(options: ProfileOptions, first: u64, steps: u64) -> Self {
+    /// The window for `options` in a run that makes the steps from `first` to `steps`.
+    fn new(options: ProfileOptions, first: u64, steps: u64) -> Self {
         let left = steps.saturating_sub(first);
         let by_op = options.steps.min(left);
         let wished = options.from.map_or(WARM_UP, |from| from.saturating_sub(first + 1));
@@ -66,7 +66,7 @@ impl Window {
         Window { begin, ops, end: ops + by_op }
     }
 
-    /// What to say where it does not begin with the step that was asked for.
+    /// A warning if it does not begin with the requested step.
     fn moved(&self, options: ProfileOptions, first: u64, steps: u64) -> Option<String> {
         let from = options.from.filter(|&from| from != self.begin + 1)?;
         Some(match self.begin == self.end {
@@ -92,14 +92,14 @@ impl Window {
 impl Profiler {
     /// A profiler of the steps from `first` to `steps`.
     pub(crate) fn new(options: ProfileOptions, first: u64, steps: u64) -> Self {
-        let window = Window::of(options, first, steps);
+        let window = Window::new(options, first, steps);
         if let Some(moved) = window.moved(options, first, steps) {
             tracing::warn!("{moved}");
         }
         Profiler { window, timing: Timing::Off, begun: Instant::now(), last: 0 }
     }
 
-    /// Whether it changes how the step that follows `done` ones runs.
+    /// True if it changes how the step after `done` ones runs.
     pub(crate) fn acts(&self, done: u64) -> bool {
         self.window.timing(done) != self.timing
     }
@@ -118,7 +118,7 @@ impl Profiler {
         }
         if self.timing == Timing::Off {
             self.begun = Instant::now();
-            host::record();
+            spans::record();
         }
         self.last = done + 1;
         self.set(timing, learner)
@@ -143,7 +143,7 @@ impl Profiler {
         let times = engine.take_times().map_err(LearnError::from)?;
         self.set(Timing::Off, learner)?;
         let idle = self.idle_share(&times, learner.program());
-        let text = self.trace(&times, &host::recorded(), learner, device, idle);
+        let text = self.trace(&times, &spans::recorded(), learner, device, idle);
         // A run is worth more than its trace.
         match folder.write(TRACE_FILE, &text) {
             Ok(()) => tracing::info!(
@@ -169,11 +169,11 @@ impl Profiler {
         Ok(())
     }
 
-    /// The share of the time of the steps that ran as all do, from the first one's beginning to the last one's end, in which nothing ran
-    /// on the device.
+    /// Share of the time of the steps that ran as always, from the first one's beginning to the last one's
+    /// end, in which the device was idle.
     fn idle_share(&self, times: &[Timed], train: ProgramId) -> Option<f64> {
         let is_step = |t: &&Timed| t.program == train && matches!(t.work, TimedWork::Part(p) if p.is_first());
-        // What follows the steps as they run are those op by op, which are waited for.
+        // The steps after them are timed op by op, and are waited for.
         let steps = (self.window.ops - self.window.begin) as usize;
         let end = times.iter().filter(is_step).nth(steps).map(|first| first.begin);
         let ran: Vec<&Timed> = times.iter().take_while(|t| end.is_none_or(|end| t.begin < end)).collect();
@@ -188,7 +188,7 @@ impl Profiler {
     fn trace(
         &self,
         times: &[Timed],
-        done: &[host::Done],
+        done: &[spans::Span],
         learner: &mut Learner,
         device: &str,
         idle: Option<f64>,
@@ -250,12 +250,12 @@ pub(crate) const TRACE_FILE: &str = "trace.json";
 const HOST: Track = Track { process: 1, thread: 1 };
 const DEVICE: Track = Track { process: 2, thread: 1 };
 
-/// How op times are had, for who reads a trace.
-const OP_TIMES: &str = "On a card an op's time is that between two events, which are recorded in the step's graph before and after it: \
+/// Explanation of op times, for readers of a trace.
+const OP_TIMES: &str = "On a GPU an op's time is that between two events, which are recorded in the step's graph before and after it: \
                         a microsecond or so of it is the event's, and ops that would overlap do not. So these steps take longer than the \
                         others. On the CPU it is the time between the op's call and its return.";
 
-/// What a trace says of an op.
+/// Labels of an op in a trace.
 struct OpLabel {
     name: String,
     role: &'static str,
@@ -288,9 +288,9 @@ impl OpLabel {
     }
 }
 
-/// What one run of an op does.
+/// Work of one run of an op.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub(crate) struct Work {
+pub struct Work {
     /// Floating-point operations.
     pub flops: f64,
     /// Bytes of all operands, each once.
@@ -298,7 +298,8 @@ pub(crate) struct Work {
 }
 
 impl Work {
-    pub(crate) fn of(program: &Program, instance: &Instance) -> Self {
+    /// Operations and operands of `instance`.
+    pub fn of(program: &Program, instance: &Instance) -> Self {
         let (inputs, outputs) = (program.input_types(instance), program.output_types(instance));
         let bytes = inputs.iter().chain(&outputs).map(TensorType::bytes).sum();
         Work { flops: instance.code.op().cost(&inputs, &outputs).flops, bytes }
@@ -312,7 +313,7 @@ mod tests {
     #[test]
     fn the_traced_steps_are_within_the_run_and_as_many_as_were_asked_for_where_it_has_them() {
         let of = |steps, from, first, all| {
-            let Window { begin, ops, end } = Window::of(ProfileOptions { steps, from }, first, all);
+            let Window { begin, ops, end } = Window::new(ProfileOptions { steps, from }, first, all);
             (begin, ops, end)
         };
         assert_eq!(of(3, None, 0, 100), (3, 9, 12));

@@ -1,26 +1,28 @@
-//! Which kernels a run computes by, where several would do and the fastest was taken: recorded with the run, so that it goes on by the same,
-//! to the same bits, wherever what this machine keeps is lost.
+//! Algorithms that a run chose by timing. They are recorded with the run, so that a resumed run uses the same
+//! ones, to the same bits, even if the tuning cache of the machine is lost.
 
-use super::{RunError, RunFolder};
 use crate::engine::Processor;
-use crate::files;
+use crate::error::RunError;
+use crate::folder::RunFolder;
 use std::collections::BTreeMap;
 use std::io::ErrorKind;
+use xtrain_config::files;
 use xtrain_runtime::Engine;
 
 const FILE: &str = "choices.json";
 const MOST_BYTES: u64 = 16 << 20;
 
-/// Has `processor` compute as the run in `folder` did before: what was recorded. A file that is damaged or cannot be read is told and costs
-/// no more than new choices.
+/// Makes `processor` use the algorithms recorded in `folder`. A file that is damaged or cannot be read causes
+/// a warning, and algorithms are chosen anew.
 pub(super) fn adopt(folder: &RunFolder, processor: &Processor) -> BTreeMap<String, String> {
     let recorded = recorded(folder);
     processor.adopt(&recorded);
     recorded
 }
 
-/// Records what `engine` chose beside what was `recorded`; a run on the CPU chooses nothing, and leaves what is there. Where the file
-/// cannot be written, that is told: the run needs it only to go on by the same kernels.
+/// Records the algorithms that `engine` chose, in addition to those `recorded`. A run on the CPU chooses none
+/// and leaves the file as it is. A file that cannot be written causes a warning: the run needs it only when
+/// it is resumed.
 pub(super) fn record(folder: &RunFolder, recorded: BTreeMap<String, String>, engine: &dyn Engine) {
     let mut all = recorded.clone();
     all.extend(engine.choices());
@@ -32,7 +34,7 @@ pub(super) fn record(folder: &RunFolder, recorded: BTreeMap<String, String>, eng
 fn write(folder: &RunFolder, choices: &BTreeMap<String, String>) {
     let text = serde_json::to_string_pretty(choices).map_err(|e| RunError::Refused(e.to_string()));
     if let Err(error) = text.and_then(|text| folder.write(FILE, &(text + "\n"))) {
-        tracing::warn!("{error}; without it, a run that goes on chooses its kernels anew");
+        tracing::warn!("{error}; without it, a resumed run chooses its algorithms anew");
     }
 }
 
@@ -40,7 +42,7 @@ fn recorded(folder: &RunFolder) -> BTreeMap<String, String> {
     let path = folder.path().join(FILE);
     let without = |why: String| {
         tracing::warn!(
-            "{}: {why}; on a card kernels are chosen anew, and the run goes on to slightly other numbers",
+            "{}: {why}; on a GPU algorithms are chosen anew, and the numbers of the resumed run differ slightly",
             path.display()
         );
         BTreeMap::new()

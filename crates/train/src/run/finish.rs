@@ -1,19 +1,21 @@
 //! The end of a run: export, samples, summary and report.
 
-use super::RunError;
-use super::open::describe;
-use super::trainer::{Observer, Outcome, Run, Watch};
+use super::Run;
+use super::describe::describe;
+use super::observer::{Observer, Outcome};
+use super::watch::Watch;
+use crate::error::RunError;
 use crate::exchange;
-use crate::generate::{Generator, MadeToken, Sampling};
-use crate::metrics::Sample;
-use crate::report::{self, RunSummary};
+use crate::generate::{GeneratedToken, Generator, Sampling};
 use std::ops::ControlFlow;
 use std::time::{Duration, Instant};
 use xtrain_data::SpecialTokens;
+use xtrain_report::RunSummary;
+use xtrain_report::metrics::Sample;
 
 impl Run {
-    /// Export and samples where all steps are done; summary and report always, whatever becomes of the others. Returns how the run ended:
-    /// it may be asked to stop once more while samples are made.
+    /// Writes export and samples if all steps are done; summary and report always, even if the others fail.
+    /// Returns how the run ended: it may be asked to stop once more while samples are generated.
     pub(super) fn finish(
         &mut self,
         outcome: Outcome,
@@ -21,18 +23,18 @@ impl Run {
         observer: &mut dyn Observer,
     ) -> Result<Outcome, RunError> {
         if outcome != Outcome::Finished {
-            self.tell(outcome, observer)?;
+            self.report_end(outcome, observer)?;
             return Ok(outcome);
         }
-        // What an earlier process wrote after this step is left as it is.
-        let unwritten = self.folder.unwritten(self.at.step, &self.config)?;
-        // All is tried; the first error is told.
+        // Files that an earlier process wrote after this step are left as they are.
+        let unwritten = self.folder.unwritten(self.position.step, &self.config)?;
+        // All are tried; the first error is reported.
         let exported = if unwritten.export { self.export(observer) } else { Ok(()) };
         let sampled = if unwritten.samples { self.sample(watch, observer) } else { Ok(outcome) };
-        let told = self.tell(*sampled.as_ref().unwrap_or(&outcome), observer);
-        let ended = exported.and(sampled).and_then(|ended| told.map(|()| ended))?;
+        let reported = self.report_end(*sampled.as_ref().unwrap_or(&outcome), observer);
+        let ended = exported.and(sampled).and_then(|ended| reported.map(|()| ended))?;
         if ended == Outcome::Finished {
-            self.folder.finished(self.at.step)?;
+            self.folder.finished(self.position.step)?;
         }
         Ok(ended)
     }
@@ -40,24 +42,25 @@ impl Run {
     fn export(&mut self, observer: &mut dyn Observer) -> Result<(), RunError> {
         let (path, options) = (self.folder.hf(), exchange::export_options(&self.config));
         self.folder.claim_hf()?;
-        exchange::export(self.learner.weights(), &self.hf, &self.corpus.tokenizer, &path, &options)?;
+        exchange::export(self.learner.weights(), &self.identity, &self.corpus.tokenizer, &path, &options)?;
         observer.wrote("Hugging Face folder", &path);
         Ok(())
     }
 
-    fn tell(&mut self, outcome: Outcome, observer: &mut dyn Observer) -> Result<(), RunError> {
-        if let Some((step, loss)) = self.at.best {
+    fn report_end(&mut self, outcome: Outcome, observer: &mut dyn Observer) -> Result<(), RunError> {
+        if let Some((step, loss)) = self.position.best {
             let path = self.folder.checkpoints().join(format!("step-{step}"));
             observer.wrote(&format!("best checkpoint, validation loss {loss:.4}"), &path);
         }
         self.summary(outcome).write(self.folder.path())?;
         if self.config.log.jsonl {
-            observer.wrote("report", &report::write(self.folder.path())?);
+            observer.wrote("report", &xtrain_report::write(self.folder.path())?);
         }
         Ok(())
     }
 
-    /// Continues the prompts. What is made when it is to end is kept; a run that is resumed makes all of it again.
+    /// Continues the prompts. If the run is stopped meanwhile, the samples so far are written; a resumed run
+    /// generates all of them again.
     fn sample(&mut self, watch: &Watch<'_>, observer: &mut dyn Observer) -> Result<Outcome, RunError> {
         let eval = self.config.eval.clone();
         let Some(longest) = self.prompts.iter().map(Vec::len).max() else { return Ok(Outcome::Finished) };
@@ -82,7 +85,7 @@ impl Run {
                 seed: self.config.train.seed + number as u64,
             };
             let (mut slowest, mut begun) = (Duration::ZERO, Instant::now());
-            let mut on_token = |_: MadeToken<'_>| {
+            let mut on_token = |_: GeneratedToken<'_>| {
                 slowest = slowest.max(begun.elapsed());
                 begun = Instant::now();
                 ended = watch.ended(slowest);
@@ -93,7 +96,10 @@ impl Run {
                 generator.generate(weights, &tokens, eval.max_tokens, sampling, &stop, &mut on_token)?;
             let written = self.corpus.tokenizer.decode(&made, SpecialTokens::Hide)?;
             text.push_str(&format!("{prompt}{written}\n\n"));
-            self.record(Sample { step: self.at.step, prompt: prompt.clone(), text: written }, observer)?;
+            self.record(
+                Sample { step: self.position.step, prompt: prompt.clone(), text: written },
+                observer,
+            )?;
         }
         if !text.is_empty() || ended.is_none() {
             self.folder.write("sample.txt", &text)?;
@@ -106,12 +112,12 @@ impl Run {
             model: Some(describe(self.learner.spec())),
             parameters: Some(self.learner.spec().model.parameter_count() as u64),
             precision: Some(self.learner.spec().recipe.name().into()),
-            device: Some(self.device.clone()),
+            device: Some(self.hardware.device.clone()),
             total_steps: Some(self.steps),
-            train_seconds: Some(self.at.train_seconds),
-            unigram_entropy: self.at.unigram_entropy,
-            best_step: self.at.best.map(|(step, _)| step),
-            best_loss: self.at.best.map(|(_, loss)| loss),
+            train_seconds: Some(self.position.train_seconds),
+            unigram_entropy: self.position.unigram_entropy,
+            best_step: self.position.best.map(|(step, _)| step),
+            best_loss: self.position.best.map(|(_, loss)| loss),
             outcome: Some(
                 match outcome {
                     Outcome::Finished | Outcome::FinishedBefore { .. } => "finished",

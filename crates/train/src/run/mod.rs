@@ -1,53 +1,147 @@
-//! A training run from its file to its folder.
+//! A training run, from its file to its folder.
 //!
 //! ```text
-//! <out>/config.toml      the resolved configuration         <out>/checkpoints/step-N/   state, complete or absent
-//! <out>/tokenizer/       the tokenizer                      <out>/hf/                   the last state as a Hugging Face folder
-//! <out>/metrics.jsonl    every reported step and event      <out>/sample.txt            what the model wrote at the end
-//! <out>/events.out.*     the same for TensorBoard           <out>/report.html           curves and figures on one page
-//! <out>/source/          what init_from said of its model  <out>/trace.json           what was run when, with --profile
+//! <out>/config.toml      the resolved configuration
+//! <out>/tokenizer/       the tokenizer
+//! <out>/source/          metadata of the folder that init_from names
+//! <out>/choices.json     the algorithms that the run chose on a GPU
+//! <out>/metrics.jsonl    every reported step and event
+//! <out>/events.out.*     the same for TensorBoard
+//! <out>/checkpoints/     step-N/ with the state, complete or absent
+//! <out>/hf/              the last state as a Hugging Face folder
+//! <out>/sample.txt       the samples generated at the end
+//! <out>/summary.json     facts about the run for the report
+//! <out>/report.html      curves and figures on one page
+//! <out>/trace.json       a trace of some steps, with --profile
 //! ```
 
+mod assemble;
+mod background_save;
+mod begin;
 mod choices;
-mod corpus;
-mod error;
+mod describe;
+mod evaluation;
 mod finish;
-pub(crate) mod fit;
-mod folder;
+mod observer;
 mod open;
 mod reference;
-pub(crate) mod saved;
-pub(crate) mod setup;
+mod reporting;
+mod restore;
+mod resume;
+mod saving;
+mod snapshot;
+mod steps;
 #[cfg(test)]
 mod tests;
-mod trainer;
-mod writing;
+mod watch;
 
-pub use corpus::Corpus;
-pub use error::RunError;
-pub use fit::{Fit, Outcome as FitOutcome, Room, Way};
-pub use folder::RunFolder;
-pub use setup::{Planned, plan, plan_on};
-pub(crate) use trainer::IN_FLIGHT;
-pub use trainer::{Observer, Outcome, Start, train, train_profiled};
+pub use crate::spec::plan;
+pub use observer::{Observer, Outcome, Start};
 
-use xtrain_data::{LearnProgress, Progress, VocabularyKind};
+use crate::corpus::Corpus;
+use crate::error::RunError;
+use crate::evaluate::Evaluator;
+use crate::exchange;
+use crate::folder::RunFolder;
+use crate::learner::Learner;
+use crate::position::Position;
+use crate::profile::{ProfileOptions, Profiler};
+use crate::schedule::Schedule;
+use assemble::Opened;
+use reference::StateCopy;
+use snapshot::CheckpointWriter;
+use std::sync::atomic::AtomicBool;
+use std::time::Instant;
+use watch::Watch;
+use xtrain_config::{Config, Parsed};
+use xtrain_data::DataError;
+use xtrain_report::metrics::MetricsSink;
 
-/// Something that a run does before its first step.
-#[derive(Clone, Debug)]
-pub enum Notice {
-    /// A vocabulary is made of the training text.
-    Learning {
-        /// Which.
-        vocabulary: VocabularyKind,
-        /// How far it is.
-        progress: LearnProgress,
-    },
-    /// A text is turned into tokens.
-    Tokenizing {
-        /// The source.
-        path: String,
-        /// How far it is.
-        progress: Progress,
-    },
+/// Runs the run file `parsed` to its end, to its time limit, or until `stop` is set.
+pub fn train(
+    parsed: &Parsed,
+    start: Start,
+    stop: &AtomicBool,
+    observer: &mut dyn Observer,
+) -> Result<Outcome, RunError> {
+    train_profiled(parsed, start, None, stop, observer)
+}
+
+/// As [`train`], with a trace of some steps in `trace.json` of the run folder.
+pub fn train_profiled(
+    parsed: &Parsed,
+    start: Start,
+    profile: Option<ProfileOptions>,
+    stop: &AtomicBool,
+    observer: &mut dyn Observer,
+) -> Result<Outcome, RunError> {
+    let begun = Instant::now();
+    let limit = parsed.config.train.max_time.map(|t| t.duration());
+    let time_is_up = || limit.is_some_and(|limit| begun.elapsed() >= limit);
+    let mut run = match open::open(parsed, start, observer, &time_is_up) {
+        Err(RunError::Data(DataError::Interrupted)) => return Ok(Outcome::StoppedEarly),
+        opened => match opened? {
+            Opened::Run(run) => run,
+            Opened::Finished { done, steps } => return Ok(Outcome::FinishedBefore { done, steps }),
+        },
+    };
+    run.profiler = profile.map(|options| Profiler::new(options, run.position.step, run.steps));
+    run.go(Watch::new(stop, begun, limit), observer)
+}
+
+/// An open run: `begin` or `resume` opens it, `steps` trains, `finish` ends it.
+struct Run {
+    config: Config,
+    /// Steps of the whole run.
+    steps: u64,
+    position: Position,
+    folder: RunFolder,
+    corpus: Corpus,
+    schedule: Schedule,
+    learner: Learner,
+    evaluator: Option<Evaluator>,
+    checkpoints: CheckpointWriter,
+    sink: MetricsSink,
+    hardware: Hardware,
+    /// Metadata of the exported Hugging Face folder.
+    identity: exchange::Identity,
+    /// The tokens of `eval.prompts`.
+    prompts: Vec<Vec<u32>>,
+    /// True if the entropy in `position` is that of the validation data that this process reads.
+    entropy_is_known: bool,
+    /// Holds the state during reference segments, if the run has any.
+    state_copy: Option<StateCopy>,
+    profiler: Option<Profiler>,
+}
+
+/// The processor that a run computes on, as far as reports name it.
+struct Hardware {
+    /// Its name, for people.
+    device: String,
+    /// Bytes of its memory, where the system tells.
+    memory_total: Option<u64>,
+    /// bf16 operations a second at most, where that is known.
+    peak_flops: Option<f64>,
+}
+
+impl Run {
+    /// Makes the steps that are left, and what comes at their end.
+    fn go(&mut self, mut watch: Watch<'_>, observer: &mut dyn Observer) -> Result<Outcome, RunError> {
+        let ended = self.steps(&mut watch, observer);
+        // A save that is under way is completed, however the steps ended.
+        let saved = self.settle(&mut watch, observer);
+        if let (Err(_), Err(error)) = (&ended, &saved) {
+            tracing::error!("{error}");
+        }
+        let outcome = ended.and_then(|outcome| saved.map(|()| outcome))?;
+        if let Some(profiler) = &mut self.profiler {
+            profiler.finish(&mut self.learner, &self.folder, &self.hardware.device)?;
+        }
+        self.finish(outcome, &watch, observer)
+    }
+}
+
+/// True if `step` is one of every `every` steps; never if that is 0.
+fn is_due(step: u64, every: u64) -> bool {
+    every > 0 && step.is_multiple_of(every)
 }

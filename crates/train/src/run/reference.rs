@@ -1,84 +1,55 @@
-//! Reference segments: some steps of an FP8 run are made in bf16 first, from the same state on the same batches, to tell how much higher its
-//! losses are.
+//! Reference segments: some steps of an FP8 run are first run in bf16, from the same state on the same
+//! batches, to measure how much higher the losses in FP8 are.
 //!
-//! The state is copied to host memory before and put back after, so the run goes on to the same bits as without. Its own steps follow;
-//! when the last of them is done, the gap is told. What is known until then is part of the position, so a run that is resumed in the middle
-//! of a segment tells the same.
+//! The state is copied to host memory before and restored after, so the run continues to the same bits as
+//! without the segment. The run's own steps follow; after the last of them the gap is reported. Intermediate
+//! sums are part of the position, so a run that is resumed inside a segment reports the same gap.
 
-use super::RunError;
-use super::saved::{parts, places};
-use super::trainer::{IN_FLIGHT, Observer, Outcome, Run, Watch, due, during_step};
-use crate::learner::Learner;
-use crate::metrics::{Reference, format};
-use crate::profile::doing_step;
-use serde::{Deserialize, Serialize};
+use super::observer::{Observer, Outcome};
+use super::snapshot::{parts, places};
+use super::steps::step_error;
+use super::watch::Watch;
+use super::{Run, is_due};
+use crate::error::RunError;
+use crate::learner::{IN_FLIGHT, Learner};
+use crate::position::{Segment, added};
+use crate::spans::step_span;
 use std::collections::VecDeque;
 use std::ops::{ControlFlow, Range};
 use std::time::Instant;
+use xtrain_report::metrics::format;
 use xtrain_runtime::StateEntry;
 use xtrain_tensor::host::AlignedBytes;
 
-/// A segment whose steps in bf16 are made, and its own not all.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub(super) struct Segment {
-    /// Steps before it.
-    after: u64,
-    /// Steps of it.
-    steps: u64,
-    /// The sum of their losses in bf16; JSON has none that is not finite.
-    bf16_sum: Option<f64>,
-    /// The sum of those of its own that are done.
-    sum: Option<f64>,
-}
-
-impl Segment {
-    /// Adds the loss of a step of the run; what it comes to with the last one.
-    pub(super) fn add(&mut self, step: u64, loss: f64) -> Option<Reference> {
-        self.sum = added(self.sum, loss);
-        let mean = |sum: Option<f64>| sum.map_or(f64::NAN, |sum| sum / self.steps as f64);
-        (step == self.after + self.steps).then(|| Reference {
-            step,
-            steps: self.steps,
-            loss: mean(self.sum),
-            bf16_loss: mean(self.bf16_sum),
-        })
-    }
-}
-
-fn added(sum: Option<f64>, loss: f64) -> Option<f64> {
-    sum.map(|sum| sum + loss).filter(|sum| sum.is_finite())
-}
-
-/// Where the state is kept meanwhile.
-pub(super) struct Aside {
+/// A copy of the state in host memory during a segment.
+pub(super) struct StateCopy {
     entries: Vec<StateEntry>,
     places: Vec<Range<usize>>,
     memory: AlignedBytes,
 }
 
-impl Aside {
-    /// Memory for the state of `learner`, which the system gives when it is first needed.
-    pub(super) fn of(learner: &mut Learner) -> Result<Self, RunError> {
+impl StateCopy {
+    /// Reserves memory for the state of `learner`; the system provides the pages when they are first written.
+    pub(super) fn new(learner: &mut Learner) -> Result<Self, RunError> {
         let entries = learner.saved_state();
         let (places, bytes) = places(&entries);
         let is_room = xtrain_runtime::available_bytes().is_none_or(|available| bytes as u64 <= available);
         let memory = if is_room { AlignedBytes::try_zeroed(bytes) } else { None };
         let memory = memory.ok_or_else(|| {
             RunError::Refused(format!(
-                "reference segments keep the state aside in host memory, {}, and there is not as much; do without them: --set \
+                "reference segments copy the state to host memory, {}, and there is not as much; do without them: --set \
                  precision.reference_every=0",
                 format::bytes(bytes as u64)
             ))
         })?;
-        Ok(Aside { entries, places, memory })
+        Ok(StateCopy { entries, places, memory })
     }
 
-    fn keep(&mut self, learner: &mut Learner) -> Result<(), RunError> {
+    fn store(&mut self, learner: &mut Learner) -> Result<(), RunError> {
         Ok(learner.copy_state(&self.entries, &mut parts(self.memory.as_mut_slice(), &self.places))?)
     }
 
-    fn put_back(&self, learner: &mut Learner) -> Result<(), RunError> {
+    fn restore(&self, learner: &mut Learner) -> Result<(), RunError> {
         for (entry, place) in self.entries.iter().zip(&self.places) {
             learner.write_state(entry.kind, &entry.name, &self.memory.as_slice()[place.clone()])?;
         }
@@ -87,39 +58,39 @@ impl Aside {
 }
 
 impl Run {
-    /// Whether a segment begins behind so many steps.
+    /// True if a segment begins after `step` steps.
     pub(super) fn is_reference_due(&self, step: u64) -> bool {
-        self.aside.is_some()
+        self.state_copy.is_some()
             && step > 0
             && step < self.steps
-            && due(step, self.config.precision.reference_every)
+            && is_due(step, self.config.precision.reference_every)
     }
 
-    /// Makes the steps of the segment that begins here, if one does, in bf16, and leaves the state as it was. Where the run is asked to
-    /// stop meanwhile, its state is saved, and a run that is resumed begins the segment again.
+    /// Runs the steps of the segment that begins here, if one does, in bf16, and restores the state. If the
+    /// run is asked to stop meanwhile, its state is saved, and a resumed run begins the segment again.
     pub(super) fn reference(
         &mut self,
         watch: &mut Watch<'_>,
         observer: &mut dyn Observer,
     ) -> Result<Option<Outcome>, RunError> {
-        let after = self.at.step;
+        let after = self.position.step;
         if !self.is_reference_due(after) {
             return Ok(None);
         }
-        let Some(mut aside) = self.aside.take() else { return Ok(None) };
-        let _segment = doing_step("reference", after);
+        let Some(mut copy) = self.state_copy.take() else { return Ok(None) };
+        let _segment = step_span("reference", after);
         if let Some(profiler) = &mut self.profiler {
             profiler.before_evaluation(&mut self.learner)?;
         }
-        aside.keep(&mut self.learner)?;
+        copy.store(&mut self.learner)?;
         self.learner.begin_reference()?;
         let made = self.in_bf16(after, watch);
-        aside.put_back(&mut self.learner)?;
+        copy.restore(&mut self.learner)?;
         self.learner.end_reference()?;
-        self.aside = Some(aside);
+        self.state_copy = Some(copy);
         match made? {
             ControlFlow::Continue(segment) => {
-                self.at.reference = Some(segment);
+                self.position.reference = Some(segment);
                 Ok(None)
             }
             ControlFlow::Break(outcome) => {
@@ -129,7 +100,7 @@ impl Run {
         }
     }
 
-    /// Makes the steps; says how the run ends where it is asked to before they are all made.
+    /// Runs the steps; returns how the run ends if it is asked to stop before they are done.
     fn in_bf16(
         &mut self,
         after: u64,
@@ -146,13 +117,13 @@ impl Run {
             }
             let is_more = next < after + steps && ended.is_none();
             if is_more {
-                flying.push_back((next + 1, self.put_step(next, self.schedule.lr(next))?));
+                flying.push_back((next + 1, self.launch(next, self.schedule.lr(next))?));
                 next += 1;
             }
             if flying.len() > if is_more { IN_FLIGHT } else { 0 }
                 && let Some((step, ticket)) = flying.pop_front()
             {
-                let result = self.learner.collect(ticket).map_err(|e| during_step(step, e))?;
+                let result = self.learner.collect(ticket).map_err(|e| step_error(step, e))?;
                 segment.bf16_sum = added(segment.bf16_sum, result.loss);
             }
             watch.step = watch.step.max(begun.elapsed());

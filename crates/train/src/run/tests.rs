@@ -1,17 +1,23 @@
-//! Saves that are under way while training goes on. What writes their files is replaced, so that no test depends on how long it takes.
+//! Saves that are under way while training goes on. What writes their files is replaced, so that no test
+//! depends on how long it takes.
 
-use super::open::Opened;
-use super::saved::{Saved, Snapshot, position};
-use super::trainer::{Run, Watch};
-use super::{Notice, Observer, Outcome, RunError, RunFolder, Start};
-use crate::config::{Config, Parsed};
-use crate::metrics::Event;
+use super::assemble::Opened;
+use super::open::open;
+use super::snapshot::{CheckpointWriter, Snapshot};
+use super::watch::Watch;
+use super::{Observer, Outcome, Start};
+use crate::corpus::Notice;
+use crate::error::RunError;
+use crate::folder::RunFolder;
+use crate::position::position;
 use std::io::{Error, ErrorKind};
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 use xtrain_checkpoint::{CheckpointError, CheckpointStore};
+use xtrain_config::{Config, Parsed};
+use xtrain_report::metrics::Event;
 
 /// Nothing here takes nearly as long.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -31,31 +37,31 @@ fn run_file(folder: &Path, out: &str) -> Parsed {
     Config::parse(Path::new("run.toml"), file.as_bytes(), &set).expect("a run file")
 }
 
-/// What a run told, in order: steps as they were done, and checkpoints as they were complete.
+/// Events of a run in order: steps when they were done, checkpoints when they were complete.
 #[derive(Debug, PartialEq, Eq)]
-enum Told {
+enum Seen {
     Step(u64),
     Saved(u64),
 }
 
-struct Ear {
-    told: Vec<Told>,
+struct Recorder {
+    seen: Vec<Seen>,
     /// The last step that was done.
     done: &'static AtomicU64,
 }
 
-impl Observer for Ear {
+impl Observer for Recorder {
     fn notice(&mut self, _: Notice) -> ControlFlow<()> {
         ControlFlow::Continue(())
     }
     fn started(&mut self, _: &Config, _: &str, _: &str, _: u64, _: u64) {}
     fn stepped(&mut self, done: u64, _: u64) {
-        self.told.push(Told::Step(done));
+        self.seen.push(Seen::Step(done));
         self.done.store(done, Ordering::SeqCst);
     }
     fn event(&mut self, event: &Event, _: u64) {
         if let Event::Checkpoint(checkpoint) = event {
-            self.told.push(Told::Saved(checkpoint.step));
+            self.seen.push(Seen::Saved(checkpoint.step));
         }
     }
     fn wrote(&mut self, _: &str, _: &Path) {}
@@ -65,19 +71,19 @@ impl Observer for Ear {
 fn run(
     parsed: &Parsed,
     done: &'static AtomicU64,
-    prepare: impl FnOnce(&mut Saved),
-) -> (Result<Outcome, RunError>, Vec<Told>) {
-    let mut ear = Ear { told: Vec::new(), done };
-    let Ok(Opened::Run(mut run)) = Run::open(parsed, Start::New, &mut ear, &|| false) else {
+    prepare: impl FnOnce(&mut CheckpointWriter),
+) -> (Result<Outcome, RunError>, Vec<Seen>) {
+    let mut recorder = Recorder { seen: Vec::new(), done };
+    let Ok(Opened::Run(mut run)) = open(parsed, Start::New, &mut recorder, &|| false) else {
         panic!("it does not open")
     };
-    prepare(&mut run.saved);
-    let ended = run.go(Watch::new(&AtomicBool::new(false), Instant::now(), None), &mut ear);
-    (ended, ear.told)
+    prepare(&mut run.checkpoints);
+    let ended = run.go(Watch::new(&AtomicBool::new(false), Instant::now(), None), &mut recorder);
+    (ended, recorder.seen)
 }
 
-fn at(told: &[Told], what: Told) -> usize {
-    told.iter().position(|t| *t == what).unwrap_or_else(|| panic!("{what:?} is not among {told:?}"))
+fn at(seen: &[Seen], what: Seen) -> usize {
+    seen.iter().position(|t| *t == what).unwrap_or_else(|| panic!("{what:?} is not among {seen:?}"))
 }
 
 #[test]
@@ -93,19 +99,20 @@ fn steps_are_made_while_a_checkpoint_is_written() {
         Snapshot::write(store, of)
     }
     let folder = tempfile::tempdir().expect("a folder");
-    let (ended, told) = run(&run_file(folder.path(), "out"), &DONE, |saved| saved.write = write);
+    let (ended, seen) = run(&run_file(folder.path(), "out"), &DONE, |saved| saved.write = write);
     assert_eq!(ended.expect("a run"), Outcome::Finished);
     for step in [4, 8, 12] {
-        let saved = at(&told, Told::Saved(step));
-        assert!(saved > at(&told, Told::Step(step + 3)), "{told:?}");
+        let saved = at(&seen, Seen::Saved(step));
+        assert!(saved > at(&seen, Seen::Step(step + 3)), "{seen:?}");
         // No save begins before the last one is done.
-        assert!(saved < at(&told, Told::Saved(step + 4)), "{told:?}");
+        assert!(saved < at(&seen, Seen::Saved(step + 4)), "{seen:?}");
     }
-    // What was written meanwhile is the state of its own step: the same as where training waits for each.
+    // A checkpoint written meanwhile holds the state of its own step: the same as if training waits for each
+    // save.
     let waiting =
         run(&run_file(folder.path(), "waiting"), &DONE, |saved| saved.available_bytes = || Some(0)).1;
     for step in [4, 8, 12, 16] {
-        assert_eq!(at(&waiting, Told::Saved(step)), at(&waiting, Told::Step(step)) + 1, "{waiting:?}");
+        assert_eq!(at(&waiting, Seen::Saved(step)), at(&waiting, Seen::Step(step)) + 1, "{waiting:?}");
         let state = |out: &str| {
             let file = format!("{out}/checkpoints/step-{step}/state-00001.safetensors");
             std::fs::read(folder.path().join(file)).expect("a state")
@@ -125,11 +132,11 @@ fn a_save_that_fails_while_steps_are_made_ends_the_run_and_leaves_the_one_before
         Err(CheckpointError::Io { path: PathBuf::from("step-8"), action: "write", source })
     }
     let folder = tempfile::tempdir().expect("a folder");
-    let (ended, told) = run(&run_file(folder.path(), "out"), &DONE, |saved| saved.write = write);
+    let (ended, seen) = run(&run_file(folder.path(), "out"), &DONE, |saved| saved.write = write);
     let error = ended.expect_err("it fails");
     assert!(error.is_users() && error.to_string().starts_with("step-8: cannot write"), "{error}");
     // The next save would have begun after step 12.
-    assert!(!told.contains(&Told::Step(13)) && !told.contains(&Told::Saved(8)), "{told:?}");
+    assert!(!seen.contains(&Seen::Step(13)) && !seen.contains(&Seen::Saved(8)), "{seen:?}");
     let kept = position(&RunFolder::at(folder.path().join("out"))).expect("checkpoints").expect("one");
     assert_eq!(kept.step, 4);
 }
@@ -138,14 +145,15 @@ fn a_save_that_fails_while_steps_are_made_ends_the_run_and_leaves_the_one_before
 fn a_save_that_is_under_way_when_the_steps_end_badly_is_completed() {
     static DONE: AtomicU64 = AtomicU64::new(0);
     let folder = tempfile::tempdir().expect("a folder");
-    let mut ear = Ear { told: Vec::new(), done: &DONE };
+    let mut recorder = Recorder { seen: Vec::new(), done: &DONE };
     let parsed = run_file(folder.path(), "out");
-    let Ok(Opened::Run(mut run)) = Run::open(&parsed, Start::New, &mut ear, &|| false) else {
+    let Ok(Opened::Run(mut run)) = open(&parsed, Start::New, &mut recorder, &|| false) else {
         panic!("it does not open")
     };
     let metrics = run.sink.unsynced().expect("metrics");
-    run.at.step = 3;
-    let begun = run.saved.begin(&mut run.learner, &run.corpus.loader, &run.config, &run.at, metrics);
+    run.position.step = 3;
+    let begun =
+        run.checkpoints.begin(&mut run.learner, &run.corpus.loader, &run.config, &run.position, metrics);
     assert!(begun.expect("a save").is_none(), "it is under way");
     drop(run);
     let kept = position(&RunFolder::at(folder.path().join("out"))).expect("checkpoints").expect("one");

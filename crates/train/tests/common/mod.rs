@@ -1,7 +1,8 @@
-//! What the tests of whole models share.
+//! Helpers of the tests of whole models.
 #![allow(dead_code, unreachable_pub, reason = "each test binary uses a part")]
 
 use std::path::{Path, PathBuf};
+use xtrain_config::Device;
 use xtrain_data::Batch as TokenBatch;
 use xtrain_model::decoder::{Batch, Loss};
 use xtrain_model::optimizer::{AdamWSpec, Optimizer};
@@ -9,12 +10,11 @@ use xtrain_model::{Architecture, Description, Family, Fp8Overrides, Recipe, Rope
 use xtrain_program::{Recompute, StateKind};
 use xtrain_runtime::{Checks, Engine};
 use xtrain_tensor::{DType, Philox};
-use xtrain_train::config::Device;
 use xtrain_train::engine::Processor;
 use xtrain_train::learner::{Learner, StepResult};
 use xtrain_train::programs::TrainingSpec;
 
-/// Whether tests run on a card: with XTRAIN_TEST_DEVICE=cuda.
+/// True if tests run on a GPU: with XTRAIN_TEST_DEVICE=cuda.
 pub fn on_card() -> bool {
     std::env::var("XTRAIN_TEST_DEVICE").as_deref() == Ok("cuda")
 }
@@ -136,7 +136,7 @@ pub fn random_batch(batch: Batch, vocab_size: usize, seed: u64) -> TokenBatch {
     }
 }
 
-/// The same batch in documents of 1, 2, 4, .. tokens.
+/// The batch cut into documents of 1, 2, 4, .. tokens.
 pub fn in_documents(batch: TokenBatch) -> TokenBatch {
     let start = |i: usize| (1 << (i % batch.seq_len + 1).ilog2()) - 1;
     let n = batch.tokens.len();
@@ -175,7 +175,7 @@ pub fn typical(errors: impl Iterator<Item = f64>) -> f64 {
     (sum / count).sqrt()
 }
 
-/// The folder of golden files made with PyTorch and transformers.
+/// The folder of golden files from PyTorch and transformers.
 pub fn golden(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden").join(name)
 }
@@ -199,7 +199,8 @@ pub fn gradients(learner: &mut Learner, model: &Architecture) -> Vec<(String, Ve
 /// The gradients by name, the step's result, and the masters after it.
 pub type Step = (Vec<(String, Vec<f32>)>, StepResult, Vec<Vec<f32>>);
 
-/// A step over a batch cut into micro-batches of `spec.batch`, from random weights of this standard deviation.
+/// A step over a batch cut into micro-batches of `spec.batch`, from random weights of this standard
+/// deviation.
 pub fn step_from(spec: &TrainingSpec, batch: &TokenBatch, std: f64) -> Step {
     let mut l = learner(spec.clone(), std);
     let firsts = (0..batch.batch_size).step_by(spec.batch.sequences);

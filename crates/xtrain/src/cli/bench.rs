@@ -1,11 +1,12 @@
-//! The flags of `xtrain bench`.
+//! The options of `xtrain bench`.
 
-use super::{RunFile, bounded, device, named};
+use super::options::{RunFile, Threads};
+use super::values::{bounded, device, named};
 use clap::{Args, Subcommand};
 use std::path::PathBuf;
+use xtrain_config::Device;
+use xtrain_lab::bench::LinearShape;
 use xtrain_model::Recipe;
-use xtrain_train::bench::LinearShape;
-use xtrain_train::config::Device;
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum BenchCommand {
@@ -13,9 +14,10 @@ pub(crate) enum BenchCommand {
     Step(BenchStepArgs),
     /// Measure every op of the training step of a run file
     Op(BenchOpArgs),
-    /// Measure matrix products: those of a run file's linear layers, one of these sizes, or common ones
+    /// Measure GEMMs: those of a run file's linear layers, one of these sizes, or common ones
     Gemm(BenchGemmArgs),
-    /// Measure linear layers in FP8 beside bf16, casts included: those of a run file, some of these sizes, or common ones
+    /// Measure linear layers in FP8 and in bf16, casts included: those of a run file, some of these sizes, or
+    /// common ones
     Fp8(BenchFp8Args),
     /// Measure attention, forward and backward: that of a run file, one of these sizes, or a common one
     Attention(BenchAttentionArgs),
@@ -35,8 +37,8 @@ pub(crate) struct BenchOpArgs {
 
 /// Ops by themselves: of a run file or of sizes, where and how long.
 #[derive(Debug, Args)]
-pub(crate) struct TrialArgs {
-    /// A run file (TOML), whose sizes, precision and device are taken
+pub(crate) struct OpBenchArgs {
+    /// A run file (TOML) that gives sizes, precision and device
     pub(crate) file: Option<PathBuf>,
     /// Override a key of the run file, e.g. --set train.micro_batch_size=4; may be repeated
     #[arg(long = "set", value_name = "SECTION.KEY=VALUE", requires = "file")]
@@ -48,9 +50,8 @@ pub(crate) struct TrialArgs {
     /// Compute in this precision instead of that which suits the device: bf16 on a GPU, fp32 on the CPU
     #[arg(long, conflicts_with = "file", value_parser = named(&Recipe::ALL, Recipe::name))]
     pub(crate) precision: Option<Recipe>,
-    /// CPU threads; 0 takes all
-    #[arg(long, default_value_t = 0, value_parser = bounded(0..=1024))]
-    pub(crate) threads: usize,
+    #[command(flatten)]
+    pub(crate) cpu: Threads,
     /// Measurements, of which the median counts
     #[arg(long, default_value_t = 5, value_parser = bounded(1..=10_000))]
     pub(crate) repeats: usize,
@@ -69,7 +70,7 @@ pub(crate) struct TrialArgs {
   xtrain bench gemm --m 8192 --n 4096 --k 4096 --precision bf16")]
 pub(crate) struct BenchGemmArgs {
     #[command(flatten)]
-    pub(crate) trial: TrialArgs,
+    pub(crate) bench: OpBenchArgs,
     /// Tokens
     #[arg(long, conflicts_with = "file", requires_all = ["n", "k"], value_parser = bounded(1..=1 << 22))]
     pub(crate) m: Option<usize>,
@@ -88,7 +89,7 @@ pub(crate) struct BenchGemmArgs {
   xtrain bench attention --batch 2 --seq-len 8192 --heads 32 --kv-heads 8 --head-dim 128")]
 pub(crate) struct BenchAttentionArgs {
     #[command(flatten)]
-    pub(crate) trial: TrialArgs,
+    pub(crate) bench: OpBenchArgs,
     /// Sequences; what of these sizes is not given is that of a common model
     #[arg(long, conflicts_with = "file", value_parser = bounded(1..=1 << 20))]
     pub(crate) batch: Option<usize>,
@@ -136,25 +137,25 @@ pub(crate) struct BenchStepArgs {
   xtrain bench fp8 run.toml --json
   xtrain bench fp8 --shape 8192,4096,4096 --shape 8192,4096,14336 --recipe fp8-delayed --recipe fp8-block")]
 pub(crate) struct BenchFp8Args {
-    /// A run file (TOML), whose linear layers are measured where they stand in its blocks; on a card what is found is kept, and
-    /// runs leave in bf16 what is slower in FP8
+    /// A run file (TOML) whose linear layers are measured inside its blocks; on a GPU the result is cached,
+    /// and runs leave in bf16 what is slower in FP8
     pub(crate) file: Option<PathBuf>,
     /// Override a key of the run file, e.g. --set train.micro_batch_size=4; may be repeated
     #[arg(long = "set", value_name = "SECTION.KEY=VALUE", requires = "file")]
     pub(crate) set: Vec<String>,
-    /// A linear layer by itself: tokens, columns of its input and of its output, multiples of 16; may be repeated
+    /// A linear layer alone: tokens, columns of its input and of its output, multiples of 16; may be repeated
     #[arg(long, value_name = "M,K,N", conflicts_with = "file", value_parser = shape)]
     pub(crate) shape: Vec<LinearShape>,
-    /// An FP8 recipe to measure; may be repeated. By default that of the run file, else all that the device runs
+    /// An FP8 recipe to measure; may be repeated. By default that of the run file, else all that the device
+    /// runs
     #[arg(long, value_parser = named(&Recipe::FP8, Recipe::name))]
     pub(crate) recipe: Vec<Recipe>,
     /// Compute here: auto (a GPU where there is one), cpu (which emulates FP8) or cuda
     #[arg(long, value_name = "DEVICE", default_value = "auto", conflicts_with = "file",
         value_parser = device())]
     pub(crate) device: Device,
-    /// CPU threads; 0 takes all
-    #[arg(long, default_value_t = 0, value_parser = bounded(0..=1024))]
-    pub(crate) threads: usize,
+    #[command(flatten)]
+    pub(crate) cpu: Threads,
     /// Measurements, of which the median counts
     #[arg(long, default_value_t = 5, conflicts_with = "file", value_parser = bounded(1..=10_000))]
     pub(crate) repeats: usize,

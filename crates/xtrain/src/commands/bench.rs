@@ -3,9 +3,9 @@
 use crate::cli::{BenchOpArgs, BenchStepArgs};
 use crate::failure::Failure;
 use crate::terminal;
-use xtrain_train::bench::{self, BenchOptions, OpSpeed, StepSpeed};
-use xtrain_train::config::Config;
-use xtrain_train::metrics::format;
+use xtrain_config::Config;
+use xtrain_lab::bench::{self, BenchOptions, OpSpeed, StepSpeed};
+use xtrain_report::metrics::format;
 
 /// `xtrain bench step`.
 pub(crate) fn step(args: &BenchStepArgs) -> Result<(), Failure> {
@@ -62,13 +62,13 @@ fn table(speed: &StepSpeed) -> String {
     line("step", format!("{:.3} ms", speed.seconds * 1e3));
     line("tokens a second", format::grouped(speed.tokens_per_second as u64));
     line("TFLOP/s", format::significant(speed.tflops));
-    line("of the best product", format!("{:.1}%", 100.0 * speed.of_product));
+    line("of the best GEMM", format!("{:.1}%", 100.0 * speed.of_product));
     if let Some(mfu) = speed.mfu {
         line("MFU", format!("{:.1}%", 100.0 * mfu));
     }
     line("planned memory", format::gib(speed.planned_bytes));
     if let Some(bytes) = speed.card_bytes {
-        line("taken of the card", format::gib(bytes));
+        line("GPU memory used", format::gib(bytes));
     }
     line("first step after", format!("{:.2} s", speed.first_step_seconds));
     line("loss", format!("{:.4}", speed.loss));

@@ -4,38 +4,39 @@ use crate::cli::BenchFp8Args;
 use crate::failure::Failure;
 use crate::terminal;
 use serde_json::json;
+use xtrain_config::Config;
+use xtrain_lab::bench::{self, Fp8Speeds, LinearShape, OpBenchOptions};
 use xtrain_model::Recipe;
-use xtrain_train::bench::{self, Fp8Speeds, LinearShape, TrialOptions};
-use xtrain_train::config::Config;
+use xtrain_report::metrics::format;
 use xtrain_train::engine::{Processor, Target};
-use xtrain_train::metrics::format;
-use xtrain_train::run::plan_on;
-use xtrain_train::slower::{self, RecipeLayers};
+use xtrain_train::slower::{self, LayerSpeed, RecipeLayers};
+use xtrain_train::spec::plan_on;
 
 /// `xtrain bench fp8`.
 pub(crate) fn fp8(args: &BenchFp8Args) -> Result<(), Failure> {
     if args.file.is_some() {
-        return of_run(args);
+        return measure_run_file(args);
     }
-    terminal::use_threads(args.threads)?;
-    let common = bench::fp8_shapes(Target::of(args.device));
+    terminal::use_threads(args.cpu.threads)?;
+    let common = bench::fp8_shapes(Target::for_device(args.device));
     let shapes = if args.shape.is_empty() { &common } else { &args.shape };
-    let options = TrialOptions { device: args.device, recipe: None, repeats: args.repeats, runs: args.runs };
+    let options =
+        OpBenchOptions { device: args.device, recipe: None, repeats: args.repeats, runs: args.runs };
     let speeds = bench::fp8(shapes, &args.recipe, options)?;
     let text = match args.json {
         true => serde_json::to_string(&speeds).unwrap_or_default() + "\n",
-        false => of_shapes(&speeds),
+        false => shapes_table(&speeds),
     };
     terminal::print(&text).map(|_| ())
 }
 
 /// The layers of a run file, where they stand in its blocks.
-fn of_run(args: &BenchFp8Args) -> Result<(), Failure> {
+fn measure_run_file(args: &BenchFp8Args) -> Result<(), Failure> {
     let Some(file) = &args.file else { return Ok(()) };
     let parsed = Config::load(file, &args.set)?;
     let train = &parsed.config.train;
-    terminal::use_threads(if args.threads > 0 { args.threads } else { train.threads })?;
-    let processor = Processor::of(&parsed.config)?;
+    terminal::use_threads(if args.cpu.threads > 0 { args.cpu.threads } else { train.threads })?;
+    let processor = Processor::for_config(&parsed.config)?;
     let planned = plan_on(&parsed, processor.target())?;
     let own = Some(planned.spec.recipe).filter(|recipe| args.recipe.is_empty() && recipe.is_fp8());
     let asked: Vec<Recipe> = own.into_iter().chain(args.recipe.iter().copied()).collect();
@@ -74,14 +75,14 @@ fn of_run(args: &BenchFp8Args) -> Result<(), Failure> {
         }
     }
     out.push_str(match is_kept {
-        true => "kept: runs that begin on this card choose by it what stays in bf16\n",
-        false => "the CPU emulates FP8: these times say nothing of a card, and runs do not choose by them\n",
+        true => "cached: runs that begin on this GPU use it to choose the layers that stay in bf16\n",
+        false => "the CPU emulates FP8: these times say nothing about a GPU, and runs do not use them\n",
     });
     terminal::print(&out).map(|_| ())
 }
 
 fn rows(of: &RecipeLayers, is_kept: bool) -> Vec<serde_json::Value> {
-    let row = |layer: &bench::LayerSpeed| {
+    let row = |layer: &LayerSpeed| {
         json!({
             "recipe": of.recipe, "layer": layer.layer, "tokens": layer.tokens, "inputs": layer.inputs,
             "outputs": layer.outputs, "bf16_seconds": layer.bf16_seconds, "fp8_seconds": layer.fp8_seconds,
@@ -92,7 +93,7 @@ fn rows(of: &RecipeLayers, is_kept: bool) -> Vec<serde_json::Value> {
 }
 
 /// The speed-ups of each shape, then from how many tokens on there are any.
-fn of_shapes(speeds: &Fp8Speeds) -> String {
+fn shapes_table(speeds: &Fp8Speeds) -> String {
     let recipes: Vec<Recipe> =
         speeds.rows.first().map_or(Vec::new(), |row| row.recipes.iter().map(|of| of.recipe).collect());
     let mut out = format!(
@@ -128,7 +129,7 @@ fn of_shapes(speeds: &Fp8Speeds) -> String {
         out.push('\n');
     }
     if speeds.emulated {
-        out.push_str("the CPU emulates FP8: these times say nothing of a card\n");
+        out.push_str("the CPU emulates FP8: these times say nothing about a GPU\n");
     }
     out
 }

@@ -6,16 +6,17 @@ use crate::failure::Failure;
 use crate::signals::Stop;
 use crate::terminal::{self, Bar};
 use xtrain_data::DataError;
-use xtrain_train::blame::{Blame, BlameOptions, Distance, Doing, PutBack, blame};
-use xtrain_train::metrics::format;
-use xtrain_train::run::{Notice, RunError};
+use xtrain_lab::blame::{Blame, BlameOptions, BlameProgress, BlamedGroup, Distance, blame};
+use xtrain_report::metrics::format;
+use xtrain_train::corpus::Notice;
+use xtrain_train::error::RunError;
 
 pub(crate) fn run(args: &BlameArgs) -> Result<(), Failure> {
-    terminal::use_threads(args.probe.threads)?;
+    terminal::use_threads(args.probe.cpu.threads)?;
     let stop = Stop::on_signals()?;
     let options = BlameOptions {
         which: which(args.probe.step, args.probe.best),
-        device: args.probe.device,
+        device: args.probe.on.device,
         casts: args.probe.casts,
         batches: args.batches,
         by_block: args.by_block,
@@ -23,9 +24,11 @@ pub(crate) fn run(args: &BlameArgs) -> Result<(), Failure> {
     let mut bar = Bar::default();
     let found = blame(&args.probe.run, &options, &mut |doing| {
         match doing {
-            Doing::Text(Notice::Tokenizing { path, progress }) => bar.tokenizing(&path, &progress),
-            Doing::Text(Notice::Learning { .. }) => {}
-            Doing::Pass { what, done, all } => bar.show_part("forward and backward,", &what, done, all),
+            BlameProgress::Text(Notice::Tokenizing { path, progress }) => bar.tokenizing(&path, &progress),
+            BlameProgress::Text(Notice::Learning { .. }) => {}
+            BlameProgress::Pass { what, done, all } => {
+                bar.show_part("forward and backward,", &what, done, all)
+            }
         }
         stop.go_on()
     });
@@ -56,14 +59,14 @@ fn text(found: &Blame) -> String {
         n => format!(" and the {} after it", n - 1),
     };
     let mut out = format!(
-        "step {}{batches}, loss in bf16 {:.4}; put back from {} to bf16:\n\n",
+        "step {}{batches}, loss in bf16 {:.4}; returned from {} to bf16:\n\n",
         found.step + 1,
         found.bf16_loss,
         found.casts
     );
     out.push_str(&format!(
         "{:<36}{:>8}{:>16}{:>12}{:>12}\n",
-        "put back", "blame", "gradient error", "loss gap", "operations"
+        "returned", "blame", "gradient error", "loss gap", "operations"
     ));
     let line = |name: &str, blame: &str, of: &Distance, operations: &str| {
         let gap = format!("{:+.2e}", of.loss_gap);
@@ -73,7 +76,7 @@ fn text(found: &Blame) -> String {
         )
     };
     out.push_str(&line("nothing", "", &found.all, ""));
-    let mut lines = |list: &[PutBack]| {
+    let mut lines = |list: &[BlamedGroup]| {
         for of in list {
             let (blame, operations) = (format::percent(of.blame, 1), format::percent(of.operations, 1));
             out.push_str(&line(&of.pattern, &blame, &of.distance, &operations));
@@ -82,12 +85,12 @@ fn text(found: &Blame) -> String {
     lines(&found.groups);
     lines(&found.blocks);
     out.push_str(
-        "\nblame: the share of the squared error of all gradients that goes where this is put back; operations: the share of the blocks' \
-         linear layers, and of the head where that is in FP8, that it takes from FP8\n",
+        "\nblame: the share of the squared error of all gradients that disappears in bf16; operations: the share of those of the \
+         blocks' linear layers, and of the head if it is in FP8, that leaves FP8\n",
     );
     if !found.all.gradient_error.is_finite() {
         out.push_str(
-            "the loss or gradients of this checkpoint are not finite, and nothing can be told of them: take an earlier one with --step\n",
+            "the loss or gradients of this checkpoint are not finite, so nothing can be measured: take an earlier one with --step\n",
         );
     } else if let Some(worst) = found.groups.first() {
         out.push_str(&format!("put the first back with {}\n", set(found, &worst.pattern)));
@@ -95,7 +98,7 @@ fn text(found: &Blame) -> String {
     out
 }
 
-/// What puts this back beside what the run leaves in bf16 already.
+/// The `--set` that returns this pattern to bf16, together with those that the run leaves in bf16 already.
 fn set(found: &Blame, pattern: &str) -> String {
     let all: Vec<String> =
         found.skip.iter().map(String::as_str).chain([pattern]).map(|p| format!("{p:?}")).collect();

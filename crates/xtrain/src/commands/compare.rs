@@ -3,8 +3,8 @@
 use crate::cli::CompareArgs;
 use crate::failure::{Failure, one_line};
 use crate::terminal;
-use xtrain_train::metrics::format;
-use xtrain_train::report::gap::{COMPARE_FILE, Comparison, Figure};
+use xtrain_report::gap::{COMPARE_FILE, Comparison, LossGap};
+use xtrain_report::metrics::format;
 
 pub(crate) fn run(args: &CompareArgs) -> Result<(), Failure> {
     let comparison = Comparison::load(&args.baseline, &args.runs, args.last)?;
@@ -28,14 +28,14 @@ fn text(comparison: &Comparison) -> String {
         ["runs", "recipe", "loss of", counted_in, "loss", "baseline", "gap", "seeds", "", "bar", ""]
             .map(String::from),
     ];
-    let mut add = |runs: &[String], recipe: &Option<String>, bar: Option<f64>, all: [&Option<Figure>; 2]| {
+    let mut add = |runs: &[String], recipe: &Option<String>, bar: Option<f64>, all: [&Option<LossGap>; 2]| {
         let is_baseline = rows.len() == 1;
         for (what, figure) in ["training", "validation"].into_iter().zip(all) {
             let is_first = what == "training";
             if figure.is_none() && !is_first {
                 continue;
             }
-            let of = |of: &dyn Fn(&Figure) -> Option<String>| {
+            let of = |of: &dyn Fn(&LossGap) -> Option<String>| {
                 figure.as_ref().and_then(of).unwrap_or_else(|| "-".into())
             };
             let inside =
@@ -97,14 +97,14 @@ fn named(runs: &[String]) -> String {
     one_line(&name)
 }
 
-fn place(figure: &Figure) -> String {
+fn place(figure: &LossGap) -> String {
     match figure.from == figure.to {
         true => figure.to.to_string(),
         false => format!("{}-{}", figure.from, figure.to),
     }
 }
 
-fn gap(figure: &Figure) -> String {
+fn gap(figure: &LossGap) -> String {
     let interval = figure.gap_interval_percent.map(|interval| format!(" ±{interval:.3}%"));
     format!("{:+.3}%{}", figure.gap_percent, interval.unwrap_or_default())
 }

@@ -3,8 +3,8 @@
 use crate::cli::DoctorArgs;
 use crate::failure::Failure;
 use crate::terminal;
-use xtrain_train::doctor::{Examination, LibraryFound, examine};
-use xtrain_train::metrics::format;
+use xtrain_lab::doctor::{Examination, LibraryFound, examine};
+use xtrain_report::metrics::format;
 
 pub(crate) fn run(args: &DoctorArgs) -> Result<(), Failure> {
     let found = examine();
@@ -19,9 +19,9 @@ pub(crate) fn run(args: &DoctorArgs) -> Result<(), Failure> {
             "training does not work on {}: {}; `train.device = \"cpu\"` does without a GPU",
             found.device,
             found
-                .trials
+                .self_tests
                 .iter()
-                .filter_map(|trial| trial.problem.as_deref())
+                .filter_map(|test| test.problem.as_deref())
                 .next()
                 .unwrap_or("a trial failed")
         ))),
@@ -41,23 +41,23 @@ fn text(found: &Examination) -> String {
         out.push_str(&format!("  {fault}\n"));
     }
     out.push_str("\nGPUs\n");
-    if found.cards.is_empty() {
+    if found.gpus.is_empty() {
         out.push_str("  none that the driver shows\n");
     }
-    for card in &found.cards {
-        let free = match card.free_bytes {
+    for gpu in &found.gpus {
+        let free = match gpu.free_bytes {
             Some(bytes) => format!("{} free", format::gib(bytes)),
             None => "which cannot be opened".into(),
         };
         out.push_str(&format!(
             "  {}  {}, compute capability {}, {} multiprocessors, {} of memory, {free}\n",
-            card.ordinal,
-            card.name,
-            card.compute_capability,
-            card.multiprocessors,
-            format::gib(card.memory_bytes)
+            gpu.ordinal,
+            gpu.name,
+            gpu.compute_capability,
+            gpu.multiprocessors,
+            format::gib(gpu.memory_bytes)
         ));
-        let recipes = if card.recipes.is_empty() { "none".into() } else { card.recipes.join(", ") };
+        let recipes = if gpu.recipes.is_empty() { "none".into() } else { gpu.recipes.join(", ") };
         out.push_str(&format!("     recipes: {recipes}\n"));
     }
     let rows = found.recipes.iter().map(|row| format!("{} from {}", row.recipe, row.from));
@@ -72,7 +72,7 @@ fn text(found: &Examination) -> String {
             let held = format!("{} file{many}, {bytes}", cache.files);
             format!("  {}: {}\n", folder.display(), cache.problem.as_ref().unwrap_or(&held))
         }
-        None => "  are not kept: set XTRAIN_CACHE to a folder, or every start compiles them\n".into(),
+        None => "  are not cached: set XTRAIN_CACHE to a folder, or every start compiles them\n".into(),
     });
     let memory = |bytes: Option<u64>| bytes.map_or("unknown".into(), format::gib);
     out.push_str(&format!(
@@ -82,11 +82,11 @@ fn text(found: &Examination) -> String {
         memory(found.cpu.available_bytes)
     ));
     out.push_str(&format!("\nTried on {}\n", found.device));
-    for trial in &found.trials {
-        let (what, seconds) = (&trial.what, format::duration(trial.seconds));
-        let said = if trial.ok { "ok" } else { "failed" };
+    for test in &found.self_tests {
+        let (what, seconds) = (&test.name, format::duration(test.seconds));
+        let said = if test.ok { "ok" } else { "failed" };
         out.push_str(&format!("  {what:<44}{said:<8}{seconds:>6}\n"));
-        if let Some(problem) = &trial.problem {
+        if let Some(problem) = &test.problem {
             out.push_str(&format!("      {}\n", problem.replace('\n', "\n      ")));
         }
     }

@@ -1,6 +1,6 @@
 //! `xtrain eval`.
 
-use super::{open_model, open_once_more};
+use super::{open_model, reopen_model};
 use crate::cli::EvalArgs;
 use crate::failure::Failure;
 use crate::signals::Stop;
@@ -8,11 +8,11 @@ use crate::terminal::{self, Bar};
 use serde_json::{Value, json};
 use xtrain_data::InputOptions;
 use xtrain_model::Recipe;
-use xtrain_train::evaluate::{Doing, HeldOut, TextLoss, TextOptions};
-use xtrain_train::metrics::format;
+use xtrain_report::metrics::format;
+use xtrain_train::held_out::{EvalProgress, HeldOut, TextLoss, TextOptions};
 
-/// What was found in one precision.
-struct Found {
+/// Result in one precision.
+struct Evaluated {
     precision: Recipe,
     step: Option<u64>,
     loss: TextLoss,
@@ -35,7 +35,7 @@ pub(crate) fn run(args: &EvalArgs) -> Result<(), Failure> {
 }
 
 /// The losses in all precisions, of the same tokens; nothing where it is stopped.
-fn evaluate(args: &EvalArgs, bar: &mut Bar) -> Result<Option<Vec<Found>>, Failure> {
+fn evaluate(args: &EvalArgs, bar: &mut Bar) -> Result<Option<Vec<Evaluated>>, Failure> {
     let stop = Stop::on_signals()?;
     let options = TextOptions {
         seq_len: args.seq_len,
@@ -44,10 +44,10 @@ fn evaluate(args: &EvalArgs, bar: &mut Bar) -> Result<Option<Vec<Found>>, Failur
         input: InputOptions { field: args.text_field.clone(), separator: args.separator.clone() },
         cache: args.cache_dir.clone(),
     };
-    let mut show = |doing: Doing<'_>| {
+    let mut show = |doing: EvalProgress<'_>| {
         match doing {
-            Doing::Tokenizing(path, progress) => bar.tokenizing(&path.display().to_string(), progress),
-            Doing::Evaluating(done, all) => bar.show("evaluating", done, all),
+            EvalProgress::Tokenizing(path, progress) => bar.tokenizing(&path.display().to_string(), progress),
+            EvalProgress::Evaluating(done, all) => bar.show("evaluating", done, all),
         }
         stop.go_on()
     };
@@ -59,8 +59,8 @@ fn evaluate(args: &EvalArgs, bar: &mut Bar) -> Result<Option<Vec<Found>>, Failur
     let (mut held_out, mut all) = (None, Vec::new());
     for precision in precisions {
         let mut opened = match held_out {
-            None => open_model(&args.model, args.device, precision)?,
-            Some(_) => open_once_more(&args.model, args.device, precision)?,
+            None => open_model(&args.model, args.on.device, precision)?,
+            Some(_) => reopen_model(&args.model, args.on.device, precision)?,
         };
         let tokens = match held_out.take() {
             Some(tokens) => Some(tokens),
@@ -69,13 +69,13 @@ fn evaluate(args: &EvalArgs, bar: &mut Bar) -> Result<Option<Vec<Found>>, Failur
         };
         let Some(tokens) = tokens else { return Ok(None) };
         let Some(loss) = tokens.loss(&mut opened, options.batch_size, &mut show)? else { return Ok(None) };
-        all.push(Found { precision: opened.weights.numerics().recipe, step: opened.step, loss });
+        all.push(Evaluated { precision: opened.weights.numerics().recipe, step: opened.step, loss });
         held_out = Some(tokens);
     }
     Ok(Some(all))
 }
 
-fn json(found: &Found, all: &[Found]) -> Value {
+fn json(found: &Evaluated, all: &[Evaluated]) -> Value {
     let loss = &found.loss;
     let mut json = json!({
         "loss": loss.loss, "perplexity": loss.loss.exp(), "bits_per_byte": loss.bits_per_byte(), "tokens": loss.tokens,
@@ -96,17 +96,17 @@ fn alone(found: &TextLoss) -> String {
     )
 }
 
-/// What was evaluated.
+/// Description of the evaluated tokens.
 fn of_tokens(found: &TextLoss) -> String {
     let tokens = format::grouped(found.tokens as u64);
     format!("tokens         {tokens} in sequences of {}\n", found.seq_len)
 }
 
 /// The precisions one below the other, with the gap of each loss to the first.
-fn table(all: &[Found]) -> String {
+fn table(all: &[Evaluated]) -> String {
     let mut text =
         format!("{:<13}{:>8}{:>12}{:>15}{:>10}\n", "precision", "loss", "perplexity", "bits per byte", "gap");
-    for (n, Found { precision, loss, .. }) in all.iter().enumerate() {
+    for (n, Evaluated { precision, loss, .. }) in all.iter().enumerate() {
         let gap = match n {
             0 => String::new(),
             // No negative zero.

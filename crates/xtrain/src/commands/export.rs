@@ -6,11 +6,11 @@ use crate::failure::Failure;
 use crate::terminal;
 use std::path::Path;
 use xtrain_checkpoint::hf::ExportOptions;
-use xtrain_train::config::Device;
-use xtrain_train::exchange::{export, warn_of_what_stays};
+use xtrain_config::Device;
+use xtrain_train::exchange::{export, warn_of_unexported_files};
 
 pub(crate) fn run(args: &ExportArgs) -> Result<(), Failure> {
-    // Said before the weights are read, which may take minutes; the export itself checks again what may be replaced.
+    // Checked before the weights are read, which may take minutes; the export itself checks again.
     let holds_something = |folder: &Path| folder.read_dir().is_ok_and(|mut entries| entries.next().is_some());
     if !args.overwrite && holds_something(&args.out) {
         return Err(Failure::user(format!(
@@ -23,7 +23,7 @@ pub(crate) fn run(args: &ExportArgs) -> Result<(), Failure> {
     let dtype = args.dtype.unwrap_or(opened.export_dtype);
     let options = ExportOptions { dtype, max_shard_bytes: args.max_shard_size.0, overwrite: args.overwrite };
     if opened.step.is_none() {
-        warn_of_what_stays(&args.model.model, &opened.tokenizer);
+        warn_of_unexported_files(&args.model.model, &opened.tokenizer);
     }
     export(&mut opened.weights, &opened.identity, &opened.tokenizer, &args.out, &options)?;
     terminal::print(&format!("Hugging Face folder: {}\n", args.out.display())).map(|_| ())

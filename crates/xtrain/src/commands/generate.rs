@@ -1,5 +1,5 @@
-//! `xtrain generate`: the text alone goes to standard output, as it is made; with `--json` one object at the end. The speed is told on
-//! standard error.
+//! `xtrain generate`: the text alone goes to standard output while it is generated; with `--json`, one object
+//! at the end. The speed goes to standard error.
 
 use super::open_model;
 use super::transcript::Transcript;
@@ -10,8 +10,8 @@ use serde_json::{Value, json};
 use std::io::Read;
 use std::ops::ControlFlow;
 use xtrain_data::{SpecialTokens, Tokenizer};
-use xtrain_train::generate::{Generator, MadeToken, Pace, Sampling};
-use xtrain_train::metrics::format;
+use xtrain_report::metrics::format;
+use xtrain_train::generate::{GeneratedToken, Generator, Pace, Sampling};
 
 pub(crate) fn run(args: &GenerateArgs) -> Result<(), Failure> {
     if !(args.temperature.is_finite() && args.temperature >= 0.0) {
@@ -20,7 +20,7 @@ pub(crate) fn run(args: &GenerateArgs) -> Result<(), Failure> {
     if !(args.top_p > 0.0 && args.top_p <= 1.0) {
         return Err(Failure::user(format!("--top-p is {:?}; it must be above 0 and at most 1", args.top_p)));
     }
-    let mut opened = open_model(&args.model, args.compute.device, args.compute.precision)?;
+    let mut opened = open_model(&args.model, args.compute.on.device, args.compute.precision)?;
     let tokens = prompt_tokens(&args.prompt, &opened.tokenizer)?;
     let vocab_size = opened.weights.model().vocab_size;
     if let Some(bad) = tokens.iter().find(|&&t| t as usize >= vocab_size) {
@@ -53,7 +53,7 @@ pub(crate) fn run(args: &GenerateArgs) -> Result<(), Failure> {
     let mut transcript = Transcript::new(args.logprobs);
     let mut text = String::new();
     let mut failed = None;
-    let mut each = |made: MadeToken<'_>| {
+    let mut each = |made: GeneratedToken<'_>| {
         let shown = decoder.push(made.token).map_err(Failure::from).and_then(|piece| {
             if args.json {
                 transcript.push(made);
@@ -92,7 +92,7 @@ pub(crate) fn run(args: &GenerateArgs) -> Result<(), Failure> {
     Ok(())
 }
 
-/// How fast tokens were made, beside what memory allows.
+/// Speed of generation, and the memory bandwidth that bounds it.
 struct Speed {
     pace: Pace,
     /// Bytes a second that the processor's memory moves at most.
@@ -100,7 +100,8 @@ struct Speed {
 }
 
 impl Speed {
-    /// Of the time that reading all weights and the cache would take at the full bandwidth, for each token, the part of what it took.
+    /// Time that reading all weights and the cache would take at full bandwidth, as a share of the time that
+    /// tokens took.
     fn share(&self) -> Option<f64> {
         Some(self.pace.bytes_per_second()? / self.bandwidth?)
     }

@@ -6,25 +6,26 @@ use crate::failure::Failure;
 use crate::signals::Stop;
 use crate::terminal::{self, Bar};
 use xtrain_data::DataError;
-use xtrain_train::inspect::{Doing, InspectOptions, Inspection, TensorCast, inspect};
-use xtrain_train::metrics::format;
-use xtrain_train::report::{INSPECT_FILE, write_inspection};
-use xtrain_train::run::{Notice, RunError};
+use xtrain_lab::inspect::{InspectOptions, InspectProgress, inspect};
+use xtrain_report::inspection::{INSPECT_FILE, Inspection, TensorCast, write_inspection};
+use xtrain_report::metrics::format;
+use xtrain_train::corpus::Notice;
+use xtrain_train::error::RunError;
 
 pub(crate) fn run(args: &InspectArgs) -> Result<(), Failure> {
-    terminal::use_threads(args.probe.threads)?;
+    terminal::use_threads(args.probe.cpu.threads)?;
     let stop = Stop::on_signals()?;
     let options = InspectOptions {
         which: which(args.probe.step, args.probe.best),
-        device: args.probe.device,
+        device: args.probe.on.device,
         casts: args.probe.casts,
     };
     let mut bar = Bar::default();
     let found = inspect(&args.probe.run, &options, &mut |doing| {
         match doing {
-            Doing::Text(Notice::Tokenizing { path, progress }) => bar.tokenizing(&path, &progress),
-            Doing::Text(Notice::Learning { .. }) => {}
-            Doing::Step(done, all) => bar.show("measuring", done, all),
+            InspectProgress::Text(Notice::Tokenizing { path, progress }) => bar.tokenizing(&path, &progress),
+            InspectProgress::Text(Notice::Learning { .. }) => {}
+            InspectProgress::Step(done, all) => bar.show("measuring", done, all),
         }
         stop.go_on()
     });
@@ -59,14 +60,14 @@ pub(crate) fn run(args: &InspectArgs) -> Result<(), Failure> {
 fn every(inspection: &Inspection) -> String {
     let mut out = format!(
         "{:<36}{:<17}{:<16}{:>8}{:>12}{:>12}{:>11}\n",
-        "product", "factor", "cast", "SQNR dB", "underflow", "saturation", "amax"
+        "GEMM", "operand", "cast", "SQNR dB", "underflow", "saturation", "amax"
     );
     for t in &inspection.tensors {
-        let kept = t.kept.as_ref().map(|why| format!("  bf16: {why}")).unwrap_or_default();
+        let kept = t.bf16_reason.as_ref().map(|why| format!("  bf16: {why}")).unwrap_or_default();
         out.push_str(&format!(
             "{:<36}{:<17}{:<16}{:>8}{:>12}{:>12}{:>11}{kept}{}\n",
             t.name,
-            t.factor,
+            t.operand,
             cast(t),
             decibels(t.sqnr_db),
             format::percent(t.underflow, 4),
@@ -83,7 +84,7 @@ fn by_layer(inspection: &Inspection) -> String {
     let mut kinds: Vec<Vec<&TensorCast>> = Vec::new();
     for tensor in &inspection.tensors {
         let is_like = |kind: &&mut Vec<&TensorCast>| {
-            let of = |t: &TensorCast| (t.site.clone(), t.product, t.factor);
+            let of = |t: &TensorCast| (t.site.clone(), t.gemm, t.operand);
             of(kind[0]) == of(tensor)
         };
         match kinds.iter_mut().find(is_like) {
@@ -97,7 +98,7 @@ fn by_layer(inspection: &Inspection) -> String {
     kinds.sort_by_key(|kind| place(&kind[0].site));
     let mut out = format!(
         "{:<24}{:<17}{:<16}{:>8}{:>8}  {:<36}{:>11}{:>12}{:>11}\n",
-        "in all blocks", "factor", "cast", "SQNR dB", "lowest", "in", "underflow", "saturation", "amax"
+        "in all blocks", "operand", "cast", "SQNR dB", "lowest", "in", "underflow", "saturation", "amax"
     );
     for kind in kinds {
         let mut decibel: Vec<f64> = kind.iter().map(|t| t.sqnr_db).collect();
@@ -107,8 +108,8 @@ fn by_layer(inspection: &Inspection) -> String {
         let all: u64 = kind.iter().map(|t| t.not_finite).sum();
         out.push_str(&format!(
             "{:<24}{:<17}{:<16}{:>8}{:>8}  {:<36}{:>11}{:>12}{:>11}{}\n",
-            format!("{}:{}", worst.site, worst.product),
-            worst.factor,
+            format!("{}:{}", worst.site, worst.gemm),
+            worst.operand,
             cast(worst),
             decibels(decibel[decibel.len() / 2]),
             decibels(worst.sqnr_db),

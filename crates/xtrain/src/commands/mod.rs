@@ -1,8 +1,8 @@
-//! One file a verb.
+//! The verbs, one file each; their options are in `cli`, in files of the same names.
 
 pub(crate) mod bench;
 pub(crate) mod bench_fp8;
-pub(crate) mod bench_trial;
+pub(crate) mod bench_ops;
 pub(crate) mod blame;
 pub(crate) mod compare;
 pub(crate) mod doctor;
@@ -19,18 +19,18 @@ mod transcript;
 use crate::cli::ModelArgs;
 use crate::failure::Failure;
 use crate::terminal;
+use xtrain_config::Device;
 use xtrain_model::Recipe;
-use xtrain_train::config::Device;
 use xtrain_train::opened::{OpenedModel, Which, open};
 
 /// Opens the model that a command names, on `device`; `recipe` replaces the one that it computes with.
 fn open_model(args: &ModelArgs, device: Device, recipe: Option<Recipe>) -> Result<OpenedModel, Failure> {
-    terminal::use_threads(args.threads)?;
-    open_once_more(args, device, recipe)
+    terminal::use_threads(args.cpu.threads)?;
+    reopen_model(args, device, recipe)
 }
 
-/// The same in a process whose threads are there.
-fn open_once_more(args: &ModelArgs, device: Device, recipe: Option<Recipe>) -> Result<OpenedModel, Failure> {
+/// As [`open_model`] in a process whose threads are already started.
+fn reopen_model(args: &ModelArgs, device: Device, recipe: Option<Recipe>) -> Result<OpenedModel, Failure> {
     Ok(open(&args.model, which(args.step, args.best), device, recipe)?)
 }
 

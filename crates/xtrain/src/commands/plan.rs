@@ -3,23 +3,23 @@
 use crate::cli::PlanArgs;
 use crate::failure::Failure;
 use crate::{plan_table, terminal};
-use xtrain_train::config::Config;
-use xtrain_train::engine::{Processor, Target};
-use xtrain_train::programs;
-use xtrain_train::run::{Fit, Room, plan_on};
-use xtrain_train::slower;
-use xtrain_train::weights::LearnError;
+use xtrain_config::Config;
+use xtrain_train::engine::{Processor, Room, Target};
+use xtrain_train::error::LearnError;
+use xtrain_train::fit::Fit;
+use xtrain_train::spec::plan_on;
+use xtrain_train::{programs, slower};
 
 pub(crate) fn run(args: &PlanArgs) -> Result<(), Failure> {
     let parsed = Config::load(&args.run.file, &args.run.set)?;
-    // What kernels work in grows with the threads of the run.
+    // The workspace of kernels grows with the threads of the run.
     terminal::use_threads(parsed.config.train.threads)?;
-    // A card that is asked for need not be there.
+    // A GPU that is asked for need not be present.
     let processor = Processor::choose(parsed.config.train.device).ok();
     let target = processor.as_ref().map_or(Target::Cuda, Processor::target);
     let planned = plan_on(&parsed, target)?;
     let planned = match &processor {
-        Some(processor) => slower::foreseen(planned, processor)?,
+        Some(processor) => slower::decide_if_measured(planned, processor)?,
         None => planned,
     };
     if let Some(pass) = &args.dump_after {
@@ -37,7 +37,7 @@ pub(crate) fn run(args: &PlanArgs) -> Result<(), Failure> {
     let has = processor.as_ref().and_then(|processor| Some((processor.room()?, processor.owner())));
     let room = args.memory.map(|size| (Room::of(size.0), "--memory".to_owned())).or(has);
     if let Some((room, owner)) = room {
-        text.push_str(&plan_table::fit(&Fit::of(&planned.spec, target, batch_size, room)?, &owner));
+        text.push_str(&plan_table::fit(&Fit::new(&planned.spec, target, batch_size, room)?, &owner));
     }
     terminal::print(&text).map(|_| ())
 }

@@ -3,13 +3,12 @@
 use crate::cli::ReportArgs;
 use crate::failure::Failure;
 use crate::terminal;
-use xtrain_train::report;
 
 pub(crate) fn run(args: &ReportArgs) -> Result<(), Failure> {
     let path = match (args.runs.as_slice(), &args.out) {
-        ([run], None) => report::write(run)?,
+        ([run], None) => xtrain_report::write(run)?,
         (runs, Some(path)) => {
-            report::write_comparison(runs, path, args.overwrite)?;
+            xtrain_report::write_comparison(runs, path, args.overwrite)?;
             path.clone()
         }
         (_, None) => {

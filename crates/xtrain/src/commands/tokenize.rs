@@ -9,10 +9,10 @@ use xtrain_data::{
     DataError, InputOptions, LearnProgress, PrepareOptions, TextFiles, TokenStream, Tokenizer,
     VocabularyKind, learn_for_dataset, list_inputs, prepare,
 };
-use xtrain_train::metrics;
+use xtrain_report::metrics;
 
 pub(crate) fn run(args: &TokenizeArgs) -> Result<(), Failure> {
-    terminal::use_threads(args.threads)?;
+    terminal::use_threads(args.cpu.threads)?;
     let stop = Stop::on_signals()?;
     let inputs = list_inputs(&args.inputs)?;
     let options = InputOptions { field: args.text_field.clone(), separator: args.separator.clone() };
@@ -51,7 +51,7 @@ pub(crate) fn run(args: &TokenizeArgs) -> Result<(), Failure> {
     Ok(())
 }
 
-/// What was made, or nothing where the user stopped it.
+/// The result, or `None` if the user stopped it.
 fn unless_stopped<T>(made: Result<T, DataError>) -> Result<Option<T>, Failure> {
     match made {
         Err(DataError::Interrupted) => Ok(None),
@@ -59,10 +59,9 @@ fn unless_stopped<T>(made: Result<T, DataError>) -> Result<Option<T>, Failure> {
     }
 }
 
-/// As a run that is stopped, this is no failure: what is complete is kept.
+/// As for a run, stopping is no failure: complete shards are kept.
 fn say_stopped() -> Result<(), Failure> {
-    let said =
-        "stopped before the end; what is complete is kept, run the same command again to go on from it\n";
+    let said = "stopped before the end; complete shards are kept, run the same command again to continue\n";
     terminal::print(said).map(|_| ())
 }
 

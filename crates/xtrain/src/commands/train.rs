@@ -4,7 +4,7 @@ use crate::cli::TrainArgs;
 use crate::failure::Failure;
 use crate::signals::Stop;
 use crate::terminal::{self, TrainingView};
-use xtrain_train::config::{Config, Override};
+use xtrain_config::{Config, Override};
 use xtrain_train::profile::ProfileOptions;
 use xtrain_train::run::{Outcome, Start, train_profiled};
 
@@ -37,7 +37,7 @@ pub(crate) fn run(args: &TrainArgs) -> Result<(), Failure> {
         Outcome::Stopped => "stopped; the state is saved, go on with --resume".to_owned(),
         Outcome::TimeLimit => "time is up; the state is saved, go on with --resume".to_owned(),
         Outcome::StoppedEarly => {
-            "stopped before the first step of this run; what is made of its texts is kept, run the same command again".to_owned()
+            "stopped before the first step of this run; the tokens prepared so far are cached, run the same command again".to_owned()
         }
     };
     terminal::print(&format!("{said}\n")).map(|_| ())

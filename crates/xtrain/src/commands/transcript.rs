@@ -1,12 +1,13 @@
-//! What `xtrain generate --json` prints: the tokens that were made, how likely each was, and what came close.
+//! Output of `xtrain generate --json`: the generated tokens, their probabilities, and the runners-up.
 
 use serde_json::{Map, Value, json};
-use xtrain_train::generate::MadeToken;
+use xtrain_train::generate::GeneratedToken;
 
-/// The steps of one generation, each judged by the logits that its token was chosen from (before temperature and cuts).
+/// The steps of one generation, each judged by the logits that its token was chosen from (before temperature
+/// and cuts).
 #[derive(Debug, Default)]
 pub(crate) struct Transcript {
-    /// How many of the likeliest tokens each step names.
+    /// Number of likeliest tokens that each step lists.
     top: usize,
     steps: Vec<Value>,
 }
@@ -16,8 +17,8 @@ impl Transcript {
         Transcript { top, steps: Vec::new() }
     }
 
-    pub(crate) fn push(&mut self, made: MadeToken<'_>) {
-        let MadeToken { token, logits } = made;
+    pub(crate) fn push(&mut self, made: GeneratedToken<'_>) {
+        let GeneratedToken { token, logits } = made;
         let normalizer = log_sum_exp(logits);
         let named = |token: usize| {
             let logit = f64::from(logits[token]);
@@ -36,7 +37,7 @@ impl Transcript {
         self.steps.push(Value::Object(step));
     }
 
-    /// One object for the whole generation; `max_tokens` tells an end at the limit from an end token.
+    /// One object for the whole generation; `max_tokens` distinguishes an end at the limit from an end token.
     pub(crate) fn finish(self, prompt: &[u32], made: &[u32], text: &str, max_tokens: usize) -> Value {
         let finish_reason = if made.len() == max_tokens { "length" } else { "stop" };
         json!({
@@ -71,8 +72,8 @@ mod tests {
     fn steps_give_probabilities_margins_and_the_likeliest_first() {
         let logits: Vec<f32> = [1.0f32, 4.0, 3.0].iter().map(|p| p.ln()).collect();
         let mut transcript = Transcript::new(2);
-        transcript.push(MadeToken { token: 1, logits: &logits });
-        transcript.push(MadeToken { token: 0, logits: &logits });
+        transcript.push(GeneratedToken { token: 1, logits: &logits });
+        transcript.push(GeneratedToken { token: 0, logits: &logits });
         let all = transcript.finish(&[9], &[1, 0], "ba", 2);
         assert_eq!(all["finish_reason"], "length");
         let number = |at: usize, key: &str| all["steps"][at][key].as_f64().expect("a number");

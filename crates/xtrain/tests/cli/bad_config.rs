@@ -1,4 +1,4 @@
-//! Run files and arguments that are wrong: said in a line each, and nothing is made.
+//! Wrong run files and arguments: one line each, and nothing is written.
 
 use crate::place::{Place, RUN};
 
@@ -87,7 +87,7 @@ fn arguments_out_of_range_are_refused_with_the_range() {
     ] {
         place.run(command).refuses(&words);
     }
-    // What the parser of arguments itself refuses has its own form, with the usage below.
+    // Errors of the parser of arguments have their own form, with the usage after them.
     for (command, word) in [
         ("generate out --prompt the -n 99999999999999999999", "--max-tokens"),
         ("generate out --prompt the -n -3", "-3"),

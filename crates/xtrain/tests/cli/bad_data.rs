@@ -129,7 +129,7 @@ fn tokens_of_another_vocabulary_are_refused() {
     place.run("tokenize a.txt --bpe-vocab-size 400 --out bpe").succeeds();
     refused(&place, "bpe", &["bpe", "another tokenizer", "data.tokenizer"]);
     refused(&place, "['a.txt','chars']", &["chars", "another tokenizer"]);
-    // A token that no vocabulary of the header has: overwritten in place, where only reading can tell.
+    // A token outside of the header's vocabulary, overwritten in place, which only reading can find.
     let mut bytes = place.read("shards/shard-00000.tokens");
     let content = bytes.len() / 4..bytes.len() / 2;
     bytes[content.start / 2 * 2..content.end / 2 * 2].fill(0x7F);
@@ -207,7 +207,7 @@ fn tokenizing_that_is_stopped_ends_well_and_says_how_to_go_on() {
     place.write("big.txt", &place.read("a.txt").repeat(2000));
     let command = "tokenize big.txt --bpe-vocab-size 300 --shard-tokens 1M --out parts";
     let files = || if place.exists("parts") { place.names("parts").len() } else { 0 };
-    // Early, when it learns or a little later, and again when it has made more.
+    // Early, while it learns or a little later, and again when more is written.
     for made in ["the first file", "one more file"] {
         let before = files();
         let mut child = place.command(command).stdout(place.sink("said")).spawn().expect("starts");
@@ -216,7 +216,7 @@ fn tokenizing_that_is_stopped_ends_well_and_says_how_to_go_on() {
         assert!(sent.expect("a shell").success());
         assert_eq!(wait(&mut child, "stopped tokenizing").code(), Some(0), "{made}");
         let said = String::from_utf8(place.read("said")).expect("text");
-        assert!(said.ends_with("run the same command again to go on from it\n"), "{said}");
+        assert!(said.ends_with("run the same command again to continue\n"), "{said}");
         assert!(!place.exists("parts/dataset.json"), "{made}: it went on");
     }
     place.run(command).succeeds();
@@ -237,8 +237,10 @@ fn what_is_no_regular_file_is_neither_waited_for_nor_read_without_end() {
     pipe("pipe");
     pipe("folder/tokenizer.json");
     for name in ["/dev/zero", "pipe"] {
-        place.run(&format!("train {name}")).refuses(&[name, "no regular file"]);
-        place.run(&format!("tokenize a.txt --tokenizer {name} --out t")).refuses(&[name, "not a regular file"]);
+        place.run(&format!("train {name}")).refuses(&[name, "not a regular file"]);
+        place
+            .run(&format!("tokenize a.txt --tokenizer {name} --out t"))
+            .refuses(&[name, "not a regular file"]);
     }
     place.run("tokenize a.txt --tokenizer folder --out t").refuses(&["tokenizer.json", "not a regular file"]);
     // Sparse: takes no room.
@@ -252,6 +254,6 @@ fn what_is_no_regular_file_is_neither_waited_for_nor_read_without_end() {
     place.run("generate out/hf --prompt the").refuses(&["config.json", "more than 16 MiB"]);
     for name in ["out/summary.json", "out/metrics.jsonl"] {
         pipe(name);
-        place.run("report out").refuses(&[name, "no regular file"]);
+        place.run("report out").refuses(&[name, "not a regular file"]);
     }
 }

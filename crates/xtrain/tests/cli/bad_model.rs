@@ -43,11 +43,11 @@ fn damaged_checkpoints_are_passed_over_or_named() {
     place.write("out/checkpoints/step-6/manifest.json", &manifest[..manifest.len() / 2]);
     let ran = place.run("generate out --prompt the -n 2").succeeds();
     assert!(ran.stderr.contains("manifest.json"), "{}", ran.stderr);
-    // Resumed from step 3, the run makes step 6 again, the same, and says once what it passes over.
+    // Resumed from step 3, the run makes step 6 again, the same, and reports once what it ignores.
     let ran = place.run("train run.toml --out out --resume --set train.steps=6").succeeds();
     assert_eq!(ran.stderr.matches("skipping an incomplete checkpoint").count(), 1, "{}", ran.stderr);
     assert!(place.read(STATE) == whole, "the state of step 6 differs");
-    // Where all are damaged, a run does not quietly begin again over what it had.
+    // If all are damaged, a run does not silently begin again over them.
     for step in place.names("out/checkpoints") {
         place.write(&format!("out/checkpoints/{step}/manifest.json"), b"{}");
     }

@@ -1,5 +1,5 @@
-//! `bench`: every kind measures on the CPU too, as a table and as JSON. No figure is asserted on, only what it is of. On a card where
-//! XTRAIN_TEST_DEVICE is `cuda`.
+//! `bench`: every kind measures on the CPU too, as a table and as JSON. No figure is checked, only its
+//! subject. On a GPU if XTRAIN_TEST_DEVICE is `cuda`.
 
 use crate::place::{Place, Ran, device, finish};
 use serde_json::Value;
@@ -57,7 +57,7 @@ fn attention_is_measured_whole_and_within_documents() {
     let told: Vec<(&str, bool)> = (rows.iter())
         .map(|row| (row["op"].as_str().expect("a name"), row["document_tokens"].is_null()))
         .collect();
-    // On a card gradients are measured in one order and in any.
+    // On a GPU gradients are measured in a fixed order and in any order.
     let orders = if device() == "cpu" { 1 } else { 2 };
     let wanted = [true, false]
         .map(|whole| [vec![("attention", whole)], vec![("attention_grad", whole); orders]].concat());

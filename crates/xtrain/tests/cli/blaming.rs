@@ -1,4 +1,4 @@
-//! `xtrain blame`: what comes nearer to bf16 when it is put back there.
+//! `xtrain blame`: groups of GEMMs whose return to bf16 brings a step nearer to bf16.
 
 use crate::place::Place;
 use serde_json::Value;
@@ -20,7 +20,7 @@ fn list<'a>(found: &'a Value, key: &str) -> &'a [Value] {
 }
 
 #[test]
-fn every_product_is_put_back_and_what_each_is_to_blame_for_adds_up() {
+fn every_gemm_returns_to_bf16_and_the_shares_of_blame_add_up() {
     let place = Place::new();
     place.train("out", FP8);
     let before = place.contents("out");
@@ -30,7 +30,7 @@ fn every_product_is_put_back_and_what_each_is_to_blame_for_adds_up() {
         (&4.into(), &"fp8-current".into(), &2.into())
     );
     let groups = list(&found, "groups");
-    // Four layers of three products.
+    // Four layers of three GEMMs.
     assert_eq!(groups.len(), 12, "{found}");
     let all = number(&found["all"], "gradient_error");
     assert!((1e-2..0.3).contains(&all), "{found}");
@@ -63,7 +63,7 @@ fn a_head_in_fp8_is_put_back_too() {
     patterns.sort_unstable();
     assert_eq!(patterns, ["lm_head:dgrad", "lm_head:fprop", "lm_head:wgrad"]);
     assert!(of_head.iter().all(|group| group["block"].is_null()), "{found}");
-    // What its logits are off by is little beside what their gradients are.
+    // The error of its logits is small compared with that of their gradients.
     let blame: f64 = of_head.iter().map(|group| number(group, "blame")).sum();
     assert!((0.1..1.1).contains(&blame), "{found}");
     let operations: f64 = groups.iter().map(|group| number(group, "operations")).sum();
@@ -80,7 +80,7 @@ fn a_head_in_fp8_is_put_back_too() {
 }
 
 #[test]
-fn its_patterns_are_what_skip_takes_and_then_that_product_is_to_blame_for_nothing() {
+fn skip_takes_its_patterns_and_that_gemm_then_has_no_blame() {
     let place = Place::new();
     place.train("out", FP8);
     let found = json(&place, "out");
@@ -93,7 +93,7 @@ fn its_patterns_are_what_skip_takes_and_then_that_product_is_to_blame_for_nothin
     assert_eq!(list(&without, "groups").len(), 11, "{without}");
     let error = |of: &Value| number(of, "gradient_error");
     assert!(error(&without["all"]) < error(&found["all"]), "{without}");
-    // The step before was made without.
+    // The step before ran without.
     place.train("other", &format!("{FP8} --set checkpoint.every=4"));
     let on = "--resume --set train.steps=8 --set checkpoint.every=4";
     place.train("other", &format!("{FP8} {on} --set precision.skip=[\"{pattern}\"]"));
@@ -110,7 +110,7 @@ fn a_bf16_run_is_searched_under_any_recipe_and_told_in_a_table() {
     let ran = place.run("blame out --casts fp8-row").succeeds();
     for said in [
         "step 5, loss in bf16 ",
-        "put back from fp8-row",
+        "returned from fp8-row",
         "\nnothing ",
         "*.attn.qkv_proj:wgrad",
         "put the first back with --set 'precision.skip=[\"*.",
@@ -124,6 +124,6 @@ fn what_has_nothing_in_fp8_is_refused_in_a_line() {
     let place = Place::new();
     // Sizes that FP8 does not take.
     place.train("out", "--set train.steps=2 --set model.dim=24 --set model.ffn_dim=24");
-    place.run("blame out").refuses(&["fp8-block leaves all products", "24 is no multiple of 16"]);
+    place.run("blame out").refuses(&["fp8-block leaves all GEMMs", "24 is no multiple of 16"]);
     place.run("blame nowhere").refuses(&["no folder nowhere"]);
 }

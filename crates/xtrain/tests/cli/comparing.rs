@@ -1,4 +1,4 @@
-//! `xtrain compare`: the gap between runs, told and drawn, whatever the runs are like.
+//! `xtrain compare`: the gap between runs, as text and as curves, for runs of all kinds.
 
 use crate::place::Place;
 use serde_json::Value;
@@ -63,12 +63,12 @@ fn the_first_run_is_the_baseline_where_none_is_named() {
     place.train("a", SHORT);
     place.train("b", &format!("{SHORT} --set optimizer.lr=1e-3"));
     let ran = place.run("compare a b --out gap.html").succeeds();
-    assert!(ran.stdout.contains("note: b: other than the baseline in optimizer.lr"), "{}", ran.stdout);
+    assert!(ran.stdout.contains("note: b: differs from the baseline in optimizer.lr"), "{}", ran.stdout);
     assert!(place.exists("gap.html") && !place.exists("b/compare.html"));
     assert_eq!(json(&place, "a b")["compared"][0]["training"]["paired"], 1);
     place.run("compare a").refuses(&["nothing to compare", "--baseline"]);
     place.run("compare a --baseline a").refuses(&["nothing to compare"]);
-    // What a shell makes of a star holds the baseline too.
+    // A shell's star includes the baseline too.
     assert_eq!(json(&place, "a b --baseline a")["compared"][0]["runs"][0], "b");
     place.write("notes.txt", b"mine");
     place.run("compare a b --out notes.txt").refuses(&["notes.txt", "--overwrite"]);

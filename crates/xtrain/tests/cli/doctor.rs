@@ -1,11 +1,13 @@
-//! `xtrain doctor`: what it says of a machine without a driver that can be used, and that what it prints agrees with itself.
+//! `xtrain doctor`: what it says of a machine without a driver that can be used, and that what it prints
+//! agrees with itself.
 
 use crate::place::{Place, Ran, finish};
 use serde_json::Value;
 
 const FILES: [&str; 4] = ["libcuda.so.1", "libnvrtc.so.13", "libcublasLt.so.13", "libcudnn.so.9"];
 
-/// A place with a folder of files that have the names of NVIDIA's libraries and are none, and one kept kernel.
+/// A place with a folder of files that have the names of NVIDIA's libraries but are not libraries, and one
+/// cached kernel.
 fn broken() -> Place {
     let place = Place::new();
     for file in FILES {
@@ -104,7 +106,7 @@ fn on_this_machine_it_ends_as_training_would() {
     for trial in found["trials"].as_array().expect("a list") {
         assert_eq!(trial["ok"] == true, trial["problem"].is_null(), "{trial}");
     }
-    // A machine without a card has tried its cores, one with a card the card.
+    // A machine without a GPU has tested its CPU, one with a GPU the GPU.
     let cards = found["cards"].as_array().expect("a list");
     let trials = found["trials"].as_array().expect("a list");
     assert!(trials.len() > if cards.is_empty() { 0 } else { 1 }, "{}", ran.stdout);

@@ -39,7 +39,7 @@ fn a_run_that_cannot_be_sampled_from_still_has_its_summary_and_its_report() {
 
 const SAMPLED: &str = "--set log.tensorboard=true --set eval.prompts=[\"the\",\"a\"]";
 
-/// How many steps, evaluations and samples the metrics of `out` have.
+/// Numbers of steps, evaluations and samples in the metrics of `out`.
 fn kinds(place: &Place) -> [usize; 3] {
     let text = String::from_utf8(place.read("out/metrics.jsonl")).expect("text");
     ["step", "eval", "sample"].map(|kind| text.matches(&format!("\"kind\":\"{kind}\"")).count())
@@ -58,7 +58,7 @@ fn a_finished_run_that_is_resumed_says_so_and_changes_nothing() {
         assert_eq!((ran.stdout, ran.stderr), (said, String::new()));
         assert_eq!(place.contents("out"), before, "{change}");
     }
-    // Its length is told by the key that it is given in, and what says so does go on.
+    // Its length is reported in the key that it is given in, and the suggested command continues the run.
     let tokens = SAMPLED.to_owned() + " --set train.steps= --set train.tokens";
     let ran = place.train("out", &format!("--resume {tokens}=256"));
     assert!(ran.stdout.contains("4 of 4 steps; go on with --set train.tokens=..."), "{}", ran.stdout);
@@ -84,7 +84,7 @@ fn what_a_finished_run_lacks_of_its_end_is_made_and_nothing_is_said_twice() {
         if path.is_dir() { fs::remove_dir_all(path) } else { fs::remove_file(path) }.expect("removed");
         let ran = place.train("out", &format!("--resume {sampled} --set optimizer.lr=1e-5"));
         assert!(
-            !ran.stdout.contains("[model]") && ran.stdout.contains("all 4 steps are made"),
+            !ran.stdout.contains("[model]") && ran.stdout.contains("all 4 steps are done"),
             "{}",
             ran.stdout
         );
@@ -144,7 +144,7 @@ fn a_report_replaces_reports_and_nothing_else() {
         [("notes.txt", &b"mine"[..]), ("page.html", b"<!DOCTYPE html>\n<html lang=\"en\">\n")]
     {
         place.write(name, bytes);
-        place.run(&format!("report out --out {name}")).refuses(&[name, "no report", "--overwrite"]);
+        place.run(&format!("report out --out {name}")).refuses(&[name, "not a report", "--overwrite"]);
         assert_eq!(place.read(name), bytes);
     }
     place.write("empty.html", b"");

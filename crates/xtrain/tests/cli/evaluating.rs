@@ -10,7 +10,8 @@ use std::process::{Command, Stdio};
 const LONG_EVALUATIONS: &str = "train run.toml --resume --set train.steps=7 --set data.valid=long.txt --set eval.every=5 --set eval.tokens=0 \
                                 --set checkpoint.every=5 --set checkpoint.keep_best=false";
 
-/// A place whose long.txt is some 20,000 sequences to validate on; without a held-out part of the training text.
+/// A place whose long.txt is some 20,000 sequences to validate on; without a held-out part of the training
+/// text.
 fn with_much_to_evaluate() -> Place {
     let place = Place::new();
     let run = String::from_utf8(place.read("run.toml")).expect("text");
@@ -60,7 +61,7 @@ fn an_evaluation_that_takes_longer_than_the_time_limit_comes_to_its_end() {
         assert!(rounds < 60, "it does not come to an end");
     }
     assert!(rounds > 0, "no evaluation was cut");
-    // Which checkpoints there are depends on where it was cut.
+    // The set of checkpoints depends on where it was stopped.
     assert_eq!(recorded(&place, "peace"), recorded(&place, "cut"));
     assert!(place.read("peace/hf/model.safetensors") == place.read("cut/hf/model.safetensors"));
 }
@@ -135,7 +136,7 @@ fn texts_are_evaluated_from_the_disk_and_leave_nothing_unless_they_are_kept() {
     assert!(kept.keys().any(|path| path.ends_with("dataset.json")), "{:?}", kept.keys());
     assert_eq!(eval("--cache-dir kept"), found);
     assert_eq!(place.contents("kept"), kept);
-    // What cannot be encoded is named with its file.
+    // A text that cannot be encoded is named with its file.
     place.train("chars", "--set train.steps=2 --set data.tokenizer=chars");
     place.write("mixed/c.txt", "the river ran 日".as_bytes());
     place.run("eval chars --data mixed").refuses(&["mixed/c.txt", "'日'"]);
@@ -215,7 +216,7 @@ fn precisions_are_compared_on_the_same_tokens() {
     let alone: Vec<Value> =
         ["", "--precision fp8-block", "--precision bf16"].iter().flat_map(|more| eval(more)).collect();
     let loss = |json: &Value| json["loss"].as_f64().expect("a loss");
-    // What the run left in bf16 stays so where its precision is named.
+    // Layers that the run left in bf16 stay so if its precision is named.
     assert_eq!(alone[0], alone[1]);
     assert_ne!(loss(&alone[0]), loss(&alone[2]));
     let both = eval("--precision bf16 --precision fp8-block");

@@ -25,7 +25,7 @@ fn an_export_rounds_nothing_unasked() {
     }
     assert_eq!(kind(&place, "exact/hf").0, "float32");
     assert_eq!(kind(&place, "rounded/hf").0, "bfloat16");
-    // What is asked for is done.
+    // Requests are followed.
     place.run("export exact --out asked --dtype bf16").succeeds();
     assert_eq!(kind(&place, "asked"), kind(&place, "rounded/hf"));
 }
@@ -46,7 +46,7 @@ fn a_model_that_is_not_there_is_told_from_one_that_is_to_be_downloaded() {
     let line =
         place.run("generate ./missing --prompt the").refuses(&["no folder ./missing", "check the path"]);
     assert!(!line.contains("download"), "{line}");
-    // One that lies beside what is there is a slip.
+    // A similar name of an existing folder is a slip.
     place.train("runs/quickstart", "--set train.steps=2");
     for (written, meant) in [("runs/quikstart", "runs/quickstart"), ("run", "runs")] {
         let line = place

@@ -41,7 +41,7 @@ fn the_text_alone_goes_to_standard_output() {
     let answer = json(&place, arguments);
     assert_eq!(ran.stdout, format!("{}\n", answer["text"].as_str().expect("text")));
     assert_eq!(tokens(&answer, "tokens").len(), 13);
-    // The same from standard input, and again with the same seed.
+    // Standard input gives the same, and so does the same seed again.
     place.write("prompt", b"the");
     let mut command = place.command("generate out --prompt - -n 13 --temperature 0.7 --seed 5");
     command.stdin(std::fs::File::open(place.path("prompt")).expect("opens"));

@@ -1,4 +1,4 @@
-//! What `--help` shows.
+//! The output of `--help`.
 
 use crate::place::Place;
 
@@ -72,7 +72,7 @@ fn an_option_that_is_a_key_of_the_run_file_is_told_how_it_is_set() {
             place.run(&format!("{verb} run.toml {option}")).refuses(&[&format!("no option {name}: "), set]);
         }
     }
-    // Slips of options are told as such, and other verbs have no run file.
+    // Slips of options are reported as such, and other verbs have no run file.
     for command in ["train run.toml --resum", "generate out --lr 1e-3 --prompt the"] {
         let ran = place.run(command);
         assert_eq!(ran.code(), Some(2), "{command}");

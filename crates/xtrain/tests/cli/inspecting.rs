@@ -8,7 +8,7 @@ fn json(place: &Place, arguments: &str) -> Value {
     serde_json::from_str(&ran.stdout).unwrap_or_else(|e| panic!("{e}: {}", ran.stdout))
 }
 
-/// The figures of a factor of a product.
+/// The figures of an operand of a GEMM.
 fn of<'a>(found: &'a Value, name: &str, factor: &str) -> &'a Value {
     let tensors = found["tensors"].as_array().expect("a list");
     let is_it = |t: &&Value| t["name"] == name && t["factor"] == factor;
@@ -16,7 +16,7 @@ fn of<'a>(found: &'a Value, name: &str, factor: &str) -> &'a Value {
 }
 
 #[test]
-fn every_factor_of_every_product_is_measured_and_its_name_skips_it() {
+fn every_operand_of_every_gemm_is_measured_and_its_name_skips_it() {
     let place = Place::new();
     // Sizes that FP8 takes.
     let fp8 = "--set train.steps=4 --set precision.recipe=fp8-current --set precision.skip_slower=[] --set data.seq_len=32 --set model.ffn_dim=32";
@@ -26,7 +26,7 @@ fn every_factor_of_every_product_is_measured_and_its_name_skips_it() {
         (&found["step"], &found["recipe"], &found["casts"]),
         (&4.into(), &"fp8-current".into(), &"fp8-current".into())
     );
-    // Two blocks, four layers, three products of two factors.
+    // Two blocks, four layers, three GEMMs of two operands.
     assert_eq!(found["tensors"].as_array().map(Vec::len), Some(2 * 4 * 6));
     let input = of(&found, "blocks.0.attn.qkv_proj:fprop", "input");
     assert_eq!((&input["format"], &input["scaling"]), (&"e4m3".into(), &"tensor".into()));
@@ -61,7 +61,7 @@ fn a_bf16_run_is_measured_under_any_recipe_and_computed_as_it_trains() {
     let weight = |found: &Value| of(found, "blocks.0.attn.o_proj:fprop", "weight").clone();
     assert_eq!((&weight(&found)["format"], &weight(&found)["scaling"]), (&"e4m3".into(), &"block".into()));
     assert_eq!(weight(&json(&place, "out --casts fp8-row"))["scaling"], "row");
-    // The same checkpoint by its folder.
+    // The checkpoint, named by its folder.
     assert_eq!(json(&place, "out/checkpoints/step-3")["tensors"], found["tensors"]);
     assert!(place.contents("out/checkpoints") == before, "an inspection changed a checkpoint");
 }
@@ -89,7 +89,7 @@ fn it_is_told_by_layer_and_drawn_on_a_page() {
     for part in ["Signal to noise", "Underflow", "Largest magnitude", "blocks.0.attn.o_proj:wgrad"] {
         assert!(page.contains(part), "{part}");
     }
-    // The run goes on with the page in its folder.
+    // The run resumes with the page in its folder.
     place.train("out", "--resume --set train.steps=3 --set precision.recipe=bf16");
 }
 

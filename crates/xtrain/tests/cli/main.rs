@@ -1,7 +1,7 @@
 //! The real binary from outside: what it does to folders, what it says, and which exit code it ends with.
 //!
-//! Every test has a folder of its own and models of a few thousand parameters. What is random (moments of kills, mutated bytes)
-//! comes from one seed, which is printed: `XTRAIN_TEST_SEED=<number>` tries others.
+//! Every test has a folder of its own and models of a few thousand parameters. What is random (moments of
+//! kills, mutated bytes) comes from one seed, which is printed: `XTRAIN_TEST_SEED=<number>` tries others.
 
 #![cfg(unix)]
 

@@ -1,4 +1,5 @@
-//! Files with random bytes changed: whatever they say then, the answer is a success or one readable error, never a panic.
+//! Files with random bytes changed: whatever they say then, the answer is a success or one readable error,
+//! never a panic.
 
 use crate::dice::Dice;
 use crate::place::Place;

@@ -49,7 +49,7 @@ every = 1
 tensorboard = false
 "#;
 
-/// Where tests that say where they compute do so: `cpu`, or a card where XTRAIN_TEST_DEVICE is `cuda`.
+/// Device of tests that name one: `cpu`, or a GPU if XTRAIN_TEST_DEVICE is `cuda`.
 pub(crate) fn device() -> String {
     std::env::var("XTRAIN_TEST_DEVICE").unwrap_or_else(|_| "cpu".into())
 }
@@ -66,7 +66,7 @@ impl Place {
         place.write("a.txt", text(1, 400).as_bytes());
         place.write("b.txt", text(2, 150).as_bytes());
         place.write("run.toml", RUN.as_bytes());
-        // The same for a run that begins with a model folder, whose tokenizer it then takes.
+        // A run file that begins with a model folder, whose tokenizer it then uses.
         place.write("continued.toml", RUN.replace("tokenizer = \"bytes\"\n", "").as_bytes());
         place
     }
@@ -103,7 +103,8 @@ impl Place {
         names
     }
 
-    /// Every file of a folder and what it holds, to see that nothing changed; without the lock, which names its last holder.
+    /// Every file of a folder and what it holds, to see that nothing changed; without the lock, which names
+    /// its last holder.
     pub(crate) fn contents(&self, folder: &str) -> BTreeMap<PathBuf, Vec<u8>> {
         let mut found = BTreeMap::new();
         let mut folders = vec![self.path(folder)];
@@ -146,7 +147,7 @@ impl Place {
     }
 }
 
-/// How a command ended.
+/// Result of a command.
 pub(crate) struct Ran {
     what: String,
     status: ExitStatus,

@@ -78,7 +78,7 @@ fn a_plan_says_whether_it_fits_and_what_would() {
     let place = Place::new();
     let asked = |arguments: &str| plan(&place, &format!("run.toml --set model.dim=64 {arguments}"));
     let total = row(&asked("--set train.device=cuda"), "total");
-    // Beside the plan of a card, libraries take some.
+    // On a GPU, libraries need memory besides the plan.
     let enough = total + (256 << 20);
     let text = asked(&format!("--set train.device=cuda --memory {enough}"));
     assert!(text.contains("\nlibraries take up to 256 MiB more\n"), "{text}");
@@ -163,7 +163,8 @@ fn the_dump_names_every_instance() {
     assert!(instances(&plan(&place, "run.toml --dump --set train.recompute=block"), "recompute") > 10);
 }
 
-/// What evaluation adds: tokens, targets and positions of 4 sequences of 16, and three scalars, each at a multiple of 256 bytes.
+/// Bytes that evaluation adds: tokens, targets and positions of 4 sequences of 16, and three scalars, each at
+/// a multiple of 256 bytes.
 const EVALUATION: u64 = 3 * 4 * 16 * 4 + 3 * 256;
 
 /// Bytes that a run reported to hold.
@@ -215,7 +216,7 @@ fn a_plan_takes_the_vocabulary_that_the_run_then_has() {
     assert!(!text.contains("at most"), "{text}");
     place.run(&format!("train continued.toml --out out {quick}")).succeeds();
     assert_eq!(held(&place, "out"), row(&text, "total") + EVALUATION, "{text}");
-    // What the run then says is the tokenizer that it has, in the file as in the folder.
+    // The run then names the tokenizer that it has, in the file and in the folder.
     let config = String::from_utf8(place.read("out/config.toml")).expect("text");
     assert!(config.contains("tokenizer = \"shards\"") && !config.contains("bpe_vocab_size"), "{config}");
     assert_eq!(place.read("out/tokenizer/tokenizer.json"), place.read("shards/tokenizer.json"));
@@ -255,8 +256,8 @@ fn a_plan_shows_every_linear_layer_with_its_formats_and_why_some_are_bf16() {
     let why = "(FP8 is slower: 0.93 of bf16's speed at 4096 x 14336 x 4096)";
     let is_left = |line: &&str| line.starts_with("blocks 0-29 mlp.down_proj") && line.ends_with(why);
     assert_eq!(left.lines().filter(is_left).count(), 1, "{left}");
-    // Where nobody has measured yet, it is told who does.
-    let note = "which of the blocks' layers FP8 makes slower is measured on the card where the run begins";
+    // Before a measurement, the plan says where it happens.
+    let note = "layers that FP8 makes slower stay in bf16; they are measured on the GPU when the run begins";
     assert!(plan(&place, &format!("{file} {sets} --set train.device=cuda")).contains(note));
     assert!(
         !plan(&place, &format!("{file} {sets} --set train.device=cuda --set precision.skip_slower=[]"))
@@ -311,7 +312,7 @@ fn a_head_in_fp8_is_shown_and_one_that_cannot_be_is_told() {
     }
     place
         .run(&format!("plan run.toml {set} --set model.vocab_size=288 --set precision.skip=[\"lm_head.x\"]"))
-        .refuses(&["names nothing; the linear layers", "behind the blocks there is lm_head"]);
+        .refuses(&["names nothing; the linear layers", "after the blocks lm_head"]);
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! `train --profile`: the trace, and that nothing else is changed by it. On a card where XTRAIN_TEST_DEVICE is `cuda`.
+//! `train --profile`: the trace, and that it changes nothing else. On a GPU if XTRAIN_TEST_DEVICE is `cuda`.
 
 use crate::place::{Place, device};
 use serde_json::Value;
@@ -50,15 +50,16 @@ fn read(place: &Place, run: &str) -> Traced {
     Traced { host, device, about }
 }
 
-/// What makes a run the same to the bit on every device, and its bytes known.
-fn settled(more: &str) -> String {
+/// Settings that make a run the same to the bit on every device, and its bytes known.
+fn deterministic(more: &str) -> String {
     let device = device();
     format!(
         "{more} --set train.device={device} --set precision.recipe=fp32 --set train.attention_deterministic=true"
     )
 }
 
-/// Of any two slices of a track one holds the other, or ends before it begins. A slice stands before those in it.
+/// Of any two slices of a track one holds the other, or ends before it begins. A slice stands before those in
+/// it.
 fn nest(track: &[Slice]) {
     let mut open: Vec<&Slice> = Vec::new();
     let mut last = 0;
@@ -90,8 +91,8 @@ fn numbers(place: &Place, run: &str) -> Vec<(Value, Value, Value)> {
 #[test]
 fn a_trace_names_what_ran_with_its_bytes_and_events_nest() {
     let place = Place::new();
-    place.train("plain", &settled("--set train.steps=12"));
-    let ran = place.train("out", &settled("--set train.steps=12 --profile"));
+    place.train("plain", &deterministic("--set train.steps=12"));
+    let ran = place.train("out", &deterministic("--set train.steps=12 --profile"));
     assert!(ran.stderr.contains("steps 4 to 12 are traced in out/trace.json"), "{}", ran.stderr);
     let Traced { host, device, about } = read(&place, "out");
     assert_eq!(about["steps as they run"], "4 to 9");
@@ -149,7 +150,7 @@ fn the_traced_steps_are_those_that_were_asked_for_and_micro_steps_are_told_apart
     let place = Place::new();
     let more =
         "--set train.steps=12 --set train.micro_batch_size=2 --profile --profile-from 10 --profile-steps 1";
-    place.train("out", &settled(more));
+    place.train("out", &deterministic(more));
     let Traced { host, device, about } = read(&place, "out");
     assert_eq!(about["steps as they run"], "10 to 11");
     assert_eq!(about["steps op by op"], "12 to 12");
@@ -162,14 +163,14 @@ fn the_traced_steps_are_those_that_were_asked_for_and_micro_steps_are_told_apart
     assert!(names(&host).contains("update"));
     // Past the end, the last steps are traced, and that is said.
     let late = "--set train.steps=12 --profile --profile-from 50 --profile-steps 1";
-    let said = place.train("late", &settled(late)).stderr;
+    let said = place.train("late", &deterministic(late)).stderr;
     assert!(
         said.contains("--profile-from 50: the run makes the steps 1 to 12; 12 to 12 are traced"),
         "{said}"
     );
     assert_eq!(read(&place, "late").about["steps op by op"], "12 to 12");
-    // A run that goes on traces its own steps, in the place of those before.
-    place.run(&settled("train run.toml --out out --resume --profile --set train.steps=14")).succeeds();
+    // A resumed run traces its own steps, in place of those before.
+    place.run(&deterministic("train run.toml --out out --resume --profile --set train.steps=14")).succeeds();
     assert_eq!(read(&place, "out").about["steps op by op"], "13 to 14");
 }
 

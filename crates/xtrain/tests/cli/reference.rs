@@ -1,4 +1,4 @@
-//! Reference segments: steps of an FP8 run that are made in bf16 beside it.
+//! Reference segments: steps of an FP8 run that are also run in bf16.
 
 use crate::place::Place;
 use crate::resume::assert_same_end;
@@ -20,7 +20,7 @@ fn number(of: &Value, key: &str) -> f64 {
     of[key].as_f64().unwrap_or_else(|| panic!("no {key}: {of}"))
 }
 
-/// The mean loss of the steps behind so many.
+/// The mean loss of the steps after `after`.
 fn mean(steps: &[Value], after: u64, count: u64) -> f64 {
     let is_in = |step: &&Value| step["step"].as_u64().is_some_and(|n| n > after && n <= after + count);
     steps.iter().filter(is_in).map(|step| number(step, "loss")).sum::<f64>() / count as f64
@@ -40,7 +40,7 @@ fn a_run_with_segments_ends_as_one_without_and_they_are_what_bf16_would_have_mad
         assert_eq!(number(segment, "loss"), mean(&own, after, 4), "{segment}");
         let gap = number(segment, "gap");
         assert!(gap != 0.0 && gap.abs() < 0.02, "{segment}");
-        // A run that goes on from there in bf16.
+        // A run that continues from there in bf16.
         let name = format!("from{after}");
         place.train(&name, FP8);
         for step in (after + 10..=40).step_by(10) {
@@ -99,7 +99,7 @@ fn a_plan_counts_them() {
     let (with, said) = total(SEGMENTS);
     assert!(with > plain, "{said}");
     for word in [
-        "\nreference                   every 10 steps, 4 in bf16 beside the run\n",
+        "\nreference                   every 10 steps, 4 of them in bf16 too\n",
         "\nreference steps, in bf16 ",
         "\na reference segment puts ",
     ] {

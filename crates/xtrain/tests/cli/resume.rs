@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use std::process::Stdio;
 use std::time::{Duration, Instant};
 
-/// What a step or an evaluation recorded that does not depend on the clock.
+/// Records of a step or an evaluation that do not depend on the clock.
 pub(crate) fn recorded(place: &Place, out: &str) -> Vec<Value> {
     let text = String::from_utf8(place.read(&format!("{out}/metrics.jsonl"))).expect("text");
     let lines = text.lines().map(|line| serde_json::from_str::<Value>(line).expect("a line of JSON"));
@@ -121,7 +121,8 @@ fn killed_runs_with_delayed_scales_end_like_one_in_peace() {
 
 #[test]
 fn killed_runs_over_a_mixture_in_its_third_epoch_end_like_one_in_peace() {
-    // b.txt has about 300 sequences: 120 steps of 4, three quarters of them from it, use it up more than once.
+    // b.txt has about 300 sequences: 120 steps of 4, three quarters of them from it, use it up more than
+    // once.
     survives_kills(
         "mixture",
         "--set data.train=[{path='a.txt',weight=1.0},{path='b.txt',weight=3.0,separator='bridge'}] \
@@ -152,7 +153,7 @@ fn a_run_folder_that_exists_is_refused_without_resume() {
     ]);
     assert_eq!(line.lines().count(), 1);
     assert_eq!(place.contents("out"), before);
-    // More steps of the same run are a change that goes on.
+    // More steps are a change with which the run resumes.
     place.train(
         "out",
         "--resume --set train.steps=6 --set schedule.kind=constant --set schedule.warmup_steps=1",
@@ -184,6 +185,6 @@ fn resume_with_other_data_batches_tokenizer_or_seed_is_refused() {
     }
     // A tokenizer that lies elsewhere is no other one.
     place.train("out", "--resume --set data.tokenizer=same");
-    // After all these the run still goes on.
+    // After all these the run still resumes.
     place.train("out", "--resume --set train.steps=7 --set schedule.warmup_steps=1");
 }

@@ -1,4 +1,4 @@
-//! What a run may write into, and what it must leave alone.
+//! Folders that a run may write into, and those that it must leave alone.
 
 use crate::place::Place;
 use std::fs;

@@ -46,7 +46,7 @@ fn sigterm_saves_and_ends_well_and_the_same_command_goes_on() {
         );
         assert!(place.exists("out/report.html"));
     }
-    // No step is missing and none is there twice.
+    // No step is missing or duplicated.
     let all = steps(&place);
     assert!(all.len() > 15 && all.iter().copied().eq(1..=all.len() as u64), "{all:?}");
 }
@@ -128,7 +128,8 @@ fn of_processes_that_begin_at_once_one_makes_the_run_and_the_others_are_refused(
             .collect();
         let codes: Vec<_> = all.iter_mut().map(|child| wait(child, "one of three").code()).collect();
         assert!(codes.iter().all(|code| matches!(code, Some(0 | 2))), "{codes:?}");
-        // With --resume, one that comes when another has finished finds nothing left to do, and says so with success.
+        // With --resume, one that comes when another has finished finds nothing left to do, and says so with
+        // success.
         assert!(codes.contains(&Some(0)), "{codes:?}");
         for (n, code) in codes.iter().enumerate().filter(|(_, code)| **code == Some(2)) {
             let said = String::from_utf8(place.read(&format!("said{n}"))).expect("text");

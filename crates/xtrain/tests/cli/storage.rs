@@ -7,8 +7,8 @@ use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
 use std::process::{Command, Stdio};
 
-/// Runs `xtrain` with files limited to `blocks` of 512 bytes, which stands for a full disk and needs no rights. Ignored, the
-/// limit's signal becomes an error.
+/// Runs `xtrain` with files limited to `blocks` of 512 bytes, which stands for a full disk and needs no
+/// rights. Ignored, the limit's signal becomes an error.
 fn on_a_small_disk(place: &Place, blocks: usize, arguments: &str) -> Ran {
     let mut shell = Command::new("sh");
     let script =
@@ -33,7 +33,7 @@ fn a_full_disk_ends_a_run_with_its_last_checkpoint_whole() {
     // Nothing at all fits.
     on_a_small_disk(&place, 0, "train run.toml --out out --resume").refuses(&["out"]);
     assert_eq!(place.names("out/checkpoints"), ["step-3"]);
-    // With room again, the run goes on and ends as if nothing had been.
+    // With room again, the run resumes and ends as if nothing had happened.
     place.train("out", &format!("--resume {keep_all}"));
     let last = "checkpoints/step-40/state-00001.safetensors";
     assert!(place.read(&format!("out/{last}")) == place.read(&format!("peace/{last}")));
@@ -65,7 +65,8 @@ fn a_full_disk_under_each_verb_is_one_line_and_leaves_nothing_half_made() {
     place.train("new", "--set train.steps=3");
 }
 
-/// Runs a script with a disk in memory of so many KiB at `small`, which vanishes with it; nothing where the system allows no such disk.
+/// Runs a script with a disk in memory of so many KiB at `small`, which vanishes with it; nothing where the
+/// system allows no such disk.
 #[cfg(target_os = "linux")]
 fn with_a_disk_of(kib: usize, place: &Place, script: &str) -> Option<Ran> {
     let in_own_mounts = |script: String| {
@@ -107,7 +108,7 @@ fn a_disk_that_fills_up_anywhere_in_a_run_costs_nothing_but_the_time_since_the_l
     assert!((8..14).contains(&filled), "{filled}");
 }
 
-/// Runs `xtrain` as a user whom permissions bind: this one, or nobody where this one may do everything.
+/// Runs `xtrain` as a user bound by permissions: this one, or `nobody` if this one is root.
 struct Bound<'p> {
     place: &'p Place,
     nobody: bool,
@@ -184,7 +185,7 @@ fn folders_that_may_not_be_written_are_named_and_stay_as_they_are() {
     ] {
         bound.run(command).refuses(&[named, "Permission denied", "check the permissions"]);
     }
-    // What only reads needs no more than that.
+    // Commands that only read need no more than that.
     bound.run("generate out --prompt the -n 2").succeeds();
     bound.run("eval out --data shards").succeeds();
     bound.run("plan run.toml").succeeds();

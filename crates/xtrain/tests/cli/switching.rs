@@ -1,4 +1,4 @@
-//! A run that goes on in another recipe than it began in.
+//! A run that is resumed in another recipe than it began in.
 
 use crate::place::Place;
 use serde_json::Value;
@@ -9,7 +9,7 @@ const RUN: &str = "--set data.seq_len=32 --set model.ffn_dim=32 --set checkpoint
                    --set eval.every=0 --set schedule.kind=constant --set precision.skip_slower=[]";
 const RECIPES: [&str; 6] = ["fp32", "bf16", "fp8-current", "fp8-delayed", "fp8-row", "fp8-block"];
 
-/// The same run under another name.
+/// Copies a run to another name.
 fn copy(place: &Place, from: &str, to: &str) {
     for (path, bytes) in place.contents(from) {
         let name = path.strip_prefix(place.path(from)).expect("within").display().to_string();
@@ -51,10 +51,10 @@ fn a_run_of_any_recipe_goes_on_in_any_other_as_if_it_were_its_own() {
             let changed = format!("changed since the checkpoint: precision.recipe: \"{from}\" -> \"{to}\"");
             assert_eq!(ran.stderr.contains(&changed), from != to, "{out}: {}", ran.stderr);
             went_on.push(losses(&place, &out));
-            // A run keeps the recipe that it goes on in.
+            // A run keeps the recipe that it was resumed in.
             let config = String::from_utf8(place.read(&format!("{out}/config.toml"))).expect("text");
             assert!(config.contains(&format!("recipe = \"{to}\"\n")), "{config}");
-            // All recipes have the same state, but for the scales that one makes of earlier steps.
+            // All recipes have the same state except for delayed scales.
             assert_eq!(tensors(&out, 12), tensors(from, 6), "{out}");
         }
         for (to, losses) in RECIPES.iter().zip(&went_on) {
@@ -87,7 +87,7 @@ fn layers_that_a_run_left_in_bf16_as_slower_are_left_where_it_goes_on() {
     assert!(config("parts").contains(kept), "{}", config("parts"));
     let plan = place.run("plan parts/config.toml").succeeds().stdout;
     assert!(plan.contains("(FP8 is slower: 0.50 of bf16's speed at 128 x 32 x 16)"), "{plan}");
-    // It was measured of this recipe; a file that has it is told how it is taken out.
+    // It was measured for this recipe; the message says how to remove it from a file.
     place.train("other", &format!("{RUN} --set precision.recipe=fp8-row {silent}"));
     assert!(!config("other").contains(kept), "{}", config("other"));
     let to_bf16 = "train parts/config.toml --resume --set train.steps=18 --set precision.recipe=bf16";
@@ -104,7 +104,8 @@ fn what_a_killed_process_would_have_changed_is_not_kept() {
     place.train("whole", &format!("{fp8} --set train.steps=12"));
     place.train("parts", &format!("{fp8} --set train.steps=6"));
     let before = config("parts");
-    // As a process leaves it that went on in bf16 and was killed before it saved anything, in the version that wrote its file at once.
+    // As a process leaves it that went on in bf16 and was killed before it saved anything, in the version
+    // that wrote its file at once.
     let bf16 = "--resume --set precision.recipe=bf16 --set train.steps=12";
     copy(&place, "parts", "other");
     place.train("other", &format!("{RUN} {bf16}"));
@@ -205,7 +206,7 @@ fn a_run_goes_on_with_moments_in_the_other_type() {
         let kept = place.train(from, &format!("{} --resume --set train.steps=12", moments(from)));
         assert!(!kept.stderr.contains("moments"), "{}", kept.stderr);
         let ran = place.train(&out, &format!("{} --resume --set train.steps=12", moments(to)));
-        assert!(ran.stderr.contains("from step 7 on moments are kept in "), "{}", ran.stderr);
+        assert!(ran.stderr.contains("from step 7 on moments are stored in "), "{}", ran.stderr);
         let [of_from, of_to] = [types(from, 12), types(&out, 12)];
         assert!(of_from.len() > 8 && of_from.len() == of_to.len());
         assert!(of_from.iter().zip(&of_to).all(|(a, b)| a != b), "{of_from:?} {of_to:?}");

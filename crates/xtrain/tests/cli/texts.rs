@@ -1,4 +1,4 @@
-//! What becomes of the texts that a run names: which are trained on, which are validated on, and how they are counted.
+//! Texts that a run names: which are trained on, which are validated on, and how they are counted.
 
 use crate::place::{Place, RUN, wait, wait_until};
 use serde_json::Value;
@@ -65,7 +65,8 @@ fn training_evaluation_and_prompts_begin_documents_alike() {
         let set =
             format!("--set data.tokenizer=tok --set data.begin_of_document={choice} --set train.steps=2");
         place.train(choice, &set);
-        // The whole text is one document: its begin and end token beside its bytes, all but the first targets.
+        // The whole text is one document: a begin and an end token besides its bytes; all but the first are
+        // targets.
         let evaluated = tokens(&format!("eval {choice} --data b.txt"));
         assert_eq!(evaluated["tokens"], bytes + 1 + begin - 1, "{choice}");
         let made = tokens(&format!("generate {choice} --prompt th -n 1"));
@@ -85,7 +86,7 @@ fn training_evaluation_and_prompts_begin_documents_alike() {
 #[test]
 fn an_epoch_is_every_sequence_once() {
     let place = Place::new();
-    // Not quite seven sequences beside what is held out: those there are count, not the tokens behind them.
+    // Not quite seven sequences besides the held-out ones: the sequences count, not the tokens of the rest.
     place.write("short.txt", &place.read("a.txt")[..512 * 7]);
     let run = "train run.toml --set data.train=short.txt --set data.seq_len=512 --set train.batch_size=1";
     let epoch = |out: &str, more: &str| {

@@ -2,10 +2,11 @@
 //! told so.
 
 use super::gpu;
-use crate::context::Launch;
+use crate::compile::compile;
 use crate::fault::Report;
 use crate::grid;
-use crate::kernel::{Code, Symbols};
+use crate::kernel::Symbols;
+use crate::kernel::context::Launch;
 use crate::memory::{Local, Memory};
 use crate::ptx::{Space, Variable, parse};
 use crate::random::Random;
@@ -102,7 +103,7 @@ impl Device {
             }
         }
         let Device::Emulated(memory) = self else { unreachable!("it was emulated") };
-        let code = Code::new(&module, &module.kernels[0], &globals)?;
+        let code = compile(&module, &module.kernels[0], &globals)?;
         let parameters = Local::new(arguments.len());
         for (n, byte) in arguments.iter().enumerate() {
             parameters.bytes(n as u64, 1).expect("a byte of the parameters").write(0, [*byte]);

@@ -239,5 +239,6 @@ impl Op for ScaledLinearCrossEntropy {
 }
 
 impl OnGpu for ScaledLinearCrossEntropy {
-    const SOURCES: &'static [KernelSource] = &[Gemm::FALLBACK_SOURCE, Gemm::BLOCK_SCALED_SOURCE, super::cuda::SOURCE];
+    const SOURCES: &'static [KernelSource] =
+        &[Gemm::FALLBACK_SOURCE, Gemm::BLOCK_SCALED_SOURCE, super::cuda::SOURCE];
 }

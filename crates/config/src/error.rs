@@ -1,0 +1,193 @@
+//! Errors of the run file: one line each, saying where and what to do; reported together.
+
+use std::collections::{HashMap, HashSet};
+use std::fmt;
+use std::path::Path;
+use std::sync::Arc;
+
+/// Everything found wrong with a configuration, in the order of the file. Never empty. Prints one error a
+/// line.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ConfigErrors(Vec<ConfigError>);
+
+impl ConfigErrors {
+    pub(super) fn one(origin: Origin, message: String) -> Self {
+        ConfigErrors(vec![ConfigError { origin, section: None, message }])
+    }
+
+    /// The errors, sorted, as a failure; success if there are none.
+    pub(super) fn if_any(mut errors: Vec<ConfigError>) -> Result<(), Self> {
+        errors.sort_by_key(|error| match error.origin {
+            Origin::Line { line, .. } => (0, line),
+            Origin::File { .. } => (1, 0),
+            Origin::Argument { .. } => (2, 0),
+        });
+        if errors.is_empty() { Ok(()) } else { Err(ConfigErrors(errors)) }
+    }
+
+    /// The errors, in the order of the file.
+    pub fn errors(&self) -> &[ConfigError] {
+        &self.0
+    }
+}
+
+impl std::error::Error for ConfigErrors {}
+
+impl fmt::Display for ConfigErrors {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (index, error) in self.0.iter().enumerate() {
+            let separator = if index == 0 { "" } else { "\n" };
+            write!(f, "{separator}{error}")?;
+        }
+        Ok(())
+    }
+}
+
+/// One thing wrong with a configuration. Prints as `runs/x.toml:12: [model] what is wrong; what to do`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ConfigError {
+    /// Place of the value in the file or on the command line.
+    pub origin: Origin,
+    /// Name of the section, where it lies in one.
+    pub section: Option<String>,
+    /// The error and its remedy, in one line.
+    pub message: String,
+}
+
+impl std::error::Error for ConfigError {}
+
+impl fmt::Display for ConfigError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: ", self.origin)?;
+        if let Some(section) = &self.section {
+            write!(f, "[{section}] ")?;
+        }
+        f.write_str(&self.message)
+    }
+}
+
+/// Place where a value was written.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Origin {
+    /// In a line of the run file.
+    Line {
+        /// The run file.
+        file: Arc<Path>,
+        /// Line, counted from 1.
+        line: usize,
+    },
+    /// In the run file as a whole: what is missing has no line.
+    File {
+        /// The run file.
+        file: Arc<Path>,
+    },
+    /// In an argument of the command.
+    Argument {
+        /// The argument with its option, shortened to one line: `--set x.y=1`.
+        argument: Arc<str>,
+    },
+}
+
+impl fmt::Display for Origin {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Origin::Line { file, line } => write!(f, "{}:{line}", file.display()),
+            Origin::File { file } => write!(f, "{}", file.display()),
+            Origin::Argument { argument } => f.write_str(argument),
+        }
+    }
+}
+
+/// Place of each section (`model`) and key (`model.dim`).
+pub(super) type Origins = HashMap<String, Origin>;
+
+/// Collects errors while a configuration is checked.
+pub(super) struct Report {
+    file: Arc<Path>,
+    origins: Origins,
+    errors: Vec<ConfigError>,
+    doubtful: HashSet<String>,
+}
+
+impl Report {
+    pub(super) fn new(file: Arc<Path>, origins: Origins, errors: Vec<ConfigError>) -> Self {
+        Report { file, origins, errors, doubtful: HashSet::new() }
+    }
+
+    /// An error at a place that is known.
+    pub(super) fn at(&mut self, origin: &Origin, section: Option<&str>, message: String) {
+        self.errors.push(ConfigError {
+            origin: origin.clone(),
+            section: section.map(str::to_owned),
+            message,
+        });
+    }
+
+    /// Takes `key` (`model.dim`) out of the rules between keys: it is already reported, or a misspelt key
+    /// probably means it.
+    pub(super) fn doubt(&mut self, key: String) {
+        self.doubtful.insert(key);
+    }
+
+    /// An error between keys (`model.heads`, `model.kv_heads`), in the words of the first one's section:
+    /// placed at the first of them that was written, else at that section. Says nothing if one of them is in
+    /// doubt.
+    pub(super) fn about(&mut self, keys: &[&str], message: String) {
+        if keys.iter().any(|key| self.doubtful.contains(*key)) {
+            return;
+        }
+        let section_of =
+            |key: &str| key.split_once('.').map_or(key.to_owned(), |(section, _)| section.to_owned());
+        let section = keys.first().map(|key| section_of(key));
+        let written = keys.iter().map(|key| (*key).to_owned()).find(|key| self.origins.contains_key(key));
+        let origin = match written.as_ref().or(section.as_ref()).and_then(|name| self.origins.get(name)) {
+            Some(origin) => origin.clone(),
+            None => Origin::File { file: self.file.clone() },
+        };
+        self.errors.push(ConfigError { origin, section, message });
+    }
+
+    /// The advice to leave out the first of `keys`, which another of them contradicts. It names the command
+    /// line if only the other key was given there.
+    pub(super) fn leave_out(&self, keys: &[&str]) -> String {
+        match self.only_in_the_file(keys) {
+            Some(key) => format!("leave it out with --set {key}="),
+            None => "leave it out".to_owned(),
+        }
+    }
+
+    /// The advice to leave out either one of two keys.
+    pub(super) fn leave_one_out(&self, one: &str, other: &str) -> String {
+        match self.only_in_the_file(&[one, other]).or(self.only_in_the_file(&[other, one])) {
+            Some(key) => format!("leave one out, the file's with --set {key}="),
+            None => "leave one out".to_owned(),
+        }
+    }
+
+    /// The first of `keys`, if it stands in the run file and another of them in an argument.
+    fn only_in_the_file<'a>(&self, keys: &[&'a str]) -> Option<&'a str> {
+        let (first, others) = keys.split_first()?;
+        let is_argued = |key: &&str| matches!(self.origins.get(*key), Some(Origin::Argument { .. }));
+        let is_written = matches!(self.origins.get(*first), Some(Origin::Line { .. }));
+        (is_written && others.iter().any(is_argued)).then_some(*first)
+    }
+
+    /// All errors, or none.
+    pub(super) fn finish(self) -> Result<(), ConfigErrors> {
+        ConfigErrors::if_any(self.errors)
+    }
+}
+
+/// `text` without control characters and not longer than a line allows, for use inside a message.
+pub(super) fn one_line(text: &str) -> String {
+    const LONGEST: usize = 60;
+    let mut line: String = text
+        .chars()
+        .take(LONGEST)
+        .flat_map(|c| if c.is_control() { c.escape_debug().collect() } else { vec![c] })
+        .collect();
+    if text.chars().nth(LONGEST).is_some() {
+        line.push_str("...");
+    }
+    line
+}

@@ -1,0 +1,61 @@
+//! Keys by the names that people try as options: `--lr`, `--batch-size`, `--optimizer.lr`.
+
+use super::schema::sections;
+use super::suggest::nearest;
+
+/// The keys that an option of this name, without its dashes, probably means.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct KeysLike {
+    /// As `section.key`; several where sections share the name, none where no key is near.
+    pub keys: Vec<String>,
+    /// True if the name is theirs, here or in another program; false if it is only similar.
+    pub exact: bool,
+}
+
+/// The keys of the run file that `name` may mean: those of that name, else those that other programs call so,
+/// else those of the most similar name.
+pub fn keys_like(name: &str) -> KeysLike {
+    let name = name.replace('-', "_");
+    let all = || sections().iter().flat_map(|section| section.keys.iter().map(move |key| (section, key)));
+    let of = |is_meant: &dyn Fn(&str, &super::schema::Key) -> bool| -> Vec<String> {
+        let meant = all().filter(|(section, key)| is_meant(&section.name, key));
+        meant.map(|(section, key)| format!("{}.{}", section.name, key.name)).collect()
+    };
+    let whole: Vec<String> = of(&|_, _| true);
+    if name.contains('.') {
+        let near = nearest(&name, whole.iter().map(String::as_str)).map(str::to_owned);
+        return KeysLike { exact: whole.contains(&name), keys: near.into_iter().collect() };
+    }
+    let named = of(&|_, key| key.name == name);
+    let called = if named.is_empty() { of(&|_, key| key.is_called(&name)) } else { named };
+    if !called.is_empty() {
+        return KeysLike { keys: called, exact: true };
+    }
+    let near = nearest(&name, all().map(|(_, key)| key.name.as_str()));
+    KeysLike { keys: near.map_or(Vec::new(), |near| of(&|_, key| key.name == near)), exact: false }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_option_is_known_by_the_key_that_it_means() {
+        for (name, keys, exact) in [
+            ("lr", &["optimizer.lr"][..], true),
+            ("batch-size", &["train.batch_size"], true),
+            ("optimizer.lr", &["optimizer.lr"], true),
+            ("tokens", &["train.tokens", "eval.tokens"], true),
+            ("learning-rate", &["optimizer.lr"], true),
+            ("warmup-step", &["schedule.warmup_steps"], false),
+            ("optimiser.lr", &["optimizer.lr"], false),
+            ("colour", &[], false),
+        ] {
+            assert_eq!(
+                keys_like(name),
+                KeysLike { keys: keys.iter().map(|&key| key.into()).collect(), exact },
+                "{name}"
+            );
+        }
+    }
+}

@@ -1,0 +1,152 @@
+//! The run configuration: one TOML file a run, `--set` overrides, and nothing else.
+//!
+//! ```text
+//! text + --set -> tree (values with their lines) -> check (against the schema) -> rules (between keys)
+//!              -> Parsed -> resolve (with what folder, tokenizer and data say) -> Resolved
+//! ```
+//!
+//! * `section` holds one struct a section, one field a key, and is the only place that knows a key. The
+//!   schema derived from it drives the checks, the error messages and docs/configuration.md.
+//! * [`Config`] is plain values as written; [`Resolved`] has every default filled in, prints as TOML and
+//!   reads back as itself. The run folder keeps that print.
+//! * Errors come all at once, one line each, with file, line, section, key and what to do.
+//!
+//! Deliberately absent: opening anything but the run file. What a Hugging Face folder, a tokenizer or the
+//! data say comes in as [`Facts`].
+
+mod check;
+mod diff;
+mod error;
+pub mod files;
+mod keys;
+mod print;
+mod reference;
+mod resolve;
+mod rules;
+mod schema;
+mod section;
+mod suggest;
+mod time_limit;
+mod tree;
+
+#[cfg(test)]
+mod tests;
+
+use std::path::Path;
+use std::sync::Arc;
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+pub use diff::{Change, diff};
+pub use error::{ConfigError, ConfigErrors, Origin};
+pub use keys::{KeysLike, keys_like};
+pub use reference::reference_markdown;
+pub use resolve::{Facts, Resolved};
+pub use section::*;
+pub use suggest::nearest;
+pub use time_limit::{TimeLimit, TimeLimitError};
+pub use tree::Override;
+
+use error::Report;
+use tree::Tree;
+
+/// No run file is nearly as large.
+pub const MAX_FILE_BYTES: u64 = 16 << 20;
+
+/// A run as its file describes it, section by section. Keys that were not given hold their fixed default, or
+/// `None` where the default depends on something else; [`Parsed::resolve`] fills those in.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(default, deny_unknown_fields)]
+pub struct Config {
+    /// The model to train. Either `init_from` names a Hugging Face folder and the architecture comes from it,
+    /// or `dim`, `layers` and `heads` describe a model that starts from random weights.
+    pub model: ModelConfig,
+    /// Texts, tokenizer and sequence length. Paths are relative to the folder that the command is run in.
+    #[schemars(extend("x-aliases" = ["dataset", "dataloader", "tokenizer"]))]
+    pub data: DataConfig,
+    /// In which number formats the model computes. Master weights, accumulated gradients and the optimizer
+    /// are fp32 under every recipe; docs/numerics.md defines each.
+    #[schemars(extend("x-aliases" = ["dtype", "mixed_precision", "quantize", "float8"]))]
+    pub precision: PrecisionConfig,
+    /// AdamW with decoupled weight decay, and gradient clipping. The schedule scales `lr`.
+    #[schemars(extend("x-aliases" = ["optim", "adamw"]))]
+    pub optimizer: OptimizerConfig,
+    /// The learning rate over the run: a linear warmup whose first step already uses `lr / warmup_steps`,
+    /// then the decay that `kind` names.
+    #[schemars(extend("x-aliases" = ["lr_scheduler", "scheduler", "lr_schedule"]))]
+    pub schedule: ScheduleConfig,
+    /// Length of the training, batches, device and run folder. Exactly one of `steps`, `tokens` and `epochs`
+    /// is given.
+    #[schemars(extend("x-aliases" = ["training", "trainer", "job", "activation_checkpoint"]))]
+    pub train: TrainConfig,
+    /// When to save and what to keep. The last step is always saved.
+    #[schemars(extend("x-aliases" = ["checkpointing", "save", "export"]))]
+    pub checkpoint: CheckpointConfig,
+    /// Interval of reports, and the files that they are written to. The terminal shows them in any case.
+    #[schemars(extend("x-aliases" = ["logging", "metrics", "logger", "wandb"]))]
+    pub log: LogConfig,
+    /// Validation during the run, and samples at its end.
+    #[schemars(extend("x-aliases" = ["validation", "evaluation", "generate", "sample"]))]
+    pub eval: EvalConfig,
+}
+
+/// A configuration that is right in itself, and where each of its keys was given.
+#[derive(Clone, Debug)]
+pub struct Parsed {
+    /// The values.
+    pub config: Config,
+    file: Arc<Path>,
+    origins: error::Origins,
+}
+
+impl Config {
+    /// Reads the run file at `path` and lays `overrides` over it, the last one winning. A string is what
+    /// `--set` takes, `section.key=value`.
+    ///
+    /// # Errors
+    /// Everything that is wrong with the file and the arguments, as far as it can be told at once: a file
+    /// that cannot be read or is no TOML, unknown sections and keys, wrong types, values out of range,
+    /// missing keys and keys that contradict each other.
+    pub fn load<O: Clone + Into<Override>>(path: &Path, overrides: &[O]) -> Result<Parsed, ConfigErrors> {
+        let bytes = crate::files::read(path, MAX_FILE_BYTES).map_err(|error| {
+            let message = format!("cannot be read: {error}{}", crate::files::advice(&error));
+            ConfigErrors::one(Origin::File { file: path.into() }, message)
+        })?;
+        Self::parse(path, &bytes, overrides)
+    }
+
+    /// As [`Config::load`], with the file's contents at hand; `path` names it in errors and gives the run
+    /// folder its default name.
+    ///
+    /// # Errors
+    /// As [`Config::load`].
+    pub fn parse<O: Clone + Into<Override>>(
+        path: &Path,
+        bytes: &[u8],
+        overrides: &[O],
+    ) -> Result<Parsed, ConfigErrors> {
+        let file: Arc<Path> = path.into();
+        let mut tree = Tree::from_toml(&file, bytes)?;
+        let mut errors = Vec::new();
+        for value in overrides {
+            errors.extend(tree.lay(&value.clone().into()).err());
+        }
+        let mut report = Report::new(file.clone(), tree.origins(), errors);
+        let config = check::config(&tree, &mut report);
+        rules::check(&config, &mut report);
+        report.finish()?;
+        Ok(Parsed { config, file, origins: tree.origins() })
+    }
+
+    /// The configuration as a run file, every key that has a value in it. [`Config::parse`] of the text
+    /// returns an equal configuration, provided the values are ones that a file may hold.
+    pub fn to_toml(&self) -> String {
+        print::config(self)
+    }
+
+    /// Tokens in an optimizer step.
+    pub fn step_tokens(&self) -> u64 {
+        (self.train.batch_size as u64).saturating_mul(self.data.seq_len as u64)
+    }
+}

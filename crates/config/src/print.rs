@@ -1,0 +1,49 @@
+//! Values and configurations as TOML text, one key a line.
+
+use serde_json::{Map, Value as Json};
+
+use super::Config;
+
+/// `config` as a run file. Keys without a value are left out.
+pub(super) fn config(config: &Config) -> String {
+    let mut text = String::new();
+    for (section, keys) in sections(config) {
+        if !text.is_empty() {
+            text.push('\n');
+        }
+        text.push_str(&format!("[{section}]\n"));
+        for (key, value) in keys.iter().filter(|(_, value)| !value.is_null()) {
+            text.push_str(&format!("{key} = {}\n", toml_value(value)));
+        }
+    }
+    text
+}
+
+/// The sections of `config` with their keys in order; a key without a value is null.
+pub(super) fn sections(config: &Config) -> Vec<(String, Map<String, Json>)> {
+    let json = serde_json::to_value(config).expect("a configuration is plain values under string keys");
+    let Json::Object(sections) = json else { unreachable!("a struct serialises as an object") };
+    let table = |value: Json| value.as_object().cloned().unwrap_or_default();
+    sections.into_iter().map(|(name, keys)| (name, table(keys))).collect()
+}
+
+/// One value on one line. Nulls inside tables are left out.
+pub(super) fn toml_value(value: &Json) -> String {
+    match value {
+        Json::Null => "none".to_owned(),
+        Json::Bool(_) | Json::Number(_) => value.to_string(),
+        Json::String(text) => quoted(text),
+        Json::Array(items) => format!("[{}]", items.iter().map(toml_value).collect::<Vec<_>>().join(", ")),
+        Json::Object(entries) => {
+            let entries = entries.iter().filter(|(_, value)| !value.is_null());
+            let entries: Vec<String> =
+                entries.map(|(key, value)| format!("{key} = {}", toml_value(value))).collect();
+            if entries.is_empty() { "{}".to_owned() } else { format!("{{ {} }}", entries.join(", ")) }
+        }
+    }
+}
+
+/// `text` as a TOML basic string. JSON's escapes are a subset of TOML's, but JSON does not escape DEL.
+pub(super) fn quoted(text: &str) -> String {
+    Json::from(text).to_string().replace('\u{7f}', "\\u007f")
+}

@@ -1,0 +1,101 @@
+//! docs/configuration.md, written from the types.
+
+use std::fmt::Write;
+
+use super::schema::{Key, Kind, Word, sections};
+
+const INTRODUCTION: &str = "\
+# The run file
+
+<!-- Generated from the types in crates/config/src by the test `the_reference_is_up_to_date`;
+     XTRAIN_UPDATE_DOCS=1 rewrites it. Edit the doc comments there. -->
+
+A run is one TOML file: `xtrain train run.toml`. The smallest one that trains:
+
+```toml
+[model]
+dim = 512
+layers = 8
+heads = 8
+
+[data]
+train = \"data/corpus.txt\"
+
+[train]
+steps = 1000
+```
+
+`--set section.key=value` overrides a key for one run, as often as needed: `--set optimizer.lr=1e-3
+--set data.train='[\"a.txt\", \"b.jsonl\"]'`. The value is TOML; words that are no TOML are a string.
+Without a value, `--set section.key=` takes the key out of the file, so that its default holds.
+
+The configuration with every default filled in is printed at the start and saved in the run folder; it is a
+run file itself. Unknown keys, wrong types and contradictions are errors that name the line.
+";
+
+/// The reference of all sections and keys in Markdown.
+pub fn reference_markdown() -> String {
+    let mut text = INTRODUCTION.to_owned();
+    for section in sections() {
+        let _ = write!(text, "\n## [{}]\n\n{}\n\n", section.name, section.doc);
+        text.push_str("| key | value | default | meaning |\n|---|---|---|---|\n");
+        for key in &section.keys {
+            row(&mut text, key);
+        }
+        for (index, key) in section.keys.iter().enumerate() {
+            let same = |earlier: &Key| {
+                entry_table(&key.kind).is_some() && key.kind.describe() == earlier.kind.describe()
+            };
+            if !section.keys[..index].iter().any(same) {
+                details(&mut text, &section.name, key);
+            }
+        }
+    }
+    text
+}
+
+fn row(text: &mut String, key: &Key) {
+    let unit = key.unit.as_ref().map_or(String::new(), |unit| format!(" ({unit})"));
+    let cells =
+        [format!("`{}`", key.name), key.kind.describe() + &unit, key.default.clone(), key.doc.clone()];
+    let _ = writeln!(text, "| {} |", cells.map(|cell| cell.replace('|', "\\|")).join(" | "));
+}
+
+/// Lists the words of a choice or the keys of a table, below the section's table.
+fn details(text: &mut String, section: &str, key: &Key) {
+    match &key.kind {
+        Kind::Choice(words) => {
+            let _ = write!(text, "\n`{section}.{}`:\n\n", key.name);
+            for Word { name, doc, .. } in words {
+                let _ = writeln!(text, "- `\"{name}\"`: {doc}");
+            }
+        }
+        Kind::Tagged(variants) => {
+            for (tag, keys) in variants {
+                let _ = write!(text, "\n`{section}.{}` with `type = \"{tag}\"`:\n\n", key.name);
+                table(text, keys);
+            }
+        }
+        kind => {
+            if let Some(keys) = entry_table(kind) {
+                let _ = write!(text, "\nThe tables of `{section}.{}`:\n\n", key.name);
+                table(text, keys);
+            }
+        }
+    }
+}
+
+fn table(text: &mut String, keys: &[Key]) {
+    text.push_str("| key | value | default | meaning |\n|---|---|---|---|\n");
+    keys.iter().for_each(|key| row(text, key));
+}
+
+/// The keys of the tables that a list may hold.
+fn entry_table(kind: &Kind) -> Option<&[Key]> {
+    match kind {
+        Kind::Table(keys) => Some(keys),
+        Kind::List { item, .. } => entry_table(item),
+        Kind::Either(kinds) => kinds.iter().find_map(entry_table),
+        _ => None,
+    }
+}

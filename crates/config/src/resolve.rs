@@ -1,0 +1,229 @@
+//! Every default filled in: from the file itself, and from what folder, tokenizer and data say.
+
+use serde_json::Value as Json;
+
+use super::error::Report;
+use super::print::toml_value;
+use super::section::TokenizerChoice;
+use super::{Config, ConfigErrors, Parsed, rules};
+use xtrain_checkpoint::hf::ExportDtype;
+use xtrain_model::{Architecture, Description, Recipe};
+
+/// Facts that are not in the run file. The default has none, which is enough for a configuration that was
+/// resolved before.
+#[derive(Clone, Debug, Default)]
+pub struct Facts {
+    /// The model of `model.init_from`'s config.json.
+    pub init: Option<Description>,
+    /// Number of tokens in the tokenizer's vocabulary.
+    pub tokenizer_vocab_size: Option<usize>,
+    /// The first folder of token shards among the training data. Its tokenizer is used instead of one that
+    /// would be learned from text.
+    pub shards: Option<String>,
+    /// Tokens of one pass over the training data without the part that `held_out` removes.
+    pub epoch_tokens: Option<u64>,
+    /// The recipe if the run file names none: the one that the run began with, or the best one of its
+    /// processor. Without it, fp32.
+    pub recipe: Option<Recipe>,
+}
+
+/// A configuration with every default filled in.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Resolved {
+    /// The values. Its print is what the run folder keeps; parsed and resolved again it comes out equal.
+    pub config: Config,
+    /// The model that `[model]` describes.
+    pub architecture: Architecture,
+    /// Length of the run in optimizer steps; `None` only where it is measured in epochs and
+    /// [`Facts::epoch_tokens`] is not known.
+    pub steps: Option<u64>,
+}
+
+/// The architecture keys that must agree with `init_from`'s folder. The others extend its context.
+const FIXED_BY_FOLDER: [&str; 12] = [
+    "family",
+    "dim",
+    "layers",
+    "heads",
+    "kv_heads",
+    "head_dim",
+    "ffn_dim",
+    "vocab_size",
+    "norm_eps",
+    "tie_embeddings",
+    "qkv_bias",
+    "qk_norm",
+];
+
+impl Parsed {
+    /// Fills in every default. Pure: reads nothing, and changes nothing that was given.
+    ///
+    /// # Errors
+    /// What only `facts` can show: architecture keys that differ from the folder's, a vocabulary smaller than
+    /// the tokenizer's or not known at all, sequences longer than the folder's model allows, a warmup longer
+    /// than a run measured in epochs.
+    pub fn resolve(&self, facts: &Facts) -> Result<Resolved, ConfigErrors> {
+        let mut report = Report::new(self.file.clone(), self.origins.clone(), Vec::new());
+        let mut config = self.config.clone();
+        fill_data(&mut config, facts, &mut report);
+        let model = model(&config, facts, &mut report);
+        if let Some(model) = &model {
+            config.model.fill_from(model);
+            rules::positions(&config, &mut report);
+        }
+        let architecture = model.map(|model| model.architecture());
+        if let Some(Err(error)) = &architecture {
+            report.about(&["model.layers"], error.to_string());
+        }
+        let steps = config.train.total_steps(config.data.seq_len, facts.epoch_tokens);
+        if let Some(steps) = steps {
+            rules::schedule_fits(&config, steps, &mut report);
+        }
+        config.schedule.fill(steps);
+        self.fill_run(&mut config, facts);
+        report.finish()?;
+        let architecture =
+            architecture.and_then(Result::ok).expect("an unknown architecture has been reported");
+        Ok(Resolved { config, architecture, steps })
+    }
+
+    /// The run folder: as given, else `runs/` and the run file's name.
+    pub fn out(&self) -> String {
+        self.config.train.out.clone().unwrap_or_else(|| {
+            let name = self.file.file_stem().map_or("run".into(), |stem| stem.to_string_lossy());
+            format!("runs/{name}")
+        })
+    }
+
+    fn fill_run(&self, config: &mut Config, facts: &Facts) {
+        let recipe = *config.precision.recipe.get_or_insert(facts.recipe.unwrap_or(Recipe::Fp32));
+        config.train.micro_batch_size = Some(config.train.micro_batch_size());
+        config.train.out = Some(self.out());
+        let eval_every = config.eval.every(config.data.has_validation_data());
+        config.eval.every = Some(eval_every);
+        config.eval.tokens = Some(config.eval.tokens(config.step_tokens()));
+        config.checkpoint.keep_best.get_or_insert(eval_every != 0);
+        config.checkpoint.export_dtype.get_or_insert(match recipe {
+            Recipe::Fp32 => ExportDtype::Fp32,
+            _ => ExportDtype::Bf16,
+        });
+    }
+}
+
+impl Config {
+    /// The tokenizer given, else `init_from`'s, else one that is learned here.
+    pub fn tokenizer(&self) -> TokenizerChoice {
+        match (&self.data.tokenizer, &self.model.init_from) {
+            (Some(given), _) => given.clone(),
+            (None, Some(folder)) => TokenizerChoice::Path(folder.clone()),
+            (None, None) => TokenizerChoice::Bpe,
+        }
+    }
+}
+
+fn fill_data(config: &mut Config, facts: &Facts, report: &mut Report) {
+    let tokenizer = config.tokenizer();
+    let makes_one = matches!(tokenizer, TokenizerChoice::Bpe | TokenizerChoice::Chars);
+    match &facts.shards {
+        Some(shards) if makes_one => {
+            if let Some(size) = config.data.bpe_vocab_size {
+                let keys = ["data.bpe_vocab_size", "data.train"];
+                let message = format!(
+                    "`bpe_vocab_size` = {size} learns a vocabulary, but the token shards in {shards:?} bring their \
+                     own; {}",
+                    report.leave_out(&keys)
+                );
+                report.about(&keys, message);
+            }
+            // The word for a learned tokenizer was a default, not a choice.
+            config.data.tokenizer.get_or_insert(TokenizerChoice::Path(shards.clone()));
+        }
+        _ => {
+            if tokenizer == TokenizerChoice::Bpe {
+                config.data.bpe_vocab_size = Some(config.data.bpe_vocab_size());
+            }
+            config.data.tokenizer = Some(tokenizer);
+        }
+    }
+    if config.data.valid.is_none() {
+        config.data.held_out = Some(config.data.held_out());
+    }
+}
+
+fn model(config: &Config, facts: &Facts, report: &mut Report) -> Option<Description> {
+    let known_vocab_size = facts.tokenizer_vocab_size.or(config.data.bpe_vocab_size);
+    let model = match (&config.model.init_from, &facts.init) {
+        (Some(folder), Some(init)) => from_folder(config, folder, init, report),
+        (Some(folder), None) if !complete(config) => {
+            let message = format!(
+                "the architecture in {folder:?} has not been read, and the file does not give all of it"
+            );
+            report.about(&["model.init_from"], message);
+            return None;
+        }
+        _ => match config.model.describe(known_vocab_size, config.data.seq_len) {
+            Some(model) => model,
+            None => {
+                let message = "`vocab_size` is missing, and no tokenizer was read that could tell it; \
+                    for example `vocab_size = 32000`";
+                report.about(&["model.vocab_size"], message.to_owned());
+                return None;
+            }
+        },
+    };
+    if let Some(tokens) = facts.tokenizer_vocab_size
+        && model.vocab_size < tokens
+    {
+        let rows = model.vocab_size;
+        let keys = ["model.vocab_size", "data.tokenizer", "model.init_from"];
+        let message = match &config.model.init_from {
+            Some(folder) if config.data.tokenizer == Some(TokenizerChoice::Path(folder.clone())) => format!(
+                "the tokenizer in {folder:?} has {tokens} tokens, but the model there only {rows}; the two do not \
+                 belong together: restore the folder's tokenizer.json"
+            ),
+            Some(folder) => format!(
+                "the tokenizer has {tokens} tokens, but the model in {folder:?} only {rows}; leave `data.tokenizer` \
+                 out to use the folder's own"
+            ),
+            None => format!(
+                "`vocab_size` = {rows} is less than the tokenizer's {tokens} tokens; {} to use the tokenizer's",
+                report.leave_out(&keys)
+            ),
+        };
+        report.about(&keys, message);
+    }
+    Some(model)
+}
+
+/// True if the file gives every size that a folder would.
+fn complete(config: &Config) -> bool {
+    let json = serde_json::json!(config.model);
+    let taken = FIXED_BY_FOLDER.into_iter().chain(["max_position_embeddings", "rope_theta"]);
+    taken.map(|key| &json[key]).all(|value| !value.is_null())
+}
+
+/// The folder's model with the file's context extension.
+fn from_folder(config: &Config, folder: &str, init: &Description, report: &mut Report) -> Description {
+    let mut model = config.model.clone();
+    model.fill_from(init);
+    let (given, found) = (serde_json::json!(config.model), serde_json::json!(model));
+    for key in FIXED_BY_FOLDER {
+        if !given[key].is_null() && given[key] != found[key] {
+            let values: [&Json; 2] = [&given[key], &found[key]];
+            let [given, found] = values.map(toml_value);
+            let name = format!("model.{key}");
+            let leave_out = report.leave_out(&[&name, "model.init_from"]);
+            report.about(
+                &[&name, "model.init_from"],
+                format!("`{key}` is {given}, but {found} in {folder:?}; {leave_out} to use the folder's"),
+            );
+        }
+    }
+    let given = &config.model;
+    Description {
+        max_position_embeddings: given.max_position_embeddings.unwrap_or(init.max_position_embeddings),
+        rope_theta: given.rope_theta.unwrap_or(init.rope_theta),
+        rope_scaling: given.rope_scaling.map_or(init.rope_scaling, Into::into),
+        ..*init
+    }
+}

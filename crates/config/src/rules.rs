@@ -1,0 +1,356 @@
+//! The rules between keys: what must be given, what excludes what, what must divide what.
+//!
+//! A rule sees only what the file says. Rules that need the tokenizer, the data or a folder are in `resolve`.
+
+use super::error::Report;
+use super::print::toml_value;
+use super::schema::sections;
+use super::section::{Source, Sources, TokenizerChoice};
+use super::{Config, RopeScaling, ScheduleKind};
+
+/// Reports every rule that `config` breaks.
+pub(super) fn check(config: &Config, report: &mut Report) {
+    if config.model.init_from.is_none() {
+        described_model(config, report);
+    }
+    rope_scaling(config, report);
+    positions(config, report);
+    data(config, report);
+    run_length(config, report);
+    if let Some(steps) = config.train.total_steps(config.data.seq_len, None) {
+        schedule_fits(config, steps, report);
+    }
+    schedule(config, report);
+    within_f32(config, report);
+    saving_and_evaluation(config, report);
+}
+
+/// The schedule within a run of `steps`.
+pub(super) fn schedule_fits(config: &Config, steps: u64, report: &mut Report) {
+    let schedule = &config.schedule;
+    let warmup = schedule.warmup_steps(steps);
+    let decay = schedule.decay_steps(steps);
+    if warmup > steps {
+        report.about(
+            &["schedule.warmup_steps", "train.steps", "train.tokens", "train.epochs"],
+            format!(
+                "`warmup_steps` is {warmup}, but the run has only {steps} steps; give fewer, or train longer"
+            ),
+        );
+    } else if warmup.saturating_add(decay) > steps {
+        report.about(
+            &[
+                "schedule.decay_steps",
+                "schedule.decay_fraction",
+                "schedule.warmup_steps",
+                "train.steps",
+                "train.tokens",
+            ],
+            format!(
+                "{warmup} steps of warmup and {decay} of decay do not fit into a run of {steps} steps; \
+                 shorten one of them"
+            ),
+        );
+    }
+}
+
+/// The longest position against the sequence length; also where the longest position comes from a folder.
+pub(super) fn positions(config: &Config, report: &mut Report) {
+    if let Some(positions) = config.model.max_position_embeddings
+        && positions < config.data.seq_len
+    {
+        report.about(
+            &["model.max_position_embeddings", "data.seq_len"],
+            format!(
+                "`max_position_embeddings` is {positions}, less than `data.seq_len` = {}; raise it \
+                 (with `rope_scaling`, if the model was trained on less), or shorten `data.seq_len`",
+                config.data.seq_len
+            ),
+        );
+    }
+}
+
+fn described_model(config: &Config, report: &mut Report) {
+    let model = &config.model;
+    missing(report, "model", "dim", model.dim.is_none(), ", or name a Hugging Face folder with `init_from`");
+    missing(report, "model", "layers", model.layers.is_none(), "");
+    missing(report, "model", "heads", model.heads.is_none(), "");
+
+    if let (Some(heads), Some(kv_heads)) = (model.heads, model.kv_heads)
+        && !heads.is_multiple_of(kv_heads)
+    {
+        report.about(
+            &["model.kv_heads", "model.heads"],
+            format!(
+                "`kv_heads` = {kv_heads} does not divide `heads` = {heads}; {}",
+                nearest_divisors("kv_heads", heads, kv_heads)
+            ),
+        );
+    }
+    if let (Some(dim), Some(heads), None) = (model.dim, model.heads, model.head_dim)
+        && !dim.is_multiple_of(heads)
+    {
+        report.about(
+            &["model.heads", "model.dim", "model.head_dim"],
+            format!(
+                "`heads` = {heads} does not divide `dim` = {dim}; change one of them, or give `head_dim`"
+            ),
+        );
+    } else if let Some(head_dim) = model.head_dim()
+        && !head_dim.is_multiple_of(2)
+    {
+        let computed = if model.head_dim.is_none() { ", which is `dim / heads`," } else { "" };
+        report.about(
+            &["model.head_dim", "model.heads", "model.dim"],
+            format!("`head_dim` = {head_dim}{computed} must be even, because RoPE turns pairs of features"),
+        );
+    }
+    let family = model.family();
+    let qkv_bias = model.qkv_bias.unwrap_or(family.qkv_bias());
+    let qk_norm = model.qk_norm.unwrap_or(family.qk_norm());
+    if config.checkpoint.export_hf && (qkv_bias, qk_norm) != (family.qkv_bias(), family.qk_norm()) {
+        report.about(
+            &["model.qkv_bias", "model.qk_norm", "model.family", "checkpoint.export_hf"],
+            format!(
+                "`qkv_bias` = {qkv_bias} with `qk_norm` = {qk_norm} is no {} model, so other programs could not \
+                 load its export; leave both keys out, or set `checkpoint.export_hf = false`",
+                toml_value(&serde_json::json!(family)),
+            ),
+        );
+    }
+}
+
+fn rope_scaling(config: &Config, report: &mut Report) {
+    if let Some(RopeScaling::Llama3 { low_freq_factor: low, high_freq_factor: high, .. }) =
+        config.model.rope_scaling
+        && high <= low
+    {
+        report.about(
+            &["model.rope_scaling"],
+            format!(
+                "`rope_scaling.high_freq_factor` = {high} must be greater than `low_freq_factor` = {low}"
+            ),
+        );
+    }
+}
+
+fn data(config: &Config, report: &mut Report) {
+    let data = &config.data;
+    missing(report, "data", "train", data.train.0.is_empty(), "");
+    weights(report, "data.train", &data.train);
+    if let Some(valid) = &data.valid {
+        weights(report, "data.valid", valid);
+        if data.held_out.is_some() {
+            exclusive(report, "data.held_out", "data.valid", "validation data come from one of them");
+        }
+    }
+    let trained_here = !matches!(data.tokenizer, None | Some(TokenizerChoice::Path(_)));
+    if let (true, Some(tokenizer), Some(_)) = (trained_here, &data.tokenizer, &config.model.init_from) {
+        let keys = ["data.tokenizer", "model.init_from"];
+        let message = format!(
+            "`tokenizer` = \"{tokenizer}\" makes a vocabulary that the weights of `model.init_from` do not know; {} \
+             to use the folder's own",
+            report.leave_out(&keys)
+        );
+        report.about(&keys, message);
+    }
+    let learns_bpe = match &data.tokenizer {
+        None => config.model.init_from.is_none(),
+        Some(tokenizer) => *tokenizer == TokenizerChoice::Bpe,
+    };
+    if let (Some(size), false) = (data.bpe_vocab_size, learns_bpe) {
+        let keys = ["data.bpe_vocab_size", "data.tokenizer", "model.init_from"];
+        let message =
+            format!("`bpe_vocab_size` = {size} needs `tokenizer = \"bpe\"`; {}", report.leave_out(&keys));
+        report.about(&keys, message);
+    }
+}
+
+fn weights(report: &mut Report, key: &str, sources: &Sources) {
+    let weighted = |source: &&Source| source.weight.is_some();
+    let count = sources.0.iter().filter(weighted).count();
+    if count != 0 && count != sources.0.len() {
+        let without =
+            sources.0.iter().find(|source| source.weight.is_none()).map_or("", |source| source.path.as_str());
+        let name = key.trim_start_matches("data.");
+        report.about(
+            &[key],
+            format!("`{name}` gives some sources a `weight` but not {without:?}; give one to all or to none"),
+        );
+    }
+}
+
+fn run_length(config: &Config, report: &mut Report) {
+    let train = &config.train;
+    let keys = [
+        ("steps", train.steps.is_some()),
+        ("tokens", train.tokens.is_some()),
+        ("epochs", train.epochs.is_some()),
+    ];
+    let given: Vec<&str> = keys.iter().filter(|(_, given)| *given).map(|(name, _)| *name).collect();
+    match given.as_slice() {
+        [] => report.about(
+            &["train.steps", "train.tokens", "train.epochs"],
+            "the length of the run is missing: give `steps`, `tokens` or `epochs`; for example `steps = 1000`"
+                .to_owned(),
+        ),
+        [_] => {}
+        [first, .., last] => {
+            let [last, first] = [last, first].map(|name| format!("train.{name}"));
+            exclusive(report, &last, &first, "one of them says how long to train");
+        }
+    }
+    if let Some(micro) = train.micro_batch_size
+        && !train.batch_size.is_multiple_of(micro)
+    {
+        report.about(
+            &["train.micro_batch_size", "train.batch_size"],
+            format!(
+                "`micro_batch_size` = {micro} does not divide `batch_size` = {}; {}",
+                train.batch_size,
+                nearest_divisors("micro_batch_size", train.batch_size, micro)
+            ),
+        );
+    }
+}
+
+fn schedule(config: &Config, report: &mut Report) {
+    let schedule = &config.schedule;
+    let lr = config.optimizer.lr;
+    let kind = toml_value(&serde_json::json!(schedule.kind));
+    if schedule.min_lr.is_some() && schedule.min_lr_ratio.is_some() {
+        let why = "both give the final learning rate";
+        exclusive(report, "schedule.min_lr", "schedule.min_lr_ratio", why);
+    }
+    if let Some(min_lr) = schedule.min_lr
+        && min_lr > lr
+    {
+        report.about(
+            &["schedule.min_lr", "optimizer.lr"],
+            format!(
+                "`min_lr` = {} is greater than `optimizer.lr` = {}; lower one or raise the other",
+                toml_value(&min_lr.into()),
+                toml_value(&lr.into())
+            ),
+        );
+    }
+    if schedule.decay_steps.is_some() && schedule.decay_fraction.is_some() {
+        let why = "both give the length of the final decay";
+        exclusive(report, "schedule.decay_fraction", "schedule.decay_steps", why);
+    }
+    let wsd_only = [
+        ("decay_steps", schedule.decay_steps.is_some()),
+        ("decay_fraction", schedule.decay_fraction.is_some()),
+        ("decay_shape", schedule.decay_shape.is_some()),
+    ];
+    let falling_only =
+        [("min_lr", schedule.min_lr.is_some()), ("min_lr_ratio", schedule.min_lr_ratio.is_some())];
+    let mut unused = |keys: &[(&str, bool)], needed: &str| {
+        for (key, _) in keys.iter().filter(|(_, given)| *given) {
+            let name = format!("schedule.{key}");
+            let leave_out = report.leave_out(&[&name, "schedule.kind"]);
+            report.about(
+                &[&name, "schedule.kind"],
+                format!("`{key}` has no meaning for `kind = {kind}`; {leave_out}, or choose {needed}"),
+            );
+        }
+    };
+    if schedule.kind != ScheduleKind::Wsd {
+        unused(&wsd_only, "\"wsd\"");
+    }
+    if schedule.kind == ScheduleKind::Constant {
+        unused(&falling_only, "\"linear\", \"cosine\" or \"wsd\"");
+    }
+}
+
+/// The update and random weights are computed in f32, where a number out of range becomes 0 or infinity.
+/// Either one destroys the weights or disables the setting.
+fn within_f32(config: &Config, report: &mut Report) {
+    let (model, optimizer) = (&config.model, &config.optimizer);
+    for (section, name, value) in [
+        ("model", "init_std", model.init_std),
+        ("optimizer", "lr", optimizer.lr),
+        ("optimizer", "eps", optimizer.eps),
+        ("optimizer", "weight_decay", optimizer.weight_decay),
+        ("optimizer", "grad_clip", optimizer.grad_clip),
+    ] {
+        let held = value as f32;
+        if !held.is_finite() || (held == 0.0) != (value == 0.0) {
+            let message = format!(
+                "`{name}` = {} is out of the range of f32, in which it is used; give a number from 1e-45 to 3e38",
+                toml_value(&value.into())
+            );
+            report.about(&[&format!("{section}.{name}")], message);
+        }
+    }
+    if let Some(beta) = optimizer.betas.iter().find(|beta| **beta as f32 >= 1.0) {
+        report.about(
+            &["optimizer.betas"],
+            format!(
+                "`betas` has {}, which is 1 in f32, so that a moment would never move; give at most 0.9999999",
+                toml_value(&(*beta).into())
+            ),
+        );
+    }
+}
+
+fn saving_and_evaluation(config: &Config, report: &mut Report) {
+    let checkpoint = &config.checkpoint;
+    if checkpoint.keep_every != 0
+        && (checkpoint.every == 0 || !checkpoint.keep_every.is_multiple_of(checkpoint.every))
+    {
+        report.about(
+            &["checkpoint.keep_every", "checkpoint.every"],
+            format!(
+                "`keep_every` = {} is no multiple of `every` = {}, so no such step is saved; make it one",
+                checkpoint.keep_every, checkpoint.every
+            ),
+        );
+    }
+    let every = config.eval.every.unwrap_or(0);
+    if every != 0 && !config.data.has_validation_data() {
+        report.about(
+            &["eval.every", "data.held_out"],
+            format!(
+                "`every` = {every} needs validation data, but `data.held_out` is 0; give `data.valid`, or set \
+                 `every = 0`"
+            ),
+        );
+    }
+    if checkpoint.keep_best == Some(true) && config.eval.every(config.data.has_validation_data()) == 0 {
+        report.about(
+            &["checkpoint.keep_best", "eval.every", "data.held_out"],
+            "`keep_best` needs evaluations during the run; set `eval.every`, or `keep_best = false`"
+                .to_owned(),
+        );
+    }
+}
+
+fn missing(report: &mut Report, section: &str, key: &str, missing: bool, alternative: &str) {
+    if missing {
+        let keys = sections().iter().filter(|found| found.name == section).flat_map(|found| &found.keys);
+        let example =
+            keys.filter(|found| found.name == key).map(|found| found.for_example()).collect::<String>();
+        report.about(&[&format!("{section}.{key}")], format!("`{key}` is missing{example}{alternative}"));
+    }
+}
+
+/// Reports that two keys of a section exclude each other.
+fn exclusive(report: &mut Report, one: &str, other: &str, why: &str) {
+    let name = |key: &str| key.rsplit('.').next().unwrap_or_default().to_owned();
+    let leave_out = report.leave_one_out(one, other);
+    report.about(
+        &[one, other],
+        format!("`{}` and `{}` are both given, but {why}; {leave_out}", name(one), name(other)),
+    );
+}
+
+/// `try kv_heads = 2 or kv_heads = 3`: the divisors of `whole` next to `part`.
+fn nearest_divisors(key: &str, whole: usize, part: usize) -> String {
+    let divides = |divisor: &usize| whole.is_multiple_of(*divisor);
+    let below = (1..part.min(whole + 1)).rev().find(divides);
+    let above = (part..=whole).find(divides);
+    let tries: Vec<String> =
+        below.into_iter().chain(above).map(|divisor| format!("`{key} = {divisor}`")).collect();
+    format!("try {}", tries.join(" or "))
+}

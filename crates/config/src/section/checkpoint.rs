@@ -1,0 +1,39 @@
+//! `[checkpoint]`: when to save, what to keep, and the Hugging Face export at the end.
+
+use xtrain_checkpoint::hf::ExportDtype;
+
+section! {
+    /// The keys of `[checkpoint]`. What the section is for stands at
+    /// [`Config::checkpoint`](crate::Config).
+    pub struct CheckpointConfig {
+        /// Interval of saves. 0 saves only at the end, on SIGTERM and at `train.max_time`. `keep_best` adds
+        /// at most one save in as many steps.
+        #[schemars(extend("x-unit" = "steps"))]
+        #[schemars(extend("x-aliases" = [
+            "interval", "save_steps", "save_interval", "save_every", "ckpt_interval"
+        ]))]
+        pub every: u64 = 1000,
+        /// Number of latest checkpoints that are kept.
+        #[schemars(range(min = 1, max = 1_000_000))]
+        #[schemars(extend("x-unit" = "checkpoints"))]
+        #[schemars(extend("x-aliases" = ["keep_latest_k", "save_total_limit", "keep"]))]
+        pub keep_last: usize = 2,
+        /// Also keeps, for good, those whose step is a multiple of this. A multiple of `every`; 0 keeps none.
+        #[schemars(extend("x-unit" = "steps"))]
+        #[schemars(extend("x-aliases" = ["keep_interval", "archive_every"]))]
+        pub keep_every: u64 = 0,
+        /// Also keeps the checkpoint with the lowest validation loss; `--best` opens it. An evaluation that
+        /// finds a lower loss saves a checkpoint if its step is saved anyway, or if at least `every` steps
+        /// have passed since the last best one.
+        #[schemars(extend("x-default" = "true if `eval.every` is not 0"))]
+        #[schemars(extend("x-aliases" = ["save_best", "load_best_model_at_end", "always_save_checkpoint"]))]
+        pub keep_best: Option<bool> = None,
+        /// Writes the last state also as a Hugging Face folder, `hf/` in the run folder.
+        #[schemars(extend("x-aliases" = ["last_save_in_hf", "save_hf", "export", "last_save_model_only"]))]
+        pub export_hf: bool = true,
+        /// Format of the exported weights.
+        #[schemars(extend("x-default" = "\"fp32\" with recipe \"fp32\", else \"bf16\""))]
+        #[schemars(extend("x-aliases" = ["export_precision", "save_dtype"]))]
+        pub export_dtype: Option<ExportDtype> = None,
+    }
+}

@@ -1,0 +1,243 @@
+//! `[data]`: texts, tokenizer and sequence length.
+//!
+//! Paths are plain strings, relative to the folder that the command runs in; nothing here opens them.
+
+use std::fmt;
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+use xtrain_data::BeginOfDocument;
+
+const HELD_OUT: f64 = 0.005;
+const BPE_VOCAB_SIZE: usize = 4096;
+
+section! {
+    /// The keys of `[data]`. What the section is for stands at [`Config::data`](crate::Config).
+    pub struct DataConfig {
+        /// Training data: a file or folder of text (.txt, .jsonl, .parquet) or of token shards; or a list of
+        /// such paths, mixed by size; or a list of tables `{ path, weight, text_field, separator }`.
+        /// Neighbouring texts without a weight are one text, like the files of a folder.
+        #[schemars(length(min = 1))]
+        #[schemars(extend("x-default" = "required", "x-example" = "data/corpus.txt"))]
+        #[schemars(extend("x-aliases" = [
+            "dataset", "dataset_path", "train_data", "train_path", "path", "input", "corpus"
+        ]))]
+        pub train: Sources = Sources::default(),
+        /// Validation data, in the same forms as `train`.
+        #[schemars(length(min = 1))]
+        #[schemars(extend("x-default" = "none: `held_out` is split off `train`"))]
+        #[schemars(extend("x-example" = "data/valid.txt"))]
+        #[schemars(extend("x-aliases" = ["val", "validation", "valid_data", "val_path", "test"]))]
+        pub valid: Option<Sources> = None,
+        /// Fraction of each source of `train` that is held out of training for validation: the ends of 16
+        /// equal parts of the source, of fewer if it is short. 0 trains on everything. Cannot be given with
+        /// `valid`.
+        #[schemars(range(max = 0.9), extend("minimum" = 0.0))]
+        #[schemars(extend("x-default" = format!("{HELD_OUT} without `valid`")))]
+        #[schemars(extend("x-aliases" = ["val_fraction", "valid_fraction", "test_size", "val_split"]))]
+        pub held_out: Option<f64> = None,
+        /// Tokenizer: a tokenizer.json, a Hugging Face folder, or a word. `"bpe"` learns a byte-level
+        /// vocabulary from the training text, `"bytes"` uses bytes, `"chars"` uses the characters that occur
+        /// in the training text. Token shards must have been written with the same tokenizer.
+        #[schemars(extend("x-default" = "`model.init_from`'s if set, else \"bpe\""))]
+        #[schemars(extend("x-aliases" = ["tokenizer_path", "tokenizer_name", "encoding"]))]
+        pub tokenizer: Option<TokenizerChoice> = None,
+        /// Size of the vocabulary that `tokenizer = "bpe"` learns; a short text may yield fewer.
+        #[schemars(range(min = 257, max = 16_777_216))]
+        #[schemars(extend("x-unit" = "tokens", "x-default" = format!("{BPE_VOCAB_SIZE} for \"bpe\"")))]
+        pub bpe_vocab_size: Option<usize> = None,
+        /// Puts the tokenizer's begin token before each document and each prompt. `"auto"` follows the
+        /// template in the tokenizer's file, as inference engines do; `true` also uses the `bos_token` that
+        /// its files name. Token shards must have been written with the same setting.
+        #[schemars(with = "WrittenBegin")]
+        #[schemars(extend("x-aliases" = ["add_bos", "add_bos_token", "bos", "prepend_bos"]))]
+        pub begin_of_document: BeginOfDocument = BeginOfDocument::Auto,
+        /// Length of a training sequence.
+        #[schemars(range(min = 1, max = 16_777_216))]
+        #[schemars(extend("x-unit" = "tokens"))]
+        #[schemars(extend("x-aliases" = [
+            "block_size", "sequence_length", "max_seq_len", "context_length", "n_ctx", "max_length",
+            "seq_length"
+        ]))]
+        pub seq_len: usize = 1024,
+        /// Keeps attention inside a document and restarts positions at its start. Off, a sequence attends
+        /// over the documents packed into it, the end-of-document tokens between them.
+        #[schemars(extend("x-aliases" = ["packing_mask", "reset_attention_mask", "intra_document_mask"]))]
+        pub document_mask: bool = false,
+        /// Splits a .txt file into documents at this string. Without it a file is one document. Sources may
+        /// have their own.
+        #[schemars(length(min = 1))]
+        #[schemars(extend("x-default" = "none: one document a file", "x-example" = "<|endoftext|>"))]
+        #[schemars(extend("x-aliases" = ["document_separator", "delimiter"]))]
+        pub separator: Option<String> = None,
+        /// Name of the field that holds the text in .jsonl and .parquet files. Sources may have their own.
+        #[schemars(length(min = 1))]
+        #[schemars(extend("x-aliases" = ["text_column", "text_key", "content_field"]))]
+        pub text_field: String = "text".to_owned(),
+        /// Folder that keeps the tokens of texts named here, and vocabularies learned from them, so that the
+        /// next run starts at once. It may be deleted at any time.
+        #[schemars(extend("format" = "path"))]
+        #[schemars(extend("x-aliases" = ["cache", "dataset_cache", "preprocessing_cache"]))]
+        pub cache_dir: String = "runs/.cache".to_owned(),
+    }
+}
+
+impl DataConfig {
+    /// Fraction of the training data that is held out for validation; 0 if `valid` is given.
+    pub fn held_out(&self) -> f64 {
+        if self.valid.is_some() { 0.0 } else { self.held_out.unwrap_or(HELD_OUT) }
+    }
+
+    /// True if the run has validation data.
+    pub fn has_validation_data(&self) -> bool {
+        self.valid.is_some() || self.held_out() > 0.0
+    }
+
+    /// Size of the vocabulary that is learned where the tokenizer is `"bpe"`.
+    pub fn bpe_vocab_size(&self) -> usize {
+        self.bpe_vocab_size.unwrap_or(BPE_VOCAB_SIZE)
+    }
+
+    /// Field that holds the text of `source`.
+    pub fn text_field<'a>(&'a self, source: &'a Source) -> &'a str {
+        source.text_field.as_deref().unwrap_or(&self.text_field)
+    }
+
+    /// String that separates the documents of `source`, if there is one.
+    pub fn separator<'a>(&'a self, source: &'a Source) -> Option<&'a str> {
+        source.separator.as_deref().or(self.separator.as_deref())
+    }
+}
+
+/// One text or one set of token shards, with its share of the mixture.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Source {
+    /// File or folder.
+    #[schemars(length(min = 1), extend("format" = "path"))]
+    #[schemars(extend("x-example" = "data/corpus.txt"))]
+    pub path: String,
+    /// Share of the sequences drawn from this source, relative to the other weights. Without any weight,
+    /// sources are mixed by their size.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(extend("exclusiveMinimum" = 0.0))]
+    #[schemars(extend("x-example" = 2.0))]
+    pub weight: Option<f64>,
+    /// Field that holds the text, instead of `data.text_field`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(length(min = 1))]
+    pub text_field: Option<String>,
+    /// String that separates documents, instead of `data.separator`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(length(min = 1))]
+    pub separator: Option<String>,
+}
+
+impl Source {
+    /// A source with a path and nothing else said.
+    pub fn new(path: impl Into<String>) -> Self {
+        Source { path: path.into(), weight: None, text_field: None, separator: None }
+    }
+}
+
+/// The sources of a mixture, in the order given. Written as a path, a list of paths or a list of tables.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(from = "Written")]
+#[schemars(with = "Written")]
+pub struct Sources(pub Vec<Source>);
+
+/// The forms in which [`Sources`] may be written.
+#[derive(Deserialize, JsonSchema)]
+#[serde(untagged)]
+enum Written {
+    One(#[schemars(length(min = 1), extend("format" = "path"))] String),
+    Many(#[schemars(length(min = 1))] Vec<WrittenSource>),
+}
+
+#[derive(Deserialize, JsonSchema)]
+#[serde(untagged)]
+enum WrittenSource {
+    Path(#[schemars(length(min = 1), extend("format" = "path"))] String),
+    Table(Source),
+}
+
+impl From<Written> for Sources {
+    fn from(written: Written) -> Self {
+        match written {
+            Written::One(path) => Sources(vec![Source::new(path)]),
+            Written::Many(list) => Sources(
+                list.into_iter()
+                    .map(|source| match source {
+                        WrittenSource::Path(path) => Source::new(path),
+                        WrittenSource::Table(source) => source,
+                    })
+                    .collect(),
+            ),
+        }
+    }
+}
+
+/// The forms in which [`BeginOfDocument`] may be written.
+#[derive(JsonSchema)]
+#[serde(untagged)]
+#[allow(dead_code, reason = "only its schema is used")]
+enum WrittenBegin {
+    Word(WrittenAuto),
+    Flag(bool),
+}
+
+#[derive(JsonSchema)]
+#[serde(rename_all = "lowercase")]
+#[allow(dead_code, reason = "only its schema is used")]
+enum WrittenAuto {
+    /// As the tokenizer's file says.
+    Auto,
+}
+
+/// Source of the tokenizer. It is written as one string; anything but the three words is a path.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(from = "String", into = "String")]
+#[schemars(with = "String", extend("format" = "tokenizer", "minLength" = 1))]
+pub enum TokenizerChoice {
+    /// A byte-level BPE vocabulary learned from the training text.
+    Bpe,
+    /// Plain bytes.
+    Bytes,
+    /// The characters that occur in the training text.
+    Chars,
+    /// A tokenizer.json, or a Hugging Face folder that holds one.
+    Path(String),
+}
+
+impl TokenizerChoice {
+    /// The words that are not paths.
+    pub(crate) const WORDS: [&str; 3] = ["bpe", "bytes", "chars"];
+}
+
+impl From<String> for TokenizerChoice {
+    fn from(written: String) -> Self {
+        match written.as_str() {
+            "bpe" => Self::Bpe,
+            "bytes" => Self::Bytes,
+            "chars" => Self::Chars,
+            _ => Self::Path(written),
+        }
+    }
+}
+
+impl From<TokenizerChoice> for String {
+    fn from(choice: TokenizerChoice) -> Self {
+        choice.to_string()
+    }
+}
+
+impl fmt::Display for TokenizerChoice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Bpe => "bpe",
+            Self::Bytes => "bytes",
+            Self::Chars => "chars",
+            Self::Path(path) => path,
+        })
+    }
+}

@@ -1,0 +1,57 @@
+//! One file a section of the run file; one struct field a key.
+//!
+//! A field is the only place that knows its key: its doc comment is the text of the reference, its
+//! attributes carry unit, range, example and the names that other programs use for it, and the default
+//! stands behind its `=`. The parser, the error messages and docs/configuration.md are all derived from
+//! these structs, so a new key is one new field.
+//!
+//! Invariant: a key whose default depends on other keys, or that excludes another key, is an `Option`;
+//! `None` means "not given". Keys of any other type hold their value or their fixed default. So the rules
+//! between keys need no record of what was given.
+
+/// Declares a section: `pub key: Type = default,` for each key.
+///
+/// Expands to the struct, its derives and its `Default`. Attributes that the fields use beyond serde's:
+/// `x-unit`, `x-default` (text for a default that is computed), `x-example` and `x-aliases` (names of the
+/// same thing elsewhere: used to recognise them in errors, never accepted).
+macro_rules! section {
+    (
+        $(#[$meta:meta])*
+        pub struct $name:ident {
+            $( $(#[$field_meta:meta])* pub $field:ident : $ty:ty = $default:expr, )*
+        }
+    ) => {
+        $(#[$meta])*
+        #[derive(Clone, Debug, PartialEq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
+        #[serde(default, deny_unknown_fields)]
+        pub struct $name {
+            $( $(#[$field_meta])* pub $field: $ty, )*
+        }
+
+        impl Default for $name {
+            fn default() -> Self {
+                Self { $( $field: $default, )* }
+            }
+        }
+    };
+}
+
+mod checkpoint;
+mod data;
+mod eval;
+mod log;
+mod model;
+mod optimizer;
+mod precision;
+mod schedule;
+mod train;
+
+pub use checkpoint::CheckpointConfig;
+pub use data::{DataConfig, Source, Sources, TokenizerChoice};
+pub use eval::EvalConfig;
+pub use log::LogConfig;
+pub use model::{ModelConfig, RopeScaling};
+pub use optimizer::OptimizerConfig;
+pub use precision::{Gemm, PrecisionConfig, Slower};
+pub use schedule::{DecayShape, ScheduleConfig, ScheduleKind};
+pub use train::{Device, Recompute, TrainConfig};

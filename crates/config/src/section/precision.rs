@@ -1,0 +1,325 @@
+//! `[precision]`: the recipe, and overrides of an FP8 recipe.
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+use xtrain_model::decoder::HEAD;
+use xtrain_model::{
+    Architecture, DelayedScales, Fp8Overrides, ProductPattern, Recipe, SlowerLayer, in_block,
+};
+use xtrain_program::LinearGemm;
+
+section! {
+    /// The keys of `[precision]`. What the section is for stands at
+    /// [`Config::precision`](crate::Config).
+    pub struct PrecisionConfig {
+        /// Name of the recipe. A resumed run keeps its own unless the file or `--set` names one. FP8 on a GPU
+        /// needs Ada or newer, `fp8-row` and `fp8-block` need Hopper; the CPU emulates it.
+        #[schemars(extend("x-default" = "`\"bf16\"` on a GPU, `\"fp32\"` on the CPU"))]
+        #[schemars(extend("x-aliases" = [
+            "dtype", "mixed_precision", "precision", "torch_dtype", "mixed_precision_param"
+        ]))]
+        pub recipe: Option<Recipe> = None,
+        /// GEMMs of linear layers that an FP8 recipe leaves in bf16: `blocks.3.attn.o_proj:wgrad`, where `*`
+        /// matches any text; without a colon, all three GEMMs of a layer.
+        #[schemars(extend("x-example" = ["*.o_proj:wgrad"]))]
+        #[schemars(extend("x-aliases" = ["filter_fqns", "skip_modules", "exclude", "ignored_layers"]))]
+        pub skip: Vec<String> = Vec::new(),
+        /// Linear layers that an FP8 recipe leaves in bf16 in all blocks because FP8 would make them slower,
+        /// each with its speed in FP8 as a share of that in bf16. Without the key they are measured on the
+        /// GPU when the run begins (docs/fp8.md), and recorded in the run's configuration; `[]` leaves none.
+        #[schemars(extend("x-default" = "those that are slower by 2% on a GPU; none on the CPU"))]
+        #[schemars(extend("x-example" = [{ "layer": "attn.o_proj", "speed": 0.93, "tokens": 4096 }]))]
+        pub skip_slower: Option<Vec<Slower>> = None,
+        /// The first blocks, which an FP8 recipe leaves in bf16.
+        #[schemars(range(min = 0, max = 1_000_000))]
+        #[schemars(extend("x-unit" = "blocks"))]
+        #[schemars(extend("x-aliases" = ["num_layers_at_start_in_bf16", "first_last_layers_bf16"]))]
+        pub bf16_first_layers: usize = 0,
+        /// The last blocks likewise.
+        #[schemars(range(min = 0, max = 1_000_000))]
+        #[schemars(extend("x-unit" = "blocks"))]
+        #[schemars(extend("x-aliases" = ["num_layers_at_end_in_bf16"]))]
+        pub bf16_last_layers: usize = 0,
+        /// Type of the head's GEMMs: `fp8` computes them as the recipe computes those of the blocks
+        /// (docs/fp8.md gives the effect on the loss and on the step time).
+        #[schemars(extend("x-aliases" = ["lm_head", "fp8_head", "fp8_lm_head"]))]
+        pub head: HeadFormat = HeadFormat::Bf16,
+        /// GEMMs that may accumulate in the tensor cores, which keep 14 bits of a sum (DeepSeek-V3, arXiv
+        /// 2412.19437, section 3.5.2). Applies to all recipes but `fp8-block`.
+        #[schemars(extend("x-example" = ["fprop"]))]
+        #[schemars(extend("x-aliases" = ["use_fast_accum", "fp8_fast_accum"]))]
+        pub fast_accumulation: Vec<Gemm> = Vec::new(),
+        /// Rounds the scales of an FP8 recipe down to powers of two, so that scaling itself rounds nothing.
+        #[schemars(extend("x-default" = "as the recipe has it"))]
+        #[schemars(extend("x-aliases" = ["round_scales_to_power_of_2", "force_pow_2_scales"]))]
+        pub pow2_scales: Option<bool> = None,
+        /// Format in which SwiGLU's input, the largest tensor of a block, is saved for the backward: `fp8` is
+        /// E4M3 in tiles of 128 numbers; the backward then recomputes SwiGLU's output from it.
+        #[schemars(extend("x-default" = "`\"fp8\"` under `fp8-block`, else `\"bf16\"`"))]
+        pub swiglu_input: Option<SavedFormat> = None,
+        /// Format in which attention's output, the input of the linear layer after it, is saved for the
+        /// backward: `e5m6` has 12 bits, in tiles of 128 numbers. Attention's gradient is computed from it
+        /// too.
+        #[schemars(extend("x-default" = "`\"e5m6\"` under `fp8-block`, else `\"bf16\"`"))]
+        pub attention_output: Option<AttentionFormat> = None,
+        /// Number of steps whose amaxes determine a scale of `fp8-delayed`.
+        #[schemars(range(min = 1, max = 65_536))]
+        #[schemars(extend("x-unit" = "steps"))]
+        #[schemars(extend("x-aliases" = ["amax_history_length", "fp8_amax_history_len"]))]
+        pub amax_history_len: usize = 1024,
+        /// Amax that determines the scale: the largest in the history, or that of the step before.
+        #[schemars(extend("x-aliases" = ["amax_compute_algo", "fp8_amax_compute_algo"]))]
+        pub amax_compute: AmaxCompute = AmaxCompute::Max,
+        /// Halvings between the format's largest number and the number that the scales of `fp8-delayed` map
+        /// the amax to: room for growth.
+        #[schemars(range(min = 0, max = 16))]
+        #[schemars(extend("x-aliases" = ["fp8_margin"]))]
+        pub margin: u32 = 0,
+        /// Steps from one reference segment of an FP8 run to the next; 0 runs none. A segment first runs the
+        /// steps that follow in bf16 on a copy of the state, and reports how much higher the losses of the
+        /// run then are (docs/fp8.md).
+        #[schemars(range(min = 0, max = 1_000_000_000))]
+        #[schemars(extend("x-unit" = "steps"))]
+        pub reference_every: u64 = 0,
+        /// Steps of a segment.
+        #[schemars(range(min = 1, max = 1_000_000))]
+        #[schemars(extend("x-unit" = "steps"))]
+        pub reference_steps: u64 = 10,
+    }
+}
+
+/// A linear layer that FP8 makes slower.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Slower {
+    /// Its place in a block.
+    #[schemars(length(min = 1), extend("x-example" = "attn.o_proj"))]
+    pub layer: String,
+    /// Its speed in FP8 as a share of that in bf16, casts included.
+    #[schemars(extend("exclusiveMinimum" = 0.0, "x-example" = 0.93))]
+    pub speed: f64,
+    /// Tokens that it was measured with at a time.
+    #[schemars(range(min = 1), extend("x-example" = 4096))]
+    pub tokens: usize,
+}
+
+/// Type that the head is computed in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum HeadFormat {
+    /// In bf16.
+    Bf16,
+    /// As the linear layers of the blocks.
+    Fp8,
+}
+
+/// Format in which an activation is saved for the backward.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum SavedFormat {
+    /// As it stands.
+    Bf16,
+    /// In E4M3, with a scale for every 128 numbers of a row.
+    Fp8,
+}
+
+/// Format in which attention's output is saved for the backward.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum AttentionFormat {
+    /// As it stands.
+    Bf16,
+    /// In E5M6, with a scale for every 128 numbers of a row (DeepSeek-V3, arXiv 2412.19437, section 3.3.3).
+    E5m6,
+}
+
+/// Choice among the amaxes of earlier steps.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum AmaxCompute {
+    /// The largest.
+    Max,
+    /// The amax of the step before.
+    MostRecent,
+}
+
+/// GEMM of a linear layer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum Gemm {
+    /// Of inputs and weights.
+    Fprop,
+    /// Of the outputs' gradients and weights.
+    Dgrad,
+    /// Of the outputs' gradients and inputs.
+    Wgrad,
+}
+
+impl From<Gemm> for LinearGemm {
+    fn from(product: Gemm) -> Self {
+        match product {
+            Gemm::Fprop => LinearGemm::Fprop,
+            Gemm::Dgrad => LinearGemm::Dgrad,
+            Gemm::Wgrad => LinearGemm::Wgrad,
+        }
+    }
+}
+
+impl PrecisionConfig {
+    /// The overrides of an FP8 recipe for `model`.
+    ///
+    /// # Errors
+    ///
+    /// A pattern that names nothing, or GEMMs that the recipe does not have in FP8.
+    pub fn fp8(&self, model: &Architecture) -> Result<Fp8Overrides, String> {
+        let has_head = self.head == HeadFormat::Fp8;
+        let head = has_head.then_some(HEAD);
+        let skip: Vec<_> =
+            self.skip.iter().map(|text| pattern(text, model, head)).collect::<Result<_, _>>()?;
+        let slower = self.skip_slower.iter().flatten();
+        let overrides = Fp8Overrides {
+            skip,
+            slower: slower.map(|slower| layer(slower, model)).collect::<Result<_, _>>()?,
+            bf16_first_layers: self.bf16_first_layers,
+            bf16_last_layers: self.bf16_last_layers,
+            head: has_head,
+            fast_accumulation: self.fast_accumulation.iter().copied().map(LinearGemm::from).collect(),
+            pow2_scales: self.pow2_scales,
+            delayed: DelayedScales {
+                history: self.amax_history_len,
+                latest: self.amax_compute == AmaxCompute::MostRecent,
+                margin: self.margin,
+            },
+            swiglu_input: self.swiglu_input.map(|format| format == SavedFormat::Fp8),
+            attention_output: self.attention_output.map(|format| format == AttentionFormat::E5m6),
+        };
+        let recipe = self.recipe.unwrap_or(Recipe::Fp32);
+        let own = overrides.delayed.clone();
+        let of_delayed = DelayedScales::default();
+        let delayed = [
+            (own.history != of_delayed.history, "amax_history_len", "1024"),
+            (own.latest != of_delayed.latest, "amax_compute", "max"),
+            (own.margin != of_delayed.margin, "margin", "0"),
+        ];
+        if !recipe.is_fp8() {
+            let all = [
+                (!self.skip.is_empty(), "skip", "[]"),
+                (self.skip_slower.as_ref().is_some_and(|slower| !slower.is_empty()), "skip_slower", ""),
+                (self.bf16_first_layers > 0, "bf16_first_layers", "0"),
+                (self.bf16_last_layers > 0, "bf16_last_layers", "0"),
+                (has_head, "head", "bf16"),
+                (!self.fast_accumulation.is_empty(), "fast_accumulation", "[]"),
+                (self.pow2_scales.is_some(), "pow2_scales", ""),
+                (self.swiglu_input.is_some(), "swiglu_input", ""),
+                (self.attention_output.is_some(), "attention_output", ""),
+                (self.reference_every > 0, "reference_every", "0"),
+            ];
+            refuse(recipe, "has no FP8", "an FP8 recipe", all.into_iter().chain(delayed))?;
+        } else if recipe != Recipe::Fp8Delayed {
+            refuse(recipe, "makes its scales of what it casts", "fp8-delayed", delayed.into_iter())?;
+        }
+        if recipe == Recipe::Fp8Block && !overrides.fast_accumulation.is_empty() {
+            return Err("[precision] fast_accumulation: under fp8-block sums leave the tensor cores every 128 multiply-adds; leave it out, or take it back \
+                        with --set 'precision.fast_accumulation=[]'"
+                .into());
+        }
+        if self.reference_every > 0 && self.reference_steps > self.reference_every {
+            return Err(format!(
+                "[precision] reference_steps = {} is more than reference_every = {}: the next segment would begin in this one; lower \
+                 reference_steps, or raise reference_every",
+                self.reference_steps, self.reference_every
+            ));
+        }
+        Ok(overrides)
+    }
+}
+
+/// An error if a key is given that has no effect under `recipe` but would under `others`. The message says
+/// how to take the key back, which a run that is resumed under another recipe needs.
+fn refuse(
+    recipe: Recipe,
+    is_so: &str,
+    others: &str,
+    keys: impl Iterator<Item = (bool, &'static str, &'static str)>,
+) -> Result<(), String> {
+    let given: Vec<_> = keys.filter(|(is_given, ..)| *is_given).collect();
+    if given.is_empty() {
+        return Ok(());
+    }
+    let names: Vec<String> = given.iter().map(|(_, key, _)| format!("`{key}`")).collect();
+    let sets: Vec<String> =
+        given.iter().map(|(_, key, none)| format!("--set 'precision.{key}={none}'")).collect();
+    Err(format!(
+        "[precision] recipe = {:?} {is_so}, so {} would change nothing: leave {} out, or take back what the file has with {}, or choose \
+         {others}",
+        recipe.name(),
+        names.join(", "),
+        if names.len() == 1 { "it" } else { "them" },
+        sets.join(" ")
+    ))
+}
+
+/// The layer of `model` that `slower` names, if there is one.
+fn layer(slower: &Slower, model: &Architecture) -> Result<SlowerLayer, String> {
+    let Slower { layer, speed, tokens } = slower.clone();
+    let sites = model.linear_sites();
+    if sites.contains(&layer.as_str()) {
+        return Ok(SlowerLayer { layer, speed, tokens });
+    }
+    Err(format!(
+        "[precision] skip_slower: {layer:?} is no linear layer of a block; they are {}",
+        sites.join(", ")
+    ))
+}
+
+/// The pattern in `text`, if it names a GEMM of `model`: of its blocks, or of its head if that may be in FP8.
+fn pattern(text: &str, model: &Architecture, head: Option<&str>) -> Result<ProductPattern, String> {
+    let pattern = ProductPattern::parse(text).map_err(|product| {
+        format!("[precision] skip: {text:?}: {product:?} is not a GEMM; after the colon comes fprop, dgrad or wgrad")
+    })?;
+    let names = || model.linears().map(|(block, linear)| in_block(block, linear.site));
+    let has = |pattern: &ProductPattern| {
+        let mut all = names().chain(head.map(str::to_owned));
+        all.any(|name| LinearGemm::ALL.iter().any(|&gemm| pattern.names(&name, gemm)))
+    };
+    if has(&pattern) {
+        return Ok(pattern);
+    }
+    let parts = [
+        ("q_proj", "qkv_proj"),
+        ("k_proj", "qkv_proj"),
+        ("v_proj", "qkv_proj"),
+        ("gate_proj", "gate_up_proj"),
+        ("up_proj", "gate_up_proj"),
+    ];
+    let part = parts.into_iter().find(|(part, _)| text.contains(part));
+    Err(match part {
+        Some((part, whole)) => format!(
+            "[precision] skip: {text:?} names nothing: {part} is a part of {whole}, which is one GEMM; name that"
+        ),
+        None => format!(
+            "[precision] skip: {text:?} names nothing{}; the linear layers of a block are {}{}",
+            meant(text, model.layers.len(), head, &has),
+            model.linear_sites().iter().map(|site| in_block(0, site)).collect::<Vec<_>>().join(", "),
+            head.map(|head| format!(", and after the blocks {head}")).unwrap_or_default()
+        ),
+    })
+}
+
+/// A suggestion for a pattern that names nothing.
+fn meant(text: &str, layers: usize, head: Option<&str>, has: &dyn Fn(&ProductPattern) -> bool) -> String {
+    let anywhere = format!("*.{text}");
+    let block = text.strip_prefix("blocks.").and_then(|rest| rest.split('.').next()?.parse().ok());
+    match block {
+        _ if ProductPattern::parse(&anywhere).is_ok_and(|pattern| has(&pattern)) => {
+            format!("; did you mean {anywhere:?}?")
+        }
+        Some(block) if layers <= block => format!(": the blocks are 0 to {}", layers.saturating_sub(1)),
+        _ if text.contains("head") && head.is_none() => {
+            ": the head is in bf16 unless precision.head is \"fp8\"".to_owned()
+        }
+        _ if text.contains("embed") => ": the embedding is never in FP8".to_owned(),
+        _ if text.contains(['[', '{', '?']) => ": only * stands for other text".to_owned(),
+        _ => String::new(),
+    }
+}

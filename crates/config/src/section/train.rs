@@ -1,0 +1,166 @@
+//! `[train]`: how long, in what batches, on what, and into which folder.
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use crate::TimeLimit;
+
+section! {
+    /// The keys of `[train]`. What the section is for stands at [`Config::train`](crate::Config).
+    pub struct TrainConfig {
+        /// Length of the run in optimizer steps.
+        #[schemars(range(min = 1))]
+        #[schemars(extend("x-unit" = "steps"))]
+        #[schemars(extend("x-default" = "required, or `tokens` or `epochs`"))]
+        #[schemars(extend("x-example" = 1000))]
+        #[schemars(extend("x-aliases" = ["max_iters", "max_steps", "num_steps", "iterations", "n_steps"]))]
+        pub steps: Option<u64> = None,
+        /// Length of the run in training tokens, rounded up to whole steps.
+        #[schemars(range(min = 1))]
+        #[schemars(extend("x-unit" = "tokens", "x-example" = 1_000_000_000_i64))]
+        #[schemars(extend("x-aliases" = ["max_tokens", "total_tokens", "num_tokens"]))]
+        pub tokens: Option<u64> = None,
+        /// Length of the run in passes over the sequences of the training data, rounded up to whole steps.
+        #[schemars(range(max = 1e6), extend("exclusiveMinimum" = 0.0))]
+        #[schemars(extend("x-unit" = "epochs", "x-example" = 2.0))]
+        #[schemars(extend("x-aliases" = ["num_epochs", "num_train_epochs", "max_epochs", "n_epochs"]))]
+        pub epochs: Option<f64> = None,
+        /// Sequences in an optimizer step, over all micro-batches and all devices.
+        #[schemars(range(min = 1, max = 16_777_216))]
+        #[schemars(extend("x-unit" = "sequences"))]
+        #[schemars(extend("x-aliases" = ["global_batch_size", "bs", "batch"]))]
+        pub batch_size: usize = 8,
+        /// Sequences that go through the model at once; gradients of `batch_size / micro_batch_size` passes
+        /// are summed. Must divide `batch_size`. Less takes less memory and changes the result only by
+        /// rounding.
+        #[schemars(range(min = 1, max = 16_777_216))]
+        #[schemars(extend("x-unit" = "sequences", "x-default" = "`batch_size`"))]
+        #[schemars(extend("x-aliases" = [
+            "local_batch_size", "per_device_train_batch_size", "device_batch_size", "mbs", "microbatch_size",
+            "gradient_accumulation_steps", "grad_accum_steps"
+        ]))]
+        pub micro_batch_size: Option<usize> = None,
+        /// Seed of weights, data order and dropout.
+        #[schemars(extend("x-aliases" = ["random_seed", "data_seed"]))]
+        pub seed: u64 = 0,
+        /// Activations that the backward recomputes instead of reading them from memory. Changes no bit of
+        /// the gradients.
+        #[schemars(extend("x-aliases" = [
+            "activation_checkpoint", "activation_checkpointing", "gradient_checkpointing", "selective", "ac",
+            "recompute_block"
+        ]))]
+        pub recompute: Recompute = Recompute::None,
+        /// Number of blocks, from the first one, in which `recompute` applies; the others save everything.
+        /// Trades spare memory for speed.
+        #[schemars(range(min = 0, max = 1_000_000))]
+        #[schemars(extend("x-unit" = "blocks", "x-default" = "all"))]
+        #[schemars(extend("x-aliases" = ["recompute_layers", "recompute_num_layers"]))]
+        pub recompute_blocks: Option<usize> = None,
+        /// Tokens whose logits exist at a time. A smaller number saves memory if the vocabulary is large.
+        /// With `precision.head = "fp8"` it must be a multiple of 128.
+        #[schemars(range(min = 1, max = 1_073_741_824))]
+        #[schemars(extend("x-unit" = "tokens"))]
+        #[schemars(extend("x-aliases" = ["loss_chunk_size", "logits_chunk", "ce_chunk", "chunk_size"]))]
+        pub loss_chunk: usize = 4096,
+        /// Device to compute on.
+        #[schemars(extend("x-aliases" = ["backend", "accelerator"]))]
+        pub device: Device = Device::Auto,
+        /// Adds attention's gradients in a fixed order on a GPU, so that a repeated or resumed run gives the
+        /// same bits; the fastest backward may not. The CPU always does.
+        #[schemars(extend("x-aliases" = ["deterministic", "deterministic_attention", "use_deterministic_algorithms"]))]
+        pub attention_deterministic: bool = false,
+        /// CPU threads. 0 takes all.
+        #[schemars(range(min = 0, max = 1024))]
+        #[schemars(extend("x-unit" = "threads"))]
+        #[schemars(extend("x-aliases" = ["num_threads", "num_workers", "n_threads"]))]
+        pub threads: usize = 0,
+        /// Saves a checkpoint and ends the run, successfully, after this wall-clock time: "2h30m", "170m",
+        /// "45s", "1d". `--resume` carries on.
+        #[schemars(extend("x-example" = "2h30m"))]
+        #[schemars(extend("x-aliases" = ["time_limit", "max_hours", "max_train_time", "timeout"]))]
+        pub max_time: Option<TimeLimit> = None,
+        /// Run folder, which receives the resolved configuration, metrics, checkpoints and the export.
+        #[schemars(length(min = 1), extend("format" = "path"))]
+        #[schemars(extend("x-default" = "`runs/` and the run file's name without .toml"))]
+        #[schemars(extend("x-example" = "runs/first"))]
+        #[schemars(extend("x-aliases" = ["out_dir", "output_dir", "dump_folder", "save_dir", "run_dir"]))]
+        pub out: Option<String> = None,
+        /// Ends the run with an error after this many steps in a row whose loss or gradient norm was not
+        /// finite. Such a step changes no weight. 0 never ends it.
+        #[schemars(extend("x-unit" = "steps"))]
+        #[schemars(extend("x-aliases" = ["max_nan_steps", "nan_limit"]))]
+        pub max_nonfinite_steps: u64 = 10,
+        /// Checks the result of every operation for NaN and infinity and names the first bad one. Slow.
+        #[schemars(extend("x-aliases" = ["detect_anomaly", "check_nan", "debug_nans", "anomaly_detection"]))]
+        pub check_numerics: bool = false,
+    }
+}
+
+impl TrainConfig {
+    /// Gradients are summed over this many sequences at a time: `micro_batch_size`, or the whole batch.
+    pub fn micro_batch_size(&self) -> usize {
+        self.micro_batch_size.unwrap_or(self.batch_size)
+    }
+
+    /// Length of the run in steps, at least one.
+    ///
+    /// `seq_len` is in tokens, `epoch_tokens` the tokens of one pass over the training data. `None` where the
+    /// run is measured in epochs and `epoch_tokens` is not known, or has no length at all.
+    pub fn total_steps(&self, seq_len: usize, epoch_tokens: Option<u64>) -> Option<u64> {
+        let step_tokens = (self.batch_size as u64).saturating_mul(seq_len as u64).max(1);
+        let tokens = match (self.steps, self.tokens, self.epochs) {
+            (Some(steps), ..) => return Some(steps),
+            (_, Some(tokens), _) => tokens,
+            (_, _, Some(epochs)) => (epochs * epoch_tokens? as f64).ceil() as u64,
+            _ => return None,
+        };
+        Some(tokens.div_ceil(step_tokens).max(1))
+    }
+}
+
+/// Activations that the backward recomputes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum Recompute {
+    /// Nothing: every activation is saved.
+    None,
+    /// The outputs of norms and of SwiGLU, which cost little to compute and much to keep.
+    Norms,
+    /// Whole blocks: only each block's input is saved.
+    Block,
+}
+
+/// Device to compute on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum Device {
+    /// The best device there is; `xtrain doctor` says which, and why.
+    Auto,
+    /// The CPU, even if there is a GPU.
+    Cpu,
+    /// An NVIDIA GPU, or an error.
+    #[schemars(extend("x-aliases" = Device::Cuda.aliases()))]
+    Cuda,
+}
+
+impl Device {
+    /// All of them.
+    pub const ALL: [Device; 3] = [Device::Auto, Device::Cpu, Device::Cuda];
+
+    /// Its name in run files and on the command line.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Device::Auto => "auto",
+            Device::Cpu => "cpu",
+            Device::Cuda => "cuda",
+        }
+    }
+
+    /// Names of the device in other programs.
+    pub const fn aliases(self) -> &'static [&'static str] {
+        match self {
+            Device::Auto | Device::Cpu => &[],
+            Device::Cuda => &["gpu", "nvidia"],
+        }
+    }
+}

@@ -1,0 +1,31 @@
+//! The nearest valid name to a misspelt one.
+
+/// Names longer than this are no misspelling of ours, and comparing them would cost time.
+const LONGEST: usize = 64;
+
+/// The candidate that `word` most probably means, if one is near: at most a third of its letters differ.
+/// Case, `-` and `_` do not count.
+pub fn nearest<'a>(word: &str, candidates: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
+    let length = word.chars().count();
+    if length > LONGEST {
+        return None;
+    }
+    let plain = |name: &str| name.to_lowercase().replace(['-', '_'], "");
+    let word = plain(word);
+    candidates
+        .into_iter()
+        .map(|candidate| (strsim::osa_distance(&word, &plain(candidate)), candidate))
+        .filter(|(distance, candidate)| *distance <= (length.min(candidate.len()) / 3).max(1))
+        .min_by_key(|(distance, _)| *distance)
+        .map(|(_, candidate)| candidate)
+}
+
+/// `a`, `b` and `c`: names for a sentence, with the given last joint.
+pub(super) fn listing<'a>(names: impl IntoIterator<Item = &'a str>, quote: char, last: &str) -> String {
+    let names: Vec<String> = names.into_iter().map(|name| format!("{quote}{name}{quote}")).collect();
+    match names.as_slice() {
+        [] => String::new(),
+        [one] => one.clone(),
+        [rest @ .., end] => format!("{} {last} {end}", rest.join(", ")),
+    }
+}

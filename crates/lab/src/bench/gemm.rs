@@ -1,0 +1,171 @@
+//! Speed of the GEMMs of linear layers.
+
+use super::op_bench::{OpBench, OpBenchOptions, OpSpeeds, Rates};
+use super::operands::{linear_forward, operand, traced};
+use serde::Serialize;
+use xtrain_config::Parsed;
+use xtrain_model::Recipe;
+use xtrain_ops::linear::{LinearDgrad, LinearWgrad};
+use xtrain_program::{Program, Role, Stage, WriteMode};
+use xtrain_tensor::DType;
+use xtrain_train::engine::{Processor, Target};
+use xtrain_train::error::{LearnError, RunError};
+use xtrain_train::profile::Work;
+use xtrain_train::programs::{self, TrainingSpec};
+use xtrain_train::spec::plan_on;
+
+/// The GEMMs of a linear layer: m tokens, from k to n columns.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct GemmShape {
+    /// Place in a model; empty if no model was named.
+    pub site: String,
+    /// Tokens.
+    pub m: usize,
+    /// Columns of the output.
+    pub n: usize,
+    /// Columns of the input.
+    pub k: usize,
+}
+
+/// Speed of one GEMM of a linear layer.
+#[derive(Clone, Debug, Serialize)]
+pub struct GemmSpeed {
+    /// Place in a model; empty if no model was named.
+    pub site: String,
+    /// fprop, dgrad or wgrad, which adds to an fp32 gradient.
+    pub role: String,
+    /// Tokens.
+    pub m: usize,
+    /// Columns of the output.
+    pub n: usize,
+    /// Columns of the input.
+    pub k: usize,
+    /// Its rates.
+    #[serde(flatten)]
+    pub rates: Rates,
+}
+
+/// Measures the three GEMMs of each shape.
+pub fn gemms(shapes: &[GemmShape], options: OpBenchOptions) -> Result<OpSpeeds<GemmSpeed>, RunError> {
+    let bench = OpBench::new(options)?;
+    let mut rows = Vec::new();
+    for GemmShape { site, m, n, k } in shapes {
+        let program = program(*m, *n, *k, bench.dtype())?;
+        let works: Vec<(&str, Work)> =
+            program.instances.iter().map(|i| (i.origin.role.name(), Work::of(&program, i))).collect();
+        let seconds = bench.seconds(program.clone(), &[])?;
+        for ((role, work), seconds) in works.into_iter().zip(seconds) {
+            let rates = Rates::new(seconds, work.flops, work.bytes, bench.ceiling);
+            let (site, role) = (site.clone(), role.to_owned());
+            rows.push(GemmSpeed { site, role, m: *m, n: *n, k: *k, rates });
+        }
+    }
+    Ok(bench.speeds(rows))
+}
+
+/// The shapes to measure by default: those of models of some billion parameters, or on the CPU small ones.
+pub fn common_gemms(target: Target) -> Vec<GemmShape> {
+    let of = |sizes: &[[usize; 3]]| {
+        sizes.iter().map(|&[m, n, k]| GemmShape { site: String::new(), m, n, k }).collect()
+    };
+    match target {
+        Target::Cpu => of(&[[256, 256, 256]]),
+        Target::Cuda => {
+            of(&[[8192, 4096, 4096], [8192, 28672, 4096], [8192, 4096, 14336], [16384, 2048, 2048]])
+        }
+    }
+}
+
+/// The distinct shapes of a run file's linear layers, including the head's, of which a chunk of tokens runs
+/// at a time.
+pub fn gemms_of(parsed: &Parsed) -> Result<Vec<GemmShape>, RunError> {
+    let spec = plan_on(parsed, Processor::for_config(&parsed.config)?.target())?.spec;
+    Ok(linears(&spec)?)
+}
+
+fn linears(spec: &TrainingSpec) -> Result<Vec<GemmShape>, LearnError> {
+    // Shapes do not depend on the recipe.
+    let program = programs::training(&spec.computed_in(Recipe::Bf16))?;
+    let mut shapes: Vec<GemmShape> = Vec::new();
+    for instance in program.instances.iter().filter(|i| i.origin.stage == Stage::Forward) {
+        let chunk = match instance.code.op().name() {
+            "linear" => usize::MAX,
+            name if name.starts_with("linear_cross_entropy") => spec.loss.chunk_tokens,
+            _ => continue,
+        };
+        let types = program.input_types(instance);
+        let (x, w) = (types[0].shape, types[1].shape);
+        let shape =
+            GemmShape { site: instance.origin.site.to_string(), m: x[0].min(chunk), n: w[0], k: w[1] };
+        if !shapes.contains(&shape) {
+            shapes.push(shape);
+        }
+    }
+    Ok(shapes)
+}
+
+/// fprop, dgrad and wgrad of a linear layer.
+fn program(m: usize, n: usize, k: usize, dtype: DType) -> Result<Program, LearnError> {
+    let (program, (x, w)) = linear_forward(m, n, k, dtype)?;
+    let (program, dy) = traced(program, Stage::Backward, Role::Dgrad, |t| {
+        let dy = operand(t, "dy", dtype, [m, n]);
+        t.emit(LinearDgrad, &[dy, w])?;
+        Ok(dy)
+    })?;
+    let (mut program, ()) = traced(program, Stage::Backward, Role::Wgrad, |t| {
+        let dw = operand(t, "dw", DType::F32, [n, k]);
+        t.emit_into(LinearWgrad { out: DType::F32 }, &[dy, x], &[Some(dw)])?;
+        Ok(())
+    })?;
+    // As in every micro-step but the first.
+    for instance in program.instances.iter_mut().filter(|i| i.origin.role == Role::Wgrad) {
+        instance.outputs.iter_mut().for_each(|output| output.mode = WriteMode::Add);
+    }
+    Ok(program)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::path::Path;
+    use xtrain_config::{Config, Device};
+
+    #[test]
+    fn the_products_of_a_run_file_are_those_of_its_layers_each_once() {
+        let text = "[model]\nfamily = 'llama'\ndim = 16\nlayers = 3\nheads = 4\nkv_heads = 2\nffn_dim = 24\nvocab_size = 300\n\
+                    [data]\ntrain = 'a.txt'\ntokenizer = 'bytes'\nseq_len = 32\n\
+                    [train]\nsteps = 1\nbatch_size = 4\nloss_chunk = 40\ndevice = 'cpu'\n";
+        let shapes = |text: &str| -> Vec<(usize, usize, usize)> {
+            let parsed =
+                Config::parse::<&str>(Path::new("run.toml"), text.as_bytes(), &[]).expect("a run file");
+            gemms_of(&parsed).expect("planned").iter().map(|s| (s.m, s.n, s.k)).collect()
+        };
+        let expected = [(128, 32, 16), (128, 16, 16), (128, 48, 16), (128, 16, 24), (40, 300, 16)];
+        assert_eq!(shapes(text), expected);
+        // Shapes do not depend on the recipe.
+        assert_eq!(shapes(&format!("{text}[precision]\nrecipe = 'fp8-row'\n")), expected);
+        let head = text.replace("300", "304") + "[precision]\nrecipe = 'fp8-block'\nhead = 'fp8'\n";
+        assert_eq!(shapes(&head)[4], (40, 304, 16));
+    }
+
+    #[test]
+    fn each_product_of_a_layer_is_measured_against_the_ceiling() {
+        let options = OpBenchOptions { device: Device::Cpu, recipe: None, repeats: 1, runs: 1 };
+        let shape = GemmShape { site: "a".into(), m: 8, n: 16, k: 4 };
+        let speeds = gemms(&[shape], options).expect("measured");
+        assert_eq!(speeds.precision, "fp32");
+        assert!(speeds.ceiling.tflops > 0.0 && speeds.ceiling.gigabytes_per_second > 0.0);
+        let roles: Vec<&str> = speeds.rows.iter().map(|row| row.role.as_str()).collect();
+        assert_eq!(roles, ["fprop", "dgrad", "wgrad"]);
+        for row in &speeds.rows {
+            let Rates { seconds, tflops, gigabytes_per_second, of_product, of_copy } = row.rates;
+            assert!((tflops * seconds * 1e12 / 1024.0 - 1.0).abs() < 1e-9, "{row:?}");
+            let bytes = 4.0 * (8 * 4 + 16 * 4 + 8 * 16) as f64;
+            assert!((gigabytes_per_second * seconds * 1e9 / bytes - 1.0).abs() < 1e-9, "{row:?}");
+            assert!((of_product * speeds.ceiling.tflops / tflops - 1.0).abs() < 1e-9);
+            assert!(
+                (of_copy * speeds.ceiling.gigabytes_per_second / gigabytes_per_second - 1.0).abs() < 1e-9
+            );
+        }
+    }
+}

@@ -1,0 +1,77 @@
+//! The ops of a training step, each as it runs there.
+
+use super::op_bench::Rates;
+use super::step::{LR, StepBench, ceiling};
+use serde::Serialize;
+use std::collections::BTreeMap;
+use xtrain_config::Parsed;
+use xtrain_runtime::{TimedWork, Timing};
+use xtrain_train::error::{LearnError, RunError};
+use xtrain_train::learner::Step;
+use xtrain_train::profile::Work;
+use xtrain_train::slower::median;
+
+/// Time of an op's instances at a site, over all blocks, in a step.
+#[derive(Clone, Debug, Serialize)]
+pub struct OpSpeed {
+    /// The op.
+    pub op: String,
+    /// Place in a block or model.
+    pub site: String,
+    /// fprop, dgrad, ..
+    pub role: String,
+    /// Instances in a step.
+    pub count: usize,
+    /// The rates of all of them together.
+    #[serde(flatten)]
+    pub rates: Rates,
+}
+
+/// Measures every op of the training step of a run file, the slowest first: the median of `repeats` steps of
+/// one micro-batch, op by op.
+///
+/// Whole steps run, not one op repeatedly: an op that works in place would grow or shrink its operands until
+/// they are no longer finite.
+pub fn ops(parsed: &Parsed, repeats: usize) -> Result<Vec<OpSpeed>, RunError> {
+    let ceiling = ceiling(&parsed.config)?;
+    let StepBench { mut learner, tokens, .. } = StepBench::new(parsed)?;
+    let id = learner.program();
+    let mut measured: BTreeMap<usize, Vec<f64>> = BTreeMap::new();
+    // The first for what is done once, the second for warmth.
+    for n in 0..repeats.max(1) + 2 {
+        if n == 1 {
+            learner.weights().engine().set_timing(Timing::Ops { repeats: 1 }).map_err(LearnError::from)?;
+        }
+        let batch = tokens.batch(learner.spec(), n)?;
+        let step = Step { number: n as u64, lr: LR, valid_targets: batch.valid_targets, micro_steps: 1 };
+        learner.micro_step(&step, 0, &batch)?;
+        let times = learner.weights().engine().take_times().map_err(LearnError::from)?;
+        for timed in times {
+            if let (TimedWork::Instance(index), true) = (timed.work, n > 1) {
+                measured.entry(index).or_default().push(timed.seconds());
+            }
+        }
+    }
+    let program = learner.weights().engine().program(id);
+    let mut rows: BTreeMap<(&str, &str, &str), (usize, f64, Work)> = BTreeMap::new();
+    for (index, times) in measured {
+        let instance = &program.instances[index];
+        let (op, origin) = (instance.code.op().name(), &instance.origin);
+        let (count, seconds, all) = rows.entry((op, &origin.site, origin.role.name())).or_default();
+        let work = Work::of(program, instance);
+        *count += 1;
+        *seconds += median(&times);
+        *all = Work { flops: all.flops + work.flops, bytes: all.bytes + work.bytes };
+    }
+    let speed =
+        |((op, site, role), (count, seconds, work)): ((&str, &str, &str), (usize, f64, Work))| OpSpeed {
+            op: op.into(),
+            site: site.into(),
+            role: role.into(),
+            count,
+            rates: Rates::new(seconds, work.flops, work.bytes, ceiling),
+        };
+    let mut all: Vec<OpSpeed> = rows.into_iter().map(speed).collect();
+    all.sort_by(|a, b| b.rates.seconds.total_cmp(&a.rates.seconds));
+    Ok(all)
+}

@@ -1,0 +1,174 @@
+//! A checkpoint opened for examination: its masters on an engine, and forward and backward of the batches
+//! that its run would have seen next. The checkpoint is not changed.
+
+use std::ops::ControlFlow;
+use std::path::Path;
+use xtrain_checkpoint::Checkpoint;
+use xtrain_config::{Config, Device};
+use xtrain_data::DataError;
+use xtrain_model::decoder::io;
+use xtrain_model::{Fp8Overrides, Numerics, Recipe};
+use xtrain_program::Program;
+use xtrain_runtime::{Checks, Outputs, Part, ProgramId};
+use xtrain_train::corpus::{Corpus, Notice};
+use xtrain_train::engine::Processor;
+use xtrain_train::error::{LearnError, RunError};
+use xtrain_train::folder::RunFolder;
+use xtrain_train::learner::{draws, feed};
+use xtrain_train::opened::{Which, checkpoint, load_masters};
+use xtrain_train::programs::{self, TrainingSpec};
+use xtrain_train::weights::Weights;
+use xtrain_train::{position, source, spec};
+
+/// A checkpoint, and what its run would have done next.
+pub(crate) struct Probe {
+    pub(crate) run: RunFolder,
+    pub(crate) checkpoint: Checkpoint,
+    /// The specification of the run's step.
+    pub(crate) spec: TrainingSpec,
+    /// The FP8 formats that are asked about.
+    pub(crate) casts: Numerics,
+    config: Config,
+    corpus: Corpus,
+    /// The number of the next sample.
+    first: u64,
+}
+
+impl Probe {
+    /// Opens a run, or the run and the step of a checkpoint folder. `casts` names the FP8 formats to examine;
+    /// by default those of the run or, if it has no FP8, [`Recipe::Fp8Block`]. `notice` receives the progress
+    /// of preparing texts and may stop it. Also returns the processor.
+    pub(crate) fn open(
+        folder: &Path,
+        which: Which,
+        device: Device,
+        casts: Option<Recipe>,
+        notice: &mut dyn FnMut(Notice) -> ControlFlow<()>,
+    ) -> Result<(Probe, Processor), RunError> {
+        let (run, which) = find_run(folder, which)?;
+        let checkpoint = checkpoint(&run, which)?;
+        let mut parsed = Config::load::<&str>(&run.config(), &[])?;
+        parsed.config.precision = position::precision_of(&checkpoint)?;
+        let planned = spec::planned(parsed.resolve(&Default::default())?)?;
+        let (spec, config) = (planned.spec, planned.resolved.config);
+        let casts = formats(&spec, casts)?;
+        let processor =
+            Processor::choose(device).map_err(|e| RunError::Refused(format!("no model on a GPU: {e}")))?;
+        let tokenizer = run.tokenizer();
+        let corpus = Corpus::open(&config, Some(tokenizer.as_path()).filter(|t| t.is_dir()), notice)?;
+        let first = position::next_sample(&checkpoint, &corpus.loader)?;
+        Ok((Probe { run, checkpoint, spec, casts, config, corpus, first }, processor))
+    }
+
+    /// The masters on an engine of `processor` that has loaded `program`, and the copies of them that it
+    /// reads.
+    pub(crate) fn load(
+        &self,
+        processor: Processor,
+        program: Program,
+    ) -> Result<(Weights, ProgramId), RunError> {
+        let refresh = programs::refresh(&program).map_err(LearnError::from)?;
+        let engine = processor.engine(Checks::default()).map_err(LearnError::from)?;
+        let (model, numerics) = (self.spec.model.clone(), self.spec.numerics());
+        let mut weights = Weights::with_refresh(refresh, engine, model, numerics).map_err(advise)?;
+        let id = weights.load(program).map_err(advise)?;
+        load_masters(&mut weights, &self.checkpoint, &self.run)?;
+        Ok((weights, id))
+    }
+
+    /// Loads another program over the same masters, and refreshes the copies of them that it reads.
+    pub(crate) fn add(&self, weights: &mut Weights, program: Program) -> Result<ProgramId, RunError> {
+        let refresh = programs::refresh(&program).map_err(LearnError::from)?;
+        let refresh = weights.load(refresh).map_err(advise)?;
+        let id = weights.load(program).map_err(advise)?;
+        weights.engine().run(refresh, Part::Whole).map_err(LearnError::from)?;
+        Ok(id)
+    }
+
+    /// Micro-batches of a step.
+    pub(crate) fn micro_steps(&self) -> usize {
+        self.config.train.batch_size / self.config.train.micro_batch_size()
+    }
+
+    /// Forward and backward of the step that is `ahead` of the next: the loss in nats a token. Gradients are
+    /// left in the state. `go_on` is called before the n-th micro-batch; `made` receives the outputs of each.
+    pub(crate) fn step(
+        &self,
+        weights: &mut Weights,
+        id: ProgramId,
+        ahead: u64,
+        go_on: &mut dyn FnMut(usize) -> ControlFlow<()>,
+        made: &mut dyn FnMut(&Outputs) -> Result<(), LearnError>,
+    ) -> Result<f64, RunError> {
+        let (batch_size, micro) = (self.config.train.batch_size, self.config.train.micro_batch_size());
+        let first = self.first + ahead * batch_size as u64;
+        let valid_targets = self.corpus.loader.valid_targets(first..first + batch_size as u64) as usize;
+        let (spec, step) = (&self.spec, self.checkpoint.step() + ahead);
+        let mut loss = 0.0;
+        for n in 0..self.micro_steps() {
+            if go_on(n).is_break() {
+                return Err(DataError::Interrupted.into());
+            }
+            let batch = self.corpus.loader.batch(first + (n * micro) as u64, micro)?;
+            let engine = weights.engine();
+            let mut make = || -> Result<Outputs, LearnError> {
+                feed(engine, id, &batch, spec.document_mask, valid_targets)?;
+                if spec.dropout > 0.0 {
+                    let draws = draws(spec, self.config.train.seed, step, n);
+                    engine.write_input(id, io::RNG, bytemuck::cast_slice(&draws))?;
+                }
+                engine.run(id, if n == 0 { Part::First } else { Part::Next })?;
+                Ok(engine.outputs(id)?)
+            };
+            let outputs = make()?;
+            made(&outputs)?;
+            let bytes = outputs.get(io::LOSS).map_err(LearnError::from)?;
+            loss = bytemuck::pod_read_unaligned::<f32>(bytes).into();
+        }
+        Ok(loss)
+    }
+}
+
+fn advise(error: LearnError) -> LearnError {
+    error.advising("look at it where the run is trained, or on the CPU with --device cpu")
+}
+
+/// The run that `folder` is or belongs to, and which of its checkpoints is meant.
+fn find_run(folder: &Path, which: Which) -> Result<(RunFolder, Which), RunError> {
+    if !folder.exists() {
+        return Err(source::no_such_folder(folder));
+    }
+    let place = folder.display();
+    let run = RunFolder::at(folder);
+    if run.is_begun() {
+        return Ok((run, which));
+    }
+    match RunFolder::of_checkpoint(folder) {
+        Some((run, step)) if which == Which::Latest || which == Which::Step(step) => {
+            Ok((run, Which::Step(step)))
+        }
+        Some((_, step)) => Err(RunError::Refused(format!(
+            "{place} is the checkpoint of step {step}; leave out --step and --best, or name the run folder"
+        ))),
+        None => Err(RunError::Refused(format!(
+            "{place} is neither a run folder (it has no config.toml) nor a checkpoint of one (no manifest.json)"
+        ))),
+    }
+}
+
+/// The formats that are asked about.
+fn formats(spec: &TrainingSpec, asked: Option<Recipe>) -> Result<Numerics, RunError> {
+    let own = spec.numerics();
+    match asked {
+        Some(recipe) if !recipe.is_fp8() => Err(RunError::Refused(format!(
+            "--casts {}: this recipe casts nothing to FP8; name one that does, as fp8-block",
+            recipe.name()
+        ))),
+        // Overrides are those of a recipe; what is in FP8 at all is the run's.
+        Some(recipe) if recipe != own.recipe => {
+            Ok(Numerics { recipe, fp8: Fp8Overrides { head: own.fp8.head, ..Default::default() } })
+        }
+        None if !own.recipe.is_fp8() => Ok(Recipe::Fp8Block.into()),
+        _ => Ok(own),
+    }
+}

@@ -1,0 +1,241 @@
+//! The charts of a report and their curves.
+
+use super::axis::Axis;
+use super::chart::{Chart, Series, Style};
+use super::data::RunData;
+use super::history::History;
+use super::range::{axis_from_zero, axis_of, outside};
+use super::thin::{self, Point};
+use crate::metrics::{StepMetrics, format};
+
+/// Curves of fewer reports than this are not smoothed.
+const SMOOTHED_FROM: usize = 40;
+
+/// One run with what is derived from it.
+pub(super) struct View<'a> {
+    pub(super) run: &'a RunData,
+    pub(super) history: History,
+    /// Length of a step on the x axis: 1, or its tokens.
+    pub(super) x_per_step: f64,
+    /// Number of its colour among several.
+    pub(super) color: usize,
+}
+
+/// Several runs and the x axis that they share.
+pub(super) struct Views<'a> {
+    pub(super) views: Vec<View<'a>>,
+    pub(super) x_name: &'static str,
+}
+
+impl<'a> Views<'a> {
+    /// Runs are compared by step where a step has the same number of tokens in all of them, else by tokens.
+    pub(super) fn new(runs: &'a [RunData]) -> Self {
+        let view =
+            |(color, run): (usize, &'a RunData)| View { run, history: run.history(), x_per_step: 1.0, color };
+        let mut views: Vec<View<'a>> = runs.iter().enumerate().map(view).collect();
+        let tokens_per_step: Vec<f64> =
+            views.iter().filter_map(|view| tokens_per_step(&view.history)).collect();
+        let same = tokens_per_step.windows(2).all(|pair| (pair[0] / pair[1] - 1.0).abs() < 0.01);
+        if same || tokens_per_step.len() < views.len() {
+            return Self { views, x_name: "step" };
+        }
+        for (view, tokens) in views.iter_mut().zip(tokens_per_step) {
+            view.x_per_step = tokens;
+        }
+        Self { views, x_name: "tokens" }
+    }
+
+    /// The loss over the whole run, and closer where its first fall hides the rest.
+    pub(super) fn loss(&self) -> Option<(Chart, Option<Chart>)> {
+        let series = self.loss_series();
+        let whole = axis_of(&points_of(&series), 1000.0)?;
+        let x = self.x_axis();
+        let later = x.low + 0.2 * (x.high - x.low);
+        let late: Vec<&[Point]> = points_of(&series)
+            .into_iter()
+            .map(|points| &points[points.partition_point(|p| p.0 < later)..])
+            .collect();
+        let closer = axis_of(&late, 1000.0).filter(|closer| {
+            closer.scale == whole.scale && closer.high - closer.low < 0.5 * (whole.high - whole.low)
+        });
+        let chart = |y| self.chart("Loss", "cross-entropy, nats per token", y, self.loss_series());
+        let decorate = |mut chart: Chart| {
+            chart.explains_marks = true;
+            if let [view] = &self.views[..] {
+                chart.ring = view.history.best_eval().map(|m| (m.step as f64 * view.x_per_step, m.loss));
+                let entropy = view.run.summary.unigram_entropy;
+                let entropy = entropy.filter(|entropy| (chart.y.low..=chart.y.high).contains(entropy));
+                chart.references.extend(entropy.map(|entropy| (entropy, "unigram entropy".to_owned())));
+            }
+            chart
+        };
+        Some((
+            decorate(chart(whole)),
+            closer.map(|closer| Chart { notes: Vec::new(), ..decorate(chart(closer)) }),
+        ))
+    }
+
+    /// Learning rate, gradient norm, throughput and the gap of reference segments, as far as there are
+    /// values.
+    pub(super) fn others(&self) -> Vec<Chart> {
+        let lr = self.each("learning rate", |m| m.lr);
+        let norms = self.smoothed("norm", |m| m.grad_norm);
+        let rates = self.smoothed("rate", |m| m.tokens_per_second);
+        let lr_axis = axis_from_zero(&points_of(&lr));
+        let norm_axis = axis_of(&points_of(&norms), 8.0);
+        let rate_axis = axis_from_zero(&points_of(&rates));
+        let gaps = self.gaps();
+        let gap_axis = axis_from_zero(&points_of(&gaps));
+        let charts = [
+            lr_axis.map(|y| self.chart("Learning rate", "of each step", y, lr)),
+            norm_axis.map(|y| self.chart("Gradient norm", "global L2, before clipping", y, norms)),
+            rate_axis.map(|y| self.chart("Throughput", "tokens per second", y, rates)),
+            gap_axis.map(|y| self.chart("Gap to bf16", "of the loss, %, over reference segments", y, gaps)),
+        ];
+        charts.into_iter().flatten().collect()
+    }
+
+    fn chart(&self, title: &'static str, unit: &'static str, y: Axis, series: Vec<Series>) -> Chart {
+        let notes = if self.views.len() == 1 { notes(&series, &y) } else { Vec::new() };
+        // Events of several runs could not be told from each other in one chart.
+        let (mut skipped, mut resumed) = (Vec::new(), Vec::new());
+        if let [view] = &self.views[..] {
+            skipped.extend(view.history.skipped.iter().map(|s| s.step as f64 * view.x_per_step));
+            resumed.extend(view.history.resumed.iter().map(|r| r.step as f64 * view.x_per_step));
+        }
+        let x = self.x_axis();
+        Chart {
+            title,
+            unit,
+            x_name: self.x_name,
+            x,
+            y,
+            series,
+            skipped,
+            resumed,
+            explains_marks: false,
+            pairs: self.views.len() > 1,
+            references: Vec::new(),
+            bands: Vec::new(),
+            ring: None,
+            notes,
+        }
+    }
+
+    pub(super) fn x_axis(&self) -> Axis {
+        let last = self
+            .views
+            .iter()
+            .map(|view| view.history.last_step() as f64 * view.x_per_step)
+            .fold(1.0, f64::max);
+        Axis::whole(0.0, last, 5)
+    }
+
+    fn loss_series(&self) -> Vec<Series> {
+        let mut series = self.smoothed("training", |m| m.loss);
+        for view in &self.views {
+            let evals = view.history.evals.iter().map(|m| (m.step as f64 * view.x_per_step, m.loss));
+            let points: Vec<Point> = evals.collect();
+            if points.is_empty() {
+                continue;
+            }
+            let (name, color) = match self.views.len() {
+                1 => ("validation".to_owned(), 1),
+                _ => (format!("{}, validation", view.run.name), view.color),
+            };
+            series.push(Series { name, style: Style::Dashed, color, points });
+        }
+        series
+    }
+
+    /// Gap of each reference segment: its loss above that in bf16, in percent.
+    fn gaps(&self) -> Vec<Series> {
+        let several = self.views.len() > 1;
+        let with_segments = self.views.iter().filter(|view| !view.history.references.is_empty());
+        let series = with_segments.map(|view| Series {
+            name: if several { view.run.name.clone() } else { "gap".to_owned() },
+            style: Style::Line,
+            color: view.color,
+            points: view
+                .history
+                .references
+                .iter()
+                .map(|r| (r.step as f64 * view.x_per_step, 100.0 * r.gap()))
+                .collect(),
+        });
+        series.collect()
+    }
+
+    /// Single values with a smooth curve over them; of several runs only the smooth curves.
+    fn smoothed(&self, name: &str, figure: impl Fn(&StepMetrics) -> f64) -> Vec<Series> {
+        let mut series = Vec::new();
+        for raw in self.each(name, figure) {
+            let Some((points, reports)) = smoothed(&raw.points) else {
+                series.push(raw);
+                continue;
+            };
+            if self.views.len() > 1 {
+                series.push(Series { points, ..raw });
+            } else {
+                let name = format!("smoothed over {} reports", format::grouped(reports as u64));
+                let smooth = Series { name, style: Style::Line, color: raw.color, points };
+                series.extend([Series { style: Style::Raw, ..raw }, smooth]);
+            }
+        }
+        series
+    }
+
+    /// One curve a run, called `name` if there is only one.
+    fn each(&self, name: &str, figure: impl Fn(&StepMetrics) -> f64) -> Vec<Series> {
+        let several = self.views.len() > 1;
+        let with_steps = self.views.iter().filter(|view| !view.history.steps.is_empty());
+        let series = with_steps.map(|view| Series {
+            name: if several { view.run.name.clone() } else { name.to_owned() },
+            style: Style::Line,
+            color: view.color,
+            points: view.history.steps.iter().map(|m| (m.step as f64 * view.x_per_step, figure(m))).collect(),
+        });
+        series.collect()
+    }
+}
+
+/// The smooth curve through `points`, and the number of points behind each of its values; `None` if they are
+/// too few to be smoothed.
+pub(super) fn smoothed(points: &[Point]) -> Option<(Vec<Point>, usize)> {
+    (points.len() >= SMOOTHED_FROM).then(|| thin::smooth(points))
+}
+
+fn points_of(series: &[Series]) -> Vec<&[Point]> {
+    series.iter().map(|series| &series.points[..]).collect()
+}
+
+/// Notes on the values that a chart of one run leaves out. A smooth curve repeats the values that it is drawn
+/// through and does not count.
+fn notes(series: &[Series], y: &Axis) -> Vec<String> {
+    let smoothed = series.iter().any(|series| series.style == Style::Raw);
+    let reported: Vec<&[Point]> = series
+        .iter()
+        .filter(|series| !(smoothed && series.style == Style::Line))
+        .map(|series| &series.points[..])
+        .collect();
+    let broken =
+        reported.iter().flat_map(|points| points.iter()).filter(|point| !point.1.is_finite()).count();
+    let sentences = [
+        match outside(&reported, y) {
+            0 => None,
+            1 => Some("1 value lies outside of the axis.".to_owned()),
+            n => Some(format!("{} values lie outside of the axis.", format::grouped(n as u64))),
+        },
+        match broken {
+            0 => None,
+            1 => Some("1 value is not finite and leaves a gap.".to_owned()),
+            n => Some(format!("{} values are not finite and leave gaps.", format::grouped(n as u64))),
+        },
+    ];
+    sentences.into_iter().flatten().collect()
+}
+
+fn tokens_per_step(history: &History) -> Option<f64> {
+    let last = history.steps.last().filter(|last| last.tokens > 0 && last.step > 0)?;
+    Some(last.tokens as f64 / last.step as f64)
+}

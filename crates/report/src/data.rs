@@ -1,0 +1,97 @@
+//! The contents of a run folder.
+
+use std::io;
+use std::path::Path;
+
+use super::history::History;
+use super::{CONFIG_FILE, ReportError, RunSummary, SAMPLE_FILE, SUMMARY_FILE};
+use crate::metrics::{MetricsError, Record, jsonl};
+
+/// Bad lines that are listed one by one; the others are counted.
+const LISTED_PROBLEMS: usize = 5;
+
+/// No text of a run but its metrics, which are read line by line, is nearly as large.
+const MAX_TEXT_BYTES: u64 = 256 << 20;
+
+/// The contents of a run folder, as far as they can be read.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct RunData {
+    /// The run's name: its folder's.
+    pub name: String,
+    /// The records of `metrics.jsonl`, in order.
+    pub records: Vec<Record>,
+    /// The text of `config.toml`.
+    pub config: Option<String>,
+    /// The text of `sample.txt`.
+    pub sample: Option<String>,
+    /// The contents of `summary.json`.
+    pub summary: RunSummary,
+    /// Problems in the files, one sentence each. The report shows them.
+    pub problems: Vec<String>,
+}
+
+impl RunData {
+    /// Reads the run in `folder`. Only `metrics.jsonl` is required; damage in any file becomes an entry of
+    /// `problems`.
+    pub fn load(folder: &Path) -> Result<Self, ReportError> {
+        let mut run = Self { name: name_of(folder), ..Self::default() };
+        run.read_metrics(folder)?;
+        run.config = read_text(&folder.join(CONFIG_FILE))?;
+        run.sample = read_text(&folder.join(SAMPLE_FILE))?;
+        if let Some(text) = read_text(&folder.join(SUMMARY_FILE))? {
+            match serde_json::from_str(&text) {
+                Ok(summary) => run.summary = summary,
+                Err(error) => run.problems.push(format!("{}: {error}", SUMMARY_FILE)),
+            }
+        }
+        Ok(run)
+    }
+
+    fn read_metrics(&mut self, folder: &Path) -> Result<(), ReportError> {
+        let reader = match jsonl::Reader::open(&folder.join(jsonl::FILE_NAME)) {
+            Ok(reader) => reader,
+            Err(MetricsError::Io { source, .. }) if source.kind() == io::ErrorKind::NotFound => {
+                return Err(ReportError::NotARun { folder: folder.to_owned() });
+            }
+            Err(other) => return Err(other.into()),
+        };
+        let mut bad_lines = 0;
+        for line in reader {
+            match line? {
+                Ok(record) => self.records.push(record),
+                // A process died, or is still writing: nothing to worry about.
+                Err(bad) if bad.torn => {}
+                Err(bad) => {
+                    bad_lines += 1;
+                    if bad_lines <= LISTED_PROBLEMS {
+                        self.problems.push(format!("{} line {}: {}", jsonl::FILE_NAME, bad.line, bad.reason));
+                    }
+                }
+            }
+        }
+        if bad_lines > LISTED_PROBLEMS {
+            let more = bad_lines - LISTED_PROBLEMS;
+            self.problems.push(format!("{}: {more} more lines could not be understood", jsonl::FILE_NAME));
+        }
+        Ok(())
+    }
+
+    pub(super) fn history(&self) -> History {
+        History::new(&self.records)
+    }
+}
+
+/// The folder's last part, also where it is written as `.` or ends in `..`.
+pub(super) fn name_of(folder: &Path) -> String {
+    let full = folder.canonicalize().unwrap_or_else(|_| folder.to_owned());
+    full.file_name().unwrap_or(full.as_os_str()).to_string_lossy().into_owned()
+}
+
+/// The file's text, with U+FFFD for what is not UTF-8; `None` if there is no file.
+fn read_text(path: &Path) -> Result<Option<String>, ReportError> {
+    match xtrain_config::files::read(path, MAX_TEXT_BYTES) {
+        Ok(bytes) => Ok(Some(String::from_utf8_lossy(&bytes).into_owned())),
+        Err(missing) if missing.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(source) => Err(ReportError::Read { path: path.to_owned(), source }),
+    }
+}

@@ -1,0 +1,41 @@
+//! Errors of reports.
+
+use std::io;
+use std::path::PathBuf;
+use xtrain_config::files::advice;
+
+/// A run that could not be read, or a page that could not be written.
+#[derive(Debug, thiserror::Error)]
+pub enum ReportError {
+    /// The folder has no metrics.
+    #[error("{}: no metrics.jsonl in this folder: name a run folder, whose run had `jsonl = true` in [log]", folder.display())]
+    NotARun {
+        /// The folder.
+        folder: PathBuf,
+    },
+    /// A file of the run cannot be read.
+    #[error("{}: cannot read: {source}{}", path.display(), advice(source))]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// The system's reason.
+        source: io::Error,
+    },
+    /// Something else has the name that the page is to have.
+    #[error("{}: exists and is not a report of xtrain's; name another file, or replace it with --overwrite", path.display())]
+    Taken {
+        /// The file.
+        path: PathBuf,
+    },
+    /// All runs that are named are the baseline.
+    #[error(
+        "there is nothing to compare the baseline with: name another run, as in xtrain compare BASELINE OTHER, or xtrain compare OTHER --baseline RUN RUN"
+    )]
+    NothingToCompare,
+    /// The metrics cannot be read.
+    #[error(transparent)]
+    Metrics(#[from] crate::metrics::MetricsError),
+    /// The page or the summary cannot be written.
+    #[error(transparent)]
+    Write(#[from] xtrain_checkpoint::CheckpointError),
+}

@@ -1,0 +1,120 @@
+//! Groups of runs that differ only in their seed and in keys that the loss does not depend on.
+
+use crate::{CONFIG_FILE, RunData};
+use std::path::Path;
+use xtrain_config::{Config, diff};
+use xtrain_model::Recipe;
+
+/// Runs that are one in all but their seed; or those that the user calls the baseline.
+#[derive(Clone, Debug)]
+pub(super) struct Group {
+    /// Indices of its runs.
+    pub(super) runs: Vec<usize>,
+    /// Configuration of each run, if it can be read.
+    pub(super) configs: Vec<Option<Config>>,
+}
+
+impl Group {
+    /// The one recipe of all of its runs.
+    pub(super) fn recipe(&self) -> Option<Recipe> {
+        let recipe = |config: &Option<Config>| config.as_ref().and_then(|config| config.precision.recipe);
+        let first = recipe(self.configs.first()?)?;
+        self.configs.iter().all(|config| recipe(config) == Some(first)).then_some(first)
+    }
+
+    /// The n-th run's seed.
+    pub(super) fn seed(&self, n: usize) -> Option<u64> {
+        self.configs[n].as_ref().map(|config| config.train.seed)
+    }
+
+    /// Keys in which `config` and one of its own runs differ, as far as the loss may depend on them.
+    pub(super) fn differs_in(&self, config: &Config) -> Vec<String> {
+        let mut keys: Vec<String> = Vec::new();
+        for other in self.configs.iter().flatten() {
+            keys.extend(matters(other, config));
+        }
+        keys.sort();
+        keys.dedup();
+        keys
+    }
+}
+
+/// Marks the runs that equal the first one except for the seed; the first is one of them.
+pub(super) fn like_the_first(runs: &[RunData]) -> Vec<bool> {
+    let first = runs.first().and_then(config);
+    let is_like = |(n, run): (usize, &RunData)| match (&first, config(run)) {
+        _ if n == 0 => true,
+        (Some(first), Some(other)) => matters(first, &other).is_empty(),
+        _ => false,
+    };
+    runs.iter().enumerate().map(is_like).collect()
+}
+
+/// Configuration of a run, if it can be read.
+fn config(run: &RunData) -> Option<Config> {
+    let parsed = Config::parse::<&str>(Path::new(CONFIG_FILE), run.config.as_ref()?.as_bytes(), &[]);
+    parsed.ok().map(|parsed| parsed.config)
+}
+
+/// The group of the baseline, which is the first `base` runs, and the groups of the other runs in the order
+/// of their first ones.
+pub(super) fn of(runs: &[RunData], base: usize) -> Vec<Group> {
+    let mut groups =
+        vec![Group { runs: (0..base).collect(), configs: runs[..base].iter().map(config).collect() }];
+    for (n, run) in runs.iter().enumerate().skip(base) {
+        let config = config(run);
+        let is_like = |group: &&mut Group| match (&group.configs[0], &config) {
+            (Some(first), Some(config)) => matters(first, config).is_empty(),
+            // An unreadable configuration equals none.
+            _ => false,
+        };
+        match groups[1..].iter_mut().find(is_like) {
+            Some(group) => {
+                group.runs.push(n);
+                group.configs.push(config);
+            }
+            None => groups.push(Group { runs: vec![n], configs: vec![config] }),
+        }
+    }
+    groups
+}
+
+/// Keys that may differ between two runs whose losses differ by chance alone: place and device of the run,
+/// and its reports.
+const KEYS_WITHOUT_EFFECT: [&str; 18] = [
+    "train.seed",
+    "train.out",
+    "train.threads",
+    "train.device",
+    "train.max_time",
+    "train.max_nonfinite_steps",
+    "train.check_numerics",
+    "train.attention_deterministic",
+    "train.recompute",
+    "train.recompute_blocks",
+    "train.micro_batch_size",
+    "train.loss_chunk",
+    "precision.reference_every",
+    "precision.reference_steps",
+    "data.cache_dir",
+    "eval.every",
+    "eval.at_end",
+    "eval.prompts",
+];
+/// Sections of such keys.
+const SECTIONS_WITHOUT_EFFECT: [&str; 2] = ["log.", "checkpoint."];
+
+/// The keys that differ and that the loss may depend on.
+fn matters(one: &Config, other: &Config) -> Vec<String> {
+    let keys = diff(one, other).into_iter().map(|change| change.key);
+    let chance = |key: &str| {
+        KEYS_WITHOUT_EFFECT.contains(&key)
+            || SECTIONS_WITHOUT_EFFECT.iter().any(|section| key.starts_with(section))
+    };
+    // The list of layers that stay in bf16 matters; their measured speeds do not.
+    let slower = |config: &Config| -> Vec<String> {
+        config.precision.skip_slower.iter().flatten().map(|slower| slower.layer.clone()).collect()
+    };
+    let is_alike = |key: &str| key == "precision.skip_slower" && slower(one) == slower(other);
+    keys.filter(|key| !chance(key) && !is_alike(key)).collect()
+}

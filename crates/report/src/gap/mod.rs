@@ -1,0 +1,131 @@
+//! The gap between runs: how much higher the loss of a recipe is than that of a baseline, set against what
+//! another seed would do.
+//!
+//! ```text
+//! run folders -> groups (runs that differ in their seed alone) -> Gap (figures) -> table, JSON
+//!                                                              -> curves (the same all along the run) -> page
+//! ```
+//!
+//! A run is set against the baseline's run of the same seed where there is one, since both saw the same
+//! batches and their noise cancels; else against the mean of the baseline's runs. Runs of unequal length are
+//! compared up to where the shortest of the two groups ends, runs whose steps have different numbers of
+//! tokens by tokens.
+//!
+//! Whether a gap lies inside the recipe's bar, of docs/numerics.md, and inside the spread of seeds, is said
+//! where it can be told; which of them matters is the reader's.
+
+mod figures;
+mod groups;
+mod page;
+mod spread;
+
+use super::{RunData, may_be_replaced, write_whole};
+use crate::ReportError;
+use serde::Serialize;
+use std::path::{Path, PathBuf};
+
+pub use figures::{Gap, LossGap};
+use groups::Group;
+
+/// The page's name inside the folder of the first run that is compared.
+pub const COMPARE_FILE: &str = "compare.html";
+
+/// Runs set against a baseline.
+#[derive(Clone, Debug, Serialize)]
+pub struct Comparison {
+    /// Unit of a run's position: `step`, or `tokens` if steps have different numbers of them.
+    pub counted_in: &'static str,
+    /// Steps of the baseline, at the end of what is compared, over which losses are averaged.
+    pub last: u64,
+    /// The baseline.
+    pub baseline: Baseline,
+    /// The groups compared with it, in the order of the runs.
+    pub compared: Vec<Gap>,
+    /// Notes for readers of the figures, one sentence each.
+    pub notes: Vec<String>,
+    /// The folders of all runs, the baseline's first.
+    #[serde(skip)]
+    folders: Vec<PathBuf>,
+    #[serde(skip)]
+    runs: Vec<RunData>,
+    #[serde(skip)]
+    groups: Vec<Group>,
+}
+
+/// The runs that others are set against.
+#[derive(Clone, Debug, Serialize)]
+pub struct Baseline {
+    /// Their names.
+    pub runs: Vec<String>,
+    /// Their recipe, where they have one and the same.
+    pub recipe: Option<String>,
+    /// Over their own last steps.
+    pub training: Option<LossGap>,
+    /// Of their own last evaluation.
+    pub validation: Option<LossGap>,
+}
+
+impl Comparison {
+    /// Compares the runs in `others` with those in `baseline`, each a run folder; a run in both belongs to
+    /// the baseline. Without a baseline, the first of the others is the baseline, with those that differ from
+    /// it only in their seed, unless all do. Losses are averaged over the last `last` steps.
+    ///
+    /// # Errors
+    ///
+    /// A folder that cannot be read or has no metrics; no run left to compare.
+    pub fn load(baseline: &[PathBuf], others: &[PathBuf], last: u64) -> Result<Self, ReportError> {
+        let mut folders: Vec<(PathBuf, PathBuf)> = Vec::new();
+        let mut base = 0;
+        for (n, folder) in baseline.iter().chain(others).enumerate() {
+            let whole = folder.canonicalize().unwrap_or_else(|_| folder.clone());
+            if folders.iter().all(|(_, known)| *known != whole) {
+                folders.push((folder.clone(), whole));
+            }
+            if n + 1 == baseline.len() {
+                base = folders.len();
+            }
+        }
+        if base.max(1) >= folders.len() {
+            return Err(ReportError::NothingToCompare);
+        }
+        let named: Vec<PathBuf> = folders.into_iter().map(|(folder, _)| folder).collect();
+        let runs = super::load_named(&named)?;
+        if base > 0 {
+            return Ok(Comparison { folders: named, ..Self::of(runs, base, last) });
+        }
+        let mut is_base = groups::like_the_first(&runs).into_iter();
+        let (like, unlike): (Vec<_>, Vec<_>) =
+            named.into_iter().zip(runs).partition(|_| is_base.next().unwrap_or(false));
+        let base = if unlike.is_empty() { 1 } else { like.len() };
+        let (folders, runs) = like.into_iter().chain(unlike).unzip();
+        Ok(Comparison { folders, ..Self::of(runs, base, last) })
+    }
+
+    /// The folder of the first run that is compared.
+    pub fn first_compared(&self) -> &Path {
+        self.folders.get(self.baseline.runs.len()).map_or(Path::new(""), PathBuf::as_path)
+    }
+
+    /// A comparison of runs in memory: the first `base` runs are the baseline's.
+    pub(super) fn of(runs: Vec<RunData>, base: usize, last: u64) -> Self {
+        let groups = groups::of(&runs, base);
+        figures::compare(runs, groups, last)
+    }
+
+    /// Its page.
+    pub fn html(&self) -> String {
+        page::render(self)
+    }
+
+    /// Writes the page to `path`. An existing file is replaced if it is a page of xtrain's or `overwrite` is
+    /// set.
+    pub fn write(&self, path: &Path, overwrite: bool) -> Result<(), ReportError> {
+        if !overwrite && !may_be_replaced(path)? {
+            return Err(ReportError::Taken { path: path.to_owned() });
+        }
+        write_whole(path, &self.html())
+    }
+}
+
+#[cfg(test)]
+mod tests;

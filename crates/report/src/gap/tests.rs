@@ -1,0 +1,274 @@
+//! Promises to readers of a comparison.
+
+use super::*;
+use crate::RunSummary;
+use crate::metrics::{EvalMetrics, Event, Record, Resumed, StepMetrics};
+use xtrain_model::Recipe;
+
+/// A run of `steps` steps of 1000 tokens: its loss falls from 10 to 2 and is `1 + over` times that, with
+/// noise of its batches, which are those of its seed.
+fn run(name: &str, recipe: &str, seed: u64, steps: u64, over: f64) -> RunData {
+    let noise = |step: u64| ((step * 7919 + seed * 104_729) % 1000) as f64 / 1000.0 - 0.5;
+    let mut records = Vec::new();
+    let mut add = |event: Event| records.push(Record { time: 1.764e9, event });
+    for step in 1..=steps {
+        let loss = (2.0 + 8.0 * (-(step as f64) / 20.0).exp()) * (1.0 + over) * (1.0 + 0.02 * noise(step));
+        add(StepMetrics { step, loss, lr: 1e-3, tokens: step * 1000, ..StepMetrics::default() }.into());
+        if step % 50 == 0 {
+            add(EvalMetrics { step, loss: 2.5 * (1.0 + over), bits_per_byte: None }.into());
+        }
+    }
+    let config = format!(
+        "[model]\ndim = 16\nlayers = 1\nheads = 1\n[data]\ntrain = \"a.txt\"\ntokenizer = \"bytes\"\n[precision]\nrecipe = \"{recipe}\"\n\
+         [train]\nsteps = {steps}\nseed = {seed}\n"
+    );
+    RunData { name: name.into(), records, config: Some(config), ..RunData::default() }
+}
+
+fn compare(runs: &[RunData], base: usize) -> Comparison {
+    Comparison::of(runs.to_vec(), base, 100)
+}
+
+fn training(comparison: &Comparison) -> &LossGap {
+    comparison.compared[0].training.as_ref().unwrap_or_else(|| panic!("{:?}", comparison.notes))
+}
+
+fn steps_of(run: &mut RunData) -> impl Iterator<Item = &mut StepMetrics> {
+    run.records.iter_mut().filter_map(|record| match &mut record.event {
+        Event::Step(metrics) => Some(metrics),
+        _ => None,
+    })
+}
+
+#[test]
+fn runs_of_one_seed_show_their_gap_without_the_noise_of_batches() {
+    let runs = [run("bf16", "bf16", 1, 200, 0.0), run("fp8", "fp8-block", 1, 200, 0.002)];
+    let comparison = compare(&runs, 1);
+    let figure = training(&comparison);
+    assert!((figure.gap_percent - 0.2).abs() < 1e-9, "{figure:?}");
+    assert_eq!((figure.from, figure.to, figure.paired), (101, 200, 1));
+    assert_eq!((figure.seed_spread_percent, figure.inside_spread), (None, None));
+    assert_eq!((comparison.compared[0].bar_percent, figure.inside_bar), (Some(0.25), Some(true)));
+    let validation = comparison.compared[0].validation.as_ref().expect("both were evaluated");
+    assert!((validation.gap_percent - 0.2).abs() < 1e-9 && validation.to == 200, "{validation:?}");
+    assert_eq!(comparison.notes, [""; 0]);
+}
+
+#[test]
+fn the_bar_is_that_of_the_recipe() {
+    for (recipe, bar) in [("fp8-row", 0.25), ("fp8-block", 0.25), ("fp8-current", 0.5)] {
+        let runs = [run("a", "bf16", 1, 100, 0.0), run("b", recipe, 1, 100, 0.004)];
+        let comparison = compare(&runs, 1);
+        assert_eq!(comparison.compared[0].bar_percent, Some(bar), "{recipe}");
+        assert_eq!(training(&comparison).inside_bar, Some(bar > 0.4), "{recipe}");
+    }
+    let runs = [run("a", "bf16", 1, 100, 0.0), run("b", "bf16", 2, 100, 0.0)];
+    assert_eq!(compare(&runs, 1).compared[0].bar_percent, None);
+}
+
+#[test]
+fn seeds_of_the_baseline_tell_how_far_chance_goes() {
+    let seeds = [(1, -0.001), (2, 0.0), (3, 0.001)];
+    let mut runs: Vec<RunData> =
+        seeds.iter().map(|&(seed, over)| run(&format!("bf16-{seed}"), "bf16", seed, 200, over)).collect();
+    runs.push(run("fp8-2", "fp8-current", 2, 200, 0.003));
+    runs.push(run("far-2", "fp8-row", 2, 200, 0.2));
+    let comparison = compare(&runs, 3);
+    assert_eq!(comparison.baseline.runs, ["bf16-1", "bf16-2", "bf16-3"]);
+    let figure = training(&comparison);
+    let deviation = figure.seed_deviation_percent.expect("three seeds");
+    assert!((0.05..0.2).contains(&deviation), "{figure:?}");
+    let spread = figure.seed_spread_percent.expect("three seeds");
+    assert!((spread / deviation - 4.303 * (4.0f64 / 3.0).sqrt()).abs() < 1e-6, "{figure:?}");
+    assert!((figure.gap_percent - 0.3).abs() < 1e-9, "against its own seed: {figure:?}");
+    assert_eq!((figure.inside_spread, figure.inside_bar), (Some(true), Some(true)));
+    let far = comparison.compared[1].training.as_ref().expect("a gap");
+    assert_eq!((far.inside_spread, far.inside_bar), (Some(false), Some(false)));
+}
+
+#[test]
+fn runs_that_differ_in_their_seed_alone_are_one_row_with_an_interval() {
+    let runs = [
+        run("bf16-1", "bf16", 1, 200, 0.0),
+        run("bf16-2", "bf16", 2, 200, 0.0),
+        run("fp8-1", "fp8-block", 1, 200, 0.001),
+        run("other", "fp8-row", 1, 200, 0.001),
+        run("fp8-2", "fp8-block", 2, 200, 0.003),
+    ];
+    let comparison = compare(&runs, 2);
+    let names: Vec<_> = comparison.compared.iter().map(|gap| gap.runs.join(" ")).collect();
+    assert_eq!(names, ["fp8-1 fp8-2", "other"]);
+    let figure = training(&comparison);
+    assert_eq!(figure.paired, 2);
+    assert!((figure.gap_percent - 0.2).abs() < 1e-9, "{figure:?}");
+    // Two gaps 0.2% apart: 12.706 s / sqrt 2 with s = 0.2% / sqrt 2.
+    assert!((figure.gap_interval_percent.expect("two") - 1.2706).abs() < 1e-6, "{figure:?}");
+}
+
+#[test]
+fn runs_that_left_the_same_layers_in_bf16_are_one_row_however_slow_these_were() {
+    let left = |name: &str, seed, slower: &str| {
+        let run = run(name, "fp8-row", seed, 100, 0.0);
+        let config = run.config.clone().unwrap_or_default();
+        let config = config.replace("[train]", &format!("skip_slower = [{slower}]\n[train]"));
+        RunData { config: Some(config), ..run }
+    };
+    let o_proj = |speed: f64| format!("{{ layer = \"attn.o_proj\", speed = {speed}, tokens = 64 }}");
+    let runs = [
+        run("bf16", "bf16", 1, 100, 0.0),
+        left("a", 1, &o_proj(0.91)),
+        left("b", 2, &o_proj(0.93)),
+        left("c", 3, ""),
+        run("d", "fp8-row", 4, 100, 0.0),
+    ];
+    let rows = compare(&runs, 1).compared;
+    assert_eq!(rows.len(), 2, "those that left one, and those that left none");
+}
+
+#[test]
+fn a_shorter_run_is_compared_where_it_ends_and_that_is_said() {
+    let mut short = run("short", "fp8-block", 1, 120, 0.0);
+    short.summary = RunSummary { total_steps: Some(200), ..RunSummary::default() };
+    steps_of(&mut short).for_each(|m| m.lr = 2e-3);
+    let comparison = compare(&[run("bf16", "bf16", 1, 200, 0.0), short], 1);
+    let figure = training(&comparison);
+    assert_eq!((figure.from, figure.to), (21, 120));
+    assert!(figure.gap_percent.abs() < 1e-9, "{figure:?}");
+    assert_eq!(comparison.compared[0].validation.as_ref().map(|f| f.to), Some(100));
+    let notes = comparison.notes.join("\n");
+    for said in ["short is at step 120 of 200", "learning rates go from 1.00e-3 to 2.00e-3", "train.steps"] {
+        assert!(notes.contains(said), "{said} in {notes}");
+    }
+}
+
+#[test]
+fn steps_that_a_resumed_run_made_twice_count_once() {
+    let whole = run("fp8", "fp8-block", 1, 200, 0.002);
+    let mut resumed = whole.clone();
+    let again: Vec<Record> =
+        whole.records.iter().filter(|record| record.event.step() > 150).cloned().collect();
+    let spoiled = resumed.records.iter_mut().filter(|record| record.event.step() > 150);
+    spoiled.for_each(|record| {
+        if let Event::Step(metrics) = &mut record.event {
+            metrics.loss *= 3.0;
+        }
+    });
+    resumed.records.push(Record { time: 0.0, event: Resumed::after(150).into() });
+    resumed.records.extend(again);
+    let base = run("bf16", "bf16", 1, 200, 0.0);
+    let gap = |run: RunData| training(&compare(&[base.clone(), run], 1)).gap_percent;
+    assert_eq!(gap(resumed), gap(whole));
+}
+
+#[test]
+fn the_seeds_of_the_first_run_are_found() {
+    let runs = [
+        run("a", "bf16", 1, 100, 0.0),
+        run("b", "fp8-row", 1, 100, 0.0),
+        run("c", "bf16", 2, 100, 0.0),
+        run("d", "fp8-row", 2, 100, 0.0),
+    ];
+    assert_eq!(groups::like_the_first(&runs), [true, false, true, false]);
+}
+
+#[test]
+fn a_gap_whose_interval_reaches_over_the_bar_is_unclear() {
+    let inside = |over: [f64; 2]| {
+        let mut runs: Vec<RunData> =
+            [1, 2].map(|seed| run(&format!("bf16-{seed}"), "bf16", seed, 200, 0.0)).into();
+        for (seed, over) in [1, 2].into_iter().zip(over) {
+            runs.push(run(&format!("fp8-{seed}"), "fp8-block", seed, 200, over));
+        }
+        training(&compare(&runs, 2)).inside_bar
+    };
+    assert_eq!(inside([0.001, 0.001]), Some(true));
+    assert_eq!(inside([0.001, 0.003]), None);
+    assert_eq!(inside([0.02, 0.02001]), Some(false));
+}
+
+#[test]
+fn a_run_that_changed_its_recipe_is_told() {
+    let mut fp8 = run("fp8", "fp8-block", 1, 200, 0.0);
+    let switched = Some([Recipe::Bf16, Recipe::Fp8Block]);
+    fp8.records.insert(150, Record { time: 0.0, event: Resumed { step: 150, switched }.into() });
+    let comparison = compare(&[run("bf16", "bf16", 1, 200, 0.0), fp8], 1);
+    let note = "fp8 went from bf16 to fp8-block after step 150: its gap is that of both";
+    assert!(comparison.notes.iter().any(|told| told == note), "{:?}", comparison.notes);
+}
+
+#[test]
+fn steps_of_other_sizes_are_compared_by_tokens() {
+    let mut larger = run("larger", "fp8-block", 1, 50, 0.0);
+    steps_of(&mut larger).for_each(|m| m.tokens *= 4);
+    let comparison = compare(&[run("bf16", "bf16", 1, 200, 0.0), larger], 1);
+    assert_eq!(comparison.counted_in, "tokens");
+    let figure = training(&comparison);
+    assert_eq!(figure.to, 200_000);
+    assert!((100_000..=104_000).contains(&figure.from), "{figure:?}");
+}
+
+#[test]
+fn what_cannot_be_told_is_not_and_the_notes_say_why() {
+    let base = run("bf16", "bf16", 1, 200, 0.0);
+    let mut diverged = run("diverged", "fp8-block", 1, 200, 0.0);
+    steps_of(&mut diverged).filter(|m| m.step > 190).for_each(|m| m.loss = f64::NAN);
+    let mut unknown = run("unknown", "fp8-block", 1, 200, 0.0);
+    unknown.config = Some("no toml".into());
+    unknown.problems = vec!["metrics.jsonl line 3: what?".into()];
+    let empty = RunData { name: "empty".into(), ..RunData::default() };
+    let comparison = compare(&[base.clone(), diverged, unknown, empty.clone()], 1);
+    let told: Vec<bool> = comparison.compared.iter().map(|gap| gap.training.is_some()).collect();
+    assert_eq!(told, [false, true, false]);
+    let notes = comparison.notes.join("\n");
+    for said in [
+        "diverged: 10 of the 100 losses to be averaged are not finite",
+        "unknown: metrics.jsonl line 3: what?",
+        "unknown: the configuration cannot be read",
+        "empty has reported no step yet",
+    ] {
+        assert!(notes.contains(said), "{said} in {notes}");
+    }
+    // Nor do pages of such runs fail.
+    assert!(comparison.html().contains("diverged"));
+    assert!(compare(&[empty.clone(), base, empty], 1).html().contains("</html>"));
+}
+
+#[test]
+fn the_page_shows_the_gap_with_the_spread_of_seeds_and_the_bar() {
+    let runs = [
+        run("bf16-1", "bf16", 1, 300, 0.0),
+        run("bf16-2", "bf16", 2, 300, 0.0005),
+        run("<b>fp8", "fp8-block", 1, 300, 0.001),
+        run("<b>fp8 2", "fp8-block", 2, 300, 0.0012),
+    ];
+    let page = compare(&runs, 2).html();
+    for part in [
+        "Gap to the baseline",
+        "class=\"band c0\"",
+        "class=\"band c1\"",
+        "bar 0.25%",
+        "spread of the baseline&#39;s seeds (95%)",
+        "&lt;b&gt;fp8",
+        "precision.recipe",
+    ] {
+        assert!(page.contains(part), "{part} in {page}");
+    }
+    assert!(!page.contains("<b>fp8") && !page.contains("NaN") && !page.contains("http"));
+}
+
+#[test]
+fn what_is_set_against_a_run_of_its_seed_is_shown_beside_that_run() {
+    let runs = [
+        run("low", "bf16", 1, 100, 0.0),
+        run("high", "bf16", 2, 100, 0.1),
+        run("fp8", "fp8-row", 2, 100, 0.1),
+    ];
+    let comparison = compare(&runs, 2);
+    let figure = training(&comparison);
+    assert_eq!((figure.gap_percent, figure.loss), (0.0, figure.baseline_loss));
+    // Without its like it is set against all.
+    let other = compare(&[runs[0].clone(), runs[1].clone(), run("fp8", "fp8-row", 3, 100, 0.1)], 2);
+    let figure = training(&other);
+    assert_eq!(figure.paired, 0);
+    assert!((4.0..6.0).contains(&figure.gap_percent), "{figure:?}");
+}

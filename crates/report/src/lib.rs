@@ -1,0 +1,119 @@
+//! A run as one HTML page: its figures, curves, samples and configuration.
+//!
+//! ```text
+//! run folder -> RunData (what is in the files) -> History (one line of time) -> charts, figures -> page
+//! ```
+//!
+//! The page needs nothing but itself: styles, curves (SVG) and a small script for reading values under the
+//! pointer are inside; without the script nothing else is missing. It follows the reader's light or dark
+//! setting, fits a phone, and prints. Several runs share one page: their curves lie over each other, and the
+//! keys in which their configurations differ are listed.
+//!
+//! Invariants: whatever the files hold is escaped, so no run can put markup or script into the page; the
+//! page's size does not grow with the number of steps, and thinning a curve keeps its extremes; numbers that
+//! are not finite break a curve and are counted, never drawn.
+
+mod axis;
+mod chart;
+mod compare;
+mod curves;
+mod data;
+mod error;
+mod figures;
+pub mod gap;
+mod heat;
+mod history;
+mod html;
+pub mod inspection;
+pub mod metrics;
+mod page;
+mod range;
+mod summary;
+mod thin;
+
+use std::fs::File;
+use std::io::{ErrorKind, Read, Write};
+use std::path::{Path, PathBuf};
+use xtrain_checkpoint::replace_file;
+
+pub use data::RunData;
+pub use error::ReportError;
+pub use summary::RunSummary;
+
+/// The report's name inside a run folder.
+pub const REPORT_FILE: &str = "report.html";
+/// The resolved configuration's name inside a run folder.
+pub const CONFIG_FILE: &str = "config.toml";
+/// The name of the file for [`RunSummary`] inside a run folder.
+pub const SUMMARY_FILE: &str = "summary.json";
+/// The name of the text that is shown where the metrics have no sample.
+pub const SAMPLE_FILE: &str = "sample.txt";
+
+/// The page of one run.
+pub fn render(run: &RunData) -> String {
+    page::render(std::slice::from_ref(run))
+}
+
+/// One page for several runs, their curves in one chart each.
+pub fn render_all(runs: &[RunData]) -> String {
+    page::render(runs)
+}
+
+/// Writes the report of the run in `run_folder` to `report.html` there, and returns its path.
+pub fn write(run_folder: &Path) -> Result<PathBuf, ReportError> {
+    let path = run_folder.join(REPORT_FILE);
+    write_whole(&path, &render(&RunData::load(run_folder)?))?;
+    Ok(path)
+}
+
+/// Writes one report for the runs in `run_folders` to `path`.
+///
+/// A run is named after its folder, or by the whole path if another folder has the same name. An existing
+/// file is replaced if it is such a report or `overwrite` is set.
+pub fn write_comparison(
+    run_folders: &[impl AsRef<Path>],
+    path: &Path,
+    overwrite: bool,
+) -> Result<(), ReportError> {
+    if !overwrite && !may_be_replaced(path)? {
+        return Err(ReportError::Taken { path: path.to_owned() });
+    }
+    write_whole(path, &render_all(&load_named(run_folders)?))
+}
+
+/// The runs in these folders, each named after its folder, or by the whole path if another has the same name.
+fn load_named(run_folders: &[impl AsRef<Path>]) -> Result<Vec<RunData>, ReportError> {
+    let loaded: Result<Vec<_>, _> = run_folders.iter().map(|folder| RunData::load(folder.as_ref())).collect();
+    let mut runs = loaded?;
+    let names: Vec<String> = runs.iter().map(|run| run.name.clone()).collect();
+    for (run, folder) in runs.iter_mut().zip(run_folders) {
+        if names.iter().filter(|name| **name == run.name).count() > 1 {
+            run.name = folder.as_ref().display().to_string();
+        }
+    }
+    Ok(runs)
+}
+
+/// True if there is no file at `path`, or an empty one, or a report.
+fn may_be_replaced(path: &Path) -> Result<bool, ReportError> {
+    let cannot_read = |source| ReportError::Read { path: path.to_owned(), source };
+    match std::fs::metadata(path) {
+        Err(missing) if missing.kind() == ErrorKind::NotFound => return Ok(!path.is_symlink()),
+        Err(other) => return Err(cannot_read(other)),
+        // Writing says it of a folder.
+        Ok(found) if !found.is_file() => return Ok(found.is_dir()),
+        Ok(_) => {}
+    }
+    let mut head = Vec::new();
+    let file = File::open(path).map_err(cannot_read)?;
+    file.take(page::HEAD.len() as u64).read_to_end(&mut head).map_err(cannot_read)?;
+    Ok(head.is_empty() || head == page::HEAD.as_bytes())
+}
+
+/// The file is whole or as before.
+fn write_whole(path: &Path, text: &str) -> Result<(), ReportError> {
+    Ok(replace_file(path, |out| out.write_all(text.as_bytes()))?)
+}
+
+#[cfg(test)]
+mod tests;

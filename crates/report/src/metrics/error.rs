@@ -1,0 +1,35 @@
+//! Why metrics could not be written or read: the file, the reason, and what to do.
+
+use std::io;
+use std::path::{Path, PathBuf};
+use xtrain_config::files::advice;
+
+/// A metrics file that could not be created, written or read.
+#[derive(Debug, thiserror::Error)]
+pub enum MetricsError {
+    /// A fresh run in a folder that already has the metrics of another.
+    #[error("{} already holds the metrics of a run: resume that run, or choose another run folder", path.display())]
+    Exists {
+        /// The existing file.
+        path: PathBuf,
+    },
+    /// A file cannot be put in the place of its older self.
+    #[error(transparent)]
+    Replace(#[from] xtrain_checkpoint::CheckpointError),
+    /// The operating system refused.
+    #[error("{}: cannot {action}: {source}{}", path.display(), advice(source))]
+    Io {
+        /// Action that failed, such as `write metrics`.
+        action: &'static str,
+        /// The file it was tried on.
+        path: PathBuf,
+        /// The system's reason.
+        source: io::Error,
+    },
+}
+
+impl MetricsError {
+    pub(super) fn io<'a>(action: &'static str, path: &'a Path) -> impl FnOnce(io::Error) -> Self + 'a {
+        move |source| Self::Io { action, path: path.to_owned(), source }
+    }
+}

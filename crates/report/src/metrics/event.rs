@@ -1,0 +1,195 @@
+//! The things a run reports, as plain values.
+
+use std::path::PathBuf;
+use xtrain_model::Recipe;
+
+/// Name of an evaluation in the files.
+pub(super) const EVAL: &str = "eval";
+/// Name of a sample in the files.
+pub(super) const SAMPLE: &str = "sample";
+
+/// Metrics of one reported optimizer step.
+///
+/// Values that may be NaN or infinite (loss, grad_norm) are reported unchanged in every format.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct StepMetrics {
+    /// Number of attempted steps, this one included: the first step is 1.
+    pub step: u64,
+    /// Mean cross-entropy of the step's unmasked targets, in nats.
+    pub loss: f64,
+    /// Global L2 norm of the gradient before clipping.
+    pub grad_norm: f64,
+    /// Learning rate that this step used.
+    pub lr: f64,
+    /// Memory held for the run, in bytes.
+    pub memory_bytes: u64,
+    /// Memory of the device or the machine, in bytes, where it is known.
+    pub memory_total_bytes: Option<u64>,
+    /// Tokens trained on per second of wall time since the previous report.
+    pub tokens_per_second: f64,
+    /// Model FLOPs per second since the previous report, in 1e12.
+    pub tflops: f64,
+    /// `tflops` as a fraction of the device's stated peak; absent where no peak is stated, as on a CPU.
+    pub mfu: Option<f64>,
+    /// Tokens trained on since the start of the run.
+    pub tokens: u64,
+    /// Passes over the training data so far: 1.5 is the middle of the second.
+    pub epoch: f64,
+    /// Mean wall time of a step since the previous report, in milliseconds.
+    pub step_ms: f64,
+    /// Steps skipped so far because loss or gradient was not finite.
+    pub skipped: u64,
+    /// Estimated seconds until the end of the run, where there is an estimate.
+    pub seconds_left: Option<f64>,
+}
+
+impl StepMetrics {
+    /// Share of the total memory that the run holds, 0 to 1; absent where the total is unknown.
+    pub fn memory_share(&self) -> Option<f64> {
+        let total = self.memory_total_bytes.filter(|&total| total > 0)?;
+        Some(self.memory_bytes as f64 / total as f64)
+    }
+}
+
+/// The figures of one evaluation on held-out data.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct EvalMetrics {
+    /// Attempted steps before this evaluation.
+    pub step: u64,
+    /// Mean cross-entropy of the evaluated targets, in nats a token.
+    pub loss: f64,
+    /// Cross-entropy in bits a byte of text, where the text's length is known.
+    pub bits_per_byte: Option<f64>,
+}
+
+impl EvalMetrics {
+    /// e to the power of the loss: infinite where that overflows.
+    pub fn perplexity(&self) -> f64 {
+        self.loss.exp()
+    }
+}
+
+/// A checkpoint is complete on disk.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Checkpoint {
+    /// Attempted steps that it holds.
+    pub step: u64,
+    /// Its folder.
+    pub path: PathBuf,
+}
+
+/// A step whose update was left out because its loss or gradient was not finite.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct SkippedStep {
+    /// The step.
+    pub step: u64,
+    /// Its loss.
+    pub loss: f64,
+    /// Its gradient norm.
+    pub grad_norm: f64,
+    /// Steps skipped so far, this one included.
+    pub skipped: u64,
+}
+
+/// The run went on from a checkpoint.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Resumed {
+    /// The step of that checkpoint.
+    pub step: u64,
+    /// The recipes before and from there on, where they differ.
+    pub switched: Option<[Recipe; 2]>,
+}
+
+impl Resumed {
+    /// The run went on after this step as before.
+    pub fn after(step: u64) -> Self {
+        Resumed { step, switched: None }
+    }
+}
+
+/// A reference segment: steps of an FP8 run that were also run in bf16, from the same state on the same
+/// batches.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Reference {
+    /// Its last step.
+    pub step: u64,
+    /// Number of its steps.
+    pub steps: u64,
+    /// Mean loss of the run's own steps, in nats a token.
+    pub loss: f64,
+    /// Mean loss of the same steps in bf16.
+    pub bf16_loss: f64,
+}
+
+impl Reference {
+    /// Loss of the run above that in bf16, as a share of the latter.
+    pub fn gap(&self) -> f64 {
+        self.loss / self.bf16_loss - 1.0
+    }
+}
+
+/// Text that the model wrote.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Sample {
+    /// Attempted steps before it.
+    pub step: u64,
+    /// The prompt.
+    pub prompt: String,
+    /// The continuation, without the prompt.
+    pub text: String,
+}
+
+/// One thing that a run reports.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Event {
+    /// The figures of a step.
+    Step(StepMetrics),
+    /// The figures of an evaluation.
+    Eval(EvalMetrics),
+    /// A checkpoint was saved.
+    Checkpoint(Checkpoint),
+    /// A step was skipped.
+    Skipped(SkippedStep),
+    /// The run was resumed.
+    Resumed(Resumed),
+    /// A reference segment is complete.
+    Reference(Reference),
+    /// The model wrote some text.
+    Sample(Sample),
+}
+
+impl Event {
+    /// The step that the event belongs to.
+    pub fn step(&self) -> u64 {
+        match self {
+            Self::Step(m) => m.step,
+            Self::Eval(m) => m.step,
+            Self::Checkpoint(c) => c.step,
+            Self::Skipped(s) => s.step,
+            Self::Resumed(r) => r.step,
+            Self::Reference(r) => r.step,
+            Self::Sample(s) => s.step,
+        }
+    }
+}
+
+macro_rules! event_from {
+    ($($payload:ident => $variant:ident),*) => {$(
+        impl From<$payload> for Event {
+            fn from(payload: $payload) -> Self {
+                Self::$variant(payload)
+            }
+        }
+    )*};
+}
+
+event_from!(StepMetrics => Step, EvalMetrics => Eval, Checkpoint => Checkpoint, SkippedStep => Skipped, Resumed => Resumed, Reference => Reference, Sample => Sample);
+
+/// An event and when it happened.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Record {
+    /// Seconds since 1970-01-01 UTC, to the millisecond.
+    pub time: f64,
+    /// The event.
+    pub event: Event,
+}

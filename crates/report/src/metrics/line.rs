@@ -1,0 +1,91 @@
+//! An event as one line for the terminal and the log.
+
+use super::event::{Event, StepMetrics};
+use super::format;
+
+/// The line for `event`; `total_steps`, where it is known, follows the step number.
+///
+/// Successive step lines align. A sample's text keeps its own line breaks and is set in, so that its end is
+/// seen; control characters in it, which could reprogram a terminal, are shown as U+FFFD.
+///
+/// ```text
+/// step  120/2000  loss  3.4512  grad_norm  0.84  lr 9.98e-4  mem 0.42 GiB (2%)  61.2k tok/s  0.040 TFLOP/s  left 2m41s
+/// ```
+pub fn line(event: &Event, total_steps: Option<u64>) -> String {
+    let at = |step: u64| step_of(step, total_steps);
+    match event {
+        Event::Step(metrics) => step_line(metrics, total_steps),
+        Event::Eval(metrics) => {
+            let bits = metrics.bits_per_byte.map(|bits| format!("  {bits:.4} bits/byte")).unwrap_or_default();
+            let perplexity = format::significant(metrics.perplexity());
+            format!("eval {}  loss {:7.4}  perplexity {perplexity}{bits}", at(metrics.step), metrics.loss)
+        }
+        Event::Checkpoint(saved) => {
+            format!("save {}  {}", at(saved.step), printable(&saved.path.to_string_lossy()))
+        }
+        Event::Skipped(skip) => format!(
+            "skip {}  loss {}  grad_norm {}: not finite, no update  skipped {}",
+            at(skip.step),
+            format::significant(skip.loss),
+            format::significant(skip.grad_norm),
+            skip.skipped
+        ),
+        Event::Reference(reference) => format!(
+            "reference {}  loss {:7.4}  in bf16 {:7.4}  gap {:+.3}% over {} steps",
+            at(reference.step),
+            reference.loss,
+            reference.bf16_loss,
+            100.0 * reference.gap(),
+            reference.steps
+        ),
+        Event::Resumed(resumed) => {
+            let switched =
+                resumed.switched.map(|[before, now]| format!(", from {} to {}", before.name(), now.name()));
+            format!("resumed after step {}{}", resumed.step, switched.unwrap_or_default())
+        }
+        Event::Sample(sample) => {
+            let text = printable(&format!("{}{}", sample.prompt, sample.text));
+            let lines: String = text.lines().map(|line| format!("\n    {line}")).collect();
+            format!("sample after step {}:{lines}", sample.step)
+        }
+    }
+}
+
+fn step_line(m: &StepMetrics, total_steps: Option<u64>) -> String {
+    let mut text = format!(
+        "step {}  loss {:7.4}  grad_norm {:>5}  lr {:.2e}  mem {}",
+        step_of(m.step, total_steps),
+        m.loss,
+        format::significant(m.grad_norm),
+        m.lr,
+        format::gib(m.memory_bytes),
+    );
+    if let Some(share) = m.memory_share() {
+        text += &format!(" ({})", format::percent(share, 0));
+    }
+    let (rate, tflops) = (format::count(m.tokens_per_second), format::significant(m.tflops));
+    text += &format!("  {rate:>5} tok/s  {tflops:>5} TFLOP/s");
+    if let Some(mfu) = m.mfu {
+        text += &format!("  MFU {}", format::percent(mfu, 1));
+    }
+    if m.skipped > 0 {
+        text += &format!("  skipped {}", m.skipped);
+    }
+    // The last step leaves nothing.
+    if let Some(seconds) = m.seconds_left.filter(|&seconds| seconds != 0.0) {
+        text += &format!("  left {}", format::duration(seconds));
+    }
+    text
+}
+
+/// ` 120/2000`: the step as wide as the total, or as six digits where that is unknown.
+fn step_of(step: u64, total_steps: Option<u64>) -> String {
+    match total_steps {
+        Some(total) => format!("{step:>width$}/{total}", width = total.to_string().len()),
+        None => format!("{step:>6}"),
+    }
+}
+
+fn printable(text: &str) -> String {
+    text.chars().map(|c| if c.is_control() && c != '\n' && c != '\t' { '\u{FFFD}' } else { c }).collect()
+}

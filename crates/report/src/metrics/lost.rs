@@ -1,0 +1,35 @@
+//! The part of a run's metrics that a resume drops.
+
+use super::event::{EVAL, SAMPLE};
+use xtrain_model::Recipe;
+
+/// Records after the checkpoint of a resumed run. They are removed from its files, because the run writes
+/// them again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Lost {
+    /// Attempted steps that the checkpoint holds; 0 at the start. Records of later steps are lost.
+    pub after: u64,
+    /// The evaluation of that step itself is lost: the run was stopped in it.
+    pub evaluation: bool,
+    /// The samples of that step itself are lost: it is the last one.
+    pub samples: bool,
+    /// See [`Resumed::switched`](super::Resumed::switched).
+    pub switched: Option<[Recipe; 2]>,
+}
+
+impl Lost {
+    /// The records lost by a run that resumes after `step`.
+    pub fn after(step: u64) -> Self {
+        Lost { after: step, evaluation: false, samples: false, switched: None }
+    }
+
+    /// True if a record of this step and kind is lost.
+    pub(super) fn holds(&self, step: u64, kind: &str) -> bool {
+        let again = match kind {
+            EVAL => self.evaluation,
+            SAMPLE => self.samples,
+            _ => false,
+        };
+        step > self.after || (step == self.after && again)
+    }
+}

@@ -1,0 +1,35 @@
+//! What a run says about itself: the figures of a step, the events around them, and the forms they take.
+//!
+//! | form | file | for |
+//! |---|---|---|
+//! | JSON lines | `metrics.jsonl` in the run folder ([`jsonl`]) | programs, and `report` |
+//! | TensorBoard events | `events.out.tfevents.*` in the run folder ([`tensorboard`]) | dashboards |
+//! | one line of text | the terminal ([`line()`]) | people |
+//!
+//! An [`Event`] is made once by the trainer, and a [`MetricsSink`] writes it into each file; the text is a
+//! pure function, because the binary decides between a progress bar and plain lines.
+//!
+//! Invariants: a line is in the file when `record` returns; a killed and resumed run has one history, without
+//! the steps that were lost; a write that fails names its file and leaves no half line behind.
+//!
+//! Deliberately absent: averaging, timing and the peak that MFU refers to. They belong to the trainer.
+
+mod error;
+mod event;
+pub mod format;
+pub mod jsonl;
+mod line;
+mod lost;
+mod sink;
+pub mod tensorboard;
+
+pub use error::MetricsError;
+pub use event::{
+    Checkpoint, EvalMetrics, Event, Record, Reference, Resumed, Sample, SkippedStep, StepMetrics,
+};
+pub use line::line;
+pub use lost::Lost;
+pub use sink::{MetricsSink, Outputs, SinkStart};
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,121 @@
+//! The event file of one process of a run.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+
+use super::{frame::frame, proto, resume};
+use crate::metrics::event::SAMPLE;
+use crate::metrics::{Event, Lost, MetricsError, Record};
+
+const PREFIX: &str = "events.out.tfevents.";
+const SUFFIX: &str = ".xtrain";
+
+/// An open event file. Each record is one write, with nothing held back.
+#[derive(Debug)]
+pub struct Writer {
+    file: File,
+    path: PathBuf,
+    len_bytes: u64,
+}
+
+impl Writer {
+    /// Creates an event file in `folder`, at `time` (seconds since 1970).
+    ///
+    /// The name holds the time, or one second more than the newest file there, so that names sort in the
+    /// order in which the files were created. Events that are `lost` are cut off the existing files, and
+    /// their steps are declared void in the new one.
+    pub fn create(folder: &Path, time: f64, lost: Option<Lost>) -> Result<Self, MetricsError> {
+        let files = event_files(folder).map_err(MetricsError::io("read the run folder", folder))?;
+        if let Some(lost) = lost {
+            for (_, path) in &files {
+                resume::cut(path, lost).map_err(MetricsError::io("cut TensorBoard events", path))?;
+            }
+        }
+        let newest = files.iter().map(|&(stamp, _)| stamp).max();
+        let stamp = newest.map_or(0, |newest| newest.saturating_add(1)).max(time as u64);
+        let path = folder.join(format!("{PREFIX}{stamp:010}{SUFFIX}"));
+        let file = OpenOptions::new().create_new(true).append(true).open(&path);
+        let file = file.map_err(MetricsError::io("open TensorBoard events", &path))?;
+        let mut writer = Self { file, path, len_bytes: 0 };
+        writer.append(&proto::file_version(time))?;
+        if let Some(lost) = lost {
+            writer.append(&proto::session_start(time, lost.after.saturating_add(1)))?;
+        }
+        Ok(writer)
+    }
+
+    /// Writes the scalars or the text of `record`; events that have neither are left out.
+    pub fn write(&mut self, record: &Record) -> Result<(), MetricsError> {
+        let (time, step) = (record.time, record.event.step());
+        match &record.event {
+            Event::Sample(sample) => {
+                // Four spaces begin a Markdown code block, which shows the text verbatim.
+                let text = format!("{}{}", sample.prompt, sample.text);
+                let block: String = text.lines().map(|line| format!("    {line}\n")).collect();
+                self.append(&proto::text(time, step, SAMPLE, &block))
+            }
+            event => {
+                let scalars = scalars(event);
+                if scalars.is_empty() { Ok(()) } else { self.append(&proto::scalars(time, step, &scalars)) }
+            }
+        }
+    }
+
+    /// The file.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// After an error the file is as it was: readers stop at a torn frame.
+    fn append(&mut self, payload: &[u8]) -> Result<(), MetricsError> {
+        let frame = frame(payload);
+        if let Err(source) = self.file.write_all(&frame) {
+            // The error to report is the write's.
+            let _ = self.file.set_len(self.len_bytes);
+            return Err(MetricsError::io("write TensorBoard events", &self.path)(source));
+        }
+        self.len_bytes += frame.len() as u64;
+        Ok(())
+    }
+}
+
+fn scalars(event: &Event) -> Vec<(&'static str, f64)> {
+    match event {
+        Event::Step(m) => {
+            let mut scalars = vec![
+                ("train/loss", m.loss),
+                ("train/grad_norm", m.grad_norm),
+                ("train/lr", m.lr),
+                ("train/tokens_per_second", m.tokens_per_second),
+                ("train/tflops", m.tflops),
+                ("train/step_ms", m.step_ms),
+                ("train/tokens", m.tokens as f64),
+                ("train/epoch", m.epoch),
+                ("train/memory_gib", m.memory_bytes as f64 / f64::from(1 << 30)),
+                ("train/skipped", m.skipped as f64),
+            ];
+            scalars.extend(m.mfu.map(|mfu| ("train/mfu", mfu)));
+            scalars
+        }
+        Event::Eval(m) => {
+            let mut scalars = vec![("eval/loss", m.loss), ("eval/perplexity", m.perplexity())];
+            scalars.extend(m.bits_per_byte.map(|bits| ("eval/bits_per_byte", bits)));
+            scalars
+        }
+        Event::Reference(r) => vec![("reference/gap", r.gap()), ("reference/bf16_loss", r.bf16_loss)],
+        Event::Checkpoint(_) | Event::Skipped(_) | Event::Resumed(_) | Event::Sample(_) => Vec::new(),
+    }
+}
+
+/// The event files of xtrain in `folder`, each with the time in its name.
+fn event_files(folder: &Path) -> io::Result<Vec<(u64, PathBuf)>> {
+    let mut files = Vec::new();
+    for entry in fs::read_dir(folder)? {
+        let path = entry?.path();
+        let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+        let stamp = name.strip_prefix(PREFIX).and_then(|name| name.strip_suffix(SUFFIX)?.parse().ok());
+        files.extend(stamp.map(|stamp| (stamp, path)));
+    }
+    Ok(files)
+}

@@ -1,0 +1,50 @@
+//! Promises to readers of the metrics.
+
+mod jsonl;
+mod sink;
+mod tensorboard;
+mod text;
+
+use super::*;
+use xtrain_model::Recipe;
+
+/// A step as a small CPU run reports it.
+fn step(step: u64) -> StepMetrics {
+    StepMetrics {
+        step,
+        loss: 3.4512,
+        grad_norm: 0.84,
+        lr: 9.98e-4,
+        memory_bytes: 450_971_566,
+        memory_total_bytes: Some(25 << 30),
+        tokens_per_second: 61_234.0,
+        tflops: 0.0396,
+        mfu: None,
+        tokens: step * 4096,
+        epoch: 0.25,
+        step_ms: 66.9,
+        skipped: 0,
+        seconds_left: Some(161.0),
+    }
+}
+
+fn records() -> Vec<Record> {
+    let events = [
+        Event::from(step(1)),
+        StepMetrics { mfu: Some(0.41), seconds_left: None, memory_total_bytes: None, ..step(2) }.into(),
+        EvalMetrics { step: 2, loss: 2.5, bits_per_byte: Some(1.87) }.into(),
+        EvalMetrics { step: 2, loss: 900.0, bits_per_byte: None }.into(),
+        SkippedStep { step: 3, loss: f64::INFINITY, grad_norm: f64::NEG_INFINITY, skipped: 1 }.into(),
+        Checkpoint { step: 3, path: "runs/ä b/step-3".into() }.into(),
+        Resumed::after(3).into(),
+        Resumed { step: 3, switched: Some([Recipe::Bf16, Recipe::Fp8Block]) }.into(),
+        Reference { step: 8, steps: 4, loss: 2.002, bf16_loss: 2.0 }.into(),
+        Reference { step: 16, steps: 4, loss: f64::INFINITY, bf16_loss: 2.0 }.into(),
+        Sample { step: 3, prompt: "Once \"upon\"".into(), text: "\n a\ttime\u{1b}[2J\u{2028}".into() }.into(),
+    ];
+    events
+        .into_iter()
+        .enumerate()
+        .map(|(at, event)| Record { time: 1.5e9 + at as f64 / 4.0, event })
+        .collect()
+}

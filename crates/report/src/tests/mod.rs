@@ -1,0 +1,41 @@
+//! Promises to readers of a report.
+
+mod axis;
+mod curve;
+mod files;
+mod inspection;
+mod markup;
+mod page;
+
+use super::*;
+use crate::metrics::{Checkpoint, EvalMetrics, Event, Record, Resumed, Sample, SkippedStep, StepMetrics};
+
+/// A run of `steps` steps whose loss falls from 10, evaluated every tenth step.
+fn run(name: &str, steps: u64) -> RunData {
+    let mut records = Vec::new();
+    let mut add = |step: u64, event: Event| records.push(Record { time: 1.764e9 + step as f64, event });
+    for step in 1..=steps {
+        let loss = 2.0 + 8.0 * (-(step as f64) / 20.0).exp();
+        let metrics = StepMetrics {
+            step,
+            loss,
+            grad_norm: loss / 4.0,
+            lr: 1e-3 / step as f64,
+            memory_bytes: 1 << 28,
+            tokens_per_second: 5e4,
+            tokens: step * 1000,
+            step_ms: 20.0,
+            ..StepMetrics::default()
+        };
+        add(step, metrics.into());
+        if step % 10 == 0 {
+            add(step, EvalMetrics { step, loss: loss + 0.125, bits_per_byte: Some(1.5) }.into());
+        }
+    }
+    let config = Some(format!("[train]\nsteps = {steps}\nseed = 1\n"));
+    RunData { name: name.to_owned(), records, config, ..RunData::default() }
+}
+
+fn record(event: impl Into<Event>) -> Record {
+    Record { time: 1.764e9, event: event.into() }
+}

@@ -1,0 +1,310 @@
+//! The data of a run: its tokenizer, its training samples, and what it validates on.
+
+use crate::error::RunError;
+use crate::source::are_shards;
+use std::collections::HashSet;
+use std::io::ErrorKind;
+use std::ops::ControlFlow;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use xtrain_config::{Config, Source, Sources, TokenizerChoice};
+use xtrain_data::{
+    DataError, Dataset, DocumentMask, InputOptions, LearnProgress, Loader, LoaderOptions, PrepareOptions,
+    Progress, TextFiles, TokenStream, Tokenizer, Validation, VocabularyKind, learn_cached, list_inputs,
+    prepare_cached,
+};
+
+/// Something that a run does before its first step.
+#[derive(Clone, Debug)]
+pub enum Notice {
+    /// A vocabulary is learned from the training text.
+    Learning {
+        /// The vocabulary.
+        vocabulary: VocabularyKind,
+        /// Its progress.
+        progress: LearnProgress,
+    },
+    /// A text is turned into tokens.
+    Tokenizing {
+        /// The source.
+        path: String,
+        /// Its progress.
+        progress: Progress,
+    },
+}
+
+/// The data of a run.
+pub struct Corpus {
+    /// The tokenizer.
+    pub tokenizer: Tokenizer,
+    /// The training samples.
+    pub loader: Loader,
+    /// The validation data, all of it.
+    pub validation: Option<Validation>,
+}
+
+impl Corpus {
+    /// Opens everything that `[data]` names, and tokenizes text that is not in the cache yet. `saved` is the
+    /// tokenizer in the run folder, if a run is resumed.
+    pub fn open(
+        config: &Config,
+        saved: Option<&Path>,
+        notice: &mut dyn FnMut(Notice) -> ControlFlow<()>,
+    ) -> Result<Self, RunError> {
+        let data = &config.data;
+        let train = open_inputs(config, "data.train", &data.train)?;
+        let valid = data.valid.as_ref().map(|valid| open_inputs(config, "data.valid", valid)).transpose()?;
+        refuse_repeated_paths("data.train", &train)?;
+        refuse_repeated_paths("data.valid", valid.as_deref().unwrap_or_default())?;
+        refuse_shared_paths(&train, valid.as_deref().unwrap_or_default())?;
+        let tokenizer = match saved {
+            Some(folder) => Tokenizer::load(folder)?,
+            None => tokenizer(config, &train, notice)?,
+        };
+        let tokenizer = tokenizer.with_begin_of_document(data.begin_of_document)?;
+        let mut cache = Cache { config, tokenizer: &tokenizer, notice };
+        let streams = cache.streams(train)?;
+        let mask = if data.document_mask { DocumentMask::On } else { DocumentMask::Off };
+        let explicit = match valid {
+            Some(valid) => {
+                let valid: Vec<_> = cache.streams(valid)?.into_iter().map(|s| s.stream).collect();
+                refuse_shared_tokens(&streams, &valid)?;
+                Some(Validation::new(valid, data.seq_len, mask)?)
+            }
+            None => None,
+        };
+        let held_out = Some(data.held_out()).filter(|&fraction| fraction > 0.0);
+        let options =
+            LoaderOptions { seq_len: data.seq_len, seed: config.train.seed, document_mask: mask, held_out };
+        let loader = Loader::new(streams, options)?;
+        let validation = explicit.or_else(|| loader.validation());
+        Ok(Corpus { tokenizer, loader, validation })
+    }
+}
+
+/// A stream of tokens to be: a source of the configuration, or several that are one text together.
+struct Input {
+    /// For messages.
+    name: String,
+    weight: Option<f64>,
+    data: InputData,
+}
+
+/// Data of an input.
+enum InputData {
+    Shards(Dataset),
+    Text(TextFiles),
+}
+
+/// Opens `sources`, the value of `key`. Neighbouring texts that have no weight and are read with the same
+/// options are one input, like the files of a folder: each may be shorter than a sequence.
+fn open_inputs(config: &Config, key: &str, sources: &Sources) -> Result<Vec<Input>, RunError> {
+    let options = |source: &Source| InputOptions {
+        field: config.data.text_field(source).to_owned(),
+        separator: config.data.separator(source).map(str::to_owned),
+    };
+    let are_one = |a: &Source, b: &Source| {
+        let is_mixed_by_size = |source: &Source| source.weight.is_none() && !are_shards(source);
+        is_mixed_by_size(a) && is_mixed_by_size(b) && options(a) == options(b)
+    };
+    let groups = sources.0.chunk_by(are_one);
+    groups
+        .map(|group| {
+            let first = &group[0];
+            let paths: Vec<&str> = group.iter().map(|source| source.path.as_str()).collect();
+            let name = match paths.as_slice() {
+                [only] => (*only).to_owned(),
+                [first, others @ ..] => format!("{first} and {} more", others.len()),
+                [] => String::new(),
+            };
+            let data = match are_shards(first) {
+                true => InputData::Shards(Dataset::open(&first.path)?),
+                false => InputData::Text(TextFiles {
+                    inputs: list_inputs(&paths).map_err(|error| not_there(key, error))?,
+                    options: options(first),
+                }),
+            };
+            Ok(Input { name, weight: first.weight, data })
+        })
+        .collect()
+}
+
+/// The error for a text of `key` that is not there, with where its path starts.
+fn not_there(key: &str, error: DataError) -> RunError {
+    match &error {
+        DataError::Io { path, source, .. } if source.kind() == ErrorKind::NotFound && path.is_relative() => {
+            RunError::Refused(format!(
+                "{error} (paths start at the folder you are in); --set {key}=FILE names another text"
+            ))
+        }
+        _ => error.into(),
+    }
+}
+
+impl InputData {
+    /// The files or the folder, by where they lead. What cannot be looked up fails where it is read.
+    fn paths(&self) -> Vec<PathBuf> {
+        let paths = match self {
+            InputData::Shards(dataset) => vec![dataset.folder()],
+            InputData::Text(texts) => texts.inputs.iter().map(|file| file.path.as_path()).collect(),
+        };
+        paths.into_iter().filter_map(|path| path.canonicalize().ok()).collect()
+    }
+
+    /// Options for reading its documents; `None` if it is tokens.
+    fn options(&self) -> Option<&InputOptions> {
+        match self {
+            InputData::Shards(_) => None,
+            InputData::Text(texts) => Some(&texts.options),
+        }
+    }
+}
+
+/// Refuses a path that two sources of `key` read with the same options: its weight would be the sum of both,
+/// unnoticed. Two fields of one file are two texts.
+fn refuse_repeated_paths(key: &str, inputs: &[Input]) -> Result<(), RunError> {
+    let mut seen: Vec<(PathBuf, &Input)> = Vec::new();
+    for input in inputs {
+        for path in input.data.paths() {
+            let is_repeated =
+                |(other, by): &(PathBuf, &Input)| *other == path && by.data.options() == input.data.options();
+            if let Some((_, by)) = seen.iter().find(|seen| is_repeated(seen)) {
+                return Err(RunError::Refused(format!(
+                    "{key} names {} twice, in {:?} and in {:?}; name it once, with the sum of their weights",
+                    path.display(),
+                    by.name,
+                    input.name
+                )));
+            }
+            seen.push((path, input));
+        }
+    }
+    Ok(())
+}
+
+/// Refuses files and datasets that are both trained and validated on: the validation loss would be that of
+/// memorised text.
+fn refuse_shared_paths(train: &[Input], valid: &[Input]) -> Result<(), RunError> {
+    let trained: HashSet<PathBuf> = train.iter().flat_map(|input| input.data.paths()).collect();
+    for input in valid {
+        if let Some(shared) = input.data.paths().into_iter().find(|path| trained.contains(path)) {
+            let name = shared.file_name().unwrap_or_default().to_string_lossy().into_owned();
+            return Err(trained_on(&format!("{name} of data.valid = {:?}", input.name), "is"));
+        }
+    }
+    Ok(())
+}
+
+/// Refuses validation tokens that are also trained on, for copied texts and texts that were tokenized before.
+fn refuse_shared_tokens(
+    train: &[xtrain_data::MixtureSource],
+    valid: &[Arc<dyn TokenStream>],
+) -> Result<(), RunError> {
+    let is_trained = |stream: &Arc<dyn TokenStream>| {
+        train.iter().any(|source| source.stream.fingerprint() == stream.fingerprint())
+    };
+    match valid.iter().find(|stream| is_trained(stream)) {
+        Some(stream) => Err(trained_on(&format!("data.valid = {:?}", stream.name()), "holds what is")),
+        None => Ok(()),
+    }
+}
+
+fn trained_on(what: &str, is: &str) -> RunError {
+    RunError::Refused(format!(
+        "{what} {is} in data.train too; validate on other text, or leave data.valid out and a part of data.train is held out"
+    ))
+}
+
+/// The tokenizer of the configuration. If it would be learned from the text but there are token shards,
+/// theirs is used.
+fn tokenizer(
+    config: &Config,
+    train: &[Input],
+    notice: &mut dyn FnMut(Notice) -> ControlFlow<()>,
+) -> Result<Tokenizer, RunError> {
+    let choice = config.tokenizer();
+    let shards = train.iter().find_map(|input| match &input.data {
+        InputData::Shards(dataset) => Some(dataset),
+        InputData::Text(_) => None,
+    });
+    if let (Some(dataset), TokenizerChoice::Bpe | TokenizerChoice::Chars) = (shards, &choice) {
+        return Ok(dataset.tokenizer()?);
+    }
+    let vocabulary = match choice {
+        TokenizerChoice::Path(path) => return Ok(Tokenizer::load(path)?),
+        TokenizerChoice::Bytes => return Ok(Tokenizer::bytes()),
+        TokenizerChoice::Chars => VocabularyKind::Chars,
+        TokenizerChoice::Bpe => VocabularyKind::Bpe { size: config.data.bpe_vocab_size() },
+    };
+    let texts: Vec<TextFiles> = train
+        .iter()
+        .filter_map(|input| match &input.data {
+            InputData::Text(texts) => Some(texts.clone()),
+            InputData::Shards(_) => None,
+        })
+        .collect();
+    let cache = Path::new(&config.data.cache_dir);
+    Ok(learn_cached(&texts, vocabulary, cache, &mut |progress| {
+        notice(Notice::Learning { vocabulary, progress })
+    })?)
+}
+
+struct Cache<'a> {
+    config: &'a Config,
+    tokenizer: &'a Tokenizer,
+    notice: &'a mut dyn FnMut(Notice) -> ControlFlow<()>,
+}
+
+impl Cache<'_> {
+    fn streams(&mut self, inputs: Vec<Input>) -> Result<Vec<xtrain_data::MixtureSource>, RunError> {
+        let mut out = Vec::new();
+        for Input { name, weight, data } in inputs {
+            let dataset = match data {
+                InputData::Shards(dataset) => dataset,
+                InputData::Text(TextFiles { inputs, options }) => {
+                    let options = PrepareOptions { input: options, ..PrepareOptions::default() };
+                    let cache = Path::new(&self.config.data.cache_dir);
+                    let notice = &mut *self.notice;
+                    let prepared =
+                        prepare_cached(&inputs, self.tokenizer, &options, cache, &mut |progress| {
+                            notice(Notice::Tokenizing { path: name.clone(), progress: *progress })
+                        })?;
+                    // Messages name the text, not a folder of the cache.
+                    prepared.with_name(&name)
+                }
+            };
+            if dataset.tokenizer_hash() != self.tokenizer.hash_hex() {
+                let remedy = match &self.config.model.init_from {
+                    // The weights of the folder know its own tokens only.
+                    Some(folder) => format!("tokenize the text again with --tokenizer {folder}"),
+                    None => format!("set data.tokenizer = \"{name}\", or tokenize the text again"),
+                };
+                return Err(RunError::Refused(format!(
+                    "the shards in {name} were written with another tokenizer than this run's; {remedy}"
+                )));
+            }
+            if dataset.begin_of_document() != self.tokenizer.document_begin() {
+                return Err(other_beginning(&name, &dataset, self.tokenizer));
+            }
+            let stream: Arc<dyn TokenStream> = Arc::new(dataset);
+            // Without weights, sources are mixed by size.
+            let weight = weight.unwrap_or(stream.token_count() as f64);
+            out.push(xtrain_data::MixtureSource { stream, weight });
+        }
+        Ok(out)
+    }
+}
+
+/// The error for shards whose documents begin with other tokens than the run's.
+fn other_beginning(path: &str, dataset: &Dataset, tokenizer: &Tokenizer) -> RunError {
+    let shown = |tokens: &[u32]| match tokens {
+        [] => "with no token of their own".to_owned(),
+        tokens => format!("with token {}", tokens.iter().map(u32::to_string).collect::<Vec<_>>().join(", ")),
+    };
+    RunError::Refused(format!(
+        "the documents of the shards in {path} begin {}, those of this run {}; set data.begin_of_document = {}, or tokenize the text again",
+        shown(dataset.begin_of_document()),
+        shown(tokenizer.document_begin()),
+        !dataset.begin_of_document().is_empty()
+    ))
+}

@@ -1,0 +1,218 @@
+//! Processors and their engines. Nothing else in this crate names an engine.
+
+mod target;
+
+pub use target::Target;
+
+use crate::error::RunError;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use xtrain_config::{Config, Device};
+use xtrain_cuda::{Arch, CudaError, Gemm, Gpu};
+use xtrain_model::Recipe;
+use xtrain_ops::{attention, registry};
+use xtrain_runtime::{Checks, CpuEngine, CudaEngine, Engine, EngineError};
+
+/// A processor that programs can run on.
+pub enum Processor {
+    /// The CPU.
+    Cpu,
+    /// A GPU of this machine.
+    Cuda(Box<Gpu>),
+}
+
+/// Bytes of a processor's memory that no program can use: those of the system or the driver, and a GPU's
+/// context. An upper bound.
+const RESERVED_BYTES: u64 = 1 << 30;
+
+/// Memory that a step may take.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Room {
+    /// Bytes that can be had.
+    pub available_bytes: u64,
+    /// Bytes that could be had if nothing else ran.
+    pub alone_bytes: u64,
+}
+
+impl Room {
+    /// Room of `bytes`, none of which another program holds.
+    pub fn of(bytes: u64) -> Room {
+        Room { available_bytes: bytes, alone_bytes: bytes }
+    }
+}
+
+/// The recipes, each with the first architecture that runs it. A GPU between the named ones counts as the one
+/// before it.
+pub const RECIPES: [(Recipe, Arch); 6] = [
+    (Recipe::Fp32, Arch::SM80),
+    (Recipe::Bf16, Arch::SM80),
+    (Recipe::Fp8Current, Arch::SM89),
+    (Recipe::Fp8Delayed, Arch::SM89),
+    (Recipe::Fp8Row, Arch::SM90),
+    (Recipe::Fp8Block, Arch::SM90),
+];
+
+impl Processor {
+    /// The processor for `device`.
+    ///
+    /// # Errors
+    ///
+    /// A GPU that is asked for and cannot be used. With [`Device::Auto`] that is a warning, and the CPU is
+    /// used.
+    pub fn choose(device: Device) -> Result<Processor, CudaError> {
+        if device == Device::Cpu {
+            return Ok(Processor::Cpu);
+        }
+        match Gpu::open(0) {
+            Ok(gpu) => Ok(Processor::Cuda(Box::new(gpu))),
+            Err(error) if device == Device::Cuda => Err(error),
+            Err(error) => {
+                if !error.means_no_device() {
+                    tracing::warn!("the GPU is not used: {error}; `xtrain doctor` says more");
+                }
+                Ok(Processor::Cpu)
+            }
+        }
+    }
+
+    /// The processor that somebody asks for by its name.
+    pub fn by_name(device: Device) -> Result<Processor, RunError> {
+        Processor::choose(device).map_err(|error| RunError::Refused(format!("{}: {error}", device.name())))
+    }
+
+    /// The processor that a run file asks for.
+    pub fn for_config(config: &Config) -> Result<Processor, RunError> {
+        Processor::choose(config.train.device)
+            .map_err(|error| RunError::Refused(format!("[train] device = \"cuda\": {error}")))
+    }
+
+    /// An error where it cannot compute under `recipe`: what can, and what else it can do.
+    pub fn check(&self, recipe: Recipe) -> Result<(), RunError> {
+        let Processor::Cuda(gpu) = self else { return Ok(()) };
+        let info = gpu.info();
+        let runs = |(_, from): &&(Recipe, Arch)| info.arch >= *from;
+        match RECIPES.iter().find(|(known, _)| *known == recipe) {
+            Some(needed) if !runs(&needed) => {
+                let others: Vec<_> = RECIPES.iter().filter(runs).map(|(recipe, _)| recipe.name()).collect();
+                Err(RunError::Refused(format!(
+                    "[precision] recipe = {:?} needs compute capability {} or newer, and {} is of {}; it runs {}",
+                    recipe.name(),
+                    needed.1,
+                    info.name,
+                    info.arch,
+                    others.join(", ")
+                )))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// The target that its programs are planned for.
+    pub fn target(&self) -> Target {
+        match self {
+            Processor::Cpu => Target::Cpu,
+            Processor::Cuda(_) => Target::Cuda,
+        }
+    }
+
+    /// Its name for people: `NVIDIA H200`, or `CPU, 2 threads`.
+    pub fn describe(&self) -> String {
+        match self {
+            Processor::Cpu => format!("CPU, {} threads", rayon::current_num_threads()),
+            Processor::Cuda(gpu) => gpu.info().name.clone(),
+        }
+    }
+
+    /// Owner of its memory, for messages.
+    pub fn owner(&self) -> String {
+        match self {
+            Processor::Cpu => "this machine".into(),
+            Processor::Cuda(gpu) => gpu.info().name.clone(),
+        }
+    }
+
+    /// The most bf16 operations a second that it can do, where that is known.
+    pub fn peak_flops(&self) -> Option<f64> {
+        match self {
+            Processor::Cpu => None,
+            Processor::Cuda(gpu) => gpu.info().peak_bf16_flops(),
+        }
+    }
+
+    /// Bytes of memory that are available, if the system tells.
+    pub fn available_bytes(&self) -> Option<u64> {
+        match self {
+            Processor::Cpu => xtrain_runtime::available_bytes(),
+            Processor::Cuda(gpu) => gpu.context().memory().ok().map(|(free, _)| free as u64),
+        }
+    }
+
+    /// Bytes of memory that would be available if nothing else ran, if the system tells.
+    pub fn total_bytes(&self) -> Option<u64> {
+        match self {
+            Processor::Cpu => xtrain_runtime::total_bytes(),
+            Processor::Cuda(gpu) => Some(gpu.info().memory_bytes as u64),
+        }
+    }
+
+    /// Memory that programs can use now, and could use if nothing else ran, if the system tells.
+    pub fn room(&self) -> Option<Room> {
+        let available_bytes = self.available_bytes()?;
+        let alone_bytes = self.total_bytes().map_or(0, |bytes| bytes.saturating_sub(RESERVED_BYTES));
+        Some(Room { available_bytes, alone_bytes: alone_bytes.max(available_bytes) })
+    }
+
+    /// Makes it use recorded algorithms. The CPU has no choice of algorithms.
+    pub fn adopt(&self, choices: &BTreeMap<String, String>) {
+        if let Processor::Cuda(gpu) = self {
+            gpu.adopt(choices);
+        }
+    }
+
+    /// An empty engine on it that makes these checks.
+    pub fn engine(self, checks: Checks) -> Result<Box<dyn Engine>, EngineError> {
+        match self {
+            Processor::Cpu => {
+                let mut engine = CpuEngine::new(Arc::new(registry::cpu_kernels()));
+                engine.set_checks(checks);
+                Ok(Box::new(engine))
+            }
+            Processor::Cuda(gpu) => {
+                for unknown in unknown_algorithms(&xtrain_cuda::preferred_algorithms()) {
+                    tracing::warn!("{unknown}");
+                }
+                let mut engine = CudaEngine::new(Arc::new(registry::cuda_kernels()), *gpu)?;
+                engine.set_checks(checks);
+                Ok(Box::new(engine))
+            }
+        }
+    }
+}
+
+/// A warning for each of the `preferred` algorithms that does not exist and would be ignored.
+fn unknown_algorithms(preferred: &[String]) -> Vec<String> {
+    let mut known = attention::algorithms();
+    known.extend(Gemm::ALGORITHM_NAMES.map(str::to_owned));
+    let unknown = preferred.iter().filter(|name| !known.contains(name));
+    let said = |name| {
+        format!("XTRAIN_PREFER names {name:?}, which is not an algorithm; known are {}", known.join(", "))
+    };
+    unknown.map(said).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_way_that_is_none_is_told_with_those_that_are() {
+        let named = |names: &[&str]| {
+            unknown_algorithms(&names.iter().map(|&name| name.to_owned()).collect::<Vec<_>>())
+        };
+        assert_eq!(named(&["own", "cuDNN", "whole", "4x1 over 64"]), Vec::<String>::new());
+        let said = named(&["own", "nonsense"]);
+        assert_eq!(said.len(), 1);
+        assert!(said[0].starts_with("XTRAIN_PREFER names \"nonsense\", "), "{said:?}");
+        assert!(said[0].contains("; known are cuDNN, own, whole, 16x1 over 32, "), "{said:?}");
+    }
+}

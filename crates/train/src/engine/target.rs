@@ -1,0 +1,83 @@
+//! The kind of processor that programs are planned for.
+
+use super::Processor;
+use std::collections::HashMap;
+use xtrain_config::Device;
+use xtrain_model::Recipe;
+use xtrain_ops::registry;
+use xtrain_program::{Plan, Program, Region, Storage};
+use xtrain_runtime::{cpu_work_bytes, cpu_workspace, cuda_workspace};
+use xtrain_tensor::host::ALIGN_BYTES;
+
+/// Kind of processor that a program is planned for. No such processor need be present.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Target {
+    /// Cores.
+    Cpu,
+    /// A GPU.
+    Cuda,
+}
+
+impl Target {
+    /// The target of `device` on this machine. A GPU that is asked for need not be present.
+    pub fn for_device(device: Device) -> Target {
+        match device {
+            Device::Cpu => Target::Cpu,
+            Device::Cuda => Target::Cuda,
+            Device::Auto => Processor::choose(device).map_or(Target::Cpu, |processor| processor.target()),
+        }
+    }
+
+    /// The default recipe: bf16 on tensor cores.
+    pub fn recipe(self) -> Recipe {
+        match self {
+            Target::Cpu => Recipe::Fp32,
+            Target::Cuda => Recipe::Bf16,
+        }
+    }
+
+    /// The memory plan of `program`.
+    pub fn plan(self, program: &Program) -> Plan {
+        match self {
+            Target::Cpu => Plan::of(program, &cpu_workspace(&registry::cpu_kernels())),
+            Target::Cuda => Plan::of(program, &cuda_workspace(&registry::cuda_kernels())),
+        }
+    }
+
+    /// Upper bound of the bytes that the kernels of `programs` use besides their plans: none on a GPU.
+    pub fn work_bytes(self, programs: &[&Program]) -> usize {
+        match self {
+            Target::Cpu => cpu_work_bytes(&registry::cpu_kernels(), programs),
+            Target::Cuda => 0,
+        }
+    }
+
+    /// Bytes of the plans of `programs` on one engine. State counts once; of scratch the largest counts, as
+    /// they run one after the other.
+    pub fn plan_bytes(self, programs: &[&Program]) -> usize {
+        let (mut state, mut exchange, mut scratch) = (HashMap::new(), 0, 0);
+        for program in programs {
+            let bytes = self.plan(program).region_bytes;
+            exchange += bytes[Region::Io as usize];
+            scratch = scratch.max(bytes[Region::Scratch as usize]);
+            for value in &program.values {
+                let key = match &value.storage {
+                    Storage::State { kind, name } => (Some(*kind), name),
+                    Storage::Constant { name, .. } => (None, name),
+                    _ => continue,
+                };
+                state.insert(key, value.ty.bytes().next_multiple_of(ALIGN_BYTES));
+            }
+        }
+        state.values().sum::<usize>() + exchange + scratch
+    }
+
+    /// Upper bound of the bytes that a run uses besides its plan and the device context: code of kernels,
+    /// memory of libraries and of recorded graphs. Measured: 20 MiB.
+    pub fn library_bytes(self) -> u64 {
+        match self {
+            Target::Cpu => 0,
+            Target::Cuda => 256 << 20,
+        }
+    }
+}

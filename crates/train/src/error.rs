@@ -1,0 +1,122 @@
+//! Errors of a run and of a model that is trained or used, and whether the user can mend them.
+
+use crate::programs::ProgramError;
+use std::path::{Path, PathBuf};
+use thiserror::Error;
+use xtrain_checkpoint::CheckpointError;
+use xtrain_config::ConfigErrors;
+use xtrain_config::files::advice;
+use xtrain_data::DataError;
+use xtrain_model::ModelError;
+use xtrain_report::ReportError;
+use xtrain_report::metrics::MetricsError;
+use xtrain_runtime::EngineError;
+
+/// Error that ends a run. [`RunError::is_users`] decides the exit code.
+#[derive(Debug, Error)]
+pub enum RunError {
+    /// The run file.
+    #[error(transparent)]
+    Config(#[from] ConfigErrors),
+    /// Text, tokens or tokenizer.
+    #[error(transparent)]
+    Data(#[from] DataError),
+    /// A model folder or checkpoint.
+    #[error(transparent)]
+    Checkpoint(#[from] CheckpointError),
+    /// A model's description, by where it stands.
+    #[error("{place}: {error}")]
+    Model {
+        /// The folder or file.
+        place: String,
+        /// The error in it.
+        error: ModelError,
+    },
+    /// The metrics files.
+    #[error(transparent)]
+    Metrics(#[from] MetricsError),
+    /// The report.
+    #[error(transparent)]
+    Report(#[from] ReportError),
+    /// A program or an engine.
+    #[error(transparent)]
+    Learn(#[from] LearnError),
+    /// A file of the run folder.
+    #[error("{}: cannot {action}: {source}{}", path.display(), advice(source))]
+    Io {
+        /// The file.
+        path: PathBuf,
+        /// The action that failed.
+        action: &'static str,
+        /// The system's error.
+        source: std::io::Error,
+    },
+    /// Anything else the user can mend: what is wrong, and what to do.
+    #[error("{0}")]
+    Refused(String),
+    /// Too many steps in a row that were not finite.
+    #[error("{0}")]
+    Diverged(String),
+}
+
+impl RunError {
+    /// True if the user can fix it: exit code 2; otherwise 1.
+    pub fn is_users(&self) -> bool {
+        match self {
+            RunError::Data(e) => e.is_users(),
+            RunError::Learn(e) => e.is_users(),
+            RunError::Checkpoint(e) => e.is_users(),
+            _ => true,
+        }
+    }
+
+    /// The error of a system call: `action` says what was tried, as in "cannot read".
+    pub fn io(path: &Path, action: &'static str) -> impl FnOnce(std::io::Error) -> RunError {
+        let path = path.to_path_buf();
+        move |source| RunError::Io { path, action, source }
+    }
+}
+
+/// Error of a model that is trained or run.
+#[derive(Clone, Debug, Error)]
+pub enum LearnError {
+    /// A program could not be built.
+    #[error(transparent)]
+    Program(#[from] ProgramError),
+    /// The engine refused something.
+    #[error(transparent)]
+    Engine(#[from] EngineError),
+    /// More memory than there is, and what would need less.
+    #[error("{error}; {advice}")]
+    Memory {
+        /// The error of the engine, with the missing bytes.
+        error: EngineError,
+        /// A request that needs less.
+        advice: &'static str,
+    },
+    /// A broken model.
+    #[error(
+        "the model's logits contain {0}: its weights are broken, or it diverged in training; use another checkpoint or folder"
+    )]
+    Logits(f32),
+}
+
+impl LearnError {
+    /// This error; an error about memory gets the advice.
+    pub fn advising(self, advice: &'static str) -> Self {
+        match self {
+            LearnError::Engine(error @ EngineError::Memory { .. }) => LearnError::Memory { error, advice },
+            other => other,
+        }
+    }
+
+    /// True if the user can fix it: too little memory, or numbers that are not finite.
+    pub fn is_users(&self) -> bool {
+        match self {
+            LearnError::Logits(_) | LearnError::Memory { .. } => true,
+            LearnError::Engine(EngineError::Cuda(e)) => e.is_about_the_machine(),
+            LearnError::Engine(e) => matches!(e, EngineError::Memory { .. } | EngineError::NonFinite { .. }),
+            LearnError::Program(_) => false,
+        }
+    }
+}

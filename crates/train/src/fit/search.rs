@@ -1,0 +1,198 @@
+//! The search for settings with which a step that does not fit would.
+
+use super::{Alternative, Verdict};
+use crate::engine::{Room, Target};
+use crate::error::{LearnError, RunError};
+use crate::programs::{self, TrainingSpec};
+use xtrain_program::{Recompute, Region};
+
+/// Smallest chunk of the loss that is suggested, in tokens: below it GEMMs are too small.
+const SMALLEST_CHUNK: usize = 256;
+
+/// Largest number of combinations in a message, if no single setting is enough.
+const MOST_COMBINED: usize = 2;
+
+pub(super) struct Search<'a> {
+    pub(super) spec: &'a TrainingSpec,
+    pub(super) target: Target,
+    pub(super) batch_size: usize,
+    pub(super) room: Room,
+    /// Bytes that the step needs as configured.
+    pub(super) needed_bytes: u64,
+}
+
+/// A step that asks for less, and the settings that make it.
+#[derive(Clone)]
+struct Changed {
+    spec: TrainingSpec,
+    settings: Vec<String>,
+}
+
+impl Search<'_> {
+    pub(super) fn bytes(&self, spec: &TrainingSpec) -> Result<u64, RunError> {
+        let program = programs::training(spec).map_err(LearnError::from)?;
+        let reference = spec.in_reference().map(|bf16| programs::training(&bf16)).transpose();
+        let reference = reference.map_err(LearnError::from)?;
+        let loaded: Vec<_> = std::iter::once(&program).chain(&reference).collect();
+        let (plan, work) = (self.target.plan_bytes(&loaded), self.target.work_bytes(&loaded));
+        // A reference segment copies the state to host memory, which is the CPU's.
+        let aside = match self.target {
+            Target::Cpu if spec.reference => programs::saved_bytes(&program),
+            _ => 0,
+        };
+        Ok(plan.saturating_add(work).saturating_add(aside) as u64 + self.target.library_bytes())
+    }
+
+    /// The first of `from`, of which each takes less than the one before, that fits, and its bytes.
+    fn first(&self, from: &[Changed]) -> Result<Option<(Changed, Alternative)>, RunError> {
+        let available = self.room.available_bytes;
+        let Some(last) = from.len().checked_sub(1) else { return Ok(None) };
+        let mut bytes = self.bytes(&from[last].spec)?;
+        if bytes > available {
+            return Ok(None);
+        }
+        // Those before `begin` do not fit, the last of them takes `over`; the one at `end` takes `bytes`.
+        let (mut begin, mut end, mut over) = (0, last, self.needed_bytes);
+        let mut by_share = true;
+        while begin < end {
+            // Planning many layers is slow, and bytes mostly fall evenly: try the interpolated crossing and
+            // the middle in turn.
+            let share = (over - available) as f64 / (over - bytes) as f64;
+            let crossing = (begin + (share * (end + 1 - begin) as f64).ceil() as usize).saturating_sub(1);
+            let at = if by_share { crossing.clamp(begin, end - 1) } else { (begin + end) / 2 };
+            by_share = !by_share;
+            let found = self.bytes(&from[at].spec)?;
+            if found <= available {
+                (end, bytes) = (at, found);
+            } else {
+                (begin, over) = (at + 1, found);
+            }
+        }
+        Ok(Some((from[end].clone(), Alternative { settings: from[end].settings.clone(), bytes })))
+    }
+
+    pub(super) fn verdict(&self) -> Result<Verdict, RunError> {
+        let as_it_is = [Changed { spec: self.spec.clone(), settings: Vec::new() }];
+        let norms = self.recomputing(Recompute::Norms, "norms");
+        let blocks = self.recomputing(Recompute::Block, "block");
+        let recompute: Vec<Changed> = norms.last().into_iter().chain(blocks.last()).cloned().collect();
+        let chunk = |from: &Changed| self.chunks(from);
+        let micro = |from: &Changed| self.micro_batches(from);
+        let smallest = |from: &Changed| chunk(from).pop().unwrap_or_else(|| from.clone());
+        // First whether anything can: a plan of very many layers takes its time.
+        let least = smallest(recompute.last().unwrap_or(&as_it_is[0]));
+        let Changed { spec, settings } = micro(&least).pop().unwrap_or(least);
+        let bytes = self.bytes(&spec)?;
+        if bytes > self.room.available_bytes {
+            let program = programs::training(&spec).map_err(LearnError::from)?;
+            let state_bytes = self.target.plan(&program).region_bytes[Region::State as usize] as u64;
+            let is_held = bytes <= self.room.alone_bytes;
+            return Ok(Verdict::Nothing { least: Alternative { settings, bytes }, state_bytes, is_held });
+        }
+        let alternatives = self.cheapest(&as_it_is[0], &norms, &blocks)?;
+        if !alternatives.is_empty() {
+            return Ok(Verdict::WouldFit(alternatives));
+        }
+        // If the run recomputes everything already, only the other settings are left.
+        let recompute = if recompute.is_empty() { as_it_is.to_vec() } else { recompute };
+        let chunked = recompute.iter().map(chunk);
+        let cut = recompute.iter().map(micro);
+        let both = recompute.iter().map(|from| micro(&smallest(from)));
+        let mut alternatives = Vec::new();
+        for from in chunked.chain(cut).chain(both) {
+            let found = self.first(&from)?.map(|(_, alternative)| alternative);
+            // Skip an alternative that adds a setting to one in the list.
+            let is_more = |alternative: &Alternative, told: &Alternative| {
+                told.settings.iter().all(|s| alternative.settings.contains(s))
+            };
+            alternatives.extend(
+                found.filter(|alternative| !alternatives.iter().any(|told| is_more(alternative, told))),
+            );
+            if alternatives.len() == MOST_COMBINED {
+                break;
+            }
+        }
+        if alternatives.is_empty() {
+            alternatives.push(Alternative { settings, bytes });
+        }
+        Ok(Verdict::WouldFit(alternatives))
+    }
+
+    /// Alternatives of one setting, or of `norms` and a smaller micro-batch if that is larger than the one
+    /// without `norms`.
+    fn cheapest(
+        &self,
+        as_it_is: &Changed,
+        norms: &[Changed],
+        blocks: &[Changed],
+    ) -> Result<Vec<Alternative>, RunError> {
+        // Ordered by cost: little arithmetic, smaller GEMMs of the head, all GEMMs smaller, much arithmetic.
+        let by_norms = self.first(norms)?;
+        let by_chunk = self.first(&self.chunks(as_it_is))?;
+        let by_micro = self.first(&self.micro_batches(as_it_is))?;
+        let (mut by_both, mut by_blocks) = (None, None);
+        if by_norms.is_none() {
+            let sequences = by_micro.as_ref().map_or(0, |(changed, _)| changed.spec.batch.sequences);
+            if let Some(all) = norms.last() {
+                by_both = self.first(&self.micro_batches(all))?;
+            }
+            by_both = by_both.filter(|(changed, _)| changed.spec.batch.sequences > sequences);
+            by_blocks = self.first(blocks)?;
+        }
+        let alternatives = [by_norms, by_chunk, by_both, by_micro, by_blocks];
+        Ok(alternatives.into_iter().flatten().map(|(_, alternative)| alternative).collect())
+    }
+
+    /// `recompute` in a growing number of blocks, up to all.
+    fn recomputing(&self, recompute: Recompute, name: &str) -> Vec<Changed> {
+        let TrainingSpec { recompute: now, recompute_blocks: blocks, .. } = *self.spec;
+        let layers = self.spec.model.layers.len();
+        let done = match now {
+            Recompute::None => 0,
+            _ if now == recompute => blocks.unwrap_or(layers),
+            Recompute::Norms => 0,
+            // It recomputes norms as well.
+            Recompute::Block => layers,
+        };
+        let change = |n: usize| {
+            let recompute_blocks = (n < layers).then_some(n);
+            let mut settings = Vec::new();
+            if now != recompute {
+                settings.push(format!("train.recompute={name}"));
+            }
+            if recompute_blocks != blocks {
+                let n = recompute_blocks.map_or(String::new(), |n| n.to_string());
+                settings.push(format!("train.recompute_blocks={n}"));
+            }
+            Changed { spec: TrainingSpec { recompute, recompute_blocks, ..self.spec.clone() }, settings }
+        };
+        (done + 1..=layers).map(change).collect()
+    }
+
+    /// Fewer tokens whose logits exist at once.
+    fn chunks(&self, from: &Changed) -> Vec<Changed> {
+        let tokens = from.spec.batch.sequences * from.spec.batch.seq_len;
+        let mut chunk = from.spec.loss.chunk_tokens.min(tokens).next_power_of_two() / 2;
+        let mut all = Vec::new();
+        while chunk >= SMALLEST_CHUNK {
+            let mut changed = from.clone();
+            changed.spec.loss.chunk_tokens = chunk;
+            changed.settings.push(format!("train.loss_chunk={chunk}"));
+            all.push(changed);
+            chunk /= 2;
+        }
+        all
+    }
+
+    /// Fewer sequences at a time, in more passes.
+    fn micro_batches(&self, from: &Changed) -> Vec<Changed> {
+        let fewer = (1..from.spec.batch.sequences).rev().filter(|n| self.batch_size.is_multiple_of(*n));
+        let change = |n: usize| {
+            let mut changed = from.clone();
+            changed.spec.batch.sequences = n;
+            changed.settings.push(format!("train.micro_batch_size={n}"));
+            changed
+        };
+        fewer.map(change).collect()
+    }
+}

@@ -1,0 +1,59 @@
+//! The words in which a run file's author reads whether a step fits, and what would.
+
+use super::{Alternative, Fit, Verdict};
+use crate::engine::Room;
+use std::fmt;
+use xtrain_report::metrics::format;
+
+impl Fit {
+    /// Owner and size of the available memory: `NVIDIA H200 has 2.00 GiB available`. If it would help, it
+    /// also says that other programs hold the rest.
+    pub fn available(&self, owner: &str) -> String {
+        let Room { available_bytes, alone_bytes } = self.room;
+        let is_held = match &self.verdict {
+            Verdict::Fits => false,
+            Verdict::WouldFit(_) => self.needed_bytes <= alone_bytes,
+            Verdict::Nothing { is_held, .. } => *is_held,
+        };
+        let rest = match is_held {
+            true => format!(", as other programs hold the rest of its {}", format::gib(alone_bytes)),
+            false => String::new(),
+        };
+        format!("{owner} has {} available{rest}", format::gib(available_bytes))
+    }
+}
+
+impl fmt::Display for Verdict {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Verdict::Fits => f.write_str("it fits"),
+            Verdict::WouldFit(alternatives) => {
+                let alternatives: Vec<String> = alternatives.iter().map(Alternative::to_string).collect();
+                write!(f, "what would fit: {}", alternatives.join(", or "))
+            }
+            Verdict::Nothing { least, state_bytes, is_held } => write!(
+                f,
+                "nothing fits: {}, {} of it for weights, gradients and moments, which no setting makes less; {}choose a smaller model{}",
+                match least.settings.is_empty() {
+                    true => "no setting makes it less".to_owned(),
+                    false => format!("even {least} is too much"),
+                },
+                format::gib(*state_bytes),
+                match is_held {
+                    true => "end the other programs (`nvidia-smi` lists those on a GPU), wait for them, or ",
+                    false => "",
+                },
+                if 2 * state_bytes < least.bytes { " or a shorter data.seq_len" } else { "" }
+            ),
+        }
+    }
+}
+
+impl fmt::Display for Alternative {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for setting in &self.settings {
+            write!(f, "--set {setting} ")?;
+        }
+        write!(f, "({})", format::gib(self.bytes))
+    }
+}

@@ -1,0 +1,206 @@
+//! Data that `xtrain eval` measures a loss on: named texts and token shards, or the validation data of the
+//! model's run.
+//!
+//! Text is tokenized to disk, in parallel and in bounded memory, as in training. Several models that are
+//! compared read it from there, one after the other.
+
+mod text;
+
+pub use text::{EvalProgress, TextLoss, TextOptions, text};
+
+use crate::corpus::{Corpus, Notice};
+use crate::error::RunError;
+use crate::evaluate::{Evaluator, Tally};
+use crate::opened::OpenedModel;
+use std::ops::ControlFlow;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use tempfile::TempDir;
+use xtrain_data::{
+    DataError, Dataset, DocumentMask, InputOptions, PrepareOptions, TokenStream, Tokenizer, Validation,
+    list_inputs, prepare_cached,
+};
+use xtrain_model::decoder::Batch;
+
+/// Tokens whose logits exist at one time.
+const LOSS_CHUNK: usize = 1024;
+
+/// Context where neither the caller nor the model's run says one, in tokens.
+const SEQ_LEN: usize = 1024;
+
+/// Tokens that models are evaluated on.
+pub struct HeldOut {
+    validation: Validation,
+    text_bytes: u64,
+    seq_len: usize,
+    document_mask: bool,
+    /// Lives as long as the tokens in it are read.
+    _temporary: Option<TempDir>,
+}
+
+impl HeldOut {
+    /// The tokens of `data`, files and folders of text and folders of token shards, read with the settings of
+    /// `opened`. `go_on` is called often with the progress; if it breaks, there is no result.
+    ///
+    /// # Errors
+    ///
+    /// Input that cannot be read or encoded, by file and place; shards of another tokenizer; a tokenizer that
+    /// is not the model's; too little disk.
+    pub fn of_texts(
+        opened: &OpenedModel,
+        data: &[PathBuf],
+        options: &TextOptions,
+        go_on: &mut dyn FnMut(EvalProgress<'_>) -> ControlFlow<()>,
+    ) -> Result<Option<HeldOut>, RunError> {
+        let model = opened.weights.model();
+        let limit = model.max_position_embeddings;
+        let asked = options.seq_len.or(opened.seq_len).unwrap_or(SEQ_LEN.min(limit));
+        if asked > limit {
+            tracing::warn!(
+                "sequences of {asked} exceed the {limit} tokens of context that the model is meant for"
+            );
+        }
+        // Shards need none.
+        let temporary = match options.cache {
+            None if !data.iter().all(|path| is_dataset(path)) => {
+                Some(tempfile::tempdir().map_err(RunError::io(&std::env::temp_dir(), "make a folder in"))?)
+            }
+            _ => None,
+        };
+        let cache = temporary.as_ref().map(TempDir::path);
+        let cache = options.cache.as_deref().or(cache).unwrap_or(Path::new(""));
+        let (mut streams, mut text_bytes) = (Vec::new(), 0);
+        for path in data {
+            let dataset = match dataset(path, &opened.tokenizer, &options.input, cache, go_on) {
+                Err(RunError::Data(DataError::Interrupted)) => return Ok(None),
+                dataset => dataset?,
+            };
+            text_bytes += dataset.text_bytes().unwrap_or_default();
+            streams.push(Arc::new(dataset) as Arc<dyn TokenStream>);
+        }
+        if let Some(wide) = streams.iter().find(|s| s.vocab_size() > model.vocab_size) {
+            return Err(RunError::Refused(format!(
+                "{} has a vocabulary of {}, the model's has {}: it was written with another tokenizer",
+                wide.name(),
+                wide.vocab_size(),
+                model.vocab_size
+            )));
+        }
+        // Longer sequences than the data fills would only take memory.
+        let longest = streams.iter().map(|s| s.token_count().saturating_sub(1)).max().unwrap_or(0);
+        let seq_len = usize::try_from(longest).map_or(asked, |longest| asked.min(longest.max(1)));
+        let document_mask = options.document_mask.unwrap_or(opened.document_mask);
+        let mask = if document_mask { DocumentMask::On } else { DocumentMask::Off };
+        let validation = Validation::new(streams, seq_len, mask)?;
+        Ok(Some(HeldOut { validation, text_bytes, seq_len, document_mask, _temporary: temporary }))
+    }
+
+    /// The validation data of the run of `opened`, as much of it as an evaluation there used.
+    ///
+    /// # Errors
+    ///
+    /// A model that is not from a run; a run without validation; data that is gone or has changed since the
+    /// run read it; those of [`HeldOut::of_texts`].
+    pub fn of_run(
+        opened: &OpenedModel,
+        go_on: &mut dyn FnMut(EvalProgress<'_>) -> ControlFlow<()>,
+    ) -> Result<Option<HeldOut>, RunError> {
+        let Some(of_run) = &opened.run else {
+            return Err(RunError::Refused(
+                "a Hugging Face folder has no validation text of its own; name a text with --data".into(),
+            ));
+        };
+        let config = &of_run.config;
+        let corpus = Corpus::open(config, Some(&of_run.tokenizer), &mut |notice| match notice {
+            Notice::Tokenizing { path, progress } => {
+                go_on(EvalProgress::Tokenizing(Path::new(&path), &progress))
+            }
+            Notice::Learning { .. } => ControlFlow::Continue(()),
+        });
+        let corpus = match corpus {
+            Err(RunError::Data(DataError::Interrupted)) => return Ok(None),
+            corpus => corpus?,
+        };
+        // Of other data another part would be held out, some of which was trained on.
+        corpus.loader.resume(&of_run.loader)?;
+        let Some(validation) = corpus.validation else {
+            return Err(RunError::Refused(
+                "the run validated on nothing (data.valid, data.held_out); name a text with --data".into(),
+            ));
+        };
+        let seq_len = config.data.seq_len;
+        let validation = validation.at_most(config.eval.sequences(seq_len));
+        let text_bytes = validation.text_bytes()?.unwrap_or_default().round() as u64;
+        let document_mask = config.data.document_mask;
+        Ok(Some(HeldOut { validation, text_bytes, seq_len, document_mask, _temporary: None }))
+    }
+
+    /// The loss of `opened` on them, `batch_size` sequences at once. Nothing where `go_on` breaks.
+    ///
+    /// # Errors
+    /// Too little memory; shards that were damaged meanwhile.
+    pub fn loss(
+        &self,
+        opened: &mut OpenedModel,
+        batch_size: usize,
+        go_on: &mut dyn FnMut(EvalProgress<'_>) -> ControlFlow<()>,
+    ) -> Result<Option<TextLoss>, RunError> {
+        let HeldOut { validation, text_bytes, seq_len, document_mask, .. } = self;
+        let (seq_len, document_mask) = (*seq_len, *document_mask);
+        // Larger batches than the data fills would only take memory.
+        let all = validation.window_count();
+        let sequences = all.min(batch_size.max(1) as u64) as usize;
+        let shape = Batch { sequences, seq_len };
+        let evaluator = Evaluator::new(&mut opened.weights, shape, document_mask, LOSS_CHUNK)
+            .map_err(|e| e.advising("take shorter sequences, or fewer of them at once"))?;
+        let (mut tally, mut begun) = (Tally::default(), 0);
+        let mut next = || {
+            let done = all.min(begun);
+            begun += sequences as u64;
+            go_on(EvalProgress::Evaluating(done, all))
+        };
+        if evaluator.add(&mut opened.weights, validation, &mut tally, &mut next)?.is_break() {
+            return Ok(None);
+        }
+        let (tokens, text_bytes) = (tally.targets, *text_bytes);
+        Ok(Some(TextLoss { loss: tally.mean(), tokens, text_bytes, seq_len, document_mask }))
+    }
+}
+
+/// The shards at `path`, or those of the text there, written to `cache`.
+fn dataset(
+    path: &Path,
+    tokenizer: &Tokenizer,
+    input: &InputOptions,
+    cache: &Path,
+    go_on: &mut dyn FnMut(EvalProgress<'_>) -> ControlFlow<()>,
+) -> Result<Dataset, RunError> {
+    if is_dataset(path) {
+        let dataset = Dataset::open(path)?;
+        if dataset.tokenizer_hash() != tokenizer.hash_hex() {
+            return Err(RunError::Refused(format!(
+                "the shards in {} were written with another tokenizer than the model's; name the text, or tokenize it again",
+                path.display()
+            )));
+        }
+        if dataset.begin_of_document() != tokenizer.document_begin() {
+            return Err(RunError::Refused(format!(
+                "the documents in {} begin with tokens {:?}, those of the model with {:?}; name the text, or tokenize it again",
+                path.display(),
+                dataset.begin_of_document(),
+                tokenizer.document_begin()
+            )));
+        }
+        return Ok(dataset);
+    }
+    let files = list_inputs(&[path])?;
+    let options = PrepareOptions { input: input.clone(), ..PrepareOptions::default() };
+    let made = prepare_cached(&files, tokenizer, &options, cache, &mut |progress| {
+        go_on(EvalProgress::Tokenizing(path, progress))
+    })?;
+    Ok(made.with_name(path.display().to_string()))
+}
+
+fn is_dataset(path: &Path) -> bool {
+    path.join("dataset.json").is_file()
+}

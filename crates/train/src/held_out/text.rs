@@ -1,0 +1,90 @@
+//! The loss of a model on texts and token shards that someone names.
+
+use super::HeldOut;
+use crate::error::RunError;
+use crate::opened::OpenedModel;
+use std::ops::ControlFlow;
+use std::path::{Path, PathBuf};
+use xtrain_data::{InputOptions, Progress};
+
+/// Settings of an evaluation of texts.
+#[derive(Clone, Debug)]
+pub struct TextOptions {
+    /// Tokens of context; else those of the model's run, else 1024 or what the model allows.
+    pub seq_len: Option<usize>,
+    /// Sequences at once, at least 1.
+    pub batch_size: usize,
+    /// Keeps attention within documents; else as the model's run did.
+    pub document_mask: Option<bool>,
+    /// Options for reading documents from the files.
+    pub input: InputOptions,
+    /// A folder that keeps the tokens for the next time; else they go to a temporary one that is removed.
+    pub cache: Option<PathBuf>,
+}
+
+impl Default for TextOptions {
+    fn default() -> Self {
+        TextOptions {
+            seq_len: None,
+            batch_size: 8,
+            document_mask: None,
+            input: InputOptions::default(),
+            cache: None,
+        }
+    }
+}
+
+/// Result of an evaluation.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct TextLoss {
+    /// Mean cross-entropy of the targets, in nats a token.
+    pub loss: f64,
+    /// Number of targets: all tokens but the first of each part of the data.
+    pub tokens: usize,
+    /// Bytes of the text that the tokens encode.
+    pub text_bytes: u64,
+    /// Tokens of context that were used: no more than the data fills.
+    pub seq_len: usize,
+    /// True if attention stayed within documents.
+    pub document_mask: bool,
+}
+
+impl TextLoss {
+    /// Cross-entropy in bits a byte of text: comparable between tokenizers.
+    pub fn bits_per_byte(&self) -> f64 {
+        self.loss * self.tokens as f64 / std::f64::consts::LN_2 / self.text_bytes.max(1) as f64
+    }
+
+    /// By how much of `reference`'s the loss is larger.
+    pub fn gap(&self, reference: &TextLoss) -> f64 {
+        self.loss / reference.loss - 1.0
+    }
+}
+
+/// Progress of an evaluation.
+#[derive(Clone, Copy, Debug)]
+pub enum EvalProgress<'a> {
+    /// The text at this path is turned into tokens.
+    Tokenizing(&'a Path, &'a Progress),
+    /// Sequences evaluated so far, and all.
+    Evaluating(u64, u64),
+}
+
+/// The loss of `opened` on `data`: files and folders of text, and folders of token shards. `go_on` is called
+/// often with the progress; [`ControlFlow::Break`] ends the evaluation without a result and removes temporary
+/// files.
+///
+/// # Errors
+///
+/// Those of [`HeldOut::of_texts`] and [`HeldOut::loss`].
+pub fn text(
+    opened: &mut OpenedModel,
+    data: &[PathBuf],
+    options: &TextOptions,
+    go_on: &mut dyn FnMut(EvalProgress<'_>) -> ControlFlow<()>,
+) -> Result<Option<TextLoss>, RunError> {
+    match HeldOut::of_texts(opened, data, options, go_on)? {
+        Some(held_out) => held_out.loss(opened, options.batch_size, go_on),
+        None => Ok(None),
+    }
+}

@@ -1,0 +1,30 @@
+//! The inputs of a program that reads a batch: tokens, and the draws of dropout.
+
+use crate::programs::TrainingSpec;
+use xtrain_data::Batch as TokenBatch;
+use xtrain_model::decoder::io;
+use xtrain_runtime::{Engine, EngineError, ProgramId};
+
+/// Writes a batch into a program's inputs; `valid_targets` is what its loss is divided by.
+pub fn feed(
+    engine: &mut dyn Engine,
+    id: ProgramId,
+    batch: &TokenBatch,
+    document_mask: bool,
+    valid_targets: usize,
+) -> Result<(), EngineError> {
+    engine.write_input(id, io::TOKENS, bytemuck::cast_slice(&batch.tokens))?;
+    engine.write_input(id, io::TARGETS, bytemuck::cast_slice(&batch.targets))?;
+    engine.write_input(id, io::POSITIONS, bytemuck::cast_slice(&batch.positions))?;
+    if document_mask {
+        engine.write_input(id, io::DOC_START, bytemuck::cast_slice(&batch.doc_start))?;
+    }
+    let inverse = 1.0 / valid_targets.max(1) as f32;
+    engine.write_input(id, io::INV_TARGETS, bytemuck::bytes_of(&inverse))
+}
+
+/// The Philox key of dropout in the `n`-th micro-batch of a step.
+pub fn draws(spec: &TrainingSpec, seed: u64, step: u64, n: usize) -> [u32; 4] {
+    let first_token = n * spec.batch.sequences * spec.batch.seq_len;
+    [seed as u32, (seed >> 32) as u32, step as u32, first_token as u32]
+}

@@ -1,0 +1,202 @@
+//! A model in training: one optimizer step at a time.
+
+mod feed;
+
+pub use feed::{draws, feed};
+
+use crate::error::LearnError;
+use crate::programs::{self, TrainingSpec, update_io};
+use crate::spans::span;
+use crate::weights::Weights;
+use xtrain_data::Batch as TokenBatch;
+use xtrain_model::decoder::io;
+use xtrain_program::StateKind;
+use xtrain_runtime::{Engine, EngineError, Part, ProgramId, StateEntry, Ticket};
+
+/// Steps that may be under way while the next one is prepared, so that a device is never idle.
+pub const IN_FLIGHT: usize = 2;
+
+/// Result of a step.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct StepResult {
+    /// The mean cross-entropy of the step's targets, in nats.
+    pub loss: f64,
+    /// The global norm of the gradients before clipping.
+    pub grad_norm: f64,
+    /// True if a non-finite value turned the update into a no-op.
+    pub skipped: bool,
+}
+
+/// An optimizer step to launch.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Step {
+    /// The number of the attempted step, from 0: what dropout draws by.
+    pub number: u64,
+    /// The learning rate.
+    pub lr: f64,
+    /// Targets of the whole global batch that are not ignored.
+    pub valid_targets: usize,
+    /// Micro-batches that its batch is cut into.
+    pub micro_steps: usize,
+}
+
+/// A model in training.
+pub struct Learner {
+    weights: Weights,
+    spec: TrainingSpec,
+    train: ProgramId,
+    reference: Option<ReferencePrograms>,
+    /// The program that steps run now.
+    current: ProgramId,
+    seed: u64,
+}
+
+/// The step in bf16 over the same state.
+#[derive(Clone, Copy)]
+struct ReferencePrograms {
+    train: ProgramId,
+    /// Makes what it reads of the masters.
+    refresh: ProgramId,
+}
+
+impl Learner {
+    /// Loads the training program of `spec` into `engine`. All state is zero until the weights are
+    /// initialised or read; `seed` is that of dropout.
+    pub fn new(engine: Box<dyn Engine>, spec: TrainingSpec, seed: u64) -> Result<Self, LearnError> {
+        let program = programs::training(&spec)?;
+        let refresh = programs::refresh(&program)?;
+        let mut weights = Weights::with_refresh(refresh, engine, spec.model.clone(), spec.numerics())?;
+        let train = weights.load(program)?;
+        let reference = match spec.in_reference() {
+            None => None,
+            Some(bf16) => {
+                let program = programs::training(&bf16)?;
+                let refresh = weights.load(programs::refresh(&program)?)?;
+                Some(ReferencePrograms { train: weights.load(program)?, refresh })
+            }
+        };
+        Ok(Learner { weights, spec, train, reference, current: train, seed })
+    }
+
+    /// Runs the following steps in bf16, from the current masters. Does nothing if the spec has no reference.
+    pub(crate) fn begin_reference(&mut self) -> Result<(), LearnError> {
+        let Some(ReferencePrograms { train, refresh }) = self.reference else { return Ok(()) };
+        self.weights.engine().run(refresh, Part::Whole)?;
+        self.current = train;
+        Ok(())
+    }
+
+    /// Runs the following steps in the recipe again, from the current masters.
+    pub(crate) fn end_reference(&mut self) -> Result<(), LearnError> {
+        self.current = self.train;
+        self.weights.refresh()
+    }
+
+    /// The specification of the training step.
+    pub fn spec(&self) -> &TrainingSpec {
+        &self.spec
+    }
+
+    /// The training program.
+    pub fn program(&self) -> ProgramId {
+        self.train
+    }
+
+    /// The weights, to evaluate, to generate, to read and to write.
+    pub fn weights(&mut self) -> &mut Weights {
+        &mut self.weights
+    }
+
+    /// Bytes that the engine holds.
+    pub fn memory_bytes(&self) -> usize {
+        self.weights.memory_bytes()
+    }
+
+    /// The state in a checkpoint: masters, moments, counters. Gradients and compute copies are derived from
+    /// it.
+    pub fn saved_state(&mut self) -> Vec<StateEntry> {
+        self.weights.engine().state_entries().into_iter().filter(|entry| entry.kind.is_saved()).collect()
+    }
+
+    /// The bytes of a state value.
+    pub fn read_state(&mut self, kind: StateKind, name: &str) -> Result<Vec<u8>, LearnError> {
+        Ok(self.weights.engine().read_state(kind, name)?)
+    }
+
+    /// Copies state values, each into the slice of the same index.
+    pub fn copy_state(
+        &mut self,
+        entries: &[StateEntry],
+        targets: &mut [&mut [u8]],
+    ) -> Result<(), LearnError> {
+        Ok(self.weights.engine().copy_state(entries, targets)?)
+    }
+
+    /// Overwrites a state value; after masters, refresh the weights.
+    pub fn write_state(&mut self, kind: StateKind, name: &str, bytes: &[u8]) -> Result<(), LearnError> {
+        Ok(self.weights.engine().write_state(kind, name, bytes)?)
+    }
+
+    /// Makes a whole step of these micro-batches and waits for its result.
+    pub fn step(&mut self, number: u64, lr: f64, batches: &[TokenBatch]) -> Result<StepResult, LearnError> {
+        let valid_targets = batches.iter().map(|b| b.valid_targets).sum();
+        let step = Step { number, lr, valid_targets, micro_steps: batches.len() };
+        for (n, batch) in batches.iter().enumerate() {
+            self.micro_step(&step, n, batch)?;
+        }
+        let ticket = self.fetch()?;
+        self.collect(ticket)
+    }
+
+    /// Puts the `n`-th micro-batch of `step` in line; with the last one, the update.
+    pub fn micro_step(&mut self, step: &Step, n: usize, batch: &TokenBatch) -> Result<(), LearnError> {
+        let _micro_step = span("micro-step");
+        let (engine, train) = (self.weights.engine(), self.current);
+        let inputs = span("write inputs");
+        feed(engine, train, batch, self.spec.document_mask, step.valid_targets)?;
+        if self.spec.dropout > 0.0 {
+            let draws = draws(&self.spec, self.seed, step.number, n);
+            engine.write_input(train, io::RNG, bytemuck::cast_slice(&draws))?;
+        }
+        let last = n + 1 == step.micro_steps;
+        if last {
+            engine.write_input(train, update_io::LR, bytemuck::bytes_of(&(step.lr as f32)))?;
+        }
+        drop(inputs);
+        let launch = span("launch");
+        match (n, last) {
+            (0, true) => return Ok(engine.run(train, Part::Whole)?),
+            (0, false) => engine.run(train, Part::First)?,
+            _ => engine.run(train, Part::Next)?,
+        }
+        drop(launch);
+        if last {
+            let _update = span("update");
+            engine.run(train, Part::Update)?;
+        }
+        Ok(())
+    }
+
+    /// Has the result of the step that was put in line last brought here, without waiting for it.
+    pub fn fetch(&mut self) -> Result<Ticket, LearnError> {
+        let _fetch = span("fetch");
+        Ok(self.weights.engine().fetch(self.current)?)
+    }
+
+    /// True if the result of a step has arrived.
+    pub fn is_ready(&mut self, ticket: &Ticket) -> Result<bool, LearnError> {
+        Ok(self.weights.engine().is_ready(ticket)?)
+    }
+
+    /// The result of a step, waited for.
+    pub fn collect(&mut self, ticket: Ticket) -> Result<StepResult, LearnError> {
+        let _collect = span("collect");
+        let outputs = self.weights.engine().collect(ticket)?;
+        let number = |name: &str| -> Result<f64, EngineError> {
+            Ok(bytemuck::pod_read_unaligned::<f32>(outputs.get(name)?).into())
+        };
+        let (loss, grad_norm) = (number(io::LOSS)?, number(update_io::GRAD_NORM)?);
+        let skipped = outputs.get(update_io::SKIPPED)?.iter().any(|&b| b != 0);
+        Ok(StepResult { loss, grad_norm, skipped })
+    }
+}

@@ -1,0 +1,111 @@
+//! The GEMMs of a model's linear layers that run in FP8, and the reasons why others do not, as `xtrain plan`
+//! shows them.
+
+use crate::programs::TrainingSpec;
+use std::collections::HashMap;
+use std::ops::Range;
+use xtrain_model::{Architecture, Kept, LinearSpec, Numerics, in_block};
+use xtrain_program::quantize::Candidate;
+use xtrain_program::{LinearGemm, Origin, Role, ScaledGemm, Stage};
+
+/// A linear layer that several blocks have alike.
+#[derive(Clone, Debug, PartialEq)]
+pub struct LinearGemms {
+    /// The blocks; empty for the head, which comes after them.
+    pub blocks: Range<usize>,
+    /// Its place in them, e.g. `attn.qkv_proj`, or `lm_head`.
+    pub site: String,
+    /// Outputs and inputs.
+    pub extents: [usize; 2],
+    /// FP8 formats of fprop, dgrad and wgrad, or the reason why they are in bf16.
+    pub gemms: [Result<ScaledGemm, Kept>; 3],
+}
+
+impl LinearGemms {
+    /// True for the head.
+    pub fn is_head(&self) -> bool {
+        self.blocks.is_empty()
+    }
+
+    /// True if all its GEMMs are in FP8.
+    pub fn is_all_fp8(&self) -> bool {
+        self.gemms.iter().all(Result::is_ok)
+    }
+
+    /// True if `next` stands for the same linear layer of the next block, computed alike.
+    fn continues_with(&self, next: &LinearGemms) -> bool {
+        let is_alike = self.site == next.site && self.extents == next.extents && self.gemms == next.gemms;
+        is_alike && self.blocks.end == next.blocks.start
+    }
+
+    /// Number of layers that it represents.
+    pub fn layers(&self) -> usize {
+        self.blocks.len().max(1)
+    }
+
+    /// Multiply-adds of one of its GEMMs for a token.
+    pub fn size(&self) -> f64 {
+        (self.layers() * self.extents[0] * self.extents[1]) as f64
+    }
+}
+
+/// The linear layers of the blocks, equal neighbours merged, and finally the head.
+pub fn linear_gemms(spec: &TrainingSpec) -> Vec<LinearGemms> {
+    let (m, numerics) = (&spec.model, spec.numerics());
+    let of = |block: Option<usize>, linear: &LinearSpec| {
+        let gemms =
+            LinearGemm::ALL.map(|gemm| scaled_gemm(block, linear, gemm, spec.batch.tokens(), m, &numerics));
+        let extents = [linear.outputs(), linear.inputs];
+        let blocks = block.map_or(0..0, |block| block..block + 1);
+        LinearGemms { blocks, site: linear.site.to_owned(), extents, gemms }
+    };
+    let mut all: Vec<LinearGemms> = Vec::new();
+    for site in m.linear_sites() {
+        for (block, linear) in m.linears().filter(|(_, linear)| linear.site == site) {
+            let one = of(Some(block), &linear);
+            match all.last_mut().filter(|last| last.continues_with(&one)) {
+                Some(last) => last.blocks.end = block + 1,
+                None => all.push(one),
+            }
+        }
+    }
+    all.push(of(None, &m.head()));
+    all
+}
+
+/// The FP8 formats of fprop for each linear layer of the blocks, or the reason why it is in bf16, by the name
+/// of its weights.
+pub(crate) fn fprops(m: &Architecture, numerics: &Numerics) -> HashMap<String, Result<ScaledGemm, Kept>> {
+    let of = |(block, linear): (usize, LinearSpec)| {
+        // Any number of tokens: it does not count in fprop.
+        let gemm = scaled_gemm(Some(block), &linear, LinearGemm::Fprop, 1, m, numerics);
+        (format!("{}.weight", in_block(block, linear.site)), gemm)
+    };
+    m.linears().map(of).collect()
+}
+
+/// FP8 formats of one of a linear layer's GEMMs, or the reason why it is in bf16.
+fn scaled_gemm(
+    block: Option<usize>,
+    linear: &LinearSpec,
+    gemm: LinearGemm,
+    tokens: usize,
+    m: &Architecture,
+    numerics: &Numerics,
+) -> Result<ScaledGemm, Kept> {
+    let origin = Origin {
+        block: block.map(|block| block as u32),
+        site: linear.site.into(),
+        role: Role::Forward,
+        stage: Stage::Forward,
+    };
+    let extents = gemm.extents(tokens, linear.outputs(), linear.inputs);
+    numerics.of(Candidate { origin: &origin, gemm, extents }, m.layers.len())
+}
+
+/// Share of the operations of the blocks' linear layers that are in FP8.
+pub fn fp8_share(products: &[LinearGemms]) -> f64 {
+    let of_blocks = || products.iter().filter(|p| !p.is_head());
+    let in_fp8 = |p: &LinearGemms| p.size() * p.gemms.iter().filter(|product| product.is_ok()).count() as f64;
+    of_blocks().map(in_fp8).sum::<f64>() / of_blocks().map(|p| 3.0 * p.size()).sum::<f64>().max(1.0)
+}

@@ -1,0 +1,143 @@
+//! The position of a run, and everything else in a checkpoint besides the state.
+
+use crate::error::RunError;
+use crate::evaluate::Tally;
+use crate::folder::RunFolder;
+use serde::{Deserialize, Serialize};
+use xtrain_checkpoint::{Checkpoint, CheckpointStore, TensorSpec};
+use xtrain_config::{Config, PrecisionConfig};
+use xtrain_data::{Loader, LoaderState};
+use xtrain_program::StateKind;
+use xtrain_report::metrics::Reference;
+use xtrain_runtime::StateEntry;
+
+/// Progress of a run.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Position {
+    /// Attempted steps.
+    pub step: u64,
+    /// Those of them whose update was skipped.
+    pub skipped: u64,
+    /// Wall time in training steps.
+    pub train_seconds: f64,
+    /// Step and loss of the best evaluation whose state was saved.
+    pub best: Option<(u64, f64)>,
+    /// The evaluation after this step, where the run was stopped in it.
+    #[serde(default)]
+    pub evaluation: Option<Tally>,
+    /// The reference segment that is under way.
+    #[serde(default)]
+    pub reference: Option<Segment>,
+    /// Unigram entropy of the evaluated targets in nats, once there was an evaluation.
+    #[serde(default)]
+    pub unigram_entropy: Option<f64>,
+}
+
+/// A reference segment whose steps in bf16 are done, while the run's own steps are not.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Segment {
+    /// Steps before it.
+    pub(crate) after: u64,
+    /// Steps of it.
+    pub(crate) steps: u64,
+    /// The sum of their losses in bf16; JSON has none that is not finite.
+    pub(crate) bf16_sum: Option<f64>,
+    /// The sum of those of its own that are done.
+    pub(crate) sum: Option<f64>,
+}
+
+impl Segment {
+    /// Adds the loss of a step of the run; with the last step, returns the result.
+    pub(crate) fn add(&mut self, step: u64, loss: f64) -> Option<Reference> {
+        self.sum = added(self.sum, loss);
+        let mean = |sum: Option<f64>| sum.map_or(f64::NAN, |sum| sum / self.steps as f64);
+        (step == self.after + self.steps).then(|| Reference {
+            step,
+            steps: self.steps,
+            loss: mean(self.sum),
+            bf16_loss: mean(self.bf16_sum),
+        })
+    }
+}
+
+pub(crate) fn added(sum: Option<f64>, loss: f64) -> Option<f64> {
+    sum.map(|sum| sum + loss).filter(|sum| sum.is_finite())
+}
+
+pub(crate) const POSITION: &str = "position";
+pub(crate) const LOADER: &str = "loader";
+pub(crate) const CONFIG: &str = "config";
+
+/// State of the loader of a checkpoint's run.
+pub(crate) fn loader_state(checkpoint: &Checkpoint) -> Result<LoaderState, RunError> {
+    document(checkpoint, LOADER)
+}
+
+/// The latest checkpoint of the run in `folder`, without a warning about incomplete ones, which a resume
+/// emits.
+fn newest(folder: &RunFolder) -> Result<Option<Checkpoint>, RunError> {
+    let store = CheckpointStore::open(&folder.checkpoints())?;
+    Ok(store.steps()?.pop().map(|step| store.checkpoint(step)).transpose()?)
+}
+
+/// The precision that a resumed run in `folder` keeps unless it is given another: that of its latest
+/// checkpoint. After a killed process, the folder's configuration may be older or newer than the checkpoint.
+pub(crate) fn precision(folder: &RunFolder) -> Result<PrecisionConfig, RunError> {
+    match newest(folder)? {
+        Some(checkpoint) => precision_of(&checkpoint),
+        None => Ok(Config::load::<&str>(&folder.config(), &[])?.config.precision),
+    }
+}
+
+/// The precision that the steps before a checkpoint were computed in.
+pub fn precision_of(checkpoint: &Checkpoint) -> Result<PrecisionConfig, RunError> {
+    let text = document::<String>(checkpoint, CONFIG)?;
+    let path = checkpoint.path().join("config.json");
+    Ok(Config::parse::<&str>(&path, text.as_bytes(), &[])?.config.precision)
+}
+
+/// Progress of the run in `folder` by its latest complete checkpoint, if there is one.
+pub(crate) fn position(folder: &RunFolder) -> Result<Option<Position>, RunError> {
+    newest(folder)?.map(|checkpoint| document(&checkpoint, POSITION)).transpose()
+}
+
+/// The number of the first sample that the step after a checkpoint reads, by the state of its loader.
+pub fn next_sample(checkpoint: &Checkpoint, loader: &Loader) -> Result<u64, RunError> {
+    Ok(loader.resume(&document::<LoaderState>(checkpoint, LOADER)?)?)
+}
+
+/// Step and loss of the best checkpoint, as recorded in `checkpoint`, a later one of its run.
+pub(crate) fn best(checkpoint: &Checkpoint) -> Result<Option<(u64, f64)>, RunError> {
+    Ok(document::<Position>(checkpoint, POSITION)?.best)
+}
+
+/// Tensors are named by kind and name: `moment1/blocks.0.attn_norm.weight`.
+pub(crate) fn specs(entries: &[StateEntry]) -> Vec<TensorSpec> {
+    let spec =
+        |e: &StateEntry| TensorSpec { name: tensor_name(e), dtype: e.ty.dtype, shape: e.ty.shape.to_vec() };
+    entries.iter().map(spec).collect()
+}
+
+/// A state value's name in a checkpoint.
+pub(crate) fn tensor_name(entry: &StateEntry) -> String {
+    prefix(entry.kind) + &entry.name
+}
+
+/// Prefix of the names of all state of a kind.
+pub(crate) fn prefix(kind: StateKind) -> String {
+    format!("{}/", kind.name())
+}
+
+pub(crate) fn document<T: serde::de::DeserializeOwned>(
+    checkpoint: &Checkpoint,
+    name: &str,
+) -> Result<T, RunError> {
+    serde_json::from_value(checkpoint.document(name)?).map_err(|error| {
+        RunError::Refused(format!(
+            "{}: {name}.json cannot be understood ({error}); it was written by another version, or damaged: delete this checkpoint to use the one before",
+            checkpoint.path().display()
+        ))
+    })
+}

@@ -1,0 +1,93 @@
+//! The beginning of a run, in a folder of its own.
+
+use super::Run;
+use super::assemble::{
+    Loaded, Parts, Prepared, assemble, check_export, check_fits, initial_weights, load, lock, prepare,
+};
+use super::observer::Observer;
+use crate::engine::Processor;
+use crate::error::RunError;
+use crate::folder::RunFolder;
+use crate::position::Position;
+use crate::{exchange, fit, slower, source, spec};
+use std::collections::BTreeMap;
+use std::path::Path;
+use xtrain_config::{Parsed, TokenizerChoice};
+use xtrain_report::metrics::SinkStart;
+
+/// Begins the run of `parsed` in `folder`, or refuses before anything of it is written.
+pub(super) fn begin(
+    parsed: &Parsed,
+    folder: RunFolder,
+    observer: &mut dyn Observer,
+    time_is_up: &dyn Fn() -> bool,
+) -> Result<Run, RunError> {
+    check_free(&folder)?;
+    check_export(parsed, &folder)?;
+    let hf = source::init(&parsed.config)?;
+    let processor = Processor::for_config(&parsed.config)?;
+    check_before_text(parsed, &processor)?;
+    let recipe = Some(processor.target().recipe());
+    let Prepared { corpus, prompts, planned, steps } =
+        prepare(parsed, hf.as_ref(), None, recipe, observer, time_is_up)?;
+    processor.check(planned.spec.recipe)?;
+    let planned = slower::decide(planned, &processor)?;
+    check_fits(&planned, &processor)?;
+    let config = planned.resolved.config;
+    let mut loaded: Loaded = load(planned.spec, &config, processor)?;
+    // Before the folder is created: a refusal here leaves none.
+    initial_weights(&mut loaded.learner, &config)?;
+    let checkpoints = lock(&folder, false)?;
+    // Again, now that no other process can write here.
+    check_free(&folder)?;
+    corpus.tokenizer.save(&folder.tokenizer())?;
+    source::save_init(&parsed.config, &folder)?;
+    if let Some(from) = &parsed.config.model.init_from {
+        exchange::warn_of_unexported_files(Path::new(from), &corpus.tokenizer);
+    }
+    let parts = Parts {
+        config,
+        steps,
+        folder,
+        corpus,
+        prompts,
+        hf,
+        loaded,
+        checkpoints,
+        position: Position::default(),
+        sink: SinkStart::Fresh,
+        resumed: None,
+        choices: Some(BTreeMap::new()),
+    };
+    assemble(parts, observer)
+}
+
+/// Refuses a folder that is not empty: what the run writes would replace files of the same name.
+fn check_free(folder: &RunFolder) -> Result<(), RunError> {
+    let place = folder.path().display();
+    if folder.is_begun() {
+        return Err(RunError::Refused(format!(
+            "{place} already holds a run; go on with --resume, choose another folder with --out FOLDER, or delete it"
+        )));
+    }
+    match folder.foreign()? {
+        None => Ok(()),
+        Some(name) => Err(RunError::Refused(format!(
+            "{place} is not empty (it holds {name}), and a run would mix with what is there; choose a new or an empty folder with \
+             --out FOLDER"
+        ))),
+    }
+}
+
+/// Refuses a run that does not fit before its text is tokenized, which may take long. Checks nothing if only
+/// the text determines the size of the vocabulary.
+fn check_before_text(parsed: &Parsed, processor: &Processor) -> Result<(), RunError> {
+    let config = &parsed.config;
+    let is_given = config.model.vocab_size.is_some() || config.model.init_from.is_some();
+    let is_in_a_file = matches!(config.tokenizer(), TokenizerChoice::Bytes | TokenizerChoice::Path(_));
+    if !(is_given || is_in_a_file || source::shards(config)?.is_some()) {
+        return Ok(());
+    }
+    let planned = spec::plan_on(parsed, processor.target())?;
+    fit::check(&planned.spec, planned.resolved.config.train.batch_size, processor)
+}

@@ -1,0 +1,64 @@
+//! The model of a run in a few words, and warnings where an FP8 recipe leaves in bf16 what a reader takes to
+//! be in FP8.
+
+use crate::linear_gemms::{LinearGemms, fp8_share, linear_gemms};
+use crate::programs::TrainingSpec;
+use xtrain_model::Kept;
+use xtrain_program::LinearGemm;
+
+/// The model in a few words.
+pub(super) fn describe(spec: &TrainingSpec) -> String {
+    let fp8 = match spec.recipe.is_fp8() {
+        true => {
+            let layers = linear_gemms(spec);
+            let share = 100.0 * fp8_share(&layers);
+            let has_head = layers.iter().any(|p| p.is_head() && p.is_all_fp8());
+            let head = if has_head { " and the head" } else { "" };
+            format!(", {} ({share:.0}% of the linear layers{head})", spec.recipe.name())
+        }
+        false => String::new(),
+    };
+    format!("{}{fp8}", spec.model.title())
+}
+
+/// Warns of an FP8 recipe that leaves all GEMMs in bf16: nothing else of the run would show it.
+pub(super) fn warn_of_no_fp8(spec: &TrainingSpec) {
+    let layers = linear_gemms(spec);
+    warn_of_bf16_head(spec, &layers);
+    if !spec.recipe.is_fp8() || layers.iter().flat_map(|linear| &linear.gemms).any(Result::is_ok) {
+        return;
+    }
+    let why = layers.iter().flat_map(|linear| &linear.gemms).find_map(|product| product.as_ref().err());
+    tracing::warn!(
+        "precision.recipe = {}, but no GEMM of a linear layer is in FP8{}; xtrain plan gives the reason for each",
+        spec.recipe.name(),
+        why.map(|why| format!(" ({why})")).unwrap_or_default()
+    );
+}
+
+/// Warns of a head that cannot be in FP8 although the run asks for it.
+fn warn_of_bf16_head(spec: &TrainingSpec, layers: &[LinearGemms]) {
+    let Some(head) = layers.iter().find(|p| p.is_head() && spec.fp8.head && spec.recipe.is_fp8()) else {
+        return;
+    };
+    let (m, tokens) = (&spec.model, spec.batch.sequences * spec.batch.seq_len);
+    let explained = |why: &Kept| match why {
+        Kept::Size(size) if *size == m.vocab_size => {
+            format!(
+                "{why}: the vocabulary, to which model.vocab_size gives more rows where a model begins from random weights"
+            )
+        }
+        Kept::Size(size) if *size == m.dim => format!("{why}: model.dim"),
+        Kept::Size(size) if *size == tokens => format!("{why}: the tokens of a micro-batch"),
+        _ => why.to_string(),
+    };
+    let of = LinearGemm::ALL.into_iter().zip(&head.gemms);
+    let whys: Vec<String> = of
+        .filter_map(|(gemm, product)| {
+            Some(format!("{} ({})", gemm.name(), explained(product.as_ref().err()?)))
+        })
+        .collect();
+    if !whys.is_empty() {
+        tracing::warn!("precision.head = \"fp8\", but GEMMs of the head are in bf16: {}", whys.join(", "));
+    }
+}

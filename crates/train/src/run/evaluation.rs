@@ -1,0 +1,95 @@
+//! Evaluation during a run, and the choice of the best state.
+
+use super::observer::{Observer, Outcome};
+use super::watch::Watch;
+use super::{Run, is_due};
+use crate::error::RunError;
+use crate::evaluate::Tally;
+use crate::spans::step_span;
+use std::ops::ControlFlow;
+use std::time::Instant;
+use xtrain_report::metrics::EvalMetrics;
+
+impl Run {
+    /// Completes the evaluation that an earlier process was stopped in. Returns how the run ends if this one
+    /// is stopped too.
+    pub(super) fn complete_evaluation(
+        &mut self,
+        watch: &mut Watch<'_>,
+        observer: &mut dyn Observer,
+    ) -> Result<Option<Outcome>, RunError> {
+        if self.position.evaluation.is_none() {
+            return Ok(None);
+        }
+        if let Some(outcome) = self.evaluate(watch, observer)? {
+            return Ok(Some(outcome));
+        }
+        // The checkpoint of this step still says that the evaluation is due.
+        self.checkpoints.outdate();
+        self.save(watch, observer)?;
+        Ok(None)
+    }
+
+    /// Runs the evaluation that is due, or what is left of it. If it is asked to stop meanwhile, it saves its
+    /// progress and returns how the run ends.
+    pub(super) fn evaluate(
+        &mut self,
+        watch: &mut Watch<'_>,
+        observer: &mut dyn Observer,
+    ) -> Result<Option<Outcome>, RunError> {
+        let due = self.position.evaluation.take();
+        let (Some(mut tally), Some(validation), Some(evaluator)) =
+            (due, self.corpus.validation.clone(), self.evaluator)
+        else {
+            return Ok(None);
+        };
+        let _evaluation = step_span("evaluation", self.position.step);
+        if let Some(profiler) = &mut self.profiler {
+            profiler.before_evaluation(&mut self.learner)?;
+        }
+        let sequences = self.config.eval.sequences(self.config.data.seq_len);
+        let (mut ended, mut batch_begun, saving) = (None, None, self.saving(watch));
+        let mut go_on = || {
+            if let Some(begun) = batch_begun.replace(Instant::now()) {
+                watch.batch = watch.batch.max(begun.elapsed());
+            }
+            ended = watch.ended(watch.batch + saving);
+            if ended.is_some() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+        };
+        let validation = validation.at_most(sequences);
+        let _ = evaluator.add(self.learner.weights(), &validation, &mut tally, &mut go_on)?;
+        if ended.is_some() {
+            // JSON has no infinities: such a sum is computed anew.
+            self.position.evaluation =
+                Some(if tally.loss_sum.is_finite() { tally } else { Tally::default() });
+            self.checkpoints.outdate();
+            self.save(watch, observer)?;
+            return Ok(ended);
+        }
+        if !self.entropy_is_known {
+            // Once a process: the run file may name other data by now.
+            self.position.unigram_entropy = Some(validation.unigram_entropy_nats()?);
+            self.entropy_is_known = true;
+        }
+        let loss = tally.mean();
+        let bits = loss * tally.targets as f64 / std::f64::consts::LN_2;
+        let bits_per_byte = validation.text_bytes()?.map(|bytes| bits / bytes);
+        self.record(EvalMetrics { step: self.position.step, loss, bits_per_byte }, observer)?;
+        if self.is_best(loss) {
+            self.position.best = Some((self.position.step, loss));
+            self.save(watch, observer)?;
+        }
+        Ok(None)
+    }
+
+    /// Decides if the state just evaluated is saved as the best: its loss is the lowest so far, and either
+    /// this step is saved anyway or `checkpoint.every` steps have passed since the last best. Without that
+    /// interval, a run that still learns fast would save at nearly every evaluation.
+    fn is_best(&self, loss: f64) -> bool {
+        let (step, every) = (self.position.step, self.config.checkpoint.every);
+        let (last, lowest) = self.position.best.unwrap_or((0, f64::INFINITY));
+        let is_saved_anyway = is_due(step, every) || step == self.steps;
+        let is_in_turn = every > 0 && step - last >= every;
+        self.config.checkpoint.keep_best == Some(true) && loss < lowest && (is_saved_anyway || is_in_turn)
+    }
+}

@@ -1,0 +1,121 @@
+//! Reports of steps: events, metrics files, and the limit on steps that are not finite.
+
+use super::Run;
+use super::observer::Observer;
+use crate::error::RunError;
+use crate::learner::StepResult;
+use crate::spans::step_span;
+use std::time::Duration;
+use xtrain_report::metrics::{Event, SkippedStep, StepMetrics};
+
+/// The steps since the last report.
+#[derive(Default)]
+pub(super) struct Progress {
+    /// Steps in a row, up to the last one, that were not finite.
+    pub(super) nonfinite_in_a_row: u64,
+    steps: u64,
+    /// Wall time of `steps`.
+    took: Duration,
+}
+
+/// A step and its result.
+#[derive(Clone, Copy)]
+pub(super) struct FinishedStep {
+    /// Its number, from 1.
+    pub(super) step: u64,
+    pub(super) lr: f64,
+    pub(super) result: StepResult,
+}
+
+impl Run {
+    /// Reports a step that took this long.
+    pub(super) fn report_step(
+        &mut self,
+        finished: FinishedStep,
+        took: Duration,
+        progress: &mut Progress,
+        observer: &mut dyn Observer,
+    ) -> Result<(), RunError> {
+        progress.steps += 1;
+        progress.took += took;
+        let FinishedStep { step, result, .. } = finished;
+        let _metrics = step_span("metrics", step);
+        observer.stepped(step, self.steps);
+        if result.skipped {
+            self.position.skipped += 1;
+            progress.nonfinite_in_a_row += 1;
+            let StepResult { loss, grad_norm, .. } = result;
+            self.record(SkippedStep { step, loss, grad_norm, skipped: self.position.skipped }, observer)?;
+            self.stop_if_diverged(step, progress.nonfinite_in_a_row)?;
+        } else {
+            progress.nonfinite_in_a_row = 0;
+        }
+        if step.is_multiple_of(self.config.log.every) || step == self.steps || step == 1 {
+            let metrics = self.metrics(finished, progress);
+            self.record(metrics, observer)?;
+            (progress.steps, progress.took) = (0, Duration::ZERO);
+        }
+        let segment = self.position.reference.as_mut();
+        if let Some(reference) = segment.and_then(|segment| segment.add(step, result.loss)) {
+            self.position.reference = None;
+            self.record(reference, observer)?;
+        }
+        Ok(())
+    }
+
+    /// Shows an event and writes it to the metrics files.
+    pub(super) fn record(
+        &mut self,
+        event: impl Into<Event>,
+        observer: &mut dyn Observer,
+    ) -> Result<(), RunError> {
+        let event = event.into();
+        observer.event(&event, self.steps);
+        Ok(self.sink.record(event)?)
+    }
+
+    fn metrics(&mut self, finished: FinishedStep, progress: &Progress) -> StepMetrics {
+        let FinishedStep { step, lr, result } = finished;
+        let step_tokens = self.config.step_tokens();
+        let seconds = progress.took.as_secs_f64().max(1e-9) / progress.steps as f64;
+        let tokens_per_second = step_tokens as f64 / seconds;
+        let flops = self.learner.spec().model.flops_per_token(self.config.data.seq_len);
+        let samples = step * self.config.train.batch_size as u64;
+        let epoch = self.corpus.loader.epochs(samples).into_iter().fold(0.0, f64::max);
+        StepMetrics {
+            step,
+            loss: result.loss,
+            grad_norm: result.grad_norm,
+            lr,
+            memory_bytes: self.learner.memory_bytes() as u64,
+            memory_total_bytes: self.hardware.memory_total,
+            tokens_per_second,
+            tflops: tokens_per_second * flops / 1e12,
+            mfu: self.hardware.peak_flops.map(|peak| tokens_per_second * flops / peak),
+            tokens: step * step_tokens,
+            epoch,
+            step_ms: seconds * 1e3,
+            skipped: self.position.skipped,
+            seconds_left: Some((self.steps - step) as f64 * seconds),
+        }
+    }
+
+    fn stop_if_diverged(&self, step: u64, in_a_row: u64) -> Result<(), RunError> {
+        let limit = self.config.train.max_nonfinite_steps;
+        if limit == 0 || in_a_row < limit {
+            return Ok(());
+        }
+        let place = self.folder.checkpoints();
+        let how = match self.checkpoints.has_any() {
+            true => format!(
+                "go on with --resume from the latest checkpoint in {} (delete it to go on from the one before)",
+                place.display()
+            ),
+            false => "begin again with --resume, as nothing was saved yet".to_owned(),
+        };
+        Err(RunError::Diverged(format!(
+            "step {step}: the loss or the gradient norm was not finite in {in_a_row} steps in a row; lower optimizer.lr and {how}, or find the \
+             operation with train.check_numerics = true"
+        )))
+    }
+}

@@ -1,0 +1,115 @@
+//! Going on with a run from its latest checkpoint.
+
+use super::assemble::{
+    Opened, Parts, Prepared, assemble, check_export, check_fits, initial_weights, load, lock, prepare,
+};
+use super::choices;
+use super::observer::Observer;
+use crate::engine::Processor;
+use crate::error::RunError;
+use crate::folder::RunFolder;
+use crate::position::{self, Position};
+use crate::{slower, source};
+use xtrain_config::{Change, Config, MAX_FILE_BYTES, Parsed, TokenizerChoice, diff, files};
+use xtrain_data::Tokenizer;
+use xtrain_report::metrics::{Lost, Resumed, SinkStart};
+
+/// Opens the run in `folder` at its latest checkpoint, or at its first step if it has none.
+pub(super) fn resume(
+    parsed: &Parsed,
+    folder: RunFolder,
+    observer: &mut dyn Observer,
+    time_is_up: &dyn Fn() -> bool,
+) -> Result<Opened, RunError> {
+    check_export(parsed, &folder)?;
+    let hf = source::saved_init(&parsed.config, &folder)?;
+    let tokenizer = Some(folder.tokenizer()).filter(|tokenizer| tokenizer.is_dir());
+    let processor = Processor::for_config(&parsed.config)?;
+    let before = position::precision(&folder)?;
+    // A run keeps its precision wherever it goes on.
+    let Prepared { corpus, prompts, planned, steps } =
+        prepare(parsed, hf.as_ref(), tokenizer.as_deref(), before.recipe, observer, time_is_up)?;
+    check_tokenizer(&folder, &planned.resolved.config, &corpus.tokenizer)?;
+    if let Some(done) = finished(&folder, &planned.resolved.config, steps)? {
+        return Ok(Opened::Finished { done, steps });
+    }
+    processor.check(planned.spec.recipe)?;
+    let planned = slower::decide_for_resumed(planned, &before, &processor)?;
+    check_fits(&planned, &processor)?;
+    let recorded = choices::adopt(&folder, &processor);
+    let config = planned.resolved.config;
+    let mut loaded = load(planned.spec, &config, processor)?;
+    let mut checkpoints = lock(&folder, true)?;
+    let position = match checkpoints.restore(&mut loaded.learner, &corpus.loader, &config)? {
+        Some(position) => position,
+        None => {
+            initial_weights(&mut loaded.learner, &config)?;
+            Position::default()
+        }
+    };
+    // A run may be asked for fewer steps than it has made.
+    let steps = steps.max(position.step);
+    let is_at_its_end = position.step == steps;
+    let recipes = before.recipe.zip(config.precision.recipe).map(|(before, now)| [before, now]);
+    let switched = recipes.filter(|[before, now]| position.step > 0 && before != now);
+    let lost = Lost {
+        after: position.step,
+        evaluation: position.evaluation.is_some(),
+        samples: is_at_its_end && folder.unwritten(position.step, &config)?.samples,
+        switched,
+    };
+    let parts = Parts {
+        resumed: Some(Resumed { step: position.step, switched }),
+        sink: SinkStart::Resumed(lost),
+        choices: (!is_at_its_end).then_some(recorded),
+        config,
+        steps,
+        folder,
+        corpus,
+        prompts,
+        hf,
+        loaded,
+        checkpoints,
+        position,
+    };
+    Ok(Opened::Run(Box::new(assemble(parts, observer)?)))
+}
+
+/// The steps that the run in `folder` has made, if they are all that it is asked for and its end is
+/// completely written.
+fn finished(folder: &RunFolder, config: &Config, steps: u64) -> Result<Option<u64>, RunError> {
+    let position = position::position(folder)?.filter(|at| at.step >= steps && at.evaluation.is_none());
+    let Some(position) = position else { return Ok(None) };
+    Ok(folder.unwritten(position.step, config)?.is_nothing().then_some(position.step))
+}
+
+/// Refuses to resume with another tokenizer than `kept`, with which the run in `folder` began: its weights
+/// know only the tokens of that one. Both configurations are resolved. The same tokenizer at another path is
+/// accepted.
+fn check_tokenizer(folder: &RunFolder, config: &Config, kept: &Tokenizer) -> Result<(), RunError> {
+    let path = folder.config();
+    let text = files::read(&path, MAX_FILE_BYTES).map_err(RunError::io(&path, "read"))?;
+    // An unreadable configuration cannot tell what changed; the run keeps its tokenizer in any case.
+    let Ok(before) = Config::parse::<&str>(&path, &text, &[]) else { return Ok(()) };
+    let of = |config: &Config| (config.tokenizer(), config.data.bpe_vocab_size);
+    let is_kept = match config.tokenizer() {
+        _ if of(&before.config) == of(config) => true,
+        TokenizerChoice::Path(path) => Tokenizer::load(path).is_ok_and(|t| t.hash() == kept.hash()),
+        TokenizerChoice::Bytes => Tokenizer::bytes().hash() == kept.hash(),
+        TokenizerChoice::Bpe | TokenizerChoice::Chars => false,
+    };
+    if is_kept {
+        return Ok(());
+    }
+    let changes: Vec<String> = diff(&before.config, config)
+        .iter()
+        .filter(|change| ["data.tokenizer", "data.bpe_vocab_size"].contains(&change.key.as_str()))
+        .map(Change::to_string)
+        .collect();
+    Err(RunError::Refused(format!(
+        "the tokenizer is another one than the run in {} began with ({}), and its weights know only that one; resume with the \
+         tokenizer that it began with, or begin a new run",
+        folder.path().display(),
+        changes.join(", ")
+    )))
+}

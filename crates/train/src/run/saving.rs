@@ -1,0 +1,57 @@
+//! When the state of a run is saved, and the reports of its checkpoints.
+
+use super::Run;
+use super::background_save::WrittenCheckpoint;
+use super::observer::Observer;
+use super::watch::Watch;
+use crate::error::RunError;
+use crate::spans::step_span;
+use std::time::Duration;
+use xtrain_report::metrics::Checkpoint;
+
+impl Run {
+    /// Begins to save the state, unless this step is saved already; first waits for the save that is under
+    /// way.
+    pub(super) fn save(
+        &mut self,
+        watch: &mut Watch<'_>,
+        observer: &mut dyn Observer,
+    ) -> Result<(), RunError> {
+        if self.checkpoints.holds(self.position.step) {
+            return Ok(());
+        }
+        let _save = step_span("save", self.position.step);
+        self.settle(watch, observer)?;
+        let metrics = self.sink.unsynced()?;
+        let (loader, config, position) = (&self.corpus.loader, &self.config, &self.position);
+        let written = self.checkpoints.begin(&mut self.learner, loader, config, position, metrics)?;
+        self.report_saved(written, watch, observer)
+    }
+
+    /// Waits for the save that is under way, if there is one.
+    pub(super) fn settle(
+        &mut self,
+        watch: &mut Watch<'_>,
+        observer: &mut dyn Observer,
+    ) -> Result<(), RunError> {
+        let written = self.checkpoints.finish()?;
+        self.report_saved(written, watch, observer)
+    }
+
+    fn report_saved(
+        &mut self,
+        written: Option<WrittenCheckpoint>,
+        watch: &mut Watch<'_>,
+        observer: &mut dyn Observer,
+    ) -> Result<(), RunError> {
+        let Some(WrittenCheckpoint { step, path, took }) = written else { return Ok(()) };
+        self.folder.write("config.toml", &self.config.to_toml())?;
+        watch.save = watch.save.max(took);
+        self.record(Checkpoint { step, path }, observer)
+    }
+
+    /// The time that a save would take if it began now: it waits for the one that is under way.
+    pub(super) fn saving(&self, watch: &Watch<'_>) -> Duration {
+        if self.checkpoints.is_writing() { 2 * watch.save } else { watch.save }
+    }
+}

@@ -1,0 +1,242 @@
+//! Checkpoints of a run, written while it trains.
+//!
+//! A save stops training for a copy of the state into host memory; a thread then writes the files from that
+//! copy while training goes on. Two saves never overlap, and older checkpoints are deleted when the new one
+//! is complete.
+
+use super::background_save::{BackgroundSave, WrittenCheckpoint};
+use crate::error::RunError;
+use crate::folder::RunFolder;
+use crate::learner::Learner;
+use crate::position::{CONFIG, LOADER, POSITION, Position, specs};
+use std::ops::Range;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::thread::{self, JoinHandle};
+use std::time::Instant;
+use xtrain_checkpoint::{BoxError, CheckpointError, CheckpointStore, RunLock, TensorSpec};
+use xtrain_config::Config;
+use xtrain_data::Loader;
+use xtrain_report::metrics::jsonl::Unsynced;
+use xtrain_runtime::StateEntry;
+use xtrain_tensor::host::{ALIGN_BYTES, AlignedBytes};
+
+/// The checkpoints of a run folder, which is locked as long as this lives.
+pub(super) struct CheckpointWriter {
+    pub(super) store: Arc<CheckpointStore>,
+    folder: PathBuf,
+    /// The step that was saved last, or is being saved.
+    pub(super) last: Option<u64>,
+    writing: Option<BackgroundSave>,
+    /// Memory of the copy, reused by the next save.
+    memory: Arc<AlignedBytes>,
+    /// The next such memory, while a thread touches its pages.
+    next_memory: Option<JoinHandle<AlignedBytes>>,
+    /// True after the warning that there is no memory for a copy.
+    has_warned: bool,
+    /// Bytes of available memory, if the system tells. A copy uses at most half of them.
+    pub(super) available_bytes: fn() -> Option<u64>,
+    pub(super) write: Write,
+    /// Outlives the thread that writes.
+    _lock: RunLock,
+}
+
+/// Function that writes the files of a checkpoint.
+pub(super) type Write = fn(&CheckpointStore, &Snapshot) -> Result<PathBuf, CheckpointError>;
+
+/// The state of a run as it was after a step.
+pub(super) struct Snapshot {
+    pub(super) step: u64,
+    tensors: Vec<TensorSpec>,
+    /// Range of each tensor in the memory.
+    places: Vec<Range<usize>>,
+    memory: Arc<AlignedBytes>,
+    documents: Vec<(String, serde_json::Value)>,
+}
+
+impl Snapshot {
+    pub(super) fn write(store: &CheckpointStore, of: &Snapshot) -> Result<PathBuf, CheckpointError> {
+        let bytes = of.memory.as_slice();
+        store.save(of.step, &of.tensors, &mut |n| Ok(&bytes[of.places[n].clone()]), &of.documents)
+    }
+}
+
+/// Rule for the checkpoints that are not deleted.
+pub(super) struct Retention {
+    keep_last: usize,
+    keep_every: u64,
+    protected: Vec<u64>,
+}
+
+impl Retention {
+    /// The rule of the configuration at this position.
+    pub(super) fn new(config: &Config, at: &Position) -> Self {
+        let protected = at.best.map(|(step, _)| step).into_iter().chain([at.step]).collect();
+        Retention {
+            keep_last: config.checkpoint.keep_last,
+            keep_every: config.checkpoint.keep_every,
+            protected,
+        }
+    }
+
+    pub(super) fn apply(&self, store: &CheckpointStore) -> Result<(), CheckpointError> {
+        store.retain(self.keep_last, self.keep_every, &self.protected)
+    }
+}
+
+impl CheckpointWriter {
+    /// Opens the checkpoints of `folder`, which is created if need be. Another process that writes there is
+    /// an error.
+    pub(super) fn open(folder: &RunFolder) -> Result<Self, RunError> {
+        let lock = RunLock::acquire(folder.path())?;
+        Ok(CheckpointWriter {
+            store: Arc::new(CheckpointStore::open(&folder.checkpoints())?),
+            folder: folder.checkpoints(),
+            last: None,
+            writing: None,
+            memory: Arc::new(AlignedBytes::zeroed(0)),
+            next_memory: None,
+            has_warned: false,
+            available_bytes: xtrain_runtime::available_bytes,
+            write: Snapshot::write,
+            _lock: lock,
+        })
+    }
+
+    /// Forgets that this step is saved: what is known of it has changed.
+    pub(super) fn outdate(&mut self) {
+        self.last = None;
+    }
+
+    /// True if any step is saved, or being saved.
+    pub(super) fn has_any(&self) -> bool {
+        self.last.is_some() || self.store.steps().is_ok_and(|steps| !steps.is_empty())
+    }
+
+    /// True if this step is saved, or being saved.
+    pub(super) fn holds(&self, step: u64) -> bool {
+        self.last == Some(step)
+    }
+
+    /// True if a save is under way that [`CheckpointWriter::finish`] may have to wait for.
+    pub(super) fn is_writing(&self) -> bool {
+        self.writing.is_some()
+    }
+
+    /// True if a save that was under way is done, so that [`CheckpointWriter::finish`] does not wait for it.
+    pub(super) fn is_written(&self) -> bool {
+        self.writing.as_ref().is_some_and(BackgroundSave::is_done)
+    }
+
+    /// Waits for the save under way and returns its checkpoint; `None` if there is none.
+    pub(super) fn finish(&mut self) -> Result<Option<WrittenCheckpoint>, RunError> {
+        self.writing.take().map(BackgroundSave::finish).transpose()
+    }
+
+    /// Copies the state, then begins to write it and to delete checkpoints that the configuration does not
+    /// keep. The checkpoint becomes complete only after `metrics` are on disk. Without memory for the copy,
+    /// it is complete when this returns.
+    pub(super) fn begin(
+        &mut self,
+        learner: &mut Learner,
+        loader: &Loader,
+        config: &Config,
+        at: &Position,
+        metrics: Option<Unsynced>,
+    ) -> Result<Option<WrittenCheckpoint>, RunError> {
+        debug_assert!(self.writing.is_none(), "two saves never overlap");
+        let begun = Instant::now();
+        let (step, entries) = (at.step, learner.saved_state());
+        let documents = vec![
+            (POSITION.to_owned(), serde_json::json!(at)),
+            (LOADER.to_owned(), serde_json::json!(loader.state(step * config.train.batch_size as u64))),
+            (CONFIG.to_owned(), serde_json::json!(config.to_toml())),
+        ];
+        let (tensors, retention) = (specs(&entries), Retention::new(config, at));
+        let sync = move || metrics.map_or(Ok(()), |metrics| metrics.sync());
+        let Some(places) = self.make_room(&entries) else {
+            if !std::mem::replace(&mut self.has_warned, true) {
+                tracing::warn!(
+                    "there is too little memory for a copy of the state: training waits for each save"
+                );
+            }
+            sync()?;
+            let mut read =
+                |n: usize| learner.read_state(entries[n].kind, &entries[n].name).map_err(BoxError::from);
+            let path = self.store.save(step, &tensors, &mut read, &documents)?;
+            self.last = Some(step);
+            retention.apply(&self.store)?;
+            return Ok(Some(WrittenCheckpoint { step, path, took: begun.elapsed() }));
+        };
+        // The thread that wrote the last one has let go of it.
+        let Some(memory) = Arc::get_mut(&mut self.memory) else { unreachable!("two saves never overlap") };
+        learner.copy_state(&entries, &mut parts(memory.as_mut_slice(), &places))?;
+        let snapshot = Snapshot { step, tensors, places, memory: self.memory.clone(), documents };
+        let (store, write) = (self.store.clone(), self.write);
+        let save = move || {
+            sync()?;
+            let path = write(&store, &snapshot)?;
+            retention.apply(&store)?;
+            Ok(path)
+        };
+        self.writing = Some(BackgroundSave::start(step, begun, &self.folder, save)?);
+        self.last = Some(step);
+        Ok(None)
+    }
+
+    /// Begins to allocate the memory for copies during the first steps, so that the first save stops training
+    /// for no longer than the others.
+    pub(super) fn prepare(&mut self, learner: &mut Learner) {
+        let (_, bytes) = places(&learner.saved_state());
+        if let Some(mut memory) = self.allocate(bytes) {
+            // Without a thread the first copy takes the pages.
+            let take = move || {
+                memory.commit_pages();
+                memory
+            };
+            self.next_memory = thread::Builder::new().name("memory for saves".to_owned()).spawn(take).ok();
+        }
+    }
+
+    /// Range of each value in the memory of the copy; `None` if there is too little memory.
+    fn make_room(&mut self, entries: &[StateEntry]) -> Option<Vec<Range<usize>>> {
+        if let Some(Ok(memory)) = self.next_memory.take().map(JoinHandle::join) {
+            self.memory = Arc::new(memory);
+        }
+        let (places, bytes) = places(entries);
+        if self.memory.as_slice().len() < bytes {
+            self.memory = Arc::new(self.allocate(bytes)?);
+        }
+        Some(places)
+    }
+
+    /// As many bytes, where that leaves as many to others.
+    fn allocate(&self, bytes: usize) -> Option<AlignedBytes> {
+        let is_room = (self.available_bytes)().is_none_or(|available| available / 2 >= bytes as u64);
+        if is_room { AlignedBytes::try_zeroed(bytes) } else { None }
+    }
+}
+
+/// Range of each value in the memory of a copy, and the bytes of all.
+pub(super) fn places(entries: &[StateEntry]) -> (Vec<Range<usize>>, usize) {
+    let mut end = 0;
+    let place = |entry: &StateEntry| {
+        let begin = end;
+        end = (begin + entry.ty.bytes()).next_multiple_of(ALIGN_BYTES);
+        begin..begin + entry.ty.bytes()
+    };
+    let places = entries.iter().map(place).collect();
+    (places, end)
+}
+
+/// The places, which are in order, of the memory.
+pub(super) fn parts<'m>(mut memory: &'m mut [u8], places: &[Range<usize>]) -> Vec<&'m mut [u8]> {
+    let mut at = 0;
+    let mut part = |place: &Range<usize>| {
+        let rest = std::mem::take(&mut memory);
+        let (part, rest) = rest[place.start - at..].split_at_mut(place.len());
+        (memory, at) = (rest, place.end);
+        part
+    };
+    places.iter().map(&mut part).collect()
+}

@@ -1,0 +1,221 @@
+//! The training loop.
+
+use super::observer::{Observer, Outcome};
+use super::reporting::{FinishedStep, Progress};
+use super::watch::Watch;
+use super::{Run, is_due};
+use crate::error::{LearnError, RunError};
+use crate::evaluate::Tally;
+use crate::learner::{IN_FLIGHT, Step};
+use crate::spans::{span, step_span};
+use std::collections::VecDeque;
+use std::time::{Duration, Instant};
+use xtrain_runtime::{EngineError, Ticket};
+
+/// Steps whose results are still to come, and the clock of the loop.
+struct Flight {
+    steps: VecDeque<StepInFlight>,
+    /// Beginning of the current step: the end of the one before, whose report is part of this step.
+    begun: Instant,
+    /// Time since the last finished step, which no step has been given yet.
+    waited: Duration,
+}
+
+/// A step under way.
+struct StepInFlight {
+    /// Its number, from 1.
+    step: u64,
+    lr: f64,
+    ticket: Ticket,
+}
+
+/// Work that follows the step that was launched last.
+struct Due {
+    /// It is the last step of the run.
+    last: bool,
+    evaluate: bool,
+    /// End of the run after it, if it ends early.
+    ended: Option<Outcome>,
+    /// The results of all steps are needed: the state is about to be looked at.
+    all_results: bool,
+}
+
+impl Run {
+    /// Steps until the end, the time limit or a stop. The state is saved, or being saved, when it returns.
+    pub(super) fn steps(
+        &mut self,
+        watch: &mut Watch<'_>,
+        observer: &mut dyn Observer,
+    ) -> Result<Outcome, RunError> {
+        if let Some(outcome) = self.complete_evaluation(watch, observer)? {
+            return Ok(outcome);
+        }
+        if self.position.step < self.steps {
+            self.checkpoints.prepare(&mut self.learner);
+        }
+        let mut flight = Flight { steps: VecDeque::new(), begun: Instant::now(), waited: Duration::ZERO };
+        let mut progress = Progress::default();
+        while self.position.step < self.steps {
+            if let Some(outcome) = self.before_step(&mut flight, watch, observer)? {
+                return Ok(outcome);
+            }
+            self.launch_next(&mut flight)?;
+            let due = self.due(watch);
+            let finished = self.collect(&mut flight, watch, &due)?;
+            for (step, took) in finished {
+                self.report_step(step, took, &mut progress, observer)?;
+            }
+            if let Some(outcome) = self.after_step(due, &mut flight, &progress, watch, observer)? {
+                return Ok(outcome);
+            }
+        }
+        Ok(Outcome::Finished)
+    }
+
+    /// A reference segment and a change of the profiler, where they come before the next step. Returns how
+    /// the run ends if it is stopped meanwhile.
+    fn before_step(
+        &mut self,
+        flight: &mut Flight,
+        watch: &mut Watch<'_>,
+        observer: &mut dyn Observer,
+    ) -> Result<Option<Outcome>, RunError> {
+        let step = self.position.step;
+        if self.is_reference_due(step) {
+            if let Some(outcome) = self.reference(watch, observer)? {
+                return Ok(Some(outcome));
+            }
+            flight.begun = Instant::now();
+        }
+        if let Some(profiler) = &mut self.profiler {
+            let acts = profiler.acts(step);
+            profiler.before_step(step, &mut self.learner, &self.folder, &self.hardware.device)?;
+            if acts {
+                flight.begun = Instant::now();
+            }
+        }
+        Ok(None)
+    }
+
+    fn launch_next(&mut self, flight: &mut Flight) -> Result<(), RunError> {
+        let lr = self.schedule.lr(self.position.step);
+        let ticket = self.launch(self.position.step, lr)?;
+        self.position.step += 1;
+        flight.steps.push_back(StepInFlight { step: self.position.step, lr, ticket });
+        Ok(())
+    }
+
+    /// Launches the optimizer step that follows `number` others: all its micro-batches, then the update.
+    pub(super) fn launch(&mut self, number: u64, lr: f64) -> Result<Ticket, RunError> {
+        let (batch_size, micro) = (self.config.train.batch_size, self.config.train.micro_batch_size());
+        let first = number * batch_size as u64;
+        let valid_targets = self.corpus.loader.valid_targets(first..first + batch_size as u64) as usize;
+        let step = Step { number, lr, valid_targets, micro_steps: batch_size / micro };
+        let _step = step_span("step", step.number + 1);
+        for n in 0..step.micro_steps {
+            let prepare = span("prepare");
+            let batch = self.corpus.loader.batch(first + (n * micro) as u64, micro)?;
+            drop(prepare);
+            let done = self.learner.micro_step(&step, n, &batch);
+            done.map_err(|e| step_error(number + 1, e))?;
+        }
+        self.learner.fetch().map_err(|e| step_error(number + 1, e))
+    }
+
+    /// Work that follows the step that was launched last.
+    fn due(&self, watch: &Watch<'_>) -> Due {
+        let step = self.position.step;
+        let last = step == self.steps;
+        let evaluate = match last {
+            true => self.config.eval.at_end,
+            false => is_due(step, self.config.eval.every.unwrap_or(0)),
+        };
+        let ended = watch.ended(watch.step + self.saving(watch)).filter(|_| !last);
+        let traced = self.profiler.as_ref().is_some_and(|profiler| profiler.acts(step));
+        let all_results = last
+            || evaluate
+            || traced
+            || ended.is_some()
+            || self.is_reference_due(step)
+            || is_due(step, self.config.checkpoint.every);
+        Due { last, evaluate, ended, all_results }
+    }
+
+    /// The steps that are done, oldest first, each with its share of the time since the last ones.
+    fn collect(
+        &mut self,
+        flight: &mut Flight,
+        watch: &mut Watch<'_>,
+        due: &Due,
+    ) -> Result<Vec<(FinishedStep, Duration)>, RunError> {
+        let finished = self.land(&mut flight.steps, if due.all_results { 0 } else { IN_FLIGHT })?;
+        let now = Instant::now();
+        let took = now - std::mem::replace(&mut flight.begun, now);
+        self.position.train_seconds += took.as_secs_f64();
+        watch.step = watch.step.max(took);
+        flight.waited += took;
+        let each = flight.waited / finished.len().max(1) as u32;
+        flight.waited -= each * finished.len() as u32;
+        Ok(finished.into_iter().map(|step| (step, each)).collect())
+    }
+
+    /// The results of the steps that are done, oldest first; waits until no more than `most` are under way.
+    fn land(
+        &mut self,
+        steps: &mut VecDeque<StepInFlight>,
+        most: usize,
+    ) -> Result<Vec<FinishedStep>, RunError> {
+        let mut finished = Vec::new();
+        while let Some(oldest) = steps.front() {
+            if steps.len() <= most && !self.learner.is_ready(&oldest.ticket)? {
+                break;
+            }
+            let Some(StepInFlight { step, lr, ticket }) = steps.pop_front() else { break };
+            let result = self.learner.collect(ticket).map_err(|e| step_error(step, e))?;
+            finished.push(FinishedStep { step, lr, result });
+        }
+        Ok(finished)
+    }
+
+    /// The evaluation and the save that are due after a step. Returns how the run ends if it ends early.
+    fn after_step(
+        &mut self,
+        due: Due,
+        flight: &mut Flight,
+        progress: &Progress,
+        watch: &mut Watch<'_>,
+        observer: &mut dyn Observer,
+    ) -> Result<Option<Outcome>, RunError> {
+        let Due { last, evaluate, mut ended, .. } = due;
+        if self.checkpoints.is_written() {
+            self.settle(watch, observer)?;
+        }
+        if evaluate {
+            self.position.evaluation = Some(Tally::default());
+            if let Some(outcome) = self.evaluate(watch, observer)? {
+                return Ok(Some(outcome));
+            }
+            ended = ended.or_else(|| watch.ended(watch.step + self.saving(watch))).filter(|_| !last);
+            flight.begun = Instant::now();
+        }
+        // Skipped steps change nothing that is worth a checkpoint, and must not push out the good ones.
+        let worth_saving =
+            is_due(self.position.step, self.config.checkpoint.every) && progress.nonfinite_in_a_row == 0;
+        if worth_saving || last || ended.is_some() {
+            self.save(watch, observer)?;
+            flight.begun = Instant::now();
+        }
+        Ok(ended)
+    }
+}
+
+/// The error of a run whose step failed.
+pub(super) fn step_error(step: u64, error: LearnError) -> RunError {
+    match error {
+        LearnError::Engine(EngineError::NonFinite { .. }) => RunError::Diverged(format!(
+            "step {step}: {error}; look at the numbers that it reads: a lower optimizer.lr, or other data or weights to start from, keep \
+             them small"
+        )),
+        other => other.into(),
+    }
+}

@@ -1,0 +1,33 @@
+//! The signal and the clock that may end a run before its last step.
+
+use super::Outcome;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+/// Decides when a run ends early. It ends early enough to save within its time.
+pub(super) struct Watch<'a> {
+    stop: &'a AtomicBool,
+    begun: Instant,
+    limit: Option<Duration>,
+    /// The longest step so far.
+    pub(super) step: Duration,
+    /// The longest batch of an evaluation so far.
+    pub(super) batch: Duration,
+    /// The longest save so far.
+    pub(super) save: Duration,
+}
+
+impl<'a> Watch<'a> {
+    pub(super) fn new(stop: &'a AtomicBool, begun: Instant, limit: Option<Duration>) -> Self {
+        Watch { stop, begun, limit, step: Duration::ZERO, batch: Duration::ZERO, save: Duration::ZERO }
+    }
+
+    /// The end of the run now; `None` if it may go on with work that takes `next`.
+    pub(super) fn ended(&self, next: Duration) -> Option<Outcome> {
+        if self.stop.load(Ordering::Relaxed) {
+            return Some(Outcome::Stopped);
+        }
+        let is_over = self.limit.is_some_and(|limit| self.begun.elapsed() + next >= limit);
+        is_over.then_some(Outcome::TimeLimit)
+    }
+}

@@ -1,0 +1,173 @@
+//! Sources of a model and its data: the Hugging Face folder that training starts from, and folders of token
+//! shards.
+
+use crate::error::RunError;
+use crate::folder::RunFolder;
+use std::path::{Path, PathBuf};
+use xtrain_config::{Config, Source, nearest};
+use xtrain_data::Dataset;
+use xtrain_model::hf::HfConfig;
+
+/// File in a Hugging Face folder that describes the model.
+pub(crate) const CONFIG_FILE: &str = "config.json";
+/// File with the settings of generation; not every folder has one.
+pub(crate) const GENERATION_FILE: &str = "generation_config.json";
+
+/// File that marks a folder of token shards.
+const DATASET_FILE: &str = "dataset.json";
+
+/// True if a source is a folder of token shards.
+pub fn are_shards(source: &Source) -> bool {
+    Path::new(&source.path).join(DATASET_FILE).is_file()
+}
+
+/// The first training source that is token shards.
+pub(crate) fn shards(config: &Config) -> Result<Option<Dataset>, RunError> {
+    let first = config.data.train.0.iter().find(|source| are_shards(source));
+    Ok(first.map(|source| Dataset::open(&source.path)).transpose()?)
+}
+
+/// The model folder that training starts from, if any.
+pub(crate) fn init(config: &Config) -> Result<Option<HfConfig>, RunError> {
+    let Some(folder) = config.model.init_from.as_deref().map(Path::new) else { return Ok(None) };
+    if let Some(refused) = refuse_run_folder(folder) {
+        return Err(refused);
+    }
+    read_hf_config(folder).map(Some)
+}
+
+/// As [`init`] for a run that has begun: from the copies in the run folder, as the folder may be gone or
+/// changed since.
+pub(crate) fn saved_init(config: &Config, run: &RunFolder) -> Result<Option<HfConfig>, RunError> {
+    match &config.model.init_from {
+        Some(_) if run.source().is_dir() => read_hf_config(&run.source()).map(Some),
+        _ => init(config),
+    }
+}
+
+/// No description of a model is nearly as large.
+const MAX_CONFIG_BYTES: u64 = 16 << 20;
+
+/// Keeps in the run folder what the model folder that training starts from says of its model.
+pub(crate) fn save_init(config: &Config, run: &RunFolder) -> Result<(), RunError> {
+    let Some(folder) = &config.model.init_from else { return Ok(()) };
+    std::fs::create_dir_all(run.source()).map_err(RunError::io(&run.source(), "create"))?;
+    for name in [CONFIG_FILE, GENERATION_FILE] {
+        let path = Path::new(folder).join(name);
+        if path.exists() {
+            let text = xtrain_config::files::read_text(&path, MAX_CONFIG_BYTES)
+                .map_err(RunError::io(&path, "read"))?;
+            run.write(&format!("source/{name}"), &text)?;
+        }
+    }
+    Ok(())
+}
+
+/// The refusal of a run folder or a checkpoint as `model.init_from`.
+fn refuse_run_folder(folder: &Path) -> Option<RunError> {
+    let (run, what, of_step) = match RunFolder::of_checkpoint(folder) {
+        Some((run, step)) => (run, "a checkpoint of a run", format!(" --step {step}")),
+        None => (Some(RunFolder::at(folder)).filter(RunFolder::is_begun)?, "a run folder", String::new()),
+    };
+    let (place, hf) = (run.path().display(), run.hf());
+    let advice = match hf.is_dir() && of_step.is_empty() {
+        true => format!("its model is in {}", hf.display()),
+        false => format!("make one of it: xtrain export {place}{of_step} --out FOLDER"),
+    };
+    Some(RunError::Refused(format!(
+        "model.init_from names {}, which is {what} and no Hugging Face folder; {advice}",
+        folder.display()
+    )))
+}
+
+/// The error for a model folder that does not exist.
+pub fn no_such_folder(folder: &Path) -> RunError {
+    let name = folder.to_string_lossy();
+    if let Some(near) = near_folder(folder) {
+        return RunError::Refused(format!("there is no folder {name}; did you mean {}?", near.display()));
+    }
+    let download = match looks_like_a_hub_id(&name) {
+        true => format!(
+            "; if it is a model of the Hugging Face Hub, download it first: hf download {name} --local-dir {name}"
+        ),
+        false => String::new(),
+    };
+    RunError::Refused(format!("there is no folder {name}; check the path{download}"))
+}
+
+/// The sibling of `folder` with the most similar name, if one is similar.
+fn near_folder(folder: &Path) -> Option<PathBuf> {
+    let parent = folder.parent()?;
+    let listed = if parent.as_os_str().is_empty() { Path::new(".") } else { parent };
+    let folders = std::fs::read_dir(listed).ok()?.flatten().filter(|entry| entry.path().is_dir());
+    let names: Vec<String> = folders.filter_map(|entry| entry.file_name().into_string().ok()).collect();
+    nearest(folder.file_name()?.to_str()?, names.iter().map(String::as_str)).map(|name| parent.join(name))
+}
+
+/// `owner/name`, as models are called on the Hub.
+fn looks_like_a_hub_id(name: &str) -> bool {
+    let is_part = |part: &str| {
+        part.starts_with(|c: char| c.is_ascii_alphanumeric())
+            && part.chars().all(|c| c.is_ascii_alphanumeric() || "-_.".contains(c))
+    };
+    name.split_once('/').is_some_and(|(owner, name)| is_part(owner) && is_part(name))
+}
+
+/// Reads config.json and generation_config.json of a Hugging Face folder.
+pub(crate) fn read_hf_config(folder: &Path) -> Result<HfConfig, RunError> {
+    if !folder.exists() {
+        return Err(no_such_folder(folder));
+    }
+    let read = |path: &Path| {
+        xtrain_config::files::read_text(path, MAX_CONFIG_BYTES).map_err(RunError::io(path, "read"))
+    };
+    let refused = |error| RunError::Model { place: folder.display().to_string(), error };
+    let mut hf = HfConfig::parse(&read(&folder.join(CONFIG_FILE))?).map_err(refused)?;
+    let generation = folder.join(GENERATION_FILE);
+    if generation.exists() {
+        hf.parse_generation(&read(&generation)?).map_err(refused)?;
+    }
+    Ok(hf)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs;
+
+    const CONFIG: &str = r#"{"model_type": "qwen2", "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2,
+        "num_key_value_heads": 2, "intermediate_size": 8, "vocab_size": 9, "unheard_of": 1.50}"#;
+
+    #[test]
+    fn a_model_of_the_hub_is_recognised_by_its_name() {
+        for id in ["Qwen/Qwen3-0.6B", "meta-llama/Llama-3.1-8B", "01-ai/Yi_6B"] {
+            assert!(looks_like_a_hub_id(id), "{id}");
+        }
+        for path in ["Qwen", "./Qwen/Qwen3", "/models/Qwen3", "a/b/c", "../a", "a/", "a/b c", "~/a", ""] {
+            assert!(!looks_like_a_hub_id(path), "{path}");
+        }
+    }
+
+    #[test]
+    fn a_run_keeps_what_the_folder_that_it_began_from_said() {
+        let place = tempfile::tempdir().expect("a folder");
+        let (folder, run) = (place.path().join("model"), RunFolder::at(place.path().join("run")));
+        fs::create_dir_all(&folder).expect("a folder");
+        fs::write(folder.join(CONFIG_FILE), CONFIG).expect("written");
+        fs::write(folder.join(GENERATION_FILE), r#"{"temperature": 0.6}"#).expect("written");
+        let text = format!(
+            "[model]\ninit_from = {:?}\n[data]\ntrain = \"a.txt\"\n[train]\nsteps = 1\n",
+            folder.display().to_string()
+        );
+        let config =
+            Config::parse::<&str>(Path::new("run.toml"), text.as_bytes(), &[]).expect("a run file").config;
+        let before = init(&config).expect("read").expect("there is one");
+        assert_eq!(before.generation["temperature"], 0.6);
+        save_init(&config, &run).expect("kept");
+        assert_eq!(fs::read_to_string(run.source().join(CONFIG_FILE)).expect("there"), CONFIG);
+        fs::remove_dir_all(&folder).expect("removed");
+        assert_eq!(saved_init(&config, &run).expect("read"), Some(before));
+        fs::remove_dir_all(run.source()).expect("removed");
+        assert!(saved_init(&config, &run).is_err(), "what is lost is not passed over");
+    }
+}

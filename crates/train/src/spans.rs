@@ -1,0 +1,86 @@
+//! Activities of the host: NVTX ranges for an attached profiler and, while a trace is recorded, slices for
+//! it.
+
+use std::cell::RefCell;
+use std::time::Instant;
+use xtrain_cuda::nvtx;
+
+/// Something that a thread did.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Span {
+    pub name: &'static str,
+    /// The step that it was done for, from 1.
+    pub step: Option<u64>,
+    pub begin: Instant,
+    pub end: Instant,
+}
+
+thread_local! {
+    /// Spans of this thread since [`record`]; `None` if it does not record.
+    static RECORD: RefCell<Option<Vec<Span>>> = const { RefCell::new(None) };
+}
+
+/// Records from now on what this thread does.
+pub(crate) fn record() {
+    RECORD.set(Some(Vec::new()));
+}
+
+/// Ends the recording; returns what was done, in the order in which it began.
+pub(crate) fn recorded() -> Vec<Span> {
+    let mut done = RECORD.take().unwrap_or_default();
+    done.sort_by_key(|done| (done.begin, std::cmp::Reverse(done.end)));
+    done
+}
+
+/// Something that is done until this is dropped.
+#[must_use = "it ends where it is dropped"]
+pub(crate) struct SpanGuard {
+    name: &'static str,
+    step: Option<u64>,
+    begin: Option<Instant>,
+    _range: nvtx::Range,
+}
+
+/// Says that this thread does `name` from now on.
+pub(crate) fn span(name: &'static str) -> SpanGuard {
+    start(name, None, nvtx::range(name))
+}
+
+/// Begins a span for the step of this number, from 1.
+pub(crate) fn step_span(name: &'static str, step: u64) -> SpanGuard {
+    start(name, Some(step), nvtx::range(format_args!("{name} {step}")))
+}
+
+fn start(name: &'static str, step: Option<u64>, range: nvtx::Range) -> SpanGuard {
+    let begin = RECORD.with_borrow(Option::is_some).then(Instant::now);
+    SpanGuard { name, step, begin, _range: range }
+}
+
+impl Drop for SpanGuard {
+    fn drop(&mut self) {
+        let Some(begin) = self.begin else { return };
+        let done = Span { name: self.name, step: self.step, begin, end: Instant::now() };
+        RECORD.with_borrow_mut(|record| record.iter_mut().for_each(|all| all.push(done)));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_what_begins_and_ends_while_it_is_recorded_is_told_outer_first() {
+        let before = span("before");
+        record();
+        drop(before);
+        {
+            let _outer = step_span("outer", 7);
+            drop(span("inner"));
+        }
+        let within = span("within");
+        let told: Vec<_> = recorded().iter().map(|done| (done.name, done.step)).collect();
+        assert_eq!(told, [("outer", Some(7)), ("inner", None)]);
+        drop(within);
+        assert!(recorded().is_empty());
+    }
+}

@@ -1,0 +1,162 @@
+//! From a run file to the specification of its training step.
+
+use crate::engine::Target;
+use crate::error::RunError;
+use crate::exchange;
+use crate::programs::TrainingSpec;
+use crate::source::{init, shards};
+use std::io::ErrorKind;
+use std::ops::ControlFlow;
+use xtrain_checkpoint::hf::ExportDtype;
+use xtrain_config::{Config, Facts, Parsed, Recompute, Resolved, Slower, TokenizerChoice};
+use xtrain_data::{DataError, InputOptions, TextFiles, TokenStream, Tokenizer, learn, list_inputs};
+use xtrain_model::Recipe;
+use xtrain_model::decoder::{Batch, Loss};
+use xtrain_program as program;
+
+/// A run file resolved before its data is opened.
+pub struct Planned {
+    /// The configuration, every default filled in.
+    pub resolved: Resolved,
+    /// The specification of the training step.
+    pub spec: TrainingSpec,
+    /// Why the vocabulary may turn out smaller than planned, where it may.
+    pub vocabulary_bound: Option<String>,
+}
+
+impl Planned {
+    /// This plan with these layers left in bf16, and recorded in its configuration.
+    pub(crate) fn with_slower(self, slower: Vec<Slower>) -> Result<Planned, RunError> {
+        let Planned { mut resolved, vocabulary_bound, .. } = self;
+        resolved.config.precision.skip_slower = Some(slower);
+        Ok(Planned { vocabulary_bound, ..planned(resolved)? })
+    }
+}
+
+/// Resolves a run file without tokenizing its text, for `xtrain plan`. Of the data it opens only the part
+/// that determines the size of the vocabulary: the index of token shards, or the text whose characters are
+/// counted. An unknown size is planned at its upper bound.
+pub fn plan(parsed: &Parsed) -> Result<Planned, RunError> {
+    plan_on(parsed, Target::for_device(parsed.config.train.device))
+}
+
+/// As [`plan`], for this target.
+pub fn plan_on(parsed: &Parsed, target: Target) -> Result<Planned, RunError> {
+    let config = &parsed.config;
+    let init = init(config)?;
+    let shards = shards(config)?;
+    let vocabulary = match (&config.model, &shards, config.tokenizer()) {
+        // A plan needs no file that it can do without.
+        (m, ..) if m.vocab_size.is_some() || m.init_from.is_some() => Vocabulary::default(),
+        (_, _, TokenizerChoice::Bytes) => Vocabulary::of(&Tokenizer::bytes()),
+        (_, _, TokenizerChoice::Path(path)) => Vocabulary::of(&Tokenizer::load(path)?),
+        (_, Some(dataset), _) => Vocabulary { size: Some(dataset.vocab_size()), bound: None },
+        (_, None, TokenizerChoice::Chars) => characters(config)?,
+        (_, None, TokenizerChoice::Bpe) => {
+            Vocabulary { size: None, bound: Some("a short text yields fewer".into()) }
+        }
+    };
+    let facts = Facts {
+        init: init.as_ref().map(|hf| hf.model),
+        tokenizer_vocab_size: vocabulary.size,
+        shards: shards.map(|dataset| dataset.folder().display().to_string()),
+        recipe: Some(target.recipe()),
+        ..Facts::default()
+    };
+    let planned = planned(parsed.resolve(&facts)?)?;
+    Ok(Planned { vocabulary_bound: vocabulary.bound, ..planned })
+}
+
+/// Size of the vocabulary, as far as a plan knows it.
+#[derive(Default)]
+struct Vocabulary {
+    size: Option<usize>,
+    /// Why it may turn out smaller.
+    bound: Option<String>,
+}
+
+impl Vocabulary {
+    fn of(tokenizer: &Tokenizer) -> Self {
+        Vocabulary { size: Some(tokenizer.vocab_size()), bound: None }
+    }
+}
+
+/// The characters of the training text, or all that there are where the text is not there.
+fn characters(config: &Config) -> Result<Vocabulary, RunError> {
+    let mut texts = Vec::new();
+    for source in &config.data.train.0 {
+        let field = config.data.text_field(source).to_owned();
+        let separator = config.data.separator(source).map(str::to_owned);
+        match list_inputs(&[&source.path]) {
+            Ok(inputs) => texts.push(TextFiles { inputs, options: InputOptions { field, separator } }),
+            Err(DataError::Io { source: error, .. }) if error.kind() == ErrorKind::NotFound => {
+                let why =
+                    format!("{} is not there to count its characters; these are all of Unicode", source.path);
+                // One more token ends a document.
+                return Ok(Vocabulary { size: Some(UNICODE_CHARACTERS + 1), bound: Some(why) });
+            }
+            Err(other) => return Err(other.into()),
+        }
+    }
+    let tokenizer = learn(&texts, xtrain_data::VocabularyKind::Chars, &mut |_| ControlFlow::Continue(()))?;
+    Ok(Vocabulary::of(&tokenizer))
+}
+
+/// Code points that are characters: all but the surrogates.
+const UNICODE_CHARACTERS: usize = 0x11_0000 - 0x800;
+
+/// The plan of a resolved configuration.
+pub fn planned(resolved: Resolved) -> Result<Planned, RunError> {
+    let c = &resolved.config;
+    let model = resolved.architecture.clone();
+    model.validate().map_err(|error| RunError::Model { place: "[model]".into(), error })?;
+    let spec = TrainingSpec {
+        // Filled in; it has no other default on the CPU.
+        recipe: c.precision.recipe.unwrap_or(Recipe::Fp32),
+        fp8: c.precision.fp8(&model).map_err(RunError::Refused)?,
+        batch: Batch { sequences: c.train.micro_batch_size(), seq_len: c.data.seq_len },
+        document_mask: c.data.document_mask,
+        attention_deterministic: c.train.attention_deterministic,
+        loss: Loss { chunk_tokens: c.train.loss_chunk, z_loss: c.model.z_loss as f32 },
+        dropout: c.model.dropout as f32,
+        recompute: match c.train.recompute {
+            Recompute::None => program::Recompute::None,
+            Recompute::Norms => program::Recompute::Norms,
+            Recompute::Block => program::Recompute::Block,
+        },
+        recompute_blocks: c.train.recompute_blocks,
+        max_grad_norm: c.optimizer.grad_clip,
+        optimizer: c.optimizer.optimizer(c.train.seed),
+        reference: c.precision.reference_every > 0,
+        model,
+    };
+    check_sizes(&spec, c.train.batch_size)?;
+    if c.checkpoint.export_hf && c.checkpoint.export_dtype == Some(ExportDtype::Fp8) {
+        exchange::check_fp8(&exchange::fp8_names(&spec.model, &spec.numerics()))?;
+    }
+    Ok(Planned { resolved, spec, vocabulary_bound: None })
+}
+
+/// Refuses batches whose bytes could not even be counted, or whose tokens dropout could not.
+fn check_sizes(spec: &TrainingSpec, batch_size: usize) -> Result<(), RunError> {
+    let (m, wide) = (&spec.model, |n: usize| n as u128);
+    // Dropout draws by a token's place in the global batch, which has 32 bits.
+    if spec.dropout > 0.0 && wide(batch_size) * wide(spec.batch.seq_len) > 1 << 32 {
+        return Err(RunError::Refused(format!(
+            "a step of {batch_size} sequences of {} tokens is more than dropout can number, which is 2^32 tokens; check \
+             train.batch_size and data.seq_len for a slip, or set model.dropout = 0",
+            spec.batch.seq_len
+        )));
+    }
+    let tokens = wide(spec.batch.sequences) * wide(spec.batch.seq_len);
+    // An upper bound of all activations and their gradients: a block has fewer than 32 values, of at most 4
+    // bytes an element.
+    if tokens * wide(m.widest()) * 128 * wide(m.layers.len() + 2) < 1 << 62 {
+        return Ok(());
+    }
+    Err(RunError::Refused(format!(
+        "a micro-batch of {} sequences of {} tokens is more than any machine holds with this model; check data.seq_len and \
+         train.micro_batch_size for a slip",
+        spec.batch.sequences, spec.batch.seq_len
+    )))
+}

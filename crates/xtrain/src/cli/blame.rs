@@ -1,0 +1,24 @@
+//! The options of `xtrain blame`.
+
+use super::options::ProbeArgs;
+use super::values::bounded;
+use clap::Args;
+
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  xtrain blame runs/fp8
+  xtrain blame runs/bf16 --step 2000 --casts fp8-current --batches 4 --by-block 1
+[precision] skip returns a pattern to bf16.")]
+pub(crate) struct BlameArgs {
+    #[command(flatten)]
+    pub(crate) probe: ProbeArgs,
+    /// Take the batches of the next N steps
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..=1_000_000))]
+    pub(crate) batches: u64,
+    /// Also return each block of the N worst to bf16 alone
+    #[arg(long, value_name = "N", default_value_t = 0, value_parser = bounded(0..=1_000_000))]
+    pub(crate) by_block: usize,
+    /// Print one JSON object instead of text
+    #[arg(long)]
+    pub(crate) json: bool,
+}

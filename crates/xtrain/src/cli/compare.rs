@@ -1,0 +1,32 @@
+//! The options of `xtrain compare`.
+
+use clap::Args;
+use std::path::PathBuf;
+
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  xtrain compare runs/bf16 runs/fp8-block
+  xtrain compare runs/fp8-* --baseline runs/bf16-*
+Runs whose configurations differ in nothing but the seed are one row: name as many as there are.")]
+pub(crate) struct CompareArgs {
+    /// Run folders; without --baseline the first is the baseline, with those that differ from it only in
+    /// their seed
+    #[arg(required = true)]
+    pub(crate) runs: Vec<PathBuf>,
+    /// The runs to compare with: one, or several that differ only in their seeds, whose spread is then
+    /// reported
+    #[arg(long, value_name = "RUN", num_args = 1..)]
+    pub(crate) baseline: Vec<PathBuf>,
+    /// Average training losses over the last N steps that both sides have made
+    #[arg(long, value_name = "N", default_value_t = 100, value_parser = clap::value_parser!(u64).range(1..=1_000_000_000))]
+    pub(crate) last: u64,
+    /// The page to write; by default compare.html in the folder of the first run that is compared
+    #[arg(long, short, value_name = "FILE")]
+    pub(crate) out: Option<PathBuf>,
+    /// Replace the file that --out names even if it is no page of xtrain's
+    #[arg(long, requires = "out")]
+    pub(crate) overwrite: bool,
+    /// Print one JSON object instead of text
+    #[arg(long)]
+    pub(crate) json: bool,
+}

@@ -1,0 +1,14 @@
+//! The options of `xtrain doctor`.
+
+use clap::Args;
+
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  xtrain doctor
+  xtrain doctor --json
+The exit code is 0 where training works on the device that train.device = \"auto\" takes, with or without a GPU.")]
+pub(crate) struct DoctorArgs {
+    /// Print one JSON object instead of text
+    #[arg(long)]
+    pub(crate) json: bool,
+}

@@ -1,0 +1,49 @@
+//! The options of `xtrain eval`.
+
+use super::options::{ModelArgs, OnDevice};
+use super::values::{bounded, named};
+use clap::Args;
+use std::path::PathBuf;
+use xtrain_model::Recipe;
+
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  xtrain eval runs/quickstart
+  xtrain eval runs/quickstart --precision bf16 --precision fp8-block
+  xtrain eval models/Qwen3-0.6B --data wiki.jsonl --seq-len 2048")]
+pub(crate) struct EvalArgs {
+    #[command(flatten)]
+    pub(crate) model: ModelArgs,
+    #[command(flatten)]
+    pub(crate) on: OnDevice,
+    /// Compute in this precision instead of the run's own, or fp32 for a Hugging Face folder; may be
+    /// repeated, which compares each loss with the first
+    #[arg(long, value_parser = named(&Recipe::ALL, Recipe::name))]
+    pub(crate) precision: Vec<Recipe>,
+    /// Text (.txt, .jsonl, .parquet, .gz, .zst) or a folder of token shards; by default the validation data
+    /// of the run
+    #[arg(long)]
+    pub(crate) data: Vec<PathBuf>,
+    /// Tokens of context; by default those of the run, and for a Hugging Face folder by default 1024, or what
+    /// the model allows if that is less
+    #[arg(long, requires = "data", value_parser = bounded(1..=1 << 24))]
+    pub(crate) seq_len: Option<usize>,
+    /// Keep attention inside documents; by default as the run did, and false for a Hugging Face folder
+    #[arg(long, requires = "data", value_name = "true|false")]
+    pub(crate) document_mask: Option<bool>,
+    /// Sequences evaluated at once
+    #[arg(long, default_value_t = 8, value_parser = clap::value_parser!(u16).range(1..))]
+    pub(crate) batch_size: u16,
+    /// The field of .jsonl lines and the column of .parquet files that holds the text
+    #[arg(long, requires = "data", default_value = "text")]
+    pub(crate) text_field: String,
+    /// Split .txt files into documents at this string
+    #[arg(long, requires = "data")]
+    pub(crate) separator: Option<String>,
+    /// Keep the tokens of the text in this folder for the next time; by default they are temporary
+    #[arg(long, requires = "data", value_name = "FOLDER")]
+    pub(crate) cache_dir: Option<PathBuf>,
+    /// Print a JSON object for each precision instead of text
+    #[arg(long)]
+    pub(crate) json: bool,
+}

@@ -1,0 +1,31 @@
+//! The options of `xtrain export`.
+
+use super::options::ModelArgs;
+use super::values::named;
+use crate::quantity::Size;
+use clap::Args;
+use std::path::PathBuf;
+use xtrain_checkpoint::hf::{ExportDtype, ExportOptions};
+
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  xtrain export runs/quickstart --out models/quickstart --dtype bf16
+  xtrain export runs/llama1b --out models/llama1b-fp8 --dtype fp8")]
+pub(crate) struct ExportArgs {
+    #[command(flatten)]
+    pub(crate) model: ModelArgs,
+    /// The folder to write
+    #[arg(long, short, value_name = "FOLDER")]
+    pub(crate) out: PathBuf,
+    /// The element type of the weights; by default as the run's own export, or the one that loses nothing of
+    /// a Hugging Face folder. fp8 is E4M3 with scales for blocks of 128 x 128, as DeepSeek-V3 is published:
+    /// the linear layers of the blocks, where their sizes are multiples of 128; the rest is bf16
+    #[arg(long, value_parser = named(&ExportDtype::ALL, ExportDtype::name))]
+    pub(crate) dtype: Option<ExportDtype>,
+    /// Bytes of a file at most: a number with a unit (500MB, 4GiB), or of bytes
+    #[arg(long, value_name = "SIZE", default_value_t = Size(ExportOptions::default().max_shard_bytes))]
+    pub(crate) max_shard_size: Size,
+    /// Replace an existing folder
+    #[arg(long)]
+    pub(crate) overwrite: bool,
+}

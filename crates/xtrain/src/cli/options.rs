@@ -1,0 +1,79 @@
+//! Options that several verbs share.
+
+use super::values::{bounded, device, named};
+use clap::Args;
+use std::path::PathBuf;
+use xtrain_config::Device;
+use xtrain_model::Recipe;
+
+#[derive(Debug, Args)]
+pub(crate) struct RunFile {
+    /// The run file (TOML); docs/configuration.md lists its keys
+    pub(crate) file: PathBuf,
+    /// Override a key of the run file, e.g. --set optimizer.lr=1e-3; --set section.key= removes it; may be
+    /// repeated
+    #[arg(long = "set", value_name = "SECTION.KEY=VALUE")]
+    pub(crate) set: Vec<String>,
+}
+
+/// `--threads`.
+#[derive(Debug, Args)]
+pub(crate) struct Threads {
+    /// CPU threads; 0 takes all
+    #[arg(long, default_value_t = 0, value_parser = bounded(0..=1024))]
+    pub(crate) threads: usize,
+}
+
+/// `--device`.
+#[derive(Debug, Args)]
+pub(crate) struct OnDevice {
+    /// Compute here: auto (a GPU where there is one), cpu or cuda
+    #[arg(long, value_name = "DEVICE", default_value = "auto", value_parser = device())]
+    pub(crate) device: Device,
+}
+
+/// A model: a run folder or a Hugging Face folder.
+#[derive(Debug, Args)]
+pub(crate) struct ModelArgs {
+    /// A run folder or a Hugging Face folder
+    pub(crate) model: PathBuf,
+    /// Use the checkpoint of this step instead of the latest (run folders)
+    #[arg(long, value_name = "STEP")]
+    pub(crate) step: Option<u64>,
+    /// Use the checkpoint with the lowest validation loss instead of the latest (run folders)
+    #[arg(long, conflicts_with = "step")]
+    pub(crate) best: bool,
+    #[command(flatten)]
+    pub(crate) cpu: Threads,
+}
+
+/// Device and precision of a model.
+#[derive(Debug, Args)]
+pub(crate) struct ComputeArgs {
+    #[command(flatten)]
+    pub(crate) on: OnDevice,
+    /// Compute in this precision instead of the run's own, or fp32 for a Hugging Face folder
+    #[arg(long, value_parser = named(&Recipe::ALL, Recipe::name))]
+    pub(crate) precision: Option<Recipe>,
+}
+
+/// A checkpoint that is looked at, and in which formats.
+#[derive(Debug, Args)]
+pub(crate) struct ProbeArgs {
+    /// A run folder, or one of its checkpoints
+    pub(crate) run: PathBuf,
+    /// Use the checkpoint of this step instead of the latest
+    #[arg(long, value_name = "STEP")]
+    pub(crate) step: Option<u64>,
+    /// Use the checkpoint with the lowest validation loss instead of the latest
+    #[arg(long, conflicts_with = "step")]
+    pub(crate) best: bool,
+    /// Examine the casts of this recipe instead of the run's own; by default fp8-block where the run has no
+    /// FP8
+    #[arg(long, value_name = "RECIPE", value_parser = named(&Recipe::FP8, Recipe::name))]
+    pub(crate) casts: Option<Recipe>,
+    #[command(flatten)]
+    pub(crate) on: OnDevice,
+    #[command(flatten)]
+    pub(crate) cpu: Threads,
+}

@@ -1,0 +1,37 @@
+//! The options of `xtrain train`.
+
+use super::options::RunFile;
+use super::values::bounded;
+use clap::Args;
+
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  xtrain train examples/quickstart.toml
+  xtrain train run.toml --resume --max-time 3h50m
+  xtrain train run.toml --profile --set train.steps=20")]
+pub(crate) struct TrainArgs {
+    #[command(flatten)]
+    pub(crate) run: RunFile,
+    /// Go on from the latest complete checkpoint of the run folder, or begin if there is none
+    #[arg(long)]
+    pub(crate) resume: bool,
+    /// Save and end after this wall-clock time (e.g. 45m, 3h50m); the same as --set train.max_time=...
+    #[arg(long, value_name = "TIME")]
+    pub(crate) max_time: Option<String>,
+    /// The run folder; the same as --set train.out=...
+    #[arg(long, value_name = "FOLDER")]
+    pub(crate) out: Option<String>,
+    /// CPU threads, 0 takes all; the same as --set train.threads=...
+    #[arg(long, value_parser = bounded(0..=1024))]
+    pub(crate) threads: Option<usize>,
+    /// Trace some steps in trace.json of the run folder, which ui.perfetto.dev opens: what the host did, and
+    /// what the processor ran when
+    #[arg(long)]
+    pub(crate) profile: bool,
+    /// Steps that are timed op by op, after six that are timed as they run
+    #[arg(long, value_name = "STEPS", default_value_t = 3, value_parser = clap::value_parser!(u64).range(1..=1000), requires = "profile")]
+    pub(crate) profile_steps: u64,
+    /// The first traced step; by default the fourth that this process makes
+    #[arg(long, value_name = "STEP", value_parser = clap::value_parser!(u64).range(1..), requires = "profile")]
+    pub(crate) profile_from: Option<u64>,
+}

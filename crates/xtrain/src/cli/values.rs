@@ -1,0 +1,30 @@
+//! Parsers of option values.
+
+use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
+use std::ops::RangeInclusive;
+use xtrain_config::Device;
+
+/// One of `all`, by its name in run files.
+pub(super) fn named<T: Copy + Send + Sync>(
+    all: &'static [T],
+    name: fn(T) -> &'static str,
+) -> impl TypedValueParser<Value = T> {
+    let parser = PossibleValuesParser::new(all.iter().map(|&value| name(value)));
+    parser.try_map(move |text| all.iter().copied().find(|&value| name(value) == text).ok_or("no such name"))
+}
+
+/// A device, by its name in run files. Another program's name for a device gets ours as a suggestion.
+pub(super) fn device() -> impl TypedValueParser<Value = Device> {
+    let values = Device::ALL.map(|device| PossibleValue::new(device.name()).aliases(device.aliases()));
+    PossibleValuesParser::new(values).try_map(|text| {
+        let is_called = |device: &Device| device.aliases().contains(&text.as_str());
+        let ours = Device::ALL.into_iter().find(is_called).map(Device::name);
+        let named = Device::ALL.into_iter().find(|device| device.name() == text);
+        named.ok_or_else(|| format!("did you mean '{}'?", ours.unwrap_or("auto")))
+    })
+}
+
+/// A whole number within `range`.
+pub(super) fn bounded(range: RangeInclusive<u64>) -> impl TypedValueParser<Value = usize> {
+    clap::value_parser!(u64).range(range).try_map(usize::try_from)
+}

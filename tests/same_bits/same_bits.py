@@ -56,8 +56,8 @@ def compared_runs(before, after, _):
 
 
 def numbers(line):
-    """What a line of a plan says but for words."""
-    return tuple(re.findall(r"\d[\d,.]*(?:e[+-]?\d+)?|\b(?:yes|no|none)\b", line))
+    """The numbers of a line of a plan, and whether the step fits."""
+    return tuple(re.findall(r"\d[\d,.]*(?:e[+-]?\d+)?|\b(?:yes|no):", line))
 
 
 def compared_plans(before, after, notes):

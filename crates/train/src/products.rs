@@ -3,7 +3,7 @@
 use crate::programs::TrainingSpec;
 use std::collections::HashMap;
 use std::ops::Range;
-use xtrain_model::{Architecture, Kept, LinearSpec, Numerics, in_block};
+use xtrain_model::{Architecture, Bf16Reason, LinearSpec, Numerics, in_block};
 use xtrain_program::quantized::{Candidate, LinearGemm, ScaledGemm};
 use xtrain_program::{Origin, Role, Stage};
 
@@ -17,7 +17,7 @@ pub struct LinearProducts {
     /// Outputs and inputs.
     pub extents: [usize; 2],
     /// How fprop, dgrad and wgrad are computed of FP8 factors, or why they are not.
-    pub products: [Result<ScaledGemm, Kept>; 3],
+    pub products: [Result<ScaledGemm, Bf16Reason>; 3],
 }
 
 impl LinearProducts {
@@ -74,7 +74,10 @@ pub fn linear_products(spec: &TrainingSpec) -> Vec<LinearProducts> {
 }
 
 /// How fprop of each linear layer of the blocks is computed of FP8 factors, or why it is not, by the name of its weights.
-pub(crate) fn fprops(m: &Architecture, numerics: &Numerics) -> HashMap<String, Result<ScaledGemm, Kept>> {
+pub(crate) fn fprops(
+    m: &Architecture,
+    numerics: &Numerics,
+) -> HashMap<String, Result<ScaledGemm, Bf16Reason>> {
     let of = |(block, linear): (usize, LinearSpec)| {
         // Any number of tokens: it does not count in fprop.
         let product = product(Some(block), &linear, LinearGemm::Fprop, 1, m, numerics);
@@ -91,7 +94,7 @@ fn product(
     tokens: usize,
     m: &Architecture,
     numerics: &Numerics,
-) -> Result<ScaledGemm, Kept> {
+) -> Result<ScaledGemm, Bf16Reason> {
     let origin = Origin {
         block: block.map(|block| block as u32),
         site: linear.site.into(),
@@ -100,7 +103,7 @@ fn product(
         slot: 0,
     };
     let extents = gemm.extents(tokens, linear.outputs(), linear.inputs);
-    numerics.of(Candidate { origin: &origin, gemm, extents }, m.layers.len())
+    numerics.scaled_gemm(Candidate { origin: &origin, gemm, extents }, m.layers.len())
 }
 
 /// The share of the blocks' linear layers' operations that are of FP8 factors.

@@ -115,7 +115,7 @@ pub fn inspection(
     spec: &TrainingSpec,
     casts: &Numerics,
 ) -> Result<(Program, Vec<MeasuredCast>), ProgramError> {
-    let (program, measured) = casts::apply(gradients(spec)?, &PassSet, &|gemm| casts.factors(gemm))?;
+    let (program, measured) = casts::apply(gradients(spec)?, &PassSet, &|gemm| casts.operands(gemm))?;
     let program = in_fp8(program, spec.model.layers.len(), &spec.numerics())?;
     Ok((recompute::apply(program, spec.recompute, spec.recompute_blocks)?, measured))
 }
@@ -166,8 +166,9 @@ fn forward(tracer: Tracer, model: &Architecture, numerics: &Numerics) -> Result<
 
 /// The linear layers' products of FP8 factors, where these formats of a model of so many blocks have them so.
 pub(crate) fn in_fp8(program: Program, layers: usize, numerics: &Numerics) -> Result<Program, TraceError> {
-    let program = kept::apply(program, &PassSet, &|candidate| numerics.kept_input(candidate, layers))?;
-    let program = quantized::apply(program, &PassSet, &|candidate| numerics.of(candidate, layers).ok())?;
+    let program = kept::apply(program, &PassSet, &|candidate| numerics.saved_input(candidate, layers))?;
+    let program =
+        quantized::apply(program, &PassSet, &|candidate| numerics.scaled_gemm(candidate, layers).ok())?;
     fuse::apply(program)
 }
 

@@ -1,6 +1,6 @@
 //! The tables of `xtrain plan`.
 
-use xtrain_model::Kept;
+use xtrain_model::Bf16Reason;
 use xtrain_program::{MemoryRow, MemoryTable, Program, Purpose, Role, Stage, StateKind};
 use xtrain_train::engine::Target;
 use xtrain_train::metrics::format;
@@ -123,7 +123,7 @@ fn linears(products: &[LinearProducts]) -> String {
             .products
             .iter()
             .filter_map(|product| product.as_ref().err())
-            .map(Kept::to_string)
+            .map(Bf16Reason::to_string)
             .collect();
         why.dedup();
         let why = if why.is_empty() { String::new() } else { format!("  ({})", why.join("; ")) };

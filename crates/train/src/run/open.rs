@@ -19,7 +19,7 @@ use crate::weights::LearnError;
 use std::ops::ControlFlow;
 use std::path::Path;
 use xtrain_data::{DataError, Tokenizer};
-use xtrain_model::Kept;
+use xtrain_model::Bf16Reason;
 use xtrain_program::quantized::LinearGemm;
 use xtrain_runtime::Checks;
 
@@ -252,14 +252,14 @@ fn warn_of_bf16_head(spec: &TrainingSpec, products: &[LinearProducts]) {
         return;
     };
     let (m, tokens) = (&spec.model, spec.batch.sequences * spec.batch.seq_len);
-    let told = |why: &Kept| match why {
-        Kept::Size(size) if *size == m.vocab_size => {
+    let told = |why: &Bf16Reason| match why {
+        Bf16Reason::Size(size) if *size == m.vocab_size => {
             format!(
                 "{why}: the vocabulary, to which model.vocab_size gives more rows where a model begins from random weights"
             )
         }
-        Kept::Size(size) if *size == m.dim => format!("{why}: model.dim"),
-        Kept::Size(size) if *size == tokens => format!("{why}: the tokens of a micro-batch"),
+        Bf16Reason::Size(size) if *size == m.dim => format!("{why}: model.dim"),
+        Bf16Reason::Size(size) if *size == tokens => format!("{why}: the tokens of a micro-batch"),
         _ => why.to_string(),
     };
     let of = LinearGemm::ALL.into_iter().zip(&head.products);

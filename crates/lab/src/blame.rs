@@ -14,7 +14,7 @@ use serde::Serialize;
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use xtrain_config::Device;
-use xtrain_model::{Numerics, ProductPattern, Recipe};
+use xtrain_model::{GemmPattern, Numerics, Recipe};
 use xtrain_program::LinearGemm;
 use xtrain_program::StateKind;
 use xtrain_report::inspection::finite;
@@ -185,7 +185,7 @@ pub fn blame(
         batches: options.batches,
         bf16_loss,
         all,
-        skip: probe.spec.fp8.skip.iter().map(ProductPattern::to_string).collect(),
+        skip: probe.spec.fp8.skip.iter().map(GemmPattern::to_string).collect(),
         groups: found,
         blocks,
     })
@@ -216,7 +216,7 @@ impl Group {
     /// The formats with it in bf16.
     fn put_back(&self, casts: &Numerics) -> Numerics {
         let mut numerics = casts.clone();
-        numerics.fp8.skip.extend(ProductPattern::parse(&self.pattern()));
+        numerics.fp8.skip.extend(GemmPattern::parse(&self.pattern()));
         numerics
     }
 

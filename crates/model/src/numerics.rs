@@ -2,7 +2,7 @@
 
 use crate::decoder::HEAD;
 use crate::layer::O_PROJ;
-use crate::{ProductPattern, Recipe};
+use crate::{GemmPattern, Recipe};
 use std::fmt;
 use xtrain_program::quantize::Candidate;
 use xtrain_program::save_fp8::{self, Reader};
@@ -22,7 +22,7 @@ pub struct Numerics {
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Fp8Overrides {
     /// GEMMs that stay in bf16.
-    pub skip: Vec<ProductPattern>,
+    pub skip: Vec<GemmPattern>,
     /// Linear layers that stay in bf16 in all blocks, because FP8 makes them slower.
     pub slower: Vec<SlowerLayer>,
     /// The number of first blocks whose GEMMs all stay in bf16.
@@ -73,7 +73,7 @@ impl Default for DelayedScales {
 
 /// The reason why a GEMM stays in bf16.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Kept {
+pub enum Bf16Reason {
     /// The recipe has no FP8.
     Recipe,
     /// It is the head's, and the run has no FP8 head.
@@ -88,7 +88,7 @@ pub enum Kept {
     Slower(String),
 }
 
-impl Kept {
+impl Bf16Reason {
     /// Extents of FP8 operands must be multiples of it.
     pub const MULTIPLE: usize = 16;
 }
@@ -101,34 +101,34 @@ impl From<Recipe> for Numerics {
 
 impl Numerics {
     /// The casts of a GEMM's operands under an FP8 recipe, whether or not this GEMM has FP8 operands.
-    pub fn factors(&self, gemm: LinearGemm) -> Option<[Quantization; 2]> {
-        let factors = self.recipe.factors(gemm)?;
-        let pow2 = |of: Quantization| self.fp8.pow2_scales.unwrap_or(of.pow2_scales);
-        Some(factors.map(|of| Quantization { pow2_scales: pow2(of), ..of }))
+    pub fn operands(&self, gemm: LinearGemm) -> Option<[Quantization; 2]> {
+        let operands = self.recipe.operands(gemm)?;
+        let pow2 = |cast: Quantization| self.fp8.pow2_scales.unwrap_or(cast.pow2_scales);
+        Some(operands.map(|cast| Quantization { pow2_scales: pow2(cast), ..cast }))
     }
 
     /// The FP8 form of a linear layer's GEMM in a model of this many blocks, or the reason why it stays in
     /// bf16. In fprop alone the number of tokens does not decide, because evaluation and generation have any
     /// number of them.
-    pub fn of(&self, candidate: Candidate<'_>, layers: usize) -> Result<ScaledGemm, Kept> {
+    pub fn scaled_gemm(&self, candidate: Candidate<'_>, layers: usize) -> Result<ScaledGemm, Bf16Reason> {
         let gemm = candidate.gemm;
-        let factors = self.factors(gemm).ok_or(Kept::Recipe)?;
+        let operands = self.operands(gemm).ok_or(Bf16Reason::Recipe)?;
         let fp8 = &self.fp8;
         match candidate.origin.block.map(|block| block as usize) {
-            None if !fp8.head || *candidate.origin.site != *HEAD => return Err(Kept::Head),
+            None if !fp8.head || *candidate.origin.site != *HEAD => return Err(Bf16Reason::Head),
             Some(block) if block < fp8.bf16_first_layers || block + fp8.bf16_last_layers >= layers => {
-                return Err(Kept::Layer);
+                return Err(Bf16Reason::Layer);
             }
             _ => {}
         }
         let name = candidate.origin.to_string();
         if let Some(pattern) = fp8.skip.iter().find(|pattern| pattern.names(&name, gemm)) {
-            return Err(Kept::Pattern(pattern.to_string()));
+            return Err(Bf16Reason::Pattern(pattern.to_string()));
         }
         let [m, n, k] = candidate.extents;
         let sizes = if gemm == LinearGemm::Fprop { [n, n, k] } else { [m, n, k] };
-        if let Some(&size) = sizes.iter().find(|size| !size.is_multiple_of(Kept::MULTIPLE)) {
-            return Err(Kept::Size(size));
+        if let Some(&size) = sizes.iter().find(|size| !size.is_multiple_of(Bf16Reason::MULTIPLE)) {
+            return Err(Bf16Reason::Size(size));
         }
         if let Some(slower) = fp8.slower.iter().find(|slower| slower.layer == *candidate.origin.site) {
             let [inputs, outputs] = match gemm {
@@ -137,21 +137,18 @@ impl Numerics {
                 LinearGemm::Wgrad => [n, m],
             };
             let sizes = format!("{} x {inputs} x {outputs}", slower.tokens);
-            return Err(Kept::Slower(format!("{:.2} of bf16's speed at {sizes}", slower.speed)));
+            return Err(Bf16Reason::Slower(format!("{:.2} of bf16's speed at {sizes}", slower.speed)));
         }
         // With scales of tiles, sums leave the tensor cores in any case.
-        let is_whole = matches!(factors[0].scaling, Scaling::Tensor | Scaling::Row);
-        Ok(ScaledGemm {
-            operands: factors,
-            fast_accumulation: is_whole && fp8.fast_accumulation.contains(&gemm),
-        })
+        let is_whole = matches!(operands[0].scaling, Scaling::Tensor | Scaling::Row);
+        Ok(ScaledGemm { operands, fast_accumulation: is_whole && fp8.fast_accumulation.contains(&gemm) })
     }
 }
 
 impl Numerics {
     /// The format in which the input of SwiGLU, or of the linear layer after attention, is saved for the
     /// backward in a model of this many blocks; `None` saves it as it is.
-    pub fn kept_input(&self, candidate: save_fp8::Candidate<'_>, layers: usize) -> Option<Quantization> {
+    pub fn saved_input(&self, candidate: save_fp8::Candidate<'_>, layers: usize) -> Option<Quantization> {
         let save_fp8::Candidate { origin, reader, columns } = candidate;
         let block = origin.block? as usize;
         let fp8 = &self.fp8;
@@ -161,7 +158,7 @@ impl Numerics {
             Reader::Linear if &*origin.site == O_PROJ => (columns, fp8.attention_output, DType::E5M6),
             Reader::Linear => return None,
         };
-        let is_fp8 = width.is_multiple_of(Kept::MULTIPLE)
+        let is_fp8 = width.is_multiple_of(Bf16Reason::MULTIPLE)
             && block >= fp8.bf16_first_layers
             && block + fp8.bf16_last_layers < layers;
         let keeps = asked.unwrap_or(self.recipe == Recipe::Fp8Block);
@@ -176,15 +173,15 @@ impl Numerics {
     }
 }
 
-impl fmt::Display for Kept {
+impl fmt::Display for Bf16Reason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Kept::Recipe => f.write_str("the recipe has no FP8"),
-            Kept::Head => f.write_str("precision.head = \"bf16\""),
-            Kept::Layer => f.write_str("one of the first or last layers"),
-            Kept::Pattern(pattern) => write!(f, "skipped by {pattern:?}"),
-            Kept::Size(size) => write!(f, "{size} is no multiple of {}", Kept::MULTIPLE),
-            Kept::Slower(speed) => write!(f, "FP8 is slower: {speed}"),
+            Bf16Reason::Recipe => f.write_str("the recipe has no FP8"),
+            Bf16Reason::Head => f.write_str("precision.head = \"bf16\""),
+            Bf16Reason::Layer => f.write_str("one of the first or last layers"),
+            Bf16Reason::Pattern(pattern) => write!(f, "skipped by {pattern:?}"),
+            Bf16Reason::Size(size) => write!(f, "{size} is no multiple of {}", Bf16Reason::MULTIPLE),
+            Bf16Reason::Slower(speed) => write!(f, "FP8 is slower: {speed}"),
         }
     }
 }
@@ -197,7 +194,7 @@ mod tests {
     #[test]
     fn a_gemm_that_stays_in_bf16_has_a_reason() {
         let fp8 = Fp8Overrides {
-            skip: vec![ProductPattern::parse("*.down_proj:wgrad").expect("a pattern")],
+            skip: vec![GemmPattern::parse("*.down_proj:wgrad").expect("a pattern")],
             bf16_first_layers: 1,
             bf16_last_layers: 2,
             fast_accumulation: vec![LinearGemm::Fprop],
@@ -208,18 +205,18 @@ mod tests {
         let of = |block: Option<u32>, gemm, extents| {
             let (site, role, stage) = ("mlp.down_proj".into(), Role::Forward, Stage::Forward);
             let origin = Origin { block, site, role, stage };
-            numerics.of(Candidate { origin: &origin, gemm, extents }, 8)
+            numerics.scaled_gemm(Candidate { origin: &origin, gemm, extents }, 8)
         };
         let (fprop, dgrad, wgrad) = (LinearGemm::Fprop, LinearGemm::Dgrad, LinearGemm::Wgrad);
-        assert_eq!(of(None, fprop, [16; 3]), Err(Kept::Head));
-        for (block, is_kept) in [(0, true), (1, false), (5, false), (6, true), (7, true)] {
-            assert_eq!(of(Some(block), fprop, [16; 3]) == Err(Kept::Layer), is_kept, "{block}");
+        assert_eq!(of(None, fprop, [16; 3]), Err(Bf16Reason::Head));
+        for (block, is_bf16) in [(0, true), (1, false), (5, false), (6, true), (7, true)] {
+            assert_eq!(of(Some(block), fprop, [16; 3]) == Err(Bf16Reason::Layer), is_bf16, "{block}");
         }
-        assert_eq!(of(Some(3), wgrad, [16; 3]), Err(Kept::Pattern("*.down_proj:wgrad".into())));
-        assert_eq!(of(Some(3), dgrad, [24, 16, 16]), Err(Kept::Size(24)));
-        let made = of(Some(3), fprop, [5, 16, 32]).expect("any number of tokens");
-        assert!(made.fast_accumulation && made.operands.iter().all(|operand| operand.pow2_scales));
-        assert!(!of(Some(3), dgrad, [16; 3]).expect("a product").fast_accumulation);
+        assert_eq!(of(Some(3), wgrad, [16; 3]), Err(Bf16Reason::Pattern("*.down_proj:wgrad".into())));
+        assert_eq!(of(Some(3), dgrad, [24, 16, 16]), Err(Bf16Reason::Size(24)));
+        let scaled = of(Some(3), fprop, [5, 16, 32]).expect("any number of tokens");
+        assert!(scaled.fast_accumulation && scaled.operands.iter().all(|operand| operand.pow2_scales));
+        assert!(!of(Some(3), dgrad, [16; 3]).expect("a GEMM").fast_accumulation);
         let layer = "mlp.down_proj".to_owned();
         let slower = Numerics {
             fp8: Fp8Overrides {
@@ -232,11 +229,13 @@ mod tests {
         for (gemm, extents) in [(fprop, [5, 16, 32]), (dgrad, [64, 32, 16])] {
             let (site, role, stage) = ("mlp.down_proj".into(), Role::Forward, Stage::Forward);
             let origin = Origin { block: Some(3), site, role, stage };
-            let kept = slower.of(Candidate { origin: &origin, gemm, extents }, 8).expect_err("it is kept");
-            assert_eq!(kept.to_string(), "FP8 is slower: 0.93 of bf16's speed at 4096 x 32 x 16");
+            let reason = slower
+                .scaled_gemm(Candidate { origin: &origin, gemm, extents }, 8)
+                .expect_err("it stays in bf16");
+            assert_eq!(reason.to_string(), "FP8 is slower: 0.93 of bf16's speed at 4096 x 32 x 16");
         }
         assert_eq!(
-            Numerics::from(Recipe::Bf16).of(
+            Numerics::from(Recipe::Bf16).scaled_gemm(
                 Candidate {
                     origin: &Origin {
                         block: Some(1),
@@ -249,7 +248,7 @@ mod tests {
                 },
                 8
             ),
-            Err(Kept::Recipe)
+            Err(Bf16Reason::Recipe)
         );
     }
 }

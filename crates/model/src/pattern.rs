@@ -6,13 +6,13 @@ use xtrain_program::LinearGemm;
 /// A pattern such as `*.o_proj:wgrad`, where `*` stands for any text; without a colon it names all three
 /// GEMMs of a layer.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ProductPattern {
+pub struct GemmPattern {
     text: String,
     linear: String,
     gemm: Option<LinearGemm>,
 }
 
-impl ProductPattern {
+impl GemmPattern {
     /// Parses a pattern.
     ///
     /// # Errors
@@ -25,7 +25,7 @@ impl ProductPattern {
                 None => return Err(name.to_owned()),
             },
         };
-        Ok(ProductPattern { text: text.to_owned(), linear: linear.to_owned(), gemm })
+        Ok(GemmPattern { text: text.to_owned(), linear: linear.to_owned(), gemm })
     }
 
     /// Matches this GEMM of the layer `linear`, such as `blocks.3.attn.o_proj`.
@@ -50,7 +50,7 @@ fn is_like(text: &str, pattern: &str) -> bool {
     }
 }
 
-impl fmt::Display for ProductPattern {
+impl fmt::Display for GemmPattern {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.text)
     }
@@ -60,8 +60,8 @@ impl fmt::Display for ProductPattern {
 mod tests {
     use super::*;
 
-    fn pattern(text: &str) -> ProductPattern {
-        ProductPattern::parse(text).expect("a pattern")
+    fn pattern(text: &str) -> GemmPattern {
+        GemmPattern::parse(text).expect("a pattern")
     }
 
     #[test]
@@ -77,6 +77,6 @@ mod tests {
         for text in ["o_proj", "*.o_pro", "blocks.1.*", "*.down_proj", "", "blocks.3.attn.o_proj*x"] {
             assert!(!names(text, wgrad), "{text}");
         }
-        assert_eq!(ProductPattern::parse("*:forward"), Err("forward".to_owned()));
+        assert_eq!(GemmPattern::parse("*:forward"), Err("forward".to_owned()));
     }
 }

@@ -67,20 +67,20 @@ impl Recipe {
     }
 
     /// The casts of a GEMM's two operands.
-    pub(crate) fn factors(self, gemm: LinearGemm) -> Option<[Quantization; 2]> {
+    pub(crate) fn operands(self, gemm: LinearGemm) -> Option<[Quantization; 2]> {
         let delayed = self == Recipe::Fp8Delayed;
-        let by = |format, scaling, pow2_scales| Quantization { format, scaling, pow2_scales, delayed };
+        let cast = |format, scaling, pow2_scales| Quantization { format, scaling, pow2_scales, delayed };
         // Inputs, weights, and gradients of outputs.
         let [x, w, dy] = match self {
             Recipe::Fp32 | Recipe::Bf16 => return None,
             Recipe::Fp8Current | Recipe::Fp8Delayed => {
-                let forward = by(DType::E4M3, Scaling::Tensor, false);
-                [forward, forward, by(DType::E5M2, Scaling::Tensor, false)]
+                let forward = cast(DType::E4M3, Scaling::Tensor, false);
+                [forward, forward, cast(DType::E5M2, Scaling::Tensor, false)]
             }
-            Recipe::Fp8Row => [by(DType::E4M3, Scaling::Row, true); 3],
+            Recipe::Fp8Row => [cast(DType::E4M3, Scaling::Row, true); 3],
             Recipe::Fp8Block => {
-                let tiles = by(DType::E4M3, Scaling::Tile, true);
-                [tiles, by(DType::E4M3, Scaling::Block, true), tiles]
+                let tiles = cast(DType::E4M3, Scaling::Tile, true);
+                [tiles, cast(DType::E4M3, Scaling::Block, true), tiles]
             }
         };
         Some(match gemm {

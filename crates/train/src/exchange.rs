@@ -12,7 +12,7 @@ use xtrain_checkpoint::hf::{
 use xtrain_config::Config;
 use xtrain_data::Tokenizer;
 use xtrain_model::hf::{HfConfig, IGNORABLE_SUFFIXES};
-use xtrain_model::{Architecture, Kept, Numerics};
+use xtrain_model::{Architecture, Bf16Reason, Numerics};
 use xtrain_program::Quantization;
 use xtrain_tensor::{Scaling, TILE};
 
@@ -149,7 +149,7 @@ pub(crate) fn fp8_names(model: &Architecture, numerics: &Numerics) -> NameMap {
         entry.fp8 = match fprops.get(&entry.name) {
             _ if !is_whole => None,
             Some(Ok(gemm)) => Some(scales(gemm.operands[1])),
-            Some(Err(Kept::Recipe)) => Some(Fp8Scales::PowersOfTwo),
+            Some(Err(Bf16Reason::Recipe)) => Some(Fp8Scales::PowersOfTwo),
             Some(Err(_)) | None => None,
         };
     }

@@ -4,7 +4,7 @@
 use crate::programs::TrainingSpec;
 use std::collections::HashMap;
 use std::ops::Range;
-use xtrain_model::{Architecture, Kept, LinearSpec, Numerics, in_block};
+use xtrain_model::{Architecture, Bf16Reason, LinearSpec, Numerics, in_block};
 use xtrain_program::quantize::Candidate;
 use xtrain_program::{LinearGemm, Origin, Role, ScaledGemm, Stage};
 
@@ -18,7 +18,7 @@ pub struct LinearGemms {
     /// Outputs and inputs.
     pub extents: [usize; 2],
     /// FP8 formats of fprop, dgrad and wgrad, or the reason why they are in bf16.
-    pub gemms: [Result<ScaledGemm, Kept>; 3],
+    pub gemms: [Result<ScaledGemm, Bf16Reason>; 3],
 }
 
 impl LinearGemms {
@@ -75,7 +75,10 @@ pub fn linear_gemms(spec: &TrainingSpec) -> Vec<LinearGemms> {
 
 /// The FP8 formats of fprop for each linear layer of the blocks, or the reason why it is in bf16, by the name
 /// of its weights.
-pub(crate) fn fprops(m: &Architecture, numerics: &Numerics) -> HashMap<String, Result<ScaledGemm, Kept>> {
+pub(crate) fn fprops(
+    m: &Architecture,
+    numerics: &Numerics,
+) -> HashMap<String, Result<ScaledGemm, Bf16Reason>> {
     let of = |(block, linear): (usize, LinearSpec)| {
         // Any number of tokens: it does not count in fprop.
         let gemm = scaled_gemm(Some(block), &linear, LinearGemm::Fprop, 1, m, numerics);
@@ -92,7 +95,7 @@ fn scaled_gemm(
     tokens: usize,
     m: &Architecture,
     numerics: &Numerics,
-) -> Result<ScaledGemm, Kept> {
+) -> Result<ScaledGemm, Bf16Reason> {
     let origin = Origin {
         block: block.map(|block| block as u32),
         site: linear.site.into(),
@@ -100,7 +103,7 @@ fn scaled_gemm(
         stage: Stage::Forward,
     };
     let extents = gemm.extents(tokens, linear.outputs(), linear.inputs);
-    numerics.of(Candidate { origin: &origin, gemm, extents }, m.layers.len())
+    numerics.scaled_gemm(Candidate { origin: &origin, gemm, extents }, m.layers.len())
 }
 
 /// Share of the operations of the blocks' linear layers that are in FP8.

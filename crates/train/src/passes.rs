@@ -48,7 +48,7 @@ pub const PIPELINE: &[Pass] = &[
         guarantees: "for `xtrain inspect`: every operand of a linear layer's GEMM is cast and compared with its cast",
         calls: &["infer", "gemms"],
         run: |program, setting| match setting.measured() {
-            Some(formats) => Ok(measure_casts::apply(program, &PassSet, &|gemm| formats.factors(gemm))?),
+            Some(formats) => Ok(measure_casts::apply(program, &PassSet, &|gemm| formats.operands(gemm))?),
             None => Ok(program),
         },
     },
@@ -59,7 +59,7 @@ pub const PIPELINE: &[Pass] = &[
         calls: &["infer", "is_cheap", "gemms"],
         run: |program, setting| {
             let choose =
-                |candidate: save_fp8::Candidate<'_>| setting.numerics.kept_input(candidate, setting.layers);
+                |candidate: save_fp8::Candidate<'_>| setting.numerics.saved_input(candidate, setting.layers);
             Ok(save_fp8::apply(program, &PassSet, &choose)?)
         },
     },
@@ -69,8 +69,9 @@ pub const PIPELINE: &[Pass] = &[
         guarantees: "the GEMMs that the recipe names run on FP8 operands, each value cast once for each layout",
         calls: &["infer", "gemms"],
         run: |program, setting| {
-            let choose =
-                |candidate: quantize::Candidate<'_>| setting.numerics.of(candidate, setting.layers).ok();
+            let choose = |candidate: quantize::Candidate<'_>| {
+                setting.numerics.scaled_gemm(candidate, setting.layers).ok()
+            };
             Ok(quantize::apply(program, &PassSet, &choose)?)
         },
     },

@@ -9,7 +9,7 @@ use common::{
 };
 use xtrain_data::Batch as TokenBatch;
 use xtrain_model::decoder::Batch;
-use xtrain_model::{DelayedScales, Description, Fp8Overrides, ProductPattern, Recipe};
+use xtrain_model::{DelayedScales, Description, Fp8Overrides, GemmPattern, Recipe};
 use xtrain_program::{Instance, Recompute, Stage, StateKind, Storage};
 use xtrain_tensor::DType;
 use xtrain_train::engine::Target;
@@ -122,8 +122,7 @@ fn sizes_that_tensor_cores_do_not_take_stay_in_bf16() {
 
 #[test]
 fn what_a_run_leaves_in_bf16_is_left_there() {
-    let skip =
-        ["*.o_proj:wgrad", "blocks.1.mlp.*"].map(|text| ProductPattern::parse(text).expect("a pattern"));
+    let skip = ["*.o_proj:wgrad", "blocks.1.mlp.*"].map(|text| GemmPattern::parse(text).expect("a pattern"));
     let some = Fp8Overrides { skip: skip.to_vec(), ..Default::default() };
     let first = Fp8Overrides { bf16_first_layers: 1, ..Default::default() };
     let all = Fp8Overrides { bf16_first_layers: 1, bf16_last_layers: 1, ..Default::default() };
@@ -376,7 +375,7 @@ fn an_output_of_attention_that_is_kept_in_12_bits_saves_memory_and_stays_near() 
 
 #[test]
 fn what_is_kept_in_12_bits_need_be_a_factor_of_no_fp8_product() {
-    let skip = ["*.o_proj"].map(|text| ProductPattern::parse(text).expect("a pattern"));
+    let skip = ["*.o_proj"].map(|text| GemmPattern::parse(text).expect("a pattern"));
     let with = |attention_output| {
         let fp8 = Fp8Overrides { skip: skip.to_vec(), attention_output, ..Default::default() };
         TrainingSpec { fp8, ..self::fp8(Recipe::Fp8Row) }

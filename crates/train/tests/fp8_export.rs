@@ -9,7 +9,7 @@ use xtrain_checkpoint::hf::{ExportDtype, ExportOptions};
 use xtrain_checkpoint::tensor_file::{StoredDtype, TensorFile};
 use xtrain_data::Tokenizer;
 use xtrain_model::decoder::Batch;
-use xtrain_model::{Architecture, Description, Fp8Overrides, Numerics, ProductPattern, Recipe};
+use xtrain_model::{Architecture, Description, Fp8Overrides, GemmPattern, Numerics, Recipe};
 use xtrain_program::StateKind;
 use xtrain_tensor::Scaling;
 use xtrain_train::error::RunError;
@@ -127,7 +127,7 @@ fn what_comes_back_computes_with_the_same_fp8_numbers() {
 fn what_the_run_left_in_bf16_and_what_is_not_of_whole_blocks_goes_out_as_bf16() {
     let dir = tempfile::tempdir().expect("a folder");
     let patterns = ["blocks.0.mlp.gate_up_proj", "*.o_proj:wgrad"];
-    let skip = patterns.map(|text| ProductPattern::parse(text).expect("a pattern")).to_vec();
+    let skip = patterns.map(|text| GemmPattern::parse(text).expect("a pattern")).to_vec();
     let left = Fp8Overrides { skip, bf16_last_layers: 1, ..Default::default() };
     let all = |block: usize, names: &[&str]| -> Vec<String> {
         names.iter().map(|name| format!("model.layers.{block}.{name}")).collect()

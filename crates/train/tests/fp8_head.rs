@@ -4,7 +4,7 @@ mod common;
 
 use common::{Step, drawn, random_batch, relative, slice, spec, step_from, wide_model};
 use xtrain_model::decoder::{Batch, Context};
-use xtrain_model::{Fp8Overrides, Kept, ProductPattern, Recipe};
+use xtrain_model::{Bf16Reason, Fp8Overrides, GemmPattern, Recipe};
 use xtrain_program::{Program, Recompute, Stage, StateKind, Storage};
 use xtrain_train::linear_gemms::linear_gemms;
 use xtrain_train::programs::{self, TrainingSpec};
@@ -22,7 +22,7 @@ fn with_head(recipe: Recipe, head: bool) -> TrainingSpec {
 }
 
 fn skipping(recipe: Recipe, pattern: &str) -> TrainingSpec {
-    let skip = vec![ProductPattern::parse(pattern).expect("a pattern")];
+    let skip = vec![GemmPattern::parse(pattern).expect("a pattern")];
     let spec = with_head(recipe, true);
     TrainingSpec { fp8: Fp8Overrides { skip, ..spec.fp8.clone() }, ..spec }
 }
@@ -65,7 +65,7 @@ fn the_head_is_of_fp8_factors_where_the_run_says_so() {
             let all = linear_gemms(spec);
             all.last().expect("a head").gemms.clone().map(|product| product.err())
         };
-        assert_eq!(shown(&with_head(recipe, false)), [(); 3].map(|()| Some(Kept::Head)));
+        assert_eq!(shown(&with_head(recipe, false)), [(); 3].map(|()| Some(Bf16Reason::Head)));
         assert_eq!(shown(&with_head(recipe, true)), [None, None, None]);
 
         let some = skipping(recipe, "lm_head:dgrad");
@@ -85,7 +85,7 @@ fn a_vocabulary_that_tensor_cores_do_not_take_stays_in_bf16() {
     let mut spec = with_head(Recipe::Fp8Block, true);
     spec.model.vocab_size = 101;
     let head = linear_gemms(&spec).pop().expect("a head");
-    assert_eq!(head.gemms, [(); 3].map(|()| Err(Kept::Size(101))));
+    assert_eq!(head.gemms, [(); 3].map(|()| Err(Bf16Reason::Size(101))));
     assert_eq!(named(&training(&spec), "linear_cross_entropy_grad"), 1);
 }
 

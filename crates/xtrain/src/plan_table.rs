@@ -1,6 +1,6 @@
 //! The tables of `xtrain plan`.
 
-use xtrain_model::Kept;
+use xtrain_model::Bf16Reason;
 use xtrain_program::{MemoryRow, MemoryTable, Program, Purpose, Role, Stage, StateKind};
 use xtrain_report::metrics::format;
 use xtrain_train::engine::Target;
@@ -116,8 +116,12 @@ fn linears(layers: &[LinearGemms]) -> String {
             Ok(gemm) => format!("{} x {}", gemm.operands[0].format, gemm.operands[1].format),
             Err(_) => "bf16".to_owned(),
         });
-        let mut why: Vec<String> =
-            linear.gemms.iter().filter_map(|product| product.as_ref().err()).map(Kept::to_string).collect();
+        let mut why: Vec<String> = linear
+            .gemms
+            .iter()
+            .filter_map(|product| product.as_ref().err())
+            .map(Bf16Reason::to_string)
+            .collect();
         why.dedup();
         let why = if why.is_empty() { String::new() } else { format!("  ({})", why.join("; ")) };
         let [fprop, dgrad, wgrad] = cells;

@@ -3,9 +3,7 @@
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use xtrain_model::decoder::HEAD;
-use xtrain_model::{
-    Architecture, DelayedScales, Fp8Overrides, ProductPattern, Recipe, SlowerLayer, in_block,
-};
+use xtrain_model::{Architecture, DelayedScales, Fp8Overrides, GemmPattern, Recipe, SlowerLayer, in_block};
 use xtrain_program::LinearGemm;
 
 section! {
@@ -273,12 +271,12 @@ fn layer(slower: &Slower, model: &Architecture) -> Result<SlowerLayer, String> {
 }
 
 /// The pattern in `text`, if it names a GEMM of `model`: of its blocks, or of its head if that may be in FP8.
-fn pattern(text: &str, model: &Architecture, head: Option<&str>) -> Result<ProductPattern, String> {
-    let pattern = ProductPattern::parse(text).map_err(|product| {
+fn pattern(text: &str, model: &Architecture, head: Option<&str>) -> Result<GemmPattern, String> {
+    let pattern = GemmPattern::parse(text).map_err(|product| {
         format!("[precision] skip: {text:?}: {product:?} is not a GEMM; after the colon comes fprop, dgrad or wgrad")
     })?;
     let names = || model.linears().map(|(block, linear)| in_block(block, linear.site));
-    let has = |pattern: &ProductPattern| {
+    let has = |pattern: &GemmPattern| {
         let mut all = names().chain(head.map(str::to_owned));
         all.any(|name| LinearGemm::ALL.iter().any(|&gemm| pattern.names(&name, gemm)))
     };
@@ -307,11 +305,11 @@ fn pattern(text: &str, model: &Architecture, head: Option<&str>) -> Result<Produ
 }
 
 /// A suggestion for a pattern that names nothing.
-fn meant(text: &str, layers: usize, head: Option<&str>, has: &dyn Fn(&ProductPattern) -> bool) -> String {
+fn meant(text: &str, layers: usize, head: Option<&str>, has: &dyn Fn(&GemmPattern) -> bool) -> String {
     let anywhere = format!("*.{text}");
     let block = text.strip_prefix("blocks.").and_then(|rest| rest.split('.').next()?.parse().ok());
     match block {
-        _ if ProductPattern::parse(&anywhere).is_ok_and(|pattern| has(&pattern)) => {
+        _ if GemmPattern::parse(&anywhere).is_ok_and(|pattern| has(&pattern)) => {
             format!("; did you mean {anywhere:?}?")
         }
         Some(block) if layers <= block => format!(": the blocks are 0 to {}", layers.saturating_sub(1)),

@@ -245,7 +245,7 @@ fn program(LinearShape { m, k, n }: LinearShape, recipe: Recipe) -> Result<Progr
     let ty = |shape: [usize; 2]| TensorType::new(DType::F32, shape);
     let mut t = Tracer::default();
     t.enter_block(Some(0));
-    // Kept as a cache is: a cache has the type that is computed in, and is no parameter.
+    // Bf16Reason as a cache is: a cache has the type that is computed in, and is no parameter.
     let x = t.state(StateKind::Cache, "x", ty([m, k]));
     let w = t.parameter(WEIGHTS, ty([n, k]));
     let y = t.at("linear").apply(Linear, &[x, w])?[0];

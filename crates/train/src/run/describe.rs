@@ -3,7 +3,7 @@
 
 use crate::linear_gemms::{LinearGemms, fp8_share, linear_gemms};
 use crate::programs::TrainingSpec;
-use xtrain_model::Kept;
+use xtrain_model::Bf16Reason;
 use xtrain_program::LinearGemm;
 
 /// The model in a few words.
@@ -42,14 +42,14 @@ fn warn_of_bf16_head(spec: &TrainingSpec, layers: &[LinearGemms]) {
         return;
     };
     let (m, tokens) = (&spec.model, spec.batch.sequences * spec.batch.seq_len);
-    let explained = |why: &Kept| match why {
-        Kept::Size(size) if *size == m.vocab_size => {
+    let explained = |why: &Bf16Reason| match why {
+        Bf16Reason::Size(size) if *size == m.vocab_size => {
             format!(
                 "{why}: the vocabulary, to which model.vocab_size gives more rows where a model begins from random weights"
             )
         }
-        Kept::Size(size) if *size == m.dim => format!("{why}: model.dim"),
-        Kept::Size(size) if *size == tokens => format!("{why}: the tokens of a micro-batch"),
+        Bf16Reason::Size(size) if *size == m.dim => format!("{why}: model.dim"),
+        Bf16Reason::Size(size) if *size == tokens => format!("{why}: the tokens of a micro-batch"),
         _ => why.to_string(),
     };
     let of = LinearGemm::ALL.into_iter().zip(&head.gemms);

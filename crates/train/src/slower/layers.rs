@@ -16,7 +16,7 @@ use std::collections::BTreeMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::time::Instant;
 use xtrain_model::decoder::{Loss, io};
-use xtrain_model::{Architecture, Fp8Overrides, ProductPattern};
+use xtrain_model::{Architecture, Fp8Overrides, GemmPattern};
 use xtrain_ops::registry::kernel_sources;
 use xtrain_program::{Instance, Recompute};
 use xtrain_runtime::{Checks, Engine, Part, ProgramId, TimedWork, Timing};
@@ -117,7 +117,7 @@ impl Blocks {
 
     /// The step with this layer in bf16.
     fn without(&self, layer: &str) -> TrainingSpec {
-        let skip = ProductPattern::parse(&format!("*.{layer}")).into_iter().collect();
+        let skip = GemmPattern::parse(&format!("*.{layer}")).into_iter().collect();
         TrainingSpec { fp8: Fp8Overrides { skip, ..self.spec.fp8.clone() }, ..self.spec.clone() }
     }
 

@@ -9,7 +9,8 @@ use xtrain_program::{
 };
 use xtrain_tensor::{DType, TensorType};
 
-/// A block of two ops, the second of which reads a cast that a precision pass put between them, and its backward.
+/// A block of two ops, the second of which reads a cast that a precision pass put between them, and its
+/// backward.
 fn with_a_cast() -> Program {
     let mut t = Tracer::default();
     let (x, w) = (t.input("x", vector(1024)), t.parameter("w", vector(1024)));

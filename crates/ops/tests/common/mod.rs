@@ -1,11 +1,11 @@
-//! What the tests on a card have in common.
+//! What the tests on a GPU have in common.
 #![allow(dead_code, reason = "each test binary uses a part")]
 
 use xtrain_cuda::{CudaError, Gpu};
 use xtrain_tensor::Philox;
 
-/// The card, or, said once, why there is none: then its tests count as ignored. Kept to the end, its context is that of every test, and would
-/// else be made anew while some run.
+/// The GPU, or, said once, why there is none: then its tests count as ignored. Kept to the end, its context
+/// is that of every test, and would else be made anew while some run.
 pub(crate) fn gpu() -> Option<Gpu> {
     match Gpu::open(0) {
         Ok(gpu) => Some(gpu),
@@ -25,7 +25,8 @@ pub(crate) fn seed() -> u64 {
     }
 }
 
-/// True if tests run a sample of their cases: `XTRAIN_TEST_SEED` is set, as on the slow emulated GPU, and `XTRAIN_TEST_ALL` is not.
+/// True if tests run a sample of their cases: `XTRAIN_TEST_SEED` is set, as on the slow emulated GPU, and
+/// `XTRAIN_TEST_ALL` is not.
 fn is_sampled() -> bool {
     std::env::var_os("XTRAIN_TEST_SEED").is_some() && std::env::var_os("XTRAIN_TEST_ALL").is_none()
 }

@@ -5,7 +5,7 @@ mod common;
 use common::{Cast, Fun, Inserted, vector};
 use xtrain_program::backward::backward;
 use xtrain_program::{
-    Op, OpError, Plan, Program, Purpose, Recompute, Role, Root, Stage, StateKind, Tracer, ValueId, recompute,
+    Op, OpError, Plan, Program, Purpose, Rebuild, Recompute, Role, Root, Stage, StateKind, Tracer, ValueId, recompute,
 };
 use xtrain_tensor::{DType, TensorType};
 
@@ -78,6 +78,10 @@ impl Op for Store {
 
     fn infer(&self, inputs: &[TensorType]) -> Result<Vec<TensorType>, OpError> {
         Ok(vec![inputs[0], inputs[0]])
+    }
+
+    fn rebuild(&self, _: &[bool]) -> Rebuild {
+        Rebuild::Never
     }
 }
 

@@ -5,7 +5,8 @@ mod common;
 use common::{Cast, Fun, Inserted, vector};
 use xtrain_program::backward::backward;
 use xtrain_program::{
-    Op, OpError, Plan, Program, Purpose, Rebuild, Recompute, Role, Root, Stage, StateKind, Tracer, ValueId, recompute,
+    Op, OpError, Plan, Program, Purpose, Rebuild, Recompute, Role, Root, Stage, StateKind, Tracer, ValueId,
+    recompute,
 };
 use xtrain_tensor::{DType, TensorType};
 

@@ -1,4 +1,4 @@
-//! What the registry checks of every op, from its samples, with fresh random inputs and poisoned outputs.
+//! Checks of every op in the registry, from its samples, with fresh random inputs and poisoned outputs.
 
 use crate::PassSet;
 use crate::linear::Linear;
@@ -11,7 +11,8 @@ use xtrain_program::{Code, Program, Root, StateKind, Storage, Tracer, ValueId, b
 use xtrain_runtime::{Checks, CpuEngine, Engine, EngineError, Part, ProgramId};
 use xtrain_tensor::{DType, HostTensor, Philox, TensorType};
 
-/// The op that CONTRIBUTING.md adds, in the same words, as `xtrain`'s tests see to: it is checked with those of the registry.
+/// The op that CONTRIBUTING.md adds, in the same words, as `xtrain`'s tests check. It is checked with those
+/// of the registry.
 #[allow(unreachable_pub, reason = "an op is public")]
 mod example;
 
@@ -36,7 +37,7 @@ pub(crate) fn seed() -> u64 {
     now.as_nanos() as u64
 }
 
-/// What `f` returns on a pool of this many threads.
+/// The result of `f` on a pool of this many threads.
 pub(crate) fn on_threads<R: Send>(threads: usize, f: impl FnOnce() -> R + Send) -> R {
     rayon::ThreadPoolBuilder::new().num_threads(threads).build().expect("threads").install(f)
 }
@@ -59,7 +60,8 @@ fn engine() -> CpuEngine {
     engine
 }
 
-/// Traces the sample's op over inputs named in0, in1, ... (parameters where `as_parameters` and the sample says so).
+/// Traces the sample's op over inputs named in0, in1, ... (parameters where `as_parameters` and the sample
+/// says so).
 fn trace(
     sample: &Sample,
     inputs: &[HostTensor],
@@ -179,7 +181,8 @@ fn gradients_agree_with_central_differences_in_f64() {
     }
 }
 
-/// The gradients of the float inputs, by the op's backward; with `as_parameters`, over two micro-steps, which doubles those of the parameters.
+/// The gradients of the float inputs, by the op's backward; with `as_parameters`, over two micro-steps, which
+/// doubles those of the parameters.
 fn gradients(
     sample: &Sample,
     inputs: &[HostTensor],

@@ -1,4 +1,4 @@
-//! What the kernels of several ops on a card have in common.
+//! Code that the GPU kernels of several ops share.
 
 use xtrain_cuda::{CudaError, CudaOutput, CudaTensor, DeviceMemory, DevicePtr, Gpu, Launch, Stream};
 use xtrain_tensor::{DType, TensorType};
@@ -6,11 +6,11 @@ use xtrain_tensor::{DType, TensorType};
 /// Threads of a block of kernels that treat every element by itself.
 pub(crate) const ELEMENTWISE_THREADS: u32 = 256;
 
-/// The partial sums, at most, that a sum over rows is put together from. Fixed, so that results and plans depend on shapes alone, and
-/// enough blocks for any card.
+/// The most partial sums of a sum over rows. A constant, so that results and plans depend on shapes alone,
+/// and enough blocks for any GPU.
 pub(crate) const PARTS: usize = 512;
 
-/// A tensor of which a kernel learns when it runs whether it holds f32 or bf16: `Floats` of the prelude.
+/// A tensor whose type, f32 or bf16, a kernel reads at run time: `Floats` of the prelude.
 #[derive(Clone, Copy)]
 #[repr(C)]
 pub(crate) struct Floats {
@@ -19,7 +19,7 @@ pub(crate) struct Floats {
 }
 
 impl Floats {
-    /// None, where a kernel reads none.
+    /// No tensor.
     pub(crate) fn none() -> Floats {
         Floats { at: DevicePtr(0), is_bf16: 0 }
     }
@@ -37,12 +37,12 @@ impl From<CudaOutput> for Floats {
     }
 }
 
-/// How many elements 16 bytes hold.
+/// The number of elements in 16 bytes.
 pub(crate) fn lanes(ty: TensorType) -> usize {
     16 / ty.dtype.bytes(1)
 }
 
-/// The least whole number of warps with `threads` threads, within what a block may have.
+/// The fewest whole warps with `threads` threads, at most a block's limit.
 pub(crate) fn warps_of(threads: usize, most: usize) -> u32 {
     threads.next_multiple_of(32).clamp(32, most) as u32
 }
@@ -53,7 +53,7 @@ pub(crate) fn plane(grid: [usize; 2], block: [u32; 2]) -> Launch {
     Launch { grid: [x, y, 1], block: [block[0], block[1], 1], ..Launch::row(1, 1) }
 }
 
-/// These words in the card's memory: what a kernel that treats many tensors at once reads of them.
+/// Words in GPU memory: the table that a kernel over many tensors reads.
 pub(crate) fn table(gpu: &Gpu, words: &[u64]) -> Result<DeviceMemory, CudaError> {
     let memory = DeviceMemory::new(gpu.context(), size_of_val(words))?;
     if words.is_empty() {
@@ -65,10 +65,10 @@ pub(crate) fn table(gpu: &Gpu, words: &[u64]) -> Result<DeviceMemory, CudaError>
     Ok(memory)
 }
 
-/// The end of a kernel's name: the element type that it is for.
+/// The suffix of a kernel's name: its element type.
 ///
 /// # Panics
-/// If no kernel on a card is for it: programs for cards hold f32 and bf16.
+/// If no kernel on a GPU is for it: programs for GPUs hold f32 and bf16.
 pub(crate) fn suffix(ty: TensorType) -> &'static str {
     match ty.dtype {
         DType::F32 => "f32",

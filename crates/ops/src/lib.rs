@@ -1,10 +1,13 @@
 //! The ops: one folder each, holding what it computes, its backward and its kernels.
 //!
-//! In a folder: `mod.rs` (shapes, attributes, `infer`, backward), `cpu.rs` (the CPU kernel: the specification), `cuda.rs` and `kernel.cu`
-//! (the kernel for a GPU), and `samples.rs`, from which the registry makes checks ([`registry`]). Adding an op is one folder and one line in [`registry`].
+//! In a folder: `mod.rs` (shapes, attributes, `infer`, backward), `cpu.rs` (the CPU kernel: the
+//! specification), `cuda.rs` and `kernel.cu` (the GPU kernels), and `samples.rs`, from which tests check the
+//! op ([`registry`]). Adding an op is one folder and one line in [`registry`]; a fusion is one file and one
+//! line in [`rewrites`].
 //!
-//! Shape legend, used in names as suffixes: t tokens of the batch (B sequences flattened, B*S), d model width, o and i a linear's
-//! outputs and inputs, h query heads, k key/value heads, e head width, f feed-forward width, v vocabulary.
+//! Shape legend, used in names as suffixes: t tokens of the batch (B sequences flattened, B*S), d model
+//! width, o and i a linear's outputs and inputs, h query heads, k key/value heads, e head width, f
+//! feed-forward width, v vocabulary.
 
 mod host;
 
@@ -64,7 +67,8 @@ fn int_vector(what: &str, ty: TensorType, len: usize) -> Result<(), OpError> {
     })
 }
 
-/// An error unless `ty` is a float matrix whose columns are query heads, then key heads, then value heads; returns its rows.
+/// An error unless `ty` is a float matrix whose columns are query heads, then key heads, then value heads;
+/// returns its rows.
 fn fused_heads(
     what: &str,
     ty: TensorType,

@@ -1,4 +1,4 @@
-//! Runs one op's CPU kernel on host tensors, for the tests of single ops.
+//! Helpers that run one op's CPU kernel on host tensors, for tests.
 
 use xtrain_program::Op;
 use xtrain_tensor::{CpuKernel, DType, HostTensor, Philox, Shape, TensorType, View, ViewMut};
@@ -24,7 +24,7 @@ pub(crate) fn run(op: &(impl Op + CpuKernel), inputs: &[&HostTensor]) -> Vec<Hos
     run_over(op, inputs, outputs, false)
 }
 
-/// The same into `outputs`, adding to what they hold where the op can and `accumulate` says so.
+/// Runs `op` into `outputs`, adding to them if it can and `accumulate` is true.
 pub(crate) fn run_over(
     op: &(impl Op + CpuKernel),
     inputs: &[&HostTensor],

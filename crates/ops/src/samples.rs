@@ -1,4 +1,4 @@
-//! Samples: ops with inputs to try them on, from which tests and benchmarks draw.
+//! Samples: ops with inputs, from which tests draw.
 //!
 //! Compiled for tests alone, by the feature `samples`.
 
@@ -6,47 +6,49 @@ use std::sync::Arc;
 use xtrain_program::{Differentiable, Op, Operand};
 use xtrain_tensor::{DType, HostTensor, Philox, TensorType};
 
-/// An op with inputs to try it on.
+/// An op with inputs to run it on.
 pub struct Sample {
     /// The op.
     pub op: SampleOp,
     /// Its inputs.
     pub inputs: Vec<SampleInput>,
-    /// How many of the first outputs are differentiated; those after them are only saved for the backward.
+    /// The number of outputs that are differentiated; those after them are only saved for the backward.
     pub roots: usize,
     /// True if the first output is a loss, whose gradient is one.
     pub loss: bool,
-    /// How far a GPU's results may be from the CPU's.
+    /// The allowed distance of a GPU's results from the CPU's.
     pub tolerance: GpuTolerance,
     /// True if a GPU gives the same bits every time.
     pub deterministic: bool,
 }
 
-/// How far an op's results on a GPU may be from the CPU's (docs/numerics.md).
+/// The allowed distance of an op's results on a GPU from the CPU's (docs/numerics.md).
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum GpuTolerance {
-    /// Outputs in f32 by this relative error, those in bf16 by their rounding, all others by no bit.
+    /// Relative error of outputs in f32. Outputs in bf16 may differ by their rounding, all others in no bit.
     Rounding {
         /// The relative error.
         f32: f64,
     },
-    /// The same with the error of [`GpuTolerance::DEFAULT`], and 3e-2 for outputs in FP8: they are cast from values that the op computes.
+    /// As [`GpuTolerance::DEFAULT`], but a relative error of 3e-2 for outputs in FP8: they are cast from
+    /// values that the op computes.
     FusedCast {
         /// True if outputs in bf16 must be equal to the bit: stochastic rounding is the same everywhere.
         exact_bf16: bool,
     },
-    /// Losses by a relative error of 4e-3, all other outputs of 3e-2: GEMMs run on casts of values that the op computes.
+    /// A relative error of 4e-3 for losses and of 3e-2 for all other outputs: GEMMs run on casts of values
+    /// that the op computes.
     ScaledLoss,
-    /// By no bit.
+    /// None: equal to the bit.
     Exact,
 }
 
 impl GpuTolerance {
-    /// What sums in another order are apart by.
+    /// For sums in another order.
     pub const DEFAULT: GpuTolerance = GpuTolerance::Rounding { f32: 1e-5 };
 }
 
-/// The op of a sample.
+/// A sample's op.
 #[derive(Clone)]
 pub enum SampleOp {
     /// One that models are traced from: its gradients are checked.
@@ -62,13 +64,13 @@ pub struct SampleInput {
     pub ty: TensorType,
     /// Its contents.
     pub fill: Fill,
-    /// Whether models give it as a parameter, so that its gradient accumulates.
+    /// True if models give it as a parameter, so that its gradient accumulates.
     pub parameter: bool,
     /// True if programs pass it in their compute type although the op accepts any type.
     pub computed: bool,
 }
 
-/// How a sample's input is filled.
+/// The contents of a sample's input.
 #[derive(Clone, Debug)]
 pub enum Fill {
     /// Normal numbers of this mean and standard deviation.
@@ -98,7 +100,7 @@ impl Sample {
         Sample { op, inputs, roots: 0, loss: false, tolerance, deterministic }
     }
 
-    /// The same with the first `n` outputs differentiated.
+    /// The sample with the first `n` outputs differentiated.
     pub fn roots(self, n: usize) -> Self {
         Sample { roots: n, ..self }
     }
@@ -111,7 +113,8 @@ impl Sample {
         }
     }
 
-    /// The inputs as a program that computes in `dtype` has them: what the op keeps as it is stays f32 beside bf16.
+    /// The inputs as in a program that computes in `dtype`: operands that the op declares `Full` stay f32
+    /// beside bf16.
     pub fn tensors(&self, dtype: DType, seed: u64) -> Vec<HostTensor> {
         let tensor =
             |(n, input): (usize, &SampleInput)| input.tensor(self.plain_type(n, dtype), seed, n as u32);
@@ -132,7 +135,7 @@ impl Sample {
         if is_kept && dtype == DType::BF16 { DType::F32 } else { dtype }
     }
 
-    /// The same with the first output taken as a loss.
+    /// The sample with the first output taken as a loss.
     pub fn loss(self) -> Self {
         Sample { loss: true, ..self }
     }
@@ -175,12 +178,12 @@ impl SampleInput {
         SampleInput { computed: true, ..self }
     }
 
-    /// The same in a format that the check keeps.
+    /// The input in a format that the check doesn't change.
     pub fn in_format(self, dtype: DType) -> Self {
         SampleInput { ty: self.ty.with_dtype(dtype), ..self }
     }
 
-    /// The input itself, its plain floats as `dtype`; `seed` and `site` say which random numbers.
+    /// The input's contents, plain floats as `dtype`; `seed` and `site` select the random numbers.
     fn tensor(&self, dtype: DType, seed: u64, site: u32) -> HostTensor {
         let ty = if self.ty.dtype == DType::F32 { self.ty.with_dtype(dtype) } else { self.ty };
         let rng = Philox::new(seed, 0, site);
@@ -198,7 +201,7 @@ impl SampleInput {
         HostTensor::from_f64(ty, &values)
     }
 
-    /// The same filled otherwise.
+    /// The input with other contents.
     pub fn fill(self, fill: Fill) -> Self {
         SampleInput { fill, ..self }
     }
@@ -212,7 +215,7 @@ pub(crate) trait Sampled: Op + Sized {
     /// A use that is large enough for several threads.
     fn large() -> Sample;
 
-    /// How far a GPU's results may be from the CPU's, with inputs of these types.
+    /// The allowed distance of a GPU's results from the CPU's, with inputs of these types.
     fn tolerance(&self, _inputs: &[TensorType]) -> GpuTolerance {
         GpuTolerance::DEFAULT
     }
@@ -222,7 +225,7 @@ pub(crate) trait Sampled: Op + Sized {
         true
     }
 
-    /// Uses that run on a GPU alone: of sizes that its kernels tell apart, and too large for gradient checks.
+    /// Uses for GPUs alone: of sizes that its kernels tell apart, and too large for gradient checks.
     fn gpu_samples() -> Vec<Sample> {
         Vec::new()
     }

@@ -1,9 +1,10 @@
-//! What Hopper's tensor cores lose of sums of FP8 products, and that leaving them every 128 products keeps it (DeepSeek-V3, arXiv
-//! 2412.19437, section 3.5.2): a model of their sums, to which the CPU has none of the loss, and, on such a card, its terms. Without one
-//! those tests count as ignored.
+//! What Hopper's tensor cores lose of sums of FP8 products, and that leaving them every 128 products keeps it
+//! (DeepSeek-V3, arXiv
+//! 2412.19437, section 3.5.2): a model of their sums, to which the CPU has none of the loss, and, on such a
+//! GPU, its terms. Without one those tests count as ignored.
 //!
-//! The model: 32 products and the sum so far are aligned to the largest of them, of each 13 bits behind that one's leading bit stay, and so
-//! of their sum; the rest is cut off.
+//! The model: 32 products and the sum so far are aligned to the largest of them, of each 13 bits behind that
+//! one's leading bit stay, and so of their sum; the rest is cut off.
 
 mod common;
 
@@ -114,7 +115,8 @@ fn error(
     (off / whole).sqrt()
 }
 
-/// The errors of sums of K products by whether they leave the tensor cores: between which numbers a Hopper's are.
+/// The errors of sums of K products by whether they leave the tensor cores: between which numbers a Hopper's
+/// are.
 fn bars(draw: Draw, k: usize) -> [[f64; 2]; 2] {
     match (draw, k) {
         (Draw::Positive, 4096) => [[5e-2, 9e-2], [1e-4, 7e-4]],
@@ -151,8 +153,8 @@ fn the_cpu_loses_nothing_of_it() -> Result<(), Failed> {
     Ok(())
 }
 
-/// An engine, and the rows and columns of its products: 2048 for 132 multiprocessors, so many that none is cut along what is summed,
-/// which would make shorter sums of it.
+/// An engine, and the rows and columns of its products: 2048 for 132 multiprocessors, so many that none is
+/// cut along what is summed, which would make shorter sums of it.
 fn card() -> Result<(CudaEngine, usize), Failed> {
     let gpu = Gpu::open(0)?;
     let wide = (gpu.info().multiprocessors as usize * 2048 / 132).next_multiple_of(32);

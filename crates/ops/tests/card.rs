@@ -1,5 +1,6 @@
-//! Every op on a card against its CPU kernel, from the registry's samples: fresh inputs, odd sizes, poisoned outputs, two micro-steps,
-//! run op by op and replayed as a graph. Without a card every test counts as ignored, and the reason is printed.
+//! Every op on a GPU against its CPU kernel, from the registry's samples: fresh inputs, odd sizes, poisoned
+//! outputs, two micro-steps, run op by op and replayed as a graph. Without a GPU every test counts as
+//! ignored, and the reason is printed.
 
 mod common;
 
@@ -14,7 +15,8 @@ use xtrain_tensor::{DType, HostTensor, TensorType};
 
 const POISONED: Checks = Checks { numerics: false, poison: true };
 
-/// The op alone, its inputs and outputs named by number; outputs that can accumulate do from the second micro-step on.
+/// The op alone, its inputs and outputs named by number; outputs that can accumulate do from the second
+/// micro-step on.
 fn program(sample: &Sample, inputs: &[HostTensor]) -> (Program, Vec<TensorType>) {
     let mut tracer = Tracer::default();
     let named = inputs.iter().enumerate();
@@ -80,7 +82,8 @@ fn compare(what: &str, dtype: DType, tolerance: GpuTolerance, found: &[HostTenso
             continue; // NaNs that belong there, too.
         }
         let is_plain = matches!(ty.dtype, DType::F32 | DType::BF16);
-        // What an op casts of its own may differ in its last bit, and so may the cast; tests/fused.rs asks for equal bits.
+        // What an op casts of its own may differ in its last bit, and so may the cast; tests/fused.rs asks
+        // for equal bits.
         let bar = match tolerance {
             GpuTolerance::ScaledLoss if k < 2 => Some(4e-3),
             GpuTolerance::ScaledLoss => Some(3e-2),
@@ -117,7 +120,8 @@ fn check(sample: &Sample, dtype: DType, replays: bool) -> Result<(), Failed> {
     let parts = [Part::First, Part::Next];
     let mut cpu = CpuEngine::new(Arc::new(cpu_kernels()));
     cpu.set_checks(POISONED);
-    // The reference of a bf16 op is the f32 op on the same values. Casts differ: their reference takes bf16 inputs, too.
+    // The reference of a bf16 op is the f32 op on the same values. Casts differ: their reference takes bf16
+    // inputs, too.
     let wide: Vec<HostTensor> = (sample.inputs.iter().zip(&inputs))
         .map(|(s, t)| match s.ty.dtype == DType::F32 && !s.computed {
             true => HostTensor::from_f64(s.ty, &t.to_f64()),
@@ -131,7 +135,7 @@ fn check(sample: &Sample, dtype: DType, replays: bool) -> Result<(), Failed> {
     let mut card = CudaEngine::new(Arc::new(cuda_kernels()), gpu)?;
     card.set_checks(POISONED);
     let found = match run(&mut card, sample, &inputs, &parts) {
-        // FP8 products that the card does not have are refused in words.
+        // FP8 products that the GPU does not have are refused in words.
         Err(e) if !has_all_scales && e.to_string().contains("FP8 needs compute capability") => return Ok(()),
         found => found?,
     };

@@ -1,5 +1,5 @@
-//! A cast of what is made on the way is, to the bit, the cast of what its op would write, and so is one that is told what its op measures:
-//! on the CPU, and on a card if there is one.
+//! A cast of what is made on the way is, to the bit, the cast of what its op would write, and so is one that
+//! is told what its op measures: on the CPU, and on a GPU if there is one.
 
 mod common;
 
@@ -37,7 +37,8 @@ enum Values {
 }
 
 impl Values {
-    /// So many of them, the `n`-th input's in this turn; of very many, the first come again. What is largest comes first.
+    /// So many of them, the `n`-th input's in this turn; of very many, the first come again. What is largest
+    /// comes first.
     fn fill(self, count: usize, seed: u64, turn: u32, n: u32) -> Vec<f64> {
         let mut x = vec![0.0; count.min(1_000_003)];
         Philox::new(seed, turn, n).fill_normal(if turn == 0 { 6.0 } else { 2.0 }, &mut x);
@@ -63,9 +64,9 @@ struct Maker {
     inputs: Inputs,
     /// The output that is cast.
     output: usize,
-    /// Whether its last input is kept in FP8 and restored.
+    /// True if its last input is kept in FP8 and restored.
     keeps: bool,
-    /// Whether it only measures what is cast.
+    /// True if it only measures what is cast.
     measures: bool,
 }
 
@@ -243,8 +244,8 @@ impl Cases {
         Cases { casts, shapes, dtypes, parts, count: 11 }
     }
 
-    /// Sums of rows of this width of which a card's cache has less than half: those are cast in the launch that makes them. Parts are tried,
-    /// recorded as graphs and replayed.
+    /// Sums of rows of this width of which a GPU's cache has less than half: those are cast in the launch
+    /// that makes them. Parts are tried, recorded as graphs and replayed.
     fn large(width: usize, l2_bytes: usize) -> Cases {
         let casts = vec![
             plain(DType::E4M3, Scaling::Tile, true, Layouts::Both),

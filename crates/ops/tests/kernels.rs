@@ -1,5 +1,5 @@
-//! Every kernel compiles for every architecture that it declares, and the hot ones keep everything in registers. Needs NVRTC and no
-//! card; where NVRTC is missing the test counts as ignored.
+//! Every kernel compiles for every architecture that it declares, and the hot ones keep everything in
+//! registers. Needs NVRTC and no card; where NVRTC is missing the test counts as ignored.
 
 use libtest_mimic::{Arguments, Failed, Trial};
 use xtrain_cuda::{Arch, Compiler, KernelSource};

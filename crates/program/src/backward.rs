@@ -1,8 +1,9 @@
 //! The backward pass: the forward list reversed, every instance emitting its own backward ops.
 //!
-//! Contracts: an activation's gradient has the activation's type and is assigned; a second one is added to it. A parameter's gradient
-//! has the master's type, lives in the state region, and accumulates over micro-steps: its first writer of a step overwrites
-//! in the first micro-step and adds in the following ones, later writers always add (tied weights).
+//! Contracts: an activation's gradient has the activation's type and is assigned; a second one is added to
+//! it. A parameter's gradient has the master's type, lives in the state region, and accumulates over
+//! micro-steps: its first writer of a step overwrites in the first micro-step and adds in the following ones,
+//! later writers always add (tied weights).
 
 use crate::trace::instantiate;
 use crate::{
@@ -49,8 +50,8 @@ pub enum BackwardError {
     Unreached(Arc<str>),
 }
 
-/// Appends the backward of `program` from `roots`. Returns, with the program, the gradients of the values in `wrt`
-/// (inputs, for checks); those of the parameters are in [`crate::Parameter::gradient`].
+/// Appends the backward of `program` from `roots`. Returns, with the program, the gradients of the values in
+/// `wrt` (inputs, for checks); those of the parameters are in [`crate::Parameter::gradient`].
 pub fn backward(
     program: Program,
     roots: &[Root],
@@ -151,7 +152,8 @@ impl Backward<'_> {
         self.requires[self.input(n).0 as usize]
     }
 
-    /// The element type that the gradient of the n-th input must have: the master's for a parameter, else its own.
+    /// The element type that the gradient of the n-th input must have: the master's for a parameter, else its
+    /// own.
     pub fn grad_dtype(&self, n: usize) -> DType {
         match self.parameters.get(&self.input(n)) {
             Some(&p) => self.program.ty(self.program.parameters[p].master).dtype,
@@ -164,8 +166,8 @@ impl Backward<'_> {
         self.emit_code(role, Code::Plain(Arc::new(op)), inputs)
     }
 
-    /// Replaces the forward instance by `op`, for ops that compute gradients during the forward. `op` takes `inputs`; its first
-    /// outputs are those of the instance, and the others are returned.
+    /// Replaces the forward instance by `op`, for ops that compute gradients during the forward. `op` takes
+    /// `inputs`; its first outputs are those of the instance, and the others are returned.
     pub fn replace_forward(&mut self, op: impl Op, inputs: &[ValueId]) -> Result<Vec<ValueId>, OpError> {
         let old = self.instance().clone();
         let targets: Vec<_> = old.outputs.iter().map(|o| Some(o.value)).collect();

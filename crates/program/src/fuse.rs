@@ -1,10 +1,12 @@
 //! The engine that applies rewrites: pairs of instances that become one, or that share work.
 //!
-//! A [`Rewrite`] looks at a producer and a consumer and answers with a [`Replacement`]: the ops in their places and how these are
-//! wired. It says what is equal; the engine says what is legal. Rewrites never change a bit of a program's results.
+//! A [`Rewrite`] looks at a producer and a consumer and answers with a [`Replacement`]: the ops in their
+//! places and how these are wired. It says what is equal; the engine says what is legal. Rewrites never
+//! change a bit of a program's results.
 //!
-//! The pass is the last one, after recomputation and the update, so that every op is fused once and no other pass sees a fused op.
-//! The order of rewrites is their priority: each passes over the whole program before the next. The caller chooses which apply.
+//! The pass is the last one, after recomputation and the update, so that every op is fused once and no other
+//! pass sees a fused op. The order of rewrites is their priority: each passes over the whole program before
+//! the next. The caller chooses which apply.
 
 use crate::trace::instantiate;
 use crate::{Code, Instance, Op, Output, Program, Stage, Storage, TraceError, ValueId, WriteMode};
@@ -35,7 +37,8 @@ pub enum Link {
 pub struct Pair<'a> {
     producer: &'a Instance,
     consumer: &'a Instance,
-    /// For each output of the producer, true if the consumer alone reads it and it doesn't outlive its readers.
+    /// For each output of the producer, true if the consumer alone reads it and it doesn't outlive its
+    /// readers.
     is_private: Vec<bool>,
 }
 
@@ -247,14 +250,16 @@ impl<'a> Sweep<'a> {
     /// True if the replacement leaves every value to its readers, and in order.
     fn is_legal(&self, at: usize, consumer: &Instance, replacement: &Replacement) -> bool {
         let Some(producer) = &self.done[at] else { return false };
-        // What the consumer wrote moves up to the producer: nothing up to there may read or write it, or write what it is computed from.
+        // What the consumer wrote moves up to the producer: nothing up to there may read or write it, or
+        // write what it is computed from.
         if matches!(replacement.consumer, Place::Empty) {
             let touches = |i: &Instance| consumer.outputs.iter().any(|o| touched(i).any(|v| v == o.value));
             let writes_inputs = |i: &Instance| i.outputs.iter().any(|o| consumer.inputs.contains(&o.value));
             let mut between = self.done[at + 1..].iter().flatten();
             return !touches(producer) && !between.any(|i| touches(i) || writes_inputs(i));
         }
-        // What the producer wrote moves down to the consumer: its readers wait, so the consumer must not be one of them.
+        // What the producer wrote moves down to the consumer: its readers wait, so the consumer must not be
+        // one of them.
         let mut late = moved_down(producer, replacement);
         for instance in self.done[at + 1..].iter().flatten() {
             is_late(instance, &mut late);
@@ -262,7 +267,8 @@ impl<'a> Sweep<'a> {
         !consumer.inputs.iter().any(|v| late.contains(v))
     }
 
-    /// Replaces a pair; returns what stands in the consumer's place, and instances that were before it and now come after.
+    /// Replaces a pair; returns what stands in the consumer's place, and instances that were before it and
+    /// now come after.
     fn replace(
         &mut self,
         at: usize,
@@ -316,8 +322,8 @@ impl<'a> Sweep<'a> {
         Ok((second, delayed))
     }
 
-    /// For a node in the place of a recomputed producer: the forward values that its outputs repeat, if the backward reads these anyway,
-    /// and the forward's new values. The node then need not run.
+    /// For a node in the place of a recomputed producer: the forward values that its outputs repeat, if the
+    /// backward reads these anyway, and the forward's new values. The node then need not run.
     fn repeated(&self, wiring: &Wiring, node: &Node) -> Option<(HashMap<usize, ValueId>, Vec<ValueId>)> {
         let mut repeats = HashMap::new();
         let mut new_count = 0;

@@ -37,7 +37,8 @@ impl LinearGemm {
         }
     }
 
-    /// For each of its operands, true if the GEMM needs it transposed: FP8 tensor cores want both along the sums.
+    /// For each of its operands, true if the GEMM needs it transposed: FP8 tensor cores want both along the
+    /// sums.
     pub(crate) const fn transposed(self) -> [bool; 2] {
         match self {
             LinearGemm::Fprop => [false, false],
@@ -77,13 +78,16 @@ pub struct Gemms {
     pub in_fp8: Fp8Twin,
 }
 
-/// The op that computes the GEMMs for which there is a `Some`, in the order of [`LinearGemm::ALL`], on FP8 operands.
+/// The op that computes the GEMMs for which there is a `Some`, in the order of [`LinearGemm::ALL`], on FP8
+/// operands.
 ///
-/// If both operands of the op's only GEMM are inputs, the twin takes numbers and scales of both, then the op's further inputs.
+/// If both operands of the op's only GEMM are inputs, the twin takes numbers and scales of both, then the
+/// op's further inputs.
 ///
-/// Else the op casts its [`OperandSource::Inside`]s itself, a weight is input 1, and the twin takes the op's inputs but for the weight;
-/// then, for fprop and dgrad, each if it is computed, numbers and scales of the weight, or the weight; then the delayed scales of its
-/// casts. After the op's outputs it writes amaxes `f32[1]`: of x and of dy, each if its scale is delayed, then one of all other casts.
+/// Else the op casts its [`OperandSource::Inside`]s itself, a weight is input 1, and the twin takes the op's
+/// inputs but for the weight; then, for fprop and dgrad, each if it is computed, numbers and scales of the
+/// weight, or the weight; then the delayed scales of its casts. After the op's outputs it writes amaxes
+/// `f32[1]`: of x and of dy, each if its scale is delayed, then one of all other casts.
 pub type Fp8Twin = Box<dyn Fn([Option<ScaledGemm>; 3]) -> Arc<dyn Op>>;
 
 /// One GEMM of an op.

@@ -1,15 +1,18 @@
-//! The step program: a flat list of op instances over values, and the passes that turn one program into another.
+//! The step program: a flat list of op instances over values, and the passes that turn one program into
+//! another.
 //!
-//! A training step has static shapes, so it is described once and run many times: model code traces ops ([`Tracer`]) → [`Program`] →
-//! passes → [`Plan`] → an executor. The passes of this crate, in the order in which they run: [`precision`], [`backward`],
-//! [`measure_casts`], [`save_fp8`], [`quantize`], [`recompute`], [`narrow`], [`refresh`], [`fuse`].
+//! A training step has static shapes, so it is described once and run many times: model code traces ops
+//! ([`Tracer`]) → [`Program`] → passes → [`Plan`] → an executor. The passes of this crate, in the order in
+//! which they run: [`precision`], [`backward`], [`measure_casts`], [`save_fp8`], [`quantize`], [`recompute`],
+//! [`narrow`], [`refresh`], [`fuse`].
 //!
 //! Invariants:
-//! - This crate names no op and no device. Passes that insert ops are handed them ([`PassOps`]), and so are the rewrites of [`fuse`].
+//! - This crate names no op and no device. Passes that insert ops are handed them ([`PassOps`]), and so are
+//!   the rewrites of [`fuse`].
 //! - List order is execution order within a lane; across lanes only [`order`] says what happens before what.
-//! - Every value, and the workspace that a device's kernels declare, has a place in the [`Plan`] before the first instance runs. CPU
-//!   kernels allocate further memory while they run, which the plan doesn't count: they widen bf16 operands, transpose keys and pack
-//!   blocks for GEMMs.
+//! - Every value, and the workspace that a device's kernels declare, has a place in the [`Plan`] before the
+//!   first instance runs. CPU kernels allocate further memory while they run, which the plan doesn't count:
+//!   they widen bf16 operands, transpose keys and pack blocks for GEMMs.
 
 pub mod backward;
 mod dispatch;

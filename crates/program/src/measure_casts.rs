@@ -1,9 +1,10 @@
 //! The pass that measures casts: for every operand of a linear layer's GEMM, the error of its cast to FP8.
 //!
-//! It runs after the backward pass, when all three GEMMs are known, and before [`crate::quantize`], so that a program may compute in one
-//! recipe and be measured in another. A measurement is a cast and an op that compares it with its input, both next to the op that
-//! computes the operand: inputs in the forward, gradients in the backward. Only a few counters remain, so a measured step takes no more
-//! memory than a plain one. Of parameters the masters are cast, as FP8 recipes do.
+//! It runs after the backward pass, when all three GEMMs are known, and before [`crate::quantize`], so that a
+//! program may compute in one recipe and be measured in another. A measurement is a cast and an op that
+//! compares it with its input, both next to the op that computes the operand: inputs in the forward,
+//! gradients in the backward. Only a few counters remain, so a measured step takes no more memory than a
+//! plain one. Of parameters the masters are cast, as FP8 recipes do.
 
 use crate::quantize::QuantizeOps;
 use crate::trace::instantiate;
@@ -72,8 +73,9 @@ pub struct MeasuredCast {
     pub outputs: [Arc<str>; 2],
 }
 
-/// Adds measurements to a program that has its backward: of the operands of every linear layer in a block, in the formats that `formats`
-/// has for its GEMMs. [`Program::measured`] then lists them in the order of the program.
+/// Adds measurements to a program that has its backward: of the operands of every linear layer in a block, in
+/// the formats that `formats` has for its GEMMs. [`Program::measured`] then lists them in the order of the
+/// program.
 pub fn apply(
     mut program: Program,
     ops: &dyn MeasureOps,

@@ -4,14 +4,16 @@ use crate::plan::{Buffer, Holds};
 use crate::{Instance, Program, Stage, StateKind, Storage};
 use std::collections::BTreeMap;
 
-/// A plan's memory by purpose. The rows add up to the plan, to the byte; for scratch they count what is live at its peak.
+/// A plan's memory by purpose. The rows add up to the plan, to the byte; for scratch they count what is live
+/// at its peak.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct MemoryTable {
     /// The rows, none of them empty.
     pub rows: Vec<MemoryRow>,
     /// The instance at the peak of scratch: block, site and role.
     pub peak_at: String,
-    /// Workspace that is not live at the peak, whose bytes other rows count: for each site the largest of all blocks.
+    /// Workspace that is not live at the peak, whose bytes other rows count: for each site the largest of all
+    /// blocks.
     pub elsewhere: Vec<MemoryRow>,
 }
 

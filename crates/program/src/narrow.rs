@@ -1,7 +1,7 @@
 //! The pass that drops outputs of forward ops that nothing reads.
 //!
-//! Recomputation leaves some: a cast in both layouts whose transpose the backward computes for itself, say. An op says by
-//! [`Op::rebuild`](crate::Op::rebuild) whether it can compute the others alone.
+//! Recomputation leaves some: a cast in both layouts whose transpose the backward computes for itself, say.
+//! An op says by [`Op::rebuild`](crate::Op::rebuild) whether it can compute the others alone.
 
 use crate::{Code, Program, Rebuild, Source, Stage, Storage};
 

@@ -9,14 +9,16 @@ use xtrain_tensor::{DType, TensorType};
 
 /// An operation on tensors. An implementor is one instance's attributes (eps, head counts): a plain value.
 ///
-/// Kernels are not part of this trait; an executor finds them by the implementor's type in a [`crate::KernelTable`]. Nor are
-/// fusions: they are a table of rewrites ([`crate::fuse`]). Which pass calls which method is said where the passes are listed
-/// (`PIPELINE` of xtrain-train); the plan and the engines call [`Op::in_place`], reports call [`Op::cost`].
+/// Kernels are not part of this trait; an executor finds them by the implementor's type in a
+/// [`crate::KernelTable`]. Nor are fusions: they are a table of rewrites ([`crate::fuse`]). Which pass calls
+/// which method is said where the passes are listed (`PIPELINE` of xtrain-train); the plan and the engines
+/// call [`Op::in_place`], reports call [`Op::cost`].
 pub trait Op: Any + Debug + Send + Sync {
     /// Its name in dumps, traces and errors, e.g. `rms_norm`.
     fn name(&self) -> &'static str;
 
-    /// The types of the outputs for inputs of these types, those saved for the backward among them, or an error about the inputs.
+    /// The types of the outputs for inputs of these types, those saved for the backward among them, or an
+    /// error about the inputs.
     fn infer(&self, inputs: &[TensorType]) -> Result<Vec<TensorType>, OpError>;
 
     /// How the precision pass may treat an input.
@@ -24,8 +26,9 @@ pub trait Op: Any + Debug + Send + Sync {
         Operand::Compute
     }
 
-    /// Pairs (output, input) where the output is computed in the input's memory. When the kernel starts, the output
-    /// already holds the input's values: executors share the memory if the input dies here, else they copy.
+    /// Pairs (output, input) where the output is computed in the input's memory. When the kernel starts, the
+    /// output already holds the input's values: executors share the memory if the input dies here, else they
+    /// copy.
     fn in_place(&self) -> &[(usize, usize)] {
         &[]
     }
@@ -35,13 +38,14 @@ pub trait Op: Any + Debug + Send + Sync {
         false
     }
 
-    /// The arithmetic of one run: floating-point operations (a multiply-add counts two). Bytes follow from the operands.
+    /// The arithmetic of one run: floating-point operations (a multiply-add counts two). Bytes follow from
+    /// the operands.
     fn cost(&self, _inputs: &[TensorType], _outputs: &[TensorType]) -> Cost {
         Cost::default()
     }
 
-    /// True if recomputing this output is nearly free (norms, activations), given the outputs that are not: such outputs the
-    /// recompute policy `norms` leaves unsaved. Called for forward ops.
+    /// True if recomputing this output is nearly free (norms, activations), given the outputs that are not:
+    /// such outputs the recompute policy `norms` leaves unsaved. Called for forward ops.
     fn is_cheap(&self, _output: usize) -> bool {
         false
     }
@@ -51,7 +55,8 @@ pub trait Op: Any + Debug + Send + Sync {
         Rebuild::Same
     }
 
-    /// The linear layer's GEMMs that the op computes and that may run on FP8 operands, for inputs of these types.
+    /// The linear layer's GEMMs that the op computes and that may run on FP8 operands, for inputs of these
+    /// types.
     fn gemms(&self, _inputs: &[TensorType]) -> Option<Gemms> {
         None
     }
@@ -76,7 +81,8 @@ pub enum Operand {
 /// The arithmetic of one run of an op.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Cost {
-    /// Floating-point operations; a multiply-add counts two. A float, because a step of a large model overflows 64 bits.
+    /// Floating-point operations; a multiply-add counts two. A float, because a step of a large model
+    /// overflows 64 bits.
     pub flops: f64,
 }
 
@@ -86,7 +92,8 @@ pub enum Rebuild {
     Same,
     /// Not at all: the op writes state or adds to an output, so it runs once and its outputs are saved.
     Never,
-    /// By this op. Running it beside the original changes nothing, even if the original adds to an output: that is a maximum.
+    /// By this op. Running it beside the original changes nothing, even if the original adds to an output:
+    /// that is a maximum.
     By {
         /// The op.
         op: Arc<dyn Op>,

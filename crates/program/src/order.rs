@@ -14,8 +14,8 @@ pub struct Order {
 }
 
 impl Order {
-    /// The order of `program`: an instance follows those before it in its lane, the writers of its inputs, and the readers and
-    /// writers of its outputs.
+    /// The order of `program`: an instance follows those before it in its lane, the writers of its inputs,
+    /// and the readers and writers of its outputs.
     pub fn of(program: &Program) -> Self {
         let n = program.instances.len();
         let mut order = Order {
@@ -55,8 +55,8 @@ impl Order {
         order
     }
 
-    /// The instances that an instance after `latest` in its lane must wait for, given its `dependencies`, and its clock then: of
-    /// each other lane the last dependency, unless another one already follows it.
+    /// The instances that an instance after `latest` in its lane must wait for, given its `dependencies`, and
+    /// its clock then: of each other lane the last dependency, unless another one already follows it.
     fn waited_for(&self, dependencies: &[usize], latest: Option<usize>) -> (Vec<usize>, [u32; Lane::COUNT]) {
         let mut clock = latest.map_or([0; Lane::COUNT], |d| self.after(d));
         let mut last: [Option<usize>; Lane::COUNT] = [None; Lane::COUNT];
@@ -87,8 +87,8 @@ impl Order {
         self.clocks[b][self.lanes[a]] > self.positions[a]
     }
 
-    /// The instances of other lanes that `i` must wait for, at most one of each: the events that an executor records. With the order
-    /// within lanes they imply the whole relation, and none is redundant.
+    /// The instances of other lanes that `i` must wait for, at most one of each: the events that an executor
+    /// records. With the order within lanes they imply the whole relation, and none is redundant.
     pub fn waits(&self, i: usize) -> &[usize] {
         &self.waits[i]
     }

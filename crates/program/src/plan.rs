@@ -1,10 +1,11 @@
 //! The arena planner: the place of every value, before anything is allocated.
 //!
-//! Three regions: `State` (across steps: masters, moments, gradients, caches, constants), `Io` (inputs and outputs of the host) and
-//! `Scratch` (within a phase). Two scratch values may share bytes only if every use of one happens before the first of the other
-//! ([`Order`]), whatever lanes they run on.
+//! Three regions: `State` (across steps: masters, moments, gradients, caches, constants), `Io` (inputs and
+//! outputs of the host) and `Scratch` (within a phase). Two scratch values may share bytes only if every use
+//! of one happens before the first of the other ([`Order`]), whatever lanes they run on.
 //!
-//! Placement is greedy by size (Pisarchyk & Lee, "Efficient Memory Management for Deep Neural Net Inference", arXiv
+//! Placement is greedy by size (Pisarchyk & Lee, "Efficient Memory Management for Deep Neural Net Inference",
+//! arXiv
 //! 2001.03288, section 5.2): the largest buffer first, each at the lowest offset free of conflicts.
 
 use crate::order::Order;
@@ -12,8 +13,8 @@ use crate::{Lane, MemoryTable, Op, Program, Storage, ValueId};
 use xtrain_tensor::TensorType;
 use xtrain_tensor::host::ALIGN_BYTES;
 
-/// The workspace of an op's kernel: the tensors that it uses while it runs besides its operands, given the op and the types of its
-/// inputs. It differs between devices, and is known without one.
+/// The workspace of an op's kernel: the tensors that it uses while it runs besides its operands, given the op
+/// and the types of its inputs. It differs between devices, and is known without one.
 pub type WorkspaceOf<'a> = dyn Fn(&dyn Op, &[TensorType]) -> Vec<TensorType> + 'a;
 
 /// The place of every value of a program.
@@ -76,8 +77,8 @@ pub(crate) enum Holds {
 impl Plan {
     /// Plans `program` for a device whose kernels need `workspace`.
     ///
-    /// # Panics
-    /// If a transient value is read before it is written, or lives across phases: both are bugs of the code that built the program.
+    /// # Panics If a transient value is read before it is written, or lives across phases: both are bugs of
+    /// the code that built the program.
     pub fn of(program: &Program, workspace: &WorkspaceOf<'_>) -> Self {
         let order = Order::of(program);
         let mut locations = vec![None; program.values.len()];
@@ -132,8 +133,8 @@ pub(crate) fn round_up(bytes: usize) -> usize {
     bytes.next_multiple_of(ALIGN_BYTES)
 }
 
-/// The scratch buffers: one for each transient value, shared if an op computes it in place of a dying input, and one for each tensor of
-/// workspace.
+/// The scratch buffers: one for each transient value, shared if an op computes it in place of a dying input,
+/// and one for each tensor of workspace.
 fn buffers(program: &Program, order: &Order, workspace: &WorkspaceOf<'_>) -> Vec<Buffer> {
     let mut users: Vec<Vec<usize>> = vec![Vec::new(); program.values.len()];
     for (i, instance) in program.instances.iter().enumerate() {

@@ -1,9 +1,10 @@
 //! The pass that sets a program's element types: the masters' type and the compute type.
 //!
-//! A model is traced in f32. The pass rewrites the types: activations follow the compute type through each op's `infer`; operands that
-//! an op declares [`Operand::Full`] stay as they are. If the compute type differs from the masters', every parameter that a compute
-//! operand reads gets a copy in it ([`crate::StateKind::Compute`]), which the optimizer writes with the master.
-//! With `fp32` the program is the traced one, unchanged.
+//! A model is traced in f32. The pass rewrites the types: activations follow the compute type through each
+//! op's `infer`; operands that an op declares [`Operand::Full`] stay as they are. If the compute type differs
+//! from the masters', every parameter that a compute operand reads gets a copy in it
+//! ([`crate::StateKind::Compute`]), which the optimizer writes with the master. With `fp32` the program is
+//! the traced one, unchanged.
 
 use crate::trace::instantiate;
 use crate::{Operand, Program, StateKind, Storage, TraceError, ValueId};
@@ -71,8 +72,8 @@ fn retype(dtype: &mut DType, to: DType) {
     }
 }
 
-/// The value to read for a compute operand `v`: the copy in the compute type if `v` is a parameter (its index), else `v` itself; an f32
-/// input of the program is retyped.
+/// The value to read for a compute operand `v`: the copy in the compute type if `v` is a parameter (its
+/// index), else `v` itself; an f32 input of the program is retyped.
 fn in_compute_type(
     program: &mut Program,
     v: ValueId,

@@ -231,7 +231,8 @@ impl fmt::Display for Origin {
 /// A stage of a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Stage {
-    /// Before the gradients of activations are known. Its outputs may be saved for the backward, or recomputed there.
+    /// Before the gradients of activations are known. Its outputs may be saved for the backward, or
+    /// recomputed there.
     Forward,
     /// From the loss back.
     Backward,

@@ -1,15 +1,18 @@
 //! The pass that runs the GEMMs of linear layers on FP8 operands.
 //!
-//! It runs after the backward pass, when all three GEMMs of a layer are known: fprop `x w^T`, dgrad `dy w`, wgrad `dy^T x`. Tensor cores
-//! want both operands of FP8 along the sums, so each of x, w and dy is read row-major by one GEMM and transposed by another. The pass
-//! casts every value that a GEMM reads, once for each layout. The bf16 value dies at its cast, so between forward and backward one byte
-//! an element is saved instead of two.
+//! It runs after the backward pass, when all three GEMMs of a layer are known: fprop `x w^T`, dgrad `dy w`,
+//! wgrad `dy^T x`. Tensor cores want both operands of FP8 along the sums, so each of x, w and dy is read
+//! row-major by one GEMM and transposed by another. The pass casts every value that a GEMM reads, once for
+//! each layout. The bf16 value dies at its cast, so between forward and backward one byte an element is saved
+//! instead of two.
 //!
-//! The FP8 copies of parameters are state that the update refreshes ([`crate::refresh`]): once a step, whatever the accumulation.
+//! The FP8 copies of parameters are state that the update refreshes ([`crate::refresh`]): once a step,
+//! whatever the accumulation.
 //!
-//! A delayed scale comes from the amaxes of earlier steps: the scale is state, and so is this step's amax, from which the update computes
-//! the next scale ([`Delayed`]). Every other cast raises one state value, [`AMAX`]: a cast saturates and would hide an infinity, so the
-//! update looks there whether the step was finite.
+//! A delayed scale comes from the amaxes of earlier steps: the scale is state, and so is this step's amax,
+//! from which the update computes the next scale ([`Delayed`]). Every other cast raises one state value,
+//! [`AMAX`]: a cast saturates and would hide an infinity, so the update looks there whether the step was
+//! finite.
 //!
 //! An op with GEMMs inside, as the loss has the head's, casts their operands itself, except for the weight.
 //!
@@ -44,8 +47,9 @@ pub struct Delayed {
 
 /// The ops that the pass inserts.
 pub trait QuantizeOps {
-    /// Casts a matrix. Outputs are, for each of the `layouts` (row-major, transposed) that is true, the numbers and their scales, and last
-    /// the amax, which accumulates as a maximum. A delayed scale is a second input; if it is 0, the matrix's own amax gives the scale.
+    /// Casts a matrix. Outputs are, for each of the `layouts` (row-major, transposed) that is true, the
+    /// numbers and their scales, and last the amax, which accumulates as a maximum. A delayed scale is a
+    /// second input; if it is 0, the matrix's own amax gives the scale.
     fn quantize(&self, quantization: Quantization, layouts: [bool; 2]) -> Arc<dyn Op>;
     /// Restores a row-major matrix that was cast by tiles.
     fn dequantize(&self, out: DType) -> Arc<dyn Op>;
@@ -86,8 +90,8 @@ struct Casts {
     delayed: Option<Delayed>,
 }
 
-/// Runs the GEMMs for which `choose` returns a format on FP8 operands. Value ids keep their meaning; compute copies of parameters that
-/// nothing reads any more become transient.
+/// Runs the GEMMs for which `choose` returns a format on FP8 operands. Value ids keep their meaning; compute
+/// copies of parameters that nothing reads any more become transient.
 pub fn apply(
     program: Program,
     ops: &dyn QuantizeOps,
@@ -181,7 +185,8 @@ struct Pass<'a> {
     out: Program,
     parameters: HashMap<ValueId, usize>,
     casts: HashMap<(ValueId, Quantization), Casts>,
-    /// Values that the backward reads uncast, so that they are there to be cast again: no cast of them is saved.
+    /// Values that the backward reads uncast, so that they are there to be cast again: no cast of them is
+    /// saved.
     read_in_backward: HashSet<ValueId>,
     amax: Option<ValueId>,
     /// True in training, where amaxes are recorded for the scales of later steps.
@@ -260,7 +265,8 @@ impl Pass<'_> {
         Output { value, mode }
     }
 
-    /// Numbers and scales of a value, cast as an operand of a layer's GEMM. The first call emits the cast, in all layouts that are needed.
+    /// Numbers and scales of a value, cast as an operand of a layer's GEMM. The first call emits the cast, in
+    /// all layouts that are needed.
     fn cast(
         &mut self,
         value: ValueId,

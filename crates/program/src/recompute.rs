@@ -1,7 +1,7 @@
 //! The pass that recomputes forward values in the backward instead of saving them.
 //!
-//! Trades arithmetic for memory (Chen et al., arXiv 1604.06174). Every op is deterministic and its randomness counter-based, so the
-//! gradients are equal to the bit with it and without.
+//! Trades arithmetic for memory (Chen et al., arXiv 1604.06174). Every op is deterministic and its randomness
+//! counter-based, so the gradients are equal to the bit with it and without.
 
 use crate::Instance;
 use crate::trace::instantiate;
@@ -22,7 +22,8 @@ pub enum Recompute {
     Block,
 }
 
-/// Applies the policy to a program that has its backward: to its first `blocks` blocks, or without a number to all.
+/// Applies the policy to a program that has its backward: to its first `blocks` blocks, or without a number
+/// to all.
 pub fn apply(program: Program, policy: Recompute, blocks: Option<usize>) -> Result<Program, TraceError> {
     if policy == Recompute::None {
         return Ok(program);
@@ -107,7 +108,8 @@ impl Pass {
         }
     }
 
-    /// `v` itself if it is saved, else the value that holds the same bits in the backward, after emitting the op that computes it.
+    /// `v` itself if it is saved, else the value that holds the same bits in the backward, after emitting the
+    /// op that computes it.
     fn available(&mut self, v: ValueId) -> Result<ValueId, TraceError> {
         if self.is_saved(v) {
             return Ok(v);

@@ -1,4 +1,5 @@
-//! The pass that refreshes the FP8 copies of parameters, and the program that refreshes all copies after masters were written.
+//! The pass that refreshes the FP8 copies of parameters, and the program that refreshes all copies after
+//! masters were written.
 
 use crate::quantize::{Delayed, Quantized};
 use crate::trace::instantiate;
@@ -21,8 +22,9 @@ pub fn apply(mut program: Program, stage: Stage) -> Result<Program, TraceError> 
     Ok(program)
 }
 
-/// The program that holds the parameters of `program` and casts every compute copy and FP8 copy from its master: run once after masters
-/// were initialised or loaded. A program without copies gives one without instances.
+/// The program that holds the parameters of `program` and casts every compute copy and FP8 copy from its
+/// master: run once after masters were initialised or loaded. A program without copies gives one without
+/// instances.
 pub fn program(program: &Program, ops: &dyn PassOps) -> Result<Program, TraceError> {
     let mut out = Program::default();
     for p in &program.parameters {

@@ -1,12 +1,14 @@
-//! The pass that saves the inputs of some ops in fewer bits from forward to backward (DeepSeek-V3, arXiv 2412.19437, section 3.3.3).
+//! The pass that saves the inputs of some ops in fewer bits from forward to backward (DeepSeek-V3, arXiv
+//! 2412.19437, section 3.3.3).
 //!
-//! The input of SwiGLU is the largest tensor of a block. After the forward, everything that read it or SwiGLU's output reads what is
-//! restored from an FP8 copy, and SwiGLU runs again on that. A linear layer's input is saved so if an op other than the layer's own
-//! gradient reads it too (else the layer's cast of its operand is enough): attention's output, which attention's gradient reads. What is
-//! restored differs from the input in its last bits: the gradients are those of the restored input, whatever is recomputed.
+//! The input of SwiGLU is the largest tensor of a block. After the forward, everything that read it or
+//! SwiGLU's output reads what is restored from an FP8 copy, and SwiGLU runs again on that. A linear layer's
+//! input is saved so if an op other than the layer's own gradient reads it too (else the layer's cast of its
+//! operand is enough): attention's output, which attention's gradient reads. What is restored differs from
+//! the input in its last bits: the gradients are those of the restored input, whatever is recomputed.
 //!
-//! An activation's input is restored before each of its readers, so that each can be fused with the restoring op ([`crate::fuse`]); a
-//! linear layer's is restored once, before the first.
+//! An activation's input is restored before each of its readers, so that each can be fused with the restoring
+//! op ([`crate::fuse`]); a linear layer's is restored once, before the first.
 
 use crate::quantize::QuantizeOps;
 use crate::trace::instantiate;
@@ -46,7 +48,8 @@ struct Saved {
     restored: Option<ValueId>,
 }
 
-/// Saves the inputs for which `choose` returns a format; inputs that the backward doesn't read stay as they are.
+/// Saves the inputs for which `choose` returns a format; inputs that the backward doesn't read stay as they
+/// are.
 pub fn apply(
     program: Program,
     ops: &dyn QuantizeOps,

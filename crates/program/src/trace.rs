@@ -131,7 +131,8 @@ impl Tracer {
     }
 
     /// The constant called `name`, of type `ty`; a second call is the same constant, so the name includes
-    /// everything that its contents depend on. `make` runs when an engine loads the program, so that a plan costs no table.
+    /// everything that its contents depend on. `make` runs when an engine loads the program, so that a plan
+    /// costs no table.
     ///
     /// # Panics
     /// If it has another type.
@@ -171,7 +172,8 @@ impl Tracer {
         self.program.values[id.0 as usize].boundary = true;
     }
 
-    /// Turns a transient value into an output that the host reads under `name`. It accumulates over micro-steps if its op can.
+    /// Turns a transient value into an output that the host reads under `name`. It accumulates over
+    /// micro-steps if its op can.
     pub fn output(&mut self, name: &str, id: ValueId) {
         self.program.values[id.0 as usize].storage = Storage::Output { name: name.into() };
         for instance in &mut self.program.instances {

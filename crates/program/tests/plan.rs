@@ -41,7 +41,8 @@ impl Op for Any {
     }
 }
 
-/// One instance of a random program: which earlier values it reads (as fractions), what it writes, where it runs.
+/// One instance of a random program: which earlier values it reads (as fractions), what it writes, where it
+/// runs.
 #[derive(Clone, Debug)]
 struct Line {
     reads: Vec<prop::sample::Index>,

@@ -5,11 +5,13 @@ mod common;
 use common::{Cast, Fun, Inserted, vector};
 use xtrain_program::backward::backward;
 use xtrain_program::{
-    Op, OpError, Plan, Program, Purpose, Recompute, Role, Root, Stage, StateKind, Tracer, ValueId, recompute,
+    Op, OpError, Plan, Program, Purpose, Rebuild, Recompute, Role, Root, Stage, StateKind, Tracer, ValueId,
+    recompute,
 };
 use xtrain_tensor::{DType, TensorType};
 
-/// A block of two ops, the second of which reads a cast that a precision pass put between them, and its backward.
+/// A block of two ops, the second of which reads a cast that a precision pass put between them, and its
+/// backward.
 fn with_a_cast() -> Program {
     let mut t = Tracer::default();
     let (x, w) = (t.input("x", vector(1024)), t.parameter("w", vector(1024)));
@@ -77,6 +79,10 @@ impl Op for Store {
 
     fn infer(&self, inputs: &[TensorType]) -> Result<Vec<TensorType>, OpError> {
         Ok(vec![inputs[0], inputs[0]])
+    }
+
+    fn rebuild(&self, _: &[bool]) -> Rebuild {
+        Rebuild::Never
     }
 }
 

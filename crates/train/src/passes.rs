@@ -1,7 +1,7 @@
 //! The pipeline: the passes that turn a traced model into the program that an engine runs, in their order.
 //!
-//! `xtrain plan --dump-after PASS` prints the program of a training step after any of them. A pass that a program has no use for leaves it
-//! as it is. [`crate::programs`] says which program is what is traced.
+//! `xtrain plan --dump-after PASS` prints the program of a training step after any of them. A pass that a
+//! program has no use for leaves it as it is. [`crate::programs`] says which program is what is traced.
 
 use crate::programs::{ProgramError, TrainingSpec, with_update};
 use xtrain_model::Numerics;
@@ -177,7 +177,8 @@ impl<'a> Setting<'a> {
         let is_fp8 = self.numerics.recipe.is_fp8();
         match rewrite {
             rewrites::REMATERIALISE => true,
-            // They were measured in whole steps; evaluation and generation have no large sums to cast, and no gradients.
+            // They were measured in whole steps; evaluation and generation have no large sums to cast, and no
+            // gradients.
             rewrites::SUM_NORM_CAST | rewrites::AMAX => is_fp8 && self.update().is_some(),
             _ => is_fp8,
         }

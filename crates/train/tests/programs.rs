@@ -216,3 +216,20 @@ fn the_last_pass_ends_with_the_program_of_the_step() {
     let forward = programs::training_after(&spec, "precision").expect("a program");
     assert!(forward.instances.iter().all(|i| i.origin.stage == Stage::Forward));
 }
+
+#[test]
+fn passes_call_the_methods_that_the_pipeline_lists() {
+    let methods = ["infer", "operand", "in_place", "accumulates", "cost", "is_cheap", "rebuild", "gemms"];
+    // The update is no file of the crate: it is traced.
+    for pass in PIPELINE.iter().filter(|pass| pass.name != "update") {
+        let path = format!("{}/../program/src/{}.rs", env!("CARGO_MANIFEST_DIR"), pass.name);
+        let source = std::fs::read_to_string(&path).expect("a file for every pass");
+        // What makes an instance infers its types.
+        let calls = |method: &str| {
+            let is_inferred = method == "infer" && source.contains("instantiate(");
+            is_inferred || source.contains(&format!(".{method}("))
+        };
+        let found: Vec<&str> = methods.into_iter().filter(|method| calls(method)).collect();
+        assert_eq!(found, pass.calls, "{}", pass.name);
+    }
+}

@@ -1,5 +1,6 @@
-//! CPU kernel of [`AdamW`]: all parameters cut into blocks of fixed size, the blocks of all of them in parallel, so that a few huge and many
-//! tiny tensors keep every core busy. Elements do not depend on each other, so cutting changes no bit.
+//! CPU kernel of [`AdamW`]: all parameters cut into blocks of fixed size, the blocks of all of them in
+//! parallel, so that a few huge and many tiny tensors keep every core busy. Elements do not depend on each
+//! other, so cutting changes no bit.
 //!
 //! Bytes moved per element with f32 operands and a bf16 copy: 16 read, 14 written. Limited by memory.
 
@@ -13,7 +14,8 @@ use xtrain_tensor::{CpuKernel, DType, Philox, Real, View, ViewMut, with_real};
 /// Elements of a task: a multiple of the words that are drawn together.
 pub(super) const BLOCK: usize = 64 * 1024;
 
-/// Elements that a task works on at once, as above: what bf16 operands are widened into stays in a core's first-level cache.
+/// Elements that a task works on at once, as above: what bf16 operands are widened into stays in a core's
+/// first-level cache.
 const PIECE: usize = 2 * 1024;
 
 /// A block of one parameter.

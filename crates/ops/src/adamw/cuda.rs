@@ -21,7 +21,7 @@ pub(super) const CAST: KernelSource = KernelSource {
     ..KernelSource::new("adamw/cast.cu", include_str!("cast.cu"))
 };
 
-/// Threads of a block, and elements of a chunk; as in the source.
+/// Threads of a block, and elements of a chunk; equal in the kernels.
 const THREADS: u32 = 256;
 const CHUNK: usize = 16384;
 
@@ -140,8 +140,9 @@ impl CudaKernel for AdamW {
             let function = gpu.function(&CAST, &fused.defines, &format!("adamw_cast_{}", fused.path))?;
             let arguments = Casting { by: arguments, at: fused.arguments, parameter: p as u64 };
             works.extend(fused.before);
-            // SAFETY: the kernel takes one `Casting`. A block has an area of the master, which lies as `Quantize` says and is as large as the
-            // parameter's other operands; the tables live as long as the last of these works, which is kept with them.
+            // SAFETY: the kernel takes one `Casting`. A block has an area of the master, which lies as
+            // `Quantize` says and is as large as the parameter's other operands; the tables live as long as
+            // the last of these works, which is kept with them.
             works.push(unsafe { Work::launch(function, fused.launch, arguments) });
             works.extend(fused.after);
         }
@@ -149,14 +150,16 @@ impl CudaKernel for AdamW {
             // The tables live as long as the work.
             let _tables = (&parameters, &chunks);
             if let Some((clear, parameters)) = &clear {
-                // SAFETY: the kernel takes one `Arguments`; its tables are as the source's `Parameter`, with a word for each amax.
+                // SAFETY: the kernel takes one `Arguments`; its tables are as the source's `Parameter`, with
+                // a word for each amax.
                 unsafe { clear.launch(Launch::row(*parameters, 1), &arguments, stream)? };
             }
             if !has_chunks {
                 return Ok(());
             }
-            // SAFETY: the kernel takes one `Arguments`. The tables are as its `Parameter` and `Chunk`: every chunk of every parameter has a
-            // block, and a parameter's operands have its elements, of the types that its bits say.
+            // SAFETY: the kernel takes one `Arguments`. The tables are as its `Parameter` and `Chunk`: every
+            // chunk of every parameter has a block, and a parameter's operands have its elements, of the
+            // types that its bits say.
             unsafe { function.launch(launch, &arguments, stream) }
         }));
         works.extend(after);

@@ -1,8 +1,8 @@
 // AdamW in one launch over all parameters but those that are cast on the way (cast.cu).
 //
 // Bound by memory: with f32 operands and a bf16 copy, 16 bytes are read and 14 written an element, each once. Parameters are cut into
-// chunks of one size, and a block has a chunk: a few huge tensors and many tiny ones keep the card equally busy. What a chunk is made of
-// stands in tables that were written once. The numbers that change from step to step are read from the card's memory.
+// chunks of one size, and a block has a chunk: a few huge tensors and many tiny ones keep the GPU equally busy. What a chunk is made of
+// stands in tables that were written once. The numbers that change from step to step are read from the GPU's memory.
 //
 // With moments in bf16 it is 12 and 10 bytes, and what is drawn to round them, some 25 operations an element, runs beside that.
 

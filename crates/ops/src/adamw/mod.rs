@@ -1,4 +1,5 @@
-//! AdamW (Loshchilov & Hutter, "Decoupled Weight Decay Regularization", arXiv 1711.05101, algorithm 2) over all parameters in one op.
+//! AdamW (Loshchilov & Hutter, "Decoupled Weight Decay Regularization", arXiv 1711.05101, algorithm 2) over
+//! all parameters in one op.
 //!
 //! For every element, with g = coefficient * grad:
 //!
@@ -50,8 +51,9 @@ pub const SITES: u32 = 1 << 31;
 /// multiplied by `coefficient` (clipping). With `skip` other than 0 no bit of masters and moments changes,
 /// and the compute copies are written from the unchanged masters.
 ///
-/// Moments in bf16 are rounded by the stream (t, [`SITES`] + p) of the seed, p the parameter's place among `parameters`: element i by its word i, m
-/// by the lower half and v by the upper ([`round_bf16_stochastic`](xtrain_tensor::formats::round_bf16_stochastic)).
+/// Moments in bf16 are rounded by the stream (t, [`SITES`] + p) of the seed, p the parameter's place among
+/// `parameters`: element i by its word i, m by the lower half and v by the upper
+/// ([`round_bf16_stochastic`](xtrain_tensor::formats::round_bf16_stochastic)).
 #[derive(Clone, Debug)]
 pub struct AdamW {
     parameters: Vec<AdamWParameter>,
@@ -116,16 +118,17 @@ impl AdamW {
         })
     }
 
-    /// The update that also casts the new master of parameter `p`, after its other outputs; the delayed scale is its last input. None if
-    /// that one is measured or cast already: one launch updates a parameter, and casts it once.
+    /// The update that also casts the new master of parameter `p`, after its other outputs; the delayed scale
+    /// is its last input. None if that one is measured or cast already: one launch updates a parameter, and
+    /// casts it once.
     pub(crate) fn casting(&self, p: usize, cast: Quantize) -> Option<AdamW> {
         let is_first = self.casts.iter().all(|&(q, _)| q != p) && !self.measured.contains(&p);
         let casts = self.casts.iter().copied().chain([(p, cast)]).collect();
         is_first.then(|| AdamW { casts, ..self.clone() })
     }
 
-    /// The update that also writes the amax of the new master of parameter `p`, as its last output. None after casts, whose outputs come
-    /// after all amaxes.
+    /// The update that also writes the amax of the new master of parameter `p`, as its last output. None
+    /// after casts, whose outputs come after all amaxes.
     pub(crate) fn measuring(&self, p: usize) -> Option<AdamW> {
         let measured = self.measured.iter().copied().chain([p]).collect();
         self.casts.is_empty().then(|| AdamW { measured, ..self.clone() })

@@ -20,8 +20,8 @@ impl Sampled for AdamW {
         sample([300, 500], 30, 0)
     }
 
-    /// Many parameters of very different lengths, with and without copies and decay, updated and skipped; then with moments in bf16, both or
-    /// one of them, and without copies; and masters that are cast.
+    /// Many parameters of very different lengths, with and without copies and decay, updated and skipped;
+    /// then with moments in bf16, both or one of them, and without copies; and masters that are cast.
     fn busy_samples(multiprocessors: usize) -> Vec<Sample> {
         let most = 1_000_003 * multiprocessors / MULTIPROCESSORS;
         let lengths = [1, 2, 7, 8, 9, 63, 500, 16_383, 16_384, 16_385, 40_001, most / 10, most];
@@ -81,8 +81,8 @@ fn sample(matrix: [usize; 2], applied: u32, skip: u32) -> Sample {
     Sample::plain(op, inputs)
 }
 
-/// Masters that are cast: whole blocks, rows that are not made of eights, cut ones, and with scales that are given and that are none yet. Some
-/// are no numbers.
+/// Masters that are cast: whole blocks, rows that are not made of eights, cut ones, and with scales that are
+/// given and that are none yet. Some are no numbers.
 fn casting(skip: u32, moments: [DType; 2]) -> Sample {
     let by_blocks = |layouts| Quantize::new(DType::E4M3, Scaling::Block, true, layouts);
     let with_scale = |format, layouts| {

@@ -1,4 +1,5 @@
-//! AdamW against a plain f64 loop, and its promises: decay groups, skipped steps, moments in bf16, copies for GEMMs.
+//! AdamW against a plain f64 loop, and its promises: decay groups, skipped steps, moments in bf16, copies for
+//! GEMMs.
 
 use super::{AdamW, AdamWParameter, SITES, cpu::BLOCK};
 use crate::check::{on_threads, seed};
@@ -102,7 +103,8 @@ impl Naive {
     }
 }
 
-/// The largest error of an element of the masters, and of the moments, after several steps of parameters of many sizes.
+/// The largest error of an element of the masters, and of the moments, after several steps of parameters of
+/// many sizes.
 fn error_after_steps(kind: Kind) -> (f64, f64) {
     let sizes = [1, 5, BLOCK, 2 * BLOCK + 3];
     let mut states: Vec<State> = (0..8)

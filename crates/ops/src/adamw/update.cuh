@@ -8,7 +8,7 @@ struct Parameter {
     void* grad;
     // Null where there is no copy.
     void* compute;
-    // Null where the new master is not measured: the bits of its largest magnitude.
+    // Null where the new master is not measured: the bits of its amax.
     u32* amax;
     u64 elements;
     // Bit n: whether the n-th of the above is bf16.
@@ -51,7 +51,7 @@ __device__ __forceinline__ double power(double base, u32 exponent) {
     return result;
 }
 
-// To bf16, up or down by chance, as the host's `round_bf16_stochastic`.
+// To bf16, up or down stochastically, as the host's `round_bf16_stochastic`.
 __device__ __forceinline__ float round_by(float x, u32 random) {
     u32 bits = __float_as_uint(x);
     if ((bits & 0x7fffffffu) >= 0x7f7f0000u) return x; // Rounded where it is stored.
@@ -72,7 +72,7 @@ template <int N> __device__ __forceinline__ void draw(const Philox& rng, u64 fir
     }
 }
 
-// ROUNDS: whether moments are rounded to bf16, by chance. They are then computed as the host computes them, every operation rounded, so that
+// ROUNDS: whether moments are rounded to bf16, stochastically. They are then computed as the host computes them, every operation rounded, so that
 // they are rounded to the same bits. The new masters come out as they are stored.
 template <int N, bool ROUNDS> __device__ __forceinline__ void update(const Update& by, u64 first, float (&master)[N]) {
     float m[N], v[N], grad[N];

@@ -1,4 +1,4 @@
-//! The kernel of [`Add`] on a card.
+//! The kernel of [`Add`] on a GPU.
 #![allow(unsafe_code, reason = "it launches kernels")]
 
 use super::Add;
@@ -23,7 +23,8 @@ impl CudaKernel for Add {
         let elements = sum.ty.numel() as u64;
         let arguments = Arguments { a: sum.place, b: b.place, elements };
         let blocks = elements.div_ceil(u64::from(ELEMENTWISE_THREADS) * (16 / sum.ty.dtype.bytes(1) as u64));
-        // SAFETY: the kernel takes one `Arguments`; both tensors have `elements` elements of the type that the name says.
+        // SAFETY: the kernel takes one `Arguments`; both tensors have `elements` elements of the type that
+        // the name says.
         Ok(unsafe {
             Work::launch(function, Launch::row(blocks.max(1) as u32, ELEMENTWISE_THREADS), arguments)
         })

@@ -1,4 +1,5 @@
-//! The sum of two tensors of one type, in place of the first: how gradients of a value used twice come together.
+//! The sum of two tensors of one type, in place of the first: how gradients of a value used twice come
+//! together.
 
 mod cpu;
 mod cuda;

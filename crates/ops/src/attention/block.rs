@@ -1,7 +1,7 @@
 //! Attention of a block of queries of one head, the unit of work of every attention kernel.
 //!
-//! A block holds all scores of its queries, so the softmax sees whole rows and nothing is rescaled. Keys are given transposed,
-//! `[e, n]`, which is the layout that the product runs fastest in.
+//! A block holds all scores of its queries, so the softmax sees whole rows and nothing is rescaled. Keys are
+//! given transposed, `[e, n]`, which is the layout that the product runs fastest in.
 
 use crate::host::gemm::{Mat, MatMut, gemm_single};
 use crate::host::math::{Rounding, exponentials, max, vectorized};
@@ -24,8 +24,9 @@ pub(crate) struct Block<'a, T> {
 }
 
 impl<T: Real> Block<'_, T> {
-    /// Writes the block's outputs to rows of e elements, `out_stride` apart in `out`, and the log-sum-exp of each query's scores to
-    /// `lse`. Query i sees the keys in `seen(i)`, at least one. `scores` is room for m * n elements.
+    /// Writes the block's outputs to rows of e elements, `out_stride` apart in `out`, and the log-sum-exp of
+    /// each query's scores to `lse`. Query i sees the keys in `seen(i)`, at least one. `scores` is room for m
+    /// * n elements.
     pub(crate) fn attend(
         &self,
         seen: impl Fn(usize) -> Range<usize>,

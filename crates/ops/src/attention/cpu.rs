@@ -73,7 +73,8 @@ struct KeysValues<'a, T: Real> {
     op: &'a Attention,
     /// Where values are read that are stored in the compute type.
     stored: Option<&'a [T]>,
-    /// By sequence and key/value head: the keys transposed, `[e, s]`, then, unless they are stored, the values, `[s, e]`.
+    /// By sequence and key/value head: the keys transposed, `[e, s]`, then, unless they are stored, the
+    /// values, `[s, e]`.
     made: Pooled<T>,
     /// Elements that a head takes there.
     head: usize,

@@ -1,5 +1,5 @@
-//! [`Attention`] and [`AttentionGrad`] on a card: whichever is fastest there of cuDNN's engines and our own kernels on the tensor cores; where
-//! neither takes the operands, our own on the ordinary ones.
+//! [`Attention`] and [`AttentionGrad`] on a GPU: whichever is fastest there of cuDNN's engines and our own
+//! kernels on the tensor cores; where neither takes the operands, our own on the ordinary ones.
 #![allow(unsafe_code, reason = "it calls cuDNN")]
 
 use super::rehearsal::Rehearsal;
@@ -43,7 +43,8 @@ impl CudaKernel for Attention {
         let (qkv, o, lse) = (operands.inputs[0], operands.outputs[0], operands.outputs[1]);
         let by_cudnn = |_: WorkPurpose| {
             let Some(sdpa) = self.sdpa(qkv.ty, operands.inputs.len() > 1) else { return Ok(None) };
-            // SAFETY: the operands have the shapes that `infer` checked against these sizes, and the workspace what was asked for.
+            // SAFETY: the operands have the shapes that `infer` checked against these sizes, and the
+            // workspace what was asked for.
             let work =
                 unsafe { sdpa.forward(gpu, qkv.place, o.place, lse.place, operands.workspace[0].place) };
             Ok(accepted("attention", &sdpa, work))

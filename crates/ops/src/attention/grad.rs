@@ -1,8 +1,9 @@
 //! CPU kernel of [`AttentionGrad`]: one task a query head of a sequence.
 //!
-//! A task walks over tiles of keys, and for each over the blocks of queries that see it, so that a tile's keys, values and their
-//! gradients stay in cache. What the query heads of a group give to the keys and values that they share is added in the order of the
-//! heads, after all of them; so many groups are made at a time as keep all cores busy, or as their sums fit [`AT_ONCE`].
+//! A task walks over tiles of keys, and for each over the blocks of queries that see it, so that a tile's
+//! keys, values and their gradients stay in cache. What the query heads of a group give to the keys and
+//! values that they share is added in the order of the heads, after all of them; so many groups are made at a
+//! time as keep all cores busy, or as their sums fit [`AT_ONCE`].
 
 use super::block::{ROWS, scale};
 use super::columns::{Columns, transpose};
@@ -15,10 +16,12 @@ use rayon::prelude::*;
 use std::ops::Range;
 use xtrain_tensor::{CpuKernel, Pooled, Real, Stored, TensorType, View, ViewMut, with_stored};
 
-/// Keys of a tile; a multiple of [`ROWS`], so that the blocks of queries that see a tile start where it starts.
+/// Keys of a tile; a multiple of [`ROWS`], so that the blocks of queries that see a tile start where it
+/// starts.
 const TILE: usize = 512;
 
-/// Elements of the query heads' sums that are held at a time, unless there are more cores than these keep busy.
+/// Elements of the query heads' sums that are held at a time, unless there are more cores than these keep
+/// busy.
 const AT_ONCE: usize = 4 << 20;
 
 impl CpuKernel for AttentionGrad {
@@ -47,7 +50,7 @@ impl CpuKernel for AttentionGrad {
     }
 }
 
-/// How many groups are made at a time. It changes no bit: each query head's sums start from zero.
+/// The number of groups are made at a time. It changes no bit: each query head's sums start from zero.
 fn groups_at_once(op: &Attention, threads: usize) -> usize {
     let heads = (AT_ONCE / (2 * op.seq_len * op.head_dim)).max(threads);
     heads.div_ceil(op.heads / op.kv_heads)

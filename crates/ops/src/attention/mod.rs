@@ -1,13 +1,14 @@
-//! Causal self-attention over the sequences of a batch, with grouped key/value heads and optional document boundaries.
+//! Causal self-attention over the sequences of a batch, with grouped key/value heads and optional document
+//! boundaries.
 //!
-//! Columns of `qkv`: h query heads, then k key heads, then k value heads, e columns each; query heads g h/k to (g+1) h/k - 1 read
-//! key/value head g. Rows: B sequences of s tokens. For every query, o = softmax(q K^T / sqrt(e)) V over the keys it may see:
-//! those of its own document up to itself. The softmax is computed in f32 (f64), row by row of a block of queries (module `block`).
-//! With bf16 operands probabilities, and the scores' gradients in the backward, are rounded to bf16 before they are multiplied,
-//! as on tensor cores.
+//! Columns of `qkv`: h query heads, then k key heads, then k value heads, e columns each; query heads g h/k
+//! to (g+1) h/k - 1 read key/value head g. Rows: B sequences of s tokens. For every query, o = softmax(q K^T
+//! / sqrt(e)) V over the keys it may see: those of its own document up to itself. The softmax is computed in
+//! f32 (f64), row by row of a block of queries (module `block`). With bf16 operands probabilities, and the
+//! scores' gradients in the backward, are rounded to bf16 before they are multiplied, as on tensor cores.
 //!
-//! The backward makes the probabilities again from the saved log-sum-exp (Dao et al., "FlashAttention", arXiv 2205.14135,
-//! section 3.1 and appendix B.2), so nothing of size s x s is ever stored.
+//! The backward makes the probabilities again from the saved log-sum-exp (Dao et al., "FlashAttention", arXiv
+//! 2205.14135, section 3.1 and appendix B.2), so nothing of size s x s is ever stored.
 
 pub(crate) mod block;
 mod choice_key;
@@ -30,16 +31,17 @@ use xtrain_cuda::KernelSource;
 use xtrain_program::{Backward, Cost, Differentiable, Op, OpError, Operand, Role};
 use xtrain_tensor::TensorType;
 
-/// The ways to compute attention on a card, by the names that `XTRAIN_PREFER` takes: whose kernels, and, of our own, in which tiles.
+/// The ways to compute attention on a GPU, by the names that `XTRAIN_PREFER` takes: whose kernels, and, of
+/// our own, in which tiles.
 pub fn algorithms() -> Vec<String> {
     [cuda::CUDNN, cuda::OWN, cuda::WHOLE].map(str::to_owned).into_iter().chain(flash::tile_names()).collect()
 }
 
-/// `(qkv_tc[, doc_start_t]) -> (o_tn, lse_bhs)`: c = (h + 2k) e columns, n = h e; lse is the natural logarithm of the sum of the
-/// exponentials of a query's scores, in the compute type.
+/// `(qkv_tc[, doc_start_t]) -> (o_tn, lse_bhs)`: c = (h + 2k) e columns, n = h e; lse is the natural
+/// logarithm of the sum of the exponentials of a query's scores, in the compute type.
 ///
-/// `doc_start[t]` is the index within its sequence of the first token of t's document, from 0 to t's own index; without it a
-/// sequence is one document.
+/// `doc_start[t]` is the index within its sequence of the first token of t's document, from 0 to t's own
+/// index; without it a sequence is one document.
 #[derive(Clone, Copy, Debug)]
 pub struct Attention {
     /// s.
@@ -50,7 +52,8 @@ pub struct Attention {
     pub kv_heads: usize,
     /// e.
     pub head_dim: usize,
-    /// Whether gradients must be added in one order, so that every run gives the same bits: on a card the fastest backward may not.
+    /// True if gradients must be added in one order, so that every run gives the same bits: on a GPU the
+    /// fastest backward may not.
     pub deterministic: bool,
 }
 
@@ -101,7 +104,8 @@ impl Attention {
         TensorType::new(qkv.dtype.compute(), [tokens / self.seq_len, self.heads, self.seq_len])
     }
 
-    /// The cost of `n` products of size s x s x e for each query head, of which only the causal half is counted.
+    /// The cost of `n` products of size s x s x e for each query head, of which only the causal half is
+    /// counted.
     fn gemm_cost(&self, n: f64, tokens: usize) -> Cost {
         let width = (self.heads * self.head_dim) as f64;
         Cost { flops: n * tokens as f64 * width * self.seq_len as f64 }
@@ -120,8 +124,8 @@ impl Differentiable for Attention {
 
 /// `(do_tn, qkv_tc, o_tn, lse_bhs[, doc_start_t]) -> dqkv_tc`, all of its columns.
 ///
-/// With p = exp(q k / sqrt(e) - lse) and dp = do v: dv = sum of p do, ds = p (dp - do o) / sqrt(e), dq = sum of ds k and
-/// dk = sum of ds q, where dk and dv sum over the query heads of the group too.
+/// With p = exp(q k / sqrt(e) - lse) and dp = do v: dv = sum of p do, ds = p (dp - do o) / sqrt(e), dq = sum
+/// of ds k and dk = sum of ds q, where dk and dv sum over the query heads of the group too.
 #[derive(Clone, Copy, Debug)]
 pub struct AttentionGrad(pub Attention);
 
@@ -150,7 +154,8 @@ impl Op for AttentionGrad {
         if input < 3 { Operand::Compute } else { Operand::Full }
     }
 
-    /// Five products of the lower half of the s x s scores: the scores once more, and those of dp, dv, dq and dk.
+    /// Five products of the lower half of the s x s scores: the scores once more, and those of dp, dv, dq and
+    /// dk.
     fn cost(&self, inputs: &[TensorType], _: &[TensorType]) -> Cost {
         self.0.gemm_cost(5.0, inputs[0].shape[0])
     }

@@ -1,4 +1,5 @@
-//! Attention on the ordinary cores of a card, in f32: what serves where nothing faster can (f32 operands, odd widths).
+//! Attention on the ordinary cores of a GPU, in f32: what serves where nothing faster can (f32 operands, odd
+//! widths).
 #![allow(unsafe_code, reason = "it launches kernels")]
 
 use super::Attention;
@@ -31,7 +32,8 @@ const THREADS: [u32; 3] = [8, 16, 1];
 /// Queries of a block that sums the products of outputs and their gradients, a warp each.
 const DELTA_QUERIES: u32 = 8;
 
-/// The largest tile whose operands, `wide` of a head's width and `square` of scores, fit into a block's shared memory; and their bytes.
+/// The largest tile whose operands, `wide` of a head's width and `square` of scores, fit into a block's
+/// shared memory; and their bytes.
 fn tile(op: &Attention, gpu: &Gpu, wide: usize, square: usize) -> (usize, u32) {
     let pitch = op.head_dim.next_multiple_of(16) + 4;
     let bytes = |tile: usize| 4 * tile * (wide * pitch + square * (tile + 4));
@@ -66,8 +68,8 @@ impl Attention {
         let name = format!("attention_{}", suffix(qkv));
         let (function, launch) = self.tiled(gpu, &name, tile(self, gpu, 3, 1), self.heads, tokens)?;
         let arguments = Forward::of(self, operands);
-        // SAFETY: the kernel takes one `Forward`; it reads and writes the rows and columns that `infer` gave these tensors, of the type in
-        // its name, and reads document starts where there are any.
+        // SAFETY: the kernel takes one `Forward`; it reads and writes the rows and columns that `infer` gave
+        // these tensors, of the type in its name, and reads document starts where there are any.
         Ok(unsafe { Work::launch(function, launch, arguments) })
     }
 
@@ -82,7 +84,8 @@ impl Attention {
         let blocks = (self.seq_len as u32).div_ceil(DELTA_QUERIES);
         let grid = [blocks, self.heads as u32, (tokens / self.seq_len) as u32];
         let delta_launch = Launch { grid, block: [32, DELTA_QUERIES, 1], ..Launch::row(1, 1) };
-        // SAFETY: the kernel takes one `Backward`; it reads do and o, and writes delta, a number a query and head.
+        // SAFETY: the kernel takes one `Backward`; it reads do and o, and writes delta, a number a query and
+        // head.
         let delta = unsafe { Work::launch(delta, delta_launch, arguments) };
         // SAFETY: the same; it reads delta, which is there by then, and writes the columns of queries.
         let queries = unsafe { Work::launch(queries.0, queries.1, arguments) };

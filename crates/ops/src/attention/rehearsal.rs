@@ -1,4 +1,5 @@
-//! What attention within documents is timed on: how long it takes depends on where they start, which is not known before there is data.
+//! What attention within documents is timed on: how long it takes depends on where they start, which is not
+//! known before there is data.
 
 use super::Attention;
 use xtrain_cuda::{CudaError, CudaTensor, DeviceMemory, Gpu, Operands, Stream, WorkPurpose};

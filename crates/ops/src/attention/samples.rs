@@ -83,8 +83,8 @@ impl Sampled for AttentionGrad {
             let (tokens, width) = (b * seq_len, heads * head_dim);
             let mut inputs = vec![
                 SampleInput::activation([tokens, width]),
-                // Scores below some 2, since no softmax bounds what is made up here: of a large product of a large probability and a
-                // large gradient a bf16 rounding is more than a bar allows.
+                // Scores below some 2, since no softmax bounds what is made up here: of a large product of a
+                // large probability and a large gradient a bf16 rounding is more than a bar allows.
                 SampleInput::activation([tokens, width + 2 * kv_heads * head_dim])
                     .fill(Fill::Normal(0.0, 0.7)),
                 SampleInput::activation([tokens, width]),

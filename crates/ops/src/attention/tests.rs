@@ -233,7 +233,8 @@ fn the_cost_of_a_sequence_of_millions_does_not_wrap() {
         TensorType::new(DType::BF16, [1 << 24, 128 << 7]),
         TensorType::new(DType::BF16, [1 << 24, 144 << 7]),
     );
-    // 5 products of s x s x n, of a multiply and an add each, of which half are counted: more than 64 bits hold.
+    // 5 products of s x s x n, of a multiply and an add each, of which half are counted: more than 64 bits
+    // hold.
     assert_eq!(AttentionGrad(op).cost(&[o, qkv], &[]).flops, 5.0 * 2.0f64.powi(24 + 24 + 14));
 }
 

@@ -1,4 +1,5 @@
-//! CPU kernel of [`CachedAttention`]: rows are written as they are stored, then one task a query head of a sequence.
+//! CPU kernel of [`CachedAttention`]: rows are written as they are stored, then one task a query head of a
+//! sequence.
 
 use super::CachedAttention;
 use crate::attention::block::{Block, ROWS, scale};
@@ -177,7 +178,8 @@ struct Cache {
     width: usize,
 }
 
-/// out = softmax(query K^T / sqrt(e)) V over as many rows as there are scores; they start `width` elements apart.
+/// out = softmax(query K^T / sqrt(e)) V over as many rows as there are scores; they start `width` elements
+/// apart.
 #[inline(always)]
 fn attend<S: Stored>(
     query: &[S::Real],
@@ -209,8 +211,9 @@ fn attend<S: Stored>(
     out.iter_mut().for_each(|x| *x *= inverse);
 }
 
-/// Cuts tokens into runs of consecutive positions, none longer than a block. The rows up to a run's last position are then
-/// all written, by earlier tokens or by the run itself: a product over them meets nothing else.
+/// Cuts tokens into runs of consecutive positions, none longer than a block. The rows up to a run's last
+/// position are then all written, by earlier tokens or by the run itself: a product over them meets nothing
+/// else.
 fn runs(positions: &[i32]) -> Vec<Range<usize>> {
     let mut runs: Vec<Range<usize>> = Vec::new();
     for (i, p) in positions.iter().enumerate() {

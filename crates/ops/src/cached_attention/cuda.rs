@@ -1,4 +1,4 @@
-//! The kernels of [`CachedAttention`] on a card.
+//! The kernels of [`CachedAttention`] on a GPU.
 #![allow(unsafe_code, reason = "it launches kernels")]
 
 use super::CachedAttention;
@@ -26,7 +26,7 @@ pub(super) const SOURCE: KernelSource = KernelSource {
 /// Warps of a block, and parts that the rows of the cache are cut into at most, as in the kernel.
 const WARPS: u32 = 8;
 const MOST_SPLITS: usize = 64;
-/// Blocks that keep any card busy.
+/// Blocks that keep any GPU busy.
 const BUSY_BLOCKS: usize = 1024;
 /// The widest head of which a block has several.
 const WIDE: usize = 256;
@@ -105,9 +105,10 @@ impl CudaKernel for CachedAttention {
         let attend = Work::new(move |stream| {
             // The counts live as long as the work.
             let _done = &done;
-            // SAFETY: the kernel takes one `Arguments`. It reads the rows of the caches up to a token's position, and writes the output's
-            // rows; the workspace has the parts that the rows are cut into, and there is a count for each token and block of heads. Where
-            // a sequence has one new token it writes that token's row of the caches, within their capacity.
+            // SAFETY: the kernel takes one `Arguments`. It reads the rows of the caches up to a token's
+            // position, and writes the output's rows; the workspace has the parts that the rows are cut into,
+            // and there is a count for each token and block of heads. Where a sequence has one new token it
+            // writes that token's row of the caches, within their capacity.
             unsafe { attend.launch(launch, &arguments, stream) }
         });
         if tokens == sequences {

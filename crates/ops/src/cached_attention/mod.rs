@@ -1,9 +1,11 @@
-//! Attention of new tokens over a cache of keys and values: prefill (a chunk of a prompt) and decode (one token) alike.
+//! Attention of new tokens over a cache of keys and values: prefill (a chunk of a prompt) and decode (one
+//! token) alike.
 //!
-//! The new tokens' keys and values are written to the cache at the tokens' positions, then the query at position p attends to
-//! rows 0 to p. Rows that no token of the sequence has written are never read for a position below them, so a
-//! cache needs no clearing, and a chunk may be padded: padding tokens carry positions beyond the valid ones, and what
-//! they write is written again by the token that comes to that position.
+//! The new tokens' keys and values are written to the cache at the tokens' positions, then the query at
+//! position p attends to rows 0 to p. Rows that no token of the sequence has written are never read for a
+//! position below them, so a cache needs no clearing, and a chunk may be padded: padding tokens carry
+//! positions beyond the valid ones, and what they write is written again by the token that comes to that
+//! position.
 //!
 //! Same columns, scale and rounding as [`attention`](crate::attention).
 
@@ -20,8 +22,9 @@ use xtrain_cuda::KernelSource;
 use xtrain_program::{Cost, Op, OpError, Operand, Rebuild};
 use xtrain_tensor::TensorType;
 
-/// `(qkv_tc, positions_t, k_cache, v_cache) -> (o_tn, k_cache', v_cache')` with c = (h + 2k) e and n = h e columns, the caches
-/// `[B, capacity, k e]` and updated in place, and as many new tokens t / B of each of the B sequences.
+/// `(qkv_tc, positions_t, k_cache, v_cache) -> (o_tn, k_cache', v_cache')` with c = (h + 2k) e and n = h e
+/// columns, the caches `[B, capacity, k e]` and updated in place, and as many new tokens t / B of each of the
+/// B sequences.
 ///
 /// Positions must lie in 0..capacity; of two tokens of a sequence at one position the later one is kept.
 #[derive(Clone, Copy, Debug)]

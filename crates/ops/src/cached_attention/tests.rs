@@ -11,7 +11,8 @@ const OP: CachedAttention = CachedAttention { heads: 4, kv_heads: 2, head_dim: 6
 const WIDTH: usize = (4 + 2 * 2) * 6;
 const OUT: usize = 4 * 6;
 
-/// Rows of a `[sequences, length, WIDTH]` tensor: tokens `from..to` of each sequence, then `pad` rows of junk.
+/// Rows of a `[sequences, length, WIDTH]` tensor: tokens `from..to` of each sequence, then `pad` rows of
+/// junk.
 fn chunk(qkv: &HostTensor, sequences: usize, from: usize, to: usize, pad: usize, junk: u64) -> HostTensor {
     let (values, length) = (qkv.to_f64(), qkv.ty().numel() / WIDTH / sequences);
     let junk = normal(DType::F64, [sequences, pad * WIDTH], 1.0, junk).to_f64();
@@ -25,8 +26,8 @@ fn chunk(qkv: &HostTensor, sequences: usize, from: usize, to: usize, pad: usize,
     )
 }
 
-/// Feeds the sequences in chunks of (valid, padding) tokens; the caches hold NaNs at first. `padding_position` gives the position of
-/// the n-th padding token of a chunk that ends before token `end`.
+/// Feeds the sequences in chunks of (valid, padding) tokens; the caches hold NaNs at first.
+/// `padding_position` gives the position of the n-th padding token of a chunk that ends before token `end`.
 fn fed(
     qkv: &HostTensor,
     sequences: usize,

@@ -1,4 +1,4 @@
-//! The kernels of [`Cast`] on a card.
+//! The kernels of [`Cast`] on a GPU.
 #![allow(unsafe_code, reason = "it launches kernels")]
 
 use super::Cast;
@@ -7,7 +7,7 @@ use xtrain_cuda::{CudaError, CudaKernel, DevicePtr, Gpu, KernelSource, Launch, O
 
 pub(super) const SOURCE: KernelSource = KernelSource::new("cast/kernel.cu", include_str!("kernel.cu"));
 
-/// Elements of a thread; as in the source.
+/// Elements of a thread; equal in the kernels.
 const AT_ONCE: u64 = 8;
 
 #[derive(Clone, Copy)]
@@ -25,7 +25,8 @@ impl CudaKernel for Cast {
         let elements = x.ty.numel() as u64;
         let arguments = Arguments { x: x.place, y: y.place, elements };
         let blocks = elements.div_ceil(u64::from(ELEMENTWISE_THREADS) * AT_ONCE).max(1) as u32;
-        // SAFETY: the kernel takes one `Arguments`; x and y have `elements` elements of the types that the name says.
+        // SAFETY: the kernel takes one `Arguments`; x and y have `elements` elements of the types that the
+        // name says.
         Ok(unsafe { Work::launch(function, Launch::row(blocks, ELEMENTWISE_THREADS), arguments) })
     }
 }

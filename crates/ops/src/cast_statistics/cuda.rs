@@ -1,4 +1,4 @@
-//! The kernels of [`CastStatistics`] on a card.
+//! The kernels of [`CastStatistics`] on a GPU.
 #![allow(unsafe_code, reason = "it launches kernels")]
 
 use super::{CastStatistics, overflow};
@@ -10,7 +10,7 @@ use xtrain_tensor::{DType, TensorType};
 pub(super) const SOURCE: KernelSource =
     KernelSource::new("cast_statistics/kernel.cu", include_str!("kernel.cu"));
 
-/// Threads of a block of both launches; as in the source.
+/// Threads of a block of both launches; equal in the kernels.
 const THREADS: u32 = 256;
 
 /// Blocks of the first launch, each with a row and then every so-many-th.
@@ -79,8 +79,9 @@ impl CudaKernel for CastStatistics {
         };
         let rows = (gpu.function(&SOURCE, &[], "cast_statistics_rows")?, Launch::row(parts, THREADS));
         let sum = (gpu.function(&SOURCE, &[], "cast_statistics_sum")?, Launch::row(1, THREADS));
-        // SAFETY: both kernels take one `Arguments`. x is [rows, cols] of the type that it says; q has as many bytes, in rows of `rows` or
-        // `cols` as it is transposed or not, and a scale for each region; the workspace has a part for each block of the first.
+        // SAFETY: both kernels take one `Arguments`. x is [rows, cols] of the type that it says; q has as
+        // many bytes, in rows of `rows` or `cols` as it is transposed or not, and a scale for each region;
+        // the workspace has a part for each block of the first.
         let put = |(function, launch)| unsafe { Work::launch(function, launch, arguments) };
         Ok(Work::sequence(vec![put(rows), put(sum)]))
     }

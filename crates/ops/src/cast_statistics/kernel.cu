@@ -10,7 +10,7 @@ struct CastStatistics {
     const float* inv_scale;
     u32* counts;
     float* sizes;
-    // Of each block: of x and of its error; the four counts and the largest magnitude's bits.
+    // Of each block: of x and of its error; the four counts and the amax's bits.
     double* squares;
     u32* parts_of_counts;
     u32 rows;

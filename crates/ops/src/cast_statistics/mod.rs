@@ -1,6 +1,8 @@
-//! What a cast to FP8 did to a tensor: its range, what became zero, what was cut off, and how far the numbers moved.
+//! The error of a cast to FP8: the tensor's range, the numbers that became zero or were cut off, and the
+//! error of the others.
 //!
-//! It reads the tensor and what [`Quantize`](crate::quantize::Quantize) made of it, so it measures the very cast that a product reads.
+//! It reads the tensor and the outputs of [`Quantize`](crate::quantize::Quantize), so it measures the very
+//! cast that a GEMM reads.
 
 mod cpu;
 mod cuda;
@@ -16,21 +18,23 @@ use xtrain_program::{Op, OpError, Operand};
 use xtrain_tensor::formats::max_finite;
 use xtrain_tensor::{DType, Scaling, TensorType};
 
-/// `(x [R, C], q, inv_scale) -> (counts u32[4], sizes f32[3])`, where q is [R, C], or [C, R] if it is `transposed`, with the scales of
-/// `scaling`.
+/// `(x [R, C], q, inv_scale) -> (counts u32[4], sizes f32[3])`, where q is [R, C], or [C, R] if it is
+/// `transposed`, with the scales of `scaling`.
 ///
-/// The counts are of the elements of x that are not zero; of those among them that q holds as zero (underflowed); of those that lie half a
-/// step of the format or more beyond its largest number (saturated); and of those that are not finite, which are in nothing else. The
-/// sizes are the largest magnitude of x and the L2 norms of x and of x - q * inv_scale, whose squares are summed in f64.
+/// The counts are of the elements of x that are not zero; of those among them that q holds as zero
+/// (underflowed); of those that lie half a step of the format or more beyond its largest number (saturated);
+/// and of those that are not finite, which are in nothing else. The sizes are the amax of x and the L2 norms
+/// of x and of x - q * inv_scale, whose squares are summed in f64.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct CastStatistics {
     /// Which elements share a scale, seen as q lies.
     pub scaling: Scaling,
-    /// Whether q is the transpose.
+    /// True if q is the transpose.
     pub transposed: bool,
 }
 
-/// The least magnitude that the cast to `format` cuts off: halfway from its largest number to what would be the next.
+/// The least magnitude that the cast to `format` cuts off: halfway from its largest number to what would be
+/// the next.
 fn overflow(format: DType) -> f32 {
     let step = match format {
         DType::E4M3 => 32.0,

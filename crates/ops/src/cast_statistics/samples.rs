@@ -19,7 +19,8 @@ impl Sampled for CastStatistics {
         sample(DType::E4M3, Scaling::Tile, true, [300, 160], None)
     }
 
-    /// More rows than blocks, rows longer and shorter than a block's threads, and numbers that are counted by themselves.
+    /// More rows than blocks, rows longer and shorter than a block's threads, and numbers that are counted by
+    /// themselves.
     fn gpu_samples() -> Vec<Sample> {
         let mut all = Vec::new();
         for (format, scaling) in

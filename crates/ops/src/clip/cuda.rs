@@ -1,4 +1,4 @@
-//! The kernel of [`Clip`] on a card.
+//! The kernel of [`Clip`] on a GPU.
 #![allow(unsafe_code, reason = "it launches kernels")]
 
 use super::Clip;
@@ -33,7 +33,8 @@ impl CudaKernel for Clip {
             max_norm: self.max_norm as f32,
         };
         let function = gpu.function(&SOURCE, &[], "clip")?;
-        // SAFETY: the kernel takes one `Arguments` and is one thread; all operands are one number, of the types that infer demands.
+        // SAFETY: the kernel takes one `Arguments` and is one thread; all operands are one number, of the
+        // types that infer demands.
         Ok(unsafe { Work::launch(function, Launch::row(1, 1), arguments) })
     }
 }

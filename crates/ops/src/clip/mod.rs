@@ -1,4 +1,5 @@
-//! Gradient clipping by the global norm, and the decision whether a step counts: both on the device, so that the host reads nothing.
+//! Gradient clipping by the global norm, and the decision whether a step counts: both on the device, so that
+//! the host reads nothing.
 
 mod cpu;
 mod cuda;
@@ -15,10 +16,12 @@ use xtrain_tensor::{DType, TensorType};
 
 /// `(norm [], loss [], applied u32[1] (, amax f32[1])) -> (applied' u32[1], coefficient [], skip u32[])`.
 ///
-/// With finite norm and loss, and a finite largest magnitude of what was cast to FP8 where there is one: applied' = applied + 1, coefficient =
-/// min(1, max_norm / (norm + 1e-6)), skip = 0. Else the step must change nothing: applied' = applied, coefficient = 0, skip = 1. `applied`
-/// counts the updates so far (AdamW's t) and is updated in place. The coefficient has the compute type of the norm. Source: Pascanu et al., "On
-/// the difficulty of training recurrent neural networks" (arXiv 1211.5063), section 3.2, with the 1e-6 that PyTorch adds.
+/// With finite norm and loss, and a finite amax of what was cast to FP8 where there is one: applied' =
+/// applied + 1, coefficient = min(1, max_norm / (norm + 1e-6)), skip = 0. Else the step must change nothing:
+/// applied' = applied, coefficient = 0, skip = 1. `applied` counts the updates so far (AdamW's t) and is
+/// updated in place. The coefficient has the compute type of the norm. Source: Pascanu et al., "On the
+/// difficulty of training recurrent neural networks" (arXiv 1211.5063), section 3.2, with the 1e-6 that
+/// PyTorch adds.
 #[derive(Clone, Copy, Debug)]
 pub struct Clip {
     /// The largest norm that is left as it is; 0 clips nothing.

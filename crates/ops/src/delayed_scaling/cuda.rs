@@ -1,4 +1,4 @@
-//! The kernel of [`DelayedScaling`] on a card.
+//! The kernel of [`DelayedScaling`] on a GPU.
 #![allow(unsafe_code, reason = "it launches kernels")]
 
 use super::{DelayedScaling, OPERANDS};
@@ -8,7 +8,7 @@ use xtrain_cuda::{CudaError, CudaKernel, DevicePtr, Gpu, KernelSource, Launch, O
 pub(super) const SOURCE: KernelSource =
     KernelSource::new("delayed_scaling/kernel.cu", include_str!("kernel.cu"));
 
-/// Threads of a block; as in the source.
+/// Threads of a block; equal in the kernels.
 const THREADS: u32 = 256;
 
 #[derive(Clone, Copy)]
@@ -45,7 +45,8 @@ impl CudaKernel for DelayedScaling {
         Ok(Work::new(move |stream| {
             // The table lives as long as the work.
             let _table = &tensors;
-            // SAFETY: the kernels take one `Arguments`. The table has a `Tensor` for each block, with a history as long as it says.
+            // SAFETY: the kernels take one `Arguments`. The table has a `Tensor` for each block, with a
+            // history as long as it says.
             unsafe { clear.launch(Launch::row(1, 1), &arguments, stream)? };
             if blocks > 0 {
                 // SAFETY: as above.

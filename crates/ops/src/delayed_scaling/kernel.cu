@@ -1,4 +1,4 @@
-// The scales of casts from the largest magnitudes of earlier steps: a block a tensor.
+// The scales of casts from the amaxes of earlier steps: a block a tensor.
 
 constexpr int THREADS = 256;
 

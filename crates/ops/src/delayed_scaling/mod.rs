@@ -1,6 +1,6 @@
-//! Delayed scaling: the scale of a cast to FP8 from the largest magnitudes of earlier steps, so that a tensor is cast as it is made, without a
-//! pass to measure it (NVIDIA's Transformer Engine, `DelayedScaling`; there once a micro-batch, here once an optimizer step, so that
-//! recomputation and accumulation see one scale).
+//! Delayed scaling: the scale of a cast to FP8 from the amaxes of earlier steps, so that a tensor is cast as
+//! it is made, without a pass to measure it (NVIDIA's Transformer Engine, `DelayedScaling`; there once a
+//! micro-batch, here once an optimizer step, so that recomputation and accumulation see one scale).
 
 mod cpu;
 mod cuda;
@@ -16,12 +16,14 @@ use xtrain_tensor::{DType, TensorType};
 /// Inputs of a tensor: amax, history, scale. The last two are also outputs, in place.
 const OPERANDS: usize = 3;
 
-/// `(for each tensor amax f32[1], history f32[L], scale f32[1, 1]) -> (largest f32[1], for each tensor history', scale' in place)`.
+/// `(for each tensor amax f32[1], history f32[L], scale f32[1, 1]) -> (largest f32[1], for each tensor
+/// history', scale' in place)`.
 ///
-/// An amax that is positive and finite becomes the first of the history, whose last falls out, and the scale is
-/// `max_finite(format) * 2^-margin / a`, at most the largest finite f32, where a is the largest of the history, or with `latest` its first.
-/// Any other amax changes nothing of its tensor: it saw no pass, or nothing but zeros, or what is not finite. `largest` is the largest of
-/// all amaxes, a NaN if there is one: whether the step was finite. Lengths of histories may differ.
+/// An amax that is positive and finite becomes the first of the history, whose last falls out, and the scale
+/// is `max_finite(format) * 2^-margin / a`, at most the largest finite f32, where a is the largest of the
+/// history, or with `latest` its first. Any other amax changes nothing of its tensor: it saw no pass, or
+/// nothing but zeros, or what is not finite. `largest` is the largest of all amaxes, a NaN if there is one:
+/// whether the step was finite. Lengths of histories may differ.
 #[derive(Clone, Debug)]
 pub struct DelayedScaling {
     tensors: Vec<DelayedTensor>,
@@ -35,20 +37,20 @@ pub struct DelayedScaling {
 pub struct DelayedTensor {
     /// To what.
     pub format: DType,
-    /// Whether the scale is rounded down to a power of two.
+    /// True if the scale is rounded down to a power of two.
     pub pow2_scales: bool,
 }
 
 impl DelayedScaling {
-    /// The next scales of these tensors: `margin` halvings below what reaches the format's largest number, from all of the history or,
-    /// `latest`, from this step alone.
+    /// The next scales of these tensors: `margin` halvings below what reaches the format's largest number,
+    /// from all of the history or, `latest`, from this step alone.
     pub fn new(tensors: Vec<DelayedTensor>, margin: u32, latest: bool) -> Self {
         let pair = |n: usize| [(1 + 2 * n, OPERANDS * n + 1), (2 + 2 * n, OPERANDS * n + 2)];
         let in_place = (0..tensors.len()).flat_map(pair).collect();
         DelayedScaling { tensors, margin, latest, in_place }
     }
 
-    /// What the largest magnitude of a tensor is taken to.
+    /// What the amax of a tensor is taken to.
     fn most(&self, tensor: &DelayedTensor) -> f32 {
         max_finite(tensor.format) * (-f64::from(self.margin)).exp2() as f32
     }

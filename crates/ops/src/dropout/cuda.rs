@@ -1,4 +1,4 @@
-//! The kernel of [`Dropout`] on a card.
+//! The kernel of [`Dropout`] on a GPU.
 #![allow(unsafe_code, reason = "it launches kernels")]
 
 use super::Dropout;
@@ -7,7 +7,7 @@ use xtrain_cuda::{CudaError, CudaKernel, DevicePtr, Gpu, KernelSource, Launch, O
 
 pub(super) const SOURCE: KernelSource = KernelSource::new("dropout/kernel.cu", include_str!("kernel.cu"));
 
-/// Elements of a thread; as in the source.
+/// Elements of a thread; equal in the kernels.
 const AT_ONCE: u64 = 8;
 
 #[derive(Clone, Copy)]
@@ -40,7 +40,8 @@ impl CudaKernel for Dropout {
             scale: 1.0 / (1.0 - self.p),
         };
         let blocks = elements.div_ceil(u64::from(ELEMENTWISE_THREADS) * AT_ONCE).max(1) as u32;
-        // SAFETY: the kernel takes one `Arguments`; x has `elements` elements of the type that the name says, and rng is four words.
+        // SAFETY: the kernel takes one `Arguments`; x has `elements` elements of the type that the name says,
+        // and rng is four words.
         Ok(unsafe { Work::launch(function, Launch::row(blocks, ELEMENTWISE_THREADS), arguments) })
     }
 }

@@ -1,7 +1,8 @@
 //! Inverted dropout (Srivastava et al., JMLR 15, 2014), its mask drawn from a counter.
 //!
-//! Whether an element is kept is a pure function of (seed, step, site, token, column): no mask is saved, the backward draws it again,
-//! and it depends neither on how the global batch is cut into micro-batches nor on threads or ranks.
+//! Whether an element is kept is a pure function of (seed, step, site, token, column): no mask is saved, the
+//! backward draws it again, and it depends neither on how the global batch is cut into micro-batches nor on
+//! threads or ranks.
 
 mod cpu;
 mod cuda;
@@ -19,8 +20,8 @@ use xtrain_tensor::{DType, TensorType};
 /// `(x_td, rng_4) -> y_td`, in place: element (t, j) is x / (1 - p) where
 /// `Philox::new(seed, step, site).uniform((first_token + t) * d + j) >= p`, else 0.
 ///
-/// rng is `u32[4]` = seed (low word, high word), step, and first_token: the index within the optimizer step's global batch of the
-/// micro-batch's first token. Applied to a gradient, it is its own backward.
+/// rng is `u32[4]` = seed (low word, high word), step, and first_token: the index within the optimizer step's
+/// global batch of the micro-batch's first token. Applied to a gradient, it is its own backward.
 #[derive(Clone, Copy, Debug)]
 pub struct Dropout {
     /// The share of elements set to zero, at least 0 and below 1. 0 is the identity.

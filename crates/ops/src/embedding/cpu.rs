@@ -48,8 +48,8 @@ impl CpuKernel for EmbeddingGrad {
     }
 }
 
-/// The tokens in the order of the rows that they read, those of one row in their own order: rows can then be summed independently of
-/// each other.
+/// The tokens in the order of the rows that they read, those of one row in their own order: rows can then be
+/// summed independently of each other.
 struct ByRow {
     tokens: Vec<u32>,
     /// By row, where its tokens start; one more, where the last row's end.

@@ -1,4 +1,4 @@
-//! The kernels of [`Embedding`] and [`EmbeddingGrad`] on a card.
+//! The kernels of [`Embedding`] and [`EmbeddingGrad`] on a GPU.
 #![allow(unsafe_code, reason = "it launches kernels")]
 
 use super::{Embedding, EmbeddingGrad};
@@ -50,8 +50,9 @@ impl CudaKernel for Embedding {
         };
         let function = gpu.function(&SOURCE, &[], &format!("embedding_{unit}"))?;
         let threads = warps_of((row_bytes / unit).div_ceil(AT_ONCE), ELEMENTWISE_THREADS as usize);
-        // SAFETY: the kernel takes one `Lookup`; there are `tokens` ids, the table has `rows` rows and x one a token, of `width` units that
-        // rows consist of and are aligned to. Ids outside the table are not looked up.
+        // SAFETY: the kernel takes one `Lookup`; there are `tokens` ids, the table has `rows` rows and x one
+        // a token, of `width` units that rows consist of and are aligned to. Ids outside the table are not
+        // looked up.
         Ok(unsafe { Work::launch(function, Launch::row(tokens.max(1) as u32, threads), arguments) })
     }
 }
@@ -92,7 +93,8 @@ fn tile(tokens: usize) -> usize {
 }
 
 impl CudaKernel for EmbeddingGrad {
-    /// Rows and tokens before and after a pass of the sort, counts of digits, which rows occur, and parts of runs.
+    /// Rows and tokens before and after a pass of the sort, counts of digits, which rows occur, and parts of
+    /// runs.
     fn workspace(&self, inputs: &[TensorType]) -> Vec<TensorType> {
         let (tokens, width) = inputs[1].shape.rows_cols();
         let words = |shape: [usize; 2]| TensorType::new(DType::U32, shape);
@@ -131,8 +133,9 @@ impl CudaKernel for EmbeddingGrad {
             };
             for name in ["embedding_sort_count", "embedding_sort_move"] {
                 let function = gpu.function(&SOURCE, &[], name)?;
-                // SAFETY: the kernels take one `Sort`. What is read has a row, and from the second pass on a token, for each of `count`
-                // tokens, and so has what is written, which is the other buffer; the counts have DIGITS for each block.
+                // SAFETY: the kernels take one `Sort`. What is read has a row, and from the second pass on a
+                // token, for each of `count` tokens, and so has what is written, which is the other buffer;
+                // the counts have DIGITS for each block.
                 works.push(unsafe {
                     Work::launch(function, Launch::row(tiles as u32, DIGITS as u32), arguments)
                 });
@@ -160,9 +163,10 @@ impl CudaKernel for EmbeddingGrad {
         for (name, launch) in clear.into_iter().chain([("sum", runs), ("rest", runs)]) {
             let name = format!("embedding_{name}_{path}_{}", suffix(dx.ty));
             let function = gpu.function(&SOURCE, &[], &name)?;
-            // SAFETY: the kernels take one `Gradient`. dx is [count, width] of the type that the name says, in rows of whole vectors where
-            // the path is that; the table's gradient is [table_rows, width], the parts hold two rows for each run. Sorted tokens are
-            // those of dx, and rows that the table does not have are left out.
+            // SAFETY: the kernels take one `Gradient`. dx is [count, width] of the type that the name says,
+            // in rows of whole vectors where the path is that; the table's gradient is [table_rows, width],
+            // the parts hold two rows for each run. Sorted tokens are those of dx, and rows that the table
+            // does not have are left out.
             works.push(unsafe { Work::launch(function, launch, arguments) });
         }
         Ok(Work::sequence(works))

@@ -11,7 +11,8 @@ use xtrain_cuda::KernelSource;
 use xtrain_program::{Backward, Differentiable, Op, OpError, Operand, Role};
 use xtrain_tensor::{DType, TensorType};
 
-/// `(ids_t, table_vd) -> x_td`: row `ids[t]` of the table for every token. Ids must lie in 0..v; the loader checks them.
+/// `(ids_t, table_vd) -> x_td`: row `ids[t]` of the table for every token. Ids must lie in 0..v; the loader
+/// checks them.
 #[derive(Clone, Copy, Debug)]
 pub struct Embedding;
 
@@ -42,7 +43,8 @@ impl Differentiable for Embedding {
     }
 }
 
-/// `(ids_t, dx_td) -> dtable_vd`: every row's gradients summed, in the order of the tokens. The output accumulates.
+/// `(ids_t, dx_td) -> dtable_vd`: every row's gradients summed, in the order of the tokens. The output
+/// accumulates.
 #[derive(Clone, Copy, Debug)]
 pub struct EmbeddingGrad {
     /// v.

@@ -37,7 +37,8 @@ impl Sampled for EmbeddingGrad {
         )
     }
 
-    /// One token and many, tables that take several passes to sort by, one row that all tokens read, and rows that reach over many runs.
+    /// One token and many, tables that take several passes to sort by, one row that all tokens read, and rows
+    /// that reach over many runs.
     fn gpu_samples() -> Vec<Sample> {
         let sample = |ids: SampleInput, v, d, out| {
             let t = ids.ty.numel();

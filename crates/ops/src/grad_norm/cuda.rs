@@ -1,4 +1,4 @@
-//! The kernels of [`GradNorm`] on a card.
+//! The kernels of [`GradNorm`] on a GPU.
 #![allow(unsafe_code, reason = "it launches kernels")]
 
 use super::GradNorm;
@@ -10,7 +10,7 @@ pub(super) const SOURCE: KernelSource = KernelSource::new("grad_norm/kernel.cu",
 
 /// Elements of a chunk.
 const CHUNK: usize = 32 * 1024;
-/// Threads of the blocks of both launches; as in the source.
+/// Threads of the blocks of both launches; equal in the kernels.
 const THREADS: u32 = 256;
 const SUM_THREADS: u32 = 1024;
 
@@ -54,8 +54,8 @@ impl CudaKernel for GradNorm {
             // The table lives as long as the work.
             let _table = &table;
             if count > 0 {
-                // SAFETY: the kernel takes one `Arguments`. The table has a `Chunk` for each block, of elements of the type that it says,
-                // and the workspace a sum for each.
+                // SAFETY: the kernel takes one `Arguments`. The table has a `Chunk` for each block, of
+                // elements of the type that it says, and the workspace a sum for each.
                 unsafe { chunks.launch(Launch::row(count, THREADS), &arguments, stream)? };
             }
             // SAFETY: as above; all `count` sums are written before, and the norm is one number.

@@ -1,4 +1,5 @@
-//! The global L2 norm of the gradients: what clipping, the step line and the check for non-finite steps start from.
+//! The global L2 norm of the gradients: what clipping, the step line and the check for non-finite steps start
+//! from.
 
 mod cpu;
 mod cuda;
@@ -12,10 +13,12 @@ use xtrain_cuda::KernelSource;
 use xtrain_program::{Op, OpError, Operand};
 use xtrain_tensor::{DType, TensorType};
 
-/// `(g_0, g_1, ...) -> norm []`: the root of the sum of the squares of all elements of all gradients, of any shapes.
+/// `(g_0, g_1, ...) -> norm []`: the root of the sum of the squares of all elements of all gradients, of any
+/// shapes.
 ///
-/// Squares are summed in f64, so none of f32's overflows and the order matters little; it is fixed all the same. The norm is f32, or f64
-/// where the gradients are. One element that is not finite makes it infinite or NaN; so does a norm beyond f32.
+/// Squares are summed in f64, so none of f32's overflows and the order matters little; it is fixed all the
+/// same. The norm is f32, or f64 where the gradients are. One element that is not finite makes it infinite or
+/// NaN; so does a norm beyond f32.
 #[derive(Clone, Copy, Debug)]
 pub struct GradNorm;
 

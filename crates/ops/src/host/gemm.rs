@@ -1,4 +1,4 @@
-//! Matrix products on the CPU, through the `gemm` crate.
+//! Matrix GEMMs on the CPU, through the `gemm` crate.
 #![allow(unsafe_code, reason = "the crate takes pointers and strides")]
 
 use gemm::Parallelism;
@@ -31,12 +31,12 @@ impl<'a, T: Real> Mat<'a, T> {
         Mat { data, rows, cols, row_stride, col_stride: 1 }
     }
 
-    /// How many rows it has.
+    /// The number of rows it has.
     pub(crate) fn rows(&self) -> usize {
         self.rows
     }
 
-    /// How many columns it has.
+    /// The number of columns it has.
     pub(crate) fn cols(&self) -> usize {
         self.cols
     }
@@ -85,7 +85,7 @@ impl<'a, T: Real> MatMut<'a, T> {
     }
 }
 
-/// How many elements a strided matrix reaches over.
+/// The number of elements a strided matrix reaches over.
 fn span(rows: usize, cols: usize, row_stride: usize) -> usize {
     if rows == 0 || cols == 0 { 0 } else { (rows - 1) * row_stride + cols }
 }
@@ -118,8 +118,9 @@ fn run<T: Real>(
     assert!(a.rows == m && b.rows == k && b.cols == n, "{m}x{n} = {}x{k} * {}x{}", a.rows, b.rows, b.cols);
     let keep = if accumulate { T::ONE } else { T::ZERO };
     let stride = |s: usize| s as isize;
-    // SAFETY: `Mat` and `MatMut` checked at construction that every element that these extents and strides address lies in their
-    // slices; `c` is borrowed mutably, so it overlaps neither `a` nor `b`; T is f32 or f64, for which the crate has kernels.
+    // SAFETY: `Mat` and `MatMut` checked at construction that every element that these extents and strides
+    // address lies in their slices; `c` is borrowed mutably, so it overlaps neither `a` nor `b`; T is f32 or
+    // f64, for which the crate has kernels.
     unsafe {
         gemm::gemm(
             m,

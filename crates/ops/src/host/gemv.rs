@@ -1,6 +1,8 @@
-//! The product of one row with a matrix of weights, which is read once, as it is stored: what a decoded token costs.
+//! The product of one row with a matrix of weights, which is read once, as it is stored: what a decoded token
+//! costs.
 //!
-//! Every output is a sum of its own, in 16 interleaved partial sums, so it does not depend on how outputs are cut over threads.
+//! Every output is a sum of its own, in 16 interleaved partial sums, so it does not depend on how outputs are
+//! cut over threads.
 
 use super::math::{dot, vectorized};
 use rayon::prelude::*;
@@ -44,7 +46,8 @@ fn products<S: Stored>(x: &[S::Real], w: &[S], y: &mut [S::Real]) {
     }
 }
 
-/// The products of `x` and each of `w`, as [`dot`] sums them. Written out, so that all partial sums stay in registers.
+/// The products of `x` and each of `w`, as [`dot`] sums them. Written out, so that all partial sums stay in
+/// registers.
 #[inline(always)]
 pub(crate) fn dots<S: Stored>(x: &[S::Real], w: [&[S]; AT_A_TIME]) -> [S::Real; AT_A_TIME] {
     let zeros = [S::Real::ZERO; 16];

@@ -1,7 +1,7 @@
 //! Vectorised elementary functions and reductions.
 //!
-//! For f32 the loops are compiled for the widest vector unit that the machine has; for f64, which only checks use, they are the
-//! standard library's functions.
+//! For f32 the loops are compiled for the widest vector unit that the machine has; for f64, which only checks
+//! use, they are the standard library's functions.
 
 use xtrain_tensor::formats;
 use xtrain_tensor::{DType, Real, Stored};
@@ -36,7 +36,8 @@ pub(crate) fn round_bf16<T: Real>(x: T) -> T {
     T::of(f64::from(formats::round_bf16(x.f64() as f32)))
 }
 
-/// e^x to within 2 units in the last place over f32's range; 0 below -87.33, where results would be subnormal.
+/// e^x to within 2 units in the last place over f32's range; 0 below -87.33, where results would be
+/// subnormal.
 ///
 /// x = n ln 2 + r with |r| <= ln 2 / 2; e^r by a polynomial of degree 7, times 2^n through the exponent bits.
 #[inline(always)]
@@ -44,8 +45,8 @@ pub(crate) fn exp_f32(x: f32) -> f32 {
     const LN2_HI: f32 = 0.693_359_4;
     const LN2_LO: f32 = -2.121_944_4e-4;
     let clamped = x.clamp(-87.336_54, 88.722_84);
-    // Adding 1.5 * 2^23 rounds to the nearest integer, which the low bits then hold: read there, because a checked conversion to an
-    // integer does not vectorise.
+    // Adding 1.5 * 2^23 rounds to the nearest integer, which the low bits then hold: read there, because a
+    // checked conversion to an integer does not vectorise.
     const ROUND: f32 = 12_582_912.0;
     let rounded = clamped.mul_add(std::f32::consts::LOG2_E, ROUND);
     let n = rounded - ROUND;
@@ -78,7 +79,8 @@ pub(crate) fn exp<T: Real>(x: T) -> T {
     }
 }
 
-/// Replaces every x by e^(x - largest), rounded; returns the sum before rounding, of 16 interleaved partial sums.
+/// Replaces every x by e^(x - largest), rounded; returns the sum before rounding, of 16 interleaved partial
+/// sums.
 #[inline(always)]
 pub(crate) fn exponentials<T: Real>(x: &mut [T], largest: T, rounding: Rounding) -> T {
     match rounding {

@@ -1,11 +1,12 @@
-//! Matrix products of tensors as they are stored.
+//! Matrix GEMMs of tensors as they are stored.
 //!
-//! f32 and f64 go to the GEMM library whole. bf16 is widened whole where it is small; where not, it goes there in blocks: a task widens
-//! its blocks of both factors, sums in f32, and rounds its block of the result once, so that bf16 costs no memory but that of a few
-//! blocks a thread.
+//! f32 and f64 go to the GEMM library whole. bf16 is widened whole where it is small; where not, it goes
+//! there in blocks: a task widens its blocks of both operands, sums in f32, and rounds its block of the
+//! result once, so that bf16 costs no memory but that of a few blocks a thread.
 //!
-//! In either way an output is summed over [`DEPTH`] products at a time, so it depends neither on how the rest is cut nor on the rows
-//! beside it. Only one row times a matrix of weights, a [`gemv`], is summed in another order.
+//! In either way an output is summed over [`DEPTH`] GEMMs at a time, so it depends neither on how the rest is
+//! cut nor on the rows beside it. Only one row times a matrix of weights, a [`gemv`], is summed in another
+//! order.
 
 use super::gemm::{Mat, MatMut, gemm, gemm_single};
 use super::gemv::gemv;
@@ -28,7 +29,7 @@ pub(crate) struct MatmulOperand<'a> {
     transposed: bool,
 }
 
-/// What a product is put onto.
+/// What a GEMM is put onto.
 #[derive(Clone, Copy)]
 pub(crate) enum Onto<'a> {
     /// Nothing: it is assigned.
@@ -110,13 +111,15 @@ fn whole<T: Real>(a: MatmulOperand<'_>, b: MatmulOperand<'_>, c: &mut ViewMut<'_
     }
 }
 
-/// How many products are summed before they are added to the result: no more than the library would sum, whatever the machine.
+/// The number of GEMMs are summed before they are added to the result: no more than the library would sum,
+/// whatever the machine.
 const DEPTH: usize = 512;
 
-/// Elements of bf16 up to which a factor or the result is widened whole.
+/// Elements of bf16 up to which a operand or the result is widened whole.
 const WHOLE: usize = 1 << 20;
 
-/// The most rows and columns of a block of the result. The library works on pieces of [`ROW_UNIT`] rows and [`COL_UNIT`] columns.
+/// The most rows and columns of a block of the result. The library works on pieces of [`ROW_UNIT`] rows and
+/// [`COL_UNIT`] columns.
 const ROWS: usize = 768;
 const COLS: usize = 256;
 const ROW_UNIT: usize = 6;
@@ -197,15 +200,15 @@ fn cut<'a>(c: &'a mut ViewMut<'_>, rows: Vec<Range<usize>>, cols: Vec<Range<usiz
     blocks
 }
 
-/// 0..n in as few ranges of at most `longest` as can be, of about the same length; they start at multiples of `unit`, which divides
-/// `longest`.
+/// 0..n in as few ranges of at most `longest` as can be, of about the same length; they start at multiples of
+/// `unit`, which divides `longest`.
 fn cuts(n: usize, longest: usize, unit: usize) -> impl Iterator<Item = Range<usize>> {
     let (units, count) = (n.div_ceil(unit), n.div_ceil(longest));
     let at = move |i: usize| (i * units / count * unit).min(n);
     (0..count).map(move |i| at(i)..at(i + 1))
 }
 
-/// A block of a factor, widened.
+/// A block of a operand, widened.
 struct Widened {
     reals: Pooled<f32>,
     rows: usize,
@@ -246,7 +249,7 @@ mod tests {
     use crate::run_op::normal;
     use xtrain_tensor::HostTensor;
 
-    /// a b onto `held` or a bias, where factors are stored as they are or transposed.
+    /// a b onto `held` or a bias, where operands are stored as they are or transposed.
     fn computed(
         [a, b]: [&HostTensor; 2],
         [a_t, b_t]: [bool; 2],

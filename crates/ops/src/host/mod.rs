@@ -1,6 +1,8 @@
-//! What CPU kernels share: matrix products, loops over rows on all cores, and vectorised elementary functions.
+//! What CPU kernels share: matrix products, loops over rows on all cores, and vectorised elementary
+//! functions.
 //!
-//! Invariant: results do not depend on the number of threads. Work is cut by shape alone, and partial sums are added in a fixed order.
+//! Invariant: results do not depend on the number of threads. Work is cut by shape alone, and partial sums
+//! are added in a fixed order.
 
 pub(crate) mod gemm;
 pub(crate) mod gemv;

@@ -1,7 +1,7 @@
 //! Loops over rows on all cores, cut by shape alone.
 //!
-//! A task is given its part of each output and opens the same rows of the inputs: what is bf16 is widened and rounded a task at a
-//! time, in a core's cache.
+//! A task is given its part of each output and opens the same rows of the inputs: what is bf16 is widened and
+//! rounded a task at a time, in a core's cache.
 
 use rayon::prelude::*;
 use std::ops::Range;
@@ -13,12 +13,13 @@ pub(crate) const SERIAL_BELOW: usize = 16 * 1024;
 /// Rows of a task that sums over rows.
 const SUMMED_ROWS: usize = 64;
 
-/// How many rows of `cols` elements make a task worth a thread's while.
+/// The number of rows of `cols` elements make a task worth a thread's while.
 pub(crate) fn rows_per_task(cols: usize) -> usize {
     (SERIAL_BELOW / 2).div_ceil(cols.max(1)).max(1)
 }
 
-/// Runs `f(rows, the outputs' parts)` over blocks of rows of `outputs`, which are tensors of `rows` rows each.
+/// Runs `f(rows, the outputs' parts)` over blocks of rows of `outputs`, which are tensors of `rows` rows
+/// each.
 pub(crate) fn for_row_blocks<const N: usize>(
     rows: usize,
     outputs: [&mut ViewMut<'_>; N],
@@ -32,8 +33,9 @@ pub(crate) fn for_row_blocks<const N: usize>(
     }
 }
 
-/// Sums over rows, and writes rows on the way: `f(rows, the outputs' parts, partial)` adds what a block of rows contributes to a partial
-/// sum of `width` elements. Blocks have a fixed size and their partial sums are added in order.
+/// Sums over rows, and writes rows on the way: `f(rows, the outputs' parts, partial)` adds what a block of
+/// rows contributes to a partial sum of `width` elements. Blocks have a fixed size and their partial sums are
+/// added in order.
 pub(crate) fn sum_over_rows<T: Real, const N: usize>(
     rows: usize,
     width: usize,

@@ -1,4 +1,4 @@
-//! CPU kernels of the linear layer: products as their operands are stored, summed in f32 or f64.
+//! CPU kernels of the linear layer: GEMMs as their operands are stored, summed in f32 or f64.
 
 use super::{BiasGrad, Linear, LinearDgrad, LinearWgrad};
 use crate::host::matmul::{MatmulOperand, Onto, matmul};

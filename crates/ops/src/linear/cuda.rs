@@ -1,4 +1,4 @@
-//! The products of a linear layer on a card.
+//! The GEMMs of a linear layer on a GPU.
 
 use super::{Linear, LinearDgrad, LinearWgrad, cuda_row};
 use xtrain_cuda::{CudaError, CudaKernel, Gemm, GemmOperands, Gpu, Operands, Work};

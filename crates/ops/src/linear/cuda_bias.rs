@@ -1,4 +1,4 @@
-//! The kernels of [`BiasGrad`] on a card.
+//! The kernels of [`BiasGrad`] on a GPU.
 #![allow(unsafe_code, reason = "it launches kernels")]
 
 use super::BiasGrad;
@@ -8,9 +8,9 @@ use xtrain_tensor::{DType, TensorType};
 
 pub(super) const SOURCE: KernelSource = KernelSource::new("linear/bias.cu", include_str!("bias.cu"));
 
-/// Warps of a block; as in the source.
+/// Warps of a block; equal in the kernels.
 const WARPS: usize = 8;
-/// Parts of the tokens, at most: with the columns, enough blocks for any card.
+/// Parts of the tokens, at most: with the columns, enough blocks for any GPU.
 const TOKEN_PARTS: usize = 256;
 
 #[derive(Clone, Copy)]
@@ -50,8 +50,9 @@ impl CudaKernel for BiasGrad {
             Arguments { dy: dy.place, parts: workspace.place, rows: rows as u64, width: width as u32 };
         let function = gpu.function(&SOURCE, &[], &format!("bias_grad_{path}_{}", suffix(dy.ty)))?;
         let launch = plane([width.div_ceil(32 * n), parts(rows)], [32, WARPS as u32]);
-        // SAFETY: the kernel takes one `Arguments`; dy is [rows, width] of the type that the name says, in rows of whole vectors where the
-        // path is that, and the workspace has a row of width f32 for each y of the grid.
+        // SAFETY: the kernel takes one `Arguments`; dy is [rows, width] of the type that the name says, in
+        // rows of whole vectors where the path is that, and the workspace has a row of width f32 for each y
+        // of the grid.
         let partial = unsafe { Work::launch(function, launch, arguments) };
 
         let arguments = Sum {
@@ -62,7 +63,8 @@ impl CudaKernel for BiasGrad {
             accumulate: dbias.accumulate.into(),
         };
         let function = gpu.function(&SOURCE, &[], "bias_grad_sum")?;
-        // SAFETY: the kernel takes one `Sum`; the workspace is [count, width], all written before, and dbias has width elements.
+        // SAFETY: the kernel takes one `Sum`; the workspace is [count, width], all written before, and dbias
+        // has width elements.
         let sum = unsafe { Work::launch(function, plane([width.div_ceil(32), 1], [32, 32]), arguments) };
         Ok(Work::sequence(vec![partial, sum]))
     }

@@ -1,6 +1,6 @@
 // One row through a linear layer: y[n] = w[n, k] x[k] + bias[n], what generation does for each token.
 //
-// Bound by memory: w is read once and x stays in the first cache, so it should reach the card's bandwidth. A warp has ROWS rows of w and
+// Bound by memory: w is read once and x stays in the first cache, so it should reach the GPU's bandwidth. A warp has ROWS rows of w and
 // every `split`-th run of 32 pieces of them, of 16 bytes a lane where rows are whole pieces; AT_ONCE pieces of each row are under way at
 // a time. The `split` warps that share rows are in one block, and their sums are added in order.
 

@@ -16,7 +16,7 @@ impl Sampled for Linear {
                     SampleInput::parameter([9]),
                 ],
             ),
-            // Rows that are 16-byte vectors in every type: another product on a card.
+            // Rows that are 16-byte vectors in every type: another GEMM on a GPU.
             Sample::forward(
                 Linear,
                 [

@@ -1,8 +1,8 @@
 //! CPU kernels of [`LinearCrossEntropy`] and [`LinearCrossEntropyGrad`].
 //!
-//! A chunk is a product, then its rows on all cores, then, for gradients, two products more. The passes over a row find it in the cache.
-//! How tokens are cut changes the order in which dw is summed and nothing else, except where a chunk has a single token: the product of
-//! one row is summed in another order.
+//! A chunk is a GEMM, then its rows on all cores, then, for gradients, two more GEMMs. The passes over a row
+//! find it in the cache. The cut of the tokens changes the order in which dw is summed and nothing else,
+//! except if a chunk has a single token: a GEMM of one row sums in another order.
 
 use super::{IGNORED, LinearCrossEntropy, LinearCrossEntropyGrad};
 use crate::host::math::{Rounding, exponentials, max, vectorized};
@@ -93,11 +93,11 @@ pub(super) fn check_targets(targets: &[i32], vocab: usize) {
     }
 }
 
-/// What is done with a row of logits.
+/// The work on a row of logits.
 pub(super) struct Rows<T> {
     pub(super) inv_targets: T,
     pub(super) z_loss: T,
-    /// Whether logits become their gradients.
+    /// True if logits become their gradients.
     pub(super) gradients: bool,
 }
 
@@ -111,7 +111,7 @@ impl<T: Real> Rows<T> {
 
     /// The two scalars of all tokens' terms.
     pub(super) fn sum(&self, terms: &View<'_>, targets: &[i32], scalars: &mut [ViewMut<'_>]) {
-        // Where nothing is to be predicted the mean is 0, whatever the inverse of no targets is.
+        // Without targets the mean is 0, whatever the inverse of their number.
         let any = targets.iter().any(|&target| target != IGNORED);
         let terms = terms.reals::<T>();
         for (k, scalar) in scalars.iter_mut().enumerate() {
@@ -121,7 +121,8 @@ impl<T: Real> Rows<T> {
         }
     }
 
-    /// Replaces the logits of some tokens by their gradients, where these are wanted, and writes the tokens' terms.
+    /// Replaces the logits of some tokens by their gradients, if these are wanted, and writes the tokens'
+    /// terms.
     fn run_all(&self, mut logits: ViewMut<'_>, targets: &[i32], terms: &mut [T]) {
         let v = logits.ty.numel() / targets.len();
         let mut each = |logits: &mut [T]| {
@@ -133,14 +134,14 @@ impl<T: Real> Rows<T> {
         if self.gradients {
             return each(&mut logits.reals::<T>());
         }
-        // What the passes leave is of no use then: it is neither rounded nor written back.
+        // Otherwise the passes leave nothing of use: it is neither rounded nor written back.
         let mut copy = Pooled::take(logits.ty.numel());
         logits.view().widen_into(&mut copy);
         each(&mut copy);
     }
 
-    /// The token's terms of the objective and of the cross-entropy, not yet divided. The logits become their gradients
-    /// where these are wanted, else nothing of use.
+    /// The token's terms of the objective and of the cross-entropy, before the division. The logits become
+    /// their gradients if these are wanted, else their contents are of no use.
     fn run(&self, logits: &mut [T], target: i32) -> [T; 2] {
         if target == IGNORED {
             logits.fill(T::ZERO);

@@ -1,10 +1,11 @@
-//! [`LinearCrossEntropy`] and [`LinearCrossEntropyGrad`] on a card.
+//! [`LinearCrossEntropy`] and [`LinearCrossEntropyGrad`] on a GPU.
 //!
-//! A vocabulary that is no multiple of 8 would leave cuBLASLt with slow kernels only: its last rows have products of their own.
+//! If the vocabulary is no multiple of 8, cuBLASLt has slow kernels only: its last rows have GEMMs of their
+//! own.
 //!
-//! A chunk is the product that makes its logits, a kernel over its rows, and for gradients two products more. Rows of logits begin at
-//! multiples of 128 bytes, whatever the vocabulary: so the three products and the rows are read and written in whole vectors even
-//! where the vocabulary is odd.
+//! A chunk is the GEMM of its logits, a kernel over its rows, and for gradients two more GEMMs. Rows of
+//! logits begin at multiples of 128 bytes, so that all of these read and write whole vectors even if the
+//! vocabulary is odd.
 #![allow(unsafe_code, reason = "it launches kernels")]
 
 use super::{LinearCrossEntropy, LinearCrossEntropyGrad};
@@ -74,7 +75,7 @@ impl CudaKernel for LinearCrossEntropyGrad {
     }
 }
 
-/// The logits of the longest chunk, by token its terms of the two outputs, and what the products work in.
+/// The logits of the longest chunk, each token's terms of the two outputs, and the workspace of the GEMMs.
 fn workspace(loss: &LinearCrossEntropy, inputs: &[TensorType]) -> Vec<TensorType> {
     let ((tokens, _), (vocab, _)) = (inputs[0].shape.rows_cols(), inputs[1].shape.rows_cols());
     let longest = loss.chunks(tokens).map(|chunk| chunk.len()).max().unwrap_or(0);
@@ -82,13 +83,14 @@ fn workspace(loss: &LinearCrossEntropy, inputs: &[TensorType]) -> Vec<TensorType
     vec![logits, TensorType::new(DType::F32, [tokens, 2]), Gemm::workspace()]
 }
 
-/// The rows of the weight in pieces that products are made of: all where their number suits cuBLASLt, else the most that do and the rest.
+/// The rows of the weight, one range for each GEMM: all if their number suits cuBLASLt, else the most that do
+/// and the rest.
 fn pieces(v: usize) -> impl DoubleEndedIterator<Item = Range<usize>> {
     let main = if v.is_multiple_of(8) { v } else { v / STRIDE_ELEMENTS * STRIDE_ELEMENTS };
     [0..main, main..v].into_iter().filter(|rows| !rows.is_empty())
 }
 
-/// Where a row of a matrix begins.
+/// The place of a row of a matrix.
 fn row_of(ty: TensorType, place: DevicePtr, row: usize) -> DevicePtr {
     place.offset(ty.dtype.bytes(row * ty.shape[1]))
 }
@@ -132,11 +134,11 @@ fn prepare(
     Ok(Work::sequence(parts))
 }
 
-/// Where all is, and what is done chunk by chunk.
+/// The places of all tensors, and the work of a chunk.
 pub(super) struct Chunks<'a> {
     pub(super) gpu: &'a Gpu,
     pub(super) z_loss: f32,
-    /// Whether logits become their gradients.
+    /// True if logits become their gradients.
     pub(super) gradients: bool,
     pub(super) x_td: CudaTensor,
     pub(super) targets_t: CudaTensor,
@@ -144,7 +146,7 @@ pub(super) struct Chunks<'a> {
     /// Of the longest chunk; rows may be longer than the vocabulary.
     pub(super) logits: CudaTensor,
     pub(super) terms: CudaTensor,
-    /// What products work in.
+    /// The workspace of GEMMs.
     pub(super) products: DevicePtr,
     pub(super) v: usize,
     pub(super) d: usize,
@@ -164,7 +166,7 @@ impl Chunks<'_> {
         self.logits.ty.shape[1]
     }
 
-    /// Where a column of the logits begins.
+    /// The place of a column of the logits.
     fn column(&self, column: usize) -> DevicePtr {
         self.logits.place.offset(self.dtype().bytes(column))
     }
@@ -173,7 +175,7 @@ impl Chunks<'_> {
         row_of(self.x_td.ty, self.x_td.place, tokens.start)
     }
 
-    /// x w^T of factors as they stand.
+    /// x w^T of plain operands.
     pub(super) fn logits(
         &self,
         tokens: &Range<usize>,
@@ -189,7 +191,7 @@ impl Chunks<'_> {
         Ok(())
     }
 
-    /// The tokens' terms, and dlogits in place where gradients are wanted.
+    /// The tokens' terms, and dlogits in place if gradients are wanted.
     pub(super) fn rows(&self, tokens: &Range<usize>) -> Result<Work, CudaError> {
         let kind = if self.gradients { "rows_gradients" } else { "rows" };
         let rows = self.gpu.function(&SOURCE, &[], &format!("{kind}_{}", suffix(self.x_td.ty)))?;
@@ -204,12 +206,12 @@ impl Chunks<'_> {
             z_loss: self.z_loss,
         };
         let launch = Launch::row(tokens.len() as u32, ROW_THREADS);
-        // SAFETY: the kernel takes one `RowArguments`, for logits of the type that its name says; a block each for the chunk's rows,
-        // of which logits, targets and terms have as many from these places on.
+        // SAFETY: the kernel takes one `RowArguments`, for logits of the type that its name says; a block
+        // each for the chunk's rows, of which logits, targets and terms have as many from these places on.
         Ok(unsafe { Work::launch(rows, launch, arguments) })
     }
 
-    /// dlogits w of factors as they stand.
+    /// dlogits w of plain operands.
     pub(super) fn dx(
         &self,
         tokens: &Range<usize>,
@@ -217,7 +219,8 @@ impl Chunks<'_> {
         dx: CudaOutput,
         parts: &mut Vec<Work>,
     ) -> Result<(), CudaError> {
-        // The few last rows first: their sum is small, so that rounding it before the others are added changes next to nothing.
+        // The few last rows first: their sum is small, so that rounding it before the others are added
+        // changes next to nothing.
         for (n, rows) in pieces(self.v).rev().enumerate() {
             let gemm =
                 Gemm::new([tokens.len(), self.d, rows.len()], self.dtype(), [false, false], self.dtype());
@@ -229,7 +232,7 @@ impl Chunks<'_> {
         Ok(())
     }
 
-    /// dlogits^T x of factors as they stand.
+    /// dlogits^T x of plain operands.
     pub(super) fn dw(
         &self,
         tokens: &Range<usize>,
@@ -247,7 +250,7 @@ impl Chunks<'_> {
         Ok(())
     }
 
-    /// The two scalars, the first of the outputs, of all tokens' terms.
+    /// The two scalars of all tokens' terms: the first outputs.
     pub(super) fn sum(&self, outputs: &[CudaOutput]) -> Result<Work, CudaError> {
         let [objective, cross_entropy, ..] = outputs else { unreachable!("two scalars at least") };
         let arguments = SumArguments {
@@ -262,7 +265,8 @@ impl Chunks<'_> {
             add_cross_entropy: cross_entropy.accumulate.into(),
         };
         let sum = self.gpu.function(&SOURCE, &[], "sum_terms")?;
-        // SAFETY: the kernel takes one `SumArguments`; terms and targets are those of `tokens` tokens, the outputs scalars of f32.
+        // SAFETY: the kernel takes one `SumArguments`; terms and targets are those of `tokens` tokens, the
+        // outputs scalars of f32.
         Ok(unsafe { Work::launch(sum, Launch::row(1, SUM_THREADS), arguments) })
     }
 

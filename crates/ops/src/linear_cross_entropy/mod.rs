@@ -1,8 +1,8 @@
 //! The final linear and cross-entropy, in chunks of tokens: the logits of all tokens never exist together.
 //!
-//! Gradients are formed during the forward ([`LinearCrossEntropyGrad`] takes the op's place), while a chunk's logits are there,
-//! so that these are computed once. That needs the objective's gradient to be one: it must be the loss itself.
-//! In bf16 the logits are rounded to bf16, and cross-entropy is computed from these in f32.
+//! Gradients are computed during the forward, when a chunk's logits exist, so that logits are computed once
+//! ([`LinearCrossEntropyGrad`] takes the op's place). The objective must therefore be the loss itself, whose
+//! gradient is one. In bf16 the logits are rounded to bf16, and cross-entropy is computed from these in f32.
 
 mod cpu;
 mod cuda;
@@ -27,39 +27,41 @@ use xtrain_tensor::{DType, TensorType};
 /// The target of a token that has none.
 pub const IGNORED: i32 = -100;
 
-/// `(x_td, w_vd, targets_t, inv_targets) -> (objective, cross_entropy)`: with logits = x w^T and lse = ln(sum_v e^logit), over the
-/// tokens whose target is not [`IGNORED`],
-/// `cross_entropy = inv_targets * sum(lse - logit[target])` and `objective = cross_entropy + inv_targets * z_loss * sum(lse^2)`.
+/// `(x_td, w_vd, targets_t, inv_targets) -> (objective, cross_entropy)`: with logits = x w^T and lse =
+/// ln(sum_v e^logit), over the tokens whose target is not [`IGNORED`], `cross_entropy = inv_targets * sum(lse
+/// - logit[target])` and `objective = cross_entropy + inv_targets * z_loss * sum(lse^2)`.
 ///
-/// targets are i32; others than -100 must lie in 0..v, which the loader checks. inv_targets is a float scalar: one over the number
-/// of targets of the whole global batch, so that the outputs, which accumulate over micro-steps, end as means over it.
-/// Outputs are scalars of x's compute type; both are 0 where all targets are ignored.
-/// The z-loss is PaLM's (arXiv 2204.02311, section 5).
+/// targets are i32; others than -100 must lie in 0..v, which the loader checks. inv_targets is a float
+/// scalar: one over the number of targets of the whole global batch, so that the outputs, which accumulate
+/// over micro-steps, end as means over it. Outputs are scalars of x's compute type; both are 0 where all
+/// targets are ignored. The z-loss is PaLM's (arXiv 2204.02311, section 5).
 #[derive(Clone, Copy, Debug)]
 pub struct LinearCrossEntropy {
-    /// The most tokens whose logits exist at a time, at least 1. Tokens are cut into chunks of
-    /// as equal lengths as can be.
+    /// The most tokens whose logits exist at a time, at least 1. Tokens are cut into chunks of lengths as
+    /// equal as possible.
     pub chunk_tokens: usize,
     /// Weight of lse^2; 0 leaves it out.
     pub z_loss: f32,
 }
 
-/// The forward and the wanted gradients in one: `(x_td, w_vd, targets_t, inv_targets) -> (objective, cross_entropy[, dx_td][, dw_vd])`.
+/// The forward and the wanted gradients in one op: `(x_td, w_vd, targets_t, inv_targets) -> (objective,
+/// cross_entropy[, dx_td][, dw_vd])`.
 ///
-/// With p the softmax of a token's logits, dlogits = inv_targets * (p - onehot(target) + 2 z_loss lse p), and 0 where the target is
-/// ignored; rounded to bf16 in bf16. dx = dlogits w, assigned; dw = dlogits^T x, summed over chunks in f32, which accumulates.
+/// With p the softmax of a token's logits, dlogits = inv_targets * (p - onehot(target) + 2 z_loss lse p), and
+/// 0 where the target is ignored; rounded to bf16 in bf16. dx = dlogits w, assigned; dw = dlogits^T x, summed
+/// over chunks in f32, which accumulates.
 #[derive(Clone, Copy, Debug)]
 pub struct LinearCrossEntropyGrad {
     /// The loss.
     pub loss: LinearCrossEntropy,
-    /// Whether dx is wanted.
+    /// True if dx is wanted.
     pub dx: bool,
     /// The element type of dw, if it is wanted.
     pub dw: Option<DType>,
 }
 
 impl LinearCrossEntropy {
-    /// An error where the attributes cannot be.
+    /// An error about invalid attributes.
     fn check(&self) -> Result<(), OpError> {
         OpError::ensure(self.chunk_tokens > 0, || "chunk_tokens must be at least 1".into())?;
         OpError::ensure(self.z_loss >= 0.0 && self.z_loss.is_finite(), || {
@@ -84,7 +86,7 @@ impl LinearCrossEntropy {
         Ok((tokens, vocab))
     }
 
-    /// The logits of the longest chunk, and by token its terms of the two outputs.
+    /// The logits of the longest chunk, and each token's terms of the two outputs.
     fn workspace(&self, inputs: &[TensorType]) -> Vec<TensorType> {
         let ((tokens, _), (vocab, _)) = (inputs[0].shape.rows_cols(), inputs[1].shape.rows_cols());
         let longest = self.chunks(tokens).map(|chunk| chunk.len()).max().unwrap_or(0);
@@ -92,7 +94,7 @@ impl LinearCrossEntropy {
         vec![logits, TensorType::new(inputs[0].dtype.compute(), [tokens, 2])]
     }
 
-    /// The chunks that the tokens are cut into: as few as can be, their lengths differing by one at most.
+    /// The chunks of the tokens: as few as possible, with lengths that differ by one at most.
     fn chunks(&self, tokens: usize) -> impl Iterator<Item = Range<usize>> {
         let n = tokens.div_ceil(self.chunk_tokens);
         (0..n).map(move |i| i * tokens / n..(i + 1) * tokens / n)
@@ -182,7 +184,7 @@ impl Op for LinearCrossEntropyGrad {
         Rebuild::Never
     }
 
-    /// Of x, the weight and, inside, dlogits.
+    /// Of x, the weight and, computed inside, dlogits.
     fn gemms(&self, inputs: &[TensorType]) -> Option<Gemms> {
         let ((tokens, width), (vocab, _)) = (inputs[0].shape.rows_cols(), inputs[1].shape.rows_cols());
         let weight = [OperandSource::Inside, OperandSource::Input(1)];
@@ -205,7 +207,7 @@ impl Op for LinearCrossEntropyGrad {
     }
 }
 
-/// `gemms` products of x's size and this vocabulary.
+/// The cost of `gemms` GEMMs of x's size and this vocabulary.
 fn gemm_cost(x: TensorType, vocab: usize, gemms: f64) -> Cost {
     Cost { flops: 2.0 * gemms * x.numel() as f64 * vocab as f64 }
 }

@@ -29,7 +29,7 @@ impl Sampled for LinearCrossEntropyGrad {
             let inputs = sample_inputs(9, 17, &[16, IGNORED, 0, 5, 5, IGNORED, 2, 8, 1]);
             Sample::plain(LinearCrossEntropyGrad { loss, dx, dw }, inputs)
         };
-        // Rows so wide that a card goes over them in several rounds, the last of them not full.
+        // Rows so wide that a GPU goes over them in several rounds, the last of them not full.
         let wide = LinearCrossEntropyGrad {
             loss: LinearCrossEntropy { chunk_tokens: 2, z_loss: 1e-3 },
             dx: true,
@@ -64,7 +64,8 @@ pub(super) fn sample_inputs(width: usize, vocab: usize, targets: &[i32]) -> [Sam
         .fill(Fill::Values(targets.iter().map(|&t| t.into()).collect()));
     [
         SampleInput::activation([targets.len(), width]),
-        // Logits of a model's size, whatever the width: of large ones a bf16 rounding is more than a bar allows.
+        // Logits of a model's size, whatever the width: of large ones a bf16 rounding is more than a bar
+        // allows.
         SampleInput::parameter([vocab, width]).fill(Fill::Normal(0.0, 1.5 / (width as f32).sqrt())),
         targets_t,
         SampleInput::activation([]).fill(Fill::Values(vec![1.0 / count.max(1) as f64])),

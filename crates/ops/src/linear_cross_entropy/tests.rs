@@ -136,7 +136,8 @@ fn agrees_with_the_formulas() {
 #[test]
 fn bf16_rounds_logits_and_their_gradients_and_nothing_between() {
     let (t, d, v, seed) = (29, 64, 203, fresh_seed());
-    // Multiples of 1/8 and 1/16: products and their sums are exact in f32, so that logits round the same everywhere.
+    // Multiples of 1/8 and 1/16: GEMMs and their sums are exact in f32, so that logits round the same
+    // everywhere.
     let grid = |rows: usize, unit: f64, site| {
         let rng = Philox::new(seed, 0, site);
         let values: Vec<f64> =
@@ -149,7 +150,8 @@ fn bf16_rounds_logits_and_their_gradients_and_nothing_between() {
     let rounded = case.reference(1e-3, |x| f64::from(round_bf16(x as f32)));
     assert!(error(&[found.objective], &[rounded.objective]) < 1e-6);
     assert!(error(&[found.cross_entropy], &[rounded.cross_entropy]) < 1e-6);
-    // A gradient may fall on the other side of a rounding boundary here and there; without rounding all differ.
+    // A gradient may fall on the other side of a rounding boundary here and there; without rounding all
+    // differ.
     assert!(error(&found.dw_vd, &rounded.dw_vd) < 1e-4);
     assert!(error(&found.dx_td, &rounded.dx_td) < 2f64.powi(-9), "dx is rounded once");
     let exact = case.reference(1e-3, |x| x);
@@ -167,7 +169,7 @@ fn the_chunk_changes_nothing() {
         assert!(found.objective == whole.objective && found.cross_entropy == whole.cross_entropy);
         assert_near(&found, &whole, 1e-12, &format!("chunks of {chunk_tokens}"));
     }
-    // The product with a single row is summed in another order.
+    // The GEMM with a single row is summed in another order.
     assert_near(&of(1), &whole, 1e-12, "chunks of one");
 }
 
@@ -282,7 +284,7 @@ fn micro_steps_add_to_the_loss_and_to_dw_but_not_to_dx() {
 
 #[test]
 fn threads_change_no_bit_of_large_operands() {
-    // Large enough that the products and the rows are spread over threads.
+    // Large enough that the GEMMs and the rows are spread over threads.
     for dtype in [DType::F32, DType::BF16] {
         let case = Case::random(dtype, 150, 70, 2003, fresh_seed());
         let op = LinearCrossEntropyGrad {
@@ -327,7 +329,8 @@ fn wrong_operands_are_named() {
     refuse(LinearCrossEntropy { z_loss: -1.0, ..loss }, 0, types[0], "z_loss");
 }
 
-/// A program with the loss alone, w its parameter, differentiated from the roots that `roots` makes of its outputs.
+/// A program with the loss alone, w its parameter, differentiated from the roots that `roots` makes of its
+/// outputs.
 fn differentiate(
     precision: Precision,
     roots: impl Fn(&mut Program, &[ValueId]) -> Vec<Root>,

@@ -1,6 +1,6 @@
 // Normal numbers, the same bits as the host's `tensor/src/normal.rs`: the same operations of f64 in the same order, each rounded to nearest
 // and none fused into another, as the intrinsics say. A thread draws one block of the stream, four neighbours, and writes 16 bytes. Bound by
-// f64 arithmetic, some hundred operations for two numbers: on a card with few units for it still far quicker than a copy from the host.
+// f64 arithmetic, some hundred operations for two numbers: on a GPU with few units for it still far quicker than a copy from the host.
 
 struct Normal {
     float* y;

@@ -10,8 +10,8 @@ use xtrain_cuda::KernelSource;
 use xtrain_program::{Op, OpError};
 use xtrain_tensor::{DType, Shape, TensorType};
 
-/// `() -> y`, f32 of this shape: [`Philox::fill_normal`](xtrain_tensor::Philox::fill_normal) of the stream (`step`, `site`) of `seed`. The
-/// same bits on every device.
+/// `() -> y`, f32 of this shape: [`Philox::fill_normal`](xtrain_tensor::Philox::fill_normal) of the stream
+/// (`step`, `site`) of `seed`. The same bits on every device.
 #[derive(Clone, Copy, Debug)]
 pub struct Normal {
     /// The extents of y.

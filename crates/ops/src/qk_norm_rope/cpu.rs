@@ -94,7 +94,7 @@ impl QkNormRopeGrad {
 struct Weights<'a, T> {
     queries: &'a [T],
     keys: &'a [T],
-    /// How many heads are queries'.
+    /// The number of heads are queries'.
     heads: usize,
 }
 
@@ -115,7 +115,8 @@ impl<T: Real> Weights<'_, T> {
         );
     }
 
-    /// Replaces dy by dx in the heads of a row, and adds to the gradients of the weights: the queries', then the keys'.
+    /// Replaces dy by dx in the heads of a row, and adds to the gradients of the weights: the queries', then
+    /// the keys'.
     fn grad_heads(&self, x: &[T], rstd: &[T], dy: &mut [T], dw: &mut [T]) {
         let e = self.queries.len();
         let (dq_w, dk_w) = dw.split_at_mut(e);

@@ -1,4 +1,4 @@
-//! The kernels of [`QkNormRope`] and [`QkNormRopeGrad`] on a card.
+//! The kernels of [`QkNormRope`] and [`QkNormRopeGrad`] on a GPU.
 #![allow(unsafe_code, reason = "it launches kernels")]
 
 use super::{QkNormRope, QkNormRopeGrad};
@@ -25,11 +25,11 @@ const VARIANTS: [Defines; 4] = [
 /// How heads are cut among threads.
 #[derive(Clone, Copy)]
 struct Cut {
-    /// Whether a lane reads 16 bytes at once.
+    /// True if a lane reads 16 bytes at once.
     vector: bool,
     /// Lanes of a head.
     group: usize,
-    /// How many pairs of columns, or of vectors, a lane has.
+    /// The number of pairs of columns, or of vectors, a lane has.
     pairs: usize,
     /// Threads of a block.
     threads: usize,
@@ -127,9 +127,9 @@ fn rotation(
     let arguments = Rope { heads, x, y: x, rstd: DevicePtr(0), amax: place, eps: 0.0, direction };
     let name = if amax.is_some() { "rope_measured" } else { "rope" };
     let function = cut.function(gpu, &format!("{name}_{}", suffix(y.ty)))?;
-    // SAFETY: the kernels take one `Rope`. y is [tokens, all * head_dim] of the type that the name says, there is a position for each
-    // token, and the table is [table_rows, head_dim]; rows beyond are not read. The cut covers every rotated head once, and every head where
-    // they are measured, in a word.
+    // SAFETY: the kernels take one `Rope`. y is [tokens, all * head_dim] of the type that the name says,
+    // there is a position for each token, and the table is [table_rows, head_dim]; rows beyond are not read.
+    // The cut covers every rotated head once, and every head where they are measured, in a word.
     let rotated = unsafe { Work::launch(function, cut.launch(heads.tokens as usize), arguments) };
     if amax.is_none() {
         return Ok(rotated);
@@ -161,7 +161,8 @@ impl CudaKernel for QkNormRope {
             direction: 1.0,
         };
         let function = cut.function(gpu, &format!("qk_norm_rope_{}", suffix(ty)))?;
-        // SAFETY: as for the rotation, for x and y and all heads; the weights have head_dim elements, and rstd is f32 [tokens, rotated].
+        // SAFETY: as for the rotation, for x and y and all heads; the weights have head_dim elements, and
+        // rstd is f32 [tokens, rotated].
         Ok(unsafe { Work::launch(function, cut.launch(inputs[1].ty.numel()), arguments) })
     }
 }
@@ -235,9 +236,10 @@ impl CudaKernel for QkNormRopeGrad {
         };
         let launch = Cut { blocks, ..cut }.launch(tokens).shared(shared as u32);
         let function = cut.function(gpu, &format!("{name}_{}", suffix(ty)))?;
-        // SAFETY: the kernels take one `RopeGrad`. dy and x are as y of the rotation, rstd is [tokens, rotated] and the weights have
-        // head_dim elements; the workspace has a row of 2 head_dim sums for each block of heads, and shared memory head_dim for each
-        // group; amax is a word where it is measured.
+        // SAFETY: the kernels take one `RopeGrad`. dy and x are as y of the rotation, rstd is [tokens,
+        // rotated] and the weights have head_dim elements; the workspace has a row of 2 head_dim sums for
+        // each block of heads, and shared memory head_dim for each group; amax is a word where it is
+        // measured.
         let sum_heads = unsafe { Work::launch(function, launch, arguments) };
 
         let cleared = arguments;
@@ -252,7 +254,8 @@ impl CudaKernel for QkNormRopeGrad {
         };
         let function = cut.function(gpu, "qk_norm_rope_sum")?;
         let launch = plane([(2 * head_dim).div_ceil(32), 1], [32, 32]);
-        // SAFETY: the kernel takes one `Sum`; the workspace is [count, 2 head_dim], all written before, the gradients have head_dim elements.
+        // SAFETY: the kernel takes one `Sum`; the workspace is [count, 2 head_dim], all written before, the
+        // gradients have head_dim elements.
         let sum_parts = unsafe { Work::launch(function, launch, arguments) };
         let mut steps = vec![sum_heads, sum_parts];
         if self.amax {

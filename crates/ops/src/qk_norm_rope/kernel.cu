@@ -28,7 +28,7 @@ struct Rope {
     // x itself without the norm.
     void* y;
     float* rstd;
-    // Where y is measured: the bits of its largest magnitude.
+    // Where y is measured: the bits of its amax.
     u32* amax;
     float eps;
     // 1, or -1 to rotate back.
@@ -43,7 +43,7 @@ struct RopeGrad {
     Floats rstd;
     // A block of heads each, [.., gridDim.x, 2, head_dim]: sums for the queries' weight and the keys'.
     float* parts;
-    // Where dx is measured: the bits of its largest magnitude.
+    // Where dx is measured: the bits of its amax.
     u32* amax;
 };
 
@@ -168,7 +168,7 @@ template <class T> __device__ __forceinline__ void norm_rope(const Rope& at) {
     }
 }
 
-// The largest magnitude of the gradients of values in every gridDim.x-th token, which are what they were.
+// The amax of the gradients of values in every gridDim.x-th token, which are what they were.
 template <class T> __device__ __forceinline__ u32 largest_of_values(const RopeGrad& at) {
     constexpr int N = WIDE<T>;
     u32 width = at.heads.head_dim, pieces = (at.heads.all - at.heads.rotated) * (width / N), largest = 0;

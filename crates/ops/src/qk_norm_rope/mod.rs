@@ -1,12 +1,14 @@
-//! Rotary position embedding (Su et al., arXiv 2104.09864) of queries and keys, after an RMS norm of every head where the model
-//! has one (Qwen3).
+//! Rotary position embedding (Su et al., arXiv 2104.09864) of queries and keys, after an RMS norm of every
+//! head where the model has one (Qwen3).
 //!
-//! Columns of `qkv`: h query heads, then k key heads, then k value heads, e columns each. A head is rotated in pairs (j, j + e/2), as
-//! Hugging Face's `rotate_half` pairs them: with the cosine c_j and sine s_j of the token's position,
-//! `y_j = x_j c_j - x_{j+e/2} s_j` and `y_{j+e/2} = x_{j+e/2} c_j + x_j s_j`. With the norm, x is first replaced by
-//! x * rstd * w, rstd = 1 / sqrt(mean(x^2) + eps) over the head. All in f32 (f64) inside, rounded once.
+//! Columns of `qkv`: h query heads, then k key heads, then k value heads, e columns each. A head is rotated
+//! in pairs (j, j + e/2), as Hugging Face's `rotate_half` pairs them: with the cosine c_j and sine s_j of the
+//! token's position, `y_j = x_j c_j - x_{j+e/2} s_j` and `y_{j+e/2} = x_{j+e/2} c_j + x_j s_j`. With the
+//! norm, x is first replaced by x * rstd * w, rstd = 1 / sqrt(mean(x^2) + eps) over the head. All in f32
+//! (f64) inside, rounded once.
 //!
-//! Without the norm the op and its backward are rotations in place. With it the backward needs the input, so the forward is not.
+//! Without the norm the op and its backward are rotations in place. With it the backward needs the input, so
+//! the forward is not.
 
 mod cpu;
 mod cuda;
@@ -24,10 +26,11 @@ use xtrain_cuda::KernelSource;
 use xtrain_program::{Backward, Differentiable, Op, OpError, Operand, Role};
 use xtrain_tensor::{DType, TensorType};
 
-/// `(qkv_tc, positions_t, table_pe[, q_w_e, k_w_e]) -> (qkv'_tc[, rstd_tn])` with c = (h + 2k) e columns and n = h + k heads.
+/// `(qkv_tc, positions_t, table_pe[, q_w_e, k_w_e]) -> (qkv'_tc[, rstd_tn])` with c = (h + 2k) e columns and
+/// n = h + k heads.
 ///
-/// Row p of the table holds e/2 cosines, then e/2 sines ([`rotation_table`]); positions must lie in 0..p. The value columns
-/// pass unchanged. The weights are there if and only if `norm` is.
+/// Row p of the table holds e/2 cosines, then e/2 sines ([`rotation_table`]); positions must lie in 0..p. The
+/// value columns pass unchanged. The weights are there if and only if `norm` is.
 #[derive(Clone, Copy, Debug)]
 pub struct QkNormRope {
     /// h.
@@ -66,7 +69,8 @@ impl Op for QkNormRope {
         if self.norm.is_some() { &[] } else { &[(0, 0)] }
     }
 
-    /// With the norm, leaving the output unsaved frees it, as the input is saved anyway. Without, either of the two would be saved.
+    /// With the norm, leaving the output unsaved frees it, as the input is saved anyway. Without, either of
+    /// the two would be saved.
     fn is_cheap(&self, output: usize) -> bool {
         self.norm.is_some() && output == 0
     }
@@ -95,11 +99,12 @@ impl Differentiable for QkNormRope {
     }
 }
 
-/// `(dqkv'_tc, positions_t, table_pe[, qkv_tc, rstd_tn, q_w_e, k_w_e]) -> (dqkv_tc[, dq_w_e, dk_w_e])`, dqkv in place of dqkv'.
+/// `(dqkv'_tc, positions_t, table_pe[, qkv_tc, rstd_tn, q_w_e, k_w_e]) -> (dqkv_tc[, dq_w_e, dk_w_e])`, dqkv
+/// in place of dqkv'.
 ///
-/// The gradients are rotated back. With the norm, for each head with n = x * rstd and dy rotated back,
-/// dx = rstd * (dy w - n mean(dy w n)), and dw = the sum of dy n over tokens and heads, which accumulates. With `amax` the largest magnitude
-/// of dqkv, `f32[1]`, is the last output.
+/// The gradients are rotated back. With the norm, for each head with n = x * rstd and dy rotated back, dx =
+/// rstd * (dy w - n mean(dy w n)), and dw = the sum of dy n over tokens and heads, which accumulates. With
+/// `amax` the amax of dqkv, `f32[1]`, is the last output.
 #[derive(Clone, Copy, Debug)]
 pub struct QkNormRopeGrad {
     /// h.
@@ -110,7 +115,7 @@ pub struct QkNormRopeGrad {
     pub head_dim: usize,
     /// The element types of dq_w and dk_w; none without the norm.
     pub weights: Option<[DType; 2]>,
-    /// Whether dqkv is measured.
+    /// True if dqkv is measured.
     pub amax: bool,
 }
 

@@ -100,7 +100,7 @@ impl Sampled for QkNormRopeGrad {
     }
 }
 
-/// Tokens, query heads, key heads and their width: usual heads, more than one block has, wide and odd ones, one token, and more tokens than
-/// blocks sum.
+/// Tokens, query heads, key heads and their width: usual heads, more than one block has, wide and odd ones,
+/// one token, and more tokens than blocks sum.
 const ON_CARD: [[usize; 4]; 6] =
     [[700, 8, 2, 128], [9, 40, 40, 128], [1, 6, 2, 64], [40, 3, 1, 512], [5, 2, 2, 300], [530, 2, 1, 80]];

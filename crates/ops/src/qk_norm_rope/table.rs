@@ -1,8 +1,8 @@
 //! The table of rotation angles, as transformers computes it (`modeling_rope_utils.py`).
 //!
-//! Frequencies, their scaling and the angle position * frequency are f32 operations in transformers' order, because at large
-//! positions the rounding of the angle is what two implementations must share. Cosine and sine of that f32 angle are exact up to
-//! their final rounding.
+//! Frequencies, their scaling and the angle position * frequency are f32 operations in transformers' order,
+//! because at large positions the rounding of the angle is what two implementations must share. Cosine and
+//! sine of that f32 angle are exact up to their final rounding.
 
 use rayon::prelude::*;
 use std::f64::consts::TAU;
@@ -31,8 +31,9 @@ pub enum RopeScaling {
     },
 }
 
-/// The table `f32[positions, head_dim]` that [`QkNormRope`](super::QkNormRope) reads: row p holds the cosines of
-/// p * frequency for the head_dim / 2 frequencies, then the sines. `theta` is the base of the frequencies theta^(-2j / head_dim).
+/// The table `f32[positions, head_dim]` that [`QkNormRope`](super::QkNormRope) reads: row p holds the cosines
+/// of p * frequency for the head_dim / 2 frequencies, then the sines. `theta` is the base of the frequencies
+/// theta^(-2j / head_dim).
 ///
 /// # Panics
 /// If `head_dim` is odd.

@@ -513,8 +513,8 @@ impl CudaKernel for Dequantize {
         let function = gpu.function(&DEQUANTIZE, &[], &format!("dequantize_{path}_{}", suffix(x.ty)))?;
         let threads = warps_of(cols.div_ceil(n), ELEMENTWISE_THREADS as usize);
         let launch = plane([rows, cols.div_ceil(n * threads as usize)], [threads, 1]);
-        // SAFETY: the kernel takes one `Back`. q is [rows, cols] in the format and x of the type that the name says, in rows of eights where
-        // the path is that; there is a scale for each region.
+        // SAFETY: the kernel takes one `Back`. q is [rows, cols] in the format and x of the type that the
+        // name says, in rows of eights where the path is that; there is a scale for each region.
         Ok(unsafe { Work::launch(function, launch, arguments) })
     }
 }

@@ -3,7 +3,7 @@
 // What is cast is a tensor, or made on the way of what another op would make it of (OF), rounded as that op would store it, so that it is
 // neither written nor read again.
 //
-// Bound by memory, where it has few enough instructions: under load a card's clock falls, its memory's rate does not. A block has an area of
+// Bound by memory, where it has few enough instructions: under load a GPU's clock falls, its memory's rate does not. A block has an area of
 // EDGE rows by EDGE columns, a thread a piece of HIGH by WIDTH of it, which it keeps in registers: few enough of them that while some warps
 // wait for memory, others cast. What all threads of a row or column would compute alike, one does, and shared memory tells the others.
 // Of what is made on the way, all rows are asked for before any is computed with: memory's latency stands there once, not once a row.

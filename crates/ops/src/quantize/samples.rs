@@ -57,11 +57,12 @@ impl Sampled for Quantize {
         Sample::plain(op, [SampleInput::activation([300, 160])])
     }
 
-    /// Every format with every scaling in every layout, in rows and columns of whole vectors and in others, over several areas; and what a
-    /// scale must make an exception of.
+    /// Every format with every scaling in every layout, in rows and columns of whole vectors and in others,
+    /// over several areas; and what a scale must make an exception of.
     fn gpu_samples() -> Vec<Sample> {
         let mut all = cast_in_place_of_sources();
-        // Zeros, what f32 holds at its ends, an infinity and numbers that are none, each in a tile of its own.
+        // Zeros, what f32 holds at its ends, an infinity and numbers that are none, each in a tile of its
+        // own.
         let special = [0.0, 1e-44, 3e38, f64::INFINITY, f64::NAN, -0.0];
         let value = |i: usize| match i.is_multiple_of(5) {
             true => special[i / 128 % 6],
@@ -137,7 +138,8 @@ impl Sampled for Dequantize {
     }
 }
 
-/// Casts of what is made on the way: of whole areas, of tiles that rows end with, of rows of eights in each layout, and of any.
+/// Casts of what is made on the way: of whole areas, of tiles that rows end with, of rows of eights in each
+/// layout, and of any.
 fn cast_in_place_of_sources() -> Vec<Sample> {
     let mut all = Vec::new();
     for [rows, cols] in [[256, 384], [304, 256], [131, 264], [70, 77]] {

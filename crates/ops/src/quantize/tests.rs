@@ -1,5 +1,5 @@
-//! Quantisation against its definition one element at a time, and its promises: exact powers of two, bounded errors, numbers that are not
-//! finite.
+//! Quantisation against its definition one element at a time, and its promises: exact powers of two, bounded
+//! errors, numbers that are not finite.
 
 use super::{Dequantize, Given, Layouts, Quantize};
 use crate::check::{on_threads, seed};
@@ -196,7 +196,8 @@ fn scales_are_those_worked_out_by_hand() {
     let op = |format, scaling, pow2_scales, layouts| Quantize::new(format, scaling, pow2_scales, layouts);
     let direct = |format, scaling, pow2_scales| op(format, scaling, pow2_scales, Layouts::RowMajor);
     let inverse = |op| floats(&quantize(op, &x).inv_scale);
-    // 448 / 7 = 64; by rows 448 / 3.5 = 128; by columns 448 / 2 = 224 and 448 / 0.5 = 896 are no powers of two.
+    // 448 / 7 = 64; by rows 448 / 3.5 = 128; by columns 448 / 2 = 224 and 448 / 0.5 = 896 are no powers of
+    // two.
     assert_eq!(inverse(direct(DType::E4M3, Scaling::Tensor, false)), [1.0 / 64.0]);
     assert_eq!(inverse(direct(DType::E4M3, Scaling::Row, false)), [1.0 / 128.0, 1.0 / 64.0]);
     let columns = |pow2_scales| op(DType::E4M3, Scaling::Row, pow2_scales, Layouts::Transposed);
@@ -228,7 +229,7 @@ fn scales_of_powers_of_two_are_powers_of_two_and_at_most_twice_too_small() {
 #[test]
 fn every_finite_pattern_passes_unchanged() {
     for format in FORMATS {
-        // A region whose largest magnitude is the format's has scale 1.
+        // A region whose amax is the format's has scale 1.
         let patterns: Vec<f32> = match format {
             DType::E4M3 => (0..=255).map(from_e4m3).collect(),
             DType::E5M2 => (0..=255).map(from_e5m2).collect(),
@@ -248,7 +249,8 @@ fn every_finite_pattern_passes_unchanged() {
 #[test]
 fn an_element_is_off_by_at_most_half_a_unit_in_the_last_place() {
     for op in all_ops() {
-        // The unit of the format's normal numbers, relative, and of its subnormal ones, for a region scaled to the maximum.
+        // The unit of the format's normal numbers, relative, and of its subnormal ones, for a region scaled
+        // to the maximum.
         let (relative, smallest) = match op.format {
             DType::E4M3 => (2f64.powi(-3), 2f64.powi(-9)),
             DType::E5M2 => (2f64.powi(-2), 2f64.powi(-16)),
@@ -281,7 +283,8 @@ fn what_was_quantized_with_powers_of_two_is_quantized_again_without_error() {
 
 #[test]
 fn tiles_along_one_dimension_requantize_exactly_along_the_other_where_range_allows() {
-    // FusedCast a factor of 100 of the region's largest, no element becomes subnormal, and powers of two keep every mantissa.
+    // FusedCast a factor of 100 of the region's largest, no element becomes subnormal, and powers of two keep
+    // every mantissa.
     let shape = [256, 256];
     let x: Vec<f32> = random(shape).iter().map(|x| x.signum() * (1.0 + x.abs().fract() * 100.0)).collect();
     let tiles = |layouts| Quantize::new(DType::E4M3, Scaling::Tile, true, layouts);

@@ -7,7 +7,8 @@ use xtrain_tensor::Scaling;
 
 pub(super) const REWRITE: Rewrite = Rewrite { name: "adamw_cast", link: Link::Output, apply };
 
-/// `AdamW(..) -> (.., master, ..)`, `Quantize(master[, scale]) -> casts` => `AdamW(..[, scale]) -> (.., casts)`.
+/// `AdamW(..) -> (.., master, ..)`, `Quantize(master[, scale]) -> casts` => `AdamW(..[, scale]) -> (..,
+/// casts)`.
 fn apply(pair: &Pair<'_>) -> Option<Replacement> {
     let adamw = pair.producer::<AdamW>()?;
     let p = adamw.masters().position(|master| pair.reads(0) == Some(master))?;

@@ -1,4 +1,5 @@
-//! The op that computes a tensor also writes its amax, so that a cast with a scale of the whole tensor reads the tensor once.
+//! The op that computes a tensor also writes its amax, so that a cast with a scale of the whole tensor reads
+//! the tensor once.
 
 use super::{cast, edges, node};
 use crate::adamw::AdamW;
@@ -11,7 +12,8 @@ use xtrain_tensor::Scaling;
 
 pub(super) const REWRITE: Rewrite = Rewrite { name: super::AMAX, link: Link::Output, apply };
 
-/// `P(..) -> (.., x, ..)`, `Quantize(x) -> casts` => `P(..) -> (.., x, .., amax)`, `Quantize(x, amax) -> casts`.
+/// `P(..) -> (.., x, ..)`, `Quantize(x) -> casts` => `P(..) -> (.., x, .., amax)`, `Quantize(x, amax) ->
+/// casts`.
 fn apply(pair: &Pair<'_>) -> Option<Replacement> {
     let x = pair.reads(0)?;
     let cast = cast(pair, x)?;

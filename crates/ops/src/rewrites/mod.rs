@@ -1,7 +1,8 @@
-//! The fusions: for each a file with a rule from a producer and a consumer to their replacement ([`xtrain_program::fuse`]).
+//! The fusions: for each a file with a rule from a producer and a consumer to their replacement
+//! ([`xtrain_program::fuse`]).
 //!
-//! A rule says what is equal to the bit; whether it is legal at a place is the engine's business, whether it is wanted the recipe's. A
-//! new fusion is a file here and a line in [`ALL`].
+//! A rule says what is equal to the bit; whether it is legal at a place is the engine's business, whether it
+//! is wanted the recipe's. A new fusion is a file here and a line in [`ALL`].
 
 mod adamw_cast;
 mod amax;

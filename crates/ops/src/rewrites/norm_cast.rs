@@ -1,5 +1,5 @@
-//! A cast computes the norm that it casts. The norm is never written; what is left of its op gives 1/rms and, for a scale of the whole
-//! tensor, the norm's amax.
+//! A cast computes the norm that it casts. The norm is never written; what is left of its op gives 1/rms and,
+//! for a scale of the whole tensor, the norm's amax.
 
 use super::{cast, edges, node};
 use crate::quantize::{CastSource, Given, Quantize};
@@ -9,8 +9,8 @@ use xtrain_tensor::Scaling;
 
 pub(super) const REWRITE: Rewrite = Rewrite { name: "norm_cast", link: Link::Output, apply };
 
-/// `RmsNorm(x, w) -> (y, rstd)`, `Quantize(y[, scale]) -> casts`
-/// => `Rms(x[, w]) -> (rstd[, amax])`, `Quantize(x, rstd, w[, scale or amax]) -> casts`; so for `AddRmsNorm`, with the sum as x.
+/// `RmsNorm(x, w) -> (y, rstd)`, `Quantize(y[, scale]) -> casts` => `Rms(x[, w]) -> (rstd[, amax])`,
+/// `Quantize(x, rstd, w[, scale or amax]) -> casts`; so for `AddRmsNorm`, with the sum as x.
 fn apply(pair: &Pair<'_>) -> Option<Replacement> {
     let (eps, adds) = match (pair.producer(), pair.producer()) {
         (Some(&RmsNorm { eps }), _) => (eps, false),

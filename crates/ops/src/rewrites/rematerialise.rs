@@ -1,4 +1,5 @@
-//! A gradient rematerialises the forward output that the backward recomputes: it reads the same inputs anyway.
+//! A gradient rematerialises the forward output that the backward recomputes: it reads the same inputs
+//! anyway.
 //!
 //! What reads that output waits for the gradient.
 
@@ -9,7 +10,8 @@ use xtrain_program::{Edge, Link, Pair, Replacement, Rewrite, Stage};
 
 pub(super) const REWRITE: Rewrite = Rewrite { name: super::REMATERIALISE, link: Link::Input, apply };
 
-/// `Swiglu(gate_up) -> y`, `SwigluGrad(dy, gate_up) -> dgate_up` => `SwigluGrad(dy, gate_up) -> (dgate_up, y)`; so for `RmsNorm(x, w)`.
+/// `Swiglu(gate_up) -> y`, `SwigluGrad(dy, gate_up) -> dgate_up` => `SwigluGrad(dy, gate_up) -> (dgate_up,
+/// y)`; so for `RmsNorm(x, w)`.
 fn apply(pair: &Pair<'_>) -> Option<Replacement> {
     if pair.stage() != Stage::Backward {
         return None;

@@ -7,7 +7,8 @@ use xtrain_program::{Edge, Link, Pair, Replacement, Rewrite};
 
 pub(super) const REWRITE: Rewrite = Rewrite { name: "save_swiglu", link: Link::Input, apply };
 
-/// `Quantize(gate_up) -> (q, inv_scale, amax)`, `Swiglu(gate_up) -> y` => `SwigluSaving(gate_up) -> (y, q, inv_scale)`.
+/// `Quantize(gate_up) -> (q, inv_scale, amax)`, `Swiglu(gate_up) -> y` => `SwigluSaving(gate_up) -> (y, q,
+/// inv_scale)`.
 fn apply(pair: &Pair<'_>) -> Option<Replacement> {
     pair.consumer::<Swiglu>()?;
     let is_saved = *pair.producer::<Quantize>()? == SAVE && pair.is_private(SAVE.amax());

@@ -1,4 +1,5 @@
-//! The cast of a sum's norm comes out of the op that adds and takes the norm. The norm itself is never written.
+//! The cast of a sum's norm comes out of the op that adds and takes the norm. The norm itself is never
+//! written.
 //!
 //! It needs a scale that is known before all of the norm is: one that is given, or those of tiles and blocks.
 

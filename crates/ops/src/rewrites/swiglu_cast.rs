@@ -7,8 +7,8 @@ use xtrain_program::{Edge, Link, Pair, Replacement, Rewrite};
 
 pub(super) const REWRITE: Rewrite = Rewrite { name: "swiglu_cast", link: Link::Output, apply };
 
-/// `Swiglu(gate_up) -> y`, `Quantize(y[, scale]) -> casts` => `Quantize(gate_up[, scale]) -> casts`; so for `SwigluSaving`, whose copy comes
-/// after the casts, and for `SwigluGrad(dy, gate_up)`.
+/// `Swiglu(gate_up) -> y`, `Quantize(y[, scale]) -> casts` => `Quantize(gate_up[, scale]) -> casts`; so for
+/// `SwigluSaving`, whose copy comes after the casts, and for `SwigluGrad(dy, gate_up)`.
 fn apply(pair: &Pair<'_>) -> Option<Replacement> {
     let of = if pair.producer::<Swiglu>().is_some() {
         CastSource::Swiglu { restored: false }

@@ -3,7 +3,7 @@
 // Bound by memory: x and what is added are read once, the sum and both layouts of its cast written once. A cast needs all of its rows' 1/rms,
 // and so waits until a strip of EDGE rows is whole; by then the sum of a few strips is still in the cache, and is not read from memory again.
 //
-// There are `makers` + `areas` blocks for every strip, those that make its rows and those that cast its areas. A card begins blocks in the
+// There are `makers` + `areas` blocks for every strip, those that make its rows and those that cast its areas. A GPU begins blocks in the
 // order of their numbers, as CUB's scans rely on too. In that order the rows of a strip are `lead` strips before its areas, as many strips as
 // are under way at a time: a block that waits, waits for blocks that run, and seldom for long.
 

@@ -153,9 +153,9 @@ impl NormOperands {
             width: width as u32,
             eps,
         };
-        // SAFETY: the kernel takes one `Norm`. x, what is added, the sum and y are [rows, width] of the type that the name says, w has width
-        // elements, rstd rows of f32 and amax one; a block stays within its row. Rows of whole vectors are aligned, and HELD vectors a
-        // thread hold one.
+        // SAFETY: the kernel takes one `Norm`. x, what is added, the sum and y are [rows, width] of the type
+        // that the name says, w has width elements, rstd rows of f32 and amax one; a block stays within its
+        // row. Rows of whole vectors are aligned, and HELD vectors a thread hold one.
         let norm = unsafe { Work::launch(function, Launch::row(rows.max(1) as u32, threads), arguments) };
         if self.amax.is_none() {
             return Ok(norm);
@@ -210,8 +210,9 @@ impl NormOperands {
         let joint = Work::new(move |stream| {
             // It lives as long as the work.
             let _done = &done;
-            // SAFETY: the kernel takes one `NormCast`. x, what is added and the sum are whole areas of bf16 as the cast lies, 1/rms are a row's
-            // each; there is a block for every share of a strip's rows and every area, and a word that is 0 for each strip.
+            // SAFETY: the kernel takes one `NormCast`. x, what is added and the sum are whole areas of bf16
+            // as the cast lies, 1/rms are a row's each; there is a block for every share of a strip's rows
+            // and every area, and a word that is 0 for each strip.
             unsafe { function.launch(launch, &arguments, stream) }
         });
         Ok(Some(Work::sequence(before.into_iter().chain([joint]).chain(after).collect())))
@@ -295,15 +296,17 @@ impl CudaKernel for RmsNormGrad {
         if is_kept(ty) {
             let name = if self.amax { "rms_norm_grad_measured" } else { "rms_norm_grad_kept" };
             let launch = Launch::row(parts as u32, warps_of(width / OWNED, THREADS));
-            // SAFETY: the kernel takes one `NormGrad`. dy, x, the residual and dx are [rows, width] of the type that the name says, rstd
-            // has rows elements, w width, the workspace a row of width f32 for each block. OWNED columns a thread make up a row.
+            // SAFETY: the kernel takes one `NormGrad`. dy, x, the residual and dx are [rows, width] of the
+            // type that the name says, rstd has rows elements, w width, the workspace a row of width f32 for
+            // each block. OWNED columns a thread make up a row.
             works.push(unsafe { Work::launch(function(name)?, launch, arguments) });
         } else {
             let launch = Launch::row(rows.max(1) as u32, warps_of(width.div_ceil(OWNED), THREADS));
             // SAFETY: as above; a block stays within its row.
             works.push(unsafe { Work::launch(function("rms_norm_grad_any")?, launch, arguments) });
             let launch = plane([width.div_ceil(32), parts], [32, ROWS as u32]);
-            // SAFETY: as above; the workspace has a row for each y of the grid. It reads each element of dy once, before it writes y there.
+            // SAFETY: as above; the workspace has a row for each y of the grid. It reads each element of dy
+            // once, before it writes y there.
             works.push(unsafe { Work::launch(function("rms_norm_columns_any")?, launch, arguments) });
         }
         let sum = Sum {
@@ -314,7 +317,8 @@ impl CudaKernel for RmsNormGrad {
             accumulate: outputs[1].accumulate.into(),
         };
         let launch = plane([width.div_ceil(32), 1], [32, 32]);
-        // SAFETY: the kernel takes one `Sum`; the workspace is [parts, width], all of it written before, and dw has width elements.
+        // SAFETY: the kernel takes one `Sum`; the workspace is [parts, width], all of it written before, and
+        // dw has width elements.
         works.push(unsafe { Work::launch(gpu.function(&SOURCE, &[], "rms_norm_sum")?, launch, sum) });
         Ok(Work::sequence(works))
     }

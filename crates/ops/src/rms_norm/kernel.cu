@@ -12,7 +12,7 @@ struct Norm {
     // Only where it is written.
     void* y;
     float* rstd;
-    // Where it is not; may be null: the bits of the largest magnitude of y as it would be stored, which blocks raise.
+    // Where it is not; may be null: the bits of the amax of y as it would be stored, which blocks raise.
     u32* amax;
     u64 rows;
     u32 width;
@@ -107,7 +107,7 @@ struct NormGrad {
     void* y;
     // [parts, width]: sums of dy n over the rows of a part.
     float* parts;
-    // Where dx is measured: the bits of its largest magnitude.
+    // Where dx is measured: the bits of its amax.
     u32* amax;
     u64 rows;
     u32 width;

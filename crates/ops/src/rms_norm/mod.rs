@@ -1,6 +1,8 @@
-//! Root-mean-square normalisation (Zhang & Sennrich, arXiv 1910.07467), alone and fused with the residual addition before it.
+//! Root-mean-square normalisation (Zhang & Sennrich, arXiv 1910.07467), alone and fused with the residual
+//! addition before it.
 //!
-//! y = x * rstd * w with rstd = 1 / sqrt(mean(x^2) + eps), computed in f32 (f64) inside whatever the element type; rstd is saved.
+//! y = x * rstd * w with rstd = 1 / sqrt(mean(x^2) + eps), computed in f32 (f64) inside whatever the element
+//! type; rstd is saved.
 
 mod cpu;
 mod cuda;
@@ -56,7 +58,8 @@ impl Differentiable for RmsNorm {
     }
 }
 
-/// `(x_td, delta_td, w_d) -> (sum_td, y_td, rstd_t)`: sum = x + delta, and y the norm of the sum as it is stored (rounded).
+/// `(x_td, delta_td, w_d) -> (sum_td, y_td, rstd_t)`: sum = x + delta, and y the norm of the sum as it is
+/// stored (rounded).
 #[derive(Clone, Copy, Debug)]
 pub struct AddRmsNorm {
     /// Added to the mean square.

@@ -164,8 +164,8 @@ fn casting([t, d]: [usize; 2], cast: Quantize, scale: Option<f64>) -> Sample {
     Sample::plain(Rms { eps: 1e-5, adds: true, amax: false, cast }, inputs)
 }
 
-/// Rows and widths that reach the kernels on a card: whole vectors, tails, one row, long rows, rows that no block can keep, more rows than
-/// blocks sum.
+/// Rows and widths that reach the kernels on a GPU: whole vectors, tails, one row, long rows, rows that no
+/// block can keep, more rows than blocks sum.
 const ON_CARD: [[usize; 2]; 6] = [[1300, 256], [1, 2048], [7, 8200], [3, 33_000], [601, 1003], [5, 5120]];
 
 /// The op with so much of what it can do.

@@ -21,8 +21,8 @@ use xtrain_tensor::{DType, Scaling, TensorType};
 /// Sizes of FP8 operands on tensor cores are multiples of it.
 pub(crate) const MULTIPLE: usize = 16;
 
-/// `(a_mk FP8, inv_scale, b_nk FP8, inv_scale [, bias_n]) -> d_mn`: `d = (a inv_scale) (b inv_scale)^T + bias`, summed in f32 and rounded
-/// once. Without a bias the output accumulates.
+/// `(a_mk FP8, inv_scale, b_nk FP8, inv_scale [, bias_n]) -> d_mn`: `d = (a inv_scale) (b inv_scale)^T +
+/// bias`, summed in f32 and rounded once. Without a bias the output accumulates.
 ///
 /// The pairs of scalings are those of tensor cores and cuBLASLt: tensor with tensor, row with row, tile with
 /// tile, tile with block, block with tile. At most one operand is E5M2. On a GPU, GEMMs whose sizes are no

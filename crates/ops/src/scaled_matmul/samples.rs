@@ -5,8 +5,8 @@ use crate::samples::{Fill, GpuTolerance, Sample, SampleInput, Sampled};
 use xtrain_tensor::{DType, Scaling, TensorType};
 
 impl Sampled for ScaledMatmul {
-    /// Tensor cores keep 14 bits of the products of FP8 numbers: for 128 of them or, fast, for all. Sizes that they do not take are multiplied
-    /// in bf16, to which the operands are rounded.
+    /// Tensor cores keep 14 bits of the GEMMs of FP8 numbers: for 128 of them or, fast, for all. Sizes that
+    /// they do not take are multiplied in bf16, to which the operands are rounded.
     fn tolerance(&self, inputs: &[TensorType]) -> GpuTolerance {
         let is_in_bf16 = !inputs[0].shape[0].is_multiple_of(MULTIPLE);
         GpuTolerance::Rounding {
@@ -33,8 +33,8 @@ impl Sampled for ScaledMatmul {
         sample([304, 272, 160], E4M3, [Scaling::Tensor; 2], DType::F32, false, false)
     }
 
-    /// Every pair of scalings and formats into both types, with and without a bias, over several tiles of each extent; one token, and a
-    /// prompt of an odd number of them.
+    /// Every pair of scalings and formats into both types, with and without a bias, over several tiles of
+    /// each extent; one token, and a prompt of an odd number of them.
     fn gpu_samples() -> Vec<Sample> {
         let mut all = Vec::new();
         for scaling in PAIRS {
@@ -69,7 +69,8 @@ fn sample(
     fast_accumulation: bool,
 ) -> Sample {
     let operand = |rows: usize, format| SampleInput::activation([rows, k]).in_format(format);
-    // Near each other: where some are many times as large, rounding there is large beside the rest of the result.
+    // Near each other: where some are many times as large, rounding there is large beside the rest of the
+    // result.
     let scales = |rows: usize, scaling: Scaling| {
         SampleInput::activation(scaling.shape(rows, k)).fill(Fill::Normal(1.0, 0.25))
     };

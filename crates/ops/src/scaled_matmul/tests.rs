@@ -1,4 +1,4 @@
-//! The product against its definition in f64, and what it refuses.
+//! The GEMM against its definition in f64, and what it refuses.
 
 use super::ScaledMatmul;
 use super::samples::{E4M3, HYBRID, PAIRS};
@@ -8,7 +8,7 @@ use crate::run_op::{normal, run, run_over};
 use xtrain_program::Op;
 use xtrain_tensor::{DType, HostTensor, Scaling, TensorType};
 
-/// A factor, quantized: its numbers and scales.
+/// A operand, quantized: its numbers and scales.
 fn quantized(x: &HostTensor, format: DType, scaling: Scaling) -> [HostTensor; 2] {
     let op = Quantize::new(format, scaling, false, Layouts::RowMajor);
     let mut made = run(&op, &[x]);
@@ -16,7 +16,7 @@ fn quantized(x: &HostTensor, format: DType, scaling: Scaling) -> [HostTensor; 2]
     made.try_into().unwrap_or_else(|_| panic!("a pair"))
 }
 
-/// What the elements of a factor stand for.
+/// What the elements of a operand stand for.
 fn restored([q, scales]: &[HostTensor; 2], scaling: Scaling) -> Vec<f64> {
     let (rows, cols) = q.ty().shape.rows_cols();
     let ((high, wide), (down, across)) = (scaling.region(rows, cols), scaling.steps(rows, cols));
@@ -58,7 +58,8 @@ fn it_is_the_product_of_what_the_factors_stand_for() {
     }
 }
 
-/// A linear's products in FP8 against exact ones, by the signal-to-noise ratio in dB that docs/numerics.md asks for.
+/// A linear's GEMMs in FP8 against exact ones, by the signal-to-noise ratio in dB that docs/numerics.md asks
+/// for.
 #[test]
 fn quantized_products_are_as_near_as_their_formats_allow() {
     let [t, o, i] = [256, 192, 384];

@@ -39,8 +39,8 @@ impl CudaKernel for Swiglu {
         let (function, launch) = kernel(gpu, "swiglu", y.ty)?;
         let arguments =
             Arguments { read: gate_up.place, written: y.place, rows: rows as u64, width: width as u32 };
-        // SAFETY: the kernel takes one `Arguments`; gate_up is [rows, 2 width] and y [rows, width] of the type that the name says, in
-        // rows of whole vectors where the path is that.
+        // SAFETY: the kernel takes one `Arguments`; gate_up is [rows, 2 width] and y [rows, width] of the
+        // type that the name says, in rows of whole vectors where the path is that.
         Ok(unsafe { Work::launch(function, launch, arguments) })
     }
 }
@@ -67,7 +67,8 @@ impl CudaKernel for SwigluGrad {
         let (function, launch) = kernel(gpu, name, dy.ty)?;
         let arguments =
             Arguments { read: dy.place, written: gate_up.place, rows: rows as u64, width: width as u32 };
-        // SAFETY: as above with dy for y; a thread reads gate, up and dy of its columns before it overwrites them.
+        // SAFETY: as above with dy for y; a thread reads gate, up and dy of its columns before it overwrites
+        // them.
         Ok(unsafe { Work::launch(function, launch, arguments) })
     }
 }

@@ -9,7 +9,7 @@ struct Swiglu {
 };
 
 struct SwigluGrad {
-    // Read: dy. Written where y is made again: y.
+    // Read: dy. Written where y is recomputed: y.
     void* dy;
     // Gate and up, and their gradients.
     void* gate_up;

@@ -1,6 +1,8 @@
-//! SwiGLU (Shazeer, arXiv 2002.05202): the gated activation of the feed-forward layer, over gate and up in one tensor.
+//! SwiGLU (Shazeer, arXiv 2002.05202): the gated activation of the feed-forward layer, over gate and up in
+//! one tensor.
 //!
-//! A row of the input holds f gate values, then f up values, as one GEMM with the two weights stacked writes them.
+//! A row of the input holds f gate values, then f up values, as one GEMM with the two weights stacked writes
+//! them.
 
 mod cpu;
 mod cuda;

@@ -4,8 +4,8 @@
 use xtrain_cuda::{CudaError, Gpu};
 use xtrain_tensor::Philox;
 
-/// The card, or, said once, why there is none: then its tests count as ignored. Kept to the end, its context is that of every test, and would
-/// else be made anew while some run.
+/// The GPU, or, said once, why there is none: then its tests count as ignored. Kept to the end, its context
+/// is that of every test, and would else be made anew while some run.
 pub(crate) fn gpu() -> Option<Gpu> {
     match Gpu::open(0) {
         Ok(gpu) => Some(gpu),

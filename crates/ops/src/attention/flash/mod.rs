@@ -1,7 +1,8 @@
-//! Attention on the tensor cores of a card by kernels of our own: bf16 heads of any width that is a multiple of 16, with documents or without.
-//! Every sum has one owner and one order, so it is deterministic.
+//! Attention on the tensor cores of a GPU by kernels of our own: bf16 heads of any width that is a multiple
+//! of 16, with documents or without. Every sum has one owner and one order, so it is deterministic.
 //!
-//! Sequences are gone through in tiles; short ones, of which all of a head fits into a block's shared memory, also whole.
+//! Sequences are gone through in tiles; short ones, of which all of a head fits into a block's shared memory,
+//! also whole.
 #![allow(unsafe_code, reason = "it launches kernels")]
 
 use super::Attention;
@@ -13,8 +14,8 @@ use xtrain_cuda::{
 };
 use xtrain_tensor::{DType, TensorType};
 
-/// What tests compile, and what is tried where heads are that wide or a little less: a block's warps, the strips of 16 rows that each
-/// owns, and the rows that they go through at a time.
+/// What tests compile, and what is tried where heads are that wide or a little less: a block's warps, the
+/// strips of 16 rows that each owns, and the rows that they go through at a time.
 macro_rules! tiles {
     ($($width:literal: $($warps:literal x $strips:literal over $tile:literal),+;)+) => {
         &[$($(&[("HEAD_DIM", $width), ("WARPS", $warps), ("STRIPS", $strips), ("TILE", $tile)]),+),+]
@@ -108,8 +109,8 @@ pub(super) struct Tiles {
 }
 
 impl Tiles {
-    /// Those of a source for heads of `head_dim` columns and sequences of `seq_len` tokens, the first ones first: what is listed for the
-    /// next width, and, of whole sequences, for the next length.
+    /// Those of a source for heads of `head_dim` columns and sequences of `seq_len` tokens, the first ones
+    /// first: what is listed for the next width, and, of whole sequences, for the next length.
     fn of(source: &KernelSource, head_dim: usize, seq_len: usize) -> Vec<Tiles> {
         let mut tiles: Vec<Tiles> = source.variants.iter().map(Tiles::read).collect();
         tiles.retain(|t| t.head_dim >= head_dim && (t.whole == 0 || t.whole >= seq_len));
@@ -162,7 +163,7 @@ pub(super) struct Kernel {
     source: &'static KernelSource,
     /// Its name, within documents or over whole sequences.
     name: fn(documents: bool) -> &'static str,
-    /// Whether several query heads may share a key/value head.
+    /// True if several query heads may share a key/value head.
     grouped: bool,
     /// Bytes of shared memory.
     shared: fn(Tiles) -> usize,
@@ -221,8 +222,8 @@ pub(super) const BACKWARD_OF_WHOLE: &[Kernel] = &[Kernel {
 }];
 
 impl Attention {
-    /// The work of a kernel with the fastest tiles on this card, timed with the second arguments; none where no tiles fit into its shared
-    /// memory.
+    /// The work of a kernel with the fastest tiles on this card, timed with the second arguments; none where
+    /// no tiles fit into its shared memory.
     fn with_fastest_tiles<A: Copy + Send + Sync + 'static>(
         &self,
         gpu: &Gpu,
@@ -241,7 +242,8 @@ impl Attention {
             function.allow_shared(shared)?;
             let grid = (kernel.grid)(self, t, sequences).map(|n| n as u32);
             let launch = Launch { grid, ..Launch::row(1, 32 * t.warps as u32) }.shared(shared);
-            // SAFETY: the kernel takes what its caller made of operands that `infer` checked, and has the shared memory that it uses.
+            // SAFETY: the kernel takes what its caller made of operands that `infer` checked, and has the
+            // shared memory that it uses.
             Ok(Some(unsafe { Work::launch(function, launch, arguments) }))
         };
         let make = |t: Tiles| {
@@ -253,8 +255,8 @@ impl Attention {
         gpu.fastest(&self.tiles_key(name, sequences, documents), &candidates)
     }
 
-    /// What `kernels` do one after the other, over `qkv`; none where they do not take these operands, or no tiles fit. The second arguments
-    /// are those that they are timed with.
+    /// What `kernels` do one after the other, over `qkv`; none where they do not take these operands, or no
+    /// tiles fit. The second arguments are those that they are timed with.
     fn flash<A: Copy + Send + Sync + 'static>(
         &self,
         gpu: &Gpu,

@@ -1,4 +1,5 @@
-//! The CPU kernel of [`ScaledLinearCrossEntropy`]: chunk by chunk the casts, the products and the rows of the ops that it is made of.
+//! The CPU kernel of [`ScaledLinearCrossEntropy`]: for each chunk the casts, the GEMMs and the rows, by the
+//! kernels of these ops.
 
 use super::super::cpu::{Rows, check_targets};
 use super::{ChunkCast, ScaledLinearCrossEntropy, Weights};
@@ -80,7 +81,7 @@ impl CpuKernel for ScaledLinearCrossEntropy {
         rows.sum(&terms.view(), targets, scalars);
     }
 
-    /// The logits of the longest chunk, and by token its terms of the two outputs.
+    /// The logits of the longest chunk, and each token's terms of the two outputs.
     fn workspace(&self, inputs: &[TensorType]) -> Vec<TensorType> {
         let (tokens, vocab) = self.extents(inputs);
         let longest = self.longest(tokens);
@@ -88,7 +89,7 @@ impl CpuKernel for ScaledLinearCrossEntropy {
         vec![logits, TensorType::new(inputs[0].dtype.compute(), [tokens, 2])]
     }
 
-    /// What a chunk is cast to, and factors as the numbers that they stand for.
+    /// The casts of a chunk, and operands as the numbers that they represent.
     fn work_bytes(&self, inputs: &[TensorType], threads: usize) -> usize {
         let (tokens, v) = self.extents(inputs);
         let (c, d) = (self.longest(tokens), inputs[0].shape[1]);
@@ -100,7 +101,7 @@ impl CpuKernel for ScaledLinearCrossEntropy {
     }
 }
 
-/// What a cast, if there is one, makes of a chunk but for its amax, which is raised.
+/// The outputs of a chunk's cast, if there is one, without the amax, which is raised.
 fn made(
     cast: Option<ChunkCast>,
     x: View<'_>,
@@ -118,17 +119,17 @@ fn made(
     made
 }
 
-/// Numbers and scales as the chunk stands: what a cast makes first.
+/// Row-major numbers and scales: the first outputs of a cast.
 fn direct(made: &[HostTensor]) -> Vec<View<'_>> {
     made[..2].iter().map(|made| View::new(made.ty(), made.bytes())).collect()
 }
 
-/// Those of its transpose: what a cast makes last.
+/// Transposed numbers and scales: the last outputs of a cast.
 fn transposed(made: &[HostTensor]) -> Vec<View<'_>> {
     made[made.len() - 2..].iter().map(|made| View::new(made.ty(), made.bytes())).collect()
 }
 
-/// The same tensor, lent on.
+/// A shorter borrow of the tensor.
 fn lent<'a>(of: &'a mut ViewMut<'_>) -> ViewMut<'a> {
     let (ty, accumulate) = (of.ty, of.accumulate);
     ViewMut::new(ty, of.bytes(), accumulate)

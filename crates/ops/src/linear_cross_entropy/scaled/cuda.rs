@@ -1,4 +1,5 @@
-//! [`ScaledLinearCrossEntropy`] on a card: chunk by chunk the casts, the products and the rows of the ops that it is made of.
+//! [`ScaledLinearCrossEntropy`] on a GPU: for each chunk the casts, the GEMMs and the rows, by the kernels of
+//! these ops.
 
 use super::super::cuda::Chunks;
 use super::{ChunkCast, ScaledLinearCrossEntropy, Weights};
@@ -14,7 +15,7 @@ impl ChunkCast {
 }
 
 impl ScaledLinearCrossEntropy {
-    /// What the product that makes the logits of a chunk of so many tokens works in: that of the others is the first of it.
+    /// The workspace of the GEMM of a chunk's logits; the other GEMMs use its first part.
     fn product_workspace(&self, inputs: &[TensorType], c: usize) -> Vec<TensorType> {
         let [x, _] = self.chunk_casts(inputs, c);
         match (self.scaled_gemm(LinearGemm::Fprop, inputs[0].dtype), x) {
@@ -25,8 +26,8 @@ impl ScaledLinearCrossEntropy {
 }
 
 impl CudaKernel for ScaledLinearCrossEntropy {
-    /// The logits of the longest chunk, by token its terms of the two outputs, what the casts make of the longest chunk and work in, and what
-    /// the products work in.
+    /// The logits of the longest chunk, each token's terms of the two outputs, the outputs and workspace of
+    /// the longest chunk's casts, and the workspace of the GEMMs.
     fn workspace(&self, inputs: &[TensorType]) -> Vec<TensorType> {
         let (t, v) = self.extents(inputs);
         let longest = self.longest(t);
@@ -37,7 +38,7 @@ impl CudaKernel for ScaledLinearCrossEntropy {
             all.extend(cast.made);
             all.extend(workspace);
         }
-        // The last chunk may be of a number of tokens that tensor cores do not take.
+        // The last chunk may have a number of tokens that tensor cores don't support.
         let of_chunks = self.chunks(t).map(|chunk| self.product_workspace(inputs, chunk.len()));
         all.extend(of_chunks.max_by_key(Vec::len).into_iter().flatten());
         all
@@ -75,7 +76,7 @@ impl CudaKernel for ScaledLinearCrossEntropy {
             v,
             d,
         };
-        // A product of FP8 factors.
+        // A GEMM on FP8 operands.
         let scaled = |gemm, out: CudaOutput, a: &[CudaTensor], b: &[CudaTensor]| {
             self.scaled_gemm(gemm, out.ty.dtype).map(|gemm| {
                 let inputs = [a, b].concat();
@@ -125,7 +126,8 @@ fn rows_of(of: CudaTensor, rows: &Range<usize>) -> CudaTensor {
     CudaTensor { ty: TensorType::new(ty.dtype, [rows.len(), cols]), place }
 }
 
-/// Puts a cast of a chunk, if there is one, behind `works`; what it makes is at the beginning of `workspace`. Its amax is raised.
+/// Appends the cast of a chunk, if there is one, to `works`; its outputs are at the start of `workspace`. Its
+/// amax is raised.
 fn made(
     gpu: &Gpu,
     cast: Option<ChunkCast>,
@@ -149,12 +151,12 @@ fn made(
     Ok(made)
 }
 
-/// Numbers and scales as the chunk stands: what a cast makes first. Nothing where there is none.
+/// Row-major numbers and scales: the first outputs of a cast. Empty without one.
 fn direct(made: &[CudaTensor]) -> &[CudaTensor] {
     &made[..made.len().min(2)]
 }
 
-/// Those of its transpose: what a cast makes last.
+/// Transposed numbers and scales: the last outputs of a cast.
 fn transposed(made: &[CudaTensor]) -> &[CudaTensor] {
     &made[made.len().max(2) - 2..]
 }

@@ -1,8 +1,9 @@
-//! The loss with products of FP8 factors: logits = x w^T, dx = dlogits w and dw = dlogits^T x, each where that is asked for.
+//! The loss with GEMMs on FP8 operands: logits = x w^T, dx = dlogits w and dw = dlogits^T x, each if it is
+//! chosen.
 //!
-//! The weight comes cast. x and dlogits are cast here, a chunk of tokens at a time, as dlogits exist no longer than that. Chunks begin at
-//! multiples of 128 tokens, so that tiles are those of the whole tensor; where a scale is one of a whole tensor or column, and not given, a
-//! chunk has its own.
+//! The weight is an input in FP8. The op casts x and dlogits, a chunk of tokens at a time, because dlogits
+//! exist no longer. Chunks begin at multiples of 128 tokens, so that tiles are those of the whole tensor. If
+//! a scale is one of a whole tensor or column, and not given, each chunk has its own.
 
 mod cpu;
 mod cuda;
@@ -21,23 +22,24 @@ use xtrain_cuda::{Gemm, KernelSource};
 use xtrain_program::{Cost, LinearGemm, Op, OpError, Operand, Quantization, Rebuild, ScaledGemm};
 use xtrain_tensor::{DType, TILE, TensorType};
 
-/// `(x_td, targets_t, inv_targets, w for logits[, w for dx][, scale of x][, scale of dlogits]) -> (objective, cross_entropy[, dx_td]
-/// [, dw_vd], amaxes)`: what [`LinearCrossEntropyGrad`] makes, or with neither gradient [`LinearCrossEntropy`], with some
-/// of its products of FP8 factors.
+/// `(x_td, targets_t, inv_targets, w for logits[, w for dx][, scale of x][, scale of dlogits]) -> (objective,
+/// cross_entropy[, dx_td] [, dw_vd], amaxes)`: [`LinearCrossEntropyGrad`], or without gradients
+/// [`LinearCrossEntropy`], with some of its GEMMs on FP8 operands.
 ///
-/// w is `w_vd` for a product of factors as they stand, of x's type; else two inputs, the numbers and their scales: of `[v, d]` for logits,
-/// of `[d, v]` for dx. The scales `f32[1, 1]` are those of casts whose scale is of earlier steps. An amax is `f32[1]`, as that of a cast
-/// ([`Quantize`]), over all chunks: of x and of dlogits each that is cast with such a scale has its own, and behind these is one of what is cast
-/// otherwise. The vocabulary is a multiple of 16, and for gradients of FP8 factors so are t and d.
+/// w is `w_vd` in x's type for a GEMM of plain operands, else two inputs, numbers and scales: of `[v, d]` for
+/// logits, of `[d, v]` for dx. The scales `f32[1, 1]` are delayed scales. Amaxes are `f32[1]` over all
+/// chunks, as those of a cast ([`Quantize`]): one of x and one of dlogits, each if its scale is delayed, then
+/// one of all other casts. The vocabulary is a multiple of 16; for gradients on FP8 operands, so are t and d.
 #[derive(Clone, Copy, Debug)]
 pub struct ScaledLinearCrossEntropy {
-    /// What is made.
+    /// The op in bf16: its outputs.
     pub grad: LinearCrossEntropyGrad,
-    /// How logits, dx and dw are computed of FP8 factors, in the order of [`LinearGemm::ALL`]; None as they stand.
+    /// The formats of the GEMMs of logits, dx and dw, in the order of [`LinearGemm::ALL`]; None for plain
+    /// operands.
     pub gemms: [Option<ScaledGemm>; 3],
 }
 
-/// The operands beside x, targets and inv_targets.
+/// The operands after x, targets and inv_targets.
 struct Weights<'a, T> {
     /// For logits, and for dx: numbers and scales, or the weight.
     of: [&'a [T]; 2],
@@ -45,7 +47,7 @@ struct Weights<'a, T> {
     scales: [Option<&'a T>; 2],
 }
 
-/// What a cast makes but for the amax: numbers and scales, of each layout.
+/// The outputs of a cast without the amax: numbers and scales, of each layout.
 fn made_by(cast: Quantize, x: TensorType, scale: Option<TensorType>) -> Result<Vec<TensorType>, OpError> {
     let inputs: Vec<_> = [x].into_iter().chain(scale).collect();
     let mut made = cast.infer(&inputs)?;
@@ -56,14 +58,14 @@ fn made_by(cast: Quantize, x: TensorType, scale: Option<TensorType>) -> Result<V
 /// A cast of a chunk.
 struct ChunkCast {
     cast: Quantize,
-    /// What is cast.
+    /// The type of the chunk.
     of: TensorType,
     /// Numbers and scales of each layout.
     made: Vec<TensorType>,
 }
 
 impl ScaledLinearCrossEntropy {
-    /// The casts of x and dlogits of a chunk of so many tokens, of an op that was inferred.
+    /// The casts of x and dlogits of a chunk of so many tokens. The op must be valid for the inputs.
     fn chunk_casts(&self, inputs: &[TensorType], c: usize) -> [Option<ChunkCast>; 2] {
         let ((_, v), d) = (self.extents(inputs), inputs[0].shape[1]);
         let [x, dlogits] = self.known_casts();
@@ -77,7 +79,7 @@ impl ScaledLinearCrossEntropy {
         })
     }
 
-    /// How x is cast, and how dlogits are; an error where one is to be cast in two quantizations.
+    /// The casts of x and of dlogits; an error if one would be cast in two formats.
     fn casts(&self) -> Result<[Option<Quantize>; 2], OpError> {
         let [logits, dx, dw] = self.gemms;
         let operand = |gemm: Option<ScaledGemm>, n: usize| gemm.map(|gemm| gemm.operands[n]);
@@ -97,23 +99,23 @@ impl ScaledLinearCrossEntropy {
         Ok([x?, dlogits?])
     }
 
-    /// The same, of an op that was inferred.
+    /// The casts of x and of dlogits of a valid op.
     fn known_casts(&self) -> [Option<Quantize>; 2] {
         self.casts().unwrap_or_default()
     }
 
-    /// One of the products, where it is of FP8 factors.
+    /// The FP8 GEMM of this kind, if it is chosen.
     fn scaled_gemm(&self, gemm: LinearGemm, out: DType) -> Option<ScaledMatmul> {
         self.gemms[gemm as usize].map(|how| ScaledMatmul::new(how, out, false))
     }
 
-    /// How many operands the weight is for logits, and for dx.
+    /// The number of inputs that hold the weight for logits, and for dx.
     fn weights(&self) -> [usize; 2] {
         let [logits, dx, _] = self.gemms.map(|gemm| if gemm.is_some() { 2 } else { 1 });
         [logits, if self.grad.dx { dx } else { 0 }]
     }
 
-    /// The operands behind the first three.
+    /// The operands after the first three.
     fn split<'a, T>(&self, inputs: &'a [T]) -> Weights<'a, T> {
         let [logits, dx] = self.weights();
         let (logits, rest) = inputs[3..].split_at(logits);
@@ -123,14 +125,14 @@ impl ScaledLinearCrossEntropy {
         Weights { of: [logits, dx], scales: self.known_casts().map(&mut scale) }
     }
 
-    /// Which of the amaxes is that of x, and of dlogits.
+    /// The index of the amax of x, and of dlogits.
     fn amaxes(&self) -> [usize; 2] {
         let [x, dlogits] = self.known_casts().map(|cast| cast.as_ref().is_some_and(Quantize::is_given));
-        // Those of casts by themselves are one, the last.
+        // All casts without a delayed scale share the last one.
         if x { [0, 1] } else { [usize::from(dlogits), 0] }
     }
 
-    /// How many inputs there are.
+    /// The number of inputs.
     fn inputs(&self) -> usize {
         let scales = self.known_casts().iter().flatten().filter(|cast| cast.is_given()).count();
         3 + self.weights().iter().sum::<usize>() + scales
@@ -142,7 +144,8 @@ impl ScaledLinearCrossEntropy {
         (inputs[0].shape[0], w[0])
     }
 
-    /// The chunks that the tokens are cut into: as few as can be, of whole tiles of 128 but for the last, and of one tile at least.
+    /// The chunks of the tokens: as few as possible, of whole tiles of 128 except for the last, and of one
+    /// tile at least.
     fn chunks(&self, tokens: usize) -> impl Iterator<Item = Range<usize>> {
         let tiles = tokens.div_ceil(TILE);
         let n = tiles.div_ceil((self.grad.loss.chunk_tokens / TILE).max(1));

@@ -1,4 +1,4 @@
-//! The loss of FP8 factors against the loss of the factors as they stand, and against itself cut otherwise.
+//! The loss of FP8 operands against the loss of the plain operands, and against itself cut otherwise.
 
 use super::samples::quantizations;
 use super::*;
@@ -65,7 +65,7 @@ impl Case {
         run(op, &inputs)
     }
 
-    /// The plain op on these factors.
+    /// The plain op on these operands.
     fn plain(&self, of: LinearCrossEntropyGrad, x: &HostTensor, w: &HostTensor) -> Vec<HostTensor> {
         run(&of, &[x, w, &self.targets, &self.inv_targets])
     }
@@ -128,7 +128,8 @@ fn every_product_is_near_that_of_the_factors_as_they_stand() {
                     "{op:?} in {dtype}: output {n} is off by {error:e}"
                 );
             }
-            // One for x, if it is cast, and one for dlogits, of which no element is larger than for a probability of 1; or one for both.
+            // One for x, if it is cast, and one for dlogits, of which no element is larger than for a
+            // probability of 1; or one for both.
             let amaxes = &made[4..];
             let casts_x = in_fp8[0] || in_fp8[2];
             assert_eq!(amaxes.len(), if quantization[0].delayed { 1 + usize::from(casts_x) } else { 1 });
@@ -150,7 +151,8 @@ fn chunks_change_nothing_where_scales_are_given_and_sums_are_added_to() {
         let made =
             |chunk_tokens| case.run(&op(quantization, chunk_tokens, [true, true, false]), [100.0, 2e4]);
         let (one, three) = (made(1000), made(1));
-        // Rows, tiles along a row and the whole have the same scales however tokens are cut; only sums over chunks have another order.
+        // Rows, tiles along a row and the whole have the same scales however tokens are cut; only sums over
+        // chunks have another order.
         for n in [0, 1, 2].into_iter().chain(4..one.len()) {
             assert_eq!(one[n].bytes(), three[n].bytes(), "output {n}");
         }

@@ -238,7 +238,9 @@ fn what_is_no_regular_file_is_neither_waited_for_nor_read_without_end() {
     pipe("folder/tokenizer.json");
     for name in ["/dev/zero", "pipe"] {
         place.run(&format!("train {name}")).refuses(&[name, "no regular file"]);
-        place.run(&format!("tokenize a.txt --tokenizer {name} --out t")).refuses(&[name, "not a regular file"]);
+        place
+            .run(&format!("tokenize a.txt --tokenizer {name} --out t"))
+            .refuses(&[name, "not a regular file"]);
     }
     place.run("tokenize a.txt --tokenizer folder --out t").refuses(&["tokenizer.json", "not a regular file"]);
     // Sparse: takes no room.
